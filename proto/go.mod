@@ -1,0 +1,3 @@
+module github.com/sluice-net/sluice/proto
+
+go 1.26.0

@@ -1,0 +1,3 @@
+module github.com/sluice-net/sluice/services/datapath
+
+go 1.26.0

@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+
+/*
+ * Everything that a pod sends. Runs at the ingress hook of the pod's host end.
+ */
+
+#include <sluice/arp.h>
+#include <sluice/deliver.h>
+#include <sluice/endpoint.h>
+#include <sluice/ipv4.h>
+#include <sluice/ipv6.h>
+#include <sluice/ndp.h>
+#include <sluice/observe.h>
+#include <sluice/policy.h>
+
+/* The device says which pod this is, and the pod has one Ethernet address. */
+static __always_inline enum sl_reason find_source(struct __sk_buff *skb, struct sl_packet *p,
+						  struct sl_endpoint **src)
+{
+	*src = endpoint_of_device(skb->ifindex, &p->src_slot);
+	if (!*src)
+		return SL_DROP_NO_ENDPOINT;
+	p->src_identity = READ_ONCE((*src)->identity);
+	if (!equal_mac(p->src_mac, (*src)->mac))
+		return SL_DROP_SPOOFED_MAC;
+	return SL_CONTINUE;
+}
+
+static __always_inline enum sl_reason check_addresses4(struct sl_packet *p,
+						       const struct sl_endpoint *src)
+{
+	enum sl_reason reason = check_ip4_destination(p);
+
+	/* before the source: DHCP and IGMP have none, and are no attack */
+	if (reason)
+		return reason;
+	if (ip4_src(p) != src->ip4 || !src->ip4)
+		return SL_DROP_SPOOFED_IP;
+	if (!equal_mac(p->dst_mac, src->hmac))
+		return SL_DROP_WRONG_MAC;
+	return SL_CONTINUE;
+}
+
+static __always_inline enum sl_reason check_addresses6(struct sl_packet *p,
+						       const struct sl_endpoint *src)
+{
+	enum sl_reason reason = check_ip6_destination(p);
+
+	if (reason)
+		return reason;
+	/* the pod's link-local addresses speak to the gateway's NDP only */
+	if (is_link_local6(p->src) || is_link_local6(p->dst))
+		return SL_DROP_LINK_LOCAL;
+	if (!equal16(p->src, src->ip6) || zero16(src->ip6))
+		return SL_DROP_SPOOFED_IP;
+	if (!equal_mac(p->dst_mac, src->hmac))
+		return SL_DROP_WRONG_MAC;
+	return SL_CONTINUE;
+}
+
+/* Another pod of this node: both sides are judged here, in one run. */
+static __always_inline enum sl_reason to_local_pod(struct __sk_buff *skb, struct sl_packet *p,
+						   struct sl_endpoint *src, struct sl_endpoint *dst)
+{
+	enum sl_reason reason;
+
+	p->dst_identity = READ_ONCE(dst->identity);
+	if (p->dst_slot == p->src_slot)
+		return SL_DROP_HAIRPIN;
+	reason = judge_egress(p, src);
+	if (reason)
+		return reason;
+	reason = judge_ingress(p, dst);
+	if (reason) {
+		p->direction = SL_INGRESS;
+		return reason;
+	}
+	reason = needs_stack(skb, p, dst);
+	if (reason)
+		return reason;
+	return deliver_local(skb, p, dst);
+}
+
+static __always_inline enum sl_reason to_host(struct sl_packet *p, struct sl_endpoint *src,
+					      struct sl_endpoint *host)
+{
+	enum sl_reason reason;
+
+	p->dst_identity = SL_ID_HOST;
+	if (is_tunnel_packet(p))
+		return SL_DROP_TUNNEL_PORT;
+	reason = judge_egress(p, src);
+	if (reason)
+		return reason;
+	reason = judge_ingress(p, host);
+	if (reason) {
+		p->direction = SL_INGRESS;
+		return reason;
+	}
+	return SL_FWD_HOST;
+}
+
+static __always_inline enum sl_reason to_elsewhere(struct sl_packet *p, struct sl_endpoint *src,
+						   struct sl_ipcache where)
+{
+	enum sl_reason reason;
+
+	p->dst_identity = where.identity;
+	if (where.flags & SL_IP_POD_RANGE)
+		return SL_DROP_NO_ROUTE;
+	if (is_tunnel_packet(p))
+		return SL_DROP_TUNNEL_PORT;
+	reason = judge_egress(p, src);
+	if (reason)
+		return reason;
+	return SL_FWD_OUTSIDE;
+}
+
+static __always_inline enum sl_reason route(struct __sk_buff *skb, struct sl_packet *p,
+					    struct sl_endpoint *src, __u32 slot, __u32 *ifindex)
+{
+	struct sl_endpoint *dst = endpoint_at(slot);
+
+	if (!dst)
+		return SL_DROP_NO_ROUTE;
+	p->dst_slot = (__u16)slot;
+	*ifindex = dst->ifindex;
+	if (slot == SL_SLOT_HOST)
+		return to_host(p, src, dst);
+	return to_local_pod(skb, p, src, dst);
+}
+
+static __always_inline enum sl_reason from_pod4(struct __sk_buff *skb, struct sl_packet *p,
+						struct sl_endpoint *src, __u32 *ifindex)
+{
+	enum sl_reason reason;
+	__u32 slot;
+
+	reason = parse_ip4(skb, p);
+	if (reason)
+		return reason;
+	reason = check_addresses4(p, src);
+	if (reason)
+		return reason;
+	slot = slot_of_destination4(p);
+	if (slot != SL_SLOT_NONE)
+		return route(skb, p, src, slot, ifindex);
+	if (ip4_dst(p) == SL_GATEWAY4)
+		return SL_DROP_LINK_LOCAL;
+	return to_elsewhere(p, src, ipcache4(p->dst));
+}
+
+static __always_inline enum sl_reason from_pod6(struct __sk_buff *skb, struct sl_packet *p,
+						struct sl_endpoint *src, __u32 *ifindex)
+{
+	enum sl_reason reason;
+	__u32 slot;
+
+	reason = parse_ip6(skb, p);
+	if (reason)
+		return reason;
+	if (is_ndp(p))
+		return answer_ndp(skb, p, src);
+	reason = check_addresses6(p, src);
+	if (reason)
+		return reason;
+	slot = slot_of_destination6(p);
+	if (slot != SL_SLOT_NONE)
+		return route(skb, p, src, slot, ifindex);
+	return to_elsewhere(p, src, ipcache6(p->dst));
+}
+
+SEC("tc") int sluice_from_pod(struct __sk_buff *skb)
+{
+	struct sl_endpoint *src = NULL;
+	enum sl_reason reason;
+	struct sl_packet p;
+	__u32 ifindex = 0;
+
+	packet_init(&p, SL_EGRESS);
+	reason = parse_ethernet(skb, &p);
+	if (!reason)
+		reason = find_source(skb, &p, &src);
+	if (!reason && src) {
+		switch (p.ethertype) {
+		case ETH_P_IP:
+			reason = from_pod4(skb, &p, src, &ifindex);
+			break;
+		case ETH_P_IPV6:
+			reason = from_pod6(skb, &p, src, &ifindex);
+			break;
+		default:
+			reason = answer_arp(skb, &p, src);
+		}
+	}
+	observe(skb, &p, reason);
+	return act(skb, &p, reason, ifindex);
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+#ifndef SLUICE_CONFIG_H
+#define SLUICE_CONFIG_H
+
+/*
+ * Constants of one load. The verifier knows their values and removes what they
+ * switch off. None of them may be read from a map instead: they are part of
+ * the key under which a loaded program is found again.
+ */
+
+#include <linux/types.h>
+
+#define SL_TUNNEL_PORTS 4
+
+/* UDP ports that no pod may reach on a node, host order, 0: unused */
+volatile const __u16 cfg_tunnel_ports[SL_TUNNEL_PORTS];
+
+/* identity of an address that the ipcache does not know */
+volatile const __u32 cfg_world4 = 2;
+volatile const __u32 cfg_world6 = 2;
+
+/* events per CPU, reason and second */
+volatile const __u32 cfg_event_rate = 64;
+
+#endif

@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+#ifndef SLUICE_DELIVER_H
+#define SLUICE_DELIVER_H
+
+/* The ways out of a program. */
+
+#include <linux/if_ether.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/pkt_cls.h>
+
+#include <sluice/mark.h>
+#include <sluice/policy.h>
+
+/*
+ * Whether the packet must go through the stack, which answers time exceeded or
+ * packet too big with the node's address and at its rate: redirecting checks
+ * neither hops nor sizes.
+ */
+static __always_inline enum sl_reason needs_stack(struct __sk_buff *skb, const struct sl_packet *p,
+						  const struct sl_endpoint *dst)
+{
+	__u32 len = 0;
+
+	if (p->hops <= 1)
+		return SL_STACK_TTL;
+	if (likely(skb->len - ETH_HLEN <= dst->mtu))
+		return SL_CONTINUE;
+	/* the segments of a GSO packet count, and only the kernel knows them */
+	if (skb->gso_size && !bpf_check_mtu(skb, dst->ifindex, &len, 0, BPF_MTU_CHK_SEGS))
+		return SL_CONTINUE;
+	return SL_STACK_MTU;
+}
+
+/*
+ * One hop less. The sum of an IPv4 header stays right by itself, so that a
+ * checksum of the whole packet does too; for IPv6 the kernel must be told.
+ */
+static __always_inline long decrement_hops(struct __sk_buff *skb, const struct sl_packet *p)
+{
+	__u8 hops = p->hops - 1;
+	struct {
+		__u8 ttl;
+		__u8 protocol;
+		__be16 check;
+	} word;
+	__u32 check;
+
+	if (p->family == 6)
+		return bpf_skb_store_bytes(skb, ETH_HLEN + offsetof(struct ipv6hdr, hop_limit),
+					   &hops, sizeof(hops), BPF_F_RECOMPUTE_CSUM);
+
+	if (bpf_skb_load_bytes(skb, ETH_HLEN + offsetof(struct iphdr, ttl), &word, sizeof(word)))
+		return -1;
+	/* RFC 1624 for a high byte that is one less */
+	check = word.check;
+	check += bpf_htons(0x0100);
+	word.check = (__be16)(check + (check >= 0xffff));
+	word.ttl = hops;
+	return bpf_skb_store_bytes(skb, ETH_HLEN + offsetof(struct iphdr, ttl), &word, sizeof(word),
+				   0);
+}
+
+/* Into another local pod, as a router would do it. */
+static __always_inline enum sl_reason
+deliver_local(struct __sk_buff *skb, const struct sl_packet *p, const struct sl_endpoint *dst)
+{
+	__u8 macs[2 * ETH_ALEN];
+
+	__builtin_memcpy(macs, dst->mac, ETH_ALEN);
+	__builtin_memcpy(macs + ETH_ALEN, dst->hmac, ETH_ALEN);
+	if (decrement_hops(skb, p) || bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0))
+		return SL_DROP_REWRITE;
+
+	switch (dst->deliver) {
+	case SL_DELIVER_PEER:
+		return SL_FWD_PEER;
+	case SL_DELIVER_REDIRECT:
+		return SL_FWD_REDIRECT;
+	}
+	return SL_DROP_DELIVERY;
+}
+
+/*
+ * What the kernel shall do with a packet for this reason. Marks, priorities
+ * and timestamps of one pod mean nothing in another, and older kernels carry
+ * them across.
+ */
+static __always_inline int act(struct __sk_buff *skb, const struct sl_packet *p,
+			       enum sl_reason reason, __u32 ifindex)
+{
+	switch (reason) {
+	case SL_FWD_PEER:
+		skb->mark = 0;
+		skb->priority = 0;
+		skb->tstamp = 0;
+		return (int)bpf_redirect_peer(ifindex, 0);
+	case SL_FWD_REDIRECT:
+		skb->mark = SL_MARK_JUDGED;
+		skb->priority = 0;
+		skb->tstamp = 0;
+		return (int)bpf_redirect(ifindex, 0);
+	case SL_REPLY_ARP:
+	case SL_REPLY_NDP:
+		skb->mark = SL_MARK_JUDGED;
+		return (int)bpf_redirect(skb->ifindex, 0);
+	case SL_FWD_HOST:
+	case SL_FWD_OUTSIDE:
+	case SL_STACK_TTL:
+	case SL_STACK_MTU:
+		skb->mark = mark_of(SL_MARK_POD, p->src_identity);
+		skb->priority = 0;
+		return TC_ACT_OK;
+	case SL_FWD_FROM_STACK:
+		return TC_ACT_OK;
+	default:
+		return TC_ACT_SHOT;
+	}
+}
+
+#endif

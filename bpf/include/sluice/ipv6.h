@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+#ifndef SLUICE_IPV6_H
+#define SLUICE_IPV6_H
+
+#include <linux/ipv6.h>
+
+#include <sluice/transport.h>
+
+#define SL_IP6_MAX_EXT 6
+
+#define SL_EXT_HOP_BY_HOP 0
+#define SL_EXT_ROUTING 43
+#define SL_EXT_FRAGMENT 44
+#define SL_EXT_AUTH 51
+#define SL_EXT_DEST_OPTIONS 60
+#define SL_EXT_MOBILITY 135
+#define SL_EXT_HIP 139
+#define SL_EXT_SHIM6 140
+
+/*
+ * Walks the extension headers up to the transport header, or up to what a
+ * fragment hides. Sets proto and l4. A routing header is a source route.
+ */
+static __noinline enum sl_reason walk_ext_headers(struct __sk_buff *skb, struct sl_packet *p)
+{
+	__u8 ext[4]; /* next header, length, or offset of a fragment */
+
+	if (!p)
+		return SL_DROP_MALFORMED;
+
+	for (int i = 0; i <= SL_IP6_MAX_EXT; i++) {
+		__u32 bytes;
+
+		switch (p->proto) {
+		case SL_EXT_ROUTING:
+			return SL_DROP_SOURCE_ROUTE;
+		case SL_EXT_HOP_BY_HOP:
+			if (i > 0)
+				return SL_DROP_MALFORMED;
+			break;
+		case SL_EXT_FRAGMENT:
+		case SL_EXT_AUTH:
+		case SL_EXT_DEST_OPTIONS:
+		case SL_EXT_MOBILITY:
+		case SL_EXT_HIP:
+		case SL_EXT_SHIM6:
+			break;
+		default:
+			return SL_CONTINUE;
+		}
+		if (i == SL_IP6_MAX_EXT)
+			break;
+
+		if (bpf_skb_load_bytes(skb, p->l4, ext, sizeof(ext)))
+			return SL_DROP_MALFORMED;
+		bytes = (ext[1] + 1) * 8;
+		if (p->proto == SL_EXT_FRAGMENT)
+			bytes = 8;
+		else if (p->proto == SL_EXT_AUTH)
+			bytes = (ext[1] + 2) * 4;
+		if (!room_for(p, bytes))
+			return SL_DROP_MALFORMED;
+
+		if (p->proto == SL_EXT_FRAGMENT)
+			p->fragment = (ext[2] << 8 | ext[3]) & 0xfff8;
+		p->proto = ext[0];
+		p->l4 += bytes;
+		if (p->fragment)
+			return SL_CONTINUE;
+	}
+	return SL_DROP_EXT_HEADERS;
+}
+
+static __always_inline bool is_ext_header(__u8 proto)
+{
+	switch (proto) {
+	case SL_EXT_HOP_BY_HOP:
+	case SL_EXT_ROUTING:
+	case SL_EXT_FRAGMENT:
+	case SL_EXT_AUTH:
+	case SL_EXT_DEST_OPTIONS:
+	case SL_EXT_MOBILITY:
+	case SL_EXT_HIP:
+	case SL_EXT_SHIM6:
+		return true;
+	}
+	return false;
+}
+
+static __always_inline enum sl_reason parse_ip6(struct __sk_buff *skb, struct sl_packet *p)
+{
+	enum sl_reason reason;
+	struct ipv6hdr ip;
+	__u32 payload;
+
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)))
+		return SL_DROP_MALFORMED;
+
+	payload = bpf_ntohs(ip.payload_len);
+	/* a segmented packet above 64 KiB (BIG TCP) says 0 */
+	if (payload == 0 && skb->gso_size)
+		payload = skb->len - ETH_HLEN - sizeof(ip);
+	if (ip.version != 6 || ETH_HLEN + sizeof(ip) + payload > skb->len)
+		return SL_DROP_MALFORMED;
+
+	p->family = 6;
+	p->proto = ip.nexthdr;
+	p->hops = ip.hop_limit;
+	p->l4 = ETH_HLEN + sizeof(ip);
+	p->end = ETH_HLEN + sizeof(ip) + payload;
+	__builtin_memcpy(p->src, &ip.saddr, sizeof(p->src));
+	__builtin_memcpy(p->dst, &ip.daddr, sizeof(p->dst));
+
+	if (is_ext_header(p->proto)) {
+		reason = walk_ext_headers(skb, p);
+		if (reason)
+			return reason;
+	}
+	return parse_transport(skb, p);
+}
+
+static __always_inline bool is_link_local6(const __u8 *addr)
+{
+	return addr[0] == 0xfe && (addr[1] & 0xc0) == 0x80;
+}
+
+/* ::, ::1 and ::ffff:0:0/96 are never on the wire. */
+static __always_inline bool is_martian6(const __u8 *addr)
+{
+	const __u64 *half = (const __u64 *)addr;
+	__u64 low = bpf_be64_to_cpu(half[1]);
+
+	return half[0] == 0 && (low <= 1 || low >> 32 == 0xffff);
+}
+
+/* Destinations that no unicast packet has. */
+static __always_inline enum sl_reason check_ip6_destination(const struct sl_packet *p)
+{
+	if (p->dst[0] == 0xff)
+		return SL_QUIET_MULTICAST;
+	if (is_martian6(p->dst))
+		return SL_DROP_MARTIAN;
+	return SL_CONTINUE;
+}
+
+#endif

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+#ifndef SLUICE_OBSERVE_H
+#define SLUICE_OBSERVE_H
+
+/* Every packet is counted once, every drop that is not quiet sends an event. */
+
+#include <sluice/config.h>
+#include <sluice/maps.h>
+#include <sluice/packet.h>
+
+#define SL_SECOND 1000000000ULL
+
+static __always_inline void count(struct __sk_buff *skb, const struct sl_packet *p,
+				  enum sl_reason reason)
+{
+	__u32 at = reason << 1 | (p->direction - 1);
+	struct sl_counter *counter = bpf_map_lookup_elem(&sl_metrics, &at);
+
+	if (!counter)
+		return;
+	counter->packets++;
+	counter->bytes += skb->len;
+}
+
+/*
+ * The event, or NULL if this CPU has sent enough of them in this second or the
+ * reader is behind. What is left out is counted, and told by the next event.
+ */
+static __always_inline struct sl_event *reserve_event(enum sl_reason reason, __u64 now)
+{
+	__u32 at = reason;
+	struct sl_limit *limit = bpf_map_lookup_elem(&sl_limits, &at);
+	struct sl_event *event;
+
+	if (!limit)
+		return NULL;
+	if (now - limit->since >= SL_SECOND) {
+		limit->since = now;
+		limit->sent = 0;
+	}
+	event = NULL;
+	if (limit->sent < cfg_event_rate)
+		event = bpf_ringbuf_reserve(&sl_events, sizeof(*event), 0);
+	if (!event) {
+		limit->lost++;
+		limit->lost_total++;
+		return NULL;
+	}
+	limit->sent++;
+	event->lost = limit->lost;
+	limit->lost = 0;
+	return event;
+}
+
+static __noinline int report(struct __sk_buff *skb, const struct sl_packet *p,
+			     enum sl_reason reason)
+{
+	__u64 now = bpf_ktime_get_ns();
+	struct sl_event *event;
+
+	if (!p)
+		return 0;
+	event = reserve_event(reason, now);
+	if (!event)
+		return 0;
+
+	event->time = now;
+	event->reason = reason;
+	event->direction = p->direction;
+	event->ifindex = skb->ifindex;
+	event->length = skb->len;
+	event->src_identity = p->src_identity;
+	event->dst_identity = p->dst_identity;
+	event->rule = 0;
+	event->src_slot = p->src_slot;
+	event->dst_slot = p->dst_slot;
+	event->ethertype = p->ethertype;
+	event->sport = p->sport;
+	event->dport = p->dport;
+	__builtin_memcpy(event->src_mac, p->src_mac, sizeof(event->src_mac));
+	event->family = p->family;
+	event->proto = p->proto;
+	event->tcp_flags = p->tcp_flags;
+	__builtin_memset(event->pad, 0, sizeof(event->pad));
+	__builtin_memcpy(event->src, p->src, sizeof(event->src));
+	__builtin_memcpy(event->dst, p->dst, sizeof(event->dst));
+	bpf_ringbuf_submit(event, 0);
+	return 0;
+}
+
+static __always_inline void observe(struct __sk_buff *skb, const struct sl_packet *p,
+				    enum sl_reason reason)
+{
+	count(skb, p, reason);
+	if (reason >= SL_FIRST_DROP && reason < SL_FIRST_QUIET)
+		report(skb, p, reason);
+}
+
+#endif

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+#ifndef SLUICE_PACKET_H
+#define SLUICE_PACKET_H
+
+/* What one run of a program knows about its packet. */
+
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+#include <sluice/abi.h>
+#include <sluice/compiler.h>
+
+struct sl_packet {
+	__u8 src[16]; /* IPv4: the first four bytes */
+	__u8 dst[16];
+	__u8 dst_mac[6]; /* the two as they stand in the frame */
+	__u8 src_mac[6];
+	__u16 ethertype; /* host order */
+	__u16 sport;
+	__u16 dport;
+	__u8 family; /* 4, 6, or 0 before the IP header was read */
+	__u8 proto; /* after extension headers */
+	__u8 hops; /* TTL or hop limit */
+	__u8 tcp_flags;
+	bool fragment; /* any but the first: no ports */
+	__u8 pad;
+	__u16 src_slot;
+	__u16 dst_slot;
+	__u32 l4; /* offset of the header after the IP headers */
+	__u32 end; /* offset behind the IP packet */
+	__u32 src_identity;
+	__u32 dst_identity;
+	enum sl_direction direction;
+	__u32 pad2;
+} __attribute__((aligned(8)));
+
+static __always_inline void packet_init(struct sl_packet *p, enum sl_direction direction)
+{
+	__builtin_memset(p, 0, sizeof(*p));
+	p->src_slot = SL_SLOT_NONE;
+	p->dst_slot = SL_SLOT_NONE;
+	p->direction = direction;
+}
+
+/*
+ * Only untagged IPv4, IPv6 and ARP exist for pods: a tag, in the frame or
+ * already taken out of it by the kernel, would reach a VLAN device of the host
+ * unjudged.
+ */
+static __always_inline enum sl_reason parse_ethernet(struct __sk_buff *skb, struct sl_packet *p)
+{
+	__be16 type;
+
+	if (bpf_skb_load_bytes(skb, 0, p->dst_mac, 2 * ETH_ALEN) ||
+	    bpf_skb_load_bytes(skb, 2 * ETH_ALEN, &type, sizeof(type)))
+		return SL_DROP_MALFORMED;
+
+	p->ethertype = bpf_ntohs(type);
+	if (skb->vlan_present)
+		return SL_DROP_NOT_IP;
+
+	switch (p->ethertype) {
+	case ETH_P_IP:
+	case ETH_P_IPV6:
+	case ETH_P_ARP:
+		return SL_CONTINUE;
+	}
+	return SL_DROP_NOT_IP;
+}
+
+#endif

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+#ifndef SLUICE_TRANSPORT_H
+#define SLUICE_TRANSPORT_H
+
+/*
+ * TCP, UDP, SCTP, ICMP and ICMPv6 have their header checked and their ports
+ * read; ICMP has type and code as its destination port. Every other protocol
+ * is known by its number alone, as is every fragment but the first.
+ */
+
+#include <sluice/packet.h>
+
+#define SL_ICMP 1
+#define SL_TCP 6
+#define SL_UDP 17
+#define SL_ICMPV6 58
+#define SL_SCTP 132
+
+#define SL_TCP_SYN 0x02
+#define SL_TCP_ACK 0x10
+
+static __always_inline bool room_for(const struct sl_packet *p, __u32 bytes)
+{
+	return p->l4 + bytes <= p->end;
+}
+
+static __always_inline enum sl_reason parse_transport(struct __sk_buff *skb, struct sl_packet *p)
+{
+	__be16 ports[2];
+	__u8 tcp[2]; /* data offset, flags */
+	__u8 icmp[2]; /* type, code */
+	__u32 need;
+
+	if (p->fragment)
+		return SL_CONTINUE;
+
+	switch (p->proto) {
+	case SL_TCP:
+		need = 20;
+		break;
+	case SL_UDP:
+		need = 8;
+		break;
+	case SL_SCTP:
+		need = 12;
+		break;
+	case SL_ICMP:
+	case SL_ICMPV6:
+		if (!room_for(p, 8) || bpf_skb_load_bytes(skb, p->l4, icmp, sizeof(icmp)))
+			return SL_DROP_MALFORMED;
+		p->dport = (__u16)(icmp[0] << 8 | icmp[1]);
+		return SL_CONTINUE;
+	default:
+		return SL_CONTINUE;
+	}
+
+	if (!room_for(p, need) || bpf_skb_load_bytes(skb, p->l4, ports, sizeof(ports)))
+		return SL_DROP_MALFORMED;
+	p->sport = bpf_ntohs(ports[0]);
+	p->dport = bpf_ntohs(ports[1]);
+
+	if (p->proto == SL_TCP) {
+		if (bpf_skb_load_bytes(skb, p->l4 + 12, tcp, sizeof(tcp)))
+			return SL_DROP_MALFORMED;
+		need = (tcp[0] >> 4) * 4;
+		if (need < 20 || !room_for(p, need))
+			return SL_DROP_MALFORMED;
+		p->tcp_flags = tcp[1];
+	}
+	return SL_CONTINUE;
+}
+
+/*
+ * A packet that answers somebody and cannot start anything: a TCP segment with
+ * ACK, or an echo reply.
+ */
+static __always_inline bool is_answer(const struct sl_packet *p)
+{
+	if (p->fragment)
+		return false;
+	switch (p->proto) {
+	case SL_TCP:
+		return p->tcp_flags & SL_TCP_ACK;
+	case SL_ICMP:
+		return p->family == 4 && p->dport == 0;
+	case SL_ICMPV6:
+		return p->family == 6 && p->dport >> 8 == 129;
+	}
+	return false;
+}
+
+#endif

@@ -1,0 +1,3 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+#include <asm-generic/posix_types.h>

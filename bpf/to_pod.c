@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+
+/*
+ * What the host's stack sends to a pod: the host's own traffic, and what it
+ * forwards from elsewhere. Runs at the egress hook of the pod's host end.
+ */
+
+#include <sluice/deliver.h>
+#include <sluice/endpoint.h>
+#include <sluice/ipv4.h>
+#include <sluice/ipv6.h>
+#include <sluice/ndp.h>
+#include <sluice/observe.h>
+#include <sluice/policy.h>
+
+static __always_inline enum sl_reason find_target(struct __sk_buff *skb, struct sl_packet *p,
+						  struct sl_endpoint **dst)
+{
+	*dst = endpoint_of_device(skb->ifindex, &p->dst_slot);
+	if (!*dst)
+		return SL_DROP_NO_ENDPOINT;
+	p->dst_identity = READ_ONCE((*dst)->identity);
+	return SL_CONTINUE;
+}
+
+/*
+ * Who sent this: as one of our programs has found out, else by the address.
+ * Coming from the stack says nothing: it forwards for others too.
+ */
+static __always_inline __u32 source_identity(struct __sk_buff *skb, const struct sl_packet *p)
+{
+	if (mark_is(skb, SL_MARK_POD) || mark_is(skb, SL_MARK_UPLINK))
+		return mark_identity(skb->mark);
+	if (p->family == 4)
+		return ipcache4(p->src).identity;
+	return ipcache6(p->src).identity;
+}
+
+static __always_inline enum sl_reason to_pod4(struct __sk_buff *skb, struct sl_packet *p,
+					      struct sl_endpoint *dst)
+{
+	enum sl_reason reason = parse_ip4(skb, p);
+
+	if (reason)
+		return reason;
+	reason = check_ip4_destination(p);
+	if (reason)
+		return reason;
+	if (ip4_dst(p) != dst->ip4)
+		return SL_DROP_WRONG_ADDRESS;
+	p->src_identity = source_identity(skb, p);
+	return judge_ingress(p, dst);
+}
+
+static __always_inline enum sl_reason to_pod6(struct __sk_buff *skb, struct sl_packet *p,
+					      struct sl_endpoint *dst)
+{
+	enum sl_reason reason = parse_ip6(skb, p);
+
+	if (reason)
+		return reason;
+	if (is_ndp(p))
+		return SL_QUIET_NDP;
+	reason = check_ip6_destination(p);
+	if (reason)
+		return reason;
+	if (!equal16(p->dst, dst->ip6))
+		return SL_DROP_WRONG_ADDRESS;
+	p->src_identity = source_identity(skb, p);
+	return judge_ingress(p, dst);
+}
+
+SEC("tc") int sluice_to_pod(struct __sk_buff *skb)
+{
+	struct sl_endpoint *dst = NULL;
+	enum sl_reason reason;
+	struct sl_packet p;
+
+	/* sent by sluice_from_pod, which has judged and counted it */
+	if (mark_is(skb, SL_MARK_JUDGED)) {
+		skb->mark = 0;
+		return TC_ACT_OK;
+	}
+
+	packet_init(&p, SL_INGRESS);
+	reason = parse_ethernet(skb, &p);
+	if (!reason)
+		reason = find_target(skb, &p, &dst);
+	if (!reason && dst) {
+		switch (p.ethertype) {
+		case ETH_P_IP:
+			reason = to_pod4(skb, &p, dst);
+			break;
+		case ETH_P_IPV6:
+			reason = to_pod6(skb, &p, dst);
+			break;
+		default:
+			reason = SL_QUIET_ARP;
+		}
+	}
+	if (!reason)
+		reason = SL_FWD_FROM_STACK;
+	observe(skb, &p, reason);
+	return act(skb, &p, reason, 0);
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package bpf holds the compiled programs of the repository's bpf/ folder and
+// the Go types of what they share with this side. Everything but this file is
+// generated; only package kernel uses it.
+package bpf
+
+// The objects depend on nothing but the sources: headers are vendored, the
+// target is fixed, paths are relative and debug sections other than BTF are
+// stripped. The shared maps and types are generated once, the programs without
+// them; package kernel gives the programs the maps when it loads them.
+//
+//go:generate -command compile go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -go-package bpf -cflags "-O2 -mcpu=v3 -std=gnu11 -fno-strict-aliasing -nostdinc -isystem ../../../../bpf/third_party/libbpf -isystem ../../../../bpf/third_party/linux -I ../../../../bpf/include -Wall -Wextra -Werror"
+//go:generate compile -cflags "-O2 -mcpu=v3 -std=gnu11 -fno-strict-aliasing -nostdinc -isystem ../../../../bpf/third_party/libbpf -isystem ../../../../bpf/third_party/linux -I ../../../../bpf/include -Wall -Wextra -Werror -Wpadded" -output-stem maps -type sl_reason -type sl_direction -type sl_event Maps ../../../../bpf/maps.c
+//go:generate compile -no-global-types -output-stem from_pod FromPod ../../../../bpf/from_pod.c
+//go:generate compile -no-global-types -output-stem to_pod ToPod ../../../../bpf/to_pod.c

@@ -136,7 +136,7 @@ func connect(t *testing.T, endpoint string) (*clientv3.Client, context.Context) 
 	return c, ctx
 }
 
-func get(t *testing.T, c *clientv3.Client, ctx context.Context, key string) string {
+func get(ctx context.Context, t *testing.T, c *clientv3.Client, key string) string {
 	t.Helper()
 	resp, err := c.Get(ctx, key)
 	if err != nil {
@@ -184,10 +184,10 @@ func TestTwoMembersServeSideBySideAndKeepTheirData(t *testing.T) {
 	if _, err := cb.Put(ctx, "k", "of b"); err != nil {
 		t.Fatalf("put over %s: %v", b.ready.Endpoint, err)
 	}
-	if got := get(t, ca, ctx, "k"); got != "of a" {
+	if got := get(ctx, t, ca, "k"); got != "of a" {
 		t.Errorf("member a: got %q, want %q", got, "of a")
 	}
-	if got := get(t, cb, ctx, "k"); got != "of b" {
+	if got := get(ctx, t, cb, "k"); got != "of b" {
 		t.Errorf("member b: got %q, want %q", got, "of b")
 	}
 	b.stop(t)
@@ -195,7 +195,7 @@ func TestTwoMembersServeSideBySideAndKeepTheirData(t *testing.T) {
 
 	again := start(t, filepath.Join(dir, "a"), socket)
 	c, ctx := connect(t, again.ready.Endpoint)
-	if got := get(t, c, ctx, "k"); got != "of a" {
+	if got := get(ctx, t, c, "k"); got != "of a" {
 		t.Errorf("after a restart: got %q, want %q", got, "of a")
 	}
 	again.stop(t)
@@ -214,7 +214,7 @@ func TestKilledMemberStartsAgainWithItsData(t *testing.T) {
 	first.cmd.Wait()
 
 	second := start(t, filepath.Join(dir, "d"), socket)
-	if got := get(t, c, ctx, "k"); got != "v" {
+	if got := get(ctx, t, c, "k"); got != "v" {
 		t.Errorf("the same client after kill and restart: got %q, want %q", got, "v")
 	}
 	second.stop(t)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright 2026 The Sluice Authors
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+# Seconds that `make fuzz` gives each target.
+FUZZTIME ?= 10s
+# What the tests take their programs from.
+export SLUICE_BIN := $(CURDIR)/bin
+
+# Every binary and the directory of its main package.
+binaries := sluice sluice-cni sluice-ipam sluice-identity sluice-datapath
+bin/sluice:          main := cmd/sluice
+bin/sluice-cni:      main := services/cni-shim
+bin/sluice-ipam:     main := services/ipam
+bin/sluice-identity: main := services/identity
+bin/sluice-datapath: main := services/datapath
+
+# Static binaries that say the same wherever the checkout lies.
+go_build := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=$(VERSION)"
+
+.PHONY: help
+help: ## Say what there is to make
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: build $(binaries:%=bin/%) bin/sluice-devetcd
+build: $(binaries:%=bin/%) bin/sluice-devetcd ## Put every static binary into bin/; needs nothing but Go
+
+# Always asked: the go command knows what is out of date.
+$(binaries:%=bin/%):
+	@$(go_build) -o $@ ./$(main)
+
+bin/sluice-devetcd:
+	@cd tools/devetcd && GOWORK=off $(go_build) -o $(CURDIR)/$@ .
+
+.PHONY: demo
+demo: build ## Show two pods on a real datapath with a real container runtime (root)
+	@scripts/deps demo
+	@scripts/tools grpcurl cnitool
+	@scripts/demo
+
+.PHONY: test
+test: build ## Run every test with the race detector; no test may be skipped (root)
+	@scripts/deps test demo
+	@scripts/tools gotestsum grpcurl cnitool
+	@scripts/test
+
+.PHONY: test-faults
+test-faults: build ## Kill every process at every step of ADD and DEL, all by all (root, long)
+	@scripts/deps test demo
+	@scripts/tools gotestsum cnitool
+	@SLUICE_TEST_FAULTS=all scripts/test --only-node '^TestFault'
+
+.PHONY: fuzz
+fuzz: ## Run every fuzz target for FUZZTIME (10s)
+	@scripts/fuzz $(FUZZTIME)
+
+.PHONY: bench
+bench: build ## Measure ADD, DEL, traffic and memory beside the reference plugins (root)
+	@scripts/deps test demo
+	@scripts/tools cnitool
+	@scripts/bench
+
+.PHONY: check
+check: ## Judge format, lint, walls, generated code, and each module alone
+	@scripts/deps check generate
+	@scripts/tools buf golangci-lint gofumpt
+	@scripts/check
+
+.PHONY: generate
+generate: ## Write generated Go and eBPF objects anew from proto/ and bpf/
+	@scripts/deps generate
+	@scripts/tools buf
+	@scripts/generate
+
+.PHONY: tools
+tools: ## Build the pinned developer's tools into bin/tools
+	@scripts/tools
+
+.PHONY: deps
+deps: ## Install the Debian packages that the other targets use (root)
+	@scripts/deps
+
+.PHONY: clean
+clean: ## Remove bin/; the cache of tools stays
+	rm -rf bin

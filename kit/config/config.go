@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package config fills a struct from defaults, a YAML file, the environment
+// and flags, in this order, and reports every error at once.
+//
+// The struct is the whole declaration:
+//
+//	type Config struct {
+//		Lease time.Duration  `config:"lease" help:"how long an unconfirmed address is kept"`
+//		CIDRs []netip.Prefix `config:"cidrs" help:"what addresses are taken from"`
+//		Mode  string         `config:"mode" enum:"none,required" help:"…"`
+//		Store StoreConfig    `config:"store"`   // a group: store.path
+//		Common               `config:",inline"` // its keys without a prefix
+//	}
+//
+// A key such as store.maxSize is the path in the file, the flag
+// --store-max-size and the variable SLUICE_<SERVICE>_STORE_MAX_SIZE. Lists are
+// comma-separated in flags and variables. A field without the tag is not
+// configuration. Strings, booleans, numbers, time.Duration, ByteSize, what
+// implements encoding.TextUnmarshaler (netip.Addr, netip.Prefix,
+// netip.AddrPort), lists of these, and map[string]string are supported.
+//
+// The file is strict: unknown and duplicate keys are refused with their line.
+// A struct, or a group in it, that has Validate() error is asked once all
+// values are in; Problems collects what it finds. What no one value shows,
+// such as two options that contradict each other, belongs there.
+package config
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/sluice-net/sluice/kit/instance"
+)
+
+// MaxFileSize is the largest configuration file that is read, in bytes.
+const MaxFileSize = 1 << 20
+
+// ErrHelp and ErrPrinted say that the arguments asked for a text, that it was
+// written to Options.Output, and that the process should end with success.
+var (
+	ErrHelp    = flag.ErrHelp
+	ErrPrinted = errors.New("configuration printed")
+)
+
+// Options say where values come from.
+type Options struct {
+	Service string    // part of the file's and the variables' names
+	Args    []string  // without the program's name
+	Environ []string  // as os.Environ returns it
+	Output  io.Writer // for --help, --version and --print-config; os.Stdout if nil
+	Version string    // what --version prints
+	// Root is put before every default path, for tests.
+	Root string
+}
+
+// Source says where a value came from.
+type Source string
+
+// Sources, from the weakest to the strongest.
+const (
+	FromDefault Source = "default"
+	FromFile    Source = "file"
+	FromEnv     Source = "environment"
+	FromFlag    Source = "flag"
+)
+
+// Entry is one value of the effective configuration.
+type Entry struct {
+	Key    string
+	Value  string // "(secret)" where the field says so
+	Source Source
+}
+
+// Effective is what a process runs with.
+type Effective struct {
+	Paths   instance.Paths
+	File    string // what was read; empty if no file was
+	Entries []Entry
+	// Ignored are variables with the service's prefix that no key has. They
+	// are not refused: Kubernetes puts such names into containers.
+	Ignored []string
+}
+
+// LogValue makes the whole configuration one log attribute.
+func (e *Effective) LogValue() slog.Value {
+	attrs := make([]slog.Attr, 0, len(e.Entries)+3)
+	attrs = append(attrs, slog.String("instance", e.Paths.Name), slog.String("file", e.File))
+	for _, entry := range e.Entries {
+		attrs = append(attrs, slog.Group(entry.Key, "value", entry.Value, "source", string(entry.Source)))
+	}
+	if len(e.Ignored) > 0 {
+		attrs = append(attrs, slog.Any("ignored_environment", e.Ignored))
+	}
+	return slog.GroupValue(attrs...)
+}
+
+// Load returns the configuration of a service. defaults gets the instance's
+// directories, because many defaults lie in them. All problems are returned
+// at once, joined; each is a *Problem.
+func Load[T any](o Options, defaults func(instance.Paths) T) (T, *Effective, error) {
+	var zero T
+	if err := instance.CheckService(o.Service); err != nil {
+		return zero, nil, err
+	}
+	if o.Output == nil {
+		o.Output = os.Stdout
+	}
+	env := environment(o)
+
+	// --instance and --config decide where the rest is, so they come first.
+	pre := preScan(o.Args)
+	name := firstNonEmpty(pre["instance"], env["INSTANCE"])
+	paths, err := instance.New(name)
+	if err != nil {
+		return zero, nil, &Problem{Key: "instance", Err: err}
+	}
+	if o.Root != "" {
+		paths = paths.Under(o.Root)
+	}
+	cfg := defaults(paths)
+	fields, err := fieldsOf(&cfg)
+	if err != nil {
+		return zero, nil, err
+	}
+
+	fset := flag.NewFlagSet("sluice-"+o.Service, flag.ContinueOnError)
+	fset.SetOutput(io.Discard)
+	file := fset.String("config", firstNonEmpty(env["CONFIG"], ""), "")
+	fset.String("instance", name, "")
+	printConfig := fset.Bool("print-config", false, "")
+	version := fset.Bool("version", false, "")
+	given := map[string]*flagValue{}
+	for _, f := range fields {
+		v := &flagValue{isBool: f.isBool()}
+		given[f.flag] = v
+		fset.Var(v, f.flag, f.help)
+	}
+	switch err := fset.Parse(o.Args); {
+	case errors.Is(err, flag.ErrHelp):
+		writeHelp(o.Output, o.Service, paths, fields)
+		return zero, nil, ErrHelp
+	case err != nil:
+		return zero, nil, &Problem{Key: "flags", Err: err}
+	case fset.NArg() > 0:
+		return zero, nil, &Problem{Key: "flags", Err: fmt.Errorf("%q is not a flag", fset.Arg(0))}
+	}
+	if *version {
+		fmt.Fprintln(o.Output, o.Version)
+		return zero, nil, ErrPrinted
+	}
+
+	eff := &Effective{Paths: paths}
+	var problems []error
+	data, path, err := readFile(*file, paths.ConfigFile(o.Service))
+	if err != nil {
+		problems = append(problems, &Problem{Key: "config", Err: err})
+	} else if path != "" {
+		eff.File = path
+		problems = append(problems, applyYAML(path, data, fields)...)
+	}
+	used := map[string]bool{"CONFIG": true, "INSTANCE": true}
+	for _, f := range fields {
+		used[f.env] = true
+		if s, ok := env[f.env]; ok {
+			problems = append(problems, f.set(s, FromEnv, prefix(o.Service)+f.env)...)
+		}
+	}
+	for _, f := range fields {
+		if v := given[f.flag]; v.set {
+			problems = append(problems, f.set(v.text, FromFlag, "--"+f.flag)...)
+		}
+	}
+	for name := range env {
+		if !used[name] {
+			eff.Ignored = append(eff.Ignored, prefix(o.Service)+name)
+		}
+	}
+	slices.Sort(eff.Ignored)
+	// A rule over several values would mislead while one of them was not read.
+	if len(problems) == 0 {
+		problems = append(problems, validate(&cfg)...)
+	}
+	for _, f := range fields {
+		eff.Entries = append(eff.Entries, Entry{Key: f.key, Value: f.text(), Source: f.source})
+	}
+	if *printConfig && len(problems) == 0 {
+		writeYAML(o.Output, eff, fields)
+		return zero, nil, ErrPrinted
+	}
+	if err := errors.Join(problems...); err != nil {
+		return zero, eff, err
+	}
+	return cfg, eff, nil
+}
+
+// Log writes the effective configuration as one record.
+func (e *Effective) Log(ctx context.Context, l *slog.Logger) {
+	l.InfoContext(ctx, "configuration", "config", e)
+}
+
+// Problem is one thing that is wrong, with the key that it is about.
+type Problem struct {
+	Key   string // "store.path"; empty if it concerns no single key
+	Where string // "/etc/….yaml:12", "SLUICE_…" or "--flag"; empty in Validate
+	Err   error
+}
+
+func (p *Problem) Error() string {
+	var b strings.Builder
+	if p.Where != "" {
+		b.WriteString(p.Where + ": ")
+	}
+	if p.Key != "" {
+		b.WriteString(p.Key + ": ")
+	}
+	return b.String() + p.Err.Error()
+}
+
+func (p *Problem) Unwrap() error { return p.Err }
+
+// Problems collects what a Validate method finds. The zero value is empty.
+type Problems struct{ errs []error }
+
+// Addf adds a problem about the key, which is relative to the struct.
+func (p *Problems) Addf(key, format string, args ...any) {
+	p.errs = append(p.errs, &Problem{Key: key, Err: fmt.Errorf(format, args...)})
+}
+
+// Err is nil if nothing was added.
+func (p *Problems) Err() error { return errors.Join(p.errs...) }
+
+// All returns every single problem in an error that Load returned.
+func All(err error) []error {
+	if err == nil {
+		return nil
+	}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		var all []error
+		for _, e := range joined.Unwrap() {
+			all = append(all, All(e)...)
+		}
+		return all
+	}
+	return []error{err}
+}
+
+func prefix(service string) string {
+	return "SLUICE_" + strings.ToUpper(strings.ReplaceAll(service, "-", "_")) + "_"
+}
+
+func environment(o Options) map[string]string {
+	env := map[string]string{}
+	for _, kv := range o.Environ {
+		if rest, ok := strings.CutPrefix(kv, prefix(o.Service)); ok {
+			name, value, _ := strings.Cut(rest, "=")
+			env[name] = value
+		}
+	}
+	return env
+}
+
+// preScan finds --instance before the flags are known. The real parse comes
+// later and refuses what is wrong.
+func preScan(args []string) map[string]string {
+	found := map[string]string{}
+	for i, a := range args {
+		if a == "--" {
+			break
+		}
+		name, value, has := strings.Cut(strings.TrimLeft(a, "-"), "=")
+		if !strings.HasPrefix(a, "-") || name != "instance" {
+			continue
+		}
+		if !has && i+1 < len(args) {
+			value = args[i+1]
+		}
+		found[name] = value
+	}
+	return found
+}
+
+func readFile(explicit, standard string) ([]byte, string, error) {
+	path := explicit
+	if path == "" {
+		path = standard
+	}
+	f, err := os.Open(path)
+	if explicit == "" && errors.Is(err, fs.ErrNotExist) {
+		return nil, "", nil
+	}
+	if err != nil {
+		return nil, "", err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, MaxFileSize+1))
+	if err != nil {
+		return nil, "", err
+	}
+	if len(data) > MaxFileSize {
+		return nil, "", fmt.Errorf("%s is larger than %d bytes", path, MaxFileSize)
+	}
+	return bytes.TrimPrefix(data, []byte("\xef\xbb\xbf")), path, nil
+}
+
+func firstNonEmpty(s ...string) string {
+	for _, v := range s {
+		if v != "" {
+			return v
+		}
+	}
+	return ""
+}
+
+type flagValue struct {
+	text   string
+	set    bool
+	isBool bool
+}
+
+func (v *flagValue) String() string     { return v.text }
+func (v *flagValue) IsBoolFlag() bool   { return v.isBool }
+func (v *flagValue) Set(s string) error { v.text, v.set = s, true; return nil }

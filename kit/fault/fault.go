@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package fault lets a test stop, fail or kill a process at a named place.
+//
+// Points are compiled into every binary, because what is tested should be what
+// is shipped. They can be armed only by whoever started the process, through
+// descriptor 3: a SOCK_SEQPACKET unix socket, whose other end belongs to root
+// or to the process's own user, on which a greeting already waits. No
+// variable, file or request arms them. Disarmed, a point costs one atomic load.
+//
+//	var afterCommit = fault.Register("allocate.committed")
+//	…
+//	if err := afterCommit.Hit(ctx); err != nil { return err }
+package fault
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// FD is the descriptor that is looked at.
+const FD = 3
+
+// Greeting is the first message on the socket, from the controller.
+const Greeting = "sluice-fault-points 1"
+
+// MaxMessage is the size of the largest message in bytes.
+const MaxMessage = 64 << 10
+
+// ErrInjected is part of every error that a point returns on purpose.
+var ErrInjected = errors.New("injected fault")
+
+// Request is a message to the controller: once the list of names, then hits.
+type Request struct {
+	Names []string `json:"names,omitempty"`
+	Seq   uint64   `json:"seq,omitempty"` // of a hit, from 1
+	Point string   `json:"point,omitempty"`
+}
+
+// Reply answers one hit. Until it comes the caller of Hit is blocked.
+type Reply struct {
+	Seq    uint64 `json:"seq"`
+	Action Action `json:"action"`
+	Error  string `json:"error,omitempty"` // text for ActionError
+}
+
+// Action is what a point does.
+type Action string
+
+// The actions. To block is to not answer yet.
+const (
+	Continue Action = "continue"
+	Kill     Action = "kill" // SIGKILL to the own process
+	Error    Action = "error"
+)
+
+var (
+	registry struct {
+		sync.Mutex
+		names map[string]bool
+	}
+	armed atomic.Pointer[controller]
+)
+
+// Point is a place at which a test may interfere.
+type Point struct{ name string }
+
+// Register names a place. It is called from package variables, and panics if
+// the name is empty or taken.
+func Register(name string) *Point {
+	registry.Lock()
+	defer registry.Unlock()
+	if registry.names == nil {
+		registry.names = map[string]bool{}
+	}
+	if name == "" || registry.names[name] {
+		panic(fmt.Sprintf("fault point %q is empty or registered twice", name))
+	}
+	registry.names[name] = true
+	return &Point{name: name}
+}
+
+// Names lists every point of this binary, sorted.
+func Names() []string {
+	registry.Lock()
+	defer registry.Unlock()
+	names := make([]string, 0, len(registry.names))
+	for n := range registry.names {
+		names = append(names, n)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Name returns the point's name.
+func (p *Point) Name() string { return p.name }
+
+// Hit does nothing and returns nil, unless the process is armed: then the
+// controller says whether to go on, to fail with an error that is
+// ErrInjected, or to die here. It waits for that answer until ctx ends.
+func (p *Point) Hit(ctx context.Context) error {
+	c := armed.Load()
+	if c == nil {
+		return nil
+	}
+	return c.hit(ctx, p.name)
+}
+
+// Armed says whether the process listens to a controller.
+func Armed() bool { return armed.Load() != nil }
+
+// Arm looks at descriptor 3 once, at the start of the process, before other
+// files are opened. Anything but a controller there is left alone; a
+// controller that is refused is an error.
+func Arm() error {
+	ok, err := greeted(FD)
+	if err != nil {
+		return fmt.Errorf("fault controller on descriptor %d: %w", FD, err)
+	}
+	if !ok {
+		return nil
+	}
+	unix.CloseOnExec(FD) // children do not inherit it
+	file := os.NewFile(FD, "fault")
+	conn, err := net.FileConn(file)
+	file.Close()
+	if err != nil {
+		return fmt.Errorf("fault controller on descriptor %d: %w", FD, err)
+	}
+	return start(conn.(*net.UnixConn))
+}
+
+// greeted says whether a controller waits at fd. It takes the greeting off
+// the socket only if it is one.
+func greeted(fd int) (bool, error) {
+	if domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN); err != nil || domain != unix.AF_UNIX {
+		return false, nil
+	}
+	if typ, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE); err != nil || typ != unix.SOCK_SEQPACKET {
+		return false, nil
+	}
+	buf := make([]byte, len(Greeting)+1)
+	n, _, err := unix.Recvfrom(fd, buf, unix.MSG_PEEK|unix.MSG_DONTWAIT)
+	if err != nil || string(buf[:n]) != Greeting {
+		return false, nil
+	}
+	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	if err != nil {
+		return false, err
+	}
+	if cred.Uid != 0 && cred.Uid != uint32(os.Getuid()) {
+		return false, fmt.Errorf("it belongs to uid %d", cred.Uid)
+	}
+	if _, _, err := unix.Recvfrom(fd, buf, unix.MSG_DONTWAIT); err != nil {
+		return false, err
+	}
+	return true, nil
+}
+
+type controller struct {
+	conn *net.UnixConn
+
+	mu      sync.Mutex
+	seq     uint64                // guarded by mu
+	waiting map[uint64]chan Reply // guarded by mu; nil when the controller went away
+}
+
+func start(conn *net.UnixConn) error {
+	c := &controller{conn: conn, waiting: map[uint64]chan Reply{}}
+	if err := c.send(Request{Names: Names()}); err != nil {
+		conn.Close()
+		return err
+	}
+	armed.Store(c)
+	go c.read()
+	return nil
+}
+
+func (c *controller) send(r Request) error {
+	b, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	_, err = c.conn.Write(b)
+	return err
+}
+
+// read hands out replies until the controller goes away, which disarms
+// everything: a test that died must not leave blocked processes behind.
+func (c *controller) read() {
+	defer func() {
+		armed.CompareAndSwap(c, nil)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		for _, w := range c.waiting {
+			close(w)
+		}
+		c.waiting = nil
+		c.conn.Close()
+	}()
+	buf := make([]byte, MaxMessage)
+	for {
+		n, err := c.conn.Read(buf)
+		if err != nil || n == 0 {
+			return
+		}
+		var r Reply
+		if json.Unmarshal(buf[:n], &r) != nil {
+			return
+		}
+		c.mu.Lock()
+		w := c.waiting[r.Seq]
+		delete(c.waiting, r.Seq)
+		c.mu.Unlock()
+		if w != nil {
+			w <- r
+		}
+	}
+}
+
+func (c *controller) hit(ctx context.Context, point string) error {
+	w := make(chan Reply, 1)
+	c.mu.Lock()
+	if c.waiting == nil {
+		c.mu.Unlock()
+		return nil
+	}
+	c.seq++
+	seq := c.seq
+	c.waiting[seq] = w
+	c.mu.Unlock()
+	if err := c.send(Request{Seq: seq, Point: point}); err != nil {
+		return nil // the controller went away
+	}
+	select {
+	case r, ok := <-w:
+		if !ok {
+			return nil
+		}
+		switch r.Action {
+		case Kill:
+			unix.Kill(os.Getpid(), unix.SIGKILL) //nolint:errcheck // cannot fail on oneself
+			select {}                            // until the signal is delivered
+		case Error:
+			return fmt.Errorf("%w at %s: %s", ErrInjected, point, r.Error)
+		}
+		return nil
+	case <-ctx.Done():
+		c.mu.Lock()
+		delete(c.waiting, seq)
+		c.mu.Unlock()
+		return ctx.Err()
+	}
+}

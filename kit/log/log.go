@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package log makes the one kind of logger that every process uses: slog JSON
+// on one writer, with the request identifier of the context added by itself.
+//
+// Messages are constant and lower-case; facts are attributes under the keys
+// below. An error is logged once, by whoever handles it.
+package log
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+
+	"github.com/sluice-net/sluice/kit/requestid"
+)
+
+// Keys that mean the same in every process. A service adds its own nouns.
+const (
+	KeyError     = "error"
+	KeyRequestID = "request_id"
+	KeyService   = "service"
+	KeyInstance  = "instance"
+	KeyMethod    = "method"
+	KeyCode      = "code"
+	KeyDuration  = "duration"
+	KeyPhase     = "phase"
+	KeySocket    = "socket"
+	KeyPath      = "path"
+	KeyUID       = "uid"
+	KeyVersion   = "version"
+	KeyStack     = "stack"
+)
+
+// Err is the attribute of an error.
+func Err(err error) slog.Attr {
+	if err == nil {
+		return slog.Attr{}
+	}
+	return slog.String(KeyError, err.Error())
+}
+
+// New returns a logger that writes JSON lines to w. The level can be changed
+// while the process runs when it is a *slog.LevelVar.
+func New(w io.Writer, level slog.Leveler) *slog.Logger {
+	return slog.New(WithRequestID(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level})))
+}
+
+// Discard returns a logger that drops everything, for tests and defaults.
+func Discard() *slog.Logger { return slog.New(slog.DiscardHandler) }
+
+// Level is a log level in a configuration: debug, info, warn or error.
+type Level slog.Level
+
+// Level implements slog.Leveler.
+func (l Level) Level() slog.Level { return slog.Level(l) }
+
+// UnmarshalText accepts debug, info, warn and error.
+func (l *Level) UnmarshalText(text []byte) error {
+	switch string(text) {
+	case "debug":
+		*l = Level(slog.LevelDebug)
+	case "info":
+		*l = Level(slog.LevelInfo)
+	case "warn":
+		*l = Level(slog.LevelWarn)
+	case "error":
+		*l = Level(slog.LevelError)
+	default:
+		return fmt.Errorf("%q is not one of debug, info, warn, error", text)
+	}
+	return nil
+}
+
+// MarshalText is the inverse of UnmarshalText.
+func (l Level) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
+
+// String is one of debug, info, warn, error.
+func (l Level) String() string {
+	switch {
+	case l.Level() < slog.LevelInfo:
+		return "debug"
+	case l.Level() < slog.LevelWarn:
+		return "info"
+	case l.Level() < slog.LevelError:
+		return "warn"
+	default:
+		return "error"
+	}
+}
+
+// WithRequestID adds the request identifier of the context to each record.
+func WithRequestID(h slog.Handler) slog.Handler { return handler{h} }
+
+type handler struct{ slog.Handler }
+
+func (h handler) Handle(ctx context.Context, r slog.Record) error {
+	if id := requestid.From(ctx); id != "" {
+		r = r.Clone()
+		r.AddAttrs(slog.String(KeyRequestID, id))
+	}
+	return h.Handler.Handle(ctx, r)
+}
+
+func (h handler) WithAttrs(a []slog.Attr) slog.Handler { return handler{h.Handler.WithAttrs(a)} }
+func (h handler) WithGroup(g string) slog.Handler      { return handler{h.Handler.WithGroup(g)} }

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package process
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/config"
+	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/rpc"
+)
+
+// Config is what every service can be told.
+type Config struct {
+	Log             LogConfig     `config:"log"`
+	Socket          SocketConfig  `config:"socket"`
+	Metrics         MetricsConfig `config:"metrics"`
+	Runtime         RuntimeConfig `config:"runtime"`
+	ShutdownTimeout time.Duration `config:"shutdownTimeout" help:"how long running calls and background work may take to end, each"`
+}
+
+// LogConfig is about the log on stderr.
+type LogConfig struct {
+	Level log.Level `config:"level" help:"debug, info, warn or error"`
+}
+
+// SocketConfig is about the gRPC socket.
+type SocketConfig struct {
+	Path     string   `config:"path" help:"unix socket that the service answers on"`
+	Group    int64    `config:"group" help:"numeric group of the socket; -1 keeps the process's own"`
+	AlsoRoot []uint32 `config:"alsoRoot" help:"users that count as root, for runs without root"`
+}
+
+func (c SocketConfig) listenOptions() rpc.ListenOptions {
+	o := rpc.ListenOptions{}
+	if c.Group >= 0 {
+		gid := uint32(c.Group)
+		o.GID = &gid
+	}
+	return o
+}
+
+// MetricsConfig is about the HTTP server for Prometheus.
+type MetricsConfig struct {
+	Address string `config:"address" help:"unix socket path, host:port, or off"`
+	Pprof   bool   `config:"pprof" help:"also serve /debug/pprof/"`
+}
+
+// RuntimeConfig tunes the Go runtime for a small resident size.
+type RuntimeConfig struct {
+	MemoryLimit config.ByteSize `config:"memoryLimit" help:"soft limit of the Go heap; 0 leaves it to GOMEMLIMIT"`
+	GCPercent   int             `config:"gcPercent" help:"heap growth between collections; 0 leaves it to GOGC"`
+}
+
+func defaultConfig(p instance.Paths, service string) Config {
+	group := int64(-1)
+	if os.Geteuid() == 0 || memberOf(instance.GroupID) {
+		group = int64(instance.GroupID)
+	}
+	return Config{
+		Socket:          SocketConfig{Path: p.Socket(service), Group: group},
+		Metrics:         MetricsConfig{Address: p.MetricsSocket(service)},
+		Runtime:         RuntimeConfig{GCPercent: 50},
+		ShutdownTimeout: 10 * time.Second,
+	}
+}
+
+func memberOf(gid uint32) bool {
+	groups, err := os.Getgroups()
+	if err != nil {
+		return false
+	}
+	for _, g := range append(groups, os.Getegid()) {
+		if uint32(g) == gid {
+			return true
+		}
+	}
+	return false
+}
+
+// Validate implements the check of package config.
+func (c *Config) Validate() error {
+	var p config.Problems
+	if c.ShutdownTimeout <= 0 || c.ShutdownTimeout > 10*time.Minute {
+		p.Addf("shutdownTimeout", "%s is not between 1ns and 10m", c.ShutdownTimeout)
+	}
+	if !filepath.IsAbs(c.Socket.Path) {
+		p.Addf("socket.path", "%q is not an absolute path", c.Socket.Path)
+	} else if len(c.Socket.Path) > rpc.MaxPath {
+		p.Addf("socket.path", "%d bytes long; at most %d fit into a unix address", len(c.Socket.Path), rpc.MaxPath)
+	}
+	if c.Socket.Group < -1 || c.Socket.Group > 1<<32-2 {
+		p.Addf("socket.group", "%d is not a group number", c.Socket.Group)
+	}
+	switch a := c.Metrics.Address; {
+	case a == "off":
+		if c.Metrics.Pprof {
+			p.Addf("metrics.pprof", "needs metrics.address, which is off")
+		}
+	case filepath.IsAbs(a):
+		if len(a) > rpc.MaxPath {
+			p.Addf("metrics.address", "%d bytes long; at most %d fit into a unix address", len(a), rpc.MaxPath)
+		}
+		if a == c.Socket.Path {
+			p.Addf("metrics.address", "is the same as socket.path")
+		}
+	default:
+		if _, _, err := net.SplitHostPort(a); err != nil {
+			p.Addf("metrics.address", "%q is neither an absolute path, nor host:port, nor off", a)
+		}
+	}
+	if c.Runtime.GCPercent < 0 {
+		p.Addf("runtime.gcPercent", "%d is negative", c.Runtime.GCPercent)
+	}
+	return p.Err()
+}
+
+func (c RuntimeConfig) apply() {
+	if c.MemoryLimit > 0 {
+		debug.SetMemoryLimit(int64(c.MemoryLimit))
+	}
+	if c.GCPercent > 0 {
+		debug.SetGCPercent(c.GCPercent)
+	}
+}

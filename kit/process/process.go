@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package process is the one way to start a service.
+//
+// Run reads the configuration, sets up the log, the metrics and the signals,
+// and calls the service's main function, which reads like a list of its parts.
+// The service's own settings stand beside those of Config, in the same file
+// and the same flags. When main returns, or a signal asks for the end, health
+// turns to NOT_SERVING, running calls are finished within a bound, the
+// background work is stopped, in this order, and the exit code says how it went.
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/sluice-net/sluice/kit/config"
+	"github.com/sluice-net/sluice/kit/fault"
+	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/rpc"
+)
+
+// Exit codes of Run.
+const (
+	ExitOK     = 0
+	ExitFailed = 1 // main returned an error
+	ExitUsage  = 2 // the configuration is wrong; starting again will not help
+)
+
+// ErrBackground is part of the error of Serve when work that Go started ended
+// although nobody asked it to.
+var ErrBackground = errors.New("background work ended")
+
+// Process is what the main function of a service works with.
+type Process struct {
+	Service string
+	Paths   instance.Paths
+	Config  Config
+	Log     *slog.Logger
+	// Metrics takes the service's own metrics: sluice_<service>_<noun>_<unit>.
+	Metrics *prometheus.Registry
+
+	started time.Time
+	phases  *prometheus.GaugeVec
+	ready   prometheus.Gauge
+
+	work    context.Context // of the background work: outlives the servers
+	endWork context.CancelCauseFunc
+	wg      sync.WaitGroup
+	failed  chan error // the first failure of background work
+	onExit  []func() error
+}
+
+type settings[C any] struct {
+	Process Config `config:",inline"`
+	Service C      `config:",inline"`
+}
+
+// Run runs a service until SIGTERM, SIGINT or an error, and returns its exit
+// code: os.Exit(process.Run("name", defaults, run)). The context given to main
+// ends with the first signal; a second signal ends the process at once.
+func Run[C any](service string, defaults func(instance.Paths) C, main func(context.Context, *Process, C) error) int {
+	return run(environment{args: os.Args[1:], environ: os.Environ(), stdout: os.Stdout, stderr: os.Stderr}, service, defaults, main)
+}
+
+type environment struct {
+	args    []string
+	environ []string
+	stdout  io.Writer
+	stderr  io.Writer
+	root    string          // before every default path
+	ctx     context.Context // ends like a signal; nil for none
+}
+
+func run[C any](env environment, service string, defaults func(instance.Paths) C, main func(context.Context, *Process, C) error) int {
+	started := time.Now()
+	both := func(p instance.Paths) settings[C] {
+		return settings[C]{Process: defaultConfig(p, service), Service: defaults(p)}
+	}
+	cfg, effective, err := config.Load(config.Options{
+		Service: service, Args: env.args, Environ: env.environ, Output: env.stdout,
+		Version: Version().String(), Root: env.root,
+	}, both)
+	switch {
+	case errors.Is(err, config.ErrHelp), errors.Is(err, config.ErrPrinted):
+		return ExitOK
+	case err != nil:
+		for _, problem := range config.All(err) {
+			fmt.Fprintf(env.stderr, "sluice-%s: %v\n", service, problem)
+		}
+		return ExitUsage
+	}
+
+	logger := log.New(env.stderr, cfg.Process.Log.Level).With(log.KeyService, service)
+	if effective.Paths.Name != "" {
+		logger = logger.With(log.KeyInstance, effective.Paths.Name)
+	}
+	if err := fault.Arm(); err != nil {
+		logger.Error("fault points refused", log.Err(err))
+		return ExitUsage
+	}
+	cfg.Process.Runtime.apply()
+
+	parent := env.ctx
+	if parent == nil {
+		parent = context.Background()
+	}
+	ctx, stop := signal.NotifyContext(parent, syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	// From the first signal on the next one has its usual effect again.
+	defer context.AfterFunc(ctx, stop)()
+
+	p := &Process{
+		Service: service, Paths: effective.Paths, Config: cfg.Process, Log: logger,
+		Metrics: prometheus.NewRegistry(), started: started, failed: make(chan error, 1),
+	}
+	p.work, p.endWork = context.WithCancelCause(context.WithoutCancel(ctx))
+	defer p.endWork(nil)
+	logger.Info("starting", log.KeyVersion, Version().String(), "go", runtime.Version(), "pid", os.Getpid(),
+		"uid", os.Geteuid(), "config", effective)
+	if err := p.registerMetrics(); err != nil {
+		logger.Error("start", log.Err(err))
+		return ExitFailed
+	}
+	stopMetrics, err := p.serveMetrics()
+	if err != nil {
+		logger.Error("start", log.Err(err))
+		return ExitFailed
+	}
+	defer stopMetrics()
+
+	err = main(ctx, p, cfg.Service)
+	p.endWork(nil)
+	if !p.waitWork(cfg.Process.ShutdownTimeout) {
+		logger.Error("background work did not stop in time", "timeout", cfg.Process.ShutdownTimeout.String())
+		err = errors.Join(err, errors.New("background work did not stop"))
+	}
+	for i := len(p.onExit) - 1; i >= 0; i-- {
+		err = errors.Join(err, p.onExit[i]())
+	}
+	if err != nil && !(ctx.Err() != nil && errors.Is(err, context.Canceled)) {
+		logger.Error("stopped", log.Err(err), log.KeyDuration, time.Since(started).String())
+		return ExitFailed
+	}
+	logger.Info("stopped", log.KeyDuration, time.Since(started).String())
+	return ExitOK
+}
+
+func (p *Process) name(metric string) string {
+	return "sluice_" + strings.ReplaceAll(p.Service, "-", "_") + "_" + metric
+}
+
+func (p *Process) registerMetrics() error {
+	p.phases = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: p.name("start_phase_seconds"), Help: "How long each phase of the last start took.",
+	}, []string{"phase"})
+	p.ready = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: p.name("ready_seconds"), Help: "From the start of the process until it was ready; 0 before.",
+	})
+	v := Version()
+	info := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: p.name("build_info"), Help: "1, with the version in the labels.",
+		ConstLabels: prometheus.Labels{"version": v.Version, "revision": v.Revision, "go": runtime.Version()},
+	})
+	info.Set(1)
+	for _, c := range []prometheus.Collector{
+		p.phases, p.ready, info,
+		collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	} {
+		if err := p.Metrics.Register(c); err != nil {
+			return fmt.Errorf("register metrics: %w", err)
+		}
+	}
+	return nil
+}
+
+// Phase runs one step of the start, and logs and counts how long it took. Its
+// error says which phase it was.
+func (p *Process) Phase(name string, f func() error) error {
+	began := time.Now()
+	err := f()
+	took := time.Since(began)
+	p.phases.WithLabelValues(name).Set(took.Seconds())
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	p.Log.Info("start phase done", log.KeyPhase, name, log.KeyDuration, took.String())
+	return nil
+}
+
+// Phase is Process.Phase for a step that makes something.
+func Phase[T any](p *Process, name string, f func() (T, error)) (T, error) {
+	var v T
+	err := p.Phase(name, func() (err error) {
+		v, err = f()
+		return err
+	})
+	return v, err
+}
+
+// Ready notes that the start is over.
+func (p *Process) Ready() {
+	took := time.Since(p.started)
+	p.ready.Set(took.Seconds())
+	p.Log.Info("ready", log.KeyDuration, took.String())
+}
+
+// OnExit adds a step that runs after the servers and the background work have
+// stopped, the last added first. It is for what both of them use: a deferred
+// call in main would run while background work still goes on. Not for
+// concurrent use.
+func (p *Process) OnExit(f func() error) { p.onExit = append(p.onExit, f) }
+
+// Go starts background work. Its context ends after the servers have stopped.
+// If it returns before that, Serve returns with its error.
+func (p *Process) Go(name string, f func(context.Context) error) {
+	p.wg.Go(func() {
+		err := f(p.work)
+		if p.work.Err() != nil {
+			return
+		}
+		if err == nil {
+			err = errors.New("it returned without an error")
+		}
+		select {
+		case p.failed <- fmt.Errorf("%w: %s: %w", ErrBackground, name, err):
+		default: // one reason to stop is enough
+			p.Log.Error("background work ended", "work", name, log.Err(err))
+		}
+	})
+}
+
+func (p *Process) waitWork(timeout time.Duration) bool {
+	done := make(chan struct{})
+	go func() { defer close(done); p.wg.Wait() }()
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	select {
+	case <-done:
+		return true
+	case <-timer.C:
+		return false
+	}
+}
+
+// NewServer is rpc.NewServer with the process's log and metrics.
+func (p *Process) NewServer(o rpc.Options) (*rpc.Server, error) {
+	if o.Logger == nil {
+		o.Logger = p.Log
+	}
+	if o.Registerer == nil {
+		o.Registerer = p.Metrics
+	}
+	o.AlsoRoot = append(o.AlsoRoot, p.Config.Socket.AlsoRoot...)
+	return rpc.NewServer(o)
+}
+
+// Listen opens the service's socket as the configuration says.
+func (p *Process) Listen() (*rpc.Listener, error) {
+	return rpc.Listen(p.Config.Socket.Path, p.Config.Socket.listenOptions())
+}
+
+// Serve answers on the service's socket until ctx ends or background work
+// fails, then shuts the server down in order. The server says NOT_SERVING
+// until somebody calls its SetServing or SetAllServing.
+func (p *Process) Serve(ctx context.Context, s *rpc.Server) error {
+	l, err := p.Listen()
+	if err != nil {
+		s.Stop()
+		return err
+	}
+	p.Log.Info("listening", log.KeySocket, p.Config.Socket.Path)
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(l) }()
+	var cause error
+	select {
+	case err := <-served:
+		s.Stop()
+		return fmt.Errorf("serve %s: %w", p.Config.Socket.Path, err)
+	case cause = <-p.failed:
+	case <-ctx.Done():
+	}
+	p.Log.Info("stopping", "cause", causeOf(ctx, cause))
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.Config.ShutdownTimeout)
+	defer cancel()
+	if err := s.Shutdown(bounded); err != nil {
+		p.Log.Warn("shutdown", log.Err(err))
+	}
+	return errors.Join(cause, <-served)
+}
+
+// Wait is Serve for a process without a server.
+func (p *Process) Wait(ctx context.Context) error {
+	select {
+	case err := <-p.failed:
+		return err
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+func causeOf(ctx context.Context, err error) string {
+	if err != nil {
+		return err.Error()
+	}
+	return context.Cause(ctx).Error()
+}
+
+// BuildInfo says what was built.
+type BuildInfo struct {
+	Version  string // of the module, "devel" for a working copy
+	Revision string // of the repository; "" if it was not recorded
+	Modified bool   // the working copy had changes
+}
+
+// linkVersion is set with -ldflags "-X github.com/sluice-net/sluice/kit/process.linkVersion=v1.2.3".
+var linkVersion string
+
+// Version returns what the linker recorded.
+func Version() BuildInfo {
+	v := BuildInfo{Version: linkVersion}
+	info, ok := debug.ReadBuildInfo()
+	if ok {
+		if v.Version == "" {
+			v.Version = strings.Trim(info.Main.Version, "()")
+		}
+		for _, s := range info.Settings {
+			switch s.Key {
+			case "vcs.revision":
+				v.Revision = s.Value
+			case "vcs.modified":
+				v.Modified = s.Value == "true"
+			}
+		}
+	}
+	if v.Version == "" {
+		v.Version = "devel"
+	}
+	return v
+}
+
+func (v BuildInfo) String() string {
+	s := v.Version
+	if v.Revision != "" {
+		s += " (" + v.Revision[:min(12, len(v.Revision))]
+		if v.Modified {
+			s += ", modified"
+		}
+		s += ")"
+	}
+	return s
+}

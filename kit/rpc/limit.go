@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package rpc
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"golang.org/x/time/rate"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+)
+
+// Limit bounds one method. Zero fields do not limit. Whoever finds the queue
+// full, or the rate used up, gets RESOURCE_EXHAUSTED with RetryInfo.
+type Limit struct {
+	InFlight int // calls, or open streams, that run at once
+	Waiting  int // calls that may wait for one of them to end; only with InFlight
+	// Rate is calls per second over time, Burst how many at once (at least 1).
+	Rate  float64
+	Burst int
+	// RetryAfter is what RetryInfo tells a refused caller, 100 ms if 0.
+	RetryAfter time.Duration
+}
+
+func (l Limit) check() error {
+	switch {
+	case l.InFlight < 0, l.Waiting < 0, l.Rate < 0, l.Burst < 0, l.RetryAfter < 0:
+		return fmt.Errorf("a limit is negative: %+v", l)
+	case l.Waiting > 0 && l.InFlight == 0:
+		return fmt.Errorf("%d calls may wait, but InFlight is unlimited", l.Waiting)
+	case l.Burst > 0 && l.Rate == 0:
+		return fmt.Errorf("burst of %d without a rate", l.Burst)
+	}
+	return nil
+}
+
+type limiter struct {
+	limit   Limit
+	running chan struct{} // nil without InFlight
+	places  chan struct{} // nil without InFlight; running and waiting
+	rate    *rate.Limiter // nil without Rate
+}
+
+func newLimiter(l Limit) *limiter {
+	if l.InFlight == 0 && l.Rate == 0 {
+		return nil
+	}
+	if l.RetryAfter == 0 {
+		l.RetryAfter = 100 * time.Millisecond
+	}
+	lim := &limiter{limit: l}
+	if l.InFlight > 0 {
+		lim.running = make(chan struct{}, l.InFlight)
+		lim.places = make(chan struct{}, l.InFlight+l.Waiting)
+	}
+	if l.Rate > 0 {
+		lim.rate = rate.NewLimiter(rate.Limit(l.Rate), max(1, l.Burst))
+	}
+	return lim
+}
+
+// enter returns when the call may run; done must be called when it ended.
+func (l *limiter) enter(ctx context.Context, method string) (done func(), _ error) {
+	if l == nil {
+		return func() {}, nil
+	}
+	if l.rate != nil && !l.rate.Allow() {
+		return nil, l.refuse("%s: more than %g calls per second", method, l.limit.Rate)
+	}
+	if l.running == nil {
+		return func() {}, nil
+	}
+	select {
+	case l.places <- struct{}{}:
+	default:
+		return nil, l.refuse("%s: %d calls run and %d wait", method, l.limit.InFlight, l.limit.Waiting)
+	}
+	select {
+	case l.running <- struct{}{}:
+		return func() { <-l.running; <-l.places }, nil
+	case <-ctx.Done():
+		<-l.places
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}
+}
+
+func (l *limiter) refuse(format string, args ...any) error {
+	st := status.Newf(codes.ResourceExhausted, format, args...)
+	if detailed, err := st.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(l.limit.RetryAfter)}); err == nil {
+		st = detailed
+	}
+	return st.Err()
+}
+
+func (s *Server) limitUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	done, err := s.limiters[info.FullMethod].enter(ctx, info.FullMethod)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	return next(ctx, req)
+}
+
+func (s *Server) limitStream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+	done, err := s.limiters[info.FullMethod].enter(ss.Context(), info.FullMethod)
+	if err != nil {
+		return err
+	}
+	defer done()
+	return next(srv, ss)
+}

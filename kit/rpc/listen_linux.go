@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package rpc
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+
+	"context"
+
+	"golang.org/x/sys/unix"
+)
+
+// MaxPath is the longest socket path in bytes. The kernel takes 107; four are
+// kept for the name under which a socket is made ready before it is shown.
+const MaxPath = 107 - len(newSuffix)
+
+const newSuffix = ".new"
+
+// ErrInUse is returned by Listen when a living process serves the path.
+var ErrInUse = errors.New("another process serves this socket")
+
+// ListenOptions say how a socket looks to others. The zero value is usable.
+type ListenOptions struct {
+	Mode    fs.FileMode // of the socket; 0660 if 0
+	DirMode fs.FileMode // of the directory if it has to be made; 0750 if 0
+	UID     *uint32     // owner of the socket; the process's own if nil
+	GID     *uint32     // group of the socket, and of a directory made here; the process's own if nil
+	// MaxConns is how many connections may be open at once, 1,024 if 0.
+	MaxConns int
+	// MaxConnsPerUID is how many of them one uid other than 0 may hold, half
+	// of MaxConns if 0. One more is closed at once.
+	MaxConnsPerUID int
+}
+
+// Cred is what the kernel says about the other end of a unix socket: the
+// process as it was when it connected.
+type Cred struct {
+	UID uint32
+	GID uint32 // primary group only
+	PID int32  // for logs only: it may have been used again since
+}
+
+// Listener is a unix socket with the peer's credentials on each connection.
+type Listener struct {
+	path  string
+	inner *net.UnixListener
+	lock  *os.File
+	self  os.FileInfo // of the socket, to remove no one else's
+
+	maxConns, maxPerUID int
+
+	mu      sync.Mutex
+	conns   int            // guarded by mu
+	perUID  map[uint32]int // guarded by mu
+	refused uint64         // guarded by mu
+
+	closeOnce sync.Once
+	closeErr  error
+}
+
+// Listen makes a socket at path. Its directory is made if only it is missing.
+//
+// A lock beside the socket ("<path>.lock", which stays) tells a living server
+// from a dead one without a race: a socket whose lock is free was left behind
+// by a process that was killed and is replaced; one whose lock is held is
+// refused with ErrInUse. The socket appears under its name only when it has
+// its owner and mode and accepts connections.
+func Listen(path string, o ListenOptions) (_ *Listener, err error) {
+	if len(path) > MaxPath {
+		return nil, fmt.Errorf("socket path %q is %d bytes long; at most %d fit into a unix address", path, len(path), MaxPath)
+	}
+	if !filepath.IsAbs(path) {
+		return nil, fmt.Errorf("socket path %q is not absolute", path)
+	}
+	if o.Mode == 0 {
+		o.Mode = 0o660
+	}
+	if o.DirMode == 0 {
+		o.DirMode = 0o750
+	}
+	if o.MaxConns == 0 {
+		o.MaxConns = 1024
+	}
+	if o.MaxConnsPerUID == 0 {
+		o.MaxConnsPerUID = max(1, o.MaxConns/2)
+	}
+	uid, gid := -1, -1
+	if o.UID != nil {
+		uid = int(*o.UID)
+	}
+	if o.GID != nil {
+		gid = int(*o.GID)
+	}
+	if err := prepareDir(filepath.Dir(path), o.DirMode, uid, gid); err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
+	}
+	lock, err := lockFile(path + ".lock")
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
+	}
+	defer func() {
+		if err != nil {
+			lock.Close()
+		}
+	}()
+	for _, p := range []string{path, path + newSuffix} {
+		if err := removeSocket(p); err != nil {
+			return nil, fmt.Errorf("listen on %s: %w", path, err)
+		}
+	}
+
+	// The mode given to the descriptor before bind is the one the name is
+	// born with, so there is no moment in which others could connect.
+	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var cerr error
+		if err := c.Control(func(fd uintptr) { cerr = unix.Fchmod(int(fd), 0o600) }); err != nil {
+			return err
+		}
+		return cerr
+	}}
+	ln, err := lc.Listen(context.Background(), "unix", path+newSuffix)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
+	}
+	inner := ln.(*net.UnixListener)
+	inner.SetUnlinkOnClose(false)
+	defer func() {
+		if err != nil {
+			inner.Close()
+			os.Remove(path + newSuffix)
+		}
+	}()
+	if uid >= 0 || gid >= 0 {
+		if err := os.Lchown(path+newSuffix, uid, gid); err != nil {
+			return nil, fmt.Errorf("listen on %s: give the socket to uid %d, gid %d: %w", path, uid, gid, err)
+		}
+	}
+	if err := os.Chmod(path+newSuffix, o.Mode.Perm()); err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
+	}
+	self, err := os.Lstat(path + newSuffix)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
+	}
+	if err := os.Rename(path+newSuffix, path); err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
+	}
+	return &Listener{
+		path: path, inner: inner, lock: lock, self: self,
+		maxConns: o.MaxConns, maxPerUID: o.MaxConnsPerUID, perUID: map[uint32]int{},
+	}, nil
+}
+
+// prepareDir makes dir if it is missing and refuses one in which others could
+// put a socket of their own under our name.
+func prepareDir(dir string, mode fs.FileMode, uid, gid int) error {
+	err := os.Mkdir(dir, mode)
+	switch {
+	case err == nil:
+		if err := os.Chmod(dir, mode); err != nil { // the umask took some away
+			return err
+		}
+		if uid >= 0 || gid >= 0 {
+			if err := os.Chown(dir, uid, gid); err != nil {
+				return fmt.Errorf("give %s to uid %d, gid %d: %w", dir, uid, gid, err)
+			}
+		}
+	case !errors.Is(err, fs.ErrExist):
+		return err
+	}
+	fi, err := os.Stat(dir)
+	if err != nil {
+		return err
+	}
+	if !fi.IsDir() {
+		return fmt.Errorf("%s is not a directory", dir)
+	}
+	st := fi.Sys().(*syscall.Stat_t)
+	if st.Uid != 0 && st.Uid != uint32(os.Geteuid()) && (uid < 0 || st.Uid != uint32(uid)) {
+		return fmt.Errorf("directory %s belongs to uid %d, who could replace the socket", dir, st.Uid)
+	}
+	if fi.Mode().Perm()&0o002 != 0 && fi.Mode()&fs.ModeSticky == 0 {
+		return fmt.Errorf("directory %s is writable by everybody (mode %#o)", dir, fi.Mode().Perm())
+	}
+	return nil
+}
+
+func lockFile(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	if err != nil {
+		f.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("%w (%s is locked)", ErrInUse, path)
+		}
+		return nil, fmt.Errorf("lock %s: %w", path, err)
+	}
+	return f, nil
+}
+
+func removeSocket(path string) error {
+	fi, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if fi.Mode().Type() != fs.ModeSocket {
+		return fmt.Errorf("%s exists and is not a socket", path)
+	}
+	return os.Remove(path)
+}
+
+// Accept returns the next connection, with its peer's credentials.
+func (l *Listener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.inner.AcceptUnix()
+		if err != nil {
+			return nil, err
+		}
+		cred, err := peerCred(c)
+		if err != nil { // gone already
+			c.Close()
+			continue
+		}
+		if !l.admit(cred.UID) {
+			c.Close()
+			continue
+		}
+		return &conn{UnixConn: c, cred: cred, release: sync.OnceFunc(func() { l.release(cred.UID) })}, nil
+	}
+}
+
+func (l *Listener) admit(uid uint32) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.conns >= l.maxConns || (uid != 0 && l.perUID[uid] >= l.maxPerUID) {
+		l.refused++
+		return false
+	}
+	l.conns++
+	l.perUID[uid]++
+	return true
+}
+
+func (l *Listener) release(uid uint32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.conns--
+	if l.perUID[uid]--; l.perUID[uid] == 0 {
+		delete(l.perUID, uid)
+	}
+}
+
+// Conns is how many connections are open, and how many were refused so far
+// because too many were.
+func (l *Listener) Conns() (open int, refused uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.conns, l.refused
+}
+
+// Close stops listening, removes the socket if it is still ours and frees its lock.
+func (l *Listener) Close() error {
+	l.closeOnce.Do(func() {
+		if fi, err := os.Lstat(l.path); err == nil && os.SameFile(fi, l.self) {
+			l.closeErr = os.Remove(l.path)
+		}
+		l.closeErr = errors.Join(l.closeErr, l.inner.Close(), l.lock.Close())
+	})
+	return l.closeErr
+}
+
+// Addr is the address that clients connect to.
+func (l *Listener) Addr() net.Addr { return &net.UnixAddr{Net: "unix", Name: l.path} }
+
+type conn struct {
+	*net.UnixConn
+	cred    Cred
+	release func()
+}
+
+func (c *conn) Cred() Cred { return c.cred }
+
+func (c *conn) Close() error {
+	defer c.release()
+	return c.UnixConn.Close()
+}
+
+func peerCred(c syscall.Conn) (Cred, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return Cred{}, err
+	}
+	var (
+		u    *unix.Ucred
+		uerr error
+	)
+	if err := raw.Control(func(fd uintptr) {
+		u, uerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil {
+		return Cred{}, err
+	}
+	if uerr != nil {
+		return Cred{}, fmt.Errorf("read SO_PEERCRED: %w", uerr)
+	}
+	return Cred{UID: u.Uid, GID: u.Gid, PID: u.Pid}, nil
+}

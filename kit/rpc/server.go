@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package rpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"buf.build/go/protovalidate"
+	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
+	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors"
+	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/logging"
+	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
+	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/selector"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/reflection"
+	"google.golang.org/grpc/status"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/requestid"
+)
+
+// Sizes of one message, in bytes, unless Options says otherwise.
+const (
+	DefaultMaxRecv = 4 << 20
+	DefaultMaxSend = 16 << 20
+)
+
+// Options describe a Server. Register and Methods are required.
+type Options struct {
+	// Register adds the services: func(r) { foov1.RegisterFooServiceServer(r, srv) }.
+	Register func(grpc.ServiceRegistrar)
+	// Methods has a row for every method that Register adds, and no other.
+	Methods Methods
+	// AlsoRoot are users who count as uid 0, for runs without root.
+	AlsoRoot []uint32
+
+	Logger     *slog.Logger          // nothing is logged if nil
+	Registerer prometheus.Registerer // nothing is registered if nil
+
+	MaxRecv    int    // bytes of a request; DefaultMaxRecv if 0
+	MaxSend    int    // bytes of a response; DefaultMaxSend if 0
+	MaxStreams uint32 // calls and streams of one connection at once; 256 if 0
+}
+
+// Server is a gRPC server with the chain that the package comment describes.
+type Server struct {
+	grpc      *grpc.Server
+	health    *health.Server
+	log       *slog.Logger
+	methods   Methods
+	alsoRoot  []uint32
+	limiters  map[string]*limiter
+	validator protovalidate.Validator
+	panics    prometheus.Counter
+
+	stopping context.Context // done when Shutdown begins: ends the streams
+	stop     context.CancelFunc
+	once     sync.Once
+}
+
+// NewServer builds a server that serves nothing yet. It fails, naming each,
+// when the table and the registered methods differ.
+func NewServer(o Options) (*Server, error) {
+	if o.Register == nil {
+		return nil, errors.New("new gRPC server: Register is not set")
+	}
+	if o.Logger == nil {
+		o.Logger = log.Discard()
+	}
+	if o.MaxRecv == 0 {
+		o.MaxRecv = DefaultMaxRecv
+	}
+	if o.MaxSend == 0 {
+		o.MaxSend = DefaultMaxSend
+	}
+	if o.MaxStreams == 0 {
+		o.MaxStreams = 256
+	}
+	validator, err := protovalidate.New()
+	if err != nil {
+		return nil, fmt.Errorf("new gRPC server: %w", err)
+	}
+	s := &Server{
+		health:    health.NewServer(),
+		log:       o.Logger,
+		methods:   o.Methods,
+		alsoRoot:  o.AlsoRoot,
+		limiters:  map[string]*limiter{},
+		validator: validator,
+		panics: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "grpc_server_panics_recovered_total",
+			Help: "Handlers that panicked; each is a bug and its stack is in the log.",
+		}),
+	}
+	for name, m := range o.Methods {
+		s.limiters[name] = newLimiter(m.Limit)
+	}
+	s.stopping, s.stop = context.WithCancel(context.Background())
+
+	metrics := grpcprom.NewServerMetrics(grpcprom.WithServerHandlingTimeHistogram(
+		grpcprom.WithHistogramBuckets([]float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30})))
+	logged := selector.MatchFunc(func(_ context.Context, c interceptors.CallMeta) bool { return !always(c.FullMethod()) })
+	logOpts := []logging.Option{
+		logging.WithLogOnEvents(logging.FinishCall),
+		logging.WithLevels(levelOf),
+		logging.WithDurationField(func(d time.Duration) logging.Fields {
+			return logging.Fields{log.KeyDuration, d.String()}
+		}),
+		logging.WithFieldsFromContext(func(ctx context.Context) logging.Fields {
+			if cred, ok := PeerCred(ctx); ok {
+				return logging.Fields{log.KeyUID, cred.UID, "pid", cred.PID}
+			}
+			return nil
+		}),
+		logging.WithDisableLoggingFields(logging.SystemTag[0], logging.ComponentFieldKey, "protocol", "peer.address", "grpc.start_time", "grpc.request.deadline"),
+	}
+	logger := logging.LoggerFunc(func(ctx context.Context, l logging.Level, msg string, fields ...any) {
+		s.log.Log(ctx, slog.Level(l), msg, fields...)
+	})
+	recoverOpt := recovery.WithRecoveryHandlerContext(s.recovered)
+
+	s.grpc = grpc.NewServer(
+		grpc.Creds(transportCredentials{}),
+		grpc.MaxRecvMsgSize(o.MaxRecv),
+		grpc.MaxSendMsgSize(o.MaxSend),
+		grpc.MaxConcurrentStreams(o.MaxStreams),
+		grpc.MaxHeaderListSize(16<<10),
+		grpc.ConnectionTimeout(10*time.Second),
+		// A dead local peer closes its socket; these are for a stopped one.
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Minute, Timeout: 20 * time.Second}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
+		grpc.ChainUnaryInterceptor(
+			requestid.UnaryServer(),
+			metrics.UnaryServerInterceptor(),
+			selector.UnaryServerInterceptor(logging.UnaryServerInterceptor(logger, logOpts...), logged),
+			s.authUnary,
+			s.limitUnary,
+			s.validateUnary,
+			recovery.UnaryServerInterceptor(recoverOpt),
+		),
+		grpc.ChainStreamInterceptor(
+			requestid.StreamServer(),
+			metrics.StreamServerInterceptor(),
+			selector.StreamServerInterceptor(logging.StreamServerInterceptor(logger, logOpts...), logged),
+			s.drainStream,
+			s.authStream,
+			s.limitStream,
+			s.validateStream,
+			recovery.StreamServerInterceptor(recoverOpt),
+		),
+	)
+	o.Register(s.grpc)
+	for service := range s.grpc.GetServiceInfo() {
+		s.health.SetServingStatus(service, grpc_health_v1.HealthCheckResponse_NOT_SERVING)
+	}
+	s.health.SetServingStatus("", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
+	grpc_health_v1.RegisterHealthServer(s.grpc, s.health)
+	reflection.Register(s.grpc)
+	if err := o.Methods.check(s.grpc.GetServiceInfo()); err != nil {
+		s.grpc.Stop()
+		return nil, fmt.Errorf("new gRPC server: %w", err)
+	}
+	metrics.InitializeMetrics(s.grpc)
+	if o.Registerer != nil {
+		for _, c := range []prometheus.Collector{metrics, s.panics} {
+			if err := o.Registerer.Register(c); err != nil {
+				s.grpc.Stop()
+				return nil, fmt.Errorf("new gRPC server: register metrics: %w", err)
+			}
+		}
+	}
+	return s, nil
+}
+
+// SetServing says whether a service (its full proto name) is ready. The empty
+// name stands for the process as a whole. Everything begins not ready.
+func (s *Server) SetServing(service string, serving bool) {
+	state := grpc_health_v1.HealthCheckResponse_NOT_SERVING
+	if serving {
+		state = grpc_health_v1.HealthCheckResponse_SERVING
+	}
+	s.health.SetServingStatus(service, state)
+}
+
+// SetAllServing says of every service, and of the process, whether it is ready.
+func (s *Server) SetAllServing(serving bool) {
+	for service := range s.grpc.GetServiceInfo() {
+		if !always("/" + service + "/") {
+			s.SetServing(service, serving)
+		}
+	}
+	s.SetServing("", serving)
+}
+
+// Serve answers on l until Shutdown or Stop, and returns nil then. It closes l.
+func (s *Server) Serve(l net.Listener) error {
+	err := s.grpc.Serve(l)
+	if errors.Is(err, grpc.ErrServerStopped) {
+		return nil
+	}
+	return err
+}
+
+// Shutdown says NOT_SERVING, ends the streams with UNAVAILABLE, accepts no
+// more calls and waits for the running ones until ctx is done; then it cuts
+// them and returns the context's error.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.health.Shutdown()
+	s.stop()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.grpc.GracefulStop()
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		s.grpc.Stop()
+		<-done
+		return fmt.Errorf("calls were cut at shutdown: %w", ctx.Err())
+	}
+}
+
+// Stop cuts everything at once.
+func (s *Server) Stop() {
+	s.health.Shutdown()
+	s.stop()
+	s.grpc.Stop()
+}
+
+// recovered turns a panic into INTERNAL, says nothing of it to the caller and
+// everything to the log.
+func (s *Server) recovered(ctx context.Context, p any) error {
+	s.panics.Inc()
+	s.log.ErrorContext(ctx, "handler panicked", log.KeyError, fmt.Sprint(p), log.KeyStack, string(debug.Stack()))
+	return status.Error(codes.Internal, "internal error; the log of the server has the details under this request id: "+requestid.From(ctx))
+}
+
+// drainStream ends a stream's context when the server shuts down: watches
+// never end by themselves and would hold it up until they are cut.
+func (s *Server) drainStream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+	if info.FullMethod == grpc_health_v1.Health_Watch_FullMethodName {
+		// Health answers that it stops and ends by itself on its own context.
+		return next(srv, s.draining(ss))
+	}
+	err := next(srv, s.draining(ss))
+	if s.stopping.Err() != nil && (status.Code(err) == codes.Canceled || errors.Is(err, context.Canceled)) {
+		return status.Error(codes.Unavailable, "the server is shutting down")
+	}
+	return err
+}
+
+func (s *Server) draining(ss grpc.ServerStream) grpc.ServerStream {
+	ctx, cancel := context.WithCancel(ss.Context())
+	context.AfterFunc(s.stopping, cancel)
+	return &drainingStream{ServerStream: ss, ctx: ctx}
+}
+
+type drainingStream struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (s *drainingStream) Context() context.Context { return s.ctx }
+
+// levelOf logs what the caller did wrong at info, what we did wrong at error.
+func levelOf(code codes.Code) logging.Level {
+	switch code {
+	case codes.Unknown, codes.Internal, codes.DataLoss, codes.Unimplemented:
+		return logging.LevelError
+	case codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted:
+		return logging.LevelWarn
+	case codes.OK:
+		return logging.LevelDebug
+	default:
+		return logging.LevelInfo
+	}
+}

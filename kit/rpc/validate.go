@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package rpc
+
+import (
+	"context"
+	"errors"
+
+	"buf.build/go/protovalidate"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+)
+
+// validate answers INVALID_ARGUMENT with a BadRequest that names every field
+// which breaks a rule of its proto file.
+func validate(v protovalidate.Validator, msg any) error {
+	m, ok := msg.(proto.Message)
+	if !ok {
+		return status.Errorf(codes.Internal, "a message of type %T is not a proto.Message", msg)
+	}
+	err := v.Validate(m)
+	if err == nil {
+		return nil
+	}
+	var invalid *protovalidate.ValidationError
+	if !errors.As(err, &invalid) { // the rule itself does not compile or run
+		return status.Errorf(codes.Internal, "validate %s: %v", m.ProtoReflect().Descriptor().FullName(), err)
+	}
+	bad := &errdetails.BadRequest{}
+	for _, violation := range invalid.Violations {
+		bad.FieldViolations = append(bad.FieldViolations, &errdetails.BadRequest_FieldViolation{
+			Field:       protovalidate.FieldPathString(violation.Proto.GetField()),
+			Description: violation.Proto.GetMessage(),
+			Reason:      violation.Proto.GetRuleId(),
+		})
+	}
+	st := status.New(codes.InvalidArgument, invalid.Error())
+	if detailed, err := st.WithDetails(bad); err == nil {
+		st = detailed
+	}
+	return st.Err()
+}
+
+func (s *Server) validateUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	if !always(info.FullMethod) {
+		if err := validate(s.validator, req); err != nil {
+			return nil, err
+		}
+	}
+	return next(ctx, req)
+}
+
+func (s *Server) validateStream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+	if !always(info.FullMethod) {
+		ss = &validatingStream{ServerStream: ss, validator: s.validator}
+	}
+	return next(srv, ss)
+}
+
+type validatingStream struct {
+	grpc.ServerStream
+	validator protovalidate.Validator
+}
+
+func (s *validatingStream) RecvMsg(m any) error {
+	if err := s.ServerStream.RecvMsg(m); err != nil {
+		return err
+	}
+	return validate(s.validator, m)
+}

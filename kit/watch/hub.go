@@ -1,0 +1,476 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package watch distributes the changes of a keyed set to many readers.
+//
+// A reader gets a listing of everything, a bookmark that says "that was
+// everything", and then changes. Each carries a token with which a reader that
+// was away continues where it was; a token that is too old, or from another
+// run of the process, is refused with ErrExpired, and the reader lists again.
+//
+// The producer never waits. Changes that a slow reader has not taken yet are
+// merged by key; a reader with more than Options.Pending keys outstanding is
+// cut with ErrSlow. So no reader has a gap that it does not know of, and none
+// costs more memory than its bound.
+//
+// Order: a key's changes arrive in order, a new key never before one that was
+// added earlier, a deletion never before one that was made earlier. Merging may
+// show a later value earlier, or show a deletion of a key that the reader never
+// saw, which readers must ignore.
+package watch
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+)
+
+var (
+	// ErrExpired: the token cannot be continued from; list again.
+	ErrExpired = errors.New("resume token expired")
+	// ErrSlow: the reader fell too far behind and was cut; its last token may still be good.
+	ErrSlow = errors.New("reader too slow")
+	// ErrClosed: the hub or the subscription was closed.
+	ErrClosed = errors.New("watch closed")
+)
+
+// Kind says what an Event tells.
+type Kind uint8
+
+const (
+	Upsert   Kind = iota + 1 // the key is there and has this value
+	Delete                   // the key is not there
+	Bookmark                 // nothing changed; the token is newer
+)
+
+func (k Kind) String() string {
+	switch k {
+	case Upsert:
+		return "upsert"
+	case Delete:
+		return "delete"
+	case Bookmark:
+		return "bookmark"
+	}
+	return fmt.Sprintf("Kind(%d)", uint8(k))
+}
+
+// Event is one message to a reader.
+type Event[K comparable, V any] struct {
+	Kind  Kind
+	Key   K // not for a bookmark
+	Value V // only for an upsert; shared, must not be changed
+	// SnapshotComplete is set on the bookmark after a listing: what was not
+	// listed is gone.
+	SnapshotComplete bool
+	// Token continues after this event. It is nil until the listing is complete.
+	Token []byte
+}
+
+// Options of a Hub. The zero value is usable.
+type Options[V any] struct {
+	History int // changes that a token may lie back; 8,192 if 0
+	Pending int // keys that a reader may have outstanding; 8,192 if 0
+	// Loading holds back every "that was everything" until Loaded is called:
+	// the hub's own source has not listed completely yet.
+	Loading bool
+	// Equal makes an upsert of an equal value no change at all. Nil never does.
+	Equal func(a, b V) bool
+}
+
+// Hub holds the set and its readers. All methods may be called concurrently.
+type Hub[K comparable, V any] struct {
+	opts        Options[V]
+	incarnation [8]byte
+
+	mu       sync.Mutex
+	revision uint64                           // guarded by mu; of the last change
+	items    map[K]*item[V]                   // guarded by mu
+	history  []change[K, V]                   // guarded by mu; a ring
+	first    uint64                           // guarded by mu; the oldest revision in history
+	subs     map[*Subscription[K, V]]struct{} // guarded by mu
+	loaded   bool                             // guarded by mu
+	closed   bool                             // guarded by mu
+}
+
+type item[V any] struct {
+	value   V
+	created uint64 // revision at which the key appeared: the order of listings
+}
+
+type change[K comparable, V any] struct {
+	kind     Kind
+	key      K
+	value    V
+	revision uint64
+}
+
+// NewHub returns an empty hub with a new incarnation.
+func NewHub[K comparable, V any](o Options[V]) *Hub[K, V] {
+	if o.History <= 0 {
+		o.History = 8192
+	}
+	if o.Pending <= 0 {
+		o.Pending = 8192
+	}
+	h := &Hub[K, V]{
+		opts:   o,
+		items:  map[K]*item[V]{},
+		subs:   map[*Subscription[K, V]]struct{}{},
+		first:  1,
+		loaded: !o.Loading,
+	}
+	rand.Read(h.incarnation[:]) //nolint:errcheck // never fails since Go 1.24
+	return h
+}
+
+// Upsert sets a key. It returns the revision of the change, or of the last
+// one if the value is equal to the present one.
+func (h *Hub[K, V]) Upsert(key K, value V) uint64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return h.revision
+	}
+	it, ok := h.items[key]
+	if ok && h.opts.Equal != nil && h.opts.Equal(it.value, value) {
+		return h.revision
+	}
+	h.revision++
+	if ok {
+		it.value = value
+	} else {
+		h.items[key] = &item[V]{value: value, created: h.revision}
+	}
+	h.publish(change[K, V]{kind: Upsert, key: key, value: value, revision: h.revision})
+	return h.revision
+}
+
+// Delete removes a key and says whether it was there.
+func (h *Hub[K, V]) Delete(key K) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if _, ok := h.items[key]; !ok || h.closed {
+		return false
+	}
+	delete(h.items, key)
+	h.revision++
+	h.publish(change[K, V]{kind: Delete, key: key, revision: h.revision})
+	return true
+}
+
+// Get returns the value of a key.
+func (h *Hub[K, V]) Get(key K) (V, bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if it, ok := h.items[key]; ok {
+		return it.value, true
+	}
+	var zero V
+	return zero, false
+}
+
+// Len is the number of keys.
+func (h *Hub[K, V]) Len() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.items)
+}
+
+// Keys returns all keys in the order in which they appeared.
+func (h *Hub[K, V]) Keys() []K {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	listing := h.list()
+	keys := make([]K, len(listing))
+	for i, c := range listing {
+		keys[i] = c.key
+	}
+	return keys
+}
+
+// Revision is the number of changes so far.
+func (h *Hub[K, V]) Revision() uint64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.revision
+}
+
+// Readers is the number of open subscriptions.
+func (h *Hub[K, V]) Readers() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.subs)
+}
+
+// Loaded says that the source has listed everything: readers that wait for
+// their bookmark get it. Further calls do nothing.
+func (h *Hub[K, V]) Loaded() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.loaded {
+		return
+	}
+	h.loaded = true
+	for s := range h.subs {
+		s.mark(h.revision)
+	}
+}
+
+// Close ends every subscription with ErrClosed and refuses new ones.
+func (h *Hub[K, V]) Close() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.closed = true
+	for s := range h.subs {
+		s.fail(ErrClosed)
+		delete(h.subs, s)
+	}
+}
+
+// publish runs with mu held.
+func (h *Hub[K, V]) publish(c change[K, V]) {
+	if len(h.history) < h.opts.History {
+		h.history = append(h.history, c)
+	} else {
+		h.history[int((c.revision-1)%uint64(h.opts.History))] = c
+		h.first = c.revision - uint64(h.opts.History) + 1
+	}
+	for s := range h.subs {
+		if !s.push(c) {
+			delete(h.subs, s)
+		}
+	}
+}
+
+// list runs with mu held.
+func (h *Hub[K, V]) list() []change[K, V] {
+	all := make([]change[K, V], 0, len(h.items))
+	for k, it := range h.items {
+		all = append(all, change[K, V]{kind: Upsert, key: k, value: it.value, revision: it.created})
+	}
+	slices.SortFunc(all, func(a, b change[K, V]) int {
+		if a.revision < b.revision {
+			return -1
+		}
+		return 1
+	})
+	return all
+}
+
+func (h *Hub[K, V]) token(revision uint64) []byte {
+	return binary.BigEndian.AppendUint64(h.incarnation[:8:8], revision)
+}
+
+func (h *Hub[K, V]) parse(token []byte) (uint64, error) {
+	if len(token) != 16 || [8]byte(token[:8]) != h.incarnation {
+		return 0, fmt.Errorf("%w: it is from another run of the server", ErrExpired)
+	}
+	return binary.BigEndian.Uint64(token[8:]), nil
+}
+
+// Subscribe opens a subscription: with an empty token from a listing on, else
+// from after the event that carried it. The reader must call Close.
+func (h *Hub[K, V]) Subscribe(token []byte) (*Subscription[K, V], error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return nil, ErrClosed
+	}
+	s := &Subscription[K, V]{hub: h, limit: h.opts.Pending, queued: map[K]*entry[K, V]{}, wake: make(chan struct{}, 1)}
+	if len(token) == 0 {
+		s.listing = h.list()
+		s.fresh = true
+		if h.loaded {
+			s.mark(h.revision)
+		}
+	} else {
+		revision, err := h.parse(token)
+		if err != nil {
+			return nil, err
+		}
+		if revision > h.revision || revision+1 < h.first {
+			return nil, fmt.Errorf("%w: revision %d, have %d to %d", ErrExpired, revision, h.first, h.revision)
+		}
+		s.position = revision
+		s.limit += h.opts.History // the replay must not count as slowness
+		for r := revision + 1; r <= h.revision; r++ {
+			s.push(h.history[int((r-1)%uint64(h.opts.History))])
+		}
+		s.limit = max(h.opts.Pending, len(s.queued))
+		s.mark(h.revision)
+	}
+	h.subs[s] = struct{}{}
+	return s, nil
+}
+
+// Subscription is one reader's view. Next and Close belong to one goroutine.
+type Subscription[K comparable, V any] struct {
+	hub     *Hub[K, V]
+	limit   int
+	fresh   bool           // began with a listing
+	listing []change[K, V] // what of the listing was not read yet; the reader's own
+	wake    chan struct{}  // has a token when there may be news
+
+	mu       sync.Mutex
+	head     *entry[K, V]       // guarded by mu; oldest
+	tail     *entry[K, V]       // guarded by mu
+	queued   map[K]*entry[K, V] // guarded by mu; bookmarks are not in it
+	err      error              // guarded by mu
+	position uint64             // guarded by mu; everything up to it was read
+	marked   bool               // guarded by mu; the first bookmark was read
+}
+
+type entry[K comparable, V any] struct {
+	change     change[K, V]
+	prev, next *entry[K, V]
+}
+
+// push merges a change into the queue and says whether the reader still keeps up.
+func (s *Subscription[K, V]) push(c change[K, V]) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err != nil {
+		return false
+	}
+	if e, ok := s.queued[c.key]; ok {
+		if e.change.kind == Upsert && c.kind == Upsert {
+			// It keeps its place, before what was added after it. The token
+			// of that place is older than the value, which does no harm.
+			e.change.value = c.value
+			return true
+		}
+		s.unlink(e)
+	} else if len(s.queued) >= s.limit {
+		s.failLocked(ErrSlow)
+		return false
+	}
+	e := &entry[K, V]{change: c}
+	s.queued[c.key] = e
+	s.link(e)
+	s.notify()
+	return true
+}
+
+// mark queues a bookmark.
+func (s *Subscription[K, V]) mark(revision uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.link(&entry[K, V]{change: change[K, V]{kind: Bookmark, revision: revision}})
+	s.notify()
+}
+
+func (s *Subscription[K, V]) fail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.failLocked(err)
+}
+
+func (s *Subscription[K, V]) failLocked(err error) {
+	if s.err == nil {
+		s.err = err
+	}
+	s.head, s.tail, s.queued = nil, nil, nil
+	s.notify()
+}
+
+func (s *Subscription[K, V]) notify() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (s *Subscription[K, V]) link(e *entry[K, V]) {
+	if e.prev = s.tail; e.prev != nil {
+		e.prev.next = e
+	} else {
+		s.head = e
+	}
+	s.tail = e
+}
+
+func (s *Subscription[K, V]) unlink(e *entry[K, V]) {
+	if e.prev != nil {
+		e.prev.next = e.next
+	} else {
+		s.head = e.next
+	}
+	if e.next != nil {
+		e.next.prev = e.prev
+	} else {
+		s.tail = e.prev
+	}
+	e.prev, e.next = nil, nil
+}
+
+// Next returns the next event, waiting for it until ctx is done. Errors other
+// than the context's are final: ErrSlow, ErrClosed.
+func (s *Subscription[K, V]) Next(ctx context.Context) (Event[K, V], error) {
+	for {
+		if e, ok, err := s.take(); ok || err != nil {
+			return e, err
+		}
+		select {
+		case <-s.wake:
+		case <-ctx.Done():
+			return Event[K, V]{}, ctx.Err()
+		}
+	}
+}
+
+func (s *Subscription[K, V]) take() (Event[K, V], bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err != nil {
+		s.listing = nil
+		return Event[K, V]{}, false, s.err
+	}
+	if len(s.listing) > 0 {
+		c := s.listing[0]
+		s.listing[0] = change[K, V]{} // let go of the value
+		s.listing = s.listing[1:]
+		return Event[K, V]{Kind: Upsert, Key: c.key, Value: c.value}, true, nil
+	}
+	e := s.head
+	if e == nil {
+		return Event[K, V]{}, false, nil
+	}
+	s.unlink(e)
+	c := e.change
+	s.position = c.revision
+	out := Event[K, V]{Kind: c.kind, Key: c.key, Value: c.value}
+	if c.kind == Bookmark {
+		out.SnapshotComplete = s.fresh && !s.marked
+		s.marked = true
+	} else {
+		delete(s.queued, c.key)
+	}
+	if s.marked || !s.fresh {
+		out.Token = s.hub.token(s.position)
+	}
+	return out, true, nil
+}
+
+// Token continues after the last event that Next returned; nil while the
+// listing is not complete.
+func (s *Subscription[K, V]) Token() []byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.fresh && !s.marked {
+		return nil
+	}
+	return s.hub.token(s.position)
+}
+
+// Close frees the subscription; Next then returns ErrClosed.
+func (s *Subscription[K, V]) Close() {
+	s.hub.mu.Lock()
+	delete(s.hub.subs, s)
+	s.hub.mu.Unlock()
+	s.fail(ErrClosed)
+}

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package pool holds ranges of addresses: which of a range are taken, which
+// may never be given out, and which comes next.
+//
+// It is arithmetic on addresses and nothing else: it knows no owner, no time
+// and no file. A Pool is not safe for concurrent use.
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Limits of a configuration.
+const (
+	MaxPools      = 64
+	MaxExclusions = 1024
+)
+
+// Source says which ranges this node may use, in order of use. The ranges of
+// the command line are a Static source; a source may also ask somebody else.
+type Source interface {
+	Ranges(ctx context.Context) ([]netip.Prefix, error)
+}
+
+// Static is a source that was told the answer.
+type Static []netip.Prefix
+
+// Ranges returns the ranges themselves.
+func (s Static) Ranges(context.Context) ([]netip.Prefix, error) { return s, nil }
+
+// Pool is one range and what is taken of it.
+type Pool struct {
+	prefix    netip.Prefix
+	gateway   netip.Addr
+	hostBits  int
+	nReserved u128
+	nTaken    u128  // without the reserved ones
+	reserved  *tree // never given out
+	taken     *tree // given out, resting or reserved
+	cursor    u128  // the search for a free address begins here
+}
+
+// refused are ranges that no pod can have, with the reason.
+var refused = []struct {
+	prefix netip.Prefix
+	what   string
+}{
+	{netip.MustParsePrefix("0.0.0.0/8"), "\"this network\" (0.0.0.0/8)"},
+	{netip.MustParsePrefix("127.0.0.0/8"), "the loopback range 127.0.0.0/8"},
+	{netip.MustParsePrefix("169.254.0.0/16"), "the link-local range 169.254.0.0/16"},
+	{netip.MustParsePrefix("224.0.0.0/4"), "the multicast range 224.0.0.0/4"},
+	{netip.MustParsePrefix("::ffff:0:0/96"), "IPv4-mapped IPv6 (::ffff:0:0/96); write the IPv4 range instead"},
+	{netip.MustParsePrefix("::/96"), "the unspecified and loopback addresses (::/96)"},
+	{netip.MustParsePrefix("fe80::/10"), "the link-local range fe80::/10"},
+	{netip.MustParsePrefix("ff00::/8"), "the multicast range ff00::/8"},
+}
+
+// ParseRanges reads CIDRs of the configuration field of that name. The error
+// holds every problem, each with the field and index.
+func ParseRanges(field string, cidrs []string) ([]netip.Prefix, error) {
+	var errs []error
+	if len(cidrs) > MaxPools {
+		return nil, fmt.Errorf("%s: %d ranges, the limit is %d", field, len(cidrs), MaxPools)
+	}
+	out := make([]netip.Prefix, 0, len(cidrs))
+	for i, s := range cidrs {
+		p, err := netip.ParsePrefix(strings.TrimSpace(s))
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s[%d]: %q is not a CIDR such as 10.244.0.0/24 or fd00:244::/64", field, i, s))
+			continue
+		}
+		out = append(out, p)
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	return out, nil
+}
+
+// ParseExclusions reads addresses and prefixes that are never given out.
+func ParseExclusions(field string, list []string) ([]netip.Prefix, error) {
+	var errs []error
+	if len(list) > MaxExclusions {
+		return nil, fmt.Errorf("%s: %d entries, the limit is %d", field, len(list), MaxExclusions)
+	}
+	out := make([]netip.Prefix, 0, len(list))
+	for i, s := range list {
+		s = strings.TrimSpace(s)
+		var p netip.Prefix
+		var err error
+		if strings.Contains(s, "/") {
+			p, err = netip.ParsePrefix(s)
+		} else {
+			var a netip.Addr
+			// A zone would be lost in the prefix without a word.
+			if a, err = netip.ParseAddr(s); err == nil && a.Zone() == "" {
+				p = netip.PrefixFrom(a, a.BitLen())
+			}
+		}
+		switch {
+		case err != nil || !p.IsValid():
+			errs = append(errs, fmt.Errorf("%s[%d]: %q is neither an address nor a CIDR", field, i, s))
+		case p.Addr().Is4In6():
+			errs = append(errs, fmt.Errorf("%s[%d]: %s is IPv4-mapped; write the IPv4 address instead", field, i, s))
+		case p != p.Masked():
+			errs = append(errs, fmt.Errorf("%s[%d]: %s has host bits set; the range is %s", field, i, s, p.Masked()))
+		default:
+			out = append(out, p)
+		}
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	return out, nil
+}
+
+// CheckRanges says what is wrong with a list of ranges, everything at once,
+// each problem with the field's name and the index.
+func CheckRanges(field string, ranges []netip.Prefix) error {
+	var errs []error
+	bad := func(i int, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("%s[%d]: %s", field, i, fmt.Sprintf(format, args...)))
+	}
+	if len(ranges) == 0 {
+		return fmt.Errorf("%s: empty; give at least one CIDR such as 10.244.0.0/24", field)
+	}
+	for i, p := range ranges {
+		if !p.IsValid() {
+			bad(i, "not a CIDR")
+			continue
+		}
+		if p != p.Masked() {
+			bad(i, "%s has host bits set; the range is %s", p, p.Masked())
+			continue
+		}
+		for _, r := range refused {
+			if p.Overlaps(r.prefix) {
+				bad(i, "%s overlaps %s", p, r.what)
+				break
+			}
+		}
+		if hostBits := p.Addr().BitLen() - p.Bits(); hostBits < 2 {
+			bad(i, "%s is too small: after network, gateway and the last address nothing is left; the smallest are /30 and /126", p)
+		}
+		for j, q := range ranges[:i] {
+			if p.Overlaps(q) {
+				bad(i, "%s overlaps %s[%d], %s", p, field, j, q)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// New returns the pools of the ranges, in the same order, without the
+// excluded addresses. The error names the field of the configuration.
+func New(field string, ranges, exclude []netip.Prefix) ([]*Pool, error) {
+	if err := CheckRanges(field, ranges); err != nil {
+		return nil, err
+	}
+	var errs []error
+	pools := make([]*Pool, 0, len(ranges))
+	for i, prefix := range ranges {
+		p := newPool(prefix, exclude)
+		if p.taken.exhausted() {
+			errs = append(errs, fmt.Errorf("%s[%d]: the exclusions leave no address of %s", field, i, prefix))
+		}
+		pools = append(pools, p)
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	return pools, nil
+}
+
+func newPool(prefix netip.Prefix, exclude []netip.Prefix) *Pool {
+	hostBits := prefix.Addr().BitLen() - prefix.Bits()
+	p := &Pool{
+		prefix:   prefix,
+		hostBits: hostBits,
+		gateway:  prefix.Addr().Next(),
+		reserved: newTree(hostBits),
+		taken:    newTree(hostBits),
+	}
+	host := func(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+	// The first address is the network of IPv4 and the subnet-router anycast
+	// address of IPv6 (RFC 4291, 2.6.1).
+	blocks := []netip.Prefix{host(prefix.Addr()), host(p.gateway)}
+	if prefix.Addr().Is4() {
+		last := fromAddr(prefix.Addr()).add(u128{0, 1}.shl(hostBits)).sub(u128{0, 1})
+		blocks = append(blocks, host(last.addr(true)))
+	}
+	for _, x := range exclude {
+		if x.Addr().Is4() != prefix.Addr().Is4() || !x.Overlaps(prefix) {
+			continue
+		}
+		if x.Bits() < prefix.Bits() {
+			x = prefix
+		}
+		blocks = append(blocks, x)
+	}
+	// Larger blocks first: of two that overlap one contains the other, so
+	// what is reserved already need not be counted again.
+	slices.SortStableFunc(blocks, func(a, b netip.Prefix) int { return a.Bits() - b.Bits() })
+	for _, b := range blocks {
+		off, size := p.offset(b.Addr()), b.Addr().BitLen()-b.Bits()
+		if p.reserved.has(off) {
+			continue
+		}
+		p.nReserved = p.nReserved.add(u128{0, 1}.shl(size))
+		p.reserved.takeBlock(off, size)
+		p.taken.takeBlock(off, size)
+	}
+	return p
+}
+
+func (p *Pool) offset(a netip.Addr) u128 { return fromAddr(a).low(p.hostBits) }
+
+func (p *Pool) at(off u128) netip.Addr {
+	return fromAddr(p.prefix.Addr()).or(off).addr(p.prefix.Addr().Is4())
+}
+
+// Prefix is the range.
+func (p *Pool) Prefix() netip.Prefix { return p.prefix }
+
+// Is4 says whether the range is of IPv4.
+func (p *Pool) Is4() bool { return p.prefix.Addr().Is4() }
+
+// Gateway is the node's own address on the pod side, the second of the range.
+func (p *Pool) Gateway() netip.Addr { return p.gateway }
+
+// Contains says whether an address lies in the range, reserved or not.
+func (p *Pool) Contains(a netip.Addr) bool { return p.prefix.Contains(a) }
+
+// Reserved says whether an address of the range is never given out.
+func (p *Pool) Reserved(a netip.Addr) bool { return p.reserved.has(p.offset(a)) }
+
+// Take marks an address of the range; false if it is taken or reserved.
+func (p *Pool) Take(a netip.Addr) bool {
+	if !p.taken.take(p.offset(a)) {
+		return false
+	}
+	p.nTaken = p.nTaken.add(u128{0, 1})
+	return true
+}
+
+// Put makes an address free again; false if it was free or is reserved.
+func (p *Pool) Put(a netip.Addr) bool {
+	off := p.offset(a)
+	if p.reserved.has(off) || !p.taken.put(off) {
+		return false
+	}
+	p.nTaken = p.nTaken.sub(u128{0, 1})
+	return true
+}
+
+// Next returns the free address that Take should be called with: the first
+// one at or after the cursor, around the end of the range if need be, so that
+// a freed address comes back as late as possible. False if all are taken.
+func (p *Pool) Next() (netip.Addr, bool) {
+	off, ok := p.taken.next(p.cursor)
+	if !ok {
+		off, ok = p.taken.next(u128{})
+	}
+	if !ok {
+		return netip.Addr{}, false
+	}
+	return p.at(off), true
+}
+
+// Cursor is where Next begins to look.
+func (p *Pool) Cursor() netip.Addr { return p.at(p.cursor) }
+
+// SetCursor makes Next begin to look at an address of the range.
+func (p *Pool) SetCursor(a netip.Addr) { p.cursor = p.offset(a) }
+
+// Advance makes Next begin to look behind an address of the range.
+func (p *Pool) Advance(a netip.Addr) {
+	p.cursor = p.offset(a).add(u128{0, 1}).low(p.hostBits)
+}
+
+// Size is the number of addresses in the range. Like all counts it is at most
+// 2^64 - 1.
+func (p *Pool) Size() uint64 { return u128{0, 1}.shl(p.hostBits).saturated() }
+
+// NumReserved is the number of addresses that are never given out.
+func (p *Pool) NumReserved() uint64 { return p.nReserved.saturated() }
+
+// NumTaken is the number of addresses marked by Take.
+func (p *Pool) NumTaken() uint64 { return p.nTaken.saturated() }
+
+// NumFree is the number of addresses that Next can still find.
+func (p *Pool) NumFree() uint64 {
+	return u128{0, 1}.shl(p.hostBits).sub(p.nReserved).sub(p.nTaken).saturated()
+}

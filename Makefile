@@ -40,7 +40,8 @@ bin/sluice-devetcd:
 demo: build ## Show two pods on a real datapath with a real container runtime (root)
 	@scripts/deps demo
 	@scripts/tools grpcurl cnitool
-	@scripts/demo
+	@go build -o bin/test/demo ./test/demo
+	@bin/test/demo
 
 .PHONY: test
 test: build ## Run every test with the race detector; no test may be skipped (root)
@@ -62,7 +63,8 @@ fuzz: ## Run every fuzz target for FUZZTIME (10s)
 bench: build ## Measure ADD, DEL, traffic and memory beside the reference plugins (root)
 	@scripts/deps test demo
 	@scripts/tools cnitool
-	@scripts/bench
+	@go build -o bin/test/bench ./test/bench
+	@bin/test/bench
 
 .PHONY: check
 check: ## Judge format, lint, walls, generated code, and each module alone

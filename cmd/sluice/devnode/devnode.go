@@ -2,26 +2,355 @@
 // Copyright 2026 The Sluice Authors
 
 // Package devnode runs a whole Sluice node on one machine: a network namespace
-// of its own joined to the caller's by a veth, an embedded etcd and every
-// service under one run directory. `sluice dev` is a thin command line around
-// it, and the node tests, the demo and the benchmarks of module test use it
+// of its own joined to the caller's by a veth pair, an embedded etcd and every
+// service under the directories of one instance. `sluice dev` is a thin
+// command line around it; the node tests, the demo and the benchmarks use it
 // as a library.
 //
-// Contract (agreed with module test):
-//
-//	node, err := devnode.Up(ctx, devnode.Options{Instance, RunDir, StateDir, BPFDir, BinDir, PodCIDRs, …})
-//	node, err := devnode.Open(instance or run dir)   // the node that another process brought up
-//	node.Netns()                     path of the node's network namespace
-//	node.Socket(service)             path of a service's socket
-//	node.CNIConfDir(), node.CNIConflist()  ready configuration for the shim, and its content
-//	node.PID(service)                of the running process
-//	node.Kill(ctx, service)          SIGKILL, and wait until it is gone
-//	node.Start(ctx, service, opts…)  start it again exactly as Up did; WithExtraFiles(…*os.File)
-//	                                 passes descriptors (from fd 3 on), WithArgs(…) adds arguments,
-//	                                 WithoutWaiting() does not wait for SERVING
-//	node.Stop(ctx, service)          SIGTERM, and wait
-//	node.Down(ctx)                   end everything and leave nothing
-//	node.Logs(service)               path of its log file
-//
-// Services are named as their sockets: "etcd", "identity", "ipam", "datapath".
+// A node is found by its instance name alone: Down ends every process that was
+// started for the instance and removes every object that carries its name,
+// also if Up was killed half-way.
 package devnode
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/kit/instance"
+)
+
+// Services of a node, by the names of their sockets.
+const (
+	Etcd     = "etcd"
+	Identity = "identity"
+	IPAM     = "ipam"
+	Datapath = "datapath"
+)
+
+// Services lists all of them in the order of starting.
+func Services() []string { return []string{Etcd, Identity, IPAM, Datapath} }
+
+// ErrRunning is returned by Up for an instance that is up.
+var ErrRunning = errors.New("is running already")
+
+// ErrNotRunning is returned by Open for an instance that is not up.
+var ErrNotRunning = errors.New("is not running")
+
+// Options describe a node. The zero value is usable but for BinDir.
+type Options struct {
+	// Instance names the node: 1 to 32 characters of a-z, 0-9 and "-".
+	// Default: "dev".
+	Instance string
+	// BinDir holds the services' executables. Required.
+	BinDir string
+	// PodCIDRs are the ranges of pod addresses, at most one per family.
+	// Default: 10.244.N.0/24 and fd00:244:N::/64 with the first N to which no
+	// route of the caller's namespace leads.
+	PodCIDRs []netip.Prefix
+	// StartTimeout bounds the wait for the services. Default: 30 s.
+	StartTimeout time.Duration
+	// Args are additional arguments by service.
+	Args map[string][]string
+}
+
+// Node is a running node.
+type Node struct {
+	paths instance.Paths
+	state state
+}
+
+// state is what Open needs to know and Down does not.
+type state struct {
+	BinDir   string              `json:"binDir"`
+	PodCIDRs []netip.Prefix      `json:"podCIDRs"`
+	Args     map[string][]string `json:"args,omitempty"`
+	Timeout  time.Duration       `json:"startTimeoutNanoseconds"`
+	// Ready is set once every service has served.
+	Ready bool `json:"ready"`
+}
+
+// users are the processes' numeric users; the datapath is root and drops what
+// it does not need by itself.
+var users = map[string]uint32{
+	Identity: 64701,
+	IPAM:     64702,
+	Datapath: 0,
+	Etcd:     64705,
+}
+
+// newNode computes where everything of an instance is.
+func newNode(name string) (*Node, error) {
+	if name == "" {
+		name = "dev"
+	}
+	paths, err := instance.New(name)
+	if err != nil {
+		return nil, err
+	}
+	// A bpffs of the node's own: nothing of it outlives the node.
+	paths.BPFDir = filepath.Join(paths.RunDir, "bpf")
+	return &Node{paths: paths}, nil
+}
+
+// Up starts a node and returns when every service serves. What it started is
+// taken down again if something fails.
+//
+// The error wraps ErrRunning if the instance is up.
+func Up(ctx context.Context, o Options) (_ *Node, err error) {
+	n, err := newNode(o.Instance)
+	if err != nil {
+		return nil, err
+	}
+	unlock, err := n.lock()
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if running, err := n.runningServices(); err != nil {
+		return nil, err
+	} else if len(running) > 0 {
+		return nil, fmt.Errorf("instance %s %w: %v", n.paths.Name, ErrRunning, running)
+	}
+	// Leftovers of an Up that was killed.
+	if err := n.remove(ctx); err != nil {
+		return nil, err
+	}
+	if n.state, err = o.withDefaults(); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, n.remove(context.WithoutCancel(ctx)))
+		}
+	}()
+	if err := n.makeDirectories(); err != nil {
+		return nil, err
+	}
+	if err := n.writeState(); err != nil {
+		return nil, err
+	}
+	if err := n.makeNetwork(); err != nil {
+		return nil, err
+	}
+	if err := n.writeCNIConfig(); err != nil {
+		return nil, err
+	}
+	group, groupCtx := errgroup.WithContext(ctx)
+	for _, service := range Services() {
+		group.Go(func() error { return n.Start(groupCtx, service) })
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	n.state.Ready = true
+	return n, n.writeState()
+}
+
+// Open gives the node of an instance that another process brought up.
+//
+// The error wraps ErrNotRunning if there is none.
+func Open(name string) (*Node, error) {
+	n, err := newNode(name)
+	if err != nil {
+		return nil, err
+	}
+	content, err := os.ReadFile(n.statePath())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("instance %s %w", n.paths.Name, ErrNotRunning)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(content, &n.state); err != nil {
+		return nil, fmt.Errorf("read %s: %w", n.statePath(), err)
+	}
+	return n, nil
+}
+
+// Down ends every process of an instance and removes all that Up made, and
+// succeeds if there is nothing. It needs no state file.
+func Down(ctx context.Context, name string) error {
+	n, err := newNode(name)
+	if err != nil {
+		return err
+	}
+	unlock, err := n.lock()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return n.remove(ctx)
+}
+
+// Down ends the node, as the function Down does.
+func (n *Node) Down(ctx context.Context) error { return Down(ctx, n.paths.Name) }
+
+// Instance is the node's name.
+func (n *Node) Instance() string { return n.paths.Name }
+
+// Paths are the directories of the node.
+func (n *Node) Paths() instance.Paths { return n.paths }
+
+// Socket is the path of a service's gRPC socket.
+func (n *Node) Socket(service string) string { return n.paths.Socket(service) }
+
+// Netns is the path of the node's network namespace.
+func (n *Node) Netns() string { return filepath.Join(netnsDir, n.name()) }
+
+// PodCIDRs are the ranges of pod addresses.
+func (n *Node) PodCIDRs() []netip.Prefix { return slices.Clone(n.state.PodCIDRs) }
+
+// Plugin is the path of the CNI plugin.
+func (n *Node) Plugin() string { return filepath.Join(n.state.BinDir, "sluice-cni") }
+
+// CNIConfDir holds the CNI configuration list of the node.
+func (n *Node) CNIConfDir() string { return filepath.Join(n.paths.RunDir, "cni", "net.d") }
+
+// Log is the path of a service's log file.
+func (n *Node) Log(service string) string {
+	return filepath.Join(n.paths.RunDir, "log", service+".log")
+}
+
+// CNIConflist is the CNI configuration list of the node.
+func (n *Node) CNIConflist() []byte {
+	list, err := json.MarshalIndent(map[string]any{
+		"cniVersion": "1.0.0",
+		"name":       "sluice",
+		"plugins": []any{map[string]any{
+			"type":    "sluice-cni",
+			"runDir":  n.paths.RunDir,
+			"logFile": filepath.Join(n.paths.RunDir, "log", "cni.log"),
+			"capabilities": map[string]bool{
+				"labels": true, "ips": true, "mac": true, "io.kubernetes.cri.pod-annotations": true,
+			},
+		}},
+	}, "", "  ")
+	if err != nil {
+		panic(err) // a literal of strings and booleans always marshals
+	}
+	return append(list, '\n')
+}
+
+// name is the node's part of the names of kernel objects.
+func (n *Node) name() string { return "sluice-" + n.paths.Name }
+
+func (n *Node) statePath() string { return filepath.Join(n.paths.RunDir, "dev.json") }
+
+func (n *Node) writeState() error {
+	content, err := json.MarshalIndent(n.state, "", "  ")
+	if err != nil {
+		return err
+	}
+	temporary := n.statePath() + ".tmp"
+	if err := os.WriteFile(temporary, content, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(temporary, n.statePath())
+}
+
+func (n *Node) writeCNIConfig() error {
+	if err := os.MkdirAll(n.CNIConfDir(), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(n.CNIConfDir(), "10-sluice.conflist"), n.CNIConflist(), 0o600)
+}
+
+// lock keeps two commands from changing one instance at the same time. The lock
+// is the name of an abstract socket, which the kernel frees with the process
+// and which leaves no file.
+func (n *Node) lock() (unlock func(), err error) {
+	name := "@" + n.name() + "-dev"
+	l, err := net.Listen("unix", name)
+	if errors.Is(err, unix.EADDRINUSE) {
+		return nil, fmt.Errorf("another command is working on instance %s", n.paths.Name)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("lock instance %s: %w", n.paths.Name, err)
+	}
+	return func() { _ = l.Close() }, nil
+}
+
+// makeDirectories makes the run and state directories with the owners that the
+// services expect.
+func (n *Node) makeDirectories() error {
+	type directory struct {
+		path     string
+		mode     fs.FileMode
+		uid, gid uint32
+	}
+	all := []directory{
+		{n.paths.RunDir, 0o755, 0, 0},
+		{filepath.Join(n.paths.RunDir, "log"), 0o755, 0, 0},
+		{n.paths.StateDir, 0o755, 0, 0},
+		{n.paths.ServiceStateDir("cni"), 0o700, 0, 0},
+	}
+	for _, service := range Services() {
+		all = append(all,
+			directory{n.paths.ServiceRunDir(service), 0o750, users[service], instance.GroupID},
+			directory{n.paths.ServiceStateDir(service), 0o700, users[service], instance.GroupID})
+	}
+	for _, d := range all {
+		if err := os.Mkdir(d.path, d.mode); err != nil {
+			return err
+		}
+		if err := os.Chmod(d.path, d.mode); err != nil {
+			return err
+		}
+		if err := os.Chown(d.path, int(d.uid), int(d.gid)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// remove takes down whatever exists of the instance, in the reverse order of
+// Up, and goes on after errors.
+func (n *Node) remove(ctx context.Context) error {
+	var errs []error
+	services := Services()
+	slices.Reverse(services)
+	for _, service := range services {
+		errs = append(errs, n.Stop(ctx, service))
+	}
+	errs = append(errs, n.removeNetwork())
+	if err := unix.Unmount(n.paths.BPFDir, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+		errs = append(errs, fmt.Errorf("unmount %s: %w", n.paths.BPFDir, err))
+	}
+	errs = append(errs, os.RemoveAll(n.paths.RunDir), os.RemoveAll(n.paths.StateDir))
+	return errors.Join(errs...)
+}
+
+func (o Options) withDefaults() (state, error) {
+	s := state{BinDir: o.BinDir, PodCIDRs: o.PodCIDRs, Args: o.Args, Timeout: o.StartTimeout}
+	if s.BinDir == "" {
+		return s, errors.New("no directory of executables given")
+	}
+	var err error
+	if s.BinDir, err = filepath.Abs(s.BinDir); err != nil {
+		return s, err
+	}
+	for _, service := range Services() {
+		if _, err := os.Stat(executable(s.BinDir, service)); err != nil {
+			return s, fmt.Errorf("executable of %s: %w; run `make build`", service, err)
+		}
+	}
+	if s.Timeout == 0 {
+		s.Timeout = 30 * time.Second
+	}
+	if len(s.PodCIDRs) == 0 {
+		s.PodCIDRs, err = freePodCIDRs()
+	}
+	return s, err
+}

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package devnode
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// netnsDir is where iproute2 keeps named network namespaces.
+const netnsDir = "/run/netns"
+
+// uplink is the node's device towards the caller's namespace.
+const uplink = "eth0"
+
+// A pod's gateway is in 169.254.1.0/24; links are taken from the upper half of
+// 169.254.0.0/16 and from fd00:244:ffff::/48, which no pod uses.
+var (
+	linksIPv4 = netip.MustParsePrefix("169.254.128.0/17")
+	linksIPv6 = netip.MustParsePrefix("fd00:244:ffff::/48")
+)
+
+// linkAddresses are both ends' addresses, the caller's first, derived from the
+// instance's name. Two instances whose names collide cannot both be up, and
+// the second one is told by the kernel.
+func (n *Node) linkAddresses() (ipv4, ipv6 [2]netip.Addr) {
+	sum := sha256.Sum256([]byte(n.paths.Name))
+	pair := binary.BigEndian.Uint32(sum[:])
+	four := linksIPv4.Addr().As4()
+	binary.BigEndian.PutUint32(four[:], binary.BigEndian.Uint32(four[:])|pair&0x7ffe)
+	six := linksIPv6.Addr().As16()
+	binary.BigEndian.PutUint32(six[12:], pair&^1)
+	ipv4[0], ipv6[0] = netip.AddrFrom4(four), netip.AddrFrom16(six)
+	ipv4[1], ipv6[1] = ipv4[0].Next(), ipv6[0].Next()
+	return ipv4, ipv6
+}
+
+// link is the caller's device towards the node.
+func (n *Node) link() string {
+	sum := sha256.Sum256([]byte(n.paths.Name))
+	return "sldev" + hex.EncodeToString(sum[:])[:8]
+}
+
+// makeNetwork makes the node's namespace and joins it to the caller's by a
+// veth pair: the caller reaches the node and its pods, and the node's default
+// route leads to the caller. Nothing else of the caller's namespace changes.
+func (n *Node) makeNetwork() error {
+	if err := makeNetns(n.Netns()); err != nil {
+		return err
+	}
+	node, err := os.Open(n.Netns())
+	if err != nil {
+		return err
+	}
+	defer node.Close()
+	mtu, err := defaultRouteMTU()
+	if err != nil {
+		return err
+	}
+	attributes := netlink.NewLinkAttrs()
+	attributes.Name, attributes.MTU = n.link(), mtu
+	pair := &netlink.Veth{LinkAttrs: attributes, PeerName: uplink, PeerMTU: uint32(mtu), PeerNamespace: netlink.NsFd(int(node.Fd()))}
+	if err := netlink.LinkAdd(pair); err != nil {
+		return fmt.Errorf("make device %s: %w", n.link(), err)
+	}
+	ipv4, ipv6 := n.linkAddresses()
+	// The node's end first, so that the caller's routes find their device up.
+	err = inNetns(n.Netns(), func() error {
+		if err := setUp("lo"); err != nil {
+			return err
+		}
+		if err := configure(uplink, ipv4[1], ipv6[1]); err != nil {
+			return err
+		}
+		for _, gateway := range []netip.Addr{ipv4[0], ipv6[0]} {
+			if err := addRoute(uplink, netip.PrefixFrom(unspecified(gateway), 0), gateway); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("configure the node's %s: %w", uplink, err)
+	}
+	if err := configure(n.link(), ipv4[0], ipv6[0]); err != nil {
+		return fmt.Errorf("configure %s: %w", n.link(), err)
+	}
+	for _, prefix := range n.state.PodCIDRs {
+		gateway := ipv4[1]
+		if prefix.Addr().Is6() {
+			gateway = ipv6[1]
+		}
+		if err := addRoute(n.link(), prefix, gateway); err != nil {
+			return fmt.Errorf("route to the pods: %w", err)
+		}
+	}
+	return nil
+}
+
+// removeNetwork removes the device, and with it the routes, and the namespace.
+func (n *Node) removeNetwork() error {
+	var errs []error
+	link, err := netlink.LinkByName(n.link())
+	switch {
+	case errors.As(err, new(netlink.LinkNotFoundError)):
+	case err != nil:
+		errs = append(errs, fmt.Errorf("find %s: %w", n.link(), err))
+	default:
+		if err := netlink.LinkDel(link); err != nil && !errors.Is(err, unix.ENODEV) {
+			errs = append(errs, fmt.Errorf("remove %s: %w", n.link(), err))
+		}
+	}
+	if exists(n.Netns()) {
+		if err := unix.Unmount(n.Netns(), unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
+			errs = append(errs, fmt.Errorf("unmount %s: %w", n.Netns(), err))
+		}
+		errs = append(errs, os.Remove(n.Netns()))
+	}
+	return errors.Join(errs...)
+}
+
+func makeNetns(path string) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o444)
+	if err != nil {
+		return fmt.Errorf("make network namespace: %w", err)
+	}
+	_ = file.Close()
+	done := make(chan error, 1)
+	go func() {
+		// The thread stays in the new namespace and dies with the goroutine.
+		runtime.LockOSThread()
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			done <- fmt.Errorf("make network namespace: %w", err)
+			return
+		}
+		if err := unix.Mount("/proc/thread-self/ns/net", path, "", unix.MS_BIND, ""); err != nil {
+			done <- fmt.Errorf("bind network namespace to %s: %w", path, err)
+			return
+		}
+		done <- nil
+	}()
+	return <-done
+}
+
+// configure gives a device of the current namespace its addresses and sets it
+// up.
+func configure(device string, ipv4, ipv6 netip.Addr) error {
+	link, err := netlink.LinkByName(device)
+	if err != nil {
+		return err
+	}
+	for _, a := range []*netlink.Addr{
+		{IPNet: ipNet(netip.PrefixFrom(ipv4, 31))},
+		// No duplicate address detection: the address works at once, and both
+		// ends are ours.
+		{IPNet: ipNet(netip.PrefixFrom(ipv6, 127)), Flags: unix.IFA_F_NODAD},
+	} {
+		if err := netlink.AddrAdd(link, a); err != nil {
+			return fmt.Errorf("address %s: %w", a.IPNet, err)
+		}
+	}
+	return netlink.LinkSetUp(link)
+}
+
+func setUp(device string) error {
+	link, err := netlink.LinkByName(device)
+	if err != nil {
+		return err
+	}
+	return netlink.LinkSetUp(link)
+}
+
+func addRoute(device string, to netip.Prefix, via netip.Addr) error {
+	link, err := netlink.LinkByName(device)
+	if err != nil {
+		return err
+	}
+	route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(to), Gw: via.AsSlice()}
+	if err := netlink.RouteAdd(route); err != nil {
+		return fmt.Errorf("route to %s via %s: %w", to, via, err)
+	}
+	return nil
+}
+
+// defaultRouteMTU is the MTU of the device that the caller's default route
+// leads through, or Ethernet's if there is none.
+func defaultRouteMTU() (int, error) {
+	routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
+	if err != nil {
+		return 0, fmt.Errorf("list routes: %w", err)
+	}
+	for _, r := range routes {
+		if r.Dst != nil && r.Dst.IP.IsUnspecified() && r.LinkIndex > 0 {
+			if link, err := netlink.LinkByIndex(r.LinkIndex); err == nil {
+				return link.Attrs().MTU, nil
+			}
+		}
+	}
+	return 1500, nil
+}
+
+// freePodCIDRs picks ranges to which no route of the caller leads.
+func freePodCIDRs() ([]netip.Prefix, error) {
+	routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("list routes: %w", err)
+	}
+	taken := func(p netip.Prefix) bool {
+		for _, r := range routes {
+			if r.Dst == nil {
+				continue
+			}
+			ones, _ := r.Dst.Mask.Size()
+			address, ok := netip.AddrFromSlice(r.Dst.IP)
+			if ok && ones > 0 && netip.PrefixFrom(address.Unmap(), ones).Overlaps(p) {
+				return true
+			}
+		}
+		return false
+	}
+	for i := range 256 {
+		ipv4 := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 244, byte(i)}), 24)
+		ipv6 := netip.MustParsePrefix(fmt.Sprintf("fd00:244:%x::/64", i))
+		if !taken(ipv4) && !taken(ipv6) {
+			return []netip.Prefix{ipv4, ipv6}, nil
+		}
+	}
+	return nil, errors.New("every range 10.244.0.0/24 to 10.244.255.0/24 has a route; give the pod CIDRs")
+}
+
+func unspecified(like netip.Addr) netip.Addr {
+	if like.Is4() {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}

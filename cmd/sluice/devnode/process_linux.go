@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package devnode
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/kit/rpc/client"
+)
+
+// StartOption changes how one service is started.
+type StartOption func(*start)
+
+type start struct {
+	extraFiles []*os.File
+	args       []string
+	noWait     bool
+}
+
+// WithExtraFiles lets the service inherit files, from descriptor 3 on.
+func WithExtraFiles(files ...*os.File) StartOption {
+	return func(s *start) { s.extraFiles = files }
+}
+
+// WithArgs adds arguments to those of Up.
+func WithArgs(args ...string) StartOption {
+	return func(s *start) { s.args = args }
+}
+
+// WithoutWaiting returns when the process runs, not when it serves.
+func WithoutWaiting() StartOption {
+	return func(s *start) { s.noWait = true }
+}
+
+func executable(binDir, service string) string {
+	if service == Etcd {
+		return filepath.Join(binDir, "sluice-devetcd")
+	}
+	return filepath.Join(binDir, "sluice-"+service)
+}
+
+// mark is the argument by which a service's process is known to belong to the
+// instance.
+func (n *Node) mark(service string) string {
+	if service == Etcd {
+		return "--data-dir=" + n.paths.ServiceStateDir(service)
+	}
+	return "--instance=" + n.paths.Name
+}
+
+func (n *Node) etcdURL() string { return "unix://" + n.Socket(Etcd) }
+
+// arguments are the command line of a service, its mark first.
+func (n *Node) arguments(service string) []string {
+	args := []string{n.mark(service)}
+	var cidrs []string
+	for _, p := range n.state.PodCIDRs {
+		cidrs = append(cidrs, p.String())
+	}
+	switch service {
+	case Etcd:
+		args = append(args, "--listen="+n.etcdURL())
+	case Identity:
+		args = append(args, "--etcd-endpoints="+n.etcdURL(), "--node-name="+n.name())
+	case IPAM:
+		args = append(args, "--pools="+strings.Join(cidrs, ","))
+	case Datapath:
+		args = append(args, "--bpf-dir="+n.paths.BPFDir, "--pod-cidrs="+strings.Join(cidrs, ","))
+	}
+	return append(args, n.state.Args[service]...)
+}
+
+// Start starts a service that does not run, exactly as Up did, and waits until
+// it serves.
+func (n *Node) Start(ctx context.Context, service string, options ...StartOption) error {
+	var s start
+	for _, o := range options {
+		o(&s)
+	}
+	ctx, cancel := context.WithTimeout(ctx, n.state.Timeout)
+	defer cancel()
+	log, err := os.OpenFile(n.Log(service), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o640)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd := exec.Command(executable(n.state.BinDir, service), append(n.arguments(service), s.args...)...)
+	cmd.Dir = "/"
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.ExtraFiles = s.extraFiles
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Setsid:     true,
+		Credential: &syscall.Credential{Uid: users[service], Gid: instance.GroupID, Groups: []uint32{instance.GroupID}},
+	}
+	begin := cmd.Start
+	if service == Datapath {
+		begin = func() error { return inNetns(n.Netns(), cmd.Start) }
+	}
+	if err := begin(); err != nil {
+		return fmt.Errorf("start %s: %w", service, err)
+	}
+	exited := make(chan error, 1)
+	go func() { exited <- cmd.Wait() }()
+	if s.noWait {
+		return nil
+	}
+	return n.waitUntilServing(ctx, service, exited)
+}
+
+// waitUntilServing returns when the service's health says SERVING.
+func (n *Node) waitUntilServing(ctx context.Context, service string, exited <-chan error) error {
+	check := n.healthCheck(service)
+	defer check.close()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := check.serving(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case exit := <-exited:
+			return fmt.Errorf("%s ended before it served (%v); its log %s ends with:\n%s", service, exit, n.Log(service), n.logTail(service))
+		case <-ctx.Done():
+			return fmt.Errorf("%s does not serve (%w); its log %s ends with:\n%s", service, err, n.Log(service), n.logTail(service))
+		case <-tick.C:
+		}
+	}
+}
+
+// Serving says, with nil, that a service serves now.
+func (n *Node) Serving(ctx context.Context, service string) error {
+	check := n.healthCheck(service)
+	defer check.close()
+	return check.serving(ctx)
+}
+
+type healthCheck struct {
+	serving func(context.Context) error
+	close   func()
+}
+
+func (n *Node) healthCheck(service string) healthCheck {
+	if service == Etcd {
+		// No health service there; who listens serves.
+		return healthCheck{close: func() {}, serving: func(ctx context.Context) error {
+			conn, err := new(net.Dialer).DialContext(ctx, "unix", n.Socket(Etcd))
+			if err != nil {
+				return err
+			}
+			return conn.Close()
+		}}
+	}
+	conn, err := client.Dial(n.Socket(service), client.Options{Timeout: time.Second})
+	if err != nil {
+		return healthCheck{close: func() {}, serving: func(context.Context) error { return err }}
+	}
+	return healthCheck{
+		close: func() { _ = conn.Close() },
+		serving: func(ctx context.Context) error {
+			// A connection attempt that found no socket backs off; ask for the
+			// next one now.
+			conn.ResetConnectBackoff()
+			answer, err := healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{})
+			if err != nil {
+				return err
+			}
+			if status := answer.GetStatus(); status != healthpb.HealthCheckResponse_SERVING {
+				return fmt.Errorf("health is %s", status)
+			}
+			return nil
+		},
+	}
+}
+
+func (n *Node) logTail(service string) []byte {
+	const most = 2000
+	content, err := os.ReadFile(n.Log(service))
+	if err != nil {
+		return []byte(err.Error())
+	}
+	if len(content) > most {
+		content = content[len(content)-most:]
+	}
+	return content
+}
+
+// Stop ends a service with SIGTERM, or with SIGKILL after 10 s, and waits until
+// it is gone. Stopping what does not run succeeds.
+func (n *Node) Stop(ctx context.Context, service string) error {
+	return n.end(ctx, service, unix.SIGTERM)
+}
+
+// Kill ends a service with SIGKILL and waits until it is gone.
+func (n *Node) Kill(ctx context.Context, service string) error {
+	return n.end(ctx, service, unix.SIGKILL)
+}
+
+// PID is the process id of a running service.
+//
+// The error wraps ErrNotRunning if it does not run.
+func (n *Node) PID(service string) (int, error) {
+	pids, err := n.processes(service)
+	if err != nil {
+		return 0, err
+	}
+	if len(pids) == 0 {
+		return 0, fmt.Errorf("%s of instance %s %w", service, n.paths.Name, ErrNotRunning)
+	}
+	return pids[0], nil
+}
+
+func (n *Node) runningServices() ([]string, error) {
+	var running []string
+	for _, service := range Services() {
+		pids, err := n.processes(service)
+		if err != nil {
+			return nil, err
+		}
+		if len(pids) > 0 {
+			running = append(running, service)
+		}
+	}
+	return running, nil
+}
+
+// processes finds the service's processes by their command line.
+func (n *Node) processes(service string) ([]int, error) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	var pids []int
+	for _, e := range entries {
+		if pid, err := strconv.Atoi(e.Name()); err == nil && n.belongs(pid, service) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, nil
+}
+
+// belongs says whether a process is one of the service and this instance. A
+// zombie, whose command line is empty, is not.
+func (n *Node) belongs(pid int, service string) bool {
+	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	if err != nil {
+		return false
+	}
+	args := strings.Split(string(bytes.TrimRight(content, "\x00")), "\x00")
+	return len(args) > 1 && filepath.Base(args[0]) == filepath.Base(executable("", service)) && args[1] == n.mark(service)
+}
+
+func (n *Node) end(ctx context.Context, service string, signal unix.Signal) error {
+	pids, err := n.processes(service)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, pid := range pids {
+		errs = append(errs, n.endProcess(ctx, pid, service, signal))
+	}
+	return errors.Join(errs...)
+}
+
+// endProcess signals through a pidfd, opened before the process is looked at
+// again, so that a reused pid is never hit.
+func (n *Node) endProcess(ctx context.Context, pid int, service string, signal unix.Signal) error {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("pidfd of %s (%d): %w", service, pid, err)
+	}
+	defer unix.Close(fd)
+	if !n.belongs(pid, service) {
+		return nil
+	}
+	grace, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	for _, s := range slices.Compact([]unix.Signal{signal, unix.SIGKILL}) {
+		if err := unix.PidfdSendSignal(fd, s, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("signal %s (%d): %w", service, pid, err)
+		}
+		if waitForExit(grace, fd) {
+			return nil
+		}
+	}
+	if waitForExit(ctx, fd) {
+		return nil
+	}
+	return fmt.Errorf("%s (%d) does not end: %w", service, pid, ctx.Err())
+}
+
+// waitForExit says whether the process of a pidfd ended in time. A pidfd is
+// readable once its process has ended, before or after it is reaped.
+func waitForExit(ctx context.Context, fd int) bool {
+	for {
+		ready, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 20)
+		if ready > 0 {
+			return true
+		}
+		if err != nil && !errors.Is(err, unix.EINTR) || ctx.Err() != nil {
+			return false
+		}
+	}
+}
+
+// inNetns runs fn, which must not start goroutines that matter, on a thread
+// inside a network namespace.
+func inNetns(path string, fn func() error) error {
+	target, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("enter network namespace: %w", err)
+	}
+	defer target.Close()
+	done := make(chan error, 1)
+	go func() {
+		// The thread is not brought back: it dies with the goroutine.
+		runtime.LockOSThread()
+		if err := unix.Setns(int(target.Fd()), unix.CLONE_NEWNET); err != nil {
+			done <- fmt.Errorf("enter network namespace %s: %w", path, err)
+			return
+		}
+		done <- fn()
+	}()
+	return <-done
+}
+
+// exists says whether there is a file at path, whatever it is.
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return !errors.Is(err, fs.ErrNotExist)
+}

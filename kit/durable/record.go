@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package durable
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+var (
+	// ErrCorrupt: the content is not what was written.
+	ErrCorrupt = errors.New("corrupt record")
+	// ErrForeign: a record, but of another kind.
+	ErrForeign = errors.New("record of another schema")
+	// ErrVersion: a record of this kind in a version that this program does not read.
+	ErrVersion = errors.New("record of an unsupported version")
+)
+
+// Schema names a kind of record.
+type Schema struct {
+	Name    string // "sluice.example.v1" or the like; never changed
+	Version int    // what is written, from 1
+	Oldest  int    // the oldest version that is read; Version if 0
+}
+
+// RecordError says which record is unusable, and where. It wraps one of the
+// errors above, or what the file system said.
+type RecordError struct {
+	File  string // "" if the record did not come from a file
+	Field string // "" if it is about the whole
+	Err   error
+}
+
+func (e *RecordError) Error() string {
+	s := ""
+	if e.File != "" {
+		s = e.File + ": "
+	}
+	if e.Field != "" {
+		s += e.Field + ": "
+	}
+	return s + e.Err.Error()
+}
+
+func (e *RecordError) Unwrap() error { return e.Err }
+
+type envelope struct {
+	Schema  string          `json:"schema"`
+	Version int             `json:"version"`
+	CRC32C  string          `json:"crc32c"`
+	Data    json.RawMessage `json:"data"`
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// The checksum covers the head too: a flipped bit in the version must not make
+// a record of another version.
+func checksum(schema string, version int, data []byte) string {
+	h := crc32.New(castagnoli)
+	fmt.Fprintf(h, "%s\n%d\n", schema, version)
+	h.Write(data)
+	return fmt.Sprintf("%08x", h.Sum32())
+}
+
+// Encode puts v into the envelope of the schema.
+func Encode(s Schema, v any) ([]byte, error) {
+	if s.Name == "" || s.Version < 1 {
+		return nil, fmt.Errorf("schema %+v has no name or no version", s)
+	}
+	data, err := json.Marshal(v)
+	if err != nil {
+		return nil, fmt.Errorf("encode %s: %w", s.Name, err)
+	}
+	b, err := json.Marshal(envelope{Schema: s.Name, Version: s.Version, CRC32C: checksum(s.Name, s.Version, data), Data: data})
+	if err != nil {
+		return nil, fmt.Errorf("encode %s: %w", s.Name, err)
+	}
+	return append(b, '\n'), nil
+}
+
+// Open checks the envelope and returns the version and the JSON in it, for
+// callers that read more than one version.
+func Open(b []byte, s Schema) (version int, data []byte, err error) {
+	var e envelope
+	if err := strict(b, &e); err != nil {
+		return 0, nil, &RecordError{Err: fmt.Errorf("%w: %w", ErrCorrupt, err)}
+	}
+	// The checksum is over the compact form, which is what Encode writes.
+	var compact bytes.Buffer
+	if len(e.Data) == 0 {
+		return 0, nil, &RecordError{Field: "data", Err: fmt.Errorf("%w: missing", ErrCorrupt)}
+	}
+	if err := json.Compact(&compact, e.Data); err != nil {
+		return 0, nil, &RecordError{Field: "data", Err: fmt.Errorf("%w: %w", ErrCorrupt, err)}
+	}
+	if want := checksum(e.Schema, e.Version, compact.Bytes()); e.CRC32C != want {
+		return 0, nil, &RecordError{Field: "crc32c", Err: fmt.Errorf("%w: it says %q, the content gives %q", ErrCorrupt, clip(e.CRC32C), want)}
+	}
+	if e.Schema != s.Name {
+		return 0, nil, &RecordError{Field: "schema", Err: fmt.Errorf("%w: %q, want %q", ErrForeign, clip(e.Schema), s.Name)}
+	}
+	oldest := s.Oldest
+	if oldest == 0 {
+		oldest = s.Version
+	}
+	if e.Version < oldest || e.Version > s.Version {
+		return 0, nil, &RecordError{Field: "version", Err: fmt.Errorf("%w: %d, this program reads %d to %d", ErrVersion, e.Version, oldest, s.Version)}
+	}
+	return e.Version, compact.Bytes(), nil
+}
+
+// Decode reads a record of exactly the schema's version, or of an older one
+// that has the same fields, into v. Unknown fields are refused.
+func Decode(b []byte, s Schema, v any) error {
+	_, data, err := Open(b, s)
+	if err != nil {
+		return err
+	}
+	if err := strict(data, v); err != nil {
+		field := "data"
+		var te *json.UnmarshalTypeError
+		if errors.As(err, &te) && te.Field != "" {
+			field = "data." + te.Field
+		}
+		return &RecordError{Field: field, Err: fmt.Errorf("%w: %w", ErrCorrupt, err)}
+	}
+	return nil
+}
+
+func strict(b []byte, v any) error {
+	dec := json.NewDecoder(bytes.NewReader(b))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(v); err != nil {
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return errors.New("it ends too early")
+		}
+		return err
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("more follows after the record")
+	}
+	return nil
+}
+
+func clip(s string) string {
+	if len(s) > 64 {
+		return s[:64] + "…"
+	}
+	return s
+}
+
+// Save writes v to path, readable by the owner only.
+func Save(path string, s Schema, v any, sync Sync) error {
+	b, err := Encode(s, v)
+	if err != nil {
+		return err
+	}
+	return WriteFile(path, b, 0o600, sync)
+}
+
+// Load reads path, of at most limit bytes, into v. A missing file is
+// fs.ErrNotExist; everything else that is wrong is a *RecordError.
+func Load(path string, limit int64, s Schema, v any) error {
+	b, err := ReadFile(path, limit)
+	if errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err != nil {
+		return &RecordError{File: path, Err: err}
+	}
+	return inFile(path, Decode(b, s, v))
+}
+
+func inFile(path string, err error) error {
+	var re *RecordError
+	if errors.As(err, &re) {
+		return &RecordError{File: path, Field: re.Field, Err: re.Err}
+	}
+	return err
+}
+
+// Record is one file of a directory.
+type Record[T any] struct {
+	Name  string // of the file, without the suffix
+	Value T
+}
+
+// List reads every file of dir that ends in suffix. Records that cannot be
+// read are returned as *RecordError beside those that can; they stay where
+// they are. A missing directory has no records. The error is about the
+// directory itself.
+func List[T any](dir, suffix string, limit int64, s Schema) (records []Record[T], bad []error, err error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, nil
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, e := range entries {
+		name, ok := strings.CutSuffix(e.Name(), suffix)
+		if !ok || isTemp(e.Name()) {
+			continue
+		}
+		var v T
+		switch err := Load(filepath.Join(dir, e.Name()), limit, s, &v); {
+		case errors.Is(err, fs.ErrNotExist): // removed meanwhile
+		case err != nil:
+			bad = append(bad, err)
+		default:
+			records = append(records, Record[T]{Name: name, Value: v})
+		}
+	}
+	return records, bad, nil
+}

@@ -5,6 +5,6 @@ go 1.26.0
 tool github.com/cilium/ebpf/cmd/bpf2go
 
 require (
-	github.com/cilium/ebpf v0.22.0 // indirect
-	golang.org/x/sys v0.49.0 // indirect
+	github.com/cilium/ebpf v0.22.0
+	golang.org/x/sys v0.49.0
 )

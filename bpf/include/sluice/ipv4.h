@@ -20,7 +20,7 @@
  * With a source route, what we judge as a packet to the host would be one that
  * the host's stack forwards to wherever the pod likes.
  */
-static __noinline enum sl_reason check_ip4_options(struct __sk_buff *skb, __u32 ihl)
+__noinline enum sl_reason check_ip4_options(struct __sk_buff *skb, __u32 ihl)
 {
 	__u32 at = ETH_HLEN + sizeof(struct iphdr), end = ETH_HLEN + ihl;
 	__u8 option[2];

@@ -22,7 +22,7 @@
  * Walks the extension headers up to the transport header, or up to what a
  * fragment hides. Sets proto and l4. A routing header is a source route.
  */
-static __noinline enum sl_reason walk_ext_headers(struct __sk_buff *skb, struct sl_packet *p)
+__noinline enum sl_reason walk_ext_headers(struct __sk_buff *skb, struct sl_packet *p)
 {
 	__u8 ext[4]; /* next header, length, or offset of a fragment */
 

@@ -53,8 +53,7 @@ static __always_inline struct sl_event *reserve_event(enum sl_reason reason, __u
 	return event;
 }
 
-static __noinline int report(struct __sk_buff *skb, const struct sl_packet *p,
-			     enum sl_reason reason)
+__noinline int report(struct __sk_buff *skb, const struct sl_packet *p, enum sl_reason reason)
 {
 	__u64 now = bpf_ktime_get_ns();
 	struct sl_event *event;

@@ -4,8 +4,18 @@
 package kernel
 
 import (
+	"context"
+	"encoding/binary"
 	"errors"
+	"fmt"
 	"net/netip"
+	"slices"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 )
 
 // Slot is an index into the table of endpoints.
@@ -98,25 +108,6 @@ type Endpoint struct {
 	Incomplete bool
 }
 
-// IPInfo is what the ipcache knows about a prefix.
-type IPInfo struct {
-	Identity Identity
-	// Node is the number of the node that holds the prefix, 0 for this node or
-	// none.
-	Node uint16
-	// Flags say what kind of prefix it is.
-	Flags IPFlags
-}
-
-// IPFlags describe an ipcache entry.
-type IPFlags uint16
-
-// IPEntry is one entry of the ipcache.
-type IPEntry struct {
-	Prefix netip.Prefix
-	IPInfo
-}
-
 // Sentinels that a caller branches on.
 var (
 	// ErrExists says that a key already leads to another slot.
@@ -134,3 +125,585 @@ var (
 	// ErrInvalid says that an argument is out of range; the text names it.
 	ErrInvalid = errors.New("invalid argument")
 )
+
+// record is the endpoint as the map holds it. Its word still denies
+// everything.
+func (e Endpoint) record() bpf.MapsSlEndpoint {
+	r := bpf.MapsSlEndpoint{
+		Ifindex:  e.Ifindex,
+		Identity: uint32(e.Identity),
+		Mtu:      e.MTU,
+		Deliver:  uint8(e.Deliver),
+		Mac:      e.MAC,
+		Hmac:     e.HostMAC,
+	}
+	if e.IPv4.IsValid() {
+		a := e.IPv4.As4()
+		r.Ip4 = binary.NativeEndian.Uint32(a[:])
+	}
+	if e.IPv6.IsValid() {
+		r.Ip6 = e.IPv6.As16()
+	}
+	return r
+}
+
+// endpointOf is the reverse of record, with the word.
+func endpointOf(s Slot, r *bpf.MapsSlEndpoint, pol uint64) Endpoint {
+	e := Endpoint{
+		Slot:     s,
+		Ifindex:  r.Ifindex,
+		Identity: Identity(r.Identity),
+		MAC:      r.Mac,
+		HostMAC:  r.Hmac,
+		MTU:      r.Mtu,
+		Deliver:  Deliver(r.Deliver),
+		Policy:   policyOf(pol),
+	}
+	if r.Ip4 != 0 {
+		var a [4]byte
+		binary.NativeEndian.PutUint32(a[:], r.Ip4)
+		e.IPv4 = netip.AddrFrom4(a)
+	}
+	if r.Ip6 != [16]byte{} {
+		e.IPv6 = netip.AddrFrom16(r.Ip6)
+	}
+	return e
+}
+
+func (p Policy) word() uint64 {
+	return uint64(p.Egress) | uint64(p.Ingress)<<16 | uint64(p.Gen)<<32
+}
+
+func policyOf(word uint64) Policy {
+	return Policy{Egress: Table(word), Ingress: Table(word >> 16), Gen: uint32(word >> 32)}
+}
+
+// addrs are the endpoint's addresses.
+func (e Endpoint) addrs() []netip.Addr {
+	var as []netip.Addr
+	for _, a := range []netip.Addr{e.IPv4, e.IPv6} {
+		if a.IsValid() {
+			as = append(as, a)
+		}
+	}
+	return as
+}
+
+func (e Endpoint) validate() error {
+	bad := func(format string, args ...any) error {
+		return fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
+	}
+	if e.Ifindex == 0 {
+		return bad("Ifindex is 0")
+	}
+	if err := e.Identity.validate(); err != nil {
+		return err
+	}
+	if len(e.addrs()) == 0 {
+		return bad("the endpoint has neither IPv4 nor IPv6 address")
+	}
+	if e.IPv4.IsValid() && (!e.IPv4.Is4() || !unicast(e.IPv4)) {
+		return bad("IPv4: %v is not a unicast IPv4 address", e.IPv4)
+	}
+	if e.IPv6.IsValid() && (!e.IPv6.Is6() || e.IPv6.Is4In6() || e.IPv6.Zone() != "" ||
+		!unicast(e.IPv6) || e.IPv6.IsLinkLocalUnicast()) {
+		return bad("IPv6: %v is not a global unicast IPv6 address", e.IPv6)
+	}
+	if !unicastMAC(e.MAC) {
+		return bad("MAC: %x is not a unicast Ethernet address", e.MAC)
+	}
+	if !unicastMAC(e.HostMAC) {
+		return bad("HostMAC: %x is not a unicast Ethernet address", e.HostMAC)
+	}
+	if e.MTU < 576 || e.IPv6.IsValid() && e.MTU < 1280 {
+		return bad("MTU: %d is below 576 (IPv4) or 1280 (IPv6)", e.MTU)
+	}
+	if e.Deliver != DeliverPeer && e.Deliver != DeliverRedirect {
+		return bad("Deliver: %d is neither peer nor redirect", e.Deliver)
+	}
+	return nil
+}
+
+func (id Identity) validate() error {
+	if id == 0 || id > MaxIdentity {
+		return fmt.Errorf("%w: Identity: %d is not between 1 and %d", ErrInvalid, id, MaxIdentity)
+	}
+	return nil
+}
+
+func unicast(a netip.Addr) bool {
+	return !a.IsUnspecified() && !a.IsMulticast() && !a.IsLoopback() && a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
+}
+
+func unicastMAC(m [6]byte) bool { return m != [6]byte{} && m[0]&1 == 0 }
+
+const slotSize = int(unsafe.Sizeof(bpf.MapsSlEndpoint{}))
+
+// word is the slot's pol, the only part of a published slot that changes but
+// for its identity.
+func (k *Kernel) word(s Slot) *uint64 {
+	return word(k.maps.slotMem, int(s)*slotSize+int(unsafe.Offsetof(bpf.MapsSlEndpoint{}.Pol)))
+}
+
+func (k *Kernel) slotRecord(s Slot) *bpf.MapsSlEndpoint {
+	return (*bpf.MapsSlEndpoint)(unsafe.Pointer(&k.maps.slotMem[int(s)*slotSize]))
+}
+
+// at reads a slot.
+func (k *Kernel) at(s Slot) Endpoint {
+	r := k.slotRecord(s)
+	c := bpf.MapsSlEndpoint{
+		Ifindex:  r.Ifindex,
+		Identity: atomic.LoadUint32(&r.Identity),
+		Ip4:      r.Ip4,
+		Mtu:      r.Mtu,
+		Deliver:  r.Deliver,
+		Mac:      r.Mac,
+		Hmac:     r.Hmac,
+		Ip6:      r.Ip6,
+	}
+	return endpointOf(s, &c, atomic.LoadUint64(k.word(s)))
+}
+
+// nextGen counts on the node-wide counter. 0 is nobody's.
+func (k *Kernel) nextGen() uint32 {
+	for {
+		if g := uint32(atomic.AddUint64(word(k.maps.genMem, 0), 1)); g != 0 {
+			return g
+		}
+	}
+}
+
+// initHost gives slot 0 its record: the host itself, which nothing judges yet.
+func (k *Kernel) initHost() error {
+	if atomic.LoadUint64(k.word(HostSlot)) != 0 {
+		return nil
+	}
+	k.slotRecord(HostSlot).Identity = uint32(IdentityHost)
+	atomic.StoreUint64(k.word(HostSlot), Policy{Egress: TableAllow, Ingress: TableAllow, Gen: k.nextGen()}.word())
+	return nil
+}
+
+// addrMap is the hash that leads from an address to its slot, and the key.
+func (k *Kernel) addrMap(a netip.Addr) (*ebpf.Map, any) {
+	if a.Is4() {
+		return k.maps.ip4, a.As4()
+	}
+	return k.maps.ip6, a.As16()
+}
+
+// slotOf is the slot that an address leads to, NoSlot if none.
+func (k *Kernel) slotOf(a netip.Addr) (Slot, error) {
+	m, key := k.addrMap(a)
+	return lookupSlot(m, key)
+}
+
+func lookupSlot(m *ebpf.Map, key any) (Slot, error) {
+	var s uint32
+	switch err := m.Lookup(key, &s); {
+	case errors.Is(err, ebpf.ErrKeyNotExist):
+		return NoSlot, nil
+	case err != nil:
+		return NoSlot, err
+	}
+	return Slot(s), nil
+}
+
+// Publish makes e visible to the programs and returns its slot. All fields of
+// the slot are written before the first key that leads to it; e.Policy's gen
+// is replaced by a new one. e.Slot is ignored. The ipcache learns the identity
+// of its addresses last.
+//
+// ErrExists says that the device or one of the addresses already belongs to
+// another slot; ErrFull that all MaxEndpoints slots are taken. On any error
+// nothing of e remains visible.
+func (k *Kernel) Publish(ctx context.Context, e Endpoint) (Slot, error) {
+	if err := e.validate(); err != nil {
+		return NoSlot, err
+	}
+	s, err := k.takeSlot(ctx)
+	if err != nil {
+		return NoSlot, err
+	}
+	defer k.mu.Unlock()
+
+	e.Slot = s
+	e.Policy.Gen = k.nextGen()
+	*k.slotRecord(s) = e.record()
+	atomic.StoreUint64(k.word(s), e.Policy.word())
+
+	undo, err := k.insertKeys(e)
+	if err != nil {
+		atomic.StoreUint64(k.word(s), Policy{Gen: k.nextGen()}.word())
+		for i := len(undo) - 1; i >= 0; i-- {
+			err = errors.Join(err, undo[i]())
+		}
+		if len(undo) == 0 {
+			k.slots.giveBack(s)
+		} else {
+			k.slots.retire(s)
+		}
+		return NoSlot, err
+	}
+	return s, nil
+}
+
+// takeSlot returns with the lock held if it returns no error.
+func (k *Kernel) takeSlot(ctx context.Context) (Slot, error) {
+	for {
+		if err := k.lock(); err != nil {
+			return NoSlot, err
+		}
+		if s, ok := k.slots.take(); ok {
+			return s, nil
+		}
+		waiting := len(k.slots.draining) > 0
+		k.mu.Unlock()
+		if !waiting {
+			return NoSlot, fmt.Errorf("%w: all %d endpoint slots are taken", ErrFull, MaxEndpoints)
+		}
+		if err := k.Barrier(ctx); err != nil {
+			return NoSlot, err
+		}
+	}
+}
+
+// insertKeys writes the keys that lead to e's slot, and how to take them back.
+func (k *Kernel) insertKeys(e Endpoint) (undo []func() error, err error) {
+	slot := uint32(e.Slot)
+	if err := insertOnce(k.maps.ifs, e.Ifindex, slot); err != nil {
+		return undo, fmt.Errorf("device %d: %w", e.Ifindex, err)
+	}
+	undo = append(undo, func() error { return deleteKey(k.maps.ifs, e.Ifindex) })
+	for _, a := range e.addrs() {
+		m, key := k.addrMap(a)
+		if err := insertOnce(m, key, slot); err != nil {
+			return undo, fmt.Errorf("address %v: %w", a, err)
+		}
+		undo = append(undo, func() error { return deleteKey(m, key) })
+	}
+	for _, a := range e.addrs() {
+		if err := k.putIP(hostPrefix(a), IPInfo{Identity: e.Identity}); err != nil {
+			return undo, fmt.Errorf("ipcache of %v: %w", a, err)
+		}
+		undo = append(undo, func() error { return k.dropIP(hostPrefix(a)) })
+	}
+	return undo, nil
+}
+
+// SetPolicy replaces both tables of the endpoint and its gen by one 64-bit
+// store, so that a packet sees wholly the old word or wholly the new one.
+func (k *Kernel) SetPolicy(s Slot, egress, ingress Table) (gen uint32, err error) {
+	if err := k.lock(); err != nil {
+		return 0, err
+	}
+	defer k.mu.Unlock()
+	if err := k.mustLead(s); err != nil {
+		return 0, err
+	}
+	gen = k.nextGen()
+	atomic.StoreUint64(k.word(s), Policy{Egress: egress, Ingress: ingress, Gen: gen}.word())
+	return gen, nil
+}
+
+// SetIdentity changes the identity of a published endpoint: first the slot,
+// then the gen, then the ipcache entries of its addresses. It may be repeated.
+func (k *Kernel) SetIdentity(s Slot, id Identity) error {
+	if err := id.validate(); err != nil {
+		return err
+	}
+	if err := k.lock(); err != nil {
+		return err
+	}
+	defer k.mu.Unlock()
+	if err := k.mustLead(s); err != nil {
+		return err
+	}
+	atomic.StoreUint32(&k.slotRecord(s).Identity, uint32(id))
+	p := policyOf(atomic.LoadUint64(k.word(s)))
+	p.Gen = k.nextGen()
+	atomic.StoreUint64(k.word(s), p.word())
+	for _, a := range k.at(s).addrs() {
+		if err := k.putIP(hostPrefix(a), IPInfo{Identity: id}); err != nil {
+			return fmt.Errorf("ipcache of %v: %w", a, err)
+		}
+	}
+	return nil
+}
+
+// Cut denies the endpoint everything in both directions by one store. It is
+// the first step of a deletion, and may be repeated.
+func (k *Kernel) Cut(s Slot) error {
+	_, err := k.SetPolicy(s, TableDeny, TableDeny)
+	return err
+}
+
+// Unpublish cuts the endpoint and deletes every key that leads to its slot,
+// the device last. A slot that no device leads to is ErrNotFound. The number
+// is not given out again before a grace period has passed (see Barrier).
+//
+// After an error the endpoint is cut, and the call may be repeated.
+func (k *Kernel) Unpublish(s Slot) error {
+	if err := k.lock(); err != nil {
+		return err
+	}
+	defer k.mu.Unlock()
+	if err := k.mustLead(s); err != nil {
+		return err
+	}
+	atomic.StoreUint64(k.word(s), Policy{Gen: k.nextGen()}.word())
+	e := k.at(s)
+	for _, a := range e.addrs() {
+		owner, err := k.slotOf(a)
+		if err != nil {
+			return fmt.Errorf("address %v: %w", a, err)
+		}
+		if owner != s {
+			continue
+		}
+		if err := k.dropIP(hostPrefix(a)); err != nil {
+			return fmt.Errorf("ipcache of %v: %w", a, err)
+		}
+		m, key := k.addrMap(a)
+		if err := deleteKey(m, key); err != nil {
+			return fmt.Errorf("address %v: %w", a, err)
+		}
+	}
+	if err := deleteKey(k.maps.ifs, e.Ifindex); err != nil {
+		return fmt.Errorf("device %d: %w", e.Ifindex, err)
+	}
+	k.slots.retire(s)
+	return nil
+}
+
+// mustLead checks that s is a pod's slot and published.
+func (k *Kernel) mustLead(s Slot) error {
+	if s == HostSlot || s > MaxEndpoints {
+		return fmt.Errorf("%w: slot %d is no pod's", ErrInvalid, s)
+	}
+	owner, err := lookupSlot(k.maps.ifs, k.slotRecord(s).Ifindex)
+	if err != nil {
+		return fmt.Errorf("slot %d: %w", s, err)
+	}
+	if owner != s {
+		return fmt.Errorf("slot %d: %w", s, ErrNotFound)
+	}
+	return nil
+}
+
+// Lookup returns the endpoint of one slot as the maps hold it. ErrNotFound
+// says that no device leads to the slot.
+func (k *Kernel) Lookup(s Slot) (Endpoint, error) {
+	if err := k.rlock(); err != nil {
+		return Endpoint{}, err
+	}
+	defer k.mu.RUnlock()
+	if err := k.mustLead(s); err != nil {
+		return Endpoint{}, err
+	}
+	return k.check(s)
+}
+
+// Endpoints lists what the kernel's maps hold, by slot, without the host. It
+// is read from the maps at each call, never from memory.
+func (k *Kernel) Endpoints() ([]Endpoint, error) {
+	if err := k.rlock(); err != nil {
+		return nil, err
+	}
+	defer k.mu.RUnlock()
+	slots, err := k.usedSlots()
+	if err != nil {
+		return nil, err
+	}
+	var es []Endpoint
+	for _, s := range slots {
+		e, err := k.check(s)
+		if err != nil {
+			return nil, err
+		}
+		es = append(es, e)
+	}
+	return es, nil
+}
+
+// check reads a slot and whether all keys lead to it.
+func (k *Kernel) check(s Slot) (Endpoint, error) {
+	e := k.at(s)
+	for _, a := range e.addrs() {
+		owner, err := k.slotOf(a)
+		if err != nil {
+			return e, fmt.Errorf("address %v: %w", a, err)
+		}
+		info, found, err := k.getIP(hostPrefix(a))
+		if err != nil {
+			return e, fmt.Errorf("ipcache of %v: %w", a, err)
+		}
+		if owner != s || !found || info.Identity != e.Identity {
+			e.Incomplete = true
+		}
+	}
+	return e, nil
+}
+
+// usedSlots are the slots that a device leads to, in order.
+func (k *Kernel) usedSlots() ([]Slot, error) {
+	var used []Slot
+	var ifindex, slot uint32
+	it := k.maps.ifs.Iterate()
+	for it.Next(&ifindex, &slot) {
+		if slot > 0 && slot <= MaxEndpoints && k.slotRecord(Slot(slot)).Ifindex == ifindex {
+			used = append(used, Slot(slot))
+		}
+	}
+	if err := it.Err(); err != nil {
+		return nil, fmt.Errorf("list devices: %w", err)
+	}
+	slices.Sort(used)
+	return used, nil
+}
+
+// dropStrayKeys deletes keys that lead to a slot which does not know them: a
+// process was killed while it undid or deleted.
+func (k *Kernel) dropStrayKeys() error {
+	used, err := k.usedSlots()
+	if err != nil {
+		return err
+	}
+	published := map[Slot]Endpoint{}
+	for _, s := range used {
+		published[s] = k.at(s)
+	}
+
+	var strayDevices []uint32
+	var ifindex, slot uint32
+	it := k.maps.ifs.Iterate()
+	for it.Next(&ifindex, &slot) {
+		if e, ok := published[Slot(slot)]; !ok || e.Ifindex != ifindex {
+			strayDevices = append(strayDevices, ifindex)
+		}
+	}
+	if err := it.Err(); err != nil {
+		return fmt.Errorf("list devices: %w", err)
+	}
+	owners, err := k.addrOwners()
+	if err != nil {
+		return err
+	}
+	var strayAddrs []netip.Addr
+	for a, s := range owners {
+		if e, ok := published[s]; s != HostSlot && (!ok || !slices.Contains(e.addrs(), a)) {
+			strayAddrs = append(strayAddrs, a)
+		}
+	}
+
+	for _, a := range strayAddrs {
+		k.log.Info("stray address removed", "address", a)
+		m, key := k.addrMap(a)
+		if err := errors.Join(k.dropIP(hostPrefix(a)), deleteKey(m, key)); err != nil {
+			return fmt.Errorf("address %v: %w", a, err)
+		}
+	}
+	for _, ifindex := range strayDevices {
+		k.log.Info("stray device removed", "ifindex", ifindex)
+		if err := deleteKey(k.maps.ifs, ifindex); err != nil {
+			return fmt.Errorf("device %d: %w", ifindex, err)
+		}
+	}
+	return nil
+}
+
+// addrOwners is every local address with its slot.
+func (k *Kernel) addrOwners() (map[netip.Addr]Slot, error) {
+	owners := map[netip.Addr]Slot{}
+	var slot uint32
+	var a4 [4]byte
+	it := k.maps.ip4.Iterate()
+	for it.Next(&a4, &slot) {
+		owners[netip.AddrFrom4(a4)] = Slot(slot)
+	}
+	if err := it.Err(); err != nil {
+		return nil, fmt.Errorf("list IPv4 addresses: %w", err)
+	}
+	var a16 [16]byte
+	it = k.maps.ip6.Iterate()
+	for it.Next(&a16, &slot) {
+		owners[netip.AddrFrom16(a16)] = Slot(slot)
+	}
+	if err := it.Err(); err != nil {
+		return nil, fmt.Errorf("list IPv6 addresses: %w", err)
+	}
+	return owners, nil
+}
+
+// SyncHostAddrs makes addrs the complete set of the host's own addresses: each
+// leads to slot 0 and has identity host in the ipcache. Only differences are
+// written. Loopback, multicast and IPv6 link-local addresses are left out: no
+// pod reaches them. An address that an endpoint holds is ErrExists, and the
+// rest is still applied.
+func (k *Kernel) SyncHostAddrs(addrs []netip.Addr) error {
+	if err := k.lock(); err != nil {
+		return err
+	}
+	defer k.mu.Unlock()
+	owners, err := k.addrOwners()
+	if err != nil {
+		return err
+	}
+	want := map[netip.Addr]bool{}
+	for _, a := range addrs {
+		a = a.Unmap().WithZone("")
+		if a.IsValid() && unicast(a) && !(a.Is6() && a.IsLinkLocalUnicast()) {
+			want[a] = true
+		}
+	}
+
+	var errs []error
+	for a, s := range owners {
+		if s != HostSlot || want[a] {
+			continue
+		}
+		m, key := k.addrMap(a)
+		if err := errors.Join(deleteKey(m, key), k.dropIP(hostPrefix(a))); err != nil {
+			errs = append(errs, fmt.Errorf("host address %v: %w", a, err))
+		}
+	}
+	for a := range want {
+		s, known := owners[a]
+		if known && s != HostSlot {
+			errs = append(errs, fmt.Errorf("host address %v: %w by slot %d", a, ErrExists, s))
+			continue
+		}
+		if err := k.putIP(hostPrefix(a), IPInfo{Identity: IdentityHost}); err != nil {
+			errs = append(errs, fmt.Errorf("host address %v: ipcache: %w", a, err))
+			continue
+		}
+		if known {
+			continue
+		}
+		m, key := k.addrMap(a)
+		if err := insertOnce(m, key, uint32(HostSlot)); err != nil {
+			errs = append(errs, fmt.Errorf("host address %v: %w", a, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// HostAddrs lists the host's own addresses as the maps hold them, sorted.
+func (k *Kernel) HostAddrs() ([]netip.Addr, error) {
+	if err := k.rlock(); err != nil {
+		return nil, err
+	}
+	defer k.mu.RUnlock()
+	owners, err := k.addrOwners()
+	if err != nil {
+		return nil, err
+	}
+	var as []netip.Addr
+	for a, s := range owners {
+		if s == HostSlot {
+			as = append(as, a)
+		}
+	}
+	slices.SortFunc(as, netip.Addr.Compare)
+	return as, nil
+}

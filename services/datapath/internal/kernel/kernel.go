@@ -22,9 +22,18 @@ package kernel
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"net/netip"
-	"time"
+	"slices"
+	"sync"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 )
 
 // Options say where the maps are pinned and fix the values that the programs
@@ -65,145 +74,201 @@ const MaxTunnelPorts = 4
 // Kernel is a handle on the maps and programs of one instance. Its methods may
 // be called concurrently; changes are applied one after the other.
 type Kernel struct {
-	*state
+	dir          string
+	log          *slog.Logger
+	validateOnly bool
+
+	maps     *pinnedMaps
+	progs    []*ebpf.Program
+	fromPod  Program
+	toPod    Program
+	programs map[string]loadedProgram // by filter name
+
+	mu     sync.RWMutex // held for writing by every change, and by Close
+	closed bool
+	slots  slotTable
 }
 
 // Open adopts the pinned maps of o.Dir whose layout is the one this build
 // knows, creates those that are missing, and loads the programs against them.
 //
 // A pinned map is never recreated while it exists: the layout is part of the
-// pin's name (sl_ep_v1_<hash>), so another layout is another map beside it.
+// pin's name (sl_ep_v1_<hash>), so another layout is another map beside it. A
+// pinned program that was loaded from the same code, with the same maps and the
+// same constants, is adopted too: its filters need not be replaced.
+//
 // Open changes no endpoint. It completes what a killed process left
-// half-deleted: addresses that point to a slot without a device.
-func Open(ctx context.Context, o Options) (*Kernel, error) { return open(ctx, o) }
+// half-deleted: keys that lead to a slot which does not know them.
+func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
+	if err := o.setDefaults(); err != nil {
+		return nil, err
+	}
+	k := &Kernel{dir: o.Dir, log: o.Log, validateOnly: o.ValidateOnly}
+	defer func() {
+		if err != nil {
+			k.Close()
+		}
+	}()
+
+	if k.maps, err = openMaps(o.Dir, o.ValidateOnly, o.Log); err != nil {
+		return nil, err
+	}
+	if !o.ValidateOnly {
+		if err := k.settle(ctx, o.PodCIDRs); err != nil {
+			return nil, err
+		}
+	}
+	if err := k.loadPrograms(o); err != nil {
+		return nil, err
+	}
+	return k, nil
+}
+
+// settle makes adopted and fresh maps ready for use. No other process writes
+// them meanwhile.
+func (k *Kernel) settle(ctx context.Context, podCIDRs []netip.Prefix) error {
+	if err := k.initHost(); err != nil {
+		return fmt.Errorf("initialise the host's slot: %w", err)
+	}
+	if err := k.dropStrayKeys(); err != nil {
+		return fmt.Errorf("complete earlier deletions: %w", err)
+	}
+	if err := k.syncPodRanges(podCIDRs); err != nil {
+		return fmt.Errorf("put the pod ranges into the ipcache: %w", err)
+	}
+	used, err := k.usedSlots()
+	if err != nil {
+		return err
+	}
+	// a slot that was unpublished just before the last process ended may
+	// still be in use by a program run
+	if k.maps.adopted {
+		if err := gracePeriod(ctx); err != nil {
+			return err
+		}
+	}
+	k.slots = newSlotTable(used)
+	return nil
+}
+
+func (o *Options) setDefaults() error {
+	var errs []error
+	bad := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...))
+	}
+	if o.Dir == "" {
+		bad("Dir is empty")
+	}
+	if len(o.PodCIDRs) == 0 {
+		bad("PodCIDRs is empty")
+	}
+	var v4, v6 int
+	for _, p := range o.PodCIDRs {
+		switch {
+		case !p.IsValid() || p.Addr().Is4In6() || p != p.Masked():
+			bad("PodCIDRs: %v is not a masked prefix", p)
+		case p.Addr().Is4():
+			v4++
+		default:
+			v6++
+		}
+	}
+	if v4 > 1 || v6 > 1 {
+		bad("PodCIDRs: more than one prefix of a family")
+	}
+	if len(o.TunnelPorts) > MaxTunnelPorts {
+		bad("TunnelPorts: %d, at most %d", len(o.TunnelPorts), MaxTunnelPorts)
+	}
+	if slices.Contains(o.TunnelPorts, 0) {
+		bad("TunnelPorts: 0 is not a port")
+	}
+	if len(o.TunnelPorts) == 0 {
+		o.TunnelPorts = []uint16{4789}
+	}
+	if o.EventsPerSecond == 0 {
+		o.EventsPerSecond = 64
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	return errors.Join(errs...)
+}
 
 // Close releases this process's handles. It detaches and unpins nothing:
-// packets flow on, and the next Open adopts what is there.
-func (k *Kernel) Close() error { return k.close() }
-
-// FromPod is the program for the ingress hook of an endpoint's host end:
-// everything that the pod sends. Attach it with the name sluice_from_pod.
-func (k *Kernel) FromPod() Program { return k.fromPod }
-
-// ToPod is the program for the egress hook of an endpoint's host end: what the
-// host's stack sends to the pod. Attach it with the name sluice_to_pod.
-func (k *Kernel) ToPod() Program { return k.toPod }
-
-// Audit compares the program with the given id, as found in a filter, with
-// want (FromPod or ToPod). A program that is gone is ErrNoProgram.
-func (k *Kernel) Audit(id ProgramID, want Program) (Audit, error) { return k.audit(id, want) }
-
-// Publish makes e visible to the programs and returns its slot. All fields of
-// the slot are written before the first key that leads to it; e.Policy's gen
-// is replaced by a new one. e.Slot is ignored.
-//
-// ErrExists says that the device or one of the addresses already belongs to
-// another slot; ErrFull that all MaxEndpoints slots are taken. On any error
-// nothing of e remains visible.
-func (k *Kernel) Publish(ctx context.Context, e Endpoint) (Slot, error) { return k.publish(ctx, e) }
-
-// SetPolicy replaces both tables of the endpoint and its gen by one 64-bit
-// store, so that a packet sees wholly the old word or wholly the new one.
-func (k *Kernel) SetPolicy(s Slot, egress, ingress Table) (gen uint32, err error) {
-	return k.setPolicy(s, egress, ingress)
+// packets flow on, and the next Open adopts what is there. Every later call
+// answers ErrClosed. Readers of events are closed by their owner.
+func (k *Kernel) Close() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.closed {
+		return nil
+	}
+	k.closed = true
+	var errs []error
+	for _, p := range k.progs {
+		errs = append(errs, p.Close())
+	}
+	if k.maps != nil {
+		errs = append(errs, k.maps.close())
+	}
+	return errors.Join(errs...)
 }
 
-// SetIdentity changes the identity of a published endpoint: first the slot,
-// then the gen, then the ipcache entries of its addresses.
-func (k *Kernel) SetIdentity(s Slot, id Identity) error { return k.setIdentity(s, id) }
-
-// Cut denies the endpoint everything in both directions by one store. It is
-// the first step of a deletion, and may be repeated.
-func (k *Kernel) Cut(s Slot) error { return k.cut(s) }
-
-// Unpublish cuts the endpoint and deletes every key that leads to its slot.
-// It may be repeated. The slot number is not given out again before a grace
-// period has passed (see Barrier).
-func (k *Kernel) Unpublish(s Slot) error { return k.unpublish(s) }
-
-// Barrier waits until every program run that started before the call has
-// ended (8 to 16 ms), then frees the slots that were unpublished before it.
-// One call covers any number of endpoints. Nobody has to call it: Publish does
-// when it runs out of slots.
-func (k *Kernel) Barrier(ctx context.Context) error { return k.barrier(ctx) }
-
-// Endpoints lists what the kernel's maps hold, by slot, without the host. It
-// is read from the maps at each call, never from memory.
-func (k *Kernel) Endpoints() ([]Endpoint, error) { return k.endpoints() }
-
-// Lookup returns the endpoint of one slot as the maps hold it. ErrNotFound
-// says that no device leads to the slot.
-func (k *Kernel) Lookup(s Slot) (Endpoint, error) { return k.lookup(s) }
-
-// SyncHostAddrs makes addrs the complete set of the host's own addresses: each
-// leads to slot 0 and has identity host in the ipcache. Only differences are
-// written. An address that an endpoint holds is ErrExists, and the rest is
-// still applied.
-func (k *Kernel) SyncHostAddrs(addrs []netip.Addr) error { return k.syncHostAddrs(addrs) }
-
-// HostAddrs lists the host's own addresses as the maps hold them, sorted.
-func (k *Kernel) HostAddrs() ([]netip.Addr, error) { return k.hostAddrs() }
-
-// UpsertIP sets what is known about a prefix: the longest matching prefix
-// counts. The entries of endpoints, of host addresses and of the node's pod
-// ranges are kept by Publish, SyncHostAddrs and Open.
-func (k *Kernel) UpsertIP(p netip.Prefix, i IPInfo) error { return k.upsertIP(p, i) }
-
-// DeleteIP removes a prefix from the ipcache. A prefix that is not there is
-// not an error.
-func (k *Kernel) DeleteIP(p netip.Prefix) error { return k.deleteIP(p) }
-
-// IPCache lists the ipcache, sorted by prefix.
-func (k *Kernel) IPCache() ([]IPEntry, error) { return k.ipcache() }
-
-// Metrics returns the counters of every reason and direction that has counted
-// anything, summed over the CPUs. They only grow while the maps live.
-func (k *Kernel) Metrics() ([]Counter, error) { return k.metrics() }
-
-// Events opens a reader on the drop events. The ring buffer has one reader:
-// two would share the events between them.
-func (k *Kernel) Events() (*EventReader, error) { return k.events() }
-
-// Maps describes the pinned maps, for status output.
-func (k *Kernel) Maps() ([]MapInfo, error) { return k.maps() }
-
-// MapInfo is one pinned map.
-type MapInfo struct {
-	Name       string // "sl_ep"
-	Pin        string // file name below Options.Dir
-	ID         uint32 // the kernel's id
-	MaxEntries uint32
-	Bytes      uint64 // memory as the kernel accounts it, 0 if unknown
+// lock begins a change. The caller unlocks if it returns nil.
+func (k *Kernel) lock() error {
+	if k.validateOnly {
+		return ErrValidateOnly
+	}
+	k.mu.Lock()
+	if k.closed {
+		k.mu.Unlock()
+		return ErrClosed
+	}
+	return nil
 }
 
-// Event is one dropped packet.
-type Event struct {
-	// Time is when the program saw the packet.
-	Time time.Time
-	// Lost is how many events of this reason this CPU left out since the last
-	// one it sent, by rate limit or because the buffer was full.
-	Lost      uint32
-	Reason    Reason
-	Direction Direction
-	// Ifindex is the device whose hook dropped the packet.
-	Ifindex uint32
-	// Length of the packet in bytes with its Ethernet header, or of all
-	// segments of a GSO packet.
-	Length uint32
-	// EtherType is the protocol that the frame names, in host byte order.
-	EtherType uint16
-	// SourceMAC is the Ethernet source address.
-	SourceMAC [6]byte
-	// Source and Destination are invalid if the packet was dropped before they
-	// were read. Ports are 0 for protocols without ports and for fragments.
-	Source, Destination netip.AddrPort
-	// Protocol is the IP protocol number after extension headers.
-	Protocol uint8
-	TCPFlags uint8
-	// SourceIdentity and DestinationIdentity are 0 if not determined.
-	SourceIdentity, DestinationIdentity Identity
-	// SourceSlot and DestinationSlot are NoSlot if not local or not determined.
-	SourceSlot, DestinationSlot Slot
-	// Rule is the number of the deciding policy rule, 0 if no rule decided.
-	Rule uint32
+// rlock begins a look. The caller unlocks if it returns nil.
+func (k *Kernel) rlock() error {
+	k.mu.RLock()
+	if k.closed {
+		k.mu.RUnlock()
+		return ErrClosed
+	}
+	return nil
+}
+
+// The hashes' values are written once: see the package comment.
+
+func insertOnce(m *ebpf.Map, key, value any) error {
+	return mapError(m.Update(key, value, ebpf.UpdateNoExist))
+}
+
+func deleteKey(m *ebpf.Map, key any) error {
+	if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return err
+	}
+	return nil
+}
+
+// replaceInTrie may replace: a trie's readers see the old value or the new one.
+func replaceInTrie(m *ebpf.Map, key any, value *bpf.MapsSlIpcache) error {
+	return mapError(m.Update(key, value, ebpf.UpdateAny))
+}
+
+// mapError adds the sentinels of this package to what the kernel answers.
+func mapError(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, ebpf.ErrKeyExist):
+		return fmt.Errorf("%w: %w", ErrExists, err)
+	case errors.Is(err, unix.E2BIG), errors.Is(err, unix.ENOSPC), errors.Is(err, unix.ENOMEM):
+		return fmt.Errorf("%w: %w", ErrFull, err)
+	}
+	return err
+}
+
+// word is an aligned 64-bit word in shared memory.
+func word(mem []byte, offset int) *uint64 {
+	return (*uint64)(unsafe.Pointer(&mem[offset]))
 }

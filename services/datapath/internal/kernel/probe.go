@@ -3,12 +3,23 @@
 
 package kernel
 
-import "context"
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/features"
+	"golang.org/x/sys/unix"
+)
 
 // Requirement is one thing that the programs need from the kernel or that the
 // process needs to be allowed.
 type Requirement struct {
-	Name string // "helper bpf_redirect_peer", "capability CAP_BPF"
+	Name string // "helper FnRedirectPeer", "capability CAP_BPF"
 	// Missing is why it is not there, nil if it is.
 	Missing error
 	// Hint is what an operator can do about it.
@@ -17,12 +28,108 @@ type Requirement struct {
 
 // Report is the outcome of Probe.
 type Report struct {
+	// Kernel is the running kernel's release.
+	Kernel       string
 	Requirements []Requirement
 }
 
-// Probe checks everything that Open needs, without changing anything.
-func Probe(ctx context.Context) Report { return probe(ctx) }
+const (
+	hintCapability = "give the process CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN"
+	hintKernel     = "use a kernel of 6.1 or newer"
+	hintBTF        = "use a kernel built with CONFIG_DEBUG_INFO_BTF=y"
+	hintConfig     = "use a kernel built with CONFIG_NET_CLS_BPF, CONFIG_NET_CLS_ACT and CONFIG_BPF_SYSCALL"
+)
+
+// Probe checks everything that Open needs of the kernel and of the process,
+// without changing anything. Without the capabilities the rest cannot be
+// checked, and is not in the report.
+func Probe(ctx context.Context) Report {
+	r := Report{Kernel: release()}
+	add := func(name, hint string, missing error) {
+		r.Requirements = append(r.Requirements, Requirement{Name: name, Missing: missing, Hint: hint})
+	}
+
+	caps, err := effectiveCapabilities()
+	for _, c := range requiredCapabilities {
+		missing := err
+		if err == nil && caps&(1<<c.bit) == 0 {
+			missing = errors.New("not in the effective set")
+		}
+		add("capability "+c.name, hintCapability, missing)
+	}
+	if r.Err() != nil {
+		return r
+	}
+
+	_, err = btf.LoadKernelSpec()
+	add("type information of the kernel (BTF)", hintBTF, err)
+	for _, t := range []ebpf.MapType{ebpf.Array, ebpf.Hash, ebpf.LPMTrie, ebpf.PerCPUArray, ebpf.RingBuf} {
+		if ctx.Err() != nil {
+			add("map type "+t.String(), hintKernel, ctx.Err())
+			continue
+		}
+		add("map type "+t.String(), hintKernel, features.HaveMapType(t))
+	}
+	add("arrays in shared memory", hintKernel, features.HaveMapFlag(features.BPF_F_MMAPABLE))
+	add("program type "+ebpf.SchedCLS.String(), hintConfig, features.HaveProgramType(ebpf.SchedCLS))
+	add("instruction set v3", hintKernel, features.HaveV3ISA())
+	add("bounded loops", hintKernel, features.HaveBoundedLoops())
+	for _, h := range []asm.BuiltinFunc{
+		asm.FnSkbLoadBytes, asm.FnSkbStoreBytes, asm.FnSkbChangeTail, asm.FnCsumDiff, asm.FnRedirect,
+		asm.FnRedirectPeer, asm.FnCheckMtu, asm.FnKtimeGetNs, asm.FnRingbufReserve, asm.FnRingbufSubmit,
+	} {
+		if ctx.Err() != nil {
+			add("helper "+h.String(), hintKernel, ctx.Err())
+			continue
+		}
+		add("helper "+h.String(), hintKernel, features.HaveProgramHelper(ebpf.SchedCLS, h))
+	}
+	return r
+}
 
 // Err is nil if nothing is missing, else one readable message that lists
 // everything that is, each with its hint.
-func (r Report) Err() error { return r.err() }
+func (r Report) Err() error {
+	var b strings.Builder
+	var missing int
+	for _, q := range r.Requirements {
+		if q.Missing != nil {
+			missing++
+			fmt.Fprintf(&b, "\n  %s: %v (%s)", q.Name, q.Missing, q.Hint)
+		}
+	}
+	if missing == 0 {
+		return nil
+	}
+	return fmt.Errorf("kernel %s: %d of %d requirements are missing:%s", r.Kernel, missing, len(r.Requirements), b.String())
+}
+
+type capability struct {
+	name string
+	bit  uint
+}
+
+// requiredCapabilities for maps and programs. CAP_PERFMON is for the verifier:
+// without it the programs' arithmetic on map values is refused.
+var requiredCapabilities = []capability{
+	{"CAP_BPF", unix.CAP_BPF},
+	{"CAP_PERFMON", unix.CAP_PERFMON},
+	{"CAP_NET_ADMIN", unix.CAP_NET_ADMIN},
+}
+
+func effectiveCapabilities() (uint64, error) {
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&hdr, &data[0]); err != nil {
+		return 0, fmt.Errorf("capget: %w", err)
+	}
+	return uint64(data[0].Effective) | uint64(data[1].Effective)<<32, nil
+}
+
+func release() string {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return "of unknown release"
+	}
+	return unix.ByteSliceToString(u.Release[:])
+}

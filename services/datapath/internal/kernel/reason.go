@@ -3,19 +3,137 @@
 
 package kernel
 
-// Reason says why a packet was forwarded or dropped. String gives its stable
-// name, for metrics and events.
+import (
+	"fmt"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+)
+
+// Reason says why a packet was forwarded or dropped. Its numbers are those of
+// the programs; String gives the stable name for metrics and events.
 type Reason uint32
+
+// The reasons, as bpf/include/sluice/abi.h explains them.
+const (
+	ForwardPeer      = Reason(bpf.MapsSlReasonSL_FWD_PEER)
+	ForwardRedirect  = Reason(bpf.MapsSlReasonSL_FWD_REDIRECT)
+	ForwardHost      = Reason(bpf.MapsSlReasonSL_FWD_HOST)
+	ForwardOutside   = Reason(bpf.MapsSlReasonSL_FWD_OUTSIDE)
+	ForwardFromStack = Reason(bpf.MapsSlReasonSL_FWD_FROM_STACK)
+	ReplyARP         = Reason(bpf.MapsSlReasonSL_REPLY_ARP)
+	ReplyNDP         = Reason(bpf.MapsSlReasonSL_REPLY_NDP)
+	StackTTL         = Reason(bpf.MapsSlReasonSL_STACK_TTL)
+	StackMTU         = Reason(bpf.MapsSlReasonSL_STACK_MTU)
+
+	DropNotIP         = Reason(bpf.MapsSlReasonSL_DROP_NOT_IP)
+	DropNoEndpoint    = Reason(bpf.MapsSlReasonSL_DROP_NO_ENDPOINT)
+	DropMalformed     = Reason(bpf.MapsSlReasonSL_DROP_MALFORMED)
+	DropSpoofedMAC    = Reason(bpf.MapsSlReasonSL_DROP_SPOOFED_MAC)
+	DropSpoofedIP     = Reason(bpf.MapsSlReasonSL_DROP_SPOOFED_IP)
+	DropWrongMAC      = Reason(bpf.MapsSlReasonSL_DROP_WRONG_MAC)
+	DropSourceRoute   = Reason(bpf.MapsSlReasonSL_DROP_SOURCE_ROUTE)
+	DropExtHeaders    = Reason(bpf.MapsSlReasonSL_DROP_EXT_HEADERS)
+	DropMartian       = Reason(bpf.MapsSlReasonSL_DROP_MARTIAN)
+	DropLinkLocal     = Reason(bpf.MapsSlReasonSL_DROP_LINK_LOCAL)
+	DropTunnelPort    = Reason(bpf.MapsSlReasonSL_DROP_TUNNEL_PORT)
+	DropPolicyDenied  = Reason(bpf.MapsSlReasonSL_DROP_POLICY_DENIED)
+	DropPolicyPending = Reason(bpf.MapsSlReasonSL_DROP_POLICY_PENDING)
+	DropPolicyTable   = Reason(bpf.MapsSlReasonSL_DROP_POLICY_TABLE)
+	DropNoRoute       = Reason(bpf.MapsSlReasonSL_DROP_NO_ROUTE)
+	DropHairpin       = Reason(bpf.MapsSlReasonSL_DROP_HAIRPIN)
+	DropWrongAddress  = Reason(bpf.MapsSlReasonSL_DROP_WRONG_ADDRESS)
+	DropRewrite       = Reason(bpf.MapsSlReasonSL_DROP_REWRITE)
+	DropDelivery      = Reason(bpf.MapsSlReasonSL_DROP_DELIVERY)
+
+	QuietARP       = Reason(bpf.MapsSlReasonSL_QUIET_ARP)
+	QuietNDP       = Reason(bpf.MapsSlReasonSL_QUIET_NDP)
+	QuietMulticast = Reason(bpf.MapsSlReasonSL_QUIET_MULTICAST)
+	QuietBroadcast = Reason(bpf.MapsSlReasonSL_QUIET_BROADCAST)
+)
+
+const (
+	firstDrop  = Reason(bpf.MapsSlReasonSL_FIRST_DROP)
+	firstQuiet = Reason(bpf.MapsSlReasonSL_FIRST_QUIET)
+)
+
+// reasonNames are part of the interface: they are metric labels. docs/datapath.md
+// explains each.
+var reasonNames = map[Reason]string{
+	ForwardPeer:      "forwarded-to-pod",
+	ForwardRedirect:  "forwarded-to-pod-device",
+	ForwardHost:      "forwarded-to-host",
+	ForwardOutside:   "forwarded-outside",
+	ForwardFromStack: "forwarded-from-stack",
+	ReplyARP:         "answered-arp",
+	ReplyNDP:         "answered-ndp",
+	StackTTL:         "stack-time-exceeded",
+	StackMTU:         "stack-too-big",
+
+	DropNotIP:         "not-ip",
+	DropNoEndpoint:    "no-endpoint",
+	DropMalformed:     "malformed",
+	DropSpoofedMAC:    "spoofed-mac",
+	DropSpoofedIP:     "spoofed-ip",
+	DropWrongMAC:      "wrong-mac",
+	DropSourceRoute:   "source-route",
+	DropExtHeaders:    "extension-headers",
+	DropMartian:       "martian-address",
+	DropLinkLocal:     "link-local",
+	DropTunnelPort:    "tunnel-port",
+	DropPolicyDenied:  "policy-denied",
+	DropPolicyPending: "policy-pending",
+	DropPolicyTable:   "policy-table-unknown",
+	DropNoRoute:       "no-route",
+	DropHairpin:       "hairpin",
+	DropWrongAddress:  "wrong-address",
+	DropRewrite:       "rewrite-failed",
+	DropDelivery:      "delivery-unknown",
+
+	QuietARP:       "arp",
+	QuietNDP:       "ndp",
+	QuietMulticast: "multicast",
+	QuietBroadcast: "broadcast",
+}
+
+// Reasons lists every reason this build knows, by number.
+func Reasons() []Reason { return sortedKeys(reasonNames) }
+
+// String is the stable name, or the number of a reason that a newer or older
+// program has counted.
+func (r Reason) String() string {
+	if name, ok := reasonNames[r]; ok {
+		return name
+	}
+	return fmt.Sprintf("reason-%d", uint32(r))
+}
+
+// Dropped says whether the packet ended here.
+func (r Reason) Dropped() bool { return r >= firstDrop }
+
+// Quiet reasons are counted but send no event: every pod causes them as a
+// matter of course.
+func (r Reason) Quiet() bool { return r >= firstQuiet }
 
 // Direction says for which side of an endpoint a packet was counted.
 type Direction uint32
 
 const (
 	// Egress is what an endpoint sends.
-	Egress Direction = 1
+	Egress = Direction(bpf.MapsSlDirectionSL_EGRESS)
 	// Ingress is what an endpoint receives.
-	Ingress Direction = 2
+	Ingress = Direction(bpf.MapsSlDirectionSL_INGRESS)
 )
+
+// String is "egress" or "ingress".
+func (d Direction) String() string {
+	switch d {
+	case Egress:
+		return "egress"
+	case Ingress:
+		return "ingress"
+	}
+	return fmt.Sprintf("direction-%d", uint32(d))
+}
 
 // Counter is one cell of the metrics.
 type Counter struct {
@@ -24,4 +142,56 @@ type Counter struct {
 	Packets   uint64
 	// Bytes with Ethernet headers; a GSO packet counts with its full length.
 	Bytes uint64
+}
+
+// Metrics returns the counters of every reason and direction that has counted
+// anything, summed over the CPUs, by reason. They only grow while the maps
+// live. A packet between two local pods is counted once: as egress, or as
+// ingress if the receiver's policy dropped it.
+func (k *Kernel) Metrics() ([]Counter, error) {
+	if err := k.rlock(); err != nil {
+		return nil, err
+	}
+	defer k.mu.RUnlock()
+	var cs []Counter
+	var key uint32
+	var perCPU []bpf.MapsSlCounter
+	it := k.maps.counters.Iterate()
+	for it.Next(&key, &perCPU) {
+		c := Counter{Reason: Reason(key >> 1), Direction: Direction(key&1 + 1)}
+		for _, v := range perCPU {
+			c.Packets += v.Packets
+			c.Bytes += v.Bytes
+		}
+		if c.Packets > 0 {
+			cs = append(cs, c)
+		}
+	}
+	if err := it.Err(); err != nil {
+		return nil, fmt.Errorf("read counters: %w", err)
+	}
+	return cs, nil
+}
+
+// EventsLost is how many drop events were left out since the maps were made,
+// because a reason exceeded its rate or the reader was behind. The drops
+// themselves are counted in Metrics.
+func (k *Kernel) EventsLost() (uint64, error) {
+	if err := k.rlock(); err != nil {
+		return 0, err
+	}
+	defer k.mu.RUnlock()
+	var lost uint64
+	var key uint32
+	var perCPU []bpf.MapsSlLimit
+	it := k.maps.limits.Iterate()
+	for it.Next(&key, &perCPU) {
+		for _, v := range perCPU {
+			lost += v.LostTotal
+		}
+	}
+	if err := it.Err(); err != nil {
+		return 0, fmt.Errorf("read event limits: %w", err)
+	}
+	return lost, nil
 }

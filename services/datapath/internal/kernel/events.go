@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/cilium/ebpf/ringbuf"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+)
+
+// Event is one dropped packet.
+type Event struct {
+	// Time is when the program saw the packet.
+	Time time.Time
+	// Lost is how many events of this reason this CPU left out since the last
+	// one it sent, by rate limit or because the buffer was full.
+	Lost      uint32
+	Reason    Reason
+	Direction Direction
+	// Ifindex is the device whose hook dropped the packet.
+	Ifindex uint32
+	// Length of the packet in bytes with its Ethernet header, or of all
+	// segments of a GSO packet.
+	Length uint32
+	// EtherType is the protocol that the frame names, in host byte order.
+	EtherType uint16
+	// SourceMAC is the Ethernet source address.
+	SourceMAC [6]byte
+	// Source and Destination are invalid if the packet was dropped before they
+	// were read. Ports are 0 for protocols without ports and for fragments;
+	// ICMP has type<<8|code as its destination port.
+	Source, Destination netip.AddrPort
+	// Protocol is the IP protocol number after extension headers.
+	Protocol uint8
+	TCPFlags uint8
+	// SourceIdentity and DestinationIdentity are 0 if not determined.
+	SourceIdentity, DestinationIdentity Identity
+	// SourceSlot and DestinationSlot are NoSlot if not local or not determined.
+	SourceSlot, DestinationSlot Slot
+	// Rule is the number of the deciding policy rule, 0 if no rule decided.
+	Rule uint32
+}
+
+// EventReader reads drop events in the order in which they were sent.
+type EventReader struct {
+	ring *ringbuf.Reader
+	rec  ringbuf.Record
+}
+
+// Events opens a reader on the drop events. The ring buffer has one reader:
+// two would share the events between them. The caller closes it.
+func (k *Kernel) Events() (*EventReader, error) {
+	if err := k.rlock(); err != nil {
+		return nil, err
+	}
+	defer k.mu.RUnlock()
+	if k.validateOnly {
+		return nil, ErrValidateOnly
+	}
+	ring, err := ringbuf.NewReader(k.maps.events)
+	if err != nil {
+		return nil, fmt.Errorf("open the event ring: %w", err)
+	}
+	return &EventReader{ring: ring}, nil
+}
+
+// Read returns the next event. It ends with ctx's error, or with ErrClosed
+// after Close. One goroutine reads at a time.
+func (r *EventReader) Read(ctx context.Context) (Event, error) {
+	past := time.Unix(1, 0)
+	for {
+		r.ring.SetDeadline(time.Time{})
+		stop := context.AfterFunc(ctx, func() { r.ring.SetDeadline(past) })
+		err := r.ring.ReadInto(&r.rec)
+		stop()
+		switch {
+		case err == nil:
+			return decodeEvent(r.rec.RawSample)
+		case errors.Is(err, ringbuf.ErrClosed):
+			return Event{}, fmt.Errorf("read events: %w", ErrClosed)
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			// else it was the deadline of an earlier call that came late
+			if ctx.Err() != nil {
+				return Event{}, ctx.Err()
+			}
+		default:
+			return Event{}, fmt.Errorf("read events: %w", err)
+		}
+	}
+}
+
+// Close ends a Read that waits.
+func (r *EventReader) Close() error { return r.ring.Close() }
+
+// decodeEvent reads what the programs wrote. A longer record is one of a newer
+// program: what it appends is ignored.
+func decodeEvent(raw []byte) (Event, error) {
+	var w bpf.MapsSlEvent
+	n := binary.Size(w)
+	if len(raw) < n {
+		return Event{}, fmt.Errorf("event of %d bytes, want %d", len(raw), n)
+	}
+	if _, err := binary.Decode(raw[:n], binary.NativeEndian, &w); err != nil {
+		return Event{}, fmt.Errorf("decode event: %w", err)
+	}
+	e := Event{
+		Time:                timeOf(w.Time),
+		Lost:                w.Lost,
+		Reason:              Reason(w.Reason),
+		Direction:           Direction(w.Direction),
+		Ifindex:             w.Ifindex,
+		Length:              w.Length,
+		EtherType:           w.Ethertype,
+		SourceMAC:           w.SrcMac,
+		Protocol:            w.Proto,
+		TCPFlags:            w.TcpFlags,
+		SourceIdentity:      Identity(w.SrcIdentity),
+		DestinationIdentity: Identity(w.DstIdentity),
+		SourceSlot:          Slot(w.SrcSlot),
+		DestinationSlot:     Slot(w.DstSlot),
+		Rule:                w.Rule,
+	}
+	var src, dst netip.Addr
+	switch w.Family {
+	case 4:
+		src, dst = netip.AddrFrom4([4]byte(w.Src[:4])), netip.AddrFrom4([4]byte(w.Dst[:4]))
+	case 6:
+		src, dst = netip.AddrFrom16(w.Src), netip.AddrFrom16(w.Dst)
+	default:
+		return e, nil
+	}
+	e.Source = netip.AddrPortFrom(src, w.Sport)
+	e.Destination = netip.AddrPortFrom(dst, w.Dport)
+	return e, nil
+}
+
+// timeOf turns the kernel's monotonic clock into wall time.
+func timeOf(monotonic uint64) time.Time {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		return time.Now()
+	}
+	return time.Now().Add(time.Duration(int64(monotonic) - ts.Nano()))
+}

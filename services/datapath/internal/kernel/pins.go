@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+)
+
+// schemaVersion changes when the meaning of a map changes but its layout does
+// not. The layout itself is in the pin's name by its hash.
+const schemaVersion = 1
+
+// pinnedMaps are the maps of one instance.
+type pinnedMaps struct {
+	byName map[string]*ebpf.Map
+	pins   map[string]string // name -> file name of its pin
+
+	// adopted is set if any map was there already.
+	adopted bool
+
+	ep, gen, ifs     *ebpf.Map
+	ip4, ip6         *ebpf.Map
+	ipc4, ipc6       *ebpf.Map
+	counters, limits *ebpf.Map
+	events           *ebpf.Map
+
+	slotMem []byte // sl_ep
+	genMem  []byte // sl_gen
+}
+
+// openMaps opens the pinned maps below dir and creates the missing ones. With
+// validateOnly the missing ones are private and nothing is written.
+func openMaps(dir string, validateOnly bool, log *slog.Logger) (_ *pinnedMaps, err error) {
+	spec, err := bpf.LoadMaps()
+	if err != nil {
+		return nil, fmt.Errorf("read the compiled maps: %w", err)
+	}
+	if !validateOnly {
+		if err := makePinDir(dir); err != nil {
+			return nil, err
+		}
+	}
+
+	pm := &pinnedMaps{byName: map[string]*ebpf.Map{}, pins: map[string]string{}}
+	defer func() {
+		if err != nil {
+			pm.close()
+		}
+	}()
+	for name, ms := range spec.Maps {
+		if len(name) < 3 || name[:3] != "sl_" {
+			continue
+		}
+		pin := pinName(ms)
+		m, err := adoptMap(filepath.Join(dir, pin), ms)
+		switch {
+		case err == nil:
+			pm.adopted = true
+			log.Debug("map adopted", "map", name, "pin", pin)
+		case errors.Is(err, fs.ErrNotExist):
+			m, err = createMap(filepath.Join(dir, pin), ms, validateOnly)
+			if err != nil {
+				return nil, fmt.Errorf("create map %s: %w", name, err)
+			}
+			log.Debug("map created", "map", name, "pin", pin)
+		default:
+			return nil, fmt.Errorf("adopt map %s: %w", name, err)
+		}
+		pm.byName[name], pm.pins[name] = m, pin
+	}
+	pm.ep, pm.gen, pm.ifs = pm.byName[bpf.MapsMapSlEp], pm.byName[bpf.MapsMapSlGen], pm.byName[bpf.MapsMapSlIf]
+	pm.ip4, pm.ip6 = pm.byName[bpf.MapsMapSlIp4], pm.byName[bpf.MapsMapSlIp6]
+	pm.ipc4, pm.ipc6 = pm.byName[bpf.MapsMapSlIpc4], pm.byName[bpf.MapsMapSlIpc6]
+	pm.counters, pm.limits = pm.byName[bpf.MapsMapSlMetrics], pm.byName[bpf.MapsMapSlLimits]
+	pm.events = pm.byName[bpf.MapsMapSlEvents]
+
+	if pm.slotMem, err = mapMemory(pm.ep, validateOnly); err != nil {
+		return nil, fmt.Errorf("map the memory of %s: %w", bpf.MapsMapSlEp, err)
+	}
+	if pm.genMem, err = mapMemory(pm.gen, validateOnly); err != nil {
+		return nil, fmt.Errorf("map the memory of %s: %w", bpf.MapsMapSlGen, err)
+	}
+	return pm, nil
+}
+
+// adoptMap opens a pin. A map that is not what the pin's name says is an error:
+// somebody may be using it, so it is neither used nor replaced.
+func adoptMap(path string, ms *ebpf.MapSpec) (*ebpf.Map, error) {
+	m, err := ebpf.LoadPinnedMap(path, nil)
+	if err != nil {
+		return nil, err
+	}
+	if err := ms.Compatible(m); err != nil {
+		m.Close()
+		return nil, fmt.Errorf("%s holds another map; remove it by hand if no program uses it: %w", path, err)
+	}
+	return m, nil
+}
+
+func createMap(path string, ms *ebpf.MapSpec, private bool) (*ebpf.Map, error) {
+	m, err := ebpf.NewMap(ms)
+	if err != nil {
+		return nil, err
+	}
+	if private {
+		return m, nil
+	}
+	if err := m.Pin(path); err != nil {
+		m.Close()
+		return nil, fmt.Errorf("pin: %w", err)
+	}
+	return m, nil
+}
+
+// makePinDir creates dir for root alone and checks that pins can live there.
+func makePinDir(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("create the pin directory: %w", err)
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return fmt.Errorf("look at the pin directory %s: %w", dir, err)
+	}
+	if uint32(st.Type) != unix.BPF_FS_MAGIC {
+		return fmt.Errorf("%w: Dir %s is not on a bpffs: mount one with `mount -t bpf bpf %s`", ErrInvalid, dir, dir)
+	}
+	return nil
+}
+
+// mapMemory maps the values of an array into this process.
+func mapMemory(m *ebpf.Map, readOnly bool) ([]byte, error) {
+	prot := unix.PROT_READ | unix.PROT_WRITE
+	if readOnly {
+		prot = unix.PROT_READ
+	}
+	page := os.Getpagesize()
+	size := (int(m.ValueSize())*int(m.MaxEntries()) + page - 1) / page * page
+	return unix.Mmap(m.FD(), 0, size, prot, unix.MAP_SHARED)
+}
+
+func (pm *pinnedMaps) close() error {
+	var errs []error
+	for _, mem := range [][]byte{pm.slotMem, pm.genMem} {
+		if mem != nil {
+			errs = append(errs, unix.Munmap(mem))
+		}
+	}
+	for _, m := range pm.byName {
+		errs = append(errs, m.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// MapInfo is one map of the instance.
+type MapInfo struct {
+	Name       string // "sl_ep"
+	Pin        string // file name below Options.Dir
+	ID         uint32 // the kernel's id
+	MaxEntries uint32
+	Bytes      uint64 // memory as the kernel accounts it, 0 if unknown
+}
+
+// Maps describes the maps of the instance, sorted by name, for status output.
+func (k *Kernel) Maps() ([]MapInfo, error) {
+	if err := k.rlock(); err != nil {
+		return nil, err
+	}
+	defer k.mu.RUnlock()
+	var infos []MapInfo
+	for _, name := range sortedKeys(k.maps.byName) {
+		m := k.maps.byName[name]
+		info, err := m.Info()
+		if err != nil {
+			return nil, fmt.Errorf("look at map %s: %w", name, err)
+		}
+		id, _ := info.ID()
+		bytes, _ := info.Memlock()
+		infos = append(infos, MapInfo{
+			Name: name, Pin: k.maps.pins[name], ID: uint32(id), MaxEntries: m.MaxEntries(), Bytes: bytes,
+		})
+	}
+	return infos, nil
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// slotTable knows which slots may be given out. It hands them out in a circle,
+// so that a number rests as long as possible before it is used again.
+type slotTable struct {
+	state [MaxEndpoints + 1]slotState
+	next  Slot // where the search begins
+	// draining are the slots that the next grace period will free; those of
+	// one that is under way are its caller's.
+	draining []Slot
+}
+
+type slotState uint8
+
+const (
+	slotFree slotState = iota
+	slotUsed
+	slotDraining // unpublished, a program run may still hold it
+)
+
+func newSlotTable(used []Slot) slotTable {
+	t := slotTable{next: 1}
+	t.state[HostSlot] = slotUsed
+	for _, s := range used {
+		t.state[s] = slotUsed
+	}
+	return t
+}
+
+// take returns a free slot, false if there is none.
+func (t *slotTable) take() (Slot, bool) {
+	for range len(t.state) {
+		s := t.next
+		t.next = Slot(int(t.next+1) % len(t.state))
+		if t.state[s] == slotFree {
+			t.state[s] = slotUsed
+			return s, true
+		}
+	}
+	return NoSlot, false
+}
+
+// giveBack returns a slot that no key has led to.
+func (t *slotTable) giveBack(s Slot) { t.state[s] = slotFree }
+
+// retire puts a slot aside until a grace period has passed.
+func (t *slotTable) retire(s Slot) {
+	if t.state[s] == slotUsed {
+		t.state[s] = slotDraining
+		t.draining = append(t.draining, s)
+	}
+}
+
+// beginDrain returns the slots that a grace period beginning now will free.
+func (t *slotTable) beginDrain() []Slot {
+	d := t.draining
+	t.draining = nil
+	return d
+}
+
+// endDrain ends the grace period: the slots are free, or wait for the next one
+// if it failed.
+func (t *slotTable) endDrain(slots []Slot, passed bool) {
+	if !passed {
+		t.draining = append(t.draining, slots...)
+		return
+	}
+	for _, s := range slots {
+		t.state[s] = slotFree
+	}
+}
+
+// Barrier waits until every program run that started before the call has
+// ended (8 to 16 ms), then frees the slots that were unpublished before it.
+// One call covers any number of endpoints. Nobody has to call it: Publish does
+// when it runs out of slots.
+func (k *Kernel) Barrier(ctx context.Context) error {
+	if err := k.lock(); err != nil {
+		return err
+	}
+	slots := k.slots.beginDrain()
+	k.mu.Unlock()
+
+	err := gracePeriod(ctx)
+
+	k.mu.Lock()
+	k.slots.endDrain(slots, err == nil)
+	k.mu.Unlock()
+	return err
+}
+
+// membarrierGlobal is MEMBARRIER_CMD_GLOBAL of linux/membarrier.h.
+const membarrierGlobal = 1
+
+// graceFallback is how long to wait where the kernel cannot say when all
+// program runs have ended. A run takes microseconds.
+const graceFallback = time.Second
+
+// gracePeriod returns after every program run that had begun has ended.
+// membarrier waits for an RCU grace period; a kernel with nohz_full CPUs
+// refuses it with EINVAL.
+func gracePeriod(ctx context.Context) error {
+	_, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, membarrierGlobal, 0, 0)
+	switch {
+	case errno == 0:
+		return nil
+	case !errors.Is(errno, unix.EINVAL) && !errors.Is(errno, unix.ENOSYS) && !errors.Is(errno, unix.EPERM):
+		return fmt.Errorf("membarrier: %w", errno)
+	}
+	timer := time.NewTimer(graceFallback)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait for program runs to end: %w", ctx.Err())
+	}
+}

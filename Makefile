@@ -20,7 +20,7 @@ bin/sluice-identity: main := services/identity
 bin/sluice-datapath: main := services/datapath
 
 # Static binaries that say the same wherever the checkout lies.
-go_build := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=$(VERSION)"
+go_build := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w -X github.com/sluice-net/sluice/kit/process.linkVersion=$(VERSION)"
 
 .PHONY: help
 help: ## Say what there is to make

@@ -3,14 +3,27 @@ module github.com/sluice-net/sluice/test
 go 1.26.0
 
 require (
+	github.com/sluice-net/sluice/cmd/sluice v0.0.0
+	github.com/sluice-net/sluice/kit v0.0.0
+	github.com/sluice-net/sluice/proto v0.0.0
+	github.com/vishvananda/netlink v1.3.1
 	golang.org/x/net v0.60.0
+	golang.org/x/sync v0.24.0
 	golang.org/x/sys v0.49.0
 	google.golang.org/grpc v1.85.0
 	k8s.io/cri-api v0.36.3
 )
 
 require (
+	buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go v1.36.12-20260825204119-511051f7f437.1 // indirect
+	github.com/vishvananda/netns v0.0.5 // indirect
 	golang.org/x/text v0.42.0 // indirect
-	google.golang.org/genproto/googleapis/rpc v0.0.0-20260817212433-ac3dfec99bb1 // indirect
+	google.golang.org/genproto/googleapis/rpc v0.0.0-20261019180522-ce908d29299b // indirect
 	google.golang.org/protobuf v1.36.12 // indirect
+)
+
+replace (
+	github.com/sluice-net/sluice/cmd/sluice => ../cmd/sluice
+	github.com/sluice-net/sluice/kit => ../kit
+	github.com/sluice-net/sluice/proto => ../proto
 )

@@ -250,3 +250,15 @@ func (p Pod) SendFrom(source netip.Addr, to netip.AddrPort, payload []byte) erro
 		return nil
 	})
 }
+
+// WithAddresses gives the pod its addresses, at most one of each family.
+func (p Pod) WithAddresses(addresses []netip.Addr) Pod {
+	for _, a := range addresses {
+		if a.Is4() {
+			p.IPv4 = a
+		} else {
+			p.IPv6 = a
+		}
+	}
+	return p
+}

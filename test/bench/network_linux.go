@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/sluice-net/sluice/test/internal/cni"
+	"github.com/sluice-net/sluice/test/internal/pod"
+)
+
+// referencePlugins is where Debian's containernetworking-plugins puts them.
+const referencePlugins = "/usr/lib/cni"
+
+// network is a CNI plugin with its configuration, executed in the network
+// namespace of a node.
+type network struct {
+	name   string
+	plugin string
+	config []byte
+	// netns is the node's; empty: the benchmark's own.
+	netns string
+}
+
+// reference is a chain of the reference plugins with host-local.
+func reference(kind, netns, subnet, dataDir string) network {
+	extra := ""
+	if kind == "bridge" {
+		extra = `"bridge":"bench0","isGateway":true,`
+	}
+	return network{
+		name:   kind + " + host-local",
+		plugin: filepath.Join(referencePlugins, kind),
+		netns:  netns,
+		config: fmt.Appendf(nil, `{"cniVersion":"1.0.0","name":"bench-%s","type":%q,%s"ipam":{"type":"host-local","ranges":[[{"subnet":%q}],[{"subnet":"fd99:%s::/112"}]],"dataDir":%q}}`,
+			kind, kind, extra, subnet, map[string]string{"ptp": "1", "bridge": "2"}[kind], dataDir),
+	}
+}
+
+func (n network) call(ctx context.Context, command, id, netns string) (result []byte, err error) {
+	run := func() error {
+		result, err = cni.Run(ctx, cni.Call{
+			Plugin: n.plugin, Command: command, ContainerID: id, Netns: netns, IfName: "eth0",
+			Path: referencePlugins, Config: n.config,
+		})
+		return err
+	}
+	if n.netns == "" {
+		return result, run()
+	}
+	err = pod.In(n.netns, run)
+	return result, err
+}
+
+// connect makes a pod's namespace and connects it.
+func (n network) connect(ctx context.Context, id string) (pod.Pod, error) {
+	p := pod.Pod{Name: id, Netns: pod.NetnsPath(id)}
+	if err := pod.NewNetns(p.Netns); err != nil {
+		return pod.Pod{}, err
+	}
+	result, err := n.call(ctx, "ADD", id, p.Netns)
+	if err != nil {
+		return pod.Pod{}, errors.Join(fmt.Errorf("%s: ADD: %w", n.name, err), pod.DeleteNetns(p.Netns))
+	}
+	addresses, err := cni.Addresses(result)
+	if err != nil {
+		return pod.Pod{}, err
+	}
+	return p.WithAddresses(addresses), nil
+}
+
+// disconnect is DEL and the end of the namespace.
+func (n network) disconnect(ctx context.Context, p pod.Pod) error {
+	_, err := n.call(ctx, "DEL", p.Name, p.Netns)
+	return errors.Join(err, pod.DeleteNetns(p.Netns))
+}
+
+// barePair joins two new namespaces by one veth pair, nothing between them:
+// the floor that every network is compared with.
+func barePair(prefix string) (path, func() error, error) {
+	from := pod.Pod{Name: prefix + "-a", Netns: pod.NetnsPath(prefix + "-a"), IPv4: netip.MustParseAddr("192.0.2.1")}
+	to := pod.Pod{Name: prefix + "-b", Netns: pod.NetnsPath(prefix + "-b"), IPv4: netip.MustParseAddr("192.0.2.2")}
+	remove := func() error { return errors.Join(pod.DeleteNetns(from.Netns), pod.DeleteNetns(to.Netns)) }
+	for _, p := range []pod.Pod{from, to} {
+		if err := pod.NewNetns(p.Netns); err != nil {
+			return path{}, nil, errors.Join(err, remove())
+		}
+	}
+	err := func() error {
+		peer, err := os.Open(to.Netns)
+		if err != nil {
+			return err
+		}
+		defer peer.Close()
+		err = pod.In(from.Netns, func() error {
+			attributes := netlink.NewLinkAttrs()
+			attributes.Name = "eth0"
+			pair := &netlink.Veth{LinkAttrs: attributes, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(peer.Fd()))}
+			if err := netlink.LinkAdd(pair); err != nil {
+				return fmt.Errorf("make bare veth pair: %w", err)
+			}
+			return configure(from.IPv4)
+		})
+		if err != nil {
+			return err
+		}
+		return pod.In(to.Netns, func() error { return configure(to.IPv4) })
+	}()
+	if err != nil {
+		return path{}, nil, errors.Join(err, remove())
+	}
+	return path{name: "bare veth pair", from: from, to: to}, remove, nil
+}
+
+// configure gives the eth0 of the current namespace an address in a /30 and
+// sets it up.
+func configure(address netip.Addr) error {
+	link, err := netlink.LinkByName("eth0")
+	if err != nil {
+		return err
+	}
+	parsed, err := netlink.ParseAddr(netip.PrefixFrom(address, 30).String())
+	if err != nil {
+		return err
+	}
+	if err := netlink.AddrAdd(link, parsed); err != nil {
+		return err
+	}
+	return netlink.LinkSetUp(link)
+}

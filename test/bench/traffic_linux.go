@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"fmt"
+	"net/netip"
+	"runtime"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/test/internal/pod"
+)
+
+// The traffic benchmarks use blocking sockets on locked threads, not package
+// net: Go's poller would add its own wake-ups to every packet and blur the
+// difference between the networks.
+
+// congestionControl is set on every socket: new network namespaces may start
+// with one that needs a qdisc they do not have.
+const congestionControl = "cubic"
+
+// path is a way between two pods.
+type path struct {
+	name     string
+	from, to pod.Pod
+}
+
+func sockaddr(a netip.AddrPort) unix.Sockaddr {
+	return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
+}
+
+// socketIn opens a stream socket inside a pod.
+func socketIn(p pod.Pod) (fd int, err error) {
+	err = pod.In(p.Netns, func() error {
+		fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		if err := unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, congestionControl); err != nil {
+			return fmt.Errorf("set congestion control: %w", err)
+		}
+		return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+	})
+	return fd, err
+}
+
+// listenIn opens a listening socket inside a pod and returns its port.
+func listenIn(p pod.Pod) (fd int, port uint16, err error) {
+	if fd, err = socketIn(p); err != nil {
+		return -1, 0, err
+	}
+	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: p.IPv4.As4()}); err != nil {
+		return -1, 0, err
+	}
+	if err := unix.Listen(fd, 512); err != nil {
+		return -1, 0, err
+	}
+	name, err := unix.Getsockname(fd)
+	if err != nil {
+		return -1, 0, err
+	}
+	return fd, uint16(name.(*unix.SockaddrInet4).Port), nil
+}
+
+// requestResponse exchanges n one-byte messages over one connection and
+// returns the time of each exchange.
+func requestResponse(p path, n int) (samples, error) {
+	listener, port, err := listenIn(p.to)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(listener)
+	served := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		conn, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
+		if err != nil {
+			served <- err
+			return
+		}
+		defer unix.Close(conn)
+		_ = unix.SetsockoptInt(conn, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+		buf := make([]byte, 1)
+		for {
+			if got, err := unix.Read(conn, buf); err != nil || got == 0 {
+				served <- err
+				return
+			}
+			if _, err := unix.Write(conn, buf); err != nil {
+				served <- err
+				return
+			}
+		}
+	}()
+	client, err := socketIn(p.from)
+	if err != nil {
+		return nil, err
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := unix.Connect(client, sockaddr(netip.AddrPortFrom(p.to.IPv4, port))); err != nil {
+		return nil, fmt.Errorf("%s: connect: %w", p.name, err)
+	}
+	buf := []byte{1}
+	times := make(samples, 0, n)
+	for range n {
+		start := time.Now()
+		if _, err := unix.Write(client, buf); err != nil {
+			return nil, err
+		}
+		if _, err := unix.Read(client, buf); err != nil {
+			return nil, err
+		}
+		times = append(times, time.Since(start))
+	}
+	if err := unix.Close(client); err != nil {
+		return nil, err
+	}
+	return times, <-served
+}
+
+// connects opens and aborts n connections one after the other and returns how
+// many it made in a second.
+func connects(p path, n int) (float64, error) {
+	listener, port, err := listenIn(p.to)
+	if err != nil {
+		return 0, err
+	}
+	served := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		for range n {
+			conn, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
+			if err != nil {
+				served <- err
+				return
+			}
+			_ = unix.Close(conn)
+		}
+		served <- nil
+	}()
+	defer unix.Close(listener)
+	to := sockaddr(netip.AddrPortFrom(p.to.IPv4, port))
+	var elapsed time.Duration
+	err = pod.In(p.from.Netns, func() error {
+		start := time.Now()
+		for range n {
+			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+			if err != nil {
+				return err
+			}
+			// Abort instead of closing: no TIME_WAIT, so ports do not run out.
+			if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}); err != nil {
+				return err
+			}
+			if err := unix.Connect(fd, to); err != nil {
+				return fmt.Errorf("%s: connect: %w", p.name, err)
+			}
+			if err := unix.Close(fd); err != nil {
+				return err
+			}
+		}
+		elapsed = time.Since(start)
+		return nil
+	})
+	if err != nil {
+		return 0, err
+	}
+	return float64(n) / elapsed.Seconds(), <-served
+}

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package leaktest fails a test binary that leaves something behind.
+//
+//	func TestMain(m *testing.M) { leaktest.Main(m) }
+//
+// Goroutines and file descriptors are always checked. What else a package
+// makes, such as network namespaces or mounts, is given as a Resource.
+package leaktest
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+// Patience is how long what is closed in the background may take to go.
+const Patience = 2 * time.Second
+
+// Resource lists what exists of one kind. What is there after the tests and
+// was not before is a leak.
+type Resource struct {
+	Name string
+	List func() ([]string, error)
+}
+
+// Main runs the tests of a package and ends the process.
+func Main(m *testing.M, resources ...Resource) { os.Exit(Run(m, resources...)) }
+
+// Run is Main for those who have more to do after the tests.
+func Run(m *testing.M, resources ...Resource) int {
+	check, err := begin(append([]Resource{Descriptors()}, resources...))
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "leaktest: %v\n", err)
+		return 1
+	}
+	code := m.Run()
+	if code != 0 {
+		return code // a failed test may leave things; its own message matters
+	}
+	if err := errors.Join(goleak.Find(), check()); err != nil {
+		fmt.Fprintf(os.Stderr, "leaktest: %v\n", err)
+		return 1
+	}
+	return code
+}
+
+func begin(resources []Resource) (check func() error, _ error) {
+	before := make([]map[string]int, len(resources))
+	for i, r := range resources {
+		names, err := r.List()
+		if err != nil {
+			return nil, fmt.Errorf("list %s: %w", r.Name, err)
+		}
+		before[i] = count(names)
+	}
+	return func() error {
+		var errs []error
+		for i, r := range resources {
+			if err := gone(r, before[i]); err != nil {
+				errs = append(errs, err)
+			}
+		}
+		return errors.Join(errs...)
+	}, nil
+}
+
+// gone waits until nothing new is left.
+func gone(r Resource, before map[string]int) error {
+	for deadline := time.Now().Add(Patience); ; time.Sleep(10 * time.Millisecond) {
+		names, err := r.List()
+		if err != nil {
+			return fmt.Errorf("list %s: %w", r.Name, err)
+		}
+		var left []string
+		for name, n := range count(names) {
+			if n > before[name] {
+				left = append(left, name)
+			}
+		}
+		if left == nil {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			slices.Sort(left)
+			return fmt.Errorf("%d leaked %s:\n\t%s", len(left), r.Name, strings.Join(left, "\n\t"))
+		}
+	}
+}
+
+func count(names []string) map[string]int {
+	m := map[string]int{}
+	for _, n := range names {
+		m[n]++
+	}
+	return m
+}
+
+// Descriptors are the open files of this process.
+func Descriptors() Resource {
+	return Resource{Name: "file descriptors", List: func() ([]string, error) {
+		entries, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			return nil, err
+		}
+		var names []string
+		for _, e := range entries {
+			target, err := os.Readlink("/proc/self/fd/" + e.Name())
+			if err != nil {
+				continue // the listing's own, closed by now
+			}
+			// The runtime opens these once, when first needed.
+			if strings.HasPrefix(target, "anon_inode:[event") ||
+				strings.Contains(target, "/cgroup/") || strings.HasPrefix(target, "/sys/fs/cgroup") {
+				continue
+			}
+			names = append(names, e.Name()+" -> "+target)
+		}
+		return names, nil
+	}}
+}
+
+// Files are the paths that match a pattern of filepath.Glob, such as
+// "/run/netns/mytest-*".
+func Files(name, pattern string) Resource {
+	return Resource{Name: name, List: func() ([]string, error) { return filepath.Glob(pattern) }}
+}
+
+// Mounts are the mount points of this process below a directory.
+func Mounts(below string) Resource {
+	return Resource{Name: "mounts", List: func() ([]string, error) {
+		b, err := os.ReadFile("/proc/self/mountinfo")
+		if err != nil {
+			return nil, err
+		}
+		var points []string
+		for line := range strings.Lines(string(b)) {
+			if f := strings.Fields(line); len(f) > 4 && strings.HasPrefix(f[4], below) {
+				points = append(points, f[4])
+			}
+		}
+		return points, nil
+	}}
+}
+
+// Links are the network devices of this process's network namespace whose
+// names begin with prefix.
+func Links(prefix string) Resource {
+	return Resource{Name: "network devices", List: func() ([]string, error) {
+		entries, err := os.ReadDir("/proc/self/net/dev_snmp6")
+		if errors.Is(err, fs.ErrNotExist) {
+			entries, err = os.ReadDir("/sys/class/net")
+		}
+		if err != nil {
+			return nil, err
+		}
+		var names []string
+		for _, e := range entries {
+			if strings.HasPrefix(e.Name(), prefix) {
+				names = append(names, e.Name())
+			}
+		}
+		return names, nil
+	}}
+}

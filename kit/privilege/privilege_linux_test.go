@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package privilege
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// What cannot be taken back is done in a child: this package's tests, built
+// without cgo (which -race needs) as the shipped binaries are, and asked by the
+// first argument.
+const childArg = "privilege-child:"
+
+var childPath string
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && strings.HasPrefix(os.Args[1], childArg) {
+		child(strings.TrimPrefix(os.Args[1], childArg))
+		return
+	}
+	os.Exit(withChild(m))
+}
+
+func withChild(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "privilege")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	childPath = dir + "/child"
+	build := exec.Command("go", "test", "-c", "-o", childPath, ".")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "build the child: %v\n%s", err, out)
+		return 1
+	}
+	return m.Run()
+}
+
+// child holds several threads, gives up what it is told and prints the state.
+func child(job string) {
+	release := make(chan struct{})
+	var locked sync.WaitGroup
+	for range 8 {
+		locked.Add(1)
+		go func() {
+			runtime.LockOSThread()
+			locked.Done()
+			<-release
+		}()
+	}
+	locked.Wait()
+	var err error
+	switch job {
+	case "keep":
+		err = KeepCapabilities(unix.CAP_BPF, unix.CAP_PERFMON, unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN)
+	case "twice":
+		if err = KeepCapabilities(unix.CAP_NET_ADMIN, unix.CAP_SETPCAP); err == nil {
+			err = KeepCapabilities(unix.CAP_NET_ADMIN, unix.CAP_BPF)
+		}
+	case "none":
+		if err = DropAll(); err == nil {
+			err = NoNewPrivs()
+		}
+	case "exec":
+		if err = KeepCapabilities(unix.CAP_NET_ADMIN); err == nil {
+			var out []byte
+			if out, err = exec.Command("/proc/self/exe", childArg+"show").Output(); err == nil {
+				os.Stdout.Write(out)
+				return
+			}
+		}
+	case "show":
+	}
+	close(release)
+	if err != nil {
+		fmt.Print(err)
+		os.Exit(1)
+	}
+	// A thread started now inherits from one that was changed.
+	var st State
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		st, err = Current()
+	}()
+	<-done
+	if err != nil {
+		fmt.Print(err)
+		os.Exit(1)
+	}
+	json.NewEncoder(os.Stdout).Encode(st)
+}
+
+func runChild(t *testing.T, job string) (State, string, error) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Fatal("this test needs root")
+	}
+	out, err := exec.Command(childPath, childArg+job).Output()
+	var st State
+	if err == nil {
+		if jerr := json.Unmarshal(out, &st); jerr != nil {
+			t.Fatalf("child said %q", out)
+		}
+	}
+	return st, string(out), err
+}
+
+func TestKernelKeepsExactlyTheNamedCapabilitiesInEveryThread(t *testing.T) {
+	keep := SetOf(unix.CAP_BPF, unix.CAP_PERFMON, unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN)
+	st, out, err := runChild(t, "keep")
+	if want := (State{Permitted: keep, Effective: keep, Bounding: keep, NoNewPrivs: st.NoNewPrivs}); err != nil || st != want {
+		t.Fatalf("child has %+v (%v, %s), want %+v", st, err, out, want)
+	}
+}
+
+func TestKernelDropAllLeavesNothing(t *testing.T) {
+	st, out, err := runChild(t, "none")
+	if want := (State{NoNewPrivs: true}); err != nil || st != want {
+		t.Fatalf("child has %+v (%v, %s), want %+v", st, err, out, want)
+	}
+}
+
+func TestKernelExecutedProgramsGetNoMoreThanWasKept(t *testing.T) {
+	st, out, err := runChild(t, "exec")
+	keep := SetOf(unix.CAP_NET_ADMIN)
+	if err != nil || st.Bounding != keep || st.Permitted&^keep != 0 || st.Effective&^keep != 0 {
+		t.Fatalf("program executed by the child has %+v (%v, %s), want at most %s", st, err, out, keep)
+	}
+}
+
+func TestKernelCapabilityThatIsGoneIsNamed(t *testing.T) {
+	_, out, err := runChild(t, "twice")
+	if err == nil || !strings.Contains(out, "does not have CAP_BPF") {
+		t.Fatalf("child said %q (%v), want that it does not have CAP_BPF", out, err)
+	}
+}
+
+func TestCapabilityNamesMatchTheKernelsNumbers(t *testing.T) {
+	for c, name := range map[Cap]string{
+		unix.CAP_CHOWN: "CAP_CHOWN", unix.CAP_NET_ADMIN: "CAP_NET_ADMIN", unix.CAP_SYS_ADMIN: "CAP_SYS_ADMIN",
+		unix.CAP_SETFCAP: "CAP_SETFCAP", unix.CAP_PERFMON: "CAP_PERFMON", unix.CAP_BPF: "CAP_BPF",
+		unix.CAP_CHECKPOINT_RESTORE: "CAP_CHECKPOINT_RESTORE", 60: "CAP_60",
+	} {
+		if c.String() != name {
+			t.Errorf("capability %d is called %s, want %s", int(c), c, name)
+		}
+		if got, err := Parse(name); c < 60 && (err != nil || got != c) {
+			t.Errorf("Parse(%s) = %v, %v; want %d", name, got, err, int(c))
+		}
+	}
+	if _, err := Parse("cap_fly"); err == nil {
+		t.Error("Parse accepted cap_fly")
+	}
+	if got := SetOf().String(); got != "none" {
+		t.Errorf("empty set is %q", got)
+	}
+}
+
+func TestStatusWithMissingLinesIsRefused(t *testing.T) {
+	whole := "CapInh:\t0000000000000000\nCapPrm:\t1\nCapEff:\t1\nCapBnd:\t3\nCapAmb:\t0\nNoNewPrivs:\t1\n"
+	st, err := parseStatus(whole)
+	if want := (State{Permitted: 1, Effective: 1, Bounding: 3, NoNewPrivs: true}); err != nil || st != want {
+		t.Fatalf("parseStatus = %+v, %v; want %+v", st, err, want)
+	}
+	for _, bad := range []string{"", strings.Replace(whole, "CapBnd", "X", 1), strings.Replace(whole, "\t3", "\tzz", 1)} {
+		if st, err := parseStatus(bad); err == nil {
+			t.Errorf("parseStatus(%q) = %+v, want an error", bad, st)
+		}
+	}
+}

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/sluice-net/sluice/test/internal/pod"
+)
+
+// attachmentTimes are the durations of one network.
+type attachmentTimes struct{ add, del samples }
+
+// attachments measures ADD and DEL by executing the plugins as a runtime does,
+// first one at a time, then eight at a time.
+func (b *bench) attachments(ctx context.Context) error {
+	networks := append([]network{b.sluice}, b.peers...)
+	for _, atOnce := range []int{1, 8} {
+		count := b.sizes.pods
+		if atOnce > 1 {
+			count = b.sizes.parallelPods
+		}
+		times := make([]attachmentTimes, len(networks))
+		for round := range b.sizes.rounds {
+			for i, n := range networks {
+				if err := b.attachAndDetach(ctx, n, fmt.Sprintf("%s-%d-%d-%d", b.prefix, atOnce, round, i), count, atOnce, &times[i]); err != nil {
+					return err
+				}
+			}
+		}
+		fmt.Fprintf(b.out, "%d at a time, %d of each network, interleaved in %d rounds:\n\n", atOnce, count*b.sizes.rounds, b.sizes.rounds)
+		fmt.Fprintln(b.out, "| network | ADD p50 | ADD p99 | ADD p50 ratio to ptp | DEL p50 | DEL p99 | DEL worst | DEL p50 ratio to ptp |")
+		fmt.Fprintln(b.out, "|---|---|---|---|---|---|---|---|")
+		ptp := times[1]
+		for i, n := range networks {
+			t := times[i]
+			fmt.Fprintf(b.out, "| %s | %s | %s | %.2f | %s | %s | %s | %.2f |\n", n.name,
+				milliseconds(t.add.quantile(0.5)), milliseconds(t.add.quantile(0.99)),
+				float64(t.add.quantile(0.5))/float64(ptp.add.quantile(0.5)),
+				milliseconds(t.del.quantile(0.5)), milliseconds(t.del.quantile(0.99)), milliseconds(t.del.worst()),
+				float64(t.del.quantile(0.5))/float64(ptp.del.quantile(0.5)))
+		}
+		fmt.Fprintln(b.out)
+	}
+	return nil
+}
+
+// attachAndDetach connects count pods, then disconnects them. The namespaces
+// are made before and removed after, outside the measured times.
+func (b *bench) attachAndDetach(ctx context.Context, n network, prefix string, count, atOnce int, times *attachmentTimes) (err error) {
+	pods := make([]pod.Pod, count)
+	defer func() {
+		for _, p := range pods {
+			if p.Netns != "" {
+				err = errors.Join(err, pod.DeleteNetns(p.Netns))
+			}
+		}
+	}()
+	for i := range pods {
+		id := fmt.Sprintf("%s-%d", prefix, i)
+		p := pod.Pod{Name: id, Netns: pod.NetnsPath(id)}
+		if err := pod.NewNetns(p.Netns); err != nil {
+			return err
+		}
+		pods[i] = p
+	}
+	for _, step := range []struct {
+		command string
+		into    *samples
+	}{{"ADD", &times.add}, {"DEL", &times.del}} {
+		var mu sync.Mutex
+		group, ctx := errgroup.WithContext(ctx)
+		group.SetLimit(atOnce)
+		for _, p := range pods {
+			group.Go(func() error {
+				elapsed, err := timed(func() error {
+					_, err := n.call(ctx, step.command, p.Name, p.Netns)
+					return err
+				})
+				if err != nil {
+					return fmt.Errorf("%s: %s: %w", n.name, step.command, err)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				*step.into = append(*step.into, elapsed)
+				return nil
+			})
+		}
+		if err := group.Wait(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// traffic measures between two pods of each network.
+func (b *bench) traffic(ctx context.Context) (err error) {
+	bare, removeBare, err := barePair(b.prefix + "-bare")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, removeBare()) }()
+	paths := []path{bare}
+	for i, n := range append([]network{b.sluice}, b.peers...) {
+		from, err := n.connect(ctx, fmt.Sprintf("%s-from-%d", b.prefix, i))
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, n.disconnect(context.WithoutCancel(ctx), from)) }()
+		to, err := n.connect(ctx, fmt.Sprintf("%s-to-%d", b.prefix, i))
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, n.disconnect(context.WithoutCancel(ctx), to)) }()
+		paths = append(paths, path{name: n.name, from: from, to: to})
+	}
+
+	type ratios struct{ p5, p50, rate []float64 }
+	all := make([]samples, len(paths))
+	rates := make([][]float64, len(paths))
+	relative := make([]ratios, len(paths))
+	for round := range b.sizes.rounds {
+		roundTimes := make([]samples, len(paths))
+		roundRates := make([]float64, len(paths))
+		for k := range paths {
+			i := (k + round) % len(paths) // nobody is always first
+			if roundTimes[i], err = requestResponse(paths[i], b.sizes.exchanges); err != nil {
+				return err
+			}
+			if roundRates[i], err = connects(paths[i], b.sizes.connects); err != nil {
+				return err
+			}
+		}
+		for i := range paths {
+			all[i] = append(all[i], roundTimes[i]...)
+			rates[i] = append(rates[i], roundRates[i])
+			relative[i].p5 = append(relative[i].p5, float64(roundTimes[i].quantile(0.05))/float64(roundTimes[0].quantile(0.05)))
+			relative[i].p50 = append(relative[i].p50, float64(roundTimes[i].quantile(0.5))/float64(roundTimes[0].quantile(0.5)))
+			relative[i].rate = append(relative[i].rate, roundRates[i]/roundRates[0])
+		}
+	}
+	fmt.Fprintf(b.out, "TCP over IPv4, one byte each way, %d exchanges and %d connections of each path in each of %d rounds. Ratios are to the bare pair in the same round, the median over the rounds.\n\n",
+		b.sizes.exchanges, b.sizes.connects, b.sizes.rounds)
+	fmt.Fprintln(b.out, "| path | round trip p5 | p50 | p5 ratio | p50 ratio | connects/s | connect rate ratio |")
+	fmt.Fprintln(b.out, "|---|---|---|---|---|---|---|")
+	for i, p := range paths {
+		fmt.Fprintf(b.out, "| %s | %s | %s | %.3f | %.3f | %.0f | %.3f |\n", p.name,
+			microseconds(all[i].quantile(0.05)), microseconds(all[i].quantile(0.5)),
+			median(relative[i].p5), median(relative[i].p50), median(rates[i]), median(relative[i].rate))
+	}
+	return nil
+}

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sluice-net/sluice/cmd/sluice/devnode"
+	"github.com/sluice-net/sluice/test/internal/pod"
+)
+
+// lifecycle measures start, restart with endpoints, and memory.
+func (b *bench) lifecycle(ctx context.Context) (err error) {
+	idle, err := b.memory()
+	if err != nil {
+		return err
+	}
+	start, firstAdd, err := b.startAndFirstAdd(ctx)
+	if err != nil {
+		return err
+	}
+
+	var pods []pod.Pod
+	defer func() {
+		for _, p := range pods {
+			err = errors.Join(err, b.sluice.disconnect(context.WithoutCancel(ctx), p))
+		}
+	}()
+	connectUpTo := func(n int) error {
+		for len(pods) < n {
+			p, err := b.sluice.connect(ctx, fmt.Sprintf("%s-m-%d", b.prefix, len(pods)))
+			if err != nil {
+				return err
+			}
+			pods = append(pods, p)
+		}
+		return nil
+	}
+	if err := connectUpTo(b.sizes.endpoints / 2); err != nil {
+		return err
+	}
+	restart, addAtStop, err := b.restart(ctx)
+	if err != nil {
+		return err
+	}
+	restartEndpoints := len(pods)
+	if err := connectUpTo(b.sizes.endpoints); err != nil {
+		return err
+	}
+	loaded, err := b.memory()
+	if err != nil {
+		return err
+	}
+
+	fmt.Fprintln(b.out, "| what | measured |")
+	fmt.Fprintln(b.out, "|---|---|")
+	fmt.Fprintf(b.out, "| datapath: process start → serving, median of %d | %s |\n", len(start), milliseconds(start.quantile(0.5)))
+	fmt.Fprintf(b.out, "| first ADD after it, median | %s |\n", milliseconds(firstAdd.quantile(0.5)))
+	fmt.Fprintf(b.out, "| restart with %d endpoints → all served again, median of %d | %s |\n", restartEndpoints, len(restart), milliseconds(restart.quantile(0.5)))
+	fmt.Fprintf(b.out, "| an ADD issued at the stop, retried as runtimes do, median | %s |\n", milliseconds(addAtStop.quantile(0.5)))
+	fmt.Fprintln(b.out)
+	fmt.Fprintf(b.out, "Memory in MiB, as the kernel reports it in /proc/PID/status.\n\n")
+	fmt.Fprintf(b.out, "| process | idle: resident / anonymous | %d endpoints: resident / anonymous |\n", len(pods))
+	fmt.Fprintln(b.out, "|---|---|---|")
+	var sum [4]float64
+	for _, service := range []string{devnode.Identity, devnode.IPAM, devnode.Datapath} {
+		i, l := idle[service], loaded[service]
+		fmt.Fprintf(b.out, "| sluice-%s | %.1f / %.1f | %.1f / %.1f |\n", service, i.resident, i.anonymous, l.resident, l.anonymous)
+		for k, v := range []float64{i.resident, i.anonymous, l.resident, l.anonymous} {
+			sum[k] += v
+		}
+	}
+	fmt.Fprintf(b.out, "| all | %.1f / %.1f | %.1f / %.1f |\n", sum[0], sum[1], sum[2], sum[3])
+	return nil
+}
+
+// startAndFirstAdd stops and starts the datapath without endpoints.
+func (b *bench) startAndFirstAdd(ctx context.Context) (start, firstAdd samples, err error) {
+	for i := range b.sizes.rounds {
+		if err := b.node.Stop(ctx, devnode.Datapath); err != nil {
+			return nil, nil, err
+		}
+		elapsed, err := timed(func() error { return b.node.Start(ctx, devnode.Datapath) })
+		if err != nil {
+			return nil, nil, err
+		}
+		start = append(start, elapsed)
+		id := fmt.Sprintf("%s-f-%d", b.prefix, i)
+		if err := pod.NewNetns(pod.NetnsPath(id)); err != nil {
+			return nil, nil, err
+		}
+		elapsed, err = timed(func() error {
+			_, err := b.sluice.call(ctx, "ADD", id, pod.NetnsPath(id))
+			return err
+		})
+		err = errors.Join(err, b.sluice.disconnect(ctx, pod.Pod{Name: id, Netns: pod.NetnsPath(id)}))
+		if err != nil {
+			return nil, nil, err
+		}
+		firstAdd = append(firstAdd, elapsed)
+	}
+	return start, firstAdd, nil
+}
+
+// restart stops and starts the datapath with endpoints, and measures an ADD
+// that begins at the moment of the stop and is tried again until it succeeds.
+func (b *bench) restart(ctx context.Context) (restart, add samples, err error) {
+	for i := range b.sizes.rounds {
+		id := fmt.Sprintf("%s-r-%d", b.prefix, i)
+		if err := pod.NewNetns(pod.NetnsPath(id)); err != nil {
+			return nil, nil, err
+		}
+		begin := time.Now()
+		added := make(chan error, 1)
+		var addTime time.Duration
+		if err := b.node.Stop(ctx, devnode.Datapath); err != nil {
+			return nil, nil, err
+		}
+		go func() {
+			var err error
+			for ctx.Err() == nil {
+				if _, err = b.sluice.call(ctx, "ADD", id, pod.NetnsPath(id)); err == nil {
+					break
+				}
+			}
+			addTime = time.Since(begin)
+			added <- err
+		}()
+		elapsed, err := timed(func() error { return b.node.Start(ctx, devnode.Datapath) })
+		err = errors.Join(err, <-added)
+		err = errors.Join(err, b.sluice.disconnect(ctx, pod.Pod{Name: id, Netns: pod.NetnsPath(id)}))
+		if err != nil {
+			return nil, nil, err
+		}
+		restart = append(restart, elapsed)
+		add = append(add, addTime)
+	}
+	return restart, add, nil
+}
+
+// usage is a process's memory in MiB.
+type usage struct{ resident, anonymous float64 }
+
+func (b *bench) memory() (map[string]usage, error) {
+	all := make(map[string]usage)
+	for _, service := range []string{devnode.Identity, devnode.IPAM, devnode.Datapath} {
+		pid, err := b.node.PID(service)
+		if err != nil {
+			return nil, err
+		}
+		content, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		if err != nil {
+			return nil, err
+		}
+		var u usage
+		for line := range strings.Lines(string(content)) {
+			fields := strings.Fields(line)
+			if len(fields) < 2 {
+				continue
+			}
+			kib, _ := strconv.ParseFloat(fields[1], 64)
+			switch fields[0] {
+			case "VmRSS:":
+				u.resident = kib / 1024
+			case "RssAnon:":
+				u.anonymous = kib / 1024
+			}
+		}
+		all[service] = u
+	}
+	return all, nil
+}

@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-net/sluice/cmd/sluice/devnode"
+	"github.com/sluice-net/sluice/kit/fault/faulttest"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+	"github.com/sluice-net/sluice/test/internal/cni"
+	"github.com/sluice-net/sluice/test/internal/pod"
+)
+
+// allFaults says that every point is tried with every command, several times
+// over; otherwise each point is tried once, with the first command that
+// reaches it.
+func allFaults() bool { return os.Getenv("SLUICE_TEST_FAULTS") == "all" }
+
+// scenario is a piece of a pod's life during which a process is killed.
+type scenario struct {
+	name string
+	// run executes it; its error is the runtime's business. It leaves the pod
+	// connected or not.
+	run func(ctx context.Context, n *testNode, p pod.Pod, config []byte, files []*os.File) error
+	// connectFirst makes the pod before the faults are armed.
+	connectFirst bool
+}
+
+var scenarios = []scenario{
+	{name: "ADD", run: func(ctx context.Context, n *testNode, p pod.Pod, config []byte, files []*os.File) error {
+		_, err := n.call(ctx, "ADD", p, config, files...)
+		return err
+	}},
+	{name: "DEL", connectFirst: true, run: func(ctx context.Context, n *testNode, p pod.Pod, config []byte, files []*os.File) error {
+		_, err := n.call(ctx, "DEL", p, config, files...)
+		return err
+	}},
+}
+
+// TestFaultKillEveryServiceAtEveryPoint proves INV-20 to INV-23 and INV-10:
+// each service is killed with SIGKILL at each of its fault points in ADD and
+// DEL. Afterwards the runtime does what runtimes do, DEL again and GC, and
+// nothing is leaked, no address is held twice, the other pod never noticed and
+// a new pod can be made.
+func TestFaultKillEveryServiceAtEveryPoint(t *testing.T) {
+	for _, service := range []string{devnode.IPAM, devnode.Identity, devnode.Datapath} {
+		t.Run(service, func(t *testing.T) {
+			n := newNode(t)
+			bystanders := n.addPods(t, "bystander", "neighbour")
+			points := n.faultPoints(t, service)
+			if len(points) == 0 {
+				t.Fatalf("%s has no fault points", service)
+			}
+			reached := make(map[string]bool)
+			for _, point := range points {
+				for _, s := range scenarios {
+					if reached[point] && !allFaults() {
+						continue
+					}
+					ok := t.Run(strings.ReplaceAll(point, "/", ".")+"/"+s.name, func(t *testing.T) {
+						if n.killServiceAt(t, service, point, s, bystanders) {
+							reached[point] = true
+						}
+					})
+					if !ok {
+						t.FailNow()
+					}
+				}
+			}
+			for _, point := range points {
+				if !reached[point] && !startPoint(point) {
+					t.Errorf("fault point %s is in neither ADD nor DEL", point)
+				}
+			}
+			exchange(t, bystanders[0], bystanders[1])
+			for _, p := range bystanders {
+				n.del(t, p)
+			}
+			n.wantNothingHeld(t)
+		})
+	}
+}
+
+// startPoint says whether a point belongs to a process's start or background
+// work, not to ADD or DEL; the service's own tests reach those.
+func startPoint(point string) bool {
+	for _, part := range []string{"/start/", "/restore/", "/collect/", "/gc/", "/expire/", "/audit/", "/reconcile/", "/store/"} {
+		if strings.Contains(point, part) {
+			return true
+		}
+	}
+	return false
+}
+
+// TestFaultKillShimAtEveryPoint kills the shim itself, as a runtime does when
+// its time is up.
+func TestFaultKillShimAtEveryPoint(t *testing.T) {
+	n := newNode(t)
+	bystanders := n.addPods(t, "bystander", "neighbour")
+	points := n.shimFaultPoints(t)
+	reached := make(map[string]bool)
+	for _, point := range points {
+		for _, s := range scenarios {
+			if reached[point] && !allFaults() {
+				continue
+			}
+			ok := t.Run(strings.ReplaceAll(point, "/", ".")+"/"+s.name, func(t *testing.T) {
+				controller, files := newController(t)
+				controller.KillAt(point, 0)
+				n.during(t, s, bystanders, files, func() { controller.Started() })
+				reached[point] = reached[point] || controller.Hits(point) > 0
+			})
+			if !ok {
+				t.FailNow()
+			}
+		}
+	}
+	for _, point := range points {
+		if !reached[point] {
+			// Spooling a DEL needs a datapath that is away.
+			ok := t.Run(strings.ReplaceAll(point, "/", ".")+"/DEL without datapath", func(t *testing.T) {
+				controller, files := newController(t)
+				controller.KillAt(point, 0)
+				p := newPod(t, "fault")
+				config := n.config(t, "1.0.0", labels("app", "fault"))
+				p = n.add(t, p, config)
+				if err := n.Kill(t.Context(), devnode.Datapath); err != nil {
+					t.Fatal(err)
+				}
+				_, _ = n.call(t.Context(), "DEL", p, config, files...)
+				controller.Started()
+				if controller.Hits(point) == 0 {
+					t.Errorf("fault point %s is in neither ADD nor DEL", point)
+				}
+				// The runtime tries again while the datapath is still away.
+				if _, err := n.call(t.Context(), "DEL", p, config); err != nil {
+					t.Errorf("DEL without datapath: %v", err)
+				}
+				if err := n.Start(t.Context(), devnode.Datapath); err != nil {
+					t.Fatal(err)
+				}
+				n.wantOnly(t, bystanders)
+			})
+			if !ok {
+				t.FailNow()
+			}
+		}
+	}
+	for _, p := range bystanders {
+		n.del(t, p)
+	}
+	n.wantNothingHeld(t)
+}
+
+// killServiceAt runs a scenario while the service dies at a point, and says
+// whether it did.
+func (n *testNode) killServiceAt(t *testing.T, service, point string, s scenario, bystanders []pod.Pod) bool {
+	t.Helper()
+	var controller *faulttest.Controller
+	arm := func() {
+		if err := n.Kill(t.Context(), service); err != nil {
+			t.Fatal(err)
+		}
+		var files []*os.File
+		controller, files = newController(t)
+		if err := n.Start(t.Context(), service, devnode.WithExtraFiles(files...)); err != nil {
+			t.Fatal(err)
+		}
+		controller.Started()
+		controller.KillAt(point, 0)
+	}
+	hit := false
+	recover := func() {
+		hit = controller.Hits(point) > 0
+		if err := n.Kill(t.Context(), service); err != nil {
+			t.Fatal(err)
+		}
+		if err := n.Start(t.Context(), service); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.duringWith(t, s, bystanders, nil, arm, recover)
+	return hit
+}
+
+func (n *testNode) during(t *testing.T, s scenario, bystanders []pod.Pod, files []*os.File, started func()) {
+	t.Helper()
+	n.duringWith(t, s, bystanders, files, func() {}, started)
+}
+
+// duringWith runs a scenario between arm and recovered, then does what a
+// runtime does about its failure and checks that all is well.
+func (n *testNode) duringWith(t *testing.T, s scenario, bystanders []pod.Pod, files []*os.File, arm, recovered func()) {
+	t.Helper()
+	p := newPod(t, "fault")
+	config := n.config(t, "1.0.0", labels("app", "fault", "pod", p.Name))
+	if s.connectFirst {
+		p = n.add(t, p, config)
+	}
+	arm()
+	// Short: the call may wait for a process that died.
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	err := s.run(ctx, n, p, config, files)
+	cancel()
+	recovered()
+
+	if s.name == "ADD" && err == nil {
+		// It succeeded in spite of the kill: then it must work.
+		result, err := n.call(t.Context(), "ADD", p, config)
+		if err != nil {
+			t.Fatalf("repeated ADD after a success: %v", err)
+		}
+		p = withAddresses(t, p, result)
+		exchange(t, p, bystanders[0])
+	}
+	// Runtimes delete what they failed to add, and delete again what they
+	// failed to delete.
+	if _, err := n.call(t.Context(), "DEL", p, config); err != nil {
+		t.Fatalf("DEL after the fault: %v", err)
+	}
+	n.reclaim(t, bystanders)
+	n.wantOnly(t, bystanders)
+
+	// A new pod gets an address that nobody has, and works.
+	fresh := n.add(t, newPod(t, "fresh"), n.config(t, "1.0.0", labels("app", "fresh")))
+	for _, other := range bystanders {
+		for _, a := range fresh.Addresses() {
+			if slices.Contains(other.Addresses(), a) {
+				t.Fatalf("address %s was given to %s while %s holds it", a, fresh.Name, other.Name)
+			}
+		}
+	}
+	exchange(t, fresh, bystanders[0])
+	n.del(t, fresh)
+	n.wantOnly(t, bystanders)
+}
+
+// reclaim is CNI GC with these pods as the valid ones.
+func (n *testNode) reclaim(t *testing.T, valid []pod.Pod) {
+	t.Helper()
+	var owners []*workloadv1.Owner
+	for _, p := range valid {
+		owners = append(owners, owner(p.Name))
+	}
+	if _, err := n.datapath.ReclaimEndpoints(t.Context(), &datapathv1.ReclaimEndpointsRequest{ValidOwners: owners}); err != nil {
+		t.Fatalf("GC: %v", err)
+	}
+}
+
+// wantOnly waits until the services hold something for these pods and for
+// nobody else. Leases of failed ADDs are given up by DEL.
+func (n *testNode) wantOnly(t *testing.T, pods []pod.Pod) {
+	t.Helper()
+	waitUntil(t, "nothing but the bystanders is held", func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		held, err := n.holdings(ctx)
+		if err != nil {
+			return err
+		}
+		var foreign []string
+		endpoints := 0
+		for _, h := range held {
+			switch {
+			case strings.HasPrefix(h, "record "), strings.HasPrefix(h, "identity "):
+				// Counted below.
+			case slices.ContainsFunc(pods, func(p pod.Pod) bool { return strings.HasSuffix(h, " of "+p.Name) || h == "endpoint "+p.Name }):
+				endpoints++
+			default:
+				foreign = append(foreign, h)
+			}
+		}
+		// An endpoint and two addresses each, an identity and a record each.
+		if endpoints != 3*len(pods) {
+			foreign = append(foreign, fmt.Sprintf("%d endpoints and addresses of the bystanders, want %d", endpoints, 3*len(pods)))
+		}
+		for _, kind := range []string{"identity ", "record "} {
+			if got := countPrefix(held, kind); got != len(pods) {
+				foreign = append(foreign, fmt.Sprintf("%d of kind %q, want %d: %v", got, kind, len(pods), held))
+			}
+		}
+		if devices := nodeDevices(t, n.Netns()); len(devices) != len(pods) {
+			foreign = append(foreign, fmt.Sprintf("devices %v, want %d", devices, len(pods)))
+		}
+		if len(foreign) > 0 {
+			return errors.New(strings.Join(foreign, "; "))
+		}
+		return nil
+	})
+}
+
+func countPrefix(all []string, prefix string) int {
+	n := 0
+	for _, s := range all {
+		if strings.HasPrefix(s, prefix) {
+			n++
+		}
+	}
+	return n
+}
+
+// newController gives a controller and the files that the process inherits.
+func newController(t *testing.T) (*faulttest.Controller, []*os.File) {
+	t.Helper()
+	var carrier exec.Cmd
+	controller := faulttest.New(t, &carrier)
+	return controller, carrier.ExtraFiles
+}
+
+// faultPoints asks a running service for its points.
+func (n *testNode) faultPoints(t *testing.T, service string) []string {
+	t.Helper()
+	if err := n.Kill(t.Context(), service); err != nil {
+		t.Fatal(err)
+	}
+	controller, files := newController(t)
+	if err := n.Start(t.Context(), service, devnode.WithExtraFiles(files...)); err != nil {
+		t.Fatal(err)
+	}
+	controller.Started()
+	names, err := controller.Names(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Kill(t.Context(), service); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Start(t.Context(), service); err != nil {
+		t.Fatal(err)
+	}
+	return names
+}
+
+func (n *testNode) shimFaultPoints(t *testing.T) []string {
+	t.Helper()
+	controller, files := newController(t)
+	if _, err := cni.Run(t.Context(), cni.Call{Plugin: n.Plugin(), Command: "VERSION", Config: []byte(`{"cniVersion":"1.0.0"}`), ExtraFiles: files}); err != nil {
+		t.Fatal(err)
+	}
+	controller.Started()
+	names, err := controller.Names(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names
+}
+
+// wantDistinct fails if two pods share an address.
+func wantDistinct(t *testing.T, pods []pod.Pod) {
+	t.Helper()
+	holders := make(map[netip.Addr]string)
+	for _, p := range pods {
+		for _, a := range p.Addresses() {
+			if other := holders[a]; other != "" {
+				t.Errorf("address %s is held by %s and %s", a, other, p.Name)
+			}
+			holders[a] = p.Name
+		}
+	}
+}

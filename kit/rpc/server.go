@@ -253,21 +253,14 @@ func (s *Server) recovered(ctx context.Context, p any) error {
 // drainStream ends a stream's context when the server shuts down: watches
 // never end by themselves and would hold it up until they are cut.
 func (s *Server) drainStream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
-	if info.FullMethod == grpc_health_v1.Health_Watch_FullMethodName {
-		// Health answers that it stops and ends by itself on its own context.
-		return next(srv, s.draining(ss))
-	}
-	err := next(srv, s.draining(ss))
+	ctx, cancel := context.WithCancel(ss.Context())
+	defer cancel()
+	defer context.AfterFunc(s.stopping, cancel)()
+	err := next(srv, &drainingStream{ServerStream: ss, ctx: ctx})
 	if s.stopping.Err() != nil && (status.Code(err) == codes.Canceled || errors.Is(err, context.Canceled)) {
 		return status.Error(codes.Unavailable, "the server is shutting down")
 	}
 	return err
-}
-
-func (s *Server) draining(ss grpc.ServerStream) grpc.ServerStream {
-	ctx, cancel := context.WithCancel(ss.Context())
-	context.AfterFunc(s.stopping, cancel)
-	return &drainingStream{ServerStream: ss, ctx: ctx}
 }
 
 type drainingStream struct {
@@ -280,7 +273,7 @@ func (s *drainingStream) Context() context.Context { return s.ctx }
 // levelOf logs what the caller did wrong at info, what we did wrong at error.
 func levelOf(code codes.Code) logging.Level {
 	switch code {
-	case codes.Unknown, codes.Internal, codes.DataLoss, codes.Unimplemented:
+	case codes.Unknown, codes.Internal, codes.DataLoss:
 		return logging.LevelError
 	case codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted:
 		return logging.LevelWarn

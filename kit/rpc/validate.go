@@ -15,9 +15,9 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// validate answers INVALID_ARGUMENT with a BadRequest that names every field
+// checkMessage answers INVALID_ARGUMENT with a BadRequest that names every field
 // which breaks a rule of its proto file.
-func validate(v protovalidate.Validator, msg any) error {
+func checkMessage(v protovalidate.Validator, msg any) error {
 	m, ok := msg.(proto.Message)
 	if !ok {
 		return status.Errorf(codes.Internal, "a message of type %T is not a proto.Message", msg)
@@ -47,7 +47,7 @@ func validate(v protovalidate.Validator, msg any) error {
 
 func (s *Server) validateUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 	if !always(info.FullMethod) {
-		if err := validate(s.validator, req); err != nil {
+		if err := checkMessage(s.validator, req); err != nil {
 			return nil, err
 		}
 	}
@@ -70,5 +70,5 @@ func (s *validatingStream) RecvMsg(m any) error {
 	if err := s.ServerStream.RecvMsg(m); err != nil {
 		return err
 	}
-	return validate(s.validator, m)
+	return checkMessage(s.validator, m)
 }

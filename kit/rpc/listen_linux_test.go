@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package rpc
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/sluice-net/sluice/kit/leaktest"
+)
+
+// A process that is killed while it listens is this binary with this argument.
+const listenArg = "listen-and-hang"
+
+func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == listenArg {
+		_, err := Listen(os.Args[2], ListenOptions{})
+		fmt.Println("listening", err)
+		select {}
+	}
+	leaktest.Main(m)
+}
+
+// shortDir is a temporary directory whose path fits into a unix address.
+func shortDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "kit")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+func listen(t testing.TB, path string, o ListenOptions) *Listener {
+	t.Helper()
+	l, err := Listen(path, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
+func TestSocketHasItsModeWhenItAppears(t *testing.T) {
+	dir := filepath.Join(shortDir(t), "svc")
+	l := listen(t, dir+"/s.sock", ListenOptions{})
+	fi, err := os.Lstat(dir + "/s.sock")
+	if err != nil || fi.Mode() != fs.ModeSocket|0o660 {
+		t.Errorf("socket is %v, %v; want mode 0660", fi.Mode(), err)
+	}
+	if fi, err := os.Stat(dir); err != nil || fi.Mode().Perm() != 0o750 {
+		t.Errorf("directory is %v, %v; want mode 0750", fi.Mode(), err)
+	}
+	if got := l.Addr().String(); got != dir+"/s.sock" {
+		t.Errorf("Addr is %s", got)
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(dir + "/s.sock"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the socket is still there after Close: %v", err)
+	}
+}
+
+func TestKernelSocketBelongsToTheGivenOwner(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Fatal("this test needs root")
+	}
+	uid, gid := uint32(64701), uint32(64700)
+	dir := filepath.Join(shortDir(t), "svc")
+	listen(t, dir+"/s.sock", ListenOptions{UID: &uid, GID: &gid})
+	for _, p := range []string{dir, dir + "/s.sock"} {
+		var st syscall.Stat_t
+		if err := syscall.Lstat(p, &st); err != nil || st.Uid != uid || st.Gid != gid {
+			t.Errorf("%s belongs to %d:%d (%v), want %d:%d", p, st.Uid, st.Gid, err, uid, gid)
+		}
+	}
+}
+
+func TestLiveSocketIsRefusedAndStaysAlive(t *testing.T) {
+	path := shortDir(t) + "/s.sock"
+	l := listen(t, path, ListenOptions{})
+	if _, err := Listen(path, ListenOptions{}); !errors.Is(err, ErrInUse) {
+		t.Fatalf("second Listen: %v, want ErrInUse", err)
+	}
+	c, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatalf("the first listener is gone: %v", err)
+	}
+	c.Close()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	listen(t, path, ListenOptions{})
+}
+
+func TestSocketOfAKilledProcessIsTakenOver(t *testing.T) {
+	path := shortDir(t) + "/s.sock"
+	cmd := exec.Command("/proc/self/exe", listenArg, path)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if line != "listening <nil>\n" {
+		t.Errorf("child said %q, %v", line, err)
+	}
+	if _, err := Listen(path, ListenOptions{}); !errors.Is(err, ErrInUse) {
+		t.Errorf("Listen beside a living process: %v, want ErrInUse", err)
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	cmd.Wait()
+	if fi, err := os.Lstat(path); err != nil || fi.Mode().Type() != fs.ModeSocket {
+		t.Fatalf("the killed process left no socket: %v", err)
+	}
+	listen(t, path, ListenOptions{})
+	c, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+}
+
+func TestOnlyOneOfManyTakesAStaleSocket(t *testing.T) {
+	path := shortDir(t) + "/s.sock"
+	stale, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stale.SetUnlinkOnClose(false)
+	stale.Close()
+	var (
+		wg   sync.WaitGroup
+		mu   sync.Mutex
+		won  []*Listener
+		lost int
+	)
+	for range 16 {
+		wg.Go(func() {
+			l, err := Listen(path, ListenOptions{})
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case err == nil:
+				won = append(won, l)
+			case errors.Is(err, ErrInUse):
+				lost++
+			default:
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if len(won) != 1 || lost != 15 {
+		t.Errorf("%d won and %d lost, want 1 and 15", len(won), lost)
+	}
+	for _, l := range won {
+		l.Close()
+	}
+}
+
+func TestListenRefusesWhatItMustNotTouch(t *testing.T) {
+	dir := shortDir(t)
+	file := dir + "/file"
+	if err := os.WriteFile(file, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	open := dir + "/open"
+	if err := os.Mkdir(open, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(open, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	long := dir + "/" + strings.Repeat("x", MaxPath)
+	for path, want := range map[string]string{
+		file:                  "is not a socket",
+		open + "/s.sock":      "writable by everybody",
+		file + "/s.sock":      "not a directory",
+		dir + "/a/b/c/s.sock": "no such file",
+		"relative.sock":       "not absolute",
+		long:                  fmt.Sprintf("is %d bytes long; at most %d fit", len(long), MaxPath),
+	} {
+		l, err := Listen(path, ListenOptions{})
+		if err == nil {
+			l.Close()
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("Listen(%s): %v, want an error with %q", path, err, want)
+		}
+	}
+	if b, _ := os.ReadFile(file); string(b) != "precious" {
+		t.Errorf("the file is now %q", b)
+	}
+	longest := dir + "/" + strings.Repeat("y", MaxPath-len(dir)-1)
+	listen(t, longest, ListenOptions{})
+	c, err := net.Dial("unix", longest)
+	if err != nil {
+		t.Fatalf("the longest path that is allowed: %v", err)
+	}
+	c.Close()
+}
+
+func TestCloseLeavesASocketThatIsNotOurs(t *testing.T) {
+	path := shortDir(t) + "/s.sock"
+	l := listen(t, path, ListenOptions{})
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	other, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(path); err != nil {
+		t.Errorf("Close removed another's socket: %v", err)
+	}
+}
+
+func TestConnectionsBeyondTheBoundAreClosedAtOnce(t *testing.T) {
+	path := shortDir(t) + "/s.sock"
+	l := listen(t, path, ListenOptions{MaxConns: 2})
+	accepted := make(chan net.Conn)
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			accepted <- c
+		}
+	}()
+	dial := func() net.Conn {
+		c, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	dial()
+	first := <-accepted
+	dial()
+	second := <-accepted
+	if n, err := dial().Read(make([]byte, 1)); err == nil {
+		t.Errorf("the third connection read %d bytes; want it closed", n)
+	}
+	if open, refused := l.Conns(); open != 2 || refused != 1 {
+		t.Errorf("%d open and %d refused, want 2 and 1", open, refused)
+	}
+	first.Close()
+	first.Close() // counted once
+	dial()
+	third := <-accepted
+	if cred := third.(*conn).Cred(); cred.UID != uint32(os.Geteuid()) || cred.PID != int32(os.Getpid()) {
+		t.Errorf("credentials are %+v, want those of this process", cred)
+	}
+	second.Close()
+	third.Close()
+	l.Close()
+	<-stopped
+	if open, _ := l.Conns(); open != 0 {
+		t.Errorf("%d connections are open after all were closed", open)
+	}
+}
+
+func TestOneUserCannotTakeAllConnections(t *testing.T) {
+	l := &Listener{maxConns: 4, maxPerUID: 2, perUID: map[uint32]int{}}
+	for i, c := range []struct {
+		uid  uint32
+		want bool
+	}{{7, true}, {7, true}, {7, false}, {0, true}, {8, true}, {0, false}} {
+		if got := l.admit(c.uid); got != c.want {
+			t.Errorf("connection %d of uid %d: admitted %v, want %v", i, c.uid, got, c.want)
+		}
+	}
+	l.release(7)
+	if !l.admit(0) {
+		t.Error("a freed place was not given out")
+	}
+	if _, refused := l.Conns(); refused != 2 {
+		t.Errorf("%d refused, want 2", refused)
+	}
+}

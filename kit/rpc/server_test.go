@@ -1,0 +1,677 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package rpc
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
+	"buf.build/go/protovalidate"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	pb "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/reflection/grpc_reflection_v1"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protodesc"
+	"google.golang.org/protobuf/types/descriptorpb"
+	"google.golang.org/protobuf/types/dynamicpb"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/requestid"
+	"github.com/sluice-net/sluice/kit/rpc/client"
+)
+
+// testService is grpc's own test service; each test sets what it needs.
+type testService struct {
+	pb.UnimplementedTestServiceServer
+	empty  func(context.Context) error
+	stream func(pb.TestService_StreamingOutputCallServer) error
+}
+
+func (s *testService) EmptyCall(ctx context.Context, _ *pb.Empty) (*pb.Empty, error) {
+	if s.empty != nil {
+		if err := s.empty(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return &pb.Empty{}, nil
+}
+
+func (s *testService) UnaryCall(_ context.Context, r *pb.SimpleRequest) (*pb.SimpleResponse, error) {
+	return &pb.SimpleResponse{Payload: r.Payload}, nil
+}
+
+func (s *testService) StreamingOutputCall(_ *pb.StreamingOutputCallRequest, ss pb.TestService_StreamingOutputCallServer) error {
+	return s.stream(ss)
+}
+
+const service = "grpc.testing.TestService"
+
+// table lets the group call everything.
+func table() Methods {
+	m := Methods{}
+	for _, d := range pb.TestService_ServiceDesc.Methods {
+		m["/"+service+"/"+d.MethodName] = Method{Access: Group()}
+	}
+	for _, d := range pb.TestService_ServiceDesc.Streams {
+		m["/"+service+"/"+d.StreamName] = Method{Access: Group()}
+	}
+	return m
+}
+
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *syncBuffer) lines(t *testing.T) []map[string]any {
+	t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []map[string]any
+	for line := range bytes.Lines(s.b.Bytes()) {
+		var m map[string]any
+		if err := json.Unmarshal(line, &m); err != nil {
+			t.Fatalf("log line %q: %v", line, err)
+		}
+		all = append(all, m)
+	}
+	return all
+}
+
+type fixture struct {
+	server *Server
+	path   string
+	log    *syncBuffer
+	reg    *prometheus.Registry
+	served chan error
+}
+
+func serve(t testing.TB, svc *testService, methods Methods) *fixture {
+	t.Helper()
+	f := &fixture{path: shortDir(t) + "/s.sock", log: &syncBuffer{}, reg: prometheus.NewRegistry(), served: make(chan error, 1)}
+	var err error
+	f.server, err = NewServer(Options{
+		Register:   func(r grpc.ServiceRegistrar) { pb.RegisterTestServiceServer(r, svc) },
+		Methods:    methods,
+		Logger:     log.New(f.log, slog.LevelDebug),
+		Registerer: f.reg,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := listen(t, f.path, ListenOptions{})
+	go func() { f.served <- f.server.Serve(l) }()
+	t.Cleanup(func() {
+		f.server.Stop()
+		if err := <-f.served; err != nil {
+			t.Error(err)
+		}
+	})
+	return f
+}
+
+func (f *fixture) dial(t testing.TB, o client.Options) *grpc.ClientConn {
+	t.Helper()
+	cc, err := client.Dial(f.path, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cc.Close() })
+	return cc
+}
+
+func wantCode(t *testing.T, err error, want codes.Code, part string) {
+	t.Helper()
+	if status.Code(err) != want || err != nil && !strings.Contains(err.Error(), part) {
+		t.Fatalf("got %v, want %v with %q", err, want, part)
+	}
+}
+
+func TestForgottenOrUnknownMethodsStopTheServerFromBeingBuilt(t *testing.T) {
+	missing := table()
+	delete(missing, pb.TestService_EmptyCall_FullMethodName)
+	delete(missing, pb.TestService_StreamingOutputCall_FullMethodName)
+	missing["/x.Y/Z"] = Method{}
+	missing[pb.TestService_UnaryCall_FullMethodName] = Method{Limit: Limit{Waiting: 3}}
+	_, err := NewServer(Options{Register: func(r grpc.ServiceRegistrar) { pb.RegisterTestServiceServer(r, &testService{}) }, Methods: missing})
+	for _, part := range []string{"/EmptyCall is registered", "/StreamingOutputCall is registered", "/x.Y/Z is in the table", "UnaryCall: 3 calls may wait"} {
+		if err == nil || !strings.Contains(err.Error(), part) {
+			t.Errorf("NewServer: %v, want an error with %q", err, part)
+		}
+	}
+	if _, err := NewServer(Options{}); err == nil {
+		t.Error("NewServer without Register succeeded")
+	}
+}
+
+func TestAccessTable(t *testing.T) {
+	for _, c := range []struct {
+		access Access
+		uid    uint32
+		also   []uint32
+		want   bool
+	}{
+		{Access{}, 0, nil, false}, {Access{}, 7, []uint32{7}, false},
+		{Root(), 0, nil, true}, {Root(), 7, nil, false}, {Root(), 7, []uint32{7}, true},
+		{Group(), 7, nil, true}, {Group(), 0, nil, true},
+		{RootAnd(8), 8, nil, true}, {RootAnd(8), 7, nil, false}, {RootAnd(8), 0, nil, true},
+		{Access{UIDs: []uint32{8}}, 0, nil, false},
+	} {
+		if got := c.access.allows(c.uid, c.also); got != c.want {
+			t.Errorf("%+v allows uid %d (also root %v) = %v, want %v", c.access, c.uid, c.also, got, c.want)
+		}
+	}
+}
+
+func TestMethodsOfOthersAreDeniedAndHealthIsNot(t *testing.T) {
+	methods := table()
+	methods[pb.TestService_EmptyCall_FullMethodName] = Method{Access: Access{UIDs: []uint32{4242}}}
+	methods[pb.TestService_StreamingOutputCall_FullMethodName] = Method{}
+	f := serve(t, &testService{stream: func(pb.TestService_StreamingOutputCallServer) error { return nil }}, methods)
+	cc := f.dial(t, client.Options{})
+	c := pb.NewTestServiceClient(cc)
+	_, err := c.EmptyCall(t.Context(), &pb.Empty{})
+	wantCode(t, err, codes.PermissionDenied, "may not call "+pb.TestService_EmptyCall_FullMethodName)
+	ss, err := c.StreamingOutputCall(t.Context(), &pb.StreamingOutputCallRequest{})
+	if err == nil {
+		_, err = ss.Recv()
+	}
+	wantCode(t, err, codes.PermissionDenied, "may not call")
+	if _, err := c.UnaryCall(t.Context(), &pb.SimpleRequest{}); err != nil {
+		t.Error(err)
+	}
+	if _, err := grpc_health_v1.NewHealthClient(cc).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{}); err != nil {
+		t.Error(err)
+	}
+}
+
+// A peer with another uid is a child that runs this test binary's client.
+func TestKernelPeersAreToldApartByTheirUID(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Fatal("this test needs root")
+	}
+	methods := table()
+	methods[pb.TestService_EmptyCall_FullMethodName] = Method{Access: Root()}
+	var mu sync.Mutex
+	var uids []uint32
+	f := serve(t, &testService{empty: func(ctx context.Context) error {
+		mu.Lock()
+		defer mu.Unlock()
+		cred, _ := PeerCred(ctx)
+		uids = append(uids, cred.UID)
+		return nil
+	}}, methods)
+	if err := os.Chmod(f.path, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	dir := strings.TrimSuffix(f.path, "/s.sock")
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	bin := dir + "/client"
+	build := exec.Command("go", "build", "-o", bin, "./client/testdata/call")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for uid, want := range map[uint32]string{0: "OK", 64702: "PermissionDenied"} {
+		cmd := exec.Command(bin, f.path)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+		if out, err := cmd.CombinedOutput(); err != nil || strings.TrimSpace(string(out)) != want {
+			t.Errorf("uid %d got %q, %v; want %q", uid, out, err, want)
+		}
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if len(uids) != 1 || uids[0] != 0 {
+		t.Errorf("the handler saw uids %v, want root only", uids)
+	}
+}
+
+func TestHealthIsNotServingUntilSaid(t *testing.T) {
+	f := serve(t, &testService{}, table())
+	h := grpc_health_v1.NewHealthClient(f.dial(t, client.Options{}))
+	check := func(name string, want grpc_health_v1.HealthCheckResponse_ServingStatus) {
+		t.Helper()
+		r, err := h.Check(t.Context(), &grpc_health_v1.HealthCheckRequest{Service: name})
+		if err != nil || r.Status != want {
+			t.Errorf("health of %q is %v, %v; want %v", name, r.GetStatus(), err, want)
+		}
+	}
+	const no, yes = grpc_health_v1.HealthCheckResponse_NOT_SERVING, grpc_health_v1.HealthCheckResponse_SERVING
+	check(service, no)
+	check("", no)
+	f.server.SetServing(service, true)
+	check(service, yes)
+	check("", no)
+	f.server.SetAllServing(true)
+	check("", yes)
+	f.server.SetAllServing(false)
+	check(service, no)
+}
+
+func TestReflectionListsTheService(t *testing.T) {
+	f := serve(t, &testService{}, table())
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	s, err := grpc_reflection_v1.NewServerReflectionClient(f.dial(t, client.Options{})).ServerReflectionInfo(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Send(&grpc_reflection_v1.ServerReflectionRequest{MessageRequest: &grpc_reflection_v1.ServerReflectionRequest_ListServices{}}); err != nil {
+		t.Fatal(err)
+	}
+	r, err := s.Recv()
+	if err != nil || !strings.Contains(r.String(), service) {
+		t.Fatalf("reflection said %v, %v", r, err)
+	}
+}
+
+func TestPanicIsInternalAndItsStackIsLogged(t *testing.T) {
+	f := serve(t, &testService{empty: func(context.Context) error { panic("secret detail") }}, table())
+	ctx := requestid.Into(t.Context(), "req-1")
+	_, err := pb.NewTestServiceClient(f.dial(t, client.Options{})).EmptyCall(ctx, &pb.Empty{})
+	wantCode(t, err, codes.Internal, "req-1")
+	if strings.Contains(err.Error(), "secret") {
+		t.Errorf("the caller was told the panic: %v", err)
+	}
+	var found bool
+	for _, l := range f.log.lines(t) {
+		if l["msg"] == "handler panicked" {
+			found = l["error"] == "secret detail" && strings.Contains(l["stack"].(string), "server_test.go") && l["request_id"] == "req-1"
+		}
+	}
+	if !found {
+		t.Errorf("no line with the panic, its stack and the request id in %v", f.log.lines(t))
+	}
+	if n := metric(t, f.reg, "grpc_server_panics_recovered_total"); n != 1 {
+		t.Errorf("panics counter is %v, want 1", n)
+	}
+}
+
+func metric(t *testing.T, g prometheus.Gatherer, name string) (sum float64) {
+	t.Helper()
+	families, err := g.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() != name {
+			continue
+		}
+		for _, m := range f.Metric {
+			sum += m.GetCounter().GetValue() + m.GetGauge().GetValue()
+		}
+	}
+	return sum
+}
+
+func TestFinishIsLoggedOnceAndHealthIsMuted(t *testing.T) {
+	f := serve(t, &testService{empty: func(context.Context) error {
+		return status.Error(codes.InvalidArgument, "you did it")
+	}}, table())
+	cc := f.dial(t, client.Options{})
+	if _, err := grpc_health_v1.NewHealthClient(cc).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := pb.NewTestServiceClient(cc).EmptyCall(requestid.Into(t.Context(), "abc"), &pb.Empty{})
+	wantCode(t, err, codes.InvalidArgument, "you did it")
+	lines := f.log.lines(t)
+	if len(lines) != 1 {
+		t.Fatalf("%d log lines, want 1: %v", len(lines), lines)
+	}
+	l := lines[0]
+	for key, want := range map[string]any{
+		"level": "INFO", "request_id": "abc", "grpc.code": "InvalidArgument", "grpc.method": "EmptyCall",
+		"uid": float64(os.Geteuid()), "msg": "finished call",
+	} {
+		if l[key] != want {
+			t.Errorf("%s is %v, want %v; line %v", key, l[key], want, l)
+		}
+	}
+	if n := metric(t, f.reg, "grpc_server_handled_total"); n != 2 {
+		t.Errorf("grpc_server_handled_total is %v, want 2", n)
+	}
+}
+
+func TestRequestIDIsCarriedOrMade(t *testing.T) {
+	got := make(chan string, 1)
+	f := serve(t, &testService{empty: func(ctx context.Context) error { got <- requestid.From(ctx); return nil },
+		stream: func(ss pb.TestService_StreamingOutputCallServer) error {
+			got <- requestid.From(ss.Context())
+			return nil
+		}}, table())
+	c := pb.NewTestServiceClient(f.dial(t, client.Options{}))
+	for id, check := range map[string]func(string) bool{
+		"shim-42":          func(s string) bool { return s == "shim-42" },
+		"":                 func(s string) bool { return len(s) == 16 },
+		"evil\" injection": func(s string) bool { return len(s) == 16 },
+	} {
+		ctx := requestid.Into(t.Context(), id)
+		if _, err := c.EmptyCall(ctx, &pb.Empty{}); err != nil {
+			t.Fatal(err)
+		}
+		if s := <-got; !check(s) {
+			t.Errorf("sent %q, the handler has %q", id, s)
+		}
+		ss, err := c.StreamingOutputCall(ctx, &pb.StreamingOutputCallRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := ss.Recv(); !errors.Is(err, io.EOF) {
+			t.Fatal(err)
+		}
+		if s := <-got; !check(s) {
+			t.Errorf("stream: sent %q, the handler has %q", id, s)
+		}
+	}
+}
+
+func TestFullQueueIsRefusedWithRetryInfo(t *testing.T) {
+	methods := table()
+	methods[pb.TestService_EmptyCall_FullMethodName] = Method{Access: Group(), Limit: Limit{InFlight: 2, Waiting: 1, RetryAfter: 250 * time.Millisecond}}
+	entered, release := make(chan struct{}), make(chan struct{})
+	f := serve(t, &testService{empty: func(context.Context) error { entered <- struct{}{}; <-release; return nil }}, methods)
+	c := pb.NewTestServiceClient(f.dial(t, client.Options{}))
+	results := make(chan error, 3)
+	call := func() { _, err := c.EmptyCall(context.Background(), &pb.Empty{}); results <- err }
+	go call()
+	go call()
+	<-entered
+	<-entered
+	go call() // waits
+	lim := f.server.limiters[pb.TestService_EmptyCall_FullMethodName]
+	waitFor(t, func() bool { return len(lim.places) == 3 })
+
+	_, err := c.EmptyCall(t.Context(), &pb.Empty{})
+	wantCode(t, err, codes.ResourceExhausted, "2 calls run and 1 wait")
+	var info *errdetails.RetryInfo
+	for _, d := range status.Convert(err).Details() {
+		info, _ = d.(*errdetails.RetryInfo)
+	}
+	if info.GetRetryDelay().AsDuration() != 250*time.Millisecond {
+		t.Errorf("RetryInfo is %v, want 250ms", info)
+	}
+	if _, err := c.UnaryCall(t.Context(), &pb.SimpleRequest{}); err != nil {
+		t.Errorf("another method is limited too: %v", err)
+	}
+	release <- struct{}{}
+	<-entered
+	close(release)
+	for range 3 {
+		if err := <-results; err != nil {
+			t.Error(err)
+		}
+	}
+	waitFor(t, func() bool { return len(lim.places) == 0 && len(lim.running) == 0 })
+}
+
+// waitFor waits for a condition that becomes true soon.
+func waitFor(t *testing.T, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the condition did not become true")
+		}
+	}
+}
+
+func TestWaiterThatGivesUpFreesItsPlace(t *testing.T) {
+	l := newLimiter(Limit{InFlight: 1, Waiting: 1})
+	done, err := l.enter(t.Context(), "m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 3 {
+		_, err := l.enter(ctx, "m")
+		wantCode(t, err, codes.Canceled, "")
+	}
+	done()
+	if len(l.places) != 0 || len(l.running) != 0 {
+		t.Errorf("%d places and %d running are taken, want none", len(l.places), len(l.running))
+	}
+}
+
+func TestRateIsLimited(t *testing.T) {
+	l := newLimiter(Limit{Rate: 1e-9, Burst: 2})
+	for range 2 {
+		if _, err := l.enter(t.Context(), "m"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := l.enter(t.Context(), "m")
+	wantCode(t, err, codes.ResourceExhausted, "calls per second")
+	for _, bad := range []Limit{{InFlight: -1}, {Waiting: 1}, {Burst: 1}, {Rate: -1}} {
+		if bad.check() == nil {
+			t.Errorf("limit %+v was accepted", bad)
+		}
+	}
+}
+
+func TestShutdownFinishesCallsEndsStreamsAndTakesNoMore(t *testing.T) {
+	entered, release := make(chan struct{}), make(chan struct{})
+	streaming := make(chan struct{})
+	f := serve(t, &testService{
+		empty: func(context.Context) error { close(entered); <-release; return nil },
+		stream: func(ss pb.TestService_StreamingOutputCallServer) error {
+			close(streaming)
+			<-ss.Context().Done()
+			return ss.Context().Err()
+		},
+	}, table())
+	cc := f.dial(t, client.Options{})
+	c := pb.NewTestServiceClient(cc)
+	call := make(chan error, 1)
+	go func() { _, err := c.EmptyCall(context.Background(), &pb.Empty{}); call <- err }()
+	ss, err := c.StreamingOutputCall(t.Context(), &pb.StreamingOutputCallRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	health, err := grpc_health_v1.NewHealthClient(cc).Watch(t.Context(), &grpc_health_v1.HealthCheckRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := health.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	<-entered
+	<-streaming
+	shut := make(chan error, 1)
+	go func() { shut <- f.server.Shutdown(t.Context()) }()
+	_, err = ss.Recv()
+	wantCode(t, err, codes.Unavailable, "shutting down")
+	select {
+	case err := <-shut:
+		t.Fatalf("Shutdown returned %v before the call was done", err)
+	default:
+	}
+	close(release)
+	if err := <-call; err != nil {
+		t.Errorf("the running call got %v", err)
+	}
+	if err := <-shut; err != nil {
+		t.Error(err)
+	}
+	if _, err := net.Dial("unix", f.path); err == nil {
+		t.Error("the socket still answers")
+	}
+}
+
+func TestShutdownCutsWhatDoesNotEnd(t *testing.T) {
+	entered := make(chan struct{})
+	f := serve(t, &testService{empty: func(ctx context.Context) error { close(entered); <-ctx.Done(); return ctx.Err() }}, table())
+	c := pb.NewTestServiceClient(f.dial(t, client.Options{}))
+	call := make(chan error, 1)
+	go func() { _, err := c.EmptyCall(context.Background(), &pb.Empty{}); call <- err }()
+	<-entered
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := f.server.Shutdown(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("Shutdown returned %v, want the context's error", err)
+	}
+	if err := <-call; err == nil {
+		t.Error("the call that was cut succeeded")
+	}
+}
+
+func TestTooLargeMessagesAreRefused(t *testing.T) {
+	f := serve(t, &testService{}, table())
+	c := pb.NewTestServiceClient(f.dial(t, client.Options{MaxSend: 64 << 20}))
+	_, err := c.UnaryCall(t.Context(), &pb.SimpleRequest{Payload: &pb.Payload{Body: make([]byte, DefaultMaxRecv+1)}})
+	wantCode(t, err, codes.ResourceExhausted, "larger than max")
+}
+
+func TestClientRepeatsOnlyWhatIsIdempotent(t *testing.T) {
+	for _, c := range []struct {
+		idempotent []string
+		want       int
+		code       codes.Code
+	}{
+		{nil, 1, codes.Unavailable},
+		{[]string{"/" + service + "/UnaryCall"}, 1, codes.Unavailable},
+		{[]string{pb.TestService_EmptyCall_FullMethodName}, 3, codes.OK},
+		{[]string{service}, 3, codes.OK},
+	} {
+		calls := 0
+		f := serve(t, &testService{empty: func(context.Context) error {
+			if calls++; calls < 3 {
+				return status.Error(codes.Unavailable, "not now")
+			}
+			return nil
+		}}, table())
+		_, err := pb.NewTestServiceClient(f.dial(t, client.Options{Idempotent: c.idempotent})).EmptyCall(t.Context(), &pb.Empty{})
+		if status.Code(err) != c.code || calls != c.want {
+			t.Errorf("idempotent %q: %v after %d calls, want %v after %d", c.idempotent, err, calls, c.code, c.want)
+		}
+	}
+}
+
+func TestClientSetsADeadlineWhereThereIsNone(t *testing.T) {
+	deadlines := make(chan time.Duration, 1)
+	f := serve(t, &testService{empty: func(ctx context.Context) error {
+		d, ok := ctx.Deadline()
+		if !ok {
+			deadlines <- 0
+		} else {
+			deadlines <- time.Until(d)
+		}
+		return nil
+	}}, table())
+	call := func(o client.Options) time.Duration {
+		if _, err := pb.NewTestServiceClient(f.dial(t, o)).EmptyCall(context.Background(), &pb.Empty{}); err != nil {
+			t.Fatal(err)
+		}
+		return <-deadlines
+	}
+	if d := call(client.Options{Timeout: time.Hour}); d < time.Minute || d > time.Hour+time.Minute {
+		t.Errorf("deadline is %s away, want about an hour", d)
+	}
+	if d := call(client.Options{Timeout: -1}); d != 0 {
+		t.Errorf("deadline is %s away, want none", d)
+	}
+}
+
+func TestClientMetricsCountCalls(t *testing.T) {
+	f := serve(t, &testService{}, table())
+	reg := prometheus.NewRegistry()
+	opts, err := ClientMetrics(reg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pb.NewTestServiceClient(f.dial(t, client.Options{Dial: opts})).EmptyCall(t.Context(), &pb.Empty{}); err != nil {
+		t.Fatal(err)
+	}
+	if n := metric(t, reg, "grpc_client_handled_total"); n != 1 {
+		t.Errorf("grpc_client_handled_total is %v, want 1", n)
+	}
+	if _, err := ClientMetrics(reg); err == nil {
+		t.Error("a second registration succeeded")
+	}
+}
+
+// ruled makes a message type {string name = 1 [min_len 3]; repeated int32 ports = 2 [items gt 0]}.
+func ruled(t *testing.T) *dynamicpb.Message {
+	t.Helper()
+	options := func(r *validate.FieldRules) *descriptorpb.FieldOptions {
+		o := &descriptorpb.FieldOptions{}
+		proto.SetExtension(o, validate.E_Field, r)
+		return o
+	}
+	fd, err := protodesc.NewFile(&descriptorpb.FileDescriptorProto{
+		Name: proto.String("kit_test.proto"), Package: proto.String("kit.test"), Syntax: proto.String("proto3"),
+		MessageType: []*descriptorpb.DescriptorProto{{
+			Name: proto.String("Ruled"),
+			Field: []*descriptorpb.FieldDescriptorProto{
+				{Name: proto.String("name"), Number: proto.Int32(1), Type: descriptorpb.FieldDescriptorProto_TYPE_STRING.Enum(), Label: descriptorpb.FieldDescriptorProto_LABEL_OPTIONAL.Enum(),
+					Options: options(&validate.FieldRules{Type: &validate.FieldRules_String_{String_: &validate.StringRules{MinLen: proto.Uint64(3)}}})},
+				{Name: proto.String("ports"), Number: proto.Int32(2), Type: descriptorpb.FieldDescriptorProto_TYPE_INT32.Enum(), Label: descriptorpb.FieldDescriptorProto_LABEL_REPEATED.Enum(),
+					Options: options(&validate.FieldRules{Type: &validate.FieldRules_Repeated{Repeated: &validate.RepeatedRules{
+						Items: &validate.FieldRules{Type: &validate.FieldRules_Int32{Int32: &validate.Int32Rules{GreaterThan: &validate.Int32Rules_Gt{Gt: 0}}}},
+					}}})},
+			},
+		}},
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dynamicpb.NewMessage(fd.Messages().Get(0))
+}
+
+func TestInvalidRequestNamesEveryField(t *testing.T) {
+	v, err := protovalidate.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := ruled(t)
+	if err := proto.Unmarshal([]byte{0x0a, 2, 'a', 'b', 0x12, 2, 1, 0}, m); err != nil {
+		t.Fatal(err)
+	}
+	err = checkMessage(v, m)
+	wantCode(t, err, codes.InvalidArgument, "name")
+	var bad *errdetails.BadRequest
+	for _, d := range status.Convert(err).Details() {
+		bad, _ = d.(*errdetails.BadRequest)
+	}
+	got := map[string]string{}
+	for _, f := range bad.GetFieldViolations() {
+		got[f.Field] = f.Reason
+	}
+	if len(got) != 2 || got["name"] != "string.min_len" || got["ports[1]"] != "int32.gt" {
+		t.Errorf("violations are %v, want name and ports[1]", got)
+	}
+	m = ruled(t)
+	if err := proto.Unmarshal([]byte{0x0a, 3, 'a', 'b', 'c'}, m); err != nil {
+		t.Fatal(err)
+	}
+	if err := checkMessage(v, m); err != nil {
+		t.Errorf("a valid message: %v", err)
+	}
+	wantCode(t, checkMessage(v, "text"), codes.Internal, "not a proto.Message")
+}

@@ -40,8 +40,7 @@ bin/sluice-devetcd:
 demo: build ## Show two pods on a real datapath with a real container runtime (root)
 	@scripts/deps demo
 	@scripts/tools grpcurl cnitool
-	@go build -o bin/test/demo ./test/demo
-	@bin/test/demo
+	@scripts/demo
 
 .PHONY: test
 test: build ## Run every test with the race detector; no test may be skipped (root)

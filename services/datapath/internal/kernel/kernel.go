@@ -250,8 +250,9 @@ func deleteKey(m *ebpf.Map, key any) error {
 	return nil
 }
 
-// replaceInTrie may replace: a trie's readers see the old value or the new one.
+// replaceInTrie writes a value of the ipcache, over an older one if there is one.
 func replaceInTrie(m *ebpf.Map, key any, value *bpf.MapsSlIpcache) error {
+	// in place: a trie's readers see the old value or the new one
 	return mapError(m.Update(key, value, ebpf.UpdateAny))
 }
 

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package attachment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+
+	"github.com/sluice-net/sluice/services/cni-shim/internal/invocation"
+	"github.com/sluice-net/sluice/services/cni-shim/internal/netns"
+)
+
+// add connects the container. A step that fails undoes those before it, in
+// reverse.
+func (p *Plugin) add(ctx context.Context, stdout io.Writer) (err error) {
+	var undo []func()
+	defer func() {
+		if err != nil {
+			for _, u := range slices.Backward(undo) {
+				u()
+			}
+		}
+	}()
+	if err := faultAddBegin.Hit(ctx); err != nil {
+		return cniError("ADD", err)
+	}
+
+	if err := p.notAttached(); err != nil {
+		return err
+	}
+	path, unbind, err := p.namespace()
+	if err != nil {
+		return cniError("network namespace", err)
+	}
+	undo = append(undo, func() { p.undo(ctx, "unbind the namespace", func(context.Context) error { return unbind() }) })
+	if err := faultAddBound.Hit(ctx); err != nil {
+		return cniError("ADD", err)
+	}
+
+	lease, err := p.allocate(ctx)
+	if err != nil {
+		// Of an answer that was lost only the lease may be left; it expires.
+		return cniError("allocate addresses", err)
+	}
+	// An allocation that is confirmed already belongs to an endpoint that an
+	// earlier ADD made. This one may find it as it should be, or fail, but it
+	// undoes only what it did itself.
+	ours := lease.GetState() != ipamv1.AllocationState_ALLOCATION_STATE_CONFIRMED
+	if ours {
+		undo = append(undo, func() { p.undo(ctx, "release the addresses", p.release) })
+	}
+	if err := faultAddAllocated.Hit(ctx); err != nil {
+		return cniError("ADD", err)
+	}
+
+	endpoint, err := p.create(ctx, path, lease)
+	if err != nil {
+		if ours && !answered(err) {
+			// The endpoint may exist, and its addresses may be in use.
+			undo[len(undo)-1] = func() { p.undo(ctx, "delete the endpoint", p.deleteAndRelease) }
+		}
+		return cniError("create the endpoint", err)
+	}
+	if ours {
+		undo[len(undo)-1] = func() { p.undo(ctx, "delete the endpoint", p.deleteAndRelease) }
+	}
+	if err := faultAddCreated.Hit(ctx); err != nil {
+		return cniError("ADD", err)
+	}
+
+	result, err := p.result(endpoint)
+	if err != nil {
+		return cniError("answer of sluice-datapath", err)
+	}
+	if err := printResult(stdout, result, p.in.Config.CNIVersion); err != nil {
+		return types.NewError(types.ErrIOFailure, "write the result: "+err.Error(), "")
+	}
+	p.log.InfoContext(ctx, "endpoint created", "identity", endpoint.GetIdentity(), "device", endpoint.GetHostInterface().GetName(), "addresses", addressTexts(endpoint.GetAddresses()))
+	return nil
+}
+
+// notAttached refuses a chain in which another plugin has already given the
+// container an interface: two would contend for its routes.
+func (p *Plugin) notAttached() error {
+	prev := p.in.Config.PrevResult
+	if prev == nil {
+		return nil
+	}
+	for i, dev := range prev.Interfaces {
+		if dev.Sandbox == "" {
+			continue
+		}
+		if filepath.Clean(dev.Sandbox) == filepath.Clean(p.in.Netns) || netns.Same(dev.Sandbox, p.in.Netns) {
+			return invocation.Field("prevResult", "interfaces[%d]: the container has interface %q already; sluice-cni must be the plugin that connects it", i, dev.Name)
+		}
+	}
+	return nil
+}
+
+func (p *Plugin) allocate(ctx context.Context) (*ipamv1.Allocation, error) {
+	req := &ipamv1.AllocateRequest{Owner: p.owner()}
+	for _, a := range p.in.Config.Addresses {
+		req.RequestedAddresses = append(req.RequestedAddresses, a.AsSlice())
+	}
+	resp, err := call(ctx, p.ipamSocket, func(ctx context.Context) (*ipamv1.AllocateResponse, error) {
+		return p.ipam.Allocate(ctx, req)
+	})
+	if err != nil {
+		return nil, err
+	}
+	if len(resp.GetAllocation().GetAddresses()) == 0 {
+		return nil, errors.New("sluice-ipam answered without an address")
+	}
+	return resp.GetAllocation(), nil
+}
+
+func (p *Plugin) create(ctx context.Context, path string, lease *ipamv1.Allocation) (*datapathv1.Endpoint, error) {
+	req := &datapathv1.CreateEndpointRequest{
+		Owner:            p.owner(),
+		NetworkNamespace: path,
+		LeaseExpireTime:  lease.GetLeaseExpireTime(),
+		Mac:              p.in.Config.MAC,
+		Mtu:              p.in.Config.MTU,
+	}
+	for _, a := range lease.GetAddresses() {
+		req.Addresses = append(req.Addresses, a.GetAddress())
+	}
+	for _, l := range p.in.Labels {
+		req.Labels = append(req.Labels, &workloadv1.Label{Source: l.Source, Key: l.Key, Value: l.Value})
+	}
+	resp, err := call(ctx, p.datapathSocket, func(ctx context.Context) (*datapathv1.CreateEndpointResponse, error) {
+		return p.datapath.CreateEndpoint(ctx, req)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return resp.GetEndpoint(), nil
+}
+
+func (p *Plugin) release(ctx context.Context) error {
+	_, err := call(ctx, p.ipamSocket, func(ctx context.Context) (*ipamv1.ReleaseResponse, error) {
+		return p.ipam.Release(ctx, &ipamv1.ReleaseRequest{Owner: p.owner()})
+	})
+	return err
+}
+
+// deleteAndRelease makes sure of the datapath first. While it is not known
+// that no endpoint uses the addresses, they are not released: they would be
+// given to another. The lease then ends by itself, or with the tombstone.
+func (p *Plugin) deleteAndRelease(ctx context.Context) error {
+	resp, err := call(ctx, p.datapathSocket, func(ctx context.Context) (*datapathv1.DeleteEndpointResponse, error) {
+		return p.datapath.DeleteEndpoint(ctx, &datapathv1.DeleteEndpointRequest{Owner: p.owner()})
+	})
+	if err != nil {
+		return err
+	}
+	if resp.GetExisted() {
+		return nil // the datapath releases what its tombstone says
+	}
+	return p.release(ctx)
+}
+
+// printResult writes the result in the version of the configuration.
+func printResult(w io.Writer, result *types100.Result, version string) error {
+	out, err := result.GetAsVersion(version)
+	if err != nil {
+		return fmt.Errorf("convert to CNI %s: %w", version, err)
+	}
+	return out.PrintTo(w)
+}

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package attachment carries out the CNI verbs by calling sluice-ipam and
+// sluice-datapath. It keeps nothing: what a killed plugin leaves behind is
+// known to those two, and found by the datapath or by GC.
+package attachment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/sluice-net/sluice/kit/fault"
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/rpc/client"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+
+	"github.com/sluice-net/sluice/services/cni-shim/internal/invocation"
+	"github.com/sluice-net/sluice/services/cni-shim/internal/netns"
+)
+
+const (
+	// reconnectWindow is how long a call is repeated while its server is away.
+	// A killed service is back in a fraction of it; one that is really down
+	// should not keep the runtime waiting.
+	reconnectWindow = 2 * time.Second
+	reconnectPause  = 25 * time.Millisecond
+	// undoTime is what undoing gets beyond the deadline that has passed.
+	undoTime = 5 * time.Second
+)
+
+// Places at which tests interrupt the plugin.
+var (
+	faultAddBegin     = fault.Register("cni/add/begin")
+	faultAddBound     = fault.Register("cni/add/netns-bound")
+	faultAddAllocated = fault.Register("cni/add/allocated")
+	faultAddCreated   = fault.Register("cni/add/created")
+	faultDelBegin     = fault.Register("cni/del/begin")
+	faultDelSpooled   = fault.Register("cni/del/spooled")
+	faultDelDeleted   = fault.Register("cni/del/deleted")
+)
+
+// Plugin carries out one invocation.
+type Plugin struct {
+	in    invocation.Invocation
+	log   *slog.Logger
+	names netns.Names
+
+	ipamSocket, datapathSocket string
+	ipamConn, datapathConn     *grpc.ClientConn
+
+	ipam     ipamv1.IPAMServiceClient
+	datapath datapathv1.DatapathServiceClient
+}
+
+// New prepares to carry out in. It connects to nobody yet.
+func New(in invocation.Invocation, logger *slog.Logger) (*Plugin, error) {
+	p := &Plugin{
+		in:             in,
+		log:            logger,
+		names:          netns.NamesOf(in.Config.RunDir),
+		ipamSocket:     filepath.Join(in.Config.RunDir, "ipam", "ipam.sock"),
+		datapathSocket: filepath.Join(in.Config.RunDir, "datapath", "datapath.sock"),
+	}
+	var err error
+	// Deadlines come from the context; repeating is decided in call.
+	if p.ipamConn, err = client.Dial(p.ipamSocket, client.Options{Timeout: -1}); err != nil {
+		return nil, invocation.Field("runDir", "%v", err)
+	}
+	if p.datapathConn, err = client.Dial(p.datapathSocket, client.Options{Timeout: -1, MaxSend: 16 << 20}); err != nil {
+		return nil, errors.Join(invocation.Field("runDir", "%v", err), p.ipamConn.Close())
+	}
+	p.ipam = ipamv1.NewIPAMServiceClient(p.ipamConn)
+	p.datapath = datapathv1.NewDatapathServiceClient(p.datapathConn)
+	return p, nil
+}
+
+// Close ends the connections.
+func (p *Plugin) Close() error { return errors.Join(p.ipamConn.Close(), p.datapathConn.Close()) }
+
+// Run carries out the verb and writes its result, if it has one, to stdout. It
+// is done when the configuration's timeout has passed, except for undoing what
+// then has to be undone. The error is a *types.Error.
+func (p *Plugin) Run(ctx context.Context, stdout io.Writer) error {
+	ctx, cancel := context.WithTimeout(ctx, p.in.Config.Timeout)
+	defer cancel()
+	switch p.in.Command {
+	case invocation.Add:
+		return p.add(ctx, stdout)
+	case invocation.Del:
+		return p.del(ctx)
+	case invocation.Check:
+		return p.check(ctx)
+	case invocation.Status:
+		return p.status(ctx)
+	case invocation.GC:
+		return p.gc(ctx)
+	default:
+		return cniError(string(p.in.Command), errors.New("is not carried out here"))
+	}
+}
+
+func (p *Plugin) owner() *workloadv1.Owner {
+	return &workloadv1.Owner{ContainerId: p.in.Owner.ContainerID, InterfaceName: p.in.Owner.Interface}
+}
+
+// namespace gives the path under which the datapath finds the container's
+// namespace, binding one that is named by a process, and how to undo that.
+func (p *Plugin) namespace() (path string, undo func() error, err error) {
+	undo = func() error { return nil }
+	if _, err := netns.Check(p.in.Netns); err != nil {
+		return "", undo, invocation.Environment(invocation.EnvNetns, err)
+	}
+	if !netns.IsProcess(p.in.Netns) {
+		return p.in.Netns, undo, nil
+	}
+	path = p.names.Path(p.in.Owner.String())
+	made, err := netns.Bind(p.in.Netns, path)
+	if err != nil {
+		return "", undo, err
+	}
+	if made {
+		undo = func() error { return netns.Unbind(path) }
+	}
+	return path, undo, nil
+}
+
+// undo runs on a time of its own: the deadline may be why it is needed.
+func (p *Plugin) undo(ctx context.Context, what string, f func(context.Context) error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+	defer cancel()
+	if err := f(ctx); err != nil {
+		p.log.WarnContext(ctx, "undo left something for garbage collection", "step", what, log.KeyError, message(err))
+	}
+}
+
+// call repeats f while the server at socket is away, for at most
+// reconnectWindow. Only calls that may be repeated are made through it; all of
+// this API may.
+func call[T any](ctx context.Context, socket string, f func(context.Context) (T, error)) (T, error) {
+	var since time.Time
+	for {
+		answer, err := f(ctx)
+		if status.Code(err) != codes.Unavailable || answered(err) {
+			return answer, err
+		}
+		now := time.Now()
+		if since.IsZero() {
+			since = now
+		}
+		if now.Sub(since) >= reconnectWindow || !sleep(ctx, reconnectPause) {
+			return answer, &absentError{socket: socket, cause: err}
+		}
+	}
+}
+
+// absentError says which socket nobody answers on.
+type absentError struct {
+	socket string
+	cause  error
+}
+
+func (e *absentError) Error() string {
+	return fmt.Sprintf("no answer on %s: %s", e.socket, status.Convert(e.cause).Message())
+}
+
+// GRPCStatus keeps the code.
+func (e *absentError) GRPCStatus() *status.Status {
+	return status.New(codes.Unavailable, e.Error())
+}
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// absent says whether nobody serves the socket: it is not there, or the kernel
+// refuses to connect to it. A server that is slow or stuck is not absent.
+func absent(ctx context.Context, socket string) bool {
+	var d net.Dialer
+	c, err := d.DialContext(ctx, "unix", socket)
+	if err == nil {
+		c.Close()
+		return false
+	}
+	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT)
+}

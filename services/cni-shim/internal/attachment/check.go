@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package attachment
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+
+	"github.com/sluice-net/sluice/services/cni-shim/internal/invocation"
+	"github.com/sluice-net/sluice/services/cni-shim/internal/netns"
+)
+
+// check compares what ADD answered with what is there now.
+func (p *Plugin) check(ctx context.Context) error {
+	addresses, err := p.believed()
+	if err != nil {
+		return err
+	}
+	if _, err := netns.Check(p.in.Netns); err != nil {
+		return cniError("network namespace", invocation.Environment(invocation.EnvNetns, err))
+	}
+	path := p.in.Netns
+	if netns.IsProcess(path) {
+		bound := p.names.Path(p.in.Owner.String())
+		if !netns.Same(path, bound) {
+			return different([]string{fmt.Sprintf("network namespace: %s is not the one that ADD was given", path)})
+		}
+		path = bound
+	}
+	resp, err := call(ctx, p.datapathSocket, func(ctx context.Context) (*datapathv1.CheckEndpointResponse, error) {
+		return p.datapath.CheckEndpoint(ctx, &datapathv1.CheckEndpointRequest{Owner: p.owner(), NetworkNamespace: path, Addresses: addresses})
+	})
+	if status.Code(err) == codes.NotFound {
+		return different([]string{"endpoint: there is none of " + p.in.Owner.String()})
+	}
+	if err != nil {
+		return cniError("check the endpoint", err)
+	}
+	var lines []string
+	for _, d := range resp.GetDifferences() {
+		lines = append(lines, describe(d))
+	}
+	if len(lines) > 0 {
+		return different(lines)
+	}
+	return nil
+}
+
+// believed gives the addresses that the runtime thinks the container has.
+func (p *Plugin) believed() ([][]byte, error) {
+	prev := p.in.Config.PrevResult
+	index := -1
+	for i, dev := range prev.Interfaces {
+		if dev.Name == p.in.Owner.Interface && filepath.Clean(dev.Sandbox) == filepath.Clean(p.in.Netns) {
+			index = i
+		}
+	}
+	if index < 0 {
+		return nil, invocation.Field("prevResult", "it has no interface %q in %s", p.in.Owner.Interface, p.in.Netns)
+	}
+	var addresses [][]byte
+	for i, ip := range prev.IPs {
+		if ip.Interface == nil || *ip.Interface != index {
+			continue
+		}
+		a, ok := netip.AddrFromSlice(ip.Address.IP)
+		if !ok {
+			return nil, invocation.Field("prevResult", "ips[%d]: not an address", i)
+		}
+		addresses = append(addresses, a.Unmap().AsSlice())
+	}
+	if len(addresses) == 0 {
+		return nil, invocation.Field("prevResult", "interface %q has no address", p.in.Owner.Interface)
+	}
+	return addresses, nil
+}
+
+func describe(d *datapathv1.Difference) string {
+	orNone := func(s string) string {
+		if s == "" {
+			return "nothing"
+		}
+		return s
+	}
+	return fmt.Sprintf("%s %s: want %s, have %s", d.GetSubject(), d.GetKey(), orNone(d.GetWant()), orNone(d.GetHave()))
+}
+
+func different(lines []string) *types.Error {
+	return types.NewError(CodeDifferent, "the attachment is not what ADD made", strings.Join(lines, "; "))
+}
+
+// status says whether an ADD would be served. While the datapath is away the
+// existing attachments do not suffer: its programs stay in the kernel. The
+// answer is about now, so nobody is waited for.
+func (p *Plugin) status(ctx context.Context) error {
+	const what = "the plugin cannot serve ADD"
+	var problems []string
+	health, err := grpc_health_v1.NewHealthClient(p.ipamConn).Check(ctx, &grpc_health_v1.HealthCheckRequest{Service: ipamv1.IPAMService_ServiceDesc.ServiceName})
+	switch {
+	case err != nil:
+		problems = append(problems, "sluice-ipam: "+message(err))
+	case health.GetStatus() != grpc_health_v1.HealthCheckResponse_SERVING:
+		problems = append(problems, "sluice-ipam: it is not ready")
+	}
+
+	code := CodeUnavailable
+	st, err := p.datapath.GetStatus(ctx, &datapathv1.GetStatusRequest{})
+	switch {
+	case err != nil:
+		problems = append(problems, "sluice-datapath: "+message(err))
+	case !st.GetAddReady():
+		for _, problem := range st.GetProblems() {
+			problems = append(problems, "sluice-datapath: "+problem)
+		}
+		if len(st.GetProblems()) == 0 {
+			problems = append(problems, "sluice-datapath: it is not ready")
+		}
+		// Endpoints that wait have no traffic, or that of their own node only.
+		for _, e := range st.GetEndpoints() {
+			switch e.GetState() {
+			case datapathv1.EndpointState_ENDPOINT_STATE_WAITING_FOR_IDENTITY, datapathv1.EndpointState_ENDPOINT_STATE_WAITING_FOR_POLICY:
+				if e.GetCount() > 0 {
+					code = CodeLimited
+					problems = append(problems, fmt.Sprintf("%d attachments wait for their identity or policy", e.GetCount()))
+				}
+			}
+		}
+	}
+	if len(problems) > 0 {
+		return types.NewError(code, what, strings.Join(problems, "; "))
+	}
+	return nil
+}
+
+// gc deletes every attachment that the runtime does not list.
+func (p *Plugin) gc(ctx context.Context) error {
+	req := &datapathv1.ReclaimEndpointsRequest{}
+	keep := make([]string, 0, len(p.in.Config.ValidAttachments))
+	for _, o := range p.in.Config.ValidAttachments {
+		req.ValidOwners = append(req.ValidOwners, &workloadv1.Owner{ContainerId: o.ContainerID, InterfaceName: o.Interface})
+		keep = append(keep, o.String())
+	}
+	resp, err := call(ctx, p.datapathSocket, func(ctx context.Context) (*datapathv1.ReclaimEndpointsResponse, error) {
+		return p.datapath.ReclaimEndpoints(ctx, req)
+	})
+	if err != nil {
+		return cniError("reclaim endpoints", err)
+	}
+	p.log.InfoContext(ctx, "endpoints reclaimed", "valid", len(keep), "reclaimed", len(resp.GetReclaimed()))
+	if err := p.names.Prune(keep); err != nil {
+		return cniError("unbind namespaces", err)
+	}
+	return nil
+}

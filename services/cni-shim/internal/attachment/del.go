@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package attachment
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/cni-shim/internal/netns"
+	"github.com/sluice-net/sluice/services/cni-shim/internal/spool"
+)
+
+// del disconnects the container. The datapath owes the release of addresses
+// and identity; if it is away, the spool remembers the deletion for it.
+func (p *Plugin) del(ctx context.Context) error {
+	if err := faultDelBegin.Hit(ctx); err != nil {
+		return cniError("DEL", err)
+	}
+	if err := p.deleteOrSpool(ctx); err != nil {
+		return cniError("delete the endpoint", err)
+	}
+	if err := faultDelDeleted.Hit(ctx); err != nil {
+		return cniError("DEL", err)
+	}
+	// Last: the namespace may live by this mount alone.
+	if err := netns.Unbind(p.names.Path(p.in.Owner.String())); err != nil {
+		return cniError("network namespace", err)
+	}
+	return nil
+}
+
+func (p *Plugin) deleteOrSpool(ctx context.Context) error {
+	for {
+		existed, err := p.deleteEndpoint(ctx)
+		if err == nil {
+			p.log.InfoContext(ctx, "endpoint deleted", "existed", existed)
+			return nil
+		}
+		if status.Code(err) != codes.Unavailable || answered(err) {
+			return err
+		}
+		if absent(ctx, p.datapathSocket) {
+			return p.spool(ctx)
+		}
+		// It came back in between, or is about to go.
+		if !sleep(ctx, reconnectPause) {
+			return ctx.Err()
+		}
+	}
+}
+
+// deleteEndpoint calls the datapath once. What is gone already is deleted.
+func (p *Plugin) deleteEndpoint(ctx context.Context) (existed bool, err error) {
+	resp, err := p.datapath.DeleteEndpoint(ctx, &datapathv1.DeleteEndpointRequest{Owner: p.owner()})
+	if status.Code(err) == codes.NotFound {
+		return false, nil
+	}
+	return resp.GetExisted(), err
+}
+
+// spool remembers the deletion. A datapath that started meanwhile may have
+// read the spool before the entry was there, so it is asked once more.
+func (p *Plugin) spool(ctx context.Context) error {
+	dir := spool.Dir(p.in.Config.StateDir)
+	id, name := p.in.Owner.ContainerID, p.in.Owner.Interface
+	if err := spool.Put(dir, spool.Entry{ContainerID: id, InterfaceName: name, Time: time.Now().UTC()}); err != nil {
+		return err
+	}
+	if err := faultDelSpooled.Hit(ctx); err != nil {
+		return err
+	}
+	if !absent(ctx, p.datapathSocket) {
+		if _, err := p.deleteEndpoint(ctx); err == nil {
+			if err := spool.Remove(dir, id, name); err != nil {
+				p.log.WarnContext(ctx, "spool entry stays", log.KeyError, err.Error())
+			}
+			p.log.InfoContext(ctx, "endpoint deleted", "existed", true)
+			return nil
+		}
+	}
+	p.log.InfoContext(ctx, "deletion spooled, sluice-datapath does not run", log.KeyPath, dir)
+	return nil
+}

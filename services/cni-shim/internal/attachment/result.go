@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package attachment
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+)
+
+// scopeLink is RT_SCOPE_LINK: what it leads to needs no gateway.
+const scopeLink = 253
+
+// result puts an endpoint into CNI's words, behind what the chain's earlier
+// plugins said. It is written as CNI 1.1.0; fields that older versions lack
+// are left out for them.
+func (p *Plugin) result(e *datapathv1.Endpoint) (*types100.Result, error) {
+	if e == nil {
+		return nil, errors.New("no endpoint")
+	}
+	newest := p.in.Config.CNIVersion == "1.1.0"
+	r := &types100.Result{CNIVersion: "1.1.0", DNS: p.in.Config.DNS}
+	if prev := p.in.Config.PrevResult; prev != nil {
+		r.Interfaces = slices.Clone(prev.Interfaces)
+		r.IPs = slices.Clone(prev.IPs)
+		r.Routes = slices.Clone(prev.Routes)
+		r.DNS = mergeDNS(prev.DNS, r.DNS)
+	}
+
+	host, err := device(e.GetHostInterface(), "host_interface")
+	if err != nil {
+		return nil, err
+	}
+	inside, err := device(e.GetContainerInterface(), "container_interface")
+	if err != nil {
+		return nil, err
+	}
+	// The path that the runtime knows, not the one that the datapath opened.
+	inside.Sandbox = p.in.Netns
+	if newest {
+		host.Mtu, inside.Mtu = int(e.GetMtu()), int(e.GetMtu())
+	}
+	r.Interfaces = append(r.Interfaces, host, inside)
+	index := len(r.Interfaces) - 1
+
+	gateways := map[bool]netip.Addr{} // by whether it is IPv4
+	for _, b := range e.GetGateways() {
+		g, ok := netip.AddrFromSlice(b)
+		if !ok {
+			return nil, fmt.Errorf("gateways: %d bytes are not an address", len(b))
+		}
+		gateways[g.Is4()] = g
+	}
+	if len(e.GetAddresses()) == 0 {
+		return nil, errors.New("addresses: none")
+	}
+	for _, b := range e.GetAddresses() {
+		a, ok := netip.AddrFromSlice(b)
+		if !ok {
+			return nil, fmt.Errorf("addresses: %d bytes are not an address", len(b))
+		}
+		ip := &types100.IPConfig{Interface: types100.Int(index), Address: hostNet(a)}
+		g, ok := gateways[a.Is4()]
+		if !ok {
+			return nil, fmt.Errorf("gateways: none for %s", a)
+		}
+		ip.Gateway = g.AsSlice()
+		r.IPs = append(r.IPs, ip)
+
+		direct := &types.Route{Dst: hostNet(g)}
+		if newest {
+			scope := scopeLink
+			direct.Scope = &scope
+		}
+		r.Routes = append(r.Routes, direct, &types.Route{Dst: everything(a), GW: g.AsSlice()})
+	}
+	return r, nil
+}
+
+func device(d *datapathv1.Interface, field string) (*types100.Interface, error) {
+	if d.GetName() == "" {
+		return nil, fmt.Errorf("%s: it has no name", field)
+	}
+	if len(d.GetMac()) != 6 {
+		return nil, fmt.Errorf("%s: %d bytes are not a MAC address", field, len(d.GetMac()))
+	}
+	return &types100.Interface{Name: d.GetName(), Mac: net.HardwareAddr(d.GetMac()).String()}, nil
+}
+
+func hostNet(a netip.Addr) net.IPNet {
+	return net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
+}
+
+func everything(a netip.Addr) net.IPNet {
+	return net.IPNet{IP: make(net.IP, a.BitLen()/8), Mask: net.CIDRMask(0, a.BitLen())}
+}
+
+// mergeDNS lets this plugin's configuration win where it says something.
+func mergeDNS(prev, own types.DNS) types.DNS {
+	if own.IsEmpty() {
+		return prev
+	}
+	return own
+}
+
+// addressTexts is for logs.
+func addressTexts(addresses [][]byte) []string {
+	texts := make([]string, 0, len(addresses))
+	for _, b := range addresses {
+		if a, ok := netip.AddrFromSlice(b); ok {
+			texts = append(texts, a.String())
+		}
+	}
+	return texts
+}

@@ -1,0 +1,508 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package invocation
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/types/create"
+)
+
+// Limits on standard input. The largest honest document is that of GC on a
+// full node: 4,095 attachments of some 150 bytes.
+const (
+	MaxStdin         = 4 << 20
+	maxDepth         = 32
+	maxAttachments   = 16384
+	maxRuntimeLabels = 1024
+)
+
+// Defaults of the configuration.
+const (
+	DefaultRunDir  = "/run/sluice"
+	DefaultLogFile = "/var/log/sluice/cni.log"
+	DefaultTimeout = 30 * time.Second
+)
+
+const (
+	keyValidAttachments = "cni.dev/valid-attachments"
+	capPodAnnotations   = "io.kubernetes.cri.pod-annotations"
+)
+
+// Config is the plugin's part of a CNI network configuration.
+type Config struct {
+	CNIVersion string
+	Name       string // of the network
+	RunDir     string // where the services' sockets are
+	StateDir   string // where the DEL spool is
+	MTU        uint32 // bytes; 0 for the node's default
+	LogFile    string // empty for no log
+	Timeout    time.Duration
+	DNS        types.DNS
+
+	// PrevResult is what the chain's earlier plugins, or at CHECK this one,
+	// answered; nil if there is none.
+	PrevResult *types100.Result
+	// ValidAttachments is nil if the key is missing, which differs from empty.
+	ValidAttachments []Owner
+	// Addresses that the runtime asks for, at most one per family, IPv4 first.
+	Addresses []netip.Addr
+	// MAC that the runtime asks for; nil for any.
+	MAC net.HardwareAddr
+
+	runtimeLabels []keyValue
+	argsLabels    []keyValue
+	podLabels     string // the annotation sluice.io/labels
+}
+
+type keyValue struct {
+	Key   string `json:"key"`
+	Value string `json:"value"`
+}
+
+// parseConfig reads the document. Every key is ours or CNI's: one that is
+// neither is refused, because a misspelt key would otherwise be a default.
+func parseConfig(command Command, stdin []byte) (Config, error) {
+	top, err := object(stdin)
+	if err != nil {
+		return Config{}, types.NewError(types.ErrDecodingFailure, "network configuration: "+err.Error(), "")
+	}
+	c := Config{RunDir: DefaultRunDir, LogFile: DefaultLogFile, Timeout: DefaultTimeout}
+	d := fields{top}
+
+	if err := errors.Join(
+		d.get("cniVersion", &c.CNIVersion),
+		d.get("name", &c.Name),
+		d.get("runDir", &c.RunDir),
+		d.get("stateDir", &c.StateDir),
+		d.get("mtu", &c.MTU),
+		d.get("logFile", &c.LogFile),
+	); err != nil {
+		return Config{}, fieldError("", err)
+	}
+	var steps []func(fields) error
+	switch command {
+	case Add:
+		steps = []func(fields) error{c.parseCNI, c.parseRuntime, c.parseArgs, c.parsePrevResult}
+	case Check:
+		steps = []func(fields) error{c.parseCNI, c.parsePrevResult}
+	case Status:
+		steps = []func(fields) error{c.parseCNI}
+	case GC:
+		steps = []func(fields) error{c.parseAttachments}
+	case Del:
+		// A configuration that ADD refuses comes back with the DEL that
+		// follows, and must not keep the container from going away.
+	}
+	for _, step := range append([]func(fields) error{c.parseOwn}, steps...) {
+		if err := step(d); err != nil {
+			return Config{}, err
+		}
+	}
+	if command == Del || command == GC {
+		return c, nil
+	}
+	for key := range top {
+		if !slices.Contains(knownKeys, key) && !strings.HasPrefix(key, "cni.dev/") {
+			return Config{}, Field(clip(key), "unknown key")
+		}
+	}
+	return c, nil
+}
+
+// Keys of the plugin first, then those that CNI defines for a plugin or for
+// the list that a lone configuration stands for.
+var knownKeys = []string{
+	"runDir", "stateDir", "mtu", "logFile", "timeout",
+	"cniVersion", "cniVersions", "name", "type", "capabilities", "runtimeConfig", "args", "dns", "ipam", "ipMasq", "prevResult",
+	"disableCheck", "disableGC", "loadOnlyInlinedPlugins",
+}
+
+func (c *Config) parseOwn(d fields) error {
+	if c.Name == "" {
+		return Field("name", "is not set")
+	}
+	if len(c.Name) > 253 || !nameRE.MatchString(c.Name) {
+		return Field("name", "%q is not the name of a network", clip(c.Name))
+	}
+	if err := checkDir(c.RunDir); err != "" {
+		return Field("runDir", "%s", err)
+	}
+	if c.StateDir == "" {
+		var ok bool
+		if c.StateDir, ok = stateDirOf(c.RunDir); !ok {
+			return Field("stateDir", "must be set, because runDir %q does not end in /run/NAME", clip(c.RunDir))
+		}
+	}
+	if err := checkDir(c.StateDir); err != "" {
+		return Field("stateDir", "%s", err)
+	}
+	if c.MTU != 0 && (c.MTU < 1280 || c.MTU > 65535) {
+		return Field("mtu", "%d is neither 0 nor in 1280 to 65535", c.MTU)
+	}
+	if c.LogFile != "" {
+		if err := checkDir(c.LogFile); err != "" {
+			return Field("logFile", "%s", err)
+		}
+	}
+	var timeout string
+	if err := d.get("timeout", &timeout); err != nil {
+		return fieldError("", err)
+	}
+	if timeout != "" {
+		t, err := time.ParseDuration(timeout)
+		if err != nil {
+			return Field("timeout", "%q is not a duration like \"30s\"", clip(timeout))
+		}
+		if t < time.Second || t > 10*time.Minute {
+			return Field("timeout", "%s is not in 1s to 10m", t)
+		}
+		c.Timeout = t
+	}
+	return nil
+}
+
+func (c *Config) parseCNI(d fields) error {
+	var (
+		capabilities map[string]bool
+		ipam         map[string]json.RawMessage
+		masquerade   bool
+	)
+	if err := errors.Join(d.get("capabilities", &capabilities), d.get("ipam", &ipam), d.get("ipMasq", &masquerade), d.get("dns", &c.DNS)); err != nil {
+		return fieldError("", err)
+	}
+	for name, wanted := range capabilities {
+		switch name {
+		case "labels", "ips", "mac", capPodAnnotations:
+		default:
+			if wanted {
+				return Field("capabilities", "%q is not offered", clip(name))
+			}
+		}
+	}
+	if len(ipam) > 0 {
+		return Field("ipam", "addresses come from sluice-ipam; remove the key")
+	}
+	if masquerade {
+		return Field("ipMasq", "true is not supported")
+	}
+	for i, s := range c.DNS.Nameservers {
+		if _, err := netip.ParseAddr(s); err != nil {
+			return Field("dns", "nameservers[%d]: %q is not an address", i, clip(s))
+		}
+	}
+	return nil
+}
+
+func (c *Config) parseRuntime(d fields) error {
+	var rc map[string]json.RawMessage
+	if err := d.get("runtimeConfig", &rc); err != nil {
+		return fieldError("", err)
+	}
+	r := fields{rc}
+	var (
+		ips         []string
+		mac         string
+		annotations map[string]string
+	)
+	if err := errors.Join(r.get("labels", &c.runtimeLabels), r.get("ips", &ips), r.get("mac", &mac), r.get(capPodAnnotations, &annotations)); err != nil {
+		return fieldError("runtimeConfig.", err)
+	}
+	for key, value := range rc {
+		switch key {
+		case "labels", "ips", "mac", capPodAnnotations:
+		default:
+			// Nobody sends what no capability asked for; to ignore it would be
+			// to promise, say, a port mapping that nobody makes.
+			if string(value) != "null" {
+				return Field("runtimeConfig."+clip(key), "the capability is not offered")
+			}
+		}
+	}
+	if err := c.wantAddresses("runtimeConfig.ips", ips); err != nil {
+		return err
+	}
+	if mac != "" {
+		m, err := net.ParseMAC(mac)
+		switch {
+		case err != nil || len(m) != 6:
+			return Field("runtimeConfig.mac", "%q is not a MAC address", clip(mac))
+		case m[0]&1 != 0 || slices.Equal(m, make(net.HardwareAddr, 6)):
+			return Field("runtimeConfig.mac", "%s is not the address of one device", m)
+		}
+		c.MAC = m
+	}
+	c.podLabels = annotations[AnnotationLabels]
+	return nil
+}
+
+func (c *Config) parseArgs(d fields) error {
+	var args map[string]json.RawMessage
+	if err := d.get("args", &args); err != nil {
+		return fieldError("", err)
+	}
+	var cni map[string]json.RawMessage
+	if err := (fields{args}).get("cni", &cni); err != nil {
+		return fieldError("args.", err)
+	}
+	var ips []string
+	// Other keys of args belong to other plugins; CNI says to ignore them.
+	if err := errors.Join(fields{cni}.get("labels", &c.argsLabels), fields{cni}.get("ips", &ips)); err != nil {
+		return fieldError("args.cni.", err)
+	}
+	if len(c.argsLabels)+len(c.runtimeLabels) > maxRuntimeLabels {
+		return Field("labels", "%d labels; at most %d are taken", len(c.argsLabels)+len(c.runtimeLabels), maxRuntimeLabels)
+	}
+	if len(ips) > 0 && len(c.Addresses) > 0 {
+		return Field("args.cni.ips", "addresses are wanted in runtimeConfig.ips too")
+	}
+	return c.wantAddresses("args.cni.ips", ips)
+}
+
+func (c *Config) wantAddresses(field string, ips []string) error {
+	for i, s := range ips {
+		text, _, _ := strings.Cut(s, "/") // the length is the pool's business
+		a, err := netip.ParseAddr(text)
+		if err == nil && strings.Contains(s, "/") {
+			_, err = netip.ParsePrefix(s)
+		}
+		if err != nil || a.Zone() != "" || a.Is4In6() || a.IsUnspecified() || a.IsMulticast() {
+			return Field(field, "[%d]: %q is not the address of a device", i, clip(s))
+		}
+		for _, other := range c.Addresses {
+			if other.Is4() == a.Is4() {
+				return Field(field, "[%d]: %s is the second address of its family", i, a)
+			}
+		}
+		c.Addresses = append(c.Addresses, a)
+	}
+	slices.SortFunc(c.Addresses, netip.Addr.Compare)
+	return nil
+}
+
+func (c *Config) parsePrevResult(d fields) error {
+	raw, ok := d.m["prevResult"]
+	if !ok || string(raw) == "null" {
+		return nil
+	}
+	if !slices.Contains(Versions, c.CNIVersion) {
+		return nil // refused with its own code by the caller
+	}
+	var v struct {
+		CNIVersion string `json:"cniVersion"`
+	}
+	if err := json.Unmarshal(raw, &v); err != nil {
+		return Field("prevResult", "%v", err)
+	}
+	if v.CNIVersion == "" { // some runtimes leave it to the configuration's
+		v.CNIVersion = c.CNIVersion
+		var m map[string]json.RawMessage
+		if err := json.Unmarshal(raw, &m); err != nil {
+			return Field("prevResult", "%v", err)
+		}
+		m["cniVersion"], _ = json.Marshal(v.CNIVersion)
+		raw, _ = json.Marshal(m)
+	}
+	result, err := create.Create(v.CNIVersion, raw)
+	if err != nil {
+		return Field("prevResult", "%v", err)
+	}
+	r, err := types100.NewResultFromResult(result)
+	if err != nil {
+		return Field("prevResult", "%v", err)
+	}
+	for i, dev := range r.Interfaces {
+		if dev == nil {
+			return Field("prevResult", "interfaces[%d] is null", i)
+		}
+	}
+	for i, ip := range r.IPs {
+		switch {
+		case ip == nil:
+			return Field("prevResult", "ips[%d] is null", i)
+		case ip.Interface != nil && (*ip.Interface < 0 || *ip.Interface >= len(r.Interfaces)):
+			return Field("prevResult", "ips[%d]: there is no interface %d", i, *ip.Interface)
+		}
+	}
+	for i, route := range r.Routes {
+		if route == nil {
+			return Field("prevResult", "routes[%d] is null", i)
+		}
+	}
+	c.PrevResult = r
+	return nil
+}
+
+func (c *Config) parseAttachments(d fields) error {
+	if _, ok := d.m[keyValidAttachments]; !ok {
+		return nil
+	}
+	// libcni writes null for an empty list.
+	var list []struct {
+		ContainerID string `json:"containerID"`
+		IfName      string `json:"ifname"`
+	}
+	if err := d.get(keyValidAttachments, &list); err != nil {
+		return fieldError("", err)
+	}
+	if len(list) > maxAttachments {
+		return Field(keyValidAttachments, "%d attachments; at most %d are taken", len(list), maxAttachments)
+	}
+	c.ValidAttachments = make([]Owner, 0, len(list))
+	for i, a := range list {
+		if err := checkContainerID(a.ContainerID); err != "" {
+			return Field(keyValidAttachments, "[%d]: containerID: %s", i, err)
+		}
+		if err := checkInterfaceName(a.IfName); err != "" {
+			return Field(keyValidAttachments, "[%d]: ifname: %s", i, err)
+		}
+		c.ValidAttachments = append(c.ValidAttachments, Owner{ContainerID: a.ContainerID, Interface: a.IfName})
+	}
+	return nil
+}
+
+// checkDir gives what is wrong with a configured path, or "".
+func checkDir(path string) string {
+	switch {
+	case !filepath.IsAbs(path):
+		return fmt.Sprintf("%q is not an absolute path", clip(path))
+	case len(path) > maxNetns || strings.IndexByte(path, 0) >= 0:
+		return "is not a path"
+	case filepath.Clean(path) != path:
+		return fmt.Sprintf("%q is not in its shortest form, %q", clip(path), clip(filepath.Clean(path)))
+	}
+	return ""
+}
+
+// stateDirOf finds the state directory that belongs to a run directory: an
+// instance has both under the same name, ROOT/run/NAME and ROOT/var/lib/NAME.
+func stateDirOf(runDir string) (string, bool) {
+	parent, name := filepath.Split(runDir)
+	root, ok := strings.CutSuffix(parent, "/run/")
+	if !ok || name == "" {
+		return "", false
+	}
+	return filepath.Join("/", root, "var/lib", name), true
+}
+
+// fields gives out the members of one JSON object.
+type fields struct{ m map[string]json.RawMessage }
+
+// get stores a member, if there is one, into v. Its error begins with the key.
+// Unlike json.Unmarshal on a struct, keys match exactly and not in any case.
+func (d fields) get(key string, v any) error {
+	raw, ok := d.m[key]
+	if !ok || string(raw) == "null" {
+		return nil
+	}
+	if err := json.Unmarshal(raw, v); err != nil {
+		var wrong *json.UnmarshalTypeError
+		if errors.As(err, &wrong) {
+			if wrong.Field != "" {
+				key += "." + wrong.Field
+			}
+			return fmt.Errorf("%s: cannot be a %s", clip(key), clip(wrong.Value))
+		}
+		return fmt.Errorf("%s: %w", clip(key), err)
+	}
+	return nil
+}
+
+// fieldError is the CNI error for the first of what fields.get complained of.
+func fieldError(prefix string, err error) *types.Error {
+	line, _, _ := strings.Cut(err.Error(), "\n")
+	return types.NewError(types.ErrInvalidNetworkConfig, prefix+line, "")
+}
+
+// object reads one JSON object and nothing after it. It refuses nesting below
+// maxDepth before any recursive decoder sees it, and keys given twice, of
+// which two readers could choose different ones.
+func object(b []byte) (map[string]json.RawMessage, error) {
+	if len(b) > MaxStdin {
+		return nil, fmt.Errorf("more than %d bytes", MaxStdin)
+	}
+	if len(bytes.TrimSpace(b)) == 0 {
+		return nil, errors.New("standard input is empty")
+	}
+	if !utf8.Valid(b) {
+		return nil, errors.New("not UTF-8")
+	}
+	if err := scan(b); err != nil {
+		return nil, err
+	}
+	var m map[string]json.RawMessage
+	if err := json.Unmarshal(b, &m); err != nil {
+		return nil, err
+	}
+	if m == nil {
+		return nil, errors.New("null is not an object")
+	}
+	return m, nil
+}
+
+func scan(b []byte) error {
+	// One level per open bracket. keys is nil in an array.
+	type level struct {
+		keys    map[string]bool
+		wantKey bool
+	}
+	var stack []level
+	dec := json.NewDecoder(bytes.NewReader(b))
+	dec.UseNumber()
+	for {
+		t, err := dec.Token()
+		if errors.Is(err, io.EOF) {
+			if len(stack) > 0 {
+				return io.ErrUnexpectedEOF
+			}
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		switch t := t.(type) {
+		case json.Delim:
+			switch t {
+			case '{', '[':
+				if len(stack) == maxDepth {
+					return fmt.Errorf("nested deeper than %d levels", maxDepth)
+				}
+				l := level{}
+				if t == '{' {
+					l = level{keys: map[string]bool{}, wantKey: true}
+				}
+				stack = append(stack, l)
+				continue
+			default:
+				stack = stack[:len(stack)-1]
+			}
+		case string:
+			if n := len(stack) - 1; n >= 0 && stack[n].wantKey {
+				if stack[n].keys[t] {
+					return fmt.Errorf("key %q is given twice", clip(t))
+				}
+				stack[n].keys[t] = true
+				stack[n].wantKey = false
+				continue
+			}
+		}
+		// A value ended: in an object, a key comes next.
+		if n := len(stack) - 1; n >= 0 && stack[n].keys != nil {
+			stack[n].wantKey = true
+		}
+	}
+}

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package invocation reads what a container runtime says when it executes the
+// plugin: the CNI environment and the JSON document on standard input.
+//
+// Everything here comes from outside and is parsed as root, so it is bounded
+// in size and depth, checked before anything is done, and refused with the CNI
+// code that belongs to it: 4 for the environment, 6 for what is not JSON, 7
+// for a field of the configuration, 1 for a version that is not spoken. The
+// package opens no file and calls nobody.
+package invocation
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/containernetworking/cni/pkg/types"
+)
+
+// Versions are the CNI versions that the plugin speaks, oldest first.
+var Versions = []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"}
+
+// Current is the newest of them.
+const Current = "1.1.0"
+
+// Command is a CNI verb.
+type Command string
+
+// The verbs, each with the oldest CNI version that has it.
+const (
+	Add     Command = "ADD"     // 0.1.0
+	Del     Command = "DEL"     // 0.1.0
+	Check   Command = "CHECK"   // 0.4.0
+	Status  Command = "STATUS"  // 1.1.0
+	GC      Command = "GC"      // 1.1.0
+	Version Command = "VERSION" // 0.1.0
+)
+
+// since is the oldest version of Versions that has the verb.
+var since = map[Command]string{Add: "0.3.1", Del: "0.3.1", Check: "0.4.0", Status: "1.1.0", GC: "1.1.0"}
+
+// Owner names an attachment: the pair is unique on a node.
+type Owner struct {
+	ContainerID string
+	Interface   string
+}
+
+func (o Owner) String() string { return o.ContainerID + "/" + o.Interface }
+
+// Invocation is one execution of the plugin, checked.
+type Invocation struct {
+	Command Command
+	Owner   Owner  // of ADD, DEL and CHECK
+	Netns   string // of ADD and CHECK: an absolute path; of DEL possibly empty
+	Config  Config
+
+	// PodNamespace is K8S_POD_NAMESPACE; empty without Kubernetes.
+	PodNamespace string
+	// Pod is K8S_POD_NAME, for logs only.
+	Pod string
+	// Labels of the workload, sorted, without duplicates.
+	Labels []Label
+}
+
+// The environment variables that CNI defines and the plugin reads.
+const (
+	EnvCommand     = "CNI_COMMAND"
+	EnvContainerID = "CNI_CONTAINERID"
+	EnvIfName      = "CNI_IFNAME"
+	EnvNetns       = "CNI_NETNS"
+	EnvArgs        = "CNI_ARGS"
+)
+
+const (
+	maxContainerID = 128
+	maxNetns       = 4095 // PATH_MAX without its terminator
+	maxArgs        = 64 << 10
+)
+
+var nameRE = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]*$`)
+
+// ParseCommand reads the verb alone, before anything is read from standard
+// input: VERSION needs none.
+func ParseCommand(getenv func(string) string) (Command, error) {
+	c := Command(getenv(EnvCommand))
+	switch c {
+	case Add, Del, Check, Status, GC, Version:
+		return c, nil
+	case "":
+		return "", environment(EnvCommand, "is not set")
+	default:
+		return "", environment(EnvCommand, "%q is not one of ADD, DEL, CHECK, STATUS, GC, VERSION", clip(string(c)))
+	}
+}
+
+// Parse checks the environment and the configuration of a verb other than
+// VERSION. The error is a *types.Error.
+func Parse(command Command, getenv func(string) string, stdin []byte) (Invocation, error) {
+	in := Invocation{Command: command}
+	if command == Add || command == Del || command == Check {
+		if err := in.parseEnvironment(getenv); err != nil {
+			return Invocation{}, err
+		}
+	}
+	config, err := parseConfig(command, stdin)
+	if err != nil {
+		return Invocation{}, err
+	}
+	in.Config = config
+	if !slices.Contains(Versions, config.CNIVersion) {
+		return Invocation{}, types.NewError(types.ErrIncompatibleCNIVersion, fmt.Sprintf("cniVersion %q is not supported", clip(config.CNIVersion)), "supported: "+strings.Join(Versions, ", "))
+	}
+	if slices.Index(Versions, config.CNIVersion) < slices.Index(Versions, since[command]) {
+		return Invocation{}, types.NewError(types.ErrIncompatibleCNIVersion, fmt.Sprintf("cniVersion %s has no %s", config.CNIVersion, command), "it exists since "+since[command])
+	}
+	switch command {
+	case Add:
+		if in.Labels, err = workloadLabels(config, in.PodNamespace); err != nil {
+			return Invocation{}, err
+		}
+	case Check:
+		if config.PrevResult == nil {
+			return Invocation{}, Field("prevResult", "CHECK needs the result of ADD")
+		}
+	case GC:
+		if config.ValidAttachments == nil {
+			return Invocation{}, Field(keyValidAttachments, "GC needs the list of attachments to keep")
+		}
+	}
+	return in, nil
+}
+
+func (in *Invocation) parseEnvironment(getenv func(string) string) error {
+	id := getenv(EnvContainerID)
+	if err := checkContainerID(id); err != "" {
+		return environment(EnvContainerID, "%s", err)
+	}
+	name := getenv(EnvIfName)
+	if err := checkInterfaceName(name); err != "" {
+		return environment(EnvIfName, "%s", err)
+	}
+	in.Owner = Owner{ContainerID: id, Interface: name}
+
+	in.Netns = getenv(EnvNetns)
+	switch {
+	case in.Netns == "" && in.Command == Del:
+	case in.Netns == "":
+		return environment(EnvNetns, "is not set")
+	case len(in.Netns) > maxNetns:
+		return environment(EnvNetns, "is %d bytes long, at most %d make a path", len(in.Netns), maxNetns)
+	case in.Netns[0] != '/':
+		return environment(EnvNetns, "%q is not an absolute path", clip(in.Netns))
+	case strings.IndexByte(in.Netns, 0) >= 0 || !utf8.ValidString(in.Netns):
+		return environment(EnvNetns, "%q is not a path", clip(in.Netns))
+	}
+
+	// DEL must succeed whatever was said at ADD, and needs none of it.
+	if in.Command == Del {
+		return nil
+	}
+	args, err := parseArgs(getenv(EnvArgs))
+	if err != nil {
+		return err
+	}
+	in.PodNamespace, in.Pod = args[argPodNamespace], args[argPodName]
+	if in.PodNamespace != "" && !dnsLabelRE.MatchString(in.PodNamespace) {
+		return environment(EnvArgs, "%s: %q is not a namespace", argPodNamespace, clip(in.PodNamespace))
+	}
+	if in.Pod != "" && (len(in.Pod) > 253 || !nameRE.MatchString(in.Pod)) {
+		return environment(EnvArgs, "%s: %q is not the name of a pod", argPodName, clip(in.Pod))
+	}
+	return nil
+}
+
+// checkContainerID gives what is wrong with id, or "".
+func checkContainerID(id string) string {
+	switch {
+	case id == "":
+		return "is not set"
+	case len(id) > maxContainerID:
+		return fmt.Sprintf("is %d bytes long, at most %d are allowed", len(id), maxContainerID)
+	case !nameRE.MatchString(id):
+		return fmt.Sprintf("%q is not an id: want letters, digits, \"_\", \".\" and \"-\", a letter or digit first", clip(id))
+	}
+	return ""
+}
+
+// checkInterfaceName gives what is wrong with a device name, or "". Beyond
+// what CNI forbids, the kernel would take "%" for a pattern to fill in, and
+// "all" and "default" are directories of its sysctls.
+func checkInterfaceName(name string) string {
+	bad := func(r rune) bool {
+		return r == '/' || r == ':' || r == '%' || r == utf8.RuneError || unicode.IsSpace(r) || unicode.IsControl(r)
+	}
+	switch {
+	case name == "":
+		return "is not set"
+	case len(name) > 15:
+		return fmt.Sprintf("%q is %d bytes long, at most 15 make a device name", clip(name), len(name))
+	case name == ".", name == "..", name == "all", name == "default":
+		return fmt.Sprintf("%q cannot be a device name", name)
+	case strings.IndexFunc(name, bad) >= 0:
+		return fmt.Sprintf("%q is not a device name", name)
+	}
+	return ""
+}
+
+// environment is a CNI error about a variable.
+func environment(name, format string, args ...any) *types.Error {
+	return types.NewError(types.ErrInvalidEnvironmentVariables, name+": "+fmt.Sprintf(format, args...), "")
+}
+
+// Environment is the CNI error for a variable that turned out wrong later.
+func Environment(name string, err error) *types.Error { return environment(name, "%v", err) }
+
+// Field is the CNI error for a field of the configuration.
+func Field(name, format string, args ...any) *types.Error {
+	return types.NewError(types.ErrInvalidNetworkConfig, name+": "+fmt.Sprintf(format, args...), "")
+}
+
+// clip keeps hostile input from filling logs and answers.
+func clip(s string) string {
+	const most = 80
+	if len(s) <= most {
+		return s
+	}
+	return s[:most] + "…"
+}

@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package invocation
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+)
+
+func env(more ...string) func(string) string {
+	m := map[string]string{EnvContainerID: "c1", EnvIfName: "eth0", EnvNetns: "/run/netns/x"}
+	for i := 0; i < len(more); i += 2 {
+		m[more[i]] = more[i+1]
+	}
+	return func(k string) string { return m[k] }
+}
+
+func doc(more string) string {
+	if more != "" {
+		more = "," + more
+	}
+	return `{"cniVersion":"1.0.0","name":"sluice","type":"sluice-cni"` + more + `}`
+}
+
+// code is the CNI code of an error, 0 of none.
+func code(t *testing.T, err error) uint {
+	t.Helper()
+	if err == nil {
+		return 0
+	}
+	var e *types.Error
+	if !errors.As(err, &e) {
+		t.Fatalf("%v is not a CNI error", err)
+	}
+	return e.Code
+}
+
+func TestDefaultsAndOwnKeys(t *testing.T) {
+	in, err := Parse(Add, env(), []byte(doc("")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := in.Config
+	if c.RunDir != "/run/sluice" || c.StateDir != "/var/lib/sluice" || c.LogFile != DefaultLogFile || c.Timeout != 30*time.Second || c.MTU != 0 {
+		t.Errorf("defaults %+v", c)
+	}
+	in, err = Parse(Add, env(), []byte(doc(`"runDir":"/tmp/x/run/sluice-b","mtu":9000,"logFile":"","timeout":"5s",
+		"capabilities":{"labels":true,"portMappings":false},"ipMasq":false,"ipam":{},"args":{"other":{"x":1},"cni":{"labels":[]}},"cni.dev/anything":1,"disableGC":true`)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c = in.Config
+	if c.StateDir != "/tmp/x/var/lib/sluice-b" || c.LogFile != "" || c.Timeout != 5*time.Second || c.MTU != 9000 {
+		t.Errorf("configured %+v", c)
+	}
+}
+
+func TestHostileInputHasTheRightCode(t *testing.T) {
+	deep := strings.Repeat(`[`, 100_000)
+	for name, c := range map[string]struct {
+		stdin string
+		want  uint
+	}{
+		"empty":                        {"", 6},
+		"blank":                        {" \n", 6},
+		"not JSON":                     {"{", 6},
+		"null":                         {"null", 6},
+		"a list":                       {"[]", 6},
+		"a string":                     {`"x"`, 6},
+		"more behind it":               {doc("") + "{}", 6},
+		"deep":                         {deep, 6},
+		"deep inside":                  {doc(`"args":` + strings.Repeat(`{"a":`, 40) + "1" + strings.Repeat("}", 40)), 6},
+		"oversize":                     {doc(`"args":{"x":"` + strings.Repeat("x", MaxStdin) + `"}`), 6},
+		"not UTF-8":                    {doc("\"args\":\"\xff\""), 6},
+		"a key twice":                  {doc(`"mtu":1500,"mtu":9000`), 6},
+		"a key twice inside":           {doc(`"args":{"cni":{},"cni":{}}`), 6},
+		"no version":                   {`{"name":"x"}`, 1},
+		"a version of the past":        {`{"cniVersion":"0.2.0","name":"x"}`, 1},
+		"a version of the future":      {`{"cniVersion":"9.0.0","name":"x"}`, 1},
+		"a version that is none":       {`{"cniVersion":"1","name":"x"}`, 1},
+		"the version is a number":      {`{"cniVersion":1,"name":"x"}`, 7},
+		"no name":                      {`{"cniVersion":"1.0.0"}`, 7},
+		"a bad name":                   {`{"cniVersion":"1.0.0","name":"../x"}`, 7},
+		"unknown key":                  {doc(`"mtuu":1`), 7},
+		"a key in another case":        {doc(`"MTU":1500`), 7},
+		"mtu is text":                  {doc(`"mtu":"1500"`), 7},
+		"mtu is negative":              {doc(`"mtu":-1`), 7},
+		"mtu is small":                 {doc(`"mtu":576`), 7},
+		"mtu is large":                 {doc(`"mtu":65536`), 7},
+		"mtu is beyond 64 bits":        {doc(`"mtu":1e400`), 7},
+		"runDir is relative":           {doc(`"runDir":"run/sluice"`), 7},
+		"runDir climbs":                {doc(`"runDir":"/run/../etc/run/x"`), 7},
+		"runDir without a state":       {doc(`"runDir":"/tmp/x"`), 7},
+		"runDir has a NUL":             {doc(`"runDir":"/run/a\u0000b"`), 7},
+		"logFile is relative":          {doc(`"logFile":"x"`), 7},
+		"timeout is a number":          {doc(`"timeout":30`), 7},
+		"timeout is none":              {doc(`"timeout":"soon"`), 7},
+		"timeout is short":             {doc(`"timeout":"1ms"`), 7},
+		"timeout is long":              {doc(`"timeout":"24h"`), 7},
+		"another IPAM":                 {doc(`"ipam":{"type":"host-local"}`), 7},
+		"masquerade":                   {doc(`"ipMasq":true`), 7},
+		"a capability we lack":         {doc(`"capabilities":{"portMappings":true}`), 7},
+		"a request for what we lack":   {doc(`"runtimeConfig":{"portMappings":[{"hostPort":1}]}`), 7},
+		"capabilities is a list":       {doc(`"capabilities":["ips"]`), 7},
+		"labels is an object":          {doc(`"runtimeConfig":{"labels":{"app":"x"}}`), 7},
+		"a label without key":          {doc(`"runtimeConfig":{"labels":[{"value":"x"}]}`), 7},
+		"a reserved label":             {doc(`"runtimeConfig":{"labels":[{"key":"reserved:host","value":""}]}`), 7},
+		"a generated label":            {doc(`"args":{"cni":{"labels":[{"key":"generated:x","value":""}]}}`), 7},
+		"a label with a source":        {doc(`"args":{"cni":{"labels":[{"key":"k8s:app","value":""}]}}`), 7},
+		"a label of two values":        {doc(`"args":{"cni":{"labels":[{"key":"a","value":"1"},{"key":"a","value":"2"}]}}`), 7},
+		"a label with a NUL":           {doc(`"args":{"cni":{"labels":[{"key":"a","value":"\u0000"}]}}`), 7},
+		"a long label":                 {doc(`"args":{"cni":{"labels":[{"key":"` + strings.Repeat("a", 64) + `"}]}}`), 7},
+		"too many labels":              {doc(`"args":{"cni":{"labels":[` + strings.Repeat(`{"key":"a"},`, 1024) + `{"key":"a"}]}}`), 7},
+		"an annotation that is none":   {doc(`"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"sluice.io/labels":"app"}}`), 7},
+		"annotations are text":         {doc(`"runtimeConfig":{"io.kubernetes.cri.pod-annotations":"app"}`), 7},
+		"an address that is none":      {doc(`"runtimeConfig":{"ips":["10.0.0"]}`), 7},
+		"a length that is none":        {doc(`"runtimeConfig":{"ips":["10.0.0.1/33"]}`), 7},
+		"two of a family":              {doc(`"runtimeConfig":{"ips":["10.0.0.1","10.0.0.2"]}`), 7},
+		"an address with a zone":       {doc(`"runtimeConfig":{"ips":["fe80::1%eth0"]}`), 7},
+		"a multicast address":          {doc(`"args":{"cni":{"ips":["224.0.0.1"]}}`), 7},
+		"addresses in both places":     {doc(`"runtimeConfig":{"ips":["10.0.0.1"]},"args":{"cni":{"ips":["fd00::1"]}}`), 7},
+		"a MAC that is none":           {doc(`"runtimeConfig":{"mac":"zz"}`), 7},
+		"a group's MAC":                {doc(`"runtimeConfig":{"mac":"01:00:5e:00:00:01"}`), 7},
+		"no MAC":                       {doc(`"runtimeConfig":{"mac":"00:00:00:00:00:00"}`), 7},
+		"a MAC of eight bytes":         {doc(`"runtimeConfig":{"mac":"02:00:00:00:00:00:00:01"}`), 7},
+		"a name server that is none":   {doc(`"dns":{"nameservers":["ns"]}`), 7},
+		"dns is text":                  {doc(`"dns":"1.1.1.1"`), 7},
+		"prevResult is text":           {doc(`"prevResult":"x"`), 7},
+		"prevResult of another world":  {doc(`"prevResult":{"cniVersion":"7"}`), 7},
+		"an interface that is null":    {doc(`"prevResult":{"interfaces":[null]}`), 7},
+		"an address that is null":      {doc(`"prevResult":{"ips":[null]}`), 7},
+		"a route that is null":         {doc(`"prevResult":{"routes":[null]}`), 7},
+		"an interface that is not":     {doc(`"prevResult":{"ips":[{"address":"10.0.0.1/24","interface":3}]}`), 7},
+		"an interface below zero":      {doc(`"prevResult":{"ips":[{"address":"10.0.0.1/24","interface":-1}]}`), 7},
+		"an address in words":          {doc(`"prevResult":{"ips":[{"address":"localhost"}]}`), 7},
+		"everything that is allowed":   {doc(`"mtu":1500`), 0},
+		"null is the same as not said": {doc(`"mtu":null,"runtimeConfig":null,"prevResult":null,"args":null`), 0},
+	} {
+		in, err := Parse(Add, env(), []byte(c.stdin))
+		if got := code(t, err); got != c.want {
+			t.Errorf("%s: code %d (%v), want %d; %+v", name, got, err, c.want, in)
+		}
+		if err != nil && len(err.Error()) > 500 {
+			t.Errorf("%s: the answer repeats the input: %d bytes", name, len(err.Error()))
+		}
+	}
+}
+
+func TestHostileEnvironmentIsCode4(t *testing.T) {
+	for name, e := range map[string]func(string) string{
+		"no id":              env(EnvContainerID, ""),
+		"an id that climbs":  env(EnvContainerID, "../x"),
+		"an id with a slash": env(EnvContainerID, "a/b"),
+		"a long id":          env(EnvContainerID, strings.Repeat("a", 129)),
+		"an id with a NUL":   env(EnvContainerID, "a\x00b"),
+		"no name":            env(EnvIfName, ""),
+		"a long name":        env(EnvIfName, "abcdefghijklmnop"),
+		"a name that climbs": env(EnvIfName, ".."),
+		"a pattern":          env(EnvIfName, "eth%d"),
+		"a name with space":  env(EnvIfName, "eth 0"),
+		"a sysctl directory": env(EnvIfName, "all"),
+		"a name with a NUL":  env(EnvIfName, "a\x00"),
+		"a name in bytes":    env(EnvIfName, "\xff"),
+		"no namespace":       env(EnvNetns, ""),
+		"a relative one":     env(EnvNetns, "x"),
+		"a namespace, NUL":   env(EnvNetns, "/run/\x00"),
+		"no pair":            env(EnvArgs, "x"),
+		"an unknown key":     env(EnvArgs, "FOO=1"),
+		"unknown, said no":   env(EnvArgs, "IgnoreUnknown=0;FOO=1"),
+		"a key twice":        env(EnvArgs, "IgnoreUnknown=1;A=1;A=2"),
+		"not a truth":        env(EnvArgs, "IgnoreUnknown=perhaps"),
+		"a bad namespace":    env(EnvArgs, "K8S_POD_NAMESPACE=A_b"),
+		"a bad pod":          env(EnvArgs, "K8S_POD_NAME=a/b"),
+		"long args":          env(EnvArgs, "IgnoreUnknown=1;A="+strings.Repeat("x", 70_000)),
+		"args in bytes":      env(EnvArgs, "IgnoreUnknown=1;A=\xff"),
+	} {
+		if _, err := Parse(Add, e, []byte(doc(""))); code(t, err) != 4 {
+			t.Errorf("%s: %v, want code 4", name, err)
+		}
+	}
+	for _, verb := range []string{"", "add", "ADDX", strings.Repeat("A", 1000)} {
+		if _, err := ParseCommand(env(EnvCommand, verb)); code(t, err) != 4 {
+			t.Errorf("command %q: %v, want code 4", verb, err)
+		}
+	}
+}
+
+func TestDelNeedsLittle(t *testing.T) {
+	e := env(EnvNetns, "", EnvArgs, "nonsense")
+	for _, more := range []string{"", `"unknown":1`, `"prevResult":[]`, `"ipam":{"type":"x"}`, `"runtimeConfig":{"ips":["x"]}`} {
+		if _, err := Parse(Del, e, []byte(doc(more))); err != nil {
+			t.Errorf("%s: %v", more, err)
+		}
+	}
+}
+
+func TestLabelsHaveTheirSourceAndOrder(t *testing.T) {
+	body := doc(`"runtimeConfig":{"labels":[{"key":"b","value":"2"},{"key":"example.com/a","value":""}],
+		"io.kubernetes.cri.pod-annotations":{"sluice.io/labels":" app = web ,,b=2,"}},"args":{"cni":{"labels":[{"key":"b","value":"2"}]}}`)
+	for args, want := range map[string][]Label{
+		"": {{"cni", "app", "web"}, {"cni", "b", "2"}, {"cni", "example.com/a", ""}},
+		"IgnoreUnknown=true;K8S_POD_NAMESPACE=ns;X=1": {{"k8s", "app", "web"}, {"k8s", "b", "2"}, {"k8s", "example.com/a", ""}, {"k8s", "io.kubernetes.pod.namespace", "ns"}},
+	} {
+		in, err := Parse(Add, env(EnvArgs, args), []byte(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(in.Labels, want) {
+			t.Errorf("args %q: labels %v, want %v", args, in.Labels, want)
+		}
+	}
+	// A container must not choose another's namespace.
+	forged := doc(`"runtimeConfig":{"labels":[{"key":"io.kubernetes.pod.namespace","value":"kube-system"}]}`)
+	if _, err := Parse(Add, env(EnvArgs, "K8S_POD_NAMESPACE=ns"), []byte(forged)); code(t, err) != 7 {
+		t.Errorf("a forged namespace: %v, want code 7", err)
+	}
+}
+
+// Whatever comes in, there is either a CNI error or an invocation that keeps
+// the promises the verbs rely on.
+func FuzzParse(f *testing.F) {
+	f.Add("ADD", "c1", "eth0", "/run/netns/x", "IgnoreUnknown=1;K8S_POD_NAMESPACE=a", []byte(doc(`"mtu":1500,"runtimeConfig":{"ips":["10.0.0.1/24"],"mac":"02:00:00:00:00:01","labels":[{"key":"a","value":"b"}]}`)))
+	f.Add("CHECK", "c1", "eth0", "/x", "", []byte(doc(`"prevResult":{"cniVersion":"0.4.0","ips":[{"version":"4","address":"10.0.0.1/24"}]}`)))
+	f.Add("GC", "", "", "", "", []byte(`{"cniVersion":"1.1.0","name":"x","cni.dev/valid-attachments":[{"containerID":"a","ifname":"b"}]}`))
+	f.Add("DEL", "c", "e", "", ";;=", []byte("[[[["))
+	f.Fuzz(func(t *testing.T, verb, id, ifname, ns, args string, stdin []byte) {
+		e := env(EnvCommand, verb, EnvContainerID, id, EnvIfName, ifname, EnvNetns, ns, EnvArgs, args)
+		command, err := ParseCommand(e)
+		if err != nil || command == Version {
+			return
+		}
+		in, err := Parse(command, e, stdin)
+		if err != nil {
+			if c := code(t, err); !slices.Contains([]uint{1, 4, 6, 7}, c) {
+				t.Fatalf("code %d: %v", c, err)
+			}
+			return
+		}
+		if !slices.Contains(Versions, in.Config.CNIVersion) {
+			t.Fatalf("version %q", in.Config.CNIVersion)
+		}
+		for _, dir := range []string{in.Config.RunDir, in.Config.StateDir} {
+			if checkDir(dir) != "" {
+				t.Fatalf("directory %q", dir)
+			}
+		}
+		if command == Add || command == Del || command == Check {
+			if checkContainerID(in.Owner.ContainerID) != "" || checkInterfaceName(in.Owner.Interface) != "" {
+				t.Fatalf("owner %q", in.Owner)
+			}
+		}
+		if len(in.Config.Addresses) > 2 || len(in.Labels) > maxRuntimeLabels {
+			t.Fatalf("%d addresses, %d labels", len(in.Config.Addresses), len(in.Labels))
+		}
+		for i, l := range in.Labels {
+			if l.Source != SourceCNI && l.Source != SourceKubernetes {
+				t.Fatalf("label %v", l)
+			}
+			if i > 0 && in.Labels[i-1].Key >= l.Key {
+				t.Fatalf("labels are not sorted: %v", in.Labels)
+			}
+		}
+		if p := in.Config.PrevResult; p != nil {
+			for _, ip := range p.IPs {
+				if ip.Interface != nil && *ip.Interface >= len(p.Interfaces) {
+					t.Fatalf("interface %d of %d", *ip.Interface, len(p.Interfaces))
+				}
+			}
+		}
+	})
+}
+
+func FuzzArgs(f *testing.F) {
+	f.Add("IgnoreUnknown=1;K8S_POD_NAMESPACE=a;K8S_POD_NAME=b")
+	f.Add(";;a=b=c;")
+	f.Fuzz(func(t *testing.T, s string) {
+		args, err := parseArgs(s)
+		if err != nil {
+			if c := code(t, err); c != 4 {
+				t.Fatalf("code %d", c)
+			}
+			return
+		}
+		for k, v := range args {
+			if k == "" || strings.ContainsAny(k, ";=") || strings.Contains(v, ";") {
+				t.Fatalf("pair %q=%q", k, v)
+			}
+		}
+		// What was understood is understood again.
+		var b strings.Builder
+		for k, v := range args {
+			fmt.Fprintf(&b, "%s=%s;", k, v)
+		}
+		again, err := parseArgs(b.String())
+		if err != nil || len(again) != len(args) {
+			t.Fatalf("%q: %v, %v", b.String(), again, err)
+		}
+	})
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package netns checks the network namespace that a runtime names, and gives
+// one that is named by a process a path that the datapath can open.
+//
+// It enters no namespace: that is the datapath's work.
+package netns
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Dir is where names of network namespaces are kept on Linux.
+const Dir = "/run/netns"
+
+// ErrInvalid says that a path is not the network namespace of a container.
+var ErrInvalid = errors.New("not a container's network namespace")
+
+// ID tells namespaces apart.
+type ID struct{ Dev, Ino uint64 }
+
+// of a process other than the one that looks: "self" would be the plugin.
+var procRE = regexp.MustCompile(`^/proc/[1-9][0-9]{0,9}(/task/[1-9][0-9]{0,9})?/ns/net$`)
+
+// IsProcess says whether path names a namespace by a process that is in it.
+func IsProcess(path string) bool { return procRE.MatchString(path) }
+
+// Check opens path and makes sure that it is a network namespace and not the
+// caller's own. The error is ErrInvalid unless the file cannot be read at all.
+func Check(path string) (ID, error) {
+	if strings.HasPrefix(filepath.Clean(path)+"/", "/proc/") && !IsProcess(path) {
+		return ID{}, fmt.Errorf("%w: in /proc only /proc/PID/ns/net is taken", ErrInvalid)
+	}
+	id, err := identify(path)
+	if err != nil {
+		return ID{}, err
+	}
+	own, err := identify("/proc/thread-self/ns/net")
+	if err != nil {
+		return ID{}, err
+	}
+	if id == own {
+		return ID{}, fmt.Errorf("%w: it is the plugin's own", ErrInvalid)
+	}
+	return id, nil
+}
+
+// identify opens nothing but an nsfs file for reading: a FIFO or a device at
+// path is looked at only through O_PATH.
+func identify(path string) (ID, error) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return ID{}, fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	defer unix.Close(fd)
+	var sfs unix.Statfs_t
+	if err := unix.Fstatfs(fd, &sfs); err != nil {
+		return ID{}, err
+	}
+	if sfs.Type != unix.NSFS_MAGIC {
+		return ID{}, fmt.Errorf("%w: it is not a namespace", ErrInvalid)
+	}
+	ns, err := unix.Open(fmt.Sprintf("/proc/thread-self/fd/%d", fd), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return ID{}, err
+	}
+	defer unix.Close(ns)
+	kind, err := unix.IoctlRetInt(ns, unix.NS_GET_NSTYPE)
+	if err != nil {
+		return ID{}, err
+	}
+	if kind != unix.CLONE_NEWNET {
+		return ID{}, fmt.Errorf("%w: it is a namespace of another kind", ErrInvalid)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(ns, &st); err != nil {
+		return ID{}, err
+	}
+	return ID{Dev: st.Dev, Ino: st.Ino}, nil
+}
+
+// Same says whether two paths lead to one namespace. Paths that cannot be
+// looked at are not the same.
+func Same(a, b string) bool {
+	ia, erra := identify(a)
+	ib, errb := identify(b)
+	return erra == nil && errb == nil && ia == ib
+}
+
+// Names makes the paths of one instance's mounts.
+type Names struct{ prefix string }
+
+// NamesOf gives the names for the instance with that run directory.
+func NamesOf(runDir string) Names {
+	return Names{prefix: "sluice-" + short(runDir, 8) + "-"}
+}
+
+// Path is where the namespace of an owner is mounted if it is.
+func (n Names) Path(owner string) string {
+	return filepath.Join(Dir, n.prefix+short(owner, 24))
+}
+
+func short(s string, digits int) string {
+	sum := sha256.Sum256([]byte(s))
+	return hex.EncodeToString(sum[:])[:digits]
+}
+
+// Bind mounts the namespace at source, which IsProcess, at target and returns
+// whether it was this call that did: it may be there already.
+func Bind(source, target string) (made bool, err error) {
+	if err := os.MkdirAll(Dir, 0o755); err != nil {
+		return false, err
+	}
+	if _, err := identify(target); err == nil {
+		if Same(source, target) {
+			return false, nil
+		}
+		// Left behind by an earlier container of the same name.
+		if err := Unbind(target); err != nil {
+			return false, err
+		}
+	}
+	f, err := os.OpenFile(target, os.O_RDONLY|os.O_CREATE|unix.O_NOFOLLOW, 0o444)
+	if err != nil {
+		return false, err
+	}
+	f.Close()
+	if err := unix.Mount(source, target, "", unix.MS_BIND, ""); err != nil {
+		return false, errors.Join(fmt.Errorf("bind %s to %s: %w", source, target, err), os.Remove(target))
+	}
+	return true, nil
+}
+
+// Unbind undoes Bind. It is no error if there is nothing to undo.
+func Unbind(target string) error {
+	err := unix.Unmount(target, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("unmount %s: %w", target, err)
+	}
+	if err := os.Remove(target); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// Prune unbinds every mount of the instance whose owner is not in keep.
+func (n Names) Prune(keep []string) error {
+	valid := map[string]bool{}
+	for _, owner := range keep {
+		valid[n.Path(owner)] = true
+	}
+	entries, err := os.ReadDir(Dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, e := range entries {
+		path := filepath.Join(Dir, e.Name())
+		if strings.HasPrefix(e.Name(), n.prefix) && !valid[path] {
+			errs = append(errs, Unbind(path))
+		}
+	}
+	return errors.Join(errs...)
+}

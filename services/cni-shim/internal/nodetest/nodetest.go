@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package nodetest is a node for tests of the plugin: stand-ins of sluice-ipam
+// and sluice-datapath that keep leases and endpoints in memory, follow the
+// rules of their API, and are reached over real unix sockets.
+package nodetest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+)
+
+// Node is both services under one run directory.
+type Node struct {
+	ipamv1.UnimplementedIPAMServiceServer
+	datapathv1.UnimplementedDatapathServiceServer
+
+	RunDir, StateDir string
+	Health           *health.Server // of ipam
+
+	mu          sync.Mutex
+	allocations map[string]*ipamv1.Allocation // guarded by mu
+	endpoints   map[string]*datapathv1.Endpoint
+	requests    map[string]*datapathv1.CreateEndpointRequest
+	next        int
+	calls       []string
+	requestIDs  map[string]bool
+	status      *datapathv1.GetStatusResponse
+	differences []*datapathv1.Difference
+	fail        map[string]func(ctx context.Context) error // by method; before anything is done
+	failAfter   map[string]func(ctx context.Context) error // by method; after it was done
+
+	servers map[string]*grpc.Server
+}
+
+// New starts both services below a fresh directory and stops them at the end
+// of the test.
+func New(t testing.TB) *Node {
+	t.Helper()
+	// t.TempDir may be too long for a socket's path.
+	root, err := os.MkdirTemp("", "cni")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &Node{
+		RunDir:      filepath.Join(root, "run", "sluice"),
+		StateDir:    filepath.Join(root, "var/lib/sluice"),
+		Health:      health.NewServer(),
+		allocations: map[string]*ipamv1.Allocation{},
+		endpoints:   map[string]*datapathv1.Endpoint{},
+		requests:    map[string]*datapathv1.CreateEndpointRequest{},
+		requestIDs:  map[string]bool{},
+		status:      &datapathv1.GetStatusResponse{AddReady: true},
+		fail:        map[string]func(context.Context) error{},
+		failAfter:   map[string]func(context.Context) error{},
+		servers:     map[string]*grpc.Server{},
+	}
+	n.Health.SetServingStatus("sluice.ipam.v1.IPAMService", grpc_health_v1.HealthCheckResponse_SERVING)
+	n.Start(t, "ipam")
+	n.Start(t, "datapath")
+	t.Cleanup(func() {
+		n.Stop("ipam")
+		n.Stop("datapath")
+		if err := os.RemoveAll(root); err != nil {
+			t.Error(err)
+		}
+	})
+	return n
+}
+
+// Start serves one service; it keeps what it knew before.
+func (n *Node) Start(t testing.TB, service string) {
+	t.Helper()
+	dir := filepath.Join(n.RunDir, service)
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, service+".sock")
+	if err := os.RemoveAll(path); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// As after kill -9, the socket outlives its server.
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	s := grpc.NewServer(grpc.UnaryInterceptor(n.intercept))
+	switch service {
+	case "ipam":
+		ipamv1.RegisterIPAMServiceServer(s, n)
+		grpc_health_v1.RegisterHealthServer(s, n.Health)
+	case "datapath":
+		datapathv1.RegisterDatapathServiceServer(s, datapath{n})
+	}
+	n.mu.Lock()
+	n.servers[service] = s
+	n.mu.Unlock()
+	go s.Serve(l) //nolint:errcheck // ends with Stop
+}
+
+// Stop ends one service as a kill would: connections break.
+func (n *Node) Stop(service string) {
+	n.mu.Lock()
+	s := n.servers[service]
+	n.mu.Unlock()
+	s.Stop()
+}
+
+// Fail makes the method (its short name) end with what f returns, before it
+// does anything, unless that is nil.
+func (n *Node) Fail(method string, f func(context.Context) error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.fail[method] = f
+}
+
+// FailAfter is Fail after the work was done.
+func (n *Node) FailAfter(method string, f func(context.Context) error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.failAfter[method] = f
+}
+
+// SetStatus is what GetStatus answers.
+func (n *Node) SetStatus(s *datapathv1.GetStatusResponse) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.status = s
+}
+
+// SetDifferences is what CheckEndpoint finds.
+func (n *Node) SetDifferences(d ...*datapathv1.Difference) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.differences = d
+}
+
+// Calls lists the methods called so far.
+func (n *Node) Calls() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return append([]string(nil), n.calls...)
+}
+
+// RequestIDs is how many different request ids came in.
+func (n *Node) RequestIDs() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.requestIDs)
+}
+
+// Held counts allocations and endpoints.
+func (n *Node) Held() (allocations, endpoints int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.allocations), len(n.endpoints)
+}
+
+// Request is what the endpoint "container/interface" was created with.
+func (n *Node) Request(owner string) *datapathv1.CreateEndpointRequest {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.requests[owner]
+}
+
+func (n *Node) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	method := filepath.Base(info.FullMethod)
+	n.mu.Lock()
+	n.calls = append(n.calls, method)
+	if md, ok := metadata.FromIncomingContext(ctx); ok {
+		for _, id := range md.Get("sluice-request-id") {
+			n.requestIDs[id] = true
+		}
+	}
+	before, after := n.fail[method], n.failAfter[method]
+	n.mu.Unlock()
+	if before != nil {
+		if err := before(ctx); err != nil {
+			return nil, err
+		}
+	}
+	resp, err := next(ctx, req)
+	if err == nil && after != nil {
+		if err := after(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return resp, err
+}
+
+func key(o *workloadv1.Owner) string { return o.GetContainerId() + "/" + o.GetInterfaceName() }
+
+// Allocate gives 10.244.0.x and fd00:244::x, or the wanted addresses.
+func (n *Node) Allocate(_ context.Context, r *ipamv1.AllocateRequest) (*ipamv1.AllocateResponse, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if a := n.allocations[key(r.GetOwner())]; a != nil {
+		return &ipamv1.AllocateResponse{Allocation: a}, nil
+	}
+	n.next++
+	v4 := netip.AddrFrom4([4]byte{10, 244, 0, byte(n.next + 1)}).AsSlice()
+	v6 := netip.MustParseAddr(fmt.Sprintf("fd00:244::%x", n.next+1)).AsSlice()
+	for _, want := range r.GetRequestedAddresses() {
+		if len(want) == 4 {
+			v4 = want
+		} else {
+			v6 = want
+		}
+	}
+	a := &ipamv1.Allocation{
+		Owner:           r.GetOwner(),
+		Addresses:       []*ipamv1.Address{{Address: v4, PoolPrefixLength: 24}, {Address: v6, PoolPrefixLength: 64}},
+		State:           ipamv1.AllocationState_ALLOCATION_STATE_LEASED,
+		LeaseExpireTime: timestamppb.New(time.Now().Add(2 * time.Minute)),
+	}
+	n.allocations[key(r.GetOwner())] = a
+	return &ipamv1.AllocateResponse{Allocation: a}, nil
+}
+
+// Release forgets an allocation.
+func (n *Node) Release(_ context.Context, r *ipamv1.ReleaseRequest) (*ipamv1.ReleaseResponse, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	a := n.allocations[key(r.GetOwner())]
+	delete(n.allocations, key(r.GetOwner()))
+	return &ipamv1.ReleaseResponse{Released: a}, nil
+}
+
+// datapath is the other half of Node: both services have a GetStatus.
+type datapath struct{ *Node }
+
+func (d datapath) GetStatus(context.Context, *datapathv1.GetStatusRequest) (*datapathv1.GetStatusResponse, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.status, nil
+}
+
+// GetStatus of ipam is not used by the plugin.
+func (n *Node) GetStatus(context.Context, *ipamv1.GetStatusRequest) (*ipamv1.GetStatusResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "not in this test")
+}
+
+// CreateEndpoint confirms the lease and remembers the endpoint.
+func (n *Node) CreateEndpoint(_ context.Context, r *datapathv1.CreateEndpointRequest) (*datapathv1.CreateEndpointResponse, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	k := key(r.GetOwner())
+	if e := n.endpoints[k]; e != nil {
+		if !proto.Equal(withoutLease(n.requests[k]), withoutLease(r)) {
+			return nil, status.Error(codes.AlreadyExists, "the owner has another endpoint")
+		}
+		return &datapathv1.CreateEndpointResponse{Endpoint: e}, nil
+	}
+	a := n.allocations[k]
+	if a == nil {
+		return nil, status.Error(codes.FailedPrecondition, "the lease is gone")
+	}
+	a.State = ipamv1.AllocationState_ALLOCATION_STATE_CONFIRMED
+	a.LeaseExpireTime = nil
+	mac := r.GetMac()
+	if len(mac) == 0 {
+		mac = []byte{0x0a, 0x58, 0x0a, 0xf4, 0, byte(len(n.endpoints) + 2)}
+	}
+	mtu := r.GetMtu()
+	if mtu == 0 {
+		mtu = 1500
+	}
+	e := &datapathv1.Endpoint{
+		Owner:              r.GetOwner(),
+		Slot:               uint32(len(n.endpoints) + 1),
+		State:              datapathv1.EndpointState_ENDPOINT_STATE_READY,
+		Identity:           256,
+		Labels:             r.GetLabels(),
+		Addresses:          r.GetAddresses(),
+		HostInterface:      &datapathv1.Interface{Name: "sl0123456789a", Index: 7, Mac: []byte{2, 0, 0, 0, 0, 1}},
+		ContainerInterface: &datapathv1.Interface{Name: r.GetOwner().GetInterfaceName(), Index: 2, Mac: mac},
+		NetworkNamespace:   r.GetNetworkNamespace(),
+		Mtu:                mtu,
+		Gateways:           [][]byte{{169, 254, 1, 1}, netip.MustParseAddr("fe80::1").AsSlice()},
+	}
+	n.endpoints[k], n.requests[k] = e, proto.Clone(r).(*datapathv1.CreateEndpointRequest)
+	return &datapathv1.CreateEndpointResponse{Endpoint: e}, nil
+}
+
+func withoutLease(r *datapathv1.CreateEndpointRequest) *datapathv1.CreateEndpointRequest {
+	c := proto.Clone(r).(*datapathv1.CreateEndpointRequest)
+	c.LeaseExpireTime = nil
+	return c
+}
+
+// DeleteEndpoint forgets the endpoint and its allocation.
+func (n *Node) DeleteEndpoint(_ context.Context, r *datapathv1.DeleteEndpointRequest) (*datapathv1.DeleteEndpointResponse, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return &datapathv1.DeleteEndpointResponse{Existed: n.drop(key(r.GetOwner()))}, nil
+}
+
+// drop wants mu.
+func (n *Node) drop(k string) bool {
+	_, existed := n.endpoints[k]
+	if existed {
+		delete(n.endpoints, k)
+		delete(n.requests, k)
+		delete(n.allocations, k)
+	}
+	return existed
+}
+
+// CheckEndpoint compares addresses and namespace, and adds what SetDifferences said.
+func (n *Node) CheckEndpoint(_ context.Context, r *datapathv1.CheckEndpointRequest) (*datapathv1.CheckEndpointResponse, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	e := n.endpoints[key(r.GetOwner())]
+	if e == nil {
+		return nil, status.Error(codes.NotFound, "no such endpoint")
+	}
+	found := append([]*datapathv1.Difference(nil), n.differences...)
+	if e.GetNetworkNamespace() != r.GetNetworkNamespace() {
+		found = append(found, &datapathv1.Difference{Subject: "namespace", Want: e.GetNetworkNamespace(), Have: r.GetNetworkNamespace()})
+	}
+	for i, a := range r.GetAddresses() {
+		if i >= len(e.GetAddresses()) || !bytes.Equal(a, e.GetAddresses()[i]) {
+			found = append(found, &datapathv1.Difference{Subject: "address", Key: fmt.Sprint(i)})
+		}
+	}
+	return &datapathv1.CheckEndpointResponse{Differences: found}, nil
+}
+
+// ReclaimEndpoints drops what is not listed.
+func (n *Node) ReclaimEndpoints(_ context.Context, r *datapathv1.ReclaimEndpointsRequest) (*datapathv1.ReclaimEndpointsResponse, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	keep := map[string]bool{}
+	for _, o := range r.GetValidOwners() {
+		keep[key(o)] = true
+	}
+	resp := &datapathv1.ReclaimEndpointsResponse{}
+	for k, e := range n.endpoints {
+		if !keep[k] {
+			resp.Reclaimed = append(resp.Reclaimed, e.GetOwner())
+			n.drop(k)
+		}
+	}
+	return resp, nil
+}

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package spool remembers deletions that nobody was there to take.
+//
+// When the datapath does not run, DEL writes one file here and succeeds; the
+// datapath reads the directory at its start, deletes those endpoints and then
+// the files. A file's name is the SHA-256 of the owner in hexadecimal, so
+// writing twice is writing once; its content is
+//
+//	{"version":1,"containerId":"…","interfaceName":"eth0","time":"2026-01-02T03:04:05Z"}
+//
+// A name that begins with "." is not an entry: it is being written, or the lock.
+package spool
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Max is how many deletions wait at most.
+const Max = 4096
+
+// ErrFull is returned when Max deletions wait already. The caller may try
+// again when the datapath has run.
+var ErrFull = errors.New("the spool is full")
+
+// Version is the format that is written.
+const Version = 1
+
+// Entry is the content of a file.
+type Entry struct {
+	Version       int       `json:"version"`
+	ContainerID   string    `json:"containerId"`
+	InterfaceName string    `json:"interfaceName"`
+	Time          time.Time `json:"time"` // of the DEL, UTC
+}
+
+// Dir is the spool's directory below an instance's state directory.
+func Dir(stateDir string) string { return filepath.Join(stateDir, "cni", "deletes") }
+
+// Name is the file of an owner.
+func Name(containerID, interfaceName string) string {
+	sum := sha256.Sum256([]byte(containerID + "/" + interfaceName))
+	return hex.EncodeToString(sum[:])
+}
+
+// Put adds a deletion to the directory, which is made if it is missing, and
+// returns when it is on stable storage.
+func Put(dir string, e Entry) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("spool the deletion in %s: %w", dir, err)
+		}
+	}()
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	// Deletions come in bursts when a node is drained; the count must hold.
+	unlock, err := lock(filepath.Join(dir, ".lock"))
+	if err != nil {
+		return err
+	}
+	defer unlock()
+
+	path := filepath.Join(dir, Name(e.ContainerID, e.InterfaceName))
+	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+		names, err := d.Readdirnames(-1)
+		if err != nil {
+			return err
+		}
+		n := 0
+		for _, name := range names {
+			switch {
+			case strings.HasPrefix(name, ".new-"):
+				// Written by a process that was killed: the lock is ours.
+				_ = os.Remove(filepath.Join(dir, name))
+			case !strings.HasPrefix(name, "."):
+				n++
+			}
+		}
+		if n >= Max {
+			return fmt.Errorf("%w: %d deletions wait for the datapath", ErrFull, n)
+		}
+	}
+	e.Version = Version
+	b, err := json.Marshal(e)
+	if err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(dir, ".new-*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(append(b, '\n'))
+	err = errors.Join(err, f.Sync(), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return d.Sync()
+}
+
+// Remove takes a deletion back, because the datapath has done it after all. It
+// is no error if there is none.
+func Remove(dir, containerID, interfaceName string) error {
+	err := os.Remove(filepath.Join(dir, Name(containerID, interfaceName)))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+func lock(path string) (unlock func(), err error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("lock %s: %w", path, err)
+	}
+	return func() { f.Close() }, nil
+}

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package spool
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+)
+
+func TestPutIsBoundedUnderConcurrentWriters(t *testing.T) {
+	dir := Dir(t.TempDir())
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for i := range Max - 5 {
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%064x", i)), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Left by a writer that was killed: neither counted nor kept.
+	if err := os.WriteFile(filepath.Join(dir, ".new-1"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var (
+		wg         sync.WaitGroup
+		mu         sync.Mutex
+		stored     int
+		full, rest []error
+	)
+	for i := range 16 {
+		wg.Go(func() {
+			err := Put(dir, Entry{ContainerID: fmt.Sprint("c", i), InterfaceName: "eth0", Time: time.Now()})
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case err == nil:
+				stored++
+			case errors.Is(err, ErrFull):
+				full = append(full, err)
+			default:
+				rest = append(rest, err)
+			}
+		})
+	}
+	wg.Wait()
+	if stored != 5 || len(full) != 11 || len(rest) > 0 {
+		t.Fatalf("%d stored, %d refused, other errors %v; want 5, 11 and none", stored, len(full), rest)
+	}
+	if _, err := os.Stat(filepath.Join(dir, ".new-1")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the killed writer's file is still there: %v", err)
+	}
+}
+
+func TestRemoveOfWhatIsNotThereSucceeds(t *testing.T) {
+	dir := Dir(t.TempDir())
+	if err := Remove(dir, "a", "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	if err := Put(dir, Entry{ContainerID: "a", InterfaceName: "eth0"}); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := Remove(dir, "a", "eth0"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(dir, Name("a", "eth0"))); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the entry is still there: %v", err)
+	}
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// sluice-cni is the CNI plugin: a container runtime executes it for each verb.
+// It leases addresses from sluice-ipam, has sluice-datapath connect the
+// container, and answers in CNI's words. Nothing but the result, or an error
+// as CNI defines it, goes to standard output.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/sluice-net/sluice/kit/fault"
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/requestid"
+	"github.com/sluice-net/sluice/services/cni-shim/internal/attachment"
+	"github.com/sluice-net/sluice/services/cni-shim/internal/invocation"
+	"github.com/sluice-net/sluice/services/cni-shim/internal/logfile"
+)
+
+func main() { os.Exit(run(os.Getenv, os.Stdin, os.Stdout, os.Stderr)) }
+
+// run is the process without its globals. It returns the exit code.
+func run(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writer) int {
+	version, err := execute(getenv, stdin, stdout, stderr)
+	if err == nil {
+		return 0
+	}
+	var cniErr *types.Error
+	if !errors.As(err, &cniErr) {
+		cniErr = types.NewError(attachment.CodeInternal, err.Error(), "")
+	}
+	// CNI has errors on standard output.
+	answer := struct {
+		CNIVersion string `json:"cniVersion"`
+		*types.Error
+	}{version, cniErr}
+	b, err := json.MarshalIndent(answer, "", "    ")
+	if err == nil {
+		_, err = stdout.Write(append(b, '\n'))
+	}
+	if err != nil {
+		fmt.Fprintln(stderr, "sluice-cni:", cniErr, "(and standard output:", err, ")")
+	}
+	return 1
+}
+
+// execute returns the CNI version to answer an error in, and the error.
+func execute(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writer) (version string, err error) {
+	start := time.Now()
+	version = invocation.Current
+	if err := fault.Arm(); err != nil {
+		return version, err
+	}
+	command, err := invocation.ParseCommand(getenv)
+	if err != nil {
+		return version, err
+	}
+	if command == invocation.Version {
+		return version, printVersions(stdout)
+	}
+	// One byte more than is taken tells too much from just enough.
+	input, err := io.ReadAll(io.LimitReader(stdin, invocation.MaxStdin+1))
+	if err != nil {
+		return version, types.NewError(types.ErrIOFailure, "read standard input: "+err.Error(), "")
+	}
+	in, err := invocation.Parse(command, getenv, input)
+	if err != nil {
+		return version, err
+	}
+	version = in.Config.CNIVersion
+
+	logger, closeLog := openLog(in.Config.LogFile, stderr)
+	defer closeLog()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	ctx = requestid.Into(ctx, requestid.New())
+	logger = logger.With("command", string(in.Command), "network", in.Config.Name)
+	if in.Owner.ContainerID != "" {
+		logger = logger.With("container_id", in.Owner.ContainerID, "interface", in.Owner.Interface)
+	}
+	if in.Pod != "" {
+		logger = logger.With("pod", in.PodNamespace+"/"+in.Pod)
+	}
+
+	plugin, err := attachment.New(in, logger)
+	if err != nil {
+		return version, err
+	}
+	defer plugin.Close()
+	err = plugin.Run(ctx, stdout)
+	took := slog.String(log.KeyDuration, time.Since(start).String())
+	var cniErr *types.Error
+	if errors.As(err, &cniErr) {
+		logger.LogAttrs(ctx, slog.LevelWarn, "refused", took, slog.Uint64(log.KeyCode, uint64(cniErr.Code)), slog.String(log.KeyError, cniErr.Error()))
+		return version, err
+	}
+	logger.LogAttrs(ctx, slog.LevelDebug, "done", took)
+	return version, err
+}
+
+// printVersions answers VERSION.
+func printVersions(w io.Writer) error {
+	b, err := json.Marshal(struct {
+		CNIVersion string   `json:"cniVersion"`
+		Supported  []string `json:"supportedVersions"`
+	}{invocation.Current, invocation.Versions})
+	if err == nil {
+		_, err = w.Write(append(b, '\n'))
+	}
+	if err != nil {
+		return types.NewError(types.ErrIOFailure, "write the versions: "+err.Error(), "")
+	}
+	return nil
+}
+
+// openLog never keeps a container from being connected: if there is no log,
+// the runtime's own, which gets standard error, says why.
+func openLog(path string, stderr io.Writer) (*slog.Logger, func()) {
+	if path == "" {
+		return log.Discard(), func() {}
+	}
+	f, err := logfile.Open(path)
+	if err != nil {
+		fmt.Fprintln(stderr, "sluice-cni: no log:", err)
+		return log.Discard(), func() {}
+	}
+	return log.New(f, slog.LevelInfo), func() { f.Close() }
+}

@@ -1,0 +1,637 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/types/create"
+	"golang.org/x/sys/unix"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/protoadapt"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+
+	"github.com/sluice-net/sluice/services/cni-shim/internal/netns"
+	"github.com/sluice-net/sluice/services/cni-shim/internal/nodetest"
+	"github.com/sluice-net/sluice/services/cni-shim/internal/spool"
+)
+
+var update = flag.Bool("update", false, "write the golden files instead of comparing with them")
+
+// call is one execution of the plugin.
+type call struct {
+	command, container, ifname, netns, args string
+	stdin                                   string
+}
+
+func (c call) run() (code uint, stdout, stderr string) {
+	env := map[string]string{
+		"CNI_COMMAND": c.command, "CNI_CONTAINERID": c.container, "CNI_IFNAME": c.ifname,
+		"CNI_NETNS": c.netns, "CNI_ARGS": c.args, "CNI_PATH": "/opt/cni/bin",
+	}
+	var out, errOut bytes.Buffer
+	exit := run(func(k string) string { return env[k] }, strings.NewReader(c.stdin), &out, &errOut)
+	if exit == 0 {
+		return 0, out.String(), errOut.String()
+	}
+	var e types.Error
+	if err := json.Unmarshal(out.Bytes(), &e); err != nil || e.Code == 0 {
+		return 9999, out.String(), errOut.String()
+	}
+	return e.Code, out.String(), errOut.String()
+}
+
+// config is a network configuration for the node, with more keys in JSON.
+func config(n *nodetest.Node, version, more string) string {
+	if more != "" {
+		more = "," + more
+	}
+	return fmt.Sprintf(`{"cniVersion":%q,"name":"sluice","type":"sluice-cni","runDir":%q,"logFile":%q%s}`,
+		version, n.RunDir, filepath.Join(n.StateDir, "cni.log"), more)
+}
+
+func add(n *nodetest.Node, ns string) call {
+	return call{command: "ADD", container: "c1", ifname: "eth0", netns: ns, stdin: config(n, "1.0.0", "")}
+}
+
+// newNetns makes a network namespace under a name of its own.
+func newNetns(t testing.TB) string {
+	t.Helper()
+	requireRoot(t)
+	f, err := os.CreateTemp("", "netns")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	path := f.Name()
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			done <- err
+			return
+		}
+		done <- unix.Mount("/proc/thread-self/ns/net", path, "", unix.MS_BIND, "")
+	}()
+	err = <-done
+	t.Cleanup(func() {
+		if err := errors.Join(unix.Unmount(path, unix.MNT_DETACH), os.Remove(path)); err != nil {
+			t.Error(err)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func requireRoot(t testing.TB) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Fatal("this test makes network namespaces and needs root")
+	}
+}
+
+func wantCode(t *testing.T, c call, want uint) string {
+	t.Helper()
+	code, stdout, stderr := c.run()
+	if code != want {
+		t.Fatalf("%s: code %d, want %d\nstdout: %s\nstderr: %s", c.command, code, want, stdout, stderr)
+	}
+	return stdout
+}
+
+func wantHeld(t *testing.T, n *nodetest.Node, allocations, endpoints int) {
+	t.Helper()
+	a, e := n.Held()
+	if a != allocations || e != endpoints {
+		t.Fatalf("%d allocations and %d endpoints, want %d and %d; calls: %v", a, e, allocations, endpoints, n.Calls())
+	}
+}
+
+func TestKernelAddAnswersInEachCNIVersion(t *testing.T) {
+	for _, version := range []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
+		t.Run(version, func(t *testing.T) {
+			n, ns := nodetest.New(t), newNetns(t)
+			c := add(n, ns)
+			c.stdin = config(n, version, `"dns":{"nameservers":["10.96.0.10"],"search":["cluster.local"]}`)
+			out := wantCode(t, c, 0)
+
+			got := strings.ReplaceAll(out, ns, "/run/netns/pod") + "\n"
+			golden := filepath.Join("testdata", "add-"+version+".json")
+			if *update {
+				if err := os.MkdirAll("testdata", 0o755); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got != string(want) {
+				t.Errorf("result\n%s\nwant\n%s", got, want)
+			}
+
+			// The reference library reads it back.
+			r, err := create.Create(version, []byte(out))
+			if err != nil {
+				t.Fatalf("libcni cannot read the result: %v", err)
+			}
+			result, err := types100.NewResultFromResult(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, ip := range result.IPs {
+				if ip.Interface == nil || result.Interfaces[*ip.Interface].Sandbox != ns {
+					t.Errorf("ips[%d] is not on the interface in the container: %s", i, out)
+				}
+			}
+
+			// The same again is the same answer, and no second endpoint.
+			if again := wantCode(t, c, 0); again != out {
+				t.Errorf("second ADD answers %s, first %s", again, out)
+			}
+			wantHeld(t, n, 1, 1)
+
+			c.command = "DEL"
+			if out := wantCode(t, c, 0); out != "" {
+				t.Errorf("DEL wrote %q to standard output", out)
+			}
+			wantHeld(t, n, 0, 0)
+			wantCode(t, c, 0) // gone already
+		})
+	}
+}
+
+func TestKernelAddPassesOnWhatTheRuntimeAsksFor(t *testing.T) {
+	n, ns := nodetest.New(t), newNetns(t)
+	c := add(n, ns)
+	c.args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=prod;K8S_POD_NAME=web-0;K8S_POD_UID=u;K8S_POD_INFRA_CONTAINER_ID=c1;OTHER=x"
+	c.stdin = config(n, "1.1.0", `"mtu":1400,"capabilities":{"labels":true,"ips":true,"mac":true,"io.kubernetes.cri.pod-annotations":true},
+		"runtimeConfig":{"labels":[{"key":"app","value":"web"}],"ips":["10.244.0.77/24","fd00:244::77"],"mac":"02:11:22:33:44:55",
+			"io.kubernetes.cri.pod-annotations":{"sluice.io/labels":"tier=front, zone=a","other":"x"}},
+		"args":{"cni":{"labels":[{"key":"team","value":"a b"}]}}`)
+	out := wantCode(t, c, 0)
+	for _, want := range []string{"10.244.0.77/32", "fd00:244::77/128", "02:11:22:33:44:55", `"mtu": 1400`} {
+		if !strings.Contains(out, want) {
+			t.Errorf("the result lacks %s: %s", want, out)
+		}
+	}
+	req := n.Request("c1/eth0")
+	var labels []string
+	for _, l := range req.GetLabels() {
+		labels = append(labels, l.GetSource()+":"+l.GetKey()+"="+l.GetValue())
+	}
+	want := []string{"k8s:app=web", "k8s:io.kubernetes.pod.namespace=prod", "k8s:team=a b", "k8s:tier=front", "k8s:zone=a"}
+	if !slices.Equal(labels, want) {
+		t.Errorf("labels %q, want %q", labels, want)
+	}
+	if req.GetLeaseExpireTime() == nil || req.GetMtu() != 1400 || req.GetNetworkNamespace() != ns {
+		t.Errorf("request %v", req)
+	}
+	if ids := n.RequestIDs(); ids != 1 {
+		t.Errorf("%d request ids in one ADD, want 1", ids)
+	}
+}
+
+func TestKernelAddStandsBehindAChain(t *testing.T) {
+	n, ns := nodetest.New(t), newNetns(t)
+	prev := `"prevResult":{"cniVersion":"1.0.0","interfaces":[{"name":"br0","mac":"02:00:00:00:00:09"}],
+		"ips":[{"address":"192.0.2.1/24","interface":0}],"routes":[{"dst":"192.0.2.0/24"}],"dns":{"nameservers":["192.0.2.53"]}}`
+	c := add(n, ns)
+	c.stdin = config(n, "1.0.0", prev)
+	var result types100.Result
+	if err := json.Unmarshal([]byte(wantCode(t, c, 0)), &result); err != nil {
+		t.Fatal(err)
+	}
+	if len(result.Interfaces) != 3 || result.Interfaces[0].Name != "br0" || result.Interfaces[2].Sandbox != ns {
+		t.Errorf("interfaces %v", result.Interfaces)
+	}
+	if len(result.IPs) != 3 || *result.IPs[0].Interface != 0 || *result.IPs[1].Interface != 2 || *result.IPs[2].Interface != 2 {
+		t.Errorf("ips %v", result.IPs)
+	}
+	if len(result.Routes) != 5 || result.DNS.Nameservers[0] != "192.0.2.53" {
+		t.Errorf("routes %v, dns %v", result.Routes, result.DNS)
+	}
+
+	// A plugin before us that has connected this container already.
+	other := filepath.Join(t.TempDir(), "same") // another name of the namespace
+	if err := os.WriteFile(other, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount(ns, other, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Unmount(other, unix.MNT_DETACH)
+	for _, sandbox := range []string{ns, other} {
+		c := add(n, ns)
+		c.container = "c2"
+		c.stdin = config(n, "1.0.0", fmt.Sprintf(`"prevResult":{"cniVersion":"1.0.0","interfaces":[{"name":"net0","sandbox":%q}]}`, sandbox))
+		wantCode(t, c, 7)
+	}
+	wantHeld(t, n, 1, 1)
+}
+
+// withDetails is a status as our servers make them.
+func withDetails(code codes.Code, text string, details ...protoadapt.MessageV1) func(context.Context) error {
+	st, err := status.New(code, text).WithDetails(details...)
+	if err != nil {
+		panic(err)
+	}
+	return func(context.Context) error { return st.Err() }
+}
+
+func violation(field string) *errdetails.BadRequest {
+	return &errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{{Field: field, Description: "is wrong"}}}
+}
+
+func TestKernelAddGivesEveryFailureItsCodeAndLeavesNothing(t *testing.T) {
+	later := &errdetails.RetryInfo{RetryDelay: durationpb.New(1)}
+	ns := newNetns(t)
+	for name, c := range map[string]struct {
+		fail func(context.Context) error
+		want uint
+	}{
+		"a field of the configuration":        {withDetails(codes.InvalidArgument, "bad", violation("mtu")), 7},
+		"the namespace":                       {withDetails(codes.InvalidArgument, "bad", violation("network_namespace")), 4},
+		"the interface name":                  {withDetails(codes.InvalidArgument, "bad", violation("owner.interface_name")), 4},
+		"the interface name is taken":         {withDetails(codes.FailedPrecondition, "taken", violation("owner.interface_name")), 4},
+		"the interface name is taken already": {withDetails(codes.FailedPrecondition, "taken", &errdetails.PreconditionFailure{Violations: []*errdetails.PreconditionFailure_Violation{{Type: "TAKEN", Subject: "owner.interface_name"}}}), 4},
+		"a lost lease":                        {withDetails(codes.FailedPrecondition, "gone"), 11},
+		"another endpoint":                    {withDetails(codes.AlreadyExists, "other"), 7},
+		"a lost race":                         {withDetails(codes.Aborted, "race"), 11},
+		"full":                                {withDetails(codes.ResourceExhausted, "full", later), 11},
+		"a dependency":                        {withDetails(codes.Unavailable, "etcd does not answer", later), 11},
+		"too slow":                            {withDetails(codes.DeadlineExceeded, "slow"), 11},
+		"too old":                             {withDetails(codes.Unimplemented, "what"), 1},
+		"not root":                            {withDetails(codes.PermissionDenied, "no"), 102},
+		"a bug":                               {withDetails(codes.Internal, "panic"), 100},
+		"unheard of":                          {withDetails(codes.DataLoss, "lost"), 100},
+	} {
+		for _, method := range []string{"Allocate", "CreateEndpoint"} {
+			t.Run(method+" "+name, func(t *testing.T) {
+				n := nodetest.New(t)
+				n.Fail(method, c.fail)
+				out := wantCode(t, add(n, ns), c.want)
+				if !strings.Contains(out, c.fail(context.Background()).(interface{ GRPCStatus() *status.Status }).GRPCStatus().Message()) {
+					t.Errorf("the answer does not say why: %s", out)
+				}
+				wantHeld(t, n, 0, 0)
+			})
+		}
+	}
+}
+
+// What was done although the answer was lost is undone too.
+func TestKernelAddUndoesWhatItHasNoAnswerAbout(t *testing.T) {
+	ns := newNetns(t)
+	n := nodetest.New(t)
+	n.FailAfter("CreateEndpoint", withDetails(codes.Internal, "broke off"))
+	wantCode(t, add(n, ns), 100)
+	wantHeld(t, n, 0, 0)
+
+	// While the datapath cannot say that nobody uses the addresses, they stay
+	// leased rather than go to another.
+	n = nodetest.New(t)
+	n.FailAfter("CreateEndpoint", withDetails(codes.Internal, "broke off"))
+	n.Fail("DeleteEndpoint", withDetails(codes.Internal, "broke off"))
+	wantCode(t, add(n, ns), 100)
+	wantHeld(t, n, 1, 1)
+	if slices.Contains(n.Calls(), "Release") {
+		t.Errorf("addresses that may be in use were released: %v", n.Calls())
+	}
+}
+
+// An ADD repeated by mistake may fail, but must not take down the first one's.
+func TestKernelAddLeavesAnEarlierEndpointAlone(t *testing.T) {
+	n, ns := nodetest.New(t), newNetns(t)
+	wantCode(t, add(n, ns), 0)
+	other := add(n, ns)
+	other.stdin = config(n, "1.0.0", `"mtu":1400`)
+	wantCode(t, other, 7)
+	n.Fail("CreateEndpoint", withDetails(codes.Internal, "broke off"))
+	wantCode(t, add(n, ns), 100)
+	wantHeld(t, n, 1, 1)
+}
+
+func TestKernelAddUndoesWhenTheResultCannotBeWritten(t *testing.T) {
+	n, ns := nodetest.New(t), newNetns(t)
+	c := add(n, ns)
+	env := map[string]string{"CNI_COMMAND": "ADD", "CNI_CONTAINERID": c.container, "CNI_IFNAME": c.ifname, "CNI_NETNS": ns}
+	var stderr bytes.Buffer
+	if exit := run(func(k string) string { return env[k] }, strings.NewReader(c.stdin), brokenWriter{}, &stderr); exit != 1 {
+		t.Fatalf("exit %d", exit)
+	}
+	if !strings.Contains(stderr.String(), "write the result") {
+		t.Errorf("standard error: %s", stderr.String())
+	}
+	wantHeld(t, n, 0, 0)
+}
+
+type brokenWriter struct{}
+
+func (brokenWriter) Write([]byte) (int, error) { return 0, syscall.EPIPE }
+
+func TestKernelAddWaitsForAServiceThatComesBack(t *testing.T) {
+	ns := newNetns(t)
+	for _, service := range []string{"ipam", "datapath"} {
+		n := nodetest.New(t)
+		n.Stop(service)
+		done := make(chan uint)
+		go func() {
+			code, _, _ := add(n, ns).run()
+			done <- code
+		}()
+		n.Start(t, service)
+		if code := <-done; code != 0 {
+			t.Errorf("%s came back; code %d", service, code)
+		}
+		wantHeld(t, n, 1, 1)
+	}
+}
+
+func TestKernelAddSaysWhichServiceIsAway(t *testing.T) {
+	ns := newNetns(t)
+	for _, service := range []string{"ipam", "datapath"} {
+		n := nodetest.New(t)
+		n.Stop(service)
+		if out := wantCode(t, add(n, ns), 11); !strings.Contains(out, service+".sock") {
+			t.Errorf("the answer does not name %s: %s", service, out)
+		}
+		if service == "ipam" {
+			wantHeld(t, n, 0, 0)
+		}
+	}
+}
+
+func TestKernelAddEndsAtItsTimeout(t *testing.T) {
+	n, ns := nodetest.New(t), newNetns(t)
+	n.Fail("CreateEndpoint", func(ctx context.Context) error {
+		<-ctx.Done()
+		return status.FromContextError(ctx.Err()).Err()
+	})
+	c := add(n, ns)
+	c.stdin = config(n, "1.0.0", `"timeout":"1s"`)
+	wantCode(t, c, 11)
+	wantHeld(t, n, 0, 0)
+}
+
+func TestKernelNamespaceOfAProcessIsBoundUntilDel(t *testing.T) {
+	requireRoot(t)
+	sleeper := exec.Command("sleep", "600")
+	sleeper.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	if err := sleeper.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		sleeper.Process.Kill()
+		sleeper.Wait() //nolint:errcheck // it was killed
+	}()
+	path := fmt.Sprintf("/proc/%d/ns/net", sleeper.Process.Pid)
+	n := nodetest.New(t)
+	bound := netns.NamesOf(n.RunDir).Path("c1/eth0")
+	out := wantCode(t, add(n, path), 0)
+	if got := n.Request("c1/eth0").GetNetworkNamespace(); got != bound || !netns.Same(got, path) {
+		t.Errorf("the datapath was given %s, want %s", got, bound)
+	}
+	if !strings.Contains(out, path) {
+		t.Errorf("the result does not name the runtime's path: %s", out)
+	}
+	check := add(n, path)
+	check.command = "CHECK"
+	check.stdin = config(n, "1.0.0", `"prevResult":`+out)
+	wantCode(t, check, 0)
+
+	del := add(n, path)
+	del.command = "DEL"
+	wantCode(t, del, 0)
+	if _, err := os.Lstat(bound); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%s is still there after DEL: %v", bound, err)
+	}
+
+	// A failed ADD unbinds, and GC finds what a killed one left.
+	n.Fail("Allocate", withDetails(codes.ResourceExhausted, "full"))
+	wantCode(t, add(n, path), 11)
+	if _, err := os.Lstat(bound); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%s is still there after a failed ADD: %v", bound, err)
+	}
+	n.Fail("Allocate", nil)
+	for _, id := range []string{"keep", "leave"} {
+		c := add(n, path)
+		c.container = id
+		wantCode(t, c, 0)
+	}
+	gc := call{command: "GC", stdin: config(n, "1.1.0", `"cni.dev/valid-attachments":[{"containerID":"keep","ifname":"eth0"}]`)}
+	wantCode(t, gc, 0)
+	wantHeld(t, n, 1, 1)
+	names := netns.NamesOf(n.RunDir)
+	if _, err := os.Lstat(names.Path("leave/eth0")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("GC left a namespace: %v", err)
+	}
+	if !netns.Same(names.Path("keep/eth0"), path) {
+		t.Error("GC unbound the namespace of a valid attachment")
+	}
+	gc.stdin = config(n, "1.1.0", `"cni.dev/valid-attachments":null`)
+	wantCode(t, gc, 0)
+	wantHeld(t, n, 0, 0)
+}
+
+func TestKernelHostileNamespacesAreRefused(t *testing.T) {
+	n := nodetest.New(t)
+	requireRoot(t)
+	dir := t.TempDir()
+	file, fifo, link := filepath.Join(dir, "file"), filepath.Join(dir, "fifo"), filepath.Join(dir, "link")
+	if err := errors.Join(os.WriteFile(file, nil, 0o600), unix.Mkfifo(fifo, 0o600), os.Symlink("/proc/thread-self/ns/net", link)); err != nil {
+		t.Fatal(err)
+	}
+	for name, path := range map[string]string{
+		"missing":                 filepath.Join(dir, "none"),
+		"a file":                  file,
+		"a FIFO":                  fifo,
+		"a directory":             dir,
+		"a device":                "/dev/null",
+		"our own":                 "/proc/self/ns/net",
+		"our own by a link":       link,
+		"of another kind":         "/proc/1/ns/mnt",
+		"elsewhere in /proc":      "/proc/1/root/etc/passwd",
+		"behind ..":               "/run/../proc/self/ns/net",
+		"a process that is not":   "/proc/4194305/ns/net",
+		"relative":                "run/netns/x",
+		"not text":                "/run/netns/\xff",
+		"too long":                "/" + strings.Repeat("x", 5000),
+		"empty":                   "",
+		"a number beyond an int":  "/proc/99999999999999999999/ns/net",
+		"the root of the machine": "/",
+	} {
+		if code, out, _ := add(n, path).run(); code != 4 {
+			t.Errorf("%s: code %d, want 4: %s", name, code, out)
+		}
+	}
+	wantHeld(t, n, 0, 0)
+	if calls := n.Calls(); len(calls) > 0 {
+		t.Errorf("services were called: %v", calls)
+	}
+}
+
+func TestDelSpoolsWhileTheDatapathIsAway(t *testing.T) {
+	n := nodetest.New(t)
+	n.Stop("datapath")
+	del := call{command: "DEL", container: "c1", ifname: "eth0", stdin: config(n, "1.0.0", "")}
+	wantCode(t, del, 0)
+	wantCode(t, del, 0)
+	dir := spool.Dir(n.StateDir)
+	b, err := os.ReadFile(filepath.Join(dir, spool.Name("c1", "eth0")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var e spool.Entry
+	if err := json.Unmarshal(b, &e); err != nil {
+		t.Fatal(err)
+	}
+	if e.Version != 1 || e.ContainerID != "c1" || e.InterfaceName != "eth0" || e.Time.IsZero() {
+		t.Errorf("entry %s", b)
+	}
+	// Without its socket, too: the node has just booted.
+	if err := os.RemoveAll(n.RunDir); err != nil {
+		t.Fatal(err)
+	}
+	del.container = "c2"
+	wantCode(t, del, 0)
+
+	for i := 2; i < spool.Max; i++ {
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%064x", i)), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantCode(t, del, 0) // it is there already
+	del.container = "c3"
+	wantCode(t, del, 11)
+}
+
+func TestDelDoesNotSpoolWhatTheDatapathRefuses(t *testing.T) {
+	n := nodetest.New(t)
+	del := call{command: "DEL", container: "c1", ifname: "eth0", netns: "/gone", stdin: config(n, "1.0.0", `"timeout":"1s","prevResult":7,"unknown":1`)}
+	for code, want := range map[codes.Code]uint{codes.NotFound: 0, codes.Internal: 100, codes.DeadlineExceeded: 11, codes.Unavailable: 11} {
+		n.Fail("DeleteEndpoint", withDetails(code, "no"))
+		wantCode(t, del, want)
+	}
+	if _, err := os.Stat(spool.Dir(n.StateDir)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("something was spooled: %v", err)
+	}
+}
+
+func TestKernelCheckFindsDifferences(t *testing.T) {
+	n, ns := nodetest.New(t), newNetns(t)
+	result := wantCode(t, add(n, ns), 0)
+	check := add(n, ns)
+	check.command = "CHECK"
+	for _, version := range []string{"0.4.0", "1.0.0", "1.1.0"} {
+		check.stdin = config(n, version, `"prevResult":`+result)
+		wantCode(t, check, 0)
+	}
+	check.stdin = config(n, "0.3.1", `"prevResult":`+result)
+	wantCode(t, check, 1)
+	check.stdin = config(n, "1.0.0", "")
+	wantCode(t, check, 7)
+	check.stdin = config(n, "1.0.0", `"prevResult":{"cniVersion":"1.0.0","interfaces":[{"name":"eth9","sandbox":"/x"}]}`)
+	wantCode(t, check, 7)
+
+	check.stdin = config(n, "1.0.0", `"prevResult":`+result)
+	n.SetDifferences(&datapathv1.Difference{Subject: "filter", Key: "sl0123456789a", Want: "sluice_from_pod"})
+	if out := wantCode(t, check, 101); !strings.Contains(out, "filter sl0123456789a: want sluice_from_pod, have nothing") {
+		t.Errorf("answer %s", out)
+	}
+	n.SetDifferences()
+	check.stdin = config(n, "1.0.0", `"prevResult":`+strings.ReplaceAll(result, "10.244.0.", "10.244.9."))
+	wantCode(t, check, 101)
+	check.container = "c9"
+	wantCode(t, check, 101)
+	n.Stop("datapath")
+	wantCode(t, check, 11)
+}
+
+func TestStatusSaysWhatSuffers(t *testing.T) {
+	n := nodetest.New(t)
+	c := call{command: "STATUS", stdin: config(n, "1.1.0", "")}
+	wantCode(t, c, 0)
+	old := c
+	old.stdin = config(n, "1.0.0", "")
+	wantCode(t, old, 1)
+
+	n.SetStatus(&datapathv1.GetStatusResponse{Problems: []string{"identity does not answer"}})
+	if out := wantCode(t, c, 50); !strings.Contains(out, "identity does not answer") {
+		t.Errorf("answer %s", out)
+	}
+	n.SetStatus(&datapathv1.GetStatusResponse{Endpoints: []*datapathv1.EndpointStateCount{{State: datapathv1.EndpointState_ENDPOINT_STATE_WAITING_FOR_IDENTITY, Count: 2}}})
+	wantCode(t, c, 51)
+	n.SetStatus(&datapathv1.GetStatusResponse{AddReady: true})
+	n.Health.SetServingStatus("sluice.ipam.v1.IPAMService", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
+	wantCode(t, c, 50)
+	n.Stop("ipam")
+	wantCode(t, c, 50)
+	n.Stop("datapath")
+	wantCode(t, c, 50)
+}
+
+func TestGCWantsTheList(t *testing.T) {
+	n := nodetest.New(t)
+	for more, want := range map[string]uint{
+		``:                               7,
+		`"cni.dev/valid-attachments":{}`: 7,
+		`"cni.dev/valid-attachments":[{"containerID":"..","ifname":"eth0"}]`:           7,
+		`"cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0/../../../x"}]`: 7,
+		`"cni.dev/valid-attachments":[]`:                                               0,
+	} {
+		wantCode(t, call{command: "GC", stdin: config(n, "1.1.0", more)}, want)
+	}
+	wantCode(t, call{command: "GC", stdin: config(n, "1.0.0", `"cni.dev/valid-attachments":[]`)}, 1)
+	n.Stop("datapath")
+	wantCode(t, call{command: "GC", stdin: config(n, "1.1.0", `"cni.dev/valid-attachments":[]`)}, 11)
+}
+
+func TestVersionNeedsNoInput(t *testing.T) {
+	code, out, _ := call{command: "VERSION"}.run()
+	if want := `{"cniVersion":"1.1.0","supportedVersions":["0.3.1","0.4.0","1.0.0","1.1.0"]}` + "\n"; code != 0 || out != want {
+		t.Errorf("code %d, %s; want %s", code, out, want)
+	}
+}
+
+func TestLogTellsOfEachVerbOnce(t *testing.T) {
+	n := nodetest.New(t)
+	wantCode(t, call{command: "DEL", container: "c1", ifname: "eth0", stdin: config(n, "1.0.0", "")}, 0)
+	b, err := os.ReadFile(filepath.Join(n.StateDir, "cni.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var line map[string]any
+	if err := json.Unmarshal(b, &line); err != nil {
+		t.Fatalf("not one line of JSON: %s", b)
+	}
+	if line["command"] != "DEL" || line["container_id"] != "c1" || line["request_id"] == nil {
+		t.Errorf("line %s", b)
+	}
+}

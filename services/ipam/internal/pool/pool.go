@@ -62,8 +62,8 @@ var refused = []struct {
 	{netip.MustParsePrefix("ff00::/8"), "the multicast range ff00::/8"},
 }
 
-// ParseRanges reads CIDRs of the configuration field of that name. The error
-// holds every problem, each with the field and index.
+// ParseRanges reads and checks CIDRs of the configuration field of that name.
+// The error holds every problem, each with the field and index.
 func ParseRanges(field string, cidrs []string) ([]netip.Prefix, error) {
 	var errs []error
 	if len(cidrs) > MaxPools {
@@ -74,12 +74,11 @@ func ParseRanges(field string, cidrs []string) ([]netip.Prefix, error) {
 		p, err := netip.ParsePrefix(strings.TrimSpace(s))
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s[%d]: %q is not a CIDR such as 10.244.0.0/24 or fd00:244::/64", field, i, s))
-			continue
 		}
 		out = append(out, p)
 	}
-	if len(errs) > 0 {
-		return nil, errors.Join(errs...)
+	if err := errors.Join(append(errs, checkRanges(field, out)...)...); err != nil {
+		return nil, err
 	}
 	return out, nil
 }
@@ -121,19 +120,18 @@ func ParseExclusions(field string, list []string) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// CheckRanges says what is wrong with a list of ranges, everything at once,
-// each problem with the field's name and the index.
-func CheckRanges(field string, ranges []netip.Prefix) error {
+// checkRanges says what is wrong with a list of ranges. Those that are not
+// valid prefixes at all are passed over.
+func checkRanges(field string, ranges []netip.Prefix) []error {
 	var errs []error
 	bad := func(i int, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("%s[%d]: %s", field, i, fmt.Sprintf(format, args...)))
 	}
 	if len(ranges) == 0 {
-		return fmt.Errorf("%s: empty; give at least one CIDR such as 10.244.0.0/24", field)
+		return []error{fmt.Errorf("%s: empty; give at least one CIDR such as 10.244.0.0/24", field)}
 	}
 	for i, p := range ranges {
 		if !p.IsValid() {
-			bad(i, "not a CIDR")
 			continue
 		}
 		if p != p.Masked() {
@@ -155,16 +153,21 @@ func CheckRanges(field string, ranges []netip.Prefix) error {
 			}
 		}
 	}
-	return errors.Join(errs...)
+	return errs
 }
 
 // New returns the pools of the ranges, in the same order, without the
 // excluded addresses. The error names the field of the configuration.
 func New(field string, ranges, exclude []netip.Prefix) ([]*Pool, error) {
-	if err := CheckRanges(field, ranges); err != nil {
+	var errs []error
+	for i, p := range ranges {
+		if !p.IsValid() {
+			errs = append(errs, fmt.Errorf("%s[%d]: not a prefix", field, i))
+		}
+	}
+	if err := errors.Join(append(errs, checkRanges(field, ranges)...)...); err != nil {
 		return nil, err
 	}
-	var errs []error
 	pools := make([]*Pool, 0, len(ranges))
 	for i, prefix := range ranges {
 		p := newPool(prefix, exclude)

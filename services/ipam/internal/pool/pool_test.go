@@ -53,9 +53,16 @@ func TestRangesAreRefusedWithTheFieldNamed(t *testing.T) {
 		{"nothing", nil, []string{"pools: empty"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			_, err := New("pools", prefixes(t, c.cidrs...), nil)
+			_, err := ParseRanges("pools", c.cidrs)
 			if err == nil {
-				t.Fatalf("New(%q) succeeded", c.cidrs)
+				t.Fatalf("ParseRanges(%q) succeeded", c.cidrs)
+			}
+			raw := make([]netip.Prefix, len(c.cidrs))
+			for i, s := range c.cidrs {
+				raw[i] = netip.MustParsePrefix(s)
+			}
+			if _, newErr := New("pools", raw, nil); newErr == nil || newErr.Error() != err.Error() {
+				t.Errorf("New(%q): %v, want what ParseRanges says: %v", c.cidrs, newErr, err)
 			}
 			for _, want := range c.want {
 				if !strings.Contains(err.Error(), want) {
@@ -67,16 +74,16 @@ func TestRangesAreRefusedWithTheFieldNamed(t *testing.T) {
 }
 
 func TestUnreadableRangesAreAllNamed(t *testing.T) {
-	_, err := ParseRanges("pools", []string{"10.0.0.0", "x", "10.0.0.0/24", "10.0.0.0/33", "fe80::%eth0/64"})
+	_, err := ParseRanges("pools", []string{"10.0.0.0", "x", "10.0.0.0/24", "10.0.0.0/33", "fd00::%eth0/64", "10.0.0.0/25", "10.1.0.1/24"})
 	if err == nil {
 		t.Fatal("accepted")
 	}
-	for _, want := range []string{"pools[0]", "pools[1]", "pools[3]", "pools[4]"} {
+	for _, want := range []string{"pools[0]", "pools[1]", "pools[3]", "pools[4]", "pools[5]: 10.0.0.0/25 overlaps pools[2]", "pools[6]"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%q does not name %s", err, want)
 		}
 	}
-	if strings.Contains(err.Error(), "pools[2]") {
+	if strings.Contains(err.Error(), "pools[2]:") {
 		t.Errorf("%q blames a good range", err)
 	}
 	_, err = ParseExclusions("exclude", []string{"10.0.0.1", "10.0.0.1/24", "::ffff:1.2.3.4", "y", "fe80::1%eth0"})

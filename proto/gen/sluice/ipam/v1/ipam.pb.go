@@ -901,9 +901,13 @@ type GetStatusResponse struct {
 	// All pools and their fill.
 	Pools []*Pool `protobuf:"bytes,3,rep,name=pools,proto3" json:"pools,omitempty"`
 	// Bytes of the state file.
-	StateBytes    uint64 `protobuf:"varint,4,opt,name=state_bytes,json=stateBytes,proto3" json:"state_bytes,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	StateBytes uint64 `protobuf:"varint,4,opt,name=state_bytes,json=stateBytes,proto3" json:"state_bytes,omitempty"`
+	// Addresses that are still held although the configured pools no longer
+	// allow them: they lie in no pool or are reserved by now. They are kept
+	// until their owners release them, and count in no pool.
+	OutsideAddresses uint64 `protobuf:"varint,5,opt,name=outside_addresses,json=outsideAddresses,proto3" json:"outside_addresses,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
@@ -964,6 +968,13 @@ func (x *GetStatusResponse) GetStateBytes() uint64 {
 	return 0
 }
 
+func (x *GetStatusResponse) GetOutsideAddresses() uint64 {
+	if x != nil {
+		return x.OutsideAddresses
+	}
+	return 0
+}
+
 var File_sluice_ipam_v1_ipam_proto protoreflect.FileDescriptor
 
 const file_sluice_ipam_v1_ipam_proto_rawDesc = "" +
@@ -1017,14 +1028,15 @@ const file_sluice_ipam_v1_ipam_proto_rawDesc = "" +
 	"\tconfirmed\x18\x06 \x01(\x04R\tconfirmed\x12\x18\n" +
 	"\aresting\x18\a \x01(\x04R\aresting\x12\x12\n" +
 	"\x04free\x18\b \x01(\x04R\x04free\"\x12\n" +
-	"\x10GetStatusRequest\"\xb5\x01\n" +
+	"\x10GetStatusRequest\"\xe2\x01\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x129\n" +
 	"\n" +
 	"start_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\tstartTime\x12*\n" +
 	"\x05pools\x18\x03 \x03(\v2\x14.sluice.ipam.v1.PoolR\x05pools\x12\x1f\n" +
 	"\vstate_bytes\x18\x04 \x01(\x04R\n" +
-	"stateBytes*B\n" +
+	"stateBytes\x12+\n" +
+	"\x11outside_addresses\x18\x05 \x01(\x04R\x10outsideAddresses*B\n" +
 	"\x06Family\x12\x16\n" +
 	"\x12FAMILY_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vFAMILY_IPV4\x10\x01\x12\x0f\n" +

@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package ipam
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/fault"
+	"github.com/sluice-net/sluice/services/ipam/internal/pool"
+)
+
+// Bounds of the loop.
+const (
+	maxWaiting = 1024 // calls in the queue; beyond that ErrBusy
+	maxBatch   = 256  // calls that share a commit
+	maxExpire  = 4096 // deadlines that are handled in one commit
+	retryAfter = time.Second
+)
+
+// Places where a test may kill the process or make it fail.
+var faults = map[verb]struct{ before, after *fault.Point }{
+	verbAllocate: {fault.Register("ipam/allocate/before-commit"), fault.Register("ipam/allocate/after-commit")},
+	verbConfirm:  {fault.Register("ipam/confirm/before-commit"), fault.Register("ipam/confirm/after-commit")},
+	verbRelease:  {fault.Register("ipam/release/before-commit"), fault.Register("ipam/release/after-commit")},
+	verbExpire:   {fault.Register("ipam/expire/before-commit"), fault.Register("ipam/expire/after-commit")},
+}
+
+type verb int
+
+const (
+	verbAllocate verb = iota
+	verbConfirm
+	verbRelease
+	verbExpire
+	verbList
+)
+
+// Options are the settings of an Allocator.
+type Options struct {
+	Field   string // the configuration's name for Ranges, for errors
+	Ranges  []netip.Prefix
+	Exclude []netip.Prefix
+	Lease   time.Duration // at least a second
+	Rest    time.Duration // 0 or more
+	Observe Observer
+
+	// Now is the clock; time.Now if nil. Its times should carry a monotonic
+	// reading, so that a step of the wall clock moves no deadline.
+	Now func() time.Time
+}
+
+// Observer is told what happens. Its functions may be nil and must not block.
+type Observer struct {
+	Committed func(took time.Duration, err error)
+	Expired   func(leases int)
+	// Reloaded is called when the state was read again after a commit that
+	// went wrong.
+	Reloaded func(cause error)
+}
+
+// Allocator serves calls from many goroutines. One loop, Run, owns the state:
+// it takes what waits in the queue, decides, writes all of it with one commit,
+// and then answers. So calls that come together share one sync of the disk,
+// and nobody sees what is not on it.
+type Allocator struct {
+	o       Options
+	store   Store
+	calls   chan *call
+	stopped chan struct{} // closed when Run returns
+	summary atomic.Pointer[Summary]
+	ledger  *ledger // owned by Run
+}
+
+// call is one request in the queue.
+type call struct {
+	ctx  context.Context
+	verb verb
+	work func(*ledger, time.Time) (answer, error)
+	done chan struct{} // closed when answer and err are set
+
+	answer answer
+	err    error
+}
+
+type answer struct {
+	allocation *Allocation
+	all        []*Allocation
+}
+
+// New reads the state and returns an Allocator that answers once Run runs.
+func New(store Store, o Options) (*Allocator, error) {
+	if o.Lease < time.Second {
+		return nil, fmt.Errorf("lease: %s is shorter than a second", o.Lease)
+	}
+	if o.Rest < 0 {
+		return nil, fmt.Errorf("rest: %s is negative", o.Rest)
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	a := &Allocator{o: o, store: store, calls: make(chan *call, maxWaiting), stopped: make(chan struct{})}
+	if err := a.load(); err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// load builds the ledger from the store.
+func (a *Allocator) load() error {
+	pools, err := pool.New(a.o.Field, a.o.Ranges, a.o.Exclude)
+	if err != nil {
+		return err
+	}
+	contents, err := a.store.Load()
+	if err != nil {
+		return err
+	}
+	l, err := newLedger(pools, contents, a.o.Lease, a.o.Rest, a.o.Now())
+	if err != nil {
+		return err
+	}
+	a.ledger = l
+	a.summary.Store(l.summary())
+	return nil
+}
+
+// Outside lists allocations with an address that the pools do not allow. They
+// are kept until they are released. To be called before Run.
+func (a *Allocator) Outside() []*Allocation {
+	var out []*Allocation
+	for _, e := range a.ledger.held {
+		for _, x := range e.Addresses {
+			if a.ledger.poolFor(x.Addr) == nil {
+				out = append(out, e.Allocation)
+				break
+			}
+		}
+	}
+	slices.SortFunc(out, func(x, y *Allocation) int { return x.Owner.Compare(y.Owner) })
+	return out
+}
+
+// Run serves until ctx ends, which is not an error, or until the store is lost.
+func (a *Allocator) Run(ctx context.Context) error {
+	defer close(a.stopped)
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	batch := make([]*call, 0, maxBatch)
+	for {
+		batch = batch[:0]
+		select {
+		case <-ctx.Done():
+			return nil
+		case c := <-a.calls:
+			batch = append(batch, c)
+		case <-timer.C:
+		}
+	drain:
+		for len(batch) < maxBatch {
+			select {
+			case c := <-a.calls:
+				batch = append(batch, c)
+			default:
+				break drain
+			}
+		}
+		wait, err := a.serve(ctx, batch)
+		if err != nil {
+			return err
+		}
+		timer.Reset(wait)
+	}
+}
+
+// serve handles one batch, and says how long nothing else has to be done.
+func (a *Allocator) serve(ctx context.Context, batch []*call) (time.Duration, error) {
+	now := a.o.Now()
+	var did [verbList]bool
+	expired, done := a.ledger.expire(now, maxExpire)
+	did[verbExpire] = expired > 0
+	for _, c := range batch {
+		if c.err = context.Cause(c.ctx); c.err != nil {
+			continue // nobody waits any more
+		}
+		c.answer, c.err = c.work(a.ledger, now)
+		if c.verb < verbList {
+			did[c.verb] = true
+		}
+	}
+	wait := time.Duration(0)
+	err := a.commit(ctx, did)
+	switch {
+	case errors.Is(err, errInjectedAfter):
+		// Committed; only the answers are lost.
+	case err != nil:
+		// What memory says was not written, and perhaps what was written is
+		// not what memory said before. The file has the truth.
+		if a.o.Observe.Reloaded != nil {
+			a.o.Observe.Reloaded(err)
+		}
+		if errors.Is(err, ErrStoreLost) {
+			a.fail(batch, err)
+			return 0, err
+		}
+		if lerr := a.load(); lerr != nil {
+			a.fail(batch, err)
+			return 0, errors.Join(err, lerr)
+		}
+		wait = retryAfter
+	case expired > 0 && a.o.Observe.Expired != nil:
+		a.o.Observe.Expired(expired)
+	}
+	a.summary.Store(a.ledger.summary())
+	if err != nil {
+		a.fail(batch, err)
+	} else {
+		for _, c := range batch {
+			close(c.done)
+		}
+	}
+	if !done {
+		return wait, nil
+	}
+	at, ok := a.ledger.next()
+	if !ok {
+		at = now.Add(time.Hour)
+	}
+	return max(wait, at.Sub(a.o.Now())), nil
+}
+
+func (a *Allocator) fail(batch []*call, err error) {
+	for _, c := range batch {
+		c.answer, c.err = answer{}, fmt.Errorf("%w: %w", ErrStore, err)
+		close(c.done)
+	}
+}
+
+// errInjectedAfter marks an injected error behind a commit that went well.
+var errInjectedAfter = errors.New("after the commit")
+
+func (a *Allocator) commit(ctx context.Context, did [verbList]bool) error {
+	changes := a.ledger.takeChanges()
+	if changes.Empty() {
+		return nil
+	}
+	for v, yes := range did {
+		if yes {
+			if err := faults[verb(v)].before.Hit(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	began := time.Now()
+	err := a.store.Commit(changes)
+	if a.o.Observe.Committed != nil {
+		a.o.Observe.Committed(time.Since(began), err)
+	}
+	if err != nil {
+		return err
+	}
+	for v, yes := range did {
+		if yes {
+			if err := faults[verb(v)].after.Hit(ctx); err != nil {
+				return fmt.Errorf("%w: %w", errInjectedAfter, err)
+			}
+		}
+	}
+	return nil
+}
+
+// do queues a call and waits for its answer.
+func (a *Allocator) do(ctx context.Context, v verb, work func(*ledger, time.Time) (answer, error)) (answer, error) {
+	c := &call{ctx: ctx, verb: v, work: work, done: make(chan struct{})}
+	select {
+	case <-a.stopped:
+		return answer{}, ErrStopped
+	default:
+	}
+	select {
+	case a.calls <- c:
+	default:
+		return answer{}, fmt.Errorf("%w: %d", ErrBusy, maxWaiting)
+	}
+	select {
+	case <-c.done:
+		return c.answer, c.err
+	case <-ctx.Done():
+		return answer{}, context.Cause(ctx)
+	case <-a.stopped:
+	}
+	// Run may have answered with its last breath.
+	select {
+	case <-c.done:
+		return c.answer, c.err
+	default:
+		return answer{}, ErrStopped
+	}
+}
+
+// Allocate leases addresses to an owner, or renews its lease. Repeating it
+// gives the same addresses.
+func (a *Allocator) Allocate(ctx context.Context, r Request) (*Allocation, error) {
+	got, err := a.do(ctx, verbAllocate, func(l *ledger, now time.Time) (answer, error) {
+		allocation, err := l.allocate(now, r)
+		return answer{allocation: allocation}, err
+	})
+	return got.allocation, err
+}
+
+// Confirm makes a lease permanent if the addresses are those of the lease.
+func (a *Allocator) Confirm(ctx context.Context, o Owner, addrs []netip.Addr) (*Allocation, error) {
+	got, err := a.do(ctx, verbConfirm, func(l *ledger, now time.Time) (answer, error) {
+		allocation, err := l.confirm(now, o, addrs)
+		return answer{allocation: allocation}, err
+	})
+	return got.allocation, err
+}
+
+// Release takes everything from an owner and returns what that was; nil if it
+// held nothing, which is not an error.
+func (a *Allocator) Release(ctx context.Context, o Owner) (*Allocation, error) {
+	got, err := a.do(ctx, verbRelease, func(l *ledger, now time.Time) (answer, error) {
+		return answer{allocation: l.release(now, o)}, nil
+	})
+	return got.allocation, err
+}
+
+// List returns every allocation as of one point in time, sorted by owner.
+func (a *Allocator) List(ctx context.Context) ([]*Allocation, error) {
+	got, err := a.do(ctx, verbList, func(l *ledger, _ time.Time) (answer, error) {
+		return answer{all: l.list()}, nil
+	})
+	slices.SortFunc(got.all, func(x, y *Allocation) int { return x.Owner.Compare(y.Owner) })
+	return got.all, err
+}
+
+// Summary returns the figures as of the last commit. It never waits.
+func (a *Allocator) Summary() *Summary { return a.summary.Load() }
+
+// StateBytes is the size of the stored state.
+func (a *Allocator) StateBytes() int64 { return a.store.Size() }

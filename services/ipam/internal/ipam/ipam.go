@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package ipam decides who holds which address of this node.
+//
+// An owner is given one address per family as a lease. A lease that is not
+// confirmed in time is freed; a confirmed one stays until it is released, and
+// a released address rests before somebody else gets it. What an answer says
+// is on stable storage before the answer is given, so that a process that is
+// killed at any point neither forgets an address nor gives it out twice.
+//
+// The package knows Go values and the Store that it declares. It has never
+// heard of sockets, messages or files.
+package ipam
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+)
+
+// Limits and defaults.
+const (
+	DefaultLease = 120 * time.Second
+	DefaultRest  = 60 * time.Second
+	MaxOwnerID   = 128 // bytes of a container id
+	MaxOwnerIf   = 15  // bytes of an interface name
+)
+
+// Sentinels, for callers that branch.
+var (
+	// ErrExhausted says that no address of a family is free. The error is an
+	// *ExhaustedError with the figures.
+	ErrExhausted = errors.New("no free address")
+	// ErrOtherContent says that the owner holds other addresses than those
+	// that the request asks for.
+	ErrOtherContent = errors.New("the owner holds other addresses")
+	// ErrUnavailable says that a requested address is in use, rests or is
+	// reserved.
+	ErrUnavailable = errors.New("the address cannot be given out")
+	// ErrNoPool says that a requested address or family has no pool.
+	ErrNoPool = errors.New("no pool")
+	// ErrBadRequest says that a request contradicts itself. The error is a
+	// *FieldError.
+	ErrBadRequest = errors.New("bad request")
+	// ErrNotHeld says that the owner holds nothing.
+	ErrNotHeld = errors.New("the owner holds no address")
+	// ErrMismatch says that an owner confirms other addresses than it holds.
+	ErrMismatch = errors.New("the owner holds other addresses than those to confirm")
+	// ErrBusy says that too many calls wait already. Trying again helps.
+	ErrBusy = errors.New("too many calls are waiting")
+	// ErrStopped says that the service is going down.
+	ErrStopped = errors.New("the service is stopping")
+	// ErrStore says that the state could not be written; nothing was changed.
+	ErrStore = errors.New("the state could not be written")
+	// ErrStoreLost is returned by a Store that can no longer say what is on
+	// stable storage. The process must end and read it anew.
+	ErrStoreLost = errors.New("the state on disk is uncertain")
+	// ErrInconsistent says that the stored state contradicts itself.
+	ErrInconsistent = errors.New("the state contradicts itself")
+)
+
+// Owner is who holds addresses: one interface of one container.
+type Owner struct {
+	ContainerID string // 1 to MaxOwnerID bytes
+	Interface   string // 1 to MaxOwnerIf bytes
+}
+
+// Check says whether the owner can be one.
+func (o Owner) Check() error {
+	for _, f := range []struct {
+		name, value string
+		limit       int
+	}{{"container id", o.ContainerID, MaxOwnerID}, {"interface name", o.Interface, MaxOwnerIf}} {
+		if f.value == "" || len(f.value) > f.limit || strings.ContainsAny(f.value, "\x00/ \t\r\n") {
+			return fmt.Errorf("%s %q: want 1 to %d bytes without '/', NUL and white space", f.name, f.value, f.limit)
+		}
+	}
+	return nil
+}
+
+func (o Owner) String() string { return o.ContainerID + "/" + o.Interface }
+
+// Compare orders owners by container, then by interface.
+func (o Owner) Compare(p Owner) int {
+	if c := strings.Compare(o.ContainerID, p.ContainerID); c != 0 {
+		return c
+	}
+	return strings.Compare(o.Interface, p.Interface)
+}
+
+// Family is an IP version.
+type Family uint8
+
+// The families.
+const (
+	IPv4 Family = 4
+	IPv6 Family = 6
+)
+
+func (f Family) String() string { return fmt.Sprintf("IPv%d", uint8(f)) }
+
+// FamilyOf is the family of an address.
+func FamilyOf(a netip.Addr) Family {
+	if a.Is4() {
+		return IPv4
+	}
+	return IPv6
+}
+
+// State is where an allocation is in its life. The numbers are stored.
+type State uint8
+
+// The states.
+const (
+	Leased    State = 1 // freed at Expires unless it is confirmed
+	Confirmed State = 2 // held until it is released
+)
+
+func (s State) String() string {
+	switch s {
+	case Leased:
+		return "leased"
+	case Confirmed:
+		return "confirmed"
+	}
+	return fmt.Sprintf("State(%d)", uint8(s))
+}
+
+// Address is an address and the length of the prefix it was taken from.
+type Address struct {
+	Addr     netip.Addr
+	PoolBits int
+}
+
+// Allocation is what one owner holds. It is never changed, only replaced.
+type Allocation struct {
+	Owner     Owner
+	Addresses []Address // one or two, IPv4 first
+	State     State
+	Expires   time.Time // of a lease; zero once confirmed
+}
+
+// Has says whether the owner holds an address.
+func (a *Allocation) Has(addr netip.Addr) bool {
+	for _, x := range a.Addresses {
+		if x.Addr == addr {
+			return true
+		}
+	}
+	return false
+}
+
+// List names the addresses for people.
+func (a *Allocation) List() string {
+	s := ""
+	for i, x := range a.Addresses {
+		if i > 0 {
+			s += " and "
+		}
+		s += x.Addr.String()
+	}
+	return s
+}
+
+// Request asks for addresses.
+type Request struct {
+	Owner        Owner
+	Families     []Family     // empty: every family that has a pool
+	Wanted       []netip.Addr // at most one per family
+	ValidateOnly bool         // answer, but lease nothing
+}
+
+// FieldError is an ErrBadRequest or ErrNoPool about one field of a request.
+type FieldError struct {
+	Field string // "families" or "requested_addresses[1]"
+	Text  string
+	Kind  error
+}
+
+func (e *FieldError) Error() string { return e.Field + ": " + e.Text }
+
+// Unwrap returns the sentinel.
+func (e *FieldError) Unwrap() error { return e.Kind }
+
+// ExhaustedError is an ErrExhausted with the pools of the family.
+type ExhaustedError struct {
+	Family Family
+	Pools  []Figures
+	// NextFree is when the first resting or leased address comes back; zero
+	// if none will by itself.
+	NextFree time.Time
+}
+
+func (e *ExhaustedError) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "no free %s address:", e.Family)
+	var resting uint64
+	for i, f := range e.Pools {
+		if i > 0 {
+			b.WriteByte(';')
+		}
+		fmt.Fprintf(&b, " pool %s has %d confirmed, %d leased, %d resting, %d reserved of %d", f.Prefix, f.Confirmed, f.Leased, f.Resting, f.Reserved, f.Size)
+		resting += f.Resting
+	}
+	if resting > 0 {
+		fmt.Fprintf(&b, "; only resting addresses are left, %d of them, try again when they have rested", resting)
+	}
+	return b.String()
+}
+
+// Unwrap returns ErrExhausted.
+func (e *ExhaustedError) Unwrap() error { return ErrExhausted }
+
+// Figures are the fill of one pool. Counts are at most 2^64 - 1.
+type Figures struct {
+	Prefix    netip.Prefix
+	Gateway   netip.Addr
+	Size      uint64
+	Reserved  uint64
+	Leased    uint64
+	Confirmed uint64
+	Resting   uint64
+	Free      uint64
+}
+
+// Summary are the figures of all pools, as of the last commit.
+type Summary struct {
+	Pools []Figures
+	// Outside counts addresses that are held although the configuration no
+	// longer allows them: in no pool, or reserved by now.
+	Outside uint64
+	// Owners is the number of allocations.
+	Owners uint64
+}
+
+// Rest is an address that was released and waits.
+type Rest struct {
+	Addr  netip.Addr
+	Until time.Time
+}
+
+// Contents is everything that a Store holds.
+type Contents struct {
+	Allocations []*Allocation
+	Resting     []Rest
+	Cursors     map[netip.Prefix]netip.Addr // where the search in each pool goes on
+}
+
+// Changes is what one commit writes. Each key appears once, with its last value.
+type Changes struct {
+	Allocations map[Owner]*Allocation    // nil removes
+	Resting     map[netip.Addr]time.Time // zero removes
+	Cursors     map[netip.Prefix]netip.Addr
+}
+
+// Empty says whether there is nothing to write.
+func (c *Changes) Empty() bool {
+	return len(c.Allocations) == 0 && len(c.Resting) == 0 && len(c.Cursors) == 0
+}
+
+// Store keeps the state. It is used by one goroutine at a time, but for Size.
+type Store interface {
+	// Load reads everything.
+	Load() (*Contents, error)
+	// Commit makes the changes durable, all or none, before it returns. After
+	// an error the caller loads again, because none is not certain; after one
+	// that is ErrStoreLost it must not go on.
+	Commit(*Changes) error
+	// Size is how many bytes the state takes.
+	Size() int64
+}

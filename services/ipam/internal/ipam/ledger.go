@@ -1,0 +1,463 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package ipam
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/sluice-net/sluice/services/ipam/internal/pool"
+)
+
+// ledger is the state in memory and the rules by which it changes. It writes
+// nothing: what has changed since the last call of takeChanges is handed out
+// to be committed. It belongs to one goroutine.
+type ledger struct {
+	lease, rest time.Duration
+	pools       []*poolState
+	held        map[Owner]*entry
+	addrs       map[netip.Addr]use
+	leases      agenda[Owner]
+	rests       agenda[netip.Addr]
+	outside     uint64
+	changes     Changes
+}
+
+type poolState struct {
+	*pool.Pool
+	leased, confirmed, resting uint64
+}
+
+type entry struct {
+	*Allocation
+	expiry *deadline[Owner] // nil once confirmed
+}
+
+// use is what a taken address is taken by: an owner, or its rest.
+type use struct {
+	owner Owner
+	rest  *deadline[netip.Addr]
+}
+
+// newLedger builds the index of what is stored.
+//
+// Stored times are those of the wall clock, and nobody knows what became of
+// that clock while the process was down. No wait begins anew, but none is
+// longer than the configuration allows either: what lies further ahead was
+// written under another clock or configuration and is cut, durably.
+func newLedger(pools []*pool.Pool, c *Contents, lease, rest time.Duration, now time.Time) (*ledger, error) {
+	l := &ledger{
+		lease: lease, rest: rest,
+		held:  make(map[Owner]*entry, len(c.Allocations)),
+		addrs: make(map[netip.Addr]use, 2*len(c.Allocations)+len(c.Resting)),
+	}
+	for _, p := range pools {
+		if at, ok := c.Cursors[p.Prefix()]; ok && p.Contains(at) {
+			p.SetCursor(at)
+		}
+		l.pools = append(l.pools, &poolState{Pool: p})
+	}
+	for _, a := range c.Allocations {
+		if _, ok := l.held[a.Owner]; ok {
+			return nil, fmt.Errorf("%w: owner %s is listed twice", ErrInconsistent, a.Owner)
+		}
+		for _, x := range a.Addresses {
+			if u, ok := l.addrs[x.Addr]; ok {
+				return nil, fmt.Errorf("%w: %s is held by %s and by %s", ErrInconsistent, x.Addr, u.owner, a.Owner)
+			}
+			l.addrs[x.Addr] = use{owner: a.Owner}
+		}
+		if a.State == Leased {
+			expires, late := soonest(a.Expires, now, lease)
+			a = &Allocation{Owner: a.Owner, Addresses: a.Addresses, State: Leased, Expires: expires}
+			if late {
+				l.changed().Allocations[a.Owner] = a
+			}
+		}
+		l.enter(a)
+		for _, x := range a.Addresses {
+			if p := l.poolFor(x.Addr); p != nil {
+				p.Take(x.Addr)
+			}
+		}
+	}
+	for _, r := range c.Resting {
+		if u, ok := l.addrs[r.Addr]; ok {
+			return nil, fmt.Errorf("%w: %s rests and is held by %s", ErrInconsistent, r.Addr, u.owner)
+		}
+		until, late := soonest(r.Until, now, rest)
+		if late {
+			l.changed().Resting[r.Addr] = until
+		}
+		if p := l.poolFor(r.Addr); p != nil {
+			p.Take(r.Addr)
+		}
+		l.lay(r.Addr, until)
+	}
+	return l, nil
+}
+
+// soonest returns the stored time as one of this process's clock, or the
+// latest that is allowed, and whether it was later than that.
+func soonest(stored, now time.Time, most time.Duration) (time.Time, bool) {
+	if limit := now.Add(most); stored.After(limit) {
+		return limit, true
+	}
+	// Counted from now, so that the running clock and not the wall decides.
+	return now.Add(stored.Sub(now)), false
+}
+
+func (l *ledger) changed() *Changes {
+	if l.changes.Allocations == nil {
+		l.changes = Changes{
+			Allocations: map[Owner]*Allocation{},
+			Resting:     map[netip.Addr]time.Time{},
+			Cursors:     map[netip.Prefix]netip.Addr{},
+		}
+	}
+	return &l.changes
+}
+
+// takeChanges hands out what has to be committed.
+func (l *ledger) takeChanges() *Changes {
+	c := l.changes
+	l.changes = Changes{}
+	return &c
+}
+
+// poolFor returns the pool that may give out an address; nil if none may.
+func (l *ledger) poolFor(a netip.Addr) *poolState {
+	for _, p := range l.pools {
+		if p.Contains(a) {
+			if p.Reserved(a) {
+				return nil
+			}
+			return p
+		}
+	}
+	return nil
+}
+
+// enter puts an allocation into the index.
+func (l *ledger) enter(a *Allocation) {
+	e := &entry{Allocation: a}
+	if a.State == Leased {
+		e.expiry = l.leases.add(a.Expires, a.Owner)
+	}
+	l.held[a.Owner] = e
+	l.count(a, 1)
+}
+
+// leave takes an allocation out of the index, but not its addresses.
+func (l *ledger) leave(e *entry) {
+	l.leases.remove(e.expiry)
+	delete(l.held, e.Owner)
+	l.count(e.Allocation, ^uint64(0))
+}
+
+// count adds n, which is 1 or its negative, to the figures of an allocation.
+func (l *ledger) count(a *Allocation, n uint64) {
+	for _, x := range a.Addresses {
+		switch p := l.poolFor(x.Addr); {
+		case p == nil:
+			l.outside += n
+		case a.State == Leased:
+			p.leased += n
+		default:
+			p.confirmed += n
+		}
+	}
+}
+
+// replace puts another version of an allocation into the index and the changes.
+func (l *ledger) replace(a *Allocation) {
+	if e := l.held[a.Owner]; e != nil {
+		l.leave(e)
+	}
+	l.enter(a)
+	l.changed().Allocations[a.Owner] = a
+}
+
+// lay puts an address to rest in the index.
+func (l *ledger) lay(a netip.Addr, until time.Time) {
+	l.addrs[a] = use{rest: l.rests.add(until, a)}
+	if p := l.poolFor(a); p != nil {
+		p.resting++
+	}
+}
+
+// free gives an address back to its pool.
+func (l *ledger) free(a netip.Addr) {
+	delete(l.addrs, a)
+	if p := l.poolFor(a); p != nil {
+		p.Put(a)
+	}
+}
+
+// allocate answers a request, and changes nothing if it is an error or only
+// to be validated.
+func (l *ledger) allocate(now time.Time, r Request) (*Allocation, error) {
+	if err := r.Owner.Check(); err != nil {
+		return nil, &FieldError{Field: "owner", Text: err.Error(), Kind: ErrBadRequest}
+	}
+	families, wanted, err := l.resolve(r)
+	if err != nil {
+		return nil, err
+	}
+	next := &Allocation{Owner: r.Owner, State: Leased, Expires: now.Add(l.lease)}
+	if e := l.held[r.Owner]; e != nil {
+		if err := sameContent(e.Allocation, r); err != nil {
+			return nil, err
+		}
+		if e.State == Confirmed {
+			return e.Allocation, nil
+		}
+		next.Addresses = e.Addresses
+		if !r.ValidateOnly {
+			l.replace(next)
+		}
+		return next, nil
+	}
+	for _, f := range families {
+		a, p, err := l.choose(f, wanted[f])
+		if err != nil {
+			return nil, err
+		}
+		next.Addresses = append(next.Addresses, Address{Addr: a, PoolBits: p.Prefix().Bits()})
+	}
+	if r.ValidateOnly {
+		return next, nil
+	}
+	for _, x := range next.Addresses {
+		p := l.poolFor(x.Addr)
+		p.Take(x.Addr)
+		l.addrs[x.Addr] = use{owner: r.Owner}
+		// An address that was asked for says nothing about where free
+		// ones are, so it does not move the cursor.
+		if !wanted[FamilyOf(x.Addr)].IsValid() {
+			p.Advance(x.Addr)
+			l.changed().Cursors[p.Prefix()] = p.Cursor()
+		}
+	}
+	l.replace(next)
+	return next, nil
+}
+
+// resolve checks a request against itself and the pools. The families come in
+// the order IPv4, IPv6.
+func (l *ledger) resolve(r Request) ([]Family, map[Family]netip.Addr, error) {
+	has := func(f Family) bool {
+		return slices.ContainsFunc(l.pools, func(p *poolState) bool { return p.Is4() == (f == IPv4) })
+	}
+	var families []Family
+	for _, f := range []Family{IPv4, IPv6} {
+		switch asked := slices.Contains(r.Families, f); {
+		case asked && !has(f) && l.held[r.Owner] == nil:
+			return nil, nil, &FieldError{Field: "families", Text: fmt.Sprintf("this node has no %s pool", f), Kind: ErrNoPool}
+		case asked, len(r.Families) == 0 && has(f):
+			families = append(families, f)
+		}
+	}
+	wanted := map[Family]netip.Addr{}
+	for i, a := range r.Wanted {
+		field := fmt.Sprintf("requested_addresses[%d]", i)
+		bad := func(kind error, format string, args ...any) error {
+			return &FieldError{Field: field, Text: fmt.Sprintf(format, args...), Kind: kind}
+		}
+		switch f := FamilyOf(a); {
+		case !a.IsValid() || a.Zone() != "":
+			return nil, nil, bad(ErrBadRequest, "not an address")
+		case a.Is4In6():
+			return nil, nil, bad(ErrBadRequest, "%s is IPv4-mapped; give the IPv4 address in 4 bytes", a)
+		case wanted[f].IsValid():
+			return nil, nil, bad(ErrBadRequest, "%s is the second %s address; one per family can be held", a, f)
+		case len(r.Families) > 0 && !slices.Contains(families, f):
+			return nil, nil, bad(ErrBadRequest, "%s is of %s, which families does not ask for", a, f)
+		default:
+			// What the owner holds already needs no pool: the
+			// configuration may have changed since.
+			held := l.held[r.Owner]
+			inPool := slices.ContainsFunc(l.pools, func(p *poolState) bool { return p.Contains(a) })
+			if held == nil && !inPool {
+				return nil, nil, bad(ErrNoPool, "%s is in none of the pools of this node", a)
+			}
+			wanted[f] = a
+		}
+	}
+	return families, wanted, nil
+}
+
+// sameContent says whether what an owner holds answers its request.
+func sameContent(a *Allocation, r Request) error {
+	if len(r.Families) > 0 {
+		for _, f := range []Family{IPv4, IPv6} {
+			holds := slices.ContainsFunc(a.Addresses, func(x Address) bool { return FamilyOf(x.Addr) == f })
+			if asks := slices.Contains(r.Families, f); holds != asks {
+				return fmt.Errorf("%s holds %s, and the families asked for differ: %w", a.Owner, a.List(), ErrOtherContent)
+			}
+		}
+	}
+	for _, w := range r.Wanted {
+		if !a.Has(w) {
+			return fmt.Errorf("%s holds %s and asks for %s: %w", a.Owner, a.List(), w, ErrOtherContent)
+		}
+	}
+	return nil
+}
+
+// choose finds the address for a family and takes nothing.
+func (l *ledger) choose(f Family, wanted netip.Addr) (netip.Addr, *poolState, error) {
+	if wanted.IsValid() {
+		p := l.poolFor(wanted)
+		if p == nil {
+			return wanted, nil, fmt.Errorf("%s is reserved: %w", wanted, ErrUnavailable)
+		}
+		if u, ok := l.addrs[wanted]; ok {
+			if u.rest != nil {
+				return wanted, nil, fmt.Errorf("%s was released and rests until %s: %w", wanted, u.rest.at.UTC().Format(time.RFC3339), ErrUnavailable)
+			}
+			return wanted, nil, fmt.Errorf("%s is held by %s: %w", wanted, u.owner, ErrUnavailable)
+		}
+		return wanted, p, nil
+	}
+	for _, p := range l.pools {
+		if p.Is4() != (f == IPv4) {
+			continue
+		}
+		if a, ok := p.Next(); ok {
+			return a, p, nil
+		}
+	}
+	err := &ExhaustedError{Family: f}
+	for _, p := range l.pools {
+		if p.Is4() == (f == IPv4) {
+			err.Pools = append(err.Pools, p.figures())
+		}
+	}
+	err.NextFree, _ = l.next()
+	return netip.Addr{}, nil, err
+}
+
+// confirm makes a lease permanent.
+func (l *ledger) confirm(now time.Time, o Owner, addrs []netip.Addr) (*Allocation, error) {
+	e := l.held[o]
+	if e != nil && e.State == Leased && !now.Before(e.Expires) {
+		l.expireLease(e)
+		e = nil
+	}
+	if e == nil {
+		return nil, fmt.Errorf("confirm %s: %w (a lease that expired is gone)", o, ErrNotHeld)
+	}
+	if !sameAddresses(e.Addresses, addrs) {
+		return nil, fmt.Errorf("confirm %s: it holds %s, given were %v: %w", o, e.List(), addrs, ErrMismatch)
+	}
+	if e.State == Confirmed {
+		return e.Allocation, nil
+	}
+	next := &Allocation{Owner: o, Addresses: e.Addresses, State: Confirmed}
+	l.replace(next)
+	return next, nil
+}
+
+func sameAddresses(held []Address, given []netip.Addr) bool {
+	if len(held) != len(given) {
+		return false
+	}
+	for _, x := range held {
+		if !slices.Contains(given, x.Addr) {
+			return false
+		}
+	}
+	return true
+}
+
+// release takes everything from an owner; nil if it held nothing.
+func (l *ledger) release(now time.Time, o Owner) *Allocation {
+	e := l.held[o]
+	if e == nil {
+		return nil
+	}
+	l.leave(e)
+	c := l.changed()
+	c.Allocations[o] = nil
+	for _, x := range e.Addresses {
+		if l.rest <= 0 {
+			l.free(x.Addr)
+			continue
+		}
+		until := now.Add(l.rest)
+		l.lay(x.Addr, until)
+		c.Resting[x.Addr] = until
+	}
+	return e.Allocation
+}
+
+// expireLease frees an unconfirmed lease. Nobody may have used its addresses,
+// because a datapath confirms before it configures: they need no rest.
+func (l *ledger) expireLease(e *entry) {
+	l.leave(e)
+	l.changed().Allocations[e.Owner] = nil
+	for _, x := range e.Addresses {
+		l.free(x.Addr)
+	}
+}
+
+// expire ends leases and rests that are due, at most n of them, and returns
+// how many leases there were and whether everything due is done.
+func (l *ledger) expire(now time.Time, n int) (leases int, done bool) {
+	for ; n > 0; n-- {
+		if d := l.leases.first(); d != nil && !now.Before(d.at) {
+			l.expireLease(l.held[d.key])
+			leases++
+		} else if d := l.rests.first(); d != nil && !now.Before(d.at) {
+			l.rests.remove(d)
+			if p := l.poolFor(d.key); p != nil {
+				p.resting--
+			}
+			l.free(d.key)
+			l.changed().Resting[d.key] = time.Time{}
+		} else {
+			return leases, true
+		}
+	}
+	return leases, false
+}
+
+// next is when expire has something to do; false if never.
+func (l *ledger) next() (time.Time, bool) {
+	lease, rest := l.leases.first(), l.rests.first()
+	switch {
+	case lease == nil && rest == nil:
+		return time.Time{}, false
+	case rest == nil || lease != nil && lease.at.Before(rest.at):
+		return lease.at, true
+	}
+	return rest.at, true
+}
+
+func (p *poolState) figures() Figures {
+	return Figures{
+		Prefix: p.Prefix(), Gateway: p.Gateway(), Size: p.Size(), Reserved: p.NumReserved(),
+		Leased: p.leased, Confirmed: p.confirmed, Resting: p.resting, Free: p.NumFree(),
+	}
+}
+
+func (l *ledger) summary() *Summary {
+	s := &Summary{Outside: l.outside, Owners: uint64(len(l.held))}
+	for _, p := range l.pools {
+		s.Pools = append(s.Pools, p.figures())
+	}
+	return s
+}
+
+// list returns every allocation, in no order.
+func (l *ledger) list() []*Allocation {
+	out := make([]*Allocation, 0, len(l.held))
+	for _, e := range l.held {
+		out = append(out, e.Allocation)
+	}
+	return out
+}

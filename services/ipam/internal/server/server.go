@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package server answers the IPAM API from an Allocator: it turns messages
+// into Go values and back, and errors into codes.
+package server
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/sluice-net/sluice/kit/rpc"
+	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
+)
+
+// maxLists is how many listings run at once: each holds a copy of the list.
+const maxLists = 4
+
+// Server implements the IPAM service.
+type Server struct {
+	ipamv1.UnimplementedIPAMServiceServer
+	ipam    *ipam.Allocator
+	metrics *Metrics
+	version string
+	started time.Time
+}
+
+// New returns the service for an allocator.
+func New(a *ipam.Allocator, m *Metrics, version string, started time.Time) *Server {
+	return &Server{ipam: a, metrics: m, version: version, started: started}
+}
+
+// Register adds the service to a server.
+func (s *Server) Register(r grpc.ServiceRegistrar) { ipamv1.RegisterIPAMServiceServer(r, s) }
+
+// Methods says who may call what: everything that changes something is for
+// root, as which the plug-in and the datapath run; reading is for the group.
+func Methods() rpc.Methods {
+	change := rpc.Method{Access: rpc.Root()}
+	read := rpc.Method{Access: rpc.Group()}
+	return rpc.Methods{
+		ipamv1.IPAMService_Allocate_FullMethodName:          change,
+		ipamv1.IPAMService_ConfirmAllocation_FullMethodName: change,
+		ipamv1.IPAMService_Release_FullMethodName:           change,
+		ipamv1.IPAMService_ListAllocations_FullMethodName:   {Access: rpc.Group(), Limit: rpc.Limit{InFlight: maxLists, Waiting: 4 * maxLists}},
+		ipamv1.IPAMService_ListPools_FullMethodName:         read,
+		ipamv1.IPAMService_GetStatus_FullMethodName:         read,
+	}
+}
+
+// Allocate implements the RPC.
+func (s *Server) Allocate(ctx context.Context, req *ipamv1.AllocateRequest) (*ipamv1.AllocateResponse, error) {
+	allocation, err := s.allocate(ctx, req)
+	if !req.GetValidateOnly() {
+		s.metrics.allocated(err)
+	}
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	return &ipamv1.AllocateResponse{Allocation: fromAllocation(allocation)}, nil
+}
+
+func (s *Server) allocate(ctx context.Context, req *ipamv1.AllocateRequest) (*ipam.Allocation, error) {
+	r := ipam.Request{Owner: toOwner(req.GetOwner()), ValidateOnly: req.GetValidateOnly()}
+	for i, f := range req.GetFamilies() {
+		switch f {
+		case ipamv1.Family_FAMILY_IPV4:
+			r.Families = append(r.Families, ipam.IPv4)
+		case ipamv1.Family_FAMILY_IPV6:
+			r.Families = append(r.Families, ipam.IPv6)
+		default:
+			return nil, &ipam.FieldError{Field: fmt.Sprintf("families[%d]", i), Text: "not a family: " + f.String(), Kind: ipam.ErrBadRequest}
+		}
+	}
+	wanted, err := toAddrs("requested_addresses", req.GetRequestedAddresses())
+	if err != nil {
+		return nil, err
+	}
+	r.Wanted = wanted
+	return s.ipam.Allocate(ctx, r)
+}
+
+// ConfirmAllocation implements the RPC.
+func (s *Server) ConfirmAllocation(ctx context.Context, req *ipamv1.ConfirmAllocationRequest) (*ipamv1.ConfirmAllocationResponse, error) {
+	addrs, err := toAddrs("addresses", req.GetAddresses())
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	allocation, err := s.ipam.Confirm(ctx, toOwner(req.GetOwner()), addrs)
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	return &ipamv1.ConfirmAllocationResponse{Allocation: fromAllocation(allocation)}, nil
+}
+
+// Release implements the RPC.
+func (s *Server) Release(ctx context.Context, req *ipamv1.ReleaseRequest) (*ipamv1.ReleaseResponse, error) {
+	released, err := s.ipam.Release(ctx, toOwner(req.GetOwner()))
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	if released == nil {
+		return &ipamv1.ReleaseResponse{}, nil
+	}
+	return &ipamv1.ReleaseResponse{Released: fromAllocation(released)}, nil
+}
+
+// ListAllocations implements the RPC.
+func (s *Server) ListAllocations(_ *ipamv1.ListAllocationsRequest, stream grpc.ServerStreamingServer[ipamv1.ListAllocationsResponse]) error {
+	all, err := s.ipam.List(stream.Context())
+	if err != nil {
+		return toStatus(err)
+	}
+	for _, a := range all {
+		if err := stream.Send(&ipamv1.ListAllocationsResponse{Allocation: fromAllocation(a)}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ListPools implements the RPC.
+func (s *Server) ListPools(context.Context, *ipamv1.ListPoolsRequest) (*ipamv1.ListPoolsResponse, error) {
+	return &ipamv1.ListPoolsResponse{Pools: fromFigures(s.ipam.Summary().Pools)}, nil
+}
+
+// GetStatus implements the RPC.
+func (s *Server) GetStatus(context.Context, *ipamv1.GetStatusRequest) (*ipamv1.GetStatusResponse, error) {
+	sum := s.ipam.Summary()
+	return &ipamv1.GetStatusResponse{
+		Version:          s.version,
+		StartTime:        timestamppb.New(s.started),
+		Pools:            fromFigures(sum.Pools),
+		StateBytes:       uint64(s.ipam.StateBytes()),
+		OutsideAddresses: sum.Outside,
+	}, nil
+}
+
+func toOwner(o *workloadv1.Owner) ipam.Owner {
+	return ipam.Owner{ContainerID: o.GetContainerId(), Interface: o.GetInterfaceName()}
+}
+
+func toAddrs(field string, list [][]byte) ([]netip.Addr, error) {
+	out := make([]netip.Addr, 0, len(list))
+	for i, b := range list {
+		a, ok := netip.AddrFromSlice(b)
+		if !ok {
+			return nil, &ipam.FieldError{
+				Field: fmt.Sprintf("%s[%d]", field, i),
+				Text:  fmt.Sprintf("%d bytes; an address has 4 or 16", len(b)), Kind: ipam.ErrBadRequest,
+			}
+		}
+		out = append(out, a)
+	}
+	return out, nil
+}
+
+func fromAllocation(a *ipam.Allocation) *ipamv1.Allocation {
+	out := &ipamv1.Allocation{
+		Owner: &workloadv1.Owner{ContainerId: a.Owner.ContainerID, InterfaceName: a.Owner.Interface},
+		State: ipamv1.AllocationState_ALLOCATION_STATE_CONFIRMED,
+	}
+	if a.State == ipam.Leased {
+		out.State = ipamv1.AllocationState_ALLOCATION_STATE_LEASED
+		out.LeaseExpireTime = timestamppb.New(a.Expires)
+	}
+	for _, x := range a.Addresses {
+		out.Addresses = append(out.Addresses, &ipamv1.Address{Address: x.Addr.AsSlice(), PoolPrefixLength: uint32(x.PoolBits)})
+	}
+	return out
+}
+
+func fromFigures(list []ipam.Figures) []*ipamv1.Pool {
+	out := make([]*ipamv1.Pool, 0, len(list))
+	for _, f := range list {
+		out = append(out, &ipamv1.Pool{
+			Cidr: f.Prefix.String(), Gateway: f.Gateway.String(), Size: f.Size, Reserved: f.Reserved,
+			Leased: f.Leased, Confirmed: f.Confirmed, Resting: f.Resting, Free: f.Free,
+		})
+	}
+	return out
+}

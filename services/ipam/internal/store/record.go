@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package store
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
+)
+
+// Records are small and written often, so they are packed by hand. Each
+// begins with the version of its layout, which is not that of the schema: a
+// later schema may still have records of this layout.
+//
+//	allocation   key    container id, 0, interface name
+//	             value  1, state, expiry (8 bytes), then per address: length (4 or 16), pool prefix length, address
+//	resting      key    address (4 or 16 bytes)
+//	             value  1, until (8 bytes)
+//	cursor       key    address of the range (4 or 16 bytes), prefix length
+//	             value  1, address
+//
+// Times are nanoseconds of the wall clock since 1970, big-endian; 0 is none.
+const recordVersion = 1
+
+var errRecord = errors.New("not a record of this program")
+
+func ownerKey(o ipam.Owner) []byte {
+	return append(append([]byte(o.ContainerID), 0), o.Interface...)
+}
+
+func parseOwnerKey(key []byte) (ipam.Owner, error) {
+	id, name, ok := bytes.Cut(key, []byte{0})
+	o := ipam.Owner{ContainerID: string(id), Interface: string(name)}
+	if !ok {
+		return o, fmt.Errorf("%w: the key has no interface name", errRecord)
+	}
+	if err := o.Check(); err != nil {
+		return o, fmt.Errorf("%w: %w", errRecord, err)
+	}
+	return o, nil
+}
+
+func putTime(b []byte, t time.Time) []byte {
+	var n int64
+	if !t.IsZero() {
+		n = t.UnixNano()
+	}
+	return binary.BigEndian.AppendUint64(b, uint64(n))
+}
+
+// parseTime reads the first eight bytes.
+func parseTime(b []byte) time.Time {
+	n := int64(binary.BigEndian.Uint64(b))
+	if n == 0 {
+		return time.Time{}
+	}
+	return time.Unix(0, n)
+}
+
+func encodeAllocation(a *ipam.Allocation) []byte {
+	b := make([]byte, 0, 64)
+	b = append(b, recordVersion, byte(a.State))
+	b = putTime(b, a.Expires)
+	for _, x := range a.Addresses {
+		raw := x.Addr.AsSlice()
+		b = append(b, byte(len(raw)), byte(x.PoolBits))
+		b = append(b, raw...)
+	}
+	return b
+}
+
+func decodeAllocation(key, value []byte) (*ipam.Allocation, error) {
+	o, err := parseOwnerKey(key)
+	if err != nil {
+		return nil, err
+	}
+	if len(value) < 10 || value[0] != recordVersion {
+		return nil, fmt.Errorf("%w: the allocation of %s has %d bytes or an unknown layout", errRecord, o, len(value))
+	}
+	a := &ipam.Allocation{Owner: o, State: ipam.State(value[1]), Expires: parseTime(value[2:])}
+	if a.State != ipam.Leased && a.State != ipam.Confirmed || (a.State == ipam.Leased) == a.Expires.IsZero() {
+		return nil, fmt.Errorf("%w: the allocation of %s has state %d and expiry %v", errRecord, o, value[1], a.Expires)
+	}
+	for rest := value[10:]; len(rest) > 0; {
+		if len(rest) < 2 || len(rest) < 2+int(rest[0]) {
+			return nil, fmt.Errorf("%w: the allocation of %s ends early", errRecord, o)
+		}
+		addr, ok := parseAddr(rest[2 : 2+int(rest[0])])
+		x := ipam.Address{Addr: addr, PoolBits: int(rest[1])}
+		n := len(a.Addresses)
+		if !ok || x.PoolBits > addr.BitLen() || n > 1 || n == 1 && !(a.Addresses[0].Addr.Is4() && addr.Is6()) {
+			return nil, fmt.Errorf("%w: the allocation of %s has a bad address", errRecord, o)
+		}
+		a.Addresses = append(a.Addresses, x)
+		rest = rest[2+int(rest[0]):]
+	}
+	if len(a.Addresses) == 0 {
+		return nil, fmt.Errorf("%w: the allocation of %s has no address", errRecord, o)
+	}
+	return a, nil
+}
+
+func parseAddr(b []byte) (netip.Addr, bool) {
+	a, ok := netip.AddrFromSlice(b)
+	return a, ok && !a.Is4In6()
+}
+
+func encodeRest(until time.Time) []byte { return putTime([]byte{recordVersion}, until) }
+
+func decodeRest(key, value []byte) (ipam.Rest, error) {
+	a, ok := parseAddr(key)
+	if !ok || len(value) != 9 || value[0] != recordVersion {
+		return ipam.Rest{}, fmt.Errorf("%w: the rest of address %x", errRecord, key)
+	}
+	return ipam.Rest{Addr: a, Until: parseTime(value[1:])}, nil
+}
+
+func cursorKey(p netip.Prefix) []byte { return append(p.Addr().AsSlice(), byte(p.Bits())) }
+
+func encodeCursor(at netip.Addr) []byte { return append([]byte{recordVersion}, at.AsSlice()...) }
+
+func decodeCursor(key, value []byte) (netip.Prefix, netip.Addr, error) {
+	bad := fmt.Errorf("%w: the cursor of range %x", errRecord, key)
+	if len(key) < 1 || len(value) < 1 || value[0] != recordVersion {
+		return netip.Prefix{}, netip.Addr{}, bad
+	}
+	base, ok := parseAddr(key[:len(key)-1])
+	at, ok2 := parseAddr(value[1:])
+	p := netip.PrefixFrom(base, int(key[len(key)-1]))
+	if !ok || !ok2 || !p.IsValid() || p != p.Masked() || !p.Contains(at) {
+		return netip.Prefix{}, netip.Addr{}, bad
+	}
+	return p, at, nil
+}

@@ -117,7 +117,7 @@ func writeYAML(w io.Writer, eff *Effective, fields []*field) {
 	enc := yaml.NewEncoder(w)
 	enc.SetIndent(2)
 	enc.Encode(root) //nolint:errcheck // a full terminal is the reader's to notice
-	enc.Close()      //nolint:errcheck // as above
+	enc.Close()      // as above
 }
 
 // scalarNode quotes what YAML would take for something else than text; the

@@ -101,7 +101,9 @@ func child(job string) {
 		fmt.Print(err)
 		os.Exit(1)
 	}
-	json.NewEncoder(os.Stdout).Encode(st)
+	if err := json.NewEncoder(os.Stdout).Encode(st); err != nil {
+		os.Exit(1)
+	}
 }
 
 func runChild(t *testing.T, job string) (State, string, error) {

@@ -59,7 +59,7 @@ func (p *Process) serveMetrics() (stop func(), _ error) {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		if server.Shutdown(ctx) != nil {
-			server.Close() //nolint:errcheck // what is left are connections that hang
+			server.Close() // what is left are connections that hang
 		}
 		<-done
 	}, nil

@@ -27,7 +27,7 @@ type contextKey struct{}
 // New returns a random identifier of 16 hexadecimal digits.
 func New() string {
 	var b [8]byte
-	rand.Read(b[:]) //nolint:errcheck // never fails since Go 1.24
+	rand.Read(b[:]) // never fails since Go 1.24
 	return hex.EncodeToString(b[:])
 }
 

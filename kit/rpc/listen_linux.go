@@ -4,6 +4,7 @@
 package rpc
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -12,8 +13,6 @@ import (
 	"path/filepath"
 	"sync"
 	"syscall"
-
-	"context"
 
 	"golang.org/x/sys/unix"
 )

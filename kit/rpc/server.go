@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"net"
 	"runtime/debug"
-	"sync"
 	"time"
 
 	"buf.build/go/protovalidate"
@@ -68,7 +67,6 @@ type Server struct {
 
 	stopping context.Context // done when Shutdown begins: ends the streams
 	stop     context.CancelFunc
-	once     sync.Once
 }
 
 // NewServer builds a server that serves nothing yet. It fails, naming each,
@@ -128,7 +126,7 @@ func NewServer(o Options) (*Server, error) {
 		logging.WithDisableLoggingFields(logging.SystemTag[0], logging.ComponentFieldKey, "protocol", "peer.address", "grpc.start_time", "grpc.request.deadline"),
 	}
 	logger := logging.LoggerFunc(func(ctx context.Context, l logging.Level, msg string, fields ...any) {
-		s.log.Log(ctx, slog.Level(l), msg, fields...)
+		s.log.Log(ctx, slog.Level(l), msg, fields...) //nolint:sloglint // the middleware chooses among constants
 	})
 	recoverOpt := recovery.WithRecoveryHandlerContext(s.recovered)
 

@@ -176,10 +176,16 @@ func TestAccessTable(t *testing.T) {
 		also   []uint32
 		want   bool
 	}{
-		{Access{}, 0, nil, false}, {Access{}, 7, []uint32{7}, false},
-		{Root(), 0, nil, true}, {Root(), 7, nil, false}, {Root(), 7, []uint32{7}, true},
-		{Group(), 7, nil, true}, {Group(), 0, nil, true},
-		{RootAnd(8), 8, nil, true}, {RootAnd(8), 7, nil, false}, {RootAnd(8), 0, nil, true},
+		{Access{}, 0, nil, false},
+		{Access{}, 7, []uint32{7}, false},
+		{Root(), 0, nil, true},
+		{Root(), 7, nil, false},
+		{Root(), 7, []uint32{7}, true},
+		{Group(), 7, nil, true},
+		{Group(), 0, nil, true},
+		{RootAnd(8), 8, nil, true},
+		{RootAnd(8), 7, nil, false},
+		{RootAnd(8), 0, nil, true},
 		{Access{UIDs: []uint32{8}}, 0, nil, false},
 	} {
 		if got := c.access.allows(c.uid, c.also); got != c.want {
@@ -361,11 +367,13 @@ func TestFinishIsLoggedOnceAndHealthIsMuted(t *testing.T) {
 
 func TestRequestIDIsCarriedOrMade(t *testing.T) {
 	got := make(chan string, 1)
-	f := serve(t, &testService{empty: func(ctx context.Context) error { got <- requestid.From(ctx); return nil },
+	f := serve(t, &testService{
+		empty: func(ctx context.Context) error { got <- requestid.From(ctx); return nil },
 		stream: func(ss pb.TestService_StreamingOutputCallServer) error {
 			got <- requestid.From(ss.Context())
 			return nil
-		}}, table())
+		},
+	}, table())
 	c := pb.NewTestServiceClient(f.dial(t, client.Options{}))
 	for id, check := range map[string]func(string) bool{
 		"shim-42":          func(s string) bool { return s == "shim-42" },
@@ -434,7 +442,7 @@ func TestFullQueueIsRefusedWithRetryInfo(t *testing.T) {
 // waitFor waits for a condition that becomes true soon.
 func waitFor(t *testing.T, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) { //nolint:forbidigo // between two looks at the condition
 		if time.Now().After(deadline) {
 			t.Fatal("the condition did not become true")
 		}
@@ -629,12 +637,16 @@ func ruled(t *testing.T) *dynamicpb.Message {
 		MessageType: []*descriptorpb.DescriptorProto{{
 			Name: proto.String("Ruled"),
 			Field: []*descriptorpb.FieldDescriptorProto{
-				{Name: proto.String("name"), Number: proto.Int32(1), Type: descriptorpb.FieldDescriptorProto_TYPE_STRING.Enum(), Label: descriptorpb.FieldDescriptorProto_LABEL_OPTIONAL.Enum(),
-					Options: options(&validate.FieldRules{Type: &validate.FieldRules_String_{String_: &validate.StringRules{MinLen: proto.Uint64(3)}}})},
-				{Name: proto.String("ports"), Number: proto.Int32(2), Type: descriptorpb.FieldDescriptorProto_TYPE_INT32.Enum(), Label: descriptorpb.FieldDescriptorProto_LABEL_REPEATED.Enum(),
+				{
+					Name: proto.String("name"), Number: proto.Int32(1), Type: descriptorpb.FieldDescriptorProto_TYPE_STRING.Enum(), Label: descriptorpb.FieldDescriptorProto_LABEL_OPTIONAL.Enum(),
+					Options: options(&validate.FieldRules{Type: &validate.FieldRules_String_{String_: &validate.StringRules{MinLen: proto.Uint64(3)}}}),
+				},
+				{
+					Name: proto.String("ports"), Number: proto.Int32(2), Type: descriptorpb.FieldDescriptorProto_TYPE_INT32.Enum(), Label: descriptorpb.FieldDescriptorProto_LABEL_REPEATED.Enum(),
 					Options: options(&validate.FieldRules{Type: &validate.FieldRules_Repeated{Repeated: &validate.RepeatedRules{
 						Items: &validate.FieldRules{Type: &validate.FieldRules_Int32{Int32: &validate.Int32Rules{GreaterThan: &validate.Int32Rules_Gt{Gt: 0}}}},
-					}}})},
+					}}}),
+				},
 			},
 		}},
 	}, nil)

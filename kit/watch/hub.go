@@ -124,7 +124,7 @@ func NewHub[K comparable, V any](o Options[V]) *Hub[K, V] {
 		first:  1,
 		loaded: !o.Loading,
 	}
-	rand.Read(h.incarnation[:]) //nolint:errcheck // never fails since Go 1.24
+	rand.Read(h.incarnation[:]) // never fails since Go 1.24
 	return h
 }
 

@@ -145,6 +145,7 @@ func kebab(key string) string {
 func (f *field) isBool() bool {
 	return f.value.Kind() == reflect.Bool && !reflect.PointerTo(f.value.Type()).Implements(unmarshalerType)
 }
+
 func (f *field) isList() bool {
 	return f.value.Kind() == reflect.Slice && !reflect.PointerTo(f.value.Type()).Implements(unmarshalerType)
 }
@@ -219,7 +220,7 @@ func (f *field) parse(v reflect.Value, text string) error {
 	if u, ok := v.Addr().Interface().(encoding.TextUnmarshaler); ok {
 		fresh := reflect.New(v.Type())
 		if err := fresh.Interface().(encoding.TextUnmarshaler).UnmarshalText([]byte(text)); err != nil {
-			return fmt.Errorf("%q is not a %s: %w", text, typeName(v.Type()), err)
+			return fmt.Errorf("%q is not a valid %s: %w", text, typeName(v.Type()), err)
 		}
 		_ = u
 		v.Set(fresh.Elem())
@@ -282,6 +283,8 @@ func typeName(t reflect.Type) string {
 		return "CIDR"
 	case "netip.Addr":
 		return "IP address"
+	case "config.ByteSize":
+		return "size"
 	case "netip.AddrPort":
 		return "IP address and port"
 	}

@@ -1,0 +1,418 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package process
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	pb "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/status"
+
+	"github.com/sluice-net/sluice/kit/config"
+	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/kit/rpc"
+	"github.com/sluice-net/sluice/kit/rpc/client"
+)
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
+
+type own struct {
+	Size int `config:"size"`
+}
+
+func ownDefaults(instance.Paths) own { return own{Size: 3} }
+
+func (o *own) Validate() error {
+	var p config.Problems
+	if o.Size > 100 {
+		p.Addf("size", "%d is more than 100", o.Size)
+	}
+	return p.Err()
+}
+
+type output struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.String()
+}
+
+// messages returns the "msg" of each log line.
+func (o *output) messages(t *testing.T) []string {
+	t.Helper()
+	var all []string
+	for line := range strings.Lines(o.String()) {
+		var m map[string]any
+		if err := json.Unmarshal([]byte(line), &m); err != nil {
+			t.Fatalf("log line %q: %v", line, err)
+		}
+		all = append(all, m["msg"].(string))
+	}
+	return all
+}
+
+type started struct {
+	root string
+	out  *output
+	stop context.CancelFunc
+	exit chan int
+}
+
+// start runs a process in this test's own process.
+func start(t *testing.T, main func(context.Context, *Process, own) error, args ...string) *started {
+	t.Helper()
+	root, err := os.MkdirTemp("/tmp", "kit")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(root) })
+	if err := os.MkdirAll(filepath.Join(root, "/run/sluice"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(cancel)
+	s := &started{root: root, out: &output{}, stop: cancel, exit: make(chan int, 1)}
+	args = append([]string{"--socket-group=-1"}, args...)
+	go func() {
+		s.exit <- run(environment{args: args, stdout: s.out, stderr: s.out, root: root, ctx: ctx}, "demo", ownDefaults, main)
+	}()
+	return s
+}
+
+func (s *started) socket() string  { return filepath.Join(s.root, "/run/sluice/demo/demo.sock") }
+func (s *started) metrics() string { return filepath.Join(s.root, "/run/sluice/demo/metrics.sock") }
+
+func (s *started) wantExit(t *testing.T, want int) {
+	t.Helper()
+	if got := <-s.exit; got != want {
+		t.Fatalf("exit code %d, want %d; log:\n%s", got, want, s.out)
+	}
+}
+
+type service struct {
+	pb.UnimplementedTestServiceServer
+	call func(context.Context) error
+}
+
+func (s *service) EmptyCall(ctx context.Context, _ *pb.Empty) (*pb.Empty, error) {
+	return &pb.Empty{}, s.call(ctx)
+}
+
+func options(svc *service) rpc.Options {
+	methods := rpc.Methods{}
+	for _, d := range pb.TestService_ServiceDesc.Methods {
+		methods["/grpc.testing.TestService/"+d.MethodName] = rpc.Method{Access: rpc.Group()}
+	}
+	for _, d := range pb.TestService_ServiceDesc.Streams {
+		methods["/grpc.testing.TestService/"+d.StreamName] = rpc.Method{Access: rpc.Group()}
+	}
+	return rpc.Options{Register: func(r grpc.ServiceRegistrar) { pb.RegisterTestServiceServer(r, svc) }, Methods: methods}
+}
+
+func get(t *testing.T, socket, path string) (int, string) {
+	t.Helper()
+	tr := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	}}
+	r, err := (&http.Client{Transport: tr}).Get("http://x" + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	b, err := io.ReadAll(r.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.StatusCode, string(b)
+}
+
+func TestServiceStartsServesAndStopsInOrder(t *testing.T) {
+	var order []string // written by one goroutine after the other
+	ready, inCall, release := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	s := start(t, func(ctx context.Context, p *Process, cfg own) error {
+		if cfg.Size != 5 {
+			return fmt.Errorf("size is %d", cfg.Size)
+		}
+		p.OnExit(func() error { order = append(order, "store closed"); return nil })
+		p.OnExit(func() error { order = append(order, "cache closed"); return nil })
+		if _, err := Phase(p, "open store", func() (int, error) { return 1, nil }); err != nil {
+			return err
+		}
+		srv, err := p.NewServer(options(&service{call: func(context.Context) error {
+			close(inCall)
+			<-release
+			order = append(order, "call done")
+			return nil
+		}}))
+		if err != nil {
+			return err
+		}
+		p.Go("sweep", func(ctx context.Context) error {
+			<-ctx.Done()
+			order = append(order, "work done")
+			return ctx.Err()
+		})
+		srv.SetAllServing(true)
+		p.Ready()
+		close(ready)
+		return p.Serve(ctx, srv)
+	}, "--size=5")
+	<-ready
+	cc, err := client.Dial(s.socket(), client.Options{WaitForReady: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cc.Close()
+	h, err := grpc_health_v1.NewHealthClient(cc).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{})
+	if err != nil || h.Status != grpc_health_v1.HealthCheckResponse_SERVING {
+		t.Errorf("health is %v, %v", h, err)
+	}
+	code, body := get(t, s.metrics(), "/metrics")
+	for _, want := range []string{`sluice_demo_start_phase_seconds{phase="open store"}`, "sluice_demo_ready_seconds ", "sluice_demo_build_info{", "process_resident_memory_bytes", "grpc_server_handled_total"} {
+		if code != 200 || !strings.Contains(body, want) {
+			t.Errorf("metrics (%d) lack %s", code, want)
+		}
+	}
+	if code, _ := get(t, s.metrics(), "/debug/pprof/"); code != 404 {
+		t.Errorf("pprof answers %d without being asked for", code)
+	}
+	call := make(chan error, 1)
+	go func() {
+		_, err := pb.NewTestServiceClient(cc).EmptyCall(context.Background(), &pb.Empty{})
+		call <- err
+	}()
+	<-inCall
+	s.stop()
+	close(release)
+	if err := <-call; err != nil {
+		t.Errorf("the running call got %v", err)
+	}
+	s.wantExit(t, ExitOK)
+	if got := strings.Join(order, ", "); got != "call done, work done, cache closed, store closed" {
+		t.Errorf("order is %s", got)
+	}
+	want := "starting, metrics, start phase done, ready, listening, stopping, stopped"
+	if got := strings.Join(s.out.messages(t), ", "); got != want {
+		t.Errorf("log is %s, want %s", got, want)
+	}
+	for _, path := range []string{s.socket(), s.metrics()} {
+		if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is still there: %v", path, err)
+		}
+	}
+}
+
+func TestFailingStartNamesThePhaseAndExitsWithOne(t *testing.T) {
+	s := start(t, func(_ context.Context, p *Process, _ own) error {
+		return p.Phase("open store", func() error { return errors.New("disk is on fire") })
+	})
+	s.wantExit(t, ExitFailed)
+	if !strings.Contains(s.out.String(), `"error":"open store: disk is on fire"`) {
+		t.Errorf("log:\n%s", s.out)
+	}
+}
+
+func TestWrongConfigurationIsPrintedAndExitsWithTwo(t *testing.T) {
+	s := start(t, func(context.Context, *Process, own) error { t.Error("main ran"); return nil },
+		"--size=101", "--metrics-address=off", "--metrics-pprof", "--socket-path=relative", "--shutdown-timeout=0s")
+	s.wantExit(t, ExitUsage)
+	for _, want := range []string{
+		"sluice-demo: size: 101 is more than 100\n",
+		"sluice-demo: metrics.pprof: needs metrics.address, which is off\n",
+		"sluice-demo: socket.path: \"relative\" is not an absolute path\n",
+		"sluice-demo: shutdownTimeout: 0s is not between",
+	} {
+		if !strings.Contains(s.out.String(), want) {
+			t.Errorf("missing %q in:\n%s", want, s.out)
+		}
+	}
+	for _, address := range []string{"nonsense", "/" + strings.Repeat("x", 200)} {
+		s := start(t, func(context.Context, *Process, own) error { t.Error("main ran"); return nil }, "--metrics-address="+address)
+		s.wantExit(t, ExitUsage)
+	}
+}
+
+func TestHelpAndVersionExitWithZero(t *testing.T) {
+	for _, arg := range []string{"--help", "--version", "--print-config"} {
+		s := start(t, func(context.Context, *Process, own) error { t.Error("main ran"); return nil }, arg)
+		s.wantExit(t, ExitOK)
+		if s.out.String() == "" {
+			t.Errorf("%s printed nothing", arg)
+		}
+	}
+}
+
+func TestBackgroundWorkThatEndsStopsTheService(t *testing.T) {
+	for name, result := range map[string]error{"with an error": errors.New("lost the store"), "without one": nil} {
+		s := start(t, func(ctx context.Context, p *Process, _ own) error {
+			srv, err := p.NewServer(options(&service{}))
+			if err != nil {
+				return err
+			}
+			p.Go("sweep", func(context.Context) error { return result })
+			p.Go("other", func(ctx context.Context) error { <-ctx.Done(); return nil })
+			return p.Serve(ctx, srv)
+		})
+		s.wantExit(t, ExitFailed)
+		if !strings.Contains(s.out.String(), "background work ended: sweep") {
+			t.Errorf("%s: log:\n%s", name, s.out)
+		}
+	}
+}
+
+func TestSecondCopyIsRefusedWhileTheFirstServes(t *testing.T) {
+	listening := make(chan struct{})
+	s := start(t, func(ctx context.Context, p *Process, _ own) error {
+		l, err := p.Listen()
+		if err != nil {
+			return err
+		}
+		close(listening)
+		return errors.Join(p.Wait(ctx), l.Close())
+	}, "--metrics-address=off")
+	<-listening
+	out := &output{}
+	code := run(environment{args: []string{"--socket-group=-1", "--metrics-address=off"}, stdout: out, stderr: out, root: s.root}, "demo", ownDefaults,
+		func(ctx context.Context, p *Process, _ own) error {
+			srv, err := p.NewServer(options(&service{}))
+			if err != nil {
+				return err
+			}
+			return p.Serve(ctx, srv)
+		})
+	if code != ExitFailed || !strings.Contains(out.String(), "another process serves this socket") {
+		t.Errorf("the second copy exited with %d:\n%s", code, out)
+	}
+	s.stop()
+	s.wantExit(t, ExitOK)
+}
+
+func TestCallThatDoesNotEndIsCutAtTheBound(t *testing.T) {
+	inCall := make(chan struct{})
+	s := start(t, func(ctx context.Context, p *Process, _ own) error {
+		srv, err := p.NewServer(options(&service{call: func(ctx context.Context) error {
+			close(inCall)
+			<-ctx.Done()
+			return ctx.Err()
+		}}))
+		if err != nil {
+			return err
+		}
+		return p.Serve(ctx, srv)
+	}, "--shutdown-timeout=30ms")
+	cc, err := client.Dial(s.socket(), client.Options{WaitForReady: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cc.Close()
+	call := make(chan error, 1)
+	go func() {
+		_, err := pb.NewTestServiceClient(cc).EmptyCall(context.Background(), &pb.Empty{})
+		call <- err
+	}()
+	<-inCall
+	s.stop()
+	if err := <-call; status.Code(err) != codes.Unavailable && status.Code(err) != codes.Canceled {
+		t.Errorf("the call got %v", err)
+	}
+	s.wantExit(t, ExitOK)
+	if !strings.Contains(s.out.String(), "calls were cut at shutdown") {
+		t.Errorf("log:\n%s", s.out)
+	}
+}
+
+func TestWorkThatDoesNotStopIsReported(t *testing.T) {
+	hang := make(chan struct{})
+	defer close(hang)
+	s := start(t, func(ctx context.Context, p *Process, _ own) error {
+		p.Go("stuck", func(context.Context) error { <-hang; return nil })
+		return nil
+	}, "--shutdown-timeout=10ms")
+	s.wantExit(t, ExitFailed)
+	if !strings.Contains(s.out.String(), "background work did not stop") {
+		t.Errorf("log:\n%s", s.out)
+	}
+}
+
+func TestSignalEndsTheContext(t *testing.T) {
+	running := make(chan struct{})
+	s := start(t, func(ctx context.Context, p *Process, _ own) error {
+		close(running)
+		return p.Wait(ctx)
+	})
+	<-running
+	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	s.wantExit(t, ExitOK)
+}
+
+func TestMetricsOnTCPWithPprofWhenAskedFor(t *testing.T) {
+	running := make(chan struct{})
+	s := start(t, func(ctx context.Context, p *Process, _ own) error {
+		close(running)
+		return p.Wait(ctx)
+	}, "--metrics-address=127.0.0.1:0", "--metrics-pprof")
+	<-running
+	var address string
+	for line := range strings.Lines(s.out.String()) {
+		var m struct{ Msg, Address string }
+		if err := json.Unmarshal([]byte(line), &m); err != nil {
+			t.Fatal(err)
+		}
+		if m.Msg == "metrics" {
+			address = m.Address
+		}
+	}
+	for _, path := range []string{"/metrics", "/debug/pprof/heap"} {
+		r, err := http.Get("http://" + address + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Body.Close()
+		if r.StatusCode != 200 {
+			t.Errorf("%s answers %d", path, r.StatusCode)
+		}
+	}
+	http.DefaultClient.CloseIdleConnections()
+	s.stop()
+	s.wantExit(t, ExitOK)
+}
+
+func TestVersionSaysSomething(t *testing.T) {
+	if Version().Version == "" {
+		t.Error("no version")
+	}
+	v := BuildInfo{Version: "v1", Revision: "0123456789abcdef", Modified: true}
+	if got := v.String(); got != "v1 (0123456789ab, modified)" {
+		t.Errorf("got %q", got)
+	}
+}

@@ -158,7 +158,10 @@ type AllocateIdentityRequest struct {
 	Labels []*v1.Label `protobuf:"bytes,1,rep,name=labels,proto3" json:"labels,omitempty"`
 	// Who holds the number: any string that is unique on the node, chosen by the
 	// caller.
-	Reference     string `protobuf:"bytes,2,opt,name=reference,proto3" json:"reference,omitempty"`
+	Reference string `protobuf:"bytes,2,opt,name=reference,proto3" json:"reference,omitempty"`
+	// Where the number is to be valid: SCOPE_CLUSTER, also if unspecified, or
+	// SCOPE_NODE_LOCAL, which needs no etcd and never leaves the node.
+	Scope         Scope `protobuf:"varint,3,opt,name=scope,proto3,enum=sluice.identity.v1.Scope" json:"scope,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -205,6 +208,13 @@ func (x *AllocateIdentityRequest) GetReference() string {
 		return x.Reference
 	}
 	return ""
+}
+
+func (x *AllocateIdentityRequest) GetScope() Scope {
+	if x != nil {
+		return x.Scope
+	}
+	return Scope_SCOPE_UNSPECIFIED
 }
 
 // AllocateIdentityResponse is the answer of AllocateIdentity.
@@ -437,7 +447,8 @@ type GetIdentityResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The identity.
 	Identity *Identity `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
-	// Holders on this node, sorted.
+	// Holders on this node, sorted: "endpoint:<container id>/<interface name>"
+	// or "reference:<reference>".
 	References    []string `protobuf:"bytes,2,rep,name=references,proto3" json:"references,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1122,11 +1133,13 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\bIdentity\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\rR\x06number\x121\n" +
 	"\x06labels\x18\x02 \x03(\v2\x19.sluice.workload.v1.LabelR\x06labels\x12/\n" +
-	"\x05scope\x18\x03 \x01(\x0e2\x19.sluice.identity.v1.ScopeR\x05scope\"\x83\x01\n" +
+	"\x05scope\x18\x03 \x01(\x0e2\x19.sluice.identity.v1.ScopeR\x05scope\"\xc0\x01\n" +
 	"\x17AllocateIdentityRequest\x12>\n" +
 	"\x06labels\x18\x01 \x03(\v2\x19.sluice.workload.v1.LabelB\v\xbaH\b\x92\x01\x05\b\x01\x10\x80\x02R\x06labels\x12(\n" +
 	"\treference\x18\x02 \x01(\tB\n" +
-	"\xbaH\ar\x05\x10\x01\x18\x80\x02R\treference\"T\n" +
+	"\xbaH\ar\x05\x10\x01\x18\x80\x02R\treference\x12;\n" +
+	"\x05scope\x18\x03 \x01(\x0e2\x19.sluice.identity.v1.ScopeB\n" +
+	"\xbaH\a\x82\x01\x04\x10\x01 \x01R\x05scope\"T\n" +
 	"\x18AllocateIdentityResponse\x128\n" +
 	"\bidentity\x18\x01 \x01(\v2\x1c.sluice.identity.v1.IdentityR\bidentity\"\x88\x01\n" +
 	"\x16ReleaseIdentityRequest\x12*\n" +
@@ -1238,38 +1251,39 @@ var file_sluice_identity_v1_identity_proto_depIdxs = []int32{
 	18, // 0: sluice.identity.v1.Identity.labels:type_name -> sluice.workload.v1.Label
 	0,  // 1: sluice.identity.v1.Identity.scope:type_name -> sluice.identity.v1.Scope
 	18, // 2: sluice.identity.v1.AllocateIdentityRequest.labels:type_name -> sluice.workload.v1.Label
-	1,  // 3: sluice.identity.v1.AllocateIdentityResponse.identity:type_name -> sluice.identity.v1.Identity
-	19, // 4: sluice.identity.v1.ReleaseIdentityRequest.owner:type_name -> sluice.workload.v1.Owner
-	1,  // 5: sluice.identity.v1.GetIdentityResponse.identity:type_name -> sluice.identity.v1.Identity
-	0,  // 6: sluice.identity.v1.ListIdentitiesRequest.scopes:type_name -> sluice.identity.v1.Scope
-	1,  // 7: sluice.identity.v1.ListIdentitiesResponse.identity:type_name -> sluice.identity.v1.Identity
-	1,  // 8: sluice.identity.v1.WatchIdentitiesResponse.upsert:type_name -> sluice.identity.v1.Identity
-	12, // 9: sluice.identity.v1.WatchIdentitiesResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
-	19, // 10: sluice.identity.v1.ResolveEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	18, // 11: sluice.identity.v1.ResolveEndpointRequest.labels:type_name -> sluice.workload.v1.Label
-	20, // 12: sluice.identity.v1.ResolveEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
-	1,  // 13: sluice.identity.v1.ResolveEndpointResponse.identity:type_name -> sluice.identity.v1.Identity
-	21, // 14: sluice.identity.v1.GetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
-	17, // 15: sluice.identity.v1.GetStatusResponse.top_label_keys:type_name -> sluice.identity.v1.LabelKeyCount
-	2,  // 16: sluice.identity.v1.IdentityService.AllocateIdentity:input_type -> sluice.identity.v1.AllocateIdentityRequest
-	4,  // 17: sluice.identity.v1.IdentityService.ReleaseIdentity:input_type -> sluice.identity.v1.ReleaseIdentityRequest
-	6,  // 18: sluice.identity.v1.IdentityService.GetIdentity:input_type -> sluice.identity.v1.GetIdentityRequest
-	8,  // 19: sluice.identity.v1.IdentityService.ListIdentities:input_type -> sluice.identity.v1.ListIdentitiesRequest
-	10, // 20: sluice.identity.v1.IdentityService.WatchIdentities:input_type -> sluice.identity.v1.WatchIdentitiesRequest
-	13, // 21: sluice.identity.v1.IdentityService.ResolveEndpoint:input_type -> sluice.identity.v1.ResolveEndpointRequest
-	15, // 22: sluice.identity.v1.IdentityService.GetStatus:input_type -> sluice.identity.v1.GetStatusRequest
-	3,  // 23: sluice.identity.v1.IdentityService.AllocateIdentity:output_type -> sluice.identity.v1.AllocateIdentityResponse
-	5,  // 24: sluice.identity.v1.IdentityService.ReleaseIdentity:output_type -> sluice.identity.v1.ReleaseIdentityResponse
-	7,  // 25: sluice.identity.v1.IdentityService.GetIdentity:output_type -> sluice.identity.v1.GetIdentityResponse
-	9,  // 26: sluice.identity.v1.IdentityService.ListIdentities:output_type -> sluice.identity.v1.ListIdentitiesResponse
-	11, // 27: sluice.identity.v1.IdentityService.WatchIdentities:output_type -> sluice.identity.v1.WatchIdentitiesResponse
-	14, // 28: sluice.identity.v1.IdentityService.ResolveEndpoint:output_type -> sluice.identity.v1.ResolveEndpointResponse
-	16, // 29: sluice.identity.v1.IdentityService.GetStatus:output_type -> sluice.identity.v1.GetStatusResponse
-	23, // [23:30] is the sub-list for method output_type
-	16, // [16:23] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	0,  // 3: sluice.identity.v1.AllocateIdentityRequest.scope:type_name -> sluice.identity.v1.Scope
+	1,  // 4: sluice.identity.v1.AllocateIdentityResponse.identity:type_name -> sluice.identity.v1.Identity
+	19, // 5: sluice.identity.v1.ReleaseIdentityRequest.owner:type_name -> sluice.workload.v1.Owner
+	1,  // 6: sluice.identity.v1.GetIdentityResponse.identity:type_name -> sluice.identity.v1.Identity
+	0,  // 7: sluice.identity.v1.ListIdentitiesRequest.scopes:type_name -> sluice.identity.v1.Scope
+	1,  // 8: sluice.identity.v1.ListIdentitiesResponse.identity:type_name -> sluice.identity.v1.Identity
+	1,  // 9: sluice.identity.v1.WatchIdentitiesResponse.upsert:type_name -> sluice.identity.v1.Identity
+	12, // 10: sluice.identity.v1.WatchIdentitiesResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
+	19, // 11: sluice.identity.v1.ResolveEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	18, // 12: sluice.identity.v1.ResolveEndpointRequest.labels:type_name -> sluice.workload.v1.Label
+	20, // 13: sluice.identity.v1.ResolveEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
+	1,  // 14: sluice.identity.v1.ResolveEndpointResponse.identity:type_name -> sluice.identity.v1.Identity
+	21, // 15: sluice.identity.v1.GetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	17, // 16: sluice.identity.v1.GetStatusResponse.top_label_keys:type_name -> sluice.identity.v1.LabelKeyCount
+	2,  // 17: sluice.identity.v1.IdentityService.AllocateIdentity:input_type -> sluice.identity.v1.AllocateIdentityRequest
+	4,  // 18: sluice.identity.v1.IdentityService.ReleaseIdentity:input_type -> sluice.identity.v1.ReleaseIdentityRequest
+	6,  // 19: sluice.identity.v1.IdentityService.GetIdentity:input_type -> sluice.identity.v1.GetIdentityRequest
+	8,  // 20: sluice.identity.v1.IdentityService.ListIdentities:input_type -> sluice.identity.v1.ListIdentitiesRequest
+	10, // 21: sluice.identity.v1.IdentityService.WatchIdentities:input_type -> sluice.identity.v1.WatchIdentitiesRequest
+	13, // 22: sluice.identity.v1.IdentityService.ResolveEndpoint:input_type -> sluice.identity.v1.ResolveEndpointRequest
+	15, // 23: sluice.identity.v1.IdentityService.GetStatus:input_type -> sluice.identity.v1.GetStatusRequest
+	3,  // 24: sluice.identity.v1.IdentityService.AllocateIdentity:output_type -> sluice.identity.v1.AllocateIdentityResponse
+	5,  // 25: sluice.identity.v1.IdentityService.ReleaseIdentity:output_type -> sluice.identity.v1.ReleaseIdentityResponse
+	7,  // 26: sluice.identity.v1.IdentityService.GetIdentity:output_type -> sluice.identity.v1.GetIdentityResponse
+	9,  // 27: sluice.identity.v1.IdentityService.ListIdentities:output_type -> sluice.identity.v1.ListIdentitiesResponse
+	11, // 28: sluice.identity.v1.IdentityService.WatchIdentities:output_type -> sluice.identity.v1.WatchIdentitiesResponse
+	14, // 29: sluice.identity.v1.IdentityService.ResolveEndpoint:output_type -> sluice.identity.v1.ResolveEndpointResponse
+	16, // 30: sluice.identity.v1.IdentityService.GetStatus:output_type -> sluice.identity.v1.GetStatusResponse
+	24, // [24:31] is the sub-list for method output_type
+	17, // [17:24] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_sluice_identity_v1_identity_proto_init() }

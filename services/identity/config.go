@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"log/slog"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/config"
+	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/etcd"
+	"github.com/sluice-net/sluice/services/identity/internal/identity"
+)
+
+// Config is this service's own part of the configuration.
+type Config struct {
+	Node     string       `config:"node" help:"name of this node in the cluster; never two nodes with one name"`
+	StateDir string       `config:"stateDir" help:"directory of holds.json and known.json"`
+	Quota    int          `config:"quota" help:"identities of the cluster that this node may hold"`
+	Etcd     EtcdConfig   `config:"etcd"`
+	Labels   LabelsConfig `config:"labels"`
+	GC       GCConfig     `config:"gc"`
+}
+
+// EtcdConfig is about the store that all nodes share.
+type EtcdConfig struct {
+	Endpoints  []string      `config:"endpoints" help:"where etcd is: all http://host:port, all https://host:port or all unix:///path"`
+	CA         string        `config:"ca" help:"file with the certificates that etcd's is checked against; for https"`
+	Cert       string        `config:"cert" help:"file with this client's certificate, if etcd asks for one"`
+	Key        string        `config:"key" help:"file with the key of cert"`
+	ServerName string        `config:"serverName" help:"name in etcd's certificate, if it is not the host of the endpoint"`
+	Prefix     string        `config:"prefix" help:"beginning of all keys; the same on all nodes of a cluster"`
+	LeaseTTL   time.Duration `config:"leaseTTL" help:"how long the references of this node outlive its last sign of life; the same on all nodes"`
+	Timeout    time.Duration `config:"timeout" help:"how long one request may take; a caller's own deadline may be shorter"`
+	Heartbeat  time.Duration `config:"heartbeat" help:"between two signs of life of this node"`
+}
+
+func (c EtcdConfig) client() etcd.Client {
+	return etcd.Client{Endpoints: c.Endpoints, CA: c.CA, Cert: c.Cert, Key: c.Key, ServerName: c.ServerName}
+}
+
+// LabelsConfig says which labels count.
+type LabelsConfig struct {
+	Include []string `config:"include" help:"label keys, as [source:]prefix or *.domain, that count although a shorter rule excludes them"`
+	Exclude []string `config:"exclude" help:"label keys, as [source:]prefix or *.domain, that do not count"`
+}
+
+// GCConfig is about numbers that nobody refers to.
+type GCConfig struct {
+	Grace    time.Duration `config:"grace" help:"how long nobody refers to a number before it is collected"`
+	Rest     time.Duration `config:"rest" help:"how long a collected number is not given to another label set"`
+	Interval time.Duration `config:"interval" help:"between two looks at what is referred to"`
+}
+
+func defaults(p instance.Paths) Config {
+	node, err := os.Hostname()
+	if err != nil {
+		node = "" // Validate asks for it
+	}
+	return Config{
+		Node:     node,
+		StateDir: p.ServiceStateDir("identity"),
+		Quota:    4096,
+		Etcd: EtcdConfig{
+			Endpoints: []string{"http://127.0.0.1:2379"},
+			Prefix:    "/sluice/v1/identity",
+			LeaseTTL:  15 * time.Minute,
+			Timeout:   3 * time.Second,
+			Heartbeat: 5 * time.Second,
+		},
+		GC: GCConfig{Grace: 15 * time.Minute, Rest: time.Hour, Interval: time.Minute},
+	}
+}
+
+// Validate implements the check of kit/config.
+func (c *Config) Validate() error {
+	var p config.Problems
+	if c.Node == "" || len(c.Node) > 253 || strings.ContainsAny(c.Node, "/ \t\n\x00") {
+		p.Addf("node", "%q is not a name of 1 to 253 characters without '/' and white space", c.Node)
+	}
+	if c.Quota < 1 || c.Quota > identity.ClusterSize {
+		p.Addf("quota", "%d is not between 1 and %d", c.Quota, identity.ClusterSize)
+	}
+	if err := c.Etcd.client().Check(); err != nil {
+		p.Addf("etcd", "%w", err)
+	}
+	if !strings.HasPrefix(c.Etcd.Prefix, "/") || strings.HasSuffix(c.Etcd.Prefix, "/") {
+		p.Addf("etcd.prefix", "%q does not begin with '/', or ends in it", c.Etcd.Prefix)
+	}
+	between := func(key string, d, least, most time.Duration) {
+		if d < least || d > most {
+			p.Addf(key, "%s is not between %s and %s", d, least, most)
+		}
+	}
+	between("etcd.timeout", c.Etcd.Timeout, 10*time.Millisecond, time.Minute)
+	between("etcd.heartbeat", c.Etcd.Heartbeat, 10*time.Millisecond, time.Hour)
+	between("etcd.leaseTTL", c.Etcd.LeaseTTL, time.Second, 24*time.Hour)
+	between("gc.grace", c.GC.Grace, 0, 24*time.Hour)
+	between("gc.rest", c.GC.Rest, time.Second, 7*24*time.Hour)
+	between("gc.interval", c.GC.Interval, 10*time.Millisecond, time.Hour)
+	if c.Etcd.Heartbeat*2 > c.Etcd.LeaseTTL {
+		p.Addf("etcd.heartbeat", "%s is more than half of etcd.leaseTTL, %s: one lost sign of life would end the lease", c.Etcd.Heartbeat, c.Etcd.LeaseTTL)
+	}
+	if _, err := identity.NewFilter(c.Labels.Include, c.Labels.Exclude); err != nil {
+		p.Addf("labels", "%w", err)
+	}
+	return p.Err()
+}
+
+func (c *Config) allocator(l *slog.Logger) allocator.Config {
+	return allocator.Config{
+		Quota:        c.Quota,
+		StoreTimeout: c.Etcd.Timeout,
+		Heartbeat:    c.Etcd.Heartbeat,
+		Reconcile:    c.GC.Interval,
+		Grace:        c.GC.Grace,
+		Rest:         c.GC.Rest,
+		KnownDelay:   time.Second,
+		RetryMin:     100 * time.Millisecond,
+		RetryMax:     2 * time.Second,
+		Log:          l,
+	}
+}

@@ -1,0 +1,804 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package allocator decides which number a label set has.
+//
+// It owns the mirror of the cluster's identities, what this node holds of
+// them, and the difference between the two that still has to be written to
+// the store. It knows nothing of etcd, files or gRPC: a Store is shared with
+// the other nodes, Records survive this process, a Publisher tells readers.
+//
+// What is held here is desired state, the node's references in the store are
+// actual state. One loop, Run, makes them equal whenever the store answers;
+// so a release needs no store, and a reference that a killed process left
+// behind is found by comparing.
+package allocator
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/fault"
+	"github.com/sluice-net/sluice/services/identity/internal/identity"
+)
+
+// Errors of an Allocator, beside those of its Store.
+var (
+	// ErrHeldOther: the holder holds another label set.
+	ErrHeldOther = errors.New("holder holds another label set")
+	// ErrQuota: this node holds as many identities as it may. It is always a *QuotaError.
+	ErrQuota = errors.New("quota of identities is used up")
+	// ErrExhausted: every number of the range is taken or rests. It is always a *QuotaError.
+	ErrExhausted = errors.New("identity numbers are used up")
+	// ErrContended: other nodes took every candidate that was tried. Try again.
+	ErrContended = errors.New("lost too many races for a number")
+	// ErrNotFound: the number is not known here.
+	ErrNotFound = errors.New("no such identity")
+	// ErrRecords: the state could not be put on stable storage.
+	ErrRecords = errors.New("state is not on stable storage")
+)
+
+// StoreError says that the store is needed and does not answer.
+type StoreError struct {
+	Endpoints []string
+	Labels    identity.Labels
+	Err       error // may be nil: no attempt has ended yet
+}
+
+func (e *StoreError) Error() string {
+	s := fmt.Sprintf("label set %s is not known on this node and etcd (%s) does not answer", clip(e.Labels.Text(), 200), strings.Join(e.Endpoints, ", "))
+	if e.Err != nil {
+		s += ": " + e.Err.Error()
+	}
+	return s
+}
+
+func (e *StoreError) Unwrap() error { return e.Err }
+
+// Is makes it an ErrUnavailable.
+func (e *StoreError) Is(target error) bool { return target == ErrUnavailable }
+
+// QuotaError says what is used up, and which labels to look at.
+type QuotaError struct {
+	Kind  error // ErrQuota or ErrExhausted
+	Used  int
+	Limit int
+	Keys  []identity.KeyCount // those with most values, most first
+}
+
+func (e *QuotaError) Error() string {
+	s := fmt.Sprintf("%v: %d of %d", e.Kind, e.Used, e.Limit)
+	if len(e.Keys) > 0 {
+		keys := make([]string, len(e.Keys))
+		for i, k := range e.Keys {
+			keys[i] = fmt.Sprintf("%s (%d)", k.Key, k.Values)
+		}
+		s += "; the labels with most values are " + strings.Join(keys, ", ") + ": exclude with labels.exclude what policies do not select"
+	}
+	return s
+}
+
+// Unwrap returns the kind.
+func (e *QuotaError) Unwrap() error { return e.Kind }
+
+// Fault points, in the order in which a call meets them.
+var (
+	faultResolveStart    = fault.Register("identity/resolve/before-txn")
+	faultResolveClaimed  = fault.Register("identity/resolve/after-txn")
+	faultResolveRecorded = fault.Register("identity/resolve/before-snapshot")
+	faultResolveDurable  = fault.Register("identity/resolve/before-answer")
+	faultReleaseStart    = fault.Register("identity/release/before-snapshot")
+	faultReleaseDurable  = fault.Register("identity/release/before-answer")
+	faultReleaseStore    = fault.Register("identity/release/before-txn")
+	faultReleasedStore   = fault.Register("identity/release/after-txn")
+)
+
+// Config of an Allocator. Every field is required.
+type Config struct {
+	Quota        int           // cluster identities that this node may hold
+	StoreTimeout time.Duration // how long one request to the store may take
+	Heartbeat    time.Duration // between two signs of life of the session
+	Reconcile    time.Duration // between two comparisons of held and referred to; also between collections
+	Grace        time.Duration // how long nobody refers to a number before it is collected
+	Rest         time.Duration // how long a collected number is not given to another label set
+	KnownDelay   time.Duration // how long changes of the cache are gathered before it is written
+	RetryMin     time.Duration // first pause after the store failed; doubles
+	RetryMax     time.Duration // longest pause
+	Log          *slog.Logger
+}
+
+// Status is a summary.
+type Status struct {
+	Connected     bool
+	StoreError    string // why not; empty if connected
+	Ready         bool
+	Known         int // cluster identities
+	Held          int // of them, held by this node
+	PendingWrites int // references and releases that wait for the store
+	TopKeys       []identity.KeyCount
+}
+
+// Counters are events since the start, for metrics.
+type Counters struct {
+	Allocated uint64 // identities that this node created
+	Conflicts uint64 // held numbers that meant something else afterwards
+	Restored  uint64 // references that were written again
+	Collected uint64 // identities that this node removed
+	Offline   uint64 // answers that were given from memory because the store was away
+}
+
+// Allocator is the core. Its methods may be called concurrently, before and
+// while Run runs.
+type Allocator struct {
+	cfg     Config
+	store   Store
+	records Records
+	pub     Publisher
+
+	byHolder keyed // one change of a holder at a time
+	byLabels keyed // one claim of a label set at a time
+	kick     chan struct{}
+
+	mu        sync.Mutex
+	known     map[identity.Numeric]knownEntry // guarded by mu; the mirror of the cluster
+	byText    map[string]identity.Numeric     // guarded by mu; canonical text → cluster number
+	holds     map[identity.Numeric]*hold      // guarded by mu
+	holders   map[Holder]identity.Numeric     // guarded by mu
+	localText map[string]identity.Numeric     // guarded by mu; canonical text → node-local number
+	localNext identity.Numeric                // guarded by mu
+	releases  map[identity.Numeric]int64      // guarded by mu; reference revisions to drop
+	strays    map[identity.Numeric]int64      // guarded by mu; references seen once without a hold
+	occupied  map[identity.Numeric]time.Time  // guarded by mu; numbers that rest, as far as we were told
+	claiming  int                             // guarded by mu; claims under way that may add a hold
+	connected bool                            // guarded by mu
+	changed   chan struct{}                   // guarded by mu; closed when connected or ready changes
+	storeErr  error                           // guarded by mu
+	ready     bool                            // guarded by mu
+	lost      chan error                      // holds the failure that a call saw; capacity 1
+	counters  Counters                        // guarded by mu
+
+	saver      saver
+	knownDirty chan struct{} // capacity 1
+}
+
+type knownEntry struct {
+	labels   identity.Labels
+	revision int64 // 0 for what came from the cache
+	gone     bool  // not in the store any more; kept because it is held
+}
+
+// hold is a number that this node holds.
+type hold struct {
+	labels  identity.Labels
+	holders map[Holder]struct{}
+	ref     int64 // revision of our reference; 0 while the store does not have it
+}
+
+// New returns an Allocator that starts from what the last process left.
+// cached says that known is a listing of the cluster, however old: then the
+// allocator is ready at once.
+func New(cfg Config, store Store, records Records, pub Publisher, holds Holds, known []identity.Identity, cached bool) (*Allocator, error) {
+	a := &Allocator{
+		cfg: cfg, store: store, records: records, pub: pub,
+		kick:      make(chan struct{}, 1),
+		known:     map[identity.Numeric]knownEntry{},
+		byText:    map[string]identity.Numeric{},
+		holds:     map[identity.Numeric]*hold{},
+		holders:   map[Holder]identity.Numeric{},
+		localText: map[string]identity.Numeric{},
+		localNext: identity.MinNodeLocal,
+		releases:  map[identity.Numeric]int64{},
+		strays:    map[identity.Numeric]int64{},
+		occupied:  map[identity.Numeric]time.Time{},
+		changed:   make(chan struct{}),
+		lost:      make(chan error, 1),
+
+		knownDirty: make(chan struct{}, 1),
+	}
+	a.saver.init(func() error { return records.SaveHolds(a.holdsToSave()) })
+	if holds.NextNodeLocal.Scope() == identity.ScopeNodeLocal {
+		a.localNext = holds.NextNodeLocal
+	}
+	for _, id := range identity.Reserved() {
+		pub.Upsert(id.Number, id)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	// What is held comes first: where the cache says something else, it is older.
+	for _, r := range holds.Holders {
+		if s := r.Identity.Number.Scope(); s != identity.ScopeCluster && s != identity.ScopeNodeLocal {
+			return nil, fmt.Errorf("holder %s: %d is not a number that can be held", r.Holder, r.Identity.Number)
+		}
+		if h := a.holds[r.Identity.Number]; h != nil && h.labels.Text() != r.Identity.Labels.Text() {
+			return nil, fmt.Errorf("holder %s: number %d has two label sets: %s and %s", r.Holder, r.Identity.Number, h.labels, r.Identity.Labels)
+		}
+		if _, ok := a.holders[r.Holder]; ok {
+			return nil, fmt.Errorf("holder %s is listed twice", r.Holder)
+		}
+		a.addHolder(r.Holder, r.Identity, 0)
+		if r.Identity.Number.Scope() == identity.ScopeNodeLocal {
+			a.localText[r.Identity.Labels.Text()] = r.Identity.Number
+			pub.Upsert(r.Identity.Number, r.Identity)
+		} else {
+			a.learn(r.Identity, 0)
+		}
+	}
+	for _, id := range known {
+		if id.Number.Scope() != identity.ScopeCluster {
+			return nil, fmt.Errorf("known identity %d is not one of the cluster", id.Number)
+		}
+		if _, ok := a.known[id.Number]; ok {
+			continue
+		}
+		if _, ok := a.byText[id.Labels.Text()]; ok {
+			continue
+		}
+		a.learn(id, 0)
+	}
+	if cached {
+		a.becomeReady()
+	}
+	return a, nil
+}
+
+// Ready says whether the identities of the cluster are known, from the cache
+// or from the store; if not, the channel is closed when that may have changed.
+func (a *Allocator) Ready() (bool, <-chan struct{}) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.ready, a.changed
+}
+
+// becomeReady runs with mu held.
+func (a *Allocator) becomeReady() {
+	if !a.ready {
+		a.ready = true
+		a.pub.Loaded()
+		a.notify()
+	}
+}
+
+// notify runs with mu held.
+func (a *Allocator) notify() {
+	close(a.changed)
+	a.changed = make(chan struct{})
+}
+
+// Get returns an identity and its holders on this node, sorted.
+func (a *Allocator) Get(n identity.Numeric) (identity.Identity, []string, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	id, ok := a.lookup(n)
+	if !ok {
+		return identity.Identity{}, nil, fmt.Errorf("%w: %d", ErrNotFound, n)
+	}
+	var holders []string
+	if h := a.holds[n]; h != nil {
+		for holder := range h.holders {
+			holders = append(holders, holder.String())
+		}
+		slices.Sort(holders)
+	}
+	return id, holders, nil
+}
+
+// lookup runs with mu held.
+func (a *Allocator) lookup(n identity.Numeric) (identity.Identity, bool) {
+	if n.Scope() == identity.ScopeReserved {
+		r := identity.Reserved()
+		if i, ok := slices.BinarySearchFunc(r, identity.Identity{Number: n}, identity.Compare); ok {
+			return r[i], true
+		}
+		return identity.Identity{}, false
+	}
+	if h := a.holds[n]; h != nil {
+		return identity.Identity{Number: n, Labels: h.labels}, true
+	}
+	if e, ok := a.known[n]; ok {
+		return identity.Identity{Number: n, Labels: e.labels}, true
+	}
+	return identity.Identity{}, false
+}
+
+// Listed is an element of List.
+type Listed struct {
+	Identity identity.Identity
+	Holders  int // on this node
+}
+
+// List returns all identities, sorted by number, as of one point in time.
+func (a *Allocator) List() []Listed {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	out := make([]Listed, 0, len(a.known)+16)
+	for _, id := range identity.Reserved() {
+		out = append(out, Listed{Identity: id})
+	}
+	for n, e := range a.known {
+		l := Listed{Identity: identity.Identity{Number: n, Labels: e.labels}}
+		if h := a.holds[n]; h != nil {
+			l = Listed{Identity: identity.Identity{Number: n, Labels: h.labels}, Holders: len(h.holders)}
+		}
+		out = append(out, l)
+	}
+	for n, h := range a.holds {
+		if _, ok := a.known[n]; !ok {
+			out = append(out, Listed{Identity: identity.Identity{Number: n, Labels: h.labels}, Holders: len(h.holders)})
+		}
+	}
+	slices.SortFunc(out, func(x, y Listed) int { return identity.Compare(x.Identity, y.Identity) })
+	return out
+}
+
+// Status returns a summary.
+func (a *Allocator) Status() Status {
+	s := a.Summary()
+	s.TopKeys = a.topKeys()
+	return s
+}
+
+// Summary is Status without TopKeys, which cost a look at every identity.
+func (a *Allocator) Summary() Status {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := Status{Connected: a.connected, Ready: a.ready, Known: len(a.known), PendingWrites: len(a.releases)}
+	for n, h := range a.holds {
+		if n.Scope() == identity.ScopeCluster {
+			s.Held++
+			if h.ref == 0 {
+				s.PendingWrites++
+			}
+		}
+	}
+	if !a.connected {
+		s.StoreError = "not connected yet"
+		if a.storeErr != nil {
+			s.StoreError = a.storeErr.Error()
+		}
+	}
+	return s
+}
+
+// Counters returns what happened since the start.
+func (a *Allocator) Counters() Counters {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.counters
+}
+
+func (a *Allocator) topKeys() []identity.KeyCount {
+	a.mu.Lock()
+	sets := make([]identity.Labels, 0, len(a.known))
+	for _, e := range a.known {
+		sets = append(sets, e.labels)
+	}
+	a.mu.Unlock()
+	return identity.TopKeys(slices.Values(sets), 10)
+}
+
+// Hold gives the holder the number of a label set, which the cluster shares.
+// If the holder has another label set, it moves when move is set, and gets
+// ErrHeldOther otherwise. The answer is on stable storage.
+func (a *Allocator) Hold(ctx context.Context, holder Holder, labels identity.Labels, move bool) (identity.Identity, error) {
+	unlock, err := a.byHolder.lock(ctx, string(holder))
+	if err != nil {
+		return identity.Identity{}, err
+	}
+	defer unlock()
+
+	a.mu.Lock()
+	n, held := a.holders[holder]
+	if held {
+		h := a.holds[n]
+		if n.Scope() == identity.ScopeCluster && h.labels.Text() == labels.Text() {
+			a.mu.Unlock()
+			return a.answer(ctx, identity.Identity{Number: n, Labels: labels})
+		}
+		if !move {
+			a.mu.Unlock()
+			return identity.Identity{}, fmt.Errorf("%w: %s holds %d %s", ErrHeldOther, holder, n, clip(h.labels.Text(), 200))
+		}
+	}
+	a.mu.Unlock()
+
+	if err := faultResolveStart.Hit(ctx); err != nil {
+		return identity.Identity{}, err
+	}
+	unlockLabels, err := a.byLabels.lock(ctx, labels.Text())
+	if err != nil {
+		return identity.Identity{}, err
+	}
+	id, err := a.holdLabels(ctx, holder, labels)
+	unlockLabels()
+	if err != nil {
+		return identity.Identity{}, err
+	}
+	return a.answer(ctx, id)
+}
+
+// answer waits until everything that the answer says is on stable storage.
+func (a *Allocator) answer(ctx context.Context, id identity.Identity) (identity.Identity, error) {
+	if err := faultResolveRecorded.Hit(ctx); err != nil {
+		return identity.Identity{}, err
+	}
+	if err := a.saver.wait(ctx); err != nil {
+		return identity.Identity{}, err
+	}
+	if err := faultResolveDurable.Hit(ctx); err != nil {
+		return identity.Identity{}, err
+	}
+	return id, nil
+}
+
+// holdLabels claims the label set, unless this node refers to it already, and
+// puts the holder onto it. The label set is locked.
+func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels identity.Labels) (identity.Identity, error) {
+	a.mu.Lock()
+	number, isKnown := a.byText[labels.Text()]
+	if h := a.holds[number]; isKnown && h != nil && h.labels.Text() == labels.Text() {
+		// Referred to already, or about to be.
+		id := identity.Identity{Number: number, Labels: labels}
+		a.move(holder, id, 0)
+		a.mu.Unlock()
+		return id, nil
+	}
+	if err := a.reserve(holder); err != nil {
+		a.mu.Unlock()
+		err.Keys = a.topKeys()
+		return identity.Identity{}, err
+	}
+	connected := a.connected
+	a.mu.Unlock()
+	defer func() {
+		a.mu.Lock()
+		a.claiming--
+		a.mu.Unlock()
+	}()
+
+	var claim Claim
+	err := error(ErrUnavailable)
+	if connected || !isKnown {
+		claim, err = a.claim(ctx, labels, number)
+	}
+	if err != nil {
+		if !isKnown || !errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrSessionLost) || ctx.Err() != nil {
+			return identity.Identity{}, err
+		}
+		// The store is away and the set is known: the number as we know it
+		// stands, and the reference is written when the store answers again.
+		claim = Claim{Number: number}
+	}
+	if err := faultResolveClaimed.Hit(ctx); err != nil {
+		return identity.Identity{}, err
+	}
+	id := identity.Identity{Number: claim.Number, Labels: labels}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if h := a.holds[id.Number]; h != nil && h.labels.Text() != labels.Text() {
+		// The number was given to this set while we, cut off, held it for
+		// another. Run moves those holders away first; what was just written
+		// is found as a stray reference if nobody comes back.
+		a.wake()
+		return identity.Identity{}, fmt.Errorf("%w: number %d is still being taken from %s", ErrContended, id.Number, clip(h.labels.Text(), 200))
+	}
+	if claim.Revision == 0 {
+		a.counters.Offline++
+	} else {
+		a.learn(id, claim.Revision)
+	}
+	if claim.Created {
+		a.counters.Allocated++
+	}
+	a.move(holder, id, claim.Revision)
+	return id, nil
+}
+
+// reserve takes a place in the quota for a label set that this node does not
+// hold yet. It runs with mu held; the caller gives the place back.
+func (a *Allocator) reserve(holder Holder) *QuotaError {
+	used := a.claiming
+	for n := range a.holds {
+		if n.Scope() == identity.ScopeCluster {
+			used++
+		}
+	}
+	// A holder that moves away from a number of its own frees a place.
+	if n, ok := a.holders[holder]; ok && n.Scope() == identity.ScopeCluster && len(a.holds[n].holders) == 1 {
+		used--
+	}
+	if used >= a.cfg.Quota {
+		return &QuotaError{Kind: ErrQuota, Used: used, Limit: a.cfg.Quota}
+	}
+	a.claiming++
+	return nil
+}
+
+// maxAttempts bounds how many candidates one call tries. Candidates are free
+// as far as the mirror knows, so an attempt fails only when another node was
+// faster with another label set that wants the same number, or on a number
+// that rests.
+const maxAttempts = 64
+
+// claim gets the number of a label set from the store.
+func (a *Allocator) claim(ctx context.Context, labels identity.Labels, known identity.Numeric) (Claim, error) {
+	bounded, cancel := context.WithTimeout(ctx, a.cfg.StoreTimeout)
+	defer cancel()
+	if err := a.awaitStore(bounded); err != nil {
+		return Claim{}, a.unavailable(ctx, labels, err)
+	}
+	for range maxAttempts {
+		candidate, used, ok := a.candidate(labels)
+		if !ok && known == 0 {
+			// The label set may have a number nonetheless: another node may
+			// have given it one that we have not seen yet.
+			candidate = 0
+		}
+		c, err := a.store.Claim(bounded, labels, known, candidate)
+		switch {
+		case err == nil:
+			return c, nil
+		case errors.Is(err, ErrOccupied) && !ok:
+			return Claim{}, &QuotaError{Kind: ErrExhausted, Used: used, Limit: identity.ClusterSize, Keys: a.topKeys()}
+		case errors.Is(err, ErrOccupied):
+			a.mu.Lock()
+			a.occupied[candidate] = time.Now().Add(a.cfg.Reconcile)
+			a.mu.Unlock()
+			known = 0
+		case errors.Is(err, ErrUnavailable), errors.Is(err, ErrSessionLost):
+			a.fail(err)
+			return Claim{}, a.unavailable(ctx, labels, err)
+		default:
+			return Claim{}, err
+		}
+	}
+	return Claim{}, fmt.Errorf("%w: %d candidates for %s", ErrContended, maxAttempts, clip(labels.Text(), 200))
+}
+
+func (a *Allocator) unavailable(ctx context.Context, labels identity.Labels, err error) error {
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return ctx.Err()
+	}
+	return &StoreError{Endpoints: a.store.Endpoints(), Labels: labels, Err: err}
+}
+
+// awaitStore waits until the session is up.
+func (a *Allocator) awaitStore(ctx context.Context) error {
+	for {
+		a.mu.Lock()
+		connected, changed, err := a.connected, a.changed, a.storeErr
+		a.mu.Unlock()
+		if connected {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+// fail tells Run that a call saw the store fail.
+func (a *Allocator) fail(err error) {
+	select {
+	case a.lost <- err:
+	default: // one is enough
+	}
+}
+
+// candidate picks a number for a label set that has none: the first free one
+// from a start that the set's hash gives. So two nodes rarely want the same
+// number for different sets, and a set that was collected and comes back
+// usually gets the number that it had.
+func (a *Allocator) candidate(labels identity.Labels) (n identity.Numeric, used int, ok bool) {
+	sum := labels.Hash()
+	start := identity.Numeric(binary.BigEndian.Uint32(sum[:4]) % uint32(identity.ClusterSize))
+	now := time.Now()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for i := range identity.Numeric(identity.ClusterSize) {
+		n = identity.MinCluster + (start+i)%identity.Numeric(identity.ClusterSize)
+		if _, taken := a.known[n]; taken {
+			continue
+		}
+		if _, taken := a.holds[n]; taken {
+			continue
+		}
+		if until, taken := a.occupied[n]; taken {
+			if now.Before(until) {
+				continue
+			}
+			delete(a.occupied, n)
+		}
+		return n, 0, true
+	}
+	return 0, identity.ClusterSize, false
+}
+
+// move puts a holder onto an identity and takes it off the one it had. It runs
+// with mu held.
+func (a *Allocator) move(holder Holder, id identity.Identity, ref int64) {
+	if n, ok := a.holders[holder]; ok {
+		if n == id.Number {
+			a.addHolder(holder, id, ref)
+			return
+		}
+		a.dropHolder(holder)
+	}
+	a.addHolder(holder, id, ref)
+	a.saver.dirty()
+	a.wake()
+}
+
+// addHolder runs with mu held.
+func (a *Allocator) addHolder(holder Holder, id identity.Identity, ref int64) {
+	h := a.holds[id.Number]
+	if h == nil {
+		h = &hold{labels: id.Labels, holders: map[Holder]struct{}{}}
+		a.holds[id.Number] = h
+	}
+	h.ref = max(h.ref, ref)
+	h.holders[holder] = struct{}{}
+	a.holders[holder] = id.Number
+}
+
+// dropHolder runs with mu held and returns the number that was held, 0 if none.
+func (a *Allocator) dropHolder(holder Holder) identity.Numeric {
+	n, ok := a.holders[holder]
+	if !ok {
+		return 0
+	}
+	delete(a.holders, holder)
+	h := a.holds[n]
+	delete(h.holders, holder)
+	if len(h.holders) == 0 {
+		a.dropHold(n, h)
+	}
+	return n
+}
+
+// dropHold runs with mu held.
+func (a *Allocator) dropHold(n identity.Numeric, h *hold) {
+	delete(a.holds, n)
+	if n.Scope() == identity.ScopeNodeLocal {
+		delete(a.localText, h.labels.Text())
+		a.pub.Delete(n)
+		return
+	}
+	if h.ref != 0 {
+		a.releases[n] = h.ref
+	}
+	// A held number outlives its deletion in the store; this one no more.
+	switch e, ok := a.known[n]; {
+	case !ok:
+		a.pub.Delete(n)
+	case e.gone:
+		a.forget(n)
+	case e.labels.Text() != h.labels.Text():
+		a.pub.Upsert(n, identity.Identity{Number: n, Labels: e.labels})
+	}
+}
+
+// HoldNodeLocal gives the holder a number that is valid on this node only. It
+// needs no store.
+func (a *Allocator) HoldNodeLocal(ctx context.Context, holder Holder, labels identity.Labels) (identity.Identity, error) {
+	unlock, err := a.byHolder.lock(ctx, string(holder))
+	if err != nil {
+		return identity.Identity{}, err
+	}
+	defer unlock()
+	if err := faultResolveStart.Hit(ctx); err != nil {
+		return identity.Identity{}, err
+	}
+	id, err := a.holdNodeLocal(holder, labels)
+	if err != nil {
+		return identity.Identity{}, err
+	}
+	return a.answer(ctx, id)
+}
+
+func (a *Allocator) holdNodeLocal(holder Holder, labels identity.Labels) (identity.Identity, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if n, ok := a.holders[holder]; ok {
+		if h := a.holds[n]; n.Scope() != identity.ScopeNodeLocal || h.labels.Text() != labels.Text() {
+			return identity.Identity{}, fmt.Errorf("%w: %s holds %d %s", ErrHeldOther, holder, n, clip(h.labels.Text(), 200))
+		}
+		return identity.Identity{Number: n, Labels: labels}, nil
+	}
+	n, ok := a.localText[labels.Text()]
+	if !ok {
+		const size = identity.MaxNodeLocal - identity.MinNodeLocal + 1
+		for i := range size {
+			c := identity.MinNodeLocal + (a.localNext-identity.MinNodeLocal+i)%size
+			if a.holds[c] == nil {
+				n, ok = c, true
+				break
+			}
+		}
+		if !ok {
+			return identity.Identity{}, &QuotaError{Kind: ErrExhausted, Used: int(size), Limit: int(size)}
+		}
+		a.localNext = identity.MinNodeLocal + (n-identity.MinNodeLocal+1)%size
+		a.localText[labels.Text()] = n
+	}
+	id := identity.Identity{Number: n, Labels: labels}
+	a.move(holder, id, 0)
+	a.pub.Upsert(n, id)
+	return id, nil
+}
+
+// Release drops what a holder holds and returns the number, 0 if it held none.
+// It needs no store: the reference there is dropped by Run.
+func (a *Allocator) Release(ctx context.Context, holder Holder) (identity.Numeric, error) {
+	unlock, err := a.byHolder.lock(ctx, string(holder))
+	if err != nil {
+		return 0, err
+	}
+	defer unlock()
+	a.mu.Lock()
+	n := a.dropHolder(holder)
+	if n != 0 {
+		a.saver.dirty()
+	}
+	a.mu.Unlock()
+	if err := faultReleaseStart.Hit(ctx); err != nil {
+		return 0, err
+	}
+	// Also when nothing was held: an earlier call may have dropped it and
+	// failed to store that.
+	if err := a.saver.wait(ctx); err != nil {
+		return 0, err
+	}
+	if n != 0 {
+		a.wake()
+	}
+	if err := faultReleaseDurable.Hit(ctx); err != nil {
+		return 0, err
+	}
+	return n, nil
+}
+
+func (a *Allocator) wake() {
+	select {
+	case a.kick <- struct{}{}:
+	default:
+	}
+}
+
+func (a *Allocator) holdsToSave() Holds {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	h := Holds{NextNodeLocal: a.localNext, Holders: make([]HolderRecord, 0, len(a.holders))}
+	for _, holder := range slices.Sorted(maps.Keys(a.holders)) {
+		n := a.holders[holder]
+		h.Holders = append(h.Holders, HolderRecord{Holder: holder, Identity: identity.Identity{Number: n, Labels: a.holds[n].labels}})
+	}
+	return h
+}
+
+func (a *Allocator) knownToSave() []identity.Identity {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	out := make([]identity.Identity, 0, len(a.known))
+	for n, e := range a.known {
+		out = append(out, identity.Identity{Number: n, Labels: e.labels})
+	}
+	slices.SortFunc(out, identity.Compare)
+	return out
+}
+
+func clip(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	return s[:n] + "…"
+}

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package allocator
+
+import "github.com/sluice-net/sluice/services/identity/internal/identity"
+
+// learn puts an identity into the mirror as the store had it at a revision;
+// what the mirror has from a later revision stays. It runs with mu held.
+func (a *Allocator) learn(id identity.Identity, revision int64) {
+	text := id.Labels.Text()
+	if e, ok := a.known[id.Number]; ok {
+		if e.revision > revision {
+			return
+		}
+		if e.labels.Text() != text && a.byText[e.labels.Text()] == id.Number {
+			delete(a.byText, e.labels.Text())
+		}
+	}
+	a.known[id.Number] = knownEntry{labels: id.Labels, revision: revision}
+	a.byText[text] = id.Number
+	a.dirtyKnown()
+	if h := a.holds[id.Number]; h != nil && h.labels.Text() != text {
+		// What we hold is something else to the cluster. Until that is settled
+		// readers see what our own endpoints have.
+		h.ref = 0
+		a.wake()
+		return
+	}
+	a.pub.Upsert(id.Number, id)
+}
+
+// forget takes a number out of the mirror. It runs with mu held.
+func (a *Allocator) forget(n identity.Numeric) {
+	e, ok := a.known[n]
+	if !ok {
+		return
+	}
+	h := a.holds[n]
+	if h != nil {
+		// It vanished under us: refer to it again, which creates it again.
+		h.ref = 0
+		a.wake()
+		if h.labels.Text() == e.labels.Text() {
+			// byText keeps it too: the next call for this set joins the hold.
+			a.known[n] = knownEntry{labels: e.labels, gone: true}
+			return
+		}
+	}
+	delete(a.known, n)
+	if a.byText[e.labels.Text()] == n {
+		delete(a.byText, e.labels.Text())
+	}
+	a.dirtyKnown()
+	if h == nil {
+		a.pub.Delete(n)
+	}
+}
+
+// observe is the sink of Store.Follow.
+func (a *Allocator) observe(u Update) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if u.Complete {
+		if u.Reset {
+			for n, e := range a.known {
+				e.revision = 0
+				a.known[n] = e
+			}
+		}
+		listed := make(map[identity.Numeric]struct{}, len(u.Upserts))
+		for _, e := range u.Upserts {
+			listed[e.Identity.Number] = struct{}{}
+		}
+		for n, e := range a.known {
+			if _, ok := listed[n]; !ok && e.revision <= u.Revision {
+				a.forget(n)
+			}
+		}
+	}
+	for _, e := range u.Upserts {
+		a.learn(e.Identity, e.Revision)
+	}
+	for _, d := range u.Deletes {
+		if e, ok := a.known[d.Number]; ok && e.revision < d.Revision {
+			a.forget(d.Number)
+		}
+	}
+	if u.Complete {
+		a.becomeReady()
+		a.dirtyKnown() // also an empty listing is something to know
+	}
+}
+
+// dirtyKnown asks for the cache to be written.
+func (a *Allocator) dirtyKnown() {
+	select {
+	case a.knownDirty <- struct{}{}:
+	default:
+	}
+}

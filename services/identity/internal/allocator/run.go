@@ -1,0 +1,465 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package allocator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/identity/internal/identity"
+)
+
+// writers is how many references are written at once after a reconnect.
+const writers = 8
+
+// Run keeps session, mirror, references and cache until ctx is done, and
+// returns nil then. It is called once.
+func (a *Allocator) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	wg.Go(func() { a.runSession(ctx) })
+	wg.Go(func() { a.runFollow(ctx) })
+	wg.Go(func() { a.runKnown(ctx) })
+	wg.Wait()
+	return nil
+}
+
+// pause sleeps between two attempts; it doubles up to RetryMax.
+func (a *Allocator) pause(ctx context.Context, d *time.Duration) {
+	*d = min(max(2**d, a.cfg.RetryMin), a.cfg.RetryMax)
+	t := time.NewTimer(*d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+func (a *Allocator) runFollow(ctx context.Context) {
+	var wait time.Duration
+	for ctx.Err() == nil {
+		began := time.Now()
+		err := a.store.Follow(ctx, a.observe)
+		if ctx.Err() != nil {
+			return
+		}
+		if time.Since(began) > a.cfg.RetryMax {
+			wait = 0
+		}
+		if errors.Is(err, ErrUnavailable) {
+			a.cfg.Log.Debug("following the store", log.Err(err))
+		} else {
+			a.cfg.Log.Error("following the store", log.Err(err))
+		}
+		a.pause(ctx, &wait)
+	}
+}
+
+// runKnown writes the cache, gathering changes; the last ones at the end.
+func (a *Allocator) runKnown(ctx context.Context) {
+	save := func() {
+		if err := a.records.SaveKnown(a.knownToSave()); err != nil {
+			a.cfg.Log.Error("the cache of identities was not written; it is tried again with the next change", log.Err(err))
+		}
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			if ready, _ := a.Ready(); ready {
+				save()
+			}
+			return
+		case <-a.knownDirty:
+		}
+		t := time.NewTimer(a.cfg.KnownDelay)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+		}
+		// An unfinished listing must not be taken for the cluster.
+		if ready, _ := a.Ready(); ready {
+			save()
+		}
+	}
+}
+
+func (a *Allocator) runSession(ctx context.Context) {
+	var wait time.Duration
+	first := true
+	for ctx.Err() == nil {
+		began := time.Now()
+		err := a.session(ctx, &first)
+		if ctx.Err() != nil {
+			return
+		}
+		a.disconnected(err)
+		if time.Since(began) > a.cfg.RetryMax {
+			wait = 0
+		}
+		a.pause(ctx, &wait)
+	}
+}
+
+func (a *Allocator) disconnected(err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.connected || a.storeErr == nil {
+		a.cfg.Log.Warn("store is away; known label sets keep being answered", "endpoints", a.store.Endpoints(), log.Err(err))
+	}
+	a.connected, a.storeErr = false, err
+	a.notify()
+}
+
+// bounded runs one request to the store.
+func (a *Allocator) bounded(ctx context.Context, f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, a.cfg.StoreTimeout)
+	defer cancel()
+	return f(ctx)
+}
+
+// session joins the store, makes its references equal to what is held, and
+// keeps them so until the session fails. Nothing is claimed before the
+// references are equal, and nothing is collected by this node before that.
+func (a *Allocator) session(ctx context.Context, first *bool) error {
+	var fresh bool
+	if err := a.bounded(ctx, func(ctx context.Context) (err error) {
+		fresh, err = a.store.Join(ctx)
+		return err
+	}); err != nil {
+		return err
+	}
+	if fresh {
+		a.mu.Lock()
+		for _, h := range a.holds {
+			h.ref = 0
+		}
+		clear(a.releases) // they went with the session, or are found below
+		a.mu.Unlock()
+	}
+	select {
+	case <-a.lost: // of the session before
+	default:
+	}
+	if err := a.flush(ctx); err != nil {
+		return err
+	}
+	// In a new process no claim of ours is under way: what is referred to and
+	// not held was left behind by the process before.
+	if err := a.reconcile(ctx, *first); err != nil {
+		return err
+	}
+	if err := a.flush(ctx); err != nil {
+		return err
+	}
+	*first = false
+	a.mu.Lock()
+	a.connected, a.storeErr = true, nil
+	held := len(a.holds)
+	a.notify()
+	a.mu.Unlock()
+	a.cfg.Log.Info("store session is up", "endpoints", a.store.Endpoints(), "held", held, "new_session", fresh)
+
+	heartbeat := time.NewTicker(a.cfg.Heartbeat)
+	defer heartbeat.Stop()
+	compare := time.NewTicker(a.cfg.Reconcile)
+	defer compare.Stop()
+	gc := collector{since: map[identity.Numeric]unusedSince{}}
+	for {
+		var err error
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case err = <-a.lost:
+			if errors.Is(err, ErrUnavailable) {
+				// A call may have been given little time; ask ourselves.
+				err = a.bounded(ctx, a.store.Ping)
+			}
+		case <-heartbeat.C:
+			err = a.bounded(ctx, a.store.Ping)
+		case <-a.kick:
+			err = a.flush(ctx)
+		case <-compare.C:
+			if err = a.reconcile(ctx, false); err == nil {
+				err = a.flush(ctx)
+			}
+			if err == nil {
+				err = a.collect(ctx, &gc)
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// reconcile compares the references in the store with what is held. A
+// reference without a hold is dropped when strict is set, and otherwise when it
+// was seen, unchanged, the last time too: a claim may be on its way.
+func (a *Allocator) reconcile(ctx context.Context, strict bool) error {
+	var refs []Reference
+	if err := a.bounded(ctx, func(ctx context.Context) (err error) {
+		refs, err = a.store.References(ctx)
+		return err
+	}); err != nil {
+		return err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	have := make(map[identity.Numeric]int64, len(refs))
+	strays := map[identity.Numeric]int64{}
+	for _, r := range refs {
+		have[r.Number] = r.Revision
+		if a.holds[r.Number] != nil {
+			continue
+		}
+		if strict || a.strays[r.Number] == r.Revision {
+			a.releases[r.Number] = r.Revision
+		} else {
+			strays[r.Number] = r.Revision
+		}
+	}
+	a.strays = strays
+	for n, h := range a.holds {
+		if n.Scope() == identity.ScopeCluster && h.ref != 0 && have[n] == 0 {
+			h.ref = 0
+		}
+	}
+	return nil
+}
+
+// flush writes the references that are missing and drops those that are owed.
+func (a *Allocator) flush(ctx context.Context) error {
+	a.mu.Lock()
+	var restore []identity.Identity
+	for n, h := range a.holds {
+		if n.Scope() == identity.ScopeCluster && h.ref == 0 {
+			restore = append(restore, identity.Identity{Number: n, Labels: h.labels})
+		}
+	}
+	release := maps.Clone(a.releases)
+	a.mu.Unlock()
+
+	slices.SortFunc(restore, identity.Compare)
+	var work []func(context.Context) error
+	for _, id := range restore {
+		work = append(work, func(ctx context.Context) error { return a.restore(ctx, id) })
+	}
+	for _, n := range slices.Sorted(maps.Keys(release)) {
+		work = append(work, func(ctx context.Context) error { return a.drop(ctx, Reference{Number: n, Revision: release[n]}) })
+	}
+	return inParallel(ctx, writers, work)
+}
+
+// inParallel runs work with at most n at a time and returns the first error,
+// after which nothing more is begun.
+func inParallel(ctx context.Context, n int, work []func(context.Context) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	next := make(chan func(context.Context) error)
+	var wg sync.WaitGroup
+	for range min(n, len(work)) {
+		wg.Go(func() {
+			for f := range next {
+				if err := f(ctx); err != nil {
+					cancel(err)
+				}
+			}
+		})
+	}
+feed:
+	for _, f := range work {
+		select {
+		case next <- f:
+		case <-ctx.Done():
+			break feed
+		}
+	}
+	close(next)
+	wg.Wait()
+	return context.Cause(ctx)
+}
+
+// drop releases one reference in the store.
+func (a *Allocator) drop(ctx context.Context, ref Reference) error {
+	if err := faultReleaseStore.Hit(ctx); err != nil {
+		return err
+	}
+	if err := a.bounded(ctx, func(ctx context.Context) error { return a.store.Release(ctx, ref) }); err != nil {
+		return fmt.Errorf("release %d: %w", ref.Number, err)
+	}
+	if err := faultReleasedStore.Hit(ctx); err != nil {
+		return err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.releases[ref.Number] == ref.Revision {
+		delete(a.releases, ref.Number)
+	}
+	return nil
+}
+
+// restore writes the reference of one held identity.
+func (a *Allocator) restore(ctx context.Context, id identity.Identity) error {
+	var claim Claim
+	err := a.bounded(ctx, func(ctx context.Context) (err error) {
+		claim, err = a.store.Restore(ctx, id)
+		return err
+	})
+	var conflict *ConflictError
+	if errors.As(err, &conflict) {
+		return a.resolve(ctx, conflict)
+	}
+	if err != nil {
+		return fmt.Errorf("restore %d: %w", id.Number, err)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	h := a.holds[id.Number]
+	if h == nil || h.labels.Text() != id.Labels.Text() {
+		a.releases[id.Number] = claim.Revision // released meanwhile
+		a.wake()
+		return nil
+	}
+	h.ref = max(h.ref, claim.Revision)
+	a.counters.Restored++
+	a.learn(id, claim.Revision)
+	if claim.Created {
+		a.cfg.Log.Warn("a held identity was gone from the store and was created again", "identity", id.Number, "labels", id.Labels.Text())
+	}
+	return nil
+}
+
+// resolve moves the holders of a number that means something else now to the
+// number that their label set has. It is loud, because packets of this node
+// carried the wrong number until here, and the datapath learns the right one
+// when it resolves its endpoints again.
+func (a *Allocator) resolve(ctx context.Context, c *ConflictError) error {
+	unlock, err := a.byLabels.lock(ctx, c.Held.Labels.Text())
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	var claim Claim
+	for range maxAttempts {
+		candidate, _, ok := a.candidate(c.Held.Labels)
+		if !ok {
+			candidate = 0
+		}
+		err = a.bounded(ctx, func(ctx context.Context) (err error) {
+			claim, err = a.store.Claim(ctx, c.Held.Labels, c.Moved, candidate)
+			return err
+		})
+		if !errors.Is(err, ErrOccupied) || !ok {
+			break
+		}
+		a.mu.Lock()
+		a.occupied[candidate] = time.Now().Add(a.cfg.Reconcile)
+		a.mu.Unlock()
+	}
+	if err != nil {
+		return fmt.Errorf("resolve %w: %w", c, err)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	old := a.holds[c.Held.Number]
+	if old == nil || old.labels.Text() != c.Held.Labels.Text() {
+		return nil // released meanwhile; the new reference is found as a stray
+	}
+	moved := identity.Identity{Number: claim.Number, Labels: c.Held.Labels}
+	if h := a.holds[moved.Number]; h != nil && h.labels.Text() != moved.Labels.Text() {
+		return nil // that one is in conflict itself and moves first; tried again at the next comparison
+	}
+	holders := slices.Sorted(maps.Keys(old.holders))
+	delete(a.holds, c.Held.Number)
+	a.learn(moved, claim.Revision)
+	for _, h := range holders {
+		a.addHolder(h, moved, claim.Revision)
+	}
+	// Readers are told what the old number is now.
+	delete(a.known, c.Held.Number)
+	if c.Occupant.Labels.IsZero() {
+		a.pub.Delete(c.Held.Number)
+	} else {
+		a.learn(c.Occupant, claim.Revision)
+	}
+	a.saver.dirty()
+	a.counters.Conflicts++
+	a.cfg.Log.Error("identity conflict: a held number means something else in the cluster; its holders were moved and must be resolved again",
+		"identity", c.Held.Number, "labels", c.Held.Labels.Text(), "now", c.Occupant.Labels.Text(), "moved_to", claim.Number, "holders", holders)
+	return nil
+}
+
+// collector is the memory of collection in one session. A new session starts
+// over: after the store was away for everybody, each node gets the whole grace
+// period to refer to its numbers again.
+type collector struct {
+	since map[identity.Numeric]unusedSince
+}
+
+type unusedSince struct {
+	fence int64
+	at    time.Time
+}
+
+// collect removes what nobody referred to for the whole grace period. Any
+// number of nodes may do it at once; one leads only to spare the store.
+func (a *Allocator) collect(ctx context.Context, gc *collector) error {
+	var lead bool
+	var unused []Candidate
+	err := a.bounded(ctx, func(ctx context.Context) (err error) {
+		if lead, err = a.store.Lead(ctx); err != nil || !lead {
+			return err
+		}
+		unused, err = a.store.Unreferenced(ctx)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if !lead {
+		clear(gc.since)
+		return nil
+	}
+	due := gc.due(unused, time.Now(), a.cfg.Grace)
+	if len(due) == 0 {
+		return nil
+	}
+	var gone []identity.Numeric
+	err = a.bounded(ctx, func(ctx context.Context) (err error) {
+		gone, err = a.store.Collect(ctx, due, a.cfg.Rest)
+		return err
+	})
+	a.mu.Lock()
+	a.counters.Collected += uint64(len(gone))
+	a.mu.Unlock()
+	if len(gone) > 0 {
+		a.cfg.Log.Info("identities collected", "identities", gone)
+	}
+	return err
+}
+
+// due says which of the unused identities have been unused, without anybody
+// touching them, for the grace period.
+func (gc *collector) due(unused []Candidate, now time.Time, grace time.Duration) []Candidate {
+	seen := make(map[identity.Numeric]unusedSince, len(unused))
+	var due []Candidate
+	for _, c := range unused {
+		s, ok := gc.since[c.Identity.Number]
+		if !ok || s.fence != c.Fence {
+			s = unusedSince{fence: c.Fence, at: now}
+		}
+		seen[c.Identity.Number] = s
+		if ok && now.Sub(s.at) >= grace {
+			due = append(due, c)
+		}
+	}
+	gc.since = seen
+	return due
+}

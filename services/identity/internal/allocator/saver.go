@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package allocator
+
+import (
+	"context"
+	"fmt"
+	"sync"
+)
+
+// saver puts the holds on stable storage, many changes with one write: whoever
+// waits while a write runs is served by the next one.
+type saver struct {
+	save func() error // writes the state as it is when called
+
+	mu      sync.Mutex
+	changed uint64       // guarded by mu; number of the last change
+	saved   uint64       // guarded by mu; the last change that is on stable storage
+	running *savingRound // guarded by mu; nil when nothing is written
+}
+
+type savingRound struct {
+	done chan struct{}
+	upTo uint64
+	err  error // set before done is closed
+}
+
+func (s *saver) init(save func() error) { s.save = save }
+
+// dirty notes a change. It must be called before the lock is given up under
+// which the change was made.
+func (s *saver) dirty() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.changed++
+}
+
+// wait returns when every change so far is on stable storage. The error is
+// ErrRecords or the context's; the changes stay in memory and are written by
+// the next call.
+func (s *saver) wait(ctx context.Context) error {
+	s.mu.Lock()
+	want := s.changed
+	for s.saved < want {
+		r := s.running
+		if r == nil {
+			r = &savingRound{done: make(chan struct{}), upTo: s.changed}
+			s.running = r
+			// On a goroutine of its own, because the caller may give up before
+			// the disk does. It ends with the write.
+			go s.round(r)
+		}
+		s.mu.Unlock()
+		select {
+		case <-r.done:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		s.mu.Lock()
+		if r.err != nil && r.upTo >= want {
+			s.mu.Unlock()
+			return fmt.Errorf("%w: %w", ErrRecords, r.err)
+		}
+	}
+	s.mu.Unlock()
+	return nil
+}
+
+func (s *saver) round(r *savingRound) {
+	r.err = s.save()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if r.err == nil {
+		s.saved = max(s.saved, r.upTo)
+	}
+	s.running = nil
+	close(r.done)
+}

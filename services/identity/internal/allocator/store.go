@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package allocator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/sluice-net/sluice/services/identity/internal/identity"
+)
+
+// Errors of a Store.
+var (
+	// ErrUnavailable: the store does not answer. Nobody knows whether what was
+	// asked for happened.
+	ErrUnavailable = errors.New("store unavailable")
+	// ErrSessionLost: the session ended, and with it every reference of this
+	// node. Join again and restore.
+	ErrSessionLost = errors.New("store session lost")
+	// ErrOccupied: the candidate is another label set's, or rests.
+	ErrOccupied = errors.New("number is occupied")
+	// ErrConflict: the number or the label set means something else now. It
+	// is always a *ConflictError.
+	ErrConflict = errors.New("identity conflict")
+	// ErrCorrupt: the store holds what this program never writes.
+	ErrCorrupt = errors.New("store content is damaged")
+)
+
+// ConflictError says what the store has instead of an identity that this node held.
+type ConflictError struct {
+	Held     identity.Identity
+	Occupant identity.Identity // who has the number now; zero if nobody
+	Moved    identity.Numeric  // the number that the label set has now; 0 if none
+}
+
+func (e *ConflictError) Error() string {
+	switch {
+	case !e.Occupant.Labels.IsZero():
+		return fmt.Sprintf("%v: number %d stands for %s now, not for %s", ErrConflict, e.Held.Number, e.Occupant.Labels, e.Held.Labels)
+	case e.Moved != 0:
+		return fmt.Sprintf("%v: %s has the number %d now, not %d", ErrConflict, e.Held.Labels, e.Moved, e.Held.Number)
+	}
+	return fmt.Sprintf("%v: number %d rests after another label set had it", ErrConflict, e.Held.Number)
+}
+
+// Is makes it an ErrConflict.
+func (e *ConflictError) Is(target error) bool { return target == ErrConflict }
+
+// Claim is what Store.Claim and Store.Restore did.
+type Claim struct {
+	Number   identity.Numeric
+	Revision int64 // of the reference that was written
+	Created  bool  // nobody had the label set before
+}
+
+// Reference is one of this node's references as the store has it.
+type Reference struct {
+	Number   identity.Numeric
+	Revision int64 // of its last write
+}
+
+// Candidate is an identity without references, with what proves later that
+// nobody touched it since.
+type Candidate struct {
+	Identity identity.Identity
+	Fence    int64 // grows whenever anybody refers to the identity
+}
+
+// Entry is an identity as a listing or a watch of the store brings it.
+type Entry struct {
+	Identity identity.Identity
+	Revision int64
+}
+
+// Deletion is a number that was collected.
+type Deletion struct {
+	Number   identity.Numeric
+	Revision int64
+}
+
+// Update is one step of Store.Follow.
+type Update struct {
+	Complete bool  // Upserts is everything there is at Revision
+	Reset    bool  // with Complete: older revisions belong to another store's history
+	Revision int64 // of the listing
+	Upserts  []Entry
+	Deletes  []Deletion
+}
+
+// Store is the memory that all nodes of a cluster share. Revisions grow with
+// every change of it.
+//
+// Every method returns an error that is ErrUnavailable when the store does not
+// answer before ctx is done. All may be called concurrently.
+type Store interface {
+	// Join makes sure that this node has a session. fresh says that it is a
+	// new one: references written before it are gone or will go.
+	Join(ctx context.Context) (fresh bool, err error)
+	// Ping keeps the session alive: nil, ErrSessionLost or ErrUnavailable.
+	Ping(ctx context.Context) error
+	// Claim refers to the number of a label set, in one step that either
+	// happens wholly or not at all. known is the number it probably has, or 0.
+	// If it has none, it gets candidate: ErrOccupied if that is not free.
+	Claim(ctx context.Context, labels identity.Labels, known, candidate identity.Numeric) (Claim, error)
+	// Restore refers to an identity that this node held before, and creates it
+	// again if it is gone. ErrConflict if number or label set mean something else.
+	Restore(ctx context.Context, id identity.Identity) (Claim, error)
+	// Release drops a reference that was not written again since.
+	Release(ctx context.Context, ref Reference) error
+	// References lists this node's references.
+	References(ctx context.Context) ([]Reference, error)
+	// Follow hands every identity to sink, then every change, in order, and
+	// returns only with an error or when ctx is done. A gap in the changes
+	// becomes a new complete listing.
+	Follow(ctx context.Context, sink func(Update)) error
+	// Lead says whether this node is the one that collects, becoming it if
+	// nobody is. It lasts as long as the session.
+	Lead(ctx context.Context) (bool, error)
+	// Unreferenced lists the identities that no node refers to.
+	Unreferenced(ctx context.Context) ([]Candidate, error)
+	// Collect removes those candidates that nobody touched since they were
+	// listed and returns their numbers, which rest: for that long no other
+	// label set gets them.
+	Collect(ctx context.Context, unused []Candidate, rest time.Duration) ([]identity.Numeric, error)
+	// Endpoints names the store for messages.
+	Endpoints() []string
+}
+
+// Publisher is told what exists.
+type Publisher interface {
+	Upsert(identity.Numeric, identity.Identity) uint64
+	Delete(identity.Numeric) bool
+	Loaded() // what was not upserted does not exist
+}
+
+// Holds is what this node may not forget: who holds which number.
+type Holds struct {
+	Holders []HolderRecord
+	// NextNodeLocal is where the search for a free node-local number begins,
+	// so that a freed number rests as long as the range allows.
+	NextNodeLocal identity.Numeric
+}
+
+// HolderRecord is one holder. The label set is part of it: what was answered
+// must not depend on a cache.
+type HolderRecord struct {
+	Holder   Holder
+	Identity identity.Identity
+}
+
+// Records is the memory of this node. What a method was given is on stable
+// storage when it returns nil.
+type Records interface {
+	SaveHolds(Holds) error
+	// SaveKnown stores the identities of the cluster that this node knows: a
+	// cache for the time without the store.
+	SaveKnown([]identity.Identity) error
+}

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package server
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+)
+
+type metric struct {
+	desc  *prometheus.Desc
+	kind  prometheus.ValueType
+	value func(allocator.Status, allocator.Counters) float64
+}
+
+func newMetric(name, help string, kind prometheus.ValueType, value func(allocator.Status, allocator.Counters) float64) metric {
+	return metric{prometheus.NewDesc("sluice_identity_"+name, help, nil, nil), kind, value}
+}
+
+var metrics = []metric{
+	newMetric("cluster_identities", "Identities of the cluster that this node knows.", prometheus.GaugeValue,
+		func(s allocator.Status, _ allocator.Counters) float64 { return float64(s.Known) }),
+	newMetric("held_identities", "Identities of the cluster that this node holds.", prometheus.GaugeValue,
+		func(s allocator.Status, _ allocator.Counters) float64 { return float64(s.Held) }),
+	newMetric("pending_store_writes", "References and releases that wait for etcd.", prometheus.GaugeValue,
+		func(s allocator.Status, _ allocator.Counters) float64 { return float64(s.PendingWrites) }),
+	newMetric("store_connected", "1 while etcd answers.", prometheus.GaugeValue,
+		func(s allocator.Status, _ allocator.Counters) float64 {
+			if s.Connected {
+				return 1
+			}
+			return 0
+		}),
+	newMetric("allocated_identities_total", "Identities that this node created.", prometheus.CounterValue,
+		func(_ allocator.Status, c allocator.Counters) float64 { return float64(c.Allocated) }),
+	newMetric("collected_identities_total", "Identities without references that this node removed.", prometheus.CounterValue,
+		func(_ allocator.Status, c allocator.Counters) float64 { return float64(c.Collected) }),
+	newMetric("restored_references_total", "References of this node that were written again.", prometheus.CounterValue,
+		func(_ allocator.Status, c allocator.Counters) float64 { return float64(c.Restored) }),
+	newMetric("offline_answers_total", "Answers given from memory because etcd was away.", prometheus.CounterValue,
+		func(_ allocator.Status, c allocator.Counters) float64 { return float64(c.Offline) }),
+	newMetric("conflicts_total", "Held numbers that meant something else in the cluster after this node was cut off. Each needs a look.", prometheus.CounterValue,
+		func(_ allocator.Status, c allocator.Counters) float64 { return float64(c.Conflicts) }),
+}
+
+// Collector gives the allocator's figures to Prometheus.
+type Collector struct{ Allocator *allocator.Allocator }
+
+// Describe implements prometheus.Collector.
+func (Collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, m := range metrics {
+		ch <- m.desc
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c Collector) Collect(ch chan<- prometheus.Metric) {
+	status, counters := c.Allocator.Summary(), c.Allocator.Counters()
+	for _, m := range metrics {
+		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.value(status, counters))
+	}
+}

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package server answers sluice.identity.v1 from the allocator.
+//
+// It translates and decides nothing: requests into the core's words, the
+// core's errors into status codes, in one function.
+package server
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/sluice-net/sluice/kit/rpc"
+	"github.com/sluice-net/sluice/kit/watch"
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/identity"
+)
+
+// Hub is what WatchIdentities reads; the allocator publishes into it.
+type Hub = watch.Hub[identity.Numeric, identity.Identity]
+
+// NewHub returns a hub that says "that was everything" only when the allocator does.
+func NewHub() *Hub {
+	return watch.NewHub[identity.Numeric](watch.Options[identity.Identity]{
+		Loading: true,
+		Equal:   identity.Identity.Equal,
+	})
+}
+
+// Server implements identityv1.IdentityServiceServer.
+type Server struct {
+	identityv1.UnimplementedIdentityServiceServer
+
+	Allocator *allocator.Allocator
+	Hub       *Hub
+	Filter    identity.Filter
+	Node      string
+	Version   string
+	Started   time.Time
+}
+
+// Register adds the service.
+func (s *Server) Register(r grpc.ServiceRegistrar) { identityv1.RegisterIdentityServiceServer(r, s) }
+
+// Methods says who may call what. Only root changes anything: the datapath
+// resolves its endpoints as root, and nobody else has endpoints.
+func Methods() rpc.Methods {
+	// More changes at once than the store answers gain nothing; who waits too
+	// long hears RESOURCE_EXHAUSTED instead of filling memory.
+	change := rpc.Limit{InFlight: 64, Waiting: 1024}
+	read := rpc.Limit{InFlight: 32, Waiting: 256}
+	return rpc.Methods{
+		identityv1.IdentityService_AllocateIdentity_FullMethodName: {Access: rpc.Root(), Limit: change},
+		identityv1.IdentityService_ReleaseIdentity_FullMethodName:  {Access: rpc.Root(), Limit: change},
+		identityv1.IdentityService_ResolveEndpoint_FullMethodName:  {Access: rpc.Root(), Limit: change},
+		identityv1.IdentityService_GetIdentity_FullMethodName:      {Access: rpc.Group(), Limit: read},
+		identityv1.IdentityService_ListIdentities_FullMethodName:   {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 8, Waiting: 32}},
+		identityv1.IdentityService_WatchIdentities_FullMethodName:  {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64}},
+		identityv1.IdentityService_GetStatus_FullMethodName:        {Access: rpc.Group(), Limit: read},
+	}
+}
+
+// AllocateIdentity implements the service.
+func (s *Server) AllocateIdentity(ctx context.Context, req *identityv1.AllocateIdentityRequest) (*identityv1.AllocateIdentityResponse, error) {
+	labels, err := identity.Workload(s.Filter, fromLabels(req.GetLabels()), nil)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	holder := allocator.ReferenceHolder(req.GetReference())
+	var id identity.Identity
+	switch req.GetScope() {
+	case identityv1.Scope_SCOPE_NODE_LOCAL:
+		id, err = s.Allocator.HoldNodeLocal(ctx, holder, labels)
+	default:
+		id, err = s.Allocator.Hold(ctx, holder, labels, false)
+	}
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &identityv1.AllocateIdentityResponse{Identity: toIdentity(id)}, nil
+}
+
+// ReleaseIdentity implements the service.
+func (s *Server) ReleaseIdentity(ctx context.Context, req *identityv1.ReleaseIdentityRequest) (*identityv1.ReleaseIdentityResponse, error) {
+	holder := allocator.ReferenceHolder(req.GetReference())
+	if o := req.GetOwner(); o != nil {
+		holder = endpoint(o)
+	}
+	n, err := s.Allocator.Release(ctx, holder)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &identityv1.ReleaseIdentityResponse{ReleasedNumber: uint32(n)}, nil
+}
+
+// ResolveEndpoint implements the service.
+func (s *Server) ResolveEndpoint(ctx context.Context, req *identityv1.ResolveEndpointRequest) (*identityv1.ResolveEndpointResponse, error) {
+	labels, err := identity.Workload(s.Filter, fromLabels(req.GetLabels()), fromPorts(req.GetNamedPorts()))
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	id, err := s.Allocator.Hold(ctx, endpoint(req.GetOwner()), labels, true)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &identityv1.ResolveEndpointResponse{Identity: toIdentity(id)}, nil
+}
+
+// GetIdentity implements the service.
+func (s *Server) GetIdentity(_ context.Context, req *identityv1.GetIdentityRequest) (*identityv1.GetIdentityResponse, error) {
+	id, holders, err := s.Allocator.Get(identity.Numeric(req.GetNumber()))
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &identityv1.GetIdentityResponse{Identity: toIdentity(id), References: holders}, nil
+}
+
+// ListIdentities implements the service.
+func (s *Server) ListIdentities(req *identityv1.ListIdentitiesRequest, stream grpc.ServerStreamingServer[identityv1.ListIdentitiesResponse]) error {
+	for _, l := range s.Allocator.List() {
+		if len(req.GetScopes()) > 0 && !slices.Contains(req.GetScopes(), toScope(l.Identity.Number.Scope())) {
+			continue
+		}
+		if err := stream.Send(&identityv1.ListIdentitiesResponse{Identity: toIdentity(l.Identity), ReferenceCount: uint32(l.Holders)}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// WatchIdentities implements the service.
+func (s *Server) WatchIdentities(req *identityv1.WatchIdentitiesRequest, stream grpc.ServerStreamingServer[identityv1.WatchIdentitiesResponse]) error {
+	return watch.Serve(stream.Context(), s.Hub, req.GetResumeToken(), func(e watch.Event[identity.Numeric, identity.Identity]) error {
+		m := &identityv1.WatchIdentitiesResponse{ResumeToken: e.Token}
+		switch e.Kind {
+		case watch.Upsert:
+			m.Event = &identityv1.WatchIdentitiesResponse_Upsert{Upsert: toIdentity(e.Value)}
+		case watch.Delete:
+			m.Event = &identityv1.WatchIdentitiesResponse_Delete{Delete: uint32(e.Key)}
+		default:
+			m.Event = &identityv1.WatchIdentitiesResponse_Bookmark{Bookmark: &identityv1.Bookmark{SnapshotComplete: e.SnapshotComplete}}
+		}
+		return stream.Send(m)
+	})
+}
+
+// GetStatus implements the service.
+func (s *Server) GetStatus(context.Context, *identityv1.GetStatusRequest) (*identityv1.GetStatusResponse, error) {
+	st := s.Allocator.Status()
+	resp := &identityv1.GetStatusResponse{
+		Version:            s.Version,
+		StartTime:          timestamppb.New(s.Started),
+		NodeName:           s.Node,
+		StoreConnected:     st.Connected,
+		StoreError:         st.StoreError,
+		ClusterIdentities:  uint32(st.Known),
+		HeldIdentities:     uint32(st.Held),
+		PendingStoreWrites: uint32(st.PendingWrites),
+	}
+	for _, k := range st.TopKeys {
+		resp.TopLabelKeys = append(resp.TopLabelKeys, &identityv1.LabelKeyCount{Key: k.Key, DistinctValues: uint32(k.Values)})
+	}
+	return resp, nil
+}
+
+func endpoint(o *workloadv1.Owner) allocator.Holder {
+	return allocator.EndpointHolder(o.GetContainerId(), o.GetInterfaceName())
+}
+
+func fromLabels(in []*workloadv1.Label) []identity.Label {
+	out := make([]identity.Label, len(in))
+	for i, l := range in {
+		out[i] = identity.Label{Source: l.GetSource(), Key: l.GetKey(), Value: l.GetValue()}
+	}
+	return out
+}
+
+var protocols = map[workloadv1.Protocol]identity.Protocol{
+	workloadv1.Protocol_PROTOCOL_TCP:  identity.TCP,
+	workloadv1.Protocol_PROTOCOL_UDP:  identity.UDP,
+	workloadv1.Protocol_PROTOCOL_SCTP: identity.SCTP,
+}
+
+// fromPorts relies on protovalidate for the range of ports; what it does not
+// know is refused by the core as 0 or without protocol.
+func fromPorts(in []*workloadv1.NamedPort) []identity.NamedPort {
+	out := make([]identity.NamedPort, len(in))
+	for i, p := range in {
+		out[i] = identity.NamedPort{Name: p.GetName(), Protocol: protocols[p.GetProtocol()]}
+		if p.GetPort() <= 65_535 {
+			out[i].Port = uint16(p.GetPort())
+		}
+	}
+	return out
+}
+
+func toIdentity(id identity.Identity) *identityv1.Identity {
+	out := &identityv1.Identity{Number: uint32(id.Number), Scope: toScope(id.Number.Scope())}
+	for _, l := range id.Labels.List() {
+		out.Labels = append(out.Labels, &workloadv1.Label{Source: l.Source, Key: l.Key, Value: l.Value})
+	}
+	return out
+}
+
+func toScope(s identity.Scope) identityv1.Scope {
+	switch s {
+	case identity.ScopeReserved:
+		return identityv1.Scope_SCOPE_RESERVED
+	case identity.ScopeCluster:
+		return identityv1.Scope_SCOPE_CLUSTER
+	case identity.ScopeNodeLocal:
+		return identityv1.Scope_SCOPE_NODE_LOCAL
+	}
+	return identityv1.Scope_SCOPE_UNSPECIFIED
+}

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package snapshot keeps on disk what this service may not forget, and what it
+// would like to remember.
+//
+// Two files with different rights to exist:
+//
+//   - holds.json says who holds which number. It is state: written before the
+//     answer that depends on it, and refused when it is damaged, because starting
+//     without it would let the cluster collect numbers that endpoints use.
+//   - known.json is a cache of the cluster's identities for the time without
+//     etcd. A damaged one is put aside and read again from etcd: nothing that
+//     was answered depends on it, since holds.json carries label sets itself.
+//
+// Holders belong to a boot of the machine: no endpoint survives a reboot, so
+// holders that another boot wrote are dropped when they are read.
+package snapshot
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"github.com/sluice-net/sluice/kit/durable"
+	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/identity"
+)
+
+// Names of the files.
+const (
+	HoldsFile   = "holds.json"
+	KnownFile   = "known.json"
+	DamagedFile = "known.json.damaged"
+)
+
+// maxFile bounds what is read, in bytes: all numbers of a cluster with long labels.
+const maxFile = 256 << 20
+
+// The kinds of record. Their fields are never given another meaning.
+var (
+	holdsSchema = durable.Schema{Name: "sluice.identity.holds", Version: 1}
+	knownSchema = durable.Schema{Name: "sluice.identity.known", Version: 1}
+)
+
+// ErrOtherNode: the state belongs to a node of another name.
+var ErrOtherNode = errors.New("state of another node")
+
+type holdsRecord struct {
+	BootID        string         `json:"boot_id"`
+	Node          string         `json:"node"`
+	NextNodeLocal uint32         `json:"next_node_local"`
+	Holders       []holderRecord `json:"holders"`
+}
+
+type holderRecord struct {
+	Holder string `json:"holder"`
+	Number uint32 `json:"number"`
+	Labels string `json:"labels"` // canonical text
+}
+
+type knownRecord struct {
+	Identities []identityRecord `json:"identities"`
+}
+
+type identityRecord struct {
+	Number uint32 `json:"number"`
+	Labels string `json:"labels"` // canonical text
+}
+
+// Dir is the directory with both files. It is one process's at a time.
+type Dir struct {
+	path   string
+	node   string
+	bootID string
+}
+
+// BootID reads the identifier that the kernel made at this boot.
+func BootID() (string, error) {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", err
+	}
+	return strings.TrimSpace(string(b)), nil
+}
+
+// Open prepares an existing directory and removes what a killed process left
+// half-written there.
+func Open(path, node, bootID string) (*Dir, error) {
+	if _, err := durable.RemoveTemp(path); err != nil {
+		return nil, fmt.Errorf("state directory: %w", err)
+	}
+	return &Dir{path: path, node: node, bootID: bootID}, nil
+}
+
+// Loaded is what a directory had.
+type Loaded struct {
+	Holds   allocator.Holds
+	Dropped int // holders of another boot
+	Known   []identity.Identity
+	Cached  bool  // there was a cache, perhaps an empty one
+	Damaged error // why the cache was put aside; nil if it was not
+}
+
+// Load reads both files. Its error is about holds.json, and ends with what to
+// do; the file stays as it is.
+func (d *Dir) Load() (Loaded, error) {
+	var l Loaded
+	path := filepath.Join(d.path, HoldsFile)
+	var rec holdsRecord
+	switch err := durable.Load(path, maxFile, holdsSchema, &rec); {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return Loaded{}, fmt.Errorf("%w; without this file the cluster may reuse numbers of running endpoints: restore it, or remove it after the endpoints of this node are gone", err)
+	default:
+		if rec.Node != d.node {
+			return Loaded{}, fmt.Errorf("%s: %w: %q, this node is %q; remove the file if the node was renamed and has no endpoints", path, ErrOtherNode, rec.Node, d.node)
+		}
+		if l.Holds, err = rec.holds(); err != nil {
+			return Loaded{}, &durable.RecordError{File: path, Field: "data.holders", Err: fmt.Errorf("%w: %w", durable.ErrCorrupt, err)}
+		}
+		if rec.BootID != d.bootID {
+			l.Dropped, l.Holds.Holders = len(l.Holds.Holders), nil
+		}
+	}
+
+	path = filepath.Join(d.path, KnownFile)
+	var known knownRecord
+	err := durable.Load(path, maxFile, knownSchema, &known)
+	if err == nil {
+		l.Known, err = known.identities()
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		l.Damaged = fmt.Errorf("%s: %w", path, err)
+		if err := os.Rename(path, filepath.Join(d.path, DamagedFile)); err != nil {
+			return Loaded{}, errors.Join(l.Damaged, fmt.Errorf("put it aside: %w", err))
+		}
+	default:
+		l.Cached = true
+	}
+	return l, nil
+}
+
+var bootIDRE = regexp.MustCompile(`^[0-9a-f-]{36}$`)
+
+func (r holdsRecord) holds() (allocator.Holds, error) {
+	if !bootIDRE.MatchString(r.BootID) {
+		return allocator.Holds{}, fmt.Errorf("boot_id %.40q", r.BootID)
+	}
+	h := allocator.Holds{NextNodeLocal: identity.Numeric(r.NextNodeLocal)}
+	sets := map[identity.Numeric]string{}
+	seen := map[allocator.Holder]bool{}
+	for _, x := range r.Holders {
+		holder, err := allocator.ParseHolder(x.Holder)
+		if err != nil {
+			return allocator.Holds{}, err
+		}
+		id, err := identityRecord{Number: x.Number, Labels: x.Labels}.identity()
+		if err != nil {
+			return allocator.Holds{}, fmt.Errorf("%s: %w", holder, err)
+		}
+		if s := id.Number.Scope(); s != identity.ScopeCluster && s != identity.ScopeNodeLocal {
+			return allocator.Holds{}, fmt.Errorf("%s: %d is no number that can be held", holder, x.Number)
+		}
+		if old, ok := sets[id.Number]; ok && old != x.Labels {
+			return allocator.Holds{}, fmt.Errorf("%s: number %d has two label sets", holder, x.Number)
+		}
+		if seen[holder] {
+			return allocator.Holds{}, fmt.Errorf("%s is there twice", holder)
+		}
+		sets[id.Number], seen[holder] = x.Labels, true
+		h.Holders = append(h.Holders, allocator.HolderRecord{Holder: holder, Identity: id})
+	}
+	return h, nil
+}
+
+func (r knownRecord) identities() ([]identity.Identity, error) {
+	out := make([]identity.Identity, 0, len(r.Identities))
+	seen := make(map[identity.Numeric]bool, len(r.Identities))
+	for _, x := range r.Identities {
+		id, err := x.identity()
+		if err != nil {
+			return nil, err
+		}
+		if id.Number.Scope() != identity.ScopeCluster || seen[id.Number] {
+			return nil, fmt.Errorf("number %d is not one of the cluster, or there twice", x.Number)
+		}
+		seen[id.Number] = true
+		out = append(out, id)
+	}
+	return out, nil
+}
+
+func (r identityRecord) identity() (identity.Identity, error) {
+	labels, err := identity.ParseLabels(r.Labels)
+	if err != nil {
+		return identity.Identity{}, fmt.Errorf("number %d: %w", r.Number, err)
+	}
+	if labels.IsZero() {
+		return identity.Identity{}, fmt.Errorf("number %d has no labels", r.Number)
+	}
+	return identity.Identity{Number: identity.Numeric(r.Number), Labels: labels}, nil
+}
+
+// SaveHolds implements allocator.Records.
+func (d *Dir) SaveHolds(h allocator.Holds) error {
+	rec := holdsRecord{BootID: d.bootID, Node: d.node, NextNodeLocal: uint32(h.NextNodeLocal), Holders: make([]holderRecord, len(h.Holders))}
+	for i, x := range h.Holders {
+		rec.Holders[i] = holderRecord{Holder: x.Holder.String(), Number: uint32(x.Identity.Number), Labels: x.Identity.Labels.Text()}
+	}
+	return durable.Save(filepath.Join(d.path, HoldsFile), holdsSchema, rec, durable.SyncAll)
+}
+
+// SaveKnown implements allocator.Records.
+func (d *Dir) SaveKnown(ids []identity.Identity) error {
+	rec := knownRecord{Identities: make([]identityRecord, len(ids))}
+	for i, id := range ids {
+		rec.Identities[i] = identityRecord{Number: uint32(id.Number), Labels: id.Labels.Text()}
+	}
+	return durable.Save(filepath.Join(d.path, KnownFile), knownSchema, rec, durable.SyncFile)
+}

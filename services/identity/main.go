@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// sluice-identity turns sets of labels into numbers that are the same on
+// every node of a cluster. See docs/identity.md.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/privilege"
+	"github.com/sluice-net/sluice/kit/process"
+	"github.com/sluice-net/sluice/kit/rpc"
+	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/etcd"
+	"github.com/sluice-net/sluice/services/identity/internal/identity"
+	"github.com/sluice-net/sluice/services/identity/internal/server"
+	"github.com/sluice-net/sluice/services/identity/internal/snapshot"
+)
+
+func main() {
+	os.Exit(process.Run("identity", defaults, run))
+}
+
+func run(ctx context.Context, p *process.Process, cfg Config) error {
+	started := time.Now()
+	if err := unprivileged(p); err != nil {
+		return err
+	}
+	filter, err := identity.NewFilter(cfg.Labels.Include, cfg.Labels.Exclude)
+	if err != nil {
+		return err
+	}
+
+	var dir *snapshot.Dir
+	last, err := process.Phase(p, "load state", func() (last snapshot.Loaded, err error) {
+		dir, err = openState(cfg)
+		if err != nil {
+			return last, err
+		}
+		return dir.Load()
+	})
+	if err != nil {
+		return err
+	}
+	if last.Damaged != nil {
+		p.Log.Error("the cache of identities is damaged; it was put aside and is read from etcd again", "kept_as", snapshot.DamagedFile, log.Err(last.Damaged))
+	}
+	if last.Dropped > 0 {
+		p.Log.Info("holders of an earlier boot dropped", "holders", last.Dropped)
+	}
+
+	store, err := etcd.New(etcd.Config{
+		Client: cfg.Etcd.client(), Prefix: cfg.Etcd.Prefix, Node: cfg.Node, TTL: cfg.Etcd.LeaseTTL, Log: p.Log,
+	})
+	if err != nil {
+		return err
+	}
+	p.OnExit(store.Close)
+
+	hub := server.NewHub()
+	alloc, err := allocator.New(cfg.allocator(p.Log), store, dir, hub, last.Holds, last.Known, last.Cached)
+	if err != nil {
+		return err
+	}
+	if err := p.Metrics.Register(server.Collector{Allocator: alloc}); err != nil {
+		return err
+	}
+
+	service := &server.Server{
+		Allocator: alloc, Hub: hub, Filter: filter,
+		Node: cfg.Node, Version: process.Version().String(), Started: started,
+	}
+	srv, err := p.NewServer(rpc.Options{Register: service.Register, Methods: server.Methods()})
+	if err != nil {
+		return err
+	}
+	p.Go("allocator", alloc.Run)
+	p.Go("readiness", func(ctx context.Context) error {
+		for {
+			ready, changed := alloc.Ready()
+			if ready {
+				break
+			}
+			select {
+			case <-changed:
+			case <-ctx.Done():
+				return nil
+			}
+		}
+		srv.SetAllServing(true)
+		p.Ready()
+		<-ctx.Done()
+		return nil
+	})
+	return p.Serve(ctx, srv)
+}
+
+// openState opens the state directory, making it if only it is missing.
+func openState(cfg Config) (*snapshot.Dir, error) {
+	boot, err := snapshot.BootID()
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Mkdir(cfg.StateDir, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, fmt.Errorf("stateDir: %w", err)
+	}
+	return snapshot.Open(cfg.StateDir, cfg.Node, boot)
+}
+
+// unprivileged makes sure that the process gets no rights that it was not
+// started with, and says so if it was started with any.
+func unprivileged(p *process.Process) error {
+	// Not supported in a binary that links C, which only the race detector's do.
+	if err := privilege.NoNewPrivs(); err != nil && !errors.Is(err, errors.ErrUnsupported) {
+		return err
+	}
+	state, err := privilege.Current()
+	if err != nil {
+		return err
+	}
+	if state.Permitted != 0 {
+		p.Log.Warn("running with capabilities; this service needs none and is meant to run as an own user", "capabilities", state.Permitted.String())
+	}
+	return nil
+}

@@ -80,7 +80,7 @@ func (n *Node) arguments(service string) []string {
 	case Etcd:
 		args = append(args, "--listen="+n.etcdURL())
 	case Identity:
-		args = append(args, "--etcd-endpoints="+n.etcdURL(), "--node-name="+n.name())
+		args = append(args, "--etcd-endpoints="+n.etcdURL(), "--node="+n.name())
 	case IPAM:
 		args = append(args, "--pools="+strings.Join(cidrs, ","))
 	case Datapath:

@@ -150,7 +150,13 @@ func (a *Allocator) Outside() []*Allocation {
 // Run serves until ctx ends, which is not an error, or until the store is lost.
 func (a *Allocator) Run(ctx context.Context) error {
 	defer close(a.stopped)
-	timer := time.NewTimer(0)
+	// What the load had to cut short must be on disk before anything else
+	// happens: otherwise one restart after the other could add up.
+	wait, err := a.serve(ctx, nil)
+	if err != nil {
+		return err
+	}
+	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	batch := make([]*call, 0, maxBatch)
 	for {

@@ -1,0 +1,511 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package ipam_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
+	"github.com/sluice-net/sluice/services/ipam/internal/ipam/ipamtest"
+	"github.com/sluice-net/sluice/services/ipam/internal/store"
+)
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
+
+func TestMemoryPassesTheSuite(t *testing.T) {
+	ipamtest.Suite(t, func(t *testing.T, old ipam.Store) ipam.Store {
+		if old != nil {
+			return old
+		}
+		return ipamtest.NewMemory()
+	})
+}
+
+func prefixes(list ...string) []netip.Prefix {
+	out := make([]netip.Prefix, len(list))
+	for i, s := range list {
+		out[i] = netip.MustParsePrefix(s)
+	}
+	return out
+}
+
+func addrs(list ...string) []netip.Addr {
+	out := make([]netip.Addr, len(list))
+	for i, s := range list {
+		out[i] = netip.MustParseAddr(s)
+	}
+	return out
+}
+
+func owner(id string) ipam.Owner { return ipam.Owner{ContainerID: id, Interface: "eth0"} }
+
+// start runs an allocator; stop ends it and waits.
+func start(t testing.TB, s ipam.Store, o ipam.Options) (a *ipam.Allocator, stop func() error) {
+	t.Helper()
+	if o.Lease == 0 {
+		o.Lease = ipam.DefaultLease
+	}
+	o.Field = "pools"
+	a, err := ipam.New(s, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- a.Run(ctx) }()
+	var once sync.Once
+	stop = func() (err error) {
+		once.Do(func() { cancel(); err = <-done })
+		return err
+	}
+	t.Cleanup(func() { _ = stop() })
+	return a, stop
+}
+
+func allocate(t testing.TB, a *ipam.Allocator, r ipam.Request) *ipam.Allocation {
+	t.Helper()
+	got, err := a.Allocate(t.Context(), r)
+	if err != nil {
+		t.Fatalf("Allocate(%+v): %v", r, err)
+	}
+	return got
+}
+
+func TestAllocateGivesOneAddressOfEveryFamilyAndRepeatsItself(t *testing.T) {
+	a, _ := start(t, ipamtest.NewMemory(), ipam.Options{Ranges: prefixes("10.0.0.0/24", "fd00::/64")})
+	first := allocate(t, a, ipam.Request{Owner: owner("a")})
+	if got, want := first.List(), "10.0.0.2 and fd00::2"; got != want || first.State != ipam.Leased {
+		t.Fatalf("got %s %s, want %s leased", got, first.State, want)
+	}
+	again := allocate(t, a, ipam.Request{Owner: owner("a"), Families: []ipam.Family{ipam.IPv6, ipam.IPv4}, Wanted: addrs("fd00::2")})
+	if again.List() != first.List() || again.Expires.Before(first.Expires) {
+		t.Errorf("the second answer is %s until %s, want %s renewed from %s", again.List(), again.Expires, first.List(), first.Expires)
+	}
+	confirmed, err := a.Confirm(t.Context(), owner("a"), addrs("fd00::2", "10.0.0.2"))
+	if err != nil || confirmed.State != ipam.Confirmed || !confirmed.Expires.IsZero() {
+		t.Fatalf("Confirm: %+v %v", confirmed, err)
+	}
+	if again := allocate(t, a, ipam.Request{Owner: owner("a")}); again.State != ipam.Confirmed || again.List() != first.List() {
+		t.Errorf("after Confirm the answer is %+v", again)
+	}
+	if again, err := a.Confirm(t.Context(), owner("a"), addrs("10.0.0.2", "fd00::2")); err != nil || again.State != ipam.Confirmed {
+		t.Errorf("the second Confirm: %+v %v", again, err)
+	}
+}
+
+func TestRefusalsNameTheirReason(t *testing.T) {
+	a, _ := start(t, ipamtest.NewMemory(), ipam.Options{Ranges: prefixes("10.0.0.0/24", "fd00::/64"), Exclude: prefixes("10.0.0.50/32"), Rest: time.Minute})
+	only4, _ := start(t, ipamtest.NewMemory(), ipam.Options{Ranges: prefixes("10.0.0.0/24")})
+	allocate(t, a, ipam.Request{Owner: owner("a"), Wanted: addrs("10.0.0.9")})
+	allocate(t, a, ipam.Request{Owner: owner("four"), Families: []ipam.Family{ipam.IPv4}})
+	allocate(t, a, ipam.Request{Owner: owner("gone"), Wanted: addrs("10.0.0.10")})
+	if _, err := a.Release(t.Context(), owner("gone")); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name string
+		on   *ipam.Allocator
+		req  ipam.Request
+		want error
+		says string
+	}{
+		{"in use", a, ipam.Request{Owner: owner("b"), Wanted: addrs("10.0.0.9")}, ipam.ErrUnavailable, "held by a/eth0"},
+		{"rests", a, ipam.Request{Owner: owner("b"), Wanted: addrs("10.0.0.10")}, ipam.ErrUnavailable, "rests until"},
+		{"gateway", a, ipam.Request{Owner: owner("b"), Wanted: addrs("10.0.0.1")}, ipam.ErrUnavailable, "reserved"},
+		{"excluded", a, ipam.Request{Owner: owner("b"), Wanted: addrs("10.0.0.50")}, ipam.ErrUnavailable, "reserved"},
+		{"in no pool", a, ipam.Request{Owner: owner("b"), Wanted: addrs("192.0.2.1")}, ipam.ErrNoPool, "requested_addresses[0]"},
+		{"two of a family", a, ipam.Request{Owner: owner("b"), Wanted: addrs("10.0.0.20", "10.0.0.21")}, ipam.ErrBadRequest, "requested_addresses[1]"},
+		{"mapped", a, ipam.Request{Owner: owner("b"), Wanted: addrs("::ffff:10.0.0.20")}, ipam.ErrBadRequest, "IPv4-mapped"},
+		{"invalid", a, ipam.Request{Owner: owner("b"), Wanted: []netip.Addr{{}}}, ipam.ErrBadRequest, "requested_addresses[0]"},
+		{"family not asked for", a, ipam.Request{Owner: owner("b"), Families: []ipam.Family{ipam.IPv4}, Wanted: addrs("fd00::9")}, ipam.ErrBadRequest, "IPv6"},
+		{"family without a pool", only4, ipam.Request{Owner: owner("b"), Families: []ipam.Family{ipam.IPv6}}, ipam.ErrNoPool, "families"},
+		{"other wanted address", a, ipam.Request{Owner: owner("a"), Wanted: addrs("10.0.0.20")}, ipam.ErrOtherContent, "10.0.0.9"},
+		{"fewer families", a, ipam.Request{Owner: owner("a"), Families: []ipam.Family{ipam.IPv4}}, ipam.ErrOtherContent, "families"},
+		{"more families", a, ipam.Request{Owner: owner("four"), Families: []ipam.Family{ipam.IPv4, ipam.IPv6}}, ipam.ErrOtherContent, "families"},
+		{"no owner", a, ipam.Request{}, ipam.ErrBadRequest, "owner"},
+		{"owner with NUL", a, ipam.Request{Owner: ipam.Owner{ContainerID: "a\x00b", Interface: "eth0"}}, ipam.ErrBadRequest, "owner"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for _, validate := range []bool{true, false} {
+				c.req.ValidateOnly = validate
+				before := *c.on.Summary()
+				got, err := c.on.Allocate(t.Context(), c.req)
+				if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
+					t.Errorf("validate %v: got %+v, %v; want %v saying %q", validate, got, err, c.want, c.says)
+				}
+				if after := *c.on.Summary(); !reflect.DeepEqual(before, after) {
+					t.Errorf("validate %v: a refused call changed the figures from %+v to %+v", validate, before, after)
+				}
+			}
+		})
+	}
+	if _, err := a.Confirm(t.Context(), owner("nobody"), addrs("10.0.0.9")); !errors.Is(err, ipam.ErrNotHeld) {
+		t.Errorf("Confirm of nobody: %v", err)
+	}
+	for _, wrong := range [][]netip.Addr{addrs("10.0.0.9"), addrs("10.0.0.9", "fd00::3"), addrs("10.0.0.9", "10.0.0.9"), nil} {
+		if _, err := a.Confirm(t.Context(), owner("a"), wrong); !errors.Is(err, ipam.ErrMismatch) {
+			t.Errorf("Confirm(%v): %v, want ErrMismatch", wrong, err)
+		}
+	}
+}
+
+func TestValidateOnlySaysTheAnswerAndLeasesNothing(t *testing.T) {
+	m := ipamtest.NewMemory()
+	a, _ := start(t, m, ipam.Options{Ranges: prefixes("10.0.0.0/24")})
+	said := allocate(t, a, ipam.Request{Owner: owner("a"), ValidateOnly: true})
+	if m.Commits() != 0 || a.Summary().Owners != 0 {
+		t.Fatalf("validate_only made %d commits and %d owners", m.Commits(), a.Summary().Owners)
+	}
+	if got := allocate(t, a, ipam.Request{Owner: owner("a")}); got.List() != said.List() {
+		t.Errorf("got %s, was told %s", got.List(), said.List())
+	}
+}
+
+func TestExhaustionCarriesTheFiguresAndSaysWhenOnlyRestingIsLeft(t *testing.T) {
+	a, _ := start(t, ipamtest.NewMemory(), ipam.Options{Ranges: prefixes("10.0.0.0/30", "10.1.0.0/29", "fd00::/64"), Rest: time.Minute})
+	for i := range 1 + 5 {
+		allocate(t, a, ipam.Request{Owner: owner(fmt.Sprint(i))})
+	}
+	if _, err := a.Confirm(t.Context(), owner("5"), addrs("10.1.0.6", "fd00::7")); err != nil {
+		t.Fatal(err)
+	}
+	var full *ipam.ExhaustedError
+	_, err := a.Allocate(t.Context(), ipam.Request{Owner: owner("late")})
+	if !errors.As(err, &full) || full.Family != ipam.IPv4 || len(full.Pools) != 2 || strings.Contains(err.Error(), "only resting") {
+		t.Fatalf("got %v", err)
+	}
+	if f := full.Pools[1]; f.Size != 8 || f.Reserved != 3 || f.Leased != 4 || f.Confirmed != 1 || f.Free != 0 {
+		t.Errorf("figures %+v", f)
+	}
+	if v6 := a.Summary().Pools[2]; v6.Leased != 5 || v6.Confirmed != 1 {
+		t.Errorf("the refused call left something in %+v", v6)
+	}
+	if _, err := a.Release(t.Context(), owner("5")); err != nil {
+		t.Fatal(err)
+	}
+	_, err = a.Allocate(t.Context(), ipam.Request{Owner: owner("late")})
+	if !errors.Is(err, ipam.ErrExhausted) || !strings.Contains(err.Error(), "only resting") {
+		t.Errorf("got %v, want it to say that only resting addresses are left", err)
+	}
+}
+
+func TestUnconfirmedLeaseIsFreedByTimeAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		expired := 0
+		a, stop := start(t, ipamtest.NewMemory(), ipam.Options{
+			Ranges: prefixes("10.0.0.0/30"), Lease: 2 * time.Minute, Rest: time.Hour,
+			Observe: ipam.Observer{Expired: func(n int) { expired += n }},
+		})
+		defer stop() //nolint:errcheck // inside the bubble
+		allocate(t, a, ipam.Request{Owner: owner("a")})
+		time.Sleep(90 * time.Second)
+		allocate(t, a, ipam.Request{Owner: owner("a")}) // renews
+		time.Sleep(119 * time.Second)
+		synctest.Wait()
+		if n := a.Summary().Pools[0].Leased; n != 1 {
+			t.Fatalf("a renewed lease is gone: %d", n)
+		}
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if s := a.Summary(); s.Pools[0].Leased != 0 || s.Pools[0].Free != 1 || expired != 1 {
+			t.Fatalf("an expired lease stays: %+v, %d expired", s, expired)
+		}
+		if _, err := a.Confirm(t.Context(), owner("a"), addrs("10.0.0.2")); !errors.Is(err, ipam.ErrNotHeld) {
+			t.Errorf("Confirm of an expired lease: %v", err)
+		}
+	})
+}
+
+func TestReleasedAddressRests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := ipamtest.NewMemory()
+		o := ipam.Options{Ranges: prefixes("10.0.0.0/30"), Rest: time.Minute}
+		a, stop := start(t, m, o)
+		allocate(t, a, ipam.Request{Owner: owner("a")})
+		for range 2 {
+			if _, err := a.Release(t.Context(), owner("a")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(30 * time.Second)
+		if err := stop(); err != nil {
+			t.Fatal(err)
+		}
+		a, stop = start(t, m, o) // a restart does not shorten the rest, nor begin it anew
+		time.Sleep(29 * time.Second)
+		if _, err := a.Allocate(t.Context(), ipam.Request{Owner: owner("b")}); !errors.Is(err, ipam.ErrExhausted) {
+			t.Fatalf("a resting address was given out: %v", err)
+		}
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if got := allocate(t, a, ipam.Request{Owner: owner("b")}); got.List() != "10.0.0.2" {
+			t.Errorf("got %s", got.List())
+		}
+		stop() //nolint:errcheck // inside the bubble
+		o.Rest = 0
+		a, stop = start(t, m, o)
+		defer stop() //nolint:errcheck // inside the bubble
+		if _, err := a.Release(t.Context(), owner("b")); err != nil {
+			t.Fatal(err)
+		}
+		if got := allocate(t, a, ipam.Request{Owner: owner("c")}); got.List() != "10.0.0.2" {
+			t.Errorf("without a rest got %s", got.List())
+		}
+	})
+}
+
+func TestNoWaitOutlivesItsConfiguredLengthWhateverTheClockDid(t *testing.T) {
+	for _, jump := range []time.Duration{-10 * 365 * 24 * time.Hour, -time.Hour, -time.Second, time.Second, time.Hour} {
+		t.Run(jump.String(), func(t *testing.T) {
+			now := time.Unix(1_800_000_000, 0)
+			m := ipamtest.NewMemory()
+			o := ipam.Options{Ranges: prefixes("10.0.0.0/24"), Lease: time.Minute, Rest: time.Minute, Now: func() time.Time { return now }}
+			a, stop := start(t, m, o)
+			allocate(t, a, ipam.Request{Owner: owner("leased")})
+			allocate(t, a, ipam.Request{Owner: owner("gone")})
+			if _, err := a.Release(t.Context(), owner("gone")); err != nil {
+				t.Fatal(err)
+			}
+			if err := stop(); err != nil {
+				t.Fatal(err)
+			}
+			now = now.Add(jump)
+			for range 3 { // restarts one after the other add nothing
+				_, stop = start(t, m, o)
+				if err := stop(); err != nil {
+					t.Fatal(err)
+				}
+				now = now.Add(20 * time.Second)
+			}
+			a, _ = start(t, m, o)
+			if _, err := a.List(t.Context()); err != nil { // lets the loop look at the clock
+				t.Fatal(err)
+			}
+			if p := a.Summary().Pools[0]; p.Leased != 0 || p.Resting != 0 {
+				t.Errorf("a minute after a jump by %s: %+v", jump, p)
+			}
+		})
+	}
+}
+
+func TestFailedCommitChangesNothingAndIsUnavailable(t *testing.T) {
+	for _, written := range []bool{false, true} {
+		t.Run(fmt.Sprintf("written %v", written), func(t *testing.T) {
+			m := ipamtest.NewMemory()
+			a, _ := start(t, m, ipam.Options{Ranges: prefixes("10.0.0.0/24"), Rest: time.Minute})
+			kept := allocate(t, a, ipam.Request{Owner: owner("kept")})
+			m.Fail(func(*ipam.Changes) (bool, error) { return written, ipamtest.ErrDisk })
+			if _, err := a.Allocate(t.Context(), ipam.Request{Owner: owner("b")}); !errors.Is(err, ipam.ErrStore) || !errors.Is(err, ipamtest.ErrDisk) {
+				t.Fatalf("got %v", err)
+			}
+			// What needs no commit is still answered.
+			if got, err := a.List(t.Context()); err != nil || !slices.ContainsFunc(got, func(x *ipam.Allocation) bool { return x.Owner == kept.Owner }) {
+				t.Fatalf("List: %v %v", got, err)
+			}
+			m.Fail(nil)
+			seen := map[string]bool{}
+			for _, o := range []string{"kept", "b", "c", "d"} {
+				got := allocate(t, a, ipam.Request{Owner: owner(o)}).List()
+				if seen[got] {
+					t.Errorf("%s was given out twice", got)
+				}
+				seen[got] = true
+			}
+		})
+	}
+}
+
+func TestLostStoreEndsTheLoop(t *testing.T) {
+	m := ipamtest.NewMemory()
+	a, err := ipam.New(m, ipam.Options{Field: "pools", Ranges: prefixes("10.0.0.0/24"), Lease: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Fail(func(*ipam.Changes) (bool, error) { return false, fmt.Errorf("sync: %w", ipam.ErrStoreLost) })
+	done := make(chan error, 1)
+	go func() { done <- a.Run(context.Background()) }()
+	if _, err := a.Allocate(t.Context(), ipam.Request{Owner: owner("a")}); !errors.Is(err, ipam.ErrStore) {
+		t.Errorf("Allocate: %v", err)
+	}
+	if err := <-done; !errors.Is(err, ipam.ErrStoreLost) {
+		t.Errorf("Run: %v", err)
+	}
+	if _, err := a.Allocate(t.Context(), ipam.Request{Owner: owner("a")}); !errors.Is(err, ipam.ErrStopped) {
+		t.Errorf("Allocate after the end: %v", err)
+	}
+}
+
+func TestFullQueueRefusesAtOnce(t *testing.T) {
+	m := ipamtest.NewMemory()
+	hold, held := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	m.Fail(func(*ipam.Changes) (bool, error) { once.Do(func() { close(held); <-hold }); return true, nil })
+	a, _ := start(t, m, ipam.Options{Ranges: prefixes("10.0.0.0/8")})
+	var wg sync.WaitGroup
+	wg.Go(func() { allocate(t, a, ipam.Request{Owner: owner("first")}) })
+	<-held // the loop is busy
+	results := make(chan error, 1100)
+	for i := range cap(results) {
+		wg.Go(func() {
+			_, err := a.Allocate(t.Context(), ipam.Request{Owner: owner(fmt.Sprint(i))})
+			results <- err
+		})
+	}
+	for range cap(results) - 1024 {
+		if err := <-results; !errors.Is(err, ipam.ErrBusy) {
+			t.Errorf("got %v, want ErrBusy", err)
+		}
+	}
+	close(hold)
+	for range 1024 {
+		if err := <-results; err != nil {
+			t.Errorf("a call that waited got %v", err)
+		}
+	}
+	wg.Wait()
+	if n := m.Commits(); n > 10 {
+		t.Errorf("1025 calls took %d commits, want them to share", n)
+	}
+}
+
+func TestAddressesOutsideTheNewPoolsAreKept(t *testing.T) {
+	m := ipamtest.NewMemory()
+	a, stop := start(t, m, ipam.Options{Ranges: prefixes("10.0.0.0/24", "fd00::/64"), Rest: time.Minute})
+	allocate(t, a, ipam.Request{Owner: owner("a")})
+	allocate(t, a, ipam.Request{Owner: owner("b")})
+	for o, list := range map[string][]netip.Addr{"a": addrs("10.0.0.2", "fd00::2"), "b": addrs("10.0.0.3", "fd00::3")} {
+		if _, err := a.Confirm(t.Context(), owner(o), list); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	a, err := ipam.New(m, ipam.Options{Field: "pools", Ranges: prefixes("10.9.0.0/24", "fd00::/64"), Exclude: prefixes("fd00::3/128"), Lease: time.Minute, Rest: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := a.Outside()
+	if len(out) != 2 || a.Summary().Outside != 3 || a.Summary().Pools[1].Confirmed != 1 {
+		t.Fatalf("outside %v, summary %+v", out, a.Summary())
+	}
+	a, stop = start(t, m, ipam.Options{Ranges: prefixes("10.9.0.0/24", "fd00::/64"), Exclude: prefixes("fd00::3/128"), Rest: time.Minute})
+	if got := allocate(t, a, ipam.Request{Owner: owner("a"), Wanted: addrs("10.0.0.2")}); got.List() != "10.0.0.2 and fd00::2" {
+		t.Errorf("the owner now holds %s", got.List())
+	}
+	if got := allocate(t, a, ipam.Request{Owner: owner("c")}); got.List() != "10.9.0.2 and fd00::4" {
+		t.Errorf("a new owner got %s", got.List())
+	}
+	for _, o := range []string{"a", "b"} {
+		if _, err := a.Release(t.Context(), owner(o)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s := a.Summary(); s.Outside != 0 || s.Pools[1].Resting != 1 {
+		t.Errorf("after the release: %+v", s)
+	}
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	// The old configuration comes back while the addresses rest.
+	a, _ = start(t, m, ipam.Options{Ranges: prefixes("10.0.0.0/30"), Rest: time.Minute})
+	if _, err := a.Allocate(t.Context(), ipam.Request{Owner: owner("d")}); !errors.Is(err, ipam.ErrExhausted) {
+		t.Errorf("a resting address of a pool that came back: %v", err)
+	}
+}
+
+func TestContradictingStateIsRefused(t *testing.T) {
+	twice := func(second ipam.Allocation) *ipamtest.Memory {
+		m := ipamtest.NewMemory()
+		one := &ipam.Allocation{Owner: owner("a"), State: ipam.Confirmed, Addresses: []ipam.Address{{Addr: addrs("10.0.0.2")[0], PoolBits: 24}}}
+		c := &ipam.Changes{Allocations: map[ipam.Owner]*ipam.Allocation{one.Owner: one}, Resting: map[netip.Addr]time.Time{}}
+		if second.Owner.ContainerID == "" {
+			c.Resting[one.Addresses[0].Addr] = time.Now()
+		} else {
+			second.Addresses = one.Addresses
+			c.Allocations[second.Owner] = &second
+		}
+		if err := m.Commit(c); err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	for name, m := range map[string]*ipamtest.Memory{
+		"held twice":       twice(ipam.Allocation{Owner: owner("b"), State: ipam.Confirmed}),
+		"held and resting": twice(ipam.Allocation{}),
+	} {
+		if _, err := ipam.New(m, ipam.Options{Field: "pools", Ranges: prefixes("10.0.0.0/24"), Lease: time.Minute}); !errors.Is(err, ipam.ErrInconsistent) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestNoAddressIsHeldTwiceUnderConcurrency lets 64 callers fight over fewer
+// addresses than they want, on a real file.
+func TestNoAddressIsHeldTwiceUnderConcurrency(t *testing.T) {
+	s, err := store.Open(t.TempDir() + "/ipam")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() }) //nolint:errcheck // the test is over
+	a, _ := start(t, s, ipam.Options{Ranges: prefixes("10.0.0.0/26", "fd00::/64")})
+	var mu sync.Mutex
+	holder := map[netip.Addr]string{}
+	var wg sync.WaitGroup
+	for g := range 64 {
+		wg.Go(func() {
+			r := rand.New(rand.NewPCG(uint64(g), 3))
+			for i := range 20 {
+				o := owner(fmt.Sprintf("c%d-%d", g, i))
+				got, err := a.Allocate(t.Context(), ipam.Request{Owner: o})
+				if errors.Is(err, ipam.ErrExhausted) {
+					continue
+				}
+				if err != nil {
+					t.Errorf("Allocate: %v", err)
+					return
+				}
+				var list []netip.Addr
+				mu.Lock()
+				for _, x := range got.Addresses {
+					list = append(list, x.Addr)
+					if other, ok := holder[x.Addr]; ok {
+						t.Errorf("%s is held by %s and was given to %s", x.Addr, other, o)
+					}
+					holder[x.Addr] = o.String()
+				}
+				mu.Unlock()
+				if r.IntN(2) == 0 {
+					if _, err := a.Confirm(t.Context(), o, list); err != nil {
+						t.Errorf("Confirm: %v", err)
+					}
+				}
+				mu.Lock() // before the release: from then on others may get it
+				for _, x := range list {
+					delete(holder, x)
+				}
+				mu.Unlock()
+				if _, err := a.Release(t.Context(), o); err != nil {
+					t.Errorf("Release: %v", err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if s := a.Summary(); s.Owners != 0 || s.Pools[0].Free != 61 {
+		t.Errorf("something is left: %+v", s)
+	}
+}

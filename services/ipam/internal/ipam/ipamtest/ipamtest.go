@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package ipamtest has a Store in memory, which behaves like a disk that may
+// go wrong, and the suite that every Store has to pass.
+package ipamtest
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
+)
+
+// ErrDisk is what a Memory that was told to fail returns.
+var ErrDisk = errors.New("no space left on the pretended device")
+
+// Memory is a Store without a disk.
+type Memory struct {
+	mu          sync.Mutex
+	allocations map[ipam.Owner]*ipam.Allocation // guarded by mu
+	resting     map[netip.Addr]time.Time        // guarded by mu
+	cursors     map[netip.Prefix]netip.Addr     // guarded by mu
+	fail        func(*ipam.Changes) (write bool, err error)
+	commits     int
+}
+
+// NewMemory returns an empty store.
+func NewMemory() *Memory {
+	return &Memory{
+		allocations: map[ipam.Owner]*ipam.Allocation{},
+		resting:     map[netip.Addr]time.Time{},
+		cursors:     map[netip.Prefix]netip.Addr{},
+	}
+}
+
+// Fail makes commits ask f what becomes of them: whether they are written, and
+// what they return. Nil makes them work again.
+func (m *Memory) Fail(f func(*ipam.Changes) (write bool, err error)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.fail = f
+}
+
+// Commits is how many commits there were.
+func (m *Memory) Commits() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.commits
+}
+
+// Load implements ipam.Store. Like a disk it forgets monotonic readings.
+func (m *Memory) Load() (*ipam.Contents, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c := &ipam.Contents{Cursors: maps.Clone(m.cursors)}
+	for _, a := range m.allocations {
+		copied := *a
+		if !a.Expires.IsZero() {
+			copied.Expires = time.Unix(0, a.Expires.UnixNano())
+		}
+		c.Allocations = append(c.Allocations, &copied)
+	}
+	for a, until := range m.resting {
+		c.Resting = append(c.Resting, ipam.Rest{Addr: a, Until: time.Unix(0, until.UnixNano())})
+	}
+	return c, nil
+}
+
+// Commit implements ipam.Store.
+func (m *Memory) Commit(c *ipam.Changes) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.commits++
+	var err error
+	if m.fail != nil {
+		var write bool
+		if write, err = m.fail(c); !write {
+			return err
+		}
+	}
+	for o, a := range c.Allocations {
+		if a == nil {
+			delete(m.allocations, o)
+		} else {
+			m.allocations[o] = a
+		}
+	}
+	for a, until := range c.Resting {
+		if until.IsZero() {
+			delete(m.resting, a)
+		} else {
+			m.resting[a] = until
+		}
+	}
+	maps.Copy(m.cursors, c.Cursors)
+	return err
+}
+
+// Size implements ipam.Store.
+func (m *Memory) Size() int64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return int64(len(m.allocations) + len(m.resting))
+}
+
+// Suite runs what every Store has to do. reopen ends the use of the store, as
+// a kill would, and opens what is left of it; it is nil the first time.
+func Suite(t *testing.T, open func(t *testing.T, old ipam.Store) ipam.Store) {
+	at := time.Unix(1_800_000_000, 123456789)
+	v4, v6 := netip.MustParseAddr("10.0.0.5"), netip.MustParseAddr("fd00::5")
+	range4 := netip.MustParsePrefix("10.0.0.0/24")
+	one := &ipam.Allocation{
+		Owner: ipam.Owner{ContainerID: "one", Interface: "eth0"}, State: ipam.Leased, Expires: at,
+		Addresses: []ipam.Address{{Addr: v4, PoolBits: 24}, {Addr: v6, PoolBits: 64}},
+	}
+	two := &ipam.Allocation{
+		Owner: ipam.Owner{ContainerID: "one", Interface: "eth1"}, State: ipam.Confirmed,
+		Addresses: []ipam.Address{{Addr: v6.Next(), PoolBits: 64}},
+	}
+	commit := func(t *testing.T, s ipam.Store, c ipam.Changes) {
+		t.Helper()
+		if err := s.Commit(&c); err != nil {
+			t.Fatalf("Commit: %v", err)
+		}
+	}
+	expect := func(t *testing.T, s ipam.Store, want string) {
+		t.Helper()
+		c, err := s.Load()
+		if err != nil {
+			t.Fatalf("Load: %v", err)
+		}
+		if got := Describe(c); got != want {
+			t.Fatalf("the store holds\n%s\nwant\n%s", got, want)
+		}
+	}
+	const full = "one/eth0 [{10.0.0.5 24} {fd00::5 64}] leased 1800000000123456789\n" +
+		"one/eth1 [{fd00::6 64}] confirmed\n" +
+		"10.0.0.9 rests 1800000000123456789\n" +
+		"10.0.0.0/24 at 10.0.0.6\n"
+	fill := ipam.Changes{
+		Allocations: map[ipam.Owner]*ipam.Allocation{one.Owner: one, two.Owner: two},
+		Resting:     map[netip.Addr]time.Time{netip.MustParseAddr("10.0.0.9"): at},
+		Cursors:     map[netip.Prefix]netip.Addr{range4: v4.Next()},
+	}
+	t.Run("a new store is empty", func(t *testing.T) { expect(t, open(t, nil), "") })
+	t.Run("what was committed is there after a restart", func(t *testing.T) {
+		s := open(t, nil)
+		commit(t, s, fill)
+		expect(t, s, full)
+		expect(t, open(t, s), full)
+	})
+	t.Run("removed is removed, and removing it again changes nothing", func(t *testing.T) {
+		s := open(t, nil)
+		commit(t, s, fill)
+		for range 2 {
+			commit(t, s, ipam.Changes{
+				Allocations: map[ipam.Owner]*ipam.Allocation{one.Owner: nil},
+				Resting:     map[netip.Addr]time.Time{netip.MustParseAddr("10.0.0.9"): {}},
+			})
+			s = open(t, s)
+			expect(t, s, "one/eth1 [{fd00::6 64}] confirmed\n10.0.0.0/24 at 10.0.0.6\n")
+		}
+	})
+	t.Run("a later value replaces an earlier one", func(t *testing.T) {
+		s := open(t, nil)
+		commit(t, s, fill)
+		confirmed := &ipam.Allocation{Owner: one.Owner, Addresses: one.Addresses, State: ipam.Confirmed}
+		commit(t, s, ipam.Changes{Allocations: map[ipam.Owner]*ipam.Allocation{one.Owner: confirmed}})
+		commit(t, s, ipam.Changes{Cursors: map[netip.Prefix]netip.Addr{range4: v4}})
+		expect(t, open(t, s), "one/eth0 [{10.0.0.5 24} {fd00::5 64}] confirmed\none/eth1 [{fd00::6 64}] confirmed\n"+
+			"10.0.0.9 rests 1800000000123456789\n10.0.0.0/24 at 10.0.0.5\n")
+	})
+	t.Run("thousands of records come and go", func(t *testing.T) {
+		s := open(t, nil)
+		const n = 3000
+		owner := func(i int) ipam.Owner { return ipam.Owner{ContainerID: fmt.Sprintf("c%d", i), Interface: "eth0"} }
+		c := ipam.Changes{Allocations: map[ipam.Owner]*ipam.Allocation{}}
+		a := netip.MustParseAddr("10.1.0.0")
+		for i := range n {
+			a = a.Next()
+			c.Allocations[owner(i)] = &ipam.Allocation{Owner: owner(i), State: ipam.Confirmed, Addresses: []ipam.Address{{Addr: a, PoolBits: 16}}}
+		}
+		commit(t, s, c)
+		s = open(t, s)
+		contents, err := s.Load()
+		if err != nil || len(contents.Allocations) != n {
+			t.Fatalf("Load: %d allocations, %v; want %d", len(contents.Allocations), err, n)
+		}
+		for i := range n {
+			c.Allocations[owner(i)] = nil
+		}
+		commit(t, s, c)
+		expect(t, open(t, s), "")
+	})
+}
+
+// Describe writes contents down in one order.
+func Describe(c *ipam.Contents) string {
+	var lines, out []string
+	for _, a := range c.Allocations {
+		line := fmt.Sprintf("%s %v %s", a.Owner, a.Addresses, a.State)
+		if a.State == ipam.Leased {
+			line += fmt.Sprintf(" %d", a.Expires.UnixNano())
+		}
+		lines = append(lines, line)
+	}
+	flush := func() {
+		slices.Sort(lines)
+		out = append(out, lines...)
+		lines = nil
+	}
+	flush()
+	for _, r := range c.Resting {
+		lines = append(lines, fmt.Sprintf("%s rests %d", r.Addr, r.Until.UnixNano()))
+	}
+	flush()
+	for p, a := range c.Cursors {
+		lines = append(lines, fmt.Sprintf("%s at %s", p, a))
+	}
+	flush()
+	s := ""
+	for _, l := range out {
+		s += l + "\n"
+	}
+	return s
+}

@@ -39,19 +39,19 @@ bin/sluice-devetcd:
 .PHONY: demo
 demo: build ## Show two pods on a real datapath with a real container runtime (root)
 	@scripts/deps demo
-	@scripts/tools grpcurl cnitool
+	@scripts/tools grpcurl
 	@scripts/demo
 
 .PHONY: test
 test: build ## Run every test with the race detector; no test may be skipped (root)
 	@scripts/deps test demo
-	@scripts/tools gotestsum grpcurl cnitool
+	@scripts/tools gotestsum cnitool
 	@scripts/test
 
 .PHONY: test-faults
 test-faults: build ## Kill every process at every step of ADD and DEL, all by all (root, long)
-	@scripts/deps test demo
-	@scripts/tools gotestsum cnitool
+	@scripts/deps demo
+	@scripts/tools gotestsum
 	@SLUICE_TEST_FAULTS=all scripts/test --only-node '^TestFault'
 
 .PHONY: fuzz
@@ -60,8 +60,7 @@ fuzz: ## Run every fuzz target for FUZZTIME (10s)
 
 .PHONY: bench
 bench: build ## Measure ADD, DEL, traffic and memory beside the reference plugins (root)
-	@scripts/deps test demo
-	@scripts/tools cnitool
+	@scripts/deps demo
 	@go build -o bin/test/bench ./test/bench
 	@bin/test/bench
 

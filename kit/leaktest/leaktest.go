@@ -76,7 +76,7 @@ func begin(resources []Resource) (check func() error, _ error) {
 
 // gone waits until nothing new is left.
 func gone(r Resource, before map[string]int) error {
-	for deadline := time.Now().Add(Patience); ; time.Sleep(10 * time.Millisecond) { //nolint:forbidigo // between two looks at the condition
+	for deadline := time.Now().Add(Patience); ; time.Sleep(10 * time.Millisecond) {
 		names, err := r.List()
 		if err != nil {
 			return fmt.Errorf("list %s: %w", r.Name, err)

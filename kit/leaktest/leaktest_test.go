@@ -29,7 +29,7 @@ func TestLeak(t *testing.T) {
 	case "goroutine":
 		go func() { select {} }()
 	case "slow":
-		go time.Sleep(50 * time.Millisecond) //nolint:forbidigo // what is waited for
+		go time.Sleep(50 * time.Millisecond) // what is waited for
 	}
 }
 

@@ -442,7 +442,7 @@ func TestFullQueueIsRefusedWithRetryInfo(t *testing.T) {
 // waitFor waits for a condition that becomes true soon.
 func waitFor(t *testing.T, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) { //nolint:forbidigo // between two looks at the condition
+	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the condition did not become true")
 		}

@@ -261,7 +261,7 @@ func waitUntil(t testing.TB, what string, condition func() error) {
 			t.Errorf("wait until %s: %v", what, err)
 			return
 		}
-		time.Sleep(10 * time.Millisecond)
+		time.Sleep(10 * time.Millisecond) // between two looks
 	}
 }
 

@@ -114,7 +114,7 @@ func Open(dir string) (*Store, error) {
 	}
 	s := &Store{path: filepath.Join(dir, FileName)}
 	var err error
-	if s.lock, err = lockFile(filepath.Join(dir, lockName)); err != nil {
+	if s.lock, err = lockFile(filepath.Join(dir, lockName), lockWait); err != nil {
 		return nil, fmt.Errorf("state directory %s: %w", dir, err)
 	}
 	if err := s.open(); err != nil {
@@ -145,12 +145,12 @@ func prepare(dir string) error {
 }
 
 // lockFile takes a lock that ends with the process, however that ends.
-func lockFile(path string) (*os.File, error) {
+func lockFile(path string, wait time.Duration) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_CLOEXEC|syscall.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	for end := time.Now().Add(lockWait); ; time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(wait); ; time.Sleep(20 * time.Millisecond) {
 		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 		if err == nil {
 			return f, nil
@@ -161,7 +161,7 @@ func lockFile(path string) (*os.File, error) {
 		}
 		if time.Now().After(end) {
 			f.Close()
-			return nil, fmt.Errorf("lock %s: %w for more than %s; is a second sluice-ipam running? see: fuser -v %s", path, ErrLocked, lockWait, path)
+			return nil, fmt.Errorf("lock %s: %w for more than %s; is a second sluice-ipam running? see: fuser -v %s", path, ErrLocked, wait, path)
 		}
 	}
 }

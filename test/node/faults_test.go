@@ -182,7 +182,7 @@ func (n *testNode) killServiceAt(t *testing.T, service, point string, s scenario
 		controller.KillAt(point, 0)
 	}
 	hit := false
-	recover := func() {
+	restart := func() {
 		hit = controller.Hits(point) > 0
 		if err := n.Kill(t.Context(), service); err != nil {
 			t.Fatal(err)
@@ -191,7 +191,7 @@ func (n *testNode) killServiceAt(t *testing.T, service, point string, s scenario
 			t.Fatal(err)
 		}
 	}
-	n.duringWith(t, s, bystanders, nil, arm, recover)
+	n.duringWith(t, s, bystanders, nil, arm, restart)
 	return hit
 }
 

@@ -139,7 +139,7 @@ func (n *Node) waitUntilServing(ctx context.Context, service string, exited <-ch
 		}
 		select {
 		case exit := <-exited:
-			return fmt.Errorf("%s ended before it served (%v); its log %s ends with:\n%s", service, exit, n.Log(service), n.logTail(service))
+			return fmt.Errorf("%s ended before it served (%v); its log %s ends with:\n%s", service, exit, n.Log(service), n.logTail(service)) //nolint:errorlint // nil after status 0
 		case <-ctx.Done():
 			return fmt.Errorf("%s does not serve (%w); its log %s ends with:\n%s", service, err, n.Log(service), n.logTail(service))
 		case <-tick.C:

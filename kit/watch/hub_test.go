@@ -234,8 +234,15 @@ func TestSlowReaderIsCutAndOthersAreNot(t *testing.T) {
 	if h.Readers() != 1 {
 		t.Errorf("%d readers, want the fast one", h.Readers())
 	}
-	// A replay longer than the bound is no slowness.
-	wantEvents(t, subscribe(t, h, events[0].Token), "k0=0 k1=1 k2=2 k3=3 .")
+	// A replay longer than the bound is no slowness, but what comes then is bounded.
+	resumed := subscribe(t, h, events[0].Token)
+	wantEvents(t, resumed, "k0=0 k1=1 k2=2 k3=3 .")
+	for i := range 5 {
+		h.Upsert(fmt.Sprint("n", i), i)
+	}
+	if _, err := resumed.Next(t.Context()); !errors.Is(err, ErrSlow) {
+		t.Errorf("resumed reader: %v, want ErrSlow", err)
+	}
 }
 
 func TestLoadingHubHoldsBackTheBookmark(t *testing.T) {

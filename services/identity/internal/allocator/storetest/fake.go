@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package storetest has a Store in memory for tests, and the suite that it
+// and every real Store pass.
+package storetest
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/identity"
+)
+
+// Fake is the shared memory of a cluster, in this process.
+type Fake struct {
+	mu       sync.Mutex
+	revision int64                                 // guarded by mu, like all below
+	byNumber map[identity.Numeric]fakeID           //
+	byText   map[string]fakeLabels                 //
+	refs     map[string]map[identity.Numeric]int64 // node → number → revision
+	rests    map[identity.Numeric]fakeRest         //
+	sessions map[string]int                        // node → its session, 0 for none
+	serial   int                                   // of the last session
+	leader   string                                //
+	log      []fakeEvent                           // what was not compacted
+	first    int64                                 // oldest revision that Follow can continue from
+	down     bool                                  //
+	changed  chan struct{}                         // closed at every change
+}
+
+type fakeID struct {
+	labels   identity.Labels
+	revision int64
+}
+
+type fakeLabels struct {
+	number   identity.Numeric
+	revision int64
+}
+
+type fakeRest struct {
+	text string
+	ends time.Time
+}
+
+type fakeEvent struct {
+	revision int64
+	id       identity.Identity
+	deleted  bool
+}
+
+// NewFake returns an empty cluster.
+func NewFake() *Fake {
+	return &Fake{
+		revision: 1, first: 1,
+		byNumber: map[identity.Numeric]fakeID{}, byText: map[string]fakeLabels{},
+		refs: map[string]map[identity.Numeric]int64{}, rests: map[identity.Numeric]fakeRest{},
+		sessions: map[string]int{}, changed: make(chan struct{}),
+	}
+}
+
+// Node returns the Store of a node.
+func (f *Fake) Node(name string) allocator.Store { return &fakeStore{Fake: f, node: name} }
+
+// Down makes the cluster answer nobody until Up.
+func (f *Fake) Down() { f.set(true) }
+
+// Up ends Down.
+func (f *Fake) Up() { f.set(false) }
+
+func (f *Fake) set(down bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.down = down
+	f.notify()
+}
+
+// Expire ends the session of a node, as if it had been silent for too long.
+func (f *Fake) Expire(node string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.sessions[node] = 0
+	if len(f.refs[node]) > 0 {
+		f.revision++
+	}
+	delete(f.refs, node)
+	if f.leader == node {
+		f.leader = ""
+	}
+	f.notify()
+}
+
+// Compact forgets all changes up to now.
+func (f *Fake) Compact() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.log, f.first = nil, f.revision+1
+	f.notify()
+}
+
+func (f *Fake) notify() {
+	close(f.changed)
+	f.changed = make(chan struct{})
+}
+
+type fakeStore struct {
+	*Fake
+	node    string
+	session int // guarded by mu
+}
+
+func (s *fakeStore) Endpoints() []string { return []string{"fake://cluster"} }
+
+// enter locks the cluster if it answers.
+func (s *fakeStore) enter(ctx context.Context) error {
+	s.mu.Lock()
+	switch {
+	case ctx.Err() == context.Canceled:
+		s.mu.Unlock()
+		return ctx.Err()
+	case s.down || ctx.Err() != nil:
+		s.mu.Unlock()
+		return allocator.ErrUnavailable
+	}
+	return nil
+}
+
+func (s *fakeStore) joined() bool { return s.session != 0 && s.sessions[s.node] == s.session }
+
+func (s *fakeStore) Join(ctx context.Context) (bool, error) {
+	if err := s.enter(ctx); err != nil {
+		return false, err
+	}
+	defer s.mu.Unlock()
+	if s.joined() {
+		return false, nil
+	}
+	// References of another process of this node stay for its lease.
+	s.serial++
+	s.session, s.sessions[s.node] = s.serial, s.serial
+	return true, nil
+}
+
+func (s *fakeStore) Ping(ctx context.Context) error {
+	if err := s.enter(ctx); err != nil {
+		return err
+	}
+	defer s.mu.Unlock()
+	if !s.joined() {
+		return allocator.ErrSessionLost
+	}
+	return nil
+}
+
+func (s *fakeStore) refer(l identity.Labels) allocator.Claim {
+	s.revision++
+	e := s.byText[l.Text()]
+	e.revision = s.revision
+	s.byText[l.Text()] = e
+	if s.refs[s.node] == nil {
+		s.refs[s.node] = map[identity.Numeric]int64{}
+	}
+	s.refs[s.node][e.number] = s.revision
+	return allocator.Claim{Number: e.number, Revision: s.revision}
+}
+
+func (s *fakeStore) create(n identity.Numeric, l identity.Labels) allocator.Claim {
+	delete(s.rests, n)
+	s.byText[l.Text()] = fakeLabels{number: n}
+	c := s.refer(l)
+	c.Created = true
+	s.byNumber[n] = fakeID{labels: l, revision: s.revision}
+	s.log = append(s.log, fakeEvent{revision: s.revision, id: identity.Identity{Number: n, Labels: l}})
+	s.notify()
+	return c
+}
+
+// rests says whether the number rests after another label set.
+func (s *fakeStore) restsFor(n identity.Numeric, l identity.Labels) bool {
+	r, ok := s.rests[n]
+	return ok && r.text != l.Text() && time.Now().Before(r.ends)
+}
+
+func (s *fakeStore) Claim(ctx context.Context, l identity.Labels, _, candidate identity.Numeric) (allocator.Claim, error) {
+	if err := s.enter(ctx); err != nil {
+		return allocator.Claim{}, err
+	}
+	defer s.mu.Unlock()
+	if !s.joined() {
+		return allocator.Claim{}, allocator.ErrSessionLost
+	}
+	if _, ok := s.byText[l.Text()]; ok {
+		return s.refer(l), nil
+	}
+	if _, taken := s.byNumber[candidate]; taken || candidate == 0 || s.restsFor(candidate, l) {
+		return allocator.Claim{}, allocator.ErrOccupied
+	}
+	return s.create(candidate, l), nil
+}
+
+func (s *fakeStore) Restore(ctx context.Context, id identity.Identity) (allocator.Claim, error) {
+	if err := s.enter(ctx); err != nil {
+		return allocator.Claim{}, err
+	}
+	defer s.mu.Unlock()
+	if !s.joined() {
+		return allocator.Claim{}, allocator.ErrSessionLost
+	}
+	conflict := &allocator.ConflictError{Held: id}
+	have, ok := s.byText[id.Labels.Text()]
+	if ok && have.number == id.Number {
+		return s.refer(id.Labels), nil
+	}
+	if ok {
+		conflict.Moved = have.number
+	}
+	occupant, taken := s.byNumber[id.Number]
+	if taken {
+		conflict.Occupant = identity.Identity{Number: id.Number, Labels: occupant.labels}
+	}
+	if ok || taken || s.restsFor(id.Number, id.Labels) {
+		return allocator.Claim{}, conflict
+	}
+	return s.create(id.Number, id.Labels), nil
+}
+
+func (s *fakeStore) Release(ctx context.Context, ref allocator.Reference) error {
+	if err := s.enter(ctx); err != nil {
+		return err
+	}
+	defer s.mu.Unlock()
+	if s.refs[s.node][ref.Number] == ref.Revision {
+		delete(s.refs[s.node], ref.Number)
+		s.revision++
+	}
+	return nil
+}
+
+func (s *fakeStore) References(ctx context.Context) ([]allocator.Reference, error) {
+	if err := s.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer s.mu.Unlock()
+	var out []allocator.Reference
+	for n, rev := range s.refs[s.node] {
+		out = append(out, allocator.Reference{Number: n, Revision: rev})
+	}
+	return out, nil
+}
+
+func (s *fakeStore) Follow(ctx context.Context, sink func(allocator.Update)) error {
+	var next int64 // 0: list
+	reset := true
+	for {
+		s.mu.Lock()
+		changed, down := s.changed, s.down
+		var u allocator.Update
+		if !down {
+			if next == 0 || next < s.first {
+				u = allocator.Update{Complete: true, Reset: reset, Revision: s.revision}
+				for n, e := range s.byNumber {
+					u.Upserts = append(u.Upserts, allocator.Entry{Identity: identity.Identity{Number: n, Labels: e.labels}, Revision: e.revision})
+				}
+				reset = false
+			} else {
+				for _, e := range s.log {
+					switch {
+					case e.revision < next:
+					case e.deleted:
+						u.Deletes = append(u.Deletes, allocator.Deletion{Number: e.id.Number, Revision: e.revision})
+					default:
+						u.Upserts = append(u.Upserts, allocator.Entry{Identity: e.id, Revision: e.revision})
+					}
+				}
+				u = last(u)
+			}
+			next = s.revision + 1
+		}
+		s.mu.Unlock()
+		if u.Complete || len(u.Upserts)+len(u.Deletes) > 0 {
+			sink(u)
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// last keeps of each number only its last event.
+func last(u allocator.Update) allocator.Update {
+	newest := map[identity.Numeric]int64{}
+	for _, e := range u.Upserts {
+		newest[e.Identity.Number] = max(newest[e.Identity.Number], e.Revision)
+	}
+	for _, d := range u.Deletes {
+		newest[d.Number] = max(newest[d.Number], d.Revision)
+	}
+	u.Upserts = slices.DeleteFunc(u.Upserts, func(e allocator.Entry) bool { return e.Revision < newest[e.Identity.Number] })
+	u.Deletes = slices.DeleteFunc(u.Deletes, func(d allocator.Deletion) bool { return d.Revision < newest[d.Number] })
+	return u
+}
+
+func (s *fakeStore) Lead(ctx context.Context) (bool, error) {
+	if err := s.enter(ctx); err != nil {
+		return false, err
+	}
+	defer s.mu.Unlock()
+	if !s.joined() {
+		return false, allocator.ErrSessionLost
+	}
+	if s.leader == "" {
+		s.leader = s.node
+	}
+	return s.leader == s.node, nil
+}
+
+func (s *fakeStore) Unreferenced(ctx context.Context) ([]allocator.Candidate, error) {
+	if err := s.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer s.mu.Unlock()
+	used := map[identity.Numeric]bool{}
+	for _, refs := range s.refs {
+		for n := range refs {
+			used[n] = true
+		}
+	}
+	var out []allocator.Candidate
+	for n, e := range s.byNumber {
+		if !used[n] {
+			out = append(out, allocator.Candidate{Identity: identity.Identity{Number: n, Labels: e.labels}, Fence: s.byText[e.labels.Text()].revision})
+		}
+	}
+	return out, nil
+}
+
+func (s *fakeStore) Collect(ctx context.Context, unused []allocator.Candidate, rest time.Duration) ([]identity.Numeric, error) {
+	if err := s.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer s.mu.Unlock()
+	var gone []identity.Numeric
+	for _, c := range unused {
+		n, text := c.Identity.Number, c.Identity.Labels.Text()
+		if have, ok := s.byText[text]; !ok || have.number != n || have.revision != c.Fence {
+			continue
+		}
+		s.revision++
+		delete(s.byText, text)
+		delete(s.byNumber, n)
+		s.rests[n] = fakeRest{text: text, ends: time.Now().Add(rest)}
+		s.log = append(s.log, fakeEvent{revision: s.revision, id: c.Identity, deleted: true})
+		gone = append(gone, n)
+	}
+	s.notify()
+	return gone, nil
+}

@@ -1,0 +1,538 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package storetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/identity"
+)
+
+// Cluster is what the suite runs against.
+type Cluster interface {
+	Node(name string) allocator.Store // a new process of that node
+	Expire(node string)               // ends the node's session
+	Compact()                         // forgets the changes up to now
+	Down()                            // answers nobody
+	Up()                              // answers again, with all it had
+}
+
+// Patience is how long a condition may take that should come at once.
+const Patience = 20 * time.Second
+
+// Labels makes a label set from "key=value" values.
+func Labels(t testing.TB, app string) identity.Labels {
+	t.Helper()
+	l, err := identity.NewLabels(identity.Label{Source: "cni", Key: "app", Value: app})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// Eventually waits for a condition.
+func Eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(Patience); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s did not happen within %s", what, Patience)
+		}
+	}
+}
+
+type suite struct {
+	t   *testing.T
+	ctx context.Context
+	Cluster
+}
+
+func (s suite) join(node string) allocator.Store {
+	s.t.Helper()
+	st := s.Node(node)
+	if fresh, err := st.Join(s.ctx); err != nil || !fresh {
+		s.t.Fatalf("%s joins: fresh %t, error %v", node, fresh, err)
+	}
+	return st
+}
+
+func (s suite) claim(st allocator.Store, l identity.Labels, known, candidate identity.Numeric) allocator.Claim {
+	s.t.Helper()
+	c, err := st.Claim(s.ctx, l, known, candidate)
+	if err != nil {
+		s.t.Fatalf("claim of %s with candidate %d: %v", l, candidate, err)
+	}
+	return c
+}
+
+func (s suite) unused(st allocator.Store) []allocator.Candidate {
+	s.t.Helper()
+	c, err := st.Unreferenced(s.ctx)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return c
+}
+
+func (s suite) references(st allocator.Store) map[identity.Numeric]int64 {
+	s.t.Helper()
+	refs, err := st.References(s.ctx)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	out := map[identity.Numeric]int64{}
+	for _, r := range refs {
+		out[r.Number] = r.Revision
+	}
+	return out
+}
+
+// Run runs the suite; make is called for every test of it.
+func Run(t *testing.T, make func(t *testing.T) Cluster) {
+	for _, c := range []struct {
+		name string
+		test func(suite)
+	}{
+		{"ClaimCreatesOnceAndThenRefers", claimCreatesOnce},
+		{"ClaimOfATakenCandidateIsOccupied", claimOccupied},
+		{"ClaimsAtOnceAgree", claimsAtOnceAgree},
+		{"NothingIsClaimedWithoutASession", noSession},
+		{"ExpiryTakesReferences", expiry},
+		{"ReleaseDropsOnlyWhatWasMeant", releaseRevision},
+		{"RestoreBringsBackWhatWasCollected", restoreGone},
+		{"RestoreNamesWhoHasTheNumberNow", restoreConflicts},
+		{"CollectSparesWhatWasTouched", collectFence},
+		{"CollectedNumbersRest", collectedRest},
+		{"OneNodeLeads", oneLeads},
+		{"FollowBringsEverythingThenChanges", followChanges},
+		{"FollowListsAgainAfterAGap", followGap},
+		{"ADownStoreIsUnavailableWithinTheDeadline", unavailable},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 2*Patience)
+			defer cancel()
+			c.test(suite{t: t, ctx: ctx, Cluster: make(t)})
+		})
+	}
+}
+
+func claimCreatesOnce(s suite) {
+	a, b := s.join("a"), s.join("b")
+	l := Labels(s.t, "web")
+	first := s.claim(a, l, 0, 300)
+	if first.Number != 300 || !first.Created || first.Revision == 0 {
+		s.t.Errorf("first claim: %+v, want 300 created", first)
+	}
+	for _, known := range []identity.Numeric{0, 300, 301} {
+		again := s.claim(b, l, known, 301)
+		if again.Number != 300 || again.Created || again.Revision <= first.Revision {
+			s.t.Errorf("claim with known %d: %+v, want 300 not created, later than %d", known, again, first.Revision)
+		}
+	}
+	if c := s.claim(b, l, 0, 0); c.Number != 300 {
+		s.t.Errorf("claim without candidate: %+v, want 300", c)
+	}
+}
+
+func claimOccupied(s suite) {
+	a := s.join("a")
+	s.claim(a, Labels(s.t, "web"), 0, 300)
+	for _, candidate := range []identity.Numeric{300, 0} {
+		if c, err := a.Claim(s.ctx, Labels(s.t, "db"), 0, candidate); !errors.Is(err, allocator.ErrOccupied) {
+			s.t.Errorf("claim with candidate %d: %+v, %v, want ErrOccupied", candidate, c, err)
+		}
+	}
+	if refs := s.references(a); len(refs) != 1 {
+		s.t.Errorf("references %v, want only 300", refs)
+	}
+}
+
+func claimsAtOnceAgree(s suite) {
+	const nodes, sets = 4, 8
+	got := [nodes][sets]allocator.Claim{}
+	var wg sync.WaitGroup
+	for n := range nodes {
+		st := s.join(fmt.Sprint("node", n))
+		wg.Go(func() {
+			for i := range sets {
+				l := Labels(s.t, fmt.Sprint(i))
+				for candidate := identity.Numeric(300 + n); ; candidate += nodes {
+					c, err := st.Claim(s.ctx, l, 0, candidate)
+					if errors.Is(err, allocator.ErrOccupied) {
+						continue
+					}
+					if err != nil {
+						s.t.Errorf("claim: %v", err)
+						return
+					}
+					got[n][i] = c
+					break
+				}
+			}
+		})
+	}
+	wg.Wait()
+	created := 0
+	numbers := map[identity.Numeric]int{}
+	for n := range nodes {
+		for i := range sets {
+			if got[n][i].Number != got[0][i].Number {
+				s.t.Errorf("set %d is %d on node 0 and %d on node %d", i, got[0][i].Number, got[n][i].Number, n)
+			}
+			if got[n][i].Created {
+				created++
+			}
+			numbers[got[n][i].Number] = i
+		}
+	}
+	if created != sets || len(numbers) != sets {
+		s.t.Errorf("%d identities created, %d numbers, want %d of each", created, len(numbers), sets)
+	}
+}
+
+func noSession(s suite) {
+	a := s.Node("a")
+	l := Labels(s.t, "web")
+	if _, err := a.Claim(s.ctx, l, 0, 300); !errors.Is(err, allocator.ErrSessionLost) {
+		s.t.Errorf("claim: %v, want ErrSessionLost", err)
+	}
+	if _, err := a.Restore(s.ctx, identity.Identity{Number: 300, Labels: l}); !errors.Is(err, allocator.ErrSessionLost) {
+		s.t.Errorf("restore: %v, want ErrSessionLost", err)
+	}
+	if err := a.Ping(s.ctx); !errors.Is(err, allocator.ErrSessionLost) {
+		s.t.Errorf("ping: %v, want ErrSessionLost", err)
+	}
+	if _, err := a.Join(s.ctx); err != nil {
+		s.t.Fatal(err)
+	}
+	if fresh, err := a.Join(s.ctx); err != nil || fresh {
+		s.t.Errorf("joining twice: fresh %t, error %v", fresh, err)
+	}
+}
+
+func expiry(s suite) {
+	a := s.join("a")
+	l := Labels(s.t, "web")
+	s.claim(a, l, 0, 300)
+	s.Expire("a")
+	if err := a.Ping(s.ctx); !errors.Is(err, allocator.ErrSessionLost) {
+		s.t.Errorf("ping: %v, want ErrSessionLost", err)
+	}
+	if _, err := a.Claim(s.ctx, l, 300, 301); !errors.Is(err, allocator.ErrSessionLost) {
+		s.t.Errorf("claim: %v, want ErrSessionLost", err)
+	}
+	if fresh, err := a.Join(s.ctx); err != nil || !fresh {
+		s.t.Fatalf("joining again: fresh %t, error %v", fresh, err)
+	}
+	if refs := s.references(a); len(refs) != 0 {
+		s.t.Errorf("references %v after expiry, want none", refs)
+	}
+	if c := s.claim(a, l, 0, 301); c.Number != 300 || c.Created {
+		s.t.Errorf("claim after expiry: %+v, want 300 as before", c)
+	}
+}
+
+func releaseRevision(s suite) {
+	a, b := s.join("a"), s.join("b")
+	l := Labels(s.t, "web")
+	old := s.claim(a, l, 0, 300)
+	s.claim(b, l, 0, 300)
+	again := s.claim(a, l, 0, 300)
+	for _, c := range []struct {
+		revision int64
+		left     int
+	}{{old.Revision, 1}, {again.Revision, 0}, {again.Revision, 0}} {
+		if err := a.Release(s.ctx, allocator.Reference{Number: 300, Revision: c.revision}); err != nil {
+			s.t.Fatal(err)
+		}
+		if refs := s.references(a); len(refs) != c.left {
+			s.t.Errorf("after release of revision %d: %v, want %d left", c.revision, refs, c.left)
+		}
+	}
+	if refs := s.references(b); len(refs) != 1 {
+		s.t.Errorf("references of the other node: %v", refs)
+	}
+}
+
+// collectAll collects everything that nobody refers to.
+func (s suite) collectAll(st allocator.Store, rest time.Duration) []identity.Numeric {
+	s.t.Helper()
+	gone, err := st.Collect(s.ctx, s.unused(st), rest)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	slices.Sort(gone)
+	return gone
+}
+
+func restoreGone(s suite) {
+	a, b := s.join("a"), s.join("b")
+	id := identity.Identity{Number: 300, Labels: Labels(s.t, "web")}
+	s.claim(a, id.Labels, 0, 300)
+	s.Expire("a")
+	if gone := s.collectAll(b, time.Hour); !slices.Equal(gone, []identity.Numeric{300}) {
+		s.t.Fatalf("collected %v, want 300", gone)
+	}
+	if _, err := a.Join(s.ctx); err != nil {
+		s.t.Fatal(err)
+	}
+	c, err := a.Restore(s.ctx, id)
+	if err != nil || c.Number != 300 || !c.Created {
+		s.t.Fatalf("restore: %+v, %v, want 300 created", c, err)
+	}
+	again, err := a.Restore(s.ctx, id)
+	if err != nil || again.Created || again.Revision <= c.Revision {
+		s.t.Errorf("restoring twice: %+v, %v", again, err)
+	}
+	if c := s.claim(b, id.Labels, 0, 301); c.Number != 300 {
+		s.t.Errorf("the other node gets %d, want 300", c.Number)
+	}
+	if unused := s.unused(b); len(unused) != 0 {
+		s.t.Errorf("unreferenced %v", unused)
+	}
+}
+
+func restoreConflicts(s suite) {
+	a := s.join("a")
+	web, db, gone := Labels(s.t, "web"), Labels(s.t, "db"), Labels(s.t, "gone")
+	s.claim(a, web, 0, 300)
+	s.claim(a, db, 0, 301)
+	last := s.claim(a, gone, 0, 302)
+	if err := a.Release(s.ctx, allocator.Reference{Number: 302, Revision: last.Revision}); err != nil {
+		s.t.Fatal(err)
+	}
+	s.collectAll(a, time.Hour)
+	for _, c := range []struct {
+		held     identity.Identity
+		occupant identity.Numeric
+		moved    identity.Numeric
+	}{
+		{identity.Identity{Number: 300, Labels: Labels(s.t, "new")}, 300, 0},
+		{identity.Identity{Number: 303, Labels: web}, 0, 300},
+		{identity.Identity{Number: 300, Labels: db}, 300, 301},
+		{identity.Identity{Number: 302, Labels: Labels(s.t, "new")}, 0, 0}, // rests
+	} {
+		_, err := a.Restore(s.ctx, c.held)
+		var conflict *allocator.ConflictError
+		if !errors.As(err, &conflict) || !errors.Is(err, allocator.ErrConflict) {
+			s.t.Errorf("restore %s: %v, want a conflict", c.held, err)
+			continue
+		}
+		if conflict.Occupant.Number != c.occupant || conflict.Moved != c.moved || !conflict.Held.Equal(c.held) {
+			s.t.Errorf("restore %s: %+v, want occupant %d, moved %d", c.held, conflict, c.occupant, c.moved)
+		}
+	}
+	if refs := s.references(a); len(refs) != 2 {
+		s.t.Errorf("references %v, want 300 and 301", refs)
+	}
+}
+
+func collectFence(s suite) {
+	a, b := s.join("a"), s.join("b")
+	touched, quiet, used := Labels(s.t, "touched"), Labels(s.t, "quiet"), Labels(s.t, "used")
+	for i, l := range []identity.Labels{touched, quiet, used} {
+		s.claim(a, l, 0, identity.Numeric(300+i))
+	}
+	s.claim(b, used, 0, 302)
+	s.Expire("a")
+	unused := s.unused(b)
+	if len(unused) != 2 {
+		s.t.Fatalf("unreferenced %v, want 300 and 301", unused)
+	}
+	// Referred to and released again: the candidate is stale all the same.
+	c := s.claim(b, touched, 0, 400)
+	if err := b.Release(s.ctx, allocator.Reference{Number: c.Number, Revision: c.Revision}); err != nil {
+		s.t.Fatal(err)
+	}
+	gone, err := b.Collect(s.ctx, unused, time.Hour)
+	if err != nil || !slices.Equal(gone, []identity.Numeric{301}) {
+		s.t.Errorf("collected %v, %v, want 301", gone, err)
+	}
+	if again, err := b.Collect(s.ctx, unused, time.Hour); err != nil || len(again) != 0 {
+		s.t.Errorf("collected %v, %v the second time", again, err)
+	}
+	if c := s.claim(b, touched, 0, 400); c.Number != 300 {
+		s.t.Errorf("the touched set has %d, want 300", c.Number)
+	}
+	if c := s.claim(b, used, 0, 400); c.Number != 302 {
+		s.t.Errorf("the used set has %d, want 302", c.Number)
+	}
+}
+
+func collectedRest(s suite) {
+	a := s.join("a")
+	drop := func(c allocator.Claim) {
+		if err := a.Release(s.ctx, allocator.Reference{Number: c.Number, Revision: c.Revision}); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	web, db := Labels(s.t, "web"), Labels(s.t, "db")
+	drop(s.claim(a, web, 0, 300))
+	s.collectAll(a, time.Hour)
+	if _, err := a.Claim(s.ctx, db, 0, 300); !errors.Is(err, allocator.ErrOccupied) {
+		s.t.Errorf("another set on a resting number: %v, want ErrOccupied", err)
+	}
+	if c := s.claim(a, web, 0, 300); c.Number != 300 || !c.Created {
+		s.t.Errorf("the same set on its resting number: %+v, want 300", c)
+	} else {
+		drop(c)
+	}
+	s.collectAll(a, time.Second)
+	Eventually(s.t, "the end of the rest", func() bool {
+		c, err := a.Claim(s.ctx, db, 0, 300)
+		return err == nil && c.Number == 300
+	})
+}
+
+func oneLeads(s suite) {
+	a, b := s.join("a"), s.join("b")
+	leads := func(st allocator.Store) bool {
+		s.t.Helper()
+		ok, err := st.Lead(s.ctx)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		return ok
+	}
+	if !leads(a) || leads(b) || !leads(a) {
+		s.t.Error("want a to lead, and only a")
+	}
+	if next := s.join("a"); !leads(next) || leads(b) {
+		s.t.Error("want the next process of a to lead")
+	}
+	s.Expire("a")
+	Eventually(s.t, "b leads", func() bool { return leads(b) })
+}
+
+// follower collects what Follow brings.
+type follower struct {
+	mu       sync.Mutex
+	have     map[identity.Numeric]string
+	complete int
+	done     chan error
+	stop     context.CancelFunc
+}
+
+func (s suite) follow(st allocator.Store) *follower {
+	ctx, cancel := context.WithCancel(s.ctx)
+	f := &follower{have: map[identity.Numeric]string{}, done: make(chan error, 1), stop: cancel}
+	go func() {
+		for {
+			err := st.Follow(ctx, f.sink)
+			if ctx.Err() != nil {
+				f.done <- err
+				return
+			}
+		}
+	}()
+	s.t.Cleanup(func() { cancel(); <-f.done })
+	return f
+}
+
+func (f *follower) sink(u allocator.Update) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if u.Complete {
+		f.complete++
+		clear(f.have)
+	}
+	for _, e := range u.Upserts {
+		f.have[e.Identity.Number] = e.Identity.Labels.Text()
+	}
+	for _, d := range u.Deletes {
+		delete(f.have, d.Number)
+	}
+}
+
+func (f *follower) is(complete int, numbers ...identity.Numeric) func() bool {
+	return func() bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if f.complete < complete || len(f.have) != len(numbers) {
+			return false
+		}
+		for _, n := range numbers {
+			if f.have[n] == "" {
+				return false
+			}
+		}
+		return true
+	}
+}
+
+func followChanges(s suite) {
+	a := s.join("a")
+	s.claim(a, Labels(s.t, "web"), 0, 300)
+	f := s.follow(s.Node("b"))
+	Eventually(s.t, "the listing", f.is(1, 300))
+	c := s.claim(a, Labels(s.t, "db"), 0, 301)
+	Eventually(s.t, "the change", f.is(1, 300, 301))
+	if err := a.Release(s.ctx, allocator.Reference{Number: 301, Revision: c.Revision}); err != nil {
+		s.t.Fatal(err)
+	}
+	s.collectAll(a, time.Second)
+	Eventually(s.t, "the deletion", f.is(1, 300))
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.complete != 1 {
+		s.t.Errorf("%d complete listings, want 1: changes should come as changes", f.complete)
+	}
+}
+
+func followGap(s suite) {
+	a := s.join("a")
+	web := s.claim(a, Labels(s.t, "web"), 0, 300)
+	f := s.follow(s.Node("b"))
+	Eventually(s.t, "the listing", f.is(1, 300))
+	s.Down()
+	s.Up()
+	Eventually(s.t, "the store answers", func() bool { _, err := a.Join(s.ctx); return err == nil })
+	s.claim(a, Labels(s.t, "db"), 0, 301)
+	refs := s.references(a)
+	if err := a.Release(s.ctx, allocator.Reference{Number: 300, Revision: max(web.Revision, refs[300])}); err != nil {
+		s.t.Fatal(err)
+	}
+	s.collectAll(a, time.Second)
+	s.Compact()
+	Eventually(s.t, "what happened meanwhile", f.is(1, 301))
+	s.claim(a, Labels(s.t, "cache"), 0, 302)
+	Eventually(s.t, "what happened afterwards", f.is(1, 301, 302))
+}
+
+func unavailable(s suite) {
+	a := s.join("a")
+	l := Labels(s.t, "web")
+	s.claim(a, l, 0, 300)
+	s.Down()
+	for name, call := range map[string]func(context.Context) error{
+		"ping":  a.Ping,
+		"join":  func(ctx context.Context) error { _, err := a.Join(ctx); return err },
+		"claim": func(ctx context.Context) error { _, err := a.Claim(ctx, l, 300, 301); return err },
+		"restore": func(ctx context.Context) error {
+			_, err := a.Restore(ctx, identity.Identity{Number: 300, Labels: l})
+			return err
+		},
+		"release":      func(ctx context.Context) error { return a.Release(ctx, allocator.Reference{Number: 300, Revision: 1}) },
+		"references":   func(ctx context.Context) error { _, err := a.References(ctx); return err },
+		"unreferenced": func(ctx context.Context) error { _, err := a.Unreferenced(ctx); return err },
+		"lead":         func(ctx context.Context) error { _, err := a.Lead(ctx); return err },
+	} {
+		ctx, cancel := context.WithTimeout(s.ctx, 300*time.Millisecond)
+		if err := call(ctx); !errors.Is(err, allocator.ErrUnavailable) {
+			s.t.Errorf("%s: %v, want ErrUnavailable", name, err)
+		}
+		cancel()
+	}
+	s.Up()
+	Eventually(s.t, "the store answers again", func() bool { _, err := a.Join(s.ctx); return err == nil })
+	if c := s.claim(a, l, 0, 301); c.Number != 300 {
+		s.t.Errorf("after the store came back the set has %d, want 300", c.Number)
+	}
+}

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package etcd
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/allocator/storetest"
+	"github.com/sluice-net/sluice/services/identity/internal/etcd/etcdtest"
+	"github.com/sluice-net/sluice/services/identity/internal/identity"
+)
+
+func TestMain(m *testing.M) {
+	code := leaktest.Run(m)
+	etcdtest.Cleanup()
+	os.Exit(code)
+}
+
+const testPrefix = "/test/identity"
+
+// cluster is a real etcd as the suite wants it.
+type cluster struct {
+	*etcdtest.Server
+	t      *testing.T
+	admin  *clientv3.Client
+	stores map[string][]*Store
+}
+
+func newCluster(t *testing.T) *cluster {
+	s := etcdtest.Start(t)
+	return &cluster{Server: s, t: t, admin: s.Client(), stores: map[string][]*Store{}}
+}
+
+func (c *cluster) Node(name string) allocator.Store {
+	s, err := New(Config{Client: Client{Endpoints: []string{c.Endpoint}}, Prefix: testPrefix, Node: name, TTL: time.Hour, Log: log.Discard()})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			c.t.Error(err)
+		}
+	})
+	c.stores[name] = append(c.stores[name], s)
+	return s
+}
+
+func (c *cluster) Expire(node string) {
+	for _, s := range c.stores[node] {
+		lease, err := s.session()
+		if errors.Is(err, allocator.ErrSessionLost) {
+			continue
+		}
+		if _, err := c.admin.Revoke(context.Background(), lease); err != nil {
+			c.t.Fatal(err)
+		}
+	}
+}
+
+func TestEtcdIsAStore(t *testing.T) {
+	storetest.Run(t, func(t *testing.T) storetest.Cluster { return newCluster(t) })
+}
+
+func TestKeysAreThoseOfTheDocumentation(t *testing.T) {
+	c := newCluster(t)
+	st := c.Node("node-1")
+	if _, err := st.Join(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	l := storetest.Labels(t, "web")
+	claim, err := st.Claim(t.Context(), l, 0, 300)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := func() map[string]string {
+		resp, err := c.admin.Get(t.Context(), "/", clientv3.WithPrefix())
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := map[string]string{}
+		for _, kv := range resp.Kvs {
+			out[strings.TrimPrefix(string(kv.Key), testPrefix)] = string(kv.Value)
+			if isRef := strings.Contains(string(kv.Key), "/ref/"); isRef != (kv.Lease != 0) && !strings.Contains(string(kv.Key), "/rest/") {
+				t.Errorf("%s has the lease %d", kv.Key, kv.Lease)
+			}
+		}
+		return out
+	}
+	// printf 'cni:app=web;' | sha256sum
+	const hash = "c835b05560143e9e8de568502817a33be31279a868e401a6d86bc1861516bf93"
+	want := map[string]string{"/id/300": "cni:app=web;", "/labels/" + hash: "300 cni:app=web;", "/ref/node-1/300": ""}
+	if got := keys(); !equal(got, want) {
+		t.Errorf("keys %v, want %v", got, want)
+	}
+	if err := st.Release(t.Context(), allocator.Reference{Number: 300, Revision: claim.Revision}); err != nil {
+		t.Fatal(err)
+	}
+	unused, err := st.Unreferenced(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := st.Collect(t.Context(), unused, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := keys(), (map[string]string{"/rest/300": hash}); !equal(got, want) {
+		t.Errorf("keys after collection %v, want %v", got, want)
+	}
+}
+
+func equal(a, b map[string]string) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for k, v := range a {
+		if w, ok := b[k]; !ok || v != w {
+			return false
+		}
+	}
+	return true
+}
+
+func TestTwoSetsWithOneHashNeverShareANumber(t *testing.T) {
+	c := newCluster(t)
+	st := c.Node("a")
+	if _, err := st.Join(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	web, db := storetest.Labels(t, "web"), storetest.Labels(t, "db")
+	// What a collision would look like: the key of web's hash is db's.
+	for k, v := range map[string]string{"/labels/" + hashText(web): "300 " + db.Text(), "/id/300": db.Text()} {
+		if _, err := c.admin.Put(t.Context(), testPrefix+k, v); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if claim, err := st.Claim(t.Context(), web, 0, 301); !errors.Is(err, allocator.ErrCorrupt) {
+		t.Errorf("claim: %+v, %v, want ErrCorrupt", claim, err)
+	}
+	if claim, err := st.Restore(t.Context(), identity.Identity{Number: 301, Labels: web}); !errors.Is(err, allocator.ErrCorrupt) {
+		t.Errorf("restore: %+v, %v, want ErrCorrupt", claim, err)
+	}
+}
+
+func TestDamagedKeysHideNothingElse(t *testing.T) {
+	c := newCluster(t)
+	st := c.Node("a")
+	if _, err := st.Join(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for k, v := range map[string]string{
+		"/id/301": "no labels", "/id/x": "cni:app=x;", "/id/12": "cni:app=y;", "/id/0302": "cni:app=z;",
+		"/labels/00": "junk", "/labels/01": "7 cni:app=q;", "/labels/02": "303 junk", "/ref/a/x": "",
+	} {
+		if _, err := c.admin.Put(t.Context(), testPrefix+k, v); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := st.Claim(t.Context(), storetest.Labels(t, "web"), 0, 300); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := st.Claim(t.Context(), storetest.Labels(t, "db"), 0, 301); !errors.Is(err, allocator.ErrOccupied) {
+		t.Errorf("claim of a damaged number: %v, want ErrOccupied", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var first allocator.Update
+	if err := st.Follow(ctx, func(u allocator.Update) { first = u; cancel() }); !errors.Is(err, context.Canceled) {
+		t.Errorf("follow: %v", err)
+	}
+	if len(first.Upserts) != 1 || first.Upserts[0].Identity.Number != 300 {
+		t.Errorf("listing %+v, want only 300", first)
+	}
+	if refs, err := st.References(t.Context()); err != nil || len(refs) != 1 {
+		t.Errorf("references %v, %v, want only 300", refs, err)
+	}
+	if unused, err := st.Unreferenced(t.Context()); err != nil || len(unused) != 0 {
+		t.Errorf("unreferenced %v, %v, want none", unused, err)
+	}
+}
+
+func TestAnEmptiedEtcdIsNoticedAndListedAgain(t *testing.T) {
+	c := newCluster(t)
+	st := c.Node("a")
+	if _, err := st.Join(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	web := storetest.Labels(t, "web")
+	for i := range 20 { // revisions that the new history has not reached
+		if _, err := st.Claim(t.Context(), web, 0, identity.Numeric(300+i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	updates := make(chan allocator.Update, 64)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			st.Follow(ctx, func(u allocator.Update) { updates <- u }) //nolint:errcheck // tried again until the end
+		}
+	}()
+	defer func() { cancel(); <-done }()
+	if u := <-updates; !u.Complete || len(u.Upserts) != 1 {
+		t.Fatalf("first update %+v", u)
+	}
+	c.Down()
+	c.Wipe()
+	c.Up()
+	storetest.Eventually(t, "a new session", func() bool {
+		fresh, err := st.Join(t.Context())
+		return err == nil && fresh
+	})
+	storetest.Eventually(t, "a listing that says so", func() bool {
+		select {
+		case u := <-updates:
+			return u.Complete && u.Reset && len(u.Upserts) == 0
+		default:
+			return false
+		}
+	})
+}
+
+func TestListingsOfManyPagesAreOfOneRevision(t *testing.T) {
+	c := newCluster(t)
+	st := c.Node("a").(*Store)
+	if _, err := st.Join(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	const n = pageSize + 10
+	var ops []clientv3.Op
+	for i := range n {
+		l := storetest.Labels(t, strings.Repeat("x", i+1)[:1]+time.Duration(i).String())
+		ops = append(ops, clientv3.OpPut(st.idKey(identity.Numeric(300+i)), l.Text()))
+		if len(ops) == 100 || i == n-1 {
+			if _, err := c.admin.Txn(t.Context()).Then(ops...).Commit(); err != nil {
+				t.Fatal(err)
+			}
+			ops = nil
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var first allocator.Update
+	st.Follow(ctx, func(u allocator.Update) { first = u; cancel() }) //nolint:errcheck // ends by cancel
+	if len(first.Upserts) != n {
+		t.Errorf("%d identities listed, want %d", len(first.Upserts), n)
+	}
+}
+
+func TestWrongConfigurationIsNamed(t *testing.T) {
+	for want, c := range map[string]Client{
+		"at least one":      {},
+		"endpoints[0]":      {Endpoints: []string{"localhost:2379"}},
+		"endpoints[1]":      {Endpoints: []string{"http://a:1", "http://b"}},
+		"same scheme":       {Endpoints: []string{"http://a:1", "unix:///x"}},
+		"absolute":          {Endpoints: []string{"unix://x/y"}},
+		"ca: is needed":     {Endpoints: []string{"https://a:1"}},
+		"need https":        {Endpoints: []string{"http://a:1"}, CA: "/x"},
+		"come together":     {Endpoints: []string{"https://a:1"}, CA: "/x", Cert: "/y"},
+		"username and pass": {Endpoints: []string{"http://a:1"}, Username: "u"},
+	} {
+		if err := c.Check(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v, want an error with %q", c, err, want)
+		}
+	}
+	good := Client{Endpoints: []string{"unix:///x"}}
+	for want, cfg := range map[string]Config{
+		"node name":  {Client: good, Prefix: "/p", Node: "a/b", TTL: time.Minute},
+		"key prefix": {Client: good, Prefix: "/p/", Node: "a", TTL: time.Minute},
+		"lease":      {Client: good, Prefix: "/p", Node: "a"},
+	} {
+		if s, err := New(cfg); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v, %v, want an error with %q", cfg, s, err, want)
+		}
+	}
+}

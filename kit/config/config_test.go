@@ -144,9 +144,11 @@ verbose: true
 	if err != nil || !reflect.DeepEqual(fromFlags, want) {
 		t.Errorf("flags: %+v, %v\nwant %+v", fromFlags, err, want)
 	}
-	fromEnv, _, err := load(t, "", []string{"SLUICE_DEMO_LEASE=1.5m", "SLUICE_DEMO_POD_CIDRS=10.0.0.0/8,fd00::/64", "SLUICE_DEMO_LISTEN=[::1]:9",
+	fromEnv, _, err := load(t, "", []string{
+		"SLUICE_DEMO_LEASE=1.5m", "SLUICE_DEMO_POD_CIDRS=10.0.0.0/8,fd00::/64", "SLUICE_DEMO_LISTEN=[::1]:9",
 		"SLUICE_DEMO_MODE=none", "SLUICE_DEMO_WORKERS=7", "SLUICE_DEMO_OFFSET=-5", "SLUICE_DEMO_RATIO=0.25", "SLUICE_DEMO_NAMES=a,b c",
-		"SLUICE_DEMO_LABELS=app=web,tier=front", "SLUICE_DEMO_TOKEN=t0k", "SLUICE_DEMO_STORE_PATH=/x", "SLUICE_DEMO_STORE_MAX_SIZE=67108864", "SLUICE_DEMO_VERBOSE=true"})
+		"SLUICE_DEMO_LABELS=app=web,tier=front", "SLUICE_DEMO_TOKEN=t0k", "SLUICE_DEMO_STORE_PATH=/x", "SLUICE_DEMO_STORE_MAX_SIZE=67108864", "SLUICE_DEMO_VERBOSE=true",
+	})
 	if err != nil || !reflect.DeepEqual(fromEnv, want) {
 		t.Errorf("environment: %+v, %v\nwant %+v", fromEnv, err, want)
 	}

@@ -142,8 +142,10 @@ func parseStatus(text string) (State, error) {
 // KeepCapabilities leaves every thread exactly the given capabilities, as
 // permitted, effective and bounding set. Nothing is inheritable or ambient:
 // no program that the process might execute gets any of it that way.
-// It needs CAP_SETPCAP, which it gives up too unless it is listed, and fails
-// with the names before it changes anything if one of them is not there.
+// It fails, before it changes anything, with the names of those that are not
+// there. To shrink the bounding set it needs CAP_SETPCAP, which it gives up
+// too unless it is listed; a process without it keeps its bounding set and
+// must have called NoNewPrivs, under which that set gives nothing to anybody.
 func KeepCapabilities(caps ...Cap) error {
 	keep := SetOf(caps...)
 	before, err := Current()
@@ -156,8 +158,15 @@ func KeepCapabilities(caps ...Cap) error {
 	if missing := keep &^ before.Bounding; missing != 0 {
 		return fmt.Errorf("keep capabilities %s: the bounding set does not have %s", keep, missing)
 	}
+	bounding := keep
+	if !before.Effective.Has(unix.CAP_SETPCAP) {
+		if before.Bounding != keep && !before.NoNewPrivs {
+			return fmt.Errorf("keep capabilities %s: the bounding set has more, and cannot be shrunk without CAP_SETPCAP; set no_new_privs first", keep)
+		}
+		bounding = before.Bounding
+	}
 	for c := Cap(0); c < 64; c++ {
-		if !before.Bounding.Has(c) || keep.Has(c) {
+		if !before.Bounding.Has(c) || bounding.Has(c) {
 			continue
 		}
 		if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, uintptr(c), 0); errno != 0 {
@@ -183,7 +192,7 @@ func KeepCapabilities(caps ...Cap) error {
 	if err != nil {
 		return fmt.Errorf("keep capabilities %s: read back: %w", keep, err)
 	}
-	want := State{Permitted: keep, Effective: keep, Bounding: keep, NoNewPrivs: before.NoNewPrivs}
+	want := State{Permitted: keep, Effective: keep, Bounding: bounding, NoNewPrivs: before.NoNewPrivs}
 	if after != want {
 		return fmt.Errorf("keep capabilities %s: the kernel says %+v", keep, after)
 	}

@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -38,6 +39,10 @@ func withChild(m *testing.M) int {
 		return 1
 	}
 	defer os.RemoveAll(dir)
+	if err := os.Chmod(dir, 0o755); err != nil { // one child is another user
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
 	childPath = dir + "/child"
 	build := exec.Command("go", "test", "-c", "-o", childPath, ".")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -81,6 +86,14 @@ func child(job string) {
 				return
 			}
 		}
+	case "unprivileged":
+		if err = DropAll(); err == nil || !strings.Contains(err.Error(), "no_new_privs first") {
+			err = fmt.Errorf("DropAll before NoNewPrivs: %v", err)
+			break
+		}
+		if err = NoNewPrivs(); err == nil {
+			err = DropAll()
+		}
 	case "show":
 	}
 	close(release)
@@ -106,12 +119,16 @@ func child(job string) {
 	}
 }
 
-func runChild(t *testing.T, job string) (State, string, error) {
+func runChild(t *testing.T, job string) (State, string, error) { return runChildAs(t, 0, job) }
+
+func runChildAs(t *testing.T, uid uint32, job string) (State, string, error) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Fatal("this test needs root")
 	}
-	out, err := exec.Command(childPath, childArg+job).Output()
+	cmd := exec.Command(childPath, childArg+job)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+	out, err := cmd.Output()
 	var st State
 	if err == nil {
 		if jerr := json.Unmarshal(out, &st); jerr != nil {
@@ -133,6 +150,13 @@ func TestKernelDropAllLeavesNothing(t *testing.T) {
 	st, out, err := runChild(t, "none")
 	if want := (State{NoNewPrivs: true}); err != nil || st != want {
 		t.Fatalf("child has %+v (%v, %s), want %+v", st, err, out, want)
+	}
+}
+
+func TestKernelUserWithoutCapabilitiesDropsThemUnderNoNewPrivs(t *testing.T) {
+	st, out, err := runChildAs(t, 65534, "unprivileged")
+	if err != nil || st.Permitted|st.Effective|st.Inheritable|st.Ambient != 0 || !st.NoNewPrivs {
+		t.Fatalf("child has %+v (%v, %s), want no capability and no_new_privs", st, err, out)
 	}
 }
 

@@ -5,13 +5,11 @@ package process_test
 
 import (
 	"context"
-	"errors"
 	"os"
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/health"
-	"google.golang.org/grpc/health/grpc_health_v1"
+	pb "google.golang.org/grpc/interop/grpc_testing"
 
 	"github.com/sluice-net/sluice/kit/config"
 	"github.com/sluice-net/sluice/kit/instance"
@@ -40,38 +38,52 @@ func (c *Config) Validate() error {
 
 type store struct{}
 
-func openStore(string) (*store, error)                                { return &store{}, nil }
-func (*store) Close() error                                           { return nil }
-func (*store) Sweep(ctx context.Context, _ time.Duration) error       { <-ctx.Done(); return nil }
-func (*store) server() grpc_health_v1.HealthServer                    { return health.NewServer() }
-func register(r grpc.ServiceRegistrar, s grpc_health_v1.HealthServer) {}
+func openStore(string) (*store, error)                               { return &store{}, nil }
+func (*store) Close() error                                          { return nil }
+func (*store) SweepEvery(ctx context.Context, _ time.Duration) error { <-ctx.Done(); return nil }
 
-// The main.go of a service.
+// server is the gRPC face of the core; here a service of grpc's own stands in.
+type server struct {
+	pb.UnimplementedTestServiceServer
+	store *store
+}
+
+// methods says who may call what, and how much of it at once.
+func methods() rpc.Methods {
+	return rpc.Methods{
+		pb.TestService_EmptyCall_FullMethodName:           {Access: rpc.Group()},
+		pb.TestService_UnaryCall_FullMethodName:           {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 4, Waiting: 8}},
+		pb.TestService_CacheableUnaryCall_FullMethodName:  {Access: rpc.RootAnd(instance.FirstServiceID)},
+		pb.TestService_StreamingOutputCall_FullMethodName: {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64}},
+		pb.TestService_StreamingInputCall_FullMethodName:  {Access: rpc.Root()},
+		pb.TestService_FullDuplexCall_FullMethodName:      {Access: rpc.Root()},
+		pb.TestService_HalfDuplexCall_FullMethodName:      {Access: rpc.Root()},
+		pb.TestService_UnimplementedCall_FullMethodName:   {}, // nobody
+	}
+}
+
+// This is the main.go of a service.
 func Example() {
 	os.Exit(process.Run("example", defaults, run))
 }
 
-func run(ctx context.Context, p *process.Process, cfg Config) (err error) {
+func run(ctx context.Context, p *process.Process, cfg Config) error {
 	st, err := process.Phase(p, "open store", func() (*store, error) { return openStore(cfg.StateDir) })
 	if err != nil {
 		return err
 	}
-	// Run ends the background work only after run returned; what the work uses
-	// is closed by OnExit, in reverse order.
-	p.OnExit(func() error { return errors.Join(st.Close()) })
+	p.OnExit(st.Close)
 
 	srv, err := p.NewServer(rpc.Options{
-		Register: func(r grpc.ServiceRegistrar) { register(r, st.server()) },
-		Methods:  rpc.Methods{
-			// examplev1.Example_Write_FullMethodName: {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 4, Waiting: 8}},
-			// examplev1.Example_Read_FullMethodName:  {Access: rpc.Group()},
-		},
+		Register: func(r grpc.ServiceRegistrar) { pb.RegisterTestServiceServer(r, &server{store: st}) },
+		Methods:  methods(),
 	})
 	if err != nil {
 		return err
 	}
-	p.Go("sweep", func(ctx context.Context) error { return st.Sweep(ctx, cfg.Interval) })
-	srv.SetAllServing(true) // when all sources are complete
+	p.Go("sweep", func(ctx context.Context) error { return st.SweepEvery(ctx, cfg.Interval) })
+
+	srv.SetAllServing(true) // once all sources are complete
 	p.Ready()
 	return p.Serve(ctx, srv)
 }

@@ -147,19 +147,33 @@ func run[C any](env environment, service string, defaults func(instance.Paths) C
 
 	err = main(ctx, p, cfg.Service)
 	p.endWork(nil)
-	if !p.waitWork(cfg.Process.ShutdownTimeout) {
-		logger.Error("background work did not stop in time", "timeout", cfg.Process.ShutdownTimeout.String())
-		err = errors.Join(err, errors.New("background work did not stop"))
+	if p.waitWork(cfg.Process.ShutdownTimeout) {
+		for i := len(p.onExit) - 1; i >= 0; i-- {
+			err = errors.Join(err, p.onExit[i]())
+		}
+	} else { // what it uses cannot be closed under it
+		err = errors.Join(err, fmt.Errorf("background work did not stop within %s", cfg.Process.ShutdownTimeout))
 	}
-	for i := len(p.onExit) - 1; i >= 0; i-- {
-		err = errors.Join(err, p.onExit[i]())
-	}
-	if err != nil && !(ctx.Err() != nil && errors.Is(err, context.Canceled)) {
+	if err != nil && !(ctx.Err() != nil && onlyCanceled(err)) {
 		logger.Error("stopped", log.Err(err), log.KeyDuration, time.Since(started).String())
 		return ExitFailed
 	}
 	logger.Info("stopped", log.KeyDuration, time.Since(started).String())
 	return ExitOK
+}
+
+// onlyCanceled says whether nothing but the end of the context went wrong.
+func onlyCanceled(err error) bool {
+	joined, ok := err.(interface{ Unwrap() []error }) //nolint:errorlint // looks at this very error, not below it
+	if !ok {
+		return errors.Is(err, context.Canceled)
+	}
+	for _, e := range joined.Unwrap() {
+		if !onlyCanceled(e) {
+			return false
+		}
+	}
+	return true
 }
 
 func (p *Process) name(metric string) string {
@@ -223,9 +237,9 @@ func (p *Process) Ready() {
 }
 
 // OnExit adds a step that runs after the servers and the background work have
-// stopped, the last added first. It is for what both of them use: a deferred
-// call in main would run while background work still goes on. Not for
-// concurrent use.
+// stopped, the last added first; if the work does not stop in time, no step
+// runs. It is for what both of them use: a deferred call in main would run
+// while background work still goes on. Not for concurrent use.
 func (p *Process) OnExit(f func() error) { p.onExit = append(p.onExit, f) }
 
 // Go starts background work. Its context ends after the servers have stopped.
@@ -272,9 +286,25 @@ func (p *Process) NewServer(o rpc.Options) (*rpc.Server, error) {
 	return rpc.NewServer(o)
 }
 
-// Listen opens the service's socket as the configuration says.
+// Listen opens the service's socket as the configuration says, once.
 func (p *Process) Listen() (*rpc.Listener, error) {
-	return rpc.Listen(p.Config.Socket.Path, p.Config.Socket.listenOptions())
+	l, err := rpc.Listen(p.Config.Socket.Path, p.Config.Socket.listenOptions())
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range []prometheus.Collector{
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: p.name("socket_connections"), Help: "Connections that are open on the service's socket.",
+		}, func() float64 { open, _ := l.Conns(); return float64(open) }),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: p.name("socket_refused_connections_total"), Help: "Connections closed at once because too many were open, of all users or of one.",
+		}, func() float64 { _, refused := l.Conns(); return float64(refused) }),
+	} {
+		if err := p.Metrics.Register(c); err != nil {
+			return nil, errors.Join(fmt.Errorf("register metrics: %w", err), l.Close())
+		}
+	}
+	return l, nil
 }
 
 // Serve answers on the service's socket until ctx ends or background work

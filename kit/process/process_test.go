@@ -196,7 +196,7 @@ func TestServiceStartsServesAndStopsInOrder(t *testing.T) {
 		t.Errorf("health is %v, %v", h, err)
 	}
 	code, body := get(t, s.metrics(), "/metrics")
-	for _, want := range []string{`sluice_demo_start_phase_seconds{phase="open store"}`, "sluice_demo_ready_seconds ", "sluice_demo_build_info{", "process_resident_memory_bytes", "grpc_server_handled_total"} {
+	for _, want := range []string{`sluice_demo_start_phase_seconds{phase="open store"}`, "sluice_demo_ready_seconds ", "sluice_demo_build_info{", "process_resident_memory_bytes", "sluice_demo_socket_connections 1", "sluice_demo_socket_refused_connections_total 0", "grpc_server_handled_total"} {
 		if code != 200 || !strings.Contains(body, want) {
 			t.Errorf("metrics (%d) lack %s", code, want)
 		}
@@ -353,6 +353,7 @@ func TestWorkThatDoesNotStopIsReported(t *testing.T) {
 	hang := make(chan struct{})
 	defer close(hang)
 	s := start(t, func(ctx context.Context, p *Process, _ own) error {
+		p.OnExit(func() error { t.Error("something was closed under running work"); return nil })
 		p.Go("stuck", func(context.Context) error { <-hang; return nil })
 		return nil
 	}, "--shutdown-timeout=10ms")
@@ -414,5 +415,27 @@ func TestVersionSaysSomething(t *testing.T) {
 	v := BuildInfo{Version: "v1", Revision: "0123456789abcdef", Modified: true}
 	if got := v.String(); got != "v1 (0123456789ab, modified)" {
 		t.Errorf("got %q", got)
+	}
+}
+
+func TestFailureWhileStoppingIsNotTakenForTheSignal(t *testing.T) {
+	for name, c := range map[string]struct {
+		err  error
+		want int
+	}{
+		"the signal alone": {fmt.Errorf("watch: %w", context.Canceled), ExitOK},
+		"both":             {errors.Join(context.Canceled, errors.New("store not written")), ExitFailed},
+	} {
+		running := make(chan struct{})
+		s := start(t, func(ctx context.Context, p *Process, _ own) error {
+			close(running)
+			<-ctx.Done()
+			return c.err
+		})
+		<-running
+		s.stop()
+		if got := <-s.exit; got != c.want {
+			t.Errorf("%s: exit code %d, want %d", name, got, c.want)
+		}
 	}
 }

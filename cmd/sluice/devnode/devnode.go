@@ -141,6 +141,11 @@ func Up(ctx context.Context, o Options) (_ *Node, err error) {
 	if err := n.writeState(); err != nil {
 		return nil, err
 	}
+	// Every bpffs mount is a filesystem of its own: what the node pins is gone
+	// when it is unmounted.
+	if err := unix.Mount("bpf", n.paths.BPFDir, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
+		return nil, fmt.Errorf("mount bpffs on %s: %w", n.paths.BPFDir, err)
+	}
 	if err := n.makeNetwork(); err != nil {
 		return nil, err
 	}
@@ -194,6 +199,19 @@ func Down(ctx context.Context, name string) error {
 	return n.remove(ctx)
 }
 
+// Restart ends a service in an orderly way, if it runs, and starts it again.
+func (n *Node) Restart(ctx context.Context, service string) error {
+	unlock, err := n.lock()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := n.Stop(ctx, service); err != nil {
+		return err
+	}
+	return n.Start(ctx, service)
+}
+
 // Down ends the node, as the function Down does.
 func (n *Node) Down(ctx context.Context) error { return Down(ctx, n.paths.Name) }
 
@@ -225,22 +243,38 @@ func (n *Node) Log(service string) string {
 
 // CNIConflist is the CNI configuration list of the node.
 func (n *Node) CNIConflist() []byte {
-	list, err := json.MarshalIndent(map[string]any{
+	return encode(map[string]any{
 		"cniVersion": "1.0.0",
 		"name":       "sluice",
-		"plugins": []any{map[string]any{
-			"type":    "sluice-cni",
-			"runDir":  n.paths.RunDir,
-			"logFile": filepath.Join(n.paths.RunDir, "log", "cni.log"),
-			"capabilities": map[string]bool{
-				"labels": true, "ips": true, "mac": true, "io.kubernetes.cri.pod-annotations": true,
-			},
-		}},
-	}, "", "  ")
-	if err != nil {
-		panic(err) // a literal of strings and booleans always marshals
+		"plugins":    []any{n.plugin()},
+	})
+}
+
+// plugin is the plugin's entry in the configuration list.
+func (n *Node) plugin() map[string]any {
+	return map[string]any{
+		"type":    "sluice-cni",
+		"runDir":  n.paths.RunDir,
+		"logFile": filepath.Join(n.paths.RunDir, "log", "cni.log"),
+		"capabilities": map[string]bool{
+			"labels": true, "ips": true, "mac": true, "io.kubernetes.cri.pod-annotations": true,
+		},
 	}
-	return append(list, '\n')
+}
+
+// PluginConfig is a file that holds what a runtime would write to the plugin's
+// standard input, for calling it by hand.
+func (n *Node) PluginConfig() string {
+	return filepath.Join(n.paths.RunDir, "cni", "sluice.json")
+}
+
+// encode makes JSON of maps of strings and booleans, which always succeeds.
+func encode(v any) []byte {
+	b, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		panic(err)
+	}
+	return append(b, '\n')
 }
 
 // name is the node's part of the names of kernel objects.
@@ -264,7 +298,12 @@ func (n *Node) writeCNIConfig() error {
 	if err := os.MkdirAll(n.CNIConfDir(), 0o755); err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(n.CNIConfDir(), "10-sluice.conflist"), n.CNIConflist(), 0o600)
+	one := n.plugin()
+	one["cniVersion"], one["name"] = "1.0.0", "sluice"
+	return errors.Join(
+		os.WriteFile(filepath.Join(n.CNIConfDir(), "10-sluice.conflist"), n.CNIConflist(), 0o600),
+		os.WriteFile(n.PluginConfig(), encode(one), 0o600),
+	)
 }
 
 // lock keeps two commands from changing one instance at the same time. The lock
@@ -295,6 +334,7 @@ func (n *Node) makeDirectories() error {
 		{filepath.Join(n.paths.RunDir, "log"), 0o755, 0, 0},
 		{n.paths.StateDir, 0o755, 0, 0},
 		{n.paths.ServiceStateDir("cni"), 0o700, 0, 0},
+		{n.paths.BPFDir, 0o700, 0, 0},
 	}
 	for _, service := range Services() {
 		all = append(all,
@@ -324,9 +364,18 @@ func (n *Node) remove(ctx context.Context) error {
 	for _, service := range services {
 		errs = append(errs, n.Stop(ctx, service))
 	}
-	errs = append(errs, n.removeNetwork())
-	if err := unix.Unmount(n.paths.BPFDir, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
-		errs = append(errs, fmt.Errorf("unmount %s: %w", n.paths.BPFDir, err))
+	errs = append(errs, n.removePodMounts(), n.removeNetwork())
+	// More than once if a killed Up was repeated over it.
+	for {
+		err := unix.Unmount(n.paths.BPFDir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		if err == nil {
+			continue
+		}
+		if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+			// Removing the directory would empty what is still mounted there.
+			return errors.Join(append(errs, fmt.Errorf("unmount %s: %w", n.paths.BPFDir, err))...)
+		}
+		break
 	}
 	errs = append(errs, os.RemoveAll(n.paths.RunDir), os.RemoveAll(n.paths.StateDir))
 	return errors.Join(errs...)

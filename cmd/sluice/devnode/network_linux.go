@@ -49,8 +49,13 @@ func (n *Node) linkAddresses() (ipv4, ipv6 [2]netip.Addr) {
 
 // link is the caller's device towards the node.
 func (n *Node) link() string {
-	sum := sha256.Sum256([]byte(n.paths.Name))
-	return "sldev" + hex.EncodeToString(sum[:])[:8]
+	return "sldev" + hashOf(n.paths.Name)[:8]
+}
+
+// hashOf is the SHA-256 of s in hexadecimal.
+func hashOf(s string) string {
+	sum := sha256.Sum256([]byte(s))
+	return hex.EncodeToString(sum[:])
 }
 
 // makeNetwork makes the node's namespace and joins it to the caller's by a
@@ -78,6 +83,12 @@ func (n *Node) makeNetwork() error {
 	ipv4, ipv6 := n.linkAddresses()
 	// The node's end first, so that the caller's routes find their device up.
 	err = inNetns(n.Netns(), func() error {
+		// /proc/sys/net is that of the thread's namespace.
+		for _, path := range []string{"/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"} {
+			if err := os.WriteFile(path, []byte("1"), 0); err != nil {
+				return err
+			}
+		}
 		if err := setUp("lo"); err != nil {
 			return err
 		}
@@ -107,6 +118,24 @@ func (n *Node) makeNetwork() error {
 		}
 	}
 	return nil
+}
+
+// removePodMounts removes what the plugin left under /run/netns for containers
+// whose namespace was named by a process and whose DEL never came.
+func (n *Node) removePodMounts() error {
+	mounts, err := filepath.Glob(filepath.Join(netnsDir, "sluice-"+hashOf(n.paths.RunDir)[:8]+"-*"))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, path := range mounts {
+		if err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) {
+			errs = append(errs, fmt.Errorf("unmount %s: %w", path, err))
+			continue
+		}
+		errs = append(errs, os.Remove(path))
+	}
+	return errors.Join(errs...)
 }
 
 // removeNetwork removes the device, and with it the routes, and the namespace.

@@ -1,0 +1,490 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package devnode
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+)
+
+// The test binary also plays the services: copies of it under their names do
+// what a service does as far as this package can see, so that these tests are
+// about the node and not about what runs on it. The real services on a node
+// are tested in the test module.
+func TestMain(m *testing.M) {
+	switch base := filepath.Base(os.Args[0]); {
+	case base == "sluice-devetcd", base == "sluice-identity", base == "sluice-ipam", base == "sluice-datapath":
+		os.Exit(standIn(os.Args[1:]))
+	case os.Getenv("DEVNODE_TEST_UP") != "":
+		os.Exit(upForTest(os.Getenv("DEVNODE_TEST_UP")))
+	}
+	os.Exit(m.Run())
+}
+
+// standIn serves health on the socket until SIGTERM. "--fail" ends it at once,
+// "--hang" has it never serve, "--stubborn" has it ignore SIGTERM.
+func standIn(args []string) int {
+	socket := ""
+	for _, a := range args {
+		switch key, value, _ := strings.Cut(a, "="); key {
+		case "--instance":
+			socket = (&Node{}).mustSocket(value, strings.TrimPrefix(filepath.Base(os.Args[0]), "sluice-"))
+		case "--listen":
+			socket = strings.TrimPrefix(value, "unix://")
+		}
+	}
+	if slices.Contains(args, "--fail") {
+		fmt.Fprintln(os.Stderr, "this is why it failed")
+		return 1
+	}
+	terminated := make(chan os.Signal, 1)
+	signal.Notify(terminated, unix.SIGTERM)
+	if slices.Contains(args, "--stubborn") {
+		signal.Ignore(unix.SIGTERM)
+	}
+	if !slices.Contains(args, "--hang") {
+		_ = os.Remove(socket)
+		l, err := net.Listen("unix", socket)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		s := grpc.NewServer()
+		h := health.NewServer()
+		h.SetServingStatus("", healthpb.HealthCheckResponse_SERVING)
+		healthpb.RegisterHealthServer(s, h)
+		go s.Serve(l) //nolint:errcheck // ends with the process
+	}
+	<-terminated
+	return 0
+}
+
+func (*Node) mustSocket(instance, service string) string {
+	n, err := newNode(instance)
+	if err != nil {
+		panic(err)
+	}
+	return n.Socket(service)
+}
+
+// upForTest is an Up in a process of its own, to be killed.
+func upForTest(options string) int {
+	var o Options
+	if err := json.Unmarshal([]byte(options), &o); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 2
+	}
+	if _, err := Up(context.Background(), o); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// programs makes a directory of stand-ins that the services' users can execute.
+func programs(t *testing.T) string {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Fatal("this test makes network namespaces and needs root")
+	}
+	dir, err := os.MkdirTemp("", "devnode")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, err := os.Open(self)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	first := filepath.Join(dir, "sluice-cni")
+	out, err := os.OpenFile(first, os.O_CREATE|os.O_WRONLY, 0o755)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = io.Copy(out, in)
+	if err := errors.Join(err, out.Close()); err != nil {
+		t.Fatal(err)
+	}
+	for _, service := range Services() {
+		if err := os.Link(first, executable(dir, service)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// options of a node that no other test has.
+func options(t *testing.T, binDir string) Options {
+	t.Helper()
+	b := make([]byte, 4)
+	rand.Read(b) //nolint:errcheck // never fails
+	o := Options{Instance: "t" + hex.EncodeToString(b), BinDir: binDir, StartTimeout: 20 * time.Second}
+	t.Cleanup(func() {
+		if err := Down(context.Background(), o.Instance); err != nil {
+			t.Error(err)
+		}
+	})
+	return o
+}
+
+// trace finds whatever of the instance is on the machine.
+func trace(t *testing.T, name string) []string {
+	t.Helper()
+	n, err := newNode(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	for _, path := range []string{n.paths.RunDir, n.paths.StateDir, n.paths.ConfigDir, n.Netns(), "/sys/fs/bpf/sluice-" + name} {
+		if exists(path) {
+			found = append(found, path)
+		}
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if strings.Contains(line, n.name()) {
+			found = append(found, "mount "+strings.TrimSpace(line))
+		}
+	}
+	links, err := netlink.LinkList()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range links {
+		if l.Attrs().Name == n.link() {
+			found = append(found, "device "+n.link())
+		}
+	}
+	running, err := n.runningServices()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range running {
+		found = append(found, "process "+s)
+	}
+	return found
+}
+
+func wantNothing(t *testing.T, name string) {
+	t.Helper()
+	if found := trace(t, name); len(found) > 0 {
+		t.Fatalf("left on the machine:\n%s", strings.Join(found, "\n"))
+	}
+}
+
+// surroundings is what of the caller's namespace must be as it was.
+func surroundings(t *testing.T) string {
+	t.Helper()
+	var b strings.Builder
+	rules, err := netlink.RuleList(netlink.FAMILY_ALL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range rules {
+		fmt.Fprintln(&b, "rule", r)
+	}
+	for _, path := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding", "net/ipv4/conf/all/rp_filter", "net/ipv4/conf/all/arp_ignore"} {
+		v, err := os.ReadFile("/proc/sys/" + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(&b, "sysctl %s = %s", path, v)
+	}
+	return b.String()
+}
+
+func up(t *testing.T, o Options) *Node {
+	t.Helper()
+	n, err := Up(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func down(t *testing.T, o Options) {
+	t.Helper()
+	if err := Down(t.Context(), o.Instance); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestKernelDownLeavesNothing(t *testing.T) {
+	o := options(t, programs(t))
+	before := surroundings(t)
+	n := up(t, o)
+	if during := surroundings(t); during != before {
+		t.Errorf("rules or sysctls of the caller's namespace have changed:\n%s\nbefore:\n%s", during, before)
+	}
+	ctx := t.Context()
+	for _, service := range Services() {
+		if err := n.Serving(ctx, service); err != nil {
+			t.Errorf("%s: %v", service, err)
+		}
+		pid, err := n.PID(service)
+		if err != nil {
+			t.Fatal(err)
+		}
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := fmt.Sprintf("\nUid:\t%d\t", users[service]); !strings.Contains(string(status), want) {
+			t.Errorf("%s does not run as uid %d:\n%s", service, users[service], status)
+		}
+		if !strings.Contains(string(status), "\nGroups:\t64700 \n") {
+			t.Errorf("%s is in other groups than 64700:\n%s", service, status)
+		}
+		// The datapath alone is inside the node.
+		ns, err := os.Stat(fmt.Sprintf("/proc/%d/ns/net", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		node, err := os.Stat(n.Netns())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if os.SameFile(ns, node) != (service == Datapath) {
+			t.Errorf("%s: inside the node's namespace is %v", service, os.SameFile(ns, node))
+		}
+	}
+	// The caller reaches the node at both of its addresses.
+	ipv4, ipv6 := n.linkAddresses()
+	for _, a := range []netip.Addr{ipv4[1], ipv6[1]} {
+		routes, err := netlink.RouteGet(a.AsSlice())
+		if err != nil {
+			t.Fatal(err)
+		}
+		link, err := netlink.LinkByIndex(routes[0].LinkIndex)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if link.Attrs().Name != n.link() {
+			t.Errorf("%s is reached by %s, want %s", a, link.Attrs().Name, n.link())
+		}
+	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(n.Paths().BPFDir, &fs); err != nil || fs.Type != unix.BPF_FS_MAGIC {
+		t.Errorf("%s is not a bpffs: %v", n.Paths().BPFDir, err)
+	}
+	// What the plugin would leave for a container whose DEL never came.
+	left := filepath.Join(netnsDir, "sluice-"+hashOf(n.Paths().RunDir)[:8]+"-"+strings.Repeat("0", 24))
+	if err := makeNetns(left); err != nil {
+		t.Fatal(err)
+	}
+
+	down(t, o)
+	wantNothing(t, o.Instance)
+	if exists(left) {
+		t.Errorf("%s is left", left)
+	}
+	if after := surroundings(t); after != before {
+		t.Errorf("rules or sysctls after:\n%s\nbefore:\n%s", after, before)
+	}
+	down(t, o) // once more
+	if _, err := Open(o.Instance); !errors.Is(err, ErrNotRunning) {
+		t.Errorf("open after down: %v, want ErrNotRunning", err)
+	}
+}
+
+func TestKernelSecondUpSaysThatItRuns(t *testing.T) {
+	o := options(t, programs(t))
+	n := up(t, o)
+	pid, err := n.PID(IPAM)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Up(t.Context(), o); !errors.Is(err, ErrRunning) {
+		t.Fatalf("second up: %v, want ErrRunning", err)
+	}
+	if again, err := n.PID(IPAM); err != nil || again != pid {
+		t.Errorf("the second up has touched the first: pid %d, then %d (%v)", pid, again, err)
+	}
+}
+
+func TestKernelNodesRunSideBySide(t *testing.T) {
+	bin := programs(t)
+	a, b := options(t, bin), options(t, bin)
+	na, nb := up(t, a), up(t, b)
+	for i, p := range na.PodCIDRs() {
+		if p.Overlaps(nb.PodCIDRs()[i]) {
+			t.Errorf("both nodes have pods in %s", p)
+		}
+	}
+	down(t, a)
+	wantNothing(t, a.Instance)
+	for _, service := range Services() {
+		if err := nb.Serving(t.Context(), service); err != nil {
+			t.Errorf("%s of the other node: %v", service, err)
+		}
+	}
+	down(t, b)
+	wantNothing(t, b.Instance)
+}
+
+func TestKernelDownAfterServicesWereKilled(t *testing.T) {
+	bin := programs(t)
+	for _, victims := range [][]string{{Etcd}, {Datapath}, {IPAM, Identity}, Services()} {
+		o := options(t, bin)
+		n := up(t, o)
+		for _, service := range victims {
+			if err := n.Kill(t.Context(), service); err != nil {
+				t.Fatal(err)
+			}
+		}
+		down(t, o)
+		wantNothing(t, o.Instance)
+	}
+}
+
+func TestKernelDownEndsAServiceThatIgnoresSIGTERM(t *testing.T) {
+	o := options(t, programs(t))
+	o.Args = map[string][]string{Identity: {"--stubborn"}}
+	up(t, o)
+	down(t, o)
+	wantNothing(t, o.Instance)
+}
+
+func TestKernelFailedUpLeavesNothingAndShowsTheLog(t *testing.T) {
+	bin := programs(t)
+	for _, service := range Services() {
+		for how, want := range map[string]string{"--fail": "this is why it failed", "--hang": service + " does not serve"} {
+			o := options(t, bin)
+			o.Args = map[string][]string{service: {how}}
+			if how == "--hang" {
+				o.StartTimeout = 500 * time.Millisecond
+			}
+			_, err := Up(t.Context(), o)
+			if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), service) {
+				t.Errorf("%s %s: %v, want one that says %q", service, how, err, want)
+			}
+			wantNothing(t, o.Instance)
+		}
+	}
+	o := options(t, bin)
+	if err := os.Remove(executable(bin, Datapath)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Up(t.Context(), o); err == nil || !strings.Contains(err.Error(), "make build") {
+		t.Errorf("without a program: %v, want one that says `make build`", err)
+	}
+	wantNothing(t, o.Instance)
+}
+
+func TestKernelDownAfterUpWasKilled(t *testing.T) {
+	bin := programs(t)
+	o := options(t, bin)
+	o.Args = map[string][]string{Datapath: {"--hang"}}
+	o.StartTimeout = 10 * time.Minute
+	encoded, err := json.Marshal(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), "DEVNODE_TEST_UP="+string(encoded))
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	n, err := newNode(o.Instance)
+	if err != nil {
+		t.Fatal(err)
+	}
+	deadline := time.After(30 * time.Second)
+	for {
+		running, err := n.runningServices()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(running) == len(Services()) {
+			break
+		}
+		select {
+		case <-deadline:
+			t.Fatalf("only %v started; %s", running, out.String())
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	cmd.Wait() //nolint:errcheck // it was killed
+	down(t, o)
+	wantNothing(t, o.Instance)
+}
+
+func TestKernelRestartGivesANewProcess(t *testing.T) {
+	o := options(t, programs(t))
+	up(t, o)
+	n, err := Open(o.Instance) // as another command would
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, service := range Services() {
+		before, err := n.PID(service)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := n.Restart(t.Context(), service); err != nil {
+			t.Fatal(err)
+		}
+		after, err := n.PID(service)
+		if err != nil || after == before {
+			t.Errorf("%s: pid %d, then %d (%v)", service, before, after, err)
+		}
+	}
+}
+
+func TestNamesOutsideTheRulesAreRefused(t *testing.T) {
+	for _, name := range []string{"../x", "A", "a/b", strings.Repeat("a", 40)} {
+		if _, err := Up(t.Context(), Options{Instance: name, BinDir: "/"}); err == nil {
+			t.Errorf("%q was taken", name)
+		}
+		if err := Down(t.Context(), name); err == nil {
+			t.Errorf("%q was taken", name)
+		}
+	}
+}

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+)
+
+func (c *command) endpointCommand() *cobra.Command {
+	return group("endpoint", "Show the connected containers",
+		&cobra.Command{
+			Use: "list", Short: "List every endpoint of the node", Args: args(0, ""),
+			RunE: func(cmd *cobra.Command, _ []string) error { return c.endpointList(cmd.Context()) },
+		},
+		&cobra.Command{
+			Use: "get CONTAINER[/INTERFACE]", Short: "Show one endpoint; the start of the container's id is enough", Args: args(1, "a container's id"),
+			RunE: func(cmd *cobra.Command, a []string) error { return c.endpointGet(cmd.Context(), a[0]) },
+		},
+	)
+}
+
+// endpoint is what is shown of one.
+type endpoint struct {
+	Owner      owner      `json:"owner"`
+	Slot       uint32     `json:"slot"`
+	State      string     `json:"state"`
+	Identity   uint32     `json:"identity"`
+	Labels     []string   `json:"labels"`
+	Addresses  []string   `json:"addresses"`
+	Gateways   []string   `json:"gateways,omitempty"`
+	Host       device     `json:"hostInterface"`
+	Container  device     `json:"containerInterface"`
+	Namespace  string     `json:"networkNamespace"`
+	MTU        uint32     `json:"mtu"`
+	NamedPorts []string   `json:"namedPorts,omitempty"`
+	Created    *time.Time `json:"createTime,omitempty"`
+}
+
+type device struct {
+	Name  string `json:"name"`
+	Index uint32 `json:"index"`
+	MAC   string `json:"mac"`
+}
+
+func endpointOf(e *datapathv1.Endpoint) endpoint {
+	dev := func(d *datapathv1.Interface) device {
+		return device{Name: d.GetName(), Index: d.GetIndex(), MAC: macText(d.GetMac())}
+	}
+	shown := endpoint{
+		Owner: ownerOf(e.GetOwner()), Slot: e.GetSlot(), State: enum(e.GetState(), "ENDPOINT_STATE_"), Identity: e.GetIdentity(),
+		Labels: labelTexts(e.GetLabels()), Addresses: addressTexts(e.GetAddresses()), Gateways: addressTexts(e.GetGateways()),
+		Host: dev(e.GetHostInterface()), Container: dev(e.GetContainerInterface()),
+		Namespace: e.GetNetworkNamespace(), MTU: e.GetMtu(), Created: when(e.GetCreateTime()),
+	}
+	for _, p := range e.GetNamedPorts() {
+		shown.NamedPorts = append(shown.NamedPorts, namedPort(p))
+	}
+	return shown
+}
+
+func (c *command) endpoints(ctx context.Context) ([]*datapathv1.Endpoint, error) {
+	conn, err := c.dial("datapath")
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
+	stream, err := datapathv1.NewDatapathServiceClient(conn).ListEndpoints(ctx, &datapathv1.ListEndpointsRequest{})
+	if err != nil {
+		return nil, err
+	}
+	var all []*datapathv1.Endpoint
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return all, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, m.GetEndpoint())
+	}
+}
+
+func (c *command) endpointList(ctx context.Context) error {
+	found, err := c.endpoints(ctx)
+	if err != nil {
+		return err
+	}
+	all := make([]endpoint, 0, len(found))
+	for _, e := range found {
+		all = append(all, endpointOf(e))
+	}
+	return c.show(all, func(w io.Writer) {
+		row(w, "CONTAINER", "SLOT", "STATE", "IDENTITY", "ADDRESSES", "DEVICE", "LABELS")
+		for _, e := range all {
+			row(w, e.Owner, e.Slot, e.State, e.Identity, strings.Join(e.Addresses, ","), e.Host.Name, strings.Join(e.Labels, ","))
+		}
+	})
+}
+
+func (c *command) endpointGet(ctx context.Context, name string) error {
+	id, ifname, _ := strings.Cut(name, "/")
+	if id == "" {
+		return usagef("%q is not CONTAINER or CONTAINER/INTERFACE", name)
+	}
+	all, err := c.endpoints(ctx)
+	if err != nil {
+		return err
+	}
+	matches := func(exact bool) []*datapathv1.Endpoint {
+		return slices.DeleteFunc(slices.Clone(all), func(e *datapathv1.Endpoint) bool {
+			o := ownerOf(e.GetOwner())
+			same := o.ContainerID == id || !exact && strings.HasPrefix(o.ContainerID, id)
+			return !same || ifname != "" && o.Interface != ifname
+		})
+	}
+	found := matches(true)
+	if len(found) == 0 {
+		found = matches(false)
+	}
+	switch {
+	case len(found) == 0:
+		return errors.New("no endpoint of container " + printable(name) + "; see `sluice endpoint list`")
+	case len(found) > 1:
+		names := make([]string, 0, len(found))
+		for _, e := range found {
+			o := ownerOf(e.GetOwner())
+			names = append(names, o.ContainerID+"/"+o.Interface)
+		}
+		return usagef("%q could be %s", name, strings.Join(names, " or "))
+	}
+	e := endpointOf(found[0])
+	return c.show(e, func(w io.Writer) {
+		row(w, "Container", e.Owner.ContainerID)
+		row(w, "Interface", e.Owner.Interface+" "+e.Container.MAC)
+		row(w, "State", e.State)
+		row(w, "Identity", e.Identity)
+		row(w, "Labels", strings.Join(e.Labels, " "))
+		row(w, "Addresses", strings.Join(e.Addresses, " "))
+		row(w, "Gateways", strings.Join(e.Gateways, " "))
+		row(w, "Device", e.Host.Name+" "+e.Host.MAC)
+		row(w, "MTU", e.MTU)
+		row(w, "Namespace", e.Namespace)
+		row(w, "Named ports", strings.Join(e.NamedPorts, " "))
+		row(w, "Slot", e.Slot)
+		row(w, "Age", since(e.Created))
+	})
+}
+
+func namedPort(p *workloadv1.NamedPort) string {
+	return p.GetName() + "=" + portText(p.GetPort()) + "/" + enum(p.GetProtocol(), "PROTOCOL_")
+}

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Sluice shows what the services of a node know and do, and runs a whole node
+// for development. It owns nothing: every fact comes from a service's socket.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/kit/process"
+	"github.com/sluice-net/sluice/kit/rpc/client"
+)
+
+// Exit codes.
+const (
+	exitFailed   = 1
+	exitUsage    = 2
+	exitNotReady = 3 // `status`: a service does not serve, or ADD is refused
+)
+
+func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
+
+func run(args []string, stdout, stderr io.Writer) int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	c := &command{out: stdout, errOut: stderr}
+	root := c.root()
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	err := root.ExecuteContext(ctx)
+	var usage *usageError
+	switch {
+	case err == nil:
+		return 0
+	case errors.Is(err, errNotReady):
+		return exitNotReady // the tables have said why
+	case errors.As(err, &usage):
+		fmt.Fprintf(stderr, "sluice: %v\n", err)
+		return exitUsage
+	default:
+		fmt.Fprintf(stderr, "sluice: %s\n", c.explain(err))
+		return exitFailed
+	}
+}
+
+// command is what all subcommands share.
+type command struct {
+	out, errOut io.Writer
+
+	instance string
+	runDir   string // overrides the instance's
+	format   string // "table" or "json"
+	timeout  time.Duration
+}
+
+// usageError is a mistake on the command line.
+type usageError struct{ err error }
+
+func (e *usageError) Error() string { return e.err.Error() }
+func (e *usageError) Unwrap() error { return e.err }
+
+func usagef(format string, args ...any) error { return &usageError{fmt.Errorf(format, args...)} }
+
+func (c *command) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "sluice",
+		Short: "Show and run a Sluice node",
+		Long: `Show what the services of a Sluice node know and do, and run a whole node for
+development. Every answer comes from a service's socket, so the caller needs to
+be root or a member of group 64700.`,
+		Args:          cobra.ArbitraryArgs,
+		RunE:          onlyGroups,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Version:       process.Version().String(),
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			if c.format != "table" && c.format != "json" {
+				return usagef("--output: %q is neither table nor json", c.format)
+			}
+			if c.timeout <= 0 {
+				return usagef("--timeout: %s is not positive", c.timeout)
+			}
+			return nil
+		},
+	}
+	flags := root.PersistentFlags()
+	flags.StringVar(&c.instance, "instance", os.Getenv("SLUICE_INSTANCE"), "name of the copy of Sluice to talk to (or SLUICE_INSTANCE); empty for the machine's own")
+	flags.StringVar(&c.runDir, "run-dir", "", "directory of the sockets, if it is not the instance's")
+	flags.StringVarP(&c.format, "output", "o", "table", "table or json")
+	flags.DurationVar(&c.timeout, "timeout", 10*time.Second, "how long one answer may take")
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
+	root.AddCommand(c.statusCommand(), c.endpointCommand(), c.identityCommand(), c.ipamCommand(), c.observeCommand(), c.devCommand())
+	return root
+}
+
+// group is a command that only has subcommands.
+func group(use, short string, subcommands ...*cobra.Command) *cobra.Command {
+	cmd := &cobra.Command{Use: use, Short: short, Args: cobra.ArbitraryArgs, RunE: onlyGroups}
+	cmd.AddCommand(subcommands...)
+	return cmd
+}
+
+// onlyGroups runs when none of a command's subcommands was named.
+func onlyGroups(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return usagef("%s has no command %q; see `%s --help`", cmd.CommandPath(), args[0], cmd.CommandPath())
+	}
+	return cmd.Help()
+}
+
+// args checks the number of arguments.
+func args(n int, what string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) == n {
+			return nil
+		}
+		if n == 0 {
+			return usagef("%s takes no argument, got %q", cmd.CommandPath(), args)
+		}
+		return usagef("%s wants %s", cmd.CommandPath(), what)
+	}
+}
+
+// socket is the path of a service's socket.
+func (c *command) socket(service string) (string, error) {
+	paths, err := instance.New(c.instance)
+	if err != nil {
+		return "", &usageError{fmt.Errorf("--instance: %w", err)}
+	}
+	if c.runDir != "" {
+		if paths.RunDir, err = filepath.Abs(c.runDir); err != nil {
+			return "", &usageError{fmt.Errorf("--run-dir: %w", err)}
+		}
+	}
+	return paths.Socket(service), nil
+}
+
+// dial connects to a service. A call fails at once if nobody answers: a person
+// waits for it.
+func (c *command) dial(service string) (*grpc.ClientConn, error) {
+	path, err := c.socket(service)
+	if err != nil {
+		return nil, err
+	}
+	return client.Dial(path, client.Options{Timeout: c.timeout})
+}
+
+// explain puts an error into words, and says what to look at where that is
+// known.
+func (c *command) explain(err error) string {
+	st, ok := status.FromError(err)
+	if !ok {
+		return err.Error()
+	}
+	text := reason(st)
+	switch st.Code() {
+	case codes.Unavailable:
+		if dir, err := c.socket("ipam"); err == nil {
+			return fmt.Sprintf("%s\nDoes it run? Its sockets are expected under %s; `sluice status` shows which services answer.", text, filepath.Dir(filepath.Dir(dir)))
+		}
+	case codes.PermissionDenied:
+		return text + "\nBe root, or a member of group 64700."
+	case codes.NotFound, codes.InvalidArgument:
+		return text
+	}
+	return fmt.Sprintf("%s: %s", st.Code(), text)
+}
+
+// reason is a status in words. Of a connection that could not be made it is
+// what the kernel said, without gRPC's layers around it.
+func reason(st *status.Status) string {
+	text := st.Message()
+	if i := strings.Index(text, "dial unix "); st.Code() == codes.Unavailable && i >= 0 {
+		return strings.TrimSuffix(text[i:], `"`)
+	}
+	return text
+}

@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+)
+
+// errNotReady is returned by `status` after it has printed why.
+var errNotReady = errors.New("the node is not ready")
+
+func (c *command) statusCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "status",
+		Short: "Show whether every service answers and a container could be connected",
+		Long: fmt.Sprintf(`Show whether every service answers and a container could be connected now. The
+exit code is %d if not.`, exitNotReady),
+		Args: args(0, ""),
+		RunE: func(cmd *cobra.Command, _ []string) error { return c.status(cmd.Context()) },
+	}
+}
+
+// nodeStatus is what `status -o json` prints.
+type nodeStatus struct {
+	Ready    bool            `json:"ready"`
+	Problems []string        `json:"problems"`
+	Services []serviceStatus `json:"services"`
+	Datapath *datapathStatus `json:"datapath,omitempty"`
+	Identity *identityStatus `json:"identity,omitempty"`
+	Pools    []pool          `json:"pools,omitempty"`
+}
+
+type serviceStatus struct {
+	Name    string     `json:"name"`
+	Serving bool       `json:"serving"`
+	Error   string     `json:"error,omitempty"`
+	Version string     `json:"version,omitempty"`
+	Started *time.Time `json:"startTime,omitempty"`
+}
+
+type datapathStatus struct {
+	AddReady         bool              `json:"addReady"`
+	PolicyMode       string            `json:"policyMode"`
+	Kernel           string            `json:"kernel"`
+	PodCIDRs         []string          `json:"podCidrs"`
+	NodeAddresses    []string          `json:"nodeAddresses"`
+	Endpoints        map[string]uint32 `json:"endpoints"`
+	PendingReleases  uint32            `json:"pendingReleases"`
+	AttachmentRepair uint64            `json:"attachmentRepairs"`
+	EventsLost       uint64            `json:"eventsLost"`
+	Packets          []packets         `json:"packets"`
+}
+
+type packets struct {
+	Reason    string `json:"reason"`
+	Direction string `json:"direction"`
+	Dropped   bool   `json:"dropped"`
+	Packets   uint64 `json:"packets"`
+	Bytes     uint64 `json:"bytes"`
+}
+
+type identityStatus struct {
+	Node          string   `json:"node"`
+	StoreReached  bool     `json:"storeConnected"`
+	StoreError    string   `json:"storeError,omitempty"`
+	Cluster       uint32   `json:"clusterIdentities"`
+	Held          uint32   `json:"heldIdentities"`
+	PendingWrites uint32   `json:"pendingStoreWrites"`
+	TopLabelKeys  []string `json:"topLabelKeys,omitempty"`
+}
+
+func (c *command) status(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
+	s := nodeStatus{Problems: []string{}, Services: []serviceStatus{{Name: "identity"}, {Name: "ipam"}, {Name: "datapath"}}}
+	var wg errgroup.Group
+	for i := range s.Services {
+		service := &s.Services[i]
+		wg.Go(func() error { return c.ask(ctx, service, &s) })
+	}
+	if err := wg.Wait(); err != nil {
+		return err
+	}
+	for _, service := range s.Services {
+		switch {
+		case service.Error != "":
+			s.Problems = append(s.Problems, "sluice-"+service.Name+": "+service.Error)
+		case !service.Serving:
+			s.Problems = append(s.Problems, "sluice-"+service.Name+" is not ready")
+		}
+	}
+	s.Ready = len(s.Problems) == 0
+	if err := c.show(s, s.table); err != nil {
+		return err
+	}
+	if !s.Ready {
+		return errNotReady
+	}
+	return nil
+}
+
+// ask fills in what one service says. What it does not say is part of the
+// answer; only a mistake of the caller is an error.
+func (c *command) ask(ctx context.Context, service *serviceStatus, s *nodeStatus) error {
+	conn, err := c.dial(service.Name)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	health, err := grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{})
+	if err == nil {
+		service.Serving = health.GetStatus() == grpc_health_v1.HealthCheckResponse_SERVING
+		switch service.Name {
+		case "identity":
+			err = s.askIdentity(ctx, service, identityv1.NewIdentityServiceClient(conn))
+		case "ipam":
+			err = s.askIPAM(ctx, service, ipamv1.NewIPAMServiceClient(conn))
+		case "datapath":
+			err = s.askDatapath(ctx, service, datapathv1.NewDatapathServiceClient(conn))
+		}
+	}
+	if err != nil {
+		service.Error = reason(status.Convert(err))
+	}
+	return nil
+}
+
+func (s *nodeStatus) askIdentity(ctx context.Context, service *serviceStatus, client identityv1.IdentityServiceClient) error {
+	r, err := client.GetStatus(ctx, &identityv1.GetStatusRequest{})
+	if err != nil {
+		return err
+	}
+	service.Version, service.Started = r.GetVersion(), when(r.GetStartTime())
+	s.Identity = &identityStatus{
+		Node: r.GetNodeName(), StoreReached: r.GetStoreConnected(), StoreError: r.GetStoreError(),
+		Cluster: r.GetClusterIdentities(), Held: r.GetHeldIdentities(), PendingWrites: r.GetPendingStoreWrites(),
+	}
+	for _, k := range r.GetTopLabelKeys() {
+		s.Identity.TopLabelKeys = append(s.Identity.TopLabelKeys, fmt.Sprintf("%s (%d values)", k.GetKey(), k.GetDistinctValues()))
+	}
+	return nil
+}
+
+func (s *nodeStatus) askIPAM(ctx context.Context, service *serviceStatus, client ipamv1.IPAMServiceClient) error {
+	r, err := client.GetStatus(ctx, &ipamv1.GetStatusRequest{})
+	if err != nil {
+		return err
+	}
+	service.Version, service.Started = r.GetVersion(), when(r.GetStartTime())
+	for _, p := range r.GetPools() {
+		s.Pools = append(s.Pools, poolOf(p))
+	}
+	return nil
+}
+
+func (s *nodeStatus) askDatapath(ctx context.Context, service *serviceStatus, client datapathv1.DatapathServiceClient) error {
+	r, err := client.GetStatus(ctx, &datapathv1.GetStatusRequest{})
+	if err != nil {
+		return err
+	}
+	service.Version, service.Started = r.GetVersion(), when(r.GetStartTime())
+	d := &datapathStatus{
+		AddReady: r.GetAddReady(), PolicyMode: r.GetPolicyMode(), Kernel: r.GetKernelRelease(),
+		PodCIDRs: r.GetPodCidrs(), NodeAddresses: addressTexts(r.GetNodeAddresses()),
+		Endpoints: map[string]uint32{}, PendingReleases: r.GetPendingReleases(),
+		AttachmentRepair: r.GetAttachmentRepairs(), EventsLost: r.GetEventsLost(), Packets: []packets{},
+	}
+	for _, e := range r.GetEndpoints() {
+		if e.GetCount() > 0 {
+			d.Endpoints[enum(e.GetState(), "ENDPOINT_STATE_")] = e.GetCount()
+		}
+	}
+	for _, p := range r.GetPacketCounters() {
+		if p.GetPackets() > 0 {
+			d.Packets = append(d.Packets, packets{p.GetReason(), enum(p.GetDirection(), "DIRECTION_"), p.GetDropped(), p.GetPackets(), p.GetBytes()})
+		}
+	}
+	s.Datapath = d
+	if !d.AddReady {
+		service.Error = "no container can be connected now: " + strings.Join(r.GetProblems(), "; ")
+	}
+	return nil
+}
+
+func (s *nodeStatus) table(w io.Writer) {
+	row(w, "SERVICE", "SERVING", "UP", "VERSION")
+	for _, service := range s.Services {
+		serving := "no"
+		if service.Serving {
+			serving = "yes"
+		}
+		row(w, "sluice-"+service.Name, serving, since(service.Started), service.Version)
+	}
+	if s.Identity != nil || s.Datapath != nil || len(s.Pools) > 0 {
+		fmt.Fprintln(w)
+	}
+	if i := s.Identity; i != nil {
+		store := "reached"
+		if !i.StoreReached {
+			store = "away: " + i.StoreError
+		}
+		row(w, "etcd", store)
+		row(w, "Node", i.Node)
+		row(w, "Identities", fmt.Sprintf("%d in the cluster, %d held here", i.Cluster, i.Held))
+	}
+	for _, p := range s.Pools {
+		row(w, "Pool", fmt.Sprintf("%s: %d confirmed, %d leased, %d resting, %s free", p.CIDR, p.Confirmed, p.Leased, p.Resting, countText(p.Free)))
+	}
+	if d := s.Datapath; d != nil {
+		states := []string{}
+		for _, state := range []string{"ready", "waiting-for-identity", "waiting-for-policy", "restoring", "disconnecting"} {
+			if n := d.Endpoints[state]; n > 0 {
+				states = append(states, fmt.Sprintf("%d %s", n, state))
+			}
+		}
+		row(w, "Endpoints", strings.Join(states, ", "))
+		row(w, "Policy", d.PolicyMode)
+		row(w, "Kernel", d.Kernel)
+		row(w, "Repairs", fmt.Sprintf("%d of attachments", d.AttachmentRepair))
+		if d.PendingReleases > 0 {
+			row(w, "Pending", fmt.Sprintf("%d releases wait for identity or ipam", d.PendingReleases))
+		}
+		if len(d.Packets) > 0 {
+			fmt.Fprintln(w)
+			row(w, "PACKETS", "DIRECTION", "VERDICT", "REASON")
+			for _, p := range d.Packets {
+				verdict := "forwarded"
+				if p.Dropped {
+					verdict = "dropped"
+				}
+				row(w, p.Packets, p.Direction, verdict, p.Reason)
+			}
+		}
+	}
+	for i, problem := range s.Problems {
+		if i == 0 {
+			fmt.Fprintln(w)
+		}
+		fmt.Fprintln(w, "Problem: "+printable(problem))
+	}
+}

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package adminpolicy
+
+import (
+	"strconv"
+
+	"github.com/sluice-net/sluice/services/policy/internal/kubernetes"
+	"github.com/sluice-net/sluice/services/policy/internal/manifest"
+	"github.com/sluice-net/sluice/services/policy/internal/port"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+)
+
+// OldPolicy is an AdminNetworkPolicy or a BaselineAdminNetworkPolicy.
+type OldPolicy struct {
+	kubernetes.Meta
+	Spec OldSpec `json:"spec"`
+}
+
+// OldSpec is its content. Only AdminNetworkPolicy has a priority.
+type OldSpec struct {
+	Priority *int64           `json:"priority"`
+	Subject  Subject          `json:"subject"`
+	Ingress  []OldIngressRule `json:"ingress"`
+	Egress   []OldEgressRule  `json:"egress"`
+}
+
+// OldIngressRule is one rule on incoming connections.
+type OldIngressRule struct {
+	Name   string    `json:"name"`
+	Action string    `json:"action"`
+	From   []OldPeer `json:"from"`
+	Ports  []OldPort `json:"ports"`
+}
+
+// OldEgressRule is one rule on outgoing connections.
+type OldEgressRule struct {
+	Name   string    `json:"name"`
+	Action string    `json:"action"`
+	To     []OldPeer `json:"to"`
+	Ports  []OldPort `json:"ports"`
+}
+
+// OldPeer is one of its fields; nodes and networks are for egress.
+type OldPeer struct {
+	Namespaces *OldNamespaces            `json:"namespaces"`
+	Pods       *OldPods                  `json:"pods"`
+	Nodes      *kubernetes.LabelSelector `json:"nodes"`
+	Networks   []string                  `json:"networks"`
+}
+
+// OldNamespaces is a label selector or, in version 0.1.0 of the API, an object
+// around one.
+type OldNamespaces struct {
+	kubernetes.LabelSelector
+	NamespaceSelector *kubernetes.LabelSelector `json:"namespaceSelector"`
+}
+
+func (n *OldNamespaces) selector() *kubernetes.LabelSelector {
+	if n == nil {
+		return nil
+	}
+	if n.NamespaceSelector != nil {
+		return n.NamespaceSelector
+	}
+	return &n.LabelSelector
+}
+
+// OldPods selects pods; the namespaces are under either name.
+type OldPods struct {
+	NamespaceSelector *kubernetes.LabelSelector `json:"namespaceSelector"`
+	Namespaces        *OldNamespaces            `json:"namespaces"`
+	PodSelector       *kubernetes.LabelSelector `json:"podSelector"`
+}
+
+// OldPort is one of its fields.
+type OldPort struct {
+	PortNumber *OldPortNumber `json:"portNumber"`
+	PortRange  *OldPortRange  `json:"portRange"`
+	NamedPort  *string        `json:"namedPort"`
+}
+
+// OldPortNumber is one port.
+type OldPortNumber struct {
+	Protocol string `json:"protocol"`
+	Port     int64  `json:"port"`
+}
+
+// OldPortRange is an interval of ports.
+type OldPortRange struct {
+	Protocol string `json:"protocol"`
+	Start    int64  `json:"start"`
+	End      int64  `json:"end"`
+}
+
+func (p *OldPeer) peer() EgressPeer {
+	out := EgressPeer{Namespaces: p.Namespaces.selector(), Nodes: p.Nodes, Networks: p.Networks}
+	if p.Pods != nil {
+		out.Pods = &NamespacedPod{NamespaceSelector: p.Pods.NamespaceSelector, PodSelector: p.Pods.PodSelector}
+		if s := p.Pods.Namespaces.selector(); s != nil {
+			out.Pods.NamespaceSelector = s
+		}
+	}
+	return out
+}
+
+// Validate checks what the published schema demands of the kind.
+func (p *OldPolicy) Validate(baseline bool, o rule.Options) manifest.Problems {
+	v := validator{options: o}
+	p.Metadata.Validate(false, &v.Problems)
+	actions := []string{"Allow", "Deny", "Pass"}
+	if baseline {
+		actions = actions[:2]
+		if p.Metadata.Name != "" && p.Metadata.Name != "default" {
+			v.Add("metadata.name", "must be \"default\": there is one BaselineAdminNetworkPolicy")
+		}
+	} else {
+		v.priority(p.Spec.Priority)
+	}
+	v.subject(p.Spec.Subject)
+	v.count("spec.ingress", len(p.Spec.Ingress), 100)
+	v.count("spec.egress", len(p.Spec.Egress), 100)
+	for i, r := range p.Spec.Ingress {
+		path := "spec.ingress[" + strconv.Itoa(i) + "]"
+		v.head(path, r.Name, r.Action, actions...)
+		v.oldPeers(path+".from", r.From, r.Action)
+		v.oldPorts(path+".ports", r.Ports)
+	}
+	for i, r := range p.Spec.Egress {
+		path := "spec.egress[" + strconv.Itoa(i) + "]"
+		v.head(path, r.Name, r.Action, actions...)
+		v.oldPeers(path+".to", r.To, r.Action)
+		v.oldPorts(path+".ports", r.Ports)
+	}
+	return v.Problems
+}
+
+func (v *validator) oldPeers(path string, list []OldPeer, action string) {
+	if len(list) == 0 {
+		v.Add(path, "needs at least one peer")
+	}
+	v.count(path, len(list), 100)
+	for i := range list {
+		v.peer(path+"["+strconv.Itoa(i)+"]", list[i].peer(), action)
+	}
+}
+
+func (v *validator) oldPorts(path string, list []OldPort) {
+	v.count(path, len(list), 100)
+	protocol := func(path, name string) {
+		if name != "" && name != "TCP" && name != "UDP" && name != "SCTP" {
+			v.Add(path+".protocol", "%q is not TCP, UDP or SCTP", name)
+		}
+	}
+	for i, p := range list {
+		path := path + "[" + strconv.Itoa(i) + "]"
+		v.one(path, p.PortNumber != nil, p.PortRange != nil, p.NamedPort != nil)
+		if n := p.PortNumber; n != nil {
+			protocol(path+".portNumber", n.Protocol)
+			v.number(path+".portNumber.port", n.Port)
+		}
+		if r := p.PortRange; r != nil {
+			protocol(path+".portRange", r.Protocol)
+			v.number(path+".portRange.start", r.Start)
+			v.number(path+".portRange.end", r.End)
+			if r.End < r.Start {
+				v.Add(path+".portRange", "end %d is below start %d", r.End, r.Start)
+			}
+		}
+		if p.NamedPort != nil && *p.NamedPort == "" {
+			v.Add(path+".namedPort", "is empty")
+		}
+	}
+}
+
+// Rules converts a valid policy.
+func (p *OldPolicy) Rules(baseline bool, o rule.Options) rule.Spec {
+	c := converter{
+		options: o, tier: rule.Admin,
+		source: rule.Source{Kind: "AdminNetworkPolicy", Name: p.Metadata.Name},
+		spec:   rule.Spec{Subject: p.Spec.Subject.selector()},
+	}
+	if baseline {
+		c.tier, c.source.Kind = rule.Baseline, "BaselineAdminNetworkPolicy"
+	} else if p.Spec.Priority != nil {
+		c.priority = int32(*p.Spec.Priority)
+	}
+	convert := func(d rule.Direction, i int, action string, list []OldPeer, ports []OldPort) {
+		var peers []EgressPeer
+		for j := range list {
+			peers = append(peers, list[j].peer())
+		}
+		c.add(d, i, action, peers, oldPorts(ports))
+	}
+	for i, r := range p.Spec.Ingress {
+		convert(rule.Ingress, i, r.Action, r.From, r.Ports)
+	}
+	for i, r := range p.Spec.Egress {
+		convert(rule.Egress, i, r.Action, r.To, r.Ports)
+	}
+	return c.spec
+}
+
+func oldPorts(list []OldPort) []rule.Port {
+	protocol := func(name string) port.Protocol {
+		if p, ok := port.ParseProtocol(name); ok {
+			return p
+		}
+		return port.TCP
+	}
+	var out []rule.Port
+	for _, p := range list {
+		switch {
+		case p.PortNumber != nil:
+			n := uint16(p.PortNumber.Port)
+			out = append(out, rule.Port{Range: port.Ports(protocol(p.PortNumber.Protocol), n, n)})
+		case p.PortRange != nil:
+			out = append(out, rule.Port{Range: port.Ports(protocol(p.PortRange.Protocol), uint16(p.PortRange.Start), uint16(p.PortRange.End))})
+		default:
+			out = append(out, rule.Port{Name: *p.NamedPort})
+		}
+	}
+	return out
+}

@@ -1,0 +1,438 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package adminpolicy holds the cluster-wide policies of
+// policy.networking.k8s.io: ClusterNetworkPolicy (v1alpha2) and the two kinds
+// it replaced, AdminNetworkPolicy and BaselineAdminNetworkPolicy (v1alpha1).
+//
+// Their rules are tried in the order in which they are written; the first that
+// matches accepts, denies, or passes the decision to the next tier.
+package adminpolicy
+
+import (
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/sluice-net/sluice/services/policy/internal/dnsname"
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/kubernetes"
+	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/manifest"
+	"github.com/sluice-net/sluice/services/policy/internal/port"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/selector"
+)
+
+// Policy is a ClusterNetworkPolicy.
+type Policy struct {
+	kubernetes.Meta
+	Spec Spec `json:"spec"`
+}
+
+// Spec is its content.
+type Spec struct {
+	Tier     string        `json:"tier"`
+	Priority *int64        `json:"priority"`
+	Subject  Subject       `json:"subject"`
+	Ingress  []IngressRule `json:"ingress"`
+	Egress   []EgressRule  `json:"egress"`
+}
+
+// Subject selects pods.
+type Subject struct {
+	Namespaces *kubernetes.LabelSelector `json:"namespaces"`
+	Pods       *NamespacedPod            `json:"pods"`
+}
+
+// NamespacedPod selects pods in selected namespaces.
+type NamespacedPod struct {
+	NamespaceSelector *kubernetes.LabelSelector `json:"namespaceSelector"`
+	PodSelector       *kubernetes.LabelSelector `json:"podSelector"`
+}
+
+// IngressRule is one rule on incoming connections.
+type IngressRule struct {
+	Name      string        `json:"name"`
+	Action    string        `json:"action"`
+	From      []IngressPeer `json:"from"`
+	Protocols []Protocol    `json:"protocols"`
+}
+
+// EgressRule is one rule on outgoing connections.
+type EgressRule struct {
+	Name      string       `json:"name"`
+	Action    string       `json:"action"`
+	To        []EgressPeer `json:"to"`
+	Protocols []Protocol   `json:"protocols"`
+}
+
+// IngressPeer is one of namespaces or pods.
+type IngressPeer struct {
+	Namespaces *kubernetes.LabelSelector `json:"namespaces"`
+	Pods       *NamespacedPod            `json:"pods"`
+}
+
+// EgressPeer is one of its fields.
+type EgressPeer struct {
+	Namespaces  *kubernetes.LabelSelector `json:"namespaces"`
+	Pods        *NamespacedPod            `json:"pods"`
+	Nodes       *kubernetes.LabelSelector `json:"nodes"`
+	Networks    []string                  `json:"networks"`
+	DomainNames []string                  `json:"domainNames"`
+}
+
+// Protocol is one of its fields.
+type Protocol struct {
+	TCP                  *Transport `json:"tcp"`
+	UDP                  *Transport `json:"udp"`
+	SCTP                 *Transport `json:"sctp"`
+	DestinationNamedPort string     `json:"destinationNamedPort"`
+}
+
+// Transport limits a protocol to ports.
+type Transport struct {
+	DestinationPort *Port `json:"destinationPort"`
+}
+
+// Port is a number or a range.
+type Port struct {
+	Number *int64 `json:"number"`
+	Range  *Range `json:"range"`
+}
+
+// Range is an interval of ports.
+type Range struct {
+	Start int64 `json:"start"`
+	End   int64 `json:"end"`
+}
+
+const (
+	maxRules    = 25
+	maxPeers    = 25
+	maxPriority = 1000
+	maxName     = 100
+)
+
+// Validate checks what the published schema demands.
+func (p *Policy) Validate(o rule.Options) manifest.Problems {
+	v := validator{options: o}
+	p.Metadata.Validate(false, &v.Problems)
+	if p.Spec.Tier != "Admin" && p.Spec.Tier != "Baseline" {
+		v.Add("spec.tier", "%q is neither Admin nor Baseline", p.Spec.Tier)
+	}
+	v.priority(p.Spec.Priority)
+	v.subject(p.Spec.Subject)
+	v.count("spec.ingress", len(p.Spec.Ingress), maxRules)
+	v.count("spec.egress", len(p.Spec.Egress), maxRules)
+	for i, r := range p.Spec.Ingress {
+		path := "spec.ingress[" + strconv.Itoa(i) + "]"
+		v.head(path, r.Name, r.Action, "Accept", "Deny", "Pass")
+		v.count(path+".from", len(r.From), maxPeers)
+		for j, peer := range r.From {
+			v.peer(path+".from["+strconv.Itoa(j)+"]", EgressPeer{Namespaces: peer.Namespaces, Pods: peer.Pods}, r.Action)
+		}
+		v.protocols(path+".protocols", r.Protocols)
+	}
+	for i, r := range p.Spec.Egress {
+		path := "spec.egress[" + strconv.Itoa(i) + "]"
+		v.head(path, r.Name, r.Action, "Accept", "Deny", "Pass")
+		v.count(path+".to", len(r.To), maxPeers)
+		for j, peer := range r.To {
+			v.peer(path+".to["+strconv.Itoa(j)+"]", peer, r.Action)
+		}
+		v.protocols(path+".protocols", r.Protocols)
+	}
+	return v.Problems
+}
+
+type validator struct {
+	manifest.Problems
+	options rule.Options
+}
+
+func (v *validator) count(path string, n, limit int) {
+	if n > limit {
+		v.Add(path, "has %d entries, more than %d", n, limit)
+	}
+}
+
+func (v *validator) priority(p *int64) {
+	switch {
+	case p == nil:
+		v.Add("spec.priority", "is required")
+	case *p < 0 || *p > maxPriority:
+		v.Add("spec.priority", "%d is not from 0 to %d", *p, maxPriority)
+	}
+}
+
+// one refuses more and fewer than one of the fields.
+func (v *validator) one(path string, fields ...bool) {
+	n := 0
+	for _, f := range fields {
+		if f {
+			n++
+		}
+	}
+	if n != 1 {
+		v.Add(path, "needs exactly one of its fields, has %d", n)
+	}
+}
+
+func (v *validator) subject(s Subject) {
+	v.one("spec.subject", s.Namespaces != nil, s.Pods != nil)
+	s.Namespaces.Validate("spec.subject.namespaces", false, &v.Problems)
+	v.pods("spec.subject.pods", s.Pods)
+}
+
+func (v *validator) pods(path string, p *NamespacedPod) {
+	if p == nil {
+		return
+	}
+	p.NamespaceSelector.Validate(path+".namespaceSelector", false, &v.Problems)
+	p.PodSelector.Validate(path+".podSelector", false, &v.Problems)
+}
+
+func (v *validator) head(path, name, action string, actions ...string) {
+	if len(name) > maxName {
+		v.Add(path+".name", "is longer than %d characters", maxName)
+	}
+	if !slices.Contains(actions, action) {
+		v.Add(path+".action", "%q is not one of %s", action, strings.Join(actions, ", "))
+	}
+}
+
+func (v *validator) peer(path string, p EgressPeer, action string) {
+	v.one(path, p.Namespaces != nil, p.Pods != nil, p.Nodes != nil, p.Networks != nil, p.DomainNames != nil)
+	p.Namespaces.Validate(path+".namespaces", false, &v.Problems)
+	v.pods(path+".pods", p.Pods)
+	p.Nodes.Validate(path+".nodes", false, &v.Problems)
+	if p.Nodes != nil && !v.options.NodeLabels {
+		v.Add(path+".nodes", "needs the option that gives nodes their labels as identity")
+	}
+	if p.Networks != nil {
+		if len(p.Networks) == 0 {
+			v.Add(path+".networks", "is empty")
+		}
+		v.count(path+".networks", len(p.Networks), maxPeers)
+		for i, s := range p.Networks {
+			path := path + ".networks[" + strconv.Itoa(i) + "]"
+			block, err := netip.ParsePrefix(s)
+			switch {
+			case err != nil:
+				v.Add(path, "%q is not an address block such as 10.9.8.0/24 or 2001:db8::/64", s)
+			case block.Addr().Is4In6():
+				v.Add(path, "%q is an IPv4-mapped IPv6 block", s)
+			}
+		}
+	}
+	if p.DomainNames != nil {
+		if len(p.DomainNames) == 0 {
+			v.Add(path+".domainNames", "is empty")
+		}
+		v.count(path+".domainNames", len(p.DomainNames), maxPeers)
+		if action != "Accept" && action != "Allow" {
+			v.Add(path+".domainNames", "is only supported with action Accept")
+		}
+		for i, s := range p.DomainNames {
+			if !domainName(s) {
+				v.Add(path+".domainNames["+strconv.Itoa(i)+"]", "%q is not a DNS name, nor \"*.\" and a DNS name", s)
+			}
+		}
+	}
+}
+
+func domainName(s string) bool {
+	s = strings.TrimSuffix(strings.TrimPrefix(s, "*."), ".")
+	return strings.Contains(s, ".") && kubernetes.IsSubdomain(s)
+}
+
+func (v *validator) protocols(path string, list []Protocol) {
+	v.count(path, len(list), maxPeers)
+	for i, p := range list {
+		path := path + "[" + strconv.Itoa(i) + "]"
+		v.one(path, p.TCP != nil, p.UDP != nil, p.SCTP != nil, p.DestinationNamedPort != "")
+		for _, t := range []struct {
+			name string
+			t    *Transport
+		}{{"tcp", p.TCP}, {"udp", p.UDP}, {"sctp", p.SCTP}} {
+			if t.t == nil {
+				continue
+			}
+			path := path + "." + t.name
+			if t.t.DestinationPort == nil {
+				v.AddSchema(path, "needs a destinationPort")
+				continue
+			}
+			v.port(path+".destinationPort", *t.t.DestinationPort)
+		}
+	}
+}
+
+func (v *validator) port(path string, p Port) {
+	v.one(path, p.Number != nil, p.Range != nil)
+	if p.Number != nil {
+		v.number(path+".number", *p.Number)
+	}
+	if p.Range != nil {
+		v.number(path+".range.start", p.Range.Start)
+		v.number(path+".range.end", p.Range.End)
+		if p.Range.Start >= p.Range.End {
+			v.Add(path+".range", "start %d is not below end %d", p.Range.Start, p.Range.End)
+		}
+	}
+}
+
+func (v *validator) number(path string, n int64) {
+	if n < 1 || n > 65535 {
+		v.Add(path, "%d is not from 1 to 65535", n)
+	}
+}
+
+// Rules converts a valid policy.
+func (p *Policy) Rules(o rule.Options) rule.Spec {
+	c := converter{
+		options: o, tier: rule.Admin,
+		source: rule.Source{Kind: "ClusterNetworkPolicy", Name: p.Metadata.Name},
+		spec:   rule.Spec{Subject: p.Spec.Subject.selector()},
+	}
+	if p.Spec.Tier == "Baseline" {
+		c.tier = rule.Baseline
+	}
+	if p.Spec.Priority != nil {
+		c.priority = int32(*p.Spec.Priority)
+	}
+	for i, r := range p.Spec.Ingress {
+		var peers []EgressPeer
+		for _, f := range r.From {
+			peers = append(peers, EgressPeer{Namespaces: f.Namespaces, Pods: f.Pods})
+		}
+		c.add(rule.Ingress, i, r.Action, peers, ports(r.Protocols))
+	}
+	for i, r := range p.Spec.Egress {
+		c.add(rule.Egress, i, r.Action, r.To, ports(r.Protocols))
+	}
+	return c.spec
+}
+
+func (s Subject) selector() selector.Selector {
+	if s.Namespaces != nil {
+		return selector.New(s.Namespaces.Namespaces()...)
+	}
+	return selector.New(s.Pods.requirements()...)
+}
+
+func (p *NamespacedPod) requirements() []selector.Requirement {
+	if p == nil {
+		return nil
+	}
+	return append(p.NamespaceSelector.Namespaces(), p.PodSelector.Pods()...)
+}
+
+// portList is nil for every protocol.
+func ports(list []Protocol) []rule.Port {
+	var out []rule.Port
+	for _, p := range list {
+		switch {
+		case p.TCP != nil:
+			out = append(out, transport(port.TCP, p.TCP))
+		case p.UDP != nil:
+			out = append(out, transport(port.UDP, p.UDP))
+		case p.SCTP != nil:
+			out = append(out, transport(port.SCTP, p.SCTP))
+		default:
+			out = append(out, rule.Port{Name: p.DestinationNamedPort})
+		}
+	}
+	return out
+}
+
+func transport(proto port.Protocol, t *Transport) rule.Port {
+	switch {
+	case t.DestinationPort == nil:
+		return rule.Port{Range: port.Whole(proto)}
+	case t.DestinationPort.Range != nil:
+		r := t.DestinationPort.Range
+		return rule.Port{Range: port.Ports(proto, uint16(r.Start), uint16(r.End))}
+	}
+	n := uint16(*t.DestinationPort.Number)
+	return rule.Port{Range: port.Ports(proto, n, n)}
+}
+
+type converter struct {
+	options  rule.Options
+	tier     rule.Tier
+	priority int32
+	source   rule.Source
+	spec     rule.Spec
+}
+
+func (c *converter) add(d rule.Direction, index int, action string, peers []EgressPeer, list []rule.Port) {
+	c.spec.Selects[d] = true
+	r := &rule.Rule{
+		Source: c.source, Direction: d, Tier: c.tier, Priority: c.priority, Index: int32(index),
+		Ports: list, AllPorts: list == nil,
+	}
+	r.Source.Path = "spec." + d.String() + "[" + strconv.Itoa(index) + "]"
+	switch action {
+	case "Deny":
+		r.Action = rule.Deny
+	case "Pass":
+		r.Action = rule.Pass
+	default:
+		r.Action = rule.Allow
+	}
+	r.Peers.Any = len(peers) == 0
+	for i, p := range peers {
+		c.peer(r, i, p)
+	}
+	c.spec.Rules = append(c.spec.Rules, r.Seal())
+}
+
+func (c *converter) peer(r *rule.Rule, i int, p EgressPeer) {
+	switch {
+	case p.Namespaces != nil: // of every cluster
+		r.Peers.Selectors = append(r.Peers.Selectors, selector.New(p.Namespaces.Namespaces()...))
+	case p.Pods != nil:
+		reqs := p.Pods.requirements()
+		if c.options.LocalClusterOnly && !p.Pods.PodSelector.Names(label.KeyCluster) {
+			reqs = append(reqs, kubernetes.InCluster(c.options.Cluster))
+		}
+		r.Peers.Selectors = append(r.Peers.Selectors, selector.New(reqs...))
+	case p.Nodes != nil:
+		for _, name := range []string{identity.NameHost, identity.NameRemoteNode} {
+			reqs := p.Nodes.Requirements(label.SourceNode, "")
+			reqs = append(reqs, selector.Requirement{Source: label.SourceReserved, Key: name, Op: selector.Exists})
+			r.Peers.Selectors = append(r.Peers.Selectors, selector.New(reqs...))
+		}
+	case p.Networks != nil:
+		for _, s := range p.Networks {
+			r.Peers.Networks = append(r.Peers.Networks, rule.Network{Prefix: netip.MustParsePrefix(s).Masked(), Reach: rule.ReachEveryone})
+		}
+	case p.DomainNames != nil:
+		for _, s := range p.DomainNames {
+			pattern, _ := dnsname.Name(s)
+			if strings.HasPrefix(s, "*") { // any depth, unlike Cilium's "*"
+				pattern, _ = dnsname.Parse("*" + s)
+			}
+			r.Peers.Names = append(r.Peers.Names, rule.NamePeer{Pattern: pattern, Reach: rule.ReachOutside})
+		}
+		c.resolver(r, i)
+	}
+}
+
+// resolver lets the subject ask the cluster's resolver, through the DNS proxy:
+// without it no address would be learned.
+func (c *converter) resolver(r *rule.Rule, i int) {
+	dns := &rule.Rule{
+		Source: r.Source, Direction: r.Direction, Tier: r.Tier, Priority: r.Priority, Index: r.Index,
+		Action: rule.Redirect, Proxy: rule.ProxyDNS,
+		Peers: rule.Peers{Selectors: []selector.Selector{selector.New(selector.Requirement{
+			Key: "k8s-app", Op: selector.In, Values: []string{"kube-dns"},
+		})}},
+		Ports: []rule.Port{{Name: "dns"}, {Name: "dns-tcp"}},
+	}
+	dns.Source.Path += ".to[" + strconv.Itoa(i) + "].domainNames"
+	c.spec.Rules = append(c.spec.Rules, dns.Seal())
+}

@@ -1,0 +1,476 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package cilium
+
+import (
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"github.com/sluice-net/sluice/services/policy/internal/dnsname"
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/kubernetes"
+	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/port"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/selector"
+)
+
+// Entities that policies may name.
+const (
+	EntityAll           = "all"
+	EntityWorld         = "world"
+	EntityWorldIPv4     = "world-ipv4"
+	EntityWorldIPv6     = "world-ipv6"
+	EntityCluster       = "cluster"
+	EntityClusterMesh   = "cluster-mesh"
+	EntityHost          = "host"
+	EntityInit          = "init"
+	EntityIngress       = "ingress"
+	EntityUnmanaged     = "unmanaged"
+	EntityRemoteNode    = "remote-node"
+	EntityHealth        = "health"
+	EntityNone          = "none"
+	EntityKubeAPIServer = "kube-apiserver"
+)
+
+func knownEntity(e string) bool {
+	return slices.Contains([]string{
+		EntityAll, EntityWorld, EntityWorldIPv4, EntityWorldIPv6, EntityCluster, EntityClusterMesh, EntityHost, EntityInit,
+		EntityIngress, EntityUnmanaged, EntityRemoteNode, EntityHealth, EntityNone, EntityKubeAPIServer,
+	}, e)
+}
+
+func reserved(name string) selector.Selector {
+	return selector.New(selector.Requirement{Source: label.SourceReserved, Key: name, Op: selector.Exists})
+}
+
+// entity adds what an entity stands for.
+func entity(out *rule.Peers, e string, o rule.Options) {
+	add := func(names ...string) {
+		for _, n := range names {
+			out.Selectors = append(out.Selectors, reserved(n))
+		}
+	}
+	switch e {
+	case EntityAll:
+		out.Any = true
+	case EntityWorld:
+		add(identity.NameWorld, identity.NameWorldIPv4, identity.NameWorldIPv6)
+	case EntityCluster, EntityClusterMesh:
+		add(identity.NameHost, identity.NameRemoteNode, identity.NameInit, identity.NameIngress,
+			identity.NameHealth, identity.NameUnmanaged, identity.NameKubeAPIServer)
+		pods := kubernetes.InCluster(o.Cluster)
+		if e == EntityClusterMesh { // of every cluster
+			pods = selector.Requirement{Source: label.SourceKubernetes, Key: label.KeyCluster, Op: selector.Exists}
+		}
+		out.Selectors = append(out.Selectors, selector.New(pods))
+	default:
+		add(e)
+	}
+}
+
+// Rules converts a valid policy. A namespaced policy is tied to its namespace.
+func (p *NetworkPolicy) Rules(namespaced bool, o rule.Options) []rule.Spec {
+	c := converter{options: o, source: rule.Source{Kind: "CiliumClusterwideNetworkPolicy", Name: p.Metadata.Name}}
+	if namespaced {
+		c.source.Kind = "CiliumNetworkPolicy"
+		c.source.Namespace = p.Metadata.Namespace
+		c.namespace = p.Metadata.Namespace
+	}
+	var specs []rule.Spec
+	if p.Spec != nil {
+		specs = append(specs, c.rule("spec", p.Spec))
+	}
+	for i := range p.Specs {
+		specs = append(specs, c.rule("specs["+strconv.Itoa(i)+"]", &p.Specs[i]))
+	}
+	return specs
+}
+
+type converter struct {
+	options   rule.Options
+	source    rule.Source
+	namespace string // empty for a cluster-wide policy
+	// init says that the subject selects pods whose labels are not known yet;
+	// their policies get no requirement of a namespace.
+	init bool
+}
+
+// place puts a key without a source under every source.
+func place(key string) (string, string) { return kubernetes.SplitSource(key) }
+
+func (c *converter) rule(path string, r *Rule) rule.Spec {
+	spec := rule.Spec{Host: r.NodeSelector != nil}
+	if spec.Host {
+		reqs := r.NodeSelector.Convert(place)
+		reqs = append(reqs, selector.Requirement{Source: label.SourceReserved, Key: identity.NameHost, Op: selector.Exists})
+		spec.Subject = selector.New(reqs...)
+	} else {
+		reqs := r.EndpointSelector.Convert(place)
+		if c.namespace != "" {
+			// The policy's own namespace wins over one in the selector.
+			reqs = slices.DeleteFunc(reqs, func(q selector.Requirement) bool {
+				return q.Op == selector.In && q.Source == label.SourceKubernetes && q.Key == label.KeyNamespace
+			})
+			reqs = append(reqs, kubernetes.InNamespace(c.namespace))
+			spec.Namespace = c.namespace
+		}
+		spec.Subject = selector.New(reqs...)
+	}
+	c.init = r.EndpointSelector.Names(label.SourceReserved + ":" + identity.NameInit)
+
+	for i := range r.Ingress {
+		in := &r.Ingress[i]
+		p := path + ".ingress[" + strconv.Itoa(i) + "]"
+		c.rules(&spec, rule.Ingress, false, p, c.ingressPeers(&in.IngressPeers), in.ToPorts, in.ICMPs)
+	}
+	for i := range r.IngressDeny {
+		in := &r.IngressDeny[i]
+		p := path + ".ingressDeny[" + strconv.Itoa(i) + "]"
+		c.rules(&spec, rule.Ingress, true, p, c.ingressPeers(&in.IngressPeers), denyPorts(in.ToPorts), in.ICMPs)
+	}
+	for i := range r.Egress {
+		eg := &r.Egress[i]
+		p := path + ".egress[" + strconv.Itoa(i) + "]"
+		c.rules(&spec, rule.Egress, false, p, c.egressPeers(&eg.EgressPeers, eg.ToFQDNs), eg.ToPorts, eg.ICMPs)
+	}
+	for i := range r.EgressDeny {
+		eg := &r.EgressDeny[i]
+		p := path + ".egressDeny[" + strconv.Itoa(i) + "]"
+		c.rules(&spec, rule.Egress, true, p, c.egressPeers(&eg.EgressPeers, nil), denyPorts(eg.ToPorts), eg.ICMPs)
+	}
+	spec.Selects[rule.Ingress] = len(r.Ingress)+len(r.IngressDeny) > 0
+	spec.Selects[rule.Egress] = len(r.Egress)+len(r.EgressDeny) > 0
+	spec.DefaultDeny = spec.Selects
+	if b := r.EnableDefaultDeny.Ingress; b != nil {
+		spec.DefaultDeny[rule.Ingress] = *b
+	}
+	if b := r.EnableDefaultDeny.Egress; b != nil {
+		spec.DefaultDeny[rule.Egress] = *b
+	}
+	return spec
+}
+
+// peers is what a list of peers says, and whether a list was there at all: a
+// list that is left out is everybody, an empty list is nobody.
+type peers struct {
+	rule.Peers
+	present bool
+}
+
+func (c *converter) ingressPeers(p *IngressPeers) peers {
+	var out peers
+	c.endpoints(&out, p.FromEndpoints)
+	c.cidrs(&out, p.FromCIDR)
+	c.cidrSet(&out, p.FromCIDRSet)
+	c.entities(&out, p.FromEntities)
+	c.nodes(&out, p.FromNodes)
+	out.present = out.present || p.FromGroups != nil
+	return out
+}
+
+func (c *converter) egressPeers(p *EgressPeers, fqdns []FQDN) peers {
+	var out peers
+	c.endpoints(&out, p.ToEndpoints)
+	c.cidrs(&out, p.ToCIDR)
+	c.cidrSet(&out, p.ToCIDRSet)
+	c.entities(&out, p.ToEntities)
+	c.nodes(&out, p.ToNodes)
+	out.present = out.present || p.ToGroups != nil || p.ToServices != nil || fqdns != nil
+	for _, f := range fqdns {
+		out.Names = append(out.Names, c.names(f)...)
+	}
+	return out
+}
+
+func (c *converter) names(f FQDN) []rule.NamePeer {
+	var out []rule.NamePeer
+	if f.MatchName != "" {
+		p, _ := dnsname.Name(f.MatchName)
+		out = append(out, rule.NamePeer{Pattern: p, Reach: c.reach(128)})
+	}
+	if f.MatchPattern != "" {
+		p, _ := dnsname.Parse(f.MatchPattern)
+		out = append(out, rule.NamePeer{Pattern: p, Reach: c.reach(128)})
+	}
+	return out
+}
+
+// endpoints adds the automatic requirements: the policy's namespace, or any
+// namespace in a cluster-wide policy, and this cluster. Each is left out when
+// the selector speaks of it itself, all are when it names a reserved label.
+func (c *converter) endpoints(out *peers, list []kubernetes.LabelSelector) {
+	out.present = out.present || list != nil
+	for i := range list {
+		reqs := list[i].Convert(place)
+		names := func(match func(source, key string) bool) bool {
+			return slices.ContainsFunc(reqs, func(q selector.Requirement) bool { return match(q.Source, q.Key) })
+		}
+		if !names(func(source, _ string) bool { return source == label.SourceReserved }) {
+			own := func(source, key, want string) bool {
+				return key == want && (source == "" || source == label.SourceKubernetes)
+			}
+			if !names(func(s, k string) bool { return own(s, k, label.KeyNamespace) }) {
+				byLabels := names(func(s, k string) bool {
+					return len(k) >= len(label.KeyNamespaceLabels) && own(s, k[:len(label.KeyNamespaceLabels)], label.KeyNamespaceLabels)
+				})
+				switch {
+				case c.namespace == "" && !c.init:
+					reqs = append(reqs, kubernetes.InSomeNamespace())
+				case c.namespace != "" && !byLabels:
+					reqs = append(reqs, kubernetes.InNamespace(c.namespace))
+				}
+			}
+			if c.options.LocalClusterOnly && !names(func(s, k string) bool { return own(s, k, label.KeyCluster) }) {
+				reqs = append(reqs, kubernetes.InCluster(c.options.Cluster))
+			}
+		}
+		if len(reqs) == 0 {
+			out.Any = true
+			continue
+		}
+		out.Selectors = append(out.Selectors, selector.New(reqs...))
+	}
+}
+
+// nodes selects nodes by the labels that they have as Kubernetes objects.
+func (c *converter) nodes(out *peers, list []kubernetes.LabelSelector) {
+	out.present = out.present || list != nil
+	for i := range list {
+		reqs := list[i].Convert(func(key string) (string, string) {
+			if source, rest := kubernetes.SplitSource(key); source != "" {
+				return source, rest
+			}
+			return label.SourceNode, key
+		})
+		out.Selectors = append(out.Selectors, nodeSelector(reqs, identity.NameRemoteNode))
+	}
+}
+
+func nodeSelector(reqs []selector.Requirement, name string) selector.Selector {
+	return selector.New(append(slices.Clone(reqs), selector.Requirement{Source: label.SourceReserved, Key: name, Op: selector.Exists})...)
+}
+
+// reach of a block with that many bits: the world and, by option, nodes. The
+// whole address space never means nodes.
+func (c *converter) reach(bits int) rule.Reach {
+	if c.options.CIDRSelectsNodes && bits > 0 {
+		return rule.ReachOutside | rule.ReachNode
+	}
+	return rule.ReachOutside
+}
+
+func (c *converter) cidrs(out *peers, list []string) {
+	out.present = out.present || list != nil
+	for _, s := range list {
+		p, err := netip.ParsePrefix(s)
+		if err != nil {
+			a, err := netip.ParseAddr(s)
+			if err != nil {
+				continue // Validate refused it
+			}
+			p = netip.PrefixFrom(a, a.BitLen())
+		}
+		p = kubernetes.Unmap(p).Masked()
+		out.Networks = append(out.Networks, rule.Network{Prefix: p, Reach: c.reach(p.Bits())})
+	}
+}
+
+func (c *converter) cidrSet(out *peers, list []CIDRRule) {
+	out.present = out.present || list != nil
+	for _, r := range list {
+		var except []netip.Prefix
+		for _, e := range r.Except {
+			except = append(except, kubernetes.Unmap(netip.MustParsePrefix(e)).Masked())
+		}
+		switch {
+		case r.CIDRGroupRef != "":
+			out.Groups = append(out.Groups, rule.GroupPeer{
+				Selector: selector.New(selector.Requirement{
+					Source: label.SourceCIDRGroup, Key: label.KeyCIDRGroupName + r.CIDRGroupRef, Op: selector.Exists,
+				}),
+				Except: except, NodesToo: c.options.CIDRSelectsNodes,
+			})
+		case r.CIDRGroupSelector != nil:
+			out.Groups = append(out.Groups, rule.GroupPeer{
+				Selector: selector.New(r.CIDRGroupSelector.Requirements(label.SourceCIDRGroup, "")...),
+				Except:   except, NodesToo: c.options.CIDRSelectsNodes,
+			})
+		default:
+			p := kubernetes.Unmap(netip.MustParsePrefix(r.CIDR)).Masked()
+			out.Networks = append(out.Networks, rule.Network{Prefix: p, Except: except, Reach: c.reach(p.Bits())})
+		}
+	}
+}
+
+func (c *converter) entities(out *peers, list []string) {
+	out.present = out.present || list != nil
+	for _, e := range list {
+		entity(&out.Peers, e, c.options)
+	}
+}
+
+// rules splits one rule of the manifest by what its port entries do. An empty
+// rule, and one whose lists select nothing, leaves no rule behind: it only
+// switched its direction to default deny.
+func (c *converter) rules(spec *rule.Spec, d rule.Direction, deny bool, path string, p peers, ports []PortRule, icmps []ICMPRule) {
+	if !p.present {
+		if len(ports) == 0 && len(icmps) == 0 {
+			return // {} allows nothing and denies nothing
+		}
+		p.Any = true
+	}
+	if p.Nobody() {
+		return
+	}
+	add := func(path string, action rule.Action, proxy rule.Proxy, list []rule.Port, all bool) {
+		if !all && len(list) == 0 {
+			return
+		}
+		r := &rule.Rule{
+			Source: c.source, Direction: d, Tier: rule.Normal, Action: action, Proxy: proxy,
+			Peers: p.Peers, Ports: list, AllPorts: all,
+		}
+		if deny {
+			r.Action, r.Proxy = rule.Deny, rule.NoProxy
+		}
+		r.Source.Path = path
+		spec.Rules = append(spec.Rules, r.Seal())
+	}
+	switch {
+	case len(icmps) > 0:
+		for i, r := range icmps {
+			var list []rule.Port
+			for _, f := range r.Fields {
+				list = append(list, icmpPorts(f)...)
+			}
+			add(path+".icmps["+strconv.Itoa(i)+"]", rule.Allow, rule.NoProxy, list, false)
+		}
+	case len(ports) == 0:
+		add(path, rule.Allow, rule.NoProxy, nil, true)
+	default:
+		for i := range ports {
+			action, proxy := layer7(&ports[i])
+			var list []rule.Port
+			for _, pp := range ports[i].Ports {
+				list = append(list, convertPort(pp)...)
+			}
+			add(path+".toPorts["+strconv.Itoa(i)+"]", action, proxy, list, false)
+		}
+	}
+}
+
+// layer7 is the proxy that a port rule needs. Empty lists of requests are a
+// plain allow.
+func layer7(r *PortRule) (rule.Action, rule.Proxy) {
+	switch {
+	case r.Listener != nil:
+		return rule.Redirect, rule.ProxyListener
+	case r.Rules != nil && len(r.Rules.DNS) > 0:
+		return rule.Redirect, rule.ProxyDNS
+	case r.Rules != nil && len(r.Rules.HTTP) > 0:
+		return rule.Redirect, rule.ProxyHTTP
+	case len(r.ServerNames) > 0 || r.TerminatingTLS != nil || r.OriginatingTLS != nil:
+		return rule.Redirect, rule.ProxyTLS
+	}
+	return rule.Allow, rule.NoProxy
+}
+
+// convertPort turns an entry into intervals. Port 0 is every port of the
+// protocol, whatever endPort says; an endPort below the port is ignored, as is
+// one behind a name.
+func convertPort(pp PortProtocol) []rule.Port {
+	name := ""
+	if pp.Protocol != nil {
+		name = *pp.Protocol
+	}
+	protos := protocols(name)
+	number, named, _ := parsePort(pp.Port)
+	if named {
+		p := rule.Port{Name: pp.Port, FoldCase: true}
+		if len(protos) == 1 {
+			p.Protocol = protos[0]
+		}
+		return []rule.Port{p}
+	}
+	var out []rule.Port
+	for _, proto := range protos {
+		switch {
+		case number == 0 || !proto.HasPorts():
+			out = append(out, rule.Port{Range: port.Whole(proto)})
+		case pp.EndPort > int64(number):
+			out = append(out, rule.Port{Range: port.Ports(proto, number, uint16(min(pp.EndPort, 65535)))})
+		default:
+			out = append(out, rule.Port{Range: port.Ports(proto, number, number)})
+		}
+	}
+	return out
+}
+
+var icmpNames = map[string]map[string]uint8{
+	"IPv4": {
+		"EchoReply": 0, "DestinationUnreachable": 3, "Redirect": 5, "Echo": 8, "EchoRequest": 8, "RouterAdvertisement": 9,
+		"RouterSelection": 10, "TimeExceeded": 11, "ParameterProblem": 12, "Timestamp": 13, "TimestampReply": 14, "Photuris": 40,
+		"ExtendedEchoRequest": 42, "ExtendedEcho Request": 42, "ExtendedEchoReply": 43, "ExtendedEcho Reply": 43,
+	},
+	"IPv6": {
+		"DestinationUnreachable": 1, "PacketTooBig": 2, "TimeExceeded": 3, "ParameterProblem": 4, "EchoRequest": 128, "EchoReply": 129,
+		"MulticastListenerQuery": 130, "MulticastListenerReport": 131, "MulticastListenerDone": 132, "RouterSolicitation": 133,
+		"RouterAdvertisement": 134, "NeighborSolicitation": 135, "NeighborAdvertisement": 136, "RedirectMessage": 137,
+		"RouterRenumbering": 138, "ICMPNodeInformationQuery": 139, "ICMPNodeInformationResponse": 140,
+		"InverseNeighborDiscoverySolicitation": 141, "InverseNeighborDiscoveryAdvertisement": 142,
+		"HomeAgentAddressDiscoveryRequest": 144, "HomeAgentAddressDiscoveryReply": 145, "MobilePrefixSolicitation": 146,
+		"MobilePrefixAdvertisement": 147, "DuplicateAddressRequestCodeSuffix": 157, "DuplicateAddressConfirmationCodeSuffix": 158,
+		"ExtendedEchoRequest": 160, "ExtendedEchoReply": 161,
+	},
+}
+
+func icmpFamily(f ICMPField) string {
+	if f.Family == nil {
+		return "IPv4"
+	}
+	return *f.Family
+}
+
+// icmpType is the type's number; false if it has none that a packet can carry.
+func icmpType(f ICMPField) (uint8, bool) {
+	if !f.Type.IsString {
+		return uint8(f.Type.Int), 0 <= f.Type.Int && f.Type.Int <= 255
+	}
+	if n, err := strconv.ParseUint(f.Type.String, 10, 8); err == nil {
+		return uint8(n), true
+	}
+	n, ok := icmpNames[icmpFamily(f)][f.Type.String]
+	return n, ok
+}
+
+// icmpPorts is the interval of a type. Type 0 is every type: it is written as
+// port 0, which means every port.
+func icmpPorts(f ICMPField) []rule.Port {
+	proto := port.ICMP
+	if icmpFamily(f) == "IPv6" {
+		proto = port.ICMPv6
+	}
+	typ, ok := icmpType(f)
+	switch {
+	case !ok:
+		return nil
+	case typ == 0:
+		return []rule.Port{{Range: port.Whole(proto)}}
+	}
+	return []rule.Port{{Range: port.ICMPType(proto, typ)}}
+}
+
+// Group is an address group as rules refer to it.
+func (g *CIDRGroup) Group() (name string, labels label.Set, prefixes []netip.Prefix) {
+	ls := []label.Label{{Source: label.SourceCIDRGroup, Key: label.KeyCIDRGroupName + g.Metadata.Name}}
+	for k, v := range g.Metadata.Labels {
+		ls = append(ls, label.Label{Source: label.SourceCIDRGroup, Key: k, Value: v})
+	}
+	for _, s := range g.Spec.ExternalCIDRs {
+		prefixes = append(prefixes, kubernetes.Unmap(netip.MustParsePrefix(s)).Masked())
+	}
+	return g.Metadata.Name, label.NewSet(ls...), prefixes
+}

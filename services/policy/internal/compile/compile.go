@@ -1,0 +1,582 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package compile turns the rules of a subject into a table.
+//
+// A Program is what the rules of one direction come to, independent of which
+// peers exist: numbered rules, what each selector contributes, the blocks of
+// addresses. Subjects with equal programs share one table. A Program knows the
+// class of any set of matched selectors; which sets occur is the engine's
+// business.
+package compile
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-net/sluice/services/policy/internal/dnsname"
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/port"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/selector"
+	"github.com/sluice-net/sluice/services/policy/internal/table"
+)
+
+// Input is everything a table is made of, apart from the peers.
+type Input struct {
+	Direction rule.Direction
+	Rules     []*rule.Rule         // in any order
+	Flags     table.Flags          // DefaultAllow and HostAllow
+	Ports     []identity.NamedPort // of the subject; they resolve names on ingress
+	Groups    []*policy.Group      // all of them, by name
+	// GroupsText stands for Groups in the hash.
+	GroupsText string
+}
+
+// Hash identifies a program by its content.
+type Hash [16]byte
+
+// numbered is a rule with its place in the program.
+type numbered struct {
+	*rule.Rule
+	number uint16
+	ranges []port.Range // resolved; AllPorts has none
+	named  []rule.Port  // of egress: resolved per peer
+}
+
+// Program is a compiled rule set. It is immutable.
+type Program struct {
+	Hash      Hash
+	Direction rule.Direction
+	flags     table.Flags
+	rules     []numbered // number 1 first
+	// Sources are the places each rule was written in, number 1 first. They
+	// belong to the subject and not to the hash.
+	Sources [][]rule.Source
+
+	// Selectors that peers are matched with, in canonical order, and the
+	// numbers of the rules each of them brings.
+	Selectors []selector.Selector
+	bySel     map[string][]uint16
+
+	everyone     []uint16 // rules on the identity side for every peer
+	everyoneElse []uint16 // the same without those that spare the own node
+	unknown      []uint16 // for peers that nobody announced
+	addrEveryone []uint16 // rules on the address side for every address
+	blocks       bool
+	names        []rule.NamePeer
+	groups       []*policy.Group
+	namedBlocks  bool
+}
+
+// New sorts, numbers and indexes the rules.
+func New(in Input) (*Program, error) {
+	rules := slices.Clone(in.Rules)
+	slices.SortFunc(rules, rule.Compare)
+	p := &Program{Direction: in.Direction, flags: in.Flags, groups: in.Groups, bySel: make(map[string][]uint16)}
+
+	admin := 0
+	for i, r := range rules {
+		if i > 0 && same(rules[i-1], r) {
+			last := len(p.Sources) - 1
+			p.Sources[last] = append(p.Sources[last], r.Source)
+			continue
+		}
+		if len(p.rules) >= table.MaxRules {
+			return nil, &table.ErrTooLarge{What: "rules", Got: len(rules), Limit: table.MaxRules}
+		}
+		n := numbered{Rule: r, number: uint16(len(p.rules) + 1)}
+		if r.Tier == rule.Admin {
+			if admin++; admin > table.MaxAdminRules {
+				return nil, &table.ErrTooLarge{What: "rules in the Admin tier", Got: admin, Limit: table.MaxAdminRules}
+			}
+		}
+		n.resolve(in.Direction, in.Ports)
+		p.rules = append(p.rules, n)
+		p.Sources = append(p.Sources, []rule.Source{r.Source})
+	}
+	p.place()
+	p.hash(in.GroupsText)
+	return p, nil
+}
+
+// same reports whether two rules decide the same at the same place.
+func same(a, b *rule.Rule) bool {
+	return a.Tier == b.Tier && a.Priority == b.Priority && a.Index == b.Index &&
+		a.Action == b.Action && a.Proxy == b.Proxy && a.Content() == b.Content()
+}
+
+// resolve splits ports into intervals and names that have to wait for a peer.
+func (n *numbered) resolve(d rule.Direction, own []identity.NamedPort) {
+	for _, p := range n.Ports {
+		switch {
+		case p.Name == "":
+			n.ranges = append(n.ranges, p.Range)
+		case d == rule.Ingress:
+			n.ranges = append(n.ranges, resolved(p, own)...)
+		default:
+			n.named = append(n.named, p)
+		}
+	}
+}
+
+func resolved(p rule.Port, ports []identity.NamedPort) []port.Range {
+	var out []port.Range
+	for _, np := range ports {
+		if p.Names(np.Name, np.Protocol) {
+			out = append(out, port.Ports(np.Protocol, np.Port, np.Port))
+		}
+	}
+	return out
+}
+
+// place decides on which side each rule is looked up. A rule for everybody
+// costs nothing on the identity side if it covers all ports; with ports it
+// would be copied into every identity class, so it goes to the address side if
+// there can be several.
+func (p *Program) place() {
+	for i := range p.rules {
+		for _, s := range p.rules[i].Peers.Selectors {
+			p.bySel[s.String()] = append(p.bySel[s.String()], p.rules[i].number)
+			if len(p.bySel[s.String()]) == 1 {
+				p.Selectors = append(p.Selectors, s)
+			}
+		}
+	}
+	slices.SortFunc(p.Selectors, func(a, b selector.Selector) int { return cmp.Compare(a.String(), b.String()) })
+	for s, ns := range p.bySel {
+		p.bySel[s] = slices.Compact(ns)
+	}
+	for i := range p.rules {
+		r := &p.rules[i]
+		if len(r.Peers.Networks)+len(r.Peers.Groups)+len(r.Peers.Names) > 0 {
+			p.blocks = true
+			p.names = append(p.names, r.Peers.Names...)
+			p.namedBlocks = p.namedBlocks || len(r.named) > 0
+		}
+		if r.Action == rule.Deny && len(r.Peers.Selectors) > 0 {
+			p.unknown = append(p.unknown, r.number)
+		}
+		if !r.Peers.Any {
+			continue
+		}
+		if len(p.Selectors) > 0 && !r.AllPorts && !r.Peers.ExceptOwn && len(r.named) == 0 {
+			p.addrEveryone = append(p.addrEveryone, r.number)
+			continue
+		}
+		p.everyone = append(p.everyone, r.number)
+		p.unknown = append(p.unknown, r.number)
+		if !r.Peers.ExceptOwn {
+			p.everyoneElse = append(p.everyoneElse, r.number)
+		}
+	}
+	slices.Sort(p.unknown)
+	p.unknown = slices.Compact(p.unknown)
+}
+
+func (p *Program) hash(groups string) {
+	h := sha256.New()
+	var buf [8]byte
+	num := func(n int) {
+		binary.LittleEndian.PutUint64(buf[:], uint64(n))
+		h.Write(buf[:])
+	}
+	num(int(p.Direction))
+	num(int(p.flags))
+	num(len(p.rules))
+	usesGroups := false
+	for _, r := range p.rules {
+		num(int(r.Tier))
+		num(len(r.Content()))
+		h.Write([]byte(r.Content()))
+		num(len(r.ranges))
+		for _, x := range r.ranges {
+			num(int(x.Lo))
+			num(int(x.Hi))
+		}
+		usesGroups = usesGroups || len(r.Peers.Groups) > 0
+	}
+	if usesGroups {
+		h.Write([]byte(groups))
+	}
+	copy(p.Hash[:], h.Sum(nil))
+}
+
+// Names are the DNS names whose addresses the program wants to know.
+func (p *Program) Names() []rule.NamePeer { return p.names }
+
+// NeedsPodAddresses says that a rule limits a block of addresses to a named
+// port: for it the pods in the block have to be known by their addresses.
+func (p *Program) NeedsPodAddresses() bool { return p.namedBlocks }
+
+// NewTable returns a table without peers and blocks.
+func (p *Program) NewTable() *table.Table {
+	t := &table.Table{Header: table.Header{Flags: p.flags}, Peers: make(map[table.NodeClass]table.Class)}
+	for _, r := range p.rules {
+		t.Rules = append(t.Rules, table.Rule{Action: r.Action, Tier: r.Tier, Proxy: r.Proxy})
+	}
+	if p.blocks || len(p.addrEveryone) > 0 {
+		t.Flags |= table.HasAddresses
+	}
+	return t
+}
+
+// Brings returns the numbers of the rules that a selector of the program brings
+// to the peers it matches.
+func (p *Program) Brings(selector string) []uint16 { return p.bySel[selector] }
+
+// Matched returns the numbers of the rules that a peer matches on the identity
+// side: what its selectors bring, and what holds for everybody. The result may
+// be shared and must not be changed.
+func (p *Program) Matched(brought [][]uint16, kind identity.Kind) []uint16 {
+	base := p.everyone
+	switch kind {
+	case identity.KindHost:
+		base = p.everyoneElse
+	case identity.KindUnknown:
+		return p.unknown
+	}
+	switch {
+	case len(brought) == 0:
+		return base
+	case len(brought) == 1 && len(base) == 0:
+		return brought[0]
+	}
+	out := slices.Clone(base)
+	for _, b := range brought {
+		out = append(out, b...)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// NamesForEveryone reports whether a rule for everybody has a named port, so
+// that the class of a peer depends on its ports whatever selects it.
+func (p *Program) NamesForEveryone() bool { return p.UsesNames(p.everyone) }
+
+// UsesGroups reports whether the program depends on address groups.
+func (p *Program) UsesGroups() bool {
+	return slices.ContainsFunc(p.rules, func(r numbered) bool { return len(r.Peers.Groups) > 0 })
+}
+
+// AllowsAll reports whether the program is the one of a subject that nothing
+// is enforced for.
+func (p *Program) AllowsAll() bool { return len(p.rules) == 0 && p.flags&table.DefaultAllow != 0 }
+
+// UsesNames reports whether a rule among numbers has a named port that depends
+// on the peer.
+func (p *Program) UsesNames(numbers []uint16) bool {
+	for _, n := range numbers {
+		if len(p.rules[n-1].named) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// Function is the list of intervals of a set of rules. Names are resolved with
+// the peer's ports; with unknown, a deny whose name cannot be resolved covers
+// every port of its protocols, and other rules none.
+func (p *Program) Function(numbers []uint16, ports []identity.NamedPort, unknown bool) []table.Interval {
+	type claim struct {
+		port.Range
+		number uint16
+		admin  bool
+	}
+	var claims []claim
+	cuts := []uint64{0}
+	for _, n := range numbers {
+		r := &p.rules[n-1]
+		add := func(x port.Range) {
+			claims = append(claims, claim{x, n, r.Tier == rule.Admin})
+			cuts = append(cuts, uint64(x.Lo), uint64(x.Hi)+1)
+		}
+		if r.AllPorts {
+			add(port.Everything)
+			continue
+		}
+		for _, x := range r.ranges {
+			add(x)
+		}
+		for _, name := range r.named {
+			if unknown {
+				if r.Action != rule.Deny {
+					continue
+				}
+				for _, proto := range port.WithPorts {
+					if name.Protocol == 0 || name.Protocol == proto {
+						add(port.Whole(proto))
+					}
+				}
+				continue
+			}
+			for _, x := range resolved(name, ports) {
+				add(x)
+			}
+		}
+	}
+	slices.Sort(cuts)
+	cuts = slices.Compact(cuts)
+	if cuts[len(cuts)-1] > uint64(port.Last) {
+		cuts = cuts[:len(cuts)-1]
+	}
+	values := make([]table.Value, len(cuts))
+	for i := range values {
+		values[i] = table.Nothing
+	}
+	// Numbers ascend, so the first claim on a slot stands.
+	for _, c := range claims {
+		i, _ := slices.BinarySearch(cuts, uint64(c.Lo))
+		for ; i < len(cuts) && cuts[i] <= uint64(c.Hi); i++ {
+			v := values[i]
+			if c.admin {
+				if v.Admin() == table.NoAdmin {
+					values[i] = table.MakeValue(c.number, v.Rest())
+				}
+			} else if v.Rest() == table.NoRest {
+				values[i] = table.MakeValue(v.Admin(), c.number)
+			}
+		}
+	}
+	out := make([]table.Interval, 0, len(cuts))
+	for i, v := range values {
+		hi := port.Last
+		if i+1 < len(cuts) {
+			hi = port.Point(cuts[i+1] - 1)
+		}
+		if n := len(out); n > 0 && out[n-1].Value == v {
+			out[n-1].Hi = hi
+			continue
+		}
+		out = append(out, table.Interval{Hi: hi, Value: v})
+	}
+	return out
+}
+
+// Place is a single address that is worth an entry of its own: learned for a
+// name, or that of a pod whose named ports matter.
+type Place struct {
+	Addr  netip.Addr
+	Names []string             // DNS names it was learned for
+	Ports []identity.NamedPort // of the pod that has it
+}
+
+// entry is one reason why addresses match a rule.
+type entry struct {
+	number uint16
+	reach  rule.Reach
+	group  *rule.GroupPeer // nil for a plain block
+}
+
+type mark struct {
+	add    []int // entries that begin here
+	except []int // entries that end here
+	groups []*policy.Group
+	place  *Place
+}
+
+// Blocks computes the address side: each prefix whose classes differ from those
+// of the block around it. class turns a rule set into a class.
+func (p *Program) Blocks(places []Place, class func(numbers []uint16, ports []identity.NamedPort) (table.Class, error)) (def [identity.Scopes]table.Class, out []Block, err error) {
+	base, err := class(p.addrEveryone, nil)
+	if err != nil {
+		return def, nil, err
+	}
+	for i := range def {
+		def[i] = base
+	}
+	if !p.blocks {
+		return def, nil, nil
+	}
+	marks := make(map[netip.Prefix]*mark)
+	at := func(x netip.Prefix) *mark {
+		m := marks[x]
+		if m == nil {
+			m = &mark{}
+			marks[x] = m
+		}
+		return m
+	}
+	var entries []entry
+	add := func(e entry, where []netip.Prefix, except []netip.Prefix) {
+		id := len(entries)
+		entries = append(entries, e)
+		for _, x := range where {
+			m := at(x)
+			m.add = append(m.add, id)
+		}
+		for _, x := range except {
+			m := at(x)
+			m.except = append(m.except, id)
+		}
+	}
+	roots := []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
+	grouped := false
+	for i := range p.rules {
+		r := &p.rules[i]
+		for j := range r.Peers.Networks {
+			n := &r.Peers.Networks[j]
+			add(entry{number: r.number, reach: n.Reach}, []netip.Prefix{n.Prefix}, n.Except)
+		}
+		for j := range r.Peers.Groups {
+			grouped = true
+			g := &r.Peers.Groups[j]
+			add(entry{number: r.number, group: g}, roots, g.Except)
+		}
+		for _, n := range r.Peers.Names {
+			var where []netip.Prefix
+			for _, pl := range places {
+				if slices.ContainsFunc(pl.Names, n.Pattern.Matches) {
+					where = append(where, netip.PrefixFrom(pl.Addr, pl.Addr.BitLen()))
+				}
+			}
+			add(entry{number: r.number, reach: n.Reach}, where, nil)
+		}
+	}
+	if grouped {
+		for _, g := range p.groups {
+			for _, x := range g.Prefixes {
+				m := at(x)
+				m.groups = append(m.groups, g)
+			}
+		}
+	}
+	if p.namedBlocks {
+		for i := range places {
+			if len(places[i].Ports) > 0 {
+				at(netip.PrefixFrom(places[i].Addr, places[i].Addr.BitLen())).place = &places[i]
+			}
+		}
+	}
+	return p.walk(def, marks, entries, class)
+}
+
+// Block is a prefix with the classes of its addresses.
+type Block struct {
+	Prefix  netip.Prefix
+	Classes [identity.Scopes]table.Class
+}
+
+// walk visits the prefixes in address order, a block before what lies in it,
+// with a stack of the blocks around the current one.
+func (p *Program) walk(def [identity.Scopes]table.Class, marks map[netip.Prefix]*mark, entries []entry,
+	class func([]uint16, []identity.NamedPort) (table.Class, error),
+) (_ [identity.Scopes]table.Class, out []Block, err error) {
+	prefixes := make([]netip.Prefix, 0, len(marks))
+	for x := range marks {
+		prefixes = append(prefixes, x)
+	}
+	slices.SortFunc(prefixes, func(a, b netip.Prefix) int {
+		return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
+	})
+	type frame struct {
+		prefix  netip.Prefix
+		active  []int
+		groups  []*policy.Group
+		classes [identity.Scopes]table.Class
+	}
+	var stack []frame
+	for _, x := range prefixes {
+		m := marks[x]
+		for len(stack) > 0 && !contains(stack[len(stack)-1].prefix, x) {
+			stack = stack[:len(stack)-1]
+		}
+		f := frame{prefix: x}
+		outer := def
+		if len(stack) > 0 {
+			top := &stack[len(stack)-1]
+			f.active, f.groups, outer = top.active, top.groups, top.classes
+		}
+		if len(m.add) > 0 {
+			f.active = append(slices.Clone(f.active), m.add...)
+		}
+		if len(m.except) > 0 {
+			f.active = slices.DeleteFunc(slices.Clone(f.active), func(e int) bool { return slices.Contains(m.except, e) })
+		}
+		if len(m.groups) > 0 {
+			f.groups = append(slices.Clone(f.groups), m.groups...)
+		}
+		numbers := p.reached(f.active, f.groups, entries)
+		var ports []identity.NamedPort
+		if m.place != nil {
+			ports = m.place.Ports
+		}
+		for s := range identity.Scopes {
+			if f.classes[s], err = class(numbers[s], ports); err != nil {
+				return def, nil, err
+			}
+		}
+		if f.classes != outer {
+			out = append(out, Block{Prefix: x, Classes: f.classes})
+		}
+		stack = append(stack, f)
+	}
+	return def, out, nil
+}
+
+func contains(outer, inner netip.Prefix) bool {
+	return outer.Bits() <= inner.Bits() && outer.Contains(inner.Addr())
+}
+
+// reached returns the rules of each scope that the active entries bring.
+func (p *Program) reached(active []int, groups []*policy.Group, entries []entry) (out [identity.Scopes][]uint16) {
+	for s := range out {
+		out[s] = slices.Clone(p.addrEveryone)
+	}
+	var union label.Set
+	narrow := false
+	if len(groups) > 0 {
+		var ls []label.Label
+		for _, g := range groups {
+			ls = append(ls, g.Labels.All()...)
+		}
+		union = label.NewSet(ls...)
+		narrow = true
+	}
+	for _, id := range active {
+		e := entries[id]
+		reach := e.reach
+		if e.group != nil {
+			if !e.group.Selector.Matches(union) {
+				continue
+			}
+			reach = rule.ReachOutside
+			if e.group.NodesToo && narrow {
+				reach |= rule.ReachNode
+			}
+		}
+		for s, bit := range [identity.Scopes]rule.Reach{rule.ReachCluster, rule.ReachNode, rule.ReachOutside} {
+			if reach&bit != 0 {
+				out[s] = append(out[s], e.number)
+			}
+		}
+	}
+	for s := range out {
+		slices.Sort(out[s])
+		out[s] = slices.Compact(out[s])
+	}
+	return out
+}
+
+// Wants reports whether addresses of a DNS name concern the program.
+func (p *Program) Wants(name string) bool {
+	name = dnsname.Canonical(name)
+	return slices.ContainsFunc(p.names, func(n rule.NamePeer) bool { return n.Pattern.Matches(name) })
+}
+
+// Rule describes a rule by its number.
+func (p *Program) Rule(number uint16) (*rule.Rule, []rule.Source, error) {
+	if number == 0 || int(number) > len(p.rules) {
+		return nil, nil, fmt.Errorf("table has no rule %d", number)
+	}
+	return p.rules[number-1].Rule, p.Sources[number-1], nil
+}
+
+// Len is the number of rules.
+func (p *Program) Len() int { return len(p.rules) }

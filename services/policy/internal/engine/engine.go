@@ -1,0 +1,572 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package engine keeps the compiled tables of a node in step with policies,
+// identities, subjects and learned names.
+//
+// An Engine is a value with one owner: it starts no goroutine and takes no
+// lock. Apply takes a change and touches only what the change concerns; the
+// result is the same, up to numbering, as that of a new engine that was given
+// the final state at once. Counters say what was touched.
+package engine
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/sluice-net/sluice/services/policy/internal/compile"
+	"github.com/sluice-net/sluice/services/policy/internal/dnsname"
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/table"
+)
+
+// Enforcement says for which subjects policy is enforced.
+type Enforcement uint8
+
+// The modes.
+const (
+	EnforceDefault Enforcement = iota // subjects that a policy selects
+	EnforceAlways                     // all subjects
+	EnforceNever                      // none
+)
+
+// Config is fixed for the life of an engine.
+type Config struct {
+	// Cluster is the name of this cluster.
+	Cluster     string
+	Enforcement Enforcement
+	// AllowHost lets the own node reach its pods where no rule says otherwise.
+	AllowHost bool
+}
+
+// Name is a DNS name with addresses.
+type Name struct {
+	Name  string
+	Addrs []netip.Addr
+}
+
+// Location says which identity has an address. Only tables with rules that
+// limit a block of addresses to a named port look at it.
+type Location struct {
+	Addr     netip.Addr
+	Identity identity.Numeric
+}
+
+// Change is a set of changes that take effect together. Each field may be
+// empty. Removals come before additions, so a name in both is replaced.
+type Change struct {
+	DeletePolicies   []policy.Key
+	UpsertPolicies   []policy.Object
+	RemoveIdentities []identity.Numeric
+	AddIdentities    []identity.Identity // a known number is given new labels
+	RemoveSubjects   []identity.Numeric
+	AddSubjects      []identity.Numeric // of known identities
+	Forget           []Name
+	Learn            []Name
+	Vacate           []netip.Addr
+	Locate           []Location
+}
+
+// Counters count the work since the engine was made.
+type Counters struct {
+	Tables       int // tables compiled
+	Programs     int // rule sets numbered and hashed
+	IdentityRows int // words of the identity array written
+	PeerRows     int // rows written: node class → class
+	PeerDeletes  int // rows deleted
+	Blocks       int // prefixes written or deleted in live tables
+	Binds        int // subjects pointed at another table
+	Evaluations  int // selectors compared with labels
+}
+
+// Engine holds the state.
+type Engine struct {
+	config Config
+
+	objects     map[policy.Key]*policy.Object
+	byNamespace map[string]map[*rule.Spec]policy.Key
+	clusterwide map[*rule.Spec]policy.Key
+	groups      []*policy.Group // sorted by name
+	groupsText  string
+
+	peers     map[identity.Numeric]*peer
+	byLabel   map[string]map[*peer]struct{} // key=value, and key alone
+	selectors selectorIndex
+	classes   map[string]*nodeClass
+	byNumber  map[table.NodeClass]*nodeClass
+	lastClass table.NodeClass
+	wide      [identity.Kinds]map[*live]struct{} // tables that may need a row for every class of the kind
+
+	subjects map[identity.Numeric]*subject
+	tables   map[compile.Hash]*live
+	names    map[string]map[netip.Addr]struct{}
+	located  map[netip.Addr]identity.Numeric
+	waiting  map[*peer]struct{} // kept unknown for want of room
+
+	counters Counters
+}
+
+// New returns an empty engine.
+func New(config Config) *Engine {
+	e := &Engine{
+		config:      config,
+		objects:     make(map[policy.Key]*policy.Object),
+		byNamespace: make(map[string]map[*rule.Spec]policy.Key),
+		clusterwide: make(map[*rule.Spec]policy.Key),
+		peers:       make(map[identity.Numeric]*peer),
+		byLabel:     make(map[string]map[*peer]struct{}),
+		selectors:   newSelectorIndex(config.Cluster),
+		classes:     make(map[string]*nodeClass),
+		byNumber:    make(map[table.NodeClass]*nodeClass),
+		subjects:    make(map[identity.Numeric]*subject),
+		tables:      make(map[compile.Hash]*live),
+		names:       make(map[string]map[netip.Addr]struct{}),
+		located:     make(map[netip.Addr]identity.Numeric),
+		waiting:     make(map[*peer]struct{}),
+	}
+	for k := range e.wide {
+		e.wide[k] = make(map[*live]struct{})
+	}
+	return e
+}
+
+// subject is an endpoint identity of this node.
+type subject struct {
+	number  identity.Numeric
+	bound   [2]*live // nil: nothing is enforced
+	sources [2][][]rule.Source
+}
+
+// Counters returns the work done so far.
+func (e *Engine) Counters() Counters { return e.counters }
+
+// Apply makes a change. When a table would exceed a limit, nothing of the
+// policies and subjects in the change takes effect, and the error names the
+// subject and the policy with the largest share.
+func (e *Engine) Apply(c Change) error {
+	dirty := make(map[*subject]struct{})
+	undo := e.applyObjects(c, dirty)
+	e.applyIdentities(c, dirty)
+	added := e.applySubjects(c, dirty)
+	blocks := e.applyNames(c)
+	err := e.commit(dirty)
+	if err != nil {
+		undo()
+		for _, s := range added {
+			delete(e.subjects, s.number)
+		}
+		err = fmt.Errorf("apply policies: %w", err)
+	}
+	for l := range blocks {
+		if l.refs > 0 {
+			if berr := e.rebuildBlocks(l); berr != nil && err == nil {
+				err = fmt.Errorf("apply learned addresses: %w", berr)
+			}
+		}
+	}
+	e.retryWaiting()
+	return err
+}
+
+// applyObjects stores policies and groups and marks the subjects they concern.
+// The returned function puts the old ones back.
+func (e *Engine) applyObjects(c Change, dirty map[*subject]struct{}) (undo func()) {
+	old := make(map[policy.Key]*policy.Object)
+	set := func(key policy.Key, o *policy.Object) {
+		before := e.objects[key]
+		if _, ok := old[key]; !ok {
+			old[key] = before
+		}
+		e.replace(key, before, o, dirty)
+	}
+	for _, key := range c.DeletePolicies {
+		if e.objects[key] != nil {
+			set(key, nil)
+		}
+	}
+	for i := range c.UpsertPolicies {
+		o := c.UpsertPolicies[i]
+		set(o.Key, &o)
+	}
+	return func() {
+		for key, o := range old {
+			e.replace(key, e.objects[key], o, nil)
+		}
+	}
+}
+
+func (e *Engine) replace(key policy.Key, before, after *policy.Object, dirty map[*subject]struct{}) {
+	groups := false
+	if before != nil {
+		delete(e.objects, key)
+		for i := range before.Specs {
+			spec := &before.Specs[i]
+			e.markSelected(spec, dirty)
+			if spec.Namespace == "" {
+				delete(e.clusterwide, spec)
+				continue
+			}
+			delete(e.byNamespace[spec.Namespace], spec)
+			if len(e.byNamespace[spec.Namespace]) == 0 {
+				delete(e.byNamespace, spec.Namespace)
+			}
+		}
+		if before.Group != nil {
+			groups = true
+			e.groups = slices.DeleteFunc(e.groups, func(g *policy.Group) bool { return g.Name == before.Group.Name })
+		}
+	}
+	if after != nil {
+		e.objects[key] = after
+		for i := range after.Specs {
+			spec := &after.Specs[i]
+			e.markSelected(spec, dirty)
+			if spec.Namespace == "" {
+				e.clusterwide[spec] = key
+				continue
+			}
+			m := e.byNamespace[spec.Namespace]
+			if m == nil {
+				m = make(map[*rule.Spec]policy.Key)
+				e.byNamespace[spec.Namespace] = m
+			}
+			m[spec] = key
+		}
+		if after.Group != nil {
+			groups = true
+			e.groups = append(e.groups, after.Group)
+			slices.SortFunc(e.groups, func(a, b *policy.Group) int { return cmp.Compare(a.Name, b.Name) })
+		}
+	}
+	if groups {
+		var b strings.Builder
+		for _, g := range e.groups {
+			fmt.Fprintf(&b, "%s{%s}%v;", g.Name, g.Labels, g.Prefixes)
+		}
+		e.groupsText = b.String()
+		if dirty == nil {
+			return
+		}
+		for _, s := range e.subjects {
+			for _, l := range s.bound {
+				if l != nil && l.program.UsesGroups() {
+					dirty[s] = struct{}{}
+				}
+			}
+		}
+	}
+}
+
+func (e *Engine) markSelected(spec *rule.Spec, dirty map[*subject]struct{}) {
+	if dirty == nil {
+		return
+	}
+	for _, s := range e.subjects {
+		if e.selects(spec, s) {
+			dirty[s] = struct{}{}
+		}
+	}
+}
+
+func (e *Engine) selects(spec *rule.Spec, s *subject) bool {
+	p := e.peers[s.number]
+	if p == nil || spec.Host != (p.id.Kind == identity.KindHost) {
+		return false
+	}
+	if spec.Namespace != "" {
+		if ns, _ := p.id.Labels.Value(label.SourceKubernetes, label.KeyNamespace); ns != spec.Namespace {
+			return false
+		}
+	}
+	return spec.Subject.Matches(p.id.Labels)
+}
+
+func (e *Engine) applySubjects(c Change, dirty map[*subject]struct{}) (added []*subject) {
+	for _, n := range c.RemoveSubjects {
+		s := e.subjects[n]
+		if s == nil {
+			continue
+		}
+		delete(e.subjects, n)
+		delete(dirty, s)
+		var dropped []*live
+		for d := range s.bound {
+			if l := s.bound[d]; l != nil {
+				s.bound[d] = nil
+				dropped = append(dropped, l)
+			}
+		}
+		e.release(dropped)
+	}
+	for _, n := range c.AddSubjects {
+		if e.subjects[n] == nil && e.peers[n] != nil {
+			s := &subject{number: n}
+			e.subjects[n] = s
+			dirty[s] = struct{}{}
+			added = append(added, s)
+		}
+	}
+	return added
+}
+
+// applyNames stores learned names and locations and returns the tables whose
+// blocks have to be computed again.
+func (e *Engine) applyNames(c Change) map[*live]struct{} {
+	stale := make(map[*live]struct{})
+	changed := func(name string) {
+		for _, l := range e.tables {
+			if l.program.Wants(name) {
+				stale[l] = struct{}{}
+			}
+		}
+	}
+	for _, n := range c.Forget {
+		name := dnsname.Canonical(n.Name)
+		known := e.names[name]
+		if known == nil {
+			continue
+		}
+		for _, a := range n.Addrs {
+			delete(known, a.Unmap())
+		}
+		if len(known) == 0 {
+			delete(e.names, name)
+		}
+		changed(name)
+	}
+	for _, n := range c.Learn {
+		name := dnsname.Canonical(n.Name)
+		known := e.names[name]
+		fresh := false
+		for _, a := range n.Addrs {
+			if _, ok := known[a.Unmap()]; !ok {
+				if known == nil {
+					known = make(map[netip.Addr]struct{})
+					e.names[name] = known
+				}
+				known[a.Unmap()] = struct{}{}
+				fresh = true
+			}
+		}
+		if fresh {
+			changed(name)
+		}
+	}
+	moved := len(c.Vacate)+len(c.Locate) > 0
+	for _, a := range c.Vacate {
+		delete(e.located, a)
+	}
+	for _, l := range c.Locate {
+		e.located[l.Addr] = l.Identity
+	}
+	if moved {
+		for _, l := range e.tables {
+			if l.program.NeedsPodAddresses() {
+				stale[l] = struct{}{}
+			}
+		}
+	}
+	return stale
+}
+
+// program builds the rule set of a subject in one direction; nil when nothing
+// is enforced.
+func (e *Engine) program(s *subject, d rule.Direction) (*compile.Program, error) {
+	p := e.peers[s.number]
+	in := compile.Input{Direction: d, Ports: p.id.Ports, Groups: e.groups, GroupsText: e.groupsText}
+	if e.config.Enforcement == EnforceNever {
+		return nil, nil
+	}
+	always := e.config.Enforcement == EnforceAlways || p.id.Labels.Has(label.Reserved(identity.NameInit))
+	enforced, deny, selected := always, always, false
+	consider := func(specs map[*rule.Spec]policy.Key) {
+		for spec := range specs {
+			if !spec.Selects[d] || !e.selects(spec, s) {
+				continue
+			}
+			enforced, selected = true, true
+			deny = deny || spec.DefaultDeny[d]
+			for _, r := range spec.Rules {
+				if r.Direction == d {
+					in.Rules = append(in.Rules, r)
+				}
+			}
+		}
+	}
+	ns, _ := p.id.Labels.Value(label.SourceKubernetes, label.KeyNamespace)
+	consider(e.byNamespace[ns])
+	consider(e.clusterwide)
+	if !enforced {
+		return nil, nil
+	}
+	if !deny {
+		in.Flags |= table.DefaultAllow
+	}
+	// The own node is let in by what a policy leaves open, not by enforcement
+	// without any policy.
+	if d == rule.Ingress && e.config.AllowHost && selected && p.id.Kind != identity.KindHost {
+		in.Flags |= table.HostAllow
+	}
+	e.counters.Programs++
+	prog, err := compile.New(in)
+	if err != nil {
+		return nil, tooLarge(s, d, in.Rules, err)
+	}
+	if prog.AllowsAll() {
+		return nil, nil
+	}
+	return prog, nil
+}
+
+// tooLarge names the policy with the most rules.
+func tooLarge(s *subject, d rule.Direction, rules []*rule.Rule, err error) error {
+	count := make(map[string]int)
+	worst := ""
+	for _, r := range rules {
+		src := r.Source
+		src.Path = ""
+		name := strings.TrimSpace(src.String())
+		count[name] += 1 + len(r.Peers.Networks) + len(r.Peers.Selectors)
+		if worst == "" || count[name] > count[worst] || count[name] == count[worst] && name < worst {
+			worst = name
+		}
+	}
+	return fmt.Errorf("%s of identity %d: %w; the largest share is from %s", d, s.number, err, worst)
+}
+
+// commit compiles the tables of the dirty subjects, then points the subjects
+// at them. Nothing is pointed anywhere before everything is compiled.
+func (e *Engine) commit(dirty map[*subject]struct{}) error {
+	order := make([]*subject, 0, len(dirty))
+	for s := range dirty {
+		if e.subjects[s.number] == s && e.peers[s.number] != nil {
+			order = append(order, s)
+		}
+	}
+	slices.SortFunc(order, func(a, b *subject) int { return cmp.Compare(a.number, b.number) })
+
+	type binding struct {
+		s       *subject
+		d       rule.Direction
+		program *compile.Program
+	}
+	var binds []binding
+	fresh := make(map[compile.Hash]*compile.Program)
+	var freshOrder []*compile.Program
+	for _, s := range order {
+		for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
+			p, err := e.program(s, d)
+			if err != nil {
+				return err
+			}
+			binds = append(binds, binding{s, d, p})
+			if p != nil && e.tables[p.Hash] == nil && fresh[p.Hash] == nil {
+				fresh[p.Hash] = p
+				freshOrder = append(freshOrder, p)
+			}
+		}
+	}
+	built, err := e.build(freshOrder)
+	if err != nil {
+		return err
+	}
+	var dropped []*live
+	for _, b := range binds {
+		var l *live
+		if b.program != nil {
+			if l = e.tables[b.program.Hash]; l == nil {
+				l = built[b.program.Hash]
+				e.tables[b.program.Hash] = l
+			}
+			l.refs++
+			b.s.sources[b.d] = b.program.Sources
+		} else {
+			b.s.sources[b.d] = nil
+		}
+		before := b.s.bound[b.d]
+		if before != l {
+			e.counters.Binds++
+		}
+		b.s.bound[b.d] = l
+		if before != nil {
+			dropped = append(dropped, before)
+		}
+	}
+	e.release(dropped)
+	return nil
+}
+
+// Bound is what a subject's direction is judged by.
+type Bound struct {
+	// Table is nil when nothing is enforced: everything is allowed.
+	Table *table.Table
+	// Sources are the places of each rule, number 1 first.
+	Sources [][]rule.Source
+	Hash    compile.Hash
+}
+
+// Bound returns the table of a subject; false if the engine has no such
+// subject.
+func (e *Engine) Bound(n identity.Numeric, d rule.Direction) (Bound, bool) {
+	s := e.subjects[n]
+	if s == nil {
+		return Bound{}, false
+	}
+	l := s.bound[d]
+	if l == nil {
+		return Bound{}, true
+	}
+	return Bound{Table: l.table, Sources: s.sources[d], Hash: l.program.Hash}, true
+}
+
+// Word is the entry of the identity array for a number.
+func (e *Engine) Word(n identity.Numeric) table.Word {
+	p := e.peers[n]
+	if p == nil || p.class == nil {
+		return table.Word{}
+	}
+	return table.Word{NodeClass: p.class.number, Kind: p.id.Kind, Scope: p.id.Scope, Known: true}
+}
+
+// Lookup judges one side of a connection as the kernel does.
+func (e *Engine) Lookup(subject identity.Numeric, d rule.Direction, peer identity.Numeric, addr netip.Addr, q uint32) (table.Verdict, error) {
+	b, ok := e.Bound(subject, d)
+	if !ok {
+		return table.Verdict{}, fmt.Errorf("identity %d is not a subject of this node", subject)
+	}
+	if b.Table == nil {
+		return table.Verdict{Action: rule.Allow, Reason: table.ByDefault}, nil
+	}
+	return b.Table.Lookup(e.Word(peer), addr, q), nil
+}
+
+// Size is what the live tables and the index of peers hold.
+type Size struct {
+	Tables, Subjects, Identities, NodeClasses, Selectors int
+	PeerRows, Classes, Nodes, Intervals, Blocks, Rules   int
+}
+
+// Size counts.
+func (e *Engine) Size() Size {
+	s := Size{
+		Tables: len(e.tables), Subjects: len(e.subjects), Identities: len(e.peers),
+		NodeClasses: len(e.classes), Selectors: len(e.selectors.byText),
+	}
+	for _, l := range e.tables {
+		s.PeerRows += len(l.table.Peers)
+		s.Classes += len(l.table.Classes)
+		s.Nodes += len(l.table.Nodes)
+		s.Rules += len(l.table.Rules)
+		s.Blocks += l.table.Blocks.Len()
+		for c := range l.table.Classes {
+			s.Intervals += len(l.table.Intervals(table.Class(c)))
+		}
+	}
+	return s
+}

@@ -1,0 +1,454 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package engine
+
+import (
+	"cmp"
+	"encoding/binary"
+	"slices"
+
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/selector"
+	"github.com/sluice-net/sluice/services/policy/internal/table"
+)
+
+// peer is a known identity.
+type peer struct {
+	id    identity.Identity
+	ports string // canonical text of the named ports
+	class *nodeClass
+}
+
+// nodeClass is the set of peers of one kind, with the same named ports, that
+// match the same selectors of the live tables.
+type nodeClass struct {
+	key       string
+	number    table.NodeClass
+	kind      identity.Kind
+	ports     []identity.NamedPort
+	portsText string
+	selectors []*liveSelector // by id
+	members   map[*peer]struct{}
+	rows      map[*live]struct{} // tables with a row of this class
+}
+
+// liveSelector is a selector in use by tables.
+type liveSelector struct {
+	selector.Selector
+	id      int
+	refs    int // tables that use it
+	tables  map[*live]struct{}
+	classes map[*nodeClass]struct{}
+	// defaults are the kinds whose nameless peer it matches.
+	defaults [identity.Kinds]bool
+}
+
+// selectorIndex finds the selectors that can match a set of labels without
+// looking at all of them: each is listed under its most selective requirement.
+type selectorIndex struct {
+	byText   map[string]*liveSelector
+	byLabel  map[string][]*liveSelector // key=value or key
+	residual []*liveSelector            // nothing but negative requirements
+	lastID   int
+	defaults [identity.Kinds]label.Set
+}
+
+func newSelectorIndex(cluster string) selectorIndex {
+	ix := selectorIndex{byText: make(map[string]*liveSelector), byLabel: make(map[string][]*liveSelector)}
+	// A pod that nothing but its being in a namespace of this cluster is known
+	// of: what it matches costs no rows.
+	ix.defaults[identity.KindInCluster] = label.NewSet(
+		label.Kubernetes(label.KeyNamespace, ""), label.Kubernetes(label.KeyCluster, cluster))
+	ix.defaults[identity.KindWorld4] = label.NewSet(label.Reserved(identity.NameWorldIPv4))
+	ix.defaults[identity.KindWorld6] = label.NewSet(label.Reserved(identity.NameWorldIPv6))
+	ix.defaults[identity.KindHost] = label.NewSet(label.Reserved(identity.NameHost))
+	ix.defaults[identity.KindRemoteNode] = label.NewSet(label.Reserved(identity.NameRemoteNode))
+	ix.defaults[identity.KindKubeAPIServer] = label.NewSet(label.Reserved(identity.NameWorldIPv4), label.Reserved(identity.NameKubeAPIServer))
+	return ix
+}
+
+// places are the index entries of a selector: those of its best requirement.
+func places(s selector.Selector) []string {
+	var exists string
+	for _, r := range s.Requirements() {
+		if r.Op == selector.Exists && exists == "" {
+			exists = r.Key
+		}
+	}
+	var best []string
+	rank := 1 << 30
+	for _, r := range s.Requirements() {
+		if r.Op != selector.In {
+			continue
+		}
+		cost := len(r.Values) * 4
+		// Labels that nearly every pod shares are poor entries.
+		if r.Key == label.KeyCluster {
+			cost += 1 << 20
+		}
+		if r.Key == label.KeyNamespace {
+			cost += 2
+		}
+		if cost < rank {
+			rank = cost
+			best = best[:0]
+			for _, v := range r.Values {
+				best = append(best, r.Key+"="+v)
+			}
+		}
+	}
+	if best == nil && exists != "" {
+		best = []string{exists}
+	}
+	return best
+}
+
+// matching returns the live selectors that match labels, by id.
+func (e *Engine) matching(labels label.Set) []*liveSelector {
+	var out []*liveSelector
+	try := func(list []*liveSelector) {
+		for _, s := range list {
+			e.counters.Evaluations++
+			if s.Matches(labels) {
+				out = append(out, s)
+			}
+		}
+	}
+	for _, l := range labels.All() {
+		if l.Source != label.SourceGenerated {
+			try(e.selectors.byLabel[l.Key+"="+l.Value])
+			try(e.selectors.byLabel[l.Key])
+		}
+	}
+	try(e.selectors.residual)
+	slices.SortFunc(out, func(a, b *liveSelector) int { return cmp.Compare(a.id, b.id) })
+	return slices.Compact(out)
+}
+
+func classKey(kind identity.Kind, ports string, selectors []*liveSelector) string {
+	b := make([]byte, 0, 2+len(ports)+3*len(selectors))
+	b = append(b, byte(kind))
+	b = append(b, ports...)
+	b = append(b, 0)
+	for _, s := range selectors {
+		b = binary.AppendUvarint(b, uint64(s.id))
+	}
+	return string(b)
+}
+
+// newClass makes an empty node class without rows.
+func (e *Engine) newClass(key string, kind identity.Kind, ports []identity.NamedPort, portsText string, selectors []*liveSelector) *nodeClass {
+	e.lastClass++
+	c := &nodeClass{
+		key: key, number: e.lastClass, kind: kind, ports: ports, portsText: portsText, selectors: selectors,
+		members: make(map[*peer]struct{}), rows: make(map[*live]struct{}),
+	}
+	e.classes[key] = c
+	e.byNumber[c.number] = c
+	for _, s := range selectors {
+		s.classes[c] = struct{}{}
+	}
+	return c
+}
+
+// dropClass forgets a class without members, with its rows.
+func (e *Engine) dropClass(c *nodeClass) {
+	for l := range c.rows {
+		delete(l.table.Peers, c.number)
+		e.counters.PeerDeletes++
+	}
+	for _, s := range c.selectors {
+		delete(s.classes, c)
+	}
+	delete(e.classes, c.key)
+	delete(e.byNumber, c.number)
+}
+
+// enter puts a peer into a class; one store makes it known to every table.
+func (e *Engine) enter(p *peer, c *nodeClass) {
+	before := p.class
+	p.class = c
+	c.members[p] = struct{}{}
+	e.counters.IdentityRows++
+	if before != nil && before != c {
+		delete(before.members, p)
+		if len(before.members) == 0 {
+			e.dropClass(before)
+		}
+	}
+}
+
+// addPeer classifies a peer. A class that does not fit into a table leaves the
+// peer unknown.
+func (e *Engine) addPeer(p *peer) error {
+	sels := e.matching(p.id.Labels)
+	key := classKey(p.id.Kind, p.ports, sels)
+	c := e.classes[key]
+	if c == nil {
+		c = e.newClass(key, p.id.Kind, p.id.Ports, p.ports, sels)
+		if err := e.addRows(c); err != nil {
+			e.dropClass(c)
+			return err
+		}
+	}
+	e.enter(p, c)
+	return nil
+}
+
+// addRows writes the rows of a new class into the tables it concerns.
+func (e *Engine) addRows(c *nodeClass) error {
+	seen := make(map[*live]struct{})
+	visit := func(set map[*live]struct{}) error {
+		for l := range set {
+			if _, ok := seen[l]; ok {
+				continue
+			}
+			seen[l] = struct{}{}
+			if err := e.addRow(l, c); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	for _, s := range c.selectors {
+		if err := visit(s.tables); err != nil {
+			return err
+		}
+	}
+	return visit(e.wide[c.kind])
+}
+
+// addRow writes the row of a class into a table, if it differs from the
+// default of its kind.
+func (e *Engine) addRow(l *live, c *nodeClass) error {
+	class, err := l.classOf(c)
+	if err != nil {
+		return err
+	}
+	if class != l.table.Default[c.kind] {
+		l.table.Peers[c.number] = class
+		c.rows[l] = struct{}{}
+		e.counters.PeerRows++
+	}
+	return nil
+}
+
+// applyIdentities adds and removes peers.
+func (e *Engine) applyIdentities(c Change, dirty map[*subject]struct{}) {
+	for _, n := range c.RemoveIdentities {
+		p := e.peers[n]
+		if p == nil {
+			continue
+		}
+		e.index(p, false)
+		delete(e.peers, n)
+		e.counters.IdentityRows++
+		if p.class != nil {
+			delete(p.class.members, p)
+			if len(p.class.members) == 0 {
+				e.dropClass(p.class)
+			}
+		}
+	}
+	for _, id := range c.AddIdentities {
+		text := ""
+		if l, ok := identity.NamedPortsLabel(id.Ports); ok {
+			text = l.Value
+		}
+		p := e.peers[id.Number]
+		if p == nil {
+			p = &peer{id: id, ports: text}
+			e.peers[id.Number] = p
+		} else {
+			if p.id.Labels.String() == id.Labels.String() {
+				continue
+			}
+			e.index(p, false)
+			p.id, p.ports = id, text
+			if s := e.subjects[id.Number]; s != nil {
+				dirty[s] = struct{}{}
+			}
+		}
+		e.index(p, true)
+		if err := e.addPeer(p); err != nil {
+			e.suspend(p)
+		}
+	}
+}
+
+// suspend makes a peer unknown until it fits.
+func (e *Engine) suspend(p *peer) {
+	if c := p.class; c != nil {
+		p.class = nil
+		delete(c.members, p)
+		e.counters.IdentityRows++
+		if len(c.members) == 0 {
+			e.dropClass(c)
+		}
+	}
+	e.waiting[p] = struct{}{}
+}
+
+// Waiting is the number of identities that are kept unknown because a table
+// had no room for them.
+func (e *Engine) Waiting() int { return len(e.waiting) }
+
+// retryWaiting tries again.
+func (e *Engine) retryWaiting() {
+	for p := range e.waiting {
+		if e.peers[p.id.Number] != p || p.class != nil || e.addPeer(p) == nil {
+			delete(e.waiting, p)
+		}
+	}
+}
+
+// index lists a peer under its labels.
+func (e *Engine) index(p *peer, add bool) {
+	entry := func(key string) {
+		m := e.byLabel[key]
+		if add {
+			if m == nil {
+				m = make(map[*peer]struct{})
+				e.byLabel[key] = m
+			}
+			m[p] = struct{}{}
+			return
+		}
+		delete(m, p)
+		if len(m) == 0 {
+			delete(e.byLabel, key)
+		}
+	}
+	for _, l := range p.id.Labels.All() {
+		if l.Source != label.SourceGenerated {
+			entry(l.Key + "=" + l.Value)
+			entry(l.Key)
+		}
+	}
+}
+
+// candidates are the peers that a selector can match.
+func (e *Engine) candidates(s selector.Selector, f func(*peer)) {
+	entries := places(s)
+	if entries == nil {
+		for _, p := range e.peers {
+			f(p)
+		}
+		return
+	}
+	for _, key := range entries {
+		for p := range e.byLabel[key] {
+			f(p)
+		}
+	}
+}
+
+// acquire makes selectors live and splits the node classes by them. The new
+// classes get the rows of the old ones before a peer moves, so no verdict
+// changes.
+func (e *Engine) acquire(list []selector.Selector) {
+	gained := make(map[*peer][]*liveSelector)
+	for _, s := range list {
+		if e.selectors.byText[s.String()] != nil {
+			continue
+		}
+		e.selectors.lastID++
+		ls := &liveSelector{
+			Selector: s, id: e.selectors.lastID,
+			tables: make(map[*live]struct{}), classes: make(map[*nodeClass]struct{}),
+		}
+		for k := range ls.defaults {
+			ls.defaults[k] = s.Matches(e.selectors.defaults[k])
+		}
+		e.selectors.byText[s.String()] = ls
+		if entries := places(s); entries == nil {
+			e.selectors.residual = append(e.selectors.residual, ls)
+		} else {
+			for _, key := range entries {
+				e.selectors.byLabel[key] = append(e.selectors.byLabel[key], ls)
+			}
+		}
+		e.candidates(s, func(p *peer) {
+			e.counters.Evaluations++
+			if p.class != nil && s.Matches(p.id.Labels) {
+				if n := len(gained[p]); n == 0 || gained[p][n-1] != ls {
+					gained[p] = append(gained[p], ls)
+				}
+			}
+		})
+	}
+	moves := make([]*peer, 0, len(gained))
+	for p := range gained {
+		moves = append(moves, p)
+	}
+	slices.SortFunc(moves, func(a, b *peer) int { return cmp.Compare(a.id.Number, b.id.Number) })
+	for _, p := range moves {
+		// New ids are larger than all others, so the list stays sorted.
+		e.move(p, append(slices.Clone(p.class.selectors), gained[p]...))
+	}
+}
+
+// move puts a peer into the class of these selectors, which differ from those
+// of its class only in selectors that no table uses.
+func (e *Engine) move(p *peer, sels []*liveSelector) {
+	old := p.class
+	key := classKey(old.kind, old.portsText, sels)
+	c := e.classes[key]
+	if c == nil {
+		c = e.newClass(key, old.kind, old.ports, old.portsText, sels)
+		for l := range old.rows {
+			l.table.Peers[c.number] = l.table.Peers[old.number]
+			c.rows[l] = struct{}{}
+			e.counters.PeerRows++
+		}
+	}
+	e.enter(p, c)
+}
+
+// retire forgets selectors that no table uses and merges the node classes that
+// only they kept apart.
+func (e *Engine) retire(list []*liveSelector) {
+	affected := make(map[*nodeClass]struct{})
+	gone := make(map[*liveSelector]struct{})
+	for _, s := range list {
+		if s.refs > 0 {
+			continue
+		}
+		gone[s] = struct{}{}
+		delete(e.selectors.byText, s.String())
+		drop := func(l []*liveSelector) []*liveSelector {
+			return slices.DeleteFunc(l, func(x *liveSelector) bool { return x == s })
+		}
+		if entries := places(s.Selector); entries == nil {
+			e.selectors.residual = drop(e.selectors.residual)
+		} else {
+			for _, key := range entries {
+				if rest := drop(e.selectors.byLabel[key]); len(rest) > 0 {
+					e.selectors.byLabel[key] = rest
+				} else {
+					delete(e.selectors.byLabel, key)
+				}
+			}
+		}
+		for c := range s.classes {
+			affected[c] = struct{}{}
+		}
+	}
+	order := make([]*nodeClass, 0, len(affected))
+	for c := range affected {
+		order = append(order, c)
+	}
+	slices.SortFunc(order, func(a, b *nodeClass) int { return cmp.Compare(a.number, b.number) })
+	for _, c := range order {
+		sels := slices.DeleteFunc(slices.Clone(c.selectors), func(s *liveSelector) bool { _, ok := gone[s]; return ok })
+		members := make([]*peer, 0, len(c.members))
+		for p := range c.members {
+			members = append(members, p)
+		}
+		for _, p := range members {
+			e.move(p, sels)
+		}
+	}
+}

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package engine
+
+import (
+	"cmp"
+	"encoding/binary"
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-net/sluice/services/policy/internal/compile"
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/selector"
+	"github.com/sluice-net/sluice/services/policy/internal/table"
+)
+
+// live is a table in use, with what is needed to keep it in step.
+type live struct {
+	program *compile.Program
+	table   *table.Table
+	builder *table.Builder
+	refs    int // bindings of subjects
+	brings  map[*liveSelector][]uint16
+	memo    map[string]table.Class
+	// identityClasses and addressClasses count the classes either side uses.
+	identityClasses map[table.Class]struct{}
+	addressClasses  map[table.Class]struct{}
+}
+
+// classFor returns the class of a rule set, resolved for a peer's ports.
+func (l *live) classFor(numbers []uint16, ports []identity.NamedPort, portsText string, unknown bool) (table.Class, error) {
+	key := make([]byte, 0, 1+2*len(numbers)+len(portsText))
+	if unknown {
+		key = append(key, 1)
+	} else {
+		key = append(key, 0)
+	}
+	for _, n := range numbers {
+		key = binary.LittleEndian.AppendUint16(key, n)
+	}
+	if l.program.UsesNames(numbers) {
+		key = append(key, portsText...)
+	}
+	if c, ok := l.memo[string(key)]; ok {
+		return c, nil
+	}
+	c, err := l.builder.Class(l.table, l.program.Function(numbers, ports, unknown))
+	if err != nil {
+		return 0, err
+	}
+	l.memo[string(key)] = c
+	return c, nil
+}
+
+// classOf is the class of a node class on the identity side.
+func (l *live) classOf(c *nodeClass) (table.Class, error) {
+	var brought [][]uint16
+	if len(c.selectors) <= len(l.brings) {
+		for _, s := range c.selectors {
+			if b, ok := l.brings[s]; ok {
+				brought = append(brought, b)
+			}
+		}
+	} else {
+		for s, b := range l.brings {
+			if _, ok := s.classes[c]; ok {
+				brought = append(brought, b)
+			}
+		}
+	}
+	class, err := l.classFor(l.program.Matched(brought, c.kind), c.ports, c.portsText, false)
+	if err != nil {
+		return 0, err
+	}
+	return class, l.useIdentity(class)
+}
+
+func (l *live) useIdentity(c table.Class) error {
+	l.identityClasses[c] = struct{}{}
+	if n := len(l.identityClasses); n > table.MaxIdentityClasses {
+		return &table.ErrTooLarge{What: "identity classes", Got: n, Limit: table.MaxIdentityClasses}
+	}
+	return nil
+}
+
+// build compiles programs into tables that nobody uses yet.
+func (e *Engine) build(programs []*compile.Program) (map[compile.Hash]*live, error) {
+	var sels []selector.Selector
+	for _, p := range programs {
+		sels = append(sels, p.Selectors...)
+	}
+	e.acquire(sels)
+	built := make(map[compile.Hash]*live, len(programs))
+	for _, p := range programs {
+		l, err := e.compile(p)
+		built[p.Hash] = l
+		if err != nil {
+			for _, l := range built {
+				e.remove(l)
+			}
+			e.sweep(sels)
+			return nil, err
+		}
+	}
+	return built, nil
+}
+
+// sweep retires those of the selectors that no table came to use.
+func (e *Engine) sweep(sels []selector.Selector) {
+	var unused []*liveSelector
+	for _, s := range sels {
+		if ls := e.selectors.byText[s.String()]; ls != nil && ls.refs == 0 && !slices.Contains(unused, ls) {
+			unused = append(unused, ls)
+		}
+	}
+	e.retire(unused)
+}
+
+// compile makes one table: its default classes, its rows, its blocks. The
+// table is returned with an error too, so that it can be removed.
+func (e *Engine) compile(p *compile.Program) (*live, error) {
+	e.counters.Tables++
+	l := &live{
+		program: p, table: p.NewTable(), builder: table.NewBuilder(),
+		brings: make(map[*liveSelector][]uint16, len(p.Selectors)), memo: make(map[string]table.Class),
+		identityClasses: make(map[table.Class]struct{}), addressClasses: make(map[table.Class]struct{}),
+	}
+	for _, s := range p.Selectors {
+		ls := e.selectors.byText[s.String()]
+		ls.refs++
+		ls.tables[l] = struct{}{}
+		l.brings[ls] = p.Brings(s.String())
+	}
+	named := p.NamesForEveryone()
+	for k := range identity.Kinds {
+		var brought [][]uint16
+		for s, b := range l.brings {
+			if s.defaults[k] {
+				brought = append(brought, b)
+			}
+		}
+		class, err := l.classFor(p.Matched(brought, k), nil, "", k == identity.KindUnknown)
+		if err == nil {
+			err = l.useIdentity(class)
+		}
+		if err != nil {
+			return l, err
+		}
+		l.table.Default[k] = class
+		// A class that matches less than the nameless peer of its kind needs
+		// a row too.
+		if len(brought) > 0 || named {
+			e.wide[k][l] = struct{}{}
+		}
+	}
+	seen := make(map[*nodeClass]struct{})
+	visit := func(c *nodeClass) error {
+		if _, ok := seen[c]; ok {
+			return nil
+		}
+		seen[c] = struct{}{}
+		return e.addRow(l, c)
+	}
+	for s := range l.brings {
+		for c := range s.classes {
+			if err := visit(c); err != nil {
+				return l, err
+			}
+		}
+	}
+	for k := range identity.Kinds {
+		if _, ok := e.wide[k][l]; !ok {
+			continue
+		}
+		for _, c := range e.classes {
+			if c.kind == k {
+				if err := visit(c); err != nil {
+					return l, err
+				}
+			}
+		}
+	}
+	_, err := e.blocks(l)
+	return l, err
+}
+
+// places are the single addresses that matter to a table.
+func (e *Engine) places(l *live) []compile.Place {
+	byAddr := make(map[netip.Addr]*compile.Place)
+	at := func(a netip.Addr) *compile.Place {
+		p := byAddr[a]
+		if p == nil {
+			p = &compile.Place{Addr: a}
+			byAddr[a] = p
+		}
+		return p
+	}
+	if len(l.program.Names()) > 0 {
+		for name, addrs := range e.names {
+			if !l.program.Wants(name) {
+				continue
+			}
+			for a := range addrs {
+				p := at(a)
+				p.Names = append(p.Names, name)
+			}
+		}
+	}
+	if l.program.NeedsPodAddresses() {
+		for a, n := range e.located {
+			if p := e.peers[n]; p != nil && len(p.id.Ports) > 0 {
+				at(a).Ports = p.id.Ports
+			}
+		}
+	}
+	out := make([]compile.Place, 0, len(byAddr))
+	for _, p := range byAddr {
+		out = append(out, *p)
+	}
+	slices.SortFunc(out, func(a, b compile.Place) int { return a.Addr.Compare(b.Addr) })
+	return out
+}
+
+// blocks computes the address side of a table and puts it in place.
+func (e *Engine) blocks(l *live) (changed int, err error) {
+	clear(l.addressClasses)
+	def, list, err := l.program.Blocks(e.places(l), func(numbers []uint16, ports []identity.NamedPort) (table.Class, error) {
+		text := ""
+		if ports != nil {
+			if lb, ok := identity.NamedPortsLabel(ports); ok {
+				text = lb.Value
+			}
+		}
+		c, err := l.classFor(numbers, ports, text, false)
+		if err != nil {
+			return 0, err
+		}
+		l.addressClasses[c] = struct{}{}
+		if n := len(l.addressClasses); n > table.MaxAddressClasses {
+			return 0, &table.ErrTooLarge{What: "address classes", Got: n, Limit: table.MaxAddressClasses}
+		}
+		return c, nil
+	})
+	if err != nil {
+		return 0, err
+	}
+	var blocks table.Blocks
+	before := make(map[netip.Prefix][identity.Scopes]table.Class, l.table.Blocks.Len())
+	l.table.Blocks.All(func(p netip.Prefix, v [identity.Scopes]table.Class) { before[p] = v })
+	for _, b := range list {
+		blocks.Set(b.Prefix, b.Classes)
+		if v, ok := before[b.Prefix]; !ok || v != b.Classes {
+			changed++
+		}
+		delete(before, b.Prefix)
+	}
+	l.table.Address, l.table.Blocks = def, blocks
+	return changed + len(before), nil
+}
+
+// rebuildBlocks brings the address side of a live table up to date.
+func (e *Engine) rebuildBlocks(l *live) error {
+	n, err := e.blocks(l)
+	e.counters.Blocks += n
+	return err
+}
+
+// release drops bindings; tables without one go, and so do their selectors.
+func (e *Engine) release(list []*live) {
+	var unused []*liveSelector
+	for _, l := range list {
+		if l.refs--; l.refs > 0 {
+			continue
+		}
+		delete(e.tables, l.program.Hash)
+		unused = append(unused, e.remove(l)...)
+	}
+	slices.SortFunc(unused, func(a, b *liveSelector) int { return cmp.Compare(a.id, b.id) })
+	e.retire(slices.Compact(unused))
+}
+
+// remove takes a table out of every index and returns its selectors that are
+// not used any more.
+func (e *Engine) remove(l *live) (unused []*liveSelector) {
+	for n := range l.table.Peers {
+		if c := e.byNumber[n]; c != nil {
+			delete(c.rows, l)
+		}
+	}
+	for k := range e.wide {
+		delete(e.wide[k], l)
+	}
+	for s := range l.brings {
+		delete(s.tables, l)
+		if s.refs--; s.refs == 0 {
+			unused = append(unused, s)
+		}
+	}
+	return unused
+}

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package identity holds what policy knows of a peer: its number, its labels,
+// what kind of peer it is and which address rules reach it.
+//
+// Numbers are given by the identity service. This package only knows their
+// ranges and reads the kind, the scope and the named ports from the labels.
+package identity
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/port"
+)
+
+// Numeric is an identity number. 0 is never valid.
+type Numeric uint32
+
+// Reserved numbers and the borders of the ranges.
+const (
+	Host             Numeric = 1
+	World            Numeric = 2
+	Unmanaged        Numeric = 3
+	Health           Numeric = 4
+	Init             Numeric = 5
+	RemoteNode       Numeric = 6
+	KubeAPIServer    Numeric = 7
+	Ingress          Numeric = 8
+	WorldIPv4        Numeric = 9
+	WorldIPv6        Numeric = 10
+	UnknownInCluster Numeric = 255
+
+	MinCluster   Numeric = 256
+	MaxCluster   Numeric = 65535
+	MinNodeLocal Numeric = 0xFF0000 // sets that never leave the node
+	MaxNodeLocal Numeric = 0xFF0FFF
+)
+
+// Names of reserved labels (reserved:NAME).
+const (
+	NameHost          = "host"
+	NameWorld         = "world"
+	NameWorldIPv4     = "world-ipv4"
+	NameWorldIPv6     = "world-ipv6"
+	NameUnmanaged     = "unmanaged"
+	NameHealth        = "health"
+	NameInit          = "init"
+	NameRemoteNode    = "remote-node"
+	NameKubeAPIServer = "kube-apiserver"
+	NameIngress       = "ingress"
+	NameNone          = "none"
+)
+
+// Kind is the coarse sort of a peer. A table has a default class per kind,
+// taken by peers of that kind which have no row of their own.
+type Kind uint8
+
+// The kinds, in the order of the table header.
+const (
+	KindInCluster     Kind = iota // pods, of this cluster or another
+	KindWorld4                    // outside, IPv4 (and the single world of one family)
+	KindWorld6                    // outside, IPv6
+	KindHost                      // the node itself
+	KindRemoteNode                // other nodes
+	KindKubeAPIServer             // an API server outside the cluster
+	KindUnknown                   // a number nobody announced
+	KindOther                     // health, init, ingress, unmanaged
+	Kinds                         // the number of kinds
+)
+
+// String names the kind for messages.
+func (k Kind) String() string {
+	names := [...]string{"in-cluster", "world-ipv4", "world-ipv6", "host", "remote-node", "kube-apiserver", "unknown", "other"}
+	if int(k) < len(names) {
+		return names[k]
+	}
+	return "Kind(" + strconv.Itoa(int(k)) + ")"
+}
+
+// Scope says which address rules reach a peer.
+type Scope uint8
+
+// The scopes, in the order of the address classes.
+const (
+	ScopeCluster Scope = iota // pods and the other endpoints inside
+	ScopeNode                 // the host and remote nodes
+	ScopeOutside              // the world
+	Scopes                    // the number of scopes
+)
+
+// Identity is a peer as policy sees it. It is immutable: other labels are
+// another identity, except for sets that live on one node, which are replaced.
+type Identity struct {
+	Number Numeric
+	Labels label.Set
+	Kind   Kind
+	Scope  Scope
+	// Ports are the named container ports of the peer, sorted; a name may
+	// occur several times.
+	Ports []NamedPort
+}
+
+// NamedPort is one named container port.
+type NamedPort struct {
+	Name     string
+	Protocol port.Protocol
+	Port     uint16
+}
+
+// New derives the kind, the scope and the named ports from the labels.
+func New(n Numeric, labels label.Set) (Identity, error) {
+	if n == 0 {
+		return Identity{}, fmt.Errorf("identity number 0 is not valid")
+	}
+	id := Identity{Number: n, Labels: labels}
+	has := func(name string) bool { return labels.Has(label.Reserved(name)) }
+	world := has(NameWorld) || has(NameWorldIPv4) || has(NameWorldIPv6)
+	switch {
+	case n == UnknownInCluster:
+		id.Kind, id.Scope = KindUnknown, ScopeCluster
+	case has(NameHost):
+		id.Kind, id.Scope = KindHost, ScopeNode
+	case has(NameRemoteNode):
+		id.Kind, id.Scope = KindRemoteNode, ScopeNode
+	case world && has(NameKubeAPIServer):
+		id.Kind, id.Scope = KindKubeAPIServer, ScopeOutside
+	case has(NameWorldIPv6):
+		id.Kind, id.Scope = KindWorld6, ScopeOutside
+	case world:
+		id.Kind, id.Scope = KindWorld4, ScopeOutside
+	case has(NameHealth), has(NameInit), has(NameIngress), has(NameUnmanaged):
+		id.Kind, id.Scope = KindOther, ScopeCluster
+	default:
+		id.Kind, id.Scope = KindInCluster, ScopeCluster
+	}
+	for _, l := range labels.Key(label.KeyNamedPorts) {
+		if l.Source != label.SourceGenerated {
+			continue
+		}
+		ports, err := ParseNamedPorts(l.Value)
+		if err != nil {
+			return Identity{}, fmt.Errorf("identity %d: label %s: %w", n, label.KeyNamedPorts, err)
+		}
+		id.Ports = append(id.Ports, ports...)
+	}
+	sortPorts(id.Ports)
+	return id, nil
+}
+
+func sortPorts(ports []NamedPort) {
+	slices.SortFunc(ports, func(a, b NamedPort) int {
+		if c := strings.Compare(a.Name, b.Name); c != 0 {
+			return c
+		}
+		if a.Protocol != b.Protocol {
+			return int(a.Protocol) - int(b.Protocol)
+		}
+		return int(a.Port) - int(b.Port)
+	})
+}
+
+// NamedPortsLabel is the generated label that makes ports part of the
+// identity. It returns false for a pod without named ports, which gets none.
+func NamedPortsLabel(ports []NamedPort) (label.Label, bool) {
+	if len(ports) == 0 {
+		return label.Label{}, false
+	}
+	ports = slices.Clone(ports)
+	sortPorts(ports)
+	ports = slices.Compact(ports)
+	parts := make([]string, len(ports))
+	for i, p := range ports {
+		parts[i] = fmt.Sprintf("%s.%s.%d", p.Name, p.Protocol, p.Port)
+	}
+	return label.Label{Source: label.SourceGenerated, Key: label.KeyNamedPorts, Value: strings.Join(parts, "_")}, true
+}
+
+// ParseNamedPorts reads the value of the generated label: NAME.PROTO.PORT,
+// joined by underscores. Port names contain neither dots nor underscores.
+func ParseNamedPorts(value string) ([]NamedPort, error) {
+	if value == "" {
+		return nil, nil
+	}
+	var ports []NamedPort
+	for _, part := range strings.Split(value, "_") {
+		f := strings.Split(part, ".")
+		if len(f) != 3 || f[0] == "" {
+			return nil, fmt.Errorf("%q is not NAME.PROTOCOL.PORT", part)
+		}
+		proto, ok := port.ParseProtocol(f[1])
+		if !ok {
+			return nil, fmt.Errorf("%q: unknown protocol %q", part, f[1])
+		}
+		n, err := strconv.ParseUint(f[2], 10, 16)
+		if err != nil || n == 0 {
+			return nil, fmt.Errorf("%q: port %q is not a number from 1 to 65535", part, f[2])
+		}
+		ports = append(ports, NamedPort{Name: f[0], Protocol: proto, Port: uint16(n)})
+	}
+	sortPorts(ports)
+	return ports, nil
+}

@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package kubernetes holds the parts of the Kubernetes API that policies are
+// written with: object metadata, label selectors and NetworkPolicy, with the
+// validation an API server does.
+package kubernetes
+
+import (
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/manifest"
+	"github.com/sluice-net/sluice/services/policy/internal/selector"
+)
+
+// Meta is what every object has.
+type Meta struct {
+	APIVersion string     `json:"apiVersion"`
+	Kind       string     `json:"kind"`
+	Metadata   ObjectMeta `json:"metadata"`
+	Status     any        `json:"status"`
+}
+
+// ObjectMeta is the metadata policies are found by. The parts that only the
+// API server writes are accepted and not kept.
+type ObjectMeta struct {
+	Name        string            `json:"name"`
+	Namespace   string            `json:"namespace"`
+	Labels      map[string]string `json:"labels"`
+	Annotations map[string]string `json:"annotations"`
+	UID         string            `json:"uid"`
+	Generation  int64             `json:"generation"`
+
+	ResourceVersion            any `json:"resourceVersion"`
+	CreationTimestamp          any `json:"creationTimestamp"`
+	DeletionTimestamp          any `json:"deletionTimestamp"`
+	DeletionGracePeriodSeconds any `json:"deletionGracePeriodSeconds"`
+	ManagedFields              any `json:"managedFields"`
+	OwnerReferences            any `json:"ownerReferences"`
+	Finalizers                 any `json:"finalizers"`
+	SelfLink                   any `json:"selfLink"`
+	GenerateName               any `json:"generateName"`
+}
+
+// Validate checks the name, and the namespace of a namespaced object, whose
+// default is "default". A cluster-wide object must have none.
+func (m *ObjectMeta) Validate(namespaced bool, ps *manifest.Problems) {
+	switch {
+	case m.Name == "":
+		ps.Add("metadata.name", "is required")
+	case !isSubdomain(m.Name):
+		ps.Add("metadata.name", "%q is not a DNS name of lower-case letters, digits, '-' and '.'", m.Name)
+	}
+	if namespaced {
+		if m.Namespace == "" {
+			m.Namespace = "default"
+		}
+		if !isDNSLabel(m.Namespace) {
+			ps.Add("metadata.namespace", "%q is not a DNS label", m.Namespace)
+		}
+	} else if m.Namespace != "" {
+		ps.Add("metadata.namespace", "must be empty: the kind is cluster-wide")
+	}
+}
+
+// LabelSelector is a selector as written.
+type LabelSelector struct {
+	MatchLabels      map[string]string `json:"matchLabels"`
+	MatchExpressions []Expression      `json:"matchExpressions"`
+}
+
+// Expression is one requirement as written.
+type Expression struct {
+	Key      string   `json:"key"`
+	Operator string   `json:"operator"`
+	Values   []string `json:"values"`
+}
+
+// Validate checks keys, operators and values. With sources, keys may begin
+// with a source and a colon.
+func (s *LabelSelector) Validate(path string, sources bool, ps *manifest.Problems) {
+	if s == nil {
+		return
+	}
+	check := func(path, key string) {
+		k := key
+		if sources {
+			_, k = SplitSource(key)
+		}
+		if why := badKey(k); why != "" {
+			ps.Add(path, "label key %q %s", key, why)
+		}
+	}
+	for _, key := range sortedKeys(s.MatchLabels) {
+		check(path+".matchLabels", key)
+		if v := s.MatchLabels[key]; !isLabelValue(v) {
+			ps.Add(path+".matchLabels["+key+"]", "%q is not a label value", v)
+		}
+	}
+	for i, e := range s.MatchExpressions {
+		p := path + ".matchExpressions[" + strconv.Itoa(i) + "]"
+		check(p+".key", e.Key)
+		op, ok := selector.ParseOp(e.Operator)
+		if !ok {
+			ps.Add(p+".operator", "%q is not one of In, NotIn, Exists, DoesNotExist", e.Operator)
+			continue
+		}
+		switch op {
+		case selector.In, selector.NotIn:
+			if len(e.Values) == 0 {
+				ps.Add(p+".values", "is required with operator %s", op)
+			}
+			for j, v := range e.Values {
+				if !isLabelValue(v) {
+					ps.Add(p+".values["+strconv.Itoa(j)+"]", "%q is not a label value", v)
+				}
+			}
+		case selector.Exists, selector.DoesNotExist:
+			if len(e.Values) > 0 {
+				ps.Add(p+".values", "must be empty with operator %s", op)
+			}
+		}
+	}
+}
+
+// Names reports whether the selector has a requirement on exactly this key.
+func (s *LabelSelector) Names(key string) bool {
+	if s == nil {
+		return false
+	}
+	if _, ok := s.MatchLabels[key]; ok {
+		return true
+	}
+	return slices.ContainsFunc(s.MatchExpressions, func(e Expression) bool { return e.Key == key })
+}
+
+// SplitSource cuts "source:key". Without a colon the source is empty, and
+// "any" is the same as none.
+func SplitSource(key string) (source, rest string) {
+	source, rest, ok := strings.Cut(key, ":")
+	if !ok {
+		return "", key
+	}
+	if source == "any" {
+		source = ""
+	}
+	return source, rest
+}
+
+// Requirements converts a valid selector. Each key gets the source and the
+// prefix.
+func (s *LabelSelector) Requirements(source, prefix string) []selector.Requirement {
+	return s.Convert(func(key string) (string, string) { return source, prefix + key })
+}
+
+// Convert converts a valid selector, with the source and key that place gives
+// for each key.
+func (s *LabelSelector) Convert(place func(key string) (source, key2 string)) []selector.Requirement {
+	if s == nil {
+		return nil
+	}
+	var reqs []selector.Requirement
+	for _, key := range sortedKeys(s.MatchLabels) {
+		src, k := place(key)
+		reqs = append(reqs, selector.Requirement{Source: src, Key: k, Op: selector.In, Values: []string{s.MatchLabels[key]}})
+	}
+	for _, e := range s.MatchExpressions {
+		op, _ := selector.ParseOp(e.Operator)
+		src, k := place(e.Key)
+		reqs = append(reqs, selector.Requirement{Source: src, Key: k, Op: op, Values: slices.Clone(e.Values)})
+	}
+	return reqs
+}
+
+// Namespaces are the requirements of a namespace selector: the labels of the
+// namespace, and that the peer is in a namespace at all, which nodes and the
+// world are not.
+func (s *LabelSelector) Namespaces() []selector.Requirement {
+	return append(s.Requirements(label.SourceKubernetes, label.KeyNamespaceLabels), InSomeNamespace())
+}
+
+// Pods are the requirements of a pod selector, without a namespace.
+func (s *LabelSelector) Pods() []selector.Requirement {
+	return s.Requirements(label.SourceKubernetes, "")
+}
+
+// InSomeNamespace requires a namespace.
+func InSomeNamespace() selector.Requirement {
+	return selector.Requirement{Source: label.SourceKubernetes, Key: label.KeyNamespace, Op: selector.Exists}
+}
+
+// InNamespace requires this namespace.
+func InNamespace(namespace string) selector.Requirement {
+	return selector.Requirement{Source: label.SourceKubernetes, Key: label.KeyNamespace, Op: selector.In, Values: []string{namespace}}
+}
+
+// InCluster requires a cluster.
+func InCluster(cluster string) selector.Requirement {
+	return selector.Requirement{Source: label.SourceKubernetes, Key: label.KeyCluster, Op: selector.In, Values: []string{cluster}}
+}
+
+func sortedKeys(m map[string]string) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+func isLower(c byte) bool { return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' }
+func isAlnum(c byte) bool { return isLower(c) || 'A' <= c && c <= 'Z' }
+
+func isDNSLabel(s string) bool {
+	if s == "" || len(s) > 63 || !isLower(s[0]) || !isLower(s[len(s)-1]) {
+		return false
+	}
+	for i := range len(s) {
+		if !isLower(s[i]) && s[i] != '-' {
+			return false
+		}
+	}
+	return true
+}
+
+func isSubdomain(s string) bool {
+	if len(s) > 253 {
+		return false
+	}
+	for part := range strings.SplitSeq(s, ".") {
+		if part == "" || !isLower(part[0]) || !isLower(part[len(part)-1]) {
+			return false
+		}
+		for i := range len(part) {
+			if !isLower(part[i]) && part[i] != '-' {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// IsSubdomain reports whether s can be the name of an object.
+func IsSubdomain(s string) bool { return isSubdomain(s) }
+
+func isName(s string) bool {
+	if s == "" || len(s) > 63 || !isAlnum(s[0]) || !isAlnum(s[len(s)-1]) {
+		return false
+	}
+	for i := range len(s) {
+		if c := s[i]; !isAlnum(c) && c != '-' && c != '_' && c != '.' {
+			return false
+		}
+	}
+	return true
+}
+
+func isLabelValue(s string) bool { return s == "" || isName(s) }
+
+func badKey(key string) string {
+	name := key
+	if prefix, rest, ok := strings.Cut(key, "/"); ok {
+		if !isSubdomain(prefix) {
+			return "has a prefix that is not a DNS name"
+		}
+		name = rest
+	}
+	if !isName(name) {
+		return "must be at most 63 letters, digits, '-', '_' and '.', beginning and ending with a letter or digit"
+	}
+	return ""
+}
+
+// IsPortName reports whether s is a port name as IANA registers them: at most
+// 15 letters, digits and single hyphens inside, with at least one letter.
+func IsPortName(s string) bool {
+	if s == "" || len(s) > 15 || strings.Contains(s, "--") || s[0] == '-' || s[len(s)-1] == '-' {
+		return false
+	}
+	letter := false
+	for i := range len(s) {
+		c := s[i]
+		switch {
+		case 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z':
+			letter = true
+		case '0' <= c && c <= '9' || c == '-':
+		default:
+			return false
+		}
+	}
+	return letter
+}
+
+// ParsePrefix reads an address block and says what is wrong with it. Host bits
+// are allowed and cut off; zones are not.
+func ParsePrefix(s string) (netip.Prefix, string) {
+	p, err := netip.ParsePrefix(s)
+	if err != nil {
+		return netip.Prefix{}, "is not an address block such as 10.9.8.0/24 or 2001:db8::/64"
+	}
+	return Unmap(p).Masked(), ""
+}
+
+// Unmap turns a block of IPv4-mapped addresses into the IPv4 block.
+func Unmap(p netip.Prefix) netip.Prefix {
+	if p.Addr().Is4In6() && p.Bits() >= 96 {
+		return netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
+	}
+	return p
+}

@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kubernetes
+
+import (
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/manifest"
+	"github.com/sluice-net/sluice/services/policy/internal/port"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/selector"
+)
+
+// NetworkPolicy is networking.k8s.io/v1.
+type NetworkPolicy struct {
+	Meta
+	Spec NetworkPolicySpec `json:"spec"`
+}
+
+// NetworkPolicySpec is its content.
+type NetworkPolicySpec struct {
+	PodSelector *LabelSelector       `json:"podSelector"`
+	PolicyTypes []string             `json:"policyTypes"`
+	Ingress     []NetworkIngressRule `json:"ingress"`
+	Egress      []NetworkEgressRule  `json:"egress"`
+}
+
+// NetworkIngressRule allows traffic from peers.
+type NetworkIngressRule struct {
+	From  []NetworkPeer `json:"from"`
+	Ports []NetworkPort `json:"ports"`
+}
+
+// NetworkEgressRule allows traffic to peers.
+type NetworkEgressRule struct {
+	To    []NetworkPeer `json:"to"`
+	Ports []NetworkPort `json:"ports"`
+}
+
+// NetworkPeer selects pods, or an address block.
+type NetworkPeer struct {
+	PodSelector       *LabelSelector `json:"podSelector"`
+	NamespaceSelector *LabelSelector `json:"namespaceSelector"`
+	IPBlock           *IPBlock       `json:"ipBlock"`
+}
+
+// IPBlock is an address block with holes.
+type IPBlock struct {
+	CIDR   string   `json:"cidr"`
+	Except []string `json:"except"`
+}
+
+// NetworkPort is a port, a range or all of a protocol.
+type NetworkPort struct {
+	Protocol *string          `json:"protocol"`
+	Port     *manifest.Number `json:"port"`
+	EndPort  *int64           `json:"endPort"`
+}
+
+// Validate checks everything an API server does.
+func (p *NetworkPolicy) Validate() manifest.Problems {
+	var ps manifest.Problems
+	p.Metadata.Validate(true, &ps)
+	p.Spec.PodSelector.Validate("spec.podSelector", false, &ps)
+	if len(p.Spec.PolicyTypes) > 2 {
+		ps.Add("spec.policyTypes", "has more than two entries")
+	}
+	for i, t := range p.Spec.PolicyTypes {
+		if t != "Ingress" && t != "Egress" {
+			ps.Add("spec.policyTypes["+strconv.Itoa(i)+"]", "%q is neither Ingress nor Egress", t)
+		}
+	}
+	for i := range p.Spec.Ingress {
+		path := "spec.ingress[" + strconv.Itoa(i) + "]"
+		validatePeers(path+".from", p.Spec.Ingress[i].From, &ps)
+		validatePorts(path+".ports", p.Spec.Ingress[i].Ports, &ps)
+	}
+	for i := range p.Spec.Egress {
+		path := "spec.egress[" + strconv.Itoa(i) + "]"
+		validatePeers(path+".to", p.Spec.Egress[i].To, &ps)
+		validatePorts(path+".ports", p.Spec.Egress[i].Ports, &ps)
+	}
+	return ps
+}
+
+func validatePeers(path string, peers []NetworkPeer, ps *manifest.Problems) {
+	for i, peer := range peers {
+		path := path + "[" + strconv.Itoa(i) + "]"
+		switch {
+		case peer.IPBlock == nil && peer.PodSelector == nil && peer.NamespaceSelector == nil:
+			ps.Add(path, "names no peer")
+		case peer.IPBlock != nil && (peer.PodSelector != nil || peer.NamespaceSelector != nil):
+			ps.Add(path, "has both an ipBlock and a selector")
+		}
+		peer.PodSelector.Validate(path+".podSelector", false, ps)
+		peer.NamespaceSelector.Validate(path+".namespaceSelector", false, ps)
+		if peer.IPBlock == nil {
+			continue
+		}
+		block, ok := strictPrefix(path+".ipBlock.cidr", peer.IPBlock.CIDR, ps)
+		for j, e := range peer.IPBlock.Except {
+			path := path + ".ipBlock.except[" + strconv.Itoa(j) + "]"
+			except, good := strictPrefix(path, e, ps)
+			if ok && good && (!block.Contains(except.Addr()) || except.Bits() <= block.Bits()) {
+				ps.Add(path, "%q is not strictly inside %s", e, block)
+			}
+		}
+	}
+}
+
+// strictPrefix is an address block in its canonical spelling, as Kubernetes
+// demands of new objects.
+func strictPrefix(path, s string, ps *manifest.Problems) (netip.Prefix, bool) {
+	p, err := netip.ParsePrefix(s)
+	switch {
+	case err != nil:
+		ps.Add(path, "%q is not an address block such as 10.9.8.0/24 or 2001:db8::/64", s)
+	case p.Addr().Is4In6():
+		ps.Add(path, "%q is an IPv4-mapped IPv6 block", s)
+	case p.Masked() != p:
+		ps.Add(path, "%q has bits beyond its length; %s is meant", s, p.Masked())
+	default:
+		return p, true
+	}
+	return netip.Prefix{}, false
+}
+
+func validatePorts(path string, ports []NetworkPort, ps *manifest.Problems) {
+	for i, np := range ports {
+		path := path + "[" + strconv.Itoa(i) + "]"
+		if np.Protocol != nil && *np.Protocol != "TCP" && *np.Protocol != "UDP" && *np.Protocol != "SCTP" {
+			ps.Add(path+".protocol", "%q is not TCP, UDP or SCTP", *np.Protocol)
+		}
+		if np.Port != nil {
+			switch {
+			case np.Port.IsString:
+				if !IsPortName(np.Port.String) || strings.ToLower(np.Port.String) != np.Port.String {
+					ps.Add(path+".port", "%q is not a port name: at most 15 lower-case letters, digits and single hyphens, with a letter", np.Port.String)
+				}
+			case np.Port.Int < 1 || np.Port.Int > 65535:
+				ps.Add(path+".port", "%d is not from 1 to 65535", np.Port.Int)
+			}
+		}
+		if np.EndPort != nil {
+			switch {
+			case np.Port == nil:
+				ps.Add(path+".endPort", "needs a port")
+			case np.Port.IsString:
+				ps.Add(path+".endPort", "cannot follow a named port")
+			case *np.EndPort < np.Port.Int:
+				ps.Add(path+".endPort", "%d is below port %d", *np.EndPort, np.Port.Int)
+			}
+			if *np.EndPort < 1 || *np.EndPort > 65535 {
+				ps.Add(path+".endPort", "%d is not from 1 to 65535", *np.EndPort)
+			}
+		}
+	}
+}
+
+// Rules converts a valid policy.
+func (p *NetworkPolicy) Rules(o rule.Options) rule.Spec {
+	ns := p.Metadata.Namespace
+	spec := rule.Spec{
+		Subject:   selector.New(append(p.Spec.PodSelector.Pods(), InNamespace(ns))...),
+		Namespace: ns,
+	}
+	types := p.Spec.PolicyTypes
+	if len(types) == 0 {
+		types = []string{"Ingress"}
+		if len(p.Spec.Egress) > 0 {
+			types = append(types, "Egress")
+		}
+	}
+	source := rule.Source{Kind: "NetworkPolicy", Namespace: ns, Name: p.Metadata.Name}
+	convert := func(d rule.Direction, path string, peers []NetworkPeer, ports []NetworkPort) {
+		r := &rule.Rule{Source: source, Direction: d, Tier: rule.Normal, Action: rule.Allow}
+		r.Source.Path = path
+		r.Peers = networkPeers(ns, o, peers)
+		r.Ports, r.AllPorts = networkPorts(ports)
+		spec.Rules = append(spec.Rules, r.Seal())
+	}
+	isolate := func(d rule.Direction) {
+		spec.Selects[d], spec.DefaultDeny[d] = true, true
+		r := &rule.Rule{
+			Source: source, Direction: d, Tier: rule.Isolation, Action: rule.Deny,
+			Peers: rule.Peers{Any: true, ExceptOwn: d == rule.Ingress}, AllPorts: true,
+		}
+		r.Source.Path = "isolation"
+		spec.Rules = append(spec.Rules, r.Seal())
+	}
+	if slices.Contains(types, "Ingress") {
+		for i, in := range p.Spec.Ingress {
+			convert(rule.Ingress, "spec.ingress["+strconv.Itoa(i)+"]", in.From, in.Ports)
+		}
+		isolate(rule.Ingress)
+	}
+	if slices.Contains(types, "Egress") {
+		for i, eg := range p.Spec.Egress {
+			convert(rule.Egress, "spec.egress["+strconv.Itoa(i)+"]", eg.To, eg.Ports)
+		}
+		isolate(rule.Egress)
+	}
+	return spec
+}
+
+func networkPeers(ns string, o rule.Options, peers []NetworkPeer) rule.Peers {
+	if len(peers) == 0 {
+		return rule.Peers{Any: true}
+	}
+	var out rule.Peers
+	for _, p := range peers {
+		if p.IPBlock != nil {
+			n := rule.Network{Prefix: netip.MustParsePrefix(p.IPBlock.CIDR), Reach: rule.ReachEveryone}
+			for _, e := range p.IPBlock.Except {
+				n.Except = append(n.Except, netip.MustParsePrefix(e))
+			}
+			out.Networks = append(out.Networks, n)
+			continue
+		}
+		reqs := p.PodSelector.Pods()
+		if p.NamespaceSelector != nil {
+			reqs = append(reqs, p.NamespaceSelector.Namespaces()...)
+		} else {
+			reqs = append(reqs, InNamespace(ns))
+		}
+		if o.LocalClusterOnly && !p.PodSelector.Names(label.KeyCluster) {
+			reqs = append(reqs, InCluster(o.Cluster))
+		}
+		out.Selectors = append(out.Selectors, selector.New(reqs...))
+	}
+	return out
+}
+
+func networkPorts(ports []NetworkPort) (out []rule.Port, all bool) {
+	if len(ports) == 0 {
+		return nil, true
+	}
+	for _, np := range ports {
+		proto := port.TCP
+		if np.Protocol != nil {
+			proto, _ = port.ParseProtocol(*np.Protocol)
+		}
+		switch {
+		case np.Port == nil:
+			out = append(out, rule.Port{Range: port.Whole(proto)})
+		case np.Port.IsString:
+			out = append(out, rule.Port{Name: np.Port.String, Protocol: proto})
+		default:
+			hi := np.Port.Int
+			if np.EndPort != nil {
+				hi = *np.EndPort
+			}
+			out = append(out, rule.Port{Range: port.Ports(proto, uint16(np.Port.Int), uint16(hi))})
+		}
+	}
+	return out, false
+}

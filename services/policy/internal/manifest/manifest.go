@@ -1,0 +1,389 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package manifest reads YAML and JSON into Go structs and says where
+// something is wrong.
+//
+// It is strict: a value of another type, a key that occurs twice, a document
+// that is too large, too deep or grows too large through aliases is refused
+// with the path of the field. An unknown field is reported and dropped, as an
+// API server does. Field names come from json tags.
+package manifest
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// Limits on what is read. An API server takes objects of about 1.5 MB.
+const (
+	MaxBytes = 3 << 20 // of one stream of documents
+	maxNodes = 400_000 // values visited in one document, aliases expanded
+	maxDepth = 64
+)
+
+// Problem is one thing that is wrong with a manifest.
+type Problem struct {
+	Path string // such as spec.ingress[0].toPorts[1]; empty for the whole
+	Text string
+	// Schema says that only the published schema forbids it: the meaning is
+	// clear, and a server without the schema would take it.
+	Schema bool
+}
+
+// String is "path: text".
+func (p Problem) String() string {
+	if p.Path == "" {
+		return p.Text
+	}
+	return p.Path + ": " + p.Text
+}
+
+// Problems is the error of a refused manifest.
+type Problems []Problem
+
+// Error joins all problems.
+func (ps Problems) Error() string {
+	s := make([]string, len(ps))
+	for i, p := range ps {
+		s[i] = p.String()
+	}
+	return strings.Join(s, "; ")
+}
+
+// Add appends a problem.
+func (ps *Problems) Add(path, format string, args ...any) {
+	*ps = append(*ps, Problem{Path: path, Text: fmt.Sprintf(format, args...)})
+}
+
+// AddSchema appends a problem that only the schema has.
+func (ps *Problems) AddSchema(path, format string, args ...any) {
+	*ps = append(*ps, Problem{Path: path, Text: fmt.Sprintf(format, args...), Schema: true})
+}
+
+// SchemaOnly reports whether there are problems, and all of them are the
+// schema's.
+func (ps Problems) SchemaOnly() bool {
+	for _, p := range ps {
+		if !p.Schema {
+			return false
+		}
+	}
+	return len(ps) > 0
+}
+
+// Err is nil when there is no problem.
+func (ps Problems) Err() error {
+	if len(ps) == 0 {
+		return nil
+	}
+	return ps
+}
+
+// Document is one object, not yet decoded.
+type Document struct {
+	APIVersion string
+	Kind       string
+	node       *yaml.Node
+}
+
+// Parse splits a stream of YAML or JSON documents. Empty documents are
+// skipped.
+func Parse(data []byte) ([]Document, error) {
+	if len(data) > MaxBytes {
+		return nil, fmt.Errorf("manifest of %d bytes is larger than %d", len(data), MaxBytes)
+	}
+	dec := yaml.NewDecoder(bytes.NewReader(data))
+	var docs []Document
+	for i := 0; ; i++ {
+		var root yaml.Node
+		err := dec.Decode(&root)
+		if errors.Is(err, io.EOF) {
+			return docs, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("document %d: %w", i, err)
+		}
+		if len(root.Content) == 0 || root.Content[0].Tag == "!!null" {
+			continue
+		}
+		d := Document{node: root.Content[0]}
+		if d.node.Kind != yaml.MappingNode {
+			return nil, fmt.Errorf("document %d: is not an object", i)
+		}
+		var head struct {
+			APIVersion string `json:"apiVersion"`
+			Kind       string `json:"kind"`
+		}
+		if _, err := d.Decode(&head); err != nil {
+			return nil, fmt.Errorf("document %d: %w", i, err)
+		}
+		d.APIVersion, d.Kind = head.APIVersion, head.Kind
+		docs = append(docs, d)
+	}
+}
+
+// Number is a value that may be a number or a string, such as the port of a
+// NetworkPolicy.
+type Number struct {
+	IsString bool
+	String   string
+	Int      int64
+}
+
+// Decode fills into, a pointer to a struct, and returns the paths of unknown
+// fields.
+func (d Document) Decode(into any) (unknown []string, err error) {
+	dec := decoder{}
+	dec.value(d.node, reflect.ValueOf(into).Elem(), "", 0)
+	return dec.unknown, dec.problems.Err()
+}
+
+type decoder struct {
+	problems Problems
+	unknown  []string
+	nodes    int
+	stop     bool
+}
+
+func (d *decoder) fail(path, format string, args ...any) {
+	if len(d.problems) < 20 {
+		d.problems.Add(path, format, args...)
+	}
+}
+
+var numberType = reflect.TypeFor[Number]()
+
+// value decodes n into v. Null leaves v as it is.
+func (d *decoder) value(n *yaml.Node, v reflect.Value, path string, depth int) {
+	if d.stop {
+		return
+	}
+	if d.nodes++; d.nodes > maxNodes {
+		d.stop = true
+		d.fail(path, "the document has more than %d values", maxNodes)
+		return
+	}
+	if depth > maxDepth {
+		d.fail(path, "is nested more than %d deep", maxDepth)
+		return
+	}
+	if n.Kind == yaml.AliasNode {
+		d.value(n.Alias, v, path, depth+1)
+		return
+	}
+	if n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" {
+		return
+	}
+	if v.Type() == numberType {
+		d.number(n, v, path)
+		return
+	}
+	switch v.Kind() {
+	case reflect.Pointer:
+		if v.IsNil() {
+			v.Set(reflect.New(v.Type().Elem()))
+		}
+		d.value(n, v.Elem(), path, depth)
+	case reflect.Struct:
+		d.structure(n, v, path, depth)
+	case reflect.Slice:
+		if n.Kind != yaml.SequenceNode {
+			d.fail(path, "must be a list, is %s", describe(n))
+			return
+		}
+		s := reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content))
+		for i, c := range n.Content {
+			d.value(c, s.Index(i), path+"["+strconv.Itoa(i)+"]", depth+1)
+		}
+		v.Set(s)
+	case reflect.Map:
+		d.mapping(n, v, path, depth)
+	case reflect.String:
+		if n.Kind != yaml.ScalarNode || n.ShortTag() != "!!str" {
+			d.fail(path, "must be a string, is %s", describe(n))
+			return
+		}
+		v.SetString(n.Value)
+	case reflect.Bool:
+		var b bool
+		if n.Kind != yaml.ScalarNode || n.ShortTag() != "!!bool" || n.Decode(&b) != nil {
+			d.fail(path, "must be true or false, is %s", describe(n))
+			return
+		}
+		v.SetBool(b)
+	case reflect.Int64:
+		i, ok := integer(n)
+		if !ok {
+			d.fail(path, "must be a whole number, is %s", describe(n))
+			return
+		}
+		v.SetInt(i)
+	case reflect.Interface: // a part whose content is not looked at
+		d.opaque(n, path, depth)
+		v.Set(reflect.ValueOf(true))
+	default:
+		panic("manifest: no decoding for " + v.Type().String())
+	}
+}
+
+func integer(n *yaml.Node) (int64, bool) {
+	if n.Kind != yaml.ScalarNode || n.ShortTag() != "!!int" {
+		return 0, false
+	}
+	var i int64
+	if n.Decode(&i) != nil {
+		return 0, false
+	}
+	return i, true
+}
+
+func (d *decoder) number(n *yaml.Node, v reflect.Value, path string) {
+	if n.Kind == yaml.ScalarNode && n.ShortTag() == "!!str" {
+		v.Set(reflect.ValueOf(Number{IsString: true, String: n.Value}))
+		return
+	}
+	i, ok := integer(n)
+	if !ok {
+		d.fail(path, "must be a whole number or a string, is %s", describe(n))
+		return
+	}
+	v.Set(reflect.ValueOf(Number{Int: i}))
+}
+
+// pairs calls f for each key of a mapping and reports keys that occur twice.
+func (d *decoder) pairs(n *yaml.Node, path string, f func(key string, value *yaml.Node)) {
+	if n.Kind != yaml.MappingNode {
+		d.fail(path, "must be an object, is %s", describe(n))
+		return
+	}
+	seen := make(map[string]bool, len(n.Content)/2)
+	for i := 0; i+1 < len(n.Content) && !d.stop; i += 2 {
+		k := n.Content[i]
+		if k.Kind == yaml.AliasNode {
+			k = k.Alias
+		}
+		if k.Kind != yaml.ScalarNode {
+			d.fail(path, "has a key that is %s", describe(k))
+			continue
+		}
+		if k.ShortTag() == "!!merge" {
+			d.fail(path, "uses a merge key, which is not supported")
+			continue
+		}
+		if seen[k.Value] {
+			d.fail(join(path, k.Value), "is given twice")
+			continue
+		}
+		seen[k.Value] = true
+		f(k.Value, n.Content[i+1])
+	}
+}
+
+func (d *decoder) mapping(n *yaml.Node, v reflect.Value, path string, depth int) {
+	m := reflect.MakeMap(v.Type())
+	d.pairs(n, path, func(key string, value *yaml.Node) {
+		e := reflect.New(v.Type().Elem()).Elem()
+		d.value(value, e, join(path, key), depth+1)
+		m.SetMapIndex(reflect.ValueOf(key), e)
+	})
+	v.Set(m)
+}
+
+func (d *decoder) structure(n *yaml.Node, v reflect.Value, path string, depth int) {
+	d.pairs(n, path, func(key string, value *yaml.Node) {
+		f, ok := field(v, key)
+		if !ok {
+			if len(d.unknown) < 20 {
+				d.unknown = append(d.unknown, join(path, key))
+			}
+			d.opaque(value, join(path, key), depth+1)
+			return
+		}
+		d.value(value, f, join(path, key), depth+1)
+	})
+}
+
+// opaque walks a part that is not decoded, so that the limits and the rule
+// about keys hold for it too.
+func (d *decoder) opaque(n *yaml.Node, path string, depth int) {
+	if d.stop {
+		return
+	}
+	if d.nodes++; d.nodes > maxNodes {
+		d.stop = true
+		d.fail(path, "the document has more than %d values", maxNodes)
+		return
+	}
+	if depth > maxDepth {
+		d.fail(path, "is nested more than %d deep", maxDepth)
+		return
+	}
+	switch n.Kind {
+	case yaml.AliasNode:
+		d.opaque(n.Alias, path, depth+1)
+	case yaml.SequenceNode:
+		for i, c := range n.Content {
+			d.opaque(c, path+"["+strconv.Itoa(i)+"]", depth+1)
+		}
+	case yaml.MappingNode:
+		d.pairs(n, path, func(key string, value *yaml.Node) { d.opaque(value, join(path, key), depth+1) })
+	}
+}
+
+// field finds the field with that json name; embedded structs are part of
+// their owner.
+func field(v reflect.Value, name string) (reflect.Value, bool) {
+	t := v.Type()
+	for i := range t.NumField() {
+		f := t.Field(i)
+		if f.Anonymous {
+			if found, ok := field(v.Field(i), name); ok {
+				return found, true
+			}
+			continue
+		}
+		if f.Tag.Get("json") == name {
+			return v.Field(i), true
+		}
+	}
+	return reflect.Value{}, false
+}
+
+func join(path, key string) string {
+	if path == "" {
+		return key
+	}
+	return path + "." + key
+}
+
+func describe(n *yaml.Node) string {
+	switch n.Kind {
+	case yaml.MappingNode:
+		return "an object"
+	case yaml.SequenceNode:
+		return "a list"
+	case yaml.ScalarNode:
+		value := n.Value
+		if len(value) > 40 {
+			value = value[:40] + "…"
+		}
+		switch n.ShortTag() {
+		case "!!str":
+			return "the string " + strconv.Quote(value)
+		case "!!int", "!!float":
+			return "the number " + value
+		case "!!bool":
+			return "the truth value " + value
+		}
+		return strconv.Quote(value)
+	}
+	return "something else"
+}

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package policy holds policy objects of every kind in the form the engine
+// takes: a key, and what the object says as rules or as an address group.
+//
+// Decode is the one way from a manifest to an Object. It refuses what the
+// kinds' own packages refuse.
+package policy
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/sluice-net/sluice/services/policy/internal/adminpolicy"
+	"github.com/sluice-net/sluice/services/policy/internal/cilium"
+	"github.com/sluice-net/sluice/services/policy/internal/kubernetes"
+	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/manifest"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+)
+
+// Key names an object.
+type Key struct {
+	Kind      string
+	Namespace string // empty for cluster-wide kinds
+	Name      string
+}
+
+// String is KIND NAMESPACE/NAME.
+func (k Key) String() string {
+	if k.Namespace == "" {
+		return k.Kind + " " + k.Name
+	}
+	return k.Kind + " " + k.Namespace + "/" + k.Name
+}
+
+// Group is a named set of address blocks that rules select by its labels.
+type Group struct {
+	Name     string
+	Labels   label.Set
+	Prefixes []netip.Prefix
+}
+
+// Object is one policy or one group.
+type Object struct {
+	Key   Key
+	Specs []rule.Spec // of a policy
+	Group *Group      // of a group
+	// Unknown are the paths of fields that were dropped because the kind has
+	// none of that name.
+	Unknown []string
+}
+
+// Group and version of the kinds.
+const (
+	networkingV1   = "networking.k8s.io/v1"
+	ciliumV2       = "cilium.io/v2"
+	ciliumV2Alpha1 = "cilium.io/v2alpha1" // CiliumCIDRGroup before it was v2
+	policyV1Alpha2 = "policy.networking.k8s.io/v1alpha2"
+	policyV1Alpha1 = "policy.networking.k8s.io/v1alpha1"
+)
+
+// IsKind reports whether objects of this version and kind can be decoded.
+func IsKind(apiVersion, kind string) bool {
+	switch apiVersion + " " + kind {
+	case networkingV1 + " NetworkPolicy",
+		ciliumV2 + " CiliumNetworkPolicy", ciliumV2 + " CiliumClusterwideNetworkPolicy",
+		ciliumV2 + " CiliumCIDRGroup", ciliumV2Alpha1 + " CiliumCIDRGroup",
+		policyV1Alpha2 + " ClusterNetworkPolicy",
+		policyV1Alpha1 + " AdminNetworkPolicy", policyV1Alpha1 + " BaselineAdminNetworkPolicy":
+		return true
+	}
+	return false
+}
+
+// Decode reads, validates and converts a document. The error is
+// manifest.Problems when the document is of a known kind. With problems of the
+// schema only, the object is returned beside the error: its meaning is clear,
+// and a caller that is not bound to the schema may use it.
+func Decode(doc manifest.Document, o rule.Options) (Object, error) {
+	if !IsKind(doc.APIVersion, doc.Kind) {
+		return Object{}, fmt.Errorf("%s %s is not a kind of policy", doc.APIVersion, doc.Kind)
+	}
+	switch doc.Kind {
+	case "NetworkPolicy":
+		var p kubernetes.NetworkPolicy
+		return decode(doc, &p, &p.Meta,
+			func() manifest.Problems { return p.Validate() },
+			func(ob *Object) { ob.Specs = []rule.Spec{p.Rules(o)} })
+	case "CiliumNetworkPolicy", "CiliumClusterwideNetworkPolicy":
+		var p cilium.NetworkPolicy
+		namespaced := doc.Kind == "CiliumNetworkPolicy"
+		return decode(doc, &p, &p.Meta,
+			func() manifest.Problems { return p.Validate(namespaced, o) },
+			func(ob *Object) { ob.Specs = p.Rules(namespaced, o) })
+	case "CiliumCIDRGroup":
+		var g cilium.CIDRGroup
+		return decode(doc, &g, &g.Meta,
+			func() manifest.Problems { return g.Validate() },
+			func(ob *Object) {
+				ob.Group = &Group{}
+				ob.Group.Name, ob.Group.Labels, ob.Group.Prefixes = g.Group()
+			})
+	case "ClusterNetworkPolicy":
+		var p adminpolicy.Policy
+		return decode(doc, &p, &p.Meta,
+			func() manifest.Problems { return p.Validate(o) },
+			func(ob *Object) { ob.Specs = []rule.Spec{p.Rules(o)} })
+	default:
+		var p adminpolicy.OldPolicy
+		baseline := strings.HasPrefix(doc.Kind, "Baseline")
+		return decode(doc, &p, &p.Meta,
+			func() manifest.Problems { return p.Validate(baseline, o) },
+			func(ob *Object) { ob.Specs = []rule.Spec{p.Rules(baseline, o)} })
+	}
+}
+
+func decode(doc manifest.Document, into any, meta *kubernetes.Meta, validate func() manifest.Problems, convert func(*Object)) (Object, error) {
+	unknown, err := doc.Decode(into)
+	if err != nil {
+		return Object{}, err
+	}
+	problems := validate()
+	ob := Object{
+		Key:     Key{Kind: doc.Kind, Namespace: meta.Metadata.Namespace, Name: meta.Metadata.Name},
+		Unknown: unknown,
+	}
+	if len(problems) > 0 && !problems.SchemaOnly() {
+		return ob, problems
+	}
+	convert(&ob)
+	return ob, problems.Err()
+}

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package rule holds policy in one normal form, whatever kind it was written
+// in.
+//
+// Every policy object becomes a list of rules. A rule belongs to one direction
+// and one tier, has a place in the order, an action, peers and ports. The
+// first rule in the order that matches a peer and a port decides; what the
+// order means is documented at Less. The package knows neither manifests nor
+// tables.
+package rule
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/sluice-net/sluice/services/policy/internal/dnsname"
+	"github.com/sluice-net/sluice/services/policy/internal/port"
+	"github.com/sluice-net/sluice/services/policy/internal/selector"
+)
+
+// Direction is the side of a connection that a rule or a table judges.
+type Direction uint8
+
+// The directions.
+const (
+	Ingress Direction = iota
+	Egress
+)
+
+// String is the lower-case name.
+func (d Direction) String() string {
+	if d == Egress {
+		return "egress"
+	}
+	return "ingress"
+}
+
+// Tier orders groups of rules. What no rule decides falls to the defaults of
+// the table, which are flags and not a tier.
+type Tier uint8
+
+// The tiers in the order in which they are asked. Isolation holds only the
+// rule that a NetworkPolicy implies: it follows what the namespace owner
+// wrote and keeps Baseline from answering.
+const (
+	Admin Tier = iota
+	Normal
+	Isolation
+	Baseline
+)
+
+// String is the name the tier has in messages.
+func (t Tier) String() string {
+	return [...]string{"Admin", "Normal", "Isolation", "Baseline"}[t]
+}
+
+// Action is what a rule does with what it matches. The values are in the
+// order in which equal rules are asked: a deny beats a redirect, that beats an
+// allow, that beats a pass.
+type Action uint8
+
+// The actions.
+const (
+	Deny Action = iota
+	Redirect
+	Allow
+	Pass // leave the decision to the next tier
+)
+
+// String is the lower-case name.
+func (a Action) String() string {
+	return [...]string{"deny", "redirect", "allow", "pass"}[a]
+}
+
+// Proxy names the kind of proxy that a redirect goes to.
+type Proxy uint16
+
+// The proxies, in the order in which they are preferred.
+const (
+	NoProxy Proxy = iota
+	ProxyDNS
+	ProxyHTTP
+	ProxyTLS
+	ProxyListener
+)
+
+// String names the proxy for messages.
+func (p Proxy) String() string {
+	return [...]string{"none", "dns", "http", "tls", "listener"}[p]
+}
+
+// Reach is the set of scopes that an address peer applies to.
+type Reach uint8
+
+// The reaches. Kubernetes address blocks match whoever owns the address,
+// Cilium's only peers outside the cluster.
+const (
+	ReachCluster Reach = 1 << iota
+	ReachNode
+	ReachOutside
+	ReachEveryone = ReachCluster | ReachNode | ReachOutside
+)
+
+// Network is a block of addresses without the blocks that are excepted.
+type Network struct {
+	Prefix netip.Prefix // masked
+	Except []netip.Prefix
+	Reach  Reach
+}
+
+// GroupPeer selects address groups by their labels: the labels of all groups
+// that cover an address are taken together, and an address in no group has no
+// labels (and still satisfies negative requirements).
+type GroupPeer struct {
+	Selector selector.Selector
+	Except   []netip.Prefix
+	// NodesToo extends the reach from outside to nodes, except where nothing
+	// narrower than the whole address space matched.
+	NodesToo bool
+}
+
+// NamePeer selects the addresses learned for DNS names.
+type NamePeer struct {
+	Pattern dnsname.Pattern
+	Reach   Reach
+}
+
+// Peers says which other ends a rule matches: the union of its parts. All
+// empty means that it matches nobody.
+type Peers struct {
+	Any       bool // everybody, known or not
+	ExceptOwn bool // with Any: everybody but the subject's own node
+	Selectors []selector.Selector
+	Networks  []Network
+	Groups    []GroupPeer
+	Names     []NamePeer
+}
+
+// Nobody reports whether the peers match nothing.
+func (p Peers) Nobody() bool {
+	return !p.Any && len(p.Selectors) == 0 && len(p.Networks) == 0 && len(p.Groups) == 0 && len(p.Names) == 0
+}
+
+// Port is one interval on the protocol and port line, or a named port that is
+// resolved with the ports of the pod that receives the connection.
+type Port struct {
+	Range port.Range // when Name is empty
+
+	Name     string
+	Protocol port.Protocol // of a named port; 0 means TCP, UDP and SCTP
+	FoldCase bool          // names are compared without case
+}
+
+// Names reports whether the named port covers a container port of that name
+// and protocol.
+func (p Port) Names(name string, proto port.Protocol) bool {
+	if p.Protocol != 0 && p.Protocol != proto {
+		return false
+	}
+	if p.FoldCase {
+		return strings.EqualFold(p.Name, name)
+	}
+	return p.Name == name
+}
+
+// Source says where a rule was written.
+type Source struct {
+	Kind      string // as in the manifest
+	Namespace string // empty for policies without one
+	Name      string
+	Path      string // such as spec.egress[2].toPorts[0]
+}
+
+// String is the policy and the place in it.
+func (s Source) String() string {
+	n := s.Name
+	if s.Namespace != "" {
+		n = s.Namespace + "/" + n
+	}
+	return s.Kind + " " + n + " " + s.Path
+}
+
+// Rule is one line of policy. It is immutable once built.
+type Rule struct {
+	Source    Source
+	Direction Direction
+	Tier      Tier
+	Priority  int32 // lower is asked first, within the tier
+	Index     int32 // place in its policy where that matters, else 0
+	Action    Action
+	Proxy     Proxy // for Redirect
+	Peers     Peers
+	// Ports the rule covers. AllPorts means every protocol; without it an
+	// empty list covers nothing.
+	AllPorts bool
+	Ports    []Port
+
+	content string
+}
+
+// Seal computes the canonical content of the rule: everything that decides
+// packets, nothing that says where it came from.
+func (r *Rule) Seal() *Rule {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s %s %s;", r.Direction, r.Action, r.Proxy)
+	var parts []string
+	if r.Peers.Any {
+		parts = append(parts, fmt.Sprintf("any %t", r.Peers.ExceptOwn))
+	}
+	for _, s := range r.Peers.Selectors {
+		parts = append(parts, "sel "+s.String())
+	}
+	for _, n := range r.Peers.Networks {
+		parts = append(parts, fmt.Sprintf("net %s %v %d", n.Prefix, n.Except, n.Reach))
+	}
+	for _, g := range r.Peers.Groups {
+		parts = append(parts, fmt.Sprintf("group %s %v %t", g.Selector, g.Except, g.NodesToo))
+	}
+	for _, n := range r.Peers.Names {
+		parts = append(parts, fmt.Sprintf("name %s %d", n.Pattern, n.Reach))
+	}
+	slices.Sort(parts)
+	parts = slices.Compact(parts)
+	b.WriteString(strings.Join(parts, "|"))
+	b.WriteByte(';')
+	if r.AllPorts {
+		b.WriteString("all")
+	} else {
+		parts = parts[:0]
+		for _, p := range r.Ports {
+			if p.Name != "" {
+				parts = append(parts, fmt.Sprintf("%q/%d/%t", p.Name, p.Protocol, p.FoldCase))
+			} else {
+				parts = append(parts, fmt.Sprintf("%d-%d", p.Range.Lo, p.Range.Hi))
+			}
+		}
+		slices.Sort(parts)
+		b.WriteString(strings.Join(slices.Compact(parts), ","))
+	}
+	r.content = b.String()
+	return r
+}
+
+// Content is the text that Seal computed.
+func (r *Rule) Content() string { return r.content }
+
+// Compare is the order in which rules are asked: tier, priority, place in the
+// policy, deny before redirect before allow before pass, the preferred proxy,
+// then the content, so that the order does not depend on names, and at last
+// the source, which decides nothing.
+func Compare(a, b *Rule) int {
+	return cmp.Or(
+		cmp.Compare(a.Tier, b.Tier),
+		cmp.Compare(a.Priority, b.Priority),
+		cmp.Compare(a.Index, b.Index),
+		cmp.Compare(a.Action, b.Action),
+		cmp.Compare(a.Proxy, b.Proxy),
+		cmp.Compare(a.content, b.content),
+		cmp.Compare(a.Source.Kind, b.Source.Kind),
+		cmp.Compare(a.Source.Namespace, b.Source.Namespace),
+		cmp.Compare(a.Source.Name, b.Source.Name),
+		cmp.Compare(a.Source.Path, b.Source.Path),
+	)
+}
+
+// Options are the properties of the cluster that decide what a manifest means.
+type Options struct {
+	// Cluster is this cluster's name.
+	Cluster string
+	// LocalClusterOnly limits peers that name no cluster to this one.
+	LocalClusterOnly bool
+	// CIDRSelectsNodes extends Cilium's address rules to nodes.
+	CIDRSelectsNodes bool
+	// NodeLabels says that identities of nodes carry the labels of the nodes.
+	NodeLabels bool
+}
+
+// Spec is one subject with the rules that apply to it: what a policy object
+// consists of.
+type Spec struct {
+	// Subject selects the endpoints by their labels.
+	Subject selector.Selector
+	// Namespace that the subject is tied to; empty when it is not tied to one.
+	// It repeats what Subject requires, for indexing.
+	Namespace string
+	// Host says that the subject is the node itself and not a pod.
+	Host bool
+	// Selects says that the policy applies to the direction, with or without
+	// rules in it.
+	Selects [2]bool
+	// DefaultDeny says that what no rule decides is denied in the direction.
+	DefaultDeny [2]bool
+	Rules       []*Rule
+}

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package selector holds conjunctions of requirements on labels.
+//
+// A Selector is immutable and interned by its canonical text: two selectors
+// that say the same thing in another order are the same string. Negative
+// operators match what is absent, as in Kubernetes. A requirement without a
+// source looks at the labels of every source except label.SourceGenerated.
+package selector
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/sluice-net/sluice/services/policy/internal/label"
+)
+
+// Op is the operator of a requirement.
+type Op uint8
+
+// The operators of Kubernetes label selectors.
+const (
+	In Op = iota + 1
+	NotIn
+	Exists
+	DoesNotExist
+)
+
+// String is the name the operator has in a manifest.
+func (o Op) String() string {
+	switch o {
+	case In:
+		return "In"
+	case NotIn:
+		return "NotIn"
+	case Exists:
+		return "Exists"
+	case DoesNotExist:
+		return "DoesNotExist"
+	}
+	return "Op(" + strconv.Itoa(int(o)) + ")"
+}
+
+// ParseOp returns the operator of that name; the case matters.
+func ParseOp(s string) (Op, bool) {
+	for _, o := range []Op{In, NotIn, Exists, DoesNotExist} {
+		if o.String() == s {
+			return o, true
+		}
+	}
+	return 0, false
+}
+
+// Requirement is one condition on the labels of one key.
+type Requirement struct {
+	Source string // empty: every source but label.SourceGenerated
+	Key    string
+	Op     Op
+	Values []string // for In and NotIn; sorted by New
+}
+
+func (r Requirement) text() string {
+	var b strings.Builder
+	if r.Source != "" {
+		b.WriteString(r.Source)
+		b.WriteByte(':')
+	} else {
+		b.WriteString("any:")
+	}
+	b.WriteString(r.Key)
+	b.WriteByte(' ')
+	b.WriteString(r.Op.String())
+	for _, v := range r.Values {
+		b.WriteByte(' ')
+		b.WriteString(strconv.Quote(v))
+	}
+	return b.String()
+}
+
+// Matches reports whether labels satisfy the requirement. A key with several
+// values (several sources, or merged sets) satisfies In by any of them and
+// NotIn by none of them.
+func (r Requirement) Matches(labels label.Set) bool {
+	present, listed := false, false
+	for _, l := range labels.Key(r.Key) {
+		if r.Source == "" {
+			if l.Source == label.SourceGenerated {
+				continue
+			}
+		} else if l.Source != r.Source {
+			continue
+		}
+		present = true
+		if slices.Contains(r.Values, l.Value) {
+			listed = true
+		}
+	}
+	switch r.Op {
+	case In:
+		return listed
+	case NotIn:
+		return !listed
+	case Exists:
+		return present
+	case DoesNotExist:
+		return !present
+	}
+	return false
+}
+
+// Selector is a conjunction of requirements. The zero Selector matches every
+// set of labels.
+type Selector struct {
+	reqs []Requirement
+	text string
+}
+
+// New returns the selector that requires all of reqs.
+func New(reqs ...Requirement) Selector {
+	type entry struct {
+		r Requirement
+		t string
+	}
+	es := make([]entry, 0, len(reqs))
+	for _, r := range reqs {
+		if r.Values != nil {
+			r.Values = slices.Clone(r.Values)
+			slices.Sort(r.Values)
+			r.Values = slices.Compact(r.Values)
+		}
+		es = append(es, entry{r, r.text()})
+	}
+	slices.SortFunc(es, func(a, b entry) int { return strings.Compare(a.t, b.t) })
+	es = slices.CompactFunc(es, func(a, b entry) bool { return a.t == b.t })
+	s := Selector{reqs: make([]Requirement, len(es))}
+	var b strings.Builder
+	for i, e := range es {
+		s.reqs[i] = e.r
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		b.WriteString(e.t)
+	}
+	s.text = b.String()
+	return s
+}
+
+// Requirements returns the conditions in canonical order; do not change them.
+func (s Selector) Requirements() []Requirement { return s.reqs }
+
+// Empty reports whether the selector matches everything.
+func (s Selector) Empty() bool { return len(s.reqs) == 0 }
+
+// Matches reports whether all requirements hold.
+func (s Selector) Matches(labels label.Set) bool {
+	for _, r := range s.reqs {
+		if !r.Matches(labels) {
+			return false
+		}
+	}
+	return true
+}
+
+// String is the canonical text: equal selectors have equal texts.
+func (s Selector) String() string { return s.text }

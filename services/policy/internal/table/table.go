@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package table holds compiled policy in the form in which the kernel looks it
+// up, and the lookup itself, step for step as the kernel takes it.
+//
+// A Table judges one direction of one subject. A peer is classified twice: by
+// who it is (identity → node class → class) and by where it is (longest prefix
+// of its address → class per scope). A class leads to a total, sorted list of
+// intervals over protocol and port; an interval's value holds two rule
+// numbers, the best of the Admin tier and the best of the rest. The lower
+// number of the two sides wins in each slot.
+package table
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/port"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+)
+
+// Limits of one table.
+const (
+	MaxIdentityClasses = 4096
+	MaxAddressClasses  = 1024
+	MaxIntervals       = 4096 // of one class
+	MaxRules           = 65534
+	MaxAdminRules      = 32766
+)
+
+// NoAdmin and NoRest are the numbers of "no rule" in the two slots.
+const (
+	NoAdmin = 0x7FFF
+	NoRest  = 0xFFFF
+)
+
+// Value is what an interval says: bits 30..16 the Admin rule, bits 15..0 the
+// rule of the other tiers.
+type Value uint32
+
+// MakeValue packs two rule numbers.
+func MakeValue(admin, rest uint16) Value { return Value(admin)<<16 | Value(rest) }
+
+// Nothing is the value without rules.
+var Nothing = MakeValue(NoAdmin, NoRest)
+
+// Admin is the number of the Admin rule, or NoAdmin.
+func (v Value) Admin() uint16 { return uint16(v >> 16) }
+
+// Rest is the number of the other rule, or NoRest.
+func (v Value) Rest() uint16 { return uint16(v) }
+
+// Better takes the lower number of each slot.
+func (v Value) Better(w Value) Value {
+	return MakeValue(min(v.Admin(), w.Admin()), min(v.Rest(), w.Rest()))
+}
+
+// Interval ends at Hi, and begins after the one before it.
+type Interval struct {
+	Hi    port.Point
+	Value Value
+}
+
+// Fanout is the number of entries in a node.
+const Fanout = 16
+
+// child marks a node's value as the index of another node.
+const child = 1 << 31
+
+// Node is a node of the tree of intervals: the first entry whose Hi is not
+// below the point is taken. Entries that are not used repeat the last one.
+type Node struct {
+	Hi    [Fanout]uint32
+	Value [Fanout]uint32
+}
+
+// Rule is what the kernel knows of a rule.
+type Rule struct {
+	Action rule.Action
+	Tier   rule.Tier
+	Proxy  rule.Proxy
+}
+
+// Flags of a table.
+type Flags uint16
+
+// The flags.
+const (
+	DefaultAllow Flags = 1 << iota // what no rule decides is allowed
+	HostAllow                      // the subject's own node is, at least
+	HasAddresses                   // the address side has to be asked
+)
+
+// Class is the index of a class in its table.
+type Class = uint16
+
+// NodeClass numbers the peers that match the same selectors; 0 is never used.
+type NodeClass uint32
+
+// Header is the fixed part of a table.
+type Header struct {
+	Flags   Flags
+	Default [identity.Kinds]Class  // peers without a row, by kind
+	Address [identity.Scopes]Class // addresses in no block, by scope
+}
+
+// Table is one direction of the policy of a subject.
+type Table struct {
+	Header
+	Rules   []Rule   // number 1 first
+	Classes []uint32 // class → root node
+	Nodes   []Node
+	Peers   map[NodeClass]Class
+	Blocks  Blocks
+}
+
+// Word is what the kernel's identity array holds for a number; 0 is unknown.
+type Word struct {
+	NodeClass NodeClass
+	Kind      identity.Kind
+	Scope     identity.Scope
+	Known     bool
+}
+
+// Reason says what decided.
+type Reason uint8
+
+// The reasons.
+const (
+	ByRule            Reason = iota // the rule of that number
+	ByDefault                       // no rule did
+	ByHostAllow                     // no rule did, and the peer is the own node
+	ByUnknownIdentity               // the peer is unknown, and that denied it
+)
+
+// Verdict is the answer to a lookup.
+type Verdict struct {
+	Action rule.Action // never Pass
+	Proxy  rule.Proxy
+	Rule   uint16 // for ByRule, and ByUnknownIdentity if a rule was involved; else 0
+	Reason Reason
+}
+
+// Lookup judges a connection with a peer: its word, its address, and the point
+// of the connection.
+func (t *Table) Lookup(w Word, addr netip.Addr, q port.Point) Verdict {
+	if !w.Known {
+		w = Word{Kind: identity.KindUnknown, Scope: identity.ScopeCluster}
+	}
+	class, ok := t.Peers[w.NodeClass]
+	if !ok || !w.Known {
+		class = t.Default[w.Kind]
+	}
+	v := t.search(class, q)
+	byIdentity := v
+	if t.Flags&HasAddresses != 0 {
+		ac, ok := t.Blocks.Lookup(addr)
+		if !ok {
+			ac = t.Address
+		}
+		v = v.Better(t.search(ac[w.Scope], q))
+	}
+	if n := v.Admin(); n != NoAdmin {
+		if r := t.Rules[n-1]; r.Action != rule.Pass {
+			return t.decided(r, n, w, byIdentity.Admin() == n)
+		}
+	}
+	if n := v.Rest(); n != NoRest {
+		if r := t.Rules[n-1]; r.Action != rule.Pass {
+			return t.decided(r, n, w, byIdentity.Rest() == n)
+		}
+	}
+	switch {
+	case t.Flags&DefaultAllow != 0:
+		return Verdict{Action: rule.Allow, Reason: ByDefault}
+	case t.Flags&HostAllow != 0 && w.Kind == identity.KindHost:
+		return Verdict{Action: rule.Allow, Reason: ByHostAllow}
+	case w.Kind == identity.KindUnknown:
+		return Verdict{Action: rule.Deny, Reason: ByUnknownIdentity}
+	}
+	return Verdict{Action: rule.Deny, Reason: ByDefault}
+}
+
+func (t *Table) decided(r Rule, number uint16, w Word, byIdentity bool) Verdict {
+	v := Verdict{Action: r.Action, Proxy: r.Proxy, Rule: number}
+	if r.Action == rule.Deny && byIdentity && w.Kind == identity.KindUnknown {
+		v.Reason = ByUnknownIdentity
+	}
+	return v
+}
+
+// search walks the tree of a class.
+func (t *Table) search(class Class, q port.Point) Value {
+	n := &t.Nodes[t.Classes[class]]
+	for {
+		i := 0
+		for i < Fanout-1 && q > n.Hi[i] {
+			i++
+		}
+		v := n.Value[i]
+		if v&child == 0 {
+			return Value(v)
+		}
+		n = &t.Nodes[v&^child]
+	}
+}
+
+// Intervals returns the list that a class stands for.
+func (t *Table) Intervals(class Class) []Interval {
+	var out []Interval
+	var walk func(n uint32)
+	walk = func(n uint32) {
+		node := &t.Nodes[n]
+		for i := range Fanout {
+			if i > 0 && node.Hi[i] == node.Hi[i-1] {
+				return
+			}
+			if v := node.Value[i]; v&child != 0 {
+				walk(v &^ child)
+			} else {
+				out = append(out, Interval{Hi: node.Hi[i], Value: Value(v)})
+			}
+		}
+	}
+	walk(t.Classes[class])
+	return out
+}
+
+// Blocks maps prefixes to the classes of the addresses in them, per scope. The
+// longest prefix counts.
+type Blocks struct {
+	byLen [2][]length // IPv4, IPv6; longest first
+	n     int
+}
+
+type length struct {
+	bits   int
+	values map[netip.Addr][identity.Scopes]Class
+}
+
+func family(a netip.Addr) int {
+	if a.Is4() {
+		return 0
+	}
+	return 1
+}
+
+// Len is the number of prefixes.
+func (b *Blocks) Len() int { return b.n }
+
+// Set stores the classes of a prefix.
+func (b *Blocks) Set(p netip.Prefix, v [identity.Scopes]Class) {
+	ls := &b.byLen[family(p.Addr())]
+	i, ok := slices.BinarySearchFunc(*ls, p.Bits(), func(l length, bits int) int { return bits - l.bits })
+	if !ok {
+		*ls = slices.Insert(*ls, i, length{bits: p.Bits(), values: make(map[netip.Addr][identity.Scopes]Class)})
+	}
+	if _, ok := (*ls)[i].values[p.Addr()]; !ok {
+		b.n++
+	}
+	(*ls)[i].values[p.Addr()] = v
+}
+
+// Lookup finds the longest prefix with the address.
+func (b *Blocks) Lookup(a netip.Addr) ([identity.Scopes]Class, bool) {
+	for _, l := range b.byLen[family(a)] {
+		p, err := a.Prefix(l.bits)
+		if err != nil {
+			continue
+		}
+		if v, ok := l.values[p.Addr()]; ok {
+			return v, true
+		}
+	}
+	return [identity.Scopes]Class{}, false
+}
+
+// All calls f for every prefix.
+func (b *Blocks) All(f func(netip.Prefix, [identity.Scopes]Class)) {
+	for _, ls := range b.byLen {
+		for _, l := range ls {
+			for a, v := range l.values {
+				f(netip.PrefixFrom(a, l.bits), v)
+			}
+		}
+	}
+}
+
+// Builder adds classes to a table; equal nodes and equal lists are stored
+// once. A table may keep its builder to grow.
+type Builder struct {
+	nodes map[Node]uint32
+	class map[uint32]Class
+}
+
+// NewBuilder returns an empty builder.
+func NewBuilder() *Builder {
+	return &Builder{nodes: make(map[Node]uint32), class: make(map[uint32]Class)}
+}
+
+// ErrTooLarge says which limit a table exceeds.
+type ErrTooLarge struct {
+	What       string
+	Got, Limit int
+}
+
+// Error names the figures.
+func (e *ErrTooLarge) Error() string {
+	return fmt.Sprintf("table needs %d %s, the limit is %d", e.Got, e.What, e.Limit)
+}
+
+// Class returns the class of a total list of intervals, adding it if the table
+// has none like it.
+func (b *Builder) Class(t *Table, list []Interval) (Class, error) {
+	if len(list) > MaxIntervals {
+		return 0, &ErrTooLarge{"intervals in one class", len(list), MaxIntervals}
+	}
+	level := make([]Interval, len(list))
+	copy(level, list)
+	for leaf := true; ; leaf = false {
+		var up []Interval
+		for len(level) > 0 {
+			n := min(Fanout, len(level))
+			var node Node
+			for i := range Fanout {
+				e := level[min(i, n-1)]
+				node.Hi[i], node.Value[i] = e.Hi, uint32(e.Value)
+				if !leaf {
+					node.Value[i] |= child
+				}
+			}
+			id, ok := b.nodes[node]
+			if !ok {
+				id = uint32(len(t.Nodes))
+				t.Nodes = append(t.Nodes, node)
+				b.nodes[node] = id
+			}
+			up = append(up, Interval{Hi: level[n-1].Hi, Value: Value(id)})
+			level = level[n:]
+		}
+		level = up
+		if len(level) == 1 {
+			break
+		}
+	}
+	root := uint32(level[0].Value)
+	if c, ok := b.class[root]; ok {
+		return c, nil
+	}
+	if n := len(t.Classes); n >= MaxIdentityClasses+MaxAddressClasses {
+		return 0, &ErrTooLarge{"classes", n + 1, MaxIdentityClasses + MaxAddressClasses}
+	}
+	c := Class(len(t.Classes))
+	t.Classes = append(t.Classes, root)
+	b.class[root] = c
+	return c, nil
+}

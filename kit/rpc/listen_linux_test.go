@@ -5,6 +5,7 @@ package rpc
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -17,17 +18,32 @@ import (
 	"syscall"
 	"testing"
 
+	pb "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/status"
+
 	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/kit/rpc/client"
 )
 
-// A process that is killed while it listens is this binary with this argument.
-const listenArg = "listen-and-hang"
+// What needs a process of its own is this binary with one of these arguments.
+const (
+	listenArg = "listen-and-hang" // is killed while it listens
+	callArg   = "call-and-print"  // is a client with another uid
+)
 
 func TestMain(m *testing.M) {
 	if len(os.Args) == 3 && os.Args[1] == listenArg {
 		_, err := Listen(os.Args[2], ListenOptions{})
 		fmt.Println("listening", err)
 		select {}
+	}
+	if len(os.Args) == 3 && os.Args[1] == callArg {
+		cc, err := client.Dial(os.Args[2], client.Options{})
+		if err == nil {
+			_, err = pb.NewTestServiceClient(cc).EmptyCall(context.Background(), &pb.Empty{})
+		}
+		fmt.Println(status.Code(err))
+		return
 	}
 	leaktest.Main(m)
 }

@@ -5,6 +5,7 @@ package privilege
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -88,7 +89,7 @@ func child(job string) {
 		}
 	case "unprivileged":
 		if err = DropAll(); err == nil || !strings.Contains(err.Error(), "no_new_privs first") {
-			err = fmt.Errorf("DropAll before NoNewPrivs: %v", err)
+			err = errors.New("DropAll before NoNewPrivs: " + fmt.Sprint(err))
 			break
 		}
 		if err = NoNewPrivs(); err == nil {

@@ -72,6 +72,22 @@ type settings[C any] struct {
 	Service C      `config:",inline"`
 }
 
+func settingsOf[C any](service string, defaults func(instance.Paths) C) func(instance.Paths) settings[C] {
+	return func(p instance.Paths) settings[C] {
+		return settings[C]{Process: defaultConfig(p, service), Service: defaults(p)}
+	}
+}
+
+// Reference returns the table of every key that the service takes, the
+// common ones first, in Markdown.
+func Reference[C any](service string, defaults func(instance.Paths) C) (string, error) {
+	return config.Markdown(service, func(p instance.Paths) settings[C] {
+		s := settingsOf(service, defaults)(p)
+		s.Process.Socket.Group = int64(instance.GroupID) // whoever runs the generator
+		return s
+	})
+}
+
 // Run runs a service until SIGTERM, SIGINT or an error, and returns its exit
 // code: os.Exit(process.Run("name", defaults, run)). The context given to main
 // ends with the first signal; a second signal ends the process at once.
@@ -90,13 +106,10 @@ type environment struct {
 
 func run[C any](env environment, service string, defaults func(instance.Paths) C, main func(context.Context, *Process, C) error) int {
 	started := time.Now()
-	both := func(p instance.Paths) settings[C] {
-		return settings[C]{Process: defaultConfig(p, service), Service: defaults(p)}
-	}
 	cfg, effective, err := config.Load(config.Options{
 		Service: service, Args: env.args, Environ: env.environ, Output: env.stdout,
 		Version: Version().String(), Root: env.root,
-	}, both)
+	}, settingsOf(service, defaults))
 	switch {
 	case errors.Is(err, config.ErrHelp), errors.Is(err, config.ErrPrinted):
 		return ExitOK

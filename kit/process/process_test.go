@@ -439,3 +439,18 @@ func TestFailureWhileStoppingIsNotTakenForTheSignal(t *testing.T) {
 		}
 	}
 }
+
+func TestReferenceHasCommonAndOwnKeys(t *testing.T) {
+	table, err := Reference("demo", ownDefaults)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"| `log.level` | `--log-level` | `SLUICE_DEMO_LOG_LEVEL` | `info` |", "| `size` | `--size` | `SLUICE_DEMO_SIZE` | `3` |",
+		"| `socket.path` | `--socket-path` | `SLUICE_DEMO_SOCKET_PATH` | `/run/sluice/demo/demo.sock` |",
+	} {
+		if !strings.Contains(table, want) {
+			t.Errorf("missing %s in:\n%s", want, table)
+		}
+	}
+}

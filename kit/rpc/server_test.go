@@ -576,6 +576,44 @@ func TestClientRepeatsOnlyWhatIsIdempotent(t *testing.T) {
 	}
 }
 
+func TestClientFindsARestartedServer(t *testing.T) {
+	path := shortDir(t) + "/s.sock"
+	up := func() (stop func()) {
+		srv, err := NewServer(Options{Register: func(r grpc.ServiceRegistrar) { pb.RegisterTestServiceServer(r, &testService{}) }, Methods: table()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := listen(t, path, ListenOptions{})
+		served := make(chan error, 1)
+		go func() { served <- srv.Serve(l) }()
+		return func() {
+			srv.Stop()
+			if err := <-served; err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	cc, err := client.Dial(path, client.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cc.Close()
+	c := pb.NewTestServiceClient(cc)
+	call := func(opts ...grpc.CallOption) error {
+		_, err := c.EmptyCall(t.Context(), &pb.Empty{}, opts...)
+		return err
+	}
+	wantCode(t, call(), codes.Unavailable, path) // it says which socket
+	for range 3 {
+		stop := up()
+		if err := call(grpc.WaitForReady(true)); err != nil {
+			t.Fatal(err)
+		}
+		stop()
+		wantCode(t, call(), codes.Unavailable, "")
+	}
+}
+
 func TestClientSetsADeadlineWhereThereIsNone(t *testing.T) {
 	deadlines := make(chan time.Duration, 1)
 	f := serve(t, &testService{empty: func(ctx context.Context) error {

@@ -20,6 +20,7 @@
 package watch
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
@@ -184,8 +185,9 @@ func (h *Hub[K, V]) Len() int {
 // Keys returns all keys in the order in which they appeared.
 func (h *Hub[K, V]) Keys() []K {
 	h.mu.Lock()
-	defer h.mu.Unlock()
 	listing := h.list()
+	h.mu.Unlock()
+	sorted(listing)
 	keys := make([]K, len(listing))
 	for i, c := range listing {
 		keys[i] = c.key
@@ -247,19 +249,20 @@ func (h *Hub[K, V]) publish(c change[K, V]) {
 	}
 }
 
-// list runs with mu held.
+// list runs with mu held. The order is made without it, by sorted: sorting
+// many keys takes longer than copying them, and must not hold the producer up.
 func (h *Hub[K, V]) list() []change[K, V] {
 	all := make([]change[K, V], 0, len(h.items))
 	for k, it := range h.items {
 		all = append(all, change[K, V]{kind: Upsert, key: k, value: it.value, revision: it.created})
 	}
-	slices.SortFunc(all, func(a, b change[K, V]) int {
-		if a.revision < b.revision {
-			return -1
-		}
-		return 1
-	})
 	return all
+}
+
+// sorted puts a listing into the order in which the keys appeared.
+func sorted[K comparable, V any](listing []change[K, V]) []change[K, V] {
+	slices.SortFunc(listing, func(a, b change[K, V]) int { return cmp.Compare(a.revision, b.revision) })
+	return listing
 }
 
 func (h *Hub[K, V]) token(revision uint64) []byte {
@@ -276,6 +279,15 @@ func (h *Hub[K, V]) parse(token []byte) (uint64, error) {
 // Subscribe opens a subscription: with an empty token from a listing on, else
 // from after the event that carried it. The reader must call Close.
 func (h *Hub[K, V]) Subscribe(token []byte) (*Subscription[K, V], error) {
+	s, err := h.subscribe(token)
+	if err != nil {
+		return nil, err
+	}
+	sorted(s.listing) // the reader's own, and it has not begun
+	return s, nil
+}
+
+func (h *Hub[K, V]) subscribe(token []byte) (*Subscription[K, V], error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {

@@ -26,22 +26,37 @@ func Serve[K comparable, V any](ctx context.Context, h *Hub[K, V], token []byte,
 	}
 	defer s.Close()
 	for {
-		idle, cancel := context.WithTimeout(ctx, IdleBookmark)
-		e, err := s.Next(idle)
-		cancel()
-		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-			if e = (Event[K, V]{Kind: Bookmark, Token: s.Token()}); e.Token == nil {
-				continue
-			}
-			err = nil
-		}
+		e, err := nextOrIdle(ctx, s)
 		if err != nil {
 			return Status(err)
+		}
+		if e.Kind == 0 {
+			continue // idle before the listing is complete: there is no token yet
 		}
 		if err := send(e); err != nil {
 			return err
 		}
 	}
+}
+
+// nextOrIdle returns a bookmark when nothing happens for IdleBookmark.
+func nextOrIdle[K comparable, V any](ctx context.Context, s *Subscription[K, V]) (Event[K, V], error) {
+	if e, ok, err := s.take(); ok || err != nil {
+		if ctx.Err() != nil {
+			return Event[K, V]{}, ctx.Err()
+		}
+		return e, err // without a timer while there is more
+	}
+	idle, cancel := context.WithTimeout(ctx, IdleBookmark)
+	defer cancel()
+	e, err := s.Next(idle)
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		if token := s.Token(); token != nil {
+			return Event[K, V]{Kind: Bookmark, Token: token}, nil
+		}
+		return Event[K, V]{}, nil
+	}
+	return e, err
 }
 
 // Status gives the errors of this package, and of a context, their gRPC code.

@@ -4,7 +4,6 @@
 package invocation
 
 import (
-	"regexp"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -18,8 +17,6 @@ const (
 	argPodUID        = "K8S_POD_UID"
 	argSandbox       = "K8S_POD_INFRA_CONTAINER_ID"
 )
-
-var dnsLabelRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 
 // parseArgs reads CNI_ARGS: KEY=VALUE pairs separated by semicolons. Keys that
 // are not known are refused unless IgnoreUnknown says otherwise, as CNI asks.

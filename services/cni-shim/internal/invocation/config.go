@@ -136,7 +136,7 @@ func (c *Config) parseOwn(d fields) error {
 	if c.Name == "" {
 		return Field("name", "is not set")
 	}
-	if len(c.Name) > 253 || !nameRE.MatchString(c.Name) {
+	if len(c.Name) > 253 || !isName(c.Name) {
 		return Field("name", "%q is not the name of a network", clip(c.Name))
 	}
 	if err := checkDir(c.RunDir); err != "" {

@@ -13,7 +13,6 @@ package invocation
 
 import (
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 	"unicode"
@@ -82,7 +81,37 @@ const (
 	maxArgs        = 64 << 10
 )
 
-var nameRE = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]*$`)
+// isName says whether s is letters, digits, "_", "." and "-", with a letter or
+// digit first. These checks are loops because the process lives for a few
+// milliseconds, and compiling the patterns took half of one.
+func isName(s string) bool {
+	for i := range len(s) {
+		if !alphanumeric(s[i]) && (i == 0 || strings.IndexByte("_.-", s[i]) < 0) {
+			return false
+		}
+	}
+	return s != ""
+}
+
+// isDNSName says whether s is at most most lower-case letters, digits and what
+// is in inner, with a letter or digit at both ends.
+func isDNSName(s, inner string, most int) bool {
+	if s == "" || len(s) > most {
+		return false
+	}
+	for i := range len(s) {
+		c := s[i]
+		edge := i == 0 || i == len(s)-1
+		if (!alphanumeric(c) || c >= 'A' && c <= 'Z') && (edge || strings.IndexByte(inner, c) < 0) {
+			return false
+		}
+	}
+	return true
+}
+
+func alphanumeric(c byte) bool {
+	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
+}
 
 // ParseCommand reads the verb alone, before anything is read from standard
 // input: VERSION needs none.
@@ -168,10 +197,10 @@ func (in *Invocation) parseEnvironment(getenv func(string) string) error {
 		return err
 	}
 	in.PodNamespace, in.Pod = args[argPodNamespace], args[argPodName]
-	if in.PodNamespace != "" && !dnsLabelRE.MatchString(in.PodNamespace) {
+	if in.PodNamespace != "" && !isDNSName(in.PodNamespace, "-", 63) {
 		return environment(EnvArgs, "%s: %q is not a namespace", argPodNamespace, clip(in.PodNamespace))
 	}
-	if in.Pod != "" && (len(in.Pod) > 253 || !nameRE.MatchString(in.Pod)) {
+	if in.Pod != "" && (len(in.Pod) > 253 || !isName(in.Pod)) {
 		return environment(EnvArgs, "%s: %q is not the name of a pod", argPodName, clip(in.Pod))
 	}
 	return nil
@@ -184,7 +213,7 @@ func checkContainerID(id string) string {
 		return "is not set"
 	case len(id) > maxContainerID:
 		return fmt.Sprintf("is %d bytes long, at most %d are allowed", len(id), maxContainerID)
-	case !nameRE.MatchString(id):
+	case !isName(id):
 		return fmt.Sprintf("%q is not an id: want letters, digits, \"_\", \".\" and \"-\", a letter or digit first", clip(id))
 	}
 	return ""

@@ -6,6 +6,7 @@ package invocation
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -303,4 +304,32 @@ func FuzzArgs(f *testing.F) {
 			t.Fatalf("%q: %v, %v", b.String(), again, err)
 		}
 	})
+}
+
+// The loops accept what the patterns of the API do.
+func TestNamesFollowTheirPatterns(t *testing.T) {
+	name := regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]*$`)
+	label := regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+	const letters = "aZ0_.-/ é"
+	var try func(s string, left int)
+	try = func(s string, left int) {
+		if got, want := isName(s), name.MatchString(s); got != want {
+			t.Errorf("isName(%q) = %v, want %v", s, got, want)
+		}
+		if got, want := isDNSName(s, "-", 63), label.MatchString(s); got != want {
+			t.Errorf("isDNSName(%q) = %v, want %v", s, got, want)
+		}
+		if left > 0 {
+			for _, r := range letters {
+				try(s+string(r), left-1)
+			}
+		}
+	}
+	try("", 4)
+	for n := 60; n < 66; n++ {
+		s := strings.Repeat("a", n)
+		if got, want := isDNSName(s, "-", 63), label.MatchString(s); got != want {
+			t.Errorf("isDNSName of %d bytes = %v, want %v", n, got, want)
+		}
+	}
 }

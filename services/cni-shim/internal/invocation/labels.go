@@ -5,7 +5,6 @@ package invocation
 
 import (
 	"cmp"
-	"regexp"
 	"slices"
 	"strings"
 	"unicode"
@@ -31,12 +30,6 @@ const (
 	maxLabelName  = 63
 	maxLabelKey   = 317 // a DNS name, "/" and a name
 	maxLabelValue = 4096
-)
-
-// A key as in Kubernetes: an optional DNS name and "/", then a name.
-var (
-	labelPrefixRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$`)
-	labelNameRE   = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$`)
 )
 
 // workloadLabels joins the labels of every place they may come from, gives
@@ -95,7 +88,8 @@ func workloadLabels(c Config, podNamespace string) ([]Label, error) {
 	return labels, nil
 }
 
-// checkLabel gives what is wrong with a label, or "".
+// checkLabel gives what is wrong with a label, or "". A key is as in
+// Kubernetes: an optional DNS name and "/", then a name.
 func checkLabel(kv keyValue) string {
 	if source, _, found := strings.Cut(kv.Key, ":"); found {
 		switch source {
@@ -106,7 +100,7 @@ func checkLabel(kv keyValue) string {
 	}
 	name := kv.Key
 	if i := strings.LastIndexByte(kv.Key, '/'); i >= 0 {
-		if !labelPrefixRE.MatchString(kv.Key[:i]) {
+		if !isDNSName(kv.Key[:i], ".-", 253) {
 			return "the part of key \"" + clip(kv.Key) + "\" before \"/\" is not a DNS name"
 		}
 		name = kv.Key[i+1:]
@@ -114,7 +108,7 @@ func checkLabel(kv keyValue) string {
 	switch {
 	case len(kv.Key) > maxLabelKey || len(name) > maxLabelName:
 		return "key \"" + clip(kv.Key) + "\" is too long"
-	case !labelNameRE.MatchString(name):
+	case !isName(name) || !alphanumeric(name[len(name)-1]):
 		return "key \"" + clip(kv.Key) + "\" is not a label key: want letters, digits, \"_\", \".\" and \"-\""
 	case len(kv.Value) > maxLabelValue:
 		return "the value of \"" + clip(kv.Key) + "\" is too long"

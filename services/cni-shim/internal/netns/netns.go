@@ -15,7 +15,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -30,11 +30,19 @@ var ErrInvalid = errors.New("not a container's network namespace")
 // ID tells namespaces apart.
 type ID struct{ Dev, Ino uint64 }
 
-// of a process other than the one that looks: "self" would be the plugin.
-var procRE = regexp.MustCompile(`^/proc/[1-9][0-9]{0,9}(/task/[1-9][0-9]{0,9})?/ns/net$`)
+// IsProcess says whether path names a namespace by a process or thread that is
+// in it, by number: "self" would be the plugin.
+func IsProcess(path string) bool {
+	rest, proc := strings.CutPrefix(path, "/proc/")
+	rest, net := strings.CutSuffix(rest, "/ns/net")
+	process, thread, threaded := strings.Cut(rest, "/task/")
+	return proc && net && isID(process) && (!threaded || isID(thread))
+}
 
-// IsProcess says whether path names a namespace by a process that is in it.
-func IsProcess(path string) bool { return procRE.MatchString(path) }
+func isID(s string) bool {
+	n, err := strconv.ParseInt(s, 10, 32)
+	return err == nil && n > 0 && strconv.FormatInt(n, 10) == s
+}
 
 // Check opens path and makes sure that it is a network namespace and not the
 // caller's own. The error is ErrInvalid unless the file cannot be read at all.

@@ -26,6 +26,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/kit/durable"
 )
 
 // Max is how many deletions wait at most.
@@ -66,11 +68,6 @@ func Put(dir string, e Entry) (err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
 	// Deletions come in bursts when a node is drained; the count must hold.
 	unlock, err := lock(filepath.Join(dir, ".lock"))
 	if err != nil {
@@ -80,17 +77,17 @@ func Put(dir string, e Entry) (err error) {
 
 	path := filepath.Join(dir, Name(e.ContainerID, e.InterfaceName))
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
-		names, err := d.Readdirnames(-1)
+		// The lock is ours, so nobody else is writing.
+		if _, err := durable.RemoveTemp(dir); err != nil {
+			return err
+		}
+		entries, err := os.ReadDir(dir)
 		if err != nil {
 			return err
 		}
 		n := 0
-		for _, name := range names {
-			switch {
-			case strings.HasPrefix(name, ".new-"):
-				// Written by a process that was killed: the lock is ours.
-				_ = os.Remove(filepath.Join(dir, name))
-			case !strings.HasPrefix(name, "."):
+		for _, e := range entries {
+			if !strings.HasPrefix(e.Name(), ".") {
 				n++
 			}
 		}
@@ -103,28 +100,13 @@ func Put(dir string, e Entry) (err error) {
 	if err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(dir, ".new-*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(append(b, '\n'))
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	return d.Sync()
+	return durable.WriteFile(path, append(b, '\n'), 0o600, durable.SyncAll)
 }
 
 // Remove takes a deletion back, because the datapath has done it after all. It
 // is no error if there is none.
 func Remove(dir, containerID, interfaceName string) error {
-	err := os.Remove(filepath.Join(dir, Name(containerID, interfaceName)))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
+	_, err := durable.Remove(filepath.Join(dir, Name(containerID, interfaceName)), durable.SyncNone)
 	return err
 }
 

@@ -24,7 +24,7 @@ func TestPutIsBoundedUnderConcurrentWriters(t *testing.T) {
 		}
 	}
 	// Left by a writer that was killed: neither counted nor kept.
-	if err := os.WriteFile(filepath.Join(dir, ".new-1"), nil, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, ".x.tmp-1"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	var (
@@ -52,7 +52,7 @@ func TestPutIsBoundedUnderConcurrentWriters(t *testing.T) {
 	if stored != 5 || len(full) != 11 || len(rest) > 0 {
 		t.Fatalf("%d stored, %d refused, other errors %v; want 5, 11 and none", stored, len(full), rest)
 	}
-	if _, err := os.Stat(filepath.Join(dir, ".new-1")); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(filepath.Join(dir, ".x.tmp-1")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the killed writer's file is still there: %v", err)
 	}
 }

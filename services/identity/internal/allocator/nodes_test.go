@@ -1,0 +1,653 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package allocator_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/allocator/storetest"
+	"github.com/sluice-net/sluice/services/identity/internal/identity"
+)
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
+
+// memory is the Records of a node that outlives its processes.
+type memory struct {
+	mu     sync.Mutex
+	holds  allocator.Holds
+	known  []identity.Identity
+	cached bool
+	saves  int
+	fail   error
+}
+
+func (m *memory) SaveHolds(h allocator.Holds) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.fail != nil {
+		return m.fail
+	}
+	m.saves++
+	m.holds = h
+	return nil
+}
+
+func (m *memory) SaveKnown(ids []identity.Identity) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.known, m.cached = ids, true
+	return nil
+}
+
+func (m *memory) holders() map[string]identity.Numeric {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := map[string]identity.Numeric{}
+	for _, h := range m.holds.Holders {
+		out[h.Holder.String()] = h.Identity.Number
+	}
+	return out
+}
+
+// readers is a Publisher that remembers.
+type readers struct {
+	mu     sync.Mutex
+	have   map[identity.Numeric]string
+	loaded bool
+}
+
+func (r *readers) Upsert(n identity.Numeric, id identity.Identity) uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.have[n] = id.Labels.Text()
+	return 0
+}
+
+func (r *readers) Delete(n identity.Numeric) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.have, n)
+	return true
+}
+
+func (r *readers) Loaded() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.loaded = true
+}
+
+func (r *readers) see(n identity.Numeric) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.have[n]
+}
+
+// cluster is what the tests use of a store's backend.
+type cluster interface {
+	Node(name string) allocator.Store
+}
+
+// node is one process of a node.
+type node struct {
+	*allocator.Allocator
+	t       testing.TB
+	store   allocator.Store
+	records *memory
+	readers *readers
+	stop    func()
+}
+
+func quick() allocator.Config {
+	return allocator.Config{
+		Quota: 1000, StoreTimeout: 2 * time.Second, Heartbeat: 20 * time.Millisecond, Reconcile: 20 * time.Millisecond,
+		Grace: time.Hour, Rest: time.Hour, KnownDelay: time.Millisecond, RetryMin: 5 * time.Millisecond, RetryMax: 20 * time.Millisecond,
+		Log: slog.New(slog.DiscardHandler),
+	}
+}
+
+// start runs a process of a node; records is what earlier ones left.
+func start(t testing.TB, store allocator.Store, records *memory, cfg allocator.Config) *node {
+	t.Helper()
+	if cfg.Log == nil {
+		cfg.Log = log.Discard()
+	}
+	n := &node{t: t, store: store, records: records, readers: &readers{have: map[identity.Numeric]string{}}}
+	records.mu.Lock()
+	a, err := allocator.New(cfg, store, records, n.readers, records.holds, records.known, records.cached)
+	records.mu.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.Allocator = a
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := a.Run(ctx); err != nil {
+			t.Errorf("run: %v", err)
+		}
+	}()
+	n.stop = sync.OnceFunc(func() { cancel(); <-done })
+	t.Cleanup(n.stop)
+	return n
+}
+
+func startFake(t testing.TB, c cluster, name string, records *memory) *node {
+	n := start(t, c.Node(name), records, quick())
+	n.connected()
+	return n
+}
+
+func (n *node) connected() {
+	n.t.Helper()
+	storetest.Eventually(n.t, "the session", func() bool { s := n.Summary(); return s.Connected && s.Ready })
+}
+
+func (n *node) disconnected() {
+	n.t.Helper()
+	storetest.Eventually(n.t, "the loss of the session", func() bool { return !n.Summary().Connected })
+}
+
+func (n *node) settled() {
+	n.t.Helper()
+	storetest.Eventually(n.t, "that nothing waits for the store", func() bool { s := n.Summary(); return s.Connected && s.PendingWrites == 0 })
+}
+
+func (n *node) hold(holder, app string) identity.Numeric {
+	n.t.Helper()
+	id, err := n.Hold(n.t.Context(), allocator.EndpointHolder(holder, "eth0"), storetest.Labels(n.t, app), true)
+	if err != nil {
+		n.t.Fatalf("hold %s for %s: %v", app, holder, err)
+	}
+	if want := storetest.Labels(n.t, app); id.Labels.Text() != want.Text() {
+		n.t.Fatalf("hold %s for %s: got the labels %s", app, holder, id.Labels)
+	}
+	return id.Number
+}
+
+func (n *node) release(holder string) identity.Numeric {
+	n.t.Helper()
+	number, err := n.Release(n.t.Context(), allocator.EndpointHolder(holder, "eth0"))
+	if err != nil {
+		n.t.Fatalf("release %s: %v", holder, err)
+	}
+	return number
+}
+
+// references of the node as the store has them.
+func (n *node) references() []identity.Numeric {
+	n.t.Helper()
+	refs, err := n.store.References(n.t.Context())
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	var out []identity.Numeric
+	for _, r := range refs {
+		out = append(out, r.Number)
+	}
+	slices.Sort(out)
+	return out
+}
+
+func (n *node) refersTo(want ...identity.Numeric) {
+	n.t.Helper()
+	slices.Sort(want)
+	storetest.Eventually(n.t, "the references become what is held", func() bool { return slices.Equal(n.references(), want) })
+}
+
+func TestHolderAskingAgainGetsTheSame(t *testing.T) {
+	f := storetest.NewFake()
+	a := startFake(t, f, "a", &memory{})
+	first := a.hold("c1", "web")
+	if first.Scope() != identity.ScopeCluster {
+		t.Errorf("%d is not a cluster identity", first)
+	}
+	if again := a.hold("c1", "web"); again != first {
+		t.Errorf("asking again gives %d, want %d", again, first)
+	}
+	if other := a.hold("c2", "web"); other != first {
+		t.Errorf("another holder of the set gets %d, want %d", other, first)
+	}
+	if other := a.hold("c3", "db"); other == first {
+		t.Errorf("another set gets the same number %d", other)
+	}
+	_, err := a.Hold(t.Context(), allocator.EndpointHolder("c1", "eth0"), storetest.Labels(t, "db"), false)
+	if !errors.Is(err, allocator.ErrHeldOther) {
+		t.Errorf("another set without moving: %v, want ErrHeldOther", err)
+	}
+	id, holders, err := a.Get(first)
+	if err != nil || id.Number != first || !slices.Equal(holders, []string{"endpoint:c1/eth0", "endpoint:c2/eth0"}) {
+		t.Errorf("get: %s %v %v", id, holders, err)
+	}
+}
+
+func TestMovingReleasesTheOldNumber(t *testing.T) {
+	a := startFake(t, storetest.NewFake(), "a", &memory{})
+	web := a.hold("c1", "web")
+	a.refersTo(web)
+	db := a.hold("c1", "db")
+	a.refersTo(db)
+	if got := a.records.holders(); !maps.Equal(got, map[string]identity.Numeric{"endpoint:c1/eth0": db}) {
+		t.Errorf("records %v, want only %d", got, db)
+	}
+}
+
+func TestReleaseKeepsIdentityWhileReferenced(t *testing.T) {
+	a := startFake(t, storetest.NewFake(), "a", &memory{})
+	web := a.hold("c1", "web")
+	a.hold("c2", "web")
+	if got := a.release("c1"); got != web {
+		t.Errorf("released %d, want %d", got, web)
+	}
+	a.settled()
+	a.refersTo(web)
+	a.release("c2")
+	a.refersTo()
+	if got := a.release("c2"); got != 0 {
+		t.Errorf("released %d the second time, want 0", got)
+	}
+	if len(a.records.holders()) != 0 {
+		t.Errorf("records %v, want none", a.records.holders())
+	}
+}
+
+func TestNodesShareNumbers(t *testing.T) {
+	f := storetest.NewFake()
+	a, b := startFake(t, f, "a", &memory{}), startFake(t, f, "b", &memory{})
+	web := a.hold("c1", "web")
+	storetest.Eventually(t, "the other node sees it", func() bool { return b.readers.see(web) == "cni:app=web;" })
+	if got := b.hold("c1", "web"); got != web {
+		t.Errorf("b has %d, want %d", got, web)
+	}
+}
+
+func TestKnownSetsAreAnsweredWithoutTheStore(t *testing.T) {
+	f := storetest.NewFake()
+	records := &memory{}
+	a, b := startFake(t, f, "a", records), startFake(t, f, "b", &memory{})
+	web, db := a.hold("c1", "web"), b.hold("c1", "db")
+	storetest.Eventually(t, "a knows b's", func() bool { return a.readers.see(db) != "" })
+	f.Down()
+	a.disconnected()
+	check := func(a *node, holder string) {
+		t.Helper()
+		if got := a.hold(holder, "web"); got != web {
+			t.Errorf("held set: %d, want %d", got, web)
+		}
+		if got := a.hold(holder, "db"); got != db {
+			t.Errorf("known set: %d, want %d", got, db)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		_, err := a.Hold(ctx, allocator.EndpointHolder("c9", "eth0"), storetest.Labels(t, "new"), true)
+		var unavailable *allocator.StoreError
+		if !errors.As(err, &unavailable) || !slices.Equal(unavailable.Endpoints, f.Node("x").Endpoints()) {
+			t.Errorf("new set: %v, want a StoreError that names the endpoints", err)
+		}
+	}
+	check(a, "c2")
+	storetest.Eventually(t, "the cache is written", func() bool {
+		records.mu.Lock()
+		defer records.mu.Unlock()
+		return len(records.known) == 2
+	})
+	a.stop()
+	again := start(t, f.Node("a"), records, quick())
+	if ready, _ := again.Ready(); !ready {
+		t.Error("not ready although there is a cache")
+	}
+	check(again, "c3")
+	if s := again.Summary(); s.Connected || s.StoreError == "" || s.PendingWrites != 2 {
+		t.Errorf("status %+v, want not connected, 2 references waiting", s)
+	}
+	f.Up()
+	again.connected()
+	again.refersTo(web, db)
+}
+
+func TestWithoutCacheAndStoreItIsNotReady(t *testing.T) {
+	f := storetest.NewFake()
+	f.Down()
+	a := start(t, f.Node("a"), &memory{}, quick())
+	storetest.Eventually(t, "a failed attempt", func() bool { return a.Summary().StoreError == allocator.ErrUnavailable.Error() })
+	ready, changed := a.Ready()
+	if ready {
+		t.Fatal("ready without knowing anything")
+	}
+	f.Up()
+	storetest.Eventually(t, "readiness", func() bool {
+		<-changed
+		ready, changed = a.Ready()
+		return ready
+	})
+}
+
+func TestReleaseNeedsNoStore(t *testing.T) {
+	f := storetest.NewFake()
+	records := &memory{}
+	a := startFake(t, f, "a", records)
+	web, db := a.hold("c1", "web"), a.hold("c2", "db")
+	f.Down()
+	a.disconnected()
+	if got := a.release("c1"); got != web {
+		t.Errorf("released %d, want %d", got, web)
+	}
+	a.stop() // and a restart forgets nothing
+	again := start(t, f.Node("a"), records, quick())
+	if got := again.release("c2"); got != db {
+		t.Errorf("released %d, want %d", got, db)
+	}
+	f.Up()
+	again.connected()
+	again.refersTo()
+}
+
+func TestExpiredSessionIsRestored(t *testing.T) {
+	f := storetest.NewFake()
+	a := startFake(t, f, "a", &memory{})
+	web, db := a.hold("c1", "web"), a.hold("c2", "db")
+	f.Expire("a")
+	a.refersTo(web, db)
+}
+
+func TestHeldNumberThatWasCollectedComesBack(t *testing.T) {
+	f := storetest.NewFake()
+	a, b := startFake(t, f, "a", &memory{}), f.Node("b")
+	if _, err := b.Join(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	web := a.hold("c1", "web")
+	a.stop()
+	f.Expire("a")
+	collectAll(t, b)
+	again := startFake(t, f, "a", a.records)
+	again.refersTo(web)
+	if c, err := b.Claim(t.Context(), storetest.Labels(t, "web"), 0, 400); err != nil || c.Number != web {
+		t.Errorf("b gets %+v, %v, want %d", c, err, web)
+	}
+}
+
+func collectAll(t testing.TB, st allocator.Store) {
+	t.Helper()
+	unused, err := st.Unreferenced(t.Context())
+	if err == nil {
+		_, err = st.Collect(t.Context(), unused, time.Nanosecond) // no rest: the worst case
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestNumberTakenMeanwhileMovesItsHolders(t *testing.T) {
+	for _, elsewhere := range []bool{false, true} { // is our set known under another number?
+		f := storetest.NewFake()
+		a, b := startFake(t, f, "a", &memory{}), f.Node("b")
+		if _, err := b.Join(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		old := a.hold("c1", "web")
+		a.hold("c2", "web")
+		a.stop()
+		f.Expire("a")
+		collectAll(t, b)
+		if _, err := b.Claim(t.Context(), storetest.Labels(t, "thief"), 0, old); err != nil {
+			t.Fatal(err)
+		}
+		moved := identity.Numeric(0)
+		if elsewhere {
+			moved = 40_000
+			if _, err := b.Claim(t.Context(), storetest.Labels(t, "web"), 0, moved); err != nil {
+				t.Fatal(err)
+			}
+		}
+		a = start(t, f.Node("a"), a.records, quick())
+		storetest.Eventually(t, "the conflict is settled", func() bool { return a.Counters().Conflicts == 1 })
+		now := a.hold("c1", "web")
+		if now == old || elsewhere && now != moved || a.hold("c2", "web") != now {
+			t.Errorf("web has %d, want not %d, and %d if that is not 0", now, old, moved)
+		}
+		a.refersTo(now)
+		if got := a.hold("c3", "thief"); got != old {
+			t.Errorf("thief has %d, want %d", got, old)
+		}
+		storetest.Eventually(t, "readers see both", func() bool {
+			return a.readers.see(now) == "cni:app=web;" && a.readers.see(old) == "cni:app=thief;"
+		})
+		want := map[string]identity.Numeric{"endpoint:c1/eth0": now, "endpoint:c2/eth0": now, "endpoint:c3/eth0": old}
+		if got := a.records.holders(); !maps.Equal(got, want) {
+			t.Errorf("records %v, want %v", got, want)
+		}
+		a.stop()
+	}
+}
+
+// lossy loses the answer of one Claim that happened.
+type lossy struct {
+	allocator.Store
+	mu   sync.Mutex
+	lose int
+}
+
+func (l *lossy) Claim(ctx context.Context, labels identity.Labels, known, candidate identity.Numeric) (allocator.Claim, error) {
+	c, err := l.Store.Claim(ctx, labels, known, candidate)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err == nil && l.lose > 0 {
+		l.lose--
+		return allocator.Claim{}, allocator.ErrUnavailable
+	}
+	return c, err
+}
+
+func TestReferenceOfALostAnswerIsDropped(t *testing.T) {
+	f := storetest.NewFake()
+	st := &lossy{Store: f.Node("a"), lose: 1}
+	a := start(t, st, &memory{}, quick())
+	a.connected()
+	kept := identity.Numeric(0)
+	if _, err := a.Hold(t.Context(), allocator.EndpointHolder("c1", "eth0"), storetest.Labels(t, "web"), true); !errors.Is(err, allocator.ErrUnavailable) {
+		t.Fatalf("hold: %v, want ErrUnavailable", err)
+	}
+	a.connected()
+	kept = a.hold("c2", "db")
+	a.refersTo(kept)
+}
+
+func TestReferenceOfAKilledProcessIsDroppedAtTheStart(t *testing.T) {
+	f := storetest.NewFake()
+	dead := f.Node("a")
+	if _, err := dead.Join(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := dead.Claim(t.Context(), storetest.Labels(t, "web"), 0, 300); err != nil {
+		t.Fatal(err)
+	}
+	cfg := quick()
+	cfg.Reconcile = time.Hour // the start alone must do
+	a := start(t, f.Node("a"), &memory{}, cfg)
+	a.connected()
+	if refs := a.references(); len(refs) != 0 {
+		t.Errorf("references %v, want none", refs)
+	}
+}
+
+func TestQuotaBoundsIdentitiesAndNamesTheLabels(t *testing.T) {
+	cfg := quick()
+	cfg.Quota = 3
+	a := start(t, storetest.NewFake().Node("a"), &memory{}, cfg)
+	a.connected()
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	refused := 0
+	for i := range 10 {
+		wg.Go(func() {
+			_, err := a.Hold(t.Context(), allocator.EndpointHolder(fmt.Sprint("c", i), "eth0"), storetest.Labels(t, fmt.Sprint(i)), true)
+			var quota *allocator.QuotaError
+			if errors.As(err, &quota) && errors.Is(err, allocator.ErrQuota) && quota.Limit == 3 {
+				mu.Lock()
+				refused++
+				mu.Unlock()
+			} else if err != nil {
+				t.Errorf("hold: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	if s := a.Summary(); refused != 7 || s.Held != 3 {
+		t.Errorf("%d refused, %d held, want 7 and 3", refused, s.Held)
+	}
+	holders := slices.Sorted(maps.Keys(a.records.holders()))
+	var one string
+	for _, h := range holders {
+		one = h[len("endpoint:") : len(h)-len("/eth0")]
+	}
+	a.hold(one, "moved") // frees its own place
+	_, err := a.Hold(t.Context(), allocator.EndpointHolder("more", "eth0"), storetest.Labels(t, "more"), true)
+	var quota *allocator.QuotaError
+	if !errors.As(err, &quota) || len(quota.Keys) != 1 || quota.Keys[0].Key != "cni:app" {
+		t.Errorf("one more: %v, want a QuotaError that names cni:app", err)
+	}
+	a.release(one)
+	a.hold("more", "more")
+}
+
+func TestFullRangeIsExhausted(t *testing.T) {
+	f := storetest.NewFake()
+	b := f.Node("b")
+	if _, err := b.Join(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for n := identity.MinCluster; n <= identity.MaxCluster; n++ {
+		if _, err := b.Claim(t.Context(), storetest.Labels(t, fmt.Sprint(n)), 0, n); err != nil {
+			t.Fatalf("claim %d: %v", n, err)
+		}
+	}
+	a := startFake(t, f, "a", &memory{})
+	if s := a.Summary(); s.Known != identity.ClusterSize {
+		t.Fatalf("%d known, want %d", s.Known, identity.ClusterSize)
+	}
+	_, err := a.Hold(t.Context(), allocator.EndpointHolder("c1", "eth0"), storetest.Labels(t, "new"), true)
+	if !errors.Is(err, allocator.ErrExhausted) {
+		t.Errorf("hold: %v, want ErrExhausted", err)
+	}
+}
+
+func TestAnswerWaitsForStableStorage(t *testing.T) {
+	broken := errors.New("disk full")
+	records := &memory{fail: broken}
+	a := startFake(t, storetest.NewFake(), "a", records)
+	holder := allocator.EndpointHolder("c1", "eth0")
+	for range 2 {
+		_, err := a.Hold(t.Context(), holder, storetest.Labels(t, "web"), true)
+		if !errors.Is(err, allocator.ErrRecords) || !errors.Is(err, broken) {
+			t.Fatalf("hold: %v, want ErrRecords", err)
+		}
+	}
+	records.mu.Lock()
+	records.fail = nil
+	records.mu.Unlock()
+	web := a.hold("c1", "web")
+	if got := records.holders()[holder.String()]; got != web {
+		t.Errorf("stored %d, want %d", got, web)
+	}
+}
+
+func TestCollectionTakesWhatNobodyRefersTo(t *testing.T) {
+	f := storetest.NewFake()
+	cfg := quick()
+	cfg.Grace = 0
+	a := start(t, f.Node("a"), &memory{}, cfg)
+	a.connected()
+	web, db := a.hold("c1", "web"), a.hold("c2", "db")
+	a.release("c1")
+	storetest.Eventually(t, "the deletion is seen", func() bool { return a.readers.see(web) == "" })
+	if a.readers.see(db) == "" {
+		t.Error("a held identity was collected")
+	}
+	if c := a.Counters(); c.Collected != 1 {
+		t.Errorf("%d collected, want 1", c.Collected)
+	}
+	if again := a.hold("c3", "web"); again != web {
+		t.Errorf("the set comes back as %d, want its old number %d", again, web)
+	}
+}
+
+func TestNodeLocalNumbersNeedNoStore(t *testing.T) {
+	f := storetest.NewFake()
+	f.Down()
+	records := &memory{cached: true}
+	a := start(t, f.Node("a"), records, quick())
+	hold := func(a *node, ref, app string) identity.Numeric {
+		t.Helper()
+		id, err := a.HoldNodeLocal(t.Context(), allocator.ReferenceHolder(ref), storetest.Labels(t, app))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return id.Number
+	}
+	x, y := hold(a, "x", "web"), hold(a, "y", "db")
+	if x != identity.MinNodeLocal || y != identity.MinNodeLocal+1 || hold(a, "z", "web") != x || hold(a, "x", "web") != x {
+		t.Errorf("numbers %#x and %#x", x, y)
+	}
+	if a.readers.see(x) != "cni:app=web;" {
+		t.Error("readers do not see it")
+	}
+	if _, err := a.HoldNodeLocal(t.Context(), allocator.ReferenceHolder("x"), storetest.Labels(t, "db")); !errors.Is(err, allocator.ErrHeldOther) {
+		t.Errorf("another set: %v, want ErrHeldOther", err)
+	}
+	if n, err := a.Release(t.Context(), allocator.ReferenceHolder("y")); err != nil || n != y {
+		t.Errorf("released %d, %v", n, err)
+	}
+	if a.readers.see(y) != "" {
+		t.Error("readers still see a freed number")
+	}
+	a.stop()
+	again := start(t, f.Node("a"), records, quick())
+	if got := hold(again, "n", "web"); got != x {
+		t.Errorf("after a restart web is %#x, want %#x", got, x)
+	}
+	if got := hold(again, "m", "new"); got == y {
+		t.Errorf("%#x is used again at once", got)
+	}
+}
+
+func TestConcurrentAnswersShareWrites(t *testing.T) {
+	a := startFake(t, storetest.NewFake(), "a", &memory{})
+	a.hold("first", "web")
+	var wg sync.WaitGroup
+	for i := range 200 {
+		wg.Go(func() { a.hold(fmt.Sprint("c", i), "web") })
+	}
+	wg.Wait()
+	if got := len(a.records.holders()); got != 201 {
+		t.Errorf("%d holders stored, want 201", got)
+	}
+}
+
+func TestBadStateIsRefused(t *testing.T) {
+	web := identity.Identity{Number: 300, Labels: storetest.Labels(t, "web")}
+	db := identity.Identity{Number: 300, Labels: storetest.Labels(t, "db")}
+	h := func(s string) allocator.Holder { return allocator.ReferenceHolder(s) }
+	for name, holders := range map[string][]allocator.HolderRecord{
+		"two sets": {{Holder: h("a"), Identity: web}, {Holder: h("b"), Identity: db}},
+		"twice":    {{Holder: h("a"), Identity: web}, {Holder: h("a"), Identity: web}},
+		"reserved": {{Holder: h("a"), Identity: identity.Reserved()[0]}},
+	} {
+		_, err := allocator.New(quick(), storetest.NewFake().Node("a"), &memory{}, &readers{have: map[identity.Numeric]string{}}, allocator.Holds{Holders: holders}, nil, true)
+		if err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+}

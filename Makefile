@@ -19,8 +19,9 @@ bin/sluice-ipam:     main := services/ipam
 bin/sluice-identity: main := services/identity
 bin/sluice-datapath: main := services/datapath
 
-# Static binaries that say the same wherever the checkout lies.
-go_build := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w -X github.com/sluice-net/sluice/kit/process.linkVersion=$(VERSION)"
+# Static binaries that say the same wherever the checkout lies. grpcnotrace
+# leaves out a debug page that nobody reaches, and 4 MB of each binary with it.
+go_build := CGO_ENABLED=0 go build -tags grpcnotrace -trimpath -buildvcs=false -ldflags "-s -w -X github.com/sluice-net/sluice/kit/process.linkVersion=$(VERSION)"
 
 .PHONY: help
 help: ## Say what there is to make

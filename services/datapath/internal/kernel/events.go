@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"time"
 
 	"github.com/cilium/ebpf/ringbuf"
@@ -77,10 +76,12 @@ func (k *Kernel) Events() (*EventReader, error) {
 // Read returns the next event. It ends with ctx's error, or with ErrClosed
 // after Close. One goroutine reads at a time.
 func (r *EventReader) Read(ctx context.Context) (Event, error) {
-	past := time.Unix(1, 0)
 	for {
-		r.ring.SetDeadline(time.Time{})
-		stop := context.AfterFunc(ctx, func() { r.ring.SetDeadline(past) })
+		if err := ctx.Err(); err != nil {
+			return Event{}, err
+		}
+		// a deadline could not be moved while the reader waits
+		stop := context.AfterFunc(ctx, func() { _ = r.ring.Flush() })
 		err := r.ring.ReadInto(&r.rec)
 		stop()
 		switch {
@@ -88,11 +89,8 @@ func (r *EventReader) Read(ctx context.Context) (Event, error) {
 			return decodeEvent(r.rec.RawSample)
 		case errors.Is(err, ringbuf.ErrClosed):
 			return Event{}, fmt.Errorf("read events: %w", ErrClosed)
-		case errors.Is(err, os.ErrDeadlineExceeded):
-			// else it was the deadline of an earlier call that came late
-			if ctx.Err() != nil {
-				return Event{}, ctx.Err()
-			}
+		case errors.Is(err, ringbuf.ErrFlushed):
+			// by this context, or late by that of an earlier call
 		default:
 			return Event{}, fmt.Errorf("read events: %w", err)
 		}

@@ -1,0 +1,818 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+)
+
+// What a program says to the kernel.
+const (
+	verdictOK       = 0
+	verdictShot     = 2
+	verdictRedirect = 7
+)
+
+const (
+	markMask   = 0x0f00
+	markPod    = 0x0200
+	markUplink = 0x0a00
+	markJudged = 0x0d00
+)
+
+func markOf(magic uint32, id Identity) uint32 {
+	return magic | uint32(id)<<16 | uint32(id)>>16&0xff
+}
+
+// skbContext is struct __sk_buff as BPF_PROG_TEST_RUN takes and gives it.
+type skbContext struct {
+	Len, PktType, Mark, QueueMapping, Protocol, VlanPresent, VlanTCI, VlanProto, Priority uint32
+	IngressIfindex, Ifindex, TCIndex                                                      uint32
+	CB                                                                                    [5]uint32
+	Hash, TCClassid, Data, DataEnd, NapiID                                                uint32
+	Family, RemoteIP4, LocalIP4                                                           uint32
+	RemoteIP6, LocalIP6                                                                   [4]uint32
+	RemotePort, LocalPort, DataMeta                                                       uint32
+	FlowKeys                                                                              uint64
+	Tstamp                                                                                uint64
+	WireLen, GSOSegs                                                                      uint32
+	SK                                                                                    uint64
+	GSOSize                                                                               uint32
+	TstampType                                                                            uint8
+	_                                                                                     [3]uint8
+	HWTstamp                                                                              uint64
+}
+
+// outcome is what became of one packet.
+type outcome struct {
+	verdict   uint32
+	mark      uint32
+	reason    Reason
+	direction Direction
+	packets   uint64
+	bytes     uint64
+	out       []byte
+	ctx       skbContext
+}
+
+// runner runs the programs on one packet at a time and finds out what they
+// counted.
+type runner struct {
+	k *Kernel
+}
+
+const testFlagChecksumComplete = 1 << 2 // BPF_F_TEST_SKB_CHECKSUM_COMPLETE
+
+func (r runner) run(t testing.TB, prog string, in []byte, ctx skbContext, flags uint32) outcome {
+	t.Helper()
+	before := r.counters(t)
+	o := outcome{out: make([]byte, len(in)+256)}
+	opts := &ebpf.RunOptions{Data: in, DataOut: o.out, Context: ctx, ContextOut: &o.ctx, Flags: flags}
+	verdict, err := r.k.program(prog).Run(opts)
+	if err != nil {
+		t.Fatalf("run %s: %v", prog, err)
+	}
+	o.verdict, o.mark, o.out = verdict, o.ctx.Mark, opts.DataOut
+	for key, after := range r.counters(t) {
+		if b := before[key]; after.Packets != b.Packets {
+			o.reason, o.direction = key.reason, key.direction
+			o.packets += after.Packets - b.Packets
+			o.bytes += after.Bytes - b.Bytes
+		}
+	}
+	return o
+}
+
+type cell struct {
+	reason    Reason
+	direction Direction
+}
+
+func (r runner) counters(t testing.TB) map[cell]Counter {
+	t.Helper()
+	cs, err := r.k.Metrics()
+	if err != nil {
+		t.Fatalf("Metrics: %v", err)
+	}
+	m := map[cell]Counter{}
+	for _, c := range cs {
+		m[cell{c.Reason, c.Direction}] = c
+	}
+	return m
+}
+
+// The cast of the packet tests: a is the pod under test, on the loopback
+// device because BPF_PROG_TEST_RUN wants a device that exists.
+var (
+	a       = testEndpoint(1, 10)
+	b       = testEndpoint(1002, 20)
+	only4   = withAddrs(testEndpoint(1003, 30), true, false)
+	shaped  = withDeliver(testEndpoint(1004, 40), DeliverRedirect)
+	narrow  = withMTU(testEndpoint(1005, 50), 1280)
+	host4   = netip.MustParseAddr("192.0.2.1")
+	host6   = netip.MustParseAddr("2001:db8::1")
+	remote4 = netip.MustParseAddr("192.0.2.2")
+	remote6 = netip.MustParseAddr("2001:db8::2")
+	world4  = netip.MustParseAddr("198.51.100.7")
+	world6  = netip.MustParseAddr("2001:db8:ffff::7")
+	nobody4 = netip.MustParseAddr("10.244.0.99")
+	nobody6 = netip.MustParseAddr("fd00:244::99")
+
+	gateway4 = netip.MustParseAddr("169.254.1.1")
+	gateway6 = netip.MustParseAddr("fe80::1")
+	podLocal = netip.MustParseAddr("fe80::aa")
+)
+
+func withAddrs(e Endpoint, v4, v6 bool) Endpoint {
+	if !v4 {
+		e.IPv4 = netip.Addr{}
+	}
+	if !v6 {
+		e.IPv6 = netip.Addr{}
+	}
+	return e
+}
+
+func withDeliver(e Endpoint, d Deliver) Endpoint { e.Deliver = d; return e }
+func withMTU(e Endpoint, mtu uint16) Endpoint    { e.MTU = mtu; return e }
+
+// newStage publishes the cast.
+func newStage(t testing.TB) (runner, map[string]Endpoint) {
+	t.Helper()
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	cast := map[string]Endpoint{}
+	for name, e := range map[string]Endpoint{"a": a, "b": b, "only4": only4, "shaped": shaped, "narrow": narrow} {
+		cast[name] = publish(t, k, e)
+	}
+	if err := k.SyncHostAddrs([]netip.Addr{host4, host6}); err != nil {
+		t.Fatalf("SyncHostAddrs: %v", err)
+	}
+	for _, x := range []netip.Addr{remote4, remote6} {
+		if err := k.UpsertIP(hostPrefix(x), IPInfo{Identity: IdentityRemoteNode, Node: 2}); err != nil {
+			t.Fatalf("UpsertIP(%v): %v", x, err)
+		}
+	}
+	return runner{k}, cast
+}
+
+// from4 and from6 are frames of pod a.
+func from4(dst netip.Addr, proto byte, payload []byte) []byte {
+	return frame(a.HostMAC, a.MAC, etherIPv4, ip4Header{src: a.IPv4, dst: dst, proto: proto}.with(payload))
+}
+
+func from6(dst netip.Addr, next byte, payload []byte) []byte {
+	return frame(a.HostMAC, a.MAC, etherIPv6, ip6(a.IPv6, dst, next, payload))
+}
+
+// to4 and to6 are frames that the host's stack sends to pod a.
+func to4(src netip.Addr, proto byte, payload []byte) []byte {
+	return frame(a.MAC, a.HostMAC, etherIPv4, ip4Header{src: src, dst: a.IPv4, proto: proto}.with(payload))
+}
+
+func to6(src netip.Addr, next byte, payload []byte) []byte {
+	return frame(a.MAC, a.HostMAC, etherIPv6, ip6(src, a.IPv6, next, payload))
+}
+
+var (
+	broadcastMAC = [6]byte{255, 255, 255, 255, 255, 255}
+	strangerMAC  = [6]byte{2, 0, 0, 0, 9, 9}
+)
+
+// life is one packet and what must become of it.
+type life struct {
+	name      string
+	to        bool // sluice_to_pod, else sluice_from_pod
+	policies  map[string]Policy
+	in        []byte
+	mark      uint32
+	reason    Reason
+	direction Direction // of the program if 0
+}
+
+func (l life) verdict() uint32 {
+	switch l.reason {
+	case ForwardPeer, ForwardRedirect, ReplyARP, ReplyNDP:
+		return verdictRedirect
+	case ForwardHost, ForwardOutside, ForwardFromStack, StackTTL, StackMTU:
+		return verdictOK
+	}
+	return verdictShot
+}
+
+func lives() []life {
+	dns, web := udp(40000, 53), tcp(40000, 80, flagSYN)
+	deny := func(who string, egress, ingress Table) map[string]Policy {
+		return map[string]Policy{who: {Egress: egress, Ingress: ingress}}
+	}
+	spoof4 := frame(a.HostMAC, a.MAC, etherIPv4, ip4Header{src: b.IPv4, dst: world4, proto: 17}.with(dns))
+	spoof6 := frame(a.HostMAC, a.MAC, etherIPv6, ip6(b.IPv6, world6, 17, dns))
+	unspecified4, unspecified6 := netip.IPv4Unspecified(), netip.IPv6Unspecified()
+	mcast6 := netip.MustParseAddr("ff02::16")
+	gatewayGroup := netip.MustParseAddr("ff02::1:ff00:1")
+	raw4 := func(h ip4Header, payload []byte) []byte {
+		if !h.src.IsValid() {
+			h.src = a.IPv4
+		}
+		return frame(a.HostMAC, a.MAC, etherIPv4, h.with(payload))
+	}
+	nd := func(kind byte) []byte {
+		return ip6Header{src: podLocal, dst: gateway6, next: 58, hops: 255, length: -1}.with(icmp6(podLocal, gateway6, icmp(kind, 0, make([]byte, 16)...)))
+	}
+	chain := func(n int) []byte {
+		var p []byte
+		for i := range n {
+			next := byte(60)
+			if i == n-1 {
+				next = 17
+			}
+			p = append(p, ext(next)...)
+		}
+		return from6(b.IPv6, 60, append(p, dns...))
+	}
+	badIHL := from4(b.IPv4, 17, dns)
+	badIHL[14] = 0x44
+	badVersion4 := from4(b.IPv4, 17, dns)
+	badVersion4[14] = 0x65
+	badVersion6 := from6(b.IPv6, 17, dns)
+	badVersion6[14] = 0x40
+	badDoff := from4(b.IPv4, 6, web)
+	badDoff[14+20+12] = 4 << 4
+	longDoff := from4(b.IPv4, 6, web)
+	longDoff[14+20+12] = 6 << 4
+	bigICMP := make([]byte, 1400)
+
+	return []life{
+		// Ethernet
+		{name: "a VLAN tag is not for pods", in: frame(a.HostMAC, a.MAC, etherVLAN, []byte{0, 5, 8, 0}, from4(b.IPv4, 17, dns)[14:]), reason: DropNotIP},
+		{name: "QinQ is not for pods", in: frame(a.HostMAC, a.MAC, 0x88a8, make([]byte, 40)), reason: DropNotIP},
+		{name: "LLDP is not for pods", in: frame(a.HostMAC, a.MAC, 0x88cc, make([]byte, 40)), reason: DropNotIP},
+		{name: "a length instead of a type is not for pods", in: frame(a.HostMAC, a.MAC, 40, make([]byte, 40)), reason: DropNotIP},
+		{name: "a foreign source MAC is spoofed", in: frame(a.HostMAC, strangerMAC, etherIPv4, from4(b.IPv4, 17, dns)[14:]), reason: DropSpoofedMAC},
+		{name: "the MAC of another pod is spoofed", in: frame(a.HostMAC, b.MAC, etherIPv6, from6(b.IPv6, 17, dns)[14:]), reason: DropSpoofedMAC},
+		{name: "a unicast packet to a foreign MAC", in: frame(strangerMAC, a.MAC, etherIPv4, from4(b.IPv4, 17, dns)[14:]), reason: DropWrongMAC},
+		{name: "a unicast packet to the broadcast MAC", in: frame(broadcastMAC, a.MAC, etherIPv6, from6(b.IPv6, 17, dns)[14:]), reason: DropWrongMAC},
+
+		// ARP
+		{name: "ARP for the gateway is answered", in: frame(broadcastMAC, a.MAC, etherARP, arp(1, a.MAC, a.IPv4, [6]byte{}, gateway4)), reason: ReplyARP},
+		{name: "unicast ARP for the gateway is answered", in: frame(a.HostMAC, a.MAC, etherARP, arp(1, a.MAC, a.IPv4, [6]byte{}, gateway4)), reason: ReplyARP},
+		{name: "ARP for another pod is ignored", in: frame(broadcastMAC, a.MAC, etherARP, arp(1, a.MAC, a.IPv4, [6]byte{}, b.IPv4)), reason: QuietARP},
+		{name: "gratuitous ARP is ignored", in: frame(broadcastMAC, a.MAC, etherARP, arp(1, a.MAC, a.IPv4, [6]byte{}, a.IPv4)), reason: QuietARP},
+		{name: "an ARP reply is ignored", in: frame(a.HostMAC, a.MAC, etherARP, arp(2, a.MAC, a.IPv4, a.HostMAC, gateway4)), reason: QuietARP},
+		{name: "an ARP probe is ignored", in: frame(broadcastMAC, a.MAC, etherARP, arp(1, a.MAC, unspecified4, [6]byte{}, gateway4)), reason: QuietARP},
+		{name: "ARP in the name of another pod", in: frame(broadcastMAC, a.MAC, etherARP, arp(1, a.MAC, b.IPv4, [6]byte{}, gateway4)), reason: DropSpoofedIP},
+		{name: "ARP with another MAC inside", in: frame(broadcastMAC, a.MAC, etherARP, arp(1, b.MAC, a.IPv4, [6]byte{}, gateway4)), reason: DropSpoofedMAC},
+
+		// neighbour discovery
+		{name: "a solicitation for the gateway is answered", in: frame([6]byte{0x33, 0x33, 0xff, 0, 0, 1}, a.MAC, etherIPv6, solicit(podLocal, gatewayGroup, gateway6, &a.MAC)), reason: ReplyNDP},
+		{name: "a solicitation from the global address is answered", in: frame([6]byte{0x33, 0x33, 0xff, 0, 0, 1}, a.MAC, etherIPv6, solicit(a.IPv6, gatewayGroup, gateway6, &a.MAC)), reason: ReplyNDP},
+		{name: "a unicast probe without option is answered", in: frame(a.HostMAC, a.MAC, etherIPv6, solicit(podLocal, gateway6, gateway6, nil)), reason: ReplyNDP},
+		{name: "a solicitation in the name of another pod", in: frame(a.HostMAC, a.MAC, etherIPv6, solicit(b.IPv6, gateway6, gateway6, &a.MAC)), reason: DropSpoofedIP},
+		{name: "a solicitation for another pod is ignored", in: frame(a.HostMAC, a.MAC, etherIPv6, solicit(podLocal, gatewayGroup, b.IPv6, &a.MAC)), reason: QuietNDP},
+		{name: "duplicate address detection is ignored", in: frame(a.HostMAC, a.MAC, etherIPv6, solicit(unspecified6, gatewayGroup, gateway6, nil)), reason: QuietNDP},
+		{name: "a solicitation that was routed", in: frame(a.HostMAC, a.MAC, etherIPv6, func() []byte { p := solicit(podLocal, gateway6, gateway6, &a.MAC); p[7] = 254; return p }()), reason: DropMalformed},
+		{name: "a router solicitation is ignored", in: frame(a.HostMAC, a.MAC, etherIPv6, nd(133)), reason: QuietNDP},
+		{name: "a router advertisement is ignored", in: frame(a.HostMAC, a.MAC, etherIPv6, nd(134)), reason: QuietNDP},
+		{name: "a neighbour advertisement is ignored", in: frame(a.HostMAC, a.MAC, etherIPv6, nd(136)), reason: QuietNDP},
+		{name: "a redirect is ignored", in: frame(a.HostMAC, a.MAC, etherIPv6, nd(137)), reason: QuietNDP},
+
+		// headers
+		{name: "IHL below 5", in: badIHL, reason: DropMalformed},
+		{name: "version 6 in an IPv4 frame", in: badVersion4, reason: DropMalformed},
+		{name: "version 4 in an IPv6 frame", in: badVersion6, reason: DropMalformed},
+		{name: "IPv4 length beyond the frame", in: raw4(ip4Header{dst: b.IPv4, proto: 17, total: 200}, dns), reason: DropMalformed},
+		{name: "IPv4 length below the header", in: raw4(ip4Header{dst: b.IPv4, proto: 17, total: 19}, dns), reason: DropMalformed},
+		{name: "IPv4 length cuts the UDP header", in: raw4(ip4Header{dst: b.IPv4, proto: 17, total: 27}, dns), reason: DropMalformed},
+		{name: "IPv6 length beyond the frame", in: frame(a.HostMAC, a.MAC, etherIPv6, ip6Header{src: a.IPv6, dst: b.IPv6, next: 17, hops: 64, length: 9}.with(dns)), reason: DropMalformed},
+		{name: "IPv6 length cuts the UDP header", in: frame(a.HostMAC, a.MAC, etherIPv6, ip6Header{src: a.IPv6, dst: b.IPv6, next: 17, hops: 64, length: 7}.with(dns)), reason: DropMalformed},
+		{name: "padding behind the IPv4 packet does not matter", in: append(from4(b.IPv4, 17, dns), make([]byte, 18)...), reason: ForwardPeer},
+		{name: "TCP data offset below 5", in: badDoff, reason: DropMalformed},
+		{name: "TCP data offset beyond the packet", in: longDoff, reason: DropMalformed},
+		{name: "IPv4 options pass", in: raw4(ip4Header{dst: b.IPv4, proto: 17, options: []byte{1, 7, 7, 4, 0, 0, 0, 0}}, dns), reason: ForwardPeer},
+		{name: "40 bytes of no-operation options pass", in: raw4(ip4Header{dst: b.IPv4, proto: 17, options: bytes.Repeat([]byte{1}, 40)}, dns), reason: ForwardPeer},
+		{name: "an option of length 0", in: raw4(ip4Header{dst: b.IPv4, proto: 17, options: []byte{7, 0, 0, 0}}, dns), reason: DropMalformed},
+		{name: "an option beyond the header", in: raw4(ip4Header{dst: b.IPv4, proto: 17, options: []byte{7, 5, 0, 0}}, dns), reason: DropMalformed},
+		{name: "an option cut behind its type", in: raw4(ip4Header{dst: b.IPv4, proto: 17, options: []byte{1, 1, 1, 7}}, dns), reason: DropMalformed},
+		{name: "a loose source route", in: raw4(ip4Header{dst: host4, proto: 17, options: []byte{131, 7, 4, 10, 244, 0, 20, 0}}, dns), reason: DropSourceRoute},
+		{name: "a strict source route behind other options", in: raw4(ip4Header{dst: host4, proto: 17, options: []byte{1, 137, 7, 4, 10, 244, 0, 20}}, dns), reason: DropSourceRoute},
+		{name: "bytes behind the end of options do not matter", in: raw4(ip4Header{dst: b.IPv4, proto: 17, options: []byte{0, 131, 7, 4}}, dns), reason: ForwardPeer},
+		{name: "hop-by-hop options pass", in: from6(b.IPv6, 0, append(ext(17), dns...)), reason: ForwardPeer},
+		{name: "hop-by-hop options only come first", in: from6(b.IPv6, 60, slices.Concat(ext(0), ext(17), dns)), reason: DropMalformed},
+		{name: "six extension headers pass", in: chain(6), reason: ForwardPeer},
+		{name: "seven extension headers are too many", in: chain(7), reason: DropExtHeaders},
+		{name: "a routing header is a source route", in: from6(b.IPv6, 43, append(ext(17), dns...)), reason: DropSourceRoute},
+		{name: "a routing header behind others is a source route", in: from6(b.IPv6, 0, slices.Concat(ext(60), ext(43), ext(17), dns)), reason: DropSourceRoute},
+		{name: "an extension header beyond the packet", in: from6(b.IPv6, 60, []byte{17, 9, 0, 0, 0, 0, 0, 0}), reason: DropMalformed},
+		{name: "an authentication header passes", in: from6(b.IPv6, 51, slices.Concat([]byte{17, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, dns)), reason: ForwardPeer},
+		{name: "no next header passes", in: from6(b.IPv6, 59, nil), reason: ForwardPeer},
+
+		// fragments
+		{name: "a first IPv4 fragment passes", in: raw4(ip4Header{dst: b.IPv4, proto: 17, frag: 0x2000}, dns), reason: ForwardPeer},
+		{name: "a later IPv4 fragment passes", in: raw4(ip4Header{dst: b.IPv4, proto: 17, frag: 0x2001}, []byte{1}), reason: ForwardPeer},
+		{name: "a later IPv4 fragment is not above spoofing", in: raw4(ip4Header{src: b.IPv4, dst: world4, proto: 17, frag: 0x0001}, dns), reason: DropSpoofedIP},
+		{name: "a first IPv4 fragment without ports", in: raw4(ip4Header{dst: b.IPv4, proto: 17, frag: 0x2000}, dns[:7]), reason: DropMalformed},
+		{name: "a first IPv6 fragment passes", in: from6(b.IPv6, 44, append([]byte{17, 0, 0, 1, 0, 0, 0, 1}, dns...)), reason: ForwardPeer},
+		{name: "a later IPv6 fragment passes", in: from6(b.IPv6, 44, []byte{17, 0, 0, 8, 0, 0, 0, 1, 9}), reason: ForwardPeer},
+		{name: "a later fragment of destination options passes", in: from6(b.IPv6, 44, []byte{60, 0, 0, 8, 0, 0, 0, 1, 9}), reason: ForwardPeer},
+
+		// addresses
+		{name: "the IPv4 address of another pod is spoofed", in: spoof4, reason: DropSpoofedIP},
+		{name: "the IPv6 address of another pod is spoofed", in: spoof6, reason: DropSpoofedIP},
+		{name: "the host's address is spoofed", in: raw4(ip4Header{src: host4, dst: b.IPv4, proto: 17}, dns), reason: DropSpoofedIP},
+		{name: "no IPv4 source is spoofed", in: raw4(ip4Header{src: unspecified4, dst: b.IPv4, proto: 17}, dns), reason: DropSpoofedIP},
+		{name: "no IPv6 source is spoofed", in: frame(a.HostMAC, a.MAC, etherIPv6, ip6(unspecified6, b.IPv6, 17, dns)), reason: DropSpoofedIP},
+		{name: "a link-local source beyond the gateway", in: frame(a.HostMAC, a.MAC, etherIPv6, ip6(podLocal, b.IPv6, 17, dns)), reason: DropLinkLocal},
+		{name: "a link-local destination", in: from6(gateway6, 17, dns), reason: DropLinkLocal},
+		{name: "the IPv4 gateway speaks ARP only", in: from4(gateway4, 1, icmp(8, 0)), reason: DropLinkLocal},
+		{name: "DHCP is ignored", in: frame(broadcastMAC, a.MAC, etherIPv4, ip4Header{src: unspecified4, dst: netip.MustParseAddr("255.255.255.255"), proto: 17}.with(udp(68, 67))), reason: QuietBroadcast},
+		{name: "IPv4 multicast is ignored", in: from4(netip.MustParseAddr("224.0.0.251"), 17, dns), reason: QuietMulticast},
+		{name: "MLD is ignored", in: frame(a.HostMAC, a.MAC, etherIPv6, ip6(podLocal, mcast6, 0, append(ext(58), icmp(143, 0)...))), reason: QuietMulticast},
+		{name: "127.0.0.1", in: from4(netip.MustParseAddr("127.0.0.1"), 17, dns), reason: DropMartian},
+		{name: "0.0.0.0", in: from4(unspecified4, 17, dns), reason: DropMartian},
+		{name: "240.0.0.1", in: from4(netip.MustParseAddr("240.0.0.1"), 17, dns), reason: DropMartian},
+		{name: "::1", in: from6(netip.IPv6Loopback(), 17, dns), reason: DropMartian},
+		{name: "::", in: from6(unspecified6, 17, dns), reason: DropMartian},
+		{name: "an IPv4-mapped destination", in: from6(netip.MustParseAddr("::ffff:192.0.2.1"), 17, dns), reason: DropMartian},
+		{name: "a pod to itself, IPv4", in: from4(a.IPv4, 17, dns), reason: DropHairpin},
+		{name: "a pod to itself, IPv6", in: from6(a.IPv6, 17, dns), reason: DropHairpin},
+
+		// ways
+		{name: "UDP to a local pod, IPv4", in: from4(b.IPv4, 17, dns), reason: ForwardPeer},
+		{name: "UDP to a local pod, IPv6", in: from6(b.IPv6, 17, dns), reason: ForwardPeer},
+		{name: "TCP to a local pod, IPv4", in: from4(b.IPv4, 6, web), reason: ForwardPeer},
+		{name: "TCP to a local pod, IPv6", in: from6(b.IPv6, 6, web), reason: ForwardPeer},
+		{name: "SCTP to a local pod", in: from4(b.IPv4, 132, make([]byte, 12)), reason: ForwardPeer},
+		{name: "an echo request to a local pod, IPv4", in: from4(b.IPv4, 1, icmp(8, 0)), reason: ForwardPeer},
+		{name: "an echo request to a local pod, IPv6", in: from6(b.IPv6, 58, icmp(128, 0)), reason: ForwardPeer},
+		{name: "GRE to a local pod", in: from4(b.IPv4, 47, make([]byte, 4)), reason: ForwardPeer},
+		{name: "a foreign mark does not matter", in: from4(b.IPv4, 17, dns), mark: markOf(markJudged, 1), reason: ForwardPeer},
+		{name: "a pod that is delivered by its device", in: from4(shaped.IPv4, 17, dns), reason: ForwardRedirect},
+		{name: "the own host, IPv4", in: from4(host4, 6, web), reason: ForwardHost},
+		{name: "the own host, IPv6", in: from6(host6, 6, web), reason: ForwardHost},
+		{name: "a remote node", in: from4(remote4, 6, web), reason: ForwardOutside},
+		{name: "the world, IPv4", in: from4(world4, 6, web), reason: ForwardOutside},
+		{name: "the world, IPv6", in: from6(world6, 6, web), reason: ForwardOutside},
+		{name: "the IPv6 of a pod without one", in: from6(netip.MustParseAddr("fd00:244::1e"), 17, dns), reason: DropNoRoute},
+		{name: "nobody in the pod range, IPv4", in: from4(nobody4, 17, dns), reason: DropNoRoute},
+		{name: "nobody in the pod range, IPv6", in: from6(nobody6, 17, dns), reason: DropNoRoute},
+		{name: "a tunnel port of the host, IPv4", in: from4(host4, 17, udp(40000, 4789)), reason: DropTunnelPort},
+		{name: "a tunnel port of the host, IPv6", in: from6(host6, 17, udp(40000, 8472)), reason: DropTunnelPort},
+		{name: "a tunnel port of a remote node, IPv4", in: from4(remote4, 17, udp(40000, 4789)), reason: DropTunnelPort},
+		{name: "a tunnel port of a remote node, IPv6", in: from6(remote6, 17, udp(40000, 4789)), reason: DropTunnelPort},
+		{name: "a tunnel port of a remote node behind options", in: from6(remote6, 60, append(ext(17), udp(40000, 4789)...)), reason: DropTunnelPort},
+		{name: "a tunnel port in a first fragment", in: raw4(ip4Header{dst: remote4, proto: 17, frag: 0x2000}, udp(40000, 4789)), reason: DropTunnelPort},
+		{name: "a tunnel port number of TCP is a port like any other", in: from4(host4, 6, tcp(40000, 4789, flagSYN)), reason: ForwardHost},
+		{name: "a tunnel port of a pod is a port like any other", in: from4(b.IPv4, 17, udp(40000, 4789)), reason: ForwardPeer},
+		{name: "a tunnel port of the world is a port like any other", in: from4(world4, 17, udp(40000, 4789)), reason: ForwardOutside},
+
+		// hops and sizes
+		{name: "TTL 2 arrives", in: raw4(ip4Header{dst: b.IPv4, proto: 17, ttl: 2}, dns), reason: ForwardPeer},
+		{name: "TTL 1 goes to the stack", in: raw4(ip4Header{dst: b.IPv4, proto: 17, ttl: 1}, dns), reason: StackTTL},
+		{name: "hop limit 1 goes to the stack", in: frame(a.HostMAC, a.MAC, etherIPv6, ip6Header{src: a.IPv6, dst: b.IPv6, next: 17, hops: 1, length: -1}.with(dns)), reason: StackTTL},
+		{name: "hop limit 0 goes to the stack", in: frame(a.HostMAC, a.MAC, etherIPv6, ip6Header{src: a.IPv6, dst: b.IPv6, next: 17, hops: 0, length: -1}.with(dns)), reason: StackTTL},
+		{name: "TTL 1 that the policy denies is dropped", policies: deny("b", TableAllow, TableDeny), in: raw4(ip4Header{dst: b.IPv4, proto: 17, ttl: 1}, dns), reason: DropPolicyDenied, direction: Ingress},
+		{name: "a packet over the receiver's MTU goes to the stack, IPv4", in: from4(narrow.IPv4, 1, icmp(8, 0, bigICMP...)), reason: StackMTU},
+		{name: "a packet over the receiver's MTU goes to the stack, IPv6", in: from6(narrow.IPv6, 58, icmp(128, 0, bigICMP...)), reason: StackMTU},
+		{name: "a packet of exactly the MTU arrives", in: from4(narrow.IPv4, 1, icmp(8, 0, bigICMP[:1280-28]...)), reason: ForwardPeer},
+
+		// policy
+		{name: "egress denied to a pod", policies: deny("a", TableDeny, TableAllow), in: from4(b.IPv4, 17, dns), reason: DropPolicyDenied},
+		{name: "egress denied to the host", policies: deny("a", TableDeny, TableAllow), in: from4(host4, 17, dns), reason: DropPolicyDenied},
+		{name: "egress denied to the world", policies: deny("a", TableDeny, TableAllow), in: from6(world6, 17, dns), reason: DropPolicyDenied},
+		{name: "ingress denied by the other pod", policies: deny("b", TableAllow, TableDeny), in: from4(b.IPv4, 17, dns), reason: DropPolicyDenied, direction: Ingress},
+		{name: "ingress of the sender does not matter", policies: deny("a", TableAllow, TableDeny), in: from4(b.IPv4, 17, dns), reason: ForwardPeer},
+		{name: "egress of the receiver does not matter", policies: deny("b", TableDeny, TableAllow), in: from4(b.IPv4, 17, dns), reason: ForwardPeer},
+		{name: "egress pending to a pod", policies: deny("a", TablePending, TableAllow), in: from4(b.IPv4, 6, tcp(80, 40000, flagACK)), reason: DropPolicyPending},
+		{name: "egress pending to the world", policies: deny("a", TablePending, TableAllow), in: from4(world4, 6, tcp(80, 40000, flagACK)), reason: DropPolicyPending},
+		{name: "egress pending opens nothing to the host", policies: deny("a", TablePending, TableAllow), in: from4(host4, 6, web), reason: DropPolicyPending},
+		{name: "egress pending sends no UDP to the host", policies: deny("a", TablePending, TableAllow), in: from4(host4, 17, dns), reason: DropPolicyPending},
+		{name: "egress pending answers the host's probe, TCP", policies: deny("a", TablePending, TableAllow), in: from4(host4, 6, tcp(80, 40000, flagSYN|flagACK)), reason: ForwardHost},
+		{name: "egress pending answers the host's probe, echo", policies: deny("a", TablePending, TableAllow), in: from6(host6, 58, icmp(129, 0)), reason: ForwardHost},
+		{name: "ingress pending from a pod", policies: deny("b", TableAllow, TablePending), in: from4(b.IPv4, 17, dns), reason: DropPolicyPending, direction: Ingress},
+		{name: "an unknown egress table denies", policies: deny("a", 16, TableAllow), in: from4(b.IPv4, 17, dns), reason: DropPolicyTable},
+		{name: "an unknown ingress table denies", policies: deny("b", TableAllow, 0xffff), in: from4(b.IPv4, 17, dns), reason: DropPolicyTable, direction: Ingress},
+		{name: "table 3 is reserved and denies", policies: deny("b", TableAllow, 3), in: from6(b.IPv6, 17, dns), reason: DropPolicyTable, direction: Ingress},
+
+		// from the stack
+		{name: "the host to a pod, IPv4", to: true, in: to4(host4, 6, web), reason: ForwardFromStack},
+		{name: "the host to a pod, IPv6", to: true, in: to6(host6, 6, web), reason: ForwardFromStack},
+		{name: "the world to a pod", to: true, in: to4(world4, 6, web), reason: ForwardFromStack},
+		{name: "ARP from the host is ignored", to: true, in: frame(broadcastMAC, a.HostMAC, etherARP, arp(1, a.HostMAC, host4, [6]byte{}, a.IPv4)), reason: QuietARP},
+		{name: "neighbour discovery from the host is ignored", to: true, in: frame(a.MAC, a.HostMAC, etherIPv6, solicit(host6, a.IPv6, a.IPv6, &a.HostMAC)), reason: QuietNDP},
+		{name: "multicast from the host is ignored", to: true, in: frame(a.MAC, a.HostMAC, etherIPv6, ip6(unspecified6, mcast6, 0, append(ext(58), icmp(143, 0)...))), reason: QuietMulticast},
+		{name: "broadcast from the host is ignored", to: true, in: frame(broadcastMAC, a.HostMAC, etherIPv4, ip4Header{src: host4, dst: netip.MustParseAddr("255.255.255.255"), proto: 17}.with(dns)), reason: QuietBroadcast},
+		{name: "another pod's address, IPv4", to: true, in: frame(a.MAC, a.HostMAC, etherIPv4, ip4Header{src: host4, dst: b.IPv4, proto: 17}.with(dns)), reason: DropWrongAddress},
+		{name: "another pod's address, IPv6", to: true, in: frame(a.MAC, a.HostMAC, etherIPv6, ip6(host6, b.IPv6, 17, dns)), reason: DropWrongAddress},
+		{name: "something else than IP from the host", to: true, in: frame(a.MAC, a.HostMAC, 0x88cc, make([]byte, 40)), reason: DropNotIP},
+		{name: "a short packet from the host", to: true, in: to4(host4, 6, web[:19]), reason: DropMalformed},
+		{name: "a source route through the host", to: true, in: to6(world6, 43, append(ext(17), dns...)), reason: DropSourceRoute},
+		{name: "ingress denied from the host", to: true, policies: deny("a", TableAllow, TableDeny), in: to4(host4, 6, web), reason: DropPolicyDenied},
+		{name: "ingress pending admits the own host", to: true, policies: deny("a", TablePending, TablePending), in: to4(host4, 6, web), reason: ForwardFromStack},
+		{name: "ingress pending denies a remote node", to: true, policies: deny("a", TablePending, TablePending), in: to4(remote4, 6, web), reason: DropPolicyPending},
+		{name: "ingress pending denies the world", to: true, policies: deny("a", TablePending, TablePending), in: to6(world6, 6, web), reason: DropPolicyPending},
+		{name: "the uplink's word counts more than the address", to: true, policies: deny("a", TablePending, TablePending), in: to4(host4, 6, web), mark: markOf(markUplink, IdentityWorld), reason: DropPolicyPending},
+		{name: "a pod's packet through the stack is the pod's", to: true, policies: deny("a", TablePending, TablePending), in: to4(host4, 6, web), mark: markOf(markPod, 300), reason: DropPolicyPending},
+		{name: "a mark that is not ours says nothing", to: true, policies: deny("a", TablePending, TablePending), in: to4(host4, 6, web), mark: markOf(0x0100, IdentityWorld), reason: ForwardFromStack},
+		{name: "kube-proxy's marks do not matter", to: true, policies: deny("a", TablePending, TablePending), in: to4(host4, 6, web), mark: 0x4000 | 0x8000, reason: ForwardFromStack},
+		{name: "an unknown ingress table denies the host", to: true, policies: deny("a", TableAllow, 17), in: to4(host4, 6, web), reason: DropPolicyTable},
+	}
+}
+
+// TestKernelPacketLife runs every packet through a program and checks the
+// verdict, the counter, the event and the mark.
+func TestKernelPacketLife(t *testing.T) {
+	r, cast := newStage(t)
+	events, err := r.k.Events()
+	if err != nil {
+		t.Fatalf("Events: %v", err)
+	}
+	defer events.Close()
+
+	for _, l := range lives() {
+		t.Run(l.name, func(t *testing.T) {
+			for who, p := range l.policies {
+				setPolicy(t, r.k, cast[who].Slot, p)
+				defer setPolicy(t, r.k, cast[who].Slot, Policy{Egress: TableAllow, Ingress: TableAllow})
+			}
+			prog, direction := fromPodName, Egress
+			if l.to {
+				prog, direction = toPodName, Ingress
+			}
+			if l.direction != 0 {
+				direction = l.direction
+			}
+			o := r.run(t, prog, l.in, skbContext{Mark: l.mark, Priority: 6}, 0)
+
+			if o.reason != l.reason || o.direction != direction {
+				t.Errorf("counted as %v %v, want %v %v", o.reason, o.direction, l.reason, direction)
+			}
+			// an answer is counted with the length it has then
+			length := uint64(len(l.in))
+			if l.reason == ReplyNDP {
+				length = uint64(len(o.out))
+			}
+			if o.packets != 1 || o.bytes != length {
+				t.Errorf("counted %d packets, %d bytes, want 1, %d", o.packets, o.bytes, length)
+			}
+			if o.verdict != l.verdict() {
+				t.Errorf("verdict %d, want %d", o.verdict, l.verdict())
+			}
+			if want := l.markAfter(); o.mark != want {
+				t.Errorf("mark %#x, want %#x", o.mark, want)
+			}
+			checkEvents(t, events, l, direction)
+		})
+	}
+}
+
+// markAfter is the mark that the packet must leave with.
+func (l life) markAfter() uint32 {
+	switch l.reason {
+	case ForwardHost, ForwardOutside, StackTTL, StackMTU:
+		return markOf(markPod, a.Identity)
+	case ForwardPeer:
+		return 0
+	case ForwardRedirect, ReplyARP, ReplyNDP:
+		return markJudged
+	}
+	return l.mark
+}
+
+func setPolicy(t testing.TB, k *Kernel, s Slot, p Policy) {
+	t.Helper()
+	if _, err := k.SetPolicy(s, p.Egress, p.Ingress); err != nil {
+		t.Fatalf("SetPolicy(%d, %+v): %v", s, p, err)
+	}
+}
+
+// checkEvents reads what the packet has sent: one event for a loud drop, else
+// none. A test run has ended when it returns, so its event is in the ring.
+func checkEvents(t *testing.T, r *EventReader, l life, direction Direction) {
+	t.Helper()
+	var got []Event
+	for r.ring.AvailableBytes() > 0 {
+		e, err := r.Read(t.Context())
+		if err != nil {
+			t.Fatalf("Read: %v", err)
+		}
+		got = append(got, e)
+	}
+	loud := l.reason.Dropped() && !l.reason.Quiet()
+	if !loud {
+		if len(got) != 0 {
+			t.Errorf("events %+v, want none", got)
+		}
+		return
+	}
+	if len(got) != 1 {
+		t.Fatalf("%d events, want 1", len(got))
+	}
+	e := got[0]
+	if e.Reason != l.reason || e.Direction != direction || e.Ifindex != 1 || e.Length != uint32(len(l.in)) || e.Lost != 0 {
+		t.Errorf("event %+v, want reason %v, direction %v, ifindex 1, length %d, lost 0", e, l.reason, direction, len(l.in))
+	}
+	if age := time.Since(e.Time); age < -time.Minute || age > time.Minute {
+		t.Errorf("event is of %v, %v ago", e.Time, age)
+	}
+}
+
+func TestKernelEventsTellWhoAndWhere(t *testing.T) {
+	r, cast := newStage(t)
+	events, err := r.k.Events()
+	if err != nil {
+		t.Fatalf("Events: %v", err)
+	}
+	defer events.Close()
+	setPolicy(t, r.k, cast["b"].Slot, Policy{Egress: TableAllow})
+
+	for _, c := range []struct {
+		name string
+		in   []byte
+		want Event
+	}{
+		{"IPv4 TCP", from4(b.IPv4, 6, tcp(40000, 80, flagSYN)), Event{
+			EtherType: etherIPv4, Protocol: 6, TCPFlags: flagSYN,
+			Source: netip.AddrPortFrom(a.IPv4, 40000), Destination: netip.AddrPortFrom(b.IPv4, 80),
+		}},
+		{"IPv6 UDP behind options", from6(b.IPv6, 60, append(ext(17), udp(5353, 53)...)), Event{
+			EtherType: etherIPv6, Protocol: 17,
+			Source: netip.AddrPortFrom(a.IPv6, 5353), Destination: netip.AddrPortFrom(b.IPv6, 53),
+		}},
+		{"IPv4 ICMP", from4(b.IPv4, 1, icmp(3, 4)), Event{
+			EtherType: etherIPv4, Protocol: 1,
+			Source: netip.AddrPortFrom(a.IPv4, 0), Destination: netip.AddrPortFrom(b.IPv4, 3<<8|4),
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r.run(t, fromPodName, c.in, skbContext{}, 0)
+			got, err := events.Read(t.Context())
+			if err != nil {
+				t.Fatalf("Read: %v", err)
+			}
+			want := c.want
+			want.Time = got.Time
+			want.Reason, want.Direction = DropPolicyDenied, Ingress
+			want.Ifindex, want.Length, want.SourceMAC = 1, uint32(len(c.in)), a.MAC
+			want.SourceIdentity, want.DestinationIdentity = a.Identity, b.Identity
+			want.SourceSlot, want.DestinationSlot = cast["a"].Slot, cast["b"].Slot
+			if got != want {
+				t.Errorf("event\n got %+v\nwant %+v", got, want)
+			}
+		})
+	}
+}
+
+func TestKernelDeliveryRewritesLikeARouter(t *testing.T) {
+	r, _ := newStage(t)
+	for _, c := range []struct {
+		name string
+		in   []byte
+		hops int // offset of TTL or hop limit
+		to   Endpoint
+	}{
+		{"IPv4", from4(b.IPv4, 17, udp(1, 2, 3, 4)), 14 + 8, b},
+		{"IPv6", from6(b.IPv6, 17, udp(1, 2, 3, 4)), 14 + 7, b},
+		{"IPv4 by device", from4(shaped.IPv4, 17, udp(1, 2, 3, 4)), 14 + 8, shaped},
+	} {
+		// with the sum of the whole packet known from the hardware, the kernel
+		// itself checks that we kept it right (-EBADMSG if not)
+		for name, flags := range map[string]uint32{"": 0, " with a complete checksum": testFlagChecksumComplete} {
+			t.Run(c.name+name, func(t *testing.T) {
+				o := r.run(t, fromPodName, c.in, skbContext{Mark: 7, Priority: 6, Tstamp: 12345}, flags)
+				want := slices.Clone(c.in)
+				copy(want, c.to.MAC[:])
+				copy(want[6:], c.to.HostMAC[:])
+				want[c.hops]--
+				if c.hops == 14+8 {
+					copy(want[24:26], []byte{0, 0})
+					binary.BigEndian.PutUint16(want[24:], checksum(want[14:34]))
+				}
+				if !bytes.Equal(o.out, want) {
+					t.Errorf("packet\n got %x\nwant %x", o.out, want)
+				}
+				if o.ctx.Priority != 0 || o.ctx.Tstamp != 0 {
+					t.Errorf("priority %d, timestamp %d, want both cleared", o.ctx.Priority, o.ctx.Tstamp)
+				}
+			})
+		}
+	}
+}
+
+func TestKernelTTLChecksumIsRightForEveryTTL(t *testing.T) {
+	r, _ := newStage(t)
+	for ttl := 2; ttl < 256; ttl++ {
+		for _, id := range []uint16{0, 0xffff, 0x1234} {
+			in := frame(a.HostMAC, a.MAC, etherIPv4, ip4Header{src: a.IPv4, dst: b.IPv4, proto: 17, ttl: byte(ttl)}.with(udp(1, 2)))
+			binary.BigEndian.PutUint16(in[14+4:], id)
+			copy(in[14+10:], []byte{0, 0})
+			binary.BigEndian.PutUint16(in[14+10:], checksum(in[14:34]))
+			out := make([]byte, len(in))
+			if _, err := r.k.program(fromPodName).Run(&ebpf.RunOptions{Data: in, DataOut: out}); err != nil {
+				t.Fatalf("run: %v", err)
+			}
+			if out[14+8] != byte(ttl-1) || checksum(out[14:34]) != 0 {
+				t.Fatalf("TTL %d, id %#x: header %x has TTL %d and sum %#x", ttl, id, out[14:34], out[14+8], checksum(out[14:34]))
+			}
+		}
+	}
+}
+
+func TestKernelGatewayAnswersAreExact(t *testing.T) {
+	r, _ := newStage(t)
+	t.Run("ARP", func(t *testing.T) {
+		in := frame(broadcastMAC, a.MAC, etherARP, arp(1, a.MAC, a.IPv4, [6]byte{}, gateway4))
+		o := r.run(t, fromPodName, in, skbContext{}, 0)
+		want := frame(a.MAC, a.HostMAC, etherARP, arp(2, a.HostMAC, gateway4, a.MAC, a.IPv4))
+		if !bytes.Equal(o.out, want) {
+			t.Errorf("answer\n got %x\nwant %x", o.out, want)
+		}
+	})
+	for _, c := range []struct {
+		name string
+		src  netip.Addr
+		mac  *[6]byte
+		tail []byte
+	}{
+		{"a solicitation with option", podLocal, &a.MAC, nil},
+		{"a solicitation without option", podLocal, nil, nil},
+		{"a solicitation from the global address", a.IPv6, &a.MAC, nil},
+		{"a solicitation with trailing bytes", podLocal, &a.MAC, make([]byte, 100)},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			in := append(frame(a.HostMAC, a.MAC, etherIPv6, solicit(c.src, gateway6, gateway6, c.mac)), c.tail...)
+			o := r.run(t, fromPodName, in, skbContext{}, 0)
+			msg := slices.Concat([]byte{136, 0, 0, 0, 0xe0, 0, 0, 0}, gateway6.AsSlice(), []byte{2, 1}, a.HostMAC[:])
+			want := frame(a.MAC, a.HostMAC, etherIPv6, ip6Header{src: gateway6, dst: c.src, next: 58, hops: 255, length: -1}.with(icmp6(gateway6, c.src, msg)))
+			if !bytes.Equal(o.out, want) {
+				t.Errorf("answer\n got %x\nwant %x", o.out, want)
+			}
+		})
+	}
+}
+
+// TestKernelTruncatedPacketsAreNeverForwarded cuts every kind of packet at
+// every length below its headers. BPF_PROG_TEST_RUN refuses to run a frame
+// without a whole IP header: TestKernelTruncatedIPHeadersAreNeverForwarded
+// sends those.
+func TestKernelTruncatedPacketsAreNeverForwarded(t *testing.T) {
+	r, _ := newStage(t)
+	for _, c := range []struct {
+		name string
+		in   []byte
+		full int // the shortest length that may be forwarded
+		prog string
+	}{
+		{"ARP", frame(broadcastMAC, a.MAC, etherARP, arp(1, a.MAC, a.IPv4, [6]byte{}, gateway4)), 14 + 28, fromPodName},
+		{"solicitation", frame(a.HostMAC, a.MAC, etherIPv6, solicit(podLocal, gateway6, gateway6, nil)), 14 + 40 + 24, fromPodName},
+		{"IPv4 UDP", from4(b.IPv4, 17, udp(1, 2)), 14 + 20 + 8, fromPodName},
+		{"IPv4 TCP", from4(b.IPv4, 6, tcp(1, 2, flagSYN)), 14 + 20 + 20, fromPodName},
+		{"IPv4 SCTP", from4(b.IPv4, 132, make([]byte, 12)), 14 + 20 + 12, fromPodName},
+		{"IPv4 ICMP", from4(b.IPv4, 1, icmp(8, 0)), 14 + 20 + 8, fromPodName},
+		{"IPv4 with options", frame(a.HostMAC, a.MAC, etherIPv4, ip4Header{src: a.IPv4, dst: b.IPv4, proto: 17, options: bytes.Repeat([]byte{1}, 40)}.with(udp(1, 2))), 14 + 60 + 8, fromPodName},
+		{"IPv4 to the host", from4(host4, 17, udp(1, 2)), 14 + 20 + 8, fromPodName},
+		{"IPv4 outside", from4(world4, 17, udp(1, 2)), 14 + 20 + 8, fromPodName},
+		{"IPv6 UDP", from6(b.IPv6, 17, udp(1, 2)), 14 + 40 + 8, fromPodName},
+		{"IPv6 TCP", from6(b.IPv6, 6, tcp(1, 2, flagSYN)), 14 + 40 + 20, fromPodName},
+		{"IPv6 ICMP", from6(b.IPv6, 58, icmp(128, 0)), 14 + 40 + 8, fromPodName},
+		{"IPv6 with six headers", from6(b.IPv6, 0, slices.Concat(ext(60), ext(60), ext(60), ext(60), ext(60), ext(17), udp(1, 2))), 14 + 40 + 48 + 8, fromPodName},
+		{"IPv6 fragment", from6(b.IPv6, 44, append([]byte{17, 0, 0, 1, 0, 0, 0, 1}, udp(1, 2)...)), 14 + 40 + 8 + 8, fromPodName},
+		{"IPv4 from the host", to4(host4, 6, tcp(1, 2, flagSYN)), 14 + 20 + 20, toPodName},
+		{"IPv6 from the host", to6(host6, 0, append(ext(17), udp(1, 2)...)), 14 + 40 + 8 + 8, toPodName},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if o := r.run(t, c.prog, c.in, skbContext{}, 0); o.reason.Dropped() {
+				t.Fatalf("the whole packet is dropped: %v", o.reason)
+			}
+			for n := shortestRun(c.in); n < c.full; n++ {
+				for _, lie := range []bool{false, true} {
+					in := slices.Clone(c.in[:n])
+					if !lie {
+						truthful(in)
+					}
+					o := r.run(t, c.prog, in, skbContext{}, 0)
+					if o.verdict != verdictShot || !o.reason.Dropped() || o.packets != 1 {
+						t.Errorf("%d of %d bytes (lengths wrong: %v): verdict %d, reason %v, counted %d", n, len(c.in), lie, o.verdict, o.reason, o.packets)
+					}
+				}
+			}
+		})
+	}
+}
+
+// shortestRun is the shortest cut of a frame that BPF_PROG_TEST_RUN takes.
+func shortestRun(in []byte) int {
+	switch binary.BigEndian.Uint16(in[12:]) {
+	case etherIPv4:
+		return 14 + 20
+	case etherIPv6:
+		return 14 + 40
+	}
+	return 14
+}
+
+// truthful makes the IP header of a cut frame tell its real length.
+func truthful(in []byte) {
+	switch {
+	case len(in) >= 34 && in[12] == 8 && in[13] == 0:
+		binary.BigEndian.PutUint16(in[16:], uint16(len(in)-14))
+	case len(in) >= 54 && in[12] == 0x86:
+		binary.BigEndian.PutUint16(in[18:], uint16(len(in)-54))
+	}
+}
+
+func TestKernelUnknownDeviceIsDropped(t *testing.T) {
+	r := runner{openKernel(t, testOptions(newBPFFS(t)))}
+	for prog, in := range map[string][]byte{fromPodName: from4(b.IPv4, 17, udp(1, 2)), toPodName: to4(host4, 17, udp(1, 2))} {
+		o := r.run(t, prog, in, skbContext{}, 0)
+		if o.verdict != verdictShot || o.reason != DropNoEndpoint {
+			t.Errorf("%s: verdict %d, reason %v, want %d, %v", prog, o.verdict, o.reason, verdictShot, DropNoEndpoint)
+		}
+	}
+}
+
+// A packet that sluice_from_pod has sent out of a host end passes
+// sluice_to_pod there: it is judged already.
+func TestKernelJudgedPacketsPassUncountedAndUnmarked(t *testing.T) {
+	r, cast := newStage(t)
+	setPolicy(t, r.k, cast["a"].Slot, Policy{})
+	o := r.run(t, toPodName, to4(b.IPv4, 17, udp(1, 2)), skbContext{Mark: markJudged}, 0)
+	if o.verdict != verdictOK || o.packets != 0 || o.mark != 0 {
+		t.Errorf("verdict %d, counted %d, mark %#x, want %d, 0, 0", o.verdict, o.packets, o.mark, verdictOK)
+	}
+}
+
+func TestKernelEventsAreLimitedAndTheLossIsTold(t *testing.T) {
+	o := testOptions(newBPFFS(t))
+	o.EventsPerSecond = 3
+	k := openKernel(t, o)
+	r := runner{k}
+	publish(t, k, a)
+	events, err := k.Events()
+	if err != nil {
+		t.Fatalf("Events: %v", err)
+	}
+	defer events.Close()
+
+	// one run of many repetitions stays on one CPU
+	in := from4(nobody4, 17, udp(1, 2))
+	const sent = 1000
+	if _, err := k.program(fromPodName).Run(&ebpf.RunOptions{Data: in, Repeat: sent}); err != nil {
+		t.Fatalf("run: %v", err)
+	}
+	counted := r.counters(t)[cell{DropNoRoute, Egress}].Packets
+	lost, err := k.EventsLost()
+	if err != nil {
+		t.Fatalf("EventsLost: %v", err)
+	}
+	var read, told uint64
+	for events.ring.AvailableBytes() > 0 {
+		e, err := events.Read(t.Context())
+		if err != nil {
+			t.Fatalf("Read: %v", err)
+		}
+		read++
+		told += uint64(e.Lost)
+	}
+	if counted != sent || read+lost != sent || lost == 0 || told > lost {
+		t.Errorf("%d drops counted, %d events read, %d lost, %d told; want %d = read + lost, told <= lost", counted, read, lost, told, sent)
+	}
+	// another reason has a budget of its own
+	r.run(t, fromPodName, from4(a.IPv4, 17, udp(1, 2)), skbContext{}, 0)
+	e, err := events.Read(t.Context())
+	if err != nil || e.Reason != DropHairpin || e.Lost != 0 {
+		t.Errorf("event %+v, %v, want a hairpin with nothing lost", e, err)
+	}
+}
+
+func TestKernelEventReaderEndsWithItsContextAndItsClose(t *testing.T) {
+	r, _ := newStage(t)
+	events, err := r.k.Events()
+	if err != nil {
+		t.Fatalf("Events: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := events.Read(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("Read with a cancelled context: %v", err)
+	}
+	// a later call is not hurt by the earlier one's end
+	r.run(t, fromPodName, from4(nobody4, 17, udp(1, 2)), skbContext{}, 0)
+	if e, err := events.Read(t.Context()); err != nil || e.Reason != DropNoRoute {
+		t.Errorf("Read after a cancelled one: %+v, %v", e, err)
+	}
+	if err := events.Close(); err != nil {
+		t.Fatalf("Close: %v", err)
+	}
+	if _, err := events.Read(t.Context()); !errors.Is(err, ErrClosed) {
+		t.Errorf("Read after Close: %v", err)
+	}
+}

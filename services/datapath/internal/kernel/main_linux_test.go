@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// privateEnv marks the copy of the test binary that runs in namespaces of its
+// own.
+const privateEnv = "SLUICE_TEST_PRIVATE"
+
+// TestMain runs the tests in a mount and a network namespace of their own, so
+// that nothing of them outlives the process, however it ends.
+func TestMain(m *testing.M) {
+	switch {
+	case os.Getenv(confinedEnv) != "":
+		os.Exit(confinedMain())
+	case os.Getuid() != 0 || os.Getenv(privateEnv) != "":
+		os.Exit(m.Run())
+	}
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Env = append(os.Environ(), privateEnv+"=1")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &unix.SysProcAttr{
+		Unshareflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET,
+		Pdeathsig:    unix.SIGKILL,
+	}
+	if err := cmd.Run(); err != nil {
+		fmt.Fprintln(os.Stderr, "tests in private namespaces:", err)
+		os.Exit(1)
+	}
+}
+
+// requireRoot fails: a kernel test that is skipped proves nothing.
+func requireRoot(t testing.TB) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Fatal("this test needs root")
+	}
+}
+
+// newBPFFS mounts a bpffs that ends with the test.
+func newBPFFS(t testing.TB) string {
+	t.Helper()
+	requireRoot(t)
+	dir := t.TempDir()
+	if err := unix.Mount("bpf", dir, "bpf", 0, "mode=0755"); err != nil {
+		t.Fatalf("mount a bpffs at %s: %v", dir, err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Errorf("unmount %s: %v", dir, err)
+		}
+	})
+	return filepath.Join(dir, "sluice")
+}
+
+var (
+	podCIDR4 = netip.MustParsePrefix("10.244.0.0/24")
+	podCIDR6 = netip.MustParsePrefix("fd00:244::/64")
+)
+
+func testOptions(dir string) Options {
+	return Options{
+		Dir:             dir,
+		PodCIDRs:        []netip.Prefix{podCIDR4, podCIDR6},
+		TunnelPorts:     []uint16{4789, 8472},
+		EventsPerSecond: 1 << 20,
+	}
+}
+
+func openKernel(t testing.TB, o Options) *Kernel {
+	t.Helper()
+	k, err := Open(t.Context(), o)
+	if err != nil {
+		t.Fatalf("Open: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := k.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+	})
+	return k
+}
+
+// testEndpoint is a valid endpoint with addresses that end in n.
+func testEndpoint(ifindex uint32, n byte) Endpoint {
+	a6 := netip.MustParseAddr("fd00:244::").As16()
+	a6[15] = n
+	return Endpoint{
+		Ifindex:  ifindex,
+		Identity: 256 + Identity(n),
+		IPv4:     netip.AddrFrom4([4]byte{10, 244, 0, n}),
+		IPv6:     netip.AddrFrom16(a6),
+		MAC:      [6]byte{2, 0, 0, 0, 1, n},
+		HostMAC:  [6]byte{2, 0, 0, 0, 2, n},
+		MTU:      1500,
+		Deliver:  DeliverPeer,
+		Policy:   Policy{Egress: TableAllow, Ingress: TableAllow},
+	}
+}
+
+func publish(t testing.TB, k *Kernel, e Endpoint) Endpoint {
+	t.Helper()
+	s, err := k.Publish(t.Context(), e)
+	if err != nil {
+		t.Fatalf("Publish(%+v): %v", e, err)
+	}
+	got, err := k.Lookup(s)
+	if err != nil {
+		t.Fatalf("Lookup(%d): %v", s, err)
+	}
+	return got
+}
+
+// program is what a test runs.
+func (k *Kernel) program(name string) *ebpf.Program {
+	for i, p := range []Program{k.fromPod, k.toPod} {
+		if p.Name == name {
+			return k.progs[i]
+		}
+	}
+	return nil
+}

@@ -1,0 +1,690 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+)
+
+func TestKernelPublishShowsWhatItWasGiven(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	for _, e := range []Endpoint{a, only4, withAddrs(testEndpoint(1006, 60), false, true), shaped} {
+		s, err := k.Publish(t.Context(), e)
+		if err != nil {
+			t.Fatalf("Publish: %v", err)
+		}
+		got, err := k.Lookup(s)
+		if err != nil {
+			t.Fatalf("Lookup: %v", err)
+		}
+		if got.Policy.Gen == 0 {
+			t.Error("gen is 0")
+		}
+		want := e
+		want.Slot, want.Policy.Gen = s, got.Policy.Gen
+		if got != want {
+			t.Errorf("published\n got %+v\nwant %+v", got, want)
+		}
+		for _, addr := range e.addrs() {
+			info, found, err := k.getIP(hostPrefix(addr))
+			if err != nil || !found || info != (IPInfo{Identity: e.Identity}) {
+				t.Errorf("ipcache of %v: %+v, %v, %v", addr, info, found, err)
+			}
+		}
+	}
+}
+
+func TestKernelPublishRefusesWhatIsTakenAndLeavesNothing(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	first := publish(t, k, a)
+	if err := k.SyncHostAddrs([]netip.Addr{host4}); err != nil {
+		t.Fatal(err)
+	}
+	other := testEndpoint(77, 77)
+	for name, change := range map[string]func(*Endpoint){
+		"device":       func(e *Endpoint) { e.Ifindex = a.Ifindex },
+		"IPv4":         func(e *Endpoint) { e.IPv4 = a.IPv4 },
+		"IPv6":         func(e *Endpoint) { e.IPv6 = a.IPv6 },
+		"host address": func(e *Endpoint) { e.IPv4 = host4 },
+	} {
+		e := other
+		change(&e)
+		if s, err := k.Publish(t.Context(), e); !errors.Is(err, ErrExists) || s != NoSlot {
+			t.Errorf("%s taken: slot %d, %v, want ErrExists", name, s, err)
+		}
+	}
+	es, err := k.Endpoints()
+	if err != nil || !reflect.DeepEqual(es, []Endpoint{first}) {
+		t.Errorf("endpoints %+v, %v, want %+v", es, err, first)
+	}
+	owners, err := k.addrOwners()
+	want := map[netip.Addr]Slot{a.IPv4: first.Slot, a.IPv6: first.Slot, host4: HostSlot}
+	if err != nil || !reflect.DeepEqual(owners, want) {
+		t.Errorf("addresses %v, %v, want %v", owners, err, want)
+	}
+	if _, err := k.Publish(t.Context(), other); err != nil {
+		t.Errorf("the same endpoint without what was taken: %v", err)
+	}
+}
+
+func TestKernelPublishNamesTheBadField(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	for field, change := range map[string]func(*Endpoint){
+		"Ifindex":      func(e *Endpoint) { e.Ifindex = 0 },
+		"Identity":     func(e *Endpoint) { e.Identity = 0 },
+		"Identity: 16": func(e *Endpoint) { e.Identity = 1 << 24 },
+		"neither":      func(e *Endpoint) { *e = withAddrs(*e, false, false) },
+		"IPv4: 224":    func(e *Endpoint) { e.IPv4 = netip.MustParseAddr("224.0.0.1") },
+		"IPv4: fd00":   func(e *Endpoint) { e.IPv4 = a.IPv6 },
+		"IPv6: 10.":    func(e *Endpoint) { e.IPv6 = a.IPv4 },
+		"IPv6: fe80":   func(e *Endpoint) { e.IPv6 = podLocal },
+		"IPv6: ::ffff": func(e *Endpoint) { e.IPv6 = netip.MustParseAddr("::ffff:10.0.0.1") },
+		"MAC: 00":      func(e *Endpoint) { e.MAC = [6]byte{} },
+		"HostMAC: ff":  func(e *Endpoint) { e.HostMAC = broadcastMAC },
+		"MTU: 1279":    func(e *Endpoint) { e.MTU = 1279 },
+		"Deliver":      func(e *Endpoint) { e.Deliver = 0 },
+	} {
+		e := a
+		change(&e)
+		if _, err := k.Publish(t.Context(), e); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), field) {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+}
+
+func TestKernelUnpublishLeavesNoKeyAndReusesTheSlotAfterABarrier(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	before, err := k.IPCache()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// all slots but one
+	k.slots.next = 1
+	for s := Slot(2); s <= MaxEndpoints; s++ {
+		k.slots.state[s] = slotUsed
+	}
+	e := publish(t, k, a)
+	if _, err := k.Publish(t.Context(), b); !errors.Is(err, ErrFull) {
+		t.Errorf("Publish without a free slot: %v, want ErrFull", err)
+	}
+	if err := k.Unpublish(e.Slot); err != nil {
+		t.Fatalf("Unpublish: %v", err)
+	}
+	if p := k.at(e.Slot).Policy; p.Egress != TableDeny || p.Ingress != TableDeny || p.Gen == e.Policy.Gen {
+		t.Errorf("word after Unpublish: %+v", p)
+	}
+	owners, err := k.addrOwners()
+	if err != nil || len(owners) != 0 {
+		t.Errorf("addresses %v, %v, want none", owners, err)
+	}
+	if after, err := k.IPCache(); err != nil || !slices.Equal(after, before) {
+		t.Errorf("ipcache %+v, %v, want %+v", after, err, before)
+	}
+	if _, ok := k.slots.take(); ok {
+		t.Error("the slot was free before a barrier")
+	}
+	// Publish runs the barrier that it needs
+	again := publish(t, k, b)
+	if again.Slot != e.Slot || again.Policy.Gen <= e.Policy.Gen {
+		t.Errorf("slot %d, gen %d, want %d, above %d", again.Slot, again.Policy.Gen, e.Slot, e.Policy.Gen)
+	}
+	for name, err := range map[string]error{
+		"Unpublish": k.Unpublish(4000), "Cut": k.Cut(4000), "SetIdentity": k.SetIdentity(4000, 300),
+	} {
+		if !errors.Is(err, ErrNotFound) {
+			t.Errorf("%s of nobody: %v, want ErrNotFound", name, err)
+		}
+	}
+	for _, s := range []Slot{HostSlot, NoSlot, MaxEndpoints + 1} {
+		if err := k.Cut(s); !errors.Is(err, ErrInvalid) {
+			t.Errorf("Cut(%d): %v, want ErrInvalid", s, err)
+		}
+	}
+}
+
+func TestKernelSetIdentityReachesSlotAndIPCache(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	e := publish(t, k, a)
+	if err := k.SetIdentity(e.Slot, 4711); err != nil {
+		t.Fatal(err)
+	}
+	got, err := k.Lookup(e.Slot)
+	if err != nil || got.Identity != 4711 || got.Incomplete || got.Policy.Gen <= e.Policy.Gen ||
+		got.Policy.Egress != e.Policy.Egress || got.Policy.Ingress != e.Policy.Ingress {
+		t.Errorf("after SetIdentity: %+v, %v, before %+v", got, err, e)
+	}
+}
+
+func TestKernelHostAddrsAreExactlyTheGivenOnes(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	publish(t, k, a)
+	other := netip.MustParseAddr("192.0.2.99")
+	for _, c := range []struct{ give, want []netip.Addr }{
+		{[]netip.Addr{host4, host6, netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("fe80::5%lo"), netip.IPv6Loopback()}, []netip.Addr{host4, host6}},
+		{[]netip.Addr{host4, other}, []netip.Addr{host4, other}},
+		{[]netip.Addr{host4, other}, []netip.Addr{host4, other}},
+		{nil, nil},
+	} {
+		if err := k.SyncHostAddrs(c.give); err != nil {
+			t.Fatalf("SyncHostAddrs(%v): %v", c.give, err)
+		}
+		got, err := k.HostAddrs()
+		if err != nil || !slices.Equal(got, c.want) {
+			t.Errorf("host addresses %v, %v, want %v", got, err, c.want)
+		}
+		var cached []netip.Addr
+		es, err := k.IPCache()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range es {
+			if e.Identity == IdentityHost {
+				cached = append(cached, e.Prefix.Addr())
+			}
+		}
+		if !slices.Equal(cached, c.want) {
+			t.Errorf("ipcache has %v as the host, want %v", cached, c.want)
+		}
+	}
+	if err := k.SyncHostAddrs([]netip.Addr{a.IPv4, host4}); !errors.Is(err, ErrExists) {
+		t.Errorf("an endpoint's address: %v, want ErrExists", err)
+	}
+	if got, _ := k.HostAddrs(); !slices.Equal(got, []netip.Addr{host4}) {
+		t.Errorf("host addresses %v, want the rest applied", got)
+	}
+}
+
+func TestKernelIPCacheHoldsPrefixesOfBothFamilies(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	want := []IPEntry{
+		{netip.MustParsePrefix("0.0.0.0/0"), IPInfo{Identity: 2}},
+		{netip.MustParsePrefix("10.0.0.0/8"), IPInfo{Identity: 300, Node: 7}},
+		{podCIDR4, IPInfo{Identity: IdentityUnknownInCluster, Flags: FlagPodRange}},
+		{netip.MustParsePrefix("10.244.0.5/32"), IPInfo{Identity: MaxIdentity, Node: 65535, Flags: 0xfffe}},
+		{netip.MustParsePrefix("2001:db8::/32"), IPInfo{Identity: 301}},
+		{podCIDR6, IPInfo{Identity: IdentityUnknownInCluster, Flags: FlagPodRange}},
+	}
+	for _, e := range want {
+		for range 2 {
+			if err := k.UpsertIP(e.Prefix, e.IPInfo); err != nil {
+				t.Fatalf("UpsertIP(%v): %v", e.Prefix, err)
+			}
+		}
+	}
+	if got, err := k.IPCache(); err != nil || !slices.Equal(got, want) {
+		t.Errorf("ipcache\n got %v, %v\nwant %v", got, err, want)
+	}
+	for range 2 {
+		if err := k.DeleteIP(want[1].Prefix); err != nil {
+			t.Errorf("DeleteIP: %v", err)
+		}
+	}
+	if got, err := k.IPCache(); err != nil || !slices.Equal(got, slices.Delete(slices.Clone(want), 1, 2)) {
+		t.Errorf("ipcache after a deletion %v, %v", got, err)
+	}
+	for _, p := range []netip.Prefix{{}, netip.MustParsePrefix("10.0.0.1/8"), netip.MustParsePrefix("::ffff:10.0.0.0/104")} {
+		if err := k.UpsertIP(p, IPInfo{Identity: 300}); !errors.Is(err, ErrInvalid) {
+			t.Errorf("UpsertIP(%v): %v, want ErrInvalid", p, err)
+		}
+	}
+}
+
+func TestKernelOpenAdoptsMapsProgramsAndContents(t *testing.T) {
+	o := testOptions(newBPFFS(t))
+	first, err := Open(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := publish(t, first, a)
+	if err := first.SyncHostAddrs([]netip.Addr{host4}); err != nil {
+		t.Fatal(err)
+	}
+	ids, err := first.Maps()
+	if err != nil {
+		t.Fatal(err)
+	}
+	from, to := first.FromPod(), first.ToPod()
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := first.Endpoints(); !errors.Is(err, ErrClosed) {
+		t.Errorf("Endpoints after Close: %v", err)
+	}
+
+	second := openKernel(t, o)
+	if got, err := second.Maps(); err != nil || !reflect.DeepEqual(got, ids) {
+		t.Errorf("maps\n got %+v, %v\nwant %+v", got, err, ids)
+	}
+	if second.FromPod().ID != from.ID || second.ToPod().ID != to.ID {
+		t.Errorf("programs %d, %d, want %d, %d", second.FromPod().ID, second.ToPod().ID, from.ID, to.ID)
+	}
+	if es, err := second.Endpoints(); err != nil || !reflect.DeepEqual(es, []Endpoint{e}) {
+		t.Errorf("endpoints %+v, %v, want %+v", es, err, e)
+	}
+	if as, err := second.HostAddrs(); err != nil || !slices.Equal(as, []netip.Addr{host4}) {
+		t.Errorf("host addresses %v, %v", as, err)
+	}
+	next := publish(t, second, b)
+	if next.Slot == e.Slot || next.Policy.Gen <= e.Policy.Gen {
+		t.Errorf("after adoption: slot %d, gen %d, before %d, %d", next.Slot, next.Policy.Gen, e.Slot, e.Policy.Gen)
+	}
+	r := runner{second}
+	if got := r.run(t, fromPodName, from4(b.IPv4, 17, udp(1, 2)), skbContext{}, 0); got.reason != ForwardPeer {
+		t.Errorf("a packet after adoption: %v", got.reason)
+	}
+}
+
+func TestKernelOtherConstantsAreAnotherProgramOnTheSameMaps(t *testing.T) {
+	o := testOptions(newBPFFS(t))
+	first := openKernel(t, o)
+	o.TunnelPorts = []uint16{9999}
+	o.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.99.0.0/16")}
+	second := openKernel(t, o)
+
+	if first.FromPod().ID == second.FromPod().ID {
+		t.Fatal("the program with other constants was not loaded")
+	}
+	audit, err := second.Audit(first.FromPod().ID, second.FromPod())
+	if err != nil || !audit.SameCode || !audit.SameMaps || audit.SameConfig || audit.Current() || len(audit.Differences) != 1 {
+		t.Errorf("audit of other constants: %+v, %v", audit, err)
+	}
+	if audit, err := second.Audit(second.FromPod().ID, second.FromPod()); err != nil || !audit.Current() {
+		t.Errorf("audit of the program itself: %+v, %v", audit, err)
+	}
+	es, err := second.IPCache()
+	want := []IPEntry{{o.PodCIDRs[0], IPInfo{Identity: IdentityUnknownInCluster, Flags: FlagPodRange}}}
+	if err != nil || !slices.Equal(es, want) {
+		t.Errorf("ipcache with other pod ranges %v, %v, want %v", es, err, want)
+	}
+
+	pins := func() int {
+		n, err := filepath.Glob(filepath.Join(o.Dir, fromPodName+"_*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(n)
+	}
+	if n := pins(); n != 2 {
+		t.Errorf("%d programs pinned, want 2", n)
+	}
+	if err := second.DropOldPrograms(); err != nil || pins() != 1 {
+		t.Errorf("DropOldPrograms: %v, %d pinned, want 1", err, pins())
+	}
+	third := openKernel(t, o)
+	if third.FromPod().ID != second.FromPod().ID {
+		t.Error("the current program was dropped")
+	}
+}
+
+func TestKernelAuditSeesForeignMapsAndCode(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	other := openKernel(t, testOptions(newBPFFS(t)))
+	audit, err := k.Audit(other.FromPod().ID, k.FromPod())
+	if err != nil || !audit.SameCode || audit.SameMaps || !audit.SameConfig {
+		t.Errorf("the same program of another instance: %+v, %v", audit, err)
+	}
+	audit, err = k.Audit(k.ToPod().ID, k.FromPod())
+	if err != nil || audit.SameCode || audit.Current() {
+		t.Errorf("the other program: %+v, %v", audit, err)
+	}
+	if _, err := k.Audit(1<<31-1, k.FromPod()); !errors.Is(err, ErrNoProgram) {
+		t.Errorf("no program: %v", err)
+	}
+}
+
+// A layout that changed is a map of its own: what an older program uses is
+// neither taken nor touched.
+func TestKernelChangedLayoutIsANewMap(t *testing.T) {
+	spec, err := bpf.LoadMaps()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := newBPFFS(t)
+	old := spec.Maps[bpf.MapsMapSlIf].Copy()
+	old.ValueSize, old.Value = 8, nil
+	if pinName(old) == pinName(spec.Maps[bpf.MapsMapSlIf]) {
+		t.Fatalf("two layouts have the pin name %s", pinName(old))
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	was, err := createMap(filepath.Join(dir, pinName(old)), old, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer was.Close()
+	if err := was.Put(uint32(1), uint64(2)); err != nil {
+		t.Fatal(err)
+	}
+
+	k := openKernel(t, testOptions(dir))
+	publish(t, k, a)
+	var v uint64
+	if err := was.Lookup(uint32(1), &v); err != nil || v != 2 {
+		t.Errorf("the older map holds %d, %v, want 2", v, err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, pinName(old))); err != nil {
+		t.Errorf("the older pin: %v", err)
+	}
+}
+
+func TestLayoutHashSeesEveryField(t *testing.T) {
+	spec, err := bpf.LoadMaps()
+	if err != nil {
+		t.Fatal(err)
+	}
+	base := spec.Maps[bpf.MapsMapSlEp]
+	for name, change := range map[string]func(*ebpf.MapSpec){
+		"type":    func(m *ebpf.MapSpec) { m.Type = ebpf.Hash },
+		"entries": func(m *ebpf.MapSpec) { m.MaxEntries++ },
+		"flags":   func(m *ebpf.MapSpec) { m.Flags = 0 },
+		"key":     func(m *ebpf.MapSpec) { m.KeySize = 8 },
+		"value":   func(m *ebpf.MapSpec) { m.Value = spec.Maps[bpf.MapsMapSlEvents].Value },
+		"a field": func(m *ebpf.MapSpec) { m.Value = spec.Maps[bpf.MapsMapSlIpc4].Value },
+	} {
+		m := base.Copy()
+		change(m)
+		if layoutHash(m) == layoutHash(base) {
+			t.Errorf("%s: the hash does not change", name)
+		}
+	}
+	if layoutHash(base.Copy()) != layoutHash(base) {
+		t.Error("the hash of the same layout differs")
+	}
+}
+
+func TestKernelAForeignPinIsRefusedAndKept(t *testing.T) {
+	spec, err := bpf.LoadMaps()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := newBPFFS(t)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	pin := filepath.Join(dir, pinName(spec.Maps[bpf.MapsMapSlIp4]))
+	foreign, err := createMap(pin, &ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer foreign.Close()
+	if k, err := Open(t.Context(), testOptions(dir)); err == nil || !strings.Contains(err.Error(), pin) {
+		if k != nil {
+			k.Close()
+		}
+		t.Errorf("Open: %v, want an error that names %s", err, pin)
+	}
+	if _, err := os.Stat(pin); err != nil {
+		t.Errorf("the foreign pin: %v", err)
+	}
+}
+
+func TestKernelOpenRefusesADirectoryThatIsNoBPFFS(t *testing.T) {
+	requireRoot(t)
+	if k, err := Open(t.Context(), testOptions(t.TempDir())); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "bpffs") {
+		if k != nil {
+			k.Close()
+		}
+		t.Errorf("Open: %v", err)
+	}
+}
+
+func TestOpenNamesEveryBadOption(t *testing.T) {
+	_, err := Open(t.Context(), Options{
+		PodCIDRs:    []netip.Prefix{netip.MustParsePrefix("10.1.2.3/8"), podCIDR4, netip.MustParsePrefix("10.245.0.0/24")},
+		TunnelPorts: []uint16{0, 1, 2, 3, 4},
+	})
+	for _, want := range []string{"Dir", "10.1.2.3/8", "more than one prefix", "TunnelPorts: 5", "0 is not a port"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v does not name %q", err, want)
+		}
+	}
+}
+
+func TestKernelValidateOnlyChangesNothing(t *testing.T) {
+	o := testOptions(newBPFFS(t))
+	o.ValidateOnly = true
+	k := openKernel(t, o)
+	if _, err := os.Stat(o.Dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the pin directory: %v, want it absent", err)
+	}
+	if k.FromPod().VerifiedInstructions == 0 {
+		t.Error("nothing was verified")
+	}
+	_, publishErr := k.Publish(t.Context(), a)
+	for name, err := range map[string]error{
+		"Publish": publishErr, "SyncHostAddrs": k.SyncHostAddrs(nil), "UpsertIP": k.UpsertIP(podCIDR4, IPInfo{Identity: 300}),
+		"DropOldPrograms": k.DropOldPrograms(), "Barrier": k.Barrier(t.Context()),
+	} {
+		if !errors.Is(err, ErrValidateOnly) {
+			t.Errorf("%s: %v, want ErrValidateOnly", name, err)
+		}
+	}
+
+	o.ValidateOnly = false
+	real := openKernel(t, o)
+	e := publish(t, real, a)
+	entries, err := os.ReadDir(o.Dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.ValidateOnly, o.TunnelPorts = true, []uint16{1}
+	look := openKernel(t, o)
+	if es, err := look.Endpoints(); err != nil || !reflect.DeepEqual(es, []Endpoint{e}) {
+		t.Errorf("a validation sees %+v, %v, want %+v", es, err, e)
+	}
+	after, err := os.ReadDir(o.Dir)
+	if err != nil || len(after) != len(entries) {
+		t.Errorf("%d pins, %v, want %d", len(after), err, len(entries))
+	}
+}
+
+// What a process leaves when it is killed between two writes is complete
+// again, or seen, after the next Open.
+func TestKernelOpenCompletesWhatAKilledProcessLeft(t *testing.T) {
+	o := testOptions(newBPFFS(t))
+	first := openKernel(t, o)
+	whole, half := publish(t, first, a), publish(t, first, b)
+
+	// killed in Publish: the device leads to the slot, an address does not yet
+	_, key := first.addrMap(b.IPv6)
+	must(t, "delete", first.maps.ip6.Delete(key))
+	// killed in a deletion by an older build: an address leads to a free slot
+	stray := netip.MustParseAddr("10.244.0.200")
+	must(t, "insert", insertOnce(first.maps.ip4, stray.As4(), uint32(900)))
+	must(t, "insert", first.putIP(hostPrefix(stray), IPInfo{Identity: 300}))
+	// and a device that its slot does not know
+	must(t, "insert", insertOnce(first.maps.ifs, uint32(4242), uint32(whole.Slot)))
+
+	second := openKernel(t, o)
+	es, err := second.Endpoints()
+	half.Incomplete = true
+	if err != nil || !reflect.DeepEqual(es, []Endpoint{whole, half}) {
+		t.Errorf("endpoints %+v, %v, want %+v", es, err, []Endpoint{whole, half})
+	}
+	owners, err := second.addrOwners()
+	want := map[netip.Addr]Slot{a.IPv4: whole.Slot, a.IPv6: whole.Slot, b.IPv4: half.Slot}
+	if err != nil || !reflect.DeepEqual(owners, want) {
+		t.Errorf("addresses %v, %v, want %v", owners, err, want)
+	}
+	if s, err := lookupSlot(second.maps.ifs, uint32(4242)); err != nil || s != NoSlot {
+		t.Errorf("the stray device leads to %d, %v", s, err)
+	}
+	must(t, "unpublish the half endpoint", second.Unpublish(half.Slot))
+	publish(t, second, b)
+}
+
+func TestKernelNothingRemainsWhenThePinsAreGone(t *testing.T) {
+	requireRoot(t)
+	var ids []ebpf.MapID
+	var prog ProgramID
+	t.Run("an instance", func(t *testing.T) {
+		k := openKernel(t, testOptions(newBPFFS(t)))
+		publish(t, k, a)
+		infos, err := k.Maps()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, i := range infos {
+			ids = append(ids, ebpf.MapID(i.ID))
+		}
+		prog = k.FromPod().ID
+	})
+	for _, id := range ids {
+		waitFor(t, "a map to go", func() bool {
+			m, err := ebpf.NewMapFromID(id)
+			if err == nil {
+				m.Close()
+			}
+			return errors.Is(err, os.ErrNotExist)
+		})
+	}
+	waitFor(t, "the program to go", func() bool {
+		p, err := ebpf.NewProgramFromID(ebpf.ProgramID(prog))
+		if err == nil {
+			p.Close()
+		}
+		return errors.Is(err, os.ErrNotExist)
+	})
+}
+
+// TestKernelReadersNeverMissAnEndpoint is the proof of the writing rules: while
+// a million changes are made around it, a program that looks an endpoint up
+// finds it every time, with a word that was stored as a whole.
+//
+// The reader is sluice_from_pod itself: its packets go from endpoint a to
+// endpoint b, whose words are both flipped between two values, while other
+// endpoints, addresses, devices and prefixes come and go.
+func TestKernelReadersNeverMissAnEndpoint(t *testing.T) {
+	const flips = 1_000_000
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	// with these addresses a delivered frame is again one of a to b, but for
+	// its hops: one call of the kernel can run it many times
+	mirror := b
+	mirror.MAC, mirror.HostMAC = a.HostMAC, a.MAC
+	src, dst := publish(t, k, a), publish(t, k, mirror)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var others atomic.Uint64
+	done := make(chan error, 2)
+	// republish: the same addresses and devices under ever new slots
+	go func() {
+		var err error
+		for n := 0; ctx.Err() == nil && err == nil; n++ {
+			e := testEndpoint(5000+uint32(n%50), byte(100+n%50))
+			var s Slot
+			if s, err = k.Publish(ctx, e); err == nil {
+				if err = k.SetIdentity(s, 5000); err == nil {
+					err = k.Unpublish(s)
+				}
+			}
+			others.Add(1)
+		}
+		if errors.Is(err, context.Canceled) {
+			err = nil
+		}
+		done <- err
+	}()
+	// the words, the receiver's ipcache and the host's addresses
+	flipped := make(chan struct{})
+	go func() {
+		defer close(flipped)
+		var err error
+		for n := 0; n < flips/2 && err == nil; n++ {
+			// the egress table of dst and the ingress table of src are denied
+			// in turn: a reader that mixes up records or halves is denied too
+			other := Table(n & 1)
+			if _, err = k.SetPolicy(src.Slot, TableAllow, other); err == nil {
+				_, err = k.SetPolicy(dst.Slot, other, TableAllow)
+			}
+			if err == nil && n%100 == 0 {
+				err = errors.Join(
+					k.SyncHostAddrs([]netip.Addr{host4, netip.AddrFrom4([4]byte{192, 0, 2, byte(n / 100)})}),
+					k.UpsertIP(hostPrefix(b.IPv4), IPInfo{Identity: Identity(256 + n%1000)}))
+			}
+		}
+		done <- err
+	}()
+
+	in := [][]byte{from4(b.IPv4, 17, udp(1, 2)), from6(b.IPv6, 17, udp(1, 2))}
+	in[0][14+8], in[1][14+7] = 255, 255
+	const repeat = 250
+	var packets uint64
+	for i, running := 0, true; running; i++ {
+		select {
+		case <-flipped:
+			running = false
+		default:
+			if _, err := k.program(fromPodName).Run(&ebpf.RunOptions{Data: in[i%2], Repeat: repeat}); err != nil {
+				t.Fatalf("run: %v", err)
+			}
+			packets += repeat
+		}
+	}
+	cancel()
+	for range 2 {
+		if err := <-done; err != nil {
+			t.Errorf("writer: %v", err)
+		}
+	}
+	cs, err := k.Metrics()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d flips, %d endpoints published and unpublished, %d packets", flips, others.Load(), packets)
+	for _, c := range cs {
+		if c.Reason != ForwardPeer || c.Packets != packets {
+			t.Errorf("%d packets counted as %v %v, want all %d as %v", c.Packets, c.Reason, c.Direction, packets, ForwardPeer)
+		}
+	}
+	if others.Load() == 0 || packets == 0 {
+		t.Error("nothing ran beside the flips")
+	}
+}
+
+// The rules can be broken in one line: hash maps are written through insertOnce
+// and deleteKey, tries through replaceInTrie, arrays through shared memory.
+func TestMapsAreWrittenInThreePlacesOnly(t *testing.T) {
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		if strings.HasSuffix(f, "_test.go") {
+			continue
+		}
+		src, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, banned := range []string{".Put(", "UpdateExist", "UpdateLock", "BatchUpdate("} {
+			if strings.Contains(string(src), banned) {
+				t.Errorf("%s uses %s", f, banned)
+			}
+		}
+		want := 0
+		if f == "kernel.go" {
+			want = 1
+		}
+		for _, once := range []string{"ebpf.UpdateAny", "ebpf.UpdateNoExist", ".Delete("} {
+			if n := strings.Count(string(src), once); n != want {
+				t.Errorf("%s uses %s %d times, want %d", f, once, n, want)
+			}
+		}
+	}
+}

@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"bytes"
+	"io"
+	"net"
+	"net/netip"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// pod is a network namespace with a device, attached as the service does it.
+type pod struct {
+	Endpoint
+	ns netns.NsHandle
+}
+
+// newPod makes a namespace, a device into it, the filters and the endpoint.
+func newPod(t *testing.T, k *Kernel, name string, n byte, deliver Deliver) *pod {
+	t.Helper()
+	p := &pod{Endpoint: testEndpoint(0, n), ns: newNetns(t)}
+	p.Deliver = deliver
+	veth := &netlink.Veth{
+		LinkAttrs:        netlink.LinkAttrs{Name: name, MTU: 1500, HardwareAddr: p.HostMAC[:]},
+		PeerName:         "eth0",
+		PeerHardwareAddr: p.MAC[:],
+		PeerNamespace:    netlink.NsFd(p.ns),
+	}
+	must(t, "add "+name, netlink.LinkAdd(veth))
+	link, err := netlink.LinkByName(name)
+	must(t, "find "+name, err)
+	p.Ifindex = uint32(link.Attrs().Index)
+	t.Cleanup(func() {
+		if err := netlink.LinkDel(link); err != nil {
+			t.Errorf("delete %s: %v", name, err)
+		}
+	})
+	attach(t, link, netlink.HANDLE_MIN_INGRESS, k.FromPod())
+	attach(t, link, netlink.HANDLE_MIN_EGRESS, k.ToPod())
+	must(t, "set "+name+" up", netlink.LinkSetUp(link))
+
+	h, err := netlink.NewHandleAt(p.ns)
+	must(t, "netlink in the pod", err)
+	defer h.Close()
+	eth0, err := h.LinkByName("eth0")
+	must(t, "find eth0", err)
+	lo, err := h.LinkByName("lo")
+	must(t, "find lo", err)
+	must(t, "set lo up", h.LinkSetUp(lo))
+	must(t, "set eth0 up", h.LinkSetUp(eth0))
+	for _, a := range p.addrs() {
+		must(t, "add address", h.AddrAdd(eth0, &netlink.Addr{IPNet: ipNet(a), Flags: unix.IFA_F_NODAD}))
+		gw, zero := gateway4, netip.MustParsePrefix("0.0.0.0/0")
+		if a.Is6() {
+			gw, zero = gateway6, netip.MustParsePrefix("::/0")
+		} else {
+			must(t, "add the gateway's route", h.RouteAdd(&netlink.Route{LinkIndex: eth0.Attrs().Index, Dst: ipNet(gw), Scope: netlink.SCOPE_LINK}))
+		}
+		must(t, "add the default route", h.RouteAdd(&netlink.Route{
+			LinkIndex: eth0.Attrs().Index, Gw: gw.AsSlice(),
+			Dst: &net.IPNet{IP: zero.Addr().AsSlice(), Mask: net.CIDRMask(0, zero.Addr().BitLen())},
+		}))
+	}
+
+	s, err := k.Publish(t.Context(), p.Endpoint)
+	must(t, "publish "+name, err)
+	p.Slot = s
+	return p
+}
+
+func attach(t *testing.T, link netlink.Link, parent uint32, p Program) {
+	t.Helper()
+	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: link.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
+	}}
+	must(t, "add clsact", netlink.QdiscReplace(qdisc))
+	must(t, "add filter "+p.Name, netlink.FilterReplace(&netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: link.Attrs().Index, Parent: parent, Handle: 1, Priority: 1, Protocol: unix.ETH_P_ALL,
+		},
+		Fd: p.FD, Name: p.Name, DirectAction: true,
+	}))
+}
+
+func newNetns(t *testing.T) netns.NsHandle {
+	t.Helper()
+	var h netns.NsHandle
+	inNetns(t, netns.None(), func() {
+		var err error
+		if h, err = netns.New(); err != nil {
+			t.Errorf("make a network namespace: %v", err)
+		}
+	})
+	t.Cleanup(func() { h.Close() })
+	return h
+}
+
+// inNetns runs f on a thread that is in ns, and ends the thread.
+func inNetns(t *testing.T, ns netns.NsHandle, f func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		// never unlocked: the thread ends with the goroutine
+		runtime.LockOSThread()
+		if ns.IsOpen() {
+			if err := netns.Set(ns); err != nil {
+				t.Errorf("enter a namespace: %v", err)
+				return
+			}
+		}
+		f()
+	}()
+	<-done
+}
+
+func ipNet(a netip.Addr) *net.IPNet {
+	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
+}
+
+func must(t testing.TB, what string, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+}
+
+// Packets between real pods, both ways of delivery, both families: the
+// gateway's answers let them find their way, and the programs carry them.
+func TestKernelPodsExchangePackets(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	client := newPod(t, k, "sl-client", 10, DeliverPeer)
+	servers := map[string]*pod{
+		"peer":     newPod(t, k, "sl-peer", 20, DeliverPeer),
+		"redirect": newPod(t, k, "sl-redirect", 30, DeliverRedirect),
+	}
+	r := runner{k}
+	for name, server := range servers {
+		for _, addr := range server.addrs() {
+			t.Run(name+" "+addr.String(), func(t *testing.T) {
+				local := client.IPv4
+				if addr.Is6() {
+					local = client.IPv6
+				}
+				before := r.counters(t)
+				echo(t, client, local, server, addr)
+				after := r.counters(t)
+
+				there := ForwardPeer
+				if server.Deliver == DeliverRedirect {
+					there = ForwardRedirect
+				}
+				want := map[Reason]uint64{there: 1}
+				want[ForwardPeer]++ // the answer
+				for reason, n := range want {
+					c := cell{reason, Egress}
+					if got := after[c].Packets - before[c].Packets; got != n {
+						t.Errorf("%v counted %d times, want %d", reason, got, n)
+					}
+				}
+				for c := range after {
+					if c.reason.Dropped() && !c.reason.Quiet() && after[c].Packets != before[c].Packets {
+						t.Errorf("%d packets dropped as %v", after[c].Packets-before[c].Packets, c.reason)
+					}
+				}
+			})
+		}
+	}
+	t.Run("a VLAN-tagged frame", func(t *testing.T) {
+		before := r.counters(t)
+		tagged := frame(client.HostMAC, client.MAC, etherVLAN, []byte{0, 5, 8, 0},
+			ip4Header{src: client.IPv4, dst: servers["peer"].IPv4, proto: 17}.with(udp(1, 2)))
+		inNetns(t, client.ns, func() { sendRaw(t, "eth0", tagged) })
+		waitFor(t, "the tagged frame to be counted", func() bool {
+			c := cell{DropNotIP, Egress}
+			return r.counters(t)[c].Packets == before[c].Packets+1
+		})
+	})
+}
+
+func TestKernelTruncatedIPHeadersAreNeverForwarded(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	from := newPod(t, k, "sl-from", 10, DeliverPeer)
+	to := newPod(t, k, "sl-to", 20, DeliverPeer)
+	r := runner{k}
+	before := r.counters(t)
+	var sent uint64
+	inNetns(t, from.ns, func() {
+		for _, whole := range [][]byte{
+			frame(from.HostMAC, from.MAC, etherIPv4, ip4Header{src: from.IPv4, dst: to.IPv4, proto: 17}.with(udp(1, 2))),
+			frame(from.HostMAC, from.MAC, etherIPv6, ip6(from.IPv6, to.IPv6, 17, udp(1, 2))),
+		} {
+			for n := 14; n < shortestRun(whole); n++ {
+				sendRaw(t, "eth0", whole[:n])
+				sent++
+			}
+		}
+	})
+	var after map[cell]Counter
+	malformed := cell{DropMalformed, Egress}
+	waitFor(t, "every frame to be counted", func() bool {
+		after = r.counters(t)
+		return after[malformed].Packets-before[malformed].Packets >= sent
+	})
+	if got := after[malformed].Packets - before[malformed].Packets; got != sent {
+		t.Errorf("%d frames counted as malformed, sent %d", got, sent)
+	}
+	for c := range after {
+		if !c.reason.Dropped() && after[c].Packets != before[c].Packets {
+			t.Errorf("%d frames counted as %v", after[c].Packets-before[c].Packets, c.reason)
+		}
+	}
+}
+
+// A packet of many segments is larger than any MTU, but its segments are not:
+// it takes the short way.
+func TestKernelSegmentsOfALargePacketDecideWhetherItFits(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	client := newPod(t, k, "sl-client", 10, DeliverPeer)
+	server := newPod(t, k, "sl-server", 20, DeliverPeer)
+	r := runner{k}
+	for _, addr := range server.addrs() {
+		before := r.counters(t)
+		const size = 4 << 20
+		stream(t, client, server, addr, size)
+		after := r.counters(t)
+		peer, tooBig := cell{ForwardPeer, Egress}, cell{StackMTU, Egress}
+		packets := after[peer].Packets - before[peer].Packets
+		bytes := after[peer].Bytes - before[peer].Bytes
+		if bytes < size || bytes/packets < 3000 {
+			t.Errorf("%v: %d packets with %d bytes went to a pod: no large packets", addr, packets, bytes)
+		}
+		if n := after[tooBig].Packets - before[tooBig].Packets; n != 0 {
+			t.Errorf("%v: %d packets were too big", addr, n)
+		}
+	}
+}
+
+// stream sends n bytes over TCP from one pod to another.
+func stream(t *testing.T, client, server *pod, addr netip.Addr, n int) {
+	t.Helper()
+	var l net.Listener
+	inNetns(t, server.ns, func() {
+		var err error
+		if l, err = net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(addr, 0))); err != nil {
+			t.Errorf("listen: %v", err)
+		}
+	})
+	if l == nil {
+		t.FailNow()
+	}
+	defer l.Close()
+	got := make(chan int64, 1)
+	go func() {
+		defer close(got)
+		conn, err := l.Accept()
+		if err != nil {
+			t.Errorf("accept: %v", err)
+			return
+		}
+		defer conn.Close()
+		m, err := io.Copy(io.Discard, conn)
+		if err != nil {
+			t.Errorf("receive: %v", err)
+		}
+		got <- m
+	}()
+	var conn net.Conn
+	inNetns(t, client.ns, func() {
+		var err error
+		if conn, err = net.DialTimeout("tcp", l.Addr().String(), 5*time.Second); err != nil {
+			t.Errorf("dial: %v", err)
+		}
+	})
+	if conn == nil {
+		l.Close()
+		<-got
+		t.FailNow()
+	}
+	_, err := conn.Write(make([]byte, n))
+	conn.Close()
+	if m := <-got; err != nil || m != int64(n) {
+		t.Fatalf("sent %d bytes: %v; %d arrived", n, err, m)
+	}
+}
+
+// echo sends a datagram from one pod to another and back.
+func echo(t *testing.T, client *pod, local netip.Addr, server *pod, addr netip.Addr) {
+	t.Helper()
+	const patience = 5 * time.Second
+	var there, here *net.UDPConn
+	inNetns(t, server.ns, func() {
+		var err error
+		if there, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr, 0))); err != nil {
+			t.Errorf("listen: %v", err)
+		}
+	})
+	inNetns(t, client.ns, func() {
+		var err error
+		if here, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(local, 0))); err != nil {
+			t.Errorf("listen: %v", err)
+		}
+	})
+	if there == nil || here == nil {
+		t.FailNow()
+	}
+	defer there.Close()
+	defer here.Close()
+	must(t, "deadline", there.SetDeadline(time.Now().Add(patience)))
+	must(t, "deadline", here.SetDeadline(time.Now().Add(patience)))
+
+	port := there.LocalAddr().(*net.UDPAddr).AddrPort().Port()
+	msg := []byte("through the datapath")
+	_, err := here.WriteToUDPAddrPort(msg, netip.AddrPortFrom(addr, port))
+	must(t, "send", err)
+	buf := make([]byte, 100)
+	n, from, err := there.ReadFromUDPAddrPort(buf)
+	must(t, "receive", err)
+	_, err = there.WriteToUDPAddrPort(buf[:n], from)
+	must(t, "answer", err)
+	n, _, err = here.ReadFromUDPAddrPort(buf)
+	must(t, "receive the answer", err)
+	if !bytes.Equal(buf[:n], msg) || from.Addr().Unmap() != local {
+		t.Errorf("got %q, seen as %v, want %q, %v", buf[:n], from, msg, local)
+	}
+}
+
+func sendRaw(t *testing.T, dev string, b []byte) {
+	link, err := net.InterfaceByName(dev)
+	if err != nil {
+		t.Errorf("find %s: %v", dev, err)
+		return
+	}
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Errorf("packet socket: %v", err)
+		return
+	}
+	defer unix.Close(fd)
+	if err := unix.Sendto(fd, b, 0, &unix.SockaddrLinklayer{Ifindex: link.Index}); err != nil {
+		t.Errorf("send a frame: %v", err)
+	}
+}
+
+// waitFor waits for a condition.
+func waitFor(t testing.TB, what string, done func() bool) {
+	t.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	timeout := time.NewTimer(10 * time.Second)
+	defer timeout.Stop()
+	for !done() {
+		select {
+		case <-tick.C:
+		case <-timeout.C:
+			t.Fatalf("waited in vain for %s", what)
+		}
+	}
+}

@@ -464,7 +464,7 @@ func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels identi
 	}()
 
 	var claim Claim
-	err := error(ErrUnavailable)
+	err := ErrUnavailable
 	if connected || !isKnown {
 		claim, err = a.claim(ctx, labels, number)
 	}

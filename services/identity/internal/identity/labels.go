@@ -140,8 +140,10 @@ func NewLabels(labels ...Label) (Labels, error) {
 	list = slices.Compact(list)
 	for i := 1; i < len(list); i++ {
 		if list[i].Name() == list[i-1].Name() {
-			return Labels{}, &LabelError{Index: slices.Index(labels, list[i]), Part: "key",
-				Reason: fmt.Sprintf("%s is given twice, with the values %q and %q", list[i].Name(), list[i-1].Value, list[i].Value)}
+			return Labels{}, &LabelError{
+				Index: slices.Index(labels, list[i]), Part: "key",
+				Reason: fmt.Sprintf("%s is given twice, with the values %q and %q", list[i].Name(), list[i-1].Value, list[i].Value),
+			}
 		}
 	}
 	if len(list) > MaxLabels {

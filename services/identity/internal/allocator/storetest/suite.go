@@ -94,8 +94,8 @@ func (s suite) references(st allocator.Store) map[identity.Numeric]int64 {
 	return out
 }
 
-// Run runs the suite; make is called for every test of it.
-func Run(t *testing.T, make func(t *testing.T) Cluster) {
+// Run runs the suite; newCluster is called for every test of it.
+func Run(t *testing.T, newCluster func(t *testing.T) Cluster) {
 	for _, c := range []struct {
 		name string
 		test func(suite)
@@ -118,7 +118,7 @@ func Run(t *testing.T, make func(t *testing.T) Cluster) {
 		t.Run(c.name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 2*Patience)
 			defer cancel()
-			c.test(suite{t: t, ctx: ctx, Cluster: make(t)})
+			c.test(suite{t: t, ctx: ctx, Cluster: newCluster(t)})
 		})
 	}
 }

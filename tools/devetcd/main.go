@@ -146,6 +146,10 @@ func serve(ctx context.Context, opts options, ready io.Writer) error {
 	if err := os.MkdirAll(opts.dataDir, 0o700); err != nil {
 		return fmt.Errorf("data directory: %w", err)
 	}
+	// Connecting takes the right to write: the group that may enter the socket's
+	// directory may use the socket, which etcd makes with the process's umask.
+	unix.Umask(0o007)
+
 	// etcd binds its socket, replacing a leftover one, before it locks its
 	// database, and waits for that lock without end. So ask first: a second
 	// process must neither take the first one's socket nor hang.

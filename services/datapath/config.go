@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"net/netip"
+	"path/filepath"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/config"
+	"github.com/sluice-net/sluice/kit/instance"
+)
+
+// Config is the datapath's own part of the configuration.
+type Config struct {
+	StateDir string         `config:"stateDir" help:"where the records of endpoints are"`
+	SpoolDir string         `config:"spoolDir" help:"where the CNI plugin leaves deletions while this process is away"`
+	BPFDir   string         `config:"bpfDir" help:"where maps and programs are pinned; a bpffs is mounted there if none is"`
+	PodCIDRs []netip.Prefix `config:"podCIDRs" help:"this node's pod ranges, at most one per family, as ipam has them"`
+	MTU      uint16         `config:"mtu" help:"MTU of pods in bytes; 0 takes that of the default route's device"`
+
+	TunnelPorts  []uint16       `config:"tunnelPorts" help:"UDP ports that pods may reach on no node, because packets to them could forge identities"`
+	Policy       PolicyConfig   `config:"policy"`
+	Services     ServicesConfig `config:"services"`
+	Audit        AuditConfig    `config:"audit"`
+	Events       EventsConfig   `config:"events"`
+	NodeSysctls  string         `config:"nodeSysctls" enum:"auto,set,report" help:"forwarding and redirects of the whole node: set them, only report them, or auto: report in the machine's own network namespace, set in another"`
+	ValidateOnly bool           `config:"validateOnly" help:"look at everything, say what would be put right, change nothing and exit: 0 if all is well, 1 if not"`
+}
+
+// PolicyConfig says what judges traffic.
+type PolicyConfig struct {
+	Mode string `config:"mode" help:"none: every pod may talk to every pod. Other modes need the policy service, which does not exist yet"`
+}
+
+// ServicesConfig is where the services are that this one calls.
+type ServicesConfig struct {
+	IPAM     string        `config:"ipam" help:"socket of sluice-ipam"`
+	Identity string        `config:"identity" help:"socket of sluice-identity"`
+	Timeout  time.Duration `config:"timeout" help:"how long one call may take"`
+}
+
+// AuditConfig is about the comparison of records and kernel.
+type AuditConfig struct {
+	Interval time.Duration `config:"interval" help:"between two audits"`
+	Repair   bool          `config:"repair" help:"put right what is found, at once when the kernel reports a change; switch off only to look at a damaged node"`
+}
+
+// EventsConfig is about what the programs report.
+type EventsConfig struct {
+	PerSecond uint32 `config:"perSecond" help:"drop events per CPU and reason; what exceeds it is counted"`
+}
+
+func defaults(p instance.Paths) Config {
+	return Config{
+		StateDir:    p.ServiceStateDir(service),
+		SpoolDir:    filepath.Join(p.ServiceStateDir("cni"), "deletes"),
+		BPFDir:      p.BPFDir,
+		PodCIDRs:    []netip.Prefix{netip.MustParsePrefix("10.244.0.0/24"), netip.MustParsePrefix("fd00:244::/64")},
+		TunnelPorts: []uint16{4789},
+		Policy:      PolicyConfig{Mode: "none"},
+		Services: ServicesConfig{
+			IPAM: p.Socket("ipam"), Identity: p.Socket("identity"), Timeout: 10 * time.Second,
+		},
+		Audit:       AuditConfig{Interval: 30 * time.Second, Repair: true},
+		Events:      EventsConfig{PerSecond: 64},
+		NodeSysctls: "auto",
+	}
+}
+
+// Validate says what no single value shows.
+func (c *Config) Validate() error {
+	var p config.Problems
+	for key, path := range map[string]string{
+		"stateDir": c.StateDir, "spoolDir": c.SpoolDir, "bpfDir": c.BPFDir,
+		"services.ipam": c.Services.IPAM, "services.identity": c.Services.Identity,
+	} {
+		if !filepath.IsAbs(path) {
+			p.Addf(key, "%q is not an absolute path", path)
+		}
+	}
+	families := map[bool]int{}
+	for _, cidr := range c.PodCIDRs {
+		families[cidr.Addr().Is4()]++
+		switch {
+		case !cidr.IsValid() || cidr != cidr.Masked() || cidr.Addr().Is4In6():
+			p.Addf("podCIDRs", "%v is not a masked prefix", cidr)
+		case cidr.Bits() > cidr.Addr().BitLen()-2:
+			p.Addf("podCIDRs", "%v has no room for a pod", cidr)
+		}
+	}
+	if len(c.PodCIDRs) == 0 || families[true] > 1 || families[false] > 1 {
+		p.Addf("podCIDRs", "%v: want one range, or one of each family", c.PodCIDRs)
+	}
+	if c.MTU != 0 && c.MTU < 1280 {
+		p.Addf("mtu", "%d is below 1280", c.MTU)
+	}
+	if len(c.TunnelPorts) > 4 {
+		p.Addf("tunnelPorts", "%d ports, at most 4", len(c.TunnelPorts))
+	}
+	if c.Policy.Mode != "none" {
+		p.Addf("policy.mode", "%q needs the policy service, which does not exist yet; only none is possible", c.Policy.Mode)
+	}
+	if c.Audit.Interval < time.Second {
+		p.Addf("audit.interval", "%s is below a second", c.Audit.Interval)
+	}
+	if c.Services.Timeout <= 0 {
+		p.Addf("services.timeout", "%s is not positive", c.Services.Timeout)
+	}
+	return p.Err()
+}

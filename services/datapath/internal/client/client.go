@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package client calls the services that the datapath depends on and turns
+// their answers into the core's words.
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"sync"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+)
+
+// Health remembers how the last call of a service ended.
+type Health struct {
+	Name string
+
+	mu  sync.Mutex
+	err error // guarded by mu
+}
+
+// Err is the error of the last call if the service did not answer, else nil.
+func (h *Health) Err() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.err
+}
+
+// note takes the outcome of a call: an answer is an answer, whatever it says.
+func (h *Health) note(err error) {
+	switch status.Code(err) {
+	case codes.Unavailable, codes.DeadlineExceeded, codes.Unimplemented:
+	case codes.Canceled:
+		return
+	default:
+		err = nil
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.err = err
+}
+
+// translate names the service and gives the error its meaning in the core.
+func (h *Health) translate(err error, also map[codes.Code]error) error {
+	h.note(err)
+	if err == nil {
+		return nil
+	}
+	st := status.Convert(err)
+	meaning, ok := also[st.Code()]
+	if !ok {
+		meaning, ok = map[codes.Code]error{
+			codes.Unavailable:       endpoint.ErrUnavailable,
+			codes.DeadlineExceeded:  endpoint.ErrUnavailable,
+			codes.ResourceExhausted: endpoint.ErrExhausted,
+			codes.InvalidArgument:   endpoint.ErrInvalid,
+			codes.AlreadyExists:     endpoint.ErrExists,
+		}[st.Code()]
+	}
+	if !ok {
+		return fmt.Errorf("%s: %s: %s", h.Name, st.Code(), st.Message())
+	}
+	return fmt.Errorf("%s: %w: %s", h.Name, meaning, st.Message())
+}
+
+// IPAM implements endpoint.Leases.
+type IPAM struct {
+	Health
+	client ipamv1.IPAMServiceClient
+}
+
+// NewIPAM uses a connection to ipam's socket.
+func NewIPAM(cc grpc.ClientConnInterface) *IPAM {
+	return &IPAM{Health: Health{Name: "ipam"}, client: ipamv1.NewIPAMServiceClient(cc)}
+}
+
+// Confirm implements endpoint.Leases.
+func (i *IPAM) Confirm(ctx context.Context, o endpoint.Owner, addrs []netip.Addr) error {
+	req := &ipamv1.ConfirmAllocationRequest{Owner: owner(o)}
+	for _, a := range addrs {
+		req.Addresses = append(req.Addresses, a.AsSlice())
+	}
+	_, err := i.client.ConfirmAllocation(ctx, req)
+	return i.translate(err, map[codes.Code]error{
+		codes.NotFound: endpoint.ErrLease, codes.FailedPrecondition: endpoint.ErrLease,
+	})
+}
+
+// Release implements endpoint.Leases.
+func (i *IPAM) Release(ctx context.Context, o endpoint.Owner) error {
+	_, err := i.client.Release(ctx, &ipamv1.ReleaseRequest{Owner: owner(o)})
+	return i.translate(err, nil)
+}
+
+// Confirmed implements endpoint.Leases.
+func (i *IPAM) Confirmed(ctx context.Context) ([]endpoint.Owner, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := i.client.ListAllocations(ctx, &ipamv1.ListAllocationsRequest{})
+	if err != nil {
+		return nil, i.translate(err, nil)
+	}
+	var owners []endpoint.Owner
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			i.note(nil)
+			return owners, nil
+		}
+		if err != nil {
+			return nil, i.translate(err, nil)
+		}
+		if a := m.GetAllocation(); a.GetState() == ipamv1.AllocationState_ALLOCATION_STATE_CONFIRMED {
+			owners = append(owners, endpoint.Owner{
+				ContainerID: a.GetOwner().GetContainerId(), InterfaceName: a.GetOwner().GetInterfaceName(),
+			})
+		}
+	}
+}
+
+// Pool is a range of ipam with the node's own address in it.
+type Pool struct {
+	CIDR    netip.Prefix
+	Gateway netip.Addr
+}
+
+// Pools lists the ranges.
+func (i *IPAM) Pools(ctx context.Context) ([]Pool, error) {
+	resp, err := i.client.ListPools(ctx, &ipamv1.ListPoolsRequest{})
+	if err != nil {
+		return nil, i.translate(err, nil)
+	}
+	i.note(nil)
+	var pools []Pool
+	for _, p := range resp.GetPools() {
+		cidr, err := netip.ParsePrefix(p.GetCidr())
+		if err != nil {
+			return nil, fmt.Errorf("ipam: pool %q: %w", p.GetCidr(), err)
+		}
+		gw, err := netip.ParseAddr(p.GetGateway())
+		if err != nil {
+			return nil, fmt.Errorf("ipam: gateway of pool %s: %w", p.GetCidr(), err)
+		}
+		pools = append(pools, Pool{cidr, gw})
+	}
+	return pools, nil
+}
+
+// Identity implements endpoint.Identities.
+type Identity struct {
+	Health
+	client identityv1.IdentityServiceClient
+}
+
+// NewIdentity uses a connection to identity's socket.
+func NewIdentity(cc grpc.ClientConnInterface) *Identity {
+	return &Identity{Health: Health{Name: "identity"}, client: identityv1.NewIdentityServiceClient(cc)}
+}
+
+// Resolve implements endpoint.Identities.
+func (i *Identity) Resolve(ctx context.Context, o endpoint.Owner, labels []endpoint.Label, ports []endpoint.NamedPort) (endpoint.Identity, error) {
+	req := &identityv1.ResolveEndpointRequest{Owner: owner(o)}
+	for _, l := range labels {
+		req.Labels = append(req.Labels, &workloadv1.Label{Source: l.Source, Key: l.Key, Value: l.Value})
+	}
+	for _, p := range ports {
+		req.NamedPorts = append(req.NamedPorts, &workloadv1.NamedPort{Name: p.Name, Port: uint32(p.Port), Protocol: Protocol(p.Protocol)})
+	}
+	resp, err := i.client.ResolveEndpoint(ctx, req)
+	if err != nil {
+		return endpoint.Identity{}, i.translate(err, nil)
+	}
+	i.note(nil)
+	id := endpoint.Identity{Number: resp.GetIdentity().GetNumber()}
+	if id.Number == 0 || id.Number > 0xFFFFFF {
+		return endpoint.Identity{}, fmt.Errorf("identity: it answered the number %d, which is none", id.Number)
+	}
+	for _, l := range resp.GetIdentity().GetLabels() {
+		id.Labels = append(id.Labels, endpoint.Label{Source: l.GetSource(), Key: l.GetKey(), Value: l.GetValue()})
+	}
+	return id, nil
+}
+
+// Release implements endpoint.Identities.
+func (i *Identity) Release(ctx context.Context, o endpoint.Owner) error {
+	_, err := i.client.ReleaseIdentity(ctx, &identityv1.ReleaseIdentityRequest{
+		Holder: &identityv1.ReleaseIdentityRequest_Owner{Owner: owner(o)},
+	})
+	return i.translate(err, nil)
+}
+
+// Protocol numbers of IP.
+const (
+	tcp  = 6
+	udp  = 17
+	sctp = 132
+)
+
+// Protocol gives an IP protocol number its name in the API.
+func Protocol(number uint8) workloadv1.Protocol {
+	switch number {
+	case tcp:
+		return workloadv1.Protocol_PROTOCOL_TCP
+	case udp:
+		return workloadv1.Protocol_PROTOCOL_UDP
+	case sctp:
+		return workloadv1.Protocol_PROTOCOL_SCTP
+	}
+	return workloadv1.Protocol_PROTOCOL_UNSPECIFIED
+}
+
+// ProtocolNumber is the reverse; 0 for none.
+func ProtocolNumber(p workloadv1.Protocol) uint8 {
+	switch p {
+	case workloadv1.Protocol_PROTOCOL_TCP:
+		return tcp
+	case workloadv1.Protocol_PROTOCOL_UDP:
+		return udp
+	case workloadv1.Protocol_PROTOCOL_SCTP:
+		return sctp
+	}
+	return 0
+}
+
+func owner(o endpoint.Owner) *workloadv1.Owner {
+	return &workloadv1.Owner{ContainerId: o.ContainerID, InterfaceName: o.InterfaceName}
+}
+
+// Ping asks whether the service answers.
+func (i *Identity) Ping(ctx context.Context) error {
+	_, err := i.client.GetStatus(ctx, &identityv1.GetStatusRequest{})
+	return i.translate(err, nil)
+}

@@ -1,0 +1,407 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package endpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"github.com/sluice-net/sluice/kit/log"
+)
+
+// Finding is a difference, and what became of it.
+type Finding struct {
+	Difference
+	// Repaired is set if it was put right.
+	Repaired bool
+	// Err is why not, if that was tried.
+	Err error
+}
+
+// Subjects of differences that mean a container could have escaped its
+// programs. Repairs of them are counted.
+const (
+	SubjectQdisc  = "qdisc"
+	SubjectFilter = "filter"
+)
+
+// Restore reads the records and brings the kernel and the records together:
+// what is in the kernel is adopted, what differs is put right by replacing,
+// what lost its container or was half done is removed. Nothing is deleted
+// before everything was compared. It is called once, before anything else.
+func (c *Core) Restore(ctx context.Context) ([]Finding, error) {
+	if err := c.load(); err != nil {
+		return nil, err
+	}
+	var findings []Finding
+	err := c.Audit(ctx, true, func(f Finding) error { findings = append(findings, f); return nil })
+	if err != nil {
+		return findings, err
+	}
+	c.hub.Loaded()
+	if len(c.tombstones()) > 0 {
+		poke(c.wakeReleases)
+	}
+	return findings, nil
+}
+
+// Inspect is Restore without changing anything: it says what Restore would do.
+func (c *Core) Inspect(ctx context.Context) ([]Finding, error) {
+	if err := c.load(); err != nil {
+		return nil, err
+	}
+	var findings []Finding
+	err := c.Audit(ctx, false, func(f Finding) error { findings = append(findings, f); return nil })
+	return findings, err
+}
+
+func (c *Core) load() error {
+	records, bad, err := c.cfg.Records.Load()
+	if err != nil {
+		return fmt.Errorf("read the records of endpoints: %w", err)
+	}
+	for _, err := range bad {
+		// reported, never removed: the reconciliation with ipam releases what
+		// it stood for
+		c.log.Error("record of an endpoint is unreadable and left aside", log.Err(err))
+		c.badRecords = append(c.badRecords, err.Error())
+	}
+	for _, r := range records {
+		c.set(r, Restoring)
+	}
+	return nil
+}
+
+// Audit compares records, maps and devices, and with repair puts right what
+// differs. It hands every finding to emit, and ends early with emit's error.
+// The interior of containers is compared by Check only.
+func (c *Core) Audit(ctx context.Context, repair bool, emit func(Finding) error) error {
+	report := func(d Difference, fix func() error) error {
+		f := Finding{Difference: d}
+		if repair && fix != nil {
+			f.Err = fix()
+			f.Repaired = f.Err == nil
+		}
+		return emit(f)
+	}
+	if c.cfg.Host != nil {
+		if err := c.auditHost(repair, emit); err != nil {
+			return err
+		}
+	}
+	entries, err := c.cfg.Maps.Entries()
+	if err != nil {
+		return fmt.Errorf("list published endpoints: %w", err)
+	}
+	devices, err := c.cfg.Links.Devices()
+	if err != nil {
+		return fmt.Errorf("list devices: %w", err)
+	}
+	for _, r := range c.live() {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err := c.auditRecord(ctx, r, entries, devices, repair, report); err != nil {
+			return err
+		}
+	}
+	return c.auditStrays(entries, devices, repair, report)
+}
+
+func (c *Core) auditHost(repair bool, emit func(Finding) error) error {
+	diffs, err := c.cfg.Host.Check()
+	if err != nil {
+		return fmt.Errorf("check the host: %w", err)
+	}
+	if len(diffs) == 0 {
+		return nil
+	}
+	var repairErr error
+	left := map[Difference]bool{}
+	if repair {
+		repairErr = c.cfg.Host.Repair()
+		after, err := c.cfg.Host.Check()
+		if err != nil {
+			return fmt.Errorf("check the host: %w", err)
+		}
+		for _, d := range after {
+			left[d] = true
+		}
+	}
+	for _, d := range diffs {
+		f := Finding{Difference: d, Repaired: repair && !left[d]}
+		if left[d] {
+			f.Err = repairErr
+		}
+		if err := emit(f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+type reporter func(Difference, func() error) error
+
+func (c *Core) auditRecord(ctx context.Context, r Record, entries []Entry, devices []HostDevice, repair bool, report reporter) error {
+	o := r.Spec.Owner
+	leave, err := c.turns.enter(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	now, ok := c.record(o)
+	if !ok || now.Phase == PhaseDeleted || now.Phase != r.Phase || now.Namespace != r.Namespace || now.Slot != r.Slot {
+		return nil // it changed since the listing: its own call looks after it
+	}
+	switch {
+	case r.BootID != c.cfg.BootID:
+		return report(Difference{Subject: "record", Key: o.String(), Want: "boot " + c.cfg.BootID, Have: "boot " + r.BootID},
+			func() error { return c.bury(r) })
+	case r.Phase == PhaseCreating:
+		return report(Difference{Subject: "record", Key: o.String(), Have: "half-done creation"},
+			func() error { return c.dispose(ctx, r) })
+	case !slices.Contains(devices, HostDevice{r.Device.HostName, r.Device.HostIndex}) && c.orphaned(r):
+		return report(Difference{Subject: "record", Key: o.String(), Have: "its network namespace is gone"},
+			func() error { return c.dispose(ctx, r) })
+	}
+
+	if d, differs := r.compare(entries); differs {
+		if err := report(d, func() error { return c.republish(ctx, &r, entries) }); err != nil {
+			return err
+		}
+	}
+	diffs, err := c.cfg.Links.CheckHost(r.Device)
+	if err != nil {
+		return fmt.Errorf("check device %s of %s: %w", r.Device.HostName, o, err)
+	}
+	if len(diffs) > 0 {
+		var fixErr error
+		if repair {
+			fixErr = c.cfg.Links.RepairHost(r.Device)
+			c.count(o, diffs, fixErr)
+		}
+		for _, d := range diffs {
+			if err := report(d, func() error { return fixErr }); err != nil {
+				return err
+			}
+		}
+	}
+	if repair {
+		c.mu.Lock()
+		restoring := c.states[o] == Restoring
+		c.mu.Unlock()
+		if restoring {
+			c.set(r, Ready)
+		}
+	}
+	return nil
+}
+
+// compare says how the maps differ from the record.
+func (r Record) compare(entries []Entry) (Difference, bool) {
+	d := Difference{Subject: "sl_ep", Key: strconv.Itoa(int(r.Slot)), Want: r.entry().describe()}
+	i := slices.IndexFunc(entries, func(e Entry) bool { return e.Slot == r.Slot })
+	if i < 0 {
+		return d, true
+	}
+	d.Have = entries[i].describe()
+	return d, d.Want != d.Have
+}
+
+// describe has everything that the record determines.
+func (e Entry) describe() string {
+	s := fmt.Sprintf("device %d identity %d addresses %v mac %v host mac %v mtu %d", e.Ifindex, e.Identity, e.Addrs, e.MAC, e.HostMAC, e.MTU)
+	if !e.Forwards {
+		s += " cut"
+	}
+	if e.Damaged {
+		s += " damaged"
+	}
+	return s
+}
+
+// republish replaces what the maps hold for the record. Between the two steps
+// the endpoint has no traffic; what it had was wrong.
+func (c *Core) republish(ctx context.Context, r *Record, entries []Entry) error {
+	for _, e := range entries {
+		if r.owns(e) {
+			if err := c.cfg.Maps.Unpublish(e.Slot); err != nil && !errors.Is(err, ErrNotFound) {
+				return err
+			}
+		}
+	}
+	slot, err := c.cfg.Maps.Publish(ctx, r.entry())
+	if err != nil {
+		return err
+	}
+	r.Slot = slot
+	if err := c.cfg.Records.Save(*r); err != nil {
+		return err
+	}
+	c.set(*r, Ready)
+	return nil
+}
+
+// auditStrays finds what no record knows.
+func (c *Core) auditStrays(entries []Entry, devices []HostDevice, repair bool, report reporter) error {
+	known := c.live()
+	for _, e := range entries {
+		if slices.ContainsFunc(known, func(r Record) bool { return r.owns(e) }) {
+			continue
+		}
+		d := Difference{Subject: "sl_ep", Key: strconv.Itoa(int(e.Slot)), Have: e.describe()}
+		if err := report(d, func() error { return c.unpublishStray(e) }); err != nil {
+			return err
+		}
+	}
+	var strays []HostDevice
+	c.mu.Lock()
+	for _, d := range devices {
+		_, doomed := c.doomed[d]
+		if !doomed && !slices.ContainsFunc(known, func(r Record) bool { return r.Device.HostName == d.Name }) {
+			strays = append(strays, d)
+		}
+	}
+	c.mu.Unlock()
+	var err error
+	if len(strays) > 0 && repair {
+		err = c.cfg.Links.Remove(strays)
+	}
+	for _, d := range strays {
+		if err := report(Difference{Subject: "device", Key: d.Name, Have: fmt.Sprintf("index %d", d.Index)}, func() error { return err }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// unpublishStray makes sure that the slot was not given to somebody since the
+// listing.
+func (c *Core) unpublishStray(e Entry) error {
+	entries, err := c.cfg.Maps.Entries()
+	if err != nil {
+		return err
+	}
+	for _, now := range entries {
+		if now.Slot == e.Slot && now.Generation == e.Generation && now.Ifindex == e.Ifindex {
+			return ignore(c.cfg.Maps.Unpublish(e.Slot), ErrNotFound)
+		}
+	}
+	return nil
+}
+
+// count notes repairs of attachments, which are news: somebody took a program
+// off a container.
+func (c *Core) count(o Owner, diffs []Difference, err error) {
+	for _, d := range diffs {
+		if d.Subject != SubjectQdisc && d.Subject != SubjectFilter {
+			continue
+		}
+		if err != nil {
+			c.log.Error("attachment not repaired", "owner", o.String(), "subject", d.Subject, "device", d.Key, log.Err(err))
+			return
+		}
+		c.repairs.Add(1)
+		c.log.Warn("attachment repaired", "owner", o.String(), "subject", d.Subject, "device", d.Key, "want", d.Want, "have", d.Have)
+		return
+	}
+}
+
+// LinkChanged looks at once at the attachment of a device about which the
+// kernel has sent an event.
+func (c *Core) LinkChanged(ctx context.Context, ifindex uint32) error {
+	c.mu.Lock()
+	o, ok := c.byIndex[ifindex]
+	c.mu.Unlock()
+	if !ok {
+		return nil
+	}
+	leave, err := c.turns.enter(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	r, ok := c.record(o)
+	if !ok || r.Phase != PhaseReady || r.Device.HostIndex != ifindex {
+		return nil
+	}
+	diffs, err := c.cfg.Links.CheckFilters(r.Device)
+	if err != nil {
+		return fmt.Errorf("check device %s of %s: %w", r.Device.HostName, o, err)
+	}
+	if len(diffs) == 0 {
+		return nil
+	}
+	if c.orphaned(r) {
+		c.log.Info("endpoint removed, its network namespace is gone", "owner", o.String())
+		return c.dispose(ctx, r)
+	}
+	if slices.ContainsFunc(diffs, func(d Difference) bool { return d.Subject == SubjectQdisc || d.Subject == SubjectFilter }) {
+		err = c.cfg.Links.RepairHost(r.Device)
+		c.count(o, diffs, err)
+	}
+	return err
+}
+
+// Beliefs are what a caller of Check thinks of an endpoint; zero for nothing.
+type Beliefs struct {
+	Netns string
+	Addrs []netip.Addr
+}
+
+// Check compares one endpoint with the kernel, its interior included, and with
+// what the caller believes.
+func (c *Core) Check(ctx context.Context, o Owner, b Beliefs) ([]Difference, error) {
+	leave, err := c.turns.enter(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	r, ok := c.record(o)
+	if !ok || r.Phase != PhaseReady {
+		return nil, fmt.Errorf("%s: %w", o, ErrNotFound)
+	}
+	var diffs []Difference
+	if len(b.Addrs) > 0 {
+		believed := slices.Clone(b.Addrs)
+		slices.SortFunc(believed, netip.Addr.Compare)
+		if !slices.Equal(believed, r.Spec.Addrs) {
+			diffs = append(diffs, Difference{"addresses", o.String(), fmt.Sprint(believed), fmt.Sprint(r.Spec.Addrs)})
+		}
+	}
+	path := r.Spec.Netns
+	if b.Netns != "" {
+		path = b.Netns
+	}
+	entries, err := c.cfg.Maps.Entries()
+	if err != nil {
+		return nil, fmt.Errorf("list published endpoints: %w", err)
+	}
+	if d, differs := r.compare(entries); differs {
+		diffs = append(diffs, d)
+	}
+	host, err := c.cfg.Links.CheckHost(r.Device)
+	if err != nil {
+		return nil, fmt.Errorf("check device %s of %s: %w", r.Device.HostName, o, err)
+	}
+	diffs = append(diffs, host...)
+
+	ns, err := c.cfg.Links.OpenNamespace(path)
+	if err != nil {
+		return append(diffs, Difference{"network namespace", path, "the one of the endpoint", err.Error()}), nil
+	}
+	defer ns.Close()
+	if ns.ID() != r.Namespace {
+		return append(diffs, Difference{"network namespace", path, fmt.Sprintf("inode %d", r.Namespace.Inode), fmt.Sprintf("inode %d", ns.ID().Inode)}), nil
+	}
+	inside, err := c.cfg.Links.CheckContainer(ns, r.Device)
+	if err != nil {
+		return nil, fmt.Errorf("check the container of %s: %w", o, err)
+	}
+	return append(diffs, inside...), nil
+}

@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package endpoint
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/watch"
+)
+
+// Config is what the core has to know.
+type Config struct {
+	// Instance is part of device names, so that copies can run side by side.
+	Instance string
+	// BootID identifies the running boot.
+	BootID string
+	// PodCIDRs are the node's ranges.
+	PodCIDRs []netip.Prefix
+	// MTU of devices for which the caller wants none, in bytes.
+	MTU uint16
+	// ReapDelay is how long a device whose endpoint is gone may wait for its
+	// namespace to go, so that one deletion takes many. 0: one second.
+	ReapDelay time.Duration
+	// RetryDelay is the first pause after a release that failed; it doubles up
+	// to a hundredfold. 0: 100 ms.
+	RetryDelay time.Duration
+
+	Maps       Maps
+	Links      Links
+	Leases     Leases
+	Identities Identities
+	Records    Records
+	Host       Host
+	Log        *slog.Logger // nothing is logged if nil
+	Now        func() time.Time
+}
+
+// Core holds the endpoints of one node. All methods may be called
+// concurrently, after Restore.
+type Core struct {
+	cfg   Config
+	log   *slog.Logger
+	turns *turns
+	hub   *watch.Hub[Owner, Endpoint]
+
+	mu         sync.Mutex
+	records    map[Owner]Record         // guarded by mu; tombstones too
+	states     map[Owner]State          // guarded by mu; of those that are no tombstones
+	holders    map[netip.Addr]Owner     // guarded by mu; of live endpoints
+	byIndex    map[uint32]Owner         // guarded by mu; host ends of ready endpoints
+	doomed     map[HostDevice]time.Time // guarded by mu; when to remove
+	badRecords []string                 // guarded by mu; what Restore could not read
+
+	wakeReleases chan struct{}
+	wakeReaper   chan struct{}
+	releasing    atomic.Bool // a release failed and waits for its retry
+	repairs      atomic.Uint64
+	onRepair     func(subject string)
+}
+
+// New returns a core that knows nothing yet: call Restore.
+func New(cfg Config) *Core {
+	if cfg.Log == nil {
+		cfg.Log = log.Discard()
+	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	if cfg.ReapDelay == 0 {
+		cfg.ReapDelay = time.Second
+	}
+	if cfg.RetryDelay == 0 {
+		cfg.RetryDelay = 100 * time.Millisecond
+	}
+	return &Core{
+		cfg: cfg, log: cfg.Log, turns: newTurns(),
+		hub:     watch.NewHub[Owner, Endpoint](watch.Options[Endpoint]{Loading: true}),
+		records: map[Owner]Record{}, states: map[Owner]State{}, holders: map[netip.Addr]Owner{},
+		byIndex: map[uint32]Owner{}, doomed: map[HostDevice]time.Time{},
+		wakeReleases: make(chan struct{}, 1), wakeReaper: make(chan struct{}, 1),
+	}
+}
+
+// Hub distributes the changes of endpoints.
+func (c *Core) Hub() *watch.Hub[Owner, Endpoint] { return c.hub }
+
+// Get gives one endpoint.
+func (c *Core) Get(o Owner) (Endpoint, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r, ok := c.records[o]
+	if !ok || r.Phase == PhaseDeleted {
+		return Endpoint{}, fmt.Errorf("%s: %w", o, ErrNotFound)
+	}
+	return r.endpoint(c.states[o]), nil
+}
+
+// List gives all endpoints as of one point in time, by slot and owner.
+func (c *Core) List() []Endpoint {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var es []Endpoint
+	for o, r := range c.records {
+		if r.Phase != PhaseDeleted {
+			es = append(es, r.endpoint(c.states[o]))
+		}
+	}
+	slices.SortFunc(es, func(a, b Endpoint) int {
+		return cmp.Or(cmp.Compare(a.Slot, b.Slot), cmp.Compare(a.Spec.Owner.String(), b.Spec.Owner.String()))
+	})
+	return es
+}
+
+// OwnerOfSlot says whose slot it is.
+func (c *Core) OwnerOfSlot(slot uint16) (Owner, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for o, r := range c.records {
+		if r.Phase != PhaseDeleted && r.Slot == slot && slot != 0 {
+			return o, true
+		}
+	}
+	return Owner{}, false
+}
+
+// Counts is a summary of the core.
+type Counts struct {
+	ByState         map[State]int
+	PendingReleases int
+	Repairs         uint64
+	BadRecords      []string
+}
+
+// Counts gives the summary.
+func (c *Core) Counts() Counts {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := Counts{ByState: map[State]int{}, Repairs: c.repairs.Load(), BadRecords: slices.Clone(c.badRecords)}
+	for o, r := range c.records {
+		if r.Phase == PhaseDeleted {
+			n.PendingReleases++
+		} else {
+			n.ByState[c.states[o]]++
+		}
+	}
+	return n
+}
+
+// set is the one place where the memory of endpoints changes.
+func (c *Core) set(r Record, s State) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	o := r.Spec.Owner
+	c.forgetLocked(o)
+	c.records[o] = r
+	if r.Phase == PhaseDeleted {
+		c.hub.Delete(o)
+		return
+	}
+	c.states[o] = s
+	for _, a := range r.Spec.Addrs {
+		c.holders[a] = o
+	}
+	if r.Device.HostIndex != 0 {
+		c.byIndex[r.Device.HostIndex] = o
+	}
+	c.hub.Upsert(o, r.endpoint(s))
+}
+
+// forget removes all memory of the owner.
+func (c *Core) forget(o Owner) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.forgetLocked(o)
+	c.hub.Delete(o)
+}
+
+func (c *Core) forgetLocked(o Owner) {
+	r, ok := c.records[o]
+	if !ok {
+		return
+	}
+	delete(c.records, o)
+	delete(c.states, o)
+	for _, a := range r.Spec.Addrs {
+		if c.holders[a] == o {
+			delete(c.holders, a)
+		}
+	}
+	if c.byIndex[r.Device.HostIndex] == o {
+		delete(c.byIndex, r.Device.HostIndex)
+	}
+}
+
+func (c *Core) record(o Owner) (Record, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r, ok := c.records[o]
+	return r, ok
+}
+
+// reserve makes the addresses the owner's, unless a live endpoint has one.
+func (c *Core) reserve(r Record) error {
+	c.mu.Lock()
+	for _, a := range r.Spec.Addrs {
+		if holder, ok := c.holders[a]; ok && holder != r.Spec.Owner {
+			c.mu.Unlock()
+			return fmt.Errorf("address %v: %w: %s", a, ErrAddressHeld, holder)
+		}
+	}
+	c.mu.Unlock()
+	c.set(r, WaitingForIdentity)
+	return nil
+}
+
+func (c *Core) live() []Record {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var rs []Record
+	for _, r := range c.records {
+		if r.Phase != PhaseDeleted {
+			rs = append(rs, r)
+		}
+	}
+	slices.SortFunc(rs, func(a, b Record) int {
+		return cmp.Or(cmp.Compare(a.Slot, b.Slot), cmp.Compare(a.Spec.Owner.String(), b.Spec.Owner.String()))
+	})
+	return rs
+}
+
+func (c *Core) tombstones() []Owner {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var os []Owner
+	for o, r := range c.records {
+		if r.Phase == PhaseDeleted {
+			os = append(os, o)
+		}
+	}
+	return os
+}
+
+// device derives the pair's names and addresses.
+func (c *Core) device(s Spec) Device {
+	sum := func(what string) []byte {
+		h := sha256.Sum256([]byte(what + "\x00" + c.cfg.Instance + "\x00" + s.Owner.String()))
+		return h[:]
+	}
+	mac := func(what string) (m MAC) {
+		copy(m[:], sum(what))
+		m[0] = m[0]&^0x01 | 0x02 // unicast, locally administered
+		return m
+	}
+	d := Device{
+		HostName: "sl" + hex.EncodeToString(sum("device"))[:11],
+		HostMAC:  mac("host"),
+		Name:     s.Owner.InterfaceName,
+		MAC:      s.MAC,
+		MTU:      s.MTU,
+		Addrs:    s.Addrs,
+	}
+	if d.MAC == (MAC{}) {
+		d.MAC = mac("container")
+	}
+	if d.MTU == 0 {
+		d.MTU = c.cfg.MTU
+	}
+	return d
+}
+
+// poke wakes a worker that may be asleep.
+func poke(ch chan struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default:
+	}
+}
+
+// pause waits, or says that ctx ended first.
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func sortedOwners[V any](m map[Owner]V) []Owner {
+	return slices.SortedFunc(maps.Keys(m), func(a, b Owner) int { return cmp.Compare(a.String(), b.String()) })
+}
+
+func ignore(err error, ok error) error {
+	if errors.Is(err, ok) {
+		return nil
+	}
+	return err
+}

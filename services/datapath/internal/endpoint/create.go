@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package endpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/sluice-net/sluice/kit/fault"
+	"github.com/sluice-net/sluice/kit/log"
+)
+
+// step is one act of a creation and how to take it back. Taking back must also
+// work if do failed half-way, and is not called if do was not.
+type step struct {
+	name  string
+	do    func(context.Context) error
+	undo  func() error
+	after *fault.Point
+}
+
+// The places between the steps, named after the step that is done.
+var (
+	faultIntent    = fault.Register("datapath/create/intent")
+	faultLease     = fault.Register("datapath/create/lease")
+	faultIdentity  = fault.Register("datapath/create/identity")
+	faultDevice    = fault.Register("datapath/create/device")
+	faultConfigure = fault.Register("datapath/create/configure")
+	faultPublish   = fault.Register("datapath/create/publish")
+	faultAttach    = fault.Register("datapath/create/attach")
+	faultActivate  = fault.Register("datapath/create/activate")
+	faultReady     = fault.Register("datapath/create/ready")
+)
+
+// Create makes the endpoint of s and returns when it is in force. The same
+// content again gives the same endpoint; with validateOnly it says what could
+// be said without changing anything.
+//
+// A step that fails undoes the steps before it in reverse order. What a killed
+// process leaves is found by Restore through the record that the first step
+// writes.
+func (c *Core) Create(ctx context.Context, s Spec, validateOnly bool) (_ Endpoint, err error) {
+	s = s.normalise()
+	if err := s.validate(c.cfg.PodCIDRs); err != nil {
+		return Endpoint{}, err
+	}
+	ctx, abort := context.WithCancelCause(ctx)
+	defer abort(nil)
+	leave, err := c.turns.enterWith(ctx, s.Owner, abort)
+	if err != nil {
+		return Endpoint{}, err
+	}
+	defer leave()
+
+	ns, err := c.cfg.Links.OpenNamespace(s.Netns)
+	if err != nil {
+		return Endpoint{}, namespaceField(err)
+	}
+	defer ns.Close()
+
+	if old, ok := c.record(s.Owner); ok && old.Phase != PhaseDeleted {
+		switch {
+		case old.Phase == PhaseReady && old.Spec.sameContent(s) && old.Namespace == ns.ID():
+			return c.Get(s.Owner)
+		case !c.orphaned(old):
+			return Endpoint{}, fmt.Errorf("endpoint of %s: %w", s.Owner, ErrExists)
+		case validateOnly:
+		default:
+			if err := c.dispose(ctx, old); err != nil {
+				return Endpoint{}, err
+			}
+		}
+	}
+	r := Record{
+		Phase: PhaseCreating, BootID: c.cfg.BootID, Spec: s, Namespace: ns.ID(), Device: c.device(s),
+	}
+	if !s.LeaseExpiry.IsZero() && !c.cfg.Now().Before(s.LeaseExpiry) {
+		return Endpoint{}, fmt.Errorf("%w: it ended %s", ErrLease, s.LeaseExpiry.UTC().Format("15:04:05.000Z"))
+	}
+	if validateOnly {
+		return r.endpoint(WaitingForIdentity), nil
+	}
+	return c.create(ctx, ns, r)
+}
+
+func (c *Core) create(ctx context.Context, ns Namespace, r Record) (_ Endpoint, err error) {
+	o := r.Spec.Owner
+	// before the lease is confirmed there is nothing to give back
+	owes := false
+	steps := []step{
+		{"write the intent", func(context.Context) error {
+			if err := c.reserve(r); err != nil {
+				return err
+			}
+			if err := c.cfg.Records.Save(r); err != nil {
+				c.forget(o)
+				return err
+			}
+			return nil
+		}, func() error { return c.abandon(r, owes) }, faultIntent},
+
+		// The lease comes before the identity and is released after it: while an
+		// identity is held for an owner, ipam knows the owner too, and the
+		// reconciliation with ipam finds both.
+		{"confirm the lease", func(ctx context.Context) error {
+			owes = true
+			return c.cfg.Leases.Confirm(ctx, o, r.Spec.Addrs)
+		}, nil, faultLease},
+
+		{"resolve the identity", func(ctx context.Context) (err error) {
+			r.Identity, err = c.cfg.Identities.Resolve(ctx, o, r.Spec.Labels, r.Spec.Ports)
+			return err
+		}, nil, faultIdentity},
+
+		{"make the device", func(context.Context) (err error) {
+			made, err := c.cfg.Links.Create(ns, r.Device)
+			if err == nil {
+				r.Device = made
+			}
+			return err
+		}, func() error {
+			if r.Device.HostIndex == 0 {
+				return nil
+			}
+			return c.cfg.Links.Remove([]HostDevice{{r.Device.HostName, r.Device.HostIndex}})
+		}, faultDevice},
+
+		{"configure the device", func(context.Context) error { return c.cfg.Links.Configure(ns, r.Device) }, nil, faultConfigure},
+
+		{"publish the endpoint", func(ctx context.Context) (err error) {
+			r.Slot, err = c.cfg.Maps.Publish(ctx, r.entry())
+			return err
+		}, func() error {
+			if r.Slot == 0 {
+				return nil
+			}
+			return ignore(c.cfg.Maps.Unpublish(r.Slot), ErrNotFound)
+		}, faultPublish},
+
+		{"attach the programs", func(context.Context) error { return c.cfg.Links.Attach(r.Device) }, nil, faultAttach},
+
+		{"set the device up", func(context.Context) error { return c.cfg.Links.Activate(ns, r.Device) }, nil, faultActivate},
+
+		{"write the record", func(context.Context) error {
+			r.Phase, r.Created = PhaseReady, c.cfg.Now().UTC()
+			return c.cfg.Records.Save(r)
+		}, nil, faultReady},
+	}
+
+	for i, st := range steps {
+		err := context.Cause(ctx)
+		if err == nil {
+			err = st.do(ctx)
+			if err == nil {
+				err = st.after.Hit(ctx)
+			} else if i == 0 {
+				return Endpoint{}, fmt.Errorf("%s: %w", st.name, err)
+			}
+			if cause := context.Cause(ctx); err != nil && cause != nil {
+				err = fmt.Errorf("%w (%w)", cause, err)
+			}
+		}
+		if err == nil {
+			continue
+		}
+		err = fmt.Errorf("%s: %w", st.name, err)
+		for ; i >= 0; i-- {
+			if steps[i].undo == nil {
+				continue
+			}
+			if uerr := steps[i].undo(); uerr != nil {
+				// not the caller's problem: the record stays, and Restore or the
+				// audit tries again
+				c.log.ErrorContext(ctx, "undo of a creation incomplete", "owner", o.String(), "step", steps[i].name, log.Err(uerr))
+			}
+		}
+		return Endpoint{}, err
+	}
+	c.set(r, Ready)
+	return r.endpoint(Ready), nil
+}
+
+// abandon ends a creation that was undone: with a tombstone if something has to
+// be released, else without a trace.
+func (c *Core) abandon(r Record, owes bool) error {
+	if !owes {
+		err := c.cfg.Records.Remove(r.Spec.Owner)
+		if err == nil {
+			c.forget(r.Spec.Owner)
+		}
+		return err
+	}
+	return c.bury(r)
+}
+
+// bury turns a record into a tombstone.
+func (c *Core) bury(r Record) error {
+	t := Record{Phase: PhaseDeleted, BootID: c.cfg.BootID, Spec: Spec{Owner: r.Spec.Owner}}
+	if err := c.cfg.Records.Save(t); err != nil {
+		return err
+	}
+	c.set(t, Disconnecting)
+	poke(c.wakeReleases)
+	return nil
+}
+
+// entry is what the maps shall hold of a record.
+func (r Record) entry() Entry {
+	return Entry{
+		Slot: r.Slot, Ifindex: r.Device.HostIndex, Identity: r.Identity.Number, Addrs: r.Spec.Addrs,
+		MAC: r.Device.MAC, HostMAC: r.Device.HostMAC, MTU: r.Device.MTU, Forwards: true,
+	}
+}
+
+// orphaned says whether the container of a record is gone: its namespace is no
+// longer at its path, and the device went with it.
+func (c *Core) orphaned(r Record) bool {
+	ns, err := c.cfg.Links.OpenNamespace(r.Spec.Netns)
+	if err == nil {
+		defer ns.Close()
+		if ns.ID() == r.Namespace {
+			return false
+		}
+	} else if !errors.Is(err, ErrNamespaceGone) && !errors.Is(err, ErrNamespace) {
+		return false
+	}
+	devices, err := c.cfg.Links.Devices()
+	if err != nil {
+		return false
+	}
+	for _, d := range devices {
+		if d.Name == r.Device.HostName {
+			return false
+		}
+	}
+	return true
+}
+
+func namespaceField(err error) error {
+	if errors.Is(err, ErrNamespace) || errors.Is(err, ErrNamespaceGone) {
+		return fmt.Errorf("%w: %w", &FieldError{Field: "network_namespace", Reason: "cannot be used"}, err)
+	}
+	return err
+}

@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package endpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/sluice-net/sluice/kit/fault"
+	"github.com/sluice-net/sluice/kit/log"
+)
+
+var (
+	faultCut             = fault.Register("datapath/delete/cut")
+	faultUnpublish       = fault.Register("datapath/delete/unpublish")
+	faultTombstone       = fault.Register("datapath/delete/tombstone")
+	faultReleaseIdentity = fault.Register("datapath/delete/release-identity")
+	faultReleaseLease    = fault.Register("datapath/delete/release-lease")
+	faultForget          = fault.Register("datapath/delete/forget")
+)
+
+// Delete stops the owner's traffic, frees its map state and writes a
+// tombstone; the rest happens afterwards (see Releases and Reaper). A creation
+// of the same owner that is under way is undone first. existed says whether
+// there was an endpoint.
+func (c *Core) Delete(ctx context.Context, o Owner) (existed bool, err error) {
+	if err := o.validate(); err != nil {
+		return false, err
+	}
+	c.turns.interrupt(o, ErrDeleted)
+	leave, err := c.turns.enter(ctx, o)
+	if err != nil {
+		return false, err
+	}
+	defer leave()
+	r, ok := c.record(o)
+	if !ok || r.Phase == PhaseDeleted {
+		return false, nil
+	}
+	return true, c.dispose(ctx, r)
+}
+
+// dispose deletes what the record describes. The caller has the owner's turn.
+// After an error it may be repeated.
+func (c *Core) dispose(ctx context.Context, r Record) error {
+	o := r.Spec.Owner
+	c.set(r, Disconnecting)
+	slots, err := c.slotsOf(r)
+	if err != nil {
+		return fmt.Errorf("find the slot of %s: %w", o, err)
+	}
+	for _, s := range slots {
+		if err := c.cfg.Maps.Cut(s); err != nil && !errors.Is(err, ErrNotFound) {
+			return fmt.Errorf("cut slot %d of %s: %w", s, o, err)
+		}
+	}
+	if err := faultCut.Hit(ctx); err != nil {
+		return err
+	}
+	for _, s := range slots {
+		if err := c.cfg.Maps.Unpublish(s); err != nil && !errors.Is(err, ErrNotFound) {
+			return fmt.Errorf("unpublish slot %d of %s: %w", s, o, err)
+		}
+	}
+	if err := faultUnpublish.Hit(ctx); err != nil {
+		return err
+	}
+	device := HostDevice{r.Device.HostName, r.Device.HostIndex}
+	if err := c.bury(r); err != nil {
+		return fmt.Errorf("write the tombstone of %s: %w", o, err)
+	}
+	if device.Name != "" {
+		c.doom(device)
+	}
+	return faultTombstone.Hit(ctx)
+}
+
+// slotsOf are the slots that belong to a record: the one it names, or, for one
+// that was not finished, those with its device or addresses.
+func (c *Core) slotsOf(r Record) ([]uint16, error) {
+	if r.Phase == PhaseReady {
+		return []uint16{r.Slot}, nil
+	}
+	entries, err := c.cfg.Maps.Entries()
+	if err != nil {
+		return nil, err
+	}
+	var slots []uint16
+	for _, e := range entries {
+		if r.owns(e) {
+			slots = append(slots, e.Slot)
+		}
+	}
+	return slots, nil
+}
+
+// owns says whether an entry of the maps was made for the record.
+func (r Record) owns(e Entry) bool {
+	if e.MAC != r.Device.MAC || e.HostMAC != r.Device.HostMAC {
+		return false
+	}
+	for _, a := range e.Addrs {
+		for _, b := range r.Spec.Addrs {
+			if a == b {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// doom leaves a device to the reaper. Its name stays taken until then.
+func (c *Core) doom(d HostDevice) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.doomed[d] = c.cfg.Now().Add(c.cfg.ReapDelay)
+	poke(c.wakeReaper)
+}
+
+// Reaper removes the devices of deleted endpoints whose namespaces stay. Most
+// are gone before it looks: a namespace takes its devices along, which costs
+// the kernel a hundredth of deleting them one by one. It returns when ctx ends.
+func (c *Core) Reaper(ctx context.Context) error {
+	for {
+		wait := c.reap()
+		var timer <-chan time.Time
+		stop := func() bool { return true }
+		if wait > 0 {
+			t := time.NewTimer(wait)
+			timer, stop = t.C, t.Stop
+		}
+		select {
+		case <-ctx.Done():
+			stop()
+			return ctx.Err()
+		case <-timer:
+		case <-c.wakeReaper:
+			stop()
+		}
+	}
+}
+
+// reap removes the devices that are due and says when to look again, 0 if
+// nothing waits.
+func (c *Core) reap() time.Duration {
+	now := c.cfg.Now()
+	var due []HostDevice
+	var next time.Duration
+	c.mu.Lock()
+	for d, at := range c.doomed {
+		// devices that are almost due go with the others
+		if left := at.Sub(now); left <= c.cfg.ReapDelay/4 {
+			due = append(due, d)
+			delete(c.doomed, d)
+		} else if next == 0 || left < next {
+			next = left
+		}
+	}
+	c.mu.Unlock()
+	if len(due) == 0 {
+		return next
+	}
+	if err := c.cfg.Links.Remove(due); err != nil {
+		c.log.Warn("devices not removed, trying again", "count", len(due), log.Err(err))
+		c.mu.Lock()
+		for _, d := range due {
+			c.doomed[d] = now.Add(c.cfg.ReapDelay)
+		}
+		c.mu.Unlock()
+		if next == 0 || next > c.cfg.ReapDelay {
+			next = c.cfg.ReapDelay
+		}
+	}
+	return next
+}
+
+// maxReleases is how many owners are released at the same time.
+const maxReleases = 8
+
+// Releases gives back the addresses and identities of deleted endpoints,
+// again and again until it succeeds. It returns when ctx ends.
+func (c *Core) Releases(ctx context.Context) error {
+	delay := c.cfg.RetryDelay
+	for {
+		err := c.releaseAll(ctx)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err == nil {
+			c.releasing.Store(false)
+			delay = c.cfg.RetryDelay
+			select {
+			case <-c.wakeReleases:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+			continue
+		}
+		if !c.releasing.Swap(true) {
+			c.log.Warn("release of deleted endpoints waits", "pending", len(c.tombstones()), log.Err(err))
+		}
+		if err := pause(ctx, delay); err != nil {
+			return err
+		}
+		delay = min(2*delay, 100*c.cfg.RetryDelay)
+	}
+}
+
+func (c *Core) releaseAll(ctx context.Context) error {
+	var g errgroup.Group
+	g.SetLimit(maxReleases)
+	for _, o := range c.tombstones() {
+		g.Go(func() error { return c.release(ctx, o) })
+	}
+	return g.Wait()
+}
+
+// release gives back what a deleted owner holds, the identity first: as long
+// as ipam knows the owner, the reconciliation finds an identity that is left.
+func (c *Core) release(ctx context.Context, o Owner) error {
+	leave, err := c.turns.enter(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if r, ok := c.record(o); !ok || r.Phase != PhaseDeleted {
+		return nil // a new creation has taken over what the old one held
+	}
+	if err := c.cfg.Identities.Release(ctx, o); err != nil {
+		return fmt.Errorf("release the identity of %s: %w", o, err)
+	}
+	if err := faultReleaseIdentity.Hit(ctx); err != nil {
+		return err
+	}
+	if err := c.cfg.Leases.Release(ctx, o); err != nil {
+		return fmt.Errorf("release the addresses of %s: %w", o, err)
+	}
+	if err := faultReleaseLease.Hit(ctx); err != nil {
+		return err
+	}
+	if err := c.cfg.Records.Remove(o); err != nil {
+		return fmt.Errorf("remove the tombstone of %s: %w", o, err)
+	}
+	c.forget(o)
+	return faultForget.Hit(ctx)
+}
+
+// Reclaim deletes every endpoint whose owner is not in valid, but those that
+// were created after the call began.
+func (c *Core) Reclaim(ctx context.Context, valid []Owner) (reclaimed []Owner, err error) {
+	keep := map[Owner]bool{}
+	for _, o := range valid {
+		keep[o] = true
+	}
+	var errs []error
+	for _, r := range c.live() {
+		if keep[r.Spec.Owner] {
+			continue
+		}
+		deleted, err := c.deleteIfSame(ctx, r)
+		if err != nil {
+			errs = append(errs, err)
+		}
+		if deleted {
+			reclaimed = append(reclaimed, r.Spec.Owner)
+		}
+	}
+	return reclaimed, errors.Join(errs...)
+}
+
+// deleteIfSame deletes the endpoint of a record, unless it is another one by
+// now.
+func (c *Core) deleteIfSame(ctx context.Context, r Record) (bool, error) {
+	leave, err := c.turns.enter(ctx, r.Spec.Owner)
+	if err != nil {
+		return false, err
+	}
+	defer leave()
+	now, ok := c.record(r.Spec.Owner)
+	if !ok || now.Phase == PhaseDeleted || r.Phase == PhaseCreating || now.Namespace != r.Namespace || now.Slot != r.Slot {
+		return false, nil
+	}
+	return true, c.dispose(ctx, now)
+}
+
+// Reconcile releases the confirmed addresses, and the identity, of owners that
+// no record knows. There are none, unless records were lost with the power:
+// they are not synced, because what they describe does not outlive the boot.
+// An owner is in a record before its lease is confirmed, so an owner that is
+// in a listing of confirmed leases but in no record afterwards is nobody's.
+func (c *Core) Reconcile(ctx context.Context) (released int, err error) {
+	owners, err := c.cfg.Leases.Confirmed(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("list confirmed addresses: %w", err)
+	}
+	var errs []error
+	for _, o := range owners {
+		ok, err := c.releaseUnknown(ctx, o)
+		if err != nil {
+			errs = append(errs, err)
+		}
+		if ok {
+			released++
+		}
+	}
+	return released, errors.Join(errs...)
+}
+
+func (c *Core) releaseUnknown(ctx context.Context, o Owner) (bool, error) {
+	leave, err := c.turns.enter(ctx, o)
+	if err != nil {
+		return false, err
+	}
+	defer leave()
+	if _, known := c.record(o); known {
+		return false, nil
+	}
+	if err := c.cfg.Identities.Release(ctx, o); err != nil {
+		return false, fmt.Errorf("release the identity of %s: %w", o, err)
+	}
+	if err := c.cfg.Leases.Release(ctx, o); err != nil {
+		return false, fmt.Errorf("release the addresses of %s: %w", o, err)
+	}
+	c.log.Info("addresses of an unknown owner released", "owner", o.String())
+	return true, nil
+}

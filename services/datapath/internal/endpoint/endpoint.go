@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package endpoint is the core of the datapath: what an endpoint is, how it is
+// made and undone step by step, and how the state of a node is found again
+// after a restart.
+//
+// It owns the records and their order relative to the kernel: a record is
+// written before the thing that it describes is made, and removed after it is
+// gone. Devices, maps, files and the other services are reached through the
+// interfaces in ports.go; nothing here knows netlink, eBPF or gRPC.
+package endpoint
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/netip"
+	"regexp"
+	"slices"
+	"time"
+)
+
+// Owner names one attachment of a container to the network.
+type Owner struct {
+	ContainerID   string `json:"containerId"`
+	InterfaceName string `json:"interfaceName"`
+}
+
+// String is "container/interface".
+func (o Owner) String() string { return o.ContainerID + "/" + o.InterfaceName }
+
+// Key is the owner as a file name: the SHA-256 of String in hexadecimal.
+func (o Owner) Key() string {
+	sum := sha256.Sum256([]byte(o.String()))
+	return hex.EncodeToString(sum[:])
+}
+
+var (
+	containerIDRE   = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,127}$`)
+	interfaceNameRE = regexp.MustCompile(`^[^/:\s\x00]{1,15}$`)
+)
+
+func (o Owner) validate() error {
+	if !containerIDRE.MatchString(o.ContainerID) {
+		return invalid("owner.container_id", "%q is no container id", clip(o.ContainerID))
+	}
+	if !interfaceNameRE.MatchString(o.InterfaceName) || o.InterfaceName == "." || o.InterfaceName == ".." || o.InterfaceName == "lo" {
+		return invalid("owner.interface_name", "%q is no usable interface name", clip(o.InterfaceName))
+	}
+	return nil
+}
+
+// Label is one property of a workload.
+type Label struct {
+	Source string `json:"source"`
+	Key    string `json:"key"`
+	Value  string `json:"value,omitempty"`
+}
+
+// NamedPort gives a port a name that policies may use.
+type NamedPort struct {
+	Name string `json:"name"`
+	Port uint16 `json:"port"`
+	// Protocol is the IP protocol number: 6, 17 or 132.
+	Protocol uint8 `json:"protocol"`
+}
+
+// MAC is an Ethernet address.
+type MAC [6]byte
+
+// String is the usual notation, 02:00:00:00:00:01.
+func (m MAC) String() string {
+	return fmt.Sprintf("%02x:%02x:%02x:%02x:%02x:%02x", m[0], m[1], m[2], m[3], m[4], m[5])
+}
+
+// MarshalText is String; empty for the zero address.
+func (m MAC) MarshalText() ([]byte, error) {
+	if m == (MAC{}) {
+		return nil, nil
+	}
+	return []byte(m.String()), nil
+}
+
+// UnmarshalText is the inverse of MarshalText.
+func (m *MAC) UnmarshalText(text []byte) error {
+	*m = MAC{}
+	if len(text) == 0 {
+		return nil
+	}
+	raw, err := hex.DecodeString(string(bytes.ReplaceAll(text, []byte(":"), nil)))
+	if err != nil || len(raw) != len(m) || len(text) != 17 {
+		return fmt.Errorf("%q is no Ethernet address", clip(string(text)))
+	}
+	copy(m[:], raw)
+	return nil
+}
+
+func (m MAC) unicast() bool { return m != MAC{} && m[0]&1 == 0 }
+
+// Spec is what a caller asks for.
+type Spec struct {
+	Owner Owner `json:"owner"`
+	// Netns is the path of the container's network namespace.
+	Netns string `json:"netns"`
+	// Addrs are the leased addresses, at most one per family, IPv4 first.
+	Addrs []netip.Addr `json:"addrs"`
+	// Labels as the runtime gave them.
+	Labels []Label     `json:"labels,omitempty"`
+	Ports  []NamedPort `json:"ports,omitempty"`
+	// MAC wanted inside the container; zero for one derived from the owner.
+	MAC MAC `json:"mac,omitzero"`
+	// MTU in bytes; 0 for the node's.
+	MTU uint16 `json:"mtu,omitempty"`
+	// LeaseExpiry is when the lease ends, zero if not known. It is no part of
+	// the content: a caller that asks again has renewed it.
+	LeaseExpiry time.Time `json:"-"`
+}
+
+// normalise sorts what has no order, so that equal content is equal.
+func (s Spec) normalise() Spec {
+	s.Addrs = slices.Clone(s.Addrs)
+	for i, a := range s.Addrs {
+		s.Addrs[i] = a.Unmap()
+	}
+	slices.SortFunc(s.Addrs, netip.Addr.Compare)
+	s.Labels = slices.Clone(s.Labels)
+	slices.SortFunc(s.Labels, func(a, b Label) int {
+		return compareStrings(a.Source, b.Source, a.Key, b.Key, a.Value, b.Value)
+	})
+	s.Ports = slices.Clone(s.Ports)
+	slices.SortFunc(s.Ports, func(a, b NamedPort) int {
+		if d := compareStrings(a.Name, b.Name); d != 0 {
+			return d
+		}
+		return int(a.Port)<<8 + int(a.Protocol) - int(b.Port)<<8 - int(b.Protocol)
+	})
+	return s
+}
+
+func compareStrings(pairs ...string) int {
+	for i := 0; i < len(pairs); i += 2 {
+		if pairs[i] < pairs[i+1] {
+			return -1
+		}
+		if pairs[i] > pairs[i+1] {
+			return 1
+		}
+	}
+	return 0
+}
+
+// sameContent says whether two normalised requests ask for the same.
+func (s Spec) sameContent(t Spec) bool {
+	return s.Owner == t.Owner && s.Netns == t.Netns && s.MAC == t.MAC && s.MTU == t.MTU &&
+		slices.Equal(s.Addrs, t.Addrs) && slices.Equal(s.Labels, t.Labels) && slices.Equal(s.Ports, t.Ports)
+}
+
+func (s Spec) validate(podCIDRs []netip.Prefix) error {
+	if err := s.Owner.validate(); err != nil {
+		return err
+	}
+	if len(s.Netns) == 0 || s.Netns[0] != '/' || len(s.Netns) > 4095 || bytes.IndexByte([]byte(s.Netns), 0) >= 0 {
+		return invalid("network_namespace", "%q is no absolute path", clip(s.Netns))
+	}
+	if len(s.Addrs) == 0 || len(s.Addrs) > 2 || len(s.Addrs) == 2 && s.Addrs[0].Is4() == s.Addrs[1].Is4() {
+		return invalid("addresses", "want one address, or one of each family")
+	}
+	for _, a := range s.Addrs {
+		if !a.IsValid() || a.Zone() != "" || !slices.ContainsFunc(podCIDRs, func(p netip.Prefix) bool { return p.Contains(a) }) {
+			return invalid("addresses", "%v is in none of the node's pod ranges %v", a, podCIDRs)
+		}
+		if a.Is6() && s.MTU != 0 && s.MTU < 1280 {
+			return invalid("mtu", "%d is below 1280, which IPv6 needs", s.MTU)
+		}
+	}
+	if s.MAC != (MAC{}) && !s.MAC.unicast() {
+		return invalid("mac", "%v is no unicast address", s.MAC)
+	}
+	return nil
+}
+
+// State is where an endpoint is in its life.
+type State uint8
+
+// States, in the order of a life.
+const (
+	Restoring State = iota + 1
+	WaitingForIdentity
+	Ready
+	Disconnecting
+)
+
+// String is the name as people see it.
+func (s State) String() string {
+	switch s {
+	case Restoring:
+		return "restoring"
+	case WaitingForIdentity:
+		return "waiting-for-identity"
+	case Ready:
+		return "ready"
+	case Disconnecting:
+		return "disconnecting"
+	}
+	return fmt.Sprintf("state-%d", uint8(s))
+}
+
+// NamespaceID tells network namespaces apart while they live.
+type NamespaceID struct {
+	Dev   uint64 `json:"dev"`
+	Inode uint64 `json:"inode"`
+}
+
+// Device is the pair of devices of an endpoint. Names and hardware addresses
+// follow from the owner and are known before it exists; the indexes are not.
+type Device struct {
+	HostName  string `json:"hostName"`
+	HostIndex uint32 `json:"hostIndex,omitempty"`
+	HostMAC   MAC    `json:"hostMac"`
+	Name      string `json:"name"` // inside the container
+	Index     uint32 `json:"index,omitempty"`
+	MAC       MAC    `json:"mac"`
+	MTU       uint16 `json:"mtu"`
+	// Addrs of the container, IPv4 first.
+	Addrs []netip.Addr `json:"addrs"`
+}
+
+// Identity is the number of a label set.
+type Identity struct {
+	Number uint32  `json:"number"`
+	Labels []Label `json:"labels,omitempty"`
+}
+
+// Phase is what a record says about its endpoint.
+type Phase string
+
+// The phases of a record.
+const (
+	// PhaseCreating is written before anything is made: whatever the owner has
+	// may be half done.
+	PhaseCreating Phase = "creating"
+	// PhaseReady is written when everything is in force.
+	PhaseReady Phase = "ready"
+	// PhaseDeleted is a tombstone: the endpoint is gone, its addresses and
+	// identity still have to be released.
+	PhaseDeleted Phase = "deleted"
+)
+
+// Record is what survives the process.
+type Record struct {
+	Phase Phase `json:"phase"`
+	// BootID is the boot in which it was written; what another boot left in
+	// the kernel is gone.
+	BootID    string      `json:"bootId"`
+	Spec      Spec        `json:"spec"`
+	Namespace NamespaceID `json:"namespace"`
+	Device    Device      `json:"device"`
+	Identity  Identity    `json:"identity"`
+	Slot      uint16      `json:"slot,omitempty"`
+	Created   time.Time   `json:"created,omitzero"`
+}
+
+// Validate says whether the record makes sense; the error names the field.
+func (r Record) Validate() error {
+	if err := r.Spec.Owner.validate(); err != nil {
+		return err
+	}
+	switch r.Phase {
+	case PhaseDeleted:
+		return nil
+	case PhaseCreating, PhaseReady:
+	default:
+		return invalid("phase", "%q is no phase", clip(string(r.Phase)))
+	}
+	for _, a := range r.Spec.Addrs {
+		if !a.IsValid() || a.Is4In6() || a.Zone() != "" {
+			return invalid("spec.addrs", "%v is no plain address", a)
+		}
+	}
+	if n := len(r.Spec.Addrs); n == 0 || n > 2 || n == 2 && r.Spec.Addrs[0].Is4() == r.Spec.Addrs[1].Is4() {
+		return invalid("spec.addrs", "want one address, or one of each family")
+	}
+	if r.Spec.Netns == "" || r.Spec.Netns[0] != '/' {
+		return invalid("spec.netns", "%q is no absolute path", clip(r.Spec.Netns))
+	}
+	if !interfaceNameRE.MatchString(r.Device.HostName) || !interfaceNameRE.MatchString(r.Device.Name) {
+		return invalid("device", "no usable device names")
+	}
+	if r.Phase == PhaseCreating {
+		return nil
+	}
+	if r.Slot == 0 || r.Slot > 4095 {
+		return invalid("slot", "%d is no slot of a container", r.Slot)
+	}
+	if r.Device.HostIndex == 0 || !r.Device.MAC.unicast() || !r.Device.HostMAC.unicast() || r.Device.MTU == 0 {
+		return invalid("device", "index, hardware addresses or MTU are missing")
+	}
+	if r.Identity.Number == 0 || r.Identity.Number > 0xFFFFFF {
+		return invalid("identity.number", "%d is no identity", r.Identity.Number)
+	}
+	if !slices.Equal(r.Device.Addrs, r.Spec.Addrs) {
+		return invalid("device.addrs", "%v, and the request says %v", r.Device.Addrs, r.Spec.Addrs)
+	}
+	return nil
+}
+
+// Endpoint is one container's network as others see it.
+type Endpoint struct {
+	Spec     Spec
+	State    State
+	Slot     uint16 // 0 until it is published
+	Identity Identity
+	Device   Device
+	Created  time.Time // zero until it is ready
+}
+
+func (r Record) endpoint(s State) Endpoint {
+	return Endpoint{Spec: r.Spec, State: s, Slot: r.Slot, Identity: r.Identity, Device: r.Device, Created: r.Created}
+}
+
+// Sentinels that callers branch on.
+var (
+	// ErrInvalid: the request is wrong; a *FieldError says where.
+	ErrInvalid = errors.New("invalid argument")
+	// ErrExists: the owner has an endpoint with other content.
+	ErrExists = errors.New("already exists with other content")
+	// ErrNotFound: the owner has no endpoint.
+	ErrNotFound = errors.New("no such endpoint")
+	// ErrLease: ipam says that the owner's lease is gone, or is another one.
+	ErrLease = errors.New("lease is gone")
+	// ErrNameTaken: the namespace has an interface of the wanted name.
+	ErrNameTaken = errors.New("interface name is taken")
+	// ErrAddressHeld: a live endpoint has the address.
+	ErrAddressHeld = errors.New("address belongs to a live endpoint")
+	// ErrFull: slots or map space are used up.
+	ErrFull = errors.New("no room")
+	// ErrUnavailable: a service that is needed does not answer.
+	ErrUnavailable = errors.New("unavailable")
+	// ErrExhausted: a service that is needed has nothing left to give.
+	ErrExhausted = errors.New("exhausted")
+	// ErrDeleted ended a creation because somebody deleted the endpoint.
+	ErrDeleted = errors.New("deleted meanwhile")
+	// ErrNamespace: the path is no network namespace that may be used.
+	ErrNamespace = errors.New("not a usable network namespace")
+	// ErrNamespaceGone: there is nothing at the path of the namespace.
+	ErrNamespaceGone = errors.New("network namespace is gone")
+)
+
+// FieldError is ErrInvalid with the name of the field.
+type FieldError struct {
+	Field  string
+	Reason string
+}
+
+func (e *FieldError) Error() string { return e.Field + ": " + e.Reason }
+
+// Unwrap makes it ErrInvalid.
+func (e *FieldError) Unwrap() error { return ErrInvalid }
+
+func invalid(field, format string, args ...any) error {
+	return &FieldError{Field: field, Reason: fmt.Sprintf(format, args...)}
+}
+
+func clip(s string) string {
+	if len(s) > 64 {
+		return s[:64] + "…"
+	}
+	return s
+}

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package endpoint
+
+import (
+	"context"
+	"net/netip"
+)
+
+// Entry is an endpoint in the maps of the programs.
+type Entry struct {
+	Slot       uint16
+	Ifindex    uint32
+	Identity   uint32
+	Addrs      []netip.Addr
+	MAC        MAC
+	HostMAC    MAC
+	MTU        uint16
+	Forwards   bool // its tables let packets pass: it is not cut
+	Damaged    bool // some keys that should lead to it are missing
+	Generation uint32
+}
+
+// Maps publishes endpoints to the programs.
+type Maps interface {
+	// Publish makes e visible and returns its slot. ErrAddressHeld if a key
+	// belongs to another slot, ErrFull if there is no room. On an error nothing
+	// of it remains.
+	Publish(ctx context.Context, e Entry) (slot uint16, err error)
+	// Cut stops all traffic of the slot. ErrNotFound if it is nobody's.
+	Cut(slot uint16) error
+	// Unpublish removes all keys. ErrNotFound if it is nobody's.
+	Unpublish(slot uint16) error
+	// SetIdentity changes the identity of a published slot.
+	SetIdentity(slot uint16, identity uint32) error
+	// Entries lists what the maps hold, by slot.
+	Entries() ([]Entry, error)
+}
+
+// Namespace is an open network namespace.
+type Namespace interface {
+	ID() NamespaceID
+	Close() error
+}
+
+// HostDevice is a device that carries the mark of this instance.
+type HostDevice struct {
+	Name  string
+	Index uint32
+}
+
+// Links makes devices and looks at them.
+type Links interface {
+	// OpenNamespace opens and verifies the path: ErrNamespaceGone if nothing is
+	// there, ErrNamespace if it is not a network namespace, or the own one.
+	OpenNamespace(path string) (Namespace, error)
+	// Create makes the pair, both ends down, and returns d with its indexes.
+	// ErrNameTaken if the namespace has an interface of that name.
+	Create(ns Namespace, d Device) (Device, error)
+	// Configure sets what can be set while the devices are down.
+	Configure(ns Namespace, d Device) error
+	// Attach puts the programs on the host end.
+	Attach(d Device) error
+	// Activate sets both ends up and adds routes and neighbours.
+	Activate(ns Namespace, d Device) error
+	// Remove deletes the devices, all in one go. What is gone is no error.
+	Remove(devices []HostDevice) error
+	// Devices lists the devices of this instance in the node's namespace.
+	Devices() ([]HostDevice, error)
+
+	// CheckHost compares the host end with what Attach, Configure and Activate
+	// make; CheckContainer the other end.
+	CheckHost(d Device) ([]Difference, error)
+	CheckContainer(ns Namespace, d Device) ([]Difference, error)
+	// CheckFilters is the part of CheckHost that keeps the container from
+	// escaping the programs.
+	CheckFilters(d Device) ([]Difference, error)
+	// RepairHost and RepairContainer put right what the checks find. They
+	// replace and never remove.
+	RepairHost(d Device) error
+	RepairContainer(ns Namespace, d Device) error
+}
+
+// Leases is the service of addresses.
+type Leases interface {
+	// Confirm makes the owner's lease permanent. ErrLease if it is gone or is
+	// of other addresses, ErrUnavailable if the service does not answer.
+	Confirm(ctx context.Context, o Owner, addrs []netip.Addr) error
+	// Release gives up what the owner holds, if anything.
+	Release(ctx context.Context, o Owner) error
+	// Confirmed lists the owners of confirmed allocations.
+	Confirmed(ctx context.Context) ([]Owner, error)
+}
+
+// Identities is the service of numbers.
+type Identities interface {
+	// Resolve gives the number of a workload and holds it for the owner.
+	Resolve(ctx context.Context, o Owner, labels []Label, ports []NamedPort) (Identity, error)
+	// Release gives up what the owner holds, if anything.
+	Release(ctx context.Context, o Owner) error
+}
+
+// Records is the durable memory.
+type Records interface {
+	// Save writes or replaces the owner's record.
+	Save(r Record) error
+	// Remove removes it, if it is there.
+	Remove(o Owner) error
+	// Load reads all of them. Those that cannot be read are in bad, and stay.
+	Load() (records []Record, bad []error, err error)
+}
+
+// Difference is one deviation of the kernel from what is recorded.
+type Difference struct {
+	Subject string // "filter", "route", "sl_ip4"
+	Key     string
+	Want    string
+	Have    string
+}
+
+// Host is the part of the kernel that belongs to no endpoint: rules, routes,
+// the firewall, sysctls, the host's own addresses.
+type Host interface {
+	Check() ([]Difference, error)
+	// Repair puts right what Check finds, and says per difference why not.
+	Repair() error
+}

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package endpoint
+
+import (
+	"context"
+	"sync"
+)
+
+// turns lets one call at a time work on an owner.
+type turns struct {
+	mu     sync.Mutex
+	owners map[Owner]*turn // guarded by mu
+}
+
+type turn struct {
+	free     chan struct{}           // holds a token while nobody works
+	interest int                     // guarded by turns.mu; who works or waits
+	abort    context.CancelCauseFunc // guarded by turns.mu; of the creation that works or waits
+}
+
+func newTurns() *turns { return &turns{owners: map[Owner]*turn{}} }
+
+// enter waits for the owner's turn. leave must be called.
+func (t *turns) enter(ctx context.Context, o Owner) (leave func(), err error) {
+	return t.enterWith(ctx, o, nil)
+}
+
+// enterWith is enter for a creation, which interrupt may end by abort.
+func (t *turns) enterWith(ctx context.Context, o Owner, abort context.CancelCauseFunc) (leave func(), err error) {
+	t.mu.Lock()
+	e := t.owners[o]
+	if e == nil {
+		e = &turn{free: make(chan struct{}, 1)}
+		e.free <- struct{}{}
+		t.owners[o] = e
+	}
+	e.interest++
+	if abort != nil {
+		e.abort = abort
+	}
+	t.mu.Unlock()
+	done := func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if e.interest--; e.interest == 0 {
+			delete(t.owners, o)
+		}
+	}
+	select {
+	case <-e.free:
+		return func() { e.free <- struct{}{}; done() }, nil
+	case <-ctx.Done():
+		done()
+		return nil, context.Cause(ctx)
+	}
+}
+
+// interrupt ends the creation that works on the owner or waits for it.
+func (t *turns) interrupt(o Owner, cause error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if e := t.owners[o]; e != nil && e.abort != nil {
+		e.abort(cause)
+		e.abort = nil
+	}
+}

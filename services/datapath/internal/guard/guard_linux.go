@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package guard keeps a firewall table that drops what comes from an endpoint's
+// device without having met an eBPF program.
+//
+// The programs mark everything that they give to the host's stack. If somebody
+// takes a program off a device, its packets arrive without a mark: this table
+// drops them, those to the node itself included, which no routing rule could.
+// It is spoken to by netlink; no program is executed.
+package guard
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/netns"
+)
+
+// Table is the guard of one instance.
+type Table struct {
+	home   *netns.Namespace
+	name   string
+	groups []uint32
+	mask   uint32
+}
+
+// New describes the table; Repair makes it. Packets from devices of the groups
+// are dropped unless they have a bit of mask in their mark.
+func New(home *netns.Namespace, instance string, groups []uint32, mask uint32) *Table {
+	name := "sluice"
+	if instance != "" {
+		name += "-" + instance
+	}
+	return &Table{home: home, name: name, groups: groups, mask: mask}
+}
+
+// Name of the table.
+func (t *Table) Name() string { return t.name }
+
+const chainName = "unmarked"
+
+func native(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
+
+// rule is `meta iifgroup G meta mark & M == 0 counter drop`.
+func (t *Table) rule(group uint32) []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyIIFGROUP, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: native(group)},
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: native(t.mask), Xor: native(0)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: native(0)},
+		&expr.Counter{},
+		&expr.Verdict{Kind: expr.VerdictDrop},
+	}
+}
+
+func (t *Table) conn(fn func(*nftables.Conn) error) error {
+	c, err := nftables.New(nftables.WithNetNSFd(t.home.Fd()), nftables.AsLasting())
+	if err != nil {
+		return fmt.Errorf("open netfilter: %w", err)
+	}
+	return errors.Join(fn(c), c.CloseLasting())
+}
+
+// Repair makes the table as it should be, in one transaction: what was there
+// under its name is replaced, and there is no moment without it.
+func (t *Table) Repair() error {
+	return t.conn(func(c *nftables.Conn) error {
+		table := &nftables.Table{Name: t.name, Family: nftables.TableFamilyINet}
+		// added first, so that the deletion cannot fail
+		c.AddTable(table)
+		c.DelTable(table)
+		table = c.AddTable(&nftables.Table{Name: t.name, Family: nftables.TableFamilyINet})
+		policy := nftables.ChainPolicyAccept
+		chain := c.AddChain(&nftables.Chain{
+			Name: chainName, Table: table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting,
+			Priority: nftables.ChainPriorityRaw, Policy: &policy,
+		})
+		for _, g := range t.groups {
+			c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: t.rule(g)})
+		}
+		if err := c.Flush(); err != nil {
+			return fmt.Errorf("firewall table %s: %w", t.name, err)
+		}
+		return nil
+	})
+}
+
+// Remove takes the table away. It is for an uninstallation, and tests.
+func (t *Table) Remove() error {
+	return t.conn(func(c *nftables.Conn) error {
+		table := &nftables.Table{Name: t.name, Family: nftables.TableFamilyINet}
+		c.AddTable(table)
+		c.DelTable(table)
+		return c.Flush()
+	})
+}
+
+// Check compares the table with what Repair makes.
+func (t *Table) Check() (diffs []endpoint.Difference, err error) {
+	err = t.conn(func(c *nftables.Conn) error {
+		diffs, err = t.check(c)
+		return err
+	})
+	return diffs, err
+}
+
+func (t *Table) check(c *nftables.Conn) ([]endpoint.Difference, error) {
+	missing := func(have string) []endpoint.Difference {
+		return []endpoint.Difference{{
+			Subject: "firewall", Key: t.name,
+			Want: fmt.Sprintf("drop packets of device groups %#x without a mark in %#x", t.groups, t.mask), Have: have,
+		}}
+	}
+	chains, err := c.ListChainsOfTableFamily(nftables.TableFamilyINet)
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return nil, fmt.Errorf("list firewall chains: %w", err)
+	}
+	for _, ch := range chains {
+		if ch.Table.Name != t.name || ch.Name != chainName {
+			continue
+		}
+		if ch.Hooknum == nil || *ch.Hooknum != *nftables.ChainHookPrerouting {
+			return missing("a chain at another hook"), nil
+		}
+		rules, err := c.GetRules(ch.Table, ch)
+		if err != nil {
+			return nil, fmt.Errorf("list firewall rules: %w", err)
+		}
+		if len(rules) != len(t.groups) {
+			return missing(fmt.Sprintf("%d rules", len(rules))), nil
+		}
+		for i, r := range rules {
+			if !same(r.Exprs, t.rule(t.groups[i])) {
+				return missing("another rule"), nil
+			}
+		}
+		return nil, nil
+	}
+	return missing(""), nil
+}
+
+// same compares two rules but for their counters.
+func same(have, want []expr.Any) bool {
+	if len(have) != len(want) {
+		return false
+	}
+	for i := range want {
+		switch w := want[i].(type) {
+		case *expr.Meta:
+			h, ok := have[i].(*expr.Meta)
+			if !ok || h.Key != w.Key || h.SourceRegister != w.SourceRegister {
+				return false
+			}
+		case *expr.Cmp:
+			h, ok := have[i].(*expr.Cmp)
+			if !ok || h.Op != w.Op || !bytes.Equal(h.Data, w.Data) {
+				return false
+			}
+		case *expr.Bitwise:
+			h, ok := have[i].(*expr.Bitwise)
+			if !ok || !bytes.Equal(h.Mask, w.Mask) || !bytes.Equal(h.Xor, w.Xor) {
+				return false
+			}
+		case *expr.Counter:
+			if _, ok := have[i].(*expr.Counter); !ok {
+				return false
+			}
+		case *expr.Verdict:
+			h, ok := have[i].(*expr.Verdict)
+			if !ok || h.Kind != w.Kind {
+				return false
+			}
+		}
+	}
+	return true
+}

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package netdev
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/netns"
+)
+
+// What the node has for all endpoints together:
+//
+//   - its own address of each pod range on lo, from which it answers pods;
+//   - an unreachable route for each range, so that an address without an
+//     endpoint does not leave by the uplink;
+//   - a rule per range that prohibits packets from it that no program marked;
+//   - devices of endpoints deleted by a killed process: removed.
+
+// CheckNode compares the node's part with the kernel.
+func (n *Netdev) CheckNode() ([]endpoint.Difference, error) {
+	var ds differences
+	lo, err := n.looks.LinkByName("lo")
+	if err != nil {
+		return nil, fmt.Errorf("find lo: %w", err)
+	}
+	addrs, err := n.looks.AddrList(lo, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("list addresses of lo: %w", err)
+	}
+	for _, a := range n.o.NodeAddrs {
+		want := ipNet(netip.PrefixFrom(a, a.BitLen())).String()
+		if !slices.ContainsFunc(addrs, func(have netlink.Addr) bool { return have.IPNet.String() == want }) {
+			ds.add("node address", want, "on lo", "")
+		}
+	}
+	for _, p := range n.o.PodCIDRs {
+		rules, err := n.looks.RuleList(family(p.Addr()))
+		if err != nil {
+			return nil, fmt.Errorf("list rules: %w", err)
+		}
+		if !slices.ContainsFunc(rules, func(r netlink.Rule) bool { return isGuard(r, p) }) {
+			ds.add("rule", p.String(), fmt.Sprintf("pref %d from %v fwmark 0/%#x prohibit", rulePriority, p, MarkMask), "")
+		}
+		routes, err := n.looks.RouteListFiltered(family(p.Addr()), unreachable(p), netlink.RT_FILTER_DST|netlink.RT_FILTER_TYPE)
+		if err != nil {
+			return nil, fmt.Errorf("list routes: %w", err)
+		}
+		if len(routes) == 0 {
+			ds.add("route", p.String(), "unreachable", "")
+		}
+	}
+	err = n.o.Home.Do(func() error {
+		s, err := checkSysctls(n.globalSysctls())
+		ds = append(ds, s...)
+		return err
+	})
+	return ds, err
+}
+
+// RepairNode puts right what CheckNode finds.
+func (n *Netdev) RepairNode() error {
+	var errs []error
+	if err := n.deleteGroup(n.group | 1); err != nil {
+		errs = append(errs, err)
+	}
+	lo, err := n.looks.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("find lo: %w", err)
+	}
+	if err := n.changes.LinkSetUp(lo); err != nil {
+		errs = append(errs, fmt.Errorf("set lo up: %w", err))
+	}
+	for _, a := range n.o.NodeAddrs {
+		addr := &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(a, a.BitLen()))}
+		if a.Is6() {
+			addr.Flags = unix.IFA_F_NODAD
+		}
+		if err := n.changes.AddrReplace(lo, addr); err != nil {
+			errs = append(errs, fmt.Errorf("address %v on lo: %w", a, err))
+		}
+	}
+	for _, p := range n.o.PodCIDRs {
+		if err := n.changes.RuleAdd(guardRule(p)); err != nil && !errors.Is(err, unix.EEXIST) {
+			errs = append(errs, fmt.Errorf("rule for %v: %w", p, err))
+		}
+		if err := n.changes.RouteReplace(unreachable(p)); err != nil {
+			errs = append(errs, fmt.Errorf("unreachable route for %v: %w", p, err))
+		}
+	}
+	if n.o.SetGlobal {
+		errs = append(errs, n.o.Home.Do(func() error { return applySysctls(n.globalSysctls()) }))
+	}
+	return errors.Join(errs...)
+}
+
+func guardRule(p netip.Prefix) *netlink.Rule {
+	r := netlink.NewRule()
+	mask := uint32(MarkMask)
+	r.Priority, r.Family, r.Src, r.Mark, r.Mask = rulePriority, family(p.Addr()), ipNet(p), 0, &mask
+	r.Type, r.Protocol = unix.RTN_PROHIBIT, protocol
+	return r
+}
+
+func isGuard(r netlink.Rule, p netip.Prefix) bool {
+	return r.Priority == rulePriority && r.Src != nil && r.Src.String() == ipNet(p).String() &&
+		r.Mark == 0 && r.Mask != nil && *r.Mask == MarkMask && r.Type == unix.RTN_PROHIBIT
+}
+
+func unreachable(p netip.Prefix) *netlink.Route {
+	return &netlink.Route{Dst: ipNet(p), Type: unix.RTN_UNREACHABLE, Protocol: protocol, Table: unix.RT_TABLE_MAIN}
+}
+
+// globalSysctls concern the whole node. Redirects are sent if either "all" or
+// the device says so; the host end's own value is not enough.
+func (n *Netdev) globalSysctls() []sysctl {
+	var s []sysctl
+	for _, p := range n.o.PodCIDRs {
+		if p.Addr().Is4() {
+			s = append(s, sysctl{path: "ipv4/ip_forward", value: "1"}, sysctl{path: "ipv4/conf/all/send_redirects", value: "0"})
+		} else {
+			s = append(s, sysctl{path: "ipv6/conf/all/forwarding", value: "1"})
+		}
+	}
+	return s
+}
+
+// RemoveNode takes away what RepairNode adds. The process does not: what it
+// made must keep working without it. It is for an uninstallation, and tests.
+func (n *Netdev) RemoveNode() error {
+	var errs []error
+	for _, p := range n.o.PodCIDRs {
+		errs = append(errs, ignoring(n.changes.RuleDel(guardRule(p)), unix.ENOENT), ignoring(n.changes.RouteDel(unreachable(p)), unix.ESRCH))
+	}
+	lo, err := n.looks.LinkByName("lo")
+	if err != nil {
+		return errors.Join(append(errs, err)...)
+	}
+	for _, a := range n.o.NodeAddrs {
+		errs = append(errs, ignoring(n.changes.AddrDel(lo, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(a, a.BitLen()))}), unix.EADDRNOTAVAIL))
+	}
+	return errors.Join(errs...)
+}
+
+func ignoring(err, ok error) error {
+	if errors.Is(err, ok) {
+		return nil
+	}
+	return err
+}
+
+// HostAddrs lists the addresses of the node's own devices.
+func (n *Netdev) HostAddrs() ([]netip.Addr, error) {
+	list, err := n.looks.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	var as []netip.Addr
+	for _, a := range list {
+		if ip, ok := netip.AddrFromSlice(a.IP); ok {
+			as = append(as, ip.Unmap())
+		}
+	}
+	return as, nil
+}
+
+// DefaultMTU is the MTU of the device that the default route leads through, or
+// Ethernet's if there is none.
+func DefaultMTU(home *netns.Namespace) (uint16, error) {
+	h, err := handleIn(home)
+	if err != nil {
+		return 0, err
+	}
+	defer h.Close()
+	for _, f := range []int{unix.AF_INET, unix.AF_INET6} {
+		routes, err := h.RouteListFiltered(f, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+		if err != nil {
+			return 0, fmt.Errorf("list routes: %w", err)
+		}
+		for _, r := range routes {
+			if !isDefault(r) || r.LinkIndex == 0 {
+				continue
+			}
+			link, err := h.LinkByIndex(r.LinkIndex)
+			if err == nil && link.Attrs().MTU >= 1280 && link.Attrs().MTU <= 65535 {
+				return uint16(link.Attrs().MTU), nil
+			}
+		}
+	}
+	return 1500, nil
+}
+
+// InitialNamespace says whether the calling thread is in the namespace of the
+// machine itself: some sysctls exist only there.
+func InitialNamespace() bool {
+	_, err := os.Stat(sysctlRoot + "ipv4/neigh/default/gc_thresh3")
+	return !errors.Is(err, fs.ErrNotExist)
+}

@@ -1,0 +1,474 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package netdev makes and inspects network devices by netlink: the pairs of
+// endpoints, their addresses, routes, neighbours, filters and sysctls, and the
+// routes, rules and addresses of the node itself.
+//
+// It keeps no state: what it is asked about, it reads from the kernel. It
+// never deletes a filter and adds it again, because packets would pass
+// unjudged meanwhile; it replaces.
+package netdev
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"sync"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/netns"
+)
+
+// The gateways of every container. eBPF answers for them; no device has them.
+var (
+	Gateway4 = netip.MustParseAddr("169.254.1.1")
+	Gateway6 = netip.MustParseAddr("fe80::1")
+)
+
+// MarkMask covers the bits of a packet mark that say which program set it. A
+// packet from an endpoint without any has met none.
+const MarkMask = 0x0f00
+
+// rulePriority is that of the rules that stop unmarked packets: before every
+// table but the local one.
+const rulePriority = 9
+
+// protocol marks our routes and rules, so that they are told from others'.
+const protocol = 0x5c
+
+// Program is what Attach puts on a device.
+type Program struct {
+	Name string
+	FD   int
+	ID   uint32
+	// Current says whether the program with this id, found in a filter, needs
+	// no replacement.
+	Current func(id uint32) bool
+}
+
+// Options describe the node.
+type Options struct {
+	// Home is the node's network namespace. The caller keeps it open.
+	Home *netns.Namespace
+	// Instance is part of the device group.
+	Instance string
+	// FromPod is attached to what containers send, ToPod to what they receive.
+	FromPod, ToPod Program
+	PodCIDRs       []netip.Prefix
+	// NodeAddrs are the node's own addresses on the pod side, one per range.
+	NodeAddrs []netip.Addr
+	// SetGlobal allows changes of sysctls that concern the whole node:
+	// forwarding, redirects. Without it they are only reported.
+	SetGlobal bool
+}
+
+// Group is the device group of an instance's endpoints; Group|1 that of
+// devices about to be deleted.
+func Group(instance string) uint32 {
+	sum := sha256.Sum256([]byte("sluice device group\x00" + instance))
+	return binary.BigEndian.Uint32(sum[:])&0x3ffffffe | 0x40000000
+}
+
+// Netdev is a handle on the devices of a node. Its methods may be called
+// concurrently; the kernel serialises them.
+type Netdev struct {
+	o     Options
+	group uint32
+
+	changes *netlink.Handle // for everything that changes devices
+	filters *netlink.Handle // for filters alone: replacing one must not wait
+	looks   *netlink.Handle // for reading
+	removal sync.Mutex      // one group deletion at a time
+}
+
+// Open opens the netlink sockets in the node's namespace.
+func Open(o Options) (_ *Netdev, err error) {
+	n := &Netdev{o: o, group: Group(o.Instance)}
+	defer func() {
+		if err != nil {
+			n.Close()
+		}
+	}()
+	for _, h := range []**netlink.Handle{&n.changes, &n.filters, &n.looks} {
+		if *h, err = handleIn(o.Home); err != nil {
+			return nil, fmt.Errorf("open netlink in the node's namespace: %w", err)
+		}
+	}
+	return n, nil
+}
+
+func handleIn(ns *netns.Namespace) (h *netlink.Handle, err error) {
+	err = ns.Do(func() error {
+		h, err = netlink.NewHandle(unix.NETLINK_ROUTE)
+		return err
+	})
+	return h, err
+}
+
+// Close closes the sockets. It changes nothing in the kernel.
+func (n *Netdev) Close() {
+	for _, h := range []*netlink.Handle{n.changes, n.filters, n.looks} {
+		if h != nil {
+			h.Close()
+		}
+	}
+}
+
+// container is an open namespace of a container.
+type container struct {
+	ns *netns.Namespace
+	nl *netlink.Handle // nil until the first use
+}
+
+func (c *container) ID() endpoint.NamespaceID {
+	id := c.ns.ID()
+	return endpoint.NamespaceID{Dev: id.Dev, Inode: id.Inode}
+}
+
+func (c *container) Close() error {
+	if c.nl != nil {
+		c.nl.Close()
+	}
+	return c.ns.Close()
+}
+
+// enter runs fn inside, with a netlink socket there.
+func (c *container) enter(fn func(*netlink.Handle) error) error {
+	return c.ns.Do(func() (err error) {
+		if c.nl == nil {
+			if c.nl, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+				return fmt.Errorf("open netlink: %w", err)
+			}
+		}
+		return fn(c.nl)
+	})
+}
+
+// OpenNamespace implements endpoint.Links.
+func (n *Netdev) OpenNamespace(path string) (endpoint.Namespace, error) {
+	ns, err := netns.Open(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR):
+		return nil, fmt.Errorf("%w: %w", endpoint.ErrNamespaceGone, err)
+	case errors.Is(err, netns.ErrNotNetns), errors.Is(err, fs.ErrPermission), errors.Is(err, unix.ELOOP):
+		return nil, fmt.Errorf("%w: %w", endpoint.ErrNamespace, err)
+	case err != nil:
+		return nil, err
+	}
+	if ns.ID() == n.o.Home.ID() {
+		ns.Close()
+		return nil, fmt.Errorf("%w: %s is %w", endpoint.ErrNamespace, path, netns.ErrOwn)
+	}
+	return &container{ns: ns}, nil
+}
+
+// Create implements endpoint.Links: the pair, with the peer already inside the
+// container under its final name. Moving or renaming it would cost ten times
+// as much, and be seen.
+func (n *Netdev) Create(ns endpoint.Namespace, d endpoint.Device) (endpoint.Device, error) {
+	c := ns.(*container)
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU, attrs.HardwareAddr, attrs.Group = d.HostName, int(d.MTU), d.HostMAC[:], n.group
+	attrs.TxQLen = 1000
+	pair := &netlink.Veth{
+		LinkAttrs: attrs,
+		PeerName:  d.Name, PeerHardwareAddr: d.MAC[:], PeerMTU: uint32(d.MTU), PeerTxQLen: 1000,
+		PeerNamespace: netlink.NsFd(c.ns.Fd()),
+	}
+	err := n.changes.LinkAdd(pair)
+	if errors.Is(err, unix.EEXIST) {
+		if err := n.whoseName(c, d); err != nil {
+			return d, err
+		}
+		err = n.changes.LinkAdd(pair)
+	}
+	if err != nil {
+		return d, fmt.Errorf("make the pair %s and %s: %w", d.HostName, d.Name, err)
+	}
+	link, err := n.looks.LinkByName(d.HostName)
+	if err != nil {
+		return d, errors.Join(fmt.Errorf("find %s: %w", d.HostName, err), n.changes.LinkDel(pair))
+	}
+	d.HostIndex = uint32(link.Attrs().Index)
+	// the peer's index travels as the link of this end
+	d.Index = uint32(link.Attrs().ParentIndex)
+	return d, nil
+}
+
+// whoseName clears the way if the name is that of an earlier endpoint of the
+// same owner, whose namespace is still there.
+func (n *Netdev) whoseName(c *container, d endpoint.Device) error {
+	link, err := n.looks.LinkByName(d.HostName)
+	if err == nil {
+		if g := link.Attrs().Group &^ 1; g != n.group {
+			return fmt.Errorf("device %s of the node: %w, by a device that is not ours (group %d)", d.HostName, endpoint.ErrNameTaken, g)
+		}
+		return n.Remove([]endpoint.HostDevice{{Name: d.HostName, Index: uint32(link.Attrs().Index)}})
+	}
+	return fmt.Errorf("interface %s of the container: %w", d.Name, endpoint.ErrNameTaken)
+}
+
+// Configure implements endpoint.Links.
+func (n *Netdev) Configure(ns endpoint.Namespace, d endpoint.Device) error {
+	c := ns.(*container)
+	host := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: int(d.HostIndex)}}
+	// The first filter on a fresh qdisc may wait for a grace period of the
+	// kernel: the qdisc comes early, the filters last.
+	if err := n.addClsact(d); err != nil {
+		return err
+	}
+	if err := n.changes.LinkSetIP6AddrGenMode(host, nl.IN6_ADDR_GEN_MODE_NONE); err != nil {
+		return fmt.Errorf("no link-local address for %s: %w", d.HostName, err)
+	}
+	if err := n.o.Home.Do(func() error { return applySysctls(hostSysctls(d)) }); err != nil {
+		return err
+	}
+	return c.enter(func(h *netlink.Handle) error { return configureContainer(h, d) })
+}
+
+func configureContainer(h *netlink.Handle, d endpoint.Device) error {
+	if err := applySysctls(containerSysctls(d)); err != nil {
+		return fmt.Errorf("in the container: %w", err)
+	}
+	link := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: int(d.Index)}}
+	for _, a := range d.Addrs {
+		addr := &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(a, a.BitLen()))}
+		if a.Is6() {
+			// ipam knows that nobody else has it
+			addr.Flags = unix.IFA_F_NODAD
+		}
+		if err := h.AddrReplace(link, addr); err != nil {
+			return fmt.Errorf("address %v of %s in the container: %w", a, d.Name, err)
+		}
+	}
+	return nil
+}
+
+// Attach implements endpoint.Links.
+func (n *Netdev) Attach(d endpoint.Device) error {
+	for _, f := range n.hooks() {
+		if err := n.replaceFilter(d, f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+type hook struct {
+	parent uint32
+	name   string
+	prog   Program
+}
+
+func (n *Netdev) hooks() []hook {
+	return []hook{
+		{netlink.HANDLE_MIN_INGRESS, "ingress", n.o.FromPod},
+		{netlink.HANDLE_MIN_EGRESS, "egress", n.o.ToPod},
+	}
+}
+
+func (n *Netdev) addClsact(d endpoint.Device) error {
+	q := &netlink.GenericQdisc{
+		QdiscAttrs: netlink.QdiscAttrs{
+			LinkIndex: int(d.HostIndex), Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
+		},
+		QdiscType: "clsact",
+	}
+	if err := n.filters.QdiscAdd(q); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("qdisc clsact on %s: %w", d.HostName, err)
+	}
+	return nil
+}
+
+// Place of our filters on a device: first of all, and where we find them again.
+const (
+	filterPriority = 1
+	filterHandle   = 1
+)
+
+func (n *Netdev) replaceFilter(d endpoint.Device, k hook) error {
+	f := &netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: int(d.HostIndex), Parent: k.parent, Handle: filterHandle, Priority: filterPriority,
+			Protocol: unix.ETH_P_ALL,
+		},
+		Fd: k.prog.FD, Name: k.prog.Name, DirectAction: true,
+	}
+	if err := n.filters.FilterReplace(f); err != nil {
+		return fmt.Errorf("filter %s on %s %s: %w", k.prog.Name, d.HostName, k.name, err)
+	}
+	return nil
+}
+
+// Activate implements endpoint.Links.
+func (n *Netdev) Activate(ns endpoint.Namespace, d endpoint.Device) error {
+	if err := n.activateHost(d); err != nil {
+		return err
+	}
+	return ns.(*container).enter(func(h *netlink.Handle) error { return activateContainer(h, d) })
+}
+
+func (n *Netdev) activateHost(d endpoint.Device) error {
+	host := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: int(d.HostIndex)}}
+	if err := n.changes.LinkSetUp(host); err != nil {
+		return fmt.Errorf("set %s up: %w", d.HostName, err)
+	}
+	for _, a := range d.Addrs {
+		if err := n.changes.NeighSet(neighbour(d.HostIndex, a, d.MAC)); err != nil {
+			return fmt.Errorf("neighbour %v on %s: %w", a, d.HostName, err)
+		}
+		if err := n.changes.RouteReplace(n.hostRoute(d, a)); err != nil {
+			return fmt.Errorf("route to %v by %s: %w", a, d.HostName, err)
+		}
+	}
+	return nil
+}
+
+func activateContainer(h *netlink.Handle, d endpoint.Device) error {
+	link := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: int(d.Index)}}
+	if err := h.LinkSetUp(link); err != nil {
+		return fmt.Errorf("set %s in the container up: %w", d.Name, err)
+	}
+	for _, a := range d.Addrs {
+		gw := gatewayFor(a)
+		if err := h.NeighSet(neighbour(d.Index, gw, d.HostMAC)); err != nil {
+			return fmt.Errorf("neighbour %v in the container: %w", gw, err)
+		}
+		if err := h.RouteReplace(defaultRoute(d.Index, gw)); err != nil {
+			return fmt.Errorf("default route by %v in the container: %w", gw, err)
+		}
+	}
+	return nil
+}
+
+func gatewayFor(a netip.Addr) netip.Addr {
+	if a.Is4() {
+		return Gateway4
+	}
+	return Gateway6
+}
+
+func neighbour(ifindex uint32, a netip.Addr, mac endpoint.MAC) *netlink.Neigh {
+	return &netlink.Neigh{
+		LinkIndex: int(ifindex), Family: family(a), State: netlink.NUD_PERMANENT,
+		IP: a.AsSlice(), HardwareAddr: mac[:],
+	}
+}
+
+func defaultRoute(ifindex uint32, gw netip.Addr) *netlink.Route {
+	any := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+	if gw.Is6() {
+		any = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+	}
+	return &netlink.Route{
+		LinkIndex: int(ifindex), Dst: ipNet(any), Gw: gw.AsSlice(), Flags: unix.RTNH_F_ONLINK,
+	}
+}
+
+// hostRoute leads to one address of a container. The node answers from its
+// address on the pod side.
+func (n *Netdev) hostRoute(d endpoint.Device, a netip.Addr) *netlink.Route {
+	r := &netlink.Route{
+		LinkIndex: int(d.HostIndex), Dst: ipNet(netip.PrefixFrom(a, a.BitLen())),
+		Scope: netlink.SCOPE_LINK, Protocol: protocol,
+	}
+	if a.Is6() {
+		r.Scope = netlink.SCOPE_UNIVERSE
+	}
+	if src, ok := n.nodeAddr(a); ok {
+		r.Src = src.AsSlice()
+	}
+	return r
+}
+
+// nodeAddr is the node's own address of the same family.
+func (n *Netdev) nodeAddr(like netip.Addr) (netip.Addr, bool) {
+	for _, a := range n.o.NodeAddrs {
+		if a.Is4() == like.Is4() {
+			return a, true
+		}
+	}
+	return netip.Addr{}, false
+}
+
+// Remove implements endpoint.Links. Deleting devices one by one costs the
+// kernel a grace period each; a whole group costs one.
+func (n *Netdev) Remove(devices []endpoint.HostDevice) error {
+	n.removal.Lock()
+	defer n.removal.Unlock()
+	marked := 0
+	for _, d := range devices {
+		link, err := n.looks.LinkByIndex(int(d.Index))
+		if d.Index == 0 {
+			link, err = n.looks.LinkByName(d.Name)
+		}
+		switch {
+		case errors.As(err, new(netlink.LinkNotFoundError)):
+			continue
+		case err != nil:
+			return fmt.Errorf("find %s: %w", d.Name, err)
+		case link.Attrs().Name != d.Name || link.Attrs().Group&^1 != n.group:
+			continue // the index is somebody else's by now
+		}
+		if err := n.changes.LinkSetGroup(link, int(n.group|1)); err != nil && !errors.Is(err, unix.ENODEV) {
+			return fmt.Errorf("mark %s for removal: %w", d.Name, err)
+		}
+		marked++
+	}
+	if marked == 0 {
+		return nil
+	}
+	return n.deleteGroup(n.group | 1)
+}
+
+// deleteGroup is `ip link delete group`. The kernel answers ENODEV if the
+// group is empty, which means that a namespace took the last device along.
+func (n *Netdev) deleteGroup(group uint32) error {
+	var err error
+	derr := n.o.Home.Do(func() error {
+		req := nl.NewNetlinkRequest(unix.RTM_DELLINK, unix.NLM_F_ACK)
+		req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+		req.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(group)))
+		_, err = req.Execute(unix.NETLINK_ROUTE, 0)
+		return nil
+	})
+	if err = errors.Join(derr, err); err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("delete device group %#x: %w", group, err)
+	}
+	return nil
+}
+
+// Devices implements endpoint.Links.
+func (n *Netdev) Devices() ([]endpoint.HostDevice, error) {
+	links, err := n.looks.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list devices: %w", err)
+	}
+	var ds []endpoint.HostDevice
+	for _, l := range links {
+		if a := l.Attrs(); l.Type() == "veth" && a.Group&^1 == n.group {
+			ds = append(ds, endpoint.HostDevice{Name: a.Name, Index: uint32(a.Index)})
+		}
+	}
+	return ds, nil
+}
+
+func family(a netip.Addr) int {
+	if a.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}

@@ -1,0 +1,439 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package node puts the parts of the datapath together for one network
+// namespace: programs and maps, devices, firewall, and the core that uses them.
+// It owns the loops that keep the node as the records say.
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/datapath/internal/client"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/guard"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/netdev"
+	"github.com/sluice-net/sluice/services/datapath/internal/netns"
+	"github.com/sluice-net/sluice/services/datapath/internal/observe"
+	"github.com/sluice-net/sluice/services/datapath/internal/publish"
+	"github.com/sluice-net/sluice/services/datapath/internal/record"
+)
+
+// Options describe the node.
+type Options struct {
+	Instance        string
+	BPFDir          string
+	PodCIDRs        []netip.Prefix
+	MTU             uint16 // 0: that of the default route's device
+	TunnelPorts     []uint16
+	EventsPerSecond uint32
+	// NodeSysctls is "set", "report" or "auto".
+	NodeSysctls string
+	// ValidateOnly changes nothing.
+	ValidateOnly bool
+
+	Leases     endpoint.Leases
+	Identities endpoint.Identities
+	Records    endpoint.Records
+	Log        *slog.Logger
+
+	// Home is the node's network namespace; nil for that of the caller.
+	Home *netns.Namespace
+	// BootID of the running boot; empty: the kernel's.
+	BootID string
+}
+
+// Node is a running datapath without its server.
+type Node struct {
+	Core   *endpoint.Core
+	Kernel *kernel.Kernel
+	Ring   *observe.Ring
+	// NodeAddrs are the node's own addresses on the pod side, one per range.
+	NodeAddrs []netip.Addr
+	// KernelRelease as in uname -r.
+	KernelRelease string
+
+	o     Options
+	log   *slog.Logger
+	home  *netns.Namespace
+	dev   *netdev.Netdev
+	guard *guard.Table
+}
+
+// Open adopts or makes maps and programs and opens everything else. It changes
+// no endpoint.
+func Open(ctx context.Context, o Options) (_ *Node, err error) {
+	n := &Node{o: o, log: o.Log, home: o.Home, Ring: observe.NewRing()}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, n.Close())
+		}
+	}()
+	if n.home == nil {
+		if n.home, err = netns.Current(); err != nil {
+			return nil, fmt.Errorf("open the node's network namespace: %w", err)
+		}
+	}
+	if o.BootID == "" {
+		b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+		if err != nil {
+			return nil, fmt.Errorf("read the boot id: %w", err)
+		}
+		o.BootID = strings.TrimSpace(string(b))
+	}
+	if o.MTU == 0 {
+		if o.MTU, err = netdev.DefaultMTU(n.home); err != nil {
+			return nil, fmt.Errorf("find the MTU of the uplink: %w", err)
+		}
+	}
+	var uts unix.Utsname
+	if err := unix.Uname(&uts); err != nil {
+		return nil, fmt.Errorf("uname: %w", err)
+	}
+	n.KernelRelease = unix.ByteSliceToString(uts.Release[:])
+	for _, p := range o.PodCIDRs {
+		n.NodeAddrs = append(n.NodeAddrs, p.Addr().Next())
+	}
+	n.Kernel, err = kernel.Open(ctx, kernel.Options{
+		Dir: o.BPFDir, PodCIDRs: o.PodCIDRs, TunnelPorts: o.TunnelPorts, EventsPerSecond: o.EventsPerSecond,
+		ValidateOnly: o.ValidateOnly, Log: o.Log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	set := o.NodeSysctls == "set"
+	if o.NodeSysctls == "auto" {
+		if err := n.home.Do(func() error { set = !netdev.InitialNamespace(); return nil }); err != nil {
+			return nil, err
+		}
+	}
+	n.dev, err = netdev.Open(netdev.Options{
+		Home: n.home, Instance: o.Instance, FromPod: n.program(n.Kernel.FromPod()), ToPod: n.program(n.Kernel.ToPod()),
+		PodCIDRs: o.PodCIDRs, NodeAddrs: n.NodeAddrs, SetGlobal: set,
+	})
+	if err != nil {
+		return nil, err
+	}
+	group := netdev.Group(o.Instance)
+	n.guard = guard.New(n.home, o.Instance, []uint32{group, group | 1}, netdev.MarkMask)
+	n.Core = endpoint.New(endpoint.Config{
+		Instance: o.Instance, BootID: o.BootID, PodCIDRs: o.PodCIDRs, MTU: o.MTU,
+		Maps: publish.Maps{Kernel: n.Kernel}, Links: n.dev, Leases: o.Leases, Identities: o.Identities,
+		Records: o.Records, Host: host{n}, Log: o.Log,
+	})
+	return n, nil
+}
+
+// program gives a program the test by which a filter that holds it is left
+// alone: same code, same maps, same constants.
+func (n *Node) program(p kernel.Program) netdev.Program {
+	return netdev.Program{
+		Name: p.Name, FD: p.FD, ID: uint32(p.ID),
+		Current: func(id uint32) bool {
+			a, err := n.Kernel.Audit(kernel.ProgramID(id), p)
+			return err == nil && a.Current()
+		},
+	}
+}
+
+// Close lets go of everything and leaves the kernel as it is.
+func (n *Node) Close() error {
+	var errs []error
+	if n.dev != nil {
+		n.dev.Close()
+	}
+	if n.Kernel != nil {
+		errs = append(errs, n.Kernel.Close())
+	}
+	if n.home != nil && n.o.Home == nil {
+		errs = append(errs, n.home.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// host implements endpoint.Host with everything that belongs to no endpoint.
+type host struct{ n *Node }
+
+func (h host) Check() ([]endpoint.Difference, error) {
+	diffs, err := h.n.dev.CheckNode()
+	if err != nil {
+		return nil, err
+	}
+	fw, err := h.n.guard.Check()
+	if err != nil {
+		return nil, err
+	}
+	addrs, err := h.n.checkHostAddrs()
+	return append(append(diffs, fw...), addrs...), err
+}
+
+func (h host) Repair() error {
+	errs := []error{h.n.dev.RepairNode(), h.n.syncHostAddrs()}
+	fw, err := h.n.guard.Check()
+	if err == nil && len(fw) > 0 {
+		err = h.n.guard.Repair()
+	}
+	return errors.Join(append(errs, err)...)
+}
+
+func (n *Node) syncHostAddrs() error {
+	addrs, err := n.dev.HostAddrs()
+	if err != nil {
+		return err
+	}
+	return n.Kernel.SyncHostAddrs(addrs)
+}
+
+func (n *Node) checkHostAddrs() ([]endpoint.Difference, error) {
+	have, err := n.Kernel.HostAddrs()
+	if err != nil {
+		return nil, err
+	}
+	var diffs []endpoint.Difference
+	for _, a := range n.NodeAddrs {
+		if !slices.Contains(have, a) {
+			diffs = append(diffs, endpoint.Difference{Subject: "sl_ip", Key: a.String(), Want: "the host"})
+		}
+	}
+	return diffs, nil
+}
+
+// Restore brings records and kernel together, and reports what it did.
+func (n *Node) Restore(ctx context.Context) error {
+	findings, err := n.Core.Restore(ctx)
+	for _, f := range findings {
+		n.report(f)
+	}
+	if err != nil {
+		return err
+	}
+	if err := n.Kernel.DropOldPrograms(); err != nil {
+		n.log.Warn("old programs stay pinned", log.Err(err))
+	}
+	return nil
+}
+
+func (n *Node) report(f endpoint.Finding) {
+	args := []any{"subject", f.Subject, "key", f.Key, "want", f.Want, "have", f.Have}
+	switch {
+	case f.Err != nil:
+		n.log.Error("difference not repaired", append(args, log.Err(f.Err))...)
+	case f.Repaired:
+		n.log.Info("difference repaired", args...)
+	default:
+		n.log.Warn("difference found", args...)
+	}
+}
+
+// Replay does the deletions that came while nobody listened. What cannot be
+// read is reported and set aside.
+func (n *Node) Replay(ctx context.Context, s *record.Spool) error {
+	owners, bad, err := s.List()
+	if err != nil {
+		return err
+	}
+	for _, err := range bad {
+		n.log.Error("spooled deletion is unreadable and set aside", log.Err(err))
+		var se *record.SpoolError
+		if errors.As(err, &se) {
+			if err := s.SetAside(se); err != nil {
+				n.log.Error("spooled deletion not set aside", log.Err(err))
+			}
+		}
+	}
+	for _, o := range owners {
+		if _, err := n.Core.Delete(ctx, o); err != nil && !errors.Is(err, endpoint.ErrInvalid) {
+			return fmt.Errorf("delete %s: %w", o, err)
+		}
+		if err := s.Done(o); err != nil {
+			return err
+		}
+	}
+	if len(owners) > 0 {
+		n.log.Info("spooled deletions done", "count", len(owners))
+	}
+	return nil
+}
+
+// AuditLoop compares and repairs from time to time, until ctx ends.
+func (n *Node) AuditLoop(ctx context.Context, every time.Duration, repair bool) error {
+	t := time.NewTicker(every)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-t.C:
+		}
+		if err := n.Audit(ctx, repair); err != nil && ctx.Err() == nil {
+			n.log.Error("audit incomplete", log.Err(err))
+		}
+	}
+}
+
+// Audit does one comparison.
+func (n *Node) Audit(ctx context.Context, repair bool) error {
+	return n.Core.Audit(ctx, repair, func(f endpoint.Finding) error { n.report(f); return nil })
+}
+
+// reconcileRetry is the pause after a comparison with ipam that failed.
+const reconcileRetry = time.Second
+
+// ReconcileLoop compares ipam's allocations with the records once ipam
+// answers, and again whenever it was away: what was released meanwhile may
+// have been lost with it. It returns when ctx ends.
+func (n *Node) ReconcileLoop(ctx context.Context, ipam *client.IPAM) error {
+	due := true
+	for {
+		if due {
+			released, err := n.Core.Reconcile(ctx)
+			switch {
+			case ctx.Err() != nil:
+				return ctx.Err()
+			case err == nil:
+				due = false
+				if released > 0 {
+					n.log.Info("reconciled with ipam", "released", released)
+				}
+			}
+		}
+		t := time.NewTimer(reconcileRetry)
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			return ctx.Err()
+		case <-t.C:
+		}
+		due = due || ipam.Err() != nil
+	}
+}
+
+// Problems say why an ADD could not be served now, one line each.
+func (n *Node) Problems(ctx context.Context, ipam *client.IPAM) []string {
+	var problems []string
+	pools, err := ipam.Pools(ctx)
+	if err != nil {
+		return append(problems, err.Error())
+	}
+	for _, c := range n.o.PodCIDRs {
+		i := slices.IndexFunc(pools, func(p client.Pool) bool { return p.CIDR == c })
+		switch {
+		case i < 0:
+			problems = append(problems, fmt.Sprintf("podCIDRs: ipam has no pool %v; it has %v", c, pools))
+		case pools[i].Gateway != c.Addr().Next():
+			problems = append(problems, fmt.Sprintf("podCIDRs: ipam's gateway of %v is %v, the node's address here is %v", c, pools[i].Gateway, c.Addr().Next()))
+		}
+	}
+	for _, p := range pools {
+		if !slices.Contains(n.o.PodCIDRs, p.CIDR) {
+			problems = append(problems, fmt.Sprintf("podCIDRs: ipam has the pool %v, which is not among them", p.CIDR))
+		}
+	}
+	return problems
+}
+
+// ReadEvents moves the programs' events into the ring until ctx ends.
+func (n *Node) ReadEvents(ctx context.Context) error {
+	reader, err := n.Kernel.Events()
+	if err != nil {
+		return err
+	}
+	defer reader.Close()
+	for {
+		e, err := reader.Read(ctx)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			return fmt.Errorf("read events: %w", err)
+		}
+		n.Ring.Add(n.event(e))
+	}
+}
+
+func (n *Node) event(e kernel.Event) observe.Event {
+	o := observe.Event{
+		Time: e.Time, Reason: e.Reason.String(), Egress: e.Direction == kernel.Egress, Dropped: e.Reason.Dropped(),
+		Source: e.Source, Destination: e.Destination, Protocol: e.Protocol,
+		SourceIdentity: uint32(e.SourceIdentity), DestinationIdentity: uint32(e.DestinationIdentity),
+		Length: e.Length, SourceMAC: e.SourceMAC, EtherType: e.EtherType, KernelLost: e.Lost,
+	}
+	own, other := e.SourceSlot, e.DestinationSlot
+	if !o.Egress {
+		own, other = other, own
+	}
+	if own != kernel.NoSlot {
+		o.Slot = uint16(own)
+		if owner, ok := n.Core.OwnerOfSlot(uint16(own)); ok {
+			o.Owner, o.ContainerID, o.InterfaceName = owner.String(), owner.ContainerID, owner.InterfaceName
+		}
+	}
+	if other != kernel.NoSlot {
+		if owner, ok := n.Core.OwnerOfSlot(uint16(other)); ok {
+			o.OtherOwner = owner.String()
+		}
+	}
+	return o
+}
+
+// Watch looks at once at what the kernel says has changed, until ctx ends.
+// With repair, attachments are put back; the host's addresses are always kept
+// up to date.
+func (n *Node) Watch(ctx context.Context, repair bool) error {
+	return n.dev.Watch(ctx, func(c netdev.Change) {
+		var err error
+		switch {
+		case c.Addresses:
+			err = n.syncHostAddrs()
+		case c.Everything && repair:
+			err = n.Audit(ctx, true)
+		case c.Node && repair:
+			err = host{n}.Repair()
+		case c.Ifindex != 0 && repair:
+			err = n.Core.LinkChanged(ctx, c.Ifindex)
+		}
+		if err != nil && ctx.Err() == nil {
+			n.log.Error("change of the kernel not handled", log.Err(err))
+		}
+	})
+}
+
+// MountBPF mounts a bpffs at dir unless dir lies on one already.
+func MountBPF(dir string) error {
+	existing := dir
+	for {
+		var st unix.Statfs_t
+		err := unix.Statfs(existing, &st)
+		if err == nil && uint32(st.Type) == unix.BPF_FS_MAGIC {
+			return nil
+		}
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, fs.ErrNotExist) || existing == "/" {
+			return fmt.Errorf("look at %s: %w", existing, err)
+		}
+		existing = filepath.Dir(existing)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("make %s: %w", dir, err)
+	}
+	if err := unix.Mount("bpf", dir, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
+		return fmt.Errorf("mount a bpffs at %s: %w", dir, err)
+	}
+	return nil
+}

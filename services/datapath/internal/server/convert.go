@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package server
+
+import (
+	"fmt"
+	"net/netip"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+	"github.com/sluice-net/sluice/services/datapath/internal/client"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/netdev"
+)
+
+func ownerOf(o *workloadv1.Owner) endpoint.Owner {
+	return endpoint.Owner{ContainerID: o.GetContainerId(), InterfaceName: o.GetInterfaceName()}
+}
+
+func protoOwner(o endpoint.Owner) *workloadv1.Owner {
+	return &workloadv1.Owner{ContainerId: o.ContainerID, InterfaceName: o.InterfaceName}
+}
+
+func addrsOf(field string, raw [][]byte) ([]netip.Addr, error) {
+	var as []netip.Addr
+	for i, b := range raw {
+		a, ok := netip.AddrFromSlice(b)
+		if !ok || a.Is4In6() {
+			return nil, &endpoint.FieldError{Field: fmt.Sprintf("%s[%d]", field, i), Reason: fmt.Sprintf("%x is no address", b)}
+		}
+		as = append(as, a)
+	}
+	return as, nil
+}
+
+func protoAddrs(as []netip.Addr) [][]byte {
+	var raw [][]byte
+	for _, a := range as {
+		raw = append(raw, a.AsSlice())
+	}
+	return raw
+}
+
+func specOf(r *datapathv1.CreateEndpointRequest) (endpoint.Spec, error) {
+	s := endpoint.Spec{Owner: ownerOf(r.GetOwner()), Netns: r.GetNetworkNamespace()}
+	if r.GetMtu() > 65535 {
+		return s, &endpoint.FieldError{Field: "mtu", Reason: fmt.Sprintf("%d is above 65535", r.GetMtu())}
+	}
+	s.MTU = uint16(r.GetMtu())
+	var err error
+	if s.Addrs, err = addrsOf("addresses", r.GetAddresses()); err != nil {
+		return s, err
+	}
+	for _, l := range r.GetLabels() {
+		s.Labels = append(s.Labels, endpoint.Label{Source: l.GetSource(), Key: l.GetKey(), Value: l.GetValue()})
+	}
+	for _, p := range r.GetNamedPorts() {
+		s.Ports = append(s.Ports, endpoint.NamedPort{
+			Name: p.GetName(), Port: uint16(p.GetPort()), Protocol: client.ProtocolNumber(p.GetProtocol()),
+		})
+	}
+	if len(r.GetMac()) > 0 {
+		if len(r.GetMac()) != len(s.MAC) {
+			return s, &endpoint.FieldError{Field: "mac", Reason: fmt.Sprintf("%d bytes, want 6", len(r.GetMac()))}
+		}
+		copy(s.MAC[:], r.GetMac())
+		if s.MAC == (endpoint.MAC{}) {
+			return s, &endpoint.FieldError{Field: "mac", Reason: "is all zero"}
+		}
+	}
+	if t := r.GetLeaseExpireTime(); t != nil {
+		if err := t.CheckValid(); err != nil {
+			return s, &endpoint.FieldError{Field: "lease_expire_time", Reason: err.Error()}
+		}
+		s.LeaseExpiry = t.AsTime()
+	}
+	return s, nil
+}
+
+func protoState(s endpoint.State) datapathv1.EndpointState {
+	switch s {
+	case endpoint.Restoring:
+		return datapathv1.EndpointState_ENDPOINT_STATE_RESTORING
+	case endpoint.WaitingForIdentity:
+		return datapathv1.EndpointState_ENDPOINT_STATE_WAITING_FOR_IDENTITY
+	case endpoint.Ready:
+		return datapathv1.EndpointState_ENDPOINT_STATE_READY
+	case endpoint.Disconnecting:
+		return datapathv1.EndpointState_ENDPOINT_STATE_DISCONNECTING
+	}
+	return datapathv1.EndpointState_ENDPOINT_STATE_UNSPECIFIED
+}
+
+func protoEndpoint(e endpoint.Endpoint) *datapathv1.Endpoint {
+	p := &datapathv1.Endpoint{
+		Owner:            protoOwner(e.Spec.Owner),
+		Slot:             uint32(e.Slot),
+		State:            protoState(e.State),
+		Identity:         e.Identity.Number,
+		Addresses:        protoAddrs(e.Spec.Addrs),
+		NetworkNamespace: e.Spec.Netns,
+		Mtu:              uint32(e.Device.MTU),
+	}
+	for _, l := range e.Identity.Labels {
+		p.Labels = append(p.Labels, &workloadv1.Label{Source: l.Source, Key: l.Key, Value: l.Value})
+	}
+	for _, n := range e.Spec.Ports {
+		p.NamedPorts = append(p.NamedPorts, &workloadv1.NamedPort{Name: n.Name, Port: uint32(n.Port), Protocol: client.Protocol(n.Protocol)})
+	}
+	for _, a := range e.Spec.Addrs {
+		gw := netdev.Gateway4
+		if a.Is6() {
+			gw = netdev.Gateway6
+		}
+		p.Gateways = append(p.Gateways, gw.AsSlice())
+	}
+	if e.Device.HostIndex != 0 {
+		p.HostInterface = &datapathv1.Interface{Name: e.Device.HostName, Index: e.Device.HostIndex, Mac: e.Device.HostMAC[:]}
+		p.ContainerInterface = &datapathv1.Interface{Name: e.Device.Name, Index: e.Device.Index, Mac: e.Device.MAC[:]}
+	}
+	if !e.Created.IsZero() {
+		p.CreateTime = timestamppb.New(e.Created)
+	}
+	return p
+}
+
+func protoDifference(d endpoint.Difference) *datapathv1.Difference {
+	return &datapathv1.Difference{Subject: d.Subject, Key: d.Key, Want: d.Want, Have: d.Have}
+}

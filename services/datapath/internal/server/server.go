@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package server answers the datapath's gRPC API. It translates and decides
+// nothing.
+package server
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/sluice-net/sluice/kit/rpc"
+	"github.com/sluice-net/sluice/kit/watch"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/observe"
+)
+
+// Status is what GetStatus reports beside the endpoints.
+type Status struct {
+	Version, PolicyMode, KernelRelease string
+	Start                              time.Time
+	PodCIDRs                           []string
+	NodeAddrs                          [][]byte
+	// Problems say why an ADD cannot be served now.
+	Problems     []string
+	Dependencies []Dependency
+	Counters     []Counter
+	EventsLost   uint64
+}
+
+// Dependency is a service that the datapath calls.
+type Dependency struct {
+	Name string
+	Err  error
+}
+
+// Counter is a packet counter.
+type Counter struct {
+	Reason         string
+	Egress         bool
+	Dropped        bool
+	Packets, Bytes uint64
+}
+
+// Server implements both services of the datapath.
+type Server struct {
+	datapathv1.UnimplementedDatapathServiceServer
+	datapathv1.UnimplementedObserverServiceServer
+
+	Core   *endpoint.Core
+	Ring   *observe.Ring
+	Status func(context.Context) (Status, error)
+}
+
+// Register adds the services.
+func (s *Server) Register(r grpc.ServiceRegistrar) {
+	datapathv1.RegisterDatapathServiceServer(r, s)
+	datapathv1.RegisterObserverServiceServer(r, s)
+}
+
+// More creations at once gain nothing: the kernel serialises them.
+const (
+	creating = 4
+	waiting  = 8
+)
+
+// Methods says who may call what, and how much at once.
+func Methods() rpc.Methods {
+	root, group := rpc.Method{Access: rpc.Root()}, rpc.Method{Access: rpc.Group()}
+	streams := rpc.Method{Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64}}
+	return rpc.Methods{
+		datapathv1.DatapathService_CreateEndpoint_FullMethodName: {
+			Access: rpc.Root(), Limit: rpc.Limit{InFlight: creating, Waiting: waiting},
+		},
+		datapathv1.DatapathService_DeleteEndpoint_FullMethodName:   root,
+		datapathv1.DatapathService_ReclaimEndpoints_FullMethodName: {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 1, Waiting: 1}},
+		// repairing is asked for in the request, so the method is root's
+		datapathv1.DatapathService_AuditMaps_FullMethodName:      {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 1, Waiting: 1}},
+		datapathv1.DatapathService_CheckEndpoint_FullMethodName:  {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 8, Waiting: 64}},
+		datapathv1.DatapathService_GetEndpoint_FullMethodName:    group,
+		datapathv1.DatapathService_ListEndpoints_FullMethodName:  group,
+		datapathv1.DatapathService_WatchEndpoints_FullMethodName: streams,
+		datapathv1.DatapathService_GetStatus_FullMethodName:      {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 8, Waiting: 64}},
+		datapathv1.ObserverService_Observe_FullMethodName:        streams,
+	}
+}
+
+// CreateEndpoint implements the API.
+func (s *Server) CreateEndpoint(ctx context.Context, r *datapathv1.CreateEndpointRequest) (*datapathv1.CreateEndpointResponse, error) {
+	spec, err := specOf(r)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	e, err := s.Core.Create(ctx, spec, r.GetValidateOnly())
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &datapathv1.CreateEndpointResponse{Endpoint: protoEndpoint(e)}, nil
+}
+
+// DeleteEndpoint implements the API.
+func (s *Server) DeleteEndpoint(ctx context.Context, r *datapathv1.DeleteEndpointRequest) (*datapathv1.DeleteEndpointResponse, error) {
+	existed, err := s.Core.Delete(ctx, ownerOf(r.GetOwner()))
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &datapathv1.DeleteEndpointResponse{Existed: existed}, nil
+}
+
+// CheckEndpoint implements the API.
+func (s *Server) CheckEndpoint(ctx context.Context, r *datapathv1.CheckEndpointRequest) (*datapathv1.CheckEndpointResponse, error) {
+	addrs, err := addrsOf("addresses", r.GetAddresses())
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	diffs, err := s.Core.Check(ctx, ownerOf(r.GetOwner()), endpoint.Beliefs{Netns: r.GetNetworkNamespace(), Addrs: addrs})
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	resp := &datapathv1.CheckEndpointResponse{}
+	for _, d := range diffs {
+		resp.Differences = append(resp.Differences, protoDifference(d))
+	}
+	return resp, nil
+}
+
+// GetEndpoint implements the API.
+func (s *Server) GetEndpoint(_ context.Context, r *datapathv1.GetEndpointRequest) (*datapathv1.GetEndpointResponse, error) {
+	e, err := s.Core.Get(ownerOf(r.GetOwner()))
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &datapathv1.GetEndpointResponse{Endpoint: protoEndpoint(e)}, nil
+}
+
+// ListEndpoints implements the API.
+func (s *Server) ListEndpoints(_ *datapathv1.ListEndpointsRequest, stream grpc.ServerStreamingServer[datapathv1.ListEndpointsResponse]) error {
+	for _, e := range s.Core.List() {
+		if err := stream.Send(&datapathv1.ListEndpointsResponse{Endpoint: protoEndpoint(e)}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// WatchEndpoints implements the API.
+func (s *Server) WatchEndpoints(r *datapathv1.WatchEndpointsRequest, stream grpc.ServerStreamingServer[datapathv1.WatchEndpointsResponse]) error {
+	return watch.Serve(stream.Context(), s.Core.Hub(), r.GetResumeToken(), func(e watch.Event[endpoint.Owner, endpoint.Endpoint]) error {
+		m := &datapathv1.WatchEndpointsResponse{ResumeToken: e.Token}
+		switch e.Kind {
+		case watch.Upsert:
+			m.Event = &datapathv1.WatchEndpointsResponse_Upsert{Upsert: protoEndpoint(e.Value)}
+		case watch.Delete:
+			m.Event = &datapathv1.WatchEndpointsResponse_Delete{Delete: protoOwner(e.Key)}
+		case watch.Bookmark:
+			m.Event = &datapathv1.WatchEndpointsResponse_Bookmark{Bookmark: &datapathv1.Bookmark{SnapshotComplete: e.SnapshotComplete}}
+		}
+		return stream.Send(m)
+	})
+}
+
+// ReclaimEndpoints implements the API.
+func (s *Server) ReclaimEndpoints(ctx context.Context, r *datapathv1.ReclaimEndpointsRequest) (*datapathv1.ReclaimEndpointsResponse, error) {
+	var valid []endpoint.Owner
+	for _, o := range r.GetValidOwners() {
+		valid = append(valid, ownerOf(o))
+	}
+	reclaimed, err := s.Core.Reclaim(ctx, valid)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	resp := &datapathv1.ReclaimEndpointsResponse{}
+	for _, o := range reclaimed {
+		resp.Reclaimed = append(resp.Reclaimed, protoOwner(o))
+	}
+	return resp, nil
+}
+
+// GetStatus implements the API.
+func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) (*datapathv1.GetStatusResponse, error) {
+	st, err := s.Status(ctx)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	n := s.Core.Counts()
+	resp := &datapathv1.GetStatusResponse{
+		Version: st.Version, StartTime: timestamppb.New(st.Start), AddReady: len(st.Problems) == 0, Problems: st.Problems,
+		PolicyMode: st.PolicyMode, AttachmentRepairs: n.Repairs, PendingReleases: uint32(n.PendingReleases),
+		KernelRelease: st.KernelRelease, PodCidrs: st.PodCIDRs, NodeAddresses: st.NodeAddrs, EventsLost: st.EventsLost,
+	}
+	for state := endpoint.Restoring; state <= endpoint.Disconnecting; state++ {
+		resp.Endpoints = append(resp.Endpoints, &datapathv1.EndpointStateCount{State: protoState(state), Count: uint32(n.ByState[state])})
+	}
+	for _, c := range st.Counters {
+		resp.PacketCounters = append(resp.PacketCounters, &datapathv1.PacketCounter{
+			Reason: c.Reason, Direction: direction(c.Egress), Dropped: c.Dropped, Packets: c.Packets, Bytes: c.Bytes,
+		})
+	}
+	for _, d := range st.Dependencies {
+		dep := &datapathv1.Dependency{Name: d.Name, Serving: d.Err == nil}
+		if d.Err != nil {
+			dep.Error = d.Err.Error()
+		}
+		resp.Dependencies = append(resp.Dependencies, dep)
+	}
+	return resp, nil
+}
+
+// AuditMaps implements the API.
+func (s *Server) AuditMaps(r *datapathv1.AuditMapsRequest, stream grpc.ServerStreamingServer[datapathv1.AuditMapsResponse]) error {
+	return statusOf(s.Core.Audit(stream.Context(), r.GetRepair(), func(f endpoint.Finding) error {
+		m := &datapathv1.AuditMapsResponse{Difference: protoDifference(f.Difference), Repaired: f.Repaired}
+		if f.Err != nil {
+			m.Error = f.Err.Error()
+		}
+		return stream.Send(m)
+	}))
+}
+
+func direction(egress bool) datapathv1.Direction {
+	if egress {
+		return datapathv1.Direction_DIRECTION_EGRESS
+	}
+	return datapathv1.Direction_DIRECTION_INGRESS
+}

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Command sluice-datapath owns the network of one node: devices, addresses,
+// routes, eBPF maps and programs. It is the only process of Sluice with
+// privileges, and keeps four of them.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+
+	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/kit/privilege"
+	"github.com/sluice-net/sluice/kit/process"
+	"github.com/sluice-net/sluice/kit/rpc"
+	"github.com/sluice-net/sluice/kit/rpc/client"
+	services "github.com/sluice-net/sluice/services/datapath/internal/client"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/node"
+	"github.com/sluice-net/sluice/services/datapath/internal/record"
+	"github.com/sluice-net/sluice/services/datapath/internal/server"
+)
+
+const service = "datapath"
+
+func main() { os.Exit(process.Run(service, defaults, run)) }
+
+func run(ctx context.Context, p *process.Process, cfg Config) error {
+	if err := p.Phase("privileges", dropPrivileges(cfg)); err != nil {
+		return err
+	}
+	if err := p.Phase("probe the kernel", func() error { return kernel.Probe(ctx).Err() }); err != nil {
+		return err
+	}
+	ipam, identity, err := dial(p, cfg.Services)
+	if err != nil {
+		return err
+	}
+	store, err := openRecords(cfg)
+	if err != nil {
+		return err
+	}
+	n, err := process.Phase(p, "open the node", func() (*node.Node, error) {
+		return node.Open(ctx, node.Options{
+			Instance: p.Paths.Name, BPFDir: cfg.BPFDir, PodCIDRs: cfg.PodCIDRs, MTU: cfg.MTU, TunnelPorts: cfg.TunnelPorts,
+			EventsPerSecond: cfg.Events.PerSecond, NodeSysctls: cfg.NodeSysctls,
+			Leases: ipam, Identities: identity, Records: store, Log: p.Log, ValidateOnly: cfg.ValidateOnly,
+		})
+	})
+	if err != nil {
+		return err
+	}
+	p.OnExit(n.Close)
+	if cfg.ValidateOnly {
+		return validate(ctx, p, n)
+	}
+	if err := p.Phase("restore endpoints", func() error { return n.Restore(ctx) }); err != nil {
+		return err
+	}
+	spool := record.OpenSpool(cfg.SpoolDir)
+	if err := p.Phase("replay deletions", func() error { return n.Replay(ctx, spool) }); err != nil {
+		return err
+	}
+
+	s := &server.Server{Core: n.Core, Ring: n.Ring, Status: statusOf(p, cfg, n, ipam, identity)}
+	if err := registerMetrics(p.Metrics, n); err != nil {
+		return err
+	}
+	srv, err := p.NewServer(rpc.Options{Register: s.Register, Methods: server.Methods()})
+	if err != nil {
+		return err
+	}
+	p.Go("release", n.Core.Releases)
+	p.Go("reap", n.Core.Reaper)
+	p.Go("events", n.ReadEvents)
+	p.Go("kernel changes", func(ctx context.Context) error { return n.Watch(ctx, cfg.Audit.Repair) })
+	p.Go("audit", func(ctx context.Context) error { return n.AuditLoop(ctx, cfg.Audit.Interval, cfg.Audit.Repair) })
+	p.Go("reconcile", func(ctx context.Context) error { return n.ReconcileLoop(ctx, ipam) })
+	srv.SetAllServing(true)
+	p.Ready()
+	return p.Serve(ctx, srv)
+}
+
+// capabilities are all that the process keeps; docs/privileges.md has the reasons.
+var capabilities = []privilege.Cap{unix.CAP_BPF, unix.CAP_PERFMON, unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN}
+
+// dropPrivileges joins the group whose sockets the process calls, mounts the
+// bpffs, and gives up everything else. Files are opened as their owner from
+// here on: the process cannot read what root alone could.
+func dropPrivileges(cfg Config) func() error {
+	return func() error {
+		if os.Geteuid() != 0 {
+			return errors.New("it must be started as root; it keeps four capabilities of it")
+		}
+		if err := joinGroup(int(instance.GroupID)); err != nil {
+			return err
+		}
+		if err := privilege.KeepCapabilities(capabilities...); err != nil {
+			return err
+		}
+		if err := privilege.NoNewPrivs(); err != nil {
+			return err
+		}
+		if cfg.ValidateOnly {
+			return nil
+		}
+		return node.MountBPF(cfg.BPFDir)
+	}
+}
+
+func joinGroup(gid int) error {
+	groups, err := os.Getgroups()
+	if err != nil {
+		return fmt.Errorf("list groups: %w", err)
+	}
+	for _, g := range append(groups, os.Getegid()) {
+		if g == gid {
+			return nil
+		}
+	}
+	if err := setGroups(append(groups, gid)); err != nil {
+		return fmt.Errorf("join group %d: %w", gid, err)
+	}
+	return nil
+}
+
+func dial(p *process.Process, cfg ServicesConfig) (*services.IPAM, *services.Identity, error) {
+	var conns []*grpc.ClientConn
+	for _, path := range []string{cfg.IPAM, cfg.Identity} {
+		cc, err := client.Dial(path, client.Options{Timeout: cfg.Timeout, MaxAttempts: 1})
+		if err != nil {
+			return nil, nil, err
+		}
+		p.OnExit(cc.Close)
+		conns = append(conns, cc)
+	}
+	return services.NewIPAM(conns[0]), services.NewIdentity(conns[1]), nil
+}
+
+func openRecords(cfg Config) (*record.Store, error) {
+	dir := filepath.Join(cfg.StateDir, "endpoints")
+	if cfg.ValidateOnly {
+		return record.OpenReadOnly(dir), nil
+	}
+	return record.Open(dir)
+}
+
+// validate says what a start would put right.
+func validate(ctx context.Context, p *process.Process, n *node.Node) error {
+	findings, err := n.Core.Inspect(ctx)
+	if err != nil {
+		return err
+	}
+	for _, f := range findings {
+		p.Log.Warn("difference", "subject", f.Subject, "key", f.Key, "want", f.Want, "have", f.Have)
+	}
+	if bad := n.Core.Counts().BadRecords; len(findings)+len(bad) > 0 {
+		return fmt.Errorf("%d differences, %d unreadable records; nothing was changed", len(findings), len(bad))
+	}
+	p.Log.Info("nothing to put right")
+	return nil
+}

@@ -456,12 +456,11 @@ func TestReferenceOfALostAnswerIsDropped(t *testing.T) {
 	st := &lossy{Store: f.Node("a"), lose: 1}
 	a := start(t, st, &memory{}, quick())
 	a.connected()
-	kept := identity.Numeric(0)
 	if _, err := a.Hold(t.Context(), allocator.EndpointHolder("c1", "eth0"), storetest.Labels(t, "web"), true); !errors.Is(err, allocator.ErrUnavailable) {
 		t.Fatalf("hold: %v, want ErrUnavailable", err)
 	}
 	a.connected()
-	kept = a.hold("c2", "db")
+	kept := a.hold("c2", "db")
 	a.refersTo(kept)
 }
 

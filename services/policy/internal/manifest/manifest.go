@@ -25,7 +25,7 @@ import (
 // Limits on what is read. An API server takes objects of about 1.5 MB.
 const (
 	MaxBytes = 3 << 20 // of one stream of documents
-	maxNodes = 400_000 // values visited in one document, aliases expanded
+	maxNodes = 100_000 // values visited in one document, aliases expanded
 	maxDepth = 64
 )
 

@@ -1,0 +1,475 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package engine
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/table"
+)
+
+// nobody is a number that no state knows.
+const nobody = identity.Numeric(60000)
+
+func (w *world) question(s *state) (question, bool) {
+	if len(s.subjects) == 0 {
+		return question{}, false
+	}
+	q := question{
+		subject: pickOne(w, sortedKeys(s.subjects)...), direction: pickOne(w, rule.Ingress, rule.Egress),
+		peer: nobody, addr: pickOne(w, w.all...), point: w.point(),
+	}
+	if w.chance(90) {
+		id := pickOne(w, w.ids...)
+		q.peer = id.Number
+		if w.chance(85) {
+			q.addr = pickOne(w, w.addrs[id.Number]...)
+		}
+	}
+	return q, true
+}
+
+// disagreement compares the tables with the naive reading. It also checks that
+// the number in the verdict leads back to the rule that decided.
+func disagreement(e *Engine, n *naive, q question) string {
+	want := n.judge(q)
+	got, err := e.Lookup(q.subject, q.direction, q.peer, q.addr, q.point)
+	if err != nil {
+		return err.Error()
+	}
+	if got.Action != want.action || got.Proxy != want.proxy || (got.Rule != 0) != (want.rule != nil) {
+		return fmt.Sprintf("table says %+v, rules say %s %s by %+v", got, want.action, want.proxy, want.rule)
+	}
+	if want.rule != nil {
+		b, _ := e.Bound(q.subject, q.direction)
+		if !slices.Contains(b.Sources[got.Rule-1], want.rule.Source) {
+			return fmt.Sprintf("rule %d is %v, not %v", got.Rule, b.Sources[got.Rule-1], want.rule.Source)
+		}
+	}
+	return ""
+}
+
+// shrink removes what the disagreement does not need.
+func shrink(t *testing.T, config Config, s *state, q question) (*state, string) {
+	t.Helper()
+	fails := func(s *state) string {
+		e := New(config)
+		if err := e.Apply(diff(newState(), s)); err != nil {
+			return ""
+		}
+		return disagreement(e, &naive{config, s}, q)
+	}
+	why := fails(s)
+	for again := true; again; {
+		again = false
+		try := func(c *state) {
+			if w := fails(c); w != "" {
+				s, why, again = c, w, true
+			}
+		}
+		for _, k := range sortedObjects(s.objects) {
+			c := s.clone()
+			delete(c.objects, k)
+			try(c)
+		}
+		for _, k := range sortedObjects(s.objects) {
+			for i, spec := range s.objects[k].Specs {
+				for j := range spec.Rules {
+					c := s.clone()
+					o := c.objects[k]
+					o.Specs = slices.Clone(o.Specs)
+					o.Specs[i].Rules = slices.Delete(slices.Clone(spec.Rules), j, j+1)
+					c.objects[k] = o
+					try(c)
+					if again {
+						break
+					}
+				}
+				if again {
+					break
+				}
+			}
+			if again {
+				break
+			}
+		}
+		for _, n := range sortedKeys(s.identities) {
+			if n != q.subject {
+				c := s.clone()
+				delete(c.identities, n)
+				delete(c.subjects, n)
+				maps.DeleteFunc(c.located, func(_ netip.Addr, m identity.Numeric) bool { return m == n })
+				try(c)
+			}
+		}
+		for _, n := range sortedKeys(s.names) {
+			c := s.clone()
+			delete(c.names, n)
+			try(c)
+		}
+	}
+	return s, why
+}
+
+func (s *state) String() string {
+	var b strings.Builder
+	for _, k := range sortedObjects(s.objects) {
+		o := s.objects[k]
+		fmt.Fprintf(&b, "%s group %+v\n", k, o.Group)
+		for _, spec := range o.Specs {
+			fmt.Fprintf(&b, "  subject {%s} ns %q host %t selects %v deny %v\n", spec.Subject, spec.Namespace, spec.Host, spec.Selects, spec.DefaultDeny)
+			for _, r := range spec.Rules {
+				fmt.Fprintf(&b, "    %s prio %d.%d %s\n", r.Tier, r.Priority, r.Index, r.Content())
+			}
+		}
+	}
+	for _, n := range sortedKeys(s.identities) {
+		fmt.Fprintf(&b, "identity %d subject %t %s\n", n, s.subjects[n], s.identities[n].Labels)
+	}
+	fmt.Fprintf(&b, "names %v\n", s.names)
+	return b.String()
+}
+
+var configs = []Config{
+	{Cluster: testCluster, AllowHost: true},
+	{Cluster: testCluster},
+	{Cluster: testCluster, AllowHost: true, Enforcement: EnforceAlways},
+	{Cluster: testCluster, Enforcement: EnforceNever},
+}
+
+func (w *world) config() Config {
+	if w.chance(70) {
+		return configs[0]
+	}
+	return pickOne(w, configs...)
+}
+
+func checkAgreement(t *testing.T, w *world, config Config, s *state, e *Engine, questions int) {
+	t.Helper()
+	n := &naive{config, s}
+	for range questions {
+		q, ok := w.question(s)
+		if !ok {
+			return
+		}
+		if why := disagreement(e, n, q); why != "" {
+			small, again := shrink(t, config, s, q)
+			t.Fatalf("%+v, config %+v: %s\nshrunk: %s\n%s", q, config, why, again, small)
+		}
+	}
+}
+
+func TestTablesAgreeWithTheRulesReadDirectly(t *testing.T) {
+	t.Parallel()
+	states := 1500
+	if testing.Short() {
+		states = 200
+	}
+	w := newWorld(rand.New(rand.NewPCG(1, 2)))
+	for range states {
+		config := w.config()
+		s := w.draw()
+		checkAgreement(t, w, config, s, fresh(t, config, s), 800)
+	}
+}
+
+// canonical describes what every peer and address gets, without numbers that
+// depend on the order of events.
+func canonical(e *Engine, s *state) map[string]string {
+	out := make(map[string]string)
+	for n := range s.subjects {
+		for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
+			b, ok := e.Bound(n, d)
+			key := fmt.Sprintf("%d %s", n, d)
+			if !ok || b.Table == nil {
+				out[key] = fmt.Sprint("bound ", ok)
+				continue
+			}
+			t := b.Table
+			out[key] = fmt.Sprint(t.Flags, t.Rules, b.Hash, b.Sources)
+			for m := range s.identities {
+				w := e.Word(m)
+				class, row := t.Peers[w.NodeClass]
+				if !row {
+					class = t.Default[w.Kind]
+				}
+				out[fmt.Sprintf("%s peer %d", key, m)] = fmt.Sprint(w.Known, w.Kind, w.Scope, row, t.Intervals(class))
+			}
+			for k := range identity.Kinds {
+				out[fmt.Sprintf("%s kind %s", key, k)] = fmt.Sprint(t.Intervals(t.Default[k]))
+			}
+			describe := func(c [identity.Scopes]table.Class) string {
+				return fmt.Sprint(t.Intervals(c[0]), t.Intervals(c[1]), t.Intervals(c[2]))
+			}
+			out[key+" elsewhere"] = describe(t.Address)
+			t.Blocks.All(func(p netip.Prefix, c [identity.Scopes]table.Class) { out[key+" "+p.String()] = describe(c) })
+		}
+	}
+	return out
+}
+
+func sameAsFresh(t *testing.T, config Config, s *state, e *Engine, what string) {
+	t.Helper()
+	f := fresh(t, config, s)
+	got, want := canonical(e, s), canonical(f, s)
+	if !maps.Equal(got, want) {
+		for k := range want {
+			if got[k] != want[k] {
+				t.Errorf("%s: %s\n got %s\nwant %s", what, k, got[k], want[k])
+			}
+		}
+		for k := range got {
+			if _, ok := want[k]; !ok {
+				t.Errorf("%s: extra %s %s", what, k, got[k])
+			}
+		}
+		t.Fatalf("state:\n%s", s)
+	}
+	gs, ws := e.Size(), f.Size()
+	// Classes that no peer needs any more stay in a live table until it is
+	// replaced: their ids may still be named by packets on the way.
+	for _, p := range []*Size{&gs, &ws} {
+		p.Classes, p.Nodes, p.Intervals = 0, 0, 0
+	}
+	if gs != ws {
+		t.Fatalf("%s: sizes %+v, from scratch %+v\n%s", what, gs, ws, s)
+	}
+}
+
+func TestIncrementalEqualsFromScratchAfterEachOfManyChanges(t *testing.T) {
+	t.Parallel()
+	runs := 120
+	if testing.Short() {
+		runs = 15
+	}
+	w := newWorld(rand.New(rand.NewPCG(3, 4)))
+	for run := range runs {
+		config := w.config()
+		s := w.draw()
+		e := fresh(t, config, s)
+		for step := range 40 {
+			next := s.clone()
+			for range 1 + w.IntN(3) {
+				w.mutate(next)
+			}
+			if err := e.Apply(diff(s, next)); err != nil {
+				t.Fatalf("run %d step %d: %v", run, step, err)
+			}
+			s = next
+			sameAsFresh(t, config, s, e, fmt.Sprintf("run %d step %d", run, step))
+			checkAgreement(t, w, config, s, e, 30)
+		}
+	}
+}
+
+func TestEveryStateIsReachedFromEveryOther(t *testing.T) {
+	t.Parallel()
+	w := newWorld(rand.New(rand.NewPCG(5, 6)))
+	states := []*state{newState()}
+	for range 14 {
+		states = append(states, w.draw())
+	}
+	for i, a := range states {
+		for j, b := range states {
+			e := fresh(t, configs[0], a)
+			if err := e.Apply(diff(a, b)); err != nil {
+				t.Fatal(err)
+			}
+			sameAsFresh(t, configs[0], b, e, fmt.Sprintf("%d to %d", i, j))
+		}
+	}
+}
+
+func TestNothingIsLeftAfterEverythingWasRemoved(t *testing.T) {
+	t.Parallel()
+	w := newWorld(rand.New(rand.NewPCG(7, 8)))
+	for range 100 {
+		s := w.draw()
+		e := fresh(t, configs[0], s)
+		if err := e.Apply(diff(s, newState())); err != nil {
+			t.Fatal(err)
+		}
+		if size := e.Size(); size != (Size{}) {
+			t.Fatalf("left: %+v", size)
+		}
+		if n := len(e.selectors.byLabel) + len(e.selectors.residual) + len(e.byLabel) + len(e.byNumber) + len(e.byNamespace) + len(e.clusterwide); n != 0 {
+			t.Fatalf("%d index entries left", n)
+		}
+		for k := range e.wide {
+			if len(e.wide[k]) != 0 {
+				t.Fatalf("%d wide tables of kind %v left", len(e.wide[k]), k)
+			}
+		}
+	}
+}
+
+func TestInputOrderDoesNotChangeHashes(t *testing.T) {
+	t.Parallel()
+	w := newWorld(rand.New(rand.NewPCG(9, 10)))
+	for range 100 {
+		s := w.draw()
+		a := fresh(t, configs[0], s)
+		c := diff(newState(), s)
+		w.Shuffle(len(c.UpsertPolicies), func(i, j int) {
+			c.UpsertPolicies[i], c.UpsertPolicies[j] = c.UpsertPolicies[j], c.UpsertPolicies[i]
+		})
+		w.Shuffle(len(c.AddIdentities), func(i, j int) {
+			c.AddIdentities[i], c.AddIdentities[j] = c.AddIdentities[j], c.AddIdentities[i]
+		})
+		b := New(configs[0])
+		if err := b.Apply(c); err != nil {
+			t.Fatal(err)
+		}
+		for n := range s.subjects {
+			for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
+				x, _ := a.Bound(n, d)
+				y, _ := b.Bound(n, d)
+				if x.Hash != y.Hash {
+					t.Fatalf("subject %d %s: %x and %x\n%s", n, d, x.Hash, y.Hash, s)
+				}
+			}
+		}
+	}
+}
+
+func TestIntervalsAreMinimalAndTotal(t *testing.T) {
+	t.Parallel()
+	w := newWorld(rand.New(rand.NewPCG(11, 12)))
+	for range 100 {
+		e := fresh(t, configs[0], w.draw())
+		for _, l := range e.tables {
+			for c := range l.table.Classes {
+				list := l.table.Intervals(table.Class(c))
+				if list[len(list)-1].Hi != 1<<32-1 {
+					t.Fatalf("list ends at %x", list[len(list)-1].Hi)
+				}
+				for i := 1; i < len(list); i++ {
+					if list[i].Hi <= list[i-1].Hi || list[i].Value == list[i-1].Value {
+						t.Fatalf("intervals %v and %v", list[i-1], list[i])
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestADenyNeverAllowsMore(t *testing.T) {
+	t.Parallel()
+	w := newWorld(rand.New(rand.NewPCG(13, 14)))
+	for range 200 {
+		s := w.draw()
+		for k, o := range s.objects { // Pass could hide the deny
+			for i := range o.Specs {
+				o.Specs[i].Rules = slices.DeleteFunc(o.Specs[i].Rules, func(r *rule.Rule) bool { return r.Action == rule.Pass })
+			}
+			s.objects[k] = o
+		}
+		more := s.clone()
+		o := w.policy("extra")
+		for i := range o.Specs {
+			for j, r := range o.Specs[i].Rules {
+				d := *r
+				d.Action, d.Proxy = rule.Deny, rule.NoProxy
+				o.Specs[i].Rules[j] = d.Seal()
+			}
+		}
+		more.objects[policy.Key{Kind: "extra"}] = o
+		before, after := fresh(t, configs[1], s), fresh(t, configs[1], more)
+		for range 300 {
+			q, ok := w.question(s)
+			if !ok {
+				break
+			}
+			x, _ := before.Lookup(q.subject, q.direction, q.peer, q.addr, q.point)
+			y, _ := after.Lookup(q.subject, q.direction, q.peer, q.addr, q.point)
+			if x.Action == rule.Deny && y.Action != rule.Deny {
+				t.Fatalf("%+v: %+v before, %+v after the deny\n%s", q, x, y, more)
+			}
+		}
+	}
+}
+
+func TestAPolicyOfOneSubjectLeavesTheTablesOfOthers(t *testing.T) {
+	t.Parallel()
+	w := newWorld(rand.New(rand.NewPCG(15, 16)))
+	for range 200 {
+		s := w.draw()
+		e := fresh(t, configs[0], s)
+		tables := make(map[string]*table.Table)
+		for n := range s.subjects {
+			for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
+				b, _ := e.Bound(n, d)
+				tables[fmt.Sprint(n, d)] = b.Table
+			}
+		}
+		o := w.policy("new")
+		compiled := e.Counters().Tables
+		if err := e.Apply(Change{UpsertPolicies: []policy.Object{o}}); err != nil {
+			t.Fatal(err)
+		}
+		concerned := 0
+		for n := range s.subjects {
+			hit := slices.ContainsFunc(o.Specs, func(spec rule.Spec) bool { return e.selects(&spec, e.subjects[n]) })
+			if hit {
+				concerned++
+				continue
+			}
+			for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
+				b, _ := e.Bound(n, d)
+				if b.Table != tables[fmt.Sprint(n, d)] {
+					t.Fatalf("subject %d %s got another table by a policy that does not select it", n, d)
+				}
+			}
+		}
+		if n := e.Counters().Tables - compiled; n > 2*concerned {
+			t.Fatalf("%d tables compiled for %d subjects", n, concerned)
+		}
+	}
+}
+
+// subset makes sure that an unknown peer is not better off than any known one
+// under deny rules.
+func TestAnUnknownPeerIsDeniedWhatAnyKnownPeerIsDeniedBySelectors(t *testing.T) {
+	t.Parallel()
+	w := newWorld(rand.New(rand.NewPCG(17, 18)))
+	for range 300 {
+		s := w.draw()
+		for k, o := range s.objects { // selectors only: addresses differ anyway
+			if k.Kind != "Normal" {
+				delete(s.objects, k)
+				continue
+			}
+			for i := range o.Specs {
+				o.Specs[i].Rules = slices.DeleteFunc(o.Specs[i].Rules, func(r *rule.Rule) bool {
+					return r.Peers.Any || len(r.Peers.Networks)+len(r.Peers.Groups)+len(r.Peers.Names) > 0
+				})
+			}
+			s.objects[k] = o
+		}
+		e := fresh(t, configs[1], s)
+		for range 100 {
+			q, ok := w.question(s)
+			if !ok {
+				break
+			}
+			known, _ := e.Lookup(q.subject, q.direction, q.peer, q.addr, q.point)
+			unknown, _ := e.Lookup(q.subject, q.direction, nobody, q.addr, q.point)
+			if known.Action == rule.Deny && unknown.Action != rule.Deny {
+				t.Fatalf("%+v: known %+v, unknown %+v\n%s", q, known, unknown, s)
+			}
+			if unknown.Action == rule.Deny && unknown.Reason != table.ByUnknownIdentity {
+				t.Fatalf("%+v: unknown peer denied for reason %d", q, unknown.Reason)
+			}
+		}
+	}
+}

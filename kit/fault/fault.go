@@ -24,8 +24,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-
-	"golang.org/x/sys/unix"
+	"syscall"
 )
 
 // FD is the descriptor that is looked at.
@@ -119,54 +118,6 @@ func (p *Point) Hit(ctx context.Context) error {
 // Armed says whether the process listens to a controller.
 func Armed() bool { return armed.Load() != nil }
 
-// Arm looks at descriptor 3 once, at the start of the process, before other
-// files are opened. Anything but a controller there is left alone; a
-// controller that is refused is an error.
-func Arm() error {
-	ok, err := greeted(FD)
-	if err != nil {
-		return fmt.Errorf("fault controller on descriptor %d: %w", FD, err)
-	}
-	if !ok {
-		return nil
-	}
-	unix.CloseOnExec(FD) // children do not inherit it
-	file := os.NewFile(FD, "fault")
-	conn, err := net.FileConn(file)
-	file.Close()
-	if err != nil {
-		return fmt.Errorf("fault controller on descriptor %d: %w", FD, err)
-	}
-	return start(conn.(*net.UnixConn))
-}
-
-// greeted says whether a controller waits at fd. It takes the greeting off
-// the socket only if it is one.
-func greeted(fd int) (bool, error) {
-	if domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN); err != nil || domain != unix.AF_UNIX {
-		return false, nil
-	}
-	if typ, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE); err != nil || typ != unix.SOCK_SEQPACKET {
-		return false, nil
-	}
-	buf := make([]byte, len(Greeting)+1)
-	n, _, err := unix.Recvfrom(fd, buf, unix.MSG_PEEK|unix.MSG_DONTWAIT)
-	if err != nil || string(buf[:n]) != Greeting {
-		return false, nil
-	}
-	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
-	if err != nil {
-		return false, err
-	}
-	if cred.Uid != 0 && cred.Uid != uint32(os.Getuid()) {
-		return false, fmt.Errorf("it belongs to uid %d", cred.Uid)
-	}
-	if _, _, err := unix.Recvfrom(fd, buf, unix.MSG_DONTWAIT); err != nil {
-		return false, err
-	}
-	return true, nil
-}
-
 type controller struct {
 	conn *net.UnixConn
 
@@ -249,8 +200,8 @@ func (c *controller) hit(ctx context.Context, point string) error {
 		}
 		switch r.Action {
 		case Kill:
-			unix.Kill(os.Getpid(), unix.SIGKILL) //nolint:errcheck // cannot fail on oneself
-			select {}                            // until the signal is delivered
+			syscall.Kill(os.Getpid(), syscall.SIGKILL) //nolint:errcheck // cannot fail on oneself
+			select {}                                  // until the signal is delivered
 		case Error:
 			return fmt.Errorf("%w at %s: %s", ErrInjected, point, r.Error)
 		}

@@ -68,7 +68,8 @@ func (n *node) start() {
 	args := append([]string{"--state-dir", filepath.Join(n.dir, "state"), "--socket-path", socket, "--metrics-address", "off", "--log-level", "warn",
 		"--socket-group", "-1", "--socket-also-root", fmt.Sprint(os.Getuid())}, n.flags...)
 	n.cmd = exec.Command(os.Args[0], args...) //nolint:gosec // this very binary
-	n.cmd.Env = append(os.Environ(), asService+"=1")
+	// Without the second that the race detector sleeps at the end.
+	n.cmd.Env = append(os.Environ(), asService+"=1", "GORACE=atexit_sleep_ms=0 "+os.Getenv("GORACE"))
 	n.cmd.Stderr = os.Stderr
 	n.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	n.faults = faulttest.Start(n.t, n.cmd)

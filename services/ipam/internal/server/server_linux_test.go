@@ -1,0 +1,428 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"golang.org/x/sys/unix"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/kit/rpc"
+	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
+	"github.com/sluice-net/sluice/services/ipam/internal/ipam/ipamtest"
+)
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
+
+type service struct {
+	ipamv1.IPAMServiceClient
+	store    *ipamtest.Memory
+	metrics  *Metrics
+	registry *prometheus.Registry
+	socket   string
+	stop     func() // ends the allocator, not the server
+}
+
+// serve answers on a real socket. The caller of the test counts as root.
+func serve(t *testing.T, o ipam.Options) *service {
+	t.Helper()
+	s := &service{store: ipamtest.NewMemory(), metrics: NewMetrics(), registry: prometheus.NewRegistry()}
+	o.Field, o.Lease, o.Observe = "pools", ipam.DefaultLease, s.metrics.Observer()
+	a, err := ipam.New(s.store, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.metrics.Register(s.registry, a); err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "ipam")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })      //nolint:errcheck // a leak shows elsewhere
+	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // another user connects
+		t.Fatal(err)
+	}
+	s.socket = filepath.Join(dir, "s", "ipam.sock")
+	l, err := rpc.Listen(s.socket, rpc.ListenOptions{Mode: 0o666, DirMode: 0o755})
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv, err := rpc.NewServer(rpc.Options{
+		Register: New(a, s.metrics, "v1", time.Unix(1_800_000_000, 0)).Register,
+		Methods:  Methods(), AlsoRoot: []uint32{uint32(os.Getuid())},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ran, served := make(chan error, 1), make(chan error, 1)
+	go func() { ran <- a.Run(ctx) }()
+	go func() { served <- srv.Serve(l) }()
+	stopped := false
+	s.stop = func() {
+		if !stopped {
+			stopped = true
+			cancel()
+			if err := <-ran; err != nil {
+				t.Errorf("Run: %v", err)
+			}
+		}
+	}
+	s.IPAMServiceClient = ipamv1.NewIPAMServiceClient(dial(t, s.socket, nil))
+	t.Cleanup(func() {
+		srv.Stop()
+		if err := <-served; err != nil {
+			t.Errorf("Serve: %v", err)
+		}
+		s.stop()
+	})
+	return s
+}
+
+func dial(t *testing.T, socket string, dialer func(context.Context, string) (net.Conn, error)) *grpc.ClientConn {
+	t.Helper()
+	o := []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}
+	if dialer != nil {
+		o = append(o, grpc.WithContextDialer(dialer))
+	}
+	conn, err := grpc.NewClient("unix:"+socket, o...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() }) //nolint:errcheck // the test is over
+	return conn
+}
+
+func owner(id string) *workloadv1.Owner {
+	return &workloadv1.Owner{ContainerId: id, InterfaceName: "eth0"}
+}
+
+func detail[T proto.Message](err error) (found T, ok bool) {
+	for _, d := range status.Convert(err).Details() {
+		if m, is := d.(T); is {
+			return m, true
+		}
+	}
+	return found, false
+}
+
+func small() ipam.Options {
+	return ipam.Options{Ranges: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/29"), netip.MustParsePrefix("fd00::/64")}, Rest: time.Hour}
+}
+
+func TestALifeOverTheSocket(t *testing.T) {
+	s := serve(t, small())
+	got, err := s.Allocate(t.Context(), &ipamv1.AllocateRequest{Owner: owner("a")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := got.GetAllocation()
+	if a.GetState() != ipamv1.AllocationState_ALLOCATION_STATE_LEASED || a.GetLeaseExpireTime() == nil || len(a.GetAddresses()) != 2 {
+		t.Fatalf("Allocate answered %v", a)
+	}
+	v4, v6 := a.GetAddresses()[0], a.GetAddresses()[1]
+	if !slices.Equal(v4.GetAddress(), []byte{10, 0, 0, 2}) || v4.GetPoolPrefixLength() != 29 || len(v6.GetAddress()) != 16 || v6.GetPoolPrefixLength() != 64 {
+		t.Fatalf("addresses %v", a.GetAddresses())
+	}
+	confirmed, err := s.ConfirmAllocation(t.Context(), &ipamv1.ConfirmAllocationRequest{Owner: owner("a"), Addresses: [][]byte{v6.GetAddress(), v4.GetAddress()}})
+	if err != nil || confirmed.GetAllocation().GetState() != ipamv1.AllocationState_ALLOCATION_STATE_CONFIRMED || confirmed.GetAllocation().GetLeaseExpireTime() != nil {
+		t.Fatalf("ConfirmAllocation answered %v, %v", confirmed, err)
+	}
+	if _, err := s.Allocate(t.Context(), &ipamv1.AllocateRequest{Owner: owner("B")}); err != nil {
+		t.Fatal(err)
+	}
+	stream, err := s.ListAllocations(t.Context(), &ipamv1.ListAllocationsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for {
+		one, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		names = append(names, one.GetAllocation().GetOwner().GetContainerId())
+	}
+	if !slices.Equal(names, []string{"B", "a"}) {
+		t.Errorf("ListAllocations gave %v, want B and a", names)
+	}
+	for range 2 {
+		if _, err := s.Release(t.Context(), &ipamv1.ReleaseRequest{Owner: owner("a")}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	st, err := s.GetStatus(t.Context(), &ipamv1.GetStatusRequest{})
+	if err != nil || st.GetVersion() != "v1" || st.GetStateBytes() == 0 || st.GetStartTime().AsTime().Unix() != 1_800_000_000 {
+		t.Fatalf("GetStatus: %v %v", st, err)
+	}
+	want := &ipamv1.Pool{Cidr: "10.0.0.0/29", Gateway: "10.0.0.1", Size: 8, Reserved: 3, Leased: 1, Resting: 1, Free: 3}
+	pools, err := s.ListPools(t.Context(), &ipamv1.ListPoolsRequest{})
+	if err != nil || len(pools.GetPools()) != 2 || !proto.Equal(pools.GetPools()[0], want) || !proto.Equal(st.GetPools()[0], want) {
+		t.Errorf("ListPools: %v %v, want first %v", pools, err, want)
+	}
+	if p := pools.GetPools()[1]; p.GetSize() != ^uint64(0) || p.GetFree() != ^uint64(0)-3 {
+		t.Errorf("the /64 has size %d and %d free", p.GetSize(), p.GetFree())
+	}
+}
+
+func TestEveryCodeReachesTheCallerWithItsDetails(t *testing.T) {
+	s := serve(t, small())
+	allocate := func(r *ipamv1.AllocateRequest) error {
+		_, err := s.Allocate(t.Context(), r)
+		return err
+	}
+	confirm := func(id string, list ...[]byte) error {
+		_, err := s.ConfirmAllocation(t.Context(), &ipamv1.ConfirmAllocationRequest{Owner: owner(id), Addresses: list})
+		return err
+	}
+	v4 := []ipamv1.Family{ipamv1.Family_FAMILY_IPV4}
+	if err := allocate(&ipamv1.AllocateRequest{Owner: owner("a"), RequestedAddresses: [][]byte{{10, 0, 0, 4}}}); err != nil {
+		t.Fatal(err)
+	}
+	field := func(name string) func(error) bool {
+		return func(err error) bool {
+			b, ok := detail[*errdetails.BadRequest](err)
+			return ok && b.GetFieldViolations()[0].GetField() == name
+		}
+	}
+	has := func(find func(error) bool) func(error) bool { return find }
+	resource := has(func(err error) bool { _, ok := detail[*errdetails.ResourceInfo](err); return ok })
+	failed := has(func(err error) bool { _, ok := detail[*errdetails.PreconditionFailure](err); return ok })
+	for _, c := range []struct {
+		name  string
+		err   error
+		want  codes.Code
+		check func(error) bool
+	}{
+		{"no owner", allocate(&ipamv1.AllocateRequest{}), codes.InvalidArgument, field("owner")},
+		{"a family that is none", allocate(&ipamv1.AllocateRequest{Owner: owner("b"), Families: []ipamv1.Family{0}}), codes.InvalidArgument, field("families[0]")},
+		{"an address of five bytes", allocate(&ipamv1.AllocateRequest{Owner: owner("b"), RequestedAddresses: [][]byte{{1, 2, 3, 4, 5}}}), codes.InvalidArgument, field("requested_addresses[0]")},
+		{"an address in no pool", allocate(&ipamv1.AllocateRequest{Owner: owner("b"), RequestedAddresses: [][]byte{{192, 0, 2, 1}}}), codes.InvalidArgument, field("requested_addresses[0]")},
+		{"confirming an address of five bytes", confirm("a", []byte{1, 2, 3, 4, 5}), codes.InvalidArgument, field("addresses[0]")},
+		{"confirming nothing", confirm("a"), codes.InvalidArgument, field("addresses")},
+		{"other content", allocate(&ipamv1.AllocateRequest{Owner: owner("a"), Families: v4}), codes.AlreadyExists, resource},
+		{"a taken address", allocate(&ipamv1.AllocateRequest{Owner: owner("b"), RequestedAddresses: [][]byte{{10, 0, 0, 4}}}), codes.FailedPrecondition, failed},
+		{"confirming other addresses", confirm("a", []byte{10, 0, 0, 5}), codes.FailedPrecondition, failed},
+		{"confirming for nobody", confirm("nobody", []byte{10, 0, 0, 5}), codes.NotFound, resource},
+	} {
+		if status.Code(c.err) != c.want || !c.check(c.err) {
+			t.Errorf("%s: %v with details %v, want %s", c.name, c.err, status.Convert(c.err).Details(), c.want)
+		}
+	}
+
+	for i := range 4 {
+		if err := allocate(&ipamv1.AllocateRequest{Owner: owner(fmt.Sprint(i)), Families: v4}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err := allocate(&ipamv1.AllocateRequest{Owner: owner("b")})
+	quota, ok := detail[*errdetails.QuotaFailure](err)
+	if status.Code(err) != codes.ResourceExhausted || !ok || quota.GetViolations()[0].GetSubject() != "pool:10.0.0.0/29" ||
+		!strings.Contains(quota.GetViolations()[0].GetDescription(), "5 leased") {
+		t.Errorf("a full pool: %v with %v", err, quota)
+	}
+
+	ctx, cancel := context.WithTimeout(t.Context(), -time.Second)
+	defer cancel()
+	if _, err := s.Release(ctx, &ipamv1.ReleaseRequest{Owner: owner("a")}); status.Code(err) != codes.DeadlineExceeded {
+		t.Errorf("a call that is too late: %v", err)
+	}
+
+	s.store.Fail(func(*ipam.Changes) (bool, error) { return false, ipamtest.ErrDisk })
+	_, err = s.Release(t.Context(), &ipamv1.ReleaseRequest{Owner: owner("a")})
+	if _, ok := detail[*errdetails.RetryInfo](err); !ok || status.Code(err) != codes.Unavailable {
+		t.Errorf("a full disk: %v", err)
+	}
+	s.store.Fail(nil)
+	s.stop()
+	if _, err := s.Release(t.Context(), &ipamv1.ReleaseRequest{Owner: owner("a")}); status.Code(err) != codes.Unavailable {
+		t.Errorf("after the end of the loop: %v", err)
+	}
+}
+
+// TestEverySentinelHasItsCode reads the names of the sentinels from the core's
+// source, so that a new one cannot be forgotten here.
+func TestEverySentinelHasItsCode(t *testing.T) {
+	table := map[string]struct {
+		err  error
+		want codes.Code
+	}{
+		"ErrExhausted":    {&ipam.ExhaustedError{Family: ipam.IPv4}, codes.ResourceExhausted},
+		"ErrOtherContent": {ipam.ErrOtherContent, codes.AlreadyExists},
+		"ErrUnavailable":  {ipam.ErrUnavailable, codes.FailedPrecondition},
+		"ErrNoPool":       {&ipam.FieldError{Field: "f", Kind: ipam.ErrNoPool}, codes.InvalidArgument},
+		"ErrBadRequest":   {&ipam.FieldError{Field: "f", Kind: ipam.ErrBadRequest}, codes.InvalidArgument},
+		"ErrNotHeld":      {ipam.ErrNotHeld, codes.NotFound},
+		"ErrMismatch":     {ipam.ErrMismatch, codes.FailedPrecondition},
+		"ErrBusy":         {ipam.ErrBusy, codes.Unavailable},
+		"ErrStopped":      {ipam.ErrStopped, codes.Unavailable},
+		"ErrStore":        {ipam.ErrStore, codes.Unavailable},
+		"ErrStoreLost":    {ipam.ErrStoreLost, codes.Unavailable},
+		// Only at the start, so a caller who sees it found a bug.
+		"ErrInconsistent": {ipam.ErrInconsistent, codes.Internal},
+	}
+	source, err := os.ReadFile("../ipam/ipam.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := regexp.MustCompile(`(?m)^\s(Err\w+)\s+= errors\.New`).FindAllStringSubmatch(string(source), -1)
+	if len(names) != len(table) {
+		t.Errorf("the core has %d sentinels, the table %d", len(names), len(table))
+	}
+	for _, n := range names {
+		row, ok := table[n[1]]
+		if !ok {
+			t.Errorf("%s is not in the table", n[1])
+			continue
+		}
+		if got := status.Code(toStatus(fmt.Errorf("somewhere: %w", row.err))); got != row.want {
+			t.Errorf("%s is answered with %s, want %s", n[1], got, row.want)
+		}
+	}
+	for _, c := range []struct {
+		err  error
+		want codes.Code
+	}{{context.Canceled, codes.Canceled}, {context.DeadlineExceeded, codes.DeadlineExceeded}, {errors.New("surprise"), codes.Internal}} {
+		if got := status.Code(toStatus(c.err)); got != c.want {
+			t.Errorf("%v is answered with %s, want %s", c.err, got, c.want)
+		}
+	}
+}
+
+// TestKernelOnlyRootChangesAndTheGroupReads connects as another user, which
+// the kernel reports to the server.
+func TestKernelOnlyRootChangesAndTheGroupReads(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Fatal("this test needs root, to become somebody else")
+	}
+	s := serve(t, small())
+	conn := dial(t, s.socket, func(context.Context, string) (net.Conn, error) {
+		type result struct {
+			conn net.Conn
+			err  error
+		}
+		done := make(chan result)
+		go func() {
+			// Never unlocked: the thread with the other user ends with the
+			// goroutine.
+			runtime.LockOSThread()
+			if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, 64999, 64999, 64999); errno != 0 {
+				done <- result{err: errno}
+				return
+			}
+			c, err := net.Dial("unix", s.socket)
+			done <- result{c, err}
+		}()
+		r := <-done
+		return r.conn, r.err
+	})
+	other := ipamv1.NewIPAMServiceClient(conn)
+	calls := map[string]func(ipamv1.IPAMServiceClient) error{
+		"Allocate": func(c ipamv1.IPAMServiceClient) error {
+			_, err := c.Allocate(t.Context(), &ipamv1.AllocateRequest{Owner: owner("a")})
+			return err
+		},
+		"ConfirmAllocation": func(c ipamv1.IPAMServiceClient) error {
+			_, err := c.ConfirmAllocation(t.Context(), &ipamv1.ConfirmAllocationRequest{Owner: owner("a"), Addresses: [][]byte{{10, 0, 0, 2}}})
+			return err
+		},
+		"Release": func(c ipamv1.IPAMServiceClient) error {
+			_, err := c.Release(t.Context(), &ipamv1.ReleaseRequest{Owner: owner("a")})
+			return err
+		},
+		"ListAllocations": func(c ipamv1.IPAMServiceClient) error {
+			stream, err := c.ListAllocations(t.Context(), &ipamv1.ListAllocationsRequest{})
+			if err == nil {
+				if _, err = stream.Recv(); errors.Is(err, io.EOF) {
+					err = nil
+				}
+			}
+			return err
+		},
+		"ListPools": func(c ipamv1.IPAMServiceClient) error {
+			_, err := c.ListPools(t.Context(), &ipamv1.ListPoolsRequest{})
+			return err
+		},
+		"GetStatus": func(c ipamv1.IPAMServiceClient) error {
+			_, err := c.GetStatus(t.Context(), &ipamv1.GetStatusRequest{})
+			return err
+		},
+	}
+	if len(calls) != len(Methods()) {
+		t.Errorf("%d methods are tested of %d", len(calls), len(Methods()))
+	}
+	for name, call := range calls {
+		want := codes.OK
+		if slices.Contains([]string{"Allocate", "ConfirmAllocation", "Release"}, name) {
+			want = codes.PermissionDenied
+		}
+		if err := call(other); status.Code(err) != want {
+			t.Errorf("%s as uid 64999: %v, want %s", name, err, want)
+		}
+	}
+	if st, err := s.GetStatus(t.Context(), &ipamv1.GetStatusRequest{}); err != nil || st.GetPools()[0].GetLeased() != 0 {
+		t.Errorf("a refused call changed something: %v %v", st, err)
+	}
+}
+
+func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
+	s := serve(t, small())
+	if _, err := s.Allocate(t.Context(), &ipamv1.AllocateRequest{Owner: owner("a")}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Allocate(t.Context(), &ipamv1.AllocateRequest{Owner: owner("b"), ValidateOnly: true}); err != nil {
+		t.Fatal(err)
+	}
+	if got := testutil.ToFloat64(s.metrics.allocations.WithLabelValues(resultOK)); got != 1 {
+		t.Errorf("%v allocations were counted, want 1: a validation is none", got)
+	}
+	families, err := s.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc, err := os.ReadFile("../../../../docs/ipam.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, f := range families {
+		names = append(names, f.GetName())
+		if !strings.Contains(string(doc), "`"+f.GetName()+"`") {
+			t.Errorf("docs/ipam.md does not have %s", f.GetName())
+		}
+	}
+	for _, m := range regexp.MustCompile("`(sluice_ipam_[a-z_]+)`").FindAllStringSubmatch(string(doc), -1) {
+		if !slices.Contains(names, m[1]) {
+			t.Errorf("docs/ipam.md has %s, which does not exist", m[1])
+		}
+	}
+}

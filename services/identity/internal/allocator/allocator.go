@@ -552,7 +552,15 @@ func (a *Allocator) claim(ctx context.Context, labels identity.Labels, known ide
 			a.occupied[candidate] = time.Now().Add(a.cfg.Reconcile)
 			a.mu.Unlock()
 			known = 0
-		case errors.Is(err, ErrUnavailable), errors.Is(err, ErrSessionLost):
+		case errors.Is(err, ErrSessionLost):
+			// Nothing happened in the store. Run joins again and restores what
+			// is held; then this claim has its turn.
+			a.fail(err)
+			a.disconnected(err)
+			if err := a.awaitStore(bounded); err != nil {
+				return Claim{}, a.unavailable(ctx, labels, err)
+			}
+		case errors.Is(err, ErrUnavailable):
 			a.fail(err)
 			return Claim{}, a.unavailable(ctx, labels, err)
 		default:

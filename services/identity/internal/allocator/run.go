@@ -107,6 +107,7 @@ func (a *Allocator) runSession(ctx context.Context) {
 	}
 }
 
+// disconnected notes that there is no session, and says so once.
 func (a *Allocator) disconnected(err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

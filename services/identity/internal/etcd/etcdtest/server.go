@@ -7,6 +7,7 @@ package etcdtest
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"fmt"
 	"os"
@@ -92,7 +93,8 @@ func (s *Server) Up() {
 		s.t.Fatal(err)
 	}
 	cmd := exec.Command(path, "--data-dir", s.data, "--listen", s.Endpoint, "--die-with-parent")
-	cmd.Stderr = os.Stderr
+	var said bytes.Buffer // what etcd logs matters only when it does not start
+	cmd.Stderr = &said
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		s.t.Fatal(err)
@@ -106,7 +108,7 @@ func (s *Server) Up() {
 	if err != nil {
 		cmd.Process.Kill() //nolint:errcheck // it may have ended
 		cmd.Wait()         //nolint:errcheck // the read tells more
-		s.t.Fatalf("etcd did not start: %q, %v", line, err)
+		s.t.Fatalf("etcd did not start: %q, %v\n%s", line, err, said.String())
 	}
 	s.cmd = cmd
 }

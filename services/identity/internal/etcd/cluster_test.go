@@ -1,0 +1,501 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/allocator/storetest"
+	"github.com/sluice-net/sluice/services/identity/internal/etcd/etcdtest"
+	"github.com/sluice-net/sluice/services/identity/internal/identity"
+	"github.com/sluice-net/sluice/services/identity/internal/snapshot"
+)
+
+// Tests of whole nodes over a real etcd: store, allocator, files, readers.
+
+type hub = watch.Hub[identity.Numeric, identity.Identity]
+
+type node struct {
+	*allocator.Allocator
+	t    testing.TB
+	hub  *hub
+	dir  string
+	stop func()
+}
+
+type nodeConfig struct {
+	allocator.Config
+	ttl time.Duration
+}
+
+func quick() nodeConfig {
+	return nodeConfig{ttl: time.Hour, Config: allocator.Config{
+		Quota: 10_000, StoreTimeout: 2 * time.Second, Heartbeat: 100 * time.Millisecond, Reconcile: 50 * time.Millisecond,
+		Grace: time.Hour, Rest: time.Hour, KnownDelay: 10 * time.Millisecond, RetryMin: 20 * time.Millisecond, RetryMax: 200 * time.Millisecond,
+		Log: log.Discard(),
+	}}
+}
+
+// startNode starts a process of a node on the state that dir has.
+func startNode(t testing.TB, endpoint, name, dir string, cfg nodeConfig) *node {
+	t.Helper()
+	store, err := New(Config{Client: Client{Endpoints: []string{endpoint}}, Prefix: testPrefix, Node: name, TTL: cfg.ttl, Log: cfg.Log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	boot, err := snapshot.BootID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := snapshot.Open(dir, name, boot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	last, err := files.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &node{t: t, dir: dir, hub: watch.NewHub[identity.Numeric](watch.Options[identity.Identity]{Loading: true, Equal: identity.Identity.Equal})}
+	n.Allocator, err = allocator.New(cfg.Config, store, files, n.hub, last.Holds, last.Known, last.Cached)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		n.Run(ctx) //nolint:errcheck // nil
+	}()
+	n.stop = sync.OnceFunc(func() {
+		cancel()
+		<-done
+		if err := store.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(n.stop)
+	return n
+}
+
+func (n *node) connected() {
+	n.t.Helper()
+	storetest.Eventually(n.t, "the session", func() bool { s := n.Summary(); return s.Connected && s.Ready })
+}
+
+func (n *node) settled() {
+	n.t.Helper()
+	storetest.Eventually(n.t, "that nothing waits for etcd", func() bool { s := n.Summary(); return s.Connected && s.PendingWrites == 0 })
+}
+
+func holder(i int) allocator.Holder { return allocator.EndpointHolder(fmt.Sprint("c", i), "eth0") }
+
+// content reads what etcd has and checks that id and labels agree.
+func content(t testing.TB, admin *clientv3.Client) (numbers map[string]identity.Numeric, refs map[string]int) {
+	t.Helper()
+	resp, err := admin.Get(t.Context(), testPrefix+"/", clientv3.WithPrefix())
+	if err != nil {
+		t.Fatal(err)
+	}
+	numbers, refs = map[string]identity.Numeric{}, map[string]int{}
+	byLabels := map[string]string{}
+	for _, kv := range resp.Kvs {
+		kind, rest, _ := strings.Cut(strings.TrimPrefix(string(kv.Key), testPrefix+"/"), "/")
+		switch kind {
+		case "id":
+			n, err := strconv.Atoi(rest)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, twice := numbers[string(kv.Value)]; twice {
+				t.Errorf("%s has two numbers", kv.Value)
+			}
+			numbers[string(kv.Value)] = identity.Numeric(n)
+		case "labels":
+			n, text, _ := strings.Cut(string(kv.Value), " ")
+			byLabels[text] = n
+		case "ref":
+			refs[rest]++
+		}
+	}
+	if len(byLabels) != len(numbers) {
+		t.Errorf("%d label sets and %d numbers", len(byLabels), len(numbers))
+	}
+	for text, n := range numbers {
+		if byLabels[text] != fmt.Sprint(n) {
+			t.Errorf("%s is %d below id/ and %s below labels/", text, n, byLabels[text])
+		}
+	}
+	return numbers, refs
+}
+
+func TestEightNodesAgreeOnEveryNumber(t *testing.T) {
+	const nodes, sets = 8, 60
+	s := etcdtest.Start(t)
+	var all [nodes]*node
+	for i := range nodes {
+		all[i] = startNode(t, s.Endpoint, fmt.Sprint("node", i), t.TempDir(), quick())
+	}
+	var got [nodes][sets]identity.Numeric
+	var wg sync.WaitGroup
+	for i, n := range all {
+		wg.Go(func() {
+			for _, k := range rand.Perm(sets) {
+				id, err := n.Hold(t.Context(), holder(k), storetest.Labels(t, fmt.Sprint(k)), false)
+				if err != nil {
+					t.Errorf("node %d, set %d: %v", i, k, err)
+					return
+				}
+				got[i][k] = id.Number
+			}
+		})
+	}
+	wg.Wait()
+	unique := map[identity.Numeric]int{}
+	for k := range sets {
+		for i := range nodes {
+			if got[i][k] != got[0][k] {
+				t.Errorf("set %d is %d on node 0 and %d on node %d", k, got[0][k], got[i][k], i)
+			}
+		}
+		unique[got[0][k]] = k
+	}
+	if len(unique) != sets {
+		t.Errorf("%d numbers for %d sets", len(unique), sets)
+	}
+	numbers, refs := content(t, s.Client())
+	if len(numbers) != sets || len(refs) != nodes*sets {
+		t.Errorf("etcd has %d identities and %d references, want %d and %d", len(numbers), len(refs), sets, nodes*sets)
+	}
+	created := uint64(0)
+	for _, n := range all {
+		created += n.Counters().Allocated
+	}
+	if created != sets {
+		t.Errorf("%d identities were created, want %d", created, sets)
+	}
+}
+
+func TestEtcdKilledInTheMiddleChangesNoAnswer(t *testing.T) {
+	const nodes, sets = 3, 40
+	s := etcdtest.Start(t)
+	var all [nodes]*node
+	for i := range nodes {
+		all[i] = startNode(t, s.Endpoint, fmt.Sprint("node", i), t.TempDir(), quick())
+		all[i].connected()
+	}
+	var mu sync.Mutex
+	got := map[int]identity.Numeric{}
+	answered := 0
+	progress := make(chan struct{}, nodes*sets)
+	var wg sync.WaitGroup
+	for i, n := range all {
+		wg.Go(func() {
+			for _, k := range rand.Perm(sets) {
+				var id identity.Identity
+				for {
+					var err error
+					id, err = n.Hold(t.Context(), holder(k), storetest.Labels(t, fmt.Sprint(k)), false)
+					if err == nil {
+						break
+					}
+					if !errors.Is(err, allocator.ErrUnavailable) {
+						t.Errorf("node %d, set %d: %v", i, k, err)
+						return
+					}
+				}
+				mu.Lock()
+				if was, ok := got[k]; ok && was != id.Number {
+					t.Errorf("set %d is %d and %d", k, was, id.Number)
+				}
+				got[k] = id.Number
+				answered++
+				mu.Unlock()
+				progress <- struct{}{}
+			}
+		})
+	}
+	done := make(chan struct{})
+	go func() { wg.Wait(); close(done) }()
+	for kills := 0; kills < 3; {
+		for range 15 {
+			select {
+			case <-progress:
+			case <-done:
+			}
+		}
+		s.Down()
+		s.Up()
+		kills++
+	}
+	<-done
+	for _, n := range all {
+		n.settled()
+	}
+	numbers, refs := content(t, s.Client())
+	for k, n := range got {
+		if have := numbers[storetest.Labels(t, fmt.Sprint(k)).Text()]; have != n {
+			t.Errorf("set %d was answered with %d and is %d", k, n, have)
+		}
+	}
+	if answered != nodes*sets || len(refs) != nodes*sets {
+		t.Errorf("%d answers and %d references, want %d of each", answered, len(refs), nodes*sets)
+	}
+	for i, n := range all {
+		if c := n.Counters(); c.Conflicts != 0 {
+			t.Errorf("node %d had %d conflicts", i, c.Conflicts)
+		}
+	}
+}
+
+func TestCollectionNeverTakesWhatIsHeld(t *testing.T) {
+	const workers, sets, rounds = 4, 6, 120
+	s := etcdtest.Start(t)
+	cfg := quick()
+	cfg.Grace, cfg.Rest, cfg.Reconcile = 0, time.Second, 10*time.Millisecond
+	var all [workers]*node
+	for i := range workers {
+		all[i] = startNode(t, s.Endpoint, fmt.Sprint("node", i), t.TempDir(), cfg)
+		all[i].connected()
+	}
+	admin := s.Client()
+	stands := func(id identity.Identity) {
+		resp, err := admin.Get(t.Context(), testPrefix+"/id/"+fmt.Sprint(id.Number))
+		if err != nil {
+			t.Error(err)
+		} else if len(resp.Kvs) != 1 || string(resp.Kvs[0].Value) != id.Labels.Text() {
+			t.Errorf("%s is held, and etcd has %v", id, resp.Kvs)
+		}
+	}
+	var collectors, work sync.WaitGroup
+	// Beside the node that leads, one that does not ask who leads: what makes
+	// collection safe is not that one node does it.
+	rogue, err := New(Config{Client: Client{Endpoints: []string{s.Endpoint}}, Prefix: testPrefix, Node: "rogue", TTL: time.Hour, Log: log.Discard()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rogue.Close() //nolint:errcheck // nothing is written any more
+	stop := make(chan struct{})
+	rogueTook := 0
+	collectors.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			unused, err := rogue.Unreferenced(t.Context())
+			if err == nil {
+				var gone []identity.Numeric
+				gone, err = rogue.Collect(t.Context(), unused, time.Second)
+				rogueTook += len(gone)
+			}
+			if err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	for i, n := range all {
+		work.Go(func() {
+			for r := range rounds {
+				id, err := n.Hold(t.Context(), holder(r), storetest.Labels(t, fmt.Sprint(rand.IntN(sets))), true)
+				if err != nil {
+					t.Errorf("node %d: %v", i, err)
+					return
+				}
+				stands(id)
+				if _, err := n.Release(t.Context(), holder(r)); err != nil {
+					t.Errorf("node %d: %v", i, err)
+					return
+				}
+			}
+			id, err := n.Hold(t.Context(), holder(-1), storetest.Labels(t, fmt.Sprint("last", i)), true)
+			if err != nil {
+				t.Errorf("node %d: %v", i, err)
+				return
+			}
+			stands(id)
+		})
+	}
+	work.Wait()
+	close(stop)
+	collectors.Wait()
+	storetest.Eventually(t, "only what is held is left", func() bool {
+		numbers, refs := content(t, admin)
+		return len(numbers) == workers && len(refs) == workers
+	})
+	took := rogueTook
+	for i, n := range all {
+		c := n.Counters()
+		took += int(c.Collected)
+		if c.Conflicts != 0 {
+			t.Errorf("node %d had %d conflicts", i, c.Conflicts)
+		}
+	}
+	if took < sets {
+		t.Errorf("%d identities were collected: the race was not run", took)
+	}
+	t.Logf("%d holds, %d collections", workers*rounds, took)
+}
+
+func TestLeaseThatRanOutIsRestoredBeforeAnythingIsCollected(t *testing.T) {
+	s := etcdtest.Start(t)
+	cfg := quick()
+	cfg.ttl, cfg.Heartbeat = 2*time.Second, time.Hour // no sign of life
+	cfg.Reconcile = time.Hour
+	dir := t.TempDir()
+	silent := startNode(t, s.Endpoint, "silent", dir, cfg)
+	id, err := silent.Hold(t.Context(), holder(1), storetest.Labels(t, "web"), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	admin := s.Client()
+	storetest.Eventually(t, "the lease runs out", func() bool { _, refs := content(t, admin); return len(refs) == 0 })
+	// The node wakes up: it finds its lease gone at the next thing it does.
+	other, err := silent.Hold(t.Context(), holder(2), storetest.Labels(t, "db"), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	silent.settled()
+	numbers, refs := content(t, admin)
+	if len(refs) != 2 || numbers[id.Labels.Text()] != id.Number || numbers[other.Labels.Text()] != other.Number {
+		t.Errorf("etcd has %v and references %v, want those of %s and %s", numbers, refs, id, other)
+	}
+}
+
+func TestGraceStartsOverWhenTheStoreComesBack(t *testing.T) {
+	s := etcdtest.Start(t)
+	cfg := quick()
+	cfg.Grace = time.Second
+	n := startNode(t, s.Endpoint, "a", t.TempDir(), cfg)
+	id, err := n.Hold(t.Context(), holder(1), storetest.Labels(t, "web"), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.Release(t.Context(), holder(1)); err != nil {
+		t.Fatal(err)
+	}
+	n.settled()
+	s.Down()
+	storetest.Eventually(t, "the node notices", func() bool { return !n.Summary().Connected })
+	s.Up()
+	n.connected()
+	if got, err := n.Hold(t.Context(), holder(1), id.Labels, true); err != nil || got.Number != id.Number {
+		t.Errorf("hold: %s, %v, want %s: the grace period begins with the session", got, err, id)
+	}
+}
+
+func TestWatchersSeeWhatHappenedWhileEtcdWasAway(t *testing.T) {
+	s := etcdtest.Start(t)
+	cfg := quick()
+	cfg.Grace, cfg.Rest = 0, time.Second
+	a, b := startNode(t, s.Endpoint, "a", t.TempDir(), cfg), startNode(t, s.Endpoint, "b", t.TempDir(), cfg)
+	a.connected()
+	b.connected()
+	sub, err := a.hub.Subscribe(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sub.Close()
+	have := map[identity.Numeric]string{}
+	var token []byte
+	until := func(what string, ok func() bool) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), storetest.Patience)
+		defer cancel()
+		for !ok() {
+			e, err := sub.Next(ctx)
+			if err != nil {
+				t.Fatalf("waiting for %s: %v; have %v", what, err, have)
+			}
+			switch e.Kind {
+			case watch.Upsert:
+				have[e.Key] = e.Value.Labels.Text()
+			case watch.Delete:
+				delete(have, e.Key)
+			}
+			if e.Token != nil {
+				token = e.Token
+			}
+		}
+	}
+	until("the end of the listing", func() bool { return token != nil })
+	web, err := b.Hold(t.Context(), holder(1), storetest.Labels(t, "web"), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	until("web", func() bool { return have[web.Number] == web.Labels.Text() })
+	sub.Close()
+
+	s.Down()
+	s.Up()
+	b.connected()
+	if _, err := b.Release(t.Context(), holder(1)); err != nil {
+		t.Fatal(err)
+	}
+	db, err := b.Hold(t.Context(), holder(2), storetest.Labels(t, "db"), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.settled()
+	s.Compact()
+
+	if sub, err = a.hub.Subscribe(token); err != nil {
+		t.Fatal(err)
+	}
+	defer sub.Close()
+	until("db instead of web", func() bool { return have[db.Number] == db.Labels.Text() && have[web.Number] == "" })
+}
+
+func TestRestartWithoutEtcdKnowsWhatItKnew(t *testing.T) {
+	s := etcdtest.Start(t)
+	a, b := startNode(t, s.Endpoint, "a", t.TempDir(), quick()), startNode(t, s.Endpoint, "b", t.TempDir(), quick())
+	a.connected()
+	web, err := a.Hold(t.Context(), holder(1), storetest.Labels(t, "web"), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	db, err := b.Hold(t.Context(), holder(1), storetest.Labels(t, "db"), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	storetest.Eventually(t, "a knows b's", func() bool { _, _, err := a.Get(db.Number); return err == nil })
+	a.stop() // writes the cache at the end
+	s.Down()
+	a = startNode(t, s.Endpoint, "a", a.dir, quick())
+	if ready, _ := a.Ready(); !ready {
+		t.Fatal("not ready, although there is a cache")
+	}
+	for i, want := range []identity.Identity{web, db} {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		if got, err := a.Hold(ctx, holder(10+i), want.Labels, true); err != nil || !got.Equal(want) {
+			t.Errorf("hold: %s, %v, want %s", got, err, want)
+		}
+		cancel()
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	_, err = a.Hold(ctx, holder(20), storetest.Labels(t, "new"), true)
+	if !errors.Is(err, allocator.ErrUnavailable) || !strings.Contains(err.Error(), s.Endpoint) {
+		t.Errorf("new set: %v, want ErrUnavailable with %s", err, s.Endpoint)
+	}
+	s.Up()
+	a.settled()
+	if _, refs := content(t, s.Client()); refs["a/"+fmt.Sprint(db.Number)] != 1 || refs["a/"+fmt.Sprint(web.Number)] != 1 {
+		t.Errorf("references %v, want those of a on both", refs)
+	}
+}

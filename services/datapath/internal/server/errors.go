@@ -31,7 +31,11 @@ func statusOf(err error) error {
 		}})
 	case errors.Is(err, endpoint.ErrDeleted):
 		return detailed(codes.Aborted, err)
-	case errors.Is(err, endpoint.ErrInvalid), errors.Is(err, endpoint.ErrNamespace), errors.Is(err, endpoint.ErrNamespaceGone):
+	case errors.Is(err, endpoint.ErrNamespace), errors.Is(err, endpoint.ErrNamespaceGone):
+		return detailed(codes.InvalidArgument, err, &errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{
+			{Field: "network_namespace", Description: err.Error()},
+		}})
+	case errors.Is(err, endpoint.ErrInvalid):
 		return detailed(codes.InvalidArgument, err)
 	case errors.Is(err, endpoint.ErrNotFound):
 		return detailed(codes.NotFound, err)
@@ -39,8 +43,13 @@ func statusOf(err error) error {
 		return detailed(codes.AlreadyExists, err)
 	case errors.Is(err, endpoint.ErrAddressHeld):
 		return detailed(codes.Aborted, err, retry)
-	case errors.Is(err, endpoint.ErrLease), errors.Is(err, endpoint.ErrNameTaken):
+	case errors.Is(err, endpoint.ErrLease):
 		return detailed(codes.FailedPrecondition, err)
+	case errors.Is(err, endpoint.ErrNameTaken):
+		// The subject tells this from a lost lease: trying again does not help.
+		return detailed(codes.FailedPrecondition, err, &errdetails.PreconditionFailure{Violations: []*errdetails.PreconditionFailure_Violation{
+			{Type: "TAKEN", Subject: "owner.interface_name", Description: err.Error()},
+		}})
 	case errors.Is(err, endpoint.ErrFull), errors.Is(err, endpoint.ErrExhausted):
 		return detailed(codes.ResourceExhausted, err, retry)
 	case errors.Is(err, endpoint.ErrUnavailable):

@@ -224,8 +224,14 @@ func (n *Node) Paths() instance.Paths { return n.paths }
 // Socket is the path of a service's gRPC socket.
 func (n *Node) Socket(service string) string { return n.paths.Socket(service) }
 
-// Netns is the path of the node's network namespace.
+// Netns is the path of the node's network namespace, as iproute2 knows it.
 func (n *Node) Netns() string { return filepath.Join(netnsDir, n.name()) }
+
+// netnsMount is where it is mounted. Netns leads there by a link and is no
+// mount itself: the first `ip netns add` of a machine binds /run/netns over
+// itself, after which a mount made there before can be neither seen nor
+// removed.
+func (n *Node) netnsMount() string { return filepath.Join(n.paths.RunDir, "node.netns") }
 
 // PodCIDRs are the ranges of pod addresses.
 func (n *Node) PodCIDRs() []netip.Prefix { return slices.Clone(n.state.PodCIDRs) }

@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 	"os"
@@ -62,8 +63,14 @@ func hashOf(s string) string {
 // veth pair: the caller reaches the node and its pods, and the node's default
 // route leads to the caller. Nothing else of the caller's namespace changes.
 func (n *Node) makeNetwork() error {
-	if err := makeNetns(n.Netns()); err != nil {
+	if err := makeNetns(n.netnsMount()); err != nil {
 		return err
+	}
+	if err := os.MkdirAll(netnsDir, 0o755); err != nil {
+		return err
+	}
+	if err := os.Symlink(n.netnsMount(), n.Netns()); err != nil {
+		return fmt.Errorf("name network namespace: %w", err)
 	}
 	node, err := os.Open(n.Netns())
 	if err != nil {
@@ -120,22 +127,30 @@ func (n *Node) makeNetwork() error {
 	return nil
 }
 
-// removePodMounts removes what the plugin left under /run/netns for containers
-// whose namespace was named by a process and whose DEL never came.
+// removePodMounts unmounts what the plugin keeps for containers whose namespace
+// was named by a process and whose DEL never came.
 func (n *Node) removePodMounts() error {
-	mounts, err := filepath.Glob(filepath.Join(netnsDir, "sluice-"+hashOf(n.paths.RunDir)[:8]+"-*"))
+	mounts, err := filepath.Glob(filepath.Join(n.paths.RunDir, "netns", "*"))
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, path := range mounts {
-		if err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) {
-			errs = append(errs, fmt.Errorf("unmount %s: %w", path, err))
-			continue
-		}
-		errs = append(errs, os.Remove(path))
+		errs = append(errs, removeMount(path))
 	}
 	return errors.Join(errs...)
+}
+
+// removeMount unmounts a file and removes it. What is not there is no error.
+func removeMount(path string) error {
+	err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("unmount %s: %w", path, err)
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
 }
 
 // removeNetwork removes the device, and with it the routes, and the namespace.
@@ -151,19 +166,14 @@ func (n *Node) removeNetwork() error {
 			errs = append(errs, fmt.Errorf("remove %s: %w", n.link(), err))
 		}
 	}
-	if exists(n.Netns()) {
-		if err := unix.Unmount(n.Netns(), unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
-			errs = append(errs, fmt.Errorf("unmount %s: %w", n.Netns(), err))
-		}
-		errs = append(errs, os.Remove(n.Netns()))
+	if err := os.Remove(n.Netns()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		errs = append(errs, err)
 	}
+	errs = append(errs, removeMount(n.netnsMount()))
 	return errors.Join(errs...)
 }
 
 func makeNetns(path string) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return err
-	}
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o444)
 	if err != nil {
 		return fmt.Errorf("make network namespace: %w", err)

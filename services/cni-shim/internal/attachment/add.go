@@ -13,6 +13,8 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/peer"
 
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
@@ -65,9 +67,9 @@ func (p *Plugin) add(ctx context.Context, stdout io.Writer) (err error) {
 		return cniError("ADD", err)
 	}
 
-	endpoint, err := p.create(ctx, path, lease)
+	endpoint, sent, err := p.create(ctx, path, lease)
 	if err != nil {
-		if ours && !answered(err) {
+		if ours && sent && !answered(err) {
 			// The endpoint may exist, and its addresses may be in use.
 			undo[len(undo)-1] = func() { p.undo(ctx, "delete the endpoint", p.deleteAndRelease) }
 		}
@@ -126,7 +128,9 @@ func (p *Plugin) allocate(ctx context.Context) (*ipamv1.Allocation, error) {
 	return resp.GetAllocation(), nil
 }
 
-func (p *Plugin) create(ctx context.Context, path string, lease *ipamv1.Allocation) (*datapathv1.Endpoint, error) {
+// create also says whether the request has reached the datapath: if not, there
+// is nothing to delete there.
+func (p *Plugin) create(ctx context.Context, path string, lease *ipamv1.Allocation) (_ *datapathv1.Endpoint, sent bool, _ error) {
 	req := &datapathv1.CreateEndpointRequest{
 		Owner:            p.owner(),
 		NetworkNamespace: path,
@@ -141,12 +145,15 @@ func (p *Plugin) create(ctx context.Context, path string, lease *ipamv1.Allocati
 		req.Labels = append(req.Labels, &workloadv1.Label{Source: l.Source, Key: l.Key, Value: l.Value})
 	}
 	resp, err := call(ctx, p.datapathSocket, func(ctx context.Context) (*datapathv1.CreateEndpointResponse, error) {
-		return p.datapath.CreateEndpoint(ctx, req)
+		var to peer.Peer // filled in once there is a connection
+		resp, err := p.datapath.CreateEndpoint(ctx, req, grpc.Peer(&to))
+		sent = sent || to.Addr != nil
+		return resp, err
 	})
 	if err != nil {
-		return nil, err
+		return nil, sent, err
 	}
-	return resp.GetEndpoint(), nil
+	return resp.GetEndpoint(), sent, nil
 }
 
 func (p *Plugin) release(ctx context.Context) error {

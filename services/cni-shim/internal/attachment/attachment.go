@@ -174,7 +174,7 @@ type absentError struct {
 }
 
 func (e *absentError) Error() string {
-	return fmt.Sprintf("no answer on %s: %s", e.socket, status.Convert(e.cause).Message())
+	return fmt.Sprintf("no answer on %s: %s", e.socket, connection(status.Convert(e.cause)))
 }
 
 // GRPCStatus keeps the code.

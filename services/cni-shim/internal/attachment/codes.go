@@ -37,7 +37,11 @@ func cniError(what string, err error) *types.Error {
 		return ready
 	}
 	answer := func(code uint, details string) *types.Error {
-		return types.NewError(code, what+": "+message(err), details)
+		text := message(err)
+		if strings.Contains(text, details) {
+			details = "" // most servers say it in the message too
+		}
+		return types.NewError(code, what+": "+text, details)
 	}
 	switch {
 	case errors.Is(err, netns.ErrInvalid):
@@ -81,10 +85,24 @@ func cniError(what string, err error) *types.Error {
 
 // message is the text of an error without gRPC's own wrapping.
 func message(err error) string {
+	var away *absentError
+	if errors.As(err, &away) {
+		return away.Error()
+	}
 	if st, ok := status.FromError(err); ok {
-		return fmt.Sprintf("%s: %s", st.Code(), st.Message())
+		return fmt.Sprintf("%s: %s", st.Code(), connection(st))
 	}
 	return err.Error()
+}
+
+// connection is the text of a status; of a connection that could not be made,
+// what the kernel said, without gRPC's layers around it.
+func connection(st *status.Status) string {
+	text := st.Message()
+	if i := strings.Index(text, "dial unix "); st.Code() == codes.Unavailable && i >= 0 {
+		return strings.TrimSuffix(text[i:], `"`)
+	}
+	return text
 }
 
 // aboutEnvironment says whether what a service refuses came from a CNI
@@ -119,19 +137,27 @@ func details(st *status.Status) string {
 		switch d := d.(type) {
 		case *errdetails.BadRequest:
 			for _, v := range d.GetFieldViolations() {
-				words = append(words, v.GetField()+": "+v.GetDescription())
+				words = append(words, about(v.GetField(), v.GetDescription()))
 			}
 		case *errdetails.PreconditionFailure:
 			for _, v := range d.GetViolations() {
-				words = append(words, v.GetSubject()+": "+v.GetDescription())
+				words = append(words, about(v.GetSubject(), v.GetDescription()))
 			}
 		case *errdetails.QuotaFailure:
 			for _, v := range d.GetViolations() {
-				words = append(words, v.GetSubject()+": "+v.GetDescription())
+				words = append(words, about(v.GetSubject(), v.GetDescription()))
 			}
 		}
 	}
 	return strings.Join(words, "; ")
+}
+
+// about joins what and text, unless text begins with it already.
+func about(what, text string) string {
+	if strings.HasPrefix(text, what) {
+		return text
+	}
+	return what + ": " + text
 }
 
 // answered says whether an error was decided by the server, rather than by the

@@ -16,9 +16,6 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 )
 
-// scopeLink is RT_SCOPE_LINK: what it leads to needs no gateway.
-const scopeLink = 253
-
 // result puts an endpoint into CNI's words, behind what the chain's earlier
 // plugins said. It is written as CNI 1.1.0; fields that older versions lack
 // are left out for them.
@@ -26,7 +23,6 @@ func (p *Plugin) result(e *datapathv1.Endpoint) (*types100.Result, error) {
 	if e == nil {
 		return nil, errors.New("no endpoint")
 	}
-	newest := p.in.Config.CNIVersion == "1.1.0"
 	r := &types100.Result{CNIVersion: "1.1.0", DNS: p.in.Config.DNS}
 	if prev := p.in.Config.PrevResult; prev != nil {
 		r.Interfaces = slices.Clone(prev.Interfaces)
@@ -45,7 +41,7 @@ func (p *Plugin) result(e *datapathv1.Endpoint) (*types100.Result, error) {
 	}
 	// The path that the runtime knows, not the one that the datapath opened.
 	inside.Sandbox = p.in.Netns
-	if newest {
+	if p.in.Config.CNIVersion == "1.1.0" {
 		host.Mtu, inside.Mtu = int(e.GetMtu()), int(e.GetMtu())
 	}
 	r.Interfaces = append(r.Interfaces, host, inside)
@@ -75,12 +71,7 @@ func (p *Plugin) result(e *datapathv1.Endpoint) (*types100.Result, error) {
 		ip.Gateway = g.AsSlice()
 		r.IPs = append(r.IPs, ip)
 
-		direct := &types.Route{Dst: hostNet(g)}
-		if newest {
-			scope := scopeLink
-			direct.Scope = &scope
-		}
-		r.Routes = append(r.Routes, direct, &types.Route{Dst: everything(a), GW: g.AsSlice()})
+		r.Routes = append(r.Routes, &types.Route{Dst: everything(a), GW: g.AsSlice()})
 	}
 	return r, nil
 }

@@ -21,9 +21,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Dir is where names of network namespaces are kept on Linux.
-const Dir = "/run/netns"
-
 // ErrInvalid says that a path is not the network namespace of a container.
 var ErrInvalid = errors.New("not a container's network namespace")
 
@@ -106,28 +103,25 @@ func Same(a, b string) bool {
 	return erra == nil && errb == nil && ia == ib
 }
 
-// Names makes the paths of one instance's mounts.
-type Names struct{ prefix string }
+// Names are the mounts of one instance, in a directory of its own. They are
+// not in /run/netns: the first `ip netns add` of a machine binds that directory
+// over itself, after which a mount made there before can be neither seen nor
+// removed, and its namespace never goes away.
+type Names struct{ dir string }
 
 // NamesOf gives the names for the instance with that run directory.
-func NamesOf(runDir string) Names {
-	return Names{prefix: "sluice-" + short(runDir, 8) + "-"}
-}
+func NamesOf(runDir string) Names { return Names{dir: filepath.Join(runDir, "netns")} }
 
 // Path is where the namespace of an owner is mounted if it is.
 func (n Names) Path(owner string) string {
-	return filepath.Join(Dir, n.prefix+short(owner, 24))
-}
-
-func short(s string, digits int) string {
-	sum := sha256.Sum256([]byte(s))
-	return hex.EncodeToString(sum[:])[:digits]
+	sum := sha256.Sum256([]byte(owner))
+	return filepath.Join(n.dir, hex.EncodeToString(sum[:12]))
 }
 
 // Bind mounts the namespace at source, which IsProcess, at target and returns
 // whether it was this call that did: it may be there already.
 func Bind(source, target string) (made bool, err error) {
-	if err := os.MkdirAll(Dir, 0o755); err != nil {
+	if err := os.Mkdir(filepath.Dir(target), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return false, err
 	}
 	if _, err := identify(target); err == nil {
@@ -162,13 +156,14 @@ func Unbind(target string) error {
 	return nil
 }
 
-// Prune unbinds every mount of the instance whose owner is not in keep.
+// Prune unbinds every mount of the instance whose owner is not in keep. It must
+// not run beside an ADD of an owner that is not in keep, as CNI asks of GC.
 func (n Names) Prune(keep []string) error {
 	valid := map[string]bool{}
 	for _, owner := range keep {
 		valid[n.Path(owner)] = true
 	}
-	entries, err := os.ReadDir(Dir)
+	entries, err := os.ReadDir(n.dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -177,8 +172,7 @@ func (n Names) Prune(keep []string) error {
 	}
 	var errs []error
 	for _, e := range entries {
-		path := filepath.Join(Dir, e.Name())
-		if strings.HasPrefix(e.Name(), n.prefix) && !valid[path] {
+		if path := filepath.Join(n.dir, e.Name()); !valid[path] {
 			errs = append(errs, Unbind(path))
 		}
 	}

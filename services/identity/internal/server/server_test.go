@@ -1,0 +1,443 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/rpc"
+	"github.com/sluice-net/sluice/kit/rpc/client"
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/allocator/storetest"
+	"github.com/sluice-net/sluice/services/identity/internal/identity"
+	"github.com/sluice-net/sluice/services/identity/internal/snapshot"
+)
+
+func TestMain(m *testing.M) {
+	if socket := os.Getenv(childSocket); socket != "" {
+		os.Exit(childCalls(socket))
+	}
+	leaktest.Main(m)
+}
+
+// service is the real server on a real socket over the store in memory.
+type service struct {
+	identityv1.IdentityServiceClient
+	t      *testing.T
+	fake   *storetest.Fake
+	alloc  *allocator.Allocator
+	hub    *Hub
+	socket string
+}
+
+type option func(*allocator.Config, *rpc.Options)
+
+func serve(t *testing.T, opts ...option) *service {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "identity-") // short enough for a socket's address
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	files, err := snapshot.Open(dir, "n1", "11111111-2222-3333-4444-555555555555")
+	if err != nil {
+		t.Fatal(err)
+	}
+	filter, err := identity.NewFilter(nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &service{t: t, fake: storetest.NewFake(), hub: NewHub(), socket: filepath.Join(dir, "s")}
+	cfg := allocator.Config{
+		Quota: 3, StoreTimeout: 200 * time.Millisecond, Heartbeat: 10 * time.Millisecond, Reconcile: 10 * time.Millisecond,
+		Grace: time.Hour, Rest: time.Hour, KnownDelay: time.Millisecond, RetryMin: time.Millisecond, RetryMax: 10 * time.Millisecond,
+		Log: log.Discard(),
+	}
+	impl := &Server{Hub: s.hub, Filter: filter, Node: "n1", Version: "test", Started: time.Now()}
+	ro := rpc.Options{Register: impl.Register, Methods: Methods(), AlsoRoot: []uint32{uint32(os.Getuid())}}
+	for _, o := range opts {
+		o(&cfg, &ro)
+	}
+	if s.alloc, err = allocator.New(cfg, s.fake.Node("n1"), files, s.hub, allocator.Holds{}, nil, false); err != nil {
+		t.Fatal(err)
+	}
+	impl.Allocator = s.alloc
+	srv, err := rpc.NewServer(ro)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := rpc.Listen(s.socket, rpc.ListenOptions{Mode: 0o666})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { s.alloc.Run(ctx) }) //nolint:errcheck // nil
+	wg.Go(func() {
+		if err := srv.Serve(l); err != nil {
+			t.Errorf("serve: %v", err)
+		}
+	})
+	conn, err := client.Dial(s.socket, client.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.IdentityServiceClient = identityv1.NewIdentityServiceClient(conn)
+	t.Cleanup(func() {
+		conn.Close()
+		srv.Stop()
+		cancel()
+		wg.Wait()
+	})
+	storetest.Eventually(t, "the session", func() bool { return s.alloc.Summary().Connected })
+	return s
+}
+
+func owner(container string) *workloadv1.Owner {
+	return &workloadv1.Owner{ContainerId: container, InterfaceName: "eth0"}
+}
+
+func label(source, key, value string) *workloadv1.Label {
+	return &workloadv1.Label{Source: source, Key: key, Value: value}
+}
+
+func (s *service) resolve(container string, labels ...*workloadv1.Label) *identityv1.Identity {
+	s.t.Helper()
+	resp, err := s.ResolveEndpoint(s.t.Context(), &identityv1.ResolveEndpointRequest{Owner: owner(container), Labels: labels})
+	if err != nil {
+		s.t.Fatalf("resolve %s: %v", container, err)
+	}
+	return resp.GetIdentity()
+}
+
+func TestResolveFiltersSortsAndAddsPorts(t *testing.T) {
+	s := serve(t)
+	resp, err := s.ResolveEndpoint(t.Context(), &identityv1.ResolveEndpointRequest{
+		Owner:      owner("c1"),
+		Labels:     []*workloadv1.Label{label("k8s", "pod-template-hash", "5d"), label("k8s", "app", "web"), label("cni", "zone", "a")},
+		NamedPorts: []*workloadv1.NamedPort{{Name: "http", Port: 80, Protocol: workloadv1.Protocol_PROTOCOL_TCP}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, l := range resp.GetIdentity().GetLabels() {
+		got = append(got, l.GetSource()+":"+l.GetKey()+"="+l.GetValue())
+	}
+	want := []string{"cni:zone=a", "generated:named-ports=http.TCP.80", "k8s:app=web"}
+	if !slices.Equal(got, want) || resp.GetIdentity().GetScope() != identityv1.Scope_SCOPE_CLUSTER {
+		t.Errorf("identity %v, want the labels %v", resp.GetIdentity(), want)
+	}
+	plain := s.resolve("c2", label("k8s", "app", "web"), label("cni", "zone", "a"))
+	if plain.GetNumber() == resp.GetIdentity().GetNumber() {
+		t.Error("other ports, same number")
+	}
+	none := s.resolve("c3")
+	if none.GetNumber() < 256 || len(none.GetLabels()) != 1 || none.GetLabels()[0].GetKey() != "no-labels" {
+		t.Errorf("without labels: %v, want an ordinary number with the hidden label", none)
+	}
+}
+
+func TestLifeOfAReference(t *testing.T) {
+	s := serve(t)
+	alloc := func(scope identityv1.Scope) *identityv1.Identity {
+		t.Helper()
+		resp, err := s.AllocateIdentity(t.Context(), &identityv1.AllocateIdentityRequest{
+			Reference: "ref-" + scope.String(), Labels: []*workloadv1.Label{label("cni", "app", "web")}, Scope: scope,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.GetIdentity()
+	}
+	cluster, local := alloc(identityv1.Scope_SCOPE_CLUSTER), alloc(identityv1.Scope_SCOPE_NODE_LOCAL)
+	if cluster.GetScope() != identityv1.Scope_SCOPE_CLUSTER || local.GetScope() != identityv1.Scope_SCOPE_NODE_LOCAL || local.GetNumber() != 0xFF0000 {
+		t.Errorf("identities %v and %v", cluster, local)
+	}
+	if same := alloc(identityv1.Scope_SCOPE_UNSPECIFIED); same.GetNumber() != cluster.GetNumber() {
+		t.Errorf("unspecified scope gives %v, want %v", same, cluster)
+	}
+	got, err := s.GetIdentity(t.Context(), &identityv1.GetIdentityRequest{Number: cluster.GetNumber()})
+	if err != nil || !slices.Equal(got.GetReferences(), []string{"reference:ref-SCOPE_CLUSTER", "reference:ref-SCOPE_UNSPECIFIED"}) {
+		t.Errorf("get: %v, %v", got, err)
+	}
+	for _, want := range []uint32{local.GetNumber(), 0} {
+		resp, err := s.ReleaseIdentity(t.Context(), &identityv1.ReleaseIdentityRequest{Holder: &identityv1.ReleaseIdentityRequest_Reference{Reference: "ref-SCOPE_NODE_LOCAL"}})
+		if err != nil || resp.GetReleasedNumber() != want {
+			t.Errorf("release: %v, %v, want %d", resp, err, want)
+		}
+	}
+}
+
+func TestListIsSortedAndFiltered(t *testing.T) {
+	s := serve(t)
+	web := s.resolve("c1", label("cni", "app", "web"))
+	s.resolve("c2", label("cni", "app", "web"))
+	list := func(scopes ...identityv1.Scope) (numbers, counts []uint32) {
+		t.Helper()
+		stream, err := s.ListIdentities(t.Context(), &identityv1.ListIdentitiesRequest{Scopes: scopes})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for {
+			m, err := stream.Recv()
+			if errors.Is(err, io.EOF) {
+				return numbers, counts
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			numbers, counts = append(numbers, m.GetIdentity().GetNumber()), append(counts, m.GetReferenceCount())
+		}
+	}
+	all, _ := list()
+	if want := []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 255, web.GetNumber()}; !slices.Equal(all, want) {
+		t.Errorf("list %v, want %v", all, want)
+	}
+	if cluster, counts := list(identityv1.Scope_SCOPE_CLUSTER); !slices.Equal(cluster, []uint32{web.GetNumber()}) || counts[0] != 2 {
+		t.Errorf("cluster list %v %v, want %d with 2 references", cluster, counts, web.GetNumber())
+	}
+}
+
+func TestWatchResumesAfterTheToken(t *testing.T) {
+	s := serve(t)
+	web := s.resolve("c1", label("cni", "app", "web"))
+	next := func(w grpc.ServerStreamingClient[identityv1.WatchIdentitiesResponse]) *identityv1.WatchIdentitiesResponse {
+		t.Helper()
+		m, err := w.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	w, err := s.WatchIdentities(ctx, &identityv1.WatchIdentitiesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var numbers []uint32
+	var token []byte
+	for token == nil {
+		m := next(w)
+		if u := m.GetUpsert(); u != nil {
+			numbers = append(numbers, u.GetNumber())
+		}
+		if m.GetBookmark().GetSnapshotComplete() {
+			token = m.GetResumeToken()
+		}
+	}
+	if len(numbers) != 12 || !slices.Contains(numbers, web.GetNumber()) {
+		t.Errorf("listing %v, want the reserved ones and %d", numbers, web.GetNumber())
+	}
+	cancel()
+	db := s.resolve("c2", label("cni", "app", "db"))
+	ctx, cancel = context.WithCancel(t.Context())
+	defer cancel()
+	if w, err = s.WatchIdentities(ctx, &identityv1.WatchIdentitiesRequest{ResumeToken: token}); err != nil {
+		t.Fatal(err)
+	}
+	if m := next(w); m.GetUpsert().GetNumber() != db.GetNumber() || len(m.GetResumeToken()) == 0 {
+		t.Errorf("first after the token: %v, want %d", m, db.GetNumber())
+	}
+	if w, err = s.WatchIdentities(t.Context(), &identityv1.WatchIdentitiesRequest{ResumeToken: []byte("of another run")}); err == nil {
+		_, err = w.Recv()
+	}
+	if status.Code(err) != codes.OutOfRange {
+		t.Errorf("foreign token: %v, want OUT_OF_RANGE", err)
+	}
+}
+
+func TestStatusTellsWhatIsWrong(t *testing.T) {
+	s := serve(t)
+	s.resolve("c1", label("cni", "app", "web"))
+	s.resolve("c2", label("cni", "app", "db"))
+	get := func() *identityv1.GetStatusResponse {
+		t.Helper()
+		st, err := s.GetStatus(t.Context(), &identityv1.GetStatusRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return st
+	}
+	st := get()
+	if !st.GetStoreConnected() || st.GetStoreError() != "" || st.GetHeldIdentities() != 2 || st.GetClusterIdentities() != 2 || st.GetNodeName() != "n1" || st.GetVersion() != "test" {
+		t.Errorf("status %v", st)
+	}
+	if k := st.GetTopLabelKeys(); len(k) != 1 || k[0].GetKey() != "cni:app" || k[0].GetDistinctValues() != 2 {
+		t.Errorf("top label keys %v", k)
+	}
+	s.fake.Down()
+	storetest.Eventually(t, "the loss", func() bool { return !s.alloc.Summary().Connected })
+	if st := get(); st.GetStoreConnected() || st.GetStoreError() == "" {
+		t.Errorf("status without store: %v", st)
+	}
+}
+
+func TestEveryFailureHasItsCode(t *testing.T) {
+	s := serve(t)
+	web := []*workloadv1.Label{label("cni", "app", "web")}
+	allocate := func(ref string, labels ...*workloadv1.Label) error {
+		_, err := s.AllocateIdentity(t.Context(), &identityv1.AllocateIdentityRequest{Reference: ref, Labels: labels})
+		return err
+	}
+	resolve := func(req *identityv1.ResolveEndpointRequest) error {
+		_, err := s.ResolveEndpoint(t.Context(), req)
+		return err
+	}
+	s.resolve("c1", web...)
+	many := make([]*workloadv1.Label, 300)
+	for i := range many {
+		many[i] = label("k8s", fmt.Sprint("key", i), "v")
+	}
+	for _, c := range []struct {
+		name  string
+		err   error
+		code  codes.Code
+		words string
+	}{
+		{"no owner", resolve(&identityv1.ResolveEndpointRequest{}), codes.InvalidArgument, "owner"},
+		{"bad owner", resolve(&identityv1.ResolveEndpointRequest{Owner: owner("-x")}), codes.InvalidArgument, "container_id"},
+		{"reserved source", resolve(&identityv1.ResolveEndpointRequest{Owner: owner("c9"), Labels: []*workloadv1.Label{web[0], label("reserved", "host", "")}}), codes.InvalidArgument, "labels[1].source"},
+		{"generated source", resolve(&identityv1.ResolveEndpointRequest{Owner: owner("c9"), Labels: []*workloadv1.Label{label("generated", "named-ports", "x")}}), codes.InvalidArgument, "labels[0].source"},
+		{"two values", allocate("r", label("k8s", "a", "1"), label("k8s", "a", "2")), codes.InvalidArgument, "labels[1].key"},
+		{"control character", allocate("r", label("k8s", "a", "\x01")), codes.InvalidArgument, "labels[0].value"},
+		{"too many", resolve(&identityv1.ResolveEndpointRequest{Owner: owner("c9"), Labels: many}), codes.InvalidArgument, "300"},
+		{"no port", resolve(&identityv1.ResolveEndpointRequest{Owner: owner("c9"), NamedPorts: []*workloadv1.NamedPort{{Name: "http", Protocol: workloadv1.Protocol_PROTOCOL_TCP}}}), codes.InvalidArgument, "port"},
+		{"no labels", allocate("r"), codes.InvalidArgument, "labels"},
+		{"no reference", allocate("", web...), codes.InvalidArgument, "reference"},
+		{"reserved scope", func() error {
+			_, err := s.AllocateIdentity(t.Context(), &identityv1.AllocateIdentityRequest{Reference: "r", Labels: web, Scope: identityv1.Scope_SCOPE_RESERVED})
+			return err
+		}(), codes.InvalidArgument, "scope"},
+		{"no holder", func() error {
+			_, err := s.ReleaseIdentity(t.Context(), &identityv1.ReleaseIdentityRequest{})
+			return err
+		}(), codes.InvalidArgument, "holder"},
+		{"unknown number", func() error {
+			_, err := s.GetIdentity(t.Context(), &identityv1.GetIdentityRequest{Number: 65_000})
+			return err
+		}(), codes.NotFound, "65000"},
+		{"number of no scope", func() error {
+			_, err := s.GetIdentity(t.Context(), &identityv1.GetIdentityRequest{Number: 100_000})
+			return err
+		}(), codes.NotFound, "100000"},
+		{"other set", func() error {
+			if err := allocate("r1", web...); err != nil {
+				return err
+			}
+			return allocate("r1", label("cni", "app", "db"))
+		}(), codes.AlreadyExists, "reference:r1"},
+	} {
+		if status.Code(c.err) != c.code || !strings.Contains(c.err.Error(), c.words) {
+			t.Errorf("%s: %v, want %s with %q", c.name, c.err, c.code, c.words)
+		}
+	}
+	s.resolve("q1", label("cni", "app", "q1"))
+	s.resolve("q2", label("cni", "app", "q2"))
+	err := allocate("q3", label("cni", "app", "q3"))
+	if status.Code(err) != codes.ResourceExhausted || detail[*errdetails.QuotaFailure](err) == nil || !strings.Contains(err.Error(), "cni:app (3)") {
+		t.Errorf("over quota: %v, want RESOURCE_EXHAUSTED that names cni:app", err)
+	}
+	if _, err := s.ReleaseIdentity(t.Context(), &identityv1.ReleaseIdentityRequest{Holder: &identityv1.ReleaseIdentityRequest_Owner{Owner: owner("q1")}}); err != nil {
+		t.Fatal(err)
+	}
+	s.fake.Down()
+	storetest.Eventually(t, "the loss", func() bool { return !s.alloc.Summary().Connected })
+	err = allocate("q3", label("cni", "app", "q3"))
+	if status.Code(err) != codes.Unavailable || detail[*errdetails.RetryInfo](err) == nil || !strings.Contains(err.Error(), "fake://cluster") {
+		t.Errorf("new set without store: %v, want UNAVAILABLE that names the endpoints", err)
+	}
+}
+
+func detail[T any](err error) any {
+	for _, d := range status.Convert(err).Details() {
+		if _, ok := d.(T); ok {
+			return d
+		}
+	}
+	return nil
+}
+
+func TestEverySentinelHasItsCode(t *testing.T) {
+	quota := &allocator.QuotaError{Kind: allocator.ErrQuota}
+	full := &allocator.QuotaError{Kind: allocator.ErrExhausted}
+	for err, want := range map[error]codes.Code{
+		identity.ErrLabels:                codes.InvalidArgument,
+		identity.ErrNamedPort:             codes.InvalidArgument,
+		&identity.LabelError{Index: 1}:    codes.InvalidArgument,
+		quota:                             codes.ResourceExhausted,
+		full:                              codes.ResourceExhausted,
+		allocator.ErrHeldOther:            codes.AlreadyExists,
+		allocator.ErrNotFound:             codes.NotFound,
+		allocator.ErrContended:            codes.Aborted,
+		allocator.ErrUnavailable:          codes.Unavailable,
+		&allocator.StoreError{}:           codes.Unavailable,
+		allocator.ErrSessionLost:          codes.Unavailable,
+		allocator.ErrRecords:              codes.Unavailable,
+		allocator.ErrCorrupt:              codes.Internal,
+		context.Canceled:                  codes.Canceled,
+		context.DeadlineExceeded:          codes.DeadlineExceeded,
+		errors.New("nobody foresaw this"): codes.Internal,
+	} {
+		if got := status.Code(statusOf(fmt.Errorf("outer: %w", err))); got != want {
+			t.Errorf("%v: %s, want %s", err, got, want)
+		}
+	}
+	if statusOf(nil) != nil {
+		t.Error("no error has a status")
+	}
+}
+
+func TestMetricsHaveTheConventionsNames(t *testing.T) {
+	s := serve(t)
+	s.resolve("c1", label("cni", "app", "web"))
+	r := prometheus.NewPedanticRegistry()
+	if err := r.Register(Collector{Allocator: s.alloc}); err != nil {
+		t.Fatal(err)
+	}
+	families, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]float64{}
+	for _, f := range families {
+		m := f.GetMetric()[0]
+		got[f.GetName()] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
+		if strings.HasSuffix(f.GetName(), "_total") != (m.GetCounter() != nil) {
+			t.Errorf("%s: the name does not fit its kind", f.GetName())
+		}
+	}
+	for name, want := range map[string]float64{
+		"sluice_identity_cluster_identities": 1, "sluice_identity_held_identities": 1, "sluice_identity_store_connected": 1,
+		"sluice_identity_allocated_identities_total": 1, "sluice_identity_conflicts_total": 0, "sluice_identity_pending_store_writes": 0,
+	} {
+		if v, ok := got[name]; !ok || v != want {
+			t.Errorf("%s is %v (there: %t), want %v", name, v, ok, want)
+		}
+	}
+}

@@ -10,27 +10,30 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/sluice-net/sluice/test/internal/cni"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// cnitool runs libcni's own command line for one network and namespace.
+// cnitool runs libcni's own command line for one network and namespace. Its
+// network is named after the node: libcni's cache is the machine's, and GC is
+// about all that is cached for a network's name.
 type cnitool struct {
-	t       *testing.T
+	network string
 	confDir string
 	plugins string
-	// cache is private, so that a test neither reads nor leaves other results.
-	cache string
 }
 
 func (c cnitool) run(ctx context.Context, verb, netns string) ([]byte, error) {
-	cmd := exec.CommandContext(ctx, filepath.Join(binDir(), "tools", "cnitool"), verb, "sluice", netns)
+	cmd := exec.CommandContext(ctx, filepath.Join(binDir(), "tools", "cnitool"), verb, c.network, netns)
 	cmd.Env = append(os.Environ(),
 		"NETCONFPATH="+c.confDir, "CNI_PATH="+c.plugins, "CNI_IFNAME=eth0",
-		`CAP_ARGS={"labels":[{"key":"app","value":"cnitool"}]}`,
-		"XDG_CACHE_HOME="+c.cache)
+		`CAP_ARGS={"labels":[{"key":"app","value":"cnitool"}]}`)
 	return cmd.CombinedOutput()
 }
 
@@ -40,24 +43,24 @@ func hostAddress(p pod.Pod) netip.Addr {
 	return netip.PrefixFrom(p.IPv4, 24).Masked().Addr().Next()
 }
 
-// TestKernelLibcniSpeaksEveryVersionAndVerb drives the shim through libcni, in
-// each version of the specification and with each verb that the version has.
+// TestKernelLibcniSpeaksEveryVersionAndVerb drives the shim through libcni's
+// cnitool, in each version of the specification and with each verb that the
+// version has.
 func TestKernelLibcniSpeaksEveryVersionAndVerb(t *testing.T) {
 	n := newNode(t)
 	for _, version := range []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
 		t.Run(version, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
-			tool := cnitool{t: t, confDir: t.TempDir(), plugins: filepath.Dir(n.Plugin()), cache: t.TempDir()}
-			list, err := cni.List(n.CNIConflist(), version)
+			tool := cnitool{network: n.Instance(), confDir: t.TempDir(), plugins: filepath.Dir(n.Plugin())}
+			list, err := cni.List(n.CNIConflist(), tool.network, version)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if err := os.WriteFile(filepath.Join(tool.confDir, "10-sluice.conflist"), list, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			p := newPod(t, "cnitool")
-			other := newPod(t, "cnitool")
+			p, other := newPod(t, "cnitool"), newPod(t, "cnitool")
 			must := func(verb string, p pod.Pod) []byte {
 				t.Helper()
 				out, err := tool.run(ctx, verb, p.Netns)
@@ -90,15 +93,64 @@ func TestKernelLibcniSpeaksEveryVersionAndVerb(t *testing.T) {
 				}
 			}
 			if version == "1.1.0" {
-				// GC with the attachments that libcni's cache still has: the
-				// other pod stays.
-				must("gc", other)
-				if _, _, err := b.Ping(ctx, hostAddress(b)); err != nil {
-					t.Errorf("after GC the pod that was listed as valid lost its network: %v", err)
+				// cnitool names no valid attachments at all, which the
+				// specification requires: nothing may be collected on that.
+				out, err := tool.run(ctx, "gc", p.Netns)
+				if err == nil || !strings.Contains(string(out), "cni.dev/valid-attachments") {
+					t.Errorf("cnitool gc: %v, want an error about cni.dev/valid-attachments:\n%s", err, out)
 				}
 			}
 			must("del", other)
 		})
+	}
+	n.wantNothingHeld(t)
+}
+
+// TestKernelLibcniCollectsWhatIsNotValid proves that GC removes what the
+// runtime does not list, though libcni's cache has forgotten it, and leaves
+// what it lists.
+func TestKernelLibcniCollectsWhatIsNotValid(t *testing.T) {
+	n := newNode(t)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	config, err := cni.List(n.CNIConflist(), n.Instance(), "1.1.0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := libcni.ConfListFromBytes(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plugins := []string{filepath.Dir(n.Plugin())}
+	connect := func(prefix string) pod.Pod {
+		t.Helper()
+		p := newPod(t, prefix)
+		// A cache of its own: the collecting runtime knows nothing of it.
+		result, err := libcni.NewCNIConfigWithCacheDir(plugins, t.TempDir(), nil).AddNetworkList(ctx, list,
+			&libcni.RuntimeConf{ContainerID: p.Name, NetNS: p.Netns, IfName: "eth0"})
+		if err != nil {
+			t.Fatalf("ADD %s: %v", p.Name, err)
+		}
+		encoded, err := json.Marshal(result)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return withAddresses(t, p, encoded)
+	}
+	kept, stale := connect("kept"), connect("stale")
+	exchange(t, kept, stale)
+
+	runtime := libcni.NewCNIConfigWithCacheDir(plugins, t.TempDir(), nil)
+	valid := []types.GCAttachment{{ContainerID: kept.Name, IfName: "eth0"}}
+	if err := runtime.GCNetworkList(ctx, list, &libcni.GCArgs{ValidAttachments: valid}); err != nil {
+		t.Fatalf("GC: %v", err)
+	}
+	n.wantOnly(t, []pod.Pod{kept})
+	if _, _, err := kept.Ping(ctx, hostAddress(kept)); err != nil {
+		t.Errorf("after GC the valid pod lost its network: %v", err)
+	}
+	if err := runtime.GCNetworkList(ctx, list, &libcni.GCArgs{}); err != nil {
+		t.Fatalf("GC of all: %v", err)
 	}
 	n.wantNothingHeld(t)
 }

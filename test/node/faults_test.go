@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"os/exec"
 	"slices"
@@ -57,7 +56,7 @@ var scenarios = []scenario{
 func TestFaultKillEveryServiceAtEveryPoint(t *testing.T) {
 	for _, service := range []string{devnode.IPAM, devnode.Identity, devnode.Datapath} {
 		t.Run(service, func(t *testing.T) {
-			n := newNode(t)
+			n := newNode(t, shortLease)
 			bystanders := n.addPods(t, "bystander", "neighbour")
 			points := n.faultPoints(t, service)
 			if len(points) == 0 {
@@ -93,6 +92,12 @@ func TestFaultKillEveryServiceAtEveryPoint(t *testing.T) {
 	}
 }
 
+// shortLease lets leases of killed ADDs, which nobody confirms or releases,
+// expire while a test waits.
+func shortLease(o *devnode.Options) {
+	o.Args = map[string][]string{devnode.IPAM: {"--lease=6s"}}
+}
+
 // startPoint says whether a point belongs to a process's start or background
 // work, not to ADD or DEL; the service's own tests reach those.
 func startPoint(point string) bool {
@@ -107,7 +112,7 @@ func startPoint(point string) bool {
 // TestFaultKillShimAtEveryPoint kills the shim itself, as a runtime does when
 // its time is up.
 func TestFaultKillShimAtEveryPoint(t *testing.T) {
-	n := newNode(t)
+	n := newNode(t, shortLease)
 	bystanders := n.addPods(t, "bystander", "neighbour")
 	points := n.shimFaultPoints(t)
 	reached := make(map[string]bool)
@@ -355,18 +360,4 @@ func (n *testNode) shimFaultPoints(t *testing.T) []string {
 		t.Fatal(err)
 	}
 	return names
-}
-
-// wantDistinct fails if two pods share an address.
-func wantDistinct(t *testing.T, pods []pod.Pod) {
-	t.Helper()
-	holders := make(map[netip.Addr]string)
-	for _, p := range pods {
-		for _, a := range p.Addresses() {
-			if other := holders[a]; other != "" {
-				t.Errorf("address %s is held by %s and %s", a, other, p.Name)
-			}
-			holders[a] = p.Name
-		}
-	}
 }

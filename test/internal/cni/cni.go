@@ -14,7 +14,6 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"strings"
 )
 
 // Call is one execution of a plugin.
@@ -127,17 +126,12 @@ func PluginConfig(list []byte, version string, extra map[string]any) ([]byte, er
 	return json.Marshal(config)
 }
 
-// List gives a configuration list another version.
-func List(list []byte, version string) ([]byte, error) {
+// List gives a configuration list another name and version.
+func List(list []byte, name, version string) ([]byte, error) {
 	var parsed map[string]any
 	if err := json.Unmarshal(list, &parsed); err != nil {
 		return nil, fmt.Errorf("parse CNI configuration list: %w", err)
 	}
-	parsed["cniVersion"] = version
+	parsed["name"], parsed["cniVersion"] = name, version
 	return json.Marshal(parsed)
-}
-
-// Args joins pairs into CNI_ARGS.
-func Args(pairs ...string) string {
-	return strings.Join(pairs, ";")
 }

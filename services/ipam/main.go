@@ -87,10 +87,14 @@ func run(ctx context.Context, p *process.Process, cfg settings) error {
 	observe := metrics.Observer()
 	observe.Reloaded = func(cause error) { p.Log.Error("commit refused, state read again", log.Err(cause)) }
 	addresses, err := process.Phase(p, "load-index", func() (*ipam.Allocator, error) {
-		return ipam.New(state, ipam.Options{
+		a, err := ipam.New(state, ipam.Options{
 			Field: "pools", Ranges: ranges, Exclude: cfg.exclusions,
 			Lease: cfg.Lease, Rest: cfg.Rest, Observe: observe,
 		})
+		if errors.Is(err, ipam.ErrInconsistent) {
+			err = fmt.Errorf("state file %s was left as it is: %w (docs/ipam.md, \"A refused state file\")", state.Path(), err)
+		}
+		return a, err
 	})
 	if err != nil {
 		return err

@@ -65,8 +65,10 @@ func newNode(t *testing.T, flags ...string) *node {
 func (n *node) start() {
 	n.t.Helper()
 	socket := filepath.Join(n.dir, "run", "ipam.sock")
-	args := append([]string{"--state-dir", filepath.Join(n.dir, "state"), "--socket-path", socket, "--metrics-address", "off", "--log-level", "warn",
-		"--socket-group", "-1", "--socket-also-root", fmt.Sprint(os.Getuid())}, n.flags...)
+	args := append([]string{
+		"--state-dir", filepath.Join(n.dir, "state"), "--socket-path", socket, "--socket-group", "-1",
+		"--socket-also-root", fmt.Sprint(os.Getuid()), "--metrics-address", "off", "--log-level", "warn",
+	}, n.flags...)
 	n.cmd = exec.Command(os.Args[0], args...) //nolint:gosec // this very binary
 	// Without the second that the race detector sleeps at the end.
 	n.cmd.Env = append(os.Environ(), asService+"=1", "GORACE=atexit_sleep_ms=0 "+os.Getenv("GORACE"))
@@ -112,7 +114,9 @@ func (n *node) stop() {
 		return
 	}
 	n.conn.Close() //nolint:errcheck // the test is over
-	n.cmd.Process.Signal(syscall.SIGTERM)
+	if err := n.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		n.t.Errorf("end the service: %v", err)
+	}
 	if err := n.cmd.Wait(); err != nil {
 		n.t.Errorf("the service ended with %v", err)
 	}

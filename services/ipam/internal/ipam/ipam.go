@@ -189,8 +189,8 @@ func (e *FieldError) Unwrap() error { return e.Kind }
 type ExhaustedError struct {
 	Family Family
 	Pools  []Figures
-	// NextFree is when the first resting or leased address comes back; zero
-	// if none will by itself.
+	// NextFree is the earliest time at which an address may come back by
+	// itself, of whatever family; zero if none will.
 	NextFree time.Time
 }
 

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package store_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
+	"github.com/sluice-net/sluice/services/ipam/internal/store"
+)
+
+// TestKernelFullDiskRefusesAndLosesNothing fills a small file system, then
+// makes it larger.
+func TestKernelFullDiskRefusesAndLosesNothing(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Fatal("this test needs root, to mount a small file system")
+	}
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=192k"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	s, err := store.Open(dir + "/ipam")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ranges := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16")}
+	a, err := ipam.New(s, ipam.Options{Field: "pools", Ranges: ranges, Lease: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ran := make(chan error, 1)
+	go func() { ran <- a.Run(ctx) }()
+	told := map[ipam.Owner]string{}
+	holder := map[string]ipam.Owner{}
+	var full error
+	ask := func(i int) error {
+		o := ipam.Owner{ContainerID: fmt.Sprintf("%0100d", i), Interface: "eth0"}
+		got, err := a.Allocate(t.Context(), ipam.Request{Owner: o})
+		if err != nil {
+			return err
+		}
+		if other, ok := holder[got.List()]; ok && other != o {
+			t.Errorf("%s is held by %s and was given to %s", got.List(), other, o)
+		}
+		told[o], holder[got.List()] = got.List(), o
+		return nil
+	}
+	n := 0
+	for ; n < 20_000 && full == nil; n++ {
+		full = ask(n)
+	}
+	if !errors.Is(full, ipam.ErrStore) || !errors.Is(full, unix.ENOSPC) || errors.Is(full, ipam.ErrStoreLost) {
+		t.Fatalf("after %d owners: %v, want a full disk that can be survived", n, full)
+	}
+	if list, err := a.List(t.Context()); err != nil || len(list) != len(told) {
+		t.Fatalf("a full disk lists %d owners, %v; want %d", len(list), err, len(told))
+	}
+	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_REMOUNT, "size=64m"); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 50 {
+		if err := ask(n + i); err != nil {
+			t.Fatalf("with space again: %v", err)
+		}
+	}
+	cancel()
+	if err := <-ran; err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s, err = store.Open(dir + "/ipam")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	c, err := s.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range c.Allocations {
+		if told[x.Owner] != x.List() {
+			t.Errorf("the file says that %s holds %s, it was told %q", x.Owner, x.List(), told[x.Owner])
+		}
+	}
+	if len(c.Allocations) != len(told) {
+		t.Errorf("the file has %d owners, %d were told of an address", len(c.Allocations), len(told))
+	}
+}

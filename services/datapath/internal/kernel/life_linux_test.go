@@ -312,6 +312,8 @@ func lives() []life {
 		{name: "a routing header is a source route", in: from6(b.IPv6, 43, append(ext(17), dns...)), reason: DropSourceRoute},
 		{name: "a routing header behind others is a source route", in: from6(b.IPv6, 0, slices.Concat(ext(60), ext(43), ext(17), dns)), reason: DropSourceRoute},
 		{name: "an extension header beyond the packet", in: from6(b.IPv6, 60, []byte{17, 9, 0, 0, 0, 0, 0, 0}), reason: DropMalformed},
+		{name: "a transport header far into the packet is found", in: from6(b.IPv6, 60, append(append([]byte{17, 39}, make([]byte, 318)...), dns...)), reason: ForwardPeer},
+		{name: "a tunnel port far into the packet is found", in: from6(host6, 60, append(append([]byte{17, 39}, make([]byte, 318)...), udp(40000, 4789)...)), reason: DropTunnelPort},
 		{name: "an authentication header passes", in: from6(b.IPv6, 51, slices.Concat([]byte{17, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, dns)), reason: ForwardPeer},
 		{name: "no next header passes", in: from6(b.IPv6, 59, nil), reason: ForwardPeer},
 

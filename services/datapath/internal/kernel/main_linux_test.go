@@ -13,6 +13,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/kit/leaktest"
 )
 
 // privateEnv marks the copy of the test binary that runs in namespaces of its
@@ -26,7 +28,7 @@ func TestMain(m *testing.M) {
 	case os.Getenv(confinedEnv) != "":
 		os.Exit(confinedMain())
 	case os.Getuid() != 0 || os.Getenv(privateEnv) != "":
-		os.Exit(m.Run())
+		leaktest.Main(m)
 	}
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Env = append(os.Environ(), privateEnv+"=1")

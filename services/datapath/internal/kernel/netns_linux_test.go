@@ -5,10 +5,13 @@ package kernel
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"runtime"
+	"slices"
 	"testing"
 	"time"
 
@@ -26,13 +29,19 @@ type pod struct {
 // newPod makes a namespace, a device into it, the filters and the endpoint.
 func newPod(t *testing.T, k *Kernel, name string, n byte, deliver Deliver) *pod {
 	t.Helper()
+	return newPodMTU(t, k, name, n, deliver, 1500)
+}
+
+func newPodMTU(t *testing.T, k *Kernel, name string, n byte, deliver Deliver, mtu uint16) *pod {
+	t.Helper()
 	p := &pod{Endpoint: testEndpoint(0, n), ns: newNetns(t)}
-	p.Deliver = deliver
+	p.Deliver, p.MTU = deliver, mtu
 	veth := &netlink.Veth{
-		LinkAttrs:        netlink.LinkAttrs{Name: name, MTU: 1500, HardwareAddr: p.HostMAC[:]},
+		LinkAttrs:        netlink.LinkAttrs{Name: name, MTU: int(mtu), HardwareAddr: p.HostMAC[:]},
 		PeerName:         "eth0",
 		PeerHardwareAddr: p.MAC[:],
 		PeerNamespace:    netlink.NsFd(p.ns),
+		PeerMTU:          uint32(mtu),
 	}
 	must(t, "add "+name, netlink.LinkAdd(veth))
 	link, err := netlink.LinkByName(name)
@@ -241,6 +250,147 @@ func TestKernelSegmentsOfALargePacketDecideWhetherItFits(t *testing.T) {
 		if n := after[tooBig].Packets - before[tooBig].Packets; n != 0 {
 			t.Errorf("%v: %d packets were too big", addr, n)
 		}
+	}
+}
+
+// A packet whose linear part ends behind the Ethernet header is read all the
+// same: packet sockets build such frames above a page.
+func TestKernelPacketsInPiecesAreJudgedLikeOthers(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	from := newPodMTU(t, k, "sl-from", 10, DeliverPeer, 9000)
+	to := newPodMTU(t, k, "sl-to", 20, DeliverPeer, 9000)
+	for _, addr := range to.addrs() {
+		t.Run(addr.String(), func(t *testing.T) {
+			var l *net.UDPConn
+			inNetns(t, to.ns, func() {
+				var err error
+				if l, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr, 0))); err != nil {
+					t.Errorf("listen: %v", err)
+				}
+			})
+			if l == nil {
+				t.FailNow()
+			}
+			defer l.Close()
+			must(t, "deadline", l.SetReadDeadline(time.Now().Add(5*time.Second)))
+			want := bytes.Repeat([]byte("piece"), 1200)
+			dgram := udp(40000, l.LocalAddr().(*net.UDPAddr).AddrPort().Port(), want...)
+			var in []byte
+			if addr.Is4() {
+				in = frame(from.HostMAC, from.MAC, etherIPv4, ip4Header{src: from.IPv4, dst: addr, proto: 17}.with(dgram))
+			} else {
+				sum := checksum(slices.Concat(from.IPv6.AsSlice(), addr.AsSlice(), []byte{0, 0, byte(len(dgram) >> 8), byte(len(dgram)), 0, 0, 0, 17}, dgram))
+				dgram[6], dgram[7] = byte(sum>>8), byte(sum)
+				in = frame(from.HostMAC, from.MAC, etherIPv6, ip6(from.IPv6, addr, 17, dgram))
+			}
+			inNetns(t, from.ns, func() { sendRaw(t, "eth0", in) })
+			got := make([]byte, 9000)
+			n, err := l.Read(got)
+			if err != nil || !bytes.Equal(got[:n], want) {
+				t.Errorf("received %d bytes, %v, want %d", n, err, len(want))
+			}
+		})
+	}
+}
+
+// A pod learns from the node that its packet ran out of hops, or is too big
+// for the other pod: the programs give it to the stack, which answers.
+func TestKernelPodsLearnWhyAPacketCannotArrive(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	makeNode(t, k)
+	from := newPod(t, k, "sl-from", 10, DeliverPeer)
+	to := newPodMTU(t, k, "sl-narrow", 20, DeliverPeer, 1280)
+	routeToPod(t, "sl-from", from)
+	routeToPod(t, "sl-narrow", to)
+	r := runner{k}
+
+	type option struct{ level, name, value int }
+	for _, c := range []struct {
+		name    string
+		dst     netip.Addr
+		options []option
+		size    int
+		reason  Reason
+		want    error
+	}{
+		{"IPv4 hops", to.IPv4, []option{{unix.IPPROTO_IP, unix.IP_TTL, 1}, {unix.IPPROTO_IP, unix.IP_RECVERR, 1}}, 10, StackTTL, unix.EHOSTUNREACH},
+		{"IPv6 hops", to.IPv6, []option{{unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, 1}, {unix.IPPROTO_IPV6, unix.IPV6_RECVERR, 1}}, 10, StackTTL, unix.EHOSTUNREACH},
+		{"IPv4 size", to.IPv4, []option{{unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO}, {unix.IPPROTO_IP, unix.IP_RECVERR, 1}}, 1400, StackMTU, unix.EMSGSIZE},
+		{"IPv6 size", to.IPv6, []option{{unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DO}, {unix.IPPROTO_IPV6, unix.IPV6_RECVERR, 1}}, 1400, StackMTU, unix.EMSGSIZE},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			before := r.counters(t)
+			var conn *net.UDPConn
+			inNetns(t, from.ns, func() {
+				var err error
+				if conn, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(c.dst, 9))); err != nil {
+					t.Errorf("dial: %v", err)
+				}
+			})
+			if conn == nil {
+				t.FailNow()
+			}
+			defer conn.Close()
+			raw, err := conn.SyscallConn()
+			must(t, "socket", err)
+			must(t, "socket", raw.Control(func(fd uintptr) {
+				for _, o := range c.options {
+					if err := unix.SetsockoptInt(int(fd), o.level, o.name, o.value); err != nil {
+						t.Errorf("option %d: %v", o.name, err)
+					}
+				}
+			}))
+			must(t, "deadline", conn.SetDeadline(time.Now().Add(5*time.Second)))
+			_, err = conn.Write(make([]byte, c.size))
+			must(t, "send", err)
+			if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, c.want) {
+				t.Errorf("the pod was told %v, want %v", err, c.want)
+			}
+			after := r.counters(t)
+			for want, n := range map[cell]uint64{{c.reason, Egress}: 1, {ForwardFromStack, Ingress}: 1} {
+				if got := after[want].Packets - before[want].Packets; got != n {
+					t.Errorf("%v %v counted %d times, want %d", want.reason, want.direction, got, n)
+				}
+			}
+		})
+	}
+}
+
+// makeNode makes the test's namespace a node: it forwards, and has addresses.
+func makeNode(t *testing.T, k *Kernel) {
+	t.Helper()
+	for _, name := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
+		must(t, name, os.WriteFile("/proc/sys/net/"+name, []byte("1"), 0))
+	}
+	lo, err := netlink.LinkByName("lo")
+	must(t, "find lo", err)
+	must(t, "set lo up", netlink.LinkSetUp(lo))
+	for _, a := range []netip.Addr{host4, host6} {
+		addr := &netlink.Addr{IPNet: ipNet(a), Flags: unix.IFA_F_NODAD}
+		must(t, "add the host's address", netlink.AddrAdd(lo, addr))
+		t.Cleanup(func() {
+			if err := netlink.AddrDel(lo, addr); err != nil {
+				t.Errorf("delete %v: %v", a, err)
+			}
+		})
+	}
+	must(t, "host addresses", k.SyncHostAddrs([]netip.Addr{host4, host6}))
+}
+
+// routeToPod makes the host's stack reach the pod.
+func routeToPod(t *testing.T, dev string, p *pod) {
+	t.Helper()
+	for _, a := range p.addrs() {
+		src, family := host4, netlink.FAMILY_V4
+		if a.Is6() {
+			src, family = host6, netlink.FAMILY_V6
+		}
+		must(t, "route to "+dev, netlink.RouteReplace(&netlink.Route{
+			LinkIndex: int(p.Ifindex), Dst: ipNet(a), Src: src.AsSlice(), Scope: netlink.SCOPE_LINK,
+		}))
+		must(t, "neighbour on "+dev, netlink.NeighSet(&netlink.Neigh{
+			LinkIndex: int(p.Ifindex), Family: family, State: netlink.NUD_PERMANENT, IP: a.AsSlice(), HardwareAddr: p.MAC[:],
+		}))
 	}
 }
 

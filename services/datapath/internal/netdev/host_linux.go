@@ -48,8 +48,10 @@ func (n *Netdev) CheckNode() ([]endpoint.Difference, error) {
 		if err != nil {
 			return nil, fmt.Errorf("list rules: %w", err)
 		}
-		if !slices.ContainsFunc(rules, func(r netlink.Rule) bool { return isGuard(r, p) }) {
-			ds.add("rule", p.String(), fmt.Sprintf("pref %d from %v fwmark 0/%#x prohibit", rulePriority, p, MarkMask), "")
+		for _, want := range n.rules(p) {
+			if !slices.ContainsFunc(rules, func(have netlink.Rule) bool { return sameRule(have, want) }) {
+				ds.add("rule", p.String(), describeRule(want), "")
+			}
 		}
 		routes, err := n.looks.RouteListFiltered(family(p.Addr()), unreachable(p), netlink.RT_FILTER_DST|netlink.RT_FILTER_TYPE)
 		if err != nil {
@@ -90,8 +92,10 @@ func (n *Netdev) RepairNode() error {
 		}
 	}
 	for _, p := range n.o.PodCIDRs {
-		if err := n.changes.RuleAdd(guardRule(p)); err != nil && !errors.Is(err, unix.EEXIST) {
-			errs = append(errs, fmt.Errorf("rule for %v: %w", p, err))
+		for _, r := range n.rules(p) {
+			if err := n.changes.RuleAdd(r); err != nil && !errors.Is(err, unix.EEXIST) {
+				errs = append(errs, fmt.Errorf("rule %s: %w", describeRule(r), err))
+			}
 		}
 		if err := n.changes.RouteReplace(unreachable(p)); err != nil {
 			errs = append(errs, fmt.Errorf("unreachable route for %v: %w", p, err))
@@ -103,17 +107,62 @@ func (n *Netdev) RepairNode() error {
 	return errors.Join(errs...)
 }
 
-func guardRule(p netip.Prefix) *netlink.Rule {
-	r := netlink.NewRule()
+// rules stop what comes from a pod range without a mark:
+//
+//	8:  from NODE iif lo goto 10
+//	9:  from RANGE fwmark 0/0xf00 prohibit
+//	10: nop
+//
+// The node's own address lies in the range, and what it sends itself has met
+// no program and needs none.
+func (n *Netdev) rules(p netip.Prefix) []*netlink.Rule {
+	rule := func(pref int) *netlink.Rule {
+		r := netlink.NewRule()
+		r.Priority, r.Family, r.Protocol = pref, family(p.Addr()), protocol
+		return r
+	}
 	mask := uint32(MarkMask)
-	r.Priority, r.Family, r.Src, r.Mark, r.Mask = rulePriority, family(p.Addr()), ipNet(p), 0, &mask
-	r.Type, r.Protocol = unix.RTN_PROHIBIT, protocol
-	return r
+	stop := rule(rulePriority)
+	stop.Src, stop.Mask, stop.Type = ipNet(p), &mask, unix.RTN_PROHIBIT
+
+	node, ok := n.nodeAddr(p.Addr())
+	if !ok {
+		return []*netlink.Rule{stop}
+	}
+	land := rule(rulePriority + 1)
+	land.Type = unix.FR_ACT_NOP
+	jump := rule(rulePriority - 1)
+	jump.Src, jump.IifName = ipNet(netip.PrefixFrom(node, node.BitLen())), "lo"
+	jump.Type, jump.Goto = unix.FR_ACT_GOTO, land.Priority
+	return []*netlink.Rule{land, jump, stop}
 }
 
-func isGuard(r netlink.Rule, p netip.Prefix) bool {
-	return r.Priority == rulePriority && r.Src != nil && r.Src.String() == ipNet(p).String() &&
-		r.Mark == 0 && r.Mask != nil && *r.Mask == MarkMask && r.Type == unix.RTN_PROHIBIT
+func sameRule(have netlink.Rule, want *netlink.Rule) bool {
+	mask := func(r *netlink.Rule) uint32 {
+		if r.Mask == nil {
+			return 0
+		}
+		return *r.Mask
+	}
+	src := func(r *netlink.Rule) string {
+		if r.Src == nil {
+			return ""
+		}
+		return r.Src.String()
+	}
+	return have.Priority == want.Priority && src(&have) == src(want) && have.Mark == want.Mark &&
+		mask(&have) == mask(want) && have.Type == want.Type && have.IifName == want.IifName &&
+		(want.Goto < 0 || have.Goto == want.Goto)
+}
+
+func describeRule(r *netlink.Rule) string {
+	switch r.Type {
+	case unix.RTN_PROHIBIT:
+		return fmt.Sprintf("pref %d from %v fwmark 0/%#x prohibit", r.Priority, r.Src, MarkMask)
+	case unix.FR_ACT_GOTO:
+		return fmt.Sprintf("pref %d from %v iif lo goto %d", r.Priority, r.Src, r.Goto)
+	}
+	return fmt.Sprintf("pref %d nop", r.Priority)
 }
 
 func unreachable(p netip.Prefix) *netlink.Route {
@@ -139,7 +188,10 @@ func (n *Netdev) globalSysctls() []sysctl {
 func (n *Netdev) RemoveNode() error {
 	var errs []error
 	for _, p := range n.o.PodCIDRs {
-		errs = append(errs, ignoring(n.changes.RuleDel(guardRule(p)), unix.ENOENT), ignoring(n.changes.RouteDel(unreachable(p)), unix.ESRCH))
+		for _, r := range n.rules(p) {
+			errs = append(errs, ignoring(n.changes.RuleDel(r), unix.ENOENT))
+		}
+		errs = append(errs, ignoring(n.changes.RouteDel(unreachable(p)), unix.ESRCH))
 	}
 	lo, err := n.looks.LinkByName("lo")
 	if err != nil {

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"bytes"
+	"encoding/binary"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+)
+
+func rawEvent(t testing.TB, w bpf.MapsSlEvent) []byte {
+	t.Helper()
+	raw, err := binary.Append(nil, binary.NativeEndian, &w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return raw
+}
+
+func TestDecodeEventReadsEveryField(t *testing.T) {
+	w := bpf.MapsSlEvent{
+		Time: 1, Reason: bpf.MapsSlReasonSL_DROP_NO_ROUTE, Direction: bpf.MapsSlDirectionSL_INGRESS,
+		Lost: 2, Ifindex: 3, Length: 4, SrcIdentity: 5, DstIdentity: 6, Rule: 7, SrcSlot: 8, DstSlot: 9,
+		Ethertype: 10, Sport: 11, Dport: 12, SrcMac: [6]byte{13}, Family: 4, Proto: 14, TcpFlags: 15,
+		Src: [16]byte{10, 0, 0, 1, 99}, Dst: [16]byte{10, 0, 0, 2, 99},
+	}
+	want := Event{
+		Reason: DropNoRoute, Direction: Ingress, Lost: 2, Ifindex: 3, Length: 4,
+		SourceIdentity: 5, DestinationIdentity: 6, Rule: 7, SourceSlot: 8, DestinationSlot: 9,
+		EtherType: 10, SourceMAC: [6]byte{13}, Protocol: 14, TCPFlags: 15,
+		Source: netip.MustParseAddrPort("10.0.0.1:11"), Destination: netip.MustParseAddrPort("10.0.0.2:12"),
+	}
+	// a newer program may append
+	for _, tail := range [][]byte{nil, {1, 2, 3}} {
+		got, err := decodeEvent(append(rawEvent(t, w), tail...))
+		got.Time = time.Time{}
+		if err != nil || got != want {
+			t.Errorf("with %d more bytes\n got %+v, %v\nwant %+v", len(tail), got, err, want)
+		}
+	}
+	w.Family, w.Src, w.Dst = 6, [16]byte{0xfd, 15: 1}, [16]byte{0xfd, 15: 2}
+	if got, err := decodeEvent(rawEvent(t, w)); err != nil || got.Source.String() != "[fd00::1]:11" || got.Destination.String() != "[fd00::2]:12" {
+		t.Errorf("IPv6: %v to %v, %v", got.Source, got.Destination, err)
+	}
+	w.Family = 0
+	if got, err := decodeEvent(rawEvent(t, w)); err != nil || got.Source.IsValid() || got.Destination.IsValid() {
+		t.Errorf("without addresses: %v to %v, %v", got.Source, got.Destination, err)
+	}
+}
+
+func FuzzDecodeEvent(f *testing.F) {
+	f.Add([]byte{})
+	f.Add(rawEvent(f, bpf.MapsSlEvent{}))
+	f.Add(rawEvent(f, bpf.MapsSlEvent{Family: 4, Reason: 16, Direction: 1}))
+	f.Add(bytes.Repeat([]byte{0xff}, 200))
+	size := binary.Size(bpf.MapsSlEvent{})
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		e, err := decodeEvent(raw)
+		if (err != nil) != (len(raw) < size) {
+			t.Fatalf("%d bytes: %v", len(raw), err)
+		}
+		if e.Source.IsValid() != e.Destination.IsValid() {
+			t.Errorf("one address of two: %+v", e)
+		}
+		if e.Reason.String() == "" || e.Direction.String() == "" {
+			t.Errorf("a nameless event: %+v", e)
+		}
+	})
+}

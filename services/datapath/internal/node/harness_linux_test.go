@@ -1,0 +1,375 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package node
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/netns"
+	"github.com/sluice-net/sluice/services/datapath/internal/record"
+)
+
+func TestMain(m *testing.M) {
+	leaktest.Main(m, leaktest.Links("sl"), leaktest.Mounts(os.TempDir()))
+}
+
+// patience bounds every wait for something that must happen.
+const patience = 10 * time.Second
+
+func eventually(t *testing.T, what string, ok func() error) {
+	t.Helper()
+	deadline := time.After(patience)
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := ok()
+		if err == nil {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("%s: %v", what, err)
+		}
+	}
+}
+
+// newNetns makes a network namespace that lives as long as its descriptor.
+func newNetns(t *testing.T) *netns.Namespace {
+	t.Helper()
+	type result struct {
+		ns  *netns.Namespace
+		err error
+	}
+	ch := make(chan result)
+	go func() {
+		runtime.LockOSThread() // the thread ends with the goroutine
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			ch <- result{err: fmt.Errorf("unshare: %w (kernel tests need root)", err)}
+			return
+		}
+		ns, err := netns.Current()
+		if err == nil {
+			err = func() error {
+				lo, err := netlink.LinkByName("lo")
+				if err != nil {
+					return err
+				}
+				return netlink.LinkSetUp(lo)
+			}()
+		}
+		ch <- result{ns, err}
+	}()
+	r := <-ch
+	if r.err != nil {
+		t.Fatal(r.err)
+	}
+	t.Cleanup(func() { r.ns.Close() })
+	return r.ns
+}
+
+func path(ns *netns.Namespace) string { return fmt.Sprintf("/proc/self/fd/%d", ns.Fd()) }
+
+// leases and identities that behave.
+type leases struct {
+	mu   sync.Mutex
+	held map[endpoint.Owner][]netip.Addr
+	down error
+}
+
+func (l *leases) Confirm(_ context.Context, o endpoint.Owner, addrs []netip.Addr) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.down != nil {
+		return l.down
+	}
+	l.held[o] = addrs
+	return nil
+}
+
+func (l *leases) Release(_ context.Context, o endpoint.Owner) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.down != nil {
+		return l.down
+	}
+	delete(l.held, o)
+	return nil
+}
+
+func (l *leases) Confirmed(context.Context) ([]endpoint.Owner, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var os []endpoint.Owner
+	for o := range l.held {
+		os = append(os, o)
+	}
+	return os, l.down
+}
+
+type identities struct {
+	mu   sync.Mutex
+	held map[endpoint.Owner]uint32
+}
+
+func (i *identities) Resolve(_ context.Context, o endpoint.Owner, labels []endpoint.Label, _ []endpoint.NamedPort) (endpoint.Identity, error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.held[o] = 256 + uint32(len(labels))
+	return endpoint.Identity{Number: i.held[o], Labels: labels}, nil
+}
+
+func (i *identities) Release(_ context.Context, o endpoint.Owner) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	delete(i.held, o)
+	return nil
+}
+
+// world is a node in a namespace of its own, whose datapath can be started and
+// stopped.
+type world struct {
+	t          *testing.T
+	home       *netns.Namespace
+	dir        string
+	leases     *leases
+	identities *identities
+	node       *Node
+	stop       func()
+	next       byte
+}
+
+var (
+	cidr4 = netip.MustParsePrefix("10.99.0.0/24")
+	cidr6 = netip.MustParsePrefix("fd00:99::/64")
+)
+
+func newWorld(t *testing.T) *world {
+	w := &world{
+		t: t, home: newNetns(t), dir: t.TempDir(), next: 2,
+		leases:     &leases{held: map[endpoint.Owner][]netip.Addr{}},
+		identities: &identities{held: map[endpoint.Owner]uint32{}},
+	}
+	bpf := filepath.Join(w.dir, "bpf")
+	if err := MountBPF(bpf); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(bpf, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	return w
+}
+
+func (w *world) options() Options {
+	return Options{
+		Instance: "test", BPFDir: filepath.Join(w.dir, "bpf", "sluice"), PodCIDRs: []netip.Prefix{cidr4, cidr6},
+		NodeSysctls: "set", Leases: w.leases, Identities: w.identities, Log: log.Discard(), Home: w.home, BootID: "boot-1",
+	}
+}
+
+func (w *world) store() *record.Store {
+	s, err := record.Open(filepath.Join(w.dir, "endpoints"))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return s
+}
+
+// start runs the datapath, with the watch of the kernel if repair is set.
+func (w *world) start(repair bool) {
+	w.t.Helper()
+	o := w.options()
+	o.Records = w.store()
+	n, err := Open(w.t.Context(), o)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if err := n.Restore(w.t.Context()); err != nil {
+		n.Close()
+		w.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { n.Core.Releases(ctx) })
+	wg.Go(func() { n.Core.Reaper(ctx) })
+	wg.Go(func() { n.ReadEvents(ctx) })
+	if repair {
+		wg.Go(func() { n.Watch(ctx, true) })
+	}
+	w.node = n
+	w.stop = func() {
+		if w.node == nil {
+			return
+		}
+		w.node = nil
+		cancel()
+		wg.Wait()
+		if err := n.Close(); err != nil {
+			w.t.Error(err)
+		}
+	}
+	w.t.Cleanup(w.stop)
+}
+
+type pod struct {
+	t     *testing.T
+	ns    *netns.Namespace
+	owner endpoint.Owner
+	spec  endpoint.Spec
+	ep    endpoint.Endpoint
+}
+
+func (w *world) spec(name string, ns *netns.Namespace) endpoint.Spec {
+	a4, a6 := cidr4.Addr().As4(), cidr6.Addr().As16()
+	a4[3], a6[15] = w.next, w.next
+	w.next++
+	return endpoint.Spec{
+		Owner: endpoint.Owner{ContainerID: name, InterfaceName: "eth0"}, Netns: path(ns),
+		Addrs: []netip.Addr{netip.AddrFrom4(a4), netip.AddrFrom16(a6)},
+	}
+}
+
+func (w *world) pod(name string) *pod {
+	w.t.Helper()
+	ns := newNetns(w.t)
+	p := &pod{t: w.t, ns: ns, spec: w.spec(name, ns)}
+	p.owner = p.spec.Owner
+	var err error
+	if p.ep, err = w.node.Core.Create(w.t.Context(), p.spec, false); err != nil {
+		w.t.Fatal(err)
+	}
+	return p
+}
+
+// counted is how many packets the programs counted for a reason.
+func (w *world) counted(r kernel.Reason) uint64 {
+	w.t.Helper()
+	counters, err := w.node.Kernel.Metrics()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	var n uint64
+	for _, c := range counters {
+		if c.Reason == r {
+			n += c.Packets
+		}
+	}
+	return n
+}
+
+func (p *pod) listen(network, addr string) (c any) {
+	p.t.Helper()
+	err := p.ns.Do(func() (err error) {
+		if network == "tcp" {
+			c, err = net.Listen(network, addr)
+		} else {
+			c, err = net.ListenPacket(network, addr)
+		}
+		return err
+	})
+	if err != nil {
+		p.t.Fatalf("listen in %s: %v", p.owner, err)
+	}
+	return c
+}
+
+func dialIn(ns *netns.Namespace, network string, to netip.AddrPort, timeout time.Duration) (c net.Conn, err error) {
+	err = ns.Do(func() error {
+		c, err = net.DialTimeout(network, to.String(), timeout)
+		return err
+	})
+	return c, err
+}
+
+// echo listens on a TCP port of the pod and sends back what comes.
+func (p *pod) echo(a netip.Addr) netip.AddrPort {
+	p.t.Helper()
+	l := p.listen("tcp", netip.AddrPortFrom(a, 0).String()).(net.Listener)
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			stop := context.AfterFunc(ctx, func() { c.Close() })
+			wg.Go(func() {
+				defer stop()
+				defer c.Close()
+				buf := make([]byte, 4096)
+				for {
+					n, err := c.Read(buf)
+					if err != nil {
+						return
+					}
+					if _, err := c.Write(buf[:n]); err != nil {
+						return
+					}
+				}
+			})
+		}
+	})
+	p.t.Cleanup(func() { l.Close(); cancel(); wg.Wait() })
+	return netip.AddrPortFrom(a, uint16(l.Addr().(*net.TCPAddr).Port))
+}
+
+func exchange(c net.Conn, text string, timeout time.Duration) error {
+	if err := c.SetDeadline(time.Now().Add(timeout)); err != nil {
+		return err
+	}
+	if _, err := c.Write([]byte(text)); err != nil {
+		return err
+	}
+	buf := make([]byte, len(text))
+	for n := 0; n < len(buf); {
+		m, err := c.Read(buf[n:])
+		if err != nil {
+			return err
+		}
+		n += m
+	}
+	if string(buf) != text {
+		return fmt.Errorf("got %q, want %q", buf, text)
+	}
+	return nil
+}
+
+// talk opens a TCP connection and exchanges a few bytes.
+func talk(from *netns.Namespace, to netip.AddrPort, timeout time.Duration) error {
+	c, err := dialIn(from, "tcp", to, timeout)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return exchange(c, "hello", timeout)
+}
+
+func subjects(ds []endpoint.Difference) []string {
+	var s []string
+	for _, d := range ds {
+		s = append(s, d.Subject)
+	}
+	slices.Sort(s)
+	return slices.Compact(s)
+}

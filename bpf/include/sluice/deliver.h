@@ -33,44 +33,58 @@ static __always_inline enum sl_reason needs_stack(struct __sk_buff *skb, const s
 	return SL_STACK_MTU;
 }
 
+/* A frame up to the checksum of its IPv4 header. */
+struct sl_head4 {
+	struct sl_ethernet eth;
+	__be16 head[4];
+	__u8 ttl;
+	__u8 protocol;
+	__be16 check;
+};
+_Static_assert(sizeof(struct sl_head4) == 26, "as on the wire");
+
 /*
- * One hop less. The sum of an IPv4 header stays right by itself, so that a
- * checksum of the whole packet does too; for IPv6 the kernel must be told.
+ * One hop less, to another Ethernet address. The sum over an IPv4 header stays
+ * what it was, and with it a checksum of the whole packet that the hardware
+ * has found; for IPv6 the kernel must be told.
  */
-static __always_inline long decrement_hops(struct __sk_buff *skb, const struct sl_packet *p)
+static __always_inline long forward4(struct __sk_buff *skb, const struct sl_endpoint *dst)
 {
-	__u8 hops = p->hops - 1;
-	struct {
-		__u8 ttl;
-		__u8 protocol;
-		__be16 check;
-	} word;
+	struct sl_head4 head;
 	__u32 check;
 
-	if (p->family == 6)
-		return bpf_skb_store_bytes(skb, ETH_HLEN + offsetof(struct ipv6hdr, hop_limit),
-					   &hops, sizeof(hops), BPF_F_RECOMPUTE_CSUM);
-
-	if (bpf_skb_load_bytes(skb, ETH_HLEN + offsetof(struct iphdr, ttl), &word, sizeof(word)))
+	if (read_packet(skb, 0, &head))
 		return -1;
-	/* RFC 1624 for a high byte that is one less */
-	check = word.check;
+	__builtin_memcpy(head.eth.dst, dst->mac, ETH_ALEN);
+	__builtin_memcpy(head.eth.src, dst->hmac, ETH_ALEN);
+	/* RFC 1624, for the high byte of a word that is one less */
+	check = head.check;
 	check += bpf_htons(0x0100);
-	word.check = (__be16)(check + (check >= 0xffff));
-	word.ttl = hops;
-	return bpf_skb_store_bytes(skb, ETH_HLEN + offsetof(struct iphdr, ttl), &word, sizeof(word),
-				   0);
+	head.check = (__be16)(check + (check >= 0xffff));
+	head.ttl--;
+	return bpf_skb_store_bytes(skb, 0, &head, sizeof(head), 0);
+}
+
+static __always_inline long forward6(struct __sk_buff *skb, const struct sl_packet *p,
+				     const struct sl_endpoint *dst)
+{
+	__u8 macs[2 * ETH_ALEN], hops = p->hops - 1;
+	long err;
+
+	__builtin_memcpy(macs, dst->mac, ETH_ALEN);
+	__builtin_memcpy(macs + ETH_ALEN, dst->hmac, ETH_ALEN);
+	err = bpf_skb_store_bytes(skb, ETH_HLEN + offsetof(struct ipv6hdr, hop_limit), &hops,
+				  sizeof(hops), BPF_F_RECOMPUTE_CSUM);
+	if (err)
+		return err;
+	return bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0);
 }
 
 /* Into another local pod, as a router would do it. */
 static __always_inline enum sl_reason
 deliver_local(struct __sk_buff *skb, const struct sl_packet *p, const struct sl_endpoint *dst)
 {
-	__u8 macs[2 * ETH_ALEN];
-
-	__builtin_memcpy(macs, dst->mac, ETH_ALEN);
-	__builtin_memcpy(macs + ETH_ALEN, dst->hmac, ETH_ALEN);
-	if (decrement_hops(skb, p) || bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0))
+	if (p->family == 4 ? forward4(skb, dst) : forward6(skb, p, dst))
 		return SL_DROP_REWRITE;
 
 	switch (dst->deliver) {

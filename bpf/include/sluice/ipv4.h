@@ -52,7 +52,7 @@ static __always_inline enum sl_reason parse_ip4(struct __sk_buff *skb, struct sl
 	struct iphdr ip;
 	__u32 ihl, total, frag;
 
-	if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)))
+	if (read_packet(skb, ETH_HLEN, &ip))
 		return SL_DROP_MALFORMED;
 
 	ihl = ip.ihl * 4;

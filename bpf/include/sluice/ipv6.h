@@ -94,7 +94,7 @@ static __always_inline enum sl_reason parse_ip6(struct __sk_buff *skb, struct sl
 	struct ipv6hdr ip;
 	__u32 payload;
 
-	if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)))
+	if (read_packet(skb, ETH_HLEN, &ip))
 		return SL_DROP_MALFORMED;
 
 	payload = bpf_ntohs(ip.payload_len);

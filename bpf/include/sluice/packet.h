@@ -46,19 +46,46 @@ static __always_inline void packet_init(struct sl_packet *p, enum sl_direction d
 }
 
 /*
+ * Copies what "to" points at from an offset in the packet, 0 on success. Nearly
+ * always the bytes lie in the linear part and cost no call.
+ */
+#define read_packet(skb, off, to)                                                \
+	({                                                                       \
+		__u32 _off = (off);                                              \
+		void *_data = (void *)(long)(skb)->data;                         \
+		void *_end = (void *)(long)(skb)->data_end;                      \
+		long _err = 0;                                                   \
+		if (_off <= SL_NEAR && _data + _off + sizeof(*(to)) <= _end)     \
+			*(to) = *(__typeof__(to))(_data + _off);                 \
+		else                                                             \
+			_err = bpf_skb_load_bytes(skb, _off, to, sizeof(*(to))); \
+		_err;                                                            \
+	})
+
+/* Beyond it an offset into the packet is checked by the kernel, not here. */
+#define SL_NEAR 256
+
+struct sl_ethernet {
+	__u8 dst[ETH_ALEN];
+	__u8 src[ETH_ALEN];
+	__be16 type;
+} __attribute__((aligned(2)));
+
+/*
  * Only untagged IPv4, IPv6 and ARP exist for pods: a tag, in the frame or
  * already taken out of it by the kernel, would reach a VLAN device of the host
  * unjudged.
  */
 static __always_inline enum sl_reason parse_ethernet(struct __sk_buff *skb, struct sl_packet *p)
 {
-	__be16 type;
+	struct sl_ethernet eth;
 
-	if (bpf_skb_load_bytes(skb, 0, p->dst_mac, 2 * ETH_ALEN) ||
-	    bpf_skb_load_bytes(skb, 2 * ETH_ALEN, &type, sizeof(type)))
+	if (read_packet(skb, 0, &eth))
 		return SL_DROP_MALFORMED;
 
-	p->ethertype = bpf_ntohs(type);
+	__builtin_memcpy(p->dst_mac, eth.dst, ETH_ALEN);
+	__builtin_memcpy(p->src_mac, eth.src, ETH_ALEN);
+	p->ethertype = bpf_ntohs(eth.type);
 	if (skb->vlan_present)
 		return SL_DROP_NOT_IP;
 

@@ -20,6 +20,23 @@
 #define SL_TCP_SYN 0x02
 #define SL_TCP_ACK 0x10
 
+/* What the three protocols with ports begin with. */
+struct sl_ports {
+	__be16 src;
+	__be16 dst;
+};
+
+/* The part of a TCP header that we read, from its data offset on. */
+struct sl_tcp {
+	__u8 offset; /* upper half: length in 32-bit words */
+	__u8 flags;
+} __attribute__((aligned(2)));
+
+struct sl_icmp {
+	__u8 type;
+	__u8 code;
+} __attribute__((aligned(2)));
+
 static __always_inline bool room_for(const struct sl_packet *p, __u32 bytes)
 {
 	return p->l4 + bytes <= p->end;
@@ -27,9 +44,9 @@ static __always_inline bool room_for(const struct sl_packet *p, __u32 bytes)
 
 static __always_inline enum sl_reason parse_transport(struct __sk_buff *skb, struct sl_packet *p)
 {
-	__be16 ports[2];
-	__u8 tcp[2]; /* data offset, flags */
-	__u8 icmp[2]; /* type, code */
+	struct sl_ports ports;
+	struct sl_icmp icmp;
+	struct sl_tcp tcp;
 	__u32 need;
 
 	if (p->fragment)
@@ -47,26 +64,26 @@ static __always_inline enum sl_reason parse_transport(struct __sk_buff *skb, str
 		break;
 	case SL_ICMP:
 	case SL_ICMPV6:
-		if (!room_for(p, 8) || bpf_skb_load_bytes(skb, p->l4, icmp, sizeof(icmp)))
+		if (!room_for(p, 8) || read_packet(skb, p->l4, &icmp))
 			return SL_DROP_MALFORMED;
-		p->dport = (__u16)(icmp[0] << 8 | icmp[1]);
+		p->dport = (__u16)(icmp.type << 8 | icmp.code);
 		return SL_CONTINUE;
 	default:
 		return SL_CONTINUE;
 	}
 
-	if (!room_for(p, need) || bpf_skb_load_bytes(skb, p->l4, ports, sizeof(ports)))
+	if (!room_for(p, need) || read_packet(skb, p->l4, &ports))
 		return SL_DROP_MALFORMED;
-	p->sport = bpf_ntohs(ports[0]);
-	p->dport = bpf_ntohs(ports[1]);
+	p->sport = bpf_ntohs(ports.src);
+	p->dport = bpf_ntohs(ports.dst);
 
 	if (p->proto == SL_TCP) {
-		if (bpf_skb_load_bytes(skb, p->l4 + 12, tcp, sizeof(tcp)))
+		if (read_packet(skb, p->l4 + 12, &tcp))
 			return SL_DROP_MALFORMED;
-		need = (tcp[0] >> 4) * 4;
+		need = (tcp.offset >> 4) * 4;
 		if (need < 20 || !room_for(p, need))
 			return SL_DROP_MALFORMED;
-		p->tcp_flags = tcp[1];
+		p->tcp_flags = tcp.flags;
 	}
 	return SL_CONTINUE;
 }

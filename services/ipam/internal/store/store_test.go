@@ -329,7 +329,7 @@ func TestNoDamageGoesUnnoticed(t *testing.T) {
 	}
 	// The heads of all pages and elements are where bbolt would break.
 	for page := range len(good) / 4096 {
-		for at := page % 3; at < 96; at += 3 {
+		for at := page % 5; at < 96; at += 5 {
 			bad := bytes.Clone(good)
 			bad[page*4096+at] ^= byte(1 + r.IntN(255))
 			if check(fmt.Sprintf("byte %d of page %d", at, page), bad, page < 2) {

@@ -352,8 +352,14 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 func TestMistakesOnTheCommandLineAreExitCode2(t *testing.T) {
 	n := newFakeNode(t)
 	for _, bad := range [][]string{
-		{"nonsense"}, {"endpoint", "nonsense"}, {"endpoint", "list", "x"}, {"--nonsense"}, {"status", "-o", "yaml"},
-		{"status", "--timeout", "0s"}, {"dev", "nonsense"}, {"dev", "up"}, // with --run-dir, which dev refuses
+		{"nonsense"},
+		{"endpoint", "nonsense"},
+		{"endpoint", "list", "x"},
+		{"--nonsense"},
+		{"status", "-o", "yaml"},
+		{"status", "--timeout", "0s"},
+		{"dev", "nonsense"},
+		{"dev", "up"}, // with --run-dir, which dev refuses
 	} {
 		_, errOut := n.want(t, exitUsage, bad...)
 		if !strings.HasPrefix(errOut, "sluice: ") {

@@ -19,7 +19,7 @@ import (
 // Config is this service's own part of the configuration.
 type Config struct {
 	Node     string       `config:"node" help:"name of this node in the cluster; never two nodes with one name"`
-	StateDir string       `config:"stateDir" help:"directory of holds.json and known.json"`
+	StateDir string       `config:"stateDir" help:"directory of the files that survive a restart"`
 	Quota    int          `config:"quota" help:"identities of the cluster that this node may hold"`
 	Etcd     EtcdConfig   `config:"etcd"`
 	Labels   LabelsConfig `config:"labels"`

@@ -52,8 +52,8 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	if last.Damaged != nil {
 		p.Log.Error("the cache of identities is damaged; it was put aside and is read from etcd again", "kept_as", snapshot.DamagedFile, log.Err(last.Damaged))
 	}
-	if last.Dropped > 0 {
-		p.Log.Info("holders of an earlier boot dropped", "holders", last.Dropped)
+	if len(last.Removed) > 0 {
+		p.Log.Info("holds of an earlier boot removed", "files", last.Removed)
 	}
 
 	store, err := etcd.New(etcd.Config{

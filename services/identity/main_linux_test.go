@@ -238,6 +238,15 @@ func keys(t *testing.T, admin *clientv3.Client, kind string) []string {
 	return out
 }
 
+func holdsFile(t *testing.T) string {
+	t.Helper()
+	boot, err := snapshot.BootID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return snapshot.HoldsFile(boot)
+}
+
 func TestKernelRunsWithoutAnyRight(t *testing.T) {
 	b := newBench(t)
 	p := b.start()
@@ -254,7 +263,7 @@ func TestKernelRunsWithoutAnyRight(t *testing.T) {
 			t.Errorf("status of the process has no line %q:\n%s", line, proc)
 		}
 	}
-	for _, file := range []string{snapshot.HoldsFile, snapshot.KnownFile} {
+	for _, file := range []string{holdsFile(t), snapshot.KnownFile} {
 		storetest.Eventually(t, file, func() bool {
 			fi, err := os.Stat(filepath.Join(b.dir, "state", file))
 			return err == nil && fi.Mode() == 0o600
@@ -354,7 +363,7 @@ func TestKernelKilledAnywhereLeavesNothingBehind(t *testing.T) {
 
 func TestKernelDamagedHoldsStopTheStart(t *testing.T) {
 	b := newBench(t)
-	file := filepath.Join(b.dir, "state", snapshot.HoldsFile)
+	file := filepath.Join(b.dir, "state", holdsFile(t))
 	if err := os.WriteFile(file, []byte("{"), 0o644); err != nil {
 		t.Fatal(err)
 	}

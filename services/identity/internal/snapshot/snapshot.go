@@ -6,15 +6,17 @@
 //
 // Two files with different rights to exist:
 //
-//   - holds.json says who holds which number. It is state: written before the
-//     answer that depends on it, and refused when it is damaged, because starting
-//     without it would let the cluster collect numbers that endpoints use.
+//   - holds.<boot id>.json says who holds which number. It is state: written
+//     before the answer that depends on it, and refused when it is damaged, because
+//     starting without it would let the cluster collect numbers that endpoints use.
 //   - known.json is a cache of the cluster's identities for the time without
 //     etcd. A damaged one is put aside and read again from etcd: nothing that
-//     was answered depends on it, since holds.json carries label sets itself.
+//     was answered depends on it, since the holds carry label sets themselves.
 //
-// Holders belong to a boot of the machine: no endpoint survives a reboot, so
-// holders that another boot wrote are dropped when they are read.
+// Holders belong to a boot of the machine, because no endpoint survives one:
+// files that another boot wrote are removed unread. So the holds need to
+// survive a killed process, which the page cache does, and not a loss of
+// power, which fsync costs milliseconds for in every answer.
 package snapshot
 
 import (
@@ -33,10 +35,12 @@ import (
 
 // Names of the files.
 const (
-	HoldsFile   = "holds.json"
 	KnownFile   = "known.json"
 	DamagedFile = "known.json.damaged"
 )
+
+// HoldsFile is the name of the holds of one boot.
+func HoldsFile(bootID string) string { return "holds." + bootID + ".json" }
 
 // maxFile bounds what is read, in bytes: all numbers of a cluster with long labels.
 const maxFile = 256 << 20
@@ -94,23 +98,29 @@ func Open(path, node, bootID string) (*Dir, error) {
 	if _, err := durable.RemoveTemp(path); err != nil {
 		return nil, fmt.Errorf("state directory: %w", err)
 	}
+	if !bootIDRE.MatchString(bootID) {
+		return nil, fmt.Errorf("boot id %.40q is not one", bootID)
+	}
 	return &Dir{path: path, node: node, bootID: bootID}, nil
 }
 
 // Loaded is what a directory had.
 type Loaded struct {
 	Holds   allocator.Holds
-	Dropped int // holders of another boot
+	Removed []string // names of files with holds of other boots
 	Known   []identity.Identity
 	Cached  bool  // there was a cache, perhaps an empty one
 	Damaged error // why the cache was put aside; nil if it was not
 }
 
-// Load reads both files. Its error is about holds.json, and ends with what to
-// do; the file stays as it is.
+// Load reads both files. Its error is about the holds, and ends with what to do;
+// the file stays as it is.
 func (d *Dir) Load() (Loaded, error) {
 	var l Loaded
-	path := filepath.Join(d.path, HoldsFile)
+	if err := d.removeOtherBoots(&l); err != nil {
+		return Loaded{}, err
+	}
+	path := filepath.Join(d.path, HoldsFile(d.bootID))
 	var rec holdsRecord
 	switch err := durable.Load(path, maxFile, holdsSchema, &rec); {
 	case errors.Is(err, fs.ErrNotExist):
@@ -124,7 +134,7 @@ func (d *Dir) Load() (Loaded, error) {
 			return Loaded{}, &durable.RecordError{File: path, Field: "data.holders", Err: fmt.Errorf("%w: %w", durable.ErrCorrupt, err)}
 		}
 		if rec.BootID != d.bootID {
-			l.Dropped, l.Holds.Holders = len(l.Holds.Holders), nil
+			return Loaded{}, &durable.RecordError{File: path, Field: "data.boot_id", Err: fmt.Errorf("%w: %.40q, the name says another", durable.ErrCorrupt, rec.BootID)}
 		}
 	}
 
@@ -147,12 +157,29 @@ func (d *Dir) Load() (Loaded, error) {
 	return l, nil
 }
 
+// removeOtherBoots removes holds that no endpoint can have any more.
+func (d *Dir) removeOtherBoots(l *Loaded) error {
+	entries, err := os.ReadDir(d.path)
+	if err != nil {
+		return fmt.Errorf("state directory: %w", err)
+	}
+	for _, e := range entries {
+		boot, ok := strings.CutPrefix(e.Name(), "holds.")
+		boot, ok2 := strings.CutSuffix(boot, ".json")
+		if !ok || !ok2 || boot == d.bootID || !bootIDRE.MatchString(boot) || !e.Type().IsRegular() {
+			continue
+		}
+		if err := os.Remove(filepath.Join(d.path, e.Name())); err != nil {
+			return fmt.Errorf("holds of an earlier boot: %w", err)
+		}
+		l.Removed = append(l.Removed, e.Name())
+	}
+	return nil
+}
+
 var bootIDRE = regexp.MustCompile(`^[0-9a-f-]{36}$`)
 
 func (r holdsRecord) holds() (allocator.Holds, error) {
-	if !bootIDRE.MatchString(r.BootID) {
-		return allocator.Holds{}, fmt.Errorf("boot_id %.40q", r.BootID)
-	}
 	h := allocator.Holds{NextNodeLocal: identity.Numeric(r.NextNodeLocal)}
 	sets := map[identity.Numeric]string{}
 	seen := map[allocator.Holder]bool{}
@@ -214,7 +241,7 @@ func (d *Dir) SaveHolds(h allocator.Holds) error {
 	for i, x := range h.Holders {
 		rec.Holders[i] = holderRecord{Holder: x.Holder.String(), Number: uint32(x.Identity.Number), Labels: x.Identity.Labels.Text()}
 	}
-	return durable.Save(filepath.Join(d.path, HoldsFile), holdsSchema, rec, durable.SyncAll)
+	return durable.Save(filepath.Join(d.path, HoldsFile(d.bootID)), holdsSchema, rec, durable.SyncNone)
 }
 
 // SaveKnown implements allocator.Records.

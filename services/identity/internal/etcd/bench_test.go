@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package etcd
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/sluice-net/sluice/services/identity/internal/allocator/storetest"
+	"github.com/sluice-net/sluice/services/identity/internal/etcd/etcdtest"
+)
+
+// BenchmarkHold measures one answer, with real etcd and real files.
+func BenchmarkHold(b *testing.B) {
+	s := etcdtest.Start(b)
+	n := startNode(b, s.Endpoint, "a", b.TempDir(), quick())
+	n.connected()
+	hold := func(b *testing.B, holderNumber int, app string) {
+		if _, err := n.Hold(b.Context(), holder(holderNumber), storetest.Labels(b, app), true); err != nil {
+			b.Fatal(err)
+		}
+	}
+	release := func(b *testing.B, holderNumber int) {
+		if _, err := n.Release(b.Context(), holder(holderNumber)); err != nil {
+			b.Fatal(err)
+		}
+	}
+	next := 0
+	b.Run("new label set", func(b *testing.B) {
+		for b.Loop() {
+			next++
+			hold(b, 0, fmt.Sprint(next)) // moves, so that the holds stay few
+		}
+	})
+	b.Run("set of another holder", func(b *testing.B) {
+		hold(b, 1, "shared")
+		for b.Loop() {
+			hold(b, 2, "shared")
+			release(b, 2)
+		}
+	})
+	b.Run("come and go", func(b *testing.B) {
+		for b.Loop() {
+			hold(b, 3, "alone")
+			release(b, 3)
+		}
+	})
+	b.Run("asked again", func(b *testing.B) {
+		hold(b, 4, "again")
+		for b.Loop() {
+			hold(b, 4, "again")
+		}
+	})
+}

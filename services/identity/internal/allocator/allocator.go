@@ -22,72 +22,12 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/services/identity/internal/identity"
 )
-
-// Errors of an Allocator, beside those of its Store.
-var (
-	// ErrHeldOther: the holder holds another label set.
-	ErrHeldOther = errors.New("holder holds another label set")
-	// ErrQuota: this node holds as many identities as it may. It is always a *QuotaError.
-	ErrQuota = errors.New("quota of identities is used up")
-	// ErrExhausted: every number of the range is taken or rests. It is always a *QuotaError.
-	ErrExhausted = errors.New("identity numbers are used up")
-	// ErrContended: other nodes took every candidate that was tried. Try again.
-	ErrContended = errors.New("lost too many races for a number")
-	// ErrNotFound: the number is not known here.
-	ErrNotFound = errors.New("no such identity")
-	// ErrRecords: the state could not be put on stable storage.
-	ErrRecords = errors.New("state is not on stable storage")
-)
-
-// StoreError says that the store is needed and does not answer.
-type StoreError struct {
-	Endpoints []string
-	Labels    identity.Labels
-	Err       error // may be nil: no attempt has ended yet
-}
-
-func (e *StoreError) Error() string {
-	s := fmt.Sprintf("label set %s is not known on this node and etcd (%s) does not answer", clip(e.Labels.Text(), 200), strings.Join(e.Endpoints, ", "))
-	if e.Err != nil {
-		s += ": " + e.Err.Error()
-	}
-	return s
-}
-
-func (e *StoreError) Unwrap() error { return e.Err }
-
-// Is makes it an ErrUnavailable.
-func (e *StoreError) Is(target error) bool { return target == ErrUnavailable }
-
-// QuotaError says what is used up, and which labels to look at.
-type QuotaError struct {
-	Kind  error // ErrQuota or ErrExhausted
-	Used  int
-	Limit int
-	Keys  []identity.KeyCount // those with most values, most first
-}
-
-func (e *QuotaError) Error() string {
-	s := fmt.Sprintf("%v: %d of %d", e.Kind, e.Used, e.Limit)
-	if len(e.Keys) > 0 {
-		keys := make([]string, len(e.Keys))
-		for i, k := range e.Keys {
-			keys[i] = fmt.Sprintf("%s (%d)", k.Key, k.Values)
-		}
-		s += "; the labels with most values are " + strings.Join(keys, ", ") + ": exclude with labels.exclude what policies do not select"
-	}
-	return s
-}
-
-// Unwrap returns the kind.
-func (e *QuotaError) Unwrap() error { return e.Kind }
 
 // Fault points, in the order in which a call meets them.
 var (
@@ -113,26 +53,6 @@ type Config struct {
 	RetryMin     time.Duration // first pause after the store failed; doubles
 	RetryMax     time.Duration // longest pause
 	Log          *slog.Logger
-}
-
-// Status is a summary.
-type Status struct {
-	Connected     bool
-	StoreError    string // why not; empty if connected
-	Ready         bool
-	Known         int // cluster identities
-	Held          int // of them, held by this node
-	PendingWrites int // references and releases that wait for the store
-	TopKeys       []identity.KeyCount
-}
-
-// Counters are events since the start, for metrics.
-type Counters struct {
-	Allocated uint64 // identities that this node created
-	Conflicts uint64 // held numbers that meant something else afterwards
-	Restored  uint64 // references that were written again
-	Collected uint64 // identities that this node removed
-	Offline   uint64 // answers that were given from memory because the store was away
 }
 
 // Allocator is the core. Its methods may be called concurrently, before and
@@ -272,121 +192,9 @@ func (a *Allocator) notify() {
 	a.changed = make(chan struct{})
 }
 
-// Get returns an identity and its holders on this node, sorted.
-func (a *Allocator) Get(n identity.Numeric) (identity.Identity, []string, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	id, ok := a.lookup(n)
-	if !ok {
-		return identity.Identity{}, nil, fmt.Errorf("%w: %d", ErrNotFound, n)
-	}
-	var holders []string
-	if h := a.holds[n]; h != nil {
-		for holder := range h.holders {
-			holders = append(holders, holder.String())
-		}
-		slices.Sort(holders)
-	}
-	return id, holders, nil
-}
-
-// lookup runs with mu held.
-func (a *Allocator) lookup(n identity.Numeric) (identity.Identity, bool) {
-	if n.Scope() == identity.ScopeReserved {
-		r := identity.Reserved()
-		if i, ok := slices.BinarySearchFunc(r, identity.Identity{Number: n}, identity.Compare); ok {
-			return r[i], true
-		}
-		return identity.Identity{}, false
-	}
-	if h := a.holds[n]; h != nil {
-		return identity.Identity{Number: n, Labels: h.labels}, true
-	}
-	if e, ok := a.known[n]; ok {
-		return identity.Identity{Number: n, Labels: e.labels}, true
-	}
-	return identity.Identity{}, false
-}
-
-// Listed is an element of List.
-type Listed struct {
-	Identity identity.Identity
-	Holders  int // on this node
-}
-
-// List returns all identities, sorted by number, as of one point in time.
-func (a *Allocator) List() []Listed {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	out := make([]Listed, 0, len(a.known)+16)
-	for _, id := range identity.Reserved() {
-		out = append(out, Listed{Identity: id})
-	}
-	for n, e := range a.known {
-		l := Listed{Identity: identity.Identity{Number: n, Labels: e.labels}}
-		if h := a.holds[n]; h != nil {
-			l = Listed{Identity: identity.Identity{Number: n, Labels: h.labels}, Holders: len(h.holders)}
-		}
-		out = append(out, l)
-	}
-	for n, h := range a.holds {
-		if _, ok := a.known[n]; !ok {
-			out = append(out, Listed{Identity: identity.Identity{Number: n, Labels: h.labels}, Holders: len(h.holders)})
-		}
-	}
-	slices.SortFunc(out, func(x, y Listed) int { return identity.Compare(x.Identity, y.Identity) })
-	return out
-}
-
-// Status returns a summary.
-func (a *Allocator) Status() Status {
-	s := a.Summary()
-	s.TopKeys = a.topKeys()
-	return s
-}
-
-// Summary is Status without TopKeys, which cost a look at every identity.
-func (a *Allocator) Summary() Status {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	s := Status{Connected: a.connected, Ready: a.ready, Known: len(a.known), PendingWrites: len(a.releases)}
-	for n, h := range a.holds {
-		if n.Scope() == identity.ScopeCluster {
-			s.Held++
-			if h.ref == 0 {
-				s.PendingWrites++
-			}
-		}
-	}
-	if !a.connected {
-		s.StoreError = "not connected yet"
-		if a.storeErr != nil {
-			s.StoreError = a.storeErr.Error()
-		}
-	}
-	return s
-}
-
-// Counters returns what happened since the start.
-func (a *Allocator) Counters() Counters {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.counters
-}
-
-func (a *Allocator) topKeys() []identity.KeyCount {
-	a.mu.Lock()
-	sets := make([]identity.Labels, 0, len(a.known))
-	for _, e := range a.known {
-		sets = append(sets, e.labels)
-	}
-	a.mu.Unlock()
-	return identity.TopKeys(slices.Values(sets), 10)
-}
-
 // Hold gives the holder the number of a label set, which the cluster shares.
 // If the holder has another label set, it moves when move is set, and gets
-// ErrHeldOther otherwise. The answer is on stable storage.
+// ErrHeldOther otherwise. The answer survives this process.
 func (a *Allocator) Hold(ctx context.Context, holder Holder, labels identity.Labels, move bool) (identity.Identity, error) {
 	unlock, err := a.byHolder.lock(ctx, string(holder))
 	if err != nil {
@@ -424,7 +232,7 @@ func (a *Allocator) Hold(ctx context.Context, holder Holder, labels identity.Lab
 	return a.answer(ctx, id)
 }
 
-// answer waits until everything that the answer says is on stable storage.
+// answer waits until everything that the answer says survives this process.
 func (a *Allocator) answer(ctx context.Context, id identity.Identity) (identity.Identity, error) {
 	if err := faultResolveRecorded.Hit(ctx); err != nil {
 		return identity.Identity{}, err
@@ -466,7 +274,13 @@ func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels identi
 	var claim Claim
 	err := ErrUnavailable
 	if connected || !isKnown {
-		claim, err = a.claim(ctx, labels, number)
+		limited, cancel := ctx, context.CancelFunc(func() {})
+		if end, ok := ctx.Deadline(); ok && isKnown {
+			// A store that hangs must leave time for the answer from memory.
+			limited, cancel = context.WithDeadline(ctx, time.Now().Add(time.Until(end)/2))
+		}
+		claim, err = a.claim(limited, labels, number)
+		cancel()
 	}
 	if err != nil {
 		if !isKnown || !errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrSessionLost) || ctx.Err() != nil {
@@ -695,55 +509,6 @@ func (a *Allocator) dropHold(n identity.Numeric, h *hold) {
 	}
 }
 
-// HoldNodeLocal gives the holder a number that is valid on this node only. It
-// needs no store.
-func (a *Allocator) HoldNodeLocal(ctx context.Context, holder Holder, labels identity.Labels) (identity.Identity, error) {
-	unlock, err := a.byHolder.lock(ctx, string(holder))
-	if err != nil {
-		return identity.Identity{}, err
-	}
-	defer unlock()
-	if err := faultResolveStart.Hit(ctx); err != nil {
-		return identity.Identity{}, err
-	}
-	id, err := a.holdNodeLocal(holder, labels)
-	if err != nil {
-		return identity.Identity{}, err
-	}
-	return a.answer(ctx, id)
-}
-
-func (a *Allocator) holdNodeLocal(holder Holder, labels identity.Labels) (identity.Identity, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if n, ok := a.holders[holder]; ok {
-		if h := a.holds[n]; n.Scope() != identity.ScopeNodeLocal || h.labels.Text() != labels.Text() {
-			return identity.Identity{}, fmt.Errorf("%w: %s holds %d %s", ErrHeldOther, holder, n, clip(h.labels.Text(), 200))
-		}
-		return identity.Identity{Number: n, Labels: labels}, nil
-	}
-	n, ok := a.localText[labels.Text()]
-	if !ok {
-		const size = identity.MaxNodeLocal - identity.MinNodeLocal + 1
-		for i := range size {
-			c := identity.MinNodeLocal + (a.localNext-identity.MinNodeLocal+i)%size
-			if a.holds[c] == nil {
-				n, ok = c, true
-				break
-			}
-		}
-		if !ok {
-			return identity.Identity{}, &QuotaError{Kind: ErrExhausted, Used: int(size), Limit: int(size)}
-		}
-		a.localNext = identity.MinNodeLocal + (n-identity.MinNodeLocal+1)%size
-		a.localText[labels.Text()] = n
-	}
-	id := identity.Identity{Number: n, Labels: labels}
-	a.move(holder, id, 0)
-	a.pub.Upsert(n, id)
-	return id, nil
-}
-
 // Release drops what a holder holds and returns the number, 0 if it held none.
 // It needs no store: the reference there is dropped by Run.
 func (a *Allocator) Release(ctx context.Context, holder Holder) (identity.Numeric, error) {
@@ -802,11 +567,4 @@ func (a *Allocator) knownToSave() []identity.Identity {
 	}
 	slices.SortFunc(out, identity.Compare)
 	return out
-}
-
-func clip(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	return s[:n] + "…"
 }

@@ -9,14 +9,14 @@ import (
 	"sync"
 )
 
-// saver puts the holds on stable storage, many changes with one write: whoever
-// waits while a write runs is served by the next one.
+// saver writes the holds, many changes with one write: whoever waits while a
+// write runs is served by the next one.
 type saver struct {
 	save func() error // writes the state as it is when called
 
 	mu      sync.Mutex
 	changed uint64       // guarded by mu; number of the last change
-	saved   uint64       // guarded by mu; the last change that is on stable storage
+	saved   uint64       // guarded by mu; the last change that was written
 	running *savingRound // guarded by mu; nil when nothing is written
 }
 
@@ -36,8 +36,7 @@ func (s *saver) dirty() {
 	s.changed++
 }
 
-// wait returns when every change so far is on stable storage. The error is
-// ErrRecords or the context's; the changes stay in memory and are written by
+// wait returns when every change so far was written. The error is ErrRecords or the context's; the changes stay in memory and are written by
 // the next call.
 func (s *saver) wait(ctx context.Context) error {
 	s.mu.Lock()

@@ -151,8 +151,8 @@ type HolderRecord struct {
 	Identity identity.Identity
 }
 
-// Records is the memory of this node. What a method was given is on stable
-// storage when it returns nil.
+// Records is the memory of this node. What a method was given survives this
+// process, however it ends, once the method returned nil.
 type Records interface {
 	SaveHolds(Holds) error
 	// SaveKnown stores the identities of the cluster that this node knows: a

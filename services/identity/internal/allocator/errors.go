@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package allocator
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/sluice-net/sluice/services/identity/internal/identity"
+)
+
+// Errors of an Allocator, beside those of its Store.
+var (
+	// ErrHeldOther: the holder holds another label set.
+	ErrHeldOther = errors.New("holder holds another label set")
+	// ErrQuota: this node holds as many identities as it may. It is always a *QuotaError.
+	ErrQuota = errors.New("quota of identities is used up")
+	// ErrExhausted: every number of the range is taken or rests. It is always a *QuotaError.
+	ErrExhausted = errors.New("identity numbers are used up")
+	// ErrContended: other nodes took every candidate that was tried. Try again.
+	ErrContended = errors.New("lost too many races for a number")
+	// ErrNotFound: the number is not known here.
+	ErrNotFound = errors.New("no such identity")
+	// ErrRecords: the state could not be written to where it survives this process.
+	ErrRecords = errors.New("state was not written")
+)
+
+// StoreError says that the store is needed and does not answer.
+type StoreError struct {
+	Endpoints []string
+	Labels    identity.Labels
+	Err       error // may be nil: no attempt has ended yet
+}
+
+func (e *StoreError) Error() string {
+	s := fmt.Sprintf("label set %s is not known on this node and etcd (%s) does not answer", clip(e.Labels.Text(), 200), strings.Join(e.Endpoints, ", "))
+	if e.Err != nil {
+		s += ": " + e.Err.Error()
+	}
+	return s
+}
+
+func (e *StoreError) Unwrap() error { return e.Err }
+
+// Is makes it an ErrUnavailable.
+func (e *StoreError) Is(target error) bool { return target == ErrUnavailable }
+
+// QuotaError says what is used up, and which labels to look at.
+type QuotaError struct {
+	Kind  error // ErrQuota or ErrExhausted
+	Used  int
+	Limit int
+	Keys  []identity.KeyCount // those with most values, most first
+}
+
+func (e *QuotaError) Error() string {
+	s := fmt.Sprintf("%v: %d of %d", e.Kind, e.Used, e.Limit)
+	if len(e.Keys) > 0 {
+		keys := make([]string, len(e.Keys))
+		for i, k := range e.Keys {
+			keys[i] = fmt.Sprintf("%s (%d)", k.Key, k.Values)
+		}
+		s += "; the labels with most values are " + strings.Join(keys, ", ") + ": exclude with labels.exclude what policies do not select"
+	}
+	return s
+}
+
+// Unwrap returns the kind.
+func (e *QuotaError) Unwrap() error { return e.Kind }
+
+func clip(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	return s[:n] + "…"
+}

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package allocator
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/sluice-net/sluice/services/identity/internal/identity"
+)
+
+// HoldNodeLocal gives the holder a number that is valid on this node only. It
+// needs no store.
+func (a *Allocator) HoldNodeLocal(ctx context.Context, holder Holder, labels identity.Labels) (identity.Identity, error) {
+	unlock, err := a.byHolder.lock(ctx, string(holder))
+	if err != nil {
+		return identity.Identity{}, err
+	}
+	defer unlock()
+	if err := faultResolveStart.Hit(ctx); err != nil {
+		return identity.Identity{}, err
+	}
+	id, err := a.holdNodeLocal(holder, labels)
+	if err != nil {
+		return identity.Identity{}, err
+	}
+	return a.answer(ctx, id)
+}
+
+func (a *Allocator) holdNodeLocal(holder Holder, labels identity.Labels) (identity.Identity, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if n, ok := a.holders[holder]; ok {
+		if h := a.holds[n]; n.Scope() != identity.ScopeNodeLocal || h.labels.Text() != labels.Text() {
+			return identity.Identity{}, fmt.Errorf("%w: %s holds %d %s", ErrHeldOther, holder, n, clip(h.labels.Text(), 200))
+		}
+		return identity.Identity{Number: n, Labels: labels}, nil
+	}
+	n, ok := a.localText[labels.Text()]
+	if !ok {
+		const size = identity.MaxNodeLocal - identity.MinNodeLocal + 1
+		for i := range size {
+			c := identity.MinNodeLocal + (a.localNext-identity.MinNodeLocal+i)%size
+			if a.holds[c] == nil {
+				n, ok = c, true
+				break
+			}
+		}
+		if !ok {
+			return identity.Identity{}, &QuotaError{Kind: ErrExhausted, Used: int(size), Limit: int(size)}
+		}
+		a.localNext = identity.MinNodeLocal + (n-identity.MinNodeLocal+1)%size
+		a.localText[labels.Text()] = n
+	}
+	id := identity.Identity{Number: n, Labels: labels}
+	a.move(holder, id, 0)
+	a.pub.Upsert(n, id)
+	return id, nil
+}

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package allocator
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/sluice-net/sluice/services/identity/internal/identity"
+)
+
+// Status is a summary.
+type Status struct {
+	Connected     bool
+	StoreError    string // why not; empty if connected
+	Ready         bool
+	Known         int // cluster identities
+	Held          int // of them, held by this node
+	PendingWrites int // references and releases that wait for the store
+	TopKeys       []identity.KeyCount
+}
+
+// Counters are events since the start, for metrics.
+type Counters struct {
+	Allocated uint64 // identities that this node created
+	Conflicts uint64 // held numbers that meant something else afterwards
+	Restored  uint64 // references that were written again
+	Collected uint64 // identities that this node removed
+	Offline   uint64 // answers that were given from memory because the store was away
+}
+
+// Get returns an identity and its holders on this node, sorted.
+func (a *Allocator) Get(n identity.Numeric) (identity.Identity, []string, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	id, ok := a.lookup(n)
+	if !ok {
+		return identity.Identity{}, nil, fmt.Errorf("%w: %d", ErrNotFound, n)
+	}
+	var holders []string
+	if h := a.holds[n]; h != nil {
+		for holder := range h.holders {
+			holders = append(holders, holder.String())
+		}
+		slices.Sort(holders)
+	}
+	return id, holders, nil
+}
+
+// lookup runs with mu held.
+func (a *Allocator) lookup(n identity.Numeric) (identity.Identity, bool) {
+	if n.Scope() == identity.ScopeReserved {
+		r := identity.Reserved()
+		if i, ok := slices.BinarySearchFunc(r, identity.Identity{Number: n}, identity.Compare); ok {
+			return r[i], true
+		}
+		return identity.Identity{}, false
+	}
+	if h := a.holds[n]; h != nil {
+		return identity.Identity{Number: n, Labels: h.labels}, true
+	}
+	if e, ok := a.known[n]; ok {
+		return identity.Identity{Number: n, Labels: e.labels}, true
+	}
+	return identity.Identity{}, false
+}
+
+// Listed is an element of List.
+type Listed struct {
+	Identity identity.Identity
+	Holders  int // on this node
+}
+
+// List returns all identities, sorted by number, as of one point in time.
+func (a *Allocator) List() []Listed {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	out := make([]Listed, 0, len(a.known)+16)
+	for _, id := range identity.Reserved() {
+		out = append(out, Listed{Identity: id})
+	}
+	for n, e := range a.known {
+		l := Listed{Identity: identity.Identity{Number: n, Labels: e.labels}}
+		if h := a.holds[n]; h != nil {
+			l = Listed{Identity: identity.Identity{Number: n, Labels: h.labels}, Holders: len(h.holders)}
+		}
+		out = append(out, l)
+	}
+	for n, h := range a.holds {
+		if _, ok := a.known[n]; !ok {
+			out = append(out, Listed{Identity: identity.Identity{Number: n, Labels: h.labels}, Holders: len(h.holders)})
+		}
+	}
+	slices.SortFunc(out, func(x, y Listed) int { return identity.Compare(x.Identity, y.Identity) })
+	return out
+}
+
+// Status returns a summary.
+func (a *Allocator) Status() Status {
+	s := a.Summary()
+	s.TopKeys = a.topKeys()
+	return s
+}
+
+// Summary is Status without TopKeys, which cost a look at every identity.
+func (a *Allocator) Summary() Status {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := Status{Connected: a.connected, Ready: a.ready, Known: len(a.known), PendingWrites: len(a.releases)}
+	for n, h := range a.holds {
+		if n.Scope() == identity.ScopeCluster {
+			s.Held++
+			if h.ref == 0 {
+				s.PendingWrites++
+			}
+		}
+	}
+	if !a.connected {
+		s.StoreError = "not connected yet"
+		if a.storeErr != nil {
+			s.StoreError = a.storeErr.Error()
+		}
+	}
+	return s
+}
+
+// Counters returns what happened since the start.
+func (a *Allocator) Counters() Counters {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.counters
+}
+
+func (a *Allocator) topKeys() []identity.KeyCount {
+	a.mu.Lock()
+	sets := make([]identity.Labels, 0, len(a.known))
+	for _, e := range a.known {
+		sets = append(sets, e.labels)
+	}
+	a.mu.Unlock()
+	return identity.TopKeys(slices.Values(sets), 10)
+}

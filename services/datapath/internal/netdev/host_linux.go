@@ -4,14 +4,17 @@
 package netdev
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
@@ -44,7 +47,7 @@ func (n *Netdev) CheckNode() ([]endpoint.Difference, error) {
 		}
 	}
 	for _, p := range n.o.PodCIDRs {
-		rules, err := n.looks.RuleList(family(p.Addr()))
+		rules, err := n.listRules(family(p.Addr()))
 		if err != nil {
 			return nil, fmt.Errorf("list rules: %w", err)
 		}
@@ -137,6 +140,53 @@ func (n *Netdev) rules(p netip.Prefix) []*netlink.Rule {
 	return []*netlink.Rule{land, jump, stop}
 }
 
+// listRules reads the rules of a family. The library's listing does not tell
+// what a rule does, which is the point here.
+func (n *Netdev) listRules(family int) (rules []netlink.Rule, err error) {
+	var msgs [][]byte
+	err = n.o.Home.Do(func() (err error) {
+		req := nl.NewNetlinkRequest(unix.RTM_GETRULE, unix.NLM_F_DUMP)
+		req.AddData(nl.NewIfInfomsg(family))
+		msgs, err = req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWRULE)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range msgs {
+		head := nl.DeserializeRtMsg(m)
+		attrs, err := nl.ParseRouteAttr(m[head.Len():])
+		if err != nil {
+			return nil, err
+		}
+		r := netlink.NewRule()
+		r.Type, r.Invert = head.Type, head.Flags&netlink.FibRuleInvert != 0
+		for _, a := range attrs {
+			switch a.Attr.Type {
+			case nl.FRA_SRC:
+				r.Src = &net.IPNet{IP: a.Value, Mask: net.CIDRMask(int(head.Src_len), 8*len(a.Value))}
+			case nl.FRA_DST:
+				r.Dst = &net.IPNet{IP: a.Value, Mask: net.CIDRMask(int(head.Dst_len), 8*len(a.Value))}
+			case nl.FRA_IIFNAME:
+				r.IifName = unix.ByteSliceToString(a.Value)
+			case nl.FRA_OIFNAME:
+				r.OifName = unix.ByteSliceToString(a.Value)
+			case nl.FRA_PRIORITY:
+				r.Priority = int(binary.NativeEndian.Uint32(a.Value))
+			case nl.FRA_FWMARK:
+				r.Mark = binary.NativeEndian.Uint32(a.Value)
+			case nl.FRA_FWMASK:
+				mask := binary.NativeEndian.Uint32(a.Value)
+				r.Mask = &mask
+			case nl.FRA_GOTO:
+				r.Goto = int(binary.NativeEndian.Uint32(a.Value))
+			}
+		}
+		rules = append(rules, *r)
+	}
+	return rules, nil
+}
+
 func sameRule(have netlink.Rule, want *netlink.Rule) bool {
 	mask := func(r *netlink.Rule) uint32 {
 		if r.Mask == nil {
@@ -150,7 +200,8 @@ func sameRule(have netlink.Rule, want *netlink.Rule) bool {
 		}
 		return r.Src.String()
 	}
-	return have.Priority == want.Priority && src(&have) == src(want) && have.Mark == want.Mark &&
+	return have.Priority == want.Priority && !have.Invert && have.Dst == nil && have.OifName == "" &&
+		src(&have) == src(want) && have.Mark == want.Mark &&
 		mask(&have) == mask(want) && have.Type == want.Type && have.IifName == want.IifName &&
 		(want.Goto < 0 || have.Goto == want.Goto)
 }

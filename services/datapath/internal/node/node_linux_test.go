@@ -4,12 +4,24 @@
 package node
 
 import (
+	"context"
+	"encoding/binary"
 	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/record"
 )
 
 func TestKernelPodsTalkThroughTheProgramsAlone(t *testing.T) {
@@ -98,4 +110,472 @@ func TestKernelDeletionCutsAtOnceAndReleasesLater(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// raw sends one UDP datagram from the pod's device with any source address.
+func (p *pod) sendFrom(source netip.Addr, to netip.AddrPort) {
+	p.t.Helper()
+	packet := make([]byte, 32)
+	packet[0], packet[8], packet[9] = 0x45, 64, unix.IPPROTO_UDP
+	binary.BigEndian.PutUint16(packet[2:], uint16(len(packet)))
+	src, dst := source.As4(), to.Addr().As4()
+	copy(packet[12:], src[:])
+	copy(packet[16:], dst[:])
+	binary.BigEndian.PutUint16(packet[20:], 4000)
+	binary.BigEndian.PutUint16(packet[22:], to.Port())
+	binary.BigEndian.PutUint16(packet[24:], 12)
+	err := p.ns.Do(func() error {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		return unix.Sendto(fd, packet, 0, &unix.SockaddrInet4{Addr: dst})
+	})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func TestKernelSpoofedSourceIsDroppedWithItsReason(t *testing.T) {
+	w := newWorld(t)
+	w.start(true)
+	a, b := w.pod("a"), w.pod("b")
+	before := w.counted(kernel.DropSpoofedIP)
+	reader := w.node.Ring.Tail()
+	a.sendFrom(netip.MustParseAddr("10.99.0.77"), netip.AddrPortFrom(b.spec.Addrs[0], 9))
+	if n := w.counted(kernel.DropSpoofedIP) - before; n != 1 {
+		t.Fatalf("%d spoofed packets counted, want 1", n)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for {
+		e, _, _, err := reader.Next(ctx, true)
+		if err != nil {
+			t.Fatalf("no event of the spoofed packet: %v", err)
+		}
+		if e.Reason != kernel.DropSpoofedIP.String() {
+			continue
+		}
+		if e.Owner != a.owner.String() || !e.Dropped || !e.Egress || e.Source.Addr().String() != "10.99.0.77" {
+			t.Errorf("event %+v, want one about %s", e, a.owner)
+		}
+		return
+	}
+}
+
+// cutOff says that nothing of the pod gets anywhere: not to another pod, not
+// to the node, not beyond it.
+func cutOff(t *testing.T, w *world, a *pod, targets map[string]netip.AddrPort) {
+	t.Helper()
+	for name, addr := range targets {
+		if err := talk(a.ns, addr, 300*time.Millisecond); err == nil {
+			t.Errorf("without its programs the pod reaches %s (%v)", name, addr)
+		}
+	}
+}
+
+func (w *world) deleteClsact(p *pod) {
+	w.t.Helper()
+	q := &netlink.GenericQdisc{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: int(p.ep.Device.HostIndex), Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
+	}, QdiscType: "clsact"}
+	if err := w.home.Do(func() error { return netlink.QdiscDel(q) }); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// outside joins the node to another namespace that pods reach by routing.
+func (w *world) outside() *pod {
+	w.t.Helper()
+	ns := newNetns(w.t)
+	out := &pod{t: w.t, ns: ns}
+	configure := func(device, addr4, addr6 string, gw4, gw6 net.IP) error {
+		link, err := netlink.LinkByName(device)
+		if err != nil {
+			return err
+		}
+		for _, text := range []string{addr4, addr6} {
+			a, err := netlink.ParseAddr(text)
+			if err != nil {
+				return err
+			}
+			a.Flags = unix.IFA_F_NODAD
+			if err := netlink.AddrAdd(link, a); err != nil {
+				return err
+			}
+		}
+		if err := netlink.LinkSetUp(link); err != nil || gw4 == nil {
+			return err
+		}
+		for _, r := range []*netlink.Route{
+			{Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}, Gw: gw4},
+			{Dst: &net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}, Gw: gw6},
+		} {
+			if err := netlink.RouteAdd(r); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	err := w.home.Do(func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = "up0"
+		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(ns.Fd())}); err != nil {
+			return err
+		}
+		return configure("up0", "192.0.2.1/24", "2001:db8::1/64", nil, nil)
+	})
+	if err == nil {
+		err = ns.Do(func() error {
+			return configure("eth0", "192.0.2.2/24", "2001:db8::2/64", net.ParseIP("192.0.2.1"), net.ParseIP("2001:db8::1"))
+		})
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return out
+}
+
+func TestKernelWithoutItsProgramsAPodReachesNothing(t *testing.T) {
+	w := newWorld(t)
+	w.start(false) // nobody repairs
+	a, b := w.pod("a"), w.pod("b")
+	out := w.outside()
+	host := &pod{t: t, ns: w.home}
+	targets := map[string]netip.AddrPort{
+		"a pod (IPv4)":            b.echo(b.spec.Addrs[0]),
+		"a pod (IPv6)":            b.echo(b.spec.Addrs[1]),
+		"its host (IPv4)":         host.echo(w.node.NodeAddrs[0]),
+		"its host (IPv6)":         host.echo(w.node.NodeAddrs[1]),
+		"outside (IPv4)":          out.echo(netip.MustParseAddr("192.0.2.2")),
+		"outside (IPv6)":          out.echo(netip.MustParseAddr("2001:db8::2")),
+		"uplink addr of the host": host.echo(netip.MustParseAddr("192.0.2.1")),
+	}
+	if err := w.node.syncHostAddrs(); err != nil {
+		t.Fatal(err)
+	}
+	for name, addr := range targets {
+		if err := talk(a.ns, addr, patience); err != nil {
+			t.Fatalf("with its programs the pod does not reach %s: %v", name, err)
+		}
+	}
+	w.deleteClsact(a)
+	cutOff(t, w, a, targets)
+
+	// the rule and the firewall are two walls: each must hold beyond the node
+	if err := w.node.guard.Remove(); err != nil {
+		t.Fatal(err)
+	}
+	delete(targets, "its host (IPv4)") // the rule local comes first: only the firewall stops these
+	delete(targets, "its host (IPv6)")
+	delete(targets, "uplink addr of the host")
+	cutOff(t, w, a, targets)
+
+	diffs, err := w.node.Core.Check(t.Context(), a.owner, endpoint.Beliefs{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Contains(subjects(diffs), endpoint.SubjectFilter) {
+		t.Errorf("check does not tell that the programs are gone: %+v", diffs)
+	}
+	if err := w.node.Audit(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	if err := talk(a.ns, targets["a pod (IPv4)"], patience); err != nil {
+		t.Errorf("after the audit: %v", err)
+	}
+	if fw, err := w.node.guard.Check(); err != nil || len(fw) > 0 {
+		t.Errorf("the audit left the firewall as %+v, %v", fw, err)
+	}
+}
+
+func TestKernelRemovedProgramsAreSeenRepairedAndCounted(t *testing.T) {
+	w := newWorld(t)
+	w.start(true)
+	a, b := w.pod("a"), w.pod("b")
+	addr := b.echo(b.spec.Addrs[0])
+	for i := uint64(1); i <= 3; i++ {
+		w.deleteClsact(a)
+		eventually(t, "repair", func() error {
+			if n := w.node.Core.Counts().Repairs; n < i {
+				return fmt.Errorf("%d repairs, want %d", n, i)
+			}
+			return nil
+		})
+		if err := talk(a.ns, addr, patience); err != nil {
+			t.Fatalf("after repair %d: %v", i, err)
+		}
+	}
+	if diffs, err := w.node.Core.Check(t.Context(), a.owner, endpoint.Beliefs{}); err != nil || len(diffs) > 0 {
+		t.Errorf("after the repairs: %+v, %v", diffs, err)
+	}
+}
+
+func TestKernelFiltersAreReplacedWithoutLossOrBypass(t *testing.T) {
+	w := newWorld(t)
+	w.start(false)
+	a, b := w.pod("a"), w.pod("b")
+	sink := b.listen("udp", netip.AddrPortFrom(b.spec.Addrs[0], 0).String()).(net.PacketConn)
+	defer sink.Close()
+	to := netip.AddrPortFrom(b.spec.Addrs[0], uint16(sink.LocalAddr().(*net.UDPAddr).Port))
+	c, err := dialIn(a.ns, "udp", to, patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+
+	stop := make(chan struct{})
+	replaced := make(chan int, 1)
+	go func() {
+		n := 0
+		defer func() { replaced <- n }()
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				if err := w.node.dev.Attach(a.ep.Device); err != nil {
+					t.Error(err)
+					return
+				}
+				n++
+			}
+		}
+	}()
+	before := w.counted(kernel.ForwardPeer)
+	const packets = 50_000
+	for range packets {
+		if _, err := c.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	close(stop)
+	n := <-replaced
+	if got := w.counted(kernel.ForwardPeer) - before; got != packets {
+		t.Errorf("%d packets sent during %d replacements, the programs moved %d", packets, n, got)
+	}
+	if stack := w.counted(kernel.ForwardFromStack); stack != 0 {
+		t.Errorf("%d packets went through the stack", stack)
+	}
+	if n < 10 {
+		t.Errorf("only %d replacements during the test", n)
+	}
+	t.Logf("%d packets, %d replacements", packets, n)
+}
+
+func TestKernelConnectionsLiveThroughRestarts(t *testing.T) {
+	w := newWorld(t)
+	w.start(true)
+	a, b := w.pod("a"), w.pod("b")
+	c, err := dialIn(a.ns, "tcp", b.echo(b.spec.Addrs[1]), patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	filter := func() int {
+		var id int
+		if err := w.home.Do(func() error {
+			link, err := netlink.LinkByIndex(int(a.ep.Device.HostIndex))
+			if err != nil {
+				return err
+			}
+			fs, err := netlink.FilterList(link, netlink.HANDLE_MIN_INGRESS)
+			if err == nil && len(fs) == 1 {
+				id = fs[0].(*netlink.BpfFilter).Id
+			}
+			return err
+		}); err != nil || id == 0 {
+			t.Fatalf("filter of %s: %v", a.owner, err)
+		}
+		return id
+	}
+	program := filter()
+	for i := range 5 {
+		moved := w.counted(kernel.ForwardPeer)
+		w.stop()
+		if err := exchange(c, fmt.Sprint("while it is away ", i), patience); err != nil {
+			t.Fatal(err)
+		}
+		w.start(true)
+		if n := w.counted(kernel.ForwardPeer); n <= moved {
+			t.Errorf("restart %d: the counter went from %d to %d, so other programs carried the traffic", i, moved, n)
+		}
+		if now := filter(); now != program {
+			t.Errorf("restart %d: program %d was replaced by %d although nothing changed", i, program, now)
+		}
+		for _, p := range []*pod{a, b} {
+			e, err := w.node.Core.Get(p.owner)
+			if err != nil || e.State != endpoint.Ready || e.Slot != p.ep.Slot {
+				t.Fatalf("restart %d: %s is %+v, %v", i, p.owner, e, err)
+			}
+		}
+		if err := exchange(c, fmt.Sprint("afterwards ", i), patience); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := w.node.Core.Counts().Repairs; n != 0 {
+		t.Errorf("%d repairs after clean restarts", n)
+	}
+}
+
+func TestKernelRestartFindsWhatChangedMeanwhile(t *testing.T) {
+	w := newWorld(t)
+	w.start(true)
+	a, b, gone, deleted := w.pod("a"), w.pod("b"), w.pod("gone"), w.pod("deleted")
+	addr := b.echo(b.spec.Addrs[0])
+	w.stop()
+
+	w.deleteClsact(a)
+	if err := w.home.Do(func() error {
+		link, err := netlink.LinkByName(b.ep.Device.HostName)
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetDown(link)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	gone.ns.Close() // the container ends: its namespace goes, and its device
+	eventually(t, "the device goes with its namespace", func() error {
+		return w.home.Do(func() error {
+			if _, err := netlink.LinkByName(gone.ep.Device.HostName); err == nil {
+				return errors.New("still there")
+			}
+			return nil
+		})
+	})
+	spool := filepath.Join(w.dir, "spool")
+	writeSpool(t, spool, deleted.owner)
+
+	w.start(true)
+	if err := w.node.Replay(t.Context(), record.OpenSpool(spool)); err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range []endpoint.Owner{gone.owner, deleted.owner} {
+		if _, err := w.node.Core.Get(o); !errors.Is(err, endpoint.ErrNotFound) {
+			t.Errorf("endpoint of %s: %v, want it gone", o, err)
+		}
+	}
+	if left, _ := os.ReadDir(spool); len(left) != 0 {
+		t.Errorf("spool still has %v", left)
+	}
+	if err := talk(a.ns, addr, patience); err != nil {
+		t.Errorf("after the repair: %v", err)
+	}
+	if n := w.node.Core.Counts().Repairs; n != 1 {
+		t.Errorf("%d attachment repairs, want 1", n)
+	}
+	entries, err := w.node.Kernel.Endpoints()
+	if err != nil || len(entries) != 2 {
+		t.Errorf("%d published endpoints (%v), want 2", len(entries), err)
+	}
+	eventually(t, "release", func() error {
+		w.leases.mu.Lock()
+		defer w.leases.mu.Unlock()
+		if len(w.leases.held) != 2 {
+			return fmt.Errorf("%d leases held, want 2", len(w.leases.held))
+		}
+		return nil
+	})
+}
+
+func writeSpool(t *testing.T, dir string, o endpoint.Owner) {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	content := fmt.Sprintf(`{"version":1,"containerId":%q,"interfaceName":%q,"time":"2026-01-02T03:04:05Z"}`, o.ContainerID, o.InterfaceName)
+	if err := os.WriteFile(filepath.Join(dir, o.Key()), []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestKernelCheckReportsWhatAPodLost(t *testing.T) {
+	w := newWorld(t)
+	w.start(true)
+	p := w.pod("a")
+	if err := p.ns.Do(func() error {
+		link, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		return errors.Join(netlink.LinkSetDown(link), netlink.LinkSetUp(link))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	diffs, err := w.node.Core.Check(t.Context(), p.owner, endpoint.Beliefs{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"container route", "neighbour"} {
+		if !slices.Contains(subjects(diffs), want) {
+			t.Errorf("after down and up the check reports %v, want %q too", subjects(diffs), want)
+		}
+	}
+}
+
+func TestKernelBadNamespacesAndNamesAreRefused(t *testing.T) {
+	w := newWorld(t)
+	w.start(true)
+	file := filepath.Join(w.dir, "file")
+	fifo := filepath.Join(w.dir, "fifo")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]error{
+		path(w.home):              endpoint.ErrNamespace, // the node's own
+		file:                      endpoint.ErrNamespace,
+		fifo:                      endpoint.ErrNamespace,
+		"/proc/self/ns/mnt":       endpoint.ErrNamespace,
+		"/dev/null":               endpoint.ErrNamespace,
+		filepath.Join(w.dir, "x"): endpoint.ErrNamespaceGone,
+	} {
+		s := w.spec("bad", w.home)
+		s.Netns = path
+		_, err := w.node.Core.Create(t.Context(), s, false)
+		if !errors.Is(err, want) || !errors.Is(err, endpoint.ErrInvalid) {
+			t.Errorf("netns %s: %v, want %v", path, err, want)
+		}
+	}
+
+	p := w.pod("first")
+	s := w.spec("second", p.ns) // another owner, the same name in the same namespace
+	if _, err := w.node.Core.Create(t.Context(), s, false); !errors.Is(err, endpoint.ErrNameTaken) {
+		t.Errorf("a taken interface name: %v", err)
+	}
+	if devices, err := w.node.dev.Devices(); err != nil || len(devices) != 1 {
+		t.Errorf("devices after the refusal: %v, %v", devices, err)
+	}
+	if err := talk(w.home, p.echo(p.spec.Addrs[0]), patience); err != nil {
+		t.Errorf("the first pod suffers: %v", err)
+	}
+}
+
+func TestKernelSameOwnerAgainInTheSameNamespace(t *testing.T) {
+	w := newWorld(t)
+	w.start(true)
+	p := w.pod("a")
+	again, err := w.node.Core.Create(t.Context(), p.spec, false)
+	if err != nil || again.Slot != p.ep.Slot || again.Device.HostIndex != p.ep.Device.HostIndex {
+		t.Fatalf("the same again: %+v, %v", again, err)
+	}
+	other := p.spec
+	other.MTU = 1400
+	if _, err := w.node.Core.Create(t.Context(), other, false); !errors.Is(err, endpoint.ErrExists) {
+		t.Errorf("other content: %v, want ErrExists", err)
+	}
+	// a runtime that tries again at once meets the device that waits for the reaper
+	if _, err := w.node.Core.Delete(t.Context(), p.owner); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.node.Core.Create(t.Context(), p.spec, false); err != nil {
+		t.Fatalf("after a deletion: %v", err)
+	}
+	if err := talk(w.home, p.echo(p.spec.Addrs[0]), patience); err != nil {
+		t.Error(err)
+	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/sluice-net/sluice/cmd/sluice/devnode"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
@@ -20,7 +21,10 @@ import (
 // nothing is.
 func TestKernelChurnLeaksNothing(t *testing.T) {
 	const pods, atOnce = 500, 8
-	n := newNode(t)
+	// Addresses come back while the test runs: it needs more than there are.
+	n := newNode(t, func(o *devnode.Options) {
+		o.Args = map[string][]string{devnode.IPAM: {"--rest=1s"}}
+	})
 	config := n.config(t, "1.0.0", labels("app", "churn"))
 
 	var mu sync.Mutex

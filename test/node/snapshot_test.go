@@ -5,94 +5,59 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"slices"
-	"sort"
 	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-net/sluice/cmd/sluice/devnode"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// leftovers is everything outside the services that a node could leave on the
-// machine: two of them, before and after, must be equal.
-type leftovers map[string][]string
-
-// machineState lists what exists outside any node: bound network namespaces,
-// devices of the test's own namespace, mounts, cgroups, routing rules.
-func machineState(t *testing.T) leftovers {
+// leftovers lists what of a node still exists outside its namespace: objects
+// that carry its name. Other copies on the machine come and go meanwhile.
+func leftovers(t *testing.T, n *devnode.Node) []string {
 	t.Helper()
-	state := leftovers{}
-	entries, err := os.ReadDir("/run/netns")
-	if err != nil && !os.IsNotExist(err) {
-		t.Fatal(err)
+	var left []string
+	paths := n.Paths()
+	for _, path := range []string{n.Netns(), paths.RunDir, paths.StateDir, paths.ConfigDir, paths.BPFDir} {
+		if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+			left = append(left, fmt.Sprintf("%s (%v)", path, err))
+		}
 	}
-	for _, e := range entries {
-		state["netns"] = append(state["netns"], e.Name())
-	}
-	links, err := netlink.LinkList()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, l := range links {
-		state["device"] = append(state["device"], l.Attrs().Name)
-	}
-	rules, err := netlink.RuleList(netlink.FAMILY_ALL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, r := range rules {
-		state["rule"] = append(state["rule"], r.String())
+	if _, err := netlink.LinkByName(n.Device()); !errors.As(err, new(netlink.LinkNotFoundError)) {
+		left = append(left, fmt.Sprintf("device %s (%v)", n.Device(), err))
 	}
 	routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, r := range routes {
-		state["route"] = append(state["route"], r.String())
+		for _, prefix := range n.PodCIDRs() {
+			if r.Dst != nil && r.Dst.String() == prefix.String() {
+				left = append(left, "route "+r.String())
+			}
+		}
 	}
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for line := range strings.Lines(string(mounts)) {
-		state["mount"] = append(state["mount"], strings.Fields(line)[4])
-	}
-	cgroups, err := filepath.Glob("/sys/fs/cgroup/*/sluice*")
-	if err != nil {
-		t.Fatal(err)
-	}
-	state["cgroup"] = cgroups
-	for _, values := range state {
-		sort.Strings(values)
-	}
-	return state
-}
-
-// diff describes what b has and a has not, and the reverse.
-func (a leftovers) diff(b leftovers) []string {
-	var out []string
-	for kind, values := range b {
-		for _, v := range values {
-			if !slices.Contains(a[kind], v) {
-				out = append(out, fmt.Sprintf("new %s %s", kind, v))
-			}
+		if strings.Contains(line, "sluice-"+n.Instance()) {
+			left = append(left, "mount "+line)
 		}
 	}
-	for kind, values := range a {
-		for _, v := range values {
-			if !slices.Contains(b[kind], v) {
-				out = append(out, fmt.Sprintf("lost %s %s", kind, v))
-			}
+	for _, service := range devnode.Services() {
+		if pid, err := n.PID(service); !errors.Is(err, devnode.ErrNotRunning) {
+			left = append(left, fmt.Sprintf("process %d of %s (%v)", pid, service, err))
 		}
 	}
-	sort.Strings(out)
-	return out
+	return left
 }
 
 // nodeDevices counts the endpoint devices inside the node's namespace.

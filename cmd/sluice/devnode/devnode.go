@@ -233,6 +233,9 @@ func (n *Node) Netns() string { return filepath.Join(netnsDir, n.name()) }
 // removed.
 func (n *Node) netnsMount() string { return filepath.Join(n.paths.RunDir, "node.netns") }
 
+// Device is the caller's end of the link to the node.
+func (n *Node) Device() string { return n.link() }
+
 // PodCIDRs are the ranges of pod addresses.
 func (n *Node) PodCIDRs() []netip.Prefix { return slices.Clone(n.state.PodCIDRs) }
 

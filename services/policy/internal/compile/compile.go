@@ -578,5 +578,15 @@ func (p *Program) Rule(number uint16) (*rule.Rule, []rule.Source, error) {
 	return p.rules[number-1].Rule, p.Sources[number-1], nil
 }
 
+// Rules returns the rules, number 1 first. Rules that say the same are listed
+// once.
+func (p *Program) Rules() []*rule.Rule {
+	out := make([]*rule.Rule, len(p.rules))
+	for i := range p.rules {
+		out[i] = p.rules[i].Rule
+	}
+	return out
+}
+
 // Len is the number of rules.
 func (p *Program) Len() int { return len(p.rules) }

@@ -110,6 +110,15 @@ type Engine struct {
 	waiting  map[*peer]struct{} // kept unknown for want of room
 
 	counters Counters
+	// wrote, if set, is called after every single write that a lookup can see.
+	wrote func()
+}
+
+func (e *Engine) written(counter *int) {
+	*counter++
+	if e.wrote != nil {
+		e.wrote()
+	}
 }
 
 // New returns an empty engine.
@@ -151,6 +160,7 @@ func (e *Engine) Counters() Counters { return e.counters }
 // subject and the policy with the largest share.
 func (e *Engine) Apply(c Change) error {
 	dirty := make(map[*subject]struct{})
+	room := e.counters.PeerDeletes + e.counters.Tables
 	undo := e.applyObjects(c, dirty)
 	e.applyIdentities(c, dirty)
 	added := e.applySubjects(c, dirty)
@@ -170,7 +180,9 @@ func (e *Engine) Apply(c Change) error {
 			}
 		}
 	}
-	e.retryWaiting()
+	if now := e.counters.PeerDeletes + e.counters.Tables; now != room {
+		e.retryWaiting()
+	}
 	return err
 }
 
@@ -424,7 +436,7 @@ func (e *Engine) program(s *subject, d rule.Direction) (*compile.Program, error)
 	return prog, nil
 }
 
-// tooLarge names the policy with the most rules.
+// tooLarge names the policy with the largest share of a table.
 func tooLarge(s *subject, d rule.Direction, rules []*rule.Rule, err error) error {
 	count := make(map[string]int)
 	worst := ""
@@ -432,8 +444,10 @@ func tooLarge(s *subject, d rule.Direction, rules []*rule.Rule, err error) error
 		src := r.Source
 		src.Path = ""
 		name := strings.TrimSpace(src.String())
-		count[name] += 1 + len(r.Peers.Networks) + len(r.Peers.Selectors)
-		if worst == "" || count[name] > count[worst] || count[name] == count[worst] && name < worst {
+		count[name] += 1 + len(r.Peers.Networks) + len(r.Peers.Groups) + len(r.Peers.Selectors) + len(r.Ports)
+	}
+	for name, n := range count {
+		if worst == "" || n > count[worst] || n == count[worst] && name < worst {
 			worst = name
 		}
 	}
@@ -472,9 +486,10 @@ func (e *Engine) commit(dirty map[*subject]struct{}) error {
 			}
 		}
 	}
-	built, err := e.build(freshOrder)
+	built, failed, err := e.build(freshOrder)
 	if err != nil {
-		return err
+		i := slices.IndexFunc(binds, func(b binding) bool { return b.program != nil && b.program.Hash == failed.Hash })
+		return tooLarge(binds[i].s, binds[i].d, failed.Rules(), err)
 	}
 	var dropped []*live
 	for _, b := range binds {
@@ -490,10 +505,10 @@ func (e *Engine) commit(dirty map[*subject]struct{}) error {
 			b.s.sources[b.d] = nil
 		}
 		before := b.s.bound[b.d]
-		if before != l {
-			e.counters.Binds++
-		}
 		b.s.bound[b.d] = l
+		if before != l {
+			e.written(&e.counters.Binds)
+		}
 		if before != nil {
 			dropped = append(dropped, before)
 		}

@@ -157,7 +157,7 @@ func (e *Engine) newClass(key string, kind identity.Kind, ports []identity.Named
 func (e *Engine) dropClass(c *nodeClass) {
 	for l := range c.rows {
 		delete(l.table.Peers, c.number)
-		e.counters.PeerDeletes++
+		e.written(&e.counters.PeerDeletes)
 	}
 	for _, s := range c.selectors {
 		delete(s.classes, c)
@@ -171,7 +171,7 @@ func (e *Engine) enter(p *peer, c *nodeClass) {
 	before := p.class
 	p.class = c
 	c.members[p] = struct{}{}
-	e.counters.IdentityRows++
+	e.written(&e.counters.IdentityRows)
 	if before != nil && before != c {
 		delete(before.members, p)
 		if len(before.members) == 0 {
@@ -225,12 +225,15 @@ func (e *Engine) addRows(c *nodeClass) error {
 func (e *Engine) addRow(l *live, c *nodeClass) error {
 	class, err := l.classOf(c)
 	if err != nil {
+		if l.refs > 0 && e.renew(l) {
+			return nil
+		}
 		return err
 	}
 	if class != l.table.Default[c.kind] {
 		l.table.Peers[c.number] = class
 		c.rows[l] = struct{}{}
-		e.counters.PeerRows++
+		e.written(&e.counters.PeerRows)
 	}
 	return nil
 }
@@ -244,7 +247,7 @@ func (e *Engine) applyIdentities(c Change, dirty map[*subject]struct{}) {
 		}
 		e.index(p, false)
 		delete(e.peers, n)
-		e.counters.IdentityRows++
+		e.written(&e.counters.IdentityRows)
 		if p.class != nil {
 			delete(p.class.members, p)
 			if len(p.class.members) == 0 {
@@ -283,7 +286,7 @@ func (e *Engine) suspend(p *peer) {
 	if c := p.class; c != nil {
 		p.class = nil
 		delete(c.members, p)
-		e.counters.IdentityRows++
+		e.written(&e.counters.IdentityRows)
 		if len(c.members) == 0 {
 			e.dropClass(c)
 		}
@@ -401,7 +404,7 @@ func (e *Engine) move(p *peer, sels []*liveSelector) {
 		for l := range old.rows {
 			l.table.Peers[c.number] = l.table.Peers[old.number]
 			c.rows[l] = struct{}{}
-			e.counters.PeerRows++
+			e.written(&e.counters.PeerRows)
 		}
 	}
 	e.enter(p, c)

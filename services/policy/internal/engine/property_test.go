@@ -248,7 +248,7 @@ func sameAsFresh(t *testing.T, config Config, s *state, e *Engine, what string) 
 
 func TestIncrementalEqualsFromScratchAfterEachOfManyChanges(t *testing.T) {
 	t.Parallel()
-	runs := 120
+	runs := 80
 	if testing.Short() {
 		runs = 15
 	}
@@ -437,8 +437,6 @@ func TestAPolicyOfOneSubjectLeavesTheTablesOfOthers(t *testing.T) {
 	}
 }
 
-// subset makes sure that an unknown peer is not better off than any known one
-// under deny rules.
 func TestAnUnknownPeerIsDeniedWhatAnyKnownPeerIsDeniedBySelectors(t *testing.T) {
 	t.Parallel()
 	w := newWorld(rand.New(rand.NewPCG(17, 18)))

@@ -77,15 +77,31 @@ func (l *live) classOf(c *nodeClass) (table.Class, error) {
 }
 
 func (l *live) useIdentity(c table.Class) error {
-	l.identityClasses[c] = struct{}{}
-	if n := len(l.identityClasses); n > table.MaxIdentityClasses {
+	if _, ok := l.identityClasses[c]; ok {
+		return nil
+	}
+	if n := len(l.identityClasses) + 1; n > table.MaxIdentityClasses {
 		return &table.ErrTooLarge{What: "identity classes", Got: n, Limit: table.MaxIdentityClasses}
 	}
+	l.identityClasses[c] = struct{}{}
 	return nil
 }
 
+// leftovers reports whether the table has identity classes that no peer is in
+// any more.
+func (l *live) leftovers() bool {
+	used := make(map[table.Class]struct{}, len(l.identityClasses))
+	for _, c := range l.table.Default {
+		used[c] = struct{}{}
+	}
+	for _, c := range l.table.Peers {
+		used[c] = struct{}{}
+	}
+	return len(used) < len(l.identityClasses)
+}
+
 // build compiles programs into tables that nobody uses yet.
-func (e *Engine) build(programs []*compile.Program) (map[compile.Hash]*live, error) {
+func (e *Engine) build(programs []*compile.Program) (_ map[compile.Hash]*live, failed *compile.Program, err error) {
 	var sels []selector.Selector
 	for _, p := range programs {
 		sels = append(sels, p.Selectors...)
@@ -100,10 +116,10 @@ func (e *Engine) build(programs []*compile.Program) (map[compile.Hash]*live, err
 				e.remove(l)
 			}
 			e.sweep(sels)
-			return nil, err
+			return nil, p, err
 		}
 	}
-	return built, nil
+	return built, nil, nil
 }
 
 // sweep retires those of the selectors that no table came to use.
@@ -278,6 +294,33 @@ func (e *Engine) release(list []*live) {
 	}
 	slices.SortFunc(unused, func(a, b *liveSelector) int { return cmp.Compare(a.id, b.id) })
 	e.retire(slices.Compact(unused))
+}
+
+// renew replaces a table that has no room by a new one with the same content.
+// Classes that no peer has any more are left behind with the old one: their
+// numbers are not used again within a table. It reports whether that helped.
+func (e *Engine) renew(l *live) bool {
+	if !l.leftovers() {
+		return false
+	}
+	next, err := e.compile(l.program)
+	if err != nil {
+		e.remove(next)
+		return false
+	}
+	next.refs = l.refs
+	e.tables[l.program.Hash] = next
+	for _, s := range e.subjects {
+		for d := range s.bound {
+			if s.bound[d] == l {
+				s.bound[d] = next
+				e.written(&e.counters.Binds)
+			}
+		}
+	}
+	l.refs = 0
+	e.remove(l)
+	return true
 }
 
 // remove takes a table out of every index and returns its selectors that are

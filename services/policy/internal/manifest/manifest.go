@@ -172,6 +172,7 @@ func (d *decoder) value(n *yaml.Node, v reflect.Value, path string, depth int) {
 		return
 	}
 	if depth > maxDepth {
+		d.stop = true
 		d.fail(path, "is nested more than %d deep", maxDepth)
 		return
 	}
@@ -323,6 +324,7 @@ func (d *decoder) opaque(n *yaml.Node, path string, depth int) {
 		return
 	}
 	if depth > maxDepth {
+		d.stop = true
 		d.fail(path, "is nested more than %d deep", maxDepth)
 		return
 	}

@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/port"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/selector"
+	"github.com/sluice-net/sluice/services/policy/internal/synthetic"
+	"github.com/sluice-net/sluice/services/policy/internal/table"
+)
+
+func TestAnIdentityOfAKnownKindIsOneWrite(t *testing.T) {
+	s := shapes[0].Shape
+	e := loaded(t, s)
+	for i := range 50 {
+		id := known(t, s, i)
+		before := e.Counters()
+		if err := e.Apply(Change{AddIdentities: []identity.Identity{id}}); err != nil {
+			t.Fatal(err)
+		}
+		got := e.Counters()
+		got.Evaluations = before.Evaluations
+		want := before
+		want.IdentityRows++
+		if got != want {
+			t.Fatalf("add: counters went from %+v to %+v", before, got)
+		}
+		if err := e.Apply(Change{RemoveIdentities: []identity.Numeric{id.Number}}); err != nil {
+			t.Fatal(err)
+		}
+		got = e.Counters()
+		got.Evaluations = before.Evaluations
+		want.IdentityRows++
+		if got != want {
+			t.Fatalf("remove: counters went from %+v to %+v", before, got)
+		}
+	}
+}
+
+func TestSubjectsWithEqualPolicyShareOneTable(t *testing.T) {
+	e := loaded(t, shapes[0].Shape)
+	size := e.Size()
+	directions := 2 * size.Subjects
+	if size.Tables*4 > directions {
+		t.Fatalf("%d tables for %d directions", size.Tables, directions)
+	}
+	hashes := make(map[string]*table.Table)
+	for n := range e.subjects {
+		for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
+			b, _ := e.Bound(n, d)
+			if b.Table == nil {
+				continue
+			}
+			key := string(b.Hash[:])
+			if old := hashes[key]; old != nil && old != b.Table {
+				t.Fatal("two tables with one hash")
+			}
+			hashes[key] = b.Table
+		}
+	}
+}
+
+func TestManyPeersTimesManyPortsIsTheirSum(t *testing.T) {
+	s := synthetic.Shape{Namespaces: 200, Apps: 50}
+	c, err := synthetic.Make(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ports []string
+	for i := range 40 {
+		ports = append(ports, fmt.Sprintf(`{port: "%d", protocol: TCP}`, 1000+2*i))
+	}
+	o := decodeOne(t, `{apiVersion: cilium.io/v2, kind: CiliumNetworkPolicy, metadata: {name: p, namespace: ns-001},
+spec: {endpointSelector: {}, ingress: [{fromEndpoints: [{matchExpressions: [
+ {key: "k8s:io.kubernetes.pod.namespace", operator: Exists},
+ {key: "k8s:io.cilium.k8s.namespace.labels.team", operator: In, values: [team-00, team-02, team-04, team-06, team-08, team-10, team-12, team-14, team-16, team-18]}]}],
+ toPorts: [{ports: [`+strings.Join(ports, ",")+`]}]}]}}`)
+	e := New(Config{Cluster: synthetic.Name})
+	subject := identity.MinCluster + identity.Numeric(s.Apps)
+	if err := e.Apply(Change{AddIdentities: c.Identities, AddSubjects: []identity.Numeric{subject}, UpsertPolicies: []policy.Object{o}}); err != nil {
+		t.Fatal(err)
+	}
+	b, _ := e.Bound(subject, rule.Ingress)
+	selected := 0
+	for _, id := range c.Identities {
+		if _, ok := b.Table.Peers[e.Word(id.Number).NodeClass]; ok {
+			selected++
+		}
+	}
+	rows, intervals := len(b.Table.Peers), len(b.Table.Intervals(b.Table.Peers[e.Word(identity.MinCluster).NodeClass]))
+	t.Logf("%d of %d identities are selected by %d peer rows; the class has %d intervals", selected, len(c.Identities), rows, intervals)
+	if selected != 5000 || rows != 1 || intervals != 81 {
+		t.Fatalf("selected %d, rows %d, intervals %d; want 5000, 1, 81", selected, rows, intervals)
+	}
+}
+
+// spread makes a policy with n selectors that are independent of each other,
+// each with a port of its own, and the peer with the selectors of a bit set.
+func spread(n int) policy.Object {
+	spec := rule.Spec{Subject: selector.New(), Selects: [2]bool{true, false}, DefaultDeny: [2]bool{true, false}}
+	for i := range n {
+		r := &rule.Rule{Source: rule.Source{Kind: "T", Name: "spread", Path: fmt.Sprint(i)}, Tier: rule.Normal, Action: rule.Allow}
+		r.Peers.Selectors = []selector.Selector{selector.New(selector.Requirement{Key: fmt.Sprint("k", i), Op: selector.Exists})}
+		r.Ports = []rule.Port{{Range: port.Ports(port.TCP, uint16(1000+2*i), uint16(1000+2*i))}}
+		spec.Rules = append(spec.Rules, r.Seal())
+	}
+	return policy.Object{Key: policy.Key{Kind: "T", Name: "spread"}, Specs: []rule.Spec{spec}}
+}
+
+func combination(t *testing.T, number identity.Numeric, bits, n int) identity.Identity {
+	t.Helper()
+	ls := []label.Label{label.Kubernetes(label.KeyNamespace, "x")}
+	for i := range n {
+		if bits>>i&1 != 0 {
+			ls = append(ls, label.Kubernetes(fmt.Sprint("k", i), "v"))
+		}
+	}
+	id, err := identity.New(number, label.NewSet(ls...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+func TestAnIdentityThatDoesNotFitStaysUnknownUntilItDoes(t *testing.T) {
+	const selectors = 13
+	e := New(Config{})
+	subject := combination(t, 60000, 0, 0)
+	if err := e.Apply(Change{UpsertPolicies: []policy.Object{spread(selectors)}, AddIdentities: []identity.Identity{subject}, AddSubjects: []identity.Numeric{60000}}); err != nil {
+		t.Fatal(err)
+	}
+	var ids []identity.Identity
+	for i := range 5000 {
+		ids = append(ids, combination(t, identity.MinCluster+identity.Numeric(i), i, selectors))
+	}
+	if err := e.Apply(Change{AddIdentities: ids}); err != nil {
+		t.Fatal(err)
+	}
+	known := func() (n int) {
+		for _, id := range ids {
+			if e.Word(id.Number).Known {
+				n++
+			}
+		}
+		return n
+	}
+	full := known()
+	// Class 0 of unknown peers is the same as that of peers without a selector.
+	if full+e.Waiting() != len(ids) || full != table.MaxIdentityClasses {
+		t.Fatalf("%d known and %d waiting of %d", full, e.Waiting(), len(ids))
+	}
+	last := ids[len(ids)-1]
+	q := port.At(port.TCP, 1000)
+	if v, _ := e.Lookup(60000, rule.Ingress, last.Number, netip.MustParseAddr("10.0.0.1"), q); v.Action != rule.Deny || v.Reason != table.ByUnknownIdentity {
+		t.Fatalf("a waiting identity gets %+v", v)
+	}
+	// Room comes from identities that go, although numbers of classes do not
+	// come back within a table.
+	var gone []identity.Numeric
+	for _, id := range ids[:1000] {
+		gone = append(gone, id.Number)
+	}
+	if err := e.Apply(Change{RemoveIdentities: gone}); err != nil {
+		t.Fatal(err)
+	}
+	if e.Waiting() != 0 {
+		t.Fatalf("%d still waiting", e.Waiting())
+	}
+	if v, _ := e.Lookup(60000, rule.Ingress, last.Number, netip.MustParseAddr("10.0.0.1"), q); v.Action != rule.Allow {
+		t.Fatalf("after room was made the identity gets %+v", v)
+	}
+}
+
+func TestATableThatIsTooLargeIsRefusedWithThePolicysName(t *testing.T) {
+	e := New(Config{})
+	id := combination(t, 300, 0, 0)
+	small := spread(3)
+	if err := e.Apply(Change{UpsertPolicies: []policy.Object{small}, AddIdentities: []identity.Identity{id}, AddSubjects: []identity.Numeric{300}}); err != nil {
+		t.Fatal(err)
+	}
+	before, _ := e.Bound(300, rule.Ingress)
+	size := e.Size()
+
+	large := spread(1)
+	large.Key.Name = "large"
+	r := *large.Specs[0].Rules[0]
+	r.Source.Name = "large"
+	r.Ports = nil
+	for i := range 3000 { // 6,001 intervals
+		r.Ports = append(r.Ports, rule.Port{Range: port.Ports(port.TCP, uint16(1000+2*i), uint16(1000+2*i))})
+	}
+	large.Specs[0].Rules = []*rule.Rule{r.Seal()}
+	other := combination(t, 301, 1, 1)
+	if err := e.Apply(Change{AddIdentities: []identity.Identity{other}}); err != nil {
+		t.Fatal(err)
+	}
+	size.Identities++
+	size.NodeClasses++
+	size.PeerRows++
+	size.Classes, size.Nodes, size.Intervals = e.Size().Classes, e.Size().Nodes, e.Size().Intervals
+
+	err := e.Apply(Change{UpsertPolicies: []policy.Object{large}})
+	var limit *table.ErrTooLarge
+	if !errors.As(err, &limit) || limit.Got != 6001 || limit.Limit != table.MaxIntervals {
+		t.Fatalf("error is %v", err)
+	}
+	if !strings.Contains(err.Error(), "T large") {
+		t.Fatalf("error does not name the policy: %v", err)
+	}
+	after, _ := e.Bound(300, rule.Ingress)
+	if after.Table != before.Table || e.Size() != size {
+		t.Fatalf("the refused policy left something: %+v, want %+v", e.Size(), size)
+	}
+	if err := e.Apply(Change{UpsertPolicies: []policy.Object{spread(2)}}); err != nil {
+		t.Fatalf("after the refusal: %v", err)
+	}
+}
+
+// After every single write, each verdict is the one before the change or the
+// one after it.
+func TestNoWriteShowsAThirdVerdict(t *testing.T) {
+	t.Parallel()
+	runs := 400
+	if testing.Short() {
+		runs = 60
+	}
+	w := newWorld(rand.New(rand.NewPCG(21, 22)))
+	for run := range runs {
+		s := w.draw()
+		next := s.clone()
+		if run%2 == 0 { // policies
+			for range 2 {
+				o := w.policy(fmt.Sprint("p", w.IntN(6)))
+				next.objects[o.Key] = o
+			}
+		} else { // identities
+			for range 3 {
+				id := pickOne(w, w.ids...)
+				if s.subjects[id.Number] {
+					continue
+				}
+				if _, ok := next.identities[id.Number]; ok {
+					w.dropIdentity(next, id.Number)
+				} else {
+					w.setIdentity(next, id)
+				}
+			}
+			next.located = s.located
+		}
+		e := fresh(t, configs[0], s)
+		final := fresh(t, configs[0], next)
+		var questions []question
+		var old, after []table.Verdict
+		for range 60 {
+			q, ok := w.question(s)
+			if !ok || !next.subjects[q.subject] {
+				continue
+			}
+			x, _ := e.Lookup(q.subject, q.direction, q.peer, q.addr, q.point)
+			y, err := final.Lookup(q.subject, q.direction, q.peer, q.addr, q.point)
+			if err != nil {
+				t.Fatal(err)
+			}
+			questions, old, after = append(questions, q), append(old, x), append(after, y)
+		}
+		writes := 0
+		e.wrote = func() {
+			writes++
+			for i, q := range questions {
+				v, err := e.Lookup(q.subject, q.direction, q.peer, q.addr, q.point)
+				if err != nil || v.Action != old[i].Action && v.Action != after[i].Action {
+					t.Fatalf("run %d write %d: %+v: %+v (%v), before %+v, after %+v", run, writes, q, v, err, old[i], after[i])
+				}
+			}
+		}
+		if err := e.Apply(diff(s, next)); err != nil {
+			t.Fatal(err)
+		}
+		e.wrote = nil
+		for i, q := range questions {
+			if v, _ := e.Lookup(q.subject, q.direction, q.peer, q.addr, q.point); v.Action != after[i].Action {
+				t.Fatalf("run %d at last: %+v: %+v, want %+v", run, q, v, after[i])
+			}
+		}
+	}
+}
+
+func TestOwnNodeIsLetInOnlyWhereAPolicySelectsTheSubject(t *testing.T) {
+	host, err := identity.New(identity.Host, label.NewSet(label.Reserved(identity.NameHost)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod := combination(t, 300, 0, 0)
+	addr := netip.MustParseAddr("192.0.2.1")
+	for _, tc := range []struct {
+		name     string
+		config   Config
+		policies []policy.Object
+		want     rule.Action
+	}{
+		{"nothing enforced", Config{AllowHost: true}, nil, rule.Allow},
+		{"selected", Config{AllowHost: true}, []policy.Object{spread(1)}, rule.Allow},
+		{"selected, own node not special", Config{}, []policy.Object{spread(1)}, rule.Deny},
+		{"enforced always, not selected", Config{AllowHost: true, Enforcement: EnforceAlways}, nil, rule.Deny},
+		{"enforced never", Config{Enforcement: EnforceNever}, []policy.Object{spread(1)}, rule.Allow},
+	} {
+		e := New(tc.config)
+		if err := e.Apply(Change{AddIdentities: []identity.Identity{host, pod}, AddSubjects: []identity.Numeric{300}, UpsertPolicies: tc.policies}); err != nil {
+			t.Fatal(err)
+		}
+		if v, _ := e.Lookup(300, rule.Ingress, identity.Host, addr, port.At(port.TCP, 22)); v.Action != tc.want {
+			t.Errorf("%s: %+v, want %s", tc.name, v, tc.want)
+		}
+	}
+}
+
+func TestChurnDoesNotGrowTheEngine(t *testing.T) {
+	s := synthetic.Shape{Namespaces: 20, Apps: 10, Policies: 200, Subjects: 50}
+	e := loaded(t, s)
+	size := e.Size()
+	rounds := 20000
+	if testing.Short() {
+		rounds = 2000
+	}
+	for i := range rounds {
+		id := known(t, s, i%200)
+		if err := e.Apply(Change{AddIdentities: []identity.Identity{id}}); err != nil {
+			t.Fatal(err)
+		}
+		if err := e.Apply(Change{RemoveIdentities: []identity.Numeric{id.Number}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := e.Size(); got != size {
+		t.Fatalf("size went from %+v to %+v", size, got)
+	}
+}

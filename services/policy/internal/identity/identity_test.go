@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package identity
+
+import (
+	"reflect"
+	"testing"
+
+	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/port"
+)
+
+func TestKindAndScopeComeFromTheLabels(t *testing.T) {
+	pod := label.Kubernetes(label.KeyNamespace, "a")
+	for _, tc := range []struct {
+		number Numeric
+		labels []label.Label
+		kind   Kind
+		scope  Scope
+	}{
+		{300, []label.Label{pod}, KindInCluster, ScopeCluster},
+		{Host, []label.Label{label.Reserved(NameHost)}, KindHost, ScopeNode},
+		{MinNodeLocal, []label.Label{label.Reserved(NameHost), label.Reserved(NameKubeAPIServer)}, KindHost, ScopeNode},
+		{RemoteNode, []label.Label{label.Reserved(NameRemoteNode)}, KindRemoteNode, ScopeNode},
+		{KubeAPIServer, []label.Label{label.Reserved(NameRemoteNode), label.Reserved(NameKubeAPIServer)}, KindRemoteNode, ScopeNode},
+		{MinNodeLocal, []label.Label{label.Reserved(NameWorldIPv4), label.Reserved(NameKubeAPIServer)}, KindKubeAPIServer, ScopeOutside},
+		{World, []label.Label{label.Reserved(NameWorld)}, KindWorld4, ScopeOutside},
+		{WorldIPv6, []label.Label{label.Reserved(NameWorldIPv6)}, KindWorld6, ScopeOutside},
+		{Health, []label.Label{label.Reserved(NameHealth)}, KindOther, ScopeCluster},
+		{Init, []label.Label{label.Reserved(NameInit)}, KindOther, ScopeCluster},
+		{UnknownInCluster, nil, KindUnknown, ScopeCluster},
+	} {
+		id, err := New(tc.number, label.NewSet(tc.labels...))
+		if err != nil || id.Kind != tc.kind || id.Scope != tc.scope {
+			t.Errorf("%d %v: kind %s scope %d (%v), want %s %d", tc.number, tc.labels, id.Kind, id.Scope, err, tc.kind, tc.scope)
+		}
+	}
+	if _, err := New(0, label.NewSet(pod)); err == nil {
+		t.Error("number 0 is accepted")
+	}
+}
+
+func TestNamedPortsSurviveTheLabel(t *testing.T) {
+	ports := []NamedPort{{"web", port.TCP, 80}, {"dns", port.UDP, 53}, {"dns", port.TCP, 53}, {"web", port.TCP, 8080}, {"web", port.TCP, 80}}
+	l, ok := NamedPortsLabel(ports)
+	if !ok {
+		t.Fatal("no label")
+	}
+	id, err := New(300, label.NewSet(l))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []NamedPort{{"dns", port.TCP, 53}, {"dns", port.UDP, 53}, {"web", port.TCP, 80}, {"web", port.TCP, 8080}}
+	if !reflect.DeepEqual(id.Ports, want) {
+		t.Errorf("%v from %s", id.Ports, l)
+	}
+	if _, ok := NamedPortsLabel(nil); ok {
+		t.Error("a pod without named ports has a label")
+	}
+	for _, bad := range []string{"x", "x.TCP", "x.TCP.0", "x.TCP.70000", ".TCP.80", "x.FOO.80", "x.TCP.80_"} {
+		if _, err := ParseNamedPorts(bad); err == nil {
+			t.Errorf("%q is accepted", bad)
+		}
+	}
+}

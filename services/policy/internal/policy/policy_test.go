@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policy
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/sluice-net/sluice/services/policy/internal/manifest"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+)
+
+var options = rule.Options{Cluster: "here", LocalClusterOnly: true}
+
+func decodeText(text string) (Object, error) {
+	docs, err := manifest.Parse([]byte(text))
+	if err != nil || len(docs) == 0 {
+		return Object{}, err
+	}
+	return Decode(docs[0], options)
+}
+
+func TestErrorsNameTheField(t *testing.T) {
+	cnp := func(spec string) string {
+		return "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: p, namespace: a}\nspec: {endpointSelector: {}, " + spec + "}"
+	}
+	knp := func(spec string) string {
+		return "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: p, namespace: a}\nspec: {podSelector: {}, " + spec + "}"
+	}
+	kcnp := func(spec string) string {
+		return "apiVersion: policy.networking.k8s.io/v1alpha2\nkind: ClusterNetworkPolicy\nmetadata: {name: p}\nspec: {tier: Admin, priority: 1, subject: {namespaces: {}}, " + spec + "}"
+	}
+	for _, tc := range []struct{ text, want string }{
+		{cnp(`ingress: [{toPorts: [{ports: [{port: "80"}]}, {ports: [{port: "x_y"}]}]}]`), `spec.ingress[0].toPorts[1].ports[0].port: "x_y" is neither`},
+		{cnp(`egress: [{toCIDRSet: [{cidr: 10.0.0.0/8, except: [11.0.0.0/8]}]}]`), `spec.egress[0].toCIDRSet[0].except[0]: "11.0.0.0/8" is not inside`},
+		{cnp(`ingressDeny: [{fromEntities: [wrld]}]`), `spec.ingressDeny[0].fromEntities[0]: "wrld" is not an entity`},
+		{cnp(`ingress: [{fromEndpoints: [{matchExpressions: [{key: a, operator: Is}]}]}]`), `spec.ingress[0].fromEndpoints[0].matchExpressions[0].operator: "Is" is not one of`},
+		{cnp(`egress: [{toEndpoints: [{}], toEntities: [world]}]`), `spec.egress[0]: combines toEndpoints and toEntities`},
+		{cnp(`egress: [{icmps: [{fields: [{type: Nonsense}]}]}]`), `spec.egress[0].icmps[0].fields[0].type: "Nonsense" is not an ICMP type of IPv4`},
+		{cnp(`ingress: [{toPorts: [{ports: [{port: 80}]}]}]`), `spec.ingress[0].toPorts[0].ports[0].port: must be a string, is the number 80`},
+		{cnp(`ingress: []`), `spec: has no rule`},
+		{knp(`ingress: [{ports: [{port: 80, endPort: 79}]}]`), `spec.ingress[0].ports[0].endPort: 79 is below port 80`},
+		{knp(`egress: [{to: [{ipBlock: {cidr: 10.0.0.1/8}}]}]`), `spec.egress[0].to[0].ipBlock.cidr: "10.0.0.1/8" has bits beyond its length; 10.0.0.0/8 is meant`},
+		{knp(`policyTypes: [ingress]`), `spec.policyTypes[0]: "ingress" is neither`},
+		{kcnp(`ingress: [{action: Allow}]`), `spec.ingress[0].action: "Allow" is not one of Accept, Deny, Pass`},
+		{kcnp(`egress: [{action: Deny, to: [{networks: [10.0.0.0/8], namespaces: {}}]}]`), `spec.egress[0].to[0]: needs exactly one of its fields, has 2`},
+		{kcnp(`egress: [{action: Deny, to: [{domainNames: ["*.example.com"]}]}]`), `spec.egress[0].to[0].domainNames: is only supported with action Accept`},
+		{"apiVersion: policy.networking.k8s.io/v1alpha1\nkind: BaselineAdminNetworkPolicy\nmetadata: {name: p}\nspec: {subject: {namespaces: {}}, ingress: [{action: Pass, from: [{namespaces: {}}]}]}", `spec.ingress[0].action: "Pass" is not one of Allow, Deny`},
+		{"apiVersion: cilium.io/v2\nkind: CiliumCIDRGroup\nmetadata: {name: g}\nspec: {externalCIDRs: [10.0.0.0/8, nonsense]}", `spec.externalCIDRs[1]: "nonsense" is not an address block`},
+		{"apiVersion: v1\nkind: Pod\nmetadata: {name: p}", `v1 Pod is not a kind of policy`},
+	} {
+		_, err := decodeText(tc.text)
+		if err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s\nerror %v\nwant %s", tc.text, err, tc.want)
+		}
+	}
+}
+
+func TestDecodeKeepsWhatOnlyTheSchemaRefuses(t *testing.T) {
+	o, err := decodeText("apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: p, namespace: a}\nspec: {endpointSelector: {}, egress: [{toCIDR: [192.0.2.1]}]}")
+	problems, ok := err.(manifest.Problems)
+	if !ok || !problems.SchemaOnly() || len(o.Specs) != 1 || o.Specs[0].Rules[0].Peers.Networks[0].Prefix.String() != "192.0.2.1/32" {
+		t.Fatalf("%+v, %v", o, err)
+	}
+}
+
+func TestUnknownFieldsAreReported(t *testing.T) {
+	o, err := decodeText("apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: p, namespace: a}\nspec: {endpointSelector: {}, ingress: [{fromEndpoint: [{}]}]}")
+	if err != nil || len(o.Unknown) != 1 || o.Unknown[0] != "spec.ingress[0].fromEndpoint" {
+		t.Fatalf("%v, %v", o.Unknown, err)
+	}
+	// What is left of the rule is empty: it allows nothing.
+	if len(o.Specs[0].Rules) != 0 || !o.Specs[0].DefaultDeny[rule.Ingress] {
+		t.Fatalf("%+v", o.Specs[0])
+	}
+}
+
+func TestRulesKnowWhereTheyWereWritten(t *testing.T) {
+	o, err := decodeText(`apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: p, namespace: a}
+specs:
+- endpointSelector: {}
+  ingress: [{fromEndpoints: [{}], toPorts: [{ports: [{port: "80"}]}, {ports: [{port: "81"}]}]}]
+- endpointSelector: {}
+  egressDeny: [{toEntities: [world]}]`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, s := range o.Specs {
+		for _, r := range s.Rules {
+			got = append(got, r.Source.String())
+		}
+	}
+	want := "CiliumNetworkPolicy a/p specs[0].ingress[0].toPorts[0] CiliumNetworkPolicy a/p specs[0].ingress[0].toPorts[1] CiliumNetworkPolicy a/p specs[1].egressDeny[0]"
+	if strings.Join(got, " ") != want {
+		t.Errorf("sources %v", got)
+	}
+}
+
+// FuzzDecode looks for inputs that crash or that are accepted and cannot be
+// converted.
+func FuzzDecode(f *testing.F) {
+	for _, s := range []string{
+		"apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: p}\nspec: {podSelector: {}, egress: [{to: [{ipBlock: {cidr: 10.0.0.0/8, except: [10.1.0.0/16]}}], ports: [{port: http, protocol: UDP}]}]}",
+		"apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: p}\nspec: {endpointSelector: {}, egress: [{toFQDNs: [{matchPattern: \"*.x\"}], toPorts: [{ports: [{port: \"0x1\", endPort: 7}], rules: {dns: [{matchName: a}]}}]}], ingressDeny: [{icmps: [{fields: [{type: Echo}, {family: IPv6, type: 300}]}]}]}",
+		"apiVersion: cilium.io/v2\nkind: CiliumClusterwideNetworkPolicy\nmetadata: {name: p}\nspecs: [{nodeSelector: {}, ingress: [{fromCIDRSet: [{cidrGroupRef: g, except: [10.0.0.0/8]}, {cidr: '::ffff:10.0.0.0/104'}]}]}]",
+		"apiVersion: policy.networking.k8s.io/v1alpha2\nkind: ClusterNetworkPolicy\nmetadata: {name: p}\nspec: {tier: Baseline, priority: 3, subject: {pods: {namespaceSelector: {}, podSelector: {}}}, egress: [{action: Accept, to: [{domainNames: ['*.a.b']}], protocols: [{tcp: {destinationPort: {range: {start: 1, end: 2}}}}]}]}",
+		"apiVersion: policy.networking.k8s.io/v1alpha1\nkind: AdminNetworkPolicy\nmetadata: {name: p}\nspec: {priority: 3, subject: {namespaces: {}}, ingress: [{action: Allow, from: [{pods: {namespaces: {namespaceSelector: {}}, podSelector: {}}}], ports: [{namedPort: x}]}]}",
+		"apiVersion: cilium.io/v2\nkind: CiliumCIDRGroup\nmetadata: {name: g, labels: {a: b}}\nspec: {externalCIDRs: [10.0.0.0/8]}",
+		"a: &a [*a]\n---\n",
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		docs, err := manifest.Parse(data)
+		if err != nil {
+			return
+		}
+		for _, d := range docs {
+			o, err := Decode(d, options)
+			if err != nil {
+				continue
+			}
+			if o.Key.Name == "" || o.Key.Kind == "" || o.Group == nil && len(o.Specs) == 0 {
+				t.Fatalf("accepted %+v", o)
+			}
+			for _, s := range o.Specs {
+				for _, r := range s.Rules {
+					if r.Content() == "" || r.Peers.Nobody() && r.Tier == rule.Normal && r.Source.Kind != "NetworkPolicy" {
+						t.Fatalf("rule %+v", r)
+					}
+				}
+			}
+		}
+	})
+}

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package selector
+
+import (
+	"testing"
+
+	"github.com/sluice-net/sluice/services/policy/internal/label"
+)
+
+var labels = label.NewSet(
+	label.Kubernetes("app", "web"),
+	label.Label{Source: "cni", Key: "app", Value: "other"},
+	label.Kubernetes("empty", ""),
+	label.Reserved("host"),
+	label.Label{Source: label.SourceGenerated, Key: "hidden", Value: "x"},
+)
+
+func TestRequirements(t *testing.T) {
+	for _, tc := range []struct {
+		r    Requirement
+		want bool
+	}{
+		{Requirement{Source: "k8s", Key: "app", Op: In, Values: []string{"web"}}, true},
+		{Requirement{Source: "k8s", Key: "app", Op: In, Values: []string{"other"}}, false},
+		{Requirement{Key: "app", Op: In, Values: []string{"other"}}, true},
+		{Requirement{Key: "app", Op: NotIn, Values: []string{"other"}}, false},
+		{Requirement{Source: "k8s", Key: "app", Op: NotIn, Values: []string{"other"}}, true},
+		{Requirement{Key: "absent", Op: NotIn, Values: []string{"x"}}, true},
+		{Requirement{Key: "absent", Op: In, Values: []string{""}}, false},
+		{Requirement{Key: "empty", Op: In, Values: []string{""}}, true},
+		{Requirement{Key: "empty", Op: Exists}, true},
+		{Requirement{Key: "absent", Op: DoesNotExist}, true},
+		{Requirement{Source: "reserved", Key: "host", Op: Exists}, true},
+		{Requirement{Source: "k8s", Key: "host", Op: Exists}, false},
+		{Requirement{Key: "hidden", Op: Exists}, false},
+		{Requirement{Key: "hidden", Op: NotIn, Values: []string{"x"}}, true},
+	} {
+		if got := tc.r.Matches(labels); got != tc.want {
+			t.Errorf("%s: %t", tc.r.text(), got)
+		}
+		if got := New(tc.r).Matches(labels); got != tc.want {
+			t.Errorf("selector %s: %t", tc.r.text(), got)
+		}
+	}
+}
+
+func TestEqualSelectorsHaveEqualTexts(t *testing.T) {
+	a := Requirement{Key: "a", Op: In, Values: []string{"x", "y"}}
+	b := Requirement{Source: "k8s", Key: "b", Op: Exists}
+	same := Requirement{Key: "a", Op: In, Values: []string{"y", "x", "y"}}
+	if New(a, b).String() != New(b, same, a).String() {
+		t.Errorf("%q and %q", New(a, b), New(b, same, a))
+	}
+	for _, other := range []Selector{New(), New(a), New(b), New(a, Requirement{Key: "b", Op: Exists}), New(Requirement{Key: "a", Op: In, Values: []string{"x y"}}, b)} {
+		if other.String() == New(a, b).String() {
+			t.Errorf("%q", other)
+		}
+	}
+	if !New().Empty() || !New().Matches(label.NewSet()) || New(a).Empty() {
+		t.Error("the empty selector matches everything, and only it is empty")
+	}
+}
+
+func TestParseOp(t *testing.T) {
+	for _, o := range []Op{In, NotIn, Exists, DoesNotExist} {
+		if got, ok := ParseOp(o.String()); !ok || got != o {
+			t.Errorf("%s: %v %t", o, got, ok)
+		}
+	}
+	if _, ok := ParseOp("in"); ok {
+		t.Error("operators are in their own case")
+	}
+}

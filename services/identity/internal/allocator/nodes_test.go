@@ -464,6 +464,31 @@ func TestReferenceOfALostAnswerIsDropped(t *testing.T) {
 	a.refersTo(kept)
 }
 
+// hanging never answers a Claim.
+type hanging struct{ allocator.Store }
+
+func (h hanging) Claim(ctx context.Context, _ identity.Labels, _, _ identity.Numeric) (allocator.Claim, error) {
+	<-ctx.Done()
+	return allocator.Claim{}, allocator.ErrUnavailable
+}
+
+func TestHangingStoreLeavesTimeForTheAnswerFromMemory(t *testing.T) {
+	f := storetest.NewFake()
+	b := startFake(t, f, "b", &memory{})
+	web := b.hold("c1", "web")
+	cfg := quick()
+	cfg.StoreTimeout = time.Hour
+	a := start(t, hanging{f.Node("a")}, &memory{}, cfg)
+	a.connected()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	id, err := a.Hold(ctx, allocator.EndpointHolder("c1", "eth0"), storetest.Labels(t, "web"), true)
+	if err != nil || id.Number != web {
+		t.Errorf("hold: %s, %v, want %d", id, err, web)
+	}
+	a.refersTo(web) // by Restore, which does not hang
+}
+
 func TestReferenceOfAKilledProcessIsDroppedAtTheStart(t *testing.T) {
 	f := storetest.NewFake()
 	dead := f.Node("a")

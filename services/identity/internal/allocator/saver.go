@@ -36,8 +36,8 @@ func (s *saver) dirty() {
 	s.changed++
 }
 
-// wait returns when every change so far was written. The error is ErrRecords or the context's; the changes stay in memory and are written by
-// the next call.
+// wait returns when every change so far was written. The error is ErrRecords
+// or the context's; the changes stay in memory and are written by the next call.
 func (s *saver) wait(ctx context.Context) error {
 	s.mu.Lock()
 	want := s.changed

@@ -150,6 +150,10 @@ func (s *Store) parseID(kv *mvccpb.KeyValue) (identity.Identity, error) {
 	if err != nil {
 		return identity.Identity{}, fmt.Errorf("%s: %w: %w", kv.Key, allocator.ErrCorrupt, err)
 	}
+	if labels.Has(identity.SourceReserved) {
+		// Nobody becomes the host or the world by a key in etcd.
+		return identity.Identity{}, fmt.Errorf("%s: %w: reserved labels %s", kv.Key, allocator.ErrCorrupt, labels)
+	}
 	return identity.Identity{Number: n, Labels: labels}, nil
 }
 

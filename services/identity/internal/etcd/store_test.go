@@ -4,9 +4,17 @@
 package etcd
 
 import (
+	"bytes"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	crand "crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
+	"math/big"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -158,7 +166,7 @@ func TestDamagedKeysHideNothingElse(t *testing.T) {
 		t.Fatal(err)
 	}
 	for k, v := range map[string]string{
-		"/id/301": "no labels", "/id/x": "cni:app=x;", "/id/12": "cni:app=y;", "/id/0302": "cni:app=z;",
+		"/id/301": "no labels", "/id/x": "cni:app=x;", "/id/12": "cni:app=y;", "/id/0302": "cni:app=z;", "/id/304": "reserved:host=;",
 		"/labels/00": "junk", "/labels/01": "7 cni:app=q;", "/labels/02": "303 junk", "/ref/a/x": "",
 	} {
 		if _, err := c.admin.Put(t.Context(), testPrefix+k, v); err != nil {
@@ -281,6 +289,49 @@ func TestWrongConfigurationIsNamed(t *testing.T) {
 	} {
 		if s, err := New(cfg); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, %v, want an error with %q", cfg, s, err, want)
+		}
+	}
+}
+
+func TestTLSFilesAreReadAndNamed(t *testing.T) {
+	dir := t.TempDir()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), crand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Unix(0, 0), NotAfter: time.Now().Add(time.Hour)}
+	der, err := x509.CreateCertificate(crand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := func(name, kind string, b []byte) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: b}), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	cert, keyFile := file("cert.pem", "CERTIFICATE", der), file("key.pem", "PRIVATE KEY", keyDER)
+	c := Client{Endpoints: []string{"https://localhost:1"}, CA: cert, Cert: cert, Key: keyFile, ServerName: "etcd"}
+	cfg, err := c.tls()
+	if err != nil || cfg.ServerName != "etcd" || cfg.RootCAs == nil || cfg.InsecureSkipVerify {
+		t.Fatalf("tls: %+v, %v", cfg, err)
+	}
+	if got, err := cfg.GetClientCertificate(nil); err != nil || !bytes.Equal(got.Certificate[0], der) {
+		t.Errorf("client certificate: %v, %v", got, err)
+	}
+	for _, bad := range []Client{
+		{Endpoints: c.Endpoints, CA: filepath.Join(dir, "none.pem")},
+		{Endpoints: c.Endpoints, CA: keyFile},
+		{Endpoints: c.Endpoints, CA: cert, Cert: cert, Key: cert},
+	} {
+		if client, err := bad.dial(); err == nil {
+			client.Close()
+			t.Errorf("%+v is accepted", bad)
 		}
 	}
 }

@@ -244,3 +244,8 @@ func cutUnescaped(s string, stop byte) (before, after string, ok bool) {
 	}
 	return "", "", false
 }
+
+// Has says whether any label has the source.
+func (l Labels) Has(source string) bool {
+	return slices.ContainsFunc(l.list, func(x Label) bool { return x.Source == source })
+}

@@ -229,8 +229,8 @@ func (r identityRecord) identity() (identity.Identity, error) {
 	if err != nil {
 		return identity.Identity{}, fmt.Errorf("number %d: %w", r.Number, err)
 	}
-	if labels.IsZero() {
-		return identity.Identity{}, fmt.Errorf("number %d has no labels", r.Number)
+	if labels.Has(identity.SourceReserved) {
+		return identity.Identity{}, fmt.Errorf("number %d has reserved labels", r.Number)
 	}
 	return identity.Identity{Number: identity.Numeric(r.Number), Labels: labels}, nil
 }

@@ -78,7 +78,7 @@ SEC("tc") int sluice_to_pod(struct __sk_buff *skb)
 	struct sl_packet p;
 
 	/* sent by sluice_from_pod, which has judged and counted it */
-	if (mark_is(skb, SL_MARK_JUDGED)) {
+	if (skb->mark == mark_judged(skb->ifindex)) {
 		skb->mark = 0;
 		return TC_ACT_OK;
 	}

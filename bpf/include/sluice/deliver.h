@@ -111,13 +111,13 @@ static __always_inline int act(struct __sk_buff *skb, const struct sl_packet *p,
 		skb->tstamp = 0;
 		return (int)bpf_redirect_peer(ifindex, 0);
 	case SL_FWD_REDIRECT:
-		skb->mark = SL_MARK_JUDGED;
+		skb->mark = mark_judged(ifindex);
 		skb->priority = 0;
 		skb->tstamp = 0;
 		return (int)bpf_redirect(ifindex, 0);
 	case SL_REPLY_ARP:
 	case SL_REPLY_NDP:
-		skb->mark = SL_MARK_JUDGED;
+		skb->mark = mark_judged(skb->ifindex);
 		return (int)bpf_redirect(skb->ifindex, 0);
 	case SL_FWD_HOST:
 	case SL_FWD_OUTSIDE:

@@ -23,7 +23,7 @@
 #define SL_MARK_MASK 0x0f00
 #define SL_MARK_POD 0x0200 /* from a local pod, source and egress judged */
 #define SL_MARK_UPLINK 0x0a00 /* from outside, identity found by our program */
-#define SL_MARK_JUDGED 0x0d00 /* judged on both sides: deliver as it is */
+#define SL_MARK_JUDGED 0x0d00 /* judged on both sides, for one device only */
 
 static __always_inline __u32 mark_of(__u32 magic, __u32 identity)
 {
@@ -38,6 +38,15 @@ static __always_inline __u32 mark_identity(__u32 mark)
 static __always_inline bool mark_is(const struct __sk_buff *skb, __u32 magic)
 {
 	return (skb->mark & SL_MARK_MASK) == magic;
+}
+
+/*
+ * From sluice_from_pod to sluice_to_pod at one device: it carries the device's
+ * number instead of an identity, so that nobody's mark of 0xd00 opens a door.
+ */
+static __always_inline __u32 mark_judged(__u32 ifindex)
+{
+	return SL_MARK_JUDGED | ifindex << 16;
 }
 
 #endif

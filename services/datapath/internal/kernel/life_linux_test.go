@@ -483,8 +483,10 @@ func (l life) markAfter() uint32 {
 		return markOf(markPod, a.Identity)
 	case ForwardPeer:
 		return 0
-	case ForwardRedirect, ReplyARP, ReplyNDP:
-		return markJudged
+	case ForwardRedirect:
+		return markJudged | shaped.Ifindex<<16
+	case ReplyARP, ReplyNDP:
+		return markJudged | 1<<16
 	}
 	return l.mark
 }
@@ -573,40 +575,61 @@ func TestKernelEventsTellWhoAndWhere(t *testing.T) {
 	}
 }
 
+// delivered are packets for other pods, and where their hops are counted.
+var delivered = []struct {
+	name string
+	in   []byte
+	hops int // offset of TTL or hop limit
+	to   Endpoint
+}{
+	{"IPv4", from4(b.IPv4, 17, udp(1, 2, 3, 4)), 14 + 8, b},
+	{"IPv6", from6(b.IPv6, 17, udp(1, 2, 3, 4)), 14 + 7, b},
+	{"IPv4 by device", from4(shaped.IPv4, 17, udp(1, 2, 3, 4)), 14 + 8, shaped},
+	{"IPv6 by device", from6(shaped.IPv6, 17, udp(1, 2, 3, 4)), 14 + 7, shaped},
+}
+
 func TestKernelDeliveryRewritesLikeARouter(t *testing.T) {
 	r, _ := newStage(t)
-	for _, c := range []struct {
-		name string
-		in   []byte
-		hops int // offset of TTL or hop limit
-		to   Endpoint
-	}{
-		{"IPv4", from4(b.IPv4, 17, udp(1, 2, 3, 4)), 14 + 8, b},
-		{"IPv6", from6(b.IPv6, 17, udp(1, 2, 3, 4)), 14 + 7, b},
-		{"IPv4 by device", from4(shaped.IPv4, 17, udp(1, 2, 3, 4)), 14 + 8, shaped},
-	} {
-		// with the sum of the whole packet known from the hardware, the kernel
-		// itself checks that we kept it right (-EBADMSG if not)
-		for name, flags := range map[string]uint32{"": 0, " with a complete checksum": testFlagChecksumComplete} {
-			t.Run(c.name+name, func(t *testing.T) {
-				o := r.run(t, fromPodName, c.in, skbContext{Mark: 7, Priority: 6, Tstamp: 12345}, flags)
-				want := slices.Clone(c.in)
-				copy(want, c.to.MAC[:])
-				copy(want[6:], c.to.HostMAC[:])
-				want[c.hops]--
-				if c.hops == 14+8 {
-					copy(want[24:26], []byte{0, 0})
-					binary.BigEndian.PutUint16(want[24:], checksum(want[14:34]))
-				}
-				if !bytes.Equal(o.out, want) {
-					t.Errorf("packet\n got %x\nwant %x", o.out, want)
-				}
-				if o.ctx.Priority != 0 || o.ctx.Tstamp != 0 {
-					t.Errorf("priority %d, timestamp %d, want both cleared", o.ctx.Priority, o.ctx.Tstamp)
-				}
-			})
-		}
+	for _, c := range delivered {
+		t.Run(c.name, func(t *testing.T) {
+			o := r.run(t, fromPodName, c.in, skbContext{Mark: 7, Priority: 6, Tstamp: 12345}, 0)
+			want := slices.Clone(c.in)
+			copy(want, c.to.MAC[:])
+			copy(want[6:], c.to.HostMAC[:])
+			want[c.hops]--
+			if c.hops == 14+8 {
+				copy(want[24:26], []byte{0, 0})
+				binary.BigEndian.PutUint16(want[24:], checksum(want[14:34]))
+			}
+			if !bytes.Equal(o.out, want) {
+				t.Errorf("packet\n got %x\nwant %x", o.out, want)
+			}
+			if o.ctx.Priority != 0 || o.ctx.Tstamp != 0 {
+				t.Errorf("priority %d, timestamp %d, want both cleared", o.ctx.Priority, o.ctx.Tstamp)
+			}
+		})
 	}
+}
+
+// Hardware may give a packet the sum of all its bytes. With such a packet the
+// kernel itself checks that a program kept the sum right (EBADMSG if not).
+func TestKernelDeliveryKeepsACompleteChecksum(t *testing.T) {
+	r, _ := newStage(t)
+	requireKernel(t, 6, 18, "BPF_F_TEST_SKB_CHECKSUM_COMPLETE")
+	for _, c := range delivered {
+		t.Run(c.name, func(t *testing.T) {
+			o := r.run(t, fromPodName, c.in, skbContext{}, testFlagChecksumComplete)
+			if o.verdict != verdictRedirect {
+				t.Errorf("verdict %d, reason %v", o.verdict, o.reason)
+			}
+		})
+	}
+	t.Run("the gateway's answer", func(t *testing.T) {
+		in := frame(a.HostMAC, a.MAC, etherIPv6, solicit(podLocal, gateway6, gateway6, nil))
+		if o := r.run(t, fromPodName, in, skbContext{}, testFlagChecksumComplete); o.reason != ReplyNDP {
+			t.Errorf("reason %v", o.reason)
+		}
+	})
 }
 
 func TestKernelTTLChecksumIsRightForEveryTTL(t *testing.T) {
@@ -746,9 +769,16 @@ func TestKernelUnknownDeviceIsDropped(t *testing.T) {
 func TestKernelJudgedPacketsPassUncountedAndUnmarked(t *testing.T) {
 	r, cast := newStage(t)
 	setPolicy(t, r.k, cast["a"].Slot, Policy{})
-	o := r.run(t, toPodName, to4(b.IPv4, 17, udp(1, 2)), skbContext{Mark: markJudged}, 0)
+	o := r.run(t, toPodName, to4(b.IPv4, 17, udp(1, 2)), skbContext{Mark: markJudged | 1<<16}, 0)
 	if o.verdict != verdictOK || o.packets != 0 || o.mark != 0 {
 		t.Errorf("verdict %d, counted %d, mark %#x, want %d, 0, 0", o.verdict, o.packets, o.mark, verdictOK)
+	}
+	// for this device only
+	for _, mark := range []uint32{markJudged, markJudged | 2<<16, markJudged | 1<<16 | 1} {
+		o := r.run(t, toPodName, to4(b.IPv4, 17, udp(1, 2)), skbContext{Mark: mark}, 0)
+		if o.reason != DropPolicyDenied {
+			t.Errorf("mark %#x: %v, want %v", mark, o.reason, DropPolicyDenied)
+		}
 	}
 }
 

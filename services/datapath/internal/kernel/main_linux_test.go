@@ -51,6 +51,19 @@ func requireRoot(t testing.TB) {
 	}
 }
 
+// requireKernel skips what older kernels cannot be asked. The kernel of CI is
+// new enough for every test.
+func requireKernel(t testing.TB, major, minor int, what string) {
+	t.Helper()
+	var gotMajor, gotMinor int
+	if _, err := fmt.Sscanf(release(), "%d.%d", &gotMajor, &gotMinor); err != nil {
+		t.Fatalf("kernel release %q: %v", release(), err)
+	}
+	if gotMajor < major || gotMajor == major && gotMinor < minor {
+		t.Skipf("%s needs Linux %d.%d, this is %s", what, major, minor, release())
+	}
+}
+
 // newBPFFS mounts a bpffs that ends with the test.
 func newBPFFS(t testing.TB) string {
 	t.Helper()

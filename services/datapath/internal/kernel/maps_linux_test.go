@@ -288,6 +288,18 @@ func TestKernelOpenAdoptsMapsProgramsAndContents(t *testing.T) {
 	}
 }
 
+// The verifier walks at most a million instructions, and how many it walks
+// differs between kernels.
+func TestKernelProgramsStayFarBelowTheVerifiersLimit(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	for _, p := range []Program{k.FromPod(), k.ToPod()} {
+		t.Logf("%s: %d instructions", p.Name, p.VerifiedInstructions)
+		if p.VerifiedInstructions == 0 || p.VerifiedInstructions > 100_000 {
+			t.Errorf("%s: the verifier walked %d instructions", p.Name, p.VerifiedInstructions)
+		}
+	}
+}
+
 func TestKernelOtherConstantsAreAnotherProgramOnTheSameMaps(t *testing.T) {
 	o := testOptions(newBPFFS(t))
 	first := openKernel(t, o)

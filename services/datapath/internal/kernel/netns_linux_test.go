@@ -56,7 +56,7 @@ func newPodMTU(t *testing.T, k *Kernel, name string, n byte, deliver Deliver, mt
 	attach(t, link, netlink.HANDLE_MIN_EGRESS, k.ToPod())
 	must(t, "set "+name+" up", netlink.LinkSetUp(link))
 
-	h, err := netlink.NewHandleAt(p.ns)
+	h, err := netlink.NewHandleAt(p.ns, unix.NETLINK_ROUTE)
 	must(t, "netlink in the pod", err)
 	defer h.Close()
 	eth0, err := h.LinkByName("eth0")

@@ -1,0 +1,613 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package endpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/watch"
+)
+
+// every operation of a creation, in order, and of a deletion
+var (
+	createOps = []string{"open namespace", "save creating", "confirm", "resolve", "create device", "configure", "publish", "attach", "activate", "save ready"}
+	deleteOps = []string{"cut", "unpublish", "save deleted"}
+)
+
+func TestCreateMakesEverythingInOrder(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	m.calls = nil
+	e, err := c.Create(t.Context(), m.wanted("a", 2), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(m.calls, createOps) {
+		t.Errorf("order %v, want %v", m.calls, createOps)
+	}
+	if e.State != Ready || e.Slot == 0 || e.Device.MTU != 1500 || len(e.Device.HostName) != 13 || !e.Device.MAC.unicast() {
+		t.Errorf("endpoint %+v", e)
+	}
+	m.holds(t, c, 1)
+}
+
+func TestCreateUndoesEverythingWhicheverStepFails(t *testing.T) {
+	for _, op := range createOps {
+		t.Run(op, func(t *testing.T) {
+			m := newMachine()
+			c := m.start(t)
+			s := m.wanted("a", 2)
+			m.setFail(op, errTest)
+			if _, err := c.Create(t.Context(), s, false); !errors.Is(err, errTest) {
+				t.Fatalf("create: %v", err)
+			}
+			m.setFail(op, nil)
+			settle(t, c)
+			m.holds(t, c, 0)
+			// and nothing stands in the way of the next attempt
+			if _, err := c.Create(t.Context(), m.wanted("a", 2), false); err != nil {
+				t.Fatalf("the next attempt: %v", err)
+			}
+			m.holds(t, c, 1)
+		})
+	}
+}
+
+// A process that is killed leaves what its steps have made so far. The fake
+// cannot be killed, but it can refuse everything from some point on, undoing
+// included, which leaves the same.
+func TestRestoreFindsWhatAKilledCreationLeft(t *testing.T) {
+	for i, op := range createOps {
+		t.Run(op, func(t *testing.T) {
+			m := newMachine()
+			c := m.start(t)
+			s := m.wanted("a", 2)
+			dead := append([]string{"remove devices", "unpublish", "cut", "save deleted", "remove record", "release lease", "release identity"}, createOps[i:]...)
+			for _, d := range dead {
+				m.setFail(d, errTest)
+			}
+			if _, err := c.Create(t.Context(), s, false); err == nil {
+				t.Fatal("create succeeded")
+			}
+			for _, d := range dead {
+				m.setFail(d, nil)
+			}
+			again := m.start(t)
+			settle(t, again)
+			m.holds(t, again, 0)
+		})
+	}
+}
+
+func TestRestoreFindsWhatAKilledDeletionLeft(t *testing.T) {
+	for i, op := range deleteOps {
+		t.Run(op, func(t *testing.T) {
+			m := newMachine()
+			c := m.start(t)
+			s := m.wanted("a", 2)
+			if _, err := c.Create(t.Context(), s, false); err != nil {
+				t.Fatal(err)
+			}
+			for _, d := range deleteOps[i:] {
+				m.setFail(d, errTest)
+			}
+			if _, err := c.Delete(t.Context(), s.Owner); !errors.Is(err, errTest) {
+				t.Fatalf("delete: %v", err)
+			}
+			for _, d := range deleteOps {
+				m.setFail(d, nil)
+			}
+			// the caller was told of a failure, so it deletes again
+			again := m.start(t)
+			if existed, err := again.Delete(t.Context(), s.Owner); err != nil || !existed {
+				t.Fatalf("delete again: %v, %v", existed, err)
+			}
+			settle(t, again)
+			m.holds(t, again, 0)
+		})
+	}
+}
+
+func TestDeletionWorksWithEveryServiceDownAndReleasesOverRestarts(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	s := m.wanted("a", 2)
+	if _, err := c.Create(t.Context(), s, false); err != nil {
+		t.Fatal(err)
+	}
+	m.setFail("release lease", ErrUnavailable)
+	m.setFail("release identity", ErrUnavailable)
+	if existed, err := c.Delete(t.Context(), s.Owner); err != nil || !existed {
+		t.Fatalf("delete: %v, %v", existed, err)
+	}
+	if err := c.releaseAll(t.Context()); !errors.Is(err, ErrUnavailable) {
+		t.Fatalf("release: %v", err)
+	}
+	if n := c.Counts().PendingReleases; n != 1 {
+		t.Fatalf("%d releases wait, want 1", n)
+	}
+	again := m.start(t)
+	m.setFail("release lease", nil)
+	m.setFail("release identity", nil)
+	settle(t, again)
+	m.holds(t, again, 0)
+}
+
+func TestReleasesRetryUntilTheServiceIsBack(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	s := m.wanted("a", 2)
+	if _, err := c.Create(t.Context(), s, false); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { c.Releases(ctx) })
+	wg.Go(func() { c.Reaper(ctx) })
+	defer wg.Wait()
+	defer cancel()
+	m.setFail("release identity", ErrUnavailable)
+	if _, err := c.Delete(t.Context(), s.Owner); err != nil {
+		t.Fatal(err)
+	}
+	until(t, func() bool { return m.count("release identity") >= 3 })
+	m.setFail("release identity", nil)
+	until(t, func() bool { return m.holding(c) == holding{} })
+}
+
+func (m *machine) count(op string) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := 0
+	for _, c := range m.calls {
+		if c == op {
+			n++
+		}
+	}
+	return n
+}
+
+func until(t *testing.T, ok func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(10 * time.Second)
+	for !ok() {
+		if time.Now().After(deadline) {
+			t.Fatal("it did not happen in time")
+		}
+		if err := pause(t.Context(), time.Millisecond); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestDeletionEndsACreationUnderWay(t *testing.T) {
+	for _, op := range createOps {
+		if op == "open namespace" {
+			continue // nothing is there yet: see the next test
+		}
+		t.Run(op, func(t *testing.T) {
+			m := newMachine()
+			c := m.start(t)
+			s := m.wanted("a", 2)
+			gate := make(chan struct{})
+			m.mu.Lock()
+			m.block[op] = gate
+			m.mu.Unlock()
+			created := make(chan error, 1)
+			go func() {
+				_, err := c.Create(t.Context(), s, false)
+				created <- err
+			}()
+			// what the creation does before the gate
+			before := createOps[slices.Index(createOps, op)-1]
+			until(t, func() bool { return m.count(before) == 1 })
+			deleted := make(chan error, 1)
+			go func() {
+				_, err := c.Delete(t.Context(), s.Owner)
+				deleted <- err
+			}()
+			until(t, func() bool { return c.interrupted(s.Owner) })
+			m.mu.Lock()
+			delete(m.block, op)
+			m.mu.Unlock()
+			close(gate)
+			if err := <-created; !errors.Is(err, ErrDeleted) && !(op == "save ready" && err == nil) {
+				t.Errorf("create: %v, want ErrDeleted", err)
+			}
+			if err := <-deleted; err != nil {
+				t.Errorf("delete: %v", err)
+			}
+			settle(t, c)
+			m.holds(t, c, 0)
+		})
+	}
+}
+
+// interrupted says whether a deletion waits for the owner.
+func (c *Core) interrupted(o Owner) bool {
+	c.turns.mu.Lock()
+	defer c.turns.mu.Unlock()
+	e := c.turns.owners[o]
+	return e != nil && e.interest == 2
+}
+
+func TestSameContentAgainIsTheSameAndOtherContentIsRefused(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	s := m.wanted("a", 2)
+	s.Labels = []Label{{"cni", "a", "1"}, {"cni", "b", "2"}}
+	s.Ports = []NamedPort{{"http", 80, 6}, {"dns", 53, 17}}
+	first, err := c.Create(t.Context(), s, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	same := s
+	same.Labels = []Label{s.Labels[1], s.Labels[0]}
+	same.Ports = []NamedPort{s.Ports[1], s.Ports[0]}
+	same.Addrs = []netip.Addr{s.Addrs[1], s.Addrs[0]}
+	same.LeaseExpiry = time.Now().Add(time.Hour)
+	if e, err := c.Create(t.Context(), same, false); err != nil || e.Slot != first.Slot || !e.Created.Equal(first.Created) {
+		t.Errorf("the same in another order: %+v, %v", e, err)
+	}
+	for name, change := range map[string]func(*Spec){
+		"addresses": func(s *Spec) { s.Addrs = s.Addrs[:1] },
+		"labels":    func(s *Spec) { s.Labels = s.Labels[:1] },
+		"ports":     func(s *Spec) { s.Ports = nil },
+		"mtu":       func(s *Spec) { s.MTU = 1400 },
+		"mac":       func(s *Spec) { s.MAC = MAC{2, 0, 0, 0, 0, 1} },
+	} {
+		other := s
+		change(&other)
+		if _, err := c.Create(t.Context(), other, false); !errors.Is(err, ErrExists) {
+			t.Errorf("other %s: %v, want ErrExists", name, err)
+		}
+	}
+	m.holds(t, c, 1)
+}
+
+func TestOwnerWhoseNamespaceWasReplacedGetsANewEndpoint(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	s := m.wanted("a", 2)
+	first, err := c.Create(t.Context(), s, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.removeNamespace(s.Netns)
+	m.addNamespace(s.Netns)
+	second, err := c.Create(t.Context(), s, false)
+	if err != nil || second.Slot == first.Slot {
+		t.Fatalf("in the new namespace: %+v, %v", second, err)
+	}
+	settle(t, c)
+	m.holds(t, c, 1)
+}
+
+func TestAddressOfALiveEndpointIsRefused(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	if _, err := c.Create(t.Context(), m.wanted("a", 2), false); err != nil {
+		t.Fatal(err)
+	}
+	thief := m.wanted("b", 2)
+	if _, err := c.Create(t.Context(), thief, false); !errors.Is(err, ErrAddressHeld) {
+		t.Fatalf("the same address: %v, want ErrAddressHeld", err)
+	}
+	settle(t, c)
+	m.holds(t, c, 1)
+}
+
+func TestExpiredLeaseIsRefusedAndLeavesNothing(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	s := m.wanted("a", 2)
+	s.LeaseExpiry = time.Now().Add(-time.Second)
+	if _, err := c.Create(t.Context(), s, false); !errors.Is(err, ErrLease) {
+		t.Errorf("by the caller's clock: %v, want ErrLease", err)
+	}
+	delete(m.leases, s.Owner)
+	s.LeaseExpiry = time.Time{}
+	if _, err := c.Create(t.Context(), s, false); !errors.Is(err, ErrLease) {
+		t.Errorf("by ipam: %v, want ErrLease", err)
+	}
+	settle(t, c)
+	m.holds(t, c, 0)
+}
+
+func TestBadRequestsNameTheField(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	for field, change := range map[string]func(*Spec){
+		"owner.container_id":   func(s *Spec) { s.Owner.ContainerID = "../x" },
+		"owner.interface_name": func(s *Spec) { s.Owner.InterfaceName = "sixteen-bytes-ab" },
+		"network_namespace":    func(s *Spec) { s.Netns = "relative" },
+		"addresses":            func(s *Spec) { s.Addrs = []netip.Addr{netip.MustParseAddr("192.0.2.1")} },
+		"mtu":                  func(s *Spec) { s.MTU = 1000 },
+		"mac":                  func(s *Spec) { s.MAC = MAC{1, 0, 0, 0, 0, 1} },
+	} {
+		s := m.wanted("a", 2)
+		change(&s)
+		var fe *FieldError
+		if _, err := c.Create(t.Context(), s, false); !errors.As(err, &fe) || fe.Field != field {
+			t.Errorf("bad %s: %v", field, err)
+		}
+	}
+	m.holds(t, c, 0)
+}
+
+func TestValidateOnlyChangesNothing(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	s := m.wanted("a", 2)
+	m.calls = nil
+	e, err := c.Create(t.Context(), s, true)
+	if err != nil || e.Slot != 0 || e.Device.HostIndex != 0 {
+		t.Errorf("%+v, %v", e, err)
+	}
+	if !slices.Equal(m.calls, []string{"open namespace"}) {
+		t.Errorf("it did %v", m.calls)
+	}
+	m.holds(t, c, 0)
+}
+
+// Whatever an endpoint went through, a start brings node and records to the
+// same state, and what a restart finds does not depend on how it came about.
+func TestRestoreFromEveryStateToEveryState(t *testing.T) {
+	states := map[string]func(*testing.T, *machine, *Core, Spec){
+		"absent":   func(*testing.T, *machine, *Core, Spec) {},
+		"ready":    func(*testing.T, *machine, *Core, Spec) {},
+		"unrouted": func(_ *testing.T, m *machine, _ *Core, s Spec) { m.deviceOf(s.Owner).up = false },
+		"unfiltered": func(_ *testing.T, m *machine, _ *Core, s Spec) {
+			m.deviceOf(s.Owner).filtered = false
+		},
+		"unpublished": func(_ *testing.T, m *machine, _ *Core, s Spec) { clear(m.slots) },
+		"cut": func(_ *testing.T, m *machine, _ *Core, s Spec) {
+			for i, e := range m.slots {
+				e.Forwards = false
+				m.slots[i] = e
+			}
+		},
+		"container gone": func(_ *testing.T, m *machine, _ *Core, s Spec) { m.removeNamespace(s.Netns) },
+		"other boot": func(_ *testing.T, m *machine, _ *Core, s Spec) {
+			r := m.records[s.Owner]
+			r.BootID = "another"
+			m.records[s.Owner] = r
+			clear(m.slots) // a boot leaves nothing in the kernel
+			m.removeNamespace(s.Netns)
+		},
+		"deleted": func(t *testing.T, _ *machine, c *Core, s Spec) {
+			if _, err := c.Delete(t.Context(), s.Owner); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"record lost": func(_ *testing.T, m *machine, _ *Core, s Spec) { delete(m.records, s.Owner) },
+	}
+	survives := map[string]bool{"ready": true, "unrouted": true, "unfiltered": true, "unpublished": true, "cut": true}
+	for first := range states {
+		for second, disturb := range states {
+			t.Run(first+" then "+second, func(t *testing.T) {
+				m := newMachine()
+				s := m.wanted("a", 2)
+				live := false
+				for _, st := range []string{first, second} {
+					c := m.start(t)
+					if !live && st != "absent" {
+						if m.namespaces[s.Netns] == nil {
+							m.addNamespace(s.Netns)
+						}
+						if _, err := c.Create(t.Context(), m.wanted("a", 2), false); err != nil {
+							t.Fatalf("create before %q: %v", st, err)
+						}
+					}
+					if st == "absent" {
+						if _, err := c.Delete(t.Context(), s.Owner); err != nil {
+							t.Fatal(err)
+						}
+					}
+					if st == second {
+						disturb(t, m, c, s)
+					} else {
+						states[st](t, m, c, s)
+					}
+					live = survives[st]
+					again := m.start(t)
+					if _, err := again.Reconcile(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+					settle(t, again)
+					n := 0
+					if live {
+						n = 1
+					}
+					m.holds(t, again, n)
+					// and a second start finds nothing to do
+					if left, err := New(m.config()).Inspect(t.Context()); err != nil || len(left) > 0 {
+						t.Errorf("after %q a restart still finds %+v, %v", st, left, err)
+					}
+				}
+			})
+		}
+	}
+}
+
+func (m *machine) deviceOf(o Owner) *device { return m.devices[m.records[o].Device.HostIndex] }
+
+func TestInspectChangesNothing(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	s := m.wanted("a", 2)
+	if _, err := c.Create(t.Context(), s, false); err != nil {
+		t.Fatal(err)
+	}
+	m.deviceOf(s.Owner).filtered = false
+	m.calls = nil
+	findings, err := New(m.config()).Inspect(t.Context())
+	if err != nil || len(findings) != 1 || findings[0].Subject != SubjectFilter || findings[0].Repaired {
+		t.Errorf("findings %+v, %v", findings, err)
+	}
+	for _, op := range m.calls {
+		if !slices.Contains([]string{"load records", "list entries", "list devices", "check device", "open namespace"}, op) {
+			t.Errorf("a look did %q", op)
+		}
+	}
+	if m.deviceOf(s.Owner).filtered {
+		t.Error("a look repaired the filter")
+	}
+}
+
+func TestUnreadableRecordIsReportedAndTheRestRestored(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	if _, err := c.Create(t.Context(), m.wanted("a", 2), false); err != nil {
+		t.Fatal(err)
+	}
+	m.bad = []error{errTest}
+	again := m.start(t)
+	if n := again.Counts(); n.ByState[Ready] != 1 || len(n.BadRecords) != 1 {
+		t.Errorf("%+v", n)
+	}
+}
+
+func TestReclaimDeletesWhatNobodyOwns(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	var keep Owner
+	for i := range byte(5) {
+		s := m.wanted(fmt.Sprint("p", i), 2+i)
+		if _, err := c.Create(t.Context(), s, false); err != nil {
+			t.Fatal(err)
+		}
+		keep = s.Owner
+	}
+	reclaimed, err := c.Reclaim(t.Context(), []Owner{keep, {"other", "eth0"}})
+	if err != nil || len(reclaimed) != 4 || slices.Contains(reclaimed, keep) {
+		t.Fatalf("reclaimed %v, %v", reclaimed, err)
+	}
+	settle(t, c)
+	m.holds(t, c, 1)
+}
+
+func TestReconcileReleasesOnlyOwnersNobodyKnows(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	s := m.wanted("a", 2)
+	if _, err := c.Create(t.Context(), s, false); err != nil {
+		t.Fatal(err)
+	}
+	lost, leased := Owner{"lost", "eth0"}, Owner{"adding", "eth0"}
+	m.leases[lost] = lease{confirmed: true}
+	m.identities[lost] = true
+	m.leases[leased] = lease{} // an ADD that has not come to us yet
+	if n, err := c.Reconcile(t.Context()); err != nil || n != 1 {
+		t.Errorf("released %d, %v", n, err)
+	}
+	if _, ok := m.leases[leased]; !ok {
+		t.Error("a lease that is not confirmed was released")
+	}
+	m.holds(t, c, 1)
+}
+
+func TestChangedAttachmentIsRepairedAndCounted(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	s := m.wanted("a", 2)
+	e, err := c.Create(t.Context(), s, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, index := range []uint32{e.Device.HostIndex, 4711} {
+		if err := c.LinkChanged(t.Context(), index); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if m.count("repair device") != 0 {
+		t.Error("a device without a difference was repaired")
+	}
+	m.deviceOf(s.Owner).filtered = false
+	if err := c.LinkChanged(t.Context(), e.Device.HostIndex); err != nil {
+		t.Fatal(err)
+	}
+	if !m.deviceOf(s.Owner).filtered || c.Counts().Repairs != 1 {
+		t.Errorf("filtered %v, %d repairs", m.deviceOf(s.Owner).filtered, c.Counts().Repairs)
+	}
+	m.removeNamespace(s.Netns)
+	if err := c.LinkChanged(t.Context(), e.Device.HostIndex); err != nil {
+		t.Fatal(err)
+	}
+	settle(t, c)
+	m.holds(t, c, 0)
+}
+
+func TestWatchShowsALife(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	sub, err := c.Hub().Subscribe(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sub.Close()
+	s := m.wanted("a", 2)
+	next := func() watch.Event[Owner, Endpoint] {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		e, err := sub.Next(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return e
+	}
+	if e := next(); !e.SnapshotComplete {
+		t.Fatalf("first event %+v, want the end of an empty listing", e)
+	}
+	if _, err := c.Create(t.Context(), s, false); err != nil {
+		t.Fatal(err)
+	}
+	if e := next(); e.Kind != watch.Upsert || e.Value.State != Ready {
+		t.Errorf("after the creation %+v", e)
+	}
+	if _, err := c.Delete(t.Context(), s.Owner); err != nil {
+		t.Fatal(err)
+	}
+	if e := next(); e.Kind != watch.Delete || e.Key != s.Owner {
+		t.Errorf("after the deletion %+v", e)
+	}
+}
+
+func TestManyOwnersAtOnceLeaveNothing(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	var specs []Spec
+	for i := range byte(16) {
+		specs = append(specs, m.wanted(fmt.Sprint("p", i), 2+i))
+	}
+	var wg sync.WaitGroup
+	for _, s := range specs {
+		for range 2 { // creations and deletions of one owner meet
+			wg.Go(func() {
+				for range 20 {
+					m.mu.Lock()
+					m.leases[s.Owner] = lease{addrs: s.Addrs, confirmed: m.leases[s.Owner].confirmed}
+					m.mu.Unlock()
+					if _, err := c.Create(context.Background(), s, false); err != nil && !errors.Is(err, ErrDeleted) && !errors.Is(err, ErrLease) {
+						t.Errorf("create %s: %v", s.Owner, err)
+					}
+					if _, err := c.Delete(context.Background(), s.Owner); err != nil {
+						t.Errorf("delete %s: %v", s.Owner, err)
+					}
+				}
+			})
+		}
+	}
+	wg.Wait()
+	settle(t, c)
+	m.holds(t, c, 0)
+}

@@ -1,0 +1,487 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package endpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"reflect"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/leaktest"
+)
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
+
+// machine is a kernel and the services around it, as far as the core can tell
+// them from real ones. One mutex stands for all of them.
+type machine struct {
+	mu sync.Mutex
+
+	namespaces map[string]*namespace // by path
+	nextInode  uint64
+	devices    map[uint32]*device // by index, in the node's namespace
+	nextIndex  uint32
+	slots      map[uint16]Entry
+	nextSlot   uint16
+	gen        uint32
+	leases     map[Owner]lease
+	identities map[Owner]bool
+	records    map[Owner]Record
+	bad        []error
+
+	fail  map[string]error         // operations that fail, by name
+	block map[string]chan struct{} // operations that wait first
+	calls []string
+	open  int // namespaces that are open
+}
+
+type namespace struct {
+	id    NamespaceID
+	names map[string]uint32 // interfaces inside and their host ends
+}
+
+type device struct {
+	Device
+	up, configured, filtered bool
+	ns                       *namespace
+}
+
+type lease struct {
+	addrs     []netip.Addr
+	confirmed bool
+}
+
+func newMachine() *machine {
+	return &machine{
+		namespaces: map[string]*namespace{}, devices: map[uint32]*device{}, nextIndex: 10, slots: map[uint16]Entry{}, nextSlot: 1,
+		leases: map[Owner]lease{}, identities: map[Owner]bool{}, records: map[Owner]Record{},
+		fail: map[string]error{}, block: map[string]chan struct{}{},
+	}
+}
+
+// do begins an operation. The caller unlocks if it returns nil.
+func (m *machine) do(op string) error {
+	m.mu.Lock()
+	wait := m.block[op]
+	m.mu.Unlock()
+	if wait != nil {
+		<-wait
+	}
+	m.mu.Lock()
+	m.calls = append(m.calls, op)
+	if err := m.fail[op]; err != nil {
+		m.mu.Unlock()
+		return err
+	}
+	return nil
+}
+
+func (m *machine) addNamespace(path string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.nextInode++
+	m.namespaces[path] = &namespace{id: NamespaceID{Dev: 4, Inode: m.nextInode}, names: map[string]uint32{}}
+}
+
+// removeNamespace takes its devices along, as the kernel does.
+func (m *machine) removeNamespace(path string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, index := range m.namespaces[path].names {
+		delete(m.devices, index)
+	}
+	delete(m.namespaces, path)
+}
+
+type openNamespace struct {
+	m *machine
+	n *namespace
+}
+
+func (o openNamespace) ID() NamespaceID { return o.n.id }
+
+func (o openNamespace) Close() error {
+	o.m.mu.Lock()
+	defer o.m.mu.Unlock()
+	o.m.open--
+	return nil
+}
+
+type fakeLinks struct{ *machine }
+
+func (l fakeLinks) OpenNamespace(path string) (Namespace, error) {
+	if err := l.do("open namespace"); err != nil {
+		return nil, err
+	}
+	defer l.mu.Unlock()
+	n, ok := l.namespaces[path]
+	if !ok {
+		return nil, fmt.Errorf("%s: %w", path, ErrNamespaceGone)
+	}
+	l.open++
+	return openNamespace{l.machine, n}, nil
+}
+
+func (l fakeLinks) Create(ns Namespace, d Device) (Device, error) {
+	if err := l.do("create device"); err != nil {
+		return d, err
+	}
+	defer l.mu.Unlock()
+	n := ns.(openNamespace).n
+	if index, taken := n.names[d.Name]; taken {
+		if old := l.devices[index]; old == nil || old.HostName != d.HostName {
+			return d, ErrNameTaken
+		}
+		delete(l.devices, index)
+	}
+	l.nextIndex++
+	d.HostIndex, d.Index = l.nextIndex, 2
+	n.names[d.Name] = d.HostIndex
+	l.devices[d.HostIndex] = &device{Device: d, ns: n}
+	return d, nil
+}
+
+func (l fakeLinks) change(op string, d Device, fn func(*device)) error {
+	if err := l.do(op); err != nil {
+		return err
+	}
+	defer l.mu.Unlock()
+	dev := l.devices[d.HostIndex]
+	if dev == nil {
+		return fmt.Errorf("device %d is not there", d.HostIndex)
+	}
+	fn(dev)
+	return nil
+}
+
+func (l fakeLinks) Configure(_ Namespace, d Device) error {
+	return l.change("configure", d, func(dev *device) { dev.configured = true })
+}
+
+func (l fakeLinks) Attach(d Device) error {
+	return l.change("attach", d, func(dev *device) { dev.filtered = true })
+}
+
+func (l fakeLinks) Activate(_ Namespace, d Device) error {
+	return l.change("activate", d, func(dev *device) { dev.up = true })
+}
+
+func (l fakeLinks) Remove(devices []HostDevice) error {
+	if err := l.do("remove devices"); err != nil {
+		return err
+	}
+	defer l.mu.Unlock()
+	for _, d := range devices {
+		if dev := l.devices[d.Index]; dev != nil && dev.HostName == d.Name {
+			delete(dev.ns.names, dev.Name)
+			delete(l.devices, d.Index)
+		}
+	}
+	return nil
+}
+
+func (l fakeLinks) Devices() ([]HostDevice, error) {
+	if err := l.do("list devices"); err != nil {
+		return nil, err
+	}
+	defer l.mu.Unlock()
+	var ds []HostDevice
+	for _, d := range l.devices {
+		ds = append(ds, HostDevice{d.HostName, d.HostIndex})
+	}
+	return ds, nil
+}
+
+func (l fakeLinks) CheckHost(d Device) ([]Difference, error) {
+	if err := l.do("check device"); err != nil {
+		return nil, err
+	}
+	defer l.mu.Unlock()
+	dev := l.devices[d.HostIndex]
+	if dev == nil {
+		return []Difference{{Subject: "device", Key: d.HostName, Want: "there"}}, nil
+	}
+	var diffs []Difference
+	if !dev.filtered {
+		diffs = append(diffs, Difference{Subject: SubjectFilter, Key: d.HostName, Want: "ours"})
+	}
+	if !dev.up || !dev.configured {
+		diffs = append(diffs, Difference{Subject: "device state", Key: d.HostName, Want: "up"})
+	}
+	return diffs, nil
+}
+
+func (l fakeLinks) CheckFilters(d Device) ([]Difference, error) {
+	diffs, err := l.CheckHost(d)
+	return slices.DeleteFunc(diffs, func(d Difference) bool { return d.Subject == "device state" }), err
+}
+
+func (l fakeLinks) CheckContainer(Namespace, Device) ([]Difference, error) { return nil, nil }
+
+func (l fakeLinks) RepairHost(d Device) error {
+	return l.change("repair device", d, func(dev *device) { dev.up, dev.configured, dev.filtered = true, true, true })
+}
+
+func (l fakeLinks) RepairContainer(Namespace, Device) error { return nil }
+
+type fakeMaps struct{ *machine }
+
+func (f fakeMaps) Publish(_ context.Context, e Entry) (uint16, error) {
+	if err := f.do("publish"); err != nil {
+		return 0, err
+	}
+	defer f.mu.Unlock()
+	for _, other := range f.slots {
+		for _, a := range e.Addrs {
+			if slices.Contains(other.Addrs, a) {
+				return 0, fmt.Errorf("%v: %w", a, ErrAddressHeld)
+			}
+		}
+	}
+	e.Slot = f.nextSlot
+	f.gen++
+	e.Generation = f.gen
+	f.nextSlot++
+	f.slots[e.Slot] = e
+	return e.Slot, nil
+}
+
+func (f fakeMaps) Cut(slot uint16) error {
+	if err := f.do("cut"); err != nil {
+		return err
+	}
+	defer f.mu.Unlock()
+	e, ok := f.slots[slot]
+	if !ok {
+		return ErrNotFound
+	}
+	e.Forwards = false
+	f.slots[slot] = e
+	return nil
+}
+
+func (f fakeMaps) Unpublish(slot uint16) error {
+	if err := f.do("unpublish"); err != nil {
+		return err
+	}
+	defer f.mu.Unlock()
+	if _, ok := f.slots[slot]; !ok {
+		return ErrNotFound
+	}
+	delete(f.slots, slot)
+	return nil
+}
+
+func (f fakeMaps) SetIdentity(slot uint16, identity uint32) error {
+	if err := f.do("set identity"); err != nil {
+		return err
+	}
+	defer f.mu.Unlock()
+	e := f.slots[slot]
+	e.Identity = identity
+	f.slots[slot] = e
+	return nil
+}
+
+func (f fakeMaps) Entries() ([]Entry, error) {
+	if err := f.do("list entries"); err != nil {
+		return nil, err
+	}
+	defer f.mu.Unlock()
+	var es []Entry
+	for _, e := range f.slots {
+		es = append(es, e)
+	}
+	return es, nil
+}
+
+type fakeLeases struct{ *machine }
+
+func (f fakeLeases) Confirm(_ context.Context, o Owner, addrs []netip.Addr) error {
+	if err := f.do("confirm"); err != nil {
+		return err
+	}
+	defer f.mu.Unlock()
+	l, ok := f.leases[o]
+	if !ok || !slices.Equal(l.addrs, addrs) {
+		return ErrLease
+	}
+	f.leases[o] = lease{addrs, true}
+	return nil
+}
+
+func (f fakeLeases) Release(_ context.Context, o Owner) error {
+	if err := f.do("release lease"); err != nil {
+		return err
+	}
+	defer f.mu.Unlock()
+	delete(f.leases, o)
+	return nil
+}
+
+func (f fakeLeases) Confirmed(context.Context) ([]Owner, error) {
+	if err := f.do("list leases"); err != nil {
+		return nil, err
+	}
+	defer f.mu.Unlock()
+	var os []Owner
+	for o, l := range f.leases {
+		if l.confirmed {
+			os = append(os, o)
+		}
+	}
+	return os, nil
+}
+
+type fakeIdentities struct{ *machine }
+
+func (f fakeIdentities) Resolve(_ context.Context, o Owner, labels []Label, _ []NamedPort) (Identity, error) {
+	if err := f.do("resolve"); err != nil {
+		return Identity{}, err
+	}
+	defer f.mu.Unlock()
+	f.identities[o] = true
+	return Identity{Number: 1000, Labels: labels}, nil
+}
+
+func (f fakeIdentities) Release(_ context.Context, o Owner) error {
+	if err := f.do("release identity"); err != nil {
+		return err
+	}
+	defer f.mu.Unlock()
+	delete(f.identities, o)
+	return nil
+}
+
+type fakeRecords struct{ *machine }
+
+func (f fakeRecords) Save(r Record) error {
+	if err := f.do("save " + string(r.Phase)); err != nil {
+		return err
+	}
+	defer f.mu.Unlock()
+	if err := r.Validate(); err != nil {
+		return fmt.Errorf("the core saves a record that it would refuse: %w", err)
+	}
+	f.records[r.Spec.Owner] = r
+	return nil
+}
+
+func (f fakeRecords) Remove(o Owner) error {
+	if err := f.do("remove record"); err != nil {
+		return err
+	}
+	defer f.mu.Unlock()
+	delete(f.records, o)
+	return nil
+}
+
+func (f fakeRecords) Load() (rs []Record, bad []error, err error) {
+	if err := f.do("load records"); err != nil {
+		return nil, nil, err
+	}
+	defer f.mu.Unlock()
+	for _, r := range f.records {
+		rs = append(rs, r)
+	}
+	return rs, f.bad, nil
+}
+
+// setFail makes an operation fail, or work again.
+func (m *machine) setFail(op string, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err == nil {
+		delete(m.fail, op)
+	} else {
+		m.fail[op] = err
+	}
+}
+
+var testCIDRs = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24"), netip.MustParsePrefix("fd00::/64")}
+
+func (m *machine) config() Config {
+	return Config{
+		Instance: "test", BootID: "this boot", PodCIDRs: testCIDRs, MTU: 1500, ReapDelay: time.Nanosecond, RetryDelay: time.Millisecond,
+		Maps: fakeMaps{m}, Links: fakeLinks{m}, Leases: fakeLeases{m}, Identities: fakeIdentities{m}, Records: fakeRecords{m},
+	}
+}
+
+// start gives a core that has restored, as a process that was started.
+func (m *machine) start(t *testing.T) *Core {
+	t.Helper()
+	c := New(m.config())
+	if _, err := c.Restore(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// wanted is a request for which the machine has a namespace and a lease.
+func (m *machine) wanted(name string, last byte) Spec {
+	o := Owner{ContainerID: name, InterfaceName: "eth0"}
+	s := Spec{
+		Owner: o, Netns: "/run/netns/" + name, Labels: []Label{{"cni", "app", name}},
+		Addrs: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, last}), netip.AddrFrom16([16]byte{0: 0xfd, 15: last})},
+	}
+	if m.namespaces[s.Netns] == nil {
+		m.addNamespace(s.Netns)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, ok := m.leases[o]; !ok {
+		m.leases[o] = lease{addrs: s.Addrs}
+	}
+	return s
+}
+
+// settle does the background work until nothing is left of it.
+func settle(t *testing.T, c *Core) {
+	t.Helper()
+	if err := c.releaseAll(t.Context()); err != nil {
+		t.Fatalf("releases: %v", err)
+	}
+	for c.reap() > 0 {
+		if err := pause(t.Context(), time.Millisecond); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// holding is everything that exists because of endpoints.
+type holding struct {
+	Devices, Slots, Confirmed, Identities, Records, Open, Known int
+}
+
+func (m *machine) holding(c *Core) holding {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	h := holding{
+		Devices: len(m.devices), Slots: len(m.slots), Identities: len(m.identities), Records: len(m.records), Open: m.open,
+		Known: len(c.List()),
+	}
+	for _, l := range m.leases {
+		if l.confirmed {
+			h.Confirmed++
+		}
+	}
+	return h
+}
+
+// holds fails unless n endpoints, and nothing else, exist.
+func (m *machine) holds(t *testing.T, c *Core, n int) {
+	t.Helper()
+	want := holding{n, n, n, n, n, 0, n}
+	if got := m.holding(c); !reflect.DeepEqual(got, want) {
+		t.Errorf("left behind: %+v, want %+v", got, want)
+	}
+}
+
+var errTest = errors.New("injected by the test")

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package observe
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/leaktest"
+)
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
+
+func add(r *Ring, from, to int) {
+	for i := from; i < to; i++ {
+		r.Add(Event{Length: uint32(i), Time: time.Unix(int64(i), 0)})
+	}
+}
+
+func TestReaderSeesEveryEventInOrder(t *testing.T) {
+	r := NewRing()
+	rd := r.Tail()
+	add(r, 0, 100)
+	for i := range uint32(100) {
+		if e, missed, ok, err := rd.Next(t.Context(), false); !ok || err != nil || missed != 0 || e.Length != i {
+			t.Fatalf("event %d: %+v, missed %d, %v, %v", i, e, missed, ok, err)
+		}
+	}
+	if _, _, ok, err := rd.Next(t.Context(), false); ok || err != nil {
+		t.Errorf("at the end: %v, %v", ok, err)
+	}
+}
+
+func TestSlowReaderIsToldHowMuchItMissedAndWhere(t *testing.T) {
+	r := NewRing()
+	rd := r.Tail()
+	add(r, 0, Size+10)
+	e, missed, ok, err := rd.Next(t.Context(), false)
+	if !ok || err != nil || missed != 10 || e.Length != 10 {
+		t.Errorf("got %d after %d missed (%v, %v), want 10 after 10", e.Length, missed, ok, err)
+	}
+	if e, missed, _, _ := rd.Next(t.Context(), false); missed != 0 || e.Length != 11 {
+		t.Errorf("then %d after %d missed", e.Length, missed)
+	}
+}
+
+func TestReaderBeginsWhereItAsked(t *testing.T) {
+	r := NewRing()
+	add(r, 0, Size+100)
+	for since, want := range map[int64]uint32{0: 100, 50: 100, 200: 200, Size + 99: Size + 99} {
+		e, missed, ok, _ := r.Read(time.Unix(since, 0)).Next(t.Context(), false)
+		if !ok || missed != 0 || e.Length != want {
+			t.Errorf("since %d: event %d after %d missed, want %d", since, e.Length, missed, want)
+		}
+	}
+}
+
+func TestWaitingReaderIsWokenAndCanGiveUp(t *testing.T) {
+	r := NewRing()
+	rd := r.Tail()
+	ctx, cancel := context.WithCancel(t.Context())
+	got := make(chan error, 2)
+	go func() {
+		e, _, ok, err := rd.Next(ctx, true)
+		if err == nil && (!ok || e.Length != 7) {
+			err = errors.New("woken without the event")
+		}
+		got <- err
+		_, _, _, err = rd.Next(ctx, true)
+		got <- err
+	}()
+	add(r, 7, 8)
+	if err := <-got; err != nil {
+		t.Error(err)
+	}
+	cancel()
+	if err := <-got; !errors.Is(err, context.Canceled) {
+		t.Errorf("after the end: %v", err)
+	}
+}
+
+func TestFilterNeedsOneOfEachKind(t *testing.T) {
+	yes, no := true, false
+	e := Event{
+		Reason: "spoofed-ip", Egress: true, Owner: "a/eth0", OtherOwner: "b/eth0", Protocol: 6,
+		Source: netip.MustParseAddrPort("10.0.0.2:1000"), Destination: netip.MustParseAddrPort("10.0.0.3:80"),
+		SourceIdentity: 300, DestinationIdentity: 400,
+	}
+	for name, c := range map[string]struct {
+		f    Filter
+		want bool
+	}{
+		"empty":            {Filter{}, true},
+		"owner":            {Filter{Owners: map[string]bool{"a/eth0": true}}, true},
+		"other side":       {Filter{Owners: map[string]bool{"b/eth0": true}}, true},
+		"stranger":         {Filter{Owners: map[string]bool{"c/eth0": true}}, false},
+		"identity":         {Filter{Identities: map[uint32]bool{400: true, 1: true}}, true},
+		"no identity":      {Filter{Identities: map[uint32]bool{1: true}}, false},
+		"prefix":           {Filter{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.0.3/32")}}, true},
+		"no prefix":        {Filter{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}}, false},
+		"reason":           {Filter{Reasons: map[string]bool{"spoofed-ip": true}}, true},
+		"other reason":     {Filter{Reasons: map[string]bool{"not-ip": true}}, false},
+		"direction":        {Filter{Egress: &yes}, true},
+		"other direction":  {Filter{Egress: &no}, false},
+		"port":             {Filter{Ports: map[uint16]bool{80: true}}, true},
+		"no port":          {Filter{Ports: map[uint16]bool{81: true}}, false},
+		"one of two kinds": {Filter{Ports: map[uint16]bool{80: true}, Protocols: map[uint8]bool{17: true}}, false},
+	} {
+		if got := c.f.Match(e); got != c.want {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package record
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/durable"
+	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+)
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
+
+func sample() endpoint.Record {
+	addrs := []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00::2")}
+	return endpoint.Record{
+		Phase: endpoint.PhaseReady, BootID: "boot",
+		Spec: endpoint.Spec{
+			Owner: endpoint.Owner{ContainerID: "c1", InterfaceName: "eth0"}, Netns: "/run/netns/c1", Addrs: addrs,
+			Labels: []endpoint.Label{{Source: "cni", Key: "app", Value: "web"}},
+			Ports:  []endpoint.NamedPort{{Name: "http", Port: 80, Protocol: 6}},
+		},
+		Namespace: endpoint.NamespaceID{Dev: 4, Inode: 4026532000},
+		Device: endpoint.Device{
+			HostName: "sl0123456789a", HostIndex: 7, HostMAC: endpoint.MAC{2, 0, 0, 0, 0, 1},
+			Name: "eth0", Index: 2, MAC: endpoint.MAC{2, 0, 0, 0, 0, 2}, MTU: 1500, Addrs: addrs,
+		},
+		Identity: endpoint.Identity{Number: 256, Labels: []endpoint.Label{{Source: "cni", Key: "app", Value: "web"}}},
+		Slot:     3, Created: time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC),
+	}
+}
+
+func TestWhatIsSavedIsLoaded(t *testing.T) {
+	s, err := Open(filepath.Join(t.TempDir(), "endpoints"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := sample()
+	for range 2 { // saving again replaces
+		if err := s.Save(want); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, bad, err := s.Load()
+	if err != nil || len(bad) != 0 || len(got) != 1 || !reflect.DeepEqual(got[0], want) {
+		t.Errorf("loaded %+v, %v, %v\nwant %+v", got, bad, err, want)
+	}
+	for range 2 { // removing again is no error
+		if err := s.Remove(want.Spec.Owner); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, bad, err := s.Load(); len(got)+len(bad) != 0 || err != nil {
+		t.Errorf("after the removal: %v, %v, %v", got, bad, err)
+	}
+}
+
+func TestWhatCannotBeReadIsReportedWithItsFileAndStays(t *testing.T) {
+	dir := t.TempDir()
+	s, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	good := sample()
+	if err := s.Save(good); err != nil {
+		t.Fatal(err)
+	}
+	whole, err := os.ReadFile(s.path(good.Spec.Owner))
+	if err != nil {
+		t.Fatal(err)
+	}
+	flipped := append([]byte(nil), whole...)
+	flipped[len(flipped)/2] ^= 1
+	senseless := sample()
+	senseless.Slot = 0
+	encoded, err := durable.Encode(schema, senseless)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string][]byte{
+		"empty.json": nil, "half.json": whole[:len(whole)/2], "flipped.json": flipped,
+		"foreign.json":   whole, // another owner's name
+		"senseless.json": encoded,
+	}
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, bad, err := s.Load()
+	if err != nil || len(got) != 1 || len(bad) != len(files) {
+		t.Fatalf("%d loaded, bad %v, %v", len(got), bad, err)
+	}
+	for _, err := range bad {
+		var re *durable.RecordError
+		if !errors.As(err, &re) || re.File == "" {
+			t.Errorf("%v names no file", err)
+		}
+	}
+	for name := range files {
+		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// A record that is accepted can be used and written again: nothing in it can
+// surprise the core later.
+func FuzzRecord(f *testing.F) {
+	for _, r := range []endpoint.Record{sample(), {Phase: endpoint.PhaseDeleted, BootID: "b", Spec: endpoint.Spec{Owner: sample().Spec.Owner}}} {
+		b, err := durable.Encode(schema, r)
+		if err != nil {
+			f.Fatal(err)
+		}
+		_, data, err := durable.Open(b, schema)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
+	f.Add([]byte(`{"phase":"ready"}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		// mutate what is in the envelope, not its checksum
+		b, err := durable.Encode(schema, rawJSON(data))
+		if err != nil {
+			return
+		}
+		var r endpoint.Record
+		if durable.Decode(b, schema, &r) != nil || r.Validate() != nil {
+			return
+		}
+		again, err := durable.Encode(schema, r)
+		if err != nil {
+			t.Fatalf("an accepted record cannot be written: %v", err)
+		}
+		var back endpoint.Record
+		if err := durable.Decode(again, schema, &back); err != nil || back.Validate() != nil {
+			t.Fatalf("what was written cannot be read: %v, %v", err, back.Validate())
+		}
+		if len(r.Spec.Owner.Key()) != 64 {
+			t.Fatalf("key %q", r.Spec.Owner.Key())
+		}
+	})
+}
+
+type rawJSON []byte
+
+func (r rawJSON) MarshalJSON() ([]byte, error) { return r, nil }
+
+const entry = `{"version":1,"containerId":"c1","interfaceName":"eth0","time":"2026-01-02T03:04:05Z"}`
+
+func TestSpoolListsEntriesAndReportsTheRest(t *testing.T) {
+	dir := t.TempDir()
+	s := OpenSpool(dir)
+	owner := endpoint.Owner{ContainerID: "c1", InterfaceName: "eth0"}
+	for name, content := range map[string]string{
+		owner.Key(): entry, ".new-1": "half", ".lock": "", "nonsense": "nonsense", "wrongname": entry, "old.bad": "x",
+		"version": `{"version":2,"containerId":"c1","interfaceName":"eth0"}`,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	owners, bad, err := s.List()
+	if err != nil || len(owners) != 1 || owners[0] != owner || len(bad) != 3 {
+		t.Fatalf("%v, %v, %v", owners, bad, err)
+	}
+	for _, err := range bad {
+		var se *SpoolError
+		if !errors.As(err, &se) {
+			t.Fatalf("%v names no file", err)
+		}
+		if err := s.SetAside(se); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Done(owner); err != nil {
+		t.Fatal(err)
+	}
+	if owners, bad, err := s.List(); len(owners)+len(bad) != 0 || err != nil {
+		t.Errorf("afterwards %v, %v, %v", owners, bad, err)
+	}
+	if owners, bad, err := OpenSpool(filepath.Join(dir, "missing")).List(); len(owners)+len(bad) != 0 || err != nil {
+		t.Errorf("without a directory: %v, %v, %v", owners, bad, err)
+	}
+}
+
+func FuzzSpool(f *testing.F) {
+	name := endpoint.Owner{ContainerID: "c1", InterfaceName: "eth0"}.Key()
+	f.Add(name, []byte(entry))
+	f.Add("", []byte(`{}`))
+	f.Fuzz(func(t *testing.T, name string, content []byte) {
+		if o, err := parseSpooled(name, content); err == nil && o.Key() != name {
+			t.Fatalf("%q is taken for the deletion of %v", name, o)
+		}
+	})
+}

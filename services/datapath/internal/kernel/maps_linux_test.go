@@ -488,8 +488,8 @@ func TestKernelValidateOnlyChangesNothing(t *testing.T) {
 	}
 
 	o.ValidateOnly = false
-	real := openKernel(t, o)
-	e := publish(t, real, a)
+	live := openKernel(t, o)
+	e := publish(t, live, a)
 	entries, err := os.ReadDir(o.Dir)
 	if err != nil {
 		t.Fatal(err)

@@ -430,7 +430,8 @@ func lives() []life {
 }
 
 // TestKernelPacketLife runs every packet through a program and checks the
-// verdict, the counter, the event and the mark.
+// verdict, the counter, the event and the mark (INV-31, INV-33, INV-34,
+// INV-35).
 func TestKernelPacketLife(t *testing.T) {
 	r, cast := newStage(t)
 	events, err := r.k.Events()
@@ -822,6 +823,51 @@ func TestKernelEventsAreLimitedAndTheLossIsTold(t *testing.T) {
 	e, err := events.Read(t.Context())
 	if err != nil || e.Reason != DropHairpin || e.Lost != 0 {
 		t.Errorf("event %+v, %v, want a hairpin with nothing lost", e, err)
+	}
+}
+
+// A reader that is behind loses events, is told how many, and no drop is lost
+// from the counters.
+func TestKernelAFullEventBufferLosesEventsButTellsHowMany(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	r := runner{k}
+	publish(t, k, a)
+	events, err := k.Events()
+	must(t, "Events", err)
+	defer events.Close()
+
+	in := from4(nobody4, 17, udp(1, 2))
+	const room, sent = 1 << 20 / 104, 30_000 // an event takes 96 bytes and a header of 8
+	_, err = k.program(fromPodName).Run(&ebpf.RunOptions{Data: in, Repeat: sent})
+	must(t, "run", err)
+	lost, err := k.EventsLost()
+	must(t, "EventsLost", err)
+	counted := r.counters(t)[cell{DropNoRoute, Egress}].Packets
+	var read, told uint64
+	drain := func() {
+		for events.ring.AvailableBytes() > 0 {
+			e, err := events.Read(t.Context())
+			must(t, "Read", err)
+			read++
+			told += uint64(e.Lost)
+		}
+	}
+	drain()
+	if read > room || counted < sent || read+lost != counted {
+		t.Errorf("%d events read, %d lost, %d drops counted; want at most %d read and the sum right", read, lost, counted, room)
+	}
+	// the first event that finds room again tells; on every CPU, because the
+	// next run may be on another than the first
+	for told < lost {
+		_, err := k.program(fromPodName).Run(&ebpf.RunOptions{Data: in})
+		must(t, "run", err)
+		drain()
+		if read > 2*room {
+			t.Fatalf("%d of %d losses told after %d events", told, lost, read)
+		}
+	}
+	if told != lost {
+		t.Errorf("%d losses told, want %d", told, lost)
 	}
 }
 

@@ -106,6 +106,7 @@ func TestKernelPublishNamesTheBadField(t *testing.T) {
 	}
 }
 
+// INV-36
 func TestKernelUnpublishLeavesNoKeyAndReusesTheSlotAfterABarrier(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
 	before, err := k.IPCache()
@@ -574,7 +575,7 @@ func TestKernelNothingRemainsWhenThePinsAreGone(t *testing.T) {
 	})
 }
 
-// TestKernelReadersNeverMissAnEndpoint is the proof of the writing rules: while
+// TestKernelReadersNeverMissAnEndpoint is the proof of INV-30: while
 // a million changes are made around it, a program that looks an endpoint up
 // finds it every time, with a word that was stored as a whole.
 //

@@ -349,11 +349,12 @@ func (a *Allocator) claim(ctx context.Context, labels identity.Labels, known ide
 		return Claim{}, a.unavailable(ctx, labels, err)
 	}
 	for range maxAttempts {
-		candidate, used, ok := a.candidate(labels)
-		if !ok && known == 0 {
-			// The label set may have a number nonetheless: another node may
-			// have given it one that we have not seen yet.
-			candidate = 0
+		// A set that has, or had, a number keeps it if it can.
+		candidate, used, ok := known, 0, known != 0
+		if !ok {
+			// Without a free number the set may have one nonetheless: another
+			// node may have given it one that we have not seen yet.
+			candidate, used, ok = a.candidate(labels)
 		}
 		c, err := a.store.Claim(bounded, labels, known, candidate)
 		switch {

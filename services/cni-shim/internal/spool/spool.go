@@ -10,7 +10,8 @@
 //
 //	{"version":1,"containerId":"…","interfaceName":"eth0","time":"2026-01-02T03:04:05Z"}
 //
-// A name that begins with "." is not an entry: it is being written, or the lock.
+// A name that begins with "." is not an entry: it is being written. Writers
+// hold a lock on the directory itself.
 package spool
 
 import (
@@ -69,7 +70,7 @@ func Put(dir string, e Entry) (err error) {
 		return err
 	}
 	// Deletions come in bursts when a node is drained; the count must hold.
-	unlock, err := lock(filepath.Join(dir, ".lock"))
+	unlock, err := lock(dir)
 	if err != nil {
 		return err
 	}
@@ -110,8 +111,8 @@ func Remove(dir, containerID, interfaceName string) error {
 	return err
 }
 
-func lock(path string) (unlock func(), err error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+func lock(dir string) (unlock func(), err error) {
+	f, err := os.Open(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -123,7 +124,7 @@ func lock(path string) (unlock func(), err error) {
 	}
 	if err != nil {
 		f.Close()
-		return nil, fmt.Errorf("lock %s: %w", path, err)
+		return nil, fmt.Errorf("lock: %w", err)
 	}
 	return func() { f.Close() }, nil
 }

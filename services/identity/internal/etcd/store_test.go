@@ -335,3 +335,24 @@ func TestTLSFilesAreReadAndNamed(t *testing.T) {
 		}
 	}
 }
+
+func TestWatchFromACompactedRevisionIsAGap(t *testing.T) {
+	c := newCluster(t)
+	st := c.Node("a").(*Store)
+	if _, err := st.Join(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	first, err := st.Claim(t.Context(), storetest.Labels(t, "web"), 0, 300)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := st.Claim(t.Context(), storetest.Labels(t, "db"), 0, 301); err != nil {
+		t.Fatal(err)
+	}
+	c.Compact()
+	// What a node does that was away for so long: its client resumes here.
+	err = st.watch(t.Context(), first.Revision, st.history, func(u allocator.Update) { t.Errorf("update %+v out of a gap", u) })
+	if !errors.Is(err, errGap) {
+		t.Errorf("watch: %v, want errGap", err)
+	}
+}

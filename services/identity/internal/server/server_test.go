@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -439,5 +440,29 @@ func TestMetricsHaveTheConventionsNames(t *testing.T) {
 		if v, ok := got[name]; !ok || v != want {
 			t.Errorf("%s is %v (there: %t), want %v", name, v, ok, want)
 		}
+	}
+}
+
+func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
+	doc, err := os.ReadFile("../../../../docs/identity.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	documented := map[string]bool{}
+	for _, m := range regexp.MustCompile("`(sluice_identity_[a-z_]+)`").FindAllStringSubmatch(string(doc), -1) {
+		documented[m[1]] = true
+	}
+	ch := make(chan *prometheus.Desc, len(metrics))
+	Collector{}.Describe(ch)
+	close(ch)
+	for d := range ch {
+		name := regexp.MustCompile(`sluice_identity_[a-z_]+`).FindString(d.String())
+		if !documented[name] {
+			t.Errorf("%s is not in docs/identity.md", name)
+		}
+		delete(documented, name)
+	}
+	for name := range documented {
+		t.Errorf("docs/identity.md has %s, the service does not", name)
 	}
 }

@@ -55,6 +55,10 @@ test-faults: build ## Kill every process at every step of ADD and DEL, all by al
 	@scripts/tools gotestsum
 	@SLUICE_TEST_FAULTS=all scripts/test --only-node '^TestFault'
 
+.PHONY: test-vectors
+test-vectors: ## Run the policy vectors (of the directory POLICY_VECTORS, if set) and print figures per file
+	@go -C services/policy test -count=1 -v -run '^TestVectors$$' ./internal/vectors
+
 .PHONY: fuzz
 fuzz: ## Run every fuzz target for FUZZTIME (10s)
 	@scripts/fuzz $(FUZZTIME)

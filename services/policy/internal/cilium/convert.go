@@ -187,12 +187,12 @@ func (c *converter) egressPeers(p *EgressPeers, fqdns []FQDN) peers {
 
 func (c *converter) names(f FQDN) []rule.NamePeer {
 	var out []rule.NamePeer
-	if f.MatchName != "" {
-		p, _ := dnsname.Name(f.MatchName)
+	if f.MatchName != nil {
+		p, _ := dnsname.Name(*f.MatchName)
 		out = append(out, rule.NamePeer{Pattern: p, Reach: c.reach(128)})
 	}
-	if f.MatchPattern != "" {
-		p, _ := dnsname.Parse(f.MatchPattern)
+	if f.MatchPattern != nil {
+		p, _ := dnsname.Parse(*f.MatchPattern)
 		out = append(out, rule.NamePeer{Pattern: p, Reach: c.reach(128)})
 	}
 	return out

@@ -57,6 +57,7 @@ type IngressPeers struct {
 	FromEntities  []string                   `json:"fromEntities"`
 	FromGroups    []any                      `json:"fromGroups"`
 	FromNodes     []kubernetes.LabelSelector `json:"fromNodes"`
+	FromRequires  []any                      `json:"fromRequires"` // must be empty
 }
 
 // IngressRule allows.
@@ -83,6 +84,7 @@ type EgressPeers struct {
 	ToServices  []Service                  `json:"toServices"`
 	ToGroups    []any                      `json:"toGroups"`
 	ToNodes     []kubernetes.LabelSelector `json:"toNodes"`
+	ToRequires  []any                      `json:"toRequires"` // must be empty
 }
 
 // EgressRule allows.
@@ -112,8 +114,20 @@ type CIDRRule struct {
 // Service is accepted and selects nobody: it needs the service's endpoints,
 // which this engine is not given yet.
 type Service struct {
-	K8sService         any `json:"k8sService"`
-	K8sServiceSelector any `json:"k8sServiceSelector"`
+	K8sService         *ServiceName     `json:"k8sService"`
+	K8sServiceSelector *ServiceSelector `json:"k8sServiceSelector"`
+}
+
+// ServiceName names a service.
+type ServiceName struct {
+	Namespace   string `json:"namespace"`
+	ServiceName string `json:"serviceName"`
+}
+
+// ServiceSelector selects services by their labels.
+type ServiceSelector struct {
+	Namespace string                    `json:"namespace"`
+	Selector  *kubernetes.LabelSelector `json:"selector"`
 }
 
 // Authentication is accepted; mutual authentication is not offered.
@@ -123,15 +137,15 @@ type Authentication struct {
 
 // FQDN is a DNS name or pattern.
 type FQDN struct {
-	MatchName    string `json:"matchName"`
-	MatchPattern string `json:"matchPattern"`
+	MatchName    *string `json:"matchName"`
+	MatchPattern *string `json:"matchPattern"`
 }
 
 // PortRule is a set of ports, and what is allowed on layer 7.
 type PortRule struct {
 	Ports          []PortProtocol `json:"ports"`
-	TerminatingTLS any            `json:"terminatingTLS"`
-	OriginatingTLS any            `json:"originatingTLS"`
+	TerminatingTLS *TLS           `json:"terminatingTLS"`
+	OriginatingTLS *TLS           `json:"originatingTLS"`
 	ServerNames    []string       `json:"serverNames"`
 	Listener       *Listener      `json:"listener"`
 	Rules          *L7Rules       `json:"rules"`
@@ -147,6 +161,20 @@ type PortProtocol struct {
 	Port     string  `json:"port"`
 	EndPort  int64   `json:"endPort"`
 	Protocol *string `json:"protocol"`
+}
+
+// TLS is the material for a proxy to end or begin TLS with.
+type TLS struct {
+	Secret      *Secret `json:"secret"`
+	TrustedCA   string  `json:"trustedCA"`
+	Certificate string  `json:"certificate"`
+	PrivateKey  string  `json:"privateKey"`
+}
+
+// Secret names a Kubernetes secret.
+type Secret struct {
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
 }
 
 // Listener is a proxy of the user's own.
@@ -170,11 +198,19 @@ type L7Rules struct {
 
 // HTTPRule is one kind of HTTP request.
 type HTTPRule struct {
-	Path          string   `json:"path"`
-	Method        string   `json:"method"`
-	Host          string   `json:"host"`
-	Headers       []string `json:"headers"`
-	HeaderMatches any      `json:"headerMatches"`
+	Path          string        `json:"path"`
+	Method        string        `json:"method"`
+	Host          string        `json:"host"`
+	Headers       []string      `json:"headers"`
+	HeaderMatches []HeaderMatch `json:"headerMatches"`
+}
+
+// HeaderMatch is a header with a value, and what to do when it differs.
+type HeaderMatch struct {
+	Mismatch string  `json:"mismatch"`
+	Name     string  `json:"name"`
+	Secret   *Secret `json:"secret"`
+	Value    string  `json:"value"`
 }
 
 // ICMPRule is a list of ICMP types.

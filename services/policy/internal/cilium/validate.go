@@ -80,14 +80,14 @@ func (v *validator) rule(path string, r *Rule, namespaced bool) {
 	for i := range r.Egress {
 		eg := &r.Egress[i]
 		p := path + ".egress[" + strconv.Itoa(i) + "]"
-		v.egressPeers(p, &eg.EgressPeers, eg.ToFQDNs, len(eg.ToPorts) > 0)
+		v.egressPeers(p, &eg.EgressPeers, eg.ToFQDNs)
 		v.portRules(p, eg.ToPorts, eg.ICMPs, rule.Egress, host)
 		v.authentication(p, eg.Authentication)
 	}
 	for i := range r.EgressDeny {
 		eg := &r.EgressDeny[i]
 		p := path + ".egressDeny[" + strconv.Itoa(i) + "]"
-		v.egressPeers(p, &eg.EgressPeers, nil, len(eg.ToPorts) > 0)
+		v.egressPeers(p, &eg.EgressPeers, nil)
 		v.portRules(p, denyPorts(eg.ToPorts), eg.ICMPs, rule.Egress, host)
 	}
 }
@@ -133,6 +133,7 @@ func (v *validator) ingressPeers(path string, p *IngressPeers) {
 		{"fromNodes", len(p.FromNodes)},
 		{"fromGroups", len(p.FromGroups)},
 	})
+	v.requires(path+".fromRequires", p.FromRequires)
 	v.selectors(path+".fromEndpoints", p.FromEndpoints)
 	v.nodes(path+".fromNodes", p.FromNodes)
 	v.cidrs(path+".fromCIDR", p.FromCIDR)
@@ -140,7 +141,7 @@ func (v *validator) ingressPeers(path string, p *IngressPeers) {
 	v.entities(path+".fromEntities", p.FromEntities)
 }
 
-func (v *validator) egressPeers(path string, p *EgressPeers, fqdns []FQDN, ports bool) {
+func (v *validator) egressPeers(path string, p *EgressPeers, fqdns []FQDN) {
 	v.exclusive(path, []member{
 		{"toEndpoints", len(p.ToEndpoints)},
 		{"toCIDR", len(p.ToCIDR)},
@@ -151,6 +152,17 @@ func (v *validator) egressPeers(path string, p *EgressPeers, fqdns []FQDN, ports
 		{"toGroups", len(p.ToGroups)},
 		{"toNodes", len(p.ToNodes)},
 	})
+	v.requires(path+".toRequires", p.ToRequires)
+	for i, s := range p.ToServices {
+		if s.K8sServiceSelector == nil {
+			continue
+		}
+		path := path + ".toServices[" + strconv.Itoa(i) + "].k8sServiceSelector.selector"
+		if s.K8sServiceSelector.Selector == nil {
+			v.AddSchema(path, "is required")
+		}
+		s.K8sServiceSelector.Selector.Validate(path, true, &v.Problems)
+	}
 	v.selectors(path+".toEndpoints", p.ToEndpoints)
 	v.nodes(path+".toNodes", p.ToNodes)
 	v.cidrs(path+".toCIDR", p.ToCIDR)
@@ -158,6 +170,13 @@ func (v *validator) egressPeers(path string, p *EgressPeers, fqdns []FQDN, ports
 	v.entities(path+".toEntities", p.ToEntities)
 	for i, f := range fqdns {
 		v.fqdn(path+".toFQDNs["+strconv.Itoa(i)+"]", f)
+	}
+}
+
+// requires refuses what Cilium has withdrawn.
+func (v *validator) requires(path string, list []any) {
+	if len(list) > 0 {
+		v.Add(path, "is not supported any more")
 	}
 }
 
@@ -240,19 +259,43 @@ func (v *validator) entities(path string, list []string) {
 }
 
 func (v *validator) fqdn(path string, f FQDN) {
+	if (f.MatchName == nil) == (f.MatchPattern == nil) {
+		v.AddSchema(path, "needs a matchName or a matchPattern, and not both")
+	}
+	if f.MatchName != nil {
+		v.dnsText(path+".matchName", *f.MatchName)
+		if _, err := dnsname.Name(*f.MatchName); err != nil {
+			v.Add(path+".matchName", "%v", err)
+		}
+	}
+	if f.MatchPattern != nil {
+		v.dnsText(path+".matchPattern", *f.MatchPattern)
+		if _, err := dnsname.Parse(*f.MatchPattern); err != nil {
+			v.Add(path+".matchPattern", "%v", err)
+		}
+	}
+}
+
+// dnsText checks the shape of names and patterns: labels that are not empty,
+// with single dots between them and perhaps one at the end.
+func (v *validator) dnsText(path, s string) {
 	switch {
-	case f.MatchName == "" && f.MatchPattern == "":
-		v.AddSchema(path, "needs a matchName or a matchPattern")
-	case len(f.MatchName) > 255:
-		v.AddSchema(path+".matchName", "is longer than 255 characters")
-	case len(f.MatchPattern) > 255:
-		v.AddSchema(path+".matchPattern", "is longer than 255 characters")
+	case s == "":
+		v.AddSchema(path, "is empty")
+	case len(s) > 255:
+		v.AddSchema(path, "is longer than 255 characters")
+	case s[0] == '.' || strings.Contains(s, ".."):
+		v.AddSchema(path, "%q has an empty label", s)
 	}
-	if _, err := dnsname.Name(f.MatchName); err != nil {
-		v.Add(path+".matchName", "%v", err)
-	}
-	if _, err := dnsname.Parse(f.MatchPattern); err != nil {
-		v.Add(path+".matchPattern", "%v", err)
+}
+
+func (v *validator) tls(path string, t *TLS) {
+	switch {
+	case t == nil:
+	case t.Secret == nil:
+		v.AddSchema(path+".secret", "is required")
+	case t.Secret.Name == "":
+		v.AddSchema(path+".secret.name", "is required")
 	}
 }
 
@@ -325,13 +368,36 @@ func (v *validator) portRule(path string, r *PortRule, d rule.Direction, host bo
 			p := p + ".http[" + strconv.Itoa(i) + "]"
 			v.regexp(p+".path", h.Path)
 			v.regexp(p+".method", h.Method)
+			for j, m := range h.HeaderMatches {
+				p := p + ".headerMatches[" + strconv.Itoa(j) + "]"
+				if m.Name == "" {
+					v.AddSchema(p+".name", "is required")
+				}
+				if !slices.Contains([]string{"", "LOG", "ADD", "DELETE", "REPLACE"}, m.Mismatch) {
+					v.AddSchema(p+".mismatch", "%q is not LOG, ADD, DELETE or REPLACE", m.Mismatch)
+				}
+				if m.Secret != nil && m.Secret.Name == "" {
+					v.AddSchema(p+".secret.name", "is required")
+				}
+			}
 		}
+	}
+	if r.ServerNames != nil && len(r.ServerNames) == 0 {
+		v.AddSchema(path+".serverNames", "is empty")
 	}
 	for i, n := range r.ServerNames {
+		p := path + ".serverNames[" + strconv.Itoa(i) + "]"
 		if n == "" {
-			v.Add(path+".serverNames["+strconv.Itoa(i)+"]", "is empty")
+			v.Add(p, "is empty")
+			continue
+		}
+		v.dnsText(p, n)
+		if _, err := dnsname.Parse(n); err != nil {
+			v.AddSchema(p, "%v", err)
 		}
 	}
+	v.tls(path+".terminatingTLS", r.TerminatingTLS)
+	v.tls(path+".originatingTLS", r.OriginatingTLS)
 	if len(r.ServerNames) > 0 && l7 && r.TerminatingTLS == nil {
 		v.Add(path+".serverNames", "cannot be combined with layer 7 rules without TLS termination")
 	}
@@ -435,12 +501,9 @@ func (v *validator) icmp(path string, fields []ICMPField) {
 			v.Add(p+".type", "is required")
 			continue
 		}
-		if f.Type.IsString {
-			if _, ok := icmpType(f); !ok {
-				v.Add(p+".type", "%q is not an ICMP type of %s", f.Type.String, icmpFamily(f))
-			}
-		} else if f.Type.Int < 0 {
-			v.Add(p+".type", "%d is negative", f.Type.Int)
+		// A number that no packet carries is accepted and matches nothing.
+		if _, ok := icmpType(f); f.Type.IsString && !ok {
+			v.Add(p+".type", "%q is not an ICMP type of %s", f.Type.String, icmpFamily(f))
 		}
 	}
 }

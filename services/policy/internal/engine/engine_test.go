@@ -232,7 +232,7 @@ func TestATableThatIsTooLargeIsRefusedWithThePolicysName(t *testing.T) {
 // one after it.
 func TestNoWriteShowsAThirdVerdict(t *testing.T) {
 	t.Parallel()
-	runs := 400
+	runs := 400 / thoroughness
 	if testing.Short() {
 		runs = 60
 	}
@@ -330,7 +330,7 @@ func TestChurnDoesNotGrowTheEngine(t *testing.T) {
 	s := synthetic.Shape{Namespaces: 20, Apps: 10, Policies: 200, Subjects: 50}
 	e := loaded(t, s)
 	size := e.Size()
-	rounds := 20000
+	rounds := 20000 / thoroughness
 	if testing.Short() {
 		rounds = 2000
 	}

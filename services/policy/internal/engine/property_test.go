@@ -171,7 +171,7 @@ func checkAgreement(t *testing.T, w *world, config Config, s *state, e *Engine, 
 
 func TestTablesAgreeWithTheRulesReadDirectly(t *testing.T) {
 	t.Parallel()
-	states := 1500
+	states := 1500 / thoroughness
 	if testing.Short() {
 		states = 200
 	}
@@ -248,7 +248,7 @@ func sameAsFresh(t *testing.T, config Config, s *state, e *Engine, what string) 
 
 func TestIncrementalEqualsFromScratchAfterEachOfManyChanges(t *testing.T) {
 	t.Parallel()
-	runs := 80
+	runs := 80 / thoroughness
 	if testing.Short() {
 		runs = 15
 	}

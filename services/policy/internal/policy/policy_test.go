@@ -4,6 +4,7 @@
 package policy
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -59,8 +60,8 @@ func TestErrorsNameTheField(t *testing.T) {
 
 func TestDecodeKeepsWhatOnlyTheSchemaRefuses(t *testing.T) {
 	o, err := decodeText("apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: p, namespace: a}\nspec: {endpointSelector: {}, egress: [{toCIDR: [192.0.2.1]}]}")
-	problems, ok := err.(manifest.Problems)
-	if !ok || !problems.SchemaOnly() || len(o.Specs) != 1 || o.Specs[0].Rules[0].Peers.Networks[0].Prefix.String() != "192.0.2.1/32" {
+	var problems manifest.Problems
+	if !errors.As(err, &problems) || !problems.SchemaOnly() || len(o.Specs) != 1 || o.Specs[0].Rules[0].Peers.Networks[0].Prefix.String() != "192.0.2.1/32" {
 		t.Fatalf("%+v, %v", o, err)
 	}
 }

@@ -93,8 +93,11 @@ func TestTheLongestBlockCounts(t *testing.T) {
 // A pass of one side hides lower Admin rules of the other, and only those.
 func TestPassOnOneSideDecidesForBoth(t *testing.T) {
 	tbl := &Table{Rules: []Rule{
-		{Action: rule.Pass, Tier: rule.Admin}, {Action: rule.Allow, Tier: rule.Admin},
-		{Action: rule.Deny, Tier: rule.Normal}, {Action: rule.Pass, Tier: rule.Baseline}, {Action: rule.Deny, Tier: rule.Baseline},
+		{Action: rule.Pass, Tier: rule.Admin},
+		{Action: rule.Allow, Tier: rule.Admin},
+		{Action: rule.Deny, Tier: rule.Normal},
+		{Action: rule.Pass, Tier: rule.Baseline},
+		{Action: rule.Deny, Tier: rule.Baseline},
 	}, Peers: map[NodeClass]Class{}}
 	b := NewBuilder()
 	class := func(v Value) Class {

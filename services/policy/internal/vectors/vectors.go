@@ -15,6 +15,7 @@ import (
 	"cmp"
 	"compress/gzip"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -331,7 +332,8 @@ func (w *World) Step(s *Step, tolerant bool) (refused int, err error) {
 		o, err := policy.Decode(docs[0], w.options)
 		name := o.Key.Kind + "/" + o.Key.Namespace + "/" + o.Key.Name
 		_, mustFail := s.Rejected[name]
-		if problems, ok := err.(manifest.Problems); ok && !mustFail && tolerant && problems.SchemaOnly() {
+		var problems manifest.Problems
+		if tolerant && !mustFail && errors.As(err, &problems) && problems.SchemaOnly() {
 			refused++
 			err = nil
 		}
@@ -747,14 +749,4 @@ func (w *World) Ask(p *Probe) (Answer, error) {
 		a.Overall = "allow"
 	}
 	return a, nil
-}
-
-// Sizes sums what the engines hold.
-func (w *World) Sizes() (total engine.Size) {
-	for _, v := range w.views {
-		s := v.engine.Size()
-		total.Tables += s.Tables
-		total.Classes += s.Classes
-	}
-	return total
 }

@@ -44,3 +44,46 @@ func BenchmarkProgram(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkPublish is one endpoint published and unpublished.
+func BenchmarkPublish(b *testing.B) {
+	k := openKernel(b, testOptions(newBPFFS(b)))
+	for b.Loop() {
+		s, err := k.Publish(b.Context(), a)
+		if err == nil {
+			err = k.Unpublish(s)
+		}
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkSetPolicy is a change of one endpoint's tables.
+func BenchmarkSetPolicy(b *testing.B) {
+	k := openKernel(b, testOptions(newBPFFS(b)))
+	e := publish(b, k, a)
+	for b.Loop() {
+		if _, err := k.SetPolicy(e.Slot, TableAllow, TableAllow); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkOpen is a restart: everything is adopted.
+func BenchmarkOpen(b *testing.B) {
+	o := testOptions(newBPFFS(b))
+	k := openKernel(b, o)
+	for n := range byte(50) {
+		publish(b, k, testEndpoint(100+uint32(n), 100+n))
+	}
+	for b.Loop() {
+		k, err := Open(b.Context(), o)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := k.Close(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -356,6 +356,61 @@ func TestKernelPodsLearnWhyAPacketCannotArrive(t *testing.T) {
 	}
 }
 
+// What may be fragmented is: by the stack, into a pod whose program sees the
+// pieces and knows whose they are by the mark.
+func TestKernelTooBigPacketsArriveInFragments(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	makeNode(t, k)
+	from := newPod(t, k, "sl-from", 10, DeliverPeer)
+	to := newPodMTU(t, k, "sl-narrow", 20, DeliverPeer, 1280)
+	routeToPod(t, "sl-from", from)
+	routeToPod(t, "sl-narrow", to)
+	r := runner{k}
+
+	var l, conn *net.UDPConn
+	inNetns(t, to.ns, func() {
+		var err error
+		if l, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(to.IPv4, 0))); err != nil {
+			t.Errorf("listen: %v", err)
+		}
+	})
+	if l == nil {
+		t.FailNow()
+	}
+	defer l.Close()
+	inNetns(t, from.ns, func() {
+		var err error
+		if conn, err = net.DialUDP("udp", nil, l.LocalAddr().(*net.UDPAddr)); err != nil {
+			t.Errorf("dial: %v", err)
+		}
+	})
+	if conn == nil {
+		t.FailNow()
+	}
+	defer conn.Close()
+	raw, err := conn.SyscallConn()
+	must(t, "socket", err)
+	must(t, "socket", raw.Control(func(fd uintptr) {
+		if err := unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT); err != nil {
+			t.Errorf("IP_MTU_DISCOVER: %v", err)
+		}
+	}))
+	want := bytes.Repeat([]byte("12345678"), 175)
+	_, err = conn.Write(want)
+	must(t, "send", err)
+	must(t, "deadline", l.SetReadDeadline(time.Now().Add(5*time.Second)))
+	got := make([]byte, 2000)
+	n, err := l.Read(got)
+	if err != nil || !bytes.Equal(got[:n], want) {
+		t.Errorf("received %d bytes, %v, want %d", n, err, len(want))
+	}
+	for c, want := range map[cell]uint64{{StackMTU, Egress}: 1, {ForwardFromStack, Ingress}: 2} {
+		if got := r.counters(t)[c].Packets; got != want {
+			t.Errorf("%v %v counted %d times, want %d", c.reason, c.direction, got, want)
+		}
+	}
+}
+
 // makeNode makes the test's namespace a node: it forwards, and has addresses.
 func makeNode(t *testing.T, k *Kernel) {
 	t.Helper()

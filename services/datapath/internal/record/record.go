@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package record keeps the endpoints of a node in files, one for each.
+// Package record keeps the endpoints of a node in files.
 //
-// The files are replaced in one step, so a killed process leaves whole ones.
-// They are not synced to the disk: what they describe ends with the boot, and
+// A file is named <owner>.<phase>.json. A new phase is a new file, and then the
+// earlier one is removed: replacing a file by renaming makes ext4 write it out
+// at once, which costs more than all the rest of an ADD's bookkeeping. If a
+// process was killed between the two, the later phase counts.
+//
+// The files are made in one step, so a killed process leaves whole ones. They
+// are not synced to the disk: what they describe ends with the boot, and
 // a record of another boot is a tombstone anyway. What a power loss takes is
 // found by comparing ipam's allocations with the records.
 package record
@@ -12,8 +17,10 @@ package record
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
@@ -46,27 +53,46 @@ func Open(dir string) (*Store, error) {
 // OpenReadOnly opens the directory, which need not exist, and changes nothing.
 func OpenReadOnly(dir string) *Store { return &Store{dir: dir} }
 
-func (s *Store) path(o endpoint.Owner) string { return filepath.Join(s.dir, o.Key()+suffix) }
+func (s *Store) path(o endpoint.Owner, p endpoint.Phase) string {
+	return filepath.Join(s.dir, name(o, p)+suffix)
+}
+
+func name(o endpoint.Owner, p endpoint.Phase) string { return o.Key() + "." + string(p) }
+
+// phases in the order in which a later one counts. A tombstone beside anything
+// else means that the rest was about to be removed, or a new creation had only
+// begun.
+var phases = []endpoint.Phase{endpoint.PhaseCreating, endpoint.PhaseReady, endpoint.PhaseDeleted}
 
 // Save implements endpoint.Records.
 func (s *Store) Save(r endpoint.Record) error {
+	o := r.Spec.Owner
 	b, err := durable.Encode(schema, r)
 	if err != nil {
-		return fmt.Errorf("record of %s: %w", r.Spec.Owner, err)
+		return fmt.Errorf("record of %s: %w", o, err)
 	}
 	if len(b) > maxSize {
-		return fmt.Errorf("record of %s: %w: %d bytes, at most %d", r.Spec.Owner, durable.ErrTooLarge, len(b), maxSize)
+		return fmt.Errorf("record of %s: %w: %d bytes, at most %d", o, durable.ErrTooLarge, len(b), maxSize)
 	}
-	if err := durable.WriteFile(s.path(r.Spec.Owner), b, 0o600, durable.SyncNone); err != nil {
-		return fmt.Errorf("record of %s: %w", r.Spec.Owner, err)
+	if err := durable.WriteFile(s.path(o, r.Phase), b, 0o600, durable.SyncNone); err != nil {
+		return fmt.Errorf("record of %s: %w", o, err)
 	}
-	return nil
+	return s.remove(o, r.Phase)
 }
 
 // Remove implements endpoint.Records.
-func (s *Store) Remove(o endpoint.Owner) error {
-	if _, err := durable.Remove(s.path(o), durable.SyncNone); err != nil {
-		return fmt.Errorf("record of %s: %w", o, err)
+func (s *Store) Remove(o endpoint.Owner) error { return s.remove(o, "") }
+
+// remove removes the owner's files, but for the one of a phase; the latest
+// phase last, so that an earlier one never counts again.
+func (s *Store) remove(o endpoint.Owner, but endpoint.Phase) error {
+	for _, p := range phases {
+		if p == but {
+			continue
+		}
+		if _, err := durable.Remove(s.path(o, p), durable.SyncNone); err != nil {
+			return fmt.Errorf("record of %s: %w", o, err)
+		}
 	}
 	return nil
 }
@@ -78,22 +104,26 @@ func (s *Store) Load() (records []endpoint.Record, bad []error, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	latest := map[endpoint.Owner]endpoint.Record{}
 	for _, r := range list {
 		if err := check(r.Name, r.Value); err != nil {
 			bad = append(bad, &durable.RecordError{File: filepath.Join(s.dir, r.Name+suffix), Err: err})
 			continue
 		}
-		records = append(records, r.Value)
+		o := r.Value.Spec.Owner
+		if other, ok := latest[o]; !ok || slices.Index(phases, other.Phase) < slices.Index(phases, r.Value.Phase) {
+			latest[o] = r.Value
+		}
 	}
-	return records, bad, nil
+	return slices.Collect(maps.Values(latest)), bad, nil
 }
 
-func check(name string, r endpoint.Record) error {
+func check(file string, r endpoint.Record) error {
 	if err := r.Validate(); err != nil {
 		return errors.Join(durable.ErrCorrupt, err)
 	}
-	if r.Spec.Owner.Key() != name {
-		return fmt.Errorf("%w: it is the record of %s", durable.ErrForeign, r.Spec.Owner)
+	if name(r.Spec.Owner, r.Phase) != file {
+		return fmt.Errorf("%w: it is the record of %s, phase %s", durable.ErrForeign, r.Spec.Owner, r.Phase)
 	}
 	return nil
 }

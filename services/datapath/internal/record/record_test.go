@@ -63,6 +63,43 @@ func TestWhatIsSavedIsLoaded(t *testing.T) {
 	}
 }
 
+func TestLaterPhaseCountsWhateverAKillLeft(t *testing.T) {
+	for i, want := range phases {
+		s, err := Open(t.TempDir())
+		if err != nil {
+			t.Fatal(err)
+		}
+		// the files of this phase and of all earlier ones, as if the process
+		// had died before it removed any
+		for _, p := range phases[:i+1] {
+			r := sample()
+			r.Phase = p
+			b, err := durable.Encode(schema, r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(s.path(r.Spec.Owner, p), b, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got, bad, err := s.Load()
+		if err != nil || len(bad) != 0 || len(got) != 1 || got[0].Phase != want {
+			t.Errorf("up to %s: %v, %v, %v", want, got, bad, err)
+		}
+		// whatever is saved next is alone
+		next := sample()
+		for _, p := range []endpoint.Phase{endpoint.PhaseCreating, endpoint.PhaseReady} {
+			next.Phase = p
+			if err := s.Save(next); err != nil {
+				t.Fatal(err)
+			}
+			if files, err := os.ReadDir(s.dir); err != nil || len(files) != 1 {
+				t.Errorf("after saving %s there are %v, %v", p, files, err)
+			}
+		}
+	}
+}
+
 func TestWhatCannotBeReadIsReportedWithItsFileAndStays(t *testing.T) {
 	dir := t.TempDir()
 	s, err := Open(dir)
@@ -73,7 +110,7 @@ func TestWhatCannotBeReadIsReportedWithItsFileAndStays(t *testing.T) {
 	if err := s.Save(good); err != nil {
 		t.Fatal(err)
 	}
-	whole, err := os.ReadFile(s.path(good.Spec.Owner))
+	whole, err := os.ReadFile(s.path(good.Spec.Owner, good.Phase))
 	if err != nil {
 		t.Fatal(err)
 	}

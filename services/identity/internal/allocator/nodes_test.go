@@ -489,6 +489,34 @@ func TestHangingStoreLeavesTimeForTheAnswerFromMemory(t *testing.T) {
 	a.refersTo(web) // by Restore, which does not hang
 }
 
+// damaged has one identity that cannot be restored.
+type damaged struct {
+	allocator.Store
+	number identity.Numeric
+}
+
+func (d damaged) Restore(ctx context.Context, id identity.Identity) (allocator.Claim, error) {
+	if id.Number == d.number {
+		return allocator.Claim{}, allocator.ErrCorrupt
+	}
+	return d.Store.Restore(ctx, id)
+}
+
+func TestOneDamagedIdentityDoesNotStopTheOthers(t *testing.T) {
+	f := storetest.NewFake()
+	a := startFake(t, f, "a", &memory{})
+	web, db := a.hold("c1", "web"), a.hold("c2", "db")
+	a.stop()
+	f.Expire("a")
+	again := start(t, damaged{f.Node("a"), web}, a.records, quick())
+	again.connected()
+	again.refersTo(db)
+	if s := again.Summary(); s.PendingWrites != 1 {
+		t.Errorf("%d pending writes, want 1 for %d", s.PendingWrites, web)
+	}
+	again.hold("c3", "new")
+}
+
 func TestReferenceOfAKilledProcessIsDroppedAtTheStart(t *testing.T) {
 	f := storetest.NewFake()
 	dead := f.Node("a")

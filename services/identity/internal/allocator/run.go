@@ -315,10 +315,20 @@ func (a *Allocator) restore(ctx context.Context, id identity.Identity) error {
 	})
 	var conflict *ConflictError
 	if errors.As(err, &conflict) {
-		return a.resolve(ctx, conflict)
+		err = a.resolve(ctx, conflict)
+		if err == nil {
+			return nil
+		}
 	}
-	if err != nil {
+	switch {
+	case err == nil:
+	case errors.Is(err, ErrUnavailable), errors.Is(err, ErrSessionLost), ctx.Err() != nil:
 		return fmt.Errorf("restore %d: %w", id.Number, err)
+	default:
+		// One damaged identity must not keep the node from all others. It is
+		// tried again at the next comparison, and shows as a pending write.
+		a.cfg.Log.Error("a held identity cannot be referred to; if this stays, nodes may collect its number", "identity", id.Number, "labels", id.Labels.Text(), log.Err(err))
+		return nil
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -28,6 +28,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/kit/instance"
 )
 
@@ -296,11 +297,7 @@ func (n *Node) writeState() error {
 	if err != nil {
 		return err
 	}
-	temporary := n.statePath() + ".tmp"
-	if err := os.WriteFile(temporary, content, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(temporary, n.statePath())
+	return durable.WriteFile(n.statePath(), content, 0o600, durable.SyncNone)
 }
 
 func (n *Node) writeCNIConfig() error {

@@ -406,6 +406,36 @@ func TestKernelFailedUpLeavesNothingAndShowsTheLog(t *testing.T) {
 	wantNothing(t, o.Instance)
 }
 
+func TestKernelInterruptedUpLeavesNothing(t *testing.T) {
+	o := options(t, programs(t))
+	o.Args = map[string][]string{IPAM: {"--hang"}}
+	o.StartTimeout = 10 * time.Minute
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() {
+		_, err := Up(ctx, o)
+		done <- err
+	}()
+	n, err := newNode(o.Instance)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// In the middle: another service serves already.
+	for n.Serving(ctx, Etcd) != nil {
+		select {
+		case err := <-done:
+			t.Fatalf("up ended by itself: %v", err)
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("interrupted up: %v, want context.Canceled", err)
+	}
+	wantNothing(t, o.Instance)
+}
+
 func TestKernelDownAfterUpWasKilled(t *testing.T) {
 	bin := programs(t)
 	o := options(t, bin)

@@ -141,7 +141,7 @@ func (n *Node) waitUntilServing(ctx context.Context, service string, exited <-ch
 		case exit := <-exited:
 			return fmt.Errorf("%s ended before it served (%v); its log %s ends with:\n%s", service, exit, n.Log(service), n.logTail(service)) //nolint:errorlint // nil after status 0
 		case <-ctx.Done():
-			return fmt.Errorf("%s does not serve (%w); its log %s ends with:\n%s", service, err, n.Log(service), n.logTail(service))
+			return fmt.Errorf("%s does not serve: %w (%w); its log %s ends with:\n%s", service, ctx.Err(), err, n.Log(service), n.logTail(service))
 		case <-tick.C:
 		}
 	}

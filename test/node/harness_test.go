@@ -344,12 +344,15 @@ func (n *testNode) holdings(ctx context.Context) ([]string, error) {
 	for _, d := range differences {
 		held = append(held, fmt.Sprintf("audit: %s", d.GetDifference()))
 	}
-	records, err := filepath.Glob(filepath.Join(n.Paths().StateDir, "*", "*", "*"))
-	if err != nil {
-		return nil, err
-	}
-	for _, r := range records {
-		if filepath.Base(filepath.Dir(filepath.Dir(r))) == "datapath" || filepath.Base(filepath.Dir(filepath.Dir(r))) == "cni" {
+	for _, dir := range []string{
+		filepath.Join(n.Paths().ServiceStateDir(devnode.Datapath), "endpoints"),
+		filepath.Join(n.Paths().ServiceStateDir("cni"), "deletes"),
+	} {
+		records, err := filepath.Glob(filepath.Join(dir, "[^.]*"))
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range records {
 			held = append(held, "record "+r)
 		}
 	}

@@ -541,6 +541,43 @@ func TestKernelOpenCompletesWhatAKilledProcessLeft(t *testing.T) {
 	publish(t, second, b)
 }
 
+func TestKernelAuditPinsSeesAndRepairsWhatIsGone(t *testing.T) {
+	o := testOptions(newBPFFS(t))
+	k := openKernel(t, o)
+	e := publish(t, k, a)
+	if d, err := k.AuditPins(true); err != nil || d != nil {
+		t.Fatalf("audit of a whole instance: %v, %v", d, err)
+	}
+	gone := filepath.Join(o.Dir, k.maps.pins[bpf.MapsMapSlEp])
+	moved := filepath.Join(o.Dir, k.maps.pins[bpf.MapsMapSlIp4])
+	must(t, "remove a pin", os.Remove(gone))
+	must(t, "remove a pin", os.Remove(moved))
+	must(t, "pin another map there", pinAgain(k.maps.ip6, moved))
+
+	for _, c := range []struct {
+		repair bool
+		want   []string
+	}{{false, []string{gone, moved}}, {true, []string{gone, moved}}, {true, []string{moved}}} {
+		d, err := k.AuditPins(c.repair)
+		if err != nil || len(d) != len(c.want) {
+			t.Fatalf("audit: %v, %v, want %v", d, err, c.want)
+		}
+		for i := range d {
+			if !strings.Contains(d[i], c.want[i]) {
+				t.Errorf("audit: %q does not name %s", d[i], c.want[i])
+			}
+		}
+	}
+	must(t, "remove the other map", os.Remove(moved))
+	if _, err := k.AuditPins(true); err != nil {
+		t.Fatal(err)
+	}
+	next := openKernel(t, o)
+	if es, err := next.Endpoints(); err != nil || !reflect.DeepEqual(es, []Endpoint{e}) {
+		t.Errorf("endpoints after the repair %+v, %v, want %+v", es, err, e)
+	}
+}
+
 func TestKernelNothingRemainsWhenThePinsAreGone(t *testing.T) {
 	requireRoot(t)
 	var ids []ebpf.MapID

@@ -192,3 +192,62 @@ func (k *Kernel) Maps() ([]MapInfo, error) {
 	}
 	return infos, nil
 }
+
+// AuditPins compares the pins with the maps that this process and the programs
+// use, and names each that is missing or leads elsewhere: the next start would
+// begin with other maps. With repair the missing ones are pinned again; one
+// that leads elsewhere is left to the operator, because somebody put it there.
+func (k *Kernel) AuditPins(repair bool) (differences []string, err error) {
+	if err := k.lock(); err != nil {
+		return nil, err
+	}
+	defer k.mu.Unlock()
+	for _, name := range sortedKeys(k.maps.byName) {
+		path := filepath.Join(k.dir, k.maps.pins[name])
+		same, err := leadsTo(path, k.maps.byName[name])
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			differences = append(differences, fmt.Sprintf("pin %s is missing", path))
+			if repair {
+				if err := pinAgain(k.maps.byName[name], path); err != nil {
+					return differences, fmt.Errorf("pin map %s again: %w", name, err)
+				}
+			}
+		case err != nil:
+			return differences, fmt.Errorf("audit the pin of map %s: %w", name, err)
+		case !same:
+			differences = append(differences, fmt.Sprintf("pin %s is another map", path))
+		}
+	}
+	return differences, nil
+}
+
+func leadsTo(path string, m *ebpf.Map) (bool, error) {
+	pinned, err := ebpf.LoadPinnedMap(path, nil)
+	if err != nil {
+		return false, err
+	}
+	defer pinned.Close()
+	there, err := pinned.Info()
+	if err != nil {
+		return false, err
+	}
+	ours, err := m.Info()
+	if err != nil {
+		return false, err
+	}
+	a, _ := there.ID()
+	b, _ := ours.ID()
+	return a == b, nil
+}
+
+// pinAgain pins a copy of the handle: the original would look for the pin that
+// it had, to move it.
+func pinAgain(m *ebpf.Map, path string) error {
+	c, err := m.Clone()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return c.Pin(path)
+}

@@ -34,7 +34,7 @@ func (b *bench) attachments(ctx context.Context) error {
 				}
 			}
 		}
-		fmt.Fprintf(b.out, "%d at a time, %d of each network, interleaved in %d rounds:\n\n", atOnce, count*b.sizes.rounds, b.sizes.rounds)
+		fmt.Fprintf(b.out, "%d at a time, %d of each network, interleaved in %d rounds. Sluice sets up IPv4 and IPv6, the reference chains IPv4 alone:\n\n", atOnce, count*b.sizes.rounds, b.sizes.rounds)
 		fmt.Fprintln(b.out, "| network | ADD p50 | ADD p99 | ADD p50 ratio to ptp | DEL p50 | DEL p99 | DEL worst | DEL p50 ratio to ptp |")
 		fmt.Fprintln(b.out, "|---|---|---|---|---|---|---|---|")
 		ptp := times[1]

@@ -1546,7 +1546,7 @@ func (x *EndpointStateCount) GetCount() uint32 {
 // PacketCounter is a per-CPU counter of the datapath, summed.
 type PacketCounter struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Reason, for example "SPOOFED_SOURCE" or "DELIVERED_LOCAL".
+	// Reason, for example "spoofed-ip" or "forwarded-to-pod".
 	Reason string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
 	// Seen from the endpoint.
 	Direction Direction `protobuf:"varint,2,opt,name=direction,proto3,enum=sluice.datapath.v1.Direction" json:"direction,omitempty"`

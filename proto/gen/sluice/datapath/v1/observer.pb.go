@@ -149,7 +149,7 @@ type ObserveRequest struct {
 	// Events with an address in one of these prefixes (CIDR notation) on either
 	// side.
 	Prefixes []string `protobuf:"bytes,5,rep,name=prefixes,proto3" json:"prefixes,omitempty"`
-	// Drop reasons, for example "SPOOFED_SOURCE".
+	// Drop reasons, for example "spoofed-ip".
 	Reasons []string `protobuf:"bytes,6,rep,name=reasons,proto3" json:"reasons,omitempty"`
 	// Only this direction, seen from the endpoint.
 	Direction Direction `protobuf:"varint,7,opt,name=direction,proto3,enum=sluice.datapath.v1.Direction" json:"direction,omitempty"`
@@ -348,7 +348,7 @@ type Flow struct {
 	Time *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
 	// Verdict on the packet.
 	Verdict Verdict `protobuf:"varint,2,opt,name=verdict,proto3,enum=sluice.datapath.v1.Verdict" json:"verdict,omitempty"`
-	// Why, for example "SPOOFED_SOURCE".
+	// Why, for example "spoofed-ip".
 	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	// Seen from the endpoint.
 	Direction Direction `protobuf:"varint,4,opt,name=direction,proto3,enum=sluice.datapath.v1.Direction" json:"direction,omitempty"`

@@ -530,6 +530,35 @@ func TestDelSpoolsWhileTheDatapathIsAway(t *testing.T) {
 	wantCode(t, del, 11)
 }
 
+// A datapath that missed the entry would, at its next start, delete the
+// container's new endpoint.
+func TestKernelAddCarriesOutASpooledDeletionFirst(t *testing.T) {
+	n, ns := nodetest.New(t), newNetns(t)
+	wantCode(t, add(n, ns), 0)
+	n.Stop("datapath")
+	del := add(n, ns)
+	del.command = "DEL"
+	wantCode(t, del, 0)
+	wantCode(t, add(n, ns), 11) // not before the deletion is done
+	n.Start(t, "datapath")
+
+	again := add(n, ns)
+	again.stdin = config(n, "1.0.0", `"mtu":1400`) // other content than the one that was deleted
+	wantCode(t, again, 0)
+	wantHeld(t, n, 1, 1)
+	waits, err := spool.Has(spool.Dir(n.StateDir), "c1", "eth0")
+	if err != nil || waits {
+		t.Errorf("the deletion still waits (%v)", err)
+	}
+	n.Stop("datapath")
+	wantCode(t, del, 0)
+	n.Start(t, "datapath")
+	wantCode(t, del, 0) // the runtime repeats it
+	if waits, err := spool.Has(spool.Dir(n.StateDir), "c1", "eth0"); err != nil || waits {
+		t.Errorf("the deletion still waits (%v)", err)
+	}
+}
+
 func TestDelDoesNotSpoolWhatTheDatapathRefuses(t *testing.T) {
 	n := nodetest.New(t)
 	del := call{command: "DEL", container: "c1", ifname: "eth0", netns: "/gone", stdin: config(n, "1.0.0", `"timeout":"1s","prevResult":7,"unknown":1`)}

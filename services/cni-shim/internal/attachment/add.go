@@ -42,6 +42,9 @@ func (p *Plugin) add(ctx context.Context, stdout io.Writer) (err error) {
 	if err := p.notAttached(); err != nil {
 		return err
 	}
+	if err := p.settle(ctx); err != nil {
+		return cniError("delete the earlier endpoint", err)
+	}
 	path, unbind, err := p.namespace()
 	if err != nil {
 		return cniError("network namespace", err)

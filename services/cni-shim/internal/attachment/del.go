@@ -40,6 +40,7 @@ func (p *Plugin) deleteOrSpool(ctx context.Context) error {
 	for {
 		existed, err := p.deleteEndpoint(ctx)
 		if err == nil {
+			p.takeBack(ctx)
 			p.log.InfoContext(ctx, "endpoint deleted", "existed", existed)
 			return nil
 		}
@@ -78,13 +79,33 @@ func (p *Plugin) spool(ctx context.Context) error {
 	}
 	if !absent(ctx, p.datapathSocket) {
 		if _, err := p.deleteEndpoint(ctx); err == nil {
-			if err := spool.Remove(dir, id, name); err != nil {
-				p.log.WarnContext(ctx, "spool entry stays", log.KeyError, err.Error())
-			}
+			p.takeBack(ctx)
 			p.log.InfoContext(ctx, "endpoint deleted", "existed", true)
 			return nil
 		}
 	}
 	p.log.InfoContext(ctx, "deletion spooled, sluice-datapath does not run", log.KeyPath, dir)
 	return nil
+}
+
+// takeBack removes a spooled deletion that has been carried out.
+func (p *Plugin) takeBack(ctx context.Context) {
+	err := spool.Remove(spool.Dir(p.in.Config.StateDir), p.in.Owner.ContainerID, p.in.Owner.Interface)
+	if err != nil {
+		p.log.WarnContext(ctx, "spool entry stays", log.KeyError, err.Error())
+	}
+}
+
+// settle carries out a deletion of this owner that waits in the spool. A
+// datapath that came up just when the entry was written has not read it, and
+// would at its next start delete what this ADD is about to make.
+func (p *Plugin) settle(ctx context.Context) error {
+	waits, err := spool.Has(spool.Dir(p.in.Config.StateDir), p.in.Owner.ContainerID, p.in.Owner.Interface)
+	if err != nil || !waits {
+		return err
+	}
+	if _, err := call(ctx, p.datapathSocket, p.deleteEndpoint); err != nil {
+		return err
+	}
+	return spool.Remove(spool.Dir(p.in.Config.StateDir), p.in.Owner.ContainerID, p.in.Owner.Interface)
 }

@@ -4,8 +4,11 @@
 package invocation
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -331,5 +334,37 @@ func TestNamesFollowTheirPatterns(t *testing.T) {
 		if got, want := isDNSName(s, "-", 63), label.MatchString(s); got != want {
 			t.Errorf("isDNSName of %d bytes = %v, want %v", n, got, want)
 		}
+	}
+}
+
+func TestShippedConfigurationIsTaken(t *testing.T) {
+	b, err := os.ReadFile("../../../../deploy/cni/10-sluice.conflist")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list struct {
+		CNIVersion string           `json:"cniVersion"`
+		Name       string           `json:"name"`
+		Plugins    []map[string]any `json:"plugins"`
+	}
+	if err := json.Unmarshal(b, &list); err != nil {
+		t.Fatal(err)
+	}
+	one := list.Plugins[0]
+	one["cniVersion"], one["name"] = list.CNIVersion, list.Name
+	if b, err = json.Marshal(one); err != nil {
+		t.Fatal(err)
+	}
+	in, err := Parse(Add, env(), b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defaults, err := Parse(Add, env(), []byte(doc("")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// It spells out the defaults, so that nobody has to look them up.
+	if !reflect.DeepEqual(in.Config, defaults.Config) {
+		t.Errorf("shipped %+v, default %+v", in.Config, defaults.Config)
 	}
 }

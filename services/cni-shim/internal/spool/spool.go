@@ -104,6 +104,15 @@ func Put(dir string, e Entry) (err error) {
 	return durable.WriteFile(path, append(b, '\n'), 0o600, durable.SyncAll)
 }
 
+// Has says whether a deletion waits.
+func Has(dir, containerID, interfaceName string) (bool, error) {
+	_, err := os.Lstat(filepath.Join(dir, Name(containerID, interfaceName)))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
 // Remove takes a deletion back, because the datapath has done it after all. It
 // is no error if there is none.
 func Remove(dir, containerID, interfaceName string) error {

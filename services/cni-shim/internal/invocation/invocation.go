@@ -197,7 +197,9 @@ func (in *Invocation) parseEnvironment(getenv func(string) string) error {
 		return err
 	}
 	in.PodNamespace, in.Pod = args[argPodNamespace], args[argPodName]
-	if in.PodNamespace != "" && !isDNSName(in.PodNamespace, "-", 63) {
+	// Not only names that Kubernetes would allow: podman, for one, says the
+	// container's name here.
+	if in.PodNamespace != "" && (len(in.PodNamespace) > 253 || !isName(in.PodNamespace)) {
 		return environment(EnvArgs, "%s: %q is not a namespace", argPodNamespace, clip(in.PodNamespace))
 	}
 	if in.Pod != "" && (len(in.Pod) > 253 || !isName(in.Pod)) {

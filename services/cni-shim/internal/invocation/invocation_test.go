@@ -180,7 +180,7 @@ func TestHostileEnvironmentIsCode4(t *testing.T) {
 		"unknown, said no":   env(EnvArgs, "IgnoreUnknown=0;FOO=1"),
 		"a key twice":        env(EnvArgs, "IgnoreUnknown=1;A=1;A=2"),
 		"not a truth":        env(EnvArgs, "IgnoreUnknown=perhaps"),
-		"a bad namespace":    env(EnvArgs, "K8S_POD_NAMESPACE=A_b"),
+		"a bad namespace":    env(EnvArgs, "K8S_POD_NAMESPACE=a/b"),
 		"a bad pod":          env(EnvArgs, "K8S_POD_NAME=a/b"),
 		"long args":          env(EnvArgs, "IgnoreUnknown=1;A="+strings.Repeat("x", 70_000)),
 		"args in bytes":      env(EnvArgs, "IgnoreUnknown=1;A=\xff"),

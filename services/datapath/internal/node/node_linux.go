@@ -178,7 +178,18 @@ func (h host) Check() ([]endpoint.Difference, error) {
 		return nil, err
 	}
 	addrs, err := h.n.checkHostAddrs()
-	return append(append(diffs, fw...), addrs...), err
+	if err != nil {
+		return nil, err
+	}
+	diffs = slices.Concat(diffs, fw, addrs)
+	if h.n.o.ValidateOnly {
+		return diffs, nil // its maps are its own, and have no pins
+	}
+	pins, err := h.n.Kernel.AuditPins(false)
+	for _, p := range pins {
+		diffs = append(diffs, endpoint.Difference{Subject: "pin", Key: p, Want: "the map in use"})
+	}
+	return diffs, err
 }
 
 func (h host) Repair() error {
@@ -187,7 +198,8 @@ func (h host) Repair() error {
 	if err == nil && len(fw) > 0 {
 		err = h.n.guard.Repair()
 	}
-	return errors.Join(append(errs, err)...)
+	_, perr := h.n.Kernel.AuditPins(true)
+	return errors.Join(append(errs, err, perr)...)
 }
 
 func (n *Node) syncHostAddrs() error {

@@ -1,0 +1,537 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+
+	"github.com/sluice-net/sluice/kit/fault/faulttest"
+	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/kit/privilege"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+)
+
+// binary is the service as it is shipped: built without cgo, because the Go
+// runtime refuses to change the capabilities of threads that C might have made.
+var binary string
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "sluice-datapath-test-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	binary = filepath.Join(dir, "sluice-datapath")
+	build := exec.Command("go", "build", "-o", binary, ".")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	code := 1
+	if out, err := build.CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "build: %v\n%s", err, out)
+	} else {
+		code = leaktest.Run(m, leaktest.Mounts(os.TempDir()))
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+const patience = 20 * time.Second
+
+// ipam and identity are what the datapath calls, as far as it can tell.
+type fakeServices struct {
+	ipamv1.UnimplementedIPAMServiceServer
+	identityv1.UnimplementedIdentityServiceServer
+
+	mu         sync.Mutex
+	confirmed  map[string]*workloadv1.Owner
+	identities map[string]bool
+}
+
+func key(o *workloadv1.Owner) string { return o.GetContainerId() + "/" + o.GetInterfaceName() }
+
+func (s *fakeServices) ConfirmAllocation(_ context.Context, r *ipamv1.ConfirmAllocationRequest) (*ipamv1.ConfirmAllocationResponse, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.confirmed[key(r.GetOwner())] = r.GetOwner()
+	return &ipamv1.ConfirmAllocationResponse{}, nil
+}
+
+func (s *fakeServices) Release(_ context.Context, r *ipamv1.ReleaseRequest) (*ipamv1.ReleaseResponse, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.confirmed, key(r.GetOwner()))
+	return &ipamv1.ReleaseResponse{}, nil
+}
+
+func (s *fakeServices) ListAllocations(_ *ipamv1.ListAllocationsRequest, stream grpc.ServerStreamingServer[ipamv1.ListAllocationsResponse]) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, o := range s.confirmed {
+		if err := stream.Send(&ipamv1.ListAllocationsResponse{Allocation: &ipamv1.Allocation{
+			Owner: o, State: ipamv1.AllocationState_ALLOCATION_STATE_CONFIRMED,
+		}}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *fakeServices) ListPools(context.Context, *ipamv1.ListPoolsRequest) (*ipamv1.ListPoolsResponse, error) {
+	return &ipamv1.ListPoolsResponse{Pools: []*ipamv1.Pool{
+		{Cidr: "10.98.0.0/24", Gateway: "10.98.0.1"}, {Cidr: "fd00:98::/64", Gateway: "fd00:98::1"},
+	}}, nil
+}
+
+func (s *fakeServices) ResolveEndpoint(_ context.Context, r *identityv1.ResolveEndpointRequest) (*identityv1.ResolveEndpointResponse, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.identities[key(r.GetOwner())] = true
+	return &identityv1.ResolveEndpointResponse{Identity: &identityv1.Identity{Number: 300, Labels: r.GetLabels()}}, nil
+}
+
+func (s *fakeServices) ReleaseIdentity(_ context.Context, r *identityv1.ReleaseIdentityRequest) (*identityv1.ReleaseIdentityResponse, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.identities, key(r.GetOwner()))
+	return &identityv1.ReleaseIdentityResponse{}, nil
+}
+
+// identityOnly keeps the two services' methods of the same name apart.
+type identityOnly struct {
+	identityv1.UnimplementedIdentityServiceServer
+	s *fakeServices
+}
+
+func (i identityOnly) ResolveEndpoint(ctx context.Context, r *identityv1.ResolveEndpointRequest) (*identityv1.ResolveEndpointResponse, error) {
+	return i.s.ResolveEndpoint(ctx, r)
+}
+
+func (i identityOnly) ReleaseIdentity(ctx context.Context, r *identityv1.ReleaseIdentityRequest) (*identityv1.ReleaseIdentityResponse, error) {
+	return i.s.ReleaseIdentity(ctx, r)
+}
+
+func (identityOnly) GetStatus(context.Context, *identityv1.GetStatusRequest) (*identityv1.GetStatusResponse, error) {
+	return &identityv1.GetStatusResponse{}, nil
+}
+
+type ipamOnly struct {
+	ipamv1.UnimplementedIPAMServiceServer
+	s *fakeServices
+}
+
+func (i ipamOnly) ConfirmAllocation(ctx context.Context, r *ipamv1.ConfirmAllocationRequest) (*ipamv1.ConfirmAllocationResponse, error) {
+	return i.s.ConfirmAllocation(ctx, r)
+}
+
+func (i ipamOnly) Release(ctx context.Context, r *ipamv1.ReleaseRequest) (*ipamv1.ReleaseResponse, error) {
+	return i.s.Release(ctx, r)
+}
+
+func (i ipamOnly) ListAllocations(r *ipamv1.ListAllocationsRequest, st grpc.ServerStreamingServer[ipamv1.ListAllocationsResponse]) error {
+	return i.s.ListAllocations(r, st)
+}
+
+func (i ipamOnly) ListPools(ctx context.Context, r *ipamv1.ListPoolsRequest) (*ipamv1.ListPoolsResponse, error) {
+	return i.s.ListPools(ctx, r)
+}
+
+// testNode is a machine with one datapath.
+type testNode struct {
+	t        *testing.T
+	whole    *testing.T // outlives subtests, as the process does
+	dir      string
+	home     int // the network namespace
+	services *fakeServices
+	cmd      *exec.Cmd
+	faults   *faulttest.Controller
+	conn     *grpc.ClientConn
+	datapath datapathv1.DatapathServiceClient
+}
+
+func netns(t *testing.T) int {
+	t.Helper()
+	ch := make(chan int)
+	go func() {
+		runtime.LockOSThread()
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			t.Errorf("unshare: %v (kernel tests need root)", err)
+			ch <- -1
+			return
+		}
+		fd, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			t.Error(err)
+			fd = -1
+		}
+		ch <- fd
+	}()
+	fd := <-ch
+	if fd < 0 {
+		t.FailNow()
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	return fd
+}
+
+// in runs fn on a thread in the namespace, which ends with it.
+func in(fd int, fn func() error) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		err := unix.Setns(fd, unix.CLONE_NEWNET)
+		if err == nil {
+			err = fn()
+		}
+		done <- err
+	}()
+	return <-done
+}
+
+func newNode(t *testing.T) *testNode {
+	n := &testNode{t: t, whole: t, dir: t.TempDir(), home: netns(t), services: &fakeServices{confirmed: map[string]*workloadv1.Owner{}, identities: map[string]bool{}}}
+	for name, register := range map[string]func(*grpc.Server){
+		"ipam":     func(s *grpc.Server) { ipamv1.RegisterIPAMServiceServer(s, ipamOnly{s: n.services}) },
+		"identity": func(s *grpc.Server) { identityv1.RegisterIdentityServiceServer(s, identityOnly{s: n.services}) },
+	} {
+		l, err := net.Listen("unix", filepath.Join(n.dir, name+".sock"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := grpc.NewServer()
+		register(s)
+		served := make(chan struct{})
+		go func() { defer close(served); _ = s.Serve(l) }()
+		t.Cleanup(func() { s.Stop(); <-served })
+	}
+	t.Cleanup(func() {
+		n.stop()
+		if err := unix.Unmount(filepath.Join(n.dir, "bpf"), unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+			t.Error(err)
+		}
+	})
+	return n
+}
+
+func (n *testNode) command(flags ...string) *exec.Cmd {
+	args := append([]string{
+		"--instance", "datapath-test", "--state-dir", filepath.Join(n.dir, "state"), "--spool-dir", filepath.Join(n.dir, "spool"),
+		"--bpf-dir", filepath.Join(n.dir, "bpf"), "--pod-cidrs", "10.98.0.0/24,fd00:98::/64", "--mtu", "1400",
+		"--services-ipam", filepath.Join(n.dir, "ipam.sock"), "--services-identity", filepath.Join(n.dir, "identity.sock"),
+		"--socket-path", filepath.Join(n.dir, "run", "datapath.sock"), "--metrics-address", "off", "--log-level", "error",
+	}, flags...)
+	cmd := exec.Command(binary, args...) //nolint:gosec // built by TestMain
+	cmd.Stderr = os.Stderr
+	return cmd
+}
+
+// start starts the process and waits until it serves.
+func (n *testNode) start() {
+	n.t.Helper()
+	n.cmd = n.command()
+	n.faults = faulttest.New(n.whole, n.cmd)
+	err := in(n.home, n.cmd.Start)
+	n.faults.Started()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.conn, err = grpc.NewClient("unix:"+filepath.Join(n.dir, "run", "datapath.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.5, MaxDelay: 100 * time.Millisecond}}))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.datapath = datapathv1.NewDatapathServiceClient(n.conn)
+	ctx, cancel := context.WithTimeout(n.t.Context(), patience)
+	defer cancel()
+	watch, err := grpc_health_v1.NewHealthClient(n.conn).Watch(ctx, &grpc_health_v1.HealthCheckRequest{}, grpc.WaitForReady(true))
+	for err == nil {
+		var got *grpc_health_v1.HealthCheckResponse
+		if got, err = watch.Recv(); err == nil && got.GetStatus() == grpc_health_v1.HealthCheckResponse_SERVING {
+			return
+		}
+	}
+	n.t.Fatalf("the service does not serve: %v", err)
+}
+
+// ended cleans up after the process has gone, and says how it went.
+func (n *testNode) ended() error {
+	err := n.cmd.Wait()
+	n.cmd = nil
+	n.conn.Close() //nolint:errcheck // nobody is at the other end
+	n.faults.Close()
+	return err
+}
+
+func (n *testNode) stop() {
+	if n.cmd == nil {
+		return
+	}
+	if err := n.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		n.t.Error(err)
+	}
+	if err := n.ended(); err != nil {
+		n.t.Errorf("the service ended with %v", err)
+	}
+}
+
+// pod binds a new network namespace to a file, as runtimes do: the process may
+// not look into /proc of others.
+func (n *testNode) pod() string {
+	n.t.Helper()
+	fd := netns(n.t)
+	path := filepath.Join(n.t.TempDir(), "netns")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		n.t.Fatal(err)
+	}
+	if err := unix.Mount(fmt.Sprintf("/proc/self/fd/%d", fd), path, "", unix.MS_BIND, ""); err != nil {
+		n.t.Fatal(err)
+	}
+	n.t.Cleanup(func() {
+		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
+			n.t.Error(err)
+		}
+	})
+	return path
+}
+
+func (n *testNode) request(name string, last byte, ns string) *datapathv1.CreateEndpointRequest {
+	a6 := netip.MustParseAddr("fd00:98::").As16()
+	a6[15] = last
+	return &datapathv1.CreateEndpointRequest{
+		Owner:            &workloadv1.Owner{ContainerId: name, InterfaceName: "eth0"},
+		NetworkNamespace: ns,
+		Addresses:        [][]byte{{10, 98, 0, last}, a6[:]},
+	}
+}
+
+// leftovers is what exists because of endpoints, besides the process's memory.
+func (n *testNode) leftovers() string {
+	n.services.mu.Lock()
+	left := []string{fmt.Sprintf("%d leases, %d identities", len(n.services.confirmed), len(n.services.identities))}
+	n.services.mu.Unlock()
+	records, err := os.ReadDir(filepath.Join(n.dir, "state", "endpoints"))
+	left = append(left, fmt.Sprintf("%d records %v", len(records), err))
+	var devices int
+	err = in(n.home, func() error {
+		ifs, err := net.Interfaces()
+		for _, i := range ifs {
+			if strings.HasPrefix(i.Name, "sl") {
+				devices++
+			}
+		}
+		return err
+	})
+	left = append(left, fmt.Sprintf("%d devices %v", devices, err))
+	st, err := n.datapath.GetStatus(n.t.Context(), &datapathv1.GetStatusRequest{})
+	for _, e := range st.GetEndpoints() {
+		if e.GetCount() > 0 {
+			left = append(left, fmt.Sprintf("%d %v", e.GetCount(), e.GetState()))
+		}
+	}
+	return strings.Join(append(left, fmt.Sprintf("%d pending, %v", st.GetPendingReleases(), err)), "; ")
+}
+
+const nothing = "0 leases, 0 identities; 0 records <nil>; 0 devices <nil>; 0 pending, <nil>"
+
+func (n *testNode) nothingIsLeft() {
+	n.t.Helper()
+	deadline := time.After(patience)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		left := n.leftovers()
+		if left == nothing {
+			break
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			n.t.Fatalf("left behind: %s", left)
+		}
+	}
+	audit, err := n.datapath.AuditMaps(n.t.Context(), &datapathv1.AuditMapsRequest{})
+	for err == nil {
+		var m *datapathv1.AuditMapsResponse
+		if m, err = audit.Recv(); err == nil {
+			n.t.Errorf("the audit finds %v", m.GetDifference())
+		}
+	}
+}
+
+func TestKernelProcessHasExactlyItsCapabilities(t *testing.T) {
+	n := newNode(t)
+	n.start()
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", n.cmd.Process.Pid))
+	if err != nil || len(tasks) == 0 {
+		t.Fatalf("threads: %v, %v", tasks, err)
+	}
+	want := fmt.Sprintf("%016x", uint64(privilege.SetOf(unix.CAP_BPF, unix.CAP_PERFMON, unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN)))
+	for _, task := range tasks {
+		b, err := os.ReadFile(task)
+		if err != nil {
+			continue // the thread ended
+		}
+		have := map[string]string{}
+		for line := range strings.Lines(string(b)) {
+			k, v, _ := strings.Cut(line, ":")
+			have[k] = strings.TrimSpace(v)
+		}
+		for k, v := range map[string]string{
+			"CapPrm": want, "CapEff": want, "CapBnd": want, "CapInh": "0000000000000000", "CapAmb": "0000000000000000", "NoNewPrivs": "1",
+		} {
+			if have[k] != v {
+				t.Errorf("%s: %s is %s, want %s", task, k, have[k], v)
+			}
+		}
+		if !strings.Contains(" "+have["Groups"]+" ", " 64700 ") {
+			t.Errorf("%s: groups %s, want 64700 among them", task, have["Groups"])
+		}
+	}
+}
+
+// Killed between any two steps of ADD and DEL, and started again, the process
+// leaves nothing of what it had begun.
+func TestKernelKilledAtEveryFaultPointLeavesNothing(t *testing.T) {
+	n := newNode(t)
+	n.start()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	points, err := n.faults.Names(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tested := 0
+	for _, point := range points {
+		if !strings.HasPrefix(point, "datapath/") {
+			continue
+		}
+		tested++
+		t.Run(strings.TrimPrefix(point, "datapath/"), func(t *testing.T) {
+			n.t = t
+			pod := n.pod()
+			r := n.request("killed", 2, pod)
+			n.faults.KillAt(point, 0)
+			_, err := n.datapath.CreateEndpoint(t.Context(), r)
+			if strings.HasPrefix(point, "datapath/delete/") {
+				if err != nil {
+					t.Fatal(err)
+				}
+				// DEL may be answered before the point is reached
+				_, err = n.datapath.DeleteEndpoint(t.Context(), &datapathv1.DeleteEndpointRequest{Owner: r.GetOwner()})
+				if err != nil && status.Code(err) != codes.Unavailable {
+					t.Fatal(err)
+				}
+			} else if status.Code(err) != codes.Unavailable {
+				t.Fatalf("create: %v, want the connection to break", err)
+			}
+			var exit *exec.ExitError
+			if err := n.ended(); !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+				t.Fatalf("the process ended with %v, want SIGKILL", err)
+			}
+			n.start()
+			// what the runtime does after an error: clean up, by name
+			if _, err := n.datapath.DeleteEndpoint(t.Context(), &datapathv1.DeleteEndpointRequest{Owner: r.GetOwner()}); err != nil {
+				t.Fatal(err)
+			}
+			n.nothingIsLeft()
+		})
+		n.t = t
+	}
+	if tested != 15 {
+		t.Errorf("%d fault points tested, want 15", tested)
+	}
+}
+
+func TestKernelValidateOnlyChangesNothingAndTellsByItsExitCode(t *testing.T) {
+	n := newNode(t)
+	n.start()
+	pod := n.pod()
+	if _, err := n.datapath.CreateEndpoint(t.Context(), n.request("a", 2, pod)); err != nil {
+		t.Fatal(err)
+	}
+	n.stop()
+	validate := func() error {
+		cmd := n.command("--validate-only")
+		cmd.Stderr = nil
+		return in(n.home, cmd.Run)
+	}
+	if err := validate(); err != nil {
+		t.Errorf("a node in order: %v", err)
+	}
+	ifs := func() (names []string) {
+		if err := in(n.home, func() error {
+			all, err := net.Interfaces()
+			for _, i := range all {
+				names = append(names, i.Name+" "+i.Flags.String())
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return names
+	}
+	before := ifs()
+	if err := os.Remove(filepath.Join(n.dir, "state", "endpoints", recordOf(t, n))); err != nil {
+		t.Fatal(err)
+	}
+	var exit *exec.ExitError
+	if err := validate(); !errors.As(err, &exit) || exit.ExitCode() != 1 {
+		t.Errorf("a node with a stray device: %v, want exit code 1", err)
+	}
+	if after := ifs(); strings.Join(after, ",") != strings.Join(before, ",") {
+		t.Errorf("devices before %v, after %v", before, after)
+	}
+	n.start() // and a real start does what the other one told, and asks ipam
+	n.nothingIsLeft()
+}
+
+func recordOf(t *testing.T, n *testNode) string {
+	t.Helper()
+	files, err := os.ReadDir(filepath.Join(n.dir, "state", "endpoints"))
+	if err != nil || len(files) != 1 {
+		t.Fatalf("records %v, %v", files, err)
+	}
+	return files[0].Name()
+}
+
+func TestKernelBadFieldIsNamedAndStatusSaysReady(t *testing.T) {
+	n := newNode(t)
+	n.start()
+	pod := n.pod()
+	r := n.request("a", 2, pod)
+	r.Mtu = 70000
+	_, err := n.datapath.CreateEndpoint(t.Context(), r)
+	if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "mtu") {
+		t.Errorf("an MTU of 70000: %v", err)
+	}
+	st, err := n.datapath.GetStatus(t.Context(), &datapathv1.GetStatusRequest{})
+	if err != nil || !st.GetAddReady() || len(st.GetProblems()) != 0 || st.GetPolicyMode() != "none" {
+		t.Errorf("status %v, %v", st, err)
+	}
+}

@@ -43,6 +43,9 @@ type Config struct {
 	Enforcement Enforcement
 	// AllowHost lets the own node reach its pods where no rule says otherwise.
 	AllowHost bool
+	// Events, if set, is told each step as it is done. It must not call the
+	// engine.
+	Events func(Event)
 }
 
 // Name is a DNS name with addresses.
@@ -109,16 +112,8 @@ type Engine struct {
 	located  map[netip.Addr]identity.Numeric
 	waiting  map[*peer]struct{} // kept unknown for want of room
 
-	counters Counters
-	// wrote, if set, is called after every single write that a lookup can see.
-	wrote func()
-}
-
-func (e *Engine) written(counter *int) {
-	*counter++
-	if e.wrote != nil {
-		e.wrote()
-	}
+	counters  Counters
+	lastTable TableID
 }
 
 // New returns an empty engine.
@@ -150,6 +145,11 @@ type subject struct {
 	number  identity.Numeric
 	bound   [2]*live // nil: nothing is enforced
 	sources [2][][]rule.Source
+	told    [2]bool // the binding was reported
+}
+
+func sameSources(a, b [][]rule.Source) bool {
+	return slices.EqualFunc(a, b, func(x, y []rule.Source) bool { return slices.Equal(x, y) })
 }
 
 // Counters returns the work done so far.
@@ -307,6 +307,7 @@ func (e *Engine) applySubjects(c Change, dirty map[*subject]struct{}) (added []*
 		}
 		delete(e.subjects, n)
 		delete(dirty, s)
+		e.emit(SubjectGone{n})
 		var dropped []*live
 		for d := range s.bound {
 			if l := s.bound[d]; l != nil {
@@ -494,6 +495,7 @@ func (e *Engine) commit(dirty map[*subject]struct{}) error {
 	var dropped []*live
 	for _, b := range binds {
 		var l *live
+		sources := b.s.sources[b.d]
 		if b.program != nil {
 			if l = e.tables[b.program.Hash]; l == nil {
 				l = built[b.program.Hash]
@@ -506,8 +508,13 @@ func (e *Engine) commit(dirty map[*subject]struct{}) error {
 		}
 		before := b.s.bound[b.d]
 		b.s.bound[b.d] = l
-		if before != l {
-			e.written(&e.counters.Binds)
+		if before != l || !b.s.told[b.d] || !sameSources(sources, b.s.sources[b.d]) {
+			e.counters.Binds++
+			b.s.told[b.d] = true
+			if l != nil {
+				e.define(l)
+			}
+			e.emit(SubjectBound{Subject: b.s.number, Direction: b.d, Table: l.tableID(), Sources: b.s.sources[b.d]})
 		}
 		if before != nil {
 			dropped = append(dropped, before)

@@ -6,7 +6,6 @@ package engine
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net/netip"
 	"strings"
 	"testing"
@@ -225,75 +224,6 @@ func TestATableThatIsTooLargeIsRefusedWithThePolicysName(t *testing.T) {
 	}
 	if err := e.Apply(Change{UpsertPolicies: []policy.Object{spread(2)}}); err != nil {
 		t.Fatalf("after the refusal: %v", err)
-	}
-}
-
-// After every single write, each verdict is the one before the change or the
-// one after it.
-func TestNoWriteShowsAThirdVerdict(t *testing.T) {
-	t.Parallel()
-	runs := 400 / thoroughness
-	if testing.Short() {
-		runs = 60
-	}
-	w := newWorld(rand.New(rand.NewPCG(21, 22)))
-	for run := range runs {
-		s := w.draw()
-		next := s.clone()
-		if run%2 == 0 { // policies
-			for range 2 {
-				o := w.policy(fmt.Sprint("p", w.IntN(6)))
-				next.objects[o.Key] = o
-			}
-		} else { // identities
-			for range 3 {
-				id := pickOne(w, w.ids...)
-				if s.subjects[id.Number] {
-					continue
-				}
-				if _, ok := next.identities[id.Number]; ok {
-					w.dropIdentity(next, id.Number)
-				} else {
-					w.setIdentity(next, id)
-				}
-			}
-			next.located = s.located
-		}
-		e := fresh(t, configs[0], s)
-		final := fresh(t, configs[0], next)
-		var questions []question
-		var old, after []table.Verdict
-		for range 60 {
-			q, ok := w.question(s)
-			if !ok || !next.subjects[q.subject] {
-				continue
-			}
-			x, _ := e.Lookup(q.subject, q.direction, q.peer, q.addr, q.point)
-			y, err := final.Lookup(q.subject, q.direction, q.peer, q.addr, q.point)
-			if err != nil {
-				t.Fatal(err)
-			}
-			questions, old, after = append(questions, q), append(old, x), append(after, y)
-		}
-		writes := 0
-		e.wrote = func() {
-			writes++
-			for i, q := range questions {
-				v, err := e.Lookup(q.subject, q.direction, q.peer, q.addr, q.point)
-				if err != nil || v.Action != old[i].Action && v.Action != after[i].Action {
-					t.Fatalf("run %d write %d: %+v: %+v (%v), before %+v, after %+v", run, writes, q, v, err, old[i], after[i])
-				}
-			}
-		}
-		if err := e.Apply(diff(s, next)); err != nil {
-			t.Fatal(err)
-		}
-		e.wrote = nil
-		for i, q := range questions {
-			if v, _ := e.Lookup(q.subject, q.direction, q.peer, q.addr, q.point); v.Action != after[i].Action {
-				t.Fatalf("run %d at last: %+v: %+v, want %+v", run, q, v, after[i])
-			}
-		}
 	}
 }
 

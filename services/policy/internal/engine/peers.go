@@ -150,20 +150,45 @@ func (e *Engine) newClass(key string, kind identity.Kind, ports []identity.Named
 	for _, s := range selectors {
 		s.classes[c] = struct{}{}
 	}
+	if e.config.Events != nil {
+		e.emit(NodeClassDefined{NodeClass: c.number, Key: c.stableKey()})
+	}
 	return c
+}
+
+// setRow writes the row of a class; deleteRow removes it.
+func (e *Engine) setRow(l *live, c *nodeClass, class table.Class) {
+	l.table.Peers[c.number] = class
+	c.rows[l] = struct{}{}
+	e.counters.PeerRows++
+	e.emitFor(l, PeerSet{l.id, c.number, class})
+}
+
+func (e *Engine) deleteRow(l *live, c *nodeClass) {
+	delete(l.table.Peers, c.number)
+	e.counters.PeerDeletes++
+	e.emitFor(l, PeerDeleted{l.id, c.number})
+}
+
+// setWord stores what the identity array holds for a peer now.
+func (e *Engine) setWord(n identity.Numeric) {
+	e.counters.IdentityRows++
+	if e.config.Events != nil {
+		e.emit(IdentitySet{n, e.Word(n)})
+	}
 }
 
 // dropClass forgets a class without members, with its rows.
 func (e *Engine) dropClass(c *nodeClass) {
 	for l := range c.rows {
-		delete(l.table.Peers, c.number)
-		e.written(&e.counters.PeerDeletes)
+		e.deleteRow(l, c)
 	}
 	for _, s := range c.selectors {
 		delete(s.classes, c)
 	}
 	delete(e.classes, c.key)
 	delete(e.byNumber, c.number)
+	e.emit(NodeClassRetired{c.number})
 }
 
 // enter puts a peer into a class; one store makes it known to every table.
@@ -171,7 +196,7 @@ func (e *Engine) enter(p *peer, c *nodeClass) {
 	before := p.class
 	p.class = c
 	c.members[p] = struct{}{}
-	e.written(&e.counters.IdentityRows)
+	e.setWord(p.id.Number)
 	if before != nil && before != c {
 		delete(before.members, p)
 		if len(before.members) == 0 {
@@ -231,9 +256,7 @@ func (e *Engine) addRow(l *live, c *nodeClass) error {
 		return err
 	}
 	if class != l.table.Default[c.kind] {
-		l.table.Peers[c.number] = class
-		c.rows[l] = struct{}{}
-		e.written(&e.counters.PeerRows)
+		e.setRow(l, c, class)
 	}
 	return nil
 }
@@ -247,7 +270,7 @@ func (e *Engine) applyIdentities(c Change, dirty map[*subject]struct{}) {
 		}
 		e.index(p, false)
 		delete(e.peers, n)
-		e.written(&e.counters.IdentityRows)
+		e.setWord(n)
 		if p.class != nil {
 			delete(p.class.members, p)
 			if len(p.class.members) == 0 {
@@ -286,7 +309,7 @@ func (e *Engine) suspend(p *peer) {
 	if c := p.class; c != nil {
 		p.class = nil
 		delete(c.members, p)
-		e.written(&e.counters.IdentityRows)
+		e.setWord(p.id.Number)
 		if len(c.members) == 0 {
 			e.dropClass(c)
 		}
@@ -402,9 +425,7 @@ func (e *Engine) move(p *peer, sels []*liveSelector) {
 	if c == nil {
 		c = e.newClass(key, old.kind, old.ports, old.portsText, sels)
 		for l := range old.rows {
-			l.table.Peers[c.number] = l.table.Peers[old.number]
-			c.rows[l] = struct{}{}
-			e.written(&e.counters.PeerRows)
+			e.setRow(l, c, l.table.Peers[old.number])
 		}
 	}
 	e.enter(p, c)

@@ -11,12 +11,14 @@ import (
 
 	"github.com/sluice-net/sluice/services/policy/internal/compile"
 	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/selector"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
 // live is a table in use, with what is needed to keep it in step.
 type live struct {
+	id      TableID
 	program *compile.Program
 	table   *table.Table
 	builder *table.Builder
@@ -26,6 +28,10 @@ type live struct {
 	// identityClasses and addressClasses count the classes either side uses.
 	identityClasses map[table.Class]struct{}
 	addressClasses  map[table.Class]struct{}
+	// defined says that readers of the events know the table; sentNodes and
+	// sentClasses are how much of it.
+	defined                bool
+	sentNodes, sentClasses int
 }
 
 // classFor returns the class of a rule set, resolved for a peer's ports.
@@ -137,7 +143,9 @@ func (e *Engine) sweep(sels []selector.Selector) {
 // table is returned with an error too, so that it can be removed.
 func (e *Engine) compile(p *compile.Program) (*live, error) {
 	e.counters.Tables++
+	e.lastTable++
 	l := &live{
+		id:      e.lastTable,
 		program: p, table: p.NewTable(), builder: table.NewBuilder(),
 		brings: make(map[*liveSelector][]uint16, len(p.Selectors)), memo: make(map[string]table.Class),
 		identityClasses: make(map[table.Class]struct{}), addressClasses: make(map[table.Class]struct{}),
@@ -262,17 +270,24 @@ func (e *Engine) blocks(l *live) (changed int, err error) {
 		return 0, err
 	}
 	var blocks table.Blocks
+	var set []compile.Block
 	before := make(map[netip.Prefix][identity.Scopes]table.Class, l.table.Blocks.Len())
 	l.table.Blocks.All(func(p netip.Prefix, v [identity.Scopes]table.Class) { before[p] = v })
 	for _, b := range list {
 		blocks.Set(b.Prefix, b.Classes)
 		if v, ok := before[b.Prefix]; !ok || v != b.Classes {
-			changed++
+			set = append(set, b)
 		}
 		delete(before, b.Prefix)
 	}
 	l.table.Address, l.table.Blocks = def, blocks
-	return changed + len(before), nil
+	for _, b := range set {
+		e.emitFor(l, BlockSet{l.id, b.Prefix, b.Classes})
+	}
+	for p := range before {
+		e.emitFor(l, BlockDeleted{l.id, p})
+	}
+	return len(set) + len(before), nil
 }
 
 // rebuildBlocks brings the address side of a live table up to date.
@@ -314,7 +329,9 @@ func (e *Engine) renew(l *live) bool {
 		for d := range s.bound {
 			if s.bound[d] == l {
 				s.bound[d] = next
-				e.written(&e.counters.Binds)
+				e.counters.Binds++
+				e.define(next)
+				e.emit(SubjectBound{Subject: s.number, Direction: rule.Direction(d), Table: next.id, Sources: s.sources[d]})
 			}
 		}
 	}
@@ -330,6 +347,9 @@ func (e *Engine) remove(l *live) (unused []*liveSelector) {
 		if c := e.byNumber[n]; c != nil {
 			delete(c.rows, l)
 		}
+	}
+	if l.defined {
+		e.emit(TableRetired{l.id})
 	}
 	for k := range e.wide {
 		delete(e.wide[k], l)

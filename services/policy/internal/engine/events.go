@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package engine
+
+import (
+	"crypto/sha256"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-net/sluice/services/policy/internal/compile"
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/table"
+)
+
+// Event is one step of what the engine does to its tables. Whoever carries the
+// steps out in their order has the same tables: after every single one, each
+// verdict is that of before the change or that of after it.
+type Event interface{ event() }
+
+// TableID numbers tables in the order in which they were made; it is never
+// used twice by an engine.
+type TableID uint64
+
+// AllowAll is the table of directions in which nothing is enforced. It is
+// never defined.
+const AllowAll TableID = 0
+
+// ClassKey is the stable name of a node class: it depends on what the class is,
+// and not on when the engine met it.
+type ClassKey [16]byte
+
+type (
+	// NodeClassDefined gives a node class its name, before it is used.
+	NodeClassDefined struct {
+		NodeClass table.NodeClass
+		Key       ClassKey
+	}
+	// NodeClassRetired says that no identity has the class and no table a row.
+	NodeClassRetired struct{ NodeClass table.NodeClass }
+
+	// IdentitySet stores the word of an identity; a word that is not Known
+	// forgets it.
+	IdentitySet struct {
+		Identity identity.Numeric
+		Word     table.Word
+	}
+
+	// TableDefined brings a whole table. It belongs to the receiver.
+	TableDefined struct {
+		Table   TableID
+		Hash    compile.Hash
+		Content *table.Table
+	}
+	// TableGrown appends nodes and classes to a table.
+	TableGrown struct {
+		Table   TableID
+		Nodes   []table.Node
+		Classes []uint32
+	}
+	// TableRetired says that no direction is bound to the table any more.
+	TableRetired struct{ Table TableID }
+
+	// PeerSet inserts a row; it replaces none.
+	PeerSet struct {
+		Table     TableID
+		NodeClass table.NodeClass
+		Class     table.Class
+	}
+	// PeerDeleted deletes a row.
+	PeerDeleted struct {
+		Table     TableID
+		NodeClass table.NodeClass
+	}
+
+	// BlockSet inserts or replaces a prefix.
+	BlockSet struct {
+		Table   TableID
+		Prefix  netip.Prefix
+		Classes [identity.Scopes]table.Class
+	}
+	// BlockDeleted deletes a prefix.
+	BlockDeleted struct {
+		Table  TableID
+		Prefix netip.Prefix
+	}
+
+	// SubjectBound points a direction of a subject at a table. The sources are
+	// the places of each rule, number 1 first.
+	SubjectBound struct {
+		Subject   identity.Numeric
+		Direction rule.Direction
+		Table     TableID
+		Sources   [][]rule.Source
+	}
+	// SubjectGone says that the node has no such subject any more.
+	SubjectGone struct{ Subject identity.Numeric }
+)
+
+func (NodeClassDefined) event() {}
+func (NodeClassRetired) event() {}
+func (IdentitySet) event()      {}
+func (TableDefined) event()     {}
+func (TableGrown) event()       {}
+func (TableRetired) event()     {}
+func (PeerSet) event()          {}
+func (PeerDeleted) event()      {}
+func (BlockSet) event()         {}
+func (BlockDeleted) event()     {}
+func (SubjectBound) event()     {}
+func (SubjectGone) event()      {}
+
+func (e *Engine) emit(ev Event) {
+	if e.config.Events != nil {
+		e.config.Events(ev)
+	}
+}
+
+// emitFor reports a change of a table that its readers know.
+func (e *Engine) emitFor(l *live, ev Event) {
+	if e.config.Events != nil && l.defined {
+		e.grown(l)
+		e.config.Events(ev)
+	}
+}
+
+// grown reports the nodes and classes that a table has gained.
+func (e *Engine) grown(l *live) {
+	t := l.table
+	if len(t.Classes) > l.sentClasses {
+		e.config.Events(TableGrown{Table: l.id, Nodes: slices.Clone(t.Nodes[l.sentNodes:]), Classes: slices.Clone(t.Classes[l.sentClasses:])})
+		l.sentNodes, l.sentClasses = len(t.Nodes), len(t.Classes)
+	}
+}
+
+// define reports a table before a subject is bound to it.
+func (e *Engine) define(l *live) {
+	if l.defined {
+		return
+	}
+	l.defined = true
+	if e.config.Events != nil {
+		l.sentNodes, l.sentClasses = len(l.table.Nodes), len(l.table.Classes)
+		e.emit(l.definition())
+	}
+}
+
+func (l *live) definition() TableDefined {
+	t := &table.Table{
+		Header: l.table.Header, Rules: slices.Clone(l.table.Rules), Classes: slices.Clone(l.table.Classes),
+		Nodes: slices.Clone(l.table.Nodes), Peers: maps.Clone(l.table.Peers),
+	}
+	l.table.Blocks.All(t.Blocks.Set)
+	return TableDefined{Table: l.id, Hash: l.program.Hash, Content: t}
+}
+
+func (l *live) tableID() TableID {
+	if l == nil {
+		return AllowAll
+	}
+	return l.id
+}
+
+// classKey is the hash of what makes the class: kind, named ports and the texts
+// of the selectors.
+func (c *nodeClass) stableKey() ClassKey {
+	texts := make([]string, len(c.selectors))
+	for i, s := range c.selectors {
+		texts[i] = s.String()
+	}
+	slices.Sort(texts)
+	h := sha256.New()
+	h.Write([]byte{byte(c.kind)})
+	h.Write([]byte(c.portsText))
+	for _, t := range texts {
+		h.Write([]byte{0})
+		h.Write([]byte(t))
+	}
+	return ClassKey(h.Sum(nil)[:16])
+}
+
+// Snapshot reports everything there is, for a reader that begins now.
+func (e *Engine) Snapshot(report func(Event)) {
+	for _, c := range e.classes {
+		report(NodeClassDefined{NodeClass: c.number, Key: c.stableKey()})
+	}
+	for n, p := range e.peers {
+		if p.class != nil {
+			report(IdentitySet{Identity: n, Word: e.Word(n)})
+		}
+	}
+	for _, l := range e.tables {
+		report(l.definition())
+	}
+	for n, s := range e.subjects {
+		for d, l := range s.bound {
+			report(SubjectBound{Subject: n, Direction: rule.Direction(d), Table: l.tableID(), Sources: s.sources[d]})
+		}
+	}
+}

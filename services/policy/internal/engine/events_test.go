@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package engine
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/table"
+)
+
+// replica carries out events, as the datapath would.
+type replica struct {
+	words   map[identity.Numeric]table.Word
+	classes map[table.NodeClass]ClassKey
+	tables  map[TableID]*table.Table
+	bound   map[identity.Numeric]*[2]*TableID
+	broken  string
+}
+
+func newReplica() *replica {
+	return &replica{
+		words: make(map[identity.Numeric]table.Word), classes: make(map[table.NodeClass]ClassKey),
+		tables: make(map[TableID]*table.Table), bound: make(map[identity.Numeric]*[2]*TableID),
+	}
+}
+
+func (r *replica) fail(ev Event, why string) {
+	if r.broken == "" {
+		r.broken = fmt.Sprintf("%T %+v: %s", ev, ev, why)
+	}
+}
+
+func (r *replica) apply(ev Event) {
+	target := func(id TableID) *table.Table {
+		t := r.tables[id]
+		if t == nil {
+			r.fail(ev, "no such table")
+			return &table.Table{Peers: map[table.NodeClass]table.Class{}}
+		}
+		return t
+	}
+	switch x := ev.(type) {
+	case NodeClassDefined:
+		r.classes[x.NodeClass] = x.Key
+	case NodeClassRetired:
+		for n, w := range r.words {
+			if w.NodeClass == x.NodeClass {
+				r.fail(ev, fmt.Sprint("identity has the class: ", n))
+			}
+		}
+		for id, t := range r.tables {
+			if _, ok := t.Peers[x.NodeClass]; ok {
+				r.fail(ev, fmt.Sprint("table has a row of the class: ", id))
+			}
+		}
+		delete(r.classes, x.NodeClass)
+	case IdentitySet:
+		if !x.Word.Known {
+			delete(r.words, x.Identity)
+			return
+		}
+		if _, ok := r.classes[x.Word.NodeClass]; !ok {
+			r.fail(ev, "no such class")
+		}
+		r.words[x.Identity] = x.Word
+	case TableDefined:
+		if r.tables[x.Table] != nil || x.Table == AllowAll {
+			r.fail(ev, "table exists")
+		}
+		r.tables[x.Table] = x.Content
+	case TableGrown:
+		t := target(x.Table)
+		t.Nodes, t.Classes = append(t.Nodes, x.Nodes...), append(t.Classes, x.Classes...)
+	case TableRetired:
+		target(x.Table)
+		for n, b := range r.bound {
+			for _, id := range b {
+				if id != nil && *id == x.Table {
+					r.fail(ev, fmt.Sprint("still bound to ", n))
+				}
+			}
+		}
+		delete(r.tables, x.Table)
+	case PeerSet:
+		t := target(x.Table)
+		if _, ok := t.Peers[x.NodeClass]; ok {
+			r.fail(ev, "row exists")
+		}
+		if int(x.Class) >= len(t.Classes) {
+			r.fail(ev, "no such class in the table")
+		}
+		t.Peers[x.NodeClass] = x.Class
+	case PeerDeleted:
+		t := target(x.Table)
+		if _, ok := t.Peers[x.NodeClass]; !ok {
+			r.fail(ev, "no such row")
+		}
+		delete(t.Peers, x.NodeClass)
+	case BlockSet:
+		target(x.Table).Blocks.Set(x.Prefix, x.Classes)
+	case BlockDeleted:
+		t := target(x.Table)
+		var rest table.Blocks
+		t.Blocks.All(func(p netip.Prefix, c [identity.Scopes]table.Class) {
+			if p != x.Prefix {
+				rest.Set(p, c)
+			}
+		})
+		if rest.Len() == t.Blocks.Len() {
+			r.fail(ev, "no such block")
+		}
+		t.Blocks = rest
+	case SubjectBound:
+		if x.Table != AllowAll {
+			target(x.Table)
+			if len(x.Sources) != len(r.tables[x.Table].Rules) {
+				r.fail(ev, "sources and rules differ in number")
+			}
+		}
+		if r.bound[x.Subject] == nil {
+			r.bound[x.Subject] = new([2]*TableID)
+		}
+		id := x.Table
+		r.bound[x.Subject][x.Direction] = &id
+	case SubjectGone:
+		delete(r.bound, x.Subject)
+	default:
+		r.fail(ev, "unknown event")
+	}
+}
+
+// lookup is false while the direction is not bound.
+func (r *replica) lookup(q question) (table.Verdict, bool) {
+	b := r.bound[q.subject]
+	if b == nil || b[q.direction] == nil {
+		return table.Verdict{}, false
+	}
+	if *b[q.direction] == AllowAll {
+		return table.Verdict{Action: rule.Allow, Reason: table.ByDefault}, true
+	}
+	return r.tables[*b[q.direction]].Lookup(r.words[q.peer], q.addr, q.point), true
+}
+
+func sameAnswers(t *testing.T, w *world, e *Engine, r *replica, s *state, what string) {
+	t.Helper()
+	if r.broken != "" {
+		t.Fatalf("%s: %s", what, r.broken)
+	}
+	if len(r.tables) != len(e.tables) || len(r.bound) != len(e.subjects) || len(r.classes) != len(e.classes) {
+		t.Fatalf("%s: replica has %d tables, %d subjects, %d classes; the engine %d, %d, %d",
+			what, len(r.tables), len(r.bound), len(r.classes), len(e.tables), len(e.subjects), len(e.classes))
+	}
+	for range 60 {
+		q, ok := w.question(s)
+		if !ok {
+			return
+		}
+		want, err := e.Lookup(q.subject, q.direction, q.peer, q.addr, q.point)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, ok := r.lookup(q); !ok || got != want {
+			t.Fatalf("%s: %+v: replica says %+v (%t), engine %+v", what, q, got, ok, want)
+		}
+	}
+}
+
+func TestReplayedEventsGiveTheSameTables(t *testing.T) {
+	t.Parallel()
+	w := newWorld(rand.New(rand.NewPCG(31, 32)))
+	for run := range 160 / thoroughness {
+		r := newReplica()
+		config := w.config()
+		config.Events = r.apply
+		s := newState()
+		e := New(config)
+		for step := range 30 {
+			next := s.clone()
+			if step == 0 {
+				next = w.draw()
+			}
+			for range 1 + w.IntN(3) {
+				w.mutate(next)
+			}
+			if err := e.Apply(diff(s, next)); err != nil {
+				t.Fatal(err)
+			}
+			s = next
+			sameAnswers(t, w, e, r, s, fmt.Sprintf("run %d step %d", run, step))
+		}
+		late := newReplica()
+		e.Snapshot(late.apply)
+		sameAnswers(t, w, e, late, s, fmt.Sprintf("run %d, snapshot", run))
+		for n, key := range late.classes {
+			if r.classes[n] != key {
+				t.Fatalf("class %d is %x and %x", n, r.classes[n], key)
+			}
+		}
+		if err := e.Apply(diff(s, newState())); err != nil {
+			t.Fatal(err)
+		}
+		if r.broken != "" || len(r.words)+len(r.tables)+len(r.bound)+len(r.classes) != 0 {
+			t.Fatalf("run %d: left %+v", run, r)
+		}
+	}
+}
+
+func TestNoEventShowsAThirdVerdict(t *testing.T) {
+	t.Parallel()
+	w := newWorld(rand.New(rand.NewPCG(21, 22)))
+	for run := range 600 / thoroughness {
+		s := w.draw()
+		next := s.clone()
+		switch run % 3 {
+		case 0: // policies
+			for range 2 {
+				o := w.policy(fmt.Sprint("p", w.IntN(6)))
+				next.objects[o.Key] = o
+			}
+		case 1: // identities
+			for range 3 {
+				id := pickOne(w, w.ids...)
+				if s.subjects[id.Number] {
+					continue
+				}
+				if _, ok := next.identities[id.Number]; ok {
+					w.dropIdentity(next, id.Number)
+				} else {
+					w.setIdentity(next, id)
+				}
+			}
+			next.located = s.located
+		case 2: // names
+			next.names = map[string][]netip.Addr{"a.example.": {pickOne(w, w.all...)}, "example.": {pickOne(w, w.all...)}}
+		}
+		r := newReplica()
+		watch := func(Event) {}
+		config := configs[0]
+		config.Events = func(ev Event) {
+			r.apply(ev)
+			watch(ev)
+		}
+		e := New(config)
+		if err := e.Apply(diff(newState(), s)); err != nil {
+			t.Fatal(err)
+		}
+		final := fresh(t, configs[0], next)
+		var questions []question
+		var old, after []table.Verdict
+		for range 80 {
+			q, ok := w.question(s)
+			if !ok || !next.subjects[q.subject] {
+				continue
+			}
+			x, _ := r.lookup(q)
+			y, err := final.Lookup(q.subject, q.direction, q.peer, q.addr, q.point)
+			if err != nil {
+				t.Fatal(err)
+			}
+			questions, old, after = append(questions, q), append(old, x), append(after, y)
+		}
+		watch = func(ev Event) {
+			for i, q := range questions {
+				v, ok := r.lookup(q)
+				if !ok || v.Action != old[i].Action && v.Action != after[i].Action {
+					t.Fatalf("run %d, at %T %+v: %+v: %+v, before %+v, after %+v\n%s", run, ev, ev, q, v, old[i], after[i], s)
+				}
+			}
+		}
+		if err := e.Apply(diff(s, next)); err != nil {
+			t.Fatal(err)
+		}
+		watch = func(Event) {}
+		for i, q := range questions {
+			if v, _ := r.lookup(q); v.Action != after[i].Action {
+				t.Fatalf("run %d at last: %+v: %+v, want %+v", run, q, v, after[i])
+			}
+		}
+	}
+}
+
+// Classes keep their names over the life of an engine and between engines.
+func TestNodeClassKeysDependOnlyOnTheClass(t *testing.T) {
+	t.Parallel()
+	w := newWorld(rand.New(rand.NewPCG(41, 42)))
+	for range 50 {
+		s := w.draw()
+		a, b := fresh(t, configs[0], s), New(configs[0])
+		detour := w.draw()
+		if err := b.Apply(diff(newState(), detour)); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.Apply(diff(detour, s)); err != nil {
+			t.Fatal(err)
+		}
+		keys := func(e *Engine) map[identity.Numeric]ClassKey {
+			out := make(map[identity.Numeric]ClassKey)
+			for n, p := range e.peers {
+				out[n] = p.class.stableKey()
+			}
+			return out
+		}
+		x, y := keys(a), keys(b)
+		seen := make(map[ClassKey]table.NodeClass)
+		for n, key := range x {
+			if y[n] != key {
+				t.Fatalf("identity %d is in %x and %x", n, key, y[n])
+			}
+			if c, ok := seen[key]; ok && c != a.Word(n).NodeClass {
+				t.Fatalf("two classes with key %x", key)
+			}
+			seen[key] = a.Word(n).NodeClass
+		}
+	}
+}

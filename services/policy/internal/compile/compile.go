@@ -564,6 +564,51 @@ func (p *Program) reached(active []int, groups []*policy.Group, entries []entry)
 	return out
 }
 
+// Where returns the rules whose address peers cover an address, by reading the
+// rules and not the blocks. places are those that Blocks was given.
+func (p *Program) Where(addr netip.Addr, scope identity.Scope, places []Place) (numbers []uint16, ports []identity.NamedPort) {
+	in := func(list []netip.Prefix) bool {
+		return slices.ContainsFunc(list, func(x netip.Prefix) bool { return x.Contains(addr) })
+	}
+	var names []string
+	for _, pl := range places {
+		if pl.Addr == addr {
+			names, ports = pl.Names, pl.Ports
+		}
+	}
+	var union []label.Label
+	covered := false
+	for _, g := range p.groups {
+		if in(g.Prefixes) {
+			covered = true
+			union = append(union, g.Labels.All()...)
+		}
+	}
+	labels := label.NewSet(union...)
+	bit := rule.Reach(1) << scope
+	for i := range p.rules {
+		r := &p.rules[i]
+		match := slices.ContainsFunc(r.Peers.Networks, func(n rule.Network) bool {
+			return n.Reach&bit != 0 && n.Prefix.Contains(addr) && !in(n.Except)
+		}) || slices.ContainsFunc(r.Peers.Groups, func(g rule.GroupPeer) bool {
+			reach := rule.ReachOutside
+			if g.NodesToo && covered {
+				reach |= rule.ReachNode
+			}
+			return reach&bit != 0 && g.Selector.Matches(labels) && !in(g.Except)
+		}) || slices.ContainsFunc(r.Peers.Names, func(n rule.NamePeer) bool {
+			return n.Reach&bit != 0 && slices.ContainsFunc(names, n.Pattern.Matches)
+		})
+		if match {
+			numbers = append(numbers, r.number)
+		}
+	}
+	return numbers, ports
+}
+
+// Everywhere are the rules for everybody that are looked up by address.
+func (p *Program) Everywhere() []uint16 { return p.addrEveryone }
+
 // Wants reports whether addresses of a DNS name concern the program.
 func (p *Program) Wants(name string) bool {
 	name = dnsname.Canonical(name)

@@ -44,24 +44,11 @@ func (n *naive) judge(q question) answer {
 	}
 	always := n.config.Enforcement == EnforceAlways || subject.Number == identity.Init
 	selected, deny := false, always
-	var rules []*rule.Rule
-	for _, o := range n.state.objects {
-		for _, spec := range o.Specs {
-			if !spec.Selects[q.direction] || spec.Host != (subject.Kind == identity.KindHost) || !spec.Subject.Matches(subject.Labels) {
-				continue
-			}
-			if ns, _ := subject.Labels.Value(label.SourceKubernetes, label.KeyNamespace); spec.Namespace != "" && ns != spec.Namespace {
-				continue
-			}
-			selected = true
-			deny = deny || spec.DefaultDeny[q.direction]
-			for _, r := range spec.Rules {
-				if r.Direction == q.direction {
-					rules = append(rules, r)
-				}
-			}
-		}
-	}
+	n.specs(subject, q.direction, func(spec rule.Spec) {
+		selected = true
+		deny = deny || spec.DefaultDeny[q.direction]
+	})
+	rules := n.rules(subject, q.direction)
 	if !selected && !always {
 		return answer{action: rule.Allow}
 	}
@@ -83,6 +70,32 @@ func (n *naive) judge(q question) answer {
 		return answer{action: rule.Allow}
 	}
 	return answer{action: rule.Deny}
+}
+
+// specs calls f for what selects the subject.
+func (n *naive) specs(subject identity.Identity, d rule.Direction, f func(rule.Spec)) {
+	for _, o := range n.state.objects {
+		for _, spec := range o.Specs {
+			if !spec.Selects[d] || spec.Host != (subject.Kind == identity.KindHost) || !spec.Subject.Matches(subject.Labels) {
+				continue
+			}
+			if ns, _ := subject.Labels.Value(label.SourceKubernetes, label.KeyNamespace); spec.Namespace != "" && ns != spec.Namespace {
+				continue
+			}
+			f(spec)
+		}
+	}
+}
+
+func (n *naive) rules(subject identity.Identity, d rule.Direction) (rules []*rule.Rule) {
+	n.specs(subject, d, func(spec rule.Spec) {
+		for _, r := range spec.Rules {
+			if r.Direction == d {
+				rules = append(rules, r)
+			}
+		}
+	})
+	return rules
 }
 
 func (n *naive) matches(r *rule.Rule, subject identity.Identity, q question) bool {

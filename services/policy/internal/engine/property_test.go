@@ -183,6 +183,68 @@ func TestTablesAgreeWithTheRulesReadDirectly(t *testing.T) {
 	}
 }
 
+// The explanation lists exactly the rules that match when they are read one
+// after the other, and the one that decides is the first that may.
+func TestExplainListsEveryRuleThatMatches(t *testing.T) {
+	t.Parallel()
+	w := newWorld(rand.New(rand.NewPCG(51, 52)))
+	for range 300 / thoroughness {
+		config := w.config()
+		s := w.draw()
+		e := fresh(t, config, s)
+		n := &naive{config, s}
+		for range 100 {
+			q, ok := w.question(s)
+			if !ok {
+				break
+			}
+			x, err := e.Explain(q.subject, q.direction, q.peer, q.addr, q.point)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got, want []string
+			for _, m := range x.Matches {
+				for _, src := range m.Sources {
+					got = append(got, src.String())
+				}
+			}
+			subject := s.identities[q.subject]
+			for _, r := range n.rules(subject, q.direction) {
+				if n.matches(r, subject, q) {
+					want = append(want, r.Source.String())
+				}
+			}
+			if !x.Enforced {
+				want = nil
+			}
+			slices.Sort(got)
+			slices.Sort(want)
+			if !slices.Equal(got, want) {
+				t.Fatalf("%+v: explained by %v, matching %v\n%s", q, got, want, s)
+			}
+			if x.Verdict.Rule == 0 {
+				continue
+			}
+			passed := make(map[rule.Tier]bool)
+			for _, m := range x.Matches {
+				if m.Rule.Action == rule.Pass {
+					passed[m.Rule.Tier] = true
+					continue
+				}
+				if m.Number < x.Verdict.Rule && m.Rule.Tier == e.tierOf(q, x.Verdict.Rule) && !passed[m.Rule.Tier] {
+					t.Fatalf("%+v: rule %d decides, but %d matches", q, x.Verdict.Rule, m.Number)
+				}
+			}
+		}
+	}
+}
+
+// tierOf is the tier of a rule of the table that answers a question.
+func (e *Engine) tierOf(q question, number uint16) rule.Tier {
+	b, _ := e.Bound(q.subject, q.direction)
+	return b.Table.Rules[number-1].Tier
+}
+
 // canonical describes what every peer and address gets, without numbers that
 // depend on the order of events.
 func canonical(e *Engine, s *state) map[string]string {

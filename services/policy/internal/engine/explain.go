@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package engine
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/port"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/table"
+)
+
+// Match is a rule that matches a connection.
+type Match struct {
+	Number  uint16 // its place in the table's order, 1 first
+	Rule    *rule.Rule
+	Sources []rule.Source // every place it was written in
+	// ByIdentity and ByAddress say what it matched the peer by.
+	ByIdentity, ByAddress bool
+}
+
+// Explanation is a verdict with all rules that had a say.
+type Explanation struct {
+	Verdict table.Verdict
+	Matches []Match // in the order in which they are asked
+	// Flags are the defaults that decide where no rule does; without Enforced
+	// there is no table, and everything is allowed.
+	Flags    table.Flags
+	Enforced bool
+}
+
+// Explain judges one side of a connection and says why. The verdict comes from
+// the table; the matches come from the rules.
+func (e *Engine) Explain(subject identity.Numeric, d rule.Direction, peer identity.Numeric, addr netip.Addr, q port.Point) (Explanation, error) {
+	verdict, err := e.Lookup(subject, d, peer, addr, q)
+	if err != nil {
+		return Explanation{}, err
+	}
+	s := e.subjects[subject]
+	l := s.bound[d]
+	if l == nil {
+		return Explanation{Verdict: verdict}, nil
+	}
+	x := Explanation{Verdict: verdict, Flags: l.table.Flags, Enforced: true}
+
+	var who []uint16
+	var ports []identity.NamedPort
+	scope, unknown := identity.ScopeCluster, true
+	if p := e.peers[peer]; p != nil && p.class != nil {
+		var brought [][]uint16
+		for sel, b := range l.brings {
+			if _, ok := sel.classes[p.class]; ok {
+				brought = append(brought, b)
+			}
+		}
+		who, ports, scope, unknown = l.program.Matched(brought, p.id.Kind), p.id.Ports, p.id.Scope, false
+	} else {
+		who = l.program.Matched(nil, identity.KindUnknown)
+	}
+	where, placePorts := l.program.Where(addr, scope, e.places(l))
+
+	covers := func(n uint16, ports []identity.NamedPort, unknown bool) bool {
+		for _, i := range l.program.Function([]uint16{n}, ports, unknown) {
+			if q <= i.Hi {
+				return i.Value != table.Nothing
+			}
+		}
+		return false
+	}
+	found := make(map[uint16]*Match)
+	note := func(n uint16) *Match {
+		if found[n] == nil {
+			r, _, err := l.program.Rule(n)
+			if err != nil {
+				panic(fmt.Sprintf("engine: %v", err)) // numbers come from the same program
+			}
+			found[n] = &Match{Number: n, Rule: r, Sources: s.sources[d][n-1]}
+		}
+		return found[n]
+	}
+	for _, n := range who {
+		if covers(n, ports, unknown) {
+			note(n).ByIdentity = true
+		}
+	}
+	for _, n := range l.program.Everywhere() {
+		if covers(n, nil, false) {
+			note(n).ByIdentity = true
+		}
+	}
+	for _, n := range where {
+		if covers(n, placePorts, false) {
+			note(n).ByAddress = true
+		}
+	}
+	for _, m := range found {
+		x.Matches = append(x.Matches, *m)
+	}
+	slices.SortFunc(x.Matches, func(a, b Match) int { return int(a.Number) - int(b.Number) })
+	return x, nil
+}

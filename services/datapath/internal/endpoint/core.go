@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -69,7 +68,6 @@ type Core struct {
 	wakeReaper   chan struct{}
 	releasing    atomic.Bool // a release failed and waits for its retry
 	repairs      atomic.Uint64
-	onRepair     func(subject string)
 }
 
 // New returns a core that knows nothing yet: call Restore.
@@ -300,10 +298,6 @@ func pause(ctx context.Context, d time.Duration) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-}
-
-func sortedOwners[V any](m map[Owner]V) []Owner {
-	return slices.SortedFunc(maps.Keys(m), func(a, b Owner) int { return cmp.Compare(a.String(), b.String()) })
 }
 
 func ignore(err error, ok error) error {

@@ -150,8 +150,13 @@ func TestReleasesRetryUntilTheServiceIsBack(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
-	wg.Go(func() { c.Releases(ctx) })
-	wg.Go(func() { c.Reaper(ctx) })
+	for _, work := range []func(context.Context) error{c.Releases, c.Reaper} {
+		wg.Go(func() {
+			if err := work(ctx); !errors.Is(err, context.Canceled) {
+				t.Errorf("background work ended with %v", err)
+			}
+		})
+	}
 	defer wg.Wait()
 	defer cancel()
 	m.setFail("release identity", ErrUnavailable)
@@ -610,4 +615,35 @@ func TestManyOwnersAtOnceLeaveNothing(t *testing.T) {
 	wg.Wait()
 	settle(t, c)
 	m.holds(t, c, 0)
+}
+
+func TestRefreshHoldsIdentitiesAndAdoptsNewNumbers(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	s := m.wanted("a", 2)
+	e, err := c.Create(t.Context(), s, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	clear(m.identities) // the service has lost its state
+	if n, err := c.Refresh(t.Context()); err != nil || n != 0 {
+		t.Errorf("the same number: %d changed, %v", n, err)
+	}
+	m.holds(t, c, 1)
+
+	m.number = 2000
+	if n, err := c.Refresh(t.Context()); err != nil || n != 1 {
+		t.Errorf("another number: %d changed, %v", n, err)
+	}
+	now, err := c.Get(s.Owner)
+	if err != nil || now.Identity.Number != 2000 || m.slots[e.Slot].Identity != 2000 || m.records[s.Owner].Identity.Number != 2000 {
+		t.Errorf("endpoint %+v, slot %+v, %v", now.Identity, m.slots[e.Slot], err)
+	}
+	m.setFail("resolve", ErrUnavailable)
+	if _, err := c.Refresh(t.Context()); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("without the service: %v", err)
+	}
+	if now, err := c.Get(s.Owner); err != nil || now.State != Ready {
+		t.Errorf("without the service the endpoint is %+v, %v", now, err)
+	}
 }

@@ -36,10 +36,11 @@ type machine struct {
 	records    map[Owner]Record
 	bad        []error
 
-	fail  map[string]error         // operations that fail, by name
-	block map[string]chan struct{} // operations that wait first
-	calls []string
-	open  int // namespaces that are open
+	fail   map[string]error         // operations that fail, by name
+	block  map[string]chan struct{} // operations that wait first
+	calls  []string
+	open   int    // namespaces that are open
+	number uint32 // that Resolve gives
 }
 
 type namespace struct {
@@ -60,6 +61,7 @@ type lease struct {
 
 func newMachine() *machine {
 	return &machine{
+		number:     1000,
 		namespaces: map[string]*namespace{}, devices: map[uint32]*device{}, nextIndex: 10, slots: map[uint16]Entry{}, nextSlot: 1,
 		leases: map[Owner]lease{}, identities: map[Owner]bool{}, records: map[Owner]Record{},
 		fail: map[string]error{}, block: map[string]chan struct{}{},
@@ -348,7 +350,7 @@ func (f fakeIdentities) Resolve(_ context.Context, o Owner, labels []Label, _ []
 	}
 	defer f.mu.Unlock()
 	f.identities[o] = true
-	return Identity{Number: 1000, Labels: labels}, nil
+	return Identity{Number: f.number, Labels: labels}, nil
 }
 
 func (f fakeIdentities) Release(_ context.Context, o Owner) error {

@@ -365,12 +365,12 @@ func neighbour(ifindex uint32, a netip.Addr, mac endpoint.MAC) *netlink.Neigh {
 }
 
 func defaultRoute(ifindex uint32, gw netip.Addr) *netlink.Route {
-	any := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+	everywhere := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 	if gw.Is6() {
-		any = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+		everywhere = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 	}
 	return &netlink.Route{
-		LinkIndex: int(ifindex), Dst: ipNet(any), Gw: gw.AsSlice(), Flags: unix.RTNH_F_ONLINK,
+		LinkIndex: int(ifindex), Dst: ipNet(everywhere), Gw: gw.AsSlice(), Flags: unix.RTNH_F_ONLINK,
 	}
 }
 

@@ -26,8 +26,9 @@ type Change struct {
 	Everything bool
 }
 
-// Watch calls handle for every change, in order, until ctx ends. News of the
-// same thing that come while handle works are merged into one.
+// Watch calls handle for every change, in order, until ctx ends; first with
+// Everything, for what changed before the subscription. News of the same thing
+// that come while handle works are merged into one.
 func (n *Netdev) Watch(ctx context.Context, handle func(Change)) error {
 	var route, firewall *nl.NetlinkSocket
 	err := n.o.Home.Do(func() (err error) {
@@ -46,6 +47,7 @@ func (n *Netdev) Watch(ctx context.Context, handle func(Change)) error {
 		return fmt.Errorf("subscribe to changes: %w", err)
 	}
 	q := &queue{news: make(chan struct{}, 1), pending: map[Change]bool{}}
+	q.put(Change{Everything: true})
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer route.Close()

@@ -5,6 +5,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -209,12 +210,18 @@ func (w *world) start(repair bool) {
 		w.t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
+	t := w.t
 	var wg sync.WaitGroup
-	wg.Go(func() { n.Core.Releases(ctx) })
-	wg.Go(func() { n.Core.Reaper(ctx) })
-	wg.Go(func() { n.ReadEvents(ctx) })
+	work := []func(context.Context) error{n.Core.Releases, n.Core.Reaper, n.ReadEvents}
 	if repair {
-		wg.Go(func() { n.Watch(ctx, true) })
+		work = append(work, func(ctx context.Context) error { return n.Watch(ctx, true) })
+	}
+	for _, w := range work {
+		wg.Go(func() {
+			if err := w(ctx); !errors.Is(err, context.Canceled) {
+				t.Errorf("background work ended with %v", err)
+			}
+		})
 	}
 	w.node = n
 	w.stop = func() {

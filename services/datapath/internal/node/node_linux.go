@@ -305,23 +305,22 @@ func (n *Node) Audit(ctx context.Context, repair bool) error {
 // reconcileRetry is the pause after a comparison with ipam that failed.
 const reconcileRetry = time.Second
 
-// ReconcileLoop compares ipam's allocations with the records once ipam
-// answers, and again whenever it was away: what was released meanwhile may
-// have been lost with it. It returns when ctx ends.
-func (n *Node) ReconcileLoop(ctx context.Context, ipam *client.IPAM) error {
-	due := true
+// ReconcileLoop compares ipam's allocations, and the identities, with the
+// records once the services answer, and again whenever one was away: it may
+// have lost something. It returns when ctx ends.
+func (n *Node) ReconcileLoop(ctx context.Context, ipam *client.IPAM, identity *client.Identity) error {
+	leases, identities := true, true
 	for {
-		if due {
+		if leases {
 			released, err := n.Core.Reconcile(ctx)
-			switch {
-			case ctx.Err() != nil:
-				return ctx.Err()
-			case err == nil:
-				due = false
-				if released > 0 {
-					n.log.Info("reconciled with ipam", "released", released)
-				}
+			leases = err != nil
+			if released > 0 {
+				n.log.Info("reconciled with ipam", "released", released)
 			}
+		}
+		if identities {
+			_, err := n.Core.Refresh(ctx)
+			identities = err != nil
 		}
 		t := time.NewTimer(reconcileRetry)
 		select {
@@ -330,7 +329,8 @@ func (n *Node) ReconcileLoop(ctx context.Context, ipam *client.IPAM) error {
 			return ctx.Err()
 		case <-t.C:
 		}
-		due = due || ipam.Err() != nil
+		leases = leases || ipam.Err() != nil
+		identities = identities || identity.Err() != nil
 	}
 }
 
@@ -409,7 +409,7 @@ func (n *Node) Watch(ctx context.Context, repair bool) error {
 	return n.dev.Watch(ctx, func(c netdev.Change) {
 		var err error
 		switch {
-		case c.Addresses:
+		case c.Addresses, c.Everything && !repair:
 			err = n.syncHostAddrs()
 		case c.Everything && repair:
 			err = n.Audit(ctx, true)

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package endpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+)
+
+// Refresh asks for the identity of every endpoint again, which renews the hold
+// on it, and adopts a number that has changed. The service may have lost its
+// state while it was away.
+func (c *Core) Refresh(ctx context.Context) (changed int, err error) {
+	var errs []error
+	for _, r := range c.live() {
+		ok, err := c.refresh(ctx, r.Spec.Owner)
+		if errors.Is(err, ErrUnavailable) {
+			return changed, err // the rest would fare no better
+		}
+		if err != nil {
+			errs = append(errs, err)
+		}
+		if ok {
+			changed++
+		}
+	}
+	return changed, errors.Join(errs...)
+}
+
+func (c *Core) refresh(ctx context.Context, o Owner) (bool, error) {
+	leave, err := c.turns.enter(ctx, o)
+	if err != nil {
+		return false, err
+	}
+	defer leave()
+	r, ok := c.record(o)
+	if !ok || r.Phase != PhaseReady {
+		return false, nil
+	}
+	id, err := c.cfg.Identities.Resolve(ctx, o, r.Spec.Labels, r.Spec.Ports)
+	if err != nil {
+		return false, fmt.Errorf("resolve the identity of %s: %w", o, err)
+	}
+	if reflect.DeepEqual(id, r.Identity) {
+		return false, nil
+	}
+	old := r.Identity.Number
+	r.Identity = id
+	// the record first: a process killed here finds by it what the maps lack
+	if err := c.cfg.Records.Save(r); err != nil {
+		return false, err
+	}
+	c.set(r, Ready)
+	if id.Number == old {
+		return false, nil
+	}
+	if err := c.cfg.Maps.SetIdentity(r.Slot, id.Number); err != nil {
+		return false, fmt.Errorf("identity %d of %s: %w", id.Number, o, err)
+	}
+	c.log.InfoContext(ctx, "identity changed", "owner", o.String(), "old", old, "new", id.Number)
+	return true, nil
+}

@@ -79,7 +79,7 @@ type Program struct {
 func New(in Input) (*Program, error) {
 	rules := slices.Clone(in.Rules)
 	slices.SortFunc(rules, rule.Compare)
-	p := &Program{Direction: in.Direction, flags: in.Flags, groups: in.Groups, bySel: make(map[string][]uint16)}
+	p := &Program{Direction: in.Direction, flags: in.Flags, bySel: make(map[string][]uint16)}
 
 	admin := 0
 	for i, r := range rules {
@@ -102,6 +102,9 @@ func New(in Input) (*Program, error) {
 		p.Sources = append(p.Sources, []rule.Source{r.Source})
 	}
 	p.place()
+	if p.UsesGroups() {
+		p.groups = slices.Clone(in.Groups)
+	}
 	p.hash(in.GroupsText)
 	return p, nil
 }
@@ -604,6 +607,13 @@ func (p *Program) Where(addr netip.Addr, scope identity.Scope, places []Place) (
 		}
 	}
 	return numbers, ports
+}
+
+// WithEverywhere adds the rules for everybody to those of an address.
+func (p *Program) WithEverywhere(numbers []uint16) []uint16 {
+	out := append(slices.Clone(p.addrEveryone), numbers...)
+	slices.Sort(out)
+	return slices.Compact(out)
 }
 
 // Everywhere are the rules for everybody that are looked up by address.

@@ -254,17 +254,50 @@ metadata: {name: names, namespace: ns-001}, spec: {endpointSelector: {matchLabel
 	}
 }
 
+// BenchmarkLearnAddressAmong5000Blocks learns an address for a table that also
+// has many blocks.
+func BenchmarkLearnAddressAmong5000Blocks(b *testing.B) {
+	id, err := synthetic.Identity(shapes[0].Shape, 1, 1)
+	if err != nil {
+		b.Fatal(err)
+	}
+	e := New(Config{Cluster: synthetic.Name})
+	if err := e.Apply(Change{AddIdentities: []identity.Identity{id}, AddSubjects: []identity.Numeric{id.Number}, UpsertPolicies: []policy.Object{
+		blocks(b), decodeOne(b, `{apiVersion: cilium.io/v2, kind: CiliumNetworkPolicy,
+metadata: {name: names, namespace: ns-001}, spec: {endpointSelector: {}, egress: [{toFQDNs: [{matchPattern: "*.example.com"}]}]}}`),
+	}}); err != nil {
+		b.Fatal(err)
+	}
+	i := 0
+	for b.Loop() {
+		n := []Name{{"a.example.com", []netip.Addr{netip.AddrFrom4([4]byte{198, 51, byte(i % 100), 7})}}}
+		i++
+		if err := e.Apply(Change{Learn: n}); err != nil {
+			b.Fatal(err)
+		}
+		if err := e.Apply(Change{Forget: n}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// blocks is a policy with 5,000 blocks that each have a hole.
+func blocks(b *testing.B) policy.Object {
+	b.Helper()
+	var list []string
+	for i := range 5000 {
+		list = append(list, fmt.Sprintf(`{cidr: 10.%d.%d.0/24, except: [10.%d.%d.%d/32]}`, i/250, i%250, i/250, i%250, 1+i%200))
+	}
+	return decodeOne(b, `{apiVersion: cilium.io/v2, kind: CiliumNetworkPolicy, metadata: {name: blocks, namespace: ns-001},
+spec: {endpointSelector: {}, egress: [{toCIDRSet: [`+strings.Join(list, ",")+`]}]}}`)
+}
+
 func BenchmarkPolicyWith5000BlocksWithHoles(b *testing.B) {
 	id, err := synthetic.Identity(shapes[0].Shape, 1, 1)
 	if err != nil {
 		b.Fatal(err)
 	}
-	var list []string
-	for i := range 5000 {
-		list = append(list, fmt.Sprintf(`{cidr: 10.%d.%d.0/24, except: [10.%d.%d.%d/32]}`, i/250, i%250, i/250, i%250, 1+i%200))
-	}
-	o := decodeOne(b, `{apiVersion: cilium.io/v2, kind: CiliumNetworkPolicy, metadata: {name: blocks, namespace: ns-001},
-spec: {endpointSelector: {}, egress: [{toCIDRSet: [`+strings.Join(list, ",")+`]}]}}`)
+	o := blocks(b)
 	var e *Engine
 	for b.Loop() {
 		e = New(Config{Cluster: synthetic.Name})

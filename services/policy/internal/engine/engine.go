@@ -107,8 +107,10 @@ type Engine struct {
 	wide      [identity.Kinds]map[*live]struct{} // tables that may need a row for every class of the kind
 
 	subjects map[identity.Numeric]*subject
+	local    map[string]map[*subject]struct{} // subjects by namespace
 	tables   map[compile.Hash]*live
 	names    map[string]map[netip.Addr]struct{}
+	namesOf  map[netip.Addr]map[string]struct{}
 	located  map[netip.Addr]identity.Numeric
 	waiting  map[*peer]struct{} // kept unknown for want of room
 
@@ -129,8 +131,10 @@ func New(config Config) *Engine {
 		classes:     make(map[string]*nodeClass),
 		byNumber:    make(map[table.NodeClass]*nodeClass),
 		subjects:    make(map[identity.Numeric]*subject),
+		local:       make(map[string]map[*subject]struct{}),
 		tables:      make(map[compile.Hash]*live),
 		names:       make(map[string]map[netip.Addr]struct{}),
+		namesOf:     make(map[netip.Addr]map[string]struct{}),
 		located:     make(map[netip.Addr]identity.Numeric),
 		waiting:     make(map[*peer]struct{}),
 	}
@@ -142,10 +146,11 @@ func New(config Config) *Engine {
 
 // subject is an endpoint identity of this node.
 type subject struct {
-	number  identity.Numeric
-	bound   [2]*live // nil: nothing is enforced
-	sources [2][][]rule.Source
-	told    [2]bool // the binding was reported
+	number    identity.Numeric
+	namespace string
+	bound     [2]*live // nil: nothing is enforced
+	sources   [2][][]rule.Source
+	told      [2]bool // the binding was reported
 }
 
 func sameSources(a, b [][]rule.Source) bool {
@@ -164,20 +169,22 @@ func (e *Engine) Apply(c Change) error {
 	undo := e.applyObjects(c, dirty)
 	e.applyIdentities(c, dirty)
 	added := e.applySubjects(c, dirty)
-	blocks := e.applyNames(c)
+	addresses := e.applyNames(c)
 	err := e.commit(dirty)
 	if err != nil {
 		undo()
 		for _, s := range added {
 			delete(e.subjects, s.number)
+			e.enlist(s, false)
 		}
 		err = fmt.Errorf("apply policies: %w", err)
 	}
-	for l := range blocks {
-		if l.refs > 0 {
-			if berr := e.rebuildBlocks(l); berr != nil && err == nil {
-				err = fmt.Errorf("apply learned addresses: %w", berr)
-			}
+	for l, list := range addresses {
+		if l.refs == 0 {
+			continue
+		}
+		if aerr := e.updateAddresses(l, list); aerr != nil && err == nil {
+			err = fmt.Errorf("apply learned addresses: %w", aerr)
 		}
 	}
 	if now := e.counters.PeerDeletes + e.counters.Tables; now != room {
@@ -279,11 +286,35 @@ func (e *Engine) markSelected(spec *rule.Spec, dirty map[*subject]struct{}) {
 	if dirty == nil {
 		return
 	}
+	if spec.Namespace != "" {
+		for s := range e.local[spec.Namespace] {
+			if e.selects(spec, s) {
+				dirty[s] = struct{}{}
+			}
+		}
+		return
+	}
 	for _, s := range e.subjects {
 		if e.selects(spec, s) {
 			dirty[s] = struct{}{}
 		}
 	}
+}
+
+// enlist lists a subject under its namespace, or takes it off.
+func (e *Engine) enlist(s *subject, add bool) {
+	if !add {
+		delete(e.local[s.namespace], s)
+		if len(e.local[s.namespace]) == 0 {
+			delete(e.local, s.namespace)
+		}
+		return
+	}
+	s.namespace, _ = e.peers[s.number].id.Labels.Value(label.SourceKubernetes, label.KeyNamespace)
+	if e.local[s.namespace] == nil {
+		e.local[s.namespace] = make(map[*subject]struct{})
+	}
+	e.local[s.namespace][s] = struct{}{}
 }
 
 func (e *Engine) selects(spec *rule.Spec, s *subject) bool {
@@ -306,6 +337,7 @@ func (e *Engine) applySubjects(c Change, dirty map[*subject]struct{}) (added []*
 			continue
 		}
 		delete(e.subjects, n)
+		e.enlist(s, false)
 		delete(dirty, s)
 		e.emit(SubjectGone{n})
 		var dropped []*live
@@ -321,6 +353,7 @@ func (e *Engine) applySubjects(c Change, dirty map[*subject]struct{}) (added []*
 		if e.subjects[n] == nil && e.peers[n] != nil {
 			s := &subject{number: n}
 			e.subjects[n] = s
+			e.enlist(s, true)
 			dirty[s] = struct{}{}
 			added = append(added, s)
 		}
@@ -328,64 +361,80 @@ func (e *Engine) applySubjects(c Change, dirty map[*subject]struct{}) (added []*
 	return added
 }
 
-// applyNames stores learned names and locations and returns the tables whose
-// blocks have to be computed again.
-func (e *Engine) applyNames(c Change) map[*live]struct{} {
-	stale := make(map[*live]struct{})
-	changed := func(name string) {
+// stale are the addresses that tables have to look at again.
+type stale map[*live]map[netip.Addr]struct{}
+
+func (s stale) add(l *live, a netip.Addr) {
+	if s[l] == nil {
+		s[l] = make(map[netip.Addr]struct{})
+	}
+	s[l][a] = struct{}{}
+}
+
+// applyNames stores learned names and locations and returns what that concerns.
+func (e *Engine) applyNames(c Change) stale {
+	out := make(stale)
+	changed := func(name string, a netip.Addr) {
 		for _, l := range e.tables {
 			if l.program.Wants(name) {
-				stale[l] = struct{}{}
+				out.add(l, a)
 			}
 		}
 	}
 	for _, n := range c.Forget {
 		name := dnsname.Canonical(n.Name)
-		known := e.names[name]
-		if known == nil {
-			continue
-		}
 		for _, a := range n.Addrs {
-			delete(known, a.Unmap())
+			a = a.Unmap()
+			if _, ok := e.names[name][a]; !ok {
+				continue
+			}
+			forget(e.names, name, a)
+			forget(e.namesOf, a, name)
+			changed(name, a)
 		}
-		if len(known) == 0 {
-			delete(e.names, name)
-		}
-		changed(name)
 	}
 	for _, n := range c.Learn {
 		name := dnsname.Canonical(n.Name)
-		known := e.names[name]
-		fresh := false
 		for _, a := range n.Addrs {
-			if _, ok := known[a.Unmap()]; !ok {
-				if known == nil {
-					known = make(map[netip.Addr]struct{})
-					e.names[name] = known
-				}
-				known[a.Unmap()] = struct{}{}
-				fresh = true
+			a = a.Unmap()
+			if _, ok := e.names[name][a]; ok {
+				continue
 			}
-		}
-		if fresh {
-			changed(name)
+			learn(e.names, name, a)
+			learn(e.namesOf, a, name)
+			changed(name, a)
 		}
 	}
-	moved := len(c.Vacate)+len(c.Locate) > 0
+	moved := func(a netip.Addr) {
+		for _, l := range e.tables {
+			if l.program.NeedsPodAddresses() {
+				out.add(l, a)
+			}
+		}
+	}
 	for _, a := range c.Vacate {
 		delete(e.located, a)
+		moved(a)
 	}
 	for _, l := range c.Locate {
 		e.located[l.Addr] = l.Identity
+		moved(l.Addr)
 	}
-	if moved {
-		for _, l := range e.tables {
-			if l.program.NeedsPodAddresses() {
-				stale[l] = struct{}{}
-			}
-		}
+	return out
+}
+
+func learn[K, V comparable](m map[K]map[V]struct{}, k K, v V) {
+	if m[k] == nil {
+		m[k] = make(map[V]struct{})
 	}
-	return stale
+	m[k][v] = struct{}{}
+}
+
+func forget[K, V comparable](m map[K]map[V]struct{}, k K, v V) {
+	delete(m[k], v)
+	if len(m[k]) == 0 {
+		delete(m, k)
+	}
 }
 
 // program builds the rule set of a subject in one direction; nil when nothing

@@ -277,3 +277,23 @@ func TestChurnDoesNotGrowTheEngine(t *testing.T) {
 		t.Fatalf("size went from %+v to %+v", size, got)
 	}
 }
+
+func TestASubjectWhoseIdentityComesBackIsCompiledAgain(t *testing.T) {
+	e := New(Config{})
+	a := combination(t, 300, 0, 0)
+	if err := e.Apply(Change{AddIdentities: []identity.Identity{a}, AddSubjects: []identity.Numeric{300}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Apply(Change{RemoveIdentities: []identity.Numeric{300}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Apply(Change{UpsertPolicies: []policy.Object{spread(1)}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Apply(Change{AddIdentities: []identity.Identity{a}}); err != nil {
+		t.Fatal(err)
+	}
+	if b, ok := e.Bound(300, rule.Ingress); !ok || b.Table == nil {
+		t.Fatal("nothing is enforced")
+	}
+}

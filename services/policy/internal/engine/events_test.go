@@ -106,16 +106,10 @@ func (r *replica) apply(ev Event) {
 		target(x.Table).Blocks.Set(x.Prefix, x.Classes)
 	case BlockDeleted:
 		t := target(x.Table)
-		var rest table.Blocks
-		t.Blocks.All(func(p netip.Prefix, c [identity.Scopes]table.Class) {
-			if p != x.Prefix {
-				rest.Set(p, c)
-			}
-		})
-		if rest.Len() == t.Blocks.Len() {
+		if _, ok := t.Blocks.Exact(x.Prefix); !ok {
 			r.fail(ev, "no such block")
 		}
-		t.Blocks = rest
+		t.Blocks.Delete(x.Prefix)
 	case SubjectBound:
 		if x.Table != AllowAll {
 			target(x.Table)

@@ -287,6 +287,9 @@ func (e *Engine) applyIdentities(c Change, dirty map[*subject]struct{}) {
 		if p == nil {
 			p = &peer{id: id, ports: text}
 			e.peers[id.Number] = p
+			if s := e.subjects[id.Number]; s != nil { // it was away for a while
+				dirty[s] = struct{}{}
+			}
 		} else {
 			if p.id.Labels.String() == id.Labels.String() {
 				continue

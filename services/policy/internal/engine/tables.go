@@ -211,61 +211,105 @@ func (e *Engine) compile(p *compile.Program) (*live, error) {
 
 // places are the single addresses that matter to a table.
 func (e *Engine) places(l *live) []compile.Place {
-	byAddr := make(map[netip.Addr]*compile.Place)
-	at := func(a netip.Addr) *compile.Place {
-		p := byAddr[a]
-		if p == nil {
-			p = &compile.Place{Addr: a}
-			byAddr[a] = p
-		}
-		return p
-	}
+	addrs := make(map[netip.Addr]struct{})
 	if len(l.program.Names()) > 0 {
-		for name, addrs := range e.names {
+		for name, list := range e.names {
 			if !l.program.Wants(name) {
 				continue
 			}
-			for a := range addrs {
-				p := at(a)
-				p.Names = append(p.Names, name)
+			for a := range list {
+				addrs[a] = struct{}{}
 			}
 		}
 	}
 	if l.program.NeedsPodAddresses() {
 		for a, n := range e.located {
 			if p := e.peers[n]; p != nil && len(p.id.Ports) > 0 {
-				at(a).Ports = p.id.Ports
+				addrs[a] = struct{}{}
 			}
 		}
 	}
-	out := make([]compile.Place, 0, len(byAddr))
-	for _, p := range byAddr {
-		out = append(out, *p)
+	out := make([]compile.Place, 0, len(addrs))
+	for a := range addrs {
+		out = append(out, e.place(l, a))
 	}
 	slices.SortFunc(out, func(a, b compile.Place) int { return a.Addr.Compare(b.Addr) })
 	return out
 }
 
+// place is what is known of one address.
+func (e *Engine) place(l *live, a netip.Addr) compile.Place {
+	p := compile.Place{Addr: a}
+	if len(l.program.Names()) > 0 {
+		for name := range e.namesOf[a] {
+			p.Names = append(p.Names, name)
+		}
+	}
+	if l.program.NeedsPodAddresses() {
+		if owner := e.peers[e.located[a]]; owner != nil {
+			p.Ports = owner.id.Ports
+		}
+	}
+	return p
+}
+
+// addressClass is the class of a rule set on the address side.
+func (l *live) addressClass(numbers []uint16, ports []identity.NamedPort) (table.Class, error) {
+	text := ""
+	if lb, ok := identity.NamedPortsLabel(ports); ok {
+		text = lb.Value
+	}
+	c, err := l.classFor(numbers, ports, text, false)
+	if err != nil {
+		return 0, err
+	}
+	if _, ok := l.addressClasses[c]; !ok {
+		if n := len(l.addressClasses) + 1; n > table.MaxAddressClasses {
+			return 0, &table.ErrTooLarge{What: "address classes", Got: n, Limit: table.MaxAddressClasses}
+		}
+		l.addressClasses[c] = struct{}{}
+	}
+	return c, nil
+}
+
+// updateAddresses brings single addresses of a live table up to date. Nothing
+// lies inside a single address, so no other entry depends on it.
+func (e *Engine) updateAddresses(l *live, addrs map[netip.Addr]struct{}) error {
+	for a := range addrs {
+		place := e.place(l, a)
+		var classes [identity.Scopes]table.Class
+		for s := range identity.Scopes {
+			numbers, ports := l.program.Where(a, s, []compile.Place{place})
+			c, err := l.addressClass(l.program.WithEverywhere(numbers), ports)
+			if err != nil { // perhaps only for classes that are not used any more
+				return e.rebuildBlocks(l)
+			}
+			classes[s] = c
+		}
+		prefix := netip.PrefixFrom(a, a.BitLen())
+		outer, ok := l.table.Blocks.Around(a)
+		if !ok {
+			outer = l.table.Address
+		}
+		now, present := l.table.Blocks.Exact(prefix)
+		switch {
+		case classes == outer && present:
+			l.table.Blocks.Delete(prefix)
+			e.counters.Blocks++
+			e.emitFor(l, BlockDeleted{l.id, prefix})
+		case classes != outer && (!present || now != classes):
+			l.table.Blocks.Set(prefix, classes)
+			e.counters.Blocks++
+			e.emitFor(l, BlockSet{l.id, prefix, classes})
+		}
+	}
+	return nil
+}
+
 // blocks computes the address side of a table and puts it in place.
 func (e *Engine) blocks(l *live) (changed int, err error) {
 	clear(l.addressClasses)
-	def, list, err := l.program.Blocks(e.places(l), func(numbers []uint16, ports []identity.NamedPort) (table.Class, error) {
-		text := ""
-		if ports != nil {
-			if lb, ok := identity.NamedPortsLabel(ports); ok {
-				text = lb.Value
-			}
-		}
-		c, err := l.classFor(numbers, ports, text, false)
-		if err != nil {
-			return 0, err
-		}
-		l.addressClasses[c] = struct{}{}
-		if n := len(l.addressClasses); n > table.MaxAddressClasses {
-			return 0, &table.ErrTooLarge{What: "address classes", Got: n, Limit: table.MaxAddressClasses}
-		}
-		return c, nil
-	})
+	def, list, err := l.program.Blocks(e.places(l), l.addressClass)
 	if err != nil {
 		return 0, err
 	}

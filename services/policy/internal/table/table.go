@@ -264,9 +264,41 @@ func (b *Blocks) Set(p netip.Prefix, v [identity.Scopes]Class) {
 	(*ls)[i].values[p.Addr()] = v
 }
 
+// Delete removes a prefix.
+func (b *Blocks) Delete(p netip.Prefix) {
+	for _, l := range b.byLen[family(p.Addr())] {
+		if _, ok := l.values[p.Addr()]; ok && l.bits == p.Bits() {
+			delete(l.values, p.Addr())
+			b.n--
+		}
+	}
+}
+
+// Exact returns the classes stored for a prefix itself.
+func (b *Blocks) Exact(p netip.Prefix) (v [identity.Scopes]Class, ok bool) {
+	for _, l := range b.byLen[family(p.Addr())] {
+		if l.bits == p.Bits() {
+			v, ok = l.values[p.Addr()]
+		}
+	}
+	return v, ok
+}
+
+// Around finds the longest prefix with the address that holds others too.
+func (b *Blocks) Around(a netip.Addr) ([identity.Scopes]Class, bool) {
+	return b.longest(a, a.BitLen()-1)
+}
+
 // Lookup finds the longest prefix with the address.
 func (b *Blocks) Lookup(a netip.Addr) ([identity.Scopes]Class, bool) {
+	return b.longest(a, a.BitLen())
+}
+
+func (b *Blocks) longest(a netip.Addr, bits int) ([identity.Scopes]Class, bool) {
 	for _, l := range b.byLen[family(a)] {
+		if l.bits > bits {
+			continue
+		}
 		p, err := a.Prefix(l.bits)
 		if err != nil {
 			continue

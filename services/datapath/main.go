@@ -70,7 +70,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 
 	s := &server.Server{Core: n.Core, Ring: n.Ring, Status: statusOf(p, cfg, n, ipam, identity)}
-	if err := registerMetrics(p.Metrics, n); err != nil {
+	if err := p.Metrics.Register(newMetrics(n)); err != nil {
 		return err
 	}
 	srv, err := p.NewServer(rpc.Options{Register: s.Register, Methods: server.Methods()})

@@ -68,11 +68,11 @@ type metrics struct {
 	packets, bytes, endpoints, repairs, pending, lost, entries *prometheus.Desc
 }
 
-func registerMetrics(r prometheus.Registerer, n *node.Node) error {
+func newMetrics(n *node.Node) *metrics {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("sluice_datapath_"+name, help, labels, nil)
 	}
-	return r.Register(&metrics{
+	return &metrics{
 		node:      n,
 		packets:   desc("packets_total", "Packets by reason and direction, since the maps were made.", "reason", "direction", "dropped"),
 		bytes:     desc("bytes_total", "Bytes by reason and direction, Ethernet headers included.", "reason", "direction", "dropped"),
@@ -81,7 +81,7 @@ func registerMetrics(r prometheus.Registerer, n *node.Node) error {
 		pending:   desc("pending_releases", "Deleted endpoints whose addresses or identity wait to be released."),
 		lost:      desc("events_lost_total", "Drop events that the kernel left out, since the maps were made."),
 		entries:   desc("map_bytes", "Memory of each map as the kernel accounts it.", "map"),
-	})
+	}
 }
 
 // Describe implements prometheus.Collector.

@@ -66,6 +66,7 @@ type Core struct {
 
 	wakeReleases chan struct{}
 	wakeReaper   chan struct{}
+	refreshDue   atomic.Bool // an endpoint has an identity without a hold
 	releasing    atomic.Bool // a release failed and waits for its retry
 	repairs      atomic.Uint64
 }

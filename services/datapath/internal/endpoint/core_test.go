@@ -617,6 +617,37 @@ func TestManyOwnersAtOnceLeaveNothing(t *testing.T) {
 	m.holds(t, c, 0)
 }
 
+func TestWithoutIdentityAnEqualEndpointLendsItsNumber(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	first := m.wanted("a", 2)
+	first.Ports = []NamedPort{{"http", 80, 6}}
+	if _, err := c.Create(t.Context(), first, false); err != nil {
+		t.Fatal(err)
+	}
+	m.setFail("resolve", ErrUnavailable)
+	equal := m.wanted("b", 3)
+	equal.Labels, equal.Ports = first.Labels, first.Ports
+	e, err := c.Create(t.Context(), equal, false)
+	if err != nil || e.Identity.Number != 1000 || !c.RefreshDue() {
+		t.Fatalf("an equal one: %+v, %v, refresh due %v", e.Identity, err, c.RefreshDue())
+	}
+	other := m.wanted("c", 4)
+	other.Labels = first.Labels // but no port: another label set
+	if _, err := c.Create(t.Context(), other, false); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("another one: %v, want ErrUnavailable", err)
+	}
+	if _, err := c.Refresh(t.Context()); err == nil || !c.RefreshDue() {
+		t.Errorf("refresh without the service: %v, due %v", err, c.RefreshDue())
+	}
+	m.setFail("resolve", nil)
+	if _, err := c.Refresh(t.Context()); err != nil || c.RefreshDue() {
+		t.Errorf("refresh: %v, due %v", err, c.RefreshDue())
+	}
+	settle(t, c)
+	m.holds(t, c, 2)
+}
+
 func TestRefreshHoldsIdentitiesAndAdoptsNewNumbers(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
@@ -110,7 +111,7 @@ func (c *Core) create(ctx context.Context, ns Namespace, r Record) (_ Endpoint, 
 		}, nil, faultLease},
 
 		{"resolve the identity", func(ctx context.Context) (err error) {
-			r.Identity, err = c.cfg.Identities.Resolve(ctx, o, r.Spec.Labels, r.Spec.Ports)
+			r.Identity, err = c.resolve(ctx, r.Spec)
 			return err
 		}, nil, faultIdentity},
 
@@ -180,6 +181,24 @@ func (c *Core) create(ctx context.Context, ns Namespace, r Record) (_ Endpoint, 
 	}
 	c.set(r, Ready)
 	return r.endpoint(Ready), nil
+}
+
+// resolve asks for the identity. While the service is away, the identity of a
+// live endpoint with the same labels and ports stands in: that endpoint holds
+// the number, and Refresh takes a hold for this one as soon as it can.
+func (c *Core) resolve(ctx context.Context, s Spec) (Identity, error) {
+	id, err := c.cfg.Identities.Resolve(ctx, s.Owner, s.Labels, s.Ports)
+	if !errors.Is(err, ErrUnavailable) || ctx.Err() != nil {
+		return id, err
+	}
+	for _, r := range c.live() {
+		if r.Phase == PhaseReady && slices.Equal(r.Spec.Labels, s.Labels) && slices.Equal(r.Spec.Ports, s.Ports) {
+			c.refreshDue.Store(true)
+			c.log.WarnContext(ctx, "identity taken from an equal endpoint", "owner", s.Owner.String(), "identity", r.Identity.Number, log.Err(err))
+			return r.Identity, nil
+		}
+	}
+	return id, err
 }
 
 // abandon ends a creation that was undone: with a tombstone if something has to

@@ -14,6 +14,12 @@ import (
 // on it, and adopts a number that has changed. The service may have lost its
 // state while it was away.
 func (c *Core) Refresh(ctx context.Context) (changed int, err error) {
+	c.refreshDue.Store(false)
+	defer func() {
+		if err != nil {
+			c.refreshDue.Store(true)
+		}
+	}()
 	var errs []error
 	for _, r := range c.live() {
 		ok, err := c.refresh(ctx, r.Spec.Owner)
@@ -29,6 +35,10 @@ func (c *Core) Refresh(ctx context.Context) (changed int, err error) {
 	}
 	return changed, errors.Join(errs...)
 }
+
+// RefreshDue says whether an endpoint was given an identity while the service
+// was away, or the last Refresh was incomplete.
+func (c *Core) RefreshDue() bool { return c.refreshDue.Load() }
 
 func (c *Core) refresh(ctx context.Context, o Owner) (bool, error) {
 	leave, err := c.turns.enter(ctx, o)

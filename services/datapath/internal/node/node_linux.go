@@ -330,7 +330,7 @@ func (n *Node) ReconcileLoop(ctx context.Context, ipam *client.IPAM, identity *c
 		case <-t.C:
 		}
 		leases = leases || ipam.Err() != nil
-		identities = identities || identity.Err() != nil
+		identities = identities || identity.Err() != nil || n.Core.RefreshDue()
 	}
 }
 

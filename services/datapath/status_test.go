@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"net/netip"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/sluice-net/sluice/kit/config"
+	"github.com/sluice-net/sluice/kit/instance"
+)
+
+// Somebody who reads the documentation finds every metric, and no other.
+func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
+	page, err := os.ReadFile("../../docs/endpoints.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var documented, exported []string
+	for _, m := range regexp.MustCompile("(?m)^\\| `(sluice_datapath_[a-z_]+)`").FindAllStringSubmatch(string(page), -1) {
+		documented = append(documented, m[1])
+	}
+	ch := make(chan *prometheus.Desc, 64)
+	newMetrics(nil).Describe(ch)
+	close(ch)
+	for d := range ch {
+		name := regexp.MustCompile(`fqName: "([^"]+)"`).FindStringSubmatch(d.String())[1]
+		exported = append(exported, name)
+	}
+	slices.Sort(documented)
+	slices.Sort(exported)
+	if !slices.Equal(documented, exported) {
+		t.Errorf("documented %v\nexported   %v", documented, exported)
+	}
+}
+
+func TestConfigurationProblemsNameTheirKey(t *testing.T) {
+	paths, err := instance.New("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	good := defaults(paths)
+	if err := good.Validate(); err != nil {
+		t.Errorf("the defaults: %v", err)
+	}
+	for key, change := range map[string]func(*Config){
+		"stateDir":         func(c *Config) { c.StateDir = "here" },
+		"bpfDir":           func(c *Config) { c.BPFDir = "" },
+		"services.ipam":    func(c *Config) { c.Services.IPAM = "ipam.sock" },
+		"podCIDRs":         func(c *Config) { c.PodCIDRs = nil },
+		"podCIDRs two":     func(c *Config) { c.PodCIDRs = []netip.Prefix{c.PodCIDRs[0], netip.MustParsePrefix("10.9.0.0/24")} },
+		"podCIDRs bits":    func(c *Config) { c.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.9.0.1/24")} },
+		"podCIDRs tiny":    func(c *Config) { c.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.9.0.0/31")} },
+		"mtu":              func(c *Config) { c.MTU = 1000 },
+		"tunnelPorts":      func(c *Config) { c.TunnelPorts = []uint16{1, 2, 3, 4, 5} },
+		"policy.mode":      func(c *Config) { c.Policy.Mode = "required" },
+		"audit.interval":   func(c *Config) { c.Audit.Interval = 0 },
+		"services.timeout": func(c *Config) { c.Services.Timeout = 0 },
+	} {
+		c := defaults(paths)
+		change(&c)
+		want, _, _ := strings.Cut(key, " ")
+		all := config.All(c.Validate())
+		if len(all) != 1 || !strings.HasPrefix(all[0].Error(), want) {
+			t.Errorf("%s: %v", key, all)
+		}
+	}
+}

@@ -255,7 +255,8 @@ func TestCloseLeavesASocketThatIsNotOurs(t *testing.T) {
 
 func TestConnectionsBeyondTheBoundAreClosedAtOnce(t *testing.T) {
 	path := shortDir(t) + "/s.sock"
-	l := listen(t, path, ListenOptions{MaxConns: 2})
+	// Both, or whoever is not root would be refused after half of them.
+	l := listen(t, path, ListenOptions{MaxConns: 2, MaxConnsPerUID: 2})
 	accepted := make(chan net.Conn)
 	stopped := make(chan struct{})
 	go func() {

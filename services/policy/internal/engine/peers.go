@@ -255,9 +255,13 @@ func (e *Engine) addRow(l *live, c *nodeClass) error {
 		}
 		return err
 	}
-	if class != l.table.Default[c.kind] {
-		e.setRow(l, c, class)
+	if class == l.table.Default[c.kind] {
+		return nil
 	}
+	if n := len(l.table.Peers); n >= table.MaxPeers {
+		return &table.ErrTooLarge{What: "peer rows", Got: n + 1, Limit: table.MaxPeers}
+	}
+	e.setRow(l, c, class)
 	return nil
 }
 

@@ -297,6 +297,8 @@ func (e *Engine) updateAddresses(l *live, addrs map[netip.Addr]struct{}) error {
 			l.table.Blocks.Delete(prefix)
 			e.counters.Blocks++
 			e.emitFor(l, BlockDeleted{l.id, prefix})
+		case classes != outer && !present && l.table.Blocks.Full(a):
+			return &table.ErrTooLarge{What: "blocks of addresses", Got: table.MaxBlocks + 1, Limit: table.MaxBlocks}
 		case classes != outer && (!present || now != classes):
 			l.table.Blocks.Set(prefix, classes)
 			e.counters.Blocks++
@@ -318,6 +320,9 @@ func (e *Engine) blocks(l *live) (changed int, err error) {
 	before := make(map[netip.Prefix][identity.Scopes]table.Class, l.table.Blocks.Len())
 	l.table.Blocks.All(func(p netip.Prefix, v [identity.Scopes]table.Class) { before[p] = v })
 	for _, b := range list {
+		if blocks.Full(b.Prefix.Addr()) {
+			return 0, &table.ErrTooLarge{What: "blocks of addresses", Got: len(list), Limit: table.MaxBlocks}
+		}
 		blocks.Set(b.Prefix, b.Classes)
 		if v, ok := before[b.Prefix]; !ok || v != b.Classes {
 			set = append(set, b)

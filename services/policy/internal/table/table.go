@@ -29,6 +29,11 @@ const (
 	MaxIntervals       = 4096 // of one class
 	MaxRules           = 65534
 	MaxAdminRules      = 32766
+
+	// No table takes more than a quarter of what a node has room for.
+	MaxNodes  = 4096
+	MaxPeers  = 65536
+	MaxBlocks = 16384 // of each address family
 )
 
 // NoAdmin and NoRest are the numbers of "no rule" in the two slots.
@@ -233,7 +238,7 @@ func (t *Table) Intervals(class Class) []Interval {
 // longest prefix counts.
 type Blocks struct {
 	byLen [2][]length // IPv4, IPv6; longest first
-	n     int
+	n     [2]int
 }
 
 type length struct {
@@ -249,7 +254,11 @@ func family(a netip.Addr) int {
 }
 
 // Len is the number of prefixes.
-func (b *Blocks) Len() int { return b.n }
+func (b *Blocks) Len() int { return b.n[0] + b.n[1] }
+
+// Full reports whether the family of an address has no room for another
+// prefix.
+func (b *Blocks) Full(a netip.Addr) bool { return b.n[family(a)] >= MaxBlocks }
 
 // Set stores the classes of a prefix.
 func (b *Blocks) Set(p netip.Prefix, v [identity.Scopes]Class) {
@@ -259,7 +268,7 @@ func (b *Blocks) Set(p netip.Prefix, v [identity.Scopes]Class) {
 		*ls = slices.Insert(*ls, i, length{bits: p.Bits(), values: make(map[netip.Addr][identity.Scopes]Class)})
 	}
 	if _, ok := (*ls)[i].values[p.Addr()]; !ok {
-		b.n++
+		b.n[family(p.Addr())]++
 	}
 	(*ls)[i].values[p.Addr()] = v
 }
@@ -269,7 +278,7 @@ func (b *Blocks) Delete(p netip.Prefix) {
 	for _, l := range b.byLen[family(p.Addr())] {
 		if _, ok := l.values[p.Addr()]; ok && l.bits == p.Bits() {
 			delete(l.values, p.Addr())
-			b.n--
+			b.n[family(p.Addr())]--
 		}
 	}
 }
@@ -366,6 +375,9 @@ func (b *Builder) Class(t *Table, list []Interval) (Class, error) {
 			}
 			id, ok := b.nodes[node]
 			if !ok {
+				if len(t.Nodes) >= MaxNodes {
+					return 0, &ErrTooLarge{"nodes of intervals", len(t.Nodes) + 1, MaxNodes}
+				}
 				id = uint32(len(t.Nodes))
 				t.Nodes = append(t.Nodes, node)
 				b.nodes[node] = id

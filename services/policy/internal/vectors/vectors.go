@@ -304,13 +304,21 @@ func (w *World) Step(s *Step, tolerant bool) (refused int, err error) {
 	for _, r := range s.Relabel {
 		switch r.Kind {
 		case "Pod":
-			p := *w.pods[r.Namespace+"/"+r.Name]
+			old := w.pods[r.Namespace+"/"+r.Name]
+			if old == nil {
+				return 0, fmt.Errorf("relabel: no pod %s/%s", r.Namespace, r.Name)
+			}
+			p := *old
 			p.Labels = r.Labels
 			w.pods[p.key()] = &p
 		case "Namespace":
 			w.namespaces[r.Name] = r.Labels
 		case "Node":
-			n := *w.nodes[r.Name]
+			old := w.nodes[r.Name]
+			if old == nil {
+				return 0, fmt.Errorf("relabel: no node %s", r.Name)
+			}
+			n := *old
 			n.Labels = r.Labels
 			w.nodes[r.Name] = &n
 		default:
@@ -318,11 +326,7 @@ func (w *World) Step(s *Step, tolerant bool) (refused int, err error) {
 		}
 	}
 	for _, r := range s.Delete {
-		key := policy.Key{Kind: r.Kind, Namespace: r.Namespace, Name: r.Name}
-		if _, ok := w.objects[key]; !ok {
-			return 0, fmt.Errorf("delete %s: is not there", key)
-		}
-		delete(w.objects, key)
+		delete(w.objects, policy.Key{Kind: r.Kind, Namespace: r.Namespace, Name: r.Name})
 	}
 	for _, raw := range s.Apply {
 		docs, err := manifest.Parse(raw)
@@ -362,18 +366,22 @@ func (w *World) Step(s *Step, tolerant bool) (refused int, err error) {
 	return refused, nil
 }
 
-// relevant is the default choice of labels that make an identity.
+// relevant is the default choice of labels that make an identity: not those
+// that Kubernetes itself puts on pods. Prefixes of the key count.
 func relevant(key string) bool {
-	switch {
-	case strings.HasPrefix(key, "app.kubernetes.io/"):
+	if strings.HasPrefix(key, "app.kubernetes.io") {
 		return true
-	case key == "controller-revision-hash", key == "pod-template-hash", key == "pod-template-generation", key == "etcd_node":
-		return false
-	case strings.Contains(key, "kubernetes.io/"), strings.Contains(key, "k8s.io/"),
-		strings.HasPrefix(key, "io.kubernetes"), strings.HasPrefix(key, "annotation."):
-		return false
 	}
-	return true
+	for _, dropped := range []string{
+		"io.kubernetes", "kubernetes.io", "k8s.io", "statefulset.kubernetes.io/pod-name", "apps.kubernetes.io/pod-index",
+		"batch.kubernetes.io/job-completion-index", "batch.kubernetes.io/controller-uid",
+		"pod-template-generation", "pod-template-hash", "controller-revision-hash", "controller-uid", "annotation", "etcd_node",
+	} {
+		if strings.HasPrefix(key, dropped) {
+			return false
+		}
+	}
+	return !strings.Contains(key, "beta.kubernetes.io")
 }
 
 func (w *World) podLabels(p *Pod) label.Set {

@@ -200,13 +200,15 @@ func (w *world) store() *record.Store {
 func (w *world) start(repair bool) {
 	w.t.Helper()
 	o := w.options()
-	o.Records = w.store()
+	records := w.store()
+	o.Records = records
 	n, err := Open(w.t.Context(), o)
 	if err != nil {
+		_ = records.Close()
 		w.t.Fatal(err)
 	}
 	if err := n.Restore(w.t.Context()); err != nil {
-		n.Close()
+		_, _ = n.Close(), records.Close()
 		w.t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -231,7 +233,7 @@ func (w *world) start(repair bool) {
 		w.node = nil
 		cancel()
 		wg.Wait()
-		if err := n.Close(); err != nil {
+		if err := errors.Join(n.Close(), records.Close()); err != nil {
 			w.t.Error(err)
 		}
 	}

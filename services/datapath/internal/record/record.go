@@ -22,6 +22,8 @@ import (
 	"path/filepath"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
@@ -35,19 +37,50 @@ const (
 	maxSize = 4 << 20
 )
 
-// Store implements endpoint.Records in a directory that nobody else writes.
-type Store struct{ dir string }
+// ErrInUse is returned by Open while another process has the records open.
+var ErrInUse = errors.New("another process has it open")
 
-// Open makes the directory if it is missing and removes what a killed process
-// left half-written in it.
+// Store implements endpoint.Records in a directory that nobody else writes.
+type Store struct {
+	dir string
+	// lock keeps other processes out for as long as it is open; the kernel
+	// drops it with the process. nil if read-only.
+	lock *os.File
+}
+
+// Open makes the directory if it is missing, locks it until Close, and removes
+// what a killed process left half-written in it.
+//
+// The error wraps ErrInUse if another process has it open: two that own the
+// same endpoints would undo each other's work.
 func Open(dir string) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open the records: %w", err)
 	}
-	if _, err := durable.RemoveTemp(dir); err != nil {
+	lock, err := os.Open(dir)
+	if err != nil {
 		return nil, fmt.Errorf("open the records: %w", err)
 	}
-	return &Store{dir: dir}, nil
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		_ = lock.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			err = ErrInUse
+		}
+		return nil, fmt.Errorf("lock the records in %s: %w", dir, err)
+	}
+	if _, err := durable.RemoveTemp(dir); err != nil {
+		_ = lock.Close()
+		return nil, fmt.Errorf("open the records: %w", err)
+	}
+	return &Store{dir: dir, lock: lock}, nil
+}
+
+// Close lets another process open the directory.
+func (s *Store) Close() error {
+	if s.lock == nil {
+		return nil
+	}
+	return s.lock.Close()
 }
 
 // OpenReadOnly opens the directory, which need not exist, and changes nothing.

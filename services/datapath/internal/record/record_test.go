@@ -38,11 +38,35 @@ func sample() endpoint.Record {
 	}
 }
 
+// TestSecondProcessIsKeptOut: two owners of the same endpoints would undo each
+// other's work.
+func TestSecondProcessIsKeptOut(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "endpoints")
+	first, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if second, err := Open(dir); !errors.Is(err, ErrInUse) {
+		t.Errorf("second Open: got %v, %v, want ErrInUse", second, err)
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	third, err := Open(dir)
+	if err != nil {
+		t.Fatalf("Open after Close: %v", err)
+	}
+	if err := third.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestWhatIsSavedIsLoaded(t *testing.T) {
 	s, err := Open(filepath.Join(t.TempDir(), "endpoints"))
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer func() { _ = s.Close() }()
 	want := sample()
 	for range 2 { // saving again replaces
 		if err := s.Save(want); err != nil {
@@ -69,6 +93,7 @@ func TestLaterPhaseCountsWhateverAKillLeft(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		t.Cleanup(func() { _ = s.Close() })
 		// the files of this phase and of all earlier ones, as if the process
 		// had died before it removed any
 		for _, p := range phases[:i+1] {
@@ -106,6 +131,7 @@ func TestWhatCannotBeReadIsReportedWithItsFileAndStays(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer func() { _ = s.Close() }()
 	good := sample()
 	if err := s.Save(good); err != nil {
 		t.Fatal(err)

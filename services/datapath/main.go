@@ -43,10 +43,12 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	if err != nil {
 		return err
 	}
+	// Locked: from here on no other process works on this instance.
 	store, err := openRecords(cfg)
 	if err != nil {
 		return err
 	}
+	p.OnExit(store.Close)
 	n, err := process.Phase(p, "open the node", func() (*node.Node, error) {
 		return node.Open(ctx, node.Options{
 			Instance: p.Paths.Name, BPFDir: cfg.BPFDir, PodCIDRs: cfg.PodCIDRs, MTU: cfg.MTU, TunnelPorts: cfg.TunnelPorts,

@@ -167,7 +167,7 @@ func TestAnIdentityThatDoesNotFitStaysUnknownUntilItDoes(t *testing.T) {
 	// Room comes from identities that go, although numbers of classes do not
 	// come back within a table.
 	var gone []identity.Numeric
-	for _, id := range ids[:1000] {
+	for _, id := range ids[:2500] {
 		gone = append(gone, id.Number)
 	}
 	if err := e.Apply(Change{RemoveIdentities: gone}); err != nil {

@@ -84,6 +84,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	p.Go("events", n.ReadEvents)
 	p.Go("kernel changes", func(ctx context.Context) error { return n.Watch(ctx, cfg.Audit.Repair) })
 	p.Go("audit", func(ctx context.Context) error { return n.AuditLoop(ctx, cfg.Audit.Interval, cfg.Audit.Repair) })
+	p.Go("replay deletions", func(ctx context.Context) error { return n.ReplayLoop(ctx, spool) })
 	p.Go("reconcile", func(ctx context.Context) error { return n.ReconcileLoop(ctx, ipam, identity) })
 	srv.SetAllServing(true)
 	p.Ready()

@@ -19,7 +19,7 @@ type step struct {
 	name  string
 	do    func(context.Context) error
 	undo  func() error
-	after *fault.Point
+	after *fault.Point // nil if there is nothing to be between
 }
 
 // The places between the steps, named after the step that is done.
@@ -90,6 +90,9 @@ func (c *Core) create(ctx context.Context, ns Namespace, r Record) (_ Endpoint, 
 	o := r.Spec.Owner
 	// before the lease is confirmed there is nothing to give back
 	owes := false
+	var claims *claim
+	ctx, abort := context.WithCancelCause(ctx)
+	defer abort(nil)
 	steps := []step{
 		{"write the intent", func(context.Context) error {
 			if err := c.reserve(r); err != nil {
@@ -102,18 +105,17 @@ func (c *Core) create(ctx context.Context, ns Namespace, r Record) (_ Endpoint, 
 			return nil
 		}, func() error { return c.abandon(r, owes) }, faultIntent},
 
-		// The lease comes before the identity and is released after it: while an
-		// identity is held for an owner, ipam knows the owner too, and the
-		// reconciliation with ipam finds both.
-		{"confirm the lease", func(ctx context.Context) error {
+		// The other services are asked while the device is made, which needs no
+		// answer of theirs: nothing can be sent before it is up.
+		{"claim lease and identity", func(ctx context.Context) error {
 			owes = true
-			return c.cfg.Leases.Confirm(ctx, o, r.Spec.Addrs)
-		}, nil, faultLease},
-
-		{"resolve the identity", func(ctx context.Context) (err error) {
-			r.Identity, err = c.resolve(ctx, r.Spec)
-			return err
-		}, nil, faultIdentity},
+			claims = c.claim(ctx, r.Spec)
+			return nil
+		}, func() error {
+			abort(errUndone)
+			<-claims.done
+			return nil
+		}, nil},
 
 		{"make the device", func(context.Context) (err error) {
 			made, err := c.cfg.Links.Create(ns, r.Device)
@@ -129,6 +131,12 @@ func (c *Core) create(ctx context.Context, ns Namespace, r Record) (_ Endpoint, 
 		}, faultDevice},
 
 		{"configure the device", func(context.Context) error { return c.cfg.Links.Configure(ns, r.Device) }, nil, faultConfigure},
+
+		{"await lease and identity", func(context.Context) error {
+			<-claims.done
+			r.Identity = claims.identity
+			return claims.err
+		}, nil, nil},
 
 		{"publish the endpoint", func(ctx context.Context) (err error) {
 			r.Slot, err = c.cfg.Maps.Publish(ctx, r.entry())
@@ -152,11 +160,13 @@ func (c *Core) create(ctx context.Context, ns Namespace, r Record) (_ Endpoint, 
 
 	for i, st := range steps {
 		err := context.Cause(ctx)
+		last := i - 1 // the last step that was begun
 		if err == nil {
+			last = i
 			err = st.do(ctx)
-			if err == nil {
+			if err == nil && st.after != nil {
 				err = st.after.Hit(ctx)
-			} else if i == 0 {
+			} else if err != nil && i == 0 {
 				return Endpoint{}, fmt.Errorf("%s: %w", st.name, err)
 			}
 			if cause := context.Cause(ctx); err != nil && cause != nil {
@@ -167,20 +177,53 @@ func (c *Core) create(ctx context.Context, ns Namespace, r Record) (_ Endpoint, 
 			continue
 		}
 		err = fmt.Errorf("%s: %w", st.name, err)
-		for ; i >= 0; i-- {
-			if steps[i].undo == nil {
+		for ; last >= 0; last-- {
+			if steps[last].undo == nil {
 				continue
 			}
-			if uerr := steps[i].undo(); uerr != nil {
+			if uerr := steps[last].undo(); uerr != nil {
 				// not the caller's problem: the record stays, and Restore or the
 				// audit tries again
-				c.log.ErrorContext(ctx, "undo of a creation incomplete", "owner", o.String(), "step", steps[i].name, log.Err(uerr))
+				c.log.ErrorContext(ctx, "undo of a creation incomplete", "owner", o.String(), "step", steps[last].name, log.Err(uerr))
 			}
 		}
 		return Endpoint{}, err
 	}
 	c.set(r, Ready)
 	return r.endpoint(Ready), nil
+}
+
+// errUndone ends the claims of a creation whose device could not be made.
+var errUndone = errors.New("the creation was undone")
+
+// claim is what the other services are asked for.
+type claim struct {
+	done     chan struct{} // closed when the rest is valid
+	identity Identity
+	err      error
+}
+
+// claim confirms the lease and resolves the identity, in this order, which is
+// the reverse of the releases: while an identity is held for an owner, ipam
+// knows the owner too, and the reconciliation with ipam finds both.
+func (c *Core) claim(ctx context.Context, s Spec) *claim {
+	cl := &claim{done: make(chan struct{})}
+	go func() {
+		defer close(cl.done)
+		if cl.err = c.cfg.Leases.Confirm(ctx, s.Owner, s.Addrs); cl.err != nil {
+			cl.err = fmt.Errorf("confirm the lease: %w", cl.err)
+			return
+		}
+		if cl.err = faultLease.Hit(ctx); cl.err != nil {
+			return
+		}
+		if cl.identity, cl.err = c.resolve(ctx, s); cl.err != nil {
+			cl.err = fmt.Errorf("resolve the identity: %w", cl.err)
+			return
+		}
+		cl.err = faultIdentity.Hit(ctx)
+	}()
+	return cl
 }
 
 // resolve asks for the identity. While the service is away, the identity of a

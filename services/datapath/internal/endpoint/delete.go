@@ -45,6 +45,25 @@ func (c *Core) Delete(ctx context.Context, o Owner) (existed bool, err error) {
 	return true, c.dispose(ctx, r)
 }
 
+// DeleteOlder deletes the owner's endpoint as Delete does, unless it was
+// finished after asOf: a deletion that was asked for at asOf did not mean it.
+// It does not interrupt a creation, which is younger too.
+func (c *Core) DeleteOlder(ctx context.Context, o Owner, asOf time.Time) (existed bool, err error) {
+	if err := o.validate(); err != nil {
+		return false, err
+	}
+	leave, err := c.turns.enter(ctx, o)
+	if err != nil {
+		return false, err
+	}
+	defer leave()
+	r, ok := c.record(o)
+	if !ok || r.Phase == PhaseDeleted || r.Phase == PhaseReady && r.Created.After(asOf) {
+		return false, nil
+	}
+	return true, c.dispose(ctx, r)
+}
+
 // dispose deletes what the record describes. The caller has the owner's turn.
 // After an error it may be repeated.
 func (c *Core) dispose(ctx context.Context, r Record) error {

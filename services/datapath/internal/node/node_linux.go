@@ -254,7 +254,7 @@ func (n *Node) report(f endpoint.Finding) {
 // Replay does the deletions that came while nobody listened. What cannot be
 // read is reported and set aside.
 func (n *Node) Replay(ctx context.Context, s *record.Spool) error {
-	owners, bad, err := s.List()
+	deletions, bad, err := s.List()
 	if err != nil {
 		return err
 	}
@@ -267,18 +267,39 @@ func (n *Node) Replay(ctx context.Context, s *record.Spool) error {
 			}
 		}
 	}
-	for _, o := range owners {
-		if _, err := n.Core.Delete(ctx, o); err != nil && !errors.Is(err, endpoint.ErrInvalid) {
-			return fmt.Errorf("delete %s: %w", o, err)
+	for _, d := range deletions {
+		if _, err := n.Core.DeleteOlder(ctx, d.Owner, d.Time); err != nil && !errors.Is(err, endpoint.ErrInvalid) {
+			return fmt.Errorf("delete %s: %w", d.Owner, err)
 		}
-		if err := s.Done(o); err != nil {
+		if err := s.Done(d.Owner); err != nil {
 			return err
 		}
 	}
-	if len(owners) > 0 {
-		n.log.Info("spooled deletions done", "count", len(owners))
+	if len(deletions) > 0 {
+		n.log.Info("spooled deletions done", "count", len(deletions))
 	}
 	return nil
+}
+
+// spoolInterval is how often the spool is looked at while the process serves.
+const spoolInterval = 3 * time.Second
+
+// ReplayLoop does the deletions that the plugin spooled between the replay at
+// the start and the first accepted connection, or because the socket's queue
+// was full. It returns when ctx ends.
+func (n *Node) ReplayLoop(ctx context.Context, s *record.Spool) error {
+	t := time.NewTicker(spoolInterval)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-t.C:
+		}
+		if err := n.Replay(ctx, s); err != nil && ctx.Err() == nil {
+			n.log.Error("spooled deletions wait", log.Err(err))
+		}
+	}
 }
 
 // AuditLoop compares and repairs from time to time, until ctx ends.

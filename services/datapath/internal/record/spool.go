@@ -45,8 +45,15 @@ type spooled struct {
 	Time          time.Time `json:"time"`
 }
 
+// Deletion is an entry of the spool.
+type Deletion struct {
+	Owner endpoint.Owner
+	// Time is when the plugin was asked, by the machine's clock.
+	Time time.Time
+}
+
 // List reads the entries. What cannot be read is in bad and stays.
-func (s *Spool) List() (owners []endpoint.Owner, bad []error, err error) {
+func (s *Spool) List() (deletions []Deletion, bad []error, err error) {
 	entries, err := os.ReadDir(s.dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, nil
@@ -58,49 +65,52 @@ func (s *Spool) List() (owners []endpoint.Owner, bad []error, err error) {
 		if strings.HasPrefix(e.Name(), ".") || strings.HasSuffix(e.Name(), badSuffix) {
 			continue
 		}
-		o, err := s.read(e.Name())
+		d, err := s.read(e.Name())
 		switch {
 		case errors.Is(err, fs.ErrNotExist): // taken back meanwhile
 		case err != nil:
 			bad = append(bad, err)
 		default:
-			owners = append(owners, o)
+			deletions = append(deletions, d)
 		}
 	}
-	return owners, bad, nil
+	return deletions, bad, nil
 }
 
-func (s *Spool) read(name string) (endpoint.Owner, error) {
+func (s *Spool) read(name string) (Deletion, error) {
 	path := filepath.Join(s.dir, name)
 	b, err := durable.ReadFile(path, spoolMaxSize)
 	if err != nil {
-		return endpoint.Owner{}, &SpoolError{path, err}
+		return Deletion{}, &SpoolError{path, err}
 	}
-	o, err := parseSpooled(name, b)
+	d, err := parseSpooled(name, b)
 	if err != nil {
-		return endpoint.Owner{}, &SpoolError{path, err}
+		return Deletion{}, &SpoolError{path, err}
 	}
-	return o, nil
+	return d, nil
 }
 
-func parseSpooled(name string, b []byte) (endpoint.Owner, error) {
+func parseSpooled(name string, b []byte) (Deletion, error) {
 	var e spooled
 	dec := json.NewDecoder(bytes.NewReader(b))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(&e); err != nil {
-		return endpoint.Owner{}, err
+		return Deletion{}, err
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return endpoint.Owner{}, errors.New("more follows after the entry")
+		return Deletion{}, errors.New("more follows after the entry")
 	}
 	if e.Version != spoolVersion {
-		return endpoint.Owner{}, fmt.Errorf("version: %d, this program reads %d", e.Version, spoolVersion)
+		return Deletion{}, fmt.Errorf("version: %d, this program reads %d", e.Version, spoolVersion)
 	}
 	o := endpoint.Owner{ContainerID: e.ContainerID, InterfaceName: e.InterfaceName}
 	if o.Key() != name {
-		return endpoint.Owner{}, fmt.Errorf("containerId, interfaceName: the file is not that of %q", o)
+		return Deletion{}, fmt.Errorf("containerId, interfaceName: the file is not that of %q", o)
 	}
-	return o, nil
+	if e.Time.IsZero() {
+		return Deletion{}, errors.New("time: missing")
+	}
+	return Deletion{Owner: o, Time: e.Time}, nil
 }
 
 // SpoolError is about one entry.

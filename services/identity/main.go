@@ -49,6 +49,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	if err != nil {
 		return err
 	}
+	p.OnExit(dir.Close)
 	if last.Damaged != nil {
 		p.Log.Error("the cache of identities is damaged; it was put aside and is read from etcd again", "kept_as", snapshot.DamagedFile, log.Err(last.Damaged))
 	}

@@ -22,9 +22,11 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/kit/fault/faulttest"
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kit/rpc/client"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
@@ -138,7 +140,7 @@ func (b *bench) start(args ...string) *proc {
 		"--socket-path", socket, "--metrics-address", "off", "--state-dir", filepath.Join(b.dir, "state"),
 		"--node", "n1", "--etcd-endpoints", b.etcd.Endpoint, "--etcd-timeout", "2s", "--etcd-heartbeat", "100ms", "--gc-interval", "50ms",
 	}, args...)...)
-	p.cmd.Env = []string{asService + "=1"}
+	p.cmd.Env = []string{asService + "=1", "GORACE=atexit_sleep_ms=0"} // -race waits a second otherwise
 	p.cmd.Stderr = p
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: instance.FirstServiceID, Gid: instance.GroupID}, Pdeathsig: syscall.SIGKILL}
 	p.faults = faulttest.Start(b.t, p.cmd)
@@ -383,5 +385,30 @@ func TestKernelWrongConfigurationIsNamedAtOnce(t *testing.T) {
 		if !strings.Contains(p.log(), key) {
 			t.Errorf("no word about %s in\n%s", key, p.log())
 		}
+	}
+}
+
+func TestKernelSecondCopyOnOneStateIsRefusedAndTakesNothing(t *testing.T) {
+	b := newBench(t)
+	admin := b.etcd.Client()
+	first := b.start()
+	first.serving()
+	n, err := first.resolve("c1", "web")
+	if err != nil {
+		t.Fatal(err)
+	}
+	storetest.Eventually(t, "the reference", func() bool { return len(keys(t, admin, "ref")) == 1 })
+	second := b.start("--socket-path", filepath.Join(b.dir, "run", "second.sock"))
+	if code := second.exit(); code != process.ExitFailed || !strings.Contains(second.log(), durable.ErrLocked.Error()) {
+		t.Errorf("the second ended with %d:\n%s", code, second.log())
+	}
+	if m, err := first.resolve("c1", "web"); err != nil || m != n {
+		t.Errorf("the first answers %d, %v; want %d", m, err, n)
+	}
+	if code := first.stop(); code != process.ExitOK {
+		t.Errorf("the first ended with %d:\n%s", code, first.log())
+	}
+	if code := func() int { p := b.start(); p.serving(); return p.stop() }(); code != process.ExitOK {
+		t.Errorf("the next one ended with %d", code)
 	}
 }

@@ -83,7 +83,7 @@ func startNode(t testing.TB, endpoint, name, dir string, cfg nodeConfig) *node {
 	n.stop = sync.OnceFunc(func() {
 		cancel()
 		<-done
-		if err := store.Close(); err != nil {
+		if err := errors.Join(store.Close(), files.Close()); err != nil {
 			t.Error(err)
 		}
 	})

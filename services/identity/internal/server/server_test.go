@@ -68,6 +68,7 @@ func serve(t *testing.T, opts ...option) *service {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { files.Close() })
 	filter, err := identity.NewFilter(nil, nil)
 	if err != nil {
 		t.Fatal(err)

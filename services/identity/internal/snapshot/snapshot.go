@@ -27,6 +27,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"time"
 
 	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
@@ -37,7 +38,11 @@ import (
 const (
 	KnownFile   = "known.json"
 	DamagedFile = "known.json.damaged"
+	LockFile    = "lock"
 )
+
+// lockWait is how long Open waits for a process that is on its way out.
+const lockWait = 3 * time.Second
 
 // HoldsFile is the name of the holds of one boot.
 func HoldsFile(bootID string) string { return "holds." + bootID + ".json" }
@@ -76,11 +81,14 @@ type identityRecord struct {
 	Labels string `json:"labels"` // canonical text
 }
 
-// Dir is the directory with both files. It is one process's at a time.
+// Dir is the directory with both files. It is one process's at a time: of two
+// that write holds each would forget those of the other, and the cluster would
+// collect numbers that endpoints use.
 type Dir struct {
 	path   string
 	node   string
 	bootID string
+	lock   *os.File
 }
 
 // BootID reads the identifier that the kernel made at this boot.
@@ -92,17 +100,28 @@ func BootID() (string, error) {
 	return strings.TrimSpace(string(b)), nil
 }
 
-// Open prepares an existing directory and removes what a killed process left
-// half-written there.
-func Open(path, node, bootID string) (*Dir, error) {
-	if _, err := durable.RemoveTemp(path); err != nil {
-		return nil, fmt.Errorf("state directory: %w", err)
-	}
+// Open takes an existing directory for this process and removes what a killed
+// one left half-written there. It is durable.ErrLocked, and nothing was
+// touched, while another process has it.
+func Open(path, node, bootID string) (*Dir, error) { return open(path, node, bootID, lockWait) }
+
+func open(path, node, bootID string, wait time.Duration) (*Dir, error) {
 	if !bootIDRE.MatchString(bootID) {
 		return nil, fmt.Errorf("boot id %.40q is not one", bootID)
 	}
-	return &Dir{path: path, node: node, bootID: bootID}, nil
+	lock, err := durable.Lock(filepath.Join(path, LockFile), wait)
+	if err != nil {
+		return nil, fmt.Errorf("state directory: %w", err)
+	}
+	if _, err := durable.RemoveTemp(path); err != nil {
+		lock.Close()
+		return nil, fmt.Errorf("state directory: %w", err)
+	}
+	return &Dir{path: path, node: node, bootID: bootID, lock: lock}, nil
 }
+
+// Close gives the directory to the next process.
+func (d *Dir) Close() error { return d.lock.Close() }
 
 // Loaded is what a directory had.
 type Loaded struct {

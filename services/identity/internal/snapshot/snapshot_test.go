@@ -35,13 +35,15 @@ func id(t testing.TB, n identity.Numeric, app string) identity.Identity {
 	return identity.Identity{Number: n, Labels: l}
 }
 
-func open(t testing.TB, path, node, boot string) *Dir {
+// load is a start: it opens the directory, loads and gives it back.
+func load(t testing.TB, path, node, boot string) (Loaded, error) {
 	t.Helper()
 	d, err := Open(path, node, boot)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return d
+	defer d.Close()
+	return d.Load()
 }
 
 func saved(t testing.TB) (path string, holds allocator.Holds, known []identity.Identity) {
@@ -53,8 +55,11 @@ func saved(t testing.TB) (path string, holds allocator.Holds, known []identity.I
 		{Holder: allocator.ReferenceHolder("x"), Identity: id(t, identity.MinNodeLocal, "local")},
 	}}
 	known = []identity.Identity{id(t, 300, "web;=\\"), id(t, 301, "db")}
-	d := open(t, path, "n1", boot1)
-	if err := errors.Join(d.SaveHolds(holds), d.SaveKnown(known)); err != nil {
+	d, err := Open(path, "n1", boot1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(d.SaveHolds(holds), d.SaveKnown(known), d.Close()); err != nil {
 		t.Fatal(err)
 	}
 	return path, holds, known
@@ -62,7 +67,7 @@ func saved(t testing.TB) (path string, holds allocator.Holds, known []identity.I
 
 func TestWhatWasSavedIsLoaded(t *testing.T) {
 	path, holds, known := saved(t)
-	got, err := open(t, path, "n1", boot1).Load()
+	got, err := load(t, path, "n1", boot1)
 	want := Loaded{Holds: holds, Known: known, Cached: true}
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("loaded %+v, %v\nwant %+v", got, err, want)
@@ -70,7 +75,7 @@ func TestWhatWasSavedIsLoaded(t *testing.T) {
 }
 
 func TestEmptyDirectoryIsAFirstStart(t *testing.T) {
-	got, err := open(t, t.TempDir(), "n1", boot1).Load()
+	got, err := load(t, t.TempDir(), "n1", boot1)
 	if err != nil || !reflect.DeepEqual(got, Loaded{}) {
 		t.Errorf("loaded %+v, %v, want nothing", got, err)
 	}
@@ -82,7 +87,7 @@ func TestHoldersOfAnotherBootAreDropped(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(path, HoldsFile(boot1)), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	got, err := open(t, path, "n1", boot2).Load()
+	got, err := load(t, path, "n1", boot2)
 	if want := (Loaded{Removed: []string{HoldsFile(boot1)}, Known: known, Cached: true}); err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("loaded %+v, %v, want %+v", got, err, want)
 	}
@@ -93,7 +98,7 @@ func TestHoldersOfAnotherBootAreDropped(t *testing.T) {
 
 func TestStateOfAnotherNodeIsRefused(t *testing.T) {
 	path, _, _ := saved(t)
-	if _, err := open(t, path, "n2", boot1).Load(); !errors.Is(err, ErrOtherNode) || !strings.Contains(err.Error(), HoldsFile(boot1)) {
+	if _, err := load(t, path, "n2", boot1); !errors.Is(err, ErrOtherNode) || !strings.Contains(err.Error(), HoldsFile(boot1)) {
 		t.Errorf("load: %v, want ErrOtherNode with the file's name", err)
 	}
 }
@@ -130,7 +135,7 @@ func TestDamagedHoldsAreRefusedAndLeftAlone(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := open(t, path, "n1", boot1).Load()
+		got, err := load(t, path, "n1", boot1)
 		if err == nil || !strings.Contains(err.Error(), file) {
 			t.Errorf("%s: loaded %+v, %v, want an error that names %s", name, got, err, file)
 		}
@@ -159,7 +164,7 @@ func TestDamagedCacheIsPutAsideAndHoldsStay(t *testing.T) {
 	if err := os.WriteFile(file, junk, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	got, err := open(t, path, "n1", boot1).Load()
+	got, err := load(t, path, "n1", boot1)
 	if err != nil || got.Cached || len(got.Known) != 0 || !reflect.DeepEqual(got.Holds, holds) {
 		t.Errorf("loaded %+v, %v, want the holds and no cache", got, err)
 	}
@@ -177,12 +182,37 @@ func TestHalfWrittenFilesAreRemovedAtTheStart(t *testing.T) {
 	if err := os.WriteFile(temp, []byte("half"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	got, err := open(t, path, "n1", boot1).Load()
+	got, err := load(t, path, "n1", boot1)
 	if err != nil || !reflect.DeepEqual(got.Holds, holds) {
 		t.Errorf("loaded %+v, %v", got, err)
 	}
 	if _, err := os.Stat(temp); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("%s is still there: %v", temp, err)
+	}
+}
+
+func TestDirectoryIsOneProcesssAtATime(t *testing.T) {
+	path, _, _ := saved(t)
+	first, err := Open(path, "n1", boot1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// What the first one is writing just now.
+	temp := filepath.Join(path, "."+HoldsFile(boot1)+".tmp-123")
+	if err := os.WriteFile(temp, []byte("half"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := open(path, "n1", boot1, 0); !errors.Is(err, durable.ErrLocked) || !strings.Contains(err.Error(), path) {
+		t.Errorf("a second Open: %v, want ErrLocked with the path", err)
+	}
+	if _, err := os.Stat(temp); err != nil {
+		t.Errorf("the second took from the first: %v", err)
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := load(t, path, "n1", boot1); err != nil {
+		t.Errorf("after the first: %v", err)
 	}
 }
 

@@ -446,7 +446,7 @@ func TestKernelRestartFindsWhatChangedMeanwhile(t *testing.T) {
 		})
 	})
 	spool := filepath.Join(w.dir, "spool")
-	writeSpool(t, spool, deleted.owner)
+	writeSpool(t, spool, deleted.owner, time.Now())
 
 	w.start(true)
 	if err := w.node.Replay(t.Context(), record.OpenSpool(spool)); err != nil {
@@ -480,12 +480,44 @@ func TestKernelRestartFindsWhatChangedMeanwhile(t *testing.T) {
 	})
 }
 
-func writeSpool(t *testing.T, dir string, o endpoint.Owner) {
+// TestKernelSpoolIsReplayedWhileServing: what the plugin spooled just before
+// the socket was there is done without another restart, and a deletion that is
+// older than an endpoint of the same owner does not mean it.
+func TestKernelSpoolIsReplayedWhileServing(t *testing.T) {
+	w := newWorld(t)
+	spool := filepath.Join(w.dir, "spool")
+	beforeAll := time.Now()
+	w.start(true)
+	kept, deleted := w.pod("kept"), w.pod("deleted")
+	ctx, cancel := context.WithCancel(t.Context())
+	looped := make(chan error, 1)
+	go func() { looped <- w.node.ReplayLoop(ctx, record.OpenSpool(spool)) }()
+	writeSpool(t, spool, kept.owner, beforeAll)
+	writeSpool(t, spool, deleted.owner, time.Now())
+	eventually(t, "the spool is worked off", func() error {
+		if left, _ := os.ReadDir(spool); len(left) != 0 {
+			return fmt.Errorf("spool still has %v", left)
+		}
+		return nil
+	})
+	if _, err := w.node.Core.Get(deleted.owner); !errors.Is(err, endpoint.ErrNotFound) {
+		t.Errorf("endpoint of %s: %v, want it gone", deleted.owner, err)
+	}
+	if _, err := w.node.Core.Get(kept.owner); err != nil {
+		t.Errorf("an endpoint that is younger than the deletion: %v, want it kept", err)
+	}
+	cancel()
+	if err := <-looped; !errors.Is(err, context.Canceled) {
+		t.Errorf("the loop ended with %v", err)
+	}
+}
+
+func writeSpool(t *testing.T, dir string, o endpoint.Owner, at time.Time) {
 	t.Helper()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	content := fmt.Sprintf(`{"version":1,"containerId":%q,"interfaceName":%q,"time":"2026-01-02T03:04:05Z"}`, o.ContainerID, o.InterfaceName)
+	content := fmt.Sprintf(`{"version":1,"containerId":%q,"interfaceName":%q,"time":%q}`, o.ContainerID, o.InterfaceName, at.UTC().Format(time.RFC3339Nano))
 	if err := os.WriteFile(filepath.Join(dir, o.Key()), []byte(content), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -223,18 +223,20 @@ const entry = `{"version":1,"containerId":"c1","interfaceName":"eth0","time":"20
 func TestSpoolListsEntriesAndReportsTheRest(t *testing.T) {
 	dir := t.TempDir()
 	s := OpenSpool(dir)
-	owner := endpoint.Owner{ContainerID: "c1", InterfaceName: "eth0"}
+	owner, untimed := endpoint.Owner{ContainerID: "c1", InterfaceName: "eth0"}, endpoint.Owner{ContainerID: "c2", InterfaceName: "eth0"}
 	for name, content := range map[string]string{
 		owner.Key(): entry, ".new-1": "half", ".lock": "", "nonsense": "nonsense", "wrongname": entry, "old.bad": "x",
-		"version": `{"version":2,"containerId":"c1","interfaceName":"eth0"}`,
+		"version":     `{"version":2,"containerId":"c1","interfaceName":"eth0"}`,
+		untimed.Key(): `{"version":1,"containerId":"c2","interfaceName":"eth0"}`,
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	owners, bad, err := s.List()
-	if err != nil || len(owners) != 1 || owners[0] != owner || len(bad) != 3 {
-		t.Fatalf("%v, %v, %v", owners, bad, err)
+	want := Deletion{Owner: owner, Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}
+	deletions, bad, err := s.List()
+	if err != nil || len(deletions) != 1 || deletions[0] != want || len(bad) != 4 {
+		t.Fatalf("%v, %v, %v", deletions, bad, err)
 	}
 	for _, err := range bad {
 		var se *SpoolError
@@ -261,8 +263,8 @@ func FuzzSpool(f *testing.F) {
 	f.Add(name, []byte(entry))
 	f.Add("", []byte(`{}`))
 	f.Fuzz(func(t *testing.T, name string, content []byte) {
-		if o, err := parseSpooled(name, content); err == nil && o.Key() != name {
-			t.Fatalf("%q is taken for the deletion of %v", name, o)
+		if d, err := parseSpooled(name, content); err == nil && (d.Owner.Key() != name || d.Time.IsZero()) {
+			t.Fatalf("%q is taken for the deletion %v", name, d)
 		}
 	})
 }

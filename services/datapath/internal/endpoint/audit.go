@@ -170,6 +170,13 @@ func (c *Core) auditRecord(ctx context.Context, r Record, entries []Entry, devic
 			func() error { return c.dispose(ctx, r) })
 	}
 
+	if _, differs := r.compare(entries); differs {
+		// the listing may be older than the endpoint: look again now that
+		// nobody changes it
+		if entries, err = c.cfg.Maps.Entries(); err != nil {
+			return fmt.Errorf("list published endpoints: %w", err)
+		}
+	}
 	if d, differs := r.compare(entries); differs {
 		if err := report(d, func() error { return c.republish(ctx, &r, entries) }); err != nil {
 			return err
@@ -247,32 +254,51 @@ func (c *Core) republish(ctx context.Context, r *Record, entries []Entry) error 
 	return nil
 }
 
-// auditStrays finds what no record knows.
-func (c *Core) auditStrays(entries []Entry, devices []HostDevice, repair bool, report reporter) error {
+// strays are what no record knows.
+func (c *Core) strays(entries []Entry, devices []HostDevice) (slots []Entry, links []HostDevice) {
 	known := c.live()
 	for _, e := range entries {
-		if slices.ContainsFunc(known, func(r Record) bool { return r.owns(e) }) {
-			continue
+		if !slices.ContainsFunc(known, func(r Record) bool { return r.owns(e) }) {
+			slots = append(slots, e)
 		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, d := range devices {
+		_, doomed := c.doomed[d]
+		if !doomed && !slices.ContainsFunc(known, func(r Record) bool { return r.Device.HostName == d.Name }) {
+			links = append(links, d)
+		}
+	}
+	return slots, links
+}
+
+// auditStrays finds what no record knows. The listings are older than the
+// records: an endpoint deleted between them looks like a stray, so whatever
+// looks like one is listed again.
+func (c *Core) auditStrays(entries []Entry, devices []HostDevice, repair bool, report reporter) error {
+	slots, links := c.strays(entries, devices)
+	if len(slots)+len(links) == 0 {
+		return nil
+	}
+	entries, err := c.cfg.Maps.Entries()
+	if err != nil {
+		return fmt.Errorf("list published endpoints: %w", err)
+	}
+	if devices, err = c.cfg.Links.Devices(); err != nil {
+		return fmt.Errorf("list devices: %w", err)
+	}
+	slots, links = c.strays(entries, devices)
+	for _, e := range slots {
 		d := Difference{Subject: "sl_ep", Key: strconv.Itoa(int(e.Slot)), Have: e.describe()}
 		if err := report(d, func() error { return c.unpublishStray(e) }); err != nil {
 			return err
 		}
 	}
-	var strays []HostDevice
-	c.mu.Lock()
-	for _, d := range devices {
-		_, doomed := c.doomed[d]
-		if !doomed && !slices.ContainsFunc(known, func(r Record) bool { return r.Device.HostName == d.Name }) {
-			strays = append(strays, d)
-		}
+	if len(links) > 0 && repair {
+		err = c.cfg.Links.Remove(links)
 	}
-	c.mu.Unlock()
-	var err error
-	if len(strays) > 0 && repair {
-		err = c.cfg.Links.Remove(strays)
-	}
-	for _, d := range strays {
+	for _, d := range links {
 		if err := report(Difference{Subject: "device", Key: d.Name, Have: fmt.Sprintf("index %d", d.Index)}, func() error { return err }); err != nil {
 			return err
 		}

@@ -476,6 +476,47 @@ func TestInspectChangesNothing(t *testing.T) {
 	}
 }
 
+func TestAuditLeavesAloneWhatChangesUnderIt(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	old := m.wanted("old", 2)
+	if _, err := c.Create(t.Context(), old, false); err != nil {
+		t.Fatal(err)
+	}
+	before := m.count("list entries")
+	gate := make(chan struct{})
+	m.mu.Lock()
+	m.block["list devices"] = gate // right after the entries were listed
+	m.mu.Unlock()
+	audited := make(chan error, 1)
+	go func() {
+		audited <- c.Audit(t.Context(), true, func(f Finding) error {
+			t.Errorf("the audit finds %+v", f)
+			return nil
+		})
+	}()
+	until(t, func() bool { return m.count("list entries") > before })
+	created, err := c.Create(t.Context(), m.wanted("new", 3), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Delete(t.Context(), old.Owner); err != nil {
+		t.Fatal(err)
+	}
+	m.mu.Lock()
+	delete(m.block, "list devices")
+	m.mu.Unlock()
+	close(gate)
+	if err := <-audited; err != nil {
+		t.Fatal(err)
+	}
+	if now, err := c.Get(created.Spec.Owner); err != nil || now.Slot != created.Slot {
+		t.Errorf("the new endpoint is in slot %d (%v), was in %d", now.Slot, err, created.Slot)
+	}
+	settle(t, c)
+	m.holds(t, c, 1)
+}
+
 func TestUnreadableRecordIsReportedAndTheRestRestored(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)

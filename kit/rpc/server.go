@@ -254,19 +254,40 @@ func (s *Server) drainStream(srv any, ss grpc.ServerStream, info *grpc.StreamSer
 	ctx, cancel := context.WithCancel(ss.Context())
 	defer cancel()
 	defer context.AfterFunc(s.stopping, cancel)()
-	err := next(srv, &drainingStream{ServerStream: ss, ctx: ctx})
+	err := next(srv, &drainingStream{ServerStream: ss, ctx: ctx, stopping: s.stopping, clientStream: info.IsClientStream})
 	if s.stopping.Err() != nil && (status.Code(err) == codes.Canceled || errors.Is(err, context.Canceled)) {
-		return status.Error(codes.Unavailable, "the server is shutting down")
+		return errStopping
 	}
 	return err
 }
 
+var errStopping = status.Error(codes.Unavailable, "the server is shutting down")
+
 type drainingStream struct {
 	grpc.ServerStream
-	ctx context.Context
+	ctx          context.Context
+	stopping     context.Context
+	clientStream bool // the client may send more than one message, or none for long
 }
 
 func (s *drainingStream) Context() context.Context { return s.ctx }
+
+// RecvMsg ends when the server shuts down, which the stream beneath does not:
+// it waits for its client. What still reads there then ends with the stream,
+// as soon as the handler has returned, and nobody looks at its message.
+func (s *drainingStream) RecvMsg(m any) error {
+	if !s.clientStream {
+		return s.ServerStream.RecvMsg(m)
+	}
+	received := make(chan error, 1)
+	go func() { received <- s.ServerStream.RecvMsg(m) }()
+	select {
+	case err := <-received:
+		return err
+	case <-s.stopping.Done():
+		return errStopping
+	}
+}
 
 // levelOf logs what the caller did wrong at info, what we did wrong at error.
 func levelOf(code codes.Code) logging.Level {

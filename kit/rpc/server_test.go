@@ -527,6 +527,29 @@ func TestShutdownFinishesCallsEndsStreamsAndTakesNoMore(t *testing.T) {
 	}
 }
 
+func TestShutdownEndsStreamsThatWaitForTheirClient(t *testing.T) {
+	f := serve(t, &testService{}, table())
+	// Reflection reads until its client has no more to say, which this one never says.
+	s, err := grpc_reflection_v1.NewServerReflectionClient(f.dial(t, client.Options{})).ServerReflectionInfo(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := &grpc_reflection_v1.ServerReflectionRequest{MessageRequest: &grpc_reflection_v1.ServerReflectionRequest_ListServices{}}
+	if err := s.Send(list); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if err := f.server.Shutdown(ctx); err != nil {
+		t.Errorf("Shutdown: %v, want the idle stream ended", err)
+	}
+	_, err = s.Recv()
+	wantCode(t, err, codes.Unavailable, "shutting down")
+}
+
 func TestShutdownCutsWhatDoesNotEnd(t *testing.T) {
 	entered := make(chan struct{})
 	f := serve(t, &testService{empty: func(ctx context.Context) error { close(entered); <-ctx.Done(); return ctx.Err() }}, table())

@@ -35,9 +35,11 @@ func RootAnd(uids ...uint32) Access { return Access{Root: true, UIDs: uids} }
 
 func (a Access) allows(uid uint32, alsoRoot []uint32) bool {
 	return a.Group ||
-		a.Root && (uid == 0 || slices.Contains(alsoRoot, uid)) ||
+		a.Root && isRoot(uid, alsoRoot) ||
 		slices.Contains(a.UIDs, uid)
 }
+
+func isRoot(uid uint32, alsoRoot []uint32) bool { return uid == 0 || slices.Contains(alsoRoot, uid) }
 
 // Method is the row of one method in the table of a Server.
 type Method struct {

@@ -16,8 +16,10 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// Limit bounds one method. Zero fields do not limit. Whoever finds the queue
-// full, or the rate used up, gets RESOURCE_EXHAUSTED with RetryInfo.
+// Limit bounds one method, once for root and once for everybody else
+// together: who may only read cannot keep those waiting on whom pods wait. Zero
+// fields do not limit. Whoever finds the queue full, or the rate used up, gets
+// RESOURCE_EXHAUSTED with RetryInfo.
 type Limit struct {
 	InFlight int // calls, or open streams, that run at once
 	Waiting  int // calls that may wait for one of them to end; only with InFlight
@@ -65,6 +67,18 @@ func newLimiter(l Limit) *limiter {
 	return lim
 }
 
+// limiters are the two of a method.
+type limiters struct{ root, others *limiter }
+
+func newLimiters(l Limit) limiters { return limiters{root: newLimiter(l), others: newLimiter(l)} }
+
+func (l limiters) of(root bool) *limiter {
+	if root {
+		return l.root
+	}
+	return l.others
+}
+
 // enter returns when the call may run; done must be called when it ended.
 func (l *limiter) enter(ctx context.Context, method string) (done func(), _ error) {
 	if l == nil {
@@ -98,8 +112,14 @@ func (l *limiter) refuse(format string, args ...any) error {
 	return st.Err()
 }
 
+// enter takes a place for the caller that authorise let through.
+func (s *Server) enter(ctx context.Context, method string) (done func(), _ error) {
+	cred, ok := PeerCred(ctx)
+	return s.limiters[method].of(ok && isRoot(cred.UID, s.alsoRoot)).enter(ctx, method)
+}
+
 func (s *Server) limitUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-	done, err := s.limiters[info.FullMethod].enter(ctx, info.FullMethod)
+	done, err := s.enter(ctx, info.FullMethod)
 	if err != nil {
 		return nil, err
 	}
@@ -108,7 +128,7 @@ func (s *Server) limitUnary(ctx context.Context, req any, info *grpc.UnaryServer
 }
 
 func (s *Server) limitStream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
-	done, err := s.limiters[info.FullMethod].enter(ss.Context(), info.FullMethod)
+	done, err := s.enter(ss.Context(), info.FullMethod)
 	if err != nil {
 		return err
 	}

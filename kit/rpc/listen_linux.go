@@ -35,7 +35,8 @@ type ListenOptions struct {
 	// MaxConns is how many connections may be open at once, 1,024 if 0.
 	MaxConns int
 	// MaxConnsPerUID is how many of them one uid other than 0 may hold, half
-	// of MaxConns if 0. One more is closed at once.
+	// of MaxConns if 0. One more is closed at once. All of these together leave
+	// an eighth of MaxConns to root.
 	MaxConnsPerUID int
 }
 
@@ -250,7 +251,8 @@ func (l *Listener) Accept() (net.Conn, error) {
 func (l *Listener) admit(uid uint32) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.conns >= l.maxConns || (uid != 0 && l.perUID[uid] >= l.maxPerUID) {
+	others := l.conns - l.perUID[0]
+	if l.conns >= l.maxConns || uid != 0 && (l.perUID[uid] >= l.maxPerUID || others >= l.maxConns-l.maxConns/8) {
 		l.refused++
 		return false
 	}

@@ -321,3 +321,28 @@ func TestOneUserCannotTakeAllConnections(t *testing.T) {
 		t.Errorf("%d refused, want 2", refused)
 	}
 }
+
+func TestAllOthersTogetherLeaveRootConnections(t *testing.T) {
+	l := &Listener{maxConns: 16, maxPerUID: 8, perUID: map[uint32]int{}}
+	admitted := 0
+	for i := range uint32(32) {
+		if l.admit(1 + i%4) {
+			admitted++
+		}
+	}
+	if admitted != 14 {
+		t.Errorf("users hold %d of 16 connections, want 14", admitted)
+	}
+	for range 2 {
+		if !l.admit(0) {
+			t.Error("root was refused a connection of the two that are left to it")
+		}
+	}
+	if l.admit(0) {
+		t.Error("more connections than the bound")
+	}
+	l.release(0)
+	if l.admit(1) {
+		t.Error("a user got root's place")
+	}
+}

@@ -61,7 +61,7 @@ type Server struct {
 	log       *slog.Logger
 	methods   Methods
 	alsoRoot  []uint32
-	limiters  map[string]*limiter
+	limiters  map[string]limiters
 	validator protovalidate.Validator
 	panics    prometheus.Counter
 
@@ -96,7 +96,7 @@ func NewServer(o Options) (*Server, error) {
 		log:       o.Logger,
 		methods:   o.Methods,
 		alsoRoot:  o.AlsoRoot,
-		limiters:  map[string]*limiter{},
+		limiters:  map[string]limiters{},
 		validator: validator,
 		panics: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "grpc_server_panics_recovered_total",
@@ -104,7 +104,7 @@ func NewServer(o Options) (*Server, error) {
 		}),
 	}
 	for name, m := range o.Methods {
-		s.limiters[name] = newLimiter(m.Limit)
+		s.limiters[name] = newLimiters(m.Limit)
 	}
 	s.stopping, s.stop = context.WithCancel(context.Background())
 

@@ -28,6 +28,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	pb "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -408,7 +409,7 @@ func TestFullQueueIsRefusedWithRetryInfo(t *testing.T) {
 	<-entered
 	<-entered
 	go call() // waits
-	lim := f.server.limiters[pb.TestService_EmptyCall_FullMethodName]
+	lim := f.server.limiters[pb.TestService_EmptyCall_FullMethodName].of(os.Geteuid() == 0)
 	waitFor(t, func() bool { return len(lim.places) == 3 })
 
 	_, err := c.EmptyCall(t.Context(), &pb.Empty{})
@@ -459,6 +460,34 @@ func TestWaiterThatGivesUpFreesItsPlace(t *testing.T) {
 	done()
 	if len(l.places) != 0 || len(l.running) != 0 {
 		t.Errorf("%d places and %d running are taken, want none", len(l.places), len(l.running))
+	}
+}
+
+func TestNobodyElseTakesRootsPlaces(t *testing.T) {
+	const method = "/x.Y/Z"
+	as := func(uid uint32) context.Context {
+		return peer.NewContext(t.Context(), &peer.Peer{AuthInfo: AuthInfo{Cred: Cred{UID: uid}}})
+	}
+	for name, limit := range map[string]Limit{"places": {InFlight: 1}, "rate": {Rate: 1e-9}} {
+		s := &Server{alsoRoot: []uint32{7}, limiters: map[string]limiters{method: newLimiters(limit)}}
+		leave, err := s.enter(as(64799), method)
+		if err != nil {
+			t.Fatalf("%s: the first reader: %v", name, err)
+		}
+		for _, uid := range []uint32{64799, 64701} {
+			if _, err := s.enter(as(uid), method); status.Code(err) != codes.ResourceExhausted {
+				t.Errorf("%s: reader %d got %v, want RESOURCE_EXHAUSTED", name, uid, err)
+			}
+		}
+		done, err := s.enter(as(0), method)
+		if err != nil {
+			t.Fatalf("%s: root has to wait for readers: %v", name, err)
+		}
+		if _, err := s.enter(as(7), method); status.Code(err) != codes.ResourceExhausted {
+			t.Errorf("%s: who counts as root got %v beyond root's places, want RESOURCE_EXHAUSTED", name, err)
+		}
+		done()
+		leave()
 	}
 }
 

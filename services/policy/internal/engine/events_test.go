@@ -5,7 +5,6 @@ package engine
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"net/netip"
 	"testing"
 
@@ -167,7 +166,7 @@ func sameAnswers(t *testing.T, w *world, e *Engine, r *replica, s *state, what s
 
 func TestReplayedEventsGiveTheSameTables(t *testing.T) {
 	t.Parallel()
-	w := newWorld(rand.New(rand.NewPCG(31, 32)))
+	w := seeded(t, 31)
 	for run := range 160 / thoroughness {
 		r := newReplica()
 		config := w.config()
@@ -207,7 +206,7 @@ func TestReplayedEventsGiveTheSameTables(t *testing.T) {
 
 func TestNoEventShowsAThirdVerdict(t *testing.T) {
 	t.Parallel()
-	w := newWorld(rand.New(rand.NewPCG(21, 22)))
+	w := seeded(t, 21)
 	for run := range 600 / thoroughness {
 		s := w.draw()
 		next := s.clone()
@@ -282,7 +281,7 @@ func TestNoEventShowsAThirdVerdict(t *testing.T) {
 // Classes keep their names over the life of an engine and between engines.
 func TestNodeClassKeysDependOnlyOnTheClass(t *testing.T) {
 	t.Parallel()
-	w := newWorld(rand.New(rand.NewPCG(41, 42)))
+	w := seeded(t, 41)
 	for range 50 {
 		s := w.draw()
 		a, b := fresh(t, configs[0], s), New(configs[0])

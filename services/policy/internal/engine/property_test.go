@@ -6,7 +6,6 @@ package engine
 import (
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
@@ -175,7 +174,7 @@ func TestTablesAgreeWithTheRulesReadDirectly(t *testing.T) {
 	if testing.Short() {
 		states = 200
 	}
-	w := newWorld(rand.New(rand.NewPCG(1, 2)))
+	w := seeded(t, 1)
 	for range states {
 		config := w.config()
 		s := w.draw()
@@ -187,7 +186,7 @@ func TestTablesAgreeWithTheRulesReadDirectly(t *testing.T) {
 // after the other, and the one that decides is the first that may.
 func TestExplainListsEveryRuleThatMatches(t *testing.T) {
 	t.Parallel()
-	w := newWorld(rand.New(rand.NewPCG(51, 52)))
+	w := seeded(t, 51)
 	for range 300 / thoroughness {
 		config := w.config()
 		s := w.draw()
@@ -314,7 +313,7 @@ func TestIncrementalEqualsFromScratchAfterEachOfManyChanges(t *testing.T) {
 	if testing.Short() {
 		runs = 15
 	}
-	w := newWorld(rand.New(rand.NewPCG(3, 4)))
+	w := seeded(t, 3)
 	for run := range runs {
 		config := w.config()
 		s := w.draw()
@@ -336,7 +335,7 @@ func TestIncrementalEqualsFromScratchAfterEachOfManyChanges(t *testing.T) {
 
 func TestEveryStateIsReachedFromEveryOther(t *testing.T) {
 	t.Parallel()
-	w := newWorld(rand.New(rand.NewPCG(5, 6)))
+	w := seeded(t, 5)
 	states := []*state{newState()}
 	for range 14 {
 		states = append(states, w.draw())
@@ -354,7 +353,7 @@ func TestEveryStateIsReachedFromEveryOther(t *testing.T) {
 
 func TestNothingIsLeftAfterEverythingWasRemoved(t *testing.T) {
 	t.Parallel()
-	w := newWorld(rand.New(rand.NewPCG(7, 8)))
+	w := seeded(t, 7)
 	for range 100 {
 		s := w.draw()
 		e := fresh(t, configs[0], s)
@@ -377,7 +376,7 @@ func TestNothingIsLeftAfterEverythingWasRemoved(t *testing.T) {
 
 func TestInputOrderDoesNotChangeHashes(t *testing.T) {
 	t.Parallel()
-	w := newWorld(rand.New(rand.NewPCG(9, 10)))
+	w := seeded(t, 9)
 	for range 100 {
 		s := w.draw()
 		a := fresh(t, configs[0], s)
@@ -406,7 +405,7 @@ func TestInputOrderDoesNotChangeHashes(t *testing.T) {
 
 func TestIntervalsAreMinimalAndTotal(t *testing.T) {
 	t.Parallel()
-	w := newWorld(rand.New(rand.NewPCG(11, 12)))
+	w := seeded(t, 11)
 	for range 100 {
 		e := fresh(t, configs[0], w.draw())
 		for _, l := range e.tables {
@@ -427,7 +426,7 @@ func TestIntervalsAreMinimalAndTotal(t *testing.T) {
 
 func TestADenyNeverAllowsMore(t *testing.T) {
 	t.Parallel()
-	w := newWorld(rand.New(rand.NewPCG(13, 14)))
+	w := seeded(t, 13)
 	for range 200 {
 		s := w.draw()
 		for k, o := range s.objects { // Pass could hide the deny
@@ -463,7 +462,7 @@ func TestADenyNeverAllowsMore(t *testing.T) {
 
 func TestAPolicyOfOneSubjectLeavesTheTablesOfOthers(t *testing.T) {
 	t.Parallel()
-	w := newWorld(rand.New(rand.NewPCG(15, 16)))
+	w := seeded(t, 15)
 	for range 200 {
 		s := w.draw()
 		e := fresh(t, configs[0], s)
@@ -501,7 +500,7 @@ func TestAPolicyOfOneSubjectLeavesTheTablesOfOthers(t *testing.T) {
 
 func TestAnUnknownPeerIsDeniedWhatAnyKnownPeerIsDeniedBySelectors(t *testing.T) {
 	t.Parallel()
-	w := newWorld(rand.New(rand.NewPCG(17, 18)))
+	w := seeded(t, 17)
 	for range 300 {
 		s := w.draw()
 		for k, o := range s.objects { // selectors only: addresses differ anyway

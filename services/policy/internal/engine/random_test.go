@@ -8,7 +8,9 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -130,6 +132,22 @@ type world struct {
 	ids   []identity.Identity
 	addrs map[identity.Numeric][]netip.Addr
 	all   []netip.Addr
+}
+
+// seeded makes the world of a test. POLICY_SEED, a number, makes every test draw
+// other states; a failure prints it.
+func seeded(t *testing.T, stream uint64) *world {
+	t.Helper()
+	var seed uint64
+	if text := os.Getenv("POLICY_SEED"); text != "" {
+		n, err := strconv.ParseUint(text, 10, 64)
+		if err != nil {
+			t.Fatalf("POLICY_SEED: %v", err)
+		}
+		seed = n
+		t.Logf("POLICY_SEED=%d", seed)
+	}
+	return newWorld(rand.New(rand.NewPCG(seed, stream)))
 }
 
 const testCluster = "here"

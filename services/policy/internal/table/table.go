@@ -152,20 +152,34 @@ type Verdict struct {
 // Lookup judges a connection with a peer: its word, its address, and the point
 // of the connection.
 func (t *Table) Lookup(w Word, addr netip.Addr, q port.Point) Verdict {
+	ac := t.Address
+	if t.Flags&HasAddresses != 0 {
+		if found, ok := t.Blocks.Lookup(addr); ok {
+			ac = found
+		}
+	}
+	return t.LookupIn(w, ac, q)
+}
+
+// ClassOf is the class of a peer on the identity side.
+func (t *Table) ClassOf(w Word) Class {
+	if !w.Known {
+		return t.Default[identity.KindUnknown]
+	}
+	if class, ok := t.Peers[w.NodeClass]; ok {
+		return class
+	}
+	return t.Default[w.Kind]
+}
+
+// LookupIn is Lookup for an address whose classes are known.
+func (t *Table) LookupIn(w Word, ac [identity.Scopes]Class, q port.Point) Verdict {
 	if !w.Known {
 		w = Word{Kind: identity.KindUnknown, Scope: identity.ScopeCluster}
 	}
-	class, ok := t.Peers[w.NodeClass]
-	if !ok || !w.Known {
-		class = t.Default[w.Kind]
-	}
-	v := t.search(class, q)
+	v := t.search(t.ClassOf(w), q)
 	byIdentity := v
 	if t.Flags&HasAddresses != 0 {
-		ac, ok := t.Blocks.Lookup(addr)
-		if !ok {
-			ac = t.Address
-		}
 		v = v.Better(t.search(ac[w.Scope], q))
 	}
 	if n := v.Admin(); n != NoAdmin {
@@ -296,6 +310,11 @@ func (b *Blocks) Exact(p netip.Prefix) (v [identity.Scopes]Class, ok bool) {
 // Around finds the longest prefix with the address that holds others too.
 func (b *Blocks) Around(a netip.Addr) ([identity.Scopes]Class, bool) {
 	return b.longest(a, a.BitLen()-1)
+}
+
+// Within finds the longest prefix that holds all of p, p itself included.
+func (b *Blocks) Within(p netip.Prefix) ([identity.Scopes]Class, bool) {
+	return b.longest(p.Addr(), p.Bits())
 }
 
 // Lookup finds the longest prefix with the address.

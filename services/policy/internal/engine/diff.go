@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package engine
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/port"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/table"
+)
+
+// Place is where a peer is, as far as it makes a difference: the peer's
+// address, a block of addresses outside without the narrower blocks that are
+// places themselves, or, as the zero value, everywhere else.
+type Place struct {
+	Peer  identity.Numeric
+	Block netip.Prefix
+}
+
+// Changed is an interval of ports whose verdict changes.
+type Changed struct {
+	Ports         port.Range
+	Before, After table.Verdict
+}
+
+// Difference is what changes for one direction of a subject, for all peers
+// that it changes for in the same way.
+type Difference struct {
+	Subject   identity.Numeric
+	Direction rule.Direction
+	Places    []Place
+	Changes   []Changed
+}
+
+// Diff says which verdicts would change if policies were applied or deleted.
+// The engine itself does not change. The work is that of compiling from
+// scratch.
+func (e *Engine) Diff(upsert []policy.Object, remove []policy.Key) ([]Difference, error) {
+	after, err := e.copy()
+	if err != nil {
+		return nil, fmt.Errorf("copy the engine: %w", err)
+	}
+	if err := after.Apply(Change{UpsertPolicies: upsert, DeletePolicies: remove}); err != nil {
+		return nil, err
+	}
+	var out []Difference
+	numbers := make([]identity.Numeric, 0, len(e.subjects))
+	for n := range e.subjects {
+		numbers = append(numbers, n)
+	}
+	slices.Sort(numbers)
+	for _, n := range numbers {
+		for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
+			x, y := e.subjects[n].bound[d], after.subjects[n].bound[d]
+			if x == nil && y == nil || x != nil && y != nil && x.program.Hash == y.program.Hash {
+				continue
+			}
+			c := comparison{before: side{e, x}, after: side{after, y}, memo: make(map[comparisonKey]int)}
+			c.peers()
+			for i := range c.found {
+				c.found[i].Subject, c.found[i].Direction = n, d
+			}
+			out = append(out, c.found...)
+		}
+	}
+	return out, nil
+}
+
+// copy makes an engine with the same state and tables of its own.
+func (e *Engine) copy() (*Engine, error) {
+	config := e.config
+	config.Events = nil
+	var c Change
+	for _, o := range e.objects {
+		c.UpsertPolicies = append(c.UpsertPolicies, *o)
+	}
+	for _, p := range e.peers {
+		c.AddIdentities = append(c.AddIdentities, p.id)
+	}
+	for n := range e.subjects {
+		c.AddSubjects = append(c.AddSubjects, n)
+	}
+	for name, addrs := range e.names {
+		n := Name{Name: name}
+		for a := range addrs {
+			n.Addrs = append(n.Addrs, a)
+		}
+		c.Learn = append(c.Learn, n)
+	}
+	for a, n := range e.located {
+		c.Locate = append(c.Locate, Location{a, n})
+	}
+	out := New(config)
+	return out, out.Apply(c)
+}
+
+// side is a direction of a subject in one of the two engines.
+type side struct {
+	engine *Engine
+	live   *live // nil: everything is allowed
+}
+
+func (s side) word(n identity.Numeric) table.Word { return s.engine.Word(n) }
+
+// classes are those of the addresses of a block; the zero prefix stands for
+// addresses in no block.
+func (s side) classes(block netip.Prefix) [identity.Scopes]table.Class {
+	if s.live == nil {
+		return [identity.Scopes]table.Class{}
+	}
+	if block.IsValid() {
+		if c, ok := s.live.table.Blocks.Within(block); ok {
+			return c
+		}
+	}
+	return s.live.table.Address
+}
+
+// classPair is how a table classifies a peer at a place.
+type classPair struct {
+	identity, address table.Class
+}
+
+func (s side) pair(w table.Word, block netip.Prefix) classPair {
+	if s.live == nil {
+		return classPair{}
+	}
+	return classPair{s.live.table.ClassOf(w), s.classes(block)[w.Scope]}
+}
+
+func (s side) lookup(w table.Word, block netip.Prefix, q port.Point) table.Verdict {
+	if s.live == nil {
+		return table.Verdict{Action: rule.Allow, Reason: table.ByDefault}
+	}
+	return s.live.table.LookupIn(w, s.classes(block), q)
+}
+
+func (s side) cuts(p classPair, cuts []port.Point) []port.Point {
+	if s.live == nil {
+		return cuts
+	}
+	for _, c := range []table.Class{p.identity, p.address} {
+		for _, i := range s.live.table.Intervals(c) {
+			cuts = append(cuts, i.Hi)
+		}
+	}
+	return cuts
+}
+
+type comparisonKey struct {
+	before, after classPair
+	kind          identity.Kind
+	known         bool
+}
+
+// comparison collects what differs for one direction of a subject.
+type comparison struct {
+	before, after side
+	memo          map[comparisonKey]int // index in found; -1: no difference
+	found         []Difference
+}
+
+// peers compares every known peer at every place where it can be.
+func (c *comparison) peers() {
+	at := make(map[identity.Numeric][]netip.Prefix)
+	for a, n := range c.before.engine.located {
+		at[n] = append(at[n], netip.PrefixFrom(a, a.BitLen()))
+	}
+	var blocks []netip.Prefix
+	for _, s := range []side{c.before, c.after} {
+		if s.live != nil {
+			s.live.table.Blocks.All(func(p netip.Prefix, _ [identity.Scopes]table.Class) { blocks = append(blocks, p) })
+		}
+	}
+	order := func(a, b netip.Prefix) int {
+		return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
+	}
+	slices.SortFunc(blocks, order)
+	blocks = slices.Compact(blocks)
+	numbers := make([]identity.Numeric, 0, len(c.before.engine.peers))
+	for n := range c.before.engine.peers {
+		numbers = append(numbers, n)
+	}
+	slices.Sort(numbers)
+	for _, n := range numbers {
+		w := c.before.word(n)
+		where := at[n]
+		slices.SortFunc(where, order)
+		if w.Scope == identity.ScopeOutside && len(where) == 0 {
+			for _, b := range blocks {
+				if w.Kind == identity.KindWorld6 && b.Addr().Is4() || w.Kind == identity.KindWorld4 && !b.Addr().Is4() {
+					continue
+				}
+				where = append(where, b)
+			}
+			where = append(where, netip.Prefix{})
+		}
+		if len(where) == 0 {
+			where = append(where, netip.Prefix{})
+		}
+		for _, block := range where {
+			c.compare(n, block)
+		}
+	}
+}
+
+func (c *comparison) compare(n identity.Numeric, block netip.Prefix) {
+	w, v := c.before.word(n), c.after.word(n)
+	key := comparisonKey{c.before.pair(w, block), c.after.pair(v, block), w.Kind, w.Known}
+	i, ok := c.memo[key]
+	if !ok {
+		i = -1
+		if changes := c.changes(w, v, block, key); len(changes) > 0 {
+			i = len(c.found)
+			c.found = append(c.found, Difference{Changes: changes})
+		}
+		c.memo[key] = i
+	}
+	if i >= 0 {
+		c.found[i].Places = append(c.found[i].Places, Place{n, block})
+	}
+}
+
+// changes walks the ports. Verdicts are equal between two borders, so each
+// stretch is asked once.
+func (c *comparison) changes(w, v table.Word, block netip.Prefix, key comparisonKey) []Changed {
+	cuts := c.after.cuts(key.after, c.before.cuts(key.before, []port.Point{port.Last}))
+	slices.Sort(cuts)
+	cuts = slices.Compact(cuts)
+	var out []Changed
+	lo := port.Point(0)
+	for _, hi := range cuts {
+		x, y := c.before.lookup(w, block, lo), c.after.lookup(v, block, lo)
+		if x.Action != y.Action || x.Proxy != y.Proxy {
+			last := len(out) - 1
+			if last >= 0 && out[last].Ports.Hi+1 == lo && out[last].Before == x && out[last].After == y {
+				out[last].Ports.Hi = hi
+			} else {
+				out = append(out, Changed{port.Range{Lo: lo, Hi: hi}, x, y})
+			}
+		}
+		lo = hi + 1
+	}
+	return out
+}

@@ -21,8 +21,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-
-	"golang.org/x/sys/unix"
+	"time"
 
 	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
@@ -37,9 +36,6 @@ const (
 	maxSize = 4 << 20
 )
 
-// ErrInUse is returned by Open while another process has the records open.
-var ErrInUse = errors.New("another process has it open")
-
 // Store implements endpoint.Records in a directory that nobody else writes.
 type Store struct {
 	dir string
@@ -48,25 +44,24 @@ type Store struct {
 	lock *os.File
 }
 
-// Open makes the directory if it is missing, locks it until Close, and removes
+// lockWait is how long Open waits for a process that is on its way out.
+const lockWait = 5 * time.Second
+
+// Open makes the directory if it is missing, locks it until Close by the file
+// beside it that ends in ".lock", and removes
 // what a killed process left half-written in it.
 //
-// The error wraps ErrInUse if another process has it open: two that own the
-// same endpoints would undo each other's work.
-func Open(dir string) (*Store, error) {
+// The error wraps durable.ErrLocked if another process has it open: two that
+// own the same endpoints would undo each other's work.
+func Open(dir string) (*Store, error) { return open(dir, lockWait) }
+
+func open(dir string, wait time.Duration) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open the records: %w", err)
 	}
-	lock, err := os.Open(dir)
+	lock, err := durable.Lock(dir+".lock", wait)
 	if err != nil {
 		return nil, fmt.Errorf("open the records: %w", err)
-	}
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		_ = lock.Close()
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			err = ErrInUse
-		}
-		return nil, fmt.Errorf("lock the records in %s: %w", dir, err)
 	}
 	if _, err := durable.RemoveTemp(dir); err != nil {
 		_ = lock.Close()

@@ -46,8 +46,8 @@ func TestSecondProcessIsKeptOut(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if second, err := Open(dir); !errors.Is(err, ErrInUse) {
-		t.Errorf("second Open: got %v, %v, want ErrInUse", second, err)
+	if second, err := open(dir, 0); !errors.Is(err, durable.ErrLocked) {
+		t.Errorf("second open: got %v, %v, want ErrLocked", second, err)
 	}
 	if err := first.Close(); err != nil {
 		t.Fatal(err)

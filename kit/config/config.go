@@ -21,7 +21,8 @@
 // implements encoding.TextUnmarshaler (netip.Addr, netip.Prefix,
 // netip.AddrPort), lists of these, and map[string]string are supported.
 //
-// The file is strict: unknown and duplicate keys are refused with their line.
+// The file is strict: unknown and duplicate keys are refused with their line,
+// and so is a file that others than root and the own user could change.
 // A struct, or a group in it, that has Validate() error is asked once all
 // values are in; Problems collects what it finds. What no one value shows,
 // such as two options that contradict each other, belongs there.
@@ -39,6 +40,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/sluice-net/sluice/kit/instance"
 )
@@ -303,6 +305,9 @@ func readFile(explicit, standard string) ([]byte, string, error) {
 		return nil, "", err
 	}
 	defer f.Close()
+	if err := trusted(f); err != nil {
+		return nil, "", err
+	}
 	data, err := io.ReadAll(io.LimitReader(f, MaxFileSize+1))
 	if err != nil {
 		return nil, "", err
@@ -311,6 +316,25 @@ func readFile(explicit, standard string) ([]byte, string, error) {
 		return nil, "", fmt.Errorf("%s is larger than %d bytes", path, MaxFileSize)
 	}
 	return bytes.TrimPrefix(data, []byte("\xef\xbb\xbf")), path, nil
+}
+
+// trusted refuses a file that others than root and the process's own user may
+// write: it says, among other things, who may call the service.
+func trusted(f *os.File) error {
+	fi, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	st, ok := fi.Sys().(*syscall.Stat_t)
+	switch mode := fi.Mode().Perm(); {
+	case !ok:
+		return fmt.Errorf("%s: its owner cannot be told", f.Name())
+	case st.Uid != 0 && st.Uid != uint32(os.Geteuid()):
+		return fmt.Errorf("%s belongs to uid %d; it must be root's or the service's own", f.Name(), st.Uid)
+	case mode&0o002 != 0, mode&0o020 != 0 && st.Gid != 0:
+		return fmt.Errorf("%s has mode %#o: others could change it; run: chmod go-w %s", f.Name(), mode, f.Name())
+	}
+	return nil
 }
 
 func firstNonEmpty(s ...string) string {

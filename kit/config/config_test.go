@@ -242,6 +242,43 @@ func TestFileIsOptionalUnlessNamed(t *testing.T) {
 	}
 }
 
+func TestFileThatOthersCouldChangeIsRefused(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "demo.yaml")
+	if err := os.WriteFile(path, []byte("lease: 1s\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if os.Getegid() == 0 { // the group of root may: it is root
+		if err := os.Chown(path, -1, 64700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for mode, ok := range map[os.FileMode]bool{0o600: true, 0o644: true, 0o440: true, 0o664: false, 0o646: false, 0o622: false} {
+		if err := os.Chmod(path, mode); err != nil {
+			t.Fatal(err)
+		}
+		_, _, err := load(t, "", nil, "--config", path)
+		if ok && err != nil || !ok && (err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "chmod go-w")) {
+			t.Errorf("mode %#o: %v, want accepted: %v", mode, err, ok)
+		}
+	}
+}
+
+func TestKernelFileOfAnotherUserIsRefused(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Fatal("this test needs root")
+	}
+	path := filepath.Join(t.TempDir(), "demo.yaml")
+	if err := os.WriteFile(path, []byte("lease: 1s\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(path, 64702, 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := load(t, "", nil, "--config", path); err == nil || !strings.Contains(err.Error(), "belongs to uid 64702") {
+		t.Errorf("got %v, want the owner refused", err)
+	}
+}
+
 func TestInstanceMovesFileAndDefaults(t *testing.T) {
 	root := t.TempDir()
 	dir := filepath.Join(root, "/etc/sluice-blue")

@@ -4,6 +4,7 @@
 package process
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -34,7 +35,7 @@ type LogConfig struct {
 type SocketConfig struct {
 	Path     string   `config:"path" help:"unix socket that the service answers on"`
 	Group    int64    `config:"group" help:"numeric group of the socket; -1 keeps the process's own"`
-	AlsoRoot []uint32 `config:"alsoRoot" help:"users that count as root, for runs without root"`
+	AlsoRoot []uint32 `config:"alsoRoot" help:"users that may call what only root may, for a service that does not run as root"`
 }
 
 func (c SocketConfig) listenOptions() rpc.ListenOptions {
@@ -71,6 +72,9 @@ func defaultConfig(p instance.Paths, service string) Config {
 	}
 }
 
+// geteuid is replaced by tests.
+var geteuid = os.Geteuid
+
 func memberOf(gid uint32) bool {
 	groups, err := os.Getgroups()
 	if err != nil {
@@ -97,6 +101,16 @@ func (c *Config) Validate() error {
 	}
 	if c.Socket.Group < -1 || c.Socket.Group > 1<<32-2 {
 		p.Addf("socket.group", "%d is not a group number", c.Socket.Group)
+	}
+	for i, uid := range c.Socket.AlsoRoot {
+		key := fmt.Sprintf("socket.alsoRoot[%d]", i)
+		switch {
+		case uid == 1<<32-1:
+			p.Addf(key, "%d is no user", uid)
+		case uid != 0 && geteuid() == 0:
+			// What root does for a caller, the caller can do.
+			p.Addf(key, "this service runs as root, and would make uid %d root too", uid)
+		}
 	}
 	switch a := c.Metrics.Address; {
 	case a == "off":

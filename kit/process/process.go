@@ -147,6 +147,9 @@ func run[C any](env environment, service string, defaults func(instance.Paths) C
 	defer p.endWork(nil)
 	logger.Info("starting", log.KeyVersion, Version().String(), "go", runtime.Version(), "pid", os.Getpid(),
 		"uid", os.Geteuid(), "config", effective)
+	if also := cfg.Process.Socket.AlsoRoot; len(also) > 0 {
+		logger.Warn("users beside root may call what only root may", "users", also)
+	}
 	if err := p.registerMetrics(); err != nil {
 		logger.Error("start", log.Err(err))
 		return ExitFailed

@@ -454,3 +454,32 @@ func TestReferenceHasCommonAndOwnKeys(t *testing.T) {
 		}
 	}
 }
+
+func TestNobodyCountsAsRootInAServiceThatIsRoot(t *testing.T) {
+	defer func(f func() int) { geteuid = f }(geteuid)
+	for _, c := range []struct {
+		euid int
+		also []uint32
+		bad  string
+	}{
+		{64702, []uint32{1000}, ""},
+		{64702, nil, ""},
+		{0, []uint32{0}, ""},
+		{0, []uint32{0, 1000}, "socket.alsoRoot[1]"},
+		{64702, []uint32{1<<32 - 1}, "socket.alsoRoot[0]"},
+	} {
+		geteuid = func() int { return c.euid }
+		paths, err := instance.New("")
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg := defaultConfig(paths, "demo")
+		cfg.Socket.AlsoRoot = c.also
+		switch err := cfg.Validate(); {
+		case c.bad == "" && err != nil:
+			t.Errorf("euid %d, also %v: %v", c.euid, c.also, err)
+		case c.bad != "" && (err == nil || !strings.Contains(err.Error(), c.bad)):
+			t.Errorf("euid %d, also %v: %v, want %q", c.euid, c.also, err, c.bad)
+		}
+	}
+}

@@ -5,8 +5,11 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -26,6 +29,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/sluice-net/sluice/kit/fault/faulttest"
 	"github.com/sluice-net/sluice/kit/leaktest"
@@ -534,4 +538,121 @@ func TestKernelBadFieldIsNamedAndStatusSaysReady(t *testing.T) {
 	if err != nil || !st.GetAddReady() || len(st.GetProblems()) != 0 || st.GetPolicyMode() != "none" {
 		t.Errorf("status %v, %v", st, err)
 	}
+}
+
+func TestKernelEveryCallTellsTheSameAboutAnEndpoint(t *testing.T) {
+	n := newNode(t)
+	n.start()
+	ctx := t.Context()
+	r := n.request("a", 2, n.pod())
+	r.Labels = []*workloadv1.Label{{Source: "cni", Key: "app", Value: "web"}}
+	r.NamedPorts = []*workloadv1.NamedPort{{Name: "http", Port: 80, Protocol: workloadv1.Protocol_PROTOCOL_TCP}}
+	r.Mac = []byte{2, 0, 0, 0, 0, 9}
+
+	validated, err := n.datapath.CreateEndpoint(ctx, &datapathv1.CreateEndpointRequest{
+		Owner: r.GetOwner(), NetworkNamespace: r.GetNetworkNamespace(), Addresses: r.GetAddresses(), ValidateOnly: true,
+	})
+	if err != nil || validated.GetEndpoint().GetSlot() != 0 || validated.GetEndpoint().GetHostInterface() != nil {
+		t.Errorf("validate only: %v, %v", validated, err)
+	}
+	created, err := n.datapath.CreateEndpoint(ctx, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := created.GetEndpoint()
+	if e.GetState() != datapathv1.EndpointState_ENDPOINT_STATE_READY || e.GetMtu() != 1400 || len(e.GetGateways()) != 2 ||
+		string(e.GetContainerInterface().GetMac()) != string(r.GetMac()) || e.GetHostInterface().GetIndex() == 0 || e.GetIdentity() != 300 {
+		t.Errorf("created %v", e)
+	}
+	got, err := n.datapath.GetEndpoint(ctx, &datapathv1.GetEndpointRequest{Owner: r.GetOwner()})
+	if err != nil || !proto.Equal(got.GetEndpoint(), e) {
+		t.Errorf("got %v, %v\nwant %v", got.GetEndpoint(), err, e)
+	}
+	list, err := n.datapath.ListEndpoints(ctx, &datapathv1.ListEndpointsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m, err := list.Recv(); err != nil || !proto.Equal(m.GetEndpoint(), e) {
+		t.Errorf("listed %v, %v", m, err)
+	}
+	if _, err := list.Recv(); !errors.Is(err, io.EOF) {
+		t.Errorf("after the only one: %v", err)
+	}
+	watched, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	watch, err := n.datapath.WatchEndpoints(watched, &datapathv1.WatchEndpointsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m, err := watch.Recv(); err != nil || !proto.Equal(m.GetUpsert(), e) {
+		t.Errorf("watched %v, %v", m, err)
+	}
+	if m, err := watch.Recv(); err != nil || !m.GetBookmark().GetSnapshotComplete() {
+		t.Errorf("then %v, %v, want the end of the listing", m, err)
+	}
+	check, err := n.datapath.CheckEndpoint(ctx, &datapathv1.CheckEndpointRequest{
+		Owner: r.GetOwner(), NetworkNamespace: r.GetNetworkNamespace(), Addresses: r.GetAddresses(),
+	})
+	if err != nil || len(check.GetDifferences()) != 0 {
+		t.Errorf("checked %v, %v", check, err)
+	}
+	check, err = n.datapath.CheckEndpoint(ctx, &datapathv1.CheckEndpointRequest{Owner: r.GetOwner(), Addresses: [][]byte{{10, 98, 0, 77}}})
+	if err != nil || len(check.GetDifferences()) != 1 || check.GetDifferences()[0].GetSubject() != "addresses" {
+		t.Errorf("checked with another address %v, %v", check, err)
+	}
+
+	reclaimed, err := n.datapath.ReclaimEndpoints(ctx, &datapathv1.ReclaimEndpointsRequest{})
+	if err != nil || len(reclaimed.GetReclaimed()) != 1 {
+		t.Errorf("reclaimed %v, %v", reclaimed, err)
+	}
+	if m, err := watch.Recv(); err != nil || m.GetUpsert().GetState() != datapathv1.EndpointState_ENDPOINT_STATE_DISCONNECTING && m.GetDelete() == nil {
+		t.Errorf("watched %v, %v, want the end of the endpoint", m, err)
+	}
+	for _, err := range []error{
+		func() error {
+			_, err := n.datapath.GetEndpoint(ctx, &datapathv1.GetEndpointRequest{Owner: r.GetOwner()})
+			return err
+		}(),
+		func() error {
+			_, err := n.datapath.CheckEndpoint(ctx, &datapathv1.CheckEndpointRequest{Owner: r.GetOwner()})
+			return err
+		}(),
+	} {
+		if status.Code(err) != codes.NotFound {
+			t.Errorf("of one that is gone: %v", err)
+		}
+	}
+	n.nothingIsLeft()
+}
+
+func TestKernelSpooledDeletionsAreDoneBeforeServing(t *testing.T) {
+	n := newNode(t)
+	n.start()
+	r := n.request("a", 2, n.pod())
+	if _, err := n.datapath.CreateEndpoint(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	n.stop()
+	spool := filepath.Join(n.dir, "spool")
+	sum := sha256.Sum256([]byte("a/eth0"))
+	if err := os.MkdirAll(spool, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string]string{
+		hex.EncodeToString(sum[:]): fmt.Sprintf(`{"version":1,"containerId":"a","interfaceName":"eth0","time":%q}`, time.Now().Add(time.Second).UTC().Format(time.RFC3339)),
+		"damaged":                  `{"version":1,`,
+	} {
+		if err := os.WriteFile(filepath.Join(spool, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.start()
+	if _, err := n.datapath.GetEndpoint(t.Context(), &datapathv1.GetEndpointRequest{Owner: r.GetOwner()}); status.Code(err) != codes.NotFound {
+		t.Errorf("the endpoint of a spooled deletion: %v", err)
+	}
+	left, err := os.ReadDir(spool)
+	if err != nil || len(left) != 1 || left[0].Name() != "damaged.bad" {
+		t.Errorf("spool %v, %v, want the damaged one set aside", left, err)
+	}
+	n.nothingIsLeft()
 }

@@ -112,7 +112,8 @@ type Engine struct {
 	names    map[string]map[netip.Addr]struct{}
 	namesOf  map[netip.Addr]map[string]struct{}
 	located  map[netip.Addr]identity.Numeric
-	waiting  map[*peer]struct{} // kept unknown for want of room
+	placesOf map[identity.Numeric]map[netip.Addr]struct{} // the reverse of located
+	waiting  map[*peer]struct{}                           // kept unknown for want of room
 
 	counters  Counters
 	lastTable TableID
@@ -136,6 +137,7 @@ func New(config Config) *Engine {
 		names:       make(map[string]map[netip.Addr]struct{}),
 		namesOf:     make(map[netip.Addr]map[string]struct{}),
 		located:     make(map[netip.Addr]identity.Numeric),
+		placesOf:    make(map[identity.Numeric]map[netip.Addr]struct{}),
 		waiting:     make(map[*peer]struct{}),
 	}
 	for k := range e.wide {
@@ -405,20 +407,43 @@ func (e *Engine) applyNames(c Change) stale {
 			changed(name, a)
 		}
 	}
-	moved := func(a netip.Addr) {
-		for _, l := range e.tables {
-			if l.program.NeedsPodAddresses() {
-				out.add(l, a)
-			}
+	moved := make(map[netip.Addr]struct{})
+	vacate := func(a netip.Addr) {
+		if n, ok := e.located[a]; ok {
+			forget(e.placesOf, n, a)
+			delete(e.located, a)
+			moved[a] = struct{}{}
 		}
 	}
 	for _, a := range c.Vacate {
-		delete(e.located, a)
-		moved(a)
+		vacate(a)
 	}
 	for _, l := range c.Locate {
+		vacate(l.Addr)
 		e.located[l.Addr] = l.Identity
-		moved(l.Addr)
+		learn(e.placesOf, l.Identity, l.Addr)
+		moved[l.Addr] = struct{}{}
+	}
+	// An identity that comes or goes brings its named ports to its places.
+	for _, n := range c.RemoveIdentities {
+		for a := range e.placesOf[n] {
+			moved[a] = struct{}{}
+		}
+	}
+	for _, id := range c.AddIdentities {
+		for a := range e.placesOf[id.Number] {
+			moved[a] = struct{}{}
+		}
+	}
+	if len(moved) == 0 {
+		return out
+	}
+	for _, l := range e.tables {
+		if l.program.NeedsPodAddresses() {
+			for a := range moved {
+				out.add(l, a)
+			}
+		}
 	}
 	return out
 }

@@ -439,7 +439,22 @@ func (w *world) draw() *state {
 
 // mutate changes one thing.
 func (w *world) mutate(s *state) {
-	switch w.IntN(10) {
+	switch w.IntN(12) {
+	case 10: // an address moves, without its identity
+		a := pickOne(w, w.all...)
+		if w.chance(50) {
+			delete(s.located, a)
+		} else {
+			s.located[a] = pickOne(w, w.ids...).Number
+		}
+	case 11: // an identity comes or goes, without its addresses
+		id := pickOne(w, w.ids...)
+		if _, ok := s.identities[id.Number]; ok {
+			delete(s.identities, id.Number)
+			delete(s.subjects, id.Number)
+		} else {
+			s.identities[id.Number] = id
+		}
 	case 0, 1:
 		w.setIdentity(s, pickOne(w, w.ids...))
 	case 2:

@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -31,6 +32,7 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protodesc"
 	"google.golang.org/protobuf/types/descriptorpb"
@@ -739,6 +741,37 @@ func ruled(t *testing.T) *dynamicpb.Message {
 		t.Fatal(err)
 	}
 	return dynamicpb.NewMessage(fd.Messages().Get(0))
+}
+
+func TestHostileMessageGetsAShortAnswer(t *testing.T) {
+	v, err := protovalidate.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct{ bad, want int }{"small": {1000, maxViolations}, "large": {1 << 20, 1}} {
+		m := ruled(t)
+		b := protowire.AppendTag([]byte{0x0a, 3, 'a', 'b', 'c'}, 2, protowire.BytesType)
+		b = protowire.AppendBytes(b, make([]byte, c.bad)) // as many numbers that are not above 0
+		if err := proto.Unmarshal(b, m); err != nil {
+			t.Fatal(err)
+		}
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		err := checkMessage(v, m)
+		runtime.ReadMemStats(&after)
+		wantCode(t, err, codes.InvalidArgument, "ports[0]")
+		st := status.Convert(err)
+		violations := st.Details()[0].(*errdetails.BadRequest).GetFieldViolations()
+		if len(violations) != c.want {
+			t.Errorf("%s: %d violations are named, want %d", name, len(violations), c.want)
+		}
+		if n := proto.Size(st.Proto()); n > 16<<10 {
+			t.Errorf("%s: the answer has %d bytes", name, n)
+		}
+		if n := after.TotalAlloc - before.TotalAlloc; n > 64<<20 {
+			t.Errorf("%s: %d MB were allocated for the answer", name, n>>20)
+		}
+	}
 }
 
 func TestInvalidRequestNamesEveryField(t *testing.T) {

@@ -435,7 +435,7 @@ func (n *Node) Watch(ctx context.Context, repair bool) error {
 		case c.Everything && repair:
 			err = n.Audit(ctx, true)
 		case c.Node && repair:
-			err = host{n}.Repair()
+			err = n.repairHost()
 		case c.Ifindex != 0 && repair:
 			err = n.Core.LinkChanged(ctx, c.Ifindex)
 		}
@@ -443,6 +443,20 @@ func (n *Node) Watch(ctx context.Context, repair bool) error {
 			n.log.Error("change of the kernel not handled", log.Err(err))
 		}
 	})
+}
+
+// repairHost looks before it acts: others change rules and firewalls all day.
+func (n *Node) repairHost() error {
+	h := host{n}
+	diffs, err := h.Check()
+	if err != nil || len(diffs) == 0 {
+		return err
+	}
+	err = h.Repair()
+	for _, d := range diffs {
+		n.report(endpoint.Finding{Difference: d, Repaired: err == nil, Err: err})
+	}
+	return err
 }
 
 // MountBPF mounts a bpffs at dir unless dir lies on one already.

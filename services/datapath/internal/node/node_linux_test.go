@@ -312,6 +312,50 @@ func TestKernelRemovedProgramsAreSeenRepairedAndCounted(t *testing.T) {
 	}
 }
 
+func TestKernelRemovedWallsAreRebuilt(t *testing.T) {
+	w := newWorld(t)
+	w.start(true)
+	p := w.pod("a")
+	intact := func() error {
+		diffs, err := host{w.node}.Check()
+		if err != nil || len(diffs) > 0 {
+			return fmt.Errorf("%+v, %w", diffs, err)
+		}
+		return nil
+	}
+	eventually(t, "walls after the start", intact)
+	for name, remove := range map[string]func() error{
+		"the firewall": w.node.guard.Remove,
+		"the rules": func() error {
+			return w.home.Do(func() error {
+				for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+					rules, err := netlink.RuleList(family)
+					if err != nil {
+						return err
+					}
+					for _, r := range rules {
+						if r.Priority == 9 {
+							r.Type = unix.RTN_PROHIBIT
+							if err := netlink.RuleDel(&r); err != nil {
+								return err
+							}
+						}
+					}
+				}
+				return nil
+			})
+		},
+	} {
+		if err := remove(); err != nil {
+			t.Fatalf("remove %s: %v", name, err)
+		}
+		eventually(t, "rebuild "+name, intact)
+	}
+	if err := talk(w.home, p.echo(p.spec.Addrs[0]), patience); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestKernelFiltersAreReplacedWithoutLossOrBypass(t *testing.T) {
 	w := newWorld(t)
 	w.start(false)

@@ -369,9 +369,10 @@ func (a *Allocator) claim(ctx context.Context, labels identity.Labels, known ide
 			known = 0
 		case errors.Is(err, ErrSessionLost):
 			// Nothing happened in the store. Run joins again and restores what
-			// is held; then this claim has its turn.
-			a.fail(err)
+			// is held; then this claim has its turn. Run is told last: whatever
+			// it makes of that comes after what is noted here.
 			a.disconnected(err)
+			a.fail(err)
 			if err := a.awaitStore(bounded); err != nil {
 				return Claim{}, a.unavailable(ctx, labels, err)
 			}

@@ -703,3 +703,89 @@ func TestBadStateIsRefused(t *testing.T) {
 		}
 	}
 }
+
+// slowStore lets a test hold up the claims and pings of a store and choose
+// what they return.
+type slowStore struct {
+	allocator.Store
+	mu    sync.Mutex
+	claim map[string]chan error // app → what its next claim returns; nil: the store's answer
+	ping  chan chan error       // a ping that waits for its answer; nil: the store's
+}
+
+func (s *slowStore) Claim(ctx context.Context, l identity.Labels, known, candidate identity.Numeric) (allocator.Claim, error) {
+	s.mu.Lock()
+	answer := s.claim[l.Text()]
+	delete(s.claim, l.Text())
+	s.mu.Unlock()
+	if answer != nil {
+		answer <- nil // it has begun
+		if err := <-answer; err != nil {
+			return allocator.Claim{}, err
+		}
+	}
+	return s.Store.Claim(ctx, l, known, candidate)
+}
+
+func (s *slowStore) Ping(ctx context.Context) error {
+	s.mu.Lock()
+	held := s.ping
+	s.mu.Unlock()
+	if held != nil {
+		answer := make(chan error)
+		held <- answer
+		if err := <-answer; err != nil {
+			return err
+		}
+	}
+	return s.Store.Ping(ctx)
+}
+
+// The answer of a session that is over may come when the next one is up.
+func TestLateNewsOfAnOldSessionDoesNotEndTheNewOneForEver(t *testing.T) {
+	f := storetest.NewFake()
+	s := &slowStore{Store: f.Node("a"), claim: map[string]chan error{}}
+	cfg := quick()
+	cfg.Heartbeat, cfg.Reconcile, cfg.StoreTimeout = time.Hour, time.Hour, storetest.Patience
+	a := start(t, s, &memory{}, cfg)
+	a.connected()
+
+	results := map[string]chan error{}
+	claims := map[string]chan error{}
+	for _, app := range []string{"one", "two", "late"} {
+		result, claim := make(chan error, 1), make(chan error)
+		s.mu.Lock()
+		s.claim[storetest.Labels(t, app).Text()] = claim
+		s.mu.Unlock()
+		go func() {
+			_, err := a.Hold(context.Background(), allocator.EndpointHolder(app, "eth0"), storetest.Labels(t, app), true)
+			result <- err
+		}()
+		<-claim
+		results[app], claims[app] = result, claim
+	}
+	// One claim fails and Run asks the store itself, which takes its time;
+	// meanwhile another fails, and then the late news arrives.
+	s.mu.Lock()
+	s.ping = make(chan chan error)
+	ping := s.ping
+	s.mu.Unlock()
+	claims["one"] <- allocator.ErrUnavailable
+	answer := <-ping
+	s.mu.Lock()
+	s.ping = nil
+	s.mu.Unlock()
+	claims["two"] <- allocator.ErrUnavailable
+	for _, app := range []string{"one", "two"} {
+		if err := <-results[app]; !errors.Is(err, allocator.ErrUnavailable) {
+			t.Errorf("%s: %v, want ErrUnavailable", app, err)
+		}
+	}
+	claims["late"] <- allocator.ErrSessionLost
+	a.disconnected()
+	answer <- nil
+	if err := <-results["late"]; err != nil {
+		t.Errorf("the claim with the late news: %v", err)
+	}
+	a.connected()
+}

@@ -118,6 +118,27 @@ func (a *Allocator) disconnected(err error) {
 	a.notify()
 }
 
+// reconnected notes that there is a session whose references are equal to
+// what is held.
+func (a *Allocator) reconnected() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.connected {
+		a.connected, a.storeErr = true, nil
+		a.notify()
+	}
+}
+
+// alive asks the store for the session. A claim that began in an earlier
+// session may have called this one lost; if so, the store knows better.
+func (a *Allocator) alive(ctx context.Context) error {
+	if err := a.bounded(ctx, a.store.Ping); err != nil {
+		return err
+	}
+	a.reconnected()
+	return nil
+}
+
 // bounded runs one request to the store.
 func (a *Allocator) bounded(ctx context.Context, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, a.cfg.StoreTimeout)
@@ -160,10 +181,9 @@ func (a *Allocator) session(ctx context.Context, first *bool) error {
 		return err
 	}
 	*first = false
+	a.reconnected()
 	a.mu.Lock()
-	a.connected, a.storeErr = true, nil
 	held := len(a.holds)
-	a.notify()
 	a.mu.Unlock()
 	a.cfg.Log.Info("store session is up", "endpoints", a.store.Endpoints(), "held", held, "new_session", fresh)
 
@@ -180,10 +200,10 @@ func (a *Allocator) session(ctx context.Context, first *bool) error {
 		case err = <-a.lost:
 			if errors.Is(err, ErrUnavailable) {
 				// A call may have been given little time; ask ourselves.
-				err = a.bounded(ctx, a.store.Ping)
+				err = a.alive(ctx)
 			}
 		case <-heartbeat.C:
-			err = a.bounded(ctx, a.store.Ping)
+			err = a.alive(ctx)
 		case <-a.kick:
 			err = a.flush(ctx)
 		case <-compare.C:

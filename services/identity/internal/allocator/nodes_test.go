@@ -789,3 +789,40 @@ func TestLateNewsOfAnOldSessionDoesNotEndTheNewOneForEver(t *testing.T) {
 	}
 	a.connected()
 }
+
+// steps records how much a store is asked to collect at once.
+type steps struct {
+	allocator.Store
+	mu   sync.Mutex
+	most int
+}
+
+func (s *steps) Collect(ctx context.Context, unused []allocator.Candidate, rest time.Duration) ([]identity.Numeric, error) {
+	s.mu.Lock()
+	s.most = max(s.most, len(unused))
+	s.mu.Unlock()
+	return s.Store.Collect(ctx, unused, rest)
+}
+
+func TestManyIdentitiesAreCollectedInBoundedSteps(t *testing.T) {
+	const many, step = 300, 128
+	f := storetest.NewFake()
+	other := startFake(t, f, "b", &memory{})
+	for i := range many {
+		other.hold(fmt.Sprint("c", i), fmt.Sprint("app", i))
+	}
+	other.settled()
+	s := &steps{Store: f.Node("a")}
+	cfg := quick()
+	cfg.Grace = 0
+	a := start(t, s, &memory{}, cfg)
+	a.connected()
+	other.stop()
+	f.Expire("b")
+	storetest.Eventually(t, "the collection", func() bool { return a.Counters().Collected == many })
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.most > step {
+		t.Errorf("%d were collected with one request, want at most %d", s.most, step)
+	}
+}

@@ -462,19 +462,32 @@ func (a *Allocator) collect(ctx context.Context, gc *collector) error {
 	if len(due) == 0 {
 		return nil
 	}
-	var gone []identity.Numeric
-	err = a.bounded(ctx, func(ctx context.Context) (err error) {
-		gone, err = a.store.Collect(ctx, due, a.cfg.Rest)
-		return err
-	})
-	a.mu.Lock()
-	a.counters.Collected += uint64(len(gone))
-	a.mu.Unlock()
-	if len(gone) > 0 {
-		a.cfg.Log.Info("identities collected", "identities", gone)
+	for step := range slices.Chunk(due[:min(len(due), maxCollect)], collectStep) {
+		var gone []identity.Numeric
+		err := a.bounded(ctx, func(ctx context.Context) (err error) {
+			gone, err = a.store.Collect(ctx, step, a.cfg.Rest)
+			return err
+		})
+		a.mu.Lock()
+		a.counters.Collected += uint64(len(gone))
+		a.mu.Unlock()
+		if len(gone) > 0 {
+			a.cfg.Log.Info("identities collected", "identities", gone)
+		}
+		if err != nil {
+			return err
+		}
 	}
-	return err
+	return nil
 }
+
+// Collection goes in steps, each within the time of one request: one that is
+// cut short would end the session, and with it the memory of who is due. One
+// round is bounded too, because references wait for its end.
+const (
+	collectStep = 128
+	maxCollect  = 1024
+)
 
 // due says which of the unused identities have been unused, without anybody
 // touching them, for the grace period.

@@ -231,8 +231,6 @@ func (l fakeLinks) RepairHost(d Device) error {
 	return l.change("repair device", d, func(dev *device) { dev.up, dev.configured, dev.filtered = true, true, true })
 }
 
-func (l fakeLinks) RepairContainer(Namespace, Device) error { return nil }
-
 type fakeMaps struct{ *machine }
 
 func (f fakeMaps) Publish(_ context.Context, e Entry) (uint16, error) {

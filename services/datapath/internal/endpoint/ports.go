@@ -76,10 +76,8 @@ type Links interface {
 	// CheckFilters is the part of CheckHost that keeps the container from
 	// escaping the programs.
 	CheckFilters(d Device) ([]Difference, error)
-	// RepairHost and RepairContainer put right what the checks find. They
-	// replace and never remove.
+	// RepairHost puts right what CheckHost finds. It replaces and never removes.
 	RepairHost(d Device) error
-	RepairContainer(ns Namespace, d Device) error
 }
 
 // Leases is the service of addresses.

@@ -264,13 +264,3 @@ func (n *Netdev) RepairHost(d endpoint.Device) error {
 	}
 	return n.activateHost(d)
 }
-
-// RepairContainer implements endpoint.Links.
-func (n *Netdev) RepairContainer(ns endpoint.Namespace, d endpoint.Device) error {
-	return ns.(*container).enter(func(h *netlink.Handle) error {
-		if err := configureContainer(h, d); err != nil {
-			return err
-		}
-		return activateContainer(h, d)
-	})
-}

@@ -65,7 +65,11 @@ func (n *Netdev) CheckNode() ([]endpoint.Difference, error) {
 		}
 	}
 	err = n.o.Home.Do(func() error {
-		s, err := checkSysctls(n.globalSysctls())
+		list, err := n.nodeSysctls()
+		if err != nil {
+			return err
+		}
+		s, err := checkSysctls(list)
 		ds = append(ds, s...)
 		return err
 	})
@@ -105,7 +109,10 @@ func (n *Netdev) RepairNode() error {
 		}
 	}
 	if n.o.SetGlobal {
-		errs = append(errs, n.o.Home.Do(func() error { return applySysctls(n.globalSysctls()) }))
+		errs = append(errs, n.o.Home.Do(func() error {
+			list, err := n.nodeSysctls()
+			return errors.Join(err, applySysctls(list))
+		}))
 	}
 	return errors.Join(errs...)
 }
@@ -220,10 +227,13 @@ func unreachable(p netip.Prefix) *netlink.Route {
 	return &netlink.Route{Dst: ipNet(p), Type: unix.RTN_UNREACHABLE, Protocol: protocol, Table: unix.RT_TABLE_MAIN}
 }
 
-// globalSysctls concern the whole node. Redirects are sent if either "all" or
+// nodeSysctls concern the whole node. Redirects are sent if either "all" or
 // the device says so; the host end's own value is not enough.
-func (n *Netdev) globalSysctls() []sysctl {
-	var s []sysctl
+func (n *Netdev) nodeSysctls() ([]sysctl, error) {
+	s, err := n.strictUplinks()
+	if err != nil {
+		return nil, err
+	}
 	for _, p := range n.o.PodCIDRs {
 		if p.Addr().Is4() {
 			s = append(s, sysctl{path: "ipv4/ip_forward", value: "1"}, sysctl{path: "ipv4/conf/all/send_redirects", value: "0"})
@@ -231,7 +241,37 @@ func (n *Netdev) globalSysctls() []sysctl {
 			s = append(s, sysctl{path: "ipv6/conf/all/forwarding", value: "1"})
 		}
 	}
-	return s
+	return s, nil
+}
+
+// strictUplinks are the devices of default routes on which the kernel drops a
+// packet that it would not answer by the same device. Programs send packets
+// past the stack's routes, so answers come in where it does not expect them:
+// only 0 (off) and 2 (loose) work. The kernel takes the larger one of the
+// device's value and that of "all".
+func (n *Netdev) strictUplinks() ([]sysctl, error) {
+	const strict, loose = "1", "2"
+	links, err := defaultLinks(n.looks, unix.AF_INET)
+	if err != nil {
+		return nil, err
+	}
+	every, err := sysctl{path: "ipv4/conf/all/rp_filter"}.read()
+	if err != nil {
+		return nil, err
+	}
+	var list []sysctl
+	for _, l := range links {
+		s := sysctl{path: "ipv4/conf/" + l.Attrs().Name + "/rp_filter", value: loose}
+		own, err := s.read()
+		switch {
+		case errors.Is(err, fs.ErrNotExist): // the device has gone meanwhile
+		case err != nil:
+			return nil, err
+		case max(every, own) == strict:
+			list = append(list, s)
+		}
+	}
+	return list, nil
 }
 
 // RemoveNode takes away what RepairNode adds. The process does not: what it
@@ -285,21 +325,37 @@ func DefaultMTU(home *netns.Namespace) (uint16, error) {
 	}
 	defer h.Close()
 	for _, f := range []int{unix.AF_INET, unix.AF_INET6} {
-		routes, err := h.RouteListFiltered(f, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+		links, err := defaultLinks(h, f)
 		if err != nil {
-			return 0, fmt.Errorf("list routes: %w", err)
+			return 0, err
 		}
-		for _, r := range routes {
-			if !isDefault(r) || r.LinkIndex == 0 {
-				continue
-			}
-			link, err := h.LinkByIndex(r.LinkIndex)
-			if err == nil && link.Attrs().MTU >= 1280 && link.Attrs().MTU <= 65535 {
-				return uint16(link.Attrs().MTU), nil
+		for _, l := range links {
+			if l.Attrs().MTU >= 1280 && l.Attrs().MTU <= 65535 {
+				return uint16(l.Attrs().MTU), nil
 			}
 		}
 	}
 	return 1500, nil
+}
+
+// defaultLinks are the devices that default routes of the main table lead
+// through.
+func defaultLinks(h *netlink.Handle, family int) ([]netlink.Link, error) {
+	routes, err := h.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+	if err != nil {
+		return nil, fmt.Errorf("list routes: %w", err)
+	}
+	var links []netlink.Link
+	for _, r := range routes {
+		if !isDefault(r) || r.LinkIndex == 0 {
+			continue
+		}
+		// One that is gone by now leads nowhere.
+		if l, err := h.LinkByIndex(r.LinkIndex); err == nil {
+			links = append(links, l)
+		}
+	}
+	return links, nil
 }
 
 // InitialNamespace says whether the calling thread is in the namespace of the

@@ -31,6 +31,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
 // Case is one line of a file.
@@ -221,6 +222,12 @@ type World struct {
 	pod     identity.Numeric // last number given to a pod's labels
 	local   identity.Numeric // last number given to labels that stay on a node
 	views   map[string]*view
+	ends    map[endKey]*end // of the present state
+}
+
+type endKey struct {
+	name string
+	v6   bool
 }
 
 // view is one node's engine and what it was told.
@@ -246,7 +253,7 @@ func NewWorld(c *Case) *World {
 		pods:       make(map[string]*Pod), nodes: make(map[string]*Node), externals: make(map[netip.Addr]*External),
 		names: make(map[string][]netip.Addr), objects: make(map[policy.Key]policy.Object),
 		numbers: make(map[string]identity.Numeric), pod: identity.MinCluster - 1, local: identity.MinNodeLocal - 1,
-		views: make(map[string]*view),
+		views: make(map[string]*view), ends: make(map[endKey]*end),
 	}
 	if s := c.Config.ClusterName; s != nil {
 		w.options.Cluster = *s
@@ -491,9 +498,35 @@ func (w *World) number(labels label.Set) identity.Numeric {
 
 // end is one end of a probe: its labels as seen from a node, and its address.
 type end struct {
-	labels func(view string) label.Set
-	addr   netip.Addr
-	node   string // where it is a subject; empty if nowhere
+	labels  func(view string) label.Set
+	addr    netip.Addr
+	node    string // where it is a subject; empty if nowhere
+	numbers map[string]identity.Numeric
+}
+
+// number is the identity of an end as seen from a node.
+func (e *end) number(w *World, view string) identity.Numeric {
+	n, ok := e.numbers[view]
+	if !ok {
+		n = w.number(e.labels(view))
+		e.numbers[view] = n
+	}
+	return n
+}
+
+// find returns an end of a probe.
+func (w *World) find(name string, v6 bool) (*end, error) {
+	key := endKey{name, v6}
+	if e := w.ends[key]; e != nil {
+		return e, nil
+	}
+	e, err := w.end(name, v6)
+	if err != nil {
+		return nil, err
+	}
+	e.numbers = make(map[string]identity.Numeric)
+	w.ends[key] = &e
+	return &e, nil
 }
 
 func pick(addrs []netip.Addr, v6 bool) (netip.Addr, error) {
@@ -609,6 +642,7 @@ func (w *World) desired(node string) *view {
 // Settle brings the engine of every node up to date, by the difference to what
 // it was told before.
 func (w *World) Settle() error {
+	clear(w.ends)
 	for name := range w.nodes {
 		have := w.views[name]
 		if have == nil {
@@ -690,7 +724,7 @@ func sameObject(a, b policy.Object) bool {
 // Answer is what the tables say to a probe. A side without a subject is empty.
 type Answer struct {
 	Egress, Ingress, Overall string
-	EgressWhy, IngressWhy    string
+	EgressWhy, IngressWhy    table.Verdict
 }
 
 // Ask looks a probe up.
@@ -705,11 +739,11 @@ func (w *World) Ask(p *Probe) (Answer, error) {
 			v6 = true
 		}
 	}
-	from, err := w.end(p.From, v6)
+	from, err := w.find(p.From, v6)
 	if err != nil {
 		return Answer{}, err
 	}
-	to, err := w.end(p.To, v6)
+	to, err := w.find(p.To, v6)
 	if err != nil {
 		return Answer{}, err
 	}
@@ -721,25 +755,20 @@ func (w *World) Ask(p *Probe) (Answer, error) {
 		q = port.At(proto, 0)
 	}
 	var a Answer
-	side := func(d rule.Direction, subject, peer end) (string, string, error) {
+	side := func(d rule.Direction, subject, peer *end) (string, table.Verdict, error) {
 		if subject.node == "" {
-			return "", "", nil
+			return "", table.Verdict{}, nil
 		}
 		v := w.views[subject.node]
-		n := w.number(subject.labels(subject.node))
-		m := w.number(peer.labels(subject.node))
+		n, m := subject.number(w, subject.node), peer.number(w, subject.node)
 		if _, ok := v.identities[m]; !ok {
-			return "", "", fmt.Errorf("peer %s is not known to node %s", peer.labels(subject.node), subject.node)
+			return "", table.Verdict{}, fmt.Errorf("peer %s is not known to node %s", peer.labels(subject.node), subject.node)
 		}
 		verdict, err := v.engine.Lookup(n, d, m, peer.addr, q)
 		if err != nil {
-			return "", "", err
+			return "", table.Verdict{}, err
 		}
-		why := fmt.Sprintf("%d", verdict.Reason)
-		if b, ok := v.engine.Bound(n, d); ok && verdict.Rule > 0 {
-			why = fmt.Sprint(b.Sources[verdict.Rule-1])
-		}
-		return verdict.Action.String(), why, nil
+		return verdict.Action.String(), verdict, nil
 	}
 	if a.Egress, a.EgressWhy, err = side(rule.Egress, from, to); err != nil {
 		return a, err

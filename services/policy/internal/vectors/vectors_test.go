@@ -109,7 +109,7 @@ func runCase(c *Case) (probes int, bad []string) {
 					a.Egress, a.Ingress = p.Egress, p.Ingress
 				}
 				if a.Egress != p.Egress || a.Ingress != p.Ingress || a.Overall != p.Expect {
-					fail("step %d %s: %s → %s %s %d: egress %q want %q (%s), ingress %q want %q (%s), overall %q want %q",
+					fail("step %d %s: %s → %s %s %d: egress %q want %q (%+v), ingress %q want %q (%+v), overall %q want %q",
 						i, how, p.From, p.To, p.Proto, p.Port, a.Egress, p.Egress, a.EgressWhy, a.Ingress, p.Ingress, a.IngressWhy, a.Overall, p.Expect)
 				}
 			}

@@ -31,6 +31,10 @@ func hostSysctls(d endpoint.Device) []sysctl {
 		// a packet whose source is not routed to this device is dropped: the
 		// stack's own anti-spoofing, in case the program is gone
 		{path: v4 + "rp_filter", value: "1"},
+		// That check looks for the way back. Without the packet's mark it would
+		// meet the rule that prohibits unmarked packets from the pod range, and
+		// what the programs hand over for an ICMP error would vanish.
+		{path: v4 + "src_valid_mark", value: "1"},
 		{path: v4 + "accept_local", value: "0"},
 		{path: v4 + "proxy_arp", value: "0"},
 		{path: v4 + "send_redirects", value: "0"},

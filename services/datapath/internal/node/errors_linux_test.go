@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package node
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The programs hand what needs an ICMP error to the stack. The walls around
+// the pod range, and the check of source addresses, must let it get there.
+func TestKernelAPodIsToldOfHopsAndSizesOnTheWayToAnotherPod(t *testing.T) {
+	w := newWorld(t)
+	w.start(true)
+	from := w.pod("from")
+	ns := newNetns(t)
+	narrow := w.spec("narrow", ns)
+	narrow.MTU = 1280
+	if _, err := w.node.Core.Create(t.Context(), narrow, false); err != nil {
+		t.Fatal(err)
+	}
+	type option struct{ level, name, value int }
+	hops4 := []option{{unix.IPPROTO_IP, unix.IP_TTL, 1}, {unix.IPPROTO_IP, unix.IP_RECVERR, 1}}
+	hops6 := []option{{unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, 1}, {unix.IPPROTO_IPV6, unix.IPV6_RECVERR, 1}}
+	size4 := []option{{unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO}, {unix.IPPROTO_IP, unix.IP_RECVERR, 1}}
+	size6 := []option{{unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DO}, {unix.IPPROTO_IPV6, unix.IPV6_RECVERR, 1}}
+	for _, c := range []struct {
+		name    string
+		dst     netip.Addr
+		options []option
+		size    int
+		want    error
+	}{
+		{"IPv4 hops", narrow.Addrs[0], hops4, 10, unix.EHOSTUNREACH},
+		{"IPv6 hops", narrow.Addrs[1], hops6, 10, unix.EHOSTUNREACH},
+		{"IPv4 size", narrow.Addrs[0], size4, 1400, unix.EMSGSIZE},
+		{"IPv6 size", narrow.Addrs[1], size6, 1400, unix.EMSGSIZE},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			conn, err := dialIn(from.ns, "udp", netip.AddrPortFrom(c.dst, 9), patience)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			raw, err := conn.(*net.UDPConn).SyscallConn()
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = raw.Control(func(fd uintptr) {
+				for _, o := range c.options {
+					if err := unix.SetsockoptInt(int(fd), o.level, o.name, o.value); err != nil {
+						t.Errorf("option %d: %v", o.name, err)
+					}
+				}
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := conn.Write(make([]byte, c.size)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, c.want) {
+				t.Errorf("the pod was told %v, want %v", err, c.want)
+			}
+		})
+	}
+}

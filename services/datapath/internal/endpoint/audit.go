@@ -242,6 +242,9 @@ func (c *Core) republish(ctx context.Context, r *Record, entries []Entry) error 
 			}
 		}
 	}
+	// If publishing fails, the old number may be somebody else's.
+	r.Slot = 0
+	c.set(*r, Restoring)
 	slot, err := c.cfg.Maps.Publish(ctx, r.entry())
 	if err != nil {
 		return err

@@ -163,6 +163,10 @@ func (c *Core) Counts() Counts {
 func (c *Core) set(r Record, s State) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.setLocked(r, s)
+}
+
+func (c *Core) setLocked(r Record, s State) {
 	o := r.Spec.Owner
 	c.forgetLocked(o)
 	c.records[o] = r
@@ -215,14 +219,13 @@ func (c *Core) record(o Owner) (Record, bool) {
 // reserve makes the addresses the owner's, unless a live endpoint has one.
 func (c *Core) reserve(r Record) error {
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	for _, a := range r.Spec.Addrs {
 		if holder, ok := c.holders[a]; ok && holder != r.Spec.Owner {
-			c.mu.Unlock()
 			return fmt.Errorf("address %v: %w: %s", a, ErrAddressHeld, holder)
 		}
 	}
-	c.mu.Unlock()
-	c.set(r, WaitingForIdentity)
+	c.setLocked(r, WaitingForIdentity)
 	return nil
 }
 

@@ -63,6 +63,16 @@ func (c *Core) Create(ctx context.Context, s Spec, validateOnly bool) (_ Endpoin
 
 	if old, ok := c.record(s.Owner); ok && old.Phase != PhaseDeleted {
 		switch {
+		case !c.hasDevice(old):
+			// Whatever took the device, its namespace or somebody by hand, left
+			// nothing to return or to protect. The numbers of namespaces are used
+			// again at once, so a new one may look like the old one.
+			if validateOnly {
+				break
+			}
+			if err := c.dispose(ctx, old); err != nil {
+				return Endpoint{}, err
+			}
 		case old.Phase == PhaseReady && old.Spec.sameContent(s) && old.Namespace == ns.ID():
 			return c.Get(s.Owner)
 		case !c.orphaned(old):
@@ -288,16 +298,17 @@ func (c *Core) orphaned(r Record) bool {
 	} else if !errors.Is(err, ErrNamespaceGone) && !errors.Is(err, ErrNamespace) {
 		return false
 	}
+	return !c.hasDevice(r)
+}
+
+// hasDevice says whether the node has a device of the record's name. One that
+// cannot be looked for counts as there.
+func (c *Core) hasDevice(r Record) bool {
 	devices, err := c.cfg.Links.Devices()
 	if err != nil {
-		return false
+		return true
 	}
-	for _, d := range devices {
-		if d.Name == r.Device.HostName {
-			return false
-		}
-	}
-	return true
+	return slices.ContainsFunc(devices, func(d HostDevice) bool { return d.Name == r.Device.HostName })
 }
 
 func namespaceField(err error) error {

@@ -86,6 +86,10 @@ func (c *Core) dispose(ctx context.Context, r Record) error {
 			return fmt.Errorf("unpublish slot %d of %s: %w", s, o, err)
 		}
 	}
+	// From here on the slot may be somebody else's: a repetition, if the
+	// tombstone cannot be written, must not touch it.
+	r.Slot = 0
+	c.set(r, Disconnecting)
 	if err := faultUnpublish.Hit(ctx); err != nil {
 		return err
 	}
@@ -99,10 +103,14 @@ func (c *Core) dispose(ctx context.Context, r Record) error {
 	return faultTombstone.Hit(ctx)
 }
 
-// slotsOf are the slots that belong to a record: the one it names, or, for one
-// that was not finished, those with its device or addresses.
+// slotsOf are the slots that belong to a record: the one it names, none if it
+// was unpublished already, or, for one that was not finished, those with its
+// device or addresses.
 func (c *Core) slotsOf(r Record) ([]uint16, error) {
 	if r.Phase == PhaseReady {
+		if r.Slot == 0 {
+			return nil, nil
+		}
 		return []uint16{r.Slot}, nil
 	}
 	entries, err := c.cfg.Maps.Entries()

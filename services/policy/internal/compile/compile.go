@@ -642,6 +642,3 @@ func (p *Program) Rules() []*rule.Rule {
 	}
 	return out
 }
-
-// Len is the number of rules.
-func (p *Program) Len() int { return len(p.rules) }

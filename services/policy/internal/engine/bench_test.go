@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/label"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -154,7 +155,7 @@ func BenchmarkAddNewKind(b *testing.B) {
 					b.Fatal(err)
 				}
 				l, _ := identity.NamedPortsLabel([]identity.NamedPort{{Name: fmt.Sprintf("p%d", i%5000), Protocol: 6, Port: 80}})
-				if id, err = identity.New(50000, id.Labels.With(l)); err != nil {
+				if id, err = identity.New(50000, label.NewSet(append(slices.Clone(id.Labels.All()), l)...)); err != nil {
 					b.Fatal(err)
 				}
 				i++

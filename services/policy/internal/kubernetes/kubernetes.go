@@ -295,16 +295,6 @@ func IsPortName(s string) bool {
 	return letter
 }
 
-// ParsePrefix reads an address block and says what is wrong with it. Host bits
-// are allowed and cut off; zones are not.
-func ParsePrefix(s string) (netip.Prefix, string) {
-	p, err := netip.ParsePrefix(s)
-	if err != nil {
-		return netip.Prefix{}, "is not an address block such as 10.9.8.0/24 or 2001:db8::/64"
-	}
-	return Unmap(p).Masked(), ""
-}
-
 // Unmap turns a block of IPv4-mapped addresses into the IPv4 block.
 func Unmap(p netip.Prefix) netip.Prefix {
 	if p.Addr().Is4In6() && p.Bits() >= 96 {

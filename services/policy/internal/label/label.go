@@ -78,11 +78,6 @@ func NewSet(labels ...Label) Set {
 	return Set{labels: slices.Compact(s)}
 }
 
-// With returns the set extended by labels.
-func (s Set) With(labels ...Label) Set {
-	return NewSet(append(slices.Clone(s.labels), labels...)...)
-}
-
 // All returns the labels in canonical order. The caller must not change them.
 func (s Set) All() []Label { return s.labels }
 

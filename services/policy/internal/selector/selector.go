@@ -150,9 +150,6 @@ func New(reqs ...Requirement) Selector {
 // Requirements returns the conditions in canonical order; do not change them.
 func (s Selector) Requirements() []Requirement { return s.reqs }
 
-// Empty reports whether the selector matches everything.
-func (s Selector) Empty() bool { return len(s.reqs) == 0 }
-
 // Matches reports whether all requirements hold.
 func (s Selector) Matches(labels label.Set) bool {
 	for _, r := range s.reqs {

@@ -50,11 +50,24 @@ func greeted(fd int) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if cred.Uid != 0 && cred.Uid != uint32(os.Getuid()) {
-		return false, fmt.Errorf("it belongs to uid %d", cred.Uid)
+	if err := mayArm(cred.Uid, os.Getuid(), os.Geteuid()); err != nil {
+		return false, err
 	}
 	if _, _, err := unix.Recvfrom(fd, buf, unix.MSG_DONTWAIT); err != nil {
 		return false, err
 	}
 	return true, nil
+}
+
+// mayArm says whether a controller of that user may interfere with a process:
+// it has to have the process's rights already. Those of a set-uid program are
+// not those of who started it.
+func mayArm(controller uint32, uid, euid int) error {
+	if uid != euid {
+		return fmt.Errorf("the process runs set-uid, from %d as %d", uid, euid)
+	}
+	if controller != 0 && controller != uint32(euid) {
+		return fmt.Errorf("it belongs to uid %d", controller)
+	}
+	return nil
 }

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package fault
+
+import "testing"
+
+func TestOnlyWhoHasTheProcesssRightsMayArm(t *testing.T) {
+	for _, c := range []struct {
+		controller uint32
+		uid, euid  int
+		want       bool
+	}{
+		{0, 0, 0, true},
+		{0, 64702, 64702, true},
+		{64702, 64702, 64702, true},
+		{64701, 64702, 64702, false},
+		{1000, 0, 0, false},
+		{1000, 1000, 0, false}, // a set-uid program, armed by who started it
+		{0, 1000, 0, false},
+	} {
+		if err := mayArm(c.controller, c.uid, c.euid); (err == nil) != c.want {
+			t.Errorf("controller %d, process %d as %d: %v, want allowed: %v", c.controller, c.uid, c.euid, err, c.want)
+		}
+	}
+}

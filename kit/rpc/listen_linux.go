@@ -187,8 +187,8 @@ func prepareDir(dir string, mode fs.FileMode, uid, gid int) error {
 	if st.Uid != 0 && st.Uid != uint32(os.Geteuid()) && (uid < 0 || st.Uid != uint32(uid)) {
 		return fmt.Errorf("directory %s belongs to uid %d, who could replace the socket", dir, st.Uid)
 	}
-	if fi.Mode().Perm()&0o002 != 0 && fi.Mode()&fs.ModeSticky == 0 {
-		return fmt.Errorf("directory %s is writable by everybody (mode %#o)", dir, fi.Mode().Perm())
+	if open := fi.Mode().Perm() & 0o022; open != 0 && fi.Mode()&fs.ModeSticky == 0 && (open&0o002 != 0 || st.Gid != 0) {
+		return fmt.Errorf("directory %s has mode %#o: others could replace the socket; run: chmod go-w %s", dir, fi.Mode().Perm(), dir)
 	}
 	return nil
 }

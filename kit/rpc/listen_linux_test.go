@@ -205,10 +205,23 @@ func TestListenRefusesWhatItMustNotTouch(t *testing.T) {
 	if err := os.Chmod(open, 0o777); err != nil {
 		t.Fatal(err)
 	}
+	group := dir + "/group"
+	if err := os.Mkdir(group, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if os.Getegid() == 0 { // the group of root may: it is root
+		if err := os.Chown(group, -1, 64700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chmod(group, 0o770); err != nil {
+		t.Fatal(err)
+	}
 	long := dir + "/" + strings.Repeat("x", MaxPath)
 	for path, want := range map[string]string{
 		file:                  "is not a socket",
-		open + "/s.sock":      "writable by everybody",
+		open + "/s.sock":      "others could replace the socket",
+		group + "/s.sock":     "others could replace the socket",
 		file + "/s.sock":      "not a directory",
 		dir + "/a/b/c/s.sock": "no such file",
 		"relative.sock":       "not absolute",

@@ -27,6 +27,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 	berrors "go.etcd.io/bbolt/errors"
 
+	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
 )
 
@@ -48,7 +49,7 @@ var (
 	// ErrSchema says that another version of this service wrote the file.
 	ErrSchema = errors.New("written by another version")
 	// ErrLocked says that another process uses the file.
-	ErrLocked = errors.New("in use by another process")
+	ErrLocked = durable.ErrLocked
 	// ErrPermission says that others than the service could change the state.
 	ErrPermission = errors.New("open to others")
 )
@@ -114,7 +115,7 @@ func Open(dir string) (*Store, error) {
 	}
 	s := &Store{path: filepath.Join(dir, FileName)}
 	var err error
-	if s.lock, err = lockFile(filepath.Join(dir, lockName), lockWait); err != nil {
+	if s.lock, err = durable.Lock(filepath.Join(dir, lockName), lockWait); err != nil {
 		return nil, fmt.Errorf("state directory %s: %w", dir, err)
 	}
 	if err := s.open(); err != nil {
@@ -125,10 +126,7 @@ func Open(dir string) (*Store, error) {
 }
 
 func prepare(dir string) error {
-	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
-		return fmt.Errorf("state directory: %w", err)
-	}
-	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := makeDir(dir, 0o700); err != nil {
 		return fmt.Errorf("state directory: %w", err)
 	}
 	info, err := os.Stat(dir)
@@ -144,26 +142,23 @@ func prepare(dir string) error {
 	return nil
 }
 
-// lockFile takes a lock that ends with the process, however that ends.
-func lockFile(path string, wait time.Duration) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_CLOEXEC|syscall.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return nil, err
+// makeDir makes what is missing of a directory, durably: a synced file in a
+// directory whose own name was lost with the power is lost too.
+func makeDir(dir string, mode fs.FileMode) error {
+	err := os.Mkdir(dir, mode)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err := makeDir(filepath.Dir(dir), 0o755); err != nil {
+			return err
+		}
+		err = os.Mkdir(dir, mode)
 	}
-	for end := time.Now().Add(wait); ; time.Sleep(20 * time.Millisecond) {
-		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-		if err == nil {
-			return f, nil
-		}
-		if !errors.Is(err, syscall.EWOULDBLOCK) {
-			f.Close()
-			return nil, fmt.Errorf("lock %s: %w", path, err)
-		}
-		if time.Now().After(end) {
-			f.Close()
-			return nil, fmt.Errorf("lock %s: %w for more than %s; is a second sluice-ipam running? see: fuser -v %s", path, ErrLocked, wait, path)
-		}
+	switch {
+	case errors.Is(err, fs.ErrExist):
+		return nil
+	case err != nil:
+		return err
 	}
+	return durable.SyncDir(filepath.Dir(dir))
 }
 
 func (s *Store) open() error {
@@ -254,12 +249,7 @@ func create(path string) error {
 	if err := os.Rename(tmp, path); err != nil {
 		return err
 	}
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	return dir.Sync()
+	return durable.SyncDir(filepath.Dir(path))
 }
 
 func initialise(tx *bolt.Tx) error {

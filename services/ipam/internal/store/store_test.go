@@ -18,6 +18,7 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 
+	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam/ipamtest"
@@ -375,8 +376,25 @@ func TestSecondProcessIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	if _, err := lockFile(filepath.Join(filepath.Dir(path), lockName), 0); !errors.Is(err, ErrLocked) {
+	if _, err := durable.Lock(filepath.Join(filepath.Dir(path), lockName), 0); !errors.Is(err, ErrLocked) {
 		t.Fatalf("got %v", err)
+	}
+}
+
+func TestMissingDirectoriesAreMade(t *testing.T) {
+	parent := filepath.Join(t.TempDir(), "a", "b")
+	s, err := Open(filepath.Join(parent, "ipam"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if fi, err := os.Stat(filepath.Dir(s.Path())); err != nil || fi.Mode().Perm() != 0o700 {
+		t.Errorf("the state directory: %v, %v; want mode 0700", fi.Mode(), err)
+	}
+	file := filepath.Join(parent, "file")
+	write(t, file, nil)
+	if _, err := Open(filepath.Join(file, "ipam")); err == nil {
+		t.Error("a state directory below a file was accepted")
 	}
 }
 

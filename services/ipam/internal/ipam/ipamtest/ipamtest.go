@@ -11,6 +11,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -225,9 +226,5 @@ func Describe(c *ipam.Contents) string {
 		lines = append(lines, fmt.Sprintf("%s at %s", p, a))
 	}
 	flush()
-	s := ""
-	for _, l := range out {
-		s += l + "\n"
-	}
-	return s
+	return strings.Join(append(out, ""), "\n")
 }

@@ -288,23 +288,18 @@ const spoolInterval = 3 * time.Second
 // the start and the first accepted connection, or because the socket's queue
 // was full. It returns when ctx ends.
 func (n *Node) ReplayLoop(ctx context.Context, s *record.Spool) error {
-	t := time.NewTicker(spoolInterval)
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-t.C:
-		}
-		if err := n.Replay(ctx, s); err != nil && ctx.Err() == nil {
-			n.log.Error("spooled deletions wait", log.Err(err))
-		}
-	}
+	return n.every(ctx, spoolInterval, "spooled deletions wait", func() error { return n.Replay(ctx, s) })
 }
 
 // AuditLoop compares and repairs from time to time, until ctx ends.
-func (n *Node) AuditLoop(ctx context.Context, every time.Duration, repair bool) error {
-	t := time.NewTicker(every)
+func (n *Node) AuditLoop(ctx context.Context, interval time.Duration, repair bool) error {
+	return n.every(ctx, interval, "audit incomplete", func() error { return n.Audit(ctx, repair) })
+}
+
+// every calls fn at intervals until ctx ends. What fails is logged, and tried
+// again the next time.
+func (n *Node) every(ctx context.Context, interval time.Duration, failed string, fn func() error) error {
+	t := time.NewTicker(interval)
 	defer t.Stop()
 	for {
 		select {
@@ -312,8 +307,8 @@ func (n *Node) AuditLoop(ctx context.Context, every time.Duration, repair bool) 
 			return ctx.Err()
 		case <-t.C:
 		}
-		if err := n.Audit(ctx, repair); err != nil && ctx.Err() == nil {
-			n.log.Error("audit incomplete", log.Err(err))
+		if err := fn(); err != nil && ctx.Err() == nil {
+			n.log.Error(failed, log.Err(err))
 		}
 	}
 }

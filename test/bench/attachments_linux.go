@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -47,8 +48,24 @@ func (b *bench) attachments(ctx context.Context) error {
 				float64(t.del.quantile(0.5))/float64(ptp.del.quantile(0.5)))
 		}
 		fmt.Fprintln(b.out)
+		b.judgeAttachments(atOnce, times[0], ptp)
 	}
 	return nil
+}
+
+// judgeAttachments holds the times against what is wanted.
+func (b *bench) judgeAttachments(atOnce int, sluice, ptp attachmentTimes) {
+	if atOnce > 1 {
+		b.wantTime(fmt.Sprintf("ADD p50, %d at a time", atOnce), 40*time.Millisecond, sluice.add.quantile(0.5))
+		b.wantTime(fmt.Sprintf("DEL worst, %d at a time", atOnce), 100*time.Millisecond, sluice.del.worst())
+		return
+	}
+	b.addP99 = sluice.add.quantile(0.99)
+	b.wantTime("ADD p50, one at a time", 10*time.Millisecond, sluice.add.quantile(0.5))
+	b.wantTime("ADD p99, one at a time", 25*time.Millisecond, b.addP99)
+	b.wantTime("DEL p50, one at a time", 10*time.Millisecond, sluice.del.quantile(0.5))
+	b.wantRatio("ADD p50 to ptp + host-local", 1, float64(sluice.add.quantile(0.5))/float64(ptp.add.quantile(0.5)))
+	b.wantRatio("DEL p50 to ptp + host-local", 1, float64(sluice.del.quantile(0.5))/float64(ptp.del.quantile(0.5)))
 }
 
 // attachAndDetach connects count pods, then disconnects them. The namespaces
@@ -154,5 +171,8 @@ func (b *bench) traffic(ctx context.Context) (err error) {
 			microseconds(all[i].quantile(0.05)), microseconds(all[i].quantile(0.5)),
 			median(relative[i].p5), median(relative[i].p50), median(rates[i]), median(relative[i].rate))
 	}
+	const sluice, ptp = 1, 2
+	b.wantRatio("request/response p5 to a bare veth pair", 1.12, median(relative[sluice].p5))
+	b.wantRatio("request/response p5 to ptp", 1, median(relative[sluice].p5)/median(relative[ptp].p5))
 	return nil
 }

@@ -78,6 +78,14 @@ func (b *bench) lifecycle(ctx context.Context) (err error) {
 		}
 	}
 	fmt.Fprintf(b.out, "| all | %.1f / %.1f | %.1f / %.1f |\n", sum[0], sum[1], sum[2], sum[3])
+
+	b.wantTime("datapath: start to serving", 500*time.Millisecond, start.quantile(0.5))
+	b.wantTime("first ADD after a start, like any other: within their p99", b.addP99, firstAdd.quantile(0.5))
+	b.wantTime(fmt.Sprintf("restart with %d endpoints to all served", restartEndpoints), 500*time.Millisecond, restart.quantile(0.5))
+	b.wantTime("ADD issued at the stop", 700*time.Millisecond, addAtStop.quantile(0.5))
+	b.wantMemory("resident, all processes, idle", 120, sum[0])
+	b.wantMemory("anonymous, all processes, idle", 70, sum[1])
+	b.wantMemory(fmt.Sprintf("growth of resident memory with %d endpoints", len(pods)), 5, sum[2]-sum[0])
 	return nil
 }
 

@@ -61,6 +61,8 @@ type bench struct {
 	sluice  network
 	peers   []network // the reference networks
 	prefix  string
+	results []result
+	addP99  time.Duration // of Sluice, one at a time
 	cleanup []func() error
 }
 
@@ -90,6 +92,8 @@ func run(ctx context.Context, out io.Writer, binDir string, s sizes) (err error)
 			return fmt.Errorf("%s: %w", part.title, err)
 		}
 	}
+	fmt.Fprint(out, "\n## Against what is wanted\n\n")
+	printResults(out, b.results)
 	return nil
 }
 

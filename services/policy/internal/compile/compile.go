@@ -99,6 +99,13 @@ func New(in Input) (*Program, error) {
 		}
 		n.resolve(in.Direction, in.Ports)
 		p.rules = append(p.rules, n)
+		// A rule that is too much by itself is refused now, and not when the
+		// first peer that it selects appears.
+		if 2*len(n.ranges)+1 > table.MaxIntervals {
+			if got := len(p.Function([]uint16{n.number}, nil, false)); got > table.MaxIntervals {
+				return nil, &table.ErrTooLarge{What: "intervals in one rule", Got: got, Limit: table.MaxIntervals}
+			}
+		}
 		p.Sources = append(p.Sources, []rule.Source{r.Source})
 	}
 	p.place()

@@ -12,6 +12,7 @@ package engine
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -162,9 +163,9 @@ func sameSources(a, b [][]rule.Source) bool {
 // Counters returns the work done so far.
 func (e *Engine) Counters() Counters { return e.counters }
 
-// Apply makes a change. When a table would exceed a limit, nothing of the
-// policies and subjects in the change takes effect, and the error names the
-// subject and the policy with the largest share.
+// Apply makes a change. When a table would exceed a limit, none of the policies
+// and none of the new subjects in the change take effect, while the rest does,
+// and the error names the subject and the policy with the largest share.
 func (e *Engine) Apply(c Change) error {
 	dirty := make(map[*subject]struct{})
 	room := e.counters.PeerDeletes + e.counters.Tables
@@ -179,7 +180,8 @@ func (e *Engine) Apply(c Change) error {
 			delete(e.subjects, s.number)
 			e.enlist(s, false)
 		}
-		err = fmt.Errorf("apply policies: %w", err)
+		// What else has changed still has to be judged by the old policies.
+		err = errors.Join(fmt.Errorf("apply policies: %w", err), e.commit(dirty))
 	}
 	for l, list := range addresses {
 		if l.refs == 0 {

@@ -318,3 +318,32 @@ func TestASubjectWhoseIdentityComesBackIsCompiledAgain(t *testing.T) {
 		t.Fatal("nothing is enforced")
 	}
 }
+
+func TestARefusedPolicyDoesNotHoldBackOtherChanges(t *testing.T) {
+	only := spread(1)
+	only.Key.Name = "only"
+	only.Specs[0].Subject = selector.New(selector.Requirement{Key: "k9", Op: selector.Exists})
+	before := combination(t, 300, 0, 10)
+	e := New(Config{})
+	if err := e.Apply(Change{UpsertPolicies: []policy.Object{only}, AddIdentities: []identity.Identity{before}, AddSubjects: []identity.Numeric{300}}); err != nil {
+		t.Fatal(err)
+	}
+	if b, _ := e.Bound(300, rule.Ingress); b.Table != nil {
+		t.Fatal("the policy selects the subject too early")
+	}
+	large := spread(1)
+	large.Key.Name = "large"
+	r := *large.Specs[0].Rules[0]
+	for i := range 3000 {
+		r.Ports = append(r.Ports, rule.Port{Range: port.Ports(port.UDP, uint16(1000+2*i), uint16(1000+2*i))})
+	}
+	large.Specs[0].Rules = []*rule.Rule{r.Seal()}
+	after := combination(t, 300, 1<<9, 10) // other labels under the same number
+	if err := e.Apply(Change{UpsertPolicies: []policy.Object{large}, AddIdentities: []identity.Identity{after}}); err == nil {
+		t.Fatal("the policy is accepted")
+	}
+	b, _ := e.Bound(300, rule.Ingress)
+	if b.Table == nil || len(b.Table.Rules) != 1 || b.Sources[0][0].Name != "spread" {
+		t.Fatalf("the subject is judged by %+v", b.Sources)
+	}
+}

@@ -95,6 +95,11 @@ func Run[C any](service string, defaults func(instance.Paths) C, main func(conte
 	return run(environment{args: os.Args[1:], environ: os.Environ(), stdout: os.Stdout, stderr: os.Stderr}, service, defaults, main)
 }
 
+// OneShot is implemented by the pointer to a configuration that can ask for a
+// run which looks at something and ends. Such a run may be beside the service
+// itself, so it opens no socket: metrics are not served.
+type OneShot interface{ OneShot() bool }
+
 type environment struct {
 	args    []string
 	environ []string
@@ -154,12 +159,14 @@ func run[C any](env environment, service string, defaults func(instance.Paths) C
 		logger.Error("start", log.Err(err))
 		return ExitFailed
 	}
-	stopMetrics, err := p.serveMetrics()
-	if err != nil {
-		logger.Error("start", log.Err(err))
-		return ExitFailed
+	if o, ok := any(&cfg.Service).(OneShot); !ok || !o.OneShot() {
+		stopMetrics, err := p.serveMetrics()
+		if err != nil {
+			logger.Error("start", log.Err(err))
+			return ExitFailed
+		}
+		defer stopMetrics()
 	}
-	defer stopMetrics()
 
 	err = main(ctx, p, cfg.Service)
 	p.endWork(nil)

@@ -14,11 +14,14 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/health/grpc_health_v1"
@@ -480,6 +483,67 @@ func TestNobodyCountsAsRootInAServiceThatIsRoot(t *testing.T) {
 			t.Errorf("euid %d, also %v: %v", c.euid, c.also, err)
 		case c.bad != "" && (err == nil || !strings.Contains(err.Error(), c.bad)):
 			t.Errorf("euid %d, also %v: %v, want %q", c.euid, c.also, err, c.bad)
+		}
+	}
+}
+
+// docs/process.md describes what all services have in common.
+func TestDocumentationHasTheCommonKeysAndMetrics(t *testing.T) {
+	b, err := os.ReadFile("../../docs/process.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc := string(b)
+	reference, err := Reference("demo", func(instance.Paths) struct{} { return struct{}{} })
+	if err != nil {
+		t.Fatal(err)
+	}
+	reference = strings.NewReplacer("/demo", "/<service>", "demo.", "<service>.", "SLUICE_DEMO", "SLUICE_<SERVICE>").Replace(reference)
+	for line := range strings.Lines(reference) {
+		if !strings.Contains(doc, strings.TrimSpace(line)) {
+			t.Errorf("docs/process.md does not have the line\n%s", line)
+		}
+	}
+
+	var names []string
+	s := start(t, func(_ context.Context, p *Process, _ own) error {
+		p.Ready()
+		if err := p.Phase("open", func() error { return nil }); err != nil {
+			return err
+		}
+		if _, err := rpc.ClientMetrics(p.Metrics); err != nil {
+			return err
+		}
+		srv, err := p.NewServer(options(&service{}))
+		if err != nil {
+			return err
+		}
+		l, err := p.Listen()
+		if err != nil {
+			return err
+		}
+		srv.Stop()
+		defer l.Close()
+		ch := make(chan *prometheus.Desc, 1000)
+		p.Metrics.Describe(ch)
+		close(ch)
+		for d := range ch {
+			name := regexp.MustCompile(`fqName: "([^"]+)"`).FindStringSubmatch(d.String())[1]
+			if !strings.HasPrefix(name, "go_") && !strings.HasPrefix(name, "process_") {
+				names = append(names, strings.Replace(name, "sluice_demo_", "sluice_<service>_", 1))
+			}
+		}
+		return nil
+	})
+	s.wantExit(t, ExitOK)
+	for _, name := range names {
+		if !strings.Contains(doc, "`"+name+"`") {
+			t.Errorf("docs/process.md does not have the metric %s", name)
+		}
+	}
+	for _, m := range regexp.MustCompile("`((?:sluice_<service>|grpc)_[a-z_]+)`").FindAllStringSubmatch(doc, -1) {
+		if !slices.Contains(names, m[1]) {
+			t.Errorf("docs/process.md has the metric %s, which does not exist; there are %v", m[1], names)
 		}
 	}
 }

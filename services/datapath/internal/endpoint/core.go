@@ -64,6 +64,8 @@ type Core struct {
 	doomed     map[HostDevice]time.Time // guarded by mu; when to remove
 	badRecords []string                 // guarded by mu; what Restore could not read
 
+	reaping sync.Mutex // held while devices are removed; before mu
+
 	wakeReleases chan struct{}
 	wakeReaper   chan struct{}
 	refreshDue   atomic.Bool // an endpoint has an identity without a hold

@@ -129,6 +129,12 @@ func (c *Core) create(ctx context.Context, ns Namespace, r Record) (_ Endpoint, 
 
 		{"make the device", func(context.Context) (err error) {
 			made, err := c.cfg.Links.Create(ns, r.Device)
+			if errors.Is(err, ErrNameTaken) {
+				// perhaps by a device of a deleted endpoint that waits for its
+				// namespace to go
+				c.reap(everything)
+				made, err = c.cfg.Links.Create(ns, r.Device)
+			}
 			if err == nil {
 				r.Device = made
 			}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -154,7 +155,8 @@ func (c *Core) doom(d HostDevice) {
 // the kernel a hundredth of deleting them one by one. It returns when ctx ends.
 func (c *Core) Reaper(ctx context.Context) error {
 	for {
-		wait := c.reap()
+		// devices that are almost due go with the others
+		wait := c.reap(c.cfg.ReapDelay / 4)
 		var timer <-chan time.Time
 		stop := func() bool { return true }
 		if wait > 0 {
@@ -172,16 +174,21 @@ func (c *Core) Reaper(ctx context.Context) error {
 	}
 }
 
-// reap removes the devices that are due and says when to look again, 0 if
-// nothing waits.
-func (c *Core) reap() time.Duration {
+// everything, as what reap shall take, is all that waits.
+const everything = time.Duration(math.MaxInt64)
+
+// reap removes the devices that are due within a time from now and says when
+// to look again, 0 if nothing waits. When it returns, so has every removal
+// that another call had begun.
+func (c *Core) reap(within time.Duration) time.Duration {
+	c.reaping.Lock()
+	defer c.reaping.Unlock()
 	now := c.cfg.Now()
 	var due []HostDevice
 	var next time.Duration
 	c.mu.Lock()
 	for d, at := range c.doomed {
-		// devices that are almost due go with the others
-		if left := at.Sub(now); left <= c.cfg.ReapDelay/4 {
+		if left := at.Sub(now); left <= within {
 			due = append(due, d)
 			delete(c.doomed, d)
 		} else if next == 0 || left < next {

@@ -133,3 +133,27 @@ func TestOneAddressIsReservedByOneOwner(t *testing.T) {
 		}
 	}
 }
+
+func TestInterfaceOfADeletedEndpointMakesRoomForTheNextOne(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	old := m.wanted("a", 2)
+	if _, err := c.Create(t.Context(), old, false); err != nil {
+		t.Fatal(err)
+	}
+	next := m.wanted("b", 3)
+	next.Netns = old.Netns
+	if _, err := c.Create(t.Context(), next, false); !errors.Is(err, ErrNameTaken) {
+		t.Fatalf("beside the live one: %v, want ErrNameTaken", err)
+	}
+	settle(t, c)
+	m.wanted("b", 3)
+	if _, err := c.Delete(t.Context(), old.Owner); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Create(t.Context(), next, false); err != nil {
+		t.Fatalf("after the deletion: %v", err)
+	}
+	settle(t, c)
+	m.holds(t, c, 1)
+}

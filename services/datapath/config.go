@@ -69,6 +69,9 @@ func defaults(p instance.Paths) Config {
 	}
 }
 
+// OneShot implements process.OneShot.
+func (c *Config) OneShot() bool { return c.ValidateOnly }
+
 // Validate says what no single value shows.
 func (c *Config) Validate() error {
 	var p config.Problems

@@ -248,7 +248,7 @@ func (n *testNode) command(flags ...string) *exec.Cmd {
 		"--instance", "datapath-test", "--state-dir", filepath.Join(n.dir, "state"), "--spool-dir", filepath.Join(n.dir, "spool"),
 		"--bpf-dir", filepath.Join(n.dir, "bpf"), "--pod-cidrs", "10.98.0.0/24,fd00:98::/64", "--mtu", "1400",
 		"--services-ipam", filepath.Join(n.dir, "ipam.sock"), "--services-identity", filepath.Join(n.dir, "identity.sock"),
-		"--socket-path", filepath.Join(n.dir, "run", "datapath.sock"), "--metrics-address", "off", "--log-level", "error",
+		"--socket-path", filepath.Join(n.dir, "run", "datapath.sock"), "--metrics-address", filepath.Join(n.dir, "metrics.sock"), "--log-level", "error",
 	}, flags...)
 	cmd := exec.Command(binary, args...) //nolint:gosec // built by TestMain
 	cmd.Stderr = os.Stderr
@@ -479,12 +479,15 @@ func TestKernelValidateOnlyChangesNothingAndTellsByItsExitCode(t *testing.T) {
 	if _, err := n.datapath.CreateEndpoint(t.Context(), n.request("a", 2, pod)); err != nil {
 		t.Fatal(err)
 	}
-	n.stop()
 	validate := func() error {
 		cmd := n.command("--validate-only")
 		cmd.Stderr = nil
 		return in(n.home, cmd.Run)
 	}
+	if err := validate(); err != nil {
+		t.Errorf("beside the running service: %v", err)
+	}
+	n.stop()
 	if err := validate(); err != nil {
 		t.Errorf("a node in order: %v", err)
 	}

@@ -143,6 +143,7 @@ func content(t testing.TB, admin *clientv3.Client) (numbers map[string]identity.
 }
 
 func TestEightNodesAgreeOnEveryNumber(t *testing.T) {
+	t.Parallel() // it mostly waits
 	const nodes, sets = 8, 60
 	s := etcdtest.Start(t)
 	var all [nodes]*node
@@ -190,6 +191,7 @@ func TestEightNodesAgreeOnEveryNumber(t *testing.T) {
 }
 
 func TestEtcdKilledInTheMiddleChangesNoAnswer(t *testing.T) {
+	t.Parallel() // it mostly waits
 	const nodes, sets = 3, 40
 	s := etcdtest.Start(t)
 	var all [nodes]*node
@@ -262,6 +264,7 @@ func TestEtcdKilledInTheMiddleChangesNoAnswer(t *testing.T) {
 }
 
 func TestCollectionNeverTakesWhatIsHeld(t *testing.T) {
+	t.Parallel() // it mostly waits
 	const workers, sets, rounds = 4, 6, 120
 	s := etcdtest.Start(t)
 	cfg := quick()
@@ -353,6 +356,7 @@ func TestCollectionNeverTakesWhatIsHeld(t *testing.T) {
 }
 
 func TestLeaseThatRanOutIsRestoredBeforeAnythingIsCollected(t *testing.T) {
+	t.Parallel() // it mostly waits
 	s := etcdtest.Start(t)
 	cfg := quick()
 	cfg.ttl, cfg.Heartbeat = 2*time.Second, time.Hour // no sign of life
@@ -378,6 +382,7 @@ func TestLeaseThatRanOutIsRestoredBeforeAnythingIsCollected(t *testing.T) {
 }
 
 func TestGraceStartsOverWhenTheStoreComesBack(t *testing.T) {
+	t.Parallel() // it mostly waits
 	s := etcdtest.Start(t)
 	cfg := quick()
 	cfg.Grace = time.Second
@@ -400,6 +405,7 @@ func TestGraceStartsOverWhenTheStoreComesBack(t *testing.T) {
 }
 
 func TestWatchersSeeWhatHappenedWhileEtcdWasAway(t *testing.T) {
+	t.Parallel() // it mostly waits
 	s := etcdtest.Start(t)
 	cfg := quick()
 	cfg.Grace, cfg.Rest = 0, time.Second
@@ -462,6 +468,7 @@ func TestWatchersSeeWhatHappenedWhileEtcdWasAway(t *testing.T) {
 }
 
 func TestRestartWithoutEtcdKnowsWhatItKnew(t *testing.T) {
+	t.Parallel() // it mostly waits
 	s := etcdtest.Start(t)
 	a, b := startNode(t, s.Endpoint, "a", t.TempDir(), quick()), startNode(t, s.Endpoint, "b", t.TempDir(), quick())
 	a.connected()

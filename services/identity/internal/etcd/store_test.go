@@ -77,6 +77,7 @@ func (c *cluster) Expire(node string) {
 }
 
 func TestEtcdIsAStore(t *testing.T) {
+	t.Parallel() // it mostly waits
 	storetest.Run(t, func(t *testing.T) storetest.Cluster { return newCluster(t) })
 }
 
@@ -197,6 +198,7 @@ func TestDamagedKeysHideNothingElse(t *testing.T) {
 }
 
 func TestAnEmptiedEtcdIsNoticedAndListedAgain(t *testing.T) {
+	t.Parallel() // it mostly waits
 	c := newCluster(t)
 	st := c.Node("a")
 	if _, err := st.Join(t.Context()); err != nil {
@@ -337,6 +339,7 @@ func TestTLSFilesAreReadAndNamed(t *testing.T) {
 }
 
 func TestWatchFromACompactedRevisionIsAGap(t *testing.T) {
+	t.Parallel() // it mostly waits
 	c := newCluster(t)
 	st := c.Node("a").(*Store)
 	if _, err := st.Join(t.Context()); err != nil {

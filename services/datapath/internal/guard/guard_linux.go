@@ -120,6 +120,17 @@ func (t *Table) check(c *nftables.Conn) ([]endpoint.Difference, error) {
 			Want: fmt.Sprintf("drop packets of device groups %#x without a mark in %#x", t.groups, t.mask), Have: have,
 		}}
 	}
+	tables, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
+	if err != nil {
+		return nil, fmt.Errorf("list firewall tables: %w", err)
+	}
+	for _, table := range tables {
+		// One flag puts it to sleep. Repair sets none, so no flag is right; the
+		// library (0.3.0) gives them in the wrong byte order.
+		if table.Name == t.name && table.Flags != 0 {
+			return missing(fmt.Sprintf("a table with flags %#x, perhaps dormant", table.Flags)), nil
+		}
+	}
 	chains, err := c.ListChainsOfTableFamily(nftables.TableFamilyINet)
 	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return nil, fmt.Errorf("list firewall chains: %w", err)

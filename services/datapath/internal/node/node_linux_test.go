@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -326,6 +327,16 @@ func TestKernelRemovedWallsAreRebuilt(t *testing.T) {
 	eventually(t, "walls after the start", intact)
 	for name, remove := range map[string]func() error{
 		"the firewall": w.node.guard.Remove,
+		"the firewall from its hook": func() error {
+			if err := w.home.Do(func() error { return putToSleep(w.node.guard.Name()) }); err != nil {
+				return err
+			}
+			if diffs, err := w.node.guard.Check(); err != nil || len(diffs) > 0 {
+				return err
+			}
+			// seen too late, unless it was repaired already
+			return w.home.Do(func() error { return isAwake(w.node.guard.Name()) })
+		},
 		"the rules": func() error {
 			return w.home.Do(func() error {
 				for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
@@ -354,6 +365,54 @@ func TestKernelRemovedWallsAreRebuilt(t *testing.T) {
 	if err := talk(w.home, p.echo(p.spec.Addrs[0]), patience); err != nil {
 		t.Error(err)
 	}
+}
+
+// putToSleep makes a table dormant: its chains leave their hooks. The library
+// cannot say that.
+func putToSleep(table string) error {
+	const begin, end = 0x10, 0x11 // NFNL_MSG_BATCH_BEGIN and _END of linux/netfilter/nfnetlink.h
+	message := func(kind, family, resource uint16, attrs []byte) []byte {
+		b := binary.NativeEndian.AppendUint32(nil, uint32(20+len(attrs)))
+		b = binary.NativeEndian.AppendUint16(b, kind)
+		b = binary.NativeEndian.AppendUint16(b, unix.NLM_F_REQUEST)
+		b = append(b, 0, 0, 0, 0, 0, 0, 0, 0, byte(family), 0)
+		return append(binary.BigEndian.AppendUint16(b, resource), attrs...)
+	}
+	name := append([]byte(table), 0)
+	attrs := binary.NativeEndian.AppendUint16(nil, uint16(4+len(name)))
+	attrs = append(binary.NativeEndian.AppendUint16(attrs, unix.NFTA_TABLE_NAME), name...)
+	for len(attrs)%4 != 0 {
+		attrs = append(attrs, 0)
+	}
+	attrs = binary.NativeEndian.AppendUint16(attrs, 8)
+	attrs = binary.NativeEndian.AppendUint16(attrs, unix.NFTA_TABLE_FLAGS)
+	attrs = binary.BigEndian.AppendUint32(attrs, unix.NFT_TABLE_F_DORMANT)
+
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return unix.Sendto(fd, slices.Concat(
+		message(begin, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES, nil),
+		message(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWTABLE, unix.NFPROTO_INET, 0, attrs),
+		message(end, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES, nil),
+	), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+}
+
+func isAwake(name string) error {
+	c, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	table, err := c.ListTableOfFamily(name, nftables.TableFamilyINet)
+	if err != nil {
+		return err
+	}
+	if table.Flags != 0 {
+		return errors.New("it is dormant, and the check says that it is as it should be")
+	}
+	return nil
 }
 
 func TestKernelFiltersAreReplacedWithoutLossOrBypass(t *testing.T) {

@@ -26,6 +26,10 @@ const (
 	Keep     = 3        // turned files
 )
 
+// errTurning says that another process is turning the file. It goes on being
+// written to: a few records more than the limit.
+var errTurning = errors.New("being turned")
+
 // Open opens the log, making it (0640) and its directory (0750) if they are
 // missing. It does not follow a link at path.
 func Open(path string) (*os.File, error) { return open(path, MaxBytes) }
@@ -52,6 +56,9 @@ func open(path string, limit int64) (*os.File, error) {
 			return f, nil
 		}
 		err = turn(path, f, fi)
+		if errors.Is(err, errTurning) {
+			return f, nil
+		}
 		f.Close()
 		if err != nil {
 			return nil, fmt.Errorf("turn log file %s: %w", path, err)
@@ -71,12 +78,16 @@ func openAppend(path string) (*os.File, error) {
 	return f, err
 }
 
-// turn moves the files on, if f is still the one at path.
+// turn moves the files on, if f is still the one at path. It does not wait: a
+// process that was stopped while it turned would keep every container waiting.
 func turn(path string, f *os.File, self fs.FileInfo) error {
 	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX)
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
 			break
+		}
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return errTurning
 		}
 		if !errors.Is(err, unix.EINTR) {
 			return err

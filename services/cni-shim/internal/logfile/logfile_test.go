@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestTurningLosesNoRecordOfConcurrentWriters(t *testing.T) {
@@ -81,5 +83,31 @@ func TestALinkIsNotFollowed(t *testing.T) {
 	if f, err := Open(filepath.Join(dir, "cni.log")); err == nil {
 		f.Close()
 		t.Error("the link was opened")
+	}
+}
+
+func TestAProcessThatIsStuckWhileTurningHoldsNobodyUp(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "cni.log")
+	if err := os.WriteFile(path, []byte("old\n"), 0o640); err != nil {
+		t.Fatal(err)
+	}
+	stuck, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stuck.Close()
+	if err := unix.Flock(int(stuck.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	f, err := open(path, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := fmt.Fprintln(f, "new"); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := os.ReadFile(path); err != nil || string(b) != "old\nnew\n" {
+		t.Errorf("the log holds %q, %v", b, err)
 	}
 }

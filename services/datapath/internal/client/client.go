@@ -12,6 +12,7 @@ import (
 	"io"
 	"net/netip"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -104,16 +105,24 @@ func (i *IPAM) Release(ctx context.Context, o endpoint.Owner) error {
 	return i.translate(err, nil)
 }
 
+// What an honest ipam never exceeds: the datapath has rights that ipam has not,
+// and does not let it decide how much memory or time a question takes.
+const (
+	maxListed   = 1 << 18 // four times the allocations of a /16
+	maxPools    = 64
+	listTimeout = 30 * time.Second
+)
+
 // Confirmed implements endpoint.Leases.
 func (i *IPAM) Confirmed(ctx context.Context) ([]endpoint.Owner, error) {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
 	stream, err := i.client.ListAllocations(ctx, &ipamv1.ListAllocationsRequest{})
 	if err != nil {
 		return nil, i.translate(err, nil)
 	}
 	var owners []endpoint.Owner
-	for {
+	for range maxListed {
 		m, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
 			i.note(nil)
@@ -128,6 +137,7 @@ func (i *IPAM) Confirmed(ctx context.Context) ([]endpoint.Owner, error) {
 			})
 		}
 	}
+	return nil, fmt.Errorf("ipam: it lists more than %d allocations", maxListed)
 }
 
 // Pool is a range of ipam with the node's own address in it.
@@ -143,6 +153,9 @@ func (i *IPAM) Pools(ctx context.Context) ([]Pool, error) {
 		return nil, i.translate(err, nil)
 	}
 	i.note(nil)
+	if n := len(resp.GetPools()); n > maxPools {
+		return nil, fmt.Errorf("ipam: it has %d pools, at most %d are expected", n, maxPools)
+	}
 	var pools []Pool
 	for _, p := range resp.GetPools() {
 		cidr, err := netip.ParsePrefix(p.GetCidr())

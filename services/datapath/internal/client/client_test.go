@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package client
+
+import (
+	"context"
+	"io"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+
+	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+)
+
+// ipam lists count allocations, without end if negative, every second one
+// confirmed, and has pools.
+type ipam struct {
+	ipamv1.IPAMServiceClient
+	count int
+	pools []*ipamv1.Pool
+}
+
+type listing struct {
+	grpc.ClientStream
+	sent, count int
+}
+
+func (l *listing) Recv() (*ipamv1.ListAllocationsResponse, error) {
+	if l.sent == l.count {
+		return nil, io.EOF
+	}
+	l.sent++
+	state := ipamv1.AllocationState_ALLOCATION_STATE_CONFIRMED
+	if l.sent%2 == 0 {
+		state = ipamv1.AllocationState_ALLOCATION_STATE_LEASED
+	}
+	return &ipamv1.ListAllocationsResponse{Allocation: &ipamv1.Allocation{
+		Owner: &workloadv1.Owner{ContainerId: "c", InterfaceName: "eth0"}, State: state,
+	}}, nil
+}
+
+func (i ipam) ListAllocations(context.Context, *ipamv1.ListAllocationsRequest, ...grpc.CallOption) (grpc.ServerStreamingClient[ipamv1.ListAllocationsResponse], error) {
+	return &listing{count: i.count}, nil
+}
+
+func (i ipam) ListPools(context.Context, *ipamv1.ListPoolsRequest, ...grpc.CallOption) (*ipamv1.ListPoolsResponse, error) {
+	return &ipamv1.ListPoolsResponse{Pools: i.pools}, nil
+}
+
+func TestListingThatDoesNotEndIsRefused(t *testing.T) {
+	good := &IPAM{Health: Health{Name: "ipam"}, client: ipam{count: 10}}
+	if owners, err := good.Confirmed(t.Context()); err != nil || len(owners) != 5 {
+		t.Errorf("10 allocations: %d confirmed, %v, want 5", len(owners), err)
+	}
+	endless := &IPAM{Health: Health{Name: "ipam"}, client: ipam{count: -1}}
+	if owners, err := endless.Confirmed(t.Context()); err == nil || !strings.Contains(err.Error(), "more than") || owners != nil {
+		t.Errorf("without end: %d owners, %v", len(owners), err)
+	}
+}
+
+func TestPoolsAreCountedBeforeTheyAreBelieved(t *testing.T) {
+	pool := &ipamv1.Pool{Cidr: "10.0.0.0/24", Gateway: "10.0.0.1"}
+	for n, ok := range map[int]bool{2: true, maxPools + 1: false} {
+		i := &IPAM{Health: Health{Name: "ipam"}, client: ipam{pools: make([]*ipamv1.Pool, n)}}
+		for at := range i.client.(ipam).pools {
+			i.client.(ipam).pools[at] = pool
+		}
+		pools, err := i.Pools(t.Context())
+		if ok != (err == nil) || ok && len(pools) != n {
+			t.Errorf("%d pools: %d, %v", n, len(pools), err)
+		}
+	}
+}

@@ -139,6 +139,9 @@ func Up(ctx context.Context, o Options) (_ *Node, err error) {
 	if err := n.makeDirectories(); err != nil {
 		return nil, err
 	}
+	if err := n.mountPrograms(); err != nil {
+		return nil, err
+	}
 	if err := n.writeState(); err != nil {
 		return nil, err
 	}
@@ -290,6 +293,9 @@ func encode(v any) []byte {
 // name is the node's part of the names of kernel objects.
 func (n *Node) name() string { return "sluice-" + n.paths.Name }
 
+// binDir is where the services are executed.
+func (n *Node) binDir() string { return filepath.Join(n.paths.RunDir, "bin") }
+
 func (n *Node) statePath() string { return filepath.Join(n.paths.RunDir, "dev.json") }
 
 func (n *Node) writeState() error {
@@ -341,6 +347,7 @@ func (n *Node) makeDirectories() error {
 		{n.paths.StateDir, 0o755, 0, 0},
 		{n.paths.ServiceStateDir("cni"), 0o700, 0, 0},
 		{n.paths.BPFDir, 0o700, 0, 0},
+		{n.binDir(), 0o755, 0, 0},
 	}
 	for _, service := range Services() {
 		all = append(all,
@@ -361,6 +368,34 @@ func (n *Node) makeDirectories() error {
 	return nil
 }
 
+// mountPrograms makes the executables visible below the run directory: the
+// directory that they were built in may be closed to the services' users, as
+// a checkout below /root is. Read-only, so that nothing done to the mount
+// reaches the original.
+func (n *Node) mountPrograms() error {
+	if err := unix.Mount(n.state.BinDir, n.binDir(), "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("mount %s at %s: %w", n.state.BinDir, n.binDir(), err)
+	}
+	if err := unix.Mount("", n.binDir(), "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+		return fmt.Errorf("make %s read-only: %w", n.binDir(), err)
+	}
+	return nil
+}
+
+// unmount takes away every mount at a path: there is more than one if a killed
+// Up was repeated over it.
+func unmount(path string) error {
+	for {
+		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("unmount %s: %w", path, err)
+		}
+	}
+}
+
 // remove takes down whatever exists of the instance, in the reverse order of
 // Up, and goes on after errors.
 func (n *Node) remove(ctx context.Context) error {
@@ -371,17 +406,11 @@ func (n *Node) remove(ctx context.Context) error {
 		errs = append(errs, n.Stop(ctx, service))
 	}
 	errs = append(errs, n.removePodMounts(), n.removeNetwork())
-	// More than once if a killed Up was repeated over it.
-	for {
-		err := unix.Unmount(n.paths.BPFDir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
-		if err == nil {
-			continue
-		}
-		if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+	for _, dir := range []string{n.paths.BPFDir, n.binDir()} {
+		if err := unmount(dir); err != nil {
 			// Removing the directory would empty what is still mounted there.
-			return errors.Join(append(errs, fmt.Errorf("unmount %s: %w", n.paths.BPFDir, err))...)
+			return errors.Join(append(errs, err)...)
 		}
-		break
 	}
 	errs = append(errs, os.RemoveAll(n.paths.RunDir), os.RemoveAll(n.paths.StateDir))
 	return errors.Join(errs...)

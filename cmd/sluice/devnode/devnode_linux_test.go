@@ -322,6 +322,31 @@ func TestKernelDownLeavesNothing(t *testing.T) {
 	}
 }
 
+// TestKernelProgramsMayLieInAClosedDirectory: a checkout of root's, for
+// example, which the services' users cannot enter.
+func TestKernelProgramsMayLieInAClosedDirectory(t *testing.T) {
+	bin, closed := programs(t), t.TempDir()
+	if err := os.Chmod(closed, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(closed, "bin")
+	if err := os.Symlink(bin, link); err != nil {
+		t.Fatal(err)
+	}
+	n, err := Up(t.Context(), options(t, link))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Down(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, service := range Services() {
+		if _, err := os.Stat(executable(bin, service)); err != nil {
+			t.Errorf("the original after Down: %v", err)
+		}
+	}
+}
+
 func TestKernelSecondUpSaysThatItRuns(t *testing.T) {
 	o := options(t, programs(t))
 	n := up(t, o)

@@ -103,7 +103,7 @@ func (n *Node) Start(ctx context.Context, service string, options ...StartOption
 		return err
 	}
 	defer log.Close()
-	cmd := exec.Command(executable(n.state.BinDir, service), append(n.arguments(service), s.args...)...)
+	cmd := exec.Command(executable(n.binDir(), service), append(n.arguments(service), s.args...)...)
 	cmd.Dir = "/"
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.ExtraFiles = s.extraFiles

@@ -72,6 +72,9 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 
 	s := &server.Server{Core: n.Core, Ring: n.Ring, Status: statusOf(p, cfg, n, ipam, identity)}
+	for _, r := range kernel.Reasons() {
+		s.Reasons = append(s.Reasons, r.String())
+	}
 	if err := p.Metrics.Register(newMetrics(n)); err != nil {
 		return err
 	}

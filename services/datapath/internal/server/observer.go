@@ -6,6 +6,8 @@ package server
 import (
 	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -19,7 +21,7 @@ import (
 
 // Observe implements the API.
 func (s *Server) Observe(r *datapathv1.ObserveRequest, stream grpc.ServerStreamingServer[datapathv1.ObserveResponse]) error {
-	filter, err := filterOf(r)
+	filter, err := s.filterOf(r)
 	if err != nil {
 		return statusOf(err)
 	}
@@ -65,7 +67,7 @@ func lost(source datapathv1.LossSource, count uint64) *datapathv1.ObserveRespons
 	}}
 }
 
-func filterOf(r *datapathv1.ObserveRequest) (observe.Filter, error) {
+func (s *Server) filterOf(r *datapathv1.ObserveRequest) (observe.Filter, error) {
 	f := observe.Filter{
 		Owners: map[string]bool{}, Identities: map[uint32]bool{}, Reasons: map[string]bool{},
 		Protocols: map[uint8]bool{}, Ports: map[uint16]bool{},
@@ -83,7 +85,10 @@ func filterOf(r *datapathv1.ObserveRequest) (observe.Filter, error) {
 		}
 		f.Prefixes = append(f.Prefixes, p.Masked())
 	}
-	for _, reason := range r.GetReasons() {
+	for i, reason := range r.GetReasons() {
+		if !slices.Contains(s.Reasons, reason) {
+			return f, &endpoint.FieldError{Field: fmt.Sprintf("reasons[%d]", i), Reason: fmt.Sprintf("%q is none of %s", reason, strings.Join(s.Reasons, ", "))}
+		}
 		f.Reasons[reason] = true
 	}
 	for _, p := range r.GetProtocols() {

@@ -54,6 +54,8 @@ type Server struct {
 	Core   *endpoint.Core
 	Ring   *observe.Ring
 	Status func(context.Context) (Status, error)
+	// Reasons are the names that an event can have, and Observe can be asked for.
+	Reasons []string
 }
 
 // Register adds the services.

@@ -82,8 +82,11 @@ func (c *command) devUp(ctx context.Context, podCIDRs []string, binDir string, s
 	o := devnode.Options{Instance: c.instance, BinDir: binDir, StartTimeout: start}
 	for _, s := range podCIDRs {
 		p, err := netip.ParsePrefix(s)
-		if err != nil || p != p.Masked() {
+		if err != nil {
 			return usagef("--pod-cidr: %q is not a range of addresses", s)
+		}
+		if p != p.Masked() {
+			return usagef("--pod-cidr: %q is an address within the range %s", s, p.Masked())
 		}
 		if slices.ContainsFunc(o.PodCIDRs, func(q netip.Prefix) bool { return q.Addr().Is4() == p.Addr().Is4() }) {
 			return usagef("--pod-cidr: %s is the second one of its family", p)

@@ -172,16 +172,21 @@ func (c *command) explain(err error) string {
 	text := reason(st)
 	switch st.Code() {
 	case codes.Unavailable:
+		if strings.HasSuffix(text, syscall.EACCES.Error()) {
+			return text + "\n" + whoMay
+		}
 		if dir, err := c.socket("ipam"); err == nil {
 			return fmt.Sprintf("%s\nDoes it run? Its sockets are expected under %s; `sluice status` shows which services answer.", text, filepath.Dir(filepath.Dir(dir)))
 		}
 	case codes.PermissionDenied:
-		return text + "\nBe root, or a member of group 64700."
+		return text + "\n" + whoMay
 	case codes.NotFound, codes.InvalidArgument:
 		return text
 	}
 	return fmt.Sprintf("%s: %s", st.Code(), text)
 }
+
+const whoMay = "Be root, or a member of group 64700."
 
 // reason is a status in words. Of a connection that could not be made it is
 // what the kernel said, without gRPC's layers around it.

@@ -165,6 +165,9 @@ func (c *Core) auditRecord(ctx context.Context, r Record, entries []Entry, devic
 	case r.Phase == PhaseCreating:
 		return report(Difference{Subject: "record", Key: o.String(), Have: "half-done creation"},
 			func() error { return c.dispose(ctx, r) })
+	case c.disconnecting(o):
+		return report(Difference{Subject: "record", Key: o.String(), Have: "half-done deletion"},
+			func() error { return c.dispose(ctx, now) })
 	case !slices.Contains(devices, HostDevice{r.Device.HostName, r.Device.HostIndex}) && c.orphaned(r):
 		return report(Difference{Subject: "record", Key: o.String(), Have: "its network namespace is gone"},
 			func() error { return c.dispose(ctx, r) })

@@ -63,10 +63,11 @@ func (c *Core) Create(ctx context.Context, s Spec, validateOnly bool) (_ Endpoin
 
 	if old, ok := c.record(s.Owner); ok && old.Phase != PhaseDeleted {
 		switch {
-		case !c.hasDevice(old):
+		case !c.hasDevice(old) || c.halfDeleted(old):
 			// Whatever took the device, its namespace or somebody by hand, left
 			// nothing to return or to protect. The numbers of namespaces are used
-			// again at once, so a new one may look like the old one.
+			// again at once, so a new one may look like the old one. A deletion
+			// that failed half-way is finished.
 			if validateOnly {
 				break
 			}
@@ -305,6 +306,19 @@ func (c *Core) orphaned(r Record) bool {
 		return false
 	}
 	return !c.hasDevice(r)
+}
+
+// halfDeleted says whether a deletion, or a repair, has ended early.
+func (c *Core) halfDeleted(r Record) bool {
+	return r.Phase == PhaseReady && (r.Slot == 0 || c.disconnecting(r.Spec.Owner))
+}
+
+// disconnecting says whether a deletion of the owner has begun. To whoever has
+// the owner's turn that means that it failed.
+func (c *Core) disconnecting(o Owner) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.states[o] == Disconnecting
 }
 
 // hasDevice says whether the node has a device of the record's name. One that

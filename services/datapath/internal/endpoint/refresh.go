@@ -47,7 +47,8 @@ func (c *Core) refresh(ctx context.Context, o Owner) (bool, error) {
 	}
 	defer leave()
 	r, ok := c.record(o)
-	if !ok || r.Phase != PhaseReady {
+	if !ok || r.Phase != PhaseReady || r.Slot == 0 {
+		// without a slot its deletion, or its repair, is half done
 		return false, nil
 	}
 	id, err := c.cfg.Identities.Resolve(ctx, o, r.Spec.Labels, r.Spec.Ports)

@@ -63,6 +63,10 @@ func TestRepeatedDeletionLeavesTheNextHolderOfItsSlotAlone(t *testing.T) {
 	if _, err := c.Delete(t.Context(), s.Owner); !errors.Is(err, errTest) {
 		t.Fatalf("deletion without room for its tombstone: %v", err)
 	}
+	m.number++
+	if changed, err := c.Refresh(t.Context()); changed != 0 || err != nil {
+		t.Errorf("refresh of what is half deleted: %d changed, %v", changed, err)
+	}
 	other := m.wanted("b", 3)
 	m.lend(t, e.Slot, Entry{Ifindex: 99, Addrs: other.Addrs, MAC: MAC{2, 0, 0, 0, 0, 9}, HostMAC: MAC{2, 0, 0, 0, 0, 8}})
 	m.setFail("save "+string(PhaseDeleted), nil)
@@ -156,4 +160,56 @@ func TestInterfaceOfADeletedEndpointMakesRoomForTheNextOne(t *testing.T) {
 	}
 	settle(t, c)
 	m.holds(t, c, 1)
+}
+
+func TestCreationAfterAFailedDeletionMakesTheEndpointAnew(t *testing.T) {
+	for _, op := range []string{"cut", "unpublish", "save " + string(PhaseDeleted)} {
+		t.Run(op, func(t *testing.T) {
+			m := newMachine()
+			c := m.start(t)
+			s := m.wanted("a", 2)
+			if _, err := c.Create(t.Context(), s, false); err != nil {
+				t.Fatal(err)
+			}
+			m.setFail(op, errTest)
+			if _, err := c.Delete(t.Context(), s.Owner); !errors.Is(err, errTest) {
+				t.Fatalf("deletion: %v", err)
+			}
+			m.setFail(op, nil)
+			e, err := c.Create(t.Context(), s, false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			m.mu.Lock()
+			if !m.slots[e.Slot].Forwards {
+				t.Errorf("slot %d does not forward", e.Slot)
+			}
+			m.mu.Unlock()
+			settle(t, c)
+			m.holds(t, c, 1)
+		})
+	}
+}
+
+func TestAuditFinishesADeletionThatFailed(t *testing.T) {
+	for _, op := range []string{"cut", "unpublish", "save " + string(PhaseDeleted)} {
+		t.Run(op, func(t *testing.T) {
+			m := newMachine()
+			c := m.start(t)
+			s := m.wanted("a", 2)
+			if _, err := c.Create(t.Context(), s, false); err != nil {
+				t.Fatal(err)
+			}
+			m.setFail(op, errTest)
+			if _, err := c.Delete(t.Context(), s.Owner); !errors.Is(err, errTest) {
+				t.Fatalf("deletion: %v", err)
+			}
+			m.setFail(op, nil)
+			if err := c.Audit(t.Context(), true, func(Finding) error { return nil }); err != nil {
+				t.Fatal(err)
+			}
+			settle(t, c)
+			m.holds(t, c, 0)
+		})
+	}
 }

@@ -156,6 +156,7 @@ func wantCode(t *testing.T, err error, want codes.Code, part string) {
 	}
 }
 
+// TestForgottenOrUnknownMethodsStopTheServerFromBeingBuilt proves INV-2.
 func TestForgottenOrUnknownMethodsStopTheServerFromBeingBuilt(t *testing.T) {
 	missing := table()
 	delete(missing, pb.TestService_EmptyCall_FullMethodName)
@@ -774,6 +775,7 @@ func TestHostileMessageGetsAShortAnswer(t *testing.T) {
 	}
 }
 
+// TestInvalidRequestNamesEveryField proves INV-42.
 func TestInvalidRequestNamesEveryField(t *testing.T) {
 	v, err := protovalidate.New()
 	if err != nil {

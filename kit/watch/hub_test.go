@@ -215,6 +215,7 @@ func TestTokensThatCannotBeContinuedFromAreRefused(t *testing.T) {
 	}
 }
 
+// TestSlowReaderIsCutAndOthersAreNot proves INV-41.
 func TestSlowReaderIsCutAndOthersAreNot(t *testing.T) {
 	h := NewHub[string, int](Options[int]{Pending: 3})
 	slow, fast := subscribe(t, h, nil), subscribe(t, h, nil)

@@ -388,6 +388,7 @@ func (n *testNode) nothingIsLeft() {
 	}
 }
 
+// TestKernelProcessHasExactlyItsCapabilities proves INV-1.
 func TestKernelProcessHasExactlyItsCapabilities(t *testing.T) {
 	n := newNode(t)
 	n.start()

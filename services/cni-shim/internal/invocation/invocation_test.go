@@ -66,6 +66,7 @@ func TestDefaultsAndOwnKeys(t *testing.T) {
 	}
 }
 
+// TestHostileInputHasTheRightCode proves INV-42 and INV-3.
 func TestHostileInputHasTheRightCode(t *testing.T) {
 	deep := strings.Repeat(`[`, 100_000)
 	for name, c := range map[string]struct {

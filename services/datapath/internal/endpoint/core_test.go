@@ -72,6 +72,7 @@ func TestCreateUndoesEverythingWhicheverStepFails(t *testing.T) {
 // A process that is killed leaves what its steps have made so far. The fake
 // cannot be killed, but it can refuse everything from some point on, undoing
 // included, which leaves the same.
+// It proves INV-22.
 func TestRestoreFindsWhatAKilledCreationLeft(t *testing.T) {
 	for i, op := range createOps {
 		t.Run(op, func(t *testing.T) {
@@ -124,6 +125,7 @@ func TestRestoreFindsWhatAKilledDeletionLeft(t *testing.T) {
 	}
 }
 
+// TestDeletionWorksWithEveryServiceDownAndReleasesOverRestarts proves INV-21.
 func TestDeletionWorksWithEveryServiceDownAndReleasesOverRestarts(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)
@@ -252,6 +254,7 @@ func (c *Core) interrupted(o Owner) bool {
 	return e != nil && e.interest == 2
 }
 
+// TestSameContentAgainIsTheSameAndOtherContentIsRefused proves INV-40.
 func TestSameContentAgainIsTheSameAndOtherContentIsRefused(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)
@@ -517,6 +520,7 @@ func TestAuditLeavesAloneWhatChangesUnderIt(t *testing.T) {
 	m.holds(t, c, 1)
 }
 
+// TestUnreadableRecordIsReportedAndTheRestRestored proves INV-43.
 func TestUnreadableRecordIsReportedAndTheRestRestored(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)
@@ -549,6 +553,7 @@ func TestReclaimDeletesWhatNobodyOwns(t *testing.T) {
 	m.holds(t, c, 1)
 }
 
+// TestReconcileReleasesOnlyOwnersNobodyKnows proves INV-11.
 func TestReconcileReleasesOnlyOwnersNobodyKnows(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)

@@ -238,6 +238,7 @@ func (w *world) outside() *pod {
 	return out
 }
 
+// TestKernelWithoutItsProgramsAPodReachesNothing proves INV-33.
 func TestKernelWithoutItsProgramsAPodReachesNothing(t *testing.T) {
 	w := newWorld(t)
 	w.start(false) // nobody repairs
@@ -415,6 +416,7 @@ func isAwake(name string) error {
 	return nil
 }
 
+// TestKernelFiltersAreReplacedWithoutLossOrBypass proves INV-32.
 func TestKernelFiltersAreReplacedWithoutLossOrBypass(t *testing.T) {
 	w := newWorld(t)
 	w.start(false)

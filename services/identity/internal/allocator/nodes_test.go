@@ -244,6 +244,7 @@ func TestMovingReleasesTheOldNumber(t *testing.T) {
 	}
 }
 
+// TestReleaseKeepsIdentityWhileReferenced proves INV-14.
 func TestReleaseKeepsIdentityWhileReferenced(t *testing.T) {
 	a := startFake(t, storetest.NewFake(), "a", &memory{})
 	web := a.hold("c1", "web")
@@ -273,6 +274,7 @@ func TestNodesShareNumbers(t *testing.T) {
 	}
 }
 
+// TestKnownSetsAreAnsweredWithoutTheStore proves INV-15.
 func TestKnownSetsAreAnsweredWithoutTheStore(t *testing.T) {
 	f := storetest.NewFake()
 	records := &memory{}

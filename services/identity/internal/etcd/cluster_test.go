@@ -142,6 +142,7 @@ func content(t testing.TB, admin *clientv3.Client) (numbers map[string]identity.
 	return numbers, refs
 }
 
+// TestEightNodesAgreeOnEveryNumber proves INV-13.
 func TestEightNodesAgreeOnEveryNumber(t *testing.T) {
 	t.Parallel() // it mostly waits
 	const nodes, sets = 8, 60
@@ -263,6 +264,7 @@ func TestEtcdKilledInTheMiddleChangesNoAnswer(t *testing.T) {
 	}
 }
 
+// TestCollectionNeverTakesWhatIsHeld proves INV-14.
 func TestCollectionNeverTakesWhatIsHeld(t *testing.T) {
 	t.Parallel() // it mostly waits
 	const workers, sets, rounds = 4, 6, 120
@@ -467,6 +469,7 @@ func TestWatchersSeeWhatHappenedWhileEtcdWasAway(t *testing.T) {
 	until("db instead of web", func() bool { return have[db.Number] == db.Labels.Text() && have[web.Number] == "" })
 }
 
+// TestRestartWithoutEtcdKnowsWhatItKnew proves INV-15.
 func TestRestartWithoutEtcdKnowsWhatItKnew(t *testing.T) {
 	t.Parallel() // it mostly waits
 	s := etcdtest.Start(t)

@@ -84,6 +84,7 @@ func allocate(t testing.TB, a *ipam.Allocator, r ipam.Request) *ipam.Allocation 
 	return got
 }
 
+// TestAllocateGivesOneAddressOfEveryFamilyAndRepeatsItself proves INV-40.
 func TestAllocateGivesOneAddressOfEveryFamilyAndRepeatsItself(t *testing.T) {
 	a, _ := start(t, ipamtest.NewMemory(), ipam.Options{Ranges: prefixes("10.0.0.0/24", "fd00::/64")})
 	first := allocate(t, a, ipam.Request{Owner: owner("a")})
@@ -202,6 +203,7 @@ func TestExhaustionCarriesTheFiguresAndSaysWhenOnlyRestingIsLeft(t *testing.T) {
 	}
 }
 
+// TestUnconfirmedLeaseIsFreedByTimeAlone proves INV-11.
 func TestUnconfirmedLeaseIsFreedByTimeAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		expired := 0
@@ -229,6 +231,7 @@ func TestUnconfirmedLeaseIsFreedByTimeAlone(t *testing.T) {
 	})
 }
 
+// TestReleasedAddressRests proves INV-12.
 func TestReleasedAddressRests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := ipamtest.NewMemory()

@@ -149,6 +149,7 @@ func edit(t *testing.T, path string, f func(*bolt.Tx) error) {
 	}
 }
 
+// TestDamagedAndForeignFilesAreRefused proves INV-43.
 func TestDamagedAndForeignFilesAreRefused(t *testing.T) {
 	put := func(bucket, key, value []byte) func(*bolt.Tx) error {
 		return func(tx *bolt.Tx) error { return tx.Bucket(bucket).Put(key, value) }

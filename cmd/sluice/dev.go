@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/status"
 
 	"github.com/sluice-net/sluice/cmd/sluice/devnode"
 )
@@ -150,6 +151,9 @@ func (c *command) describe(ctx context.Context, node *devnode.Node) devNode {
 		}
 		if s.Serving = err == nil; err != nil {
 			s.Error = err.Error()
+			if st, ok := status.FromError(err); ok {
+				s.Error = reason(st)
+			}
 		}
 		d.Services = append(d.Services, s)
 	}

@@ -391,3 +391,14 @@ func TestASocketThatMayNotBeOpenedIsExplained(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
+
+func TestStatusTellsOfAFamilyWithoutAFreeAddress(t *testing.T) {
+	full, room, v6 := pool{CIDR: "10.0.0.0/29", Confirmed: 4, Resting: 1}, pool{CIDR: "10.1.0.0/24", Free: 1}, pool{CIDR: "fd00::/64", Free: 9}
+	if got := exhausted([]pool{full, room, v6}); len(got) != 0 {
+		t.Errorf("with room in another pool: %q", got)
+	}
+	got := exhausted([]pool{full, v6})
+	if want := "sluice-ipam: no IPv4 address is free (10.0.0.0/29: 4 confirmed, 0 leased, 1 resting)"; len(got) != 1 || got[0] != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}

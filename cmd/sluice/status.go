@@ -104,6 +104,7 @@ func (c *command) status(ctx context.Context) error {
 			s.Problems = append(s.Problems, "sluice-"+service.Name+" is not ready")
 		}
 	}
+	s.Problems = append(s.Problems, exhausted(s.Pools)...)
 	s.Ready = len(s.Problems) == 0
 	if err := c.show(s, s.table); err != nil {
 		return err
@@ -112,6 +113,27 @@ func (c *command) status(ctx context.Context) error {
 		return errNotReady
 	}
 	return nil
+}
+
+// exhausted names the families of which no pool has an address left. Resting
+// addresses come back by themselves, but not for a container that wants one now.
+func exhausted(pools []pool) []string {
+	free, full := map[string]bool{}, map[string][]string{}
+	for _, p := range pools {
+		family := "IPv4"
+		if strings.Contains(p.CIDR, ":") {
+			family = "IPv6"
+		}
+		free[family] = free[family] || p.Free > 0
+		full[family] = append(full[family], fmt.Sprintf("%s: %d confirmed, %d leased, %d resting", p.CIDR, p.Confirmed, p.Leased, p.Resting))
+	}
+	var problems []string
+	for _, family := range []string{"IPv4", "IPv6"} {
+		if len(full[family]) > 0 && !free[family] {
+			problems = append(problems, fmt.Sprintf("sluice-ipam: no %s address is free (%s)", family, strings.Join(full[family], "; ")))
+		}
+	}
+	return problems
 }
 
 // ask fills in what one service says. What it does not say is part of the

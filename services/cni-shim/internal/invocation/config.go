@@ -446,6 +446,9 @@ func object(b []byte) (map[string]json.RawMessage, error) {
 	}
 	var m map[string]json.RawMessage
 	if err := json.Unmarshal(b, &m); err != nil {
+		if kind := new(json.UnmarshalTypeError); errors.As(err, &kind) {
+			return nil, fmt.Errorf("want an object, have: %s", kind.Value)
+		}
 		return nil, err
 	}
 	if m == nil {

@@ -369,3 +369,12 @@ func TestShippedConfigurationIsTaken(t *testing.T) {
 		t.Errorf("shipped %+v, default %+v", in.Config, defaults.Config)
 	}
 }
+
+func TestInputThatIsNoObjectIsCalledByItsKind(t *testing.T) {
+	for input, kind := range map[string]string{`[]`: "array", `"x"`: "string", `7`: "number", `true`: "bool"} {
+		_, err := object([]byte(input))
+		if want := "want an object, have: " + kind; err == nil || err.Error() != want {
+			t.Errorf("%s: %v, want %q", input, err, want)
+		}
+	}
+}

@@ -81,11 +81,20 @@ type queue struct {
 	pending map[Change]bool // what is in order
 }
 
+// maxChanges is how many changes wait; more become Everything, which stands for
+// all of them, and for those that come before it is handled.
+const maxChanges = 4096
+
 func (q *queue) put(c Change) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.pending[c] {
+	if q.pending[c] || q.pending[Change{Everything: true}] {
 		return
+	}
+	if len(q.order) >= maxChanges {
+		c = Change{Everything: true}
+		q.order = nil
+		clear(q.pending)
 	}
 	q.pending[c] = true
 	q.order = append(q.order, c)

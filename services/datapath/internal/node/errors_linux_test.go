@@ -5,11 +5,14 @@ package node
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -73,4 +76,32 @@ func TestKernelAPodIsToldOfHopsAndSizesOnTheWayToAnotherPod(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Programs tell the host from the world by its addresses: one that came while
+// nobody watched, with all else as it was, must not be missed.
+func TestKernelAddressThatTheHostGotMeanwhileIsTheHosts(t *testing.T) {
+	w := newWorld(t)
+	w.start(true)
+	w.pod("a")
+	w.stop()
+	late := netip.MustParseAddr("192.0.2.7")
+	err := w.home.Do(func() error {
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		return netlink.AddrAdd(lo, &netlink.Addr{IPNet: &net.IPNet{IP: late.AsSlice(), Mask: net.CIDRMask(32, 32)}})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.start(true)
+	eventually(t, "the address is the host's", func() error {
+		have, err := w.node.Kernel.HostAddrs()
+		if err == nil && !slices.Contains(have, late) {
+			err = fmt.Errorf("host addresses %v", have)
+		}
+		return err
+	})
 }

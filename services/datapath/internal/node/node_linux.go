@@ -425,10 +425,14 @@ func (n *Node) Watch(ctx context.Context, repair bool) error {
 	return n.dev.Watch(ctx, func(c netdev.Change) {
 		var err error
 		switch {
-		case c.Addresses, c.Everything && !repair:
+		case c.Addresses:
 			err = n.syncHostAddrs()
-		case c.Everything && repair:
-			err = n.Audit(ctx, true)
+		case c.Everything:
+			// no audit compares all of the host's addresses
+			err = n.syncHostAddrs()
+			if repair {
+				err = errors.Join(err, n.Audit(ctx, true))
+			}
 		case c.Node && repair:
 			err = n.repairHost()
 		case c.Ifindex != 0 && repair:

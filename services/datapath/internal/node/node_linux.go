@@ -288,17 +288,17 @@ const spoolInterval = 3 * time.Second
 // the start and the first accepted connection, or because the socket's queue
 // was full. It returns when ctx ends.
 func (n *Node) ReplayLoop(ctx context.Context, s *record.Spool) error {
-	return n.every(ctx, spoolInterval, "spooled deletions wait", func() error { return n.Replay(ctx, s) })
+	return n.every(ctx, spoolInterval, "replay deletions", func() error { return n.Replay(ctx, s) })
 }
 
 // AuditLoop compares and repairs from time to time, until ctx ends.
 func (n *Node) AuditLoop(ctx context.Context, interval time.Duration, repair bool) error {
-	return n.every(ctx, interval, "audit incomplete", func() error { return n.Audit(ctx, repair) })
+	return n.every(ctx, interval, "audit", func() error { return n.Audit(ctx, repair) })
 }
 
 // every calls fn at intervals until ctx ends. What fails is logged, and tried
 // again the next time.
-func (n *Node) every(ctx context.Context, interval time.Duration, failed string, fn func() error) error {
+func (n *Node) every(ctx context.Context, interval time.Duration, work string, fn func() error) error {
 	t := time.NewTicker(interval)
 	defer t.Stop()
 	for {
@@ -308,7 +308,7 @@ func (n *Node) every(ctx context.Context, interval time.Duration, failed string,
 		case <-t.C:
 		}
 		if err := fn(); err != nil && ctx.Err() == nil {
-			n.log.Error(failed, log.Err(err))
+			n.log.Error("work incomplete, trying again later", "work", work, log.Err(err))
 		}
 	}
 }

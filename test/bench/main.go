@@ -102,7 +102,11 @@ func (b *bench) start(ctx context.Context, binDir string) error {
 	if err := os.MkdirAll(filepath.Dir(pod.NetnsPath("x")), 0o755); err != nil {
 		return err
 	}
-	node, err := devnode.Up(ctx, devnode.Options{Instance: b.prefix, BinDir: binDir})
+	node, err := devnode.Up(ctx, devnode.Options{
+		Instance: b.prefix, BinDir: binDir,
+		// More pods come and go than there are addresses.
+		Args: map[string][]string{devnode.IPAM: {"--rest=1s"}},
+	})
 	if err != nil {
 		return err
 	}

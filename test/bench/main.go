@@ -55,15 +55,17 @@ func main() {
 
 // bench is one run.
 type bench struct {
-	out     io.Writer
-	sizes   sizes
-	node    *devnode.Node
-	sluice  network
-	peers   []network // the reference networks
-	prefix  string
-	results []result
-	addP99  time.Duration // of Sluice, one at a time
-	cleanup []func() error
+	out    io.Writer
+	sizes  sizes
+	node   *devnode.Node
+	sluice network
+	peers  []network // the reference networks, IPv4 alone
+	// dualStack is the one that does the same work as Sluice.
+	dualStack network
+	prefix    string
+	results   []result
+	addP99    time.Duration // of Sluice, one at a time
+	cleanup   []func() error
 }
 
 func run(ctx context.Context, out io.Writer, binDir string, s sizes) (err error) {
@@ -118,7 +120,7 @@ func (b *bench) start(ctx context.Context, binDir string) error {
 	if err != nil {
 		return err
 	}
-	b.sluice = network{name: "sluice", plugin: node.Plugin(), config: config}
+	b.sluice = network{name: "sluice, both families", plugin: node.Plugin(), config: config, share: 1}
 
 	for i, kind := range []string{"ptp", "bridge"} {
 		if _, err := os.Stat(filepath.Join(referencePlugins, kind)); err != nil {
@@ -136,7 +138,10 @@ func (b *bench) start(ctx context.Context, binDir string) error {
 		if err := forward(netns); err != nil {
 			return err
 		}
-		b.peers = append(b.peers, reference(kind, netns, fmt.Sprintf("10.99.%d.0/24", i), data))
+		b.peers = append(b.peers, reference(kind, netns, data, fmt.Sprintf("10.99.%d.0/24", i)))
+		if kind == "ptp" {
+			b.dualStack = reference(kind, netns, data, "10.99.9.0/24", "fd99::/112")
+		}
 	}
 	return nil
 }

@@ -28,23 +28,33 @@ type network struct {
 	config []byte
 	// netns is the node's; empty: the benchmark's own.
 	netns string
+	// share of the pods is what it gets: one of so many.
+	share int
 }
 
-// reference is a chain of the reference plugins with host-local, for IPv4
-// alone: with IPv6, ptp waits over a second for duplicate address detection,
-// which would flatter everybody else.
-func reference(kind, netns, subnet, dataDir string) network {
+// reference is a chain of a reference plugin with host-local. With IPv6, ptp
+// waits over a second for duplicate address detection; share then says that
+// fewer pods are enough.
+func reference(kind, netns, dataDir string, ranges ...string) network {
 	extra := ""
 	if kind == "bridge" {
 		extra = `"bridge":"bench0","isGateway":true,`
 	}
-	return network{
-		name:   kind + " + host-local",
-		plugin: filepath.Join(referencePlugins, kind),
-		netns:  netns,
-		config: fmt.Appendf(nil, `{"cniVersion":"1.0.0","name":"bench-%s","type":%q,%s"ipam":{"type":"host-local","ranges":[[{"subnet":%q}]],"dataDir":%q}}`,
-			kind, kind, extra, subnet, dataDir),
+	n := network{name: kind + " + host-local", plugin: filepath.Join(referencePlugins, kind), netns: netns, share: 1}
+	if len(ranges) > 1 {
+		n.name += ", both families"
+		n.share = 10
 	}
+	subnets := ""
+	for i, r := range ranges {
+		if i > 0 {
+			subnets += ","
+		}
+		subnets += fmt.Sprintf(`[{"subnet":%q}]`, r)
+	}
+	n.config = fmt.Appendf(nil, `{"cniVersion":"1.0.0","name":"bench-%s-%d","type":%q,%s"ipam":{"type":"host-local","ranges":[%s],"dataDir":%q}}`,
+		kind, len(ranges), kind, extra, subnets, dataDir)
+	return n
 }
 
 func (n network) call(ctx context.Context, command, id, netns string) (result []byte, err error) {

@@ -43,6 +43,8 @@ func main() {
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 	defer stop()
+	// A reader that leaves must not keep the benchmark from cleaning up.
+	signal.Ignore(unix.SIGPIPE)
 	s := sizes{rounds: 10, pods: 20, parallelPods: 24, exchanges: 20000, connects: 2000, endpoints: 100}
 	if *quick {
 		s = sizes{rounds: 2, pods: 3, parallelPods: 8, exchanges: 500, connects: 100, endpoints: 8}

@@ -44,6 +44,8 @@ func main() {
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
+	// A reader that leaves must not keep the demo from cleaning up.
+	signal.Ignore(unix.SIGPIPE)
 	start := time.Now()
 	if err := run(ctx, *binDir); err != nil {
 		fmt.Fprintln(os.Stderr, "\ndemo:", err)

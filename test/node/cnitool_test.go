@@ -6,6 +6,7 @@ package node
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -37,6 +38,20 @@ func (c cnitool) run(ctx context.Context, verb, netns string) ([]byte, error) {
 	return cmd.CombinedOutput()
 }
 
+// keepCache removes libcni's cache directory at the end of the test if there was
+// none before: cnitool cannot be told to use another one.
+func keepCache(t *testing.T) {
+	t.Helper()
+	const results = "/var/lib/cni/results"
+	for _, dir := range []string{filepath.Dir(results), results} {
+		if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
+			// Cleanups run last to first: the inner directory goes first. Another
+			// copy of the test may use it still; then that one removes it.
+			t.Cleanup(func() { _ = os.Remove(dir) })
+		}
+	}
+}
+
 // hostAddress is the node's address on the pods' side: the first usable one of
 // the pod's IPv4 range.
 func hostAddress(p pod.Pod) netip.Addr {
@@ -47,6 +62,7 @@ func hostAddress(p pod.Pod) netip.Addr {
 // cnitool, in each version of the specification and with each verb that the
 // version has.
 func TestKernelLibcniSpeaksEveryVersionAndVerb(t *testing.T) {
+	keepCache(t)
 	n := newNode(t)
 	for _, version := range []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
 		t.Run(version, func(t *testing.T) {

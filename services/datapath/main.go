@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/privilege"
 	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kit/rpc"
@@ -68,7 +69,9 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 	spool := record.OpenSpool(cfg.SpoolDir)
 	if err := p.Phase("replay deletions", func() error { return n.Replay(ctx, spool) }); err != nil {
-		return err
+		// ReplayLoop tries again. A process that ended here over a full disk would
+		// keep every other container from coming and going.
+		p.Log.Error("spooled deletions wait", log.Err(err))
 	}
 
 	s := &server.Server{Core: n.Core, Ring: n.Ring, Status: statusOf(p, cfg, n, ipam, identity)}

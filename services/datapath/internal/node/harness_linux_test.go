@@ -156,6 +156,7 @@ type world struct {
 	node       *Node
 	stop       func()
 	next       byte
+	records    func(*record.Store) endpoint.Records // what start uses instead, if set
 }
 
 var (
@@ -202,6 +203,9 @@ func (w *world) start(repair bool) {
 	o := w.options()
 	records := w.store()
 	o.Records = records
+	if w.records != nil {
+		o.Records = w.records(records)
+	}
 	n, err := Open(w.t.Context(), o)
 	if err != nil {
 		_ = records.Close()

@@ -267,18 +267,24 @@ func (n *Node) Replay(ctx context.Context, s *record.Spool) error {
 			}
 		}
 	}
+	var errs []error
+	done := 0
 	for _, d := range deletions {
 		if _, err := n.Core.DeleteOlder(ctx, d.Owner, d.Time); err != nil && !errors.Is(err, endpoint.ErrInvalid) {
-			return fmt.Errorf("delete %s: %w", d.Owner, err)
+			// It stays in the spool, and the others need not wait for it.
+			errs = append(errs, fmt.Errorf("delete %s: %w", d.Owner, err))
+			continue
 		}
 		if err := s.Done(d.Owner); err != nil {
-			return err
+			errs = append(errs, err)
+			continue
 		}
+		done++
 	}
-	if len(deletions) > 0 {
-		n.log.Info("spooled deletions done", "count", len(deletions))
+	if done > 0 {
+		n.log.Info("spooled deletions done", "count", done)
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // spoolInterval is how often the spool is looked at while the process serves.

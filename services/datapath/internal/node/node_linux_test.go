@@ -617,6 +617,44 @@ func TestKernelSpoolIsReplayedWhileServing(t *testing.T) {
 	}
 }
 
+// stubborn are records in which one owner's endpoint cannot be buried.
+type stubborn struct {
+	*record.Store
+	owner endpoint.Owner
+}
+
+func (s stubborn) Save(r endpoint.Record) error {
+	if r.Spec.Owner == s.owner && r.Phase == endpoint.PhaseDeleted {
+		return errors.New("no space left")
+	}
+	return s.Store.Save(r)
+}
+
+// TestKernelOneStubbornDeletionKeepsNoOtherWaiting: it stays in the spool.
+func TestKernelOneStubbornDeletionKeepsNoOtherWaiting(t *testing.T) {
+	w := newWorld(t)
+	bad := endpoint.Owner{ContainerID: "bad", InterfaceName: "eth0"}
+	w.records = func(s *record.Store) endpoint.Records { return stubborn{s, bad} }
+	w.start(true)
+	pods := []*pod{w.pod("a"), w.pod("bad"), w.pod("z")}
+	spool := filepath.Join(w.dir, "spool")
+	for _, p := range pods {
+		writeSpool(t, spool, p.owner, time.Now())
+	}
+	if err := w.node.Replay(t.Context(), record.OpenSpool(spool)); err == nil {
+		t.Error("the replay says nothing of the deletion that failed")
+	}
+	left, err := os.ReadDir(spool)
+	if err != nil || len(left) != 1 || left[0].Name() != bad.Key() {
+		t.Errorf("the spool has %v (%v), want the entry of %s alone", left, err, bad)
+	}
+	for _, p := range pods {
+		if _, err := w.node.Core.Get(p.owner); p.owner != bad && !errors.Is(err, endpoint.ErrNotFound) {
+			t.Errorf("endpoint of %s: %v, want it gone", p.owner, err)
+		}
+	}
+}
+
 func writeSpool(t *testing.T, dir string, o endpoint.Owner, at time.Time) {
 	t.Helper()
 	if err := os.MkdirAll(dir, 0o700); err != nil {

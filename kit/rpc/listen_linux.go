@@ -13,8 +13,11 @@ import (
 	"path/filepath"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/kit/durable"
 )
 
 // MaxPath is the longest socket path in bytes. The kernel takes 107; four are
@@ -71,7 +74,8 @@ type Listener struct {
 // A lock beside the socket ("<path>.lock", which stays) tells a living server
 // from a dead one without a race: a socket whose lock is free was left behind
 // by a process that was killed and is replaced; one whose lock is held is
-// refused with ErrInUse. The socket appears under its name only when it has
+// refused with ErrInUse, after a wait of 2 s for a process that is still on its
+// way out. The socket appears under its name only when it has
 // its owner and mode and accepts connections.
 func Listen(path string, o ListenOptions) (_ *Listener, err error) {
 	if len(path) > MaxPath {
@@ -193,25 +197,16 @@ func prepareDir(dir string, mode fs.FileMode, uid, gid int) error {
 	return nil
 }
 
+// exitWait is how long a lock is waited for that a killed process still holds:
+// the kernel frees a process's files some time after it looks dead.
+const exitWait = 2 * time.Second
+
 func lockFile(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return nil, err
+	f, err := durable.Lock(path, exitWait)
+	if errors.Is(err, durable.ErrLocked) {
+		return nil, fmt.Errorf("%w (%s is locked)", ErrInUse, path)
 	}
-	for {
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if !errors.Is(err, unix.EINTR) {
-			break
-		}
-	}
-	if err != nil {
-		f.Close()
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("%w (%s is locked)", ErrInUse, path)
-		}
-		return nil, fmt.Errorf("lock %s: %w", path, err)
-	}
-	return f, nil
+	return f, err
 }
 
 func removeSocket(path string) error {

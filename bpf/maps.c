@@ -8,4 +8,11 @@
 
 #include <sluice/maps.h>
 
+/* Never called: puts the enumerations into the type information. */
+__noinline int sl_types(enum sl_kind kind, enum sl_scope scope, enum sl_action action, enum sl_by by,
+			enum sl_ct_stat stat)
+{
+	return (int)kind + (int)scope + (int)action + (int)by + (int)stat;
+}
+
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -17,6 +17,19 @@
 #define SL_MAX_ADDRESSES 16384
 #define SL_MAX_IPCACHE 65536
 #define SL_MAX_REASONS 64
+#define SL_MAX_TABLES 4096
+#define SL_MAX_PORT_NODES 16384
+#define SL_MAX_CLASSES 65536
+#define SL_MAX_RULES 262144
+#define SL_MAX_PEERS 262144
+#define SL_MAX_BLOCKS 65536
+#define SL_MAX_NODE_CLASSES 32768
+/* cluster-wide numbers, then the node-local ones from 0xff0000 on */
+#define SL_MAX_IDENTITIES (65536 + 4096)
+#define SL_MAX_CT4 131072
+#define SL_MAX_CT6 65536
+#define SL_MAX_FRAGMENTS 8192
+#define SL_ADDRESS_GENS 4096
 #define SL_EVENT_BYTES (1 << 20)
 
 /* Slot 0 is the host. */
@@ -31,6 +44,7 @@
 #define SL_TABLE_DENY 0
 #define SL_TABLE_ALLOW 1
 #define SL_TABLE_PENDING 2
+#define SL_TABLE_FIRST 16 /* the first that is made from a policy */
 
 /* How a packet from another local pod reaches the endpoint. */
 #define SL_DELIVER_PEER 1
@@ -40,6 +54,77 @@
  * in use has an endpoint.
  */
 #define SL_IP_POD_RANGE 0x1
+
+/* sl_endpoint.flags */
+#define SL_EP_AUDIT 0x1 /* what the policy denies passes, and is reported */
+
+/* Numbers of "no rule" in an interval's value: bits 30..16 the Admin rule,
+ * bits 15..0 the best of the other tiers; bit 31 marks a child node.
+ */
+#define SL_NO_ADMIN 0x7fff
+#define SL_NO_REST 0xffff
+#define SL_CHILD 0x80000000
+#define SL_FANOUT 16
+#define SL_DEPTH 3
+
+/* sl_table.flags */
+#define SL_TF_DEFAULT_ALLOW 0x1 /* what no rule decides is allowed */
+#define SL_TF_HOST_ALLOW 0x2 /* the own node is, at least */
+#define SL_TF_ADDRESSES 0x4 /* the address side has to be asked */
+
+/* Kinds of peers: indices of sl_table.def_class. */
+enum sl_kind {
+	SL_KIND_IN_CLUSTER = 0,
+	SL_KIND_WORLD4 = 1,
+	SL_KIND_WORLD6 = 2,
+	SL_KIND_HOST = 3,
+	SL_KIND_REMOTE_NODE = 4,
+	SL_KIND_KUBE_APISERVER = 5,
+	SL_KIND_UNKNOWN = 6,
+	SL_KIND_OTHER = 7,
+	SL_KINDS = 8,
+};
+
+/* Scopes of peers: indices of address classes. */
+enum sl_scope {
+	SL_SCOPE_CLUSTER = 0,
+	SL_SCOPE_NODE = 1,
+	SL_SCOPE_OUTSIDE = 2,
+	SL_SCOPES = 3,
+};
+
+/*
+ * Value of sl_id, one word: node class in bits 15..0, kind in bits 18..16,
+ * scope in bits 25..24, SL_ID_KNOWN. 0 is an identity that nobody announced.
+ */
+#define SL_ID_KIND_SHIFT 16
+#define SL_ID_SCOPE_SHIFT 24
+#define SL_ID_KNOWN 0x80000000
+
+/* What a rule does: sl_rule.action. */
+enum sl_action {
+	SL_ACTION_DENY = 0,
+	SL_ACTION_REDIRECT = 1,
+	SL_ACTION_ALLOW = 2,
+	SL_ACTION_PASS = 3,
+};
+
+/* What a side's verdict comes from. */
+enum sl_by {
+	SL_BY_NOBODY = 0, /* the side was not asked */
+	SL_BY_RULE = 1,
+	SL_BY_DEFAULT = 2,
+	SL_BY_HOST_ALLOW = 3,
+	SL_BY_UNKNOWN_IDENTITY = 4,
+	SL_BY_TABLE = 5, /* one of the tables with a fixed meaning */
+};
+
+/* What an event is about. */
+enum sl_event_type {
+	SL_EVENT_DROP = 1,
+	SL_EVENT_VERDICT = 2, /* a connection was judged */
+	SL_EVENT_CLOSED = 3, /* a connection has ended */
+};
 
 enum sl_direction {
 	SL_EGRESS = 1, /* what an endpoint sends */
@@ -84,6 +169,13 @@ enum sl_reason {
 	SL_DROP_WRONG_ADDRESS = 32, /* sent into a pod that has another address */
 	SL_DROP_REWRITE = 33, /* the kernel refused to change the packet */
 	SL_DROP_DELIVERY = 34, /* the endpoint says no way to deliver */
+	SL_DROP_IDENTITY_UNKNOWN = 35, /* denied because nobody knows the peer */
+	SL_DROP_TABLE_CORRUPT = 36, /* a table leads nowhere */
+	SL_DROP_NO_PROXY = 37, /* the policy wants a proxy, and there is none */
+	SL_DROP_CT_INVALID = 38, /* fits no connection and can start none */
+	SL_DROP_CT_INSERT = 39, /* no room for the connection */
+	SL_DROP_CT_BUDGET = 40, /* the endpoint opens too many connections */
+	SL_DROP_FRAGMENT = 41, /* the first fragment was not seen */
 
 	SL_FIRST_QUIET = 48,
 	SL_QUIET_ARP = 48, /* ARP for anything but the gateway */
@@ -147,30 +239,212 @@ struct sl_limit {
 	__u32 lost; /* since the last event */
 };
 
+/*
+ * Value of sl_table: one direction of one policy. Written whole before any
+ * word of an endpoint names it; afterwards only the two words of bases may
+ * change, each in one aligned 64-bit store.
+ */
+struct sl_table {
+	__u32 peer_set; /* in the keys of sl_peer */
+	__u32 cidr_set; /* in the keys of sl_cidr4 and sl_cidr6; 0: none */
+	__u32 class_base; /* sl_class of class 0 */
+	__u32 rule_base; /* sl_rule of rule 1 */
+	__u16 n_class;
+	__u16 n_rule;
+	__u16 flags; /* SL_TF_... */
+	__u16 pad;
+	__u16 def_class[SL_KINDS]; /* of peers without a row */
+	__u16 addr_def[SL_SCOPES]; /* of addresses in no block */
+	__u16 pad2[9];
+};
+_Static_assert(sizeof(struct sl_table) == 64, "one cache line");
+
+/* Key of sl_peer; its value is the class. */
+struct sl_peer_key {
+	__u32 peer_set;
+	__u32 node_class;
+};
+
+/* Keys of sl_cidr4 and sl_cidr6. */
+struct sl_block4 {
+	__u32 bits; /* 32 for the set, and those of the prefix */
+	__be32 set;
+	__u8 addr[4];
+};
+
+struct sl_block6 {
+	__u32 bits;
+	__be32 set;
+	__u8 addr[16];
+};
+
+/* Value of sl_cidr4 and sl_cidr6. */
+struct sl_block {
+	__u16 class[SL_SCOPES];
+	__u16 flags;
+};
+_Static_assert(sizeof(struct sl_block) == 8, "replaced in one piece");
+
+/* Value of sl_ports: the first entry whose hi is not below the point counts;
+ * unused entries repeat the last.
+ */
+struct sl_port_node {
+	__u32 hi[SL_FANOUT];
+	__u32 val[SL_FANOUT];
+};
+_Static_assert(sizeof(struct sl_port_node) == 128, "two cache lines");
+
+/* Value of sl_rule, at rule_base + number - 1. */
+struct sl_rule {
+	__u8 action; /* enum sl_action */
+	__u8 tier; /* 0 Admin, 1 Normal, 2 Isolation, 3 Baseline */
+	__u16 redirect; /* kind of proxy */
+	__u32 flags;
+};
+_Static_assert(sizeof(struct sl_rule) == 8, "one word");
+
+/* Values of sl_class_key and sl_table_key, which no program reads: what node
+ * classes and tables are, for the process that adopts them.
+ */
+struct sl_class_key {
+	__u8 key[16]; /* zero: the number is free */
+};
+
+struct sl_table_key {
+	__u8 hash[32]; /* zero: the number is free */
+};
+
+/*
+ * Keys of sl_ct4 and sl_ct6. The lower address comes first; with equal
+ * addresses, the lower port. ICMP echo has its identifier in both ports.
+ */
+struct sl_ct_key4 {
+	__be32 lo;
+	__be32 hi;
+	__u16 plo;
+	__u16 phi;
+	__u8 proto;
+	__u8 zone; /* SL_ZONE_... */
+	__u16 pad;
+};
+_Static_assert(sizeof(struct sl_ct_key4) == 16, "no padding");
+
+struct sl_ct_key6 {
+	__u8 lo[16];
+	__u8 hi[16];
+	__u16 plo;
+	__u16 phi;
+	__u8 proto;
+	__u8 zone;
+	__u16 pad;
+};
+_Static_assert(sizeof(struct sl_ct_key6) == 40, "no padding");
+
+#define SL_ZONE_POD 0
+
+/* sl_ct.flags */
+#define SL_CT_ORIG_LO 0x0001 /* the lower address began it */
+#define SL_CT_SEEN_REPLY 0x0002
+#define SL_CT_FIN_I 0x0004 /* the initiator has sent FIN (SCTP: SHUTDOWN) */
+#define SL_CT_FIN_R 0x0008
+#define SL_CT_RST 0x0010 /* either has sent RST (SCTP: ABORT) */
+#define SL_CT_VIA_STACK 0x0020 /* the host's stack forwards its packets */
+#define SL_CT_PROXY 0x0040
+#define SL_CT_HAIRPIN 0x0080
+#define SL_CT_PICKED_UP 0x0100 /* found again in mid-flow */
+#define SL_CT_CLOSED_SENT 0x0200 /* its end was reported */
+
+/*
+ * Value of sl_ct4 and sl_ct6. The map may recycle an element for another
+ * connection while a program holds it, so that in place only last_s is stored,
+ * flags are set by atomic OR, and the two words of gens change by compare and
+ * exchange.
+ */
+struct sl_ct {
+	__u64 gens; /* initiator's gen << 32 | responder's; 0: not local */
+	__u64 where; /* slot_i << 48 | slot_r << 32 | pgen_i << 16 | pgen_r */
+	__u32 id_init; /* identity of the initiator */
+	__u32 id_resp;
+	__u32 last_s; /* CLOCK_MONOTONIC, seconds */
+	__u32 flags; /* SL_CT_... */
+	__u16 rule_eg; /* that let it out; 0: a default */
+	__u16 rule_in;
+	__u16 rev_nat;
+	__u16 pad;
+	__u32 reserved[2];
+};
+_Static_assert(sizeof(struct sl_ct) == 48, "six words");
+
+/* Value of sl_budget, at the slot: connections begun since the collector's
+ * last pass, and how many may be; 0: as many as it likes.
+ */
+struct sl_budget {
+	__u64 used;
+	__u64 limit;
+};
+
+/* Index of sl_ct_stats. */
+enum sl_ct_stat {
+	SL_CT_STAT_CREATED = 0,
+	SL_CT_STAT_DELETED = 1, /* by a program: revoked, or replaced by a SYN */
+	SL_CT_STAT_REVOKED = 2,
+	SL_CT_STAT_PICKED_UP = 3,
+	SL_CT_STAT_REDECIDED = 4,
+	SL_CT_STAT_RELATED = 5, /* ICMP errors about a connection */
+	SL_CT_STATS = 8,
+};
+
+/* Key of sl_frag; its value are the ports, sport << 16 | dport. */
+struct sl_fragment {
+	__u8 src[16]; /* IPv4: the first four bytes */
+	__u8 dst[16];
+	__u32 id;
+	__u8 proto;
+	__u8 family;
+	__u16 slot; /* whose device it came from; SL_SLOT_NONE from the stack */
+};
+_Static_assert(sizeof(struct sl_fragment) == 40, "no padding");
+
+/* What one side said. */
+struct sl_side {
+	__u32 gen;
+	__u16 table;
+	__u16 rule; /* 0: none decided */
+	__u8 by; /* enum sl_by */
+	__u8 action; /* enum sl_action */
+	__u8 audited; /* it was denied, and passed */
+	__u8 pad;
+};
+_Static_assert(sizeof(struct sl_side) == 12, "part of an event");
+
 /* Record of sl_events. */
 struct sl_event {
 	__u64 time; /* CLOCK_MONOTONIC, ns */
 	enum sl_reason reason;
 	enum sl_direction direction;
+	enum sl_event_type type;
 	__u32 lost; /* events of this reason and CPU left out before this one */
 	__u32 ifindex;
 	__u32 length;
 	__u32 src_identity; /* 0: not determined, as for the next */
 	__u32 dst_identity;
-	__u32 rule; /* 0: none decided */
+	struct sl_side egress;
+	struct sl_side ingress;
 	__u16 src_slot; /* SL_SLOT_NONE: not local or not determined */
 	__u16 dst_slot;
 	__u16 ethertype; /* host order, as the ports */
 	__u16 sport;
 	__u16 dport; /* ICMP: type << 8 | code */
+	__u16 ct_flags; /* SL_CT_... of its connection */
 	__u8 src_mac[6];
 	__u8 family; /* 0: addresses were not read; 4; 6 */
 	__u8 proto;
 	__u8 tcp_flags;
-	__u8 pad[5];
+	__u8 reply; /* of a connection that began in the other direction */
+	__u8 pad[2];
 	__u8 src[16]; /* IPv4: the first four bytes */
 	__u8 dst[16];
 };
-_Static_assert(sizeof(struct sl_event) == 96, "read from the ring in Go");
+_Static_assert(sizeof(struct sl_event) == 120, "read from the ring in Go");
 
 #endif

@@ -80,6 +80,133 @@ struct {
 	__type(value, struct sl_ipcache);
 } sl_ipc6 SEC(".maps");
 
+/* table -> one direction of a policy */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SL_MAX_TABLES);
+	__type(key, __u32);
+	__type(value, struct sl_table);
+} sl_table SEC(".maps");
+
+/* identity -> what it is, one word; see SL_ID_KNOWN */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SL_MAX_IDENTITIES);
+	__type(key, __u32);
+	__type(value, __u32);
+} sl_id SEC(".maps");
+
+/* peer set and node class -> class */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, SL_MAX_PEERS);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct sl_peer_key);
+	__type(value, __u32);
+} sl_peer SEC(".maps");
+
+/* address set and address -> classes */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, SL_MAX_BLOCKS);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct sl_block4);
+	__type(value, struct sl_block);
+} sl_cidr4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, SL_MAX_BLOCKS);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct sl_block6);
+	__type(value, struct sl_block);
+} sl_cidr6 SEC(".maps");
+
+/* class_base + class -> root in sl_ports */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SL_MAX_CLASSES);
+	__type(key, __u32);
+	__type(value, __u32);
+} sl_class SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SL_MAX_PORT_NODES);
+	__type(key, __u32);
+	__type(value, struct sl_port_node);
+} sl_ports SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SL_MAX_RULES);
+	__type(key, __u32);
+	__type(value, struct sl_rule);
+} sl_rule SEC(".maps");
+
+/* what node classes and tables are; no program reads them */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SL_MAX_NODE_CLASSES);
+	__type(key, __u32);
+	__type(value, struct sl_class_key);
+} sl_class_key SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SL_MAX_TABLES);
+	__type(key, __u32);
+	__type(value, struct sl_table_key);
+} sl_table_key SEC(".maps");
+
+/* connections; an element may be recycled while a program holds it */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, SL_MAX_CT4);
+	__type(key, struct sl_ct_key4);
+	__type(value, struct sl_ct);
+} sl_ct4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, SL_MAX_CT6);
+	__type(key, struct sl_ct_key6);
+	__type(value, struct sl_ct);
+} sl_ct6 SEC(".maps");
+
+/* slot -> connections begun since the last pass of the collector */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SL_MAX_SLOTS);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct sl_budget);
+} sl_budget SEC(".maps");
+
+/* hash of an address -> changes whenever the address goes to another identity */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SL_ADDRESS_GENS);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, __u64);
+} sl_pgen SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, SL_CT_STATS);
+	__type(key, __u32);
+	__type(value, __u64);
+} sl_ct_stats SEC(".maps");
+
+/* first fragments -> ports of the others */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, SL_MAX_FRAGMENTS);
+	__type(key, struct sl_fragment);
+	__type(value, __u32);
+} sl_frag SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 2 * SL_MAX_REASONS);

@@ -71,7 +71,11 @@ __noinline int report(struct __sk_buff *skb, const struct sl_packet *p, enum sl_
 	event->length = skb->len;
 	event->src_identity = p->src_identity;
 	event->dst_identity = p->dst_identity;
-	event->rule = 0;
+	event->type = SL_EVENT_DROP;
+	__builtin_memset(&event->egress, 0, sizeof(event->egress));
+	__builtin_memset(&event->ingress, 0, sizeof(event->ingress));
+	event->ct_flags = 0;
+	event->reply = 0;
 	event->src_slot = p->src_slot;
 	event->dst_slot = p->dst_slot;
 	event->ethertype = p->ethertype;

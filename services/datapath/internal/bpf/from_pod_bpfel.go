@@ -16,9 +16,19 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	FromPodMapSlBudget       = "sl_budget"
+	FromPodMapSlCidr4        = "sl_cidr4"
+	FromPodMapSlCidr6        = "sl_cidr6"
+	FromPodMapSlClass        = "sl_class"
+	FromPodMapSlClassKey     = "sl_class_key"
+	FromPodMapSlCt4          = "sl_ct4"
+	FromPodMapSlCt6          = "sl_ct6"
+	FromPodMapSlCtStats      = "sl_ct_stats"
 	FromPodMapSlEp           = "sl_ep"
 	FromPodMapSlEvents       = "sl_events"
+	FromPodMapSlFrag         = "sl_frag"
 	FromPodMapSlGen          = "sl_gen"
+	FromPodMapSlId           = "sl_id"
 	FromPodMapSlIf           = "sl_if"
 	FromPodMapSlIp4          = "sl_ip4"
 	FromPodMapSlIp6          = "sl_ip6"
@@ -26,6 +36,12 @@ const (
 	FromPodMapSlIpc6         = "sl_ipc6"
 	FromPodMapSlLimits       = "sl_limits"
 	FromPodMapSlMetrics      = "sl_metrics"
+	FromPodMapSlPeer         = "sl_peer"
+	FromPodMapSlPgen         = "sl_pgen"
+	FromPodMapSlPorts        = "sl_ports"
+	FromPodMapSlRule         = "sl_rule"
+	FromPodMapSlTable        = "sl_table"
+	FromPodMapSlTableKey     = "sl_table_key"
 	FromPodProgSluiceFromPod = "sluice_from_pod"
 	FromPodVarCfgEventRate   = "cfg_event_rate"
 	FromPodVarCfgTunnelPorts = "cfg_tunnel_ports"
@@ -82,16 +98,32 @@ type FromPodProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type FromPodMapSpecs struct {
-	SlEp      *ebpf.MapSpec `ebpf:"sl_ep"`
-	SlEvents  *ebpf.MapSpec `ebpf:"sl_events"`
-	SlGen     *ebpf.MapSpec `ebpf:"sl_gen"`
-	SlIf      *ebpf.MapSpec `ebpf:"sl_if"`
-	SlIp4     *ebpf.MapSpec `ebpf:"sl_ip4"`
-	SlIp6     *ebpf.MapSpec `ebpf:"sl_ip6"`
-	SlIpc4    *ebpf.MapSpec `ebpf:"sl_ipc4"`
-	SlIpc6    *ebpf.MapSpec `ebpf:"sl_ipc6"`
-	SlLimits  *ebpf.MapSpec `ebpf:"sl_limits"`
-	SlMetrics *ebpf.MapSpec `ebpf:"sl_metrics"`
+	SlBudget   *ebpf.MapSpec `ebpf:"sl_budget"`
+	SlCidr4    *ebpf.MapSpec `ebpf:"sl_cidr4"`
+	SlCidr6    *ebpf.MapSpec `ebpf:"sl_cidr6"`
+	SlClass    *ebpf.MapSpec `ebpf:"sl_class"`
+	SlClassKey *ebpf.MapSpec `ebpf:"sl_class_key"`
+	SlCt4      *ebpf.MapSpec `ebpf:"sl_ct4"`
+	SlCt6      *ebpf.MapSpec `ebpf:"sl_ct6"`
+	SlCtStats  *ebpf.MapSpec `ebpf:"sl_ct_stats"`
+	SlEp       *ebpf.MapSpec `ebpf:"sl_ep"`
+	SlEvents   *ebpf.MapSpec `ebpf:"sl_events"`
+	SlFrag     *ebpf.MapSpec `ebpf:"sl_frag"`
+	SlGen      *ebpf.MapSpec `ebpf:"sl_gen"`
+	SlId       *ebpf.MapSpec `ebpf:"sl_id"`
+	SlIf       *ebpf.MapSpec `ebpf:"sl_if"`
+	SlIp4      *ebpf.MapSpec `ebpf:"sl_ip4"`
+	SlIp6      *ebpf.MapSpec `ebpf:"sl_ip6"`
+	SlIpc4     *ebpf.MapSpec `ebpf:"sl_ipc4"`
+	SlIpc6     *ebpf.MapSpec `ebpf:"sl_ipc6"`
+	SlLimits   *ebpf.MapSpec `ebpf:"sl_limits"`
+	SlMetrics  *ebpf.MapSpec `ebpf:"sl_metrics"`
+	SlPeer     *ebpf.MapSpec `ebpf:"sl_peer"`
+	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
+	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
+	SlRule     *ebpf.MapSpec `ebpf:"sl_rule"`
+	SlTable    *ebpf.MapSpec `ebpf:"sl_table"`
+	SlTableKey *ebpf.MapSpec `ebpf:"sl_table_key"`
 }
 
 // FromPodVariableSpecs contains global variables before they are loaded into the kernel.
@@ -124,23 +156,49 @@ func (o *FromPodObjects) Close() error {
 //
 // It can be passed to LoadFromPodObjects or ebpf.CollectionSpec.LoadAndAssign.
 type FromPodMaps struct {
-	SlEp      *ebpf.Map `ebpf:"sl_ep"`
-	SlEvents  *ebpf.Map `ebpf:"sl_events"`
-	SlGen     *ebpf.Map `ebpf:"sl_gen"`
-	SlIf      *ebpf.Map `ebpf:"sl_if"`
-	SlIp4     *ebpf.Map `ebpf:"sl_ip4"`
-	SlIp6     *ebpf.Map `ebpf:"sl_ip6"`
-	SlIpc4    *ebpf.Map `ebpf:"sl_ipc4"`
-	SlIpc6    *ebpf.Map `ebpf:"sl_ipc6"`
-	SlLimits  *ebpf.Map `ebpf:"sl_limits"`
-	SlMetrics *ebpf.Map `ebpf:"sl_metrics"`
+	SlBudget   *ebpf.Map `ebpf:"sl_budget"`
+	SlCidr4    *ebpf.Map `ebpf:"sl_cidr4"`
+	SlCidr6    *ebpf.Map `ebpf:"sl_cidr6"`
+	SlClass    *ebpf.Map `ebpf:"sl_class"`
+	SlClassKey *ebpf.Map `ebpf:"sl_class_key"`
+	SlCt4      *ebpf.Map `ebpf:"sl_ct4"`
+	SlCt6      *ebpf.Map `ebpf:"sl_ct6"`
+	SlCtStats  *ebpf.Map `ebpf:"sl_ct_stats"`
+	SlEp       *ebpf.Map `ebpf:"sl_ep"`
+	SlEvents   *ebpf.Map `ebpf:"sl_events"`
+	SlFrag     *ebpf.Map `ebpf:"sl_frag"`
+	SlGen      *ebpf.Map `ebpf:"sl_gen"`
+	SlId       *ebpf.Map `ebpf:"sl_id"`
+	SlIf       *ebpf.Map `ebpf:"sl_if"`
+	SlIp4      *ebpf.Map `ebpf:"sl_ip4"`
+	SlIp6      *ebpf.Map `ebpf:"sl_ip6"`
+	SlIpc4     *ebpf.Map `ebpf:"sl_ipc4"`
+	SlIpc6     *ebpf.Map `ebpf:"sl_ipc6"`
+	SlLimits   *ebpf.Map `ebpf:"sl_limits"`
+	SlMetrics  *ebpf.Map `ebpf:"sl_metrics"`
+	SlPeer     *ebpf.Map `ebpf:"sl_peer"`
+	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
+	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
+	SlRule     *ebpf.Map `ebpf:"sl_rule"`
+	SlTable    *ebpf.Map `ebpf:"sl_table"`
+	SlTableKey *ebpf.Map `ebpf:"sl_table_key"`
 }
 
 func (m *FromPodMaps) Close() error {
 	return _FromPodClose(
+		m.SlBudget,
+		m.SlCidr4,
+		m.SlCidr6,
+		m.SlClass,
+		m.SlClassKey,
+		m.SlCt4,
+		m.SlCt6,
+		m.SlCtStats,
 		m.SlEp,
 		m.SlEvents,
+		m.SlFrag,
 		m.SlGen,
+		m.SlId,
 		m.SlIf,
 		m.SlIp4,
 		m.SlIp6,
@@ -148,6 +206,12 @@ func (m *FromPodMaps) Close() error {
 		m.SlIpc6,
 		m.SlLimits,
 		m.SlMetrics,
+		m.SlPeer,
+		m.SlPgen,
+		m.SlPorts,
+		m.SlRule,
+		m.SlTable,
+		m.SlTableKey,
 	)
 }
 

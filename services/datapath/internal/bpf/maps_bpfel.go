@@ -13,9 +13,60 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type MapsSlAction uint32
+
+const (
+	MapsSlActionSL_ACTION_DENY     MapsSlAction = 0
+	MapsSlActionSL_ACTION_REDIRECT MapsSlAction = 1
+	MapsSlActionSL_ACTION_ALLOW    MapsSlAction = 2
+	MapsSlActionSL_ACTION_PASS     MapsSlAction = 3
+)
+
 type MapsSlAddr6 struct {
 	_    structs.HostLayout
 	Addr [16]uint8
+}
+
+type MapsSlBlock struct {
+	_     structs.HostLayout
+	Class [3]uint16
+	Flags uint16
+}
+
+type MapsSlBlock4 struct {
+	_    structs.HostLayout
+	Bits uint32
+	Set  uint32
+	Addr [4]uint8
+}
+
+type MapsSlBlock6 struct {
+	_    structs.HostLayout
+	Bits uint32
+	Set  uint32
+	Addr [16]uint8
+}
+
+type MapsSlBudget struct {
+	_     structs.HostLayout
+	Used  uint64
+	Limit uint64
+}
+
+type MapsSlBy uint32
+
+const (
+	MapsSlBySL_BY_NOBODY           MapsSlBy = 0
+	MapsSlBySL_BY_RULE             MapsSlBy = 1
+	MapsSlBySL_BY_DEFAULT          MapsSlBy = 2
+	MapsSlBySL_BY_HOST_ALLOW       MapsSlBy = 3
+	MapsSlBySL_BY_UNKNOWN_IDENTITY MapsSlBy = 4
+	MapsSlBySL_BY_TABLE            MapsSlBy = 5
+)
+
+type MapsSlClassKey struct {
+	_   structs.HostLayout
+	Key [16]uint8
 }
 
 type MapsSlCounter struct {
@@ -23,6 +74,55 @@ type MapsSlCounter struct {
 	Packets uint64
 	Bytes   uint64
 }
+
+type MapsSlCt struct {
+	_        structs.HostLayout
+	Gens     uint64
+	Where    uint64
+	IdInit   uint32
+	IdResp   uint32
+	LastS    uint32
+	Flags    uint32
+	RuleEg   uint16
+	RuleIn   uint16
+	RevNat   uint16
+	Pad      uint16
+	Reserved [2]uint32
+}
+
+type MapsSlCtKey4 struct {
+	_     structs.HostLayout
+	Lo    uint32
+	Hi    uint32
+	Plo   uint16
+	Phi   uint16
+	Proto uint8
+	Zone  uint8
+	Pad   uint16
+}
+
+type MapsSlCtKey6 struct {
+	_     structs.HostLayout
+	Lo    [16]uint8
+	Hi    [16]uint8
+	Plo   uint16
+	Phi   uint16
+	Proto uint8
+	Zone  uint8
+	Pad   uint16
+}
+
+type MapsSlCtStat uint32
+
+const (
+	MapsSlCtStatSL_CT_STAT_CREATED   MapsSlCtStat = 0
+	MapsSlCtStatSL_CT_STAT_DELETED   MapsSlCtStat = 1
+	MapsSlCtStatSL_CT_STAT_REVOKED   MapsSlCtStat = 2
+	MapsSlCtStatSL_CT_STAT_PICKED_UP MapsSlCtStat = 3
+	MapsSlCtStatSL_CT_STAT_REDECIDED MapsSlCtStat = 4
+	MapsSlCtStatSL_CT_STAT_RELATED   MapsSlCtStat = 5
+	MapsSlCtStatSL_CT_STATS          MapsSlCtStat = 8
+)
 
 type MapsSlDirection uint32
 
@@ -52,24 +152,46 @@ type MapsSlEvent struct {
 	Time        uint64
 	Reason      MapsSlReason
 	Direction   MapsSlDirection
+	Type        MapsSlEventType
 	Lost        uint32
 	Ifindex     uint32
 	Length      uint32
 	SrcIdentity uint32
 	DstIdentity uint32
-	Rule        uint32
+	Egress      MapsSlSide
+	Ingress     MapsSlSide
 	SrcSlot     uint16
 	DstSlot     uint16
 	Ethertype   uint16
 	Sport       uint16
 	Dport       uint16
+	CtFlags     uint16
 	SrcMac      [6]uint8
 	Family      uint8
 	Proto       uint8
 	TcpFlags    uint8
-	Pad         [5]uint8
+	Reply       uint8
+	Pad         [2]uint8
 	Src         [16]uint8
 	Dst         [16]uint8
+}
+
+type MapsSlEventType uint32
+
+const (
+	MapsSlEventTypeSL_EVENT_DROP    MapsSlEventType = 1
+	MapsSlEventTypeSL_EVENT_VERDICT MapsSlEventType = 2
+	MapsSlEventTypeSL_EVENT_CLOSED  MapsSlEventType = 3
+)
+
+type MapsSlFragment struct {
+	_      structs.HostLayout
+	Src    [16]uint8
+	Dst    [16]uint8
+	Id     uint32
+	Proto  uint8
+	Family uint8
+	Slot   uint16
 }
 
 type MapsSlIpcache struct {
@@ -79,12 +201,38 @@ type MapsSlIpcache struct {
 	Flags    uint16
 }
 
+type MapsSlKind uint32
+
+const (
+	MapsSlKindSL_KIND_IN_CLUSTER     MapsSlKind = 0
+	MapsSlKindSL_KIND_WORLD4         MapsSlKind = 1
+	MapsSlKindSL_KIND_WORLD6         MapsSlKind = 2
+	MapsSlKindSL_KIND_HOST           MapsSlKind = 3
+	MapsSlKindSL_KIND_REMOTE_NODE    MapsSlKind = 4
+	MapsSlKindSL_KIND_KUBE_APISERVER MapsSlKind = 5
+	MapsSlKindSL_KIND_UNKNOWN        MapsSlKind = 6
+	MapsSlKindSL_KIND_OTHER          MapsSlKind = 7
+	MapsSlKindSL_KINDS               MapsSlKind = 8
+)
+
 type MapsSlLimit struct {
 	_         structs.HostLayout
 	Since     uint64
 	LostTotal uint64
 	Sent      uint32
 	Lost      uint32
+}
+
+type MapsSlPeerKey struct {
+	_         structs.HostLayout
+	PeerSet   uint32
+	NodeClass uint32
+}
+
+type MapsSlPortNode struct {
+	_   structs.HostLayout
+	Hi  [16]uint32
+	Val [16]uint32
 }
 
 type MapsSlPrefix4 struct {
@@ -102,57 +250,128 @@ type MapsSlPrefix6 struct {
 type MapsSlReason uint32
 
 const (
-	MapsSlReasonSL_CONTINUE            MapsSlReason = 0
-	MapsSlReasonSL_FWD_PEER            MapsSlReason = 1
-	MapsSlReasonSL_FWD_REDIRECT        MapsSlReason = 2
-	MapsSlReasonSL_FWD_HOST            MapsSlReason = 3
-	MapsSlReasonSL_FWD_OUTSIDE         MapsSlReason = 4
-	MapsSlReasonSL_FWD_FROM_STACK      MapsSlReason = 5
-	MapsSlReasonSL_REPLY_ARP           MapsSlReason = 6
-	MapsSlReasonSL_REPLY_NDP           MapsSlReason = 7
-	MapsSlReasonSL_STACK_TTL           MapsSlReason = 8
-	MapsSlReasonSL_STACK_MTU           MapsSlReason = 9
-	MapsSlReasonSL_FIRST_DROP          MapsSlReason = 16
-	MapsSlReasonSL_DROP_NOT_IP         MapsSlReason = 16
-	MapsSlReasonSL_DROP_NO_ENDPOINT    MapsSlReason = 17
-	MapsSlReasonSL_DROP_MALFORMED      MapsSlReason = 18
-	MapsSlReasonSL_DROP_SPOOFED_MAC    MapsSlReason = 19
-	MapsSlReasonSL_DROP_SPOOFED_IP     MapsSlReason = 20
-	MapsSlReasonSL_DROP_WRONG_MAC      MapsSlReason = 21
-	MapsSlReasonSL_DROP_SOURCE_ROUTE   MapsSlReason = 22
-	MapsSlReasonSL_DROP_EXT_HEADERS    MapsSlReason = 23
-	MapsSlReasonSL_DROP_MARTIAN        MapsSlReason = 24
-	MapsSlReasonSL_DROP_LINK_LOCAL     MapsSlReason = 25
-	MapsSlReasonSL_DROP_TUNNEL_PORT    MapsSlReason = 26
-	MapsSlReasonSL_DROP_POLICY_DENIED  MapsSlReason = 27
-	MapsSlReasonSL_DROP_POLICY_PENDING MapsSlReason = 28
-	MapsSlReasonSL_DROP_POLICY_TABLE   MapsSlReason = 29
-	MapsSlReasonSL_DROP_NO_ROUTE       MapsSlReason = 30
-	MapsSlReasonSL_DROP_HAIRPIN        MapsSlReason = 31
-	MapsSlReasonSL_DROP_WRONG_ADDRESS  MapsSlReason = 32
-	MapsSlReasonSL_DROP_REWRITE        MapsSlReason = 33
-	MapsSlReasonSL_DROP_DELIVERY       MapsSlReason = 34
-	MapsSlReasonSL_FIRST_QUIET         MapsSlReason = 48
-	MapsSlReasonSL_QUIET_ARP           MapsSlReason = 48
-	MapsSlReasonSL_QUIET_NDP           MapsSlReason = 49
-	MapsSlReasonSL_QUIET_MULTICAST     MapsSlReason = 50
-	MapsSlReasonSL_QUIET_BROADCAST     MapsSlReason = 51
+	MapsSlReasonSL_CONTINUE              MapsSlReason = 0
+	MapsSlReasonSL_FWD_PEER              MapsSlReason = 1
+	MapsSlReasonSL_FWD_REDIRECT          MapsSlReason = 2
+	MapsSlReasonSL_FWD_HOST              MapsSlReason = 3
+	MapsSlReasonSL_FWD_OUTSIDE           MapsSlReason = 4
+	MapsSlReasonSL_FWD_FROM_STACK        MapsSlReason = 5
+	MapsSlReasonSL_REPLY_ARP             MapsSlReason = 6
+	MapsSlReasonSL_REPLY_NDP             MapsSlReason = 7
+	MapsSlReasonSL_STACK_TTL             MapsSlReason = 8
+	MapsSlReasonSL_STACK_MTU             MapsSlReason = 9
+	MapsSlReasonSL_FIRST_DROP            MapsSlReason = 16
+	MapsSlReasonSL_DROP_NOT_IP           MapsSlReason = 16
+	MapsSlReasonSL_DROP_NO_ENDPOINT      MapsSlReason = 17
+	MapsSlReasonSL_DROP_MALFORMED        MapsSlReason = 18
+	MapsSlReasonSL_DROP_SPOOFED_MAC      MapsSlReason = 19
+	MapsSlReasonSL_DROP_SPOOFED_IP       MapsSlReason = 20
+	MapsSlReasonSL_DROP_WRONG_MAC        MapsSlReason = 21
+	MapsSlReasonSL_DROP_SOURCE_ROUTE     MapsSlReason = 22
+	MapsSlReasonSL_DROP_EXT_HEADERS      MapsSlReason = 23
+	MapsSlReasonSL_DROP_MARTIAN          MapsSlReason = 24
+	MapsSlReasonSL_DROP_LINK_LOCAL       MapsSlReason = 25
+	MapsSlReasonSL_DROP_TUNNEL_PORT      MapsSlReason = 26
+	MapsSlReasonSL_DROP_POLICY_DENIED    MapsSlReason = 27
+	MapsSlReasonSL_DROP_POLICY_PENDING   MapsSlReason = 28
+	MapsSlReasonSL_DROP_POLICY_TABLE     MapsSlReason = 29
+	MapsSlReasonSL_DROP_NO_ROUTE         MapsSlReason = 30
+	MapsSlReasonSL_DROP_HAIRPIN          MapsSlReason = 31
+	MapsSlReasonSL_DROP_WRONG_ADDRESS    MapsSlReason = 32
+	MapsSlReasonSL_DROP_REWRITE          MapsSlReason = 33
+	MapsSlReasonSL_DROP_DELIVERY         MapsSlReason = 34
+	MapsSlReasonSL_DROP_IDENTITY_UNKNOWN MapsSlReason = 35
+	MapsSlReasonSL_DROP_TABLE_CORRUPT    MapsSlReason = 36
+	MapsSlReasonSL_DROP_NO_PROXY         MapsSlReason = 37
+	MapsSlReasonSL_DROP_CT_INVALID       MapsSlReason = 38
+	MapsSlReasonSL_DROP_CT_INSERT        MapsSlReason = 39
+	MapsSlReasonSL_DROP_CT_BUDGET        MapsSlReason = 40
+	MapsSlReasonSL_DROP_FRAGMENT         MapsSlReason = 41
+	MapsSlReasonSL_FIRST_QUIET           MapsSlReason = 48
+	MapsSlReasonSL_QUIET_ARP             MapsSlReason = 48
+	MapsSlReasonSL_QUIET_NDP             MapsSlReason = 49
+	MapsSlReasonSL_QUIET_MULTICAST       MapsSlReason = 50
+	MapsSlReasonSL_QUIET_BROADCAST       MapsSlReason = 51
 )
+
+type MapsSlRule struct {
+	_        structs.HostLayout
+	Action   uint8
+	Tier     uint8
+	Redirect uint16
+	Flags    uint32
+}
+
+type MapsSlScope uint32
+
+const (
+	MapsSlScopeSL_SCOPE_CLUSTER MapsSlScope = 0
+	MapsSlScopeSL_SCOPE_NODE    MapsSlScope = 1
+	MapsSlScopeSL_SCOPE_OUTSIDE MapsSlScope = 2
+	MapsSlScopeSL_SCOPES        MapsSlScope = 3
+)
+
+type MapsSlSide struct {
+	_       structs.HostLayout
+	Gen     uint32
+	Table   uint16
+	Rule    uint16
+	By      uint8
+	Action  uint8
+	Audited uint8
+	Pad     uint8
+}
+
+type MapsSlTable struct {
+	_         structs.HostLayout
+	PeerSet   uint32
+	CidrSet   uint32
+	ClassBase uint32
+	RuleBase  uint32
+	N_class   uint16
+	N_rule    uint16
+	Flags     uint16
+	Pad       uint16
+	DefClass  [8]uint16
+	AddrDef   [3]uint16
+	Pad2      [9]uint16
+}
+
+type MapsSlTableKey struct {
+	_    structs.HostLayout
+	Hash [32]uint8
+}
 
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	MapsMapSlEp      = "sl_ep"
-	MapsMapSlEvents  = "sl_events"
-	MapsMapSlGen     = "sl_gen"
-	MapsMapSlIf      = "sl_if"
-	MapsMapSlIp4     = "sl_ip4"
-	MapsMapSlIp6     = "sl_ip6"
-	MapsMapSlIpc4    = "sl_ipc4"
-	MapsMapSlIpc6    = "sl_ipc6"
-	MapsMapSlLimits  = "sl_limits"
-	MapsMapSlMetrics = "sl_metrics"
+	MapsMapSlBudget   = "sl_budget"
+	MapsMapSlCidr4    = "sl_cidr4"
+	MapsMapSlCidr6    = "sl_cidr6"
+	MapsMapSlClass    = "sl_class"
+	MapsMapSlClassKey = "sl_class_key"
+	MapsMapSlCt4      = "sl_ct4"
+	MapsMapSlCt6      = "sl_ct6"
+	MapsMapSlCtStats  = "sl_ct_stats"
+	MapsMapSlEp       = "sl_ep"
+	MapsMapSlEvents   = "sl_events"
+	MapsMapSlFrag     = "sl_frag"
+	MapsMapSlGen      = "sl_gen"
+	MapsMapSlId       = "sl_id"
+	MapsMapSlIf       = "sl_if"
+	MapsMapSlIp4      = "sl_ip4"
+	MapsMapSlIp6      = "sl_ip6"
+	MapsMapSlIpc4     = "sl_ipc4"
+	MapsMapSlIpc6     = "sl_ipc6"
+	MapsMapSlLimits   = "sl_limits"
+	MapsMapSlMetrics  = "sl_metrics"
+	MapsMapSlPeer     = "sl_peer"
+	MapsMapSlPgen     = "sl_pgen"
+	MapsMapSlPorts    = "sl_ports"
+	MapsMapSlRule     = "sl_rule"
+	MapsMapSlTable    = "sl_table"
+	MapsMapSlTableKey = "sl_table_key"
 )
 
 // LoadMaps returns the embedded CollectionSpec for Maps.
@@ -203,16 +422,32 @@ type MapsProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type MapsMapSpecs struct {
-	SlEp      *ebpf.MapSpec `ebpf:"sl_ep"`
-	SlEvents  *ebpf.MapSpec `ebpf:"sl_events"`
-	SlGen     *ebpf.MapSpec `ebpf:"sl_gen"`
-	SlIf      *ebpf.MapSpec `ebpf:"sl_if"`
-	SlIp4     *ebpf.MapSpec `ebpf:"sl_ip4"`
-	SlIp6     *ebpf.MapSpec `ebpf:"sl_ip6"`
-	SlIpc4    *ebpf.MapSpec `ebpf:"sl_ipc4"`
-	SlIpc6    *ebpf.MapSpec `ebpf:"sl_ipc6"`
-	SlLimits  *ebpf.MapSpec `ebpf:"sl_limits"`
-	SlMetrics *ebpf.MapSpec `ebpf:"sl_metrics"`
+	SlBudget   *ebpf.MapSpec `ebpf:"sl_budget"`
+	SlCidr4    *ebpf.MapSpec `ebpf:"sl_cidr4"`
+	SlCidr6    *ebpf.MapSpec `ebpf:"sl_cidr6"`
+	SlClass    *ebpf.MapSpec `ebpf:"sl_class"`
+	SlClassKey *ebpf.MapSpec `ebpf:"sl_class_key"`
+	SlCt4      *ebpf.MapSpec `ebpf:"sl_ct4"`
+	SlCt6      *ebpf.MapSpec `ebpf:"sl_ct6"`
+	SlCtStats  *ebpf.MapSpec `ebpf:"sl_ct_stats"`
+	SlEp       *ebpf.MapSpec `ebpf:"sl_ep"`
+	SlEvents   *ebpf.MapSpec `ebpf:"sl_events"`
+	SlFrag     *ebpf.MapSpec `ebpf:"sl_frag"`
+	SlGen      *ebpf.MapSpec `ebpf:"sl_gen"`
+	SlId       *ebpf.MapSpec `ebpf:"sl_id"`
+	SlIf       *ebpf.MapSpec `ebpf:"sl_if"`
+	SlIp4      *ebpf.MapSpec `ebpf:"sl_ip4"`
+	SlIp6      *ebpf.MapSpec `ebpf:"sl_ip6"`
+	SlIpc4     *ebpf.MapSpec `ebpf:"sl_ipc4"`
+	SlIpc6     *ebpf.MapSpec `ebpf:"sl_ipc6"`
+	SlLimits   *ebpf.MapSpec `ebpf:"sl_limits"`
+	SlMetrics  *ebpf.MapSpec `ebpf:"sl_metrics"`
+	SlPeer     *ebpf.MapSpec `ebpf:"sl_peer"`
+	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
+	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
+	SlRule     *ebpf.MapSpec `ebpf:"sl_rule"`
+	SlTable    *ebpf.MapSpec `ebpf:"sl_table"`
+	SlTableKey *ebpf.MapSpec `ebpf:"sl_table_key"`
 }
 
 // MapsVariableSpecs contains global variables before they are loaded into the kernel.
@@ -241,23 +476,49 @@ func (o *MapsObjects) Close() error {
 //
 // It can be passed to LoadMapsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type MapsMaps struct {
-	SlEp      *ebpf.Map `ebpf:"sl_ep"`
-	SlEvents  *ebpf.Map `ebpf:"sl_events"`
-	SlGen     *ebpf.Map `ebpf:"sl_gen"`
-	SlIf      *ebpf.Map `ebpf:"sl_if"`
-	SlIp4     *ebpf.Map `ebpf:"sl_ip4"`
-	SlIp6     *ebpf.Map `ebpf:"sl_ip6"`
-	SlIpc4    *ebpf.Map `ebpf:"sl_ipc4"`
-	SlIpc6    *ebpf.Map `ebpf:"sl_ipc6"`
-	SlLimits  *ebpf.Map `ebpf:"sl_limits"`
-	SlMetrics *ebpf.Map `ebpf:"sl_metrics"`
+	SlBudget   *ebpf.Map `ebpf:"sl_budget"`
+	SlCidr4    *ebpf.Map `ebpf:"sl_cidr4"`
+	SlCidr6    *ebpf.Map `ebpf:"sl_cidr6"`
+	SlClass    *ebpf.Map `ebpf:"sl_class"`
+	SlClassKey *ebpf.Map `ebpf:"sl_class_key"`
+	SlCt4      *ebpf.Map `ebpf:"sl_ct4"`
+	SlCt6      *ebpf.Map `ebpf:"sl_ct6"`
+	SlCtStats  *ebpf.Map `ebpf:"sl_ct_stats"`
+	SlEp       *ebpf.Map `ebpf:"sl_ep"`
+	SlEvents   *ebpf.Map `ebpf:"sl_events"`
+	SlFrag     *ebpf.Map `ebpf:"sl_frag"`
+	SlGen      *ebpf.Map `ebpf:"sl_gen"`
+	SlId       *ebpf.Map `ebpf:"sl_id"`
+	SlIf       *ebpf.Map `ebpf:"sl_if"`
+	SlIp4      *ebpf.Map `ebpf:"sl_ip4"`
+	SlIp6      *ebpf.Map `ebpf:"sl_ip6"`
+	SlIpc4     *ebpf.Map `ebpf:"sl_ipc4"`
+	SlIpc6     *ebpf.Map `ebpf:"sl_ipc6"`
+	SlLimits   *ebpf.Map `ebpf:"sl_limits"`
+	SlMetrics  *ebpf.Map `ebpf:"sl_metrics"`
+	SlPeer     *ebpf.Map `ebpf:"sl_peer"`
+	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
+	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
+	SlRule     *ebpf.Map `ebpf:"sl_rule"`
+	SlTable    *ebpf.Map `ebpf:"sl_table"`
+	SlTableKey *ebpf.Map `ebpf:"sl_table_key"`
 }
 
 func (m *MapsMaps) Close() error {
 	return _MapsClose(
+		m.SlBudget,
+		m.SlCidr4,
+		m.SlCidr6,
+		m.SlClass,
+		m.SlClassKey,
+		m.SlCt4,
+		m.SlCt6,
+		m.SlCtStats,
 		m.SlEp,
 		m.SlEvents,
+		m.SlFrag,
 		m.SlGen,
+		m.SlId,
 		m.SlIf,
 		m.SlIp4,
 		m.SlIp6,
@@ -265,6 +526,12 @@ func (m *MapsMaps) Close() error {
 		m.SlIpc6,
 		m.SlLimits,
 		m.SlMetrics,
+		m.SlPeer,
+		m.SlPgen,
+		m.SlPorts,
+		m.SlRule,
+		m.SlTable,
+		m.SlTableKey,
 	)
 }
 

@@ -16,9 +16,19 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	ToPodMapSlBudget       = "sl_budget"
+	ToPodMapSlCidr4        = "sl_cidr4"
+	ToPodMapSlCidr6        = "sl_cidr6"
+	ToPodMapSlClass        = "sl_class"
+	ToPodMapSlClassKey     = "sl_class_key"
+	ToPodMapSlCt4          = "sl_ct4"
+	ToPodMapSlCt6          = "sl_ct6"
+	ToPodMapSlCtStats      = "sl_ct_stats"
 	ToPodMapSlEp           = "sl_ep"
 	ToPodMapSlEvents       = "sl_events"
+	ToPodMapSlFrag         = "sl_frag"
 	ToPodMapSlGen          = "sl_gen"
+	ToPodMapSlId           = "sl_id"
 	ToPodMapSlIf           = "sl_if"
 	ToPodMapSlIp4          = "sl_ip4"
 	ToPodMapSlIp6          = "sl_ip6"
@@ -26,6 +36,12 @@ const (
 	ToPodMapSlIpc6         = "sl_ipc6"
 	ToPodMapSlLimits       = "sl_limits"
 	ToPodMapSlMetrics      = "sl_metrics"
+	ToPodMapSlPeer         = "sl_peer"
+	ToPodMapSlPgen         = "sl_pgen"
+	ToPodMapSlPorts        = "sl_ports"
+	ToPodMapSlRule         = "sl_rule"
+	ToPodMapSlTable        = "sl_table"
+	ToPodMapSlTableKey     = "sl_table_key"
 	ToPodProgSluiceToPod   = "sluice_to_pod"
 	ToPodVarCfgEventRate   = "cfg_event_rate"
 	ToPodVarCfgTunnelPorts = "cfg_tunnel_ports"
@@ -82,16 +98,32 @@ type ToPodProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type ToPodMapSpecs struct {
-	SlEp      *ebpf.MapSpec `ebpf:"sl_ep"`
-	SlEvents  *ebpf.MapSpec `ebpf:"sl_events"`
-	SlGen     *ebpf.MapSpec `ebpf:"sl_gen"`
-	SlIf      *ebpf.MapSpec `ebpf:"sl_if"`
-	SlIp4     *ebpf.MapSpec `ebpf:"sl_ip4"`
-	SlIp6     *ebpf.MapSpec `ebpf:"sl_ip6"`
-	SlIpc4    *ebpf.MapSpec `ebpf:"sl_ipc4"`
-	SlIpc6    *ebpf.MapSpec `ebpf:"sl_ipc6"`
-	SlLimits  *ebpf.MapSpec `ebpf:"sl_limits"`
-	SlMetrics *ebpf.MapSpec `ebpf:"sl_metrics"`
+	SlBudget   *ebpf.MapSpec `ebpf:"sl_budget"`
+	SlCidr4    *ebpf.MapSpec `ebpf:"sl_cidr4"`
+	SlCidr6    *ebpf.MapSpec `ebpf:"sl_cidr6"`
+	SlClass    *ebpf.MapSpec `ebpf:"sl_class"`
+	SlClassKey *ebpf.MapSpec `ebpf:"sl_class_key"`
+	SlCt4      *ebpf.MapSpec `ebpf:"sl_ct4"`
+	SlCt6      *ebpf.MapSpec `ebpf:"sl_ct6"`
+	SlCtStats  *ebpf.MapSpec `ebpf:"sl_ct_stats"`
+	SlEp       *ebpf.MapSpec `ebpf:"sl_ep"`
+	SlEvents   *ebpf.MapSpec `ebpf:"sl_events"`
+	SlFrag     *ebpf.MapSpec `ebpf:"sl_frag"`
+	SlGen      *ebpf.MapSpec `ebpf:"sl_gen"`
+	SlId       *ebpf.MapSpec `ebpf:"sl_id"`
+	SlIf       *ebpf.MapSpec `ebpf:"sl_if"`
+	SlIp4      *ebpf.MapSpec `ebpf:"sl_ip4"`
+	SlIp6      *ebpf.MapSpec `ebpf:"sl_ip6"`
+	SlIpc4     *ebpf.MapSpec `ebpf:"sl_ipc4"`
+	SlIpc6     *ebpf.MapSpec `ebpf:"sl_ipc6"`
+	SlLimits   *ebpf.MapSpec `ebpf:"sl_limits"`
+	SlMetrics  *ebpf.MapSpec `ebpf:"sl_metrics"`
+	SlPeer     *ebpf.MapSpec `ebpf:"sl_peer"`
+	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
+	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
+	SlRule     *ebpf.MapSpec `ebpf:"sl_rule"`
+	SlTable    *ebpf.MapSpec `ebpf:"sl_table"`
+	SlTableKey *ebpf.MapSpec `ebpf:"sl_table_key"`
 }
 
 // ToPodVariableSpecs contains global variables before they are loaded into the kernel.
@@ -124,23 +156,49 @@ func (o *ToPodObjects) Close() error {
 //
 // It can be passed to LoadToPodObjects or ebpf.CollectionSpec.LoadAndAssign.
 type ToPodMaps struct {
-	SlEp      *ebpf.Map `ebpf:"sl_ep"`
-	SlEvents  *ebpf.Map `ebpf:"sl_events"`
-	SlGen     *ebpf.Map `ebpf:"sl_gen"`
-	SlIf      *ebpf.Map `ebpf:"sl_if"`
-	SlIp4     *ebpf.Map `ebpf:"sl_ip4"`
-	SlIp6     *ebpf.Map `ebpf:"sl_ip6"`
-	SlIpc4    *ebpf.Map `ebpf:"sl_ipc4"`
-	SlIpc6    *ebpf.Map `ebpf:"sl_ipc6"`
-	SlLimits  *ebpf.Map `ebpf:"sl_limits"`
-	SlMetrics *ebpf.Map `ebpf:"sl_metrics"`
+	SlBudget   *ebpf.Map `ebpf:"sl_budget"`
+	SlCidr4    *ebpf.Map `ebpf:"sl_cidr4"`
+	SlCidr6    *ebpf.Map `ebpf:"sl_cidr6"`
+	SlClass    *ebpf.Map `ebpf:"sl_class"`
+	SlClassKey *ebpf.Map `ebpf:"sl_class_key"`
+	SlCt4      *ebpf.Map `ebpf:"sl_ct4"`
+	SlCt6      *ebpf.Map `ebpf:"sl_ct6"`
+	SlCtStats  *ebpf.Map `ebpf:"sl_ct_stats"`
+	SlEp       *ebpf.Map `ebpf:"sl_ep"`
+	SlEvents   *ebpf.Map `ebpf:"sl_events"`
+	SlFrag     *ebpf.Map `ebpf:"sl_frag"`
+	SlGen      *ebpf.Map `ebpf:"sl_gen"`
+	SlId       *ebpf.Map `ebpf:"sl_id"`
+	SlIf       *ebpf.Map `ebpf:"sl_if"`
+	SlIp4      *ebpf.Map `ebpf:"sl_ip4"`
+	SlIp6      *ebpf.Map `ebpf:"sl_ip6"`
+	SlIpc4     *ebpf.Map `ebpf:"sl_ipc4"`
+	SlIpc6     *ebpf.Map `ebpf:"sl_ipc6"`
+	SlLimits   *ebpf.Map `ebpf:"sl_limits"`
+	SlMetrics  *ebpf.Map `ebpf:"sl_metrics"`
+	SlPeer     *ebpf.Map `ebpf:"sl_peer"`
+	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
+	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
+	SlRule     *ebpf.Map `ebpf:"sl_rule"`
+	SlTable    *ebpf.Map `ebpf:"sl_table"`
+	SlTableKey *ebpf.Map `ebpf:"sl_table_key"`
 }
 
 func (m *ToPodMaps) Close() error {
 	return _ToPodClose(
+		m.SlBudget,
+		m.SlCidr4,
+		m.SlCidr6,
+		m.SlClass,
+		m.SlClassKey,
+		m.SlCt4,
+		m.SlCt6,
+		m.SlCtStats,
 		m.SlEp,
 		m.SlEvents,
+		m.SlFrag,
 		m.SlGen,
+		m.SlId,
 		m.SlIf,
 		m.SlIp4,
 		m.SlIp6,
@@ -148,6 +206,12 @@ func (m *ToPodMaps) Close() error {
 		m.SlIpc6,
 		m.SlLimits,
 		m.SlMetrics,
+		m.SlPeer,
+		m.SlPgen,
+		m.SlPorts,
+		m.SlRule,
+		m.SlTable,
+		m.SlTableKey,
 	)
 }
 

@@ -126,7 +126,7 @@ func decodeEvent(raw []byte) (Event, error) {
 		DestinationIdentity: Identity(w.DstIdentity),
 		SourceSlot:          Slot(w.SrcSlot),
 		DestinationSlot:     Slot(w.DstSlot),
-		Rule:                w.Rule,
+		Rule:                uint32(max(w.Egress.Rule, w.Ingress.Rule)),
 	}
 	var src, dst netip.Addr
 	switch w.Family {

@@ -25,7 +25,7 @@ func rawEvent(t testing.TB, w bpf.MapsSlEvent) []byte {
 func TestDecodeEventReadsEveryField(t *testing.T) {
 	w := bpf.MapsSlEvent{
 		Time: 1, Reason: bpf.MapsSlReasonSL_DROP_NO_ROUTE, Direction: bpf.MapsSlDirectionSL_INGRESS,
-		Lost: 2, Ifindex: 3, Length: 4, SrcIdentity: 5, DstIdentity: 6, Rule: 7, SrcSlot: 8, DstSlot: 9,
+		Lost: 2, Ifindex: 3, Length: 4, SrcIdentity: 5, DstIdentity: 6, Ingress: bpf.MapsSlSide{Rule: 7}, SrcSlot: 8, DstSlot: 9,
 		Ethertype: 10, Sport: 11, Dport: 12, SrcMac: [6]byte{13}, Family: 4, Proto: 14, TcpFlags: 15,
 		Src: [16]byte{10, 0, 0, 1, 99}, Dst: [16]byte{10, 0, 0, 2, 99},
 	}

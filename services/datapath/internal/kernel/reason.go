@@ -25,25 +25,32 @@ const (
 	StackTTL         = Reason(bpf.MapsSlReasonSL_STACK_TTL)
 	StackMTU         = Reason(bpf.MapsSlReasonSL_STACK_MTU)
 
-	DropNotIP         = Reason(bpf.MapsSlReasonSL_DROP_NOT_IP)
-	DropNoEndpoint    = Reason(bpf.MapsSlReasonSL_DROP_NO_ENDPOINT)
-	DropMalformed     = Reason(bpf.MapsSlReasonSL_DROP_MALFORMED)
-	DropSpoofedMAC    = Reason(bpf.MapsSlReasonSL_DROP_SPOOFED_MAC)
-	DropSpoofedIP     = Reason(bpf.MapsSlReasonSL_DROP_SPOOFED_IP)
-	DropWrongMAC      = Reason(bpf.MapsSlReasonSL_DROP_WRONG_MAC)
-	DropSourceRoute   = Reason(bpf.MapsSlReasonSL_DROP_SOURCE_ROUTE)
-	DropExtHeaders    = Reason(bpf.MapsSlReasonSL_DROP_EXT_HEADERS)
-	DropMartian       = Reason(bpf.MapsSlReasonSL_DROP_MARTIAN)
-	DropLinkLocal     = Reason(bpf.MapsSlReasonSL_DROP_LINK_LOCAL)
-	DropTunnelPort    = Reason(bpf.MapsSlReasonSL_DROP_TUNNEL_PORT)
-	DropPolicyDenied  = Reason(bpf.MapsSlReasonSL_DROP_POLICY_DENIED)
-	DropPolicyPending = Reason(bpf.MapsSlReasonSL_DROP_POLICY_PENDING)
-	DropPolicyTable   = Reason(bpf.MapsSlReasonSL_DROP_POLICY_TABLE)
-	DropNoRoute       = Reason(bpf.MapsSlReasonSL_DROP_NO_ROUTE)
-	DropHairpin       = Reason(bpf.MapsSlReasonSL_DROP_HAIRPIN)
-	DropWrongAddress  = Reason(bpf.MapsSlReasonSL_DROP_WRONG_ADDRESS)
-	DropRewrite       = Reason(bpf.MapsSlReasonSL_DROP_REWRITE)
-	DropDelivery      = Reason(bpf.MapsSlReasonSL_DROP_DELIVERY)
+	DropNotIP             = Reason(bpf.MapsSlReasonSL_DROP_NOT_IP)
+	DropNoEndpoint        = Reason(bpf.MapsSlReasonSL_DROP_NO_ENDPOINT)
+	DropMalformed         = Reason(bpf.MapsSlReasonSL_DROP_MALFORMED)
+	DropSpoofedMAC        = Reason(bpf.MapsSlReasonSL_DROP_SPOOFED_MAC)
+	DropSpoofedIP         = Reason(bpf.MapsSlReasonSL_DROP_SPOOFED_IP)
+	DropWrongMAC          = Reason(bpf.MapsSlReasonSL_DROP_WRONG_MAC)
+	DropSourceRoute       = Reason(bpf.MapsSlReasonSL_DROP_SOURCE_ROUTE)
+	DropExtHeaders        = Reason(bpf.MapsSlReasonSL_DROP_EXT_HEADERS)
+	DropMartian           = Reason(bpf.MapsSlReasonSL_DROP_MARTIAN)
+	DropLinkLocal         = Reason(bpf.MapsSlReasonSL_DROP_LINK_LOCAL)
+	DropTunnelPort        = Reason(bpf.MapsSlReasonSL_DROP_TUNNEL_PORT)
+	DropPolicyDenied      = Reason(bpf.MapsSlReasonSL_DROP_POLICY_DENIED)
+	DropPolicyPending     = Reason(bpf.MapsSlReasonSL_DROP_POLICY_PENDING)
+	DropPolicyTable       = Reason(bpf.MapsSlReasonSL_DROP_POLICY_TABLE)
+	DropNoRoute           = Reason(bpf.MapsSlReasonSL_DROP_NO_ROUTE)
+	DropHairpin           = Reason(bpf.MapsSlReasonSL_DROP_HAIRPIN)
+	DropWrongAddress      = Reason(bpf.MapsSlReasonSL_DROP_WRONG_ADDRESS)
+	DropRewrite           = Reason(bpf.MapsSlReasonSL_DROP_REWRITE)
+	DropDelivery          = Reason(bpf.MapsSlReasonSL_DROP_DELIVERY)
+	DropIdentityUnknown   = Reason(bpf.MapsSlReasonSL_DROP_IDENTITY_UNKNOWN)
+	DropTableCorrupt      = Reason(bpf.MapsSlReasonSL_DROP_TABLE_CORRUPT)
+	DropNoProxy           = Reason(bpf.MapsSlReasonSL_DROP_NO_PROXY)
+	DropConnectionInvalid = Reason(bpf.MapsSlReasonSL_DROP_CT_INVALID)
+	DropConnectionInsert  = Reason(bpf.MapsSlReasonSL_DROP_CT_INSERT)
+	DropConnectionBudget  = Reason(bpf.MapsSlReasonSL_DROP_CT_BUDGET)
+	DropFragment          = Reason(bpf.MapsSlReasonSL_DROP_FRAGMENT)
 
 	QuietARP       = Reason(bpf.MapsSlReasonSL_QUIET_ARP)
 	QuietNDP       = Reason(bpf.MapsSlReasonSL_QUIET_NDP)
@@ -69,25 +76,32 @@ var reasonNames = map[Reason]string{
 	StackTTL:         "stack-time-exceeded",
 	StackMTU:         "stack-too-big",
 
-	DropNotIP:         "not-ip",
-	DropNoEndpoint:    "no-endpoint",
-	DropMalformed:     "malformed",
-	DropSpoofedMAC:    "spoofed-mac",
-	DropSpoofedIP:     "spoofed-ip",
-	DropWrongMAC:      "wrong-mac",
-	DropSourceRoute:   "source-route",
-	DropExtHeaders:    "extension-headers",
-	DropMartian:       "martian-address",
-	DropLinkLocal:     "link-local",
-	DropTunnelPort:    "tunnel-port",
-	DropPolicyDenied:  "policy-denied",
-	DropPolicyPending: "policy-pending",
-	DropPolicyTable:   "policy-table-unknown",
-	DropNoRoute:       "no-route",
-	DropHairpin:       "hairpin",
-	DropWrongAddress:  "wrong-address",
-	DropRewrite:       "rewrite-failed",
-	DropDelivery:      "delivery-unknown",
+	DropNotIP:             "not-ip",
+	DropNoEndpoint:        "no-endpoint",
+	DropMalformed:         "malformed",
+	DropSpoofedMAC:        "spoofed-mac",
+	DropSpoofedIP:         "spoofed-ip",
+	DropWrongMAC:          "wrong-mac",
+	DropSourceRoute:       "source-route",
+	DropExtHeaders:        "extension-headers",
+	DropMartian:           "martian-address",
+	DropLinkLocal:         "link-local",
+	DropTunnelPort:        "tunnel-port",
+	DropPolicyDenied:      "policy-denied",
+	DropPolicyPending:     "policy-pending",
+	DropPolicyTable:       "policy-table-unknown",
+	DropNoRoute:           "no-route",
+	DropHairpin:           "hairpin",
+	DropWrongAddress:      "wrong-address",
+	DropRewrite:           "rewrite-failed",
+	DropDelivery:          "delivery-unknown",
+	DropIdentityUnknown:   "identity-unknown",
+	DropTableCorrupt:      "policy-table-corrupt",
+	DropNoProxy:           "no-proxy",
+	DropConnectionInvalid: "connection-invalid",
+	DropConnectionInsert:  "connection-insert-failed",
+	DropConnectionBudget:  "connection-budget",
+	DropFragment:          "fragment-unknown",
 
 	QuietARP:       "arp",
 	QuietNDP:       "ndp",

@@ -87,7 +87,9 @@ func Methods() rpc.Methods {
 		datapathv1.DatapathService_ListEndpoints_FullMethodName:  group,
 		datapathv1.DatapathService_WatchEndpoints_FullMethodName: streams,
 		datapathv1.DatapathService_GetStatus_FullMethodName:      {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 8, Waiting: 64}},
+		datapathv1.DatapathService_DumpMap_FullMethodName:        {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 2, Waiting: 8}},
 		datapathv1.ObserverService_Observe_FullMethodName:        streams,
+		datapathv1.ObserverService_Explain_FullMethodName:        {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 8, Waiting: 64}},
 	}
 }
 

@@ -177,7 +177,9 @@ type Endpoint struct {
 	// Names of ports, as given at creation.
 	NamedPorts []*v1.NamedPort `protobuf:"bytes,12,rep,name=named_ports,json=namedPorts,proto3" json:"named_ports,omitempty"`
 	// When CreateEndpoint finished.
-	CreateTime    *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
+	CreateTime *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
+	// What judges its packets.
+	Policy        *EndpointPolicy `protobuf:"bytes,14,opt,name=policy,proto3" json:"policy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -303,6 +305,106 @@ func (x *Endpoint) GetCreateTime() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Endpoint) GetPolicy() *EndpointPolicy {
+	if x != nil {
+		return x.Policy
+	}
+	return nil
+}
+
+// EndpointPolicy is what judges the packets of an endpoint.
+type EndpointPolicy struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Policy revision that the kernel enforces; 0 if no policy service has been
+	// heard since the datapath started, or none is used.
+	Revision uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
+	// Kernel's number of the table for what it sends: 0 denies, 1 allows
+	// everything, 2 waits for a policy, 16 and up are tables.
+	EgressTable uint32 `protobuf:"varint,2,opt,name=egress_table,json=egressTable,proto3" json:"egress_table,omitempty"`
+	// Kernel's number of the table for what it receives.
+	IngressTable uint32 `protobuf:"varint,3,opt,name=ingress_table,json=ingressTable,proto3" json:"ingress_table,omitempty"`
+	// Changes with every change of the tables; connections remember it.
+	Generation uint32 `protobuf:"varint,4,opt,name=generation,proto3" json:"generation,omitempty"`
+	// Why a newer revision could not be enforced; empty if it could.
+	Refusal string `protobuf:"bytes,5,opt,name=refusal,proto3" json:"refusal,omitempty"`
+	// What a policy would deny is let through and reported.
+	Audit         bool `protobuf:"varint,6,opt,name=audit,proto3" json:"audit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndpointPolicy) Reset() {
+	*x = EndpointPolicy{}
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndpointPolicy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndpointPolicy) ProtoMessage() {}
+
+func (x *EndpointPolicy) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndpointPolicy.ProtoReflect.Descriptor instead.
+func (*EndpointPolicy) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *EndpointPolicy) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *EndpointPolicy) GetEgressTable() uint32 {
+	if x != nil {
+		return x.EgressTable
+	}
+	return 0
+}
+
+func (x *EndpointPolicy) GetIngressTable() uint32 {
+	if x != nil {
+		return x.IngressTable
+	}
+	return 0
+}
+
+func (x *EndpointPolicy) GetGeneration() uint32 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *EndpointPolicy) GetRefusal() string {
+	if x != nil {
+		return x.Refusal
+	}
+	return ""
+}
+
+func (x *EndpointPolicy) GetAudit() bool {
+	if x != nil {
+		return x.Audit
+	}
+	return false
+}
+
 // Interface is a network device.
 type Interface struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -318,7 +420,7 @@ type Interface struct {
 
 func (x *Interface) Reset() {
 	*x = Interface{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[1]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -330,7 +432,7 @@ func (x *Interface) String() string {
 func (*Interface) ProtoMessage() {}
 
 func (x *Interface) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[1]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -343,7 +445,7 @@ func (x *Interface) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Interface.ProtoReflect.Descriptor instead.
 func (*Interface) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{1}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Interface) GetName() string {
@@ -401,7 +503,7 @@ type CreateEndpointRequest struct {
 
 func (x *CreateEndpointRequest) Reset() {
 	*x = CreateEndpointRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[2]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -413,7 +515,7 @@ func (x *CreateEndpointRequest) String() string {
 func (*CreateEndpointRequest) ProtoMessage() {}
 
 func (x *CreateEndpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[2]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -426,7 +528,7 @@ func (x *CreateEndpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateEndpointRequest.ProtoReflect.Descriptor instead.
 func (*CreateEndpointRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{2}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *CreateEndpointRequest) GetOwner() *v1.Owner {
@@ -503,7 +605,7 @@ type CreateEndpointResponse struct {
 
 func (x *CreateEndpointResponse) Reset() {
 	*x = CreateEndpointResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[3]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -515,7 +617,7 @@ func (x *CreateEndpointResponse) String() string {
 func (*CreateEndpointResponse) ProtoMessage() {}
 
 func (x *CreateEndpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[3]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -528,7 +630,7 @@ func (x *CreateEndpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateEndpointResponse.ProtoReflect.Descriptor instead.
 func (*CreateEndpointResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{3}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *CreateEndpointResponse) GetEndpoint() *Endpoint {
@@ -549,7 +651,7 @@ type DeleteEndpointRequest struct {
 
 func (x *DeleteEndpointRequest) Reset() {
 	*x = DeleteEndpointRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[4]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -561,7 +663,7 @@ func (x *DeleteEndpointRequest) String() string {
 func (*DeleteEndpointRequest) ProtoMessage() {}
 
 func (x *DeleteEndpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[4]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -574,7 +676,7 @@ func (x *DeleteEndpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteEndpointRequest.ProtoReflect.Descriptor instead.
 func (*DeleteEndpointRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{4}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *DeleteEndpointRequest) GetOwner() *v1.Owner {
@@ -595,7 +697,7 @@ type DeleteEndpointResponse struct {
 
 func (x *DeleteEndpointResponse) Reset() {
 	*x = DeleteEndpointResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[5]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -607,7 +709,7 @@ func (x *DeleteEndpointResponse) String() string {
 func (*DeleteEndpointResponse) ProtoMessage() {}
 
 func (x *DeleteEndpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[5]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -620,7 +722,7 @@ func (x *DeleteEndpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteEndpointResponse.ProtoReflect.Descriptor instead.
 func (*DeleteEndpointResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{5}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *DeleteEndpointResponse) GetExisted() bool {
@@ -646,7 +748,7 @@ type CheckEndpointRequest struct {
 
 func (x *CheckEndpointRequest) Reset() {
 	*x = CheckEndpointRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[6]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -658,7 +760,7 @@ func (x *CheckEndpointRequest) String() string {
 func (*CheckEndpointRequest) ProtoMessage() {}
 
 func (x *CheckEndpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[6]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -671,7 +773,7 @@ func (x *CheckEndpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckEndpointRequest.ProtoReflect.Descriptor instead.
 func (*CheckEndpointRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{6}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *CheckEndpointRequest) GetOwner() *v1.Owner {
@@ -706,7 +808,7 @@ type CheckEndpointResponse struct {
 
 func (x *CheckEndpointResponse) Reset() {
 	*x = CheckEndpointResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[7]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -718,7 +820,7 @@ func (x *CheckEndpointResponse) String() string {
 func (*CheckEndpointResponse) ProtoMessage() {}
 
 func (x *CheckEndpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[7]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -731,7 +833,7 @@ func (x *CheckEndpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckEndpointResponse.ProtoReflect.Descriptor instead.
 func (*CheckEndpointResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{7}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *CheckEndpointResponse) GetDifferences() []*Difference {
@@ -758,7 +860,7 @@ type Difference struct {
 
 func (x *Difference) Reset() {
 	*x = Difference{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[8]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -770,7 +872,7 @@ func (x *Difference) String() string {
 func (*Difference) ProtoMessage() {}
 
 func (x *Difference) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[8]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -783,7 +885,7 @@ func (x *Difference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Difference.ProtoReflect.Descriptor instead.
 func (*Difference) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{8}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Difference) GetSubject() string {
@@ -825,7 +927,7 @@ type GetEndpointRequest struct {
 
 func (x *GetEndpointRequest) Reset() {
 	*x = GetEndpointRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[9]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -837,7 +939,7 @@ func (x *GetEndpointRequest) String() string {
 func (*GetEndpointRequest) ProtoMessage() {}
 
 func (x *GetEndpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[9]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -850,7 +952,7 @@ func (x *GetEndpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEndpointRequest.ProtoReflect.Descriptor instead.
 func (*GetEndpointRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{9}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *GetEndpointRequest) GetOwner() *v1.Owner {
@@ -871,7 +973,7 @@ type GetEndpointResponse struct {
 
 func (x *GetEndpointResponse) Reset() {
 	*x = GetEndpointResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[10]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -883,7 +985,7 @@ func (x *GetEndpointResponse) String() string {
 func (*GetEndpointResponse) ProtoMessage() {}
 
 func (x *GetEndpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[10]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -896,7 +998,7 @@ func (x *GetEndpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEndpointResponse.ProtoReflect.Descriptor instead.
 func (*GetEndpointResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{10}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GetEndpointResponse) GetEndpoint() *Endpoint {
@@ -915,7 +1017,7 @@ type ListEndpointsRequest struct {
 
 func (x *ListEndpointsRequest) Reset() {
 	*x = ListEndpointsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[11]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -927,7 +1029,7 @@ func (x *ListEndpointsRequest) String() string {
 func (*ListEndpointsRequest) ProtoMessage() {}
 
 func (x *ListEndpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[11]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -940,7 +1042,7 @@ func (x *ListEndpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEndpointsRequest.ProtoReflect.Descriptor instead.
 func (*ListEndpointsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{11}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{12}
 }
 
 // ListEndpointsResponse is one element of the list.
@@ -954,7 +1056,7 @@ type ListEndpointsResponse struct {
 
 func (x *ListEndpointsResponse) Reset() {
 	*x = ListEndpointsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[12]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -966,7 +1068,7 @@ func (x *ListEndpointsResponse) String() string {
 func (*ListEndpointsResponse) ProtoMessage() {}
 
 func (x *ListEndpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[12]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -979,7 +1081,7 @@ func (x *ListEndpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEndpointsResponse.ProtoReflect.Descriptor instead.
 func (*ListEndpointsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{12}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListEndpointsResponse) GetEndpoint() *Endpoint {
@@ -1000,7 +1102,7 @@ type WatchEndpointsRequest struct {
 
 func (x *WatchEndpointsRequest) Reset() {
 	*x = WatchEndpointsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[13]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1012,7 +1114,7 @@ func (x *WatchEndpointsRequest) String() string {
 func (*WatchEndpointsRequest) ProtoMessage() {}
 
 func (x *WatchEndpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[13]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1025,7 +1127,7 @@ func (x *WatchEndpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEndpointsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEndpointsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{13}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *WatchEndpointsRequest) GetResumeToken() []byte {
@@ -1054,7 +1156,7 @@ type WatchEndpointsResponse struct {
 
 func (x *WatchEndpointsResponse) Reset() {
 	*x = WatchEndpointsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[14]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1066,7 +1168,7 @@ func (x *WatchEndpointsResponse) String() string {
 func (*WatchEndpointsResponse) ProtoMessage() {}
 
 func (x *WatchEndpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[14]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1079,7 +1181,7 @@ func (x *WatchEndpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEndpointsResponse.ProtoReflect.Descriptor instead.
 func (*WatchEndpointsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{14}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *WatchEndpointsResponse) GetResumeToken() []byte {
@@ -1159,7 +1261,7 @@ type Bookmark struct {
 
 func (x *Bookmark) Reset() {
 	*x = Bookmark{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[15]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1171,7 +1273,7 @@ func (x *Bookmark) String() string {
 func (*Bookmark) ProtoMessage() {}
 
 func (x *Bookmark) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[15]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1184,7 +1286,7 @@ func (x *Bookmark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bookmark.ProtoReflect.Descriptor instead.
 func (*Bookmark) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{15}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Bookmark) GetSnapshotComplete() bool {
@@ -1205,7 +1307,7 @@ type ReclaimEndpointsRequest struct {
 
 func (x *ReclaimEndpointsRequest) Reset() {
 	*x = ReclaimEndpointsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[16]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1217,7 +1319,7 @@ func (x *ReclaimEndpointsRequest) String() string {
 func (*ReclaimEndpointsRequest) ProtoMessage() {}
 
 func (x *ReclaimEndpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[16]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1230,7 +1332,7 @@ func (x *ReclaimEndpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReclaimEndpointsRequest.ProtoReflect.Descriptor instead.
 func (*ReclaimEndpointsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{16}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ReclaimEndpointsRequest) GetValidOwners() []*v1.Owner {
@@ -1251,7 +1353,7 @@ type ReclaimEndpointsResponse struct {
 
 func (x *ReclaimEndpointsResponse) Reset() {
 	*x = ReclaimEndpointsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[17]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1263,7 +1365,7 @@ func (x *ReclaimEndpointsResponse) String() string {
 func (*ReclaimEndpointsResponse) ProtoMessage() {}
 
 func (x *ReclaimEndpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[17]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1276,7 +1378,7 @@ func (x *ReclaimEndpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReclaimEndpointsResponse.ProtoReflect.Descriptor instead.
 func (*ReclaimEndpointsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{17}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ReclaimEndpointsResponse) GetReclaimed() []*v1.Owner {
@@ -1295,7 +1397,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[18]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1307,7 +1409,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[18]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1320,7 +1422,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{18}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{19}
 }
 
 // GetStatusResponse is the answer of GetStatus.
@@ -1355,14 +1457,22 @@ type GetStatusResponse struct {
 	// Services that this one depends on, and whether they answer.
 	Dependencies []*Dependency `protobuf:"bytes,13,rep,name=dependencies,proto3" json:"dependencies,omitempty"`
 	// Events that the kernel could not hand over since the process started.
-	EventsLost    uint64 `protobuf:"varint,14,opt,name=events_lost,json=eventsLost,proto3" json:"events_lost,omitempty"`
+	EventsLost uint64 `protobuf:"varint,14,opt,name=events_lost,json=eventsLost,proto3" json:"events_lost,omitempty"`
+	// Policy revision that the kernel enforces for all endpoints.
+	PolicyRevision uint64 `protobuf:"varint,15,opt,name=policy_revision,json=policyRevision,proto3" json:"policy_revision,omitempty"`
+	// What could not be enforced, one line per subject with policy and figures.
+	PolicyRefusals []string `protobuf:"bytes,16,rep,name=policy_refusals,json=policyRefusals,proto3" json:"policy_refusals,omitempty"`
+	// The eBPF maps, sorted by name.
+	Maps []*MapUsage `protobuf:"bytes,17,rep,name=maps,proto3" json:"maps,omitempty"`
+	// Tracked connections.
+	Connections   *ConnectionCounts `protobuf:"bytes,18,opt,name=connections,proto3" json:"connections,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[19]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1374,7 +1484,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[19]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1387,7 +1497,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{19}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GetStatusResponse) GetVersion() string {
@@ -1488,6 +1598,199 @@ func (x *GetStatusResponse) GetEventsLost() uint64 {
 	return 0
 }
 
+func (x *GetStatusResponse) GetPolicyRevision() uint64 {
+	if x != nil {
+		return x.PolicyRevision
+	}
+	return 0
+}
+
+func (x *GetStatusResponse) GetPolicyRefusals() []string {
+	if x != nil {
+		return x.PolicyRefusals
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetMaps() []*MapUsage {
+	if x != nil {
+		return x.Maps
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetConnections() *ConnectionCounts {
+	if x != nil {
+		return x.Connections
+	}
+	return nil
+}
+
+// MapUsage says how full a map is.
+type MapUsage struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name, for example "sl_peer".
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Entries in use; -1 if the kernel cannot say.
+	Entries int64 `protobuf:"varint,2,opt,name=entries,proto3" json:"entries,omitempty"`
+	// Entries that fit.
+	MaxEntries uint32 `protobuf:"varint,3,opt,name=max_entries,json=maxEntries,proto3" json:"max_entries,omitempty"`
+	// Kernel memory in bytes.
+	Bytes         uint64 `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MapUsage) Reset() {
+	*x = MapUsage{}
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MapUsage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MapUsage) ProtoMessage() {}
+
+func (x *MapUsage) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MapUsage.ProtoReflect.Descriptor instead.
+func (*MapUsage) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *MapUsage) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *MapUsage) GetEntries() int64 {
+	if x != nil {
+		return x.Entries
+	}
+	return 0
+}
+
+func (x *MapUsage) GetMaxEntries() uint32 {
+	if x != nil {
+		return x.MaxEntries
+	}
+	return 0
+}
+
+func (x *MapUsage) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+// ConnectionCounts counts tracked connections, since the maps were created
+// where not said otherwise.
+type ConnectionCounts struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Live ones, as of the last pass of the collector.
+	Live uint64 `protobuf:"varint,1,opt,name=live,proto3" json:"live,omitempty"`
+	// Begun.
+	Created uint64 `protobuf:"varint,2,opt,name=created,proto3" json:"created,omitempty"`
+	// Ended by a verdict that changed.
+	Revoked uint64 `protobuf:"varint,3,opt,name=revoked,proto3" json:"revoked,omitempty"`
+	// Removed because they were idle or closed.
+	Expired uint64 `protobuf:"varint,4,opt,name=expired,proto3" json:"expired,omitempty"`
+	// Pushed out by newer ones because the map was full.
+	Evicted uint64 `protobuf:"varint,5,opt,name=evicted,proto3" json:"evicted,omitempty"`
+	// Found again in mid-flow after they had been pushed out.
+	PickedUp      uint64 `protobuf:"varint,6,opt,name=picked_up,json=pickedUp,proto3" json:"picked_up,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConnectionCounts) Reset() {
+	*x = ConnectionCounts{}
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConnectionCounts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConnectionCounts) ProtoMessage() {}
+
+func (x *ConnectionCounts) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConnectionCounts.ProtoReflect.Descriptor instead.
+func (*ConnectionCounts) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *ConnectionCounts) GetLive() uint64 {
+	if x != nil {
+		return x.Live
+	}
+	return 0
+}
+
+func (x *ConnectionCounts) GetCreated() uint64 {
+	if x != nil {
+		return x.Created
+	}
+	return 0
+}
+
+func (x *ConnectionCounts) GetRevoked() uint64 {
+	if x != nil {
+		return x.Revoked
+	}
+	return 0
+}
+
+func (x *ConnectionCounts) GetExpired() uint64 {
+	if x != nil {
+		return x.Expired
+	}
+	return 0
+}
+
+func (x *ConnectionCounts) GetEvicted() uint64 {
+	if x != nil {
+		return x.Evicted
+	}
+	return 0
+}
+
+func (x *ConnectionCounts) GetPickedUp() uint64 {
+	if x != nil {
+		return x.PickedUp
+	}
+	return 0
+}
+
 // EndpointStateCount says how many endpoints are in a state.
 type EndpointStateCount struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1501,7 +1804,7 @@ type EndpointStateCount struct {
 
 func (x *EndpointStateCount) Reset() {
 	*x = EndpointStateCount{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[20]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1513,7 +1816,7 @@ func (x *EndpointStateCount) String() string {
 func (*EndpointStateCount) ProtoMessage() {}
 
 func (x *EndpointStateCount) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[20]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1526,7 +1829,7 @@ func (x *EndpointStateCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointStateCount.ProtoReflect.Descriptor instead.
 func (*EndpointStateCount) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{20}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *EndpointStateCount) GetState() EndpointState {
@@ -1562,7 +1865,7 @@ type PacketCounter struct {
 
 func (x *PacketCounter) Reset() {
 	*x = PacketCounter{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[21]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1574,7 +1877,7 @@ func (x *PacketCounter) String() string {
 func (*PacketCounter) ProtoMessage() {}
 
 func (x *PacketCounter) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[21]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1587,7 +1890,7 @@ func (x *PacketCounter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PacketCounter.ProtoReflect.Descriptor instead.
 func (*PacketCounter) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{21}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PacketCounter) GetReason() string {
@@ -1640,7 +1943,7 @@ type Dependency struct {
 
 func (x *Dependency) Reset() {
 	*x = Dependency{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[22]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1652,7 +1955,7 @@ func (x *Dependency) String() string {
 func (*Dependency) ProtoMessage() {}
 
 func (x *Dependency) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[22]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1665,7 +1968,7 @@ func (x *Dependency) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dependency.ProtoReflect.Descriptor instead.
 func (*Dependency) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{22}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Dependency) GetName() string {
@@ -1700,7 +2003,7 @@ type AuditMapsRequest struct {
 
 func (x *AuditMapsRequest) Reset() {
 	*x = AuditMapsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[23]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1712,7 +2015,7 @@ func (x *AuditMapsRequest) String() string {
 func (*AuditMapsRequest) ProtoMessage() {}
 
 func (x *AuditMapsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[23]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1725,7 +2028,7 @@ func (x *AuditMapsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditMapsRequest.ProtoReflect.Descriptor instead.
 func (*AuditMapsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{23}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *AuditMapsRequest) GetRepair() bool {
@@ -1750,7 +2053,7 @@ type AuditMapsResponse struct {
 
 func (x *AuditMapsResponse) Reset() {
 	*x = AuditMapsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[24]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1762,7 +2065,7 @@ func (x *AuditMapsResponse) String() string {
 func (*AuditMapsResponse) ProtoMessage() {}
 
 func (x *AuditMapsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[24]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1775,7 +2078,7 @@ func (x *AuditMapsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditMapsResponse.ProtoReflect.Descriptor instead.
 func (*AuditMapsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{24}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *AuditMapsResponse) GetDifference() *Difference {
@@ -1799,11 +2102,121 @@ func (x *AuditMapsResponse) GetError() string {
 	return ""
 }
 
+// DumpMapRequest is the input of DumpMap.
+type DumpMapRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the map, for example "sl_peer"; GetStatus lists them.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// At most this many entries; 0: all.
+	Limit         uint32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DumpMapRequest) Reset() {
+	*x = DumpMapRequest{}
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DumpMapRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DumpMapRequest) ProtoMessage() {}
+
+func (x *DumpMapRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DumpMapRequest.ProtoReflect.Descriptor instead.
+func (*DumpMapRequest) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *DumpMapRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *DumpMapRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+// DumpMapResponse is one entry.
+type DumpMapResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Key in words.
+	Key string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	// Value in words, field by field.
+	Value         string `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DumpMapResponse) Reset() {
+	*x = DumpMapResponse{}
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DumpMapResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DumpMapResponse) ProtoMessage() {}
+
+func (x *DumpMapResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DumpMapResponse.ProtoReflect.Descriptor instead.
+func (*DumpMapResponse) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *DumpMapResponse) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *DumpMapResponse) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
 var File_sluice_datapath_v1_datapath_proto protoreflect.FileDescriptor
 
 const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\n" +
-	"!sluice/datapath/v1/datapath.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!sluice/workload/v1/workload.proto\"\xe3\x04\n" +
+	"!sluice/datapath/v1/datapath.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!sluice/workload/v1/workload.proto\"\x9f\x05\n" +
 	"\bEndpoint\x12/\n" +
 	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerR\x05owner\x12\x12\n" +
 	"\x04slot\x18\x02 \x01(\rR\x04slot\x127\n" +
@@ -1820,7 +2233,17 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\vnamed_ports\x18\f \x03(\v2\x1d.sluice.workload.v1.NamedPortR\n" +
 	"namedPorts\x12;\n" +
 	"\vcreate_time\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"createTime\"G\n" +
+	"createTime\x12:\n" +
+	"\x06policy\x18\x0e \x01(\v2\".sluice.datapath.v1.EndpointPolicyR\x06policy\"\xc4\x01\n" +
+	"\x0eEndpointPolicy\x12\x1a\n" +
+	"\brevision\x18\x01 \x01(\x04R\brevision\x12!\n" +
+	"\fegress_table\x18\x02 \x01(\rR\vegressTable\x12#\n" +
+	"\ringress_table\x18\x03 \x01(\rR\fingressTable\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x04 \x01(\rR\n" +
+	"generation\x12\x18\n" +
+	"\arefusal\x18\x05 \x01(\tR\arefusal\x12\x14\n" +
+	"\x05audit\x18\x06 \x01(\bR\x05audit\"G\n" +
 	"\tInterface\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12\x10\n" +
@@ -1881,7 +2304,7 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\xbaH\a\x92\x01\x04\x10\x80\x80\x04R\vvalidOwners\"S\n" +
 	"\x18ReclaimEndpointsResponse\x127\n" +
 	"\treclaimed\x18\x01 \x03(\v2\x19.sluice.workload.v1.OwnerR\treclaimed\"\x12\n" +
-	"\x10GetStatusRequest\"\xfe\x04\n" +
+	"\x10GetStatusRequest\"\xca\x06\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x129\n" +
 	"\n" +
@@ -1900,7 +2323,24 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x0enode_addresses\x18\f \x03(\fR\rnodeAddresses\x12B\n" +
 	"\fdependencies\x18\r \x03(\v2\x1e.sluice.datapath.v1.DependencyR\fdependencies\x12\x1f\n" +
 	"\vevents_lost\x18\x0e \x01(\x04R\n" +
-	"eventsLost\"c\n" +
+	"eventsLost\x12'\n" +
+	"\x0fpolicy_revision\x18\x0f \x01(\x04R\x0epolicyRevision\x12'\n" +
+	"\x0fpolicy_refusals\x18\x10 \x03(\tR\x0epolicyRefusals\x120\n" +
+	"\x04maps\x18\x11 \x03(\v2\x1c.sluice.datapath.v1.MapUsageR\x04maps\x12F\n" +
+	"\vconnections\x18\x12 \x01(\v2$.sluice.datapath.v1.ConnectionCountsR\vconnections\"o\n" +
+	"\bMapUsage\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\aentries\x18\x02 \x01(\x03R\aentries\x12\x1f\n" +
+	"\vmax_entries\x18\x03 \x01(\rR\n" +
+	"maxEntries\x12\x14\n" +
+	"\x05bytes\x18\x04 \x01(\x04R\x05bytes\"\xab\x01\n" +
+	"\x10ConnectionCounts\x12\x12\n" +
+	"\x04live\x18\x01 \x01(\x04R\x04live\x12\x18\n" +
+	"\acreated\x18\x02 \x01(\x04R\acreated\x12\x18\n" +
+	"\arevoked\x18\x03 \x01(\x04R\arevoked\x12\x18\n" +
+	"\aexpired\x18\x04 \x01(\x04R\aexpired\x12\x18\n" +
+	"\aevicted\x18\x05 \x01(\x04R\aevicted\x12\x1b\n" +
+	"\tpicked_up\x18\x06 \x01(\x04R\bpickedUp\"c\n" +
 	"\x12EndpointStateCount\x127\n" +
 	"\x05state\x18\x01 \x01(\x0e2!.sluice.datapath.v1.EndpointStateR\x05state\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\rR\x05count\"\xae\x01\n" +
@@ -1922,7 +2362,13 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"difference\x18\x01 \x01(\v2\x1e.sluice.datapath.v1.DifferenceR\n" +
 	"difference\x12\x1a\n" +
 	"\brepaired\x18\x02 \x01(\bR\brepaired\x12\x14\n" +
-	"\x05error\x18\x03 \x01(\tR\x05error*\xd9\x01\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\"E\n" +
+	"\x0eDumpMapRequest\x12\x1d\n" +
+	"\x04name\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18\x0fR\x04name\x12\x14\n" +
+	"\x05limit\x18\x02 \x01(\rR\x05limit\"9\n" +
+	"\x0fDumpMapResponse\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value*\xd9\x01\n" +
 	"\rEndpointState\x12\x1e\n" +
 	"\x1aENDPOINT_STATE_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18ENDPOINT_STATE_RESTORING\x10\x01\x12'\n" +
@@ -1933,7 +2379,7 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\tDirection\x12\x19\n" +
 	"\x15DIRECTION_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10DIRECTION_EGRESS\x10\x01\x12\x15\n" +
-	"\x11DIRECTION_INGRESS\x10\x022\xa1\a\n" +
+	"\x11DIRECTION_INGRESS\x10\x022\xf7\a\n" +
 	"\x0fDatapathService\x12g\n" +
 	"\x0eCreateEndpoint\x12).sluice.datapath.v1.CreateEndpointRequest\x1a*.sluice.datapath.v1.CreateEndpointResponse\x12g\n" +
 	"\x0eDeleteEndpoint\x12).sluice.datapath.v1.DeleteEndpointRequest\x1a*.sluice.datapath.v1.DeleteEndpointResponse\x12d\n" +
@@ -1943,7 +2389,8 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x0eWatchEndpoints\x12).sluice.datapath.v1.WatchEndpointsRequest\x1a*.sluice.datapath.v1.WatchEndpointsResponse0\x01\x12m\n" +
 	"\x10ReclaimEndpoints\x12+.sluice.datapath.v1.ReclaimEndpointsRequest\x1a,.sluice.datapath.v1.ReclaimEndpointsResponse\x12X\n" +
 	"\tGetStatus\x12$.sluice.datapath.v1.GetStatusRequest\x1a%.sluice.datapath.v1.GetStatusResponse\x12Z\n" +
-	"\tAuditMaps\x12$.sluice.datapath.v1.AuditMapsRequest\x1a%.sluice.datapath.v1.AuditMapsResponse0\x01B\xd7\x01\n" +
+	"\tAuditMaps\x12$.sluice.datapath.v1.AuditMapsRequest\x1a%.sluice.datapath.v1.AuditMapsResponse0\x01\x12T\n" +
+	"\aDumpMap\x12\".sluice.datapath.v1.DumpMapRequest\x1a#.sluice.datapath.v1.DumpMapResponse0\x01B\xd7\x01\n" +
 	"\x16com.sluice.datapath.v1B\rDatapathProtoP\x01ZDgithub.com/sluice-net/sluice/proto/gen/sluice/datapath/v1;datapathv1\xa2\x02\x03SDX\xaa\x02\x12Sluice.Datapath.V1\xca\x02\x12Sluice\\Datapath\\V1\xe2\x02\x1eSluice\\Datapath\\V1\\GPBMetadata\xea\x02\x14Sluice::Datapath::V1b\x06proto3"
 
 var (
@@ -1959,94 +2406,104 @@ func file_sluice_datapath_v1_datapath_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_datapath_v1_datapath_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_sluice_datapath_v1_datapath_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_sluice_datapath_v1_datapath_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_sluice_datapath_v1_datapath_proto_goTypes = []any{
 	(EndpointState)(0),               // 0: sluice.datapath.v1.EndpointState
 	(Direction)(0),                   // 1: sluice.datapath.v1.Direction
 	(*Endpoint)(nil),                 // 2: sluice.datapath.v1.Endpoint
-	(*Interface)(nil),                // 3: sluice.datapath.v1.Interface
-	(*CreateEndpointRequest)(nil),    // 4: sluice.datapath.v1.CreateEndpointRequest
-	(*CreateEndpointResponse)(nil),   // 5: sluice.datapath.v1.CreateEndpointResponse
-	(*DeleteEndpointRequest)(nil),    // 6: sluice.datapath.v1.DeleteEndpointRequest
-	(*DeleteEndpointResponse)(nil),   // 7: sluice.datapath.v1.DeleteEndpointResponse
-	(*CheckEndpointRequest)(nil),     // 8: sluice.datapath.v1.CheckEndpointRequest
-	(*CheckEndpointResponse)(nil),    // 9: sluice.datapath.v1.CheckEndpointResponse
-	(*Difference)(nil),               // 10: sluice.datapath.v1.Difference
-	(*GetEndpointRequest)(nil),       // 11: sluice.datapath.v1.GetEndpointRequest
-	(*GetEndpointResponse)(nil),      // 12: sluice.datapath.v1.GetEndpointResponse
-	(*ListEndpointsRequest)(nil),     // 13: sluice.datapath.v1.ListEndpointsRequest
-	(*ListEndpointsResponse)(nil),    // 14: sluice.datapath.v1.ListEndpointsResponse
-	(*WatchEndpointsRequest)(nil),    // 15: sluice.datapath.v1.WatchEndpointsRequest
-	(*WatchEndpointsResponse)(nil),   // 16: sluice.datapath.v1.WatchEndpointsResponse
-	(*Bookmark)(nil),                 // 17: sluice.datapath.v1.Bookmark
-	(*ReclaimEndpointsRequest)(nil),  // 18: sluice.datapath.v1.ReclaimEndpointsRequest
-	(*ReclaimEndpointsResponse)(nil), // 19: sluice.datapath.v1.ReclaimEndpointsResponse
-	(*GetStatusRequest)(nil),         // 20: sluice.datapath.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),        // 21: sluice.datapath.v1.GetStatusResponse
-	(*EndpointStateCount)(nil),       // 22: sluice.datapath.v1.EndpointStateCount
-	(*PacketCounter)(nil),            // 23: sluice.datapath.v1.PacketCounter
-	(*Dependency)(nil),               // 24: sluice.datapath.v1.Dependency
-	(*AuditMapsRequest)(nil),         // 25: sluice.datapath.v1.AuditMapsRequest
-	(*AuditMapsResponse)(nil),        // 26: sluice.datapath.v1.AuditMapsResponse
-	(*v1.Owner)(nil),                 // 27: sluice.workload.v1.Owner
-	(*v1.Label)(nil),                 // 28: sluice.workload.v1.Label
-	(*v1.NamedPort)(nil),             // 29: sluice.workload.v1.NamedPort
-	(*timestamppb.Timestamp)(nil),    // 30: google.protobuf.Timestamp
+	(*EndpointPolicy)(nil),           // 3: sluice.datapath.v1.EndpointPolicy
+	(*Interface)(nil),                // 4: sluice.datapath.v1.Interface
+	(*CreateEndpointRequest)(nil),    // 5: sluice.datapath.v1.CreateEndpointRequest
+	(*CreateEndpointResponse)(nil),   // 6: sluice.datapath.v1.CreateEndpointResponse
+	(*DeleteEndpointRequest)(nil),    // 7: sluice.datapath.v1.DeleteEndpointRequest
+	(*DeleteEndpointResponse)(nil),   // 8: sluice.datapath.v1.DeleteEndpointResponse
+	(*CheckEndpointRequest)(nil),     // 9: sluice.datapath.v1.CheckEndpointRequest
+	(*CheckEndpointResponse)(nil),    // 10: sluice.datapath.v1.CheckEndpointResponse
+	(*Difference)(nil),               // 11: sluice.datapath.v1.Difference
+	(*GetEndpointRequest)(nil),       // 12: sluice.datapath.v1.GetEndpointRequest
+	(*GetEndpointResponse)(nil),      // 13: sluice.datapath.v1.GetEndpointResponse
+	(*ListEndpointsRequest)(nil),     // 14: sluice.datapath.v1.ListEndpointsRequest
+	(*ListEndpointsResponse)(nil),    // 15: sluice.datapath.v1.ListEndpointsResponse
+	(*WatchEndpointsRequest)(nil),    // 16: sluice.datapath.v1.WatchEndpointsRequest
+	(*WatchEndpointsResponse)(nil),   // 17: sluice.datapath.v1.WatchEndpointsResponse
+	(*Bookmark)(nil),                 // 18: sluice.datapath.v1.Bookmark
+	(*ReclaimEndpointsRequest)(nil),  // 19: sluice.datapath.v1.ReclaimEndpointsRequest
+	(*ReclaimEndpointsResponse)(nil), // 20: sluice.datapath.v1.ReclaimEndpointsResponse
+	(*GetStatusRequest)(nil),         // 21: sluice.datapath.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),        // 22: sluice.datapath.v1.GetStatusResponse
+	(*MapUsage)(nil),                 // 23: sluice.datapath.v1.MapUsage
+	(*ConnectionCounts)(nil),         // 24: sluice.datapath.v1.ConnectionCounts
+	(*EndpointStateCount)(nil),       // 25: sluice.datapath.v1.EndpointStateCount
+	(*PacketCounter)(nil),            // 26: sluice.datapath.v1.PacketCounter
+	(*Dependency)(nil),               // 27: sluice.datapath.v1.Dependency
+	(*AuditMapsRequest)(nil),         // 28: sluice.datapath.v1.AuditMapsRequest
+	(*AuditMapsResponse)(nil),        // 29: sluice.datapath.v1.AuditMapsResponse
+	(*DumpMapRequest)(nil),           // 30: sluice.datapath.v1.DumpMapRequest
+	(*DumpMapResponse)(nil),          // 31: sluice.datapath.v1.DumpMapResponse
+	(*v1.Owner)(nil),                 // 32: sluice.workload.v1.Owner
+	(*v1.Label)(nil),                 // 33: sluice.workload.v1.Label
+	(*v1.NamedPort)(nil),             // 34: sluice.workload.v1.NamedPort
+	(*timestamppb.Timestamp)(nil),    // 35: google.protobuf.Timestamp
 }
 var file_sluice_datapath_v1_datapath_proto_depIdxs = []int32{
-	27, // 0: sluice.datapath.v1.Endpoint.owner:type_name -> sluice.workload.v1.Owner
+	32, // 0: sluice.datapath.v1.Endpoint.owner:type_name -> sluice.workload.v1.Owner
 	0,  // 1: sluice.datapath.v1.Endpoint.state:type_name -> sluice.datapath.v1.EndpointState
-	28, // 2: sluice.datapath.v1.Endpoint.labels:type_name -> sluice.workload.v1.Label
-	3,  // 3: sluice.datapath.v1.Endpoint.host_interface:type_name -> sluice.datapath.v1.Interface
-	3,  // 4: sluice.datapath.v1.Endpoint.container_interface:type_name -> sluice.datapath.v1.Interface
-	29, // 5: sluice.datapath.v1.Endpoint.named_ports:type_name -> sluice.workload.v1.NamedPort
-	30, // 6: sluice.datapath.v1.Endpoint.create_time:type_name -> google.protobuf.Timestamp
-	27, // 7: sluice.datapath.v1.CreateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	30, // 8: sluice.datapath.v1.CreateEndpointRequest.lease_expire_time:type_name -> google.protobuf.Timestamp
-	28, // 9: sluice.datapath.v1.CreateEndpointRequest.labels:type_name -> sluice.workload.v1.Label
-	29, // 10: sluice.datapath.v1.CreateEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
-	2,  // 11: sluice.datapath.v1.CreateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	27, // 12: sluice.datapath.v1.DeleteEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	27, // 13: sluice.datapath.v1.CheckEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	10, // 14: sluice.datapath.v1.CheckEndpointResponse.differences:type_name -> sluice.datapath.v1.Difference
-	27, // 15: sluice.datapath.v1.GetEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	2,  // 16: sluice.datapath.v1.GetEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	2,  // 17: sluice.datapath.v1.ListEndpointsResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	2,  // 18: sluice.datapath.v1.WatchEndpointsResponse.upsert:type_name -> sluice.datapath.v1.Endpoint
-	27, // 19: sluice.datapath.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
-	17, // 20: sluice.datapath.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.datapath.v1.Bookmark
-	27, // 21: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
-	27, // 22: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
-	30, // 23: sluice.datapath.v1.GetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
-	22, // 24: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
-	23, // 25: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
-	24, // 26: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency
-	0,  // 27: sluice.datapath.v1.EndpointStateCount.state:type_name -> sluice.datapath.v1.EndpointState
-	1,  // 28: sluice.datapath.v1.PacketCounter.direction:type_name -> sluice.datapath.v1.Direction
-	10, // 29: sluice.datapath.v1.AuditMapsResponse.difference:type_name -> sluice.datapath.v1.Difference
-	4,  // 30: sluice.datapath.v1.DatapathService.CreateEndpoint:input_type -> sluice.datapath.v1.CreateEndpointRequest
-	6,  // 31: sluice.datapath.v1.DatapathService.DeleteEndpoint:input_type -> sluice.datapath.v1.DeleteEndpointRequest
-	8,  // 32: sluice.datapath.v1.DatapathService.CheckEndpoint:input_type -> sluice.datapath.v1.CheckEndpointRequest
-	11, // 33: sluice.datapath.v1.DatapathService.GetEndpoint:input_type -> sluice.datapath.v1.GetEndpointRequest
-	13, // 34: sluice.datapath.v1.DatapathService.ListEndpoints:input_type -> sluice.datapath.v1.ListEndpointsRequest
-	15, // 35: sluice.datapath.v1.DatapathService.WatchEndpoints:input_type -> sluice.datapath.v1.WatchEndpointsRequest
-	18, // 36: sluice.datapath.v1.DatapathService.ReclaimEndpoints:input_type -> sluice.datapath.v1.ReclaimEndpointsRequest
-	20, // 37: sluice.datapath.v1.DatapathService.GetStatus:input_type -> sluice.datapath.v1.GetStatusRequest
-	25, // 38: sluice.datapath.v1.DatapathService.AuditMaps:input_type -> sluice.datapath.v1.AuditMapsRequest
-	5,  // 39: sluice.datapath.v1.DatapathService.CreateEndpoint:output_type -> sluice.datapath.v1.CreateEndpointResponse
-	7,  // 40: sluice.datapath.v1.DatapathService.DeleteEndpoint:output_type -> sluice.datapath.v1.DeleteEndpointResponse
-	9,  // 41: sluice.datapath.v1.DatapathService.CheckEndpoint:output_type -> sluice.datapath.v1.CheckEndpointResponse
-	12, // 42: sluice.datapath.v1.DatapathService.GetEndpoint:output_type -> sluice.datapath.v1.GetEndpointResponse
-	14, // 43: sluice.datapath.v1.DatapathService.ListEndpoints:output_type -> sluice.datapath.v1.ListEndpointsResponse
-	16, // 44: sluice.datapath.v1.DatapathService.WatchEndpoints:output_type -> sluice.datapath.v1.WatchEndpointsResponse
-	19, // 45: sluice.datapath.v1.DatapathService.ReclaimEndpoints:output_type -> sluice.datapath.v1.ReclaimEndpointsResponse
-	21, // 46: sluice.datapath.v1.DatapathService.GetStatus:output_type -> sluice.datapath.v1.GetStatusResponse
-	26, // 47: sluice.datapath.v1.DatapathService.AuditMaps:output_type -> sluice.datapath.v1.AuditMapsResponse
-	39, // [39:48] is the sub-list for method output_type
-	30, // [30:39] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	33, // 2: sluice.datapath.v1.Endpoint.labels:type_name -> sluice.workload.v1.Label
+	4,  // 3: sluice.datapath.v1.Endpoint.host_interface:type_name -> sluice.datapath.v1.Interface
+	4,  // 4: sluice.datapath.v1.Endpoint.container_interface:type_name -> sluice.datapath.v1.Interface
+	34, // 5: sluice.datapath.v1.Endpoint.named_ports:type_name -> sluice.workload.v1.NamedPort
+	35, // 6: sluice.datapath.v1.Endpoint.create_time:type_name -> google.protobuf.Timestamp
+	3,  // 7: sluice.datapath.v1.Endpoint.policy:type_name -> sluice.datapath.v1.EndpointPolicy
+	32, // 8: sluice.datapath.v1.CreateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	35, // 9: sluice.datapath.v1.CreateEndpointRequest.lease_expire_time:type_name -> google.protobuf.Timestamp
+	33, // 10: sluice.datapath.v1.CreateEndpointRequest.labels:type_name -> sluice.workload.v1.Label
+	34, // 11: sluice.datapath.v1.CreateEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
+	2,  // 12: sluice.datapath.v1.CreateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	32, // 13: sluice.datapath.v1.DeleteEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	32, // 14: sluice.datapath.v1.CheckEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	11, // 15: sluice.datapath.v1.CheckEndpointResponse.differences:type_name -> sluice.datapath.v1.Difference
+	32, // 16: sluice.datapath.v1.GetEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	2,  // 17: sluice.datapath.v1.GetEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	2,  // 18: sluice.datapath.v1.ListEndpointsResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	2,  // 19: sluice.datapath.v1.WatchEndpointsResponse.upsert:type_name -> sluice.datapath.v1.Endpoint
+	32, // 20: sluice.datapath.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
+	18, // 21: sluice.datapath.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.datapath.v1.Bookmark
+	32, // 22: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
+	32, // 23: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
+	35, // 24: sluice.datapath.v1.GetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	25, // 25: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
+	26, // 26: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
+	27, // 27: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency
+	23, // 28: sluice.datapath.v1.GetStatusResponse.maps:type_name -> sluice.datapath.v1.MapUsage
+	24, // 29: sluice.datapath.v1.GetStatusResponse.connections:type_name -> sluice.datapath.v1.ConnectionCounts
+	0,  // 30: sluice.datapath.v1.EndpointStateCount.state:type_name -> sluice.datapath.v1.EndpointState
+	1,  // 31: sluice.datapath.v1.PacketCounter.direction:type_name -> sluice.datapath.v1.Direction
+	11, // 32: sluice.datapath.v1.AuditMapsResponse.difference:type_name -> sluice.datapath.v1.Difference
+	5,  // 33: sluice.datapath.v1.DatapathService.CreateEndpoint:input_type -> sluice.datapath.v1.CreateEndpointRequest
+	7,  // 34: sluice.datapath.v1.DatapathService.DeleteEndpoint:input_type -> sluice.datapath.v1.DeleteEndpointRequest
+	9,  // 35: sluice.datapath.v1.DatapathService.CheckEndpoint:input_type -> sluice.datapath.v1.CheckEndpointRequest
+	12, // 36: sluice.datapath.v1.DatapathService.GetEndpoint:input_type -> sluice.datapath.v1.GetEndpointRequest
+	14, // 37: sluice.datapath.v1.DatapathService.ListEndpoints:input_type -> sluice.datapath.v1.ListEndpointsRequest
+	16, // 38: sluice.datapath.v1.DatapathService.WatchEndpoints:input_type -> sluice.datapath.v1.WatchEndpointsRequest
+	19, // 39: sluice.datapath.v1.DatapathService.ReclaimEndpoints:input_type -> sluice.datapath.v1.ReclaimEndpointsRequest
+	21, // 40: sluice.datapath.v1.DatapathService.GetStatus:input_type -> sluice.datapath.v1.GetStatusRequest
+	28, // 41: sluice.datapath.v1.DatapathService.AuditMaps:input_type -> sluice.datapath.v1.AuditMapsRequest
+	30, // 42: sluice.datapath.v1.DatapathService.DumpMap:input_type -> sluice.datapath.v1.DumpMapRequest
+	6,  // 43: sluice.datapath.v1.DatapathService.CreateEndpoint:output_type -> sluice.datapath.v1.CreateEndpointResponse
+	8,  // 44: sluice.datapath.v1.DatapathService.DeleteEndpoint:output_type -> sluice.datapath.v1.DeleteEndpointResponse
+	10, // 45: sluice.datapath.v1.DatapathService.CheckEndpoint:output_type -> sluice.datapath.v1.CheckEndpointResponse
+	13, // 46: sluice.datapath.v1.DatapathService.GetEndpoint:output_type -> sluice.datapath.v1.GetEndpointResponse
+	15, // 47: sluice.datapath.v1.DatapathService.ListEndpoints:output_type -> sluice.datapath.v1.ListEndpointsResponse
+	17, // 48: sluice.datapath.v1.DatapathService.WatchEndpoints:output_type -> sluice.datapath.v1.WatchEndpointsResponse
+	20, // 49: sluice.datapath.v1.DatapathService.ReclaimEndpoints:output_type -> sluice.datapath.v1.ReclaimEndpointsResponse
+	22, // 50: sluice.datapath.v1.DatapathService.GetStatus:output_type -> sluice.datapath.v1.GetStatusResponse
+	29, // 51: sluice.datapath.v1.DatapathService.AuditMaps:output_type -> sluice.datapath.v1.AuditMapsResponse
+	31, // 52: sluice.datapath.v1.DatapathService.DumpMap:output_type -> sluice.datapath.v1.DumpMapResponse
+	43, // [43:53] is the sub-list for method output_type
+	33, // [33:43] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_sluice_datapath_v1_datapath_proto_init() }
@@ -2054,7 +2511,7 @@ func file_sluice_datapath_v1_datapath_proto_init() {
 	if File_sluice_datapath_v1_datapath_proto != nil {
 		return
 	}
-	file_sluice_datapath_v1_datapath_proto_msgTypes[14].OneofWrappers = []any{
+	file_sluice_datapath_v1_datapath_proto_msgTypes[15].OneofWrappers = []any{
 		(*WatchEndpointsResponse_Upsert)(nil),
 		(*WatchEndpointsResponse_Delete)(nil),
 		(*WatchEndpointsResponse_Bookmark)(nil),
@@ -2065,7 +2522,7 @@ func file_sluice_datapath_v1_datapath_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_datapath_v1_datapath_proto_rawDesc), len(file_sluice_datapath_v1_datapath_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   25,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -34,6 +34,7 @@ const (
 	DatapathService_ReclaimEndpoints_FullMethodName = "/sluice.datapath.v1.DatapathService/ReclaimEndpoints"
 	DatapathService_GetStatus_FullMethodName        = "/sluice.datapath.v1.DatapathService/GetStatus"
 	DatapathService_AuditMaps_FullMethodName        = "/sluice.datapath.v1.DatapathService/AuditMaps"
+	DatapathService_DumpMap_FullMethodName          = "/sluice.datapath.v1.DatapathService/DumpMap"
 )
 
 // DatapathServiceClient is the client API for DatapathService service.
@@ -92,6 +93,11 @@ type DatapathServiceClient interface {
 	// programs, filters, routes, rules and sysctls. It streams the differences
 	// and, if asked, repairs them. The same audit runs periodically.
 	AuditMaps(ctx context.Context, in *AuditMapsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[AuditMapsResponse], error)
+	// DumpMap streams the entries of one eBPF map in words, in the order in
+	// which the kernel lists them; entries that come or go meanwhile may be
+	// missing or old. NOT_FOUND: there is no such map; the message lists those
+	// there are.
+	DumpMap(ctx context.Context, in *DumpMapRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DumpMapResponse], error)
 }
 
 type datapathServiceClient struct {
@@ -219,6 +225,25 @@ func (c *datapathServiceClient) AuditMaps(ctx context.Context, in *AuditMapsRequ
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type DatapathService_AuditMapsClient = grpc.ServerStreamingClient[AuditMapsResponse]
 
+func (c *datapathServiceClient) DumpMap(ctx context.Context, in *DumpMapRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DumpMapResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &DatapathService_ServiceDesc.Streams[3], DatapathService_DumpMap_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[DumpMapRequest, DumpMapResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type DatapathService_DumpMapClient = grpc.ServerStreamingClient[DumpMapResponse]
+
 // DatapathServiceServer is the server API for DatapathService service.
 // All implementations must embed UnimplementedDatapathServiceServer
 // for forward compatibility.
@@ -275,6 +300,11 @@ type DatapathServiceServer interface {
 	// programs, filters, routes, rules and sysctls. It streams the differences
 	// and, if asked, repairs them. The same audit runs periodically.
 	AuditMaps(*AuditMapsRequest, grpc.ServerStreamingServer[AuditMapsResponse]) error
+	// DumpMap streams the entries of one eBPF map in words, in the order in
+	// which the kernel lists them; entries that come or go meanwhile may be
+	// missing or old. NOT_FOUND: there is no such map; the message lists those
+	// there are.
+	DumpMap(*DumpMapRequest, grpc.ServerStreamingServer[DumpMapResponse]) error
 	mustEmbedUnimplementedDatapathServiceServer()
 }
 
@@ -311,6 +341,9 @@ func (UnimplementedDatapathServiceServer) GetStatus(context.Context, *GetStatusR
 }
 func (UnimplementedDatapathServiceServer) AuditMaps(*AuditMapsRequest, grpc.ServerStreamingServer[AuditMapsResponse]) error {
 	return status.Error(codes.Unimplemented, "method AuditMaps not implemented")
+}
+func (UnimplementedDatapathServiceServer) DumpMap(*DumpMapRequest, grpc.ServerStreamingServer[DumpMapResponse]) error {
+	return status.Error(codes.Unimplemented, "method DumpMap not implemented")
 }
 func (UnimplementedDatapathServiceServer) mustEmbedUnimplementedDatapathServiceServer() {}
 func (UnimplementedDatapathServiceServer) testEmbeddedByValue()                         {}
@@ -474,6 +507,17 @@ func _DatapathService_AuditMaps_Handler(srv interface{}, stream grpc.ServerStrea
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type DatapathService_AuditMapsServer = grpc.ServerStreamingServer[AuditMapsResponse]
 
+func _DatapathService_DumpMap_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(DumpMapRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(DatapathServiceServer).DumpMap(m, &grpc.GenericServerStream[DumpMapRequest, DumpMapResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type DatapathService_DumpMapServer = grpc.ServerStreamingServer[DumpMapResponse]
+
 // DatapathService_ServiceDesc is the grpc.ServiceDesc for DatapathService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -520,6 +564,11 @@ var DatapathService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "AuditMaps",
 			Handler:       _DatapathService_AuditMaps_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "DumpMap",
+			Handler:       _DatapathService_DumpMap_Handler,
 			ServerStreams: true,
 		},
 	},

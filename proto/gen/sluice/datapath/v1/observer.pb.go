@@ -27,6 +27,64 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// FlowType is the kind of an event.
+type FlowType int32
+
+const (
+	// Never sent.
+	FlowType_FLOW_TYPE_UNSPECIFIED FlowType = 0
+	// A packet was dropped.
+	FlowType_FLOW_TYPE_DROP FlowType = 1
+	// A connection was judged: the first packet, or the first after the policy
+	// had changed.
+	FlowType_FLOW_TYPE_POLICY_VERDICT FlowType = 2
+	// A connection has ended: closed by its ends, or cut by a policy.
+	FlowType_FLOW_TYPE_CONNECTION_CLOSED FlowType = 3
+)
+
+// Enum value maps for FlowType.
+var (
+	FlowType_name = map[int32]string{
+		0: "FLOW_TYPE_UNSPECIFIED",
+		1: "FLOW_TYPE_DROP",
+		2: "FLOW_TYPE_POLICY_VERDICT",
+		3: "FLOW_TYPE_CONNECTION_CLOSED",
+	}
+	FlowType_value = map[string]int32{
+		"FLOW_TYPE_UNSPECIFIED":       0,
+		"FLOW_TYPE_DROP":              1,
+		"FLOW_TYPE_POLICY_VERDICT":    2,
+		"FLOW_TYPE_CONNECTION_CLOSED": 3,
+	}
+)
+
+func (x FlowType) Enum() *FlowType {
+	p := new(FlowType)
+	*p = x
+	return p
+}
+
+func (x FlowType) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (FlowType) Descriptor() protoreflect.EnumDescriptor {
+	return file_sluice_datapath_v1_observer_proto_enumTypes[0].Descriptor()
+}
+
+func (FlowType) Type() protoreflect.EnumType {
+	return &file_sluice_datapath_v1_observer_proto_enumTypes[0]
+}
+
+func (x FlowType) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use FlowType.Descriptor instead.
+func (FlowType) EnumDescriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{0}
+}
+
 // Verdict says what became of a packet.
 type Verdict int32
 
@@ -37,6 +95,10 @@ const (
 	Verdict_VERDICT_FORWARDED Verdict = 1
 	// Dropped.
 	Verdict_VERDICT_DROPPED Verdict = 2
+	// Denied by a policy, and forwarded because the endpoint is in audit mode.
+	Verdict_VERDICT_AUDITED Verdict = 3
+	// To a proxy.
+	Verdict_VERDICT_REDIRECTED Verdict = 4
 )
 
 // Enum value maps for Verdict.
@@ -45,11 +107,15 @@ var (
 		0: "VERDICT_UNSPECIFIED",
 		1: "VERDICT_FORWARDED",
 		2: "VERDICT_DROPPED",
+		3: "VERDICT_AUDITED",
+		4: "VERDICT_REDIRECTED",
 	}
 	Verdict_value = map[string]int32{
 		"VERDICT_UNSPECIFIED": 0,
 		"VERDICT_FORWARDED":   1,
 		"VERDICT_DROPPED":     2,
+		"VERDICT_AUDITED":     3,
+		"VERDICT_REDIRECTED":  4,
 	}
 )
 
@@ -64,11 +130,11 @@ func (x Verdict) String() string {
 }
 
 func (Verdict) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_datapath_v1_observer_proto_enumTypes[0].Descriptor()
+	return file_sluice_datapath_v1_observer_proto_enumTypes[1].Descriptor()
 }
 
 func (Verdict) Type() protoreflect.EnumType {
-	return &file_sluice_datapath_v1_observer_proto_enumTypes[0]
+	return &file_sluice_datapath_v1_observer_proto_enumTypes[1]
 }
 
 func (x Verdict) Number() protoreflect.EnumNumber {
@@ -77,7 +143,7 @@ func (x Verdict) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Verdict.Descriptor instead.
 func (Verdict) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{0}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{1}
 }
 
 // LossSource is where events were lost.
@@ -117,11 +183,11 @@ func (x LossSource) String() string {
 }
 
 func (LossSource) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_datapath_v1_observer_proto_enumTypes[1].Descriptor()
+	return file_sluice_datapath_v1_observer_proto_enumTypes[2].Descriptor()
 }
 
 func (LossSource) Type() protoreflect.EnumType {
-	return &file_sluice_datapath_v1_observer_proto_enumTypes[1]
+	return &file_sluice_datapath_v1_observer_proto_enumTypes[2]
 }
 
 func (x LossSource) Number() protoreflect.EnumNumber {
@@ -130,7 +196,7 @@ func (x LossSource) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use LossSource.Descriptor instead.
 func (LossSource) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{1}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{2}
 }
 
 // ObserveRequest is the input of Observe. Criteria of different kinds must all
@@ -156,9 +222,16 @@ type ObserveRequest struct {
 	// IP protocol numbers.
 	Protocols []uint32 `protobuf:"varint,8,rep,packed,name=protocols,proto3" json:"protocols,omitempty"`
 	// Source or destination ports.
-	Ports         []uint32 `protobuf:"varint,9,rep,packed,name=ports,proto3" json:"ports,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Ports []uint32 `protobuf:"varint,9,rep,packed,name=ports,proto3" json:"ports,omitempty"`
+	// Verdicts.
+	Verdicts []Verdict `protobuf:"varint,10,rep,packed,name=verdicts,proto3,enum=sluice.datapath.v1.Verdict" json:"verdicts,omitempty"`
+	// Kinds of events.
+	Types []FlowType `protobuf:"varint,11,rep,packed,name=types,proto3,enum=sluice.datapath.v1.FlowType" json:"types,omitempty"`
+	// Label selectors in the syntax of kubectl ("app=web,tier in (a,b),!x"), on
+	// either side; a key without a source means any source.
+	LabelSelectors []string `protobuf:"bytes,12,rep,name=label_selectors,json=labelSelectors,proto3" json:"label_selectors,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *ObserveRequest) Reset() {
@@ -250,6 +323,27 @@ func (x *ObserveRequest) GetProtocols() []uint32 {
 func (x *ObserveRequest) GetPorts() []uint32 {
 	if x != nil {
 		return x.Ports
+	}
+	return nil
+}
+
+func (x *ObserveRequest) GetVerdicts() []Verdict {
+	if x != nil {
+		return x.Verdicts
+	}
+	return nil
+}
+
+func (x *ObserveRequest) GetTypes() []FlowType {
+	if x != nil {
+		return x.Types
+	}
+	return nil
+}
+
+func (x *ObserveRequest) GetLabelSelectors() []string {
+	if x != nil {
+		return x.LabelSelectors
 	}
 	return nil
 }
@@ -375,7 +469,21 @@ type Flow struct {
 	// Source MAC, 6 bytes.
 	SourceMac []byte `protobuf:"bytes,15,opt,name=source_mac,json=sourceMac,proto3" json:"source_mac,omitempty"`
 	// EtherType of the frame.
-	Ethertype     uint32 `protobuf:"varint,16,opt,name=ethertype,proto3" json:"ethertype,omitempty"`
+	Ethertype uint32 `protobuf:"varint,16,opt,name=ethertype,proto3" json:"ethertype,omitempty"`
+	// What kind of event it is.
+	Type FlowType `protobuf:"varint,17,opt,name=type,proto3,enum=sluice.datapath.v1.FlowType" json:"type,omitempty"`
+	// What the sender's policy said; unset if it was not asked.
+	Egress *SideVerdict `protobuf:"bytes,18,opt,name=egress,proto3" json:"egress,omitempty"`
+	// What the receiver's policy said; unset if it was not asked.
+	Ingress *SideVerdict `protobuf:"bytes,19,opt,name=ingress,proto3" json:"ingress,omitempty"`
+	// Labels of the sender, as "source:key=value", if known.
+	SourceLabels []string `protobuf:"bytes,20,rep,name=source_labels,json=sourceLabels,proto3" json:"source_labels,omitempty"`
+	// Labels of the receiver, if known.
+	DestinationLabels []string `protobuf:"bytes,21,rep,name=destination_labels,json=destinationLabels,proto3" json:"destination_labels,omitempty"`
+	// TCP flags, 0 for other protocols (RFC 9293 section 3.1).
+	TcpFlags uint32 `protobuf:"varint,22,opt,name=tcp_flags,json=tcpFlags,proto3" json:"tcp_flags,omitempty"`
+	// The packet belongs to a connection that began in the other direction.
+	Reply         bool `protobuf:"varint,23,opt,name=reply,proto3" json:"reply,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -522,6 +630,157 @@ func (x *Flow) GetEthertype() uint32 {
 	return 0
 }
 
+func (x *Flow) GetType() FlowType {
+	if x != nil {
+		return x.Type
+	}
+	return FlowType_FLOW_TYPE_UNSPECIFIED
+}
+
+func (x *Flow) GetEgress() *SideVerdict {
+	if x != nil {
+		return x.Egress
+	}
+	return nil
+}
+
+func (x *Flow) GetIngress() *SideVerdict {
+	if x != nil {
+		return x.Ingress
+	}
+	return nil
+}
+
+func (x *Flow) GetSourceLabels() []string {
+	if x != nil {
+		return x.SourceLabels
+	}
+	return nil
+}
+
+func (x *Flow) GetDestinationLabels() []string {
+	if x != nil {
+		return x.DestinationLabels
+	}
+	return nil
+}
+
+func (x *Flow) GetTcpFlags() uint32 {
+	if x != nil {
+		return x.TcpFlags
+	}
+	return 0
+}
+
+func (x *Flow) GetReply() bool {
+	if x != nil {
+		return x.Reply
+	}
+	return false
+}
+
+// SideVerdict is what one side's policy said.
+type SideVerdict struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What became of it: forwarded, dropped, audited, redirected.
+	Verdict Verdict `protobuf:"varint,1,opt,name=verdict,proto3,enum=sluice.datapath.v1.Verdict" json:"verdict,omitempty"`
+	// Number of the deciding rule in the table; 0: a default decided.
+	Rule uint32 `protobuf:"varint,2,opt,name=rule,proto3" json:"rule,omitempty"`
+	// Kernel's number of the table.
+	Table uint32 `protobuf:"varint,3,opt,name=table,proto3" json:"table,omitempty"`
+	// Generation of the endpoint's word.
+	Generation uint32 `protobuf:"varint,4,opt,name=generation,proto3" json:"generation,omitempty"`
+	// Policy revision of that generation; 0 if not known any more.
+	Revision uint64 `protobuf:"varint,5,opt,name=revision,proto3" json:"revision,omitempty"`
+	// Places of the rule, "NetworkPolicy shop/web spec.ingress[0]"; empty if not
+	// known.
+	RuleSources []string `protobuf:"bytes,6,rep,name=rule_sources,json=ruleSources,proto3" json:"rule_sources,omitempty"`
+	// What decided, for example "rule", "default", "host-allow",
+	// "unknown-identity", "no-table".
+	DecidedBy     string `protobuf:"bytes,7,opt,name=decided_by,json=decidedBy,proto3" json:"decided_by,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SideVerdict) Reset() {
+	*x = SideVerdict{}
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SideVerdict) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SideVerdict) ProtoMessage() {}
+
+func (x *SideVerdict) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SideVerdict.ProtoReflect.Descriptor instead.
+func (*SideVerdict) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *SideVerdict) GetVerdict() Verdict {
+	if x != nil {
+		return x.Verdict
+	}
+	return Verdict_VERDICT_UNSPECIFIED
+}
+
+func (x *SideVerdict) GetRule() uint32 {
+	if x != nil {
+		return x.Rule
+	}
+	return 0
+}
+
+func (x *SideVerdict) GetTable() uint32 {
+	if x != nil {
+		return x.Table
+	}
+	return 0
+}
+
+func (x *SideVerdict) GetGeneration() uint32 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *SideVerdict) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *SideVerdict) GetRuleSources() []string {
+	if x != nil {
+		return x.RuleSources
+	}
+	return nil
+}
+
+func (x *SideVerdict) GetDecidedBy() string {
+	if x != nil {
+		return x.DecidedBy
+	}
+	return ""
+}
+
 // LostEvents says that events are missing at this place of the stream.
 type LostEvents struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -535,7 +794,7 @@ type LostEvents struct {
 
 func (x *LostEvents) Reset() {
 	*x = LostEvents{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[3]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -547,7 +806,7 @@ func (x *LostEvents) String() string {
 func (*LostEvents) ProtoMessage() {}
 
 func (x *LostEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[3]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -560,7 +819,7 @@ func (x *LostEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LostEvents.ProtoReflect.Descriptor instead.
 func (*LostEvents) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{3}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *LostEvents) GetSource() LossSource {
@@ -577,11 +836,485 @@ func (x *LostEvents) GetCount() uint64 {
 	return 0
 }
 
+// ExplainRequest is the input of Explain.
+type ExplainRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Source address, 4 or 16 bytes.
+	SourceAddress []byte `protobuf:"bytes,1,opt,name=source_address,json=sourceAddress,proto3" json:"source_address,omitempty"`
+	// Destination address, of the same family.
+	DestinationAddress []byte `protobuf:"bytes,2,opt,name=destination_address,json=destinationAddress,proto3" json:"destination_address,omitempty"`
+	// IP protocol number.
+	Protocol uint32 `protobuf:"varint,3,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	// Source port, 0 if it does not matter; only for the connection's state.
+	SourcePort uint32 `protobuf:"varint,4,opt,name=source_port,json=sourcePort,proto3" json:"source_port,omitempty"`
+	// Destination port; type << 8 | code for ICMP.
+	DestinationPort uint32 `protobuf:"varint,5,opt,name=destination_port,json=destinationPort,proto3" json:"destination_port,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *ExplainRequest) Reset() {
+	*x = ExplainRequest{}
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainRequest) ProtoMessage() {}
+
+func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
+func (*ExplainRequest) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ExplainRequest) GetSourceAddress() []byte {
+	if x != nil {
+		return x.SourceAddress
+	}
+	return nil
+}
+
+func (x *ExplainRequest) GetDestinationAddress() []byte {
+	if x != nil {
+		return x.DestinationAddress
+	}
+	return nil
+}
+
+func (x *ExplainRequest) GetProtocol() uint32 {
+	if x != nil {
+		return x.Protocol
+	}
+	return 0
+}
+
+func (x *ExplainRequest) GetSourcePort() uint32 {
+	if x != nil {
+		return x.SourcePort
+	}
+	return 0
+}
+
+func (x *ExplainRequest) GetDestinationPort() uint32 {
+	if x != nil {
+		return x.DestinationPort
+	}
+	return 0
+}
+
+// ExplainResponse is the answer of Explain.
+type ExplainResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What would become of a first packet.
+	Verdict Verdict `protobuf:"varint,1,opt,name=verdict,proto3,enum=sluice.datapath.v1.Verdict" json:"verdict,omitempty"`
+	// Why, in the words of Observe.
+	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The sender, as the ipcache and the endpoints know it.
+	Source *ExplainedPeer `protobuf:"bytes,3,opt,name=source,proto3" json:"source,omitempty"`
+	// The receiver.
+	Destination *ExplainedPeer `protobuf:"bytes,4,opt,name=destination,proto3" json:"destination,omitempty"`
+	// The sender's side; unset if it is not of this node.
+	Egress *ExplainedSide `protobuf:"bytes,5,opt,name=egress,proto3" json:"egress,omitempty"`
+	// The receiver's side; unset if it is not of this node.
+	Ingress *ExplainedSide `protobuf:"bytes,6,opt,name=ingress,proto3" json:"ingress,omitempty"`
+	// The tracked connection, if there is one.
+	Connection    *Connection `protobuf:"bytes,7,opt,name=connection,proto3" json:"connection,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainResponse) Reset() {
+	*x = ExplainResponse{}
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainResponse) ProtoMessage() {}
+
+func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
+func (*ExplainResponse) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *ExplainResponse) GetVerdict() Verdict {
+	if x != nil {
+		return x.Verdict
+	}
+	return Verdict_VERDICT_UNSPECIFIED
+}
+
+func (x *ExplainResponse) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *ExplainResponse) GetSource() *ExplainedPeer {
+	if x != nil {
+		return x.Source
+	}
+	return nil
+}
+
+func (x *ExplainResponse) GetDestination() *ExplainedPeer {
+	if x != nil {
+		return x.Destination
+	}
+	return nil
+}
+
+func (x *ExplainResponse) GetEgress() *ExplainedSide {
+	if x != nil {
+		return x.Egress
+	}
+	return nil
+}
+
+func (x *ExplainResponse) GetIngress() *ExplainedSide {
+	if x != nil {
+		return x.Ingress
+	}
+	return nil
+}
+
+func (x *ExplainResponse) GetConnection() *Connection {
+	if x != nil {
+		return x.Connection
+	}
+	return nil
+}
+
+// ExplainedPeer is one end.
+type ExplainedPeer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Identity.
+	Identity uint32 `protobuf:"varint,1,opt,name=identity,proto3" json:"identity,omitempty"`
+	// Whether the identity is known to the policy tables.
+	Known bool `protobuf:"varint,2,opt,name=known,proto3" json:"known,omitempty"`
+	// Node class in the kernel; 0 if not known.
+	NodeClass uint32 `protobuf:"varint,3,opt,name=node_class,json=nodeClass,proto3" json:"node_class,omitempty"`
+	// Endpoint, if it is of this node.
+	Owner *v1.Owner `protobuf:"bytes,4,opt,name=owner,proto3" json:"owner,omitempty"`
+	// Slot of the endpoint; 0 for the host.
+	Slot uint32 `protobuf:"varint,5,opt,name=slot,proto3" json:"slot,omitempty"`
+	// Entry of the ipcache that holds the address, in CIDR notation.
+	IpcacheEntry string `protobuf:"bytes,6,opt,name=ipcache_entry,json=ipcacheEntry,proto3" json:"ipcache_entry,omitempty"`
+	// Labels, as "source:key=value", if known.
+	Labels        []string `protobuf:"bytes,7,rep,name=labels,proto3" json:"labels,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainedPeer) Reset() {
+	*x = ExplainedPeer{}
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainedPeer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainedPeer) ProtoMessage() {}
+
+func (x *ExplainedPeer) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainedPeer.ProtoReflect.Descriptor instead.
+func (*ExplainedPeer) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *ExplainedPeer) GetIdentity() uint32 {
+	if x != nil {
+		return x.Identity
+	}
+	return 0
+}
+
+func (x *ExplainedPeer) GetKnown() bool {
+	if x != nil {
+		return x.Known
+	}
+	return false
+}
+
+func (x *ExplainedPeer) GetNodeClass() uint32 {
+	if x != nil {
+		return x.NodeClass
+	}
+	return 0
+}
+
+func (x *ExplainedPeer) GetOwner() *v1.Owner {
+	if x != nil {
+		return x.Owner
+	}
+	return nil
+}
+
+func (x *ExplainedPeer) GetSlot() uint32 {
+	if x != nil {
+		return x.Slot
+	}
+	return 0
+}
+
+func (x *ExplainedPeer) GetIpcacheEntry() string {
+	if x != nil {
+		return x.IpcacheEntry
+	}
+	return ""
+}
+
+func (x *ExplainedPeer) GetLabels() []string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+// ExplainedSide is what one side's tables say, step by step.
+type ExplainedSide struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The verdict.
+	Verdict *SideVerdict `protobuf:"bytes,1,opt,name=verdict,proto3" json:"verdict,omitempty"`
+	// Class of the peer by identity.
+	IdentityClass uint32 `protobuf:"varint,2,opt,name=identity_class,json=identityClass,proto3" json:"identity_class,omitempty"`
+	// Whether it comes from a row; else from the default of the peer's kind.
+	IdentityRow bool `protobuf:"varint,3,opt,name=identity_row,json=identityRow,proto3" json:"identity_row,omitempty"`
+	// Class of the peer by address.
+	AddressClass uint32 `protobuf:"varint,4,opt,name=address_class,json=addressClass,proto3" json:"address_class,omitempty"`
+	// The block that holds the address, in CIDR notation; empty: none does.
+	AddressBlock  string `protobuf:"bytes,5,opt,name=address_block,json=addressBlock,proto3" json:"address_block,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainedSide) Reset() {
+	*x = ExplainedSide{}
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainedSide) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainedSide) ProtoMessage() {}
+
+func (x *ExplainedSide) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainedSide.ProtoReflect.Descriptor instead.
+func (*ExplainedSide) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *ExplainedSide) GetVerdict() *SideVerdict {
+	if x != nil {
+		return x.Verdict
+	}
+	return nil
+}
+
+func (x *ExplainedSide) GetIdentityClass() uint32 {
+	if x != nil {
+		return x.IdentityClass
+	}
+	return 0
+}
+
+func (x *ExplainedSide) GetIdentityRow() bool {
+	if x != nil {
+		return x.IdentityRow
+	}
+	return false
+}
+
+func (x *ExplainedSide) GetAddressClass() uint32 {
+	if x != nil {
+		return x.AddressClass
+	}
+	return 0
+}
+
+func (x *ExplainedSide) GetAddressBlock() string {
+	if x != nil {
+		return x.AddressBlock
+	}
+	return ""
+}
+
+// Connection is an entry of the connection table.
+type Connection struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Address and port of the end that began it.
+	Initiator string `protobuf:"bytes,1,opt,name=initiator,proto3" json:"initiator,omitempty"`
+	// Address and port of the other end.
+	Responder string `protobuf:"bytes,2,opt,name=responder,proto3" json:"responder,omitempty"`
+	// IP protocol number.
+	Protocol uint32 `protobuf:"varint,3,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	// State in words, for example "established", "closing", "picked-up".
+	State []string `protobuf:"bytes,4,rep,name=state,proto3" json:"state,omitempty"`
+	// When the last packet was seen, to a second.
+	LastSeen *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_seen,json=lastSeen,proto3" json:"last_seen,omitempty"`
+	// Whether both sides' verdicts still stand; if not, the next packet is judged
+	// anew.
+	Current bool `protobuf:"varint,6,opt,name=current,proto3" json:"current,omitempty"`
+	// Rule that let it out; 0: a default.
+	EgressRule uint32 `protobuf:"varint,7,opt,name=egress_rule,json=egressRule,proto3" json:"egress_rule,omitempty"`
+	// Rule that let it in; 0: a default.
+	IngressRule   uint32 `protobuf:"varint,8,opt,name=ingress_rule,json=ingressRule,proto3" json:"ingress_rule,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Connection) Reset() {
+	*x = Connection{}
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Connection) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Connection) ProtoMessage() {}
+
+func (x *Connection) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Connection.ProtoReflect.Descriptor instead.
+func (*Connection) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Connection) GetInitiator() string {
+	if x != nil {
+		return x.Initiator
+	}
+	return ""
+}
+
+func (x *Connection) GetResponder() string {
+	if x != nil {
+		return x.Responder
+	}
+	return ""
+}
+
+func (x *Connection) GetProtocol() uint32 {
+	if x != nil {
+		return x.Protocol
+	}
+	return 0
+}
+
+func (x *Connection) GetState() []string {
+	if x != nil {
+		return x.State
+	}
+	return nil
+}
+
+func (x *Connection) GetLastSeen() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastSeen
+	}
+	return nil
+}
+
+func (x *Connection) GetCurrent() bool {
+	if x != nil {
+		return x.Current
+	}
+	return false
+}
+
+func (x *Connection) GetEgressRule() uint32 {
+	if x != nil {
+		return x.EgressRule
+	}
+	return 0
+}
+
+func (x *Connection) GetIngressRule() uint32 {
+	if x != nil {
+		return x.IngressRule
+	}
+	return 0
+}
+
 var File_sluice_datapath_v1_observer_proto protoreflect.FileDescriptor
 
 const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\n" +
-	"!sluice/datapath/v1/observer.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!sluice/datapath/v1/datapath.proto\x1a!sluice/workload/v1/workload.proto\"\xae\x03\n" +
+	"!sluice/datapath/v1/observer.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!sluice/datapath/v1/datapath.proto\x1a!sluice/workload/v1/workload.proto\"\xeb\x04\n" +
 	"\x0eObserveRequest\x12\x16\n" +
 	"\x06follow\x18\x01 \x01(\bR\x06follow\x120\n" +
 	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12<\n" +
@@ -594,11 +1327,15 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\tdirection\x18\a \x01(\x0e2\x1d.sluice.datapath.v1.DirectionB\b\xbaH\x05\x82\x01\x02\x10\x01R\tdirection\x12.\n" +
 	"\tprotocols\x18\b \x03(\rB\x10\xbaH\r\x92\x01\n" +
 	"\x10\x80\x02\"\x05*\x03\x18\xff\x01R\tprotocols\x12'\n" +
-	"\x05ports\x18\t \x03(\rB\x11\xbaH\x0e\x92\x01\v\x10\x80\x02\"\x06*\x04\x18\xff\xff\x03R\x05ports\"\x80\x01\n" +
+	"\x05ports\x18\t \x03(\rB\x11\xbaH\x0e\x92\x01\v\x10\x80\x02\"\x06*\x04\x18\xff\xff\x03R\x05ports\x12A\n" +
+	"\bverdicts\x18\n" +
+	" \x03(\x0e2\x1b.sluice.datapath.v1.VerdictB\b\xbaH\x05\x92\x01\x02\x10\x10R\bverdicts\x12<\n" +
+	"\x05types\x18\v \x03(\x0e2\x1c.sluice.datapath.v1.FlowTypeB\b\xbaH\x05\x92\x01\x02\x10\x10R\x05types\x12:\n" +
+	"\x0flabel_selectors\x18\f \x03(\tB\x11\xbaH\x0e\x92\x01\v\x10@\"\ar\x05\x10\x01\x18\x80 R\x0elabelSelectors\"\x80\x01\n" +
 	"\x0fObserveResponse\x12.\n" +
 	"\x04flow\x18\x01 \x01(\v2\x18.sluice.datapath.v1.FlowH\x00R\x04flow\x124\n" +
 	"\x04lost\x18\x02 \x01(\v2\x1e.sluice.datapath.v1.LostEventsH\x00R\x04lostB\a\n" +
-	"\x05event\"\xf8\x04\n" +
+	"\x05event\"\xa5\a\n" +
 	"\x04Flow\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x125\n" +
 	"\averdict\x18\x02 \x01(\x0e2\x1b.sluice.datapath.v1.VerdictR\averdict\x12\x16\n" +
@@ -618,22 +1355,93 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\x06length\x18\x0e \x01(\rR\x06length\x12\x1d\n" +
 	"\n" +
 	"source_mac\x18\x0f \x01(\fR\tsourceMac\x12\x1c\n" +
-	"\tethertype\x18\x10 \x01(\rR\tethertype\"Z\n" +
+	"\tethertype\x18\x10 \x01(\rR\tethertype\x120\n" +
+	"\x04type\x18\x11 \x01(\x0e2\x1c.sluice.datapath.v1.FlowTypeR\x04type\x127\n" +
+	"\x06egress\x18\x12 \x01(\v2\x1f.sluice.datapath.v1.SideVerdictR\x06egress\x129\n" +
+	"\aingress\x18\x13 \x01(\v2\x1f.sluice.datapath.v1.SideVerdictR\aingress\x12#\n" +
+	"\rsource_labels\x18\x14 \x03(\tR\fsourceLabels\x12-\n" +
+	"\x12destination_labels\x18\x15 \x03(\tR\x11destinationLabels\x12\x1b\n" +
+	"\ttcp_flags\x18\x16 \x01(\rR\btcpFlags\x12\x14\n" +
+	"\x05reply\x18\x17 \x01(\bR\x05reply\"\xec\x01\n" +
+	"\vSideVerdict\x125\n" +
+	"\averdict\x18\x01 \x01(\x0e2\x1b.sluice.datapath.v1.VerdictR\averdict\x12\x12\n" +
+	"\x04rule\x18\x02 \x01(\rR\x04rule\x12\x14\n" +
+	"\x05table\x18\x03 \x01(\rR\x05table\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x04 \x01(\rR\n" +
+	"generation\x12\x1a\n" +
+	"\brevision\x18\x05 \x01(\x04R\brevision\x12!\n" +
+	"\frule_sources\x18\x06 \x03(\tR\vruleSources\x12\x1d\n" +
+	"\n" +
+	"decided_by\x18\a \x01(\tR\tdecidedBy\"Z\n" +
 	"\n" +
 	"LostEvents\x126\n" +
 	"\x06source\x18\x01 \x01(\x0e2\x1e.sluice.datapath.v1.LossSourceR\x06source\x12\x14\n" +
-	"\x05count\x18\x02 \x01(\x04R\x05count*N\n" +
+	"\x05count\x18\x02 \x01(\x04R\x05count\"\x99\x03\n" +
+	"\x0eExplainRequest\x12y\n" +
+	"\x0esource_address\x18\x01 \x01(\fBR\xbaHO\xba\x01L\n" +
+	"\x0eaddress_length\x12\x15must be 4 or 16 bytes\x1a#size(this) == 4 || size(this) == 16R\rsourceAddress\x12\x83\x01\n" +
+	"\x13destination_address\x18\x02 \x01(\fBR\xbaHO\xba\x01L\n" +
+	"\x0eaddress_length\x12\x15must be 4 or 16 bytes\x1a#size(this) == 4 || size(this) == 16R\x12destinationAddress\x12$\n" +
+	"\bprotocol\x18\x03 \x01(\rB\b\xbaH\x05*\x03\x18\xff\x01R\bprotocol\x12*\n" +
+	"\vsource_port\x18\x04 \x01(\rB\t\xbaH\x06*\x04\x18\xff\xff\x03R\n" +
+	"sourcePort\x124\n" +
+	"\x10destination_port\x18\x05 \x01(\rB\t\xbaH\x06*\x04\x18\xff\xff\x03R\x0fdestinationPort\"\x98\x03\n" +
+	"\x0fExplainResponse\x125\n" +
+	"\averdict\x18\x01 \x01(\x0e2\x1b.sluice.datapath.v1.VerdictR\averdict\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x129\n" +
+	"\x06source\x18\x03 \x01(\v2!.sluice.datapath.v1.ExplainedPeerR\x06source\x12C\n" +
+	"\vdestination\x18\x04 \x01(\v2!.sluice.datapath.v1.ExplainedPeerR\vdestination\x129\n" +
+	"\x06egress\x18\x05 \x01(\v2!.sluice.datapath.v1.ExplainedSideR\x06egress\x12;\n" +
+	"\aingress\x18\x06 \x01(\v2!.sluice.datapath.v1.ExplainedSideR\aingress\x12>\n" +
+	"\n" +
+	"connection\x18\a \x01(\v2\x1e.sluice.datapath.v1.ConnectionR\n" +
+	"connection\"\xe2\x01\n" +
+	"\rExplainedPeer\x12\x1a\n" +
+	"\bidentity\x18\x01 \x01(\rR\bidentity\x12\x14\n" +
+	"\x05known\x18\x02 \x01(\bR\x05known\x12\x1d\n" +
+	"\n" +
+	"node_class\x18\x03 \x01(\rR\tnodeClass\x12/\n" +
+	"\x05owner\x18\x04 \x01(\v2\x19.sluice.workload.v1.OwnerR\x05owner\x12\x12\n" +
+	"\x04slot\x18\x05 \x01(\rR\x04slot\x12#\n" +
+	"\ripcache_entry\x18\x06 \x01(\tR\fipcacheEntry\x12\x16\n" +
+	"\x06labels\x18\a \x03(\tR\x06labels\"\xde\x01\n" +
+	"\rExplainedSide\x129\n" +
+	"\averdict\x18\x01 \x01(\v2\x1f.sluice.datapath.v1.SideVerdictR\averdict\x12%\n" +
+	"\x0eidentity_class\x18\x02 \x01(\rR\ridentityClass\x12!\n" +
+	"\fidentity_row\x18\x03 \x01(\bR\videntityRow\x12#\n" +
+	"\raddress_class\x18\x04 \x01(\rR\faddressClass\x12#\n" +
+	"\raddress_block\x18\x05 \x01(\tR\faddressBlock\"\x91\x02\n" +
+	"\n" +
+	"Connection\x12\x1c\n" +
+	"\tinitiator\x18\x01 \x01(\tR\tinitiator\x12\x1c\n" +
+	"\tresponder\x18\x02 \x01(\tR\tresponder\x12\x1a\n" +
+	"\bprotocol\x18\x03 \x01(\rR\bprotocol\x12\x14\n" +
+	"\x05state\x18\x04 \x03(\tR\x05state\x127\n" +
+	"\tlast_seen\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\blastSeen\x12\x18\n" +
+	"\acurrent\x18\x06 \x01(\bR\acurrent\x12\x1f\n" +
+	"\vegress_rule\x18\a \x01(\rR\n" +
+	"egressRule\x12!\n" +
+	"\fingress_rule\x18\b \x01(\rR\vingressRule*x\n" +
+	"\bFlowType\x12\x19\n" +
+	"\x15FLOW_TYPE_UNSPECIFIED\x10\x00\x12\x12\n" +
+	"\x0eFLOW_TYPE_DROP\x10\x01\x12\x1c\n" +
+	"\x18FLOW_TYPE_POLICY_VERDICT\x10\x02\x12\x1f\n" +
+	"\x1bFLOW_TYPE_CONNECTION_CLOSED\x10\x03*{\n" +
 	"\aVerdict\x12\x17\n" +
 	"\x13VERDICT_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11VERDICT_FORWARDED\x10\x01\x12\x13\n" +
-	"\x0fVERDICT_DROPPED\x10\x02*[\n" +
+	"\x0fVERDICT_DROPPED\x10\x02\x12\x13\n" +
+	"\x0fVERDICT_AUDITED\x10\x03\x12\x16\n" +
+	"\x12VERDICT_REDIRECTED\x10\x04*[\n" +
 	"\n" +
 	"LossSource\x12\x1b\n" +
 	"\x17LOSS_SOURCE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12LOSS_SOURCE_KERNEL\x10\x01\x12\x18\n" +
-	"\x14LOSS_SOURCE_OBSERVER\x10\x022g\n" +
+	"\x14LOSS_SOURCE_OBSERVER\x10\x022\xbb\x01\n" +
 	"\x0fObserverService\x12T\n" +
-	"\aObserve\x12\".sluice.datapath.v1.ObserveRequest\x1a#.sluice.datapath.v1.ObserveResponse0\x01B\xd7\x01\n" +
+	"\aObserve\x12\".sluice.datapath.v1.ObserveRequest\x1a#.sluice.datapath.v1.ObserveResponse0\x01\x12R\n" +
+	"\aExplain\x12\".sluice.datapath.v1.ExplainRequest\x1a#.sluice.datapath.v1.ExplainResponseB\xd7\x01\n" +
 	"\x16com.sluice.datapath.v1B\rObserverProtoP\x01ZDgithub.com/sluice-net/sluice/proto/gen/sluice/datapath/v1;datapathv1\xa2\x02\x03SDX\xaa\x02\x12Sluice.Datapath.V1\xca\x02\x12Sluice\\Datapath\\V1\xe2\x02\x1eSluice\\Datapath\\V1\\GPBMetadata\xea\x02\x14Sluice::Datapath::V1b\x06proto3"
 
 var (
@@ -648,37 +1456,61 @@ func file_sluice_datapath_v1_observer_proto_rawDescGZIP() []byte {
 	return file_sluice_datapath_v1_observer_proto_rawDescData
 }
 
-var file_sluice_datapath_v1_observer_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_sluice_datapath_v1_observer_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
+var file_sluice_datapath_v1_observer_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_sluice_datapath_v1_observer_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_sluice_datapath_v1_observer_proto_goTypes = []any{
-	(Verdict)(0),                  // 0: sluice.datapath.v1.Verdict
-	(LossSource)(0),               // 1: sluice.datapath.v1.LossSource
-	(*ObserveRequest)(nil),        // 2: sluice.datapath.v1.ObserveRequest
-	(*ObserveResponse)(nil),       // 3: sluice.datapath.v1.ObserveResponse
-	(*Flow)(nil),                  // 4: sluice.datapath.v1.Flow
-	(*LostEvents)(nil),            // 5: sluice.datapath.v1.LostEvents
-	(*timestamppb.Timestamp)(nil), // 6: google.protobuf.Timestamp
-	(*v1.Owner)(nil),              // 7: sluice.workload.v1.Owner
-	(Direction)(0),                // 8: sluice.datapath.v1.Direction
+	(FlowType)(0),                 // 0: sluice.datapath.v1.FlowType
+	(Verdict)(0),                  // 1: sluice.datapath.v1.Verdict
+	(LossSource)(0),               // 2: sluice.datapath.v1.LossSource
+	(*ObserveRequest)(nil),        // 3: sluice.datapath.v1.ObserveRequest
+	(*ObserveResponse)(nil),       // 4: sluice.datapath.v1.ObserveResponse
+	(*Flow)(nil),                  // 5: sluice.datapath.v1.Flow
+	(*SideVerdict)(nil),           // 6: sluice.datapath.v1.SideVerdict
+	(*LostEvents)(nil),            // 7: sluice.datapath.v1.LostEvents
+	(*ExplainRequest)(nil),        // 8: sluice.datapath.v1.ExplainRequest
+	(*ExplainResponse)(nil),       // 9: sluice.datapath.v1.ExplainResponse
+	(*ExplainedPeer)(nil),         // 10: sluice.datapath.v1.ExplainedPeer
+	(*ExplainedSide)(nil),         // 11: sluice.datapath.v1.ExplainedSide
+	(*Connection)(nil),            // 12: sluice.datapath.v1.Connection
+	(*timestamppb.Timestamp)(nil), // 13: google.protobuf.Timestamp
+	(*v1.Owner)(nil),              // 14: sluice.workload.v1.Owner
+	(Direction)(0),                // 15: sluice.datapath.v1.Direction
 }
 var file_sluice_datapath_v1_observer_proto_depIdxs = []int32{
-	6,  // 0: sluice.datapath.v1.ObserveRequest.since:type_name -> google.protobuf.Timestamp
-	7,  // 1: sluice.datapath.v1.ObserveRequest.owners:type_name -> sluice.workload.v1.Owner
-	8,  // 2: sluice.datapath.v1.ObserveRequest.direction:type_name -> sluice.datapath.v1.Direction
-	4,  // 3: sluice.datapath.v1.ObserveResponse.flow:type_name -> sluice.datapath.v1.Flow
-	5,  // 4: sluice.datapath.v1.ObserveResponse.lost:type_name -> sluice.datapath.v1.LostEvents
-	6,  // 5: sluice.datapath.v1.Flow.time:type_name -> google.protobuf.Timestamp
-	0,  // 6: sluice.datapath.v1.Flow.verdict:type_name -> sluice.datapath.v1.Verdict
-	8,  // 7: sluice.datapath.v1.Flow.direction:type_name -> sluice.datapath.v1.Direction
-	7,  // 8: sluice.datapath.v1.Flow.owner:type_name -> sluice.workload.v1.Owner
-	1,  // 9: sluice.datapath.v1.LostEvents.source:type_name -> sluice.datapath.v1.LossSource
-	2,  // 10: sluice.datapath.v1.ObserverService.Observe:input_type -> sluice.datapath.v1.ObserveRequest
-	3,  // 11: sluice.datapath.v1.ObserverService.Observe:output_type -> sluice.datapath.v1.ObserveResponse
-	11, // [11:12] is the sub-list for method output_type
-	10, // [10:11] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	13, // 0: sluice.datapath.v1.ObserveRequest.since:type_name -> google.protobuf.Timestamp
+	14, // 1: sluice.datapath.v1.ObserveRequest.owners:type_name -> sluice.workload.v1.Owner
+	15, // 2: sluice.datapath.v1.ObserveRequest.direction:type_name -> sluice.datapath.v1.Direction
+	1,  // 3: sluice.datapath.v1.ObserveRequest.verdicts:type_name -> sluice.datapath.v1.Verdict
+	0,  // 4: sluice.datapath.v1.ObserveRequest.types:type_name -> sluice.datapath.v1.FlowType
+	5,  // 5: sluice.datapath.v1.ObserveResponse.flow:type_name -> sluice.datapath.v1.Flow
+	7,  // 6: sluice.datapath.v1.ObserveResponse.lost:type_name -> sluice.datapath.v1.LostEvents
+	13, // 7: sluice.datapath.v1.Flow.time:type_name -> google.protobuf.Timestamp
+	1,  // 8: sluice.datapath.v1.Flow.verdict:type_name -> sluice.datapath.v1.Verdict
+	15, // 9: sluice.datapath.v1.Flow.direction:type_name -> sluice.datapath.v1.Direction
+	14, // 10: sluice.datapath.v1.Flow.owner:type_name -> sluice.workload.v1.Owner
+	0,  // 11: sluice.datapath.v1.Flow.type:type_name -> sluice.datapath.v1.FlowType
+	6,  // 12: sluice.datapath.v1.Flow.egress:type_name -> sluice.datapath.v1.SideVerdict
+	6,  // 13: sluice.datapath.v1.Flow.ingress:type_name -> sluice.datapath.v1.SideVerdict
+	1,  // 14: sluice.datapath.v1.SideVerdict.verdict:type_name -> sluice.datapath.v1.Verdict
+	2,  // 15: sluice.datapath.v1.LostEvents.source:type_name -> sluice.datapath.v1.LossSource
+	1,  // 16: sluice.datapath.v1.ExplainResponse.verdict:type_name -> sluice.datapath.v1.Verdict
+	10, // 17: sluice.datapath.v1.ExplainResponse.source:type_name -> sluice.datapath.v1.ExplainedPeer
+	10, // 18: sluice.datapath.v1.ExplainResponse.destination:type_name -> sluice.datapath.v1.ExplainedPeer
+	11, // 19: sluice.datapath.v1.ExplainResponse.egress:type_name -> sluice.datapath.v1.ExplainedSide
+	11, // 20: sluice.datapath.v1.ExplainResponse.ingress:type_name -> sluice.datapath.v1.ExplainedSide
+	12, // 21: sluice.datapath.v1.ExplainResponse.connection:type_name -> sluice.datapath.v1.Connection
+	14, // 22: sluice.datapath.v1.ExplainedPeer.owner:type_name -> sluice.workload.v1.Owner
+	6,  // 23: sluice.datapath.v1.ExplainedSide.verdict:type_name -> sluice.datapath.v1.SideVerdict
+	13, // 24: sluice.datapath.v1.Connection.last_seen:type_name -> google.protobuf.Timestamp
+	3,  // 25: sluice.datapath.v1.ObserverService.Observe:input_type -> sluice.datapath.v1.ObserveRequest
+	8,  // 26: sluice.datapath.v1.ObserverService.Explain:input_type -> sluice.datapath.v1.ExplainRequest
+	4,  // 27: sluice.datapath.v1.ObserverService.Observe:output_type -> sluice.datapath.v1.ObserveResponse
+	9,  // 28: sluice.datapath.v1.ObserverService.Explain:output_type -> sluice.datapath.v1.ExplainResponse
+	27, // [27:29] is the sub-list for method output_type
+	25, // [25:27] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_sluice_datapath_v1_observer_proto_init() }
@@ -696,8 +1528,8 @@ func file_sluice_datapath_v1_observer_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_datapath_v1_observer_proto_rawDesc), len(file_sluice_datapath_v1_observer_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   4,
+			NumEnums:      3,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

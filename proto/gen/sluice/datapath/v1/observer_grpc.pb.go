@@ -23,6 +23,7 @@ const _ = grpc.SupportPackageIsVersion9
 
 const (
 	ObserverService_Observe_FullMethodName = "/sluice.datapath.v1.ObserverService/Observe"
+	ObserverService_Explain_FullMethodName = "/sluice.datapath.v1.ObserverService/Explain"
 )
 
 // ObserverServiceClient is the client API for ObserverService service.
@@ -37,6 +38,10 @@ type ObserverServiceClient interface {
 	// slowly, are reported in the stream at the place where they are missing;
 	// the stream itself is never cut for it.
 	Observe(ctx context.Context, in *ObserveRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ObserveResponse], error)
+	// Explain says what the kernel's own maps say for a connection: it takes the
+	// steps of the eBPF programs on the live maps, and changes nothing. No packet
+	// is needed. NOT_FOUND: neither address belongs to an endpoint of this node.
+	Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainResponse, error)
 }
 
 type observerServiceClient struct {
@@ -66,6 +71,16 @@ func (c *observerServiceClient) Observe(ctx context.Context, in *ObserveRequest,
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type ObserverService_ObserveClient = grpc.ServerStreamingClient[ObserveResponse]
 
+func (c *observerServiceClient) Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ExplainResponse)
+	err := c.cc.Invoke(ctx, ObserverService_Explain_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ObserverServiceServer is the server API for ObserverService service.
 // All implementations must embed UnimplementedObserverServiceServer
 // for forward compatibility.
@@ -78,6 +93,10 @@ type ObserverServiceServer interface {
 	// slowly, are reported in the stream at the place where they are missing;
 	// the stream itself is never cut for it.
 	Observe(*ObserveRequest, grpc.ServerStreamingServer[ObserveResponse]) error
+	// Explain says what the kernel's own maps say for a connection: it takes the
+	// steps of the eBPF programs on the live maps, and changes nothing. No packet
+	// is needed. NOT_FOUND: neither address belongs to an endpoint of this node.
+	Explain(context.Context, *ExplainRequest) (*ExplainResponse, error)
 	mustEmbedUnimplementedObserverServiceServer()
 }
 
@@ -90,6 +109,9 @@ type UnimplementedObserverServiceServer struct{}
 
 func (UnimplementedObserverServiceServer) Observe(*ObserveRequest, grpc.ServerStreamingServer[ObserveResponse]) error {
 	return status.Error(codes.Unimplemented, "method Observe not implemented")
+}
+func (UnimplementedObserverServiceServer) Explain(context.Context, *ExplainRequest) (*ExplainResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Explain not implemented")
 }
 func (UnimplementedObserverServiceServer) mustEmbedUnimplementedObserverServiceServer() {}
 func (UnimplementedObserverServiceServer) testEmbeddedByValue()                         {}
@@ -123,13 +145,36 @@ func _ObserverService_Observe_Handler(srv interface{}, stream grpc.ServerStream)
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type ObserverService_ObserveServer = grpc.ServerStreamingServer[ObserveResponse]
 
+func _ObserverService_Explain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExplainRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ObserverServiceServer).Explain(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ObserverService_Explain_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ObserverServiceServer).Explain(ctx, req.(*ExplainRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ObserverService_ServiceDesc is the grpc.ServiceDesc for ObserverService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
 var ObserverService_ServiceDesc = grpc.ServiceDesc{
 	ServiceName: "sluice.datapath.v1.ObserverService",
 	HandlerType: (*ObserverServiceServer)(nil),
-	Methods:     []grpc.MethodDesc{},
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "Explain",
+			Handler:    _ObserverService_Explain_Handler,
+		},
+	},
 	Streams: []grpc.StreamDesc{
 		{
 			StreamName:    "Observe",

@@ -40,7 +40,7 @@ type Input struct {
 }
 
 // Hash identifies a program by its content.
-type Hash [16]byte
+type Hash [32]byte
 
 // numbered is a rule with its place in the program.
 type numbered struct {

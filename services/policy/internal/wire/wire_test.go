@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package wire
+
+import (
+	"net/netip"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/table"
+)
+
+// The enums count from 1 where the engine counts from 0, in the same order.
+func TestEnumsAreThoseOfTheEnginePlusOne(t *testing.T) {
+	t.Parallel()
+	for kind, want := range map[identity.Kind]policyv1.PeerKind{
+		identity.KindInCluster:     policyv1.PeerKind_PEER_KIND_IN_CLUSTER,
+		identity.KindWorld4:        policyv1.PeerKind_PEER_KIND_WORLD_IPV4,
+		identity.KindWorld6:        policyv1.PeerKind_PEER_KIND_WORLD_IPV6,
+		identity.KindHost:          policyv1.PeerKind_PEER_KIND_HOST,
+		identity.KindRemoteNode:    policyv1.PeerKind_PEER_KIND_REMOTE_NODE,
+		identity.KindKubeAPIServer: policyv1.PeerKind_PEER_KIND_KUBE_APISERVER,
+		identity.KindUnknown:       policyv1.PeerKind_PEER_KIND_UNKNOWN,
+		identity.KindOther:         policyv1.PeerKind_PEER_KIND_OTHER,
+	} {
+		if got := Identity(1, table.Word{Known: true, Kind: kind}).Kind; got != want {
+			t.Errorf("kind %s is %s", kind, got)
+		}
+	}
+	for scope, want := range map[identity.Scope]policyv1.PeerScope{
+		identity.ScopeCluster: policyv1.PeerScope_PEER_SCOPE_CLUSTER,
+		identity.ScopeNode:    policyv1.PeerScope_PEER_SCOPE_NODE,
+		identity.ScopeOutside: policyv1.PeerScope_PEER_SCOPE_OUTSIDE,
+	} {
+		if got := Identity(1, table.Word{Known: true, Scope: scope}).Scope; got != want {
+			t.Errorf("scope %d is %s", scope, got)
+		}
+	}
+	for action, want := range map[rule.Action]policyv1.Action{
+		rule.Deny: policyv1.Action_ACTION_DENY, rule.Redirect: policyv1.Action_ACTION_REDIRECT,
+		rule.Allow: policyv1.Action_ACTION_ALLOW, rule.Pass: policyv1.Action_ACTION_PASS,
+	} {
+		if got := Action(action); got != want {
+			t.Errorf("action %s is %s", action, got)
+		}
+	}
+	if got := Identity(7, table.Word{}); !proto.Equal(got, &policyv1.IdentityUpdate{Identity: 7}) {
+		t.Errorf("unknown identity is %v", got)
+	}
+}
+
+func TestEveryEventBecomesItsStep(t *testing.T) {
+	t.Parallel()
+	prefix := netip.MustParsePrefix("10.1.0.0/16")
+	content := &table.Table{
+		Header: table.Header{
+			Flags:   table.DefaultAllow | table.HasAddresses,
+			Default: [identity.Kinds]table.Class{0, 1, 0, 1, 0, 1, 0, 1}, Address: [identity.Scopes]table.Class{1, 0, 1},
+		},
+		Rules:   []table.Rule{{Action: rule.Pass, Tier: rule.Admin}, {Action: rule.Redirect, Tier: rule.Normal, Proxy: rule.ProxyHTTP}},
+		Classes: []uint32{0, 1}, Nodes: make([]table.Node, 2),
+		Peers: map[table.NodeClass]table.Class{9: 1, 3: 0, 5: 1},
+	}
+	content.Nodes[1].Hi[15], content.Nodes[1].Value[0] = 77, 78
+	content.Blocks.Set(netip.MustParsePrefix("fd00::/8"), [identity.Scopes]table.Class{1, 1, 1})
+	content.Blocks.Set(prefix, [identity.Scopes]table.Class{0, 1, 0})
+	content.Blocks.Set(netip.MustParsePrefix("10.1.0.0/24"), [identity.Scopes]table.Class{1, 1, 0})
+	high, value := make([]uint32, table.Fanout), make([]uint32, table.Fanout)
+	zero := &policyv1.PortNode{High: make([]uint32, table.Fanout), Value: make([]uint32, table.Fanout)}
+	high[15], value[0] = 77, 78
+	key, hash := engine.ClassKey{1, 2}, [32]byte{3, 31: 4}
+	for _, c := range []struct {
+		event engine.Event
+		want  *policyv1.Step
+	}{
+		{engine.NodeClassDefined{NodeClass: 4, Key: key}, &policyv1.Step{Step: &policyv1.Step_NodeClassDefine{
+			NodeClassDefine: &policyv1.NodeClassDefine{NodeClass: 4, Key: key[:]},
+		}}},
+		{engine.NodeClassRetired{NodeClass: 4}, &policyv1.Step{Step: &policyv1.Step_NodeClassRetire{NodeClassRetire: &policyv1.NodeClassRetire{NodeClass: 4}}}},
+		{engine.IdentitySet{Identity: 300, Word: table.Word{NodeClass: 4, Kind: identity.KindHost, Scope: identity.ScopeNode, Known: true}}, &policyv1.Step{
+			Step: &policyv1.Step_IdentityUpdate{IdentityUpdate: &policyv1.IdentityUpdate{
+				Identity: 300, NodeClass: 4, Kind: policyv1.PeerKind_PEER_KIND_HOST, Scope: policyv1.PeerScope_PEER_SCOPE_NODE,
+			}},
+		}},
+		{engine.TableDefined{Table: 6, Hash: hash, Content: content}, &policyv1.Step{Step: &policyv1.Step_TableDefine{TableDefine: &policyv1.TableDefine{
+			Table: 6, StructureHash: hash[:], DefaultAllow: true, HasAddresses: true,
+			DefaultClasses: []uint32{0, 1, 0, 1, 0, 1, 0, 1}, AddressClasses: []uint32{1, 0, 1},
+			Rules:   []*policyv1.TableRule{{Action: policyv1.Action_ACTION_PASS}, {Action: policyv1.Action_ACTION_REDIRECT, Tier: 1, Proxy: 2}},
+			Classes: []uint32{0, 1}, Nodes: []*policyv1.PortNode{zero, {High: high, Value: value}},
+			Peers: []*policyv1.PeerRow{{NodeClass: 3}, {NodeClass: 5, Class: 1}, {NodeClass: 9, Class: 1}},
+			Blocks: []*policyv1.AddressBlock{
+				{Address: []byte{10, 1, 0, 0}, Bits: 16, Classes: []uint32{0, 1, 0}},
+				{Address: []byte{10, 1, 0, 0}, Bits: 24, Classes: []uint32{1, 1, 0}},
+				{Address: []byte{0: 0xfd, 15: 0}, Bits: 8, Classes: []uint32{1, 1, 1}},
+			},
+		}}}},
+		{engine.TableGrown{Table: 6, Nodes: content.Nodes[1:], Classes: []uint32{2}}, &policyv1.Step{Step: &policyv1.Step_TableGrow{
+			TableGrow: &policyv1.TableGrow{Table: 6, Nodes: []*policyv1.PortNode{{High: high, Value: value}}, Classes: []uint32{2}},
+		}}},
+		{engine.TableRetired{Table: 6}, &policyv1.Step{Step: &policyv1.Step_TableRetire{TableRetire: &policyv1.TableRetire{Table: 6}}}},
+		{engine.PeerSet{Table: 6, NodeClass: 4, Class: 1}, &policyv1.Step{Step: &policyv1.Step_PeerUpdate{
+			PeerUpdate: &policyv1.PeerUpdate{Table: 6, Row: &policyv1.PeerRow{NodeClass: 4, Class: 1}},
+		}}},
+		{engine.PeerDeleted{Table: 6, NodeClass: 4}, &policyv1.Step{Step: &policyv1.Step_PeerUpdate{
+			PeerUpdate: &policyv1.PeerUpdate{Table: 6, Row: &policyv1.PeerRow{NodeClass: 4}, Delete: true},
+		}}},
+		{engine.BlockSet{Table: 6, Prefix: prefix, Classes: [identity.Scopes]table.Class{1, 2, 3}}, &policyv1.Step{Step: &policyv1.Step_AddressUpdate{
+			AddressUpdate: &policyv1.AddressUpdate{Table: 6, Block: &policyv1.AddressBlock{Address: []byte{10, 1, 0, 0}, Bits: 16, Classes: []uint32{1, 2, 3}}},
+		}}},
+		{engine.BlockDeleted{Table: 6, Prefix: prefix}, &policyv1.Step{Step: &policyv1.Step_AddressUpdate{
+			AddressUpdate: &policyv1.AddressUpdate{Table: 6, Block: &policyv1.AddressBlock{Address: []byte{10, 1, 0, 0}, Bits: 16}, Delete: true},
+		}}},
+		{engine.SubjectBound{Subject: 300, Direction: rule.Egress, Table: 6, Sources: [][]rule.Source{{{Kind: "K", Name: "n", Path: "p"}, {Kind: "L", Namespace: "s"}}}}, &policyv1.Step{
+			Step: &policyv1.Step_Bind{Bind: &policyv1.Bind{
+				Subject: 300, Direction: policyv1.TableDirection_TABLE_DIRECTION_EGRESS, Table: 6, PolicyRevision: 12,
+				Rules: []*policyv1.RuleSources{{Sources: []*policyv1.RuleSource{{Kind: "K", Name: "n", Path: "p"}, {Kind: "L", Namespace: "s"}}}},
+			}},
+		}},
+		{engine.SubjectGone{Subject: 300}, &policyv1.Step{Step: &policyv1.Step_SubjectGone{SubjectGone: &policyv1.SubjectGone{Subject: 300}}}},
+	} {
+		if got := Step(c.event, 12); !proto.Equal(got, c.want) {
+			t.Errorf("%T is\n%v, want\n%v", c.event, got, c.want)
+		}
+	}
+}
+
+func TestWhatDecidedIsNamed(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		v        table.Verdict
+		enforced bool
+		want     policyv1.DecidedBy
+	}{
+		{table.Verdict{Reason: table.ByRule, Rule: 1}, true, policyv1.DecidedBy_DECIDED_BY_RULE},
+		{table.Verdict{Reason: table.ByDefault}, true, policyv1.DecidedBy_DECIDED_BY_DEFAULT},
+		{table.Verdict{Reason: table.ByHostAllow}, true, policyv1.DecidedBy_DECIDED_BY_HOST_ALLOW},
+		{table.Verdict{Reason: table.ByUnknownIdentity, Rule: 2}, true, policyv1.DecidedBy_DECIDED_BY_UNKNOWN_IDENTITY},
+		{table.Verdict{Reason: table.ByDefault}, false, policyv1.DecidedBy_DECIDED_BY_NOT_ENFORCED},
+	} {
+		if got := DecidedBy(c.v, c.enforced); got != c.want {
+			t.Errorf("%+v, enforced %t: %s, want %s", c.v, c.enforced, got, c.want)
+		}
+	}
+}

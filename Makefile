@@ -59,6 +59,11 @@ test-faults: build ## Kill every process at every step of ADD and DEL, all by al
 test-vectors: ## Run the policy vectors (of the directory POLICY_VECTORS, if set) and print figures per file
 	@go -C services/policy test -count=1 -v -run '^TestVectors$$' ./internal/vectors
 
+.PHONY: test-kernels
+test-kernels: ## Run the kernel tests on Debian's 6.1, 6.12 and newest kernels, in software (root)
+	@scripts/deps kernels
+	@scripts/test-kernels
+
 .PHONY: fuzz
 fuzz: ## Run every fuzz target for FUZZTIME (10s)
 	@scripts/fuzz $(FUZZTIME)

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+)
+
+// verifierLines is how much of a rejected program's log is shown: the last
+// lines name the instruction and the registers before it.
+const verifierLines = 60
+
+// The verifier of the running kernel walks every path of the programs. How many
+// instructions it takes is logged: a change that doubles the figure is nearer
+// to the limit of a million, on the oldest kernel first.
+func TestKernelVerifierAcceptsThePrograms(t *testing.T) {
+	k, err := Open(t.Context(), testOptions(newBPFFS(t)))
+	if rejected, ok := errors.AsType[*ebpf.VerifierError](err); ok {
+		lines := rejected.Log
+		t.Fatalf("%s: %v\n%s", release(), err, strings.Join(lines[max(0, len(lines)-verifierLines):], "\n"))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Close()
+	const limit = 1_000_000
+	for i, p := range []Program{k.FromPod(), k.ToPod()} {
+		info, err := k.progs[i].Info()
+		if err != nil {
+			t.Fatal(err)
+		}
+		size, err := info.TranslatedSize()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("verified %s %s: %d instructions walked, %d loaded", release(), p.Name, p.VerifiedInstructions, size/8)
+		if p.VerifiedInstructions > limit/2 {
+			t.Errorf("%s: the verifier walked %d instructions, more than half of its limit", p.Name, p.VerifiedInstructions)
+		}
+	}
+}

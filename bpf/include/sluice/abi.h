@@ -417,6 +417,26 @@ struct sl_side {
 };
 _Static_assert(sizeof(struct sl_side) == 12, "part of an event");
 
+/* What is asked of one table about one connection. */
+struct sl_question {
+	__u8 addr[16]; /* the other end's; IPv4: the first four bytes */
+	__u32 identity; /* the other end's */
+	__u32 point; /* proto << 16 | port, as intervals have it */
+	__u16 table;
+	__u8 family;
+	__u8 direction; /* enum sl_direction */
+	__u8 flags; /* SL_EP_... of the endpoint whose table it is */
+	__u8 pad[3];
+};
+_Static_assert(sizeof(struct sl_question) == 32, "half a cache line");
+
+/* What sluice_judge writes behind the question in its packet. */
+struct sl_answer {
+	enum sl_reason reason;
+	struct sl_side side;
+};
+_Static_assert(sizeof(struct sl_answer) == 16, "two words");
+
 /* Record of sl_events. */
 struct sl_event {
 	__u64 time; /* CLOCK_MONOTONIC, ns */

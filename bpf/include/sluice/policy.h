@@ -10,6 +10,7 @@
 
 #include <sluice/endpoint.h>
 #include <sluice/transport.h>
+#include <sluice/verdict.h>
 
 static __always_inline __u64 policy_of(const struct sl_endpoint *e)
 {
@@ -26,21 +27,24 @@ static __always_inline __u16 ingress_table(__u64 pol)
 	return (__u16)(pol >> 16);
 }
 
-/*
- * While the policy of an endpoint is not known, "pending" is what may pass
- * nevertheless. A table that does not exist denies.
- */
-static __always_inline enum sl_reason judge(__u16 table, bool pending)
+/* What a packet asks of the table of one of its two ends. */
+static __always_inline enum sl_reason judge(const struct sl_packet *p, const struct sl_endpoint *e,
+					    enum sl_direction direction, struct sl_side *side)
 {
-	switch (table) {
-	case SL_TABLE_ALLOW:
-		return SL_CONTINUE;
-	case SL_TABLE_DENY:
-		return SL_DROP_POLICY_DENIED;
-	case SL_TABLE_PENDING:
-		return pending ? SL_CONTINUE : SL_DROP_POLICY_PENDING;
-	}
-	return SL_DROP_POLICY_TABLE;
+	bool egress = direction == SL_EGRESS;
+	__u64 pol = policy_of(e);
+	struct sl_question q = {
+		.identity = egress ? p->dst_identity : p->src_identity,
+		.point = (__u32)p->proto << 16 | p->dport,
+		.table = egress ? egress_table(pol) : ingress_table(pol),
+		.family = p->family,
+		.direction = direction,
+		.flags = READ_ONCE(e->flags),
+	};
+
+	__builtin_memcpy(q.addr, egress ? p->dst : p->src, sizeof(q.addr));
+	side->gen = (__u32)(pol >> 32);
+	return judge_side(&q, side);
 }
 
 /*
@@ -50,13 +54,20 @@ static __always_inline enum sl_reason judge(__u16 table, bool pending)
 static __always_inline enum sl_reason judge_egress(const struct sl_packet *p,
 						   const struct sl_endpoint *src)
 {
-	return judge(egress_table(policy_of(src)), p->dst_slot == SL_SLOT_HOST && is_answer(p));
+	struct sl_side side = {};
+
+	if (egress_table(policy_of(src)) == SL_TABLE_PENDING && p->dst_slot == SL_SLOT_HOST &&
+	    is_answer(p))
+		return SL_CONTINUE;
+	return judge(p, src, SL_EGRESS, &side);
 }
 
 static __always_inline enum sl_reason judge_ingress(const struct sl_packet *p,
 						    const struct sl_endpoint *dst)
 {
-	return judge(ingress_table(policy_of(dst)), p->src_identity == SL_ID_HOST);
+	struct sl_side side = {};
+
+	return judge(p, dst, SL_INGRESS, &side);
 }
 
 /*

@@ -27,6 +27,12 @@ type MapsSlAddr6 struct {
 	Addr [16]uint8
 }
 
+type MapsSlAnswer struct {
+	_      structs.HostLayout
+	Reason MapsSlReason
+	Side   MapsSlSide
+}
+
 type MapsSlBlock struct {
 	_     structs.HostLayout
 	Class [3]uint16
@@ -245,6 +251,18 @@ type MapsSlPrefix6 struct {
 	_    structs.HostLayout
 	Bits uint32
 	Addr [16]uint8
+}
+
+type MapsSlQuestion struct {
+	_         structs.HostLayout
+	Addr      [16]uint8
+	Identity  uint32
+	Point     uint32
+	Table     uint16
+	Family    uint8
+	Direction uint8
+	Flags     uint8
+	Pad       [3]uint8
 }
 
 type MapsSlReason uint32

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+
+/*
+ * Asks one table one question. Never attached: a test runs it on packets that
+ * hold a question behind an Ethernet header and get the answer behind that, so
+ * that subjects which no program of a pod judges can be asked about as well.
+ */
+
+#include <linux/if_ether.h>
+
+#include <sluice/verdict.h>
+
+SEC("tc") int sluice_judge(struct __sk_buff *skb)
+{
+	struct sl_question question;
+	struct sl_answer answer = {};
+
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, &question, sizeof(question)))
+		return 2;
+	answer.reason = judge_side(&question, &answer.side);
+	if (bpf_skb_store_bytes(skb, ETH_HLEN + sizeof(question), &answer, sizeof(answer), 0))
+		return 2;
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

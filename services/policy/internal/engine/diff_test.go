@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/scenario"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
@@ -20,25 +21,25 @@ func TestDiffNamesExactlyWhatChanges(t *testing.T) {
 	w := seeded(t, 61)
 	same, different := 0, 0
 	for range 400 / thoroughness {
-		s := w.draw()
-		for n, id := range s.identities { // the world is anywhere
+		s := w.Draw()
+		for n, id := range s.Identities { // the world is anywhere
 			if id.Scope == identity.ScopeOutside {
-				for _, a := range w.addrs[n] {
-					delete(s.located, a)
+				for _, a := range w.Addrs[n] {
+					delete(s.Located, a)
 				}
 			}
 		}
-		next := s.clone()
+		next := s.Clone()
 		var upsert []policy.Object
 		var remove []policy.Key
-		if keys := sortedObjects(s.objects); len(keys) > 0 && w.chance(50) {
-			remove = append(remove, pickOne(w, keys...))
-			delete(next.objects, remove[0])
+		if keys := scenario.SortedObjects(s.Objects); len(keys) > 0 && w.Chance(50) {
+			remove = append(remove, scenario.Pick(w, keys...))
+			delete(next.Objects, remove[0])
 		}
-		if w.chance(70) {
-			o := w.policy("new")
+		if w.Chance(70) {
+			o := w.Policy("new")
 			upsert = append(upsert, o)
-			next.objects[o.Key] = o
+			next.Objects[o.Key] = o
 		}
 		e, after := fresh(t, configs[0], s), fresh(t, configs[0], next)
 		list, err := e.Diff(upsert, remove)
@@ -57,32 +58,32 @@ func TestDiffNamesExactlyWhatChanges(t *testing.T) {
 			}
 		}
 		for range 200 {
-			q, ok := w.question(s)
+			q, ok := w.Question(s)
 			if !ok {
 				break
 			}
-			id, known := s.identities[q.peer]
+			id, known := s.Identities[q.Peer]
 			if !known {
 				continue
 			}
-			place := Place{Peer: q.peer}
+			place := Place{Peer: q.Peer}
 			if id.Scope == identity.ScopeOutside {
-				if id.Kind == identity.KindWorld4 && !q.addr.Is4() || id.Kind == identity.KindWorld6 && q.addr.Is4() {
+				if id.Kind == identity.KindWorld4 && !q.Addr.Is4() || id.Kind == identity.KindWorld6 && q.Addr.Is4() {
 					continue
 				}
 				place.Block = narrowest(q, e, after)
 			} else {
-				q.addr = pickOne(w, w.addrs[q.peer]...)
-				place.Block = netip.PrefixFrom(q.addr, q.addr.BitLen())
+				q.Addr = scenario.Pick(w, w.Addrs[q.Peer]...)
+				place.Block = netip.PrefixFrom(q.Addr, q.Addr.BitLen())
 			}
-			x, _ := e.Lookup(q.subject, q.direction, q.peer, q.addr, q.point)
-			y, _ := after.Lookup(q.subject, q.direction, q.peer, q.addr, q.point)
+			x, _ := e.Lookup(q.Subject, q.Direction, q.Peer, q.Addr, q.Point)
+			y, _ := after.Lookup(q.Subject, q.Direction, q.Peer, q.Addr, q.Point)
 			want := x.Action != y.Action || x.Proxy != y.Proxy
-			got := slices.ContainsFunc(changes[where{q.subject, q.direction, place}], func(c Changed) bool {
-				return c.Ports.Contains(q.point) && c.Before == x && c.After == y
+			got := slices.ContainsFunc(changes[where{q.Subject, q.Direction, place}], func(c Changed) bool {
+				return c.Ports.Contains(q.Point) && c.Before == x && c.After == y
 			})
 			if got != want {
-				t.Fatalf("%+v at %+v: %+v and %+v, in the difference: %t\n%v", q, place, x, y, got, changes[where{q.subject, q.direction, place}])
+				t.Fatalf("%+v at %+v: %+v and %+v, in the difference: %t\n%v", q, place, x, y, got, changes[where{q.Subject, q.Direction, place}])
 			}
 			if want {
 				different++
@@ -98,14 +99,14 @@ func TestDiffNamesExactlyWhatChanges(t *testing.T) {
 }
 
 // narrowest is the narrowest block with the address in either engine.
-func narrowest(q question, engines ...*Engine) (best netip.Prefix) {
+func narrowest(q scenario.Question, engines ...*Engine) (best netip.Prefix) {
 	for _, e := range engines {
-		b, _ := e.Bound(q.subject, q.direction)
+		b, _ := e.Bound(q.Subject, q.Direction)
 		if b.Table == nil {
 			continue
 		}
 		b.Table.Blocks.All(func(p netip.Prefix, _ [identity.Scopes]table.Class) {
-			if p.Contains(q.addr) && (!best.IsValid() || p.Bits() > best.Bits()) {
+			if p.Contains(q.Addr) && (!best.IsValid() || p.Bits() > best.Bits()) {
 				best = p
 			}
 		})

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-net/sluice/services/policy/internal/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/scenario"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
@@ -129,18 +130,18 @@ func (r *replica) apply(ev Event) {
 }
 
 // lookup is false while the direction is not bound.
-func (r *replica) lookup(q question) (table.Verdict, bool) {
-	b := r.bound[q.subject]
-	if b == nil || b[q.direction] == nil {
+func (r *replica) lookup(q scenario.Question) (table.Verdict, bool) {
+	b := r.bound[q.Subject]
+	if b == nil || b[q.Direction] == nil {
 		return table.Verdict{}, false
 	}
-	if *b[q.direction] == AllowAll {
+	if *b[q.Direction] == AllowAll {
 		return table.Verdict{Action: rule.Allow, Reason: table.ByDefault}, true
 	}
-	return r.tables[*b[q.direction]].Lookup(r.words[q.peer], q.addr, q.point), true
+	return r.tables[*b[q.Direction]].Lookup(r.words[q.Peer], q.Addr, q.Point), true
 }
 
-func sameAnswers(t *testing.T, w *world, e *Engine, r *replica, s *state, what string) {
+func sameAnswers(t *testing.T, w *scenario.World, e *Engine, r *replica, s *scenario.State, what string) {
 	t.Helper()
 	if r.broken != "" {
 		t.Fatalf("%s: %s", what, r.broken)
@@ -150,11 +151,11 @@ func sameAnswers(t *testing.T, w *world, e *Engine, r *replica, s *state, what s
 			what, len(r.tables), len(r.bound), len(r.classes), len(e.tables), len(e.subjects), len(e.classes))
 	}
 	for range 60 {
-		q, ok := w.question(s)
+		q, ok := w.Question(s)
 		if !ok {
 			return
 		}
-		want, err := e.Lookup(q.subject, q.direction, q.peer, q.addr, q.point)
+		want, err := e.Lookup(q.Subject, q.Direction, q.Peer, q.Addr, q.Point)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -169,17 +170,17 @@ func TestReplayedEventsGiveTheSameTables(t *testing.T) {
 	w := seeded(t, 31)
 	for run := range 160 / thoroughness {
 		r := newReplica()
-		config := w.config()
+		config := drawConfig(w)
 		config.Events = r.apply
-		s := newState()
+		s := scenario.NewState()
 		e := New(config)
 		for step := range 30 {
-			next := s.clone()
+			next := s.Clone()
 			if step == 0 {
-				next = w.draw()
+				next = w.Draw()
 			}
 			for range 1 + w.IntN(3) {
-				w.mutate(next)
+				w.Mutate(next)
 			}
 			if err := e.Apply(diff(s, next)); err != nil {
 				t.Fatal(err)
@@ -195,7 +196,7 @@ func TestReplayedEventsGiveTheSameTables(t *testing.T) {
 				t.Fatalf("class %d is %x and %x", n, r.classes[n], key)
 			}
 		}
-		if err := e.Apply(diff(s, newState())); err != nil {
+		if err := e.Apply(diff(s, scenario.NewState())); err != nil {
 			t.Fatal(err)
 		}
 		if r.broken != "" || len(r.words)+len(r.tables)+len(r.bound)+len(r.classes) != 0 {
@@ -208,29 +209,29 @@ func TestNoEventShowsAThirdVerdict(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 21)
 	for run := range 600 / thoroughness {
-		s := w.draw()
-		next := s.clone()
+		s := w.Draw()
+		next := s.Clone()
 		switch run % 3 {
 		case 0: // policies
 			for range 2 {
-				o := w.policy(fmt.Sprint("p", w.IntN(6)))
-				next.objects[o.Key] = o
+				o := w.Policy(fmt.Sprint("p", w.IntN(6)))
+				next.Objects[o.Key] = o
 			}
 		case 1: // identities
 			for range 3 {
-				id := pickOne(w, w.ids...)
-				if s.subjects[id.Number] {
+				id := scenario.Pick(w, w.IDs...)
+				if s.Subjects[id.Number] {
 					continue
 				}
-				if _, ok := next.identities[id.Number]; ok {
-					w.dropIdentity(next, id.Number)
+				if _, ok := next.Identities[id.Number]; ok {
+					w.DropIdentity(next, id.Number)
 				} else {
-					w.setIdentity(next, id)
+					w.SetIdentity(next, id)
 				}
 			}
-			next.located = s.located
+			next.Located = s.Located
 		case 2: // names
-			next.names = map[string][]netip.Addr{"a.example.": {pickOne(w, w.all...)}, "example.": {pickOne(w, w.all...)}}
+			next.Names = map[string][]netip.Addr{"a.example.": {scenario.Pick(w, w.All...)}, "example.": {scenario.Pick(w, w.All...)}}
 		}
 		r := newReplica()
 		watch := func(Event) {}
@@ -240,19 +241,19 @@ func TestNoEventShowsAThirdVerdict(t *testing.T) {
 			watch(ev)
 		}
 		e := New(config)
-		if err := e.Apply(diff(newState(), s)); err != nil {
+		if err := e.Apply(diff(scenario.NewState(), s)); err != nil {
 			t.Fatal(err)
 		}
 		final := fresh(t, configs[0], next)
-		var questions []question
+		var questions []scenario.Question
 		var old, after []table.Verdict
 		for range 80 {
-			q, ok := w.question(s)
-			if !ok || !next.subjects[q.subject] {
+			q, ok := w.Question(s)
+			if !ok || !next.Subjects[q.Subject] {
 				continue
 			}
 			x, _ := r.lookup(q)
-			y, err := final.Lookup(q.subject, q.direction, q.peer, q.addr, q.point)
+			y, err := final.Lookup(q.Subject, q.Direction, q.Peer, q.Addr, q.Point)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -283,10 +284,10 @@ func TestNodeClassKeysDependOnlyOnTheClass(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 41)
 	for range 50 {
-		s := w.draw()
+		s := w.Draw()
 		a, b := fresh(t, configs[0], s), New(configs[0])
-		detour := w.draw()
-		if err := b.Apply(diff(newState(), detour)); err != nil {
+		detour := w.Draw()
+		if err := b.Apply(diff(scenario.NewState(), detour)); err != nil {
 			t.Fatal(err)
 		}
 		if err := b.Apply(diff(detour, s)); err != nil {

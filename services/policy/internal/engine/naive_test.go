@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/label"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/scenario"
 )
 
 // naive judges by reading the rules one after the other. It shares the rule
@@ -18,16 +19,7 @@ import (
 // nothing else.
 type naive struct {
 	config Config
-	state  *state
-}
-
-// question is one side of a connection.
-type question struct {
-	subject   identity.Numeric
-	direction rule.Direction
-	peer      identity.Numeric // need not be known
-	addr      netip.Addr
-	point     port.Point
+	state  *scenario.State
 }
 
 // answer is the verdict and the rule that decided, if one did.
@@ -37,18 +29,18 @@ type answer struct {
 	rule   *rule.Rule
 }
 
-func (n *naive) judge(q question) answer {
-	subject := n.state.identities[q.subject]
+func (n *naive) judge(q scenario.Question) answer {
+	subject := n.state.Identities[q.Subject]
 	if n.config.Enforcement == EnforceNever {
 		return answer{action: rule.Allow}
 	}
 	always := n.config.Enforcement == EnforceAlways || subject.Number == identity.Init
 	selected, deny := false, always
-	n.specs(subject, q.direction, func(spec rule.Spec) {
+	n.specs(subject, q.Direction, func(spec rule.Spec) {
 		selected = true
-		deny = deny || spec.DefaultDeny[q.direction]
+		deny = deny || spec.DefaultDeny[q.Direction]
 	})
-	rules := n.rules(subject, q.direction)
+	rules := n.rules(subject, q.Direction)
 	if !selected && !always {
 		return answer{action: rule.Allow}
 	}
@@ -64,9 +56,9 @@ func (n *naive) judge(q question) answer {
 			return answer{action: r.Action, proxy: r.Proxy, rule: r}
 		}
 	}
-	peer, known := n.state.identities[q.peer]
+	peer, known := n.state.Identities[q.Peer]
 	host := known && peer.Kind == identity.KindHost
-	if !deny || host && n.config.AllowHost && selected && q.direction == rule.Ingress && subject.Kind != identity.KindHost {
+	if !deny || host && n.config.AllowHost && selected && q.Direction == rule.Ingress && subject.Kind != identity.KindHost {
 		return answer{action: rule.Allow}
 	}
 	return answer{action: rule.Deny}
@@ -74,7 +66,7 @@ func (n *naive) judge(q question) answer {
 
 // specs calls f for what selects the subject.
 func (n *naive) specs(subject identity.Identity, d rule.Direction, f func(rule.Spec)) {
-	for _, o := range n.state.objects {
+	for _, o := range n.state.Objects {
 		for _, spec := range o.Specs {
 			if !spec.Selects[d] || spec.Host != (subject.Kind == identity.KindHost) || !spec.Subject.Matches(subject.Labels) {
 				continue
@@ -98,47 +90,47 @@ func (n *naive) rules(subject identity.Identity, d rule.Direction) (rules []*rul
 	return rules
 }
 
-func (n *naive) matches(r *rule.Rule, subject identity.Identity, q question) bool {
-	peer, known := n.state.identities[q.peer]
+func (n *naive) matches(r *rule.Rule, subject identity.Identity, q scenario.Question) bool {
+	peer, known := n.state.Identities[q.Peer]
 	if n.byIdentity(r, peer, known) {
 		owner := peer.Ports
-		if q.direction == rule.Ingress {
+		if q.Direction == rule.Ingress {
 			owner = subject.Ports
 		}
-		if n.covers(r, q, owner, !known && q.direction == rule.Egress) {
+		if n.covers(r, q, owner, !known && q.Direction == rule.Egress) {
 			return true
 		}
 	}
-	if n.byAddress(r, peer, known, q.addr) {
+	if n.byAddress(r, peer, known, q.Addr) {
 		owner := subject.Ports
-		if q.direction == rule.Egress {
-			owner = n.state.identities[n.state.located[q.addr]].Ports
+		if q.Direction == rule.Egress {
+			owner = n.state.Identities[n.state.Located[q.Addr]].Ports
 		}
 		return n.covers(r, q, owner, false)
 	}
 	return false
 }
 
-func (n *naive) covers(r *rule.Rule, q question, owner []identity.NamedPort, pessimistic bool) bool {
+func (n *naive) covers(r *rule.Rule, q scenario.Question, owner []identity.NamedPort, pessimistic bool) bool {
 	if r.AllPorts {
 		return true
 	}
 	for _, p := range r.Ports {
 		if p.Name == "" {
-			if p.Range.Contains(q.point) {
+			if p.Range.Contains(q.Point) {
 				return true
 			}
 			continue
 		}
 		if pessimistic {
-			proto := port.Protocol(q.point >> 16)
-			if r.Action == rule.Deny && q.point>>16 < 256 && proto.HasPorts() && (p.Protocol == 0 || p.Protocol == proto) {
+			proto := port.Protocol(q.Point >> 16)
+			if r.Action == rule.Deny && q.Point>>16 < 256 && proto.HasPorts() && (p.Protocol == 0 || p.Protocol == proto) {
 				return true
 			}
 			continue
 		}
 		for _, np := range owner {
-			if p.Names(np.Name, np.Protocol) && port.At(np.Protocol, np.Port) == q.point {
+			if p.Names(np.Name, np.Protocol) && port.At(np.Protocol, np.Port) == q.Point {
 				return true
 			}
 		}
@@ -178,7 +170,7 @@ func (n *naive) byAddress(r *rule.Rule, peer identity.Identity, known bool, a ne
 	for _, g := range r.Peers.Groups {
 		var ls []label.Label
 		covered := false
-		for _, o := range n.state.objects {
+		for _, o := range n.state.Objects {
 			if o.Group != nil && in(o.Group.Prefixes) {
 				covered = true
 				ls = append(ls, o.Group.Labels.All()...)
@@ -193,7 +185,7 @@ func (n *naive) byAddress(r *rule.Rule, peer identity.Identity, known bool, a ne
 		}
 	}
 	for _, p := range r.Peers.Names {
-		for name, addrs := range n.state.names {
+		for name, addrs := range n.state.Names {
 			if reaches(p.Reach) && p.Pattern.Matches(name) && slices.Contains(addrs, a) {
 				return true
 			}

@@ -8,41 +8,20 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/sluice-net/sluice/services/policy/internal/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/scenario"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
-// nobody is a number that no state knows.
-const nobody = identity.Numeric(60000)
-
-func (w *world) question(s *state) (question, bool) {
-	if len(s.subjects) == 0 {
-		return question{}, false
-	}
-	q := question{
-		subject: pickOne(w, sortedKeys(s.subjects)...), direction: pickOne(w, rule.Ingress, rule.Egress),
-		peer: nobody, addr: pickOne(w, w.all...), point: w.point(),
-	}
-	if w.chance(90) {
-		id := pickOne(w, w.ids...)
-		q.peer = id.Number
-		if w.chance(85) {
-			q.addr = pickOne(w, w.addrs[id.Number]...)
-		}
-	}
-	return q, true
-}
-
 // disagreement compares the tables with the naive reading. It also checks that
 // the number in the verdict leads back to the rule that decided.
-func disagreement(e *Engine, n *naive, q question) string {
+func disagreement(e *Engine, n *naive, q scenario.Question) string {
 	want := n.judge(q)
-	got, err := e.Lookup(q.subject, q.direction, q.peer, q.addr, q.point)
+	got, err := e.Lookup(q.Subject, q.Direction, q.Peer, q.Addr, q.Point)
 	if err != nil {
 		return err.Error()
 	}
@@ -50,7 +29,7 @@ func disagreement(e *Engine, n *naive, q question) string {
 		return fmt.Sprintf("table says %+v, rules say %s %s by %+v", got, want.action, want.proxy, want.rule)
 	}
 	if want.rule != nil {
-		b, _ := e.Bound(q.subject, q.direction)
+		b, _ := e.Bound(q.Subject, q.Direction)
 		if !slices.Contains(b.Sources[got.Rule-1], want.rule.Source) {
 			return fmt.Sprintf("rule %d is %v, not %v", got.Rule, b.Sources[got.Rule-1], want.rule.Source)
 		}
@@ -59,11 +38,11 @@ func disagreement(e *Engine, n *naive, q question) string {
 }
 
 // shrink removes what the disagreement does not need.
-func shrink(t *testing.T, config Config, s *state, q question) (*state, string) {
+func shrink(t *testing.T, config Config, s *scenario.State, q scenario.Question) (*scenario.State, string) {
 	t.Helper()
-	fails := func(s *state) string {
+	fails := func(s *scenario.State) string {
 		e := New(config)
-		if err := e.Apply(diff(newState(), s)); err != nil {
+		if err := e.Apply(diff(scenario.NewState(), s)); err != nil {
 			return ""
 		}
 		return disagreement(e, &naive{config, s}, q)
@@ -71,24 +50,24 @@ func shrink(t *testing.T, config Config, s *state, q question) (*state, string) 
 	why := fails(s)
 	for again := true; again; {
 		again = false
-		try := func(c *state) {
+		try := func(c *scenario.State) {
 			if w := fails(c); w != "" {
 				s, why, again = c, w, true
 			}
 		}
-		for _, k := range sortedObjects(s.objects) {
-			c := s.clone()
-			delete(c.objects, k)
+		for _, k := range scenario.SortedObjects(s.Objects) {
+			c := s.Clone()
+			delete(c.Objects, k)
 			try(c)
 		}
-		for _, k := range sortedObjects(s.objects) {
-			for i, spec := range s.objects[k].Specs {
+		for _, k := range scenario.SortedObjects(s.Objects) {
+			for i, spec := range s.Objects[k].Specs {
 				for j := range spec.Rules {
-					c := s.clone()
-					o := c.objects[k]
+					c := s.Clone()
+					o := c.Objects[k]
 					o.Specs = slices.Clone(o.Specs)
 					o.Specs[i].Rules = slices.Delete(slices.Clone(spec.Rules), j, j+1)
-					c.objects[k] = o
+					c.Objects[k] = o
 					try(c)
 					if again {
 						break
@@ -102,62 +81,43 @@ func shrink(t *testing.T, config Config, s *state, q question) (*state, string) 
 				break
 			}
 		}
-		for _, n := range sortedKeys(s.identities) {
-			if n != q.subject {
-				c := s.clone()
-				delete(c.identities, n)
-				delete(c.subjects, n)
-				maps.DeleteFunc(c.located, func(_ netip.Addr, m identity.Numeric) bool { return m == n })
+		for _, n := range scenario.SortedKeys(s.Identities) {
+			if n != q.Subject {
+				c := s.Clone()
+				delete(c.Identities, n)
+				delete(c.Subjects, n)
+				maps.DeleteFunc(c.Located, func(_ netip.Addr, m identity.Numeric) bool { return m == n })
 				try(c)
 			}
 		}
-		for _, n := range sortedKeys(s.names) {
-			c := s.clone()
-			delete(c.names, n)
+		for _, n := range scenario.SortedKeys(s.Names) {
+			c := s.Clone()
+			delete(c.Names, n)
 			try(c)
 		}
 	}
 	return s, why
 }
 
-func (s *state) String() string {
-	var b strings.Builder
-	for _, k := range sortedObjects(s.objects) {
-		o := s.objects[k]
-		fmt.Fprintf(&b, "%s group %+v\n", k, o.Group)
-		for _, spec := range o.Specs {
-			fmt.Fprintf(&b, "  subject {%s} ns %q host %t selects %v deny %v\n", spec.Subject, spec.Namespace, spec.Host, spec.Selects, spec.DefaultDeny)
-			for _, r := range spec.Rules {
-				fmt.Fprintf(&b, "    %s prio %d.%d %s\n", r.Tier, r.Priority, r.Index, r.Content())
-			}
-		}
-	}
-	for _, n := range sortedKeys(s.identities) {
-		fmt.Fprintf(&b, "identity %d subject %t %s\n", n, s.subjects[n], s.identities[n].Labels)
-	}
-	fmt.Fprintf(&b, "names %v\n", s.names)
-	return b.String()
-}
-
 var configs = []Config{
-	{Cluster: testCluster, AllowHost: true},
-	{Cluster: testCluster},
-	{Cluster: testCluster, AllowHost: true, Enforcement: EnforceAlways},
-	{Cluster: testCluster, Enforcement: EnforceNever},
+	{Cluster: scenario.Cluster, AllowHost: true},
+	{Cluster: scenario.Cluster},
+	{Cluster: scenario.Cluster, AllowHost: true, Enforcement: EnforceAlways},
+	{Cluster: scenario.Cluster, Enforcement: EnforceNever},
 }
 
-func (w *world) config() Config {
-	if w.chance(70) {
+func drawConfig(w *scenario.World) Config {
+	if w.Chance(70) {
 		return configs[0]
 	}
-	return pickOne(w, configs...)
+	return scenario.Pick(w, configs...)
 }
 
-func checkAgreement(t *testing.T, w *world, config Config, s *state, e *Engine, questions int) {
+func checkAgreement(t *testing.T, w *scenario.World, config Config, s *scenario.State, e *Engine, questions int) {
 	t.Helper()
 	n := &naive{config, s}
 	for range questions {
-		q, ok := w.question(s)
+		q, ok := w.Question(s)
 		if !ok {
 			return
 		}
@@ -176,8 +136,8 @@ func TestTablesAgreeWithTheRulesReadDirectly(t *testing.T) {
 	}
 	w := seeded(t, 1)
 	for range states {
-		config := w.config()
-		s := w.draw()
+		config := drawConfig(w)
+		s := w.Draw()
 		checkAgreement(t, w, config, s, fresh(t, config, s), 800)
 	}
 }
@@ -188,16 +148,16 @@ func TestExplainListsEveryRuleThatMatches(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 51)
 	for range 300 / thoroughness {
-		config := w.config()
-		s := w.draw()
+		config := drawConfig(w)
+		s := w.Draw()
 		e := fresh(t, config, s)
 		n := &naive{config, s}
 		for range 100 {
-			q, ok := w.question(s)
+			q, ok := w.Question(s)
 			if !ok {
 				break
 			}
-			x, err := e.Explain(q.subject, q.direction, q.peer, q.addr, q.point)
+			x, err := e.Explain(q.Subject, q.Direction, q.Peer, q.Addr, q.Point)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -207,8 +167,8 @@ func TestExplainListsEveryRuleThatMatches(t *testing.T) {
 					got = append(got, src.String())
 				}
 			}
-			subject := s.identities[q.subject]
-			for _, r := range n.rules(subject, q.direction) {
+			subject := s.Identities[q.Subject]
+			for _, r := range n.rules(subject, q.Direction) {
 				if n.matches(r, subject, q) {
 					want = append(want, r.Source.String())
 				}
@@ -239,16 +199,16 @@ func TestExplainListsEveryRuleThatMatches(t *testing.T) {
 }
 
 // tierOf is the tier of a rule of the table that answers a question.
-func (e *Engine) tierOf(q question, number uint16) rule.Tier {
-	b, _ := e.Bound(q.subject, q.direction)
+func (e *Engine) tierOf(q scenario.Question, number uint16) rule.Tier {
+	b, _ := e.Bound(q.Subject, q.Direction)
 	return b.Table.Rules[number-1].Tier
 }
 
 // canonical describes what every peer and address gets, without numbers that
 // depend on the order of events.
-func canonical(e *Engine, s *state) map[string]string {
+func canonical(e *Engine, s *scenario.State) map[string]string {
 	out := make(map[string]string)
-	for n := range s.subjects {
+	for n := range s.Subjects {
 		for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
 			b, ok := e.Bound(n, d)
 			key := fmt.Sprintf("%d %s", n, d)
@@ -258,7 +218,7 @@ func canonical(e *Engine, s *state) map[string]string {
 			}
 			t := b.Table
 			out[key] = fmt.Sprint(t.Flags, t.Rules, b.Hash, b.Sources)
-			for m := range s.identities {
+			for m := range s.Identities {
 				w := e.Word(m)
 				class, row := t.Peers[w.NodeClass]
 				if !row {
@@ -279,7 +239,7 @@ func canonical(e *Engine, s *state) map[string]string {
 	return out
 }
 
-func sameAsFresh(t *testing.T, config Config, s *state, e *Engine, what string) {
+func sameAsFresh(t *testing.T, config Config, s *scenario.State, e *Engine, what string) {
 	t.Helper()
 	f := fresh(t, config, s)
 	got, want := canonical(e, s), canonical(f, s)
@@ -315,13 +275,13 @@ func TestIncrementalEqualsFromScratchAfterEachOfManyChanges(t *testing.T) {
 	}
 	w := seeded(t, 3)
 	for run := range runs {
-		config := w.config()
-		s := w.draw()
+		config := drawConfig(w)
+		s := w.Draw()
 		e := fresh(t, config, s)
 		for step := range 40 {
-			next := s.clone()
+			next := s.Clone()
 			for range 1 + w.IntN(3) {
-				w.mutate(next)
+				w.Mutate(next)
 			}
 			if err := e.Apply(diff(s, next)); err != nil {
 				t.Fatalf("run %d step %d: %v", run, step, err)
@@ -336,9 +296,9 @@ func TestIncrementalEqualsFromScratchAfterEachOfManyChanges(t *testing.T) {
 func TestEveryStateIsReachedFromEveryOther(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 5)
-	states := []*state{newState()}
+	states := []*scenario.State{scenario.NewState()}
 	for range 14 {
-		states = append(states, w.draw())
+		states = append(states, w.Draw())
 	}
 	for i, a := range states {
 		for j, b := range states {
@@ -355,9 +315,9 @@ func TestNothingIsLeftAfterEverythingWasRemoved(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 7)
 	for range 100 {
-		s := w.draw()
+		s := w.Draw()
 		e := fresh(t, configs[0], s)
-		if err := e.Apply(diff(s, newState())); err != nil {
+		if err := e.Apply(diff(s, scenario.NewState())); err != nil {
 			t.Fatal(err)
 		}
 		if size := e.Size(); size != (Size{}) {
@@ -378,9 +338,9 @@ func TestInputOrderDoesNotChangeHashes(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 9)
 	for range 100 {
-		s := w.draw()
+		s := w.Draw()
 		a := fresh(t, configs[0], s)
-		c := diff(newState(), s)
+		c := diff(scenario.NewState(), s)
 		w.Shuffle(len(c.UpsertPolicies), func(i, j int) {
 			c.UpsertPolicies[i], c.UpsertPolicies[j] = c.UpsertPolicies[j], c.UpsertPolicies[i]
 		})
@@ -391,7 +351,7 @@ func TestInputOrderDoesNotChangeHashes(t *testing.T) {
 		if err := b.Apply(c); err != nil {
 			t.Fatal(err)
 		}
-		for n := range s.subjects {
+		for n := range s.Subjects {
 			for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
 				x, _ := a.Bound(n, d)
 				y, _ := b.Bound(n, d)
@@ -407,7 +367,7 @@ func TestIntervalsAreMinimalAndTotal(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 11)
 	for range 100 {
-		e := fresh(t, configs[0], w.draw())
+		e := fresh(t, configs[0], w.Draw())
 		for _, l := range e.tables {
 			for c := range l.table.Classes {
 				list := l.table.Intervals(table.Class(c))
@@ -428,15 +388,15 @@ func TestADenyNeverAllowsMore(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 13)
 	for range 200 {
-		s := w.draw()
-		for k, o := range s.objects { // Pass could hide the deny
+		s := w.Draw()
+		for k, o := range s.Objects { // Pass could hide the deny
 			for i := range o.Specs {
 				o.Specs[i].Rules = slices.DeleteFunc(o.Specs[i].Rules, func(r *rule.Rule) bool { return r.Action == rule.Pass })
 			}
-			s.objects[k] = o
+			s.Objects[k] = o
 		}
-		more := s.clone()
-		o := w.policy("extra")
+		more := s.Clone()
+		o := w.Policy("extra")
 		for i := range o.Specs {
 			for j, r := range o.Specs[i].Rules {
 				d := *r
@@ -444,15 +404,15 @@ func TestADenyNeverAllowsMore(t *testing.T) {
 				o.Specs[i].Rules[j] = d.Seal()
 			}
 		}
-		more.objects[policy.Key{Kind: "extra"}] = o
+		more.Objects[policy.Key{Kind: "extra"}] = o
 		before, after := fresh(t, configs[1], s), fresh(t, configs[1], more)
 		for range 300 {
-			q, ok := w.question(s)
+			q, ok := w.Question(s)
 			if !ok {
 				break
 			}
-			x, _ := before.Lookup(q.subject, q.direction, q.peer, q.addr, q.point)
-			y, _ := after.Lookup(q.subject, q.direction, q.peer, q.addr, q.point)
+			x, _ := before.Lookup(q.Subject, q.Direction, q.Peer, q.Addr, q.Point)
+			y, _ := after.Lookup(q.Subject, q.Direction, q.Peer, q.Addr, q.Point)
 			if x.Action == rule.Deny && y.Action != rule.Deny {
 				t.Fatalf("%+v: %+v before, %+v after the deny\n%s", q, x, y, more)
 			}
@@ -464,22 +424,22 @@ func TestAPolicyOfOneSubjectLeavesTheTablesOfOthers(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 15)
 	for range 200 {
-		s := w.draw()
+		s := w.Draw()
 		e := fresh(t, configs[0], s)
 		tables := make(map[string]*table.Table)
-		for n := range s.subjects {
+		for n := range s.Subjects {
 			for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
 				b, _ := e.Bound(n, d)
 				tables[fmt.Sprint(n, d)] = b.Table
 			}
 		}
-		o := w.policy("new")
+		o := w.Policy("new")
 		compiled := e.Counters().Tables
 		if err := e.Apply(Change{UpsertPolicies: []policy.Object{o}}); err != nil {
 			t.Fatal(err)
 		}
 		concerned := 0
-		for n := range s.subjects {
+		for n := range s.Subjects {
 			hit := slices.ContainsFunc(o.Specs, func(spec rule.Spec) bool { return e.selects(&spec, e.subjects[n]) })
 			if hit {
 				concerned++
@@ -502,10 +462,10 @@ func TestAnUnknownPeerIsDeniedWhatAnyKnownPeerIsDeniedBySelectors(t *testing.T) 
 	t.Parallel()
 	w := seeded(t, 17)
 	for range 300 {
-		s := w.draw()
-		for k, o := range s.objects { // selectors only: addresses differ anyway
+		s := w.Draw()
+		for k, o := range s.Objects { // selectors only: addresses differ anyway
 			if k.Kind != "Normal" {
-				delete(s.objects, k)
+				delete(s.Objects, k)
 				continue
 			}
 			for i := range o.Specs {
@@ -513,16 +473,16 @@ func TestAnUnknownPeerIsDeniedWhatAnyKnownPeerIsDeniedBySelectors(t *testing.T) 
 					return r.Peers.Any || len(r.Peers.Networks)+len(r.Peers.Groups)+len(r.Peers.Names) > 0
 				})
 			}
-			s.objects[k] = o
+			s.Objects[k] = o
 		}
 		e := fresh(t, configs[1], s)
 		for range 100 {
-			q, ok := w.question(s)
+			q, ok := w.Question(s)
 			if !ok {
 				break
 			}
-			known, _ := e.Lookup(q.subject, q.direction, q.peer, q.addr, q.point)
-			unknown, _ := e.Lookup(q.subject, q.direction, nobody, q.addr, q.point)
+			known, _ := e.Lookup(q.Subject, q.Direction, q.Peer, q.Addr, q.Point)
+			unknown, _ := e.Lookup(q.Subject, q.Direction, scenario.Nobody, q.Addr, q.Point)
 			if known.Action == rule.Deny && unknown.Action != rule.Deny {
 				t.Fatalf("%+v: known %+v, unknown %+v\n%s", q, known, unknown, s)
 			}

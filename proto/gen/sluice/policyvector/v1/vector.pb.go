@@ -243,7 +243,10 @@ type Question struct {
 	Rule uint32 `protobuf:"varint,11,opt,name=rule,proto3" json:"rule,omitempty"`
 	// Whether the subject is a pod; else it is the host or another thing that no
 	// program of a pod judges.
-	Pod           bool `protobuf:"varint,12,opt,name=pod,proto3" json:"pod,omitempty"`
+	Pod bool `protobuf:"varint,12,opt,name=pod,proto3" json:"pod,omitempty"`
+	// Set where what was known has changed since the view began: the text of the
+	// state as it is now, in place of the view's, until the next one.
+	Text          string `protobuf:"bytes,13,opt,name=text,proto3" json:"text,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -362,6 +365,13 @@ func (x *Question) GetPod() bool {
 	return false
 }
 
+func (x *Question) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
 var File_sluice_policyvector_v1_vector_proto protoreflect.FileDescriptor
 
 const file_sluice_policyvector_v1_vector_proto_rawDesc = "" +
@@ -377,7 +387,7 @@ const file_sluice_policyvector_v1_vector_proto_rawDesc = "" +
 	"\x04case\x18\x02 \x01(\tR\x04case\x12\x12\n" +
 	"\x04step\x18\x03 \x01(\rR\x04step\x12\x12\n" +
 	"\x04node\x18\x04 \x01(\tR\x04node\x12\x12\n" +
-	"\x04text\x18\x05 \x01(\tR\x04text\"\x9c\x03\n" +
+	"\x04text\x18\x05 \x01(\tR\x04text\"\xb0\x03\n" +
 	"\bQuestion\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\asubject\x18\x02 \x01(\rR\asubject\x12>\n" +
@@ -392,7 +402,8 @@ const file_sluice_policyvector_v1_vector_proto_rawDesc = "" +
 	"decided_by\x18\n" +
 	" \x01(\x0e2\x1b.sluice.policy.v1.DecidedByR\tdecidedBy\x12\x12\n" +
 	"\x04rule\x18\v \x01(\rR\x04rule\x12\x10\n" +
-	"\x03pod\x18\f \x01(\bR\x03podB\xf1\x01\n" +
+	"\x03pod\x18\f \x01(\bR\x03pod\x12\x12\n" +
+	"\x04text\x18\r \x01(\tR\x04textB\xf1\x01\n" +
 	"\x1acom.sluice.policyvector.v1B\vVectorProtoP\x01ZLgithub.com/sluice-net/sluice/proto/gen/sluice/policyvector/v1;policyvectorv1\xa2\x02\x03SPX\xaa\x02\x16Sluice.Policyvector.V1\xca\x02\x16Sluice\\Policyvector\\V1\xe2\x02\"Sluice\\Policyvector\\V1\\GPBMetadata\xea\x02\x18Sluice::Policyvector::V1b\x06proto3"
 
 var (

@@ -17,8 +17,90 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 )
 
-// Event is one dropped packet.
+// EventType is what an event is about.
+type EventType uint32
+
+const (
+	// PacketDropped is a packet that ended here.
+	PacketDropped = EventType(bpf.MapsSlEventTypeSL_EVENT_DROP)
+	// ConnectionJudged is the first packet of a connection, or the first after
+	// a policy had changed.
+	ConnectionJudged = EventType(bpf.MapsSlEventTypeSL_EVENT_VERDICT)
+	// ConnectionClosed is the packet that ended a connection.
+	ConnectionClosed = EventType(bpf.MapsSlEventTypeSL_EVENT_CLOSED)
+)
+
+// String is "drop", "verdict" or "closed".
+func (t EventType) String() string {
+	switch t {
+	case PacketDropped:
+		return "drop"
+	case ConnectionJudged:
+		return "verdict"
+	case ConnectionClosed:
+		return "closed"
+	}
+	return fmt.Sprintf("event-%d", uint32(t))
+}
+
+// By says what a side's verdict comes from.
+type By uint8
+
+// The origins of verdicts, as bpf/include/sluice/abi.h explains them.
+const (
+	ByNobody          = By(bpf.MapsSlBySL_BY_NOBODY)
+	ByRule            = By(bpf.MapsSlBySL_BY_RULE)
+	ByDefault         = By(bpf.MapsSlBySL_BY_DEFAULT)
+	ByHostAllow       = By(bpf.MapsSlBySL_BY_HOST_ALLOW)
+	ByUnknownIdentity = By(bpf.MapsSlBySL_BY_UNKNOWN_IDENTITY)
+	ByTable           = By(bpf.MapsSlBySL_BY_TABLE)
+)
+
+// String is the word for it in events; empty if the side was not asked.
+func (b By) String() string {
+	switch b {
+	case ByNobody:
+		return ""
+	case ByRule:
+		return "rule"
+	case ByDefault:
+		return "default"
+	case ByHostAllow:
+		return "host-allow"
+	case ByUnknownIdentity:
+		return "unknown-identity"
+	case ByTable:
+		return "no-table"
+	}
+	return fmt.Sprintf("by-%d", uint8(b))
+}
+
+// What a rule does, in the numbers of the programs.
+const (
+	ActionDeny     = uint8(bpf.MapsSlActionSL_ACTION_DENY)
+	ActionRedirect = uint8(bpf.MapsSlActionSL_ACTION_REDIRECT)
+	ActionAllow    = uint8(bpf.MapsSlActionSL_ACTION_ALLOW)
+	ActionPass     = uint8(bpf.MapsSlActionSL_ACTION_PASS)
+)
+
+// SideVerdict is what one side's table said.
+type SideVerdict struct {
+	// By is ByNobody if the side was not asked; nothing else is set then.
+	By    By
+	Table Table
+	// Gen of the endpoint's word that was read.
+	Gen uint32
+	// Rule is the number of the deciding rule in the table, 0 if none decided.
+	Rule uint16
+	// Action is ActionDeny, ActionRedirect or ActionAllow.
+	Action uint8
+	// Audited is set if the side denied and the packet passed all the same.
+	Audited bool
+}
+
+// Event is what the programs report about one packet.
 type Event struct {
+	Type EventType
 	// Time is when the program saw the packet.
 	Time time.Time
 	// Lost is how many events of this reason this CPU left out since the last
@@ -26,7 +108,7 @@ type Event struct {
 	Lost      uint32
 	Reason    Reason
 	Direction Direction
-	// Ifindex is the device whose hook dropped the packet.
+	// Ifindex is the device whose hook saw the packet.
 	Ifindex uint32
 	// Length of the packet in bytes with its Ethernet header, or of all
 	// segments of a GSO packet.
@@ -46,17 +128,23 @@ type Event struct {
 	SourceIdentity, DestinationIdentity Identity
 	// SourceSlot and DestinationSlot are NoSlot if not local or not determined.
 	SourceSlot, DestinationSlot Slot
-	// Rule is the number of the deciding policy rule, 0 if no rule decided.
-	Rule uint32
+	// Egress and Ingress are what the policies of the sender and of the
+	// receiver said. For a reply they are those of its connection: the sender
+	// of the connection's first packet has the egress side.
+	Egress, Ingress SideVerdict
+	// Connection is the state of the packet's connection, 0 if it has none.
+	Connection ConnectionFlags
+	// Reply is set if the connection began in the other direction.
+	Reply bool
 }
 
-// EventReader reads drop events in the order in which they were sent.
+// EventReader reads events in the order in which they were sent.
 type EventReader struct {
 	ring *ringbuf.Reader
 	rec  ringbuf.Record
 }
 
-// Events opens a reader on the drop events. The ring buffer has one reader:
+// Events opens a reader on the programs' events. The ring buffer has one reader:
 // two would share the events between them. The caller closes it.
 func (k *Kernel) Events() (*EventReader, error) {
 	if err := k.rlock(); err != nil {
@@ -112,6 +200,7 @@ func decodeEvent(raw []byte) (Event, error) {
 		return Event{}, fmt.Errorf("decode event: %w", err)
 	}
 	e := Event{
+		Type:                EventType(w.Type),
 		Time:                timeOf(w.Time),
 		Lost:                w.Lost,
 		Reason:              Reason(w.Reason),
@@ -126,7 +215,10 @@ func decodeEvent(raw []byte) (Event, error) {
 		DestinationIdentity: Identity(w.DstIdentity),
 		SourceSlot:          Slot(w.SrcSlot),
 		DestinationSlot:     Slot(w.DstSlot),
-		Rule:                uint32(max(w.Egress.Rule, w.Ingress.Rule)),
+		Egress:              sideOf(w.Egress),
+		Ingress:             sideOf(w.Ingress),
+		Connection:          ConnectionFlags(w.CtFlags),
+		Reply:               w.Reply != 0,
 	}
 	var src, dst netip.Addr
 	switch w.Family {
@@ -140,6 +232,15 @@ func decodeEvent(raw []byte) (Event, error) {
 	e.Source = netip.AddrPortFrom(src, w.Sport)
 	e.Destination = netip.AddrPortFrom(dst, w.Dport)
 	return e, nil
+}
+
+func sideOf(w bpf.MapsSlSide) SideVerdict {
+	if By(w.By) == ByNobody {
+		return SideVerdict{}
+	}
+	return SideVerdict{
+		By: By(w.By), Table: Table(w.Table), Gen: w.Gen, Rule: w.Rule, Action: w.Action, Audited: w.Audited != 0,
+	}
 }
 
 // timeOf turns the kernel's monotonic clock into wall time.

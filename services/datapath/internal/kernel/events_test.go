@@ -24,15 +24,21 @@ func rawEvent(t testing.TB, w bpf.MapsSlEvent) []byte {
 
 func TestDecodeEventReadsEveryField(t *testing.T) {
 	w := bpf.MapsSlEvent{
-		Time: 1, Reason: bpf.MapsSlReasonSL_DROP_NO_ROUTE, Direction: bpf.MapsSlDirectionSL_INGRESS,
-		Lost: 2, Ifindex: 3, Length: 4, SrcIdentity: 5, DstIdentity: 6, Ingress: bpf.MapsSlSide{Rule: 7}, SrcSlot: 8, DstSlot: 9,
+		Time: 1, Reason: bpf.MapsSlReasonSL_DROP_NO_ROUTE, Direction: bpf.MapsSlDirectionSL_INGRESS, Type: bpf.MapsSlEventTypeSL_EVENT_VERDICT,
+		Lost: 2, Ifindex: 3, Length: 4, SrcIdentity: 5, DstIdentity: 6, SrcSlot: 8, DstSlot: 9,
+		Egress:  bpf.MapsSlSide{Gen: 21, Table: 22, Rule: 23, By: 1, Action: 2, Audited: 0},
+		Ingress: bpf.MapsSlSide{Gen: 31, Table: 32, By: 2, Audited: 1},
+		CtFlags: 0x0103, Reply: 1,
 		Ethertype: 10, Sport: 11, Dport: 12, SrcMac: [6]byte{13}, Family: 4, Proto: 14, TcpFlags: 15,
 		Src: [16]byte{10, 0, 0, 1, 99}, Dst: [16]byte{10, 0, 0, 2, 99},
 	}
 	want := Event{
-		Reason: DropNoRoute, Direction: Ingress, Lost: 2, Ifindex: 3, Length: 4,
-		SourceIdentity: 5, DestinationIdentity: 6, Rule: 7, SourceSlot: 8, DestinationSlot: 9,
+		Type: ConnectionJudged, Reason: DropNoRoute, Direction: Ingress, Lost: 2, Ifindex: 3, Length: 4,
+		SourceIdentity: 5, DestinationIdentity: 6, SourceSlot: 8, DestinationSlot: 9,
 		EtherType: 10, SourceMAC: [6]byte{13}, Protocol: 14, TCPFlags: 15,
+		Egress:     SideVerdict{By: ByRule, Table: 22, Gen: 21, Rule: 23, Action: ActionAllow},
+		Ingress:    SideVerdict{By: ByDefault, Table: 32, Gen: 31, Action: ActionDeny, Audited: true},
+		Connection: OriginLow | SeenReply | PickedUp, Reply: true,
 		Source: netip.MustParseAddrPort("10.0.0.1:11"), Destination: netip.MustParseAddrPort("10.0.0.2:12"),
 	}
 	// a newer program may append
@@ -46,6 +52,11 @@ func TestDecodeEventReadsEveryField(t *testing.T) {
 	w.Family, w.Src, w.Dst = 6, [16]byte{0xfd, 15: 1}, [16]byte{0xfd, 15: 2}
 	if got, err := decodeEvent(rawEvent(t, w)); err != nil || got.Source.String() != "[fd00::1]:11" || got.Destination.String() != "[fd00::2]:12" {
 		t.Errorf("IPv6: %v to %v, %v", got.Source, got.Destination, err)
+	}
+	// whoever was not asked said nothing, whatever the bytes are
+	w.Egress.By = 0
+	if got, err := decodeEvent(rawEvent(t, w)); err != nil || got.Egress != (SideVerdict{}) {
+		t.Errorf("a side that was not asked: %+v, %v", got.Egress, err)
 	}
 	w.Family = 0
 	if got, err := decodeEvent(rawEvent(t, w)); err != nil || got.Source.IsValid() || got.Destination.IsValid() {
@@ -67,7 +78,7 @@ func FuzzDecodeEvent(f *testing.F) {
 		if e.Source.IsValid() != e.Destination.IsValid() {
 			t.Errorf("one address of two: %+v", e)
 		}
-		if e.Reason.String() == "" || e.Direction.String() == "" {
+		if e.Reason.String() == "" || e.Direction.String() == "" || e.Type.String() == "" {
 			t.Errorf("a nameless event: %+v", e)
 		}
 	})

@@ -566,7 +566,7 @@ func TestKernelEventsTellWhoAndWhere(t *testing.T) {
 				t.Fatalf("Read: %v", err)
 			}
 			want := c.want
-			want.Time = got.Time
+			want.Time, want.Type = got.Time, PacketDropped
 			want.Reason, want.Direction = DropPolicyDenied, Ingress
 			want.Ifindex, want.Length, want.SourceMAC = 1, uint32(len(c.in)), a.MAC
 			want.SourceIdentity, want.DestinationIdentity = a.Identity, b.Identity

@@ -1,0 +1,437 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+)
+
+// ConnectionTimeouts say how long a connection is remembered after its last
+// packet. SCTP has the times of TCP. All are whole seconds, one at least.
+type ConnectionTimeouts struct {
+	// TCPOpening holds until an answer was seen.
+	TCPOpening time.Duration
+	// TCPEstablished holds for open and for half-closed connections.
+	TCPEstablished time.Duration
+	// TCPClosing holds once both ends have finished or one has reset. Under
+	// pressure it is shorter, down to a second.
+	TCPClosing time.Duration
+	// UDPUnanswered and UDPAnswered hold without and with an answer.
+	UDPUnanswered, UDPAnswered time.Duration
+	// ICMP holds for echoes.
+	ICMP time.Duration
+	// Other holds for protocols without ports.
+	Other time.Duration
+}
+
+// DefaultConnectionTimeouts are what docs/datapath.md explains.
+func DefaultConnectionTimeouts() ConnectionTimeouts {
+	return ConnectionTimeouts{
+		TCPOpening: time.Minute, TCPEstablished: 8000 * time.Second, TCPClosing: 10 * time.Second,
+		UDPUnanswered: time.Minute, UDPAnswered: 3 * time.Minute,
+		ICMP: time.Minute, Other: 10 * time.Minute,
+	}
+}
+
+// of is the time of a connection.
+func (t ConnectionTimeouts) of(protocol uint8, flags ConnectionFlags) time.Duration {
+	switch protocol {
+	case unix.IPPROTO_TCP, unix.IPPROTO_SCTP:
+		switch {
+		case flags.Closing():
+			return t.TCPClosing
+		case flags&(SeenReply|PickedUp) != 0:
+			return t.TCPEstablished
+		}
+		return t.TCPOpening
+	case unix.IPPROTO_UDP, unix.IPPROTO_UDPLITE:
+		if flags&SeenReply != 0 {
+			return t.UDPAnswered
+		}
+		return t.UDPUnanswered
+	case unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6:
+		return t.ICMP
+	}
+	return t.Other
+}
+
+// CollectorOptions configure a Collector; zero fields have defaults.
+type CollectorOptions struct {
+	Timeouts ConnectionTimeouts // zero: DefaultConnectionTimeouts
+	// MinInterval and MaxInterval bound the time between two passes, 1 s and
+	// 60 s by default.
+	MinInterval, MaxInterval time.Duration
+	Log                      *slog.Logger // nil discards
+
+	now func() uint32 // tests have a clock of their own
+}
+
+// Collector removes connections that are idle, closed or of endpoints that are
+// gone, and gives every endpoint its budget of new ones. There is one per
+// Kernel.
+type Collector struct {
+	k      *Kernel
+	o      CollectorOptions
+	budget []byte // memory of sl_budget
+
+	mu   sync.Mutex
+	last Pass // guarded by mu
+
+	// of the loop alone
+	interval time.Duration
+}
+
+// Pass is what one pass found and did.
+type Pass struct {
+	// Live connections afterwards, of IPv4 and IPv6.
+	Live [2]int
+	// Idle or closed ones that were removed, and those of endpoints that are
+	// gone.
+	Expired, Orphaned int
+	// Kept are those that were about to be removed when a packet came.
+	Kept int
+	// Batches that were read, and how long all of it took.
+	Batches int
+	Took    time.Duration
+	// Evicted, since the maps were made, by newer connections: what was
+	// created, and neither removed nor is there. It is a lower bound while
+	// connections come and go, and never decreases.
+	Evicted uint64
+	// Endpoints that have begun connections which are still open.
+	Endpoints int
+}
+
+// NewCollector prepares a collector. It changes nothing before the first pass.
+func (k *Kernel) NewCollector(o CollectorOptions) (*Collector, error) {
+	if k.validateOnly {
+		return nil, ErrValidateOnly
+	}
+	if o.Timeouts == (ConnectionTimeouts{}) {
+		o.Timeouts = DefaultConnectionTimeouts()
+	}
+	if o.MinInterval == 0 {
+		o.MinInterval = time.Second
+	}
+	if o.MaxInterval == 0 {
+		o.MaxInterval = time.Minute
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.now == nil {
+		o.now = monotonicSeconds
+	}
+	if o.MinInterval < 0 || o.MaxInterval < o.MinInterval {
+		return nil, fmt.Errorf("%w: MaxInterval: %s is below MinInterval %s", ErrInvalid, o.MaxInterval, o.MinInterval)
+	}
+	for name, d := range map[string]time.Duration{
+		"TCPOpening": o.Timeouts.TCPOpening, "TCPEstablished": o.Timeouts.TCPEstablished, "TCPClosing": o.Timeouts.TCPClosing,
+		"UDPUnanswered": o.Timeouts.UDPUnanswered, "UDPAnswered": o.Timeouts.UDPAnswered,
+		"ICMP": o.Timeouts.ICMP, "Other": o.Timeouts.Other,
+	} {
+		if d < time.Second {
+			return nil, fmt.Errorf("%w: Timeouts.%s: %s is below a second", ErrInvalid, name, d)
+		}
+	}
+	if err := k.rlock(); err != nil {
+		return nil, err
+	}
+	defer k.mu.RUnlock()
+	mem, err := mapMemory(k.maps.byName[bpf.MapsMapSlBudget], false)
+	if err != nil {
+		return nil, fmt.Errorf("map the memory of %s: %w", bpf.MapsMapSlBudget, err)
+	}
+	return &Collector{k: k, o: o, budget: mem, interval: o.MinInterval}, nil
+}
+
+// Close lifts all limits, because nobody renews them any more, and lets go of
+// the map. Run has returned before.
+func (c *Collector) Close() error {
+	for s := range MaxEndpoints + 1 {
+		used, limit := c.cell(Slot(s))
+		atomic.StoreUint64(limit, 0)
+		atomic.StoreUint64(used, 0)
+	}
+	return unix.Munmap(c.budget)
+}
+
+// Run collects until ctx ends: at once, then at an interval that follows the
+// load, and early if an endpoint uses up its budget. A pass that fails is
+// logged and made again.
+func (c *Collector) Run(ctx context.Context) error {
+	t := time.NewTicker(c.o.MinInterval)
+	defer t.Stop()
+	var due time.Time
+	for {
+		if now := time.Now(); !now.Before(due) || c.pressed() {
+			p, err := c.Collect(ctx)
+			if err != nil && ctx.Err() == nil {
+				c.o.Log.Error("connections not collected, trying again", "error", err)
+			} else if err == nil {
+				c.interval = nextInterval(c.interval, p, c.k.capacity(), c.o)
+			}
+			due = now.Add(c.interval)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-t.C:
+		}
+	}
+}
+
+// nextInterval shortens the interval while passes find much to do and lengthens
+// it while they do not; the fuller the maps, the less may pass between two.
+func nextInterval(last time.Duration, p Pass, capacity [2]int, o CollectorOptions) time.Duration {
+	removed := p.Expired + p.Orphaned
+	seen := p.Live[0] + p.Live[1] + removed
+	next := last
+	switch {
+	case seen > 0 && removed*4 > seen:
+		next = last / 2
+	case removed*20 <= seen:
+		next = last * 3 / 2
+	}
+	full := max(float64(p.Live[0])/float64(capacity[0]), float64(p.Live[1])/float64(capacity[1]))
+	most := time.Duration(float64(o.MaxInterval) * max(0, 1-full))
+	return max(o.MinInterval, min(next, most, o.MaxInterval))
+}
+
+// pressed says whether an endpoint has used a quarter of its budget, so that a
+// recount may give it more, or less to others.
+func (c *Collector) pressed() bool {
+	for s := range MaxEndpoints + 1 {
+		used, limit := c.cell(Slot(s))
+		if l := atomic.LoadUint64(limit); l > 0 && atomic.LoadUint64(used) >= max(l/4, 1) {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *Collector) cell(s Slot) (used, limit *uint64) {
+	const size = int(unsafe.Sizeof(bpf.MapsSlBudget{}))
+	return word(c.budget, int(s)*size), word(c.budget, int(s)*size+int(unsafe.Offsetof(bpf.MapsSlBudget{}.Limit)))
+}
+
+// capacity of the connection maps of IPv4 and IPv6.
+func (k *Kernel) capacity() [2]int {
+	return [2]int{
+		int(k.maps.byName[bpf.MapsMapSlCt4].MaxEntries()), int(k.maps.byName[bpf.MapsMapSlCt6].MaxEntries()),
+	}
+}
+
+func family(c Connection) int {
+	if c.Initiator.Addr().Is4() {
+		return 0
+	}
+	return 1
+}
+
+// Collect makes one pass. Every candidate is looked at again right before it
+// is deleted, so that a connection in use is not disturbed: see
+// DeleteConnection for what remains.
+func (c *Collector) Collect(ctx context.Context) (Pass, error) {
+	start := time.Now()
+	before, err := c.k.ConnectionCounters()
+	if err != nil {
+		return Pass{}, err
+	}
+	p := Pass{}
+	previous := c.Last()
+	timeouts := c.o.Timeouts
+	timeouts.TCPClosing = closingTime(timeouts.TCPClosing, previous.Live, c.k.capacity())
+	var open [2]int
+	owned := make([][2]int, MaxEndpoints+1)
+
+	err = c.k.Connections(func(cs []Connection) error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		p.Batches++
+		// read after the batch: whoever is not there now is gone
+		present := map[Slot]Endpoint{}
+		now := c.o.now()
+		for _, conn := range cs {
+			idle := int32(now - conn.LastSeen)
+			expired := idle >= int32(timeouts.of(conn.Protocol, conn.Flags)/time.Second)
+			orphaned := false
+			if !expired {
+				if orphaned, err = c.orphaned(conn, present); err != nil {
+					return err
+				}
+			}
+			f := family(conn)
+			if expired || orphaned {
+				deleted, err := c.remove(conn)
+				if err != nil {
+					return err
+				}
+				switch {
+				case deleted && expired:
+					p.Expired++
+				case deleted:
+					p.Orphaned++
+				default:
+					p.Kept++
+				}
+				if deleted {
+					continue
+				}
+			}
+			p.Live[f]++
+			if conn.Flags.Closing() {
+				continue // it may go at any moment and needs no room
+			}
+			open[f]++
+			if s := payer(conn); s <= MaxEndpoints {
+				owned[s][f]++
+			}
+		}
+		return nil
+	})
+	if n := uint64(p.Expired + p.Orphaned); n > 0 {
+		err = errors.Join(err, c.count(n))
+	}
+	if err != nil {
+		return p, err
+	}
+	after, err := c.k.ConnectionCounters()
+	if err != nil {
+		return p, err
+	}
+	// Created is read before the pass and what ended after it: a connection
+	// that comes or goes meanwhile makes the difference smaller, never larger.
+	if gone := after.Deleted + after.Expired + uint64(p.Live[0]+p.Live[1]); before.Created > gone {
+		p.Evicted = before.Created - gone
+	}
+	p.Evicted = max(p.Evicted, previous.Evicted)
+	p.Endpoints = c.renew(owned, open)
+	p.Took = time.Since(start)
+	c.mu.Lock()
+	c.last = p
+	c.mu.Unlock()
+	return p, nil
+}
+
+// Last is the last whole pass.
+func (c *Collector) Last() Pass {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.last
+}
+
+func (c *Collector) remove(conn Connection) (bool, error) {
+	if err := c.k.rlock(); err != nil {
+		return false, err
+	}
+	defer c.k.mu.RUnlock()
+	return c.k.deleteConnection(conn)
+}
+
+func (c *Collector) count(n uint64) error {
+	if err := c.k.rlock(); err != nil {
+		return err
+	}
+	defer c.k.mu.RUnlock()
+	return c.k.addExpired(n)
+}
+
+// orphaned says whether a local end of the connection belongs to no endpoint
+// any more: nobody leads to its slot, or whoever has the slot has another
+// address. The host is never gone.
+func (c *Collector) orphaned(conn Connection, present map[Slot]Endpoint) (bool, error) {
+	for _, end := range []struct {
+		End
+		addr any
+	}{{conn.From, conn.Initiator.Addr()}, {conn.To, conn.Responder.Addr()}} {
+		s := end.Slot
+		if s == HostSlot || s > MaxEndpoints {
+			continue
+		}
+		e, ok := present[s]
+		if !ok {
+			var err error
+			if e, err = c.k.Lookup(s); err != nil && !errors.Is(err, ErrNotFound) {
+				return false, err
+			}
+			present[s] = e // without addresses if nobody is there
+		}
+		if end.addr != any(e.IPv4) && end.addr != any(e.IPv6) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// payer is whose budget a connection counts against: its initiator's if that
+// is local, else its responder's.
+func payer(c Connection) Slot {
+	if c.From.Slot != NoSlot {
+		return c.From.Slot
+	}
+	return c.To.Slot
+}
+
+// closingTime shortens the life of what has ended, which is needed for late
+// packets only, while a map is more than half full: to a second at three
+// quarters.
+func closingTime(full time.Duration, live, capacity [2]int) time.Duration {
+	t := full
+	for f := range live {
+		over := float64(live[f])/float64(capacity[f]) - 0.5
+		if over > 0 {
+			t = min(t, time.Duration(float64(full)*max(0, 1-4*over)))
+		}
+	}
+	return max(t.Truncate(time.Second), time.Second)
+}
+
+// leastBudget is what every endpoint may begin until the next pass, however
+// full the maps are.
+const leastBudget = 128
+
+// budgetOf is how many connections an endpoint may begin until the next pass
+// in a map of the capacity, in which it has owned of open ones, and in which
+// sharers endpoints have some. An eighth of the map stays free for whoever
+// comes. Of the rest, an endpoint may fill its fair share, and beyond it half
+// of what nobody uses.
+func budgetOf(capacity, open, owned, sharers int) int {
+	room := capacity - capacity/8
+	fair := room/max(sharers, 1) - owned
+	unused := (room - open) / 2
+	return max(leastBudget, fair, unused)
+}
+
+// renew begins a new period of all budgets, and says how many endpoints have
+// open connections. Slots that nobody has get the budget of one who has
+// nothing, so that an endpoint is limited from its first packet. A connection
+// that is begun between the two stores counts for neither period.
+func (c *Collector) renew(owned [][2]int, open [2]int) (sharers int) {
+	for _, n := range owned {
+		if n != [2]int{} {
+			sharers++
+		}
+	}
+	capacity := c.k.capacity()
+	for s, n := range owned {
+		most := budgetOf(capacity[0], open[0], n[0], sharers)
+		most = min(most, budgetOf(capacity[1], open[1], n[1], sharers))
+		used, limit := c.cell(Slot(s))
+		atomic.StoreUint64(limit, uint64(most))
+		atomic.StoreUint64(used, 0)
+	}
+	return sharers
+}

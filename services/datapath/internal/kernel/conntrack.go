@@ -1,0 +1,387 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+)
+
+// ConnectionFlags are the state of a connection, as the programs set them.
+type ConnectionFlags uint32
+
+// The flags, as bpf/include/sluice/abi.h explains them. The generated code has
+// no preprocessor constants, so the numbers are repeated here; a test compares
+// them with the header.
+const (
+	OriginLow         ConnectionFlags = 0x0001
+	SeenReply         ConnectionFlags = 0x0002
+	InitiatorFinished ConnectionFlags = 0x0004
+	ResponderFinished ConnectionFlags = 0x0008
+	Reset             ConnectionFlags = 0x0010
+	ViaStack          ConnectionFlags = 0x0020
+	Proxied           ConnectionFlags = 0x0040
+	Hairpin           ConnectionFlags = 0x0080
+	PickedUp          ConnectionFlags = 0x0100
+	CloseReported     ConnectionFlags = 0x0200
+)
+
+// Closing says whether both ends have finished, or one has reset: nothing but
+// late packets is to come.
+func (f ConnectionFlags) Closing() bool {
+	const both = InitiatorFinished | ResponderFinished
+	return f&Reset != 0 || f&both == both
+}
+
+// Words are the flags for people, the stage of the connection first.
+func (f ConnectionFlags) Words() []string {
+	stage := "opening"
+	switch {
+	case f&Reset != 0:
+		stage = "reset"
+	case f.Closing():
+		stage = "closing"
+	case f&(InitiatorFinished|ResponderFinished) != 0:
+		stage = "half-closed"
+	case f&(SeenReply|PickedUp) != 0:
+		stage = "established"
+	}
+	words := []string{stage}
+	for _, w := range []struct {
+		flag ConnectionFlags
+		word string
+	}{{PickedUp, "picked-up"}, {ViaStack, "via-stack"}, {Proxied, "proxied"}, {Hairpin, "hairpin"}} {
+		if f&w.flag != 0 {
+			words = append(words, w.word)
+		}
+	}
+	return words
+}
+
+// Tuple names a connection. ICMP echo has its identifier in both ports;
+// protocols without ports have 0.
+type Tuple struct {
+	// Initiator sent the first packet.
+	Initiator, Responder netip.AddrPort
+	Protocol             uint8
+}
+
+// End is one end of a connection.
+type End struct {
+	// Slot of the endpoint, NoSlot if it is not local.
+	Slot Slot
+	// Gen is that of the word that last judged the connection, 0 if the end is
+	// not local.
+	Gen uint32
+	// AddressGen is that of the address's bucket in sl_pgen.
+	AddressGen uint16
+	Identity   Identity
+}
+
+// Connection is an entry of the connection table.
+type Connection struct {
+	Tuple
+	From, To End
+	// LastSeen is when the last packet was seen, in seconds of
+	// CLOCK_MONOTONIC.
+	LastSeen uint32
+	Flags    ConnectionFlags
+	// EgressRule let it out, IngressRule let it in; 0 for a default.
+	EgressRule, IngressRule uint16
+
+	value bpf.MapsSlCt // as it was read
+}
+
+// Time is LastSeen by the wall clock, to a second.
+func (c Connection) Time() time.Time { return timeOf(uint64(c.LastSeen) * uint64(time.Second)) }
+
+// sorted gives the addresses in the order of the key, and says whether the
+// first one given is the lower one.
+func (t Tuple) sorted() (lo, hi netip.AddrPort, initiatorLow bool) {
+	if lower(t.Initiator, t.Responder) {
+		return t.Initiator, t.Responder, true
+	}
+	return t.Responder, t.Initiator, false
+}
+
+// lower is the order of a key's ends: by the bytes of the addresses, then by
+// the ports.
+func lower(a, b netip.AddrPort) bool {
+	if d := bytes.Compare(a.Addr().AsSlice(), b.Addr().AsSlice()); d != 0 {
+		return d < 0
+	}
+	return a.Port() <= b.Port()
+}
+
+func (t Tuple) validate() error {
+	i, r := t.Initiator.Addr(), t.Responder.Addr()
+	if !i.IsValid() || !r.IsValid() || i.Is4() != r.Is4() || i.Is4In6() || r.Is4In6() || i.Zone() != "" || r.Zone() != "" {
+		return fmt.Errorf("%w: Tuple: %v and %v are no pair of plain addresses of one family", ErrInvalid, i, r)
+	}
+	return nil
+}
+
+func be32(a netip.Addr) uint32 {
+	b := a.As4()
+	return binary.NativeEndian.Uint32(b[:])
+}
+
+func addr4(v uint32) netip.Addr {
+	var b [4]byte
+	binary.NativeEndian.PutUint32(b[:], v)
+	return netip.AddrFrom4(b)
+}
+
+func (t Tuple) key4() bpf.MapsSlCtKey4 {
+	lo, hi, _ := t.sorted()
+	return bpf.MapsSlCtKey4{Lo: be32(lo.Addr()), Hi: be32(hi.Addr()), Plo: lo.Port(), Phi: hi.Port(), Proto: t.Protocol}
+}
+
+func (t Tuple) key6() bpf.MapsSlCtKey6 {
+	lo, hi, _ := t.sorted()
+	return bpf.MapsSlCtKey6{Lo: lo.Addr().As16(), Hi: hi.Addr().As16(), Plo: lo.Port(), Phi: hi.Port(), Proto: t.Protocol}
+}
+
+func tuple4(k *bpf.MapsSlCtKey4, flags uint32) Tuple {
+	return tupleOf(netip.AddrPortFrom(addr4(k.Lo), k.Plo), netip.AddrPortFrom(addr4(k.Hi), k.Phi), k.Proto, flags)
+}
+
+func tuple6(k *bpf.MapsSlCtKey6, flags uint32) Tuple {
+	return tupleOf(netip.AddrPortFrom(netip.AddrFrom16(k.Lo), k.Plo), netip.AddrPortFrom(netip.AddrFrom16(k.Hi), k.Phi), k.Proto, flags)
+}
+
+func tupleOf(lo, hi netip.AddrPort, proto uint8, flags uint32) Tuple {
+	if ConnectionFlags(flags)&OriginLow != 0 {
+		return Tuple{lo, hi, proto}
+	}
+	return Tuple{hi, lo, proto}
+}
+
+func connectionOf(t Tuple, v *bpf.MapsSlCt) Connection {
+	return Connection{
+		Tuple:    t,
+		From:     End{Slot: Slot(v.Where >> 48), Gen: uint32(v.Gens >> 32), AddressGen: uint16(v.Where >> 16), Identity: Identity(v.IdInit)},
+		To:       End{Slot: Slot(v.Where >> 32), Gen: uint32(v.Gens), AddressGen: uint16(v.Where), Identity: Identity(v.IdResp)},
+		LastSeen: v.LastS, Flags: ConnectionFlags(v.Flags), EgressRule: v.RuleEg, IngressRule: v.RuleIn,
+		value: *v,
+	}
+}
+
+// valueOf is the reverse of connectionOf.
+func valueOf(c Connection) bpf.MapsSlCt {
+	v := bpf.MapsSlCt{
+		Gens:   uint64(c.From.Gen)<<32 | uint64(c.To.Gen),
+		Where:  uint64(c.From.Slot)<<48 | uint64(c.To.Slot)<<32 | uint64(c.From.AddressGen)<<16 | uint64(c.To.AddressGen),
+		IdInit: uint32(c.From.Identity), IdResp: uint32(c.To.Identity),
+		LastS: c.LastSeen, Flags: uint32(c.Flags &^ OriginLow), RuleEg: c.EgressRule, RuleIn: c.IngressRule,
+	}
+	if _, _, low := c.sorted(); low {
+		v.Flags |= uint32(OriginLow)
+	}
+	return v
+}
+
+// connectionMap is the map of the tuple's family, and its key there.
+func (k *Kernel) connectionMap(t Tuple) (*ebpf.Map, any) {
+	if t.Initiator.Addr().Is4() {
+		key := t.key4()
+		return k.maps.byName[bpf.MapsMapSlCt4], &key
+	}
+	key := t.key6()
+	return k.maps.byName[bpf.MapsMapSlCt6], &key
+}
+
+// Connection looks up the connection between two ends, whichever began it. It
+// does not count as use: the kernel's eviction order stays as it is.
+func (k *Kernel) Connection(t Tuple) (c Connection, found bool, err error) {
+	if err := t.validate(); err != nil {
+		return Connection{}, false, err
+	}
+	if err := k.rlock(); err != nil {
+		return Connection{}, false, err
+	}
+	defer k.mu.RUnlock()
+	return k.connection(t)
+}
+
+func (k *Kernel) connection(t Tuple) (Connection, bool, error) {
+	m, key := k.connectionMap(t)
+	var v bpf.MapsSlCt
+	switch err := m.Lookup(key, &v); {
+	case errors.Is(err, ebpf.ErrKeyNotExist):
+		return Connection{}, false, nil
+	case err != nil:
+		return Connection{}, false, fmt.Errorf("look up connection %v: %w", t, err)
+	}
+	lo, hi, _ := t.sorted()
+	return connectionOf(tupleOf(lo, hi, t.Protocol, v.Flags), &v), true, nil
+}
+
+// DeleteConnection deletes c if it is still as it was read, and says whether
+// it did. A packet that is seen between the comparison and the deletion, about
+// a microsecond, loses its entry all the same: it has been judged, and the
+// next packet of its connection is judged again, as after an eviction.
+func (k *Kernel) DeleteConnection(c Connection) (bool, error) {
+	if err := c.validate(); err != nil {
+		return false, err
+	}
+	if k.validateOnly {
+		return false, ErrValidateOnly
+	}
+	// the programs change this map at any time; the lock is for Close alone
+	if err := k.rlock(); err != nil {
+		return false, err
+	}
+	defer k.mu.RUnlock()
+	return k.deleteConnection(c)
+}
+
+func (k *Kernel) deleteConnection(c Connection) (bool, error) {
+	m, key := k.connectionMap(c.Tuple)
+	var now bpf.MapsSlCt
+	err := m.Lookup(key, &now)
+	if err == nil {
+		if now != c.value {
+			return false, nil
+		}
+		err = m.Delete(key)
+	}
+	switch {
+	case errors.Is(err, ebpf.ErrKeyNotExist):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("delete connection %v: %w", c.Tuple, err)
+	}
+	return true, nil
+}
+
+// connectionBatch is how many entries are read at once. A bucket that holds
+// more than that would be an error of the kernel's, not ours.
+const connectionBatch = 4096
+
+// Connections hands all tracked connections to visit, some thousand at a time,
+// until it returns an error. The slice is reused. Connections that come or go
+// meanwhile may be missing; one that stays is listed once.
+func (k *Kernel) Connections(visit func([]Connection) error) error {
+	err := eachBatch(k, bpf.MapsMapSlCt4, func(keys []bpf.MapsSlCtKey4, values []bpf.MapsSlCt, cs []Connection) error {
+		for i := range keys {
+			cs = append(cs, connectionOf(tuple4(&keys[i], values[i].Flags), &values[i]))
+		}
+		return visit(cs)
+	})
+	if err != nil {
+		return err
+	}
+	return eachBatch(k, bpf.MapsMapSlCt6, func(keys []bpf.MapsSlCtKey6, values []bpf.MapsSlCt, cs []Connection) error {
+		for i := range keys {
+			cs = append(cs, connectionOf(tuple6(&keys[i], values[i].Flags), &values[i]))
+		}
+		return visit(cs)
+	})
+}
+
+// eachBatch reads a hash by batches: the kernel copies whole buckets under
+// their lock, so that nothing that stays is missed or seen twice. The lock of k
+// is not held while visit runs.
+func eachBatch[K any](k *Kernel, name string, visit func([]K, []bpf.MapsSlCt, []Connection) error) error {
+	keys, values := make([]K, connectionBatch), make([]bpf.MapsSlCt, connectionBatch)
+	cs := make([]Connection, 0, connectionBatch)
+	var cursor ebpf.MapBatchCursor
+	for {
+		if err := k.rlock(); err != nil {
+			return err
+		}
+		n, err := k.maps.byName[name].BatchLookup(&cursor, keys, values, nil)
+		k.mu.RUnlock()
+		end := errors.Is(err, ebpf.ErrKeyNotExist)
+		if err != nil && !end {
+			return fmt.Errorf("list %s: %w", name, err)
+		}
+		if n > 0 {
+			if err := visit(keys[:n], values[:n], cs); err != nil {
+				return err
+			}
+		}
+		if end {
+			return nil
+		}
+	}
+}
+
+// ConnectionCounters count since the maps were made.
+type ConnectionCounters struct {
+	Created uint64
+	// Deleted by a program: revoked, or replaced by a new connection.
+	Deleted uint64
+	// Revoked by a policy that had changed.
+	Revoked uint64
+	// PickedUp in mid-flow after an eviction.
+	PickedUp uint64
+	// Redecided because a policy or an address had changed.
+	Redecided uint64
+	// Related are ICMP errors about a connection.
+	Related uint64
+	// Expired were removed by the collector.
+	Expired uint64
+}
+
+// statExpired is the last cell of sl_ct_stats, which no program counts in: the
+// collector keeps its own count there, so that it is as old as the others.
+const statExpired = 7
+
+// ConnectionCounters reads the counters.
+func (k *Kernel) ConnectionCounters() (ConnectionCounters, error) {
+	if err := k.rlock(); err != nil {
+		return ConnectionCounters{}, err
+	}
+	defer k.mu.RUnlock()
+	var c ConnectionCounters
+	for stat, to := range map[uint32]*uint64{
+		uint32(bpf.MapsSlCtStatSL_CT_STAT_CREATED): &c.Created, uint32(bpf.MapsSlCtStatSL_CT_STAT_DELETED): &c.Deleted,
+		uint32(bpf.MapsSlCtStatSL_CT_STAT_REVOKED): &c.Revoked, uint32(bpf.MapsSlCtStatSL_CT_STAT_PICKED_UP): &c.PickedUp,
+		uint32(bpf.MapsSlCtStatSL_CT_STAT_REDECIDED): &c.Redecided, uint32(bpf.MapsSlCtStatSL_CT_STAT_RELATED): &c.Related,
+		statExpired: &c.Expired,
+	} {
+		var perCPU []uint64
+		if err := k.maps.byName[bpf.MapsMapSlCtStats].Lookup(stat, &perCPU); err != nil {
+			return c, fmt.Errorf("read connection counter %d: %w", stat, err)
+		}
+		for _, v := range perCPU {
+			*to += v
+		}
+	}
+	return c, nil
+}
+
+// addExpired counts what the collector removed. There is one collector.
+func (k *Kernel) addExpired(n uint64) error {
+	m := k.maps.byName[bpf.MapsMapSlCtStats]
+	var perCPU []uint64
+	if err := m.Lookup(uint32(statExpired), &perCPU); err != nil {
+		return fmt.Errorf("read the count of expired connections: %w", err)
+	}
+	perCPU[0] += n
+	if err := m.Put(uint32(statExpired), perCPU); err != nil {
+		return fmt.Errorf("count expired connections: %w", err)
+	}
+	return nil
+}
+
+// monotonicSeconds is the clock of sl_ct.last_s.
+func monotonicSeconds() uint32 {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		return 0 // nothing has expired at the beginning of time
+	}
+	return uint32(ts.Sec)
+}

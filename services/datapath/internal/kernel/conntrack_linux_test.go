@@ -1,0 +1,568 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+)
+
+// put writes a connection as a program would, and says so in the counters.
+func (k *Kernel) put(t testing.TB, c Connection) {
+	t.Helper()
+	m, key := k.connectionMap(c.Tuple)
+	v := valueOf(c)
+	if err := m.Update(key, &v, ebpf.UpdateAny); err != nil {
+		t.Fatalf("write connection %v: %v", c.Tuple, err)
+	}
+}
+
+// putAll writes many at once.
+func (k *Kernel) putAll(t testing.TB, cs []Connection) {
+	t.Helper()
+	var keys4 []bpf.MapsSlCtKey4
+	var keys6 []bpf.MapsSlCtKey6
+	var values4, values6 []bpf.MapsSlCt
+	for _, c := range cs {
+		if c.Initiator.Addr().Is4() {
+			keys4, values4 = append(keys4, c.key4()), append(values4, valueOf(c))
+		} else {
+			keys6, values6 = append(keys6, c.key6()), append(values6, valueOf(c))
+		}
+	}
+	if len(keys4) > 0 {
+		if _, err := k.maps.byName[bpf.MapsMapSlCt4].BatchUpdate(keys4, values4, nil); err != nil {
+			t.Fatalf("write %d connections: %v", len(keys4), err)
+		}
+	}
+	if len(keys6) > 0 {
+		if _, err := k.maps.byName[bpf.MapsMapSlCt6].BatchUpdate(keys6, values6, nil); err != nil {
+			t.Fatalf("write %d connections: %v", len(keys6), err)
+		}
+	}
+	k.addStat(t, uint32(bpf.MapsSlCtStatSL_CT_STAT_CREATED), len(cs))
+}
+
+func (k *Kernel) addStat(t testing.TB, stat uint32, n int) {
+	t.Helper()
+	m := k.maps.byName[bpf.MapsMapSlCtStats]
+	var perCPU []uint64
+	if err := m.Lookup(stat, &perCPU); err != nil {
+		t.Fatal(err)
+	}
+	perCPU[len(perCPU)-1] += uint64(n)
+	if err := m.Put(stat, perCPU); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// clock is a collector's, in seconds.
+type clock struct{ now atomic.Uint32 }
+
+func newCollector(t testing.TB, k *Kernel, o CollectorOptions) (*Collector, *clock) {
+	t.Helper()
+	cl := &clock{}
+	cl.now.Store(100_000)
+	o.now = cl.now.Load
+	c, err := k.NewCollector(o)
+	if err != nil {
+		t.Fatalf("NewCollector: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+	})
+	return c, cl
+}
+
+func collect(t testing.TB, c *Collector) Pass {
+	t.Helper()
+	p, err := c.Collect(t.Context())
+	if err != nil {
+		t.Fatalf("Collect: %v", err)
+	}
+	return p
+}
+
+func (k *Kernel) tracked(t testing.TB) map[Tuple]Connection {
+	t.Helper()
+	all := map[Tuple]Connection{}
+	err := k.Connections(func(cs []Connection) error {
+		for _, c := range cs {
+			if _, twice := all[c.Tuple]; twice {
+				t.Errorf("%v is listed twice", c.Tuple)
+			}
+			all[c.Tuple] = c
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatalf("Connections: %v", err)
+	}
+	return all
+}
+
+// remotes are connections from outside to endpoint e, numbered.
+func remotes(e Endpoint, proto uint8, from, n int, flags ConnectionFlags, last uint32) []Connection {
+	cs := make([]Connection, 0, n)
+	for i := from; i < from+n; i++ {
+		var a [4]byte
+		binary.BigEndian.PutUint32(a[:], 0xc0000000+uint32(i))
+		cs = append(cs, Connection{
+			Tuple: Tuple{netip.AddrPortFrom(netip.AddrFrom4(a), uint16(i)), netip.AddrPortFrom(e.IPv4, 80), proto},
+			From:  End{Slot: NoSlot, Identity: IdentityWorldIPv4}, To: End{Slot: e.Slot, Gen: e.Policy.Gen, Identity: e.Identity},
+			LastSeen: last, Flags: flags,
+		})
+	}
+	return cs
+}
+
+func TestKernelConnectionIsFoundFromBothEnds(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	for _, tu := range []Tuple{
+		tuple(6, "10.244.0.10:40000", "10.244.0.20:80"), tuple(6, "10.244.0.20:40000", "10.244.0.10:80"),
+		tuple(17, "[fd00::2]:53", "[fd00::1]:53"),
+	} {
+		want := Connection{Tuple: tu, From: End{1, 2, 3, 4}, To: End{5, 6, 7, 8}, LastSeen: 9, Flags: SeenReply, EgressRule: 1, IngressRule: 2}
+		k.put(t, want)
+		for _, asked := range []Tuple{tu, {tu.Responder, tu.Initiator, tu.Protocol}} {
+			got, found, err := k.Connection(asked)
+			if err != nil || !found || got.Tuple != tu || got.From != want.From || got.To != want.To || got.EgressRule != 1 || got.IngressRule != 2 {
+				t.Errorf("Connection(%v): %+v, %v, %v", asked, got, found, err)
+			}
+		}
+		other := tu
+		other.Protocol = 132
+		if _, found, err := k.Connection(other); found || err != nil {
+			t.Errorf("another protocol: %v, %v", found, err)
+		}
+	}
+	if _, _, err := k.Connection(tuple(6, "10.0.0.1:1", "[fd00::1]:1")); !errors.Is(err, ErrInvalid) {
+		t.Errorf("two families: %v", err)
+	}
+}
+
+func TestKernelConnectionThatChangedIsNotDeleted(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	tu := tuple(6, "10.244.0.10:40000", "192.0.2.1:80")
+	k.put(t, Connection{Tuple: tu, LastSeen: 5})
+	old, _, err := k.Connection(tu)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.put(t, Connection{Tuple: tu, LastSeen: 6})
+	if deleted, err := k.DeleteConnection(old); deleted || err != nil {
+		t.Errorf("seen since: %v, %v", deleted, err)
+	}
+	now, found, err := k.Connection(tu)
+	if err != nil || !found {
+		t.Fatalf("afterwards: %v, %v", found, err)
+	}
+	if deleted, err := k.DeleteConnection(now); !deleted || err != nil {
+		t.Errorf("as it was read: %v, %v", deleted, err)
+	}
+	if deleted, err := k.DeleteConnection(now); deleted || err != nil {
+		t.Errorf("a second time: %v, %v", deleted, err)
+	}
+}
+
+// A model with the rules written down plainly, and random lives of
+// connections: after each pass the map holds what the model holds.
+func TestKernelCollectorRemovesExactlyWhatIsOver(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	first, second := publish(t, k, a), publish(t, k, b)
+	col, cl := newCollector(t, k, CollectorOptions{})
+	rng := rand.New(rand.NewPCG(1, 2))
+
+	type life struct {
+		c    Connection
+		dead bool // an end is gone
+	}
+	model := map[Tuple]*life{}
+	order := []Tuple{} // a map's order is not reproducible
+	created, expired, orphaned := 0, 0, 0
+	limit := func(c Connection) uint32 { // seconds, from the documentation
+		closed := c.Flags&Reset != 0 || c.Flags&InitiatorFinished != 0 && c.Flags&ResponderFinished != 0
+		switch {
+		case (c.Protocol == 6 || c.Protocol == 132) && closed:
+			return 10
+		case (c.Protocol == 6 || c.Protocol == 132) && c.Flags&(SeenReply|PickedUp) == 0:
+			return 60
+		case c.Protocol == 6 || c.Protocol == 132:
+			return 8000
+		case c.Protocol == 17 && c.Flags&SeenReply != 0:
+			return 180
+		case c.Protocol == 17 || c.Protocol == 1:
+			return 60
+		}
+		return 600
+	}
+	ends := []Endpoint{first, second}
+	for step := range 60 {
+		for range 200 {
+			e := ends[rng.IntN(len(ends))]
+			local, peer := netip.AddrPortFrom(e.IPv4, uint16(rng.IntN(40))), netip.AddrPort{}
+			other := End{Slot: NoSlot}
+			switch rng.IntN(3) {
+			case 0:
+				peer = netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 51, 100, byte(rng.IntN(8))}), 80)
+			case 1:
+				o := ends[rng.IntN(len(ends))]
+				peer, other = netip.AddrPortFrom(o.IPv4, 80), End{Slot: o.Slot, Gen: o.Policy.Gen}
+			case 2:
+				local, peer = netip.AddrPortFrom(e.IPv6, uint16(rng.IntN(40))), netip.AddrPortFrom(world6, 80)
+			}
+			c := Connection{
+				Tuple: Tuple{local, peer, []uint8{6, 17, 1, 132, 47}[rng.IntN(5)]},
+				From:  End{Slot: e.Slot, Gen: e.Policy.Gen}, To: other, LastSeen: cl.now.Load(),
+				Flags: ConnectionFlags(rng.IntN(0x200)) &^ OriginLow,
+			}
+			if rng.IntN(2) == 0 {
+				c.Initiator, c.Responder, c.From, c.To = c.Responder, c.Initiator, c.To, c.From
+			}
+			// one key, one entry
+			back := Tuple{c.Responder, c.Initiator, c.Protocol}
+			_, there := model[c.Tuple]
+			_, reverse := model[back]
+			if reverse && back != c.Tuple {
+				continue
+			}
+			if !there {
+				order = append(order, c.Tuple)
+				created++
+			}
+			model[c.Tuple] = &life{c: c}
+			k.put(t, c)
+		}
+		if step%10 == 9 {
+			// the second endpoint goes, and another comes with its slot or its
+			// address
+			gone := ends[1]
+			if err := k.Unpublish(gone.Slot); err != nil {
+				t.Fatal(err)
+			}
+			for _, l := range model {
+				if l.c.From.Slot == gone.Slot || l.c.To.Slot == gone.Slot {
+					l.dead = true
+				}
+			}
+			next := b
+			if step%20 == 9 {
+				next = testEndpoint(1002, 21+byte(step))
+			}
+			if err := k.Barrier(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			ends[1] = publish(t, k, next)
+			if ends[1].Slot == gone.Slot && ends[1].IPv4 == gone.IPv4 {
+				for _, l := range model {
+					l.dead = false // the gens, not the collector, tell them apart
+				}
+			}
+		}
+		cl.now.Add(uint32(rng.IntN(90)))
+		p := collect(t, col)
+		wantExpired, wantOrphaned := 0, 0
+		order = slices.DeleteFunc(order, func(tu Tuple) bool {
+			l := model[tu]
+			switch {
+			case cl.now.Load()-l.c.LastSeen >= limit(l.c):
+				wantExpired++
+			case l.dead:
+				wantOrphaned++
+			default:
+				return false
+			}
+			delete(model, tu)
+			return true
+		})
+		expired, orphaned = expired+wantExpired, orphaned+wantOrphaned
+		if p.Expired != wantExpired || p.Orphaned != wantOrphaned || p.Kept != 0 || p.Live[0]+p.Live[1] != len(model) {
+			t.Fatalf("step %d: %+v, want %d expired, %d orphaned, %d live", step, p, wantExpired, wantOrphaned, len(model))
+		}
+		have := k.tracked(t)
+		for tu, l := range model {
+			if c, ok := have[tu]; !ok || c.LastSeen != l.c.LastSeen {
+				t.Fatalf("step %d: %v is live and was removed, or changed: %+v", step, tu, c)
+			}
+		}
+		if len(have) != len(model) {
+			t.Fatalf("step %d: %d entries, want %d", step, len(have), len(model))
+		}
+	}
+	if expired == 0 || orphaned == 0 || len(model) == 0 {
+		t.Errorf("nothing proven: %d expired, %d orphaned, %d live", expired, orphaned, len(model))
+	}
+	cs, err := k.ConnectionCounters()
+	if err != nil || cs.Expired != uint64(expired+orphaned) {
+		t.Errorf("counted %d removed, %v, want %d", cs.Expired, err, expired+orphaned)
+	}
+}
+
+func TestKernelCollectorReadsManyByBatches(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	e := publish(t, k, a)
+	col, cl := newCollector(t, k, CollectorOptions{})
+	const n = 100_000
+	now := cl.now.Load()
+	k.putAll(t, remotes(e, 6, 0, n/2, SeenReply, now))
+	k.putAll(t, remotes(e, 17, n/2, n/2, 0, now-61))
+	before := k.tracked(t)
+	p := collect(t, col)
+	t.Logf("%d entries: %d batches, %s, %d removed", n, p.Batches, p.Took, p.Expired)
+	// two maps, and the last batch of each is short
+	if most := n/connectionBatch*2 + 4; p.Batches < n/connectionBatch || p.Batches > most {
+		t.Errorf("%d batches for %d entries, want at most %d", p.Batches, n, most)
+	}
+	idle := 0
+	for _, c := range before {
+		if c.Protocol == 17 {
+			idle++
+		}
+	}
+	if p.Expired != idle || p.Live[0] != len(before)-idle {
+		t.Errorf("%d expired and %d live, want %d and %d", p.Expired, p.Live[0], idle, len(before)-idle)
+	}
+	// An LRU map evicts before it is full, because each CPU has a reserve.
+	if want := uint64(n - len(before)); p.Evicted != want {
+		t.Errorf("%d evicted, want %d", p.Evicted, want)
+	}
+	p = collect(t, col)
+	t.Logf("half of them left: %d batches, %s", p.Batches, p.Took)
+}
+
+func TestKernelEvictedConnectionsAreCounted(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	e := publish(t, k, a)
+	col, cl := newCollector(t, k, CollectorOptions{})
+	total := 0
+	for range 4 {
+		k.putAll(t, remotes(e, 6, total, 50_000, SeenReply, cl.now.Load()))
+		total += 50_000
+		p := collect(t, col)
+		if live := len(k.tracked(t)); p.Evicted != uint64(total-live) || p.Live[0] != live {
+			t.Errorf("%d begun, %d there: %d evicted", total, live, p.Evicted)
+		}
+	}
+	if p := col.Last(); p.Evicted < uint64(total-131072) {
+		t.Errorf("%d evicted of %d, and 131,072 fit", p.Evicted, total)
+	}
+	// a program that deletes, and the collector that does, are no eviction
+	evicted := col.Last().Evicted
+	gone := 0
+	for _, c := range k.tracked(t) {
+		if gone == 1000 {
+			break
+		}
+		if deleted, err := k.DeleteConnection(c); err != nil || !deleted {
+			t.Fatalf("delete: %v, %v", deleted, err)
+		}
+		gone++
+	}
+	k.addStat(t, uint32(bpf.MapsSlCtStatSL_CT_STAT_DELETED), gone)
+	cl.now.Add(9000)
+	if p := collect(t, col); p.Evicted != evicted || p.Live[0] != 0 {
+		t.Errorf("after removals %d evicted and %d live, want %d and 0", p.Evicted, p.Live[0], evicted)
+	}
+	// the figure outlives the process
+	again, _ := newCollector(t, k, CollectorOptions{})
+	if p := collect(t, again); p.Evicted != evicted {
+		t.Errorf("another collector counts %d evicted, want %d", p.Evicted, evicted)
+	}
+}
+
+func TestKernelCollectorDuringTrafficLosesNoFlow(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	e := publish(t, k, a)
+	col, cl := newCollector(t, k, CollectorOptions{})
+	busy := remotes(e, 17, 0, 500, SeenReply, cl.now.Load())
+	k.putAll(t, busy)
+
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	done := make(chan error, 2)
+	// flows in use: a packet within every 100 s, and 180 s are allowed
+	ticked := make(chan struct{})
+	go func() {
+		m := k.maps.byName[bpf.MapsMapSlCt4]
+		for ctx.Err() == nil {
+			now := cl.now.Load()
+			for _, c := range busy {
+				c.LastSeen = now
+				key, v := c.key4(), valueOf(c)
+				if err := m.Update(&key, &v, ebpf.UpdateExist); err != nil {
+					done <- fmt.Errorf("flow %v is lost: %w", c.Tuple, err)
+					return
+				}
+			}
+			select {
+			case ticked <- struct{}{}:
+			case <-ctx.Done():
+			}
+		}
+		done <- nil
+	}()
+	// others begin and stay idle
+	go func() {
+		for i := 1000; ctx.Err() == nil; i += 100 {
+			m := k.maps.byName[bpf.MapsMapSlCt4]
+			for _, c := range remotes(e, 17, i%60000+1000, 100, 0, cl.now.Load()) {
+				key, v := c.key4(), valueOf(c)
+				if err := m.Update(&key, &v, ebpf.UpdateAny); err != nil {
+					done <- err
+					return
+				}
+			}
+		}
+		done <- nil
+	}()
+	expired := 0
+	for range 60 {
+		select {
+		case <-ticked:
+		case err := <-done:
+			t.Fatal(err)
+		}
+		p := collect(t, col)
+		expired += p.Expired
+		cl.now.Add(50)
+	}
+	stop()
+	for range 2 {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	all := k.tracked(t)
+	for _, c := range busy {
+		if _, ok := all[c.Tuple]; !ok {
+			t.Errorf("flow %v is lost", c.Tuple)
+		}
+	}
+	if expired == 0 {
+		t.Error("nothing else was collected meanwhile")
+	}
+}
+
+func (c *Collector) budgetOf(s Slot) (used, limit uint64) {
+	u, l := c.cell(s)
+	return atomic.LoadUint64(u), atomic.LoadUint64(l)
+}
+
+func TestKernelBudgetShrinksForWhoHasMuch(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	greedy, modest := publish(t, k, a), publish(t, k, b)
+	col, cl := newCollector(t, k, CollectorOptions{})
+	collect(t, col)
+	const room6 = 65536 - 65536/8
+	for _, s := range []Slot{greedy.Slot, modest.Slot, MaxEndpoints} {
+		if used, limit := col.budgetOf(s); used != 0 || limit != room6 {
+			t.Errorf("nobody has anything: slot %d has used %d of %d, want 0 of %d", s, used, limit, room6)
+		}
+	}
+	// the greedy one fills what an endpoint may fill
+	const room4 = 131072 - 131072/8
+	k.putAll(t, remotes(greedy, 17, 0, room4, 0, cl.now.Load()))
+	k.putAll(t, remotes(modest, 17, room4, 10, 0, cl.now.Load()))
+	used, _ := col.cell(greedy.Slot)
+	atomic.StoreUint64(used, 15000)
+	if !col.pressed() {
+		t.Error("a quarter of a budget is used, and nobody looks")
+	}
+	p := collect(t, col)
+	if p.Endpoints != 2 {
+		t.Errorf("%d endpoints with connections, want 2", p.Endpoints)
+	}
+	if used, limit := col.budgetOf(greedy.Slot); used != 0 || limit != leastBudget {
+		t.Errorf("the greedy endpoint has used %d of %d, want 0 of %d", used, limit, leastBudget)
+	}
+	if _, limit := col.budgetOf(modest.Slot); limit < room6/2-10 {
+		t.Errorf("the modest endpoint may begin %d, want %d or more", limit, room6/2-10)
+	}
+	// closed connections do not count: they go when they must
+	cl.now.Add(100)
+	collect(t, col)
+	k.putAll(t, remotes(greedy, 6, 0, 50_000, SeenReply|Reset, cl.now.Load()))
+	collect(t, col)
+	if _, limit := col.budgetOf(greedy.Slot); limit != room6 {
+		t.Errorf("with closed connections only it may begin %d, want %d", limit, room6)
+	}
+}
+
+func TestKernelBudgetsEndWithTheirCollector(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	col, err := k.NewCollector(CollectorOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	collect(t, col)
+	if err := col.Close(); err != nil {
+		t.Fatal(err)
+	}
+	var b bpf.MapsSlBudget
+	for _, s := range []uint32{0, 1, MaxEndpoints} {
+		if err := k.maps.byName[bpf.MapsMapSlBudget].Lookup(s, &b); err != nil || b.Limit != 0 {
+			t.Errorf("slot %d: %+v, %v", s, b, err)
+		}
+	}
+}
+
+func TestKernelCollectorRunsUntilItIsStopped(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	e := publish(t, k, a)
+	col, cl := newCollector(t, k, CollectorOptions{MinInterval: time.Millisecond, MaxInterval: 5 * time.Millisecond})
+	k.putAll(t, remotes(e, 17, 0, 10, 0, cl.now.Load()))
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- col.Run(ctx) }()
+	wait(t, func() bool { return col.Last().Live[0] == 10 })
+	cl.now.Add(60)
+	wait(t, func() bool { return col.Last().Live[0] == 0 })
+	stop()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("Run: %v", err)
+	}
+}
+
+// wait until the condition holds.
+func wait(t testing.TB, holds func() bool) {
+	t.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for !holds() {
+		select {
+		case <-tick.C:
+		case <-t.Context().Done():
+			t.Fatal("the test ended before the condition held")
+		}
+	}
+}
+
+func TestKernelCollectorRefusesTimesThatMakeNoSense(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	bad := DefaultConnectionTimeouts()
+	bad.ICMP = time.Millisecond
+	for name, o := range map[string]CollectorOptions{
+		"Timeouts.ICMP": {Timeouts: bad},
+		"MaxInterval":   {MinInterval: time.Minute, MaxInterval: time.Second},
+	} {
+		if _, err := k.NewCollector(o); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

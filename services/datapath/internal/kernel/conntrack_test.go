@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"net/netip"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+)
+
+// The generated code has no preprocessor constants.
+func TestConnectionFlagsAreThoseOfTheHeader(t *testing.T) {
+	header, err := os.ReadFile("../../../../bpf/include/sluice/abi.h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]ConnectionFlags{
+		"ORIG_LO": OriginLow, "SEEN_REPLY": SeenReply, "FIN_I": InitiatorFinished, "FIN_R": ResponderFinished, "RST": Reset,
+		"VIA_STACK": ViaStack, "PROXY": Proxied, "HAIRPIN": Hairpin, "PICKED_UP": PickedUp, "CLOSED_SENT": CloseReported,
+	}
+	for _, m := range regexp.MustCompile(`#define SL_CT_(\w+) (0x[0-9a-f]+)`).FindAllStringSubmatch(string(header), -1) {
+		n, err := strconv.ParseUint(m[2], 0, 32)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, ok := want[m[1]]; !ok || got != ConnectionFlags(n) {
+			t.Errorf("SL_CT_%s is %#x in the header, %#x here", m[1], n, uint32(got))
+		}
+		delete(want, m[1])
+	}
+	if len(want) > 0 {
+		t.Errorf("not in the header: %v", want)
+	}
+	if statExpired < uint32(bpf.MapsSlCtStatSL_CT_STAT_RELATED)+1 || statExpired >= uint32(bpf.MapsSlCtStatSL_CT_STATS) {
+		t.Errorf("the collector's cell %d is a program's, or outside", statExpired)
+	}
+}
+
+func tuple(proto uint8, initiator, responder string) Tuple {
+	return Tuple{netip.MustParseAddrPort(initiator), netip.MustParseAddrPort(responder), proto}
+}
+
+func TestBothDirectionsOfAConnectionHaveOneKey(t *testing.T) {
+	for _, c := range []struct {
+		tuple    Tuple
+		low      bool // the initiator is the lower end
+		lo, plo  string
+		reversed bool
+	}{
+		{tuple: tuple(6, "10.0.0.1:1000", "10.0.0.2:80"), low: true},
+		{tuple: tuple(6, "10.0.0.2:80", "10.0.0.1:1000"), low: false},
+		// by the first byte on the wire, not by the last
+		{tuple: tuple(6, "10.0.0.2:1", "11.0.0.1:1"), low: true},
+		{tuple: tuple(17, "[fd00::1]:9", "[fd00::2]:1"), low: true},
+		{tuple: tuple(17, "[fd00::2]:9", "[fd00::1]:1"), low: false},
+		// the ports decide between equal addresses
+		{tuple: tuple(6, "10.0.0.1:9", "10.0.0.1:10"), low: true},
+		{tuple: tuple(6, "10.0.0.1:10", "10.0.0.1:9"), low: false},
+		{tuple: tuple(1, "10.0.0.1:7", "10.0.0.1:7"), low: true},
+	} {
+		back := Tuple{c.tuple.Responder, c.tuple.Initiator, c.tuple.Protocol}
+		lo, _, low := c.tuple.sorted()
+		if low != c.low || (lo == c.tuple.Initiator) != (c.low || c.tuple.Initiator == c.tuple.Responder) {
+			t.Errorf("%v: lower end %v, initiator is lower: %v", c.tuple, lo, low)
+		}
+		if c.tuple.Initiator.Addr().Is4() {
+			if a, b := c.tuple.key4(), back.key4(); a != b {
+				t.Errorf("%v: keys %+v and %+v", c.tuple, a, b)
+			}
+		} else if a, b := c.tuple.key6(), back.key6(); a != b {
+			t.Errorf("%v: keys %+v and %+v", c.tuple, a, b)
+		}
+		conn := Connection{
+			Tuple: c.tuple, From: End{1, 2, 3, 4}, To: End{5, 6, 7, 8}, LastSeen: 9, Flags: SeenReply, EgressRule: 10, IngressRule: 11,
+		}
+		v := valueOf(conn)
+		var got Connection
+		if c.tuple.Initiator.Addr().Is4() {
+			key := c.tuple.key4()
+			got = connectionOf(tuple4(&key, v.Flags), &v)
+		} else {
+			key := c.tuple.key6()
+			got = connectionOf(tuple6(&key, v.Flags), &v)
+		}
+		got.value, got.Flags = bpf.MapsSlCt{}, got.Flags&^OriginLow
+		if got != conn {
+			t.Errorf("written and read\n got %+v\nwant %+v", got, conn)
+		}
+	}
+}
+
+func TestTimeoutFollowsProtocolAndState(t *testing.T) {
+	d := DefaultConnectionTimeouts()
+	const both = InitiatorFinished | ResponderFinished
+	for _, c := range []struct {
+		proto uint8
+		flags ConnectionFlags
+		want  time.Duration
+	}{
+		{6, 0, d.TCPOpening},
+		{6, ViaStack, d.TCPOpening},
+		{6, SeenReply, d.TCPEstablished},
+		{6, PickedUp, d.TCPEstablished},
+		{6, SeenReply | InitiatorFinished, d.TCPEstablished},
+		{6, SeenReply | both, d.TCPClosing},
+		{6, SeenReply | Reset, d.TCPClosing},
+		{6, Reset, d.TCPClosing},
+		{132, 0, d.TCPOpening},
+		{132, SeenReply, d.TCPEstablished},
+		{132, Reset, d.TCPClosing},
+		{17, 0, d.UDPUnanswered},
+		{17, SeenReply, d.UDPAnswered},
+		{136, SeenReply, d.UDPAnswered},
+		{1, SeenReply, d.ICMP},
+		{58, 0, d.ICMP},
+		{47, SeenReply, d.Other},
+	} {
+		if got := d.of(c.proto, c.flags); got != c.want {
+			t.Errorf("protocol %d, %v: %s, want %s", c.proto, c.flags.Words(), got, c.want)
+		}
+	}
+}
+
+func TestWordsOfAConnectionBeginWithItsStage(t *testing.T) {
+	for flags, want := range map[ConnectionFlags]string{
+		0:                                        "opening",
+		OriginLow:                                "opening",
+		SeenReply:                                "established",
+		SeenReply | PickedUp:                     "established picked-up",
+		SeenReply | InitiatorFinished | ViaStack: "half-closed via-stack",
+		SeenReply | InitiatorFinished | ResponderFinished:        "closing",
+		SeenReply | Reset | Hairpin | Proxied:                    "reset proxied hairpin",
+		InitiatorFinished | ResponderFinished | CloseReported:    "closing",
+		SeenReply | OriginLow | ViaStack | PickedUp | Proxied<<9: "established picked-up via-stack",
+	} {
+		if got := strings.Join(flags.Words(), " "); got != want {
+			t.Errorf("%#x: %q, want %q", uint32(flags), got, want)
+		}
+	}
+}
+
+func TestClosedConnectionsGoEarlierUnderPressure(t *testing.T) {
+	capacity := [2]int{1000, 100}
+	for live, want := range map[[2]int]time.Duration{
+		{0, 0}:     10 * time.Second,
+		{500, 50}:  10 * time.Second,
+		{625, 0}:   5 * time.Second,
+		{0, 70}:    2 * time.Second,
+		{750, 0}:   time.Second,
+		{1000, 10}: time.Second,
+	} {
+		if got := closingTime(10*time.Second, live, capacity); got != want {
+			t.Errorf("%v of %v: %s, want %s", live, capacity, got, want)
+		}
+	}
+}
+
+func TestIntervalIsShorterTheFullerTheMapAndStaysWithinBounds(t *testing.T) {
+	o := CollectorOptions{MinInterval: time.Second, MaxInterval: time.Minute}
+	capacity := [2]int{1000, 1000}
+	for name, c := range map[string]struct {
+		last time.Duration
+		pass Pass
+		want time.Duration
+	}{
+		"idle grows":         {10 * time.Second, Pass{}, 15 * time.Second},
+		"idle has a bound":   {50 * time.Second, Pass{}, time.Minute},
+		"much removed":       {10 * time.Second, Pass{Live: [2]int{100, 0}, Expired: 100}, 5 * time.Second},
+		"removed, bounded":   {time.Second, Pass{Live: [2]int{100, 0}, Expired: 100}, time.Second},
+		"some removed stays": {10 * time.Second, Pass{Live: [2]int{90, 0}, Expired: 10}, 10 * time.Second},
+		"half full":          {40 * time.Second, Pass{Live: [2]int{500, 0}}, 30 * time.Second},
+		"other map full":     {40 * time.Second, Pass{Live: [2]int{0, 1000}}, time.Second},
+	} {
+		if got := nextInterval(c.last, c.pass, capacity, o); got != c.want {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+	}
+}
+
+func TestBudgetLeavesRoomForOthers(t *testing.T) {
+	const capacity = 65536
+	room := capacity - capacity/8
+	for name, c := range map[string]struct{ open, owned, sharers, want int }{
+		"nobody has anything":        {0, 0, 0, room},
+		"alone with some":            {10000, 10000, 1, room - 10000},
+		"alone and at the end":       {room, room, 1, leastBudget},
+		"a flood beside one other":   {room, room - 100, 2, leastBudget},
+		"the other of the two":       {room, 100, 2, room/2 - 100},
+		"one of many, room left":     {1000, 10, 100, (room - 1000) / 2},
+		"one of many, over its part": {room + 5000, 2000, 100, leastBudget},
+	} {
+		if got := budgetOf(capacity, c.open, c.owned, c.sharers); got != c.want {
+			t.Errorf("%s: %d, want %d", name, got, c.want)
+		}
+	}
+	// However the connections are spread, one endpoint that uses its whole
+	// budget leaves the others' in place.
+	for _, others := range []int{0, 100, 10000, room / 2, room} {
+		for _, own := range []int{0, 1, 5000, room - others} {
+			open := others + max(own, 0)
+			if open > room {
+				continue
+			}
+			sharers := slices.Max([]int{1, min(others, 1) + min(own, 1)})
+			b := budgetOf(capacity, open, max(own, 0), sharers)
+			if total := open + b; b > leastBudget && total > capacity-capacity/8+others {
+				t.Errorf("others %d, own %d: %d more make %d of %d", others, own, b, total, capacity)
+			}
+		}
+	}
+}

@@ -4,6 +4,7 @@
 package engine
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"maps"
 	"net/netip"
@@ -181,20 +182,23 @@ func (c *nodeClass) stableKey() ClassKey {
 	return ClassKey(h.Sum(nil)[:16])
 }
 
-// Snapshot reports everything there is, for a reader that begins now.
+// Snapshot reports everything there is, for a reader that begins now. The order
+// depends on nothing but the numbers.
 func (e *Engine) Snapshot(report func(Event)) {
-	for _, c := range e.classes {
-		report(NodeClassDefined{NodeClass: c.number, Key: c.stableKey()})
+	for _, n := range slices.Sorted(maps.Keys(e.byNumber)) {
+		report(NodeClassDefined{NodeClass: n, Key: e.byNumber[n].stableKey()})
 	}
-	for n, p := range e.peers {
-		if p.class != nil {
+	for _, n := range slices.Sorted(maps.Keys(e.peers)) {
+		if e.peers[n].class != nil {
 			report(IdentitySet{Identity: n, Word: e.Word(n)})
 		}
 	}
-	for _, l := range e.tables {
+	tables := slices.SortedFunc(maps.Values(e.tables), func(a, b *live) int { return cmp.Compare(a.id, b.id) })
+	for _, l := range tables {
 		report(l.definition())
 	}
-	for n, s := range e.subjects {
+	for _, n := range slices.Sorted(maps.Keys(e.subjects)) {
+		s := e.subjects[n]
 		for d, l := range s.bound {
 			report(SubjectBound{Subject: n, Direction: rule.Direction(d), Table: l.tableID(), Sources: s.sources[d]})
 		}

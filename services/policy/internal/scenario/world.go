@@ -390,7 +390,13 @@ func (w *World) Point() port.Point {
 	case 1:
 		return port.At(port.UDP, Pick[uint16](w, 53, 80, 0, 65535))
 	case 2:
-		return port.At(Pick(w, port.SCTP, port.ICMPv6, port.GRE), uint16(w.IntN(2)))
+		switch w.IntN(4) {
+		case 0:
+			return port.AtICMP(port.ICMPv6, Pick[uint8](w, 0, 8, 128, 135), uint8(w.IntN(2)))
+		case 1: // no rule speaks of most of them
+			return port.At(Pick(w, port.GRE, port.ESP, port.IGMP, 0, 255), uint16(w.IntN(2)))
+		}
+		return port.At(port.SCTP, Pick[uint16](w, 0, 1, 80, 8080))
 	case 3:
 		return port.At(port.TCP, uint16(w.IntN(65536)))
 	}

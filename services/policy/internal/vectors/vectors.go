@@ -727,11 +727,25 @@ type Answer struct {
 	EgressWhy, IngressWhy    table.Verdict
 }
 
-// Ask looks a probe up.
-func (w *World) Ask(p *Probe) (Answer, error) {
+// Side is what one side of a probe comes to on the node that judges it.
+type Side struct {
+	Node        string
+	Direction   rule.Direction
+	Subject     identity.Numeric
+	SubjectAddr netip.Addr
+	Pod         bool // the subject is a pod, and not the node itself
+	Peer        identity.Numeric
+	PeerAddr    netip.Addr
+	Point       port.Point
+	Enforced    bool // the subject has a table in this direction
+	Verdict     table.Verdict
+}
+
+// Sides looks up each side of a probe that has a subject.
+func (w *World) Sides(p *Probe) ([]Side, error) {
 	proto, ok := port.ParseProtocol(p.Proto)
 	if !ok {
-		return Answer{}, fmt.Errorf("unknown protocol %s", p.Proto)
+		return nil, fmt.Errorf("unknown protocol %s", p.Proto)
 	}
 	v6 := proto == port.ICMPv6
 	for _, s := range []string{p.From, p.To} {
@@ -741,11 +755,11 @@ func (w *World) Ask(p *Probe) (Answer, error) {
 	}
 	from, err := w.find(p.From, v6)
 	if err != nil {
-		return Answer{}, err
+		return nil, err
 	}
 	to, err := w.find(p.To, v6)
 	if err != nil {
-		return Answer{}, err
+		return nil, err
 	}
 	q := port.At(proto, p.Port)
 	switch {
@@ -754,36 +768,99 @@ func (w *World) Ask(p *Probe) (Answer, error) {
 	case !proto.HasPorts():
 		q = port.At(proto, 0)
 	}
-	var a Answer
-	side := func(d rule.Direction, subject, peer *end) (string, table.Verdict, error) {
-		if subject.node == "" {
-			return "", table.Verdict{}, nil
+	var out []Side
+	for _, ends := range []struct {
+		d             rule.Direction
+		subject, peer *end
+	}{{rule.Egress, from, to}, {rule.Ingress, to, from}} {
+		node := ends.subject.node
+		if node == "" {
+			continue
 		}
-		v := w.views[subject.node]
-		n, m := subject.number(w, subject.node), peer.number(w, subject.node)
-		if _, ok := v.identities[m]; !ok {
-			return "", table.Verdict{}, fmt.Errorf("peer %s is not known to node %s", peer.labels(subject.node), subject.node)
+		v := w.views[node]
+		s := Side{
+			Node: node, Direction: ends.d, Point: q,
+			Subject: ends.subject.number(w, node), SubjectAddr: ends.subject.addr,
+			Peer: ends.peer.number(w, node), PeerAddr: ends.peer.addr,
 		}
-		verdict, err := v.engine.Lookup(n, d, m, peer.addr, q)
-		if err != nil {
-			return "", table.Verdict{}, err
+		if _, ok := v.identities[s.Peer]; !ok {
+			return nil, fmt.Errorf("peer %s is not known to node %s", ends.peer.labels(node), node)
 		}
-		return verdict.Action.String(), verdict, nil
+		if s.Verdict, err = v.engine.Lookup(s.Subject, s.Direction, s.Peer, s.PeerAddr, q); err != nil {
+			return nil, err
+		}
+		bound, _ := v.engine.Bound(s.Subject, s.Direction)
+		s.Enforced = bound.Table != nil
+		s.Pod = v.identities[s.Subject].Kind != identity.KindHost
+		out = append(out, s)
 	}
-	if a.Egress, a.EgressWhy, err = side(rule.Egress, from, to); err != nil {
-		return a, err
+	return out, nil
+}
+
+// Engine is what a node has compiled; nil before the first Settle.
+func (w *World) Engine(node string) *engine.Engine {
+	if v := w.views[node]; v != nil {
+		return v.engine
 	}
-	if a.Ingress, a.IngressWhy, err = side(rule.Ingress, to, from); err != nil {
-		return a, err
+	return nil
+}
+
+// Ask looks a probe up.
+func (w *World) Ask(p *Probe) (Answer, error) {
+	sides, err := w.Sides(p)
+	if err != nil {
+		return Answer{}, err
 	}
-	a.Overall = "allow"
-	for _, s := range []string{a.Egress, a.Ingress} {
-		if s == "deny" || s == "redirect" && a.Overall == "allow" {
-			a.Overall = s
+	return Combine(p, sides), nil
+}
+
+// Combine is what the sides of a probe come to.
+func Combine(p *Probe, sides []Side) Answer {
+	a := Answer{Overall: "allow"}
+	for _, s := range sides {
+		text := s.Verdict.Action.String()
+		if s.Direction == rule.Egress {
+			a.Egress, a.EgressWhy = text, s.Verdict
+		} else {
+			a.Ingress, a.IngressWhy = text, s.Verdict
+		}
+		if text == "deny" || text == "redirect" && a.Overall == "allow" {
+			a.Overall = text
 		}
 	}
 	if p.Loopback {
 		a.Overall = "allow"
 	}
-	return a, nil
+	return a
+}
+
+// Wants reports whether an answer is that of the probe. Cases of the
+// network-policy-api-conformance suite expect only the whole.
+func (c *Case) Wants(p *Probe, a Answer) bool {
+	if c.Suite == "network-policy-api-conformance" {
+		return a.Overall == p.Expect
+	}
+	return a.Egress == p.Egress && a.Ingress == p.Ingress && a.Overall == p.Expect
+}
+
+// Asks reports whether the case is about connections, and not about the
+// validity of a manifest or a name.
+func (c *Case) Asks() bool { return c.Kind != "Validation" && c.Kind != "FQDNMatch" }
+
+// Describe lists what a node knows: identities with their labels, and which of
+// them are subjects.
+func (w *World) Describe(node string) string {
+	v := w.views[node]
+	if v == nil {
+		return ""
+	}
+	var b strings.Builder
+	for _, n := range slices.Sorted(maps.Keys(v.identities)) {
+		subject := ""
+		if v.subjects[n] {
+			subject = " subject"
+		}
+		fmt.Fprintf(&b, "identity %d%s {%s}\n", n, subject, v.identities[n].Labels)
+	}
+	return b.String()
 }

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package engine
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+)
+
+// Fork makes an engine of its own with the same policies, peers, learned names
+// and locations, and with only the given subjects, for questions about
+// identities that are no subjects here. Only their tables are compiled. Its
+// numbers of tables and node classes are its own.
+func (e *Engine) Fork(extra []identity.Identity, subjects ...identity.Numeric) (*Engine, error) {
+	config := e.config
+	config.Events = nil
+	c := Change{AddIdentities: slices.Clone(extra), AddSubjects: subjects}
+	for _, o := range e.objects {
+		c.UpsertPolicies = append(c.UpsertPolicies, *o)
+	}
+	for _, p := range e.peers {
+		c.AddIdentities = append(c.AddIdentities, p.id)
+	}
+	for name, addrs := range e.names {
+		n := Name{Name: name}
+		for a := range addrs {
+			n.Addrs = append(n.Addrs, a)
+		}
+		c.Learn = append(c.Learn, n)
+	}
+	for a, n := range e.located {
+		c.Locate = append(c.Locate, Location{a, n})
+	}
+	out := New(config)
+	return out, out.Apply(c)
+}
+
+// Try says what Apply would answer, and changes nothing. The work is that of
+// compiling from scratch.
+func (e *Engine) Try(c Change) error {
+	other, err := e.copy()
+	if err != nil {
+		return fmt.Errorf("copy the engine: %w", err)
+	}
+	return other.Apply(c)
+}
+
+// Wants reports whether a table has a rule for a DNS name.
+func (e *Engine) Wants(name string) bool {
+	for _, l := range e.tables {
+		if l.program.Wants(name) {
+			return true
+		}
+	}
+	return false
+}
+
+// Identity is what the engine knows of a number.
+func (e *Engine) Identity(n identity.Numeric) (identity.Identity, bool) {
+	p := e.peers[n]
+	if p == nil {
+		return identity.Identity{}, false
+	}
+	return p.id, true
+}
+
+// IsSubject reports whether the engine has the subject.
+func (e *Engine) IsSubject(n identity.Numeric) bool { return e.subjects[n] != nil }
+
+// Identities is how many peers are known.
+func (e *Engine) Identities() int { return len(e.peers) }
+
+// BoundTable is a copy of the table that a direction of a subject is bound to;
+// false if nothing is enforced.
+func (e *Engine) BoundTable(n identity.Numeric, d rule.Direction) (TableDefined, bool) {
+	s := e.subjects[n]
+	if s == nil || s.bound[d] == nil {
+		return TableDefined{}, false
+	}
+	return s.bound[d].definition(), true
+}
+
+// BoundID is the number of the table that a direction of a subject is bound
+// to; false if there is no such subject.
+func (e *Engine) BoundID(n identity.Numeric, d rule.Direction) (TableID, bool) {
+	s := e.subjects[n]
+	if s == nil {
+		return AllowAll, false
+	}
+	return s.bound[d].tableID(), true
+}
+
+// LargestShare names the policy with most of the rules of a bound table.
+func (e *Engine) LargestShare(n identity.Numeric, d rule.Direction) string {
+	s := e.subjects[n]
+	if s == nil {
+		return ""
+	}
+	count := make(map[policy.Key]int)
+	var worst policy.Key
+	for _, sources := range s.sources[d] {
+		for _, src := range sources {
+			k := policy.Key{Kind: src.Kind, Namespace: src.Namespace, Name: src.Name}
+			count[k]++
+			if c := count[k]; c > count[worst] || c == count[worst] && k.String() < worst.String() {
+				worst = k
+			}
+		}
+	}
+	if len(count) == 0 {
+		return ""
+	}
+	return worst.String()
+}
+
+// Selected lists the subjects that a policy selects, sorted.
+func (e *Engine) Selected(key policy.Key) []identity.Numeric {
+	o := e.objects[key]
+	if o == nil {
+		return nil
+	}
+	var out []identity.Numeric
+	for i := range o.Specs {
+		spec := &o.Specs[i]
+		if spec.Namespace != "" {
+			for s := range e.local[spec.Namespace] {
+				if e.selects(spec, s) {
+					out = append(out, s.number)
+				}
+			}
+			continue
+		}
+		for _, s := range e.subjects {
+			if e.selects(spec, s) {
+				out = append(out, s.number)
+			}
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// Selects reports whether a policy selects a known identity, subject or not.
+func (e *Engine) Selects(key policy.Key, n identity.Numeric) bool {
+	o := e.objects[key]
+	if o == nil {
+		return false
+	}
+	return slices.ContainsFunc(o.Specs, func(s rule.Spec) bool { return e.selects(&s, &subject{number: n}) })
+}

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package frames writes tables and questions with known answers, for tests of
+// another implementation of the lookup. The form of a stream is described in
+// proto/sluice/policyvector/v1.
+package frames
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net/netip"
+
+	"google.golang.org/protobuf/encoding/protodelim"
+	"google.golang.org/protobuf/proto"
+
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	vectorv1 "github.com/sluice-net/sluice/proto/gen/sluice/policyvector/v1"
+	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/port"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/table"
+	"github.com/sluice-net/sluice/services/policy/internal/wire"
+)
+
+// maxMessage is about how large a message of steps becomes, in bytes. A step is
+// never divided, and none is larger than three times that.
+const maxMessage = 1 << 20
+
+// Figures say what was written.
+type Figures struct {
+	Views, Steps, Questions int
+}
+
+// String is one line.
+func (f Figures) String() string {
+	return fmt.Sprintf("%d views, %d steps, %d questions", f.Views, f.Steps, f.Questions)
+}
+
+// writer writes one stream.
+type writer struct {
+	out      *bufio.Writer
+	seq      uint64 // of the view
+	revision uint64 // of the view
+	steps    []*policyv1.Step
+	size     int
+	figures  Figures
+	err      error
+}
+
+func newWriter(w io.Writer) *writer { return &writer{out: bufio.NewWriterSize(w, 1<<20)} }
+
+func (w *writer) frame(f *vectorv1.Frame) {
+	if w.err == nil {
+		_, w.err = protodelim.MarshalTo(w.out, f)
+	}
+}
+
+// view begins a view.
+func (w *writer) view(v *vectorv1.View) {
+	w.seq, w.revision = 0, 0
+	w.figures.Views++
+	w.frame(&vectorv1.Frame{Frame: &vectorv1.Frame_View{View: v}})
+}
+
+func (w *writer) event(ev engine.Event) { w.step(wire.Step(ev, w.revision+1)) }
+
+func (w *writer) step(s *policyv1.Step) {
+	w.steps = append(w.steps, s)
+	w.figures.Steps++
+	if w.size += proto.Size(s); w.size > maxMessage {
+		w.flush()
+	}
+}
+
+// barrier ends the steps of a revision.
+func (w *writer) barrier() {
+	w.revision++
+	if w.revision == 1 {
+		w.step(&policyv1.Step{Step: &policyv1.Step_SnapshotComplete{SnapshotComplete: &policyv1.SnapshotComplete{}}})
+	}
+	w.step(&policyv1.Step{Step: &policyv1.Step_Barrier{Barrier: &policyv1.Barrier{
+		PolicyRevision: w.revision, IdentityRevision: w.revision, AddressRevision: w.revision,
+	}}})
+	w.flush()
+}
+
+func (w *writer) flush() {
+	if len(w.steps) == 0 {
+		return
+	}
+	w.seq++
+	w.frame(&vectorv1.Frame{Frame: &vectorv1.Frame_Tables{Tables: &policyv1.WatchPolicyTablesResponse{
+		Incarnation: []byte("0123456789abcdef"), Seq: w.seq, Steps: w.steps,
+	}}})
+	w.steps, w.size = nil, 0
+}
+
+// question is one side of a connection with its answer.
+type question struct {
+	name, text        string
+	subject, peer     identity.Numeric
+	subjectAddr, addr netip.Addr
+	direction         rule.Direction
+	point             port.Point
+	enforced, pod     bool
+	verdict           table.Verdict
+}
+
+func (w *writer) question(q question) {
+	w.figures.Questions++
+	w.frame(&vectorv1.Frame{Frame: &vectorv1.Frame_Question{Question: &vectorv1.Question{
+		Name: q.name, Text: q.text,
+		Subject: uint32(q.subject), Direction: wire.Direction(q.direction), Peer: uint32(q.peer),
+		PeerAddress: q.addr.AsSlice(), SubjectAddress: q.subjectAddr.AsSlice(),
+		Protocol: q.point >> 16, Port: q.point & 0xFFFF,
+		Action: wire.Action(q.verdict.Action), DecidedBy: wire.DecidedBy(q.verdict, q.enforced), Rule: uint32(q.verdict.Rule),
+		Pod: q.pod,
+	}}})
+}
+
+func (w *writer) end() (Figures, error) {
+	if w.err == nil {
+		w.err = w.out.Flush()
+	}
+	return w.figures, w.err
+}

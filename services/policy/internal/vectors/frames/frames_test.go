@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package frames
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"google.golang.org/protobuf/encoding/protodelim"
+
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	vectorv1 "github.com/sluice-net/sluice/proto/gen/sluice/policyvector/v1"
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/table"
+	"github.com/sluice-net/sluice/services/policy/internal/wire"
+)
+
+// reader keeps the tables that a stream has told of, and nothing else.
+type reader struct {
+	words  map[uint32]table.Word
+	tables map[uint64]*table.Table
+	bound  map[[2]uint32]uint64
+	steps  map[string]int
+}
+
+func (r *reader) forget() {
+	r.words, r.tables, r.bound = make(map[uint32]table.Word), make(map[uint64]*table.Table), make(map[[2]uint32]uint64)
+}
+
+func three(list []uint32) (out [identity.Scopes]table.Class) {
+	for i := range out {
+		out[i] = table.Class(list[i])
+	}
+	return out
+}
+
+func prefix(b *policyv1.AddressBlock) netip.Prefix {
+	a, _ := netip.AddrFromSlice(b.Address)
+	return netip.PrefixFrom(a, int(b.Bits))
+}
+
+func grow(t *table.Table, nodes []*policyv1.PortNode, classes []uint32) {
+	for _, n := range nodes {
+		t.Nodes = append(t.Nodes, table.Node{Hi: [table.Fanout]uint32(n.High), Value: [table.Fanout]uint32(n.Value)})
+	}
+	t.Classes = append(t.Classes, classes...)
+}
+
+func define(d *policyv1.TableDefine) *table.Table {
+	t := &table.Table{Peers: make(map[table.NodeClass]table.Class)}
+	for flag, on := range map[table.Flags]bool{table.DefaultAllow: d.DefaultAllow, table.HostAllow: d.HostAllow, table.HasAddresses: d.HasAddresses} {
+		if on {
+			t.Flags |= flag
+		}
+	}
+	for i, c := range d.DefaultClasses {
+		t.Default[i] = table.Class(c)
+	}
+	t.Address = three(d.AddressClasses)
+	for _, x := range d.Rules {
+		t.Rules = append(t.Rules, table.Rule{Action: rule.Action(x.Action - 1), Tier: rule.Tier(x.Tier), Proxy: rule.Proxy(x.Proxy)})
+	}
+	grow(t, d.Nodes, d.Classes)
+	for _, x := range d.Peers {
+		t.Peers[table.NodeClass(x.NodeClass)] = table.Class(x.Class)
+	}
+	for _, b := range d.Blocks {
+		t.Blocks.Set(prefix(b), three(b.Classes))
+	}
+	return t
+}
+
+func (r *reader) step(t *testing.T, s *policyv1.Step) {
+	count := func(what string) { r.steps[what]++ }
+	switch x := s.Step.(type) {
+	case *policyv1.Step_IdentityUpdate:
+		count("identity")
+		u := x.IdentityUpdate
+		if u.NodeClass == 0 {
+			delete(r.words, u.Identity)
+			return
+		}
+		r.words[u.Identity] = table.Word{
+			NodeClass: table.NodeClass(u.NodeClass), Kind: identity.Kind(u.Kind - 1), Scope: identity.Scope(u.Scope - 1), Known: true,
+		}
+	case *policyv1.Step_TableDefine:
+		count("define")
+		r.tables[x.TableDefine.Table] = define(x.TableDefine)
+	case *policyv1.Step_TableGrow:
+		count("grow")
+		grow(r.tables[x.TableGrow.Table], x.TableGrow.Nodes, x.TableGrow.Classes)
+	case *policyv1.Step_TableRetire:
+		count("retire")
+		delete(r.tables, x.TableRetire.Table)
+	case *policyv1.Step_PeerUpdate:
+		tab, n := r.tables[x.PeerUpdate.Table], table.NodeClass(x.PeerUpdate.Row.NodeClass)
+		if x.PeerUpdate.Delete {
+			count("delete row")
+			delete(tab.Peers, n)
+			return
+		}
+		count("row")
+		tab.Peers[n] = table.Class(x.PeerUpdate.Row.Class)
+	case *policyv1.Step_AddressUpdate:
+		tab, b := r.tables[x.AddressUpdate.Table], x.AddressUpdate.Block
+		if x.AddressUpdate.Delete {
+			count("delete block")
+			tab.Blocks.Delete(prefix(b))
+			return
+		}
+		count("block")
+		tab.Blocks.Set(prefix(b), three(b.Classes))
+	case *policyv1.Step_Bind:
+		count("bind")
+		if tab := r.tables[x.Bind.Table]; x.Bind.Table != 0 && len(tab.Rules) != len(x.Bind.Rules) {
+			t.Fatalf("table %d has %d rules, the binding places of %d", x.Bind.Table, len(tab.Rules), len(x.Bind.Rules))
+		}
+		r.bound[[2]uint32{x.Bind.Subject, uint32(x.Bind.Direction)}] = x.Bind.Table
+	case *policyv1.Step_SubjectGone:
+		count("gone")
+		for _, d := range []policyv1.TableDirection{policyv1.TableDirection_TABLE_DIRECTION_INGRESS, policyv1.TableDirection_TABLE_DIRECTION_EGRESS} {
+			delete(r.bound, [2]uint32{x.SubjectGone.Subject, uint32(d)})
+		}
+	case *policyv1.Step_NodeClassDefine:
+		count("class")
+	case *policyv1.Step_NodeClassRetire:
+		count("retire class")
+	case *policyv1.Step_Barrier:
+		count("barrier")
+	case *policyv1.Step_SnapshotComplete:
+		count("complete")
+	default:
+		t.Fatalf("step %T", x)
+	}
+}
+
+// ask answers a question from what the stream has told.
+func (r *reader) ask(t *testing.T, q *vectorv1.Question) {
+	id, ok := r.bound[[2]uint32{q.Subject, uint32(q.Direction)}]
+	if !ok {
+		t.Fatalf("%s: subject %d is not bound", q.Name, q.Subject)
+	}
+	a, ok := netip.AddrFromSlice(q.PeerAddress)
+	if !ok || len(q.SubjectAddress) != len(q.PeerAddress) {
+		t.Fatalf("%s: addresses %x and %x", q.Name, q.SubjectAddress, q.PeerAddress)
+	}
+	v := table.Verdict{Action: rule.Allow}
+	if id != 0 {
+		v = r.tables[id].Lookup(r.words[q.Peer], a, q.Protocol<<16|q.Port)
+	}
+	if wire.Action(v.Action) != q.Action || wire.DecidedBy(v, id != 0) != q.DecidedBy || uint32(v.Rule) != q.Rule {
+		t.Fatalf("%s: %v: the tables of the stream say %+v", q.Name, q, v)
+	}
+}
+
+// readAll answers every question of a stream and counts what it holds.
+func readAll(t *testing.T, in io.Reader) (views, questions int, steps map[string]int, by map[policyv1.DecidedBy]int, protocols map[uint32]int) {
+	t.Helper()
+	r := &reader{steps: make(map[string]int)}
+	by, protocols = make(map[policyv1.DecidedBy]int), make(map[uint32]int)
+	b := bufio.NewReader(in)
+	for {
+		f := new(vectorv1.Frame)
+		if err := protodelim.UnmarshalFrom(b, f); errors.Is(err, io.EOF) {
+			return views, questions, r.steps, by, protocols
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		switch x := f.Frame.(type) {
+		case *vectorv1.Frame_View:
+			r.forget()
+			views++
+			if x.View.Text == "" {
+				t.Fatalf("view %s %s has no text", x.View.File, x.View.Case)
+			}
+		case *vectorv1.Frame_Tables:
+			for _, s := range x.Tables.Steps {
+				r.step(t, s)
+			}
+		case *vectorv1.Frame_Question:
+			questions++
+			by[x.Question.DecidedBy]++
+			protocols[x.Question.Protocol]++
+			r.ask(t, x.Question)
+		}
+	}
+}
+
+// A random stream holds what is needed to answer it, and every sort of step,
+// answer and protocol.
+func TestARandomStreamAnswersItself(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	figures, err := Random(&out, 20000, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	views, questions, steps, by, protocols := readAll(t, &out)
+	t.Log(figures, steps, by)
+	if views != figures.Views || questions != 20000 || figures.Questions != 20000 {
+		t.Errorf("%d views and %d questions were read, %+v written", views, questions, figures)
+	}
+	for _, what := range []string{
+		"identity", "define", "grow", "retire", "row", "delete row", "block", "delete block", "bind", "gone", "class", "retire class", "barrier", "complete",
+	} {
+		if steps[what] == 0 {
+			t.Errorf("no step of the sort %q", what)
+		}
+	}
+	for n := range policyv1.DecidedBy_name {
+		if d := policyv1.DecidedBy(n); d != policyv1.DecidedBy_DECIDED_BY_UNSPECIFIED && by[d] == 0 {
+			t.Errorf("nothing was decided by %s", d)
+		}
+	}
+	for _, p := range []uint32{1, 6, 17, 58, 132, 47, 255} {
+		if protocols[p] == 0 {
+			t.Errorf("no question of protocol %d", p)
+		}
+	}
+}
+
+// directory has some of the project's files.
+func directory(t *testing.T, files ...string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, name := range files {
+		file, err := filepath.Abs(filepath.Join("..", "..", "..", "testdata", "policy-vectors", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(file, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func TestAStreamOfVectorsAnswersItself(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	figures, err := Vectors(&out, directory(t, "kcnp.jsonl.gz", "npa-conformance.jsonl.gz", "validation.jsonl.gz"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	views, questions, _, _, _ := readAll(t, &out)
+	if views != figures.Views || questions != figures.Questions || questions < 10000 {
+		t.Errorf("%d views and %d questions were read, %+v written", views, questions, figures)
+	}
+}
+
+func TestADirectoryWithoutQuestionsIsAnError(t *testing.T) {
+	t.Parallel()
+	for _, files := range [][]string{nil, {"validation.jsonl.gz"}} {
+		if _, err := Vectors(io.Discard, directory(t, files...)); !errors.Is(err, ErrVectors) {
+			t.Errorf("%q: %v", files, err)
+		}
+	}
+}

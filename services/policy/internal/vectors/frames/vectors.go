@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package frames
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	vectorv1 "github.com/sluice-net/sluice/proto/gen/sluice/policyvector/v1"
+	"github.com/sluice-net/sluice/services/policy/internal/vectors"
+)
+
+// ErrVectors is returned when an answer of the engine is not the one that a
+// vector expects, or a directory holds no question.
+var ErrVectors = errors.New("policy vectors")
+
+// Vectors writes every question about a connection of every file in a
+// directory, each side under the view of the node that judges it. The answers
+// are the engine's, after they were compared with the vector's own.
+func Vectors(out io.Writer, dir string) (Figures, error) {
+	files, err := filepath.Glob(filepath.Join(dir, "*.jsonl.gz"))
+	if err != nil {
+		return Figures{}, err
+	}
+	slices.Sort(files)
+	w := newWriter(out)
+	for _, file := range files {
+		err := vectors.Read(file, func(c *vectors.Case) error {
+			if !c.Asks() {
+				return nil
+			}
+			if err := w.vectorCase(filepath.Base(file), c); err != nil {
+				return fmt.Errorf("%s: %w", c.Name, err)
+			}
+			return w.err
+		})
+		if err != nil {
+			return w.figures, err
+		}
+	}
+	f, err := w.end()
+	if err == nil && f.Questions == 0 {
+		err = fmt.Errorf("%w: no question in %s", ErrVectors, dir)
+	}
+	return f, err
+}
+
+func (w *writer) vectorCase(file string, c *vectors.Case) error {
+	world := vectors.NewWorld(c)
+	for i := range c.Steps {
+		s := &c.Steps[i]
+		if _, err := world.Step(s, c.Tagged("crd-rejects")); err != nil {
+			return fmt.Errorf("step %d: %w", i, err)
+		}
+		if err := world.Settle(); err != nil {
+			return fmt.Errorf("step %d: %w", i, err)
+		}
+		views := make(map[string][]question)
+		for j := range s.Probes {
+			p := &s.Probes[j]
+			sides, err := world.Sides(p)
+			if err != nil {
+				return fmt.Errorf("step %d, probe %+v: %w", i, *p, err)
+			}
+			if a := vectors.Combine(p, sides); !c.Wants(p, a) {
+				return fmt.Errorf("%w: step %d, probe %+v: the engine says %+v", ErrVectors, i, *p, a)
+			}
+			for _, side := range sides {
+				views[side.Node] = append(views[side.Node], question{
+					name:    fmt.Sprintf("%s → %s %s %d, %s", p.From, p.To, p.Proto, p.Port, side.Direction),
+					subject: side.Subject, subjectAddr: side.SubjectAddr, pod: side.Pod,
+					direction: side.Direction, peer: side.Peer, addr: side.PeerAddr, point: side.Point,
+					enforced: side.Enforced, verdict: side.Verdict,
+				})
+			}
+		}
+		text := manifests(c, i)
+		for _, node := range slices.Sorted(maps.Keys(views)) {
+			w.view(&vectorv1.View{File: file, Case: c.Name, Step: uint32(i), Node: node, Text: text + world.Describe(node)})
+			world.Engine(node).Snapshot(w.event)
+			w.barrier()
+			for _, q := range views[node] {
+				w.question(q)
+			}
+		}
+	}
+	return nil
+}
+
+// manifests are those that a case applied up to a step.
+func manifests(c *vectors.Case, step int) string {
+	var b strings.Builder
+	for i := range step + 1 {
+		s := &c.Steps[i]
+		for _, d := range s.Delete {
+			fmt.Fprintf(&b, "step %d deletes %+v\n", i, d)
+		}
+		for _, m := range s.Apply {
+			fmt.Fprintf(&b, "step %d applies %s\n", i, m)
+		}
+		for _, d := range s.DNS {
+			fmt.Fprintf(&b, "step %d learns %s %v\n", i, d.Name, d.IPs)
+		}
+	}
+	return b.String()
+}

@@ -183,11 +183,11 @@ func (e *Engine) Apply(c Change) error {
 		// What else has changed still has to be judged by the old policies.
 		err = errors.Join(fmt.Errorf("apply policies: %w", err), e.commit(dirty))
 	}
-	for l, list := range addresses {
+	for _, l := range inOrder(addresses) {
 		if l.refs == 0 {
 			continue
 		}
-		if aerr := e.updateAddresses(l, list); aerr != nil && err == nil {
+		if aerr := e.updateAddresses(l, addresses[l]); aerr != nil && err == nil {
 			err = fmt.Errorf("apply learned addresses: %w", aerr)
 		}
 	}

@@ -6,6 +6,7 @@ package engine
 import (
 	"cmp"
 	"encoding/binary"
+	"maps"
 	"slices"
 
 	"github.com/sluice-net/sluice/services/policy/internal/identity"
@@ -180,7 +181,7 @@ func (e *Engine) setWord(n identity.Numeric) {
 
 // dropClass forgets a class without members, with its rows.
 func (e *Engine) dropClass(c *nodeClass) {
-	for l := range c.rows {
+	for _, l := range inOrder(c.rows) {
 		e.deleteRow(l, c)
 	}
 	for _, s := range c.selectors {
@@ -224,31 +225,23 @@ func (e *Engine) addPeer(p *peer) error {
 
 // addRows writes the rows of a new class into the tables it concerns.
 func (e *Engine) addRows(c *nodeClass) error {
-	seen := make(map[*live]struct{})
-	visit := func(set map[*live]struct{}) error {
-		for l := range set {
-			if _, ok := seen[l]; ok {
-				continue
-			}
-			seen[l] = struct{}{}
-			if err := e.addRow(l, c); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
+	concerned := make(map[*live]struct{})
 	for _, s := range c.selectors {
-		if err := visit(s.tables); err != nil {
+		maps.Copy(concerned, s.tables)
+	}
+	maps.Copy(concerned, e.wide[c.kind])
+	for _, l := range inOrder(concerned) {
+		if err := e.addRow(l, c, l.matched(c)); err != nil {
 			return err
 		}
 	}
-	return visit(e.wide[c.kind])
+	return nil
 }
 
 // addRow writes the row of a class into a table, if it differs from the
-// default of its kind.
-func (e *Engine) addRow(l *live, c *nodeClass) error {
-	class, err := l.classOf(c)
+// default of its kind. matched is the rule set of the class in the table.
+func (e *Engine) addRow(l *live, c *nodeClass, matched []uint16) error {
+	class, err := l.classOf(c, matched)
 	if err != nil {
 		if l.refs > 0 && e.renew(l) {
 			return nil
@@ -330,7 +323,7 @@ func (e *Engine) Waiting() int { return len(e.waiting) }
 
 // retryWaiting tries again.
 func (e *Engine) retryWaiting() {
-	for p := range e.waiting {
+	for _, p := range byNumber(e.waiting) {
 		if e.peers[p.id.Number] != p || p.class != nil || e.addPeer(p) == nil {
 			delete(e.waiting, p)
 		}
@@ -412,12 +405,7 @@ func (e *Engine) acquire(list []selector.Selector) {
 			}
 		})
 	}
-	moves := make([]*peer, 0, len(gained))
-	for p := range gained {
-		moves = append(moves, p)
-	}
-	slices.SortFunc(moves, func(a, b *peer) int { return cmp.Compare(a.id.Number, b.id.Number) })
-	for _, p := range moves {
+	for _, p := range byNumber(gained) {
 		// New ids are larger than all others, so the list stays sorted.
 		e.move(p, append(slices.Clone(p.class.selectors), gained[p]...))
 	}
@@ -431,11 +419,16 @@ func (e *Engine) move(p *peer, sels []*liveSelector) {
 	c := e.classes[key]
 	if c == nil {
 		c = e.newClass(key, old.kind, old.ports, old.portsText, sels)
-		for l := range old.rows {
+		for _, l := range inOrder(old.rows) {
 			e.setRow(l, c, l.table.Peers[old.number])
 		}
 	}
 	e.enter(p, c)
+}
+
+// byNumber lists peers by the numbers of their identities.
+func byNumber[V any](set map[*peer]V) []*peer {
+	return slices.SortedFunc(maps.Keys(set), func(a, b *peer) int { return cmp.Compare(a.id.Number, b.id.Number) })
 }
 
 // retire forgets selectors that no table uses and merges the node classes that
@@ -474,11 +467,7 @@ func (e *Engine) retire(list []*liveSelector) {
 	slices.SortFunc(order, func(a, b *nodeClass) int { return cmp.Compare(a.number, b.number) })
 	for _, c := range order {
 		sels := slices.DeleteFunc(slices.Clone(c.selectors), func(s *liveSelector) bool { _, ok := gone[s]; return ok })
-		members := make([]*peer, 0, len(c.members))
-		for p := range c.members {
-			members = append(members, p)
-		}
-		for _, p := range members {
+		for _, p := range byNumber(c.members) {
 			e.move(p, sels)
 		}
 	}

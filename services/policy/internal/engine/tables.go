@@ -6,8 +6,10 @@ package engine
 import (
 	"cmp"
 	"encoding/binary"
+	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/sluice-net/sluice/services/policy/internal/compile"
 	"github.com/sluice-net/sluice/services/policy/internal/identity"
@@ -34,8 +36,8 @@ type live struct {
 	sentNodes, sentClasses int
 }
 
-// classFor returns the class of a rule set, resolved for a peer's ports.
-func (l *live) classFor(numbers []uint16, ports []identity.NamedPort, portsText string, unknown bool) (table.Class, error) {
+// memoKey stands for a rule set, resolved for a peer's ports.
+func (l *live) memoKey(numbers []uint16, portsText string, unknown bool) string {
 	key := make([]byte, 0, 1+2*len(numbers)+len(portsText))
 	if unknown {
 		key = append(key, 1)
@@ -48,19 +50,25 @@ func (l *live) classFor(numbers []uint16, ports []identity.NamedPort, portsText 
 	if l.program.UsesNames(numbers) {
 		key = append(key, portsText...)
 	}
-	if c, ok := l.memo[string(key)]; ok {
+	return string(key)
+}
+
+// classFor returns the class of a rule set, resolved for a peer's ports.
+func (l *live) classFor(numbers []uint16, ports []identity.NamedPort, portsText string, unknown bool) (table.Class, error) {
+	key := l.memoKey(numbers, portsText, unknown)
+	if c, ok := l.memo[key]; ok {
 		return c, nil
 	}
 	c, err := l.builder.Class(l.table, l.program.Function(numbers, ports, unknown))
 	if err != nil {
 		return 0, err
 	}
-	l.memo[string(key)] = c
+	l.memo[key] = c
 	return c, nil
 }
 
-// classOf is the class of a node class on the identity side.
-func (l *live) classOf(c *nodeClass) (table.Class, error) {
+// matched is the rule set of a node class on the identity side.
+func (l *live) matched(c *nodeClass) []uint16 {
 	var brought [][]uint16
 	if len(c.selectors) <= len(l.brings) {
 		for _, s := range c.selectors {
@@ -75,11 +83,23 @@ func (l *live) classOf(c *nodeClass) (table.Class, error) {
 			}
 		}
 	}
-	class, err := l.classFor(l.program.Matched(brought, c.kind), c.ports, c.portsText, false)
+	return l.program.Matched(brought, c.kind)
+}
+
+// classOf is the class of a node class on the identity side, given its rule
+// set.
+func (l *live) classOf(c *nodeClass, matched []uint16) (table.Class, error) {
+	class, err := l.classFor(matched, c.ports, c.portsText, c.kind == identity.KindUnknown)
 	if err != nil {
 		return 0, err
 	}
 	return class, l.useIdentity(class)
+}
+
+// inOrder lists tables by their ids, so that what the engine does depends on
+// nothing but what it was told.
+func inOrder[V any](set map[*live]V) []*live {
+	return slices.SortedFunc(maps.Keys(set), func(a, b *live) int { return cmp.Compare(a.id, b.id) })
 }
 
 func (l *live) useIdentity(c table.Class) error {
@@ -178,19 +198,29 @@ func (e *Engine) compile(p *compile.Program) (*live, error) {
 			e.wide[k][l] = struct{}{}
 		}
 	}
-	seen := make(map[*nodeClass]struct{})
-	visit := func(c *nodeClass) error {
-		if _, ok := seen[c]; ok {
-			return nil
+	for _, r := range e.rowsOf(l) {
+		if err := e.addRow(l, r.class, r.matched); err != nil {
+			return l, err
 		}
-		seen[c] = struct{}{}
-		return e.addRow(l, c)
 	}
+	_, err := e.blocks(l)
+	return l, err
+}
+
+// row is a node class that may need a row, with its rule set.
+type row struct {
+	class   *nodeClass
+	matched []uint16
+	key     string
+}
+
+// rowsOf are the node classes that may need a row in a new table, in an order
+// in which the table's classes get the same numbers in every run.
+func (e *Engine) rowsOf(l *live) []row {
+	seen := make(map[*nodeClass]struct{})
 	for s := range l.brings {
 		for c := range s.classes {
-			if err := visit(c); err != nil {
-				return l, err
-			}
+			seen[c] = struct{}{}
 		}
 	}
 	for k := range identity.Kinds {
@@ -199,14 +229,19 @@ func (e *Engine) compile(p *compile.Program) (*live, error) {
 		}
 		for _, c := range e.classes {
 			if c.kind == k {
-				if err := visit(c); err != nil {
-					return l, err
-				}
+				seen[c] = struct{}{}
 			}
 		}
 	}
-	_, err := e.blocks(l)
-	return l, err
+	rows := make([]row, 0, len(seen))
+	for c := range seen {
+		m := l.matched(c)
+		rows = append(rows, row{c, m, l.memoKey(m, c.portsText, c.kind == identity.KindUnknown)})
+	}
+	slices.SortFunc(rows, func(a, b row) int {
+		return cmp.Or(strings.Compare(a.key, b.key), cmp.Compare(a.class.number, b.class.number))
+	})
+	return rows
 }
 
 // places are the single addresses that matter to a table.
@@ -275,7 +310,7 @@ func (l *live) addressClass(numbers []uint16, ports []identity.NamedPort) (table
 // updateAddresses brings single addresses of a live table up to date. Nothing
 // lies inside a single address, so no other entry depends on it.
 func (e *Engine) updateAddresses(l *live, addrs map[netip.Addr]struct{}) error {
-	for a := range addrs {
+	for _, a := range slices.SortedFunc(maps.Keys(addrs), netip.Addr.Compare) {
 		place := e.place(l, a)
 		var classes [identity.Scopes]table.Class
 		for s := range identity.Scopes {
@@ -333,10 +368,14 @@ func (e *Engine) blocks(l *live) (changed int, err error) {
 	for _, b := range set {
 		e.emitFor(l, BlockSet{l.id, b.Prefix, b.Classes})
 	}
-	for p := range before {
+	for _, p := range slices.SortedFunc(maps.Keys(before), comparePrefixes) {
 		e.emitFor(l, BlockDeleted{l.id, p})
 	}
 	return len(set) + len(before), nil
+}
+
+func comparePrefixes(a, b netip.Prefix) int {
+	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
 }
 
 // rebuildBlocks brings the address side of a live table up to date.
@@ -374,7 +413,8 @@ func (e *Engine) renew(l *live) bool {
 	}
 	next.refs = l.refs
 	e.tables[l.program.Hash] = next
-	for _, s := range e.subjects {
+	for _, n := range slices.Sorted(maps.Keys(e.subjects)) {
+		s := e.subjects[n]
 		for d := range s.bound {
 			if s.bound[d] == l {
 				s.bound[d] = next

@@ -227,6 +227,22 @@ func TestARandomStreamAnswersItself(t *testing.T) {
 	}
 }
 
+func TestARandomStreamDependsOnTheSeedOnly(t *testing.T) {
+	t.Parallel()
+	var a, b, c bytes.Buffer
+	for out, seed := range map[*bytes.Buffer]uint64{&a: 5, &b: 5, &c: 6} {
+		if _, err := Random(out, 3000, seed); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !bytes.Equal(a.Bytes(), b.Bytes()) {
+		t.Error("two streams of one seed differ")
+	}
+	if bytes.Equal(a.Bytes(), c.Bytes()) {
+		t.Error("streams of two seeds are equal")
+	}
+}
+
 // directory has some of the project's files.
 func directory(t *testing.T, files ...string) string {
 	t.Helper()

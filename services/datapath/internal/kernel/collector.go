@@ -233,7 +233,7 @@ func (k *Kernel) capacity() [2]int {
 	}
 }
 
-func family(c Connection) int {
+func (c Connection) family() int {
 	if c.Initiator.Addr().Is4() {
 		return 0
 	}
@@ -273,7 +273,7 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 					return err
 				}
 			}
-			f := family(conn)
+			f := conn.family()
 			if expired || orphaned {
 				deleted, err := c.remove(conn)
 				if err != nil {

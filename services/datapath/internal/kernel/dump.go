@@ -1,0 +1,402 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+)
+
+// ErrNoMap says that no map has the name; the text lists those there are.
+var ErrNoMap = errors.New("no such map")
+
+// errEnough ends a listing early.
+var errEnough = errors.New("enough")
+
+// MapNames lists the maps, sorted.
+func (k *Kernel) MapNames() []string { return sortedKeys(k.maps.byName) }
+
+// Dump hands the entries of a map to visit in words, in the order in which the
+// kernel lists them, at most limit of them unless it is 0, until visit returns
+// an error. Elements of arrays that are all zero are left out; what each CPU
+// counts is summed. Entries that come or go meanwhile may be missing.
+//
+// No lock is held while visit runs, so that it may be as slow as it likes.
+func (k *Kernel) Dump(name string, limit uint32, visit func(key, value string) error) error {
+	d, ok := dumpers[name]
+	m, err := k.borrow(name)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	if !ok {
+		return fmt.Errorf("dump %s: no words for its entries", name)
+	}
+	n := uint32(0)
+	err = d(m, func(key, value string) error {
+		if err := visit(key, value); err != nil {
+			return err
+		}
+		if n++; n == limit {
+			return errEnough
+		}
+		return nil
+	})
+	if errors.Is(err, errEnough) {
+		return nil
+	}
+	return err
+}
+
+// borrow gives a handle of one's own, which Close of the kernel leaves open.
+func (k *Kernel) borrow(name string) (*ebpf.Map, error) {
+	if err := k.rlock(); err != nil {
+		return nil, err
+	}
+	defer k.mu.RUnlock()
+	m, ok := k.maps.byName[name]
+	if !ok {
+		return nil, fmt.Errorf("%q: %w; there are %s", name, ErrNoMap, strings.Join(k.MapNames(), ", "))
+	}
+	c, err := m.Clone()
+	if err != nil {
+		return nil, fmt.Errorf("open map %s: %w", name, err)
+	}
+	return c, nil
+}
+
+type dumper func(m *ebpf.Map, visit func(key, value string) error) error
+
+// dumpers say how to read each map. A test compares them with the maps.
+var dumpers = map[string]dumper{
+	bpf.MapsMapSlEp:       array(number, endpointWords),
+	bpf.MapsMapSlGen:      array(number, plain[uint64]),
+	bpf.MapsMapSlIf:       entries(device, slotWords),
+	bpf.MapsMapSlIp4:      entries(address4, slotWords),
+	bpf.MapsMapSlIp6:      entries(address6, slotWords),
+	bpf.MapsMapSlIpc4:     entries(prefix4, ipcacheWords),
+	bpf.MapsMapSlIpc6:     entries(prefix6, ipcacheWords),
+	bpf.MapsMapSlTable:    array(number, tableWordsOf),
+	bpf.MapsMapSlId:       array(identityAt, identityWords),
+	bpf.MapsMapSlPeer:     entries(peerKey, func(v *uint32) string { return fmt.Sprintf("class %d", *v) }),
+	bpf.MapsMapSlCidr4:    entries(block4, blockWords),
+	bpf.MapsMapSlCidr6:    entries(block6, blockWords),
+	bpf.MapsMapSlClass:    array(number, func(v *uint32) string { return fmt.Sprintf("node %d", *v) }),
+	bpf.MapsMapSlPorts:    array(number, nodeWords),
+	bpf.MapsMapSlRule:     array(number, ruleWords),
+	bpf.MapsMapSlClassKey: array(number, func(v *bpf.MapsSlClassKey) string { return hex.EncodeToString(v.Key[:]) }),
+	bpf.MapsMapSlTableKey: array(number, func(v *bpf.MapsSlTableKey) string { return hex.EncodeToString(v.Hash[:]) }),
+	bpf.MapsMapSlCt4:      batched(connectionKey4, connectionWords),
+	bpf.MapsMapSlCt6:      batched(connectionKey6, connectionWords),
+	bpf.MapsMapSlBudget:   array(number, func(v *bpf.MapsSlBudget) string { return fmt.Sprintf("used %d limit %d", v.Used, v.Limit) }),
+	bpf.MapsMapSlPgen:     array(number, plain[uint64]),
+	bpf.MapsMapSlFrag:     entries(fragmentKey, func(v *uint32) string { return fmt.Sprintf("ports %d %d", *v>>16, *v&0xffff) }),
+	bpf.MapsMapSlCtStats:  perCPU(statName, add[uint64], plain[uint64]),
+	bpf.MapsMapSlMetrics: perCPU(cellName, func(sum *bpf.MapsSlCounter, v bpf.MapsSlCounter) {
+		sum.Packets += v.Packets
+		sum.Bytes += v.Bytes
+	}, func(v *bpf.MapsSlCounter) string { return fmt.Sprintf("packets %d bytes %d", v.Packets, v.Bytes) }),
+	// the windows of the CPUs have nothing to do with each other
+	bpf.MapsMapSlLimits: perCPU(reasonName, func(sum *bpf.MapsSlLimit, v bpf.MapsSlLimit) {
+		sum.LostTotal += v.LostTotal
+		sum.Lost += v.Lost
+	}, func(v *bpf.MapsSlLimit) string {
+		return fmt.Sprintf("lost %d, of which untold %d", v.LostTotal, v.Lost)
+	}),
+	bpf.MapsMapSlEvents: func(m *ebpf.Map, visit func(key, value string) error) error {
+		return visit("ring", fmt.Sprintf("%d bytes; its one reader is the datapath, which tells by Observe what it reads", m.MaxEntries()))
+	},
+}
+
+// entries reads a hash or a trie one by one.
+func entries[K, V any](key func(*K) string, value func(*V) string) dumper {
+	return func(m *ebpf.Map, visit func(key, value string) error) error {
+		var k K
+		var v V
+		it := m.Iterate()
+		for it.Next(&k, &v) {
+			if err := visit(key(&k), value(&v)); err != nil {
+				return err
+			}
+		}
+		return it.Err()
+	}
+}
+
+// batched reads a large map by batches.
+func batched[K, V any](key func(*K) string, value func(*V) string) dumper {
+	return func(m *ebpf.Map, visit func(key, value string) error) error {
+		size := min(connectionBatch, int(m.MaxEntries()))
+		keys, values := make([]K, size), make([]V, size)
+		var cursor ebpf.MapBatchCursor
+		for {
+			n, err := m.BatchLookup(&cursor, keys, values, nil)
+			end := errors.Is(err, ebpf.ErrKeyNotExist)
+			if err != nil && !end {
+				return err
+			}
+			for i := range n {
+				if err := visit(key(&keys[i]), value(&values[i])); err != nil {
+					return err
+				}
+			}
+			if end {
+				return nil
+			}
+		}
+	}
+}
+
+// array is batched without the elements that are all zero.
+func array[V comparable](key func(*uint32) string, value func(*V) string) dumper {
+	return func(m *ebpf.Map, visit func(key, value string) error) error {
+		var zero V
+		words := func(v *V) string {
+			if *v == zero {
+				return ""
+			}
+			return value(v)
+		}
+		return batched(key, words)(m, func(key, value string) error {
+			if value == "" {
+				return nil
+			}
+			return visit(key, value)
+		})
+	}
+}
+
+// perCPU sums what the CPUs have.
+func perCPU[V comparable](key func(*uint32) string, sum func(*V, V), value func(*V) string) dumper {
+	return func(m *ebpf.Map, visit func(key, value string) error) error {
+		var zero V
+		for i := range m.MaxEntries() {
+			var vs []V
+			if err := m.Lookup(i, &vs); err != nil {
+				return err
+			}
+			var total V
+			for _, v := range vs {
+				sum(&total, v)
+			}
+			if total == zero {
+				continue
+			}
+			if err := visit(key(&i), value(&total)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+func add[N uint32 | uint64](sum *N, v N)   { *sum += v }
+func plain[N uint32 | uint64](v *N) string { return fmt.Sprint(*v) }
+func number(i *uint32) string              { return fmt.Sprint(*i) }
+func device(i *uint32) string              { return fmt.Sprintf("device %d", *i) }
+func slotWords(s *uint32) string           { return fmt.Sprintf("slot %d", *s) }
+func address4(a *[4]byte) string           { return netip.AddrFrom4(*a).String() }
+func address6(a *bpf.MapsSlAddr6) string   { return netip.AddrFrom16(a.Addr).String() }
+func prefix4(p *bpf.MapsSlPrefix4) string  { return bitsOf(netip.AddrFrom4(p.Addr), p.Bits) }
+func prefix6(p *bpf.MapsSlPrefix6) string  { return bitsOf(netip.AddrFrom16(p.Addr), p.Bits) }
+func peerKey(p *bpf.MapsSlPeerKey) string {
+	return fmt.Sprintf("set %d node class %d", p.PeerSet, p.NodeClass)
+}
+func reasonName(i *uint32) string             { return Reason(*i).String() }
+func cellName(i *uint32) string               { return fmt.Sprintf("%s %s", Reason(*i>>1), Direction(*i&1+1)) }
+func bitsOf(a netip.Addr, bits uint32) string { return fmt.Sprintf("%v/%d", a, bits) }
+
+// the set counts with the prefix, and travels in network byte order
+func blockKey(set uint32, a netip.Addr, bits uint32) string {
+	var b [4]byte
+	binary.NativeEndian.PutUint32(b[:], set)
+	return fmt.Sprintf("set %d %s", binary.BigEndian.Uint32(b[:]), bitsOf(a, bits-32))
+}
+
+func block4(b *bpf.MapsSlBlock4) string { return blockKey(b.Set, netip.AddrFrom4(b.Addr), b.Bits) }
+func block6(b *bpf.MapsSlBlock6) string { return blockKey(b.Set, netip.AddrFrom16(b.Addr), b.Bits) }
+
+func blockWords(v *bpf.MapsSlBlock) string {
+	return fmt.Sprintf("cluster class %d node class %d outside class %d", v.Class[0], v.Class[1], v.Class[2])
+}
+
+func ipcacheWords(v *bpf.MapsSlIpcache) string {
+	s := fmt.Sprintf("identity %d", v.Identity)
+	if v.Node != 0 {
+		s += fmt.Sprintf(" node %d", v.Node)
+	}
+	if IPFlags(v.Flags)&FlagPodRange != 0 {
+		s += " pod-range"
+	}
+	return s
+}
+
+// endpointWords are an endpoint's record. A slot that was given back keeps its record
+// and denies everything.
+func endpointWords(r *bpf.MapsSlEndpoint) string {
+	e := endpointOf(0, r, r.Pol)
+	s := fmt.Sprintf("egress table %d ingress table %d generation %d device %d identity %d",
+		e.Policy.Egress, e.Policy.Ingress, e.Policy.Gen, e.Ifindex, e.Identity)
+	for _, a := range e.addrs() {
+		s += " " + a.String()
+	}
+	if e.Ifindex != 0 {
+		s += fmt.Sprintf(" mac %v host mac %v mtu %d", net.HardwareAddr(e.MAC[:]), net.HardwareAddr(e.HostMAC[:]), e.MTU)
+		s += map[Deliver]string{DeliverPeer: " deliver peer", DeliverRedirect: " deliver redirect"}[e.Deliver]
+	}
+	if r.Flags&endpointAudited != 0 {
+		s += " audit"
+	}
+	return s
+}
+
+// endpointAudited is SL_EP_AUDIT; a test compares it with the header.
+const endpointAudited = 0x1
+
+// kindNames and scopeNames are those of enum sl_kind and enum sl_scope.
+var (
+	kindNames  = []string{"in-cluster", "world4", "world6", "host", "remote-node", "kube-apiserver", "unknown", "other"}
+	scopeNames = []string{"cluster", "node", "outside"}
+)
+
+func nameOf(names []string, i uint32) string {
+	if int(i) < len(names) {
+		return names[i]
+	}
+	return fmt.Sprint(i)
+}
+
+// identityAt is the identity at an index of sl_id: those that mean something
+// on this node only follow the others.
+func identityAt(i *uint32) string {
+	const clusterWide, nodeLocal = 1 << 16, 0xff0000
+	id := *i
+	if id >= clusterWide {
+		id = id - clusterWide + nodeLocal
+	}
+	return fmt.Sprintf("identity %d", id)
+}
+
+func identityWords(v *uint32) string {
+	s := fmt.Sprintf("node class %d kind %s scope %s", *v&0xffff, nameOf(kindNames, *v>>16&7), nameOf(scopeNames, *v>>24&3))
+	if *v&(1<<31) == 0 {
+		s += " unknown"
+	}
+	return s
+}
+
+func tableWordsOf(t *bpf.MapsSlTable) string {
+	s := fmt.Sprintf("peer set %d address set %d classes %d from %d rules %d from %d", t.PeerSet, t.CidrSet, t.N_class, t.ClassBase, t.N_rule, t.RuleBase)
+	for i, flag := range []string{"default-allow", "host-allow", "addresses"} {
+		if t.Flags&(1<<i) != 0 {
+			s += " " + flag
+		}
+	}
+	s += " default classes"
+	for i, c := range t.DefClass {
+		s += fmt.Sprintf(" %s=%d", nameOf(kindNames, uint32(i)), c)
+	}
+	s += " address classes"
+	for i, c := range t.AddrDef {
+		s += fmt.Sprintf(" %s=%d", nameOf(scopeNames, uint32(i)), c)
+	}
+	return s
+}
+
+// nodeWords are the intervals, each with its end as protocol/port.
+func nodeWords(n *bpf.MapsSlPortNode) string {
+	const child, noAdmin, noRest = 1 << 31, 0x7fff, 0xffff
+	var parts []string
+	for i, hi := range n.Hi {
+		if i > 0 && hi == n.Hi[i-1] {
+			break // the others repeat the last
+		}
+		s := fmt.Sprintf("to %d/%d", hi>>16, hi&0xffff)
+		switch v := n.Val[i]; {
+		case v&child != 0:
+			s += fmt.Sprintf(" node %d", v&^child)
+		default:
+			if a := v >> 16; a != noAdmin {
+				s += fmt.Sprintf(" admin rule %d", a)
+			}
+			if r := v & 0xffff; r != noRest {
+				s += fmt.Sprintf(" rule %d", r)
+			}
+			if v == noAdmin<<16|noRest {
+				s += " no rule"
+			}
+		}
+		parts = append(parts, s)
+	}
+	return strings.Join(parts, ", ")
+}
+
+func ruleWords(r *bpf.MapsSlRule) string {
+	s := fmt.Sprintf("%s tier %s",
+		nameOf([]string{"deny", "redirect", "allow", "pass"}, uint32(r.Action)),
+		nameOf([]string{"admin", "normal", "isolation", "baseline"}, uint32(r.Tier)))
+	if r.Redirect != 0 {
+		s += fmt.Sprintf(" proxy %d", r.Redirect)
+	}
+	return s
+}
+
+func connectionKey4(k *bpf.MapsSlCtKey4) string { return connectionKey(tuple4(k, uint32(OriginLow))) }
+func connectionKey6(k *bpf.MapsSlCtKey6) string { return connectionKey(tuple6(k, uint32(OriginLow))) }
+
+func connectionKey(t Tuple) string {
+	return fmt.Sprintf("protocol %d %v %v", t.Protocol, t.Initiator, t.Responder)
+}
+
+func connectionWords(v *bpf.MapsSlCt) string {
+	c := connectionOf(Tuple{}, v)
+	began := "second"
+	if c.Flags&OriginLow != 0 {
+		began = "first"
+	}
+	s := fmt.Sprintf("begun by the %s %s, idle %d s,", began, strings.Join(c.Flags.Words(), " "), int32(monotonicSeconds()-c.LastSeen))
+	for _, e := range []struct {
+		name string
+		End
+		rule uint16
+	}{{"initiator", c.From, c.EgressRule}, {"responder", c.To, c.IngressRule}} {
+		s += fmt.Sprintf(" %s identity %d", e.name, e.Identity)
+		if e.Slot != NoSlot {
+			s += fmt.Sprintf(" slot %d generation %d rule %d", e.Slot, e.Gen, e.rule)
+		}
+		if e.AddressGen != 0 {
+			s += fmt.Sprintf(" address generation %d", e.AddressGen)
+		}
+	}
+	return s
+}
+
+func fragmentKey(f *bpf.MapsSlFragment) string {
+	src, dst := netip.AddrFrom16(f.Src), netip.AddrFrom16(f.Dst)
+	if f.Family == 4 {
+		src, dst = netip.AddrFrom4([4]byte(f.Src[:4])), netip.AddrFrom4([4]byte(f.Dst[:4]))
+	}
+	s := fmt.Sprintf("protocol %d %v %v id %d", f.Proto, src, dst, f.Id)
+	if Slot(f.Slot) != NoSlot {
+		s += fmt.Sprintf(" slot %d", f.Slot)
+	}
+	return s
+}
+
+func statName(i *uint32) string {
+	names := []string{"created", "deleted", "revoked", "picked-up", "redecided", "related"}
+	if *i == statExpired {
+		return "expired"
+	}
+	return nameOf(names, *i)
+}

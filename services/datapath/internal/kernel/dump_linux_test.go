@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+)
+
+func dump(t testing.TB, k *Kernel, name string, limit uint32) []string {
+	t.Helper()
+	var lines []string
+	err := k.Dump(name, limit, func(key, value string) error {
+		lines = append(lines, key+": "+value)
+		return nil
+	})
+	if err != nil {
+		t.Fatalf("Dump(%q): %v", name, err)
+	}
+	return lines
+}
+
+func TestKernelEveryMapCanBeDumped(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	publish(t, k, a)
+	for _, name := range k.MapNames() {
+		dump(t, k, name, 0)
+	}
+	if len(dumpers) != len(k.MapNames()) {
+		t.Errorf("words for %d maps, there are %d", len(dumpers), len(k.MapNames()))
+	}
+	err := k.Dump("sl_nothing", 0, func(string, string) error { return nil })
+	if !errors.Is(err, ErrNoMap) || !strings.Contains(err.Error(), "sl_ct4, sl_ct6") {
+		t.Errorf("a map that does not exist: %v", err)
+	}
+	if err := k.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.Dump("sl_ep", 0, func(string, string) error { return nil }); !errors.Is(err, ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
+}
+
+func TestKernelDumpIsInWords(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	e := publish(t, k, a)
+	put := func(name string, key, value any) {
+		t.Helper()
+		if err := k.maps.byName[name].Update(key, value, ebpf.UpdateAny); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+	}
+	set := binary.NativeEndian.Uint32([]byte{0, 0, 0, 9})
+	put(bpf.MapsMapSlTable, uint32(16), &bpf.MapsSlTable{
+		PeerSet: 1, CidrSet: 2, ClassBase: 3, RuleBase: 4, N_class: 5, N_rule: 6, Flags: 5,
+		DefClass: [8]uint16{1, 2, 3, 4, 5, 6, 7, 8}, AddrDef: [3]uint16{9, 10, 11},
+	})
+	put(bpf.MapsMapSlId, uint32(300), uint32(1<<31|2<<24|3<<16|7))
+	put(bpf.MapsMapSlId, uint32(65536+5), uint32(1<<31|9))
+	put(bpf.MapsMapSlPeer, &bpf.MapsSlPeerKey{PeerSet: 1, NodeClass: 7}, uint32(4))
+	put(bpf.MapsMapSlCidr4, &bpf.MapsSlBlock4{Bits: 32 + 8, Set: set, Addr: [4]byte{10}}, &bpf.MapsSlBlock{Class: [3]uint16{1, 2, 3}})
+	put(bpf.MapsMapSlCidr6, &bpf.MapsSlBlock6{Bits: 32 + 16, Set: set, Addr: [16]byte{0xfd}}, &bpf.MapsSlBlock{Class: [3]uint16{4, 5, 6}})
+	put(bpf.MapsMapSlClass, uint32(3), uint32(8))
+	node := bpf.MapsSlPortNode{}
+	for i := range node.Hi {
+		node.Hi[i], node.Val[i] = 0xffffffff, 0x7fffffff
+	}
+	node.Hi[0], node.Val[0] = 6<<16|79, 0x7fff0002
+	node.Hi[1], node.Val[1] = 6<<16|80, 1<<31|12
+	node.Hi[2], node.Val[2] = 17<<16|53, 3<<16|0xffff
+	put(bpf.MapsMapSlPorts, uint32(8), &node)
+	put(bpf.MapsMapSlRule, uint32(4), &bpf.MapsSlRule{Action: 1, Tier: 1, Redirect: 2})
+	put(bpf.MapsMapSlClassKey, uint32(7), &bpf.MapsSlClassKey{Key: [16]byte{0xab, 15: 0xcd}})
+	put(bpf.MapsMapSlTableKey, uint32(16), &bpf.MapsSlTableKey{Hash: [32]byte{0xef, 31: 0x01}})
+	put(bpf.MapsMapSlBudget, uint32(1), &bpf.MapsSlBudget{Used: 3, Limit: 5})
+	put(bpf.MapsMapSlPgen, uint32(77), uint64(2))
+	put(bpf.MapsMapSlFrag, &bpf.MapsSlFragment{Src: [16]byte{10, 0, 0, 1}, Dst: [16]byte{10, 0, 0, 2}, Id: 5, Proto: 17, Family: 4, Slot: 1}, uint32(1000<<16|53))
+	k.addStat(t, uint32(bpf.MapsSlCtStatSL_CT_STAT_PICKED_UP), 4)
+	k.put(t, Connection{
+		Tuple: tuple(6, "10.244.0.20:80", "10.244.0.10:4000"), From: End{Slot: NoSlot, Identity: 9}, To: End{Slot: 1, Gen: 2, AddressGen: 3, Identity: 266},
+		LastSeen: monotonicSeconds(), Flags: SeenReply | ViaStack, IngressRule: 8,
+	})
+	k.put(t, Connection{Tuple: tuple(17, "[fd00::1]:5", "[fd00::2]:53"), From: End{Slot: NoSlot}, To: End{Slot: NoSlot}, LastSeen: monotonicSeconds()})
+
+	for name, want := range map[string][]string{
+		"sl_if":    {"device 1: slot 1"},
+		"sl_ip4":   {"10.244.0.10: slot 1"},
+		"sl_ip6":   {"fd00:244::a: slot 1"},
+		"sl_ipc4":  {"10.244.0.10/32: identity 266", "10.244.0.0/24: identity 255 pod-range"},
+		"sl_ipc6":  {"fd00:244::a/128: identity 266", "fd00:244::/64: identity 255 pod-range"},
+		"sl_gen":   {fmt.Sprintf("0: %d", e.Policy.Gen)},
+		"sl_table": {"16: peer set 1 address set 2 classes 5 from 3 rules 6 from 4 default-allow addresses default classes in-cluster=1 world4=2 world6=3 host=4 remote-node=5 kube-apiserver=6 unknown=7 other=8 address classes cluster=9 node=10 outside=11"},
+		"sl_id": {
+			"identity 300: node class 7 kind host scope outside", "identity 16711685: node class 9 kind in-cluster scope cluster",
+		},
+		"sl_peer":      {"set 1 node class 7: class 4"},
+		"sl_cidr4":     {"set 9 10.0.0.0/8: cluster class 1 node class 2 outside class 3"},
+		"sl_cidr6":     {"set 9 fd00::/16: cluster class 4 node class 5 outside class 6"},
+		"sl_class":     {"3: node 8"},
+		"sl_ports":     {"8: to 6/79 rule 2, to 6/80 node 12, to 17/53 admin rule 3, to 65535/65535 no rule"},
+		"sl_rule":      {"4: redirect tier normal proxy 2"},
+		"sl_class_key": {"7: ab0000000000000000000000000000cd"},
+		"sl_table_key": {"16: ef00000000000000000000000000000000000000000000000000000000000001"},
+		"sl_budget":    {"1: used 3 limit 5"},
+		"sl_pgen":      {"77: 2"},
+		"sl_frag":      {"protocol 17 10.0.0.1 10.0.0.2 id 5 slot 1: ports 1000 53"},
+		"sl_ct_stats":  {"picked-up: 4"},
+	} {
+		got := dump(t, k, name, 0)
+		slices.Sort(got)
+		slices.Sort(want)
+		if !slices.Equal(got, want) {
+			t.Errorf("%s\n got %q\nwant %q", name, got, want)
+		}
+	}
+	for name, want := range map[string]string{
+		"sl_ep": `^1: egress table 1 ingress table 1 generation \d+ device 1 identity 266 10.244.0.10 fd00:244::a mac 02:00:00:00:01:0a host mac 02:00:00:00:02:0a mtu 1500 deliver peer$`,
+		"sl_ct4": `^protocol 6 10.244.0.10:4000 10.244.0.20:80: begun by the second established via-stack, idle [01] s, ` +
+			`initiator identity 9 responder identity 266 slot 1 generation 2 rule 8 address generation 3$`,
+		"sl_ct6": `^protocol 17 \[fd00::1\]:5 \[fd00::2\]:53: begun by the first opening, idle [01] s, initiator identity 0 responder identity 0$`,
+	} {
+		if got := dump(t, k, name, 0); !regexp.MustCompile(want).MatchString(got[len(got)-1]) {
+			t.Errorf("%s\n got %q\nwant %s", name, got, want)
+		}
+	}
+}
+
+func TestKernelDumpEndsWhereItIsAsked(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	e := publish(t, k, a)
+	k.putAll(t, remotes(e, 6, 0, 10_000, SeenReply, 1))
+	for _, limit := range []uint32{1, 10, 4097} {
+		if got := dump(t, k, "sl_ct4", limit); len(got) != int(limit) {
+			t.Errorf("%d entries, want %d", len(got), limit)
+		}
+	}
+	for _, limit := range []uint32{0, 1<<32 - 1} {
+		if got := dump(t, k, "sl_ct4", limit); len(got) != 10_000 {
+			t.Errorf("limit %d: %d entries, want 10,000", limit, len(got))
+		}
+	}
+	gone := errors.New("the reader is gone")
+	if err := k.Dump("sl_ct4", 0, func(string, string) error { return gone }); !errors.Is(err, gone) {
+		t.Errorf("the visitor's error: %v", err)
+	}
+	// a slow visitor holds nobody up
+	err := k.Dump("sl_ct4", 1, func(string, string) error {
+		_, err := k.Publish(t.Context(), b)
+		return err
+	})
+	if err != nil {
+		t.Errorf("a change while a visitor is busy: %v", err)
+	}
+}
+
+func TestAuditFlagIsThatOfTheHeader(t *testing.T) {
+	header, err := os.ReadFile("../../../../bpf/include/sluice/abi.h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(header), fmt.Sprintf("#define SL_EP_AUDIT %#x ", endpointAudited)) {
+		t.Errorf("SL_EP_AUDIT is not %#x", endpointAudited)
+	}
+}

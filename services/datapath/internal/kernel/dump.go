@@ -352,6 +352,7 @@ func ruleWords(r *bpf.MapsSlRule) string {
 }
 
 func connectionKey4(k *bpf.MapsSlCtKey4) string { return connectionKey(tuple4(k, uint32(OriginLow))) }
+
 func connectionKey6(k *bpf.MapsSlCtKey6) string { return connectionKey(tuple6(k, uint32(OriginLow))) }
 
 func connectionKey(t Tuple) string {

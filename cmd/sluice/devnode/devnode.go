@@ -37,6 +37,7 @@ const (
 	Etcd     = "etcd"
 	Identity = "identity"
 	IPAM     = "ipam"
+	Policy   = "policy"
 	Datapath = "datapath"
 )
 
@@ -87,6 +88,7 @@ type state struct {
 var users = map[string]uint32{
 	Identity: 64701,
 	IPAM:     64702,
+	Policy:   64703,
 	Datapath: 0,
 	Etcd:     64705,
 }

@@ -392,7 +392,8 @@ func (k *Kernel) insertKeys(e Endpoint) (undo []func() error, err error) {
 }
 
 // SetPolicy replaces both tables of the endpoint and its gen by one 64-bit
-// store, so that a packet sees wholly the old word or wholly the new one.
+// store, so that a packet sees wholly the old word or wholly the new one. A
+// table that was retired is ErrNoTable.
 func (k *Kernel) SetPolicy(s Slot, egress, ingress Table) (gen uint32, err error) {
 	if err := k.lock(); err != nil {
 		return 0, err
@@ -400,6 +401,11 @@ func (k *Kernel) SetPolicy(s Slot, egress, ingress Table) (gen uint32, err error
 	defer k.mu.Unlock()
 	if err := k.mustLead(s); err != nil {
 		return 0, err
+	}
+	for _, t := range []Table{egress, ingress} {
+		if k.tables.drains(t) {
+			return 0, fmt.Errorf("table %d: %w: it is retired", t, ErrNoTable)
+		}
 	}
 	gen = k.nextGen()
 	atomic.StoreUint64(k.word(s), Policy{Egress: egress, Ingress: ingress, Gen: gen}.word())

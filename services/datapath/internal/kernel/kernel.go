@@ -87,6 +87,7 @@ type Kernel struct {
 	mu     sync.RWMutex // held for writing by every change, and by Close
 	closed bool
 	slots  slotTable
+	tables *tableStore
 }
 
 // Open adopts the pinned maps of o.Dir whose layout is the one this build
@@ -113,8 +114,12 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 	if k.maps, err = openMaps(o.Dir, o.ValidateOnly, o.Log); err != nil {
 		return nil, err
 	}
+	left, err := k.adoptTables()
+	if err != nil {
+		return nil, fmt.Errorf("adopt the policy tables: %w", err)
+	}
 	if !o.ValidateOnly {
-		if err := k.settle(ctx, o.PodCIDRs); err != nil {
+		if err := k.settle(ctx, o.PodCIDRs, left); err != nil {
 			return nil, err
 		}
 	}
@@ -124,9 +129,9 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 	return k, nil
 }
 
-// settle makes adopted and fresh maps ready for use. No other process writes
-// them meanwhile.
-func (k *Kernel) settle(ctx context.Context, podCIDRs []netip.Prefix) error {
+// settle makes adopted and fresh maps ready for use; left is what the maps of
+// tables hold. No other process writes them meanwhile.
+func (k *Kernel) settle(ctx context.Context, podCIDRs []netip.Prefix, left *contents) error {
 	if err := k.initHost(); err != nil {
 		return fmt.Errorf("initialise the host's slot: %w", err)
 	}
@@ -148,6 +153,9 @@ func (k *Kernel) settle(ctx context.Context, podCIDRs []netip.Prefix) error {
 		}
 	}
 	k.slots = newSlotTable(used)
+	if err := k.sweep(left); err != nil {
+		return fmt.Errorf("remove what is left of policy tables: %w", err)
+	}
 	return nil
 }
 
@@ -250,8 +258,9 @@ func deleteKey(m *ebpf.Map, key any) error {
 	return nil
 }
 
-// replaceInTrie writes a value of the ipcache, over an older one if there is one.
-func replaceInTrie(m *ebpf.Map, key any, value *bpf.MapsSlIpcache) error {
+// replaceInTrie writes a value of at most eight bytes, over an older one if
+// there is one.
+func replaceInTrie[V bpf.MapsSlIpcache | bpf.MapsSlBlock](m *ebpf.Map, key any, value *V) error {
 	// in place: a trie's readers see the old value or the new one
 	return mapError(m.Update(key, value, ebpf.UpdateAny))
 }

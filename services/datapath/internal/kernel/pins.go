@@ -37,6 +37,8 @@ type pinnedMaps struct {
 
 	slotMem []byte // sl_ep
 	genMem  []byte // sl_gen
+
+	memory map[string][]byte // by name, of every map that can be mapped
 }
 
 // openMaps opens the pinned maps below dir and creates the missing ones. With
@@ -85,12 +87,16 @@ func openMaps(dir string, validateOnly bool, log *slog.Logger) (_ *pinnedMaps, e
 	pm.counters, pm.limits = pm.byName[bpf.MapsMapSlMetrics], pm.byName[bpf.MapsMapSlLimits]
 	pm.events = pm.byName[bpf.MapsMapSlEvents]
 
-	if pm.slotMem, err = mapMemory(pm.ep, validateOnly); err != nil {
-		return nil, fmt.Errorf("map the memory of %s: %w", bpf.MapsMapSlEp, err)
+	pm.memory = map[string][]byte{}
+	for name, m := range pm.byName {
+		if m.Flags()&unix.BPF_F_MMAPABLE == 0 {
+			continue
+		}
+		if pm.memory[name], err = mapMemory(m, validateOnly); err != nil {
+			return nil, fmt.Errorf("map the memory of %s: %w", name, err)
+		}
 	}
-	if pm.genMem, err = mapMemory(pm.gen, validateOnly); err != nil {
-		return nil, fmt.Errorf("map the memory of %s: %w", bpf.MapsMapSlGen, err)
-	}
+	pm.slotMem, pm.genMem = pm.memory[bpf.MapsMapSlEp], pm.memory[bpf.MapsMapSlGen]
 	return pm, nil
 }
 
@@ -151,7 +157,7 @@ func mapMemory(m *ebpf.Map, readOnly bool) ([]byte, error) {
 
 func (pm *pinnedMaps) close() error {
 	var errs []error
-	for _, mem := range [][]byte{pm.slotMem, pm.genMem} {
+	for _, mem := range pm.memory {
 		if mem != nil {
 			errs = append(errs, unix.Munmap(mem))
 		}

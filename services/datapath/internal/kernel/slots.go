@@ -83,22 +83,28 @@ func (t *slotTable) endDrain(slots []Slot, passed bool) {
 }
 
 // Barrier waits until every program run that started before the call has
-// ended (8 to 16 ms), then frees the slots that were unpublished before it.
-// One call covers any number of endpoints. Nobody has to call it: Publish does
-// when it runs out of slots.
+// ended (8 to 16 ms), then frees what was unpublished or retired before it:
+// slots, policy tables, node classes. One call covers any number of them.
+// Nobody has to call it: Publish does when it runs out of slots, DefineTable
+// when it runs out of room.
 func (k *Kernel) Barrier(ctx context.Context) error {
 	if err := k.lock(); err != nil {
 		return err
 	}
 	slots := k.slots.beginDrain()
+	tables := k.tables.beginDrain()
 	k.mu.Unlock()
 
 	err := gracePeriod(ctx)
 
 	k.mu.Lock()
+	defer k.mu.Unlock()
 	k.slots.endDrain(slots, err == nil)
-	k.mu.Unlock()
-	return err
+	if k.closed {
+		// the next process frees the tables
+		return errors.Join(err, ErrClosed)
+	}
+	return errors.Join(err, k.tables.endDrain(tables, err == nil))
 }
 
 // membarrierGlobal is MEMBARRIER_CMD_GLOBAL of linux/membarrier.h.

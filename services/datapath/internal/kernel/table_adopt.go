@@ -1,0 +1,485 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+)
+
+// openTableMaps finds the maps of tables among all.
+func openTableMaps(pm *pinnedMaps) tableMaps {
+	return tableMaps{
+		tableKeys: pm.byName[bpf.MapsMapSlTableKey],
+		classKeys: pm.byName[bpf.MapsMapSlClassKey],
+		ports:     pm.byName[bpf.MapsMapSlPorts],
+		rules:     pm.byName[bpf.MapsMapSlRule],
+		peers:     pm.byName[bpf.MapsMapSlPeer],
+		cidr4:     pm.byName[bpf.MapsMapSlCidr4],
+		cidr6:     pm.byName[bpf.MapsMapSlCidr6],
+		tableMem:  pm.memory[bpf.MapsMapSlTable],
+		classMem:  pm.memory[bpf.MapsMapSlClass],
+		idMem:     pm.memory[bpf.MapsMapSlId],
+		pgenMem:   pm.memory[bpf.MapsMapSlPgen],
+	}
+}
+
+// contents is everything that the maps of tables hold, but for the mapped ones.
+type contents struct {
+	tableKeys []bpf.MapsSlTableKey
+	classKeys []bpf.MapsSlClassKey
+	ports     []bpf.MapsSlPortNode
+	rules     []bpf.MapsSlRule
+	peers     map[uint32]map[uint32]uint32 // set, node class, class
+	blocks    map[uint32]map[netip.Prefix]bpf.MapsSlBlock
+	rows      int
+}
+
+func (m *tableMaps) read() (*contents, error) {
+	c := &contents{
+		peers:  map[uint32]map[uint32]uint32{},
+		blocks: map[uint32]map[netip.Prefix]bpf.MapsSlBlock{},
+	}
+	var errs [6]error
+	c.tableKeys, errs[0] = allElements[bpf.MapsSlTableKey](m.tableKeys)
+	c.classKeys, errs[1] = allElements[bpf.MapsSlClassKey](m.classKeys)
+	c.ports, errs[2] = allElements[bpf.MapsSlPortNode](m.ports)
+	c.rules, errs[3] = allElements[bpf.MapsSlRule](m.rules)
+	errs[4] = m.eachPeer(func(set, nc, class uint32) {
+		if c.peers[set] == nil {
+			c.peers[set] = map[uint32]uint32{}
+		}
+		c.peers[set][nc] = class
+		c.rows++
+	})
+	errs[5] = m.eachBlock(func(set uint32, p netip.Prefix, v bpf.MapsSlBlock) {
+		if c.blocks[set] == nil {
+			c.blocks[set] = map[netip.Prefix]bpf.MapsSlBlock{}
+		}
+		c.blocks[set][p] = v
+	})
+	if err := errors.Join(errs[:]...); err != nil {
+		return nil, fmt.Errorf("read the maps of tables: %w", err)
+	}
+	return c, nil
+}
+
+// adoptTables rebuilds what is known of tables from the maps alone. Tables
+// that are complete, or that a word names, are taken over as they are. Nothing
+// is written; what is left over comes back as garbage, which sweep removes.
+func (k *Kernel) adoptTables() (*contents, error) {
+	k.tables = newTableStore(openTableMaps(k.maps))
+	s := k.tables
+	if !k.maps.adopted {
+		return nil, nil
+	}
+	c, err := s.read()
+	if err != nil {
+		return nil, err
+	}
+	named := map[Table]bool{}
+	for slot := HostSlot; slot <= MaxEndpoints; slot++ {
+		p := k.policyAt(slot)
+		named[p.Egress], named[p.Ingress] = true, true
+	}
+	for i := firstTable; i < len(c.tableKeys); i++ {
+		t := Table(i)
+		if c.tableKeys[i].Hash == [32]byte{} && !named[t] {
+			continue
+		}
+		if lt, err := s.adopt(t, c); err != nil {
+			k.log.Warn("table is damaged and not adopted", "table", t, "named", named[t], "error", err)
+			if named[t] {
+				// it will deny everything, and be nobody else's until the next start
+				s.ids.takeAt(i)
+			}
+		} else {
+			s.tables[t] = lt
+			s.ids.takeAt(i)
+		}
+	}
+	for i, key := range c.classKeys {
+		if key.Key != [16]byte{} && i > 0 {
+			s.identityClass[key.Key], s.classKey[NodeClass(i)] = NodeClass(i), key.Key
+			s.identityNumber.takeAt(i)
+		}
+	}
+	// a number that something names rests, whether it has a key or not
+	for i := range s.identities {
+		if s.identities[i] = s.identity(i); s.identities[i] != 0 {
+			s.identityNumber.takeAt(int(identityWordOf(s.identities[i]).Class))
+		}
+	}
+	for _, lt := range s.tables {
+		for nc := range lt.peers {
+			s.identityNumber.takeAt(int(nc))
+		}
+	}
+	return c, nil
+}
+
+// adopt takes over one table, if its parts are where they can be.
+func (s *tableStore) adopt(t Table, c *contents) (_ *liveTable, err error) {
+	h := s.header(t)
+	lt := &liveTable{id: t, hash: c.tableKeys[t].Hash, header: h, peers: map[NodeClass]uint16{}}
+	if h.PeerSet != uint32(t) {
+		return nil, fmt.Errorf("its rows are those of %d", h.PeerSet)
+	}
+	if h.ClassBase < classHead || int(h.ClassBase) >= s.classRoom.size {
+		return nil, fmt.Errorf("class base %d", h.ClassBase)
+	}
+	head := int(h.ClassBase) - classHead
+	place, room := s.class(head), int(s.class(head+1))
+	lt.classSpan = span{head, classHead + room}
+	lt.nodeSpan = span{int(place >> 16), int(place & 0xffff)}
+	if h.N_rule > 0 {
+		lt.ruleSpan = span{int(h.RuleBase), int(h.N_rule)}
+	}
+	if room == 0 || int(h.N_class) > room {
+		return nil, fmt.Errorf("room for %d classes of %d", room, h.N_class)
+	}
+	taken := []struct {
+		room *rangeRoom
+		span span
+	}{{&s.classRoom, lt.classSpan}, {&s.nodeRoom, lt.nodeSpan}, {&s.ruleRoom, lt.ruleSpan}}
+	for i, x := range taken {
+		if x.room.takeAt(x.span) {
+			continue
+		}
+		for _, y := range taken[:i] {
+			y.room.give(y.span)
+		}
+		return nil, fmt.Errorf("its elements %d to %d are another table's", x.span.base, x.span.end()-1)
+	}
+	defer func() {
+		if err != nil {
+			for _, x := range taken {
+				x.room.give(x.span)
+			}
+		}
+	}()
+
+	for _, r := range c.rules[lt.ruleSpan.base:lt.ruleSpan.end()] {
+		lt.rules = append(lt.rules, TableRule{Action: r.Action, Tier: r.Tier, Proxy: r.Redirect})
+	}
+	for _, n := range c.ports[lt.nodeSpan.base:lt.nodeSpan.end()] {
+		if n == (bpf.MapsSlPortNode{}) {
+			break
+		}
+		lt.nodes = append(lt.nodes, nodeOf(n, lt.nodeSpan.base))
+	}
+	for i := range room {
+		root := s.class(lt.classSpan.base + classHead + i)
+		if root == noRoot {
+			break
+		}
+		lt.classes = append(lt.classes, root-uint32(lt.nodeSpan.base))
+	}
+	if err := checkTrees(lt.classes, lt.nodes, len(lt.rules)); err != nil {
+		return nil, err
+	}
+	for nc, class := range c.peers[h.PeerSet] {
+		if nc == 0 || nc > uint32(MaxNodeClass) || class > 0xffff {
+			return nil, fmt.Errorf("row %d to %d", nc, class)
+		}
+		lt.peers[NodeClass(nc)] = uint16(class)
+	}
+	if h.CidrSet != 0 {
+		if lt.addresses = s.adoptSet(h.CidrSet, c); lt.addresses == nil {
+			return nil, fmt.Errorf("address set %d", h.CidrSet)
+		}
+		lt.addresses.refs++
+	}
+	s.rows += len(lt.peers)
+	// a process may have been killed between two stores of a move
+	lt.header.N_class = uint16(room)
+	return lt, nil
+}
+
+func nodeOf(n bpf.MapsSlPortNode, base int) PortNode {
+	pn := PortNode{High: n.Hi, Value: n.Val}
+	for j, v := range n.Val {
+		if v&childBit != 0 {
+			pn.Value[j] = v - uint32(base)
+		}
+	}
+	return pn
+}
+
+// adoptSet takes over a set of blocks; nil: its number cannot be.
+func (s *tableStore) adoptSet(id uint32, c *contents) *addressSet {
+	if a := s.sets[id]; a != nil {
+		return a
+	}
+	if int(id) > s.setIDs.last {
+		return nil
+	}
+	s.setIDs.takeAt(int(id))
+	a := &addressSet{id: id, blocks: map[netip.Prefix][3]uint16{}}
+	for p, v := range c.blocks[id] {
+		a.blocks[p] = v.Class
+		a.count[family(p)]++
+		a.sum += s.sumOf(p, v.Class)
+	}
+	s.keep(a)
+	return a
+}
+
+// sweep removes what no table accounts for: what a process left that was
+// killed while it defined, moved, copied or freed. No program run may be
+// older than the words that were read.
+func (k *Kernel) sweep(c *contents) error {
+	if c == nil {
+		return nil
+	}
+	differences, err := k.tables.audit(c, true)
+	for _, d := range differences {
+		k.log.Info("left by an earlier process, removed", "what", d)
+	}
+	return err
+}
+
+// audit compares the maps with what should be in them, and puts right what
+// differs if repair is set.
+func (s *tableStore) audit(c *contents, repair bool) (differences []string, err error) {
+	a := &tableAudit{s: s, c: c, repair: repair}
+	a.headers()
+	a.keys()
+	a.arrays()
+	a.rows()
+	a.blocks()
+	a.identities()
+	if a.more > 0 {
+		a.differences = append(a.differences, fmt.Sprintf("%d more", a.more))
+	}
+	return a.differences, errors.Join(a.errs...)
+}
+
+// maxDifferences is how many an audit names; it repairs all.
+const maxDifferences = 1000
+
+type tableAudit struct {
+	s           *tableStore
+	c           *contents
+	repair      bool
+	differences []string
+	more        int
+	errs        []error
+}
+
+func (a *tableAudit) differs(fix func() error, format string, args ...any) {
+	if len(a.differences) < maxDifferences {
+		a.differences = append(a.differences, fmt.Sprintf(format, args...))
+	} else {
+		a.more++
+	}
+	if a.repair && len(a.errs) < maxDifferences {
+		if err := fix(); err != nil {
+			a.errs = append(a.errs, err)
+		}
+	}
+}
+
+// drainingTables are the tables that are retired and still in the maps.
+func (s *tableStore) drainingTables() map[Table]*liveTable {
+	ts := map[Table]*liveTable{}
+	for _, r := range s.leaving() {
+		if r.lt != nil && r.lt.id != 0 {
+			ts[r.lt.id] = r.lt
+		}
+	}
+	return ts
+}
+
+func (a *tableAudit) headers() {
+	s := a.s
+	draining := s.drainingTables()
+	for i := firstTable; i < len(a.c.tableKeys); i++ {
+		t := Table(i)
+		want := bpf.MapsSlTable{}
+		switch {
+		case draining[t] != nil:
+			continue
+		case s.tables[t] != nil:
+			want = s.tables[t].header
+		}
+		got := s.header(t)
+		for w := range headerWords(&want) {
+			if headerWords(&got)[w] != headerWords(&want)[w] {
+				a.differs(func() error { return s.storeHeaderWord(t, want, w) },
+					"table %d: word %d of the header is %#x, should be %#x", t, w, headerWords(&got)[w], headerWords(&want)[w])
+			}
+		}
+	}
+}
+
+func (a *tableAudit) keys() {
+	s := a.s
+	for i := firstTable; i < len(a.c.tableKeys); i++ {
+		var want [32]byte
+		if lt := s.tables[Table(i)]; lt != nil {
+			want = lt.hash
+		}
+		if got := a.c.tableKeys[i].Hash; got != want {
+			a.differs(func() error { return s.storeTableKey(Table(i), want) },
+				"table %d: key is %x, should be %x", i, got, want)
+		}
+	}
+	for i := range a.c.classKeys {
+		want := s.classKey[NodeClass(i)]
+		if got := a.c.classKeys[i].Key; got != [16]byte(want) {
+			a.differs(func() error { return s.storeClassKey(NodeClass(i), want) },
+				"node class %d: key is %x, should be %x", i, got, want)
+		}
+	}
+}
+
+// arrays compares sl_class, sl_ports and sl_rule: the places of tables, and
+// zero everywhere else.
+func (a *tableAudit) arrays() {
+	s := a.s
+	classes := make([]uint32, s.classRoom.size)
+	ports := make([]bpf.MapsSlPortNode, s.nodeRoom.size)
+	rules := make([]bpf.MapsSlRule, s.ruleRoom.size)
+	for _, lt := range s.tables {
+		copy(classes[lt.classSpan.base:], lt.classValues())
+		copy(ports[lt.nodeSpan.base:], nodeValues(lt.nodes, lt.nodeSpan.base))
+		copy(rules[lt.ruleSpan.base:], ruleValues(lt.rules))
+	}
+	skip := s.drainingSpans()
+	for i, want := range classes {
+		if got := s.class(i); got != want && !covers(skip.classes, i) {
+			a.differs(func() error { return s.storeWord(bpf.MapsMapSlClass, s.classMem, i, want) },
+				"map %s: element %d is %#x, should be %#x", bpf.MapsMapSlClass, i, got, want)
+		}
+	}
+	for i, want := range ports {
+		if a.c.ports[i] != want && !covers(skip.nodes, i) {
+			a.differs(func() error { return s.writeNodes(i, []bpf.MapsSlPortNode{want}) },
+				"map %s: element %d is not what was written", bpf.MapsMapSlPorts, i)
+		}
+	}
+	for i, want := range rules {
+		if a.c.rules[i] != want && !covers(skip.rules, i) {
+			a.differs(func() error {
+				return writeArray(&s.tableMaps, s.tableMaps.rules, bpf.MapsMapSlRule, i, []bpf.MapsSlRule{want})
+			}, "map %s: element %d is %+v, should be %+v", bpf.MapsMapSlRule, i, a.c.rules[i], want)
+		}
+	}
+}
+
+type drainingSpans struct{ classes, nodes, rules []span }
+
+// drainingSpans are the places of what is retired and still in the maps.
+func (s *tableStore) drainingSpans() drainingSpans {
+	var d drainingSpans
+	for _, r := range s.leaving() {
+		if r.lt != nil {
+			d.classes = append(d.classes, r.lt.classSpan)
+			d.nodes = append(d.nodes, r.lt.nodeSpan)
+			d.rules = append(d.rules, r.lt.ruleSpan)
+		}
+	}
+	return d
+}
+
+func covers(spans []span, i int) bool {
+	return slices.ContainsFunc(spans, func(s span) bool { return s.base <= i && i < s.end() })
+}
+
+func (a *tableAudit) rows() {
+	s := a.s
+	draining := s.drainingTables()
+	for id, lt := range s.tables {
+		got := a.c.peers[uint32(id)]
+		for nc, class := range lt.peers {
+			switch have, ok := got[uint32(nc)]; {
+			case !ok:
+				a.differs(func() error { return s.insertPeer(uint32(id), nc, class) },
+					"table %d: row of node class %d is missing, should be %d", id, nc, class)
+			case have != uint32(class):
+				a.differs(func() error {
+					// a row is never replaced; meanwhile the default holds
+					if err := s.deletePeer(uint32(id), uint32(nc)); err != nil {
+						return err
+					}
+					return s.insertPeer(uint32(id), nc, class)
+				}, "table %d: row of node class %d is %d, should be %d", id, nc, have, class)
+			}
+		}
+	}
+	for set, rows := range a.c.peers {
+		var lt *liveTable
+		if set <= 0xffff {
+			if draining[Table(set)] != nil {
+				continue
+			}
+			lt = s.tables[Table(set)]
+		}
+		for nc, class := range rows {
+			if lt != nil && nc <= uint32(MaxNodeClass) {
+				if _, ok := lt.peers[NodeClass(nc)]; ok {
+					continue
+				}
+			}
+			a.differs(func() error { return s.deletePeer(set, nc) },
+				"table %d: row of node class %d to %d should not be there", set, nc, class)
+		}
+	}
+}
+
+func (a *tableAudit) blocks() {
+	s := a.s
+	for id, set := range s.sets {
+		got := a.c.blocks[id]
+		for p, classes := range set.blocks {
+			if v, ok := got[p]; !ok || v != (bpf.MapsSlBlock{Class: classes}) {
+				a.differs(func() error { return s.putBlock(id, p, classes) },
+					"address set %d: block %v is %v, should be %v", id, p, v.Class, classes)
+			}
+		}
+	}
+	for id, blocks := range a.c.blocks {
+		set := s.sets[id]
+		for p := range blocks {
+			if set != nil {
+				if _, ok := set.blocks[p]; ok {
+					continue
+				}
+			}
+			a.differs(func() error { return s.deleteBlock(id, p) },
+				"address set %d: block %v should not be there", id, p)
+		}
+	}
+}
+
+func (a *tableAudit) identities() {
+	s := a.s
+	for i, want := range s.identities {
+		if got := s.identity(i); got != want {
+			a.differs(func() error { return s.storeWord(bpf.MapsMapSlId, s.idMem, i, want) },
+				"identity %d: word is %#x, should be %#x", identityOfIndex(i), got, want)
+		}
+	}
+}
+
+// AuditTables compares the maps of tables with what was written into them and
+// names each difference: rows and blocks that are missing, foreign or changed,
+// and elements of arrays that are not what they should be. With repair each is
+// put right. At most 1,000 are named.
+func (k *Kernel) AuditTables(repair bool) (differences []string, err error) {
+	if err := k.lock(); err != nil {
+		return nil, err
+	}
+	defer k.mu.Unlock()
+	c, err := k.tables.read()
+	if err != nil {
+		return nil, err
+	}
+	return k.tables.audit(c, repair)
+}

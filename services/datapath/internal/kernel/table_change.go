@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+)
+
+// change runs f on a table with the lock held.
+func (k *Kernel) change(t Table, f func(*tableStore, *liveTable) error) error {
+	if err := k.lock(); err != nil {
+		return err
+	}
+	defer k.mu.Unlock()
+	lt, err := k.tables.live(t)
+	if err != nil {
+		return err
+	}
+	if err := f(k.tables, lt); err != nil {
+		return fmt.Errorf("table %d: %w", t, err)
+	}
+	return nil
+}
+
+// GrowTable appends nodes and classes to a table, whose verdicts stay what
+// they are: no row leads to the new classes yet. Children and roots are
+// indices into all nodes of the table, old ones first. On an error nothing was
+// appended.
+//
+// A table that has outgrown its place is copied to a larger one and moved by
+// one store, which takes a grace period (8 to 16 ms).
+func (k *Kernel) GrowTable(t Table, nodes []PortNode, classes []uint32) error {
+	return k.change(t, func(s *tableStore, lt *liveTable) error {
+		allNodes, allClasses := slices.Concat(lt.nodes, nodes), slices.Concat(lt.classes, classes)
+		if err := checkTrees(allClasses, allNodes, len(lt.rules)); err != nil {
+			return err
+		}
+		if len(allNodes) <= lt.nodeCap() && len(allClasses) <= lt.classCap() {
+			return s.growInPlace(lt, allNodes, allClasses)
+		}
+		return s.growByMove(lt, allNodes, allClasses)
+	})
+}
+
+func (s *tableStore) growInPlace(lt *liveTable, nodes []PortNode, classes []uint32) error {
+	was := [2]int{len(lt.nodes), len(lt.classes)}
+	base := lt.nodeSpan.base
+	err := s.writeNodes(base+was[0], nodeValues(nodes, base)[was[0]:])
+	for i := was[1]; i < len(classes) && err == nil; i++ {
+		err = s.storeWord(bpf.MapsMapSlClass, s.classMem, lt.classSpan.base+classHead+i, classes[i]+uint32(base))
+	}
+	if err != nil {
+		for i := was[1]; i < len(classes); i++ {
+			err = errors.Join(err, s.storeWord(bpf.MapsMapSlClass, s.classMem, lt.classSpan.base+classHead+i, noRoot))
+		}
+		return errors.Join(err, s.clearNodes(span{base + was[0], len(nodes) - was[0]}))
+	}
+	lt.nodes, lt.classes = nodes, classes
+	return nil
+}
+
+func (s *tableStore) clearNodes(sp span) error {
+	return clearArray[bpf.MapsSlPortNode](&s.tableMaps, s.ports, bpf.MapsMapSlPorts, sp)
+}
+
+// growByMove writes the table's nodes and classes anew elsewhere, and points
+// the header to them. The old place is free when no program uses it any more;
+// only then may the programs know that there are more classes than the old
+// place has.
+func (s *tableStore) growByMove(lt *liveTable, nodes []PortNode, classes []uint32) error {
+	moved := *lt
+	moved.nodes, moved.classes = nodes, classes
+	classNeed, classTotal := classHead+len(classes), classHead+len(classes)
+	if err := errors.Join(
+		fits(bpf.MapsMapSlPorts, len(nodes), len(nodes), s.nodeRoom.largest(), s.nodeRoom.size),
+		fits(bpf.MapsMapSlClass, classNeed, classTotal, s.classRoom.largest(), s.classRoom.size),
+	); err != nil {
+		return err
+	}
+	moved.nodeSpan = takeWithHeadroom(&s.nodeRoom, len(nodes), headroom(len(nodes), 1))
+	moved.classSpan = takeWithHeadroom(&s.classRoom, classNeed, headroom(len(classes), 2))
+	moved.fillHeader()
+
+	err := s.writeNodes(moved.nodeSpan.base, nodeValues(nodes, moved.nodeSpan.base))
+	if err == nil {
+		err = s.storeClasses(moved.classSpan.base, moved.classValues())
+	}
+	if err == nil {
+		err = s.storeHeaderWord(lt.id, moved.header, basesWord)
+	}
+	if err != nil {
+		if undo := s.clearPlace(moved.nodeSpan, moved.classSpan); undo != nil {
+			return errors.Join(err, undo)
+		}
+		return err
+	}
+	old := *lt
+	*lt = moved
+	free := func() error { return s.clearPlace(old.nodeSpan, old.classSpan) }
+	if err := gracePeriod(context.Background()); err != nil {
+		left := &liveTable{classSpan: old.classSpan, nodeSpan: old.nodeSpan} // of no table any more
+		s.draining = append(s.draining, &retired{what: fmt.Sprintf("the old place of table %d", lt.id), lt: left, free: free})
+		return err
+	}
+	if err := s.storeHeaderWord(lt.id, lt.header, countsWord); err != nil {
+		return err
+	}
+	return free()
+}
+
+// clearPlace frees the nodes and classes of a place that no header names.
+func (s *tableStore) clearPlace(nodes, classes span) error {
+	if err := errors.Join(s.clearClasses(classes), s.clearNodes(nodes)); err != nil {
+		return err
+	}
+	s.nodeRoom.give(nodes)
+	s.classRoom.give(classes)
+	return nil
+}
+
+// SetPeer adds a row: peers of the node class have the class from now on. A row
+// that is there with the same class is not an error, one with another class is
+// ErrExists: rows are never replaced.
+func (k *Kernel) SetPeer(t Table, nc NodeClass, class uint16) error {
+	if nc == 0 || nc > MaxNodeClass {
+		return fmt.Errorf("%w: node class %d is not between 1 and %d", ErrInvalid, nc, MaxNodeClass)
+	}
+	return k.change(t, func(s *tableStore, lt *liveTable) error {
+		if int(class) >= len(lt.classes) {
+			return fmt.Errorf("%w: class %d of %d", ErrInvalid, class, len(lt.classes))
+		}
+		if have, ok := lt.peers[nc]; ok {
+			if have != class {
+				return fmt.Errorf("row of node class %d: %w with class %d", nc, ErrExists, have)
+			}
+			return nil
+		}
+		if err := fits(bpf.MapsMapSlPeer, 1, len(lt.peers)+1, s.rowRoom-s.rows, s.rowRoom); err != nil {
+			return err
+		}
+		if err := s.insertPeer(lt.header.PeerSet, nc, class); err != nil {
+			return err
+		}
+		lt.peers[nc] = class
+		s.rows++
+		return nil
+	})
+}
+
+// DeletePeer deletes a row: peers of the node class have the default of their
+// kind from now on. A row that is not there is not an error.
+func (k *Kernel) DeletePeer(t Table, nc NodeClass) error {
+	return k.change(t, func(s *tableStore, lt *liveTable) error {
+		if _, ok := lt.peers[nc]; !ok {
+			return nil
+		}
+		if err := s.deletePeer(lt.header.PeerSet, uint32(nc)); err != nil {
+			return err
+		}
+		delete(lt.peers, nc)
+		s.rows--
+		return nil
+	})
+}
+
+// SetBlock adds a block of addresses to a table, or replaces its classes. A
+// set of blocks that other tables use too is copied first, unless the change
+// makes it equal to one that is there.
+func (k *Kernel) SetBlock(t Table, b Block) error {
+	if err := checkPrefix(b.Prefix); err != nil {
+		return err
+	}
+	return k.change(t, func(s *tableStore, lt *liveTable) error {
+		for _, class := range b.Classes {
+			if int(class) >= len(lt.classes) {
+				return fmt.Errorf("block %v: %w: class %d of %d", b.Prefix, ErrInvalid, class, len(lt.classes))
+			}
+		}
+		a := lt.addresses
+		var have [3]uint16
+		found := false
+		if a != nil {
+			have, found = a.blocks[b.Prefix]
+		}
+		switch f := family(b.Prefix); {
+		case found && have == b.Classes:
+			return nil
+		case a == nil || a.refs > 1:
+			blocks := map[netip.Prefix][3]uint16{b.Prefix: b.Classes}
+			if a != nil {
+				blocks = maps.Clone(a.blocks)
+				blocks[b.Prefix] = b.Classes
+			}
+			return s.replaceSet(lt, blocks)
+		case !found:
+			if err := fits(familyMap[f], 1, a.count[f]+1, s.blockRoom-s.blocks[f], s.blockRoom); err != nil {
+				return err
+			}
+		}
+		if err := s.putBlock(a.id, b.Prefix, b.Classes); err != nil {
+			return err
+		}
+		s.edit(a, func() {
+			if found {
+				a.sum -= s.sumOf(b.Prefix, have)
+			} else {
+				a.count[family(b.Prefix)]++
+				s.blocks[family(b.Prefix)]++
+			}
+			a.sum += s.sumOf(b.Prefix, b.Classes)
+			a.blocks[b.Prefix] = b.Classes
+		})
+		return nil
+	})
+}
+
+// DeleteBlock deletes a block of addresses from a table. One that is not there
+// is not an error.
+func (k *Kernel) DeleteBlock(t Table, p netip.Prefix) error {
+	if err := checkPrefix(p); err != nil {
+		return err
+	}
+	return k.change(t, func(s *tableStore, lt *liveTable) error {
+		a := lt.addresses
+		if a == nil {
+			return nil
+		}
+		have, found := a.blocks[p]
+		if !found {
+			return nil
+		}
+		if a.refs > 1 {
+			blocks := maps.Clone(a.blocks)
+			delete(blocks, p)
+			return s.replaceSet(lt, blocks)
+		}
+		if err := s.deleteBlock(a.id, p); err != nil {
+			return err
+		}
+		s.edit(a, func() {
+			a.sum -= s.sumOf(p, have)
+			a.count[family(p)]--
+			s.blocks[family(p)]--
+			delete(a.blocks, p)
+		})
+		return nil
+	})
+}
+
+// edit keeps the list of sets by sum right over a change.
+func (s *tableStore) edit(a *addressSet, change func()) {
+	s.unlist(a)
+	change()
+	s.bySum[a.sum] = append(s.bySum[a.sum], a)
+}
+
+// replaceSet gives a table a set of its own, or another one that is equal, by
+// one store.
+func (s *tableStore) replaceSet(lt *liveTable, blocks map[netip.Prefix][3]uint16) error {
+	a := s.equalSet(blocks)
+	fresh := a == nil
+	if fresh {
+		var count [2]int
+		for p := range blocks {
+			count[family(p)]++
+		}
+		if err := s.fitsSet(count, 0); err != nil {
+			return err
+		}
+		var err error
+		if a, err = s.newSet(blocks); err != nil {
+			return err
+		}
+		s.keep(a)
+		if err := s.writeSet(a); err != nil {
+			s.forget(a)
+			return err
+		}
+	}
+	was := lt.header
+	lt.header.CidrSet = a.id
+	if err := s.storeHeaderWord(lt.id, lt.header, setsWord); err != nil {
+		lt.header = was
+		if fresh {
+			if undo := s.clearSet(a); undo != nil {
+				return errors.Join(err, undo)
+			}
+			s.forget(a)
+		}
+		return err
+	}
+	a.refs++
+	if lt.addresses != nil {
+		s.release(lt.addresses)
+	}
+	lt.addresses = a
+	return nil
+}

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"cmp"
+	"slices"
+)
+
+// span is a run of array elements.
+type span struct{ base, n int }
+
+func (s span) end() int { return s.base + s.n }
+
+// rangeRoom gives out runs of an array.
+type rangeRoom struct {
+	size int
+	free []span // by base; no two touch
+}
+
+func newRangeRoom(size int) rangeRoom {
+	return rangeRoom{size: size, free: []span{{0, size}}}
+}
+
+// available is the number of free elements, wherever they lie.
+func (r *rangeRoom) available() int {
+	n := 0
+	for _, f := range r.free {
+		n += f.n
+	}
+	return n
+}
+
+// largest is the length of the longest free run.
+func (r *rangeRoom) largest() int {
+	n := 0
+	for _, f := range r.free {
+		n = max(n, f.n)
+	}
+	return n
+}
+
+// take returns the smallest free run of at least n elements, cut to n. An
+// empty run is always there.
+func (r *rangeRoom) take(n int) (span, bool) {
+	if n == 0 {
+		return span{}, true
+	}
+	best := -1
+	for i, f := range r.free {
+		if f.n >= n && (best < 0 || f.n < r.free[best].n) {
+			best = i
+		}
+	}
+	if best < 0 {
+		return span{}, false
+	}
+	s := span{r.free[best].base, n}
+	r.cut(best, s)
+	return s, true
+}
+
+// takeAt takes one certain run, false if any part of it is taken already or
+// lies outside.
+func (r *rangeRoom) takeAt(s span) bool {
+	if s.n == 0 {
+		return true
+	}
+	for i, f := range r.free {
+		if f.base <= s.base && s.end() <= f.end() && s.n > 0 {
+			r.cut(i, s)
+			return true
+		}
+	}
+	return false
+}
+
+// cut removes s, which lies within the i-th free run.
+func (r *rangeRoom) cut(i int, s span) {
+	f := r.free[i]
+	var left []span
+	if f.base < s.base {
+		left = append(left, span{f.base, s.base - f.base})
+	}
+	if s.end() < f.end() {
+		left = append(left, span{s.end(), f.end() - s.end()})
+	}
+	r.free = slices.Replace(r.free, i, i+1, left...)
+}
+
+// give returns a run that was taken.
+func (r *rangeRoom) give(s span) {
+	if s.n == 0 {
+		return
+	}
+	i, _ := slices.BinarySearchFunc(r.free, s.base, func(f span, base int) int { return cmp.Compare(f.base, base) })
+	r.free = slices.Insert(r.free, i, s)
+	if i+1 < len(r.free) && s.end() == r.free[i+1].base {
+		r.free[i].n += r.free[i+1].n
+		r.free = slices.Delete(r.free, i+1, i+2)
+	}
+	if i > 0 && r.free[i-1].end() == r.free[i].base {
+		r.free[i-1].n += r.free[i].n
+		r.free = slices.Delete(r.free, i, i+1)
+	}
+}
+
+// numbers gives out the numbers first to last in a circle, so that one rests
+// as long as possible before it is used again.
+type numbers struct {
+	first, last, next int
+	used              []bool
+	n                 int // in use
+}
+
+func newNumbers(first, last int) numbers {
+	return numbers{first: first, last: last, next: first, used: make([]bool, last+1)}
+}
+
+func (u *numbers) take() (int, bool) {
+	for range u.last - u.first + 1 {
+		i := u.next
+		if u.next++; u.next > u.last {
+			u.next = u.first
+		}
+		if !u.used[i] {
+			u.used[i] = true
+			u.n++
+			return i, true
+		}
+	}
+	return 0, false
+}
+
+// takeAt marks a number as used, whoever uses it.
+func (u *numbers) takeAt(i int) {
+	if i >= u.first && i <= u.last && !u.used[i] {
+		u.used[i] = true
+		u.n++
+	}
+}
+
+func (u *numbers) give(i int) {
+	if i >= u.first && i <= u.last && u.used[i] {
+		u.used[i] = false
+		u.n--
+	}
+}
+
+func (u *numbers) free() int { return u.last - u.first + 1 - u.n }

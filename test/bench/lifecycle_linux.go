@@ -8,11 +8,15 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/cilium/ebpf"
+
 	"github.com/sluice-net/sluice/cmd/sluice/devnode"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
@@ -51,6 +55,9 @@ func (b *bench) lifecycle(ctx context.Context) (err error) {
 		return err
 	}
 	restartEndpoints := len(pods)
+	if err := b.kernelObjects(ctx, restartEndpoints); err != nil {
+		return err
+	}
 	if err := connectUpTo(b.sizes.endpoints); err != nil {
 		return err
 	}
@@ -70,7 +77,7 @@ func (b *bench) lifecycle(ctx context.Context) (err error) {
 	fmt.Fprintf(b.out, "| process | idle: resident / anonymous | %d endpoints: resident / anonymous |\n", len(pods))
 	fmt.Fprintln(b.out, "|---|---|---|")
 	var sum [4]float64
-	for _, service := range []string{devnode.Identity, devnode.IPAM, devnode.Datapath} {
+	for _, service := range measuredServices {
 		i, l := idle[service], loaded[service]
 		fmt.Fprintf(b.out, "| sluice-%s | %.1f / %.1f | %.1f / %.1f |\n", service, i.resident, i.anonymous, l.resident, l.anonymous)
 		for k, v := range []float64{i.resident, i.anonymous, l.resident, l.anonymous} {
@@ -86,6 +93,62 @@ func (b *bench) lifecycle(ctx context.Context) (err error) {
 	b.wantMemory("resident, all processes, idle", 120, sum[0])
 	b.wantMemory("anonymous, all processes, idle", 70, sum[1])
 	b.wantMemory(fmt.Sprintf("growth of resident memory with %d endpoints", len(pods)), 5, sum[2]-sum[0])
+	return nil
+}
+
+// kernelObjects reports maps and programs.
+func (b *bench) kernelObjects(ctx context.Context, endpoints int) error {
+	status, err := b.datapath.GetStatus(ctx, &datapathv1.GetStatusRequest{})
+	if err != nil {
+		return err
+	}
+	var bytes uint64
+	fmt.Fprintf(b.out, "Maps with %d endpoints, as the kernel accounts them:\n\n", endpoints)
+	fmt.Fprintln(b.out, "| map | entries | of | KiB |")
+	fmt.Fprintln(b.out, "|---|---|---|---|")
+	for _, m := range status.GetMaps() {
+		bytes += m.GetBytes()
+		fmt.Fprintf(b.out, "| %s | %d | %d | %d |\n", m.GetName(), m.GetEntries(), m.GetMaxEntries(), m.GetBytes()>>10)
+	}
+	fmt.Fprintf(b.out, "| all %d | | | %d |\n\n", len(status.GetMaps()), bytes>>10)
+	b.wantMemory(fmt.Sprintf("kernel memory of all maps with %d endpoints", endpoints), 40, float64(bytes)/(1<<20))
+	b.wantCount("maps", 40, len(status.GetMaps()))
+
+	pins, err := filepath.Glob(filepath.Join(b.node.Paths().BPFDir, "sluice_*"))
+	if err == nil && len(pins) == 0 {
+		err = fmt.Errorf("no pinned program in %s", b.node.Paths().BPFDir)
+	}
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(b.out, "| program, shared by all endpoints | instructions | walked by the verifier |")
+	fmt.Fprintln(b.out, "|---|---|---|")
+	for _, pin := range pins {
+		if err := b.describeProgram(pin); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintln(b.out)
+	return nil
+}
+
+func (b *bench) describeProgram(pin string) error {
+	prog, err := ebpf.LoadPinnedProgram(pin, nil)
+	if err != nil {
+		return fmt.Errorf("open program %s: %w", pin, err)
+	}
+	defer prog.Close()
+	info, err := prog.Info()
+	if err != nil {
+		return fmt.Errorf("look at program %s: %w", pin, err)
+	}
+	size, err := info.TranslatedSize()
+	if err != nil {
+		return fmt.Errorf("look at program %s: %w", pin, err)
+	}
+	const instruction = 8 // bytes
+	walked, _ := info.VerifiedInstructions()
+	fmt.Fprintf(b.out, "| %s | %d | %d |\n", info.Name, size/instruction, walked)
 	return nil
 }
 
@@ -153,12 +216,15 @@ func (b *bench) restart(ctx context.Context) (restart, add samples, err error) {
 	return restart, add, nil
 }
 
+// measuredServices are the processes of Sluice itself; etcd is the cluster's.
+var measuredServices = []string{devnode.Identity, devnode.IPAM, devnode.Policy, devnode.Datapath}
+
 // usage is a process's memory in MiB.
 type usage struct{ resident, anonymous float64 }
 
 func (b *bench) memory() (map[string]usage, error) {
 	all := make(map[string]usage)
-	for _, service := range []string{devnode.Identity, devnode.IPAM, devnode.Datapath} {
+	for _, service := range measuredServices {
 		pid, err := b.node.PID(service)
 		if err != nil {
 			return nil, err

@@ -21,8 +21,13 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
 
 	"github.com/sluice-net/sluice/cmd/sluice/devnode"
+	"github.com/sluice-net/sluice/kit/rpc/client"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/test/internal/cni"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
@@ -34,6 +39,8 @@ type sizes struct {
 	parallelPods int // ADD and DEL 8 at a time, per network and round
 	exchanges    int // request/response, per path and round
 	connects     int // connections, per path and round
+	datagrams    int // one way, per path and round
+	changes      int // of policies, per kind of change
 	endpoints    int // of the memory and restart measurements
 }
 
@@ -45,9 +52,9 @@ func main() {
 	defer stop()
 	// A reader that leaves must not keep the benchmark from cleaning up.
 	signal.Ignore(unix.SIGPIPE)
-	s := sizes{rounds: 10, pods: 20, parallelPods: 24, exchanges: 20000, connects: 2000, endpoints: 100}
+	s := sizes{rounds: 10, pods: 20, parallelPods: 24, exchanges: 20000, connects: 2000, datagrams: 50000, changes: 200, endpoints: 100}
 	if *quick {
-		s = sizes{rounds: 2, pods: 3, parallelPods: 8, exchanges: 500, connects: 100, endpoints: 8}
+		s = sizes{rounds: 2, pods: 3, parallelPods: 8, exchanges: 500, connects: 100, datagrams: 1000, changes: 5, endpoints: 8}
 	}
 	if err := run(ctx, os.Stdout, *binDir, s); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -61,7 +68,11 @@ type bench struct {
 	sizes  sizes
 	node   *devnode.Node
 	sluice network
-	peers  []network // the reference networks, IPv4 alone
+	// clients to the services of the node
+	policies policies
+	identity identityv1.IdentityServiceClient
+	datapath datapathv1.DatapathServiceClient
+	peers    []network // the reference networks, IPv4 alone
 	// dualStack is the one that does the same work as Sluice.
 	dualStack network
 	prefix    string
@@ -89,6 +100,7 @@ func run(ctx context.Context, out io.Writer, binDir string, s sizes) (err error)
 	}{
 		{"ADD and DEL", b.attachments},
 		{"Traffic between two pods of one node", b.traffic},
+		{"From a change of policy to its enforcement", b.changes},
 		{"Start, restart and memory", b.lifecycle},
 	} {
 		fmt.Fprintf(out, "\n## %s\n\n", part.title)
@@ -116,13 +128,12 @@ func (b *bench) start(ctx context.Context, binDir string) error {
 	}
 	b.node = node
 	b.cleanup = append(b.cleanup, func() error { return devnode.Down(context.Background(), node.Instance()) })
-	config, err := cni.PluginConfig(node.CNIConflist(), "1.0.0", map[string]any{
-		"runtimeConfig": map[string]any{"labels": []map[string]string{{"key": "app", "value": "bench"}}},
-	})
-	if err != nil {
+	if err := b.dial(); err != nil {
 		return err
 	}
-	b.sluice = network{name: "sluice, both families", plugin: node.Plugin(), config: config, share: 1}
+	if b.sluice, err = b.labelled("sluice, both families", "role", "plain"); err != nil {
+		return err
+	}
 
 	for i, kind := range []string{"ptp", "bridge"} {
 		if _, err := os.Stat(filepath.Join(referencePlugins, kind)); err != nil {
@@ -158,6 +169,42 @@ func forward(netns string) error {
 		}
 		return nil
 	})
+}
+
+// labelled is Sluice's network for pods with these labels, keys and values in
+// turn.
+func (b *bench) labelled(name string, pairs ...string) (network, error) {
+	var labels []map[string]string
+	for i := 0; i+1 < len(pairs); i += 2 {
+		labels = append(labels, map[string]string{"key": pairs[i], "value": pairs[i+1]})
+	}
+	config, err := cni.PluginConfig(b.node.CNIConflist(), "1.0.0", map[string]any{
+		"runtimeConfig": map[string]any{"labels": labels},
+	})
+	if err != nil {
+		return network{}, err
+	}
+	return network{
+		name: name, plugin: b.node.Plugin(), config: config, share: 1,
+		args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=" + podNamespace,
+	}, nil
+}
+
+// dial connects to the services of the node.
+func (b *bench) dial() error {
+	conns := make(map[string]*grpc.ClientConn)
+	for _, service := range []string{devnode.Identity, devnode.Datapath, devnode.Policy} {
+		conn, err := client.Dial(b.node.Socket(service), client.Options{WaitForReady: true, Timeout: time.Minute})
+		if err != nil {
+			return err
+		}
+		b.cleanup = append(b.cleanup, conn.Close)
+		conns[service] = conn
+	}
+	b.identity = identityv1.NewIdentityServiceClient(conns[devnode.Identity])
+	b.datapath = datapathv1.NewDatapathServiceClient(conns[devnode.Datapath])
+	b.policies = policies{policyv1.NewPolicyServiceClient(conns[devnode.Policy])}
+	return nil
 }
 
 func timed(fn func() error) (time.Duration, error) {

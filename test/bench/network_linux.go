@@ -26,6 +26,8 @@ type network struct {
 	name   string
 	plugin string
 	config []byte
+	// args are CNI_ARGS.
+	args string
 	// netns is the node's; empty: the benchmark's own.
 	netns string
 	// share of the pods is what it gets: one of so many.
@@ -61,7 +63,7 @@ func (n network) call(ctx context.Context, command, id, netns string) (result []
 	run := func() error {
 		result, err = cni.Run(ctx, cni.Call{
 			Plugin: n.plugin, Command: command, ContainerID: id, Netns: netns, IfName: "eth0",
-			Path: referencePlugins, Config: n.config,
+			Args: n.args, Path: referencePlugins, Config: n.config,
 		})
 		return err
 	}
@@ -95,11 +97,17 @@ func (n network) disconnect(ctx context.Context, p pod.Pod) error {
 	return errors.Join(err, pod.DeleteNetns(p.Netns))
 }
 
+// Addresses of the pairs that no plugin makes.
+var (
+	bareFrom = netip.MustParseAddr("192.0.2.1")
+	bareTo   = netip.MustParseAddr("192.0.2.2")
+)
+
 // barePair joins two new namespaces by one veth pair, nothing between them:
 // the floor that every network is compared with.
 func barePair(prefix string) (path, func() error, error) {
-	from := pod.Pod{Name: prefix + "-a", Netns: pod.NetnsPath(prefix + "-a"), IPv4: netip.MustParseAddr("192.0.2.1")}
-	to := pod.Pod{Name: prefix + "-b", Netns: pod.NetnsPath(prefix + "-b"), IPv4: netip.MustParseAddr("192.0.2.2")}
+	from := pod.Pod{Name: prefix + "-a", Netns: pod.NetnsPath(prefix + "-a"), IPv4: bareFrom}
+	to := pod.Pod{Name: prefix + "-b", Netns: pod.NetnsPath(prefix + "-b"), IPv4: bareTo}
 	remove := func() error { return errors.Join(pod.DeleteNetns(from.Netns), pod.DeleteNetns(to.Netns)) }
 	for _, p := range []pod.Pod{from, to} {
 		if err := pod.NewNetns(p.Netns); err != nil {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -14,7 +15,7 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// The traffic benchmarks use blocking sockets on locked threads, not package
+// The traffic measurements use blocking sockets on locked threads, not package
 // net: Go's poller would add its own wake-ups to every packet and blur the
 // difference between the networks.
 
@@ -172,4 +173,85 @@ func connects(p path, n int) (float64, error) {
 		return 0, err
 	}
 	return float64(n) / elapsed.Seconds(), <-served
+}
+
+// window is how many datagrams may be on their way: fewer than a socket's
+// buffer holds, so that none is lost and the receiver's rate is the network's.
+const window = 64
+
+// packetRate sends n datagrams of 64 bytes one way and returns how many arrived
+// in a second.
+func packetRate(p path, n int) (float64, error) {
+	receiver, err := datagramSocketIn(p.to)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(receiver)
+	sender, err := datagramSocketIn(p.from)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(sender)
+	name, err := unix.Getsockname(receiver)
+	if err != nil {
+		return 0, err
+	}
+	to := netip.AddrPortFrom(p.to.IPv4, uint16(name.(*unix.SockaddrInet4).Port))
+	if err := unix.Connect(sender, sockaddr(to)); err != nil {
+		return 0, err
+	}
+	var arrived atomic.Int64
+	received := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		buf := make([]byte, 128)
+		for range n {
+			if _, err := unix.Read(receiver, buf); err != nil {
+				received <- fmt.Errorf("%s: datagram %d of %d: %w", p.name, arrived.Load()+1, n, err)
+				return
+			}
+			arrived.Add(1)
+		}
+		received <- nil
+	}()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	message := make([]byte, 64)
+	start := time.Now()
+	for i := range n {
+		for int64(i)-arrived.Load() >= window {
+			select {
+			case err := <-received: // it gave up
+				return 0, err
+			default:
+				runtime.Gosched()
+			}
+		}
+		if _, err := unix.Write(sender, message); err != nil {
+			return 0, fmt.Errorf("%s: send: %w", p.name, err)
+		}
+	}
+	if err := <-received; err != nil {
+		return 0, err
+	}
+	return float64(n) / time.Since(start).Seconds(), nil
+}
+
+// datagramSocketIn opens a datagram socket on a pod's address.
+func datagramSocketIn(p pod.Pod) (fd int, err error) {
+	err = pod.In(p.Netns, func() error {
+		if fd, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err != nil {
+			return err
+		}
+		// A lost datagram must not hang the measurement.
+		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 10}); err != nil {
+			return err
+		}
+		return unix.Bind(fd, &unix.SockaddrInet4{Addr: p.IPv4.As4()})
+	})
+	if err != nil {
+		return -1, fmt.Errorf("datagram socket in %s: %w", p.Name, err)
+	}
+	return fd, nil
 }

@@ -6,6 +6,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"strconv"
 	"time"
 )
 
@@ -25,6 +26,16 @@ func (b *bench) wantTime(what string, limit, measured time.Duration) {
 // wantRatio wants a ratio of at most limit.
 func (b *bench) wantRatio(what string, limit, measured float64) {
 	b.results = append(b.results, result{what, fmt.Sprintf("at most %.3f", limit), fmt.Sprintf("%.3f", measured), measured <= limit})
+}
+
+// wantAtLeast wants a ratio of at least limit.
+func (b *bench) wantAtLeast(what string, limit, measured float64) {
+	b.results = append(b.results, result{what, fmt.Sprintf("at least %.3f", limit), fmt.Sprintf("%.3f", measured), measured >= limit})
+}
+
+// wantCount wants fewer than limit.
+func (b *bench) wantCount(what string, limit, measured int) {
+	b.results = append(b.results, result{what, fmt.Sprintf("under %d", limit), strconv.Itoa(measured), measured < limit})
 }
 
 // wantMemory wants at most limit MiB.

@@ -6,6 +6,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -45,6 +46,35 @@ type endpoint struct {
 	MTU        uint32     `json:"mtu"`
 	NamedPorts []string   `json:"namedPorts,omitempty"`
 	Created    *time.Time `json:"createTime,omitempty"`
+	// Policy is what judges its packets; nil from a datapath that knows none.
+	Policy *endpointPolicy `json:"policy,omitempty"`
+}
+
+type endpointPolicy struct {
+	Revision     uint64 `json:"revision"`
+	EgressTable  uint32 `json:"egressTable"`
+	IngressTable uint32 `json:"ingressTable"`
+	Generation   uint32 `json:"generation"`
+	Refusal      string `json:"refusal,omitempty"`
+	Audit        bool   `json:"audit,omitempty"`
+}
+
+// text is the state of an endpoint's policy, for a table.
+func (p *endpointPolicy) text() string {
+	switch {
+	case p == nil:
+		return ""
+	case p.Refusal != "":
+		return fmt.Sprintf("revision %d, newer refused", p.Revision)
+	case p.Audit:
+		return fmt.Sprintf("revision %d, audit only", p.Revision)
+	case p.EgressTable == tableWaiting || p.IngressTable == tableWaiting:
+		return "waits for a policy"
+	case p.EgressTable == tableAllow && p.IngressTable == tableAllow:
+		return "none, all is allowed"
+	default:
+		return fmt.Sprintf("revision %d", p.Revision)
+	}
 }
 
 type device struct {
@@ -62,6 +92,12 @@ func endpointOf(e *datapathv1.Endpoint) endpoint {
 		Labels: labelTexts(e.GetLabels()), Addresses: addressTexts(e.GetAddresses()), Gateways: addressTexts(e.GetGateways()),
 		Host: dev(e.GetHostInterface()), Container: dev(e.GetContainerInterface()),
 		Namespace: e.GetNetworkNamespace(), MTU: e.GetMtu(), Created: when(e.GetCreateTime()),
+	}
+	if p := e.GetPolicy(); p != nil {
+		shown.Policy = &endpointPolicy{
+			Revision: p.GetRevision(), EgressTable: p.GetEgressTable(), IngressTable: p.GetIngressTable(),
+			Generation: p.GetGeneration(), Refusal: p.GetRefusal(), Audit: p.GetAudit(),
+		}
 	}
 	for _, p := range e.GetNamedPorts() {
 		shown.NamedPorts = append(shown.NamedPorts, namedPort(p))
@@ -104,21 +140,23 @@ func (c *command) endpointList(ctx context.Context) error {
 		all = append(all, endpointOf(e))
 	}
 	return c.show(all, func(w io.Writer) {
-		row(w, "CONTAINER", "SLOT", "STATE", "IDENTITY", "ADDRESSES", "DEVICE", "LABELS")
+		row(w, "CONTAINER", "SLOT", "STATE", "IDENTITY", "ADDRESSES", "DEVICE", "POLICY", "LABELS")
 		for _, e := range all {
-			row(w, e.Owner, e.Slot, e.State, e.Identity, strings.Join(e.Addresses, ","), e.Host.Name, strings.Join(e.Labels, ","))
+			row(w, e.Owner, e.Slot, e.State, e.Identity, strings.Join(e.Addresses, ","), e.Host.Name, e.Policy.text(), strings.Join(e.Labels, ","))
 		}
 	})
 }
 
-func (c *command) endpointGet(ctx context.Context, name string) error {
+// findEndpoint finds an endpoint by CONTAINER[/INTERFACE], of which the start of
+// the container's id is enough.
+func (c *command) findEndpoint(ctx context.Context, name string) (*datapathv1.Endpoint, error) {
 	id, ifname, _ := strings.Cut(name, "/")
 	if id == "" {
-		return usagef("%q is not CONTAINER or CONTAINER/INTERFACE", name)
+		return nil, usagef("%q is not CONTAINER or CONTAINER/INTERFACE", name)
 	}
 	all, err := c.endpoints(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	matches := func(exact bool) []*datapathv1.Endpoint {
 		return slices.DeleteFunc(slices.Clone(all), func(e *datapathv1.Endpoint) bool {
@@ -133,16 +171,24 @@ func (c *command) endpointGet(ctx context.Context, name string) error {
 	}
 	switch {
 	case len(found) == 0:
-		return errors.New("no endpoint of container " + printable(name) + "; see `sluice endpoint list`")
+		return nil, errors.New("no endpoint of container " + printable(name) + "; see `sluice endpoint list`")
 	case len(found) > 1:
 		names := make([]string, 0, len(found))
 		for _, e := range found {
 			o := ownerOf(e.GetOwner())
 			names = append(names, o.ContainerID+"/"+o.Interface)
 		}
-		return usagef("%q could be %s", name, strings.Join(names, " or "))
+		return nil, usagef("%q could be %s", name, strings.Join(names, " or "))
 	}
-	e := endpointOf(found[0])
+	return found[0], nil
+}
+
+func (c *command) endpointGet(ctx context.Context, name string) error {
+	found, err := c.findEndpoint(ctx, name)
+	if err != nil {
+		return err
+	}
+	e := endpointOf(found)
 	return c.show(e, func(w io.Writer) {
 		row(w, "Container", e.Owner.ContainerID)
 		row(w, "Interface", e.Owner.Interface+" "+e.Container.MAC)
@@ -156,6 +202,15 @@ func (c *command) endpointGet(ctx context.Context, name string) error {
 		row(w, "Namespace", e.Namespace)
 		row(w, "Named ports", strings.Join(e.NamedPorts, " "))
 		row(w, "Slot", e.Slot)
+		if p := e.Policy; p != nil {
+			row(w, "Policy", p.text())
+			row(w, "Egress table", tableText(p.EgressTable))
+			row(w, "Ingress table", tableText(p.IngressTable))
+			row(w, "Generation", p.Generation)
+			if p.Refusal != "" {
+				row(w, "Refused", p.Refusal)
+			}
+		}
 		row(w, "Age", since(e.Created))
 	})
 }

@@ -31,8 +31,11 @@ import (
 const (
 	exitFailed   = 1
 	exitUsage    = 2
-	exitNotReady = 3 // `status`: a service does not serve, or ADD is refused
+	exitNotReady = 3 // `status`: a service does not serve, or ADD is refused; `policy`: the kernel does not enforce it
 )
+
+// errReported is returned by commands whose output says what is wrong.
+var errReported = errors.New("reported")
 
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
 
@@ -46,11 +49,19 @@ func run(args []string, stdout, stderr io.Writer) int {
 	root.SetErr(stderr)
 	err := root.ExecuteContext(ctx)
 	var usage *usageError
+	var trouble *troubleError
 	switch {
 	case err == nil:
 		return 0
 	case errors.Is(err, errNotReady):
 		return exitNotReady // the tables have said why
+	case errors.Is(err, errDiffers):
+		return exitDiffers
+	case errors.Is(err, errReported):
+		return exitFailed
+	case errors.As(err, &trouble):
+		fmt.Fprintf(stderr, "sluice: %s\n", c.explain(trouble.err))
+		return exitTrouble
 	case errors.As(err, &usage):
 		fmt.Fprintf(stderr, "sluice: %v\n", err)
 		return exitUsage
@@ -82,8 +93,8 @@ func (c *command) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "sluice",
 		Short: "Show and run a Sluice node",
-		Long: `Show what the services of a Sluice node know and do, and run a whole node for
-development. Every answer comes from a service's socket, so the caller needs to
+		Long: `Show what the services of a Sluice node know and do, apply and explain network
+policies, and run a whole node for development. Every answer comes from a service's socket, so the caller needs to
 be root or a member of group 64700.`,
 		Args:          cobra.ArbitraryArgs,
 		RunE:          onlyGroups,
@@ -106,7 +117,8 @@ be root or a member of group 64700.`,
 	flags.StringVarP(&c.format, "output", "o", "table", "table or json")
 	flags.DurationVar(&c.timeout, "timeout", 10*time.Second, "how long one answer may take")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
-	root.AddCommand(c.statusCommand(), c.endpointCommand(), c.identityCommand(), c.ipamCommand(), c.observeCommand(), c.devCommand())
+	root.AddCommand(c.statusCommand(), c.endpointCommand(), c.identityCommand(), c.ipamCommand(),
+		c.policyCommand(), c.explainCommand(), c.observeCommand(), c.mapCommand(), c.auditCommand(), c.devCommand())
 	return root
 }
 

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -32,6 +33,9 @@ type observeFlags struct {
 	direction  string
 	protocols  []string
 	ports      []uint
+	labels     []string
+	verdicts   []string
+	types      []string
 }
 
 func (c *command) observeCommand() *cobra.Command {
@@ -39,8 +43,9 @@ func (c *command) observeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "observe",
 		Short: "Show what happens to packets",
-		Long: `Show what the eBPF programs report: drops with their reason. Without --follow it
-shows what is remembered and ends. Criteria of different kinds must all hold; of
+		Long: `Show what the eBPF programs report: drops with their reason, the policies' verdicts
+on connections with the deciding rule, and the ends of connections. Without
+--follow it shows what is remembered and ends. Criteria of different kinds must all hold; of
 one kind, one must hold. Events that were lost are shown where they are missing.`,
 		Args: args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -61,7 +66,26 @@ one kind, one must hold. Events that were lost are shown where they are missing.
 	f.StringVar(&o.direction, "direction", "", "egress or ingress, seen from the container")
 	f.StringSliceVar(&o.protocols, "protocol", nil, "tcp, udp, sctp, icmp, icmpv6 or a number")
 	f.UintSliceVar(&o.ports, "port", nil, "events with this port on either side")
+	f.StringArrayVar(&o.labels, "label", nil, "events with a pod of these labels on either side, as kubectl selects: app=web,tier in (a,b),!x; may be repeated")
+	f.StringSliceVar(&o.verdicts, "verdict", nil, "forwarded, dropped, audited or redirected")
+	f.StringSliceVar(&o.types, "type", nil, "drop, policy-verdict or connection-closed")
 	return cmd
+}
+
+// enumNamed finds a value by its last words, in lower case with "-".
+func enumNamed[E ~int32](flag, text, prefix string, values map[string]int32) (E, error) {
+	n, ok := values[prefix+strings.ToUpper(strings.ReplaceAll(text, "-", "_"))]
+	if ok && n != 0 {
+		return E(n), nil
+	}
+	var names []string
+	for name, n := range values {
+		if n != 0 {
+			names = append(names, strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(name, prefix), "_", "-")))
+		}
+	}
+	slices.Sort(names)
+	return 0, usagef("%s: %q is not one of %s", flag, text, strings.Join(names, ", "))
 }
 
 var protocolNumbers = map[string]uint32{"icmp": 1, "tcp": 6, "udp": 17, "icmpv6": 58, "sctp": 132}
@@ -124,27 +148,54 @@ func (o *observeFlags) request(now time.Time) (*datapathv1.ObserveRequest, error
 		}
 		req.Ports = append(req.Ports, uint32(p))
 	}
+	for _, s := range o.labels {
+		if strings.TrimSpace(s) == "" {
+			return nil, usagef("--label: an empty selector")
+		}
+		req.LabelSelectors = append(req.LabelSelectors, s)
+	}
+	for _, s := range o.verdicts {
+		v, err := enumNamed[datapathv1.Verdict]("--verdict", s, "VERDICT_", datapathv1.Verdict_value)
+		if err != nil {
+			return nil, err
+		}
+		req.Verdicts = append(req.Verdicts, v)
+	}
+	for _, s := range o.types {
+		v, err := enumNamed[datapathv1.FlowType]("--type", s, "FLOW_TYPE_", datapathv1.FlowType_value)
+		if err != nil {
+			return nil, err
+		}
+		req.Types = append(req.Types, v)
+	}
 	return req, nil
 }
 
 // flow is what is shown of one packet.
 type flow struct {
-	Time                *time.Time `json:"time,omitempty"`
-	Verdict             string     `json:"verdict,omitempty"`
-	Reason              string     `json:"reason,omitempty"`
-	Direction           string     `json:"direction,omitempty"`
-	Owner               *owner     `json:"owner,omitempty"`
-	Slot                uint32     `json:"slot,omitempty"`
-	Source              string     `json:"sourceAddress,omitempty"`
-	SourcePort          uint32     `json:"sourcePort,omitempty"`
-	SourceIdentity      uint32     `json:"sourceIdentity,omitempty"`
-	Destination         string     `json:"destinationAddress,omitempty"`
-	DestinationPort     uint32     `json:"destinationPort,omitempty"`
-	DestinationIdentity uint32     `json:"destinationIdentity,omitempty"`
-	Protocol            string     `json:"protocol,omitempty"`
-	Length              uint32     `json:"length,omitempty"`
-	SourceMAC           string     `json:"sourceMac,omitempty"`
-	Ethertype           uint32     `json:"ethertype,omitempty"`
+	Time                *time.Time   `json:"time,omitempty"`
+	Verdict             string       `json:"verdict,omitempty"`
+	Reason              string       `json:"reason,omitempty"`
+	Direction           string       `json:"direction,omitempty"`
+	Owner               *owner       `json:"owner,omitempty"`
+	Slot                uint32       `json:"slot,omitempty"`
+	Source              string       `json:"sourceAddress,omitempty"`
+	SourcePort          uint32       `json:"sourcePort,omitempty"`
+	SourceIdentity      uint32       `json:"sourceIdentity,omitempty"`
+	Destination         string       `json:"destinationAddress,omitempty"`
+	DestinationPort     uint32       `json:"destinationPort,omitempty"`
+	DestinationIdentity uint32       `json:"destinationIdentity,omitempty"`
+	Protocol            string       `json:"protocol,omitempty"`
+	Length              uint32       `json:"length,omitempty"`
+	SourceMAC           string       `json:"sourceMac,omitempty"`
+	Ethertype           uint32       `json:"ethertype,omitempty"`
+	Type                string       `json:"type,omitempty"`
+	Egress              *sideVerdict `json:"egress,omitempty"`
+	Ingress             *sideVerdict `json:"ingress,omitempty"`
+	SourceLabels        []string     `json:"sourceLabels,omitempty"`
+	DestinationLabels   []string     `json:"destinationLabels,omitempty"`
+	TCPFlags            string       `json:"tcpFlags,omitempty"`
+	Reply               bool         `json:"reply,omitempty"`
 	// Lost is how many events are missing here; the rest is empty then.
 	Lost   uint64 `json:"lost,omitempty"`
 	LostBy string `json:"lostBy,omitempty"`
@@ -160,6 +211,11 @@ func flowOf(m *datapathv1.ObserveResponse) flow {
 		Source: addressText(f.GetSourceAddress()), SourcePort: f.GetSourcePort(), SourceIdentity: f.GetSourceIdentity(),
 		Destination: addressText(f.GetDestinationAddress()), DestinationPort: f.GetDestinationPort(), DestinationIdentity: f.GetDestinationIdentity(),
 		Protocol: protocolText(f.GetProtocol()), Length: f.GetLength(), SourceMAC: macText(f.GetSourceMac()), Ethertype: f.GetEthertype(),
+		Egress: sideVerdictOf(f.GetEgress()), Ingress: sideVerdictOf(f.GetIngress()),
+		SourceLabels: f.GetSourceLabels(), DestinationLabels: f.GetDestinationLabels(), TCPFlags: tcpFlagsText(f.GetTcpFlags()), Reply: f.GetReply(),
+	}
+	if f.GetType() != datapathv1.FlowType_FLOW_TYPE_UNSPECIFIED {
+		shown.Type = enum(f.GetType(), "FLOW_TYPE_")
 	}
 	if f.GetOwner() != nil {
 		o := ownerOf(f.GetOwner())
@@ -180,6 +236,17 @@ func protocolText(n uint32) string {
 	return strconv.FormatUint(uint64(n), 10)
 }
 
+// tcpFlagsText are the flags of a TCP header, the lowest bit first.
+func tcpFlagsText(flags uint32) string {
+	var set []string
+	for i, name := range []string{"FIN", "SYN", "RST", "PSH", "ACK", "URG", "ECE", "CWR"} {
+		if flags&(1<<i) != 0 {
+			set = append(set, name)
+		}
+	}
+	return strings.Join(set, ",")
+}
+
 func portText(p uint32) string { return strconv.FormatUint(uint64(p), 10) }
 
 // line is a flow for people. Lines come one by one, so no table aligns them.
@@ -195,14 +262,17 @@ func (f flow) line() string {
 	if f.Owner != nil {
 		who = f.Owner.String()
 	}
-	side := func(address string, port, identity uint32, ports bool) string {
+	side := func(address string, port, identity uint32, labels []string, ports bool) string {
 		s := orDash(address)
 		if ports && address != "" {
 			if a, err := netip.ParseAddr(address); err == nil {
 				s = netip.AddrPortFrom(a, uint16(port)).String()
 			}
 		}
-		if identity != 0 {
+		switch {
+		case len(labels) > 0:
+			s += " (" + strings.Join(labels, ",") + ")"
+		case identity != 0:
 			s += fmt.Sprintf(" (identity %d)", identity)
 		}
 		return s
@@ -214,9 +284,35 @@ func (f flow) line() string {
 		what = fmt.Sprintf("%s type %d code %d", f.Protocol, f.SourcePort, f.DestinationPort)
 	case f.Protocol == "":
 		what = fmt.Sprintf("ethertype %#04x", f.Ethertype)
+	case f.TCPFlags != "":
+		what += " " + f.TCPFlags
 	}
-	return printable(fmt.Sprintf("%s  %-9s %-14s %-7s %s  %s -> %s  %s, %d bytes, from %s", at, f.Verdict, f.Reason, f.Direction, who,
-		side(f.Source, f.SourcePort, f.SourceIdentity, ports), side(f.Destination, f.DestinationPort, f.DestinationIdentity, ports), what, f.Length, orDash(f.SourceMAC)))
+	if f.Length > 0 {
+		what += fmt.Sprintf(", %d bytes", f.Length)
+	}
+	if f.SourceMAC != "" {
+		what += ", from " + f.SourceMAC
+	}
+	verdict := f.Verdict
+	if f.Type == "connection-closed" {
+		verdict = "closed"
+	}
+	arrow := "->"
+	if f.Reply {
+		arrow = "-> (reply)"
+	}
+	line := fmt.Sprintf("%s  %-9s %-14s %-7s %s  %s %s %s  %s", at, verdict, f.Reason, f.Direction, who,
+		side(f.Source, f.SourcePort, f.SourceIdentity, f.SourceLabels, ports), arrow,
+		side(f.Destination, f.DestinationPort, f.DestinationIdentity, f.DestinationLabels, ports), what)
+	for _, s := range []struct {
+		name    string
+		verdict *sideVerdict
+	}{{"egress", f.Egress}, {"ingress", f.Ingress}} {
+		if s.verdict != nil {
+			line += fmt.Sprintf("; %s %s %s", s.name, s.verdict.Verdict, s.verdict.because())
+		}
+	}
+	return printable(line)
 }
 
 func (c *command) observe(ctx context.Context, req *datapathv1.ObserveRequest) error {

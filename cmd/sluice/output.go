@@ -4,9 +4,12 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
+	"iter"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -143,4 +146,15 @@ func orDash(s string) string {
 		return "-"
 	}
 	return s
+}
+
+// ordered ranges over a map by its keys.
+func ordered[K cmp.Ordered, V any](m map[K]V) iter.Seq2[K, V] {
+	return func(yield func(K, V) bool) {
+		for _, k := range slices.Sorted(maps.Keys(m)) {
+			if !yield(k, m[k]) {
+				return
+			}
+		}
+	}
 }

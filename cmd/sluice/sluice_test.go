@@ -25,6 +25,7 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
@@ -34,6 +35,12 @@ type fakeNode struct {
 	servers  map[string]*grpc.Server
 	observed chan *datapathv1.ObserveRequest
 	addReady bool
+
+	policy      *fakePolicy
+	policyMode  string
+	judged      *datapathv1.ExplainRequest
+	differences []*datapathv1.Difference
+	flows       []*datapathv1.Flow
 }
 
 func newFakeNode(t *testing.T) *fakeNode {
@@ -42,8 +49,8 @@ func newFakeNode(t *testing.T) *fakeNode {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &fakeNode{runDir: dir, servers: map[string]*grpc.Server{}, observed: make(chan *datapathv1.ObserveRequest, 1), addReady: true}
-	for _, service := range []string{"identity", "ipam", "datapath"} {
+	n := &fakeNode{runDir: dir, servers: map[string]*grpc.Server{}, observed: make(chan *datapathv1.ObserveRequest, 1), addReady: true, policy: newFakePolicy(), policyMode: "none"}
+	for _, service := range []string{"identity", "ipam", "policy", "datapath"} {
 		if err := os.Mkdir(filepath.Join(dir, service), 0o750); err != nil {
 			t.Fatal(err)
 		}
@@ -57,6 +64,8 @@ func newFakeNode(t *testing.T) *fakeNode {
 			identityv1.RegisterIdentityServiceServer(s, &fakeIdentity{})
 		case "ipam":
 			ipamv1.RegisterIPAMServiceServer(s, &fakeIPAM{})
+		case "policy":
+			policyv1.RegisterPolicyServiceServer(s, n.policy)
 		case "datapath":
 			datapathv1.RegisterDatapathServiceServer(s, &fakeDatapath{node: n})
 			datapathv1.RegisterObserverServiceServer(s, &fakeObserver{node: n})
@@ -103,7 +112,7 @@ type fakeIdentity struct {
 }
 
 func (*fakeIdentity) ListIdentities(r *identityv1.ListIdentitiesRequest, s grpc.ServerStreamingServer[identityv1.ListIdentitiesResponse]) error {
-	if len(r.GetScopes()) == 0 {
+	if len(r.GetScopes()) == 0 || r.GetScopes()[0] == identityv1.Scope_SCOPE_RESERVED {
 		host := &identityv1.Identity{Number: 1, Scope: identityv1.Scope_SCOPE_RESERVED, Labels: []*workloadv1.Label{{Source: "reserved", Key: "host"}}}
 		if err := s.Send(&identityv1.ListIdentitiesResponse{Identity: host}); err != nil {
 			return err
@@ -169,6 +178,7 @@ func (*fakeDatapath) ListEndpoints(_ *datapathv1.ListEndpointsRequest, s grpc.Se
 			HostInterface:      &datapathv1.Interface{Name: "sl0", Index: 7, Mac: []byte{2, 0, 0, 0, 0, 1}},
 			ContainerInterface: &datapathv1.Interface{Name: "eth0", Index: 2, Mac: []byte{2, 0, 0, 0, 0, 2}},
 			NamedPorts:         []*workloadv1.NamedPort{{Name: "http", Port: 80, Protocol: workloadv1.Protocol_PROTOCOL_TCP}},
+			Policy:             &datapathv1.EndpointPolicy{Revision: 6, EgressTable: tableAllow, IngressTable: 17, Generation: 9, Refusal: "no room"},
 		}
 		if err := s.Send(&datapathv1.ListEndpointsResponse{Endpoint: e}); err != nil {
 			return err
@@ -179,8 +189,11 @@ func (*fakeDatapath) ListEndpoints(_ *datapathv1.ListEndpointsRequest, s grpc.Se
 
 func (f *fakeDatapath) GetStatus(context.Context, *datapathv1.GetStatusRequest) (*datapathv1.GetStatusResponse, error) {
 	r := &datapathv1.GetStatusResponse{
-		Version: "v1", StartTime: timestamppb.Now(), AddReady: f.node.addReady, PolicyMode: "none", KernelRelease: "6.18",
-		Endpoints: []*datapathv1.EndpointStateCount{{State: datapathv1.EndpointState_ENDPOINT_STATE_READY, Count: 2}},
+		Version: "v1", StartTime: timestamppb.Now(), AddReady: f.node.addReady, PolicyMode: f.node.policyMode, KernelRelease: "6.18",
+		NodeAddresses: [][]byte{{10, 244, 0, 1}}, PodCidrs: []string{"10.244.0.0/24", "fd00:244::/64"}, PolicyRevision: 5, PolicyRefusals: []string{"identity 300: no room"},
+		Connections: &datapathv1.ConnectionCounts{Live: 7, Created: 9, Revoked: 1, Expired: 1},
+		Maps:        []*datapathv1.MapUsage{{Name: "sl_ct", Entries: -1, MaxEntries: 65536, Bytes: 1024}, {Name: "sl_peer", Entries: 3, MaxEntries: 16, Bytes: 512}},
+		Endpoints:   []*datapathv1.EndpointStateCount{{State: datapathv1.EndpointState_ENDPOINT_STATE_READY, Count: 2}},
 		PacketCounters: []*datapathv1.PacketCounter{
 			{Reason: "no-route", Direction: datapathv1.Direction_DIRECTION_EGRESS, Dropped: true, Packets: 4, Bytes: 400},
 			{Reason: "unused", Direction: datapathv1.Direction_DIRECTION_EGRESS},
@@ -199,6 +212,11 @@ type fakeObserver struct {
 
 func (f *fakeObserver) Observe(r *datapathv1.ObserveRequest, s grpc.ServerStreamingServer[datapathv1.ObserveResponse]) error {
 	f.node.observed <- r
+	for _, flow := range f.node.flows {
+		if err := s.Send(&datapathv1.ObserveResponse{Event: &datapathv1.ObserveResponse_Flow{Flow: flow}}); err != nil {
+			return err
+		}
+	}
 	for _, m := range []*datapathv1.ObserveResponse{
 		{Event: &datapathv1.ObserveResponse_Flow{Flow: &datapathv1.Flow{
 			Time: timestamppb.New(time.Unix(1e9, 0)), Verdict: datapathv1.Verdict_VERDICT_DROPPED, Reason: "spoofed-ip", Direction: datapathv1.Direction_DIRECTION_EGRESS,
@@ -233,8 +251,8 @@ func TestEndpointListIsATableOrJSON(t *testing.T) {
 	n := newFakeNode(t)
 	out, _ := n.want(t, 0, "endpoint", "list")
 	wantLines(t, out,
-		"CONTAINER SLOT STATE IDENTITY ADDRESSES DEVICE LABELS",
-		`0123456789abc/eth0 1 ready 300 10.244.0.2,fd00:244::2 sl0 k8s:app=web\x1b]0;x\a`,
+		"CONTAINER SLOT STATE IDENTITY ADDRESSES DEVICE POLICY LABELS",
+		`0123456789abc/eth0 1 ready 300 10.244.0.2,fd00:244::2 sl0 revision 6, newer refused k8s:app=web\x1b]0;x\a`,
 	)
 	if strings.ContainsAny(out, "\x1b\a") {
 		t.Errorf("what a container says reaches the terminal: %q", out)
@@ -344,7 +362,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &s); err != nil {
 		t.Fatal(err)
 	}
-	if s.Ready || len(s.Problems) != 2 || s.Services[1].Serving {
+	if s.Ready || len(s.Problems) != 2 || s.Services[1].Serving || s.Services[1].Name != "ipam" {
 		t.Errorf("status %+v", s)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
 // errNotReady is returned by `status` after it has printed why.
@@ -39,10 +41,12 @@ exit code is %d if not.`, exitNotReady),
 type nodeStatus struct {
 	Ready    bool            `json:"ready"`
 	Problems []string        `json:"problems"`
+	Warnings []string        `json:"warnings"`
 	Services []serviceStatus `json:"services"`
 	Datapath *datapathStatus `json:"datapath,omitempty"`
 	Identity *identityStatus `json:"identity,omitempty"`
 	Pools    []pool          `json:"pools,omitempty"`
+	Policy   *policyStatus   `json:"policy,omitempty"`
 }
 
 type serviceStatus struct {
@@ -64,6 +68,48 @@ type datapathStatus struct {
 	AttachmentRepair uint64            `json:"attachmentRepairs"`
 	EventsLost       uint64            `json:"eventsLost"`
 	Packets          []packets         `json:"packets"`
+	PolicyRevision   uint64            `json:"policyRevision"`
+	PolicyRefusals   []string          `json:"policyRefusals"`
+	Connections      *connectionCounts `json:"connections,omitempty"`
+	Maps             []mapUsage        `json:"maps"`
+}
+
+type connectionCounts struct {
+	Live     uint64 `json:"live"`
+	Created  uint64 `json:"created"`
+	Revoked  uint64 `json:"revoked"`
+	Expired  uint64 `json:"expired"`
+	Evicted  uint64 `json:"evicted"`
+	PickedUp uint64 `json:"pickedUp"`
+}
+
+// policyStatus is what the policy service says of itself.
+type policyStatus struct {
+	Revision          uint64             `json:"revision"`
+	Policies          uint32             `json:"policies"`
+	Refused           uint32             `json:"refused"`
+	Identities        uint32             `json:"identities"`
+	WaitingIdentities uint32             `json:"waitingIdentities"`
+	Subjects          uint32             `json:"subjects"`
+	Tables            uint32             `json:"tables"`
+	Sources           []policySource     `json:"sources"`
+	Subscribers       []policySubscriber `json:"subscribers"`
+
+	problems []string // as the service words them
+}
+
+type policySource struct {
+	Name   string `json:"name"`
+	Synced bool   `json:"synced"`
+	Error  string `json:"error,omitempty"`
+}
+
+type policySubscriber struct {
+	Name      string   `json:"name"`
+	Connected bool     `json:"connected"`
+	Revision  uint64   `json:"revision"`
+	Behind    uint64   `json:"behind"`
+	Refusals  []string `json:"refusals,omitempty"`
 }
 
 type packets struct {
@@ -87,7 +133,7 @@ type identityStatus struct {
 func (c *command) status(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
-	s := nodeStatus{Problems: []string{}, Services: []serviceStatus{{Name: "identity"}, {Name: "ipam"}, {Name: "datapath"}}}
+	s := nodeStatus{Problems: []string{}, Services: []serviceStatus{{Name: "identity"}, {Name: "ipam"}, {Name: "policy"}, {Name: "datapath"}}}
 	var wg errgroup.Group
 	for i := range s.Services {
 		service := &s.Services[i]
@@ -96,6 +142,7 @@ func (c *command) status(ctx context.Context) error {
 	if err := wg.Wait(); err != nil {
 		return err
 	}
+	s.dropUnusedPolicy()
 	for _, service := range s.Services {
 		switch {
 		case service.Error != "":
@@ -106,6 +153,7 @@ func (c *command) status(ctx context.Context) error {
 	}
 	s.Problems = append(s.Problems, exhausted(s.Pools)...)
 	s.Ready = len(s.Problems) == 0
+	s.Warnings = s.warnings()
 	if err := c.show(s, s.table); err != nil {
 		return err
 	}
@@ -113,6 +161,17 @@ func (c *command) status(ctx context.Context) error {
 		return errNotReady
 	}
 	return nil
+}
+
+// dropUnusedPolicy leaves out a policy service that does not answer, and that
+// the datapath does not use.
+func (s *nodeStatus) dropUnusedPolicy() {
+	if s.Datapath == nil || s.Datapath.PolicyMode != "none" {
+		return
+	}
+	s.Services = slices.DeleteFunc(s.Services, func(service serviceStatus) bool {
+		return service.Name == "policy" && service.Error != "" && service.Version == ""
+	})
 }
 
 // exhausted names the families of which no pool has an address left. Resting
@@ -152,6 +211,8 @@ func (c *command) ask(ctx context.Context, service *serviceStatus, s *nodeStatus
 			err = s.askIdentity(ctx, service, identityv1.NewIdentityServiceClient(conn))
 		case "ipam":
 			err = s.askIPAM(ctx, service, ipamv1.NewIPAMServiceClient(conn))
+		case "policy":
+			err = s.askPolicy(ctx, service, policyv1.NewPolicyServiceClient(conn))
 		case "datapath":
 			err = s.askDatapath(ctx, service, datapathv1.NewDatapathServiceClient(conn))
 		}
@@ -190,6 +251,54 @@ func (s *nodeStatus) askIPAM(ctx context.Context, service *serviceStatus, client
 	return nil
 }
 
+func (s *nodeStatus) askPolicy(ctx context.Context, service *serviceStatus, client policyv1.PolicyServiceClient) error {
+	r, err := client.GetStatus(ctx, &policyv1.GetStatusRequest{})
+	if err != nil {
+		return err
+	}
+	service.Version, service.Started = r.GetVersion(), when(r.GetStartTime())
+	p := &policyStatus{
+		Revision: r.GetRevision(), Policies: r.GetPolicies(), Refused: r.GetRefused(), Identities: r.GetIdentities(),
+		WaitingIdentities: r.GetWaitingIdentities(), Subjects: r.GetSubjects(), Tables: r.GetTables(),
+		Sources: []policySource{}, Subscribers: []policySubscriber{},
+	}
+	for _, source := range r.GetSources() {
+		p.Sources = append(p.Sources, policySource{source.GetName(), source.GetSynced(), source.GetError()})
+	}
+	for _, sub := range r.GetSubscribers() {
+		p.Subscribers = append(p.Subscribers, policySubscriber{sub.GetName(), sub.GetConnected(), sub.GetRevision(), sub.GetBehind(), sub.GetRefusals()})
+	}
+	p.problems = r.GetProblems()
+	s.Policy = p
+	return nil
+}
+
+// warnings is what is wrong and keeps no container from being connected.
+func (s *nodeStatus) warnings() []string {
+	all := []string{}
+	if p := s.Policy; p != nil {
+		for _, problem := range p.problems {
+			all = append(all, "sluice-policy: "+problem)
+		}
+		if p.Refused > 0 {
+			all = append(all, fmt.Sprintf("sluice-policy: %d policies or files were refused; see `sluice policy list --refused`", p.Refused))
+		}
+		for _, source := range p.Sources {
+			if source.Error != "" {
+				all = append(all, "sluice-policy: source "+source.Name+": "+source.Error)
+			}
+		}
+	}
+	if d := s.Datapath; d != nil {
+		for _, refusal := range d.PolicyRefusals {
+			all = append(all, "sluice-datapath: not enforced: "+refusal)
+		}
+	}
+	// Two may say the same.
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
 func (s *nodeStatus) askDatapath(ctx context.Context, service *serviceStatus, client datapathv1.DatapathServiceClient) error {
 	r, err := client.GetStatus(ctx, &datapathv1.GetStatusRequest{})
 	if err != nil {
@@ -211,6 +320,10 @@ func (s *nodeStatus) askDatapath(ctx context.Context, service *serviceStatus, cl
 		if p.GetPackets() > 0 {
 			d.Packets = append(d.Packets, packets{p.GetReason(), enum(p.GetDirection(), "DIRECTION_"), p.GetDropped(), p.GetPackets(), p.GetBytes()})
 		}
+	}
+	d.PolicyRevision, d.PolicyRefusals, d.Maps = r.GetPolicyRevision(), append([]string{}, r.GetPolicyRefusals()...), mapUsagesOf(r.GetMaps())
+	if n := r.GetConnections(); n != nil {
+		d.Connections = &connectionCounts{n.GetLive(), n.GetCreated(), n.GetRevoked(), n.GetExpired(), n.GetEvicted(), n.GetPickedUp()}
 	}
 	s.Datapath = d
 	if !d.AddReady {
@@ -243,6 +356,21 @@ func (s *nodeStatus) table(w io.Writer) {
 	for _, p := range s.Pools {
 		row(w, "Pool", fmt.Sprintf("%s: %d confirmed, %d leased, %d resting, %s free", p.CIDR, p.Confirmed, p.Leased, p.Resting, countText(p.Free)))
 	}
+	if p := s.Policy; p != nil {
+		row(w, "Policies", fmt.Sprintf("%d in force, %d refused, revision %d", p.Policies, p.Refused, p.Revision))
+		row(w, "Tables", fmt.Sprintf("%d for %d subjects, %d identities known", p.Tables, p.Subjects, p.Identities))
+		var sources []string
+		for _, source := range p.Sources {
+			if !source.Synced {
+				source.Name += " (not complete yet)"
+			}
+			sources = append(sources, source.Name)
+		}
+		row(w, "Sources", strings.Join(sources, ", "))
+		if p.WaitingIdentities > 0 {
+			row(w, "Unknown", fmt.Sprintf("%d identities, because a table has no room", p.WaitingIdentities))
+		}
+	}
 	if d := s.Datapath; d != nil {
 		states := []string{}
 		for _, state := range []string{"ready", "waiting-for-identity", "waiting-for-policy", "restoring", "disconnecting"} {
@@ -251,7 +379,17 @@ func (s *nodeStatus) table(w io.Writer) {
 			}
 		}
 		row(w, "Endpoints", strings.Join(states, ", "))
-		row(w, "Policy", d.PolicyMode)
+		row(w, "Policy", d.policyText(s.Policy))
+		if n := d.Connections; n != nil {
+			row(w, "Connections", fmt.Sprintf("%d live; %d begun, %d ended by policy, %d expired, %d evicted", n.Live, n.Created, n.Revoked, n.Expired, n.Evicted))
+		}
+		if len(d.Maps) > 0 {
+			var sum uint64
+			for _, m := range d.Maps {
+				sum += m.Bytes
+			}
+			row(w, "Maps", fmt.Sprintf("%d, %s", len(d.Maps), bytesText(sum)))
+		}
 		row(w, "Kernel", d.Kernel)
 		row(w, "Repairs", fmt.Sprintf("%d of attachments", d.AttachmentRepair))
 		if d.PendingReleases > 0 {
@@ -269,10 +407,25 @@ func (s *nodeStatus) table(w io.Writer) {
 			}
 		}
 	}
-	for i, problem := range s.Problems {
-		if i == 0 {
-			fmt.Fprintln(w)
-		}
+	if len(s.Problems)+len(s.Warnings) > 0 {
+		fmt.Fprintln(w)
+	}
+	for _, problem := range s.Problems {
 		fmt.Fprintln(w, "Problem: "+printable(problem))
 	}
+	for _, warning := range s.Warnings {
+		fmt.Fprintln(w, "Warning: "+printable(warning))
+	}
+}
+
+// policyText says which policies the kernel enforces.
+func (d *datapathStatus) policyText(p *policyStatus) string {
+	if d.PolicyMode == "none" {
+		return "none: nothing is enforced, every pod may talk to every pod"
+	}
+	text := fmt.Sprintf("%s; the kernel enforces revision %d", d.PolicyMode, d.PolicyRevision)
+	if p != nil && p.Revision > d.PolicyRevision {
+		text += fmt.Sprintf(" of %d", p.Revision)
+	}
+	return text
 }

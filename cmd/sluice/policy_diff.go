@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+)
+
+// Exit codes of `policy diff`, as of diff(1).
+const (
+	exitDiffers = 1
+	exitTrouble = 2
+)
+
+// errDiffers is returned by `policy diff` after it has printed differences.
+var errDiffers = errors.New("verdicts differ")
+
+// troubleError is why `policy diff` could not tell.
+type troubleError struct{ err error }
+
+func (e *troubleError) Error() string { return e.err.Error() }
+func (e *troubleError) Unwrap() error { return e.err }
+
+func (c *command) policyDiffCommand() *cobra.Command {
+	var (
+		files, remove []string
+		namespace     string
+	)
+	cmd := &cobra.Command{
+		Use:   "diff [-f FILE] [--delete KIND/[NAMESPACE/]NAME]",
+		Short: "Show whose verdicts would change if policies were applied or deleted",
+		Long: fmt.Sprintf(`Show which connections of the pods of this node would be judged differently if
+the policies of files were applied and others deleted. It changes nothing. The
+exit code is 0 if no verdict would change, %d if one would, %d if that cannot be
+said.`, exitDiffers, exitTrouble),
+		Example: `  sluice policy diff -f web.yaml
+  sluice policy diff --delete NetworkPolicy/shop/web`,
+		Args: args(0, ""),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			err := c.policyDiff(cmd.Context(), cmd.InOrStdin(), files, remove, namespace)
+			if err != nil && !errors.Is(err, errDiffers) {
+				return &troubleError{err}
+			}
+			return err
+		},
+	}
+	f := cmd.Flags()
+	f.StringArrayVarP(&files, "filename", "f", nil, "file, directory or - for standard input with policies to apply; may be repeated")
+	f.StringArrayVar(&remove, "delete", nil, "policy to delete, KIND/[NAMESPACE/]NAME; may be repeated")
+	f.StringVarP(&namespace, "namespace", "n", "", "namespace of what names none (default \"default\")")
+	return cmd
+}
+
+// difference is one element of what `policy diff` prints.
+type difference struct {
+	Subject       uint32      `json:"subject"`
+	SubjectLabels []string    `json:"subjectLabels"`
+	Direction     string      `json:"direction"`
+	Peers         []diffPeer  `json:"peers"`
+	Ports         []diffPorts `json:"ports"`
+}
+
+type diffPeer struct {
+	Identity uint32   `json:"identity,omitempty"`
+	Labels   []string `json:"labels,omitempty"`
+	Prefix   string   `json:"prefix,omitempty"`
+}
+
+type diffPorts struct {
+	Ports  []string `json:"ports"`
+	Before string   `json:"before"`
+	After  string   `json:"after"`
+}
+
+func differenceOf(r *policyv1.DiffResponse) difference {
+	d := difference{
+		Subject: r.GetSubject(), SubjectLabels: r.GetSubjectLabels(), Direction: enum(r.GetDirection(), "TABLE_DIRECTION_"),
+		Peers: []diffPeer{}, Ports: []diffPorts{},
+	}
+	for _, p := range r.GetPeers() {
+		d.Peers = append(d.Peers, diffPeer{Identity: p.GetIdentity(), Labels: p.GetLabels(), Prefix: p.GetPrefix()})
+	}
+	var sets []intervals
+	for _, p := range r.GetPorts() {
+		before, after := verdictWord(enum(p.GetBefore(), "ACTION_")), verdictWord(enum(p.GetAfter(), "ACTION_"))
+		i := 0
+		for i < len(d.Ports) && (d.Ports[i].Before != before || d.Ports[i].After != after) {
+			i++
+		}
+		if i == len(d.Ports) {
+			d.Ports = append(d.Ports, diffPorts{Before: before, After: after})
+			sets = append(sets, nil)
+		}
+		sets[i] = append(sets[i], interval{point(p.GetFirstProtocol(), p.GetFirstPort()), point(p.GetLastProtocol(), p.GetLastPort())})
+	}
+	for i := range sets {
+		d.Ports[i].Ports = sets[i].texts()
+	}
+	return d
+}
+
+func (c *command) policyDiff(ctx context.Context, stdin io.Reader, files, remove []string, namespace string) error {
+	if len(files) == 0 && len(remove) == 0 {
+		return usagef("nothing to compare: want -f FILE, --delete KIND/[NAMESPACE/]NAME, or both")
+	}
+	req := &policyv1.DiffRequest{DefaultNamespace: namespace}
+	var docs []document
+	if len(files) > 0 {
+		var err error
+		if docs, err = readManifests(files, stdin); err != nil {
+			return err
+		}
+		req.Manifests = join(docs)
+	}
+	for _, text := range remove {
+		kind, name, found := strings.Cut(text, "/")
+		if !found {
+			kind, name, found = strings.Cut(text, " ")
+		}
+		if !found {
+			return usagef("--delete: %q is not KIND/NAME or KIND/NAMESPACE/NAME", text)
+		}
+		key, err := keyNamed(kind, name, namespace)
+		if err != nil {
+			return usagef("--delete: %w", err)
+		}
+		req.Delete = append(req.Delete, key)
+	}
+	all := []difference{}
+	if err := c.withPolicy(ctx, func(ctx context.Context, client policyv1.PolicyServiceClient) error {
+		stream, err := client.Diff(ctx, req)
+		if err != nil {
+			return err
+		}
+		for {
+			m, err := stream.Recv()
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			if err != nil {
+				return inDocuments(err, docs)
+			}
+			all = append(all, differenceOf(m))
+		}
+	}); err != nil {
+		return err
+	}
+	if err := c.show(all, func(w io.Writer) { differencesTable(w, all) }); err != nil {
+		return err
+	}
+	if len(all) > 0 {
+		return errDiffers
+	}
+	return nil
+}
+
+func differencesTable(w io.Writer, all []difference) {
+	if len(all) == 0 {
+		fmt.Fprintln(w, "No verdict would change for the pods of this node.")
+	}
+	for i, d := range all {
+		if i > 0 {
+			fmt.Fprintln(w)
+		}
+		side, preposition := "What %s may receive", "from"
+		if d.Direction == "egress" {
+			side, preposition = "What %s may send", "to"
+		}
+		fmt.Fprintln(w, printable(fmt.Sprintf(side, whoText(d.Subject, d.SubjectLabels))))
+		for _, p := range d.Peers {
+			fmt.Fprintln(w, printable("  "+preposition+" "+p.text()))
+		}
+		for _, p := range d.Ports {
+			row(w, "    "+strings.Join(p.Ports, ", "), p.Before, "->", p.After)
+		}
+	}
+}
+
+func (p diffPeer) text() string {
+	switch {
+	case p.Identity != 0:
+		return whoText(p.Identity, p.Labels)
+	case p.Prefix != "":
+		return p.Prefix
+	default:
+		return "every other address outside"
+	}
+}

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+)
+
+// policyProgram checks manifests offline: the engine is that service's own.
+const policyProgram = "sluice-policy"
+
+func (c *command) policyValidateCommand() *cobra.Command {
+	var (
+		files     []string
+		namespace string
+	)
+	cmd := &cobra.Command{
+		Use:   "validate -f FILE",
+		Short: "Check manifests offline, as the policy service would; for a CI of manifests",
+		Long: `Check manifests as the policy service would, without any service: the program
+` + policyProgram + ` is executed for it, from the directory of this program or from PATH.
+Every problem is named with file, document and field. The exit code is 1 if there
+is one.`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, a []string) error {
+			files = append(files, a...)
+			if len(files) == 0 {
+				return usagef("nothing to check: name it with -f FILE, -f DIRECTORY or -f -")
+			}
+			docs, err := readManifests(files, cmd.InOrStdin())
+			if err != nil {
+				return err
+			}
+			return c.policyValidate(cmd.Context(), docs, namespace)
+		},
+	}
+	f := cmd.Flags()
+	f.StringArrayVarP(&files, "filename", "f", nil, "file, directory or - for standard input; may be repeated")
+	f.StringVarP(&namespace, "namespace", "n", "", "namespace of what names none (default \"default\")")
+	return cmd
+}
+
+// checked is what `policy validate -o json` prints of one document.
+type checked struct {
+	File      string   `json:"file"`
+	Document  int      `json:"document"`
+	Line      int      `json:"line"`
+	Kind      string   `json:"kind"`
+	Namespace string   `json:"namespace,omitempty"`
+	Name      string   `json:"name"`
+	Problems  []string `json:"problems"`
+	Dropped   []string `json:"droppedFields,omitempty"`
+}
+
+// verdictOnDocument is a line of what `sluice-policy validate` prints, one for
+// each document of its standard input in order.
+type verdictOnDocument struct {
+	Problems []string `json:"problems"`
+	Dropped  []string `json:"droppedFields"`
+}
+
+func (c *command) policyValidate(ctx context.Context, docs []document, namespace string) error {
+	verdicts, err := checkOffline(ctx, join(docs), namespace)
+	if err != nil {
+		return err
+	}
+	if len(verdicts) != len(docs) {
+		return fmt.Errorf("%s judged %d of %d documents; is it of another version?", policyProgram, len(verdicts), len(docs))
+	}
+	all := make([]checked, 0, len(docs))
+	refused, dropped := 0, 0
+	for i, d := range docs {
+		key := complete(d.key, namespace)
+		one := checked{
+			File: d.file, Document: d.index, Line: d.line, Kind: key.GetKind(), Namespace: key.GetNamespace(), Name: key.GetName(),
+			Problems: append([]string{}, verdicts[i].Problems...), Dropped: verdicts[i].Dropped,
+		}
+		for i, p := range one.Problems {
+			one.Problems[i] = inFiles(p, docs)
+		}
+		if len(one.Problems) > 0 {
+			refused++
+		}
+		dropped += len(one.Dropped)
+		all = append(all, one)
+	}
+	if err := c.show(all, func(w io.Writer) {
+		for i, d := range all {
+			for _, p := range d.Problems {
+				fmt.Fprintln(w, docs[i].problem(p))
+			}
+			for _, field := range d.Dropped {
+				fmt.Fprintln(w, docs[i].problem("warning: "+field+": no such field; it would be ignored"))
+			}
+		}
+		switch {
+		case refused > 0:
+			fmt.Fprintf(w, "%d of %d policies would be refused.\n", refused, len(all))
+		case len(all) == 1:
+			fmt.Fprintf(w, "%s would be accepted.\n", printable(keyText(&policyv1.PolicyKey{Kind: all[0].Kind, Namespace: all[0].Namespace, Name: all[0].Name})))
+		default:
+			fmt.Fprintf(w, "All %d policies would be accepted.\n", len(all))
+		}
+	}); err != nil {
+		return err
+	}
+	if refused > 0 {
+		return errReported
+	}
+	return nil
+}
+
+// checkOffline has the policy service's program judge a stream of documents.
+func checkOffline(ctx context.Context, manifests []byte, namespace string) ([]verdictOnDocument, error) {
+	program, err := findPolicyProgram()
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, program, "validate", "--namespace="+namespace)
+	var out, errOut bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(manifests), &out, &errOut
+	if err := cmd.Run(); err != nil {
+		return nil, fmt.Errorf("%s validate: %w: %s", program, err, strings.TrimSpace(errOut.String()))
+	}
+	var all []verdictOnDocument
+	for decoder := json.NewDecoder(&out); ; {
+		var one verdictOnDocument
+		err := decoder.Decode(&one)
+		if errors.Is(err, io.EOF) {
+			return all, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s validate: %w", program, err)
+		}
+		all = append(all, one)
+	}
+}
+
+// findPolicyProgram prefers the program that was built with this one.
+func findPolicyProgram() (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	beside := filepath.Join(filepath.Dir(self), policyProgram)
+	if _, err := os.Stat(beside); err == nil {
+		return beside, nil
+	}
+	path, err := exec.LookPath(policyProgram)
+	if err != nil {
+		return "", fmt.Errorf("%s, which checks manifests, is neither %s nor in PATH", policyProgram, beside)
+	}
+	return path, nil
+}

@@ -20,7 +20,7 @@ func TestDiffNamesExactlyWhatChanges(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 61)
 	same, different := 0, 0
-	for range 400 / thoroughness {
+	for range runs(t, 400) {
 		s := w.Draw()
 		for n, id := range s.Identities { // the world is anywhere
 			if id.Scope == identity.ScopeOutside {

@@ -281,10 +281,7 @@ func TestChurnDoesNotGrowTheEngine(t *testing.T) {
 	s := synthetic.Shape{Namespaces: 20, Apps: 10, Policies: 200, Subjects: 50}
 	e := loaded(t, s)
 	size := e.Size()
-	rounds := 20000 / thoroughness
-	if testing.Short() {
-		rounds = 2000
-	}
+	rounds := runs(t, 20000)
 	for i := range rounds {
 		id := known(t, s, i%200)
 		if err := e.Apply(Change{AddIdentities: []identity.Identity{id}}); err != nil {
@@ -316,6 +313,72 @@ func TestASubjectWhoseIdentityComesBackIsCompiledAgain(t *testing.T) {
 	}
 	if b, ok := e.Bound(300, rule.Ingress); !ok || b.Table == nil {
 		t.Fatal("nothing is enforced")
+	}
+}
+
+func TestASubjectThatMovesToAnotherNamespaceIsFoundThere(t *testing.T) {
+	in := func(ns string) identity.Identity {
+		id, err := identity.New(300, label.NewSet(label.Kubernetes(label.KeyNamespace, ns)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return id
+	}
+	e := New(Config{})
+	if err := e.Apply(Change{AddIdentities: []identity.Identity{in("a")}, AddSubjects: []identity.Numeric{300}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Apply(Change{AddIdentities: []identity.Identity{in("b")}}); err != nil {
+		t.Fatal(err)
+	}
+	o := spread(1)
+	o.Specs[0].Namespace = "b"
+	if err := e.Apply(Change{UpsertPolicies: []policy.Object{o}}); err != nil {
+		t.Fatal(err)
+	}
+	if b, _ := e.Bound(300, rule.Ingress); b.Table == nil {
+		t.Fatal("the policy of the new namespace is not enforced")
+	}
+	if err := e.Apply(Change{DeletePolicies: []policy.Key{o.Key}}); err != nil {
+		t.Fatal(err)
+	}
+	if b, _ := e.Bound(300, rule.Ingress); b.Table != nil {
+		t.Fatal("the deleted policy is still enforced")
+	}
+}
+
+// The number of pods that nobody has announced yet may itself be announced: it
+// stays as unknown as before, named ports included.
+func TestTheUnknownPodIsJudgedAsAnUnknownNumber(t *testing.T) {
+	unknown, err := identity.New(identity.UnknownInCluster, label.NewSet(label.Reserved("unknown-in-cluster")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	subject := combination(t, 300, 0, 0)
+	for _, a := range []rule.Action{rule.Deny, rule.Allow} {
+		r := &rule.Rule{Direction: rule.Egress, Tier: rule.Normal, Action: a, Ports: []rule.Port{{Name: "http", Protocol: port.TCP}}}
+		r.Peers.Selectors = []selector.Selector{selector.New(selector.Requirement{Key: "k1", Op: selector.DoesNotExist})}
+		o := policy.Object{Key: policy.Key{Kind: "K", Name: "n"}, Specs: []rule.Spec{{Selects: [2]bool{true, true}, Rules: []*rule.Rule{r.Seal()}}}}
+		e := New(Config{})
+		if err := e.Apply(Change{
+			UpsertPolicies: []policy.Object{o}, AddIdentities: []identity.Identity{subject, unknown}, AddSubjects: []identity.Numeric{300},
+		}); err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range []uint16{80, 8080} {
+			q := port.At(port.TCP, p)
+			x, err := e.Explain(300, rule.Egress, unknown.Number, netip.MustParseAddr("10.0.0.1"), q)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want, err := e.Lookup(300, rule.Egress, 60000, netip.MustParseAddr("10.0.0.1"), q)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if x.Verdict != want || (len(x.Matches) == 1) != (a == rule.Deny) {
+				t.Errorf("%s port %d: %+v, of a number that does not exist %+v", a, p, x, want)
+			}
+		}
 	}
 }
 

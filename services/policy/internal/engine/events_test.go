@@ -168,7 +168,7 @@ func sameAnswers(t *testing.T, w *scenario.World, e *Engine, r *replica, s *scen
 func TestReplayedEventsGiveTheSameTables(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 31)
-	for run := range 160 / thoroughness {
+	for run := range runs(t, 160) {
 		r := newReplica()
 		config := drawConfig(w)
 		config.Events = r.apply
@@ -208,7 +208,7 @@ func TestReplayedEventsGiveTheSameTables(t *testing.T) {
 func TestNoEventShowsAThirdVerdict(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 21)
-	for run := range 600 / thoroughness {
+	for run := range runs(t, 600) {
 		s := w.Draw()
 		next := s.Clone()
 		switch run % 3 {

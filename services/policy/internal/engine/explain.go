@@ -57,7 +57,8 @@ func (e *Engine) Explain(subject identity.Numeric, d rule.Direction, peer identi
 				brought = append(brought, b)
 			}
 		}
-		who, ports, scope, unknown = l.program.Matched(brought, p.id.Kind), p.id.Ports, p.id.Scope, false
+		who, ports, scope = l.program.Matched(brought, p.id.Kind), p.id.Ports, p.id.Scope
+		unknown = p.id.Kind == identity.KindUnknown
 	} else {
 		who = l.program.Matched(nil, identity.KindUnknown)
 	}

@@ -56,7 +56,7 @@ func (n *naive) judge(q scenario.Question) answer {
 			return answer{action: r.Action, proxy: r.Proxy, rule: r}
 		}
 	}
-	peer, known := n.state.Identities[q.Peer]
+	peer, known := n.peer(q)
 	host := known && peer.Kind == identity.KindHost
 	if !deny || host && n.config.AllowHost && selected && q.Direction == rule.Ingress && subject.Kind != identity.KindHost {
 		return answer{action: rule.Allow}
@@ -90,8 +90,15 @@ func (n *naive) rules(subject identity.Identity, d rule.Direction) (rules []*rul
 	return rules
 }
 
+// peer is the other end of a question. The number of pods that nobody has
+// announced yet is as unknown as a number that does not exist.
+func (n *naive) peer(q scenario.Question) (identity.Identity, bool) {
+	peer, ok := n.state.Identities[q.Peer]
+	return peer, ok && peer.Kind != identity.KindUnknown
+}
+
 func (n *naive) matches(r *rule.Rule, subject identity.Identity, q scenario.Question) bool {
-	peer, known := n.state.Identities[q.Peer]
+	peer, known := n.peer(q)
 	if n.byIdentity(r, peer, known) {
 		owner := peer.Ports
 		if q.Direction == rule.Ingress {

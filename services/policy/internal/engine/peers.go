@@ -284,18 +284,17 @@ func (e *Engine) applyIdentities(c Change, dirty map[*subject]struct{}) {
 		if p == nil {
 			p = &peer{id: id, ports: text}
 			e.peers[id.Number] = p
-			if s := e.subjects[id.Number]; s != nil { // it was away for a while
-				dirty[s] = struct{}{}
-			}
 		} else {
 			if p.id.Labels.String() == id.Labels.String() {
 				continue
 			}
 			e.index(p, false)
 			p.id, p.ports = id, text
-			if s := e.subjects[id.Number]; s != nil {
-				dirty[s] = struct{}{}
-			}
+		}
+		if s := e.subjects[id.Number]; s != nil { // it was away for a while, or is another now
+			e.enlist(s, false)
+			e.enlist(s, true)
+			dirty[s] = struct{}{}
 		}
 		e.index(p, true)
 		if err := e.addPeer(p); err != nil {

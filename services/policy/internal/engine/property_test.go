@@ -130,16 +130,19 @@ func checkAgreement(t *testing.T, w *scenario.World, config Config, s *scenario.
 
 func TestTablesAgreeWithTheRulesReadDirectly(t *testing.T) {
 	t.Parallel()
-	states := 1500 / thoroughness
-	if testing.Short() {
-		states = 200
-	}
+	const questions = 400
+	states := runs(t, 16000)
 	w := seeded(t, 1)
+	asked := 0
 	for range states {
 		config := drawConfig(w)
 		s := w.Draw()
-		checkAgreement(t, w, config, s, fresh(t, config, s), 800)
+		checkAgreement(t, w, config, s, fresh(t, config, s), questions)
+		if len(s.Subjects) > 0 {
+			asked += questions
+		}
 	}
+	t.Logf("%d states, %d questions", states, asked)
 }
 
 // The explanation lists exactly the rules that match when they are read one
@@ -147,7 +150,7 @@ func TestTablesAgreeWithTheRulesReadDirectly(t *testing.T) {
 func TestExplainListsEveryRuleThatMatches(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 51)
-	for range 300 / thoroughness {
+	for range runs(t, 300) {
 		config := drawConfig(w)
 		s := w.Draw()
 		e := fresh(t, config, s)
@@ -269,12 +272,9 @@ func sameAsFresh(t *testing.T, config Config, s *scenario.State, e *Engine, what
 
 func TestIncrementalEqualsFromScratchAfterEachOfManyChanges(t *testing.T) {
 	t.Parallel()
-	runs := 80 / thoroughness
-	if testing.Short() {
-		runs = 15
-	}
+	n := runs(t, 80)
 	w := seeded(t, 3)
-	for run := range runs {
+	for run := range n {
 		config := drawConfig(w)
 		s := w.Draw()
 		e := fresh(t, config, s)

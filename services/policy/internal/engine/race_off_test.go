@@ -5,6 +5,5 @@
 
 package engine
 
-// thoroughness divides the number of random runs. The race detector makes them
-// ten times slower and has little to find in code without goroutines.
-const thoroughness = 1
+// slower is by how much the race detector slows the random tests.
+const slower = 1

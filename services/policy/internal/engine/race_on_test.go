@@ -5,6 +5,6 @@
 
 package engine
 
-// thoroughness divides the number of random runs. The race detector makes them
-// ten times slower and has little to find in code without goroutines.
-const thoroughness = 8
+// slower is by how much the race detector slows the random tests, which have
+// little for it to find: the engine has no goroutines.
+const slower = 8

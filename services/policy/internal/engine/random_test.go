@@ -42,6 +42,23 @@ func fresh(t testing.TB, config Config, s *scenario.State) *Engine {
 	return e
 }
 
+// runs is how often a random test does its thing, given how often it does so
+// in a plain run. POLICY_RANDOM, a number, is a factor for longer runs.
+func runs(t *testing.T, n int) int {
+	t.Helper()
+	if testing.Short() {
+		return max(n/10, 1)
+	}
+	if text := os.Getenv("POLICY_RANDOM"); text != "" {
+		factor, err := strconv.Atoi(text)
+		if err != nil || factor < 1 {
+			t.Fatalf("POLICY_RANDOM: %q is no factor", text)
+		}
+		n *= factor
+	}
+	return max(n/slower, 1)
+}
+
 // seeded makes the world of a test. POLICY_SEED, a number, makes every test draw
 // other states; a failure prints it.
 func seeded(t *testing.T, stream uint64) *scenario.World {

@@ -28,6 +28,12 @@ type World struct {
 // Cluster is the name of the cluster that most of the identities belong to.
 const Cluster = "here"
 
+// The pool are pods whose labels and named ports are drawn anew for each state.
+const (
+	firstOfPool = identity.MinCluster + 100
+	pool        = 6
+)
+
 // Nobody is a number that no state knows.
 const Nobody = identity.Numeric(60000)
 
@@ -86,6 +92,11 @@ func NewWorld(r *rand.Rand) *World {
 	add(identity.WorldIPv4, "203.0.113.10", "", label.Reserved(identity.NameWorldIPv4))
 	add(identity.WorldIPv6, "", "2001:db8::1", label.Reserved(identity.NameWorldIPv6))
 	add(identity.MinNodeLocal+1, "203.0.113.99", "", label.Reserved(identity.NameWorldIPv4), label.Reserved(identity.NameKubeAPIServer))
+	add(identity.UnknownInCluster, "10.0.9.3", "fd00:9::3", label.Reserved("unknown-in-cluster"))
+	for i := range pool {
+		n := firstOfPool + identity.Numeric(i)
+		add(n, fmt.Sprintf("10.1.0.%d", 10+i), fmt.Sprintf("fd00:4::%d", 10+i), w.podLabels()...)
+	}
 	w.All = append(w.All, netip.MustParseAddr("203.0.113.200"), netip.MustParseAddr("198.51.100.7"), netip.MustParseAddr("2001:db8:1::1"))
 	return w
 }
@@ -272,6 +283,43 @@ func (w *World) Group(name string) policy.Object {
 	return policy.Object{Key: policy.Key{Kind: "Group", Name: name}, Group: g}
 }
 
+// podLabels draws the labels of a pod.
+func (w *World) podLabels() []label.Label {
+	k := label.Kubernetes
+	ls := []label.Label{
+		k(label.KeyNamespace, Pick(w, "a", "b", "c")), k(label.KeyCluster, Cluster),
+		k(label.KeyNamespaceLabels+"team", Pick(w, "red", "blue")),
+	}
+	if w.Chance(80) {
+		ls = append(ls, k("app", Pick(w, "web", "api", "db")))
+	}
+	if w.Chance(50) {
+		ls = append(ls, k("tier", Pick(w, "front", "back")))
+	}
+	var ports []identity.NamedPort
+	for range w.IntN(3) {
+		ports = append(ports, identity.NamedPort{
+			Name: Pick(w, "http", "HTTP", "dns"), Protocol: Pick(w, port.TCP, port.UDP), Port: Pick[uint16](w, 53, 80, 81, 8080),
+		})
+	}
+	if l, ok := identity.NamedPortsLabel(ports); ok {
+		ls = append(ls, l)
+	}
+	return ls
+}
+
+// relabeled is an identity with labels drawn anew, if it is of the pool.
+func (w *World) relabeled(id identity.Identity) identity.Identity {
+	if id.Number < firstOfPool || id.Number >= firstOfPool+pool {
+		return id
+	}
+	id, err := identity.New(id.Number, label.NewSet(w.podLabels()...))
+	if err != nil {
+		panic(err) // the labels were made above
+	}
+	return id
+}
+
 // SetIdentity makes an identity known, at its addresses.
 func (w *World) SetIdentity(s *State, id identity.Identity) {
 	s.Identities[id.Number] = id
@@ -299,7 +347,7 @@ func (w *World) Draw() *State {
 	s := NewState()
 	for _, id := range w.IDs {
 		if w.Chance(80) {
-			w.SetIdentity(s, id)
+			w.SetIdentity(s, w.relabeled(id))
 			if Subjectable(id) && w.Chance(40) {
 				s.Subjects[id.Number] = true
 			}
@@ -343,7 +391,7 @@ func (w *World) Mutate(s *State) {
 			s.Identities[id.Number] = id
 		}
 	case 0, 1:
-		w.SetIdentity(s, Pick(w, w.IDs...))
+		w.SetIdentity(s, w.relabeled(Pick(w, w.IDs...)))
 	case 2:
 		w.DropIdentity(s, Pick(w, w.IDs...).Number)
 	case 3:
@@ -412,6 +460,23 @@ type Question struct {
 	Point     port.Point
 }
 
+// edge draws an address at the border of a block, or one beside it.
+func (w *World) edge() netip.Addr {
+	p := w.prefix()
+	first := p.Addr()
+	bytes := first.AsSlice()
+	for i := p.Bits(); i < first.BitLen(); i++ {
+		bytes[i/8] |= 0x80 >> (i % 8)
+	}
+	last, _ := netip.AddrFromSlice(bytes)
+	for _, a := range []netip.Addr{first, last, first.Prev(), last.Next()} {
+		if w.Chance(40) && a.IsValid() {
+			return a
+		}
+	}
+	return first
+}
+
 // Question draws a question about a subject of a state; false if it has none.
 func (w *World) Question(s *State) (Question, bool) {
 	if len(s.Subjects) == 0 {
@@ -427,6 +492,9 @@ func (w *World) Question(s *State) (Question, bool) {
 		if w.Chance(85) {
 			q.Addr = Pick(w, w.Addrs[id.Number]...)
 		}
+	}
+	if w.Chance(10) {
+		q.Addr = w.edge()
 	}
 	return q, true
 }

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package journal keeps what the policy service may not forget: policies with
+// the revision they are in, and what it last knew of identities, subscribers
+// and learned names.
+//
+// One file takes one line per change, so that a change is whole or not there
+// and costs one write, however many policies there are. What a killed process
+// left unfinished at the end was answered to nobody and is cut off. Damage
+// anywhere else is refused with the file's name: without its policies a node
+// would allow what they deny. When the file has grown well beyond what it
+// says, the owner's state is written anew beside it and takes its place.
+package journal
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/kit/durable"
+	"github.com/sluice-net/sluice/kit/fault"
+)
+
+// Names of the files.
+const (
+	File     = "journal"
+	LockFile = "lock"
+)
+
+// lockWait is how long Open waits for a process that is on its way out.
+const lockWait = 3 * time.Second
+
+// maxLine bounds one change, in bytes: 3 MiB of manifests escaped in JSON, or
+// the identities of a whole cluster.
+const maxLine = 256 << 20
+
+var schema = durable.Schema{Name: "sluice.policy.change", Version: 1}
+
+// Points at which a test may kill the process.
+var (
+	beforeWrite   = fault.Register("journal.write.before")
+	afterWrite    = fault.Register("journal.write.written")
+	afterSync     = fault.Register("journal.write.synced")
+	beforeRewrite = fault.Register("journal.rewrite.before")
+	afterRewrite  = fault.Register("journal.rewrite.done")
+)
+
+// Change is one line. Its fields are never given another meaning.
+type Change struct {
+	// Revision of the policies after the change; 0: as before.
+	Revision        uint64       `json:"revision,omitempty"`
+	Policies        []Policy     `json:"policies,omitempty"`
+	GonePolicies    []Key        `json:"gone_policies,omitempty"`
+	Identities      []Identity   `json:"identities,omitempty"`
+	GoneIdentities  []uint32     `json:"gone_identities,omitempty"`
+	Subscribers     []Subscriber `json:"subscribers,omitempty"`
+	GoneSubscribers []string     `json:"gone_subscribers,omitempty"`
+	Names           []Name       `json:"names,omitempty"`
+	GoneNames       []string     `json:"gone_names,omitempty"`
+}
+
+// Key names a policy.
+type Key struct {
+	Kind      string `json:"kind"`
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name"`
+}
+
+// Policy is a policy as it came.
+type Policy struct {
+	Key      Key    `json:"key"`
+	Source   string `json:"source"`
+	Origin   string `json:"origin,omitempty"`
+	Manifest []byte `json:"manifest"`
+	Revision uint64 `json:"revision"`
+	Updated  int64  `json:"updated"` // seconds since 1970
+}
+
+// Identity is a number with its labels as source, key, value.
+type Identity struct {
+	Number uint32      `json:"number"`
+	Labels [][3]string `json:"labels"`
+}
+
+// Subscriber is what a subscriber asked for.
+type Subscriber struct {
+	Name      string     `json:"name"`
+	Subjects  []uint32   `json:"subjects,omitempty"`
+	Locations []Location `json:"locations,omitempty"`
+}
+
+// Location is where an identity lives.
+type Location struct {
+	Address  string `json:"address"`
+	Identity uint32 `json:"identity"`
+}
+
+// Name is a DNS name with all addresses learned for it.
+type Name struct {
+	Name      string    `json:"name"`
+	Addresses []Address `json:"addresses"`
+}
+
+// Address is one of them.
+type Address struct {
+	Address string `json:"address"`
+	Expires int64  `json:"expires"` // seconds since 1970
+}
+
+// Journal is the open file. It belongs to one goroutine.
+type Journal struct {
+	dir   string
+	lock  *os.File
+	file  *os.File
+	size  int64 // of the whole lines in the file
+	base  int64 // size after the last rewrite
+	dirty bool  // something behind size could not be cut off
+}
+
+// Open takes an existing directory for this process and reads every change to
+// replay. Cut is how many bytes at the end were an unfinished change. The
+// error of a damaged file ends with what to do.
+func Open(dir string, replay func(Change) error) (j *Journal, cut int64, err error) {
+	lock, err := durable.Lock(filepath.Join(dir, LockFile), lockWait)
+	if err != nil {
+		return nil, 0, fmt.Errorf("state directory: %w", err)
+	}
+	j = &Journal{dir: dir, lock: lock}
+	defer func() {
+		if err != nil {
+			j.Close()
+		}
+	}()
+	if _, err := durable.RemoveTemp(dir); err != nil {
+		return nil, 0, fmt.Errorf("state directory: %w", err)
+	}
+	path := filepath.Join(dir, File)
+	if j.file, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600); err != nil {
+		return nil, 0, err
+	}
+	if st, err := j.file.Stat(); err != nil || !st.Mode().IsRegular() {
+		return nil, 0, errors.Join(err, fmt.Errorf("%s: not a regular file", path))
+	}
+	if cut, err = j.read(replay); err != nil {
+		return nil, 0, fmt.Errorf("%s: %w; the policies of this node are in this file: restore it, or remove it and apply them again", path, err)
+	}
+	if cut > 0 {
+		if err := j.file.Truncate(j.size); err != nil {
+			return nil, 0, fmt.Errorf("cut off an unfinished change: %w", err)
+		}
+	}
+	j.base = j.size
+	return j, cut, durable.SyncDir(dir)
+}
+
+func (j *Journal) read(replay func(Change) error) (cut int64, err error) {
+	r := bufio.NewReaderSize(j.file, 1<<20)
+	for line := 1; ; line++ {
+		b, err := readLine(r)
+		if errors.Is(err, io.EOF) {
+			return int64(len(b)), nil
+		}
+		if err != nil {
+			return 0, fmt.Errorf("line %d: %w", line, err)
+		}
+		var c Change
+		if err := durable.Decode(b, schema, &c); err != nil {
+			// Blocks that never reached the disk before the power went read as
+			// zeros; nothing that was answered can follow them.
+			if bytes.IndexByte(b, 0) >= 0 {
+				if _, perr := r.Peek(1); errors.Is(perr, io.EOF) {
+					return int64(len(b)), nil
+				}
+			}
+			return 0, fmt.Errorf("line %d: %w", line, err)
+		}
+		if err := replay(c); err != nil {
+			return 0, fmt.Errorf("line %d: %w", line, err)
+		}
+		j.size += int64(len(b))
+	}
+}
+
+// readLine reads up to and with a newline. At the end it returns io.EOF with
+// what there is.
+func readLine(r *bufio.Reader) ([]byte, error) {
+	var line []byte
+	for {
+		part, err := r.ReadSlice('\n')
+		line = append(line, part...)
+		switch {
+		case err == nil, !errors.Is(err, bufio.ErrBufferFull):
+			return line, err
+		case len(line) > maxLine:
+			return nil, fmt.Errorf("%w: longer than %d bytes", durable.ErrCorrupt, maxLine)
+		}
+	}
+}
+
+// Append adds a change. When it returns nil the change survives the process,
+// and with sync a loss of power too; else it is not there.
+func (j *Journal) Append(ctx context.Context, c Change, sync bool) error {
+	b, err := durable.Encode(schema, c)
+	if err != nil {
+		return err
+	}
+	if err := beforeWrite.Hit(ctx); err != nil {
+		return err
+	}
+	if j.dirty {
+		if err := j.cutOff(); err != nil {
+			return err
+		}
+	}
+	_, err = j.file.WriteAt(b, j.size)
+	if err == nil {
+		err = afterWrite.Hit(ctx)
+	}
+	if err == nil && sync {
+		err = unix.Fdatasync(int(j.file.Fd()))
+	}
+	if err == nil {
+		err = afterSync.Hit(ctx)
+	}
+	if err != nil {
+		j.dirty = true
+		return errors.Join(fmt.Errorf("append to %s: %w", j.path(), err), j.cutOff())
+	}
+	j.size += int64(len(b))
+	return nil
+}
+
+func (j *Journal) cutOff() error {
+	if err := j.file.Truncate(j.size); err != nil {
+		return fmt.Errorf("cut off %s: %w", j.path(), err)
+	}
+	j.dirty = false
+	return nil
+}
+
+func (j *Journal) path() string { return filepath.Join(j.dir, File) }
+
+// slack is how much the file may grow beyond what it said after the last
+// rewrite.
+const slack = 8 << 20
+
+// Grown says that Rewrite is due.
+func (j *Journal) Grown() bool { return j.size > 2*j.base+slack }
+
+// Size is that of the file in bytes.
+func (j *Journal) Size() int64 { return j.size }
+
+// Rewrite replaces everything by the given changes.
+func (j *Journal) Rewrite(ctx context.Context, state []Change) error {
+	if err := beforeRewrite.Hit(ctx); err != nil {
+		return err
+	}
+	var buf bytes.Buffer
+	for _, c := range state {
+		b, err := durable.Encode(schema, c)
+		if err != nil {
+			return err
+		}
+		buf.Write(b)
+	}
+	if err := durable.WriteFile(j.path(), buf.Bytes(), 0o600, durable.SyncAll); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(j.path(), os.O_RDWR|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		// The open file has no name any more: what is added to it would be lost.
+		return fmt.Errorf("%w: %w", ErrLost, err)
+	}
+	j.file.Close()
+	j.file, j.size, j.base, j.dirty = f, int64(buf.Len()), int64(buf.Len()), false
+	return afterRewrite.Hit(ctx)
+}
+
+// ErrLost: the journal can take no more changes; the process has to start anew.
+var ErrLost = errors.New("journal lost")
+
+// Close gives the directory to the next process.
+func (j *Journal) Close() error {
+	var err error
+	if j.file != nil {
+		err = j.file.Close()
+	}
+	if cerr := j.lock.Close(); !errors.Is(cerr, fs.ErrClosed) {
+		err = errors.Join(err, cerr)
+	}
+	return err
+}

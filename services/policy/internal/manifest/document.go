@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package manifest
+
+import (
+	"bytes"
+	"fmt"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// Split parses a stream of documents like Parse and returns the text of each
+// beside it, as it came.
+func Split(data []byte) ([]Document, [][]byte, error) {
+	docs, err := Parse(data)
+	if err != nil {
+		return nil, nil, err
+	}
+	// A line that begins with a marker ends a document wherever it stands, in
+	// quotes and blocks of text too. Each chunk is the lines up to the next.
+	type chunk struct{ line, begin, end int }
+	var chunks []chunk
+	line, begin := 1, 0
+	for at, n := 0, 1; at < len(data); n++ {
+		end := len(data)
+		if i := bytes.IndexByte(data[at:], '\n'); i >= 0 {
+			end = at + i + 1
+		}
+		if marker(data[at:end]) && at > begin {
+			chunks = append(chunks, chunk{line, begin, at})
+			line, begin = n, at
+		}
+		at = end
+	}
+	chunks = append(chunks, chunk{line, begin, len(data)})
+	raw := make([][]byte, len(docs))
+	c := 0
+	for i, d := range docs {
+		for c+1 < len(chunks) && chunks[c+1].line <= d.node.Line {
+			c++
+		}
+		raw[i] = data[chunks[c].begin:chunks[c].end]
+		// What follows would have to say so: two documents in one chunk are none.
+		if again, err := Parse(raw[i]); err != nil || len(again) != 1 {
+			return nil, nil, fmt.Errorf("document %d: has no marker of its own (a line of ---) before it", i)
+		}
+	}
+	return docs, raw, nil
+}
+
+func marker(line []byte) bool {
+	if len(line) < 3 || !bytes.Equal(line[:3], []byte("---")) && !bytes.Equal(line[:3], []byte("...")) {
+		return false
+	}
+	return len(line) == 3 || bytes.IndexByte([]byte(" \t\r\n"), line[3]) >= 0
+}
+
+// WithNamespace returns the document with that namespace if it names none.
+func (d Document) WithNamespace(namespace string) Document {
+	meta := lookup(d.node, "metadata")
+	if meta == nil || meta.Kind != yaml.MappingNode || lookup(meta, "namespace") != nil {
+		return d
+	}
+	root, inner := *d.node, *meta
+	inner.Content = append(append([]*yaml.Node(nil), meta.Content...),
+		&yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: "namespace"},
+		&yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: namespace})
+	root.Content = append([]*yaml.Node(nil), d.node.Content...)
+	for i := 1; i < len(root.Content); i += 2 {
+		if root.Content[i] == meta {
+			root.Content[i] = &inner
+		}
+	}
+	d.node = &root
+	return d
+}
+
+// lookup finds the value of a key; nil if there is none, or null.
+func lookup(n *yaml.Node, key string) *yaml.Node {
+	if n.Kind != yaml.MappingNode {
+		return nil
+	}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if n.Content[i].Value == key && n.Content[i+1].ShortTag() != "!!null" {
+			return n.Content[i+1]
+		}
+	}
+	return nil
+}

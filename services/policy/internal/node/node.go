@@ -1,0 +1,373 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package node is the policy of one node: which policies there are and who
+// brought them, which identities are known, who subscribed to which tables,
+// and the engine that compiles them.
+//
+// A Node is owned by the one goroutine that Run is. Calls from elsewhere are
+// handed to it and wait for their turn; a caller whose context ends stops
+// waiting. What a change answers is on stable storage, in the engine and in
+// the log of the table stream, in that order of reading and in the reverse
+// order of undoing.
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/journal"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/stream"
+)
+
+// What callers branch on.
+var (
+	// ErrNotFound: the identity is not known.
+	ErrNotFound = errors.New("not found")
+	// ErrOwned: another source has the policy.
+	ErrOwned = errors.New("another source has the policy")
+	// ErrForeign: the policy is not the caller's to delete.
+	ErrForeign = errors.New("the policy belongs to another source")
+	// ErrLimit: something has no room. Everything is as it was.
+	ErrLimit = errors.New("no room")
+	// ErrRevision: there is no such revision yet.
+	ErrRevision = errors.New("no such revision yet")
+	// ErrRefused: a subscriber does not enforce what was asked about.
+	ErrRefused = errors.New("refused by a subscriber")
+	// ErrStorage: stable storage did not take a change, which was undone.
+	ErrStorage = errors.New("storage")
+	// ErrInvalid: an argument makes no sense, whatever the state.
+	ErrInvalid = errors.New("invalid")
+)
+
+// Names of the sources.
+const (
+	SourceGRPC     = "grpc"
+	SourceIdentity = "identity"
+)
+
+// Config is fixed for the life of a node.
+type Config struct {
+	Engine engine.Config // without Events
+	Rules  rule.Options
+
+	MaxPolicies      int // that are kept
+	MaxManifestBytes int // of all policies together
+	MaxNames         int // DNS names that are remembered
+	MaxAddresses     int // learned for all names together
+	// NameGrace is how long an address stays after its time, for connections
+	// that still use it.
+	NameGrace time.Duration
+	// Linger is how long subjects stay after their subscriber has gone.
+	Linger time.Duration
+
+	Stream stream.Limits
+	Log    *slog.Logger
+	Now    func() time.Time
+}
+
+// source is what the node knows of one.
+type source struct {
+	synced  bool
+	err     string
+	refused map[string]refused // by origin
+}
+
+// refused is a file or object that was not taken over.
+type refused struct {
+	key policy.Key // zero if it is not known
+	err string
+}
+
+// subscriber is one that is connected, or was lately.
+type subscriber struct {
+	subjects  map[identity.Numeric]struct{}
+	locations map[netip.Addr]identity.Numeric
+	session   *stream.Session // nil while it is away
+	until     time.Time       // when it is forgotten; while it is away
+}
+
+// Node is the owner of all state.
+type Node struct {
+	config  Config
+	engine  *engine.Engine
+	stream  *stream.Log
+	journal *journal.Journal
+	calls   chan func()
+	done    chan struct{} // closed when Run has returned
+	ctx     context.Context
+
+	barrier   stream.Barrier // revisions now
+	published stream.Barrier
+	pending   []engine.Event
+
+	policies    map[policy.Key]*Policy
+	bytes       int // of all manifests
+	sources     map[string]*source
+	identities  map[identity.Numeric]identity.Identity
+	subscribers map[string]*subscriber
+	names       map[string]map[netip.Addr]time.Time // until when each is valid
+	addresses   int
+	crowded     map[identity.Numeric]error // subjects without room for their tables
+	problems    map[string]string
+	sweepAt     time.Time
+	unsaved     bool // the journal does not have everything
+	restored    bool // the journal had something
+
+	ready   bool
+	readied chan struct{} // closed once ready
+	fatal   error
+}
+
+// New takes the state of dir and compiles it. The sources are those of the
+// configuration; each has to say everything once.
+func New(config Config, dir string, sources []string) (*Node, error) {
+	if config.Now == nil {
+		config.Now = time.Now
+	}
+	n := &Node{
+		config: config, stream: stream.NewLog(config.Stream), calls: make(chan func(), 64), done: make(chan struct{}), ctx: context.Background(),
+		policies: make(map[policy.Key]*Policy), sources: map[string]*source{SourceGRPC: {synced: true}},
+		identities: make(map[identity.Numeric]identity.Identity), subscribers: make(map[string]*subscriber),
+		names: make(map[string]map[netip.Addr]time.Time), crowded: make(map[identity.Numeric]error),
+		problems: make(map[string]string), readied: make(chan struct{}),
+	}
+	for _, s := range sources {
+		n.sources[s] = &source{refused: make(map[string]refused)}
+	}
+	config.Engine.Events = func(ev engine.Event) { n.pending = append(n.pending, ev) }
+	n.engine = engine.New(config.Engine)
+	if err := n.restore(dir); err != nil {
+		return nil, err
+	}
+	n.publish()
+	n.checkReady()
+	return n, nil
+}
+
+// Close gives the state directory back. Run must have returned.
+func (n *Node) Close() error { return n.journal.Close() }
+
+// Run owns the node until the context ends.
+func (n *Node) Run(ctx context.Context) error {
+	defer close(n.done)
+	n.ctx = ctx
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for n.fatal == nil {
+		timer.Reset(n.pause())
+		select {
+		case f := <-n.calls:
+			f()
+		case <-timer.C:
+			n.sweep()
+		case <-ctx.Done():
+			return nil
+		}
+		n.publish()
+		n.checkReady()
+	}
+	return n.fatal
+}
+
+// pause is the time until something has to be done without being asked.
+func (n *Node) pause() time.Duration {
+	if n.unsaved {
+		return time.Second
+	}
+	if n.sweepAt.IsZero() {
+		return time.Hour
+	}
+	return max(0, n.sweepAt.Sub(n.config.Now()))
+}
+
+// ErrStopped: the node is not running any more.
+var ErrStopped = errors.New("the service is going down")
+
+// ask runs f as the owner and waits for its answer.
+func ask[T any](ctx context.Context, n *Node, f func() (T, error)) (T, error) {
+	type answer struct {
+		v   T
+		err error
+	}
+	var none T
+	out := make(chan answer, 1)
+	call := func() {
+		if err := ctx.Err(); err != nil { // nobody waits any more
+			out <- answer{err: err}
+			return
+		}
+		v, err := f()
+		n.publish()
+		out <- answer{v, err}
+	}
+	select {
+	case n.calls <- call:
+	case <-ctx.Done():
+		return none, ctx.Err()
+	case <-n.done:
+		return none, ErrStopped
+	}
+	select {
+	case a := <-out:
+		return a.v, a.err
+	case <-ctx.Done():
+		return none, ctx.Err()
+	case <-n.done:
+		return none, ErrStopped
+	}
+}
+
+// publish puts what the engine did into the stream.
+func (n *Node) publish() {
+	if len(n.pending) == 0 && n.barrier == n.published {
+		return
+	}
+	n.stream.Append(n.pending, n.barrier)
+	n.pending, n.published = nil, n.barrier
+}
+
+// apply gives a change to the engine, and again what had no room before.
+func (n *Node) apply(c engine.Change) error {
+	if err := n.engine.Apply(c); err != nil {
+		return fmt.Errorf("%w: %w", ErrLimit, err)
+	}
+	return nil
+}
+
+// save appends a change that nobody waits for. What is not saved now is saved
+// with everything else as soon as that works.
+func (n *Node) save(c journal.Change) {
+	if n.unsaved {
+		return
+	}
+	if err := n.journal.Append(n.ctx, c, false); err != nil {
+		n.storageFailed(err)
+	}
+	n.compact()
+}
+
+func (n *Node) storageFailed(err error) {
+	n.unsaved = true
+	n.problem("storage", err)
+	if errors.Is(err, journal.ErrLost) {
+		n.fatal = err
+	}
+}
+
+// commit appends a change that has to be on the disk before it is answered.
+func (n *Node) commit(c journal.Change) error {
+	var err error
+	if n.unsaved {
+		if err = n.rewrite(); err == nil {
+			return nil
+		}
+	} else if err = n.journal.Append(n.ctx, c, true); err == nil {
+		n.compact()
+		return nil
+	}
+	if errors.Is(err, journal.ErrLost) {
+		n.fatal = err
+	}
+	return fmt.Errorf("%w: %w", ErrStorage, err)
+}
+
+// compact writes the journal anew when it has grown. If that fails the old one
+// is as good.
+func (n *Node) compact() {
+	if !n.unsaved && n.journal.Grown() {
+		if err := n.rewrite(); err != nil {
+			n.config.Log.Error("the journal was not written anew; it goes on growing", log.Err(err))
+		}
+	}
+}
+
+func (n *Node) rewrite() error {
+	if err := n.journal.Rewrite(n.ctx, n.state()); err != nil {
+		if errors.Is(err, journal.ErrLost) {
+			n.fatal = err
+		}
+		return err
+	}
+	n.unsaved = false
+	delete(n.problems, "storage")
+	return nil
+}
+
+// problem notes what is wrong, for the status and, when it is news, the log;
+// nil takes it back.
+func (n *Node) problem(what string, err error) {
+	if err == nil {
+		delete(n.problems, what)
+		return
+	}
+	text := err.Error()
+	if n.problems[what] == text {
+		return
+	}
+	n.problems[what] = text
+	n.config.Log.Error("policy is not as it should be", "part", what, log.Err(err))
+}
+
+// wakeAt makes sure that sweep runs then.
+func (n *Node) wakeAt(t time.Time) {
+	if n.sweepAt.IsZero() || t.Before(n.sweepAt) {
+		n.sweepAt = t
+	}
+}
+
+// sweep does what is due.
+func (n *Node) sweep() {
+	if n.unsaved {
+		if err := n.rewrite(); err != nil {
+			n.problem("storage", err)
+		}
+	}
+	now := n.config.Now()
+	if n.sweepAt.IsZero() || n.sweepAt.After(now) {
+		return
+	}
+	n.sweepAt = time.Time{}
+	n.sweepSubscribers(now)
+	n.sweepNames(now)
+}
+
+// checkReady says once that the node may be relied upon.
+func (n *Node) checkReady() {
+	if n.ready {
+		return
+	}
+	for _, s := range n.sources {
+		if !s.synced && !n.restored {
+			return
+		}
+	}
+	n.ready = true
+	close(n.readied)
+}
+
+// Ready is closed when every source has said everything, or when the state of
+// an earlier run was loaded.
+func (n *Node) Ready() <-chan struct{} { return n.readied }
+
+// SourceFailed notes why a source cannot say anything; nil takes it back.
+func (n *Node) SourceFailed(ctx context.Context, name string, why error) error {
+	_, err := ask(ctx, n, func() (struct{}, error) {
+		s := n.sources[name]
+		s.err = ""
+		if why != nil {
+			s.err = why.Error()
+		}
+		return struct{}{}, nil
+	})
+	return err
+}

@@ -1,0 +1,504 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package node
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/journal"
+	"github.com/sluice-net/sluice/services/policy/internal/manifest"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+)
+
+// Policy is a policy in force, or one of an earlier run that is not understood
+// any more.
+type Policy struct {
+	Key      policy.Key
+	Source   string
+	Origin   string
+	Manifest []byte
+	Revision uint64
+	Updated  time.Time
+	Rules    int
+	Dropped  []string
+	// Broken is why the policy is not in force.
+	Broken string
+
+	object policy.Object
+}
+
+// Decoded is a document that was understood.
+type Decoded struct {
+	Object policy.Object
+	Text   []byte
+}
+
+// Violation is one thing that is wrong with a document.
+type Violation struct {
+	Document int // from 0, empty documents not counted
+	Name     string
+	Path     string
+	Text     string
+}
+
+// ManifestError says what is wrong with manifests.
+type ManifestError struct {
+	Violations []Violation
+	Whole      error // the text as such cannot be read
+}
+
+// errEmpty: as a file is whose policies were all removed.
+var errEmpty = errors.New("there is no document in the manifests")
+
+// Unwrap gives the error of the whole.
+func (e *ManifestError) Unwrap() error { return e.Whole }
+
+// Error names the first problems.
+func (e *ManifestError) Error() string {
+	if e.Whole != nil {
+		return e.Whole.Error()
+	}
+	var b strings.Builder
+	for i, v := range e.Violations {
+		if i == 5 {
+			fmt.Fprintf(&b, "; and %d more", len(e.Violations)-i)
+			break
+		}
+		if i > 0 {
+			b.WriteString("; ")
+		}
+		fmt.Fprintf(&b, "document %d", v.Document)
+		if v.Name != "" {
+			fmt.Fprintf(&b, " (%s)", v.Name)
+		}
+		b.WriteString(": ")
+		if v.Path != "" {
+			b.WriteString(v.Path + ": ")
+		}
+		b.WriteString(v.Text)
+	}
+	return b.String()
+}
+
+// clusterWide are the kinds without a namespace.
+var clusterWide = map[string]bool{
+	"CiliumClusterwideNetworkPolicy": true, "CiliumCIDRGroup": true,
+	"ClusterNetworkPolicy": true, "AdminNetworkPolicy": true, "BaselineAdminNetworkPolicy": true,
+}
+
+// Decode understands documents, all of them or none.
+func Decode(data []byte, namespace string, o rule.Options) ([]Decoded, error) {
+	docs, texts, err := manifest.Split(data)
+	if err != nil {
+		return nil, &ManifestError{Whole: err}
+	}
+	if namespace == "" {
+		namespace = "default"
+	}
+	var out []Decoded
+	var bad ManifestError
+	seen := make(map[policy.Key]int)
+	for i, doc := range docs {
+		if !clusterWide[doc.Kind] {
+			doc = doc.WithNamespace(namespace)
+		}
+		object, err := policy.Decode(doc, o)
+		name := ""
+		if object.Key.Name != "" {
+			name = object.Key.String()
+		}
+		var problems manifest.Problems
+		switch {
+		case errors.As(err, &problems):
+			for _, p := range problems {
+				bad.Violations = append(bad.Violations, Violation{i, name, p.Path, p.Text})
+			}
+		case err != nil:
+			bad.Violations = append(bad.Violations, Violation{i, name, "kind", err.Error()})
+		default:
+			if first, ok := seen[object.Key]; ok {
+				bad.Violations = append(bad.Violations, Violation{i, name, "metadata.name", fmt.Sprintf("document %d is the same policy", first)})
+			}
+			seen[object.Key] = i
+			out = append(out, Decoded{object, trim(texts[i])})
+		}
+	}
+	if len(bad.Violations) > 0 {
+		return nil, &bad
+	}
+	if len(out) == 0 {
+		return nil, &ManifestError{Whole: errEmpty}
+	}
+	return out, nil
+}
+
+// trim takes off the marker before a document and the blanks around it, so
+// that its place among others does not change it.
+func trim(text []byte) []byte {
+	if first, rest, ok := bytes.Cut(text, []byte("\n")); ok {
+		if f := strings.TrimSpace(string(first)); f == "---" || f == "..." {
+			text = rest
+		}
+	}
+	return bytes.Clone(append(bytes.TrimSpace(text), '\n'))
+}
+
+// ChangeType is what was done to a policy.
+type ChangeType int
+
+// The types.
+const (
+	Created ChangeType = iota + 1
+	Replaced
+	Unchanged
+	Deleted
+	Absent
+)
+
+// Changed is what became of one policy.
+type Changed struct {
+	Key     policy.Key
+	Type    ChangeType
+	Dropped []string
+}
+
+// Outcome is the answer of a change.
+type Outcome struct {
+	Revision uint64
+	Changes  []Changed
+}
+
+// Upsert adds or replaces policies of the source "grpc".
+func (n *Node) Upsert(ctx context.Context, manifests []byte, namespace string, validateOnly bool) (Outcome, error) {
+	docs, err := Decode(manifests, namespace, n.config.Rules)
+	if err != nil {
+		return Outcome{}, err
+	}
+	return ask(ctx, n, func() (Outcome, error) {
+		out := Outcome{}
+		var puts []*Policy
+		for _, d := range docs {
+			c := Changed{Key: d.Object.Key, Type: Created, Dropped: d.Object.Unknown}
+			if old := n.policies[d.Object.Key]; old != nil {
+				switch {
+				case old.Source != SourceGRPC:
+					return Outcome{}, fmt.Errorf("%w: %s is of %s %s", ErrOwned, old.Key, old.Source, old.Origin)
+				case old.Broken == "" && bytes.Equal(old.Manifest, d.Text):
+					c.Type = Unchanged
+				default:
+					c.Type = Replaced
+				}
+			}
+			if c.Type != Unchanged {
+				puts = append(puts, n.policy(d, SourceGRPC, ""))
+			}
+			out.Changes = append(out.Changes, c)
+		}
+		err := n.change(puts, nil, validateOnly)
+		out.Revision = n.barrier.Policy
+		return out, err
+	})
+}
+
+func (n *Node) policy(d Decoded, source, origin string) *Policy {
+	p := &Policy{
+		Key: d.Object.Key, Source: source, Origin: origin, Manifest: d.Text, Updated: n.config.Now(),
+		Dropped: d.Object.Unknown, object: d.Object,
+	}
+	for i := range d.Object.Specs {
+		p.Rules += len(d.Object.Specs[i].Rules)
+	}
+	return p
+}
+
+// Delete deletes policies of the source "grpc".
+func (n *Node) Delete(ctx context.Context, keys []policy.Key, validateOnly bool) (Outcome, error) {
+	return ask(ctx, n, func() (Outcome, error) {
+		out := Outcome{}
+		var gone []policy.Key
+		for _, k := range keys {
+			c := Changed{Key: k, Type: Absent}
+			if p := n.policies[k]; p != nil && !slices.Contains(gone, k) {
+				if p.Source != SourceGRPC {
+					return Outcome{}, fmt.Errorf("%w: %s is of %s %s", ErrForeign, k, p.Source, p.Origin)
+				}
+				c.Type = Deleted
+				gone = append(gone, k)
+			}
+			out.Changes = append(out.Changes, c)
+		}
+		err := n.change(nil, gone, validateOnly)
+		out.Revision = n.barrier.Policy
+		return out, err
+	})
+}
+
+// change replaces and deletes policies, all of it or nothing.
+func (n *Node) change(puts []*Policy, gone []policy.Key, validateOnly bool) error {
+	if len(puts) == 0 && len(gone) == 0 {
+		return nil
+	}
+	c := engine.Change{DeletePolicies: gone}
+	var back engine.Change
+	total, count := n.bytes, len(n.policies)
+	content := len(gone) > 0
+	for _, p := range puts {
+		old := n.policies[p.Key]
+		total += len(p.Manifest)
+		if old != nil {
+			total -= len(old.Manifest)
+		} else {
+			count++
+		}
+		p.Revision = n.barrier.Policy + 1
+		if old != nil && old.Broken == "" && bytes.Equal(old.Manifest, p.Manifest) {
+			p.Revision, p.Updated = old.Revision, old.Updated // only its origin is another
+			continue
+		}
+		content = true
+		c.UpsertPolicies = append(c.UpsertPolicies, p.object)
+		if old == nil || old.Broken != "" {
+			back.DeletePolicies = append(back.DeletePolicies, p.Key)
+		} else {
+			back.UpsertPolicies = append(back.UpsertPolicies, old.object)
+		}
+	}
+	for _, k := range gone {
+		old := n.policies[k]
+		total -= len(old.Manifest)
+		count--
+		if old.Broken == "" {
+			back.UpsertPolicies = append(back.UpsertPolicies, old.object)
+		}
+	}
+	switch {
+	case len(puts) > 0 && count > n.config.MaxPolicies:
+		return fmt.Errorf("%w: there would be %d policies, the limit is %d", ErrLimit, count, n.config.MaxPolicies)
+	case len(puts) > 0 && total > n.config.MaxManifestBytes:
+		return fmt.Errorf("%w: there would be %d bytes of manifests, the limit is %d", ErrLimit, total, n.config.MaxManifestBytes)
+	case validateOnly:
+		if err := n.engine.Try(c); err != nil {
+			return fmt.Errorf("%w: %w", ErrLimit, err)
+		}
+		return nil
+	}
+	if err := n.apply(c); err != nil {
+		return err
+	}
+	replaced := make([]*Policy, len(puts))
+	for i, p := range puts {
+		replaced[i] = n.policies[p.Key]
+		n.policies[p.Key] = p
+	}
+	removed := make([]*Policy, len(gone))
+	for i, k := range gone {
+		removed[i] = n.policies[k]
+		delete(n.policies, k)
+	}
+	before := n.bytes
+	n.bytes = total
+	if content {
+		n.barrier.Policy++
+	}
+	rec := journal.Change{Revision: n.barrier.Policy}
+	for _, p := range puts {
+		rec.Policies = append(rec.Policies, policyRecord(p))
+	}
+	for _, k := range gone {
+		rec.GonePolicies = append(rec.GonePolicies, keyRecord(k))
+	}
+	if err := n.commit(rec); err != nil {
+		// Nobody has seen the steps yet, and both ways together change nothing.
+		for i, p := range puts {
+			if replaced[i] == nil {
+				delete(n.policies, p.Key)
+			} else {
+				n.policies[p.Key] = replaced[i]
+			}
+		}
+		for i, k := range gone {
+			n.policies[k] = removed[i]
+		}
+		n.bytes = before
+		if content {
+			n.barrier.Policy--
+		}
+		if berr := n.apply(back); berr != nil {
+			n.fatal = fmt.Errorf("put back what storage did not take: %w", berr)
+		}
+		return err
+	}
+	n.retryCrowded()
+	return nil
+}
+
+// retryCrowded tries again to give tables to subjects that had no room.
+func (n *Node) retryCrowded() {
+	if len(n.crowded) == 0 {
+		return
+	}
+	var again []identity.Numeric
+	for s := range n.crowded {
+		again = append(again, s)
+	}
+	slices.Sort(again)
+	n.addSubjects(again)
+}
+
+// Feed is a source that lists everything it has, again and again.
+type Feed struct {
+	node    *Node
+	name    string
+	decoded map[string]*file // by origin
+}
+
+type file struct {
+	sum  [sha256.Size]byte
+	docs []Decoded
+	err  error
+}
+
+// Feed returns the feed of a source that New was told of. It belongs to one
+// goroutine.
+func (n *Node) Feed(name string) *Feed {
+	return &Feed{node: n, name: name, decoded: make(map[string]*file)}
+}
+
+// File is one file or object of a source.
+type File struct {
+	Origin string
+	Data   []byte
+	Err    error // it cannot be read
+}
+
+// Set says that these are all files of the source. A file is taken over whole
+// or not at all; the policies of one that is refused stay as they were.
+func (f *Feed) Set(ctx context.Context, files []File) error {
+	current := make(map[string]*file, len(files))
+	var order []string
+	for _, in := range files {
+		d := &file{sum: sha256.Sum256(in.Data), err: in.Err}
+		if old := f.decoded[in.Origin]; old != nil && in.Err == nil && old.sum == d.sum {
+			d = old
+		} else if in.Err == nil {
+			if d.docs, d.err = Decode(in.Data, "", f.node.config.Rules); errors.Is(d.err, errEmpty) {
+				d.err = nil
+			}
+		}
+		current[in.Origin] = d
+		order = append(order, in.Origin)
+	}
+	slices.Sort(order)
+	f.decoded = current
+	_, err := ask(ctx, f.node, func() (struct{}, error) {
+		return struct{}{}, f.node.take(f.name, order, current)
+	})
+	return err
+}
+
+// take makes the policies of a source those of its files.
+func (n *Node) take(name string, order []string, files map[string]*file) error {
+	src := n.sources[name]
+	bad := make(map[string]refused)
+	has := func(origin string, k policy.Key) bool {
+		f := files[origin]
+		return f != nil && slices.ContainsFunc(f.docs, func(d Decoded) bool { return d.Object.Key == k })
+	}
+	for _, origin := range order {
+		if err := files[origin].err; err != nil {
+			bad[origin] = refused{err: err.Error()}
+		}
+	}
+	// Who has a policy keeps it; a second file with it is refused.
+	taken := make(map[policy.Key]string)
+	for _, origin := range order {
+		if files[origin].err != nil {
+			continue
+		}
+		for _, d := range files[origin].docs {
+			k := d.Object.Key
+			why := ""
+			if other, ok := taken[k]; ok {
+				why = fmt.Sprintf("%s is in %s already", k, other)
+			} else if p := n.policies[k]; p != nil && p.Source != name {
+				why = fmt.Sprintf("%s belongs to the source %s", k, p.Source)
+			} else if p != nil && p.Origin != origin && (has(p.Origin, k) || files[p.Origin] != nil && files[p.Origin].err != nil) {
+				why = fmt.Sprintf("%s is in %s already", k, p.Origin)
+			}
+			if why != "" {
+				bad[origin] = refused{key: k, err: why}
+				break
+			}
+		}
+		if _, ok := bad[origin]; ok {
+			continue
+		}
+		for _, d := range files[origin].docs {
+			taken[d.Object.Key] = origin
+		}
+	}
+	puts := make(map[string][]*Policy)
+	var all []*Policy
+	for _, origin := range order {
+		if _, ok := bad[origin]; ok {
+			continue
+		}
+		for _, d := range files[origin].docs {
+			p := n.policies[d.Object.Key]
+			if p == nil || p.Origin != origin || p.Broken != "" || !bytes.Equal(p.Manifest, d.Text) {
+				puts[origin] = append(puts[origin], n.policy(d, name, origin))
+			}
+		}
+		all = append(all, puts[origin]...)
+	}
+	var gone []policy.Key
+	for k, p := range n.policies {
+		if p.Source != name || taken[k] != "" {
+			continue
+		}
+		if _, ok := bad[p.Origin]; !ok {
+			gone = append(gone, k)
+		}
+	}
+	slices.SortFunc(gone, compareKeys)
+
+	err := n.change(all, gone, false)
+	if errors.Is(err, ErrLimit) {
+		// One of them is too much; find out which, and take the others.
+		n.problem("policies that are gone from "+name, n.change(nil, gone, false))
+		for _, origin := range order {
+			if err := n.change(puts[origin], nil, false); err != nil {
+				bad[origin] = refused{err: err.Error()}
+			}
+		}
+		err = nil
+	} else {
+		n.problem("policies that are gone from "+name, nil)
+	}
+	if err != nil {
+		src.err = err.Error()
+		return err
+	}
+	for origin, r := range bad {
+		if before, ok := src.refused[origin]; !ok || before.err != r.err {
+			n.config.Log.Warn("policies refused; what was in force of them stays", "source", name, "origin", origin, "reason", r.err)
+		}
+	}
+	src.refused, src.synced, src.err = bad, true, ""
+	return nil
+}
+
+func compareKeys(a, b policy.Key) int {
+	return strings.Compare(a.Kind+"\x00"+a.Namespace+"\x00"+a.Name, b.Kind+"\x00"+b.Namespace+"\x00"+b.Name)
+}

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package node
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/journal"
+	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+)
+
+func keyRecord(k policy.Key) journal.Key {
+	return journal.Key{Kind: k.Kind, Namespace: k.Namespace, Name: k.Name}
+}
+
+func keyOf(k journal.Key) policy.Key {
+	return policy.Key{Kind: k.Kind, Namespace: k.Namespace, Name: k.Name}
+}
+
+func policyRecord(p *Policy) journal.Policy {
+	return journal.Policy{
+		Key: keyRecord(p.Key), Source: p.Source, Origin: p.Origin, Manifest: p.Manifest, Revision: p.Revision, Updated: p.Updated.Unix(),
+	}
+}
+
+func identityRecord(id identity.Identity) journal.Identity {
+	r := journal.Identity{Number: uint32(id.Number), Labels: make([][3]string, 0, id.Labels.Len())}
+	for _, l := range id.Labels.All() {
+		r.Labels = append(r.Labels, [3]string{l.Source, l.Key, l.Value})
+	}
+	return r
+}
+
+func subscriberRecord(name string, s *subscriber) journal.Subscriber {
+	r := journal.Subscriber{Name: name}
+	for x := range s.subjects {
+		r.Subjects = append(r.Subjects, uint32(x))
+	}
+	slices.Sort(r.Subjects)
+	for a, x := range s.locations {
+		r.Locations = append(r.Locations, journal.Location{Address: a.String(), Identity: uint32(x)})
+	}
+	return r
+}
+
+func nameRecord(name string, addrs map[netip.Addr]time.Time) journal.Name {
+	r := journal.Name{Name: name}
+	for a, until := range addrs {
+		r.Addresses = append(r.Addresses, journal.Address{Address: a.String(), Expires: until.Unix()})
+	}
+	return r
+}
+
+// state is everything as changes, for a journal that is written anew.
+func (n *Node) state() []journal.Change {
+	out := []journal.Change{{Revision: n.barrier.Policy}}
+	for _, p := range n.policies {
+		out = append(out, journal.Change{Policies: []journal.Policy{policyRecord(p)}})
+	}
+	var ids journal.Change
+	for _, id := range n.identities {
+		ids.Identities = append(ids.Identities, identityRecord(id))
+	}
+	var rest journal.Change
+	for name, s := range n.subscribers {
+		rest.Subscribers = append(rest.Subscribers, subscriberRecord(name, s))
+	}
+	for name, addrs := range n.names {
+		rest.Names = append(rest.Names, nameRecord(name, addrs))
+	}
+	return append(out, ids, rest)
+}
+
+// restore reads the journal and compiles what it says.
+func (n *Node) restore(dir string) error {
+	policies := make(map[policy.Key]journal.Policy)
+	subscribers := make(map[string]journal.Subscriber)
+	names := make(map[string]journal.Name)
+	j, cut, err := journal.Open(dir, func(c journal.Change) error {
+		n.restored = true
+		if c.Revision != 0 {
+			n.barrier.Policy = c.Revision
+		}
+		for _, p := range c.Policies {
+			policies[keyOf(p.Key)] = p
+		}
+		for _, k := range c.GonePolicies {
+			delete(policies, keyOf(k))
+		}
+		for _, r := range c.Identities {
+			labels := make([]label.Label, 0, len(r.Labels))
+			for _, l := range r.Labels {
+				labels = append(labels, label.Label{Source: l[0], Key: l[1], Value: l[2]})
+			}
+			id, err := identity.New(identity.Numeric(r.Number), label.NewSet(labels...))
+			if err != nil {
+				return err
+			}
+			n.identities[id.Number] = id
+		}
+		for _, x := range c.GoneIdentities {
+			delete(n.identities, identity.Numeric(x))
+		}
+		for _, s := range c.Subscribers {
+			subscribers[s.Name] = s
+		}
+		for _, s := range c.GoneSubscribers {
+			delete(subscribers, s)
+		}
+		for _, r := range c.Names {
+			names[r.Name] = r
+		}
+		for _, r := range c.GoneNames {
+			delete(names, r)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	n.journal = j
+	if cut > 0 {
+		n.config.Log.Warn("an unfinished change at the end of the journal was cut off; nobody was told that it was made", "bytes", cut)
+	}
+	if err := n.compile(policies, subscribers, names); err != nil {
+		return errors.Join(err, j.Close())
+	}
+	return nil
+}
+
+func (n *Node) compile(policies map[policy.Key]journal.Policy, subscribers map[string]journal.Subscriber, names map[string]journal.Name) error {
+	var change engine.Change
+	for _, p := range n.decodeAll(policies) {
+		n.policies[p.Key] = p
+		n.bytes += len(p.Manifest)
+		if p.Broken == "" {
+			change.UpsertPolicies = append(change.UpsertPolicies, p.object)
+		} else {
+			n.config.Log.Error("a stored policy is not understood and not in force", "policy", p.Key.String(), log.KeyError, p.Broken)
+		}
+	}
+	for _, id := range n.identities {
+		change.AddIdentities = append(change.AddIdentities, id)
+	}
+	for _, r := range names {
+		addrs := make(map[netip.Addr]time.Time, len(r.Addresses))
+		learned := engine.Name{Name: r.Name}
+		for _, a := range r.Addresses {
+			addr, err := netip.ParseAddr(a.Address)
+			if err != nil {
+				return fmt.Errorf("stored name %s: %w", r.Name, err)
+			}
+			addrs[addr] = time.Unix(a.Expires, 0)
+			learned.Addrs = append(learned.Addrs, addr)
+			n.wakeAt(addrs[addr].Add(n.config.NameGrace))
+		}
+		n.names[r.Name] = addrs
+		n.addresses += len(addrs)
+		change.Learn = append(change.Learn, learned)
+	}
+	until := n.config.Now().Add(n.config.Linger)
+	var subjects []identity.Numeric
+	for _, r := range subscribers {
+		s := &subscriber{subjects: make(map[identity.Numeric]struct{}), locations: make(map[netip.Addr]identity.Numeric), until: until}
+		for _, x := range r.Subjects {
+			s.subjects[identity.Numeric(x)] = struct{}{}
+			subjects = append(subjects, identity.Numeric(x))
+		}
+		for _, l := range r.Locations {
+			addr, err := netip.ParseAddr(l.Address)
+			if err != nil {
+				return fmt.Errorf("stored location of %s: %w", r.Name, err)
+			}
+			s.locations[addr] = identity.Numeric(l.Identity)
+			change.Locate = append(change.Locate, engine.Location{Addr: addr, Identity: identity.Numeric(l.Identity)})
+		}
+		n.subscribers[r.Name] = s
+		n.wakeAt(until)
+	}
+	// Without subjects nothing is compiled, so nothing can be too large.
+	if err := n.apply(change); err != nil {
+		return err
+	}
+	slices.Sort(subjects)
+	n.addSubjects(slices.Compact(subjects))
+	return nil
+}
+
+// decodeAll understands stored policies, on all processors: it is what most of
+// a start's time goes into.
+func (n *Node) decodeAll(stored map[policy.Key]journal.Policy) []*Policy {
+	out := make([]*Policy, 0, len(stored))
+	var in []journal.Policy
+	for _, p := range stored {
+		in = append(in, p)
+		out = append(out, nil)
+	}
+	var wg sync.WaitGroup
+	workers := runtime.GOMAXPROCS(0)
+	for w := range workers {
+		wg.Go(func() {
+			for i := w; i < len(in); i += workers {
+				out[i] = n.decode(in[i])
+			}
+		})
+	}
+	wg.Wait()
+	return out
+}
+
+func (n *Node) decode(r journal.Policy) *Policy {
+	docs, err := Decode(r.Manifest, r.Key.Namespace, n.config.Rules)
+	if err == nil && (len(docs) != 1 || docs[0].Object.Key != keyOf(r.Key)) {
+		err = fmt.Errorf("the text is not that of %s", keyOf(r.Key))
+	}
+	var p *Policy
+	if err != nil {
+		p = &Policy{Key: keyOf(r.Key), Source: r.Source, Origin: r.Origin, Manifest: r.Manifest, Broken: err.Error()}
+	} else {
+		p = n.policy(docs[0], r.Source, r.Origin)
+	}
+	p.Manifest, p.Revision, p.Updated = r.Manifest, r.Revision, time.Unix(r.Updated, 0)
+	return p
+}

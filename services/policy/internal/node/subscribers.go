@@ -1,0 +1,399 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package node
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/journal"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/stream"
+)
+
+// What one subscriber may ask for.
+const (
+	maxSubjects    = 4096
+	maxLocations   = 16384
+	maxSubscribers = 16
+)
+
+// Interest is what a subscriber wants tables for.
+type Interest struct {
+	Subjects  []identity.Numeric
+	Locations []engine.Location
+}
+
+// Subscribe connects a subscriber with exactly these interests. Whoever has the
+// session must give it back with Unsubscribe.
+func (n *Node) Subscribe(ctx context.Context, name string, in stream.Incarnation, seq uint64, want Interest) (*stream.Session, error) {
+	return ask(ctx, n, func() (*stream.Session, error) {
+		s := n.subscribers[name]
+		if s == nil && len(n.subscribers) >= maxSubscribers {
+			return nil, fmt.Errorf("%w: %d subscribers are known, of which some may be gone; one is forgotten %s after it went", ErrLimit, maxSubscribers, n.config.Linger)
+		}
+		if s == nil {
+			s = &subscriber{subjects: make(map[identity.Numeric]struct{}), locations: make(map[netip.Addr]identity.Numeric)}
+			n.subscribers[name] = s
+		}
+		subjects := make(map[identity.Numeric]struct{}, len(want.Subjects))
+		for _, x := range want.Subjects {
+			subjects[x] = struct{}{}
+		}
+		places := make(map[netip.Addr]identity.Numeric, len(want.Locations))
+		for _, l := range want.Locations {
+			places[l.Addr] = l.Identity
+		}
+		var remove []identity.Numeric
+		for x := range s.subjects {
+			if _, ok := subjects[x]; !ok {
+				remove = append(remove, x)
+			}
+		}
+		var vacate []netip.Addr
+		for a := range s.locations {
+			if _, ok := places[a]; !ok {
+				vacate = append(vacate, a)
+			}
+		}
+		n.interest(s, want.Subjects, remove, want.Locations, vacate)
+		n.save(journal.Change{Subscribers: []journal.Subscriber{subscriberRecord(name, s)}})
+		n.publish()
+		session, _ := n.stream.Subscribe(name, in, seq, n.barrier, func() []engine.Event {
+			var all []engine.Event
+			n.engine.Snapshot(func(ev engine.Event) { all = append(all, ev) })
+			return all
+		})
+		s.session, s.until = session, time.Time{}
+		return session, nil
+	})
+}
+
+// Unsubscribe gives a session back. What it was interested in stays for a
+// while, so that a subscriber that comes back finds its tables.
+func (n *Node) Unsubscribe(name string, session *stream.Session) {
+	session.Close()
+	// The owner answers soon, or is gone, and then nothing matters.
+	ask(context.Background(), n, func() (struct{}, error) { //nolint:errcheck // above
+		if s := n.subscribers[name]; s != nil && s.session == session {
+			s.session, s.until = nil, n.config.Now().Add(n.config.Linger)
+			n.wakeAt(s.until)
+		}
+		return struct{}{}, nil
+	})
+}
+
+// Change adds and removes interests of a connected subscriber. Removals come
+// first.
+func (n *Node) Change(ctx context.Context, name string, session *stream.Session, add, remove Interest) error {
+	_, err := ask(ctx, n, func() (struct{}, error) {
+		s := n.subscribers[name]
+		if s == nil || s.session != session {
+			return struct{}{}, stream.ErrReplaced
+		}
+		fresh, freshPlaces := 0, 0
+		for _, x := range add.Subjects {
+			if _, ok := s.subjects[x]; !ok {
+				fresh++
+			}
+		}
+		for _, l := range add.Locations {
+			if _, ok := s.locations[l.Addr]; !ok {
+				freshPlaces++
+			}
+		}
+		if len(s.subjects)+fresh-len(remove.Subjects) > maxSubjects || len(s.locations)+freshPlaces-len(remove.Locations) > maxLocations {
+			return struct{}{}, fmt.Errorf("%w: a subscriber may have %d subjects and %d locations", ErrLimit, maxSubjects, maxLocations)
+		}
+		var vacate []netip.Addr
+		for _, l := range remove.Locations {
+			vacate = append(vacate, l.Addr)
+		}
+		n.interest(s, add.Subjects, remove.Subjects, add.Locations, vacate)
+		n.save(journal.Change{Subscribers: []journal.Subscriber{subscriberRecord(name, s)}})
+		return struct{}{}, nil
+	})
+	return err
+}
+
+// interest changes what a subscriber wants and gives the engine what that
+// means for all of them together.
+func (n *Node) interest(s *subscriber, add, remove []identity.Numeric, locate []engine.Location, vacate []netip.Addr) {
+	for _, x := range remove {
+		delete(s.subjects, x)
+	}
+	for _, x := range add {
+		s.subjects[x] = struct{}{}
+	}
+	var c engine.Change
+	for _, x := range remove {
+		if !n.wanted(x) {
+			c.RemoveSubjects = append(c.RemoveSubjects, x)
+			delete(n.crowded, x)
+		}
+	}
+	n.problem("subjects", n.crowding())
+	for _, a := range vacate {
+		delete(s.locations, a)
+		if other, ok := n.located(a); ok {
+			c.Locate = append(c.Locate, engine.Location{Addr: a, Identity: other})
+		} else {
+			c.Vacate = append(c.Vacate, a)
+		}
+	}
+	for _, l := range locate {
+		if old, ok := s.locations[l.Addr]; !ok || old != l.Identity {
+			s.locations[l.Addr] = l.Identity
+			c.Locate = append(c.Locate, l)
+		}
+	}
+	if len(c.Locate)+len(c.Vacate) > 0 {
+		n.barrier.Address++
+	}
+	n.problem("locations", n.apply(c))
+	n.addSubjects(add)
+}
+
+// wanted reports whether any subscriber has the subject.
+func (n *Node) wanted(x identity.Numeric) bool {
+	for _, s := range n.subscribers {
+		if _, ok := s.subjects[x]; ok {
+			return true
+		}
+	}
+	return false
+}
+
+// located finds an address among all subscribers.
+func (n *Node) located(a netip.Addr) (identity.Numeric, bool) {
+	for _, s := range n.subscribers {
+		if x, ok := s.locations[a]; ok {
+			return x, true
+		}
+	}
+	return 0, false
+}
+
+// addSubjects compiles subjects whose identities are known. One whose tables
+// have no room gets none, is shown, and tried again with each change of
+// policies; it keeps no other from theirs.
+func (n *Node) addSubjects(list []identity.Numeric) {
+	var fresh []identity.Numeric
+	for _, x := range list {
+		if _, known := n.identities[x]; known && !n.engine.IsSubject(x) && n.wanted(x) {
+			fresh = append(fresh, x)
+		}
+	}
+	if len(fresh) == 0 {
+		return
+	}
+	if err := n.apply(engine.Change{AddSubjects: fresh}); err == nil {
+		for _, x := range fresh {
+			delete(n.crowded, x)
+		}
+	} else {
+		for _, x := range fresh {
+			delete(n.crowded, x)
+			if err := n.apply(engine.Change{AddSubjects: []identity.Numeric{x}}); err != nil {
+				n.crowded[x] = err
+			}
+		}
+	}
+	n.problem("subjects", n.crowding())
+}
+
+// crowding is what is wrong with subjects that have no tables.
+func (n *Node) crowding() error {
+	if len(n.crowded) == 0 {
+		return nil
+	}
+	first := identity.Numeric(0)
+	for x := range n.crowded {
+		if first == 0 || x < first {
+			first = x
+		}
+	}
+	return fmt.Errorf("%d subjects have no tables, for example identity %d: %w", len(n.crowded), first, n.crowded[first])
+}
+
+// Refuse notes that a subscriber did not take a table. It keeps the one before
+// it, which is told of no more changes.
+func (n *Node) Refuse(ctx context.Context, session *stream.Session, subject identity.Numeric, table engine.TableID, reason string) error {
+	_, err := ask(ctx, n, func() (struct{}, error) {
+		for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
+			// A table that nothing is bound to any more does not matter.
+			if now, ok := n.engine.BoundID(subject, d); !ok || now != table || table == engine.AllowAll {
+				continue
+			}
+			r := stream.Refusal{Table: table, Revision: n.barrier.Policy, Reason: reason, Policy: n.engine.LargestShare(subject, d)}
+			n.config.Log.Error("a subscriber refused a table and keeps the one before it",
+				"subject", uint32(subject), "direction", d.String(), "table", uint64(table), "reason", reason, "largest_share", r.Policy)
+			session.Refuse(stream.Refused{Subject: subject, Direction: d}, r)
+		}
+		return struct{}{}, nil
+	})
+	return err
+}
+
+// sweepSubscribers forgets those that did not come back.
+func (n *Node) sweepSubscribers(now time.Time) {
+	for name, s := range n.subscribers {
+		switch {
+		case s.session != nil:
+		case s.until.After(now):
+			n.wakeAt(s.until)
+		default:
+			var subjects []identity.Numeric
+			for x := range s.subjects {
+				subjects = append(subjects, x)
+			}
+			slices.Sort(subjects)
+			var places []netip.Addr
+			for a := range s.locations {
+				places = append(places, a)
+			}
+			delete(n.subscribers, name)
+			n.interest(s, nil, subjects, nil, places)
+			n.stream.Forget(name)
+			n.save(journal.Change{GoneSubscribers: []string{name}})
+		}
+	}
+}
+
+// Enforced is the answer of Wait.
+type Enforced struct {
+	Revision     uint64
+	Disconnected []string
+}
+
+// Wait returns when every connected subscriber that has one of the subjects,
+// or any if there are none, enforces a policy revision.
+func (n *Node) Wait(ctx context.Context, revision uint64, subjects []identity.Numeric) (Enforced, error) {
+	return n.await(ctx, subjects, func() (stream.Barrier, error) {
+		if revision > n.barrier.Policy {
+			return stream.Barrier{}, fmt.Errorf("%w: %d, the policies are at %d", ErrRevision, revision, n.barrier.Policy)
+		}
+		return stream.Barrier{Policy: revision}, nil
+	})
+}
+
+// await waits until the subscribers have acknowledged the barrier that begin,
+// called by the owner, gives.
+func (n *Node) await(ctx context.Context, subjects []identity.Numeric, begin func() (stream.Barrier, error)) (Enforced, error) {
+	type start struct {
+		barrier stream.Barrier
+		current uint64
+		who     map[string]bool
+	}
+	st, err := ask(ctx, n, func() (start, error) {
+		b, err := begin()
+		if err != nil {
+			return start{}, err
+		}
+		who := make(map[string]bool)
+		for name, s := range n.subscribers {
+			who[name] = len(subjects) == 0 || slices.ContainsFunc(subjects, func(x identity.Numeric) bool { _, ok := s.subjects[x]; return ok })
+		}
+		return start{b, n.barrier.Policy, who}, nil
+	})
+	if err != nil {
+		return Enforced{}, err
+	}
+	for {
+		states, changed := n.stream.States()
+		out := Enforced{Revision: st.current}
+		waiting, connected := false, make(map[string]bool)
+		for _, s := range states {
+			connected[s.Name] = s.Connected
+			if !s.Connected || !st.who[s.Name] {
+				continue
+			}
+			for at, r := range s.Refusals {
+				if r.Revision <= st.barrier.Policy && (len(subjects) == 0 || slices.Contains(subjects, at.Subject)) {
+					return Enforced{}, fmt.Errorf("%w: %s keeps the %s before table %d: %s; the largest share of the table is from %s", ErrRefused, s.Name, at, r.Table, r.Reason, r.Policy)
+				}
+			}
+			if s.Enforced.Policy < st.barrier.Policy || s.Enforced.Address < st.barrier.Address {
+				waiting = true
+			}
+			out.Revision = min(out.Revision, s.Enforced.Policy)
+		}
+		if !waiting {
+			for name := range st.who {
+				if !connected[name] {
+					out.Disconnected = append(out.Disconnected, name)
+				}
+			}
+			slices.Sort(out.Disconnected)
+			return out, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return Enforced{}, ctx.Err()
+		case <-n.done:
+			return Enforced{}, ErrStopped
+		}
+	}
+}
+
+// SetIdentities takes over what the identity service says has changed.
+func (n *Node) SetIdentities(ctx context.Context, set []identity.Identity, gone []identity.Numeric) error {
+	_, err := ask(ctx, n, func() (struct{}, error) {
+		n.setIdentities(set, gone)
+		return struct{}{}, nil
+	})
+	return err
+}
+
+func (n *Node) setIdentities(set []identity.Identity, gone []identity.Numeric) {
+	var c engine.Change
+	var rec journal.Change
+	var subjects []identity.Numeric
+	for _, x := range gone {
+		if _, ok := n.identities[x]; ok {
+			delete(n.identities, x)
+			c.RemoveIdentities = append(c.RemoveIdentities, x)
+			rec.GoneIdentities = append(rec.GoneIdentities, uint32(x))
+		}
+	}
+	for _, id := range set {
+		if old, ok := n.identities[id.Number]; ok && old.Labels.String() == id.Labels.String() {
+			continue
+		}
+		n.identities[id.Number] = id
+		c.AddIdentities = append(c.AddIdentities, id)
+		rec.Identities = append(rec.Identities, identityRecord(id))
+		subjects = append(subjects, id.Number)
+	}
+	if len(c.AddIdentities)+len(c.RemoveIdentities) == 0 {
+		return
+	}
+	n.barrier.Identity += uint64(len(c.AddIdentities) + len(c.RemoveIdentities))
+	n.problem("identities", n.apply(c))
+	n.addSubjects(subjects)
+	n.save(rec)
+}
+
+// CompleteIdentities says that these are all identities there are.
+func (n *Node) CompleteIdentities(ctx context.Context, listed map[identity.Numeric]struct{}) error {
+	_, err := ask(ctx, n, func() (struct{}, error) {
+		var gone []identity.Numeric
+		for x := range n.identities {
+			if _, ok := listed[x]; !ok {
+				gone = append(gone, x)
+			}
+		}
+		slices.Sort(gone)
+		n.setIdentities(nil, gone)
+		n.sources[SourceIdentity].synced, n.sources[SourceIdentity].err = true, ""
+		return struct{}{}, nil
+	})
+	return err
+}

@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package server answers sluice.policy.v1 from the node.
+//
+// It translates and decides nothing: requests into the core's words, the
+// core's errors into status codes, in one function.
+package server
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/sluice-net/sluice/kit/rpc"
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/node"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/port"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/wire"
+)
+
+// Server implements policyv1.PolicyServiceServer.
+type Server struct {
+	policyv1.UnimplementedPolicyServiceServer
+
+	Node    *node.Node
+	Version string
+	Started time.Time
+}
+
+// Register adds the service.
+func (s *Server) Register(r grpc.ServiceRegistrar) { policyv1.RegisterPolicyServiceServer(r, s) }
+
+// Methods says who may call what. Root changes policies and enforces them; the
+// group reads.
+func Methods() rpc.Methods {
+	change := rpc.Limit{InFlight: 4, Waiting: 64}
+	read := rpc.Limit{InFlight: 16, Waiting: 128}
+	// These compile for the answer alone, in the time of everybody else.
+	costly := rpc.Limit{InFlight: 2, Waiting: 16}
+	return rpc.Methods{
+		policyv1.PolicyService_UpsertPolicies_FullMethodName:    {Access: rpc.Root(), Limit: change},
+		policyv1.PolicyService_DeletePolicies_FullMethodName:    {Access: rpc.Root(), Limit: change},
+		policyv1.PolicyService_WatchPolicyTables_FullMethodName: {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 32}},
+		policyv1.PolicyService_LearnNames_FullMethodName:        {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 256, Waiting: 1024}},
+		policyv1.PolicyService_ListPolicies_FullMethodName:      {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 8, Waiting: 32}},
+		policyv1.PolicyService_GetPolicyTable_FullMethodName:    {Access: rpc.Group(), Limit: costly},
+		policyv1.PolicyService_WaitForRevision_FullMethodName:   {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64, Waiting: 64}},
+		policyv1.PolicyService_Explain_FullMethodName:           {Access: rpc.Group(), Limit: costly},
+		policyv1.PolicyService_Diff_FullMethodName:              {Access: rpc.Group(), Limit: costly},
+		policyv1.PolicyService_GetStatus_FullMethodName:         {Access: rpc.Group(), Limit: read},
+	}
+}
+
+// UpsertPolicies implements the service.
+func (s *Server) UpsertPolicies(ctx context.Context, req *policyv1.UpsertPoliciesRequest) (*policyv1.UpsertPoliciesResponse, error) {
+	out, err := s.Node.Upsert(ctx, req.GetManifests(), req.GetDefaultNamespace(), req.GetValidateOnly())
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &policyv1.UpsertPoliciesResponse{Revision: out.Revision, Changes: changes(out)}, nil
+}
+
+// DeletePolicies implements the service.
+func (s *Server) DeletePolicies(ctx context.Context, req *policyv1.DeletePoliciesRequest) (*policyv1.DeletePoliciesResponse, error) {
+	out, err := s.Node.Delete(ctx, keys(req.GetKeys()), req.GetValidateOnly())
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &policyv1.DeletePoliciesResponse{Revision: out.Revision, Changes: changes(out)}, nil
+}
+
+// ListPolicies implements the service.
+func (s *Server) ListPolicies(req *policyv1.ListPoliciesRequest, stream grpc.ServerStreamingServer[policyv1.ListPoliciesResponse]) error {
+	list, revision, err := s.Node.List(stream.Context(), node.Filter{
+		Kind: req.GetKind(), Namespace: req.GetNamespace(), Name: req.GetName(), Subject: identity.Numeric(req.GetSubject()),
+	})
+	if err != nil {
+		return statusOf(err)
+	}
+	for i := range list {
+		p := toPolicy(&list[i])
+		if req.GetWithManifests() {
+			p.Manifest = list[i].Manifest
+		}
+		if err := stream.Send(&policyv1.ListPoliciesResponse{Policy: p, Revision: revision}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// GetPolicyTable implements the service.
+func (s *Server) GetPolicyTable(ctx context.Context, req *policyv1.GetPolicyTableRequest) (*policyv1.GetPolicyTableResponse, error) {
+	j, err := s.Node.Table(ctx, identity.Numeric(req.GetSubject()))
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	out := &policyv1.GetPolicyTableResponse{Revision: j.Revision}
+	if j.Bound[rule.Egress] {
+		out.Egress, out.EgressRules = wire.Table(j.Tables[rule.Egress]), wire.Sources(j.Sources[rule.Egress])
+	}
+	if j.Bound[rule.Ingress] {
+		out.Ingress, out.IngressRules = wire.Table(j.Tables[rule.Ingress]), wire.Sources(j.Sources[rule.Ingress])
+	}
+	return out, nil
+}
+
+// WaitForRevision implements the service.
+func (s *Server) WaitForRevision(ctx context.Context, req *policyv1.WaitForRevisionRequest) (*policyv1.WaitForRevisionResponse, error) {
+	out, err := s.Node.Wait(ctx, req.GetRevision(), numbers(req.GetSubjects()))
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &policyv1.WaitForRevisionResponse{Revision: out.Revision, Disconnected: out.Disconnected}, nil
+}
+
+// LearnNames implements the service.
+func (s *Server) LearnNames(ctx context.Context, req *policyv1.LearnNamesRequest) (*policyv1.LearnNamesResponse, error) {
+	addrs := make([]netip.Addr, 0, len(req.GetAddresses()))
+	for _, a := range req.GetAddresses() {
+		addr, _ := netip.AddrFromSlice(a) // its length was checked
+		addrs = append(addrs, addr.Unmap())
+	}
+	if err := req.GetTtl().CheckValid(); req.GetTtl() != nil && err != nil {
+		return nil, statusOf(fmt.Errorf("%w: ttl: %w", node.ErrInvalid, err))
+	}
+	used, err := s.Node.Learn(ctx, req.GetName(), addrs, req.GetTtl().AsDuration())
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &policyv1.LearnNamesResponse{Used: used}, nil
+}
+
+// Explain implements the service.
+func (s *Server) Explain(ctx context.Context, req *policyv1.ExplainRequest) (*policyv1.ExplainResponse, error) {
+	q := port.At(port.Protocol(req.GetProtocol()), uint16(req.GetPort()))
+	if p := port.Protocol(req.GetProtocol()); !p.HasPorts() && p != port.ICMP && p != port.ICMPv6 {
+		q = port.At(p, 0) // judged by number alone
+	}
+	x, err := s.Node.Explain(ctx, peer(req.GetFrom()), peer(req.GetTo()), q)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &policyv1.ExplainResponse{
+		Verdict: wire.Action(x.Action), Egress: side(x.Egress), Ingress: side(x.Ingress), Revision: x.Revision,
+	}, nil
+}
+
+// Diff implements the service.
+func (s *Server) Diff(req *policyv1.DiffRequest, stream grpc.ServerStreamingServer[policyv1.DiffResponse]) error {
+	found, err := s.Node.Diff(stream.Context(), req.GetManifests(), req.GetDefaultNamespace(), keys(req.GetDelete()))
+	if err != nil {
+		return statusOf(err)
+	}
+	for i := range found {
+		for _, m := range differences(&found[i]) {
+			if err := stream.Send(m); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// GetStatus implements the service.
+func (s *Server) GetStatus(ctx context.Context, _ *policyv1.GetStatusRequest) (*policyv1.GetStatusResponse, error) {
+	st, err := s.Node.Status(ctx)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	out := &policyv1.GetStatusResponse{
+		Version: s.Version, StartTime: timestamppb.New(s.Started), Revision: st.Revision,
+		Policies: uint32(st.Policies), Refused: uint32(st.Refused), Identities: uint32(st.Identities),
+		WaitingIdentities: uint32(st.Waiting), Subjects: uint32(st.Size.Subjects), Tables: uint32(st.Size.Tables),
+		Problems: st.Problems,
+	}
+	for _, src := range st.Sources {
+		out.Sources = append(out.Sources, &policyv1.SourceStatus{Name: src.Name, Synced: src.Synced, Error: src.Error})
+	}
+	for _, sub := range st.Subscribers {
+		out.Subscribers = append(out.Subscribers, &policyv1.SubscriberStatus{
+			Name: sub.Name, Connected: sub.Connected, Revision: sub.Revision, Behind: sub.Behind, Refusals: sub.Refusals,
+		})
+	}
+	return out, nil
+}
+
+func changes(o node.Outcome) []*policyv1.PolicyChange {
+	out := make([]*policyv1.PolicyChange, len(o.Changes))
+	for i, c := range o.Changes {
+		out[i] = &policyv1.PolicyChange{Key: toKey(c.Key), Type: policyv1.ChangeType(c.Type), DroppedFields: c.Dropped}
+	}
+	return out
+}
+
+func toKey(k policy.Key) *policyv1.PolicyKey {
+	return &policyv1.PolicyKey{Kind: k.Kind, Namespace: k.Namespace, Name: k.Name}
+}
+
+func keys(in []*policyv1.PolicyKey) []policy.Key {
+	out := make([]policy.Key, len(in))
+	for i, k := range in {
+		out[i] = policy.Key{Kind: k.GetKind(), Namespace: k.GetNamespace(), Name: k.GetName()}
+	}
+	return out
+}
+
+func numbers(in []uint32) []identity.Numeric {
+	out := make([]identity.Numeric, len(in))
+	for i, n := range in {
+		out[i] = identity.Numeric(n)
+	}
+	return out
+}
+
+func toPolicy(l *node.Listed) *policyv1.Policy {
+	p := &policyv1.Policy{
+		Key: toKey(l.Key), Source: l.Source, Origin: l.Origin, Accepted: l.Accepted, Error: l.Error,
+		Revision: l.Revision, Rules: uint32(l.Rules), DroppedFields: l.Dropped,
+	}
+	for _, n := range l.Subjects {
+		p.Subjects = append(p.Subjects, uint32(n))
+	}
+	if !l.Updated.IsZero() {
+		p.UpdateTime = timestamppb.New(l.Updated)
+	}
+	return p
+}
+
+func peer(p *policyv1.Peer) node.Peer {
+	out := node.Peer{Identity: identity.Numeric(p.GetIdentity())}
+	for _, l := range p.GetLabels() {
+		out.Labels = append(out.Labels, fromLabel(l))
+	}
+	if a, ok := netip.AddrFromSlice(p.GetAddress()); ok {
+		out.Addr = a.Unmap()
+	}
+	return out
+}
+
+func fromLabel(l *workloadv1.Label) label.Label {
+	return label.Label{Source: l.GetSource(), Key: l.GetKey(), Value: l.GetValue()}
+}
+
+func labels(id identity.Identity) []string {
+	var out []string
+	for _, l := range id.Labels.All() {
+		if l.Source != label.SourceGenerated {
+			out = append(out, l.String())
+		}
+	}
+	return out
+}
+
+func side(x node.Side) *policyv1.SideExplanation {
+	if !x.Judged {
+		return nil
+	}
+	out := &policyv1.SideExplanation{
+		Subject: uint32(x.Subject.Number), SubjectLabels: labels(x.Subject), Peer: uint32(x.Peer.Number), PeerLabels: labels(x.Peer),
+		Action: wire.Action(x.Verdict.Action), DecidedBy: wire.DecidedBy(x.Verdict, x.Enforced), Rule: uint32(x.Verdict.Rule), Enforced: x.Enforced,
+	}
+	if x.Verdict.Action == rule.Redirect {
+		out.Proxy = x.Verdict.Proxy.String()
+	}
+	for _, m := range x.Matches {
+		r := &policyv1.MatchingRule{
+			Number: uint32(m.Number), Action: wire.Action(m.Rule.Action), Tier: m.Rule.Tier.String(),
+			Text: node.Text(m.Rule), Decides: m.Number == x.Verdict.Rule,
+		}
+		for _, src := range m.Sources {
+			r.Sources = append(r.Sources, wire.Source(src))
+		}
+		out.Matches = append(out.Matches, r)
+	}
+	return out
+}
+
+// maxDiffPeers is how many peers one message of a difference names.
+const maxDiffPeers = 2048
+
+func differences(d *node.Difference) []*policyv1.DiffResponse {
+	base := &policyv1.DiffResponse{
+		Subject: uint32(d.Subject.Number), SubjectLabels: labels(d.Subject), Direction: wire.Direction(d.Direction),
+	}
+	for _, c := range d.Changes {
+		base.Ports = append(base.Ports, &policyv1.DiffPorts{
+			FirstProtocol: c.Ports.Lo >> 16, FirstPort: c.Ports.Lo & 0xffff, LastProtocol: c.Ports.Hi >> 16, LastPort: c.Ports.Hi & 0xffff,
+			Before: wire.Action(c.Before.Action), After: wire.Action(c.After.Action),
+		})
+	}
+	var out []*policyv1.DiffResponse
+	for i := 0; i < len(d.Peers); i += maxDiffPeers {
+		m := &policyv1.DiffResponse{Subject: base.Subject, SubjectLabels: base.SubjectLabels, Direction: base.Direction, Ports: base.Ports}
+		for _, p := range d.Peers[i:min(i+maxDiffPeers, len(d.Peers))] {
+			m.Peers = append(m.Peers, diffPeer(p))
+		}
+		out = append(out, m)
+	}
+	return out
+}
+
+func diffPeer(p node.DifferentPeer) *policyv1.DiffPeer {
+	out := &policyv1.DiffPeer{Identity: uint32(p.Identity.Number), Labels: labels(p.Identity)}
+	if p.Block.IsValid() {
+		out.Prefix = p.Block.String()
+	}
+	if p.Identity.Scope == identity.ScopeOutside {
+		out.Identity = 0
+		switch {
+		case p.Block.IsValid():
+		case p.Identity.Kind == identity.KindWorld4:
+			out.Prefix = "0.0.0.0/0"
+		case p.Identity.Kind == identity.KindWorld6:
+			out.Prefix = "::/0"
+		}
+	}
+	return out
+}

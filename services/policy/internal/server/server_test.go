@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package server
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/rpc"
+	"github.com/sluice-net/sluice/kit/rpc/client"
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/node"
+	"github.com/sluice-net/sluice/services/policy/internal/stream"
+)
+
+// patience is how long a condition may take on a busy machine.
+const patience = 30 * time.Second
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
+
+// service is the real server on a real socket.
+type service struct {
+	policyv1.PolicyServiceClient
+	t     *testing.T
+	node  *node.Node
+	dir   string
+	state string
+	stop  func()
+}
+
+type option func(*node.Config)
+
+func serve(t *testing.T, opts ...option) *service {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "policy-") // short enough for a socket's address
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	s := &service{t: t, dir: dir, state: filepath.Join(dir, "state")}
+	if err := os.Mkdir(s.state, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	s.start(opts...)
+	t.Cleanup(func() { s.stop() })
+	return s
+}
+
+// start serves from the state directory.
+func (s *service) start(opts ...option) {
+	s.t.Helper()
+	cfg := node.Config{
+		Engine:      engine.Config{Cluster: "default", AllowHost: true},
+		MaxPolicies: 1000, MaxManifestBytes: 64 << 20, MaxNames: 4, MaxAddresses: 16, NameGrace: time.Minute,
+		Linger: time.Minute, Stream: stream.Defaults(), Log: log.Discard(),
+	}
+	cfg.Rules.Cluster = "default"
+	for _, o := range opts {
+		o(&cfg)
+	}
+	n, err := node.New(cfg, s.state, []string{node.SourceIdentity})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	impl := &Server{Node: n, Version: "test", Started: time.Now()}
+	srv, err := rpc.NewServer(rpc.Options{Register: impl.Register, Methods: Methods(), AlsoRoot: []uint32{uint32(os.Getuid())}})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	socket := filepath.Join(s.dir, "s")
+	l, err := rpc.Listen(socket, rpc.ListenOptions{Mode: 0o666})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := n.Run(ctx); err != nil {
+			s.t.Errorf("node: %v", err)
+		}
+	})
+	wg.Go(func() {
+		if err := srv.Serve(l); err != nil {
+			s.t.Errorf("serve: %v", err)
+		}
+	})
+	conn, err := client.Dial(socket, client.Options{})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.PolicyServiceClient, s.node = policyv1.NewPolicyServiceClient(conn), n
+	s.stop = sync.OnceFunc(func() {
+		conn.Close()
+		srv.Stop()
+		cancel()
+		wg.Wait()
+		if err := n.Close(); err != nil {
+			s.t.Errorf("close: %v", err)
+		}
+	})
+}
+
+func (s *service) ctx() context.Context {
+	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
+	s.t.Cleanup(cancel)
+	return ctx
+}
+
+// know makes the node know identities: number → labels as "source:key=value".
+func (s *service) know(ids map[uint32]string) {
+	s.t.Helper()
+	if err := s.node.SetIdentities(s.ctx(), identitiesOf(s.t, ids), nil); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func identitiesOf(t *testing.T, ids map[uint32]string) []identity.Identity {
+	t.Helper()
+	var out []identity.Identity
+	for n, text := range ids {
+		var labels []label.Label
+		for _, l := range strings.Fields(text) {
+			source, rest, _ := strings.Cut(l, ":")
+			key, value, _ := strings.Cut(rest, "=")
+			labels = append(labels, label.Label{Source: source, Key: key, Value: value})
+		}
+		id, err := identity.New(identity.Numeric(n), label.NewSet(labels...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, id)
+	}
+	return out
+}
+
+const namespaceLabel = "k8s:io.kubernetes.pod.namespace="
+
+// town are two pods, the host and the world.
+var town = map[uint32]string{
+	1:   "reserved:host=",
+	9:   "reserved:world-ipv4=",
+	10:  "reserved:world-ipv6=",
+	300: "k8s:app=web " + namespaceLabel + "shop",
+	301: "k8s:app=db " + namespaceLabel + "shop",
+	302: "k8s:app=other " + namespaceLabel + "shop",
+}
+
+// allowWeb lets web reach db on port 5432.
+const allowWeb = `apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: db, namespace: shop}
+spec:
+  podSelector: {matchLabels: {app: db}}
+  ingress:
+  - from: [{podSelector: {matchLabels: {app: web}}}]
+    ports: [{protocol: TCP, port: 5432}]
+`
+
+func named(name, manifest string) string {
+	return strings.Replace(manifest, "name: db", "name: "+name, 1)
+}
+
+func (s *service) apply(manifests string) *policyv1.UpsertPoliciesResponse {
+	s.t.Helper()
+	out, err := s.UpsertPolicies(s.ctx(), &policyv1.UpsertPoliciesRequest{Manifests: []byte(manifests)})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return out
+}
+
+func (s *service) list() map[string]*policyv1.Policy {
+	s.t.Helper()
+	stream, err := s.ListPolicies(s.ctx(), &policyv1.ListPoliciesRequest{WithManifests: true})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	out := map[string]*policyv1.Policy{}
+	for {
+		m, err := stream.Recv()
+		if err != nil {
+			if err.Error() != "EOF" {
+				s.t.Fatal(err)
+			}
+			return out
+		}
+		out[m.GetPolicy().GetKey().GetName()] = m.GetPolicy()
+	}
+}
+
+func wantCode(t *testing.T, err error, code codes.Code, text string) {
+	t.Helper()
+	if status.Code(err) != code || !strings.Contains(status.Convert(err).Message(), text) {
+		t.Errorf("got %v, want %s with %q", err, code, text)
+	}
+}
+
+func TestUpsertIsAllOrNothingAndRepeatable(t *testing.T) {
+	s := serve(t)
+	s.know(town)
+	both := allowWeb + "---\n" + named("db2", allowWeb)
+	first := s.apply(both)
+	if first.GetRevision() != 1 || len(first.GetChanges()) != 2 || first.GetChanges()[0].GetType() != policyv1.ChangeType_CHANGE_TYPE_CREATED {
+		t.Fatalf("first: %v", first)
+	}
+	again := s.apply(both)
+	if again.GetRevision() != 1 || again.GetChanges()[1].GetType() != policyv1.ChangeType_CHANGE_TYPE_UNCHANGED {
+		t.Errorf("the same again: %v", again)
+	}
+	bad := named("db3", allowWeb) + "---\n" + strings.Replace(allowWeb, "5432", "123456", 1)
+	_, err := s.UpsertPolicies(s.ctx(), &policyv1.UpsertPoliciesRequest{Manifests: []byte(bad)})
+	wantCode(t, err, codes.InvalidArgument, "document 1 (NetworkPolicy shop/db): spec.ingress[0].ports[0].port")
+	var fields []string
+	for _, d := range status.Convert(err).Details() {
+		if br, ok := d.(*errdetails.BadRequest); ok {
+			for _, v := range br.GetFieldViolations() {
+				fields = append(fields, v.GetField())
+			}
+		}
+	}
+	if !slices.Equal(fields, []string{"manifests[1].spec.ingress[0].ports[0].port"}) {
+		t.Errorf("fields: %q", fields)
+	}
+	if got := s.list(); len(got) != 2 || got["db3"] != nil {
+		t.Errorf("after the bad one there are %v", got)
+	}
+	replaced := s.apply(strings.Replace(allowWeb, "5432", "5433", 1))
+	if replaced.GetRevision() != 2 || replaced.GetChanges()[0].GetType() != policyv1.ChangeType_CHANGE_TYPE_REPLACED {
+		t.Errorf("replaced: %v", replaced)
+	}
+	p := s.list()["db"]
+	if p.GetRevision() != 2 || p.GetRules() != 2 || !p.GetAccepted() || !strings.Contains(string(p.GetManifest()), "5433") || strings.Contains(string(p.GetManifest()), "---") {
+		t.Errorf("listed: %v", p)
+	}
+}
+
+func TestExplainNamesTheRuleAndItsText(t *testing.T) {
+	s := serve(t)
+	s.know(town)
+	s.apply(allowWeb)
+	x, err := s.Explain(s.ctx(), &policyv1.ExplainRequest{From: &policyv1.Peer{Identity: 300}, To: &policyv1.Peer{Identity: 301}, Protocol: 6, Port: 5432})
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := x.GetIngress()
+	if x.GetVerdict() != policyv1.Action_ACTION_ALLOW || in.GetDecidedBy() != policyv1.DecidedBy_DECIDED_BY_RULE || x.GetEgress().GetEnforced() {
+		t.Fatalf("explained: %v", x)
+	}
+	m := in.GetMatches()[0]
+	if !m.GetDecides() || m.GetSources()[0].GetPath() != "spec.ingress[0]" || m.GetText() != `allow from {k8s:app In "web", k8s:io.kubernetes.pod.namespace In "shop"} on TCP/5432` {
+		t.Errorf("match: %v", m)
+	}
+	// Labels need not exist, and an address alone is the world.
+	for _, c := range []struct {
+		from *policyv1.Peer
+		want policyv1.Action
+	}{
+		{&policyv1.Peer{Labels: []*workloadv1.Label{{Source: "k8s", Key: "app", Value: "web"}, {Source: "k8s", Key: "io.kubernetes.pod.namespace", Value: "shop"}, {Source: "k8s", Key: "new", Value: "1"}}}, policyv1.Action_ACTION_ALLOW},
+		{&policyv1.Peer{Labels: []*workloadv1.Label{{Source: "k8s", Key: "app", Value: "stranger"}}}, policyv1.Action_ACTION_DENY},
+		{&policyv1.Peer{Address: []byte{1, 2, 3, 4}}, policyv1.Action_ACTION_DENY},
+		{&policyv1.Peer{Identity: 1}, policyv1.Action_ACTION_ALLOW},
+	} {
+		x, err := s.Explain(s.ctx(), &policyv1.ExplainRequest{From: c.from, To: &policyv1.Peer{Identity: 301}, Protocol: 6, Port: 5432})
+		if err != nil || x.GetVerdict() != c.want {
+			t.Errorf("from %v: %v, %v, want %s", c.from, x, err, c.want)
+		}
+		if (c.from.GetAddress() != nil) != (x.GetEgress() == nil) {
+			t.Errorf("from %v: the sender's side is %v", c.from, x.GetEgress())
+		}
+	}
+	_, err = s.Explain(s.ctx(), &policyv1.ExplainRequest{From: &policyv1.Peer{}, To: &policyv1.Peer{Identity: 301}})
+	wantCode(t, err, codes.InvalidArgument, "from: neither identity, labels nor address")
+	_, err = s.Explain(s.ctx(), &policyv1.ExplainRequest{From: &policyv1.Peer{Identity: 77}, To: &policyv1.Peer{Identity: 301}})
+	wantCode(t, err, codes.NotFound, "identity 77")
+}
+
+var (
+	_ = durationpb.New
+	_ = fmt.Sprint
+)

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+
+	"google.golang.org/grpc"
+
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/node"
+	"github.com/sluice-net/sluice/services/policy/internal/stream"
+	"github.com/sluice-net/sluice/services/policy/internal/wire"
+)
+
+// maxSources is the weight of the places of rules that one Bind carries: what
+// is beyond it is left out, so that a message fits into what a client takes.
+const maxSources = 3 << 20
+
+type tables = grpc.BidiStreamingServer[policyv1.WatchPolicyTablesRequest, policyv1.WatchPolicyTablesResponse]
+
+// WatchPolicyTables implements the service.
+func (s *Server) WatchPolicyTables(conn tables) error {
+	ctx, cancel := context.WithCancel(conn.Context())
+	defer cancel()
+	first, err := conn.Recv()
+	if err != nil {
+		return err
+	}
+	sub := first.GetSubscribe()
+	if sub == nil {
+		return statusOf(fmt.Errorf("%w: message: the first message is not subscribe", node.ErrInvalid))
+	}
+	var in stream.Incarnation
+	if b := sub.GetIncarnation(); len(b) == len(in) {
+		copy(in[:], b)
+	}
+	places, err := locations("subscribe.locations", sub.GetLocations())
+	if err != nil {
+		return statusOf(err)
+	}
+	session, err := s.Node.Subscribe(ctx, sub.GetName(), in, sub.GetSeq(), node.Interest{Subjects: numbers(sub.GetSubjects()), Locations: places})
+	if err != nil {
+		return statusOf(err)
+	}
+	defer s.Node.Unsubscribe(sub.GetName(), session)
+
+	received := make(chan error, 1)
+	go func() {
+		defer cancel()
+		received <- s.receive(ctx, conn, sub.GetName(), session)
+	}()
+	err = s.send(ctx, conn, session)
+	if ctx.Err() != nil && conn.Context().Err() == nil {
+		err = <-received // why the receiver ended tells more
+	}
+	// Else the receiver ends with the connection, right after this returns.
+	return err
+}
+
+func (s *Server) send(ctx context.Context, conn tables, session *stream.Session) error {
+	incarnation := s.Node.Incarnation()
+	for {
+		m, err := session.Next(ctx)
+		if err != nil {
+			return statusOf(err)
+		}
+		out := &policyv1.WatchPolicyTablesResponse{Incarnation: incarnation[:], Seq: m.Seq, Steps: make([]*policyv1.Step, 0, len(m.Steps)+2)}
+		for _, ev := range m.Steps {
+			out.Steps = append(out.Steps, wire.Step(cutSources(ev), m.Revision))
+		}
+		if m.Complete {
+			out.Steps = append(out.Steps, &policyv1.Step{Step: &policyv1.Step_SnapshotComplete{SnapshotComplete: &policyv1.SnapshotComplete{}}})
+		}
+		if b := m.Barrier; b != nil {
+			out.Steps = append(out.Steps, &policyv1.Step{Step: &policyv1.Step_Barrier{Barrier: &policyv1.Barrier{
+				PolicyRevision: b.Policy, IdentityRevision: b.Identity, AddressRevision: b.Address,
+			}}})
+		}
+		if err := conn.Send(out); err != nil {
+			return err
+		}
+	}
+}
+
+// cutSources leaves out the places of the last rules if there are too many.
+func cutSources(ev engine.Event) engine.Event {
+	b, ok := ev.(engine.SubjectBound)
+	if !ok || stream.Weight(b) <= maxSources {
+		return ev
+	}
+	weight := 0
+	for i := range b.Sources {
+		one := engine.SubjectBound{Sources: b.Sources[i : i+1]}
+		if weight += stream.Weight(one); weight > maxSources {
+			b.Sources = b.Sources[:i]
+			break
+		}
+	}
+	return b
+}
+
+func (s *Server) receive(ctx context.Context, conn tables, name string, session *stream.Session) error {
+	for {
+		m, err := conn.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := s.take(ctx, m, name, session); err != nil {
+			return statusOf(err)
+		}
+	}
+}
+
+func (s *Server) take(ctx context.Context, m *policyv1.WatchPolicyTablesRequest, name string, session *stream.Session) error {
+	switch x := m.GetMessage().(type) {
+	case *policyv1.WatchPolicyTablesRequest_Ack:
+		return session.Ack(x.Ack.GetSeq())
+	case *policyv1.WatchPolicyTablesRequest_Nack:
+		return s.Node.Refuse(ctx, session, identity.Numeric(x.Nack.GetSubject()), engine.TableID(x.Nack.GetTable()), x.Nack.GetReason())
+	case *policyv1.WatchPolicyTablesRequest_Subjects:
+		return s.Node.Change(ctx, name, session,
+			node.Interest{Subjects: numbers(x.Subjects.GetAdd())}, node.Interest{Subjects: numbers(x.Subjects.GetRemove())})
+	case *policyv1.WatchPolicyTablesRequest_Locate:
+		add, err := locations("locate.add", x.Locate.GetAdd())
+		if err != nil {
+			return err
+		}
+		var remove node.Interest
+		for i, b := range x.Locate.GetRemove() {
+			a, ok := netip.AddrFromSlice(b)
+			if !ok {
+				return fmt.Errorf("%w: locate.remove[%d]: an address has 4 or 16 bytes, not %d", node.ErrInvalid, i, len(b))
+			}
+			remove.Locations = append(remove.Locations, engine.Location{Addr: a.Unmap()})
+		}
+		return s.Node.Change(ctx, name, session, node.Interest{Locations: add}, remove)
+	}
+	return fmt.Errorf("%w: message: subscribe is only the first message", node.ErrInvalid)
+}
+
+func locations(field string, in []*policyv1.Location) ([]engine.Location, error) {
+	out := make([]engine.Location, 0, len(in))
+	for i, l := range in {
+		a, ok := netip.AddrFromSlice(l.GetAddress())
+		if !ok {
+			return nil, fmt.Errorf("%w: %s[%d].address: an address has 4 or 16 bytes, not %d", node.ErrInvalid, field, i, len(l.GetAddress()))
+		}
+		if l.GetIdentity() == 0 {
+			return nil, fmt.Errorf("%w: %s[%d].identity: 0 is no identity", node.ErrInvalid, field, i)
+		}
+		out = append(out, engine.Location{Addr: a.Unmap(), Identity: identity.Numeric(l.GetIdentity())})
+	}
+	return out, nil
+}

@@ -1,0 +1,464 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package stream hands the engine's steps to subscribers, in one order, with
+// numbers by which a subscriber that was away can continue.
+//
+// A Log has one writer, the owner of the engine, and a Session per connected
+// subscriber. It keeps no queue for a session: a session is a place in the
+// log. Whoever falls so far behind that its place is no longer kept is cut.
+// Numbers are a subscriber's own, because a snapshot is numbered too and only
+// one subscriber gets it; they never go back within a run of the service.
+package stream
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+)
+
+// Why a session ended.
+var (
+	// ErrSlow: the subscriber did not read for too long.
+	ErrSlow = errors.New("the subscriber is too far behind and was cut; subscribe again")
+	// ErrReplaced: another connection gave the same name.
+	ErrReplaced = errors.New("a newer connection has the name of this subscriber")
+	// ErrAck: an acknowledgement of what was never sent.
+	ErrAck = errors.New("a message that was not sent is acknowledged")
+)
+
+// Incarnation is a run of the service.
+type Incarnation [16]byte
+
+// Barrier is a point at which the tables are those of some revisions.
+type Barrier struct {
+	Policy, Identity, Address uint64
+}
+
+// Message is some steps with the number of their message.
+type Message struct {
+	Seq      uint64
+	Steps    []engine.Event
+	Revision uint64   // policy revision that bindings in it belong to
+	Complete bool     // the last of a snapshot
+	Barrier  *Barrier // behind the steps; nil inside of a change
+}
+
+// Limits bound what is kept. Weights are about the bytes of messages.
+type Limits struct {
+	Message int // weight at which a message is full
+	Resume  int // weight kept for subscribers that may come back
+	Behind  int // weight that a connected subscriber may be behind
+	Unacked int // barriers sent and not acknowledged
+}
+
+// Defaults are the limits of the service: one message is far below 4 MiB, and
+// what a subscriber is behind fits beside the tables themselves.
+func Defaults() Limits {
+	return Limits{Message: 1 << 20, Resume: 4 << 20, Behind: 64 << 20, Unacked: 1 << 16}
+}
+
+type entry struct {
+	Message
+	weight int
+	change uint64 // entries of one change have one number
+}
+
+// Log is the order of all steps.
+type Log struct {
+	limits      Limits
+	incarnation Incarnation
+
+	mu       sync.Mutex
+	first    uint64  // place of entries[0]; guarded by mu, as all below
+	entries  []entry //
+	weight   int
+	change   uint64
+	high     uint64 // highest number that any subscriber was given
+	sessions map[string]*Session
+	away     map[string]position // subscribers that may continue
+	last     Barrier
+	changed  chan struct{} // closed and replaced at each change
+	cut      uint64        // sessions ended for being slow
+}
+
+// position is where a subscriber's numbers lie in the log.
+type position struct {
+	offset uint64 // number less place
+	floor  uint64 // lowest number from which it may continue
+	sent   uint64
+	acked  uint64
+	at     Barrier // last barrier that was acknowledged
+	marks  []mark
+	refused
+}
+
+// mark is a barrier that was sent and not acknowledged.
+type mark struct {
+	seq     uint64
+	barrier Barrier
+}
+
+// reach takes everything up to a number as enforced.
+func (p *position) reach(seq uint64) {
+	p.acked = max(p.acked, seq)
+	n := 0
+	for n < len(p.marks) && p.marks[n].seq <= seq {
+		p.at = p.marks[n].barrier
+		n++
+	}
+	p.marks = slices.Delete(p.marks, 0, n)
+}
+
+// refused are the tables that a subscriber does not enforce.
+type refused map[Refused]Refusal
+
+// Refused is a direction of a subject.
+type Refused struct {
+	Subject   identity.Numeric
+	Direction rule.Direction
+}
+
+// Refusal says why a table is not enforced.
+type Refusal struct {
+	Table    engine.TableID
+	Revision uint64 // policy revision of the binding
+	Reason   string
+	Policy   string // the one with the largest share of the table
+}
+
+// String is one line.
+func (r Refused) String() string { return fmt.Sprintf("%s of identity %d", r.Direction, r.Subject) }
+
+// NewLog begins a run.
+func NewLog(limits Limits) *Log {
+	l := &Log{limits: limits, first: 1, sessions: make(map[string]*Session), away: make(map[string]position), changed: make(chan struct{})}
+	rand.Read(l.incarnation[:]) //nolint:errcheck // never fails
+	return l
+}
+
+// Incarnation names this run.
+func (l *Log) Incarnation() Incarnation { return l.incarnation }
+
+func (l *Log) wake() {
+	close(l.changed)
+	l.changed = make(chan struct{})
+}
+
+// split cuts steps into messages; the last has the barrier.
+func (l *Log) split(steps []engine.Event, revision uint64, b Barrier) []entry {
+	var out []entry
+	begin, weight := 0, 0
+	flush := func(end int) {
+		out = append(out, entry{Message: Message{Steps: steps[begin:end:end], Revision: revision}, weight: 64 + weight})
+		begin, weight = end, 0
+	}
+	for i, ev := range steps {
+		w := Weight(ev)
+		if i > begin && weight+w > l.limits.Message {
+			flush(i)
+		}
+		weight += w
+	}
+	flush(len(steps))
+	out[len(out)-1].Barrier = &b
+	return out
+}
+
+// Append adds the steps of one change with the barrier behind them. The steps
+// belong to the log from then on.
+func (l *Log) Append(steps []engine.Event, b Barrier) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.last = b
+	if len(l.sessions) == 0 && len(l.away) == 0 {
+		// Nobody could continue from here.
+		l.first += uint64(len(l.entries)) + 1
+		l.entries, l.weight = nil, 0
+		l.wake()
+		return
+	}
+	l.change++
+	for _, e := range l.split(steps, b.Policy, b) {
+		e.change = l.change
+		l.entries = append(l.entries, e)
+		l.weight += e.weight
+	}
+	for _, ev := range steps {
+		switch x := ev.(type) {
+		case engine.SubjectBound:
+			l.unrefuse(Refused{x.Subject, x.Direction})
+		case engine.SubjectGone:
+			l.unrefuse(Refused{x.Subject, rule.Ingress})
+			l.unrefuse(Refused{x.Subject, rule.Egress})
+		}
+	}
+	l.trim()
+	l.wake()
+}
+
+func (l *Log) unrefuse(r Refused) {
+	for _, s := range l.sessions {
+		delete(s.pos.refused, r)
+	}
+	for _, p := range l.away {
+		delete(p.refused, r)
+	}
+}
+
+// trim drops what nobody may come back for, and what connected subscribers
+// are too slow for. The newest change is kept whatever its size.
+func (l *Log) trim() {
+	needed := l.first + uint64(len(l.entries))
+	for _, s := range l.sessions {
+		needed = min(needed, s.next)
+	}
+	n := 0
+	for n < len(l.entries) && l.entries[n].change != l.change {
+		over := l.limits.Resume
+		if l.first+uint64(n) >= needed {
+			over = l.limits.Behind
+		}
+		if l.weight <= over {
+			break
+		}
+		l.weight -= l.entries[n].weight
+		n++
+	}
+	if n > 0 {
+		l.entries = slices.Delete(l.entries, 0, n)
+		l.first += uint64(n)
+	}
+}
+
+// Session is a connected subscriber.
+type Session struct {
+	log      *Log
+	name     string
+	snapshot []Message // still to be sent
+	next     uint64    // place in the log
+	pos      position
+	ended    error
+}
+
+// Subscribe connects a subscriber. If it was here in this run and its number is
+// still known it continues; else snapshot is called for everything there is.
+// The caller must be the log's writer, so that nothing happens in between. A
+// session of the same name ends.
+func (l *Log) Subscribe(name string, in Incarnation, seq uint64, b Barrier, snapshot func() []engine.Event) (s *Session, resumed bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if old := l.sessions[name]; old != nil {
+		l.end(old, ErrReplaced)
+	}
+	l.last = b
+	s = &Session{log: l, name: name}
+	p, known := l.away[name]
+	delete(l.away, name)
+	if known && in == l.incarnation && seq >= p.floor && seq <= p.sent && seq-p.offset+1 >= l.first {
+		s.pos, s.next = p, seq-p.offset+1
+		s.pos.reach(seq) // it says so itself
+		s.pos.sent, s.pos.marks = seq, nil
+		resumed = true
+	} else {
+		s.next = l.first + uint64(len(l.entries))
+		s.pos.refused = make(refused)
+		for _, e := range l.split(snapshot(), b.Policy, b) {
+			l.high++
+			e.Seq = l.high
+			s.snapshot = append(s.snapshot, e.Message)
+		}
+		s.snapshot[len(s.snapshot)-1].Complete = true
+		s.pos.floor = l.high
+		s.pos.offset = l.high + 1 - s.next
+	}
+	l.sessions[name] = s
+	l.wake()
+	return s, resumed
+}
+
+// end stops a session and keeps its place.
+func (l *Log) end(s *Session, why error) {
+	if s.ended != nil {
+		return
+	}
+	s.ended = why
+	s.snapshot = nil
+	if l.sessions[s.name] == s {
+		delete(l.sessions, s.name)
+		l.away[s.name] = s.pos
+	}
+	l.wake()
+}
+
+// Close ends the session; its subscriber may come back.
+func (s *Session) Close() {
+	s.log.mu.Lock()
+	defer s.log.mu.Unlock()
+	s.log.end(s, errors.New("the subscriber has gone"))
+}
+
+// Forget drops what is kept for a subscriber that is not connected.
+func (l *Log) Forget(name string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.away, name)
+}
+
+// Next waits for the next message.
+func (s *Session) Next(ctx context.Context) (Message, error) {
+	l := s.log
+	for {
+		l.mu.Lock()
+		m, ok, err := s.take()
+		changed := l.changed
+		l.mu.Unlock()
+		if ok || err != nil {
+			return m, err
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return Message{}, ctx.Err()
+		}
+	}
+}
+
+func (s *Session) take() (m Message, ok bool, err error) {
+	l := s.log
+	switch {
+	case s.ended != nil:
+		return m, false, s.ended
+	case len(s.snapshot) > 0:
+		m, s.snapshot = s.snapshot[0], s.snapshot[1:]
+	case s.next < l.first || len(s.pos.marks) >= l.limits.Unacked:
+		l.cut++
+		l.end(s, ErrSlow)
+		return m, false, s.ended
+	case s.next < l.first+uint64(len(l.entries)):
+		m = l.entries[s.next-l.first].Message
+		m.Seq = s.next + s.pos.offset
+		s.next++
+		l.high = max(l.high, m.Seq)
+	default:
+		return m, false, nil
+	}
+	s.pos.sent = m.Seq
+	if m.Barrier != nil {
+		s.pos.marks = append(s.pos.marks, mark{m.Seq, *m.Barrier})
+	}
+	return m, true, nil
+}
+
+// Ack says that everything up to the number is enforced.
+func (s *Session) Ack(seq uint64) error {
+	l := s.log
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s.ended != nil {
+		return s.ended
+	}
+	if seq > s.pos.sent {
+		return fmt.Errorf("%w: %d, the last was %d", ErrAck, seq, s.pos.sent)
+	}
+	if seq <= s.pos.acked {
+		return nil
+	}
+	s.pos.reach(seq)
+	l.wake()
+	return nil
+}
+
+// Refuse notes that the subscriber keeps the table it had.
+func (s *Session) Refuse(r Refused, why Refusal) {
+	l := s.log
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s.ended == nil {
+		s.pos.refused[r] = why
+		l.wake()
+	}
+}
+
+// State is that of one subscriber.
+type State struct {
+	Name      string
+	Connected bool
+	Enforced  Barrier
+	Behind    uint64 // messages
+	Refusals  map[Refused]Refusal
+}
+
+// States are the subscribers by name, and a channel that is closed when they
+// have changed.
+func (l *Log) States() ([]State, <-chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := make([]State, 0, len(l.sessions)+len(l.away))
+	add := func(name string, p position, connected bool, behind uint64) {
+		st := State{Name: name, Connected: connected, Enforced: p.at, Behind: behind, Refusals: make(map[Refused]Refusal, len(p.refused))}
+		for k, v := range p.refused {
+			st.Refusals[k] = v
+		}
+		out = append(out, st)
+	}
+	for name, s := range l.sessions {
+		behind := s.pos.sent - min(s.pos.acked, s.pos.sent) + uint64(len(s.snapshot))
+		if end := l.first + uint64(len(l.entries)); end > s.next {
+			behind += end - s.next
+		}
+		add(name, s.pos, true, behind)
+	}
+	for name, p := range l.away {
+		add(name, p, false, 0)
+	}
+	slices.SortFunc(out, func(a, b State) int {
+		if a.Name < b.Name {
+			return -1
+		}
+		return 1
+	})
+	return out, l.changed
+}
+
+// Figures of the log.
+type Figures struct {
+	Messages int
+	Weight   int
+	Cut      uint64
+}
+
+// Figures counts what is kept.
+func (l *Log) Figures() Figures {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return Figures{Messages: len(l.entries), Weight: l.weight, Cut: l.cut}
+}
+
+// Weight is about the size of an event in a message.
+func Weight(ev engine.Event) int {
+	switch x := ev.(type) {
+	case engine.TableDefined:
+		t := x.Content
+		return 128 + 160*len(t.Nodes) + 8*len(t.Rules) + 4*len(t.Classes) + 10*len(t.Peers) + 36*t.Blocks.Len()
+	case engine.TableGrown:
+		return 16 + 160*len(x.Nodes) + 4*len(x.Classes)
+	case engine.SubjectBound:
+		w := 32
+		for _, sources := range x.Sources {
+			w += 4
+			for _, s := range sources {
+				w += 12 + len(s.Kind) + len(s.Namespace) + len(s.Name) + len(s.Path)
+			}
+		}
+		return w
+	}
+	return 48
+}

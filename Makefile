@@ -8,15 +8,18 @@ SHELL := /bin/bash
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 # Seconds that `make fuzz` gives each target.
 FUZZTIME ?= 10s
+# How many times as long as in a plain run `make test-random` draws.
+TIMES ?= 10
 # What the tests take their programs from.
 export SLUICE_BIN := $(CURDIR)/bin
 
 # Every binary and the directory of its main package.
-binaries := sluice sluice-cni sluice-ipam sluice-identity sluice-datapath
+binaries := sluice sluice-cni sluice-ipam sluice-identity sluice-policy sluice-datapath
 bin/sluice:          main := cmd/sluice
 bin/sluice-cni:      main := services/cni-shim
 bin/sluice-ipam:     main := services/ipam
 bin/sluice-identity: main := services/identity
+bin/sluice-policy:   main := services/policy
 bin/sluice-datapath: main := services/datapath
 
 # Static binaries that say the same wherever the checkout lies. grpcnotrace
@@ -58,6 +61,16 @@ test-faults: build ## Kill every process at every step of ADD and DEL, all by al
 .PHONY: test-vectors
 test-vectors: ## Run the policy vectors (of the directory POLICY_VECTORS, if set) and print figures per file
 	@go -C services/policy test -count=1 -v -run '^TestVectors$$' ./internal/vectors
+
+.PHONY: test-random
+test-random: ## Compare the policy tables with the rules read directly, on TIMES (10) times 6.4 million random questions
+	@POLICY_RANDOM=$(TIMES) go -C services/policy test -count=1 -v -timeout 6h ./internal/engine
+
+.PHONY: bench-policy
+bench-policy: ## Measure the policy engine, and the memory of a process that holds it
+	@go -C services/policy test -run '^$$' -bench . -benchmem ./internal/engine ./internal/wire
+	@go build -o bin/test/policy-bench ./services/policy/cmd/policy-bench
+	@bin/test/policy-bench
 
 .PHONY: test-kernels
 test-kernels: ## Run the kernel tests on Debian's 6.1, 6.12 and newest kernels, in software (root)

@@ -5,7 +5,6 @@ package server
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,7 +16,6 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
@@ -292,8 +290,3 @@ func TestExplainNamesTheRuleAndItsText(t *testing.T) {
 	_, err = s.Explain(s.ctx(), &policyv1.ExplainRequest{From: &policyv1.Peer{Identity: 77}, To: &policyv1.Peer{Identity: 301}})
 	wantCode(t, err, codes.NotFound, "identity 77")
 }
-
-var (
-	_ = durationpb.New
-	_ = fmt.Sprint
-)

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"log/slog"
+	"path/filepath"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/config"
+	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/node"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/stream"
+)
+
+// Config is this service's own part of the configuration.
+type Config struct {
+	StateDir    string            `config:"stateDir" help:"directory of the files that survive a restart"`
+	Sources     SourcesConfig     `config:"sources"`
+	Cluster     ClusterConfig     `config:"cluster"`
+	Enforcement EnforcementConfig `config:"enforcement"`
+	Limits      LimitsConfig      `config:"limits"`
+	Names       NamesConfig       `config:"names"`
+	Subscribers SubscribersConfig `config:"subscribers"`
+}
+
+// SourcesConfig says where identities and policies come from.
+type SourcesConfig struct {
+	Identity  string `config:"identity" help:"unix socket of the identity service"`
+	Directory string `config:"directory" help:"directory of YAML and JSON files with policies, which is watched; empty for none"`
+}
+
+// ClusterConfig is what manifests take for granted.
+type ClusterConfig struct {
+	Name             string `config:"name" help:"name of this cluster, which peers may name"`
+	LocalOnly        bool   `config:"localOnly" help:"peers that name no cluster are those of this one"`
+	CIDRSelectsNodes bool   `config:"cidrSelectsNodes" help:"Cilium's address rules apply to nodes too"`
+	NodeLabels       bool   `config:"nodeLabels" help:"identities of nodes carry the labels of the nodes"`
+}
+
+// EnforcementConfig says for whom policy is enforced.
+type EnforcementConfig struct {
+	Mode      string `config:"mode" help:"default: subjects that a policy selects; always: all; never: none"`
+	AllowHost bool   `config:"allowHost" help:"the own node may reach its pods where no rule denies it"`
+}
+
+// LimitsConfig bounds what is kept.
+type LimitsConfig struct {
+	Policies  int             `config:"policies" help:"policies that are kept"`
+	Manifests config.ByteSize `config:"manifests" help:"size of all manifests together"`
+}
+
+// NamesConfig is about addresses that were learned for DNS names.
+type NamesConfig struct {
+	Max       int           `config:"max" help:"DNS names that are remembered"`
+	Addresses int           `config:"addresses" help:"addresses that are remembered for all names together"`
+	Grace     time.Duration `config:"grace" help:"how long an address stays after its time, for connections that still use it"`
+}
+
+// SubscribersConfig is about datapaths.
+type SubscribersConfig struct {
+	Linger time.Duration `config:"linger" help:"how long the tables of a subscriber stay after it has gone"`
+}
+
+func defaults(p instance.Paths) Config {
+	return Config{
+		StateDir:    p.ServiceStateDir("policy"),
+		Sources:     SourcesConfig{Identity: p.Socket("identity")},
+		Cluster:     ClusterConfig{Name: "default"},
+		Enforcement: EnforcementConfig{Mode: "default", AllowHost: true},
+		Limits:      LimitsConfig{Policies: 20_000, Manifests: 256 << 20},
+		Names:       NamesConfig{Max: 4096, Addresses: 65_536, Grace: 10 * time.Minute},
+		Subscribers: SubscribersConfig{Linger: 10 * time.Minute},
+	}
+}
+
+var modes = map[string]engine.Enforcement{
+	"default": engine.EnforceDefault, "always": engine.EnforceAlways, "never": engine.EnforceNever,
+}
+
+// Validate implements the check of kit/config.
+func (c *Config) Validate() error {
+	var p config.Problems
+	if !filepath.IsAbs(c.Sources.Identity) {
+		p.Addf("sources.identity", "%q is not an absolute path", c.Sources.Identity)
+	}
+	if d := c.Sources.Directory; d != "" && !filepath.IsAbs(d) {
+		p.Addf("sources.directory", "%q is not an absolute path", d)
+	}
+	if c.Cluster.Name == "" || len(c.Cluster.Name) > 63 {
+		p.Addf("cluster.name", "%q is not a name of 1 to 63 characters", c.Cluster.Name)
+	}
+	if _, ok := modes[c.Enforcement.Mode]; !ok {
+		p.Addf("enforcement.mode", "%q is not default, always or never", c.Enforcement.Mode)
+	}
+	between := func(key string, v, least, most int) {
+		if v < least || v > most {
+			p.Addf(key, "%d is not between %d and %d", v, least, most)
+		}
+	}
+	between("limits.policies", c.Limits.Policies, 1, 1_000_000)
+	if c.Limits.Manifests < 1 {
+		p.Addf("limits.manifests", "%d is not positive", c.Limits.Manifests)
+	}
+	between("names.max", c.Names.Max, 1, 1_000_000)
+	between("names.addresses", c.Names.Addresses, 1, 1_000_000)
+	if d := c.Names.Grace; d < 0 || d > 24*time.Hour {
+		p.Addf("names.grace", "%s is not between 0 and 24h", d)
+	}
+	if d := c.Subscribers.Linger; d < 0 || d > 24*time.Hour {
+		p.Addf("subscribers.linger", "%s is not between 0 and 24h", d)
+	}
+	return p.Err()
+}
+
+func (c *Config) node(l *slog.Logger) node.Config {
+	return node.Config{
+		Engine: engine.Config{Cluster: c.Cluster.Name, Enforcement: modes[c.Enforcement.Mode], AllowHost: c.Enforcement.AllowHost},
+		Rules: rule.Options{
+			Cluster: c.Cluster.Name, LocalClusterOnly: c.Cluster.LocalOnly,
+			CIDRSelectsNodes: c.Cluster.CIDRSelectsNodes, NodeLabels: c.Cluster.NodeLabels,
+		},
+		MaxPolicies: c.Limits.Policies, MaxManifestBytes: int(c.Limits.Manifests),
+		MaxNames: c.Names.Max, MaxAddresses: c.Names.Addresses, NameGrace: c.Names.Grace,
+		Linger: c.Subscribers.Linger, Stream: stream.Defaults(), Log: l,
+	}
+}

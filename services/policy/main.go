@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// sluice-policy turns the network policies of a node into tables that a
+// datapath can enforce, and explains every verdict. See docs/policy.md.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/privilege"
+	"github.com/sluice-net/sluice/kit/process"
+	"github.com/sluice-net/sluice/kit/rpc"
+	"github.com/sluice-net/sluice/kit/rpc/client"
+	identities "github.com/sluice-net/sluice/services/policy/internal/client"
+	"github.com/sluice-net/sluice/services/policy/internal/node"
+	"github.com/sluice-net/sluice/services/policy/internal/server"
+)
+
+func main() {
+	os.Exit(process.Run("policy", defaults, run))
+}
+
+func run(ctx context.Context, p *process.Process, cfg Config) error {
+	started := time.Now()
+	if err := unprivileged(p); err != nil {
+		return err
+	}
+	sources := []string{node.SourceIdentity}
+	n, err := process.Phase(p, "load state", func() (*node.Node, error) {
+		if err := os.Mkdir(cfg.StateDir, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
+			return nil, fmt.Errorf("stateDir: %w", err)
+		}
+		return node.New(cfg.node(p.Log), cfg.StateDir, sources)
+	})
+	if err != nil {
+		return err
+	}
+	p.OnExit(n.Close)
+
+	conn, err := client.Dial(cfg.Sources.Identity, client.Options{})
+	if err != nil {
+		return fmt.Errorf("sources.identity: %w", err)
+	}
+	p.OnExit(conn.Close)
+
+	service := &server.Server{Node: n, Version: process.Version().String(), Started: started}
+	srv, err := p.NewServer(rpc.Options{Register: service.Register, Methods: server.Methods()})
+	if err != nil {
+		return err
+	}
+	p.Go("node", n.Run)
+	p.Go("identities", identities.NewIdentities(conn, node.SourceIdentity, n, p.Log).Run)
+	p.Go("readiness", func(ctx context.Context) error {
+		select {
+		case <-n.Ready():
+			srv.SetAllServing(true)
+			p.Ready()
+		case <-ctx.Done():
+		}
+		<-ctx.Done()
+		return nil
+	})
+	return p.Serve(ctx, srv)
+}
+
+// unprivileged makes sure that the process gets no rights that it was not
+// started with, and says so if it was started with any.
+func unprivileged(p *process.Process) error {
+	// Not supported in a binary that links C, which only the race detector's do.
+	if err := privilege.NoNewPrivs(); err != nil && !errors.Is(err, errors.ErrUnsupported) {
+		return err
+	}
+	state, err := privilege.Current()
+	if err != nil {
+		return err
+	}
+	if state.Permitted != 0 {
+		p.Log.Warn("running with capabilities; this service needs none and is meant to run as an own user", "capabilities", state.Permitted.String())
+	}
+	return nil
+}

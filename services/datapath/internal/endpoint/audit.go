@@ -334,6 +334,9 @@ func (c *Core) count(o Owner, diffs []Difference, err error) {
 		if d.Subject != SubjectQdisc && d.Subject != SubjectFilter {
 			continue
 		}
+		if e, gone := c.Get(o); gone == nil && c.cfg.Repaired != nil {
+			c.cfg.Repaired(e, d, err)
+		}
 		if err != nil {
 			c.log.Error("attachment not repaired", "owner", o.String(), "subject", d.Subject, "device", d.Key, log.Err(err))
 			return

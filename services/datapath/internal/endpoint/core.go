@@ -44,8 +44,11 @@ type Config struct {
 	Identities Identities
 	Records    Records
 	Host       Host
-	Log        *slog.Logger // nothing is logged if nil
-	Now        func() time.Time
+	// Repaired hears of programs that somebody had taken off an endpoint's
+	// device, and why they could not be put back, if so. Nil: nobody listens.
+	Repaired func(Endpoint, Difference, error)
+	Log      *slog.Logger // nothing is logged if nil
+	Now      func() time.Time
 }
 
 // Core holds the endpoints of one node. All methods may be called

@@ -577,10 +577,20 @@ func TestReconcileReleasesOnlyOwnersNobodyKnows(t *testing.T) {
 func TestChangedAttachmentIsRepairedAndCounted(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)
+	var heard []string
+	c.cfg.Repaired = func(e Endpoint, d Difference, err error) {
+		heard = append(heard, fmt.Sprintf("%s %d %s %v", e.Spec.Owner, e.Slot, d.Subject, err))
+	}
 	s := m.wanted("a", 2)
 	e, err := c.Create(t.Context(), s, false)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if h, ok := c.HolderOf(s.Addrs[0]); !ok || h.Slot != e.Slot {
+		t.Errorf("the address is held by %+v, %v", h, ok)
+	}
+	if ls, ok := c.LabelsOf(e.Identity.Number); !ok || len(ls) != len(e.Identity.Labels) {
+		t.Errorf("labels of identity %d: %v, %v", e.Identity.Number, ls, ok)
 	}
 	for _, index := range []uint32{e.Device.HostIndex, 4711} {
 		if err := c.LinkChanged(t.Context(), index); err != nil {
@@ -596,6 +606,9 @@ func TestChangedAttachmentIsRepairedAndCounted(t *testing.T) {
 	}
 	if !m.deviceOf(s.Owner).filtered || c.Counts().Repairs != 1 {
 		t.Errorf("filtered %v, %d repairs", m.deviceOf(s.Owner).filtered, c.Counts().Repairs)
+	}
+	if want := []string{fmt.Sprintf("%s %d filter <nil>", s.Owner, e.Slot)}; !slices.Equal(heard, want) {
+		t.Errorf("heard %q, want %q", heard, want)
 	}
 	m.removeNamespace(s.Netns)
 	if err := c.LinkChanged(t.Context(), e.Device.HostIndex); err != nil {

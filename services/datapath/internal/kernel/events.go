@@ -98,6 +98,9 @@ type SideVerdict struct {
 	Audited bool
 }
 
+// Redirects says whether the side sends the packet to a proxy.
+func (s SideVerdict) Redirects() bool { return s.By != ByNobody && s.Action == ActionRedirect }
+
 // Event is what the programs report about one packet.
 type Event struct {
 	Type EventType

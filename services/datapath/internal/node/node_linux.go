@@ -133,7 +133,7 @@ func Open(ctx context.Context, o Options) (_ *Node, err error) {
 	n.Core = endpoint.New(endpoint.Config{
 		Instance: o.Instance, BootID: o.BootID, PodCIDRs: o.PodCIDRs, MTU: o.MTU,
 		Maps: publish.Maps{Kernel: n.Kernel}, Links: n.dev, Leases: o.Leases, Identities: o.Identities,
-		Records: o.Records, Host: host{n}, Log: o.Log,
+		Records: o.Records, Host: host{n}, Repaired: n.repaired, Log: o.Log,
 	})
 	return n, nil
 }
@@ -401,12 +401,17 @@ func (n *Node) ReadEvents(ctx context.Context) error {
 
 func (n *Node) event(e kernel.Event) observe.Event {
 	o := observe.Event{
-		Time: e.Time, Reason: e.Reason.String(), Egress: e.Direction == kernel.Egress, Dropped: e.Reason.Dropped(),
-		Source: e.Source, Destination: e.Destination, Protocol: e.Protocol,
+		Type: observe.Type(e.Type), Time: e.Time, Reason: e.Reason.String(), Egress: e.Direction == kernel.Egress, Verdict: verdictOf(e),
+		Source: e.Source, Destination: e.Destination, Protocol: e.Protocol, TCPFlags: e.TCPFlags,
 		SourceIdentity: uint32(e.SourceIdentity), DestinationIdentity: uint32(e.DestinationIdentity),
-		Length: e.Length, SourceMAC: e.SourceMAC, EtherType: e.EtherType, KernelLost: e.Lost,
+		Length: e.Length, SourceMAC: e.SourceMAC, EtherType: e.EtherType, Reply: e.Reply, KernelLost: e.Lost,
 	}
 	own, other := e.SourceSlot, e.DestinationSlot
+	sender, receiver := own, other
+	if e.Reply {
+		sender, receiver = receiver, sender
+	}
+	o.Sender, o.Receiver = sideOf(e.Egress, sender), sideOf(e.Ingress, receiver)
 	if !o.Egress {
 		own, other = other, own
 	}
@@ -422,6 +427,50 @@ func (n *Node) event(e kernel.Event) observe.Event {
 		}
 	}
 	return o
+}
+
+// verdictOf says what became of the packet.
+func verdictOf(e kernel.Event) observe.Verdict {
+	switch {
+	case e.Reason.Dropped():
+		return observe.Dropped
+	case e.Egress.Audited || e.Ingress.Audited:
+		return observe.Audited
+	case e.Egress.Redirects() || e.Ingress.Redirects():
+		return observe.Redirected
+	}
+	return observe.Forwarded
+}
+
+func sideOf(s kernel.SideVerdict, slot kernel.Slot) observe.Side {
+	if s.By == kernel.ByNobody {
+		return observe.Side{}
+	}
+	o := observe.Side{
+		By: s.By.String(), Verdict: observe.Dropped, Rule: s.Rule, Table: uint16(s.Table), Generation: s.Gen, Slot: uint16(slot),
+	}
+	switch {
+	case s.Audited:
+		o.Verdict = observe.Audited
+	case s.Redirects():
+		o.Verdict = observe.Redirected
+	case s.Action == kernel.ActionAllow:
+		o.Verdict = observe.Forwarded
+	}
+	return o
+}
+
+// repaired tells observers that a program was put back.
+func (n *Node) repaired(e endpoint.Endpoint, d endpoint.Difference, err error) {
+	o := observe.Event{
+		Type: observe.Repair, Time: time.Now(), Slot: e.Slot, SourceIdentity: e.Identity.Number,
+		Owner: e.Spec.Owner.String(), ContainerID: e.Spec.Owner.ContainerID, InterfaceName: e.Spec.Owner.InterfaceName,
+		Repair: observe.RepairDetails{Subject: d.Subject, Device: d.Key, Want: d.Want, Have: d.Have},
+	}
+	if err != nil {
+		o.Repair.Err = err.Error()
+	}
+	n.Ring.Add(o)
 }
 
 // Watch looks at once at what the kernel says has changed, until ctx ends.

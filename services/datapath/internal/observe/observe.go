@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package observe remembers the recent events of the programs and hands them
-// to any number of readers.
+// Package observe remembers the recent events of the programs, and repairs of
+// their attachments, and hands them to any number of readers.
 //
 // There is one ring. A reader has nothing but a position in it, so a slow one
 // costs no memory and holds nobody up: it is told how many events it missed,
@@ -12,28 +12,87 @@ package observe
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/selector"
 )
 
-// Event is what happened to one packet.
+// Type is what an event is about.
+type Type uint8
+
+// The types.
+const (
+	// Drop is a packet that ended here.
+	Drop Type = iota + 1
+	// PolicyVerdict is a connection that was judged.
+	PolicyVerdict
+	// Closed is a connection that has ended.
+	Closed
+	// Repair is a program that somebody had taken off an endpoint's device.
+	Repair
+)
+
+// Verdict is what became of a packet.
+type Verdict uint8
+
+// The verdicts.
+const (
+	Forwarded Verdict = iota + 1
+	Dropped
+	Audited
+	Redirected
+)
+
+// Side is what one side's policy said. By is empty if it was not asked.
+type Side struct {
+	By         string
+	Verdict    Verdict
+	Rule       uint16
+	Table      uint16
+	Generation uint32
+	// Slot of the endpoint whose policy it is.
+	Slot uint16
+}
+
+// Event is what happened to one packet, or a repair.
 type Event struct {
+	Type                                Type
 	Time                                time.Time
 	Reason                              string
 	Egress                              bool // seen from the endpoint
-	Dropped                             bool
+	Verdict                             Verdict
 	Slot                                uint16 // of the endpoint at whose device it was seen; 0 if unknown
 	Owner                               string // of that endpoint, "container/interface"; empty if it is gone
 	OtherOwner                          string // of the endpoint at the other side, if local
 	ContainerID, InterfaceName          string
 	Source, Destination                 netip.AddrPort
 	Protocol                            uint8
+	TCPFlags                            uint8
 	SourceIdentity, DestinationIdentity uint32
 	Length                              uint32
 	SourceMAC                           [6]byte
 	EtherType                           uint16
+	// Sender and Receiver are the sides of the connection's first packet; with
+	// Reply the packet goes the other way.
+	Sender, Receiver Side
+	Reply            bool
+	// Repair is set for that type alone; SourceIdentity is then the endpoint's.
+	Repair RepairDetails
 	// KernelLost is how many events the kernel left out before this one.
 	KernelLost uint32
+}
+
+// RepairDetails say what was wrong with an attachment.
+type RepairDetails struct {
+	Subject string // "filter" or "qdisc"
+	Device  string
+	Want    string
+	Have    string
+	// Err is why it could not be put right; empty if it was.
+	Err string
 }
 
 // Size is how many events are remembered.
@@ -138,7 +197,8 @@ func (rd *Reader) Next(ctx context.Context, wait bool) (e Event, missed uint64, 
 }
 
 // Filter says which events a reader wants. Criteria of different kinds must
-// all hold, of one kind one; an empty kind always holds.
+// all hold, of one kind one; an empty kind always holds. A repair is about an
+// endpoint and no packet: criteria that only a packet can meet leave it out.
 type Filter struct {
 	Owners     map[string]bool
 	Identities map[uint32]bool
@@ -147,24 +207,39 @@ type Filter struct {
 	Egress     *bool
 	Protocols  map[uint8]bool
 	Ports      map[uint16]bool
+	Verdicts   map[Verdict]bool
+	Types      map[Type]bool
+	Selectors  []selector.Selector
 }
 
-// Match says whether e passes.
-func (f Filter) Match(e Event) bool {
+// Match says whether e passes. labels gives those of an identity; what is not
+// known matches no selector. It is asked only if everything else holds.
+func (f Filter) Match(e Event, labels func(identity uint32) ([]endpoint.Label, bool)) bool {
 	either := func(n int, a, b bool) bool { return n == 0 || a || b }
 	inAny := func(a netip.Addr) bool {
-		for _, p := range f.Prefixes {
-			if p.Contains(a) {
-				return true
-			}
-		}
-		return false
+		return slices.ContainsFunc(f.Prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
+	}
+	selected := func(identity uint32) bool {
+		ls, ok := labels(identity)
+		return ok && slices.ContainsFunc(f.Selectors, func(s selector.Selector) bool { return s.Matches(ls) })
 	}
 	return either(len(f.Owners), f.Owners[e.Owner], f.Owners[e.OtherOwner]) &&
 		either(len(f.Identities), f.Identities[e.SourceIdentity], f.Identities[e.DestinationIdentity]) &&
 		either(len(f.Prefixes), inAny(e.Source.Addr()), inAny(e.Destination.Addr())) &&
 		either(len(f.Reasons), f.Reasons[e.Reason], false) &&
-		(f.Egress == nil || *f.Egress == e.Egress) &&
-		either(len(f.Protocols), f.Protocols[e.Protocol], false) &&
-		either(len(f.Ports), f.Ports[e.Source.Port()], f.Ports[e.Destination.Port()])
+		(f.Egress == nil || e.Type != Repair && *f.Egress == e.Egress) &&
+		either(len(f.Protocols), e.Type != Repair && f.Protocols[e.Protocol], false) &&
+		either(len(f.Ports), e.hasPorts() && f.Ports[e.Source.Port()], e.hasPorts() && f.Ports[e.Destination.Port()]) &&
+		either(len(f.Verdicts), f.Verdicts[e.Verdict], false) &&
+		either(len(f.Types), f.Types[e.Type], false) &&
+		(len(f.Selectors) == 0 || selected(e.SourceIdentity) || selected(e.DestinationIdentity))
+}
+
+// hasPorts is false where the ports hold something else, or nothing.
+func (e Event) hasPorts() bool {
+	switch e.Protocol {
+	case 6, 17, 33, 132, 136: // TCP, UDP, DCCP, SCTP, UDP-Lite
+		return true
+	}
+	return false
 }

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/selector"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -83,34 +85,94 @@ func TestWaitingReaderIsWokenAndCanGiveUp(t *testing.T) {
 	}
 }
 
+func parse(t *testing.T, text string) selector.Selector {
+	t.Helper()
+	s, err := selector.Parse(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestFilterForPacketsLeavesRepairsOut(t *testing.T) {
+	yes := true
+	e := Event{Type: Repair, Owner: "a/eth0", SourceIdentity: 300}
+	nobody := func(uint32) ([]endpoint.Label, bool) { return nil, false }
+	for name, c := range map[string]struct {
+		f    Filter
+		want bool
+	}{
+		"empty":     {Filter{}, true},
+		"owner":     {Filter{Owners: map[string]bool{"a/eth0": true}}, true},
+		"identity":  {Filter{Identities: map[uint32]bool{300: true}}, true},
+		"type":      {Filter{Types: map[Type]bool{Drop: true}}, false},
+		"verdict":   {Filter{Verdicts: map[Verdict]bool{Dropped: true}}, false},
+		"reason":    {Filter{Reasons: map[string]bool{"no-route": true}}, false},
+		"direction": {Filter{Egress: &yes}, false},
+		"protocol":  {Filter{Protocols: map[uint8]bool{0: true}}, false},
+		"port":      {Filter{Ports: map[uint16]bool{0: true}}, false},
+		"prefix":    {Filter{Prefixes: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}}, false},
+	} {
+		if got := c.f.Match(e, nobody); got != c.want {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
+		}
+	}
+}
+
+func TestPortOfAProtocolWithoutPortsMatchesNothing(t *testing.T) {
+	f := Filter{Ports: map[uint16]bool{0x0800: true}}
+	e := Event{Type: Drop, Protocol: 1, Destination: netip.MustParseAddrPort("10.0.0.1:2048")} // echo request
+	nobody := func(uint32) ([]endpoint.Label, bool) { return nil, false }
+	if f.Match(e, nobody) {
+		t.Error("type and code of ICMP are taken for a port")
+	}
+	if e.Protocol = 17; !f.Match(e, nobody) {
+		t.Error("a port of UDP is not")
+	}
+}
+
 func TestFilterNeedsOneOfEachKind(t *testing.T) {
 	yes, no := true, false
 	e := Event{
-		Reason: "spoofed-ip", Egress: true, Owner: "a/eth0", OtherOwner: "b/eth0", Protocol: 6,
+		Type: Drop, Verdict: Dropped, Reason: "spoofed-ip", Egress: true, Owner: "a/eth0", OtherOwner: "b/eth0", Protocol: 6,
 		Source: netip.MustParseAddrPort("10.0.0.2:1000"), Destination: netip.MustParseAddrPort("10.0.0.3:80"),
 		SourceIdentity: 300, DestinationIdentity: 400,
+	}
+	labels := func(identity uint32) ([]endpoint.Label, bool) {
+		if identity == 400 {
+			return []endpoint.Label{{Source: "k8s", Key: "app", Value: "web"}}, true
+		}
+		return nil, false
 	}
 	for name, c := range map[string]struct {
 		f    Filter
 		want bool
 	}{
-		"empty":            {Filter{}, true},
-		"owner":            {Filter{Owners: map[string]bool{"a/eth0": true}}, true},
-		"other side":       {Filter{Owners: map[string]bool{"b/eth0": true}}, true},
-		"stranger":         {Filter{Owners: map[string]bool{"c/eth0": true}}, false},
-		"identity":         {Filter{Identities: map[uint32]bool{400: true, 1: true}}, true},
-		"no identity":      {Filter{Identities: map[uint32]bool{1: true}}, false},
-		"prefix":           {Filter{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.0.3/32")}}, true},
-		"no prefix":        {Filter{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}}, false},
-		"reason":           {Filter{Reasons: map[string]bool{"spoofed-ip": true}}, true},
-		"other reason":     {Filter{Reasons: map[string]bool{"not-ip": true}}, false},
-		"direction":        {Filter{Egress: &yes}, true},
-		"other direction":  {Filter{Egress: &no}, false},
-		"port":             {Filter{Ports: map[uint16]bool{80: true}}, true},
-		"no port":          {Filter{Ports: map[uint16]bool{81: true}}, false},
+		"empty":           {Filter{}, true},
+		"owner":           {Filter{Owners: map[string]bool{"a/eth0": true}}, true},
+		"other side":      {Filter{Owners: map[string]bool{"b/eth0": true}}, true},
+		"stranger":        {Filter{Owners: map[string]bool{"c/eth0": true}}, false},
+		"identity":        {Filter{Identities: map[uint32]bool{400: true, 1: true}}, true},
+		"no identity":     {Filter{Identities: map[uint32]bool{1: true}}, false},
+		"prefix":          {Filter{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.0.3/32")}}, true},
+		"no prefix":       {Filter{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}}, false},
+		"reason":          {Filter{Reasons: map[string]bool{"spoofed-ip": true}}, true},
+		"other reason":    {Filter{Reasons: map[string]bool{"not-ip": true}}, false},
+		"direction":       {Filter{Egress: &yes}, true},
+		"other direction": {Filter{Egress: &no}, false},
+		"port":            {Filter{Ports: map[uint16]bool{80: true}}, true},
+		"no port":         {Filter{Ports: map[uint16]bool{81: true}}, false},
+		"verdict":         {Filter{Verdicts: map[Verdict]bool{Dropped: true, Audited: true}}, true},
+		"other verdict":   {Filter{Verdicts: map[Verdict]bool{Forwarded: true}}, false},
+		"type":            {Filter{Types: map[Type]bool{Drop: true}}, true},
+		"other type":      {Filter{Types: map[Type]bool{Closed: true}}, false},
+		"selector":        {Filter{Selectors: []selector.Selector{parse(t, "app=db"), parse(t, "app=web")}}, true},
+		"no selector":     {Filter{Selectors: []selector.Selector{parse(t, "app=db")}}, false},
+		// whose labels nobody knows is not without them
+		"unknown labels":   {Filter{Selectors: []selector.Selector{parse(t, "!app")}}, false},
 		"one of two kinds": {Filter{Ports: map[uint16]bool{80: true}, Protocols: map[uint8]bool{17: true}}, false},
 	} {
-		if got := c.f.Match(e); got != c.want {
+		if got := c.f.Match(e, labels); got != c.want {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
 	}

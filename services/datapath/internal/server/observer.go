@@ -4,6 +4,7 @@
 package server
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -17,6 +18,7 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
+	"github.com/sluice-net/sluice/services/datapath/internal/selector"
 )
 
 // Observe implements the API.
@@ -52,10 +54,10 @@ func (s *Server) Observe(r *datapathv1.ObserveRequest, stream grpc.ServerStreami
 				return err
 			}
 		}
-		if !filter.Match(e) {
+		if !filter.Match(e, func(id uint32) ([]endpoint.Label, bool) { return s.labels(stream.Context(), id) }) {
 			continue
 		}
-		if err := stream.Send(&datapathv1.ObserveResponse{Event: &datapathv1.ObserveResponse_Flow{Flow: flow(e)}}); err != nil {
+		if err := stream.Send(s.observed(stream.Context(), e)); err != nil {
 			return err
 		}
 	}
@@ -71,6 +73,7 @@ func (s *Server) filterOf(r *datapathv1.ObserveRequest) (observe.Filter, error) 
 	f := observe.Filter{
 		Owners: map[string]bool{}, Identities: map[uint32]bool{}, Reasons: map[string]bool{},
 		Protocols: map[uint8]bool{}, Ports: map[uint16]bool{},
+		Verdicts: map[observe.Verdict]bool{}, Types: map[observe.Type]bool{},
 	}
 	for _, o := range r.GetOwners() {
 		f.Owners[ownerOf(o).String()] = true
@@ -101,18 +104,134 @@ func (s *Server) filterOf(r *datapathv1.ObserveRequest) (observe.Filter, error) 
 		egress := d == datapathv1.Direction_DIRECTION_EGRESS
 		f.Egress = &egress
 	}
+	for i, v := range r.GetVerdicts() {
+		verdict, ok := verdicts[v]
+		if !ok {
+			return f, &endpoint.FieldError{Field: fmt.Sprintf("verdicts[%d]", i), Reason: fmt.Sprintf("%d is no verdict", v)}
+		}
+		f.Verdicts[verdict] = true
+	}
+	for i, t := range r.GetTypes() {
+		typ, ok := types[t]
+		if !ok {
+			return f, &endpoint.FieldError{Field: fmt.Sprintf("types[%d]", i), Reason: fmt.Sprintf("%d is no type of event", t)}
+		}
+		f.Types[typ] = true
+	}
+	for i, text := range r.GetLabelSelectors() {
+		sel, err := selector.Parse(text)
+		if err != nil {
+			return f, &endpoint.FieldError{Field: fmt.Sprintf("label_selectors[%d]", i), Reason: err.Error()}
+		}
+		f.Selectors = append(f.Selectors, sel)
+	}
 	return f, nil
+}
+
+var (
+	verdicts = map[datapathv1.Verdict]observe.Verdict{
+		datapathv1.Verdict_VERDICT_FORWARDED: observe.Forwarded, datapathv1.Verdict_VERDICT_DROPPED: observe.Dropped,
+		datapathv1.Verdict_VERDICT_AUDITED: observe.Audited, datapathv1.Verdict_VERDICT_REDIRECTED: observe.Redirected,
+	}
+	types = map[datapathv1.FlowType]observe.Type{
+		datapathv1.FlowType_FLOW_TYPE_DROP: observe.Drop, datapathv1.FlowType_FLOW_TYPE_POLICY_VERDICT: observe.PolicyVerdict,
+		datapathv1.FlowType_FLOW_TYPE_CONNECTION_CLOSED: observe.Closed,
+	}
+)
+
+func protoVerdict(v observe.Verdict) datapathv1.Verdict {
+	for p, o := range verdicts {
+		if o == v {
+			return p
+		}
+	}
+	return datapathv1.Verdict_VERDICT_UNSPECIFIED
+}
+
+func protoType(t observe.Type) datapathv1.FlowType {
+	for p, o := range types {
+		if o == t {
+			return p
+		}
+	}
+	return datapathv1.FlowType_FLOW_TYPE_UNSPECIFIED
+}
+
+// Rules knows what numbers of rules and generations mean. A generation that
+// was replaced long ago may be forgotten.
+type Rules interface {
+	// Revision of the policy that the generation of a slot enforces.
+	Revision(slot uint16, generation uint32) (revision uint64, ok bool)
+	// RuleSources are the places of a rule of the table that the slot had in
+	// that direction in that generation; empty if not known.
+	RuleSources(slot uint16, generation uint32, egress bool, rule uint16) []string
+}
+
+// labels of an identity, if anybody knows them.
+func (s *Server) labels(ctx context.Context, identity uint32) ([]endpoint.Label, bool) {
+	if s.Labels == nil {
+		return nil, false
+	}
+	return s.Labels.Of(ctx, identity)
+}
+
+func (s *Server) labelTexts(ctx context.Context, identity uint32) []string {
+	labels, _ := s.labels(ctx, identity)
+	var texts []string
+	for _, l := range labels {
+		text := l.Source + ":" + l.Key
+		if l.Value != "" {
+			text += "=" + l.Value
+		}
+		texts = append(texts, text)
+	}
+	return texts
+}
+
+func (s *Server) observed(ctx context.Context, e observe.Event) *datapathv1.ObserveResponse {
+	if e.Type == observe.Repair {
+		return &datapathv1.ObserveResponse{Event: &datapathv1.ObserveResponse_Repair{Repair: &datapathv1.AttachmentRepair{
+			Time: timestamppb.New(e.Time), Slot: uint32(e.Slot), Identity: e.SourceIdentity, Error: e.Repair.Err,
+			Owner:      &workloadv1.Owner{ContainerId: e.ContainerID, InterfaceName: e.InterfaceName},
+			Difference: &datapathv1.Difference{Subject: e.Repair.Subject, Key: e.Repair.Device, Want: e.Repair.Want, Have: e.Repair.Have},
+		}}}
+	}
+	f := flow(e)
+	f.SourceLabels = s.labelTexts(ctx, e.SourceIdentity)
+	f.DestinationLabels = s.labelTexts(ctx, e.DestinationIdentity)
+	f.Egress = s.side(e.Sender, true)
+	f.Ingress = s.side(e.Receiver, false)
+	return &datapathv1.ObserveResponse{Event: &datapathv1.ObserveResponse_Flow{Flow: f}}
+}
+
+// side adds what user space knows to what the kernel said; nil if the side was
+// not asked.
+func (s *Server) side(o observe.Side, egress bool) *datapathv1.SideVerdict {
+	if o.By == "" {
+		return nil
+	}
+	v := &datapathv1.SideVerdict{
+		Verdict: protoVerdict(o.Verdict), Rule: uint32(o.Rule), Table: uint32(o.Table), Generation: o.Generation, DecidedBy: o.By,
+	}
+	if s.Rules == nil {
+		return v
+	}
+	if revision, ok := s.Rules.Revision(o.Slot, o.Generation); ok {
+		v.Revision = revision
+	}
+	if o.Rule != 0 {
+		v.RuleSources = s.Rules.RuleSources(o.Slot, o.Generation, egress, o.Rule)
+	}
+	return v
 }
 
 func flow(e observe.Event) *datapathv1.Flow {
 	f := &datapathv1.Flow{
-		Time: timestamppb.New(e.Time), Verdict: datapathv1.Verdict_VERDICT_FORWARDED, Reason: e.Reason, Direction: direction(e.Egress),
+		Time: timestamppb.New(e.Time), Type: protoType(e.Type), Verdict: protoVerdict(e.Verdict), Reason: e.Reason, Direction: direction(e.Egress),
 		Slot: uint32(e.Slot), Protocol: uint32(e.Protocol), SourcePort: uint32(e.Source.Port()), DestinationPort: uint32(e.Destination.Port()),
 		SourceIdentity: e.SourceIdentity, DestinationIdentity: e.DestinationIdentity, Length: e.Length,
 		SourceMac: e.SourceMAC[:], Ethertype: uint32(e.EtherType),
-	}
-	if e.Dropped {
-		f.Verdict = datapathv1.Verdict_VERDICT_DROPPED
+		TcpFlags: uint32(e.TCPFlags), Reply: e.Reply,
 	}
 	if e.ContainerID != "" {
 		f.Owner = &workloadv1.Owner{ContainerId: e.ContainerID, InterfaceName: e.InterfaceName}

@@ -4,23 +4,125 @@
 package server
 
 import (
+	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/observe"
 )
 
-func TestObserveRefusesAReasonThatNoEventHas(t *testing.T) {
+func TestObserveRefusesWhatNoEventHas(t *testing.T) {
 	s := &Server{Reasons: []string{"spoofed-ip", "no-route"}}
 	if f, err := s.filterOf(&datapathv1.ObserveRequest{Reasons: []string{"no-route"}}); err != nil || !f.Reasons["no-route"] {
 		t.Errorf("a reason that exists: %+v, %v", f, err)
 	}
-	_, err := s.filterOf(&datapathv1.ObserveRequest{Reasons: []string{"no-route", "spoofed"}})
-	st := status.Convert(statusOf(err))
-	if st.Code() != codes.InvalidArgument || !strings.Contains(st.Message(), "reasons[1]") || !strings.Contains(st.Message(), "spoofed-ip") {
-		t.Errorf("a reason that does not: %v", st)
+	for want, r := range map[string]*datapathv1.ObserveRequest{
+		`reasons[1]: "spoofed" is none of spoofed-ip`: {Reasons: []string{"no-route", "spoofed"}},
+		"prefixes[0]":               {Prefixes: []string{"10.0.0.1"}},
+		"verdicts[0]: 0 is no":      {Verdicts: []datapathv1.Verdict{0}},
+		"verdicts[1]: 77 is no":     {Verdicts: []datapathv1.Verdict{1, 77}},
+		"types[0]: 9 is no type":    {Types: []datapathv1.FlowType{9}},
+		"label_selectors[1]: at by": {LabelSelectors: []string{"app=web", "app web"}},
+	} {
+		_, err := s.filterOf(r)
+		st := status.Convert(statusOf(err))
+		if st.Code() != codes.InvalidArgument || !strings.Contains(st.Message(), want) {
+			t.Errorf("%s: %v", want, st)
+		}
+	}
+}
+
+func TestObserveFilterHasEveryCriterion(t *testing.T) {
+	s := &Server{Reasons: []string{"no-route"}}
+	f, err := s.filterOf(&datapathv1.ObserveRequest{
+		Owners:     []*workloadv1.Owner{{ContainerId: "a", InterfaceName: "eth0"}},
+		Identities: []uint32{300}, Prefixes: []string{"10.1.2.3/8"}, Reasons: []string{"no-route"},
+		Direction: datapathv1.Direction_DIRECTION_INGRESS, Protocols: []uint32{6}, Ports: []uint32{80},
+		Verdicts: []datapathv1.Verdict{datapathv1.Verdict_VERDICT_AUDITED}, Types: []datapathv1.FlowType{datapathv1.FlowType_FLOW_TYPE_POLICY_VERDICT},
+		LabelSelectors: []string{"app=web"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !f.Owners["a/eth0"] || !f.Identities[300] || f.Prefixes[0] != netip.MustParsePrefix("10.0.0.0/8") || !f.Reasons["no-route"] ||
+		f.Egress == nil || *f.Egress || !f.Protocols[6] || !f.Ports[80] || !f.Verdicts[observe.Audited] || !f.Types[observe.PolicyVerdict] ||
+		len(f.Selectors) != 1 {
+		t.Errorf("%+v", f)
+	}
+}
+
+// rules knows one revision and names rules by number.
+type rules struct{}
+
+func (rules) Revision(slot uint16, gen uint32) (uint64, bool) { return 42, slot == 1 && gen == 21 }
+
+func (rules) RuleSources(slot uint16, gen uint32, egress bool, rule uint16) []string {
+	return []string{fmt.Sprintf("slot %d gen %d egress %v rule %d", slot, gen, egress, rule)}
+}
+
+func labelled() *observe.Labels {
+	return &observe.Labels{Local: func(id uint32) ([]endpoint.Label, bool) {
+		if id != 300 {
+			return nil, false
+		}
+		return []endpoint.Label{{Source: "k8s", Key: "app", Value: "web"}, {Source: "reserved", Key: "x"}}, true
+	}}
+}
+
+func TestFlowTellsWhatBothSidesSaid(t *testing.T) {
+	s := &Server{Rules: rules{}, Labels: labelled()}
+	now := time.Unix(1000, 0)
+	got := s.observed(t.Context(), observe.Event{
+		Type: observe.PolicyVerdict, Time: now, Reason: "policy-denied", Egress: true, Verdict: observe.Dropped,
+		Slot: 1, Owner: "a/eth0", ContainerID: "a", InterfaceName: "eth0", Protocol: 6, TCPFlags: 2, Reply: true,
+		Source: netip.MustParseAddrPort("10.0.0.1:1000"), Destination: netip.MustParseAddrPort("10.0.0.2:80"),
+		SourceIdentity: 300, DestinationIdentity: 400, Length: 60, EtherType: 0x0800,
+		Sender:   observe.Side{By: "rule", Verdict: observe.Forwarded, Rule: 7, Table: 16, Generation: 21, Slot: 1},
+		Receiver: observe.Side{By: "default", Verdict: observe.Dropped, Table: 17, Generation: 22, Slot: 2},
+	}).GetFlow()
+	want := &datapathv1.Flow{
+		Type: datapathv1.FlowType_FLOW_TYPE_POLICY_VERDICT, Time: timestamppb.New(now), Reason: "policy-denied",
+		Direction: datapathv1.Direction_DIRECTION_EGRESS, Verdict: datapathv1.Verdict_VERDICT_DROPPED,
+		Slot: 1, Owner: &workloadv1.Owner{ContainerId: "a", InterfaceName: "eth0"}, Protocol: 6, TcpFlags: 2, Reply: true,
+		SourceAddress: []byte{10, 0, 0, 1}, DestinationAddress: []byte{10, 0, 0, 2}, SourcePort: 1000, DestinationPort: 80,
+		SourceIdentity: 300, DestinationIdentity: 400, Length: 60, Ethertype: 0x0800, SourceMac: make([]byte, 6),
+		SourceLabels: []string{"k8s:app=web", "reserved:x"},
+		Egress: &datapathv1.SideVerdict{
+			Verdict: datapathv1.Verdict_VERDICT_FORWARDED, Rule: 7, Table: 16, Generation: 21, Revision: 42, DecidedBy: "rule",
+			RuleSources: []string{"slot 1 gen 21 egress true rule 7"},
+		},
+		Ingress: &datapathv1.SideVerdict{Verdict: datapathv1.Verdict_VERDICT_DROPPED, Table: 17, Generation: 22, DecidedBy: "default"},
+	}
+	if !proto.Equal(got, want) {
+		t.Errorf("flow\n got %v\nwant %v", got, want)
+	}
+	// who was not asked said nothing
+	f := s.observed(t.Context(), observe.Event{Type: observe.Drop, Verdict: observe.Dropped}).GetFlow()
+	if f.GetEgress() != nil || f.GetIngress() != nil || f.GetSourceLabels() != nil {
+		t.Errorf("without sides: %v", f)
+	}
+}
+
+func TestRepairIsAMessageOfItsOwn(t *testing.T) {
+	got := (&Server{}).observed(t.Context(), observe.Event{
+		Type: observe.Repair, Time: time.Unix(5, 0), Slot: 3, ContainerID: "a", InterfaceName: "eth0", SourceIdentity: 300,
+		Repair: observe.RepairDetails{Subject: "filter", Device: "sl1", Want: "sluice_from_pod", Have: "nothing", Err: "no room"},
+	}).GetRepair()
+	want := &datapathv1.AttachmentRepair{
+		Time: timestamppb.New(time.Unix(5, 0)), Slot: 3, Identity: 300, Owner: &workloadv1.Owner{ContainerId: "a", InterfaceName: "eth0"},
+		Difference: &datapathv1.Difference{Subject: "filter", Key: "sl1", Want: "sluice_from_pod", Have: "nothing"}, Error: "no room",
+	}
+	if !proto.Equal(got, want) {
+		t.Errorf("repair\n got %v\nwant %v", got, want)
 	}
 }

@@ -54,6 +54,10 @@ type Server struct {
 	Core   *endpoint.Core
 	Ring   *observe.Ring
 	Status func(context.Context) (Status, error)
+	// Labels are those of identities; nil: none are known.
+	Labels *observe.Labels
+	// Rules tell what decided; nil: nobody knows.
+	Rules Rules
 	// Reasons are the names that an event can have, and Observe can be asked for.
 	Reasons []string
 }

@@ -95,7 +95,8 @@ type DatapathServiceClient interface {
 	AuditMaps(ctx context.Context, in *AuditMapsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[AuditMapsResponse], error)
 	// DumpMap streams the entries of one eBPF map in words, in the order in
 	// which the kernel lists them; entries that come or go meanwhile may be
-	// missing or old. NOT_FOUND: there is no such map; the message lists those
+	// missing or old. Elements of arrays that are all zero are left out, and what
+	// each CPU counts is summed. NOT_FOUND: there is no such map; the message lists those
 	// there are.
 	DumpMap(ctx context.Context, in *DumpMapRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DumpMapResponse], error)
 }
@@ -302,7 +303,8 @@ type DatapathServiceServer interface {
 	AuditMaps(*AuditMapsRequest, grpc.ServerStreamingServer[AuditMapsResponse]) error
 	// DumpMap streams the entries of one eBPF map in words, in the order in
 	// which the kernel lists them; entries that come or go meanwhile may be
-	// missing or old. NOT_FOUND: there is no such map; the message lists those
+	// missing or old. Elements of arrays that are all zero are left out, and what
+	// each CPU counts is summed. NOT_FOUND: there is no such map; the message lists those
 	// there are.
 	DumpMap(*DumpMapRequest, grpc.ServerStreamingServer[DumpMapResponse]) error
 	mustEmbedUnimplementedDatapathServiceServer()

@@ -221,7 +221,7 @@ type ObserveRequest struct {
 	Direction Direction `protobuf:"varint,7,opt,name=direction,proto3,enum=sluice.datapath.v1.Direction" json:"direction,omitempty"`
 	// IP protocol numbers.
 	Protocols []uint32 `protobuf:"varint,8,rep,packed,name=protocols,proto3" json:"protocols,omitempty"`
-	// Source or destination ports.
+	// Source or destination ports; protocols without ports have none.
 	Ports []uint32 `protobuf:"varint,9,rep,packed,name=ports,proto3" json:"ports,omitempty"`
 	// Verdicts.
 	Verdicts []Verdict `protobuf:"varint,10,rep,packed,name=verdicts,proto3,enum=sluice.datapath.v1.Verdict" json:"verdicts,omitempty"`
@@ -357,6 +357,7 @@ type ObserveResponse struct {
 	//
 	//	*ObserveResponse_Flow
 	//	*ObserveResponse_Lost
+	//	*ObserveResponse_Repair
 	Event         isObserveResponse_Event `protobuf_oneof:"event"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -417,6 +418,15 @@ func (x *ObserveResponse) GetLost() *LostEvents {
 	return nil
 }
 
+func (x *ObserveResponse) GetRepair() *AttachmentRepair {
+	if x != nil {
+		if x, ok := x.Event.(*ObserveResponse_Repair); ok {
+			return x.Repair
+		}
+	}
+	return nil
+}
+
 type isObserveResponse_Event interface {
 	isObserveResponse_Event()
 }
@@ -431,9 +441,110 @@ type ObserveResponse_Lost struct {
 	Lost *LostEvents `protobuf:"bytes,2,opt,name=lost,proto3,oneof"`
 }
 
+type ObserveResponse_Repair struct {
+	// A program was put back on an endpoint's device.
+	Repair *AttachmentRepair `protobuf:"bytes,3,opt,name=repair,proto3,oneof"`
+}
+
 func (*ObserveResponse_Flow) isObserveResponse_Event() {}
 
 func (*ObserveResponse_Lost) isObserveResponse_Event() {}
+
+func (*ObserveResponse_Repair) isObserveResponse_Event() {}
+
+// AttachmentRepair says that somebody had taken a program off an endpoint's
+// device. Criteria that only a packet can meet leave repairs out: addresses,
+// reasons, direction, protocols, ports, verdicts and types.
+type AttachmentRepair struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// When, by the node's clock.
+	Time *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
+	// The endpoint.
+	Owner *v1.Owner `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
+	// Slot of the endpoint.
+	Slot uint32 `protobuf:"varint,3,opt,name=slot,proto3" json:"slot,omitempty"`
+	// Identity of the endpoint.
+	Identity uint32 `protobuf:"varint,4,opt,name=identity,proto3" json:"identity,omitempty"`
+	// What was wrong: subject "filter" or "qdisc", the device, what should have
+	// been there and what was.
+	Difference *Difference `protobuf:"bytes,5,opt,name=difference,proto3" json:"difference,omitempty"`
+	// Why it could not be put back; empty if it was.
+	Error         string `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttachmentRepair) Reset() {
+	*x = AttachmentRepair{}
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttachmentRepair) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttachmentRepair) ProtoMessage() {}
+
+func (x *AttachmentRepair) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttachmentRepair.ProtoReflect.Descriptor instead.
+func (*AttachmentRepair) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *AttachmentRepair) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *AttachmentRepair) GetOwner() *v1.Owner {
+	if x != nil {
+		return x.Owner
+	}
+	return nil
+}
+
+func (x *AttachmentRepair) GetSlot() uint32 {
+	if x != nil {
+		return x.Slot
+	}
+	return 0
+}
+
+func (x *AttachmentRepair) GetIdentity() uint32 {
+	if x != nil {
+		return x.Identity
+	}
+	return 0
+}
+
+func (x *AttachmentRepair) GetDifference() *Difference {
+	if x != nil {
+		return x.Difference
+	}
+	return nil
+}
+
+func (x *AttachmentRepair) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
 
 // Flow is what happened to one packet.
 type Flow struct {
@@ -490,7 +601,7 @@ type Flow struct {
 
 func (x *Flow) Reset() {
 	*x = Flow{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[2]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -502,7 +613,7 @@ func (x *Flow) String() string {
 func (*Flow) ProtoMessage() {}
 
 func (x *Flow) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[2]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -515,7 +626,7 @@ func (x *Flow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Flow.ProtoReflect.Descriptor instead.
 func (*Flow) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{2}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Flow) GetTime() *timestamppb.Timestamp {
@@ -704,7 +815,7 @@ type SideVerdict struct {
 
 func (x *SideVerdict) Reset() {
 	*x = SideVerdict{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[3]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -716,7 +827,7 @@ func (x *SideVerdict) String() string {
 func (*SideVerdict) ProtoMessage() {}
 
 func (x *SideVerdict) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[3]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -729,7 +840,7 @@ func (x *SideVerdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SideVerdict.ProtoReflect.Descriptor instead.
 func (*SideVerdict) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{3}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *SideVerdict) GetVerdict() Verdict {
@@ -794,7 +905,7 @@ type LostEvents struct {
 
 func (x *LostEvents) Reset() {
 	*x = LostEvents{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[4]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -806,7 +917,7 @@ func (x *LostEvents) String() string {
 func (*LostEvents) ProtoMessage() {}
 
 func (x *LostEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[4]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -819,7 +930,7 @@ func (x *LostEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LostEvents.ProtoReflect.Descriptor instead.
 func (*LostEvents) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{4}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *LostEvents) GetSource() LossSource {
@@ -855,7 +966,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[5]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -867,7 +978,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[5]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -880,7 +991,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{5}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ExplainRequest) GetSourceAddress() []byte {
@@ -941,7 +1052,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[6]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -953,7 +1064,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[6]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -966,7 +1077,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{6}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ExplainResponse) GetVerdict() Verdict {
@@ -1041,7 +1152,7 @@ type ExplainedPeer struct {
 
 func (x *ExplainedPeer) Reset() {
 	*x = ExplainedPeer{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[7]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1053,7 +1164,7 @@ func (x *ExplainedPeer) String() string {
 func (*ExplainedPeer) ProtoMessage() {}
 
 func (x *ExplainedPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[7]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1066,7 +1177,7 @@ func (x *ExplainedPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedPeer.ProtoReflect.Descriptor instead.
 func (*ExplainedPeer) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{7}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ExplainedPeer) GetIdentity() uint32 {
@@ -1137,7 +1248,7 @@ type ExplainedSide struct {
 
 func (x *ExplainedSide) Reset() {
 	*x = ExplainedSide{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[8]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1149,7 +1260,7 @@ func (x *ExplainedSide) String() string {
 func (*ExplainedSide) ProtoMessage() {}
 
 func (x *ExplainedSide) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[8]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1162,7 +1273,7 @@ func (x *ExplainedSide) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedSide.ProtoReflect.Descriptor instead.
 func (*ExplainedSide) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{8}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ExplainedSide) GetVerdict() *SideVerdict {
@@ -1226,7 +1337,7 @@ type Connection struct {
 
 func (x *Connection) Reset() {
 	*x = Connection{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[9]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1238,7 +1349,7 @@ func (x *Connection) String() string {
 func (*Connection) ProtoMessage() {}
 
 func (x *Connection) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[9]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1251,7 +1362,7 @@ func (x *Connection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Connection.ProtoReflect.Descriptor instead.
 func (*Connection) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{9}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Connection) GetInitiator() string {
@@ -1331,11 +1442,21 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\bverdicts\x18\n" +
 	" \x03(\x0e2\x1b.sluice.datapath.v1.VerdictB\b\xbaH\x05\x92\x01\x02\x10\x10R\bverdicts\x12<\n" +
 	"\x05types\x18\v \x03(\x0e2\x1c.sluice.datapath.v1.FlowTypeB\b\xbaH\x05\x92\x01\x02\x10\x10R\x05types\x12:\n" +
-	"\x0flabel_selectors\x18\f \x03(\tB\x11\xbaH\x0e\x92\x01\v\x10@\"\ar\x05\x10\x01\x18\x80 R\x0elabelSelectors\"\x80\x01\n" +
+	"\x0flabel_selectors\x18\f \x03(\tB\x11\xbaH\x0e\x92\x01\v\x10@\"\ar\x05\x10\x01\x18\x80 R\x0elabelSelectors\"\xc0\x01\n" +
 	"\x0fObserveResponse\x12.\n" +
 	"\x04flow\x18\x01 \x01(\v2\x18.sluice.datapath.v1.FlowH\x00R\x04flow\x124\n" +
-	"\x04lost\x18\x02 \x01(\v2\x1e.sluice.datapath.v1.LostEventsH\x00R\x04lostB\a\n" +
-	"\x05event\"\xa5\a\n" +
+	"\x04lost\x18\x02 \x01(\v2\x1e.sluice.datapath.v1.LostEventsH\x00R\x04lost\x12>\n" +
+	"\x06repair\x18\x03 \x01(\v2$.sluice.datapath.v1.AttachmentRepairH\x00R\x06repairB\a\n" +
+	"\x05event\"\xf9\x01\n" +
+	"\x10AttachmentRepair\x12.\n" +
+	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12/\n" +
+	"\x05owner\x18\x02 \x01(\v2\x19.sluice.workload.v1.OwnerR\x05owner\x12\x12\n" +
+	"\x04slot\x18\x03 \x01(\rR\x04slot\x12\x1a\n" +
+	"\bidentity\x18\x04 \x01(\rR\bidentity\x12>\n" +
+	"\n" +
+	"difference\x18\x05 \x01(\v2\x1e.sluice.datapath.v1.DifferenceR\n" +
+	"difference\x12\x14\n" +
+	"\x05error\x18\x06 \x01(\tR\x05error\"\xa5\a\n" +
 	"\x04Flow\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x125\n" +
 	"\averdict\x18\x02 \x01(\x0e2\x1b.sluice.datapath.v1.VerdictR\averdict\x12\x16\n" +
@@ -1457,60 +1578,66 @@ func file_sluice_datapath_v1_observer_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_datapath_v1_observer_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_sluice_datapath_v1_observer_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_sluice_datapath_v1_observer_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_sluice_datapath_v1_observer_proto_goTypes = []any{
 	(FlowType)(0),                 // 0: sluice.datapath.v1.FlowType
 	(Verdict)(0),                  // 1: sluice.datapath.v1.Verdict
 	(LossSource)(0),               // 2: sluice.datapath.v1.LossSource
 	(*ObserveRequest)(nil),        // 3: sluice.datapath.v1.ObserveRequest
 	(*ObserveResponse)(nil),       // 4: sluice.datapath.v1.ObserveResponse
-	(*Flow)(nil),                  // 5: sluice.datapath.v1.Flow
-	(*SideVerdict)(nil),           // 6: sluice.datapath.v1.SideVerdict
-	(*LostEvents)(nil),            // 7: sluice.datapath.v1.LostEvents
-	(*ExplainRequest)(nil),        // 8: sluice.datapath.v1.ExplainRequest
-	(*ExplainResponse)(nil),       // 9: sluice.datapath.v1.ExplainResponse
-	(*ExplainedPeer)(nil),         // 10: sluice.datapath.v1.ExplainedPeer
-	(*ExplainedSide)(nil),         // 11: sluice.datapath.v1.ExplainedSide
-	(*Connection)(nil),            // 12: sluice.datapath.v1.Connection
-	(*timestamppb.Timestamp)(nil), // 13: google.protobuf.Timestamp
-	(*v1.Owner)(nil),              // 14: sluice.workload.v1.Owner
-	(Direction)(0),                // 15: sluice.datapath.v1.Direction
+	(*AttachmentRepair)(nil),      // 5: sluice.datapath.v1.AttachmentRepair
+	(*Flow)(nil),                  // 6: sluice.datapath.v1.Flow
+	(*SideVerdict)(nil),           // 7: sluice.datapath.v1.SideVerdict
+	(*LostEvents)(nil),            // 8: sluice.datapath.v1.LostEvents
+	(*ExplainRequest)(nil),        // 9: sluice.datapath.v1.ExplainRequest
+	(*ExplainResponse)(nil),       // 10: sluice.datapath.v1.ExplainResponse
+	(*ExplainedPeer)(nil),         // 11: sluice.datapath.v1.ExplainedPeer
+	(*ExplainedSide)(nil),         // 12: sluice.datapath.v1.ExplainedSide
+	(*Connection)(nil),            // 13: sluice.datapath.v1.Connection
+	(*timestamppb.Timestamp)(nil), // 14: google.protobuf.Timestamp
+	(*v1.Owner)(nil),              // 15: sluice.workload.v1.Owner
+	(Direction)(0),                // 16: sluice.datapath.v1.Direction
+	(*Difference)(nil),            // 17: sluice.datapath.v1.Difference
 }
 var file_sluice_datapath_v1_observer_proto_depIdxs = []int32{
-	13, // 0: sluice.datapath.v1.ObserveRequest.since:type_name -> google.protobuf.Timestamp
-	14, // 1: sluice.datapath.v1.ObserveRequest.owners:type_name -> sluice.workload.v1.Owner
-	15, // 2: sluice.datapath.v1.ObserveRequest.direction:type_name -> sluice.datapath.v1.Direction
+	14, // 0: sluice.datapath.v1.ObserveRequest.since:type_name -> google.protobuf.Timestamp
+	15, // 1: sluice.datapath.v1.ObserveRequest.owners:type_name -> sluice.workload.v1.Owner
+	16, // 2: sluice.datapath.v1.ObserveRequest.direction:type_name -> sluice.datapath.v1.Direction
 	1,  // 3: sluice.datapath.v1.ObserveRequest.verdicts:type_name -> sluice.datapath.v1.Verdict
 	0,  // 4: sluice.datapath.v1.ObserveRequest.types:type_name -> sluice.datapath.v1.FlowType
-	5,  // 5: sluice.datapath.v1.ObserveResponse.flow:type_name -> sluice.datapath.v1.Flow
-	7,  // 6: sluice.datapath.v1.ObserveResponse.lost:type_name -> sluice.datapath.v1.LostEvents
-	13, // 7: sluice.datapath.v1.Flow.time:type_name -> google.protobuf.Timestamp
-	1,  // 8: sluice.datapath.v1.Flow.verdict:type_name -> sluice.datapath.v1.Verdict
-	15, // 9: sluice.datapath.v1.Flow.direction:type_name -> sluice.datapath.v1.Direction
-	14, // 10: sluice.datapath.v1.Flow.owner:type_name -> sluice.workload.v1.Owner
-	0,  // 11: sluice.datapath.v1.Flow.type:type_name -> sluice.datapath.v1.FlowType
-	6,  // 12: sluice.datapath.v1.Flow.egress:type_name -> sluice.datapath.v1.SideVerdict
-	6,  // 13: sluice.datapath.v1.Flow.ingress:type_name -> sluice.datapath.v1.SideVerdict
-	1,  // 14: sluice.datapath.v1.SideVerdict.verdict:type_name -> sluice.datapath.v1.Verdict
-	2,  // 15: sluice.datapath.v1.LostEvents.source:type_name -> sluice.datapath.v1.LossSource
-	1,  // 16: sluice.datapath.v1.ExplainResponse.verdict:type_name -> sluice.datapath.v1.Verdict
-	10, // 17: sluice.datapath.v1.ExplainResponse.source:type_name -> sluice.datapath.v1.ExplainedPeer
-	10, // 18: sluice.datapath.v1.ExplainResponse.destination:type_name -> sluice.datapath.v1.ExplainedPeer
-	11, // 19: sluice.datapath.v1.ExplainResponse.egress:type_name -> sluice.datapath.v1.ExplainedSide
-	11, // 20: sluice.datapath.v1.ExplainResponse.ingress:type_name -> sluice.datapath.v1.ExplainedSide
-	12, // 21: sluice.datapath.v1.ExplainResponse.connection:type_name -> sluice.datapath.v1.Connection
-	14, // 22: sluice.datapath.v1.ExplainedPeer.owner:type_name -> sluice.workload.v1.Owner
-	6,  // 23: sluice.datapath.v1.ExplainedSide.verdict:type_name -> sluice.datapath.v1.SideVerdict
-	13, // 24: sluice.datapath.v1.Connection.last_seen:type_name -> google.protobuf.Timestamp
-	3,  // 25: sluice.datapath.v1.ObserverService.Observe:input_type -> sluice.datapath.v1.ObserveRequest
-	8,  // 26: sluice.datapath.v1.ObserverService.Explain:input_type -> sluice.datapath.v1.ExplainRequest
-	4,  // 27: sluice.datapath.v1.ObserverService.Observe:output_type -> sluice.datapath.v1.ObserveResponse
-	9,  // 28: sluice.datapath.v1.ObserverService.Explain:output_type -> sluice.datapath.v1.ExplainResponse
-	27, // [27:29] is the sub-list for method output_type
-	25, // [25:27] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	6,  // 5: sluice.datapath.v1.ObserveResponse.flow:type_name -> sluice.datapath.v1.Flow
+	8,  // 6: sluice.datapath.v1.ObserveResponse.lost:type_name -> sluice.datapath.v1.LostEvents
+	5,  // 7: sluice.datapath.v1.ObserveResponse.repair:type_name -> sluice.datapath.v1.AttachmentRepair
+	14, // 8: sluice.datapath.v1.AttachmentRepair.time:type_name -> google.protobuf.Timestamp
+	15, // 9: sluice.datapath.v1.AttachmentRepair.owner:type_name -> sluice.workload.v1.Owner
+	17, // 10: sluice.datapath.v1.AttachmentRepair.difference:type_name -> sluice.datapath.v1.Difference
+	14, // 11: sluice.datapath.v1.Flow.time:type_name -> google.protobuf.Timestamp
+	1,  // 12: sluice.datapath.v1.Flow.verdict:type_name -> sluice.datapath.v1.Verdict
+	16, // 13: sluice.datapath.v1.Flow.direction:type_name -> sluice.datapath.v1.Direction
+	15, // 14: sluice.datapath.v1.Flow.owner:type_name -> sluice.workload.v1.Owner
+	0,  // 15: sluice.datapath.v1.Flow.type:type_name -> sluice.datapath.v1.FlowType
+	7,  // 16: sluice.datapath.v1.Flow.egress:type_name -> sluice.datapath.v1.SideVerdict
+	7,  // 17: sluice.datapath.v1.Flow.ingress:type_name -> sluice.datapath.v1.SideVerdict
+	1,  // 18: sluice.datapath.v1.SideVerdict.verdict:type_name -> sluice.datapath.v1.Verdict
+	2,  // 19: sluice.datapath.v1.LostEvents.source:type_name -> sluice.datapath.v1.LossSource
+	1,  // 20: sluice.datapath.v1.ExplainResponse.verdict:type_name -> sluice.datapath.v1.Verdict
+	11, // 21: sluice.datapath.v1.ExplainResponse.source:type_name -> sluice.datapath.v1.ExplainedPeer
+	11, // 22: sluice.datapath.v1.ExplainResponse.destination:type_name -> sluice.datapath.v1.ExplainedPeer
+	12, // 23: sluice.datapath.v1.ExplainResponse.egress:type_name -> sluice.datapath.v1.ExplainedSide
+	12, // 24: sluice.datapath.v1.ExplainResponse.ingress:type_name -> sluice.datapath.v1.ExplainedSide
+	13, // 25: sluice.datapath.v1.ExplainResponse.connection:type_name -> sluice.datapath.v1.Connection
+	15, // 26: sluice.datapath.v1.ExplainedPeer.owner:type_name -> sluice.workload.v1.Owner
+	7,  // 27: sluice.datapath.v1.ExplainedSide.verdict:type_name -> sluice.datapath.v1.SideVerdict
+	14, // 28: sluice.datapath.v1.Connection.last_seen:type_name -> google.protobuf.Timestamp
+	3,  // 29: sluice.datapath.v1.ObserverService.Observe:input_type -> sluice.datapath.v1.ObserveRequest
+	9,  // 30: sluice.datapath.v1.ObserverService.Explain:input_type -> sluice.datapath.v1.ExplainRequest
+	4,  // 31: sluice.datapath.v1.ObserverService.Observe:output_type -> sluice.datapath.v1.ObserveResponse
+	10, // 32: sluice.datapath.v1.ObserverService.Explain:output_type -> sluice.datapath.v1.ExplainResponse
+	31, // [31:33] is the sub-list for method output_type
+	29, // [29:31] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_sluice_datapath_v1_observer_proto_init() }
@@ -1522,6 +1649,7 @@ func file_sluice_datapath_v1_observer_proto_init() {
 	file_sluice_datapath_v1_observer_proto_msgTypes[1].OneofWrappers = []any{
 		(*ObserveResponse_Flow)(nil),
 		(*ObserveResponse_Lost)(nil),
+		(*ObserveResponse_Repair)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1529,7 +1657,7 @@ func file_sluice_datapath_v1_observer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_datapath_v1_observer_proto_rawDesc), len(file_sluice_datapath_v1_observer_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   10,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -20,9 +20,13 @@ import (
 	identities "github.com/sluice-net/sluice/services/policy/internal/client"
 	"github.com/sluice-net/sluice/services/policy/internal/node"
 	"github.com/sluice-net/sluice/services/policy/internal/server"
+	"github.com/sluice-net/sluice/services/policy/internal/source/directory"
 )
 
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == "validate" {
+		os.Exit(validate(os.Args[2:], os.Stdin, os.Stdout, os.Stderr))
+	}
 	os.Exit(process.Run("policy", defaults, run))
 }
 
@@ -32,6 +36,9 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 	sources := []string{node.SourceIdentity}
+	if cfg.Sources.Directory != "" {
+		sources = append(sources, node.SourceFile)
+	}
 	n, err := process.Phase(p, "load state", func() (*node.Node, error) {
 		if err := os.Mkdir(cfg.StateDir, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
 			return nil, fmt.Errorf("stateDir: %w", err)
@@ -56,6 +63,10 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 	p.Go("node", n.Run)
 	p.Go("identities", identities.NewIdentities(conn, node.SourceIdentity, n, p.Log).Run)
+	if cfg.Sources.Directory != "" {
+		failed := func(ctx context.Context, why error) error { return n.SourceFailed(ctx, node.SourceFile, why) }
+		p.Go("directory", directory.New(cfg.Sources.Directory, n.Feed(node.SourceFile), failed, p.Log).Run)
+	}
 	p.Go("readiness", func(ctx context.Context) error {
 		select {
 		case <-n.Ready():

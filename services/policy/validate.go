@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+
+	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/services/policy/internal/manifest"
+	"github.com/sluice-net/sluice/services/policy/internal/node"
+)
+
+// judgement is what `sluice-policy validate` prints of one document, as one
+// line of JSON.
+type judgement struct {
+	// Problems begin with the path of the field; without one the document
+	// would be accepted.
+	Problems []string `json:"problems"`
+	// Dropped are fields that the kind does not have.
+	Dropped []string `json:"droppedFields,omitempty"`
+}
+
+// validate judges the manifests of standard input as the service with its
+// default configuration would, and neither starts nor asks one. `sluice policy
+// validate` executes it: only this program knows the kinds. Its exit code is 0
+// whatever the judgement, 2 if there is none.
+func validate(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	flags := flag.NewFlagSet("sluice-policy validate", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	namespace := flags.String("namespace", "", "namespace of documents that name none; empty: default")
+	if err := flags.Parse(args); err != nil {
+		return 2
+	}
+	if flags.NArg() > 0 {
+		fmt.Fprintf(stderr, "sluice-policy validate: %q is not a flag; manifests come on standard input\n", flags.Arg(0))
+		return 2
+	}
+	data, err := io.ReadAll(io.LimitReader(stdin, manifest.MaxBytes+1))
+	if err != nil {
+		fmt.Fprintln(stderr, "sluice-policy validate: standard input:", err)
+		return 2
+	}
+	judged, err := judge(data, *namespace)
+	if err != nil {
+		fmt.Fprintln(stderr, "sluice-policy validate:", err)
+		return 2
+	}
+	encoder := json.NewEncoder(stdout)
+	encoder.SetEscapeHTML(false)
+	for _, j := range judged {
+		if err := encoder.Encode(j); err != nil {
+			fmt.Fprintln(stderr, "sluice-policy validate:", err)
+			return 2
+		}
+	}
+	return 0
+}
+
+// judge fails if the text cannot be cut into documents.
+func judge(data []byte, namespace string) ([]judgement, error) {
+	texts, _, err := manifest.Split(data)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]judgement, len(texts))
+	for i := range all {
+		all[i].Problems = []string{}
+	}
+	config := defaults(instance.Paths{})
+	decoded, err := node.Decode(data, namespace, config.node(nil).Rules)
+	var bad *node.ManifestError
+	switch {
+	case errors.As(err, &bad) && bad.Whole == nil:
+		for _, v := range bad.Violations {
+			text := v.Text
+			if v.Path != "" {
+				text = v.Path + ": " + text
+			}
+			all[v.Document].Problems = append(all[v.Document].Problems, text)
+		}
+	case err != nil:
+		return nil, err
+	default:
+		for i, d := range decoded {
+			all[i].Dropped = d.Object.Unknown
+		}
+	}
+	return all, nil
+}

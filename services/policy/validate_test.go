@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+)
+
+func TestValidateJudgesEveryDocument(t *testing.T) {
+	const good = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: web, namespace: shop}\nspec: {podSelector: {}, colour: red}\n"
+	for _, c := range []struct {
+		name, in string
+		code     int
+		want     string
+	}{
+		{"good", good, 0, `{"problems":[],"droppedFields":["spec.colour"]}` + "\n"},
+		{
+			"a wrong field in the second", good + "---\napiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: db}\nspec: {podSelector: {}, ingress: [{ports: [{port: 70000}]}]}\n",
+			0, `{"problems":[]}` + "\n" + `{"problems":["spec.ingress[0].ports[0].port: `,
+		},
+		{"no kind of policy", "apiVersion: v1\nkind: Pod\n", 0, `{"problems":["kind: `},
+		{"the same twice", good + "---\n" + good, 0, `{"problems":[]}` + "\n" + `{"problems":["metadata.name: document 0 is the same policy"]}`},
+		{"no YAML", "{", 2, "sluice-policy validate: document 0: "},
+		{"too large", strings.Repeat("#", 3<<20+1), 2, "sluice-policy validate: manifest of "},
+	} {
+		var out, errOut bytes.Buffer
+		code := validate([]string{"--namespace=shop"}, strings.NewReader(c.in), &out, &errOut)
+		if got := out.String() + errOut.String(); code != c.code || !strings.HasPrefix(got, c.want) {
+			t.Errorf("%s: exit code %d, %s\nwant %d, %s", c.name, code, got, c.code, c.want)
+		}
+	}
+	var out, errOut bytes.Buffer
+	if code := validate([]string{"web.yaml"}, strings.NewReader(""), &out, &errOut); code != 2 || !strings.Contains(errOut.String(), "standard input") {
+		t.Errorf("a file as argument: exit code %d, %s", code, errOut.String())
+	}
+}

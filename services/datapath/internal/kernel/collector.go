@@ -23,7 +23,8 @@ import (
 type ConnectionTimeouts struct {
 	// TCPOpening holds until an answer was seen.
 	TCPOpening time.Duration
-	// TCPEstablished holds for open and for half-closed connections.
+	// TCPEstablished holds for open and for half-closed connections, and for
+	// those that a policy has cut: while their ends try on, they must be known.
 	TCPEstablished time.Duration
 	// TCPClosing holds once both ends have finished or one has reset. Under
 	// pressure it is shorter, down to a second.
@@ -52,7 +53,7 @@ func (t ConnectionTimeouts) of(protocol uint8, flags ConnectionFlags) time.Durat
 		switch {
 		case flags.Closing():
 			return t.TCPClosing
-		case flags&(SeenReply|PickedUp) != 0:
+		case flags.Revoked(), flags&(SeenReply|PickedUp) != 0:
 			return t.TCPEstablished
 		}
 		return t.TCPOpening
@@ -296,7 +297,8 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 				continue // it may go at any moment and needs no room
 			}
 			open[f]++
-			if s := payer(conn); s <= MaxEndpoints {
+			// the programs charge the initiator
+			if s := conn.From.Slot; s <= MaxEndpoints {
 				owned[s][f]++
 			}
 		}
@@ -376,15 +378,6 @@ func (c *Collector) orphaned(conn Connection, present map[Slot]Endpoint) (bool, 
 	return false, nil
 }
 
-// payer is whose budget a connection counts against: its initiator's if that
-// is local, else its responder's.
-func payer(c Connection) Slot {
-	if c.From.Slot != NoSlot {
-		return c.From.Slot
-	}
-	return c.To.Slot
-}
-
 // closingTime shortens the life of what has ended, which is needed for late
 // packets only, while a map is more than half full: to a second at three
 // quarters.
@@ -416,12 +409,13 @@ func budgetOf(capacity, open, owned, sharers int) int {
 }
 
 // renew begins a new period of all budgets, and says how many endpoints have
-// open connections. Slots that nobody has get the budget of one who has
+// begun connections that are open. The host has no limit: whoever runs there
+// can do worse. Slots that nobody has get the budget of one who has
 // nothing, so that an endpoint is limited from its first packet. A connection
 // that is begun between the two stores counts for neither period.
 func (c *Collector) renew(owned [][2]int, open [2]int) (sharers int) {
-	for _, n := range owned {
-		if n != [2]int{} {
+	for s, n := range owned {
+		if Slot(s) != HostSlot && n != [2]int{} {
 			sharers++
 		}
 	}
@@ -429,6 +423,9 @@ func (c *Collector) renew(owned [][2]int, open [2]int) (sharers int) {
 	for s, n := range owned {
 		most := budgetOf(capacity[0], open[0], n[0], sharers)
 		most = min(most, budgetOf(capacity[1], open[1], n[1], sharers))
+		if Slot(s) == HostSlot {
+			most = 0
+		}
 		used, limit := c.cell(Slot(s))
 		atomic.StoreUint64(limit, uint64(most))
 		atomic.StoreUint64(used, 0)

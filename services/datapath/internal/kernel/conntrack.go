@@ -43,6 +43,10 @@ func (f ConnectionFlags) Closing() bool {
 	return f&Reset != 0 || f&both == both
 }
 
+// Revoked says whether a policy has cut the connection. Of TCP its entry stays,
+// so that its next segment is not taken for one whose entry was evicted.
+func (f ConnectionFlags) Revoked() bool { return f&CloseReported != 0 && !f.Closing() }
+
 // Words are the flags for people, the stage of the connection first.
 func (f ConnectionFlags) Words() []string {
 	stage := "opening"
@@ -51,6 +55,8 @@ func (f ConnectionFlags) Words() []string {
 		stage = "reset"
 	case f.Closing():
 		stage = "closing"
+	case f.Revoked():
+		stage = "revoked"
 	case f&(InitiatorFinished|ResponderFinished) != 0:
 		stage = "half-closed"
 	case f&(SeenReply|PickedUp) != 0:

@@ -132,6 +132,14 @@ func remotes(e Endpoint, proto uint8, from, n int, flags ConnectionFlags, last u
 	return cs
 }
 
+// begun are the same from the endpoint to outside.
+func begun(cs []Connection) []Connection {
+	for i, c := range cs {
+		cs[i].Initiator, cs[i].Responder, cs[i].From, cs[i].To = c.Responder, c.Initiator, c.To, c.From
+	}
+	return cs
+}
+
 func TestKernelConnectionIsFoundFromBothEnds(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
 	for _, tu := range []Tuple{
@@ -201,7 +209,7 @@ func TestKernelCollectorRemovesExactlyWhatIsOver(t *testing.T) {
 		switch {
 		case (c.Protocol == 6 || c.Protocol == 132) && closed:
 			return 10
-		case (c.Protocol == 6 || c.Protocol == 132) && c.Flags&(SeenReply|PickedUp) == 0:
+		case (c.Protocol == 6 || c.Protocol == 132) && c.Flags&(SeenReply|PickedUp|CloseReported) == 0:
 			return 60
 		case c.Protocol == 6 || c.Protocol == 132:
 			return 8000
@@ -230,7 +238,7 @@ func TestKernelCollectorRemovesExactlyWhatIsOver(t *testing.T) {
 			c := Connection{
 				Tuple: Tuple{local, peer, []uint8{6, 17, 1, 132, 47}[rng.IntN(5)]},
 				From:  End{Slot: e.Slot, Gen: e.Policy.Gen}, To: other, LastSeen: cl.now.Load(),
-				Flags: ConnectionFlags(rng.IntN(0x200)) &^ OriginLow,
+				Flags: ConnectionFlags(rng.IntN(0x400)) &^ OriginLow,
 			}
 			if rng.IntN(2) == 0 {
 				c.Initiator, c.Responder, c.From, c.To = c.Responder, c.Initiator, c.To, c.From
@@ -475,10 +483,18 @@ func TestKernelBudgetShrinksForWhoHasMuch(t *testing.T) {
 			t.Errorf("nobody has anything: slot %d has used %d of %d, want 0 of %d", s, used, limit, room6)
 		}
 	}
+	if used, limit := col.budgetOf(HostSlot); used != 0 || limit != 0 {
+		t.Errorf("the host has used %d of %d, want no limit", used, limit)
+	}
+	// what others begin is nobody's
+	k.putAll(t, remotes(greedy, 17, 200_000, 10, 0, cl.now.Load()))
+	if p := collect(t, col); p.Endpoints != 0 {
+		t.Errorf("%d endpoints have begun connections, want none", p.Endpoints)
+	}
 	// the greedy one fills what an endpoint may fill
 	const room4 = 131072 - 131072/8
-	k.putAll(t, remotes(greedy, 17, 0, room4, 0, cl.now.Load()))
-	k.putAll(t, remotes(modest, 17, room4, 10, 0, cl.now.Load()))
+	k.putAll(t, begun(remotes(greedy, 17, 0, room4, 0, cl.now.Load())))
+	k.putAll(t, begun(remotes(modest, 17, room4, 10, 0, cl.now.Load())))
 	used, _ := col.cell(greedy.Slot)
 	atomic.StoreUint64(used, 15000)
 	if !col.pressed() {
@@ -497,7 +513,7 @@ func TestKernelBudgetShrinksForWhoHasMuch(t *testing.T) {
 	// closed connections do not count: they go when they must
 	cl.now.Add(100)
 	collect(t, col)
-	k.putAll(t, remotes(greedy, 6, 0, 50_000, SeenReply|Reset, cl.now.Load()))
+	k.putAll(t, begun(remotes(greedy, 6, 0, 50_000, SeenReply|Reset, cl.now.Load())))
 	collect(t, col)
 	if _, limit := col.budgetOf(greedy.Slot); limit != room6 {
 		t.Errorf("with closed connections only it may begin %d, want %d", limit, room6)

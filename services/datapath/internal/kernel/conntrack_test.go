@@ -113,6 +113,10 @@ func TestTimeoutFollowsProtocolAndState(t *testing.T) {
 		{6, SeenReply | both, d.TCPClosing},
 		{6, SeenReply | Reset, d.TCPClosing},
 		{6, Reset, d.TCPClosing},
+		// a policy has cut it, and its ends may not know
+		{6, CloseReported, d.TCPEstablished},
+		{6, SeenReply | CloseReported, d.TCPEstablished},
+		{6, SeenReply | Reset | CloseReported, d.TCPClosing},
 		{132, 0, d.TCPOpening},
 		{132, SeenReply, d.TCPEstablished},
 		{132, Reset, d.TCPClosing},
@@ -138,6 +142,7 @@ func TestWordsOfAConnectionBeginWithItsStage(t *testing.T) {
 		SeenReply | InitiatorFinished | ViaStack: "half-closed via-stack",
 		SeenReply | InitiatorFinished | ResponderFinished:        "closing",
 		SeenReply | Reset | Hairpin | Proxied:                    "reset proxied hairpin",
+		SeenReply | InitiatorFinished | CloseReported:            "revoked",
 		InitiatorFinished | ResponderFinished | CloseReported:    "closing",
 		SeenReply | OriginLow | ViaStack | PickedUp | Proxied<<9: "established picked-up via-stack",
 	} {

@@ -86,7 +86,8 @@ const (
 // SideVerdict is what one side's table said.
 type SideVerdict struct {
 	// By is ByNobody if the side was not asked; nothing else is set then.
-	By    By
+	By By
+	// Table is not known for the end of a connection.
 	Table Table
 	// Gen of the endpoint's word that was read.
 	Gen uint32
@@ -218,8 +219,8 @@ func decodeEvent(raw []byte) (Event, error) {
 		DestinationIdentity: Identity(w.DstIdentity),
 		SourceSlot:          Slot(w.SrcSlot),
 		DestinationSlot:     Slot(w.DstSlot),
-		Egress:              sideOf(w.Egress),
-		Ingress:             sideOf(w.Ingress),
+		Egress:              sideOf(w.Egress, EventType(w.Type)),
+		Ingress:             sideOf(w.Ingress, EventType(w.Type)),
 		Connection:          ConnectionFlags(w.CtFlags),
 		Reply:               w.Reply != 0,
 	}
@@ -237,8 +238,17 @@ func decodeEvent(raw []byte) (Event, error) {
 	return e, nil
 }
 
-func sideOf(w bpf.MapsSlSide) SideVerdict {
-	if By(w.By) == ByNobody {
+func sideOf(w bpf.MapsSlSide, t EventType) SideVerdict {
+	switch {
+	case By(w.By) != ByNobody:
+	case t == ConnectionClosed && w.Gen != 0:
+		// what had allowed it, as the connection's entry remembers it
+		s := SideVerdict{By: ByDefault, Gen: w.Gen, Rule: w.Rule, Action: ActionAllow}
+		if w.Rule != 0 {
+			s.By = ByRule
+		}
+		return s
+	default:
 		return SideVerdict{}
 	}
 	return SideVerdict{

@@ -58,6 +58,12 @@ func TestDecodeEventReadsEveryField(t *testing.T) {
 	if got, err := decodeEvent(rawEvent(t, w)); err != nil || got.Egress != (SideVerdict{}) {
 		t.Errorf("a side that was not asked: %+v, %v", got.Egress, err)
 	}
+	// but the end of a connection names what had allowed it
+	w.Type, w.Egress.Rule, w.Ingress.By, w.Ingress.Rule = bpf.MapsSlEventTypeSL_EVENT_CLOSED, 23, 0, 0
+	got, err := decodeEvent(rawEvent(t, w))
+	if err != nil || got.Egress != (SideVerdict{By: ByRule, Gen: 21, Rule: 23, Action: ActionAllow}) || got.Ingress != (SideVerdict{By: ByDefault, Gen: 31, Action: ActionAllow}) {
+		t.Errorf("the end of a connection: %+v and %+v, %v", got.Egress, got.Ingress, err)
+	}
 	w.Family = 0
 	if got, err := decodeEvent(rawEvent(t, w)); err != nil || got.Source.IsValid() || got.Destination.IsValid() {
 		t.Errorf("without addresses: %v to %v, %v", got.Source, got.Destination, err)

@@ -77,6 +77,7 @@ type Kernel struct {
 	dir          string
 	log          *slog.Logger
 	validateOnly bool
+	opened       Options // with defaults
 
 	maps     *pinnedMaps
 	progs    []*ebpf.Program
@@ -104,7 +105,7 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 	if err := o.setDefaults(); err != nil {
 		return nil, err
 	}
-	k := &Kernel{dir: o.Dir, log: o.Log, validateOnly: o.ValidateOnly}
+	k := &Kernel{dir: o.Dir, log: o.Log, validateOnly: o.ValidateOnly, opened: o}
 	defer func() {
 		if err != nil {
 			k.Close()

@@ -112,14 +112,19 @@ func (k *Kernel) loadPrograms(o Options) error {
 	return nil
 }
 
+// worlds are the identities of addresses that the ipcache does not know.
+func (o Options) worlds() (v4, v6 Identity) {
+	if len(o.PodCIDRs) == 2 {
+		return IdentityWorldIPv4, IdentityWorldIPv6
+	}
+	return IdentityWorld, IdentityWorld
+}
+
 // setConstants fixes what config.h declares.
 func setConstants(spec *ebpf.CollectionSpec, o Options) error {
 	var ports [MaxTunnelPorts]uint16
 	copy(ports[:], o.TunnelPorts)
-	world4, world6 := IdentityWorld, IdentityWorld
-	if len(o.PodCIDRs) == 2 {
-		world4, world6 = IdentityWorldIPv4, IdentityWorldIPv6
-	}
+	world4, world6 := o.worlds()
 	for name, value := range map[string]any{
 		"cfg_tunnel_ports": ports,
 		"cfg_world4":       uint32(world4),

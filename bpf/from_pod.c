@@ -5,17 +5,18 @@
  * Everything that a pod sends. Runs at the ingress hook of the pod's host end.
  */
 
+#include <sluice/admit.h>
 #include <sluice/arp.h>
 #include <sluice/deliver.h>
 #include <sluice/endpoint.h>
+#include <sluice/fragment.h>
 #include <sluice/ipv4.h>
 #include <sluice/ipv6.h>
 #include <sluice/ndp.h>
 #include <sluice/observe.h>
-#include <sluice/policy.h>
 
 /* The device says which pod this is, and the pod has one Ethernet address. */
-static __always_inline enum sl_reason find_source(struct __sk_buff *skb, struct sl_packet *p,
+static __always_inline enum sl_reason find_sender(struct __sk_buff *skb, struct sl_packet *p,
 						  struct sl_endpoint **src)
 {
 	*src = endpoint_of_device(skb->ifindex, &p->src_slot);
@@ -59,105 +60,61 @@ static __always_inline enum sl_reason check_addresses6(struct sl_packet *p,
 	return SL_CONTINUE;
 }
 
-/* Another pod of this node: both sides are judged here, in one run. */
-static __always_inline enum sl_reason to_local_pod(struct __sk_buff *skb, struct sl_packet *p,
-						   struct sl_endpoint *src, struct sl_endpoint *dst)
+/*
+ * What the stack has forwarded must come back through it: it may have changed
+ * the addresses.
+ */
+static __always_inline enum sl_reason forward(struct __sk_buff *skb, struct sl_packet *p,
+					      __u32 *ifindex)
 {
+	struct sl_endpoint *dst;
 	enum sl_reason reason;
 
-	p->dst_identity = READ_ONCE(dst->identity);
-	if (p->dst_slot == p->src_slot)
-		return SL_DROP_HAIRPIN;
-	reason = judge_egress(p, src);
-	if (reason)
-		return reason;
-	reason = judge_ingress(p, dst);
-	if (reason) {
-		p->direction = SL_INGRESS;
-		return reason;
-	}
+	if (p->dst_slot == SL_SLOT_HOST)
+		return SL_FWD_HOST;
+	if (p->dst_slot == SL_SLOT_NONE || p->via_stack)
+		return SL_FWD_OUTSIDE;
+	dst = endpoint_at(p->dst_slot);
+	if (!dst)
+		return SL_DROP_NO_ROUTE;
 	reason = needs_stack(skb, p, dst);
 	if (reason)
 		return reason;
+	*ifindex = dst->ifindex;
 	return deliver_local(skb, p, dst);
 }
 
-static __always_inline enum sl_reason to_host(struct sl_packet *p, struct sl_endpoint *src,
-					      struct sl_endpoint *host)
+static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_packet *p,
+					   __u32 *ifindex)
 {
-	enum sl_reason reason;
+	enum sl_reason reason = follow_fragments(p);
 
-	p->dst_identity = SL_ID_HOST;
-	if (is_tunnel_packet(p))
-		return SL_DROP_TUNNEL_PORT;
-	reason = judge_egress(p, src);
 	if (reason)
 		return reason;
-	reason = judge_ingress(p, host);
-	if (reason) {
-		p->direction = SL_INGRESS;
-		return reason;
-	}
-	return SL_FWD_HOST;
-}
-
-static __always_inline enum sl_reason to_elsewhere(struct sl_packet *p, struct sl_endpoint *src,
-						   struct sl_ipcache where)
-{
-	enum sl_reason reason;
-
-	p->dst_identity = where.identity;
-	if (where.flags & SL_IP_POD_RANGE)
-		return SL_DROP_NO_ROUTE;
-	if (is_tunnel_packet(p))
-		return SL_DROP_TUNNEL_PORT;
-	reason = judge_egress(p, src);
+	reason = admit(skb, p);
 	if (reason)
 		return reason;
-	return SL_FWD_OUTSIDE;
-}
-
-static __always_inline enum sl_reason route(struct __sk_buff *skb, struct sl_packet *p,
-					    struct sl_endpoint *src, __u32 slot, __u32 *ifindex)
-{
-	struct sl_endpoint *dst = endpoint_at(slot);
-
-	if (!dst)
-		return SL_DROP_NO_ROUTE;
-	p->dst_slot = (__u16)slot;
-	*ifindex = dst->ifindex;
-	if (slot == SL_SLOT_HOST)
-		return to_host(p, src, dst);
-	return to_local_pod(skb, p, src, dst);
+	return forward(skb, p, ifindex);
 }
 
 static __always_inline enum sl_reason from_pod4(struct __sk_buff *skb, struct sl_packet *p,
 						struct sl_endpoint *src, __u32 *ifindex)
 {
-	enum sl_reason reason;
-	__u32 slot;
+	enum sl_reason reason = parse_ip4(skb, p);
 
-	reason = parse_ip4(skb, p);
 	if (reason)
 		return reason;
 	reason = check_addresses4(p, src);
 	if (reason)
 		return reason;
-	slot = slot_of_destination4(p);
-	if (slot != SL_SLOT_NONE)
-		return route(skb, p, src, slot, ifindex);
-	if (ip4_dst(p) == SL_GATEWAY4)
-		return SL_DROP_LINK_LOCAL;
-	return to_elsewhere(p, src, ipcache4(p->dst));
+	return pass(skb, p, ifindex);
 }
 
 static __always_inline enum sl_reason from_pod6(struct __sk_buff *skb, struct sl_packet *p,
 						struct sl_endpoint *src, __u32 *ifindex)
 {
-	enum sl_reason reason;
-	__u32 slot;
+	enum sl_reason reason = parse_ip6(skb, p);
 
-	reason = parse_ip6(skb, p);
 	if (reason)
 		return reason;
 	if (is_ndp(p))
@@ -165,10 +122,7 @@ static __always_inline enum sl_reason from_pod6(struct __sk_buff *skb, struct sl
 	reason = check_addresses6(p, src);
 	if (reason)
 		return reason;
-	slot = slot_of_destination6(p);
-	if (slot != SL_SLOT_NONE)
-		return route(skb, p, src, slot, ifindex);
-	return to_elsewhere(p, src, ipcache6(p->dst));
+	return pass(skb, p, ifindex);
 }
 
 SEC("tc") int sluice_from_pod(struct __sk_buff *skb)
@@ -181,7 +135,7 @@ SEC("tc") int sluice_from_pod(struct __sk_buff *skb)
 	packet_init(&p, SL_EGRESS);
 	reason = parse_ethernet(skb, &p);
 	if (!reason)
-		reason = find_source(skb, &p, &src);
+		reason = find_sender(skb, &p, &src);
 	if (!reason && src) {
 		switch (p.ethertype) {
 		case ETH_P_IP:

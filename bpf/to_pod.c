@@ -6,13 +6,14 @@
  * forwards from elsewhere. Runs at the egress hook of the pod's host end.
  */
 
+#include <sluice/admit.h>
 #include <sluice/deliver.h>
 #include <sluice/endpoint.h>
+#include <sluice/fragment.h>
 #include <sluice/ipv4.h>
 #include <sluice/ipv6.h>
 #include <sluice/ndp.h>
 #include <sluice/observe.h>
-#include <sluice/policy.h>
 
 static __always_inline enum sl_reason find_target(struct __sk_buff *skb, struct sl_packet *p,
 						  struct sl_endpoint **dst)
@@ -24,17 +25,13 @@ static __always_inline enum sl_reason find_target(struct __sk_buff *skb, struct 
 	return SL_CONTINUE;
 }
 
-/*
- * Who sent this: as one of our programs has found out, else by the address.
- * Coming from the stack says nothing: it forwards for others too.
- */
-static __always_inline __u32 source_identity(struct __sk_buff *skb, const struct sl_packet *p)
+static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_packet *p)
 {
-	if (mark_is(skb, SL_MARK_POD) || mark_is(skb, SL_MARK_UPLINK))
-		return mark_identity(skb->mark);
-	if (p->family == 4)
-		return ipcache4(p->src).identity;
-	return ipcache6(p->src).identity;
+	enum sl_reason reason = follow_fragments(p);
+
+	if (reason)
+		return reason;
+	return admit(skb, p);
 }
 
 static __always_inline enum sl_reason to_pod4(struct __sk_buff *skb, struct sl_packet *p,
@@ -49,8 +46,7 @@ static __always_inline enum sl_reason to_pod4(struct __sk_buff *skb, struct sl_p
 		return reason;
 	if (ip4_dst(p) != dst->ip4)
 		return SL_DROP_WRONG_ADDRESS;
-	p->src_identity = source_identity(skb, p);
-	return judge_ingress(p, dst);
+	return pass(skb, p);
 }
 
 static __always_inline enum sl_reason to_pod6(struct __sk_buff *skb, struct sl_packet *p,
@@ -67,8 +63,7 @@ static __always_inline enum sl_reason to_pod6(struct __sk_buff *skb, struct sl_p
 		return reason;
 	if (!equal16(p->dst, dst->ip6))
 		return SL_DROP_WRONG_ADDRESS;
-	p->src_identity = source_identity(skb, p);
-	return judge_ingress(p, dst);
+	return pass(skb, p);
 }
 
 SEC("tc") int sluice_to_pod(struct __sk_buff *skb)

@@ -11,7 +11,7 @@
 #include <linux/pkt_cls.h>
 
 #include <sluice/mark.h>
-#include <sluice/policy.h>
+#include <sluice/packet.h>
 
 /*
  * Whether the packet must go through the stack, which answers time exceeded or

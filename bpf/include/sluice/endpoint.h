@@ -24,41 +24,38 @@ static __always_inline struct sl_endpoint *endpoint_of_device(__u32 ifindex, __u
 	return endpoint_at(*at);
 }
 
-static __always_inline __u32 slot_of_destination4(struct sl_packet *p)
+/* The local endpoint with this address, SL_SLOT_HOST for the host's own. */
+static __always_inline __u16 slot_of_address(const __u8 *addr, __u8 family)
 {
-	__be32 addr = *(__be32 *)p->dst;
-	__u32 *slot = bpf_map_lookup_elem(&sl_ip4, &addr);
+	struct sl_addr6 addr6;
+	__be32 addr4;
+	__u32 *slot;
 
-	return slot ? *slot : SL_SLOT_NONE;
-}
-
-static __always_inline __u32 slot_of_destination6(struct sl_packet *p)
-{
-	__u32 *slot = bpf_map_lookup_elem(&sl_ip6, p->dst);
-
-	return slot ? *slot : SL_SLOT_NONE;
+	if (family == 4) {
+		__builtin_memcpy(&addr4, addr, sizeof(addr4));
+		slot = bpf_map_lookup_elem(&sl_ip4, &addr4);
+	} else {
+		__builtin_memcpy(&addr6, addr, sizeof(addr6));
+		slot = bpf_map_lookup_elem(&sl_ip6, &addr6);
+	}
+	return slot ? (__u16)*slot : SL_SLOT_NONE;
 }
 
 /* Never fails: an address that is not in the ipcache is the world's. */
-static __always_inline struct sl_ipcache ipcache4(const __u8 *addr)
+static __always_inline struct sl_ipcache ipcache_of(const __u8 *addr, __u8 family)
 {
-	struct sl_ipcache world = { .identity = cfg_world4 };
-	struct sl_prefix4 key = { .bits = 32 };
+	struct sl_ipcache world = { .identity = family == 4 ? cfg_world4 : cfg_world6 };
+	struct sl_prefix4 key4 = { .bits = 32 };
+	struct sl_prefix6 key6 = { .bits = 128 };
 	struct sl_ipcache *found;
 
-	__builtin_memcpy(key.addr, addr, sizeof(key.addr));
-	found = bpf_map_lookup_elem(&sl_ipc4, &key);
-	return found ? *found : world;
-}
-
-static __always_inline struct sl_ipcache ipcache6(const __u8 *addr)
-{
-	struct sl_ipcache world = { .identity = cfg_world6 };
-	struct sl_prefix6 key = { .bits = 128 };
-	struct sl_ipcache *found;
-
-	__builtin_memcpy(key.addr, addr, sizeof(key.addr));
-	found = bpf_map_lookup_elem(&sl_ipc6, &key);
+	if (family == 4) {
+		__builtin_memcpy(key4.addr, addr, sizeof(key4.addr));
+		found = bpf_map_lookup_elem(&sl_ipc4, &key4);
+	} else {
+		__builtin_memcpy(key6.addr, addr, sizeof(key6.addr));
+		found = bpf_map_lookup_elem(&sl_ipc6, &key6);
+	}
 	return found ? *found : world;
 }
 

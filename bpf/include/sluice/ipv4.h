@@ -7,7 +7,7 @@
 
 #include <sluice/transport.h>
 
-#define SL_IP4_MORE_OR_OFFSET 0x3fff
+#define SL_IP4_MORE 0x2000
 #define SL_IP4_OFFSET 0x1fff
 
 #define SL_IP4_OPT_END 0
@@ -68,6 +68,8 @@ static __always_inline enum sl_reason parse_ip4(struct __sk_buff *skb, struct sl
 	p->proto = ip.protocol;
 	p->hops = ip.ttl;
 	p->fragment = frag & SL_IP4_OFFSET;
+	p->more_fragments = !p->fragment && frag & SL_IP4_MORE;
+	p->fragment_id = bpf_ntohs(ip.id);
 	p->l4 = ETH_HLEN + ihl;
 	p->end = ETH_HLEN + total;
 	*(__be32 *)p->src = ip.saddr;

@@ -24,7 +24,9 @@
  */
 __noinline enum sl_reason walk_ext_headers(struct __sk_buff *skb, struct sl_packet *p)
 {
-	__u8 ext[4]; /* next header, length, or offset of a fragment */
+	/* next header, length, or offset and identification of a fragment */
+	__u8 ext[4];
+	__be32 id;
 
 	if (!p)
 		return SL_DROP_MALFORMED;
@@ -62,8 +64,13 @@ __noinline enum sl_reason walk_ext_headers(struct __sk_buff *skb, struct sl_pack
 		if (!room_for(p, bytes))
 			return SL_DROP_MALFORMED;
 
-		if (p->proto == SL_EXT_FRAGMENT)
+		if (p->proto == SL_EXT_FRAGMENT) {
+			if (bpf_skb_load_bytes(skb, p->l4 + sizeof(ext), &id, sizeof(id)))
+				return SL_DROP_MALFORMED;
 			p->fragment = (ext[2] << 8 | ext[3]) & 0xfff8;
+			p->more_fragments = !p->fragment && ext[3] & 1;
+			p->fragment_id = bpf_ntohl(id);
+		}
 		p->proto = ext[0];
 		p->l4 += bytes;
 		if (p->fragment)

@@ -115,12 +115,14 @@ static __always_inline enum sl_reason advertise(struct __sk_buff *skb, struct sl
  * Answers solicitations for fe80::1. Everything else that discovers or
  * redirects ends here: there is nobody on this wire but the gateway.
  */
-static __always_inline enum sl_reason answer_ndp(struct __sk_buff *skb, struct sl_packet *p,
-						 const struct sl_endpoint *src)
+__noinline enum sl_reason answer_ndp(struct __sk_buff *skb, struct sl_packet *p,
+				     const struct sl_endpoint *src)
 {
 	struct sl_nd_solicit ns __attribute__((aligned(8)));
 	__u8 target[16] __attribute__((aligned(8)));
 
+	if (!p || !src)
+		return SL_DROP_MALFORMED;
 	if (p->dport != SL_ND_SOLICIT << 8)
 		return SL_QUIET_NDP;
 	/* RFC 4861 7.1.1: anything else was routed here, or is not one */

@@ -25,23 +25,42 @@ struct sl_packet {
 	__u8 proto; /* after extension headers */
 	__u8 hops; /* TTL or hop limit */
 	__u8 tcp_flags;
-	bool fragment; /* any but the first: no ports */
-	__u8 pad;
+	bool fragment; /* any but the first: has no transport header */
+	bool more_fragments; /* the first of several */
 	__u16 src_slot;
 	__u16 dst_slot;
 	__u32 l4; /* offset of the header after the IP headers */
 	__u32 end; /* offset behind the IP packet */
 	__u32 src_identity;
 	__u32 dst_identity;
-	enum sl_direction direction;
-	__u32 pad2;
+	enum sl_direction hook; /* of the program: egress from a pod */
+	enum sl_direction direction; /* for counters: whose side it is about */
+	__u32 fragment_id; /* of the whole packet that this is a part of */
+	__u16 echo; /* identifier of an ICMP echo, host order */
+	__u8 chunk; /* type of the first chunk of SCTP */
+	__u8 news; /* SL_NEWS_... */
+	/* Numbers: the compiler takes a bool in memory for 0 or 1 and computes
+	 * addresses with it, and the verifier takes it for any byte.
+	 */
+	__u8 reply; /* 1: of a connection that the other end began */
+	__u8 via_stack; /* 1: the host's stack must see it */
+	__u8 low; /* 1: its sender is the lower end of its connection's key */
+	__u8 pad;
+	__u16 ct_flags; /* SL_CT_... of its connection */
+	struct sl_side egress; /* of the connection that it belongs to */
+	struct sl_side ingress;
 } __attribute__((aligned(8)));
+
+/* What there is to tell besides what became of the packet. */
+#define SL_NEWS_VERDICT 0x1 /* a connection was judged */
+#define SL_NEWS_CLOSED 0x2 /* a connection has ended */
 
 static __always_inline void packet_init(struct sl_packet *p, enum sl_direction direction)
 {
 	__builtin_memset(p, 0, sizeof(*p));
 	p->src_slot = SL_SLOT_NONE;
 	p->dst_slot = SL_SLOT_NONE;
+	p->hook = direction;
 	p->direction = direction;
 }
 

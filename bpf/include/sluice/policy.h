@@ -4,13 +4,19 @@
 #define SLUICE_POLICY_H
 
 /*
- * The word that judges an endpoint. It is read once per endpoint and packet,
- * so that both directions and the gen belong to one revision.
+ * Both sides of a connection, each by the table that its endpoint's word names.
+ * The word is read once per side, so that table and gen belong together. A
+ * packet is judged as its connection, in the direction in which that began:
+ * p->reply says that the packet goes the other way.
  */
 
 #include <sluice/endpoint.h>
 #include <sluice/transport.h>
 #include <sluice/verdict.h>
+
+#define SL_SIDE_EGRESS 0x1 /* of the end that began the connection */
+#define SL_SIDE_INGRESS 0x2
+#define SL_BOTH_SIDES 0x3
 
 static __always_inline __u64 policy_of(const struct sl_endpoint *e)
 {
@@ -27,47 +33,84 @@ static __always_inline __u16 ingress_table(__u64 pol)
 	return (__u16)(pol >> 16);
 }
 
-/* What a packet asks of the table of one of its two ends. */
-static __always_inline enum sl_reason judge(const struct sl_packet *p, const struct sl_endpoint *e,
-					    enum sl_direction direction, struct sl_side *side)
+static __always_inline __u32 gen_of(__u64 pol)
+{
+	return (__u32)(pol >> 32);
+}
+
+static __always_inline bool is_echo(const struct sl_packet *p)
+{
+	__u8 type = (__u8)(p->dport >> 8);
+
+	return (p->proto == SL_ICMP && p->family == 4 && (type == 8 || type == 0)) ||
+	       (p->proto == SL_ICMPV6 && p->family == 6 && (type == 128 || type == 129));
+}
+
+/* Protocol and port as the connection's first packet had them. */
+static __always_inline __u32 point_of(const struct sl_packet *p)
+{
+	__u16 port = p->dport;
+
+	if (p->reply) {
+		port = p->sport;
+		if (is_echo(p))
+			port = p->family == 4 ? 8 << 8 : 128 << 8;
+	}
+	return (__u32)p->proto << 16 | port;
+}
+
+/* One side of the connection, if its end is local. */
+static __always_inline enum sl_reason judge(struct sl_packet *p, enum sl_direction direction)
 {
 	bool egress = direction == SL_EGRESS;
-	__u64 pol = policy_of(e);
-	struct sl_question q = {
-		.identity = egress ? p->dst_identity : p->src_identity,
-		.point = (__u32)p->proto << 16 | p->dport,
-		.table = egress ? egress_table(pol) : ingress_table(pol),
-		.family = p->family,
-		.direction = direction,
-		.flags = READ_ONCE(e->flags),
-	};
-
-	__builtin_memcpy(q.addr, egress ? p->dst : p->src, sizeof(q.addr));
-	side->gen = (__u32)(pol >> 32);
-	return judge_side(&q, side);
-}
-
-/*
- * Before its policy is known a pod may answer its own host, whose probes reach
- * it, but open nothing by itself.
- */
-static __always_inline enum sl_reason judge_egress(const struct sl_packet *p,
-						   const struct sl_endpoint *src)
-{
+	bool from_source = egress != p->reply; /* the end is this packet's source */
+	__u16 slot = from_source ? p->src_slot : p->dst_slot;
+	struct sl_question q = {};
 	struct sl_side side = {};
+	struct sl_endpoint *e;
+	enum sl_reason reason;
+	__u64 pol;
 
-	if (egress_table(policy_of(src)) == SL_TABLE_PENDING && p->dst_slot == SL_SLOT_HOST &&
-	    is_answer(p))
+	if (slot == SL_SLOT_NONE)
 		return SL_CONTINUE;
-	return judge(p, src, SL_EGRESS, &side);
+	p->direction = from_source ? SL_EGRESS : SL_INGRESS;
+	e = endpoint_at(slot);
+	if (!e)
+		return SL_DROP_POLICY_TABLE;
+	pol = policy_of(e);
+	q.identity = from_source ? p->dst_identity : p->src_identity;
+	q.point = point_of(p);
+	q.table = egress ? egress_table(pol) : ingress_table(pol);
+	q.family = p->family;
+	q.direction = direction;
+	q.flags = READ_ONCE(e->flags);
+	if (from_source)
+		__builtin_memcpy(q.addr, p->dst, sizeof(q.addr));
+	else
+		__builtin_memcpy(q.addr, p->src, sizeof(q.addr));
+	side.gen = gen_of(pol);
+	reason = judge_side(&q, &side);
+	if (egress)
+		p->egress = side;
+	else
+		p->ingress = side;
+	return reason;
 }
 
-static __always_inline enum sl_reason judge_ingress(const struct sl_packet *p,
-						    const struct sl_endpoint *dst)
+__noinline enum sl_reason judge_sides(struct sl_packet *p, __u32 sides)
 {
-	struct sl_side side = {};
+	enum sl_reason reason = SL_CONTINUE;
 
-	return judge(p, dst, SL_INGRESS, &side);
+	if (!p)
+		return SL_DROP_MALFORMED;
+	if (sides & SL_SIDE_EGRESS)
+		reason = judge(p, SL_EGRESS);
+	if (!reason && sides & SL_SIDE_INGRESS)
+		reason = judge(p, SL_INGRESS);
+	/* what passes is counted at the program's own side */
+	if (!reason)
+		p->direction = p->hook;
+	return reason;
 }
 
 /*
@@ -77,7 +120,7 @@ static __always_inline enum sl_reason judge_ingress(const struct sl_packet *p,
  */
 static __always_inline bool is_tunnel_packet(const struct sl_packet *p)
 {
-	if (p->proto != SL_UDP || p->fragment)
+	if (p->proto != SL_UDP)
 		return false;
 	if (p->dst_identity != SL_ID_HOST && p->dst_identity != SL_ID_REMOTE_NODE &&
 	    p->dst_slot != SL_SLOT_HOST)

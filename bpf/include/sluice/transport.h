@@ -6,7 +6,7 @@
 /*
  * TCP, UDP, SCTP, ICMP and ICMPv6 have their header checked and their ports
  * read; ICMP has type and code as its destination port. Every other protocol
- * is known by its number alone, as is every fragment but the first.
+ * is known by its number alone. Fragments but the first have no header here.
  */
 
 #include <sluice/packet.h>
@@ -17,8 +17,16 @@
 #define SL_ICMPV6 58
 #define SL_SCTP 132
 
+#define SL_TCP_FIN 0x01
 #define SL_TCP_SYN 0x02
+#define SL_TCP_RST 0x04
 #define SL_TCP_ACK 0x10
+
+#define SL_SCTP_INIT 1
+#define SL_SCTP_ABORT 6
+#define SL_SCTP_SHUTDOWN 7
+#define SL_SCTP_SHUTDOWN_ACK 8
+#define SL_SCTP_COMMON 12 /* bytes before the first chunk */
 
 /* What the three protocols with ports begin with. */
 struct sl_ports {
@@ -35,7 +43,9 @@ struct sl_tcp {
 struct sl_icmp {
 	__u8 type;
 	__u8 code;
-} __attribute__((aligned(2)));
+	__be16 checksum;
+	__be16 id; /* of an echo */
+};
 
 static __always_inline bool room_for(const struct sl_packet *p, __u32 bytes)
 {
@@ -67,6 +77,7 @@ static __always_inline enum sl_reason parse_transport(struct __sk_buff *skb, str
 		if (!room_for(p, 8) || read_packet(skb, p->l4, &icmp))
 			return SL_DROP_MALFORMED;
 		p->dport = (__u16)(icmp.type << 8 | icmp.code);
+		p->echo = bpf_ntohs(icmp.id);
 		return SL_CONTINUE;
 	default:
 		return SL_CONTINUE;
@@ -85,26 +96,11 @@ static __always_inline enum sl_reason parse_transport(struct __sk_buff *skb, str
 			return SL_DROP_MALFORMED;
 		p->tcp_flags = tcp.flags;
 	}
+	/* without a chunk it is none that we know */
+	if (p->proto == SL_SCTP && room_for(p, SL_SCTP_COMMON + 1) &&
+	    read_packet(skb, p->l4 + SL_SCTP_COMMON, &p->chunk))
+		return SL_DROP_MALFORMED;
 	return SL_CONTINUE;
-}
-
-/*
- * A packet that answers somebody and cannot start anything: a TCP segment with
- * ACK, or an echo reply.
- */
-static __always_inline bool is_answer(const struct sl_packet *p)
-{
-	if (p->fragment)
-		return false;
-	switch (p->proto) {
-	case SL_TCP:
-		return p->tcp_flags & SL_TCP_ACK;
-	case SL_ICMP:
-		return p->family == 4 && p->dport == 0;
-	case SL_ICMPV6:
-		return p->family == 6 && p->dport >> 8 == 129;
-	}
-	return false;
 }
 
 #endif

@@ -260,17 +260,15 @@ func (k *Kernel) SetAudit(s Slot, on bool) error {
 	return nil
 }
 
-// addressGens is the number of buckets of sl_pgen.
-const addressGens = 4096
-
-// addressBucket is the bucket of an address.
+// addressBucket is the bucket of an address in the 4096 of sl_pgen, as the
+// programs compute it: address_gen_bucket in bpf/include/sluice/conntrack.h.
 func addressBucket(a netip.Addr) int {
 	b := a.AsSlice()
 	h := uint32(0)
 	for i := 0; i < len(b); i += 4 {
-		h = (h ^ binary.LittleEndian.Uint32(b[i:])) * 0x9e3779b1
+		h = (h ^ binary.BigEndian.Uint32(b[i:])) * 0x9e3779b1
 	}
-	return int(h>>16) % addressGens
+	return int(h >> 20)
 }
 
 // BumpAddress makes every connection with an address, and with those that

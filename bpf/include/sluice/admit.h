@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+#ifndef SLUICE_ADMIT_H
+#define SLUICE_ADMIT_H
+
+/*
+ * Whether a packet may pass: as part of a connection that was allowed, as the
+ * first packet of one that is, or by itself.
+ */
+
+#include <sluice/conntrack.h>
+#include <sluice/peer.h>
+#include <sluice/related.h>
+
+/* Judges one packet that begins nothing and belongs to nothing. */
+__noinline enum sl_reason admit_once(struct __sk_buff *skb, struct sl_packet *p)
+{
+	enum sl_reason reason = find_peer(skb, p, 0);
+
+	if (reason || !p)
+		return reason;
+	return judge_sides(p, SL_BOTH_SIDES);
+}
+
+__noinline enum sl_reason admit_error(struct __sk_buff *skb, struct sl_packet *p)
+{
+	enum sl_reason reason = find_peer(skb, p, 0);
+
+	if (reason || !p)
+		return reason;
+	if (is_related(skb, p) || (is_too_big(p) && p->hook == SL_INGRESS)) {
+		count_connection(SL_CT_STAT_RELATED);
+		return SL_CONTINUE;
+	}
+	return judge_sides(p, SL_BOTH_SIDES);
+}
+
+/*
+ * A segment in the middle of a TCP connection whose entry was evicted. It may
+ * go its own way, or answer the other end: without a SYN nothing can begin,
+ * and either would let the two talk.
+ */
+static __always_inline enum sl_reason pick_up(struct sl_packet *p)
+{
+	struct sl_side egress, ingress;
+	enum sl_direction direction;
+	enum sl_reason reason;
+
+	reason = judge_sides(p, SL_BOTH_SIDES);
+	if (!reason)
+		return SL_CONTINUE;
+	direction = p->direction;
+	egress = p->egress;
+	ingress = p->ingress;
+	__builtin_memset(&p->egress, 0, sizeof(p->egress));
+	__builtin_memset(&p->ingress, 0, sizeof(p->ingress));
+	p->reply = true;
+	if (!judge_sides(p, SL_BOTH_SIDES))
+		return SL_CONTINUE;
+	/* what denied it is what denied its own direction */
+	p->reply = false;
+	p->direction = direction;
+	p->egress = egress;
+	p->ingress = ingress;
+	return reason;
+}
+
+/* The first packet that we see of a connection. */
+__noinline enum sl_reason admit_first(struct __sk_buff *skb, struct sl_packet *p)
+{
+	enum sl_reason reason;
+	__u32 pgens, flags = 0;
+	bool midway;
+
+	if (!p)
+		return SL_DROP_MALFORMED;
+	p->reply = false;
+	midway = p->proto == SL_TCP && !begins(p);
+	if (midway && (p->tcp_flags & (SL_TCP_SYN | SL_TCP_ACK)) != SL_TCP_ACK)
+		return SL_DROP_CT_INVALID;
+	/* before the peer is looked up: what changes meanwhile is seen later */
+	pgens = address_gens(p);
+	reason = find_peer(skb, p, 0);
+	if (reason)
+		return reason;
+	if (!midway) {
+		reason = judge_sides(p, SL_BOTH_SIDES);
+		if (reason)
+			return reason;
+	} else {
+		reason = pick_up(p);
+		/* a reset ends what we know nothing of */
+		if (reason || p->tcp_flags & SL_TCP_RST)
+			return reason;
+		if (p->reply)
+			pgens = pgens << 16 | pgens >> 16;
+		flags = SL_CT_PICKED_UP;
+		count_connection(SL_CT_STAT_PICKED_UP);
+	}
+	reason = open_connection(p, pgens, flags);
+	p->via_stack = p->reply && p->ct_flags & SL_CT_VIA_STACK;
+	return reason;
+}
+
+/*
+ * A connection that begins where there is one. It is judged in its own
+ * direction, whatever the other was allowed: from the same end it is the same
+ * packet again, or a port that is used again; from the other end only after
+ * the end of the first.
+ */
+__noinline enum sl_reason admit_again(struct __sk_buff *skb, struct sl_packet *p)
+{
+	__u64 gens, where, new_gens, new_where;
+	enum sl_reason reason;
+	struct sl_ct *ct;
+	bool opposite;
+	__u32 pgens, flags;
+
+	if (!p)
+		return SL_DROP_MALFORMED;
+	p->reply = false;
+	pgens = address_gens(p);
+	reason = find_peer(skb, p, 0);
+	if (reason)
+		return reason;
+	reason = judge_sides(p, SL_BOTH_SIDES);
+	if (reason)
+		return reason;
+	ct = find_connection(p);
+	if (!ct)
+		return open_connection(p, pgens, 0);
+
+	opposite = is_reply(p, ct);
+	flags = READ_ONCE(ct->flags);
+	if (opposite && !has_ended(flags))
+		return SL_DROP_CT_INVALID;
+	if (!opposite && !(flags & (SL_CT_ENDED | SL_CT_CLOSED_SENT))) {
+		gens = READ_ONCE(ct->gens);
+		where = READ_ONCE(ct->where);
+		new_gens = judged_gens(p, 0, SL_BOTH_SIDES, p->src_slot, p->dst_slot);
+		new_where = (__u64)p->src_slot << 48 | (__u64)p->dst_slot << 32 | pgens;
+		if (gens != new_gens || where != new_where)
+			restamp(p, ct, gens, where, new_gens, new_where);
+		advance(p, ct);
+		return SL_CONTINUE;
+	}
+	delete_connection(p);
+	return open_connection(p, pgens, 0);
+}
+
+/*
+ * Something by which a connection was judged has changed. It is judged again
+ * as the connection: only where something has moved, with the ports with which
+ * it began, whichever way this packet goes.
+ *
+ * What is denied now is cut. A TCP connection keeps its entry, so that its
+ * next segment meets the same verdict and is not picked up as one whose entry
+ * was evicted; a SYN may begin it anew.
+ */
+__noinline enum sl_reason admit_anew(struct __sk_buff *skb, struct sl_packet *p)
+{
+	__u64 gens, where, new_gens, new_where;
+	__u32 pgens, moved, far, differ, known;
+	enum sl_reason reason;
+	__u16 slot_i, slot_r;
+	struct sl_ct *ct;
+
+	if (!p)
+		return SL_DROP_MALFORMED;
+	ct = find_connection(p);
+	/* evicted or cut since the caller looked */
+	if (!ct)
+		return SL_DROP_CT_INVALID;
+	p->reply = is_reply(p, ct);
+	gens = READ_ONCE(ct->gens);
+	where = READ_ONCE(ct->where);
+	pgens = address_gens(p);
+	moved = moved_sides(gens, where, pgens);
+
+	/* the far end of the device: its identity counts while its address does */
+	far = (p->hook == SL_EGRESS) != p->reply; /* it is the responder */
+	differ = (__u32)where ^ pgens;
+	if (far)
+		known = differ & 0xffff ? 0 : ct->id_resp;
+	else
+		known = differ >> 16 ? 0 : ct->id_init;
+	reason = find_peer(skb, p, known);
+	if (!reason) {
+		slot_i = p->reply ? p->dst_slot : p->src_slot;
+		slot_r = p->reply ? p->src_slot : p->dst_slot;
+		if (slot_i != initiator_slot(where) || slot_r != responder_slot(where))
+			moved = SL_BOTH_SIDES;
+		reason = judge_sides(p, moved);
+	}
+	if (reason) {
+		if (report_end(p, ct))
+			count_connection(SL_CT_STAT_REVOKED);
+		if (p->proto != SL_TCP)
+			delete_connection(p);
+		return reason;
+	}
+	new_gens = judged_gens(p, gens, moved, slot_i, slot_r);
+	new_where = (__u64)slot_i << 48 | (__u64)slot_r << 32 | pgens;
+	restamp(p, ct, gens, where, new_gens, new_where);
+	count_connection(SL_CT_STAT_REDECIDED);
+	p->news |= SL_NEWS_VERDICT;
+	advance(p, ct);
+	return SL_CONTINUE;
+}
+
+/* Takes what is known of the far end from the entry. */
+static __always_inline void recall_peer(struct sl_packet *p, const struct sl_ct *ct, __u64 where)
+{
+	__u16 slot_i = initiator_slot(where), slot_r = responder_slot(where);
+
+	if (p->hook == SL_EGRESS) {
+		p->dst_slot = p->reply ? slot_i : slot_r;
+		p->dst_identity = p->reply ? ct->id_init : ct->id_resp;
+	} else {
+		p->src_slot = p->reply ? slot_r : slot_i;
+		p->src_identity = p->reply ? ct->id_resp : ct->id_init;
+	}
+}
+
+/* Whether the entry's near end is the pod at this device. */
+static __always_inline bool is_own(const struct sl_packet *p, __u64 where)
+{
+	__u16 slot_i = initiator_slot(where), slot_r = responder_slot(where);
+
+	if (p->hook == SL_EGRESS)
+		return p->src_slot == (p->reply ? slot_r : slot_i);
+	return p->dst_slot == (p->reply ? slot_i : slot_r);
+}
+
+__noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
+{
+	bool reply, request;
+	struct sl_ct *ct;
+	__u64 where;
+
+	if (!p)
+		return SL_DROP_MALFORMED;
+	request = false;
+	if (p->proto == SL_ICMP || p->proto == SL_ICMPV6) {
+		if (is_error(p))
+			return admit_error(skb, p);
+		if (!is_echo(p))
+			return admit_once(skb, p);
+		request = p->dport >> 8 == (p->family == 4 ? 8 : 128);
+	}
+	ct = find_connection(p);
+	if (!ct) {
+		/* an answer begins nothing */
+		if (is_echo(p) && !request)
+			return admit_once(skb, p);
+		return admit_first(skb, p);
+	}
+	if (begins(p))
+		return admit_again(skb, p);
+	reply = is_reply(p, ct);
+	/* the other end asks too, with the same identifier */
+	if (request && reply)
+		return admit_once(skb, p);
+
+	p->reply = reply;
+	where = READ_ONCE(ct->where);
+	if (unlikely(moved_sides(READ_ONCE(ct->gens), where, address_gens(p)) || !is_own(p, where)))
+		return admit_anew(skb, p);
+	recall_peer(p, ct, where);
+	if (p->hook == SL_EGRESS && is_tunnel_packet(p))
+		return SL_DROP_TUNNEL_PORT;
+	advance(p, ct);
+	return SL_CONTINUE;
+}
+
+#endif

@@ -1,0 +1,423 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+#ifndef SLUICE_CONNTRACK_H
+#define SLUICE_CONNTRACK_H
+
+/*
+ * Connections: one entry for both directions, found by a key that puts the
+ * lower address first. An entry says who began, and under which gens each
+ * local end and under which address gens each address was judged. While none
+ * of them has moved, a packet of either direction passes; else the sides that
+ * have moved are judged anew, as the connection and not as the packet.
+ *
+ * The map may recycle an element while a program holds it. So in place only
+ * last_s is stored, flags are set by atomic OR, and words change by compare
+ * and exchange: the pair of gens is on the node nobody else's.
+ */
+
+#include <sluice/maps.h>
+#include <sluice/packet.h>
+#include <sluice/policy.h>
+#include <sluice/transport.h>
+
+#define SL_EEXIST 17
+
+#define SL_CT_ENDED (SL_CT_FIN_I | SL_CT_FIN_R | SL_CT_RST)
+
+static __always_inline void count_connection(enum sl_ct_stat stat)
+{
+	__u32 at = stat;
+	__u64 *n = bpf_map_lookup_elem(&sl_ct_stats, &at);
+
+	if (n)
+		(*n)++;
+}
+
+/*
+ * The place of an address in sl_pgen: with h = 0, for each 32-bit word of the
+ * address in network order h = (h ^ word) * 0x9e3779b1 modulo 2^32; the upper
+ * twelve bits of h.
+ */
+static __always_inline __u32 address_gen_bucket(const __u8 *addr, __u8 family)
+{
+	const __be32 *word = (const __be32 *)addr;
+	const __u32 odd = 0x9e3779b1;
+	__u32 h = bpf_ntohl(word[0]) * odd;
+
+	_Static_assert(SL_ADDRESS_GENS == 1 << 12, "upper bits of a product");
+	if (family == 6) {
+		h = (h ^ bpf_ntohl(word[1])) * odd;
+		h = (h ^ bpf_ntohl(word[2])) * odd;
+		h = (h ^ bpf_ntohl(word[3])) * odd;
+	}
+	return h >> 20;
+}
+
+static __always_inline __u16 address_gen(const __u8 *addr, __u8 family)
+{
+	__u32 at = address_gen_bucket(addr, family);
+	__u64 *gen = bpf_map_lookup_elem(&sl_pgen, &at);
+
+	return gen ? (__u16)READ_ONCE(*gen) : 0;
+}
+
+/* Keys return whether the sender is the lower end. */
+
+static __always_inline bool connection_key4(struct sl_ct_key4 *key, const __u8 *src,
+					    const __u8 *dst, __u16 sport, __u16 dport, __u8 proto)
+{
+	__be32 s = *(const __be32 *)src, d = *(const __be32 *)dst;
+	bool low = s == d ? sport <= dport : bpf_ntohl(s) < bpf_ntohl(d);
+
+	key->lo = low ? s : d;
+	key->hi = low ? d : s;
+	key->plo = low ? sport : dport;
+	key->phi = low ? dport : sport;
+	key->proto = proto;
+	key->zone = SL_ZONE_POD;
+	key->pad = 0;
+	return low;
+}
+
+static __always_inline bool lower16(const __u8 *a, const __u8 *b)
+{
+	const __u64 *x = (const __u64 *)a, *y = (const __u64 *)b;
+
+	if (x[0] != y[0])
+		return bpf_be64_to_cpu(x[0]) < bpf_be64_to_cpu(y[0]);
+	return bpf_be64_to_cpu(x[1]) < bpf_be64_to_cpu(y[1]);
+}
+
+static __always_inline bool connection_key6(struct sl_ct_key6 *key, const __u8 *src,
+					    const __u8 *dst, __u16 sport, __u16 dport, __u8 proto)
+{
+	bool low = equal16(src, dst) ? sport <= dport : lower16(src, dst);
+
+	if (low) {
+		__builtin_memcpy(key->lo, src, 16);
+		__builtin_memcpy(key->hi, dst, 16);
+	} else {
+		__builtin_memcpy(key->lo, dst, 16);
+		__builtin_memcpy(key->hi, src, 16);
+	}
+	key->plo = low ? sport : dport;
+	key->phi = low ? dport : sport;
+	key->proto = proto;
+	key->zone = SL_ZONE_POD;
+	key->pad = 0;
+	return low;
+}
+
+/* Ports in keys: the identifier of an echo twice, 0 without ports. */
+static __always_inline __u16 key_port(const struct sl_packet *p, __u16 port)
+{
+	switch (p->proto) {
+	case SL_TCP:
+	case SL_UDP:
+	case SL_SCTP:
+		return port;
+	case SL_ICMP:
+	case SL_ICMPV6:
+		return p->echo;
+	}
+	return 0;
+}
+
+static __always_inline bool packet_key4(const struct sl_packet *p, struct sl_ct_key4 *key)
+{
+	return connection_key4(key, p->src, p->dst, key_port(p, p->sport), key_port(p, p->dport),
+			       p->proto);
+}
+
+static __always_inline bool packet_key6(const struct sl_packet *p, struct sl_ct_key6 *key)
+{
+	return connection_key6(key, p->src, p->dst, key_port(p, p->sport), key_port(p, p->dport),
+			       p->proto);
+}
+
+/* The packet's connection. Sets p->low. A frame of its own holds the keys. */
+static __noinline struct sl_ct *find_connection(struct sl_packet *p)
+{
+	struct sl_ct_key4 key4;
+	struct sl_ct_key6 key6;
+
+	if (p->family == 4) {
+		p->low = packet_key4(p, &key4);
+		return bpf_map_lookup_elem(&sl_ct4, &key4);
+	}
+	p->low = packet_key6(p, &key6);
+	return bpf_map_lookup_elem(&sl_ct6, &key6);
+}
+
+static __noinline long delete_connection(const struct sl_packet *p)
+{
+	struct sl_ct_key4 key4;
+	struct sl_ct_key6 key6;
+	long err;
+
+	if (p->family == 4) {
+		packet_key4(p, &key4);
+		err = bpf_map_delete_elem(&sl_ct4, &key4);
+	} else {
+		packet_key6(p, &key6);
+		err = bpf_map_delete_elem(&sl_ct6, &key6);
+	}
+	if (!err)
+		count_connection(SL_CT_STAT_DELETED);
+	return err;
+}
+
+static __always_inline bool is_reply(const struct sl_packet *p, const struct sl_ct *ct)
+{
+	bool low_began = READ_ONCE(ct->flags) & SL_CT_ORIG_LO;
+
+	return low_began ? !p->low : p->low != 0;
+}
+
+/* Nothing but late packets is to come. */
+static __always_inline bool has_ended(__u32 flags)
+{
+	return flags & (SL_CT_RST | SL_CT_CLOSED_SENT) ||
+	       (flags & SL_CT_ENDED) == (SL_CT_FIN_I | SL_CT_FIN_R);
+}
+
+/* A packet with which a connection can only begin. */
+static __always_inline bool begins(const struct sl_packet *p)
+{
+	if (p->fragment)
+		return false;
+	if (p->proto == SL_TCP)
+		return (p->tcp_flags & (SL_TCP_SYN | SL_TCP_ACK)) == SL_TCP_SYN;
+	return p->proto == SL_SCTP && p->chunk == SL_SCTP_INIT;
+}
+
+/* The steps towards the end that this packet takes, as flags of the entry. */
+static __always_inline __u32 steps_of(const struct sl_packet *p)
+{
+	__u32 fin = p->reply ? SL_CT_FIN_R : SL_CT_FIN_I, steps = 0;
+
+	if (p->fragment)
+		return 0;
+	if (p->proto == SL_TCP) {
+		if (p->tcp_flags & SL_TCP_FIN)
+			steps |= fin;
+		if (p->tcp_flags & SL_TCP_RST)
+			steps |= SL_CT_RST;
+	} else if (p->proto == SL_SCTP) {
+		if (p->chunk == SL_SCTP_SHUTDOWN || p->chunk == SL_SCTP_SHUTDOWN_ACK)
+			steps |= fin;
+		if (p->chunk == SL_SCTP_ABORT)
+			steps |= SL_CT_RST;
+	}
+	return steps;
+}
+
+static __always_inline __u32 now_seconds(void)
+{
+	return (__u32)(bpf_ktime_get_coarse_ns() / 1000000000);
+}
+
+static __always_inline __u16 initiator_slot(__u64 where)
+{
+	return (__u16)(where >> 48);
+}
+
+static __always_inline __u16 responder_slot(__u64 where)
+{
+	return (__u16)(where >> 32);
+}
+
+/* The lower half of the word: address gens of initiator and responder. */
+static __always_inline __u32 address_gens(const struct sl_packet *p)
+{
+	__u32 src = address_gen(p->src, p->family), dst = address_gen(p->dst, p->family);
+
+	return p->reply ? dst << 16 | src : src << 16 | dst;
+}
+
+static __always_inline bool gen_moved(__u32 gen, __u16 slot)
+{
+	struct sl_endpoint *e;
+
+	if (!gen) /* not local */
+		return false;
+	e = endpoint_at(slot);
+	return !e || gen_of(policy_of(e)) != gen;
+}
+
+/* The sides whose verdict may be another by now. */
+static __always_inline __u32 moved_sides(__u64 gens, __u64 where, __u32 pgens)
+{
+	__u32 differ = (__u32)where ^ pgens, moved = 0;
+
+	/* who the peer is, is the other side's question */
+	if (gen_moved((__u32)(gens >> 32), initiator_slot(where)) || differ & 0xffff)
+		moved |= SL_SIDE_EGRESS;
+	if (gen_moved((__u32)gens, responder_slot(where)) || differ >> 16)
+		moved |= SL_SIDE_INGRESS;
+	return moved;
+}
+
+/* The gens under which p's connection was judged, as the entry holds them. */
+static __always_inline __u64 judged_gens(const struct sl_packet *p, __u64 old, __u32 sides,
+					 __u16 slot_i, __u16 slot_r)
+{
+	__u32 initiator = (__u32)(old >> 32), responder = (__u32)old;
+
+	if (sides & SL_SIDE_EGRESS)
+		initiator = slot_i == SL_SLOT_NONE ? 0 : p->egress.gen;
+	if (sides & SL_SIDE_INGRESS)
+		responder = slot_r == SL_SLOT_NONE ? 0 : p->ingress.gen;
+	return (__u64)initiator << 32 | responder;
+}
+
+/* Takes the initiator's connection out of its budget, the host's too. */
+static __always_inline bool within_budget(__u16 slot)
+{
+	__u32 at = slot;
+	struct sl_budget *budget;
+	__u64 limit;
+
+	if (slot == SL_SLOT_NONE)
+		return true;
+	budget = bpf_map_lookup_elem(&sl_budget, &at);
+	if (!budget)
+		return true;
+	limit = READ_ONCE(budget->limit);
+	if (limit && READ_ONCE(budget->used) >= limit)
+		return false;
+	__sync_fetch_and_add(&budget->used, 1);
+	return true;
+}
+
+static __noinline long insert_connection(const struct sl_packet *p, struct sl_ct *ct)
+{
+	struct sl_ct_key4 key4;
+	struct sl_ct_key6 key6;
+
+	if (p->family == 4) {
+		if (packet_key4(p, &key4) != p->reply)
+			ct->flags |= SL_CT_ORIG_LO;
+		return bpf_map_update_elem(&sl_ct4, &key4, ct, BPF_NOEXIST);
+	}
+	if (packet_key6(p, &key6) != p->reply)
+		ct->flags |= SL_CT_ORIG_LO;
+	return bpf_map_update_elem(&sl_ct6, &key6, ct, BPF_NOEXIST);
+}
+
+/* Makes the entry of a connection whose two sides have agreed. */
+__noinline enum sl_reason open_connection(struct sl_packet *p, __u32 pgens, __u32 flags)
+{
+	struct sl_ct ct = {}, *other;
+	__u16 slot_i, slot_r;
+	long err;
+
+	if (!p)
+		return SL_DROP_CT_INSERT;
+	slot_i = p->reply ? p->dst_slot : p->src_slot;
+	slot_r = p->reply ? p->src_slot : p->dst_slot;
+	if (!within_budget(slot_i))
+		return SL_DROP_CT_BUDGET;
+	ct.gens = judged_gens(p, 0, SL_BOTH_SIDES, slot_i, slot_r);
+	ct.where = (__u64)slot_i << 48 | (__u64)slot_r << 32 | pgens;
+	ct.id_init = p->reply ? p->dst_identity : p->src_identity;
+	ct.id_resp = p->reply ? p->src_identity : p->dst_identity;
+	ct.last_s = now_seconds();
+	ct.rule_eg = p->egress.rule;
+	ct.rule_in = p->ingress.rule;
+	ct.flags = flags | steps_of(p);
+	if (p->hook == SL_INGRESS || p->dst_slot == SL_SLOT_HOST || p->dst_slot == SL_SLOT_NONE)
+		ct.flags |= SL_CT_VIA_STACK;
+
+	err = insert_connection(p, &ct);
+	if (err == -SL_EEXIST) {
+		/* another CPU was faster: with the same, or from the other end */
+		other = find_connection(p);
+		if (other && begins(p) && is_reply(p, other))
+			return SL_DROP_CT_INVALID;
+		return SL_CONTINUE;
+	}
+	if (err)
+		return SL_DROP_CT_INSERT;
+	p->ct_flags = (__u16)ct.flags;
+	p->news |= SL_NEWS_VERDICT;
+	count_connection(SL_CT_STAT_CREATED);
+	return SL_CONTINUE;
+}
+
+/* What the event about the end of a connection says of its sides. */
+static __always_inline void recall_sides(struct sl_packet *p, const struct sl_ct *ct)
+{
+	__u64 gens = READ_ONCE(ct->gens);
+
+	if (p->egress.by == SL_BY_NOBODY) {
+		p->egress.gen = (__u32)(gens >> 32);
+		p->egress.rule = ct->rule_eg;
+	}
+	if (p->ingress.by == SL_BY_NOBODY) {
+		p->ingress.gen = (__u32)gens;
+		p->ingress.rule = ct->rule_in;
+	}
+}
+
+/* Says once that a connection has ended. */
+static __always_inline bool report_end(struct sl_packet *p, struct sl_ct *ct)
+{
+	if (__sync_fetch_and_or(&ct->flags, SL_CT_CLOSED_SENT) & SL_CT_CLOSED_SENT)
+		return false;
+	recall_sides(p, ct);
+	p->news |= SL_NEWS_CLOSED;
+	return true;
+}
+
+/* What a packet that passes changes in its connection. */
+static __always_inline void advance(struct sl_packet *p, struct sl_ct *ct)
+{
+	__u32 flags = READ_ONCE(ct->flags), set, now = now_seconds();
+
+	set = steps_of(p) | (p->reply ? SL_CT_SEEN_REPLY : 0);
+	set &= ~flags;
+	if (set) {
+		__sync_fetch_and_or(&ct->flags, set);
+		flags |= set;
+		if (set & SL_CT_ENDED && has_ended(flags))
+			report_end(p, ct);
+	}
+	p->ct_flags = (__u16)flags;
+	p->via_stack = p->reply && flags & SL_CT_VIA_STACK;
+	if (READ_ONCE(ct->last_s) != now)
+		*(volatile __u32 *)&ct->last_s = now;
+}
+
+/*
+ * Stores under what a connection was judged now, the word that makes it count
+ * last. If another CPU was faster, its word counts.
+ */
+static __always_inline void restamp(struct sl_packet *p, struct sl_ct *ct, __u64 gens, __u64 where,
+				    __u64 new_gens, __u64 new_where)
+{
+	__u64 *ids = (__u64 *)&ct->id_init, *rules = (__u64 *)&ct->rule_eg;
+	__u32 id_i = p->reply ? p->dst_identity : p->src_identity;
+	__u32 id_r = p->reply ? p->src_identity : p->dst_identity;
+	__u64 old;
+
+	_Static_assert(offsetof(struct sl_ct, id_init) == 16 &&
+			       offsetof(struct sl_ct, id_resp) == 20,
+		       "one word");
+	_Static_assert(offsetof(struct sl_ct, rule_eg) == 32 &&
+			       offsetof(struct sl_ct, rule_in) == 34,
+		       "half a word");
+	__sync_val_compare_and_swap(&ct->where, where, new_where);
+	if (__sync_val_compare_and_swap(&ct->gens, gens, new_gens) != gens)
+		return;
+	/* what people are told; nothing is decided by these */
+	old = READ_ONCE(*ids);
+	__sync_val_compare_and_swap(ids, old, (__u64)id_r << 32 | id_i);
+	old = READ_ONCE(*rules);
+	gens = old & ~0xffffffffULL;
+	gens |= p->egress.by ? p->egress.rule : old & 0xffff;
+	gens |= p->ingress.by ? (__u64)p->ingress.rule << 16 : old & 0xffff0000;
+	__sync_val_compare_and_swap(rules, old, gens);
+}
+
+#endif

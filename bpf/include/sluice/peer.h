@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+#ifndef SLUICE_PEER_H
+#define SLUICE_PEER_H
+
+/*
+ * Who is at the end of a packet that is not the device's pod: where it goes,
+ * for what a pod sends; where it comes from, for what a pod gets. "known" is
+ * the identity that an earlier packet of the connection has found, while its
+ * address still has it; 0: none.
+ */
+
+#include <sluice/arp.h>
+#include <sluice/endpoint.h>
+#include <sluice/mark.h>
+#include <sluice/policy.h>
+
+static __always_inline enum sl_reason find_destination(struct sl_packet *p, __u32 known)
+{
+	struct sl_endpoint *dst;
+	struct sl_ipcache where;
+
+	p->dst_slot = slot_of_address(p->dst, p->family);
+	if (p->dst_slot == SL_SLOT_HOST) {
+		p->dst_identity = known ? known : SL_ID_HOST;
+		return SL_CONTINUE;
+	}
+	if (p->dst_slot != SL_SLOT_NONE) {
+		dst = endpoint_at(p->dst_slot);
+		if (!dst)
+			return SL_DROP_NO_ROUTE;
+		p->dst_identity = READ_ONCE(dst->identity);
+		return p->dst_slot == p->src_slot ? SL_DROP_HAIRPIN : SL_CONTINUE;
+	}
+	if (p->family == 4 && *(__be32 *)p->dst == SL_GATEWAY4)
+		return SL_DROP_LINK_LOCAL;
+	where = ipcache_of(p->dst, p->family);
+	p->dst_identity = known ? known : where.identity;
+	return where.flags & SL_IP_POD_RANGE ? SL_DROP_NO_ROUTE : SL_CONTINUE;
+}
+
+/*
+ * Who sent this: as one of our programs has found out, else by the address.
+ * Coming from the stack says nothing: it forwards for others too.
+ */
+static __always_inline void find_source(struct __sk_buff *skb, struct sl_packet *p, __u32 known)
+{
+	p->src_slot = slot_of_address(p->src, p->family);
+	if (mark_is(skb, SL_MARK_POD) || mark_is(skb, SL_MARK_UPLINK))
+		p->src_identity = mark_identity(skb->mark);
+	else if (known)
+		p->src_identity = known;
+	else
+		p->src_identity = ipcache_of(p->src, p->family).identity;
+}
+
+__noinline enum sl_reason find_peer(struct __sk_buff *skb, struct sl_packet *p, __u32 known)
+{
+	enum sl_reason reason;
+
+	if (!p)
+		return SL_DROP_MALFORMED;
+	if (p->hook == SL_INGRESS) {
+		find_source(skb, p, known);
+		return SL_CONTINUE;
+	}
+	reason = find_destination(p, known);
+	if (reason)
+		return reason;
+	return is_tunnel_packet(p) ? SL_DROP_TUNNEL_PORT : SL_CONTINUE;
+}
+
+#endif

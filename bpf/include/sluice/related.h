@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+#ifndef SLUICE_RELATED_H
+#define SLUICE_RELATED_H
+
+/*
+ * ICMP errors quote the packet that they are about. One about a connection of
+ * the receiver's belongs to it, whoever sent the error.
+ */
+
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+
+#include <sluice/conntrack.h>
+#include <sluice/ipv6.h>
+
+#define SL_ICMP_HEADER 8
+
+/* The first bytes of a quoted transport header: ports, or type and identifier. */
+struct sl_quoted {
+	__be16 word[4];
+};
+
+static __always_inline bool is_error(const struct sl_packet *p)
+{
+	__u8 type = (__u8)(p->dport >> 8);
+
+	if (p->fragment)
+		return false;
+	if (p->proto == SL_ICMP && p->family == 4)
+		return type == 3 || type == 11 || type == 12;
+	return p->proto == SL_ICMPV6 && p->family == 6 && type >= 1 && type <= 4;
+}
+
+/* Path MTU discovery of IPv6 must work whatever the policy is. */
+static __always_inline bool is_too_big(const struct sl_packet *p)
+{
+	return p->proto == SL_ICMPV6 && p->family == 6 && p->dport >> 8 == 2;
+}
+
+static __always_inline bool quoted_ports(struct __sk_buff *skb, __u32 at, __u8 proto, __u16 *sport,
+					 __u16 *dport)
+{
+	struct sl_quoted l4;
+	__u8 type;
+
+	*sport = 0;
+	*dport = 0;
+	switch (proto) {
+	case SL_TCP:
+	case SL_UDP:
+	case SL_SCTP:
+	case SL_ICMP:
+	case SL_ICMPV6:
+		break;
+	default:
+		return true;
+	}
+	if (bpf_skb_load_bytes(skb, at, &l4, sizeof(l4)))
+		return false;
+	*sport = bpf_ntohs(l4.word[0]);
+	*dport = bpf_ntohs(l4.word[1]);
+	if (proto == SL_ICMP || proto == SL_ICMPV6) {
+		type = (__u8)(*sport >> 8);
+		*sport = bpf_ntohs(l4.word[2]);
+		*dport = *sport;
+		return proto == SL_ICMP ? type == 8 || type == 0 : type == 128 || type == 129;
+	}
+	return true;
+}
+
+static __always_inline struct sl_ct *quoted4(struct __sk_buff *skb, const struct sl_packet *p)
+{
+	__u32 at = p->l4 + SL_ICMP_HEADER;
+	struct sl_ct_key4 key;
+	__u16 sport, dport;
+	struct iphdr ip;
+
+	if (bpf_skb_load_bytes(skb, at, &ip, sizeof(ip)) || ip.version != 4 || ip.ihl < 5 ||
+	    ip.frag_off & bpf_htons(0x1fff) || ip.saddr != *(const __be32 *)p->dst)
+		return NULL;
+	if (!quoted_ports(skb, at + ip.ihl * 4, ip.protocol, &sport, &dport))
+		return NULL;
+	connection_key4(&key, (__u8 *)&ip.saddr, (__u8 *)&ip.daddr, sport, dport, ip.protocol);
+	return bpf_map_lookup_elem(&sl_ct4, &key);
+}
+
+static __always_inline struct sl_ct *quoted6(struct __sk_buff *skb, const struct sl_packet *p)
+{
+	__u8 src[16] __attribute__((aligned(8))), dst[16] __attribute__((aligned(8)));
+	__u32 at = p->l4 + SL_ICMP_HEADER;
+	struct sl_ct_key6 key;
+	__u16 sport, dport;
+	__u8 next, ext[8];
+
+	if (bpf_skb_load_bytes(skb, at + offsetof(struct ipv6hdr, nexthdr), &next, 1) ||
+	    bpf_skb_load_bytes(skb, at + offsetof(struct ipv6hdr, saddr), src, sizeof(src)) ||
+	    bpf_skb_load_bytes(skb, at + offsetof(struct ipv6hdr, daddr), dst, sizeof(dst)) ||
+	    !equal16(src, p->dst))
+		return NULL;
+	at += sizeof(struct ipv6hdr);
+	/* a packet that was too big for the next link may have been a fragment */
+	if (next == SL_EXT_FRAGMENT) {
+		if (bpf_skb_load_bytes(skb, at, ext, sizeof(ext)) || ext[2] || ext[3] & 0xf8)
+			return NULL;
+		next = ext[0];
+		at += sizeof(ext);
+	}
+	if (is_ext_header(next) || !quoted_ports(skb, at, next, &sport, &dport))
+		return NULL;
+	connection_key6(&key, src, dst, sport, dport, next);
+	return bpf_map_lookup_elem(&sl_ct6, &key);
+}
+
+/*
+ * Whether the error is about a connection of its receiver's that is still
+ * allowed: what was judged under an older policy helps nobody through.
+ */
+__noinline int is_related(struct __sk_buff *skb, const struct sl_packet *p)
+{
+	struct sl_ct *ct;
+	__u64 gens, where;
+
+	if (!p)
+		return 0;
+	ct = p->family == 4 ? quoted4(skb, p) : quoted6(skb, p);
+	if (!ct)
+		return 0;
+	gens = READ_ONCE(ct->gens);
+	where = READ_ONCE(ct->where);
+	return !moved_sides(gens, where, (__u32)where);
+}
+
+#endif

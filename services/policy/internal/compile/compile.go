@@ -119,7 +119,7 @@ func New(in Input) (*Program, error) {
 // same reports whether two rules decide the same at the same place.
 func same(a, b *rule.Rule) bool {
 	return a.Tier == b.Tier && a.Priority == b.Priority && a.Index == b.Index &&
-		a.Action == b.Action && a.Proxy == b.Proxy && a.Content() == b.Content()
+		a.Action == b.Action && a.Proxy == b.Proxy && a.Digest() == b.Digest()
 }
 
 // resolve splits ports into intervals and names that have to wait for a peer.
@@ -203,8 +203,8 @@ func (p *Program) hash(groups string) {
 	usesGroups := false
 	for _, r := range p.rules {
 		num(int(r.Tier))
-		num(len(r.Content()))
-		h.Write([]byte(r.Content()))
+		digest := r.Digest()
+		h.Write(digest[:])
 		num(len(r.ranges))
 		for _, x := range r.ranges {
 			num(int(x.Lo))

@@ -7,12 +7,14 @@
 // Every policy object becomes a list of rules. A rule belongs to one direction
 // and one tier, has a place in the order, an action, peers and ports. The
 // first rule in the order that matches a peer and a port decides; what the
-// order means is documented at Less. The package knows neither manifests nor
+// order means is documented at Compare. The package knows neither manifests nor
 // tables.
 package rule
 
 import (
+	"bytes"
 	"cmp"
+	"crypto/sha256"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -200,12 +202,24 @@ type Rule struct {
 	AllPorts bool
 	Ports    []Port
 
-	content string
+	digest Digest
 }
 
-// Seal computes the canonical content of the rule: everything that decides
-// packets, nothing that says where it came from.
+// Digest stands for the content of a rule: equal digests, equal content.
+type Digest [sha256.Size]byte
+
+// Seal computes the digest of the rule.
 func (r *Rule) Seal() *Rule {
+	r.digest = sha256.Sum256([]byte(r.Content()))
+	return r
+}
+
+// Digest is what Seal computed.
+func (r *Rule) Digest() Digest { return r.digest }
+
+// Content is the canonical text of the rule: everything that decides packets,
+// nothing that says where it came from.
+func (r *Rule) Content() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s %s %s;", r.Direction, r.Action, r.Proxy)
 	var parts []string
@@ -242,12 +256,8 @@ func (r *Rule) Seal() *Rule {
 		slices.Sort(parts)
 		b.WriteString(strings.Join(slices.Compact(parts), ","))
 	}
-	r.content = b.String()
-	return r
+	return b.String()
 }
-
-// Content is the text that Seal computed.
-func (r *Rule) Content() string { return r.content }
 
 // Compare is the order in which rules are asked: tier, priority, place in the
 // policy, deny before redirect before allow before pass, the preferred proxy,
@@ -260,7 +270,7 @@ func Compare(a, b *Rule) int {
 		cmp.Compare(a.Index, b.Index),
 		cmp.Compare(a.Action, b.Action),
 		cmp.Compare(a.Proxy, b.Proxy),
-		cmp.Compare(a.content, b.content),
+		bytes.Compare(a.digest[:], b.digest[:]),
 		cmp.Compare(a.Source.Kind, b.Source.Kind),
 		cmp.Compare(a.Source.Namespace, b.Source.Namespace),
 		cmp.Compare(a.Source.Name, b.Source.Name),

@@ -10,9 +10,12 @@
 package selector
 
 import (
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"weak"
 
 	"github.com/sluice-net/sluice/services/policy/internal/label"
 )
@@ -111,10 +114,36 @@ func (r Requirement) Matches(labels label.Set) bool {
 }
 
 // Selector is a conjunction of requirements. The zero Selector matches every
-// set of labels.
-type Selector struct {
+// set of labels. Equal selectors share what they hold and are equal by ==.
+type Selector struct{ *content }
+
+type content struct {
 	reqs []Requirement
 	text string
+}
+
+// interned finds the content of the selectors that are in use by their texts.
+// A cluster has far fewer selectors than places where they are written.
+var interned sync.Map // string → weak.Pointer[content]
+
+// intern returns the one selector of a text.
+func intern(text string, reqs []Requirement) Selector {
+	if text == "" {
+		return Selector{}
+	}
+	fresh := &content{reqs: reqs, text: text}
+	ref := weak.Make(fresh)
+	for {
+		found, loaded := interned.LoadOrStore(text, ref)
+		if !loaded {
+			runtime.AddCleanup(fresh, func(text string) { interned.CompareAndDelete(text, ref) }, text)
+			return Selector{fresh}
+		}
+		if c := found.(weak.Pointer[content]).Value(); c != nil {
+			return Selector{c}
+		}
+		interned.CompareAndDelete(text, found) // gone, and its cleanup has not run yet
+	}
 }
 
 // New returns the selector that requires all of reqs.
@@ -134,25 +163,25 @@ func New(reqs ...Requirement) Selector {
 	}
 	slices.SortFunc(es, func(a, b entry) int { return strings.Compare(a.t, b.t) })
 	es = slices.CompactFunc(es, func(a, b entry) bool { return a.t == b.t })
-	s := Selector{reqs: make([]Requirement, len(es))}
-	var b strings.Builder
+	sorted := make([]Requirement, len(es))
+	texts := make([]string, len(es))
 	for i, e := range es {
-		s.reqs[i] = e.r
-		if i > 0 {
-			b.WriteString(", ")
-		}
-		b.WriteString(e.t)
+		sorted[i], texts[i] = e.r, e.t
 	}
-	s.text = b.String()
-	return s
+	return intern(strings.Join(texts, ", "), sorted)
 }
 
 // Requirements returns the conditions in canonical order; do not change them.
-func (s Selector) Requirements() []Requirement { return s.reqs }
+func (s Selector) Requirements() []Requirement {
+	if s.content == nil {
+		return nil
+	}
+	return s.reqs
+}
 
 // Matches reports whether all requirements hold.
 func (s Selector) Matches(labels label.Set) bool {
-	for _, r := range s.reqs {
+	for _, r := range s.Requirements() {
 		if !r.Matches(labels) {
 			return false
 		}
@@ -161,4 +190,9 @@ func (s Selector) Matches(labels label.Set) bool {
 }
 
 // String is the canonical text: equal selectors have equal texts.
-func (s Selector) String() string { return s.text }
+func (s Selector) String() string {
+	if s.content == nil {
+		return ""
+	}
+	return s.text
+}

@@ -4,6 +4,8 @@
 package selector
 
 import (
+	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/sluice-net/sluice/services/policy/internal/label"
@@ -72,4 +74,41 @@ func TestParseOp(t *testing.T) {
 	if _, ok := ParseOp("in"); ok {
 		t.Error("operators are in their own case")
 	}
+}
+
+func TestEqualSelectorsAreOne(t *testing.T) {
+	t.Parallel()
+	a := New(Requirement{Key: "x", Op: Exists}, Requirement{Source: "k8s", Key: "y", Op: In, Values: []string{"2", "1"}})
+	b := New(Requirement{Source: "k8s", Key: "y", Op: In, Values: []string{"1", "2", "1"}}, Requirement{Key: "x", Op: Exists}, Requirement{Key: "x", Op: Exists})
+	if a != b || a.String() != b.String() {
+		t.Errorf("%s and %s differ", a, b)
+	}
+	if New() != (Selector{}) {
+		t.Error("the selector of everything is not the zero one")
+	}
+	if c := New(Requirement{Key: "x", Op: Exists}); c == a {
+		t.Errorf("%s equals %s", c, a)
+	}
+}
+
+// What no selector holds any more is not kept.
+func TestContentOfSelectorsIsForgottenWithTheLastOne(t *testing.T) {
+	has := func(text string) bool { _, ok := interned.Load(text); return ok }
+	s := New(Requirement{Key: "only-here", Op: Exists})
+	text := strings.Clone(s.String())
+	if !has(text) {
+		t.Fatal("not interned")
+	}
+	runtime.GC()
+	if again := New(Requirement{Key: "only-here", Op: Exists}); again != s {
+		t.Fatal("two selectors of one text")
+	}
+	for range 1000 { // the cleanup runs some time after the collection
+		runtime.GC()
+		if !has(text) {
+			return
+		}
+		runtime.Gosched()
+	}
+	t.Error("still there")
 }

@@ -27,25 +27,29 @@ const devInstance = "dev"
 func (c *command) devCommand() *cobra.Command {
 	var (
 		podCIDRs []string
-		binDir   string
-		start    time.Duration
+		o        devnode.Options
 	)
 	up := &cobra.Command{
 		Use:   "up",
 		Short: "Start a node: its own network namespace, etcd and every service",
 		Long: `Start a whole node under the directories of one instance: a network namespace of
 its own, joined to the caller's by a veth pair, an embedded etcd, sluice-identity,
-sluice-ipam and sluice-datapath, each as its own user. It returns when all of them
+sluice-ipam, sluice-policy and sluice-datapath, each as its own user. It returns when all of them
 serve. Of the caller's namespace, nothing changes but one device with its two
 addresses and one route for each pod range; ` + "`dev down`" + ` removes them.`,
 		Args: args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return c.devUp(cmd.Context(), podCIDRs, binDir, start)
+			if !slices.Contains(policyModes, o.PolicyMode) {
+				return usagef("--policy-mode: %q is not one of %s", o.PolicyMode, strings.Join(policyModes, ", "))
+			}
+			return c.devUp(cmd.Context(), podCIDRs, o)
 		},
 	}
 	up.Flags().StringSliceVar(&podCIDRs, "pod-cidr", nil, "range of pod addresses, one per family (default: the first 10.244.N.0/24 and fd00:244:N::/64 without a route)")
-	up.Flags().StringVar(&binDir, "bin-dir", "", "directory of the services' programs (default: that of this program)")
-	up.Flags().DurationVar(&start, "start-timeout", 30*time.Second, "how long the services may take to serve")
+	up.Flags().StringVar(&o.BinDir, "bin-dir", "", "directory of the services' programs (default: that of this program)")
+	up.Flags().DurationVar(&o.StartTimeout, "start-timeout", 30*time.Second, "how long the services may take to serve")
+	up.Flags().StringVar(&o.PolicyMode, "policy-mode", devnode.DefaultPolicyMode, "required: a container is connected when its policy is enforced; init: at once, with ingress from the own node only until then; none: no policy is enforced")
+	up.Flags().StringVar(&o.PolicyDir, "policy-dir", "", "directory of manifests that are in force besides what is applied (default: an empty one below the run directory)")
 	cmd := group("dev", "Run a whole node for development and tests", up,
 		&cobra.Command{
 			Use: "down", Short: "End a node and remove everything that `dev up` made", Args: args(0, ""),
@@ -79,8 +83,11 @@ addresses and one route for each pod range; ` + "`dev down`" + ` removes them.`,
 	return cmd
 }
 
-func (c *command) devUp(ctx context.Context, podCIDRs []string, binDir string, start time.Duration) error {
-	o := devnode.Options{Instance: c.instance, BinDir: binDir, StartTimeout: start}
+// policyModes are those of the datapath.
+var policyModes = []string{"required", "init", "none"}
+
+func (c *command) devUp(ctx context.Context, podCIDRs []string, o devnode.Options) error {
+	o.Instance = c.instance
 	for _, s := range podCIDRs {
 		p, err := netip.ParsePrefix(s)
 		if err != nil {
@@ -119,6 +126,8 @@ type devNode struct {
 	StateDir   string       `json:"stateDir"`
 	Netns      string       `json:"netns"`
 	PodCIDRs   []string     `json:"podCidrs"`
+	PolicyMode string       `json:"policyMode"`
+	PolicyDir  string       `json:"policyDir"`
 	Plugin     string       `json:"plugin"`
 	CNIConfDir string       `json:"cniConfDir"`
 	Services   []devService `json:"services"`
@@ -138,7 +147,7 @@ func (c *command) describe(ctx context.Context, node *devnode.Node) devNode {
 	defer cancel()
 	d := devNode{
 		Instance: node.Instance(), RunDir: node.Paths().RunDir, StateDir: node.Paths().StateDir, Netns: node.Netns(),
-		Plugin: node.Plugin(), CNIConfDir: node.CNIConfDir(),
+		Plugin: node.Plugin(), CNIConfDir: node.CNIConfDir(), PolicyMode: node.PolicyMode(), PolicyDir: node.PolicyDir(),
 	}
 	for _, p := range node.PodCIDRs() {
 		d.PodCIDRs = append(d.PodCIDRs, p.String())
@@ -174,21 +183,23 @@ func (c *command) welcome(w io.Writer, node *devnode.Node, took time.Duration) {
 Pods            %s
 Node's netns    %s
 CNI conflist    %s
+Policies        %s, enforcement: %s
 Logs            %s
 
 Look at it:
-  sluice status --instance %[5]s
-  sluice endpoint list --instance %[5]s
-  sluice observe --follow --instance %[5]s
+  sluice status --instance %[7]s
+  sluice endpoint list --instance %[7]s
+  sluice policy list --instance %[7]s
+  sluice observe --follow --instance %[7]s
 
 Connect a network namespace by hand, as a container runtime would:
   ip netns add pod1
-  CNI_COMMAND=ADD CNI_CONTAINERID=pod1 CNI_IFNAME=eth0 CNI_NETNS=/run/netns/pod1 CNI_PATH=%[6]s \
-    %[7]s < %[8]s
+  CNI_COMMAND=ADD CNI_CONTAINERID=pod1 CNI_IFNAME=eth0 CNI_NETNS=/run/netns/pod1 CNI_PATH=%[8]s \
+    %[9]s < %[10]s
 
 End it:
-  sluice dev down --instance %[5]s
-`, strings.Join(prefixTexts(node.PodCIDRs()), ", "), node.Netns(), node.CNIConfDir(), filepath.Dir(node.Log("ipam")),
+  sluice dev down --instance %[7]s
+`, strings.Join(prefixTexts(node.PodCIDRs()), ", "), node.Netns(), node.CNIConfDir(), node.PolicyDir(), node.PolicyMode(), filepath.Dir(node.Log("ipam")),
 		node.Instance(), filepath.Dir(node.Plugin()), node.Plugin(), node.PluginConfig())
 }
 

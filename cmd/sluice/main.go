@@ -192,8 +192,10 @@ func (c *command) explain(err error) string {
 		}
 	case codes.PermissionDenied:
 		return text + "\n" + whoMay
-	case codes.NotFound, codes.InvalidArgument:
+	case codes.NotFound, codes.InvalidArgument, codes.AlreadyExists, codes.FailedPrecondition, codes.ResourceExhausted, codes.OutOfRange:
 		return text
+	case codes.Unimplemented:
+		return text + "\nIs the service of an older version than this program?"
 	}
 	return fmt.Sprintf("%s: %s", st.Code(), text)
 }

@@ -398,7 +398,12 @@ func (p policyState) state() string {
 	}
 }
 
+// title is the policy's name; of a file that could not be read as one, the
+// file's.
 func (p policyState) title() string {
+	if p.Name == "" {
+		return p.source()
+	}
 	return keyText(&policyv1.PolicyKey{Kind: p.Kind, Namespace: p.Namespace, Name: p.Name})
 }
 

@@ -157,10 +157,22 @@ func (c *command) policyDiff(ctx context.Context, stdin io.Reader, files, remove
 	if err := c.show(all, func(w io.Writer) { differencesTable(w, all) }); err != nil {
 		return err
 	}
-	if len(all) > 0 {
-		return errDiffers
+	if len(all) == 0 {
+		return c.warnWithoutSubjects(ctx)
 	}
-	return nil
+	return errDiffers
+}
+
+// warnWithoutSubjects says that no difference means nothing, where nothing was
+// compared.
+func (c *command) warnWithoutSubjects(ctx context.Context) error {
+	return c.withPolicy(ctx, func(ctx context.Context, client policyv1.PolicyServiceClient) error {
+		s, err := client.GetStatus(ctx, &policyv1.GetStatusRequest{})
+		if err == nil && s.GetSubjects() == 0 {
+			fmt.Fprintln(c.errOut, "warning: the policy service knows no pod of this node, so nothing was compared; `sluice status` shows whether a datapath is connected")
+		}
+		return err
+	})
 }
 
 func differencesTable(w io.Writer, all []difference) {

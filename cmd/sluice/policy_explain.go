@@ -54,7 +54,7 @@ type explanation struct {
 }
 
 type sideExplanation struct {
-	Subject       uint32         `json:"subject"`
+	Subject       uint32         `json:"subject,omitempty"`
 	SubjectLabels []string       `json:"subjectLabels"`
 	Peer          uint32         `json:"peer"`
 	PeerLabels    []string       `json:"peerLabels"`
@@ -122,6 +122,14 @@ func (c *command) policyExplain(ctx context.Context, conn connection) error {
 	x := explanation{
 		From: conn.from.name(conn.v6), To: conn.to.name(conn.v6), Protocol: protocolText(conn.protocol), Port: conn.port,
 		Verdict: verdictWord(enum(r.GetVerdict(), "ACTION_")), Egress: sideExplanationOf(r.GetEgress()), Ingress: sideExplanationOf(r.GetIngress()), Revision: r.GetRevision(),
+	}
+	// Labels that nobody has stand for an identity that exists for the answer
+	// alone.
+	if x.Egress != nil && conn.from.identity == 0 {
+		x.Egress.Subject = 0
+	}
+	if x.Ingress != nil && conn.to.identity == 0 {
+		x.Ingress.Subject = 0
 	}
 	return c.show(x, func(w io.Writer) {
 		fmt.Fprintln(w, printable(fmt.Sprintf("%s -> %s, %s: %s by policy revision %d", x.From, x.To, serviceText(conn.protocol, conn.port), strings.ToUpper(x.Verdict), x.Revision)))

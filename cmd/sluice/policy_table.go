@@ -216,6 +216,8 @@ func (s *compiledSide) lines(w io.Writer, title string) {
 	for _, r := range s.Rules {
 		row(w, fmt.Sprintf("  rule %d", r.Number), r.Action, r.Tier, strings.Join(r.Sources, ", "))
 	}
+	// An empty line ends the columns of a table.
+	fmt.Fprintln(w)
 	for _, c := range s.Classes {
 		for i, in := range c.Intervals {
 			name := ""
@@ -235,11 +237,12 @@ func (s *compiledSide) lines(w io.Writer, title string) {
 			fmt.Fprintf(w, "  %s\t%s\t%s\n", name, printable(in.Ports), strings.Join(rules, ", else "))
 		}
 	}
+	fmt.Fprintln(w)
 	for node, class := range ordered(s.Peers) {
 		row(w, fmt.Sprintf("  node class %d", node), fmt.Sprintf("class %d", class))
 	}
 	for kind, class := range ordered(s.DefaultClasses) {
-		row(w, "  other "+kind, fmt.Sprintf("class %d", class))
+		row(w, "  other peers, "+kind, fmt.Sprintf("class %d", class))
 	}
 	for _, b := range s.Blocks {
 		var classes []string

@@ -32,6 +32,7 @@ type fakePolicy struct {
 
 	mu           sync.Mutex
 	revision     uint64
+	subjects     uint32
 	policies     map[string]*policyv1.Policy
 	subscribers  []*policyv1.SubscriberStatus
 	disconnected []string
@@ -44,7 +45,7 @@ type fakePolicy struct {
 
 func newFakePolicy() *fakePolicy {
 	return &fakePolicy{
-		revision: 6, policies: map[string]*policyv1.Policy{},
+		revision: 6, subjects: 2, policies: map[string]*policyv1.Policy{},
 		subscribers: []*policyv1.SubscriberStatus{{Name: "datapath", Connected: true, Revision: 6}},
 	}
 }
@@ -202,7 +203,7 @@ func (f *fakePolicy) GetStatus(context.Context, *policyv1.GetStatusRequest) (*po
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return &policyv1.GetStatusResponse{
-		Version: "v1", StartTime: timestamppb.Now(), Revision: f.revision, Policies: 3, Refused: 1, Identities: 12, Subjects: 2, Tables: 4,
+		Version: "v1", StartTime: timestamppb.Now(), Revision: f.revision, Policies: 3, Refused: 1, Identities: 12, Subjects: f.subjects, Tables: 4,
 		Sources: []*policyv1.SourceStatus{{Name: "identity", Synced: true}, {Name: "file", Synced: false, Error: "the directory is gone"}}, Subscribers: f.subscribers,
 	}, nil
 }
@@ -357,7 +358,7 @@ func TestDeleteListAndGet(t *testing.T) {
 
 	out, _ := n.want(t, 0, "policy", "list")
 	wantLines(t, out, "POLICY STATE REVISION SELECTS RULES AGE SOURCE", "NetworkPolicy shop/web accepted 7 1 identities 2 0s grpc",
-		"NetworkPolicy shop/x outdated 2 0 identities 0 - file:x.yaml", "- refused 0 0 identities 0 - file:z.yaml",
+		"NetworkPolicy shop/x outdated 2 0 identities 0 - file:x.yaml", "file:z.yaml refused 0 0 identities 0 - file:z.yaml", "file:z.yaml was refused: is no YAML",
 		"NetworkPolicy shop/x stays as it is; a newer form was refused: spec.ingress: is a number")
 	out, _ = n.want(t, 0, "policy", "list", "--subject", "300", "-o", "json")
 	var all []policyState
@@ -467,6 +468,13 @@ func TestDiffExitsAsDiffDoes(t *testing.T) {
 	file := write(t, t.TempDir(), "web.yaml", webPolicy)
 	out, _ := n.want(t, 0, "policy", "diff", "-f", file)
 	wantLines(t, out, "No verdict would change for the pods of this node.")
+	n.policy.mu.Lock()
+	n.policy.subjects = 0
+	n.policy.mu.Unlock()
+	_, errOut := n.want(t, 0, "policy", "diff", "-f", file)
+	if !strings.HasPrefix(errOut, "warning: the policy service knows no pod of this node") {
+		t.Errorf("without a subject, standard error says %q", errOut)
+	}
 
 	n.policy.differences = []*policyv1.DiffResponse{{
 		Subject: 300, SubjectLabels: []string{"k8s:app=web"}, Direction: policyv1.TableDirection_TABLE_DIRECTION_INGRESS,

@@ -280,7 +280,7 @@ func (s *nodeStatus) warnings() []string {
 		for _, problem := range p.problems {
 			all = append(all, "sluice-policy: "+problem)
 		}
-		if p.Refused > 0 {
+		if p.Refused > 0 && len(p.problems) == 0 {
 			all = append(all, fmt.Sprintf("sluice-policy: %d policies or files were refused; see `sluice policy list --refused`", p.Refused))
 		}
 		for _, source := range p.Sources {

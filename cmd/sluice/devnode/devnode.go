@@ -42,7 +42,7 @@ const (
 )
 
 // Services lists all of them in the order of starting.
-func Services() []string { return []string{Etcd, Identity, IPAM, Datapath} }
+func Services() []string { return []string{Etcd, Identity, IPAM, Policy, Datapath} }
 
 // ErrRunning is returned by Up for an instance that is up.
 var ErrRunning = errors.New("is running already")
@@ -63,9 +63,19 @@ type Options struct {
 	PodCIDRs []netip.Prefix
 	// StartTimeout bounds the wait for the services. Default: 30 s.
 	StartTimeout time.Duration
+	// PolicyMode is the datapath's: "none", "required" or "init". Default:
+	// DefaultPolicyMode.
+	PolicyMode string
+	// PolicyDir holds manifests that are in force besides what is applied by
+	// calls; it is seen below the run directory, read-only. Default: an empty
+	// directory there, into which files may be put.
+	PolicyDir string
 	// Args are additional arguments by service.
 	Args map[string][]string
 }
+
+// DefaultPolicyMode is how strict the datapath of a node is about policies.
+const DefaultPolicyMode = "none"
 
 // Node is a running node.
 type Node struct {
@@ -79,6 +89,8 @@ type state struct {
 	PodCIDRs []netip.Prefix      `json:"podCIDRs"`
 	Args     map[string][]string `json:"args,omitempty"`
 	Timeout  time.Duration       `json:"startTimeoutNanoseconds"`
+	Policy   string              `json:"policyMode"`
+	Policies string              `json:"policyDir,omitempty"`
 	// Ready is set once every service has served.
 	Ready bool `json:"ready"`
 }
@@ -141,8 +153,13 @@ func Up(ctx context.Context, o Options) (_ *Node, err error) {
 	if err := n.makeDirectories(); err != nil {
 		return nil, err
 	}
-	if err := n.mountPrograms(); err != nil {
+	if err := bindReadOnly(n.state.BinDir, n.binDir()); err != nil {
 		return nil, err
+	}
+	if n.state.Policies != "" {
+		if err := bindReadOnly(n.state.Policies, n.PolicyDir()); err != nil {
+			return nil, err
+		}
 	}
 	if err := n.writeState(); err != nil {
 		return nil, err
@@ -298,6 +315,12 @@ func (n *Node) name() string { return "sluice-" + n.paths.Name }
 // binDir is where the services are executed.
 func (n *Node) binDir() string { return filepath.Join(n.paths.RunDir, "bin") }
 
+// PolicyDir holds the manifests that sluice-policy watches.
+func (n *Node) PolicyDir() string { return filepath.Join(n.paths.RunDir, "policies") }
+
+// PolicyMode is the datapath's: "none", "required" or "init".
+func (n *Node) PolicyMode() string { return n.state.Policy }
+
 func (n *Node) statePath() string { return filepath.Join(n.paths.RunDir, "dev.json") }
 
 func (n *Node) writeState() error {
@@ -350,6 +373,7 @@ func (n *Node) makeDirectories() error {
 		{n.paths.ServiceStateDir("cni"), 0o700, 0, 0},
 		{n.paths.BPFDir, 0o700, 0, 0},
 		{n.binDir(), 0o755, 0, 0},
+		{n.PolicyDir(), 0o755, 0, 0},
 	}
 	for _, service := range Services() {
 		all = append(all,
@@ -370,16 +394,16 @@ func (n *Node) makeDirectories() error {
 	return nil
 }
 
-// mountPrograms makes the executables visible below the run directory: the
-// directory that they were built in may be closed to the services' users, as
-// a checkout below /root is. Read-only, so that nothing done to the mount
-// reaches the original.
-func (n *Node) mountPrograms() error {
-	if err := unix.Mount(n.state.BinDir, n.binDir(), "", unix.MS_BIND, ""); err != nil {
-		return fmt.Errorf("mount %s at %s: %w", n.state.BinDir, n.binDir(), err)
+// bindReadOnly makes a directory visible below the run directory: the one that
+// the programs were built in may be closed to the services' users, as a
+// checkout below /root is. Read-only, so that nothing done to the mount reaches
+// the original.
+func bindReadOnly(dir, at string) error {
+	if err := unix.Mount(dir, at, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("mount %s at %s: %w", dir, at, err)
 	}
-	if err := unix.Mount("", n.binDir(), "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
-		return fmt.Errorf("make %s read-only: %w", n.binDir(), err)
+	if err := unix.Mount("", at, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+		return fmt.Errorf("make %s read-only: %w", at, err)
 	}
 	return nil
 }
@@ -408,7 +432,7 @@ func (n *Node) remove(ctx context.Context) error {
 		errs = append(errs, n.Stop(ctx, service))
 	}
 	errs = append(errs, n.removePodMounts(), n.removeNetwork())
-	for _, dir := range []string{n.paths.BPFDir, n.binDir()} {
+	for _, dir := range []string{n.paths.BPFDir, n.binDir(), n.PolicyDir()} {
 		if err := unmount(dir); err != nil {
 			// Removing the directory would empty what is still mounted there.
 			return errors.Join(append(errs, err)...)
@@ -419,7 +443,7 @@ func (n *Node) remove(ctx context.Context) error {
 }
 
 func (o Options) withDefaults() (state, error) {
-	s := state{BinDir: o.BinDir, PodCIDRs: o.PodCIDRs, Args: o.Args, Timeout: o.StartTimeout}
+	s := state{BinDir: o.BinDir, PodCIDRs: o.PodCIDRs, Args: o.Args, Timeout: o.StartTimeout, Policy: o.PolicyMode}
 	if s.BinDir == "" {
 		return s, errors.New("no directory of executables given")
 	}
@@ -430,6 +454,21 @@ func (o Options) withDefaults() (state, error) {
 	for _, service := range Services() {
 		if _, err := os.Stat(executable(s.BinDir, service)); err != nil {
 			return s, fmt.Errorf("executable of %s: %w; run `make build`", service, err)
+		}
+	}
+	if s.Policy == "" {
+		s.Policy = DefaultPolicyMode
+	}
+	if o.PolicyDir != "" {
+		info, err := os.Stat(o.PolicyDir)
+		if err == nil && !info.IsDir() {
+			err = fmt.Errorf("%s is not a directory", o.PolicyDir)
+		}
+		if err != nil {
+			return s, fmt.Errorf("policies: %w", err)
+		}
+		if s.Policies, err = filepath.Abs(o.PolicyDir); err != nil {
+			return s, err
 		}
 	}
 	if s.Timeout == 0 {

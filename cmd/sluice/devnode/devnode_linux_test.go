@@ -20,6 +20,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -36,7 +37,7 @@ import (
 // are tested in the test module.
 func TestMain(m *testing.M) {
 	switch base := filepath.Base(os.Args[0]); {
-	case base == "sluice-devetcd", base == "sluice-identity", base == "sluice-ipam", base == "sluice-datapath":
+	case base == "sluice-devetcd", base == "sluice-identity", base == "sluice-ipam", base == "sluice-policy", base == "sluice-datapath":
 		os.Exit(standIn(os.Args[1:]))
 	case os.Getenv("DEVNODE_TEST_UP") != "":
 		os.Exit(upForTest(os.Getenv("DEVNODE_TEST_UP")))
@@ -359,6 +360,39 @@ func TestKernelSecondUpSaysThatItRuns(t *testing.T) {
 	}
 	if again, err := n.PID(IPAM); err != nil || again != pid {
 		t.Errorf("the second up has touched the first: pid %d, then %d (%v)", pid, again, err)
+	}
+}
+
+// TestKernelPoliciesOfAClosedDirectoryAreReadable: the policy service's user may
+// not enter the directory that a person keeps them in.
+func TestKernelPoliciesOfAClosedDirectoryAreReadable(t *testing.T) {
+	o := options(t, programs(t))
+	o.PolicyDir = t.TempDir()
+	if err := os.Chmod(filepath.Dir(o.PolicyDir), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	manifest := filepath.Join(o.PolicyDir, "web.yaml")
+	if err := os.WriteFile(manifest, []byte("kind: NetworkPolicy\n"), 0o644); err != nil { //nolint:gosec // for everybody
+		t.Fatal(err)
+	}
+	n := up(t, o)
+	seen := filepath.Join(n.PolicyDir(), "web.yaml")
+	read := exec.Command("/bin/cat", seen)
+	read.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: users[Policy], Gid: 64700}}
+	if content, err := read.Output(); err != nil || string(content) != "kind: NetworkPolicy\n" {
+		t.Errorf("the policy service's user reads %q, %v", content, err)
+	}
+	if err := os.Remove(seen); !errors.Is(err, unix.EROFS) {
+		t.Errorf("remove the file where it is seen: %v, want EROFS", err)
+	}
+	down(t, o)
+	wantNothing(t, o.Instance)
+	if _, err := os.Stat(manifest); err != nil {
+		t.Errorf("the original after Down: %v", err)
+	}
+	o.PolicyDir = manifest
+	if _, err := Up(t.Context(), o); err == nil || !strings.Contains(err.Error(), "is not a directory") {
+		t.Errorf("a file as directory: %v", err)
 	}
 }
 

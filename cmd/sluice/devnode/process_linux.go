@@ -83,8 +83,10 @@ func (n *Node) arguments(service string) []string {
 		args = append(args, "--etcd-endpoints="+n.etcdURL(), "--node="+n.name())
 	case IPAM:
 		args = append(args, "--pools="+strings.Join(cidrs, ","))
+	case Policy:
+		args = append(args, "--sources-directory="+n.PolicyDir())
 	case Datapath:
-		args = append(args, "--bpf-dir="+n.paths.BPFDir, "--pod-cidrs="+strings.Join(cidrs, ","))
+		args = append(args, "--bpf-dir="+n.paths.BPFDir, "--pod-cidrs="+strings.Join(cidrs, ","), "--policy-mode="+n.state.Policy)
 	}
 	return append(args, n.state.Args[service]...)
 }

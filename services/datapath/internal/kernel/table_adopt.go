@@ -29,12 +29,12 @@ func openTableMaps(pm *pinnedMaps) tableMaps {
 	}
 }
 
-// contents is everything that the maps of tables hold, but for the mapped ones.
+// contents is what the maps of tables hold, but for the mapped ones, and for
+// sl_rule: that is large, and read only where tables have their rules.
 type contents struct {
 	tableKeys []bpf.MapsSlTableKey
 	classKeys []bpf.MapsSlClassKey
 	ports     []bpf.MapsSlPortNode
-	rules     []bpf.MapsSlRule
 	peers     map[uint32]map[uint32]uint32 // set, node class, class
 	blocks    map[uint32]map[netip.Prefix]bpf.MapsSlBlock
 	rows      int
@@ -45,19 +45,18 @@ func (m *tableMaps) read() (*contents, error) {
 		peers:  map[uint32]map[uint32]uint32{},
 		blocks: map[uint32]map[netip.Prefix]bpf.MapsSlBlock{},
 	}
-	var errs [6]error
+	var errs [5]error
 	c.tableKeys, errs[0] = allElements[bpf.MapsSlTableKey](m.tableKeys)
 	c.classKeys, errs[1] = allElements[bpf.MapsSlClassKey](m.classKeys)
 	c.ports, errs[2] = allElements[bpf.MapsSlPortNode](m.ports)
-	c.rules, errs[3] = allElements[bpf.MapsSlRule](m.rules)
-	errs[4] = m.eachPeer(func(set, nc, class uint32) {
+	errs[3] = m.eachPeer(func(set, nc, class uint32) {
 		if c.peers[set] == nil {
 			c.peers[set] = map[uint32]uint32{}
 		}
 		c.peers[set][nc] = class
 		c.rows++
 	})
-	errs[5] = m.eachBlock(func(set uint32, p netip.Prefix, v bpf.MapsSlBlock) {
+	errs[4] = m.eachBlock(func(set uint32, p netip.Prefix, v bpf.MapsSlBlock) {
 		if c.blocks[set] == nil {
 			c.blocks[set] = map[netip.Prefix]bpf.MapsSlBlock{}
 		}
@@ -164,7 +163,11 @@ func (s *tableStore) adopt(t Table, c *contents) (_ *liveTable, err error) {
 		}
 	}()
 
-	for _, r := range c.rules[lt.ruleSpan.base:lt.ruleSpan.end()] {
+	rules, err := s.readRules(lt.ruleSpan)
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range rules {
 		lt.rules = append(lt.rules, TableRule{Action: r.Action, Tier: r.Tier, Proxy: r.Redirect})
 	}
 	for _, n := range c.ports[lt.nodeSpan.base:lt.nodeSpan.end()] {
@@ -183,6 +186,8 @@ func (s *tableStore) adopt(t Table, c *contents) (_ *liveTable, err error) {
 	if err := checkTrees(lt.classes, lt.nodes, len(lt.rules)); err != nil {
 		return nil, err
 	}
+	// nodes that no class leads to are what a killed process began to append
+	lt.nodes = lt.nodes[:reached(lt.classes, lt.nodes)]
 	for nc, class := range c.peers[h.PeerSet] {
 		if nc == 0 || nc > uint32(MaxNodeClass) || class > 0xffff {
 			return nil, fmt.Errorf("row %d to %d", nc, class)
@@ -199,6 +204,42 @@ func (s *tableStore) adopt(t Table, c *contents) (_ *liveTable, err error) {
 	// a process may have been killed between two stores of a move
 	lt.header.N_class = uint16(room)
 	return lt, nil
+}
+
+// readRules reads a run of sl_rule.
+func (m *tableMaps) readRules(sp span) ([]bpf.MapsSlRule, error) {
+	rules := make([]bpf.MapsSlRule, sp.n)
+	for i := range rules {
+		r, err := element[bpf.MapsSlRule](m.rules, bpf.MapsMapSlRule, uint32(sp.base+i))
+		if err != nil {
+			return nil, err
+		}
+		rules[i] = r
+	}
+	return rules, nil
+}
+
+// reached is the number of nodes up to the last one that a root leads to.
+func reached(roots []uint32, nodes []PortNode) int {
+	n := 0
+	seen := make([]bool, len(nodes))
+	var walk func(i uint32)
+	walk = func(i uint32) {
+		if seen[i] {
+			return
+		}
+		seen[i] = true
+		n = max(n, int(i)+1)
+		for _, v := range nodes[i].Value {
+			if v&childBit != 0 {
+				walk(v &^ childBit)
+			}
+		}
+	}
+	for _, root := range roots {
+		walk(root)
+	}
+	return n
 }
 
 func nodeOf(n bpf.MapsSlPortNode, base int) PortNode {
@@ -339,17 +380,15 @@ func (a *tableAudit) keys() {
 	}
 }
 
-// arrays compares sl_class, sl_ports and sl_rule: the places of tables, and
-// zero everywhere else.
+// arrays compares sl_class and sl_ports: the places of tables, and zero
+// everywhere else. Of sl_rule it compares the places of tables.
 func (a *tableAudit) arrays() {
 	s := a.s
 	classes := make([]uint32, s.classRoom.size)
 	ports := make([]bpf.MapsSlPortNode, s.nodeRoom.size)
-	rules := make([]bpf.MapsSlRule, s.ruleRoom.size)
 	for _, lt := range s.tables {
 		copy(classes[lt.classSpan.base:], lt.classValues())
 		copy(ports[lt.nodeSpan.base:], nodeValues(lt.nodes, lt.nodeSpan.base))
-		copy(rules[lt.ruleSpan.base:], ruleValues(lt.rules))
 	}
 	skip := s.drainingSpans()
 	for i, want := range classes {
@@ -364,16 +403,23 @@ func (a *tableAudit) arrays() {
 				"map %s: element %d is not what was written", bpf.MapsMapSlPorts, i)
 		}
 	}
-	for i, want := range rules {
-		if a.c.rules[i] != want && !covers(skip.rules, i) {
-			a.differs(func() error {
-				return writeArray(&s.tableMaps, s.tableMaps.rules, bpf.MapsMapSlRule, i, []bpf.MapsSlRule{want})
-			}, "map %s: element %d is %+v, should be %+v", bpf.MapsMapSlRule, i, a.c.rules[i], want)
+	for _, lt := range s.tables {
+		got, err := s.readRules(lt.ruleSpan)
+		if err != nil {
+			a.errs = append(a.errs, err)
+			return
+		}
+		for i, want := range ruleValues(lt.rules) {
+			if got[i] != want {
+				a.differs(func() error {
+					return writeArray(&s.tableMaps, s.tableMaps.rules, bpf.MapsMapSlRule, lt.ruleSpan.base+i, []bpf.MapsSlRule{want})
+				}, "table %d: rule %d is %+v, should be %+v", lt.id, i+1, got[i], want)
+			}
 		}
 	}
 }
 
-type drainingSpans struct{ classes, nodes, rules []span }
+type drainingSpans struct{ classes, nodes []span }
 
 // drainingSpans are the places of what is retired and still in the maps.
 func (s *tableStore) drainingSpans() drainingSpans {
@@ -382,7 +428,6 @@ func (s *tableStore) drainingSpans() drainingSpans {
 		if r.lt != nil {
 			d.classes = append(d.classes, r.lt.classSpan)
 			d.nodes = append(d.nodes, r.lt.nodeSpan)
-			d.rules = append(d.rules, r.lt.ruleSpan)
 		}
 	}
 	return d

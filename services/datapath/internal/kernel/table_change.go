@@ -54,7 +54,8 @@ func (s *tableStore) growInPlace(lt *liveTable, nodes []PortNode, classes []uint
 	was := [2]int{len(lt.nodes), len(lt.classes)}
 	base := lt.nodeSpan.base
 	err := s.writeNodes(base+was[0], nodeValues(nodes, base)[was[0]:])
-	for i := was[1]; i < len(classes) && err == nil; i++ {
+	// the last one first: there are as many classes as lie before the first gap
+	for i := len(classes) - 1; i >= was[1] && err == nil; i-- {
 		err = s.storeWord(bpf.MapsMapSlClass, s.classMem, lt.classSpan.base+classHead+i, classes[i]+uint32(base))
 	}
 	if err != nil {

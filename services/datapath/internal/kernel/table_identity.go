@@ -260,8 +260,8 @@ func (k *Kernel) SetAudit(s Slot, on bool) error {
 	return nil
 }
 
-// addressBucket is the bucket of an address in the 4096 of sl_pgen, as the
-// programs compute it: address_gen_bucket in bpf/include/sluice/conntrack.h.
+// addressBucket is the place of an address in sl_pgen, as address_gen_bucket of
+// the programs computes it.
 func addressBucket(a netip.Addr) int {
 	b := a.AsSlice()
 	h := uint32(0)

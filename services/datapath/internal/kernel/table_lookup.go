@@ -155,6 +155,10 @@ func (k *Kernel) LookupTable(t Table, id Identity, addr netip.Addr, point uint32
 		return TableVerdict{}, err
 	}
 	defer k.mu.RUnlock()
+	return k.lookupTable(t, id, addr, point)
+}
+
+func (k *Kernel) lookupTable(t Table, id Identity, addr netip.Addr, point uint32) (TableVerdict, error) {
 	switch {
 	case t == TableAllow:
 		return TableVerdict{Action: actionAllow, By: byTable}, nil

@@ -27,8 +27,8 @@ const childBit = 1 << 31
 // tableStore knows what is in the maps of tables and what is free. It is
 // guarded by the Kernel's mu.
 //
-// What is free is zero in the maps, so that whatever else lies there was
-// written by somebody else, or by a process that was killed.
+// What is free is zero in the maps, but for sl_rule after a start. Whatever
+// else lies there was written by somebody else, or by a process that was killed.
 type tableStore struct {
 	tableMaps
 

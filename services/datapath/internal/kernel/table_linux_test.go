@@ -1,0 +1,729 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+)
+
+// model is what the maps should hold, in the plainest form there is.
+type model struct {
+	tables  map[Table]*TableContent
+	words   map[Identity]IdentityWord
+	classes map[ClassKey]NodeClass
+	// policies of the slots that the test has published
+	policies map[Slot]Policy
+}
+
+func newModel() *model {
+	return &model{
+		tables: map[Table]*TableContent{}, words: map[Identity]IdentityWord{},
+		classes: map[ClassKey]NodeClass{}, policies: map[Slot]Policy{},
+	}
+}
+
+func cloneContent(c *TableContent) *TableContent {
+	d := *c
+	d.Rules, d.Classes, d.Nodes = slices.Clone(c.Rules), slices.Clone(c.Classes), slices.Clone(c.Nodes)
+	d.Peers, d.Blocks = maps.Clone(c.Peers), slices.Clone(c.Blocks)
+	if d.Peers == nil {
+		d.Peers = map[NodeClass]uint16{}
+	}
+	d.setBlocks(d.Blocks)
+	return &d
+}
+
+// setBlocks sorts as TableContent does.
+func (c *TableContent) setBlocks(bs []Block) {
+	slices.SortFunc(bs, func(a, b Block) int { return comparePrefixes(a.Prefix, b.Prefix) })
+	c.Blocks = bs
+	if len(bs) == 0 {
+		c.Blocks = nil
+	}
+}
+
+func (c *TableContent) putBlock(b Block) {
+	bs := slices.DeleteFunc(slices.Clone(c.Blocks), func(x Block) bool { return x.Prefix == b.Prefix })
+	c.setBlocks(append(bs, b))
+}
+
+func (c *TableContent) dropBlock(p netip.Prefix) {
+	c.setBlocks(slices.DeleteFunc(slices.Clone(c.Blocks), func(x Block) bool { return x.Prefix == p }))
+}
+
+// lookup is the slow and obvious verdict.
+func (m *model) lookup(c *TableContent, id Identity, addr netip.Addr, point uint32) TableVerdict {
+	w, ok := m.words[id]
+	if !ok {
+		w = IdentityWord{Kind: kindUnknown}
+	}
+	class, row := c.Peers[w.Class]
+	if !w.Known || !row {
+		class, row = c.DefaultClasses[w.Kind], false
+	}
+	v := TableVerdict{IdentityClass: class, IdentityRow: row}
+	who := c.at(class, point)
+	both := [2]uint16{who[0], who[1]}
+	if c.HasAddresses {
+		v.AddressClass = c.AddressClasses[w.Scope]
+		for _, b := range c.Blocks {
+			if b.Prefix.Contains(addr) && (!v.AddressBlock.IsValid() || b.Prefix.Bits() > v.AddressBlock.Bits()) {
+				v.AddressClass, v.AddressBlock = b.Classes[w.Scope], b.Prefix
+			}
+		}
+		where := c.at(v.AddressClass, point)
+		both = [2]uint16{min(who[0], where[0]), min(who[1], where[1])}
+	}
+	unknown := w.Kind == kindUnknown
+	for i, none := range []uint16{noAdminRule, noOtherRule} {
+		if both[i] == none || c.Rules[both[i]-1].Action == 3 {
+			continue
+		}
+		r := c.Rules[both[i]-1]
+		v.Action, v.Proxy, v.Rule, v.By = r.Action, r.Proxy, both[i], byRule
+		if r.Action == 0 && unknown && who[i] == both[i] {
+			v.By = byUnknownIdentity
+		}
+		return v
+	}
+	switch {
+	case c.DefaultAllow:
+		v.Action, v.By = 2, byDefault
+	case c.HostAllow && w.Kind == kindHost:
+		v.Action, v.By = 2, byHostAllow
+	case unknown:
+		v.By = byUnknownIdentity
+	default:
+		v.By = byDefault
+	}
+	return v
+}
+
+// at is what the list of a class says.
+func (c *TableContent) at(class uint16, point uint32) [2]uint16 {
+	n := c.Classes[class]
+	for {
+		i := slices.IndexFunc(c.Nodes[n].High[:], func(high uint32) bool { return point <= high })
+		v := c.Nodes[n].Value[i]
+		if v&childBit == 0 {
+			return [2]uint16{uint16(v >> 16), uint16(v)}
+		}
+		n = v &^ childBit
+	}
+}
+
+// randomTable makes contents; small numbers, so that things coincide.
+type randomTable struct {
+	*rand.Rand
+	serial uint64
+}
+
+func (r *randomTable) hash() (h [32]byte) {
+	r.serial++
+	binary.BigEndian.PutUint64(h[:], r.serial)
+	h[31] = 1
+	return h
+}
+
+func (r *randomTable) value(rules int) uint32 {
+	admin, rest := uint32(noAdminRule), uint32(noOtherRule)
+	if rules > 0 && r.IntN(2) == 0 {
+		admin = uint32(1 + r.IntN(rules))
+	}
+	if rules > 0 && r.IntN(3) > 0 {
+		rest = uint32(1 + r.IntN(rules))
+	}
+	return admin<<16 | rest
+}
+
+// points are borders and what is asked about.
+var points = []uint32{0, 1, 6<<16 | 79, 6<<16 | 80, 6<<16 | 81, 6<<16 | 443, 17<<16 | 53, 58 << 16, 0xfffffffe, 0xffffffff}
+
+// leaf is a node with borders from low to high.
+func (r *randomTable) leaf(rules int, high uint32) PortNode {
+	var n PortNode
+	var borders []uint32
+	for _, p := range points {
+		if p < high && r.IntN(2) == 0 {
+			borders = append(borders, p)
+		}
+	}
+	borders = append(borders, high)
+	v := uint32(0)
+	for i := range Fanout {
+		if i < len(borders) {
+			v = r.value(rules)
+		}
+		n.High[i], n.Value[i] = borders[min(i, len(borders)-1)], v
+	}
+	return n
+}
+
+// class appends a list to nodes and returns its root.
+func (r *randomTable) class(nodes []PortNode, rules int) ([]PortNode, uint32) {
+	if r.IntN(3) > 0 {
+		return append(nodes, r.leaf(rules, 0xffffffff)), uint32(len(nodes))
+	}
+	nodes = append(nodes, r.leaf(rules, 6<<16|80), r.leaf(rules, 0xffffffff))
+	at := uint32(len(nodes))
+	root := PortNode{}
+	for i := range Fanout {
+		root.High[i], root.Value[i] = 0xffffffff, childBit|(at-1)
+	}
+	root.High[0], root.Value[0] = 6<<16|80, childBit|(at-2)
+	return append(nodes, root), at
+}
+
+func (r *randomTable) content() *TableContent {
+	c := &TableContent{
+		Hash: r.hash(), DefaultAllow: r.IntN(2) == 0, HostAllow: r.IntN(2) == 0, HasAddresses: r.IntN(2) == 0,
+		Peers: map[NodeClass]uint16{},
+	}
+	for range r.IntN(6) {
+		c.Rules = append(c.Rules, TableRule{Action: uint8(r.IntN(4)), Tier: uint8(r.IntN(4)), Proxy: uint16(r.IntN(4))})
+	}
+	for range 1 + r.IntN(5) {
+		var root uint32
+		c.Nodes, root = r.class(c.Nodes, len(c.Rules))
+		c.Classes = append(c.Classes, root)
+	}
+	for i := range c.DefaultClasses {
+		c.DefaultClasses[i] = r.classOf(c)
+	}
+	for i := range c.AddressClasses {
+		c.AddressClasses[i] = r.classOf(c)
+	}
+	for range r.IntN(8) {
+		c.Peers[NodeClass(1+r.IntN(20))] = r.classOf(c)
+	}
+	if c.HasAddresses {
+		for range r.IntN(6) {
+			c.putBlock(r.block(c))
+		}
+	}
+	return c
+}
+
+func (r *randomTable) classOf(c *TableContent) uint16 { return uint16(r.IntN(len(c.Classes))) }
+
+func (r *randomTable) block(c *TableContent) Block {
+	b := Block{Prefix: r.prefix()}
+	for i := range b.Classes {
+		b.Classes[i] = r.classOf(c)
+	}
+	return b
+}
+
+func (r *randomTable) prefix() netip.Prefix {
+	a := r.addr()
+	bits := []int{0, 8, 30, a.BitLen() - 1, a.BitLen()}[r.IntN(5)]
+	p, err := a.Prefix(bits)
+	if err != nil {
+		panic(err)
+	}
+	return p
+}
+
+func (r *randomTable) addr() netip.Addr {
+	if r.IntN(2) == 0 {
+		return netip.AddrFrom4([4]byte{10, 0, 0, byte(r.IntN(8))})
+	}
+	return netip.AddrFrom16([16]byte{0xfd, 15: byte(r.IntN(8))})
+}
+
+func (r *randomTable) identity() Identity {
+	return []Identity{1, 9, 256, 257, 258, 65535, 0xff0000, 0xff0fff, 70000}[r.IntN(9)]
+}
+
+func (r *randomTable) word() IdentityWord {
+	if r.IntN(4) == 0 {
+		return IdentityWord{}
+	}
+	return IdentityWord{Class: NodeClass(1 + r.IntN(20)), Kind: Kind(r.IntN(8)), Scope: Scope(r.IntN(3)), Known: true}
+}
+
+// randomKey is any key of m.
+func randomKey[K comparable, V any](r *rand.Rand, m map[K]V, less func(a, b K) int) (k K, ok bool) {
+	if len(m) == 0 {
+		return k, false
+	}
+	return slices.SortedFunc(maps.Keys(m), less)[r.IntN(len(m))], true
+}
+
+func (r *randomTable) table(m *model) (Table, bool) {
+	return randomKey(r.Rand, m.tables, func(a, b Table) int { return int(a) - int(b) })
+}
+
+// operation is one change of kernel and model alike. It answers what the model
+// is after it; m itself stays as it was.
+type operation struct {
+	name string
+	do   func(*Kernel) error
+	then func(*model)
+}
+
+// operation draws the next change.
+func (r *randomTable) operation(t testing.TB, m *model) operation {
+	id, any := r.table(m)
+	var c *TableContent
+	if any {
+		c = m.tables[id]
+	}
+	switch op := r.IntN(14); {
+	case !any || op == 0 && len(m.tables) < 12:
+		n := r.content()
+		if any && r.IntN(3) == 0 && c.HasAddresses {
+			// the same blocks, if their classes are there
+			n.HasAddresses = true
+			n.setBlocks(nil)
+			for _, b := range c.Blocks {
+				if int(slices.Max(b.Classes[:])) < len(n.Classes) {
+					n.putBlock(b)
+				}
+			}
+		}
+		var defined Table
+		return operation{fmt.Sprintf("define %d classes, %d rows, %d blocks", len(n.Classes), len(n.Peers), len(n.Blocks)),
+			func(k *Kernel) (err error) {
+				defined, err = k.DefineTable(*n)
+				if err == nil && m.tables[defined] != nil {
+					t.Fatalf("table %d is given out twice", defined)
+				}
+				return err
+			}, func(m *model) { m.tables[defined] = cloneContent(n) }}
+	case op <= 2:
+		grown := cloneContent(c)
+		for range 1 + r.IntN(4) {
+			var root uint32
+			grown.Nodes, root = r.class(grown.Nodes, len(grown.Rules))
+			grown.Classes = append(grown.Classes, root)
+		}
+		if len(grown.Classes) > 60 {
+			grown = cloneContent(c)
+		}
+		return operation{fmt.Sprintf("grow %d to %d nodes, %d classes", id, len(grown.Nodes), len(grown.Classes)),
+			func(k *Kernel) error {
+				return k.GrowTable(id, grown.Nodes[len(c.Nodes):], grown.Classes[len(c.Classes):])
+			}, func(m *model) { m.tables[id] = grown }}
+	case op <= 4:
+		nc, class := NodeClass(1+r.IntN(20)), r.classOf(c)
+		have, there := c.Peers[nc]
+		return operation{fmt.Sprintf("row of %d: %d to %d", id, nc, class),
+			func(k *Kernel) error {
+				err := k.SetPeer(id, nc, class)
+				if there && have != class && errors.Is(err, ErrExists) {
+					return nil
+				}
+				return err
+			}, func(m *model) {
+				if !there {
+					m.tables[id].Peers[nc] = class
+				}
+			}}
+	case op == 5:
+		nc := NodeClass(1 + r.IntN(20))
+		return operation{fmt.Sprintf("no row of %d: %d", id, nc),
+			func(k *Kernel) error { return k.DeletePeer(id, nc) },
+			func(m *model) { delete(m.tables[id].Peers, nc) }}
+	case op <= 7:
+		b := r.block(c)
+		return operation{fmt.Sprintf("block of %d: %v", id, b),
+			func(k *Kernel) error { return k.SetBlock(id, b) },
+			func(m *model) { m.tables[id].putBlock(b) }}
+	case op == 8:
+		p := r.prefix()
+		return operation{fmt.Sprintf("no block of %d: %v", id, p),
+			func(k *Kernel) error { return k.DeleteBlock(id, p) },
+			func(m *model) { m.tables[id].dropBlock(p) }}
+	case op == 9:
+		named := slices.ContainsFunc(slices.Collect(maps.Values(m.policies)),
+			func(p Policy) bool { return p.Egress == id || p.Ingress == id })
+		return operation{fmt.Sprintf("retire %d", id),
+			func(k *Kernel) error {
+				err := k.RetireTables(id)
+				if named {
+					if !errors.Is(err, ErrInUse) {
+						return fmt.Errorf("a table in use is retired: %w", err)
+					}
+					return nil
+				}
+				return err
+			}, func(m *model) {
+				if !named {
+					delete(m.tables, id)
+				}
+			}}
+	case op == 10:
+		return operation{"barrier", func(k *Kernel) error { return k.Barrier(t.Context()) }, func(*model) {}}
+	case op == 11:
+		s, ok := randomKey(r.Rand, m.policies, func(a, b Slot) int { return int(a) - int(b) })
+		if !ok {
+			break
+		}
+		other, _ := r.table(m)
+		return operation{fmt.Sprintf("slot %d by %d and %d", s, id, other),
+			func(k *Kernel) error { _, err := k.SetPolicy(s, id, other); return err },
+			func(m *model) { m.policies[s] = Policy{Egress: id, Ingress: other} }}
+	case op == 12:
+		key := ClassKey{byte(1 + r.IntN(30))}
+		if nc, ok := m.classes[key]; ok && r.IntN(2) == 0 {
+			return operation{fmt.Sprintf("retire node class %d", nc),
+				func(k *Kernel) error { return k.RetireNodeClasses(nc) }, func(m *model) { delete(m.classes, key) }}
+		}
+		var nc NodeClass
+		return operation{fmt.Sprintf("node class of %x", key[:1]),
+			func(k *Kernel) (err error) { nc, err = k.NodeClass(key); return err },
+			func(m *model) { m.classes[key] = nc }}
+	}
+	iden, w := r.identity(), r.word()
+	return operation{fmt.Sprintf("identity %d is %+v", iden, w),
+		func(k *Kernel) error {
+			err := k.SetIdentityWord(iden, w)
+			if iden == 70000 && errors.Is(err, ErrInvalid) {
+				return nil
+			}
+			return err
+		}, func(m *model) {
+			if iden == 70000 || !w.Known {
+				delete(m.words, iden)
+				return
+			}
+			m.words[iden] = w
+		}}
+}
+
+func (m *model) clone() *model {
+	c := newModel()
+	for id, content := range m.tables {
+		c.tables[id] = cloneContent(content)
+	}
+	maps.Copy(c.words, m.words)
+	maps.Copy(c.classes, m.classes)
+	maps.Copy(c.policies, m.policies)
+	return c
+}
+
+// difference says in what the maps are not the model, "" if in nothing.
+func (m *model) difference(k *Kernel) string {
+	infos, err := k.Tables()
+	if err != nil {
+		return err.Error()
+	}
+	if len(infos) != len(m.tables) {
+		return fmt.Sprintf("%d tables, want %d", len(infos), len(m.tables))
+	}
+	for _, info := range infos {
+		want := m.tables[info.ID]
+		if want == nil {
+			return fmt.Sprintf("table %d should not be there", info.ID)
+		}
+		got, err := k.TableContent(info.ID)
+		if err != nil {
+			return err.Error()
+		}
+		if !reflect.DeepEqual(&got, want) {
+			return fmt.Sprintf("table %d is\n%+v, want\n%+v", info.ID, got, *want)
+		}
+		if info.Rules != len(want.Rules) || info.Classes != len(want.Classes) || info.Nodes != len(want.Nodes) ||
+			info.Peers != len(want.Peers) || info.Blocks != len(want.Blocks) || info.Hash != want.Hash {
+			return fmt.Sprintf("table %d is listed as %+v", info.ID, info)
+		}
+	}
+	words, err := k.IdentityWords()
+	if err != nil {
+		return err.Error()
+	}
+	if !maps.Equal(words, m.words) {
+		return fmt.Sprintf("words %v, want %v", words, m.words)
+	}
+	if got := k.NodeClasses(); !maps.Equal(got, m.classes) {
+		return fmt.Sprintf("node classes %v, want %v", got, m.classes)
+	}
+	return ""
+}
+
+// audited fails the test if the maps differ from what was written.
+func audited(t testing.TB, k *Kernel, when string) {
+	t.Helper()
+	ds, err := k.AuditTables(false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(ds) > 0 {
+		t.Fatalf("%s: the maps differ from what was written: %q", when, ds)
+	}
+}
+
+// lookups compares the verdicts of all tables at some points.
+func (m *model) lookups(t testing.TB, k *Kernel, r *randomTable, when string) {
+	t.Helper()
+	for id, c := range m.tables {
+		for range 4 {
+			who, addr, point := r.identity(), r.addr(), points[r.IntN(len(points))]+uint32(r.IntN(2))
+			got, err := k.LookupTable(id, who, addr, point)
+			if want := m.lookup(c, who, addr, point); err != nil || got != want {
+				t.Fatalf("%s: table %d, identity %d, %v, point %#x: %+v (%v), want %+v", when, id, who, addr, point, got, err, want)
+			}
+		}
+	}
+}
+
+// TestKernelTablesAreWhatWasWritten carries random changes out on the maps and
+// on a plain model, and starts anew now and then.
+func TestKernelTablesAreWhatWasWritten(t *testing.T) {
+	dir := newBPFFS(t)
+	k := openKernel(t, testOptions(dir))
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	r := &randomTable{Rand: rand.New(rand.NewPCG(seed, 1))}
+	m := newModel()
+	for n := range byte(3) {
+		e := publish(t, k, testEndpoint(1000+uint32(n), 10+n))
+		m.policies[e.Slot] = e.Policy
+	}
+	for i := range 1500 {
+		op := r.operation(t, m)
+		if err := op.do(k); err != nil {
+			t.Fatalf("step %d: %s: %v", i, op.name, err)
+		}
+		op.then(m)
+		if d := m.difference(k); d != "" {
+			t.Fatalf("step %d: after %s: %s", i, op.name, d)
+		}
+		m.lookups(t, k, r, op.name)
+		if i%100 == 0 {
+			audited(t, k, op.name)
+		}
+		if i%500 == 499 {
+			k.Close()
+			k = openKernel(t, testOptions(dir))
+			if d := m.difference(k); d != "" {
+				t.Fatalf("step %d: after a restart: %s", i, d)
+			}
+			audited(t, k, "restart")
+		}
+	}
+	// all gone, nothing remains
+	for s := range m.policies {
+		if err := k.Unpublish(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for id := range m.tables {
+		if err := k.RetireTables(id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, nc := range m.classes {
+		if err := k.RetireNodeClasses(nc); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for id := range m.words {
+		if err := k.SetIdentityWord(id, IdentityWord{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := k.Barrier(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	// a number without a key that something named at the last start rests until
+	// the next
+	k.Close()
+	k = openKernel(t, testOptions(dir))
+	us, err := k.MapUsage()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, u := range us {
+		switch u.Name {
+		case bpf.MapsMapSlTable, bpf.MapsMapSlTableKey, bpf.MapsMapSlClass, bpf.MapsMapSlPorts, bpf.MapsMapSlRule,
+			bpf.MapsMapSlPeer, bpf.MapsMapSlCidr4, bpf.MapsMapSlCidr6, bpf.MapsMapSlClassKey, bpf.MapsMapSlId:
+			if u.Entries != 0 {
+				t.Errorf("%d entries left in %s", u.Entries, u.Name)
+			}
+		}
+	}
+	if i := strings.IndexFunc(snapshot(t, k, false), func(r rune) bool { return r != 0 }); i >= 0 {
+		t.Errorf("byte %d of the maps is not zero", i)
+	}
+}
+
+// snapshot is everything in the maps of tables, bit for bit; without sl_rule,
+// where a start leaves the rules of tables that nobody freed.
+func snapshot(t testing.TB, k *Kernel, withRules bool) string {
+	t.Helper()
+	c, err := k.tables.read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	parts := []any{c.tableKeys, c.classKeys, c.ports, k.tables.tableMem, k.tables.classMem, k.tables.idMem}
+	if withRules {
+		rules, err := allElements[bpf.MapsSlRule](k.tables.tableMaps.rules)
+		if err != nil {
+			t.Fatal(err)
+		}
+		parts = append(parts, rules)
+	}
+	var b bytes.Buffer
+	for _, part := range parts {
+		if err := binary.Write(&b, binary.NativeEndian, part); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(c.peers)+len(c.blocks) > 0 {
+		fmt.Fprint(&b, c.peers, c.blocks) // maps are printed sorted
+	}
+	return b.String()
+}
+
+var errKilled = errors.New("killed")
+
+// TestKernelTablesSurviveAKillAtEveryWrite stops random changes at each of
+// their writes, as a killed process would, and starts anew. The maps then hold
+// what they held before the change or after it, and nothing else; before the
+// restart no table that was there has a third verdict.
+func TestKernelTablesSurviveAKillAtEveryWrite(t *testing.T) {
+	dir := newBPFFS(t)
+	k := openKernel(t, testOptions(dir))
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	r := &randomTable{Rand: rand.New(rand.NewPCG(seed, 2))}
+	m := newModel()
+	kills, changes := 0, 0
+	for kills < 100 {
+		op := r.operation(t, m)
+		for n := 0; ; n++ {
+			writes := 0
+			k.tables.before = func(string) error {
+				if writes++; writes > n {
+					return errKilled
+				}
+				return nil
+			}
+			err := op.do(k)
+			k.tables.before = nil
+			after := m.clone()
+			if err == nil {
+				op.then(m)
+				if writes > 0 {
+					changes++
+				}
+				break
+			}
+			if !errors.Is(err, errKilled) {
+				t.Fatalf("%s, killed after %d writes: %v", op.name, n, err)
+			}
+			kills++
+			op.then(after)
+			oldOrNew(t, k, r, m, after, op.name)
+			k.Close()
+			k = openKernel(t, testOptions(dir))
+			audited(t, k, op.name+", killed")
+			if d := m.difference(k); d != "" {
+				// a move and what came before it may be complete
+				if e := after.difference(k); e != "" {
+					t.Fatalf("%s, killed after %d writes: neither as before:\n%.2000s\nnor as after:\n%.2000s", op.name, n, d, e)
+				}
+				m = after
+				break
+			}
+		}
+	}
+	t.Logf("%d kills in %d changes", kills, changes)
+}
+
+// oldOrNew asks every table that was there before.
+func oldOrNew(t testing.TB, k *Kernel, r *randomTable, before, after *model, what string) {
+	t.Helper()
+	for id, c := range before.tables {
+		then := after.tables[id]
+		if then == nil {
+			then = c
+		}
+		for range 20 {
+			who, addr, point := r.identity(), r.addr(), points[r.IntN(len(points))]
+			got, err := k.LookupTable(id, who, addr, point)
+			// which block it was is not asked of the map
+			got.AddressBlock = netip.Prefix{}
+			old, updated := before.lookup(c, who, addr, point), after.lookup(then, who, addr, point)
+			old.AddressBlock, updated.AddressBlock = netip.Prefix{}, netip.Prefix{}
+			if err != nil || got != old && got != updated {
+				t.Fatalf("during %s: table %d, identity %d, %v, %#x: %+v (%v), want %+v or %+v",
+					what, id, who, addr, point, got, err, old, updated)
+			}
+		}
+	}
+}
+
+// TestKernelAFailedWriteLeavesTheMapsBitForBit makes each write of random
+// changes fail once; what was written before it is taken back.
+func TestKernelAFailedWriteLeavesTheMapsBitForBit(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	r := &randomTable{Rand: rand.New(rand.NewPCG(seed, 3))}
+	m := newModel()
+	failures := 0
+	for failures < 30 {
+		op := r.operation(t, m)
+		if op.name == "barrier" {
+			// it frees what it can, and tries the rest again
+			if err := op.do(k); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
+		for n := 0; ; n++ {
+			was := snapshot(t, k, true)
+			writes := 0
+			k.tables.before = func(string) error {
+				if writes++; writes == n+1 {
+					return fmt.Errorf("%w: no memory", ErrFull)
+				}
+				return nil
+			}
+			err := op.do(k)
+			k.tables.before = nil
+			if err == nil {
+				op.then(m)
+				break
+			}
+			if !errors.Is(err, ErrFull) {
+				t.Fatalf("%s, write %d: %v", op.name, n+1, err)
+			}
+			failures++
+			if d := m.difference(k); d != "" {
+				if after := m.clone(); true {
+					// the second store of a move: it is done
+					op.then(after)
+					if e := after.difference(k); e != "" {
+						t.Fatalf("%s, write %d failed: %s", op.name, n+1, d)
+					}
+					if ds, err := k.AuditTables(true); err != nil || len(ds) == 0 {
+						t.Fatalf("%s, write %d failed: audit says %q, %v", op.name, n+1, ds, err)
+					}
+					m = after
+				}
+				break
+			}
+			if snapshot(t, k, true) != was {
+				t.Fatalf("%s, write %d failed: the maps are not what they were", op.name, n+1)
+			}
+		}
+	}
+	audited(t, k, "at the end")
+}

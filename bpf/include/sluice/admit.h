@@ -190,6 +190,11 @@ __noinline enum sl_reason admit_anew(struct __sk_buff *skb, struct sl_packet *p)
 		slot_r = p->reply ? p->src_slot : p->dst_slot;
 		if (slot_i != initiator_slot(where) || slot_r != responder_slot(where))
 			moved = SL_BOTH_SIDES;
+		/* another pod, or one with other labels: the other side's question */
+		if ((p->reply ? p->src_identity : p->dst_identity) != ct->id_resp)
+			moved |= SL_SIDE_EGRESS;
+		if ((p->reply ? p->dst_identity : p->src_identity) != ct->id_init)
+			moved |= SL_SIDE_INGRESS;
 		reason = judge_sides(p, moved);
 	}
 	if (reason) {

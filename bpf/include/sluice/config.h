@@ -23,4 +23,7 @@ volatile const __u32 cfg_world6 = 2;
 /* events per CPU, reason and second */
 volatile const __u32 cfg_event_rate = 64;
 
+/* 0: no events about connections that are allowed or end */
+volatile const __u32 cfg_connection_events = 1;
+
 #endif

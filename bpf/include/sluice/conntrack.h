@@ -345,19 +345,29 @@ __noinline enum sl_reason open_connection(struct sl_packet *p, __u32 pgens, __u3
 	return SL_CONTINUE;
 }
 
+/* What is known of a side that let a connection through; its table is not. */
+static __always_inline struct sl_side recalled_side(__u32 gen, __u16 rule)
+{
+	struct sl_side side = {};
+
+	if (gen) {
+		side.gen = gen;
+		side.rule = rule;
+		side.by = rule ? SL_BY_RULE : SL_BY_DEFAULT;
+		side.action = SL_ACTION_ALLOW;
+	}
+	return side;
+}
+
 /* What the event about the end of a connection says of its sides. */
 static __always_inline void recall_sides(struct sl_packet *p, const struct sl_ct *ct)
 {
 	__u64 gens = READ_ONCE(ct->gens);
 
-	if (p->egress.by == SL_BY_NOBODY) {
-		p->egress.gen = (__u32)(gens >> 32);
-		p->egress.rule = ct->rule_eg;
-	}
-	if (p->ingress.by == SL_BY_NOBODY) {
-		p->ingress.gen = (__u32)gens;
-		p->ingress.rule = ct->rule_in;
-	}
+	if (p->egress.by == SL_BY_NOBODY)
+		p->egress = recalled_side((__u32)(gens >> 32), ct->rule_eg);
+	if (p->ingress.by == SL_BY_NOBODY)
+		p->ingress = recalled_side((__u32)gens, ct->rule_in);
 }
 
 /* Says once that a connection has ended. */

@@ -3,7 +3,11 @@
 #ifndef SLUICE_OBSERVE_H
 #define SLUICE_OBSERVE_H
 
-/* Every packet is counted once, every drop that is not quiet sends an event. */
+/*
+ * Every packet is counted once. Every drop that is not quiet sends an event, and
+ * so does a connection when it is judged and when it ends. What passes although
+ * the policy denies it always does.
+ */
 
 #include <sluice/config.h>
 #include <sluice/maps.h>
@@ -23,13 +27,15 @@ static __always_inline void count(struct __sk_buff *skb, const struct sl_packet 
 	counter->bytes += skb->len;
 }
 
+/* Ends of connections have no reason of their own: they are limited under this. */
+#define SL_LIMIT_CLOSED SL_CONTINUE
+
 /*
  * The event, or NULL if this CPU has sent enough of them in this second or the
  * reader is behind. What is left out is counted, and told by the next event.
  */
-static __always_inline struct sl_event *reserve_event(enum sl_reason reason, __u64 now)
+static __always_inline struct sl_event *reserve_event(__u32 at, __u64 now)
 {
-	__u32 at = reason;
 	struct sl_limit *limit = bpf_map_lookup_elem(&sl_limits, &at);
 	struct sl_event *event;
 
@@ -53,14 +59,15 @@ static __always_inline struct sl_event *reserve_event(enum sl_reason reason, __u
 	return event;
 }
 
-__noinline int report(struct __sk_buff *skb, const struct sl_packet *p, enum sl_reason reason)
+__noinline int report(struct __sk_buff *skb, const struct sl_packet *p, enum sl_reason reason,
+		      enum sl_event_type type)
 {
 	__u64 now = bpf_ktime_get_ns();
 	struct sl_event *event;
 
 	if (!p)
 		return 0;
-	event = reserve_event(reason, now);
+	event = reserve_event(type == SL_EVENT_CLOSED ? SL_LIMIT_CLOSED : reason, now);
 	if (!event)
 		return 0;
 
@@ -71,11 +78,11 @@ __noinline int report(struct __sk_buff *skb, const struct sl_packet *p, enum sl_
 	event->length = skb->len;
 	event->src_identity = p->src_identity;
 	event->dst_identity = p->dst_identity;
-	event->type = SL_EVENT_DROP;
-	__builtin_memset(&event->egress, 0, sizeof(event->egress));
-	__builtin_memset(&event->ingress, 0, sizeof(event->ingress));
-	event->ct_flags = 0;
-	event->reply = 0;
+	event->type = type;
+	event->egress = p->egress;
+	event->ingress = p->ingress;
+	event->ct_flags = p->ct_flags;
+	event->reply = p->reply;
 	event->src_slot = p->src_slot;
 	event->dst_slot = p->dst_slot;
 	event->ethertype = p->ethertype;
@@ -95,9 +102,17 @@ __noinline int report(struct __sk_buff *skb, const struct sl_packet *p, enum sl_
 static __always_inline void observe(struct __sk_buff *skb, const struct sl_packet *p,
 				    enum sl_reason reason)
 {
+	bool audited = p->egress.audited || p->ingress.audited;
+
 	count(skb, p, reason);
-	if (reason >= SL_FIRST_DROP && reason < SL_FIRST_QUIET)
-		report(skb, p, reason);
+	if (reason >= SL_FIRST_DROP) {
+		if (reason < SL_FIRST_QUIET)
+			report(skb, p, reason, SL_EVENT_DROP);
+	} else if (audited || (cfg_connection_events && p->news & SL_NEWS_VERDICT)) {
+		report(skb, p, reason, SL_EVENT_VERDICT);
+	}
+	if (cfg_connection_events && p->news & SL_NEWS_CLOSED)
+		report(skb, p, reason, SL_EVENT_CLOSED);
 }
 
 #endif

@@ -56,10 +56,21 @@ static __always_inline void find_source(struct __sk_buff *skb, struct sl_packet 
 
 __noinline enum sl_reason find_peer(struct __sk_buff *skb, struct sl_packet *p, __u32 known)
 {
+	struct sl_endpoint *near;
 	enum sl_reason reason;
 
 	if (!p)
 		return SL_DROP_MALFORMED;
+	/* its identity anew: what the caller read may be older than its address
+	 * gens, which tell of a change only if they are read first
+	 */
+	near = endpoint_at(p->hook == SL_EGRESS ? p->src_slot : p->dst_slot);
+	if (!near)
+		return SL_DROP_NO_ENDPOINT;
+	if (p->hook == SL_EGRESS)
+		p->src_identity = READ_ONCE(near->identity);
+	else
+		p->dst_identity = READ_ONCE(near->identity);
 	if (p->hook == SL_INGRESS) {
 		find_source(skb, p, known);
 		return SL_CONTINUE;

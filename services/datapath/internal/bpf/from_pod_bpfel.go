@@ -16,37 +16,38 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	FromPodMapSlBudget       = "sl_budget"
-	FromPodMapSlCidr4        = "sl_cidr4"
-	FromPodMapSlCidr6        = "sl_cidr6"
-	FromPodMapSlClass        = "sl_class"
-	FromPodMapSlClassKey     = "sl_class_key"
-	FromPodMapSlCt4          = "sl_ct4"
-	FromPodMapSlCt6          = "sl_ct6"
-	FromPodMapSlCtStats      = "sl_ct_stats"
-	FromPodMapSlEp           = "sl_ep"
-	FromPodMapSlEvents       = "sl_events"
-	FromPodMapSlFrag         = "sl_frag"
-	FromPodMapSlGen          = "sl_gen"
-	FromPodMapSlId           = "sl_id"
-	FromPodMapSlIf           = "sl_if"
-	FromPodMapSlIp4          = "sl_ip4"
-	FromPodMapSlIp6          = "sl_ip6"
-	FromPodMapSlIpc4         = "sl_ipc4"
-	FromPodMapSlIpc6         = "sl_ipc6"
-	FromPodMapSlLimits       = "sl_limits"
-	FromPodMapSlMetrics      = "sl_metrics"
-	FromPodMapSlPeer         = "sl_peer"
-	FromPodMapSlPgen         = "sl_pgen"
-	FromPodMapSlPorts        = "sl_ports"
-	FromPodMapSlRule         = "sl_rule"
-	FromPodMapSlTable        = "sl_table"
-	FromPodMapSlTableKey     = "sl_table_key"
-	FromPodProgSluiceFromPod = "sluice_from_pod"
-	FromPodVarCfgEventRate   = "cfg_event_rate"
-	FromPodVarCfgTunnelPorts = "cfg_tunnel_ports"
-	FromPodVarCfgWorld4      = "cfg_world4"
-	FromPodVarCfgWorld6      = "cfg_world6"
+	FromPodMapSlBudget            = "sl_budget"
+	FromPodMapSlCidr4             = "sl_cidr4"
+	FromPodMapSlCidr6             = "sl_cidr6"
+	FromPodMapSlClass             = "sl_class"
+	FromPodMapSlClassKey          = "sl_class_key"
+	FromPodMapSlCt4               = "sl_ct4"
+	FromPodMapSlCt6               = "sl_ct6"
+	FromPodMapSlCtStats           = "sl_ct_stats"
+	FromPodMapSlEp                = "sl_ep"
+	FromPodMapSlEvents            = "sl_events"
+	FromPodMapSlFrag              = "sl_frag"
+	FromPodMapSlGen               = "sl_gen"
+	FromPodMapSlId                = "sl_id"
+	FromPodMapSlIf                = "sl_if"
+	FromPodMapSlIp4               = "sl_ip4"
+	FromPodMapSlIp6               = "sl_ip6"
+	FromPodMapSlIpc4              = "sl_ipc4"
+	FromPodMapSlIpc6              = "sl_ipc6"
+	FromPodMapSlLimits            = "sl_limits"
+	FromPodMapSlMetrics           = "sl_metrics"
+	FromPodMapSlPeer              = "sl_peer"
+	FromPodMapSlPgen              = "sl_pgen"
+	FromPodMapSlPorts             = "sl_ports"
+	FromPodMapSlRule              = "sl_rule"
+	FromPodMapSlTable             = "sl_table"
+	FromPodMapSlTableKey          = "sl_table_key"
+	FromPodProgSluiceFromPod      = "sluice_from_pod"
+	FromPodVarCfgConnectionEvents = "cfg_connection_events"
+	FromPodVarCfgEventRate        = "cfg_event_rate"
+	FromPodVarCfgTunnelPorts      = "cfg_tunnel_ports"
+	FromPodVarCfgWorld4           = "cfg_world4"
+	FromPodVarCfgWorld6           = "cfg_world6"
 )
 
 // LoadFromPod returns the embedded CollectionSpec for FromPod.
@@ -130,10 +131,11 @@ type FromPodMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type FromPodVariableSpecs struct {
-	CfgEventRate   *ebpf.VariableSpec `ebpf:"cfg_event_rate"`
-	CfgTunnelPorts *ebpf.VariableSpec `ebpf:"cfg_tunnel_ports"`
-	CfgWorld4      *ebpf.VariableSpec `ebpf:"cfg_world4"`
-	CfgWorld6      *ebpf.VariableSpec `ebpf:"cfg_world6"`
+	CfgConnectionEvents *ebpf.VariableSpec `ebpf:"cfg_connection_events"`
+	CfgEventRate        *ebpf.VariableSpec `ebpf:"cfg_event_rate"`
+	CfgTunnelPorts      *ebpf.VariableSpec `ebpf:"cfg_tunnel_ports"`
+	CfgWorld4           *ebpf.VariableSpec `ebpf:"cfg_world4"`
+	CfgWorld6           *ebpf.VariableSpec `ebpf:"cfg_world6"`
 }
 
 // FromPodObjects contains all objects after they have been loaded into the kernel.
@@ -219,10 +221,11 @@ func (m *FromPodMaps) Close() error {
 //
 // It can be passed to LoadFromPodObjects or ebpf.CollectionSpec.LoadAndAssign.
 type FromPodVariables struct {
-	CfgEventRate   *ebpf.Variable `ebpf:"cfg_event_rate"`
-	CfgTunnelPorts *ebpf.Variable `ebpf:"cfg_tunnel_ports"`
-	CfgWorld4      *ebpf.Variable `ebpf:"cfg_world4"`
-	CfgWorld6      *ebpf.Variable `ebpf:"cfg_world6"`
+	CfgConnectionEvents *ebpf.Variable `ebpf:"cfg_connection_events"`
+	CfgEventRate        *ebpf.Variable `ebpf:"cfg_event_rate"`
+	CfgTunnelPorts      *ebpf.Variable `ebpf:"cfg_tunnel_ports"`
+	CfgWorld4           *ebpf.Variable `ebpf:"cfg_world4"`
+	CfgWorld6           *ebpf.Variable `ebpf:"cfg_world6"`
 }
 
 // FromPodPrograms contains all programs after they have been loaded into the kernel.

@@ -16,37 +16,38 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	ToPodMapSlBudget       = "sl_budget"
-	ToPodMapSlCidr4        = "sl_cidr4"
-	ToPodMapSlCidr6        = "sl_cidr6"
-	ToPodMapSlClass        = "sl_class"
-	ToPodMapSlClassKey     = "sl_class_key"
-	ToPodMapSlCt4          = "sl_ct4"
-	ToPodMapSlCt6          = "sl_ct6"
-	ToPodMapSlCtStats      = "sl_ct_stats"
-	ToPodMapSlEp           = "sl_ep"
-	ToPodMapSlEvents       = "sl_events"
-	ToPodMapSlFrag         = "sl_frag"
-	ToPodMapSlGen          = "sl_gen"
-	ToPodMapSlId           = "sl_id"
-	ToPodMapSlIf           = "sl_if"
-	ToPodMapSlIp4          = "sl_ip4"
-	ToPodMapSlIp6          = "sl_ip6"
-	ToPodMapSlIpc4         = "sl_ipc4"
-	ToPodMapSlIpc6         = "sl_ipc6"
-	ToPodMapSlLimits       = "sl_limits"
-	ToPodMapSlMetrics      = "sl_metrics"
-	ToPodMapSlPeer         = "sl_peer"
-	ToPodMapSlPgen         = "sl_pgen"
-	ToPodMapSlPorts        = "sl_ports"
-	ToPodMapSlRule         = "sl_rule"
-	ToPodMapSlTable        = "sl_table"
-	ToPodMapSlTableKey     = "sl_table_key"
-	ToPodProgSluiceToPod   = "sluice_to_pod"
-	ToPodVarCfgEventRate   = "cfg_event_rate"
-	ToPodVarCfgTunnelPorts = "cfg_tunnel_ports"
-	ToPodVarCfgWorld4      = "cfg_world4"
-	ToPodVarCfgWorld6      = "cfg_world6"
+	ToPodMapSlBudget            = "sl_budget"
+	ToPodMapSlCidr4             = "sl_cidr4"
+	ToPodMapSlCidr6             = "sl_cidr6"
+	ToPodMapSlClass             = "sl_class"
+	ToPodMapSlClassKey          = "sl_class_key"
+	ToPodMapSlCt4               = "sl_ct4"
+	ToPodMapSlCt6               = "sl_ct6"
+	ToPodMapSlCtStats           = "sl_ct_stats"
+	ToPodMapSlEp                = "sl_ep"
+	ToPodMapSlEvents            = "sl_events"
+	ToPodMapSlFrag              = "sl_frag"
+	ToPodMapSlGen               = "sl_gen"
+	ToPodMapSlId                = "sl_id"
+	ToPodMapSlIf                = "sl_if"
+	ToPodMapSlIp4               = "sl_ip4"
+	ToPodMapSlIp6               = "sl_ip6"
+	ToPodMapSlIpc4              = "sl_ipc4"
+	ToPodMapSlIpc6              = "sl_ipc6"
+	ToPodMapSlLimits            = "sl_limits"
+	ToPodMapSlMetrics           = "sl_metrics"
+	ToPodMapSlPeer              = "sl_peer"
+	ToPodMapSlPgen              = "sl_pgen"
+	ToPodMapSlPorts             = "sl_ports"
+	ToPodMapSlRule              = "sl_rule"
+	ToPodMapSlTable             = "sl_table"
+	ToPodMapSlTableKey          = "sl_table_key"
+	ToPodProgSluiceToPod        = "sluice_to_pod"
+	ToPodVarCfgConnectionEvents = "cfg_connection_events"
+	ToPodVarCfgEventRate        = "cfg_event_rate"
+	ToPodVarCfgTunnelPorts      = "cfg_tunnel_ports"
+	ToPodVarCfgWorld4           = "cfg_world4"
+	ToPodVarCfgWorld6           = "cfg_world6"
 )
 
 // LoadToPod returns the embedded CollectionSpec for ToPod.
@@ -130,10 +131,11 @@ type ToPodMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type ToPodVariableSpecs struct {
-	CfgEventRate   *ebpf.VariableSpec `ebpf:"cfg_event_rate"`
-	CfgTunnelPorts *ebpf.VariableSpec `ebpf:"cfg_tunnel_ports"`
-	CfgWorld4      *ebpf.VariableSpec `ebpf:"cfg_world4"`
-	CfgWorld6      *ebpf.VariableSpec `ebpf:"cfg_world6"`
+	CfgConnectionEvents *ebpf.VariableSpec `ebpf:"cfg_connection_events"`
+	CfgEventRate        *ebpf.VariableSpec `ebpf:"cfg_event_rate"`
+	CfgTunnelPorts      *ebpf.VariableSpec `ebpf:"cfg_tunnel_ports"`
+	CfgWorld4           *ebpf.VariableSpec `ebpf:"cfg_world4"`
+	CfgWorld6           *ebpf.VariableSpec `ebpf:"cfg_world6"`
 }
 
 // ToPodObjects contains all objects after they have been loaded into the kernel.
@@ -219,10 +221,11 @@ func (m *ToPodMaps) Close() error {
 //
 // It can be passed to LoadToPodObjects or ebpf.CollectionSpec.LoadAndAssign.
 type ToPodVariables struct {
-	CfgEventRate   *ebpf.Variable `ebpf:"cfg_event_rate"`
-	CfgTunnelPorts *ebpf.Variable `ebpf:"cfg_tunnel_ports"`
-	CfgWorld4      *ebpf.Variable `ebpf:"cfg_world4"`
-	CfgWorld6      *ebpf.Variable `ebpf:"cfg_world6"`
+	CfgConnectionEvents *ebpf.Variable `ebpf:"cfg_connection_events"`
+	CfgEventRate        *ebpf.Variable `ebpf:"cfg_event_rate"`
+	CfgTunnelPorts      *ebpf.Variable `ebpf:"cfg_tunnel_ports"`
+	CfgWorld4           *ebpf.Variable `ebpf:"cfg_world4"`
+	CfgWorld6           *ebpf.Variable `ebpf:"cfg_world6"`
 }
 
 // ToPodPrograms contains all programs after they have been loaded into the kernel.

@@ -413,7 +413,8 @@ func (k *Kernel) SetPolicy(s Slot, egress, ingress Table) (gen uint32, err error
 }
 
 // SetIdentity changes the identity of a published endpoint: first the slot,
-// then the gen, then the ipcache entries of its addresses. It may be repeated.
+// then the gen, then the ipcache entries of its addresses and their gens, so
+// that its peers' connections are judged again too. It may be repeated.
 func (k *Kernel) SetIdentity(s Slot, id Identity) error {
 	if err := id.validate(); err != nil {
 		return err
@@ -432,6 +433,9 @@ func (k *Kernel) SetIdentity(s Slot, id Identity) error {
 	for _, a := range k.at(s).addrs() {
 		if err := k.putIP(hostPrefix(a), IPInfo{Identity: id}); err != nil {
 			return fmt.Errorf("ipcache of %v: %w", a, err)
+		}
+		if err := k.bumpAddress(a); err != nil {
+			return fmt.Errorf("gen of %v: %w", a, err)
 		}
 	}
 	return nil

@@ -54,9 +54,14 @@ type Options struct {
 	// MaxTunnelPorts, 1 to 65535. Empty means the VXLAN port 4789.
 	TunnelPorts []uint16
 
-	// EventsPerSecond limits drop events per CPU and reason; what exceeds it is
+	// EventsPerSecond limits events per CPU and reason; what exceeds it is
 	// counted in the next event's Lost. Zero means 64.
 	EventsPerSecond uint32
+
+	// NoConnectionEvents leaves out the events about connections that are
+	// allowed and that end. Drops, and what passes in audit mode although the
+	// policy denies it, are reported all the same.
+	NoConnectionEvents bool
 
 	// ValidateOnly loads and verifies everything against private maps and
 	// writes nothing below Dir. The returned Kernel refuses changes with

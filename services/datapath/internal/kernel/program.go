@@ -125,11 +125,16 @@ func setConstants(spec *ebpf.CollectionSpec, o Options) error {
 	var ports [MaxTunnelPorts]uint16
 	copy(ports[:], o.TunnelPorts)
 	world4, world6 := o.worlds()
+	connectionEvents := uint32(1)
+	if o.NoConnectionEvents {
+		connectionEvents = 0
+	}
 	for name, value := range map[string]any{
-		"cfg_tunnel_ports": ports,
-		"cfg_world4":       uint32(world4),
-		"cfg_world6":       uint32(world6),
-		"cfg_event_rate":   o.EventsPerSecond,
+		"cfg_tunnel_ports":      ports,
+		"cfg_world4":            uint32(world4),
+		"cfg_world6":            uint32(world6),
+		"cfg_event_rate":        o.EventsPerSecond,
+		"cfg_connection_events": connectionEvents,
 	} {
 		v := spec.Variables[name]
 		if v == nil {

@@ -187,9 +187,9 @@ func (k *Kernel) Metrics() ([]Counter, error) {
 	return cs, nil
 }
 
-// EventsLost is how many drop events were left out since the maps were made,
-// because a reason exceeded its rate or the reader was behind. The drops
-// themselves are counted in Metrics.
+// EventsLost is how many events were left out since the maps were made, because
+// a reason exceeded its rate or the reader was behind. The packets themselves
+// are counted in Metrics.
 func (k *Kernel) EventsLost() (uint64, error) {
 	if err := k.rlock(); err != nil {
 		return 0, err

@@ -281,6 +281,10 @@ func (k *Kernel) BumpAddress(a netip.Addr) error {
 		return err
 	}
 	defer k.mu.Unlock()
+	return k.bumpAddress(a)
+}
+
+func (k *Kernel) bumpAddress(a netip.Addr) error {
 	if err := k.tables.ask(bpf.MapsMapSlPgen); err != nil {
 		return err
 	}

@@ -270,6 +270,7 @@ func (l *Log) Subscribe(name string, in Incarnation, seq uint64, b Barrier, snap
 	} else {
 		s.next = l.first + uint64(len(l.entries))
 		s.pos.refused = make(refused)
+		l.high++ // a gap, so that nobody takes the beginning for a continuation
 		for _, e := range l.split(snapshot(), b.Policy, b) {
 			l.high++
 			e.Seq = l.high

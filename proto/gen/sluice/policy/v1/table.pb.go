@@ -851,7 +851,8 @@ type WatchPolicyTablesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Run of the service; seq counts within it.
 	Incarnation []byte `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
-	// Number of the message, one more than that of the one before.
+	// Number of the message, one more than that of the one before. Only a stream
+	// that resumes begins with the successor of the number it was asked for.
 	Seq uint64 `protobuf:"varint,2,opt,name=seq,proto3" json:"seq,omitempty"`
 	// The steps.
 	Steps         []*Step `protobuf:"bytes,3,rep,name=steps,proto3" json:"steps,omitempty"`

@@ -10,6 +10,8 @@ import (
 
 	"github.com/sluice-net/sluice/kit/config"
 	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/services/datapath/internal/node"
+	"github.com/sluice-net/sluice/services/datapath/internal/policy"
 )
 
 // Config is the datapath's own part of the configuration.
@@ -31,13 +33,31 @@ type Config struct {
 
 // PolicyConfig says what judges traffic.
 type PolicyConfig struct {
-	Mode string `config:"mode" help:"none: every pod may talk to every pod. Other modes need the policy service, which does not exist yet"`
+	Mode   string        `config:"mode" enum:"required,init,none" help:"required: a container's creation waits until the kernel has the tables that judge it, and fails if they do not come in time. init: it does not wait, and until they come only the own node may call the container. none: every pod may talk to every pod, and the policy service is not used"`
+	Audit  bool          `config:"audit" help:"let pass what the policies of this node's containers would deny, and report it"`
+	Linger time.Duration `config:"linger" help:"how long tables stay in the kernel after the last container that they judge; a container with the same labels is then created without waiting"`
+}
+
+// The modes.
+const (
+	policyRequired = "required"
+	policyInit     = "init"
+	policyNone     = "none"
+)
+
+// options are nil if nothing judges.
+func (c PolicyConfig) options(s policy.Service) *node.PolicyOptions {
+	if c.Mode == policyNone {
+		return nil
+	}
+	return &node.PolicyOptions{Service: s, Wait: c.Mode == policyRequired, Audit: c.Audit, Linger: c.Linger}
 }
 
 // ServicesConfig is where the services are that this one calls.
 type ServicesConfig struct {
 	IPAM     string        `config:"ipam" help:"socket of sluice-ipam"`
 	Identity string        `config:"identity" help:"socket of sluice-identity"`
+	Policy   string        `config:"policy" help:"socket of sluice-policy"`
 	Timeout  time.Duration `config:"timeout" help:"how long one call may take"`
 }
 
@@ -59,9 +79,9 @@ func defaults(p instance.Paths) Config {
 		BPFDir:      p.BPFDir,
 		PodCIDRs:    []netip.Prefix{netip.MustParsePrefix("10.244.0.0/24"), netip.MustParsePrefix("fd00:244::/64")},
 		TunnelPorts: []uint16{4789},
-		Policy:      PolicyConfig{Mode: "none"},
+		Policy:      PolicyConfig{Mode: policyRequired, Linger: time.Minute},
 		Services: ServicesConfig{
-			IPAM: p.Socket("ipam"), Identity: p.Socket("identity"), Timeout: 10 * time.Second,
+			IPAM: p.Socket("ipam"), Identity: p.Socket("identity"), Policy: p.Socket("policy"), Timeout: 10 * time.Second,
 		},
 		Audit:       AuditConfig{Interval: 30 * time.Second, Repair: true},
 		Events:      EventsConfig{PerSecond: 64},
@@ -77,7 +97,7 @@ func (c *Config) Validate() error {
 	var p config.Problems
 	for key, path := range map[string]string{
 		"stateDir": c.StateDir, "spoolDir": c.SpoolDir, "bpfDir": c.BPFDir,
-		"services.ipam": c.Services.IPAM, "services.identity": c.Services.Identity,
+		"services.ipam": c.Services.IPAM, "services.identity": c.Services.Identity, "services.policy": c.Services.Policy,
 	} {
 		if !filepath.IsAbs(path) {
 			p.Addf(key, "%q is not an absolute path", path)
@@ -102,8 +122,8 @@ func (c *Config) Validate() error {
 	if len(c.TunnelPorts) > 4 {
 		p.Addf("tunnelPorts", "%d ports, at most 4", len(c.TunnelPorts))
 	}
-	if c.Policy.Mode != "none" {
-		p.Addf("policy.mode", "%q needs the policy service, which does not exist yet; only none is possible", c.Policy.Mode)
+	if c.Policy.Linger < time.Second || c.Policy.Linger > time.Hour {
+		p.Addf("policy.linger", "%s is not between a second and an hour", c.Policy.Linger)
 	}
 	if c.Audit.Interval < time.Second {
 		p.Addf("audit.interval", "%s is below a second", c.Audit.Interval)

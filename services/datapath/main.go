@@ -40,7 +40,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	if err := p.Phase("probe the kernel", func() error { return kernel.Probe(ctx).Err() }); err != nil {
 		return err
 	}
-	ipam, identity, err := dial(p, cfg.Services)
+	ipam, identity, policies, err := dial(p, cfg)
 	if err != nil {
 		return err
 	}
@@ -55,6 +55,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 			Instance: p.Paths.Name, BPFDir: cfg.BPFDir, PodCIDRs: cfg.PodCIDRs, MTU: cfg.MTU, TunnelPorts: cfg.TunnelPorts,
 			EventsPerSecond: cfg.Events.PerSecond, NodeSysctls: cfg.NodeSysctls,
 			Leases: ipam, Identities: identity, Records: store, Log: p.Log, ValidateOnly: cfg.ValidateOnly,
+			Policy: cfg.Policy.options(policies),
 		})
 	})
 	if err != nil {
@@ -74,7 +75,10 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		p.Log.Error("spooled deletions wait", log.Err(err))
 	}
 
-	s := &server.Server{Core: n.Core, Ring: n.Ring, Status: statusOf(p, cfg, n, ipam, identity)}
+	s := &server.Server{Core: n.Core, Ring: n.Ring, Status: statusOf(p, cfg, n, ipam, identity, policies)}
+	if n.Policy != nil {
+		s.Rules = n.Policy
+	}
 	for _, r := range kernel.Reasons() {
 		s.Reasons = append(s.Reasons, r.String())
 	}
@@ -92,8 +96,27 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	p.Go("audit", func(ctx context.Context) error { return n.AuditLoop(ctx, cfg.Audit.Interval, cfg.Audit.Repair) })
 	p.Go("replay deletions", func(ctx context.Context) error { return n.ReplayLoop(ctx, spool) })
 	p.Go("reconcile", func(ctx context.Context) error { return n.ReconcileLoop(ctx, ipam, identity) })
-	srv.SetAllServing(true)
-	p.Ready()
+	if n.Policy == nil {
+		srv.SetAllServing(true)
+		p.Ready()
+		return p.Serve(ctx, srv)
+	}
+	p.Go("policy", n.Policy.Run)
+	p.Go("readiness", func(ctx context.Context) error {
+		// Calls are answered before that: a deletion needs nobody, and a creation
+		// waits by itself.
+		if cfg.Policy.Mode == policyRequired {
+			select {
+			case <-n.Policy.Synced():
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		srv.SetAllServing(true)
+		p.Ready()
+		<-ctx.Done()
+		return ctx.Err()
+	})
 	return p.Serve(ctx, srv)
 }
 
@@ -140,17 +163,27 @@ func joinGroup(gid int) error {
 	return nil
 }
 
-func dial(p *process.Process, cfg ServicesConfig) (*services.IPAM, *services.Identity, error) {
+// dial prepares the connections to the services that are called; there is none
+// to policy if no policy is wanted.
+func dial(p *process.Process, cfg Config) (*services.IPAM, *services.Identity, *services.Policy, error) {
+	paths := []string{cfg.Services.IPAM, cfg.Services.Identity}
+	if cfg.Policy.Mode != policyNone {
+		paths = append(paths, cfg.Services.Policy)
+	}
 	var conns []*grpc.ClientConn
-	for _, path := range []string{cfg.IPAM, cfg.Identity} {
-		cc, err := client.Dial(path, client.Options{Timeout: cfg.Timeout, MaxAttempts: 1})
+	for _, path := range paths {
+		cc, err := client.Dial(path, client.Options{Timeout: cfg.Services.Timeout, MaxAttempts: 1})
 		if err != nil {
-			return nil, nil, err
+			return nil, nil, nil, err
 		}
 		p.OnExit(cc.Close)
 		conns = append(conns, cc)
 	}
-	return services.NewIPAM(conns[0]), services.NewIdentity(conns[1]), nil
+	var policies *services.Policy
+	if len(conns) > 2 {
+		policies = services.NewPolicy(conns[2])
+	}
+	return services.NewIPAM(conns[0]), services.NewIdentity(conns[1]), policies, nil
 }
 
 func openRecords(cfg Config) (*record.Store, error) {

@@ -248,7 +248,7 @@ func (n *testNode) command(flags ...string) *exec.Cmd {
 		"--instance", "datapath-test", "--state-dir", filepath.Join(n.dir, "state"), "--spool-dir", filepath.Join(n.dir, "spool"),
 		"--bpf-dir", filepath.Join(n.dir, "bpf"), "--pod-cidrs", "10.98.0.0/24,fd00:98::/64", "--mtu", "1400",
 		"--services-ipam", filepath.Join(n.dir, "ipam.sock"), "--services-identity", filepath.Join(n.dir, "identity.sock"),
-		"--socket-path", filepath.Join(n.dir, "run", "datapath.sock"), "--metrics-address", filepath.Join(n.dir, "metrics.sock"), "--log-level", "error",
+		"--policy-mode", "none", "--socket-path", filepath.Join(n.dir, "run", "datapath.sock"), "--metrics-address", filepath.Join(n.dir, "metrics.sock"), "--log-level", "error",
 	}, flags...)
 	cmd := exec.Command(binary, args...) //nolint:gosec // built by TestMain
 	cmd.Stderr = os.Stderr

@@ -25,7 +25,7 @@ func setGroups(gids []int) error { return syscall.Setgroups(gids) }
 // probeTimeout bounds what GetStatus asks other services.
 const probeTimeout = 2 * time.Second
 
-func statusOf(p *process.Process, cfg Config, n *node.Node, ipam *services.IPAM, identity *services.Identity) func(context.Context) (server.Status, error) {
+func statusOf(p *process.Process, cfg Config, n *node.Node, ipam *services.IPAM, identity *services.Identity, policies *services.Policy) func(context.Context) (server.Status, error) {
 	start := time.Now()
 	return func(ctx context.Context) (server.Status, error) {
 		st := server.Status{
@@ -57,6 +57,21 @@ func statusOf(p *process.Process, cfg Config, n *node.Node, ipam *services.IPAM,
 			st.Problems = append(st.Problems, ierr.Error())
 		}
 		st.Dependencies = []server.Dependency{{Name: "identity", Err: ierr}, {Name: "ipam", Err: ipam.Err()}}
+		if n.Policy != nil {
+			ps := n.Policy.Status()
+			perr := ps.Err
+			if perr == nil {
+				perr = policies.Ping(ctx)
+			}
+			if perr != nil && cfg.Policy.Mode == policyRequired {
+				st.Problems = append(st.Problems, perr.Error())
+			}
+			st.Dependencies = append(st.Dependencies, server.Dependency{Name: "policy", Err: perr})
+			st.PolicyRevision, st.PolicyRefusals = ps.Revision, ps.Refusals
+			if ps.Waiting > 0 {
+				st.PolicyRefusals = append(st.PolicyRefusals, fmt.Sprintf("%d identities stay unknown, because tables have no room for them", ps.Waiting))
+			}
+		}
 		return st, nil
 	}
 }

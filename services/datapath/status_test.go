@@ -60,7 +60,7 @@ func TestConfigurationProblemsNameTheirKey(t *testing.T) {
 		"podCIDRs tiny":    func(c *Config) { c.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.9.0.0/31")} },
 		"mtu":              func(c *Config) { c.MTU = 1000 },
 		"tunnelPorts":      func(c *Config) { c.TunnelPorts = []uint16{1, 2, 3, 4, 5} },
-		"policy.mode":      func(c *Config) { c.Policy.Mode = "required" },
+		"policy.linger":    func(c *Config) { c.Policy.Linger = 0 },
 		"audit.interval":   func(c *Config) { c.Audit.Interval = 0 },
 		"services.timeout": func(c *Config) { c.Services.Timeout = 0 },
 	} {

@@ -43,7 +43,9 @@ type Config struct {
 	Leases     Leases
 	Identities Identities
 	Records    Records
-	Host       Host
+	// Policies judge endpoints; nil: everything is allowed.
+	Policies Policies
+	Host     Host
 	// Repaired hears of programs that somebody had taken off an endpoint's
 	// device, and why they could not be put back, if so. Nil: nobody listens.
 	Repaired func(Endpoint, Difference, error)
@@ -110,7 +112,7 @@ func (c *Core) Get(o Owner) (Endpoint, error) {
 	if !ok || r.Phase == PhaseDeleted {
 		return Endpoint{}, fmt.Errorf("%s: %w", o, ErrNotFound)
 	}
-	return r.endpoint(c.states[o]), nil
+	return c.endpoint(r, c.states[o]), nil
 }
 
 // List gives all endpoints as of one point in time, by slot and owner.
@@ -120,7 +122,7 @@ func (c *Core) List() []Endpoint {
 	var es []Endpoint
 	for o, r := range c.records {
 		if r.Phase != PhaseDeleted {
-			es = append(es, r.endpoint(c.states[o]))
+			es = append(es, c.endpoint(r, c.states[o]))
 		}
 	}
 	slices.SortFunc(es, func(a, b Endpoint) int {
@@ -158,10 +160,48 @@ func (c *Core) Counts() Counts {
 		if r.Phase == PhaseDeleted {
 			n.PendingReleases++
 		} else {
-			n.ByState[c.states[o]]++
+			n.ByState[c.endpoint(r, c.states[o]).State]++
 		}
 	}
 	return n
+}
+
+// endpoint is a record as others see it, with what judges it.
+func (c *Core) endpoint(r Record, s State) Endpoint {
+	e := Endpoint{Spec: r.Spec, State: s, Slot: r.Slot, Identity: r.Identity, Device: r.Device, Created: r.Created}
+	if c.cfg.Policies != nil && r.Slot != 0 {
+		e.Policy, _ = c.cfg.Policies.Of(r.Slot)
+		if s == Ready && e.Policy.Pending {
+			e.State = WaitingForPolicy
+		}
+	}
+	return e
+}
+
+// PolicyChanged tells whoever watches that something else judges the endpoints
+// in the slots.
+func (c *Core) PolicyChanged(slots []uint16) {
+	changed := map[uint16]bool{}
+	for _, s := range slots {
+		changed[s] = true
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for o, r := range c.records {
+		if r.Phase != PhaseDeleted && r.Slot != 0 && changed[r.Slot] {
+			c.hub.Upsert(o, c.endpoint(r, c.states[o]))
+		}
+	}
+}
+
+// awaits notes that a creation waits for something else now.
+func (c *Core) awaits(o Owner, s State) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if r, ok := c.records[o]; ok && r.Phase == PhaseCreating {
+		c.states[o] = s
+		c.hub.Upsert(o, c.endpoint(r, s))
+	}
 }
 
 // set is the one place where the memory of endpoints changes.
@@ -186,7 +226,7 @@ func (c *Core) setLocked(r Record, s State) {
 	if r.Device.HostIndex != 0 {
 		c.byIndex[r.Device.HostIndex] = o
 	}
-	c.hub.Upsert(o, r.endpoint(s))
+	c.hub.Upsert(o, c.endpoint(r, s))
 }
 
 // forget removes all memory of the owner.

@@ -27,6 +27,7 @@ var (
 	faultIntent    = fault.Register("datapath/create/intent")
 	faultLease     = fault.Register("datapath/create/lease")
 	faultIdentity  = fault.Register("datapath/create/identity")
+	faultPolicy    = fault.Register("datapath/create/policy")
 	faultDevice    = fault.Register("datapath/create/device")
 	faultConfigure = fault.Register("datapath/create/configure")
 	faultPublish   = fault.Register("datapath/create/publish")
@@ -92,7 +93,7 @@ func (c *Core) Create(ctx context.Context, s Spec, validateOnly bool) (_ Endpoin
 		return Endpoint{}, fmt.Errorf("%w: it ended %s", ErrLease, s.LeaseExpiry.UTC().Format("15:04:05.000Z"))
 	}
 	if validateOnly {
-		return r.endpoint(WaitingForIdentity), nil
+		return c.endpoint(r, WaitingForIdentity), nil
 	}
 	return c.create(ctx, ns, r)
 }
@@ -118,7 +119,7 @@ func (c *Core) create(ctx context.Context, ns Namespace, r Record) (_ Endpoint, 
 
 		// The other services are asked while the device is made, which needs no
 		// answer of theirs: nothing can be sent before it is up.
-		{"claim lease and identity", func(ctx context.Context) error {
+		{"claim lease, identity and policy", func(ctx context.Context) error {
 			owes = true
 			claims = c.claim(ctx, r.Spec)
 			return nil
@@ -149,7 +150,7 @@ func (c *Core) create(ctx context.Context, ns Namespace, r Record) (_ Endpoint, 
 
 		{"configure the device", func(context.Context) error { return c.cfg.Links.Configure(ns, r.Device) }, nil, faultConfigure},
 
-		{"await lease and identity", func(context.Context) error {
+		{"await lease, identity and policy", func(context.Context) error {
 			<-claims.done
 			r.Identity = claims.identity
 			return claims.err
@@ -170,7 +171,7 @@ func (c *Core) create(ctx context.Context, ns Namespace, r Record) (_ Endpoint, 
 		{"set the device up", func(context.Context) error { return c.cfg.Links.Activate(ns, r.Device) }, nil, faultActivate},
 
 		{"write the record", func(context.Context) error {
-			r.Phase, r.Created = PhaseReady, c.cfg.Now().UTC()
+			r.Phase, r.Created, r.Judged = PhaseReady, c.cfg.Now().UTC(), c.cfg.Policies != nil
 			return c.cfg.Records.Save(r)
 		}, nil, faultReady},
 	}
@@ -207,7 +208,7 @@ func (c *Core) create(ctx context.Context, ns Namespace, r Record) (_ Endpoint, 
 		return Endpoint{}, err
 	}
 	c.set(r, Ready)
-	return r.endpoint(Ready), nil
+	return c.endpoint(r, Ready), nil
 }
 
 // errUndone ends the claims of a creation whose device could not be made.
@@ -216,13 +217,14 @@ var errUndone = errors.New("the creation was undone")
 // claim is what the other services are asked for.
 type claim struct {
 	done     chan struct{} // closed when the rest is valid
-	identity Identity
+	identity Identity      // also if err came later
 	err      error
 }
 
 // claim confirms the lease and resolves the identity, in this order, which is
 // the reverse of the releases: while an identity is held for an owner, ipam
-// knows the owner too, and the reconciliation with ipam finds both.
+// knows the owner too, and the reconciliation with ipam finds both. Then it
+// waits for the tables of the identity, so that the endpoint begins with them.
 func (c *Core) claim(ctx context.Context, s Spec) *claim {
 	cl := &claim{done: make(chan struct{})}
 	go func() {
@@ -238,7 +240,15 @@ func (c *Core) claim(ctx context.Context, s Spec) *claim {
 			cl.err = fmt.Errorf("resolve the identity: %w", cl.err)
 			return
 		}
-		cl.err = faultIdentity.Hit(ctx)
+		if cl.err = faultIdentity.Hit(ctx); cl.err != nil || c.cfg.Policies == nil {
+			return
+		}
+		c.awaits(s.Owner, WaitingForPolicy)
+		if cl.err = c.cfg.Policies.Await(ctx, cl.identity.Number); cl.err != nil {
+			cl.err = fmt.Errorf("await the policy: %w", cl.err)
+			return
+		}
+		cl.err = faultPolicy.Hit(ctx)
 	}()
 	return cl
 }

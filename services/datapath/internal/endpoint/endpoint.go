@@ -189,6 +189,7 @@ type State uint8
 const (
 	Restoring State = iota + 1
 	WaitingForIdentity
+	WaitingForPolicy
 	Ready
 	Disconnecting
 )
@@ -200,6 +201,8 @@ func (s State) String() string {
 		return "restoring"
 	case WaitingForIdentity:
 		return "waiting-for-identity"
+	case WaitingForPolicy:
+		return "waiting-for-policy"
 	case Ready:
 		return "ready"
 	case Disconnecting:
@@ -261,6 +264,9 @@ type Record struct {
 	Identity  Identity    `json:"identity"`
 	Slot      uint16      `json:"slot,omitempty"`
 	Created   time.Time   `json:"created,omitzero"`
+	// Judged says that its tables came from a policy service, so that the table
+	// that allows everything means that no policy selects it.
+	Judged bool `json:"judged,omitempty"`
 }
 
 // Validate says whether the record makes sense; the error names the field.
@@ -315,10 +321,7 @@ type Endpoint struct {
 	Identity Identity
 	Device   Device
 	Created  time.Time // zero until it is ready
-}
-
-func (r Record) endpoint(s State) Endpoint {
-	return Endpoint{Spec: r.Spec, State: s, Slot: r.Slot, Identity: r.Identity, Device: r.Device, Created: r.Created}
+	Policy   Policy    // zero while nothing judges it
 }
 
 // Sentinels that callers branch on.

@@ -17,7 +17,7 @@ func (c *Core) HolderOf(a netip.Addr) (Endpoint, bool) {
 	if !ok || r.Phase == PhaseDeleted {
 		return Endpoint{}, false
 	}
-	return r.endpoint(c.states[o]), true
+	return c.endpoint(r, c.states[o]), true
 }
 
 // LabelsOf gives the labels of an identity that an endpoint of this node has.

@@ -38,6 +38,26 @@ type Maps interface {
 	Entries() ([]Entry, error)
 }
 
+// Policies is what judges endpoints. Maps gives an endpoint its tables.
+type Policies interface {
+	// Await returns when an endpoint of the identity may begin: its tables are
+	// in the kernel. ErrUnavailable if they do not come, ErrFull if they do not
+	// fit.
+	Await(ctx context.Context, identity uint32) error
+	// Of says what judges a slot.
+	Of(slot uint16) (Policy, bool)
+}
+
+// Policy is what judges an endpoint.
+type Policy struct {
+	Revision                  uint64 // of policies; 0: not known
+	EgressTable, IngressTable uint16
+	Generation                uint32
+	Refusal                   string // why a newer revision is not in force
+	Audit                     bool   // what it would deny is let through and reported
+	Pending                   bool   // no policy is known yet
+}
+
 // Namespace is an open network namespace.
 type Namespace interface {
 	ID() NamespaceID

@@ -59,6 +59,11 @@ func (c *Core) refresh(ctx context.Context, o Owner) (bool, error) {
 		return false, nil
 	}
 	old := r.Identity.Number
+	if c.cfg.Policies != nil && id.Number != old {
+		if err := c.cfg.Policies.Await(ctx, id.Number); err != nil {
+			return false, fmt.Errorf("await the policy of identity %d of %s: %w", id.Number, o, err)
+		}
+	}
 	r.Identity = id
 	// the record first: a process killed here finds by it what the maps lack
 	if err := c.cfg.Records.Save(r); err != nil {

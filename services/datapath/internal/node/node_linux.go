@@ -29,6 +29,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/netdev"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
+	"github.com/sluice-net/sluice/services/datapath/internal/policy"
 	"github.com/sluice-net/sluice/services/datapath/internal/publish"
 	"github.com/sluice-net/sluice/services/datapath/internal/record"
 )
@@ -46,6 +47,9 @@ type Options struct {
 	// ValidateOnly changes nothing.
 	ValidateOnly bool
 
+	// Policy judges endpoints; nil: everything is allowed.
+	Policy *PolicyOptions
+
 	Leases     endpoint.Leases
 	Identities endpoint.Identities
 	Records    endpoint.Records
@@ -57,9 +61,24 @@ type Options struct {
 	BootID string
 }
 
+// PolicyOptions say where policies come from.
+type PolicyOptions struct {
+	Service policy.Service
+	// Wait has creations wait for their tables.
+	Wait bool
+	// Audit lets pass what policies deny, and reports it.
+	Audit bool
+	// Linger is how long tables stay after their last endpoint.
+	Linger time.Duration
+	// Timeout is how long a creation waits; 0 is 10 s.
+	Timeout time.Duration
+}
+
 // Node is a running datapath without its server.
 type Node struct {
-	Core   *endpoint.Core
+	Core *endpoint.Core
+	// Policy keeps the tables; nil if nothing judges.
+	Policy *policy.Applier
 	Kernel *kernel.Kernel
 	Ring   *observe.Ring
 	// NodeAddrs are the node's own addresses on the pod side, one per range.
@@ -130,12 +149,49 @@ func Open(ctx context.Context, o Options) (_ *Node, err error) {
 	}
 	group := netdev.Group(o.Instance)
 	n.guard = guard.New(n.home, o.Instance, []uint32{group, group | 1}, netdev.MarkMask)
+	judges, err := n.openPolicy(o)
+	if err != nil {
+		return nil, err
+	}
 	n.Core = endpoint.New(endpoint.Config{
 		Instance: o.Instance, BootID: o.BootID, PodCIDRs: o.PodCIDRs, MTU: o.MTU,
-		Maps: publish.Maps{Kernel: n.Kernel}, Links: n.dev, Leases: o.Leases, Identities: o.Identities,
+		Maps: publish.Maps{Kernel: n.Kernel, Policy: n.Policy}, Policies: judges, Links: n.dev, Leases: o.Leases, Identities: o.Identities,
 		Records: o.Records, Host: host{n}, Repaired: n.repaired, Log: o.Log,
 	})
 	return n, nil
+}
+
+// openPolicy takes over the tables that are in the kernel, or removes them if
+// nothing shall judge.
+func (n *Node) openPolicy(o Options) (endpoint.Policies, error) {
+	if o.Policy == nil {
+		if o.ValidateOnly {
+			return nil, nil
+		}
+		if err := publish.Unenforce(n.Kernel); err != nil {
+			return nil, fmt.Errorf("remove policies: %w", err)
+		}
+		return nil, nil
+	}
+	n.Policy = policy.New(policy.Config{
+		Name: "datapath", Kernel: publish.Policies{Kernel: n.Kernel}, Service: o.Policy.Service,
+		Wait: o.Policy.Wait, Audit: o.Policy.Audit, Linger: o.Policy.Linger, Timeout: o.Policy.Timeout, Log: o.Log,
+		Changed: func(slots []uint16) { n.Core.PolicyChanged(slots) },
+	})
+	records, _, err := o.Records.Load()
+	if err != nil {
+		return nil, fmt.Errorf("read the records of endpoints: %w", err)
+	}
+	judged := map[uint16]bool{}
+	for _, r := range records {
+		if r.Phase == endpoint.PhaseReady && r.Judged && r.BootID == o.BootID {
+			judged[r.Slot] = true
+		}
+	}
+	if err := n.Policy.Adopt(func(slot uint16) bool { return judged[slot] }); err != nil {
+		return nil, fmt.Errorf("take over policies: %w", err)
+	}
+	return publish.Judges{Policy: n.Policy}, nil
 }
 
 // program gives a program the test by which a filter that holds it is left

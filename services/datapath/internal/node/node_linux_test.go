@@ -158,7 +158,7 @@ func TestKernelSpoofedSourceIsDroppedWithItsReason(t *testing.T) {
 		if e.Reason != kernel.DropSpoofedIP.String() {
 			continue
 		}
-		if e.Owner != a.owner.String() || !e.Dropped || !e.Egress || e.Source.Addr().String() != "10.99.0.77" {
+		if e.Owner != a.owner.String() || !e.Verdict == observe.Dropped || !e.Egress || e.Source.Addr().String() != "10.99.0.77" {
 			t.Errorf("event %+v, want one about %s", e, a.owner)
 		}
 		return

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package publish puts the core's endpoints into the maps of package kernel:
-// it translates between the two and decides which policy table a new endpoint
-// gets.
+// Package publish puts the core's endpoints, and the tables that judge them,
+// into the maps of package kernel: it translates between them.
 package publish
 
 import (
@@ -14,15 +13,17 @@ import (
 
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/policy"
 )
 
 // Maps implements endpoint.Maps.
 type Maps struct {
 	Kernel *kernel.Kernel
+	// Policy decides which tables an endpoint gets; nil: everything is allowed.
+	Policy *policy.Applier
 }
 
-// Publish implements endpoint.Maps. Without a policy service every endpoint
-// gets the table that allows everything.
+// Publish implements endpoint.Maps.
 func (m Maps) Publish(ctx context.Context, e endpoint.Entry) (uint16, error) {
 	ke := kernel.Endpoint{
 		Ifindex: e.Ifindex, Identity: kernel.Identity(e.Identity), MAC: e.MAC, HostMAC: e.HostMAC, MTU: e.MTU,
@@ -36,22 +37,59 @@ func (m Maps) Publish(ctx context.Context, e endpoint.Entry) (uint16, error) {
 			ke.IPv6 = a
 		}
 	}
-	s, err := m.Kernel.Publish(ctx, ke)
-	if err != nil {
-		return 0, translate(err)
+	if m.Policy == nil {
+		s, err := m.Kernel.Publish(ctx, ke)
+		return uint16(s), translate(err)
 	}
-	return uint16(s), nil
+	slot, err := m.Policy.Publish(e.Identity, e.Addrs, func(egress, ingress policy.Table) (uint16, uint32, error) {
+		ke.Policy = kernel.Policy{Egress: kernel.Table(egress), Ingress: kernel.Table(ingress)}
+		s, err := m.Kernel.Publish(ctx, ke)
+		if err != nil {
+			return 0, 0, err
+		}
+		published, err := m.Kernel.Lookup(s)
+		if err != nil {
+			return 0, 0, errors.Join(err, m.Kernel.Unpublish(s))
+		}
+		return uint16(s), published.Policy.Gen, nil
+	})
+	return slot, translate(err)
 }
 
 // Cut implements endpoint.Maps.
-func (m Maps) Cut(slot uint16) error { return translate(m.Kernel.Cut(kernel.Slot(slot))) }
+func (m Maps) Cut(slot uint16) error { return m.drop(slot, m.Kernel.Cut) }
 
 // Unpublish implements endpoint.Maps.
-func (m Maps) Unpublish(slot uint16) error { return translate(m.Kernel.Unpublish(kernel.Slot(slot))) }
+func (m Maps) Unpublish(slot uint16) error { return m.drop(slot, m.Kernel.Unpublish) }
+
+// drop ends the endpoint for the policy too: a change of tables would bring its
+// traffic back.
+func (m Maps) drop(slot uint16, end func(kernel.Slot) error) error {
+	if m.Policy == nil {
+		return translate(end(kernel.Slot(slot)))
+	}
+	gone := false
+	err := m.Policy.Drop(slot, func() error {
+		err := end(kernel.Slot(slot))
+		gone = errors.Is(err, kernel.ErrNotFound)
+		if gone {
+			return nil
+		}
+		return err
+	})
+	if gone {
+		return endpoint.ErrNotFound
+	}
+	return translate(err)
+}
 
 // SetIdentity implements endpoint.Maps.
 func (m Maps) SetIdentity(slot uint16, identity uint32) error {
-	return translate(m.Kernel.SetIdentity(kernel.Slot(slot), kernel.Identity(identity)))
+	set := func() error { return m.Kernel.SetIdentity(kernel.Slot(slot), kernel.Identity(identity)) }
+	if m.Policy == nil {
+		return translate(set())
+	}
+	return translate(m.Policy.SetIdentity(slot, identity, set))
 }
 
 // Entries implements endpoint.Maps.
@@ -65,7 +103,7 @@ func (m Maps) Entries() ([]endpoint.Entry, error) {
 		e := endpoint.Entry{
 			Slot: uint16(ke.Slot), Ifindex: ke.Ifindex, Identity: uint32(ke.Identity), MAC: ke.MAC, HostMAC: ke.HostMAC,
 			MTU: ke.MTU, Damaged: ke.Incomplete, Generation: ke.Policy.Gen,
-			Forwards: ke.Policy.Egress == kernel.TableAllow && ke.Policy.Ingress == kernel.TableAllow,
+			Forwards: ke.Policy.Egress != kernel.TableDeny || ke.Policy.Ingress != kernel.TableDeny,
 		}
 		for _, a := range []netip.Addr{ke.IPv4, ke.IPv6} {
 			if a.IsValid() {

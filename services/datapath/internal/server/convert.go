@@ -86,6 +86,8 @@ func protoState(s endpoint.State) datapathv1.EndpointState {
 		return datapathv1.EndpointState_ENDPOINT_STATE_RESTORING
 	case endpoint.WaitingForIdentity:
 		return datapathv1.EndpointState_ENDPOINT_STATE_WAITING_FOR_IDENTITY
+	case endpoint.WaitingForPolicy:
+		return datapathv1.EndpointState_ENDPOINT_STATE_WAITING_FOR_POLICY
 	case endpoint.Ready:
 		return datapathv1.EndpointState_ENDPOINT_STATE_READY
 	case endpoint.Disconnecting:
@@ -120,6 +122,12 @@ func protoEndpoint(e endpoint.Endpoint) *datapathv1.Endpoint {
 	if e.Device.HostIndex != 0 {
 		p.HostInterface = &datapathv1.Interface{Name: e.Device.HostName, Index: e.Device.HostIndex, Mac: e.Device.HostMAC[:]}
 		p.ContainerInterface = &datapathv1.Interface{Name: e.Device.Name, Index: e.Device.Index, Mac: e.Device.MAC[:]}
+	}
+	if e.Policy.Generation != 0 {
+		p.Policy = &datapathv1.EndpointPolicy{
+			Revision: e.Policy.Revision, EgressTable: uint32(e.Policy.EgressTable), IngressTable: uint32(e.Policy.IngressTable),
+			Generation: e.Policy.Generation, Refusal: e.Policy.Refusal, Audit: e.Policy.Audit,
+		}
 	}
 	if !e.Created.IsZero() {
 		p.CreateTime = timestamppb.New(e.Created)

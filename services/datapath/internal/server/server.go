@@ -30,6 +30,10 @@ type Status struct {
 	Dependencies []Dependency
 	Counters     []Counter
 	EventsLost   uint64
+	// PolicyRevision is in force for every endpoint; PolicyRefusals is what
+	// could not be, one line each.
+	PolicyRevision uint64
+	PolicyRefusals []string
 }
 
 // Dependency is a service that the datapath calls.
@@ -199,6 +203,7 @@ func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) 
 		Version: st.Version, StartTime: timestamppb.New(st.Start), AddReady: len(st.Problems) == 0, Problems: st.Problems,
 		PolicyMode: st.PolicyMode, AttachmentRepairs: n.Repairs, PendingReleases: uint32(n.PendingReleases),
 		KernelRelease: st.KernelRelease, PodCidrs: st.PodCIDRs, NodeAddresses: st.NodeAddrs, EventsLost: st.EventsLost,
+		PolicyRevision: st.PolicyRevision, PolicyRefusals: st.PolicyRefusals,
 	}
 	for state := endpoint.Restoring; state <= endpoint.Disconnecting; state++ {
 		resp.Endpoints = append(resp.Endpoints, &datapathv1.EndpointStateCount{State: protoState(state), Count: uint32(n.ByState[state])})

@@ -1,0 +1,378 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policy
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+)
+
+// match is how a table of the kernel becomes one of the service in place.
+type match struct {
+	classes []uint16 // the service's classes → the kernel's, or absent
+	same    bool     // numbered alike
+	inUse   bool
+	rows    int // that have to be written
+}
+
+func (m *match) better(o *match) bool {
+	switch {
+	case m.inUse != o.inUse:
+		return m.inUse
+	case m.same != o.same:
+		return m.same
+	}
+	return m.rows < o.rows
+}
+
+// known are the classes by what they say; of equal ones the first.
+func (k *kernelTable) known() map[meaning]uint16 {
+	if k.meanings == nil {
+		k.meanings = make(map[meaning]uint16, len(k.content.Classes))
+		for i := range k.content.Classes {
+			class := uint16(i) //nolint:gosec // at most twice maxClasses
+			what := k.content.meaning(class)
+			if _, ok := k.meanings[what]; !ok {
+				k.meanings[what] = class
+			}
+		}
+	}
+	return k.meanings
+}
+
+// alike says whether two classes of the kernel's table say the same.
+func (k *kernelTable) alike(a, b uint16) bool {
+	return a == b || k.content.Classes[a] == k.content.Classes[b] || k.content.meaning(a) == k.content.meaning(b)
+}
+
+// matches says how k becomes c without changing a verdict on the way; nil: it
+// cannot.
+func (k *kernelTable) matches(c *Content) *match {
+	h := &k.content
+	if h.DefaultAllow != c.DefaultAllow || h.HostAllow != c.HostAllow || h.HasAddresses != c.HasAddresses || !slices.Equal(h.Rules, c.Rules) {
+		return nil
+	}
+	m := &match{classes: make([]uint16, len(c.Classes))}
+	m.same = len(h.Classes) <= len(c.Classes) && len(h.Nodes) <= len(c.Nodes) &&
+		slices.Equal(h.Classes, c.Classes[:len(h.Classes)]) && slices.Equal(h.Nodes, c.Nodes[:len(h.Nodes)])
+	for i := range m.classes {
+		class := uint16(i) //nolint:gosec // at most maxClasses
+		switch {
+		case m.same && i < len(h.Classes):
+			m.classes[i] = class
+		case m.same:
+			m.classes[i] = absent
+		default:
+			known, ok := k.known()[c.meaning(class)]
+			if !ok {
+				known = absent
+			}
+			m.classes[i] = known
+		}
+	}
+	agree := func(have, want uint16) bool {
+		at := m.classes[want]
+		return at != absent && k.alike(have, at)
+	}
+	for i, class := range c.DefaultClasses {
+		if !agree(h.DefaultClasses[i], class) {
+			return nil
+		}
+	}
+	for i, class := range c.AddressClasses {
+		if !agree(h.AddressClasses[i], class) {
+			return nil
+		}
+	}
+	for nc, class := range c.Peers {
+		have, ok := h.Peers[nc]
+		if !ok {
+			m.rows++
+		} else if !agree(have, class) {
+			return nil
+		}
+	}
+	for p := range c.Blocks {
+		if _, ok := h.Blocks[p]; !ok {
+			m.rows++
+		}
+	}
+	return m
+}
+
+// adopt makes a table of the kernel the service's: what it lacks is added. What
+// it has too many stays until tidy.
+func (a *Applier) adopt(w *work, t *serviceTable, k *kernelTable, m *match) error {
+	k.owner, t.kernel = t, k
+	t.classes, t.same, t.err = m.classes, m.same, nil
+	if err := a.grow(w, t); err != nil {
+		return err
+	}
+	for _, nc := range slices.Sorted(maps.Keys(t.content.Peers)) {
+		if _, ok := k.content.Peers[nc]; ok {
+			continue
+		}
+		if err := a.peer(w, t, nc, false); err != nil {
+			return err
+		}
+	}
+	for p, want := range t.content.Blocks {
+		have, ok := k.content.Blocks[p]
+		same := ok
+		for i := range want {
+			at := t.classes[want[i]]
+			same = same && at != absent && k.alike(have[i], at)
+		}
+		if same {
+			continue
+		}
+		if err := a.block(w, t, p, false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// tidy removes what an adopted table has too many.
+func (a *Applier) tidy(w *work, t *serviceTable) error {
+	k := t.kernel
+	if k == nil {
+		return nil
+	}
+	for _, nc := range slices.Sorted(maps.Keys(k.content.Peers)) {
+		if _, ok := t.content.Peers[nc]; ok {
+			continue
+		}
+		if err := a.dropRow(w, k, nc); err != nil {
+			return err
+		}
+	}
+	for p := range maps.Clone(k.content.Blocks) {
+		if _, ok := t.content.Blocks[p]; ok {
+			continue
+		}
+		if err := a.block(w, t, p, false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// replace makes a complete snapshot the truth. Tables that the kernel has
+// already are kept; when nothing has changed, nothing is written.
+//
+// If the service has begun anew with other policies, both the tables that leave
+// and the identities change, in no order that the service could give. Then an
+// identity for which it matters passes through a class of its own, which the
+// leaving tables judge as before and the coming ones as after.
+func (a *Applier) replace(w *work, next *model) error {
+	for _, k := range a.tables {
+		k.owner = nil
+	}
+	a.model = next
+	for _, t := range next.sortedTables() {
+		if k, m := a.candidate(t); k != nil {
+			if err := a.adopt(w, t, k, m); err != nil {
+				return err
+			}
+		}
+	}
+	for _, t := range next.sortedTables() {
+		if t.kernel == nil {
+			if err := a.define(w, t); err != nil {
+				return err
+			}
+		}
+	}
+
+	final := map[uint32]Word{}
+	for id := range a.words {
+		final[id] = Word{}
+	}
+	for id := range next.wants {
+		final[id], _ = next.word(id)
+	}
+	between, err := a.between(final)
+	if err != nil {
+		return err
+	}
+	if err := a.storeWords(w, between); err != nil {
+		return err
+	}
+	for id, s := range a.subjects {
+		if next.binds[id] == nil {
+			a.gone(id)
+			continue
+		}
+		s.dirty = true
+	}
+	if err := a.flip(w); err != nil {
+		return err
+	}
+	if err := a.storeWords(w, final); err != nil {
+		return err
+	}
+	for _, t := range next.sortedTables() {
+		if err := a.tidy(w, t); err != nil {
+			return err
+		}
+	}
+	w.checks = true
+	select {
+	case <-a.synced:
+	default:
+		close(a.synced)
+	}
+	return nil
+}
+
+// between are the words of identities while endpoints change from tables that
+// leave to those that come: the final ones where that changes nothing for the
+// leaving tables.
+func (a *Applier) between(final map[uint32]Word) (map[uint32]Word, error) {
+	var leaving, staying []*kernelTable
+	used := a.used()
+	for _, id := range slices.Sorted(maps.Keys(a.tables)) {
+		k := a.tables[id]
+		if k.owner != nil {
+			staying = append(staying, k)
+		} else if _, ok := used[k]; ok {
+			leaving = append(leaving, k)
+		}
+	}
+	if len(leaving) == 0 {
+		return final, nil
+	}
+	type pair struct{ old, new Word }
+	seen := map[pair]Word{}
+	out := make(map[uint32]Word, len(final))
+	for _, id := range slices.Sorted(maps.Keys(final)) {
+		p := pair{a.words[id], final[id]}
+		to, ok := seen[p]
+		if !ok {
+			to = p.new
+			alike := func(k *kernelTable) bool { return k.content.judgesAlike(p.old, p.new) }
+			if p.old != p.new && !all(leaving, alike) {
+				var err error
+				if to, err = a.classBetween(p.old, p.new, leaving, staying); err != nil {
+					return nil, err
+				}
+			}
+			seen[p] = to
+		}
+		out[id] = to
+	}
+	return out, nil
+}
+
+func all(list []*kernelTable, f func(*kernelTable) bool) bool {
+	return !slices.ContainsFunc(list, func(k *kernelTable) bool { return !f(k) })
+}
+
+// classBetween makes a node class that the leaving tables judge as one word and
+// the others as another. Without room the identity is unknown for a moment.
+func (a *Applier) classBetween(old, to Word, leaving, staying []*kernelTable) (Word, error) {
+	nc, err := a.number(betweenKey(old, to))
+	if err != nil || nc == 0 {
+		return Word{}, err
+	}
+	word := Word{Class: nc, Kind: to.Kind, Scope: to.Scope, Known: true}
+	if !to.Known {
+		word.Kind, word.Scope = old.Kind, old.Scope
+	}
+	for i, list := range [][]*kernelTable{leaving, staying} {
+		as := [2]Word{old, to}[i]
+		for _, k := range list {
+			if k.content.judgesAlike(word, as) {
+				continue
+			}
+			switch err := a.addRow(k, nc, k.content.classOf(as)); {
+			case errors.Is(err, ErrNoRoom):
+				return Word{}, nil
+			case err != nil:
+				return Word{}, fmt.Errorf("row between two policies: %w", err)
+			}
+		}
+	}
+	return word, nil
+}
+
+func betweenKey(old, to Word) ClassKey {
+	b := []byte("between")
+	for _, w := range []Word{old, to} {
+		b = binary.LittleEndian.AppendUint16(b, uint16(w.Class))
+		b = append(b, w.Kind, w.Scope, 0)
+		if w.Known {
+			b[len(b)-1] = 1
+		}
+	}
+	sum := sha256.Sum256(b)
+	return ClassKey(sum[:16])
+}
+
+// retry tries again what had no room. It says whether a subject got tables that
+// had been refused.
+func (a *Applier) retry(w *work) (recovered bool, err error) {
+	if a.model == nil || a.next != nil {
+		return false, nil
+	}
+	refused := map[uint32]bool{}
+	for id, s := range a.subjects {
+		refused[id] = s.refusal != ""
+	}
+	for _, t := range a.model.sortedTables() {
+		if err := a.retryTable(w, t); err != nil {
+			return false, err
+		}
+	}
+	want := map[uint32]Word{}
+	for id := range a.model.wants {
+		if word, _ := a.model.word(id); word != a.words[id] {
+			want[id] = word
+		}
+	}
+	if err := a.storeWords(w, want); err != nil {
+		return false, err
+	}
+	for id, s := range a.subjects {
+		s.dirty = s.dirty || refused[id]
+	}
+	if err := a.flip(w); err != nil {
+		return false, err
+	}
+	w.nacks = nil // they were said before
+	for id, s := range a.subjects {
+		recovered = recovered || refused[id] && s.refusal == ""
+	}
+	return recovered, a.settle(w)
+}
+
+func (a *Applier) retryTable(w *work, t *serviceTable) error {
+	if t.kernel == nil {
+		return a.place(w, t)
+	}
+	if t.err == nil && len(t.missing) == 0 && len(t.missingBlocks) == 0 {
+		return nil
+	}
+	t.err = nil
+	if err := a.grow(w, t); err != nil {
+		return err
+	}
+	for _, nc := range slices.Sorted(maps.Keys(t.missing)) {
+		if err := a.peer(w, t, nc, false); err != nil {
+			return err
+		}
+	}
+	for _, p := range slices.SortedFunc(maps.Keys(t.missingBlocks), netip.Prefix.Compare) {
+		if err := a.block(w, t, p, false); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policy
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/log"
+)
+
+// subject is the memory of an identity that has, or had, endpoints.
+func (a *Applier) subject(id uint32) *subject {
+	s := a.subjects[id]
+	if s == nil {
+		s = &subject{egress: Pending, ingress: Pending}
+		a.subjects[id] = s
+		a.subscriptionChanged()
+		// The service may have it already: it was let go a moment ago, or while
+		// nobody was connected.
+		if a.model != nil && a.model.binds[id] != nil {
+			if err := a.flipSubject(newWork(context.Background()), id, s); err != nil {
+				a.log.Error("subject not taken up", "subject", id, log.Err(err))
+			}
+		}
+	}
+	return s
+}
+
+func (a *Applier) subscriptionChanged() {
+	select {
+	case a.wake <- struct{}{}:
+	default:
+	}
+}
+
+// release ends one use of a subject.
+func (a *Applier) release(s *subject) {
+	if s.users--; s.users == 0 {
+		s.until = a.cfg.Now().Add(a.cfg.Linger)
+		a.subscriptionChanged()
+	}
+}
+
+// Await returns when the tables of an identity are in the kernel and know it, at
+// once if they are there already. Without Config.Wait it only asks for them.
+// ErrUnavailable if they do not come in time; ErrNoRoom if they do not fit.
+func (a *Applier) Await(ctx context.Context, identity uint32) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := a.subject(identity)
+	s.users++
+	s.until = time.Time{}
+	defer a.release(s)
+	if !a.cfg.Wait || a.enforceable(identity, s) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, a.cfg.Timeout)
+	defer cancel()
+	for {
+		if s.refusal != "" {
+			return fmt.Errorf("policy of identity %d: %w: %s", identity, ErrNoRoom, s.refusal)
+		}
+		changed := a.changed
+		a.mu.Unlock()
+		var late bool
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			late = true
+		}
+		a.mu.Lock()
+		if a.enforceable(identity, s) {
+			return nil
+		}
+		if late {
+			if _, err := a.session.state(); err != nil {
+				return fmt.Errorf("policy of identity %d: %w: %w", identity, ErrUnavailable, err)
+			}
+			return fmt.Errorf("policy of identity %d: %w: the policy service has not sent its tables", identity, ErrUnavailable)
+		}
+	}
+}
+
+// enforceable says whether an endpoint of the identity may begin: its tables
+// are there, and other tables know the identity, or are known to have no room
+// for it.
+func (a *Applier) enforceable(identity uint32, s *subject) bool {
+	if !s.ready {
+		return false
+	}
+	if _, known := a.words[identity]; known || a.model == nil {
+		return true
+	}
+	_, waits := a.model.word(identity)
+	return waits
+}
+
+// Publish makes an endpoint known to the programs by calling publish with its
+// tables; no change of them can come in between. publish returns the slot and
+// the generation of its word.
+func (a *Applier) Publish(identity uint32, addrs []netip.Addr, publish func(egress, ingress Table) (slot uint16, gen uint32, err error)) (uint16, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := a.subject(identity)
+	egress, ingress := Pending, Pending
+	if s.ready {
+		egress, ingress = s.egress, s.ingress
+	}
+	n, gen, err := publish(egress, ingress)
+	if err != nil {
+		if s.users == 0 && s.until.IsZero() {
+			s.users++
+			a.release(s)
+		}
+		return 0, err
+	}
+	a.slots[n] = &slot{Endpoint{Slot: n, Identity: identity, Addrs: addrs, Egress: egress, Ingress: ingress, Generation: gen}}
+	s.users++
+	s.until = time.Time{}
+	a.view.set(n, gen, a.policyOf(n), a.cfg.Now())
+	a.subscriptionChanged()
+	if a.cfg.Audit {
+		if err := a.cfg.Kernel.SetAudit(n, true); err != nil {
+			a.log.Error("audit mode not set", "slot", n, log.Err(err))
+		}
+	}
+	return n, nil
+}
+
+// Drop has the policy of a slot left alone from here on, and calls cut, which
+// stops its traffic. It may be repeated.
+func (a *Applier) Drop(n uint16, cut func() error) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	e := a.slots[n]
+	if e == nil {
+		return cut()
+	}
+	if err := cut(); err != nil {
+		return err
+	}
+	delete(a.slots, n)
+	a.view.drop(n, a.cfg.Now())
+	if s := a.subjects[e.Identity]; s != nil {
+		a.release(s)
+	}
+	return nil
+}
+
+// SetIdentity has an endpoint judged as another identity. set changes the
+// endpoint's number in the kernel, before its tables change.
+func (a *Applier) SetIdentity(n uint16, identity uint32, set func() error) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	e := a.slots[n]
+	if e == nil || e.Identity == identity {
+		return set()
+	}
+	if err := set(); err != nil {
+		return err
+	}
+	if old := a.subjects[e.Identity]; old != nil {
+		a.release(old)
+	}
+	e.Identity = identity
+	s := a.subject(identity)
+	s.users++
+	s.until = time.Time{}
+	a.subscriptionChanged()
+	if s.ready {
+		return a.setPolicy(e, s)
+	}
+	return nil // it keeps the tables that it has until those of the new identity come
+}
+
+// Pending says whether the endpoint in a slot waits for its first policy.
+func (p EndpointPolicy) Pending() bool { return p.Egress == Pending || p.Ingress == Pending }
+
+// wanted is what the service shall know now.
+func (a *Applier) wanted() (subjects map[uint32]struct{}, locations map[netip.Addr]uint32) {
+	now := a.cfg.Now()
+	subjects, locations = map[uint32]struct{}{}, map[netip.Addr]uint32{}
+	for id, s := range a.subjects {
+		if s.users == 0 && !now.Before(s.until) {
+			delete(a.subjects, id)
+			continue
+		}
+		subjects[id] = struct{}{}
+	}
+	for _, e := range a.slots {
+		for _, addr := range e.Addrs {
+			locations[addr] = e.Identity
+		}
+	}
+	return subjects, locations
+}

@@ -271,7 +271,7 @@ func (f flow) line() string {
 		}
 		switch {
 		case len(labels) > 0:
-			s += " (" + strings.Join(labels, ",") + ")"
+			s += " (" + strings.Join(shortLabels(labels), ",") + ")"
 		case identity != 0:
 			s += fmt.Sprintf(" (identity %d)", identity)
 		}

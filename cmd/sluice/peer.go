@@ -347,9 +347,18 @@ func serviceText(protocol, port uint32) string {
 	}
 }
 
+// shortLabels leaves out the "=" before an empty value.
+func shortLabels(labels []string) []string {
+	short := make([]string, 0, len(labels))
+	for _, l := range labels {
+		short = append(short, strings.TrimSuffix(l, "="))
+	}
+	return short
+}
+
 // whoText is an identity with its labels, for people.
 func whoText(identity uint32, labels []string) string {
-	text := strings.Join(labels, ",")
+	text := strings.Join(shortLabels(labels), ",")
 	switch {
 	case text == "" && identity == 0:
 		return "unknown"

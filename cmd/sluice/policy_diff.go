@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -87,7 +88,7 @@ func differenceOf(r *policyv1.DiffResponse) difference {
 		Peers: []diffPeer{}, Ports: []diffPorts{},
 	}
 	for _, p := range r.GetPeers() {
-		d.Peers = append(d.Peers, diffPeer{Identity: p.GetIdentity(), Labels: p.GetLabels(), Prefix: p.GetPrefix()})
+		d.addPeer(diffPeer{Identity: p.GetIdentity(), Labels: p.GetLabels(), Prefix: p.GetPrefix()})
 	}
 	var sets []intervals
 	for _, p := range r.GetPorts() {
@@ -100,12 +101,36 @@ func differenceOf(r *policyv1.DiffResponse) difference {
 			d.Ports = append(d.Ports, diffPorts{Before: before, After: after})
 			sets = append(sets, nil)
 		}
-		sets[i] = append(sets[i], interval{point(p.GetFirstProtocol(), p.GetFirstPort()), point(p.GetLastProtocol(), p.GetLastPort())})
+		// The line goes on behind the last protocol that a packet can have.
+		first, last := point(p.GetFirstProtocol(), p.GetFirstPort()), point(p.GetLastProtocol(), p.GetLastPort())
+		sets[i] = append(sets[i], interval{min(first, lastPoint), min(last, lastPoint)})
 	}
 	for i := range sets {
 		d.Ports[i].Ports = sets[i].texts()
 	}
 	return d
+}
+
+func (d *difference) addPeer(p diffPeer) {
+	if !slices.ContainsFunc(d.Peers, func(q diffPeer) bool { return q.Identity == p.Identity && q.Prefix == p.Prefix }) {
+		d.Peers = append(d.Peers, p)
+	}
+}
+
+// addDifference puts peers for which the same changes together.
+func addDifference(all []difference, d difference) []difference {
+	i := slices.IndexFunc(all, func(o difference) bool {
+		return o.Subject == d.Subject && o.Direction == d.Direction && slices.EqualFunc(o.Ports, d.Ports, func(a, b diffPorts) bool {
+			return a.Before == b.Before && a.After == b.After && slices.Equal(a.Ports, b.Ports)
+		})
+	})
+	if i < 0 {
+		return append(all, d)
+	}
+	for _, p := range d.Peers {
+		all[i].addPeer(p)
+	}
+	return all
 }
 
 func (c *command) policyDiff(ctx context.Context, stdin io.Reader, files, remove []string, namespace string) error {
@@ -149,7 +174,7 @@ func (c *command) policyDiff(ctx context.Context, stdin io.Reader, files, remove
 			if err != nil {
 				return inDocuments(err, docs)
 			}
-			all = append(all, differenceOf(m))
+			all = addDifference(all, differenceOf(m))
 		}
 	}); err != nil {
 		return err
@@ -180,21 +205,49 @@ func differencesTable(w io.Writer, all []difference) {
 		fmt.Fprintln(w, "No verdict would change for the pods of this node.")
 	}
 	for i, d := range all {
-		if i > 0 {
-			fmt.Fprintln(w)
-		}
-		side, preposition := "What %s may receive", "from"
-		if d.Direction == "egress" {
-			side, preposition = "What %s may send", "to"
-		}
-		fmt.Fprintln(w, printable(fmt.Sprintf(side, whoText(d.Subject, d.SubjectLabels))))
-		for _, p := range d.Peers {
-			fmt.Fprintln(w, printable("  "+preposition+" "+p.text()))
+		if i == 0 || d.Subject != all[i-1].Subject || d.Direction != all[i-1].Direction {
+			if i > 0 {
+				fmt.Fprintln(w)
+			}
+			side := "What %s may receive"
+			if d.Direction == "egress" {
+				side = "What %s may send"
+			}
+			fmt.Fprintln(w, printable(fmt.Sprintf(side, whoText(d.Subject, d.SubjectLabels))))
 		}
 		for _, p := range d.Ports {
-			row(w, "    "+strings.Join(p.Ports, ", "), p.Before, "->", p.After)
+			fmt.Fprintln(w, printable(fmt.Sprintf("  %s: %s -> %s", strings.Join(p.Ports, ", "), p.Before, p.After)))
+		}
+		preposition := "from"
+		if d.Direction == "egress" {
+			preposition = "to"
+		}
+		for _, line := range peerLines(d.Peers) {
+			fmt.Fprintln(w, printable("    "+preposition+" "+line))
 		}
 	}
+}
+
+// peerLines gives each workload a line, and one to all blocks of addresses and
+// one to all reserved identities.
+func peerLines(peers []diffPeer) []string {
+	var workloads, reserved, blocks []string
+	for _, p := range peers {
+		switch {
+		case p.Identity == 0:
+			blocks = append(blocks, p.text())
+		case p.Identity <= identityUnknownInCluster && len(p.Labels) > 0:
+			reserved = append(reserved, strings.Join(shortLabels(p.Labels), "+"))
+		default:
+			workloads = append(workloads, p.text())
+		}
+	}
+	for _, together := range [][]string{reserved, blocks} {
+		if len(together) > 0 {
+			workloads = append(workloads, strings.Join(together, ", "))
+		}
+	}
+	return workloads
 }
 
 func (p diffPeer) text() string {

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
@@ -478,16 +479,22 @@ func TestDiffExitsAsDiffDoes(t *testing.T) {
 
 	n.policy.differences = []*policyv1.DiffResponse{{
 		Subject: 300, SubjectLabels: []string{"k8s:app=web"}, Direction: policyv1.TableDirection_TABLE_DIRECTION_INGRESS,
-		Peers: []*policyv1.DiffPeer{{Identity: 301, Labels: []string{"k8s:app=client"}}, {Prefix: "192.0.2.0/24"}, {}},
+		Peers: []*policyv1.DiffPeer{{Identity: 301, Labels: []string{"k8s:app=client"}}, {Prefix: "192.0.2.0/24"}, {Identity: 1, Labels: []string{"reserved:host="}}, {}},
 		Ports: []*policyv1.DiffPorts{
 			{FirstProtocol: 0, FirstPort: 0, LastProtocol: 6, LastPort: 79, Before: policyv1.Action_ACTION_ALLOW, After: policyv1.Action_ACTION_DENY},
 			{FirstProtocol: 6, FirstPort: 80, LastProtocol: 6, LastPort: 80, Before: policyv1.Action_ACTION_ALLOW, After: policyv1.Action_ACTION_REDIRECT},
-			{FirstProtocol: 6, FirstPort: 81, LastProtocol: 255, LastPort: 65535, Before: policyv1.Action_ACTION_ALLOW, After: policyv1.Action_ACTION_DENY},
+			{FirstProtocol: 6, FirstPort: 81, LastProtocol: 65535, LastPort: 65535, Before: policyv1.Action_ACTION_ALLOW, After: policyv1.Action_ACTION_DENY},
 		},
 	}}
+	// The same for other peers, of which one was named.
+	n.policy.differences = append(n.policy.differences, proto.Clone(n.policy.differences[0]).(*policyv1.DiffResponse))
+	n.policy.differences[1].Peers = []*policyv1.DiffPeer{{Identity: 301, Labels: []string{"k8s:app=client"}}, {Identity: 7, Labels: []string{"reserved:a", "reserved:b="}}}
 	out, _ = n.want(t, exitDiffers, "policy", "diff", "-f", file, "--delete", "NetworkPolicy/shop/old", "--delete", "ccnp/all")
-	wantLines(t, out, "What k8s:app=web (300) may receive", "from k8s:app=client (301)", "from 192.0.2.0/24", "from every other address outside",
-		"everything but tcp 80 allowed -> denied", "tcp 80 allowed -> redirected")
+	wantLines(t, out, "What k8s:app=web (300) may receive", "everything but tcp 80: allowed -> denied", "tcp 80: allowed -> redirected",
+		"from k8s:app=client (301)", "from reserved:host, reserved:a+reserved:b", "from 192.0.2.0/24, every other address outside")
+	if strings.Count(out, "What ") != 1 {
+		t.Errorf("one subject and direction is said more than once:\n%s", out)
+	}
 	if d := n.policy.compared.GetDelete(); len(d) != 2 || keyText(d[0]) != "NetworkPolicy shop/old" || keyText(d[1]) != "CiliumClusterwideNetworkPolicy all" {
 		t.Errorf("deletions %v", d)
 	}

@@ -1,0 +1,1011 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"encoding/binary"
+	"maps"
+	"net/netip"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+)
+
+const (
+	flagFIN = 0x01
+	flagRST = 0x04
+	flagPSH = 0x08
+)
+
+// theatre has two pods at devices of their own, so that packets of both can be
+// run, and everybody else that they may talk to.
+type theatre struct {
+	runner
+	pods   map[string]Endpoint
+	v6     bool
+	events *EventReader
+	judged []Event // connections judged by the last packet
+	closed []Event
+	drops  []Event
+}
+
+func newTheatre(t *testing.T, v6 bool) *theatre {
+	t.Helper()
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	th := &theatre{runner: runner{k}, pods: map[string]Endpoint{}, v6: v6}
+	must(t, "add a pair of devices", netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "slta"}, PeerName: "sltb"}))
+	t.Cleanup(func() {
+		link, err := netlink.LinkByName("slta")
+		must(t, "find slta", err)
+		must(t, "delete slta", netlink.LinkDel(link))
+	})
+	for name, dev := range map[string]string{"a": "slta", "b": "sltb"} {
+		link, err := netlink.LinkByName(dev)
+		must(t, "find "+dev, err)
+		must(t, "set "+dev+" up", netlink.LinkSetUp(link))
+		e := testEndpoint(uint32(link.Attrs().Index), map[string]byte{"a": 10, "b": 20}[name])
+		th.pods[name] = publish(t, k, e)
+	}
+	must(t, "SyncHostAddrs", k.SyncHostAddrs([]netip.Addr{host4, host6}))
+	var err error
+	th.events, err = k.Events()
+	must(t, "Events", err)
+	t.Cleanup(func() { th.events.Close() })
+	return th
+}
+
+// addr of an actor in the family of the play.
+func (th *theatre) addr(who string) netip.Addr {
+	both := map[string][2]netip.Addr{
+		"host": {host4, host6}, "world": {world4, world6}, "router": {remote4, remote6}, "nobody": {nobody4, nobody6},
+	}
+	for name, e := range th.pods {
+		both[name] = [2]netip.Addr{e.IPv4, e.IPv6}
+	}
+	if th.v6 {
+		return both[who][1]
+	}
+	return both[who][0]
+}
+
+// l4 is a transport header of a family, and its protocol.
+type l4 func(th *theatre) (proto byte, payload []byte)
+
+func segment(sport, dport uint16, flags byte) l4 {
+	return func(*theatre) (byte, []byte) { return 6, tcp(sport, dport, flags) }
+}
+
+func datagram(sport, dport uint16) l4 {
+	return func(*theatre) (byte, []byte) { return 17, udp(sport, dport, 1, 2, 3, 4) }
+}
+
+func chunk(sport, dport uint16, kind byte) l4 {
+	return func(*theatre) (byte, []byte) {
+		b := make([]byte, 16)
+		binary.BigEndian.PutUint16(b[0:], sport)
+		binary.BigEndian.PutUint16(b[2:], dport)
+		b[12] = kind
+		return 132, b
+	}
+}
+
+func other(proto byte) l4 {
+	return func(*theatre) (byte, []byte) { return proto, make([]byte, 8) }
+}
+
+// ping is a request or a reply with an identifier.
+func ping(reply bool, id uint16) l4 {
+	return func(th *theatre) (byte, []byte) {
+		proto, kind := byte(1), byte(8)
+		if reply {
+			kind = 0
+		}
+		if th.v6 {
+			proto, kind = 58, 128
+			if reply {
+				kind = 129
+			}
+		}
+		b := icmp(kind, 0)
+		binary.BigEndian.PutUint16(b[4:], id)
+		return proto, b
+	}
+}
+
+// failure is an ICMP error of a kind (by its IPv4 number, 2 for too big) that
+// quotes a packet.
+func failure(kind byte, from, to string, quoted l4) l4 {
+	return func(th *theatre) (byte, []byte) {
+		proto, payload := quoted(th)
+		if th.v6 {
+			kind6 := map[byte]byte{3: 1, 2: 2, 11: 3, 12: 4}[kind]
+			return 58, icmp(kind6, 0, ip6(th.addr(from), th.addr(to), proto, payload)...)
+		}
+		if kind == 2 { // fragmentation needed
+			kind = 3
+		}
+		return 1, icmp(kind, 4, ip4Header{src: th.addr(from), dst: th.addr(to), proto: proto}.with(payload)...)
+	}
+}
+
+// act is one step of a play: a packet and what becomes of it, or a change.
+type act struct {
+	from, to string
+	stack    bool // the host's stack sends it to the pod
+	mark     uint32
+	what     l4
+	want     Reason
+	wantDir  Direction // 0: that of the program
+	then     func(t *testing.T, th *theatre)
+}
+
+// say is a packet that one actor sends to another.
+func say(from, to string, what l4, want Reason) act {
+	return act{from: from, to: to, what: what, want: want, stack: from != "a" && from != "b"}
+}
+
+func (a act) on(d Direction) act                          { a.wantDir = d; return a }
+func (a act) check(f func(t *testing.T, th *theatre)) act { a.then = f; return a }
+func (a act) throughStack(mark uint32) act                { a.stack, a.mark = true, mark; return a }
+func change(f func(t *testing.T, th *theatre)) act        { return act{then: f} }
+func policy(who string, egress, ingress Table) act {
+	return change(func(t *testing.T, th *theatre) {
+		setPolicy(t, th.k, th.pods[who].Slot, Policy{Egress: egress, Ingress: ingress})
+	})
+}
+
+func (th *theatre) frame(a act) (prog string, ctx skbContext, in []byte) {
+	proto, payload := a.what(th)
+	near, dst, src := th.pods[a.from], th.pods[a.from].HostMAC, th.pods[a.from].MAC
+	prog = fromPodName
+	if a.stack {
+		near = th.pods[a.to]
+		dst, src, prog = near.MAC, near.HostMAC, toPodName
+	}
+	from, to := th.addr(a.from), th.addr(a.to)
+	if th.v6 {
+		in = frame(dst, src, etherIPv6, ip6(from, to, proto, payload))
+	} else {
+		in = frame(dst, src, etherIPv4, ip4Header{src: from, dst: to, proto: proto}.with(payload))
+	}
+	return prog, skbContext{Ifindex: near.Ifindex, Mark: a.mark}, in
+}
+
+func (th *theatre) play(t *testing.T, acts []act) {
+	t.Helper()
+	th.forget(t)
+	drain(t, th.events)
+	for i, a := range acts {
+		if a.what != nil {
+			prog, ctx, in := th.frame(a)
+			o := th.run(t, prog, in, ctx, 0)
+			th.sort(drain(t, th.events))
+			direction := a.wantDir
+			if direction == 0 {
+				direction = map[string]Direction{fromPodName: Egress, toPodName: Ingress}[prog]
+			}
+			if o.reason != a.want || o.direction != direction || o.packets != 1 {
+				t.Fatalf("act %d, %s to %s: %v %v, counted %d; want %v %v", i, a.from, a.to, o.reason, o.direction, o.packets, a.want, direction)
+			}
+			if loud := a.want.Dropped() && !a.want.Quiet(); loud != (len(th.drops) == 1) {
+				t.Fatalf("act %d: events of drops %+v", i, th.drops)
+			}
+		}
+		if a.then != nil {
+			a.then(t, th)
+			if t.Failed() {
+				t.Fatalf("act %d, %s to %s", i, a.from, a.to)
+			}
+		}
+	}
+}
+
+func (th *theatre) sort(events []Event) {
+	th.judged, th.closed, th.drops = nil, nil, nil
+	for _, e := range events {
+		switch e.Type {
+		case ConnectionJudged:
+			th.judged = append(th.judged, e)
+		case ConnectionClosed:
+			th.closed = append(th.closed, e)
+		default:
+			th.drops = append(th.drops, e)
+		}
+	}
+}
+
+// connections lists the table.
+func (th *theatre) connections(t *testing.T) []Connection {
+	t.Helper()
+	var all []Connection
+	must(t, "Connections", th.k.Connections(func(cs []Connection) error {
+		all = append(all, cs...)
+		return nil
+	}))
+	return all
+}
+
+// only is the one entry there is.
+func (th *theatre) only(t *testing.T) Connection {
+	t.Helper()
+	all := th.connections(t)
+	if len(all) != 1 {
+		t.Fatalf("%d connections %+v, want 1", len(all), all)
+	}
+	return all[0]
+}
+
+func remain(n int) func(*testing.T, *theatre) {
+	return func(t *testing.T, th *theatre) {
+		if all := th.connections(t); len(all) != n {
+			t.Errorf("%d connections %+v, want %d", len(all), all, n)
+		}
+	}
+}
+
+func begunBy(who string, flags ConnectionFlags) func(*testing.T, *theatre) {
+	return func(t *testing.T, th *theatre) {
+		c := th.only(t)
+		if c.Initiator.Addr() != th.addr(who) || c.Flags&^OriginLow != flags {
+			t.Errorf("begun by %v with flags %v, want %v and %v", c.Initiator, c.Flags.Words(), th.addr(who), flags.Words())
+		}
+	}
+}
+
+func reported(judged, closed int) func(*testing.T, *theatre) {
+	return func(t *testing.T, th *theatre) {
+		if len(th.judged) != judged || len(th.closed) != closed {
+			t.Errorf("judged %+v, closed %+v, want %d and %d", th.judged, th.closed, judged, closed)
+		}
+	}
+}
+
+func all(fs ...func(*testing.T, *theatre)) func(*testing.T, *theatre) {
+	return func(t *testing.T, th *theatre) {
+		for _, f := range fs {
+			f(t, th)
+		}
+	}
+}
+
+func forgetAll() act {
+	return change(func(t *testing.T, th *theatre) { th.forget(t) })
+}
+
+// Tables of the plays.
+const (
+	only80    = Table(40) // TCP, UDP and SCTP to port 80, from and to anybody
+	only80b   = Table(41) // the same again
+	friends   = Table(42) // peers of node class 7, whatever they do
+	pings     = Table(43) // echo requests
+	redirects = Table(44) // TCP to a proxy that does not exist
+)
+
+// putTables writes them as their authors would.
+func (th *theatre) putTables(t *testing.T) {
+	t.Helper()
+	none := rules(noAdmin, noRest)
+	web := map[uint32]uint32{lastHi: none}
+	for _, proto := range []uint32{6, 17, 132} {
+		web[proto<<16|79], web[proto<<16|80] = none, rules(noAdmin, 1)
+	}
+	for _, id := range []Table{only80, only80b} {
+		rawTable{id: id, rules: []uint8{actAllow}, classes: []map[uint32]uint32{web}}.put(t, th.k)
+	}
+	rawTable{
+		id: friends, header: bpf.MapsSlTable{PeerSet: uint32(friends)}, rules: []uint8{actAllow},
+		classes: []map[uint32]uint32{{lastHi: none}, {lastHi: rules(noAdmin, 1)}},
+	}.put(t, th.k)
+	must(t, "befriend", th.k.maps.byName[bpf.MapsMapSlPeer].Update(
+		bpf.MapsSlPeerKey{PeerSet: uint32(friends), NodeClass: 7}, uint32(1), ebpf.UpdateAny))
+	rawTable{
+		id: pings, rules: []uint8{actAllow},
+		classes: []map[uint32]uint32{{
+			1<<16 | 8<<8 - 1: none, 1<<16 | 8<<8: rules(noAdmin, 1),
+			58<<16 | 128<<8 - 1: none, 58<<16 | 128<<8: rules(noAdmin, 1), lastHi: none,
+		}},
+	}.put(t, th.k)
+	rawTable{
+		id: redirects, rules: []uint8{actRedirect},
+		classes: []map[uint32]uint32{{6 << 16: none, 6<<16 | 0xffff: rules(noAdmin, 1), lastHi: none}},
+	}.put(t, th.k)
+	update(t, th.k, bpf.MapsMapSlId, uint32(friend), knownWord(7, 0, 2))
+	update(t, th.k, bpf.MapsMapSlId, uint32(stranger), knownWord(8, 0, 2))
+}
+
+const friend, stranger = Identity(3000), Identity(3001)
+
+// knows puts an actor's address into the ipcache.
+func knows(who string, id Identity) act {
+	return change(func(t *testing.T, th *theatre) {
+		must(t, "UpsertIP", th.k.UpsertIP(hostPrefix(th.addr(who)), IPInfo{Identity: id}))
+	})
+}
+
+func bump(who string) act {
+	return change(func(t *testing.T, th *theatre) { must(t, "BumpAddress", th.k.BumpAddress(th.addr(who))) })
+}
+
+func bumpGen(who string) act {
+	return change(func(t *testing.T, th *theatre) { must(t, "BumpGens", th.k.BumpGens(th.pods[who].Slot)) })
+}
+
+func audit(who string, on bool) act {
+	return change(func(t *testing.T, th *theatre) { must(t, "SetAudit", th.k.SetAudit(th.pods[who].Slot, on)) })
+}
+
+// budget begins a new count.
+func budget(who string, limit uint64) act {
+	return change(func(t *testing.T, th *theatre) {
+		update(t, th.k, bpf.MapsMapSlBudget, uint32(th.pods[who].Slot), bpf.MapsSlBudget{Limit: limit})
+	})
+}
+
+// handshake opens a connection from a to b.
+func handshake(sport, dport uint16) []act {
+	return []act{
+		say("a", "b", segment(sport, dport, flagSYN), ForwardPeer),
+		say("b", "a", segment(dport, sport, flagSYN|flagACK), ForwardPeer),
+		say("a", "b", segment(sport, dport, flagACK), ForwardPeer),
+	}
+}
+
+// oneWay lets a talk to b and nothing else.
+func oneWay() []act {
+	return []act{policy("a", TableAllow, TableDeny), policy("b", TableDeny, TableAllow)}
+}
+
+type scene struct {
+	name string
+	acts []act
+}
+
+func scenes() []scene {
+	play := func(parts ...any) []act {
+		var acts []act
+		for _, p := range parts {
+			switch p := p.(type) {
+			case act:
+				acts = append(acts, p)
+			case []act:
+				acts = append(acts, p...)
+			}
+		}
+		return acts
+	}
+	data := byte(flagACK | flagPSH)
+	return []scene{
+		// answers
+		{"a TCP connection needs permission one way only", play(oneWay(), handshake(4000, 80),
+			say("b", "a", segment(80, 4000, data), ForwardPeer).check(begunBy("a", SeenReply)))},
+		{"a UDP flow needs permission one way only", play(oneWay(),
+			say("a", "b", datagram(4000, 53), ForwardPeer).check(begunBy("a", 0)),
+			say("b", "a", datagram(53, 4000), ForwardPeer).check(begunBy("a", SeenReply)),
+			say("a", "b", datagram(4000, 53), ForwardPeer))},
+		{"a UDP answer to another port is none", play(oneWay(),
+			say("a", "b", datagram(4000, 53), ForwardPeer),
+			say("b", "a", datagram(53, 4001), DropPolicyDenied).check(remain(1)))},
+		{"a UDP packet before the question is none", play(oneWay(), say("b", "a", datagram(53, 4000), DropPolicyDenied).check(remain(0)))},
+		{"an echo is answered", play(oneWay(),
+			say("a", "b", ping(false, 7), ForwardPeer).check(begunBy("a", 0)),
+			say("b", "a", ping(true, 7), ForwardPeer).check(begunBy("a", SeenReply)))},
+		{"an echo of another identifier is not answered", play(oneWay(),
+			say("a", "b", ping(false, 7), ForwardPeer),
+			say("b", "a", ping(true, 8), DropPolicyDenied))},
+		{"an echo reply to no request begins nothing", play(
+			say("a", "b", ping(true, 7), ForwardPeer).check(remain(0)),
+			policy("a", TableDeny, TableAllow),
+			say("a", "b", ping(true, 7), DropPolicyDenied))},
+		{"an echo the other way with the same identifier is judged by itself", play(oneWay(),
+			say("a", "b", ping(false, 7), ForwardPeer),
+			say("b", "a", ping(false, 7), DropPolicyDenied),
+			say("b", "a", ping(true, 7), ForwardPeer).check(begunBy("a", SeenReply)))},
+		{"an SCTP association needs permission one way only", play(oneWay(),
+			say("a", "b", chunk(4000, 80, 1), ForwardPeer),
+			say("b", "a", chunk(80, 4000, 2), ForwardPeer),
+			say("a", "b", chunk(4000, 80, 10), ForwardPeer).check(begunBy("a", SeenReply)))},
+		{"another protocol needs permission one way only", play(oneWay(),
+			say("b", "a", other(47), DropPolicyDenied),
+			say("a", "b", other(47), ForwardPeer),
+			say("b", "a", other(47), ForwardPeer),
+			say("b", "a", other(50), DropPolicyDenied))},
+		{"ICMP that is neither echo nor error is judged by itself", play(oneWay(),
+			say("a", "b", func(th *theatre) (byte, []byte) {
+				if th.v6 {
+					return 58, icmp(200, 0)
+				}
+				return 1, icmp(13, 0)
+			}, ForwardPeer).check(remain(0)),
+			say("b", "a", func(th *theatre) (byte, []byte) {
+				if th.v6 {
+					return 58, icmp(200, 0)
+				}
+				return 1, icmp(14, 0)
+			}, DropPolicyDenied))},
+		{"the host's probes are answered while the policy is unknown", play(policy("a", TablePending, TablePending),
+			say("host", "a", segment(4000, 80, flagSYN), ForwardFromStack),
+			say("a", "host", segment(80, 4000, flagSYN|flagACK), ForwardHost),
+			say("host", "a", datagram(4000, 53), ForwardFromStack),
+			say("a", "host", datagram(53, 4000), ForwardHost),
+			say("host", "a", ping(false, 7), ForwardFromStack),
+			say("a", "host", ping(true, 7), ForwardHost),
+			say("a", "host", datagram(53, 4001), DropPolicyPending),
+			say("a", "host", segment(80, 4001, flagSYN), DropPolicyPending),
+			say("world", "a", datagram(4000, 53), DropPolicyPending))},
+
+		// life and end
+		{"each connection is reported when it is judged and when it ends", play(
+			say("a", "b", segment(4000, 80, flagSYN), ForwardPeer).check(reported(1, 0)),
+			say("b", "a", segment(80, 4000, flagSYN|flagACK), ForwardPeer).check(reported(0, 0)),
+			say("a", "b", segment(4000, 80, flagFIN|flagACK), ForwardPeer).check(all(reported(0, 0), begunBy("a", SeenReply|InitiatorFinished))),
+			say("b", "a", segment(80, 4000, flagFIN|flagACK), ForwardPeer).check(all(reported(0, 1), begunBy("a", SeenReply|InitiatorFinished|ResponderFinished|CloseReported))),
+			say("a", "b", segment(4000, 80, flagACK), ForwardPeer).check(reported(0, 0)),
+			say("b", "a", segment(80, 4000, flagFIN|flagACK), ForwardPeer).check(reported(0, 0)))},
+		{"a reset ends a connection and cuts nothing", play(handshake(4000, 80),
+			say("b", "a", segment(80, 4000, flagRST), ForwardPeer).check(all(reported(0, 1), begunBy("a", SeenReply|Reset|CloseReported))),
+			say("a", "b", segment(4000, 80, data), ForwardPeer).check(reported(0, 0)))},
+		{"an SCTP association ends by shutdown", play(
+			say("a", "b", chunk(4000, 80, 1), ForwardPeer),
+			say("b", "a", chunk(80, 4000, 2), ForwardPeer),
+			say("a", "b", chunk(4000, 80, 7), ForwardPeer).check(reported(0, 0)),
+			say("b", "a", chunk(80, 4000, 8), ForwardPeer).check(all(reported(0, 1), begunBy("a", SeenReply|InitiatorFinished|ResponderFinished|CloseReported))))},
+		{"an SCTP association ends by abort", play(
+			say("a", "b", chunk(4000, 80, 1), ForwardPeer),
+			say("b", "a", chunk(80, 4000, 6), ForwardPeer).check(all(reported(0, 1), begunBy("a", SeenReply|Reset|CloseReported))))},
+
+		// SYN
+		{"a repeated SYN is the same connection", play(
+			say("a", "b", segment(4000, 80, flagSYN), ForwardPeer),
+			say("a", "b", segment(4000, 80, flagSYN), ForwardPeer).check(all(begunBy("a", 0), reported(0, 0))))},
+		{"a SYN the other way needs its own permission", play(oneWay(), handshake(4000, 80),
+			say("b", "a", segment(80, 4000, flagSYN), DropPolicyDenied).check(begunBy("a", SeenReply)),
+			say("a", "b", segment(4000, 80, data), ForwardPeer))},
+		{"a SYN the other way takes no live connection over", play(handshake(4000, 80),
+			say("b", "a", segment(80, 4000, flagSYN), DropConnectionInvalid).check(begunBy("a", SeenReply)))},
+		{"both ends may open at once under a one-way policy", play(oneWay(),
+			say("a", "b", segment(4000, 4000, flagSYN), ForwardPeer),
+			say("b", "a", segment(4000, 4000, flagSYN), DropPolicyDenied),
+			say("b", "a", segment(4000, 4000, flagSYN|flagACK), ForwardPeer))},
+		{"a port is used again after the end", play(handshake(4000, 80),
+			say("a", "b", segment(4000, 80, flagFIN|flagACK), ForwardPeer),
+			say("b", "a", segment(80, 4000, flagFIN|flagACK), ForwardPeer),
+			say("a", "b", segment(4000, 80, flagSYN), ForwardPeer).check(all(begunBy("a", 0), reported(1, 0))))},
+		{"a port is used again by the same end before the other has finished", play(handshake(4000, 80),
+			say("a", "b", segment(4000, 80, flagFIN|flagACK), ForwardPeer),
+			say("a", "b", segment(4000, 80, flagSYN), ForwardPeer).check(begunBy("a", 0)))},
+		{"a port is used again the other way after the end", play(handshake(4000, 80),
+			say("a", "b", segment(4000, 80, flagFIN|flagACK), ForwardPeer),
+			say("b", "a", segment(80, 4000, flagSYN), DropConnectionInvalid),
+			say("b", "a", segment(80, 4000, flagFIN|flagACK), ForwardPeer),
+			say("b", "a", segment(80, 4000, flagSYN), ForwardPeer).check(begunBy("b", 0)),
+			say("a", "b", segment(4000, 80, flagSYN|flagACK), ForwardPeer).check(begunBy("b", SeenReply)))},
+		{"a port that is used again is judged again", play(handshake(4000, 80),
+			say("a", "b", segment(4000, 80, flagRST|flagACK), ForwardPeer),
+			policy("b", TableAllow, TableDeny),
+			say("a", "b", segment(4000, 80, flagSYN), DropPolicyDenied).on(Ingress))},
+		{"an INIT the other way takes no live association over", play(
+			say("a", "b", chunk(4000, 80, 1), ForwardPeer),
+			say("b", "a", chunk(80, 4000, 2), ForwardPeer),
+			say("b", "a", chunk(80, 4000, 1), DropConnectionInvalid))},
+
+		// what fits nothing
+		{"a segment without ACK begins nothing", play(
+			say("a", "b", segment(4000, 80, 0), DropConnectionInvalid),
+			say("a", "b", segment(4000, 80, flagFIN), DropConnectionInvalid),
+			say("a", "b", segment(4000, 80, flagRST), DropConnectionInvalid),
+			say("a", "b", segment(4000, 80, flagSYN|flagACK), DropConnectionInvalid),
+			say("host", "a", segment(4000, 80, flagPSH), DropConnectionInvalid).check(remain(0)))},
+		{"a reset of what is not known leaves nothing behind", play(
+			say("a", "b", segment(4000, 80, flagRST|flagACK), ForwardPeer).check(remain(0)))},
+
+		// eviction
+		{"an evicted connection goes on from the client", play(oneWay(), handshake(4000, 80), forgetAll(),
+			say("a", "b", segment(4000, 80, data), ForwardPeer).check(all(begunBy("a", PickedUp), reported(1, 0))),
+			say("b", "a", segment(80, 4000, data), ForwardPeer))},
+		{"a server that only pushes goes on", play(oneWay(), handshake(4000, 80), forgetAll(),
+			say("b", "a", segment(80, 4000, data), ForwardPeer).check(begunBy("a", PickedUp)),
+			say("b", "a", segment(80, 4000, data), ForwardPeer),
+			say("a", "b", segment(4000, 80, flagACK), ForwardPeer).check(begunBy("a", PickedUp|SeenReply)))},
+		{"nothing is picked up that neither way may begin", play(policy("a", TableDeny, TableDeny), policy("b", TableDeny, TableDeny),
+			say("b", "a", segment(80, 4000, data), DropPolicyDenied).check(remain(0)),
+			say("a", "b", segment(80, 4000, data), DropPolicyDenied).check(remain(0)))},
+		{"an evicted UDP flow is not picked up", play(oneWay(),
+			say("a", "b", datagram(4000, 53), ForwardPeer), forgetAll(),
+			say("b", "a", datagram(53, 4000), DropPolicyDenied).check(remain(0)))},
+
+		// policy changes under a connection
+		{"a revoked connection is cut both ways and stays cut", play(handshake(4000, 80),
+			policy("b", TableAllow, TableDeny),
+			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress).check(reported(0, 1)),
+			say("b", "a", segment(80, 4000, data), DropPolicyDenied).on(Egress).check(reported(0, 0)),
+			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress).check(reported(0, 0)),
+			say("a", "b", segment(4000, 80, flagSYN), DropPolicyDenied).on(Ingress))},
+		{"a reply meets the revocation first", play(handshake(4000, 80),
+			policy("a", TableDeny, TableAllow),
+			say("b", "a", segment(80, 4000, data), DropPolicyDenied).on(Ingress).check(reported(0, 1)))},
+		{"a revoked connection that is allowed again goes on", play(handshake(4000, 80),
+			policy("b", TableAllow, TableDeny),
+			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress),
+			policy("b", TableAllow, TableAllow),
+			say("a", "b", segment(4000, 80, data), ForwardPeer),
+			say("b", "a", segment(80, 4000, data), ForwardPeer))},
+		{"a revoked connection begins anew with a SYN", play(handshake(4000, 80),
+			policy("b", TableAllow, TableDeny),
+			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress),
+			policy("b", TableAllow, TableAllow),
+			say("a", "b", segment(4000, 80, flagSYN), ForwardPeer).check(begunBy("a", 0)))},
+		{"a revoked UDP flow is cut and forgotten", play(
+			say("a", "b", datagram(4000, 53), ForwardPeer),
+			policy("b", TableAllow, TableDeny),
+			say("a", "b", datagram(4000, 53), DropPolicyDenied).on(Ingress).check(all(reported(0, 1), remain(0))))},
+		{"a connection that stays allowed loses nothing and is judged once", play(handshake(4000, 80),
+			policy("b", TableAllow, only80),
+			say("b", "a", segment(80, 4000, data), ForwardPeer).check(reported(1, 0)),
+			say("a", "b", segment(4000, 80, data), ForwardPeer).check(reported(0, 0)),
+			bumpGen("a"),
+			say("a", "b", segment(4000, 80, data), ForwardPeer).check(reported(1, 0)),
+			change(func(t *testing.T, th *theatre) {
+				c := th.only(t)
+				a, err := th.k.Lookup(th.pods["a"].Slot)
+				must(t, "Lookup", err)
+				b, err := th.k.Lookup(th.pods["b"].Slot)
+				must(t, "Lookup", err)
+				if c.From.Gen != a.Policy.Gen || c.To.Gen != b.Policy.Gen || c.IngressRule != 1 {
+					t.Errorf("gens %d and %d, rule %d, want %d, %d, 1", c.From.Gen, c.To.Gen, c.IngressRule, a.Policy.Gen, b.Policy.Gen)
+				}
+			}))},
+		{"an answer is judged by the ports of the question", play(policy("a", only80, TableDeny), policy("b", TableDeny, only80),
+			handshake(4000, 80),
+			policy("b", TableDeny, only80b),
+			say("b", "a", segment(80, 4000, data), ForwardPeer),
+			policy("a", only80b, TableDeny),
+			say("b", "a", segment(80, 4000, data), ForwardPeer),
+			say("b", "a", segment(81, 4000, data), DropPolicyDenied))},
+		{"an echo reply is judged as the request", play(policy("a", pings, TableDeny), policy("b", TableDeny, pings),
+			say("a", "b", ping(false, 7), ForwardPeer),
+			bumpGen("b"), bumpGen("a"),
+			say("b", "a", ping(true, 7), ForwardPeer))},
+		{"only the side that moved is judged", play(handshake(4000, 80),
+			// a's table is taken away in place, without a word to anybody
+			policy("a", only80, TableAllow),
+			say("a", "b", segment(4000, 80, data), ForwardPeer),
+			change(func(t *testing.T, th *theatre) {
+				update(t, th.k, bpf.MapsMapSlRule, uint32(only80)*16, bpf.MapsSlRule{Action: actDeny})
+			}),
+			bumpGen("b"),
+			say("a", "b", segment(4000, 80, data), ForwardPeer).check(func(t *testing.T, th *theatre) {
+				if len(th.judged) != 1 || th.judged[0].Egress.By != ByNobody || th.judged[0].Ingress.By == ByNobody {
+					t.Errorf("judged %+v, want the ingress side alone", th.judged)
+				}
+			}),
+			bumpGen("a"),
+			say("a", "b", segment(4000, 80, data), DropIdentityUnknown))},
+		{"a connection that is to go through a proxy cannot be moved", play(handshake(4000, 80),
+			policy("b", TableAllow, redirects),
+			say("a", "b", segment(4000, 80, data), DropNoProxy).on(Ingress).check(reported(0, 1)))},
+		{"a relabelled pod's connections are judged again on both sides", play(
+			change(func(t *testing.T, th *theatre) {
+				must(t, "SetIdentity", th.k.SetIdentity(th.pods["b"].Slot, friend))
+			}),
+			policy("a", friends, TableAllow),
+			handshake(4000, 80),
+			change(func(t *testing.T, th *theatre) {
+				must(t, "SetIdentity", th.k.SetIdentity(th.pods["b"].Slot, stranger))
+			}),
+			say("a", "b", segment(4000, 80, data), DropPolicyDenied),
+			say("b", "a", segment(80, 4000, data), DropPolicyDenied).on(Ingress))},
+
+		{"what is denied in audit mode passes and says so", play(policy("b", TableDeny, only80), audit("b", true),
+			say("a", "b", datagram(4000, 53), ForwardPeer).check(func(t *testing.T, th *theatre) {
+				if len(th.judged) != 1 || !th.judged[0].Ingress.Audited || th.judged[0].Egress.Audited {
+					t.Errorf("judged %+v, want the ingress side audited", th.judged)
+				}
+			}),
+			say("a", "b", datagram(4000, 53), ForwardPeer).check(reported(0, 0)),
+			say("a", "b", datagram(4000, 80), ForwardPeer).check(func(t *testing.T, th *theatre) {
+				if len(th.judged) != 1 || th.judged[0].Ingress.Audited || th.judged[0].Ingress.Rule != 1 {
+					t.Errorf("judged %+v, want rule 1 and nothing audited", th.judged)
+				}
+			}),
+			audit("b", false),
+			say("a", "b", datagram(4000, 53), DropIdentityUnknown).on(Ingress),
+			say("a", "b", datagram(4000, 80), ForwardPeer))},
+
+		// budgets
+		{"who begins too much must wait", play(budget("a", 2),
+			say("a", "b", datagram(4000, 53), ForwardPeer),
+			say("a", "world", segment(4000, 80, flagSYN), ForwardOutside),
+			say("a", "b", datagram(4001, 53), DropConnectionBudget),
+			say("a", "b", segment(4000, 80, flagSYN), DropConnectionBudget),
+			say("a", "b", datagram(4000, 53), ForwardPeer),
+			say("b", "a", datagram(53, 4000), ForwardPeer),
+			say("b", "a", datagram(4000, 53), ForwardPeer),
+			say("world", "a", datagram(4001, 53), ForwardFromStack).check(remain(4)),
+			budget("a", 2),
+			say("a", "b", datagram(4001, 53), ForwardPeer),
+			budget("a", 0))},
+		{"what the policy denies costs no budget", play(budget("a", 1), policy("b", TableAllow, only80),
+			say("a", "b", datagram(4000, 53), DropIdentityUnknown).on(Ingress),
+			say("a", "b", datagram(4000, 80), ForwardPeer),
+			budget("a", 0))},
+
+		// addresses
+		{"an address that goes to another identity cuts when its gen moves", play(knows("world", friend), policy("a", friends, TableDeny),
+			say("a", "world", datagram(4000, 53), ForwardOutside),
+			knows("world", stranger),
+			say("a", "world", datagram(4000, 53), ForwardOutside),
+			bump("world"),
+			say("a", "world", datagram(4000, 53), DropPolicyDenied).check(remain(0)),
+			change(func(t *testing.T, th *theatre) { must(t, "DeleteIP", th.k.DeleteIP(hostPrefix(th.addr("world")))) }))},
+		{"the answer of an address that went meets the same", play(knows("world", friend), policy("a", friends, TableDeny),
+			say("a", "world", datagram(4000, 53), ForwardOutside),
+			knows("world", stranger), bump("world"),
+			say("world", "a", datagram(53, 4000), DropPolicyDenied).on(Ingress),
+			change(func(t *testing.T, th *theatre) { must(t, "DeleteIP", th.k.DeleteIP(hostPrefix(th.addr("world")))) }))},
+		{"an address gen moves its own connections only", play(
+			say("a", "world", datagram(4000, 53), ForwardOutside),
+			say("a", "b", datagram(4000, 53), ForwardPeer),
+			bump("world"),
+			say("a", "b", datagram(4000, 53), ForwardPeer).check(reported(0, 0)),
+			say("a", "world", datagram(4000, 53), ForwardOutside).check(reported(1, 0)),
+			say("a", "world", datagram(4000, 53), ForwardOutside).check(reported(0, 0)))},
+
+		// through the stack
+		{"what came through the stack is answered through it", play(
+			say("a", "b", datagram(4000, 53), ForwardFromStack).throughStack(markOf(markPod, a.Identity)).check(begunBy("a", ViaStack)),
+			say("b", "a", datagram(53, 4000), ForwardOutside).check(begunBy("a", ViaStack|SeenReply)),
+			say("b", "a", datagram(53, 4001), ForwardPeer))},
+		{"a flow to the outside is the stack's", play(
+			say("a", "world", segment(4000, 80, flagSYN), ForwardOutside).check(begunBy("a", ViaStack)),
+			say("world", "a", segment(80, 4000, flagSYN|flagACK), ForwardFromStack).check(begunBy("a", ViaStack|SeenReply)),
+			say("a", "world", segment(4000, 80, flagACK), ForwardOutside))},
+		{"a flow to the host is the stack's", play(policy("a", TableAllow, TableDeny),
+			say("a", "host", datagram(4000, 53), ForwardHost).check(begunBy("a", ViaStack)),
+			say("host", "a", datagram(53, 4000), ForwardFromStack))},
+		{"an answer after a change keeps the mark's identity", play(policy("b", TableDeny, friends),
+			say("host", "b", datagram(4000, 53), ForwardFromStack).throughStack(markOf(markPod, friend)),
+			bumpGen("b"),
+			say("b", "host", datagram(53, 4000), ForwardHost))},
+		{"the mark of a stranger does not get in by the host's address", play(policy("b", TableDeny, friends),
+			say("host", "b", datagram(4000, 53), DropPolicyDenied).throughStack(markOf(markPod, stranger)))},
+
+		// ICMP errors
+		{"an error about a connection is delivered whoever sends it", play(policy("a", TableAllow, TableDeny),
+			say("a", "world", segment(4000, 80, flagSYN), ForwardOutside),
+			say("router", "a", failure(11, "a", "world", segment(4000, 80, flagSYN)), ForwardFromStack),
+			say("router", "a", failure(2, "a", "world", segment(4000, 80, flagSYN)), ForwardFromStack),
+			say("router", "a", failure(3, "a", "world", segment(4000, 80, flagSYN)), ForwardFromStack).check(remain(1)),
+			say("router", "a", failure(3, "a", "world", segment(4001, 80, flagSYN)), DropPolicyDenied),
+			say("router", "a", failure(3, "b", "world", segment(4000, 80, flagSYN)), DropPolicyDenied))},
+		{"an error about an echo is delivered", play(policy("a", TableAllow, TableDeny),
+			say("a", "world", ping(false, 7), ForwardOutside),
+			say("router", "a", failure(3, "a", "world", ping(false, 7)), ForwardFromStack),
+			say("router", "a", failure(3, "a", "world", ping(false, 8)), DropPolicyDenied))},
+		{"an error about another protocol is delivered", play(policy("a", TableAllow, TableDeny),
+			say("a", "world", other(47), ForwardOutside),
+			say("router", "a", failure(3, "a", "world", other(47)), ForwardFromStack))},
+		{"a pod answers with an error that its policy does not know", play(oneWay(),
+			say("a", "b", datagram(4000, 53), ForwardPeer),
+			say("b", "a", failure(3, "a", "b", datagram(4000, 53)), ForwardPeer),
+			say("b", "a", failure(3, "a", "b", datagram(4001, 53)), DropPolicyDenied))},
+		{"an error about a connection under an older policy is judged", play(
+			say("a", "world", datagram(4000, 53), ForwardOutside),
+			policy("a", TableDeny, TableDeny),
+			say("router", "a", failure(3, "a", "world", datagram(4000, 53)), DropPolicyDenied))},
+		{"an error quotes an error", play(policy("a", TableAllow, TableDeny),
+			say("router", "a", failure(3, "a", "world", failure(3, "a", "world", datagram(1, 2))), DropPolicyDenied))},
+	}
+}
+
+// TestKernelConnectionLife plays every scene in both families.
+func TestKernelConnectionLife(t *testing.T) {
+	for _, v6 := range []bool{false, true} {
+		t.Run(map[bool]string{false: "IPv4", true: "IPv6"}[v6], func(t *testing.T) {
+			th := newTheatre(t, v6)
+			for _, s := range scenes() {
+				t.Run(s.name, func(t *testing.T) {
+					th.putTables(t)
+					defer func() {
+						for _, e := range th.pods {
+							must(t, "SetIdentity", th.k.SetIdentity(e.Slot, e.Identity))
+							setPolicy(t, th.k, e.Slot, Policy{Egress: TableAllow, Ingress: TableAllow})
+						}
+					}()
+					th.play(t, s.acts)
+				})
+			}
+		})
+	}
+}
+
+// pieces cuts a transport packet into fragments behind the given offsets, all
+// multiples of 8.
+func (th *theatre) pieces(from, to string, what l4, id uint32, at ...int) [][]byte {
+	proto, payload := what(th)
+	e := th.pods[from]
+	var out [][]byte
+	for i, start := range append([]int{0}, at...) {
+		end, more := len(payload), byte(0)
+		if i < len(at) {
+			end, more = at[i], 1
+		}
+		if th.v6 {
+			ext := []byte{proto, 0, byte(start >> 8), byte(start) | more}
+			ext = binary.BigEndian.AppendUint32(ext, id)
+			out = append(out, frame(e.HostMAC, e.MAC, etherIPv6, ip6(th.addr(from), th.addr(to), 44, append(ext, payload[start:end]...))))
+			continue
+		}
+		h := ip4Header{src: th.addr(from), dst: th.addr(to), proto: proto, frag: uint16(more)<<13 | uint16(start/8)}
+		f := frame(e.HostMAC, e.MAC, etherIPv4, h.with(payload[start:end]))
+		binary.BigEndian.PutUint16(f[14+4:], uint16(id))
+		out = append(out, f)
+	}
+	return out
+}
+
+// Later fragments are judged by the ports of the first, never without, and
+// belong to its connection in either direction.
+func TestKernelFragmentsAreJudgedByTheirPorts(t *testing.T) {
+	long := func(sport, dport uint16) l4 {
+		return func(*theatre) (byte, []byte) { return 17, udp(sport, dport, make([]byte, 40)...) }
+	}
+	longPing := func(reply bool) l4 {
+		return func(th *theatre) (byte, []byte) {
+			proto, b := ping(reply, 7)(th)
+			return proto, append(b, make([]byte, 40)...)
+		}
+	}
+	for _, v6 := range []bool{false, true} {
+		t.Run(map[bool]string{false: "IPv4", true: "IPv6"}[v6], func(t *testing.T) {
+			th := newTheatre(t, v6)
+			th.putTables(t)
+			send := func(from string, in []byte) Reason {
+				t.Helper()
+				return th.run(t, fromPodName, in, skbContext{Ifindex: th.pods[from].Ifindex}, 0).reason
+			}
+			expect := func(what, from string, in []byte, want Reason) {
+				t.Helper()
+				if got := send(from, in); got != want {
+					t.Errorf("%s: %v, want %v", what, got, want)
+				}
+			}
+			setPolicy(t, th.k, th.pods["a"].Slot, Policy{Egress: TableAllow, Ingress: TableDeny})
+			setPolicy(t, th.k, th.pods["b"].Slot, Policy{Egress: TableDeny, Ingress: only80})
+
+			allowed := th.pieces("a", "b", long(4000, 80), 1, 8, 24)
+			expect("a later piece before the first", "a", allowed[2], DropFragment)
+			for i, in := range allowed {
+				expect([]string{"the first piece", "the second", "the last"}[i], "a", in, ForwardPeer)
+			}
+			for _, in := range th.pieces("b", "a", long(80, 4000), 2, 8, 24) {
+				expect("a piece of the answer", "b", in, ForwardPeer)
+			}
+			for i, in := range th.pieces("a", "b", long(4000, 53), 3, 8, 24) {
+				expect("a piece of what is denied", "a", in, DropIdentityUnknown)
+				_ = i
+			}
+			// the identification is used again, for other ports
+			again := th.pieces("a", "b", long(4000, 53), 1, 8)
+			expect("another first piece", "a", again[0], DropIdentityUnknown)
+			expect("its second", "a", again[1], DropIdentityUnknown)
+			// another pod's pieces with the same numbers are not these
+			expect("the other pod's piece", "b", th.pieces("b", "a", long(80, 4000), 1, 8)[1], DropFragment)
+
+			setPolicy(t, th.k, th.pods["b"].Slot, Policy{Egress: TableDeny, Ingress: pings})
+			for _, in := range th.pieces("a", "b", longPing(false), 4, 8, 24) {
+				expect("a piece of an echo", "a", in, ForwardPeer)
+			}
+			for _, in := range th.pieces("b", "a", longPing(true), 5, 8, 24) {
+				expect("a piece of its answer", "b", in, ForwardPeer)
+			}
+		})
+	}
+}
+
+// A connection that finds no room is dropped, and what has an entry goes on. An
+// LRU map nearly always finds room, so the programs are loaded with a plain
+// one.
+func TestKernelConnectionWithoutRoomIsDropped(t *testing.T) {
+	th := newTheatre(t, false)
+	spec, err := bpf.LoadFromPod()
+	must(t, "read the compiled program", err)
+	must(t, "set constants", setConstants(spec, testOptions("")))
+	spec.Maps[bpf.MapsMapSlCt4].Type = ebpf.Hash
+	spec.Maps[bpf.MapsMapSlCt4].MaxEntries = 1
+	replace := maps.Clone(th.k.maps.byName)
+	delete(replace, bpf.MapsMapSlCt4)
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: replace})
+	must(t, "load", err)
+	defer coll.Close()
+	send := func(a act) Reason {
+		_, ctx, in := th.frame(a)
+		before := th.counters(t)
+		_, err := coll.Programs[fromPodName].Run(&ebpf.RunOptions{Data: in, DataOut: make([]byte, len(in)+256), Context: ctx})
+		must(t, "run", err)
+		for key, after := range th.counters(t) {
+			if after.Packets != before[key].Packets {
+				return key.reason
+			}
+		}
+		return 0
+	}
+	for i, c := range []struct {
+		a    act
+		want Reason
+	}{
+		{say("a", "b", datagram(4000, 53), 0), ForwardPeer},
+		{say("a", "b", datagram(4001, 53), 0), DropConnectionInsert},
+		{say("a", "b", datagram(4000, 53), 0), ForwardPeer},
+		{say("b", "a", datagram(53, 4000), 0), ForwardPeer},
+	} {
+		if got := send(c.a); got != c.want {
+			t.Errorf("packet %d: %v, want %v", i, got, c.want)
+		}
+	}
+}
+
+// An ICMP error whose quotation is cut anywhere is judged by itself; one with
+// the ports passes.
+func TestKernelCutQuotationsHelpNobody(t *testing.T) {
+	for _, v6 := range []bool{false, true} {
+		t.Run(map[bool]string{false: "IPv4", true: "IPv6"}[v6], func(t *testing.T) {
+			th := newTheatre(t, v6)
+			setPolicy(t, th.k, th.pods["a"].Slot, Policy{Egress: TableAllow, Ingress: TableDeny})
+			_, ctx, in := th.frame(say("a", "world", segment(4000, 80, flagSYN), 0))
+			if o := th.run(t, fromPodName, in, ctx, 0); o.reason != ForwardOutside {
+				t.Fatalf("the connection is not begun: %v", o.reason)
+			}
+			_, ctx, in = th.frame(say("router", "a", failure(11, "a", "world", segment(4000, 80, flagSYN)), 0))
+			ip := map[bool]int{false: 20, true: 40}[v6]
+			icmpAt, quoted := 14+ip, 14+ip+8
+			for n := icmpAt; n <= len(in); n++ {
+				cut := append([]byte(nil), in[:n]...)
+				truthful(cut)
+				o := th.run(t, toPodName, cut, ctx, 0)
+				want := DropPolicyDenied
+				switch {
+				case n < quoted:
+					want = DropMalformed
+				case n >= quoted+ip+8:
+					want = ForwardFromStack
+				}
+				if o.reason != want {
+					t.Errorf("%d bytes of the quotation: %v, want %v", n-quoted, o.reason, want)
+				}
+			}
+			// a quotation that contradicts itself
+			for name, spoil := range map[string]func(q []byte){
+				"version":     func(q []byte) { q[0] = q[0]&0xf | 0x50 },
+				"IHL":         func(q []byte) { q[0] = 0x44 },
+				"a fragment":  func(q []byte) { q[6], q[7] = 0, 1 },
+				"other ports": func(q []byte) { q[ip]++ },
+			} {
+				if v6 && name != "other ports" {
+					continue
+				}
+				bad := append([]byte(nil), in...)
+				spoil(bad[quoted:])
+				if o := th.run(t, toPodName, bad, ctx, 0); o.reason != DropPolicyDenied {
+					t.Errorf("%s: %v, want %v", name, o.reason, DropPolicyDenied)
+				}
+			}
+		})
+	}
+}
+
+// Path MTU discovery of IPv6 works whatever the policy is, but a pod gets
+// nothing past its own by calling it that.
+func TestKernelTooBigAlwaysArrives(t *testing.T) {
+	th := newTheatre(t, true)
+	setPolicy(t, th.k, th.pods["a"].Slot, Policy{})
+	in := failure(2, "a", "world", segment(4000, 80, flagACK))
+	for _, c := range []struct {
+		a    act
+		want Reason
+	}{
+		{say("router", "a", in, 0), ForwardFromStack},
+		{say("b", "a", in, 0), DropPolicyDenied},
+		{say("router", "a", failure(11, "a", "world", segment(4000, 80, flagACK)), 0), DropPolicyDenied},
+	} {
+		prog, ctx, in := th.frame(c.a)
+		if o := th.run(t, prog, in, ctx, 0); o.reason != c.want {
+			t.Errorf("from %s: %v, want %v", c.a.from, o.reason, c.want)
+		}
+	}
+}
+
+// A new pod with an old one's address, in its slot or in another, inherits no
+// connection.
+func TestKernelAnAddressThatIsUsedAgainInheritsNothing(t *testing.T) {
+	for _, v6 := range []bool{false, true} {
+		t.Run(map[bool]string{false: "IPv4", true: "IPv6"}[v6], func(t *testing.T) {
+			th := newTheatre(t, v6)
+			th.putTables(t)
+			update(t, th.k, bpf.MapsMapSlId, uint32(th.pods["b"].Identity), knownWord(7, 0, 0))
+			setPolicy(t, th.k, th.pods["a"].Slot, Policy{Egress: friends, Ingress: TableDeny})
+			send := func(a act) {
+				t.Helper()
+				prog, ctx, in := th.frame(a)
+				if o := th.run(t, prog, in, ctx, 0); o.reason != a.want {
+					t.Errorf("%s to %s: %v, want %v", a.from, a.to, o.reason, a.want)
+				}
+			}
+			send(say("a", "b", datagram(4000, 53), ForwardPeer))
+			old := th.pods["b"]
+			must(t, "Cut", th.k.Cut(old.Slot))
+			send(say("a", "b", datagram(4000, 53), DropPolicyDenied).on(Ingress))
+			must(t, "Unpublish", th.k.Unpublish(old.Slot))
+			send(say("a", "b", datagram(4000, 53), DropNoRoute))
+			for _, identity := range []Identity{old.Identity, stranger} {
+				must(t, "Barrier", th.k.Barrier(t.Context()))
+				e := old
+				e.Identity, e.Policy = identity, Policy{Egress: TableAllow, Ingress: TableAllow}
+				th.pods["b"] = publish(t, th.k, e)
+				// it sends nothing to a, whom nobody may reach
+				send(say("b", "a", datagram(53, 4000), DropPolicyDenied))
+				want := ForwardPeer
+				if identity == stranger {
+					want = DropPolicyDenied
+				}
+				send(say("a", "b", datagram(4000, 53), want))
+				must(t, "Unpublish", th.k.Unpublish(th.pods["b"].Slot))
+			}
+		})
+	}
+}
+
+// Connection events can be left out; what audit mode lets pass is told all the
+// same, and drops are.
+func TestKernelConnectionEventsCanBeLeftOut(t *testing.T) {
+	o := testOptions(newBPFFS(t))
+	o.NoConnectionEvents = true
+	k := openKernel(t, o)
+	r := runner{k}
+	one := publish(t, k, a)
+	events, err := k.Events()
+	must(t, "Events", err)
+	defer events.Close()
+	r.run(t, fromPodName, from4(world4, 6, tcp(4000, 80, flagSYN)), skbContext{}, 0)
+	r.run(t, fromPodName, from4(world4, 6, tcp(4000, 80, flagRST)), skbContext{}, 0)
+	if got := drain(t, events); len(got) != 0 {
+		t.Errorf("events %+v, want none", got)
+	}
+	setPolicy(t, k, one.Slot, Policy{})
+	must(t, "SetAudit", k.SetAudit(one.Slot, true))
+	r.run(t, fromPodName, from4(world4, 6, tcp(4001, 80, flagSYN)), skbContext{}, 0)
+	if got := drain(t, events); len(got) != 1 || got[0].Type != ConnectionJudged || !got[0].Egress.Audited {
+		t.Errorf("events %+v, want one of an audited connection", got)
+	}
+	must(t, "SetAudit", k.SetAudit(one.Slot, false))
+	r.run(t, fromPodName, from4(world4, 6, tcp(4001, 80, flagACK)), skbContext{}, 0)
+	if got := drain(t, events); len(got) != 1 || got[0].Type != PacketDropped {
+		t.Errorf("events %+v, want one of a drop", got)
+	}
+}
+
+// Every flag and every length of TCP and SCTP, on no connection and on one: no
+// run fails, each packet is counted once, and a table that denies lets no
+// beginning pass.
+func TestKernelNoFlagsOpenWhatIsDenied(t *testing.T) {
+	th := newTheatre(t, false)
+	setPolicy(t, th.k, th.pods["a"].Slot, Policy{Egress: TableDeny, Ingress: TableDeny})
+	for flags := range 256 {
+		_, ctx, in := th.frame(say("a", "b", segment(4000, 80, byte(flags)), 0))
+		o := th.run(t, fromPodName, in, ctx, 0)
+		if !o.reason.Dropped() || o.packets != 1 {
+			t.Errorf("flags %#x: %v, counted %d", flags, o.reason, o.packets)
+		}
+		_, ctx, in = th.frame(say("a", "b", chunk(4000, 80, byte(flags)), 0))
+		o = th.run(t, fromPodName, in, ctx, 0)
+		if o.reason != DropPolicyDenied || o.packets != 1 {
+			t.Errorf("chunk %d: %v, counted %d", flags, o.reason, o.packets)
+		}
+	}
+	if all := th.connections(t); len(all) != 0 {
+		t.Errorf("connections %+v, want none", all)
+	}
+}

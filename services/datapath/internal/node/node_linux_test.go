@@ -22,6 +22,7 @@ import (
 
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/observe"
 	"github.com/sluice-net/sluice/services/datapath/internal/record"
 )
 
@@ -158,7 +159,7 @@ func TestKernelSpoofedSourceIsDroppedWithItsReason(t *testing.T) {
 		if e.Reason != kernel.DropSpoofedIP.String() {
 			continue
 		}
-		if e.Owner != a.owner.String() || !e.Verdict == observe.Dropped || !e.Egress || e.Source.Addr().String() != "10.99.0.77" {
+		if e.Owner != a.owner.String() || e.Verdict != observe.Dropped || !e.Egress || e.Source.Addr().String() != "10.99.0.77" {
 			t.Errorf("event %+v, want one about %s", e, a.owner)
 		}
 		return

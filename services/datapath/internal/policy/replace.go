@@ -86,7 +86,7 @@ func (k *kernelTable) matches(c *Content) *match {
 		}
 	}
 	for i, class := range c.AddressClasses {
-		if !agree(h.AddressClasses[i], class) {
+		if c.HasAddresses && !agree(h.AddressClasses[i], class) {
 			return nil
 		}
 	}

@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+)
+
+const (
+	web = 2<<16 | 80
+	dns = 2<<16 | 53
+)
+
+var testAddrs = []netip.Addr{netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("192.0.2.7")}
+
+// testPoints lie at the ends of the ports that the rules of testStates have.
+var testPoints = []uint32{0, dns, web - 1, web, web + 1, lastTop}
+
+// testStates differ in rules, in which selectors are in use, in who is known,
+// and in ports.
+func testStates() []state {
+	allow := func(bit uint8, not bool, from, to uint32) testRule { return testRule{bit, not, ActionAllow, from, to} }
+	deny := func(bit uint8, not bool, from, to uint32) testRule { return testRule{bit, not, ActionDeny, from, to} }
+	everybody := map[uint32]props{300: 1, 301: 2, 302: 3, 303: 4, 304: 7}
+	fewer := map[uint32]props{300: 1, 301: 2, 303: 4}
+	more := maps.Clone(everybody)
+	more[305] = 6
+	var many []testRule
+	for i := range uint32(40) {
+		many = append(many, allow(uint8(i%3), i%2 == 0, web+2*i, web+2*i)) //nolint:gosec // small
+	}
+	on := func(rules ...testRule) testPolicy { return testPolicy{enforce: true, rules: rules} }
+	with := func(ids map[uint32]props, a, b [2]testPolicy) state {
+		return state{ids, map[uint32][2]testPolicy{300: a, 301: b}}
+	}
+	off := testPolicy{}
+	blocks := testPolicy{enforce: true, blocks: map[netip.Prefix]uint8{
+		netip.MustParsePrefix("10.0.0.0/8"): ActionAllow, netip.MustParsePrefix("10.0.0.0/24"): ActionDeny,
+	}}
+	return []state{
+		with(everybody, [2]testPolicy{off, off}, [2]testPolicy{off, off}),
+		with(everybody, [2]testPolicy{on(), on()}, [2]testPolicy{off, on()}),
+		with(everybody, [2]testPolicy{on(allow(0, false, web, web)), off}, [2]testPolicy{on(allow(0, false, web, web)), on()}),
+		with(everybody, [2]testPolicy{on(allow(1, false, web, web)), off}, [2]testPolicy{on(allow(0, true, web, web)), on()}),
+		with(fewer, [2]testPolicy{on(deny(0, false, 0, lastTop), allow(8, false, 0, lastTop)), on(allow(2, false, 0, web))}, [2]testPolicy{off, off}),
+		with(more, [2]testPolicy{on(deny(1, true, dns, dns), allow(8, false, 0, web)), on(allow(2, false, 0, web))}, [2]testPolicy{on(allow(2, true, 0, web)), off}),
+		with(more, [2]testPolicy{on(many...), on(deny(2, false, web, web+9), allow(8, false, 0, lastTop))}, [2]testPolicy{on(many...), on()}),
+		with(fewer, [2]testPolicy{blocks, on(deny(2, false, web, web))}, [2]testPolicy{blocks, off}),
+	}
+}
+
+// scene is a kernel with two endpoints per subject.
+func scene() *fakeKernel {
+	k := newFakeKernel()
+	k.endpoint(1, 300, "10.0.0.1")
+	k.endpoint(2, 301, "10.0.0.2")
+	k.endpoint(3, 300, "10.0.0.3")
+	return k
+}
+
+func start(t *testing.T, k *fakeKernel) *Applier {
+	t.Helper()
+	a := New(Config{Name: "test", Kernel: k, Wait: true})
+	if err := a.Adopt(func(uint16) bool { return true }); err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// begin takes a snapshot.
+func (a *Applier) load(m Message) ([]Nack, error) {
+	a.begin(Subscription{}, m)
+	return a.apply(context.Background(), m)
+}
+
+// question is one that a packet asks.
+type question struct {
+	slot  uint16
+	d     Direction
+	peer  uint32
+	addr  netip.Addr
+	point uint32
+}
+
+func questions(k *fakeKernel) (qs []question) {
+	for _, slot := range slices.Sorted(maps.Keys(k.endpoints)) {
+		for _, d := range []Direction{Egress, Ingress} {
+			for peer := uint32(300); peer < 307; peer++ {
+				for _, addr := range testAddrs {
+					for _, point := range testPoints {
+						qs = append(qs, question{slot, d, peer, addr, point})
+					}
+				}
+			}
+		}
+	}
+	return qs
+}
+
+func (k *fakeKernel) answers(qs []question) []bool {
+	out := make([]bool, len(qs))
+	for i, q := range qs {
+		out[i] = k.allows(q.slot, q.d, q.peer, q.addr, q.point)
+	}
+	return out
+}
+
+func (s state) answers(k *fakeKernel, qs []question) []bool {
+	out := make([]bool, len(qs))
+	for i, q := range qs {
+		out[i] = s.allows(k.endpoints[q.slot].Identity, q.d, q.peer, q.addr, q.point)
+	}
+	return out
+}
+
+// same fails if the kernel does not say what it should.
+func same(t *testing.T, what string, qs []question, got, want []bool) {
+	t.Helper()
+	for i := range qs {
+		if got[i] != want[i] {
+			t.Fatalf("%s: %+v is %v, want %v", what, qs[i], got[i], want[i])
+		}
+	}
+}
+
+// oldOrNew has every verdict checked after every write.
+func oldOrNew(t *testing.T, k *fakeKernel, qs []question, before, after []bool) {
+	k.after = func(what string) {
+		for i, got := range k.answers(qs) {
+			if got != before[i] && got != after[i] {
+				t.Fatalf("after %q: %+v is %v, and was before and will be %v", what, qs[i], got, before[i])
+			}
+		}
+	}
+}
+
+// gens are the generations of the endpoints.
+func (k *fakeKernel) gens() map[uint16]uint32 {
+	out := map[uint16]uint32{}
+	for n, e := range k.endpoints {
+		out[n] = e.Generation
+	}
+	return out
+}
+
+// judgedAgain fails if a connection that was allowed and is not any more would
+// not be looked at.
+func judgedAgain(t *testing.T, k *fakeKernel, qs []question, before, after []bool, gens map[uint16]uint32) {
+	t.Helper()
+	for i, q := range qs {
+		if before[i] && !after[i] && k.endpoints[q.slot].Generation == gens[q.slot] {
+			t.Fatalf("%+v was revoked, and connections stay", q)
+		}
+	}
+}
+
+// nothingLeft fails if the kernel holds more than a state needs.
+func nothingLeft(t *testing.T, k *fakeKernel, st state) {
+	t.Helper()
+	tables := map[string]bool{}
+	for _, list := range st.policies {
+		for _, p := range list {
+			if p.enforce {
+				tables[p.text()] = true
+			}
+		}
+	}
+	classes := map[NodeClass]bool{}
+	for _, w := range k.words {
+		classes[w.Class] = true
+	}
+	if len(k.tables) != len(tables) || len(k.words) != len(st.identities) || len(k.numbers) != len(classes) {
+		t.Fatalf("%d tables, want %d; %d words, want %d; %d node classes, want %d",
+			len(k.tables), len(tables), len(k.words), len(st.identities), len(k.numbers), len(classes))
+	}
+	for id, c := range k.tables {
+		for nc := range c.Peers {
+			if !classes[nc] {
+				t.Fatalf("table %d has a row for node class %d, which nobody has", id, nc)
+			}
+		}
+	}
+}
+
+func TestEveryVerdictIsOldOrNewAfterEveryWriteWhenTheServiceBeganAnew(t *testing.T) {
+	states := testStates()
+	for i, from := range states {
+		for j, to := range states {
+			for _, restarted := range []bool{false, true} {
+				name := fmt.Sprintf("%d to %d restarted %v", i, j, restarted)
+				k := scene()
+				a := start(t, k)
+				if _, err := a.load(newService(1).snapshot(from)); err != nil {
+					t.Fatal(name, err)
+				}
+				qs := questions(k)
+				before, after := from.answers(k, qs), to.answers(k, qs)
+				same(t, name+", begin", qs, k.answers(qs), before)
+				if restarted {
+					a = start(t, k)
+				}
+				gens, writes := k.gens(), k.writes
+				oldOrNew(t, k, qs, before, after)
+				var log []string
+				check := k.after
+				k.after = func(what string) { log = append(log, what); check(what) }
+				if _, err := a.load(newService(2).snapshot(to)); err != nil {
+					t.Fatal(name, err)
+				}
+				same(t, name+", end", qs, k.answers(qs), after)
+				judgedAgain(t, k, qs, before, after, gens)
+				nothingLeft(t, k, to)
+				if i == j && k.writes != writes {
+					t.Errorf("%s: %d writes for the same policy: %q", name, k.writes-writes, log)
+				}
+			}
+		}
+	}
+}
+
+// path is how one state becomes another, one change after the other: identities
+// come, policies change, identities go.
+func path(from, to state) []state {
+	both := maps.Clone(from.identities)
+	maps.Copy(both, to.identities)
+	return []state{from, {both, from.policies}, {both, to.policies}, to}
+}
+
+func TestEveryVerdictIsOldOrNewAfterEveryWriteOfAChange(t *testing.T) {
+	states := testStates()
+	for i, from := range states {
+		for j, to := range states {
+			k := scene()
+			a, s := start(t, k), newService(1)
+			if _, err := a.load(s.snapshot(from)); err != nil {
+				t.Fatal(i, j, err)
+			}
+			qs := questions(k)
+			way := path(from, to)
+			for n, next := range way[1:] {
+				name := fmt.Sprintf("%d to %d, change %d", i, j, n)
+				before, after := way[n].answers(k, qs), next.answers(k, qs)
+				gens := k.gens()
+				oldOrNew(t, k, qs, before, after)
+				if _, err := a.apply(t.Context(), s.change(next)); err != nil {
+					t.Fatal(name, err)
+				}
+				same(t, name, qs, k.answers(qs), after)
+				judgedAgain(t, k, qs, before, after, gens)
+				nothingLeft(t, k, next)
+				if got := a.Status(); got.Revision != s.seq || len(got.Refusals) != 0 {
+					t.Errorf("%s: status %+v, want revision %d", name, got, s.seq)
+				}
+			}
+		}
+	}
+}
+
+// A process is killed after every number of writes; the next one finds a
+// service that has forgotten it.
+func TestKilledAfterAnyWriteTheNextProcessConvergesAndLeaksNothing(t *testing.T) {
+	states := testStates()
+	for i, from := range states {
+		for j, to := range states {
+			for change, way := range [][]state{{from, to}, path(from, to)[:2], path(from, to)[1:3], path(from, to)[2:]} {
+				for n := 1; killedAt(t, fmt.Sprintf("%d to %d, part %d, write %d", i, j, change, n), way[0], way[1], change == 0, n); n++ {
+					continue
+				}
+			}
+		}
+	}
+}
+
+// killedAt says whether there were so many writes.
+func killedAt(t *testing.T, name string, from, to state, snapshot bool, n int) bool {
+	t.Helper()
+	k := scene()
+	a, s := start(t, k), newService(1)
+	if _, err := a.load(s.snapshot(from)); err != nil {
+		t.Fatal(name, err)
+	}
+	qs := questions(k)
+	before, after := from.answers(k, qs), to.answers(k, qs)
+	gens := k.gens()
+	oldOrNew(t, k, qs, before, after)
+	k.failAt = k.writes + n
+	var err error
+	if snapshot {
+		_, err = a.load(newService(2).snapshot(to))
+	} else {
+		_, err = a.apply(t.Context(), s.change(to))
+	}
+	k.failAt = 0
+	if err != nil && !errors.Is(err, errKilled) {
+		t.Fatal(name, err)
+	}
+	a = start(t, k)
+	if _, err := a.load(newService(3).snapshot(to)); err != nil {
+		t.Fatal(name, err)
+	}
+	same(t, name, qs, k.answers(qs), after)
+	judgedAgain(t, k, qs, before, after, gens)
+	nothingLeft(t, k, to)
+	return err != nil
+}
+
+func TestRandomChangesKeepEveryVerdictOldOrNew(t *testing.T) {
+	rng := rand.New(rand.NewPCG(7, 7)) //nolint:gosec // a test
+	states := testStates()
+	k := scene()
+	a, s := start(t, k), newService(1)
+	at := states[0]
+	if _, err := a.load(s.snapshot(at)); err != nil {
+		t.Fatal(err)
+	}
+	qs := questions(k)
+	var way []state
+	for n := range 600 {
+		if len(way) == 0 {
+			way = path(at, states[rng.IntN(len(states))])[1:]
+		}
+		next := way[0]
+		way = way[1:]
+		before, after := at.answers(k, qs), next.answers(k, qs)
+		oldOrNew(t, k, qs, before, after)
+		gens := k.gens()
+		var err error
+		switch rng.IntN(8) {
+		case 0:
+			s = newService(uint64(n) + 2) //nolint:gosec // small
+			_, err = a.load(s.snapshot(next))
+		case 1:
+			a = start(t, k)
+			_, err = a.load(s.snapshotAgain(next))
+		default:
+			_, err = a.apply(t.Context(), s.change(next))
+		}
+		if err != nil {
+			t.Fatalf("step %d: %v", n, err)
+		}
+		same(t, fmt.Sprint("step ", n), qs, k.answers(qs), after)
+		judgedAgain(t, k, qs, before, after, gens)
+		nothingLeft(t, k, next)
+		at = next
+	}
+}
+
+// snapshotAgain is everything, from a service that forgot its reader.
+func (s *service) snapshotAgain(st state) Message {
+	t := newService(s.seq)
+	*s = *t
+	return s.snapshot(st)
+}

@@ -307,8 +307,12 @@ func (c *converter) cidrSet(out *peers, list []CIDRRule) {
 
 func (c *converter) entities(out *peers, list []string) {
 	out.present = out.present || list != nil
+	seen := make(map[string]bool) // one entity is many selectors
 	for _, e := range list {
-		entity(&out.Peers, e, c.options)
+		if !seen[e] {
+			seen[e] = true
+			entity(&out.Peers, e, c.options)
+		}
 	}
 }
 
@@ -325,6 +329,7 @@ func (c *converter) rules(spec *rule.Spec, d rule.Direction, deny bool, path str
 	if p.Nobody() {
 		return
 	}
+	digest := p.Digest()
 	add := func(path string, action rule.Action, proxy rule.Proxy, list []rule.Port, all bool) {
 		if !all && len(list) == 0 {
 			return
@@ -337,7 +342,7 @@ func (c *converter) rules(spec *rule.Spec, d rule.Direction, deny bool, path str
 			r.Action, r.Proxy = rule.Deny, rule.NoProxy
 		}
 		r.Source.Path = path
-		spec.Rules = append(spec.Rules, r.Seal())
+		spec.Rules = append(spec.Rules, r.SealWith(digest))
 	}
 	switch {
 	case len(icmps) > 0:

@@ -16,17 +16,26 @@ import (
 	"fmt"
 	"io"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
 )
 
-// Limits on what is read. An API server takes objects of about 1.5 MB.
+// Limits on what is read. An API server takes objects of about 1.5 MB. They
+// bound the memory that hostile input can take to some tens of megabytes.
 const (
 	MaxBytes = 3 << 20 // of one stream of documents
+	maxMarks = 120_000 // signs in a stream that can begin a value, see marks
 	maxNodes = 100_000 // values visited in one document, aliases expanded
 	maxDepth = 64
+	maxKey   = 1 << 10   // bytes of a key
+	maxText  = 256 << 10 // bytes of a string; the annotations of an object may be as long
+
+	maxProblems = 50  // that are listed
+	maxPath     = 300 // bytes of a path in a message
+	maxMessage  = 300 // bytes of the rest
 )
 
 // Problem is one thing that is wrong with a manifest.
@@ -58,14 +67,34 @@ func (ps Problems) Error() string {
 	return strings.Join(s, "; ")
 }
 
-// Add appends a problem.
+// Add appends a problem. A long list ends with "and more".
 func (ps *Problems) Add(path, format string, args ...any) {
-	*ps = append(*ps, Problem{Path: path, Text: fmt.Sprintf(format, args...)})
+	ps.add(false, path, format, args...)
 }
 
 // AddSchema appends a problem that only the schema has.
 func (ps *Problems) AddSchema(path, format string, args ...any) {
-	*ps = append(*ps, Problem{Path: path, Text: fmt.Sprintf(format, args...), Schema: true})
+	ps.add(true, path, format, args...)
+}
+
+func (ps *Problems) add(schema bool, path, format string, args ...any) {
+	n := len(*ps)
+	switch {
+	case n < maxProblems-1:
+		*ps = append(*ps, Problem{Path: shorten(path, maxPath), Text: shorten(fmt.Sprintf(format, args...), maxMessage), Schema: schema})
+	case n < maxProblems:
+		*ps = append(*ps, Problem{Text: "and more", Schema: schema})
+	case !schema:
+		(*ps)[n-1].Schema = false
+	}
+}
+
+// shorten cuts a text to about so many bytes.
+func shorten(s string, limit int) string {
+	if len(s) <= limit {
+		return s
+	}
+	return strings.ToValidUTF8(s[:limit], "") + "…"
 }
 
 // SchemaOnly reports whether there are problems, and all of them are the
@@ -100,6 +129,9 @@ func Parse(data []byte) ([]Document, error) {
 	if len(data) > MaxBytes {
 		return nil, fmt.Errorf("manifest of %d bytes is larger than %d", len(data), MaxBytes)
 	}
+	if n := marks(data); n > maxMarks {
+		return nil, fmt.Errorf("manifest has %d signs that can begin a value, more than %d: divide it", n, maxMarks)
+	}
 	dec := yaml.NewDecoder(bytes.NewReader(data))
 	var docs []Document
 	for i := 0; ; i++ {
@@ -130,6 +162,24 @@ func Parse(data []byte) ([]Document, error) {
 	}
 }
 
+// marks counts the signs of which one stands before every value, those in texts
+// included. The YAML library builds the whole tree before it can be looked at, of
+// some 200 bytes per value: three megabytes of "[[],[],…" would become hundreds.
+func marks(data []byte) int {
+	n := 0
+	for i, c := range data {
+		switch c {
+		case ',', '[', '{':
+			n++
+		case ':', '-', '?': // with something after it that ends a word
+			if i+1 == len(data) || data[i+1] <= ' ' || i > 0 && (data[i-1] == '"' || data[i-1] == '\'') {
+				n++
+			}
+		}
+	}
+	return n
+}
+
 // Number is a value that may be a number or a string, such as the port of a
 // NetworkPolicy.
 type Number struct {
@@ -142,7 +192,7 @@ type Number struct {
 // fields.
 func (d Document) Decode(into any) (unknown []string, err error) {
 	dec := decoder{}
-	dec.value(d.node, reflect.ValueOf(into).Elem(), "", 0)
+	dec.value(d.node, reflect.ValueOf(into).Elem(), nil, 0)
 	return dec.unknown, dec.problems.Err()
 }
 
@@ -153,38 +203,69 @@ type decoder struct {
 	stop     bool
 }
 
-func (d *decoder) fail(path, format string, args ...any) {
-	if len(d.problems) < 20 {
-		d.problems.Add(path, format, args...)
+// place is where a value stands. It becomes text only for a message: aliases
+// can lead to long paths in every one of many values.
+type place struct {
+	parent *place
+	key    string
+	index  int // in a list, where key is empty
+}
+
+func (p *place) field(key string) *place { return &place{parent: p, key: key, index: -1} }
+func (p *place) item(i int) *place       { return &place{parent: p, index: i} }
+
+// String is the path, its beginning left out if it is long.
+func (p *place) String() string {
+	var parts []string
+	size := 0
+	for ; p != nil && size < maxPath; p = p.parent {
+		part := "[" + strconv.Itoa(p.index) + "]"
+		if p.index < 0 {
+			part = shorten(p.key, maxPath/2)
+			if p.parent != nil {
+				part = "." + part
+			}
+		}
+		parts = append(parts, part)
+		size += len(part)
 	}
+	if p != nil {
+		parts = append(parts, "…")
+	}
+	slices.Reverse(parts)
+	return strings.Join(parts, "")
+}
+
+func (d *decoder) fail(at *place, format string, args ...any) {
+	d.problems.Add(at.String(), format, args...)
 }
 
 var numberType = reflect.TypeFor[Number]()
 
 // value decodes n into v. Null leaves v as it is.
-func (d *decoder) value(n *yaml.Node, v reflect.Value, path string, depth int) {
+func (d *decoder) value(n *yaml.Node, v reflect.Value, at *place, depth int) {
 	if d.stop {
 		return
 	}
 	if d.nodes++; d.nodes > maxNodes {
 		d.stop = true
-		d.fail(path, "the document has more than %d values", maxNodes)
+		d.fail(at, "the document has more than %d values", maxNodes)
 		return
 	}
 	if depth > maxDepth {
 		d.stop = true
-		d.fail(path, "is nested more than %d deep", maxDepth)
+		d.fail(at, "is nested more than %d deep", maxDepth)
 		return
 	}
 	if n.Kind == yaml.AliasNode {
-		d.value(n.Alias, v, path, depth+1)
+		d.value(n.Alias, v, at, depth+1)
 		return
 	}
 	if n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" {
 		return
 	}
 	if v.Type() == numberType {
-		d.number(n, v, path)
+		d.number(n, v, at)
 		return
 	}
 	switch v.Kind() {
@@ -192,43 +273,47 @@ func (d *decoder) value(n *yaml.Node, v reflect.Value, path string, depth int) {
 		if v.IsNil() {
 			v.Set(reflect.New(v.Type().Elem()))
 		}
-		d.value(n, v.Elem(), path, depth)
+		d.value(n, v.Elem(), at, depth)
 	case reflect.Struct:
-		d.structure(n, v, path, depth)
+		d.structure(n, v, at, depth)
 	case reflect.Slice:
 		if n.Kind != yaml.SequenceNode {
-			d.fail(path, "must be a list, is %s", describe(n))
+			d.fail(at, "must be a list, is %s", describe(n))
 			return
 		}
 		s := reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content))
 		for i, c := range n.Content {
-			d.value(c, s.Index(i), path+"["+strconv.Itoa(i)+"]", depth+1)
+			d.value(c, s.Index(i), at.item(i), depth+1)
 		}
 		v.Set(s)
 	case reflect.Map:
-		d.mapping(n, v, path, depth)
+		d.mapping(n, v, at, depth)
 	case reflect.String:
 		if n.Kind != yaml.ScalarNode || n.ShortTag() != "!!str" {
-			d.fail(path, "must be a string, is %s", describe(n))
+			d.fail(at, "must be a string, is %s", describe(n))
+			return
+		}
+		if len(n.Value) > maxText {
+			d.fail(at, "is a text of %d bytes, more than %d", len(n.Value), maxText)
 			return
 		}
 		v.SetString(n.Value)
 	case reflect.Bool:
 		var b bool
 		if n.Kind != yaml.ScalarNode || n.ShortTag() != "!!bool" || n.Decode(&b) != nil {
-			d.fail(path, "must be true or false, is %s", describe(n))
+			d.fail(at, "must be true or false, is %s", describe(n))
 			return
 		}
 		v.SetBool(b)
 	case reflect.Int64:
 		i, ok := integer(n)
 		if !ok {
-			d.fail(path, "must be a whole number, is %s", describe(n))
+			d.fail(at, "must be a whole number, is %s", describe(n))
 			return
 		}
 		v.SetInt(i)
 	case reflect.Interface: // a part whose content is not looked at
-		d.opaque(n, path, depth)
+		d.opaque(n, at, depth)
 		v.Set(reflect.ValueOf(true))
 	default:
 		panic("manifest: no decoding for " + v.Type().String())
@@ -246,23 +331,27 @@ func integer(n *yaml.Node) (int64, bool) {
 	return i, true
 }
 
-func (d *decoder) number(n *yaml.Node, v reflect.Value, path string) {
+func (d *decoder) number(n *yaml.Node, v reflect.Value, at *place) {
 	if n.Kind == yaml.ScalarNode && n.ShortTag() == "!!str" {
+		if len(n.Value) > maxText {
+			d.fail(at, "is a text of %d bytes, more than %d", len(n.Value), maxText)
+			return
+		}
 		v.Set(reflect.ValueOf(Number{IsString: true, String: n.Value}))
 		return
 	}
 	i, ok := integer(n)
 	if !ok {
-		d.fail(path, "must be a whole number or a string, is %s", describe(n))
+		d.fail(at, "must be a whole number or a string, is %s", describe(n))
 		return
 	}
 	v.Set(reflect.ValueOf(Number{Int: i}))
 }
 
 // pairs calls f for each key of a mapping and reports keys that occur twice.
-func (d *decoder) pairs(n *yaml.Node, path string, f func(key string, value *yaml.Node)) {
+func (d *decoder) pairs(n *yaml.Node, at *place, f func(key string, value *yaml.Node)) {
 	if n.Kind != yaml.MappingNode {
-		d.fail(path, "must be an object, is %s", describe(n))
+		d.fail(at, "must be an object, is %s", describe(n))
 		return
 	}
 	seen := make(map[string]bool, len(n.Content)/2)
@@ -272,71 +361,75 @@ func (d *decoder) pairs(n *yaml.Node, path string, f func(key string, value *yam
 			k = k.Alias
 		}
 		if k.Kind != yaml.ScalarNode {
-			d.fail(path, "has a key that is %s", describe(k))
+			d.fail(at, "has a key that is %s", describe(k))
 			continue
 		}
 		if k.ShortTag() == "!!merge" {
-			d.fail(path, "uses a merge key, which is not supported")
+			d.fail(at, "uses a merge key, which is not supported")
 			continue
 		}
 		if seen[k.Value] {
-			d.fail(join(path, k.Value), "is given twice")
+			d.fail(at.field(k.Value), "is given twice")
 			continue
 		}
 		seen[k.Value] = true
+		if len(k.Value) > maxKey {
+			d.fail(at.field(k.Value), "is a key of %d bytes, more than %d", len(k.Value), maxKey)
+			continue
+		}
 		f(k.Value, n.Content[i+1])
 	}
 }
 
-func (d *decoder) mapping(n *yaml.Node, v reflect.Value, path string, depth int) {
+func (d *decoder) mapping(n *yaml.Node, v reflect.Value, at *place, depth int) {
 	m := reflect.MakeMap(v.Type())
-	d.pairs(n, path, func(key string, value *yaml.Node) {
+	d.pairs(n, at, func(key string, value *yaml.Node) {
 		e := reflect.New(v.Type().Elem()).Elem()
-		d.value(value, e, join(path, key), depth+1)
+		d.value(value, e, at.field(key), depth+1)
 		m.SetMapIndex(reflect.ValueOf(key), e)
 	})
 	v.Set(m)
 }
 
-func (d *decoder) structure(n *yaml.Node, v reflect.Value, path string, depth int) {
-	d.pairs(n, path, func(key string, value *yaml.Node) {
+func (d *decoder) structure(n *yaml.Node, v reflect.Value, at *place, depth int) {
+	d.pairs(n, at, func(key string, value *yaml.Node) {
 		f, ok := field(v, key)
 		if !ok {
 			if len(d.unknown) < 20 {
-				d.unknown = append(d.unknown, join(path, key))
+				d.unknown = append(d.unknown, at.field(key).String())
 			}
-			d.opaque(value, join(path, key), depth+1)
+			d.opaque(value, at.field(key), depth+1)
 			return
 		}
-		d.value(value, f, join(path, key), depth+1)
+		d.value(value, f, at.field(key), depth+1)
 	})
 }
 
 // opaque walks a part that is not decoded, so that the limits and the rule
 // about keys hold for it too.
-func (d *decoder) opaque(n *yaml.Node, path string, depth int) {
+func (d *decoder) opaque(n *yaml.Node, at *place, depth int) {
 	if d.stop {
 		return
 	}
 	if d.nodes++; d.nodes > maxNodes {
 		d.stop = true
-		d.fail(path, "the document has more than %d values", maxNodes)
+		d.fail(at, "the document has more than %d values", maxNodes)
 		return
 	}
 	if depth > maxDepth {
 		d.stop = true
-		d.fail(path, "is nested more than %d deep", maxDepth)
+		d.fail(at, "is nested more than %d deep", maxDepth)
 		return
 	}
 	switch n.Kind {
 	case yaml.AliasNode:
-		d.opaque(n.Alias, path, depth+1)
+		d.opaque(n.Alias, at, depth+1)
 	case yaml.SequenceNode:
 		for i, c := range n.Content {
-			d.opaque(c, path+"["+strconv.Itoa(i)+"]", depth+1)
+			d.opaque(c, at.item(i), depth+1)
 		}
 	case yaml.MappingNode:
-		d.pairs(n, path, func(key string, value *yaml.Node) { d.opaque(value, join(path, key), depth+1) })
+		d.pairs(n, at, func(key string, value *yaml.Node) { d.opaque(value, at.field(key), depth+1) })
 	}
 }
 
@@ -359,13 +452,6 @@ func field(v reflect.Value, name string) (reflect.Value, bool) {
 	return reflect.Value{}, false
 }
 
-func join(path, key string) string {
-	if path == "" {
-		return key
-	}
-	return path + "." + key
-}
-
 func describe(n *yaml.Node) string {
 	switch n.Kind {
 	case yaml.MappingNode:
@@ -374,9 +460,7 @@ func describe(n *yaml.Node) string {
 		return "a list"
 	case yaml.ScalarNode:
 		value := n.Value
-		if len(value) > 40 {
-			value = value[:40] + "…"
-		}
+		value = shorten(value, 40)
 		switch n.ShortTag() {
 		case "!!str":
 			return "the string " + strconv.Quote(value)

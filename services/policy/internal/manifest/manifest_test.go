@@ -6,8 +6,12 @@ package manifest
 import (
 	"fmt"
 	"reflect"
+	"runtime"
+	"runtime/debug"
+	"runtime/metrics"
 	"strings"
 	"testing"
+	"time"
 )
 
 type inner struct {
@@ -30,7 +34,7 @@ type object struct {
 	} `json:"spec"`
 }
 
-func decode(t *testing.T, text string) (object, []string, error) {
+func decode(t testing.TB, text string) (object, []string, error) {
 	t.Helper()
 	docs, err := Parse([]byte(text))
 	if err != nil {
@@ -120,38 +124,148 @@ func TestParseSplitsDocuments(t *testing.T) {
 	}
 }
 
-// hostile inputs have to be refused before they cost much: work is bounded by
-// the number of values that are visited, not by what aliases would expand to.
-func TestHostileInputIsRefused(t *testing.T) {
-	var bomb strings.Builder
-	bomb.WriteString("a0: &a0 [x]\n")
+// lines is n lines that differ in their number.
+func lines(n int, format string) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, format, i)
+	}
+	return b.String()
+}
+
+// bomb is a few lines whose aliases stand for more values than there are atoms.
+func bomb() string {
+	b := "a0: &a0 [x]\n"
 	for i := 1; i < 30; i++ {
-		fmt.Fprintf(&bomb, "a%d: &a%d [*a%d, *a%d, *a%d, *a%d]\n", i, i, i-1, i-1, i-1, i-1)
+		b += fmt.Sprintf("a%d: &a%d [*a%d, *a%d, *a%d, *a%d]\n", i, i, i-1, i-1, i-1, i-1)
 	}
-	bomb.WriteString("spec: {extra: *a29}\n")
-	var labels strings.Builder
-	labels.WriteString("spec:\n  labels:\n")
-	for i := range 100_000 {
-		fmt.Fprintf(&labels, "    k%d: v\n", i)
-	}
-	for name, text := range map[string]string{
-		"a stream that is too long":     "spec: {extra: \"" + strings.Repeat("x", 10<<20) + "\"}",
-		"aliases that grow":             bomb.String(),
-		"an alias to itself":            "spec: &s {extra: *s}",
-		"a list in itself":              "spec: {extra: &l [*l, *l]}",
-		"100,000 labels":                labels.String(),
-		"a long list":                   "spec: {list: [" + strings.Repeat("{},", 200_000) + "]}",
-		"deep lists":                    "spec: {extra: " + strings.Repeat("[", 5000) + strings.Repeat("]", 5000) + "}",
-		"an alias that has no anchor":   "spec: *nowhere",
-		"a key that is an alias of map": "k: &k {a: b}\nspec: {*k : c}",
+	return b + "spec: {extra: *a29}\n"
+}
+
+// Input that is made to cost much is refused, the message says why and where,
+// and neither it nor the memory that was needed on the way is large.
+func TestHostileInputIsRefusedInBoundedMemory(t *testing.T) {
+	const limit = 64 << 20 // bytes of heap, for inputs of up to 10 MB
+	long := fill("k", 500_000)
+	for _, tc := range []struct{ name, text, want string }{
+		{"10 MB of one text", "spec: {extra: \"" + fill("x", 10<<20) + "\"}", "manifest of 10485777 bytes is larger than 3145728"},
+		{"10 MB of nothing", fill("\n", 10<<20), "is larger than 3145728"},
+		{"aliases that grow", bomb(), "the document has more than 100000 values"},
+		{"an alias to what holds it", "spec: &s {extra: *s}", "anchor 's' value contains itself|is nested more than 64 deep"},
+		{"a list in itself, twice", "spec: {extra: &l [*l, *l]}", "contains itself|more than"},
+		{"two anchors in each other", "spec: {extra: &a [&b [*a], *b]}", "contains itself|more than"},
+		{"100,000 labels", "spec:\n  labels:\n" + lines(100_000, "    k%d: v\n"), "the document has more than 100000 values|signs that can begin a value"},
+		{"a million labels", "spec:\n  labels:\n" + lines(200_000, " k%d: \n"), "signs that can begin a value, more than 120000"},
+		{"200,000 objects in a list", "spec: {list: [" + fill("{},", 600_000) + "]}", "signs that can begin a value, more than 120000"},
+		{"values as small as they get", "spec: {extra: [" + fill("a,", 3_000_000) + "]}", "signs that can begin a value"},
+		{"just as many values as are read", "spec: {extra: {" + fill("a,", 238_000) + "}}", "spec.extra.a: is given twice"},
+		{"a million documents", fill("---\n", 3_000_000), "signs that can begin a value"},
+		{"deep lists", "spec: {extra: " + fill("[", 5000) + fill("]", 5000) + "}", "is nested more than 64 deep"},
+		{"deeper lists", fill("[", 100_000), "exceeded max depth"},
+		{"deep objects", fill("{a: ", 200_000), "exceeded max depth"},
+		{"deep keys", fill("? ", 100_000), "exceeded max depth"},
+		{"deep blocks", "a:\n" + fill("- - ", 200_000), "exceeded max depth"},
+		{"100,000 anchors", "spec: {extra: [" + lines(100_000, "&a%d x,") + "]}", "the document has more than 100000 values"},
+		{"a key of half a megabyte", `{"spec": {? "` + long + `" : 1}}`, "spec." + long[:150] + "…: is a key of 500000 bytes, more than 1024"},
+		{"long keys behind aliases", "x: &x {\"" + long[:1000] + "\": &y [a, b]}\n" + lines(60, "x%d: [*x, *x]\n") + "spec: {labels: *x}", "must be a string, is a list"},
+		{"a string of a megabyte", "spec: {list: [{name: \"" + fill("x", 1_000_000) + "\"}]}", "spec.list[0].name: is a text of 1000000 bytes, more than 262144"},
+		{"a port of a megabyte", "spec: {port: \"" + fill("x", 1_000_000) + "\"}", "spec.port: is a text of 1000000 bytes"},
+		{"a number of a megabyte", "spec: {list: [{limit: " + fill("9", 1_000_000) + "}]}", "spec.list[0].limit: must be a whole number"},
+		{"a number beyond 64 bits", "spec: {list: [{limit: 9223372036854775808}]}", "spec.list[0].limit: must be a whole number, is the number 9223372036854775808"},
+		{"a number in the notation of science", "spec: {list: [{limit: 1e999999999}]}", "spec.list[0].limit: must be a whole number"},
+		{"not a number", "spec: {list: [{limit: .nan}]}", "spec.list[0].limit: must be a whole number, is the number .nan"},
+		{"30,000 wrong fields", "spec: {list: [" + fill("{name: 1},", 300_000) + "]}", "spec.list[0].name: must be a string, is the number 1"},
+		{"an alias that has no anchor", "spec: *nowhere", "unknown anchor 'nowhere' referenced"},
+		{"a key that is an alias of an object", "k: &k {a: b}\nspec: {*k : c}", "spec: has a key that is an object"},
+		{"a key that is given twice at the top", "spec: {}\nspec: {}", "spec: is given twice"},
+		{"a key that is given twice in another spelling", `{"spec": {"flag": true, "fl\u0061g": false}}`, "spec.flag: is given twice"},
+		{"a key that is given twice deep in what is dropped", "other: [[{a: [{b: {c: 1, c: 1}}]}]]", "other[0][0].a[0].b.c: is given twice"},
+		{"a merge", "a: &a {flag: true}\nspec: {<<: *a}", "spec: uses a merge key"},
+		{"a byte of zero", "spec: {list: [{name: \"a\x00b\"}]}", "control characters are not allowed"},
+		{"another control character", "spec: {list: [{name: \"a\x1bb\"}]}", "control characters are not allowed"},
+		{"half a character", "spec: {list: [{name: \"\xff\xfe\"}]}", "UTF-8"},
+		{"a surrogate", "spec: {list: [{name: \"\xed\xa0\x80\"}]}", "invalid Unicode character"},
+		{"a tag of Go", "spec: !!python/object/apply:os.system [\"true\"]", "spec: must be an object, is a list"},
+		{"binary", "spec: {list: [{name: !!binary AAAA}]}", "spec.list[0].name: must be a string"},
+		{"a directive of another version", "%YAML 9.9\n---\na: b", "incompatible YAML document"},
+		{"many directives", fill("%TAG !a! b\n", 3_000_000), "duplicate %TAG directive"},
 	} {
-		_, _, err := decode(t, text)
-		if err == nil {
-			t.Errorf("%s: accepted", name)
-		} else if len(err.Error()) > 2000 {
-			t.Errorf("%s: error of %d characters", name, len(err.Error()))
+		peak := peakHeap(func() {
+			_, _, err := decode(t, tc.text)
+			if err == nil {
+				t.Errorf("%s: accepted", tc.name)
+				return
+			}
+			found := false
+			for _, want := range strings.Split(tc.want, "|") {
+				found = found || strings.Contains(err.Error(), want)
+			}
+			if !found {
+				t.Errorf("%s: %.300v\nwant %s", tc.name, err, tc.want)
+			}
+			if n := len(err.Error()); n > 50*800 {
+				t.Errorf("%s: a message of %d bytes", tc.name, n)
+			}
+		})
+		if peak > limit {
+			t.Errorf("%s: took %d MB", tc.name, peak>>20)
 		}
 	}
+}
+
+// What costs much and is still allowed stays within the same bound.
+func TestTheLargestManifestsFitIntoBoundedMemory(t *testing.T) {
+	for name, text := range map[string]string{
+		"comments":         fill("#\n", MaxBytes-10) + "a: b",
+		"one long comment": "a: b # " + fill("x", MaxBytes-10),
+		"escapes":          `a: "` + fill(`\x41`, MaxBytes-10) + `"`,
+		"folded lines":     "a: \"" + fill("x\n", MaxBytes-10) + "\"",
+		"blank lines":      "a: >\n" + fill(" \n", MaxBytes-10),
+		"plain lines":      "a: x" + fill("\n x", MaxBytes-10),
+		"keys":             "x:\n" + lines(50_000, " k%d: v\n"),
+		"a flow of keys":   "x: {" + lines(90_000, "k%d,") + "}",
+		"tags":             "x: [" + fill("!x y,", 5*90_000) + "]",
+	} {
+		if peak := peakHeap(func() {
+			if _, _, err := decode(t, text); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}); peak > 64<<20 {
+			t.Errorf("%s: took %d MB", name, peak>>20)
+		}
+	}
+}
+
+func fill(s string, size int) string { return strings.Repeat(s, size/len(s)) }
+
+// peakHeap runs f with an eager collector and returns by how many bytes the
+// heap grew at most, as far as could be seen while f ran.
+func peakHeap(f func()) uint64 {
+	defer debug.SetGCPercent(debug.SetGCPercent(25))
+	sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
+	read := func() uint64 {
+		metrics.Read(sample)
+		return sample[0].Value.Uint64()
+	}
+	runtime.GC()
+	before := read()
+	done, peak := make(chan struct{}), make(chan uint64)
+	go func() {
+		tick := time.NewTicker(200 * time.Microsecond)
+		defer tick.Stop()
+		for most := before; ; {
+			most = max(most, read())
+			select {
+			case <-done:
+				peak <- most
+				return
+			case <-tick.C:
+			}
+		}
+	}()
+	f()
+	close(done)
+	return <-peak - before
 }
 
 func TestSchemaOnly(t *testing.T) {
@@ -167,4 +281,32 @@ func TestSchemaOnly(t *testing.T) {
 	if ps.SchemaOnly() || ps.Err() == nil || ps.Error() != "a: x; b: y" {
 		t.Errorf("%v", ps)
 	}
+}
+
+// FuzzDecode looks for input that crashes the reader, takes long, or gets a
+// message without end.
+func FuzzDecode(f *testing.F) {
+	for _, s := range []string{
+		"kind: K\nspec: {list: [{name: a, limit: 3}], labels: {x: y}, flag: true, port: http, extra: [1, {a: b}]}",
+		"spec: &s {extra: *s}", "? a\n: b\n---\n'x': !!int \"3\"\n...\n%YAML 1.1\n---\n- x", "{\"spec\":{\"port\":80.0}}", "spec: {<<: {flag: true}}",
+		"spec: {list: [{limit: 0x1F}, {limit: 0o17}, {limit: 1_000}, {limit: ~}]}", "\xff\xfea\x00:\x00b\x00", bomb(),
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		docs, err := Parse(data)
+		for i, d := range docs {
+			var o object
+			unknown, derr := d.Decode(&o)
+			if len(unknown) > 20 {
+				t.Fatalf("document %d: %d unknown fields", i, len(unknown))
+			}
+			if err == nil {
+				err = derr
+			}
+		}
+		if err != nil && (err.Error() == "" || len(err.Error()) > maxProblems*(maxPath+maxMessage+100)) {
+			t.Fatalf("a message of %d bytes", len(err.Error()))
+		}
+	})
 }

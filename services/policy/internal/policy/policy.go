@@ -48,10 +48,19 @@ type Object struct {
 	Key   Key
 	Specs []rule.Spec // of a policy
 	Group *Group      // of a group
-	// Unknown are the paths of fields that were dropped because the kind has
-	// none of that name.
+	// Unknown are the paths of fields that were dropped: the kind has none of
+	// that name, or what they ask for does not exist here. Of many, the first
+	// are listed.
 	Unknown []string
 }
+
+// maxWeight is how many peers and ports the rules of one object may list, each
+// list counted for every rule that has it: an object of a few megabytes can
+// join a long list of peers with each of a long list of ports.
+const maxWeight = 400_000
+
+// maxUnknown is how many dropped fields are listed.
+const maxUnknown = 40
 
 // Group and version of the kinds.
 const (
@@ -94,7 +103,11 @@ func Decode(doc manifest.Document, o rule.Options) (Object, error) {
 		namespaced := doc.Kind == "CiliumNetworkPolicy"
 		return decode(doc, &p, &p.Meta,
 			func() manifest.Problems { return p.Validate(namespaced, o) },
-			func(ob *Object) { ob.Specs = p.Rules(namespaced, o) })
+			func(ob *Object) {
+				ob.Specs = p.Rules(namespaced, o)
+				ob.Unknown = append(ob.Unknown, p.Unused()...)
+				ob.Unknown = ob.Unknown[:min(len(ob.Unknown), maxUnknown)]
+			})
 	case "CiliumCIDRGroup":
 		var g cilium.CIDRGroup
 		return decode(doc, &g, &g.Meta,
@@ -131,5 +144,25 @@ func decode(doc manifest.Document, into any, meta *kubernetes.Meta, validate fun
 		return ob, problems
 	}
 	convert(&ob)
+	for _, spec := range ob.Specs {
+		if check(spec.Rules, &problems); !problems.SchemaOnly() && len(problems) > 0 {
+			return Object{Key: ob.Key, Unknown: unknown}, problems
+		}
+	}
 	return ob, problems.Err()
+}
+
+// check refuses what only the rules of a subject together show.
+func check(rules []*rule.Rule, problems *manifest.Problems) {
+	weight := 0
+	for _, r := range rules {
+		if weight += r.Weight(); weight > maxWeight {
+			problems.Add(r.Source.Path, "is too large: together with the rules before it, it lists more than %d peers and ports, each counted for every rule", maxWeight)
+			return
+		}
+	}
+	if a, b, found := rule.Conflict(rules); found {
+		problems.Add(b.Source.Path, "sends to the proxy for %s what %s sends to the one for %s: the same ports of the same peers cannot go to both",
+			b.Proxy, a.Source.Path, a.Proxy)
+	}
 }

@@ -49,6 +49,10 @@ func TestErrorsNameTheField(t *testing.T) {
 		{kcnp(`egress: [{action: Deny, to: [{domainNames: ["*.example.com"]}]}]`), `spec.egress[0].to[0].domainNames: is only supported with action Accept`},
 		{"apiVersion: policy.networking.k8s.io/v1alpha1\nkind: BaselineAdminNetworkPolicy\nmetadata: {name: p}\nspec: {subject: {namespaces: {}}, ingress: [{action: Pass, from: [{namespaces: {}}]}]}", `spec.ingress[0].action: "Pass" is not one of Allow, Deny`},
 		{"apiVersion: cilium.io/v2\nkind: CiliumCIDRGroup\nmetadata: {name: g}\nspec: {externalCIDRs: [10.0.0.0/8, nonsense]}", `spec.externalCIDRs[1]: "nonsense" is not an address block`},
+		{cnp(`egress: [{toEndpoints: [{}], toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchPattern: "*"}]}}]}, {toEndpoints: [{}], toPorts: [{ports: [{port: "1", endPort: 99, protocol: TCP}], rules: {http: [{}]}}]}]`),
+			`spec.egress[0].toPorts[0]: sends to the proxy for dns what spec.egress[1].toPorts[0] sends to the one for http`},
+		{cnp(`egress: [{toPorts: [{ports: [{port: web, protocol: TCP}], rules: {http: [{}]}}]}, {toPorts: [{ports: [{port: WEB, protocol: TCP}], listener: {name: l, envoyConfig: {name: e}}}]}]`),
+			`spec.egress[1].toPorts[0]: sends to the proxy for listener what spec.egress[0].toPorts[0] sends to the one for http`},
 		{"apiVersion: v1\nkind: Pod\nmetadata: {name: p}", `v1 Pod is not a kind of policy`},
 	} {
 		_, err := decodeText(tc.text)
@@ -74,6 +78,32 @@ func TestUnknownFieldsAreReported(t *testing.T) {
 	// What is left of the rule is empty: it allows nothing.
 	if len(o.Specs[0].Rules) != 0 || !o.Specs[0].DefaultDeny[rule.Ingress] {
 		t.Fatalf("%+v", o.Specs[0])
+	}
+}
+
+// Proxies may share a port as long as their peers are written differently, or
+// the one can be the other's.
+func TestProxiesThatGoTogetherAreAccepted(t *testing.T) {
+	for _, egress := range []string{
+		`{toEndpoints: [{}], toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchPattern: "*"}]}}]}, {toEntities: [world], toPorts: [{ports: [{port: "53", protocol: TCP}], rules: {http: [{}]}}]}`,
+		`{toEndpoints: [{}], toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchPattern: "*"}]}}]}, {toEndpoints: [{}], toPorts: [{ports: [{port: "54", protocol: TCP}], rules: {http: [{}]}}]}`,
+		`{toEndpoints: [{}], toPorts: [{ports: [{port: "443", protocol: TCP}], serverNames: [a.b]}]}, {toEndpoints: [{}], toPorts: [{ports: [{port: "443", protocol: TCP}], rules: {http: [{}]}}]}`,
+		`{toEndpoints: [{}], toPorts: [{ports: [{port: web, protocol: UDP}], rules: {dns: [{matchPattern: "*"}]}}]}, {toEndpoints: [{}], toPorts: [{ports: [{port: web, protocol: TCP}], rules: {http: [{}]}}]}`,
+	} {
+		if _, err := decodeText("apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: p, namespace: a}\nspec: {endpointSelector: {}, egress: [" + egress + "]}"); err != nil {
+			t.Errorf("%s: %v", egress, err)
+		}
+	}
+}
+
+func TestWhatDoesNothingHereIsReportedAsDropped(t *testing.T) {
+	o, err := decodeText(`{apiVersion: cilium.io/v2, kind: CiliumNetworkPolicy, metadata: {name: p, namespace: a}, specs: [{endpointSelector: {},
+ ingress: [{fromEndpoints: [{}], authentication: {mode: required}}, {fromGroups: [{aws: {}}], authentication: {mode: disabled}}], ingressDeny: [{fromGroups: [{}]}],
+ egress: [{toServices: [{k8sService: {serviceName: s}}]}, {toGroups: [{}]}], egressDeny: [{toGroups: []}, {toServices: [{}]}]}]}`)
+	want := "specs[0].ingress[0].authentication specs[0].ingress[1].fromGroups specs[0].ingressDeny[0].fromGroups " +
+		"specs[0].egress[0].toServices specs[0].egress[1].toGroups specs[0].egressDeny[1].toServices"
+	if got := strings.Join(o.Unknown, " "); err != nil || got != want {
+		t.Fatalf("%v, %v\nwant %s", got, err, want)
 	}
 }
 

@@ -205,12 +205,16 @@ type Rule struct {
 	digest Digest
 }
 
-// Digest stands for the content of a rule: equal digests, equal content.
+// Digest stands for the content of something: equal digests, equal content.
 type Digest [sha256.Size]byte
 
 // Seal computes the digest of the rule.
-func (r *Rule) Seal() *Rule {
-	r.digest = sha256.Sum256([]byte(r.Content()))
+func (r *Rule) Seal() *Rule { return r.SealWith(r.Peers.Digest()) }
+
+// SealWith is Seal for a rule whose peers have this digest. Rules that share a
+// long list of peers then do not read it once each.
+func (r *Rule) SealWith(peers Digest) *Rule {
+	r.digest = sha256.Sum256([]byte(r.head() + string(peers[:]) + r.ports()))
 	return r
 }
 
@@ -219,44 +223,61 @@ func (r *Rule) Digest() Digest { return r.digest }
 
 // Content is the canonical text of the rule: everything that decides packets,
 // nothing that says where it came from.
-func (r *Rule) Content() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s %s %s;", r.Direction, r.Action, r.Proxy)
+func (r *Rule) Content() string { return r.head() + r.Peers.Content() + ";" + r.ports() }
+
+func (r *Rule) head() string { return fmt.Sprintf("%s %s %s;", r.Direction, r.Action, r.Proxy) }
+
+// Digest stands for Content.
+func (p Peers) Digest() Digest { return sha256.Sum256([]byte(p.Content())) }
+
+// Content is the canonical text of the peers.
+func (p Peers) Content() string {
 	var parts []string
-	if r.Peers.Any {
-		parts = append(parts, fmt.Sprintf("any %t", r.Peers.ExceptOwn))
+	if p.Any {
+		parts = append(parts, fmt.Sprintf("any %t", p.ExceptOwn))
 	}
-	for _, s := range r.Peers.Selectors {
+	for _, s := range p.Selectors {
 		parts = append(parts, "sel "+s.String())
 	}
-	for _, n := range r.Peers.Networks {
+	for _, n := range p.Networks {
 		parts = append(parts, fmt.Sprintf("net %s %v %d", n.Prefix, n.Except, n.Reach))
 	}
-	for _, g := range r.Peers.Groups {
+	for _, g := range p.Groups {
 		parts = append(parts, fmt.Sprintf("group %s %v %t", g.Selector, g.Except, g.NodesToo))
 	}
-	for _, n := range r.Peers.Names {
+	for _, n := range p.Names {
 		parts = append(parts, fmt.Sprintf("name %s %d", n.Pattern, n.Reach))
 	}
 	slices.Sort(parts)
-	parts = slices.Compact(parts)
-	b.WriteString(strings.Join(parts, "|"))
-	b.WriteByte(';')
+	return strings.Join(slices.Compact(parts), "|")
+}
+
+func (r *Rule) ports() string {
 	if r.AllPorts {
-		b.WriteString("all")
-	} else {
-		parts = parts[:0]
-		for _, p := range r.Ports {
-			if p.Name != "" {
-				parts = append(parts, fmt.Sprintf("%q/%d/%t", p.Name, p.Protocol, p.FoldCase))
-			} else {
-				parts = append(parts, fmt.Sprintf("%d-%d", p.Range.Lo, p.Range.Hi))
-			}
-		}
-		slices.Sort(parts)
-		b.WriteString(strings.Join(slices.Compact(parts), ","))
+		return "all"
 	}
-	return b.String()
+	var parts []string
+	for _, p := range r.Ports {
+		if p.Name != "" {
+			parts = append(parts, fmt.Sprintf("%q/%d/%t", p.Name, p.Protocol, p.FoldCase))
+		} else {
+			parts = append(parts, fmt.Sprintf("%d-%d", p.Range.Lo, p.Range.Hi))
+		}
+	}
+	slices.Sort(parts)
+	return strings.Join(slices.Compact(parts), ",")
+}
+
+// Weight is how many peers and ports the rule lists.
+func (r *Rule) Weight() int {
+	n := 1 + len(r.Ports) + len(r.Peers.Selectors) + len(r.Peers.Names)
+	for _, x := range r.Peers.Networks {
+		n += 1 + len(x.Except)
+	}
+	for _, x := range r.Peers.Groups {
+		n += 1 + len(x.Except)
+	}
+	return n
 }
 
 // Compare is the order in which rules are asked: tier, priority, place in the

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package rule
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/sluice-net/sluice/services/policy/internal/port"
+)
+
+// Conflict finds two rules of one direction that send the same port of the same
+// peers to proxies that cannot both have it: DNS goes with no other, and HTTP
+// not with a listener of the user's own. Peers are the same when they are
+// written the same, not when they happen to overlap.
+func Conflict(rules []*Rule) (a, b *Rule, found bool) {
+	for _, d := range []Direction{Ingress, Egress} {
+		var redirects []*Rule
+		var proxies [ProxyListener + 1]bool
+		for _, r := range rules {
+			if r.Direction == d && r.Action == Redirect {
+				redirects = append(redirects, r)
+				proxies[r.Proxy] = true
+			}
+		}
+		if !slices.ContainsFunc(redirects, func(r *Rule) bool { return anyApart(r.Proxy, proxies) }) {
+			continue
+		}
+		byPeer := make(map[any][]*Rule)
+		for _, r := range redirects {
+			for _, key := range r.Peers.keys() {
+				if list := byPeer[key]; len(list) == 0 || list[len(list)-1] != r {
+					byPeer[key] = append(list, r)
+				}
+			}
+		}
+		for _, r := range redirects { // in the order in which they were written
+			for _, key := range r.Peers.keys() {
+				if list := byPeer[key]; len(list) > 1 {
+					if a, b, found := overlapping(list); found {
+						return a, b, true
+					}
+				}
+				delete(byPeer, key)
+			}
+		}
+	}
+	return nil, nil, false
+}
+
+func apart(a, b Proxy) bool {
+	if a > b {
+		a, b = b, a
+	}
+	return a != b && (a == ProxyDNS || a == ProxyHTTP && b == ProxyListener)
+}
+
+func anyApart(p Proxy, proxies [ProxyListener + 1]bool) bool {
+	for q, there := range proxies {
+		if there && q != int(NoProxy) && apart(p, Proxy(q)) {
+			return true
+		}
+	}
+	return false
+}
+
+type (
+	anybody  struct{ exceptOwn bool }
+	inGroup  string
+	withName string
+)
+
+// keys are comparable forms of what the peers are made of.
+func (p Peers) keys() []any {
+	var keys []any
+	if p.Any {
+		keys = append(keys, anybody{p.ExceptOwn})
+	}
+	for _, s := range p.Selectors {
+		keys = append(keys, s)
+	}
+	for _, n := range p.Networks {
+		keys = append(keys, n.Prefix)
+	}
+	for _, g := range p.Groups {
+		keys = append(keys, inGroup(g.Selector.String()))
+	}
+	for _, n := range p.Names {
+		keys = append(keys, withName(n.Pattern.String()))
+	}
+	return keys
+}
+
+// overlapping finds two rules with a port in common whose proxies are apart. Of
+// each proxy only the interval that reaches furthest has to be remembered.
+func overlapping(rules []*Rule) (a, b *Rule, found bool) {
+	type claim struct {
+		port.Range
+		r *Rule
+	}
+	var claims []claim
+	named := make(map[string][]claim)
+	for _, r := range rules {
+		for _, p := range r.Ports {
+			if p.Name == "" {
+				claims = append(claims, claim{p.Range, r})
+				continue
+			}
+			reach := port.Everything // of any protocol
+			if p.Protocol != 0 {
+				reach = port.Whole(p.Protocol)
+			}
+			// Names that differ in their case only are taken for one: some kinds
+			// compare them so.
+			name := strings.ToLower(p.Name)
+			named[name] = append(named[name], claim{reach, r})
+		}
+	}
+	sweep := func(list []claim) bool {
+		slices.SortStableFunc(list, func(x, y claim) int { return cmp.Compare(x.Lo, y.Lo) })
+		var furthest [ProxyListener + 1]*claim
+		for i := range list {
+			c := &list[i]
+			for q, f := range furthest {
+				if f != nil && f.Hi >= c.Lo && apart(Proxy(q), c.r.Proxy) {
+					a, b = f.r, c.r
+					return true
+				}
+			}
+			if f := furthest[c.r.Proxy]; f == nil || f.Hi < c.Hi {
+				furthest[c.r.Proxy] = c
+			}
+		}
+		return false
+	}
+	if sweep(claims) {
+		return a, b, true
+	}
+	for _, name := range slices.Sorted(maps.Keys(named)) {
+		if sweep(named[name]) {
+			return a, b, true
+		}
+	}
+	return nil, nil, false
+}

@@ -144,6 +144,10 @@ func makePinDir(dir string) error {
 	return nil
 }
 
+// stride is the distance of an array's elements in memory: the kernel rounds
+// it up to eight bytes.
+func stride(valueSize uint32) int { return int(valueSize+7) / 8 * 8 }
+
 // mapMemory maps the values of an array into this process.
 func mapMemory(m *ebpf.Map, readOnly bool) ([]byte, error) {
 	prot := unix.PROT_READ | unix.PROT_WRITE
@@ -151,7 +155,7 @@ func mapMemory(m *ebpf.Map, readOnly bool) ([]byte, error) {
 		prot = unix.PROT_READ
 	}
 	page := os.Getpagesize()
-	size := (int(m.ValueSize())*int(m.MaxEntries()) + page - 1) / page * page
+	size := (stride(m.ValueSize())*int(m.MaxEntries()) + page - 1) / page * page
 	return unix.Mmap(m.FD(), 0, size, prot, unix.MAP_SHARED)
 }
 

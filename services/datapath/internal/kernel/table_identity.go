@@ -114,7 +114,7 @@ func (k *Kernel) SetIdentityWords(ws map[Identity]IdentityWord) error {
 	return nil
 }
 
-func (m *tableMaps) identity(i int) uint32 { return atomic.LoadUint32(word32(m.idMem, i*4)) }
+func (m *tableMaps) identity(i int) uint32 { return atomic.LoadUint32(element32(m.idMem, i)) }
 
 // IdentityWords reads the words of all known identities from the map.
 func (k *Kernel) IdentityWords() (map[Identity]IdentityWord, error) {

@@ -727,3 +727,37 @@ func TestKernelAFailedWriteLeavesTheMapsBitForBit(t *testing.T) {
 	}
 	audited(t, k, "at the end")
 }
+
+// TestKernelLookupTableIsTheProgramsVerdict asks both about random tables.
+func TestKernelLookupTableIsTheProgramsVerdict(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	j := newJudge(t, k)
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	r := &randomTable{Rand: rand.New(rand.NewPCG(seed, 4))}
+	m := newModel()
+	for i := range 300 {
+		op := r.operation(t, m)
+		if err := op.do(k); err != nil {
+			t.Fatalf("step %d: %s: %v", i, op.name, err)
+		}
+		op.then(m)
+		for id := range m.tables {
+			for range 20 {
+				who, addr, point := r.identity(), r.addr(), points[r.IntN(len(points))]
+				want, err := k.LookupTable(id, who, addr, point)
+				if err != nil {
+					t.Fatal(err)
+				}
+				reason, side := j.ask(t, question(id, who, addr, uint8(point>>16), uint16(point)))
+				if point>>24 != 0 {
+					continue // no protocol
+				}
+				if side.Action != want.Action || side.Rule != want.Rule || side.By != want.By {
+					t.Fatalf("step %d: table %d, identity %d, %v, %#x: the program says %+v (%v), LookupTable %+v",
+						i, id, who, addr, point, side, reason, want)
+				}
+			}
+		}
+	}
+}

@@ -112,7 +112,7 @@ func newTableStore(tm tableMaps) *tableStore {
 		tableMaps:      tm,
 		tables:         map[Table]*liveTable{},
 		ids:            newNumbers(firstTable, len(tm.tableMem)/tableSize-1),
-		classRoom:      newRangeRoom(len(tm.classMem) / 4),
+		classRoom:      newRangeRoom(len(tm.classMem) / wordStride),
 		nodeRoom:       newRangeRoom(int(tm.ports.MaxEntries())),
 		ruleRoom:       newRangeRoom(int(tm.rules.MaxEntries())),
 		sets:           map[uint32]*addressSet{},

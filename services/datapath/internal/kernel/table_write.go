@@ -71,14 +71,19 @@ func clearArray[V any](tm *tableMaps, m *ebpf.Map, mapName string, s span) error
 	return writeArray(tm, m, mapName, s.base, make([]V, s.n))
 }
 
-// storeWord stores an aligned 32-bit word of a mapped array.
+// storeWord stores an aligned 32-bit word of a mapped array of such.
 func (m *tableMaps) storeWord(mapName string, mem []byte, index int, v uint32) error {
 	if err := m.ask(mapName); err != nil {
 		return err
 	}
-	atomic.StoreUint32(word32(mem, index*4), v)
+	atomic.StoreUint32(element32(mem, index), v)
 	return nil
 }
+
+// wordStride is the distance of two 32-bit values in a mapped array.
+var wordStride = stride(4)
+
+func element32(mem []byte, index int) *uint32 { return word32(mem, index*wordStride) }
 
 func word32(mem []byte, offset int) *uint32 {
 	return (*uint32)(unsafe.Pointer(&mem[offset]))
@@ -129,7 +134,7 @@ func (m *tableMaps) header(t Table) bpf.MapsSlTable {
 	return h
 }
 
-func (m *tableMaps) class(i int) uint32 { return atomic.LoadUint32(word32(m.classMem, i*4)) }
+func (m *tableMaps) class(i int) uint32 { return atomic.LoadUint32(element32(m.classMem, i)) }
 
 // storeClasses stores consecutive words of sl_class.
 func (m *tableMaps) storeClasses(base int, words []uint32) error {

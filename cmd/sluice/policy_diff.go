@@ -111,8 +111,21 @@ func differenceOf(r *policyv1.DiffResponse) difference {
 	return d
 }
 
+// addPeer adds a peer that is not there yet. An identity that was named at
+// every IPv4 and at every IPv6 address is named once.
 func (d *difference) addPeer(p diffPeer) {
-	if !slices.ContainsFunc(d.Peers, func(q diffPeer) bool { return q.Identity == p.Identity && q.Prefix == p.Prefix }) {
+	find := func(prefix string) int {
+		return slices.IndexFunc(d.Peers, func(q diffPeer) bool { return q.Identity == p.Identity && q.Prefix == prefix })
+	}
+	other := map[string]string{"0.0.0.0/0": "::/0", "::/0": "0.0.0.0/0"}[p.Prefix]
+	i := -1
+	if p.Identity != 0 && other != "" {
+		i = find(other)
+	}
+	switch {
+	case i >= 0:
+		d.Peers[i].Prefix = ""
+	case find(p.Prefix) < 0 && (p.Identity == 0 || find("") < 0):
 		d.Peers = append(d.Peers, p)
 	}
 }
@@ -252,6 +265,8 @@ func peerLines(peers []diffPeer) []string {
 
 func (p diffPeer) text() string {
 	switch {
+	case p.Identity != 0 && p.Prefix != "":
+		return whoText(p.Identity, p.Labels) + " at " + p.Prefix
 	case p.Identity != 0:
 		return whoText(p.Identity, p.Labels)
 	case p.Prefix != "":

@@ -479,7 +479,7 @@ func TestDiffExitsAsDiffDoes(t *testing.T) {
 
 	n.policy.differences = []*policyv1.DiffResponse{{
 		Subject: 300, SubjectLabels: []string{"k8s:app=web"}, Direction: policyv1.TableDirection_TABLE_DIRECTION_INGRESS,
-		Peers: []*policyv1.DiffPeer{{Identity: 301, Labels: []string{"k8s:app=client"}}, {Prefix: "192.0.2.0/24"}, {Identity: 1, Labels: []string{"reserved:host="}}, {}},
+		Peers: []*policyv1.DiffPeer{{Identity: 301, Labels: []string{"k8s:app=client"}, Prefix: "0.0.0.0/0"}, {Identity: 301, Labels: []string{"k8s:app=client"}, Prefix: "::/0"}, {Identity: 302, Prefix: "::/0"}, {Prefix: "192.0.2.0/24"}, {Identity: 1, Labels: []string{"reserved:host="}}, {}},
 		Ports: []*policyv1.DiffPorts{
 			{FirstProtocol: 0, FirstPort: 0, LastProtocol: 6, LastPort: 79, Before: policyv1.Action_ACTION_ALLOW, After: policyv1.Action_ACTION_DENY},
 			{FirstProtocol: 6, FirstPort: 80, LastProtocol: 6, LastPort: 80, Before: policyv1.Action_ACTION_ALLOW, After: policyv1.Action_ACTION_REDIRECT},
@@ -491,7 +491,7 @@ func TestDiffExitsAsDiffDoes(t *testing.T) {
 	n.policy.differences[1].Peers = []*policyv1.DiffPeer{{Identity: 301, Labels: []string{"k8s:app=client"}}, {Identity: 7, Labels: []string{"reserved:a", "reserved:b="}}}
 	out, _ = n.want(t, exitDiffers, "policy", "diff", "-f", file, "--delete", "NetworkPolicy/shop/old", "--delete", "ccnp/all")
 	wantLines(t, out, "What k8s:app=web (300) may receive", "everything but tcp 80: allowed -> denied", "tcp 80: allowed -> redirected",
-		"from k8s:app=client (301)", "from reserved:host, reserved:a+reserved:b", "from 192.0.2.0/24, every other address outside")
+		"from k8s:app=client (301)", "from identity 302 at ::/0", "from reserved:host, reserved:a+reserved:b", "from 192.0.2.0/24, every other address outside")
 	if strings.Count(out, "What ") != 1 {
 		t.Errorf("one subject and direction is said more than once:\n%s", out)
 	}

@@ -3,6 +3,7 @@ module github.com/sluice-net/sluice/services/policy
 go 1.26.0
 
 require (
+	github.com/prometheus/client_golang v1.23.2
 	github.com/sluice-net/sluice/kit v0.0.0
 	github.com/sluice-net/sluice/proto v0.0.0
 	go.yaml.in/yaml/v3 v3.0.6
@@ -23,10 +24,10 @@ require (
 	github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus v1.1.1 // indirect
 	github.com/grpc-ecosystem/go-grpc-middleware/v2 v2.3.4 // indirect
 	github.com/munnerz/goautoneg v0.0.0-20191010083416-a7dc8b61c822 // indirect
-	github.com/prometheus/client_golang v1.23.2 // indirect
 	github.com/prometheus/client_model v0.6.2 // indirect
 	github.com/prometheus/common v0.66.1 // indirect
 	github.com/prometheus/procfs v0.16.1 // indirect
+	go.uber.org/goleak v1.3.0 // indirect
 	go.yaml.in/yaml/v2 v2.4.2 // indirect
 	golang.org/x/exp v0.0.0-20260820142414-ca536658362e // indirect
 	golang.org/x/net v0.60.0 // indirect

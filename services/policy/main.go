@@ -50,6 +50,10 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 	p.OnExit(n.Close)
 
+	if err := p.Metrics.Register(server.Collector{Node: n}); err != nil {
+		return err
+	}
+
 	conn, err := client.Dial(cfg.Sources.Identity, client.Options{})
 	if err != nil {
 		return fmt.Errorf("sources.identity: %w", err)

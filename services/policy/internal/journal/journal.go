@@ -227,7 +227,7 @@ func (j *Journal) Append(ctx context.Context, c Change, sync bool) error {
 		err = afterWrite.Hit(ctx)
 	}
 	if err == nil && sync {
-		err = unix.Fdatasync(int(j.file.Fd()))
+		err = j.file.Sync()
 	}
 	if err == nil {
 		err = afterSync.Hit(ctx)

@@ -52,6 +52,7 @@ var (
 // Names of the sources.
 const (
 	SourceGRPC     = "grpc"
+	SourceFile     = "file"
 	SourceIdentity = "identity"
 )
 

@@ -373,10 +373,10 @@ func compareText(a, b string) int {
 	return 1
 }
 
-// Figures of the stream's log.
-func (n *Node) Figures() (messages, weight int, cut uint64) {
+// Figures are the weight of the stream's log and how many subscribers were cut.
+func (n *Node) Figures() (weight int, cut uint64) {
 	f := n.stream.Figures()
-	return f.Messages, f.Weight, f.Cut
+	return f.Weight, f.Cut
 }
 
 // Incarnation names this run.

@@ -140,6 +140,9 @@ func (n *Node) interest(s *subscriber, add, remove []identity.Numeric, locate []
 	}
 	n.problem("subjects", n.crowding())
 	for _, a := range vacate {
+		if _, ok := s.locations[a]; !ok {
+			continue
+		}
 		delete(s.locations, a)
 		if other, ok := n.located(a); ok {
 			c.Locate = append(c.Locate, engine.Location{Addr: a, Identity: other})

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package server
+
+import (
+	"context"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/sluice-net/sluice/services/policy/internal/node"
+)
+
+// figures are what the metrics are taken from.
+type figures struct {
+	node.Status
+	weight int
+	cut    uint64
+}
+
+type metric struct {
+	desc  *prometheus.Desc
+	kind  prometheus.ValueType
+	value func(figures) float64
+}
+
+func newMetric(name, help string, kind prometheus.ValueType, value func(figures) float64) metric {
+	return metric{prometheus.NewDesc("sluice_policy_"+name, help, nil, nil), kind, value}
+}
+
+var metrics = []metric{
+	newMetric("policies", "Policies in force.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Policies) }),
+	newMetric("refused_sources", "Files and objects that were refused, and stored policies that are not in force. Each needs a look.", prometheus.GaugeValue,
+		func(f figures) float64 { return float64(f.Refused) }),
+	newMetric("policy_revision", "Revision of the policies.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Revision) }),
+	newMetric("identities", "Identities known.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Identities) }),
+	newMetric("waiting_identities", "Identities that are kept unknown because a table has no room for them.", prometheus.GaugeValue,
+		func(f figures) float64 { return float64(f.Waiting) }),
+	newMetric("subjects", "Identities that have tables here.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.Subjects) }),
+	newMetric("tables", "Tables; subjects with equal policy share them.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.Tables) }),
+	newMetric("table_rows", "Rows of all tables: node class to class.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.PeerRows) }),
+	newMetric("table_intervals", "Intervals of ports of all tables.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.Intervals) }),
+	newMetric("table_blocks", "Blocks of addresses of all tables.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.Blocks) }),
+	newMetric("node_classes", "Sets of peers that no table tells apart.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.NodeClasses) }),
+	newMetric("compiled_tables_total", "Tables compiled.", prometheus.CounterValue, func(f figures) float64 { return float64(f.Counters.Tables) }),
+	newMetric("learned_names", "DNS names with learned addresses.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Names) }),
+	newMetric("learned_addresses", "Addresses learned for DNS names, with those that only old connections use.", prometheus.GaugeValue,
+		func(f figures) float64 { return float64(f.Addresses) }),
+	newMetric("connected_subscribers", "Subscribers of the table stream that are connected.", prometheus.GaugeValue, func(f figures) float64 {
+		n := 0
+		for _, s := range f.Subscribers {
+			if s.Connected {
+				n++
+			}
+		}
+		return float64(n)
+	}),
+	newMetric("unacknowledged_messages", "Messages sent or due and not acknowledged, of the connected subscriber that has most.", prometheus.GaugeValue, func(f figures) float64 {
+		most := uint64(0)
+		for _, s := range f.Subscribers {
+			most = max(most, s.Behind)
+		}
+		return float64(most)
+	}),
+	newMetric("refused_tables", "Tables that subscribers refused; their subjects keep the ones before. Each needs a look.", prometheus.GaugeValue, func(f figures) float64 {
+		n := 0
+		for _, s := range f.Subscribers {
+			n += len(s.Refusals)
+		}
+		return float64(n)
+	}),
+	newMetric("cut_subscribers_total", "Subscribers that were cut for being too far behind.", prometheus.CounterValue, func(f figures) float64 { return float64(f.cut) }),
+	newMetric("stream_log_bytes", "About what is kept for subscribers that are behind or may come back.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.weight) }),
+	newMetric("journal_bytes", "Size of the journal.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Journal) }),
+	newMetric("unsynced_sources", "Sources that have not said everything since the start.", prometheus.GaugeValue, func(f figures) float64 {
+		n := 0
+		for _, s := range f.Sources {
+			if !s.Synced {
+				n++
+			}
+		}
+		return float64(n)
+	}),
+	newMetric("problems", "Lines of problems in the status.", prometheus.GaugeValue, func(f figures) float64 { return float64(len(f.Problems)) }),
+}
+
+// Collector gives the node's figures to Prometheus.
+type Collector struct{ Node *node.Node }
+
+// Describe implements prometheus.Collector.
+func (Collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, m := range metrics {
+		ch <- m.desc
+	}
+}
+
+// collectTimeout is how long a scrape waits for the node's turn.
+const collectTimeout = 5 * time.Second
+
+// Collect implements prometheus.Collector. Without an answer there are no
+// figures, rather than old ones.
+func (c Collector) Collect(ch chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), collectTimeout)
+	defer cancel()
+	st, err := c.Node.Status(ctx)
+	if err != nil {
+		return
+	}
+	f := figures{Status: st}
+	f.weight, f.cut = c.Node.Figures()
+	for _, m := range metrics {
+		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.value(f))
+	}
+}

@@ -1,0 +1,750 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package server
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/node"
+	"github.com/sluice-net/sluice/services/policy/internal/port"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/table"
+)
+
+// replica is what a datapath has: tables made of messages, and nothing else.
+type replica struct {
+	words   map[uint32]table.Word
+	classes map[uint32]string
+	tables  map[uint64]*table.Table
+	bound   map[uint32]*[2]*uint64
+	binds   map[uint32]*policyv1.Bind // the last ingress one
+}
+
+func newReplica() *replica {
+	return &replica{
+		words: map[uint32]table.Word{}, classes: map[uint32]string{}, tables: map[uint64]*table.Table{},
+		bound: map[uint32]*[2]*uint64{}, binds: map[uint32]*policyv1.Bind{},
+	}
+}
+
+func classesOf(in []uint32) (out [identity.Scopes]table.Class) {
+	for i, c := range in {
+		out[i] = table.Class(c)
+	}
+	return out
+}
+
+func nodesOf(in []*policyv1.PortNode) []table.Node {
+	out := make([]table.Node, len(in))
+	for i, n := range in {
+		copy(out[i].Hi[:], n.GetHigh())
+		copy(out[i].Value[:], n.GetValue())
+	}
+	return out
+}
+
+func prefixOf(b *policyv1.AddressBlock) netip.Prefix {
+	a, _ := netip.AddrFromSlice(b.GetAddress())
+	return netip.PrefixFrom(a, int(b.GetBits()))
+}
+
+func (r *replica) define(d *policyv1.TableDefine) *table.Table {
+	t := &table.Table{Classes: slices.Clone(d.GetClasses()), Nodes: nodesOf(d.GetNodes()), Peers: map[table.NodeClass]table.Class{}}
+	if d.GetDefaultAllow() {
+		t.Flags |= table.DefaultAllow
+	}
+	if d.GetHostAllow() {
+		t.Flags |= table.HostAllow
+	}
+	if d.GetHasAddresses() {
+		t.Flags |= table.HasAddresses
+	}
+	for i, c := range d.GetDefaultClasses() {
+		t.Default[i] = table.Class(c)
+	}
+	t.Address = classesOf(d.GetAddressClasses())
+	for _, x := range d.GetRules() {
+		t.Rules = append(t.Rules, table.Rule{Action: rule.Action(x.GetAction() - 1), Tier: rule.Tier(x.GetTier()), Proxy: rule.Proxy(x.GetProxy())})
+	}
+	for _, p := range d.GetPeers() {
+		t.Peers[table.NodeClass(p.GetNodeClass())] = table.Class(p.GetClass())
+	}
+	for _, b := range d.GetBlocks() {
+		t.Blocks.Set(prefixOf(b), classesOf(b.GetClasses()))
+	}
+	return t
+}
+
+// apply carries out one step; an error is a broken promise of the stream.
+func (r *replica) apply(s *policyv1.Step) error {
+	switch x := s.GetStep().(type) {
+	case *policyv1.Step_NodeClassDefine:
+		r.classes[x.NodeClassDefine.GetNodeClass()] = string(x.NodeClassDefine.GetKey())
+	case *policyv1.Step_NodeClassRetire:
+		delete(r.classes, x.NodeClassRetire.GetNodeClass())
+	case *policyv1.Step_IdentityUpdate:
+		u := x.IdentityUpdate
+		if u.GetNodeClass() == 0 {
+			delete(r.words, u.GetIdentity())
+			break
+		}
+		if _, ok := r.classes[u.GetNodeClass()]; !ok {
+			return fmt.Errorf("identity %d has a class without a name", u.GetIdentity())
+		}
+		r.words[u.GetIdentity()] = table.Word{
+			NodeClass: table.NodeClass(u.GetNodeClass()), Kind: identity.Kind(u.GetKind() - 1), Scope: identity.Scope(u.GetScope() - 1), Known: true,
+		}
+	case *policyv1.Step_TableDefine:
+		d := x.TableDefine
+		if r.tables[d.GetTable()] != nil || d.GetTable() == 0 || len(d.GetStructureHash()) != 32 {
+			return fmt.Errorf("table %d is defined wrongly", d.GetTable())
+		}
+		r.tables[d.GetTable()] = r.define(d)
+	case *policyv1.Step_TableGrow:
+		t := r.tables[x.TableGrow.GetTable()]
+		if t == nil {
+			return fmt.Errorf("table %d grows and is not there", x.TableGrow.GetTable())
+		}
+		t.Nodes, t.Classes = append(t.Nodes, nodesOf(x.TableGrow.GetNodes())...), append(t.Classes, x.TableGrow.GetClasses()...)
+	case *policyv1.Step_TableRetire:
+		for n, b := range r.bound {
+			for _, id := range b {
+				if id != nil && *id == x.TableRetire.GetTable() {
+					return fmt.Errorf("table %d is retired and identity %d bound to it", *id, n)
+				}
+			}
+		}
+		delete(r.tables, x.TableRetire.GetTable())
+	case *policyv1.Step_PeerUpdate:
+		t := r.tables[x.PeerUpdate.GetTable()]
+		if t == nil {
+			return fmt.Errorf("row for table %d, which is not there", x.PeerUpdate.GetTable())
+		}
+		c := table.NodeClass(x.PeerUpdate.GetRow().GetNodeClass())
+		_, there := t.Peers[c]
+		if there != x.PeerUpdate.GetDelete() {
+			return fmt.Errorf("row %d of table %d: there %t, deleted %t", c, x.PeerUpdate.GetTable(), there, x.PeerUpdate.GetDelete())
+		}
+		if there {
+			delete(t.Peers, c)
+		} else {
+			t.Peers[c] = table.Class(x.PeerUpdate.GetRow().GetClass())
+		}
+	case *policyv1.Step_AddressUpdate:
+		t := r.tables[x.AddressUpdate.GetTable()]
+		if t == nil {
+			return fmt.Errorf("block for table %d, which is not there", x.AddressUpdate.GetTable())
+		}
+		if p := prefixOf(x.AddressUpdate.GetBlock()); x.AddressUpdate.GetDelete() {
+			t.Blocks.Delete(p)
+		} else {
+			t.Blocks.Set(p, classesOf(x.AddressUpdate.GetBlock().GetClasses()))
+		}
+	case *policyv1.Step_Bind:
+		b := x.Bind
+		if t := r.tables[b.GetTable()]; b.GetTable() != 0 && (t == nil || len(t.Rules) != len(b.GetRules())) {
+			return fmt.Errorf("identity %d is bound to table %d, which is not there or has other rules", b.GetSubject(), b.GetTable())
+		}
+		if r.bound[b.GetSubject()] == nil {
+			r.bound[b.GetSubject()] = new([2]*uint64)
+		}
+		id := b.GetTable()
+		d := rule.Ingress
+		if b.GetDirection() == policyv1.TableDirection_TABLE_DIRECTION_EGRESS {
+			d = rule.Egress
+		} else {
+			r.binds[b.GetSubject()] = b
+		}
+		r.bound[b.GetSubject()][d] = &id
+	case *policyv1.Step_SubjectGone:
+		delete(r.bound, x.SubjectGone.GetSubject())
+	}
+	return nil
+}
+
+func (r *replica) lookup(subject uint32, d rule.Direction, peer uint32, addr netip.Addr, q port.Point) (rule.Action, bool) {
+	b := r.bound[subject]
+	if b == nil || b[d] == nil {
+		return 0, false
+	}
+	if *b[d] == 0 {
+		return rule.Allow, true
+	}
+	return r.tables[*b[d]].Lookup(r.words[peer], addr, q).Action, true
+}
+
+// follower is a subscriber that does what it is told, and acknowledges it.
+type follower struct {
+	t *testing.T
+	policyv1.PolicyService_WatchPolicyTablesClient
+	cancel context.CancelFunc
+	ended  chan struct{}
+
+	mu sync.Mutex // guards all below
+	*replica
+	incarnation []byte
+	seq         uint64
+	complete    bool // the snapshot
+	barrier     *policyv1.Barrier
+	messages    int
+	err         error // the end of the stream, or a broken promise
+}
+
+// watch subscribes. What decide answers about a message is done: whether it is
+// acknowledged.
+func (s *service) watch(sub *policyv1.Subscribe, decide ...func(*follower, *policyv1.WatchPolicyTablesResponse) bool) *follower {
+	s.t.Helper()
+	return s.continueWith(sub, newReplica(), 0, decide...)
+}
+
+// continueWith subscribes with the tables of before.
+func (s *service) continueWith(sub *policyv1.Subscribe, r *replica, seq uint64, decide ...func(*follower, *policyv1.WatchPolicyTablesResponse) bool) *follower {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), 4*patience)
+	w, err := s.WatchPolicyTables(ctx)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	f := &follower{t: s.t, PolicyService_WatchPolicyTablesClient: w, replica: r, seq: seq, cancel: cancel, ended: make(chan struct{})}
+	s.t.Cleanup(f.leave)
+	f.send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Subscribe{Subscribe: sub}})
+	go func() {
+		defer close(f.ended)
+		for {
+			m, err := f.Recv()
+			ack := true
+			f.mu.Lock()
+			if err == nil {
+				err = f.take(m)
+			}
+			f.err = err
+			f.mu.Unlock()
+			if err != nil {
+				return
+			}
+			for _, d := range decide {
+				ack = ack && d(f, m)
+			}
+			if ack {
+				f.Send(ackOf(m.GetSeq())) //nolint:errcheck // Recv says what is wrong
+			}
+		}
+	}()
+	return f
+}
+
+func ackOf(seq uint64) *policyv1.WatchPolicyTablesRequest {
+	return &policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Ack{Ack: &policyv1.Ack{Seq: seq}}}
+}
+
+func (f *follower) send(m *policyv1.WatchPolicyTablesRequest) {
+	f.t.Helper()
+	if err := f.Send(m); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// leave ends the stream and returns when nothing comes any more.
+func (f *follower) leave() {
+	f.cancel()
+	<-f.ended
+}
+
+// take carries out one message.
+func (f *follower) take(m *policyv1.WatchPolicyTablesResponse) error {
+	if f.seq != 0 && m.GetSeq() != f.seq+1 {
+		return fmt.Errorf("message %d follows %d", m.GetSeq(), f.seq)
+	}
+	f.seq, f.incarnation = m.GetSeq(), m.GetIncarnation()
+	f.messages++
+	for i, step := range m.GetSteps() {
+		if err := f.apply(step); err != nil {
+			return fmt.Errorf("message %d, step %d: %w", m.GetSeq(), i, err)
+		}
+		f.complete = f.complete || step.GetSnapshotComplete() != nil
+		if b := step.GetBarrier(); b != nil {
+			f.barrier = b
+			if i != len(m.GetSteps())-1 {
+				return fmt.Errorf("message %d has steps behind its barrier", m.GetSeq())
+			}
+		}
+	}
+	return nil
+}
+
+// look gives the lock back even if the test ends.
+func (f *follower) look(at func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	at()
+}
+
+// until waits for a condition, which is looked at under the lock.
+func (f *follower) until(what string, ok func() bool) {
+	f.t.Helper()
+	end := time.Now().Add(patience)
+	for {
+		f.mu.Lock()
+		good, err := ok(), f.err
+		f.mu.Unlock()
+		if good {
+			return
+		}
+		if err != nil || time.Now().After(end) {
+			f.t.Fatalf("until %s: %v", what, err)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+func (f *follower) snapshot() *follower {
+	f.t.Helper()
+	f.until("the snapshot", func() bool { return f.complete && f.barrier != nil })
+	return f
+}
+
+func subscribe(name string, subjects ...uint32) *policyv1.Subscribe {
+	return &policyv1.Subscribe{Name: name, Subjects: subjects}
+}
+
+// status waits until the service says what is wanted.
+func (s *service) eventually(what string, ok func(*policyv1.GetStatusResponse) bool) {
+	s.t.Helper()
+	end := time.Now().Add(patience)
+	for {
+		st, err := s.GetStatus(s.ctx(), &policyv1.GetStatusRequest{})
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		if ok(st) {
+			return
+		}
+		if time.Now().After(end) {
+			s.t.Fatalf("not %s: %v", what, st)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+const tcp5432 = port.Point(6<<16 | 5432)
+
+func TestSubscriberGetsSnapshotThenChanges(t *testing.T) {
+	s := serve(t)
+	s.know(town)
+	s.apply(allowWeb)
+	f := s.watch(subscribe("datapath", 301, 999)).snapshot()
+	if a, ok := f.lookup(301, rule.Ingress, 300, netip.Addr{}, tcp5432); !ok || a != rule.Allow {
+		t.Errorf("web to db: %v %t", a, ok)
+	}
+	if a, ok := f.lookup(301, rule.Ingress, 302, netip.Addr{}, tcp5432); !ok || a != rule.Deny {
+		t.Errorf("other to db: %v %t", a, ok)
+	}
+	if b := f.binds[301]; b.GetPolicyRevision() != 1 || b.GetRules()[0].GetSources()[0].GetName() != "db" {
+		t.Errorf("bind: %v", b)
+	}
+	// An identity that comes later gets its tables then.
+	s.know(map[uint32]string{999: "k8s:app=late " + namespaceLabel + "shop"})
+	f.until("tables of 999", func() bool { return f.bound[999] != nil && f.bound[999][1] != nil })
+	// Other subjects.
+	f.send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Subjects{Subjects: &policyv1.SubjectChange{Add: []uint32{302}, Remove: []uint32{301}}}})
+	f.until("302 instead of 301", func() bool { return f.bound[302] != nil && f.bound[301] == nil })
+}
+
+func TestReplicaOfTheStreamAnswersLikeTheService(t *testing.T) {
+	s := serve(t, func(c *node.Config) { c.Stream.Message = 400; c.MaxNames, c.MaxAddresses = 100, 1000 })
+	seed := [2]uint64{rand.Uint64(), rand.Uint64()}
+	r := rand.New(rand.NewPCG(seed[0], seed[1]))
+	t.Logf("seed %v", seed)
+	labels := func() string {
+		return fmt.Sprintf("k8s:app=%c k8s:tier=%d %s%s", 'a'+rune(r.IntN(4)), r.IntN(3), namespaceLabel, []string{"x", "y"}[r.IntN(2)])
+	}
+	manifest := func() string {
+		name, ns := fmt.Sprint("p", r.IntN(6)), []string{"x", "y"}[r.IntN(2)]
+		peers := []string{
+			fmt.Sprintf("{podSelector: {matchLabels: {app: %c}}}", 'a'+rune(r.IntN(4))),
+			"{podSelector: {}, namespaceSelector: {}}",
+			fmt.Sprintf("{ipBlock: {cidr: 10.%[1]d.0.0/16, except: [10.%[1]d.1.0/24]}}", r.IntN(3)),
+		}
+		if r.IntN(3) == 0 {
+			return fmt.Sprintf("apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: %s, namespace: %s}\nspec:\n  endpointSelector: {matchLabels: {app: %c}}\n  egress:\n  - toFQDNs: [{matchPattern: '*.example.com'}]\n  - toEndpoints: [{matchLabels: {tier: '%d'}}]\n    toPorts: [{ports: [{port: '%d', protocol: TCP}]}]\n  ingressDeny:\n  - fromEndpoints: [{matchLabels: {tier: '%d'}}]\n",
+				name, ns, 'a'+rune(r.IntN(4)), r.IntN(3), 80+r.IntN(3), r.IntN(3))
+		}
+		direction, side := "ingress", "from"
+		if r.IntN(2) == 0 {
+			direction, side = "egress", "to"
+		}
+		p := peers[r.IntN(len(peers))]
+		// The policy types of one with an egress section are both.
+		return fmt.Sprintf("apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: %s, namespace: %s}\nspec:\n  podSelector: {matchLabels: {tier: '%d'}}\n  %s:\n  - %s: [%s]\n    ports: [{protocol: TCP, port: %d, endPort: %d}]\n",
+			name, ns, r.IntN(3), direction, side, p, 80+r.IntN(2), 82+r.IntN(2))
+	}
+	s.know(town)
+	known := map[uint32]bool{}
+	subjects := []uint32{400, 401, 402, 403}
+	f := s.watch(subscribe("datapath", subjects...)).snapshot()
+	for step := range 120 {
+		switch r.IntN(6) {
+		case 0, 1:
+			s.apply(manifest())
+		case 2:
+			key := &policyv1.PolicyKey{Kind: "NetworkPolicy", Namespace: "x", Name: fmt.Sprint("p", r.IntN(6))}
+			if _, err := s.DeletePolicies(s.ctx(), &policyv1.DeletePoliciesRequest{Keys: []*policyv1.PolicyKey{key}}); err != nil {
+				t.Fatal(err)
+			}
+		case 3:
+			n := 400 + uint32(r.IntN(12))
+			if known[n] && n >= 404 {
+				if err := s.node.SetIdentities(s.ctx(), nil, []identity.Numeric{identity.Numeric(n)}); err != nil {
+					t.Fatal(err)
+				}
+				delete(known, n)
+			} else {
+				s.know(map[uint32]string{n: labels()})
+				known[n] = true
+			}
+		case 4:
+			name, addr := fmt.Sprintf("h%d.example.com", r.IntN(4)), []byte{10, byte(r.IntN(3)), byte(r.IntN(2)), 7}
+			if _, err := s.LearnNames(s.ctx(), &policyv1.LearnNamesRequest{Name: name, Addresses: [][]byte{addr}}); err != nil {
+				t.Fatal(err)
+			}
+		case 5:
+			next := append(slices.Clone(subjects[:r.IntN(4)]), 400+uint32(r.IntN(12)))
+			var gone []uint32
+			for n := uint32(400); n < 412; n++ {
+				if !slices.Contains(next, n) {
+					gone = append(gone, n)
+				}
+			}
+			f.send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Subjects{Subjects: &policyv1.SubjectChange{Add: next, Remove: gone}}})
+		}
+		// What is acknowledged is carried out, so the replica is at rest then. The
+		// change of subjects, which has no answer, is before this in one stream.
+		revision := s.apply(marker(step)).GetRevision()
+		s.ordered(f)
+		if _, err := s.WaitForRevision(s.ctx(), &policyv1.WaitForRevisionRequest{Revision: revision}); err != nil {
+			t.Fatal(err)
+		}
+		f.look(func() {
+			if f.err != nil || f.barrier.GetPolicyRevision() != revision {
+				t.Fatalf("step %d: the barrier is at %d, waited for %d; %v", step, f.barrier.GetPolicyRevision(), revision, f.err)
+			}
+			bound := slices.Sorted(maps.Keys(f.bound))
+			for _, n := range bound {
+				if !known[n] {
+					continue // its tables stay, and it has no labels to explain
+				}
+				for range 6 {
+					peer := 400 + uint32(r.IntN(12))
+					p := &policyv1.Peer{Identity: peer}
+					addr := netip.AddrFrom4([4]byte{10, byte(r.IntN(3)), byte(r.IntN(2)), 7})
+					p.Address = addr.AsSlice()
+					if !known[peer] || r.IntN(3) == 0 {
+						peer, p.Identity = 9, 9
+					}
+					q := port.Point(6<<16 | 79 + r.IntN(6))
+					for d, req := range map[rule.Direction]*policyv1.ExplainRequest{
+						rule.Ingress: {From: p, To: &policyv1.Peer{Identity: n}, Protocol: 6, Port: q & 0xffff},
+						rule.Egress:  {To: p, From: &policyv1.Peer{Identity: n}, Protocol: 6, Port: q & 0xffff},
+					} {
+						x, err := s.Explain(s.ctx(), req)
+						if err != nil {
+							t.Fatal(err)
+						}
+						want := x.GetIngress()
+						if d == rule.Egress {
+							want = x.GetEgress()
+						}
+						got, ok := f.lookup(n, d, peer, addr, q)
+						if !ok || got != rule.Action(want.GetAction()-1) {
+							t.Fatalf("step %d: %s of %d with %d at %s, %d: the replica says %s (%t), the service %v", step, d, n, peer, addr, q, got, ok, want)
+						}
+					}
+				}
+			}
+		})
+	}
+	// A late one is told the same.
+	late := s.watch(subscribe("late", slices.Collect(maps.Keys(f.bound))...)).snapshot()
+	if len(late.tables) != len(f.tables) || len(late.words) != len(f.words) || !maps.Equal(late.classes, f.classes) {
+		t.Errorf("late: %d tables, %d identities, %d classes; want %d, %d, %d", len(late.tables), len(late.words), len(late.classes), len(f.tables), len(f.words), len(f.classes))
+	}
+}
+
+// marker is a policy that concerns nobody and changes with each step.
+func marker(step int) string {
+	return fmt.Sprintf("apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: marker, namespace: nowhere}\nspec: {podSelector: {matchLabels: {step: 's%d'}}}\n", step)
+}
+
+// ordered waits until the service has taken everything that the follower sent,
+// by a location that counts as a change.
+func (s *service) ordered(f *follower) {
+	s.t.Helper()
+	before := f.addressRevision()
+	addr := netip.AddrFrom4([4]byte{192, 0, byte(before >> 8), byte(before)})
+	f.send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Locate{Locate: &policyv1.Locate{
+		Add: []*policyv1.Location{{Address: addr.AsSlice(), Identity: 300}},
+	}}})
+	f.until("the location is taken", func() bool { return f.barrier.GetAddressRevision() > before })
+}
+
+func (f *follower) addressRevision() uint64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.barrier.GetAddressRevision()
+}
+
+func TestResumeContinuesBehindTheLastMessage(t *testing.T) {
+	s := serve(t)
+	s.know(town)
+	s.apply(allowWeb)
+	f := s.watch(subscribe("datapath", 301)).snapshot()
+	f.leave()
+	s.eventually("disconnected", func(st *policyv1.GetStatusResponse) bool { return !st.GetSubscribers()[0].GetConnected() })
+	s.apply(named("away", allowWeb))
+	again := subscribe("datapath", 301)
+	again.Incarnation, again.Seq = f.incarnation, f.seq
+	g := s.continueWith(again, f.replica, f.seq)
+	g.until("the change", func() bool { return g.barrier.GetPolicyRevision() == 2 })
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.complete || g.messages != 1 || len(g.binds[301].GetRules()[0].GetSources()) != 2 {
+		t.Errorf("resumed: snapshot %t, %d messages, %v", g.complete, g.messages, g.binds[301])
+	}
+}
+
+func TestResumeThatCannotBeStartsWithEverything(t *testing.T) {
+	s := serve(t, func(c *node.Config) { c.Stream.Resume = 1 })
+	s.know(town)
+	s.apply(allowWeb)
+	f := s.watch(subscribe("datapath", 301)).snapshot()
+	f.leave()
+	s.eventually("disconnected", func(st *policyv1.GetStatusResponse) bool { return !st.GetSubscribers()[0].GetConnected() })
+	s.apply(named("a", allowWeb))
+	s.apply(named("b", allowWeb)) // the log keeps the last change only
+	for what, change := range map[string]func(*policyv1.Subscribe){
+		"too old":           func(*policyv1.Subscribe) {},
+		"of another run":    func(s *policyv1.Subscribe) { s.Incarnation = []byte("0123456789abcdef") },
+		"from the future":   func(s *policyv1.Subscribe) { s.Seq += 1 << 40 },
+		"before everything": func(s *policyv1.Subscribe) { s.Seq = 0 },
+	} {
+		again := subscribe("datapath", 301)
+		again.Incarnation, again.Seq = f.incarnation, f.seq
+		change(again)
+		g := s.watch(again).snapshot()
+		if g.barrier.GetPolicyRevision() != 3 || g.seq <= f.seq || len(g.bound) != 1 {
+			t.Errorf("%s: revision %d, seq %d, %d subjects", what, g.barrier.GetPolicyRevision(), g.seq, len(g.bound))
+		}
+		g.leave()
+	}
+}
+
+func TestNewerConnectionEndsTheOlder(t *testing.T) {
+	s := serve(t)
+	s.know(town)
+	f := s.watch(subscribe("datapath", 301)).snapshot()
+	g := s.watch(subscribe("datapath", 301)).snapshot()
+	<-f.ended
+	wantCode(t, f.err, codes.Aborted, "newer connection")
+	s.apply(allowWeb)
+	g.until("the change", func() bool { return g.barrier.GetPolicyRevision() == 1 })
+}
+
+func TestSlowSubscriberIsCutAndStartsAnew(t *testing.T) {
+	s := serve(t, func(c *node.Config) { c.Stream.Unacked = 3 })
+	s.know(town)
+	f := s.watch(subscribe("datapath", 301), func(*follower, *policyv1.WatchPolicyTablesResponse) bool { return false }).snapshot()
+	for i := range 3 {
+		s.apply(named(fmt.Sprint("p", i), allowWeb))
+	}
+	<-f.ended
+	wantCode(t, f.err, codes.ResourceExhausted, "too far behind")
+	s.watch(subscribe("datapath", 301)).snapshot()
+}
+
+func TestWaitForRevisionWaitsForTheAcknowledgement(t *testing.T) {
+	s := serve(t)
+	s.know(town)
+	hold := make(chan struct{})
+	f := s.watch(subscribe("datapath", 301), func(f *follower, m *policyv1.WatchPolicyTablesResponse) bool {
+		for _, step := range m.GetSteps() {
+			if step.GetBarrier().GetPolicyRevision() == 1 {
+				<-hold
+			}
+		}
+		return true
+	}).snapshot()
+	s.apply(allowWeb)
+	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err := s.WaitForRevision(short, &policyv1.WaitForRevisionRequest{Revision: 1})
+	wantCode(t, err, codes.DeadlineExceeded, "")
+	// Of subjects that the subscriber has none of, nothing is waited for.
+	if _, err := s.WaitForRevision(s.ctx(), &policyv1.WaitForRevisionRequest{Revision: 1, Subjects: []uint32{302}}); err != nil {
+		t.Errorf("other subjects: %v", err)
+	}
+	close(hold)
+	out, err := s.WaitForRevision(s.ctx(), &policyv1.WaitForRevisionRequest{Revision: 1, Subjects: []uint32{301}})
+	if err != nil || out.GetRevision() != 1 || len(out.GetDisconnected()) != 0 {
+		t.Errorf("after the acknowledgement: %v, %v", out, err)
+	}
+	_, err = s.WaitForRevision(s.ctx(), &policyv1.WaitForRevisionRequest{Revision: 2})
+	wantCode(t, err, codes.OutOfRange, "no such revision yet")
+	f.leave()
+	s.eventually("disconnected", func(st *policyv1.GetStatusResponse) bool { return !st.GetSubscribers()[0].GetConnected() })
+	s.apply(named("b", allowWeb))
+	out, err = s.WaitForRevision(s.ctx(), &policyv1.WaitForRevisionRequest{Revision: 2})
+	if err != nil || !slices.Equal(out.GetDisconnected(), []string{"datapath"}) {
+		t.Errorf("disconnected: %v, %v", out, err)
+	}
+}
+
+func TestRefusedTableIsNamedUntilItIsReplaced(t *testing.T) {
+	s := serve(t)
+	s.know(town)
+	refuse := true
+	f := s.watch(subscribe("datapath", 301), func(f *follower, m *policyv1.WatchPolicyTablesResponse) bool {
+		for _, step := range m.GetSteps() {
+			if b := step.GetBind(); b.GetTable() != 0 && refuse {
+				f.Send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Nack{Nack: &policyv1.Nack{
+					Seq: m.GetSeq(), Subject: b.GetSubject(), Table: b.GetTable(), Reason: "the map has no room",
+				}}})
+				refuse = false
+			}
+		}
+		return true
+	}).snapshot()
+	s.apply(allowWeb)
+	_, err := s.WaitForRevision(s.ctx(), &policyv1.WaitForRevisionRequest{Revision: 1})
+	wantCode(t, err, codes.FailedPrecondition, "ingress of identity 301")
+	wantCode(t, err, codes.FailedPrecondition, "the map has no room; the largest share of the table is from NetworkPolicy shop/db")
+	s.eventually("refused", func(st *policyv1.GetStatusResponse) bool {
+		return len(st.GetSubscribers()[0].GetRefusals()) == 1
+	})
+	out := s.apply(strings.Replace(allowWeb, "5432", "5433", 1))
+	if _, err := s.WaitForRevision(s.ctx(), &policyv1.WaitForRevisionRequest{Revision: out.GetRevision()}); err != nil {
+		t.Errorf("after another table: %v", err)
+	}
+	_ = f
+}
+
+const learnWeb = `apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: dns, namespace: shop}
+spec:
+  endpointSelector: {matchLabels: {app: web}}
+  egress:
+  - toFQDNs: [{matchName: api.example.com}]
+`
+
+func TestLearnNamesAnswersAfterTheKernelKnows(t *testing.T) {
+	s := serve(t)
+	s.know(town)
+	s.apply(learnWeb)
+	f := s.watch(subscribe("datapath", 300)).snapshot()
+	addr := netip.MustParseAddr("192.0.2.7")
+	out, err := s.LearnNames(s.ctx(), &policyv1.LearnNamesRequest{Name: "API.example.com.", Addresses: [][]byte{addr.AsSlice()}, Ttl: durationpb.New(time.Second)})
+	if err != nil || !out.GetUsed() {
+		t.Fatalf("learn: %v, %v", out, err)
+	}
+	f.look(func() { // what was acknowledged is carried out
+		if a, ok := f.lookup(300, rule.Egress, 9, addr, tcp5432); !ok || a != rule.Allow {
+			t.Errorf("to the learned address: %v %t", a, ok)
+		}
+		if a, ok := f.lookup(300, rule.Egress, 9, netip.MustParseAddr("192.0.2.8"), tcp5432); !ok || a != rule.Deny {
+			t.Errorf("to another: %v %t", a, ok)
+		}
+	})
+	out, err = s.LearnNames(s.ctx(), &policyv1.LearnNamesRequest{Name: "unused.example.com", Addresses: [][]byte{addr.AsSlice()}})
+	if err != nil || out.GetUsed() {
+		t.Errorf("unused: %v, %v", out, err)
+	}
+	for i := range 2 {
+		if _, err := s.LearnNames(s.ctx(), &policyv1.LearnNamesRequest{Name: fmt.Sprint("n", i, ".example.com"), Addresses: [][]byte{addr.AsSlice()}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err = s.LearnNames(s.ctx(), &policyv1.LearnNamesRequest{Name: "fifth.example.com", Addresses: [][]byte{addr.AsSlice()}})
+	wantCode(t, err, codes.ResourceExhausted, "4 DNS names are remembered")
+	_, err = s.LearnNames(s.ctx(), &policyv1.LearnNamesRequest{Name: "not a name", Addresses: [][]byte{addr.AsSlice()}})
+	wantCode(t, err, codes.InvalidArgument, "name")
+}
+
+func TestBadMessagesEndTheStream(t *testing.T) {
+	s := serve(t)
+	s.know(town)
+	for what, send := range map[string]*policyv1.WatchPolicyTablesRequest{
+		"ack of the future": ackOf(1 << 50),
+		"second subscribe":  {Message: &policyv1.WatchPolicyTablesRequest_Subscribe{Subscribe: subscribe("datapath")}},
+		"short address": {Message: &policyv1.WatchPolicyTablesRequest_Locate{Locate: &policyv1.Locate{
+			Add: []*policyv1.Location{{Address: []byte{1, 2}, Identity: 300}},
+		}}},
+		"no message": {},
+	} {
+		f := s.watch(subscribe("datapath", 301)).snapshot()
+		f.send(send)
+		<-f.ended
+		wantCode(t, f.err, codes.InvalidArgument, "")
+		_ = what
+	}
+	w, err := s.WatchPolicyTables(s.ctx())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Send(ackOf(1)); err != nil {
+		t.Fatal(err)
+	}
+	_, err = w.Recv()
+	wantCode(t, err, codes.InvalidArgument, "first message is not subscribe")
+}
+
+func TestSubjectsOfAGoneSubscriberStayForAWhile(t *testing.T) {
+	clock := &fakeClock{now: time.Unix(1_700_000_000, 0)}
+	s := serve(t, func(c *node.Config) { c.Now = clock.Now; c.Linger = time.Hour })
+	s.know(town)
+	s.apply(allowWeb)
+	s.watch(subscribe("datapath", 301)).snapshot().leave()
+	s.eventually("disconnected", func(st *policyv1.GetStatusResponse) bool { return !st.GetSubscribers()[0].GetConnected() })
+	clock.Add(59 * time.Minute)
+	s.poke()
+	s.eventually("still there", func(st *policyv1.GetStatusResponse) bool { return st.GetSubjects() == 1 })
+	clock.Add(2 * time.Minute)
+	s.poke()
+	s.eventually("forgotten", func(st *policyv1.GetStatusResponse) bool {
+		return st.GetSubjects() == 0 && len(st.GetSubscribers()) == 0
+	})
+}
+
+// poke makes the node look at its clock.
+func (s *service) poke() { s.know(map[uint32]string{700: "k8s:poke=" + fmt.Sprint(rand.Uint64())}) }
+
+type fakeClock struct {
+	mu  sync.Mutex
+	now time.Time
+}
+
+func (c *fakeClock) Now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.now
+}
+
+func (c *fakeClock) Add(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.now = c.now.Add(d)
+}

@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+)
+
+// Peer is one end of a connection as the maps know it.
+type Peer struct {
+	Addr     netip.Addr
+	Identity Identity
+	// Word of the identity; not Known: the tables do not know it.
+	Word IdentityWord
+	// Slot of the endpoint, HostSlot for the node's own addresses, NoSlot else.
+	Slot Slot
+	// Entry of the ipcache that holds the address; not valid: none does, and
+	// the address is the world's.
+	Entry netip.Prefix
+}
+
+// Side is what one side's table says, step by step.
+type Side struct {
+	SideVerdict
+	// Lookup is what the table said; zero for tables with a fixed meaning.
+	Lookup TableVerdict
+}
+
+// Explanation is what would become of the first packet of a connection, and
+// why.
+type Explanation struct {
+	// Reason is why it would be forwarded or dropped.
+	Reason              Reason
+	Source, Destination Peer
+	// Egress and Ingress are the sides that are judged: those of local ends.
+	// With a drop on one side the other is explained all the same, unless the
+	// packet would be dropped before any policy is asked.
+	Egress, Ingress *Side
+	// Connection is the tracked one, if Tracked. Current says whether nothing
+	// by which it was judged has changed since.
+	Connection       Connection
+	Tracked, Current bool
+}
+
+// ErrNotLocal says that neither end is an endpoint of this node.
+var ErrNotLocal = errors.New("neither address belongs to an endpoint of this node")
+
+// Explain takes the steps of the programs on the live maps for the first
+// packet of a connection: from the endpoint that has the source address, else
+// from the host's stack to the one that has the destination. Destination's
+// port is the packet's, or type << 8 | code of ICMP; Source's port is for the
+// connection's state alone, and is the identifier of an echo. Nothing changes.
+//
+// What needs a packet is taken for granted: whole headers, the endpoint's own
+// Ethernet addresses, a size that fits, no mark of another program.
+func (k *Kernel) Explain(t Tuple) (Explanation, error) {
+	if err := t.validate(); err != nil {
+		return Explanation{}, err
+	}
+	if err := k.rlock(); err != nil {
+		return Explanation{}, err
+	}
+	defer k.mu.RUnlock()
+	x := Explanation{}
+	var err error
+	if x.Source, err = k.peer(t.Initiator.Addr()); err != nil {
+		return x, err
+	}
+	if x.Destination, err = k.peer(t.Responder.Addr()); err != nil {
+		return x, err
+	}
+	fromPod, toPod := x.Source.endpoint(), x.Destination.endpoint()
+	if !fromPod && !toPod {
+		return x, fmt.Errorf("%v, %v: %w", t.Initiator.Addr(), t.Responder.Addr(), ErrNotLocal)
+	}
+	if err := k.explainConnection(&x, t); err != nil {
+		return x, err
+	}
+	if x.Reason = k.addressReason(&x, t, fromPod); x.Reason != 0 {
+		return x, nil
+	}
+	// what the programs ask: both ends if they are local, the host's too
+	point := uint32(t.Protocol)<<16 | uint32(point(t))
+	var egress, ingress Reason
+	if x.Source.Slot != NoSlot {
+		if x.Egress, egress, err = k.explainSide(x.Source.Slot, Egress, x.Destination, point); err != nil {
+			return x, err
+		}
+	}
+	if x.Destination.Slot != NoSlot {
+		if x.Ingress, ingress, err = k.explainSide(x.Destination.Slot, Ingress, x.Source, point); err != nil {
+			return x, err
+		}
+	}
+	switch {
+	case egress != 0:
+		x.Reason = egress
+	case ingress != 0:
+		x.Reason = ingress
+	case !fromPod:
+		x.Reason = ForwardFromStack
+	case x.Destination.Slot == HostSlot:
+		x.Reason = ForwardHost
+	case !toPod:
+		x.Reason = ForwardOutside
+	case k.at(x.Destination.Slot).Deliver == DeliverRedirect:
+		x.Reason = ForwardRedirect
+	default:
+		x.Reason = ForwardPeer
+	}
+	return x, nil
+}
+
+// point is the port that tables are asked about; other protocols have none.
+func point(t Tuple) uint16 {
+	switch t.Protocol {
+	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP, unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6:
+		return t.Responder.Port()
+	}
+	return 0
+}
+
+// endpoint says whether the end is a pod.
+func (p Peer) endpoint() bool { return p.Slot != NoSlot && p.Slot != HostSlot }
+
+// peer finds out what the maps know of an address.
+func (k *Kernel) peer(a netip.Addr) (Peer, error) {
+	p := Peer{Addr: a}
+	var err error
+	if p.Slot, err = k.slotOf(a); err != nil {
+		return p, fmt.Errorf("slot of %v: %w", a, err)
+	}
+	world4, world6 := k.opened.worlds()
+	p.Identity = world4
+	if a.Is6() {
+		p.Identity = world6
+	}
+	info, found, err := k.getIP(hostPrefix(a))
+	if err != nil {
+		return p, fmt.Errorf("ipcache of %v: %w", a, err)
+	}
+	if found {
+		p.Identity = info.Identity
+		if p.Entry, err = k.entryOf(a); err != nil {
+			return p, err
+		}
+	}
+	// whoever is local says it of itself
+	switch {
+	case p.Slot == HostSlot:
+		p.Identity = IdentityHost
+	case p.Slot != NoSlot:
+		p.Identity = k.at(p.Slot).Identity
+	}
+	if i, ok := p.Identity.index(); ok {
+		p.Word = identityWordOf(k.tables.identity(i))
+	}
+	return p, nil
+}
+
+// entryOf is the prefix of the ipcache that counts for an address: a lookup
+// says what an entry holds, and not which it is.
+func (k *Kernel) entryOf(a netip.Addr) (netip.Prefix, error) {
+	all, err := k.ipcache()
+	if err != nil {
+		return netip.Prefix{}, err
+	}
+	var longest netip.Prefix
+	for _, e := range all {
+		if e.Prefix.Contains(a) && (!longest.IsValid() || e.Prefix.Bits() > longest.Bits()) {
+			longest = e.Prefix
+		}
+	}
+	return longest, nil
+}
+
+// addressReason is what the addresses alone decide, 0 if nothing.
+func (k *Kernel) addressReason(x *Explanation, t Tuple, fromPod bool) Reason {
+	if r := destinationReason(x.Destination.Addr); r != 0 {
+		return r
+	}
+	if !fromPod {
+		return 0
+	}
+	dst := x.Destination
+	switch {
+	case linkLocal(dst.Addr):
+		return DropLinkLocal
+	case dst.Slot == x.Source.Slot:
+		return DropHairpin
+	case dst.Slot == NoSlot:
+		info, found, err := k.getIP(hostPrefix(dst.Addr))
+		if err == nil && found && info.Flags&FlagPodRange != 0 {
+			return DropNoRoute
+		}
+	}
+	if t.Protocol == unix.IPPROTO_UDP && (dst.Slot == HostSlot || dst.Identity == IdentityHost || dst.Identity == IdentityRemoteNode) {
+		for _, port := range k.opened.TunnelPorts {
+			if t.Responder.Port() == port {
+				return DropTunnelPort
+			}
+		}
+	}
+	return 0
+}
+
+// linkLocal: IPv4's gateway, and everything link-local of IPv6.
+func linkLocal(a netip.Addr) bool {
+	return a == netip.AddrFrom4([4]byte{169, 254, 1, 1}) || a.Is6() && a.IsLinkLocalUnicast()
+}
+
+// destinationReason is about addresses that nobody can have.
+func destinationReason(a netip.Addr) Reason {
+	switch {
+	case a == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+		return QuietBroadcast
+	case a.IsMulticast():
+		return QuietMulticast
+	case a.Is4():
+		first := a.As4()[0]
+		if first >= 240 || first == 127 || first == 0 {
+			return DropMartian
+		}
+	case a.IsUnspecified(), a.IsLoopback(), a.Is4In6():
+		return DropMartian
+	}
+	return 0
+}
+
+// explainSide asks the table of a slot about a peer: what it says, and why the
+// packet would be dropped, 0 if it would not.
+func (k *Kernel) explainSide(s Slot, d Direction, peer Peer, point uint32) (*Side, Reason, error) {
+	pol := k.policyAt(s)
+	side := &Side{SideVerdict: SideVerdict{By: ByTable, Table: pol.Egress, Gen: pol.Gen, Action: ActionDeny}}
+	if d == Ingress {
+		side.Table = pol.Ingress
+	}
+	reason := Reason(0)
+	switch t := side.Table; {
+	case t == TableDeny:
+		reason = DropPolicyDenied
+	case t == TableAllow:
+		side.Action = ActionAllow
+	case t == TablePending && d == Ingress && peer.Identity == IdentityHost:
+		side.Action = ActionAllow
+	case t == TablePending:
+		reason = DropPolicyPending
+	default:
+		v, err := k.lookupTable(t, peer.Identity, peer.Addr, point)
+		switch {
+		case errors.Is(err, ErrNoTable):
+			return side, DropPolicyTable, nil
+		case errors.Is(err, ErrCorrupt):
+			return side, DropTableCorrupt, nil
+		case err != nil:
+			return nil, 0, err
+		}
+		side.Lookup = v
+		side.By, side.Rule, side.Action = By(v.By), v.Rule, v.Action
+		switch {
+		case v.Action == ActionRedirect:
+			return side, DropNoProxy, nil
+		case v.Action == ActionDeny && side.By == ByUnknownIdentity:
+			reason = DropIdentityUnknown
+		case v.Action == ActionDeny:
+			reason = DropPolicyDenied
+		}
+	}
+	if reason != 0 && k.slotRecord(s).Flags&endpointAudited != 0 {
+		side.Audited = true
+		reason = 0
+	}
+	return side, reason, nil
+}
+
+// explainConnection looks for the tracked connection.
+func (k *Kernel) explainConnection(x *Explanation, t Tuple) error {
+	switch t.Protocol {
+	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP:
+	case unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6:
+		t.Responder = netip.AddrPortFrom(t.Responder.Addr(), t.Initiator.Port())
+	default:
+		t.Initiator = netip.AddrPortFrom(t.Initiator.Addr(), 0)
+		t.Responder = netip.AddrPortFrom(t.Responder.Addr(), 0)
+	}
+	var err error
+	if x.Connection, x.Tracked, err = k.connection(t); err != nil || !x.Tracked {
+		return err
+	}
+	c := x.Connection
+	x.Current = true
+	for _, e := range []struct {
+		End
+		addr netip.Addr
+	}{{c.From, c.Initiator.Addr()}, {c.To, c.Responder.Addr()}} {
+		if e.Gen != 0 && (e.Slot > MaxEndpoints || k.policyAt(e.Slot).Gen != e.Gen) {
+			x.Current = false
+		}
+		gen, err := k.addressGen(e.addr)
+		if err != nil {
+			return err
+		}
+		if gen != e.AddressGen {
+			x.Current = false
+		}
+	}
+	return nil
+}
+
+// addressGen is the part of an address's gen that connections remember.
+func (k *Kernel) addressGen(a netip.Addr) (uint16, error) {
+	var raw [8]byte
+	if err := k.maps.byName[bpf.MapsMapSlPgen].Lookup(uint32(addressBucket(a)), &raw); err != nil {
+		return 0, fmt.Errorf("address gen of %v: %w", a, err)
+	}
+	return uint16(binary.NativeEndian.Uint64(raw[:])), nil
+}

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"reflect"
+	"testing"
+
+	"github.com/cilium/ebpf"
+)
+
+// everything is the content of all maps, by its hash, but for the ring.
+func everything(t testing.TB, k *Kernel) map[string][32]byte {
+	t.Helper()
+	all := map[string][32]byte{}
+	for _, name := range k.MapNames() {
+		m := k.maps.byName[name]
+		h := sha256.New()
+		switch m.Type() {
+		case ebpf.RingBuf:
+			continue
+		case ebpf.Array:
+			room := func(size uint32) reflect.Value {
+				return reflect.MakeSlice(reflect.SliceOf(reflect.ArrayOf(int(size), reflect.TypeFor[byte]())), int(m.MaxEntries()), int(m.MaxEntries()))
+			}
+			keys, values := room(m.KeySize()), room(m.ValueSize())
+			var cursor ebpf.MapBatchCursor
+			n, err := m.BatchLookup(&cursor, keys.Interface(), values.Interface(), nil)
+			if n != int(m.MaxEntries()) || err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				t.Fatalf("read %s: %d elements, %v", name, n, err)
+			}
+			fmt.Fprint(h, values.Interface())
+		case ebpf.PerCPUArray:
+			for i := range m.MaxEntries() {
+				var perCPU [][]byte
+				must(t, "read "+name, m.Lookup(i, &perCPU))
+				fmt.Fprint(h, perCPU)
+			}
+		default:
+			var key, value []byte
+			it := m.Iterate()
+			for it.Next(&key, &value) {
+				fmt.Fprint(h, key, value)
+			}
+			must(t, "read "+name, it.Err())
+		}
+		all[name] = [32]byte(h.Sum(nil))
+	}
+	return all
+}
+
+// port80 is a tree in which the rule decides port 80 of TCP and nothing else.
+func port80(rule uint32) PortNode {
+	const none = 0x7fff<<16 | 0xffff
+	n := PortNode{}
+	for i := range n.High {
+		n.High[i], n.Value[i] = 0xffffffff, none
+	}
+	n.High[0], n.Value[0] = 6<<16|79, none
+	n.High[1], n.Value[1] = 6<<16|80, 0x7fff<<16|rule
+	return n
+}
+
+// explained are tables in which each kind of answer occurs: by identity row,
+// default class, block and default.
+func explained(t testing.TB, k *Kernel) (egress, ingress Table) {
+	t.Helper()
+	class, err := k.NodeClass(ClassKey{1})
+	must(t, "NodeClass", err)
+	must(t, "SetIdentityWords", k.SetIdentityWords(map[Identity]IdentityWord{
+		a.Identity: {Class: class, Known: true}, b.Identity: {Class: class, Known: true},
+		IdentityHost:      {Class: class + 1, Kind: 3, Scope: 1, Known: true},
+		IdentityWorldIPv4: {Class: class + 2, Kind: 1, Scope: 2, Known: true},
+		IdentityWorldIPv6: {Class: class + 2, Kind: 2, Scope: 2, Known: true},
+	}))
+	nothing := port80(0xffff)
+	c := TableContent{
+		Hash: [32]byte{1}, HasAddresses: true,
+		Rules:   []TableRule{{Action: ActionAllow, Tier: 1}, {Action: ActionDeny, Tier: 1}, {Action: ActionAllow, Tier: 1}},
+		Classes: []uint32{0, 1, 2, 3},
+		Nodes:   []PortNode{nothing, port80(1), port80(2), port80(3)},
+		Peers:   map[NodeClass]uint16{class: 1},
+		Blocks: []Block{
+			{Prefix: netip.MustParsePrefix("198.51.100.0/24"), Classes: [3]uint16{0, 0, 3}},
+			{Prefix: netip.MustParsePrefix("198.51.0.0/16"), Classes: [3]uint16{0, 0, 2}},
+		},
+	}
+	egress, err = k.DefineTable(c)
+	must(t, "DefineTable", err)
+	c.Hash, c.HostAllow = [32]byte{2}, true
+	ingress, err = k.DefineTable(c)
+	must(t, "DefineTable", err)
+	return egress, ingress
+}
+
+func TestKernelExplainNamesEveryStep(t *testing.T) {
+	r, cast := newStage(t)
+	egress, ingress := explained(t, r.k)
+	setPolicy(t, r.k, cast["a"].Slot, Policy{Egress: egress, Ingress: ingress})
+	setPolicy(t, r.k, cast["b"].Slot, Policy{Egress: egress, Ingress: ingress})
+	from := netip.AddrPortFrom(a.IPv4, 40000)
+	ask := func(proto uint8, src, dst netip.AddrPort) Explanation {
+		t.Helper()
+		x, err := r.k.Explain(Tuple{src, dst, proto})
+		must(t, fmt.Sprintf("Explain %v to %v", src, dst), err)
+		return x
+	}
+
+	x := ask(6, from, netip.AddrPortFrom(b.IPv4, 80))
+	if x.Reason != ForwardPeer || x.Egress == nil || x.Ingress == nil {
+		t.Fatalf("pod to pod: %+v", x)
+	}
+	if s := x.Egress; s.By != ByRule || s.Rule != 1 || s.Action != ActionAllow || s.Table != egress || !s.Lookup.IdentityRow || s.Lookup.IdentityClass != 1 {
+		t.Errorf("pod to pod, egress: %+v", s)
+	}
+	if s := x.Source; s.Slot != cast["a"].Slot || s.Identity != a.Identity || !s.Word.Known || s.Entry != hostPrefix(a.IPv4) {
+		t.Errorf("the sender: %+v", s)
+	}
+	if x.Tracked {
+		t.Errorf("a connection that never was: %+v", x.Connection)
+	}
+
+	x = ask(6, from, netip.AddrPortFrom(b.IPv4, 81))
+	if x.Reason != DropPolicyDenied || x.Egress.By != ByDefault || x.Egress.Rule != 0 || x.Ingress == nil {
+		t.Errorf("a port without a rule: %v, %+v", x.Reason, x.Egress)
+	}
+	x = ask(6, from, netip.AddrPortFrom(world4, 80))
+	if x.Reason != ForwardOutside || x.Ingress != nil || x.Egress.Rule != 3 || x.Egress.Lookup.AddressBlock != netip.MustParsePrefix("198.51.100.0/24") {
+		t.Errorf("an address in two blocks: %v, %+v", x.Reason, x.Egress)
+	}
+	if d := x.Destination; d.Slot != NoSlot || d.Identity != IdentityWorldIPv4 || d.Entry.IsValid() {
+		t.Errorf("the world: %+v", d)
+	}
+	x = ask(6, from, netip.MustParseAddrPort("198.51.9.9:80"))
+	if x.Reason != DropPolicyDenied || x.Egress.By != ByRule || x.Egress.Rule != 2 {
+		t.Errorf("the wider block denies: %v, %+v", x.Reason, x.Egress)
+	}
+	x = ask(6, from, netip.AddrPortFrom(remote4, 80))
+	if x.Reason != DropIdentityUnknown || x.Egress.By != ByUnknownIdentity || x.Destination.Word.Known {
+		t.Errorf("an identity that nobody announced: %v, %+v", x.Reason, x.Egress)
+	}
+	x = ask(6, netip.AddrPortFrom(host4, 1), from)
+	if x.Reason != ForwardFromStack || x.Ingress.By != ByHostAllow || x.Source.Slot != HostSlot {
+		t.Errorf("the own host: %v, %+v, %+v", x.Reason, x.Ingress, x.Source)
+	}
+	must(t, "SetAudit", r.k.SetAudit(cast["a"].Slot, true))
+	x = ask(6, from, netip.MustParseAddrPort("198.51.9.9:80"))
+	if x.Reason != ForwardOutside || !x.Egress.Audited || x.Egress.Action != ActionDeny {
+		t.Errorf("in audit mode: %v, %+v", x.Reason, x.Egress)
+	}
+
+	for _, tu := range []Tuple{
+		{netip.AddrPortFrom(world4, 1), netip.AddrPortFrom(remote4, 2), 6},
+		{netip.AddrPortFrom(host4, 1), netip.AddrPortFrom(world4, 2), 6},
+	} {
+		if _, err := r.k.Explain(tu); !errors.Is(err, ErrNotLocal) {
+			t.Errorf("Explain(%v): %v, want ErrNotLocal", tu, err)
+		}
+	}
+}
+
+func TestKernelExplainKnowsTheConnection(t *testing.T) {
+	r, cast := newStage(t)
+	from, to := netip.AddrPortFrom(a.IPv4, 40000), netip.AddrPortFrom(b.IPv4, 80)
+	gen := func(name string) uint32 { return r.k.policyAt(cast[name].Slot).Gen }
+	bucket, err := r.k.addressGen(b.IPv4)
+	must(t, "addressGen", err)
+	r.k.put(t, Connection{
+		Tuple: Tuple{from, to, 6}, From: End{Slot: cast["a"].Slot, Gen: gen("a")}, To: End{Slot: cast["b"].Slot, Gen: gen("b"), AddressGen: bucket},
+		Flags: SeenReply, EgressRule: 5,
+	})
+	r.k.put(t, Connection{Tuple: Tuple{netip.AddrPortFrom(a.IPv4, 77), netip.AddrPortFrom(b.IPv4, 77), 1}, From: End{Slot: NoSlot}, To: End{Slot: NoSlot}})
+	check := func(tu Tuple, tracked, current bool) {
+		t.Helper()
+		x, err := r.k.Explain(tu)
+		must(t, "Explain", err)
+		if x.Tracked != tracked || x.Current != current || tracked && x.Connection.Initiator.Addr() != a.IPv4 {
+			t.Errorf("%v: tracked %v, current %v, %+v", tu, x.Tracked, x.Current, x.Connection)
+		}
+	}
+	check(Tuple{from, to, 6}, true, true)
+	check(Tuple{to, from, 6}, true, true)
+	check(Tuple{from, to, 17}, false, false)
+	// the identifier of an echo
+	check(Tuple{netip.AddrPortFrom(a.IPv4, 77), netip.AddrPortFrom(b.IPv4, 8<<8), 1}, true, true)
+	must(t, "BumpAddress", r.k.BumpAddress(b.IPv4))
+	check(Tuple{from, to, 6}, true, false)
+	setPolicy(t, r.k, cast["a"].Slot, Policy{Egress: TableAllow, Ingress: TableAllow})
+	check(Tuple{from, to, 6}, true, false)
+}
+
+// What Explain says is what the programs do, for first packets from and to a
+// pod, to every kind of address, under every kind of table; and it changes
+// nothing.
+func TestKernelExplainSaysWhatTheProgramsDo(t *testing.T) {
+	r, cast := newStage(t)
+	egress, ingress := explained(t, r.k)
+	tables := []Table{TableDeny, TableAllow, TablePending, egress, ingress, 999}
+	places := []netip.Addr{
+		a.IPv4, b.IPv4, only4.IPv4, shaped.IPv4, host4, remote4, world4, nobody4, gateway4,
+		netip.MustParseAddr("198.51.9.9"), netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("0.1.2.3"), netip.MustParseAddr("240.0.0.1"),
+		netip.MustParseAddr("224.0.0.5"), netip.MustParseAddr("255.255.255.255"),
+		a.IPv6, b.IPv6, shaped.IPv6, host6, remote6, world6, nobody6, gateway6, podLocal,
+		netip.MustParseAddr("::1"), netip.MustParseAddr("ff02::5"),
+	}
+	reasons := map[Reason]int{}
+	for i, e := range tables {
+		in := tables[(i*5+3)%len(tables)]
+		for _, audit := range []bool{false, true} {
+			for _, who := range []string{"a", "b", "shaped"} {
+				setPolicy(t, r.k, cast[who].Slot, Policy{Egress: e, Ingress: in})
+				must(t, "SetAudit", r.k.SetAudit(cast[who].Slot, audit))
+			}
+			var cs []firstPacket
+			for _, addr := range places {
+				for _, port := range []uint16{80, 81, 4789} {
+					for _, proto := range []uint8{6, 17} {
+						for _, to := range []bool{false, true} {
+							if c, ok := r.firstPacket(t, proto, addr, port, to); ok {
+								cs = append(cs, c)
+							}
+						}
+					}
+				}
+			}
+			first := e == egress && !audit
+			var before map[string][32]byte
+			if first {
+				before = everything(t, r.k)
+			}
+			xs := make([]Explanation, len(cs))
+			for i, c := range cs {
+				var err error
+				xs[i], err = r.k.Explain(c.tuple)
+				must(t, fmt.Sprint("Explain ", c.tuple), err)
+			}
+			if first && !maps.Equal(before, everything(t, r.k)) {
+				t.Error("Explain has changed the maps")
+			}
+			for i, c := range cs {
+				o := r.run(t, c.prog, c.in, skbContext{}, 0)
+				reasons[o.reason]++
+				if x := xs[i]; o.reason != x.Reason {
+					t.Errorf("%s, protocol %d, %v to %v: the program says %v, Explain %v\negress %+v\ningress %+v",
+						c.prog, c.tuple.Protocol, c.tuple.Initiator, c.tuple.Responder, o.reason, x.Reason, x.Egress, x.Ingress)
+				}
+				for tu := range r.k.tracked(t) {
+					m, key := r.k.connectionMap(tu)
+					must(t, "forget the connection", m.Delete(key))
+				}
+			}
+		}
+	}
+	if len(reasons) < 14 {
+		t.Errorf("only these reasons occurred: %v", reasons)
+	}
+}
+
+type firstPacket struct {
+	tuple Tuple
+	prog  string
+	in    []byte
+}
+
+// firstPacket of a connection of pod a with an address. ok is false for what
+// the program never sees.
+func (r runner) firstPacket(t *testing.T, proto uint8, addr netip.Addr, port uint16, to bool) (c firstPacket, ok bool) {
+	t.Helper()
+	payload := udp(40000, port)
+	if proto == 6 {
+		payload = tcp(40000, port, flagSYN)
+	}
+	own := a.IPv4
+	if addr.Is6() {
+		own = a.IPv6
+	}
+	here, there := netip.AddrPortFrom(own, 40000), netip.AddrPortFrom(addr, port)
+	if !to {
+		c = firstPacket{Tuple{here, there, proto}, fromPodName, from6(addr, proto, payload)}
+		if addr.Is4() {
+			c.in = from4(addr, proto, payload)
+		}
+		return c, true
+	}
+	s, err := r.k.slotOf(addr)
+	must(t, "slotOf", err)
+	if addr.IsMulticast() || addr.IsLinkLocalUnicast() || s != NoSlot && s != HostSlot {
+		return c, false // no sender, or one that is judged where its packets leave it
+	}
+	c = firstPacket{Tuple{netip.AddrPortFrom(addr, 40000), netip.AddrPortFrom(own, port), proto}, toPodName, to6(addr, proto, payload)}
+	if addr.Is4() {
+		c.in = to4(addr, proto, payload)
+	}
+	return c, true
+}

@@ -65,3 +65,53 @@ func FuzzMatches(f *testing.F) {
 		}
 	})
 }
+
+// FuzzPattern compares the matching of patterns with regular expressions of the
+// same meaning.
+func FuzzPattern(f *testing.F) {
+	for _, s := range [][2]string{
+		{"*.example.com", "a.example.com"},
+		{"**.example.com", "a.b.example.com."},
+		{"*", "."},
+		{"a*b*.c", "aXbY.c"},
+		{"**.*.x", "a.b.x"},
+		{"***.a", "b.a"},
+		{"a.**", "a.b"},
+		{"*a*a*a*a*b", "aaaaaaaaaaaaaaaa"},
+		{"A.B.", "a.b"},
+	} {
+		f.Add(s[0], s[1])
+	}
+	f.Fuzz(func(t *testing.T, pattern, name string) {
+		if len(pattern) > 100 || len(name) > 300 {
+			return
+		}
+		p, err := Parse(pattern)
+		if err != nil {
+			return
+		}
+		if again, err := Parse(p.String()); err != nil || again.String() != p.String() {
+			t.Fatalf("%q is %s, and that %s, %v", pattern, p, again, err)
+		}
+		const char, word = "[-_0-9A-Za-z]", "[-_0-9A-Za-z]+"
+		text := p.String()
+		expr := "\\A(?:" + word + "(?:\\." + word + ")*)?\\.\\z"
+		if text != "*" {
+			expr = "\\A"
+			if rest, ok := strings.CutPrefix(text, "**."); ok {
+				expr, text = "\\A"+word+"(?:\\."+word+")*\\.", rest
+			}
+			for _, c := range text {
+				if c == '*' {
+					expr += char + "*"
+				} else {
+					expr += regexp.QuoteMeta(string(c))
+				}
+			}
+			expr += "\\z"
+		}
+		if got, want := p.Matches(name), regexp.MustCompile(expr).MatchString(Canonical(name)); got != want {
+			t.Fatalf("%q matches %q: %t, want %t by %s", pattern, name, got, want, expr)
+		}
+	})
+}

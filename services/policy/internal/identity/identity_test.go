@@ -64,3 +64,27 @@ func TestNamedPortsSurviveTheLabel(t *testing.T) {
 		}
 	}
 }
+
+// FuzzParseNamedPorts looks for values that do not survive being written again.
+func FuzzParseNamedPorts(f *testing.F) {
+	for _, s := range []string{"http.TCP.80", "http.TCP.80_http.TCP.81_dns.udp.53", "a.SCTP.65535", "a.TCP.0", "_", "a..1", "a.TCP.65536", "a.TCP.+1"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, value string) {
+		ports, err := ParseNamedPorts(value)
+		if err != nil || len(ports) == 0 {
+			return
+		}
+		l, ok := NamedPortsLabel(ports)
+		if !ok {
+			t.Fatalf("%q gives no label", value)
+		}
+		again, err := ParseNamedPorts(l.Value)
+		if err != nil {
+			t.Fatalf("%q is written %q: %v", value, l.Value, err)
+		}
+		if m, _ := NamedPortsLabel(again); m != l {
+			t.Fatalf("%q is written %q, and that %q", value, l.Value, m.Value)
+		}
+	})
+}

@@ -1,0 +1,463 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package equivalence
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/ringbuf"
+
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	vectorv1 "github.com/sluice-net/sluice/proto/gen/sluice/policyvector/v1"
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/client"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/policy"
+	"github.com/sluice-net/sluice/services/datapath/internal/publish"
+)
+
+// node is a kernel with programs that can be asked.
+type node struct {
+	k              *kernel.Kernel
+	judge          *ebpf.Program
+	fromPod, toPod *ebpf.Program
+	events         *ringbuf.Reader
+	record         ringbuf.Record
+	port           uint16 // source port of the last packet
+	addresses      map[netip.Addr]kernel.Identity
+	ifindex        uint32 // of the last endpoint without a device
+
+	question, answer []byte // of judge
+	out              []byte
+	frame            []byte
+}
+
+func newNode(t testing.TB) *node {
+	t.Helper()
+	k, dir := openKernel(t)
+	n := &node{k: k, addresses: map[netip.Addr]kernel.Identity{}, ifindex: 1}
+	must := func(what string, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+	}
+	maps := map[string]*ebpf.Map{}
+	infos, err := k.Maps()
+	must("list the maps", err)
+	for _, info := range infos {
+		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, info.Pin), nil)
+		must("open map "+info.Name, err)
+		t.Cleanup(func() { m.Close() })
+		maps[info.Name] = m
+	}
+	spec, err := bpf.LoadJudge()
+	must("read the judge", err)
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: maps, Cache: btf.NewCache()})
+	must("load the judge", err)
+	t.Cleanup(coll.Close)
+	n.judge = coll.Programs["sluice_judge"]
+	for _, p := range []struct {
+		of  kernel.Program
+		out **ebpf.Program
+	}{{k.FromPod(), &n.fromPod}, {k.ToPod(), &n.toPod}} {
+		prog, err := ebpf.NewProgramFromID(ebpf.ProgramID(p.of.ID))
+		must("open program "+p.of.Name, err)
+		t.Cleanup(func() { prog.Close() })
+		*p.out = prog
+	}
+	n.events, err = ringbuf.NewReader(maps[bpf.MapsMapSlEvents])
+	must("open the events", err)
+	t.Cleanup(func() { n.events.Close() })
+	n.events.SetDeadline(time.Unix(1, 0)) // what is there is read, nothing waited for
+
+	n.question = make([]byte, 14+binary.Size(bpf.MapsSlQuestion{})+binary.Size(bpf.MapsSlAnswer{}))
+	n.answer = make([]byte, len(n.question)+256)
+	n.out = make([]byte, 512)
+	return n
+}
+
+// kernelOf is the kernel as the subscriber has it. What was retired waits for
+// room to be wanted: a grace period for each of thousands of views would only
+// take time.
+type kernelOf struct{ publish.Policies }
+
+func (kernelOf) Barrier(ctx context.Context) error { return ctx.Err() }
+
+// state is one view, subscribed to by a process that has just begun.
+type state struct {
+	n       *node
+	ctx     context.Context
+	cancel  context.CancelFunc
+	done    chan error
+	service *service
+	applier *policy.Applier
+	anchors map[uint32]uint16 // subject to a slot that it judges
+	probe   probe
+}
+
+// probe is the endpoint at the device that packets can be run at.
+type probe struct {
+	slot    uint16 // 0: none
+	subject uint32
+	addr    netip.Addr
+}
+
+func (n *node) begin(ctx context.Context) (*state, error) {
+	s := &state{n: n, service: newService(), anchors: map[uint32]uint16{}, done: make(chan error, 1)}
+	s.ctx, s.cancel = context.WithCancel(ctx)
+	s.applier = policy.New(policy.Config{
+		Name: "equivalence", Kernel: kernelOf{publish.Policies{Kernel: n.k}}, Service: client.NewPolicy(s.service),
+	})
+	if err := s.applier.Adopt(func(uint16) bool { return false }); err != nil {
+		return nil, fmt.Errorf("adopt: %w", err)
+	}
+	go func() { s.done <- s.applier.Run(s.ctx) }()
+	return s, nil
+}
+
+// end leaves the tables to the next process, and no endpoint.
+func (s *state) end() error {
+	s.cancel()
+	if err := <-s.done; err != nil && !errors.Is(err, context.Canceled) {
+		return err
+	}
+	errs := []error{s.dropProbe()}
+	for _, slot := range s.anchors {
+		errs = append(errs, s.drop(slot))
+	}
+	return errors.Join(errs...)
+}
+
+// tables carries a message out.
+func (s *state) tables(m *policyv1.WatchPolicyTablesResponse) error {
+	// a subject goes when the last endpoint has gone
+	for _, step := range m.GetSteps() {
+		gone := step.GetSubjectGone()
+		if gone == nil || s.anchors[gone.GetSubject()] == 0 {
+			continue
+		}
+		if s.probe.subject == gone.GetSubject() {
+			if err := s.dropProbe(); err != nil {
+				return err
+			}
+		}
+		if err := s.drop(s.anchors[gone.GetSubject()]); err != nil {
+			return err
+		}
+		delete(s.anchors, gone.GetSubject())
+	}
+	// the node asks for the policy of those that it has
+	for _, step := range m.GetSteps() {
+		b := step.GetBind()
+		if b == nil || s.anchors[b.GetSubject()] != 0 {
+			continue
+		}
+		s.n.ifindex++
+		a := netip.AddrFrom4([4]byte{198, 18, byte(s.n.ifindex >> 8), byte(s.n.ifindex)})
+		slot, err := s.publish(b.GetSubject(), a, 1+s.n.ifindex%(1<<16))
+		if err != nil {
+			return err
+		}
+		s.anchors[b.GetSubject()] = slot
+	}
+	if err := s.service.say(s.ctx, m); err != nil {
+		return fmt.Errorf("message %d: %w", m.GetSeq(), err)
+	}
+	return nil
+}
+
+// macs of the probe and of its device.
+var podMAC, hostMAC = [6]byte{2, 0, 0, 0, 0, 1}, [6]byte{2, 0, 0, 0, 0, 2}
+
+func (s *state) publish(subject uint32, addr netip.Addr, ifindex uint32) (uint16, error) {
+	e := kernel.Endpoint{
+		Ifindex: ifindex, Identity: kernel.Identity(subject), MAC: podMAC, HostMAC: hostMAC, MTU: 1500, Deliver: kernel.DeliverPeer,
+	}
+	if addr.Is4() {
+		e.IPv4 = addr
+	} else {
+		e.IPv6 = addr
+	}
+	slot, err := s.applier.Publish(subject, []netip.Addr{addr}, func(egress, ingress policy.Table) (uint16, uint32, error) {
+		e.Policy = kernel.Policy{Egress: kernel.Table(egress), Ingress: kernel.Table(ingress)}
+		slot, err := s.n.k.Publish(s.ctx, e)
+		if err != nil {
+			return 0, 0, err
+		}
+		now, err := s.n.k.Lookup(slot)
+		return uint16(slot), now.Policy.Gen, err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("endpoint of subject %d at %v: %w", subject, addr, err)
+	}
+	// the programs looked its address up before it was there, perhaps
+	s.n.addresses[addr] = 0
+	return slot, s.n.k.BumpAddress(addr)
+}
+
+func (s *state) drop(slot uint16) error {
+	return s.applier.Drop(slot, func() error { return s.n.k.Unpublish(kernel.Slot(slot)) })
+}
+
+func (s *state) dropProbe() error {
+	if s.probe.slot == 0 {
+		return nil
+	}
+	slot := s.probe.slot
+	s.probe = probe{}
+	return s.drop(slot)
+}
+
+// verdict is an answer, the engine's or a program's.
+type verdict struct {
+	action policyv1.Action
+	by     policyv1.DecidedBy
+	rule   uint32
+}
+
+func (v verdict) String() string {
+	if v.rule == 0 {
+		return fmt.Sprintf("%s by %s", v.action, v.by)
+	}
+	return fmt.Sprintf("%s by %s, rule %d", v.action, v.by, v.rule)
+}
+
+func wanted(q *vectorv1.Question) verdict {
+	return verdict{q.GetAction(), q.GetDecidedBy(), q.GetRule()}
+}
+
+// answerOf is the verdict of a side. The table that allows everything is that
+// of a side on which nothing is enforced.
+func answerOf(side bpf.MapsSlSide) (verdict, error) {
+	v := verdict{policyv1.Action(side.Action) + 1, policyv1.DecidedBy(side.By), uint32(side.Rule)}
+	if side.By == uint8(bpf.MapsSlBySL_BY_TABLE) && side.Table != uint16(kernel.TableAllow) {
+		return v, fmt.Errorf("judged by table %d", side.Table)
+	}
+	return v, nil
+}
+
+// reasonOf is the reason that belongs to a verdict; 0: it passes.
+func reasonOf(v verdict) kernel.Reason {
+	switch {
+	case v.action == policyv1.Action_ACTION_ALLOW:
+		return 0
+	case v.action == policyv1.Action_ACTION_REDIRECT:
+		return kernel.DropNoProxy
+	case v.by == policyv1.DecidedBy_DECIDED_BY_UNKNOWN_IDENTITY:
+		return kernel.DropIdentityUnknown
+	}
+	return kernel.DropPolicyDenied
+}
+
+// askJudge asks the function by which the programs decide.
+func (s *state) askJudge(q *vectorv1.Question) (verdict, error) {
+	n := s.n
+	slot, ok := s.anchors[q.GetSubject()]
+	if !ok {
+		return verdict{}, fmt.Errorf("subject %d is not bound", q.GetSubject())
+	}
+	p, ok := s.applier.Of(slot)
+	if !ok {
+		return verdict{}, fmt.Errorf("subject %d has no policy", q.GetSubject())
+	}
+	table, direction := p.Egress, bpf.MapsSlDirectionSL_EGRESS
+	if q.GetDirection() == policyv1.TableDirection_TABLE_DIRECTION_INGRESS {
+		table, direction = p.Ingress, bpf.MapsSlDirectionSL_INGRESS
+	}
+	in := bpf.MapsSlQuestion{
+		Identity: q.GetPeer(), Point: q.GetProtocol()<<16 | q.GetPort(), Table: uint16(table), Family: 6, Direction: uint8(direction),
+	}
+	copy(in.Addr[:], q.GetPeerAddress())
+	if len(q.GetPeerAddress()) == 4 {
+		in.Family = 4
+	}
+	if _, err := binary.Encode(n.question[14:], binary.NativeEndian, in); err != nil {
+		return verdict{}, err
+	}
+	opts := &ebpf.RunOptions{Data: n.question, DataOut: n.answer}
+	ret, err := n.judge.Run(opts)
+	if err != nil || ret != 0 {
+		return verdict{}, fmt.Errorf("the judge returns %d: %w", ret, err)
+	}
+	var out bpf.MapsSlAnswer
+	if _, err := binary.Decode(opts.DataOut[14+binary.Size(in):], binary.NativeEndian, &out); err != nil {
+		return verdict{}, err
+	}
+	v, err := answerOf(out.Side)
+	if err != nil {
+		return v, fmt.Errorf("%w: %s", err, kernel.Reason(out.Reason))
+	}
+	if want := reasonOf(v); kernel.Reason(out.Reason) != want {
+		return v, fmt.Errorf("%s, with the reason %s, want %s", v, kernel.Reason(out.Reason), want)
+	}
+	return v, nil
+}
+
+// errElsewhere says that a program ended the packet before any policy was
+// asked: nobody may send such a packet.
+var errElsewhere = errors.New("no policy was asked")
+
+// askProgram sends a packet out of the subject's device, or into it.
+func (s *state) askProgram(q *vectorv1.Question) (verdict, kernel.Reason, error) {
+	n := s.n
+	subject, ok := netip.AddrFromSlice(q.GetSubjectAddress())
+	peer, ok2 := netip.AddrFromSlice(q.GetPeerAddress())
+	if !ok || !ok2 {
+		return verdict{}, 0, fmt.Errorf("addresses %x and %x", q.GetSubjectAddress(), q.GetPeerAddress())
+	}
+	if subject == peer {
+		return verdict{}, kernel.DropHairpin, errElsewhere
+	}
+	if s.probe.subject != q.GetSubject() || s.probe.addr != subject {
+		if err := s.dropProbe(); err != nil {
+			return verdict{}, 0, err
+		}
+		slot, err := s.publish(q.GetSubject(), subject, 1)
+		if err != nil {
+			return verdict{}, 0, err
+		}
+		s.probe = probe{slot, q.GetSubject(), subject}
+	}
+	if n.addresses[peer] != kernel.Identity(q.GetPeer()) {
+		// as every change of an address: the mapping, then its bucket
+		if err := n.k.UpsertIP(netip.PrefixFrom(peer, peer.BitLen()), kernel.IPInfo{Identity: kernel.Identity(q.GetPeer())}); err != nil {
+			return verdict{}, 0, err
+		}
+		if err := n.k.BumpAddress(peer); err != nil {
+			return verdict{}, 0, err
+		}
+		n.addresses[peer] = kernel.Identity(q.GetPeer())
+	}
+	prog, src, dst, srcMAC, dstMAC := n.fromPod, subject, peer, podMAC, hostMAC
+	egress := q.GetDirection() == policyv1.TableDirection_TABLE_DIRECTION_EGRESS
+	if !egress {
+		prog, src, dst, srcMAC, dstMAC = n.toPod, peer, subject, hostMAC, podMAC
+	}
+	n.port = 1024 + (n.port-1023)%60000
+	n.frame = packet(n.frame[:0], srcMAC, dstMAC, src, dst, uint8(q.GetProtocol()), n.port, uint16(q.GetPort()))
+	ret, err := prog.Run(&ebpf.RunOptions{Data: n.frame, DataOut: n.out})
+	if err != nil {
+		return verdict{}, 0, fmt.Errorf("run on % x: %w", n.frame, err)
+	}
+	e, found, err := n.event()
+	if err != nil {
+		return verdict{}, 0, err
+	}
+	const shot = 2
+	if !found {
+		if ret == shot {
+			return verdict{}, 0, errElsewhere // quietly
+		}
+		// it passed and is no connection, or part of one
+		return verdict{action: policyv1.Action_ACTION_ALLOW}, 0, nil
+	}
+	side, other := e.Egress, kernel.Identity(e.DstIdentity)
+	if !egress {
+		side, other = e.Ingress, kernel.Identity(e.SrcIdentity)
+	}
+	reason := kernel.Reason(e.Reason)
+	if side.By == uint8(bpf.MapsSlBySL_BY_NOBODY) {
+		return verdict{}, reason, errElsewhere
+	}
+	if other != kernel.Identity(q.GetPeer()) {
+		return verdict{}, reason, fmt.Errorf("the program takes the peer for %d", other)
+	}
+	v, err := answerOf(side)
+	if err != nil {
+		return v, reason, err
+	}
+	if want := reasonOf(v); want != 0 && reason != want || (want != 0) != (ret == shot) {
+		return v, reason, fmt.Errorf("%s, with the reason %s and the action %d", v, reason, ret)
+	}
+	return v, reason, nil
+}
+
+// event takes the event of the last packet, if it made one.
+func (n *node) event() (e bpf.MapsSlEvent, found bool, err error) {
+	for {
+		err := n.events.ReadInto(&n.record)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return e, found, nil
+		}
+		if err != nil {
+			return e, false, fmt.Errorf("read events: %w", err)
+		}
+		var got bpf.MapsSlEvent
+		if _, err := binary.Decode(n.record.RawSample[:binary.Size(got)], binary.NativeEndian, &got); err != nil {
+			return e, false, err
+		}
+		if got.Type != bpf.MapsSlEventTypeSL_EVENT_CLOSED {
+			e, found = got, true
+		}
+	}
+}
+
+const (
+	protoICMP, protoTCP, protoUDP, protoICMPv6, protoSCTP = 1, 6, 17, 58, 132
+)
+
+// packet appends the first packet of a connection.
+func packet(b []byte, srcMAC, dstMAC [6]byte, src, dst netip.Addr, proto uint8, sport, dport uint16) []byte {
+	payload := slices.Grow([]byte(nil), 32)
+	switch proto {
+	case protoTCP:
+		payload = binary.BigEndian.AppendUint16(payload, sport)
+		payload = binary.BigEndian.AppendUint16(payload, dport)
+		payload = append(payload, 0, 0, 0, 1, 0, 0, 0, 0, 5<<4, 0x02, 0xff, 0xff, 0, 0, 0, 0)
+	case protoUDP:
+		payload = binary.BigEndian.AppendUint16(payload, sport)
+		payload = binary.BigEndian.AppendUint16(payload, dport)
+		payload = append(payload, 0, 12, 0, 0, 1, 2, 3, 4)
+	case protoSCTP:
+		payload = binary.BigEndian.AppendUint16(payload, sport)
+		payload = binary.BigEndian.AppendUint16(payload, dport)
+		payload = append(payload, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 4) // INIT
+	case protoICMP, protoICMPv6:
+		payload = binary.BigEndian.AppendUint16(payload, dport) // type and code
+		payload = append(payload, 0, 0)
+		payload = binary.BigEndian.AppendUint16(payload, sport) // identifier
+		payload = append(payload, 0, 1, 1, 2, 3, 4)
+	default:
+		payload = append(payload, 1, 2, 3, 4, 5, 6, 7, 8)
+	}
+	b = append(append(b, dstMAC[:]...), srcMAC[:]...)
+	if src.Is4() {
+		b = append(b, 0x08, 0x00)
+		at := len(b)
+		b = append(b, 0x45, 0)
+		b = binary.BigEndian.AppendUint16(b, uint16(20+len(payload)))
+		b = append(b, 0x12, 0x34, 0, 0, 64, proto, 0, 0)
+		b = append(append(b, src.AsSlice()...), dst.AsSlice()...)
+		binary.BigEndian.PutUint16(b[at+10:], checksum(b[at:]))
+	} else {
+		b = append(b, 0x86, 0xdd, 0x60, 0, 0, 0)
+		b = binary.BigEndian.AppendUint16(b, uint16(len(payload)))
+		b = append(b, proto, 64)
+		b = append(append(b, src.AsSlice()...), dst.AsSlice()...)
+	}
+	return append(b, payload...)
+}
+
+func checksum(b []byte) uint16 {
+	var sum uint32
+	for i := 0; i+1 < len(b); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(b[i:]))
+	}
+	for sum>>16 != 0 {
+		sum = sum&0xffff + sum>>16
+	}
+	return ^uint16(sum)
+}

@@ -37,8 +37,9 @@ const (
 	LockFile = "lock"
 )
 
-// lockWait is how long Open waits for a process that is on its way out.
-const lockWait = 3 * time.Second
+// lockWait is how long Open waits for a process that is on its way out; tests
+// do not.
+var lockWait = 3 * time.Second
 
 // maxLine bounds one change, in bytes: 3 MiB of manifests escaped in JSON, or
 // the identities of a whole cluster.
@@ -48,11 +49,11 @@ var schema = durable.Schema{Name: "sluice.policy.change", Version: 1}
 
 // Points at which a test may kill the process.
 var (
-	beforeWrite   = fault.Register("journal.write.before")
-	afterWrite    = fault.Register("journal.write.written")
-	afterSync     = fault.Register("journal.write.synced")
-	beforeRewrite = fault.Register("journal.rewrite.before")
-	afterRewrite  = fault.Register("journal.rewrite.done")
+	beforeWrite   = fault.Register("policy/journal/before-write")
+	afterWrite    = fault.Register("policy/journal/after-write")
+	afterSync     = fault.Register("policy/journal/after-sync")
+	beforeRewrite = fault.Register("policy/journal/before-rewrite")
+	afterRewrite  = fault.Register("policy/journal/after-rewrite")
 )
 
 // Change is one line. Its fields are never given another meaning.
@@ -135,32 +136,36 @@ func Open(dir string, replay func(Change) error) (j *Journal, cut int64, err err
 	if err != nil {
 		return nil, 0, fmt.Errorf("state directory: %w", err)
 	}
-	j = &Journal{dir: dir, lock: lock}
-	defer func() {
-		if err != nil {
-			j.Close()
-		}
-	}()
+	opened := &Journal{dir: dir, lock: lock}
+	if cut, err = opened.load(replay); err != nil {
+		return nil, 0, errors.Join(err, opened.Close())
+	}
+	return opened, cut, nil
+}
+
+// load opens the file and reads what is in it.
+func (j *Journal) load(replay func(Change) error) (cut int64, err error) {
+	dir := j.dir
 	if _, err := durable.RemoveTemp(dir); err != nil {
-		return nil, 0, fmt.Errorf("state directory: %w", err)
+		return 0, fmt.Errorf("state directory: %w", err)
 	}
 	path := filepath.Join(dir, File)
 	if j.file, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600); err != nil {
-		return nil, 0, err
+		return 0, err
 	}
 	if st, err := j.file.Stat(); err != nil || !st.Mode().IsRegular() {
-		return nil, 0, errors.Join(err, fmt.Errorf("%s: not a regular file", path))
+		return 0, errors.Join(err, fmt.Errorf("%s: not a regular file", path))
 	}
 	if cut, err = j.read(replay); err != nil {
-		return nil, 0, fmt.Errorf("%s: %w; the policies of this node are in this file: restore it, or remove it and apply them again", path, err)
+		return 0, fmt.Errorf("%s: %w; the policies of this node are in this file: restore it, or remove it and apply them again", path, err)
 	}
 	if cut > 0 {
 		if err := j.file.Truncate(j.size); err != nil {
-			return nil, 0, fmt.Errorf("cut off an unfinished change: %w", err)
+			return 0, fmt.Errorf("cut off an unfinished change: %w", err)
 		}
 	}
 	j.base = j.size
-	return j, cut, durable.SyncDir(dir)
+	return cut, durable.SyncDir(dir)
 }
 
 func (j *Journal) read(replay func(Change) error) (cut int64, err error) {

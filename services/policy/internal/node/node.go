@@ -20,6 +20,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/identity"
@@ -47,6 +48,13 @@ var (
 	ErrStorage = errors.New("storage")
 	// ErrInvalid: an argument makes no sense, whatever the state.
 	ErrInvalid = errors.New("invalid")
+)
+
+// Points at which a test may kill the process.
+var (
+	beforeCompile = fault.Register("policy/change/before-compile")
+	beforeJournal = fault.Register("policy/change/before-journal")
+	beforeAnswer  = fault.Register("policy/change/before-answer")
 )
 
 // Names of the sources.

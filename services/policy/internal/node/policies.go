@@ -293,6 +293,9 @@ func (n *Node) change(puts []*Policy, gone []policy.Key, validateOnly bool) erro
 		}
 		return nil
 	}
+	if err := beforeCompile.Hit(n.ctx); err != nil {
+		return err
+	}
 	if err := n.apply(c); err != nil {
 		return err
 	}
@@ -318,7 +321,11 @@ func (n *Node) change(puts []*Policy, gone []policy.Key, validateOnly bool) erro
 	for _, k := range gone {
 		rec.GonePolicies = append(rec.GonePolicies, keyRecord(k))
 	}
-	if err := n.commit(rec); err != nil {
+	err := beforeJournal.Hit(n.ctx)
+	if err == nil {
+		err = n.commit(rec)
+	}
+	if err != nil {
 		// Nobody has seen the steps yet, and both ways together change nothing.
 		for i, p := range puts {
 			if replaced[i] == nil {
@@ -340,7 +347,7 @@ func (n *Node) change(puts []*Policy, gone []policy.Key, validateOnly bool) erro
 		return err
 	}
 	n.retryCrowded()
-	return nil
+	return beforeAnswer.Hit(n.ctx)
 }
 
 // retryCrowded tries again to give tables to subjects that had no room.

@@ -373,22 +373,37 @@ func (w *World) Step(s *Step, tolerant bool) (refused int, err error) {
 	return refused, nil
 }
 
-// relevant is the default choice of labels that make an identity: not those
-// that Kubernetes itself puts on pods. Prefixes of the key count.
+// The labels that make an identity by default, as the identity service chooses
+// them: a rule is the beginning of a key, or with "*." the end of its domain. The
+// longest that matches decides; what none matches is kept.
+var (
+	keptLabels = []string{
+		"io.kubernetes.pod.namespace", "io.cilium.k8s.namespace.labels.", "io.cilium.k8s.policy.", "app.kubernetes.io/",
+	}
+	droppedLabels = []string{
+		"io.kubernetes.", "io.cilium.k8s.", "kubernetes.io/", "*.kubernetes.io/", "k8s.io/", "*.k8s.io/", "pod-template-generation",
+		"pod-template-hash", "controller-revision-hash", "controller-uid", "job-name", "annotation.",
+	}
+)
+
+// relevant reports whether a label is part of an identity.
 func relevant(key string) bool {
-	if strings.HasPrefix(key, "app.kubernetes.io") {
-		return true
-	}
-	for _, dropped := range []string{
-		"io.kubernetes", "kubernetes.io", "k8s.io", "statefulset.kubernetes.io/pod-name", "apps.kubernetes.io/pod-index",
-		"batch.kubernetes.io/job-completion-index", "batch.kubernetes.io/controller-uid",
-		"pod-template-generation", "pod-template-hash", "controller-revision-hash", "controller-uid", "annotation", "etcd_node",
-	} {
-		if strings.HasPrefix(key, dropped) {
-			return false
+	longest := func(rules []string) int {
+		most := -1
+		for _, r := range rules {
+			if domain, ok := strings.CutPrefix(r, "*"); ok {
+				have, _, slash := strings.Cut(key, "/")
+				if domain = strings.TrimSuffix(domain, "/"); slash && strings.HasSuffix(have, domain) {
+					most = max(most, len(domain))
+				}
+			} else if strings.HasPrefix(key, r) {
+				most = max(most, len(r))
+			}
 		}
+		return most
 	}
-	return !strings.Contains(key, "beta.kubernetes.io")
+	// No rule stands in both lists.
+	return longest(keptLabels) >= longest(droppedLabels)
 }
 
 func (w *World) podLabels(p *Pod) label.Set {

@@ -162,3 +162,30 @@ func runNames(c *Case) (bad []string) {
 	}
 	return bad
 }
+
+// The identity service reads the same file in its tests.
+func TestLabelsAreChosenAsByTheIdentityService(t *testing.T) {
+	t.Parallel()
+	data, err := os.ReadFile(filepath.Join("..", "..", "..", "identity", "internal", "identity", "testdata", "default-filter.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want struct {
+		Include, Exclude []string
+		Kept             map[string]bool
+	}
+	if err := json.Unmarshal(data, &want); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(keptLabels, want.Include) || !slices.Equal(droppedLabels, want.Exclude) {
+		t.Errorf("rules %q and %q, in the file %q and %q", keptLabels, droppedLabels, want.Include, want.Exclude)
+	}
+	if len(want.Kept) == 0 {
+		t.Fatal("the file has no labels")
+	}
+	for key, kept := range want.Kept {
+		if got := relevant(key); got != kept {
+			t.Errorf("%s is kept: %t, in the file %t", key, got, kept)
+		}
+	}
+}

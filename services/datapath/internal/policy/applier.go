@@ -83,6 +83,7 @@ type Applier struct {
 	synced   chan struct{}       // closed after the first snapshot
 	bumpAll  bool                // guarded by mu; the process is new: what it would have bumped is not known
 	waiting  int                 // guarded by mu; identities that are kept unknown
+	scarce   bool                // guarded by mu; there may be some
 
 	wake    chan struct{} // the subscription may have changed
 	drain   chan struct{} // something waits for a grace period
@@ -702,6 +703,7 @@ func (a *Applier) storeWords(w *work, want map[uint32]Word) error {
 				return err
 			}
 			seen[p] = to
+			a.scarce = a.scarce || to != p.new
 			for k, slots := range used {
 				// what was unknown met every deny and no allow
 				if p.old.Known && !k.content.judgesAlike(p.old, to) {
@@ -891,7 +893,7 @@ func (a *Applier) refreshView(w *work, id uint32) {
 
 // revise brings the summary up to date after a message.
 func (a *Applier) revise() {
-	if a.waiting > 0 || len(a.model.lacking) > 0 || a.model.unnumbered > 0 {
+	if a.scarce || len(a.model.lacking) > 0 || a.model.unnumbered > 0 {
 		a.left()
 	}
 	var refusals []string
@@ -933,10 +935,11 @@ func (a *Applier) left() {
 		return
 	}
 	for id := range a.model.wants {
-		if _, waits := a.model.word(id); waits {
+		if _, known := a.words[id]; !known && validIdentity(id) {
 			a.waiting++
 		}
 	}
+	a.scarce = a.waiting > 0
 }
 
 // sweep retires tables that judge nobody and that the service has given up,

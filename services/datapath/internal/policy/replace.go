@@ -331,6 +331,14 @@ func (a *Applier) retry(w *work) (recovered bool, err error) {
 			return false, err
 		}
 	}
+	for id, s := range a.subjects {
+		s.dirty = s.dirty || refused[id]
+	}
+	if err := a.flip(w); err != nil {
+		return false, err
+	}
+	w.nacks = nil // they were said before
+	// Behind the flips: a table that has left stands in the way of nobody.
 	want := map[uint32]Word{}
 	for id := range a.model.wants {
 		if word, _ := a.model.word(id); word != a.words[id] {
@@ -340,13 +348,6 @@ func (a *Applier) retry(w *work) (recovered bool, err error) {
 	if err := a.storeWords(w, want); err != nil {
 		return false, err
 	}
-	for id, s := range a.subjects {
-		s.dirty = s.dirty || refused[id]
-	}
-	if err := a.flip(w); err != nil {
-		return false, err
-	}
-	w.nacks = nil // they were said before
 	for id, s := range a.subjects {
 		recovered = recovered || refused[id] && s.refusal == ""
 	}

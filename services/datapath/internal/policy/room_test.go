@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policy
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// A table that finds no room leaves its subjects on what they had, whoever
+// comes meanwhile, until there is room.
+func TestRefusedTableLeavesTheOldOneBitForBit(t *testing.T) {
+	states := testStates()
+	for i, from := range states[1:] {
+		for j, to := range states {
+			k := scene()
+			a, s := start(t, k), newService(1)
+			if _, err := a.load(s.snapshot(from)); err != nil {
+				t.Fatal(err)
+			}
+			qs := questions(k)
+			both := maps.Clone(from.identities)
+			maps.Copy(both, to.identities)
+			if _, err := a.apply(t.Context(), s.change(state{both, from.policies})); err != nil {
+				t.Fatal(err)
+			}
+			before := k.answers(qs)
+			endpoints := map[uint16]Endpoint{}
+			for n, e := range k.endpoints {
+				endpoints[n] = *e
+			}
+			k.maxTables = len(k.tables)
+			// No write may change a verdict of a subject that stays.
+			stays := map[uint32]bool{}
+			for subject, list := range to.policies {
+				for _, p := range list {
+					_, there := s.tables[p.text()]
+					stays[subject] = stays[subject] || p.enforce && !there
+				}
+			}
+			k.after = func(what string) {
+				for n, got := range k.answers(qs) {
+					if stays[k.endpoints[qs[n].slot].Identity] && got != before[n] {
+						t.Fatalf("%d to %d: %q changed %+v to %v", i, j, what, qs[n], got)
+					}
+				}
+			}
+			nacks, err := a.apply(t.Context(), s.change(state{both, to.policies}))
+			if err != nil {
+				t.Fatalf("%d to %d: %v", i, j, err)
+			}
+			for subject, refused := range stays {
+				said := slices.ContainsFunc(nacks, func(n Nack) bool { return n.Subject == subject })
+				if said != refused {
+					t.Errorf("%d to %d: nacks %+v for subject %d, refused %v", i, j, nacks, subject, refused)
+				}
+				for n, e := range k.endpoints {
+					if old := endpoints[n]; refused && e.Identity == subject && (e.Egress != old.Egress || e.Ingress != old.Ingress) {
+						t.Errorf("%d to %d: slot %d has %d and %d, had %d and %d", i, j, n, e.Egress, e.Ingress, old.Egress, old.Ingress)
+					}
+				}
+			}
+			// To tables that stay although the service gave them up, somebody new
+			// is what he was before; those that it still has know him.
+			after := maps.Clone(both)
+			after[306] = 5
+			truth := state{after, to.policies}.answers(k, qs)
+			k.after = func(what string) {
+				for n, got := range k.answers(qs) {
+					if got != before[n] && (qs[n].peer != 306 || got != truth[n]) && stays[k.endpoints[qs[n].slot].Identity] {
+						t.Fatalf("%d to %d: %q changed %+v to %v", i, j, what, qs[n], got)
+					}
+				}
+			}
+			if _, err := a.apply(t.Context(), s.change(state{after, to.policies})); err != nil {
+				t.Fatalf("%d to %d: %v", i, j, err)
+			}
+			k.after = nil
+			if len(nacks) == 0 {
+				continue
+			}
+			if st := a.Status(); len(st.Refusals) == 0 || !strings.Contains(st.Refusals[0], "needed") || st.Revision == s.seq {
+				t.Errorf("%d to %d: status %+v", i, j, st)
+			}
+			for _, n := range nacks {
+				if !strings.Contains(n.Reason, "map tables: 1 needed, 0 free") {
+					t.Errorf("%d to %d: reason %q has no figures", i, j, n.Reason)
+				}
+			}
+			k.maxTables = 100
+			if err := a.again(t.Context()); !errors.Is(err, errRecovered) {
+				t.Fatalf("%d to %d: with room again: %v", i, j, err)
+			}
+			want := state{after, to.policies}
+			same(t, "with room", qs, k.answers(qs), want.answers(k, qs))
+			if _, err := a.load(newService(5).snapshot(want)); err != nil {
+				t.Fatal(err)
+			}
+			nothingLeft(t, k, want)
+			if st := a.Status(); len(st.Refusals) != 0 {
+				t.Errorf("%d to %d: still refused: %q", i, j, st.Refusals)
+			}
+		}
+	}
+}
+
+func TestRefusalNamesThePolicyWithTheLargestShare(t *testing.T) {
+	states := testStates()
+	k := scene()
+	a, s := start(t, k), newService(1)
+	if _, err := a.load(s.snapshot(states[0])); err != nil {
+		t.Fatal(err)
+	}
+	k.maxTables = 0
+	nacks, err := a.apply(t.Context(), s.change(states[6]))
+	if err != nil || len(nacks) == 0 || !strings.Contains(nacks[0].Reason, "of its 40 rules Test policy of 300 has the most, 40") {
+		t.Errorf("nacks %+v, %v", nacks, err)
+	}
+}
+
+func TestIdentityWhoseRowFindsNoRoomStaysUnknownUntilThereIsRoom(t *testing.T) {
+	states := testStates()
+	k := scene()
+	a, s := start(t, k), newService(1)
+	first := state{map[uint32]props{300: 1, 301: 2}, states[5].policies}
+	if _, err := a.load(s.snapshot(first)); err != nil {
+		t.Fatal(err)
+	}
+	qs := questions(k)
+	next := state{maps.Clone(first.identities), first.policies}
+	next.identities[306] = 4 // of a class that has nobody yet
+	k.maxRows = k.rows()
+	if _, err := a.apply(t.Context(), s.change(next)); err != nil {
+		t.Fatal(err)
+	}
+	if _, known := k.words[306]; known {
+		t.Fatal("identity 306 is known, and a table has no row for it")
+	}
+	same(t, "without room", qs, k.answers(qs), first.answers(k, qs))
+	if st := a.Status(); st.Waiting != 1 || len(st.Refusals) == 0 {
+		t.Errorf("status %+v, want one identity waiting", st)
+	}
+	if err := a.again(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if st := a.Status(); st.Waiting != 1 {
+		t.Errorf("status %+v, want one identity waiting", st)
+	}
+	k.maxRows = 1000
+	if err := a.again(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	same(t, "with room", qs, k.answers(qs), next.answers(k, qs))
+	if st := a.Status(); st.Waiting != 0 || len(st.Refusals) != 0 {
+		t.Errorf("status %+v, want nothing waiting", st)
+	}
+	nothingLeft(t, k, next)
+}
+
+// Tables in which classes are numbered otherwise grow by what they lack.
+func TestAdoptedTableGrowsByTheClassesThatItLacks(t *testing.T) {
+	states := testStates()
+	for seed := range uint64(8) {
+		k := scene()
+		if _, err := start(t, k).load(newService(1).snapshot(state{map[uint32]props{300: 1, 301: 2}, states[6].policies})); err != nil {
+			t.Fatal(err)
+		}
+		ids := map[uint32]props{300: 1, 301: 2}
+		a, s := start(t, k), newService(seed+2)
+		if _, err := a.load(s.snapshot(state{ids, states[6].policies})); err != nil {
+			t.Fatal(err)
+		}
+		tables := maps.Clone(k.tables)
+		qs := questions(k)
+		for p := range uint8(8) {
+			ids = maps.Clone(ids)
+			ids[302+uint32(p)] = props(p)
+			now := state{ids, states[6].policies}
+			if _, err := a.apply(t.Context(), s.change(now)); err != nil {
+				t.Fatal(err)
+			}
+			same(t, "grown", qs, k.answers(qs), now.answers(k, qs))
+		}
+		if !maps.EqualFunc(tables, k.tables, func(*Content, *Content) bool { return true }) {
+			t.Errorf("tables %v became %v", tables, k.tables)
+		}
+		// and the next process reads back what was grown
+		if _, err := start(t, k).load(newService(seed + 50).snapshot(state{ids, states[6].policies})); err != nil {
+			t.Fatal(err)
+		}
+		if !maps.EqualFunc(tables, k.tables, func(*Content, *Content) bool { return true }) {
+			t.Errorf("tables %v became %v after a restart", tables, k.tables)
+		}
+	}
+}
+
+func TestWrongStepsAreRefusedAndNameTheField(t *testing.T) {
+	define := func(change func(*TableDefine)) Step {
+		d := TableDefine{Table: 900, Content: Content{Hash: [32]byte{1}, Classes: []uint32{0}, Nodes: []Node{leaf(noAdmin<<16 | noRest)}}}
+		change(&d)
+		return d
+	}
+	loop := leaf(0)
+	loop.Value[0] = child | 0
+	for want, st := range map[string]Step{
+		"node_class_define.node_class":              NodeClassDefine{Key: ClassKey{1}},
+		"node_class_define.key":                     NodeClassDefine{NodeClass: 999},
+		"node_class_retire.node_class":              NodeClassRetire{999},
+		"identity_update.identity":                  IdentityUpdate{Identity: 1 << 24, NodeClass: 11},
+		"identity_update.node_class":                IdentityUpdate{Identity: 300, NodeClass: 999},
+		"identity_update.kind":                      IdentityUpdate{Identity: 300, NodeClass: 11, Kind: 8},
+		"identity_update.scope":                     IdentityUpdate{Identity: 300, NodeClass: 11, Scope: 3},
+		"table_define.table":                        define(func(d *TableDefine) { d.Table = 0 }),
+		"there is a table 101":                      define(func(d *TableDefine) { d.Table = 101 }),
+		"structure_hash":                            define(func(d *TableDefine) { d.Content.Hash = [32]byte{} }),
+		"classes: there is none":                    define(func(d *TableDefine) { d.Content.Classes = nil }),
+		"classes[0]: there is no node":              define(func(d *TableDefine) { d.Content.Classes[0] = 7 }),
+		"default_classes[2]":                        define(func(d *TableDefine) { d.Content.DefaultClasses[2] = 1 }),
+		"address_classes[1]":                        define(func(d *TableDefine) { d.Content.AddressClasses[1] = 1 }),
+		"peers[0].class":                            define(func(d *TableDefine) { d.Peers = []Row{{11, 1}} }),
+		"node_class: there is no 999":               define(func(d *TableDefine) { d.Peers = []Row{{999, 0}} }),
+		"leads deeper than 3":                       define(func(d *TableDefine) { d.Content.Nodes[0] = loop }),
+		"value[0]: there is no node 8":              define(func(d *TableDefine) { d.Content.Nodes[0].Value[0] = child | 8 }),
+		"value[0]: there is no rule 5":              define(func(d *TableDefine) { d.Content.Nodes[0].Value[0] = noAdmin<<16 | 5 }),
+		"value[0]: there is no rule 0":              define(func(d *TableDefine) { d.Content.Nodes[0].Value[0] = noRest }),
+		"high[1] is below":                          define(func(d *TableDefine) { d.Content.Nodes[0].High[1] = 1 }),
+		"ends at 0x5":                               define(func(d *TableDefine) { d.Content.Nodes[0] = short() }),
+		"rules[0]":                                  define(func(d *TableDefine) { d.Content.Rules = []Rule{{Action: 9}} }),
+		"table_grow.table":                          TableGrow{Table: 999},
+		"there is no node 900":                      TableGrow{Table: 101, Classes: []uint32{0, 900}},
+		"table_retire.table":                        TableRetire{999},
+		"peer_update.table":                         PeerUpdate{Table: 999},
+		"peer_update.row.class":                     PeerUpdate{Table: 101, Row: Row{11, 999}},
+		"peer_update.row: invalid step: node_class": PeerUpdate{Table: 101, Row: Row{999, 0}},
+		"address_update.table":                      AddressUpdate{Table: 999},
+		"address_update: invalid step: block":       AddressUpdate{Table: 101},
+		"bind.table":                                Bind{Subject: 300, Table: 999},
+		"bind.subject":                              Bind{},
+		"bind.direction":                            Bind{Subject: 300, Direction: 2},
+		"snapshot_complete":                         SnapshotComplete{},
+	} {
+		k := scene()
+		a, s := start(t, k), newService(1)
+		st0 := testStates()[2]
+		if _, err := a.load(s.snapshot(st0)); err != nil {
+			t.Fatal(err)
+		}
+		writes := k.writes
+		_, err := a.apply(t.Context(), s.message([]Step{st}))
+		if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%T: %v, want %q", st, err, want)
+		}
+		if k.writes != writes {
+			t.Errorf("%q: %d writes", want, k.writes-writes)
+		}
+		if _, err := a.load(newService(2).snapshot(st0)); err != nil || k.writes != writes {
+			t.Errorf("%q: afterwards %v, %d writes", want, err, k.writes-writes)
+		}
+	}
+}
+
+func leaf(v uint32) (n Node) {
+	for i := range Fanout {
+		n.High[i], n.Value[i] = lastTop, v
+	}
+	return n
+}
+
+func short() (n Node) {
+	n = leaf(noAdmin<<16 | noRest)
+	for i := range Fanout {
+		n.High[i] = 5
+	}
+	return n
+}

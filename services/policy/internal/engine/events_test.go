@@ -21,12 +21,17 @@ type replica struct {
 	tables  map[TableID]*table.Table
 	bound   map[identity.Numeric]*[2]*TableID
 	broken  string
+	// What has been in use, ever. Packets on their way, and readers that have
+	// not got so far yet, may still name it.
+	usedTables  map[TableID]bool
+	usedClasses map[table.NodeClass]bool
 }
 
 func newReplica() *replica {
 	return &replica{
 		words: make(map[identity.Numeric]table.Word), classes: make(map[table.NodeClass]ClassKey),
 		tables: make(map[TableID]*table.Table), bound: make(map[identity.Numeric]*[2]*TableID),
+		usedTables: make(map[TableID]bool), usedClasses: make(map[table.NodeClass]bool),
 	}
 }
 
@@ -47,6 +52,15 @@ func (r *replica) apply(ev Event) {
 	}
 	switch x := ev.(type) {
 	case NodeClassDefined:
+		if r.usedClasses[x.NodeClass] || x.NodeClass == 0 {
+			r.fail(ev, "the number was used before")
+		}
+		for n, key := range r.classes {
+			if key == x.Key {
+				r.fail(ev, fmt.Sprint("class has the same key: ", n))
+			}
+		}
+		r.usedClasses[x.NodeClass] = true
 		r.classes[x.NodeClass] = x.Key
 	case NodeClassRetired:
 		for n, w := range r.words {
@@ -70,12 +84,16 @@ func (r *replica) apply(ev Event) {
 		}
 		r.words[x.Identity] = x.Word
 	case TableDefined:
-		if r.tables[x.Table] != nil || x.Table == AllowAll {
-			r.fail(ev, "table exists")
+		if r.usedTables[x.Table] || x.Table == AllowAll {
+			r.fail(ev, "the number was used before")
 		}
+		r.usedTables[x.Table] = true
 		r.tables[x.Table] = x.Content
 	case TableGrown:
 		t := target(x.Table)
+		if len(x.Classes) == 0 {
+			r.fail(ev, "nothing new")
+		}
 		t.Nodes, t.Classes = append(t.Nodes, x.Nodes...), append(t.Classes, x.Classes...)
 	case TableRetired:
 		target(x.Table)

@@ -406,6 +406,51 @@ func TestIntervalsAreMinimalAndTotal(t *testing.T) {
 	}
 }
 
+// Without any one of its rows or blocks, a table would say something else.
+func TestRowsAndBlocksAreMinimal(t *testing.T) {
+	t.Parallel()
+	w := seeded(t, 12)
+	rows, blocks := 0, 0
+	for range runs(t, 100) {
+		s := w.Draw()
+		e := fresh(t, configs[0], s)
+		for range 3 { // and it stays so
+			for _, l := range e.tables {
+				for n, class := range l.table.Peers {
+					rows++
+					if class == l.table.Default[e.byNumber[n].kind] {
+						t.Fatalf("row of class %d says what the default says\n%s", n, s)
+					}
+				}
+				l.table.Blocks.All(func(p netip.Prefix, c [identity.Scopes]table.Class) {
+					blocks++
+					outer := l.table.Address
+					for bits := p.Bits() - 1; bits >= 0; bits-- {
+						around, _ := p.Addr().Prefix(bits)
+						if v, ok := l.table.Blocks.Exact(around); ok {
+							outer = v
+							break
+						}
+					}
+					if c == outer {
+						t.Fatalf("block %s says what is said around it\n%s", p, s)
+					}
+				})
+			}
+			next := s.Clone()
+			w.Mutate(next)
+			w.Mutate(next)
+			if err := e.Apply(diff(s, next)); err != nil {
+				t.Fatal(err)
+			}
+			s = next
+		}
+	}
+	if rows == 0 || blocks == 0 {
+		t.Fatalf("%d rows, %d blocks", rows, blocks)
+	}
+}
+
 func TestADenyNeverAllowsMore(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 13)

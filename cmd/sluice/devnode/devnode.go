@@ -75,7 +75,7 @@ type Options struct {
 }
 
 // DefaultPolicyMode is how strict the datapath of a node is about policies.
-const DefaultPolicyMode = "none"
+const DefaultPolicyMode = "required"
 
 // Node is a running node.
 type Node struct {

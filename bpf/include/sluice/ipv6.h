@@ -31,6 +31,10 @@ __noinline enum sl_reason walk_ext_headers(struct __sk_buff *skb, struct sl_pack
 	if (!p)
 		return SL_DROP_MALFORMED;
 
+	/* unrolled: a loop may begin in its middle, and Linux 6.1 refuses one that
+	 * comes back without a jump
+	 */
+#pragma unroll
 	for (int i = 0; i <= SL_IP6_MAX_EXT; i++) {
 		__u32 bytes;
 

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package client
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/rpc/client"
+	"github.com/sluice-net/sluice/kit/watch"
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+)
+
+const patience = 30 * time.Second
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
+
+// registry answers as the identity service does, from the same kind of hub.
+type registry struct {
+	identityv1.UnimplementedIdentityServiceServer
+	t      *testing.T
+	socket string
+	hub    *watch.Hub[uint32, string] // number → value of the label app
+	stop   func()
+}
+
+func (r *registry) WatchIdentities(req *identityv1.WatchIdentitiesRequest, s grpc.ServerStreamingServer[identityv1.WatchIdentitiesResponse]) error {
+	return watch.Serve(s.Context(), r.hub, req.GetResumeToken(), func(e watch.Event[uint32, string]) error {
+		m := &identityv1.WatchIdentitiesResponse{ResumeToken: e.Token}
+		switch e.Kind {
+		case watch.Upsert:
+			m.Event = &identityv1.WatchIdentitiesResponse_Upsert{Upsert: &identityv1.Identity{Number: e.Key, Labels: []*workloadv1.Label{
+				{Source: "k8s", Key: "app", Value: e.Value}, {Source: "generated", Key: "named-ports", Value: "http.TCP.80"},
+			}}}
+		case watch.Delete:
+			m.Event = &identityv1.WatchIdentitiesResponse_Delete{Delete: e.Key}
+		default:
+			m.Event = &identityv1.WatchIdentitiesResponse_Bookmark{Bookmark: &identityv1.Bookmark{SnapshotComplete: e.SnapshotComplete}}
+		}
+		return s.Send(m)
+	})
+}
+
+// start begins a run of the service, with what it had.
+func (r *registry) start(values map[uint32]string) {
+	r.t.Helper()
+	r.hub = watch.NewHub[uint32](watch.Options[string]{})
+	for n, v := range values {
+		r.hub.Upsert(n, v)
+	}
+	r.serve()
+}
+
+// serve opens the socket of the same run.
+func (r *registry) serve() {
+	r.t.Helper()
+	l, err := net.Listen("unix", r.socket)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	srv := grpc.NewServer()
+	identityv1.RegisterIdentityServiceServer(srv, r)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		srv.Serve(l) //nolint:errcheck // it ends with the test
+	}()
+	r.stop = sync.OnceFunc(func() { srv.Stop(); <-done })
+	r.t.Cleanup(r.stop)
+}
+
+// sink keeps what it is told.
+type sink struct {
+	t    *testing.T
+	mu   sync.Mutex
+	ids  map[identity.Numeric]identity.Identity
+	full int // complete listings
+	sets int
+	err  string
+}
+
+func (s *sink) SetIdentities(_ context.Context, set []identity.Identity, gone []identity.Numeric) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sets++
+	for _, n := range gone {
+		delete(s.ids, n)
+	}
+	for _, id := range set {
+		s.ids[id.Number] = id
+	}
+	return nil
+}
+
+func (s *sink) CompleteIdentities(_ context.Context, listed map[identity.Numeric]struct{}) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.full++
+	s.err = ""
+	maps.DeleteFunc(s.ids, func(n identity.Numeric, _ identity.Identity) bool { _, ok := listed[n]; return !ok })
+	return nil
+}
+
+func (s *sink) SourceFailed(_ context.Context, _ string, why error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.err = ""
+	if why != nil {
+		s.err = why.Error()
+	}
+	return nil
+}
+
+// want waits for the identities as NUMBER=app, and for the listings.
+func (s *sink) want(what string, full int, list ...string) {
+	s.t.Helper()
+	var got []string
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
+		s.mu.Lock()
+		got = nil
+		for n, id := range s.ids {
+			app, _ := id.Labels.Value("k8s", "app")
+			got = append(got, fmt.Sprintf("%d=%s", n, app))
+		}
+		ok := s.full == full && s.err == ""
+		s.mu.Unlock()
+		slices.Sort(got)
+		if ok && slices.Equal(got, list) {
+			return
+		}
+	}
+	s.t.Fatalf("%s: got %v, %d listings, error %q; want %v, %d", what, got, s.full, s.err, list, full)
+}
+
+func TestIdentitiesAreFollowedThroughRestartsOfTheService(t *testing.T) {
+	r := &registry{t: t, socket: filepath.Join(t.TempDir(), "s")}
+	r.start(map[uint32]string{300: "a", 301: "b"})
+	s := &sink{t: t, ids: map[identity.Numeric]identity.Identity{999: {Number: 999}}}
+	conn, err := client.Dial(r.socket, client.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := NewIdentities(conn, "identity", s, log.Discard())
+	i.RetryMin, i.RetryMax = time.Millisecond, 10*time.Millisecond
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := i.Run(ctx); err != nil {
+			t.Errorf("run: %v", err)
+		}
+	})
+	t.Cleanup(func() { cancel(); wg.Wait(); conn.Close() })
+	s.want("the listing, without what is not in it", 1, "300=a", "301=b")
+	s.mu.Lock()
+	if p := s.ids[300].Ports; len(p) != 1 || p[0].Name != "http" || p[0].Port != 80 {
+		t.Errorf("named ports: %v", p)
+	}
+	s.mu.Unlock()
+	r.hub.Upsert(302, "c")
+	r.hub.Delete(300)
+	s.want("changes", 1, "301=b", "302=c")
+
+	// The connection is lost; the service is the same.
+	r.stop()
+	r.hub.Upsert(303, "d")
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		s.mu.Lock()
+		failed := s.err
+		s.mu.Unlock()
+		if failed != "" {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("nobody says that the service is away")
+		}
+	}
+	r.serve()
+	s.want("continued without a listing", 1, "301=b", "302=c", "303=d")
+
+	// Another run does not know the token.
+	r.stop()
+	r.start(map[uint32]string{400: "z"})
+	s.want("listed anew", 2, "400=z")
+	// Many at once come in few batches.
+	s.mu.Lock()
+	before := s.sets
+	s.mu.Unlock()
+	want := []string{"400=z"}
+	for n := uint32(1000); n < 3000; n++ {
+		r.hub.Upsert(n, "m")
+		want = append(want, fmt.Sprintf("%d=m", n))
+	}
+	slices.Sort(want)
+	s.want("many", 2, want...)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n := s.sets - before; n > 1000 {
+		t.Errorf("2000 identities came in %d batches", n)
+	}
+}
+
+func TestIdentityThatIsNotUnderstoodStaysUnknown(t *testing.T) {
+	_, err := fromIdentity(&identityv1.Identity{Number: 300, Labels: []*workloadv1.Label{{Source: "generated", Key: "named-ports", Value: "x"}}})
+	if err == nil || !strings.Contains(err.Error(), "named-ports") {
+		t.Errorf("got %v", err)
+	}
+}

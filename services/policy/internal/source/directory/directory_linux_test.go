@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package directory
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/node"
+	"github.com/sluice-net/sluice/services/policy/internal/stream"
+)
+
+const patience = 30 * time.Second
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
+
+// place is a directory with a source that feeds a real node.
+type place struct {
+	t    *testing.T
+	dir  string // of the test; the source's is below it
+	node *node.Node
+}
+
+func newPlace(t *testing.T) *place {
+	t.Helper()
+	p := &place{t: t, dir: t.TempDir()}
+	var err error
+	p.node, err = node.New(node.Config{
+		Engine: engine.Config{Cluster: "default"}, MaxPolicies: 1000, MaxManifestBytes: 64 << 20, MaxNames: 4, MaxAddresses: 4,
+		Stream: stream.Defaults(), Log: log.Discard(),
+	}, t.TempDir(), []string{node.SourceFile})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := p.node.Run(ctx); err != nil {
+			t.Errorf("node: %v", err)
+		}
+	})
+	failed := func(ctx context.Context, why error) error { return p.node.SourceFailed(ctx, node.SourceFile, why) }
+	source := New(filepath.Join(p.dir, "policies"), p.node.Feed(node.SourceFile), failed, log.Discard())
+	source.Rescan = time.Hour // only what the kernel says
+	wg.Go(func() {
+		if err := source.Run(ctx); err != nil {
+			t.Errorf("source: %v", err)
+		}
+	})
+	t.Cleanup(func() { cancel(); wg.Wait(); p.node.Close() })
+	return p
+}
+
+// state is the policies and refusals as lines: NAME PORT, or FILE: error.
+func (p *place) state() []string {
+	p.t.Helper()
+	list, _, err := p.node.List(p.t.Context(), node.Filter{})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	var out []string
+	for _, l := range list {
+		line := l.Origin + ":"
+		if l.Key.Name != "" {
+			line += " " + l.Key.Name
+		}
+		if l.Accepted {
+			_, port, _ := bytes.Cut(l.Manifest, []byte("port: "))
+			port, _, _ = bytes.Cut(port, []byte("}"))
+			line += " " + string(port)
+		}
+		if l.Error != "" {
+			line += " !" + l.Error
+		}
+		out = append(out, line)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// want waits for lines; one that ends in … is the beginning of one.
+func (p *place) want(what string, lines ...string) {
+	p.t.Helper()
+	matches := func(got, want string) bool {
+		if w, ok := strings.CutSuffix(want, "…"); ok {
+			return strings.HasPrefix(got, w)
+		}
+		return got == want
+	}
+	var got []string
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		if got = p.state(); slices.EqualFunc(got, lines, matches) {
+			return
+		}
+	}
+	p.t.Fatalf("%s: got\n%s\nwant\n%s", what, strings.Join(got, "\n"), strings.Join(lines, "\n"))
+}
+
+func (p *place) path(name string) string { return filepath.Join(p.dir, "policies", name) }
+
+func (p *place) do(err error) {
+	p.t.Helper()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func (p *place) write(name, content string) {
+	p.t.Helper()
+	p.do(os.WriteFile(p.path(name), []byte(content), 0o644))
+}
+
+func policy(name string, port int) string {
+	return fmt.Sprintf("apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: %s}\nspec:\n  podSelector: {}\n  ingress: [{ports: [{port: %d}]}]\n", name, port)
+}
+
+func TestFilesBecomePolicies(t *testing.T) {
+	p := newPlace(t)
+	p.want("no directory yet")
+	p.do(os.Mkdir(p.path(""), 0o755))
+	p.write("a.yaml", policy("a", 1)+"---\n"+policy("b", 2))
+	p.write("c.json", `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"c"},"spec":{"podSelector":{},"ingress":[{"ports":[{"port": 3}]}]}}`)
+	p.write(".a.yaml.swp", "not looked at")
+	p.write("README", "not looked at")
+	p.do(os.Mkdir(p.path("below"), 0o755))
+	p.write("below/d.yaml", policy("d", 4))
+	p.write("empty.yaml", "# nothing\n")
+	p.want("all of them", "a.yaml: a 1", "a.yaml: b 2", `c.json: c …`)
+	p.write("a.yaml", policy("a", 5))
+	p.want("a changed and b gone", "a.yaml: a 5", "c.json: c …")
+	p.do(os.Remove(p.path("a.yaml")))
+	p.want("a gone", "c.json: c …")
+	p.do(os.Rename(p.path("c.json"), p.path("e.json")))
+	p.want("c moved", "e.json: c …")
+}
+
+func TestBadFileIsReportedAndItsLastGoodStateStays(t *testing.T) {
+	p := newPlace(t)
+	p.do(os.Mkdir(p.path(""), 0o755))
+	p.write("a.yaml", policy("a", 1)+"---\n"+policy("b", 2))
+	p.want("good", "a.yaml: a 1", "a.yaml: b 2")
+	p.write("a.yaml", policy("a", 3)+"---\n"+policy("b", 70000))
+	const why = " !document 1 (NetworkPolicy default/b): spec.ingress[0].ports[0].port…"
+	p.want("bad", "a.yaml: a 1"+why, "a.yaml: b 2"+why)
+	p.write("new.yaml", "{")
+	p.want("another, without policies", "a.yaml: a 1"+why, "a.yaml: b 2"+why, "new.yaml: !document 0…")
+	p.write("a.yaml", policy("a", 4))
+	p.do(os.Remove(p.path("new.yaml")))
+	p.want("good again", "a.yaml: a 4")
+	p.do(os.Symlink("nowhere", p.path("l.yaml")))
+	p.do(os.Mkdir(p.path("d.yaml"), 0o755))
+	p.want("no files", "a.yaml: a 4", "d.yaml: !not a regular file", "l.yaml: !open …")
+}
+
+func TestSecondFileWithAPolicyIsRefused(t *testing.T) {
+	p := newPlace(t)
+	p.do(os.Mkdir(p.path(""), 0o755))
+	p.write("m.yaml", policy("a", 1))
+	p.want("one", "m.yaml: a 1")
+	// It is first by its name, and still the second.
+	p.write("b.yaml", policy("x", 7)+"---\n"+policy("a", 2))
+	p.want("refused whole", "b.yaml: a !NetworkPolicy default/a is in m.yaml already", "m.yaml: a 1")
+	p.do(os.Remove(p.path("m.yaml")))
+	p.want("its turn", "b.yaml: a 2", "b.yaml: x 7")
+}
+
+func TestPolicyOfAnotherSourceIsLeftAlone(t *testing.T) {
+	p := newPlace(t)
+	if _, err := p.node.Upsert(t.Context(), []byte(policy("a", 9)), "", false); err != nil {
+		t.Fatal(err)
+	}
+	p.do(os.Mkdir(p.path(""), 0o755))
+	p.write("a.yaml", policy("a", 1))
+	p.want("refused", ": a 9", "a.yaml: a !NetworkPolicy default/a belongs to the source grpc")
+}
+
+func TestEditorsAndVolumesAreFollowed(t *testing.T) {
+	p := newPlace(t)
+	p.do(os.Mkdir(p.path(""), 0o755))
+	p.write("a.yaml", policy("a", 1))
+	p.want("at first", "a.yaml: a 1")
+
+	// An editor writes another file and renames it.
+	p.write(".a.tmp", policy("a", 2))
+	p.do(os.Rename(p.path(".a.tmp"), p.path("a.yaml")))
+	p.want("renamed over", "a.yaml: a 2")
+
+	// A writer that takes its time: what is there meanwhile is a whole policy.
+	f, err := os.OpenFile(p.path("a.yaml"), os.O_WRONLY|os.O_TRUNC, 0)
+	p.do(err)
+	for _, part := range []string{policy("a", 3), "---\n", policy("b", 4)} {
+		_, err := f.WriteString(part)
+		p.do(err)
+	}
+	p.do(f.Close())
+	p.want("written in parts", "a.yaml: a 3", "a.yaml: b 4")
+	p.do(os.Remove(p.path("a.yaml")))
+
+	// A volume of Kubernetes: names are links through a link that is swapped.
+	for i, dir := range []string{"..v1", "..v2"} {
+		p.do(os.Mkdir(p.path(dir), 0o755))
+		p.write(dir+"/v.yaml", policy("v", 10+i))
+	}
+	p.do(os.Symlink("..v1", p.path("..data")))
+	p.do(os.Symlink("..data/v.yaml", p.path("v.yaml")))
+	p.want("first volume", "v.yaml: v 10")
+	p.do(os.Symlink("..v2", p.path("..data_tmp")))
+	p.do(os.Rename(p.path("..data_tmp"), p.path("..data")))
+	p.want("swapped", "v.yaml: v 11")
+}
+
+func TestDirectoryMayItselfBeSwapped(t *testing.T) {
+	p := newPlace(t)
+	for i, dir := range []string{"one", "two"} {
+		p.do(os.Mkdir(filepath.Join(p.dir, dir), 0o755))
+		p.do(os.WriteFile(filepath.Join(p.dir, dir, "a.yaml"), []byte(policy("a", 1+i)), 0o644))
+	}
+	p.do(os.Symlink("one", filepath.Join(p.dir, "policies")))
+	p.want("first", "a.yaml: a 1")
+	p.do(os.Symlink("two", filepath.Join(p.dir, "next")))
+	p.do(os.Rename(filepath.Join(p.dir, "next"), filepath.Join(p.dir, "policies")))
+	p.want("swapped", "a.yaml: a 2")
+	p.write("a.yaml", policy("a", 3))
+	p.want("the new one is watched", "a.yaml: a 3")
+	// Without the directory nothing is taken for gone.
+	p.do(os.Remove(filepath.Join(p.dir, "policies")))
+	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		st, err := p.node.Status(t.Context())
+		p.do(err)
+		if i := slices.IndexFunc(st.Sources, func(s node.SourceStatus) bool { return s.Name == node.SourceFile }); st.Sources[i].Error != "" {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("nobody says that the directory is gone")
+		}
+	}
+	p.want("gone", "a.yaml: a 3")
+}
+
+func TestFileOfLimitIsRefusedAndTheOthersAreTaken(t *testing.T) {
+	p := newPlace(t)
+	p.do(os.Mkdir(p.path(""), 0o755))
+	p.write("big.yaml", policy("big", 1)+"# "+strings.Repeat("x", 4<<20))
+	p.write("a.yaml", policy("a", 1))
+	p.want("too large", "a.yaml: a 1", "big.yaml: !larger than 3145728 bytes")
+}

@@ -6,7 +6,8 @@
 // A Selector is immutable and interned by its canonical text: two selectors
 // that say the same thing in another order are the same string. Negative
 // operators match what is absent, as in Kubernetes. A requirement without a
-// source looks at the labels of every source except label.SourceGenerated.
+// source looks at the labels of every source. Labels of label.SourceGenerated
+// are invisible to every requirement.
 package selector
 
 import (
@@ -58,7 +59,7 @@ func ParseOp(s string) (Op, bool) {
 
 // Requirement is one condition on the labels of one key.
 type Requirement struct {
-	Source string // empty: every source but label.SourceGenerated
+	Source string // empty: every source
 	Key    string
 	Op     Op
 	Values []string // for In and NotIn; sorted by New
@@ -88,11 +89,7 @@ func (r Requirement) text() string {
 func (r Requirement) Matches(labels label.Set) bool {
 	present, listed := false, false
 	for _, l := range labels.Key(r.Key) {
-		if r.Source == "" {
-			if l.Source == label.SourceGenerated {
-				continue
-			}
-		} else if l.Source != r.Source {
+		if l.Source == label.SourceGenerated || r.Source != "" && l.Source != r.Source {
 			continue
 		}
 		present = true

@@ -112,3 +112,21 @@ func TestContentOfSelectorsIsForgottenWithTheLastOne(t *testing.T) {
 	}
 	t.Error("still there")
 }
+
+// What the identity service adds for itself is no selector's business, however
+// the selector asks for it.
+func TestGeneratedLabelsAreInvisible(t *testing.T) {
+	t.Parallel()
+	only := label.NewSet(label.Label{Source: label.SourceGenerated, Key: "g", Value: "v"})
+	for _, source := range []string{"", label.SourceGenerated, label.SourceKubernetes} {
+		for op, want := range map[Op]bool{In: false, NotIn: true, Exists: false, DoesNotExist: true} {
+			r := Requirement{Source: source, Key: "g", Op: op}
+			if op == In || op == NotIn {
+				r.Values = []string{"v"}
+			}
+			if got := New(r).Matches(only); got != want {
+				t.Errorf("%s: %t", r.text(), got)
+			}
+		}
+	}
+}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/config"
 	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/node"
 	"github.com/sluice-net/sluice/services/datapath/internal/policy"
 )
@@ -22,13 +23,16 @@ type Config struct {
 	PodCIDRs []netip.Prefix `config:"podCIDRs" help:"this node's pod ranges, at most one per family, as ipam has them"`
 	MTU      uint16         `config:"mtu" help:"MTU of pods in bytes; 0 takes that of the default route's device"`
 
-	TunnelPorts  []uint16       `config:"tunnelPorts" help:"UDP ports that pods may reach on no node, because packets to them could forge identities"`
-	Policy       PolicyConfig   `config:"policy"`
-	Services     ServicesConfig `config:"services"`
-	Audit        AuditConfig    `config:"audit"`
-	Events       EventsConfig   `config:"events"`
-	NodeSysctls  string         `config:"nodeSysctls" enum:"auto,set,report" help:"forwarding and redirects of the whole node: set them, only report them, or auto: report in the machine's own network namespace, set in another"`
-	ValidateOnly bool           `config:"validateOnly" help:"look at everything, say what would be put right, change nothing and exit: 0 if all is well, 1 if not"`
+	TunnelPorts []uint16       `config:"tunnelPorts" help:"UDP ports that pods may reach on no node, because packets to them could forge identities"`
+	Policy      PolicyConfig   `config:"policy"`
+	Services    ServicesConfig `config:"services"`
+	Audit       AuditConfig    `config:"audit"`
+	Events      EventsConfig   `config:"events"`
+
+	Connections ConnectionsConfig `config:"connections"`
+
+	NodeSysctls  string `config:"nodeSysctls" enum:"auto,set,report" help:"forwarding and redirects of the whole node: set them, only report them, or auto: report in the machine's own network namespace, set in another"`
+	ValidateOnly bool   `config:"validateOnly" help:"look at everything, say what would be put right, change nothing and exit: 0 if all is well, 1 if not"`
 }
 
 // PolicyConfig says what judges traffic.
@@ -67,6 +71,39 @@ type AuditConfig struct {
 	Repair   bool          `config:"repair" help:"put right what is found, at once when the kernel reports a change; switch off only to look at a damaged node"`
 }
 
+// ConnectionsConfig says how long connections are remembered after their last
+// packet, and how often those that are over are collected.
+type ConnectionsConfig struct {
+	TCPOpening     time.Duration `config:"tcpOpening" help:"TCP and SCTP without an answer"`
+	TCPEstablished time.Duration `config:"tcpEstablished" help:"TCP and SCTP, open or half-closed"`
+	TCPClosing     time.Duration `config:"tcpClosing" help:"TCP and SCTP, closed or reset; shorter while the table is more than half full"`
+	UDPUnanswered  time.Duration `config:"udpUnanswered" help:"UDP without an answer"`
+	UDPAnswered    time.Duration `config:"udpAnswered" help:"UDP with an answer"`
+	ICMP           time.Duration `config:"icmp" help:"ICMP echo"`
+	Other          time.Duration `config:"other" help:"other protocols"`
+	MinInterval    time.Duration `config:"minInterval" help:"least time between two collections"`
+	MaxInterval    time.Duration `config:"maxInterval" help:"most time between two collections; budgets of new connections hold for that long"`
+}
+
+func (c ConnectionsConfig) options() kernel.CollectorOptions {
+	return kernel.CollectorOptions{
+		MinInterval: c.MinInterval, MaxInterval: c.MaxInterval,
+		Timeouts: kernel.ConnectionTimeouts{
+			TCPOpening: c.TCPOpening, TCPEstablished: c.TCPEstablished, TCPClosing: c.TCPClosing,
+			UDPUnanswered: c.UDPUnanswered, UDPAnswered: c.UDPAnswered, ICMP: c.ICMP, Other: c.Other,
+		},
+	}
+}
+
+func defaultConnections() ConnectionsConfig {
+	t := kernel.DefaultConnectionTimeouts()
+	return ConnectionsConfig{
+		TCPOpening: t.TCPOpening, TCPEstablished: t.TCPEstablished, TCPClosing: t.TCPClosing,
+		UDPUnanswered: t.UDPUnanswered, UDPAnswered: t.UDPAnswered, ICMP: t.ICMP, Other: t.Other,
+		MinInterval: time.Second, MaxInterval: time.Minute,
+	}
+}
+
 // EventsConfig is about what the programs report.
 type EventsConfig struct {
 	PerSecond uint32 `config:"perSecond" help:"drop events per CPU and reason; what exceeds it is counted"`
@@ -85,6 +122,7 @@ func defaults(p instance.Paths) Config {
 		},
 		Audit:       AuditConfig{Interval: 30 * time.Second, Repair: true},
 		Events:      EventsConfig{PerSecond: 64},
+		Connections: defaultConnections(),
 		NodeSysctls: "auto",
 	}
 }
@@ -124,6 +162,18 @@ func (c *Config) Validate() error {
 	}
 	if c.Policy.Linger < time.Second || c.Policy.Linger > time.Hour {
 		p.Addf("policy.linger", "%s is not between a second and an hour", c.Policy.Linger)
+	}
+	for key, d := range map[string]time.Duration{
+		"tcpOpening": c.Connections.TCPOpening, "tcpEstablished": c.Connections.TCPEstablished, "tcpClosing": c.Connections.TCPClosing,
+		"udpUnanswered": c.Connections.UDPUnanswered, "udpAnswered": c.Connections.UDPAnswered, "icmp": c.Connections.ICMP,
+		"other": c.Connections.Other, "minInterval": c.Connections.MinInterval,
+	} {
+		if d < time.Second || d > 30*24*time.Hour {
+			p.Addf("connections."+key, "%s is not between a second and thirty days", d)
+		}
+	}
+	if c.Connections.MaxInterval < c.Connections.MinInterval || c.Connections.MaxInterval > time.Hour {
+		p.Addf("connections.maxInterval", "%s is not between minInterval and an hour", c.Connections.MaxInterval)
 	}
 	if c.Audit.Interval < time.Second {
 		p.Addf("audit.interval", "%s is below a second", c.Audit.Interval)

@@ -25,6 +25,7 @@ import (
 	services "github.com/sluice-net/sluice/services/datapath/internal/client"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/node"
+	"github.com/sluice-net/sluice/services/datapath/internal/observe"
 	"github.com/sluice-net/sluice/services/datapath/internal/record"
 	"github.com/sluice-net/sluice/services/datapath/internal/server"
 )
@@ -55,7 +56,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 			Instance: p.Paths.Name, BPFDir: cfg.BPFDir, PodCIDRs: cfg.PodCIDRs, MTU: cfg.MTU, TunnelPorts: cfg.TunnelPorts,
 			EventsPerSecond: cfg.Events.PerSecond, NodeSysctls: cfg.NodeSysctls,
 			Leases: ipam, Identities: identity, Records: store, Log: p.Log, ValidateOnly: cfg.ValidateOnly,
-			Policy: cfg.Policy.options(policies),
+			Policy: cfg.Policy.options(policies), Connections: cfg.Connections.options(),
 		})
 	})
 	if err != nil {
@@ -75,7 +76,8 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		p.Log.Error("spooled deletions wait", log.Err(err))
 	}
 
-	s := &server.Server{Core: n.Core, Ring: n.Ring, Status: statusOf(p, cfg, n, ipam, identity, policies)}
+	s := &server.Server{Core: n.Core, Ring: n.Ring, Maps: n.Kernel, Status: statusOf(p, cfg, n, ipam, identity, policies)}
+	s.Labels = &observe.Labels{Local: n.Core.LabelsOf, Source: identity}
 	if n.Policy != nil {
 		s.Rules = n.Policy
 	}
@@ -92,6 +94,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	p.Go("release", n.Core.Releases)
 	p.Go("reap", n.Core.Reaper)
 	p.Go("events", n.ReadEvents)
+	p.Go("connections", n.Collector.Run)
 	p.Go("kernel changes", func(ctx context.Context) error { return n.Watch(ctx, cfg.Audit.Repair) })
 	p.Go("audit", func(ctx context.Context) error { return n.AuditLoop(ctx, cfg.Audit.Interval, cfg.Audit.Repair) })
 	p.Go("replay deletions", func(ctx context.Context) error { return n.ReplayLoop(ctx, spool) })

@@ -49,6 +49,12 @@ func statusOf(p *process.Process, cfg Config, n *node.Node, ipam *services.IPAM,
 		if st.EventsLost, err = n.Kernel.EventsLost(); err != nil {
 			return st, fmt.Errorf("read lost events: %w", err)
 		}
+		if st.Maps, err = mapUsage(n); err != nil {
+			return st, err
+		}
+		if st.Connections, err = connections(n); err != nil {
+			return st, err
+		}
 		ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 		defer cancel()
 		st.Problems = n.Problems(ctx, ipam)
@@ -76,11 +82,39 @@ func statusOf(p *process.Process, cfg Config, n *node.Node, ipam *services.IPAM,
 	}
 }
 
+func mapUsage(n *node.Node) ([]server.MapUsage, error) {
+	usage, err := n.Kernel.MapUsage()
+	if err != nil {
+		return nil, fmt.Errorf("read the usage of maps: %w", err)
+	}
+	var all []server.MapUsage
+	for _, u := range usage {
+		all = append(all, server.MapUsage{Name: u.Name, Entries: int64(u.Entries), MaxEntries: u.MaxEntries, Bytes: u.Bytes})
+	}
+	return all, nil
+}
+
+func connections(n *node.Node) (server.Connections, error) {
+	c, err := n.Kernel.ConnectionCounters()
+	if err != nil {
+		return server.Connections{}, err
+	}
+	last := n.Collector.Last()
+	return server.Connections{
+		Live: uint64(last.Live[0] + last.Live[1]), Created: c.Created, Revoked: c.Revoked, Expired: c.Expired,
+		Evicted: last.Evicted, PickedUp: c.PickedUp,
+	}, nil
+}
+
 // metrics reads the kernel's and the core's counters when they are asked for.
 type metrics struct {
 	node *node.Node
 
 	packets, bytes, endpoints, repairs, pending, lost, entries *prometheus.Desc
+
+	live, capacity, begun, ended, evicted, pickedUp, redecided, related, collecting *prometheus.Desc
+
+	used, size, revision, refusals, unknown *prometheus.Desc
 }
 
 func newMetrics(n *node.Node) *metrics {
@@ -96,12 +130,33 @@ func newMetrics(n *node.Node) *metrics {
 		pending:   desc("pending_releases", "Deleted endpoints whose addresses or identity wait to be released."),
 		lost:      desc("events_lost_total", "Drop events that the kernel left out, since the maps were made."),
 		entries:   desc("map_bytes", "Memory of each map as the kernel accounts it.", "map"),
+
+		live:       desc("connections", "Tracked connections as of the last collection.", "family"),
+		capacity:   desc("connections_max", "Connections that fit.", "family"),
+		begun:      desc("connections_created_total", "Connections begun, since the maps were made."),
+		ended:      desc("connections_ended_total", "Connections removed, by why.", "reason"),
+		evicted:    desc("connections_evicted_total", "Connections pushed out by newer ones because the table was full; a lower bound."),
+		pickedUp:   desc("connections_picked_up_total", "Connections found again in mid-flow after they had been pushed out."),
+		redecided:  desc("connections_redecided_total", "Packets whose connection was judged anew because a policy or an address had changed."),
+		related:    desc("connections_related_total", "ICMP errors that passed because they are about a connection."),
+		collecting: desc("connection_collect_seconds", "How long the last collection took."),
+
+		used: desc("map_entries", "Entries of each map that are in use.", "map"),
+		size: desc("map_entries_max", "Entries of each map that fit.", "map"),
+
+		revision: desc("policy_revision", "Policy revision that the kernel enforces for all endpoints."),
+		refusals: desc("policy_refusals", "Subjects whose newest policy does not fit; they stay on the one before."),
+		unknown:  desc("policy_waiting_identities", "Identities that stay unknown because tables have no room for them."),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{m.packets, m.bytes, m.endpoints, m.repairs, m.pending, m.lost, m.entries} {
+	for _, d := range []*prometheus.Desc{
+		m.packets, m.bytes, m.endpoints, m.repairs, m.pending, m.lost, m.entries,
+		m.live, m.capacity, m.begun, m.ended, m.evicted, m.pickedUp, m.redecided, m.related, m.collecting, m.used, m.size,
+		m.revision, m.refusals, m.unknown,
+	} {
 		ch <- d
 	}
 }
@@ -126,11 +181,47 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	if lost, err := m.node.Kernel.EventsLost(); err == nil {
 		ch <- prometheus.MustNewConstMetric(m.lost, prometheus.CounterValue, float64(lost))
 	}
-	maps, err := m.node.Kernel.Maps()
+	usage, err := m.node.Kernel.MapUsage()
 	if err != nil {
 		ch <- prometheus.NewInvalidMetric(m.entries, err)
 	}
-	for _, info := range maps {
-		ch <- prometheus.MustNewConstMetric(m.entries, prometheus.GaugeValue, float64(info.Bytes), info.Name)
+	for _, u := range usage {
+		ch <- prometheus.MustNewConstMetric(m.entries, prometheus.GaugeValue, float64(u.Bytes), u.Name)
+		ch <- prometheus.MustNewConstMetric(m.used, prometheus.GaugeValue, float64(u.Entries), u.Name)
+		ch <- prometheus.MustNewConstMetric(m.size, prometheus.GaugeValue, float64(u.MaxEntries), u.Name)
+		if family, ok := connectionMaps[u.Name]; ok {
+			ch <- prometheus.MustNewConstMetric(m.capacity, prometheus.GaugeValue, float64(u.MaxEntries), family)
+		}
 	}
+	m.collectConnections(ch)
+	if m.node.Policy != nil {
+		st := m.node.Policy.Status()
+		ch <- prometheus.MustNewConstMetric(m.revision, prometheus.GaugeValue, float64(st.Revision))
+		ch <- prometheus.MustNewConstMetric(m.refusals, prometheus.GaugeValue, float64(len(st.Refusals)))
+		ch <- prometheus.MustNewConstMetric(m.unknown, prometheus.GaugeValue, float64(st.Waiting))
+	}
+}
+
+// connectionMaps are the families of the connection table.
+var connectionMaps = map[string]string{"sl_ct4": "ipv4", "sl_ct6": "ipv6"}
+
+func (m *metrics) collectConnections(ch chan<- prometheus.Metric) {
+	c, err := m.node.Kernel.ConnectionCounters()
+	if err != nil {
+		ch <- prometheus.NewInvalidMetric(m.begun, err)
+		return
+	}
+	last := m.node.Collector.Last()
+	for i, family := range []string{"ipv4", "ipv6"} {
+		ch <- prometheus.MustNewConstMetric(m.live, prometheus.GaugeValue, float64(last.Live[i]), family)
+	}
+	for reason, n := range map[string]uint64{"revoked": c.Revoked, "expired": c.Expired} {
+		ch <- prometheus.MustNewConstMetric(m.ended, prometheus.CounterValue, float64(n), reason)
+	}
+	for desc, n := range map[*prometheus.Desc]uint64{
+		m.begun: c.Created, m.evicted: last.Evicted, m.pickedUp: c.PickedUp, m.redecided: c.Redecided, m.related: c.Related,
+	} {
+		ch <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(n))
+	}
+	ch <- prometheus.MustNewConstMetric(m.collecting, prometheus.GaugeValue, last.Took.Seconds())
 }

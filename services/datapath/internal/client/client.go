@@ -206,6 +206,23 @@ func (i *Identity) Resolve(ctx context.Context, o endpoint.Owner, labels []endpo
 	return id, nil
 }
 
+// Labels implements observe.LabelSource. That the number is nobody's is
+// endpoint.ErrNotFound.
+func (i *Identity) Labels(ctx context.Context, identity uint32) ([]endpoint.Label, error) {
+	resp, err := i.client.GetIdentity(ctx, &identityv1.GetIdentityRequest{Number: identity})
+	if status.Code(err) == codes.NotFound {
+		return nil, fmt.Errorf("identity %d: %w", identity, endpoint.ErrNotFound)
+	}
+	if err != nil {
+		return nil, i.translate(err, nil)
+	}
+	var labels []endpoint.Label
+	for _, l := range resp.GetIdentity().GetLabels() {
+		labels = append(labels, endpoint.Label{Source: l.GetSource(), Key: l.GetKey(), Value: l.GetValue()})
+	}
+	return labels, nil
+}
+
 // Release implements endpoint.Identities.
 func (i *Identity) Release(ctx context.Context, o endpoint.Owner) error {
 	_, err := i.client.ReleaseIdentity(ctx, &identityv1.ReleaseIdentityRequest{

@@ -110,7 +110,26 @@ func (c *Core) Audit(ctx context.Context, repair bool, emit func(Finding) error)
 			return err
 		}
 	}
-	return c.auditStrays(entries, devices, repair, report)
+	if err := c.auditStrays(entries, devices, repair, report); err != nil {
+		return err
+	}
+	return c.auditTables(repair, emit)
+}
+
+func (c *Core) auditTables(repair bool, emit func(Finding) error) error {
+	if c.cfg.Tables == nil {
+		return nil
+	}
+	findings, err := c.cfg.Tables(repair)
+	for _, f := range findings {
+		if err := emit(f); err != nil {
+			return err
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("compare policy tables: %w", err)
+	}
+	return nil
 }
 
 func (c *Core) auditHost(repair bool, emit func(Finding) error) error {

@@ -46,6 +46,9 @@ type Config struct {
 	// Policies judge endpoints; nil: everything is allowed.
 	Policies Policies
 	Host     Host
+	// Tables compares what is of no single endpoint in the maps: tables, words,
+	// identities. With repair it puts right what it can. Nil: nothing is there.
+	Tables func(repair bool) ([]Finding, error)
 	// Repaired hears of programs that somebody had taken off an endpoint's
 	// device, and why they could not be put back, if so. Nil: nobody listens.
 	Repaired func(Endpoint, Difference, error)

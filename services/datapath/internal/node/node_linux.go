@@ -49,6 +49,8 @@ type Options struct {
 
 	// Policy judges endpoints; nil: everything is allowed.
 	Policy *PolicyOptions
+	// Connections say how long they are remembered.
+	Connections kernel.CollectorOptions
 
 	Leases     endpoint.Leases
 	Identities endpoint.Identities
@@ -80,7 +82,9 @@ type Node struct {
 	// Policy keeps the tables; nil if nothing judges.
 	Policy *policy.Applier
 	Kernel *kernel.Kernel
-	Ring   *observe.Ring
+	// Collector of connections; nil with ValidateOnly.
+	Collector *kernel.Collector
+	Ring      *observe.Ring
 	// NodeAddrs are the node's own addresses on the pod side, one per range.
 	NodeAddrs []netip.Addr
 	// KernelRelease as in uname -r.
@@ -134,6 +138,12 @@ func Open(ctx context.Context, o Options) (_ *Node, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if !o.ValidateOnly {
+		o.Connections.Log = o.Log
+		if n.Collector, err = n.Kernel.NewCollector(o.Connections); err != nil {
+			return nil, err
+		}
+	}
 	set := o.NodeSysctls == "set"
 	if o.NodeSysctls == "auto" {
 		if err := n.home.Do(func() error { set = !netdev.InitialNamespace(); return nil }); err != nil {
@@ -156,7 +166,7 @@ func Open(ctx context.Context, o Options) (_ *Node, err error) {
 	n.Core = endpoint.New(endpoint.Config{
 		Instance: o.Instance, BootID: o.BootID, PodCIDRs: o.PodCIDRs, MTU: o.MTU,
 		Maps: publish.Maps{Kernel: n.Kernel, Policy: n.Policy}, Policies: judges, Links: n.dev, Leases: o.Leases, Identities: o.Identities,
-		Records: o.Records, Host: host{n}, Repaired: n.repaired, Log: o.Log,
+		Records: o.Records, Host: host{n}, Tables: n.auditTables, Repaired: n.repaired, Log: o.Log,
 	})
 	return n, nil
 }
@@ -211,6 +221,9 @@ func (n *Node) Close() error {
 	var errs []error
 	if n.dev != nil {
 		n.dev.Close()
+	}
+	if n.Collector != nil {
+		errs = append(errs, n.Collector.Close())
 	}
 	if n.Kernel != nil {
 		errs = append(errs, n.Kernel.Close())

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 )
 
 // statusOf is the one place where errors of the core get a code.
@@ -37,7 +38,7 @@ func statusOf(err error) error {
 		}})
 	case errors.Is(err, endpoint.ErrInvalid):
 		return detailed(codes.InvalidArgument, err)
-	case errors.Is(err, endpoint.ErrNotFound):
+	case errors.Is(err, endpoint.ErrNotFound), errors.Is(err, kernel.ErrNotLocal), errors.Is(err, kernel.ErrNoMap):
 		return detailed(codes.NotFound, err)
 	case errors.Is(err, endpoint.ErrExists):
 		return detailed(codes.AlreadyExists, err)

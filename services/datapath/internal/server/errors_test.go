@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -33,6 +34,8 @@ func TestEverySentinelHasItsCode(t *testing.T) {
 		{endpoint.ErrNamespaceGone, codes.InvalidArgument, false, "network_namespace"},
 		{endpoint.ErrExists, codes.AlreadyExists, false, ""},
 		{endpoint.ErrNotFound, codes.NotFound, false, ""},
+		{kernel.ErrNotLocal, codes.NotFound, false, ""},
+		{kernel.ErrNoMap, codes.NotFound, false, ""},
 		{endpoint.ErrLease, codes.FailedPrecondition, false, ""},
 		{endpoint.ErrNameTaken, codes.FailedPrecondition, false, ""},
 		{endpoint.ErrAddressHeld, codes.Aborted, true, ""},

@@ -30,10 +30,25 @@ type Status struct {
 	Dependencies []Dependency
 	Counters     []Counter
 	EventsLost   uint64
+	Maps         []MapUsage
+	Connections  Connections
 	// PolicyRevision is in force for every endpoint; PolicyRefusals is what
 	// could not be, one line each.
 	PolicyRevision uint64
 	PolicyRefusals []string
+}
+
+// MapUsage says how full a map is; Entries is -1 if nobody can say.
+type MapUsage struct {
+	Name       string
+	Entries    int64
+	MaxEntries uint32
+	Bytes      uint64
+}
+
+// Connections counts tracked connections.
+type Connections struct {
+	Live, Created, Revoked, Expired, Evicted, PickedUp uint64
 }
 
 // Dependency is a service that the datapath calls.
@@ -58,6 +73,8 @@ type Server struct {
 	Core   *endpoint.Core
 	Ring   *observe.Ring
 	Status func(context.Context) (Status, error)
+	// Maps are what Explain and DumpMap look at.
+	Maps Maps
 	// Labels are those of identities; nil: none are known.
 	Labels *observe.Labels
 	// Rules tell what decided; nil: nobody knows.
@@ -204,6 +221,13 @@ func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) 
 		PolicyMode: st.PolicyMode, AttachmentRepairs: n.Repairs, PendingReleases: uint32(n.PendingReleases),
 		KernelRelease: st.KernelRelease, PodCidrs: st.PodCIDRs, NodeAddresses: st.NodeAddrs, EventsLost: st.EventsLost,
 		PolicyRevision: st.PolicyRevision, PolicyRefusals: st.PolicyRefusals,
+		Connections: &datapathv1.ConnectionCounts{
+			Live: st.Connections.Live, Created: st.Connections.Created, Revoked: st.Connections.Revoked,
+			Expired: st.Connections.Expired, Evicted: st.Connections.Evicted, PickedUp: st.Connections.PickedUp,
+		},
+	}
+	for _, m := range st.Maps {
+		resp.Maps = append(resp.Maps, &datapathv1.MapUsage{Name: m.Name, Entries: m.Entries, MaxEntries: m.MaxEntries, Bytes: m.Bytes})
 	}
 	for state := endpoint.Restoring; state <= endpoint.Disconnecting; state++ {
 		resp.Endpoints = append(resp.Endpoints, &datapathv1.EndpointStateCount{State: protoState(state), Count: uint32(n.ByState[state])})

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package server
+
+import (
+	"context"
+	"net/netip"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/observe"
+)
+
+// Maps are the kernel's, to be looked at.
+type Maps interface {
+	// Explain takes the programs' steps; kernel.ErrNotLocal if neither end is
+	// an endpoint.
+	Explain(t kernel.Tuple) (kernel.Explanation, error)
+	// Dump reads a map in words; kernel.ErrNoMap if there is none of the name.
+	Dump(name string, limit uint32, visit func(key, value string) error) error
+}
+
+// Explain implements the API.
+func (s *Server) Explain(ctx context.Context, r *datapathv1.ExplainRequest) (*datapathv1.ExplainResponse, error) {
+	t, err := tupleOf(r)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	x, err := s.Maps.Explain(t)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	resp := &datapathv1.ExplainResponse{
+		Verdict: datapathv1.Verdict_VERDICT_FORWARDED, Reason: x.Reason.String(),
+		Source: s.explainedPeer(ctx, x.Source), Destination: s.explainedPeer(ctx, x.Destination),
+		Egress: s.explainedSide(x.Egress, x.Source.Slot, true), Ingress: s.explainedSide(x.Ingress, x.Destination.Slot, false),
+	}
+	switch {
+	case x.Reason.Dropped():
+		resp.Verdict = datapathv1.Verdict_VERDICT_DROPPED
+	case x.Egress != nil && x.Egress.Audited, x.Ingress != nil && x.Ingress.Audited:
+		resp.Verdict = datapathv1.Verdict_VERDICT_AUDITED
+	}
+	if x.Tracked {
+		c := x.Connection
+		resp.Connection = &datapathv1.Connection{
+			Initiator: c.Initiator.String(), Responder: c.Responder.String(), Protocol: uint32(c.Protocol), State: c.Flags.Words(),
+			LastSeen: timestamppb.New(c.Time()), Current: x.Current, EgressRule: uint32(c.EgressRule), IngressRule: uint32(c.IngressRule),
+		}
+	}
+	return resp, nil
+}
+
+func tupleOf(r *datapathv1.ExplainRequest) (kernel.Tuple, error) {
+	src, ok := netip.AddrFromSlice(r.GetSourceAddress())
+	if !ok || src.Is4In6() {
+		return kernel.Tuple{}, &endpoint.FieldError{Field: "source_address", Reason: "is no address of 4 or 16 bytes"}
+	}
+	dst, ok := netip.AddrFromSlice(r.GetDestinationAddress())
+	if !ok || dst.Is4In6() {
+		return kernel.Tuple{}, &endpoint.FieldError{Field: "destination_address", Reason: "is no address of 4 or 16 bytes"}
+	}
+	if src.Is4() != dst.Is4() {
+		return kernel.Tuple{}, &endpoint.FieldError{Field: "destination_address", Reason: "is of another family than source_address"}
+	}
+	for field, n := range map[string]uint32{"source_port": r.GetSourcePort(), "destination_port": r.GetDestinationPort()} {
+		if n > 65535 {
+			return kernel.Tuple{}, &endpoint.FieldError{Field: field, Reason: "is above 65535"}
+		}
+	}
+	if r.GetProtocol() > 255 {
+		return kernel.Tuple{}, &endpoint.FieldError{Field: "protocol", Reason: "is above 255"}
+	}
+	return kernel.Tuple{
+		Initiator: netip.AddrPortFrom(src, uint16(r.GetSourcePort())), Responder: netip.AddrPortFrom(dst, uint16(r.GetDestinationPort())),
+		Protocol: uint8(r.GetProtocol()),
+	}, nil
+}
+
+func (s *Server) explainedPeer(ctx context.Context, p kernel.Peer) *datapathv1.ExplainedPeer {
+	e := &datapathv1.ExplainedPeer{
+		Identity: uint32(p.Identity), Known: p.Word.Known, NodeClass: uint32(p.Word.Class), Labels: s.labelTexts(ctx, uint32(p.Identity)),
+	}
+	if p.Entry.IsValid() {
+		e.IpcacheEntry = p.Entry.String()
+	}
+	if p.Slot != kernel.NoSlot && p.Slot != kernel.HostSlot {
+		e.Slot = uint32(p.Slot)
+		if o, ok := s.Core.OwnerOfSlot(uint16(p.Slot)); ok {
+			e.Owner = protoOwner(o)
+		}
+	}
+	return e
+}
+
+func (s *Server) explainedSide(x *kernel.Side, slot kernel.Slot, egress bool) *datapathv1.ExplainedSide {
+	if x == nil {
+		return nil
+	}
+	o := observe.Side{
+		By: x.By.String(), Verdict: observe.Dropped, Rule: x.Rule, Table: uint16(x.Table), Generation: x.Gen, Slot: uint16(slot),
+	}
+	switch {
+	case x.Audited:
+		o.Verdict = observe.Audited
+	case x.Redirects():
+		o.Verdict = observe.Redirected
+	case x.Action == kernel.ActionAllow:
+		o.Verdict = observe.Forwarded
+	}
+	side := &datapathv1.ExplainedSide{
+		Verdict: s.side(o, egress), IdentityClass: uint32(x.Lookup.IdentityClass), IdentityRow: x.Lookup.IdentityRow,
+		AddressClass: uint32(x.Lookup.AddressClass),
+	}
+	if x.Lookup.AddressBlock.IsValid() {
+		side.AddressBlock = x.Lookup.AddressBlock.String()
+	}
+	return side
+}
+
+// DumpMap implements the API.
+func (s *Server) DumpMap(r *datapathv1.DumpMapRequest, stream grpc.ServerStreamingServer[datapathv1.DumpMapResponse]) error {
+	var sent error // what a stream answers has a status already
+	err := s.Maps.Dump(r.GetName(), r.GetLimit(), func(key, value string) error {
+		sent = stream.Send(&datapathv1.DumpMapResponse{Key: key, Value: value})
+		return sent
+	})
+	if sent != nil {
+		return sent
+	}
+	return statusOf(err)
+}

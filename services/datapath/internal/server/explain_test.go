@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+)
+
+// fakeMaps answer what they were given.
+type fakeMaps struct {
+	asked   kernel.Tuple
+	answer  kernel.Explanation
+	entries int
+	err     error
+}
+
+func (m *fakeMaps) Explain(t kernel.Tuple) (kernel.Explanation, error) {
+	m.asked = t
+	return m.answer, m.err
+}
+
+func (m *fakeMaps) Dump(name string, limit uint32, visit func(key, value string) error) error {
+	if m.err != nil {
+		return m.err
+	}
+	for i := range m.entries {
+		if limit > 0 && i == int(limit) {
+			break
+		}
+		if err := visit(fmt.Sprint(name, i), "value"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func TestExplainTellsEveryStep(t *testing.T) {
+	m := &fakeMaps{answer: kernel.Explanation{
+		Reason: kernel.DropPolicyDenied,
+		Source: kernel.Peer{Identity: 300, Word: kernel.IdentityWord{Class: 5, Known: true}, Slot: 1, Entry: netip.MustParsePrefix("10.0.0.1/32")},
+		Destination: kernel.Peer{
+			Identity: 9, Slot: kernel.NoSlot,
+		},
+		Egress: &kernel.Side{
+			SideVerdict: kernel.SideVerdict{By: kernel.ByRule, Table: 16, Gen: 21, Rule: 7, Action: kernel.ActionDeny},
+			Lookup:      kernel.TableVerdict{IdentityClass: 2, IdentityRow: true, AddressClass: 3, AddressBlock: netip.MustParsePrefix("198.51.100.0/24")},
+		},
+		Tracked: true, Current: true,
+		Connection: kernel.Connection{
+			Tuple: kernel.Tuple{Initiator: netip.MustParseAddrPort("10.0.0.1:1000"), Responder: netip.MustParseAddrPort("198.51.100.7:80"), Protocol: 6},
+			Flags: kernel.SeenReply | kernel.PickedUp, EgressRule: 7,
+		},
+	}}
+	s := &Server{Maps: m, Rules: rules{}, Labels: labelled(), Core: endpoint.New(endpoint.Config{})}
+	got, err := s.Explain(t.Context(), &datapathv1.ExplainRequest{
+		SourceAddress: []byte{10, 0, 0, 1}, DestinationAddress: []byte{198, 51, 100, 7}, Protocol: 6, SourcePort: 1000, DestinationPort: 80,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := m.answer.Connection.Tuple; m.asked != want {
+		t.Errorf("asked about %v, want %v", m.asked, want)
+	}
+	got.Connection.LastSeen = nil // the clock's
+	want := &datapathv1.ExplainResponse{
+		Verdict: datapathv1.Verdict_VERDICT_DROPPED, Reason: "policy-denied",
+		Source: &datapathv1.ExplainedPeer{
+			Identity: 300, Known: true, NodeClass: 5, Slot: 1, IpcacheEntry: "10.0.0.1/32", Labels: []string{"k8s:app=web", "reserved:x"},
+		},
+		Destination: &datapathv1.ExplainedPeer{Identity: 9},
+		Egress: &datapathv1.ExplainedSide{
+			Verdict: &datapathv1.SideVerdict{
+				Verdict: datapathv1.Verdict_VERDICT_DROPPED, Rule: 7, Table: 16, Generation: 21, Revision: 42, DecidedBy: "rule",
+				RuleSources: []string{"slot 1 gen 21 egress true rule 7"},
+			},
+			IdentityClass: 2, IdentityRow: true, AddressClass: 3, AddressBlock: "198.51.100.0/24",
+		},
+		Connection: &datapathv1.Connection{
+			Initiator: "10.0.0.1:1000", Responder: "198.51.100.7:80", Protocol: 6, State: []string{"established", "picked-up"},
+			Current: true, EgressRule: 7,
+		},
+	}
+	if !proto.Equal(got, want) {
+		t.Errorf("explanation\n got %v\nwant %v", got, want)
+	}
+	m.answer.Reason, m.answer.Egress.Audited = kernel.ForwardOutside, true
+	got, err = s.Explain(t.Context(), &datapathv1.ExplainRequest{SourceAddress: []byte{10, 0, 0, 1}, DestinationAddress: []byte{198, 51, 100, 7}})
+	if err != nil || got.GetVerdict() != datapathv1.Verdict_VERDICT_AUDITED || got.GetEgress().GetVerdict().GetVerdict() != datapathv1.Verdict_VERDICT_AUDITED {
+		t.Errorf("in audit mode: %v, %v", got, err)
+	}
+}
+
+func TestExplainNamesTheBadField(t *testing.T) {
+	s := &Server{Maps: &fakeMaps{}}
+	four, six := []byte{10, 0, 0, 1}, make([]byte, 16)
+	six[0] = 0xfd
+	for want, r := range map[string]*datapathv1.ExplainRequest{
+		"source_address":                     {SourceAddress: []byte{1, 2}, DestinationAddress: four},
+		"destination_address":                {SourceAddress: four},
+		"destination_address: is of another": {SourceAddress: four, DestinationAddress: six},
+		"source_address: is no address of 4": {SourceAddress: append(make([]byte, 10), 0xff, 0xff, 1, 2, 3, 4), DestinationAddress: six},
+		"destination_port: is above 65535":   {SourceAddress: four, DestinationAddress: four, DestinationPort: 1 << 16},
+		"source_port: is above 65535":        {SourceAddress: four, DestinationAddress: four, SourcePort: 1 << 31},
+		"protocol: is above 255":             {SourceAddress: four, DestinationAddress: four, Protocol: 256},
+	} {
+		_, err := s.Explain(t.Context(), r)
+		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", want, err)
+		}
+	}
+	s.Maps = &fakeMaps{err: kernel.ErrNotLocal}
+	if _, err := s.Explain(t.Context(), &datapathv1.ExplainRequest{SourceAddress: four, DestinationAddress: four}); status.Code(err) != codes.NotFound {
+		t.Errorf("neither is local: %v", err)
+	}
+}
+
+// dumpStream takes some entries and then goes.
+type dumpStream struct {
+	grpc.ServerStream
+	got  []string
+	most int
+}
+
+func (s *dumpStream) Context() context.Context { return context.Background() }
+
+func (s *dumpStream) Send(r *datapathv1.DumpMapResponse) error {
+	if len(s.got) == s.most {
+		return status.Error(codes.Canceled, "the client is gone")
+	}
+	s.got = append(s.got, r.GetKey())
+	return nil
+}
+
+func TestDumpMapEndsWithItsLimitItsClientOrItsMap(t *testing.T) {
+	s := &Server{Maps: &fakeMaps{entries: 10}}
+	for _, c := range []struct {
+		limit uint32
+		most  int
+		want  int
+		code  codes.Code
+	}{
+		{0, 100, 10, codes.OK},
+		{3, 100, 3, codes.OK},
+		{1<<32 - 1, 100, 10, codes.OK},
+		{0, 2, 2, codes.Canceled},
+	} {
+		stream := &dumpStream{most: c.most}
+		err := s.DumpMap(&datapathv1.DumpMapRequest{Name: "sl_ep", Limit: c.limit}, stream)
+		if status.Code(err) != c.code || len(stream.got) != c.want {
+			t.Errorf("limit %d: %d entries, %v, want %d, %v", c.limit, len(stream.got), err, c.want, c.code)
+		}
+	}
+	s.Maps = &fakeMaps{err: fmt.Errorf("x: %w; there are sl_ct4", kernel.ErrNoMap)}
+	if err := s.DumpMap(&datapathv1.DumpMapRequest{Name: "x"}, &dumpStream{}); status.Code(err) != codes.NotFound || !strings.Contains(err.Error(), "sl_ct4") {
+		t.Errorf("no such map: %v", err)
+	}
+	s.Maps = &fakeMaps{err: errors.New("broken")}
+	if err := s.DumpMap(&datapathv1.DumpMapRequest{Name: "x"}, &dumpStream{}); status.Code(err) != codes.Internal {
+		t.Errorf("another error: %v", err)
+	}
+}

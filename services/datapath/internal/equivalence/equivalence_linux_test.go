@@ -37,6 +37,8 @@ const (
 	// How many random pairs, and their seed.
 	pairsEnv = "SLUICE_EQUIVALENCE_PAIRS"
 	seedEnv  = "SLUICE_EQUIVALENCE_SEED"
+	// Every how many-th question about a pod of the vectors becomes a packet.
+	everyEnv = "SLUICE_EQUIVALENCE_EVERY"
 )
 
 // figures of one file of vectors.
@@ -220,7 +222,7 @@ func (x *examiner) report(took time.Duration) {
 			}
 		}
 		if len(failed) > 0 {
-			x.t.Logf("  failed: %s", strings.Join(failed, ", "))
+			x.t.Logf("  failed: %s", strings.Join(failed, "; "))
 		}
 		if f.questions == 0 || f.packets == 0 {
 			x.t.Errorf("%s asks nothing", name)
@@ -302,18 +304,25 @@ func newExaminer(t *testing.T, every int) *examiner {
 	return &examiner{t: t, n: newNode(t), every: every, files: map[string]*figures{}}
 }
 
-// every question of a vector becomes a packet, and some of the random ones.
-const everyRandom = 8
+// some questions become packets
+const everyRandom, everyVector = 8, 16
 
 // TestKernelTablesDecideTheVectorsAsTheEngine asks everything that the policy
-// vectors ask: of the judging function for all subjects, and of the programs
-// with real packets for pods.
+// vectors ask of the judging function, and of the programs with real packets
+// what concerns pods: a sixteenth of it, or all in `make test-vectors-kernel`.
 func TestKernelTablesDecideTheVectorsAsTheEngine(t *testing.T) {
 	if os.Getenv(framesEnv) != "" {
 		examineFiles(t)
 		return
 	}
-	x := newExaminer(t, 1)
+	every := everyVector
+	if s := os.Getenv(everyEnv); s != "" {
+		var err error
+		if every, err = strconv.Atoi(s); err != nil || every < 1 {
+			t.Fatalf("%s=%s: want a number from 1 on", everyEnv, s)
+		}
+	}
+	x := newExaminer(t, every)
 	args := []string{"vectors"}
 	if dir := os.Getenv(vectorsEnv); dir != "" {
 		abs, err := filepath.Abs(dir)

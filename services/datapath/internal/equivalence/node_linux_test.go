@@ -370,7 +370,11 @@ func (s *state) askProgram(q *vectorv1.Question) (verdict, kernel.Reason, error)
 	}
 	reason := kernel.Reason(e.Reason)
 	if side.By == uint8(bpf.MapsSlBySL_BY_NOBODY) {
-		return verdict{}, reason, errElsewhere
+		if reason.Dropped() {
+			return verdict{}, reason, errElsewhere
+		}
+		// of a connection that only the other side had to look at again
+		return verdict{action: policyv1.Action_ACTION_ALLOW}, reason, nil
 	}
 	if other != kernel.Identity(q.GetPeer()) {
 		return verdict{}, reason, fmt.Errorf("the program takes the peer for %d", other)

@@ -1,0 +1,588 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+)
+
+// smallTable is the smallest table: one class, which denies port 80 of TCP by rule 1
+// and allows the rest by rule 2.
+func smallTable(hash uint64) TableContent {
+	c := TableContent{
+		Rules:   []TableRule{{Action: 0, Tier: 1}, {Action: 2, Tier: 1}},
+		Classes: []uint32{0},
+		Nodes:   []PortNode{leafNode([]uint32{6<<16 | 79, 6<<16 | 80, 0xffffffff}, []uint32{2, 1, 2})},
+		Peers:   map[NodeClass]uint16{},
+	}
+	binary.BigEndian.PutUint64(c.Hash[:], hash+1)
+	return c
+}
+
+// leafNode is a leaf with rules of the lower tiers.
+func leafNode(highs, rules []uint32) PortNode {
+	var n PortNode
+	for i := range Fanout {
+		at := min(i, len(highs)-1)
+		n.High[i], n.Value[i] = highs[at], noAdminRule<<16|rules[at]
+	}
+	return n
+}
+
+// intact fails if the table that was there first has another verdict.
+func intact(t testing.TB, k *Kernel, id Table, when string) {
+	t.Helper()
+	for point, want := range map[uint32]TableVerdict{
+		6<<16 | 80: {Action: 0, Rule: 1, By: byUnknownIdentity}, // nobody has announced it
+		6<<16 | 81: {Action: 2, Rule: 2, By: byRule},
+	} {
+		if got, err := k.LookupTable(id, 256, netip.MustParseAddr("192.0.2.1"), point); err != nil || got != want {
+			t.Fatalf("%s: verdict at %#x is %+v (%v), want %+v", when, point, got, err, want)
+		}
+	}
+}
+
+// TestKernelAFullMapRefusesATableWhole fills each map with tables, or parts of
+// them, until one does not fit. That is refused with the map's name and the
+// figures, nothing of it remains, the tables that are there judge as before,
+// and when some of them have gone there is room again.
+func TestKernelAFullMapRefusesATableWhole(t *testing.T) {
+	manyNodes := func(n int) func(i uint64) TableContent {
+		return func(i uint64) TableContent {
+			c := smallTable(i)
+			c.Nodes = slices.Repeat(c.Nodes, n)
+			return c
+		}
+	}
+	blocks := func(family int) func(i uint64) TableContent {
+		return func(i uint64) TableContent {
+			c := smallTable(i)
+			c.HasAddresses = true
+			for b := range 16384 {
+				var a netip.Addr
+				if family == 0 {
+					a = netip.AddrFrom4([4]byte{10, byte(i), byte(b >> 8), byte(b)})
+				} else {
+					a = netip.AddrFrom16([16]byte{0xfd, byte(i), byte(b >> 8), byte(b)})
+				}
+				c.Blocks = append(c.Blocks, Block{Prefix: hostPrefix(a)})
+			}
+			return c
+		}
+	}
+	for _, tc := range []struct {
+		full string // name of the map
+		size int    // its entries
+		need int    // of one table
+		make func(i uint64) TableContent
+		over func() TableContent // takes more than a quarter; nil: none can
+	}{
+		{bpf.MapsMapSlTable, 4096 - firstTable, 1, smallTable, nil},
+		{bpf.MapsMapSlPorts, 16384, 4096, manyNodes(4096), func() TableContent { return manyNodes(4097)(0) }},
+		{bpf.MapsMapSlClass, 65536, 16384, func(i uint64) TableContent {
+			c := smallTable(i)
+			c.Classes = make([]uint32, 16384-classHead)
+			return c
+		}, func() TableContent {
+			c := smallTable(0)
+			c.Classes = make([]uint32, 16384-classHead+1)
+			return c
+		}},
+		{bpf.MapsMapSlRule, 262144, 65534, func(i uint64) TableContent {
+			c := smallTable(i)
+			c.Rules = append(c.Rules, make([]TableRule, 65534-2)...)
+			return c
+		}, nil},
+		{bpf.MapsMapSlPeer, 262144, 32767, func(i uint64) TableContent {
+			c := smallTable(i)
+			for nc := NodeClass(1); nc <= MaxNodeClass; nc++ {
+				c.Peers[nc] = 0
+			}
+			return c
+		}, nil},
+		{bpf.MapsMapSlCidr4, 65536, 16384, blocks(0), func() TableContent {
+			c := blocks(0)(0)
+			c.Blocks = append(c.Blocks, Block{Prefix: netip.MustParsePrefix("192.0.2.0/24")})
+			return c
+		}},
+		{bpf.MapsMapSlCidr6, 65536, 16384, blocks(1), func() TableContent {
+			c := blocks(1)(0)
+			c.Blocks = append(c.Blocks, Block{Prefix: netip.MustParsePrefix("2001:db8::/32")})
+			return c
+		}},
+	} {
+		t.Run(tc.full, func(t *testing.T) {
+			k := openKernel(t, testOptions(newBPFFS(t)))
+			first, err := k.DefineTable(smallTable(1 << 40))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if tc.over != nil {
+				_, err := k.DefineTable(tc.over())
+				var full *NoRoomError
+				if !errors.As(err, &full) || full.Map != tc.full || full.Need != tc.need+1 || full.Limit != tc.need {
+					t.Fatalf("more than a quarter: %v", err)
+				}
+			}
+			// as many as fit while a tenth stays free for changes in place
+			var ids []Table
+			var refused error
+			for refused == nil {
+				id, err := k.DefineTable(tc.make(uint64(len(ids))))
+				if refused = err; err == nil {
+					ids = append(ids, id)
+				}
+			}
+			var full *NoRoomError
+			if !errors.As(refused, &full) || !errors.Is(refused, ErrFull) {
+				t.Fatalf("table %d: %v", len(ids), refused)
+			}
+			if full.Map != tc.full || full.Need != tc.need || full.Free >= tc.need {
+				t.Fatalf("refused with %+v, want %d entries of %s", full, tc.need, tc.full)
+			}
+			kept := reserve(tc.size)
+			if tc.need == 1 {
+				kept = 0
+			}
+			if want := (tc.size - kept - 1) / tc.need; len(ids) != want {
+				t.Errorf("%d tables fit, want %d", len(ids), want)
+			}
+			audited(t, k, "full")
+			intact(t, k, first, "full")
+			used := usage(t, k, tc.full)
+			if used < len(ids)*tc.need {
+				t.Errorf("%d entries of %s in use, want at least %d", used, tc.full, len(ids)*tc.need)
+			}
+
+			if err := k.RetireTables(ids[0]); err != nil {
+				t.Fatal(err)
+			}
+			// no barrier: DefineTable waits for one
+			if _, err := k.DefineTable(tc.make(uint64(len(ids)))); err != nil {
+				t.Fatalf("after a table has gone: %v", err)
+			}
+			intact(t, k, first, "after recovery")
+			audited(t, k, "after recovery")
+			t.Logf("%d tables, %d entries in use; refused: %v", len(ids), used, refused)
+		})
+	}
+}
+
+func usage(t testing.TB, k *Kernel, mapName string) int {
+	t.Helper()
+	us, err := k.MapUsage()
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(us, func(u MapUsage) bool { return u.Name == mapName })
+	if i < 0 {
+		t.Fatalf("no map %s", mapName)
+	}
+	return us[i].Entries
+}
+
+// TestKernelChangesInPlaceUseTheReserve fills the last tenth, that no new table
+// gets, with rows and blocks of tables that are in use.
+func TestKernelChangesInPlaceUseTheReserve(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	var ids []Table
+	for i := range uint64(9) {
+		c := smallTable(i)
+		if i < 7 {
+			for nc := NodeClass(1); nc <= MaxNodeClass; nc++ {
+				c.Peers[nc] = 0
+			}
+		}
+		id, err := k.DefineTable(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, id)
+	}
+	free := 262144 - 7*32767
+	for i := range free {
+		id, nc := ids[7+i/32767], NodeClass(1+i%32767)
+		if err := k.SetPeer(id, nc, 0); err != nil {
+			t.Fatalf("row %d of %d: %v", i+1, free, err)
+		}
+	}
+	err := k.SetPeer(ids[8], MaxNodeClass, 0)
+	var full *NoRoomError
+	if !errors.As(err, &full) || *full != (NoRoomError{Map: bpf.MapsMapSlPeer, Need: 1, Limit: 65536}) {
+		t.Fatalf("one row more: %v", err)
+	}
+	if n := usage(t, k, bpf.MapsMapSlPeer); n != 262144 {
+		t.Errorf("%d rows", n)
+	}
+	intact(t, k, ids[8], "full")
+	if err := k.DeletePeer(ids[0], 1); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.SetPeer(ids[8], MaxNodeClass, 0); err != nil {
+		t.Errorf("after a row has gone: %v", err)
+	}
+	audited(t, k, "full")
+}
+
+// TestKernelNodeClassesRunOut takes all numbers of node classes.
+func TestKernelNodeClassesRunOut(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	key := func(i int) (c ClassKey) {
+		binary.BigEndian.PutUint32(c[:], uint32(i+1))
+		return c
+	}
+	for i := range int(MaxNodeClass) {
+		if nc, err := k.NodeClass(key(i)); err != nil || nc == 0 || nc > MaxNodeClass {
+			t.Fatalf("node class %d: %d, %v", i, nc, err)
+		}
+	}
+	_, err := k.NodeClass(key(1 << 20))
+	var full *NoRoomError
+	if !errors.As(err, &full) || full.Map != bpf.MapsMapSlClassKey || full.Limit != int(MaxNodeClass) {
+		t.Fatalf("one more: %v", err)
+	}
+	again, err := k.NodeClass(key(5))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := k.RetireNodeClasses(again); err != nil {
+		t.Fatal(err)
+	}
+	if nc, err := k.NodeClass(key(1 << 20)); err != nil || nc != again {
+		t.Errorf("after one has gone: %d, %v, want %d", nc, err, again)
+	}
+}
+
+// TestKernelAnIdentityIsOneWrite counts what a new identity of a known class
+// costs, however many tables there are.
+func TestKernelAnIdentityIsOneWrite(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	nc, err := k.NodeClass(ClassKey{1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range uint64(100) {
+		c := smallTable(i)
+		c.Peers[nc] = 0
+		if _, err := k.DefineTable(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var writes []string
+	k.tables.before = func(mapName string) error {
+		writes = append(writes, mapName)
+		return nil
+	}
+	for range 2 { // the second time nothing has changed
+		if err := k.SetIdentityWord(300, IdentityWord{Class: nc, Known: true}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !slices.Equal(writes, []string{bpf.MapsMapSlId}) {
+		t.Errorf("writes %q, want one", writes)
+	}
+}
+
+// TestKernelEqualBlocksAreStoredOnce shares sets, and copies one before it
+// changes.
+func TestKernelEqualBlocksAreStoredOnce(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	var ids []Table
+	for i := range uint64(3) {
+		c := smallTable(i)
+		c.HasAddresses = true
+		for b := range 100 {
+			c.Blocks = append(c.Blocks, Block{Prefix: hostPrefix(netip.AddrFrom4([4]byte{10, 0, 0, byte(b)}))})
+		}
+		id, err := k.DefineTable(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, id)
+	}
+	count := func(want int, when string) {
+		t.Helper()
+		if n := usage(t, k, bpf.MapsMapSlCidr4); n != want {
+			t.Errorf("%s: %d blocks, want %d", when, n, want)
+		}
+	}
+	count(100, "three tables")
+	more := Block{Prefix: netip.MustParsePrefix("192.0.2.0/24")}
+	if err := k.SetBlock(ids[0], more); err != nil {
+		t.Fatal(err)
+	}
+	count(201, "one has changed")
+	if err := k.SetBlock(ids[1], more); err != nil {
+		t.Fatal(err)
+	}
+	count(201, "another has changed likewise")
+	if err := k.RetireTables(ids[2]); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.Barrier(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	count(101, "the third has gone")
+	audited(t, k, "at the end")
+}
+
+// TestKernelAuditRepairsTables damages each part of a table behind the
+// kernel's back.
+func TestKernelAuditRepairsTables(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	c := smallTable(0)
+	c.HasAddresses = true
+	c.Peers[7] = 0
+	c.Blocks = []Block{{Prefix: netip.MustParsePrefix("10.0.0.0/8")}, {Prefix: netip.MustParsePrefix("fd00::/8")}}
+	id, err := k.DefineTable(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := k.SetIdentityWord(300, IdentityWord{Class: 7, Known: true}); err != nil {
+		t.Fatal(err)
+	}
+	was := snapshot(t, k, true)
+	s := k.tables
+	lt := s.tables[id]
+	for name, damage := range map[string]func() error{
+		"a row is missing":    func() error { return s.deletePeer(uint32(id), 7) },
+		"a foreign row":       func() error { return s.insertPeer(uint32(id), 8, 0) },
+		"a row of no table":   func() error { return s.insertPeer(4000, 8, 0) },
+		"a row has changed":   func() error { return errors.Join(s.deletePeer(uint32(id), 7), s.insertPeer(uint32(id), 7, 3)) },
+		"a block is missing":  func() error { return s.deleteBlock(lt.header.CidrSet, c.Blocks[0].Prefix) },
+		"a block has changed": func() error { return s.putBlock(lt.header.CidrSet, c.Blocks[1].Prefix, [3]uint16{9}) },
+		"a foreign block":     func() error { return s.putBlock(77, c.Blocks[0].Prefix, [3]uint16{}) },
+		"a rule has changed": func() error {
+			return writeArray(&s.tableMaps, s.tableMaps.rules, "", lt.ruleSpan.base, []bpf.MapsSlRule{{Action: 2}})
+		},
+		"a node has changed":    func() error { return s.writeNodes(lt.nodeSpan.base, make([]bpf.MapsSlPortNode, 1)) },
+		"a foreign node":        func() error { return s.writeNodes(16000, []bpf.MapsSlPortNode{{Hi: [16]uint32{5}}}) },
+		"a class has changed":   func() error { return s.storeWord("", s.classMem, lt.classSpan.base+classHead, 9) },
+		"the header is zero":    func() error { return s.storeHeader(id, bpf.MapsSlTable{}) },
+		"a foreign header":      func() error { return s.storeHeader(99, bpf.MapsSlTable{N_class: 1}) },
+		"the key is gone":       func() error { return s.storeTableKey(id, [32]byte{}) },
+		"a foreign node class":  func() error { return s.storeClassKey(12, ClassKey{1}) },
+		"an identity is gone":   func() error { return s.storeWord("", s.idMem, 300, 0) },
+		"an identity is forged": func() error { return s.storeWord("", s.idMem, 301, knownBit|7) },
+	} {
+		if err := damage(); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		found, err := k.AuditTables(false)
+		if err != nil || len(found) == 0 {
+			t.Errorf("%s: not found (%v)", name, err)
+		}
+		if repaired, err := k.AuditTables(true); err != nil || !slices.Equal(repaired, found) {
+			t.Errorf("%s: found %q, repaired %q (%v)", name, found, repaired, err)
+		}
+		audited(t, k, name)
+		if snapshot(t, k, true) != was {
+			t.Errorf("%s: repaired to something else", name)
+		}
+	}
+}
+
+// TestKernelMapsFitIntoTheirMemory adds up what the kernel accounts for all
+// maps of an instance by default sizing.
+func TestKernelMapsFitIntoTheirMemory(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	us, err := k.MapUsage()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var sum uint64
+	for _, u := range us {
+		sum += u.Bytes
+		t.Logf("%-12s %7d entries %9d bytes", u.Name, u.MaxEntries, u.Bytes)
+	}
+	t.Logf("%d maps, %.1f MiB", len(us), float64(sum)/(1<<20))
+	if sum > 40<<20 || len(us) >= 40 {
+		t.Errorf("%d maps take %d bytes, at most 39 and %d", len(us), sum, 40<<20)
+	}
+}
+
+// TestKernelReadersSeeNoThirdVerdict asks one table with the programs' own
+// function while it grows, moves, gets and loses rows and blocks, shares its
+// set and leaves it, and other tables come and go. Whatever it answers is the
+// verdict of before or of after.
+func TestKernelReadersSeeNoThirdVerdict(t *testing.T) {
+	const changes = 20_000
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	j := newJudge(t, k)
+	// class 0 denies everything by rule 4, class 1 port 80 by rule 1
+	c := smallTable(0)
+	c.HasAddresses = true
+	c.Rules = append(c.Rules, TableRule{Action: 0, Tier: 2}, TableRule{Action: 0, Tier: 2})
+	all := leafNode([]uint32{0xffffffff}, []uint32{4})
+	c.Nodes = []PortNode{all, leafNode([]uint32{6<<16 | 79, 6<<16 | 80, 0xffffffff}, []uint32{4, 1, 4})}
+	c.Classes = []uint32{0, 1}
+	c.Blocks = []Block{{Prefix: netip.MustParsePrefix("10.0.0.0/8")}}
+	id, err := k.DefineTable(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nc, err := k.NodeClass(ClassKey{1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := k.SetIdentityWord(300, IdentityWord{Class: nc, Known: true}); err != nil {
+		t.Fatal(err)
+	}
+	var done atomic.Bool
+	result := make(chan error, 1)
+	go func() {
+		defer done.Store(true)
+		result <- func() error {
+			seed := rand.Uint64()
+			r := rand.New(rand.NewPCG(seed, 5))
+			classes, nodes := 2, 2
+			var others []Table
+			for i := range changes {
+				var err error
+				switch r.IntN(10) {
+				case 0, 1:
+					err = k.SetPeer(id, nc, 1)
+				case 2, 3:
+					err = k.DeletePeer(id, nc)
+				case 4:
+					err = k.SetBlock(id, Block{Prefix: hostPrefix(netip.AddrFrom4([4]byte{10, 1, 1, byte(r.IntN(5))})), Classes: [3]uint16{1, 1, 1}})
+				case 5:
+					err = k.DeleteBlock(id, hostPrefix(netip.AddrFrom4([4]byte{10, 1, 1, byte(r.IntN(5))})))
+				case 6:
+					if i%50 == 0 && classes < 1000 { // every few times it moves
+						more := 1 + classes/2
+						roots := make([]uint32, more)
+						for n := range roots {
+							roots[n] = uint32(nodes)
+						}
+						err = k.GrowTable(id, []PortNode{all}, roots)
+						classes, nodes = classes+more, nodes+1
+					}
+				case 7: // another table with the same blocks: the set is shared
+					var content TableContent
+					if content, err = k.TableContent(id); err == nil && len(others) < 50 {
+						other := smallTable(uint64(i))
+						other.HasAddresses, other.Classes = true, make([]uint32, len(content.Classes))
+						other.Blocks = content.Blocks
+						var t Table
+						if t, err = k.DefineTable(other); err == nil {
+							others = append(others, t)
+						}
+					}
+				case 8:
+					if len(others) > 20 {
+						err = k.RetireTables(others...)
+						others = nil
+					}
+				case 9:
+					if i%100 == 0 {
+						err = k.Barrier(t.Context())
+					}
+				}
+				if err != nil {
+					return fmt.Errorf("change %d: %w", i, err)
+				}
+			}
+			return nil
+		}()
+	}()
+	// what both answers can be: by its class or by its address port 80 is denied
+	q := question(id, 300, netip.AddrFrom4([4]byte{10, 1, 1, 1}), 6, 80)
+	asked, denied := 0, 0
+	for !done.Load() {
+		reason, side := j.ask(t, q)
+		asked++
+		switch {
+		case side.Rule == 1 && reason == DropPolicyDenied:
+			denied++
+		case side.Rule == 4 && reason == DropPolicyDenied:
+		default:
+			t.Fatalf("question %d: %v by %+v", asked, reason, side)
+		}
+	}
+	if err := <-result; err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d changes, %d questions, %d of them by rule 1", changes, asked, denied)
+	if denied == 0 || denied == asked {
+		t.Errorf("%d questions, all alike: nothing has changed", asked)
+	}
+	audited(t, k, "at the end")
+}
+
+// BenchmarkKernelTableChanges measures what a change of a policy costs.
+func BenchmarkKernelTableChanges(b *testing.B) {
+	k := openKernel(b, testOptions(newBPFFS(b)))
+	words := map[Identity]IdentityWord{}
+	b.Run("1000 identities", func(b *testing.B) {
+		for i := range b.N {
+			for id := range Identity(1000) {
+				words[256+id] = IdentityWord{Class: NodeClass(1 + (i+int(id))%100), Known: true}
+			}
+			if err := k.SetIdentityWords(words); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	table := func(b *testing.B, c TableContent) {
+		for i := range b.N {
+			c.Hash[8] = byte(i + 1)
+			id, err := k.DefineTable(c)
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.StopTimer()
+			if err := k.RetireTables(id); err != nil {
+				b.Fatal(err)
+			}
+			if err := k.Barrier(b.Context()); err != nil {
+				b.Fatal(err)
+			}
+			b.StartTimer()
+		}
+	}
+	b.Run("table of 1000 rows", func(b *testing.B) {
+		c := smallTable(1)
+		for nc := range NodeClass(1000) {
+			c.Peers[nc+1] = 0
+		}
+		table(b, c)
+	})
+	large := smallTable(2)
+	large.HasAddresses = true
+	for i := range 5000 {
+		large.Blocks = append(large.Blocks, Block{Prefix: hostPrefix(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}))})
+	}
+	b.Run("table of 5000 blocks", func(b *testing.B) { table(b, large) })
+	b.Run("table of 5000 blocks that another has", func(b *testing.B) {
+		if _, err := k.DefineTable(large); err != nil {
+			b.Fatal(err)
+		}
+		table(b, large)
+	})
+	b.Run("a block among 5000", func(b *testing.B) {
+		c := large
+		c.Blocks = append(slices.Clone(large.Blocks), Block{Prefix: netip.MustParsePrefix("172.16.0.0/12")})
+		id, err := k.DefineTable(c)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.ResetTimer()
+		for i := range b.N {
+			p := hostPrefix(netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}))
+			if err := errors.Join(k.SetBlock(id, Block{Prefix: p}), k.DeleteBlock(id, p)); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}

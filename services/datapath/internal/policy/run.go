@@ -181,6 +181,9 @@ func (a *Applier) subscribe(ctx context.Context) (heard bool, err error) {
 					return heard, err
 				}
 			}
+			if a.collecting() {
+				continue // nothing of it is in the kernel yet
+			}
 			if err := faultAck.Hit(ctx); err != nil {
 				return heard, err
 			}
@@ -233,6 +236,13 @@ func (a *Applier) begin(sub Subscription, first Message) {
 		return
 	}
 	a.next, a.nextSteps = newModel(), 0
+}
+
+// collecting says whether a snapshot has begun and is not complete.
+func (a *Applier) collecting() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.next != nil
 }
 
 // reset has the next stream begin with everything.

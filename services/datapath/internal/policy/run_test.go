@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// script is a service whose every answer the test gives.
+type script struct {
+	subscribed chan *scripted
+}
+
+type scripted struct {
+	Subscription
+	ctx      context.Context
+	messages chan Message
+	end      chan error
+	said     chan string // what the applier says
+}
+
+func (s *script) Subscribe(ctx context.Context, sub Subscription) (Stream, error) {
+	st := &scripted{Subscription: sub, ctx: ctx, messages: make(chan Message), end: make(chan error), said: make(chan string, 1000)}
+	select {
+	case s.subscribed <- st:
+		return st, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func (s *scripted) Recv() (Message, error) {
+	select {
+	case m := <-s.messages:
+		return m, nil
+	case err := <-s.end:
+		return Message{}, err
+	case <-s.ctx.Done():
+		return Message{}, s.ctx.Err()
+	}
+}
+
+func (s *scripted) say(format string, args ...any) error {
+	s.said <- fmt.Sprintf(format, args...)
+	return nil
+}
+
+func (s *scripted) Subjects(add, remove []uint32) error {
+	return s.say("subjects +%v -%v", add, remove)
+}
+func (s *scripted) Locate(add map[netip.Addr]uint32, remove []netip.Addr) error {
+	return s.say("locate +%v -%v", add, remove)
+}
+func (s *scripted) Ack(seq uint64) error { return s.say("ack %d", seq) }
+func (s *scripted) Nack(n Nack) error    { return s.say("nack %d subject %d", n.Seq, n.Subject) }
+
+// play runs an applier against the script.
+func play(t *testing.T, k *fakeKernel, c Config) (*Applier, *script) {
+	t.Helper()
+	s := &script{subscribed: make(chan *scripted)}
+	c.Name, c.Kernel, c.Service = "test", k, s
+	a := New(c)
+	if err := a.Adopt(func(uint16) bool { return true }); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = a.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+	return a, s
+}
+
+func next[T any](t *testing.T, ch <-chan T) (v T) {
+	t.Helper()
+	select {
+	case v = <-ch:
+	case <-time.After(20 * time.Second):
+		t.Fatal("nothing came")
+	}
+	return v
+}
+
+func (s *scripted) expect(t *testing.T, want string) {
+	t.Helper()
+	if got := next(t, s.said); got != want {
+		t.Fatalf("the service heard %q, want %q", got, want)
+	}
+}
+
+func (s *scripted) send(t *testing.T, m Message) {
+	t.Helper()
+	select {
+	case s.messages <- m:
+	case <-time.After(20 * time.Second):
+		t.Fatal("the message was not taken")
+	}
+}
+
+func TestStreamContinuesBehindTheLastMessageOrBeginsAnew(t *testing.T) {
+	states := testStates()
+	k := scene()
+	a, sc := play(t, k, Config{Wait: true})
+	sv := newService(1)
+
+	st := next(t, sc.subscribed)
+	if st.Incarnation != "" || !slices.Equal(st.Subscription.Subjects, []uint32{300, 301}) || len(st.Locations) != 3 {
+		t.Fatalf("subscription %+v", st.Subscription)
+	}
+	first := sv.snapshot(states[2])
+	st.send(t, first)
+	st.expect(t, fmt.Sprint("ack ", first.Seq))
+	next(t, a.Synced())
+
+	// cut: it asks to go on, and does
+	st.end <- errors.New("cut by the test")
+	st = next(t, sc.subscribed)
+	if st.Incarnation != first.Incarnation || st.Seq != first.Seq {
+		t.Fatalf("subscription %+v, want to go on behind %d", st.Subscription, first.Seq)
+	}
+	second := sv.change(state{states[2].identities, states[3].policies})
+	st.send(t, second)
+	st.expect(t, fmt.Sprint("ack ", second.Seq))
+
+	// a gap: it must not be carried out, and everything has to come again
+	sv.seq += 5
+	st.send(t, sv.change(state{states[2].identities, states[1].policies}))
+	st = next(t, sc.subscribed)
+	if st.Incarnation != "" {
+		t.Fatalf("after a gap the subscription is %+v", st.Subscription)
+	}
+
+	// a service that began anew, in the middle of its snapshot gone again
+	sv = newService(2)
+	all := sv.snapshot(states[4])
+	part := Message{Incarnation: all.Incarnation, Seq: all.Seq, Steps: all.Steps[:len(all.Steps)-3]}
+	st.send(t, part) // which is not acknowledged
+	st.end <- errors.New("cut by the test")
+	st = next(t, sc.subscribed)
+	if st.Incarnation != "" {
+		t.Fatalf("half a snapshot is gone on with: %+v", st.Subscription)
+	}
+	sv = newService(3)
+	all = sv.snapshot(states[4])
+	st.send(t, all)
+	st.expect(t, fmt.Sprint("ack ", all.Seq))
+	qs := questions(k)
+	same(t, "at the end", qs, k.answers(qs), states[4].answers(k, qs))
+}
+
+func TestRefusalsAreSaidBeforeTheAcknowledgement(t *testing.T) {
+	states := testStates()
+	k := scene()
+	a, sc := play(t, k, Config{Wait: true, Retry: 10 * time.Millisecond})
+	sv := newService(1)
+	st := next(t, sc.subscribed)
+	first := sv.snapshot(states[0])
+	st.send(t, first)
+	st.expect(t, fmt.Sprint("ack ", first.Seq))
+	a.mu.Lock()
+	k.maxTables = 0
+	a.mu.Unlock()
+	m := sv.change(states[1])
+	st.send(t, m)
+	for _, subject := range []int{300, 300, 301} {
+		st.expect(t, fmt.Sprintf("nack %d subject %d", m.Seq, subject))
+	}
+	st.expect(t, fmt.Sprint("ack ", m.Seq))
+	if err := a.Await(t.Context(), 300); err != nil {
+		t.Errorf("another endpoint of a subject with old tables: %v", err)
+	}
+	// with room it subscribes anew, so that the service hears of it
+	a.mu.Lock()
+	k.maxTables = 100
+	a.mu.Unlock()
+	st = next(t, sc.subscribed)
+	if st.Incarnation != "" {
+		t.Errorf("subscription %+v", st.Subscription)
+	}
+	a.mu.Lock()
+	qs := questions(k)
+	same(t, "with room", qs, k.answers(qs), states[1].answers(k, qs))
+	a.mu.Unlock()
+}
+
+func TestCreationWaitsForItsTablesAndBeginsWithThem(t *testing.T) {
+	states := testStates()
+	k := newFakeKernel()
+	a, sc := play(t, k, Config{Wait: true})
+	sv := newService(1)
+	st := next(t, sc.subscribed)
+	none := state{map[uint32]props{301: 2}, nil}
+	m := sv.snapshot(none)
+	st.send(t, m)
+	st.expect(t, fmt.Sprint("ack ", m.Seq))
+
+	done := make(chan error, 1)
+	go func() { done <- a.Await(t.Context(), 300) }()
+	st.expect(t, "subjects +[300] -[]")
+	only := map[uint32][2]testPolicy{300: states[2].policies[300]}
+	m = sv.change(state{none.identities, only}) // bound, and the identity unknown
+	st.send(t, m)
+	st.expect(t, fmt.Sprint("ack ", m.Seq))
+	select {
+	case err := <-done:
+		t.Fatalf("it may begin (%v), and no table knows it", err)
+	default:
+	}
+	m = sv.change(state{map[uint32]props{300: 1, 301: 2}, only})
+	st.send(t, m)
+	st.expect(t, fmt.Sprint("ack ", m.Seq))
+	if err := next(t, done); err != nil {
+		t.Fatal(err)
+	}
+	addr := netip.MustParseAddr("10.0.0.1")
+	slot, err := a.Publish(300, []netip.Addr{addr}, func(egress, ingress Table) (uint16, uint32, error) {
+		if egress < First || ingress != Allow {
+			t.Errorf("it begins with tables %d and %d", egress, ingress)
+		}
+		k.endpoint(7, 300, addr.String())
+		k.endpoints[7].Egress, k.endpoints[7].Ingress = egress, ingress
+		return 7, k.endpoints[7].Generation, nil
+	})
+	if err != nil || slot != 7 {
+		t.Fatal(slot, err)
+	}
+	st.expect(t, "locate +map[10.0.0.1:300] -[]")
+	gen := k.endpoints[7].Generation
+	if got := a.RuleSources(7, gen, true, 1); len(got) != 1 || got[0] != "Test policy of 300 0" {
+		t.Errorf("sources of rule 1: %q", got)
+	}
+	if got := a.RuleSources(7, gen, false, 1); got != nil {
+		t.Errorf("sources of a rule that is not there: %q", got)
+	}
+	if p, ok := a.Of(7); !ok || p.Pending() || p.Revision == 0 {
+		t.Errorf("policy %+v, %v", p, ok)
+	}
+
+	// a flip: the old generation keeps its rules and revision for a while
+	m = sv.change(state{sv.state.identities, map[uint32][2]testPolicy{300: states[3].policies[300]}})
+	st.send(t, m)
+	st.expect(t, fmt.Sprint("ack ", m.Seq))
+	now := k.endpoints[7].Generation
+	before, _ := a.Revision(7, gen)
+	after, _ := a.Revision(7, now)
+	if now == gen || before == 0 || after <= before {
+		t.Errorf("revisions %d at generation %d and %d at %d", before, gen, after, now)
+	}
+
+	// one more of it costs nothing, also while the service is away
+	st.end <- errors.New("cut by the test")
+	next(t, sc.subscribed)
+	if err := a.Await(t.Context(), 300); err != nil {
+		t.Error(err)
+	}
+	if err := a.Drop(7, func() error { k.endpoints[7].Egress, k.endpoints[7].Ingress = Deny, Deny; return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := a.Of(7); ok {
+		t.Error("an endpoint that is gone has a policy")
+	}
+	if got, _ := a.Revision(7, now); got != after {
+		t.Errorf("events of an endpoint that is gone have revision %d, want %d", got, after)
+	}
+}
+
+func TestCreationFailsInTimeWithoutItsTables(t *testing.T) {
+	k := newFakeKernel()
+	a, sc := play(t, k, Config{Wait: true, Timeout: 20 * time.Millisecond})
+	err := a.Await(t.Context(), 300)
+	if !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), "300") {
+		t.Errorf("not connected: %v", err)
+	}
+	st := next(t, sc.subscribed)
+	k.maxTables = 0
+	sv := newService(1)
+	st.send(t, sv.snapshot(testStates()[2]))
+	deadline := time.Now().Add(20 * time.Second)
+	for err = nil; !errors.Is(err, ErrNoRoom); err = a.Await(t.Context(), 300) {
+		if time.Now().After(deadline) {
+			t.Fatalf("no room: %v", err)
+		}
+	}
+}
+
+func TestEndpointsOfModeInitBeginPendingAndAreUpgraded(t *testing.T) {
+	k := newFakeKernel()
+	changed := make(chan []uint16, 10)
+	a, sc := play(t, k, Config{Changed: func(s []uint16) { changed <- s }})
+	if err := a.Await(t.Context(), 300); err != nil {
+		t.Fatal(err)
+	}
+	publish := func(egress, ingress Table) (uint16, uint32, error) {
+		k.endpoint(7, 300, "10.0.0.1")
+		k.endpoints[7].Egress, k.endpoints[7].Ingress = egress, ingress
+		return 7, k.endpoints[7].Generation, nil
+	}
+	if _, err := a.Publish(300, nil, publish); err != nil {
+		t.Fatal(err)
+	}
+	if p, _ := a.Of(7); !p.Pending() {
+		t.Errorf("it begins with %+v", p)
+	}
+	st := next(t, sc.subscribed)
+	sv := newService(1)
+	st.send(t, sv.snapshot(testStates()[2]))
+	if got := next(t, changed); !slices.Equal(got, []uint16{7}) {
+		t.Errorf("changed %v", got)
+	}
+	if p, _ := a.Of(7); p.Pending() || p.Egress < First {
+		t.Errorf("it has %+v", p)
+	}
+}
+
+func TestSubjectsWithoutEndpointsAreLetGoAfterAWhile(t *testing.T) {
+	k := newFakeKernel()
+	a, sc := play(t, k, Config{Linger: 20 * time.Millisecond})
+	st := next(t, sc.subscribed)
+	if err := a.Await(t.Context(), 300); err != nil {
+		t.Fatal(err)
+	}
+	st.expect(t, "subjects +[300] -[]")
+	st.expect(t, "subjects +[] -[300]")
+}

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/cilium/ebpf"
+)
+
+// TestKernelABumpedAddressIsJudgedAgain checks that both sides agree on the
+// place of an address: the next packet to it, and to no other, is judged anew.
+func TestKernelABumpedAddressIsJudgedAgain(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	publish(t, k, a)
+	redecided := func() uint64 {
+		c, err := k.ConnectionCounters()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c.Redecided
+	}
+	send := func(dst netip.Addr) {
+		frame := from4
+		if dst.Is6() {
+			frame = from6
+		}
+		if _, err := k.program(fromPodName).Run(&ebpf.RunOptions{Data: frame(dst, 17, udp(1000, 2000))}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, s := range []string{"192.0.2.1", "203.0.113.77", "8.8.4.4", "2001:db8::1", "2001:db8:1234:5678:9abc:def0:1357:2468"} {
+		dst := netip.MustParseAddr(s)
+		send(dst)
+		was := redecided()
+		send(dst)
+		if n := redecided(); n != was {
+			t.Fatalf("%v: judged again without a reason", dst)
+		}
+		for _, other := range []netip.Addr{dst.Next(), dst.Prev()} {
+			if err := k.BumpAddress(other); err != nil {
+				t.Fatal(err)
+			}
+		}
+		send(dst)
+		if n := redecided(); n != was {
+			t.Errorf("%v: judged again after a neighbour was bumped", dst)
+		}
+		if err := k.BumpAddress(dst); err != nil {
+			t.Fatal(err)
+		}
+		send(dst)
+		send(dst)
+		if n := redecided(); n != was+1 {
+			t.Errorf("%v: judged again %d times after a bump, want 1", dst, n-was)
+		}
+	}
+}
+
+// TestKernelAuditModeAndGensChangeOneWord reads back what the slot holds.
+func TestKernelAuditModeAndGensChangeOneWord(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	one, two := publish(t, k, testEndpoint(1001, 11)), publish(t, k, testEndpoint(1002, 12))
+	gens := func() (g [3]uint32) {
+		for i, s := range []Slot{HostSlot, one.Slot, two.Slot} {
+			g[i] = k.policyAt(s).Gen
+		}
+		return g
+	}
+	was := gens()
+	if err := k.BumpGens(one.Slot); err != nil {
+		t.Fatal(err)
+	}
+	now := gens()
+	if now[0] != was[0] || now[1] == was[1] || now[2] != was[2] {
+		t.Errorf("gens %v after %v", now, was)
+	}
+	if err := k.BumpGens(); err != nil {
+		t.Fatal(err)
+	}
+	for i, g := range gens() {
+		if g == now[i] {
+			t.Errorf("gen %d is still %d", i, g)
+		}
+	}
+	for _, on := range []bool{true, true, false} {
+		if err := k.SetAudit(one.Slot, on); err != nil {
+			t.Fatal(err)
+		}
+		r := k.slotRecord(one.Slot)
+		if got := r.Flags == auditBit; got != on || r.Mtu != 1500 || r.Deliver != uint8(DeliverPeer) {
+			t.Errorf("audit %t: flags %#x, MTU %d, deliver %d", on, r.Flags, r.Mtu, r.Deliver)
+		}
+	}
+	for _, err := range []error{k.BumpGens(77), k.SetAudit(77, true)} {
+		if err == nil {
+			t.Error("a slot without an endpoint is no error")
+		}
+	}
+}

@@ -107,7 +107,7 @@ var dumpers = map[string]dumper{
 		sum.Bytes += v.Bytes
 	}, func(v *bpf.MapsSlCounter) string { return fmt.Sprintf("packets %d bytes %d", v.Packets, v.Bytes) }),
 	// the windows of the CPUs have nothing to do with each other
-	bpf.MapsMapSlLimits: perCPU(reasonName, func(sum *bpf.MapsSlLimit, v bpf.MapsSlLimit) {
+	bpf.MapsMapSlLimits: perCPU(limitName, func(sum *bpf.MapsSlLimit, v bpf.MapsSlLimit) {
 		sum.LostTotal += v.LostTotal
 		sum.Lost += v.Lost
 	}, func(v *bpf.MapsSlLimit) string {
@@ -212,7 +212,15 @@ func prefix6(p *bpf.MapsSlPrefix6) string  { return bitsOf(netip.AddrFrom16(p.Ad
 func peerKey(p *bpf.MapsSlPeerKey) string {
 	return fmt.Sprintf("set %d node class %d", p.PeerSet, p.NodeClass)
 }
-func reasonName(i *uint32) string             { return Reason(*i).String() }
+
+// ends of connections have no reason of their own, and are limited under 0
+func limitName(i *uint32) string {
+	if *i == 0 {
+		return "connection-closed"
+	}
+	return Reason(*i).String()
+}
+
 func cellName(i *uint32) string               { return fmt.Sprintf("%s %s", Reason(*i>>1), Direction(*i&1+1)) }
 func bitsOf(a netip.Addr, bits uint32) string { return fmt.Sprintf("%v/%d", a, bits) }
 

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"context"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+)
+
+// begin sends n first packets of UDP flows from pod a to the world, numbered
+// from first, and says how many passed.
+func (r runner) begin(t testing.TB, first, n int) (passed int) {
+	t.Helper()
+	prog := r.k.program(fromPodName)
+	for i := first; i < first+n; i++ {
+		dst := netip.AddrFrom4([4]byte{198, 51, byte(i >> 16), byte(i >> 8)})
+		in := from4(dst, 17, udp(uint16(i), uint16(i&0xff)+1000))
+		verdict, err := prog.Run(&ebpf.RunOptions{Data: in})
+		must(t, "run", err)
+		if verdict == verdictOK {
+			passed++
+		}
+	}
+	return passed
+}
+
+// One endpoint begins as many connections as it can; what another has stays,
+// and the map evicts nothing.
+func TestKernelFloodOfOneEndpointPushesOutNobody(t *testing.T) {
+	o := testOptions(newBPFFS(t))
+	o.EventsPerSecond = 1
+	k := openKernel(t, o)
+	r := runner{k}
+	publish(t, k, a)
+	other := publish(t, k, b)
+	col, err := k.NewCollector(CollectorOptions{})
+	must(t, "NewCollector", err)
+	defer col.Close()
+
+	const idle = 2000
+	k.putAll(t, begun(remotes(other, 6, 0, idle, SeenReply, monotonicSeconds())))
+	sent, passed := 0, 0
+	for range 12 {
+		collect(t, col)
+		passed += r.begin(t, sent, 15_000)
+		sent += 15_000
+	}
+	p := collect(t, col)
+	kept := 0
+	for tu := range k.tracked(t) {
+		if tu.Initiator.Addr() == b.IPv4 {
+			kept++
+		}
+	}
+	t.Logf("%d flows begun, %d let pass, %d live, %d evicted", sent, passed, p.Live[0], p.Evicted)
+	if kept != idle {
+		t.Errorf("%d connections of the other endpoint are left of %d", kept, idle)
+	}
+	const room = 131072 - 131072/8
+	if p.Evicted != 0 || p.Live[0] > room+13*leastBudget {
+		t.Errorf("%d evicted and %d live, want none and at most %d", p.Evicted, p.Live[0], room)
+	}
+	dropped := r.counters(t)[cell{DropConnectionBudget, Egress}].Packets
+	if passed+int(dropped) != sent || dropped == 0 {
+		t.Errorf("%d passed and %d were over the budget, want together %d", passed, dropped, sent)
+	}
+	if _, limit := col.budgetOf(other.Slot); limit < 20_000 {
+		t.Errorf("the other endpoint may begin %d connections", limit)
+	}
+}
+
+// The programs see packets of some flows all the time and of others never
+// again: the collector takes exactly the others.
+func TestKernelCollectorTakesNoFlowFromThePrograms(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	r := runner{k}
+	publish(t, k, a)
+	times := DefaultConnectionTimeouts()
+	times.UDPUnanswered = 2 * time.Second
+	col, err := k.NewCollector(CollectorOptions{Timeouts: times, MinInterval: 10 * time.Millisecond, MaxInterval: 20 * time.Millisecond})
+	must(t, "NewCollector", err)
+	defer col.Close()
+
+	const busy, idle = 300, 700
+	if passed := r.begin(t, 0, busy+idle); passed != busy+idle {
+		t.Fatalf("%d of %d flows passed", passed, busy+idle)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- col.Run(ctx) }()
+	wait(t, func() bool {
+		r.begin(t, 0, busy)
+		return len(k.tracked(t)) == busy
+	})
+	stop()
+	<-ended
+	c, err := k.ConnectionCounters()
+	must(t, "ConnectionCounters", err)
+	if c.Created != busy+idle || c.Expired != idle {
+		t.Errorf("%d begun and %d expired, want %d and %d: a flow in use was taken and began again", c.Created, c.Expired, busy+idle, idle)
+	}
+}
+
+// Many connections at once: each is counted, few are reported, and the next
+// report says how many were not.
+func TestKernelFloodOfVerdictsTellsWhatIsMissing(t *testing.T) {
+	stayOnOneCPU(t)
+	o := testOptions(newBPFFS(t))
+	o.EventsPerSecond = 5
+	k := openKernel(t, o)
+	r := runner{k}
+	publish(t, k, a)
+	events, err := k.Events()
+	must(t, "Events", err)
+	defer events.Close()
+	const sent = 3000
+	if passed := r.begin(t, 0, sent); passed != sent {
+		t.Fatalf("%d of %d flows passed", passed, sent)
+	}
+	var read, told uint64
+	next := func() {
+		e, err := events.Read(t.Context())
+		must(t, "Read", err)
+		if e.Type != ConnectionJudged || e.Egress.By != ByTable {
+			t.Errorf("event %+v, want a verdict", e)
+		}
+		read++
+		told += uint64(e.Lost)
+	}
+	for events.ring.AvailableBytes() > 0 {
+		next()
+	}
+	// the next second's first event tells of the rest
+	more := uint64(0)
+	wait(t, func() bool {
+		more += uint64(r.begin(t, sent+int(more), 1))
+		return events.ring.AvailableBytes() > 0
+	})
+	for events.ring.AvailableBytes() > 0 {
+		next()
+	}
+	lost, err := k.EventsLost()
+	must(t, "EventsLost", err)
+	if read+told != sent+more || told != lost || lost == 0 {
+		t.Errorf("%d events read, %d told as missing, %d lost, of %d", read, told, lost, sent+more)
+	}
+}

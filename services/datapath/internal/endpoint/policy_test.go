@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package endpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/sluice-net/sluice/kit/watch"
+)
+
+// fakePolicies holds creations back until the test lets them go.
+type fakePolicies struct {
+	mu      sync.Mutex
+	await   func(ctx context.Context, identity uint32) error
+	of      map[uint16]Policy
+	awaited []uint32
+}
+
+func (p *fakePolicies) Await(ctx context.Context, identity uint32) error {
+	p.mu.Lock()
+	p.awaited = append(p.awaited, identity)
+	await := p.await
+	p.mu.Unlock()
+	if await == nil {
+		return nil
+	}
+	return await(ctx, identity)
+}
+
+func (p *fakePolicies) Of(slot uint16) (Policy, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	of, ok := p.of[slot]
+	return of, ok
+}
+
+func (m *machine) judged(t *testing.T, p *fakePolicies) *Core {
+	t.Helper()
+	cfg := m.config()
+	cfg.Policies = p
+	c := New(cfg)
+	if _, err := c.Restore(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestCreationIsPublishedOnlyWhenItsPolicyIsInTheKernel(t *testing.T) {
+	m := newMachine()
+	waits, goes := make(chan struct{}), make(chan struct{})
+	p := &fakePolicies{of: map[uint16]Policy{1: {Revision: 4, EgressTable: 16, IngressTable: 17, Generation: 9}}}
+	p.await = func(context.Context, uint32) error {
+		close(waits)
+		<-goes
+		if len(m.slotsNow()) != 0 {
+			t.Error("it is published, and nothing judges it")
+		}
+		return nil
+	}
+	c := m.judged(t, p)
+	s := m.wanted("a", 2)
+	done := make(chan error, 1)
+	var e Endpoint
+	go func() {
+		var err error
+		e, err = c.Create(t.Context(), s, false)
+		done <- err
+	}()
+	<-waits
+	if got, err := c.Get(s.Owner); err != nil || got.State != WaitingForPolicy {
+		t.Errorf("meanwhile it is %v, %v", got.State, err)
+	}
+	if n := c.Counts().ByState[WaitingForPolicy]; n != 1 {
+		t.Errorf("%d wait", n)
+	}
+	close(goes)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if e.State != Ready || e.Policy.Revision != 4 || e.Policy.EgressTable != 16 {
+		t.Errorf("endpoint %+v", e)
+	}
+	if !m.recordOf(s.Owner).Judged {
+		t.Error("the record does not say that a policy judges it")
+	}
+	if !slices.Equal(p.awaited, []uint32{m.number}) {
+		t.Errorf("awaited %v", p.awaited)
+	}
+}
+
+func TestCreationWithoutItsPolicyIsUndone(t *testing.T) {
+	for _, want := range []error{ErrUnavailable, ErrFull} {
+		m := newMachine()
+		p := &fakePolicies{await: func(context.Context, uint32) error { return fmt.Errorf("policy of identity 1000: %w", want) }}
+		c := m.judged(t, p)
+		if _, err := c.Create(t.Context(), m.wanted("a", 2), false); !errors.Is(err, want) {
+			t.Errorf("%v, want %v", err, want)
+		}
+		settle(t, c)
+		m.holds(t, c, 0)
+	}
+}
+
+func TestDeletionEndsACreationThatWaitsForItsPolicy(t *testing.T) {
+	m := newMachine()
+	waits := make(chan struct{})
+	p := &fakePolicies{await: func(ctx context.Context, _ uint32) error {
+		close(waits)
+		<-ctx.Done()
+		return ctx.Err()
+	}}
+	c := m.judged(t, p)
+	s := m.wanted("a", 2)
+	done := make(chan error, 1)
+	go func() { _, err := c.Create(t.Context(), s, false); done <- err }()
+	<-waits
+	if _, err := c.Delete(t.Context(), s.Owner); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; !errors.Is(err, ErrDeleted) {
+		t.Errorf("the creation ended with %v", err)
+	}
+	settle(t, c)
+	m.holds(t, c, 0)
+}
+
+func TestPendingEndpointWaitsUntilItsPolicyComesAndWatchersHearOfIt(t *testing.T) {
+	m := newMachine()
+	p := &fakePolicies{of: map[uint16]Policy{1: {Pending: true, Generation: 1}}}
+	c := m.judged(t, p)
+	s := m.wanted("a", 2)
+	e, err := c.Create(t.Context(), s, false)
+	if err != nil || e.State != WaitingForPolicy {
+		t.Fatal(e.State, err)
+	}
+	p.mu.Lock()
+	p.of[1] = Policy{Revision: 2, Generation: 2}
+	p.mu.Unlock()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	states := make(chan State, 16)
+	go func() {
+		_ = watch.Serve(ctx, c.Hub(), nil, func(e watch.Event[Owner, Endpoint]) error {
+			if e.Kind == watch.Upsert {
+				states <- e.Value.State
+			} else if e.SnapshotComplete {
+				c.PolicyChanged([]uint16{1})
+			}
+			return nil
+		})
+	}()
+	for state := range states {
+		if state == Ready {
+			break
+		}
+	}
+	if n := c.Counts().ByState; n[Ready] != 1 || n[WaitingForPolicy] != 0 {
+		t.Errorf("states %v", n)
+	}
+}
+
+func TestChangedIdentityWaitsForItsPolicy(t *testing.T) {
+	m := newMachine()
+	p := &fakePolicies{}
+	c := m.judged(t, p)
+	s := m.wanted("a", 2)
+	if _, err := c.Create(t.Context(), s, false); err != nil {
+		t.Fatal(err)
+	}
+	m.mu.Lock()
+	m.number = 2000
+	m.mu.Unlock()
+	p.mu.Lock()
+	p.await = func(context.Context, uint32) error { return ErrUnavailable }
+	p.mu.Unlock()
+	if changed, err := c.Refresh(t.Context()); changed != 0 || !errors.Is(err, ErrUnavailable) {
+		t.Errorf("%d changed, %v", changed, err)
+	}
+	if m.slotsNow()[1].Identity != 1000 || m.recordOf(s.Owner).Identity.Number != 1000 {
+		t.Error("the identity changed before its policy was there")
+	}
+	p.mu.Lock()
+	p.await = nil
+	p.mu.Unlock()
+	if changed, err := c.Refresh(t.Context()); changed != 1 || err != nil {
+		t.Errorf("%d changed, %v", changed, err)
+	}
+	if m.slotsNow()[1].Identity != 2000 {
+		t.Error("the identity did not change")
+	}
+}
+
+func (m *machine) slotsNow() map[uint16]Entry {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := map[uint16]Entry{}
+	for n, e := range m.slots {
+		out[n] = e
+	}
+	return out
+}
+
+func (m *machine) recordOf(o Owner) Record {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.records[o]
+}

@@ -39,6 +39,11 @@ type Input struct {
 	GroupsText string
 }
 
+// maxOverlaps bounds the work for the address side of a table: the sum, over all
+// blocks, of the rules that hold around it. A few thousand rules for everywhere
+// beside as many blocks as a table takes would keep a processor for a minute.
+const maxOverlaps = 5_000_000
+
 // Hash identifies a program by its content.
 type Hash [32]byte
 
@@ -340,17 +345,20 @@ func (p *Program) Function(numbers []uint16, ports []identity.NamedPort, unknown
 	for i := range values {
 		values[i] = table.Nothing
 	}
-	// Numbers ascend, so the first claim on a slot stands.
+	// Numbers ascend, so the first claim on a slot stands: later ones skip what
+	// is taken.
+	admin, rest := newFree(len(cuts)), newFree(len(cuts))
 	for _, c := range claims {
+		slots := rest
+		if c.admin {
+			slots = admin
+		}
 		i, _ := slices.BinarySearch(cuts, uint64(c.Lo))
-		for ; i < len(cuts) && cuts[i] <= uint64(c.Hi); i++ {
-			v := values[i]
+		for i = slots.from(i); i < len(cuts) && cuts[i] <= uint64(c.Hi); i = slots.take(i) {
 			if c.admin {
-				if v.Admin() == table.NoAdmin {
-					values[i] = table.MakeValue(c.number, v.Rest())
-				}
-			} else if v.Rest() == table.NoRest {
-				values[i] = table.MakeValue(v.Admin(), c.number)
+				values[i] = table.MakeValue(c.number, values[i].Rest())
+			} else {
+				values[i] = table.MakeValue(values[i].Admin(), c.number)
 			}
 		}
 	}
@@ -367,6 +375,33 @@ func (p *Program) Function(numbers []uint16, ports []identity.NamedPort, unknown
 		out = append(out, table.Interval{Hi: hi, Value: v})
 	}
 	return out
+}
+
+// free knows which of n slots are not taken: each taken one points towards the
+// next that is not.
+type free []int32
+
+func newFree(n int) free {
+	f := make(free, n+1)
+	for i := range f {
+		f[i] = int32(i)
+	}
+	return f
+}
+
+// from is the first free slot that is not before i; n if there is none.
+func (f free) from(i int) int {
+	for int(f[i]) != i {
+		f[i] = f[f[i]]
+		i = int(f[i])
+	}
+	return i
+}
+
+// take takes a free slot and returns the next free one.
+func (f free) take(i int) int {
+	f[i] = int32(i + 1)
+	return f.from(i + 1)
 }
 
 // Place is a single address that is worth an entry of its own: learned for a
@@ -492,6 +527,7 @@ func (p *Program) walk(def [identity.Scopes]table.Class, marks map[netip.Prefix]
 		classes [identity.Scopes]table.Class
 	}
 	var stack []frame
+	work := 0
 	for _, x := range prefixes {
 		m := marks[x]
 		for len(stack) > 0 && !contains(stack[len(stack)-1].prefix, x) {
@@ -511,6 +547,9 @@ func (p *Program) walk(def [identity.Scopes]table.Class, marks map[netip.Prefix]
 		}
 		if len(m.groups) > 0 {
 			f.groups = append(slices.Clone(f.groups), m.groups...)
+		}
+		if work += 1 + len(f.active); work > maxOverlaps {
+			return def, nil, &table.ErrTooLarge{What: "rules around blocks of addresses, counted for each block", Got: work, Limit: maxOverlaps}
 		}
 		numbers := p.reached(f.active, f.groups, entries)
 		var ports []identity.NamedPort

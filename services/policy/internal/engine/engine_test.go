@@ -316,6 +316,37 @@ func TestASubjectWhoseIdentityComesBackIsCompiledAgain(t *testing.T) {
 	}
 }
 
+// Many rules that hold everywhere, beside many blocks, are work that grows with
+// the product: it is refused before it is done.
+func TestRulesTimesBlocksAreRefusedByTheirProduct(t *testing.T) {
+	const rules, nets = 2000, 3000
+	o := spread(1)
+	o.Key.Name, o.Specs[0].Rules = "product", nil
+	for i := range rules {
+		hole := netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 0, byte(i >> 8), byte(i)}), 32)
+		r := &rule.Rule{
+			Source: rule.Source{Kind: "K", Name: "product"}, Tier: rule.Normal, Action: rule.Allow, AllPorts: true,
+			Peers: rule.Peers{Networks: []rule.Network{{Prefix: netip.MustParsePrefix("0.0.0.0/0"), Reach: rule.ReachOutside, Except: []netip.Prefix{hole}}}},
+		}
+		o.Specs[0].Rules = append(o.Specs[0].Rules, r.Seal())
+	}
+	many := &rule.Rule{Source: rule.Source{Kind: "K", Name: "product"}, Tier: rule.Normal, Action: rule.Deny, AllPorts: true}
+	for i := range nets {
+		many.Peers.Networks = append(many.Peers.Networks, rule.Network{
+			Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0}), 24), Reach: rule.ReachOutside,
+		})
+	}
+	o.Specs[0].Rules = append(o.Specs[0].Rules, many.Seal())
+	e := New(Config{})
+	err := e.Apply(Change{
+		UpsertPolicies: []policy.Object{o}, AddIdentities: []identity.Identity{combination(t, 300, 0, 0)}, AddSubjects: []identity.Numeric{300},
+	})
+	var large *table.ErrTooLarge
+	if !errors.As(err, &large) || large.Limit != 5_000_000 || !strings.Contains(err.Error(), "the largest share is from K product") {
+		t.Fatalf("%v", err)
+	}
+}
+
 func TestASubjectThatMovesToAnotherNamespaceIsFoundThere(t *testing.T) {
 	in := func(ns string) identity.Identity {
 		id, err := identity.New(300, label.NewSet(label.Kubernetes(label.KeyNamespace, ns)))

@@ -113,10 +113,9 @@ type Peer struct {
 
 // Side is what one side says to a connection.
 type Side struct {
-	Judged    bool // the one whose side it is is a workload
-	Subject   identity.Identity
-	Peer      identity.Identity
-	PeerKnown bool
+	Judged  bool              // the one whose side it is is a workload
+	Subject identity.Identity // Number is 0 if labels were given that nobody has
+	Peer    identity.Identity
 	engine.Explanation
 }
 
@@ -156,7 +155,7 @@ func (n *Node) Explain(ctx context.Context, from, to Peer, q port.Point) (Explai
 		}
 		out := Explained{Action: rule.Allow, Revision: n.barrier.Policy}
 		side := func(d rule.Direction, subject, peer identity.Identity, addr netip.Addr) (Side, error) {
-			s := Side{Subject: subject, Peer: peer}
+			s := Side{Subject: x.shown(subject), Peer: x.shown(peer)}
 			if !workload(subject) {
 				return s, nil
 			}
@@ -231,6 +230,14 @@ func (x *explanation) resolve(field string, p Peer) (identity.Identity, error) {
 		return identity.Identity{}, fmt.Errorf("%s.address: the identity of the world, %d, is %w", field, number, ErrNotFound)
 	}
 	return identity.Identity{}, fmt.Errorf("%w: %s: neither identity, labels nor address is given", ErrInvalid, field)
+}
+
+// shown is an identity without the number that it has for this answer alone.
+func (x *explanation) shown(id identity.Identity) identity.Identity {
+	if slices.ContainsFunc(x.extra, func(e identity.Identity) bool { return e.Number == id.Number }) {
+		id.Number = 0
+	}
+	return id
 }
 
 // Difference is what changes for a subject and some of its peers.

@@ -63,7 +63,6 @@ type examiner struct {
 	waiting []*vectorv1.Question // become packets, grouped by subject
 	files   map[string]*figures
 	shown   int
-	err     error
 }
 
 func (x *examiner) figures() *figures {

@@ -328,8 +328,8 @@ func (c *TableContent) validate() error {
 	}
 	seen := make(map[netip.Prefix]bool, len(c.Blocks))
 	for _, b := range c.Blocks {
-		if err := checkPrefix(b.Prefix); err != nil {
-			errs = append(errs, fmt.Errorf("Blocks: %w", err))
+		if checkPrefix(b.Prefix) != nil {
+			bad("Blocks: %v is not a masked prefix", b.Prefix)
 		} else if seen[b.Prefix] {
 			bad("Blocks: %v twice", b.Prefix)
 		}

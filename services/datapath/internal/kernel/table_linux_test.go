@@ -277,15 +277,15 @@ type operation struct {
 
 // operation draws the next change.
 func (r *randomTable) operation(t testing.TB, m *model) operation {
-	id, any := r.table(m)
+	id, some := r.table(m)
 	var c *TableContent
-	if any {
+	if some {
 		c = m.tables[id]
 	}
 	switch op := r.IntN(14); {
-	case !any || op == 0 && len(m.tables) < 12:
+	case !some || op == 0 && len(m.tables) < 12:
 		n := r.content()
-		if any && r.IntN(3) == 0 && c.HasAddresses {
+		if some && r.IntN(3) == 0 && c.HasAddresses {
 			// the same blocks, if their classes are there
 			n.HasAddresses = true
 			n.setBlocks(nil)
@@ -296,14 +296,16 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 			}
 		}
 		var defined Table
-		return operation{fmt.Sprintf("define %d classes, %d rows, %d blocks", len(n.Classes), len(n.Peers), len(n.Blocks)),
+		return operation{
+			fmt.Sprintf("define %d classes, %d rows, %d blocks", len(n.Classes), len(n.Peers), len(n.Blocks)),
 			func(k *Kernel) (err error) {
 				defined, err = k.DefineTable(*n)
 				if err == nil && m.tables[defined] != nil {
 					t.Fatalf("table %d is given out twice", defined)
 				}
 				return err
-			}, func(m *model) { m.tables[defined] = cloneContent(n) }}
+			}, func(m *model) { m.tables[defined] = cloneContent(n) },
+		}
 	case op <= 2:
 		grown := cloneContent(c)
 		for range 1 + r.IntN(4) {
@@ -314,14 +316,17 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 		if len(grown.Classes) > 60 {
 			grown = cloneContent(c)
 		}
-		return operation{fmt.Sprintf("grow %d to %d nodes, %d classes", id, len(grown.Nodes), len(grown.Classes)),
+		return operation{
+			fmt.Sprintf("grow %d to %d nodes, %d classes", id, len(grown.Nodes), len(grown.Classes)),
 			func(k *Kernel) error {
 				return k.GrowTable(id, grown.Nodes[len(c.Nodes):], grown.Classes[len(c.Classes):])
-			}, func(m *model) { m.tables[id] = grown }}
+			}, func(m *model) { m.tables[id] = grown },
+		}
 	case op <= 4:
 		nc, class := NodeClass(1+r.IntN(20)), r.classOf(c)
 		have, there := c.Peers[nc]
-		return operation{fmt.Sprintf("row of %d: %d to %d", id, nc, class),
+		return operation{
+			fmt.Sprintf("row of %d: %d to %d", id, nc, class),
 			func(k *Kernel) error {
 				err := k.SetPeer(id, nc, class)
 				if there && have != class && errors.Is(err, ErrExists) {
@@ -332,26 +337,34 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 				if !there {
 					m.tables[id].Peers[nc] = class
 				}
-			}}
+			},
+		}
 	case op == 5:
 		nc := NodeClass(1 + r.IntN(20))
-		return operation{fmt.Sprintf("no row of %d: %d", id, nc),
+		return operation{
+			fmt.Sprintf("no row of %d: %d", id, nc),
 			func(k *Kernel) error { return k.DeletePeer(id, nc) },
-			func(m *model) { delete(m.tables[id].Peers, nc) }}
+			func(m *model) { delete(m.tables[id].Peers, nc) },
+		}
 	case op <= 7:
 		b := r.block(c)
-		return operation{fmt.Sprintf("block of %d: %v", id, b),
+		return operation{
+			fmt.Sprintf("block of %d: %v", id, b),
 			func(k *Kernel) error { return k.SetBlock(id, b) },
-			func(m *model) { m.tables[id].putBlock(b) }}
+			func(m *model) { m.tables[id].putBlock(b) },
+		}
 	case op == 8:
 		p := r.prefix()
-		return operation{fmt.Sprintf("no block of %d: %v", id, p),
+		return operation{
+			fmt.Sprintf("no block of %d: %v", id, p),
 			func(k *Kernel) error { return k.DeleteBlock(id, p) },
-			func(m *model) { m.tables[id].dropBlock(p) }}
+			func(m *model) { m.tables[id].dropBlock(p) },
+		}
 	case op == 9:
 		named := slices.ContainsFunc(slices.Collect(maps.Values(m.policies)),
 			func(p Policy) bool { return p.Egress == id || p.Ingress == id })
-		return operation{fmt.Sprintf("retire %d", id),
+		return operation{
+			fmt.Sprintf("retire %d", id),
 			func(k *Kernel) error {
 				err := k.RetireTables(id)
 				if named {
@@ -365,7 +378,8 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 				if !named {
 					delete(m.tables, id)
 				}
-			}}
+			},
+		}
 	case op == 10:
 		return operation{"barrier", func(k *Kernel) error { return k.Barrier(t.Context()) }, func(*model) {}}
 	case op == 11:
@@ -374,22 +388,29 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 			break
 		}
 		other, _ := r.table(m)
-		return operation{fmt.Sprintf("slot %d by %d and %d", s, id, other),
+		return operation{
+			fmt.Sprintf("slot %d by %d and %d", s, id, other),
 			func(k *Kernel) error { _, err := k.SetPolicy(s, id, other); return err },
-			func(m *model) { m.policies[s] = Policy{Egress: id, Ingress: other} }}
+			func(m *model) { m.policies[s] = Policy{Egress: id, Ingress: other} },
+		}
 	case op == 12:
 		key := ClassKey{byte(1 + r.IntN(30))}
 		if nc, ok := m.classes[key]; ok && r.IntN(2) == 0 {
-			return operation{fmt.Sprintf("retire node class %d", nc),
-				func(k *Kernel) error { return k.RetireNodeClasses(nc) }, func(m *model) { delete(m.classes, key) }}
+			return operation{
+				fmt.Sprintf("retire node class %d", nc),
+				func(k *Kernel) error { return k.RetireNodeClasses(nc) }, func(m *model) { delete(m.classes, key) },
+			}
 		}
 		var nc NodeClass
-		return operation{fmt.Sprintf("node class of %x", key[:1]),
+		return operation{
+			fmt.Sprintf("node class of %x", key[:1]),
 			func(k *Kernel) (err error) { nc, err = k.NodeClass(key); return err },
-			func(m *model) { m.classes[key] = nc }}
+			func(m *model) { m.classes[key] = nc },
+		}
 	}
 	iden, w := r.identity(), r.word()
-	return operation{fmt.Sprintf("identity %d is %+v", iden, w),
+	return operation{
+		fmt.Sprintf("identity %d is %+v", iden, w),
 		func(k *Kernel) error {
 			err := k.SetIdentityWord(iden, w)
 			if iden == 70000 && errors.Is(err, ErrInvalid) {
@@ -402,7 +423,8 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 				return
 			}
 			m.words[iden] = w
-		}}
+		},
+	}
 }
 
 func (m *model) clone() *model {

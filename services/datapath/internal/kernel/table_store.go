@@ -258,42 +258,8 @@ func (c *TableContent) flags() uint16 {
 	return f
 }
 
-// content is the table as it should be.
-func (t *liveTable) content() TableContent {
-	f := t.header.Flags
-	c := TableContent{
-		Hash:           t.hash,
-		DefaultAllow:   f&flagDefaultAllow != 0,
-		HostAllow:      f&flagHostAllow != 0,
-		HasAddresses:   f&flagAddresses != 0,
-		DefaultClasses: t.header.DefClass,
-		AddressClasses: t.header.AddrDef,
-		Rules:          slices.Clone(t.rules),
-		Classes:        slices.Clone(t.classes),
-		Nodes:          slices.Clone(t.nodes),
-		Peers:          make(map[NodeClass]uint16, len(t.peers)),
-	}
-	for nc, class := range t.peers {
-		c.Peers[nc] = class
-	}
-	if t.addresses != nil {
-		c.Blocks = t.addresses.list()
-	}
-	return c
-}
-
 func comparePrefixes(a, b netip.Prefix) int {
 	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
-}
-
-// list is the set's blocks, sorted.
-func (a *addressSet) list() []Block {
-	bs := make([]Block, 0, len(a.blocks))
-	for p, classes := range a.blocks {
-		bs = append(bs, Block{Prefix: p, Classes: classes})
-	}
-	slices.SortFunc(bs, func(a, b Block) int { return comparePrefixes(a.Prefix, b.Prefix) })
-	return bs
 }
 
 // sumOf is the part of a block in the sum of a set.

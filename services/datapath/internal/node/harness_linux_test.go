@@ -156,6 +156,7 @@ type world struct {
 	node       *Node
 	stop       func()
 	next       byte
+	policy     *PolicyOptions
 	records    func(*record.Store) endpoint.Records // what start uses instead, if set
 }
 
@@ -185,7 +186,7 @@ func newWorld(t *testing.T) *world {
 func (w *world) options() Options {
 	return Options{
 		Instance: "test", BPFDir: filepath.Join(w.dir, "bpf", "sluice"), PodCIDRs: []netip.Prefix{cidr4, cidr6},
-		NodeSysctls: "set", Leases: w.leases, Identities: w.identities, Log: log.Discard(), Home: w.home, BootID: "boot-1",
+		NodeSysctls: "set", Policy: w.policy, Leases: w.leases, Identities: w.identities, Log: log.Discard(), Home: w.home, BootID: "boot-1",
 	}
 }
 

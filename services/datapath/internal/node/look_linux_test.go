@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package node
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/observe"
+	"github.com/sluice-net/sluice/services/datapath/internal/policy"
+)
+
+// await gives the first event that is wanted.
+func (w *world) await(reader *observe.Reader, wanted func(observe.Event) bool) observe.Event {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+	defer cancel()
+	for {
+		e, _, _, err := reader.Next(ctx, true)
+		if err != nil {
+			w.t.Fatalf("no such event: %v", err)
+		}
+		if wanted(e) {
+			return e
+		}
+	}
+}
+
+func TestKernelObserversSeeRepairs(t *testing.T) {
+	w := newWorld(t)
+	w.start(true)
+	a := w.pod("a")
+	reader := w.node.Ring.Tail()
+	w.deleteClsact(a)
+	e := w.await(reader, func(e observe.Event) bool { return e.Type == observe.Repair })
+	if e.Owner != a.owner.String() || e.Slot != a.ep.Slot || e.SourceIdentity != a.ep.Identity.Number ||
+		e.Repair.Subject != endpoint.SubjectQdisc && e.Repair.Subject != endpoint.SubjectFilter || e.Repair.Device == "" || e.Repair.Err != "" {
+		t.Errorf("event %+v", e)
+	}
+}
+
+func TestKernelConnectionIsReportedTrackedAndExplained(t *testing.T) {
+	w := newWorld(t)
+	w.start(true)
+	a, b := w.pod("a"), w.pod("b")
+	for _, to := range b.spec.Addrs {
+		reader := w.node.Ring.Tail()
+		addr := b.echo(to)
+		if err := talk(a.ns, addr, patience); err != nil {
+			t.Fatal(err)
+		}
+		e := w.await(reader, func(e observe.Event) bool { return e.Type == observe.PolicyVerdict && e.Destination == addr })
+		if e.Owner != a.owner.String() || e.OtherOwner != b.owner.String() || e.Verdict != observe.Forwarded || e.Reply ||
+			e.Sender.Slot != a.ep.Slot || e.Receiver.Slot != b.ep.Slot || e.Sender.By == "" || e.Receiver.Verdict != observe.Forwarded {
+			t.Errorf("event %+v", e)
+		}
+		x, err := w.node.Kernel.Explain(kernel.Tuple{Initiator: e.Source, Responder: addr, Protocol: e.Protocol})
+		if err != nil || x.Reason != kernel.ForwardPeer || !x.Tracked || !x.Current || x.Connection.Initiator != e.Source {
+			t.Errorf("explained: %+v, %v", x, err)
+		}
+		p, err := w.node.Collector.Collect(t.Context())
+		if err != nil || p.Live[0]+p.Live[1] == 0 || p.Orphaned != 0 {
+			t.Errorf("collected: %+v, %v", p, err)
+		}
+	}
+	if _, err := w.node.Core.Delete(t.Context(), b.owner); err != nil {
+		t.Fatal(err)
+	}
+	if p, err := w.node.Collector.Collect(t.Context()); err != nil || p.Orphaned == 0 {
+		t.Errorf("after the endpoint is gone: %+v, %v", p, err)
+	}
+}
+
+// pinned opens a map behind the datapath's back.
+func (w *world) pinned(name string) *ebpf.Map {
+	w.t.Helper()
+	pins, err := filepath.Glob(filepath.Join(w.dir, "bpf", "sluice", name+"_v*"))
+	if err != nil || len(pins) != 1 {
+		w.t.Fatalf("pins of %s: %v, %v", name, pins, err)
+	}
+	m, err := ebpf.LoadPinnedMap(pins[0], nil)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { _ = m.Close() })
+	return m
+}
+
+// findings of an audit with a subject.
+func (w *world) findings(repair bool, subject string) (found []endpoint.Finding) {
+	w.t.Helper()
+	err := w.node.Core.Audit(w.t.Context(), repair, func(f endpoint.Finding) error {
+		if f.Subject == subject {
+			found = append(found, f)
+		}
+		return nil
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return found
+}
+
+func TestKernelAuditPutsPolicyTablesRight(t *testing.T) {
+	w := newWorld(t)
+	w.start(false)
+	if found := w.findings(false, subjectTable); len(found) > 0 {
+		t.Fatalf("before: %+v", found)
+	}
+	if err := w.pinned("sl_id").Put(uint32(300), uint32(1<<31|7)); err != nil {
+		t.Fatal(err)
+	}
+	if found := w.findings(false, subjectTable); len(found) != 1 || !strings.Contains(found[0].Key, "300") || found[0].Repaired {
+		t.Errorf("a word that nobody wrote: %+v", found)
+	}
+	if found := w.findings(true, subjectTable); len(found) != 1 || !found[0].Repaired || found[0].Err != nil {
+		t.Errorf("repaired: %+v", found)
+	}
+	if found := w.findings(false, subjectTable); len(found) > 0 {
+		t.Errorf("afterwards: %+v", found)
+	}
+}
+
+// nobody is a policy service that does not answer.
+type nobody struct{}
+
+func (nobody) Subscribe(context.Context, policy.Subscription) (policy.Stream, error) {
+	return nil, errors.New("nobody is there")
+}
+
+func TestKernelAuditPutsPolicyWordsRight(t *testing.T) {
+	w := newWorld(t)
+	w.policy = &PolicyOptions{Service: nobody{}}
+	w.start(false)
+	a := w.pod("a")
+	if found := w.findings(true, subjectWord); len(found) > 0 {
+		t.Fatalf("before: %+v", found)
+	}
+	if _, err := w.node.Kernel.SetPolicy(kernel.Slot(a.ep.Slot), kernel.TableAllow, kernel.TableAllow); err != nil {
+		t.Fatal(err)
+	}
+	want := endpoint.Difference{Subject: subjectWord, Key: "1", Want: "egress table 2 ingress table 2", Have: "egress table 1 ingress table 1"}
+	for _, repair := range []bool{false, true} {
+		found := w.findings(repair, subjectWord)
+		if len(found) != 1 || found[0].Difference != want || found[0].Repaired != repair {
+			t.Errorf("repair %v: %+v, want %+v", repair, found, want)
+		}
+	}
+	if e, err := w.node.Kernel.Lookup(kernel.Slot(a.ep.Slot)); err != nil || e.Policy.Egress != kernel.TablePending || e.Policy.Ingress != kernel.TablePending {
+		t.Errorf("afterwards %+v, %v", e.Policy, err)
+	}
+}

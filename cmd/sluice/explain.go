@@ -266,7 +266,7 @@ func (x kernelExplanation) lines(w io.Writer, service string) {
 		if !end.peer.Known {
 			class = "not known"
 		}
-		row(w, end.name, pod, end.peer.Identity, class, end.peer.IPCacheEntry, strings.Join(shortLabels(end.peer.Labels), ","))
+		row(w, end.name, pod, end.peer.Identity, class, end.peer.IPCacheEntry, workloadText(end.peer.Labels))
 	}
 	x.Egress.lines(w, "Egress, what the sender's policy says")
 	x.Ingress.lines(w, "Ingress, what the receiver's policy says")

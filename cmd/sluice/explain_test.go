@@ -73,7 +73,7 @@ func TestExplainShowsEveryStepOfTheKernel(t *testing.T) {
 		t.Errorf("asked %v", r)
 	}
 	wantLines(t, out, "10.244.0.2 -> 10.244.0.3, tcp port 80: DROPPED (policy-denied)",
-		"END POD IDENTITY NODE CLASS IPCACHE LABELS", `from 0123456789abc/eth0 300 4 10.244.0.2/32 k8s:app=web\a`, "to none of this node 301 not known 10.244.0.3/32 -",
+		"END POD IDENTITY NODE CLASS IPCACHE LABELS", `from 0123456789abc/eth0 300 4 10.244.0.2/32 app=web\a`, "to none of this node 301 not known 10.244.0.3/32 -",
 		"Egress, what the sender's policy says: forwarded because no policy selects it", "table 1 (allows everything)",
 		"Ingress, what the receiver's policy says: dropped by NetworkPolicy shop/db", "table 17", "policy revision 6",
 		"class by identity 3, by a row of the table", "class by address 1, in 10.244.0.0/24", "rule 2",
@@ -164,7 +164,7 @@ func TestObserveShowsVerdictsWithTheirRules(t *testing.T) {
 		t.Errorf("request %v", r)
 	}
 	for _, want := range []string{
-		"10.244.0.2:4000 (k8s:app=client) -> 10.244.0.3:80 (identity 301)  tcp SYN, 74 bytes; egress forwarded because no policy selects it; ingress dropped by NetworkPolicy shop/db spec",
+		"10.244.0.2:4000 (app=client) -> 10.244.0.3:80 (identity 301)  tcp SYN, 74 bytes; ingress dropped by NetworkPolicy shop/db spec",
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)

@@ -271,7 +271,7 @@ func (f flow) line() string {
 		}
 		switch {
 		case len(labels) > 0:
-			s += " (" + strings.Join(shortLabels(labels), ",") + ")"
+			s += " (" + workloadText(labels) + ")"
 		case identity != 0:
 			s += fmt.Sprintf(" (identity %d)", identity)
 		}
@@ -290,7 +290,8 @@ func (f flow) line() string {
 	if f.Length > 0 {
 		what += fmt.Sprintf(", %d bytes", f.Length)
 	}
-	if f.SourceMAC != "" {
+	// The sender is known by more than its hardware address, if it is known.
+	if f.SourceMAC != "" && (f.SourceIdentity == 0 || strings.HasPrefix(f.Reason, "spoofed")) {
 		what += ", from " + f.SourceMAC
 	}
 	verdict := f.Verdict
@@ -308,7 +309,8 @@ func (f flow) line() string {
 		name    string
 		verdict *sideVerdict
 	}{{"egress", f.Egress}, {"ingress", f.Ingress}} {
-		if s.verdict != nil {
+		// Of a dropped packet only the side that dropped it matters.
+		if s.verdict != nil && (f.Verdict != "dropped" || s.verdict.Verdict != "forwarded") {
 			line += fmt.Sprintf("; %s %s %s", s.name, s.verdict.Verdict, s.verdict.because())
 		}
 	}

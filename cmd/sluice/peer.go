@@ -347,18 +347,27 @@ func serviceText(protocol, port uint32) string {
 	}
 }
 
-// shortLabels leaves out the "=" before an empty value.
-func shortLabels(labels []string) []string {
+// namespaceLabel is the one that every pod of Kubernetes has.
+const namespaceLabel = "k8s:io.kubernetes.pod.namespace="
+
+// workloadText shortens labels for people: "shop/app=web,tier=front" are labels
+// of Kubernetes in the namespace shop. Those of other sources are written out.
+func workloadText(labels []string) string {
+	namespace := ""
 	short := make([]string, 0, len(labels))
 	for _, l := range labels {
-		short = append(short, strings.TrimSuffix(l, "="))
+		if value, ok := strings.CutPrefix(l, namespaceLabel); ok {
+			namespace = value + "/"
+			continue
+		}
+		short = append(short, strings.TrimPrefix(strings.TrimSuffix(l, "="), "k8s:"))
 	}
-	return short
+	return namespace + strings.Join(short, ",")
 }
 
 // whoText is an identity with its labels, for people.
 func whoText(identity uint32, labels []string) string {
-	text := strings.Join(shortLabels(labels), ",")
+	text := workloadText(labels)
 	switch {
 	case text == "" && identity == 0:
 		return "unknown"

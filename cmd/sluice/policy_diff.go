@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -241,21 +242,42 @@ func differencesTable(w io.Writer, all []difference) {
 	}
 }
 
+// maxPlaces is how many addresses of an identity are named to people.
+const maxPlaces = 4
+
 // peerLines gives each workload a line, and one to all blocks of addresses and
 // one to all reserved identities.
 func peerLines(peers []diffPeer) []string {
 	var workloads, reserved, blocks []string
+	var order []diffPeer
+	places := map[uint32][]string{}
 	for _, p := range peers {
 		switch {
 		case p.Identity == 0:
 			blocks = append(blocks, p.text())
 		case p.Identity <= identityUnknownInCluster && len(p.Labels) > 0:
-			reserved = append(reserved, strings.Join(shortLabels(p.Labels), "+"))
+			reserved = append(reserved, strings.ReplaceAll(workloadText(p.Labels), ",", "+"))
 		default:
-			workloads = append(workloads, p.text())
+			if _, ok := places[p.Identity]; !ok {
+				order = append(order, p)
+				places[p.Identity] = nil
+			}
+			if p.Prefix != "" {
+				places[p.Identity] = append(places[p.Identity], placeText(p.Prefix))
+			}
 		}
 	}
-	for _, together := range [][]string{reserved, blocks} {
+	for _, p := range order {
+		line, at := whoText(p.Identity, p.Labels), places[p.Identity]
+		if n := len(at); n > maxPlaces {
+			at = append(at[:maxPlaces:maxPlaces], fmt.Sprintf("%d more", n-maxPlaces))
+		}
+		if len(at) > 0 {
+			line += " at " + strings.Join(at, ", ")
+		}
+		workloads = append(workloads, line)
+	}
+	for _, together := range [][]string{slices.Compact(reserved), blocks} {
 		if len(together) > 0 {
 			workloads = append(workloads, strings.Join(together, ", "))
 		}
@@ -263,15 +285,18 @@ func peerLines(peers []diffPeer) []string {
 	return workloads
 }
 
-func (p diffPeer) text() string {
-	switch {
-	case p.Identity != 0 && p.Prefix != "":
-		return whoText(p.Identity, p.Labels) + " at " + p.Prefix
-	case p.Identity != 0:
-		return whoText(p.Identity, p.Labels)
-	case p.Prefix != "":
-		return p.Prefix
-	default:
-		return "every other address outside"
+// placeText is a block of addresses; of one address, the address.
+func placeText(prefix string) string {
+	if p, err := netip.ParsePrefix(prefix); err == nil && p.IsSingleIP() {
+		return p.Addr().String()
 	}
+	return prefix
+}
+
+// text is a block of addresses outside.
+func (p diffPeer) text() string {
+	if p.Prefix != "" {
+		return placeText(p.Prefix)
+	}
+	return "every other address outside"
 }

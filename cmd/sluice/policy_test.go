@@ -451,8 +451,8 @@ func TestPolicyExplainShowsBothSidesAndEveryRule(t *testing.T) {
 	out, _ := n.want(t, 0, "policy", "explain", "--from", "0123", "--to", "301", "--port", "80")
 	wantLines(t, out,
 		"0123456789abc/eth0 10.244.0.2 -> 301, tcp port 80: DENIED by policy revision 6",
-		"Egress, what k8s:app=web (300) may send: allowed, because no policy selects it",
-		`Ingress, what k8s:app=db\x1b[2J (301) may receive: denied by rule 2`,
+		"Egress, what app=web (300) may send: allowed, because no policy selects it",
+		`Ingress, what app=db\x1b[2J (301) may receive: denied by rule 2`,
 		"> 2 deny Isolation NetworkPolicy shop/db everything from everybody")
 	out, _ = n.want(t, 0, "policy", "explain", "--from", "0123", "--to", "301", "--port", "80", "-o", "json")
 	var x explanation
@@ -479,7 +479,7 @@ func TestDiffExitsAsDiffDoes(t *testing.T) {
 
 	n.policy.differences = []*policyv1.DiffResponse{{
 		Subject: 300, SubjectLabels: []string{"k8s:app=web"}, Direction: policyv1.TableDirection_TABLE_DIRECTION_INGRESS,
-		Peers: []*policyv1.DiffPeer{{Identity: 301, Labels: []string{"k8s:app=client"}, Prefix: "0.0.0.0/0"}, {Identity: 301, Labels: []string{"k8s:app=client"}, Prefix: "::/0"}, {Identity: 302, Prefix: "::/0"}, {Prefix: "192.0.2.0/24"}, {Identity: 1, Labels: []string{"reserved:host="}}, {}},
+		Peers: []*policyv1.DiffPeer{{Identity: 301, Labels: []string{"k8s:app=client"}, Prefix: "0.0.0.0/0"}, {Identity: 301, Labels: []string{"k8s:app=client"}, Prefix: "::/0"}, {Identity: 302, Prefix: "::/0"}, {Identity: 302, Prefix: "10.0.0.7/32"}, {Prefix: "192.0.2.0/24"}, {Identity: 1, Labels: []string{"reserved:host="}}, {}},
 		Ports: []*policyv1.DiffPorts{
 			{FirstProtocol: 0, FirstPort: 0, LastProtocol: 6, LastPort: 79, Before: policyv1.Action_ACTION_ALLOW, After: policyv1.Action_ACTION_DENY},
 			{FirstProtocol: 6, FirstPort: 80, LastProtocol: 6, LastPort: 80, Before: policyv1.Action_ACTION_ALLOW, After: policyv1.Action_ACTION_REDIRECT},
@@ -490,8 +490,8 @@ func TestDiffExitsAsDiffDoes(t *testing.T) {
 	n.policy.differences = append(n.policy.differences, proto.Clone(n.policy.differences[0]).(*policyv1.DiffResponse))
 	n.policy.differences[1].Peers = []*policyv1.DiffPeer{{Identity: 301, Labels: []string{"k8s:app=client"}}, {Identity: 7, Labels: []string{"reserved:a", "reserved:b="}}}
 	out, _ = n.want(t, exitDiffers, "policy", "diff", "-f", file, "--delete", "NetworkPolicy/shop/old", "--delete", "ccnp/all")
-	wantLines(t, out, "What k8s:app=web (300) may receive", "everything but tcp 80: allowed -> denied", "tcp 80: allowed -> redirected",
-		"from k8s:app=client (301)", "from identity 302 at ::/0", "from reserved:host, reserved:a+reserved:b", "from 192.0.2.0/24, every other address outside")
+	wantLines(t, out, "What app=web (300) may receive", "everything but tcp 80: allowed -> denied", "tcp 80: allowed -> redirected",
+		"from app=client (301)", "from identity 302 at ::/0, 10.0.0.7", "from reserved:host, reserved:a+reserved:b", "from 192.0.2.0/24, every other address outside")
 	if strings.Count(out, "What ") != 1 {
 		t.Errorf("one subject and direction is said more than once:\n%s", out)
 	}
@@ -529,6 +529,20 @@ func TestPortsReadWell(t *testing.T) {
 	} {
 		if got := strings.Join(c.set.texts(), ", "); got != c.want {
 			t.Errorf("%v reads %q, want %q", c.set, got, c.want)
+		}
+	}
+}
+
+func TestLabelsAreShortenedForPeople(t *testing.T) {
+	for want, labels := range map[string][]string{
+		"shop/app=web,tier":    {"k8s:app=web", "k8s:io.kubernetes.pod.namespace=shop", "k8s:tier="},
+		"cni:app=web":          {"cni:app=web"},
+		"reserved:host":        {"reserved:host="},
+		"shop/cni:a=b,tier=up": {"cni:a=b", "k8s:io.kubernetes.pod.namespace=shop", "k8s:tier=up"},
+		"":                     nil,
+	} {
+		if got := workloadText(labels); got != want {
+			t.Errorf("%q are shown as %q, want %q", labels, got, want)
 		}
 	}
 }

@@ -2,9 +2,9 @@
 // Copyright 2026 The Sluice Authors
 
 // Command demo shows Sluice at work: a node with every service, a real
-// containerd that runs two pods through the CNI shim, packets between them,
-// what the datapath counted, a lie that it refused, and nothing left at the
-// end. Each step says in a line what it is about to do.
+// containerd that runs three pods through the CNI shim, packets between them,
+// what the datapath counted, network policies with a connection that they allow
+// and those that they deny, a lie that was refused, and nothing left at the end. Each step says in a line what it is about to do.
 package main
 
 import (
@@ -39,6 +39,7 @@ const instance = "demo"
 
 func main() {
 	binDir := flag.String("bin-dir", "bin", "directory of the programs that `make build` made, with pause in test/")
+	policies := flag.String("policies", "test/demo/policies", "directory of the manifests that are applied")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 	defer stop()
@@ -47,7 +48,7 @@ func main() {
 	// A reader that leaves must not keep the demo from cleaning up.
 	signal.Ignore(unix.SIGPIPE)
 	start := time.Now()
-	if err := run(ctx, *binDir); err != nil {
+	if err := run(ctx, *binDir, *policies); err != nil {
 		fmt.Fprintln(os.Stderr, "\ndemo:", err)
 		os.Exit(1)
 	}
@@ -55,15 +56,17 @@ func main() {
 }
 
 type demo struct {
-	binDir  string
-	dir     string // containerd's
-	node    *devnode.Node
-	runtime *cri.Runtime
-	pods    []pod.Pod
-	step    int
+	binDir   string
+	policies string // directory of manifests
+	dir      string // containerd's
+	node     *devnode.Node
+	runtime  *cri.Runtime
+	pods     []pod.Pod
+	ids      []string // of the pods' sandboxes, shortened
+	step     int
 }
 
-func run(ctx context.Context, binDir string) (err error) {
+func run(ctx context.Context, binDir, policies string) (err error) {
 	if os.Geteuid() != 0 {
 		return errors.New("must run as root: it makes network namespaces and loads eBPF programs")
 	}
@@ -71,7 +74,7 @@ func run(ctx context.Context, binDir string) (err error) {
 	if err != nil {
 		return err
 	}
-	d := &demo{binDir: binDir}
+	d := &demo{binDir: binDir, policies: policies}
 	defer func() {
 		err = errors.Join(err, d.cleanUp())
 	}()
@@ -80,9 +83,12 @@ func run(ctx context.Context, binDir string) (err error) {
 		run  func(context.Context) error
 	}{
 		{"Start a node: its own network namespace, etcd, and each Sluice service as its own user", d.startNode},
-		{"Start a real containerd that calls sluice-cni for each pod, and run two pods over CRI", d.startPods},
+		{"Start a real containerd that calls sluice-cni for each pod, and run three pods over CRI", d.startPods},
 		{"See what Sluice made of them: addresses from sluice-ipam, identities from sluice-identity", d.showEndpoints},
 		{"Let the pods talk: ping and TCP both ways, IPv4 and IPv6, and what the eBPF programs counted", d.talk},
+		{"Ask what two network policies would change; nothing does yet", d.comparePolicies},
+		{"Apply them: when the command returns, the kernel enforces them", d.applyPolicies},
+		{"Ask why the visitor was denied: the event, the policy service, and the kernel's own tables", d.explainDrop},
 		{"Let one pod lie about its address: the datapath drops the packet and says why", d.lie},
 		{"Ask a service directly: every socket speaks gRPC with reflection", d.grpcurl},
 	} {
@@ -102,6 +108,11 @@ func (d *demo) title(text string) {
 // show prints a command as a person would type it, runs it and prints what it
 // says.
 func (d *demo) show(ctx context.Context, name string, args ...string) error {
+	return d.showExit(ctx, 0, name, args...)
+}
+
+// showExit does so with a command that says something by its exit code.
+func (d *demo) showExit(ctx context.Context, code int, name string, args ...string) error {
 	fmt.Printf("   $ %s\n", strings.Join(append([]string{name}, quoted(args)...), " "))
 	path := filepath.Join(d.binDir, name)
 	if name == "grpcurl" {
@@ -115,7 +126,13 @@ func (d *demo) show(ctx context.Context, name string, args ...string) error {
 		fmt.Printf("   %s\n", strings.TrimRight(line, "\n"))
 	}
 	fmt.Println()
-	if err != nil {
+	var exit *exec.ExitError
+	switch {
+	case errors.As(err, &exit) && exit.ExitCode() == code:
+		return nil
+	case err == nil && code != 0:
+		return fmt.Errorf("%s: exit status 0, want %d", name, code)
+	case err != nil:
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	return nil
@@ -137,7 +154,7 @@ func (d *demo) startNode(ctx context.Context) error {
 		return err
 	}
 	begin := time.Now()
-	node, err := devnode.Up(ctx, devnode.Options{Instance: instance, BinDir: d.binDir})
+	node, err := devnode.Up(ctx, devnode.Options{Instance: instance, BinDir: d.binDir, PolicyMode: "required"})
 	if err != nil {
 		return err
 	}
@@ -171,7 +188,7 @@ func (d *demo) startPods(ctx context.Context) error {
 		return err
 	}
 	d.runtime = runtime
-	for _, app := range []string{"web", "client"} {
+	for _, app := range []string{"web", "client", "visitor"} {
 		labels := "app=" + app + ",tier=demo"
 		begin := time.Now()
 		sandbox, err := runtime.RunPod(ctx, "demo", app, map[string]string{"sluice.io/labels": labels})
@@ -182,6 +199,7 @@ func (d *demo) startPods(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		d.ids = append(d.ids, sandbox.ID[:12])
 		d.pods = append(d.pods, pod.Pod{Name: app, Netns: sandbox.Netns}.WithAddresses(addresses))
 		fmt.Printf("   pod demo/%-7s labels %s, sandbox %.12s, %s, in %d ms\n", app, labels, sandbox.ID,
 			strings.Join(sandbox.IPs, " and "), time.Since(begin).Milliseconds())

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policy
+
+import (
+	"context"
+	"net/netip"
+)
+
+// What the tests on a real kernel share with those on the fake one.
+type (
+	TestState   = state
+	TestService = service
+)
+
+var (
+	TestStates     = testStates
+	TestPath       = path
+	NewTestService = newService
+	TestAddrs      = testAddrs
+	TestPoints     = testPoints
+)
+
+// Snapshot is a message with a whole state.
+func (s *service) Snapshot(st state) Message { return s.snapshot(st) }
+
+// Change is a message that leads to a state.
+func (s *service) Change(st state) Message { return s.change(st) }
+
+// Allows is the truth.
+func (s state) Allows(subject uint32, d Direction, peer uint32, addr netip.Addr, point uint32) bool {
+	return s.allows(subject, d, peer, addr, point)
+}
+
+// Figures are how many tables and identities a state needs.
+func (s state) Figures() (tables, identities int) {
+	seen := map[string]bool{}
+	for _, list := range s.policies {
+		for _, p := range list {
+			if p.enforce {
+				seen[p.text()] = true
+			}
+		}
+	}
+	return len(seen), len(s.identities)
+}
+
+// Load takes a snapshot.
+func (a *Applier) Load(m Message) error {
+	_, err := a.load(m)
+	return err
+}
+
+// Apply takes a message that goes on.
+func (a *Applier) Apply(ctx context.Context, m Message) error {
+	_, err := a.apply(ctx, m)
+	return err
+}

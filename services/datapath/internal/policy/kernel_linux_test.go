@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policy_test
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/policy"
+	"github.com/sluice-net/sluice/services/datapath/internal/publish"
+)
+
+// watched calls after behind every write of the real maps, and fails from a
+// number of writes on, as if the process had been killed.
+type watched struct {
+	publish.Policies
+	after  func()
+	left   int // writes until it fails; negative: never
+	writes int
+}
+
+var errKilled = errors.New("killed by the test")
+
+func (k *watched) write(f func() error) error {
+	if k.left == 0 {
+		return errKilled
+	}
+	if err := f(); err != nil {
+		return err
+	}
+	k.left--
+	k.writes++
+	if k.after != nil {
+		k.after()
+	}
+	return nil
+}
+
+func (k *watched) DefineTable(c policy.Content) (t policy.Table, err error) {
+	return t, k.write(func() error { t, err = k.Policies.DefineTable(c); return err })
+}
+
+func (k *watched) GrowTable(t policy.Table, nodes []policy.Node, classes []uint32) error {
+	return k.write(func() error { return k.Policies.GrowTable(t, nodes, classes) })
+}
+
+func (k *watched) SetPeer(t policy.Table, nc policy.NodeClass, class uint16) error {
+	return k.write(func() error { return k.Policies.SetPeer(t, nc, class) })
+}
+
+func (k *watched) DeletePeer(t policy.Table, nc policy.NodeClass) error {
+	return k.write(func() error { return k.Policies.DeletePeer(t, nc) })
+}
+
+func (k *watched) SetBlock(t policy.Table, p netip.Prefix, classes [policy.Scopes]uint16) error {
+	return k.write(func() error { return k.Policies.SetBlock(t, p, classes) })
+}
+
+func (k *watched) DeleteBlock(t policy.Table, p netip.Prefix) error {
+	return k.write(func() error { return k.Policies.DeleteBlock(t, p) })
+}
+
+func (k *watched) RetireTables(ts ...policy.Table) error {
+	return k.write(func() error { return k.Policies.RetireTables(ts...) })
+}
+
+func (k *watched) RetireNodeClasses(ncs ...policy.NodeClass) error {
+	return k.write(func() error { return k.Policies.RetireNodeClasses(ncs...) })
+}
+
+func (k *watched) SetWords(ws map[uint32]policy.Word) error {
+	for id, w := range ws {
+		if err := k.write(func() error { return k.Policies.SetWords(map[uint32]policy.Word{id: w}) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (k *watched) SetPolicy(slot uint16, egress, ingress policy.Table) (gen uint32, err error) {
+	return gen, k.write(func() error { gen, err = k.Policies.SetPolicy(slot, egress, ingress); return err })
+}
+
+// stage is real maps with three endpoints.
+type stage struct {
+	t        *testing.T
+	dir      string
+	kernel   *kernel.Kernel
+	maps     *watched
+	slots    map[uint16]uint32 // their identities
+	policies *policy.Applier
+}
+
+func newStage(t *testing.T) *stage {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Fatal("this test needs root")
+	}
+	dir := t.TempDir()
+	if err := unix.Mount("bpf", dir, "bpf", 0, "mode=0700"); err != nil {
+		t.Fatalf("mount a bpffs at %s: %v", dir, err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Errorf("unmount %s: %v", dir, err)
+		}
+	})
+	s := &stage{t: t, dir: filepath.Join(dir, "sluice"), slots: map[uint16]uint32{}}
+	s.start()
+	t.Cleanup(func() { s.close() })
+	for i, identity := range []uint32{300, 301, 300} {
+		n := byte(i + 1)
+		slot, err := s.kernel.Publish(t.Context(), kernel.Endpoint{
+			Ifindex: 1000 + uint32(n), Identity: kernel.Identity(identity), IPv4: netip.AddrFrom4([4]byte{10, 244, 0, n}),
+			MAC: [6]byte{2, 0, 0, 0, 0, n}, HostMAC: [6]byte{2, 0, 0, 0, 1, n}, MTU: 1500, Deliver: kernel.DeliverPeer,
+			Policy: kernel.Policy{Egress: kernel.TablePending, Ingress: kernel.TablePending},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.slots[uint16(slot)] = identity
+	}
+	s.restart()
+	return s
+}
+
+func (s *stage) close() {
+	if err := s.kernel.Close(); err != nil {
+		s.t.Error(err)
+	}
+}
+
+// start opens the maps, as a process that begins does.
+func (s *stage) start() {
+	s.t.Helper()
+	k, err := kernel.Open(s.t.Context(), kernel.Options{Dir: s.dir, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/24")}, EventsPerSecond: 1000})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.kernel = k
+	s.adopt()
+}
+
+// adopt begins anew with open maps: opening takes a second, most of it in the
+// verifier.
+func (s *stage) adopt() {
+	s.t.Helper()
+	s.maps = &watched{Policies: publish.Policies{Kernel: s.kernel}, left: -1}
+	s.policies = policy.New(policy.Config{Name: "test", Kernel: s.maps, Wait: true})
+	if err := s.policies.Adopt(func(uint16) bool { return true }); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *stage) restart() {
+	s.t.Helper()
+	s.close()
+	s.start()
+}
+
+// allows asks the live maps.
+func (s *stage) allows(e kernel.Endpoint, d policy.Direction, peer uint32, addr netip.Addr, point uint32) bool {
+	table := e.Policy.Egress
+	if d == policy.Ingress {
+		table = e.Policy.Ingress
+	}
+	switch table {
+	case kernel.TableDeny, kernel.TablePending:
+		return false
+	case kernel.TableAllow:
+		return true
+	}
+	v, err := s.kernel.LookupTable(table, kernel.Identity(peer), addr, point)
+	if err != nil {
+		s.t.Fatalf("table %d: %v", table, err)
+	}
+	return v.Action != policy.ActionDeny
+}
+
+// check has every verdict be that of one of the states.
+func (s *stage) check(what string, states ...policy.TestState) {
+	s.t.Helper()
+	list, err := s.kernel.Endpoints()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	for _, e := range list {
+		for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
+			for peer := uint32(300); peer < 307; peer++ {
+				for _, addr := range policy.TestAddrs {
+					for _, point := range policy.TestPoints {
+						got, ok := s.allows(e, d, peer, addr, point), false
+						for _, st := range states {
+							ok = ok || st.Allows(uint32(e.Identity), d, peer, addr, point) == got
+						}
+						if !ok {
+							s.t.Fatalf("%s: %s of slot %d with identity %d at %v, point %#x: %v", what, d, e.Slot, peer, addr, point, got)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// holds fails if the maps hold more than a state needs.
+func (s *stage) holds(what string, st policy.TestState) {
+	s.t.Helper()
+	tables, err := s.kernel.Tables()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	words, err := s.kernel.IdentityWords()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	classes := map[kernel.NodeClass]bool{}
+	for _, w := range words {
+		classes[w.Class] = true
+	}
+	wantTables, wantWords := st.Figures()
+	if len(tables) != wantTables || len(words) != wantWords || len(s.kernel.NodeClasses()) != len(classes) {
+		s.t.Fatalf("%s: %d tables, want %d; %d words, want %d; %d node classes, want %d",
+			what, len(tables), wantTables, len(words), wantWords, len(s.kernel.NodeClasses()), len(classes))
+	}
+	if diffs, err := s.kernel.AuditTables(false); err != nil || len(diffs) > 0 {
+		s.t.Fatalf("%s: the maps differ from what was written: %q, %v", what, diffs, err)
+	}
+}
+
+// Around all states and back, by changes and by snapshots of services that
+// began anew, with restarts of the process: the maps of the running kernel give
+// old or new verdicts behind every write.
+func TestKernelVerdictsAreOldOrNewBehindEveryWrite(t *testing.T) {
+	s := newStage(t)
+	states := policy.TestStates()
+	service, runs := policy.NewTestService(1), uint64(1)
+	at := states[0]
+	if err := s.policies.Load(service.Snapshot(at)); err != nil {
+		t.Fatal(err)
+	}
+	s.check("begin", at)
+	for round, turn := range [][]int{{1, 2, 3, 4, 5, 6, 7, 0}, {7, 5, 3, 1, 6, 4, 2, 0}} {
+		for _, n := range turn {
+			for part, next := range policy.TestPath(at, states[n])[1:] {
+				name := fmt.Sprintf("round %d to %d part %d", round, n, part)
+				s.maps.after = func() { s.check(name, at, next) }
+				var err error
+				if (n+part+round)%3 == 0 {
+					s.maps.after = nil
+					s.restart()
+					s.maps.after = func() { s.check(name, at, next) }
+					runs++
+					service = policy.NewTestService(runs)
+					err = s.policies.Load(service.Snapshot(next))
+				} else {
+					err = s.policies.Apply(t.Context(), service.Change(next))
+				}
+				if err != nil {
+					t.Fatalf("%s: %v", name, err)
+				}
+				s.check(name, next)
+				if err := s.kernel.Barrier(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				s.holds(name, next)
+				at = next
+			}
+		}
+	}
+	s.maps.after = nil
+	// neither a new service nor a new process rewrites anything
+	for _, restart := range []bool{false, true} {
+		s.maps.writes = 0
+		if restart {
+			s.restart()
+		}
+		runs++
+		if err := s.policies.Load(policy.NewTestService(runs).Snapshot(at)); err != nil {
+			t.Fatal(err)
+		}
+		if s.maps.writes != 0 {
+			t.Errorf("%d writes for the same policy", s.maps.writes)
+		}
+	}
+}
+
+// The process ends behind every write of a change; the next one finds the real
+// maps as they were left, and brings them to the new state.
+func TestKernelProcessThatEndsBehindAnyWriteLeavesNothing(t *testing.T) {
+	s := newStage(t)
+	states := policy.TestStates()
+	runs := uint64(0)
+	load := func(st policy.TestState) (*policy.TestService, error) {
+		runs++
+		service := policy.NewTestService(runs)
+		return service, s.policies.Load(service.Snapshot(st))
+	}
+	for _, pair := range [][2]int{{2, 3}, {4, 6}, {6, 5}, {1, 7}} {
+		from, to := states[pair[0]], states[pair[1]]
+		for n := 0; ; n++ {
+			name := fmt.Sprintf("%v, %d writes", pair, n)
+			if _, err := load(from); err != nil {
+				t.Fatal(name, err)
+			}
+			s.maps.left = n
+			_, err := load(to)
+			if err != nil && !errors.Is(err, errKilled) {
+				t.Fatal(name, err)
+			}
+			killed := s.maps.left == 0
+			if n%5 == 3 {
+				s.restart()
+			} else {
+				s.adopt()
+			}
+			s.check(name+", restarted", from, to)
+			s.maps.after = func() { s.check(name, from, to) }
+			if _, err := load(to); err != nil {
+				t.Fatal(name, err)
+			}
+			s.maps.after = nil
+			s.check(name+", end", to)
+			if err := s.kernel.Barrier(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			s.holds(name, to)
+			if !killed {
+				break
+			}
+		}
+	}
+}

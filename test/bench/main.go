@@ -119,7 +119,7 @@ func (b *bench) start(ctx context.Context, binDir string) error {
 		return err
 	}
 	node, err := devnode.Up(ctx, devnode.Options{
-		Instance: b.prefix, BinDir: binDir, PolicyMode: "required",
+		Instance: b.prefix, BinDir: binDir,
 		// More pods come and go than there are addresses, and more identities
 		// are made than a node may hold by default.
 		Args: map[string][]string{devnode.IPAM: {"--rest=1s"}, devnode.Identity: {"--quota=16384"}},

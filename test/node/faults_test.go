@@ -110,7 +110,7 @@ func shortLease(o *devnode.Options) {
 // background says whether a point belongs to work that neither ADD nor DEL
 // causes at once; the service's own tests reach those.
 func background(point string) bool {
-	return slices.Contains(strings.Split(point, "/"), "expire")
+	return applying(point) || slices.Contains(strings.Split(point, "/"), "expire")
 }
 
 // TestFaultKillShimAtEveryPoint kills the shim itself, as a runtime does when

@@ -30,16 +30,16 @@ type conversation struct {
 	exchanged atomic.Uint64
 }
 
-// converse opens connections between two pods and keeps them talking until the
-// context ends. The function that it returns waits and gives the first error.
-func converse(ctx context.Context, t *testing.T, from, to pod.Pod, connections int) ([]*conversation, func() error) {
+// converse opens connections between two pods, to the port or to any if it is
+// 0, and keeps them talking until the context ends. The function that it returns waits and gives the first error.
+func converse(ctx context.Context, t *testing.T, from, to pod.Pod, port uint16, connections int) ([]*conversation, func() error) {
 	t.Helper()
 	var all []*conversation
 	var wg sync.WaitGroup
 	errs := make(chan error, 2*connections)
 	for i := range connections {
 		address := to.Addresses()[i%len(to.Addresses())]
-		l, err := to.Listen(netip.AddrPortFrom(address, 0))
+		l, err := to.Listen(netip.AddrPortFrom(address, port))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -103,7 +103,7 @@ func TestKernelConnectionsSurviveDatapathRestarts(t *testing.T) {
 	before := n.counters(t)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	conversations, wait := converse(ctx, t, pods[1], pods[0], connections)
+	conversations, wait := converse(ctx, t, pods[1], pods[0], 0, connections)
 
 	progress := func(when string) {
 		t.Helper()

@@ -238,14 +238,49 @@ func (p Pod) SendFrom(source netip.Addr, to netip.AddrPort, payload []byte) erro
 	binary.BigEndian.PutUint16(udp[2:], to.Port())
 	binary.BigEndian.PutUint16(udp[4:], uint16(udpHeader+len(payload)))
 	copy(udp[udpHeader:], payload)
+	if err := p.sendRaw(dst, packet); err != nil {
+		return fmt.Errorf("as %s: %w", source, err)
+	}
+	return nil
+}
+
+// SendSYN sends one bare TCP segment with the flag SYN over IPv4 that belongs to
+// no socket.
+func (p Pod) SendSYN(from, to netip.AddrPort) error {
+	const ipHeader, tcpHeader = 20, 20
+	packet := make([]byte, ipHeader+tcpHeader)
+	packet[0], packet[8], packet[9] = 0x45, 64, unix.IPPROTO_TCP
+	binary.BigEndian.PutUint16(packet[2:], uint16(len(packet)))
+	src, dst := from.Addr().As4(), to.Addr().As4()
+	copy(packet[12:], src[:])
+	copy(packet[16:], dst[:])
+	tcp := packet[ipHeader:]
+	binary.BigEndian.PutUint16(tcp[0:], from.Port())
+	binary.BigEndian.PutUint16(tcp[2:], to.Port())
+	binary.BigEndian.PutUint32(tcp[4:], 1) // sequence number
+	tcp[12], tcp[13] = tcpHeader/4<<4, 0x02
+	binary.BigEndian.PutUint16(tcp[14:], 1024) // window
+	sum := uint32(unix.IPPROTO_TCP + tcpHeader)
+	for _, part := range [][]byte{src[:], dst[:], tcp} {
+		for i := 0; i < len(part); i += 2 {
+			sum += uint32(binary.BigEndian.Uint16(part[i:]))
+		}
+	}
+	sum = sum&0xffff + sum>>16
+	binary.BigEndian.PutUint16(tcp[16:], ^uint16(sum+sum>>16))
+	return p.sendRaw(dst, packet)
+}
+
+// sendRaw sends a whole IPv4 packet; the kernel fills in checksum and number.
+func (p Pod) sendRaw(to [4]byte, packet []byte) error {
 	return In(p.Netns, func() error {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
 		if err != nil {
 			return err
 		}
 		defer unix.Close(fd)
-		if err := unix.Sendto(fd, packet, 0, &unix.SockaddrInet4{Addr: dst}); err != nil {
-			return fmt.Errorf("send from pod %s as %s: %w", p.Name, source, err)
+		if err := unix.Sendto(fd, packet, 0, &unix.SockaddrInet4{Addr: to}); err != nil {
+			return fmt.Errorf("send from pod %s: %w", p.Name, err)
 		}
 		return nil
 	})

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package node
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	"github.com/sluice-net/sluice/test/internal/pod"
+)
+
+// silentWeb lets the client reach the web, and the web begin nothing.
+const silentWeb = `
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: web}
+spec:
+  podSelector: {matchLabels: {app: web}}
+  policyTypes: [Ingress, Egress]
+  ingress:
+  - from: [{podSelector: {matchLabels: {app: client}}}]
+    ports: [{protocol: TCP, port: 8080}]
+`
+
+// connected is a TCP connection between two pods, by both ends.
+type connected struct{ client, server *net.TCPConn }
+
+func connect(t *testing.T, from, to pod.Pod, address netip.Addr, port uint16) connected {
+	t.Helper()
+	ctx, cancel := deadline(t)
+	defer cancel()
+	l, err := to.Listen(netip.AddrPortFrom(address, port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	var c connected
+	if c.client, err = from.Dial(ctx, netip.AddrPortFrom(address, port)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.client.Close() })
+	if c.server, err = l.AcceptTCP(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.server.Close() })
+	when, _ := ctx.Deadline()
+	_ = c.client.SetDeadline(when)
+	_ = c.server.SetDeadline(when)
+	return c
+}
+
+// push sends a message one way and wants it at the other end; the receiver
+// says nothing of its own.
+func push(t *testing.T, from, to *net.TCPConn, message string) {
+	t.Helper()
+	if _, err := io.WriteString(from, message); err != nil {
+		t.Errorf("push %q: %v", message, err)
+		return
+	}
+	got := make([]byte, len(message))
+	if _, err := io.ReadFull(to, got); err != nil || string(got) != message {
+		t.Errorf("pushed %q, got %q: %v", message, got, err)
+	}
+	waitUntil(t, "the push is acknowledged", func() error {
+		if left := unacknowledged(t, from); left > 0 {
+			return fmt.Errorf("%d segments are on their way", left)
+		}
+		return nil
+	})
+}
+
+// A connection whose entry was pushed out of the table is found again by its
+// next packet, also if that one comes from a server which may begin nothing
+// and whose client is silent.
+func TestKernelEvictedConnectionsAreFoundAgain(t *testing.T) {
+	n := newNode(t)
+	policies := n.policies(t)
+	pods := n.addPods(t, "web", "client")
+	web, client := pods[0], pods[1]
+	enforce(t, policies, silentWeb)
+	for _, address := range web.Addresses() {
+		c := connect(t, client, web, address, 8080)
+		push(t, c.server, c.client, "before")
+		for _, way := range []struct {
+			name     string
+			from, to *net.TCPConn
+		}{{"the silent client's server", c.server, c.client}, {"the client", c.client, c.server}} {
+			before := n.connections(t).GetPickedUp()
+			again := retransmitted(t, way.from)
+			n.forgetConnections(t)
+			push(t, way.from, way.to, "after")
+			if got := n.connections(t).GetPickedUp(); got != before+1 {
+				t.Errorf("%s over %s: %d connections were picked up, want 1", way.name, address, got-before)
+			}
+			if got := retransmitted(t, way.from); got != again {
+				t.Errorf("%s over %s: %d segments were sent again", way.name, address, got-again)
+			}
+		}
+	}
+}
+
+// forgetConnections empties the connection tables behind the datapath's back.
+func (n *testNode) forgetConnections(t *testing.T) {
+	t.Helper()
+	forgotten := 0
+	for _, family := range []string{"sl_ct4_*", "sl_ct6_*"} {
+		pins, err := filepath.Glob(filepath.Join(n.Paths().BPFDir, family))
+		if err != nil || len(pins) != 1 {
+			t.Fatalf("pins %s: %v, %v, want one", family, pins, err)
+		}
+		m, err := ebpf.LoadPinnedMap(pins[0], nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for {
+			key, err := m.NextKeyBytes(nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if key == nil {
+				break
+			}
+			if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				t.Fatal(err)
+			}
+			forgotten++
+		}
+		_ = m.Close()
+	}
+	if forgotten == 0 {
+		t.Fatal("there were no connections to forget")
+	}
+}
+
+// A packet that would begin a connection is judged by itself, also if its
+// addresses and ports are those of the answers of an open one.
+func TestKernelBareSYNIsNoReply(t *testing.T) {
+	n := newNode(t)
+	policies := n.policies(t)
+	pods := n.addPods(t, "web", "client")
+	web, client := pods[0], pods[1]
+	enforce(t, policies, silentWeb)
+	flows := n.observe(t, &datapathv1.ObserveRequest{Reasons: []string{policyDenied}})
+	c := connect(t, client, web, web.IPv4, 8080)
+	push(t, c.server, c.client, "before")
+	local := c.client.LocalAddr().(*net.TCPAddr)
+	mark := flows.mark()
+	if err := web.SendSYN(netip.AddrPortFrom(web.IPv4, 8080), netip.AddrPortFrom(client.IPv4, uint16(local.Port))); err != nil {
+		t.Fatal(err)
+	}
+	flows.waitFrom(t, mark, "the SYN is dropped by the policy of its sender", func(f *datapathv1.Flow) bool {
+		return isFlow(f, web.IPv4, client.IPv4, uint16(local.Port)) && f.GetEgress().GetVerdict() == datapathv1.Verdict_VERDICT_DROPPED
+	})
+	push(t, c.server, c.client, "after")
+	push(t, c.client, c.server, "after")
+}
+
+// A pod cannot reach the tunnel's port of a node, from where it could claim any
+// identity, whatever its policies allow.
+func TestKernelForgedTunnelPacketsAreDropped(t *testing.T) {
+	n := newNode(t)
+	client := n.addPods(t, "client")[0]
+	flows := n.observe(t, &datapathv1.ObserveRequest{Reasons: []string{"tunnel-port"}})
+	for _, raw := range n.datapathStatus(t).GetNodeAddresses() {
+		address, _ := netip.AddrFromSlice(raw)
+		const vxlan = 4789
+		mark := flows.mark()
+		sender, err := client.ListenPacket(netip.AddrPortFrom(netip.IPv6Unspecified(), 0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Flags, a VNI, and the frame that would be believed.
+		if _, err := sender.WriteToUDPAddrPort(append([]byte{8, 0, 0, 0, 0, 1, 0, 0}, make([]byte, 60)...), netip.AddrPortFrom(address, vxlan)); err != nil {
+			t.Error(err)
+		}
+		_ = sender.Close()
+		flows.waitFrom(t, mark, "the forged packet is dropped", func(f *datapathv1.Flow) bool {
+			source, _ := sameFamily(client, address)
+			return isFlow(f, source, address, vxlan)
+		})
+	}
+}

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package node
+
+import (
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/cmd/sluice/devnode"
+	"github.com/sluice-net/sluice/test/internal/pod"
+)
+
+// Addresses outside of the cluster, for documentation only (RFC 5737, 3849).
+var (
+	worldGateways = []netip.Prefix{netip.MustParsePrefix("203.0.113.1/24"), netip.MustParsePrefix("2001:db8:ffff::1/64")}
+	worldHosts    = []netip.Prefix{netip.MustParsePrefix("203.0.113.2/24"), netip.MustParsePrefix("2001:db8:ffff::2/64")}
+)
+
+// outside makes a host that is no pod and no node, behind a device of the
+// node: the world, as policies call it.
+func (n *testNode) outside(t *testing.T) pod.Pod {
+	t.Helper()
+	world := newPod(t, "world")
+	for _, p := range worldHosts {
+		world = world.WithAddresses(append(world.Addresses(), p.Addr()))
+	}
+	ns, err := os.Open(world.Netns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	err = pod.In(n.Netns(), func() error {
+		attributes := netlink.NewLinkAttrs()
+		attributes.Name = "world"
+		pair := &netlink.Veth{LinkAttrs: attributes, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(ns.Fd()))}
+		if err := netlink.LinkAdd(pair); err != nil {
+			return err
+		}
+		return address("world", worldGateways)
+	})
+	if err != nil {
+		t.Fatalf("join the world to the node: %v", err)
+	}
+	err = pod.In(world.Netns, func() error {
+		if err := address("eth0", worldHosts); err != nil {
+			return err
+		}
+		for _, gateway := range worldGateways {
+			bits := gateway.Addr().BitLen()
+			err := netlink.RouteAdd(&netlink.Route{
+				Gw: gateway.Addr().AsSlice(), Dst: &net.IPNet{IP: make(net.IP, bits/8), Mask: net.CIDRMask(0, bits)},
+			})
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatalf("configure the world: %v", err)
+	}
+	return world
+}
+
+// address gives a device of the current namespace addresses and sets it up.
+func address(device string, prefixes []netip.Prefix) error {
+	link, err := netlink.LinkByName(device)
+	if err != nil {
+		return err
+	}
+	if err := netlink.LinkSetUp(link); err != nil {
+		return err
+	}
+	for _, p := range prefixes {
+		a := &netlink.Addr{
+			IPNet: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())},
+			Flags: unix.IFA_F_NODAD,
+		}
+		if err := netlink.AddrAdd(link, a); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// noRest gives a released address out again at once.
+func noRest(o *devnode.Options) {
+	if o.Args == nil {
+		o.Args = make(map[string][]string)
+	}
+	o.Args[devnode.IPAM] = append(o.Args[devnode.IPAM], "--rest=0s")
+}

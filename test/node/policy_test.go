@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sluice-net/sluice/cmd/sluice/devnode"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	"github.com/sluice-net/sluice/test/internal/cni"
+	"github.com/sluice-net/sluice/test/internal/pod"
+)
+
+// webAndClient lets the client reach the web's ports and says so on both sides:
+// a NetworkPolicy on the web, a CiliumNetworkPolicy on the client.
+func webAndClient(ports ...int) string {
+	var kubernetes, cilium []string
+	for _, p := range ports {
+		for _, protocol := range []string{"TCP", "UDP"} {
+			kubernetes = append(kubernetes, fmt.Sprintf("{protocol: %s, port: %d}", protocol, p))
+			cilium = append(cilium, fmt.Sprintf(`{protocol: %s, port: "%d"}`, protocol, p))
+		}
+	}
+	return fmt.Sprintf(`
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: web}
+spec:
+  podSelector: {matchLabels: {app: web}}
+  policyTypes: [Ingress]
+  ingress:
+  - from: [{podSelector: {matchLabels: {app: client}}}]
+    ports: [%s]
+---
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: client}
+spec:
+  endpointSelector: {matchLabels: {app: client}}
+  egress:
+  - toEndpoints: [{matchLabels: {app: web}}]
+    toPorts: [{ports: [%s, {protocol: TCP, port: "8443"}]}]
+  egressDeny:
+  - toEndpoints: [{matchLabels: {app: web}}]
+    toPorts: [{ports: [{protocol: TCP, port: "8443"}]}]
+`, strings.Join(kubernetes, ", "), strings.Join(cilium, ", "))
+}
+
+// Two kinds of policies, one on each side; who may talk does, who may not is
+// dropped, and the report names the rule.
+func TestKernelPoliciesDecideWhoTalks(t *testing.T) {
+	n := newNode(t)
+	policies := n.policies(t)
+	pods := n.addPods(t, "web", "client", "stranger")
+	web, client, stranger := pods[0], pods[1], pods[2]
+	serve(t, web, 8080, 8081, 8443)
+	flows := n.observe(t, &datapathv1.ObserveRequest{Reasons: []string{policyDenied}})
+
+	// Before there is a policy everybody talks.
+	wantAllowed(t, client, web, 8081)
+	wantAllowed(t, stranger, web, 8080)
+	revision := enforce(t, policies, webAndClient(8080))
+
+	wantAllowed(t, client, web, 8080)
+	wantAllowed(t, stranger, client, mustServe(t, client))
+	for _, c := range []struct {
+		from    pod.Pod
+		port    uint16
+		egress  bool
+		mention string
+	}{
+		// The isolation that a NetworkPolicy implies is a rule with its name.
+		{from: stranger, port: 8080, mention: "NetworkPolicy test/web"},
+		// An explicit deny, on the sender's side.
+		{from: client, port: 8443, egress: true, mention: "CiliumNetworkPolicy test/client"},
+		// Default deny of a Cilium policy is no rule.
+		{from: client, port: 8081, egress: true},
+	} {
+		for _, flow := range n.wantDenied(t, flows, c.from, web, c.port) {
+			side := flow.GetIngress()
+			if c.egress {
+				side = flow.GetEgress()
+			}
+			sources := strings.Join(side.GetRuleSources(), "; ")
+			if !strings.Contains(sources, c.mention) || (c.mention == "") != (sources == "") {
+				t.Errorf("%s to port %d: denied by %q, want a rule of %q: %v", c.from.Name, c.port, sources, c.mention, flow)
+			}
+			if side.GetVerdict() != datapathv1.Verdict_VERDICT_DROPPED || side.GetRevision() != revision {
+				t.Errorf("%s to port %d: side %v, want it dropped by revision %d", c.from.Name, c.port, side, revision)
+			}
+			if got, want := flow.GetSourceIdentity(), n.identityOf(t, c.from); got != want {
+				t.Errorf("%s to port %d: source identity %d, want %d", c.from.Name, c.port, got, want)
+			}
+		}
+	}
+
+	withdraw(t, policies, "NetworkPolicy/web", "CiliumNetworkPolicy/client")
+	wantAllowed(t, client, web, 8081)
+	wantAllowed(t, client, web, 8443)
+	wantAllowed(t, stranger, web, 8080)
+	for _, p := range pods {
+		n.del(t, p)
+	}
+	n.wantNothingHeld(t)
+}
+
+// mustServe opens a port of a pod and returns it.
+func mustServe(t *testing.T, p pod.Pod) uint16 {
+	t.Helper()
+	const port = 9999
+	serve(t, p, port)
+	return port
+}
+
+// A permission that is taken away ends open connections with their next packet.
+// What stays allowed is not disturbed: nothing is reset, lost or sent again.
+func TestKernelRevokedPermissionCutsTheNextPacket(t *testing.T) {
+	n := newNode(t)
+	policies := n.policies(t)
+	pods := n.addPods(t, "web", "client")
+	web, client := pods[0], pods[1]
+	serve(t, web, 8080)
+	flows := n.observe(t, &datapathv1.ObserveRequest{Reasons: []string{policyDenied}})
+	for _, address := range web.Addresses() {
+		enforce(t, policies, webAndClient(8080, 8081))
+		ctx, cancel := deadline(t)
+		kept, err := client.Dial(ctx, netip.AddrPortFrom(address, 8080))
+		if err != nil {
+			t.Fatal(err)
+		}
+		listener, err := web.Listen(netip.AddrPortFrom(address, 8081))
+		if err != nil {
+			t.Fatal(err)
+		}
+		cut, err := client.Dial(ctx, netip.AddrPortFrom(address, 8081))
+		if err != nil {
+			t.Fatal(err)
+		}
+		server, err := listener.AcceptTCP()
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Everything that arrives at the server of the connection to be cut.
+		arrived := make(chan []byte, 1)
+		go func() {
+			all, _ := io.ReadAll(server)
+			arrived <- all
+		}()
+		if _, err := io.WriteString(cut, "before"); err != nil {
+			t.Fatal(err)
+		}
+		waitUntil(t, "the server has acknowledged everything", func() error {
+			if left := unacknowledged(t, cut); left > 0 {
+				return fmt.Errorf("%d segments are on their way", left)
+			}
+			return nil
+		})
+		if err := say(ctx, kept, "before"); err != nil {
+			t.Fatal(err)
+		}
+		revoked := n.connections(t).GetRevoked()
+
+		enforce(t, policies, webAndClient(8080))
+		mark := flows.mark()
+		if _, err := io.WriteString(cut, "after"); err != nil {
+			t.Errorf("write to a cut connection: %v; a drop is silent", err)
+		}
+		flows.waitFrom(t, mark, "the next packet of the revoked connection is dropped", func(f *datapathv1.Flow) bool {
+			source, _ := sameFamily(client, address)
+			return isFlow(f, source, address, 8081)
+		})
+		for i := range 100 {
+			if err := say(ctx, kept, fmt.Sprintf("message %d", i)); err != nil {
+				t.Fatalf("the connection that stays allowed: %v", err)
+			}
+		}
+		if again := retransmitted(t, kept); again > 0 {
+			t.Errorf("the connection that stays allowed sent %d segments again", again)
+		}
+		if got := n.connections(t).GetRevoked(); got != revoked+1 {
+			t.Errorf("%d connections were counted as revoked, want 1", got-revoked)
+		}
+		_, _, _ = server.Close(), cut.Close(), listener.Close()
+		if got := <-arrived; string(got) != "before" {
+			t.Errorf("the server received %q over %s, want only what was sent before", got, address)
+		}
+		if err := kept.Close(); err != nil {
+			t.Error(err)
+		}
+		cancel()
+	}
+}
+
+// While the policy service is away, traffic and what is enforced stay; a pod
+// with labels that the node knows can be added, another one has to wait. When
+// it comes back nothing is written anew.
+func TestKernelPolicyServiceMayBeAway(t *testing.T) {
+	n := newNode(t)
+	policies := n.policies(t)
+	pods := n.addPods(t, "web", "client", "stranger")
+	web, client, stranger := pods[0], pods[1], pods[2]
+	serve(t, web, 8080)
+	enforce(t, policies, webAndClient(8080))
+	flows := n.observe(t, &datapathv1.ObserveRequest{Reasons: []string{policyDenied}})
+	ctx, cancel := deadline(t)
+	defer cancel()
+	open, err := client.Dial(ctx, netip.AddrPortFrom(web.IPv4, 8080))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Close()
+	if err := say(ctx, open, "before"); err != nil {
+		t.Fatal(err)
+	}
+
+	if err := n.Kill(ctx, devnode.Policy); err != nil {
+		t.Fatal(err)
+	}
+	if err := say(ctx, open, "meanwhile"); err != nil {
+		t.Errorf("an open connection: %v", err)
+	}
+	wantAllowed(t, client, web, 8080)
+	n.wantDenied(t, flows, stranger, web, 8080)
+
+	another := n.add(t, newPod(t, "client"), n.config(t, "1.0.0", labels("app", "client")))
+	wantAllowed(t, another, web, 8080)
+	n.del(t, another)
+
+	before := n.enforcedState(t, pods)
+	if err := n.Start(ctx, devnode.Policy); err != nil {
+		t.Fatal(err)
+	}
+	n.waitConnected(t, policies)
+	// A change that concerns nobody here proves that the stream is complete.
+	enforce(t, policies, `
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: nobody, namespace: elsewhere}
+spec: {podSelector: {}, policyTypes: [Ingress]}
+`)
+	after := n.enforcedState(t, pods)
+	for _, line := range before {
+		if !slices.Contains(after, line) {
+			t.Errorf("the restart of the policy service took from the kernel: %s", line)
+		}
+	}
+	for _, line := range after {
+		if !slices.Contains(before, line) {
+			t.Errorf("the restart of the policy service wrote into the kernel: %s", line)
+		}
+	}
+	if err := say(ctx, open, "after"); err != nil {
+		t.Errorf("an open connection: %v", err)
+	}
+
+	if err := n.Kill(ctx, devnode.Policy); err != nil {
+		t.Fatal(err)
+	}
+	unknown := newPod(t, "unknown")
+	short, cancelShort := context.WithTimeout(ctx, patience)
+	_, err = n.call(short, "ADD", unknown, n.config(t, "1.0.0", mergeConfig(labels("app", "unknown"), map[string]any{"timeout": "2s"})))
+	cancelShort()
+	var object *cni.Error
+	const tryAgain = 11
+	if !errors.As(err, &object) || object.Code != tryAgain {
+		t.Errorf("ADD of a subject without a table: %v, want code %d", err, tryAgain)
+	}
+	n.del(t, unknown)
+	if err := n.Start(ctx, devnode.Policy); err != nil {
+		t.Fatal(err)
+	}
+	late := n.add(t, unknown, n.config(t, "1.0.0", labels("app", "unknown")))
+	n.wantDenied(t, flows, late, web, 8080)
+}
+
+// mergeConfig gives one configuration the keys of both.
+func mergeConfig(all ...map[string]any) map[string]any {
+	merged := make(map[string]any)
+	for _, one := range all {
+		for k, v := range one {
+			merged[k] = v
+		}
+	}
+	return merged
+}
+
+// enforcedState is everything in the kernel that judges the pods: their words,
+// with the generation that grows with every store, and all maps of tables.
+func (n *testNode) enforcedState(t *testing.T, pods []pod.Pod) []string {
+	t.Helper()
+	var all []string
+	for _, p := range pods {
+		policy := n.endpoint(t, p).GetPolicy()
+		all = append(all, fmt.Sprintf("%s: tables %d and %d, generation %d", p.Name, policy.GetEgressTable(), policy.GetIngressTable(), policy.GetGeneration()))
+	}
+	for _, m := range append([]string{"sl_id"}, tableMaps...) {
+		for _, e := range n.dumpMap(t, m) {
+			all = append(all, m+": "+e)
+		}
+	}
+	return all
+}
+
+// Pods with the same policy share its tables, and nothing of them is left when
+// the last is gone.
+func TestKernelPodsOfOneSubjectShareTables(t *testing.T) {
+	n := newNode(t, shortLinger)
+	policies := n.policies(t)
+	empty := n.tableUsage(t)
+	enforce(t, policies, webAndClient(8080))
+	config := n.config(t, "1.0.0", labels("app", "web"))
+	pods := []pod.Pod{n.add(t, newPod(t, "web"), config)}
+	one := n.tableUsage(t)
+	if one["sl_table"] <= empty["sl_table"] {
+		t.Fatalf("a pod under a policy has no table: %v before, %v with it", empty, one)
+	}
+	for range 9 {
+		pods = append(pods, n.add(t, newPod(t, "web"), config))
+	}
+	if got := n.tableUsage(t); !equalUsage(got, one) {
+		t.Errorf("with ten pods the tables take %v, want %v as with one", got, one)
+	}
+	first := n.endpoint(t, pods[0]).GetPolicy()
+	for _, p := range pods {
+		policy := n.endpoint(t, p).GetPolicy()
+		if policy.GetIngressTable() != first.GetIngressTable() || policy.GetIngressTable() < 16 {
+			t.Errorf("%s is judged by table %d, want %d like the others", p.Name, policy.GetIngressTable(), first.GetIngressTable())
+		}
+		n.del(t, p)
+	}
+	waitUntil(t, "the tables are gone with the last pod", func() error {
+		if got := n.tableUsage(t); !equalUsage(got, empty) {
+			return fmt.Errorf("they take %v, want %v", got, empty)
+		}
+		return nil
+	})
+	n.wantNothingHeld(t)
+}
+
+func equalUsage(a, b map[string]int64) bool {
+	for name := range a {
+		if a[name] != b[name] {
+			return false
+		}
+	}
+	return len(a) == len(b)
+}

@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/cilium/ebpf"
+
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 )
 
@@ -516,6 +518,78 @@ func TestKernelReadersSeeNoThirdVerdict(t *testing.T) {
 	t.Logf("%d changes, %d questions, %d of them by rule 1", changes, asked, denied)
 	if denied == 0 || denied == asked {
 		t.Errorf("%d questions, all alike: nothing has changed", asked)
+	}
+	audited(t, k, "at the end")
+}
+
+// TestKernelFlipsShowOldOrNewTable sends packets of a pod while its tables are
+// replaced all the time, the old ones are freed and their numbers and places
+// used again. A packet is judged by the table of before or of after.
+func TestKernelFlipsShowOldOrNewTable(t *testing.T) {
+	const flips = 2000
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	pod := publish(t, k, a)
+	done := make(chan error, 1)
+	var running atomic.Bool
+	running.Store(true)
+	go func() {
+		defer running.Store(false)
+		done <- func() error {
+			var old Table
+			for i := range flips {
+				// in turn port 80 is denied and allowed, by tables of all sizes
+				c := smallTable(uint64(i))
+				if i%2 == 0 {
+					c.Rules[0].Action = 2
+				}
+				c.Nodes = slices.Repeat(c.Nodes, 1+i%7)
+				c.Classes = make([]uint32, 1+i%5)
+				c.HasAddresses = i%3 == 0
+				if c.HasAddresses {
+					c.Blocks = []Block{{Prefix: netip.MustParsePrefix("203.0.113.0/24")}}
+				}
+				id, err := k.DefineTable(c)
+				if err == nil {
+					_, err = k.SetPolicy(pod.Slot, id, id)
+				}
+				if err == nil && old != 0 {
+					err = k.RetireTables(old)
+				}
+				if err == nil && i%20 == 0 {
+					err = k.Barrier(t.Context())
+				}
+				if err != nil {
+					return fmt.Errorf("flip %d: %w", i, err)
+				}
+				old = id
+			}
+			return nil
+		}()
+	}()
+	var packets uint64
+	for n := uint16(0); running.Load(); n++ {
+		in := from4(netip.MustParseAddr("203.0.113.9"), 6, tcp(1000+n%100, 80, flagSYN))
+		if _, err := k.program(fromPodName).Run(&ebpf.RunOptions{Data: in}); err != nil {
+			t.Fatal(err)
+		}
+		packets++
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	cs, err := k.Metrics()
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[Reason]uint64{}
+	for _, c := range cs {
+		seen[c.Reason] += c.Packets
+	}
+	t.Logf("%d flips, %d packets: %v", flips, packets, seen)
+	// nobody has announced who is there, so that a denial says so
+	allowed, denied := seen[ForwardOutside], seen[DropIdentityUnknown]
+	if allowed == 0 || denied == 0 || allowed+denied < packets || len(seen) != 2 {
+		t.Errorf("%d packets counted as %v, want them all as %v or %v", packets, seen, ForwardOutside, DropIdentityUnknown)
 	}
 	audited(t, k, "at the end")
 }

@@ -206,6 +206,9 @@ func (i *Identity) Resolve(ctx context.Context, o endpoint.Owner, labels []endpo
 	return id, nil
 }
 
+// maxLabels of an identity are believed: as many as an endpoint may have.
+const maxLabels = 1024
+
 // Labels implements observe.LabelSource. That the number is nobody's is
 // endpoint.ErrNotFound.
 func (i *Identity) Labels(ctx context.Context, identity uint32) ([]endpoint.Label, error) {
@@ -215,6 +218,9 @@ func (i *Identity) Labels(ctx context.Context, identity uint32) ([]endpoint.Labe
 	}
 	if err != nil {
 		return nil, i.translate(err, nil)
+	}
+	if n := len(resp.GetIdentity().GetLabels()); n > maxLabels {
+		return nil, fmt.Errorf("identity: identity %d has %d labels, at most %d are believed", identity, n, maxLabels)
 	}
 	var labels []endpoint.Label
 	for _, l := range resp.GetIdentity().GetLabels() {

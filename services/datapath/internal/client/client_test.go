@@ -5,14 +5,19 @@ package client
 
 import (
 	"context"
+	"errors"
 	"io"
 	"strings"
 	"testing"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
 // ipam lists count allocations, without end if negative, every second one
@@ -72,5 +77,38 @@ func TestPoolsAreCountedBeforeTheyAreBelieved(t *testing.T) {
 		if ok != (err == nil) || ok && len(pools) != n {
 			t.Errorf("%d pools: %d, %v", n, len(pools), err)
 		}
+	}
+}
+
+// labelled is an identity service that knows one number.
+type labelled struct {
+	identityv1.IdentityServiceClient
+	number uint32
+	labels int
+}
+
+func (l labelled) GetIdentity(_ context.Context, r *identityv1.GetIdentityRequest, _ ...grpc.CallOption) (*identityv1.GetIdentityResponse, error) {
+	if r.GetNumber() != l.number {
+		return nil, status.Error(codes.NotFound, "no such number")
+	}
+	id := &identityv1.Identity{Number: l.number}
+	for range l.labels {
+		id.Labels = append(id.Labels, &workloadv1.Label{Source: "k8s", Key: "app", Value: "web"})
+	}
+	return &identityv1.GetIdentityResponse{Identity: id}, nil
+}
+
+func TestLabelsOfAnIdentityHaveABound(t *testing.T) {
+	i := &Identity{Health: Health{Name: "identity"}, client: labelled{number: 300, labels: 2}}
+	labels, err := i.Labels(t.Context(), 300)
+	if want := (endpoint.Label{Source: "k8s", Key: "app", Value: "web"}); err != nil || len(labels) != 2 || labels[0] != want {
+		t.Errorf("labels %v, %v", labels, err)
+	}
+	if _, err := i.Labels(t.Context(), 301); !errors.Is(err, endpoint.ErrNotFound) {
+		t.Errorf("a number that is nobody's: %v", err)
+	}
+	i.client = labelled{number: 300, labels: maxLabels + 1}
+	if _, err := i.Labels(t.Context(), 300); err == nil || !strings.Contains(err.Error(), "1025 labels") {
+		t.Errorf("too many labels: %v", err)
 	}
 }

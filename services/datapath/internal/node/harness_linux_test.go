@@ -157,6 +157,7 @@ type world struct {
 	stop       func()
 	next       byte
 	policy     *PolicyOptions
+	events     uint32                               // per second, CPU and reason; 0: the default
 	records    func(*record.Store) endpoint.Records // what start uses instead, if set
 }
 
@@ -186,7 +187,7 @@ func newWorld(t *testing.T) *world {
 func (w *world) options() Options {
 	return Options{
 		Instance: "test", BPFDir: filepath.Join(w.dir, "bpf", "sluice"), PodCIDRs: []netip.Prefix{cidr4, cidr6},
-		NodeSysctls: "set", Policy: w.policy, Leases: w.leases, Identities: w.identities, Log: log.Discard(), Home: w.home, BootID: "boot-1",
+		NodeSysctls: "set", Policy: w.policy, EventsPerSecond: w.events, Leases: w.leases, Identities: w.identities, Log: log.Discard(), Home: w.home, BootID: "boot-1",
 	}
 }
 

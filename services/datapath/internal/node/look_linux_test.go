@@ -6,9 +6,11 @@ package node
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -44,6 +46,32 @@ func TestKernelObserversSeeRepairs(t *testing.T) {
 	if e.Owner != a.owner.String() || e.Slot != a.ep.Slot || e.SourceIdentity != a.ep.Identity.Number ||
 		e.Repair.Subject != endpoint.SubjectQdisc && e.Repair.Subject != endpoint.SubjectFilter || e.Repair.Device == "" || e.Repair.Err != "" {
 		t.Errorf("event %+v", e)
+	}
+}
+
+// A flood may end with events that were left out: no event follows to tell.
+func TestKernelLossIsToldThoughNoEventFollows(t *testing.T) {
+	w := newWorld(t)
+	w.events = 1
+	w.start(false)
+	a, b := w.pod("a"), w.pod("b")
+	reader := w.node.Ring.Read(time.Time{})
+	before := w.counted(kernel.DropSpoofedIP)
+	for range 50 {
+		a.sendFrom(netip.MustParseAddr("10.99.0.77"), netip.AddrPortFrom(b.spec.Addrs[0], 9))
+	}
+	sent := w.counted(kernel.DropSpoofedIP) - before
+	seen, lost := uint64(0), uint64(0)
+	w.await(reader, func(e observe.Event) bool {
+		if e.Reason == kernel.DropSpoofedIP.String() {
+			seen++
+		}
+		lost += uint64(e.KernelLost)
+		total, err := w.node.Kernel.EventsLost()
+		return err == nil && lost == total && seen+lost >= sent
+	})
+	if lost == 0 {
+		t.Errorf("%d packets, %d events, nothing lost", sent, seen)
 	}
 }
 

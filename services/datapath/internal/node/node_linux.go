@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"math"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -449,23 +450,56 @@ func (n *Node) Problems(ctx context.Context, ipam *client.IPAM) []string {
 	return problems
 }
 
-// ReadEvents moves the programs' events into the ring until ctx ends.
+// lossInterval is how long a loss may stay untold when no event follows.
+const lossInterval = time.Second
+
+// ReadEvents moves the programs' events into the ring until ctx ends. What the
+// kernel has left out is told with the next event that knows of a loss, and
+// without one after a while: a flood may end with what was left out.
 func (n *Node) ReadEvents(ctx context.Context) error {
 	reader, err := n.Kernel.Events()
 	if err != nil {
 		return err
 	}
 	defer reader.Close()
+	told, err := n.Kernel.EventsLost()
+	if err != nil {
+		return err
+	}
 	for {
-		e, err := reader.Read(ctx)
+		e, rerr := readWithin(ctx, reader, lossInterval)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if err != nil {
-			return fmt.Errorf("read events: %w", err)
+		quiet := errors.Is(rerr, context.DeadlineExceeded)
+		if rerr != nil && !quiet {
+			return fmt.Errorf("read events: %w", rerr)
 		}
-		n.Ring.Add(n.event(e))
+		// Each event tells what its CPU left out before it; the sum of all CPUs
+		// has that too, and is told once.
+		var lost uint64
+		if quiet || e.Lost > 0 {
+			total, err := n.Kernel.EventsLost()
+			if err != nil {
+				return err
+			}
+			lost, told = total-told, total
+		}
+		o := observe.Event{Time: time.Now()}
+		if !quiet {
+			o = n.event(e)
+		}
+		o.KernelLost = uint32(min(lost, math.MaxUint32))
+		if !quiet || lost > 0 {
+			n.Ring.Add(o)
+		}
 	}
+}
+
+func readWithin(ctx context.Context, r *kernel.EventReader, d time.Duration) (kernel.Event, error) {
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	return r.Read(ctx)
 }
 
 func (n *Node) event(e kernel.Event) observe.Event {
@@ -473,7 +507,7 @@ func (n *Node) event(e kernel.Event) observe.Event {
 		Type: observe.Type(e.Type), Time: e.Time, Reason: e.Reason.String(), Egress: e.Direction == kernel.Egress, Verdict: verdictOf(e),
 		Source: e.Source, Destination: e.Destination, Protocol: e.Protocol, TCPFlags: e.TCPFlags,
 		SourceIdentity: uint32(e.SourceIdentity), DestinationIdentity: uint32(e.DestinationIdentity),
-		Length: e.Length, SourceMAC: e.SourceMAC, EtherType: e.EtherType, Reply: e.Reply, KernelLost: e.Lost,
+		Length: e.Length, SourceMAC: e.SourceMAC, EtherType: e.EtherType, Reply: e.Reply,
 	}
 	own, other := e.SourceSlot, e.DestinationSlot
 	sender, receiver := own, other

@@ -23,7 +23,7 @@ import (
 // Type is what an event is about.
 type Type uint8
 
-// The types.
+// The types. An event without a type tells of a loss and nothing else.
 const (
 	// Drop is a packet that ended here.
 	Drop Type = iota + 1

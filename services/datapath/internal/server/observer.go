@@ -54,6 +54,9 @@ func (s *Server) Observe(r *datapathv1.ObserveRequest, stream grpc.ServerStreami
 				return err
 			}
 		}
+		if e.Type == 0 {
+			continue // nothing but a loss
+		}
 		if !filter.Match(e, func(id uint32) ([]endpoint.Label, bool) { return s.labels(stream.Context(), id) }) {
 			continue
 		}

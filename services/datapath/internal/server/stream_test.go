@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package server
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	"github.com/sluice-net/sluice/services/datapath/internal/observe"
+)
+
+// observeStream writes down what it gets, and may be slow.
+type observeStream struct {
+	grpc.ServerStream
+	ctx  context.Context
+	got  []string
+	each func(n int)
+}
+
+func (s *observeStream) Context() context.Context { return s.ctx }
+
+func (s *observeStream) Send(r *datapathv1.ObserveResponse) error {
+	switch {
+	case r.GetFlow() != nil:
+		s.got = append(s.got, fmt.Sprint("flow ", r.GetFlow().GetLength()))
+	case r.GetLost() != nil:
+		s.got = append(s.got, fmt.Sprint(r.GetLost().GetSource(), " ", r.GetLost().GetCount()))
+	case r.GetRepair() != nil:
+		s.got = append(s.got, "repair")
+	}
+	if s.each != nil {
+		s.each(len(s.got))
+	}
+	return nil
+}
+
+// What is missing is told where it is missing, also to whoever wants none of
+// the events around.
+func TestObserveTellsLossesInTheirPlace(t *testing.T) {
+	ring := observe.NewRing()
+	add := func(n uint32, reason string, kernelLost uint32) {
+		ring.Add(observe.Event{Type: observe.Drop, Reason: reason, Length: n, KernelLost: kernelLost, Time: time.Unix(int64(n), 0)})
+	}
+	add(1, "no-route", 0)
+	add(2, "spoofed-ip", 7)
+	ring.Add(observe.Event{Type: observe.Repair, Time: time.Unix(2, 0)})
+	add(3, "no-route", 9)
+	ring.Add(observe.Event{KernelLost: 5, Time: time.Unix(4, 0)}) // a flood's end
+	s := &Server{Ring: ring, Reasons: []string{"no-route", "spoofed-ip"}}
+	for name, c := range map[string]struct {
+		r    *datapathv1.ObserveRequest
+		want []string
+	}{
+		"everything": {&datapathv1.ObserveRequest{}, []string{
+			"flow 1", "LOSS_SOURCE_KERNEL 7", "flow 2", "repair", "LOSS_SOURCE_KERNEL 9", "flow 3", "LOSS_SOURCE_KERNEL 5",
+		}},
+		"one reason": {&datapathv1.ObserveRequest{Reasons: []string{"no-route"}}, []string{
+			"flow 1", "LOSS_SOURCE_KERNEL 7", "LOSS_SOURCE_KERNEL 9", "flow 3", "LOSS_SOURCE_KERNEL 5",
+		}},
+	} {
+		stream := &observeStream{ctx: t.Context()}
+		if err := s.Observe(c.r, stream); err != nil || !slices.Equal(stream.got, c.want) {
+			t.Errorf("%s: %v, %v, want %v", name, stream.got, err, c.want)
+		}
+	}
+
+	// a reader that sleeps over more than the ring holds
+	stream := &observeStream{ctx: t.Context()}
+	stream.each = func(n int) {
+		if n > 1 {
+			return
+		}
+		for i := range uint32(observe.Size + 10) {
+			add(1000+i, "no-route", 0)
+		}
+	}
+	if err := s.Observe(&datapathv1.ObserveRequest{}, stream); err != nil {
+		t.Fatal(err)
+	}
+	// 14 were overwritten: the four before, and ten of the new ones
+	want := []string{"flow 1", "LOSS_SOURCE_OBSERVER 14", "flow 1010"}
+	if len(stream.got) != observe.Size+2 || !slices.Equal(stream.got[:3], want) {
+		t.Errorf("%d messages, the first %v, want %v", len(stream.got), stream.got[:3], want)
+	}
+}
+
+func TestObserveFollowsUntilTheCallerGoes(t *testing.T) {
+	ring := observe.NewRing()
+	ring.Add(observe.Event{Type: observe.Drop, Length: 1, Time: time.Unix(1, 0)})
+	s := &Server{Ring: ring}
+	ctx, cancel := context.WithCancel(t.Context())
+	stream := &observeStream{ctx: ctx}
+	stream.each = func(n int) {
+		if n == 2 {
+			cancel()
+		}
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- s.Observe(&datapathv1.ObserveRequest{Follow: true}, stream) }()
+	var err error
+	for n := uint32(2); err == nil; n++ {
+		ring.Add(observe.Event{Type: observe.Drop, Length: n, Time: time.Unix(int64(n), 0)})
+		select {
+		case err = <-ended:
+		default:
+		}
+	}
+	if len(stream.got) < 2 || stream.got[0] == "flow 1" {
+		t.Errorf("got %v, want what came later", stream.got)
+	}
+}

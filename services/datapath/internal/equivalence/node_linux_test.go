@@ -348,6 +348,14 @@ func (s *state) askProgram(q *vectorv1.Question) (verdict, kernel.Reason, error)
 	}
 	n.port = 1024 + (n.port-1023)%60000
 	n.frame = packet(n.frame[:0], srcMAC, dstMAC, src, dst, uint8(q.GetProtocol()), n.port, uint16(q.GetPort()))
+	if !hasPorts(uint8(q.GetProtocol())) {
+		// one connection, whoever began it: an earlier question's, perhaps
+		if err := n.forget(kernel.Tuple{
+			Initiator: netip.AddrPortFrom(src, 0), Responder: netip.AddrPortFrom(dst, 0), Protocol: uint8(q.GetProtocol()),
+		}); err != nil {
+			return verdict{}, 0, err
+		}
+	}
 	ret, err := prog.Run(&ebpf.RunOptions{Data: n.frame, DataOut: n.out})
 	if err != nil {
 		return verdict{}, 0, fmt.Errorf("run on % x: %w", n.frame, err)
@@ -361,7 +369,7 @@ func (s *state) askProgram(q *vectorv1.Question) (verdict, kernel.Reason, error)
 		if ret == shot {
 			return verdict{}, 0, errElsewhere // quietly
 		}
-		// it passed and is no connection, or part of one
+		// it passed, and begins no connection
 		return verdict{action: policyv1.Action_ACTION_ALLOW}, 0, nil
 	}
 	side, other := e.Egress, kernel.Identity(e.DstIdentity)
@@ -373,8 +381,7 @@ func (s *state) askProgram(q *vectorv1.Question) (verdict, kernel.Reason, error)
 		if reason.Dropped() {
 			return verdict{}, reason, errElsewhere
 		}
-		// of a connection that only the other side had to look at again
-		return verdict{action: policyv1.Action_ACTION_ALLOW}, reason, nil
+		return verdict{}, reason, fmt.Errorf("%s, and the side was not asked", reason)
 	}
 	if other != kernel.Identity(q.GetPeer()) {
 		return verdict{}, reason, fmt.Errorf("the program takes the peer for %d", other)
@@ -387,6 +394,25 @@ func (s *state) askProgram(q *vectorv1.Question) (verdict, kernel.Reason, error)
 		return v, reason, fmt.Errorf("%s, with the reason %s and the action %d", v, reason, ret)
 	}
 	return v, reason, nil
+}
+
+// hasPorts says whether connections of a protocol are told apart by more than
+// their addresses.
+func hasPorts(proto uint8) bool {
+	switch proto {
+	case protoICMP, protoTCP, protoUDP, protoICMPv6, protoSCTP:
+		return true
+	}
+	return false
+}
+
+func (n *node) forget(tuple kernel.Tuple) error {
+	c, found, err := n.k.Connection(tuple)
+	if err != nil || !found {
+		return err
+	}
+	_, err = n.k.DeleteConnection(c)
+	return err
 }
 
 // event takes the event of the last packet, if it made one.

@@ -20,7 +20,9 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
 
 	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/kit/fault/faulttest"
@@ -337,13 +339,13 @@ func TestKernelRunsWithoutAnyRight(t *testing.T) {
 	if _, err := p.apply(allowPort(5432, 0)); err != nil {
 		t.Fatal(err)
 	}
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+	rights, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, line := range []string{"Uid:\t64703\t64703\t64703\t64703", "Gid:\t64700\t64700\t64700\t64700", "CapEff:\t0000000000000000", "CapPrm:\t0000000000000000", "CapAmb:\t0000000000000000"} {
-		if !strings.Contains(string(status), line+"\n") {
-			t.Errorf("status of the process has no line %q:\n%s", line, status)
+		if !strings.Contains(string(rights), line+"\n") {
+			t.Errorf("status of the process has no line %q:\n%s", line, rights)
 		}
 	}
 	if fi, err := os.Stat(filepath.Join(b.dir, "state", journal.File)); err != nil || fi.Mode() != 0o600 {
@@ -463,6 +465,39 @@ func TestKernelKilledAnywhereLosesNoAnsweredChange(t *testing.T) {
 		if code := p.stop(); code != process.ExitOK {
 			t.Errorf("%s: exit code %d\n%s", point, code, p.log())
 		}
+	}
+}
+
+func TestKernelChangeThatStorageDoesNotTakeIsUndone(t *testing.T) {
+	b := newBench(t)
+	p := b.start()
+	p.synced("identity")
+	hash, _ := p.tables(301)
+	if hash != "" {
+		t.Fatalf("tables without policy: %s", hash)
+	}
+	if _, err := p.apply(allowPort(5432, 0)); err != nil {
+		t.Fatal(err)
+	}
+	hash, _ = p.tables(301)
+	for _, point := range []string{"policy/journal/before-write", "policy/journal/after-write", "policy/journal/after-sync", "policy/change/before-journal"} {
+		p.faults.FailAt(point, 0, "no space left on device")
+		if _, err := p.apply(allowPort(80, 0)); status.Code(err) != codes.Unavailable && point != "policy/change/before-journal" || err == nil {
+			t.Errorf("%s: %v, want UNAVAILABLE", point, err)
+		}
+		p.faults.Pass(point)
+		if again, revision := p.tables(301); again != hash || revision != 1 {
+			t.Errorf("%s: tables %q at %d, want %q at 1", point, again, revision, hash)
+		}
+	}
+	if revision, err := p.apply(allowPort(81, 0)); err != nil || revision != 2 {
+		t.Errorf("afterwards: %d, %v", revision, err)
+	}
+	p.kill()
+	p = b.start()
+	p.serving()
+	if a := p.verdict(81); a != policyv1.Action_ACTION_ALLOW {
+		t.Errorf("after a restart: %s", a)
 	}
 }
 

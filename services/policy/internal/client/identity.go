@@ -66,19 +66,23 @@ func NewIdentities(cc grpc.ClientConnInterface, name string, sink Sink, l *slog.
 // Run follows until the context ends.
 func (i *Identities) Run(ctx context.Context) error {
 	pause := i.RetryMin
+	said := ""
 	for {
 		progress, err := i.follow(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
 		if progress {
-			pause = i.RetryMin
+			pause, said = i.RetryMin, ""
 		}
 		if status.Code(err) == codes.OutOfRange {
 			i.Log.Info("the identity service does not know where the watch was; everything is listed anew")
 			i.token = nil
 		} else {
-			i.Log.Warn("the watch of identities ended", log.Err(err), "retry_after", pause.String())
+			if err.Error() != said {
+				said = err.Error()
+				i.Log.Warn("the watch of identities ended, and is tried again until it works", log.Err(err))
+			}
 			if serr := i.Sink.SourceFailed(ctx, i.Name, err); serr != nil {
 				return ignoreEnd(ctx, serr)
 			}

@@ -192,7 +192,7 @@ func (n *Node) Upsert(ctx context.Context, manifests []byte, namespace string, v
 			c := Changed{Key: d.Object.Key, Type: Created, Dropped: d.Object.Unknown}
 			if old := n.policies[d.Object.Key]; old != nil {
 				switch {
-				case old.Source != SourceGRPC:
+				case n.foreign(old):
 					return Outcome{}, fmt.Errorf("%w: %s is of %s %s", ErrOwned, old.Key, old.Source, old.Origin)
 				case old.Broken == "" && bytes.Equal(old.Manifest, d.Text):
 					c.Type = Unchanged
@@ -230,7 +230,7 @@ func (n *Node) Delete(ctx context.Context, keys []policy.Key, validateOnly bool)
 		for _, k := range keys {
 			c := Changed{Key: k, Type: Absent}
 			if p := n.policies[k]; p != nil && !slices.Contains(gone, k) {
-				if p.Source != SourceGRPC {
+				if n.foreign(p) {
 					return Outcome{}, fmt.Errorf("%w: %s is of %s %s", ErrForeign, k, p.Source, p.Origin)
 				}
 				c.Type = Deleted
@@ -242,6 +242,12 @@ func (n *Node) Delete(ctx context.Context, keys []policy.Key, validateOnly bool)
 		out.Revision = n.barrier.Policy
 		return out, err
 	})
+}
+
+// foreign reports whether a policy belongs to a source other than "grpc". One of
+// a source that is not configured any more is anybody's: its own will not come.
+func (n *Node) foreign(p *Policy) bool {
+	return p.Source != SourceGRPC && n.sources[p.Source] != nil
 }
 
 // change replaces and deletes policies, all of it or nothing.
@@ -438,7 +444,7 @@ func (n *Node) take(name string, order []string, files map[string]*file) error {
 			why := ""
 			if other, ok := taken[k]; ok {
 				why = fmt.Sprintf("%s is in %s already", k, other)
-			} else if p := n.policies[k]; p != nil && p.Source != name {
+			} else if p := n.policies[k]; p != nil && p.Source != name && n.sources[p.Source] != nil {
 				why = fmt.Sprintf("%s belongs to the source %s", k, p.Source)
 			} else if p != nil && p.Origin != origin && (has(p.Origin, k) || files[p.Origin] != nil && files[p.Origin].err != nil) {
 				why = fmt.Sprintf("%s is in %s already", k, p.Origin)

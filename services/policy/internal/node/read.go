@@ -265,13 +265,13 @@ func (n *Node) Diff(ctx context.Context, manifests []byte, namespace string, rem
 	return ask(ctx, n, func() ([]Difference, error) {
 		var objects []policy.Object
 		for _, d := range docs {
-			if old := n.policies[d.Object.Key]; old != nil && old.Source != SourceGRPC {
+			if old := n.policies[d.Object.Key]; old != nil && n.foreign(old) {
 				return nil, fmt.Errorf("%w: %s is of %s %s", ErrOwned, old.Key, old.Source, old.Origin)
 			}
 			objects = append(objects, d.Object)
 		}
 		for _, k := range remove {
-			if old := n.policies[k]; old != nil && old.Source != SourceGRPC {
+			if old := n.policies[k]; old != nil && n.foreign(old) {
 				return nil, fmt.Errorf("%w: %s is of %s %s", ErrForeign, old.Key, old.Source, old.Origin)
 			}
 		}

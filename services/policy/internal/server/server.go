@@ -286,6 +286,9 @@ func side(x node.Side) *policyv1.SideExplanation {
 	return out
 }
 
+// lastPoint is the last that a packet can have; the line of points goes on.
+const lastPoint = port.Point(255<<16 | 65_535)
+
 // maxDiffPeers is how many peers one message of a difference names.
 const maxDiffPeers = 2048
 
@@ -294,8 +297,9 @@ func differences(d *node.Difference) []*policyv1.DiffResponse {
 		Subject: uint32(d.Subject.Number), SubjectLabels: labels(d.Subject), Direction: wire.Direction(d.Direction),
 	}
 	for _, c := range d.Changes {
+		last := min(c.Ports.Hi, lastPoint)
 		base.Ports = append(base.Ports, &policyv1.DiffPorts{
-			FirstProtocol: c.Ports.Lo >> 16, FirstPort: c.Ports.Lo & 0xffff, LastProtocol: c.Ports.Hi >> 16, LastPort: c.Ports.Hi & 0xffff,
+			FirstProtocol: c.Ports.Lo >> 16, FirstPort: c.Ports.Lo & 0xffff, LastProtocol: last >> 16, LastPort: last & 0xffff,
 			Before: wire.Action(c.Before.Action), After: wire.Action(c.After.Action),
 		})
 	}

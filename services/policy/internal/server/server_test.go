@@ -17,7 +17,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/rpc/client"
@@ -32,8 +31,6 @@ import (
 
 // patience is how long a condition may take on a busy machine.
 const patience = 30 * time.Second
-
-func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // service is the real server on a real socket.
 type service struct {

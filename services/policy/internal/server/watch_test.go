@@ -620,10 +620,9 @@ func TestRefusedTableIsNamedUntilItIsReplaced(t *testing.T) {
 	f := s.watch(subscribe("datapath", 301), func(f *follower, m *policyv1.WatchPolicyTablesResponse) bool {
 		for _, step := range m.GetSteps() {
 			if b := step.GetBind(); b.GetTable() != 0 && refuse {
-				f.Send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Nack{Nack: &policyv1.Nack{
+				refuse = f.Send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Nack{Nack: &policyv1.Nack{
 					Seq: m.GetSeq(), Subject: b.GetSubject(), Table: b.GetTable(), Reason: "the map has no room",
-				}}})
-				refuse = false
+				}}}) != nil
 			}
 		}
 		return true

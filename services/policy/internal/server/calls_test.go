@@ -1,0 +1,430 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/rpc/client"
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/node"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/stream"
+)
+
+// childSocket tells this test binary to be a caller, and where the server is.
+const childSocket = "SLUICE_TEST_CALL"
+
+func TestMain(m *testing.M) {
+	if socket := os.Getenv(childSocket); socket != "" {
+		os.Exit(childCalls(socket))
+	}
+	leaktest.Main(m)
+}
+
+// calls calls every method once and returns the codes.
+func calls(socket string) (map[string]codes.Code, error) {
+	conn, err := client.Dial(socket, client.Options{})
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	c := policyv1.NewPolicyServiceClient(conn)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	got := map[string]codes.Code{}
+	note := func(method string, err error) {
+		if errors.Is(err, io.EOF) {
+			err = nil
+		}
+		got[method] = status.Code(err)
+	}
+	key := &policyv1.PolicyKey{Kind: "NetworkPolicy", Namespace: "shop", Name: "none"}
+	_, err = c.UpsertPolicies(ctx, &policyv1.UpsertPoliciesRequest{Manifests: []byte(allowWeb)})
+	note("UpsertPolicies", err)
+	_, err = c.DeletePolicies(ctx, &policyv1.DeletePoliciesRequest{Keys: []*policyv1.PolicyKey{key}})
+	note("DeletePolicies", err)
+	_, err = c.LearnNames(ctx, &policyv1.LearnNamesRequest{Name: "example.com", Addresses: [][]byte{{192, 0, 2, 1}}})
+	note("LearnNames", err)
+	w, err := c.WatchPolicyTables(ctx)
+	if err == nil {
+		w.Send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Subscribe{Subscribe: subscribe(fmt.Sprint("u", os.Getuid()))}}) //nolint:errcheck // Recv says it
+		_, err = w.Recv()
+	}
+	note("WatchPolicyTables", err)
+	list, err := c.ListPolicies(ctx, &policyv1.ListPoliciesRequest{})
+	if err == nil {
+		_, err = list.Recv()
+	}
+	note("ListPolicies", err)
+	_, err = c.GetPolicyTable(ctx, &policyv1.GetPolicyTableRequest{Subject: 300})
+	note("GetPolicyTable", err)
+	_, err = c.WaitForRevision(ctx, &policyv1.WaitForRevisionRequest{Subjects: []uint32{65000}})
+	note("WaitForRevision", err)
+	_, err = c.Explain(ctx, &policyv1.ExplainRequest{From: &policyv1.Peer{Identity: 300}, To: &policyv1.Peer{Identity: 301}})
+	note("Explain", err)
+	diff, err := c.Diff(ctx, &policyv1.DiffRequest{Delete: []*policyv1.PolicyKey{key}})
+	if err == nil {
+		_, err = diff.Recv()
+	}
+	note("Diff", err)
+	_, err = c.GetStatus(ctx, &policyv1.GetStatusRequest{})
+	note("GetStatus", err)
+	return got, nil
+}
+
+func childCalls(socket string) int {
+	got, err := calls(socket)
+	if err == nil {
+		err = json.NewEncoder(os.Stdout).Encode(got)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+func TestKernelOnlyRootChangesAndTheGroupReads(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Fatal("needs root: it calls as several users")
+	}
+	s := serve(t)
+	s.know(town)
+	if err := os.Chmod(s.dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	reads := []string{"ListPolicies", "GetPolicyTable", "WaitForRevision", "Explain", "Diff", "GetStatus"}
+	changes := []string{"UpsertPolicies", "DeletePolicies", "LearnNames", "WatchPolicyTables"}
+	if n := len(policyv1.PolicyService_ServiceDesc.Methods) + len(policyv1.PolicyService_ServiceDesc.Streams); n != len(reads)+len(changes) {
+		t.Fatalf("the service has %d methods, this test knows %d", n, len(reads)+len(changes))
+	}
+	for _, c := range []struct {
+		name    string
+		uid     uint32
+		changes codes.Code
+	}{
+		{"root", 0, codes.OK},
+		{"identity", 64701, codes.PermissionDenied},
+		{"itself", 64703, codes.PermissionDenied},
+		{"a reader", 64799, codes.PermissionDenied},
+	} {
+		exe, err := os.Executable()
+		if err != nil {
+			t.Fatal(err)
+		}
+		// The binary lies in a directory that only root may enter.
+		self, err := os.Open(exe)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command("/proc/self/fd/3")
+		cmd.ExtraFiles = []*os.File{self}
+		cmd.Env = append(os.Environ(), childSocket+"="+filepath.Join(s.dir, "s"))
+		cmd.Stderr = os.Stderr
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: c.uid, Gid: 64700}}
+		out, err := cmd.Output()
+		self.Close()
+		if err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		var got map[string]codes.Code
+		if err := json.Unmarshal(out, &got); err != nil {
+			t.Fatalf("%s: %v in %q", c.name, err, out)
+		}
+		for _, m := range changes {
+			if got[m] != c.changes {
+				t.Errorf("%s calls %s: %s, want %s", c.name, m, got[m], c.changes)
+			}
+		}
+		for _, m := range reads {
+			if got[m] != codes.OK {
+				t.Errorf("%s calls %s: %s, want OK", c.name, m, got[m])
+			}
+		}
+	}
+}
+
+func TestDeleteIsRepeatableAndNamesWhatWasAbsent(t *testing.T) {
+	s := serve(t)
+	s.know(town)
+	s.apply(allowWeb)
+	keys := []*policyv1.PolicyKey{{Kind: "NetworkPolicy", Namespace: "shop", Name: "db"}, {Kind: "NetworkPolicy", Namespace: "shop", Name: "none"}}
+	dry, err := s.DeletePolicies(s.ctx(), &policyv1.DeletePoliciesRequest{Keys: keys, ValidateOnly: true})
+	if err != nil || len(s.list()) != 1 || dry.GetRevision() != 1 {
+		t.Errorf("validate only: %v, %v", dry, err)
+	}
+	for i, want := range [][2]policyv1.ChangeType{
+		{policyv1.ChangeType_CHANGE_TYPE_DELETED, policyv1.ChangeType_CHANGE_TYPE_ABSENT},
+		{policyv1.ChangeType_CHANGE_TYPE_ABSENT, policyv1.ChangeType_CHANGE_TYPE_ABSENT},
+	} {
+		out, err := s.DeletePolicies(s.ctx(), &policyv1.DeletePoliciesRequest{Keys: keys})
+		if err != nil || out.GetRevision() != 2 || out.GetChanges()[0].GetType() != want[0] || out.GetChanges()[1].GetType() != want[1] {
+			t.Errorf("delete %d: %v, %v", i, out, err)
+		}
+	}
+}
+
+func TestPoliciesOfAFileAreTheFiles(t *testing.T) {
+	dir := t.TempDir()
+	n, err := node.New(node.Config{
+		Engine: engine.Config{Cluster: "default"}, MaxPolicies: 10, MaxManifestBytes: 1 << 20, Stream: stream.Defaults(), Log: log.Discard(),
+	}, dir, []string{node.SourceFile})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- n.Run(ctx) }()
+	defer func() { cancel(); <-done; n.Close() }()
+	if err := n.Feed(node.SourceFile).Set(t.Context(), []node.File{{Origin: "db.yaml", Data: []byte(allowWeb)}}); err != nil {
+		t.Fatal(err)
+	}
+	f := &Server{Node: n}
+	_, err = f.UpsertPolicies(t.Context(), &policyv1.UpsertPoliciesRequest{Manifests: []byte(allowWeb)})
+	wantCode(t, err, codes.AlreadyExists, "NetworkPolicy shop/db is of file db.yaml")
+	_, err = f.DeletePolicies(t.Context(), &policyv1.DeletePoliciesRequest{Keys: []*policyv1.PolicyKey{{Kind: "NetworkPolicy", Namespace: "shop", Name: "db"}}})
+	wantCode(t, err, codes.FailedPrecondition, "NetworkPolicy shop/db is of file db.yaml")
+}
+
+func TestTableOfNoSubjectIsCompiledForTheAnswerAlone(t *testing.T) {
+	s := serve(t)
+	s.know(town)
+	s.apply(allowWeb)
+	f := s.watch(subscribe("datapath", 302)).snapshot()
+	got, err := s.GetPolicyTable(s.ctx(), &policyv1.GetPolicyTableRequest{Subject: 301})
+	if err != nil || got.GetEgress() != nil || len(got.GetIngress().GetRules()) != 2 || len(got.GetIngressRules()) != 2 || got.GetRevision() != 1 {
+		t.Fatalf("table: %v, %v", got, err)
+	}
+	if st, err := s.GetStatus(s.ctx(), &policyv1.GetStatusRequest{}); err != nil || st.GetTables() != 0 || st.GetSubjects() != 1 {
+		t.Errorf("status: %v, %v", st, err)
+	}
+	f.look(func() {
+		if f.messages != 1 {
+			t.Errorf("the subscriber got %d messages", f.messages)
+		}
+	})
+	_, err = s.GetPolicyTable(s.ctx(), &policyv1.GetPolicyTableRequest{Subject: 4711})
+	wantCode(t, err, codes.NotFound, "identity 4711")
+}
+
+func TestListTakesWhatTheFilterSays(t *testing.T) {
+	s := serve(t)
+	s.know(town)
+	s.apply(allowWeb + "---\n" + strings.Replace(named("web", allowWeb), "{app: db}", "{app: web}", 1))
+	s.watch(subscribe("datapath", 301)).snapshot()
+	for _, c := range []struct {
+		filter *policyv1.ListPoliciesRequest
+		want   string
+	}{
+		{&policyv1.ListPoliciesRequest{}, "db[301] web[]"},
+		{&policyv1.ListPoliciesRequest{Subject: 300}, "web[]"},
+		{&policyv1.ListPoliciesRequest{Name: "db"}, "db[301]"},
+		{&policyv1.ListPoliciesRequest{Namespace: "other"}, ""},
+		{&policyv1.ListPoliciesRequest{Kind: "CiliumNetworkPolicy"}, ""},
+	} {
+		stream, err := s.ListPolicies(s.ctx(), c.filter)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for {
+			m, err := stream.Recv()
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, fmt.Sprint(m.GetPolicy().GetKey().GetName(), m.GetPolicy().GetSubjects()))
+		}
+		if strings.Join(got, " ") != c.want {
+			t.Errorf("%v: %q, want %q", c.filter, got, c.want)
+		}
+	}
+}
+
+func TestDiffChangesNothingAndNamesPortsAndPeers(t *testing.T) {
+	s := serve(t)
+	s.know(town)
+	s.watch(subscribe("datapath", 301)).snapshot()
+	stream, err := s.Diff(s.ctx(), &policyv1.DiffRequest{Manifests: []byte(allowWeb)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range m.GetPeers() {
+			line := fmt.Sprintf("%d %s %d %q:", m.GetSubject(), m.GetDirection(), p.GetIdentity(), p.GetPrefix())
+			for _, x := range m.GetPorts() {
+				line += fmt.Sprintf(" %d/%d-%d/%d %s>%s", x.GetFirstProtocol(), x.GetFirstPort(), x.GetLastProtocol(), x.GetLastPort(), x.GetBefore(), x.GetAfter())
+			}
+			got = append(got, line)
+		}
+	}
+	slices.Sort(got)
+	const in = "TABLE_DIRECTION_INGRESS"
+	const most = ": 0/0-255/65535 ACTION_ALLOW>ACTION_DENY"
+	want := []string{
+		"301 " + in + ` 0 "0.0.0.0/0"` + most,
+		"301 " + in + ` 0 "::/0"` + most,
+		"301 " + in + ` 300 "": 0/0-6/5431 ACTION_ALLOW>ACTION_DENY 6/5433-255/65535 ACTION_ALLOW>ACTION_DENY`,
+		"301 " + in + ` 301 ""` + most,
+		"301 " + in + ` 302 ""` + most,
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	if len(s.list()) != 0 {
+		t.Error("the policy is there")
+	}
+}
+
+func TestTableThatIsTooLargeIsRefusedAsAWhole(t *testing.T) {
+	s := serve(t)
+	s.know(town)
+	f := s.watch(subscribe("datapath", 301)).snapshot()
+	s.apply(allowWeb)
+	// More intervals than a class may have.
+	var ports strings.Builder
+	for i := range 2100 {
+		fmt.Fprintf(&ports, "{protocol: TCP, port: %d}, ", 1000+2*i)
+	}
+	big := strings.Replace(named("big", allowWeb), "{protocol: TCP, port: 5432}", ports.String(), 1)
+	for _, dry := range []bool{true, false} {
+		_, err := s.UpsertPolicies(s.ctx(), &policyv1.UpsertPoliciesRequest{Manifests: []byte(named("small", allowWeb) + "---\n" + big), ValidateOnly: dry})
+		wantCode(t, err, codes.ResourceExhausted, "ingress of identity 301: table needs 4201 intervals in one rule, the limit is 4096; the largest share is from NetworkPolicy shop/big")
+	}
+	if got := s.list(); len(got) != 1 {
+		t.Errorf("there are %d policies", len(got))
+	}
+	if out, err := s.WaitForRevision(s.ctx(), &policyv1.WaitForRevisionRequest{Revision: 1}); err != nil || out.GetRevision() != 1 {
+		t.Errorf("revision: %v, %v", out, err)
+	}
+	f.look(func() {
+		if a, ok := f.lookup(301, rule.Ingress, 300, netip.Addr{}, tcp5432); !ok || a != rule.Allow {
+			t.Errorf("web to db: %v %t", a, ok)
+		}
+	})
+}
+
+func TestUnknownFieldsAreNamedAndDropped(t *testing.T) {
+	s := serve(t)
+	out := s.apply(allowWeb + "  extra: {a: 1}\n")
+	if f := out.GetChanges()[0].GetDroppedFields(); !slices.Equal(f, []string{"spec.extra"}) || !slices.Equal(s.list()["db"].GetDroppedFields(), f) {
+		t.Errorf("dropped: %q", f)
+	}
+}
+
+func TestNamespaceIsThatOfTheCallWhereNoneIsNamed(t *testing.T) {
+	s := serve(t)
+	for ns, want := range map[string]string{"": "default", "other": "other"} {
+		out, err := s.UpsertPolicies(s.ctx(), &policyv1.UpsertPoliciesRequest{
+			Manifests: []byte(strings.Replace(allowWeb, ", namespace: shop", "", 1)), DefaultNamespace: ns,
+		})
+		if err != nil || out.GetChanges()[0].GetKey().GetNamespace() != want {
+			t.Errorf("%q: %v, %v", ns, out, err)
+		}
+	}
+	s.stop()
+	s.start() // what was stored says the same
+	if got := s.list()["db"]; got == nil || !got.GetAccepted() {
+		t.Errorf("after a restart: %v", got)
+	}
+}
+
+func TestNoMessageIsLargerThanAClientTakes(t *testing.T) {
+	s := serve(t)
+	ids := map[uint32]string{}
+	for n := uint32(1000); n < 9000; n++ {
+		ids[n] = fmt.Sprintf("k8s:app=a%d %sshop", n, namespaceLabel)
+	}
+	s.know(town)
+	s.know(ids)
+	// Many rules with long names: the places of one table's rules are large.
+	name := strings.Repeat("n", 240)
+	var all strings.Builder
+	for i := range 40 {
+		all.Reset()
+		for j := range 20 {
+			fmt.Fprintf(&all, "---\n%s", named(fmt.Sprintf("%s%d-%d", name, i, j), strings.Replace(allowWeb, "5432", fmt.Sprint(1+20*i+j), 1)))
+		}
+		s.apply(all.String())
+	}
+	largest, places := 0, 0
+	s.watch(subscribe("datapath", 301), func(_ *follower, m *policyv1.WatchPolicyTablesResponse) bool {
+		largest = max(largest, proto.Size(m))
+		for _, step := range m.GetSteps() {
+			places = max(places, len(step.GetBind().GetRules()))
+		}
+		return true
+	}).snapshot().leave()
+	if largest > 4<<20 || places < 800 {
+		t.Errorf("the largest message has %d bytes, the largest table places of %d rules", largest, places)
+	}
+}
+
+func TestLearnedNamesOutliveARestartAndEnd(t *testing.T) {
+	clock := &fakeClock{now: time.Unix(1_700_000_000, 0)}
+	at := func(c *node.Config) { c.Now = clock.Now }
+	s := serve(t, at)
+	s.know(town)
+	s.apply(learnWeb)
+	s.watch(subscribe("datapath", 300)).snapshot()
+	addr := netip.MustParseAddr("192.0.2.7")
+	if _, err := s.LearnNames(s.ctx(), &policyv1.LearnNamesRequest{Name: "api.example.com", Addresses: [][]byte{addr.AsSlice()}}); err != nil {
+		t.Fatal(err)
+	}
+	verdict := func() policyv1.Action {
+		x, err := s.Explain(s.ctx(), &policyv1.ExplainRequest{From: &policyv1.Peer{Identity: 300}, To: &policyv1.Peer{Address: addr.AsSlice()}, Protocol: 6, Port: 443})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x.GetVerdict()
+	}
+	s.stop()
+	s.start(at)
+	if v := verdict(); v != policyv1.Action_ACTION_ALLOW {
+		t.Errorf("after a restart: %s", v)
+	}
+	clock.Add(90 * time.Second) // beyond its time, within its grace
+	s.poke()
+	if v := verdict(); v != policyv1.Action_ACTION_ALLOW {
+		t.Errorf("in its grace: %s", v)
+	}
+	clock.Add(time.Minute)
+	s.poke()
+	for end := time.Now().Add(patience); verdict() != policyv1.Action_ACTION_DENY; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the address does not end")
+		}
+	}
+}

@@ -377,6 +377,7 @@ func (k *Kernel) addExpired(n uint64) error {
 		return fmt.Errorf("read the count of expired connections: %w", err)
 	}
 	perCPU[0] += n
+	// in place: the collector alone writes this counter
 	if err := m.Put(uint32(statExpired), perCPU); err != nil {
 		return fmt.Errorf("count expired connections: %w", err)
 	}

@@ -626,7 +626,7 @@ func TestKernelTablesSurviveAKillAtEveryWrite(t *testing.T) {
 	r := &randomTable{Rand: rand.New(rand.NewPCG(seed, 2))}
 	m := newModel()
 	kills, changes := 0, 0
-	for kills < 100 {
+	for kills < 60 {
 		op := r.operation(t, m)
 		for n := 0; ; n++ {
 			writes := 0
@@ -700,7 +700,7 @@ func TestKernelAFailedWriteLeavesTheMapsBitForBit(t *testing.T) {
 	r := &randomTable{Rand: rand.New(rand.NewPCG(seed, 3))}
 	m := newModel()
 	failures := 0
-	for failures < 30 {
+	for failures < 20 {
 		op := r.operation(t, m)
 		if op.name == "barrier" {
 			// it frees what it can, and tries the rest again
@@ -758,7 +758,7 @@ func TestKernelLookupTableIsTheProgramsVerdict(t *testing.T) {
 	t.Logf("seed %d", seed)
 	r := &randomTable{Rand: rand.New(rand.NewPCG(seed, 4))}
 	m := newModel()
-	for i := range 300 {
+	for i := range 200 {
 		op := r.operation(t, m)
 		if err := op.do(k); err != nil {
 			t.Fatalf("step %d: %s: %v", i, op.name, err)

@@ -6,6 +6,7 @@ package manifest
 import (
 	"bytes"
 	"fmt"
+	"slices"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -58,33 +59,41 @@ func marker(line []byte) bool {
 
 // WithNamespace returns the document with that namespace if it names none.
 func (d Document) WithNamespace(namespace string) Document {
-	meta := lookup(d.node, "metadata")
-	if meta == nil || meta.Kind != yaml.MappingNode || lookup(meta, "namespace") != nil {
+	at := index(d.node, "metadata")
+	if at < 0 {
 		return d
 	}
-	root, inner := *d.node, *meta
-	inner.Content = append(append([]*yaml.Node(nil), meta.Content...),
-		&yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: "namespace"},
-		&yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: namespace})
-	root.Content = append([]*yaml.Node(nil), d.node.Content...)
-	for i := 1; i < len(root.Content); i += 2 {
-		if root.Content[i] == meta {
-			root.Content[i] = &inner
-		}
+	meta := d.node.Content[at]
+	if meta.Kind == yaml.AliasNode {
+		meta = meta.Alias
 	}
+	if meta.Kind != yaml.MappingNode {
+		return d
+	}
+	value := &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: namespace}
+	// The nodes may be others' too, through an alias: they are not changed.
+	root, inner := *d.node, *meta
+	root.Content, inner.Content = slices.Clone(root.Content), slices.Clone(inner.Content)
+	switch i := index(meta, "namespace"); {
+	case i < 0:
+		inner.Content = append(inner.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: "namespace"}, value)
+	case meta.Content[i].Kind == yaml.ScalarNode && meta.Content[i].ShortTag() == "!!null":
+		inner.Content[i] = value
+	default:
+		return d
+	}
+	root.Content[at] = &inner
 	d.node = &root
 	return d
 }
 
-// lookup finds the value of a key; nil if there is none, or null.
-func lookup(n *yaml.Node, key string) *yaml.Node {
-	if n.Kind != yaml.MappingNode {
-		return nil
-	}
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		if n.Content[i].Value == key && n.Content[i+1].ShortTag() != "!!null" {
-			return n.Content[i+1]
+// index is the place of a key's value in the content of a mapping; -1 if there
+// is none.
+func index(n *yaml.Node, key string) int {
+	for i := 0; n.Kind == yaml.MappingNode && i+1 < len(n.Content); i += 2 {
+		if n.Content[i].Value == key {
+			return i + 1
 		}
 	}
-	return nil
+	return -1
 }

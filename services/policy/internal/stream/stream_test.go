@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package stream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+)
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
+
+// world is a set of subjects, the only thing that the events of this test say.
+type world map[identity.Numeric]bool
+
+func (w world) apply(ev engine.Event) {
+	switch x := ev.(type) {
+	case engine.SubjectBound:
+		w[x.Subject] = true
+	case engine.SubjectGone:
+		delete(w, x.Subject)
+	}
+}
+
+func (w world) snapshot() []engine.Event {
+	var all []engine.Event
+	for n := range w {
+		all = append(all, engine.SubjectBound{Subject: n})
+	}
+	return all
+}
+
+// reader is a subscriber that is away now and then.
+type reader struct {
+	name     string
+	session  *Session
+	mine     world
+	fresh    world // of a snapshot that is not complete
+	seq      uint64
+	in       Incarnation
+	resumed  int
+	snapshot int
+}
+
+func TestReadersThatComeAndGoSeeTheSame(t *testing.T) {
+	seed := [2]uint64{rand.Uint64(), rand.Uint64()}
+	r := rand.New(rand.NewPCG(seed[0], seed[1]))
+	t.Logf("seed %v", seed)
+	limits := Limits{Message: 150, Resume: 1500, Behind: 4000, Unacked: 12}
+	l := NewLog(limits)
+	truth, revision := world{}, uint64(0)
+	readers := []*reader{{name: "a"}, {name: "b"}, {name: "c"}}
+	cut, resumed, anew := 0, 0, 0
+	nothing, cancel := context.WithCancel(t.Context())
+	cancel() // reads what is there
+	for step := range 20_000 {
+		who := readers[r.IntN(len(readers))]
+		switch r.IntN(6) {
+		case 0, 1: // a change
+			var events []engine.Event
+			for range r.IntN(5) {
+				var ev engine.Event = engine.SubjectGone{Subject: identity.Numeric(r.IntN(20))}
+				if r.IntN(2) == 0 {
+					ev = engine.SubjectBound{Subject: identity.Numeric(r.IntN(20))}
+				}
+				truth.apply(ev)
+				events = append(events, ev)
+			}
+			revision++
+			l.Append(events, Barrier{Policy: revision})
+		case 2: // comes
+			if who.session != nil {
+				continue
+			}
+			s, ok := l.Subscribe(who.name, who.in, who.seq, Barrier{Policy: revision}, truth.snapshot)
+			who.session = s
+			if ok {
+				resumed++
+			} else {
+				anew++
+				who.fresh = world{}
+			}
+		case 3: // goes, or forgets
+			if who.session == nil {
+				continue
+			}
+			who.session.Close()
+			who.session, who.fresh = nil, nil
+			if r.IntN(4) == 0 {
+				who.in, who.seq = Incarnation{}, 0
+			}
+		default: // reads, and acknowledges most of the time
+			if who.session == nil {
+				continue
+			}
+			for range r.IntN(8) {
+				m, err := who.session.Next(nothing)
+				if errors.Is(err, context.Canceled) {
+					if who.fresh == nil && who.mine != nil && !maps.Equal(who.mine, truth) {
+						t.Fatalf("step %d: %s has read everything and has %v, want %v", step, who.name, who.mine, truth)
+					}
+					break
+				}
+				if err != nil {
+					if !errors.Is(err, ErrSlow) {
+						t.Fatal(err)
+					}
+					cut++
+					who.session.Close()
+					who.session, who.fresh = nil, nil
+					break
+				}
+				if m.Seq <= who.seq || who.fresh == nil && m.Seq != who.seq+1 {
+					t.Fatalf("step %d: %s had message %d and gets %d", step, who.name, who.seq, m.Seq)
+				}
+				target := who.mine
+				if who.fresh != nil {
+					target = who.fresh
+				}
+				for _, ev := range m.Steps {
+					target.apply(ev)
+				}
+				if m.Complete {
+					who.mine, who.fresh = who.fresh, nil
+				}
+				if who.fresh == nil {
+					who.in, who.seq = l.Incarnation(), m.Seq
+				}
+				if r.IntN(5) > 0 {
+					if err := who.session.Ack(m.Seq); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+		}
+		if f := l.Figures(); f.Weight > limits.Behind+5*limits.Message {
+			t.Fatalf("step %d: the log keeps %d", step, f.Weight)
+		}
+	}
+	if cut == 0 || resumed == 0 || anew == 0 {
+		t.Errorf("%d were cut, %d resumed, %d began anew", cut, resumed, anew)
+	}
+}
+
+func TestAcknowledgementIsOfWhatWasSent(t *testing.T) {
+	l := NewLog(Defaults())
+	s, _ := l.Subscribe("a", Incarnation{}, 0, Barrier{}, world{}.snapshot)
+	if err := s.Ack(1); !errors.Is(err, ErrAck) {
+		t.Errorf("nothing was sent: %v", err)
+	}
+	m, err := s.Next(t.Context())
+	if err != nil || !m.Complete || m.Barrier == nil {
+		t.Fatalf("an empty snapshot: %+v, %v", m, err)
+	}
+	if err := s.Ack(m.Seq); err != nil {
+		t.Error(err)
+	}
+	if err := s.Ack(m.Seq - 1); err != nil {
+		t.Errorf("an old one: %v", err)
+	}
+}
+
+func TestBarrierOfAResumedSubscriberCounts(t *testing.T) {
+	l := NewLog(Defaults())
+	s, _ := l.Subscribe("a", Incarnation{}, 0, Barrier{Policy: 7}, world{}.snapshot)
+	m, err := s.Next(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Close() // before it could say that it did everything
+	if _, ok := l.Subscribe("a", l.Incarnation(), m.Seq, Barrier{Policy: 7}, nil); !ok {
+		t.Fatal("not resumed")
+	}
+	states, _ := l.States()
+	if fmt.Sprint(states[0].Enforced.Policy, states[0].Behind) != "7 0" {
+		t.Errorf("state: %+v", states[0])
+	}
+}

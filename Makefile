@@ -28,7 +28,7 @@ go_build := CGO_ENABLED=0 go build -tags grpcnotrace -trimpath -buildvcs=false -
 
 .PHONY: help
 help: ## Say what there is to make
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: build $(binaries:%=bin/%) bin/sluice-devetcd
 build: $(binaries:%=bin/%) bin/sluice-devetcd ## Put every static binary into bin/; needs nothing but Go

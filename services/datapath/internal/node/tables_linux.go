@@ -39,15 +39,15 @@ func (n *Node) auditTables(repair bool) ([]endpoint.Finding, error) {
 		return findings, err
 	}
 	for _, e := range list {
-		d, want, differs := n.compareWord(e)
-		if !differs {
+		if _, _, differs := n.compareWord(e); !differs {
 			continue
 		}
 		// it may have changed since the listing
 		if e, err = n.Kernel.Lookup(e.Slot); err != nil {
 			continue // nobody has the slot any more
 		}
-		if d, want, differs = n.compareWord(e); !differs {
+		d, want, differs := n.compareWord(e)
+		if !differs {
 			continue
 		}
 		f := endpoint.Finding{Difference: d}

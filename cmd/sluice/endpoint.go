@@ -150,13 +150,22 @@ func (c *command) endpointList(ctx context.Context) error {
 // findEndpoint finds an endpoint by CONTAINER[/INTERFACE], of which the start of
 // the container's id is enough.
 func (c *command) findEndpoint(ctx context.Context, name string) (*datapathv1.Endpoint, error) {
-	id, ifname, _ := strings.Cut(name, "/")
-	if id == "" {
-		return nil, usagef("%q is not CONTAINER or CONTAINER/INTERFACE", name)
-	}
 	all, err := c.endpoints(ctx)
 	if err != nil {
 		return nil, err
+	}
+	found, err := matchEndpoint(all, name)
+	if err == nil && found == nil {
+		err = errors.New("no endpoint of container " + printable(name) + "; see `sluice endpoint list`")
+	}
+	return found, err
+}
+
+// matchEndpoint gives nil if no endpoint has the name.
+func matchEndpoint(all []*datapathv1.Endpoint, name string) (*datapathv1.Endpoint, error) {
+	id, ifname, _ := strings.Cut(name, "/")
+	if id == "" {
+		return nil, usagef("%q is not CONTAINER or CONTAINER/INTERFACE", name)
 	}
 	matches := func(exact bool) []*datapathv1.Endpoint {
 		return slices.DeleteFunc(slices.Clone(all), func(e *datapathv1.Endpoint) bool {
@@ -169,18 +178,18 @@ func (c *command) findEndpoint(ctx context.Context, name string) (*datapathv1.En
 	if len(found) == 0 {
 		found = matches(false)
 	}
-	switch {
-	case len(found) == 0:
-		return nil, errors.New("no endpoint of container " + printable(name) + "; see `sluice endpoint list`")
-	case len(found) > 1:
-		names := make([]string, 0, len(found))
-		for _, e := range found {
-			o := ownerOf(e.GetOwner())
-			names = append(names, o.ContainerID+"/"+o.Interface)
-		}
-		return nil, usagef("%q could be %s", name, strings.Join(names, " or "))
+	switch len(found) {
+	case 0:
+		return nil, nil
+	case 1:
+		return found[0], nil
 	}
-	return found[0], nil
+	names := make([]string, 0, len(found))
+	for _, e := range found {
+		o := ownerOf(e.GetOwner())
+		names = append(names, o.ContainerID+"/"+o.Interface)
+	}
+	return nil, usagef("%q could be %s", name, strings.Join(names, " or "))
 }
 
 func (c *command) endpointGet(ctx context.Context, name string) error {

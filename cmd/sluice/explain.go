@@ -244,10 +244,10 @@ func (c *command) explainInKernel(ctx context.Context, conn connection) error {
 			Current: t.GetCurrent(), EgressRule: t.GetEgressRule(), IngressRule: t.GetIngressRule(),
 		}
 	}
-	return c.show(x, func(w io.Writer) { x.lines(w, serviceText(conn.protocol, conn.port)) })
+	return c.show(x, func(w io.Writer) { x.lines(w, serviceText(conn.protocol, conn.port), conn.sourcePort) })
 }
 
-func (x kernelExplanation) lines(w io.Writer, service string) {
+func (x kernelExplanation) lines(w io.Writer, service string, sourcePort uint32) {
 	fmt.Fprintln(w, printable(fmt.Sprintf("%s -> %s, %s: %s (%s)", x.From, x.To, service, strings.ToUpper(x.Verdict), x.Reason)))
 	fmt.Fprintln(w)
 	row(w, "END", "POD", "IDENTITY", "NODE CLASS", "IPCACHE", "LABELS")
@@ -272,7 +272,11 @@ func (x kernelExplanation) lines(w io.Writer, service string) {
 	x.Ingress.lines(w, "Ingress, what the receiver's policy says")
 	fmt.Fprintln(w)
 	t := x.Connection
-	if t == nil {
+	switch {
+	case t == nil && sourcePort == 0:
+		fmt.Fprintln(w, "Connection: not asked for; --source-port names one")
+		return
+	case t == nil:
 		fmt.Fprintln(w, "Connection: none is tracked")
 		return
 	}

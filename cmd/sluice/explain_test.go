@@ -176,6 +176,9 @@ func TestObserveShowsVerdictsWithTheirRules(t *testing.T) {
 	if err := json.NewDecoder(strings.NewReader(out)).Decode(&f); err != nil || f.Type != "drop" || f.Ingress.Sources[0] != "NetworkPolicy shop/db spec" || f.TCPFlags != "SYN" {
 		t.Errorf("JSON %v %s", err, out)
 	}
+	_, errOut := n.want(t, exitUsage, "observe", "--label", "app in (")
+	<-n.observed
+	wantLines(t, errOut, "sluice: --label: at its end: want a comma or )")
 	for _, bad := range [][]string{{"--label", " "}, {"--verdict", "lost"}, {"--type", "unspecified"}} {
 		_, errOut := n.want(t, exitUsage, append([]string{"observe"}, bad...)...)
 		if bad[0] != "--label" && !strings.Contains(errOut, "is not one of ") {

@@ -188,7 +188,7 @@ func (c *command) explain(err error) string {
 			return text + "\n" + whoMay
 		}
 		if dir, err := c.socket("ipam"); err == nil {
-			return fmt.Sprintf("%s\nDoes it run? Its sockets are expected under %s; `sluice status` shows which services answer.", text, filepath.Dir(filepath.Dir(dir)))
+			return fmt.Sprintf("%s\n%sDoes it run? Its sockets are expected under %s; `sluice status` shows which services answer.", text, c.otherNodes(), filepath.Dir(filepath.Dir(dir)))
 		}
 	case codes.PermissionDenied:
 		return text + "\n" + whoMay
@@ -198,6 +198,22 @@ func (c *command) explain(err error) string {
 		return text + "\nIs the service of an older version than this program?"
 	}
 	return fmt.Sprintf("%s: %s", st.Code(), text)
+}
+
+// otherNodes names the development nodes of this machine, of which one was
+// probably meant if no instance was named.
+func (c *command) otherNodes() string {
+	if c.instance != "" || c.runDir != "" {
+		return ""
+	}
+	found, err := filepath.Glob("/run/sluice-*/dev.json")
+	if err != nil || len(found) == 0 || len(found) > 8 {
+		return ""
+	}
+	for i, path := range found {
+		found[i] = "--instance " + strings.TrimPrefix(filepath.Base(filepath.Dir(path)), "sluice-")
+	}
+	return fmt.Sprintf("There are development nodes: %s.\n", strings.Join(found, ", "))
 }
 
 const whoMay = "Be root, or a member of group 64700."

@@ -38,11 +38,15 @@ type document struct {
 
 // place is how a message names the document.
 func (d document) place() string {
-	file := d.file
+	return fmt.Sprintf("%s: document %d (line %d)", fileText(d.file), d.index, d.line)
+}
+
+// fileText is how a message names a file.
+func fileText(file string) string {
 	if file == "-" {
-		file = "standard input"
+		return "standard input"
 	}
-	return fmt.Sprintf("%s: document %d (line %d)", file, d.index, d.line)
+	return file
 }
 
 // readManifests reads files, directories and standard input, in the order
@@ -64,7 +68,7 @@ func readManifests(paths []string, stdin io.Reader) ([]document, error) {
 				return nil, err
 			}
 			if size += len(content); size > maxManifests {
-				return nil, fmt.Errorf("%s: the manifests are larger than %d bytes together, which is all that the policy service takes at once", file, maxManifests)
+				return nil, fmt.Errorf("%s: the manifests are larger than %d bytes together, which is all that the policy service takes at once", fileText(file), maxManifests)
 			}
 			docs, err := splitDocuments(file, content)
 			if err != nil {
@@ -74,7 +78,11 @@ func readManifests(paths []string, stdin io.Reader) ([]document, error) {
 		}
 	}
 	if len(all) == 0 {
-		return nil, fmt.Errorf("%s: no document in it", strings.Join(paths, ", "))
+		names := make([]string, 0, len(paths))
+		for _, path := range paths {
+			names = append(names, fileText(path))
+		}
+		return nil, fmt.Errorf("%s: no document in it", strings.Join(names, ", "))
 	}
 	return all, nil
 }
@@ -124,7 +132,7 @@ func readManifest(file string, stdin io.Reader) ([]byte, error) {
 	content, err := io.ReadAll(io.LimitReader(in, maxManifests+1))
 	var perr *fs.PathError
 	if err != nil && !errors.As(err, &perr) {
-		err = fmt.Errorf("read %s: %w", file, err)
+		err = fmt.Errorf("read %s: %w", fileText(file), err)
 	}
 	return content, err
 }
@@ -152,7 +160,7 @@ func splitDocuments(file string, content []byte) ([]document, error) {
 			err = errors.New("documents need a line of --- between them")
 		}
 		if !errors.Is(err, io.EOF) {
-			return fmt.Errorf("%s: %w", file, err)
+			return fmt.Errorf("%s: %w", fileText(file), err)
 		}
 		if len(node.Content) == 0 || node.Content[0].Tag == "!!null" {
 			return nil

@@ -10,12 +10,15 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
@@ -53,13 +56,18 @@ one kind, one must hold. Events that were lost are shown where they are missing.
 			if err != nil {
 				return err
 			}
+			if len(o.owners) > 0 {
+				if err := c.completeOwners(cmd.Context(), o.owners, req.GetOwners()); err != nil {
+					return err
+				}
+			}
 			return c.observe(cmd.Context(), req)
 		},
 	}
 	f := cmd.Flags()
 	f.BoolVarP(&o.follow, "follow", "f", false, "stay and show new events")
 	f.DurationVar(&o.since, "since", 0, "begin with events of this long ago, for example 1m")
-	f.StringSliceVar(&o.owners, "container", nil, "events about CONTAINER or CONTAINER/INTERFACE (eth0)")
+	f.StringSliceVar(&o.owners, "container", nil, "events about CONTAINER or CONTAINER/INTERFACE; of a container that is there, the start of its id is enough")
 	f.UintSliceVar(&o.identities, "identity", nil, "events with this identity on either side")
 	f.StringSliceVar(&o.prefixes, "address", nil, "events with an address in this prefix on either side")
 	f.StringSliceVar(&o.reasons, "reason", nil, "events with this reason, for example spoofed-ip")
@@ -70,6 +78,25 @@ one kind, one must hold. Events that were lost are shown where they are missing.
 	f.StringSliceVar(&o.verdicts, "verdict", nil, "forwarded, dropped, audited or redirected")
 	f.StringSliceVar(&o.types, "type", nil, "drop, policy-verdict or connection-closed")
 	return cmd
+}
+
+// completeOwners takes the start of a container's id for the container, where
+// one of this node begins so. Others may be gone, or may come.
+func (c *command) completeOwners(ctx context.Context, names []string, owners []*workloadv1.Owner) error {
+	all, err := c.endpoints(ctx)
+	if err != nil {
+		return err
+	}
+	for i, name := range names {
+		e, err := matchEndpoint(all, name)
+		if err != nil {
+			return usagef("--container: %w", err)
+		}
+		if e != nil {
+			owners[i] = e.GetOwner()
+		}
+	}
+	return nil
 }
 
 // enumNamed finds a value by its last words, in lower case with "-".
@@ -309,12 +336,34 @@ func (f flow) line() string {
 		name    string
 		verdict *sideVerdict
 	}{{"egress", f.Egress}, {"ingress", f.Ingress}} {
-		// Of a dropped packet only the side that dropped it matters.
-		if s.verdict != nil && (f.Verdict != "dropped" || s.verdict.Verdict != "forwarded") {
+		// Of a dropped packet only the side that dropped it matters, and at the
+		// end of a connection only rules.
+		matters := s.verdict != nil && (f.Verdict != "dropped" || s.verdict.Verdict != "forwarded")
+		if matters && (f.Type != "connection-closed" || s.verdict.Rule != 0) {
 			line += fmt.Sprintf("; %s %s %s", s.name, s.verdict.Verdict, s.verdict.because())
 		}
 	}
 	return printable(line)
+}
+
+// criterion is a field of the request in a message of the service.
+var criterion = regexp.MustCompile(`^([a-z_]+)(?:\[\d+\])?: `)
+
+// inFlags names the flag that the service found a mistake in.
+func inFlags(err error) error {
+	st, ok := status.FromError(err)
+	if !ok || st.Code() != codes.InvalidArgument {
+		return err
+	}
+	match := criterion.FindStringSubmatch(st.Message())
+	if match == nil {
+		return err
+	}
+	flag, ok := map[string]string{"label_selectors": "--label", "reasons": "--reason", "owners": "--container", "prefixes": "--address"}[match[1]]
+	if !ok {
+		return err
+	}
+	return usagef("%s: %s", flag, strings.TrimPrefix(st.Message(), match[0]))
 }
 
 func (c *command) observe(ctx context.Context, req *datapathv1.ObserveRequest) error {
@@ -330,7 +379,7 @@ func (c *command) observe(ctx context.Context, req *datapathv1.ObserveRequest) e
 	defer cancel()
 	stream, err := datapathv1.NewObserverServiceClient(conn).Observe(ctx, req)
 	if err != nil {
-		return err
+		return inFlags(err)
 	}
 	// JSON comes one object a line: a stream has no end to close a list at.
 	encoder := json.NewEncoder(c.out)
@@ -342,7 +391,7 @@ func (c *command) observe(ctx context.Context, req *datapathv1.ObserveRequest) e
 		case err != nil && req.GetFollow() && ctx.Err() != nil:
 			return nil // the person has seen enough
 		case err != nil:
-			return err
+			return inFlags(err)
 		}
 		f := flowOf(m)
 		if c.format == "json" {

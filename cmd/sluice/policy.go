@@ -99,11 +99,19 @@ func (c *command) policyApplyCommand() *cobra.Command {
 or of standard input, all of them or none; and wait until the kernel enforces
 them. The exit code is %d if they are in force in the policy service, but not
 (yet) in the kernel.`, exitNotReady),
-		Args: args(0, ""),
+		Args: onlyFiles,
 		RunE: func(cmd *cobra.Command, _ []string) error { return c.policyApply(cmd.Context(), cmd.InOrStdin(), o) },
 	}
 	o.add(cmd, "file, directory or - for standard input; may be repeated")
 	return cmd
+}
+
+// onlyFiles refuses arguments where files are named with -f.
+func onlyFiles(cmd *cobra.Command, a []string) error {
+	if len(a) > 0 {
+		return usagef("%s takes no argument; name files with -f, as in `%s -f %s`", cmd.CommandPath(), cmd.CommandPath(), a[0])
+	}
+	return nil
 }
 
 // policyChange is what became of one policy.
@@ -449,7 +457,7 @@ func (c *command) policyList(ctx context.Context, req *policyv1.ListPoliciesRequ
 	return c.show(all, func(w io.Writer) {
 		row(w, "POLICY", "STATE", "REVISION", "SELECTS", "RULES", "AGE", "SOURCE")
 		for _, p := range all {
-			row(w, p.title(), p.state(), p.Revision, fmt.Sprintf("%d identities", len(p.Subjects)), p.Rules, since(p.Updated), p.source())
+			row(w, p.title(), p.state(), p.Revision, identitiesText(len(p.Subjects)), p.Rules, since(p.Updated), p.source())
 		}
 		first := true
 		for _, p := range all {
@@ -467,6 +475,13 @@ func (c *command) policyList(ctx context.Context, req *policyv1.ListPoliciesRequ
 			fmt.Fprintln(w, printable(strings.TrimSpace(p.title()+" "+what+p.Error)))
 		}
 	})
+}
+
+func identitiesText(n int) string {
+	if n == 1 {
+		return "1 identity"
+	}
+	return fmt.Sprintf("%d identities", n)
 }
 
 func (c *command) policyGetCommand() *cobra.Command {

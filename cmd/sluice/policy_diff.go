@@ -46,7 +46,7 @@ exit code is 0 if no verdict would change, %d if one would, %d if that cannot be
 said.`, exitDiffers, exitTrouble),
 		Example: `  sluice policy diff -f web.yaml
   sluice policy diff --delete NetworkPolicy/shop/web`,
-		Args: args(0, ""),
+		Args: onlyFiles,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			err := c.policyDiff(cmd.Context(), cmd.InOrStdin(), files, remove, namespace)
 			if err != nil && !errors.Is(err, errDiffers) {

@@ -320,6 +320,9 @@ func TestApplyTakesDirectoriesAndStandardInput(t *testing.T) {
 	if err != nil || len(docs) != 1 || docs[0].place() != "standard input: document 1 (line 1)" || string(join(docs)) != "---\n"+webPolicy {
 		t.Errorf("standard input: %+v, %v", docs, err)
 	}
+	if _, err := readManifests([]string{"-"}, strings.NewReader("{")); err == nil || !strings.HasPrefix(err.Error(), "standard input: yaml: ") {
+		t.Errorf("no YAML on standard input: %v", err)
+	}
 	if _, err := readManifests([]string{t.TempDir()}, nil); err == nil || !strings.Contains(err.Error(), "no .yaml, .yml or .json file") {
 		t.Errorf("an empty directory: %v", err)
 	}
@@ -358,7 +361,7 @@ func TestDeleteListAndGet(t *testing.T) {
 	n.policy.mu.Unlock()
 
 	out, _ := n.want(t, 0, "policy", "list")
-	wantLines(t, out, "POLICY STATE REVISION SELECTS RULES AGE SOURCE", "NetworkPolicy shop/web accepted 7 1 identities 2 0s grpc",
+	wantLines(t, out, "POLICY STATE REVISION SELECTS RULES AGE SOURCE", "NetworkPolicy shop/web accepted 7 1 identity 2 0s grpc",
 		"NetworkPolicy shop/x outdated 2 0 identities 0 - file:x.yaml", "file:z.yaml refused 0 0 identities 0 - file:z.yaml", "file:z.yaml was refused: is no YAML",
 		"NetworkPolicy shop/x stays as it is; a newer form was refused: spec.ingress: is a number")
 	out, _ = n.want(t, 0, "policy", "list", "--subject", "300", "-o", "json")

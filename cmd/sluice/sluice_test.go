@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -212,6 +213,9 @@ type fakeObserver struct {
 
 func (f *fakeObserver) Observe(r *datapathv1.ObserveRequest, s grpc.ServerStreamingServer[datapathv1.ObserveResponse]) error {
 	f.node.observed <- r
+	if slices.Contains(r.GetLabelSelectors(), "app in (") {
+		return status.Error(codes.InvalidArgument, "label_selectors[0]: at its end: want a comma or )")
+	}
 	for _, flow := range f.node.flows {
 		if err := s.Send(&datapathv1.ObserveResponse{Event: &datapathv1.ObserveResponse_Flow{Flow: flow}}); err != nil {
 			return err
@@ -320,6 +324,10 @@ func TestObserveSendsItsCriteria(t *testing.T) {
 		r.GetPrefixes()[0] != "10.0.0.0/8" || r.GetPrefixes()[1] != "fd00::1/128" || r.GetDirection() != datapathv1.Direction_DIRECTION_EGRESS ||
 		r.GetProtocols()[0] != 17 || r.GetProtocols()[1] != 47 || r.GetPorts()[0] != 53 || r.GetIdentities()[0] != 300 || r.GetReasons()[0] != "spoofed-ip" {
 		t.Errorf("request %v", r)
+	}
+	n.want(t, 0, "observe", "--container", "0123")
+	if r := <-n.observed; r.GetOwners()[0].GetContainerId() != longID {
+		t.Errorf("the start of an id is asked for as %v", r.GetOwners())
 	}
 	for _, want := range []string{"spoofed-ip", "198.51.100.7:1234 (identity 300) -> 10.244.0.2:53", "12 events were lost by the kernel"} {
 		if !strings.Contains(out, want) {

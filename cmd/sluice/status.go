@@ -154,6 +154,9 @@ func (c *command) status(ctx context.Context) error {
 	s.Problems = append(s.Problems, exhausted(s.Pools)...)
 	s.Ready = len(s.Problems) == 0
 	s.Warnings = s.warnings()
+	if hint := c.otherNodes(); hint != "" && !slices.ContainsFunc(s.Services, func(service serviceStatus) bool { return service.Serving }) {
+		s.Warnings = append(s.Warnings, strings.TrimSpace(hint))
+	}
 	if err := c.show(s, s.table); err != nil {
 		return err
 	}

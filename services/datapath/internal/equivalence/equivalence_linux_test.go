@@ -37,7 +37,7 @@ const (
 	// How many random pairs, and their seed.
 	pairsEnv = "SLUICE_EQUIVALENCE_PAIRS"
 	seedEnv  = "SLUICE_EQUIVALENCE_SEED"
-	// Every how many-th question about a pod of the vectors becomes a packet.
+	// Every how many-th question about a pod becomes a packet.
 	everyEnv = "SLUICE_EQUIVALENCE_EVERY"
 )
 
@@ -314,14 +314,7 @@ func TestKernelTablesDecideTheVectorsAsTheEngine(t *testing.T) {
 		examineFiles(t)
 		return
 	}
-	every := everyVector
-	if s := os.Getenv(everyEnv); s != "" {
-		var err error
-		if every, err = strconv.Atoi(s); err != nil || every < 1 {
-			t.Fatalf("%s=%s: want a number from 1 on", everyEnv, s)
-		}
-	}
-	x := newExaminer(t, every)
+	x := newExaminer(t, everyOr(t, everyVector))
 	args := []string{"vectors"}
 	if dir := os.Getenv(vectorsEnv); dir != "" {
 		abs, err := filepath.Abs(dir)
@@ -333,9 +326,21 @@ func TestKernelTablesDecideTheVectorsAsTheEngine(t *testing.T) {
 	x.report(x.run(args...))
 }
 
+// everyOr is which questions become packets.
+func everyOr(t *testing.T, every int) int {
+	t.Helper()
+	if s := os.Getenv(everyEnv); s != "" {
+		var err error
+		if every, err = strconv.Atoi(s); err != nil || every < 1 {
+			t.Fatalf("%s=%s: want a number from 1 on", everyEnv, s)
+		}
+	}
+	return every
+}
+
 // examineFiles asks what somebody has written down before.
 func examineFiles(t *testing.T) {
-	x := newExaminer(t, 1)
+	x := newExaminer(t, everyOr(t, 1))
 	begin := time.Now()
 	for name := range strings.SplitSeq(os.Getenv(framesEnv), ":") {
 		f, err := os.Open(name)
@@ -373,6 +378,6 @@ func TestKernelTablesDecideRandomPoliciesAsTheEngine(t *testing.T) {
 		}
 	}
 	t.Logf("seed %d (%s)", seed, seedEnv)
-	x := newExaminer(t, everyRandom)
+	x := newExaminer(t, everyOr(t, everyRandom))
 	x.report(x.run("random", "-n", strconv.Itoa(pairs), "-seed", strconv.FormatUint(seed, 10)))
 }

@@ -4,17 +4,14 @@
 package node
 
 import (
-	"fmt"
-	"strconv"
-
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/policy"
 )
 
 // Subjects of what auditTables finds.
 const (
 	subjectTable = "policy-table"
-	subjectWord  = "policy-word"
+	subjectWord  = policy.SubjectEndpoint
 )
 
 // auditTables compares the maps of tables, classes, rows, blocks and
@@ -34,43 +31,12 @@ func (n *Node) auditTables(repair bool) ([]endpoint.Finding, error) {
 	if err != nil || n.Policy == nil {
 		return findings, err
 	}
-	list, err := n.Kernel.Endpoints()
-	if err != nil {
-		return findings, err
+	// Under the applier's lock, so that no change of tables comes in between.
+	mismatches, err := n.Policy.Check(repair)
+	for _, d := range mismatches {
+		findings = append(findings, endpoint.Finding{
+			Difference: endpoint.Difference{Subject: d.Subject, Key: d.Key, Want: d.Want, Have: d.Have}, Repaired: repair && err == nil, Err: err,
+		})
 	}
-	for _, e := range list {
-		if _, _, differs := n.compareWord(e); !differs {
-			continue
-		}
-		// it may have changed since the listing
-		if e, err = n.Kernel.Lookup(e.Slot); err != nil {
-			continue // nobody has the slot any more
-		}
-		d, want, differs := n.compareWord(e)
-		if !differs {
-			continue
-		}
-		f := endpoint.Finding{Difference: d}
-		if repair {
-			_, f.Err = n.Kernel.SetPolicy(e.Slot, want.Egress, want.Ingress)
-			f.Repaired = f.Err == nil
-		}
-		findings = append(findings, f)
-	}
-	return findings, nil
-}
-
-// compareWord compares the tables that an endpoint's word names with those
-// that the applier has given it.
-func (n *Node) compareWord(e kernel.Endpoint) (d endpoint.Difference, want kernel.Policy, differs bool) {
-	p, ok := n.Policy.Of(uint16(e.Slot))
-	if !ok {
-		return d, want, false // it is being published or removed
-	}
-	want = kernel.Policy{Egress: kernel.Table(p.Egress), Ingress: kernel.Table(p.Ingress)}
-	words := func(p kernel.Policy) string {
-		return fmt.Sprintf("egress table %d ingress table %d", p.Egress, p.Ingress)
-	}
-	d = endpoint.Difference{Subject: subjectWord, Key: strconv.Itoa(int(e.Slot)), Want: words(want), Have: words(e.Policy)}
-	return d, want, d.Want != d.Have
+	return findings, err
 }

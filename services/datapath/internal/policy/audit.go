@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+)
+
+// Subjects of differences.
+const (
+	SubjectEndpoint = "policy-word"   // the tables of an endpoint; the key is its slot
+	SubjectIdentity = "identity-word" // what the tables know of an identity
+)
+
+// Difference is what the kernel holds otherwise than this process has written.
+type Difference struct {
+	Subject string
+	Key     string
+	Want    string
+	Have    string
+}
+
+// Check compares the words of endpoints and of identities with what was written,
+// and with repair writes them again.
+func (a *Applier) Check(repair bool) ([]Difference, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	endpoints, err := a.cfg.Kernel.Endpoints()
+	if err != nil {
+		return nil, fmt.Errorf("list endpoints: %w", err)
+	}
+	var diffs []Difference
+	var errs []error
+	for _, have := range endpoints {
+		want := a.slots[have.Slot]
+		if want == nil || have.Egress == want.Egress && have.Ingress == want.Ingress {
+			continue
+		}
+		diffs = append(diffs, Difference{SubjectEndpoint, fmt.Sprint(have.Slot), describe(want.Endpoint), describe(have)})
+		if repair {
+			errs = append(errs, a.setPolicy(want, &subject{egress: want.Egress, ingress: want.Ingress}))
+		}
+	}
+	words, err := a.cfg.Kernel.Words()
+	if err != nil {
+		return diffs, fmt.Errorf("list identities: %w", err)
+	}
+	changes := map[uint32]Word{}
+	for id := range words {
+		changes[id] = a.words[id]
+	}
+	maps.Copy(changes, a.words)
+	maps.DeleteFunc(changes, func(id uint32, w Word) bool { return words[id] == w })
+	for _, id := range slices.Sorted(maps.Keys(changes)) {
+		diffs = append(diffs, Difference{SubjectIdentity, fmt.Sprint(id), fmt.Sprintf("%+v", changes[id]), fmt.Sprintf("%+v", words[id])})
+	}
+	if repair && len(changes) > 0 {
+		errs = append(errs, a.cfg.Kernel.SetWords(changes))
+	}
+	if repair && len(diffs) > 0 {
+		// whoever was let through meanwhile is looked at again
+		errs = append(errs, a.cfg.Kernel.BumpGens())
+	}
+	return diffs, errors.Join(errs...)
+}
+
+func describe(e Endpoint) string { return fmt.Sprintf("egress table %d ingress table %d", e.Egress, e.Ingress) }

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policy
+
+import "testing"
+
+func TestCheckFindsWhatWasChangedBehindItsBackAndRepairsIt(t *testing.T) {
+	k := scene()
+	a := start(t, k)
+	st := testStates()[3]
+	if _, err := a.load(newService(1).snapshot(st)); err != nil {
+		t.Fatal(err)
+	}
+	if diffs, err := a.Check(false); err != nil || len(diffs) != 0 {
+		t.Fatalf("nothing was changed: %+v, %v", diffs, err)
+	}
+	gens := k.gens()
+	k.endpoints[1].Egress = Allow
+	delete(k.words, 301)
+	k.words[999] = Word{Class: 1, Known: true}
+	for _, repair := range []bool{false, true} {
+		diffs, err := a.Check(repair)
+		if err != nil || len(diffs) != 3 || diffs[0].Subject != SubjectEndpoint || diffs[1].Key != "301" || diffs[2].Key != "999" {
+			t.Fatalf("repair %v: %+v, %v", repair, diffs, err)
+		}
+	}
+	if diffs, err := a.Check(false); err != nil || len(diffs) != 0 {
+		t.Errorf("after the repair: %+v, %v", diffs, err)
+	}
+	qs := questions(k)
+	same(t, "repaired", qs, k.answers(qs), st.answers(k, qs))
+	if k.endpoints[3].Generation == gens[3] {
+		t.Error("connections that were let through stay")
+	}
+	if len(a.RuleSources(1, k.endpoints[1].Generation, true, 1)) == 0 {
+		t.Error("the rules of a repaired endpoint are forgotten")
+	}
+}

@@ -68,4 +68,6 @@ func (a *Applier) Check(repair bool) ([]Difference, error) {
 	return diffs, errors.Join(errs...)
 }
 
-func describe(e Endpoint) string { return fmt.Sprintf("egress table %d ingress table %d", e.Egress, e.Ingress) }
+func describe(e Endpoint) string {
+	return fmt.Sprintf("egress table %d ingress table %d", e.Egress, e.Ingress)
+}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -22,6 +23,15 @@ func passOnly(b *testing.B) *ebpf.Program {
 	must(b, "load a program that passes", err)
 	b.Cleanup(func() { p.Close() })
 	return p
+}
+
+// faster is the smaller of two times, 0 being none: what else the machine does
+// only adds.
+func faster(best, d time.Duration) time.Duration {
+	if best == 0 {
+		return d
+	}
+	return min(best, d)
 }
 
 // BenchmarkProgram is the time of one run for a packet of an established
@@ -47,7 +57,7 @@ func BenchmarkProgram(b *testing.B) {
 		{"host to pod, IPv6 TCP", k.program(toPodName), to6(host6, 6, tcp(1, 2, flagACK))},
 	} {
 		b.Run(c.name, func(b *testing.B) {
-			var total float64
+			var best time.Duration
 			const repeat = 200 // fewer than the hops of one packet
 			in := c.in
 			if in[12] == 0x86 {
@@ -60,9 +70,9 @@ func BenchmarkProgram(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				total += float64(d.Nanoseconds())
+				best = faster(best, d)
 			}
-			b.ReportMetric(total/float64(b.N), "ns/packet")
+			b.ReportMetric(float64(best.Nanoseconds()), "ns/packet")
 			b.ReportMetric(0, "ns/op")
 		})
 	}
@@ -104,15 +114,15 @@ func BenchmarkConnection(b *testing.B) {
 					} else {
 						in[14+8] = 255
 					}
-					var total float64
+					var best time.Duration
 					for range b.N {
 						verdict, d, err := k.program(fromPodName).Benchmark(in, 200, nil)
 						if err != nil || verdict != verdictRedirect {
 							b.Fatal(verdict, err)
 						}
-						total += float64(d.Nanoseconds())
+						best = faster(best, d)
 					}
-					b.ReportMetric(total/float64(b.N), "ns/packet")
+					b.ReportMetric(float64(best.Nanoseconds()), "ns/packet")
 					b.ReportMetric(0, "ns/op")
 				})
 			}

@@ -279,6 +279,9 @@ func (j *Journal) Rewrite(ctx context.Context, state []Change) error {
 		buf.Write(b)
 	}
 	if err := durable.WriteFile(j.path(), buf.Bytes(), 0o600, durable.SyncAll); err != nil {
+		if !j.named() { // renamed, but not synced
+			err = fmt.Errorf("%w: %w", ErrLost, err)
+		}
 		return err
 	}
 	f, err := os.OpenFile(j.path(), os.O_RDWR|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
@@ -289,6 +292,16 @@ func (j *Journal) Rewrite(ctx context.Context, state []Change) error {
 	j.file.Close()
 	j.file, j.size, j.base, j.dirty = f, int64(buf.Len()), int64(buf.Len()), false
 	return afterRewrite.Hit(ctx)
+}
+
+// named reports whether the open file is the one that a restart would read.
+func (j *Journal) named() bool {
+	now, err := os.Stat(j.path())
+	if err != nil {
+		return false
+	}
+	mine, err := j.file.Stat()
+	return err == nil && os.SameFile(now, mine)
 }
 
 // ErrLost: the journal can take no more changes; the process has to start anew.

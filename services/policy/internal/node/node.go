@@ -245,7 +245,7 @@ func (n *Node) publish() {
 	n.pending, n.published = nil, n.barrier
 }
 
-// apply gives a change to the engine, and again what had no room before.
+// apply gives a change to the engine. What it refuses has no room.
 func (n *Node) apply(c engine.Change) error {
 	if err := n.engine.Apply(c); err != nil {
 		return fmt.Errorf("%w: %w", ErrLimit, err)

@@ -40,14 +40,12 @@ func (w world) snapshot() []engine.Event {
 
 // reader is a subscriber that is away now and then.
 type reader struct {
-	name     string
-	session  *Session
-	mine     world
-	fresh    world // of a snapshot that is not complete
-	seq      uint64
-	in       Incarnation
-	resumed  int
-	snapshot int
+	name    string
+	session *Session
+	mine    world
+	fresh   world // of a snapshot that is not complete
+	seq     uint64
+	in      Incarnation
 }
 
 func TestReadersThatComeAndGoSeeTheSame(t *testing.T) {

@@ -205,7 +205,7 @@ func TestWrongStepsAreRefusedAndNameTheField(t *testing.T) {
 		return d
 	}
 	loop := leaf(0)
-	loop.Value[0] = child | 0
+	loop.Value[0] = child // itself
 	for want, st := range map[string]Step{
 		"node_class_define.node_class":              NodeClassDefine{Key: ClassKey{1}},
 		"node_class_define.key":                     NodeClassDefine{NodeClass: 999},

@@ -56,11 +56,14 @@ func (s *scripted) say(format string, args ...any) error {
 func (s *scripted) Subjects(add, remove []uint32) error {
 	return s.say("subjects +%v -%v", add, remove)
 }
+
 func (s *scripted) Locate(add map[netip.Addr]uint32, remove []netip.Addr) error {
 	return s.say("locate +%v -%v", add, remove)
 }
+
 func (s *scripted) Ack(seq uint64) error { return s.say("ack %d", seq) }
-func (s *scripted) Nack(n Nack) error    { return s.say("nack %d subject %d", n.Seq, n.Subject) }
+
+func (s *scripted) Nack(n Nack) error { return s.say("nack %d subject %d", n.Seq, n.Subject) }
 
 // play runs an applier against the script.
 func play(t *testing.T, k *fakeKernel, c Config) (*Applier, *script) {

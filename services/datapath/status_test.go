@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -51,18 +52,22 @@ func TestConfigurationProblemsNameTheirKey(t *testing.T) {
 		t.Errorf("the defaults: %v", err)
 	}
 	for key, change := range map[string]func(*Config){
-		"stateDir":         func(c *Config) { c.StateDir = "here" },
-		"bpfDir":           func(c *Config) { c.BPFDir = "" },
-		"services.ipam":    func(c *Config) { c.Services.IPAM = "ipam.sock" },
-		"podCIDRs":         func(c *Config) { c.PodCIDRs = nil },
-		"podCIDRs two":     func(c *Config) { c.PodCIDRs = []netip.Prefix{c.PodCIDRs[0], netip.MustParsePrefix("10.9.0.0/24")} },
-		"podCIDRs bits":    func(c *Config) { c.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.9.0.1/24")} },
-		"podCIDRs tiny":    func(c *Config) { c.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.9.0.0/31")} },
-		"mtu":              func(c *Config) { c.MTU = 1000 },
-		"tunnelPorts":      func(c *Config) { c.TunnelPorts = []uint16{1, 2, 3, 4, 5} },
-		"policy.linger":    func(c *Config) { c.Policy.Linger = 0 },
-		"audit.interval":   func(c *Config) { c.Audit.Interval = 0 },
-		"services.timeout": func(c *Config) { c.Services.Timeout = 0 },
+		"stateDir":       func(c *Config) { c.StateDir = "here" },
+		"bpfDir":         func(c *Config) { c.BPFDir = "" },
+		"services.ipam":  func(c *Config) { c.Services.IPAM = "ipam.sock" },
+		"podCIDRs":       func(c *Config) { c.PodCIDRs = nil },
+		"podCIDRs two":   func(c *Config) { c.PodCIDRs = []netip.Prefix{c.PodCIDRs[0], netip.MustParsePrefix("10.9.0.0/24")} },
+		"podCIDRs bits":  func(c *Config) { c.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.9.0.1/24")} },
+		"podCIDRs tiny":  func(c *Config) { c.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.9.0.0/31")} },
+		"mtu":            func(c *Config) { c.MTU = 1000 },
+		"tunnelPorts":    func(c *Config) { c.TunnelPorts = []uint16{1, 2, 3, 4, 5} },
+		"policy.linger":  func(c *Config) { c.Policy.Linger = 0 },
+		"audit.interval": func(c *Config) { c.Audit.Interval = 0 },
+
+		"connections.icmp":        func(c *Config) { c.Connections.ICMP = time.Millisecond },
+		"connections.tcpClosing":  func(c *Config) { c.Connections.TCPClosing = 365 * 24 * time.Hour },
+		"connections.maxInterval": func(c *Config) { c.Connections.MaxInterval = 500 * time.Millisecond },
+		"services.timeout":        func(c *Config) { c.Services.Timeout = 0 },
 	} {
 		c := defaults(paths)
 		change(&c)

@@ -681,6 +681,12 @@ func scenes() []scene {
 			say("router", "a", failure(3, "a", "world", segment(4000, 80, flagSYN)), ForwardFromStack).check(remain(1)),
 			say("router", "a", failure(3, "a", "world", segment(4001, 80, flagSYN)), DropPolicyDenied),
 			say("router", "a", failure(3, "b", "world", segment(4000, 80, flagSYN)), DropPolicyDenied))},
+		{"an error about somebody else's connection is judged", play(
+			policy("a", TableAllow, TableDeny),
+			say("b", "world", datagram(4000, 53), ForwardOutside),
+			say("router", "a", failure(3, "b", "world", datagram(4000, 53)), DropPolicyDenied),
+			say("router", "b", failure(3, "b", "world", datagram(4000, 53)), ForwardFromStack),
+		)},
 		{"an error about an echo is delivered", play(policy("a", TableAllow, TableDeny),
 			say("a", "world", ping(false, 7), ForwardOutside),
 			say("router", "a", failure(3, "a", "world", ping(false, 7)), ForwardFromStack),
@@ -987,9 +993,8 @@ func TestKernelConnectionEventsCanBeLeftOut(t *testing.T) {
 	}
 }
 
-// Every flag and every length of TCP and SCTP, on no connection and on one: no
-// run fails, each packet is counted once, and a table that denies lets no
-// beginning pass.
+// Every combination of TCP flags and every type of SCTP chunk, under tables
+// that deny: each packet is counted once, none passes, none leaves an entry.
 func TestKernelNoFlagsOpenWhatIsDenied(t *testing.T) {
 	th := newTheatre(t, false)
 	setPolicy(t, th.k, th.pods["a"].Slot, Policy{Egress: TableDeny, Ingress: TableDeny})

@@ -192,6 +192,9 @@ func (a *Applier) Adopt(trusted func(slot uint16) bool) error {
 			s.ready, s.egress, s.ingress = true, e.Egress, e.Ingress
 		}
 		a.view.set(e.Slot, e.Generation, a.policyOf(e.Slot), a.cfg.Now())
+		if err := a.cfg.Kernel.SetAudit(e.Slot, a.cfg.Audit); err != nil {
+			return fmt.Errorf("audit mode of slot %d: %w", e.Slot, err)
+		}
 	}
 	a.left()
 	return nil

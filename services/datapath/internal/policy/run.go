@@ -60,6 +60,7 @@ var errRecovered = errors.New("tables found room that had been refused")
 func (a *Applier) Run(ctx context.Context) error {
 	pause := firstPause
 	for {
+		began := a.cfg.Now()
 		heard, err := a.subscribe(ctx)
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -67,8 +68,8 @@ func (a *Applier) Run(ctx context.Context) error {
 		if a.session.set(false, err) || heard {
 			a.log.Warn("policy subscription ended", log.Err(err))
 		}
-		if heard && !errors.Is(err, ErrInvalid) {
-			pause = firstPause
+		if a.cfg.Now().Sub(began) > longPause || errors.Is(err, errRecovered) {
+			pause = firstPause // else what ends it may end the next one too
 		}
 		t := time.NewTimer(pause)
 		select {

@@ -274,6 +274,26 @@ func TestCreationWaitsForItsTablesAndBeginsWithThem(t *testing.T) {
 	}
 }
 
+func TestAuditModeIsThatOfTheConfiguration(t *testing.T) {
+	for _, on := range []bool{true, false} {
+		k := scene()
+		k.audit[1] = !on
+		a, _ := play(t, k, Config{Audit: on})
+		for slot := range k.endpoints {
+			if k.audit[slot] != on {
+				t.Errorf("slot %d has audit mode %v, want %v", slot, k.audit[slot], on)
+			}
+		}
+		_, err := a.Publish(300, nil, func(Table, Table) (uint16, uint32, error) {
+			k.endpoint(9, 300, "10.0.0.9")
+			return 9, 1, nil
+		})
+		if p, _ := a.Of(9); err != nil || k.audit[9] != on || p.Audit != on {
+			t.Errorf("a new endpoint: audit mode %v, %v", k.audit[9], err)
+		}
+	}
+}
+
 func TestCreationFailsInTimeWithoutItsTables(t *testing.T) {
 	k := newFakeKernel()
 	a, sc := play(t, k, Config{Wait: true, Timeout: 20 * time.Millisecond})

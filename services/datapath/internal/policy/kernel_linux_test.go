@@ -248,13 +248,13 @@ func TestKernelVerdictsAreOldOrNewBehindEveryWrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.check("begin", at)
-	for round, turn := range [][]int{{1, 2, 3, 4, 5, 6, 7, 0}, {7, 5, 3, 1, 6, 4, 2, 0}} {
+	for round, turn := range [][]int{{1, 2, 3, 4, 5, 6, 7, 0}, {5, 3, 6, 2, 0}} {
 		for _, n := range turn {
 			for part, next := range policy.TestPath(at, states[n])[1:] {
 				name := fmt.Sprintf("round %d to %d part %d", round, n, part)
 				s.maps.after = func() { s.check(name, at, next) }
 				var err error
-				if (n+part+round)%3 == 0 {
+				if (n+part+round)%4 == 0 {
 					s.maps.after = nil
 					s.restart()
 					s.maps.after = func() { s.check(name, at, next) }
@@ -277,7 +277,12 @@ func TestKernelVerdictsAreOldOrNewBehindEveryWrite(t *testing.T) {
 		}
 	}
 	s.maps.after = nil
-	// neither a new service nor a new process rewrites anything
+	// Neither a new service nor a new process rewrites anything. A service that
+	// has seen many policies knows more kinds of peers than one that begins.
+	if err := s.policies.Load(policy.NewTestService(runs + 1).Snapshot(states[5])); err != nil {
+		t.Fatal(err)
+	}
+	at, runs = states[5], runs+1
 	for _, restart := range []bool{false, true} {
 		s.maps.writes = 0
 		if restart {
@@ -304,7 +309,7 @@ func TestKernelProcessThatEndsBehindAnyWriteLeavesNothing(t *testing.T) {
 		service := policy.NewTestService(runs)
 		return service, s.policies.Load(service.Snapshot(st))
 	}
-	for _, pair := range [][2]int{{2, 3}, {4, 6}, {6, 5}, {1, 7}} {
+	for _, pair := range [][2]int{{2, 3}, {6, 5}} {
 		from, to := states[pair[0]], states[pair[1]]
 		for n := 0; ; n++ {
 			name := fmt.Sprintf("%v, %d writes", pair, n)

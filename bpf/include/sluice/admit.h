@@ -237,37 +237,44 @@ static __always_inline bool is_own(const struct sl_packet *p, __u64 where)
 	return p->dst_slot == (p->reply ? slot_i : slot_r);
 }
 
+static __always_inline bool is_request(const struct sl_packet *p)
+{
+	return is_echo(p) && p->dport >> 8 == (p->family == 4 ? 8 : 128);
+}
+
+/*
+ * Nothing that was found out about the packet is kept in a register across the
+ * call of find_connection: Linux 6.1 takes it there for the value of the path
+ * that it has walked first, and removes the others.
+ */
 __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 {
-	bool reply, request;
 	struct sl_ct *ct;
 	__u64 where;
 
 	if (!p)
 		return SL_DROP_MALFORMED;
-	request = false;
 	if (p->proto == SL_ICMP || p->proto == SL_ICMPV6) {
 		if (is_error(p))
 			return admit_error(skb, p);
 		if (!is_echo(p))
 			return admit_once(skb, p);
-		request = p->dport >> 8 == (p->family == 4 ? 8 : 128);
 	}
 	ct = find_connection(p);
 	if (!ct) {
 		/* an answer begins nothing */
-		if (is_echo(p) && !request)
+		if (is_echo(p) && !is_request(p))
 			return admit_once(skb, p);
 		return admit_first(skb, p);
 	}
 	if (begins(p))
 		return admit_again(skb, p);
-	reply = is_reply(p, ct);
+	p->reply = is_reply(p, ct);
 	/* the other end asks too, with the same identifier */
-	if (request && reply)
+	if (READ_ONCE(p->reply) && is_request(p)) {
+		p->reply = 0;
 		return admit_once(skb, p);
-
-	p->reply = reply;
+	}
 	where = READ_ONCE(ct->where);
 	if (unlikely(moved_sides(READ_ONCE(ct->gens), where, address_gens(p)) || !is_own(p, where)))
 		return admit_anew(skb, p);

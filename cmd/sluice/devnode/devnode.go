@@ -23,6 +23,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -67,7 +68,8 @@ type Options struct {
 	// DefaultPolicyMode.
 	PolicyMode string
 	// PolicyDir holds manifests that are in force besides what is applied by
-	// calls; it is seen below the run directory, read-only. Default: an empty
+	// calls; it is seen below the run directory, read-only. sluice-policy's user
+	// must be able to read it, but not what lies above it. Default: an empty
 	// directory there, into which files may be put.
 	PolicyDir string
 	// Args are additional arguments by service.
@@ -442,6 +444,21 @@ func (n *Node) remove(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+// readableBy says whether a user with the services' group may list a directory
+// and open what is in it.
+func readableBy(info fs.FileInfo, uid uint32) bool {
+	shift := 0 // the bits of others
+	if st, ok := info.Sys().(*syscall.Stat_t); ok {
+		switch {
+		case st.Uid == uid:
+			shift = 6
+		case st.Gid == instance.GroupID:
+			shift = 3
+		}
+	}
+	return info.Mode().Perm()>>shift&0o5 == 0o5
+}
+
 func (o Options) withDefaults() (state, error) {
 	s := state{BinDir: o.BinDir, PodCIDRs: o.PodCIDRs, Args: o.Args, Timeout: o.StartTimeout, Policy: o.PolicyMode}
 	if s.BinDir == "" {
@@ -461,8 +478,12 @@ func (o Options) withDefaults() (state, error) {
 	}
 	if o.PolicyDir != "" {
 		info, err := os.Stat(o.PolicyDir)
-		if err == nil && !info.IsDir() {
+		switch {
+		case err != nil:
+		case !info.IsDir():
 			err = fmt.Errorf("%s is not a directory", o.PolicyDir)
+		case !readableBy(info, users[Policy]):
+			err = fmt.Errorf("%s has mode %v and cannot be read by uid %d, as which sluice-policy runs; try chmod o+rx", o.PolicyDir, info.Mode(), users[Policy])
 		}
 		if err != nil {
 			return s, fmt.Errorf("policies: %w", err)

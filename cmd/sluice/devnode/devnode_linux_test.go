@@ -390,6 +390,12 @@ func TestKernelPoliciesOfAClosedDirectoryAreReadable(t *testing.T) {
 	if _, err := os.Stat(manifest); err != nil {
 		t.Errorf("the original after Down: %v", err)
 	}
+	if err := os.Chmod(o.PolicyDir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Up(t.Context(), o); err == nil || !strings.Contains(err.Error(), "cannot be read by uid 64703") {
+		t.Errorf("a directory that is closed itself: %v", err)
+	}
 	o.PolicyDir = manifest
 	if _, err := Up(t.Context(), o); err == nil || !strings.Contains(err.Error(), "is not a directory") {
 		t.Errorf("a file as directory: %v", err)

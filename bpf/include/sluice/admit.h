@@ -244,8 +244,9 @@ static __always_inline bool is_request(const struct sl_packet *p)
 
 /*
  * Nothing that was found out about the packet is kept in a register across the
- * call of find_connection: Linux 6.1 takes it there for the value of the path
- * that it has walked first, and removes the others.
+ * call of find_connection. With a flag "is a request" kept so, the branch that
+ * it guards was never taken on Linux 6.1, as if its verifier had walked one
+ * value and removed the other; newer kernels took it.
  */
 __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 {

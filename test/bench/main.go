@@ -52,7 +52,7 @@ func main() {
 	defer stop()
 	// A reader that leaves must not keep the benchmark from cleaning up.
 	signal.Ignore(unix.SIGPIPE)
-	s := sizes{rounds: 10, pods: 20, parallelPods: 24, exchanges: 20000, connects: 2000, datagrams: 50000, changes: 200, endpoints: 100}
+	s := sizes{rounds: 10, pods: 20, parallelPods: 24, exchanges: 20000, connects: 2000, datagrams: 50000, changes: 100, endpoints: 100}
 	if *quick {
 		s = sizes{rounds: 2, pods: 3, parallelPods: 8, exchanges: 500, connects: 100, datagrams: 1000, changes: 5, endpoints: 8}
 	}
@@ -100,8 +100,9 @@ func run(ctx context.Context, out io.Writer, binDir string, s sizes) (err error)
 	}{
 		{"ADD and DEL", b.attachments},
 		{"Traffic between two pods of one node", b.traffic},
-		{"From a change of policy to its enforcement", b.changes},
 		{"Start, restart and memory", b.lifecycle},
+		// Last: it fills the processes with identities.
+		{"From a change of policy to its enforcement", b.changes},
 	} {
 		fmt.Fprintf(out, "\n## %s\n\n", part.title)
 		if err := part.run(ctx); err != nil {

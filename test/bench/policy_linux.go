@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
@@ -53,12 +54,30 @@ func (p policies) upsert(ctx context.Context, manifests string) (change, error) 
 
 // remove deletes NetworkPolicies.
 func (p policies) remove(ctx context.Context, names ...string) error {
+	_, err := p.delete(ctx, names)
+	return err
+}
+
+// removeAndWait deletes NetworkPolicies and waits until the kernel judges
+// without them.
+func (p policies) removeAndWait(ctx context.Context, names ...string) error {
+	revision, err := p.delete(ctx, names)
+	if err == nil {
+		_, err = p.client.WaitForRevision(ctx, &policyv1.WaitForRevisionRequest{Revision: revision})
+	}
+	return err
+}
+
+func (p policies) delete(ctx context.Context, names []string) (revision uint64, err error) {
 	request := &policyv1.DeletePoliciesRequest{}
 	for _, name := range names {
 		request.Keys = append(request.Keys, &policyv1.PolicyKey{Kind: "NetworkPolicy", Namespace: podNamespace, Name: name})
 	}
-	_, err := p.client.DeletePolicies(ctx, request)
-	return err
+	answer, err := p.client.DeletePolicies(ctx, request)
+	if err != nil {
+		return 0, fmt.Errorf("delete policies %v: %w", names, err)
+	}
+	return answer.GetRevision(), nil
 }
 
 // serverPolicy lets the peers reach pods with part=changes on one UDP port.
@@ -76,14 +95,54 @@ spec:
 `, podNamespace, peers, port)
 }
 
+// situation is a cluster in which a policy changes.
+type situation struct {
+	what      string
+	endpoints int
+	peers     int    // identities of other nodes
+	beside    string // policies that stay
+	manifest  func(turn int) string
+	wanted    time.Duration // 0: nothing is
+	first     bool          // every change is from no policy to the first
+}
+
+// situations in the order of what they need more and more of.
+func situations(most int) []situation {
+	const crowd = `, {podSelector: {matchLabels: {crowd: "yes"}}}`
+	port := func(turn int) string { return serverPolicy(portOf(turn), "") }
+	crowded := func(turn int) string { return serverPolicy(portOf(turn), crowd) }
+	half, few := min(50, most), min(2, most)
+	return []situation{
+		{what: "a port", endpoints: 1, manifest: port},
+		{what: "the first policy", endpoints: 1, manifest: port, wanted: 2 * time.Millisecond, first: true},
+		{what: "a port", endpoints: few, manifest: port, wanted: 2 * time.Millisecond},
+		{what: "a port", endpoints: half, manifest: port, wanted: 5 * time.Millisecond},
+		{what: "the first policy", endpoints: half, manifest: port, wanted: 5 * time.Millisecond, first: true},
+		{
+			what: "a port; 1,000 identities are allowed, and 500 blocks by another policy", endpoints: half, peers: 1000,
+			beside: blockPolicy(7100, 500), manifest: crowded, wanted: 5 * time.Millisecond,
+		},
+		{what: "a port", endpoints: most, peers: 1000, manifest: port},
+		{what: "a port; 10,000 identities are allowed", endpoints: most, peers: 10_000, manifest: crowded},
+		{what: "a port, and which half of 10,000 identities is allowed", endpoints: most, peers: 10_000, manifest: func(turn int) string {
+			return serverPolicy(portOf(turn), fmt.Sprintf(`, {podSelector: {matchLabels: {half: "%d"}}}`, turn%2))
+		}},
+		{
+			what: "a port; 5,000 blocks are allowed by another policy", endpoints: most, peers: 10_000,
+			beside: blockPolicy(7100, 5000), manifest: port,
+		},
+		{what: "the port of a policy with 5,000 blocks", endpoints: most, peers: 10_000, manifest: func(turn int) string {
+			return serverPolicy(portOf(turn), blockList(5000))
+		}},
+	}
+}
+
 // changes measures from the call that changes a policy to its enforcement, and
 // proves by packets that it was enforced when the service said so.
 func (b *bench) changes(ctx context.Context) (err error) {
-	const few, peers, blocks = 1, 10_000, 5_000
-	many := b.sizes.endpoints
-	names := []string{"bench-changes"}
-	defer func() { err = errors.Join(err, b.policies.remove(context.WithoutCancel(ctx), names...)) }()
-
+	defer func() {
+		err = errors.Join(err, b.policies.remove(context.WithoutCancel(ctx), "bench-changes", "bench-blocks"))
+	}()
 	probe, err := b.labelled("sluice", "role", "probe")
 	if err != nil {
 		return err
@@ -101,8 +160,14 @@ func (b *bench) changes(ctx context.Context) (err error) {
 			err = errors.Join(err, d())
 		}
 	}()
-	connectUpTo := func(n int) error {
-		for i := len(pods); i < n; i++ {
+	peers := 0
+	defer func() { err = errors.Join(err, b.releaseIdentities(context.WithoutCancel(ctx), peers)) }()
+
+	fmt.Fprintf(b.out, "From the call of UpsertPolicies until it is answered (compiled, on stable storage), and until WaitForRevision answers: enforced by the kernel for every endpoint, each of which is a subject of its own. %d changes each; after each of them two packets prove the old port closed and the new one open.\n\n", b.sizes.changes)
+	fmt.Fprintln(b.out, "| what changes | endpoints | stored p50 | enforced p50 | p99 | worst | maps |")
+	fmt.Fprintln(b.out, "|---|---|---|---|---|---|---|")
+	for _, s := range situations(b.sizes.endpoints) {
+		for i := len(pods); i < s.endpoints; i++ {
 			// Each is a subject of its own.
 			to, err := b.labelled("sluice", "part", "changes", "subject", fmt.Sprint(i))
 			if err != nil {
@@ -115,87 +180,71 @@ func (b *bench) changes(ctx context.Context) (err error) {
 			disconnect = append(disconnect, func() error { return to.disconnect(context.WithoutCancel(ctx), p) })
 			pods = append(pods, p)
 		}
-		return nil
-	}
-
-	fmt.Fprintf(b.out, "From the call of UpsertPolicies until WaitForRevision answers: compiled, on stable storage, and enforced by the kernel for every endpoint, each of which is a subject of its own. %d changes each; after each of them two packets prove the old port closed and the new one open.\n\n", b.sizes.changes)
-	fmt.Fprintln(b.out, "| what changes | endpoints | stored p50 | enforced p50 | p99 | worst |")
-	fmt.Fprintln(b.out, "|---|---|---|---|---|---|")
-	measure := func(what string, manifest func(turn int) string) (samples, error) {
-		var stored, enforced samples
-		if _, err := b.policies.upsert(ctx, manifest(0)); err != nil {
-			return nil, err
-		}
-		for turn := 1; turn <= b.sizes.changes; turn++ {
-			c, err := b.policies.upsert(ctx, manifest(turn))
-			if err != nil {
-				return nil, fmt.Errorf("%s: %w", what, err)
-			}
-			stored, enforced = append(stored, c.answered), append(enforced, c.enforced)
-			if err := onlyOnePortOpen(from, pods[turn%len(pods)], portOf(turn-1), portOf(turn)); err != nil {
-				return nil, fmt.Errorf("%s, change %d: %w", what, turn, err)
+		if s.peers > peers {
+			before := peers
+			peers = s.peers
+			if err := b.makeIdentities(ctx, before, s.peers); err != nil {
+				return err
 			}
 		}
-		fmt.Fprintf(b.out, "| %s | %d | %s | %s | %s | %s |\n", what, len(pods), milliseconds(stored.quantile(0.5)),
-			milliseconds(enforced.quantile(0.5)), milliseconds(enforced.quantile(0.99)), milliseconds(enforced.worst()))
-		return enforced, nil
-	}
-	port := func(turn int) string { return serverPolicy(portOf(turn), "") }
-
-	if err := connectUpTo(few); err != nil {
-		return err
-	}
-	one, err := measure("a port", port)
-	if err != nil {
-		return err
-	}
-	if err := connectUpTo(many); err != nil {
-		return err
-	}
-	hundred, err := measure("a port", port)
-	if err != nil {
-		return err
-	}
-
-	release, err := b.makeIdentities(ctx, peers)
-	defer func() { err = errors.Join(err, release()) }()
-	if err != nil {
-		return err
-	}
-	selectAll := `, {podSelector: {matchLabels: {crowd: "yes"}}}`
-	crowd, err := measure(fmt.Sprintf("a port, with %d identities allowed", peers), func(turn int) string {
-		return serverPolicy(portOf(turn), selectAll)
-	})
-	if err != nil {
-		return err
-	}
-	if _, err := measure(fmt.Sprintf("a port, and which half of %d identities", peers), func(turn int) string {
-		return serverPolicy(portOf(turn), fmt.Sprintf(`, {podSelector: {matchLabels: {half: "%d"}}}`, turn%2))
-	}); err != nil {
-		return err
-	}
-	list := blockList(blocks)
-	cidrs, err := measure(fmt.Sprintf("a port, with %d blocks allowed", blocks), func(turn int) string {
-		return serverPolicy(portOf(turn), list)
-	})
-	if err != nil {
-		return err
-	}
-	if _, err := measure(fmt.Sprintf("a port, and one of %d blocks", blocks), func(turn int) string {
-		return serverPolicy(portOf(turn), list+fmt.Sprintf(`, {ipBlock: {cidr: 100.64.%d.0/24}}`, turn%2))
-	}); err != nil {
-		return err
+		enforced, err := b.changeOften(ctx, s, from, pods)
+		if err != nil {
+			return fmt.Errorf("%s, %d endpoints: %w", s.what, len(pods), err)
+		}
+		if s.wanted > 0 {
+			b.wantTime(fmt.Sprintf("change enforced, p50, %d endpoints: %s", len(pods), s.what), s.wanted, enforced.quantile(0.5))
+		}
 	}
 	fmt.Fprintln(b.out)
-	b.wantTime("policy change enforced, p50, 1 endpoint", 2*time.Millisecond, one.quantile(0.5))
-	b.wantTime(fmt.Sprintf("policy change enforced, p50, %d endpoints", many), 5*time.Millisecond, hundred.quantile(0.5))
-	b.wantTime(fmt.Sprintf("policy change enforced, p50, %d endpoints, %d identities", many, peers), 5*time.Millisecond, crowd.quantile(0.5))
-	b.wantTime(fmt.Sprintf("policy change enforced, p50, %d endpoints, %d blocks", many, blocks), 5*time.Millisecond, cidrs.quantile(0.5))
 	return nil
+}
+
+// changeOften changes a policy in a situation.
+func (b *bench) changeOften(ctx context.Context, s situation, from pod.Pod, pods []pod.Pod) (samples, error) {
+	if s.beside != "" {
+		if _, err := b.policies.upsert(ctx, s.beside); err != nil {
+			return nil, err
+		}
+	}
+	if _, err := b.policies.upsert(ctx, s.manifest(0)); err != nil {
+		return nil, err
+	}
+	var stored, enforced samples
+	for turn := 1; turn <= b.sizes.changes; turn++ {
+		if s.first {
+			if err := b.policies.removeAndWait(ctx, "bench-changes"); err != nil {
+				return nil, err
+			}
+		}
+		c, err := b.policies.upsert(ctx, s.manifest(turn))
+		if err != nil {
+			return nil, err
+		}
+		stored, enforced = append(stored, c.answered), append(enforced, c.enforced)
+		if err := onlyOnePortOpen(from, pods[turn%len(pods)], portOf(turn-1), portOf(turn)); err != nil {
+			return nil, fmt.Errorf("change %d: %w", turn, err)
+		}
+	}
+	status, err := b.datapath.GetStatus(ctx, &datapathv1.GetStatusRequest{})
+	if err != nil {
+		return nil, err
+	}
+	var bytes uint64
+	for _, m := range status.GetMaps() {
+		bytes += m.GetBytes()
+	}
+	fmt.Fprintf(b.out, "| %s | %d | %s | %s | %s | %s | %.1f MiB |\n", s.what, len(pods), milliseconds(stored.quantile(0.5)),
+		milliseconds(enforced.quantile(0.5)), milliseconds(enforced.quantile(0.99)), milliseconds(enforced.worst()), float64(bytes)/(1<<20))
+	return enforced, b.policies.removeAndWait(ctx, "bench-changes", "bench-blocks")
 }
 
 // portOf is the open port after a change.
 func portOf(turn int) int { return 7000 + turn%2 }
+
+// blockPolicy lets n blocks of addresses reach pods with part=changes.
+func blockPolicy(port, n int) string {
+	return strings.ReplaceAll(serverPolicy(port, blockList(n)), "bench-changes", "bench-blocks")
+}
 
 // blockList is n disjoint blocks of addresses as peers of a NetworkPolicy.
 func blockList(n int) string {
@@ -206,54 +255,59 @@ func blockList(n int) string {
 	return s.String()
 }
 
-// makeIdentities makes the label sets of n pods of other nodes: crowd=yes, and
-// half=0 or half=1. The function that it returns releases them.
-func (b *bench) makeIdentities(ctx context.Context, n int) (release func() error, err error) {
-	reference := func(i int) string { return fmt.Sprintf("%s-%d", b.prefix, i) }
-	each := func(ctx context.Context, call func(ctx context.Context, i int) error) error {
-		group, ctx := errgroup.WithContext(ctx)
-		group.SetLimit(16)
-		for i := range n {
-			group.Go(func() error { return call(ctx, i) })
-		}
-		return group.Wait()
+// reference holds an identity of the benchmark's.
+func (b *bench) reference(i int) string { return fmt.Sprintf("%s-%d", b.prefix, i) }
+
+// makeIdentities makes the label sets of pods of other nodes, numbers from to
+// until: crowd=yes, and half=0 or half=1. It returns when the policy service
+// knows them.
+func (b *bench) makeIdentities(ctx context.Context, from, until int) error {
+	group, groupCtx := errgroup.WithContext(ctx)
+	group.SetLimit(16)
+	for i := from; i < until; i++ {
+		group.Go(func() error {
+			var labels []*workloadv1.Label
+			for _, l := range [][2]string{
+				{"io.kubernetes.pod.namespace", podNamespace}, {"crowd", "yes"}, {"half", fmt.Sprint(i % 2)}, {"number", fmt.Sprint(i)},
+			} {
+				labels = append(labels, &workloadv1.Label{Source: "k8s", Key: l[0], Value: l[1]})
+			}
+			_, err := b.identity.AllocateIdentity(groupCtx, &identityv1.AllocateIdentityRequest{Labels: labels, Reference: b.reference(i)})
+			return err
+		})
 	}
-	release = func() error {
-		return each(context.WithoutCancel(ctx), func(ctx context.Context, i int) error {
+	if err := group.Wait(); err != nil {
+		return fmt.Errorf("make identities %d to %d: %w", from, until, err)
+	}
+	for {
+		status, err := b.policies.client.GetStatus(ctx, &policyv1.GetStatusRequest{})
+		if err != nil {
+			return err
+		}
+		if int(status.GetIdentities()) >= until {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(10 * time.Millisecond): // between two looks
+		}
+	}
+}
+
+// releaseIdentities gives up the first n.
+func (b *bench) releaseIdentities(ctx context.Context, n int) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(16)
+	for i := range n {
+		group.Go(func() error {
 			_, err := b.identity.ReleaseIdentity(ctx, &identityv1.ReleaseIdentityRequest{
-				Holder: &identityv1.ReleaseIdentityRequest_Reference{Reference: reference(i)},
+				Holder: &identityv1.ReleaseIdentityRequest_Reference{Reference: b.reference(i)},
 			})
 			return err
 		})
 	}
-	err = each(ctx, func(ctx context.Context, i int) error {
-		var labels []*workloadv1.Label
-		for _, l := range [][2]string{
-			{"io.kubernetes.pod.namespace", podNamespace}, {"crowd", "yes"}, {"half", fmt.Sprint(i % 2)}, {"number", fmt.Sprint(i)},
-		} {
-			labels = append(labels, &workloadv1.Label{Source: "k8s", Key: l[0], Value: l[1]})
-		}
-		_, err := b.identity.AllocateIdentity(ctx, &identityv1.AllocateIdentityRequest{Labels: labels, Reference: reference(i)})
-		return err
-	})
-	if err != nil {
-		return release, fmt.Errorf("make %d identities: %w", n, err)
-	}
-	// Until the policy service knows them.
-	for {
-		status, err := b.policies.client.GetStatus(ctx, &policyv1.GetStatusRequest{})
-		if err != nil {
-			return release, err
-		}
-		if int(status.GetIdentities()) >= n {
-			return release, nil
-		}
-		select {
-		case <-ctx.Done():
-			return release, ctx.Err()
-		case <-time.After(10 * time.Millisecond): // between two looks
-		}
-	}
+	return group.Wait()
 }
 
 // onlyOnePortOpen sends a datagram to the closed port, then one to the open

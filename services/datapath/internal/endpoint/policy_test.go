@@ -51,6 +51,7 @@ func (m *machine) judged(t *testing.T, p *fakePolicies) *Core {
 	return c
 }
 
+// INV-52
 func TestCreationIsPublishedOnlyWhenItsPolicyIsInTheKernel(t *testing.T) {
 	m := newMachine()
 	waits, goes := make(chan struct{}), make(chan struct{})

@@ -190,6 +190,7 @@ func nothingLeft(t *testing.T, k *fakeKernel, st state) {
 	}
 }
 
+// INV-50, INV-53, INV-55, INV-56
 func TestEveryVerdictIsOldOrNewAfterEveryWriteWhenTheServiceBeganAnew(t *testing.T) {
 	states := testStates()
 	for i, from := range states {
@@ -234,6 +235,7 @@ func path(from, to state) []state {
 	return []state{from, {both, from.policies}, {both, to.policies}, to}
 }
 
+// INV-50, INV-53, INV-56
 func TestEveryVerdictIsOldOrNewAfterEveryWriteOfAChange(t *testing.T) {
 	states := testStates()
 	for i, from := range states {
@@ -266,6 +268,8 @@ func TestEveryVerdictIsOldOrNewAfterEveryWriteOfAChange(t *testing.T) {
 
 // A process is killed after every number of writes; the next one finds a
 // service that has forgotten it.
+//
+// INV-50, INV-55
 func TestKilledAfterAnyWriteTheNextProcessConvergesAndLeaksNothing(t *testing.T) {
 	states := testStates()
 	for i, from := range states {

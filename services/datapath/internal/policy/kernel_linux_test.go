@@ -239,6 +239,8 @@ func (s *stage) holds(what string, st policy.TestState) {
 // Around all states and back, by changes and by snapshots of services that
 // began anew, with restarts of the process: the maps of the running kernel give
 // old or new verdicts behind every write.
+//
+// INV-50, INV-51, INV-55
 func TestKernelVerdictsAreOldOrNewBehindEveryWrite(t *testing.T) {
 	s := newStage(t)
 	states := policy.TestStates()
@@ -300,6 +302,8 @@ func TestKernelVerdictsAreOldOrNewBehindEveryWrite(t *testing.T) {
 
 // The process ends behind every write of a change; the next one finds the real
 // maps as they were left, and brings them to the new state.
+//
+// INV-50, INV-55
 func TestKernelProcessThatEndsBehindAnyWriteLeavesNothing(t *testing.T) {
 	s := newStage(t)
 	states := policy.TestStates()

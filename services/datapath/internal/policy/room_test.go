@@ -13,6 +13,8 @@ import (
 
 // A table that finds no room leaves its subjects on what they had, whoever
 // comes meanwhile, until there is room.
+//
+// INV-54
 func TestRefusedTableLeavesTheOldOneBitForBit(t *testing.T) {
 	states := testStates()
 	for i, from := range states[1:] {
@@ -122,6 +124,7 @@ func TestRefusalNamesThePolicyWithTheLargestShare(t *testing.T) {
 	}
 }
 
+// INV-53
 func TestIdentityWhoseRowFindsNoRoomStaysUnknownUntilThereIsRoom(t *testing.T) {
 	states := testStates()
 	k := scene()
@@ -198,6 +201,7 @@ func TestAdoptedTableGrowsByTheClassesThatItLacks(t *testing.T) {
 	}
 }
 
+// INV-58
 func TestWrongStepsAreRefusedAndNameTheField(t *testing.T) {
 	define := func(change func(*TableDefine)) Step {
 		d := TableDefine{Table: 900, Content: Content{Hash: [32]byte{1}, Classes: []uint32{0}, Nodes: []Node{leaf(noAdmin<<16 | noRest)}}}

@@ -193,6 +193,7 @@ func TestRefusalsAreSaidBeforeTheAcknowledgement(t *testing.T) {
 	a.mu.Unlock()
 }
 
+// INV-52, INV-57
 func TestCreationWaitsForItsTablesAndBeginsWithThem(t *testing.T) {
 	states := testStates()
 	k := newFakeKernel()
@@ -313,6 +314,7 @@ func TestCreationFailsInTimeWithoutItsTables(t *testing.T) {
 	}
 }
 
+// INV-52
 func TestEndpointsOfModeInitBeginPendingAndAreUpgraded(t *testing.T) {
 	k := newFakeKernel()
 	changed := make(chan []uint16, 10)

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 )
@@ -516,7 +517,7 @@ func TestKernelTablesAreWhatWasWritten(t *testing.T) {
 		e := publish(t, k, testEndpoint(1000+uint32(n), 10+n))
 		m.policies[e.Slot] = e.Policy
 	}
-	for i := range 1500 {
+	for i := range 800 {
 		op := r.operation(t, m)
 		if err := op.do(k); err != nil {
 			t.Fatalf("step %d: %s: %v", i, op.name, err)
@@ -529,7 +530,7 @@ func TestKernelTablesAreWhatWasWritten(t *testing.T) {
 		if i%100 == 0 {
 			audited(t, k, op.name)
 		}
-		if i%500 == 499 {
+		if i%200 == 199 {
 			k.Close()
 			k = openKernel(t, testOptions(dir))
 			if d := m.difference(k); d != "" {
@@ -592,24 +593,28 @@ func snapshot(t testing.TB, k *Kernel, withRules bool) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	parts := []any{c.tableKeys, c.classKeys, c.ports, k.tables.tableMem, k.tables.classMem, k.tables.idMem}
+	var b bytes.Buffer
+	for _, part := range [][]byte{
+		memory(c.tableKeys), memory(c.classKeys), memory(c.ports), k.tables.tableMem, k.tables.classMem, k.tables.idMem,
+	} {
+		b.Write(part)
+	}
 	if withRules {
 		rules, err := allElements[bpf.MapsSlRule](k.tables.tableMaps.rules)
 		if err != nil {
 			t.Fatal(err)
 		}
-		parts = append(parts, rules)
-	}
-	var b bytes.Buffer
-	for _, part := range parts {
-		if err := binary.Write(&b, binary.NativeEndian, part); err != nil {
-			t.Fatal(err)
-		}
+		b.Write(memory(rules))
 	}
 	if len(c.peers)+len(c.blocks) > 0 {
 		fmt.Fprint(&b, c.peers, c.blocks) // maps are printed sorted
 	}
 	return b.String()
+}
+
+// memory is a slice of values without pointers or gaps as it lies there.
+func memory[V any](s []V) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(s[0])))
 }
 
 var errKilled = errors.New("killed")
@@ -626,7 +631,7 @@ func TestKernelTablesSurviveAKillAtEveryWrite(t *testing.T) {
 	r := &randomTable{Rand: rand.New(rand.NewPCG(seed, 2))}
 	m := newModel()
 	kills, changes := 0, 0
-	for kills < 60 {
+	for kills < 50 {
 		op := r.operation(t, m)
 		for n := 0; ; n++ {
 			writes := 0
@@ -709,8 +714,8 @@ func TestKernelAFailedWriteLeavesTheMapsBitForBit(t *testing.T) {
 			}
 			continue
 		}
+		was := snapshot(t, k, true)
 		for n := 0; ; n++ {
-			was := snapshot(t, k, true)
 			writes := 0
 			k.tables.before = func(string) error {
 				if writes++; writes == n+1 {

@@ -6,6 +6,7 @@ package node
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -395,6 +396,19 @@ func TestKernelReusedAddressInheritsNothing(t *testing.T) {
 		addresses = append(addresses, netip.PrefixFrom(local, n.PodCIDRs()[i].Bits()).String())
 	}
 	n.del(t, client)
+	// DEL answers before the address is given back.
+	waitUntil(t, "the address is free", func() error {
+		held, err := n.holdings(t.Context())
+		if err != nil {
+			return err
+		}
+		for _, h := range held {
+			if strings.HasSuffix(h, " of "+client.Name) {
+				return errors.New(h)
+			}
+		}
+		return nil
+	})
 	heir := newPod(t, "heir")
 	extra := labels("app", "stranger")
 	extra["runtimeConfig"].(map[string]any)["ips"] = addresses

@@ -12,38 +12,62 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
-// Fork makes an engine of its own with the same policies, peers, learned names
-// and locations, and with only the given subjects, for questions about
-// identities that are no subjects here. Only their tables are compiled. Its
-// numbers of tables and node classes are its own.
-func (e *Engine) Fork(extra []identity.Identity, subjects ...identity.Numeric) (*Engine, error) {
-	config := e.config
-	config.Events = nil
-	c := Change{AddIdentities: slices.Clone(extra), AddSubjects: subjects}
+// Draft is what an engine was made of at one moment. It shares nothing that
+// changes, so that what is asked of it may be worked out by another goroutine
+// while the engine goes on.
+type Draft struct {
+	config   Config
+	change   Change // without subjects
+	subjects []identity.Numeric
+}
+
+// Draft returns what the engine is made of. The work is that of copying
+// references to policies, identities and addresses.
+func (e *Engine) Draft() Draft {
+	d := Draft{config: e.config, subjects: make([]identity.Numeric, 0, len(e.subjects))}
+	d.config.Events = nil
+	d.change.UpsertPolicies = make([]policy.Object, 0, len(e.objects))
 	for _, o := range e.objects {
-		c.UpsertPolicies = append(c.UpsertPolicies, *o)
+		d.change.UpsertPolicies = append(d.change.UpsertPolicies, *o)
 	}
+	d.change.AddIdentities = make([]identity.Identity, 0, len(e.peers))
 	for _, p := range e.peers {
-		c.AddIdentities = append(c.AddIdentities, p.id)
+		d.change.AddIdentities = append(d.change.AddIdentities, p.id)
 	}
 	for name, addrs := range e.names {
 		n := Name{Name: name}
 		for a := range addrs {
 			n.Addrs = append(n.Addrs, a)
 		}
-		c.Learn = append(c.Learn, n)
+		d.change.Learn = append(d.change.Learn, n)
 	}
 	for a, n := range e.located {
-		c.Locate = append(c.Locate, Location{a, n})
+		d.change.Locate = append(d.change.Locate, Location{a, n})
 	}
-	out := New(config)
+	for n := range e.subjects {
+		d.subjects = append(d.subjects, n)
+	}
+	return d
+}
+
+// Identities are those that the engine knew. The caller must not change them.
+func (d Draft) Identities() []identity.Identity { return d.change.AddIdentities }
+
+// Fork makes an engine of its own with the same policies, peers, learned names
+// and locations, and with only the given subjects, for questions about
+// identities that are no subjects here. Only their tables are compiled. Its
+// numbers of tables and node classes are its own.
+func (d Draft) Fork(extra []identity.Identity, subjects ...identity.Numeric) (*Engine, error) {
+	c := d.change
+	c.AddIdentities = slices.Concat(extra, c.AddIdentities)
+	c.AddSubjects = subjects
+	out := New(d.config)
 	return out, out.Apply(c)
 }
 
-// Try says what Apply would answer, and changes nothing. The work is that of
-// compiling from scratch.
-func (e *Engine) Try(c Change) error {
-	other, err := e.copy()
+// Try says what Apply would answer. The work is that of compiling from scratch.
+func (d Draft) Try(c Change) error {
+	other, err := d.Fork(nil, d.subjects...)
 	if err != nil {
 		return fmt.Errorf("copy the engine: %w", err)
 	}

@@ -6,6 +6,7 @@ package engine
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -40,29 +41,35 @@ type Difference struct {
 }
 
 // Diff says which verdicts would change if policies were applied or deleted.
-// The engine itself does not change. The work is that of compiling from
-// scratch.
-func (e *Engine) Diff(upsert []policy.Object, remove []policy.Key) ([]Difference, error) {
-	after, err := e.copy()
+// The work is that of compiling from scratch, and then again the tables of the
+// subjects for which something changes.
+func (d Draft) Diff(upsert []policy.Object, remove []policy.Key) ([]Difference, error) {
+	after, err := d.Fork(nil, d.subjects...)
 	if err != nil {
 		return nil, fmt.Errorf("copy the engine: %w", err)
+	}
+	changed := make(map[identity.Numeric]struct{})
+	after.config.Events = func(ev Event) {
+		if b, ok := ev.(SubjectBound); ok {
+			changed[b.Subject] = struct{}{}
+		}
 	}
 	if err := after.Apply(Change{UpsertPolicies: upsert, DeletePolicies: remove}); err != nil {
 		return nil, err
 	}
-	var out []Difference
-	numbers := make([]identity.Numeric, 0, len(e.subjects))
-	for n := range e.subjects {
-		numbers = append(numbers, n)
+	numbers := slices.Sorted(maps.Keys(changed))
+	before, err := d.Fork(nil, numbers...)
+	if err != nil {
+		return nil, fmt.Errorf("copy the engine: %w", err)
 	}
-	slices.Sort(numbers)
+	var out []Difference
 	for _, n := range numbers {
 		for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
-			x, y := e.subjects[n].bound[d], after.subjects[n].bound[d]
+			x, y := before.subjects[n].bound[d], after.subjects[n].bound[d]
 			if x == nil && y == nil || x != nil && y != nil && x.program.Hash == y.program.Hash {
 				continue
 			}
-			c := comparison{before: side{e, x}, after: side{after, y}, memo: make(map[comparisonKey]int)}
+			c := comparison{before: side{before, x}, after: side{after, y}, memo: make(map[comparisonKey]int)}
 			c.peers()
 			for i := range c.found {
 				c.found[i].Subject, c.found[i].Direction = n, d
@@ -71,34 +78,6 @@ func (e *Engine) Diff(upsert []policy.Object, remove []policy.Key) ([]Difference
 		}
 	}
 	return out, nil
-}
-
-// copy makes an engine with the same state and tables of its own.
-func (e *Engine) copy() (*Engine, error) {
-	config := e.config
-	config.Events = nil
-	var c Change
-	for _, o := range e.objects {
-		c.UpsertPolicies = append(c.UpsertPolicies, *o)
-	}
-	for _, p := range e.peers {
-		c.AddIdentities = append(c.AddIdentities, p.id)
-	}
-	for n := range e.subjects {
-		c.AddSubjects = append(c.AddSubjects, n)
-	}
-	for name, addrs := range e.names {
-		n := Name{Name: name}
-		for a := range addrs {
-			n.Addrs = append(n.Addrs, a)
-		}
-		c.Learn = append(c.Learn, n)
-	}
-	for a, n := range e.located {
-		c.Locate = append(c.Locate, Location{a, n})
-	}
-	out := New(config)
-	return out, out.Apply(c)
 }
 
 // side is a direction of a subject in one of the two engines.

@@ -42,7 +42,7 @@ func TestDiffNamesExactlyWhatChanges(t *testing.T) {
 			next.Objects[o.Key] = o
 		}
 		e, after := fresh(t, configs[0], s), fresh(t, configs[0], next)
-		list, err := e.Diff(upsert, remove)
+		list, err := e.Draft().Diff(upsert, remove)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -113,7 +113,9 @@ type Node struct {
 	journal *journal.Journal
 	calls   chan func()
 	done    chan struct{} // closed when Run has returned
-	ctx     context.Context
+	// questions has one place, for the question that compiles beside the engine.
+	questions chan struct{}
+	ctx       context.Context
 
 	barrier   stream.Barrier // revisions now
 	published stream.Barrier
@@ -145,7 +147,8 @@ func New(config Config, dir string, sources []string) (*Node, error) {
 	}
 	n := &Node{
 		config: config, stream: stream.NewLog(config.Stream), calls: make(chan func(), 64), done: make(chan struct{}), ctx: context.Background(),
-		policies: make(map[policy.Key]*Policy), sources: map[string]*source{SourceGRPC: {synced: true}},
+		questions: make(chan struct{}, 1),
+		policies:  make(map[policy.Key]*Policy), sources: map[string]*source{SourceGRPC: {synced: true}},
 		identities: make(map[identity.Numeric]identity.Identity), subscribers: make(map[string]*subscriber),
 		names: make(map[string]map[netip.Addr]time.Time), crowded: make(map[identity.Numeric]error),
 		problems: make(map[string]string), readied: make(chan struct{}),

@@ -185,7 +185,7 @@ func (n *Node) Upsert(ctx context.Context, manifests []byte, namespace string, v
 	if err != nil {
 		return Outcome{}, err
 	}
-	return ask(ctx, n, func() (Outcome, error) {
+	return n.changed(ctx, validateOnly, func() (Outcome, []*Policy, []policy.Key, error) {
 		out := Outcome{}
 		var puts []*Policy
 		for _, d := range docs {
@@ -193,7 +193,7 @@ func (n *Node) Upsert(ctx context.Context, manifests []byte, namespace string, v
 			if old := n.policies[d.Object.Key]; old != nil {
 				switch {
 				case n.foreign(old):
-					return Outcome{}, fmt.Errorf("%w: %s is of %s %s", ErrOwned, old.Key, old.Source, old.Origin)
+					return out, nil, nil, fmt.Errorf("%w: %s is of %s %s", ErrOwned, old.Key, old.Source, old.Origin)
 				case old.Broken == "" && bytes.Equal(old.Manifest, d.Text):
 					c.Type = Unchanged
 				default:
@@ -205,10 +205,52 @@ func (n *Node) Upsert(ctx context.Context, manifests []byte, namespace string, v
 			}
 			out.Changes = append(out.Changes, c)
 		}
-		err := n.change(puts, nil, validateOnly)
-		out.Revision = n.barrier.Policy
-		return out, err
+		return out, puts, nil, nil
 	})
+}
+
+// changed makes a change of the source "grpc", which the owner finds with
+// find, or says what would become of it.
+func (n *Node) changed(ctx context.Context, validateOnly bool, find func() (Outcome, []*Policy, []policy.Key, error)) (Outcome, error) {
+	if !validateOnly {
+		return ask(ctx, n, func() (Outcome, error) {
+			out, puts, gone, err := find()
+			if err == nil {
+				err = n.change(puts, gone)
+			}
+			out.Revision = n.barrier.Policy
+			return out, err
+		})
+	}
+	type trial struct {
+		Outcome
+		change engine.Change
+		draft  engine.Draft
+	}
+	var out Outcome
+	err := n.aside(ctx, func() error {
+		t, err := ask(ctx, n, func() (trial, error) {
+			found, puts, gone, err := find()
+			if err != nil {
+				return trial{}, err
+			}
+			p, err := n.plan(puts, gone)
+			found.Revision = n.barrier.Policy
+			return trial{found, p.change, n.engine.Draft()}, err
+		})
+		if err != nil {
+			return err
+		}
+		out = t.Outcome
+		if len(t.change.UpsertPolicies)+len(t.change.DeletePolicies) == 0 {
+			return nil
+		}
+		if err := t.draft.Try(t.change); err != nil {
+			return fmt.Errorf("%w: %w", ErrLimit, err)
+		}
+		return nil
+	})
+	return out, err
 }
 
 func (n *Node) policy(d Decoded, source, origin string) *Policy {
@@ -224,23 +266,21 @@ func (n *Node) policy(d Decoded, source, origin string) *Policy {
 
 // Delete deletes policies of the source "grpc".
 func (n *Node) Delete(ctx context.Context, keys []policy.Key, validateOnly bool) (Outcome, error) {
-	return ask(ctx, n, func() (Outcome, error) {
+	return n.changed(ctx, validateOnly, func() (Outcome, []*Policy, []policy.Key, error) {
 		out := Outcome{}
 		var gone []policy.Key
 		for _, k := range keys {
 			c := Changed{Key: k, Type: Absent}
 			if p := n.policies[k]; p != nil && !slices.Contains(gone, k) {
 				if n.foreign(p) {
-					return Outcome{}, fmt.Errorf("%w: %s is of %s %s", ErrForeign, k, p.Source, p.Origin)
+					return out, nil, nil, fmt.Errorf("%w: %s is of %s %s", ErrForeign, k, p.Source, p.Origin)
 				}
 				c.Type = Deleted
 				gone = append(gone, k)
 			}
 			out.Changes = append(out.Changes, c)
 		}
-		err := n.change(nil, gone, validateOnly)
-		out.Revision = n.barrier.Policy
-		return out, err
+		return out, nil, gone, nil
 	})
 }
 
@@ -250,20 +290,22 @@ func (n *Node) foreign(p *Policy) bool {
 	return p.Source != SourceGRPC && n.sources[p.Source] != nil
 }
 
-// change replaces and deletes policies, all of it or nothing.
-func (n *Node) change(puts []*Policy, gone []policy.Key, validateOnly bool) error {
-	if len(puts) == 0 && len(gone) == 0 {
-		return nil
-	}
-	c := engine.Change{DeletePolicies: gone}
-	var back engine.Change
-	total, count := n.bytes, len(n.policies)
-	content := len(gone) > 0
+// plan is a change of policies with the one that takes it back.
+type plan struct {
+	change, back engine.Change
+	bytes        int  // of all manifests afterwards
+	content      bool // what policies say changes
+}
+
+// plan looks whether there is room for a change.
+func (n *Node) plan(puts []*Policy, gone []policy.Key) (plan, error) {
+	out := plan{change: engine.Change{DeletePolicies: gone}, bytes: n.bytes, content: len(gone) > 0}
+	count := len(n.policies)
 	for _, p := range puts {
 		old := n.policies[p.Key]
-		total += len(p.Manifest)
+		out.bytes += len(p.Manifest)
 		if old != nil {
-			total -= len(old.Manifest)
+			out.bytes -= len(old.Manifest)
 		} else {
 			count++
 		}
@@ -272,37 +314,44 @@ func (n *Node) change(puts []*Policy, gone []policy.Key, validateOnly bool) erro
 			p.Revision, p.Updated = old.Revision, old.Updated // only its origin is another
 			continue
 		}
-		content = true
-		c.UpsertPolicies = append(c.UpsertPolicies, p.object)
+		out.content = true
+		out.change.UpsertPolicies = append(out.change.UpsertPolicies, p.object)
 		if old == nil || old.Broken != "" {
-			back.DeletePolicies = append(back.DeletePolicies, p.Key)
+			out.back.DeletePolicies = append(out.back.DeletePolicies, p.Key)
 		} else {
-			back.UpsertPolicies = append(back.UpsertPolicies, old.object)
+			out.back.UpsertPolicies = append(out.back.UpsertPolicies, old.object)
 		}
 	}
 	for _, k := range gone {
 		old := n.policies[k]
-		total -= len(old.Manifest)
+		out.bytes -= len(old.Manifest)
 		count--
 		if old.Broken == "" {
-			back.UpsertPolicies = append(back.UpsertPolicies, old.object)
+			out.back.UpsertPolicies = append(out.back.UpsertPolicies, old.object)
 		}
 	}
 	switch {
 	case len(puts) > 0 && count > n.config.MaxPolicies:
-		return fmt.Errorf("%w: there would be %d policies, the limit is %d", ErrLimit, count, n.config.MaxPolicies)
-	case len(puts) > 0 && total > n.config.MaxManifestBytes:
-		return fmt.Errorf("%w: there would be %d bytes of manifests, the limit is %d", ErrLimit, total, n.config.MaxManifestBytes)
-	case validateOnly:
-		if err := n.engine.Try(c); err != nil {
-			return fmt.Errorf("%w: %w", ErrLimit, err)
-		}
+		return plan{}, fmt.Errorf("%w: there would be %d policies, the limit is %d", ErrLimit, count, n.config.MaxPolicies)
+	case len(puts) > 0 && out.bytes > n.config.MaxManifestBytes:
+		return plan{}, fmt.Errorf("%w: there would be %d bytes of manifests, the limit is %d", ErrLimit, out.bytes, n.config.MaxManifestBytes)
+	}
+	return out, nil
+}
+
+// change replaces and deletes policies, all of it or nothing.
+func (n *Node) change(puts []*Policy, gone []policy.Key) error {
+	if len(puts) == 0 && len(gone) == 0 {
 		return nil
+	}
+	planned, err := n.plan(puts, gone)
+	if err != nil {
+		return err
 	}
 	if err := beforeCompile.Hit(n.ctx); err != nil {
 		return err
 	}
-	if err := n.apply(c); err != nil {
+	if err := n.apply(planned.change); err != nil {
 		return err
 	}
 	replaced := make([]*Policy, len(puts))
@@ -316,8 +365,8 @@ func (n *Node) change(puts []*Policy, gone []policy.Key, validateOnly bool) erro
 		delete(n.policies, k)
 	}
 	before := n.bytes
-	n.bytes = total
-	if content {
+	n.bytes = planned.bytes
+	if planned.content {
 		n.barrier.Policy++
 	}
 	rec := journal.Change{Revision: n.barrier.Policy}
@@ -327,8 +376,7 @@ func (n *Node) change(puts []*Policy, gone []policy.Key, validateOnly bool) erro
 	for _, k := range gone {
 		rec.GonePolicies = append(rec.GonePolicies, keyRecord(k))
 	}
-	err := beforeJournal.Hit(n.ctx)
-	if err == nil {
+	if err = beforeJournal.Hit(n.ctx); err == nil {
 		err = n.commit(rec)
 	}
 	if err != nil {
@@ -344,10 +392,10 @@ func (n *Node) change(puts []*Policy, gone []policy.Key, validateOnly bool) erro
 			n.policies[k] = removed[i]
 		}
 		n.bytes = before
-		if content {
+		if planned.content {
 			n.barrier.Policy--
 		}
-		if berr := n.apply(back); berr != nil {
+		if berr := n.apply(planned.back); berr != nil {
 			n.fatal = fmt.Errorf("put back what storage did not take: %w", berr)
 		}
 		return err
@@ -486,12 +534,12 @@ func (n *Node) take(name string, order []string, files map[string]*file) error {
 	}
 	slices.SortFunc(gone, compareKeys)
 
-	err := n.change(all, gone, false)
+	err := n.change(all, gone)
 	if errors.Is(err, ErrLimit) {
 		// One of them is too much; find out which, and take the others.
-		n.problem("policies that are gone from "+name, n.change(nil, gone, false))
+		n.problem("policies that are gone from "+name, n.change(nil, gone))
 		for _, origin := range order {
-			if err := n.change(puts[origin], nil, false); err != nil {
+			if err := n.change(puts[origin], nil); err != nil {
 				bad[origin] = refused{err: err.Error()}
 			}
 		}

@@ -81,27 +81,68 @@ type Judged struct {
 	Revision uint64
 }
 
+// aside does the work of a question that compiles, in the caller's goroutine:
+// the owner goes on meanwhile. One is worked on at a time, so that questions
+// take the memory of one.
+func (n *Node) aside(ctx context.Context, work func() error) error {
+	select {
+	case n.questions <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-n.done:
+		return ErrStopped
+	}
+	defer func() { <-n.questions }()
+	return work()
+}
+
 // Table returns the tables by which an identity is judged.
 func (n *Node) Table(ctx context.Context, x identity.Numeric) (Judged, error) {
-	return ask(ctx, n, func() (Judged, error) {
-		if _, ok := n.engine.Identity(x); !ok {
-			return Judged{}, fmt.Errorf("identity %d is %w", x, ErrNotFound)
-		}
-		e := n.engine
-		if !e.IsSubject(x) {
-			var err error
-			if e, err = e.Fork(nil, x); err != nil {
-				return Judged{}, fmt.Errorf("%w: %w", ErrLimit, err)
+	type found struct {
+		Judged
+		draft   *engine.Draft
+		subject bool
+	}
+	look := func(draft bool) (found, error) {
+		return ask(ctx, n, func() (found, error) {
+			f := found{subject: n.engine.IsSubject(x)}
+			f.Revision = n.barrier.Policy
+			if _, ok := n.engine.Identity(x); !ok {
+				return found{}, fmt.Errorf("identity %d is %w", x, ErrNotFound)
 			}
+			if f.subject {
+				f.from(n.engine, x)
+			} else if draft {
+				d := n.engine.Draft()
+				f.draft = &d
+			}
+			return f, nil
+		})
+	}
+	f, err := look(false)
+	if err != nil || f.subject {
+		return f.Judged, err
+	}
+	err = n.aside(ctx, func() error {
+		if f, err = look(true); err != nil || f.subject {
+			return err
 		}
-		out := Judged{Revision: n.barrier.Policy}
-		for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
-			out.Tables[d], out.Bound[d] = e.BoundTable(x, d)
-			b, _ := e.Bound(x, d)
-			out.Sources[d] = b.Sources
+		e, err := f.draft.Fork(nil, x)
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrLimit, err)
 		}
-		return out, nil
+		f.from(e, x)
+		return nil
 	})
+	return f.Judged, err
+}
+
+func (j *Judged) from(e *engine.Engine, x identity.Numeric) {
+	for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
+		j.Tables[d], j.Bound[d] = e.BoundTable(x, d)
+		b, _ := e.Bound(x, d)
+		j.Sources[d] = b.Sources
+	}
 }
 
 // Peer is one end of a connection in a question.
@@ -129,49 +170,38 @@ type Explained struct {
 
 // Explain judges a connection on both sides.
 func (n *Node) Explain(ctx context.Context, from, to Peer, q port.Point) (Explained, error) {
-	return ask(ctx, n, func() (Explained, error) {
-		x := explanation{node: n}
-		src, err := x.resolve("from", from)
-		if err != nil {
-			return Explained{}, err
-		}
-		dst, err := x.resolve("to", to)
-		if err != nil {
-			return Explained{}, err
-		}
-		e := n.engine
-		var subjects []identity.Numeric
-		aside := len(x.extra) > 0
-		for _, id := range []identity.Identity{src, dst} {
-			if workload(id) {
-				subjects = append(subjects, id.Number)
-				aside = aside || !e.IsSubject(id.Number)
+	look := func(draft bool) (*explanation, error) {
+		return ask(ctx, n, func() (*explanation, error) {
+			x := &explanation{node: n, from: from, to: to, at: q, revision: n.barrier.Policy}
+			if err := x.begin(); err != nil {
+				return nil, err
 			}
-		}
-		if aside {
-			if e, err = e.Fork(x.extra, subjects...); err != nil {
-				return Explained{}, fmt.Errorf("%w: %w", ErrLimit, err)
+			switch {
+			case !x.aside:
+				return x, x.judge(n.engine)
+			case draft:
+				x.draft = n.engine.Draft()
 			}
-		}
-		out := Explained{Action: rule.Allow, Revision: n.barrier.Policy}
-		side := func(d rule.Direction, subject, peer identity.Identity, addr netip.Addr) (Side, error) {
-			s := Side{Subject: x.shown(subject), Peer: x.shown(peer)}
-			if !workload(subject) {
-				return s, nil
+			return x, nil
+		})
+	}
+	x, err := look(false)
+	if err == nil && x.aside {
+		err = n.aside(ctx, func() error {
+			if x, err = look(true); err != nil || !x.aside {
+				return err
 			}
-			s.Judged = true
-			var err error
-			s.Explanation, err = e.Explain(subject.Number, d, peer.Number, addr, q)
-			// A denial on one side is one, and so is a redirect.
-			out.Action = min(out.Action, s.Verdict.Action)
-			return s, err
-		}
-		if out.Egress, err = side(rule.Egress, src, dst, to.Addr); err != nil {
-			return Explained{}, err
-		}
-		out.Ingress, err = side(rule.Ingress, dst, src, from.Addr)
-		return out, err
-	})
+			e, err := x.draft.Fork(x.extra, x.subjects...)
+			if err != nil {
+				return fmt.Errorf("%w: %w", ErrLimit, err)
+			}
+			return x.judge(e)
+		})
+	}
+	if err != nil {
+		return Explained{}, err
+	}
+	return x.answer, nil
 }
 
 // workload reports whether policies can select the identity on this node.
@@ -183,10 +213,59 @@ func workload(id identity.Identity) bool {
 	return false
 }
 
-// explanation collects what a question needs beside the engine.
+// explanation is a question with what it needs beside the engine.
 type explanation struct {
-	node  *Node
-	extra []identity.Identity
+	node     *Node
+	from, to Peer
+	at       port.Point
+	revision uint64
+	src, dst identity.Identity
+	extra    []identity.Identity // that have a number for this answer alone
+	subjects []identity.Numeric
+	aside    bool // the engine has not all of the tables
+	draft    engine.Draft
+	answer   Explained
+}
+
+// begin finds out who is spoken of. The owner calls it.
+func (x *explanation) begin() (err error) {
+	if x.src, err = x.resolve("from", x.from); err != nil {
+		return err
+	}
+	if x.dst, err = x.resolve("to", x.to); err != nil {
+		return err
+	}
+	x.aside = len(x.extra) > 0
+	for _, id := range []identity.Identity{x.src, x.dst} {
+		if workload(id) {
+			x.subjects = append(x.subjects, id.Number)
+			x.aside = x.aside || !x.node.engine.IsSubject(id.Number)
+		}
+	}
+	return nil
+}
+
+// judge asks an engine that has the tables.
+func (x *explanation) judge(e *engine.Engine) (err error) {
+	x.answer = Explained{Action: rule.Allow, Revision: x.revision}
+	if x.answer.Egress, err = x.side(e, rule.Egress, x.src, x.dst, x.to.Addr); err != nil {
+		return err
+	}
+	x.answer.Ingress, err = x.side(e, rule.Ingress, x.dst, x.src, x.from.Addr)
+	return err
+}
+
+func (x *explanation) side(e *engine.Engine, d rule.Direction, subject, peer identity.Identity, addr netip.Addr) (Side, error) {
+	s := Side{Subject: x.shown(subject), Peer: x.shown(peer)}
+	if !workload(subject) {
+		return s, nil
+	}
+	s.Judged = true
+	var err error
+	s.Explanation, err = e.Explain(subject.Number, d, peer.Number, addr, x.at)
+	// A denial on one side is one, and so is a redirect.
+	x.answer.Action = min(x.answer.Action, s.Verdict.Action)
+	return s, err
 }
 
 func (x *explanation) resolve(field string, p Peer) (identity.Identity, error) {
@@ -201,7 +280,7 @@ func (x *explanation) resolve(field string, p Peer) (identity.Identity, error) {
 	case len(p.Labels) > 0:
 		set := label.NewSet(p.Labels...)
 		for _, id := range x.node.identities {
-			if id.Labels.String() == set.String() {
+			if slices.Equal(id.Labels.All(), set.All()) {
 				return id, nil
 			}
 		}
@@ -262,35 +341,46 @@ func (n *Node) Diff(ctx context.Context, manifests []byte, namespace string, rem
 			return nil, err
 		}
 	}
-	return ask(ctx, n, func() ([]Difference, error) {
-		var objects []policy.Object
-		for _, d := range docs {
-			if old := n.policies[d.Object.Key]; old != nil && n.foreign(old) {
-				return nil, fmt.Errorf("%w: %s is of %s %s", ErrOwned, old.Key, old.Source, old.Origin)
+	var out []Difference
+	err := n.aside(ctx, func() error {
+		draft, err := ask(ctx, n, func() (engine.Draft, error) {
+			for _, d := range docs {
+				if old := n.policies[d.Object.Key]; old != nil && n.foreign(old) {
+					return engine.Draft{}, fmt.Errorf("%w: %s is of %s %s", ErrOwned, old.Key, old.Source, old.Origin)
+				}
 			}
+			for _, k := range remove {
+				if old := n.policies[k]; old != nil && n.foreign(old) {
+					return engine.Draft{}, fmt.Errorf("%w: %s is of %s %s", ErrForeign, old.Key, old.Source, old.Origin)
+				}
+			}
+			return n.engine.Draft(), nil
+		})
+		if err != nil {
+			return err
+		}
+		objects := make([]policy.Object, 0, len(docs))
+		for _, d := range docs {
 			objects = append(objects, d.Object)
 		}
-		for _, k := range remove {
-			if old := n.policies[k]; old != nil && n.foreign(old) {
-				return nil, fmt.Errorf("%w: %s is of %s %s", ErrForeign, old.Key, old.Source, old.Origin)
-			}
-		}
-		found, err := n.engine.Diff(objects, remove)
+		found, err := draft.Diff(objects, remove)
 		if err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrLimit, err)
+			return fmt.Errorf("%w: %w", ErrLimit, err)
 		}
-		out := make([]Difference, 0, len(found))
+		known := make(map[identity.Numeric]identity.Identity)
+		for _, id := range draft.Identities() {
+			known[id.Number] = id
+		}
 		for _, f := range found {
-			d := Difference{Difference: f}
-			d.Subject, _ = n.engine.Identity(f.Subject)
+			d := Difference{Difference: f, Subject: known[f.Subject]}
 			for _, p := range f.Places {
-				id, _ := n.engine.Identity(p.Peer)
-				d.Peers = append(d.Peers, DifferentPeer{id, p.Block})
+				d.Peers = append(d.Peers, DifferentPeer{known[p.Peer], p.Block})
 			}
 			out = append(out, d)
 		}
-		return out, nil
+		return nil
 	})
+	return out, err
 }
 
 // Status is a summary.

@@ -45,7 +45,7 @@ func (s *Server) Register(r grpc.ServiceRegistrar) { policyv1.RegisterPolicyServ
 func Methods() rpc.Methods {
 	change := rpc.Limit{InFlight: 4, Waiting: 64}
 	read := rpc.Limit{InFlight: 16, Waiting: 128}
-	// These compile for the answer alone, in the time of everybody else.
+	// These compile for the answer alone.
 	costly := rpc.Limit{InFlight: 2, Waiting: 16}
 	return rpc.Methods{
 		policyv1.PolicyService_UpsertPolicies_FullMethodName:    {Access: rpc.Root(), Limit: change},

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/port"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/synthetic"
+)
+
+// questions are those that compile.
+func questions(n *Node, subject, stranger identity.Numeric) map[string]func(context.Context) error {
+	return map[string]func(context.Context) error{
+		"table of no subject": func(ctx context.Context) error { _, err := n.Table(ctx, stranger); return err },
+		"explanation of no subject": func(ctx context.Context) error {
+			_, err := n.Explain(ctx, Peer{Identity: stranger}, Peer{Identity: subject}, port.At(port.TCP, 80))
+			return err
+		},
+		"difference": func(ctx context.Context) error {
+			_, err := n.Diff(ctx, []byte(text(synthetic.Namespace(0), "app-00", 80)), "", nil)
+			return err
+		},
+		"validation": func(ctx context.Context) error {
+			_, err := n.Upsert(ctx, []byte(text(synthetic.Namespace(0), "app-00", 81)), "", true)
+			return err
+		},
+		"validation of a deletion": func(ctx context.Context) error { _, err := n.Delete(ctx, nil, true); return err },
+	}
+}
+
+func small(t *testing.T) (n *Node, subject, stranger identity.Numeric) {
+	t.Helper()
+	s := synthetic.Shape{Namespaces: 4, Apps: 5, Policies: 40, Subjects: 3, SubjectNamespaces: 1}
+	dir := t.TempDir()
+	config := town(t, dir, s)
+	n, _ = run(t, dir, func(c *Config) { config.Linger = c.Linger; *c = config })
+	c, err := synthetic.Make(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n, c.Subjects[0], identity.MinCluster + identity.Numeric(3*s.Apps)
+}
+
+func TestQuestionThatCompilesKeepsNobodyElseWaiting(t *testing.T) {
+	n, subject, stranger := small(t)
+	n.questions <- struct{}{} // one is being worked on
+	for what, ask := range questions(n, subject, stranger) {
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- ask(ctx) }()
+		if _, err := n.Status(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := n.Table(t.Context(), subject); err != nil {
+			t.Errorf("while a %s waits, the table of a subject: %v", what, err)
+		}
+		select {
+		case err := <-ended:
+			t.Errorf("%s: answered with %v while another question is worked on", what, err)
+		default:
+		}
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: %v, want that it stops waiting", what, err)
+		}
+	}
+	<-n.questions
+	for what, ask := range questions(n, subject, stranger) {
+		if err := ask(t.Context()); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+// With the race detector this also says that what is worked on aside shares
+// nothing that changes.
+func TestQuestionsAreAnsweredWhilePoliciesChange(t *testing.T) {
+	n, subject, stranger := small(t)
+	ctx := t.Context()
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		defer close(done)
+		for i := range 150 {
+			ns := synthetic.Namespace(i % 4)
+			if _, err := n.Upsert(ctx, []byte(text(ns, fmt.Sprintf("app-%02d", i%5), 1000+i)), "", false); err != nil {
+				t.Errorf("change %d: %v", i, err)
+			}
+			id, err := synthetic.Identity(synthetic.Shape{Namespaces: 4, Apps: 5}, i%4, 5+i%3)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			id.Number += 1000
+			var gone []identity.Numeric
+			if i%2 == 1 {
+				gone = append(gone, id.Number)
+			}
+			if err := n.SetIdentities(ctx, []identity.Identity{id}, gone); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	for what, ask := range questions(n, subject, stranger) {
+		wg.Go(func() {
+			for {
+				if err := ask(ctx); err != nil {
+					t.Errorf("%s: %v", what, err)
+					return
+				}
+				select {
+				case <-done:
+					return
+				default:
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestDifferenceIsThatOfApplyingIt(t *testing.T) {
+	n, subject, _ := small(t)
+	peer := identity.MinCluster + 3 // app-03 of the same namespace
+	manifest := []byte(strings.ReplaceAll(text(synthetic.Namespace(0), "app-00", 4711), "app: web", "app: app-03"))
+	verdict := func() rule.Action {
+		x, err := n.Explain(t.Context(), Peer{Identity: peer}, Peer{Identity: subject}, port.At(port.TCP, 4711))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x.Ingress.Verdict.Action
+	}
+	found, err := n.Diff(t.Context(), manifest, "", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := verdict()
+	if _, err := n.Upsert(t.Context(), manifest, "", false); err != nil {
+		t.Fatal(err)
+	}
+	after := verdict()
+	if before != rule.Deny || after != rule.Allow {
+		t.Fatalf("the policy makes %s of %s, want allow of deny", after, before)
+	}
+	if len(found) != 1 || found[0].Subject.Number != subject || found[0].Direction != rule.Ingress || len(found[0].Peers) != 1 ||
+		found[0].Peers[0].Identity.Number != peer || found[0].Changes[0].Before.Action != before || found[0].Changes[0].After.Action != after {
+		t.Errorf("found %+v, want that %d may reach %d", found, peer, subject)
+	}
+	if again, err := n.Diff(t.Context(), manifest, "", nil); err != nil || len(again) != 0 {
+		t.Errorf("a difference to what is in force: %v, %v", again, err)
+	}
+}

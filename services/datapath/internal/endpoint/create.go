@@ -157,7 +157,9 @@ func (c *Core) create(ctx context.Context, ns Namespace, r Record) (_ Endpoint, 
 		}, nil, nil},
 
 		{"publish the endpoint", func(ctx context.Context) (err error) {
-			r.Slot, err = c.cfg.Maps.Publish(ctx, r.entry())
+			e := r.entry()
+			e.New = true
+			r.Slot, err = c.cfg.Maps.Publish(ctx, e)
 			return err
 		}, func() error {
 			if r.Slot == 0 {

@@ -18,6 +18,7 @@ type Entry struct {
 	HostMAC    MAC
 	MTU        uint16
 	Forwards   bool // its tables let packets pass: it is not cut
+	New        bool // it has not lived before, and begins only with its tables
 	Damaged    bool // some keys that should lead to it are missing
 	Generation uint32
 }

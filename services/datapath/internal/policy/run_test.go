@@ -354,3 +354,74 @@ func TestSubjectsWithoutEndpointsAreLetGoAfterAWhile(t *testing.T) {
 	st.expect(t, "subjects +[300] -[]")
 	st.expect(t, "subjects +[] -[300]")
 }
+
+// INV-52: a subject is let go, wanted again and found in the model while the
+// service's farewell is on its way, which comes between Await and Begin.
+func TestCreationWaitsAgainForTablesThatWentBeforeItBegan(t *testing.T) {
+	k := newFakeKernel()
+	a, sc := play(t, k, Config{Wait: true})
+	st := next(t, sc.subscribed)
+	sv := newService(1)
+	send := func(m Message) {
+		t.Helper()
+		st.send(t, m)
+		st.expect(t, fmt.Sprint("ack ", m.Seq))
+	}
+	states := testStates()
+	only := state{states[2].identities, map[uint32][2]testPolicy{300: states[2].policies[300]}}
+	nobody := state{states[2].identities, nil}
+	send(sv.snapshot(only))
+	if err := a.Await(t.Context(), 300); err != nil {
+		t.Fatal(err)
+	}
+	st.expect(t, "subjects +[300] -[]")
+	farewell := sv.change(nobody)
+	farewell.Steps = slices.Concat([]Step{SubjectGone{300}}, farewell.Steps)
+	send(farewell)
+	published := false
+	done := make(chan error, 1)
+	go func() {
+		_, err := a.Begin(t.Context(), 300, nil, func(egress, ingress Table) (uint16, uint32, error) {
+			published = true
+			if egress == Pending || ingress == Pending {
+				t.Errorf("it begins with tables %d and %d", egress, ingress)
+			}
+			k.endpoint(7, 300, "10.0.0.1")
+			k.endpoints[7].Egress, k.endpoints[7].Ingress = egress, ingress
+			return 7, k.endpoints[7].Generation, nil
+		})
+		done <- err
+	}()
+	a.waitsFor(t, 300)
+	a.mu.Lock()
+	early := published
+	a.mu.Unlock()
+	if early {
+		t.Fatal("it began without its tables")
+	}
+	send(sv.change(only))
+	if err := next(t, done); err != nil {
+		t.Fatal(err)
+	}
+	if p, ok := a.Of(7); !ok || p.Pending() {
+		t.Errorf("it has %+v, %v", p, ok)
+	}
+}
+
+// waitsFor returns once a creation has the subject.
+func (a *Applier) waitsFor(t *testing.T, id uint32) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); ; {
+		a.mu.Lock()
+		s := a.subjects[id]
+		waits := s != nil && s.users > 0
+		a.mu.Unlock()
+		if waits {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("nobody waits")
+		}
+		time.Sleep(time.Millisecond)
+	}
+}

@@ -51,6 +51,12 @@ func (a *Applier) release(s *subject) {
 func (a *Applier) Await(ctx context.Context, identity uint32) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	return a.await(ctx, identity)
+}
+
+// await is called with the lock held, and waits without it. When it returns,
+// nothing has changed since it looked last.
+func (a *Applier) await(ctx context.Context, identity uint32) error {
 	s := a.subject(identity)
 	s.users++
 	s.until = time.Time{}
@@ -99,12 +105,32 @@ func (a *Applier) enforceable(identity uint32, s *subject) bool {
 	return waits
 }
 
-// Publish makes an endpoint known to the programs by calling publish with its
-// tables; no change of them can come in between. publish returns the slot and
+// PublishFunc makes an endpoint known to the programs. It returns the slot and
 // the generation of its word.
-func (a *Applier) Publish(identity uint32, addrs []netip.Addr, publish func(egress, ingress Table) (slot uint16, gen uint32, err error)) (uint16, error) {
+type PublishFunc func(egress, ingress Table) (slot uint16, gen uint32, err error)
+
+// Begin makes a new endpoint known to the programs by calling publish with its
+// tables; no change of them can come in between. If they have gone since Await,
+// because the service let the subject go while nobody lived there, it waits for
+// them again.
+func (a *Applier) Begin(ctx context.Context, identity uint32, addrs []netip.Addr, publish PublishFunc) (uint16, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if err := a.await(ctx, identity); err != nil {
+		return 0, err
+	}
+	return a.publish(identity, addrs, publish)
+}
+
+// Publish is Begin for an endpoint that has lived before: until its tables are
+// known it lets in the own node alone.
+func (a *Applier) Publish(identity uint32, addrs []netip.Addr, publish PublishFunc) (uint16, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.publish(identity, addrs, publish)
+}
+
+func (a *Applier) publish(identity uint32, addrs []netip.Addr, publish PublishFunc) (uint16, error) {
 	s := a.subject(identity)
 	egress, ingress := Pending, Pending
 	if s.ready {

@@ -235,7 +235,11 @@ type Judges struct {
 
 // Await implements endpoint.Policies.
 func (j Judges) Await(ctx context.Context, identity uint32) error {
-	err := j.Policy.Await(ctx, identity)
+	return judgement(j.Policy.Await(ctx, identity))
+}
+
+// judgement gives the core's meaning to why nothing judges an endpoint.
+func judgement(err error) error {
 	for from, to := range map[error]error{policy.ErrUnavailable: endpoint.ErrUnavailable, policy.ErrNoRoom: endpoint.ErrFull} {
 		if errors.Is(err, from) {
 			return fmt.Errorf("%w: %w", to, err)

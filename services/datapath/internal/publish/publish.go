@@ -41,7 +41,7 @@ func (m Maps) Publish(ctx context.Context, e endpoint.Entry) (uint16, error) {
 		s, err := m.Kernel.Publish(ctx, ke)
 		return uint16(s), translate(err)
 	}
-	slot, err := m.Policy.Publish(e.Identity, e.Addrs, func(egress, ingress policy.Table) (uint16, uint32, error) {
+	publish := func(egress, ingress policy.Table) (uint16, uint32, error) {
 		ke.Policy = kernel.Policy{Egress: kernel.Table(egress), Ingress: kernel.Table(ingress)}
 		s, err := m.Kernel.Publish(ctx, ke)
 		if err != nil {
@@ -52,8 +52,15 @@ func (m Maps) Publish(ctx context.Context, e endpoint.Entry) (uint16, error) {
 			return 0, 0, errors.Join(err, m.Kernel.Unpublish(s))
 		}
 		return uint16(s), published.Policy.Gen, nil
-	})
-	return slot, translate(err)
+	}
+	var slot uint16
+	var err error
+	if e.New {
+		slot, err = m.Policy.Begin(ctx, e.Identity, e.Addrs, publish)
+	} else {
+		slot, err = m.Policy.Publish(e.Identity, e.Addrs, publish)
+	}
+	return slot, translate(judgement(err))
 }
 
 // Cut implements endpoint.Maps.

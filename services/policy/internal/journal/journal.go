@@ -41,9 +41,9 @@ const (
 // do not.
 var lockWait = 3 * time.Second
 
-// maxLine bounds one change, in bytes: 3 MiB of manifests escaped in JSON, or
-// the identities of a whole cluster.
-const maxLine = 256 << 20
+// maxLine bounds one change, in bytes: what a source brings at once, escaped in
+// JSON, or the identities of a whole cluster. Tests have less.
+var maxLine = 256 << 20
 
 var schema = durable.Schema{Name: "sluice.policy.change", Version: 1}
 
@@ -173,6 +173,12 @@ func (j *Journal) read(replay func(Change) error) (cut int64, err error) {
 	for line := 1; ; line++ {
 		b, err := readLine(r)
 		if errors.Is(err, io.EOF) {
+			// A kill leaves a part of what was to be written, and nothing else. A
+			// whole change with another byte in the place of its newline was
+			// finished, and answered.
+			if last := len(b) - 1; last >= 0 && (b[last] != 0 || (j.size+int64(last))%sector != 0) && durable.Decode(append(b[:last:last], '\n'), schema, new(Change)) == nil {
+				return 0, fmt.Errorf("line %d: %w: %q instead of the newline at its end", line, durable.ErrCorrupt, b[last])
+			}
 			return int64(len(b)), nil
 		}
 		if err != nil {
@@ -182,7 +188,7 @@ func (j *Journal) read(replay func(Change) error) (cut int64, err error) {
 		if err := durable.Decode(b, schema, &c); err != nil {
 			// Blocks that never reached the disk before the power went read as
 			// zeros; nothing that was answered can follow them.
-			if bytes.IndexByte(b, 0) >= 0 {
+			if lostBlocks(b, j.size) {
 				if _, perr := r.Peek(1); errors.Is(perr, io.EOF) {
 					return int64(len(b)), nil
 				}
@@ -194,6 +200,39 @@ func (j *Journal) read(replay func(Change) error) (cut int64, err error) {
 		}
 		j.size += int64(len(b))
 	}
+}
+
+// sector is what storage writes whole or not at all.
+const sector = 512
+
+// lostBlocks reports whether a line at an offset of the file has zeros, and all
+// of them as sectors that were never written: no other damage is so regular.
+func lostBlocks(line []byte, offset int64) bool {
+	found := false
+	for at := 0; at < len(line); {
+		if line[at] != 0 {
+			at++
+			continue
+		}
+		end := at
+		for end < len(line) && line[end] == 0 {
+			end++
+		}
+		if at > 0 && (offset+int64(at))%sector != 0 || end < len(line) && (offset+int64(end))%sector != 0 {
+			return false
+		}
+		found, at = true, end
+	}
+	return found
+}
+
+// encode makes the line of a change that read can read.
+func encode(c Change) ([]byte, error) {
+	b, err := durable.Encode(schema, c)
+	if err == nil && len(b) > maxLine {
+		err = fmt.Errorf("a change of %d bytes; the limit is %d", len(b), maxLine)
+	}
+	return b, err
 }
 
 // readLine reads up to and with a newline. At the end it returns io.EOF with
@@ -215,9 +254,9 @@ func readLine(r *bufio.Reader) ([]byte, error) {
 // Append adds a change. When it returns nil the change survives the process,
 // and with sync a loss of power too; else it is not there.
 func (j *Journal) Append(ctx context.Context, c Change, sync bool) error {
-	b, err := durable.Encode(schema, c)
+	b, err := encode(c)
 	if err != nil {
-		return err
+		return fmt.Errorf("append to %s: %w", j.path(), err)
 	}
 	if err := beforeWrite.Hit(ctx); err != nil {
 		return err
@@ -272,9 +311,9 @@ func (j *Journal) Rewrite(ctx context.Context, state []Change) error {
 	}
 	var buf bytes.Buffer
 	for _, c := range state {
-		b, err := durable.Encode(schema, c)
+		b, err := encode(c)
 		if err != nil {
-			return err
+			return fmt.Errorf("write %s anew: %w", j.path(), err)
 		}
 		buf.Write(b)
 	}

@@ -78,23 +78,80 @@ func TestEveryUnfinishedEndIsCutOff(t *testing.T) {
 func TestDamageIsRefusedAndTouchesNothing(t *testing.T) {
 	dir, content := three(t)
 	path := filepath.Join(dir, File)
-	// Not the newline at the end: without it the change is an unfinished one.
-	for at := 0; at < len(content)-1; at += 3 {
-		if content[at] == '\n' {
-			continue
+	for _, damage := range []func(byte) byte{
+		func(b byte) byte { return b ^ 1 },
+		func(byte) byte { return 0 },
+		func(byte) byte { return '\n' },
+	} {
+		for at := range content {
+			bad := bytes.Clone(content)
+			if bad[at] = damage(bad[at]); bad[at] == content[at] {
+				continue
+			}
+			if err := os.WriteFile(path, bad, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			_, _, _, err := open(t, dir)
+			if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "restore it") {
+				t.Fatalf("byte %d, %q instead of %q: %v", at, bad[at], content[at], err)
+			}
+			if now, _ := os.ReadFile(path); !bytes.Equal(now, bad) {
+				t.Fatalf("byte %d: the file was changed", at)
+			}
 		}
+	}
+}
+
+func TestChangeThatCouldNotBeReadAgainIsNotWritten(t *testing.T) {
+	dir, _ := three(t)
+	j, _, _, err := open(t, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := maxLine
+	maxLine = 4096
+	t.Cleanup(func() { maxLine = old })
+	long := Change{Revision: 4, Policies: []Policy{{Manifest: bytes.Repeat([]byte("x"), 4096)}}}
+	if err := j.Append(t.Context(), long, true); err == nil || !strings.Contains(err.Error(), "4096") {
+		t.Errorf("appended: %v", err)
+	}
+	if err := j.Rewrite(t.Context(), []Change{{Revision: 3}, long}); err == nil || !strings.Contains(err.Error(), "4096") {
+		t.Errorf("written anew: %v", err)
+	}
+	write(t, j, 5)
+	j.Close()
+	if _, got, _, err := open(t, dir); err != nil || fmt.Sprint(got) != "[1 2 3 5]" {
+		t.Errorf("%v, %v", got, err)
+	}
+}
+
+func TestBlocksOfALostPowerAreAnUnfinishedChange(t *testing.T) {
+	dir, content := three(t)
+	whole := len(content)
+	j, _, _, err := open(t, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := j.Append(t.Context(), Change{Revision: 4, Policies: []Policy{{Manifest: bytes.Repeat([]byte("x"), 6000)}}}, true); err != nil {
+		t.Fatal(err)
+	}
+	j.Close()
+	if content, err = os.ReadFile(filepath.Join(dir, File)); err != nil {
+		t.Fatal(err)
+	}
+	for what, lost := range map[string][2]int{
+		"the block in the middle": {4096, 8192}, "all but the first block": {4096, len(content)}, "the first part": {whole, 4096},
+	} {
 		bad := bytes.Clone(content)
-		bad[at] ^= 1
-		if err := os.WriteFile(path, bad, 0o600); err != nil {
+		clear(bad[lost[0]:min(lost[1], len(bad))])
+		if err := os.WriteFile(filepath.Join(dir, File), bad, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		_, _, _, err := open(t, dir)
-		if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "restore it") {
-			t.Fatalf("byte %d (%q): %v", at, content[at], err)
+		j, got, cut, err := open(t, dir)
+		if err != nil || fmt.Sprint(got) != "[1 2 3]" || cut != int64(len(content)-whole) {
+			t.Fatalf("%s: %v, cut %d, %v", what, got, cut, err)
 		}
-		if now, _ := os.ReadFile(path); !bytes.Equal(now, bad) {
-			t.Fatalf("byte %d: the file was changed", at)
-		}
+		j.Close()
 	}
 }
 

@@ -18,23 +18,7 @@ func Split(data []byte) ([]Document, [][]byte, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	// A line that begins with a marker ends a document wherever it stands, in
-	// quotes and blocks of text too. Each chunk is the lines up to the next.
-	type chunk struct{ line, begin, end int }
-	var chunks []chunk
-	line, begin := 1, 0
-	for at, n := 0, 1; at < len(data); n++ {
-		end := len(data)
-		if i := bytes.IndexByte(data[at:], '\n'); i >= 0 {
-			end = at + i + 1
-		}
-		if marker(data[at:end]) && at > begin {
-			chunks = append(chunks, chunk{line, begin, at})
-			line, begin = n, at
-		}
-		at = end
-	}
-	chunks = append(chunks, chunk{line, begin, len(data)})
+	chunks := chunked(data)
 	raw := make([][]byte, len(docs))
 	c, last := 0, -1
 	for i, d := range docs {
@@ -48,6 +32,37 @@ func Split(data []byte) ([]Document, [][]byte, error) {
 		raw[i] = data[chunks[c].begin:chunks[c].end]
 	}
 	return docs, raw, nil
+}
+
+// chunk is a part of a stream that begins with a marker, or at the beginning.
+type chunk struct{ line, begin, end int }
+
+// chunked divides a stream. A line that begins with a marker ends a document
+// wherever it stands, in quotes and blocks of text too.
+func chunked(data []byte) []chunk {
+	var chunks []chunk
+	line, begin := 1, 0
+	for at, n := 0, 1; at < len(data); n++ {
+		end := len(data)
+		if i := bytes.IndexByte(data[at:], '\n'); i >= 0 {
+			end = at + i + 1
+		}
+		if marker(data[at:end]) && at > begin {
+			chunks = append(chunks, chunk{line, begin, at})
+			line, begin = n, at
+		}
+		at = end
+	}
+	return append(chunks, chunk{line, begin, len(data)})
+}
+
+// Chunks are the parts of a stream of which each has a document at most.
+func Chunks(data []byte) [][]byte {
+	var out [][]byte
+	for _, c := range chunked(data) {
+		out = append(out, data[c.begin:c.end])
+	}
+	return out
 }
 
 func marker(line []byte) bool {

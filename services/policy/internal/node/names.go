@@ -6,7 +6,9 @@ package node
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/sluice-net/sluice/services/policy/internal/dnsname"
@@ -72,6 +74,9 @@ func (n *Node) learn(name string, addrs []netip.Addr, ttl time.Duration) error {
 	if over := len(known) + len(fresh) - maxPerName; over > 0 {
 		evict(name, over)
 	}
+	if known == nil && len(n.names) >= n.config.MaxNames {
+		n.evictName(now)
+	}
 	if n.addresses+len(fresh) > n.config.MaxAddresses {
 		for other := range n.names {
 			if over := n.addresses + len(fresh) - n.config.MaxAddresses; over > 0 {
@@ -114,6 +119,26 @@ func (n *Node) learn(name string, addrs []netip.Addr, ttl time.Duration) error {
 		n.save(journal.Change{Names: []journal.Name{nameRecord(name, known)}})
 	}
 	return nil
+}
+
+// evictName drops the name whose time is over since longest, if there is one.
+func (n *Node) evictName(now time.Time) {
+	var oldest string
+	var over time.Time
+	for name, addrs := range n.names {
+		var last time.Time
+		for _, until := range addrs {
+			if until.After(last) {
+				last = until
+			}
+		}
+		if last.Before(now) && (oldest == "" || last.Before(over)) {
+			oldest, over = name, last
+		}
+	}
+	if oldest != "" {
+		n.forget(oldest, slices.Collect(maps.Keys(n.names[oldest])))
+	}
 }
 
 // forget drops addresses of a name.

@@ -22,6 +22,11 @@ func TestMain(m *testing.M) { leaktest.Main(m) }
 // run starts a node on a state directory; the function it returns stops it.
 func run(t testing.TB, dir string, change ...func(*Config)) (*Node, func()) {
 	t.Helper()
+	return runWith(t, dir, []string{SourceIdentity, SourceFile}, change...)
+}
+
+func runWith(t testing.TB, dir string, sources []string, change ...func(*Config)) (*Node, func()) {
+	t.Helper()
 	config := Config{
 		Engine: engine.Config{Cluster: "default", AllowHost: true}, MaxPolicies: 100_000, MaxManifestBytes: 256 << 20,
 		MaxNames: 10, MaxAddresses: 20, NameGrace: time.Minute, Linger: time.Hour, Stream: stream.Defaults(), Log: log.Discard(),
@@ -29,7 +34,7 @@ func run(t testing.TB, dir string, change ...func(*Config)) (*Node, func()) {
 	for _, c := range change {
 		c(&config)
 	}
-	n, err := New(config, dir, []string{SourceIdentity})
+	n, err := New(config, dir, sources)
 	if err != nil {
 		t.Fatal(err)
 	}

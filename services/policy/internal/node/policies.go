@@ -446,12 +446,21 @@ type File struct {
 // Set says that these are all files of the source. A file is taken over whole
 // or not at all; the policies of one that is refused stay as they were.
 func (f *Feed) Set(ctx context.Context, files []File) error {
+	var known map[string][]Decoded
+	if len(f.decoded) == 0 {
+		var err error
+		if known, err = f.inForce(ctx); err != nil {
+			return err
+		}
+	}
 	current := make(map[string]*file, len(files))
 	var order []string
 	for _, in := range files {
 		d := &file{sum: sha256.Sum256(in.Data), err: in.Err}
 		if old := f.decoded[in.Origin]; old != nil && in.Err == nil && old.sum == d.sum {
 			d = old
+		} else if docs := same(in.Data, known[in.Origin]); in.Err == nil && docs != nil {
+			d.docs = docs
 		} else if in.Err == nil {
 			if d.docs, d.err = Decode(in.Data, "", f.node.config.Rules); errors.Is(d.err, errEmpty) {
 				d.err = nil
@@ -466,6 +475,97 @@ func (f *Feed) Set(ctx context.Context, files []File) error {
 		return struct{}{}, f.node.take(f.name, order, current)
 	})
 	return err
+}
+
+// inForce are the policies of the source by origin: after a restart most files
+// are what they were, and need not be understood once more.
+func (f *Feed) inForce(ctx context.Context) (map[string][]Decoded, error) {
+	return ask(ctx, f.node, func() (map[string][]Decoded, error) {
+		out := make(map[string][]Decoded)
+		for _, p := range f.node.policies {
+			if p.Source == f.name && p.Broken == "" {
+				out[p.Origin] = append(out[p.Origin], Decoded{p.object, p.Manifest})
+			}
+		}
+		return out, nil
+	})
+}
+
+// same are the documents of a file, if its text is that of the given ones and
+// nothing else; nil if it has to be understood.
+func same(data []byte, known []Decoded) []Decoded {
+	if len(known) == 0 {
+		return nil
+	}
+	left := make(map[string]Decoded, len(known))
+	for _, d := range known {
+		left[string(d.Text)] = d
+	}
+	var out []Decoded
+	for _, chunk := range manifest.Chunks(data) {
+		text := string(trim(chunk))
+		if text == "\n" {
+			continue // a marker alone
+		}
+		d, ok := left[text]
+		if !ok {
+			return nil
+		}
+		delete(left, text)
+		out = append(out, d)
+	}
+	if len(left) > 0 {
+		return nil
+	}
+	return out
+}
+
+// maxChange is how many bytes of manifests of a source are taken over in one
+// change, which is one line of the journal. Tests have less.
+var maxChange = 32 << 20
+
+// puts are the policies of a file that are new, or another than before.
+type puts struct {
+	origin   string
+	policies []*Policy
+}
+
+// takeFiles puts the policies of files in force, and returns why not those of
+// some. All of them are tried at once, and halves if that is too much: so few
+// files without room cost few changes, and the others are in force together.
+func (n *Node) takeFiles(files []puts, refuse func(origin string, why error)) error {
+	for len(files) > 0 {
+		end, size := 0, 0
+		for ; end < len(files) && (end == 0 || size < maxChange); end++ {
+			for _, p := range files[end].policies {
+				size += len(p.Manifest)
+			}
+		}
+		if err := n.takeSome(files[:end], refuse); err != nil {
+			return err
+		}
+		files = files[end:]
+	}
+	return nil
+}
+
+func (n *Node) takeSome(files []puts, refuse func(origin string, why error)) error {
+	var all []*Policy
+	for _, f := range files {
+		all = append(all, f.policies...)
+	}
+	err := n.change(all, nil)
+	switch {
+	case !errors.Is(err, ErrLimit):
+		return err
+	case len(files) == 1:
+		refuse(files[0].origin, err)
+		return nil
+	}
+	if err := n.takeSome(files[:len(files)/2], refuse); err != nil {
+		return err
+	}
+	return n.takeSome(files[len(files)/2:], refuse)
 }
 
 // take makes the policies of a source those of its files.
@@ -509,19 +609,27 @@ func (n *Node) take(name string, order []string, files map[string]*file) error {
 			taken[d.Object.Key] = origin
 		}
 	}
-	puts := make(map[string][]*Policy)
+	var fresh []puts
 	var all []*Policy
+	size := 0
 	for _, origin := range order {
 		if _, ok := bad[origin]; ok {
 			continue
 		}
-		for _, d := range files[origin].docs {
+		f := puts{origin: origin}
+		for i, d := range files[origin].docs {
 			p := n.policies[d.Object.Key]
-			if p == nil || p.Origin != origin || p.Broken != "" || !bytes.Equal(p.Manifest, d.Text) {
-				puts[origin] = append(puts[origin], n.policy(d, name, origin))
+			if p == nil || p.Source != name || p.Origin != origin || p.Broken != "" || !bytes.Equal(p.Manifest, d.Text) {
+				f.policies = append(f.policies, n.policy(d, name, origin))
+				size += len(d.Text)
+			} else {
+				files[origin].docs[i] = Decoded{p.object, p.Manifest} // kept once
 			}
 		}
-		all = append(all, puts[origin]...)
+		if len(f.policies) > 0 {
+			fresh = append(fresh, f)
+			all = append(all, f.policies...)
+		}
 	}
 	var gone []policy.Key
 	for k, p := range n.policies {
@@ -534,16 +642,14 @@ func (n *Node) take(name string, order []string, files map[string]*file) error {
 	}
 	slices.SortFunc(gone, compareKeys)
 
-	err := n.change(all, gone)
-	if errors.Is(err, ErrLimit) {
-		// One of them is too much; find out which, and take the others.
+	err := error(nil)
+	if size <= maxChange {
+		err = n.change(all, gone)
+	}
+	if size > maxChange || errors.Is(err, ErrLimit) {
+		// Room first, then what fits.
 		n.problem("policies that are gone from "+name, n.change(nil, gone))
-		for _, origin := range order {
-			if err := n.change(puts[origin], nil); err != nil {
-				bad[origin] = refused{err: err.Error()}
-			}
-		}
-		err = nil
+		err = n.takeFiles(fresh, func(origin string, why error) { bad[origin] = refused{err: why.Error()} })
 	} else {
 		n.problem("policies that are gone from "+name, nil)
 	}

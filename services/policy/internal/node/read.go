@@ -4,6 +4,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -51,15 +52,19 @@ func (n *Node) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
 			}
 			out = append(out, l)
 		}
+		type place struct{ source, origin string }
+		has := make(map[place]bool, len(out))
+		for i := range out {
+			has[place{out[i].Source, out[i].Origin}] = true
+		}
 		for name, s := range n.sources {
 			for origin, r := range s.refused {
-				has := slices.ContainsFunc(out, func(l Listed) bool { return l.Source == name && l.Origin == origin })
-				if !has && takes(r.key) && f.Subject == 0 {
+				if !has[place{name, origin}] && takes(r.key) && f.Subject == 0 {
 					out = append(out, Listed{Policy: Policy{Key: r.key, Source: name, Origin: origin}, Error: r.err})
 				}
 			}
 		}
-		slices.SortFunc(out, func(a, b Listed) int { return compareKeys(a.Key, b.Key) })
+		slices.SortFunc(out, func(a, b Listed) int { return cmp.Or(compareKeys(a.Key, b.Key), cmp.Compare(a.Origin, b.Origin)) })
 		return out, nil
 	})
 	return list, revision, err
@@ -397,8 +402,14 @@ type Status struct {
 	Journal     int64
 	Sources     []SourceStatus
 	Subscribers []SubscriberStatus
-	Problems    []string
+	// Problems are the first of them, and a line about the rest.
+	Problems     []string
+	ProblemCount int
 }
+
+// maxProblems is how many are listed: every file of a directory can be one, and
+// a status has to fit into a message.
+const maxProblems = 100
 
 // SourceStatus is the state of a source.
 type SourceStatus struct {
@@ -458,7 +469,19 @@ func (n *Node) Status(ctx context.Context) (Status, error) {
 		for what, text := range n.problems {
 			s.Problems = append(s.Problems, what+": "+text)
 		}
+		orphans := make(map[string]int)
+		for _, p := range n.policies {
+			if n.sources[p.Source] == nil {
+				orphans[p.Source]++
+			}
+		}
+		for name, count := range orphans {
+			s.Problems = append(s.Problems, fmt.Sprintf("the source %s is not configured, and %d of its policies are in force: delete them, or configure it again", name, count))
+		}
 		slices.Sort(s.Problems)
+		if s.ProblemCount = len(s.Problems); s.ProblemCount > maxProblems {
+			s.Problems = append(s.Problems[:maxProblems], fmt.Sprintf("and %d more: the refused ones are in the list of policies", s.ProblemCount-maxProblems))
+		}
 		return s, nil
 	})
 }

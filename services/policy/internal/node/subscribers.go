@@ -6,6 +6,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -97,18 +98,20 @@ func (n *Node) Change(ctx context.Context, name string, session *stream.Session,
 		if s == nil || s.session != session {
 			return struct{}{}, stream.ErrReplaced
 		}
-		fresh, freshPlaces := 0, 0
+		subjects, places := maps.Clone(s.subjects), maps.Clone(s.locations)
+		for _, x := range remove.Subjects {
+			delete(subjects, x)
+		}
 		for _, x := range add.Subjects {
-			if _, ok := s.subjects[x]; !ok {
-				fresh++
-			}
+			subjects[x] = struct{}{}
+		}
+		for _, l := range remove.Locations {
+			delete(places, l.Addr)
 		}
 		for _, l := range add.Locations {
-			if _, ok := s.locations[l.Addr]; !ok {
-				freshPlaces++
-			}
+			places[l.Addr] = l.Identity
 		}
-		if len(s.subjects)+fresh-len(remove.Subjects) > maxSubjects || len(s.locations)+freshPlaces-len(remove.Locations) > maxLocations {
+		if len(subjects) > maxSubjects || len(places) > maxLocations {
 			return struct{}{}, fmt.Errorf("%w: a subscriber may have %d subjects and %d locations", ErrLimit, maxSubjects, maxLocations)
 		}
 		var vacate []netip.Addr

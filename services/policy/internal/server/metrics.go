@@ -82,7 +82,7 @@ var metrics = []metric{
 		}
 		return float64(n)
 	}),
-	newMetric("problems", "Lines of problems in the status.", prometheus.GaugeValue, func(f figures) float64 { return float64(len(f.Problems)) }),
+	newMetric("problems", "Problems in the status.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.ProblemCount) }),
 }
 
 // Collector gives the node's figures to Prometheus.

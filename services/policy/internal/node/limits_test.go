@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package node
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/journal"
+	"github.com/sluice-net/sluice/services/policy/internal/stream"
+)
+
+func TestRemovingWhatIsNotThereMakesNoRoomForASubscriber(t *testing.T) {
+	n, _ := run(t, t.TempDir())
+	session, err := n.Subscribe(t.Context(), "datapath", stream.Incarnation{}, 0, Interest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Unsubscribe("datapath", session)
+	var last error
+	for round := range 8 {
+		var add, remove Interest
+		for i := range 4096 {
+			add.Subjects = append(add.Subjects, identity.Numeric(256+4096*round+i))
+			remove.Subjects = append(remove.Subjects, 1)
+			at := netip.AddrFrom4([4]byte{10, byte(round), byte(i >> 8), byte(i)})
+			add.Locations = append(add.Locations, engine.Location{Addr: at, Identity: 256})
+			remove.Locations = append(remove.Locations, engine.Location{Addr: netip.MustParseAddr("192.0.2.1")})
+		}
+		if err := n.Change(t.Context(), "datapath", session, Interest{Locations: add.Locations}, Interest{Locations: remove.Locations}); err != nil {
+			last = errors.Join(last, err)
+		}
+		if err := n.Change(t.Context(), "datapath", session, Interest{Subjects: add.Subjects}, Interest{Subjects: remove.Subjects}); err != nil {
+			last = errors.Join(last, err)
+		}
+	}
+	if !errors.Is(last, ErrLimit) {
+		t.Errorf("the last was answered with %v", last)
+	}
+	s := n.subscribers["datapath"] // nobody else asks
+	if len(s.subjects) > maxSubjects || len(s.locations) > maxLocations {
+		t.Errorf("%d subjects and %d locations, the limits are %d and %d", len(s.subjects), len(s.locations), maxSubjects, maxLocations)
+	}
+	// What really goes makes room.
+	var some []identity.Numeric
+	for x := range s.subjects {
+		some = append(some, x)
+	}
+	if err := n.Change(t.Context(), "datapath", session, Interest{Subjects: []identity.Numeric{60_000}}, Interest{Subjects: some[:1]}); err != nil {
+		t.Errorf("one for another: %v", err)
+	}
+}
+
+type clock struct {
+	mu  sync.Mutex
+	now time.Time // guarded by mu
+}
+
+func (c *clock) Now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.now
+}
+
+func (c *clock) add(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.now = c.now.Add(d)
+}
+
+func TestNamesWhoseTimeIsOverMakeRoom(t *testing.T) {
+	c := &clock{now: time.Now()}
+	n, _ := run(t, t.TempDir(), func(cfg *Config) { cfg.Now, cfg.NameGrace, cfg.MaxNames = c.Now, time.Hour, 3 })
+	at := []netip.Addr{netip.MustParseAddr("192.0.2.1")}
+	for i := range 3 {
+		if _, err := n.Learn(t.Context(), fmt.Sprintf("n%d.example", i), at, time.Duration(2+i)*time.Minute); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := n.Learn(t.Context(), "n3.example", at, time.Minute); !errors.Is(err, ErrLimit) {
+		t.Fatalf("a fourth name: %v", err)
+	}
+	c.add(150 * time.Second) // the first is in its grace
+	if _, err := n.Learn(t.Context(), "n3.example", at, time.Hour); err != nil {
+		t.Fatalf("a fourth name in the place of one whose time is over: %v", err)
+	}
+	if _, err := n.Learn(t.Context(), "n4.example", at, time.Hour); !errors.Is(err, ErrLimit) {
+		t.Errorf("a fifth name, while all others are valid: %v", err)
+	}
+}
+
+func TestStatusNamesSomeOfManyProblems(t *testing.T) {
+	n, _ := run(t, t.TempDir(), hundred)
+	feed := n.Feed(SourceFile)
+	var files []File
+	for i := range 3000 {
+		files = append(files, File{Origin: fmt.Sprintf("%04d.yaml", i), Err: errors.New("not a regular file")})
+	}
+	if err := feed.Set(t.Context(), files); err != nil {
+		t.Fatal(err)
+	}
+	st, err := n.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st.Refused != len(files) {
+		t.Errorf("%d are refused, want %d", st.Refused, len(files))
+	}
+	if last := st.Problems[len(st.Problems)-1]; len(st.Problems) != maxProblems+1 || !strings.HasPrefix(last, "and 2900 more") || st.Problems[0] != "file 0000.yaml is refused: not a regular file" {
+		t.Errorf("%d problems, from %q to %q", len(st.Problems), st.Problems[0], last)
+	}
+	if st.ProblemCount != 3000 {
+		t.Errorf("%d problems are counted", st.ProblemCount)
+	}
+}
+
+func hundred(c *Config) { c.MaxPolicies = 100 }
+
+func lines(t *testing.T, dir string) int {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(dir, journal.File))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bytes.Count(b, []byte("\n"))
+}
+
+func TestFilesBeyondTheLimitCostFewChanges(t *testing.T) {
+	dir := t.TempDir()
+	n, _ := run(t, dir, hundred)
+	feed := n.Feed(SourceFile)
+	var files []File
+	for i := range 300 {
+		files = append(files, File{Origin: fmt.Sprintf("%03d.yaml", i), Data: []byte(text("shop", fmt.Sprintf("p%03d", i), 80))})
+	}
+	if err := feed.Set(t.Context(), files); err != nil {
+		t.Fatal(err)
+	}
+	list, revision, err := n.List(t.Context(), Filter{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range list {
+		if accepted := l.Origin < "100"; l.Accepted != accepted || !accepted && !strings.Contains(l.Error, "the limit is 100") {
+			t.Fatalf("%s: accepted %t, %s", l.Origin, l.Accepted, l.Error)
+		}
+	}
+	if got := lines(t, dir); len(list) != 300 || got > 20 || revision > 20 {
+		t.Errorf("%d files, taken over in %d changes up to revision %d, want at most 20", len(list), got, revision)
+	}
+}
+
+func TestManyFilesAreTakenOverInChangesThatFitIntoALine(t *testing.T) {
+	old := maxChange
+	maxChange = 2000
+	t.Cleanup(func() { maxChange = old })
+	dir := t.TempDir()
+	n, stop := run(t, dir, hundred)
+	var files []File
+	size := 0
+	for i := range 40 {
+		data := []byte(text("shop", fmt.Sprintf("p%03d", i), 80))
+		size += len(data)
+		files = append(files, File{Origin: fmt.Sprintf("%03d.yaml", i), Data: data})
+	}
+	if err := n.Feed(SourceFile).Set(t.Context(), files); err != nil {
+		t.Fatal(err)
+	}
+	if got, least := lines(t, dir), size/maxChange; got < least {
+		t.Errorf("%d bytes of manifests in %d lines, want at least %d", size, got, least)
+	}
+	stop()
+	n, _ = run(t, dir, hundred)
+	if list, _, err := n.List(t.Context(), Filter{}); err != nil || len(list) != 40 {
+		t.Errorf("%d policies after a restart, %v", len(list), err)
+	}
+}
+
+func TestFilesThatAreInForceAreNotKeptTwice(t *testing.T) {
+	dir := t.TempDir()
+	n, stop := run(t, dir, hundred)
+	one, two := text("shop", "one", 80), text("shop", "two", 80)
+	files := []File{
+		{Origin: "a.yaml", Data: []byte(one + "---\n" + two)}, {Origin: "b.yaml", Data: []byte("---\n" + text("shop", "three", 80) + "---\n")},
+		{Origin: "c.yaml", Data: []byte(text("shop", "four", 80))},
+	}
+	if err := n.Feed(SourceFile).Set(t.Context(), files); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	n, _ = run(t, dir, hundred)
+	files[2].Data = []byte(text("shop", "four", 81)) // it is another now
+	feed := n.Feed(SourceFile)
+	if err := feed.Set(t.Context(), files); err != nil {
+		t.Fatal(err)
+	}
+	_, revision, err := n.List(t.Context(), Filter{})
+	if err != nil || revision != 2 {
+		t.Errorf("revision %d, %v; want 2: one has changed", revision, err)
+	}
+	for origin, f := range feed.decoded {
+		for _, d := range f.docs {
+			p := n.policies[d.Object.Key]
+			if p == nil || p.Origin != origin || &p.object.Specs[0] != &d.Object.Specs[0] || &p.Manifest[0] != &d.Text[0] {
+				t.Errorf("%s: %s is kept twice", origin, d.Object.Key)
+			}
+		}
+	}
+	if got := []int{len(feed.decoded["a.yaml"].docs), len(feed.decoded["b.yaml"].docs), len(feed.decoded["c.yaml"].docs)}; fmt.Sprint(got) != "[2 1 1]" {
+		t.Errorf("documents: %v", got)
+	}
+	if !bytes.Contains(n.policies[feed.decoded["c.yaml"].docs[0].Object.Key].Manifest, []byte("81")) {
+		t.Error("the change was not taken over")
+	}
+}
+
+func TestPoliciesOfASourceThatIsNotConfiguredStayAndAreReported(t *testing.T) {
+	dir := t.TempDir()
+	n, stop := run(t, dir, hundred)
+	file := []File{{Origin: "a.yaml", Data: []byte(text("shop", "db", 80))}}
+	if err := n.Feed(SourceFile).Set(t.Context(), file); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	n, stop = runWith(t, dir, []string{SourceIdentity}, hundred)
+	list, _, err := n.List(t.Context(), Filter{})
+	if err != nil || len(list) != 1 || !list[0].Accepted {
+		t.Fatalf("%+v, %v; want that the policy stays", list, err)
+	}
+	st, err := n.Status(t.Context())
+	if want := "the source file is not configured, and 1 of its policies are in force: delete them, or configure it again"; err != nil || len(st.Problems) != 1 || st.Problems[0] != want {
+		t.Errorf("problems %q, %v; want %q", st.Problems, err, want)
+	}
+	stop()
+	// Configured again, it has what it had.
+	n, _ = run(t, dir, hundred)
+	if err := n.Feed(SourceFile).Set(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	if st, err := n.Status(t.Context()); err != nil || st.Policies != 0 || len(st.Problems) != 0 {
+		t.Errorf("%d policies, problems %q, %v", st.Policies, st.Problems, err)
+	}
+}

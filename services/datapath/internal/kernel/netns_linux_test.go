@@ -65,6 +65,12 @@ func newPodMTU(t *testing.T, k *Kernel, name string, n byte, deliver Deliver, mt
 	must(t, "find lo", err)
 	must(t, "set lo up", h.LinkSetUp(lo))
 	must(t, "set eth0 up", h.LinkSetUp(eth0))
+	// The kernel tells of the carrier later, and until then the device's queue
+	// drops what the stack sends.
+	waitFor(t, "carrier of "+name, func() bool {
+		l, err := netlink.LinkByIndex(link.Attrs().Index)
+		return err == nil && l.Attrs().OperState == netlink.OperUp
+	})
 	for _, a := range p.addrs() {
 		must(t, "add address", h.AddrAdd(eth0, &netlink.Addr{IPNet: ipNet(a), Flags: unix.IFA_F_NODAD}))
 		gw, zero := gateway4, netip.MustParsePrefix("0.0.0.0/0")

@@ -7,11 +7,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
-	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/features"
 	"golang.org/x/sys/unix"
 )
@@ -61,7 +61,9 @@ func Probe(ctx context.Context) Report {
 		return r
 	}
 
-	_, err = btf.LoadKernelSpec()
+	// Looked at, not read: the programs need nothing of it, and parsing it takes
+	// longer than the rest of this.
+	_, err = os.Stat("/sys/kernel/btf/vmlinux")
 	add("type information of the kernel (BTF)", hintBTF, err)
 	for _, t := range []ebpf.MapType{ebpf.Array, ebpf.Hash, ebpf.LPMTrie, ebpf.PerCPUArray, ebpf.RingBuf} {
 		if ctx.Err() != nil {

@@ -13,9 +13,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/btf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 )
@@ -59,57 +59,75 @@ const (
 	toPodName   = "sluice_to_pod"
 )
 
+// readyProgram is a program that was adopted or loaded.
+type readyProgram struct {
+	prog    *ebpf.Program
+	pin     string // file name below Options.Dir
+	adopted bool
+	loaded  loadedProgram
+}
+
 // loadPrograms adopts the pinned programs that are what this build would load,
-// or loads them. Both are verified before either pin is written.
+// or loads them. Both are verified, at the same time because that is most of a
+// start, before either pin is written.
 func (k *Kernel) loadPrograms(o Options) error {
 	k.programs = map[string]loadedProgram{}
-	cache := btf.NewCache()
-	pins := map[string]*ebpf.Program{}
-	for _, p := range []struct {
+	var ready [2]readyProgram
+	var errs [2]error
+	var both sync.WaitGroup
+	for i, p := range []struct {
 		name string
 		spec func() (*ebpf.CollectionSpec, error)
-		out  *Program
 	}{
-		{fromPodName, bpf.LoadFromPod, &k.fromPod},
-		{toPodName, bpf.LoadToPod, &k.toPod},
+		{fromPodName, bpf.LoadFromPod},
+		{toPodName, bpf.LoadToPod},
 	} {
-		spec, err := p.spec()
-		if err != nil {
-			return fmt.Errorf("read the compiled program %s: %w", p.name, err)
-		}
-		if err := setConstants(spec, o); err != nil {
-			return fmt.Errorf("program %s: %w", p.name, err)
-		}
-		pin, err := k.programPin(p.name, spec)
-		if err != nil {
-			return fmt.Errorf("program %s: %w", p.name, err)
-		}
-		prog, adopted, err := k.adoptOrLoad(p.name, filepath.Join(k.dir, pin), spec, cache)
-		if err != nil {
-			return err
-		}
-		k.progs = append(k.progs, prog)
-		if !adopted {
-			pins[pin] = prog
-		}
-		lp, err := describe(p.name, prog)
-		if err != nil {
-			return fmt.Errorf("look at program %s: %w", p.name, err)
-		}
-		k.programs[p.name] = lp
-		*p.out = lp.Program
-		k.log.Debug("program ready", "program", p.name, "id", lp.ID, "tag", lp.Tag, "adopted", adopted,
-			"verified_instructions", lp.VerifiedInstructions)
+		both.Go(func() { ready[i], errs[i] = k.loadProgram(p.name, p.spec, o) })
 	}
-	if k.validateOnly {
-		return nil
+	both.Wait()
+	for i, out := range []*Program{&k.fromPod, &k.toPod} {
+		if ready[i].prog != nil {
+			k.progs = append(k.progs, ready[i].prog)
+		}
+		lp := ready[i].loaded
+		k.programs[lp.Name] = lp
+		*out = lp.Program
 	}
-	for pin, prog := range pins {
-		if err := prog.Pin(filepath.Join(k.dir, pin)); err != nil {
-			return fmt.Errorf("pin program %s: %w", pin, err)
+	if err := errors.Join(errs[:]...); err != nil || k.validateOnly {
+		return err
+	}
+	for _, r := range ready {
+		if r.adopted {
+			continue
+		}
+		if err := r.prog.Pin(filepath.Join(k.dir, r.pin)); err != nil {
+			return fmt.Errorf("pin program %s: %w", r.pin, err)
 		}
 	}
 	return nil
+}
+
+// loadProgram adopts or loads one program. It may return one with an error.
+func (k *Kernel) loadProgram(name string, read func() (*ebpf.CollectionSpec, error), o Options) (r readyProgram, err error) {
+	spec, err := read()
+	if err != nil {
+		return r, fmt.Errorf("read the compiled program %s: %w", name, err)
+	}
+	if err := setConstants(spec, o); err != nil {
+		return r, fmt.Errorf("program %s: %w", name, err)
+	}
+	if r.pin, err = k.programPin(name, spec); err != nil {
+		return r, fmt.Errorf("program %s: %w", name, err)
+	}
+	if r.prog, r.adopted, err = k.adoptOrLoad(name, filepath.Join(k.dir, r.pin), spec); err != nil {
+		return r, err
+	}
+	if r.loaded, err = describe(name, r.prog); err != nil {
+		return r, fmt.Errorf("look at program %s: %w", name, err)
+	}
+	k.log.Debug("program ready", "program", name, "id", r.loaded.ID, "tag", r.loaded.Tag, "adopted", r.adopted,
+		"verified_instructions", r.loaded.VerifiedInstructions)
+	return r, nil
 }
 
 // worlds are the identities of addresses that the ipcache does not know.
@@ -173,7 +191,7 @@ func (k *Kernel) programPin(name string, spec *ebpf.CollectionSpec) (string, err
 
 // adoptOrLoad opens the pin, or loads the program for it. In a validation the
 // program is always loaded, and verified with it.
-func (k *Kernel) adoptOrLoad(name, path string, spec *ebpf.CollectionSpec, cache *btf.Cache) (*ebpf.Program, bool, error) {
+func (k *Kernel) adoptOrLoad(name, path string, spec *ebpf.CollectionSpec) (*ebpf.Program, bool, error) {
 	if !k.validateOnly {
 		switch prog, err := ebpf.LoadPinnedProgram(path, nil); {
 		case err == nil:
@@ -184,7 +202,6 @@ func (k *Kernel) adoptOrLoad(name, path string, spec *ebpf.CollectionSpec, cache
 	}
 	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{
 		MapReplacements: k.maps.byName,
-		Cache:           cache,
 	})
 	if err != nil {
 		return nil, false, fmt.Errorf("load program %s: %w", name, err)

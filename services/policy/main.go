@@ -69,7 +69,9 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	p.Go("identities", identities.NewIdentities(conn, node.SourceIdentity, n, p.Log).Run)
 	if cfg.Sources.Directory != "" {
 		failed := func(ctx context.Context, why error) error { return n.SourceFailed(ctx, node.SourceFile, why) }
-		p.Go("directory", directory.New(cfg.Sources.Directory, n.Feed(node.SourceFile), failed, p.Log).Run)
+		files := directory.New(cfg.Sources.Directory, n.Feed(node.SourceFile), failed, p.Log)
+		files.MaxBytes = int(cfg.Limits.Manifests)
+		p.Go("directory", files.Run)
 	}
 	p.Go("readiness", func(ctx context.Context) error {
 		select {

@@ -524,6 +524,10 @@ func same(data []byte, known []Decoded) []Decoded {
 // change, which is one line of the journal. Tests have less.
 var maxChange = 32 << 20
 
+// maxTries is how many changes of a listing may have no room before the rest is
+// not tried: each compiles.
+const maxTries = 1000
+
 // puts are the policies of a file that are new, or another than before.
 type puts struct {
 	origin   string
@@ -534,6 +538,7 @@ type puts struct {
 // some. All of them are tried at once, and halves if that is too much: so few
 // files without room cost few changes, and the others are in force together.
 func (n *Node) takeFiles(files []puts, refuse func(origin string, why error)) error {
+	tries := maxTries
 	for len(files) > 0 {
 		end, size := 0, 0
 		for ; end < len(files) && (end == 0 || size < maxChange); end++ {
@@ -541,7 +546,7 @@ func (n *Node) takeFiles(files []puts, refuse func(origin string, why error)) er
 				size += len(p.Manifest)
 			}
 		}
-		if err := n.takeSome(files[:end], refuse); err != nil {
+		if err := n.takeSome(files[:end], &tries, refuse); err != nil {
 			return err
 		}
 		files = files[end:]
@@ -549,7 +554,13 @@ func (n *Node) takeFiles(files []puts, refuse func(origin string, why error)) er
 	return nil
 }
 
-func (n *Node) takeSome(files []puts, refuse func(origin string, why error)) error {
+func (n *Node) takeSome(files []puts, tries *int, refuse func(origin string, why error)) error {
+	if *tries == 0 {
+		for _, f := range files {
+			refuse(f.origin, fmt.Errorf("%w: not tried, after %d changes that had none", ErrLimit, maxTries))
+		}
+		return nil
+	}
 	var all []*Policy
 	for _, f := range files {
 		all = append(all, f.policies...)
@@ -559,13 +570,15 @@ func (n *Node) takeSome(files []puts, refuse func(origin string, why error)) err
 	case !errors.Is(err, ErrLimit):
 		return err
 	case len(files) == 1:
+		*tries--
 		refuse(files[0].origin, err)
 		return nil
 	}
-	if err := n.takeSome(files[:len(files)/2], refuse); err != nil {
+	*tries--
+	if err := n.takeSome(files[:len(files)/2], tries, refuse); err != nil {
 		return err
 	}
-	return n.takeSome(files[len(files)/2:], refuse)
+	return n.takeSome(files[len(files)/2:], tries, refuse)
 }
 
 // take makes the policies of a source those of its files.

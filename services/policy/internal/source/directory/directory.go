@@ -48,11 +48,14 @@ type Source struct {
 	Settle   time.Duration // quiet before a scan
 	Patience time.Duration // longest wait for a file to be closed
 	Rescan   time.Duration // between two scans without a reason
+	// MaxBytes is how large the files may be together; one that is too much is
+	// refused.
+	MaxBytes int
 }
 
 // New returns a source with the usual times.
 func New(path string, feed Feed, failed func(context.Context, error) error, l *slog.Logger) *Source {
-	return &Source{Path: path, Feed: feed, Failed: failed, Log: l, Settle: 50 * time.Millisecond, Patience: 2 * time.Second, Rescan: 30 * time.Second}
+	return &Source{Path: path, Feed: feed, Failed: failed, Log: l, Settle: 50 * time.Millisecond, Patience: 2 * time.Second, Rescan: 30 * time.Second, MaxBytes: 256 << 20}
 }
 
 // event is what a watcher says: something happened to a name, or to the
@@ -72,7 +75,6 @@ func (s *Source) Run(ctx context.Context) error {
 		w = noWatcher()
 	}
 	defer w.close()
-	var last string   // what the directory looked like
 	var failed string // the last error
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -92,9 +94,9 @@ func (s *Source) Run(ctx context.Context) error {
 			case e.done:
 				delete(open, e.name)
 			}
-			wait := s.Settle
-			if len(open) > 0 {
-				wait = max(0, s.Patience-time.Since(since))
+			wait := max(0, s.Patience-time.Since(since))
+			if len(open) == 0 {
+				wait = min(wait, s.Settle)
 			}
 			timer.Reset(wait)
 			continue
@@ -103,7 +105,7 @@ func (s *Source) Run(ctx context.Context) error {
 		clear(open)
 		since = time.Time{}
 		w.renew(s.Path)
-		look, err := s.scan(ctx, last)
+		err := s.scan(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -111,9 +113,8 @@ func (s *Source) Run(ctx context.Context) error {
 			if failed != "" {
 				s.Log.Info("the directory of policies is read again", "directory", s.Path)
 			}
-			last, failed = look, ""
+			failed = ""
 		default:
-			last = "" // look again, whatever it looks like
 			if err.Error() != failed {
 				failed = err.Error()
 				s.Log.Error("the directory of policies cannot be read; its policies stay", "directory", s.Path, log.Err(err))
@@ -130,11 +131,13 @@ func (s *Source) Run(ctx context.Context) error {
 	}
 }
 
-// scan hands on what the directory has, unless it looks as it did.
-func (s *Source) scan(ctx context.Context, last string) (look string, err error) {
+// scan hands on what the directory has. It reads everything, whatever the
+// times of the files say: they may be set, and what kept a file from being
+// taken over may have gone.
+func (s *Source) scan(ctx context.Context) error {
 	entries, err := os.ReadDir(s.Path)
 	if err != nil {
-		return "", err
+		return err
 	}
 	var names []string
 	for _, e := range entries {
@@ -145,45 +148,26 @@ func (s *Source) scan(ctx context.Context, last string) (look string, err error)
 		}
 	}
 	if len(names) > maxFiles {
-		return "", fmt.Errorf("%s has %d files, the limit is %d", s.Path, len(names), maxFiles)
-	}
-	var b strings.Builder
-	for _, n := range names {
-		b.WriteString(appearance(filepath.Join(s.Path, n)))
-	}
-	look = b.String()
-	if look == last && last != "" {
-		return look, nil
+		return fmt.Errorf("%s has %d files, the limit is %d", s.Path, len(names), maxFiles)
 	}
 	files := make([]node.File, 0, len(names))
+	size := 0
 	for _, n := range names {
 		f := node.File{Origin: n}
 		f.Data, f.Err = read(filepath.Join(s.Path, n))
 		if errors.Is(f.Err, fs.ErrNotExist) {
 			// Gone since it was listed, or a link to nothing: look again.
 			if _, err := os.Lstat(filepath.Join(s.Path, n)); errors.Is(err, fs.ErrNotExist) {
-				return "", fmt.Errorf("%s changes while it is read", s.Path)
+				return fmt.Errorf("%s changes while it is read", s.Path)
 			}
+		}
+		if size += len(f.Data); size > s.MaxBytes && f.Err == nil {
+			size -= len(f.Data)
+			f.Data, f.Err = nil, fmt.Errorf("no room: the files together may have %d bytes, those before it have %d", s.MaxBytes, size)
 		}
 		files = append(files, f)
 	}
-	if err := s.Feed.Set(ctx, files); err != nil {
-		return "", err
-	}
-	return look + " ", nil // never empty
-}
-
-// appearance changes with the file; links are followed.
-func appearance(path string) string {
-	fi, err := os.Stat(path)
-	if err != nil {
-		return path + "!"
-	}
-	st, ok := fi.Sys().(*syscall.Stat_t)
-	if !ok {
-		return fmt.Sprintf("%s %d %d;", path, fi.Size(), fi.ModTime().UnixNano())
-	}
-	return fmt.Sprintf("%s %d %d %d %d;", path, st.Dev, st.Ino, fi.Size(), fi.ModTime().UnixNano())
+	return s.Feed.Set(ctx, files)
 }
 
 // read reads a regular file of a size that a manifest may have.

@@ -6,12 +6,14 @@ package directory
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -19,6 +21,7 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/node"
+	enginepolicy "github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
@@ -255,4 +258,132 @@ func TestFileOfLimitIsRefusedAndTheOthersAreTaken(t *testing.T) {
 	p.write("big.yaml", policy("big", 1)+"# "+strings.Repeat("x", 4<<20))
 	p.write("a.yaml", policy("a", 1))
 	p.want("too large", "a.yaml: a 1", "big.yaml: !larger than 3145728 bytes")
+}
+
+func TestFileWithTheSizeAndTimeOfBeforeIsRead(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.yaml")
+	stamp := time.Now().Add(-time.Hour)
+	write := func(port int) {
+		t.Helper()
+		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o644)
+		if err == nil {
+			_, err = f.WriteAt([]byte(policy("a", port)), 0)
+			err = errors.Join(err, f.Close(), os.Chtimes(path, stamp, stamp))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	f := feed{make(chan []node.File, 1)}
+	s := New(filepath.Dir(path), f, nil, log.Discard())
+	for _, port := range []int{1, 2} {
+		write(port)
+		if err := s.scan(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if files := <-f.listings; string(files[0].Data) != policy("a", port) {
+			t.Errorf("read %q", files[0].Data)
+		}
+	}
+}
+
+// What is in the way of a file may go without the directory changing.
+func TestRefusedFileIsTriedAgainWithoutAChange(t *testing.T) {
+	p := newPlace(t)
+	if _, err := p.node.Upsert(t.Context(), []byte(policy("a", 1)), "", false); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	p.do(os.WriteFile(filepath.Join(dir, "a.yaml"), []byte(policy("a", 2)), 0o644))
+	s := New(dir, p.node.Feed(node.SourceFile), nil, log.Discard())
+	p.do(s.scan(t.Context()))
+	p.want("of calls", ": a 1", "a.yaml: a !NetworkPolicy default/a belongs to the source grpc")
+	list, _, err := p.node.List(t.Context(), node.Filter{Name: "a"})
+	p.do(err)
+	_, err = p.node.Delete(t.Context(), []enginepolicy.Key{list[0].Key}, false)
+	p.do(err)
+	p.do(s.scan(t.Context()))
+	p.want("of nobody else", "a.yaml: a 2")
+}
+
+func TestOddFilesAreRefusedAndTheOthersAreTaken(t *testing.T) {
+	p := newPlace(t)
+	p.do(os.Mkdir(p.path(""), 0o755))
+	p.do(syscall.Mkfifo(p.path("fifo.yaml"), 0o644))
+	p.do(os.Mkdir(p.path("dir.yaml"), 0o755))
+	p.do(os.Symlink("loop.yaml", p.path("loop.yaml")))
+	p.do(os.Symlink("nowhere", p.path("dangling.yaml")))
+	p.do(os.Symlink("/dev/zero", p.path("endless.yaml")))
+	p.write("a.yaml", policy("a", 1))
+	p.want("odd files", "a.yaml: a 1", "dangling.yaml: !open …", "dir.yaml: !not a regular file", "endless.yaml: !not a regular file",
+		"fifo.yaml: !not a regular file", "loop.yaml: !open …")
+}
+
+// feed counts listings.
+type feed struct{ listings chan []node.File }
+
+func (f feed) Set(_ context.Context, files []node.File) error {
+	f.listings <- files
+	return nil
+}
+
+func TestDirectoryThatNeverRestsIsRead(t *testing.T) {
+	dir := t.TempDir()
+	f := feed{make(chan []node.File)}
+	s := New(dir, f, func(context.Context, error) error { return nil }, log.Discard())
+	s.Rescan = time.Hour
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	t.Cleanup(func() { cancel(); wg.Wait() })
+	wg.Go(func() { s.Run(ctx) }) //nolint:errcheck // it ends with the context
+	<-f.listings
+	// Links are renamed all the time: never is it quiet for as long as a scan
+	// would like it to be.
+	wg.Go(func() {
+		for ctx.Err() == nil {
+			errs := errors.Join(os.Symlink("nowhere", filepath.Join(dir, "next")), os.Rename(filepath.Join(dir, "next"), filepath.Join(dir, "a.yaml")))
+			if errs != nil {
+				t.Error(errs)
+				return
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(time.Millisecond):
+			}
+		}
+	})
+	for range 2 {
+		select {
+		case files := <-f.listings:
+			if len(files) != 1 {
+				t.Errorf("%d files", len(files))
+			}
+		case <-time.After(patience):
+			t.Fatal("the directory was not read")
+		}
+	}
+}
+
+func TestFilesTogetherAreBounded(t *testing.T) {
+	dir := t.TempDir()
+	for i := range 10 {
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%d.yaml", i)), []byte(strings.Repeat("#", 1000)), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f := feed{make(chan []node.File, 1)}
+	s := New(dir, f, nil, log.Discard())
+	s.MaxBytes = 4500
+	if err := s.scan(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	files := <-f.listings
+	for i, file := range files {
+		if fits := i < 4; fits != (file.Err == nil) || !fits && !strings.Contains(file.Err.Error(), "4500") {
+			t.Errorf("%s: %v", file.Origin, file.Err)
+		}
+	}
+	if len(files) != 10 {
+		t.Errorf("%d files", len(files))
+	}
 }

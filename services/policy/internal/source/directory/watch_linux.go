@@ -68,7 +68,8 @@ func watch(path string) (watcher, error) {
 				name := string(bytes.TrimRight(buf[at+unix.SizeofInotifyEvent:at+unix.SizeofInotifyEvent+size], "\x00"))
 				at += unix.SizeofInotifyEvent + size
 				mu.Lock()
-				other := wd == parent && name != base
+				// A message about none of them says that some were lost.
+				other := wd >= 0 && wd == parent && name != base
 				mu.Unlock()
 				if other || mask&unix.IN_IGNORED != 0 {
 					continue

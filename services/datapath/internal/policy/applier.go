@@ -82,6 +82,8 @@ type Applier struct {
 	changed  chan struct{}       // guarded by mu; closed and replaced when subjects change
 	synced   chan struct{}       // closed after the first snapshot
 	bumpAll  bool                // guarded by mu; the process is new: what it would have bumped is not known
+	highest  uint64              // guarded by mu; policy revision that was carried out
+	lost     bool                // guarded by mu; the service is behind it
 	waiting  int                 // guarded by mu; identities that are kept unknown
 	scarce   bool                // guarded by mu; there may be some
 
@@ -910,12 +912,32 @@ func (a *Applier) revise() {
 			refusals = append(refusals, fmt.Sprintf("table %d: %v; %d rows and %d blocks are missing", t.kernel.id, t.err, len(t.missing), len(t.missingBlocks)))
 		}
 	}
+	lost := a.behind()
 	a.view.mu.Lock()
 	defer a.view.mu.Unlock()
-	a.view.refusals, a.view.waiting = refusals, a.waiting
 	if len(refusals) == 0 {
 		a.view.revision = a.model.revision
 	}
+	if lost != "" {
+		refusals = append(refusals, lost)
+	}
+	a.view.refusals, a.view.waiting = refusals, a.waiting
+}
+
+// behind says so if the service's policies are older than those that it sent
+// before. A service keeps its revision over restarts, so it has lost what it
+// kept, and what it says now may be that there are no policies: that is carried
+// out like any other revision, but not in silence.
+func (a *Applier) behind() string {
+	lost := a.model.revision < a.highest
+	if lost && !a.lost {
+		a.log.Error("policy service has lost policies", "revision", a.model.revision, "enforced", a.highest)
+	}
+	a.lost, a.highest = lost, max(a.highest, a.model.revision)
+	if !lost {
+		return ""
+	}
+	return fmt.Sprintf("policies up to revision %d: the policy service has lost them and is at revision %d; apply them again", a.highest, a.model.revision)
 }
 
 // gone is a subject that the service has no more. Endpoints that have the

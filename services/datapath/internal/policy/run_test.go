@@ -425,3 +425,32 @@ func (a *Applier) waitsFor(t *testing.T, id uint32) {
 		time.Sleep(time.Millisecond)
 	}
 }
+
+func TestServiceThatLostItsPoliciesIsReported(t *testing.T) {
+	states := testStates()
+	k := scene()
+	a, sc := play(t, k, Config{Wait: true})
+	sv := newService(1)
+	st := next(t, sc.subscribed)
+	send := func(m Message, revision uint64) {
+		t.Helper()
+		m.Steps[slices.IndexFunc(m.Steps, func(s Step) bool { _, ok := s.(Barrier); return ok })] = Barrier{PolicyRevision: revision}
+		st.send(t, m)
+		st.expect(t, fmt.Sprint("ack ", m.Seq))
+	}
+	send(sv.snapshot(states[2]), 41)
+	if got := a.Status(); len(got.Refusals) != 0 || got.Revision != 41 {
+		t.Fatalf("status %+v", got)
+	}
+	st.end <- errors.New("cut by the test")
+	st = next(t, sc.subscribed)
+	sv = newService(2)
+	send(sv.snapshot(states[0]), 0)
+	if got := a.Status(); len(got.Refusals) != 1 || !strings.Contains(got.Refusals[0], "revision 41") || got.Revision != 0 {
+		t.Errorf("nobody says that revision 41 is lost: %+v", got)
+	}
+	send(sv.change(states[2]), 42)
+	if got := a.Status(); len(got.Refusals) != 0 || got.Revision != 42 {
+		t.Errorf("status %+v, and everything is there again", got)
+	}
+}

@@ -30,6 +30,7 @@ type fakeKernel struct {
 	audit     map[uint16]bool
 
 	maxTables, maxRows, maxClasses int
+	maxNumbers                     int // of node classes; 0: any
 	writes                         int
 	bumps                          int
 	failAt                         int // number of the write that fails, and all after it; 0: none
@@ -230,6 +231,9 @@ func (k *fakeKernel) TableContent(t Table) (Content, error) {
 func (k *fakeKernel) NodeClass(key ClassKey) (NodeClass, error) {
 	if nc, ok := k.numbers[key]; ok {
 		return nc, nil
+	}
+	if k.maxNumbers > 0 && len(k.numbers) >= k.maxNumbers {
+		return 0, fmt.Errorf("map node classes: 1 needed, 0 free: %w", ErrNoRoom)
 	}
 	if err := k.write(); err != nil {
 		return 0, err

@@ -19,6 +19,12 @@ const (
 	maxSubjects    = 4096
 	maxAllRows     = 1 << 19
 	maxAllBlocks   = 1 << 18
+	maxAllNodes    = 1 << 16
+	maxAllClasses  = 1 << 18
+	maxAllRules    = 1 << 20
+	// maxAllNames is the text of rules' places, in bytes. They are for people:
+	// beyond it, rules have none.
+	maxAllNames = 128 << 20
 )
 
 // model is what the service has said. It is changed by taking steps, which
@@ -34,6 +40,10 @@ type model struct {
 	revision   uint64
 	rows       int
 	blocks     int
+	nodes      int
+	trees      int // classes of all tables
+	rules      int
+	names      int // bytes
 }
 
 // nodeClass is a node class of the service with its number in the kernel, 0 if
@@ -57,7 +67,11 @@ type binding struct {
 	table    *serviceTable // nil: everything is allowed
 	revision uint64
 	rules    [][]Source
+	names    int // bytes of rules
 }
+
+// sourceBytes is what a Source takes beside its text.
+const sourceBytes = 64
 
 // serviceTable is a table as the service has it, and where it is in the kernel.
 type serviceTable struct {
@@ -118,6 +132,9 @@ func (m *model) take(st Step, seq uint64, number func(ClassKey) (NodeClass, erro
 		delete(m.lacking, t)
 		m.rows -= len(t.content.Peers)
 		m.blocks -= len(t.content.Blocks)
+		m.nodes -= len(t.content.Nodes)
+		m.trees -= len(t.content.Classes)
+		m.rules -= len(t.content.Rules)
 	case PeerUpdate:
 		return m.takePeer(st)
 	case AddressUpdate:
@@ -125,6 +142,9 @@ func (m *model) take(st Step, seq uint64, number func(ClassKey) (NodeClass, erro
 	case Bind:
 		return m.bind(st, seq)
 	case SubjectGone:
+		if list := m.binds[st.Subject]; list != nil {
+			m.names -= list[Egress].names + list[Ingress].names
+		}
 		delete(m.binds, st.Subject)
 	case Barrier:
 		m.revision = st.PolicyRevision
@@ -167,6 +187,7 @@ func (m *model) takeIdentity(st IdentityUpdate) error {
 		delete(m.wants, st.Identity)
 		return nil
 	}
+	_, known := m.wants[st.Identity]
 	switch _, ok := m.classes[st.NodeClass]; {
 	case !ok:
 		return invalid("identity_update.node_class: there is no %d", st.NodeClass)
@@ -174,7 +195,7 @@ func (m *model) takeIdentity(st IdentityUpdate) error {
 		return invalid("identity_update.kind: there is no %d", st.Kind)
 	case st.Scope >= Scopes:
 		return invalid("identity_update.scope: there is no %d", st.Scope)
-	case len(m.wants) >= maxIdentities:
+	case !known && len(m.wants) >= maxIdentities:
 		return invalid("identity_update: more than %d identities", maxIdentities)
 	}
 	m.wants[st.Identity] = want{st.NodeClass, st.Kind, st.Scope}
@@ -207,9 +228,28 @@ func (m *model) defineTable(st TableDefine) error {
 	if m.rows+len(t.content.Peers) > maxAllRows || m.blocks+len(t.content.Blocks) > maxAllBlocks {
 		return invalid("table_define of table %d: more than %d rows or %d blocks in all", st.Table, maxAllRows, maxAllBlocks)
 	}
+	if err := m.roomFor(len(t.content.Nodes), len(t.content.Classes), len(t.content.Rules)); err != nil {
+		return fmt.Errorf("table_define of table %d: %w", st.Table, err)
+	}
 	m.rows += len(t.content.Peers)
 	m.blocks += len(t.content.Blocks)
+	m.nodes += len(t.content.Nodes)
+	m.trees += len(t.content.Classes)
+	m.rules += len(t.content.Rules)
 	m.tables[st.Table] = t
+	return nil
+}
+
+// roomFor says whether so much more of all tables may be remembered.
+func (m *model) roomFor(nodes, classes, rules int) error {
+	switch {
+	case m.nodes+nodes > maxAllNodes:
+		return invalid("nodes: more than %d in all tables", maxAllNodes)
+	case m.trees+classes > maxAllClasses:
+		return invalid("classes: more than %d in all tables", maxAllClasses)
+	case m.rules+rules > maxAllRules:
+		return invalid("rules: more than %d in all tables", maxAllRules)
+	}
 	return nil
 }
 
@@ -234,6 +274,9 @@ func (m *model) growTable(st TableGrow) error {
 	if !ok {
 		return invalid("table_grow.table: there is no %d", st.Table)
 	}
+	if err := m.roomFor(len(st.Nodes), len(st.Classes), 0); err != nil {
+		return fmt.Errorf("table_grow of table %d: %w", st.Table, err)
+	}
 	grown := t.content
 	from := len(grown.Classes)
 	grown.Nodes = slices.Concat(grown.Nodes, st.Nodes)
@@ -242,6 +285,8 @@ func (m *model) growTable(st TableGrow) error {
 		return fmt.Errorf("table_grow of table %d: %w", st.Table, err)
 	}
 	t.content = grown
+	m.nodes += len(st.Nodes)
+	m.trees += len(st.Classes)
 	return nil
 }
 
@@ -325,6 +370,16 @@ func (m *model) bind(st Bind, seq uint64) error {
 		list = &[2]binding{}
 		m.binds[st.Subject] = list
 	}
+	m.names -= list[st.Direction].names
+	for _, sources := range b.rules {
+		for _, src := range sources {
+			b.names += sourceBytes + len(src.Kind) + len(src.Namespace) + len(src.Name) + len(src.Path)
+		}
+	}
+	if m.names+b.names > maxAllNames {
+		b.rules, b.names = nil, 0
+	}
+	m.names += b.names
 	list[st.Direction] = b
 	return nil
 }

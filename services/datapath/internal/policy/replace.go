@@ -351,7 +351,26 @@ func (a *Applier) retry(w *work) (recovered bool, err error) {
 	for id, s := range a.subjects {
 		recovered = recovered || refused[id] && s.refusal == ""
 	}
-	return recovered, a.settle(w)
+	numbered, err := a.numberOne()
+	if err != nil {
+		return false, err
+	}
+	return recovered || numbered, a.settle(w)
+}
+
+// numberOne tries to number a node class that found no room. Its rows and its
+// identities were left out, so that they have to come again.
+func (a *Applier) numberOne() (bool, error) {
+	if a.model.unnumbered == 0 {
+		return false, nil
+	}
+	for _, nc := range a.model.classes {
+		if nc.number == 0 {
+			number, err := a.number(nc.key)
+			return number != 0, err
+		}
+	}
+	return false, nil
 }
 
 func (a *Applier) retryTable(w *work, t *serviceTable) error {

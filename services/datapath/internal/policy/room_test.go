@@ -5,10 +5,12 @@ package policy
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // A table that finds no room leaves its subjects on what they had, whoever
@@ -165,6 +167,83 @@ func TestIdentityWhoseRowFindsNoRoomStaysUnknownUntilThereIsRoom(t *testing.T) {
 }
 
 // Tables in which classes are numbered otherwise grow by what they lack.
+func TestIdentityOfANodeClassWithoutANumberIsKnownWhenThereIsRoom(t *testing.T) {
+	states := testStates()
+	k := scene()
+	k.maxNumbers = 1
+	a, sc := play(t, k, Config{Wait: true, Retry: 10 * time.Millisecond})
+	sv := newService(1)
+	st := next(t, sc.subscribed)
+	m := sv.snapshot(states[2])
+	st.send(t, m)
+	st.expect(t, fmt.Sprint("ack ", m.Seq))
+	if a.Status().Waiting == 0 {
+		t.Fatal("every identity is known, and there was room for one node class")
+	}
+	a.mu.Lock()
+	k.maxNumbers = 0
+	a.mu.Unlock()
+	st = next(t, sc.subscribed) // everything has to come again
+	m = sv.snapshotAgain(states[2])
+	st.send(t, m)
+	st.expect(t, fmt.Sprint("ack ", m.Seq))
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	qs := questions(k)
+	same(t, "with room", qs, k.answers(qs), states[2].answers(k, qs))
+}
+
+// A service that never stops cannot have the process remember without end.
+func TestWhatAServiceSaysIsRememberedWithinBounds(t *testing.T) {
+	number := func(ClassKey) (NodeClass, error) { return 1, nil }
+	content := func() Content {
+		c := Content{Hash: [32]byte{1}, Classes: []uint32{0}, Nodes: make([]Node, 1024), Rules: make([]Rule, 16)}
+		for i := range c.Nodes {
+			c.Nodes[i] = leaf(noAdmin<<16 | noRest)
+		}
+		return c
+	}
+	m := newModel()
+	tables := uint64(0)
+	for ; ; tables++ {
+		err := m.take(TableDefine{Table: tables + 1, Content: content()}, 1, number)
+		if errors.Is(err, ErrInvalid) {
+			break
+		}
+		if err != nil || tables > maxTables {
+			t.Fatal(tables, err)
+		}
+	}
+	if m.nodes > maxAllNodes || tables == 0 {
+		t.Errorf("%d tables have %d nodes", tables, m.nodes)
+	}
+	if err := m.take(TableGrow{Table: 1, Nodes: content().Nodes}, 1, number); !errors.Is(err, ErrInvalid) {
+		t.Errorf("it grows beyond: %v", err)
+	}
+	text := strings.Repeat("x", 1<<20)
+	for subject := uint32(300); subject < 300+2*maxAllNames>>20; subject++ {
+		if err := m.take(Bind{Subject: subject, Table: 1, Rules: [][]Source{{{Kind: text}}}}, 1, number); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if m.names > maxAllNames || m.names < maxAllNames/2 {
+		t.Errorf("%d bytes of names", m.names)
+	}
+	for subject := uint32(300); subject < 300+2*maxAllNames>>20; subject++ {
+		if err := m.take(SubjectGone{subject}, 1, number); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for id := uint64(1); id <= tables; id++ {
+		if err := m.take(TableRetire{id}, 1, number); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if m.names != 0 || m.nodes != 0 || m.trees != 0 || m.rules != 0 || m.rows != 0 || m.blocks != 0 {
+		t.Errorf("nothing is left, and counted are %d bytes of names, %d nodes, %d classes, %d rules", m.names, m.nodes, m.trees, m.rules)
+	}
+}
+
 func TestAdoptedTableGrowsByTheClassesThatItLacks(t *testing.T) {
 	states := testStates()
 	for seed := range uint64(8) {

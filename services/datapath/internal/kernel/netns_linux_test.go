@@ -65,6 +65,14 @@ func newPodMTU(t *testing.T, k *Kernel, name string, n byte, deliver Deliver, mt
 	must(t, "find lo", err)
 	must(t, "set lo up", h.LinkSetUp(lo))
 	must(t, "set eth0 up", h.LinkSetUp(eth0))
+	// A device whose peer came up after it gets its queue later, in a worker
+	// of the kernel: until then everything that is sent out of it is dropped,
+	// behind the programs, which have passed it.
+	wait(t, func() bool {
+		link, err := netlink.LinkByName(name)
+		must(t, "find "+name, err)
+		return link.Attrs().OperState == netlink.OperUp
+	})
 	// The kernel tells of the carrier later, and until then the device's queue
 	// drops what the stack sends.
 	waitFor(t, "carrier of "+name, func() bool {

@@ -353,12 +353,13 @@ _Static_assert(sizeof(struct sl_ct_key6) == 40, "no padding");
 #define SL_CT_HAIRPIN 0x0080
 #define SL_CT_PICKED_UP 0x0100 /* found again in mid-flow */
 #define SL_CT_CLOSED_SENT 0x0200 /* its end was reported */
+#define SL_CT_BY_RESPONDER 0x0400 /* a packet of the responder's was picked up */
 
 /*
  * Value of sl_ct4 and sl_ct6. The map may recycle an element for another
  * connection while a program holds it, so that in place only last_s is stored,
- * flags are set by atomic OR, and the two words of gens change by compare and
- * exchange.
+ * flags change by atomic OR and AND, and the words of gens and identities only
+ * by the CPU whose number stands in gens meanwhile: see restamp.
  */
 struct sl_ct {
 	__u64 gens; /* initiator's gen << 32 | responder's; 0: not local */
@@ -375,13 +376,20 @@ struct sl_ct {
 };
 _Static_assert(sizeof(struct sl_ct) == 48, "six words");
 
-/* Value of sl_budget, at the slot: connections begun since the collector's
- * last pass, and how many may be; 0: as many as it likes.
+/*
+ * Value of sl_budget, at the slot. The collector stores a limit (0: as many as
+ * it likes) and begins a new count at each of its passes. While nobody does, a
+ * program renews a part of a budget that was used up for SL_BUDGET_WAIT
+ * seconds: an eighth, at least SL_BUDGET_LEAST, at most all of it.
  */
 struct sl_budget {
-	__u64 used;
+	__u64 begun; /* connections; upper half: when it was used up, in seconds of
+		      * CLOCK_MONOTONIC, 0: it was not */
 	__u64 limit;
 };
+
+#define SL_BUDGET_WAIT 10
+#define SL_BUDGET_LEAST 128
 
 /* Index of sl_ct_stats. */
 enum sl_ct_stat {

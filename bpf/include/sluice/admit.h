@@ -92,9 +92,11 @@ __noinline enum sl_reason admit_first(struct __sk_buff *skb, struct sl_packet *p
 		/* a reset ends what we know nothing of */
 		if (reason || p->tcp_flags & SL_TCP_RST)
 			return reason;
-		if (p->reply)
-			pgens = pgens << 16 | pgens >> 16;
 		flags = SL_CT_PICKED_UP;
+		if (p->reply) {
+			pgens = pgens << 16 | pgens >> 16;
+			flags |= SL_CT_BY_RESPONDER;
+		}
 		count_connection(SL_CT_STAT_PICKED_UP);
 	}
 	reason = open_connection(p, pgens, flags);
@@ -207,6 +209,9 @@ __noinline enum sl_reason admit_anew(struct __sk_buff *skb, struct sl_packet *p)
 	new_gens = judged_gens(p, gens, moved, slot_i, slot_r);
 	new_where = (__u64)slot_i << 48 | (__u64)slot_r << 32 | pgens;
 	restamp(p, ct, gens, where, new_gens, new_where);
+	/* it was cut, and goes on: it can be cut, and said to be, once more */
+	if (is_cut(READ_ONCE(ct->flags)))
+		__sync_fetch_and_and(&ct->flags, ~SL_CT_CLOSED_SENT);
 	count_connection(SL_CT_STAT_REDECIDED);
 	p->news |= SL_NEWS_VERDICT;
 	advance(p, ct);
@@ -271,8 +276,8 @@ __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 	if (begins(p))
 		return admit_again(skb, p);
 	p->reply = is_reply(p, ct);
-	/* the other end asks too, with the same identifier */
-	if (READ_ONCE(p->reply) && is_request(p)) {
+	/* only questions of the one and answers of the other belong together */
+	if (is_echo(p) && READ_ONCE(p->reply) == is_request(p)) {
 		p->reply = 0;
 		return admit_once(skb, p);
 	}

@@ -11,8 +11,8 @@
  * have moved are judged anew, as the connection and not as the packet.
  *
  * The map may recycle an element while a program holds it. So in place only
- * last_s is stored, flags are set by atomic OR, and words change by compare
- * and exchange: the pair of gens is on the node nobody else's.
+ * last_s is stored, flags change by atomic OR and AND, and the other words by
+ * compare and exchange.
  */
 
 #include <sluice/maps.h>
@@ -181,6 +181,12 @@ static __always_inline bool has_ended(__u32 flags)
 	       (flags & SL_CT_ENDED) == (SL_CT_FIN_I | SL_CT_FIN_R);
 }
 
+/* A policy has cut it; nobody has ended it. */
+static __always_inline bool is_cut(__u32 flags)
+{
+	return flags & SL_CT_CLOSED_SENT && !has_ended(flags & ~SL_CT_CLOSED_SENT);
+}
+
 /* A packet with which a connection can only begin. */
 static __always_inline bool begins(const struct sl_packet *p)
 {
@@ -271,22 +277,50 @@ static __always_inline __u64 judged_gens(const struct sl_packet *p, __u64 old, _
 	return (__u64)initiator << 32 | responder;
 }
 
-/* Takes the initiator's connection out of its budget, the host's too. */
+/*
+ * Renews a part of a budget that has been used up for a while: then there is no
+ * collector to do it. Whether the packet's connection may begin.
+ */
+static __always_inline bool renew_budget(struct sl_budget *budget, __u64 begun, __u32 limit)
+{
+	__u32 now = now_seconds(), since = begun >> 32, part = limit / 8;
+
+	if (!since) {
+		__sync_val_compare_and_swap(&budget->begun, begun, (__u64)now << 32 | (__u32)begun);
+		return false;
+	}
+	if (now - since < SL_BUDGET_WAIT)
+		return false;
+	if (part < SL_BUDGET_LEAST)
+		part = SL_BUDGET_LEAST;
+	if (part > limit)
+		part = limit;
+	/* this one included; if another CPU was faster, it is the next that may */
+	return __sync_val_compare_and_swap(&budget->begun, begun, (__u64)(limit - part + 1)) == begun;
+}
+
+/*
+ * Takes a connection out of the budget of the slot whose packet makes the
+ * entry: nobody uses up another's.
+ */
 static __always_inline bool within_budget(__u16 slot)
 {
-	__u32 at = slot;
+	__u32 at = slot, limit;
 	struct sl_budget *budget;
-	__u64 limit;
+	__u64 begun;
 
 	if (slot == SL_SLOT_NONE)
 		return true;
 	budget = bpf_map_lookup_elem(&sl_budget, &at);
 	if (!budget)
 		return true;
-	limit = READ_ONCE(budget->limit);
-	if (limit && READ_ONCE(budget->used) >= limit)
-		return false;
-	__sync_fetch_and_add(&budget->used, 1);
+	limit = (__u32)READ_ONCE(budget->limit);
+	if (!limit)
+		return true;
+	begun = READ_ONCE(budget->begun);
+	if ((__u32)begun >= limit)
+		return renew_budget(budget, begun, limit);
+	__sync_fetch_and_add(&budget->begun, 1);
 	return true;
 }
 
@@ -316,7 +350,7 @@ __noinline enum sl_reason open_connection(struct sl_packet *p, __u32 pgens, __u3
 		return SL_DROP_CT_INSERT;
 	slot_i = p->reply ? p->dst_slot : p->src_slot;
 	slot_r = p->reply ? p->src_slot : p->dst_slot;
-	if (!within_budget(slot_i))
+	if (!within_budget(p->src_slot))
 		return SL_DROP_CT_BUDGET;
 	ct.gens = judged_gens(p, 0, SL_BOTH_SIDES, slot_i, slot_r);
 	ct.where = (__u64)slot_i << 48 | (__u64)slot_r << 32 | pgens;
@@ -399,17 +433,25 @@ static __always_inline void advance(struct sl_packet *p, struct sl_ct *ct)
 		*(volatile __u32 *)&ct->last_s = now;
 }
 
+/* In the upper half of the word of gens: a CPU is changing the entry. No gen of
+ * an endpoint is ever this, so that everybody else judges for himself.
+ */
+#define SL_GENS_BUSY 0xffffffff
+
 /*
- * Stores under what a connection was judged now, the word that makes it count
- * last. If another CPU was faster, its word counts.
+ * Stores under what a connection was judged now. The words belong together: the
+ * address gens of one judgement beside the gens of another would vouch for
+ * what nobody has judged. So a CPU claims the entry first, and only if all is
+ * as it was when it judged. If another CPU was faster, its words count.
  */
 static __always_inline void restamp(struct sl_packet *p, struct sl_ct *ct, __u64 gens, __u64 where,
 				    __u64 new_gens, __u64 new_where)
 {
 	__u64 *ids = (__u64 *)&ct->id_init, *rules = (__u64 *)&ct->rule_eg;
+	__u64 busy = (__u64)SL_GENS_BUSY << 32 | (SL_GENS_BUSY - bpf_get_smp_processor_id());
 	__u32 id_i = p->reply ? p->dst_identity : p->src_identity;
 	__u32 id_r = p->reply ? p->src_identity : p->dst_identity;
-	__u64 old;
+	__u64 old, new_rules;
 
 	_Static_assert(offsetof(struct sl_ct, id_init) == 16 &&
 			       offsetof(struct sl_ct, id_resp) == 20,
@@ -417,17 +459,21 @@ static __always_inline void restamp(struct sl_packet *p, struct sl_ct *ct, __u64
 	_Static_assert(offsetof(struct sl_ct, rule_eg) == 32 &&
 			       offsetof(struct sl_ct, rule_in) == 34,
 		       "half a word");
-	__sync_val_compare_and_swap(&ct->where, where, new_where);
-	if (__sync_val_compare_and_swap(&ct->gens, gens, new_gens) != gens)
+	if (gens >> 32 == SL_GENS_BUSY ||
+	    __sync_val_compare_and_swap(&ct->gens, gens, busy) != gens)
 		return;
-	/* what people are told; nothing is decided by these */
+	if (__sync_val_compare_and_swap(&ct->where, where, new_where) != where) {
+		__sync_val_compare_and_swap(&ct->gens, busy, gens);
+		return;
+	}
 	old = READ_ONCE(*ids);
 	__sync_val_compare_and_swap(ids, old, (__u64)id_r << 32 | id_i);
 	old = READ_ONCE(*rules);
-	gens = old & ~0xffffffffULL;
-	gens |= p->egress.by ? p->egress.rule : old & 0xffff;
-	gens |= p->ingress.by ? (__u64)p->ingress.rule << 16 : old & 0xffff0000;
-	__sync_val_compare_and_swap(rules, old, gens);
+	new_rules = old & ~0xffffffffULL;
+	new_rules |= p->egress.by ? p->egress.rule : old & 0xffff;
+	new_rules |= p->ingress.by ? (__u64)p->ingress.rule << 16 : old & 0xffff0000;
+	__sync_val_compare_and_swap(rules, old, new_rules);
+	__sync_val_compare_and_swap(&ct->gens, busy, new_gens);
 }
 
 #endif

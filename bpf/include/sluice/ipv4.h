@@ -75,6 +75,8 @@ static __always_inline enum sl_reason parse_ip4(struct __sk_buff *skb, struct sl
 	*(__be32 *)p->src = ip.saddr;
 	*(__be32 *)p->dst = ip.daddr;
 
+	if (hides_header(p->proto, (frag & SL_IP4_OFFSET) * 8))
+		return SL_DROP_MALFORMED;
 	if (ihl > sizeof(ip)) {
 		reason = check_ip4_options(skb, ihl);
 		if (reason)

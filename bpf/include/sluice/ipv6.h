@@ -18,6 +18,22 @@
 #define SL_EXT_HIP 139
 #define SL_EXT_SHIM6 140
 
+static __always_inline bool is_ext_header(__u8 proto)
+{
+	switch (proto) {
+	case SL_EXT_HOP_BY_HOP:
+	case SL_EXT_ROUTING:
+	case SL_EXT_FRAGMENT:
+	case SL_EXT_AUTH:
+	case SL_EXT_DEST_OPTIONS:
+	case SL_EXT_MOBILITY:
+	case SL_EXT_HIP:
+	case SL_EXT_SHIM6:
+		return true;
+	}
+	return false;
+}
+
 /*
  * Walks the extension headers up to the transport header, or up to what a
  * fragment hides. Sets proto and l4. A routing header is a source route.
@@ -71,9 +87,14 @@ __noinline enum sl_reason walk_ext_headers(struct __sk_buff *skb, struct sl_pack
 		if (p->proto == SL_EXT_FRAGMENT) {
 			if (bpf_skb_load_bytes(skb, p->l4 + sizeof(ext), &id, sizeof(id)))
 				return SL_DROP_MALFORMED;
+			if (hides_header(ext[0], (ext[2] << 8 | ext[3]) & 0xfff8))
+				return SL_DROP_MALFORMED;
 			p->fragment = (ext[2] << 8 | ext[3]) & 0xfff8;
 			p->more_fragments = !p->fragment && ext[3] & 1;
 			p->fragment_id = bpf_ntohl(id);
+			/* later pieces could lie about what is behind, and write over it */
+			if (p->more_fragments && is_ext_header(ext[0]))
+				return SL_DROP_EXT_HEADERS;
 		}
 		p->proto = ext[0];
 		p->l4 += bytes;
@@ -81,22 +102,6 @@ __noinline enum sl_reason walk_ext_headers(struct __sk_buff *skb, struct sl_pack
 			return SL_CONTINUE;
 	}
 	return SL_DROP_EXT_HEADERS;
-}
-
-static __always_inline bool is_ext_header(__u8 proto)
-{
-	switch (proto) {
-	case SL_EXT_HOP_BY_HOP:
-	case SL_EXT_ROUTING:
-	case SL_EXT_FRAGMENT:
-	case SL_EXT_AUTH:
-	case SL_EXT_DEST_OPTIONS:
-	case SL_EXT_MOBILITY:
-	case SL_EXT_HIP:
-	case SL_EXT_SHIM6:
-		return true;
-	}
-	return false;
 }
 
 static __always_inline enum sl_reason parse_ip6(struct __sk_buff *skb, struct sl_packet *p)

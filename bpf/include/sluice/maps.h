@@ -177,7 +177,7 @@ struct {
 	__type(value, struct sl_ct);
 } sl_ct6 SEC(".maps");
 
-/* slot -> connections begun since the last pass of the collector */
+/* slot -> connections begun, and how many may be */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, SL_MAX_SLOTS);

@@ -41,7 +41,9 @@ static __always_inline enum sl_reason find_destination(struct sl_packet *p, __u3
 
 /*
  * Who sent this: as one of our programs has found out, else by the address.
- * Coming from the stack says nothing: it forwards for others too.
+ * Coming from the stack says nothing: it forwards for others too. What it has
+ * forwarded under the host's own address is not the host's: somebody else's
+ * address was translated, or forged.
  */
 static __always_inline void find_source(struct __sk_buff *skb, struct sl_packet *p, __u32 known)
 {
@@ -52,6 +54,8 @@ static __always_inline void find_source(struct __sk_buff *skb, struct sl_packet 
 		p->src_identity = known;
 	else
 		p->src_identity = ipcache_of(p->src, p->family).identity;
+	if (p->src_identity == SL_ID_HOST && p->src_slot == SL_SLOT_HOST && skb->ingress_ifindex)
+		p->src_identity = p->family == 4 ? cfg_world4 : cfg_world6;
 }
 
 __noinline enum sl_reason find_peer(struct __sk_buff *skb, struct sl_packet *p, __u32 known)

@@ -38,10 +38,15 @@ static __always_inline __u32 gen_of(__u64 pol)
 	return (__u32)(pol >> 32);
 }
 
+/* With another code it is not one: nobody answers it, and a rule may tell them
+ * apart.
+ */
 static __always_inline bool is_echo(const struct sl_packet *p)
 {
 	__u8 type = (__u8)(p->dport >> 8);
 
+	if (p->dport & 0xff)
+		return false;
 	return (p->proto == SL_ICMP && p->family == 4 && (type == 8 || type == 0)) ||
 	       (p->proto == SL_ICMPV6 && p->family == 6 && (type == 128 || type == 129));
 }

@@ -5,7 +5,8 @@
 
 /*
  * ICMP errors quote the packet that they are about. One about a connection of
- * the receiver's belongs to it, whoever sent the error.
+ * the receiver's belongs to it. Any router may send it, but no local pod is
+ * one: a pod speaks of packets that were sent to itself.
  */
 
 #include <linux/ip.h>
@@ -69,34 +70,56 @@ static __always_inline bool quoted_ports(struct __sk_buff *skb, __u32 at, __u8 p
 	return true;
 }
 
-static __always_inline struct sl_ct *quoted4(struct __sk_buff *skb, const struct sl_packet *p)
+/* The address gens of the quoted packet's ends, as the entry has them. */
+static __always_inline __u32 quoted_gens(const struct sl_ct *ct, const __u8 *src, const __u8 *dst,
+					 __u8 family, bool low)
+{
+	bool low_began = READ_ONCE(ct->flags) & SL_CT_ORIG_LO;
+	__u32 s = address_gen(src, family), d = address_gen(dst, family);
+
+	return low_began == low ? s << 16 | d : d << 16 | s;
+}
+
+/* The connection that the error quotes, and the address gens of its ends. */
+static __always_inline struct sl_ct *quoted4(struct __sk_buff *skb, const struct sl_packet *p,
+					     __u32 *pgens)
 {
 	__u32 at = p->l4 + SL_ICMP_HEADER;
 	struct sl_ct_key4 key;
 	__u16 sport, dport;
+	struct sl_ct *ct;
 	struct iphdr ip;
+	__u8 low;
 
 	if (bpf_skb_load_bytes(skb, at, &ip, sizeof(ip)) || ip.version != 4 || ip.ihl < 5 ||
 	    ip.frag_off & bpf_htons(0x1fff) || ip.saddr != *(const __be32 *)p->dst)
 		return NULL;
+	if (p->hook == SL_EGRESS && ip.daddr != *(const __be32 *)p->src)
+		return NULL;
 	if (!quoted_ports(skb, at + ip.ihl * 4, ip.protocol, &sport, &dport))
 		return NULL;
-	connection_key4(&key, (__u8 *)&ip.saddr, (__u8 *)&ip.daddr, sport, dport, ip.protocol);
-	return bpf_map_lookup_elem(&sl_ct4, &key);
+	low = connection_key4(&key, (__u8 *)&ip.saddr, (__u8 *)&ip.daddr, sport, dport,
+			      ip.protocol);
+	ct = bpf_map_lookup_elem(&sl_ct4, &key);
+	if (ct)
+		*pgens = quoted_gens(ct, (__u8 *)&ip.saddr, (__u8 *)&ip.daddr, 4, low);
+	return ct;
 }
 
-static __always_inline struct sl_ct *quoted6(struct __sk_buff *skb, const struct sl_packet *p)
+static __always_inline struct sl_ct *quoted6(struct __sk_buff *skb, const struct sl_packet *p,
+					     __u32 *pgens)
 {
 	__u8 src[16] __attribute__((aligned(8))), dst[16] __attribute__((aligned(8)));
 	__u32 at = p->l4 + SL_ICMP_HEADER;
 	struct sl_ct_key6 key;
+	__u8 next, ext[8], low;
 	__u16 sport, dport;
-	__u8 next, ext[8];
+	struct sl_ct *ct;
 
 	if (bpf_skb_load_bytes(skb, at + offsetof(struct ipv6hdr, nexthdr), &next, 1) ||
 	    bpf_skb_load_bytes(skb, at + offsetof(struct ipv6hdr, saddr), src, sizeof(src)) ||
 	    bpf_skb_load_bytes(skb, at + offsetof(struct ipv6hdr, daddr), dst, sizeof(dst)) ||
-	    !equal16(src, p->dst))
+	    !equal16(src, p->dst) || (p->hook == SL_EGRESS && !equal16(dst, p->src)))
 		return NULL;
 	at += sizeof(struct ipv6hdr);
 	/* a packet that was too big for the next link may have been a fragment */
@@ -108,8 +131,11 @@ static __always_inline struct sl_ct *quoted6(struct __sk_buff *skb, const struct
 	}
 	if (is_ext_header(next) || !quoted_ports(skb, at, next, &sport, &dport))
 		return NULL;
-	connection_key6(&key, src, dst, sport, dport, next);
-	return bpf_map_lookup_elem(&sl_ct6, &key);
+	low = connection_key6(&key, src, dst, sport, dport, next);
+	ct = bpf_map_lookup_elem(&sl_ct6, &key);
+	if (ct)
+		*pgens = quoted_gens(ct, src, dst, 6, low);
+	return ct;
 }
 
 /*
@@ -118,17 +144,15 @@ static __always_inline struct sl_ct *quoted6(struct __sk_buff *skb, const struct
  */
 __noinline int is_related(struct __sk_buff *skb, const struct sl_packet *p)
 {
+	__u32 pgens = 0;
 	struct sl_ct *ct;
-	__u64 gens, where;
 
 	if (!p)
 		return 0;
-	ct = p->family == 4 ? quoted4(skb, p) : quoted6(skb, p);
+	ct = p->family == 4 ? quoted4(skb, p, &pgens) : quoted6(skb, p, &pgens);
 	if (!ct)
 		return 0;
-	gens = READ_ONCE(ct->gens);
-	where = READ_ONCE(ct->where);
-	return !moved_sides(gens, where, (__u32)where);
+	return !moved_sides(READ_ONCE(ct->gens), READ_ONCE(ct->where), pgens);
 }
 
 #endif

@@ -52,6 +52,15 @@ static __always_inline bool room_for(const struct sl_packet *p, __u32 bytes)
 	return p->l4 + bytes <= p->end;
 }
 
+/*
+ * Whether a later fragment would write over what was judged in the first: TCP's
+ * flags, SCTP's first chunk. Whoever cuts packets for a reason does not do that.
+ */
+static __always_inline bool hides_header(__u8 proto, __u32 offset)
+{
+	return (proto == SL_TCP || proto == SL_SCTP) && offset && offset < 20;
+}
+
 static __always_inline enum sl_reason parse_transport(struct __sk_buff *skb, struct sl_packet *p)
 {
 	struct sl_ports ports;

@@ -55,7 +55,7 @@ type MapsSlBlock6 struct {
 
 type MapsSlBudget struct {
 	_     structs.HostLayout
-	Used  uint64
+	Begun uint64
 	Limit uint64
 }
 

@@ -110,7 +110,7 @@ type Pass struct {
 	// created, and neither removed nor is there. It is a lower bound while
 	// connections come and go, and never decreases.
 	Evicted uint64
-	// Endpoints that have begun connections which are still open.
+	// Endpoints that are charged with connections which are still open.
 	Endpoints int
 }
 
@@ -158,12 +158,13 @@ func (k *Kernel) NewCollector(o CollectorOptions) (*Collector, error) {
 }
 
 // Close lifts all limits, because nobody renews them any more, and lets go of
-// the map. Run has returned before.
+// the map. Run has returned before. Without it the programs renew what is used
+// up, an eighth at a time.
 func (c *Collector) Close() error {
 	for s := range MaxEndpoints + 1 {
-		used, limit := c.cell(Slot(s))
+		begun, limit := c.cell(Slot(s))
 		atomic.StoreUint64(limit, 0)
-		atomic.StoreUint64(used, 0)
+		atomic.StoreUint64(begun, 0)
 	}
 	return unix.Munmap(c.budget)
 }
@@ -214,15 +215,15 @@ func nextInterval(last time.Duration, p Pass, capacity [2]int, o CollectorOption
 // recount may give it more, or less to others.
 func (c *Collector) pressed() bool {
 	for s := range MaxEndpoints + 1 {
-		used, limit := c.cell(Slot(s))
-		if l := atomic.LoadUint64(limit); l > 0 && atomic.LoadUint64(used) >= max(l/4, 1) {
+		begun, limit := c.cell(Slot(s))
+		if l := atomic.LoadUint64(limit); l > 0 && uint64(uint32(atomic.LoadUint64(begun))) >= max(l/4, 1) {
 			return true
 		}
 	}
 	return false
 }
 
-func (c *Collector) cell(s Slot) (used, limit *uint64) {
+func (c *Collector) cell(s Slot) (begun, limit *uint64) {
 	const size = int(unsafe.Sizeof(bpf.MapsSlBudget{}))
 	return word(c.budget, int(s)*size), word(c.budget, int(s)*size+int(unsafe.Offsetof(bpf.MapsSlBudget{}.Limit)))
 }
@@ -232,6 +233,15 @@ func (k *Kernel) capacity() [2]int {
 	return [2]int{
 		int(k.maps.byName[bpf.MapsMapSlCt4].MaxEntries()), int(k.maps.byName[bpf.MapsMapSlCt6].MaxEntries()),
 	}
+}
+
+// charged is the slot in whose budget the programs count the connection: of the
+// end whose packet made the entry.
+func (c Connection) charged() Slot {
+	if c.Flags&ByResponder != 0 {
+		return c.To.Slot
+	}
+	return c.From.Slot
 }
 
 func (c Connection) family() int {
@@ -297,8 +307,7 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 				continue // it may go at any moment and needs no room
 			}
 			open[f]++
-			// the programs charge the initiator
-			if s := conn.From.Slot; s <= MaxEndpoints {
+			if s := conn.charged(); s <= MaxEndpoints {
 				owned[s][f]++
 			}
 		}
@@ -426,9 +435,9 @@ func (c *Collector) renew(owned [][2]int, open [2]int) (sharers int) {
 		if Slot(s) == HostSlot {
 			most = 0
 		}
-		used, limit := c.cell(Slot(s))
+		begun, limit := c.cell(Slot(s))
 		atomic.StoreUint64(limit, uint64(most))
-		atomic.StoreUint64(used, 0)
+		atomic.StoreUint64(begun, 0)
 	}
 	return sharers
 }

@@ -116,6 +116,15 @@ func ping(reply bool, id uint16) l4 {
 	}
 }
 
+// coded gives an ICMP message another code.
+func coded(what l4, code byte) l4 {
+	return func(th *theatre) (byte, []byte) {
+		proto, b := what(th)
+		b[1] = code
+		return proto, b
+	}
+}
+
 // failure is an ICMP error of a kind (by its IPv4 number, 2 for too big) that
 // quotes a packet.
 func failure(kind byte, from, to string, quoted l4) l4 {
@@ -137,6 +146,7 @@ type act struct {
 	from, to string
 	stack    bool // the host's stack sends it to the pod
 	mark     uint32
+	device   uint32 // that the stack got it from, 0: the host's own
 	what     l4
 	want     Reason
 	wantDir  Direction // 0: that of the program
@@ -151,6 +161,7 @@ func say(from, to string, what l4, want Reason) act {
 func (a act) on(d Direction) act                          { a.wantDir = d; return a }
 func (a act) check(f func(t *testing.T, th *theatre)) act { a.then = f; return a }
 func (a act) throughStack(mark uint32) act                { a.stack, a.mark = true, mark; return a }
+func (a act) forwarded() act                              { a.device = 77; return a }
 func change(f func(t *testing.T, th *theatre)) act        { return act{then: f} }
 func policy(who string, egress, ingress Table) act {
 	return change(func(t *testing.T, th *theatre) {
@@ -172,7 +183,7 @@ func (th *theatre) frame(a act) (prog string, ctx skbContext, in []byte) {
 	} else {
 		in = frame(dst, src, etherIPv4, ip4Header{src: from, dst: to, proto: proto}.with(payload))
 	}
-	return prog, skbContext{Ifindex: near.Ifindex, Mark: a.mark}, in
+	return prog, skbContext{Ifindex: near.Ifindex, IngressIfindex: a.device, Mark: a.mark}, in
 }
 
 func (th *theatre) play(t *testing.T, acts []act) {
@@ -338,6 +349,25 @@ func audit(who string, on bool) act {
 	return change(func(t *testing.T, th *theatre) { must(t, "SetAudit", th.k.SetAudit(th.pods[who].Slot, on)) })
 }
 
+// wornOut makes a budget one that was used up some seconds ago.
+func wornOut(who string, limit uint64, ago uint32) act {
+	return change(func(t *testing.T, th *theatre) {
+		update(t, th.k, bpf.MapsMapSlBudget, uint32(th.pods[who].Slot),
+			bpf.MapsSlBudget{Begun: uint64(monotonicSeconds()-ago)<<32 | limit, Limit: limit})
+	})
+}
+
+// spent is what is charged to a pod.
+func spent(who string, want uint32) func(*testing.T, *theatre) {
+	return func(t *testing.T, th *theatre) {
+		var b bpf.MapsSlBudget
+		must(t, "look up", th.k.maps.byName[bpf.MapsMapSlBudget].Lookup(uint32(th.pods[who].Slot), &b))
+		if uint32(b.Begun) != want {
+			t.Errorf("%d connections are charged to %s, want %d", uint32(b.Begun), who, want)
+		}
+	}
+}
+
 // budget begins a new count.
 func budget(who string, limit uint64) act {
 	return change(func(t *testing.T, th *theatre) {
@@ -403,6 +433,12 @@ func scenes() []scene {
 		{"an echo the other way with the same identifier is judged by itself", play(oneWay(),
 			say("a", "b", ping(false, 7), ForwardPeer),
 			say("b", "a", ping(false, 7), DropPolicyDenied),
+			say("b", "a", ping(true, 7), ForwardPeer).check(begunBy("a", SeenReply)))},
+		{"an echo that goes on by asking for something else is judged", play(policy("a", pings, TableDeny), policy("b", TableDeny, pings),
+			say("a", "b", ping(false, 7), ForwardPeer),
+			say("a", "b", ping(true, 7), DropIdentityUnknown),
+			say("a", "b", coded(ping(false, 7), 5), DropIdentityUnknown),
+			say("b", "a", coded(ping(true, 7), 5), DropPolicyDenied),
 			say("b", "a", ping(true, 7), ForwardPeer).check(begunBy("a", SeenReply)))},
 		{"an SCTP association needs permission one way only", play(oneWay(),
 			say("a", "b", chunk(4000, 80, 1), ForwardPeer),
@@ -507,9 +543,16 @@ func scenes() []scene {
 			say("a", "b", segment(4000, 80, data), ForwardPeer).check(all(begunBy("a", PickedUp), reported(1, 0))),
 			say("b", "a", segment(80, 4000, data), ForwardPeer))},
 		{"a server that only pushes goes on", play(oneWay(), handshake(4000, 80), forgetAll(),
-			say("b", "a", segment(80, 4000, data), ForwardPeer).check(begunBy("a", PickedUp)),
+			say("b", "a", segment(80, 4000, data), ForwardPeer).check(begunBy("a", PickedUp|ByResponder)),
 			say("b", "a", segment(80, 4000, data), ForwardPeer),
-			say("a", "b", segment(4000, 80, flagACK), ForwardPeer).check(begunBy("a", PickedUp|SeenReply)))},
+			say("a", "b", segment(4000, 80, flagACK), ForwardPeer).check(begunBy("a", PickedUp|ByResponder|SeenReply)))},
+		{"a connection that was picked up begins nothing the other way", play(oneWay(),
+			say("b", "a", segment(80, 4000, data), ForwardPeer),
+			say("b", "a", segment(80, 4000, flagRST|flagACK), ForwardPeer),
+			say("b", "a", segment(80, 4000, flagFIN|flagACK), ForwardPeer),
+			say("b", "a", segment(80, 4000, flagSYN), DropPolicyDenied),
+			say("b", "a", segment(80, 4000, flagSYN|flagFIN), DropPolicyDenied),
+			say("b", "a", segment(80, 4000, flagSYN|flagRST), DropPolicyDenied))},
 		{"nothing is picked up that neither way may begin", play(policy("a", TableDeny, TableDeny), policy("b", TableDeny, TableDeny),
 			say("b", "a", segment(80, 4000, data), DropPolicyDenied).check(remain(0)),
 			say("a", "b", segment(80, 4000, data), DropPolicyDenied).check(remain(0)))},
@@ -533,6 +576,20 @@ func scenes() []scene {
 			policy("b", TableAllow, TableAllow),
 			say("a", "b", segment(4000, 80, data), ForwardPeer),
 			say("b", "a", segment(80, 4000, data), ForwardPeer))},
+		{"a connection is revoked twice", play(handshake(4000, 80),
+			policy("b", TableAllow, TableDeny),
+			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress).check(reported(0, 1)),
+			policy("b", TableAllow, TableAllow),
+			say("a", "b", segment(4000, 80, data), ForwardPeer).check(begunBy("a", SeenReply)),
+			say("b", "a", segment(80, 4000, flagSYN), DropConnectionInvalid),
+			policy("b", TableAllow, TableDeny),
+			say("b", "a", segment(80, 4000, data), DropPolicyDenied).on(Egress).check(reported(0, 1)))},
+		{"the end of a connection is told once, whatever the policy does", play(handshake(4000, 80),
+			say("b", "a", segment(80, 4000, flagRST), ForwardPeer).check(reported(0, 1)),
+			policy("b", TableAllow, TableDeny),
+			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress).check(reported(0, 0)),
+			policy("b", TableAllow, TableAllow),
+			say("a", "b", segment(4000, 80, data), ForwardPeer).check(begunBy("a", SeenReply|Reset|CloseReported)))},
 		{"a revoked connection begins anew with a SYN", play(handshake(4000, 80),
 			policy("b", TableAllow, TableDeny),
 			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress),
@@ -632,6 +689,26 @@ func scenes() []scene {
 			say("a", "b", datagram(4000, 53), DropIdentityUnknown).on(Ingress),
 			say("a", "b", datagram(4000, 80), ForwardPeer),
 			budget("a", 0))},
+		{"a budget that nobody renews renews itself, in part", play(wornOut("a", 2000, 11),
+			say("a", "b", datagram(4000, 53), ForwardPeer).check(spent("a", 2000-250+1)),
+			say("a", "b", datagram(4001, 53), ForwardPeer).check(spent("a", 2000-250+2)),
+			wornOut("a", 200, 11),
+			say("a", "b", datagram(4002, 53), ForwardPeer).check(spent("a", 200-128+1)),
+			wornOut("a", 3, 11),
+			say("a", "b", datagram(4003, 53), ForwardPeer).check(spent("a", 1)),
+			say("a", "b", datagram(4004, 53), ForwardPeer),
+			say("a", "b", datagram(4005, 53), ForwardPeer),
+			say("a", "b", datagram(4006, 53), DropConnectionBudget),
+			budget("a", 0))},
+		{"a budget is not renewed before its time", play(wornOut("a", 2000, 5),
+			say("a", "b", datagram(4000, 53), DropConnectionBudget).check(spent("a", 2000)),
+			budget("a", 0))},
+		{"what a pod makes the node pick up is charged to that pod", play(oneWay(), budget("a", 1), budget("b", 2),
+			say("b", "a", segment(80, 4000, data), ForwardPeer).check(all(begunBy("a", PickedUp|ByResponder), spent("a", 0), spent("b", 1))),
+			say("b", "a", segment(80, 4001, data), ForwardPeer),
+			say("b", "a", segment(80, 4002, data), DropConnectionBudget),
+			say("a", "b", segment(4003, 80, flagSYN), ForwardPeer).check(spent("a", 1)),
+			budget("a", 0), budget("b", 0))},
 
 		// addresses
 		{"an address that goes to another identity cuts when its gen moves", play(knows("world", friend), policy("a", friends, TableDeny),
@@ -670,6 +747,12 @@ func scenes() []scene {
 			say("host", "b", datagram(4000, 53), ForwardFromStack).throughStack(markOf(markPod, friend)),
 			bumpGen("b"),
 			say("b", "host", datagram(53, 4000), ForwardHost))},
+		{"what the stack forwards under the host's address is not the host's", play(policy("b", TableDeny, TablePending),
+			say("host", "b", datagram(4000, 53), ForwardFromStack),
+			say("host", "b", datagram(4001, 53), DropPolicyPending).forwarded(),
+			// who was allowed before it is judged again stays who it is
+			bumpGen("b"),
+			say("host", "b", datagram(4000, 53), ForwardFromStack))},
 		{"the mark of a stranger does not get in by the host's address", play(policy("b", TableDeny, friends),
 			say("host", "b", datagram(4000, 53), DropPolicyDenied).throughStack(markOf(markPod, stranger)))},
 
@@ -702,6 +785,20 @@ func scenes() []scene {
 			say("a", "world", datagram(4000, 53), ForwardOutside),
 			policy("a", TableDeny, TableDeny),
 			say("router", "a", failure(3, "a", "world", datagram(4000, 53)), DropPolicyDenied))},
+		{"a pod sends no errors about what others talk", play(oneWay(),
+			say("a", "b", datagram(4000, 53), ForwardPeer),
+			say("a", "world", datagram(4000, 53), ForwardOutside),
+			say("b", "a", failure(3, "a", "world", datagram(4000, 53)), DropPolicyDenied),
+			say("b", "a", failure(2, "a", "world", datagram(4000, 53)), DropPolicyDenied),
+			say("router", "a", failure(3, "a", "world", datagram(4000, 53)), ForwardFromStack),
+			say("b", "a", failure(3, "a", "b", datagram(4000, 53)), ForwardPeer))},
+		{"an error about an address that went to another is judged", play(policy("a", TableAllow, TableDeny),
+			say("a", "world", datagram(4000, 53), ForwardOutside),
+			say("world", "a", failure(3, "a", "world", datagram(4000, 53)), ForwardFromStack),
+			bump("world"),
+			say("world", "a", failure(3, "a", "world", datagram(4000, 53)), DropPolicyDenied),
+			say("a", "world", datagram(4000, 53), ForwardOutside),
+			say("world", "a", failure(3, "a", "world", datagram(4000, 53)), ForwardFromStack))},
 		{"an error quotes an error", play(policy("a", TableAllow, TableDeny),
 			say("router", "a", failure(3, "a", "world", failure(3, "a", "world", datagram(1, 2))), DropPolicyDenied))},
 	}
@@ -800,6 +897,29 @@ func TestKernelFragmentsAreJudgedByTheirPorts(t *testing.T) {
 			expect("its second", "a", again[1], DropIdentityUnknown)
 			// another pod's pieces with the same numbers are not these
 			expect("the other pod's piece", "b", th.pieces("b", "a", long(80, 4000), 1, 8)[1], DropFragment)
+
+			// pieces that would write over flags that were judged
+			for proto, what := range map[string]l4{
+				"TCP": func(*theatre) (byte, []byte) { return 6, tcp(4000, 80, flagSYN, make([]byte, 40)...) },
+				"SCTP": func(th *theatre) (byte, []byte) {
+					_, c := chunk(4000, 80, 1)(th)
+					return 132, append(c, make([]byte, 40)...)
+				},
+			} {
+				over := th.pieces("a", "b", what, 6, 8, 16, 24)
+				whole := th.pieces("a", "b", what, 6, 24)
+				expect("the first piece of "+proto, "a", whole[0], ForwardPeer)
+				expect("one over its flags", "a", over[1], DropMalformed)
+				expect("one over its end", "a", over[2], DropMalformed)
+				expect("the next", "a", whole[1], ForwardPeer)
+			}
+			if v6 {
+				// what is behind the fragment header must be what pieces say
+				hidden := func(*theatre) (byte, []byte) { return 60, append(ext(17), udp(4000, 80, make([]byte, 40)...)...) }
+				for i, in := range th.pieces("a", "b", hidden, 7, 24) {
+					expect("an option behind a fragment header", "a", in, []Reason{DropExtHeaders, DropFragment}[i])
+				}
+			}
 
 			setPolicy(t, th.k, th.pods["b"].Slot, Policy{Egress: TableDeny, Ingress: pings})
 			for _, in := range th.pieces("a", "b", longPing(false), 4, 8, 24) {

@@ -34,6 +34,7 @@ const (
 	Hairpin           ConnectionFlags = 0x0080
 	PickedUp          ConnectionFlags = 0x0100
 	CloseReported     ConnectionFlags = 0x0200
+	ByResponder       ConnectionFlags = 0x0400
 )
 
 // Closing says whether both ends have finished, or one has reset: nothing but

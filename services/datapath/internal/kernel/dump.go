@@ -98,7 +98,7 @@ var dumpers = map[string]dumper{
 	bpf.MapsMapSlTableKey: array(number, func(v *bpf.MapsSlTableKey) string { return hex.EncodeToString(v.Hash[:]) }),
 	bpf.MapsMapSlCt4:      batched(connectionKey4, connectionWords),
 	bpf.MapsMapSlCt6:      batched(connectionKey6, connectionWords),
-	bpf.MapsMapSlBudget:   array(number, func(v *bpf.MapsSlBudget) string { return fmt.Sprintf("used %d limit %d", v.Used, v.Limit) }),
+	bpf.MapsMapSlBudget:   array(number, func(v *bpf.MapsSlBudget) string { return budgetWords(v) }),
 	bpf.MapsMapSlPgen:     array(number, plain[uint64]),
 	bpf.MapsMapSlFrag:     entries(fragmentKey, func(v *uint32) string { return fmt.Sprintf("ports %d %d", *v>>16, *v&0xffff) }),
 	bpf.MapsMapSlCtStats:  perCPU(statName, add[uint64], plain[uint64]),
@@ -116,6 +116,14 @@ var dumpers = map[string]dumper{
 	bpf.MapsMapSlEvents: func(m *ebpf.Map, visit func(key, value string) error) error {
 		return visit("ring", fmt.Sprintf("%d bytes; its one reader is the datapath, which tells by Observe what it reads", m.MaxEntries()))
 	},
+}
+
+func budgetWords(v *bpf.MapsSlBudget) string {
+	words := fmt.Sprintf("used %d limit %d", uint32(v.Begun), v.Limit)
+	if since := v.Begun >> 32; since != 0 {
+		words += fmt.Sprintf(" used up at %d s", since)
+	}
+	return words
 }
 
 // entries reads a hash or a trie one by one.

@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"sync/atomic"
@@ -265,10 +266,11 @@ func (k *Kernel) at(s Slot) Endpoint {
 	return endpointOf(s, &c, atomic.LoadUint64(k.word(s)))
 }
 
-// nextGen counts on the node-wide counter. 0 is nobody's.
+// nextGen counts on the node-wide counter. 0 is nobody's, and the greatest says
+// that a program is changing a connection.
 func (k *Kernel) nextGen() uint32 {
 	for {
-		if g := uint32(atomic.AddUint64(word(k.maps.genMem, 0), 1)); g != 0 {
+		if g := uint32(atomic.AddUint64(word(k.maps.genMem, 0), 1)); g != 0 && g != math.MaxUint32 {
 			return g
 		}
 	}

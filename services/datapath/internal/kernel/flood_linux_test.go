@@ -10,6 +10,10 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 )
 
 // begin sends n first packets of UDP flows from pod a to the world, numbered
@@ -71,6 +75,78 @@ func TestKernelFloodOfOneEndpointPushesOutNobody(t *testing.T) {
 	}
 	if _, limit := col.budgetOf(other.Slot); limit < 20_000 {
 		t.Errorf("the other endpoint may begin %d connections", limit)
+	}
+}
+
+// The collector was killed: nobody begins new periods. What is used up comes
+// back in parts, and a flood of them pushes out nobody who talks.
+func TestKernelBudgetsOutliveTheirCollector(t *testing.T) {
+	o := testOptions(newBPFFS(t))
+	o.EventsPerSecond = 1
+	k := openKernel(t, o)
+	r := runner{k}
+	must(t, "add a device", netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "sltalk"}, PeerName: "sltalk1"}))
+	link, err := netlink.LinkByName("sltalk")
+	must(t, "find the device", err)
+	defer func() { must(t, "delete the device", netlink.LinkDel(link)) }()
+	must(t, "set the device up", netlink.LinkSetUp(link))
+	flooder, other := publish(t, k, a), publish(t, k, testEndpoint(uint32(link.Attrs().Index), 20))
+	col, err := k.NewCollector(CollectorOptions{})
+	must(t, "NewCollector", err)
+	collect(t, col)
+	budgets := k.maps.byName[bpf.MapsMapSlBudget]
+	read := func() (v bpf.MapsSlBudget) {
+		must(t, "read the budget", budgets.Lookup(uint32(flooder.Slot), &v))
+		return v
+	}
+	// its memory goes with the process; nothing else does
+	must(t, "unmap", unix.Munmap(col.budget))
+
+	const talks = 2000
+	flows := begun(remotes(other, 17, 0, talks, SeenReply, monotonicSeconds()))
+	k.putAll(t, flows)
+	tuples := make([]Tuple, 0, talks)
+	for _, c := range flows {
+		tuples = append(tuples, c.Tuple)
+	}
+	limit, sent := read().Limit, 0
+	begin := func(n int) int {
+		passed := r.begin(t, sent, n)
+		sent += n
+		return passed
+	}
+	if passed := begin(int(limit) + 1000); passed != int(limit) {
+		t.Fatalf("%d begun, want the limit of %d", passed, limit)
+	}
+	for round := range 12 {
+		since := read().Begun >> 32
+		if since == 0 {
+			t.Fatalf("round %d: nobody has noted that the budget is used up", round)
+		}
+		// the time passes
+		update(t, k, bpf.MapsMapSlBudget, uint32(flooder.Slot), bpf.MapsSlBudget{Begun: (since-11)<<32 | limit, Limit: limit})
+		if passed := begin(int(limit)/8 + 1000); passed != int(limit)/8 {
+			t.Errorf("round %d: %d begun, want an eighth, %d", round, passed, limit/8)
+		}
+		r.talk(t, other, tuples)
+	}
+	all := k.tracked(t)
+	for _, tu := range tuples {
+		if _, there := all[tu]; !there {
+			t.Fatalf("%v was pushed out", tu)
+		}
+	}
+}
+
+// talk sends a packet of each of an endpoint's UDP flows.
+func (r runner) talk(t testing.TB, e Endpoint, flows []Tuple) {
+	t.Helper()
+	prog := r.k.program(fromPodName)
+	for _, tu := range flows {
+		in := frame(e.HostMAC, e.MAC, etherIPv4, ip4Header{src: e.IPv4, dst: tu.Responder.Addr(), proto: 17}.with(udp(tu.Initiator.Port(), tu.Responder.Port())))
+		ctx := skbContext{Ifindex: e.Ifindex}
+		_, err := prog.Run(&ebpf.RunOptions{Data: in, DataOut: make([]byte, len(in)+256), Context: ctx})
+		must(t, "run", err)
 	}
 }
 

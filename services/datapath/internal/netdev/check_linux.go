@@ -40,7 +40,7 @@ func (n *Netdev) checkFilters(link netlink.Link) ([]endpoint.Difference, error) 
 	var ds differences
 	for _, k := range n.hooks() {
 		want := fmt.Sprintf("%s, program %d", k.prog.Name, k.prog.ID)
-		filters, err := n.looks.FilterList(link, k.parent)
+		filters, err := whole(func() ([]netlink.Filter, error) { return n.looks.FilterList(link, k.parent) })
 		if err != nil {
 			return nil, fmt.Errorf("list filters of %s: %w", link.Attrs().Name, err)
 		}
@@ -140,7 +140,9 @@ func (n *Netdev) checkHostRoutes(ds *differences, d endpoint.Device) error {
 func checkNeighbours(ds *differences, h *netlink.Handle, ifindex uint32, device string, addrs []netip.Addr, mac endpoint.MAC) error {
 	var have []netlink.Neigh
 	for _, f := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		list, err := h.NeighListExecute(netlink.Ndmsg{Family: f, Index: ifindex, State: netlink.NUD_PERMANENT})
+		list, err := whole(func() ([]netlink.Neigh, error) {
+			return h.NeighListExecute(netlink.Ndmsg{Family: f, Index: ifindex, State: netlink.NUD_PERMANENT})
+		})
 		if err != nil {
 			return fmt.Errorf("list neighbours of %s: %w", device, err)
 		}
@@ -180,7 +182,7 @@ func checkContainer(ds *differences, h *netlink.Handle, d endpoint.Device) error
 	}
 	checkDevice(ds, link, d.Name, d.MAC, d.MTU)
 
-	addrs, err := h.AddrList(link, netlink.FAMILY_ALL)
+	addrs, err := whole(func() ([]netlink.Addr, error) { return h.AddrList(link, netlink.FAMILY_ALL) })
 	if err != nil {
 		return fmt.Errorf("list addresses of %s: %w", d.Name, err)
 	}
@@ -194,7 +196,9 @@ func checkContainer(ds *differences, h *netlink.Handle, d endpoint.Device) error
 	for _, a := range d.Addrs {
 		gw := gatewayFor(a)
 		gateways = append(gateways, gw)
-		routes, err := h.RouteListFiltered(family(a), &netlink.Route{LinkIndex: int(d.Index)}, netlink.RT_FILTER_OIF)
+		routes, err := whole(func() ([]netlink.Route, error) {
+			return h.RouteListFiltered(family(a), &netlink.Route{LinkIndex: int(d.Index)}, netlink.RT_FILTER_OIF)
+		})
 		if err != nil {
 			return fmt.Errorf("list routes of %s: %w", d.Name, err)
 		}

@@ -36,7 +36,7 @@ func (n *Netdev) CheckNode() ([]endpoint.Difference, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find lo: %w", err)
 	}
-	addrs, err := n.looks.AddrList(lo, netlink.FAMILY_ALL)
+	addrs, err := whole(func() ([]netlink.Addr, error) { return n.looks.AddrList(lo, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("list addresses of lo: %w", err)
 	}
@@ -56,7 +56,9 @@ func (n *Netdev) CheckNode() ([]endpoint.Difference, error) {
 				ds.add("rule", p.String(), describeRule(want), "")
 			}
 		}
-		routes, err := n.looks.RouteListFiltered(family(p.Addr()), unreachable(p), netlink.RT_FILTER_DST|netlink.RT_FILTER_TYPE)
+		routes, err := whole(func() ([]netlink.Route, error) {
+			return n.looks.RouteListFiltered(family(p.Addr()), unreachable(p), netlink.RT_FILTER_DST|netlink.RT_FILTER_TYPE)
+		})
 		if err != nil {
 			return nil, fmt.Errorf("list routes: %w", err)
 		}
@@ -152,9 +154,11 @@ func (n *Netdev) rules(p netip.Prefix) []*netlink.Rule {
 func (n *Netdev) listRules(family int) (rules []netlink.Rule, err error) {
 	var msgs [][]byte
 	err = n.o.Home.Do(func() (err error) {
-		req := nl.NewNetlinkRequest(unix.RTM_GETRULE, unix.NLM_F_DUMP)
-		req.AddData(nl.NewIfInfomsg(family))
-		msgs, err = req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWRULE)
+		msgs, err = whole(func() ([][]byte, error) {
+			req := nl.NewNetlinkRequest(unix.RTM_GETRULE, unix.NLM_F_DUMP)
+			req.AddData(nl.NewIfInfomsg(family))
+			return req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWRULE)
+		})
 		return err
 	})
 	if err != nil {
@@ -303,7 +307,7 @@ func ignoring(err, ok error) error {
 
 // HostAddrs lists the addresses of the node's own devices.
 func (n *Netdev) HostAddrs() ([]netip.Addr, error) {
-	list, err := n.looks.AddrList(nil, netlink.FAMILY_ALL)
+	list, err := whole(func() ([]netlink.Addr, error) { return n.looks.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}
@@ -341,7 +345,9 @@ func DefaultMTU(home *netns.Namespace) (uint16, error) {
 // defaultLinks are the devices that default routes of the main table lead
 // through.
 func defaultLinks(h *netlink.Handle, family int) ([]netlink.Link, error) {
-	routes, err := h.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+	routes, err := whole(func() ([]netlink.Route, error) {
+		return h.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+	})
 	if err != nil {
 		return nil, fmt.Errorf("list routes: %w", err)
 	}

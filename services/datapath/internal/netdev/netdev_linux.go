@@ -449,7 +449,7 @@ func (n *Netdev) deleteGroup(group uint32) error {
 
 // Devices implements endpoint.Links.
 func (n *Netdev) Devices() ([]endpoint.HostDevice, error) {
-	links, err := n.looks.LinkList()
+	links, err := whole(n.looks.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list devices: %w", err)
 	}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -452,5 +453,77 @@ func TestServiceThatLostItsPoliciesIsReported(t *testing.T) {
 	send(sv.change(states[2]), 42)
 	if got := a.Status(); len(got.Refusals) != 0 || got.Revision != 42 {
 		t.Errorf("status %+v, and everything is there again", got)
+	}
+}
+
+// A snapshot that never ends keeps nobody waiting whose tables are in the
+// kernel, and changes no verdict.
+func TestSnapshotThatNeverEndsKeepsKnownSubjectsGoing(t *testing.T) {
+	states := testStates()
+	k := scene()
+	a, sc := play(t, k, Config{Wait: true, Timeout: 20 * time.Millisecond})
+	st := next(t, sc.subscribed)
+	m := newService(1).snapshot(states[2])
+	st.send(t, m)
+	st.expect(t, fmt.Sprint("ack ", m.Seq))
+	st.end <- errors.New("cut by the test")
+	st = next(t, sc.subscribed)
+	m = newService(2).snapshot(states[4])
+	m.Steps = slices.DeleteFunc(m.Steps, func(s Step) bool { _, ok := s.(SnapshotComplete); return ok })
+	a.mu.Lock()
+	tables, words := slices.Sorted(maps.Keys(k.tables)), maps.Clone(k.words)
+	a.mu.Unlock()
+	st.send(t, m)
+	for range 3 { // more of nothing
+		m = Message{Incarnation: m.Incarnation, Seq: m.Seq + 1, Steps: []Step{Barrier{}}}
+		st.send(t, m)
+	}
+	if _, err := a.Begin(t.Context(), 300, nil, func(egress, ingress Table) (uint16, uint32, error) {
+		if egress == Pending || ingress == Pending {
+			t.Errorf("it begins with tables %d and %d", egress, ingress)
+		}
+		k.endpoint(9, 300, "10.0.0.9")
+		return 9, k.endpoints[9].Generation, nil
+	}); err != nil {
+		t.Errorf("a known subject: %v", err)
+	}
+	if err := a.Await(t.Context(), 399); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("a subject that nobody knows: %v", err)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !slices.Equal(slices.Sorted(maps.Keys(k.tables)), tables) || !maps.Equal(k.words, words) {
+		t.Error("half a snapshot is in the kernel")
+	}
+}
+
+// BenchmarkKnownSubjectBegins is what policies add to a creation whose tables
+// are in the kernel, beside other endpoints.
+func BenchmarkKnownSubjectBegins(b *testing.B) {
+	k := newFakeKernel()
+	for n := range uint16(100) {
+		k.endpoint(n+1, 300+uint32(n%2), netip.AddrFrom4([4]byte{10, 0, 1, byte(n)}).String())
+	}
+	a := New(Config{Kernel: k, Wait: true})
+	if err := a.Adopt(func(uint16) bool { return true }); err != nil {
+		b.Fatal(err)
+	}
+	a.mu.Lock()
+	a.next = newModel()
+	a.mu.Unlock()
+	if _, err := a.apply(b.Context(), newService(1).snapshot(testStates()[2])); err != nil {
+		b.Fatal(err)
+	}
+	k.endpoint(200, 300, "10.0.0.200")
+	for b.Loop() {
+		if err := a.Await(b.Context(), 300); err != nil {
+			b.Fatal(err)
+		}
+		if _, err := a.Begin(b.Context(), 300, nil, func(Table, Table) (uint16, uint32, error) { return 200, 1, nil }); err != nil {
+			b.Fatal(err)
+		}
+		if err := a.Drop(200, func() error { return nil }); err != nil {
+			b.Fatal(err)
+		}
 	}
 }

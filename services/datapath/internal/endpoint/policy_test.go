@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/sluice-net/sluice/kit/watch"
 )
@@ -195,6 +196,44 @@ func TestChangedIdentityWaitsForItsPolicy(t *testing.T) {
 	if m.slotsNow()[1].Identity != 2000 {
 		t.Error("the identity did not change")
 	}
+}
+
+// A deletion is a matter of milliseconds, whoever waits for whom.
+func TestDeletionEndsAWaitForThePolicyOfAChangedIdentity(t *testing.T) {
+	m := newMachine()
+	p := &fakePolicies{}
+	c := m.judged(t, p)
+	s := m.wanted("a", 2)
+	if _, err := c.Create(t.Context(), s, false); err != nil {
+		t.Fatal(err)
+	}
+	m.mu.Lock()
+	m.number = 2000
+	m.mu.Unlock()
+	waits := make(chan struct{})
+	p.mu.Lock()
+	p.await = func(ctx context.Context, _ uint32) error {
+		close(waits)
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	p.mu.Unlock()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { _, err := c.Refresh(ctx); done <- err }()
+	<-waits
+	if _, err := c.Delete(t.Context(), s.Owner); err != nil {
+		t.Fatal(err)
+	}
+	if ctx.Err() != nil {
+		t.Error("the deletion waited for the policy")
+	}
+	if err := <-done; err != nil {
+		t.Errorf("the refresh ended with %v", err)
+	}
+	settle(t, c)
+	m.holds(t, c, 0)
 }
 
 func (m *machine) slotsNow() map[uint16]Entry {

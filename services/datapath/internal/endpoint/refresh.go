@@ -41,7 +41,9 @@ func (c *Core) Refresh(ctx context.Context) (changed int, err error) {
 func (c *Core) RefreshDue() bool { return c.refreshDue.Load() }
 
 func (c *Core) refresh(ctx context.Context, o Owner) (bool, error) {
-	leave, err := c.turns.enter(ctx, o)
+	ctx, abort := context.WithCancelCause(ctx)
+	defer abort(nil)
+	leave, err := c.turns.enterWith(ctx, o, abort)
 	if err != nil {
 		return false, err
 	}
@@ -61,6 +63,9 @@ func (c *Core) refresh(ctx context.Context, o Owner) (bool, error) {
 	old := r.Identity.Number
 	if c.cfg.Policies != nil && id.Number != old {
 		if err := c.cfg.Policies.Await(ctx, id.Number); err != nil {
+			if errors.Is(context.Cause(ctx), ErrDeleted) {
+				return false, nil
+			}
 			return false, fmt.Errorf("await the policy of identity %d of %s: %w", id.Number, o, err)
 		}
 	}

@@ -17,7 +17,9 @@ type turns struct {
 type turn struct {
 	free     chan struct{}           // holds a token while nobody works
 	interest int                     // guarded by turns.mu; who works or waits
-	abort    context.CancelCauseFunc // guarded by turns.mu; of the creation that works or waits
+	// aborts are guarded by turns.mu, and of those who work or wait and need
+	// not end what they began.
+	aborts map[*context.CancelCauseFunc]struct{}
 }
 
 func newTurns() *turns { return &turns{owners: map[Owner]*turn{}} }
@@ -27,23 +29,25 @@ func (t *turns) enter(ctx context.Context, o Owner) (leave func(), err error) {
 	return t.enterWith(ctx, o, nil)
 }
 
-// enterWith is enter for a creation, which interrupt may end by abort.
+// enterWith is enter for a creation, or a wait, which interrupt may end by
+// abort.
 func (t *turns) enterWith(ctx context.Context, o Owner, abort context.CancelCauseFunc) (leave func(), err error) {
 	t.mu.Lock()
 	e := t.owners[o]
 	if e == nil {
-		e = &turn{free: make(chan struct{}, 1)}
+		e = &turn{free: make(chan struct{}, 1), aborts: map[*context.CancelCauseFunc]struct{}{}}
 		e.free <- struct{}{}
 		t.owners[o] = e
 	}
 	e.interest++
 	if abort != nil {
-		e.abort = abort
+		e.aborts[&abort] = struct{}{}
 	}
 	t.mu.Unlock()
 	done := func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
+		delete(e.aborts, &abort)
 		if e.interest--; e.interest == 0 {
 			delete(t.owners, o)
 		}
@@ -57,12 +61,14 @@ func (t *turns) enterWith(ctx context.Context, o Owner, abort context.CancelCaus
 	}
 }
 
-// interrupt ends the creation that works on the owner or waits for it.
+// interrupt ends the creations, and waits, that work on the owner or wait for it.
 func (t *turns) interrupt(o Owner, cause error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if e := t.owners[o]; e != nil && e.abort != nil {
-		e.abort(cause)
-		e.abort = nil
+	if e := t.owners[o]; e != nil {
+		for abort := range e.aborts {
+			(*abort)(cause)
+		}
+		clear(e.aborts)
 	}
 }

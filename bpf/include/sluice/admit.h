@@ -112,7 +112,6 @@ __noinline enum sl_reason admit_first(struct __sk_buff *skb, struct sl_packet *p
  */
 __noinline enum sl_reason admit_again(struct __sk_buff *skb, struct sl_packet *p)
 {
-	__u64 gens, where, new_gens, new_where;
 	enum sl_reason reason;
 	struct sl_ct *ct;
 	bool opposite;
@@ -137,12 +136,7 @@ __noinline enum sl_reason admit_again(struct __sk_buff *skb, struct sl_packet *p
 	if (opposite && !has_ended(flags))
 		return SL_DROP_CT_INVALID;
 	if (!opposite && !(flags & (SL_CT_ENDED | SL_CT_CLOSED_SENT))) {
-		gens = READ_ONCE(ct->gens);
-		where = READ_ONCE(ct->where);
-		new_gens = judged_gens(p, 0, SL_BOTH_SIDES, p->src_slot, p->dst_slot);
-		new_where = (__u64)p->src_slot << 48 | (__u64)p->dst_slot << 32 | pgens;
-		if (gens != new_gens || where != new_where)
-			restamp(p, ct, gens, where, new_gens, new_where);
+		restamp(p, ct, READ_ONCE(ct->gens), READ_ONCE(ct->where), pgens);
 		advance(p, ct);
 		return SL_CONTINUE;
 	}
@@ -157,20 +151,19 @@ __noinline enum sl_reason admit_again(struct __sk_buff *skb, struct sl_packet *p
  *
  * What is denied now is cut. A TCP connection keeps its entry, so that its
  * next segment meets the same verdict and is not picked up as one whose entry
- * was evicted; a SYN may begin it anew.
+ * was evicted; a SYN may begin it anew. SL_DROP_CT_INVALID says that it has lost
+ * its entry since the caller looked.
  */
 __noinline enum sl_reason admit_anew(struct __sk_buff *skb, struct sl_packet *p)
 {
-	__u64 gens, where, new_gens, new_where;
 	__u32 pgens, moved, far, differ, known;
+	__u64 gens, where, now_where;
 	enum sl_reason reason;
-	__u16 slot_i, slot_r;
 	struct sl_ct *ct;
 
 	if (!p)
 		return SL_DROP_MALFORMED;
 	ct = find_connection(p);
-	/* evicted or cut since the caller looked */
 	if (!ct)
 		return SL_DROP_CT_INVALID;
 	p->reply = is_reply(p, ct);
@@ -188,9 +181,8 @@ __noinline enum sl_reason admit_anew(struct __sk_buff *skb, struct sl_packet *p)
 		known = differ >> 16 ? 0 : ct->id_init;
 	reason = find_peer(skb, p, known);
 	if (!reason) {
-		slot_i = p->reply ? p->dst_slot : p->src_slot;
-		slot_r = p->reply ? p->src_slot : p->dst_slot;
-		if (slot_i != initiator_slot(where) || slot_r != responder_slot(where))
+		now_where = judged_where(p, pgens);
+		if (now_where >> 32 != where >> 32)
 			moved = SL_BOTH_SIDES;
 		/* another pod, or one with other labels: the other side's question */
 		if ((p->reply ? p->src_identity : p->dst_identity) != ct->id_resp)
@@ -206,12 +198,7 @@ __noinline enum sl_reason admit_anew(struct __sk_buff *skb, struct sl_packet *p)
 			delete_connection(p);
 		return reason;
 	}
-	new_gens = judged_gens(p, gens, moved, slot_i, slot_r);
-	new_where = (__u64)slot_i << 48 | (__u64)slot_r << 32 | pgens;
-	restamp(p, ct, gens, where, new_gens, new_where);
-	/* it was cut, and goes on: it can be cut, and said to be, once more */
-	if (is_cut(READ_ONCE(ct->flags)))
-		__sync_fetch_and_and(&ct->flags, ~SL_CT_CLOSED_SENT);
+	restamp(p, ct, gens, where, pgens);
 	count_connection(SL_CT_STAT_REDECIDED);
 	p->news |= SL_NEWS_VERDICT;
 	advance(p, ct);
@@ -247,6 +234,14 @@ static __always_inline bool is_request(const struct sl_packet *p)
 	return is_echo(p) && p->dport >> 8 == (p->family == 4 ? 8 : 128);
 }
 
+/* An answer begins nothing. */
+static __always_inline enum sl_reason admit_unknown(struct __sk_buff *skb, struct sl_packet *p)
+{
+	if (is_echo(p) && !is_request(p))
+		return admit_once(skb, p);
+	return admit_first(skb, p);
+}
+
 /*
  * Nothing that was found out about the packet is kept in a register across the
  * call of find_connection. With a flag "is a request" kept so, the branch that
@@ -255,6 +250,7 @@ static __always_inline bool is_request(const struct sl_packet *p)
  */
 __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 {
+	enum sl_reason reason;
 	struct sl_ct *ct;
 	__u64 where;
 
@@ -267,12 +263,8 @@ __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 			return admit_once(skb, p);
 	}
 	ct = find_connection(p);
-	if (!ct) {
-		/* an answer begins nothing */
-		if (is_echo(p) && !is_request(p))
-			return admit_once(skb, p);
-		return admit_first(skb, p);
-	}
+	if (!ct)
+		return admit_unknown(skb, p);
 	if (begins(p))
 		return admit_again(skb, p);
 	p->reply = is_reply(p, ct);
@@ -282,8 +274,12 @@ __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 		return admit_once(skb, p);
 	}
 	where = READ_ONCE(ct->where);
-	if (unlikely(moved_sides(READ_ONCE(ct->gens), where, address_gens(p)) || !is_own(p, where)))
-		return admit_anew(skb, p);
+	if (unlikely(moved_sides(READ_ONCE(ct->gens), where, address_gens(p)) || !is_own(p, where))) {
+		reason = admit_anew(skb, p);
+		if (reason != SL_DROP_CT_INVALID)
+			return reason;
+		return admit_unknown(skb, p);
+	}
 	recall_peer(p, ct, where);
 	if (p->hook == SL_EGRESS && is_tunnel_packet(p))
 		return SL_DROP_TUNNEL_PORT;

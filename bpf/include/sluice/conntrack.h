@@ -264,16 +264,24 @@ static __always_inline __u32 moved_sides(__u64 gens, __u64 where, __u32 pgens)
 	return moved;
 }
 
-/* The gens under which p's connection was judged, as the entry holds them. */
-static __always_inline __u64 judged_gens(const struct sl_packet *p, __u64 old, __u32 sides,
-					 __u16 slot_i, __u16 slot_r)
+/* The slots of p's connection, and the address gens, as the entry holds them. */
+static __always_inline __u64 judged_where(const struct sl_packet *p, __u32 pgens)
+{
+	__u16 slot_i = p->reply ? p->dst_slot : p->src_slot;
+	__u16 slot_r = p->reply ? p->src_slot : p->dst_slot;
+
+	return (__u64)slot_i << 48 | (__u64)slot_r << 32 | pgens;
+}
+
+/* The gens under which it was judged; a side that was not keeps its old one. */
+static __always_inline __u64 judged_gens(const struct sl_packet *p, __u64 old, __u64 where)
 {
 	__u32 initiator = (__u32)(old >> 32), responder = (__u32)old;
 
-	if (sides & SL_SIDE_EGRESS)
-		initiator = slot_i == SL_SLOT_NONE ? 0 : p->egress.gen;
-	if (sides & SL_SIDE_INGRESS)
-		responder = slot_r == SL_SLOT_NONE ? 0 : p->ingress.gen;
+	if (p->sides & SL_SIDE_EGRESS)
+		initiator = initiator_slot(where) == SL_SLOT_NONE ? 0 : p->egress.gen;
+	if (p->sides & SL_SIDE_INGRESS)
+		responder = responder_slot(where) == SL_SLOT_NONE ? 0 : p->ingress.gen;
 	return (__u64)initiator << 32 | responder;
 }
 
@@ -343,17 +351,14 @@ static __noinline long insert_connection(const struct sl_packet *p, struct sl_ct
 __noinline enum sl_reason open_connection(struct sl_packet *p, __u32 pgens, __u32 flags)
 {
 	struct sl_ct ct = {}, *other;
-	__u16 slot_i, slot_r;
 	long err;
 
 	if (!p)
 		return SL_DROP_CT_INSERT;
-	slot_i = p->reply ? p->dst_slot : p->src_slot;
-	slot_r = p->reply ? p->src_slot : p->dst_slot;
 	if (!within_budget(p->src_slot))
 		return SL_DROP_CT_BUDGET;
-	ct.gens = judged_gens(p, 0, SL_BOTH_SIDES, slot_i, slot_r);
-	ct.where = (__u64)slot_i << 48 | (__u64)slot_r << 32 | pgens;
+	ct.where = judged_where(p, pgens);
+	ct.gens = judged_gens(p, 0, ct.where);
 	ct.id_init = p->reply ? p->dst_identity : p->src_identity;
 	ct.id_resp = p->reply ? p->src_identity : p->dst_identity;
 	ct.last_s = now_seconds();
@@ -444,9 +449,10 @@ static __always_inline void advance(struct sl_packet *p, struct sl_ct *ct)
  * what nobody has judged. So a CPU claims the entry first, and only if all is
  * as it was when it judged. If another CPU was faster, its words count.
  */
-static __always_inline void restamp(struct sl_packet *p, struct sl_ct *ct, __u64 gens, __u64 where,
-				    __u64 new_gens, __u64 new_where)
+static __noinline void restamp(struct sl_packet *p, struct sl_ct *ct, __u64 gens, __u64 where,
+			       __u32 pgens)
 {
+	__u64 new_where = judged_where(p, pgens), new_gens = judged_gens(p, gens, new_where);
 	__u64 *ids = (__u64 *)&ct->id_init, *rules = (__u64 *)&ct->rule_eg;
 	__u64 busy = (__u64)SL_GENS_BUSY << 32 | (SL_GENS_BUSY - bpf_get_smp_processor_id());
 	__u32 id_i = p->reply ? p->dst_identity : p->src_identity;
@@ -459,6 +465,11 @@ static __always_inline void restamp(struct sl_packet *p, struct sl_ct *ct, __u64
 	_Static_assert(offsetof(struct sl_ct, rule_eg) == 32 &&
 			       offsetof(struct sl_ct, rule_in) == 34,
 		       "half a word");
+	/* it was cut, and goes on: it can be cut, and said to be, once more */
+	if (is_cut(READ_ONCE(ct->flags)))
+		__sync_fetch_and_and(&ct->flags, ~SL_CT_CLOSED_SENT);
+	if (gens == new_gens && where == new_where)
+		return;
 	if (gens >> 32 == SL_GENS_BUSY ||
 	    __sync_val_compare_and_swap(&ct->gens, gens, busy) != gens)
 		return;

@@ -45,7 +45,7 @@ struct sl_packet {
 	__u8 reply; /* 1: of a connection that the other end began */
 	__u8 via_stack; /* 1: the host's stack must see it */
 	__u8 low; /* 1: its sender is the lower end of its connection's key */
-	__u8 pad;
+	__u8 sides; /* SL_SIDE_...: that were judged for it */
 	__u16 ct_flags; /* SL_CT_... of its connection */
 	struct sl_side egress; /* of the connection that it belongs to */
 	struct sl_side ingress;

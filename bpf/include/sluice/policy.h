@@ -108,6 +108,7 @@ __noinline enum sl_reason judge_sides(struct sl_packet *p, __u32 sides)
 
 	if (!p)
 		return SL_DROP_MALFORMED;
+	p->sides = (__u8)sides;
 	if (sides & SL_SIDE_EGRESS)
 		reason = judge(p, SL_EGRESS);
 	if (!reason && sides & SL_SIDE_INGRESS)

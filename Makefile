@@ -70,7 +70,8 @@ test-random: ## Compare the policy tables with the rules read directly, on TIMES
 bench-policy: ## Measure the policy engine, and the memory of a process that holds it
 	@go -C services/policy test -run '^$$' -bench . -benchmem ./internal/engine ./internal/wire
 	@go build -o bin/test/policy-bench ./services/policy/cmd/policy-bench
-	@bin/test/policy-bench
+	@go build -o bin/test/sluice-policy ./services/policy
+	@bin/test/policy-bench -service bin/test/sluice-policy
 
 .PHONY: test-kernels
 test-kernels: ## Run the kernel tests on Debian's 6.1, 6.12 and newest kernels, in software (root)

@@ -5,7 +5,10 @@
 // operations, and the memory of a process that holds nothing else. Each row
 // comes from a process of its own, since memory does not return to what it was.
 //
-//	policy-bench [-rounds N]
+//	policy-bench [-rounds N] [-service FILE]
+//
+// With the program of the service it measures that too, as a process with an
+// identity service and a subscriber.
 package main
 
 import (
@@ -42,11 +45,13 @@ func run(args []string) int {
 	rounds := set.Int("rounds", 20000, "identities added and removed for a percentile")
 	part := set.String("part", "", "measure one part in this process and print JSON; set by the program itself")
 	index := set.Int("shape", 0, "shape of the part")
+	service := set.String("service", "", "program of the service, which is measured too")
+	only := set.Bool("only-service", false, "measure nothing else")
 	if set.Parse(args) != nil {
 		return 2
 	}
 	if *rounds < 100 || set.NArg() > 0 || *index < 0 || *index >= len(shapes) {
-		fmt.Fprintln(os.Stderr, "usage: policy-bench [-rounds N], N at least 100")
+		fmt.Fprintln(os.Stderr, "usage: policy-bench [-rounds N] [-service FILE [-only-service]], N at least 100")
 		return 2
 	}
 	if *part != "" {
@@ -63,12 +68,28 @@ func run(args []string) int {
 	fmt.Printf("%s %s/%s, %d CPUs; 200 namespaces × 50 apps = 10,000 identities, 500 subjects\n", runtime.Version(), runtime.GOOS, runtime.GOARCH, runtime.NumCPU())
 	for i, s := range shapes {
 		fmt.Printf("\n%s\n", s.name)
+		if *service != "" {
+			lines, err := measureService(*service, s.Shape)
+			if err == nil {
+				err = show(lines)
+			}
+			if err != nil {
+				fmt.Fprintf(os.Stderr, "policy-bench: %s: %v\n", *service, err)
+				return 1
+			}
+		}
+		if *only {
+			continue
+		}
 		for _, part := range []string{"time", "memory"} {
 			if err := child(part, i, *rounds); err != nil {
 				fmt.Fprintf(os.Stderr, "policy-bench: %v\n", err)
 				return 1
 			}
 		}
+	}
+	if *only {
+		return 0
 	}
 	for _, x := range []struct{ part, title string }{
 		{"blocks", "one policy with 5,000 blocks that each have a hole, one subject"},
@@ -99,6 +120,10 @@ func child(part string, shape, rounds int) error {
 	if err := json.Unmarshal(out, &lines); err != nil {
 		return fmt.Errorf("%s: %w", part, err)
 	}
+	return show(lines)
+}
+
+func show(lines []line) error {
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	for _, l := range lines {
 		fmt.Fprintf(w, "  %s\t%s\n", l.What, strings.TrimSpace(l.Value))

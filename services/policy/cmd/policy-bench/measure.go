@@ -238,9 +238,11 @@ func measureTime(s synthetic.Shape, rounds int) (out []line, err error) {
 	return out, r.out.err
 }
 
-// resident is the memory of the process: now, and at its largest.
-func resident() (now, peak int, err error) {
-	f, err := os.Open("/proc/self/status")
+// resident is the memory of this process in kB: now, and at its largest.
+func resident() (now, peak int, err error) { return residentOf(os.Getpid()) }
+
+func residentOf(pid int) (now, peak int, err error) {
+	f, err := os.Open(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return 0, 0, err
 	}
@@ -256,7 +258,7 @@ func resident() (now, peak int, err error) {
 		}
 	}
 	if now == 0 || peak == 0 {
-		return 0, 0, fmt.Errorf("/proc/self/status names no VmRSS and VmHWM")
+		return 0, 0, fmt.Errorf("/proc/%d/status names no VmRSS and VmHWM", pid)
 	}
 	return now, peak, nil
 }

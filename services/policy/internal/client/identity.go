@@ -53,6 +53,7 @@ type Identities struct {
 	RetryMin, RetryMax time.Duration
 
 	token []byte
+	texts label.Interner
 }
 
 // NewIdentities uses a connection to the identity service's socket.
@@ -180,7 +181,7 @@ func (i *Identities) follow(ctx context.Context) (progress bool, err error) {
 		token = m.GetResumeToken()
 		switch e := m.GetEvent().(type) {
 		case *identityv1.WatchIdentitiesResponse_Upsert:
-			id, err := fromIdentity(e.Upsert)
+			id, err := i.fromIdentity(e.Upsert)
 			if err != nil {
 				i.Log.Error("an identity is not understood and stays unknown", log.Err(err))
 				break
@@ -219,14 +220,14 @@ func (i *Identities) follow(ctx context.Context) (progress bool, err error) {
 	return progress, <-ended
 }
 
-func fromIdentity(in *identityv1.Identity) (identity.Identity, error) {
+func (i *Identities) fromIdentity(in *identityv1.Identity) (identity.Identity, error) {
 	labels := make([]label.Label, 0, len(in.GetLabels()))
 	for _, l := range in.GetLabels() {
 		out := label.Label{Source: l.GetSource(), Key: l.GetKey(), Value: l.GetValue()}
 		if out.Source == label.SourceGenerated && out.Key == namedPorts {
 			out.Key = label.KeyNamedPorts
 		}
-		labels = append(labels, out)
+		labels = append(labels, i.texts.Label(out))
 	}
 	return identity.New(identity.Numeric(in.GetNumber()), label.NewSet(labels...))
 }

@@ -215,7 +215,7 @@ func TestIdentitiesAreFollowedThroughRestartsOfTheService(t *testing.T) {
 }
 
 func TestIdentityThatIsNotUnderstoodStaysUnknown(t *testing.T) {
-	_, err := fromIdentity(&identityv1.Identity{Number: 300, Labels: []*workloadv1.Label{{Source: "generated", Key: "named-ports", Value: "x"}}})
+	_, err := new(Identities).fromIdentity(&identityv1.Identity{Number: 300, Labels: []*workloadv1.Label{{Source: "generated", Key: "named-ports", Value: "x"}}})
 	if err == nil || !strings.Contains(err.Error(), "named-ports") {
 		t.Errorf("got %v", err)
 	}

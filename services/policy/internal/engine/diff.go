@@ -40,10 +40,16 @@ type Difference struct {
 	Changes   []Changed
 }
 
-// Diff says which verdicts would change if policies were applied or deleted.
-// The work is that of compiling from scratch, and then again the tables of the
-// subjects for which something changes.
-func (d Draft) Diff(upsert []policy.Object, remove []policy.Key) ([]Difference, error) {
+// Comparison is two engines, of which one has a change that the other has not.
+type Comparison struct {
+	before, after *Engine
+	subjects      []identity.Numeric // whose tables may differ
+}
+
+// Diff compares with what would be if policies were applied or deleted. The work
+// is that of compiling from scratch, and then again the tables of the subjects
+// for which something changes.
+func (d Draft) Diff(upsert []policy.Object, remove []policy.Key) (*Comparison, error) {
 	after, err := d.Fork(nil, d.subjects...)
 	if err != nil {
 		return nil, fmt.Errorf("copy the engine: %w", err)
@@ -62,22 +68,29 @@ func (d Draft) Diff(upsert []policy.Object, remove []policy.Key) ([]Difference, 
 	if err != nil {
 		return nil, fmt.Errorf("copy the engine: %w", err)
 	}
-	var out []Difference
-	for _, n := range numbers {
+	return &Comparison{before, after, numbers}, nil
+}
+
+// Each gives the differences one by one, until take returns an error. All of
+// them together can be as many as there are pairs of identities.
+func (x *Comparison) Each(take func(Difference) error) error {
+	for _, n := range x.subjects {
 		for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
-			x, y := before.subjects[n].bound[d], after.subjects[n].bound[d]
-			if x == nil && y == nil || x != nil && y != nil && x.program.Hash == y.program.Hash {
+			before, after := x.before.subjects[n].bound[d], x.after.subjects[n].bound[d]
+			if before == nil && after == nil || before != nil && after != nil && before.program.Hash == after.program.Hash {
 				continue
 			}
-			c := comparison{before: side{before, x}, after: side{after, y}, memo: make(map[comparisonKey]int)}
+			c := comparison{before: side{x.before, before}, after: side{x.after, after}, memo: make(map[comparisonKey]int)}
 			c.peers()
-			for i := range c.found {
-				c.found[i].Subject, c.found[i].Direction = n, d
+			for _, f := range c.found {
+				f.Subject, f.Direction = n, d
+				if err := take(f); err != nil {
+					return err
+				}
 			}
-			out = append(out, c.found...)
 		}
 	}
-	return out, nil
+	return nil
 }
 
 // side is a direction of a subject in one of the two engines.

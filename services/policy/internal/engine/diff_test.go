@@ -42,7 +42,7 @@ func TestDiffNamesExactlyWhatChanges(t *testing.T) {
 			next.Objects[o.Key] = o
 		}
 		e, after := fresh(t, configs[0], s), fresh(t, configs[0], next)
-		list, err := e.Draft().Diff(upsert, remove)
+		list, err := differences(e, upsert, remove)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -112,4 +112,13 @@ func narrowest(q scenario.Question, engines ...*Engine) (best netip.Prefix) {
 		})
 	}
 	return best
+}
+
+func differences(e *Engine, upsert []policy.Object, remove []policy.Key) (out []Difference, err error) {
+	c, err := e.Draft().Diff(upsert, remove)
+	if err != nil {
+		return nil, err
+	}
+	err = c.Each(func(d Difference) error { out = append(out, d); return nil })
+	return out, err
 }

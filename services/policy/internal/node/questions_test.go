@@ -26,8 +26,7 @@ func questions(n *Node, subject, stranger identity.Numeric) map[string]func(cont
 			return err
 		},
 		"difference": func(ctx context.Context) error {
-			_, err := n.Diff(ctx, []byte(text(synthetic.Namespace(0), "app-00", 80)), "", nil)
-			return err
+			return n.Diff(ctx, []byte(text(synthetic.Namespace(0), "app-00", 80)), "", nil, func(Difference) error { return nil })
 		},
 		"validation": func(ctx context.Context) error {
 			_, err := n.Upsert(ctx, []byte(text(synthetic.Namespace(0), "app-00", 81)), "", true)
@@ -139,10 +138,14 @@ func TestDifferenceIsThatOfApplyingIt(t *testing.T) {
 		}
 		return x.Ingress.Verdict.Action
 	}
-	found, err := n.Diff(t.Context(), manifest, "", nil)
-	if err != nil {
-		t.Fatal(err)
+	ask := func() (found []Difference) {
+		t.Helper()
+		if err := n.Diff(t.Context(), manifest, "", nil, func(d Difference) error { found = append(found, d); return nil }); err != nil {
+			t.Fatal(err)
+		}
+		return found
 	}
+	found := ask()
 	before := verdict()
 	if _, err := n.Upsert(t.Context(), manifest, "", false); err != nil {
 		t.Fatal(err)
@@ -155,7 +158,13 @@ func TestDifferenceIsThatOfApplyingIt(t *testing.T) {
 		found[0].Peers[0].Identity.Number != peer || found[0].Changes[0].Before.Action != before || found[0].Changes[0].After.Action != after {
 		t.Errorf("found %+v, want that %d may reach %d", found, peer, subject)
 	}
-	if again, err := n.Diff(t.Context(), manifest, "", nil); err != nil || len(again) != 0 {
-		t.Errorf("a difference to what is in force: %v, %v", again, err)
+	if again := ask(); len(again) != 0 {
+		t.Errorf("a difference to what is in force: %v", again)
+	}
+	// Whoever does not want more gets no more.
+	enough := errors.New("enough")
+	manifest = []byte(strings.ReplaceAll(text(synthetic.Namespace(0), "app-00", 4712), "app: web", "app: app-03"))
+	if err := n.Diff(t.Context(), manifest, "", nil, func(Difference) error { return enough }); !errors.Is(err, enough) {
+		t.Errorf("got %v", err)
 	}
 }

@@ -337,17 +337,22 @@ type DifferentPeer struct {
 	Block    netip.Prefix // zero: everywhere else
 }
 
-// Diff says which verdicts would change.
-func (n *Node) Diff(ctx context.Context, manifests []byte, namespace string, remove []policy.Key) ([]Difference, error) {
+// Diff says which verdicts would change, one difference after the other.
+func (n *Node) Diff(ctx context.Context, manifests []byte, namespace string, remove []policy.Key, take func(Difference) error) error {
 	var docs []Decoded
 	if len(manifests) > 0 {
 		var err error
 		if docs, err = Decode(manifests, namespace, n.config.Rules); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	var out []Difference
-	err := n.aside(ctx, func() error {
+	objects := make([]policy.Object, 0, len(docs))
+	for _, d := range docs {
+		objects = append(objects, d.Object)
+	}
+	var compared *engine.Comparison
+	known := make(map[identity.Numeric]identity.Identity)
+	if err := n.aside(ctx, func() error {
 		draft, err := ask(ctx, n, func() (engine.Draft, error) {
 			for _, d := range docs {
 				if old := n.policies[d.Object.Key]; old != nil && n.foreign(old) {
@@ -364,28 +369,27 @@ func (n *Node) Diff(ctx context.Context, manifests []byte, namespace string, rem
 		if err != nil {
 			return err
 		}
-		objects := make([]policy.Object, 0, len(docs))
-		for _, d := range docs {
-			objects = append(objects, d.Object)
-		}
-		found, err := draft.Diff(objects, remove)
-		if err != nil {
+		if compared, err = draft.Diff(objects, remove); err != nil {
 			return fmt.Errorf("%w: %w", ErrLimit, err)
 		}
-		known := make(map[identity.Numeric]identity.Identity)
 		for _, id := range draft.Identities() {
 			known[id.Number] = id
 		}
-		for _, f := range found {
-			d := Difference{Difference: f, Subject: known[f.Subject]}
-			for _, p := range f.Places {
-				d.Peers = append(d.Peers, DifferentPeer{known[p.Peer], p.Block})
-			}
-			out = append(out, d)
-		}
 		return nil
+	}); err != nil {
+		return err
+	}
+	// Whoever reads slowly keeps no other question waiting.
+	return compared.Each(func(f engine.Difference) error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		d := Difference{Difference: f, Subject: known[f.Subject]}
+		for _, p := range f.Places {
+			d.Peers = append(d.Peers, DifferentPeer{known[p.Peer], p.Block})
+		}
+		return take(d)
 	})
-	return out, err
 }
 
 // Status is a summary.

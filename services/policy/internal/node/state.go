@@ -87,6 +87,7 @@ func (n *Node) restore(dir string) error {
 	policies := make(map[policy.Key]journal.Policy)
 	subscribers := make(map[string]journal.Subscriber)
 	names := make(map[string]journal.Name)
+	var texts label.Interner
 	j, cut, err := journal.Open(dir, func(c journal.Change) error {
 		n.restored = true
 		if c.Revision != 0 {
@@ -101,7 +102,7 @@ func (n *Node) restore(dir string) error {
 		for _, r := range c.Identities {
 			labels := make([]label.Label, 0, len(r.Labels))
 			for _, l := range r.Labels {
-				labels = append(labels, label.Label{Source: l[0], Key: l[1], Value: l[2]})
+				labels = append(labels, texts.Label(label.Label{Source: l[0], Key: l[1], Value: l[2]}))
 			}
 			id, err := identity.New(identity.Numeric(r.Number), label.NewSet(labels...))
 			if err != nil {

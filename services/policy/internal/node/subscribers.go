@@ -370,7 +370,7 @@ func (n *Node) setIdentities(set []identity.Identity, gone []identity.Numeric) {
 		}
 	}
 	for _, id := range set {
-		if old, ok := n.identities[id.Number]; ok && old.Labels.String() == id.Labels.String() {
+		if old, ok := n.identities[id.Number]; ok && slices.Equal(old.Labels.All(), id.Labels.All()) {
 			continue
 		}
 		n.identities[id.Number] = id

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/sluice-net/sluice/kit/rpc"
@@ -56,8 +57,9 @@ func Methods() rpc.Methods {
 		policyv1.PolicyService_GetPolicyTable_FullMethodName:    {Access: rpc.Group(), Limit: costly},
 		policyv1.PolicyService_WaitForRevision_FullMethodName:   {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64, Waiting: 64}},
 		policyv1.PolicyService_Explain_FullMethodName:           {Access: rpc.Group(), Limit: costly},
-		policyv1.PolicyService_Diff_FullMethodName:              {Access: rpc.Group(), Limit: costly},
-		policyv1.PolicyService_GetStatus_FullMethodName:         {Access: rpc.Group(), Limit: read},
+		// It holds two sets of tables until its reader has everything.
+		policyv1.PolicyService_Diff_FullMethodName:      {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 1, Waiting: 16}},
+		policyv1.PolicyService_GetStatus_FullMethodName: {Access: rpc.Group(), Limit: read},
 	}
 }
 
@@ -158,18 +160,18 @@ func (s *Server) Explain(ctx context.Context, req *policyv1.ExplainRequest) (*po
 
 // Diff implements the service.
 func (s *Server) Diff(req *policyv1.DiffRequest, stream grpc.ServerStreamingServer[policyv1.DiffResponse]) error {
-	found, err := s.Node.Diff(stream.Context(), req.GetManifests(), req.GetDefaultNamespace(), keys(req.GetDelete()))
-	if err != nil {
-		return statusOf(err)
-	}
-	for i := range found {
-		for _, m := range differences(&found[i]) {
+	err := s.Node.Diff(stream.Context(), req.GetManifests(), req.GetDefaultNamespace(), keys(req.GetDelete()), func(d node.Difference) error {
+		for _, m := range differences(&d) {
 			if err := stream.Send(m); err != nil {
 				return err
 			}
 		}
+		return nil
+	})
+	if _, ok := status.FromError(err); ok {
+		return err
 	}
-	return nil
+	return statusOf(err)
 }
 
 // GetStatus implements the service.

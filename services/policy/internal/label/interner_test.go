@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package label
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"unsafe"
+)
+
+func TestInternerMakesEqualTextsOne(t *testing.T) {
+	var in Interner
+	fresh := func() Label {
+		return Label{strings.Clone("k8s"), strings.Clone("app"), strings.Clone("web")}
+	}
+	a, b := in.Label(fresh()), in.Label(fresh())
+	if a != fresh() || unsafe.StringData(a.Key) != unsafe.StringData(b.Key) || unsafe.StringData(a.Value) != unsafe.StringData(b.Value) {
+		t.Errorf("%v and %v do not share their texts", a, b)
+	}
+	// It does not remember without end.
+	for i := range 3 * maxInterned {
+		if l := (Label{"k8s", "app", fmt.Sprint(i)}); in.Label(l) != l {
+			t.Fatalf("%v became %v", l, in.Label(l))
+		}
+	}
+	if len(in.texts) > maxInterned {
+		t.Errorf("%d texts are remembered, the limit is %d", len(in.texts), maxInterned)
+	}
+}

@@ -527,3 +527,27 @@ func BenchmarkKnownSubjectBegins(b *testing.B) {
 		}
 	}
 }
+
+// A subscription with more subjects than there may be is refused, and nothing
+// would be enforced any more.
+func TestSubjectsThatLingerGiveWayToThoseWithEndpoints(t *testing.T) {
+	now := time.Now()
+	k := newFakeKernel()
+	k.endpoint(1, 300, "10.0.0.1")
+	a := New(Config{Kernel: k, Now: func() time.Time { now = now.Add(time.Millisecond); return now }})
+	if err := a.Adopt(func(uint16) bool { return true }); err != nil {
+		t.Fatal(err)
+	}
+	for id := uint32(1000); id < 1000+maxSubjects+5; id++ {
+		if err := a.Await(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sub, _ := a.subscription()
+	if n := len(sub.Subjects); n != maxSubjects {
+		t.Errorf("%d subjects", n)
+	}
+	if !slices.Contains(sub.Subjects, 300) || slices.Contains(sub.Subjects, 1000) || !slices.Contains(sub.Subjects, 1000+maxSubjects+4) {
+		t.Error("it is not the oldest without endpoints that went")
+	}
+}

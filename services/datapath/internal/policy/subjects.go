@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
@@ -217,10 +218,30 @@ func (a *Applier) wanted() (subjects map[uint32]struct{}, locations map[netip.Ad
 		}
 		subjects[id] = struct{}{}
 	}
+	a.letGo(subjects)
 	for _, e := range a.slots {
 		for _, addr := range e.Addrs {
 			locations[addr] = e.Identity
 		}
 	}
 	return subjects, locations
+}
+
+// letGo ends the wait of subjects without endpoints, the oldest first, while
+// there are more than one subscription may have.
+func (a *Applier) letGo(subjects map[uint32]struct{}) {
+	if len(subjects) <= maxSubjects {
+		return
+	}
+	var idle []uint32
+	for id, s := range a.subjects {
+		if s.users == 0 {
+			idle = append(idle, id)
+		}
+	}
+	slices.SortFunc(idle, func(x, y uint32) int { return a.subjects[x].until.Compare(a.subjects[y].until) })
+	for _, id := range idle[:min(len(idle), len(subjects)-maxSubjects)] {
+		delete(a.subjects, id)
+		delete(subjects, id)
+	}
 }

@@ -305,7 +305,8 @@ func ignoring(err, ok error) error {
 	return err
 }
 
-// HostAddrs lists the addresses of the node's own devices.
+// HostAddrs lists the addresses under which packets reach the node itself:
+// those of its devices, and those that the kernel answers to beside them.
 func (n *Netdev) HostAddrs() ([]netip.Addr, error) {
 	list, err := whole(func() ([]netlink.Addr, error) { return n.looks.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
@@ -313,11 +314,39 @@ func (n *Netdev) HostAddrs() ([]netip.Addr, error) {
 	}
 	var as []netip.Addr
 	for _, a := range list {
-		if ip, ok := netip.AddrFromSlice(a.IP); ok {
-			as = append(as, ip.Unmap())
+		ip, ok := netip.AddrFromSlice(a.IP)
+		if !ok {
+			continue
+		}
+		as = append(as, ip.Unmap())
+		if b, ok := netip.AddrFromSlice(a.Broadcast); ok {
+			as = append(as, b.Unmap())
+		}
+		ones, _ := a.Mask.Size()
+		if b, ok := sharedAddr(netip.PrefixFrom(ip.Unmap(), ones)); ok {
+			as = append(as, b)
 		}
 	}
-	return as, nil
+	slices.SortFunc(as, netip.Addr.Compare)
+	return slices.Compact(as), nil
+}
+
+// sharedAddr is the address of a device's prefix that means everybody there or
+// any router, and that the kernel takes for its own: the broadcast address of
+// IPv4, the subnet-router anycast address of IPv6. A packet that a pod sends
+// there is one to the host, whatever device the prefix is of.
+func sharedAddr(p netip.Prefix) (netip.Addr, bool) {
+	if bits := p.Addr().BitLen(); !p.IsValid() || p.Bits() >= bits-1 {
+		return netip.Addr{}, false
+	}
+	if p.Addr().Is6() {
+		return p.Masked().Addr(), true
+	}
+	last := p.Masked().Addr().As4()
+	for i := p.Bits(); i < 32; i++ {
+		last[i/8] |= 0x80 >> (i % 8)
+	}
+	return netip.AddrFrom4(last), true
 }
 
 // DefaultMTU is the MTU of the device that the default route leads through, or

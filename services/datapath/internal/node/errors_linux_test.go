@@ -14,6 +14,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 )
 
 // The programs hand what needs an ICMP error to the stack. The walls around
@@ -104,4 +106,44 @@ func TestKernelAddressThatTheHostGotMeanwhileIsTheHosts(t *testing.T) {
 		}
 		return err
 	})
+}
+
+// Everybody on the uplink, and any router there, includes the node: what a pod
+// sends to these addresses is judged as sent to its host, because it gets there.
+func TestKernelAddressesThatTheUplinkSharesAreTheHosts(t *testing.T) {
+	w := newWorld(t)
+	w.start(true)
+	a := w.pod("a")
+	w.outside()
+	if err := w.node.syncHostAddrs(); err != nil {
+		t.Fatal(err)
+	}
+	host := &pod{t: t, ns: w.home}
+	for _, c := range []struct{ network, listen, to string }{
+		{"udp4", "0.0.0.0:0", "192.0.2.255"},
+		{"udp6", "[::]:0", "2001:db8::"},
+	} {
+		l := host.listen(c.network, c.listen).(*net.UDPConn)
+		defer l.Close()
+		before := w.counted(kernel.ForwardHost)
+		to := netip.AddrPortFrom(netip.MustParseAddr(c.to), l.LocalAddr().(*net.UDPAddr).AddrPort().Port())
+		conn, err := dialIn(a.ns, "udp", to, patience)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if _, err := conn.Write([]byte("everybody")); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.SetReadDeadline(time.Now().Add(patience)); err != nil {
+			t.Fatal(err)
+		}
+		got := make([]byte, 20)
+		if n, err := l.Read(got); err != nil || string(got[:n]) != "everybody" {
+			t.Errorf("%s: the host received %q, %v: then it is nothing to guard", c.to, got[:n], err)
+		}
+		if after := w.counted(kernel.ForwardHost); after != before+1 {
+			t.Errorf("%s: %d packets went to the host as such, want 1", c.to, after-before)
+		}
+	}
 }

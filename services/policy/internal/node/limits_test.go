@@ -252,3 +252,34 @@ func TestPoliciesOfASourceThatIsNotConfiguredStayAndAreReported(t *testing.T) {
 		t.Errorf("%d policies, problems %q, %v", st.Policies, st.Problems, err)
 	}
 }
+
+// A clock that was far ahead when a name was learned does not keep it for ever.
+func TestLearnedAddressesEndThoughTheClockWentBack(t *testing.T) {
+	dir := t.TempDir()
+	c := &clock{now: time.Now().Add(365 * 24 * time.Hour)}
+	use := func(cfg *Config) { cfg.Now = c.Now }
+	n, stop := run(t, dir, use)
+	if _, err := n.Learn(t.Context(), "a.example", []netip.Addr{netip.MustParseAddr("192.0.2.1")}, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	c.add(-365 * 24 * time.Hour)
+	n, _ = run(t, dir, use)
+	names := func() int {
+		st, err := n.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return st.Names
+	}
+	if names() != 1 {
+		t.Fatal("the name was forgotten")
+	}
+	c.add(maxTTL + 2*time.Minute)
+	if _, err := ask(t.Context(), n, func() (struct{}, error) { n.sweep(); return struct{}{}, nil }); err != nil {
+		t.Fatal(err)
+	}
+	if names() != 0 {
+		t.Error("the name stays")
+	}
+}

@@ -154,6 +154,8 @@ func (n *Node) compile(policies map[policy.Key]journal.Policy, subscribers map[s
 	for _, id := range n.identities {
 		change.AddIdentities = append(change.AddIdentities, id)
 	}
+	// Nothing is valid for longer, unless the clock was ahead when it was learned.
+	latest := n.config.Now().Add(maxTTL)
 	for _, r := range names {
 		addrs := make(map[netip.Addr]time.Time, len(r.Addresses))
 		learned := engine.Name{Name: r.Name}
@@ -162,7 +164,9 @@ func (n *Node) compile(policies map[policy.Key]journal.Policy, subscribers map[s
 			if err != nil {
 				return fmt.Errorf("stored name %s: %w", r.Name, err)
 			}
-			addrs[addr] = time.Unix(a.Expires, 0)
+			if addrs[addr] = time.Unix(a.Expires, 0); addrs[addr].After(latest) {
+				addrs[addr] = latest
+			}
 			learned.Addrs = append(learned.Addrs, addr)
 			n.wakeAt(addrs[addr].Add(n.config.NameGrace))
 		}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+)
+
+// frames are the bytes of stack of each function of a program, and whom it
+// calls.
+func frames(t *testing.T, insns asm.Instructions) (bytes map[string]int, calls map[string][]string) {
+	t.Helper()
+	targets := map[string]bool{insns[0].Symbol(): true}
+	for _, ins := range insns {
+		if ins.IsFunctionCall() {
+			targets[ins.Reference()] = true
+		}
+	}
+	bytes, calls = map[string]int{}, map[string][]string{}
+	in := ""
+	for i, ins := range insns {
+		if targets[ins.Symbol()] {
+			in = ins.Symbol()
+		}
+		deep := 0
+		switch class := ins.OpCode.Class(); {
+		case ins.IsFunctionCall():
+			calls[in] = append(calls[in], ins.Reference())
+		case class.IsLoad() && ins.Src == asm.RFP, class.IsStore() && ins.Dst == asm.RFP:
+			deep = -int(ins.Offset)
+		case class.IsALU() && ins.OpCode.ALUOp() == asm.Mov && ins.Src == asm.RFP:
+			// an address on the stack: the next instruction says which
+			if next := insns[i+1]; next.OpCode.ALUOp() == asm.Add && next.Dst == ins.Dst {
+				deep = -int(next.Constant)
+			}
+		}
+		bytes[in] = max(bytes[in], deep)
+	}
+	return bytes, calls
+}
+
+// deepest is the chain of calls that takes the most stack, in frames of whole
+// 32 bytes.
+func deepest(in string, bytes map[string]int, calls map[string][]string) (int, []string) {
+	most, chain := 0, []string(nil)
+	for _, callee := range calls[in] {
+		if d, c := deepest(callee, bytes, calls); d > most {
+			most, chain = d, c
+		}
+	}
+	return most + (max(bytes[in], 1)+31)/32*32, append([]string{in}, chain...)
+}
+
+// Linux gives all frames of a program together 512 bytes, and rounded them up
+// to 32 bytes each before it gave programs a stack of their own: newer kernels
+// take what 6.1 refuses.
+func TestProgramsFitIntoTheStackOfOldKernels(t *testing.T) {
+	for name, load := range map[string]func() (*ebpf.CollectionSpec, error){fromPodName: bpf.LoadFromPod, toPodName: bpf.LoadToPod} {
+		spec, err := load()
+		if err != nil {
+			t.Fatal(err)
+		}
+		bytes, calls := frames(t, spec.Programs[name].Instructions)
+		d, chain := deepest(name, bytes, calls)
+		t.Logf("%s: %d bytes in %s", name, d, strings.Join(chain, " > "))
+		if d < 300 {
+			t.Errorf("%s: %d bytes are too few to be true: %v", name, d, bytes)
+		}
+		if d > 512 {
+			t.Errorf("%s: %d bytes of stack, at most 512, in %s: %v", name, d, strings.Join(chain, " > "), bytes)
+		}
+	}
+}

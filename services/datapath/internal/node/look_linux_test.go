@@ -186,3 +186,25 @@ func TestKernelAuditPutsPolicyWordsRight(t *testing.T) {
 		t.Errorf("afterwards %+v, %v", e.Policy, err)
 	}
 }
+
+// INV-52: what a node without policies allowed is nobody's policy when they are
+// wanted again.
+func TestKernelWhatWasAllowedWithoutPoliciesJudgesNobodyNew(t *testing.T) {
+	w := newWorld(t)
+	w.policy = &PolicyOptions{Service: nobody{}}
+	w.start(false)
+	a := w.pod("a")
+	identity := a.ep.Identity.Number
+	w.stop()
+	w.policy = nil
+	w.start(false)
+	if e, err := w.node.Kernel.Lookup(kernel.Slot(a.ep.Slot)); err != nil || e.Policy.Egress != kernel.TableAllow {
+		t.Fatalf("without policies: %+v, %v", e.Policy, err)
+	}
+	w.stop()
+	w.policy = &PolicyOptions{Service: nobody{}, Wait: true, Timeout: time.Millisecond}
+	w.start(false)
+	if err := w.node.Policy.Await(t.Context(), identity); !errors.Is(err, policy.ErrUnavailable) {
+		t.Errorf("a new endpoint would begin with tables that no policy gave: %v", err)
+	}
+}

@@ -179,6 +179,9 @@ func (n *Node) openPolicy(o Options) (endpoint.Policies, error) {
 		if o.ValidateOnly {
 			return nil, nil
 		}
+		if err := forgetJudged(o.Records); err != nil {
+			return nil, err
+		}
 		if err := publish.Unenforce(n.Kernel); err != nil {
 			return nil, fmt.Errorf("remove policies: %w", err)
 		}
@@ -203,6 +206,26 @@ func (n *Node) openPolicy(o Options) (endpoint.Policies, error) {
 		return nil, fmt.Errorf("take over policies: %w", err)
 	}
 	return publish.Judges{Policy: n.Policy}, nil
+}
+
+// forgetJudged has no record say that the tables of its endpoint came from a
+// policy service: the one that allows everything, which they get now, would
+// seem to be a policy's when policies are wanted again.
+func forgetJudged(store endpoint.Records) error {
+	records, _, err := store.Load()
+	if err != nil {
+		return fmt.Errorf("read the records of endpoints: %w", err)
+	}
+	for _, r := range records {
+		if !r.Judged {
+			continue
+		}
+		r.Judged = false
+		if err := store.Save(r); err != nil {
+			return fmt.Errorf("record of %s: %w", r.Spec.Owner, err)
+		}
+	}
+	return nil
 }
 
 // program gives a program the test by which a filter that holds it is left

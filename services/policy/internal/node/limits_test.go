@@ -192,7 +192,8 @@ func TestFilesThatAreInForceAreNotKeptTwice(t *testing.T) {
 	n, stop := run(t, dir, hundred)
 	one, two := text("shop", "one", 80), text("shop", "two", 80)
 	files := []File{
-		{Origin: "a.yaml", Data: []byte(one + "---\n" + two)}, {Origin: "b.yaml", Data: []byte("---\n" + text("shop", "three", 80) + "---\n")},
+		{Origin: "a.yaml", Data: []byte(one + "---\n" + two)},
+		{Origin: "b.yaml", Data: []byte("---\n" + text("shop", "three", 80) + "---\n")},
 		{Origin: "c.yaml", Data: []byte(text("shop", "four", 80))},
 	}
 	if err := n.Feed(SourceFile).Set(t.Context(), files); err != nil {

@@ -15,8 +15,8 @@ type turns struct {
 }
 
 type turn struct {
-	free     chan struct{}           // holds a token while nobody works
-	interest int                     // guarded by turns.mu; who works or waits
+	free     chan struct{} // holds a token while nobody works
+	interest int           // guarded by turns.mu; who works or waits
 	// aborts are guarded by turns.mu, and of those who work or wait and need
 	// not end what they began.
 	aborts map[*context.CancelCauseFunc]struct{}

@@ -136,11 +136,15 @@ func (a *Applier) subscribe(ctx context.Context) (heard bool, err error) {
 		}
 	}()
 	var drained <-chan error // a grace period that is waited for
+	var due bool             // another, for what was retired meanwhile
 	defer func() {
 		cancel()
 		<-done
 		if drained != nil {
 			<-drained
+		}
+		if due {
+			a.draining() // the next stream's
 		}
 	}()
 	// A stream that goes on may have nothing to say.
@@ -204,20 +208,15 @@ func (a *Applier) subscribe(ctx context.Context) (heard bool, err error) {
 			}
 		case <-a.drain:
 			if drained != nil {
-				a.draining() // one after the other
-				select {
-				case <-drained:
-					drained = nil
-				case <-ctx.Done():
-					return heard, ctx.Err()
-				}
+				due = true // one after the other, and no change waits for either
 				continue
 			}
-			ch := make(chan error, 1)
-			drained = ch
-			go func() { ch <- a.cfg.Kernel.Barrier(ctx) }()
+			drained = a.barrier(ctx)
 		case err := <-drained:
 			drained = nil
+			if due {
+				due, drained = false, a.barrier(ctx)
+			}
 			if err != nil && ctx.Err() == nil {
 				a.log.Error("grace period not awaited, what was retired keeps its room", log.Err(err))
 				continue
@@ -227,6 +226,13 @@ func (a *Applier) subscribe(ctx context.Context) (heard bool, err error) {
 			}
 		}
 	}
+}
+
+// barrier waits for a grace period beside everything else.
+func (a *Applier) barrier(ctx context.Context) <-chan error {
+	ch := make(chan error, 1)
+	go func() { ch <- a.cfg.Kernel.Barrier(ctx) }()
+	return ch
 }
 
 // begin decides whether the stream goes on where the last one ended.

@@ -294,6 +294,7 @@ const (
 	friends   = Table(42) // peers of node class 7, whatever they do
 	pings     = Table(43) // echo requests
 	redirects = Table(44) // TCP to a proxy that does not exist
+	worldly   = Table(45) // the world, and nobody else
 )
 
 // putTables writes them as their authors would.
@@ -324,6 +325,17 @@ func (th *theatre) putTables(t *testing.T) {
 		id: redirects, rules: []uint8{actRedirect},
 		classes: []map[uint32]uint32{{6 << 16: none, 6<<16 | 0xffff: rules(noAdmin, 1), lastHi: none}},
 	}.put(t, th.k)
+	rawTable{
+		id: worldly, rules: []uint8{actAllow},
+		header:  bpf.MapsSlTable{DefClass: [8]uint16{bpf.MapsSlKindSL_KIND_WORLD4: 1, bpf.MapsSlKindSL_KIND_WORLD6: 1}},
+		classes: []map[uint32]uint32{{lastHi: none}, {lastHi: rules(noAdmin, 1)}},
+	}.put(t, th.k)
+	for id, word := range map[Identity]uint32{
+		IdentityHost: knownWord(0, uint32(bpf.MapsSlKindSL_KIND_HOST), 1), IdentityWorld: knownWord(0, uint32(bpf.MapsSlKindSL_KIND_WORLD4), 2),
+		IdentityWorldIPv4: knownWord(0, uint32(bpf.MapsSlKindSL_KIND_WORLD4), 2), IdentityWorldIPv6: knownWord(0, uint32(bpf.MapsSlKindSL_KIND_WORLD6), 2),
+	} {
+		update(t, th.k, bpf.MapsMapSlId, uint32(id), word)
+	}
 	update(t, th.k, bpf.MapsMapSlId, uint32(friend), knownWord(7, 0, 2))
 	update(t, th.k, bpf.MapsMapSlId, uint32(stranger), knownWord(8, 0, 2))
 }
@@ -334,6 +346,17 @@ const friend, stranger = Identity(3000), Identity(3001)
 func knows(who string, id Identity) act {
 	return change(func(t *testing.T, th *theatre) {
 		must(t, "UpsertIP", th.k.UpsertIP(hostPrefix(th.addr(who)), IPInfo{Identity: id}))
+	})
+}
+
+// hostHas gives the host its addresses.
+func hostHas(who ...string) act {
+	return change(func(t *testing.T, th *theatre) {
+		as := []netip.Addr{host4, host6}
+		for _, name := range who {
+			as = append(as, th.addr(name))
+		}
+		must(t, "SyncHostAddrs", th.k.SyncHostAddrs(as))
 	})
 }
 
@@ -723,6 +746,12 @@ func scenes() []scene {
 			knows("world", stranger), bump("world"),
 			say("world", "a", datagram(53, 4000), DropPolicyDenied).on(Ingress),
 			change(func(t *testing.T, th *theatre) { must(t, "DeleteIP", th.k.DeleteIP(hostPrefix(th.addr("world")))) }))},
+		{"an address that becomes the host's is judged as the host", play(policy("a", worldly, TableDeny),
+			say("a", "world", datagram(4000, 53), ForwardOutside),
+			hostHas("host", "world"),
+			say("a", "world", datagram(4000, 53), DropPolicyDenied),
+			hostHas("host"),
+			say("a", "world", datagram(4000, 53), ForwardOutside))},
 		{"an address gen moves its own connections only", play(
 			say("a", "world", datagram(4000, 53), ForwardOutside),
 			say("a", "b", datagram(4000, 53), ForwardPeer),

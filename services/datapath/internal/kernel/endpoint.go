@@ -649,7 +649,7 @@ func (k *Kernel) addrOwners() (map[netip.Addr]Slot, error) {
 
 // SyncHostAddrs makes addrs the complete set of the host's own addresses: each
 // leads to slot 0 and has identity host in the ipcache. Only differences are
-// written. Loopback, multicast and IPv6 link-local addresses are left out: no
+// written; connections with an address that came or went are judged again. Loopback, multicast and IPv6 link-local addresses are left out: no
 // pod reaches them. An address that an endpoint holds is ErrExists, and the
 // rest is still applied.
 func (k *Kernel) SyncHostAddrs(addrs []netip.Addr) error {
@@ -675,7 +675,7 @@ func (k *Kernel) SyncHostAddrs(addrs []netip.Addr) error {
 			continue
 		}
 		m, key := k.addrMap(a)
-		if err := errors.Join(deleteKey(m, key), k.dropIP(hostPrefix(a))); err != nil {
+		if err := errors.Join(deleteKey(m, key), k.dropIP(hostPrefix(a)), k.bumpAddress(a)); err != nil {
 			errs = append(errs, fmt.Errorf("host address %v: %w", a, err))
 		}
 	}
@@ -693,7 +693,7 @@ func (k *Kernel) SyncHostAddrs(addrs []netip.Addr) error {
 			continue
 		}
 		m, key := k.addrMap(a)
-		if err := insertOnce(m, key, uint32(HostSlot)); err != nil {
+		if err := errors.Join(insertOnce(m, key, uint32(HostSlot)), k.bumpAddress(a)); err != nil {
 			errs = append(errs, fmt.Errorf("host address %v: %w", a, err))
 		}
 	}

@@ -186,7 +186,7 @@ func TestKernelRevokedPermissionCutsTheNextPacket(t *testing.T) {
 			t.Errorf("the connection that stays allowed sent %d segments again", again)
 		}
 		if got := n.connections(t).GetRevoked(); got != revoked+1 {
-			t.Errorf("%d connections were counted as revoked, want 1", got-revoked)
+			t.Errorf("%d connections were counted as revoked, want 1; since then denied: %v", got-revoked, flows.since(mark))
 		}
 		_, _, _ = server.Close(), cut.Close(), listener.Close()
 		if got := <-arrived; string(got) != "before" {

@@ -13,6 +13,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
@@ -272,19 +274,24 @@ func (b *bench) makeIdentities(ctx context.Context, from, until int) error {
 			} {
 				labels = append(labels, &workloadv1.Label{Source: "k8s", Key: l[0], Value: l[1]})
 			}
-			_, err := b.identity.AllocateIdentity(groupCtx, &identityv1.AllocateIdentityRequest{Labels: labels, Reference: b.reference(i)})
-			return err
+			// A busy etcd may miss a deadline of the service; asking again is safe.
+			for tries := 0; ; tries++ {
+				_, err := b.identity.AllocateIdentity(groupCtx, &identityv1.AllocateIdentityRequest{Labels: labels, Reference: b.reference(i)})
+				if status.Code(err) != codes.Unavailable || tries == 10 {
+					return err
+				}
+			}
 		})
 	}
 	if err := group.Wait(); err != nil {
 		return fmt.Errorf("make identities %d to %d: %w", from, until, err)
 	}
 	for {
-		status, err := b.policies.client.GetStatus(ctx, &policyv1.GetStatusRequest{})
+		known, err := b.policies.client.GetStatus(ctx, &policyv1.GetStatusRequest{})
 		if err != nil {
 			return err
 		}
-		if int(status.GetIdentities()) >= until {
+		if int(known.GetIdentities()) >= until {
 			return nil
 		}
 		select {

@@ -274,7 +274,8 @@ __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 		return admit_once(skb, p);
 	}
 	where = READ_ONCE(ct->where);
-	if (unlikely(moved_sides(READ_ONCE(ct->gens), where, address_gens(p)) || !is_own(p, where))) {
+	if (unlikely(moved_sides(READ_ONCE(ct->gens), where, address_gens(p)) ||
+		     !is_own(p, where))) {
 		reason = admit_anew(skb, p);
 		if (reason != SL_DROP_CT_INVALID)
 			return reason;

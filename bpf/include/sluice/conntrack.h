@@ -304,7 +304,8 @@ static __always_inline bool renew_budget(struct sl_budget *budget, __u64 begun, 
 	if (part > limit)
 		part = limit;
 	/* this one included; if another CPU was faster, it is the next that may */
-	return __sync_val_compare_and_swap(&budget->begun, begun, (__u64)(limit - part + 1)) == begun;
+	return __sync_val_compare_and_swap(&budget->begun, begun, (__u64)(limit - part + 1)) ==
+	       begun;
 }
 
 /*

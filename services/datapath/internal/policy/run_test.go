@@ -412,7 +412,7 @@ func TestCreationWaitsAgainForTablesThatWentBeforeItBegan(t *testing.T) {
 // waitsFor returns once a creation has the subject.
 func (a *Applier) waitsFor(t *testing.T, id uint32) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); ; {
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
 		a.mu.Lock()
 		s := a.subjects[id]
 		waits := s != nil && s.users > 0
@@ -423,7 +423,6 @@ func (a *Applier) waitsFor(t *testing.T, id uint32) {
 		if time.Now().After(deadline) {
 			t.Fatal("nobody waits")
 		}
-		time.Sleep(time.Millisecond)
 	}
 }
 

@@ -297,8 +297,7 @@ func (f *follower) look(at func()) {
 // until waits for a condition, which is looked at under the lock.
 func (f *follower) until(what string, ok func() bool) {
 	f.t.Helper()
-	end := time.Now().Add(patience)
-	for {
+	for end := time.Now().Add(patience); ; time.Sleep(2 * time.Millisecond) {
 		f.mu.Lock()
 		good, err := ok(), f.err
 		f.mu.Unlock()
@@ -308,7 +307,6 @@ func (f *follower) until(what string, ok func() bool) {
 		if err != nil || time.Now().After(end) {
 			f.t.Fatalf("until %s: %v", what, err)
 		}
-		time.Sleep(2 * time.Millisecond)
 	}
 }
 
@@ -325,8 +323,7 @@ func subscribe(name string, subjects ...uint32) *policyv1.Subscribe {
 // status waits until the service says what is wanted.
 func (s *service) eventually(what string, ok func(*policyv1.GetStatusResponse) bool) {
 	s.t.Helper()
-	end := time.Now().Add(patience)
-	for {
+	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
 		st, err := s.GetStatus(s.ctx(), &policyv1.GetStatusRequest{})
 		if err != nil {
 			s.t.Fatal(err)
@@ -337,7 +334,6 @@ func (s *service) eventually(what string, ok func(*policyv1.GetStatusResponse) b
 		if time.Now().After(end) {
 			s.t.Fatalf("not %s: %v", what, st)
 		}
-		time.Sleep(5 * time.Millisecond)
 	}
 }
 

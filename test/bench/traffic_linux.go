@@ -4,6 +4,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"runtime"
@@ -207,7 +208,11 @@ func packetRate(p path, n int) (float64, error) {
 		defer runtime.UnlockOSThread()
 		buf := make([]byte, 128)
 		for range n {
-			if _, err := unix.Read(receiver, buf); err != nil {
+			_, err := unix.Read(receiver, buf)
+			for errors.Is(err, unix.EINTR) { // a read with a timeout is not restarted
+				_, err = unix.Read(receiver, buf)
+			}
+			if err != nil {
 				received <- fmt.Errorf("%s: datagram %d of %d: %w", p.name, arrived.Load()+1, n, err)
 				return
 			}

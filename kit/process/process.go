@@ -252,11 +252,13 @@ func Phase[T any](p *Process, name string, f func() (T, error)) (T, error) {
 	return v, err
 }
 
-// Ready notes that the start is over.
+// Ready notes that the start is over, and gives back the memory that only the
+// start needed, beside the work that begins now.
 func (p *Process) Ready() {
 	took := time.Since(p.started)
 	p.ready.Set(took.Seconds())
 	p.Log.Info("ready", log.KeyDuration, took.String())
+	p.wg.Go(debug.FreeOSMemory)
 }
 
 // OnExit adds a step that runs after the servers and the background work have

@@ -356,6 +356,7 @@ func TestKernelRunsWithoutAnyRight(t *testing.T) {
 	}
 }
 
+// INV-60, INV-61
 func TestKernelRestartServesTheSameBeforeAnySourceAnswers(t *testing.T) {
 	b := newBench(t)
 	file := filepath.Join(b.dir, "files", "db.yaml")
@@ -398,6 +399,7 @@ func TestKernelRestartServesTheSameBeforeAnySourceAnswers(t *testing.T) {
 	}
 }
 
+// INV-60
 func TestKernelKilledAnywhereLosesNoAnsweredChange(t *testing.T) {
 	b := newBench(t)
 	p := b.start()
@@ -501,6 +503,7 @@ func TestKernelChangeThatStorageDoesNotTakeIsUndone(t *testing.T) {
 	}
 }
 
+// INV-43
 func TestKernelDamagedJournalStopsTheStart(t *testing.T) {
 	b := newBench(t)
 	file := filepath.Join(b.dir, "state", journal.File)

@@ -315,6 +315,8 @@ const everyRandom, everyVector = 8, 16
 // vectors ask of the judging function, and of the programs with real packets
 // what concerns pods: all of it in `make test-vectors-kernel`, else a quarter
 // and a sixteenth.
+//
+// INV-64
 func TestKernelTablesDecideTheVectorsAsTheEngine(t *testing.T) {
 	if os.Getenv(framesEnv) != "" {
 		examineFiles(t)
@@ -367,6 +369,8 @@ func examineFiles(t *testing.T) {
 
 // TestKernelTablesDecideRandomPoliciesAsTheEngine asks about random policies
 // and packets, while policies, pods and addresses come and go.
+//
+// INV-64
 func TestKernelTablesDecideRandomPoliciesAsTheEngine(t *testing.T) {
 	if os.Getenv(framesEnv) != "" {
 		t.Log("random frames are among the files")

@@ -270,6 +270,7 @@ func sameAsFresh(t *testing.T, config Config, s *scenario.State, e *Engine, what
 	}
 }
 
+// INV-63
 func TestIncrementalEqualsFromScratchAfterEachOfManyChanges(t *testing.T) {
 	t.Parallel()
 	n := runs(t, 80)

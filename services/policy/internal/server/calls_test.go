@@ -186,6 +186,7 @@ func TestDeleteIsRepeatableAndNamesWhatWasAbsent(t *testing.T) {
 	}
 }
 
+// INV-61
 func TestPoliciesOfAFileAreTheFiles(t *testing.T) {
 	dir := t.TempDir()
 	n, err := node.New(node.Config{
@@ -308,6 +309,7 @@ func TestDiffChangesNothingAndNamesPortsAndPeers(t *testing.T) {
 	}
 }
 
+// INV-62
 func TestTableThatIsTooLargeIsRefusedAsAWhole(t *testing.T) {
 	s := serve(t)
 	s.know(town)

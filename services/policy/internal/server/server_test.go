@@ -209,6 +209,7 @@ func wantCode(t *testing.T, err error, code codes.Code, text string) {
 	}
 }
 
+// INV-40, INV-60
 func TestUpsertIsAllOrNothingAndRepeatable(t *testing.T) {
 	s := serve(t)
 	s.know(town)

@@ -361,6 +361,7 @@ func TestSubscriberGetsSnapshotThenChanges(t *testing.T) {
 	f.until("302 instead of 301", func() bool { return f.bound[302] != nil && f.bound[301] == nil })
 }
 
+// INV-63
 func TestReplicaOfTheStreamAnswersLikeTheService(t *testing.T) {
 	s := serve(t, func(c *node.Config) { c.Stream.Message = 400; c.MaxNames, c.MaxAddresses = 100, 1000 })
 	seed := [2]uint64{rand.Uint64(), rand.Uint64()}

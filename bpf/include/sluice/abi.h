@@ -241,8 +241,8 @@ struct sl_limit {
 
 /*
  * Value of sl_table: one direction of one policy. Written whole before any
- * word of an endpoint names it; afterwards only the two words of bases may
- * change, each in one aligned 64-bit store.
+ * word of an endpoint names it; afterwards its three words of bases and counts
+ * may change as the table grows, each in one aligned 64-bit store.
  */
 struct sl_table {
 	__u32 peer_set; /* in the keys of sl_peer */

@@ -90,6 +90,9 @@ func IsKind(apiVersion, kind string) bool {
 // and a caller that is not bound to the schema may use it.
 func Decode(doc manifest.Document, o rule.Options) (Object, error) {
 	if !IsKind(doc.APIVersion, doc.Kind) {
+		if doc.APIVersion == "" {
+			return Object{}, fmt.Errorf("%s without an apiVersion is not a kind of policy", doc.Kind)
+		}
 		return Object{}, fmt.Errorf("%s %s is not a kind of policy", doc.APIVersion, doc.Kind)
 	}
 	switch doc.Kind {

@@ -58,6 +58,7 @@ func TestErrorsNameTheField(t *testing.T) {
 			`spec.egress[1].toPorts[0]: sends to the proxy for listener what spec.egress[0].toPorts[0] sends to the one for http`,
 		},
 		{"apiVersion: v1\nkind: Pod\nmetadata: {name: p}", `v1 Pod is not a kind of policy`},
+		{"kind: NetworkPolicy\nmetadata: {name: p}", `NetworkPolicy without an apiVersion is not a kind of policy`},
 	} {
 		_, err := decodeText(tc.text)
 		if err == nil || !strings.Contains(err.Error(), tc.want) {

@@ -118,16 +118,10 @@ func (c *command) endpoints(ctx context.Context) ([]*datapathv1.Endpoint, error)
 		return nil, err
 	}
 	var all []*datapathv1.Endpoint
-	for {
-		m, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return all, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, m.GetEndpoint())
+	if err := each(stream, func(m *datapathv1.ListEndpointsResponse) { all = append(all, m.GetEndpoint()) }); err != nil {
+		return nil, err
 	}
+	return all, nil
 }
 
 func (c *command) endpointList(ctx context.Context) error {

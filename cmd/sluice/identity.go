@@ -5,7 +5,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"io"
 	"strconv"
 	"strings"
@@ -59,17 +58,12 @@ func (c *command) identityList(ctx context.Context, reserved bool) error {
 		return err
 	}
 	all := []identity{}
-	for {
-		m, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return err
-		}
+	if err := each(stream, func(m *identityv1.ListIdentitiesResponse) {
 		i := identityOf(m.GetIdentity())
 		i.References = m.GetReferenceCount()
 		all = append(all, i)
+	}); err != nil {
+		return err
 	}
 	return c.show(all, func(w io.Writer) {
 		row(w, "IDENTITY", "SCOPE", "HELD BY", "LABELS")

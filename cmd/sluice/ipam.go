@@ -5,7 +5,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"io"
 	"math"
 	"strconv"
@@ -102,20 +101,15 @@ func (c *command) ipamList(ctx context.Context) error {
 		return err
 	}
 	all := []allocation{}
-	for {
-		m, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return err
-		}
+	if err := each(stream, func(m *ipamv1.ListAllocationsResponse) {
 		a := m.GetAllocation()
 		shown := allocation{Owner: ownerOf(a.GetOwner()), State: enum(a.GetState(), "ALLOCATION_STATE_"), Expires: when(a.GetLeaseExpireTime())}
 		for _, address := range a.GetAddresses() {
 			shown.Addresses = append(shown.Addresses, addressText(address.GetAddress()))
 		}
 		all = append(all, shown)
+	}); err != nil {
+		return err
 	}
 	return c.show(all, func(w io.Writer) {
 		row(w, "CONTAINER", "STATE", "ADDRESSES", "LEASE ENDS IN")

@@ -159,19 +159,14 @@ func (c *command) audit(ctx context.Context, repair bool) error {
 	}
 	all := []auditResult{}
 	remain := 0
-	for {
-		m, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return err
-		}
+	if err := each(stream, func(m *datapathv1.AuditMapsResponse) {
 		d := m.GetDifference()
 		all = append(all, auditResult{d.GetSubject(), d.GetKey(), d.GetWant(), d.GetHave(), m.GetRepaired(), m.GetError()})
 		if !m.GetRepaired() {
 			remain++
 		}
+	}); err != nil {
+		return err
 	}
 	if err := c.show(all, func(w io.Writer) {
 		if len(all) == 0 {

@@ -429,19 +429,12 @@ func (c *command) policies(ctx context.Context, req *policyv1.ListPoliciesReques
 		if err != nil {
 			return err
 		}
-		for {
-			m, err := stream.Recv()
-			if errors.Is(err, io.EOF) {
-				return nil
-			}
-			if err != nil {
-				return err
-			}
+		return each(stream, func(m *policyv1.ListPoliciesResponse) {
 			revision = m.GetRevision()
 			if m.GetPolicy() != nil {
 				all = append(all, policyStateOf(m.GetPolicy()))
 			}
-		}
+		})
 	})
 	return all, revision, err
 }

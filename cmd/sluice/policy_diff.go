@@ -180,16 +180,8 @@ func (c *command) policyDiff(ctx context.Context, stdin io.Reader, files, remove
 		if err != nil {
 			return err
 		}
-		for {
-			m, err := stream.Recv()
-			if errors.Is(err, io.EOF) {
-				return nil
-			}
-			if err != nil {
-				return inDocuments(err, docs)
-			}
-			all = addDifference(all, differenceOf(m))
-		}
+		err = each(stream, func(m *policyv1.DiffResponse) { all = addDifference(all, differenceOf(m)) })
+		return inDocuments(err, docs)
 	}); err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ package privilege
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -225,4 +226,21 @@ func Parse(name string) (Cap, error) {
 		return Cap(i), nil
 	}
 	return 0, fmt.Errorf("%q is not a capability", name)
+}
+
+// Unprivileged makes sure that a process which needs no rights gets none that
+// it was not started with, and says so if it was started with any.
+func Unprivileged(log *slog.Logger) error {
+	// Not supported in a binary that links C, which only the race detector's do.
+	if err := NoNewPrivs(); err != nil && !errors.Is(err, errors.ErrUnsupported) {
+		return err
+	}
+	state, err := Current()
+	if err != nil {
+		return err
+	}
+	if state.Permitted != 0 {
+		log.Warn("running with capabilities; this service needs none and is meant to run as an own user", "capabilities", state.Permitted.String())
+	}
+	return nil
 }

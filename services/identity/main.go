@@ -30,7 +30,7 @@ func main() {
 
 func run(ctx context.Context, p *process.Process, cfg Config) error {
 	started := time.Now()
-	if err := unprivileged(p); err != nil {
+	if err := privilege.Unprivileged(p.Log); err != nil {
 		return err
 	}
 	filter, err := identity.NewFilter(cfg.Labels.Include, cfg.Labels.Exclude)
@@ -113,21 +113,4 @@ func openState(cfg Config) (*snapshot.Dir, error) {
 		return nil, fmt.Errorf("stateDir: %w", err)
 	}
 	return snapshot.Open(cfg.StateDir, cfg.Node, boot)
-}
-
-// unprivileged makes sure that the process gets no rights that it was not
-// started with, and says so if it was started with any.
-func unprivileged(p *process.Process) error {
-	// Not supported in a binary that links C, which only the race detector's do.
-	if err := privilege.NoNewPrivs(); err != nil && !errors.Is(err, errors.ErrUnsupported) {
-		return err
-	}
-	state, err := privilege.Current()
-	if err != nil {
-		return err
-	}
-	if state.Permitted != 0 {
-		p.Log.Warn("running with capabilities; this service needs none and is meant to run as an own user", "capabilities", state.Permitted.String())
-	}
-	return nil
 }

@@ -38,7 +38,7 @@ func main() {
 
 func run(ctx context.Context, p *process.Process, cfg Config) error {
 	started := time.Now()
-	if err := unprivileged(p); err != nil {
+	if err := privilege.Unprivileged(p.Log); err != nil {
 		return err
 	}
 	sources := []string{node.SourceIdentity}
@@ -93,21 +93,4 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return nil
 	})
 	return p.Serve(ctx, srv)
-}
-
-// unprivileged makes sure that the process gets no rights that it was not
-// started with, and says so if it was started with any.
-func unprivileged(p *process.Process) error {
-	// Not supported in a binary that links C, which only the race detector's do.
-	if err := privilege.NoNewPrivs(); err != nil && !errors.Is(err, errors.ErrUnsupported) {
-		return err
-	}
-	state, err := privilege.Current()
-	if err != nil {
-		return err
-	}
-	if state.Permitted != 0 {
-		p.Log.Warn("running with capabilities; this service needs none and is meant to run as an own user", "capabilities", state.Permitted.String())
-	}
-	return nil
 }

@@ -537,7 +537,7 @@ func (n *Node) event(e kernel.Event) observe.Event {
 	if e.Reply {
 		sender, receiver = receiver, sender
 	}
-	o.Sender, o.Receiver = sideOf(e.Egress, sender), sideOf(e.Ingress, receiver)
+	o.Sender, o.Receiver = publish.Side(e.Egress, sender), publish.Side(e.Ingress, receiver)
 	if !o.Egress {
 		own, other = other, own
 	}
@@ -566,24 +566,6 @@ func verdictOf(e kernel.Event) observe.Verdict {
 		return observe.Redirected
 	}
 	return observe.Forwarded
-}
-
-func sideOf(s kernel.SideVerdict, slot kernel.Slot) observe.Side {
-	if s.By == kernel.ByNobody {
-		return observe.Side{}
-	}
-	o := observe.Side{
-		By: s.By.String(), Verdict: observe.Dropped, Rule: s.Rule, Table: uint16(s.Table), Generation: s.Gen, Slot: uint16(slot),
-	}
-	switch {
-	case s.Audited:
-		o.Verdict = observe.Audited
-	case s.Redirects():
-		o.Verdict = observe.Redirected
-	case s.Action == kernel.ActionAllow:
-		o.Verdict = observe.Forwarded
-	}
-	return o
 }
 
 // repaired tells observers that a program was put back.

@@ -13,7 +13,7 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
-	"github.com/sluice-net/sluice/services/datapath/internal/observe"
+	"github.com/sluice-net/sluice/services/datapath/internal/publish"
 )
 
 // Maps are the kernel's, to be looked at.
@@ -102,19 +102,8 @@ func (s *Server) explainedSide(x *kernel.Side, slot kernel.Slot, egress bool) *d
 	if x == nil {
 		return nil
 	}
-	o := observe.Side{
-		By: x.By.String(), Verdict: observe.Dropped, Rule: x.Rule, Table: uint16(x.Table), Generation: x.Gen, Slot: uint16(slot),
-	}
-	switch {
-	case x.Audited:
-		o.Verdict = observe.Audited
-	case x.Redirects():
-		o.Verdict = observe.Redirected
-	case x.Action == kernel.ActionAllow:
-		o.Verdict = observe.Forwarded
-	}
 	side := &datapathv1.ExplainedSide{
-		Verdict: s.side(o, egress), IdentityClass: uint32(x.Lookup.IdentityClass), IdentityRow: x.Lookup.IdentityRow,
+		Verdict: s.side(publish.Side(x.SideVerdict, slot), egress), IdentityClass: uint32(x.Lookup.IdentityClass), IdentityRow: x.Lookup.IdentityRow,
 		AddressClass: uint32(x.Lookup.AddressClass),
 	}
 	if x.Lookup.AddressBlock.IsValid() {

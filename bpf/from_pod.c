@@ -129,27 +129,29 @@ SEC("tc") int sluice_from_pod(struct __sk_buff *skb)
 {
 	struct sl_endpoint *src = NULL;
 	enum sl_reason reason;
-	struct sl_packet p;
+	struct sl_packet *p;
 	__u32 ifindex = 0;
 
-	packet_init(&p, SL_EGRESS);
-	reason = parse_ethernet(skb, &p);
+	p = new_packet(SL_PROGRAM_FROM_POD, SL_EGRESS);
+	if (!p)
+		return TC_ACT_SHOT;
+	reason = parse_ethernet(skb, p);
 	if (!reason)
-		reason = find_sender(skb, &p, &src);
+		reason = find_sender(skb, p, &src);
 	if (!reason && src) {
-		switch (p.ethertype) {
+		switch (p->ethertype) {
 		case ETH_P_IP:
-			reason = from_pod4(skb, &p, src, &ifindex);
+			reason = from_pod4(skb, p, src, &ifindex);
 			break;
 		case ETH_P_IPV6:
-			reason = from_pod6(skb, &p, src, &ifindex);
+			reason = from_pod6(skb, p, src, &ifindex);
 			break;
 		default:
-			reason = answer_arp(skb, &p, src);
+			reason = answer_arp(skb, p, src);
 		}
 	}
-	observe(skb, &p, reason);
-	return act(skb, &p, reason, ifindex);
+	observe(skb, p, reason);
+	return act(skb, p, reason, ifindex);
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

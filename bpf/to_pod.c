@@ -70,7 +70,7 @@ SEC("tc") int sluice_to_pod(struct __sk_buff *skb)
 {
 	struct sl_endpoint *dst = NULL;
 	enum sl_reason reason;
-	struct sl_packet p;
+	struct sl_packet *p;
 
 	/* sent by sluice_from_pod, which has judged and counted it */
 	if (skb->mark == mark_judged(skb->ifindex)) {
@@ -78,17 +78,19 @@ SEC("tc") int sluice_to_pod(struct __sk_buff *skb)
 		return TC_ACT_OK;
 	}
 
-	packet_init(&p, SL_INGRESS);
-	reason = parse_ethernet(skb, &p);
+	p = new_packet(SL_PROGRAM_TO_POD, SL_INGRESS);
+	if (!p)
+		return TC_ACT_SHOT;
+	reason = parse_ethernet(skb, p);
 	if (!reason)
-		reason = find_target(skb, &p, &dst);
+		reason = find_target(skb, p, &dst);
 	if (!reason && dst) {
-		switch (p.ethertype) {
+		switch (p->ethertype) {
 		case ETH_P_IP:
-			reason = to_pod4(skb, &p, dst);
+			reason = to_pod4(skb, p, dst);
 			break;
 		case ETH_P_IPV6:
-			reason = to_pod6(skb, &p, dst);
+			reason = to_pod6(skb, p, dst);
 			break;
 		default:
 			reason = SL_QUIET_ARP;
@@ -96,8 +98,8 @@ SEC("tc") int sluice_to_pod(struct __sk_buff *skb)
 	}
 	if (!reason)
 		reason = SL_FWD_FROM_STACK;
-	observe(skb, &p, reason);
-	return act(skb, &p, reason, 0);
+	observe(skb, p, reason);
+	return act(skb, p, reason, 0);
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -31,6 +31,7 @@
 #define SL_MAX_FRAGMENTS 8192
 #define SL_ADDRESS_GENS 4096
 #define SL_EVENT_BYTES (1 << 20)
+#define SL_MAX_PROGRAMS 8
 
 /* Slot 0 is the host. */
 #define SL_SLOT_HOST 0
@@ -444,6 +445,22 @@ struct sl_answer {
 	struct sl_side side;
 };
 _Static_assert(sizeof(struct sl_answer) == 16, "two words");
+
+/*
+ * Value of sl_run: memory of one program on one CPU, of which packet.h says
+ * what it holds. Its size alone is shared, so that a new program finds the
+ * cell of an old one.
+ */
+struct sl_run_cell {
+	__u64 word[64];
+};
+_Static_assert(sizeof(struct sl_run_cell) == 512, "eight cache lines");
+
+/* Elements of sl_run: no two programs share one. */
+enum sl_program {
+	SL_PROGRAM_FROM_POD = 0,
+	SL_PROGRAM_TO_POD = 1,
+};
 
 /* Record of sl_events. */
 struct sl_event {

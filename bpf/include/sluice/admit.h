@@ -262,6 +262,7 @@ __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 		if (!is_echo(p))
 			return admit_once(skb, p);
 	}
+	connection_key(p);
 	ct = find_connection(p);
 	if (!ct)
 		return admit_unknown(skb, p);

@@ -123,45 +123,32 @@ static __always_inline __u16 key_port(const struct sl_packet *p, __u16 port)
 	return 0;
 }
 
-static __always_inline bool packet_key4(const struct sl_packet *p, struct sl_ct_key4 *key)
+/* Builds the key of the packet's connection. Sets p->low. */
+static __always_inline void connection_key(struct sl_packet *p)
 {
-	return connection_key4(key, p->src, p->dst, key_port(p, p->sport), key_port(p, p->dport),
-			       p->proto);
+	__u16 sport = key_port(p, p->sport), dport = key_port(p, p->dport);
+
+	if (p->family == 4)
+		p->low = connection_key4(&p->key4, p->src, p->dst, sport, dport, p->proto);
+	else
+		p->low = connection_key6(&p->key6, p->src, p->dst, sport, dport, p->proto);
 }
 
-static __always_inline bool packet_key6(const struct sl_packet *p, struct sl_ct_key6 *key)
-{
-	return connection_key6(key, p->src, p->dst, key_port(p, p->sport), key_port(p, p->dport),
-			       p->proto);
-}
-
-/* The packet's connection. Sets p->low. A frame of its own holds the keys. */
 static __noinline struct sl_ct *find_connection(struct sl_packet *p)
 {
-	struct sl_ct_key4 key4;
-	struct sl_ct_key6 key6;
-
-	if (p->family == 4) {
-		p->low = packet_key4(p, &key4);
-		return bpf_map_lookup_elem(&sl_ct4, &key4);
-	}
-	p->low = packet_key6(p, &key6);
-	return bpf_map_lookup_elem(&sl_ct6, &key6);
+	if (p->family == 4)
+		return bpf_map_lookup_elem(&sl_ct4, &p->key4);
+	return bpf_map_lookup_elem(&sl_ct6, &p->key6);
 }
 
-static __noinline long delete_connection(const struct sl_packet *p)
+static __noinline long delete_connection(struct sl_packet *p)
 {
-	struct sl_ct_key4 key4;
-	struct sl_ct_key6 key6;
 	long err;
 
-	if (p->family == 4) {
-		packet_key4(p, &key4);
-		err = bpf_map_delete_elem(&sl_ct4, &key4);
-	} else {
-		packet_key6(p, &key6);
-		err = bpf_map_delete_elem(&sl_ct6, &key6);
-	}
+	if (p->family == 4)
+		err = bpf_map_delete_elem(&sl_ct4, &p->key4);
+	else
+		err = bpf_map_delete_elem(&sl_ct6, &p->key6);
 	if (!err)
 		count_connection(SL_CT_STAT_DELETED);
 	return err;
@@ -333,43 +320,39 @@ static __always_inline bool within_budget(__u16 slot)
 	return true;
 }
 
-static __noinline long insert_connection(const struct sl_packet *p, struct sl_ct *ct)
+static __always_inline long insert_connection(struct sl_packet *p)
 {
-	struct sl_ct_key4 key4;
-	struct sl_ct_key6 key6;
-
-	if (p->family == 4) {
-		if (packet_key4(p, &key4) != p->reply)
-			ct->flags |= SL_CT_ORIG_LO;
-		return bpf_map_update_elem(&sl_ct4, &key4, ct, BPF_NOEXIST);
-	}
-	if (packet_key6(p, &key6) != p->reply)
-		ct->flags |= SL_CT_ORIG_LO;
-	return bpf_map_update_elem(&sl_ct6, &key6, ct, BPF_NOEXIST);
+	if (p->family == 4)
+		return bpf_map_update_elem(&sl_ct4, &p->key4, &p->entry, BPF_NOEXIST);
+	return bpf_map_update_elem(&sl_ct6, &p->key6, &p->entry, BPF_NOEXIST);
 }
 
 /* Makes the entry of a connection whose two sides have agreed. */
 __noinline enum sl_reason open_connection(struct sl_packet *p, __u32 pgens, __u32 flags)
 {
-	struct sl_ct ct = {}, *other;
+	struct sl_ct *ct, *other;
 	long err;
 
 	if (!p)
 		return SL_DROP_CT_INSERT;
 	if (!within_budget(p->src_slot))
 		return SL_DROP_CT_BUDGET;
-	ct.where = judged_where(p, pgens);
-	ct.gens = judged_gens(p, 0, ct.where);
-	ct.id_init = p->reply ? p->dst_identity : p->src_identity;
-	ct.id_resp = p->reply ? p->src_identity : p->dst_identity;
-	ct.last_s = now_seconds();
-	ct.rule_eg = p->egress.rule;
-	ct.rule_in = p->ingress.rule;
-	ct.flags = flags | steps_of(p);
+	ct = &p->entry;
+	__builtin_memset(ct, 0, sizeof(*ct));
+	ct->where = judged_where(p, pgens);
+	ct->gens = judged_gens(p, 0, ct->where);
+	ct->id_init = p->reply ? p->dst_identity : p->src_identity;
+	ct->id_resp = p->reply ? p->src_identity : p->dst_identity;
+	ct->last_s = now_seconds();
+	ct->rule_eg = p->egress.rule;
+	ct->rule_in = p->ingress.rule;
+	ct->flags = flags | steps_of(p);
 	if (p->hook == SL_INGRESS || p->dst_slot == SL_SLOT_HOST || p->dst_slot == SL_SLOT_NONE)
-		ct.flags |= SL_CT_VIA_STACK;
+		ct->flags |= SL_CT_VIA_STACK;
+	if (p->reply ? !p->low : p->low)
+		ct->flags |= SL_CT_ORIG_LO;
 
-	err = insert_connection(p, &ct);
+	err = insert_connection(p);
 	if (err == -SL_EEXIST) {
 		/* another CPU was faster: with the same, or from the other end */
 		other = find_connection(p);
@@ -379,7 +362,7 @@ __noinline enum sl_reason open_connection(struct sl_packet *p, __u32 pgens, __u3
 	}
 	if (err)
 		return SL_DROP_CT_INSERT;
-	p->ct_flags = (__u16)ct.flags;
+	p->ct_flags = (__u16)ct->flags;
 	p->news |= SL_NEWS_VERDICT;
 	count_connection(SL_CT_STAT_CREATED);
 	return SL_CONTINUE;

@@ -224,6 +224,14 @@ struct {
 	__type(value, struct sl_limit);
 } sl_limits SEC(".maps");
 
+/* program -> what it knows about the packet of its run; see packet.h */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, SL_MAX_PROGRAMS);
+	__type(key, __u32);
+	__type(value, struct sl_run_cell);
+} sl_run SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, SL_EVENT_BYTES);

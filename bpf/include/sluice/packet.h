@@ -3,15 +3,25 @@
 #ifndef SLUICE_PACKET_H
 #define SLUICE_PACKET_H
 
-/* What one run of a program knows about its packet. */
+/*
+ * What one run of a program knows about its packet. It lies in memory of the
+ * CPU (sl_run) and not on the stack, of which all functions of a program
+ * together have 512 bytes.
+ *
+ * A run is alone with its cell: both hooks run with bottom halves disabled, so
+ * that no run begins on a CPU before the last one has returned, and a redirect
+ * happens after the return. What an earlier packet has left there is cleared
+ * first. Programs that run in the context of a process must not use it: they
+ * can be interrupted by those that do.
+ */
 
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
 
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
-#include <sluice/abi.h>
 #include <sluice/compiler.h>
+#include <sluice/maps.h>
 
 struct sl_packet {
 	__u8 src[16]; /* IPv4: the first four bytes */
@@ -49,19 +59,40 @@ struct sl_packet {
 	__u16 ct_flags; /* SL_CT_... of its connection */
 	struct sl_side egress; /* of the connection that it belongs to */
 	struct sl_side ingress;
+	/* What follows is not cleared: each is written whole before it is read.
+	 * Aligned, so that addresses are copied in two words and not in bytes.
+	 */
+	struct sl_question question __attribute__((aligned(8))); /* of judge() */
+	struct sl_side side; /* its answer */
+	struct sl_ct_key4 key4; /* its connection's, of its family */
+	struct sl_ct_key6 key6 __attribute__((aligned(8)));
+	struct sl_ct entry; /* of a connection that begins */
 } __attribute__((aligned(8)));
 
 /* What there is to tell besides what became of the packet. */
 #define SL_NEWS_VERDICT 0x1 /* a connection was judged */
 #define SL_NEWS_CLOSED 0x2 /* a connection has ended */
 
-static __always_inline void packet_init(struct sl_packet *p, enum sl_direction direction)
+_Static_assert(sizeof(struct sl_packet) <= sizeof(struct sl_run_cell), "fits into its cell");
+
+/*
+ * The packet of a program's run, empty. It is never NULL, but the verifier of
+ * older kernels does not know that the element exists.
+ */
+static __always_inline struct sl_packet *new_packet(enum sl_program program,
+						    enum sl_direction direction)
 {
-	__builtin_memset(p, 0, sizeof(*p));
+	__u32 at = program;
+	struct sl_packet *p = bpf_map_lookup_elem(&sl_run, &at);
+
+	if (!p)
+		return NULL;
+	__builtin_memset(p, 0, offsetof(struct sl_packet, question));
 	p->src_slot = SL_SLOT_NONE;
 	p->dst_slot = SL_SLOT_NONE;
 	p->hook = direction;
 	p->direction = direction;
+	return p;
 }
 
 /*

@@ -70,8 +70,8 @@ static __always_inline enum sl_reason judge(struct sl_packet *p, enum sl_directi
 	bool egress = direction == SL_EGRESS;
 	bool from_source = egress != p->reply; /* the end is this packet's source */
 	__u16 slot = from_source ? p->src_slot : p->dst_slot;
-	struct sl_question q = {};
-	struct sl_side side = {};
+	struct sl_question *q = &p->question;
+	struct sl_side *side = &p->side;
 	struct sl_endpoint *e;
 	enum sl_reason reason;
 	__u64 pol;
@@ -83,22 +83,24 @@ static __always_inline enum sl_reason judge(struct sl_packet *p, enum sl_directi
 	if (!e)
 		return SL_DROP_POLICY_TABLE;
 	pol = policy_of(e);
-	q.identity = from_source ? p->dst_identity : p->src_identity;
-	q.point = point_of(p);
-	q.table = egress ? egress_table(pol) : ingress_table(pol);
-	q.family = p->family;
-	q.direction = direction;
-	q.flags = READ_ONCE(e->flags);
+	__builtin_memset(q, 0, sizeof(*q));
+	__builtin_memset(side, 0, sizeof(*side));
+	q->identity = from_source ? p->dst_identity : p->src_identity;
+	q->point = point_of(p);
+	q->table = egress ? egress_table(pol) : ingress_table(pol);
+	q->family = p->family;
+	q->direction = direction;
+	q->flags = READ_ONCE(e->flags);
 	if (from_source)
-		__builtin_memcpy(q.addr, p->dst, sizeof(q.addr));
+		__builtin_memcpy(q->addr, p->dst, sizeof(q->addr));
 	else
-		__builtin_memcpy(q.addr, p->src, sizeof(q.addr));
-	side.gen = gen_of(pol);
-	reason = judge_side(&q, &side);
+		__builtin_memcpy(q->addr, p->src, sizeof(q->addr));
+	side->gen = gen_of(pol);
+	reason = judge_side(q, side);
 	if (egress)
-		p->egress = side;
+		p->egress = *side;
 	else
-		p->ingress = side;
+		p->ingress = *side;
 	return reason;
 }
 

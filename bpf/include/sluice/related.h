@@ -80,12 +80,13 @@ static __always_inline __u32 quoted_gens(const struct sl_ct *ct, const __u8 *src
 	return low_began == low ? s << 16 | d : d << 16 | s;
 }
 
-/* The connection that the error quotes, and the address gens of its ends. */
-static __always_inline struct sl_ct *quoted4(struct __sk_buff *skb, const struct sl_packet *p,
+/* The connection that the error quotes, and the address gens of its ends. Its
+ * key takes the place of the error's own.
+ */
+static __always_inline struct sl_ct *quoted4(struct __sk_buff *skb, struct sl_packet *p,
 					     __u32 *pgens)
 {
 	__u32 at = p->l4 + SL_ICMP_HEADER;
-	struct sl_ct_key4 key;
 	__u16 sport, dport;
 	struct sl_ct *ct;
 	struct iphdr ip;
@@ -98,20 +99,19 @@ static __always_inline struct sl_ct *quoted4(struct __sk_buff *skb, const struct
 		return NULL;
 	if (!quoted_ports(skb, at + ip.ihl * 4, ip.protocol, &sport, &dport))
 		return NULL;
-	low = connection_key4(&key, (__u8 *)&ip.saddr, (__u8 *)&ip.daddr, sport, dport,
+	low = connection_key4(&p->key4, (__u8 *)&ip.saddr, (__u8 *)&ip.daddr, sport, dport,
 			      ip.protocol);
-	ct = bpf_map_lookup_elem(&sl_ct4, &key);
+	ct = bpf_map_lookup_elem(&sl_ct4, &p->key4);
 	if (ct)
 		*pgens = quoted_gens(ct, (__u8 *)&ip.saddr, (__u8 *)&ip.daddr, 4, low);
 	return ct;
 }
 
-static __always_inline struct sl_ct *quoted6(struct __sk_buff *skb, const struct sl_packet *p,
+static __always_inline struct sl_ct *quoted6(struct __sk_buff *skb, struct sl_packet *p,
 					     __u32 *pgens)
 {
 	__u8 src[16] __attribute__((aligned(8))), dst[16] __attribute__((aligned(8)));
 	__u32 at = p->l4 + SL_ICMP_HEADER;
-	struct sl_ct_key6 key;
 	__u8 next, ext[8], low;
 	__u16 sport, dport;
 	struct sl_ct *ct;
@@ -131,8 +131,8 @@ static __always_inline struct sl_ct *quoted6(struct __sk_buff *skb, const struct
 	}
 	if (is_ext_header(next) || !quoted_ports(skb, at, next, &sport, &dport))
 		return NULL;
-	low = connection_key6(&key, src, dst, sport, dport, next);
-	ct = bpf_map_lookup_elem(&sl_ct6, &key);
+	low = connection_key6(&p->key6, src, dst, sport, dport, next);
+	ct = bpf_map_lookup_elem(&sl_ct6, &p->key6);
 	if (ct)
 		*pgens = quoted_gens(ct, src, dst, 6, low);
 	return ct;
@@ -142,7 +142,7 @@ static __always_inline struct sl_ct *quoted6(struct __sk_buff *skb, const struct
  * Whether the error is about a connection of its receiver's that is still
  * allowed: what was judged under an older policy helps nobody through.
  */
-__noinline int is_related(struct __sk_buff *skb, const struct sl_packet *p)
+__noinline int is_related(struct __sk_buff *skb, struct sl_packet *p)
 {
 	__u32 pgens = 0;
 	struct sl_ct *ct;

@@ -40,6 +40,7 @@ const (
 	JudgeMapSlPgen       = "sl_pgen"
 	JudgeMapSlPorts      = "sl_ports"
 	JudgeMapSlRule       = "sl_rule"
+	JudgeMapSlRun        = "sl_run"
 	JudgeMapSlTable      = "sl_table"
 	JudgeMapSlTableKey   = "sl_table_key"
 	JudgeProgSluiceJudge = "sluice_judge"
@@ -118,6 +119,7 @@ type JudgeMapSpecs struct {
 	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
 	SlRule     *ebpf.MapSpec `ebpf:"sl_rule"`
+	SlRun      *ebpf.MapSpec `ebpf:"sl_run"`
 	SlTable    *ebpf.MapSpec `ebpf:"sl_table"`
 	SlTableKey *ebpf.MapSpec `ebpf:"sl_table_key"`
 }
@@ -172,6 +174,7 @@ type JudgeMaps struct {
 	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
 	SlRule     *ebpf.Map `ebpf:"sl_rule"`
+	SlRun      *ebpf.Map `ebpf:"sl_run"`
 	SlTable    *ebpf.Map `ebpf:"sl_table"`
 	SlTableKey *ebpf.Map `ebpf:"sl_table_key"`
 }
@@ -202,6 +205,7 @@ func (m *JudgeMaps) Close() error {
 		m.SlPgen,
 		m.SlPorts,
 		m.SlRule,
+		m.SlRun,
 		m.SlTable,
 		m.SlTableKey,
 	)

@@ -320,6 +320,11 @@ type MapsSlRule struct {
 	Flags    uint32
 }
 
+type MapsSlRunCell struct {
+	_    structs.HostLayout
+	Word [64]uint64
+}
+
 type MapsSlScope uint32
 
 const (
@@ -388,6 +393,7 @@ const (
 	MapsMapSlPgen     = "sl_pgen"
 	MapsMapSlPorts    = "sl_ports"
 	MapsMapSlRule     = "sl_rule"
+	MapsMapSlRun      = "sl_run"
 	MapsMapSlTable    = "sl_table"
 	MapsMapSlTableKey = "sl_table_key"
 )
@@ -464,6 +470,7 @@ type MapsMapSpecs struct {
 	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
 	SlRule     *ebpf.MapSpec `ebpf:"sl_rule"`
+	SlRun      *ebpf.MapSpec `ebpf:"sl_run"`
 	SlTable    *ebpf.MapSpec `ebpf:"sl_table"`
 	SlTableKey *ebpf.MapSpec `ebpf:"sl_table_key"`
 }
@@ -518,6 +525,7 @@ type MapsMaps struct {
 	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
 	SlRule     *ebpf.Map `ebpf:"sl_rule"`
+	SlRun      *ebpf.Map `ebpf:"sl_run"`
 	SlTable    *ebpf.Map `ebpf:"sl_table"`
 	SlTableKey *ebpf.Map `ebpf:"sl_table_key"`
 }
@@ -548,6 +556,7 @@ func (m *MapsMaps) Close() error {
 		m.SlPgen,
 		m.SlPorts,
 		m.SlRule,
+		m.SlRun,
 		m.SlTable,
 		m.SlTableKey,
 	)

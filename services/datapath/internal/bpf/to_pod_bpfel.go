@@ -40,6 +40,7 @@ const (
 	ToPodMapSlPgen              = "sl_pgen"
 	ToPodMapSlPorts             = "sl_ports"
 	ToPodMapSlRule              = "sl_rule"
+	ToPodMapSlRun               = "sl_run"
 	ToPodMapSlTable             = "sl_table"
 	ToPodMapSlTableKey          = "sl_table_key"
 	ToPodProgSluiceToPod        = "sluice_to_pod"
@@ -123,6 +124,7 @@ type ToPodMapSpecs struct {
 	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
 	SlRule     *ebpf.MapSpec `ebpf:"sl_rule"`
+	SlRun      *ebpf.MapSpec `ebpf:"sl_run"`
 	SlTable    *ebpf.MapSpec `ebpf:"sl_table"`
 	SlTableKey *ebpf.MapSpec `ebpf:"sl_table_key"`
 }
@@ -182,6 +184,7 @@ type ToPodMaps struct {
 	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
 	SlRule     *ebpf.Map `ebpf:"sl_rule"`
+	SlRun      *ebpf.Map `ebpf:"sl_run"`
 	SlTable    *ebpf.Map `ebpf:"sl_table"`
 	SlTableKey *ebpf.Map `ebpf:"sl_table_key"`
 }
@@ -212,6 +215,7 @@ func (m *ToPodMaps) Close() error {
 		m.SlPgen,
 		m.SlPorts,
 		m.SlRule,
+		m.SlRun,
 		m.SlTable,
 		m.SlTableKey,
 	)

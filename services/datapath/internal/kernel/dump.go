@@ -113,6 +113,9 @@ var dumpers = map[string]dumper{
 	}, func(v *bpf.MapsSlLimit) string {
 		return fmt.Sprintf("lost %d, of which untold %d", v.LostTotal, v.Lost)
 	}),
+	bpf.MapsMapSlRun: func(_ *ebpf.Map, visit func(key, value string) error) error {
+		return visit("cells", "memory of running programs; what an earlier packet left there means nothing")
+	},
 	bpf.MapsMapSlEvents: func(m *ebpf.Map, visit func(key, value string) error) error {
 		return visit("ring", fmt.Sprintf("%d bytes; its one reader is the datapath, which tells by Observe what it reads", m.MaxEntries()))
 	},

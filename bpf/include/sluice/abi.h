@@ -7,7 +7,8 @@
  * What the programs and the Go side share: the values of maps, the events and
  * the numbers in them. The Go types are generated from here. Every field has a
  * fixed width, padding is written out, sizes are asserted. A change of a map's
- * key or value changes the name of its pin, and with it the map.
+ * key or value changes the name of its pin, and with it the map; another name
+ * of a field does not.
  */
 
 #include <linux/types.h>
@@ -15,7 +16,7 @@
 #define SL_MAX_SLOTS 4096
 #define SL_MAX_DEVICES 8192
 #define SL_MAX_ADDRESSES 16384
-#define SL_MAX_IPCACHE 65536
+#define SL_MAX_IPCACHE 524288
 #define SL_MAX_REASONS 64
 #define SL_MAX_TABLES 4096
 #define SL_MAX_PORT_NODES 16384
@@ -367,13 +368,15 @@ struct sl_ct {
 	__u64 where; /* slot_i << 48 | slot_r << 32 | pgen_i << 16 | pgen_r */
 	__u32 id_init; /* identity of the initiator */
 	__u32 id_resp;
-	__u32 last_s; /* CLOCK_MONOTONIC, seconds */
-	__u32 flags; /* SL_CT_... */
 	__u16 rule_eg; /* that let it out; 0: a default */
 	__u16 rule_in;
-	__u16 rev_nat;
-	__u16 pad;
-	__u32 reserved[2];
+	__u32 front; /* of services; 0 so far, as the next word */
+	__u16 nat_port;
+	__u16 nat_address;
+	__u16 asked_address;
+	__u16 node; /* of the end that is not local; 0: this one */
+	__u32 last_s; /* CLOCK_MONOTONIC, seconds */
+	__u32 flags; /* SL_CT_... */
 };
 _Static_assert(sizeof(struct sl_ct) == 48, "six words");
 
@@ -486,10 +489,13 @@ struct sl_event {
 	__u8 proto;
 	__u8 tcp_flags;
 	__u8 reply; /* of a connection that began in the other direction */
-	__u8 pad[2];
+	__u16 node; /* that it came from or goes to; 0: this one */
 	__u8 src[16]; /* IPv4: the first four bytes */
 	__u8 dst[16];
+	__u8 orig_dst[16]; /* before a service's address was translated; zero: it was not */
+	__u16 orig_dport;
+	__u8 pad[6];
 };
-_Static_assert(sizeof(struct sl_event) == 120, "read from the ring in Go");
+_Static_assert(sizeof(struct sl_event) == 144, "read from the ring in Go");
 
 #endif

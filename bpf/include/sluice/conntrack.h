@@ -446,8 +446,8 @@ static __noinline void restamp(struct sl_packet *p, struct sl_ct *ct, __u64 gens
 	_Static_assert(offsetof(struct sl_ct, id_init) == 16 &&
 			       offsetof(struct sl_ct, id_resp) == 20,
 		       "one word");
-	_Static_assert(offsetof(struct sl_ct, rule_eg) == 32 &&
-			       offsetof(struct sl_ct, rule_in) == 34,
+	_Static_assert(offsetof(struct sl_ct, rule_eg) == 24 &&
+			       offsetof(struct sl_ct, rule_in) == 26,
 		       "half a word");
 	/* it was cut, and goes on: it can be cut, and said to be, once more */
 	if (is_cut(READ_ONCE(ct->flags)))

@@ -82,18 +82,20 @@ type MapsSlCounter struct {
 }
 
 type MapsSlCt struct {
-	_        structs.HostLayout
-	Gens     uint64
-	Where    uint64
-	IdInit   uint32
-	IdResp   uint32
-	LastS    uint32
-	Flags    uint32
-	RuleEg   uint16
-	RuleIn   uint16
-	RevNat   uint16
-	Pad      uint16
-	Reserved [2]uint32
+	_            structs.HostLayout
+	Gens         uint64
+	Where        uint64
+	IdInit       uint32
+	IdResp       uint32
+	RuleEg       uint16
+	RuleIn       uint16
+	Front        uint32
+	NatPort      uint16
+	NatAddress   uint16
+	AskedAddress uint16
+	Node         uint16
+	LastS        uint32
+	Flags        uint32
 }
 
 type MapsSlCtKey4 struct {
@@ -177,9 +179,12 @@ type MapsSlEvent struct {
 	Proto       uint8
 	TcpFlags    uint8
 	Reply       uint8
-	Pad         [2]uint8
+	Node        uint16
 	Src         [16]uint8
 	Dst         [16]uint8
+	OrigDst     [16]uint8
+	OrigDport   uint16
+	Pad         [6]uint8
 }
 
 type MapsSlEventType uint32

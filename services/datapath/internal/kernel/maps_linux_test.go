@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 )
@@ -395,7 +396,7 @@ func TestKernelChangedLayoutIsANewMap(t *testing.T) {
 	}
 }
 
-func TestLayoutHashSeesEveryField(t *testing.T) {
+func TestLayoutHashSeesEveryFieldAndNoName(t *testing.T) {
 	spec, err := bpf.LoadMaps()
 	if err != nil {
 		t.Fatal(err)
@@ -415,8 +416,15 @@ func TestLayoutHashSeesEveryField(t *testing.T) {
 			t.Errorf("%s: the hash does not change", name)
 		}
 	}
-	if layoutHash(base.Copy()) != layoutHash(base) {
-		t.Error("the hash of the same layout differs")
+	renamed := base.Copy()
+	value := *btf.UnderlyingType(base.Value).(*btf.Struct)
+	value.Members = slices.Clone(value.Members)
+	value.Members[0].Name = "a better word"
+	renamed.Value = &value
+	for name, m := range map[string]*ebpf.MapSpec{"the same": base.Copy(), "with another name of a field": renamed} {
+		if layoutHash(m) != layoutHash(base) {
+			t.Errorf("the hash of the layout %s differs", name)
+		}
 	}
 }
 

@@ -151,7 +151,7 @@ SEC("tc") int sluice_from_pod(struct __sk_buff *skb)
 		}
 	}
 	observe(skb, p, reason);
-	return act(skb, p, reason, ifindex);
+	return act(skb, reason, ifindex);
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -72,8 +72,7 @@ SEC("tc") int sluice_to_pod(struct __sk_buff *skb)
 	enum sl_reason reason;
 	struct sl_packet *p;
 
-	/* sent by sluice_from_pod, which has judged and counted it */
-	if (skb->mark == mark_judged(skb->ifindex)) {
+	if (is_delivered(skb)) {
 		skb->mark = 0;
 		return TC_ACT_OK;
 	}
@@ -99,7 +98,7 @@ SEC("tc") int sluice_to_pod(struct __sk_buff *skb)
 	if (!reason)
 		reason = SL_FWD_FROM_STACK;
 	observe(skb, p, reason);
-	return act(skb, p, reason, 0);
+	return act(skb, reason, 0);
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -105,6 +105,21 @@ __noinline enum sl_reason admit_first(struct __sk_buff *skb, struct sl_packet *p
 }
 
 /*
+ * Whether the packet can be from the end of the connection that it claims to be.
+ * What the entry knows of that end counts while its address has not moved.
+ */
+static __always_inline bool agrees(struct __sk_buff *skb, const struct sl_packet *p,
+				   const struct sl_ct *ct, __u64 where, __u32 pgens)
+{
+	__u32 differ = (__u32)where ^ pgens;
+
+	if (p->reply)
+		return differ & 0xffff ||
+		       may_be_from(skb, p, responder_slot(where), READ_ONCE(ct->id_resp));
+	return differ >> 16 || may_be_from(skb, p, initiator_slot(where), READ_ONCE(ct->id_init));
+}
+
+/*
  * A connection that begins where there is one. It is judged in its own
  * direction, whatever the other was allowed: from the same end it is the same
  * packet again, or a port that is used again; from the other end only after
@@ -136,6 +151,9 @@ __noinline enum sl_reason admit_again(struct __sk_buff *skb, struct sl_packet *p
 	if (opposite && !has_ended(flags))
 		return SL_DROP_CT_INVALID;
 	if (!opposite && !(flags & (SL_CT_ENDED | SL_CT_CLOSED_SENT))) {
+		/* somebody else's, with the ports of this one */
+		if (!agrees(skb, p, ct, READ_ONCE(ct->where), pgens))
+			return SL_CONTINUE;
 		restamp(p, ct, READ_ONCE(ct->gens), READ_ONCE(ct->where), pgens);
 		advance(p, ct);
 		return SL_CONTINUE;
@@ -253,6 +271,7 @@ __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 	enum sl_reason reason;
 	struct sl_ct *ct;
 	__u64 where;
+	__u32 pgens;
 
 	if (!p)
 		return SL_DROP_MALFORMED;
@@ -275,8 +294,13 @@ __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 		return admit_once(skb, p);
 	}
 	where = READ_ONCE(ct->where);
-	if (unlikely(moved_sides(READ_ONCE(ct->gens), where, address_gens(p)) ||
-		     !is_own(p, where))) {
+	pgens = address_gens(p);
+	/* it is not the connection's: that stays as it is */
+	if (unlikely(!agrees(skb, p, ct, where, pgens))) {
+		p->reply = 0;
+		return admit_once(skb, p);
+	}
+	if (unlikely(moved_sides(READ_ONCE(ct->gens), where, pgens) || !is_own(p, where))) {
 		reason = admit_anew(skb, p);
 		if (reason != SL_DROP_CT_INVALID)
 			return reason;

@@ -101,8 +101,7 @@ deliver_local(struct __sk_buff *skb, const struct sl_packet *p, const struct sl_
  * and timestamps of one pod mean nothing in another, and older kernels carry
  * them across.
  */
-static __always_inline int act(struct __sk_buff *skb, const struct sl_packet *p,
-			       enum sl_reason reason, __u32 ifindex)
+static __always_inline int act(struct __sk_buff *skb, enum sl_reason reason, __u32 ifindex)
 {
 	switch (reason) {
 	case SL_FWD_PEER:
@@ -123,7 +122,7 @@ static __always_inline int act(struct __sk_buff *skb, const struct sl_packet *p,
 	case SL_FWD_OUTSIDE:
 	case SL_STACK_TTL:
 	case SL_STACK_MTU:
-		skb->mark = mark_of(SL_MARK_POD, p->src_identity);
+		skb->mark = SL_MARK_POD;
 		skb->priority = 0;
 		return TC_ACT_OK;
 	case SL_FWD_FROM_STACK:

@@ -11,8 +11,8 @@
  */
 
 #include <sluice/arp.h>
+#include <sluice/claim.h>
 #include <sluice/endpoint.h>
-#include <sluice/mark.h>
 #include <sluice/policy.h>
 
 static __always_inline enum sl_reason find_destination(struct sl_packet *p, __u32 known)
@@ -40,22 +40,29 @@ static __always_inline enum sl_reason find_destination(struct sl_packet *p, __u3
 }
 
 /*
- * Who sent this: as one of our programs has found out, else by the address.
- * Coming from the stack says nothing: it forwards for others too. What it has
- * forwarded under the host's own address is not the host's: somebody else's
- * address was translated, or forged.
+ * Who sent what the stack gives us, as far as claim.h lets its address say so.
+ * A local pod is known by its device and has its endpoint's identity; whoever
+ * sends under its address otherwise forges it.
  */
-static __always_inline void find_source(struct __sk_buff *skb, struct sl_packet *p, __u32 known)
+static __always_inline enum sl_reason find_source(struct __sk_buff *skb, struct sl_packet *p,
+						  __u32 known)
 {
+	struct sl_endpoint *src;
+
 	p->src_slot = slot_of_address(p->src, p->family);
-	if (mark_is(skb, SL_MARK_POD) || mark_is(skb, SL_MARK_UPLINK))
-		p->src_identity = mark_identity(skb->mark);
-	else if (known)
-		p->src_identity = known;
-	else
-		p->src_identity = ipcache_of(p->src, p->family).identity;
-	if (p->src_identity == SL_ID_HOST && p->src_slot == SL_SLOT_HOST && skb->ingress_ifindex)
-		p->src_identity = p->family == 4 ? cfg_world4 : cfg_world6;
+	if (p->src_slot == SL_SLOT_HOST && skb->ingress_ifindex) {
+		p->src_identity = world_of(p->family);
+		return SL_CONTINUE;
+	}
+	if (p->src_slot == SL_SLOT_HOST || p->src_slot == SL_SLOT_NONE) {
+		p->src_identity = known ? known : ipcache_of(p->src, p->family).identity;
+		return SL_CONTINUE;
+	}
+	src = endpoint_at(p->src_slot);
+	if (!src || entered_by(skb) != p->src_slot)
+		return SL_DROP_SPOOFED_IP;
+	p->src_identity = READ_ONCE(src->identity);
+	return SL_CONTINUE;
 }
 
 __noinline enum sl_reason find_peer(struct __sk_buff *skb, struct sl_packet *p, __u32 known)
@@ -75,10 +82,8 @@ __noinline enum sl_reason find_peer(struct __sk_buff *skb, struct sl_packet *p, 
 		p->src_identity = READ_ONCE(near->identity);
 	else
 		p->dst_identity = READ_ONCE(near->identity);
-	if (p->hook == SL_INGRESS) {
-		find_source(skb, p, known);
-		return SL_CONTINUE;
-	}
+	if (p->hook == SL_INGRESS)
+		return find_source(skb, p, known);
 	reason = find_destination(p, known);
 	if (reason)
 		return reason;

@@ -147,6 +147,7 @@ type act struct {
 	stack    bool // the host's stack sends it to the pod
 	mark     uint32
 	device   uint32 // that the stack got it from, 0: the host's own
+	via      string // the pod by whose device the stack got it
 	what     l4
 	want     Reason
 	wantDir  Direction // 0: that of the program
@@ -160,8 +161,11 @@ func say(from, to string, what l4, want Reason) act {
 
 func (a act) on(d Direction) act                          { a.wantDir = d; return a }
 func (a act) check(f func(t *testing.T, th *theatre)) act { a.then = f; return a }
-func (a act) throughStack(mark uint32) act                { a.stack, a.mark = true, mark; return a }
+func (a act) marked(mark uint32) act                      { a.mark = mark; return a }
 func (a act) forwarded() act                              { a.device = 77; return a }
+func (a act) throughStack() act                           { return a.fromDevice(a.from) }
+func (a act) fromDevice(pod string) act                   { a.stack, a.via = true, pod; return a }
+func (a act) fromNowhere() act                            { a.stack, a.via = true, ""; return a }
 func change(f func(t *testing.T, th *theatre)) act        { return act{then: f} }
 func policy(who string, egress, ingress Table) act {
 	return change(func(t *testing.T, th *theatre) {
@@ -183,7 +187,11 @@ func (th *theatre) frame(a act) (prog string, ctx skbContext, in []byte) {
 	} else {
 		in = frame(dst, src, etherIPv4, ip4Header{src: from, dst: to, proto: proto}.with(payload))
 	}
-	return prog, skbContext{Ifindex: near.Ifindex, IngressIfindex: a.device, Mark: a.mark}, in
+	device := a.device
+	if a.via != "" {
+		device = th.pods[a.via].Ifindex
+	}
+	return prog, skbContext{Ifindex: near.Ifindex, IngressIfindex: device, Mark: a.mark}, in
 }
 
 func (th *theatre) play(t *testing.T, acts []act) {
@@ -346,6 +354,13 @@ const friend, stranger = Identity(3000), Identity(3001)
 func knows(who string, id Identity) act {
 	return change(func(t *testing.T, th *theatre) {
 		must(t, "UpsertIP", th.k.UpsertIP(hostPrefix(th.addr(who)), IPInfo{Identity: id}))
+	})
+}
+
+// labelled gives a pod another identity.
+func labelled(who string, id Identity) act {
+	return change(func(t *testing.T, th *theatre) {
+		must(t, "SetIdentity", th.k.SetIdentity(th.pods[who].Slot, id))
 	})
 }
 
@@ -762,7 +777,7 @@ func scenes() []scene {
 
 		// through the stack
 		{"what came through the stack is answered through it", play(
-			say("a", "b", datagram(4000, 53), ForwardFromStack).throughStack(markOf(markPod, a.Identity)).check(begunBy("a", ViaStack)),
+			say("a", "b", datagram(4000, 53), ForwardFromStack).throughStack().check(begunBy("a", ViaStack)),
 			say("b", "a", datagram(53, 4000), ForwardOutside).check(begunBy("a", ViaStack|SeenReply)),
 			say("b", "a", datagram(53, 4001), ForwardPeer))},
 		{"a flow to the outside is the stack's", play(
@@ -772,18 +787,68 @@ func scenes() []scene {
 		{"a flow to the host is the stack's", play(policy("a", TableAllow, TableDeny),
 			say("a", "host", datagram(4000, 53), ForwardHost).check(begunBy("a", ViaStack)),
 			say("host", "a", datagram(53, 4000), ForwardFromStack))},
-		{"an answer after a change keeps the mark's identity", play(policy("b", TableDeny, friends),
-			say("host", "b", datagram(4000, 53), ForwardFromStack).throughStack(markOf(markPod, friend)),
-			bumpGen("b"),
-			say("b", "host", datagram(53, 4000), ForwardHost))},
 		{"what the stack forwards under the host's address is not the host's", play(policy("b", TableDeny, TablePending),
 			say("host", "b", datagram(4000, 53), ForwardFromStack),
 			say("host", "b", datagram(4001, 53), DropPolicyPending).forwarded(),
 			// who was allowed before it is judged again stays who it is
 			bumpGen("b"),
 			say("host", "b", datagram(4000, 53), ForwardFromStack))},
-		{"the mark of a stranger does not get in by the host's address", play(policy("b", TableDeny, friends),
-			say("host", "b", datagram(4000, 53), DropPolicyDenied).throughStack(markOf(markPod, stranger)))},
+		// who may say to be the sender
+		{"a mark opens nothing to processes of the host", play(policy("b", TableDeny, friends),
+			say("host", "b", datagram(4000, 53), DropPolicyDenied),
+			say("host", "b", datagram(4000, 53), DropPolicyDenied).marked(markOf(markPod, uint32(friend))),
+			say("host", "b", datagram(4000, 53), DropPolicyDenied).marked(0x0a00|uint32(friend)<<16),
+			change(func(t *testing.T, th *theatre) {
+				a := say("host", "b", datagram(4000, 53), 0)
+				prog, ctx, in := th.frame(a)
+				ctx.Mark = markOf(markJudged, ctx.Ifindex)
+				if o := th.run(t, prog, in, ctx, 0); o.reason != DropPolicyDenied {
+					t.Errorf("with the mark of a delivered packet: %v, verdict %d", o.reason, o.verdict)
+				}
+			}))},
+		{"a mark makes nobody another pod", play(policy("b", TableDeny, friends), labelled("a", stranger),
+			say("a", "b", datagram(4000, 53), DropPolicyDenied).throughStack(),
+			say("a", "b", datagram(4000, 53), DropPolicyDenied).throughStack().marked(markOf(markPod, uint32(friend))),
+			labelled("a", friend),
+			say("a", "b", datagram(4000, 53), ForwardFromStack).throughStack().marked(markOf(markPod, uint32(stranger))))},
+		{"a pod's address by another device is forged", play(
+			say("a", "b", datagram(4000, 53), DropSpoofedIP).fromDevice("b").on(Ingress),
+			say("a", "b", datagram(4000, 53), DropSpoofedIP).fromNowhere().forwarded().on(Ingress),
+			say("a", "b", datagram(4000, 53), ForwardFromStack).throughStack())},
+		{"nobody rides on a flow of the host", play(policy("b", TableDeny, TablePending),
+			say("host", "b", datagram(4000, 53), ForwardFromStack).check(begunBy("host", ViaStack)),
+			say("host", "b", datagram(4000, 53), DropPolicyPending).forwarded().check(begunBy("host", ViaStack)),
+			say("host", "b", datagram(4000, 53), DropPolicyPending).fromDevice("a"),
+			say("host", "b", datagram(4000, 53), ForwardFromStack).check(reported(0, 0)),
+			say("b", "host", datagram(53, 4000), ForwardHost))},
+		{"nobody rides on a flow that the host has answered", play(policy("b", TableAllow, TableDeny),
+			say("b", "host", datagram(53, 4000), ForwardHost),
+			say("host", "b", datagram(4000, 53), ForwardFromStack),
+			say("host", "b", datagram(4000, 53), DropPolicyDenied).forwarded(),
+			say("host", "b", datagram(4000, 53), ForwardFromStack))},
+		{"the host does not ride on what it forwards under its address", play(policy("b", TableAllow, worldly),
+			say("host", "b", datagram(4000, 53), ForwardFromStack).forwarded(),
+			say("host", "b", datagram(4000, 53), DropPolicyDenied),
+			say("host", "b", datagram(4000, 53), ForwardFromStack).forwarded().check(reported(0, 0)))},
+		{"a process of the host does not ride on a pod's flow", play(
+			say("a", "b", datagram(4000, 53), ForwardFromStack).throughStack().check(begunBy("a", ViaStack)),
+			say("a", "b", datagram(4000, 53), DropSpoofedIP).fromNowhere().on(Ingress),
+			say("a", "b", datagram(4000, 53), DropSpoofedIP).fromDevice("b").on(Ingress),
+			say("a", "b", datagram(4000, 53), ForwardFromStack).throughStack().check(all(reported(0, 0), begunBy("a", ViaStack))))},
+		{"a SYN of another sender leaves the connection alone", play(policy("b", TableAllow, TableAllow),
+			say("host", "b", segment(4000, 80, flagSYN), ForwardFromStack),
+			say("b", "host", segment(80, 4000, flagSYN|flagACK), ForwardHost),
+			say("host", "b", segment(4000, 80, flagSYN), ForwardFromStack).forwarded(),
+			change(func(t *testing.T, th *theatre) {
+				if c := th.only(t); c.From.Identity != IdentityHost {
+					t.Errorf("the connection is identity %d's, want the host's", c.From.Identity)
+				}
+			}))},
+		{"a change is not a way in", play(policy("b", TableDeny, TablePending),
+			say("host", "b", datagram(4000, 53), ForwardFromStack),
+			bumpGen("b"),
+			say("host", "b", datagram(4000, 53), DropPolicyPending).forwarded().check(begunBy("host", ViaStack)),
+			say("host", "b", datagram(4000, 53), ForwardFromStack))},
 
 		// ICMP errors
 		{"an error about a connection is delivered whoever sends it", play(policy("a", TableAllow, TableDeny),
@@ -833,7 +898,7 @@ func scenes() []scene {
 	}
 }
 
-// TestKernelConnectionLife plays every scene in both families.
+// TestKernelConnectionLife plays every scene in both families (INV-37, INV-38).
 func TestKernelConnectionLife(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		t.Run(map[bool]string{false: "IPv4", true: "IPv6"}[v6], func(t *testing.T) {

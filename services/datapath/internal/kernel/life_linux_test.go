@@ -30,13 +30,12 @@ const (
 const (
 	markMask   = 0x0f00
 	markPod    = 0x0200
-	markUplink = 0x0a00
 	markJudged = 0x0d00
 )
 
-func markOf(magic uint32, id Identity) uint32 {
-	return magic | uint32(id)<<16 | uint32(id)>>16&0xff
-}
+// markOf has a number in the upper half: a device, or the identity that older
+// programs carried there.
+func markOf(magic, number uint32) uint32 { return magic | number<<16 }
 
 // skbContext is struct __sk_buff as BPF_PROG_TEST_RUN takes and gives it.
 type skbContext struct {
@@ -458,9 +457,13 @@ func lives() []life {
 		{name: "ingress pending admits the own host", to: true, policies: deny("a", TablePending, TablePending), in: to4(host4, 6, web), reason: ForwardFromStack},
 		{name: "ingress pending denies a remote node", to: true, policies: deny("a", TablePending, TablePending), in: to4(remote4, 6, web), reason: DropPolicyPending},
 		{name: "ingress pending denies the world", to: true, policies: deny("a", TablePending, TablePending), in: to6(world6, 6, web), reason: DropPolicyPending},
-		{name: "the uplink's word counts more than the address", to: true, policies: deny("a", TablePending, TablePending), in: to4(host4, 6, web), mark: markOf(markUplink, IdentityWorld), reason: DropPolicyPending},
-		{name: "a pod's packet through the stack is the pod's", to: true, policies: deny("a", TablePending, TablePending), in: to4(host4, 6, web), mark: markOf(markPod, 300), reason: DropPolicyPending},
-		{name: "a mark that is not ours says nothing", to: true, policies: deny("a", TablePending, TablePending), in: to4(host4, 6, web), mark: markOf(0x0100, IdentityWorld), reason: ForwardFromStack},
+		{name: "the mark of an uplink names nobody", to: true, policies: deny("a", TablePending, TablePending), in: to4(host4, 6, web), mark: markOf(0x0a00, uint32(IdentityWorld)), reason: ForwardFromStack},
+		{name: "the mark of a pod names nobody", to: true, policies: deny("a", TablePending, TablePending), in: to4(host4, 6, web), mark: markOf(markPod, 300), reason: ForwardFromStack},
+		{name: "a mark does not make the world the host", to: true, policies: deny("a", TablePending, TablePending), in: to4(world4, 6, web), mark: markOf(markPod, uint32(IdentityHost)), reason: DropPolicyPending},
+		{name: "a process of the host is not the pod whose address it uses", to: true, in: to4(b.IPv4, 6, web), mark: markOf(markPod, 300), reason: DropSpoofedIP},
+		{name: "the same in IPv6", to: true, in: to6(b.IPv6, 17, dns), reason: DropSpoofedIP},
+		{name: "a mark of the host's processes does not say that the packet was evaluated", to: true, policies: deny("a", TableDeny, TableDeny), in: to4(host4, 6, web), mark: markOf(markJudged, 1), reason: DropPolicyDenied},
+		{name: "a mark that is not ours says nothing", to: true, policies: deny("a", TablePending, TablePending), in: to4(host4, 6, web), mark: 0x0100, reason: ForwardFromStack},
 		{name: "kube-proxy's marks do not matter", to: true, policies: deny("a", TablePending, TablePending), in: to4(host4, 6, web), mark: 0x4000 | 0x8000, reason: ForwardFromStack},
 		{name: "an unknown ingress table denies the host", to: true, policies: deny("a", TableAllow, 17), in: to4(host4, 6, web), reason: DropPolicyTable},
 	}
@@ -523,7 +526,7 @@ func TestKernelPacketLife(t *testing.T) {
 func (l life) markAfter() uint32 {
 	switch l.reason {
 	case ForwardHost, ForwardOutside, StackTTL, StackMTU:
-		return markOf(markPod, a.Identity)
+		return markPod
 	case ForwardPeer:
 		return 0
 	case ForwardRedirect:
@@ -804,19 +807,25 @@ func TestKernelUnknownDeviceIsDropped(t *testing.T) {
 }
 
 // A packet that sluice_from_pod has sent out of a host end passes
-// sluice_to_pod there: it is judged already.
+// sluice_to_pod there: it is judged already. It has entered by the device of an
+// endpoint, and its mark names this one.
 func TestKernelJudgedPacketsPassUncountedAndUnmarked(t *testing.T) {
 	r, cast := newStage(t)
 	setPolicy(t, r.k, cast["a"].Slot, Policy{})
-	o := r.run(t, toPodName, to4(b.IPv4, 17, udp(1, 2)), skbContext{Mark: markJudged | 1<<16}, 0)
+	in := to4(world4, 17, udp(1, 2))
+	o := r.run(t, toPodName, in, skbContext{Mark: markJudged | 1<<16, IngressIfindex: cast["b"].Ifindex}, 0)
 	if o.verdict != verdictOK || o.packets != 0 || o.mark != 0 {
 		t.Errorf("verdict %d, counted %d, mark %#x, want %d, 0, 0", o.verdict, o.packets, o.mark, verdictOK)
 	}
-	// for this device only
-	for _, mark := range []uint32{markJudged, markJudged | 2<<16, markJudged | 1<<16 | 1} {
-		o := r.run(t, toPodName, to4(b.IPv4, 17, udp(1, 2)), skbContext{Mark: mark}, 0)
-		if o.reason != DropPolicyDenied {
-			t.Errorf("mark %#x: %v, want %v", mark, o.reason, DropPolicyDenied)
+	for what, ctx := range map[string]skbContext{
+		"no device":             {Mark: markJudged, IngressIfindex: cast["b"].Ifindex},
+		"another device":        {Mark: markJudged | 2<<16, IngressIfindex: cast["b"].Ifindex},
+		"more than the device":  {Mark: markJudged | 1<<16 | 1, IngressIfindex: cast["b"].Ifindex},
+		"made by the host":      {Mark: markJudged | 1<<16},
+		"from another's device": {Mark: markJudged | 1<<16, IngressIfindex: 77},
+	} {
+		if o := r.run(t, toPodName, in, ctx, 0); o.reason != DropPolicyDenied {
+			t.Errorf("%s: %v, want %v", what, o.reason, DropPolicyDenied)
 		}
 	}
 }

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+#ifndef SLUICE_CLAIM_H
+#define SLUICE_CLAIM_H
+
+/*
+ * Who may have sent a packet, by what only the kernel can say. Every packet is
+ * held against it, the first of a connection and every later one:
+ *
+ *   at the ingress hook of a pod's device   that pod: the device says so
+ *   from the stack, entered by no device    the local host, or whom its source
+ *                                           address names, but never a local pod
+ *   from the stack, entered by a device     a local pod only by the pod's own
+ *                                           device, never the local host
+ *
+ * The mark of a packet names nobody. Any process with CAP_NET_RAW in the node's
+ * namespace can set it (SO_MARK), rules that restore connection marks replace
+ * it, and a pair of devices within one namespace carries it along. It says that
+ * a program of ours has seen the packet, to the rules that stop what none has.
+ */
+
+#include <sluice/endpoint.h>
+#include <sluice/mark.h>
+#include <sluice/packet.h>
+
+/* The endpoint by whose device a packet that the stack sends has entered. */
+static __always_inline __u16 entered_by(struct __sk_buff *skb)
+{
+	__u32 ifindex = skb->ingress_ifindex;
+	__u32 *slot;
+
+	if (!ifindex)
+		return SL_SLOT_NONE;
+	slot = bpf_map_lookup_elem(&sl_if, &ifindex);
+	return slot ? (__u16)*slot : SL_SLOT_NONE;
+}
+
+/* What the stack forwards under an address of the local host is the world's. */
+static __always_inline __u32 world_of(__u8 family)
+{
+	return family == 4 ? cfg_world4 : cfg_world6;
+}
+
+/*
+ * Whether the packet can be from the sender that its connection knows: an
+ * endpoint, the local host or, with the identity of the world, somebody whom
+ * the host translated to its own address.
+ */
+static __always_inline bool may_be_from(struct __sk_buff *skb, const struct sl_packet *p,
+					__u16 slot, __u32 identity)
+{
+	if (p->hook == SL_EGRESS || slot == SL_SLOT_NONE)
+		return true;
+	if (slot == SL_SLOT_HOST)
+		return (skb->ingress_ifindex != 0) == (identity == world_of(p->family));
+	return entered_by(skb) == slot;
+}
+
+/*
+ * Whether sluice_from_pod has sent the packet to this device, after it was
+ * evaluated and counted. It came by a device of an endpoint, and the mark
+ * carries the number of this one.
+ */
+static __always_inline bool is_delivered(struct __sk_buff *skb)
+{
+	return skb->mark == mark_judged(skb->ifindex) && entered_by(skb) != SL_SLOT_NONE;
+}
+
+#endif

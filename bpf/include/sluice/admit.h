@@ -28,11 +28,18 @@ __noinline enum sl_reason admit_error(struct __sk_buff *skb, struct sl_packet *p
 
 	if (reason || !p)
 		return reason;
-	if (is_related(skb, p) || (is_too_big(p) && p->hook == SL_INGRESS)) {
-		count_connection(SL_CT_STAT_RELATED);
-		return SL_CONTINUE;
+	switch (relation_of(skb, p)) {
+	case SL_FORGED:
+		return SL_DROP_CT_INVALID;
+	case SL_RELATED_VIA_STACK:
+	case SL_RELATED:
+		break;
+	default:
+		if (!is_too_big(p) || p->hook != SL_INGRESS)
+			return judge_sides(p, SL_BOTH_SIDES);
 	}
-	return judge_sides(p, SL_BOTH_SIDES);
+	count_connection(SL_CT_STAT_RELATED);
+	return SL_CONTINUE;
 }
 
 /*
@@ -278,6 +285,8 @@ __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 	if (p->proto == SL_ICMP || p->proto == SL_ICMPV6) {
 		if (is_error(p))
 			return admit_error(skb, p);
+		if (p->hook == SL_EGRESS && is_router_message(p))
+			return SL_DROP_CT_INVALID;
 		if (!is_echo(p))
 			return admit_once(skb, p);
 	}

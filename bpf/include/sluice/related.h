@@ -6,7 +6,10 @@
 /*
  * ICMP errors quote the packet that they are about. One about a connection of
  * the receiver's belongs to it. Any router may send it, but no local pod is
- * one: a pod speaks of packets that were sent to itself.
+ * one: a pod speaks of packets that were sent to itself, and every other error
+ * of a pod is dropped, whatever its policy says. The receiver would believe it:
+ * a quotation of the node's own packet lowers the path MTU of the node and of
+ * all that it forwards.
  */
 
 #include <linux/ip.h>
@@ -31,6 +34,14 @@ static __always_inline bool is_error(const struct sl_packet *p)
 	if (p->proto == SL_ICMP && p->family == 4)
 		return type == 3 || type == 11 || type == 12;
 	return p->proto == SL_ICMPV6 && p->family == 6 && type >= 1 && type <= 4;
+}
+
+/* What a router says to hosts. Of IPv6 all of it is neighbour discovery. */
+static __always_inline bool is_router_message(const struct sl_packet *p)
+{
+	__u8 type = (__u8)(p->dport >> 8);
+
+	return p->proto == SL_ICMP && p->family == 4 && (type == 5 || type == 9 || type == 10);
 }
 
 /* Path MTU discovery of IPv6 must work whatever the policy is. */
@@ -80,11 +91,14 @@ static __always_inline __u32 quoted_gens(const struct sl_ct *ct, const __u8 *src
 	return low_began == low ? s << 16 | d : d << 16 | s;
 }
 
-/* The connection that the error quotes, and the address gens of its ends. Its
- * key takes the place of the error's own.
+/*
+ * The connection that the error quotes, and the address gens of its ends. Its
+ * key takes the place of the error's own. Forged says that the quoted packet
+ * did not go from the receiver of the error to the pod that sends it, or that
+ * the quotation does not say so.
  */
 static __always_inline struct sl_ct *quoted4(struct __sk_buff *skb, struct sl_packet *p,
-					     __u32 *pgens)
+					     __u32 *pgens, bool *forged)
 {
 	__u32 at = p->l4 + SL_ICMP_HEADER;
 	__u16 sport, dport;
@@ -92,10 +106,14 @@ static __always_inline struct sl_ct *quoted4(struct __sk_buff *skb, struct sl_pa
 	struct iphdr ip;
 	__u8 low;
 
+	*forged = p->hook == SL_EGRESS;
 	if (bpf_skb_load_bytes(skb, at, &ip, sizeof(ip)) || ip.version != 4 || ip.ihl < 5 ||
-	    ip.frag_off & bpf_htons(0x1fff) || ip.saddr != *(const __be32 *)p->dst)
+	    ip.saddr != *(const __be32 *)p->dst)
 		return NULL;
 	if (p->hook == SL_EGRESS && ip.daddr != *(const __be32 *)p->src)
+		return NULL;
+	*forged = false;
+	if (ip.frag_off & bpf_htons(0x1fff))
 		return NULL;
 	if (!quoted_ports(skb, at + ip.ihl * 4, ip.protocol, &sport, &dport))
 		return NULL;
@@ -108,7 +126,7 @@ static __always_inline struct sl_ct *quoted4(struct __sk_buff *skb, struct sl_pa
 }
 
 static __always_inline struct sl_ct *quoted6(struct __sk_buff *skb, struct sl_packet *p,
-					     __u32 *pgens)
+					     __u32 *pgens, bool *forged)
 {
 	__u8 src[16] __attribute__((aligned(8))), dst[16] __attribute__((aligned(8)));
 	__u32 at = p->l4 + SL_ICMP_HEADER;
@@ -116,11 +134,13 @@ static __always_inline struct sl_ct *quoted6(struct __sk_buff *skb, struct sl_pa
 	__u16 sport, dport;
 	struct sl_ct *ct;
 
+	*forged = p->hook == SL_EGRESS;
 	if (bpf_skb_load_bytes(skb, at + offsetof(struct ipv6hdr, nexthdr), &next, 1) ||
 	    bpf_skb_load_bytes(skb, at + offsetof(struct ipv6hdr, saddr), src, sizeof(src)) ||
 	    bpf_skb_load_bytes(skb, at + offsetof(struct ipv6hdr, daddr), dst, sizeof(dst)) ||
 	    !equal16(src, p->dst) || (p->hook == SL_EGRESS && !equal16(dst, p->src)))
 		return NULL;
+	*forged = false;
 	at += sizeof(struct ipv6hdr);
 	/* a packet that was too big for the next link may have been a fragment */
 	if (next == SL_EXT_FRAGMENT) {
@@ -138,21 +158,29 @@ static __always_inline struct sl_ct *quoted6(struct __sk_buff *skb, struct sl_pa
 	return ct;
 }
 
-/*
- * Whether the error is about a connection of its receiver's that is still
- * allowed: what was judged under an older policy helps nobody through.
- */
-__noinline int is_related(struct __sk_buff *skb, struct sl_packet *p)
+/* What an ICMP error is about. */
+enum sl_relation {
+	SL_UNRELATED = 0, /* nothing that is known, or no longer allowed */
+	SL_RELATED = 1, /* a connection of its receiver's */
+	SL_RELATED_VIA_STACK = 2, /* one that the host's stack forwards */
+	SL_FORGED = 3, /* a pod speaks of what was not sent to it */
+};
+
+/* What was judged under an older policy helps nobody through. */
+__noinline enum sl_relation relation_of(struct __sk_buff *skb, struct sl_packet *p)
 {
 	__u32 pgens = 0;
 	struct sl_ct *ct;
+	bool forged;
 
 	if (!p)
-		return 0;
-	ct = p->family == 4 ? quoted4(skb, p, &pgens) : quoted6(skb, p, &pgens);
+		return SL_FORGED;
+	ct = p->family == 4 ? quoted4(skb, p, &pgens, &forged) : quoted6(skb, p, &pgens, &forged);
 	if (!ct)
-		return 0;
-	return !moved_sides(READ_ONCE(ct->gens), READ_ONCE(ct->where), pgens);
+		return forged ? SL_FORGED : SL_UNRELATED;
+	if (moved_sides(READ_ONCE(ct->gens), READ_ONCE(ct->where), pgens))
+		return SL_UNRELATED;
+	return READ_ONCE(ct->flags) & SL_CT_VIA_STACK ? SL_RELATED_VIA_STACK : SL_RELATED;
 }
 
 #endif

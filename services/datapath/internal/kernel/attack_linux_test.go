@@ -4,12 +4,14 @@
 package kernel
 
 import (
+	"encoding/binary"
 	"net"
 	"net/netip"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -57,5 +59,52 @@ func TestKernelSocketMarksOpenNothing(t *testing.T) {
 	must(t, "set a deadline", l.SetReadDeadline(time.Unix(1, 0)))
 	if n, from, err := l.ReadFromUDPAddrPort(make([]byte, 100)); err == nil {
 		t.Errorf("%d bytes of %v have arrived", n, from)
+	}
+}
+
+// One forged error of a pod about what the node sends would set the path MTU of
+// the node, and of all that it forwards, for ten minutes.
+func TestKernelPodsCannotSetThePathMTUOfOthers(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	makeNode(t, k)
+	evil := newPod(t, k, "slevil", 33, DeliverPeer)
+	routeToPod(t, "slevil", evil)
+	must(t, "add an uplink", netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "slup0", MTU: 1500}, PeerName: "slup1"}))
+	up, err := netlink.LinkByName("slup0")
+	must(t, "find slup0", err)
+	t.Cleanup(func() { must(t, "delete slup0", netlink.LinkDel(up)) })
+	must(t, "set slup0 up", netlink.LinkSetUp(up))
+	node := map[bool]netip.Addr{false: netip.MustParseAddr("203.0.113.1"), true: netip.MustParseAddr("2001:db8:113::1")}
+	other := map[bool]netip.Addr{false: netip.MustParseAddr("203.0.113.9"), true: netip.MustParseAddr("2001:db8:113::9")}
+	for v6, bits := range map[bool]int{false: 24, true: 64} {
+		must(t, "add an address", netlink.AddrAdd(up, &netlink.Addr{
+			IPNet: &net.IPNet{IP: node[v6].AsSlice(), Mask: net.CIDRMask(bits, node[v6].BitLen())}, Flags: unix.IFA_F_NODAD,
+		}))
+	}
+	must(t, "host addresses", k.SyncHostAddrs([]netip.Addr{host4, host6, node[false], node[true]}))
+
+	r := runner{k}
+	invalid := func() uint64 { return r.counters(t)[cell{DropConnectionInvalid, Egress}].Packets }
+	before := invalid()
+	inner4 := ip4Header{src: node[false], dst: other[false], proto: 1}.with(icmp(0, 0, make([]byte, 64)...))
+	msg := icmp(3, 4, inner4...)
+	binary.BigEndian.PutUint16(msg[6:], 100)
+	binary.BigEndian.PutUint16(msg[2:], checksum(msg))
+	inner6 := ip6(node[true], other[true], 58, icmp(129, 0, make([]byte, 64)...))
+	msg6 := icmp(2, 0, inner6...)
+	binary.BigEndian.PutUint32(msg6[4:], 1280)
+	inNetns(t, evil.ns, func() {
+		sendRaw(t, "eth0", frame(evil.HostMAC, evil.MAC, etherIPv4, ip4Header{src: evil.IPv4, dst: node[false], proto: 1}.with(msg)))
+		sendRaw(t, "eth0", frame(evil.HostMAC, evil.MAC, etherIPv6, ip6(evil.IPv6, node[true], 58, icmp6(evil.IPv6, node[true], msg6))))
+	})
+	waitFor(t, "both errors are dropped", func() bool { return invalid() == before+2 })
+	for _, dst := range other {
+		routes, err := netlink.RouteGet(dst.AsSlice())
+		must(t, "route to "+dst.String(), err)
+		for _, route := range routes {
+			if route.MTU != 0 {
+				t.Errorf("the path MTU to %v is %d", dst, route.MTU)
+			}
+		}
 	}
 }

@@ -882,10 +882,22 @@ func scenes() []scene {
 		{"a pod sends no errors about what others talk", play(oneWay(),
 			say("a", "b", datagram(4000, 53), ForwardPeer),
 			say("a", "world", datagram(4000, 53), ForwardOutside),
-			say("b", "a", failure(3, "a", "world", datagram(4000, 53)), DropPolicyDenied),
-			say("b", "a", failure(2, "a", "world", datagram(4000, 53)), DropPolicyDenied),
+			say("b", "a", failure(3, "a", "world", datagram(4000, 53)), DropConnectionInvalid),
+			say("b", "a", failure(2, "a", "world", datagram(4000, 53)), DropConnectionInvalid),
 			say("router", "a", failure(3, "a", "world", datagram(4000, 53)), ForwardFromStack),
 			say("b", "a", failure(3, "a", "b", datagram(4000, 53)), ForwardPeer))},
+		{"a pod that may send everything forges no errors either", play(
+			say("a", "b", failure(2, "b", "world", datagram(4000, 53)), DropConnectionInvalid),
+			say("a", "host", failure(2, "host", "world", ping(true, 7)), DropConnectionInvalid),
+			say("a", "host", failure(3, "host", "world", segment(4000, 80, flagACK)), DropConnectionInvalid),
+			say("a", "world", failure(11, "world", "b", datagram(4000, 53)), DropConnectionInvalid),
+			say("a", "host", failure(3, "b", "a", datagram(4000, 53)), DropConnectionInvalid),
+			say("a", "host", func(th *theatre) (byte, []byte) {
+				proto, b := failure(2, "host", "world", datagram(4000, 53))(th)
+				return proto, b[:8+12]
+			}, DropConnectionInvalid),
+			say("a", "host", failure(3, "host", "a", datagram(4000, 53)), ForwardHost),
+			say("a", "b", failure(2, "b", "a", datagram(4000, 53)), ForwardPeer))},
 		{"an error about an address that went to another is judged", play(policy("a", TableAllow, TableDeny),
 			say("a", "world", datagram(4000, 53), ForwardOutside),
 			say("world", "a", failure(3, "a", "world", datagram(4000, 53)), ForwardFromStack),
@@ -1128,7 +1140,7 @@ func TestKernelTooBigAlwaysArrives(t *testing.T) {
 		want Reason
 	}{
 		{say("router", "a", in, 0), ForwardFromStack},
-		{say("b", "a", in, 0), DropPolicyDenied},
+		{say("b", "a", in, 0), DropConnectionInvalid},
 		{say("router", "a", failure(11, "a", "world", segment(4000, 80, flagACK)), 0), DropPolicyDenied},
 	} {
 		prog, ctx, in := th.frame(c.a)

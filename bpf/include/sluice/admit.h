@@ -32,6 +32,9 @@ __noinline enum sl_reason admit_error(struct __sk_buff *skb, struct sl_packet *p
 	case SL_FORGED:
 		return SL_DROP_CT_INVALID;
 	case SL_RELATED_VIA_STACK:
+		/* which must translate the quotation back, too */
+		p->via_stack = 1;
+		break;
 	case SL_RELATED:
 		break;
 	default:
@@ -161,6 +164,9 @@ __noinline enum sl_reason admit_again(struct __sk_buff *skb, struct sl_packet *p
 		/* somebody else's, with the ports of this one */
 		if (!agrees(skb, p, ct, READ_ONCE(ct->where), pgens))
 			return SL_CONTINUE;
+		/* a port that was used directly before: answers go back the new way */
+		if (p->hook == SL_INGRESS)
+			__sync_fetch_and_or(&ct->flags, SL_CT_VIA_STACK);
 		restamp(p, ct, READ_ONCE(ct->gens), READ_ONCE(ct->where), pgens);
 		advance(p, ct);
 		return SL_CONTINUE;

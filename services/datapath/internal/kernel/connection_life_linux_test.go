@@ -780,6 +780,16 @@ func scenes() []scene {
 			say("a", "b", datagram(4000, 53), ForwardFromStack).throughStack().check(begunBy("a", ViaStack)),
 			say("b", "a", datagram(53, 4000), ForwardOutside).check(begunBy("a", ViaStack|SeenReply)),
 			say("b", "a", datagram(53, 4001), ForwardPeer))},
+		{"an error about what came through the stack goes back through it", play(
+			say("a", "b", datagram(4000, 53), ForwardFromStack).throughStack(),
+			say("b", "a", failure(3, "a", "b", datagram(4000, 53)), ForwardOutside),
+			say("b", "a", failure(11, "a", "b", datagram(4000, 53)), ForwardOutside),
+			say("a", "b", datagram(4001, 53), ForwardPeer),
+			say("b", "a", failure(3, "a", "b", datagram(4001, 53)), ForwardPeer))},
+		{"a port that was used directly is used through the stack", play(
+			say("a", "b", segment(4000, 80, flagSYN), ForwardPeer),
+			say("a", "b", segment(4000, 80, flagSYN), ForwardFromStack).throughStack().check(begunBy("a", ViaStack)),
+			say("b", "a", segment(80, 4000, flagSYN|flagACK), ForwardOutside))},
 		{"a flow to the outside is the stack's", play(
 			say("a", "world", segment(4000, 80, flagSYN), ForwardOutside).check(begunBy("a", ViaStack)),
 			say("world", "a", segment(80, 4000, flagSYN|flagACK), ForwardFromStack).check(begunBy("a", ViaStack|SeenReply)),

@@ -112,7 +112,7 @@ type metrics struct {
 
 	packets, bytes, endpoints, repairs, pending, lost, entries *prometheus.Desc
 
-	live, capacity, begun, ended, evicted, pickedUp, redecided, related, collecting *prometheus.Desc
+	live, capacity, begun, ended, evicted, pickedUp, redecided, related, unremembered, stopped, collecting *prometheus.Desc
 
 	used, size, revision, refusals, unknown *prometheus.Desc
 }
@@ -131,15 +131,17 @@ func newMetrics(n *node.Node) *metrics {
 		lost:      desc("events_lost_total", "Drop events that the kernel left out, since the maps were made."),
 		entries:   desc("map_bytes", "Memory of each map as the kernel accounts it.", "map"),
 
-		live:       desc("connections", "Tracked connections as of the last collection.", "family"),
-		capacity:   desc("connections_max", "Connections that fit.", "family"),
-		begun:      desc("connections_created_total", "Connections begun, since the maps were made."),
-		ended:      desc("connections_ended_total", "Connections removed, by why.", "reason"),
-		evicted:    desc("connections_evicted_total", "Connections pushed out by newer ones because the table was full; a lower bound."),
-		pickedUp:   desc("connections_picked_up_total", "Connections found again in mid-flow after they had been pushed out."),
-		redecided:  desc("connections_redecided_total", "Packets whose connection was judged anew because a policy or an address had changed."),
-		related:    desc("connections_related_total", "ICMP errors that passed because they are about a connection."),
-		collecting: desc("connection_collect_seconds", "How long the last collection took."),
+		live:         desc("connections", "Tracked connections as of the last collection.", "family"),
+		capacity:     desc("connections_max", "Connections that fit.", "family"),
+		begun:        desc("connections_created_total", "Connections begun, since the maps were made."),
+		ended:        desc("connections_ended_total", "Connections removed, by why.", "reason"),
+		evicted:      desc("connections_evicted_total", "Connections pushed out by newer ones because the table was full; a lower bound."),
+		pickedUp:     desc("connections_picked_up_total", "Connections found again in mid-flow after they had been pushed out."),
+		unremembered: desc("connections_unremembered_total", "Revoked connections that are remembered by their entry alone, because the map of revoked ones was full."),
+		stopped:      desc("endpoints_without_pick_up", "Endpoints of which no connection is picked up, because a revoked one may be forgotten."),
+		redecided:    desc("connections_redecided_total", "Packets whose connection was judged anew because a policy or an address had changed."),
+		related:      desc("connections_related_total", "ICMP errors that passed because they are about a connection."),
+		collecting:   desc("connection_collect_seconds", "How long the last collection took."),
 
 		used: desc("map_entries", "Entries of each map that are in use.", "map"),
 		size: desc("map_entries_max", "Entries of each map that fit.", "map"),
@@ -154,7 +156,7 @@ func newMetrics(n *node.Node) *metrics {
 func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		m.packets, m.bytes, m.endpoints, m.repairs, m.pending, m.lost, m.entries,
-		m.live, m.capacity, m.begun, m.ended, m.evicted, m.pickedUp, m.redecided, m.related, m.collecting, m.used, m.size,
+		m.live, m.capacity, m.begun, m.ended, m.evicted, m.pickedUp, m.redecided, m.related, m.unremembered, m.stopped, m.collecting, m.used, m.size,
 		m.revision, m.refusals, m.unknown,
 	} {
 		ch <- d
@@ -219,9 +221,12 @@ func (m *metrics) collectConnections(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(m.ended, prometheus.CounterValue, float64(n), reason)
 	}
 	for desc, n := range map[*prometheus.Desc]uint64{
-		m.begun: c.Created, m.evicted: last.Evicted, m.pickedUp: c.PickedUp, m.redecided: c.Redecided, m.related: c.Related,
+		m.begun: c.Created, m.evicted: last.Evicted, m.pickedUp: c.PickedUp, m.redecided: c.Redecided, m.related: c.Related, m.unremembered: c.Unremembered,
 	} {
 		ch <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(n))
+	}
+	if n, err := m.node.Kernel.PickUpStopped(); err == nil {
+		ch <- prometheus.MustNewConstMetric(m.stopped, prometheus.GaugeValue, float64(n))
 	}
 	ch <- prometheus.MustNewConstMetric(m.collecting, prometheus.GaugeValue, last.Took.Seconds())
 }

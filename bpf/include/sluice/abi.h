@@ -29,6 +29,7 @@
 #define SL_MAX_IDENTITIES (65536 + 4096)
 #define SL_MAX_CT4 131072
 #define SL_MAX_CT6 65536
+#define SL_MAX_REVOKED 12288 /* of each family; both maps take 3 MiB */
 #define SL_MAX_FRAGMENTS 8192
 #define SL_ADDRESS_GENS 4096
 #define SL_EVENT_BYTES (1 << 20)
@@ -59,6 +60,9 @@
 
 /* sl_endpoint.flags */
 #define SL_EP_AUDIT 0x1 /* what the policy denies passes, and is reported */
+
+/* sl_endpoint.state, changed by atomic OR and AND */
+#define SL_EP_NO_PICK_UP 0x1 /* a revoked connection of it may be forgotten */
 
 /* Numbers of "no rule" in an interval's value: bits 30..16 the Admin rule,
  * bits 15..0 the best of the other tiers; bit 31 marks a child node.
@@ -199,7 +203,7 @@ struct sl_endpoint {
 	__u8 hmac[6]; /* the host end's */
 	__u8 pad[4];
 	__u8 ip6[16]; /* zero: none */
-	__u64 reserved;
+	__u64 state; /* SL_EP_NO_PICK_UP */
 };
 _Static_assert(sizeof(struct sl_endpoint) == 64, "one cache line");
 
@@ -356,6 +360,8 @@ _Static_assert(sizeof(struct sl_ct_key6) == 40, "no padding");
 #define SL_CT_PICKED_UP 0x0100 /* found again in mid-flow */
 #define SL_CT_CLOSED_SENT 0x0200 /* its end was reported */
 #define SL_CT_BY_RESPONDER 0x0400 /* a packet of the responder's was picked up */
+#define SL_CT_UNORIENTED 0x0800 /* picked up; either end may have begun it */
+#define SL_CT_REVOKED 0x2000 /* a policy has terminated it */
 
 /*
  * Value of sl_ct4 and sl_ct6. The map may recycle an element for another
@@ -381,6 +387,17 @@ struct sl_ct {
 _Static_assert(sizeof(struct sl_ct) == 48, "six words");
 
 /*
+ * Value of sl_revoked4 and sl_revoked6: a TCP connection that a policy has
+ * terminated, whose entry may be evicted. Without it a segment of the responder
+ * could not be told from one of a connection that it began itself.
+ */
+struct sl_revoked {
+	__u32 last_s; /* CLOCK_MONOTONIC, seconds; of the last denied packet */
+	__u32 flags; /* SL_CT_ORIG_LO, SL_CT_UNORIENTED, SL_CT_VIA_STACK */
+};
+_Static_assert(sizeof(struct sl_revoked) == 8, "one word");
+
+/*
  * Value of sl_budget, at the slot. The collector stores a limit (0: as many as
  * it likes) and begins a new count at each of its passes. While nobody does, a
  * program renews a part of a budget that was used up for SL_BUDGET_WAIT
@@ -403,6 +420,7 @@ enum sl_ct_stat {
 	SL_CT_STAT_PICKED_UP = 3,
 	SL_CT_STAT_REDECIDED = 4,
 	SL_CT_STAT_RELATED = 5, /* ICMP errors about a connection */
+	SL_CT_STAT_UNREMEMBERED = 6, /* revoked, with sl_revoked4 or 6 full */
 	SL_CT_STATS = 8,
 };
 

@@ -11,6 +11,7 @@
 #include <sluice/conntrack.h>
 #include <sluice/peer.h>
 #include <sluice/related.h>
+#include <sluice/revoked.h>
 
 /* Judges one packet that begins nothing and belongs to nothing. */
 __noinline enum sl_reason admit_once(struct __sk_buff *skb, struct sl_packet *p)
@@ -46,38 +47,87 @@ __noinline enum sl_reason admit_error(struct __sk_buff *skb, struct sl_packet *p
 }
 
 /*
- * A segment in the middle of a TCP connection whose entry was evicted. It may
- * go its own way, or answer the other end: without a SYN nothing can begin,
- * and either would let the two talk.
+ * Whether the connection would be allowed the other way round, too. What the
+ * packet knows of its own direction stays, unless the other is denied.
  */
-static __always_inline enum sl_reason pick_up(struct sl_packet *p)
+static __noinline enum sl_reason judge_reverse(struct sl_packet *p)
 {
-	struct sl_side egress, ingress;
-	enum sl_direction direction;
+	struct sl_side egress = p->egress, ingress = p->ingress;
 	enum sl_reason reason;
 
-	reason = judge_sides(p, SL_BOTH_SIDES);
-	if (!reason)
-		return SL_CONTINUE;
-	direction = p->direction;
-	egress = p->egress;
-	ingress = p->ingress;
 	__builtin_memset(&p->egress, 0, sizeof(p->egress));
 	__builtin_memset(&p->ingress, 0, sizeof(p->ingress));
-	p->reply = true;
-	if (!judge_sides(p, SL_BOTH_SIDES))
-		return SL_CONTINUE;
-	/* what denied it is what denied its own direction */
-	p->reply = false;
-	p->direction = direction;
+	p->reply = !p->reply;
+	reason = judge_sides(p, SL_BOTH_SIDES);
+	if (reason)
+		return reason;
+	p->reply = !p->reply;
 	p->egress = egress;
 	p->ingress = ingress;
-	return reason;
+	return SL_CONTINUE;
+}
+
+/*
+ * A segment in the middle of a TCP connection whose entry was evicted. It is
+ * evaluated in its own direction: that the reverse is allowed lets nothing
+ * pass, or a port that policy closes could be scanned with anything but a SYN.
+ * A server that speaks to a silent client waits for the client.
+ *
+ * If both directions are allowed it is not known which end began. The entry
+ * says so, and the connection lives as long as both stay allowed. *flags are
+ * the entry's.
+ */
+static __always_inline enum sl_reason pick_up(struct sl_packet *p, __u32 *flags)
+{
+	struct sl_side egress, ingress;
+	enum sl_reason reason;
+
+	if (!may_pick_up(p->src_slot) || !may_pick_up(p->dst_slot))
+		return SL_DROP_CT_INVALID;
+	reason = judge_sides(p, SL_BOTH_SIDES);
+	if (reason)
+		return reason;
+	*flags = SL_CT_PICKED_UP;
+	egress = p->egress;
+	ingress = p->ingress;
+	if (!judge_reverse(p)) {
+		*flags |= SL_CT_UNORIENTED;
+		return SL_CONTINUE;
+	}
+	p->reply = 0;
+	p->direction = p->hook;
+	p->egress = egress;
+	p->ingress = ingress;
+	return SL_CONTINUE;
+}
+
+/*
+ * A segment of a connection that a policy has terminated and whose entry was
+ * evicted: evaluated as that connection.
+ */
+static __always_inline enum sl_reason pick_up_revoked(struct sl_packet *p,
+						      struct sl_revoked *revoked, __u32 *flags)
+{
+	__u32 began = READ_ONCE(revoked->flags), now = now_seconds();
+	enum sl_reason reason;
+
+	p->reply = began & SL_CT_ORIG_LO ? !p->low : p->low;
+	reason = judge_sides(p, SL_BOTH_SIDES);
+	if (!reason && began & SL_CT_UNORIENTED)
+		reason = judge_reverse(p);
+	if (reason) {
+		if (READ_ONCE(revoked->last_s) != now)
+			*(volatile __u32 *)&revoked->last_s = now;
+		return reason;
+	}
+	*flags = SL_CT_PICKED_UP | (began & (SL_CT_UNORIENTED | SL_CT_VIA_STACK));
+	return SL_CONTINUE;
 }
 
 /* The first packet that we see of a connection. */
 __noinline enum sl_reason admit_first(struct __sk_buff *skb, struct sl_packet *p)
 {
+	struct sl_revoked *revoked = NULL;
 	enum sl_reason reason;
 	__u32 pgens, flags = 0;
 	bool midway;
@@ -98,11 +148,19 @@ __noinline enum sl_reason admit_first(struct __sk_buff *skb, struct sl_packet *p
 		if (reason)
 			return reason;
 	} else {
-		reason = pick_up(p);
+		revoked = find_revoked(p);
+		if (revoked)
+			reason = pick_up_revoked(p, revoked, &flags);
+		else
+			reason = pick_up(p, &flags);
 		/* a reset ends what we know nothing of */
 		if (reason || p->tcp_flags & SL_TCP_RST)
 			return reason;
-		flags = SL_CT_PICKED_UP;
+		/* What the entry knew of a translation is lost with it. The stack
+		 * forwards both, but only the stack can translate.
+		 */
+		if (p->hook == SL_EGRESS)
+			flags |= SL_CT_VIA_STACK;
 		if (p->reply) {
 			pgens = pgens << 16 | pgens >> 16;
 			flags |= SL_CT_BY_RESPONDER;
@@ -110,7 +168,9 @@ __noinline enum sl_reason admit_first(struct __sk_buff *skb, struct sl_packet *p
 		count_connection(SL_CT_STAT_PICKED_UP);
 	}
 	reason = open_connection(p, pgens, flags);
-	p->via_stack = p->reply && p->ct_flags & SL_CT_VIA_STACK;
+	if (revoked && !reason)
+		forget_revoked(p);
+	p->via_stack = goes_via_stack(p, p->ct_flags);
 	return reason;
 }
 
@@ -176,14 +236,34 @@ __noinline enum sl_reason admit_again(struct __sk_buff *skb, struct sl_packet *p
 }
 
 /*
+ * The policy has taken the connection's permission. A TCP connection keeps its
+ * entry, so that its next segment is evaluated as the connection again, and is
+ * remembered beside it, because the entry may be evicted; its packets keep both
+ * alive.
+ */
+static __always_inline void terminate(struct sl_packet *p, struct sl_ct *ct)
+{
+	__u32 now = now_seconds(), flags;
+
+	if (report_end(p, ct))
+		count_connection(SL_CT_STAT_REVOKED);
+	if (p->proto != SL_TCP) {
+		delete_connection(p);
+		return;
+	}
+	flags = __sync_fetch_and_or(&ct->flags, SL_CT_REVOKED);
+	if (flags & SL_CT_REVOKED && READ_ONCE(ct->last_s) == now)
+		return;
+	*(volatile __u32 *)&ct->last_s = now;
+	remember_revoked(p, flags);
+}
+
+/*
  * Something by which a connection was judged has changed. It is judged again
  * as the connection: only where something has moved, with the ports with which
- * it began, whichever way this packet goes.
- *
- * What is denied now is cut. A TCP connection keeps its entry, so that its
- * next segment meets the same verdict and is not picked up as one whose entry
- * was evicted; a SYN may begin it anew. SL_DROP_CT_INVALID says that it has lost
- * its entry since the caller looked.
+ * it began, whichever way this packet goes; as one either end may have begun,
+ * both ways. SL_DROP_CT_INVALID says that it has lost its entry since the caller
+ * looked.
  */
 __noinline enum sl_reason admit_anew(struct __sk_buff *skb, struct sl_packet *p)
 {
@@ -220,13 +300,14 @@ __noinline enum sl_reason admit_anew(struct __sk_buff *skb, struct sl_packet *p)
 			moved |= SL_SIDE_EGRESS;
 		if ((p->reply ? p->dst_identity : p->src_identity) != ct->id_init)
 			moved |= SL_SIDE_INGRESS;
+		if (READ_ONCE(ct->flags) & SL_CT_UNORIENTED)
+			moved = SL_BOTH_SIDES;
 		reason = judge_sides(p, moved);
+		if (!reason && READ_ONCE(ct->flags) & SL_CT_UNORIENTED)
+			reason = judge_reverse(p);
 	}
 	if (reason) {
-		if (report_end(p, ct))
-			count_connection(SL_CT_STAT_REVOKED);
-		if (p->proto != SL_TCP)
-			delete_connection(p);
+		terminate(p, ct);
 		return reason;
 	}
 	restamp(p, ct, gens, where, pgens);

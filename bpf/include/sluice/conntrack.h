@@ -168,12 +168,6 @@ static __always_inline bool has_ended(__u32 flags)
 	       (flags & SL_CT_ENDED) == (SL_CT_FIN_I | SL_CT_FIN_R);
 }
 
-/* A policy has cut it; nobody has ended it. */
-static __always_inline bool is_cut(__u32 flags)
-{
-	return flags & SL_CT_CLOSED_SENT && !has_ended(flags & ~SL_CT_CLOSED_SENT);
-}
-
 /* A packet with which a connection can only begin. */
 static __always_inline bool begins(const struct sl_packet *p)
 {
@@ -403,6 +397,16 @@ static __always_inline bool report_end(struct sl_packet *p, struct sl_ct *ct)
 	return true;
 }
 
+/*
+ * Whether the stack forwards the packet, which may have to translate it. Of a
+ * connection that was picked up it is not known which end the stack stands
+ * for.
+ */
+static __always_inline bool goes_via_stack(const struct sl_packet *p, __u32 flags)
+{
+	return flags & SL_CT_VIA_STACK && (p->reply || flags & SL_CT_PICKED_UP);
+}
+
 /* What a packet that passes changes in its connection. */
 static __always_inline void advance(struct sl_packet *p, struct sl_ct *ct)
 {
@@ -417,7 +421,7 @@ static __always_inline void advance(struct sl_packet *p, struct sl_ct *ct)
 			report_end(p, ct);
 	}
 	p->ct_flags = (__u16)flags;
-	p->via_stack = p->reply && flags & SL_CT_VIA_STACK;
+	p->via_stack = goes_via_stack(p, flags);
 	if (READ_ONCE(ct->last_s) != now)
 		*(volatile __u32 *)&ct->last_s = now;
 }
@@ -426,6 +430,22 @@ static __always_inline void advance(struct sl_packet *p, struct sl_ct *ct)
  * an endpoint is ever this, so that everybody else judges for himself.
  */
 #define SL_GENS_BUSY 0xffffffff
+
+/*
+ * A policy that had terminated the connection allows it again: it can be
+ * terminated, and said to have ended, once more. What is remembered of it does
+ * not matter while its entry is there, and says the same.
+ */
+static __always_inline void revive(struct sl_ct *ct)
+{
+	__u32 flags = READ_ONCE(ct->flags), take = SL_CT_REVOKED;
+
+	if (!(flags & SL_CT_REVOKED))
+		return;
+	if (!has_ended(flags & ~SL_CT_CLOSED_SENT))
+		take |= SL_CT_CLOSED_SENT;
+	__sync_fetch_and_and(&ct->flags, ~take);
+}
 
 /*
  * Stores under what a connection was judged now. The words belong together: the
@@ -449,9 +469,7 @@ static __noinline void restamp(struct sl_packet *p, struct sl_ct *ct, __u64 gens
 	_Static_assert(offsetof(struct sl_ct, rule_eg) == 24 &&
 			       offsetof(struct sl_ct, rule_in) == 26,
 		       "half a word");
-	/* it was cut, and goes on: it can be cut, and said to be, once more */
-	if (is_cut(READ_ONCE(ct->flags)))
-		__sync_fetch_and_and(&ct->flags, ~SL_CT_CLOSED_SENT);
+	revive(ct);
 	if (gens == new_gens && where == new_where)
 		return;
 	if (gens >> 32 == SL_GENS_BUSY ||

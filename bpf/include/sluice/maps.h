@@ -177,6 +177,21 @@ struct {
 	__type(value, struct sl_ct);
 } sl_ct6 SEC(".maps");
 
+/* revoked TCP connections; elements go only when they are deleted */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, SL_MAX_REVOKED);
+	__type(key, struct sl_ct_key4);
+	__type(value, struct sl_revoked);
+} sl_revoked4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, SL_MAX_REVOKED);
+	__type(key, struct sl_ct_key6);
+	__type(value, struct sl_revoked);
+} sl_revoked6 SEC(".maps");
+
 /* slot -> connections begun, and how many may be */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

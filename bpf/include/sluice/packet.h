@@ -67,6 +67,7 @@ struct sl_packet {
 	struct sl_ct_key4 key4; /* its connection's, of its family */
 	struct sl_ct_key6 key6 __attribute__((aligned(8)));
 	struct sl_ct entry; /* of a connection that begins */
+	struct sl_revoked revoked; /* of one that a policy terminates */
 } __attribute__((aligned(8)));
 
 /* What there is to tell besides what became of the packet. */

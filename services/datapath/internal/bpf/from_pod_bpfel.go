@@ -39,6 +39,8 @@ const (
 	FromPodMapSlPeer              = "sl_peer"
 	FromPodMapSlPgen              = "sl_pgen"
 	FromPodMapSlPorts             = "sl_ports"
+	FromPodMapSlRevoked4          = "sl_revoked4"
+	FromPodMapSlRevoked6          = "sl_revoked6"
 	FromPodMapSlRule              = "sl_rule"
 	FromPodMapSlRun               = "sl_run"
 	FromPodMapSlTable             = "sl_table"
@@ -123,6 +125,8 @@ type FromPodMapSpecs struct {
 	SlPeer     *ebpf.MapSpec `ebpf:"sl_peer"`
 	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
+	SlRevoked4 *ebpf.MapSpec `ebpf:"sl_revoked4"`
+	SlRevoked6 *ebpf.MapSpec `ebpf:"sl_revoked6"`
 	SlRule     *ebpf.MapSpec `ebpf:"sl_rule"`
 	SlRun      *ebpf.MapSpec `ebpf:"sl_run"`
 	SlTable    *ebpf.MapSpec `ebpf:"sl_table"`
@@ -183,6 +187,8 @@ type FromPodMaps struct {
 	SlPeer     *ebpf.Map `ebpf:"sl_peer"`
 	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
+	SlRevoked4 *ebpf.Map `ebpf:"sl_revoked4"`
+	SlRevoked6 *ebpf.Map `ebpf:"sl_revoked6"`
 	SlRule     *ebpf.Map `ebpf:"sl_rule"`
 	SlRun      *ebpf.Map `ebpf:"sl_run"`
 	SlTable    *ebpf.Map `ebpf:"sl_table"`
@@ -214,6 +220,8 @@ func (m *FromPodMaps) Close() error {
 		m.SlPeer,
 		m.SlPgen,
 		m.SlPorts,
+		m.SlRevoked4,
+		m.SlRevoked6,
 		m.SlRule,
 		m.SlRun,
 		m.SlTable,

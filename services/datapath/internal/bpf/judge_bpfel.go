@@ -39,6 +39,8 @@ const (
 	JudgeMapSlPeer       = "sl_peer"
 	JudgeMapSlPgen       = "sl_pgen"
 	JudgeMapSlPorts      = "sl_ports"
+	JudgeMapSlRevoked4   = "sl_revoked4"
+	JudgeMapSlRevoked6   = "sl_revoked6"
 	JudgeMapSlRule       = "sl_rule"
 	JudgeMapSlRun        = "sl_run"
 	JudgeMapSlTable      = "sl_table"
@@ -118,6 +120,8 @@ type JudgeMapSpecs struct {
 	SlPeer     *ebpf.MapSpec `ebpf:"sl_peer"`
 	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
+	SlRevoked4 *ebpf.MapSpec `ebpf:"sl_revoked4"`
+	SlRevoked6 *ebpf.MapSpec `ebpf:"sl_revoked6"`
 	SlRule     *ebpf.MapSpec `ebpf:"sl_rule"`
 	SlRun      *ebpf.MapSpec `ebpf:"sl_run"`
 	SlTable    *ebpf.MapSpec `ebpf:"sl_table"`
@@ -173,6 +177,8 @@ type JudgeMaps struct {
 	SlPeer     *ebpf.Map `ebpf:"sl_peer"`
 	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
+	SlRevoked4 *ebpf.Map `ebpf:"sl_revoked4"`
+	SlRevoked6 *ebpf.Map `ebpf:"sl_revoked6"`
 	SlRule     *ebpf.Map `ebpf:"sl_rule"`
 	SlRun      *ebpf.Map `ebpf:"sl_run"`
 	SlTable    *ebpf.Map `ebpf:"sl_table"`
@@ -204,6 +210,8 @@ func (m *JudgeMaps) Close() error {
 		m.SlPeer,
 		m.SlPgen,
 		m.SlPorts,
+		m.SlRevoked4,
+		m.SlRevoked6,
 		m.SlRule,
 		m.SlRun,
 		m.SlTable,

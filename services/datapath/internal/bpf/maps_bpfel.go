@@ -123,13 +123,14 @@ type MapsSlCtKey6 struct {
 type MapsSlCtStat uint32
 
 const (
-	MapsSlCtStatSL_CT_STAT_CREATED   MapsSlCtStat = 0
-	MapsSlCtStatSL_CT_STAT_DELETED   MapsSlCtStat = 1
-	MapsSlCtStatSL_CT_STAT_REVOKED   MapsSlCtStat = 2
-	MapsSlCtStatSL_CT_STAT_PICKED_UP MapsSlCtStat = 3
-	MapsSlCtStatSL_CT_STAT_REDECIDED MapsSlCtStat = 4
-	MapsSlCtStatSL_CT_STAT_RELATED   MapsSlCtStat = 5
-	MapsSlCtStatSL_CT_STATS          MapsSlCtStat = 8
+	MapsSlCtStatSL_CT_STAT_CREATED      MapsSlCtStat = 0
+	MapsSlCtStatSL_CT_STAT_DELETED      MapsSlCtStat = 1
+	MapsSlCtStatSL_CT_STAT_REVOKED      MapsSlCtStat = 2
+	MapsSlCtStatSL_CT_STAT_PICKED_UP    MapsSlCtStat = 3
+	MapsSlCtStatSL_CT_STAT_REDECIDED    MapsSlCtStat = 4
+	MapsSlCtStatSL_CT_STAT_RELATED      MapsSlCtStat = 5
+	MapsSlCtStatSL_CT_STAT_UNREMEMBERED MapsSlCtStat = 6
+	MapsSlCtStatSL_CT_STATS             MapsSlCtStat = 8
 )
 
 type MapsSlDirection uint32
@@ -152,7 +153,7 @@ type MapsSlEndpoint struct {
 	Hmac     [6]uint8
 	Pad      [4]uint8
 	Ip6      [16]uint8
-	Reserved uint64
+	State    uint64
 }
 
 type MapsSlEvent struct {
@@ -317,6 +318,12 @@ const (
 	MapsSlReasonSL_QUIET_BROADCAST       MapsSlReason = 51
 )
 
+type MapsSlRevoked struct {
+	_     structs.HostLayout
+	LastS uint32
+	Flags uint32
+}
+
 type MapsSlRule struct {
 	_        structs.HostLayout
 	Action   uint8
@@ -397,6 +404,8 @@ const (
 	MapsMapSlPeer     = "sl_peer"
 	MapsMapSlPgen     = "sl_pgen"
 	MapsMapSlPorts    = "sl_ports"
+	MapsMapSlRevoked4 = "sl_revoked4"
+	MapsMapSlRevoked6 = "sl_revoked6"
 	MapsMapSlRule     = "sl_rule"
 	MapsMapSlRun      = "sl_run"
 	MapsMapSlTable    = "sl_table"
@@ -474,6 +483,8 @@ type MapsMapSpecs struct {
 	SlPeer     *ebpf.MapSpec `ebpf:"sl_peer"`
 	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
+	SlRevoked4 *ebpf.MapSpec `ebpf:"sl_revoked4"`
+	SlRevoked6 *ebpf.MapSpec `ebpf:"sl_revoked6"`
 	SlRule     *ebpf.MapSpec `ebpf:"sl_rule"`
 	SlRun      *ebpf.MapSpec `ebpf:"sl_run"`
 	SlTable    *ebpf.MapSpec `ebpf:"sl_table"`
@@ -529,6 +540,8 @@ type MapsMaps struct {
 	SlPeer     *ebpf.Map `ebpf:"sl_peer"`
 	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
+	SlRevoked4 *ebpf.Map `ebpf:"sl_revoked4"`
+	SlRevoked6 *ebpf.Map `ebpf:"sl_revoked6"`
 	SlRule     *ebpf.Map `ebpf:"sl_rule"`
 	SlRun      *ebpf.Map `ebpf:"sl_run"`
 	SlTable    *ebpf.Map `ebpf:"sl_table"`
@@ -560,6 +573,8 @@ func (m *MapsMaps) Close() error {
 		m.SlPeer,
 		m.SlPgen,
 		m.SlPorts,
+		m.SlRevoked4,
+		m.SlRevoked6,
 		m.SlRule,
 		m.SlRun,
 		m.SlTable,

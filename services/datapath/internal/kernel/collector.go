@@ -24,7 +24,8 @@ type ConnectionTimeouts struct {
 	// TCPOpening holds until an answer was seen.
 	TCPOpening time.Duration
 	// TCPEstablished holds for open and for half-closed connections, and for
-	// those that a policy has cut: while their ends try on, they must be known.
+	// those that a policy has terminated: while their ends try on, they must be
+	// known.
 	TCPEstablished time.Duration
 	// TCPClosing holds once both ends have finished or one has reset. Under
 	// pressure it is shorter, down to a second.
@@ -92,6 +93,11 @@ type Collector struct {
 
 	// of the loop alone
 	interval time.Duration
+	// unremembered is the count of the last pass, stoppedSince when it last grew
+	// or the collector began, in seconds.
+	unremembered uint64
+	stoppedSince uint32
+	mayPickUp    bool // nothing is stopped
 }
 
 // Pass is what one pass found and did.
@@ -112,6 +118,8 @@ type Pass struct {
 	Evicted uint64
 	// Endpoints that are charged with connections which are still open.
 	Endpoints int
+	// Revoked TCP connections that are remembered, of IPv4 and IPv6.
+	Revoked [2]int
 }
 
 // NewCollector prepares a collector. It changes nothing before the first pass.
@@ -154,7 +162,7 @@ func (k *Kernel) NewCollector(o CollectorOptions) (*Collector, error) {
 	if err != nil {
 		return nil, fmt.Errorf("map the memory of %s: %w", bpf.MapsMapSlBudget, err)
 	}
-	return &Collector{k: k, o: o, budget: mem, interval: o.MinInterval}, nil
+	return &Collector{k: k, o: o, budget: mem, interval: o.MinInterval, stoppedSince: o.now()}, nil
 }
 
 // Close lifts all limits, because nobody renews them any more, and lets go of
@@ -323,6 +331,11 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 	if err != nil {
 		return p, err
 	}
+	now := c.o.now()
+	if p.Revoked, err = c.k.collectRevoked(now, uint32(timeouts.TCPEstablished/time.Second)); err != nil {
+		return p, err
+	}
+	c.resumePickUp(now, after.Unremembered)
 	// Created is read before the pass and what ended after it: a connection
 	// that comes or goes meanwhile makes the difference smaller, never larger.
 	if gone := after.Deleted + after.Expired + uint64(p.Live[0]+p.Live[1]); before.Created > gone {
@@ -335,6 +348,19 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 	c.last = p
 	c.mu.Unlock()
 	return p, nil
+}
+
+// resumePickUp lets connections be picked up again when every revoked one that
+// is not remembered has been idle for the life of a connection. A collector
+// that begins does not know since when they are not.
+func (c *Collector) resumePickUp(now uint32, unremembered uint64) {
+	switch {
+	case unremembered != c.unremembered:
+		c.unremembered, c.stoppedSince, c.mayPickUp = unremembered, now, false
+	case !c.mayPickUp && int32(now-c.stoppedSince) >= int32(c.o.Timeouts.TCPEstablished/time.Second):
+		c.k.allowPickUp()
+		c.mayPickUp = true
+	}
 }
 
 // Last is the last whole pass.

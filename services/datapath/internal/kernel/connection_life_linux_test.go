@@ -5,6 +5,7 @@ package kernel
 
 import (
 	"encoding/binary"
+	"fmt"
 	"maps"
 	"net/netip"
 	"testing"
@@ -287,6 +288,41 @@ func all(fs ...func(*testing.T, *theatre)) func(*testing.T, *theatre) {
 	return func(t *testing.T, th *theatre) {
 		for _, f := range fs {
 			f(t, th)
+		}
+	}
+}
+
+// evict takes the entries away, as the kernel does, and leaves what else is
+// remembered.
+func evict() act {
+	return change(func(t *testing.T, th *theatre) {
+		for _, c := range th.connections(t) {
+			m, key := th.k.connectionMap(c.Tuple)
+			must(t, "delete a connection", m.Delete(key))
+		}
+	})
+}
+
+// fullOfRevoked leaves no room for another revoked connection.
+func fullOfRevoked() act {
+	return change(func(t *testing.T, th *theatre) {
+		for n := range th.k.maps.byName[bpf.MapsMapSlRevoked4].MaxEntries() {
+			tuple := tuple(6, fmt.Sprintf("192.0.2.77:%d", n), "192.0.2.78:80")
+			m, key := th.k.maps.byName[bpf.MapsMapSlRevoked4], any(tuple.key4())
+			if th.v6 {
+				tuple.Initiator = netip.AddrPortFrom(world6, uint16(n))
+				tuple.Responder = netip.AddrPortFrom(remote6, 80)
+				m, key = th.k.maps.byName[bpf.MapsMapSlRevoked6], tuple.key6()
+			}
+			must(t, "fill the map", insertOnce(m, key, bpf.MapsSlRevoked{}))
+		}
+	})
+}
+
+func stopped(want int) func(*testing.T, *theatre) {
+	return func(t *testing.T, th *theatre) {
+		if n, err := th.k.PickUpStopped(); err != nil || n != want {
+			t.Errorf("nothing is picked up for %d endpoints, %v; want %d", n, err, want)
 		}
 	}
 }
@@ -578,25 +614,112 @@ func scenes() []scene {
 
 		// eviction
 		{"an evicted connection goes on from the client", play(oneWay(), handshake(4000, 80), forgetAll(),
-			say("a", "b", segment(4000, 80, data), ForwardPeer).check(all(begunBy("a", PickedUp), reported(1, 0))),
-			say("b", "a", segment(80, 4000, data), ForwardPeer))},
-		{"a server that only pushes goes on", play(oneWay(), handshake(4000, 80), forgetAll(),
-			say("b", "a", segment(80, 4000, data), ForwardPeer).check(begunBy("a", PickedUp|ByResponder)),
-			say("b", "a", segment(80, 4000, data), ForwardPeer),
-			say("a", "b", segment(4000, 80, flagACK), ForwardPeer).check(begunBy("a", PickedUp|ByResponder|SeenReply)))},
+			say("a", "b", segment(4000, 80, data), ForwardOutside).check(all(begunBy("a", PickedUp|ViaStack), reported(1, 0))),
+			say("b", "a", segment(80, 4000, data), ForwardOutside))},
+		{"a server waits for a silent client", play(oneWay(), handshake(4000, 80), forgetAll(),
+			say("b", "a", segment(80, 4000, data), DropPolicyDenied).check(remain(0)),
+			say("a", "b", segment(4000, 80, flagACK), ForwardOutside).check(begunBy("a", PickedUp|ViaStack)),
+			say("b", "a", segment(80, 4000, data), ForwardOutside).check(begunBy("a", PickedUp|ViaStack|SeenReply)))},
+		{"a port is not scanned with anything but a SYN", play(policy("a", TableAllow, TableAllow), policy("b", TableAllow, only80),
+			say("a", "b", segment(4000, 22, flagACK), DropIdentityUnknown).on(Ingress).check(remain(0)),
+			say("a", "b", segment(4000, 22, flagFIN), DropConnectionInvalid),
+			say("a", "b", segment(4000, 22, 0), DropConnectionInvalid),
+			say("a", "b", segment(4000, 22, flagFIN|flagPSH|0x20), DropConnectionInvalid),
+			say("a", "b", segment(4000, 22, flagRST), DropConnectionInvalid),
+			say("a", "b", segment(4000, 22, flagSYN|flagACK), DropConnectionInvalid),
+			say("a", "b", segment(4000, 22, data), DropIdentityUnknown).on(Ingress).check(remain(0)),
+			say("world", "b", segment(4000, 22, flagACK), DropPolicyDenied).check(remain(0)))},
+		{"a connection that either end may have begun needs both permissions", play(handshake(4000, 22), forgetAll(),
+			say("b", "a", segment(22, 4000, data), ForwardOutside).check(begunBy("b", PickedUp|Unoriented|ViaStack)),
+			say("a", "b", segment(4000, 22, data), ForwardOutside),
+			policy("b", TableAllow, TableDeny),
+			say("a", "b", segment(4000, 22, data), DropPolicyDenied).on(Ingress).check(reported(0, 1)),
+			say("b", "a", segment(22, 4000, data), DropPolicyDenied).on(Egress).check(reported(0, 0)))},
+		{"the other end's permission alone keeps it neither", play(handshake(4000, 22), forgetAll(),
+			say("a", "b", segment(4000, 22, data), ForwardOutside).check(begunBy("a", PickedUp|Unoriented|ViaStack)),
+			policy("a", TableAllow, TableDeny),
+			say("b", "a", segment(22, 4000, data), DropPolicyDenied).on(Ingress),
+			policy("a", TableAllow, TableAllow),
+			say("b", "a", segment(22, 4000, data), ForwardOutside),
+			say("a", "b", segment(4000, 22, data), ForwardOutside))},
 		{"a connection that was picked up begins nothing the other way", play(oneWay(),
-			say("b", "a", segment(80, 4000, data), ForwardPeer),
-			say("b", "a", segment(80, 4000, flagRST|flagACK), ForwardPeer),
-			say("b", "a", segment(80, 4000, flagFIN|flagACK), ForwardPeer),
-			say("b", "a", segment(80, 4000, flagSYN), DropPolicyDenied),
-			say("b", "a", segment(80, 4000, flagSYN|flagFIN), DropPolicyDenied),
-			say("b", "a", segment(80, 4000, flagSYN|flagRST), DropPolicyDenied))},
+			say("a", "b", segment(4000, 80, data), ForwardOutside),
+			say("b", "a", segment(80, 4000, flagRST|flagACK), ForwardOutside),
+			say("b", "a", segment(80, 4000, flagFIN|flagACK), ForwardOutside),
+			say("b", "a", segment(80, 4000, flagSYN), DropPolicyDenied))},
+		{"what the stack translated goes on through it", play(
+			say("a", "b", segment(4000, 80, flagSYN), ForwardFromStack).throughStack(),
+			say("b", "a", segment(80, 4000, flagSYN|flagACK), ForwardOutside),
+			forgetAll(),
+			say("b", "a", segment(80, 4000, data), ForwardOutside),
+			say("a", "b", segment(4000, 80, data), ForwardFromStack).throughStack(),
+			say("b", "a", segment(80, 4000, data), ForwardOutside))},
 		{"nothing is picked up that neither way may begin", play(policy("a", TableDeny, TableDeny), policy("b", TableDeny, TableDeny),
 			say("b", "a", segment(80, 4000, data), DropPolicyDenied).check(remain(0)),
 			say("a", "b", segment(80, 4000, data), DropPolicyDenied).check(remain(0)))},
 		{"an evicted UDP flow is not picked up", play(oneWay(),
 			say("a", "b", datagram(4000, 53), ForwardPeer), forgetAll(),
 			say("b", "a", datagram(53, 4000), DropPolicyDenied).check(remain(0)))},
+
+		// what a policy has terminated
+		{"a revoked connection stays revoked without its entry", play(handshake(4000, 80),
+			policy("b", TableAllow, TableDeny),
+			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress).check(reported(0, 1)),
+			evict(),
+			say("b", "a", segment(80, 4000, data), DropPolicyDenied).check(remain(0)),
+			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress).check(remain(0)),
+			say("b", "a", segment(80, 4000, flagFIN|flagACK), DropPolicyDenied).check(remain(0)))},
+		{"one that the server's answer met first stays revoked", play(handshake(4000, 80),
+			policy("b", TableAllow, TableDeny),
+			say("b", "a", segment(80, 4000, data), DropPolicyDenied),
+			evict(),
+			say("b", "a", segment(80, 4000, data), DropPolicyDenied).check(remain(0)))},
+		{"a revoked connection that is allowed again goes on without its entry", play(handshake(4000, 80),
+			policy("b", TableAllow, TableDeny),
+			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress),
+			evict(),
+			policy("b", TableAllow, TableAllow),
+			say("b", "a", segment(80, 4000, data), ForwardOutside).check(begunBy("a", PickedUp|ByResponder|ViaStack)),
+			say("a", "b", segment(4000, 80, data), ForwardOutside),
+			policy("b", TableAllow, TableDeny),
+			say("b", "a", segment(80, 4000, data), DropPolicyDenied).check(reported(0, 1)),
+			evict(),
+			say("b", "a", segment(80, 4000, data), DropPolicyDenied).check(remain(0)))},
+		{"a connection that has ended is revoked all the same", play(handshake(4000, 80),
+			say("a", "b", segment(4000, 80, flagRST), ForwardPeer),
+			policy("b", TableAllow, TableDeny),
+			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress),
+			evict(),
+			say("b", "a", segment(80, 4000, data), DropPolicyDenied).check(remain(0)))},
+		{"ports that are used again the other way are remembered anew", play(handshake(4000, 80),
+			policy("b", TableAllow, TableDeny),
+			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress),
+			evict(),
+			policy("b", TableAllow, TableAllow),
+			say("b", "a", segment(80, 4000, flagSYN), ForwardPeer).check(begunBy("b", 0)),
+			policy("a", TableAllow, TableDeny),
+			say("b", "a", segment(80, 4000, data), DropPolicyDenied).on(Ingress),
+			evict(),
+			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Egress).check(remain(0)))},
+		{"without room to remember nothing is picked up", play(handshake(4000, 80),
+			fullOfRevoked(),
+			policy("b", TableAllow, TableDeny),
+			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress).check(stopped(2)),
+			evict(),
+			say("b", "a", segment(80, 4000, data), DropConnectionInvalid).check(remain(0)),
+			say("b", "world", segment(80, 4000, data), DropConnectionInvalid),
+			// what allows everything can have revoked nothing
+			say("a", "world", segment(80, 4000, data), ForwardOutside),
+			change(func(t *testing.T, th *theatre) { th.k.allowPickUp() }))},
+		{"after a loss of connections nothing is picked up that could have been revoked", play(
+			policy("b", TableAllow, only80),
+			change(func(t *testing.T, th *theatre) { th.k.stopPickUp() }),
+			say("b", "a", segment(22, 4000, data), DropConnectionInvalid),
+			say("a", "b", segment(4000, 80, data), DropConnectionInvalid),
+			say("a", "b", segment(4000, 80, flagSYN), ForwardPeer),
+			say("a", "world", segment(4000, 80, data), ForwardOutside),
+			change(func(t *testing.T, th *theatre) { th.k.allowPickUp() }),
+			say("b", "a", segment(22, 4000, data), ForwardOutside))},
 
 		// policy changes under a connection
 		{"a revoked connection is cut both ways and stays cut", play(handshake(4000, 80),
@@ -741,9 +864,9 @@ func scenes() []scene {
 		{"a budget is not renewed before its time", play(wornOut("a", 2000, 5),
 			say("a", "b", datagram(4000, 53), DropConnectionBudget).check(spent("a", 2000)),
 			budget("a", 0))},
-		{"what a pod makes the node pick up is charged to that pod", play(oneWay(), budget("a", 1), budget("b", 2),
-			say("b", "a", segment(80, 4000, data), ForwardPeer).check(all(begunBy("a", PickedUp|ByResponder), spent("a", 0), spent("b", 1))),
-			say("b", "a", segment(80, 4001, data), ForwardPeer),
+		{"what a pod makes the node pick up is charged to that pod", play(budget("a", 1), budget("b", 2),
+			say("b", "a", segment(80, 4000, data), ForwardOutside).check(all(begunBy("b", PickedUp|Unoriented|ViaStack), spent("a", 0), spent("b", 1))),
+			say("b", "a", segment(80, 4001, data), ForwardOutside),
 			say("b", "a", segment(80, 4002, data), DropConnectionBudget),
 			say("a", "b", segment(4003, 80, flagSYN), ForwardPeer).check(spent("a", 1)),
 			budget("a", 0), budget("b", 0))},

@@ -35,6 +35,8 @@ const (
 	PickedUp          ConnectionFlags = 0x0100
 	CloseReported     ConnectionFlags = 0x0200
 	ByResponder       ConnectionFlags = 0x0400
+	Unoriented        ConnectionFlags = 0x0800
+	Terminated        ConnectionFlags = 0x2000
 )
 
 // Closing says whether both ends have finished, or one has reset: nothing but
@@ -44,20 +46,20 @@ func (f ConnectionFlags) Closing() bool {
 	return f&Reset != 0 || f&both == both
 }
 
-// Revoked says whether a policy has cut the connection. Of TCP its entry stays,
-// so that its next segment is not taken for one whose entry was evicted.
-func (f ConnectionFlags) Revoked() bool { return f&CloseReported != 0 && !f.Closing() }
+// Revoked says whether a policy has terminated the connection. Of TCP its entry
+// stays, so that its next segment is evaluated as the connection.
+func (f ConnectionFlags) Revoked() bool { return f&Terminated != 0 }
 
 // Words are the flags for people, the stage of the connection first.
 func (f ConnectionFlags) Words() []string {
 	stage := "opening"
 	switch {
+	case f.Revoked():
+		stage = "revoked"
 	case f&Reset != 0:
 		stage = "reset"
 	case f.Closing():
 		stage = "closing"
-	case f.Revoked():
-		stage = "revoked"
 	case f&(InitiatorFinished|ResponderFinished) != 0:
 		stage = "half-closed"
 	case f&(SeenReply|PickedUp) != 0:
@@ -67,7 +69,7 @@ func (f ConnectionFlags) Words() []string {
 	for _, w := range []struct {
 		flag ConnectionFlags
 		word string
-	}{{PickedUp, "picked-up"}, {ViaStack, "via-stack"}, {Proxied, "proxied"}, {Hairpin, "hairpin"}} {
+	}{{PickedUp, "picked-up"}, {Unoriented, "either-way"}, {ViaStack, "via-stack"}, {Proxied, "proxied"}, {Hairpin, "hairpin"}} {
 		if f&w.flag != 0 {
 			words = append(words, w.word)
 		}
@@ -338,6 +340,10 @@ type ConnectionCounters struct {
 	Redecided uint64
 	// Related are ICMP errors about a connection.
 	Related uint64
+	// Unremembered are revoked TCP connections of which nothing but the entry
+	// is kept, because the map of revoked ones was full: until their time is
+	// over, nothing is picked up for the endpoints concerned.
+	Unremembered uint64
 	// Expired were removed by the collector.
 	Expired uint64
 }
@@ -357,7 +363,7 @@ func (k *Kernel) ConnectionCounters() (ConnectionCounters, error) {
 		uint32(bpf.MapsSlCtStatSL_CT_STAT_CREATED): &c.Created, uint32(bpf.MapsSlCtStatSL_CT_STAT_DELETED): &c.Deleted,
 		uint32(bpf.MapsSlCtStatSL_CT_STAT_REVOKED): &c.Revoked, uint32(bpf.MapsSlCtStatSL_CT_STAT_PICKED_UP): &c.PickedUp,
 		uint32(bpf.MapsSlCtStatSL_CT_STAT_REDECIDED): &c.Redecided, uint32(bpf.MapsSlCtStatSL_CT_STAT_RELATED): &c.Related,
-		statExpired: &c.Expired,
+		uint32(bpf.MapsSlCtStatSL_CT_STAT_UNREMEMBERED): &c.Unremembered, statExpired: &c.Expired,
 	} {
 		var perCPU []uint64
 		if err := k.maps.byName[bpf.MapsMapSlCtStats].Lookup(stat, &perCPU); err != nil {

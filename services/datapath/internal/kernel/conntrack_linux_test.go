@@ -209,7 +209,7 @@ func TestKernelCollectorRemovesExactlyWhatIsOver(t *testing.T) {
 		switch {
 		case (c.Protocol == 6 || c.Protocol == 132) && closed:
 			return 10
-		case (c.Protocol == 6 || c.Protocol == 132) && c.Flags&(SeenReply|PickedUp|CloseReported) == 0:
+		case (c.Protocol == 6 || c.Protocol == 132) && c.Flags&(SeenReply|PickedUp|Terminated) == 0:
 			return 60
 		case c.Protocol == 6 || c.Protocol == 132:
 			return 8000
@@ -238,7 +238,7 @@ func TestKernelCollectorRemovesExactlyWhatIsOver(t *testing.T) {
 			c := Connection{
 				Tuple: Tuple{local, peer, []uint8{6, 17, 1, 132, 47}[rng.IntN(5)]},
 				From:  End{Slot: e.Slot, Gen: e.Policy.Gen}, To: other, LastSeen: cl.now.Load(),
-				Flags: ConnectionFlags(rng.IntN(0x400)) &^ OriginLow,
+				Flags: ConnectionFlags(rng.IntN(0x4000)) &^ (OriginLow | ByResponder),
 			}
 			if rng.IntN(2) == 0 {
 				c.Initiator, c.Responder, c.From, c.To = c.Responder, c.Initiator, c.To, c.From

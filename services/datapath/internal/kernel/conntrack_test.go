@@ -25,6 +25,7 @@ func TestConnectionFlagsAreThoseOfTheHeader(t *testing.T) {
 	want := map[string]ConnectionFlags{
 		"ORIG_LO": OriginLow, "SEEN_REPLY": SeenReply, "FIN_I": InitiatorFinished, "FIN_R": ResponderFinished, "RST": Reset,
 		"VIA_STACK": ViaStack, "PROXY": Proxied, "HAIRPIN": Hairpin, "PICKED_UP": PickedUp, "CLOSED_SENT": CloseReported, "BY_RESPONDER": ByResponder,
+		"UNORIENTED": Unoriented, "REVOKED": Terminated,
 	}
 	for _, m := range regexp.MustCompile(`#define SL_CT_(\w+) (0x[0-9a-f]+)`).FindAllStringSubmatch(string(header), -1) {
 		n, err := strconv.ParseUint(m[2], 0, 32)
@@ -39,7 +40,7 @@ func TestConnectionFlagsAreThoseOfTheHeader(t *testing.T) {
 	if len(want) > 0 {
 		t.Errorf("not in the header: %v", want)
 	}
-	if statExpired < uint32(bpf.MapsSlCtStatSL_CT_STAT_RELATED)+1 || statExpired >= uint32(bpf.MapsSlCtStatSL_CT_STATS) {
+	if statExpired < uint32(bpf.MapsSlCtStatSL_CT_STAT_UNREMEMBERED)+1 || statExpired >= uint32(bpf.MapsSlCtStatSL_CT_STATS) {
 		t.Errorf("the collector's cell %d is a program's, or outside", statExpired)
 	}
 }
@@ -113,9 +114,9 @@ func TestTimeoutFollowsProtocolAndState(t *testing.T) {
 		{6, SeenReply | both, d.TCPClosing},
 		{6, SeenReply | Reset, d.TCPClosing},
 		{6, Reset, d.TCPClosing},
-		// a policy has cut it, and its ends may not know
-		{6, CloseReported, d.TCPEstablished},
-		{6, SeenReply | CloseReported, d.TCPEstablished},
+		// a policy has terminated it, and its ends may not know
+		{6, CloseReported | Terminated, d.TCPEstablished},
+		{6, SeenReply | CloseReported | Terminated, d.TCPEstablished},
 		{6, SeenReply | Reset | CloseReported, d.TCPClosing},
 		{132, 0, d.TCPOpening},
 		{132, SeenReply, d.TCPEstablished},
@@ -140,11 +141,13 @@ func TestWordsOfAConnectionBeginWithItsStage(t *testing.T) {
 		SeenReply:                                "established",
 		SeenReply | PickedUp:                     "established picked-up",
 		SeenReply | InitiatorFinished | ViaStack: "half-closed via-stack",
-		SeenReply | InitiatorFinished | ResponderFinished:        "closing",
-		SeenReply | Reset | Hairpin | Proxied:                    "reset proxied hairpin",
-		SeenReply | InitiatorFinished | CloseReported:            "revoked",
-		InitiatorFinished | ResponderFinished | CloseReported:    "closing",
-		SeenReply | OriginLow | ViaStack | PickedUp | Proxied<<9: "established picked-up via-stack",
+		SeenReply | InitiatorFinished | ResponderFinished:          "closing",
+		SeenReply | Reset | Hairpin | Proxied:                      "reset proxied hairpin",
+		SeenReply | InitiatorFinished | CloseReported | Terminated: "revoked",
+		SeenReply | Reset | Terminated:                             "revoked",
+		SeenReply | PickedUp | Unoriented:                          "established picked-up either-way",
+		InitiatorFinished | ResponderFinished | CloseReported:      "closing",
+		SeenReply | OriginLow | ViaStack | PickedUp | Proxied<<9:   "established picked-up via-stack",
 	} {
 		if got := strings.Join(flags.Words(), " "); got != want {
 			t.Errorf("%#x: %q, want %q", uint32(flags), got, want)
@@ -221,4 +224,11 @@ func TestBudgetLeavesRoomForOthers(t *testing.T) {
 			}
 		}
 	}
+}
+
+// addrPort is the n-th end after ap.
+func addrPort(ap netip.AddrPort, n int) netip.AddrPort {
+	b := ap.Addr().As4()
+	b[1] ^= byte(n >> 16)
+	return netip.AddrPortFrom(netip.AddrFrom4(b), uint16(n))
 }

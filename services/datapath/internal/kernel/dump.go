@@ -98,6 +98,8 @@ var dumpers = map[string]dumper{
 	bpf.MapsMapSlTableKey: array(number, func(v *bpf.MapsSlTableKey) string { return hex.EncodeToString(v.Hash[:]) }),
 	bpf.MapsMapSlCt4:      batched(connectionKey4, connectionWords),
 	bpf.MapsMapSlCt6:      batched(connectionKey6, connectionWords),
+	bpf.MapsMapSlRevoked4: entries(connectionKey4, revokedWords),
+	bpf.MapsMapSlRevoked6: entries(connectionKey6, revokedWords),
 	bpf.MapsMapSlBudget:   array(number, func(v *bpf.MapsSlBudget) string { return budgetWords(v) }),
 	bpf.MapsMapSlPgen:     array(number, plain[uint64]),
 	bpf.MapsMapSlFrag:     entries(fragmentKey, func(v *uint32) string { return fmt.Sprintf("ports %d %d", *v>>16, *v&0xffff) }),
@@ -378,6 +380,17 @@ func connectionKey(t Tuple) string {
 	return fmt.Sprintf("protocol %d %v %v", t.Protocol, t.Initiator, t.Responder)
 }
 
+func revokedWords(v *bpf.MapsSlRevoked) string {
+	words := "begun by the second"
+	switch f := ConnectionFlags(v.Flags); {
+	case f&Unoriented != 0:
+		words = "begun by either"
+	case f&OriginLow != 0:
+		words = "begun by the first"
+	}
+	return fmt.Sprintf("%s, last denied at %d s", words, v.LastS)
+}
+
 func connectionWords(v *bpf.MapsSlCt) string {
 	c := connectionOf(Tuple{}, v)
 	began := "second"
@@ -414,7 +427,7 @@ func fragmentKey(f *bpf.MapsSlFragment) string {
 }
 
 func statName(i *uint32) string {
-	names := []string{"created", "deleted", "revoked", "picked-up", "redecided", "related"}
+	names := []string{"created", "deleted", "revoked", "picked-up", "redecided", "related", "unremembered"}
 	if *i == statExpired {
 		return "expired"
 	}

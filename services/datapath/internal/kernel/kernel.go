@@ -141,6 +141,10 @@ func (k *Kernel) settle(ctx context.Context, podCIDRs []netip.Prefix, left *cont
 	if err := k.initHost(); err != nil {
 		return fmt.Errorf("initialise the host's slot: %w", err)
 	}
+	if k.maps.lostConnections() {
+		k.log.Warn("connections were lost: what a policy may have terminated is not picked up for the life of a connection")
+		k.stopPickUp()
+	}
 	if err := k.dropStrayKeys(); err != nil {
 		return fmt.Errorf("complete earlier deletions: %w", err)
 	}

@@ -99,7 +99,7 @@ func (r runner) run(t testing.TB, prog string, in []byte, ctx skbContext, flags 
 // forget empties what the programs remember of packets.
 func (r runner) forget(t testing.TB) {
 	t.Helper()
-	for _, name := range []string{bpf.MapsMapSlCt4, bpf.MapsMapSlCt6, bpf.MapsMapSlFrag} {
+	for _, name := range []string{bpf.MapsMapSlCt4, bpf.MapsMapSlCt6, bpf.MapsMapSlRevoked4, bpf.MapsMapSlRevoked6, bpf.MapsMapSlFrag} {
 		m := r.k.maps.byName[name]
 		var keys [][]byte
 		key, value := make([]byte, m.KeySize()), make([]byte, m.ValueSize())
@@ -591,9 +591,9 @@ func TestKernelEventsTellWhoAndWhere(t *testing.T) {
 			EtherType: etherIPv6, Protocol: 17,
 			Source: netip.AddrPortFrom(a.IPv6, 5353), Destination: netip.AddrPortFrom(b.IPv6, 53),
 		}},
-		{"IPv4 ICMP", from4(b.IPv4, 1, icmp(3, 4)), Event{
+		{"IPv4 ICMP", from4(b.IPv4, 1, icmp(13, 4)), Event{
 			EtherType: etherIPv4, Protocol: 1,
-			Source: netip.AddrPortFrom(a.IPv4, 0), Destination: netip.AddrPortFrom(b.IPv4, 3<<8|4),
+			Source: netip.AddrPortFrom(a.IPv4, 0), Destination: netip.AddrPortFrom(b.IPv4, 13<<8|4),
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -26,8 +26,10 @@ type pinnedMaps struct {
 	byName map[string]*ebpf.Map
 	pins   map[string]string // name -> file name of its pin
 
-	// adopted is set if any map was there already.
+	// adopted is set if any map was there already; created has those that were
+	// not.
 	adopted bool
+	created map[string]bool
 
 	ep, gen, ifs     *ebpf.Map
 	ip4, ip6         *ebpf.Map
@@ -54,7 +56,7 @@ func openMaps(dir string, validateOnly bool, log *slog.Logger) (_ *pinnedMaps, e
 		}
 	}
 
-	pm := &pinnedMaps{byName: map[string]*ebpf.Map{}, pins: map[string]string{}}
+	pm := &pinnedMaps{byName: map[string]*ebpf.Map{}, pins: map[string]string{}, created: map[string]bool{}}
 	defer func() {
 		if err != nil {
 			pm.close()
@@ -75,6 +77,7 @@ func openMaps(dir string, validateOnly bool, log *slog.Logger) (_ *pinnedMaps, e
 			if err != nil {
 				return nil, fmt.Errorf("create map %s: %w", name, err)
 			}
+			pm.created[name] = true
 			log.Debug("map created", "map", name, "pin", pin)
 		default:
 			return nil, fmt.Errorf("adopt map %s: %w", name, err)

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+)
+
+// TCP connections that a policy has terminated are remembered in sl_revoked4
+// and sl_revoked6 beside their entries, which the kernel may evict. The
+// programs insert and refresh the records; the collector removes those that
+// nobody used for the time of an established connection.
+
+// noPickUp is SL_EP_NO_PICK_UP: a bit of an endpoint's state that the programs
+// set and the collector takes back.
+const noPickUp = 0x1
+
+func (k *Kernel) state(s Slot) *uint64 {
+	return word(k.maps.slotMem, int(s)*slotSize+int(unsafe.Offsetof(bpf.MapsSlEndpoint{}.State)))
+}
+
+// stopPickUp keeps connections of every endpoint from being picked up, because
+// the programs no longer know which of them a policy has terminated. Endpoints
+// that are published later have none.
+func (k *Kernel) stopPickUp() {
+	for s := Slot(1); s <= MaxEndpoints; s++ {
+		atomic.OrUint64(k.state(s), noPickUp)
+	}
+}
+
+// PickUpStopped says for how many endpoints nothing is picked up.
+func (k *Kernel) PickUpStopped() (n int, err error) {
+	if err := k.rlock(); err != nil {
+		return 0, err
+	}
+	defer k.mu.RUnlock()
+	for s := Slot(1); s <= MaxEndpoints; s++ {
+		if atomic.LoadUint64(k.state(s))&noPickUp != 0 && k.slotRecord(s).Ifindex != 0 {
+			n++
+		}
+	}
+	return n, nil
+}
+
+// allowPickUp takes back what stopPickUp and the programs have set.
+func (k *Kernel) allowPickUp() {
+	for s := Slot(1); s <= MaxEndpoints; s++ {
+		atomic.AndUint64(k.state(s), ^uint64(noPickUp))
+	}
+}
+
+// lostConnections says whether the programs have forgotten connections: a map
+// of them was made while others of the instance were adopted.
+func (pm *pinnedMaps) lostConnections() bool {
+	if !pm.adopted {
+		return false
+	}
+	return pm.created[bpf.MapsMapSlCt4] || pm.created[bpf.MapsMapSlCt6] ||
+		pm.created[bpf.MapsMapSlRevoked4] || pm.created[bpf.MapsMapSlRevoked6]
+}
+
+// collectRevoked removes the records that were not used for the life of an
+// established connection, in seconds, and counts those that remain.
+func (k *Kernel) collectRevoked(now, life uint32) (remain [2]int, err error) {
+	if remain[0], err = collectRecords[bpf.MapsSlCtKey4](k, bpf.MapsMapSlRevoked4, now, life); err != nil {
+		return remain, err
+	}
+	remain[1], err = collectRecords[bpf.MapsSlCtKey6](k, bpf.MapsMapSlRevoked6, now, life)
+	return remain, err
+}
+
+func collectRecords[K any](k *Kernel, name string, now, life uint32) (remain int, err error) {
+	keys, values := make([]K, connectionBatch), make([]bpf.MapsSlRevoked, connectionBatch)
+	var cursor ebpf.MapBatchCursor
+	for end := false; !end; {
+		if err := k.rlock(); err != nil {
+			return remain, err
+		}
+		m := k.maps.byName[name]
+		n, err := m.BatchLookup(&cursor, keys, values, nil)
+		if end = errors.Is(err, ebpf.ErrKeyNotExist); err != nil && !end {
+			k.mu.RUnlock()
+			return remain, fmt.Errorf("list %s: %w", name, err)
+		}
+		for i := range n {
+			remain++
+			if int32(now-values[i].LastS) < int32(life) {
+				continue
+			}
+			if err := deleteKey(m, &keys[i]); err != nil {
+				k.mu.RUnlock()
+				return remain, fmt.Errorf("delete from %s: %w", name, err)
+			}
+			remain--
+		}
+		k.mu.RUnlock()
+	}
+	return remain, nil
+}

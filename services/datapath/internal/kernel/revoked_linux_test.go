@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+)
+
+// revokedConnection opens a connection from a to b, of which b's policy takes
+// the permission, and lets it be denied once.
+func revokedConnection(t *testing.T, th *theatre) {
+	t.Helper()
+	th.play(t, handshake(4000, 80))
+	setPolicy(t, th.k, th.pods["b"].Slot, Policy{Egress: TableAllow, Ingress: TableDeny})
+	th.expect(t, say("a", "b", segment(4000, 80, flagACK), DropPolicyDenied))
+}
+
+// expect runs one packet on what is there.
+func (th *theatre) expect(t *testing.T, a act) {
+	t.Helper()
+	prog, ctx, in := th.frame(a)
+	if o := th.run(t, prog, in, ctx, 0); o.reason != a.want {
+		t.Errorf("%s to %s: %v, want %v", a.from, a.to, o.reason, a.want)
+	}
+}
+
+// The kernel evicts the entry of a revoked connection when others fill the map;
+// the connection stays revoked.
+func TestKernelARevokedConnectionSurvivesTheEvictionOfItsEntry(t *testing.T) {
+	th := newTheatre(t, false)
+	revokedConnection(t, th)
+	of := tuple(6, a.IPv4.String()+":4000", b.IPv4.String()+":80")
+	m, key := th.k.connectionMap(of)
+	var v bpf.MapsSlCt
+	for n := 0; ; n++ {
+		if n > 4*int(m.MaxEntries()) {
+			t.Fatalf("the entry is still there after %d others", n)
+		}
+		other := tuple(17, world4.String()+":1", "10.1.0.0:1")
+		other.Initiator = addrPort(other.Initiator, n)
+		_, k := th.k.connectionMap(other)
+		must(t, "insert", insertOnce(m, k, bpf.MapsSlCt{}))
+		// in place: a second packet, as it were, so that it counts as used
+		must(t, "use", m.Put(k, bpf.MapsSlCt{}))
+		if n%1024 == 0 && m.Lookup(key, &v) != nil {
+			break
+		}
+	}
+	th.expect(t, say("b", "a", segment(80, 4000, flagACK|flagPSH), DropPolicyDenied))
+	th.expect(t, say("a", "b", segment(4000, 80, flagACK|flagPSH), DropPolicyDenied))
+}
+
+// A record goes when it was not used for the life of a connection; denied
+// packets keep it, and the entry.
+func TestKernelTheCollectorForgetsRevokedConnectionsThatAreOver(t *testing.T) {
+	for family, v6 := range []bool{false, true} {
+		t.Run([]string{"IPv4", "IPv6"}[family], func(t *testing.T) {
+			th := newTheatre(t, v6)
+			col, cl := newCollector(t, th.k, CollectorOptions{})
+			revokedConnection(t, th)
+			begin := monotonicSeconds()
+			for _, c := range []struct {
+				after   uint32
+				records int
+			}{{0, 1}, {7990, 1}, {8000, 0}} {
+				cl.now.Store(begin + c.after)
+				if p := collect(t, col); p.Revoked[family] != c.records {
+					t.Errorf("after %d s: %d and %d records, want %d", c.after, p.Revoked[0], p.Revoked[1], c.records)
+				}
+			}
+		})
+	}
+}
+
+// While a revoked connection may have been forgotten, nothing of its ends is
+// picked up: for the life of a connection after the last one.
+func TestKernelPickUpResumesWhenWhatWasForgottenIsOver(t *testing.T) {
+	th := newTheatre(t, false)
+	col, cl := newCollector(t, th.k, CollectorOptions{})
+	begin := cl.now.Load()
+	check := func(after uint32, want int) {
+		t.Helper()
+		cl.now.Store(begin + after)
+		collect(t, col)
+		stopped(want)(t, th)
+	}
+	th.k.stopPickUp()
+	check(0, 2)
+	check(7999, 2)
+	check(8000, 0)
+	for n := range th.k.maps.byName[bpf.MapsMapSlRevoked4].MaxEntries() {
+		other := tuple(6, world4.String()+":1", "10.1.0.0:1")
+		other.Initiator = addrPort(other.Initiator, int(n))
+		must(t, "fill", insertOnce(th.k.maps.byName[bpf.MapsMapSlRevoked4], other.key4(), bpf.MapsSlRevoked{LastS: begin + 20000}))
+	}
+	for _, a := range handshake(4000, 80) {
+		th.expect(t, a)
+	}
+	setPolicy(t, th.k, th.pods["b"].Slot, Policy{Egress: TableAllow, Ingress: TableDeny})
+	th.expect(t, say("a", "b", segment(4000, 80, flagACK), DropPolicyDenied))
+	if c, err := th.k.ConnectionCounters(); err != nil || c.Unremembered != 1 {
+		t.Errorf("%d connections are not remembered, %v, want 1", c.Unremembered, err)
+	}
+	check(8100, 2)
+	check(16099, 2)
+	check(16100, 0)
+}
+
+// A connection map that is gone at a start has lost what was revoked.
+func TestKernelALostConnectionMapStopsPickUp(t *testing.T) {
+	for _, name := range []string{bpf.MapsMapSlCt4, bpf.MapsMapSlCt6, bpf.MapsMapSlRevoked4, bpf.MapsMapSlRevoked6, ""} {
+		t.Run(name, func(t *testing.T) {
+			o := testOptions(newBPFFS(t))
+			k, err := Open(t.Context(), o)
+			must(t, "Open", err)
+			publish(t, k, a)
+			publish(t, k, b)
+			pin := filepath.Join(o.Dir, k.maps.pins[name])
+			must(t, "Close", k.Close())
+			want := 0
+			if name != "" {
+				must(t, "remove the pin", os.Remove(pin))
+				want = 2
+			}
+			k = openKernel(t, o)
+			if n, err := k.PickUpStopped(); err != nil || n != want {
+				t.Errorf("nothing is picked up for %d endpoints, %v, want %d", n, err, want)
+			}
+			// an endpoint that comes later has lost nothing
+			late := publish(t, k, testEndpoint(1007, 70))
+			if n, err := k.PickUpStopped(); err != nil || n != want {
+				t.Errorf("with slot %d: %d endpoints, %v, want %d", late.Slot, n, err, want)
+			}
+		})
+	}
+}

@@ -74,7 +74,7 @@ type AuditConfig struct {
 // ConnectionsConfig says how long connections are remembered after their last
 // packet, and how often those that are over are collected.
 type ConnectionsConfig struct {
-	TCPOpening     time.Duration `config:"tcpOpening" help:"TCP and SCTP without an answer"`
+	TCPOpening     time.Duration `config:"tcpOpening" help:"TCP and SCTP until the initiator goes on after an answer"`
 	TCPEstablished time.Duration `config:"tcpEstablished" help:"TCP and SCTP, open or half-closed"`
 	TCPClosing     time.Duration `config:"tcpClosing" help:"TCP and SCTP, closed or reset; shorter while the table is more than half full"`
 	UDPUnanswered  time.Duration `config:"udpUnanswered" help:"UDP without an answer"`

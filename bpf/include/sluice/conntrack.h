@@ -407,12 +407,27 @@ static __always_inline bool goes_via_stack(const struct sl_packet *p, __u32 flag
 	return flags & SL_CT_VIA_STACK && (p->reply || flags & SL_CT_PICKED_UP);
 }
 
+/*
+ * Whether the packet shows that both ends take part: the initiator goes on after
+ * an answer. An answer to a SYN alone does not, or anybody could fill the map
+ * with connections that nobody holds, under any source address. A connection
+ * that was picked up has it from the first answer.
+ */
+static __always_inline bool establishes(const struct sl_packet *p, __u32 flags)
+{
+	if (p->reply)
+		return flags & SL_CT_PICKED_UP;
+	return flags & SL_CT_SEEN_REPLY && !begins(p);
+}
+
 /* What a packet that passes changes in its connection. */
 static __always_inline void advance(struct sl_packet *p, struct sl_ct *ct)
 {
 	__u32 flags = READ_ONCE(ct->flags), set, now = now_seconds();
 
 	set = steps_of(p) | (p->reply ? SL_CT_SEEN_REPLY : 0);
+	if (establishes(p, flags))
+		set |= SL_CT_ESTABLISHED;
 	set &= ~flags;
 	if (set) {
 		__sync_fetch_and_or(&ct->flags, set);

@@ -108,3 +108,23 @@ func TestKernelPodsCannotSetThePathMTUOfOthers(t *testing.T) {
 		}
 	}
 }
+
+// Connections of which nothing but a SYN and its answer was seen go after the
+// opening time: who sends SYNs under other addresses holds no room for longer.
+func TestKernelHalfOpenConnectionsDoNotStay(t *testing.T) {
+	th := newTheatre(t, false)
+	col, cl := newCollector(t, th.k, CollectorOptions{})
+	const n = 500
+	for port := range uint16(n) {
+		th.expect(t, say("world", "b", segment(1000+port, 80, flagSYN), ForwardFromStack))
+		th.expect(t, say("b", "world", segment(80, 1000+port, flagSYN|flagACK), ForwardOutside))
+	}
+	cl.now.Store(monotonicSeconds())
+	if p := collect(t, col); p.Live[0] != n {
+		t.Fatalf("%d connections are open, want %d", p.Live[0], n)
+	}
+	cl.now.Add(61)
+	if p := collect(t, col); p.Live[0] != 0 || p.Expired != n {
+		t.Errorf("a minute later %d are open, %d expired, want 0 and %d", p.Live[0], p.Expired, n)
+	}
+}

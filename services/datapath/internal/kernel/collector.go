@@ -21,7 +21,8 @@ import (
 // ConnectionTimeouts say how long a connection is remembered after its last
 // packet. SCTP has the times of TCP. All are whole seconds, one at least.
 type ConnectionTimeouts struct {
-	// TCPOpening holds until an answer was seen.
+	// TCPOpening holds until the initiator has gone on after an answer, and for
+	// one that was picked up until it is answered.
 	TCPOpening time.Duration
 	// TCPEstablished holds for open and for half-closed connections, and for
 	// those that a policy has terminated: while their ends try on, they must be
@@ -54,7 +55,7 @@ func (t ConnectionTimeouts) of(protocol uint8, flags ConnectionFlags) time.Durat
 		switch {
 		case flags.Closing():
 			return t.TCPClosing
-		case flags.Revoked(), flags&(SeenReply|PickedUp) != 0:
+		case flags.Revoked(), flags&Established != 0:
 			return t.TCPEstablished
 		}
 		return t.TCPOpening

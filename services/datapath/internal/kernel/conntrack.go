@@ -36,6 +36,7 @@ const (
 	CloseReported     ConnectionFlags = 0x0200
 	ByResponder       ConnectionFlags = 0x0400
 	Unoriented        ConnectionFlags = 0x0800
+	Established       ConnectionFlags = 0x1000
 	Terminated        ConnectionFlags = 0x2000
 )
 
@@ -62,7 +63,7 @@ func (f ConnectionFlags) Words() []string {
 		stage = "closing"
 	case f&(InitiatorFinished|ResponderFinished) != 0:
 		stage = "half-closed"
-	case f&(SeenReply|PickedUp) != 0:
+	case f&Established != 0:
 		stage = "established"
 	}
 	words := []string{stage}

@@ -209,7 +209,7 @@ func TestKernelCollectorRemovesExactlyWhatIsOver(t *testing.T) {
 		switch {
 		case (c.Protocol == 6 || c.Protocol == 132) && closed:
 			return 10
-		case (c.Protocol == 6 || c.Protocol == 132) && c.Flags&(SeenReply|PickedUp|Terminated) == 0:
+		case (c.Protocol == 6 || c.Protocol == 132) && c.Flags&(Established|Terminated) == 0:
 			return 60
 		case c.Protocol == 6 || c.Protocol == 132:
 			return 8000

@@ -25,7 +25,7 @@ func TestConnectionFlagsAreThoseOfTheHeader(t *testing.T) {
 	want := map[string]ConnectionFlags{
 		"ORIG_LO": OriginLow, "SEEN_REPLY": SeenReply, "FIN_I": InitiatorFinished, "FIN_R": ResponderFinished, "RST": Reset,
 		"VIA_STACK": ViaStack, "PROXY": Proxied, "HAIRPIN": Hairpin, "PICKED_UP": PickedUp, "CLOSED_SENT": CloseReported, "BY_RESPONDER": ByResponder,
-		"UNORIENTED": Unoriented, "REVOKED": Terminated,
+		"UNORIENTED": Unoriented, "REVOKED": Terminated, "ESTABLISHED": Established,
 	}
 	for _, m := range regexp.MustCompile(`#define SL_CT_(\w+) (0x[0-9a-f]+)`).FindAllStringSubmatch(string(header), -1) {
 		n, err := strconv.ParseUint(m[2], 0, 32)
@@ -108,9 +108,11 @@ func TestTimeoutFollowsProtocolAndState(t *testing.T) {
 	}{
 		{6, 0, d.TCPOpening},
 		{6, ViaStack, d.TCPOpening},
-		{6, SeenReply, d.TCPEstablished},
-		{6, PickedUp, d.TCPEstablished},
-		{6, SeenReply | InitiatorFinished, d.TCPEstablished},
+		{6, SeenReply, d.TCPOpening},
+		{6, PickedUp, d.TCPOpening},
+		{6, SeenReply | Established, d.TCPEstablished},
+		{6, PickedUp | SeenReply | Established, d.TCPEstablished},
+		{6, SeenReply | Established | InitiatorFinished, d.TCPEstablished},
 		{6, SeenReply | both, d.TCPClosing},
 		{6, SeenReply | Reset, d.TCPClosing},
 		{6, Reset, d.TCPClosing},
@@ -119,7 +121,8 @@ func TestTimeoutFollowsProtocolAndState(t *testing.T) {
 		{6, SeenReply | CloseReported | Terminated, d.TCPEstablished},
 		{6, SeenReply | Reset | CloseReported, d.TCPClosing},
 		{132, 0, d.TCPOpening},
-		{132, SeenReply, d.TCPEstablished},
+		{132, SeenReply, d.TCPOpening},
+		{132, SeenReply | Established, d.TCPEstablished},
 		{132, Reset, d.TCPClosing},
 		{17, 0, d.UDPUnanswered},
 		{17, SeenReply, d.UDPAnswered},
@@ -138,16 +141,18 @@ func TestWordsOfAConnectionBeginWithItsStage(t *testing.T) {
 	for flags, want := range map[ConnectionFlags]string{
 		0:                                        "opening",
 		OriginLow:                                "opening",
-		SeenReply:                                "established",
-		SeenReply | PickedUp:                     "established picked-up",
+		SeenReply:                                "opening",
+		PickedUp:                                 "opening picked-up",
+		SeenReply | Established:                  "established",
+		SeenReply | Established | PickedUp:       "established picked-up",
 		SeenReply | InitiatorFinished | ViaStack: "half-closed via-stack",
-		SeenReply | InitiatorFinished | ResponderFinished:          "closing",
-		SeenReply | Reset | Hairpin | Proxied:                      "reset proxied hairpin",
-		SeenReply | InitiatorFinished | CloseReported | Terminated: "revoked",
-		SeenReply | Reset | Terminated:                             "revoked",
-		SeenReply | PickedUp | Unoriented:                          "established picked-up either-way",
-		InitiatorFinished | ResponderFinished | CloseReported:      "closing",
-		SeenReply | OriginLow | ViaStack | PickedUp | Proxied<<9:   "established picked-up via-stack",
+		SeenReply | InitiatorFinished | ResponderFinished:                      "closing",
+		SeenReply | Reset | Hairpin | Proxied:                                  "reset proxied hairpin",
+		SeenReply | InitiatorFinished | CloseReported | Terminated:             "revoked",
+		SeenReply | Reset | Terminated:                                         "revoked",
+		SeenReply | Established | PickedUp | Unoriented:                        "established picked-up either-way",
+		InitiatorFinished | ResponderFinished | CloseReported:                  "closing",
+		SeenReply | Established | OriginLow | ViaStack | PickedUp | Proxied<<9: "established picked-up via-stack",
 	} {
 		if got := strings.Join(flags.Words(), " "); got != want {
 			t.Errorf("%#x: %q, want %q", uint32(flags), got, want)

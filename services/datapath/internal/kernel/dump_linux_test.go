@@ -90,7 +90,7 @@ func TestKernelDumpIsInWords(t *testing.T) {
 	k.addStat(t, uint32(bpf.MapsSlCtStatSL_CT_STAT_PICKED_UP), 4)
 	k.put(t, Connection{
 		Tuple: tuple(6, "10.244.0.20:80", "10.244.0.10:4000"), From: End{Slot: NoSlot, Identity: 9}, To: End{Slot: 1, Gen: 2, AddressGen: 3, Identity: 266},
-		LastSeen: monotonicSeconds(), Flags: SeenReply | ViaStack, IngressRule: 8,
+		LastSeen: monotonicSeconds(), Flags: SeenReply | Established | ViaStack, IngressRule: 8,
 	})
 	k.put(t, Connection{Tuple: tuple(17, "[fd00::1]:5", "[fd00::2]:53"), From: End{Slot: NoSlot}, To: End{Slot: NoSlot}, LastSeen: monotonicSeconds()})
 

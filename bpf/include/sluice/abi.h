@@ -353,7 +353,7 @@ _Static_assert(sizeof(struct sl_ct_key6) == 40, "no padding");
 #define SL_CT_SEEN_REPLY 0x0002
 #define SL_CT_FIN_I 0x0004 /* the initiator has sent FIN (SCTP: SHUTDOWN) */
 #define SL_CT_FIN_R 0x0008
-#define SL_CT_RST 0x0010 /* either has sent RST (SCTP: ABORT) */
+#define SL_CT_RST 0x0010 /* either has sent RST (SCTP: ABORT), and nothing after it */
 #define SL_CT_VIA_STACK 0x0020 /* the host's stack forwards its packets */
 #define SL_CT_PROXY 0x0040
 #define SL_CT_HAIRPIN 0x0080
@@ -363,6 +363,7 @@ _Static_assert(sizeof(struct sl_ct_key6) == 40, "no padding");
 #define SL_CT_UNORIENTED 0x0800 /* picked up; either end may have begun it */
 #define SL_CT_ESTABLISHED 0x1000 /* its initiator went on after an answer */
 #define SL_CT_REVOKED 0x2000 /* a policy has terminated it */
+#define SL_CT_RST_R 0x4000 /* with SL_CT_RST: the responder */
 
 /*
  * Value of sl_ct4 and sl_ct6. The map may recycle an element for another

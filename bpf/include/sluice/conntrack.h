@@ -182,6 +182,7 @@ static __always_inline bool begins(const struct sl_packet *p)
 static __always_inline __u32 steps_of(const struct sl_packet *p)
 {
 	__u32 fin = p->reply ? SL_CT_FIN_R : SL_CT_FIN_I, steps = 0;
+	__u32 reset = p->reply ? SL_CT_RST | SL_CT_RST_R : SL_CT_RST;
 
 	if (p->fragment)
 		return 0;
@@ -189,12 +190,12 @@ static __always_inline __u32 steps_of(const struct sl_packet *p)
 		if (p->tcp_flags & SL_TCP_FIN)
 			steps |= fin;
 		if (p->tcp_flags & SL_TCP_RST)
-			steps |= SL_CT_RST;
+			steps |= reset;
 	} else if (p->proto == SL_SCTP) {
 		if (p->chunk == SL_SCTP_SHUTDOWN || p->chunk == SL_SCTP_SHUTDOWN_ACK)
 			steps |= fin;
 		if (p->chunk == SL_SCTP_ABORT)
-			steps |= SL_CT_RST;
+			steps |= reset;
 	}
 	return steps;
 }
@@ -420,11 +421,28 @@ static __always_inline bool establishes(const struct sl_packet *p, __u32 flags)
 	return flags & SL_CT_SEEN_REPLY && !begins(p);
 }
 
+/*
+ * Whether the end that has reset the connection goes on all the same: the reset
+ * was forged, or so made that the other end ignores it. One that is meant is
+ * the last that an end sends, but for more of them.
+ */
+static __always_inline bool belies_reset(const struct sl_packet *p, __u32 flags)
+{
+	bool by_responder = flags & SL_CT_RST_R;
+
+	return flags & SL_CT_RST && p->proto == SL_TCP && !p->fragment &&
+	       !(p->tcp_flags & (SL_TCP_RST | SL_TCP_SYN)) && (by_responder ? p->reply : !p->reply);
+}
+
 /* What a packet that passes changes in its connection. */
 static __always_inline void advance(struct sl_packet *p, struct sl_ct *ct)
 {
 	__u32 flags = READ_ONCE(ct->flags), set, now = now_seconds();
 
+	if (unlikely(belies_reset(p, flags))) {
+		flags &= ~(SL_CT_RST | SL_CT_RST_R | SL_CT_CLOSED_SENT);
+		__sync_fetch_and_and(&ct->flags, ~(SL_CT_RST | SL_CT_RST_R | SL_CT_CLOSED_SENT));
+	}
 	set = steps_of(p) | (p->reply ? SL_CT_SEEN_REPLY : 0);
 	if (establishes(p, flags))
 		set |= SL_CT_ESTABLISHED;

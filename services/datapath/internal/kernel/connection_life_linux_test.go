@@ -556,8 +556,15 @@ func scenes() []scene {
 			say("a", "b", segment(4000, 80, flagACK), ForwardPeer).check(reported(0, 0)),
 			say("b", "a", segment(80, 4000, flagFIN|flagACK), ForwardPeer).check(reported(0, 0)))},
 		{"a reset ends a connection and cuts nothing", play(handshake(4000, 80),
-			say("b", "a", segment(80, 4000, flagRST), ForwardPeer).check(all(reported(0, 1), begunBy("a", SeenReply|Established|Reset|CloseReported))),
-			say("a", "b", segment(4000, 80, data), ForwardPeer).check(reported(0, 0)))},
+			say("b", "a", segment(80, 4000, flagRST), ForwardPeer).check(all(reported(0, 1), begunBy("a", SeenReply|Established|Reset|ByResponderReset|CloseReported))),
+			say("a", "b", segment(4000, 80, data), ForwardPeer).check(all(reported(0, 0), begunBy("a", SeenReply|Established|Reset|ByResponderReset|CloseReported))))},
+		{"a reset whose sender goes on was none", play(handshake(4000, 80),
+			say("b", "a", segment(80, 4000, flagRST), ForwardPeer).check(reported(0, 1)),
+			say("b", "a", segment(80, 4000, flagRST|flagACK), ForwardPeer),
+			say("b", "a", segment(80, 4000, data), ForwardPeer).check(begunBy("a", SeenReply|Established)),
+			say("a", "b", segment(4000, 80, flagRST|flagACK), ForwardPeer).check(all(reported(0, 1), begunBy("a", SeenReply|Established|Reset|CloseReported))),
+			say("b", "a", segment(80, 4000, data), ForwardPeer).check(begunBy("a", SeenReply|Established|Reset|CloseReported)),
+			say("a", "b", segment(4000, 80, data), ForwardPeer).check(begunBy("a", SeenReply|Established)))},
 		{"an SCTP association ends by shutdown", play(
 			say("a", "b", chunk(4000, 80, 1), ForwardPeer),
 			say("b", "a", chunk(80, 4000, 2), ForwardPeer),
@@ -565,7 +572,7 @@ func scenes() []scene {
 			say("b", "a", chunk(80, 4000, 8), ForwardPeer).check(all(reported(0, 1), begunBy("a", SeenReply|Established|InitiatorFinished|ResponderFinished|CloseReported))))},
 		{"an SCTP association ends by abort", play(
 			say("a", "b", chunk(4000, 80, 1), ForwardPeer),
-			say("b", "a", chunk(80, 4000, 6), ForwardPeer).check(all(reported(0, 1), begunBy("a", SeenReply|Reset|CloseReported))))},
+			say("b", "a", chunk(80, 4000, 6), ForwardPeer).check(all(reported(0, 1), begunBy("a", SeenReply|Reset|ByResponderReset|CloseReported))))},
 
 		{"an answer to a SYN establishes nothing", play(
 			say("a", "b", segment(4000, 80, flagSYN), ForwardPeer),
@@ -757,7 +764,7 @@ func scenes() []scene {
 			policy("b", TableAllow, TableDeny),
 			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress).check(reported(0, 0)),
 			policy("b", TableAllow, TableAllow),
-			say("a", "b", segment(4000, 80, data), ForwardPeer).check(begunBy("a", SeenReply|Established|Reset|CloseReported)))},
+			say("a", "b", segment(4000, 80, data), ForwardPeer).check(begunBy("a", SeenReply|Established|Reset|ByResponderReset|CloseReported)))},
 		{"a revoked connection begins anew with a SYN", play(handshake(4000, 80),
 			policy("b", TableAllow, TableDeny),
 			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress),

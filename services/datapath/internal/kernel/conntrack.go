@@ -38,6 +38,7 @@ const (
 	Unoriented        ConnectionFlags = 0x0800
 	Established       ConnectionFlags = 0x1000
 	Terminated        ConnectionFlags = 0x2000
+	ByResponderReset  ConnectionFlags = 0x4000
 )
 
 // Closing says whether both ends have finished, or one has reset: nothing but

@@ -31,7 +31,9 @@ type ConnectionTimeouts struct {
 	// TCPClosing holds once both ends have finished or one has reset. Under
 	// pressure it is shorter, down to a second.
 	TCPClosing time.Duration
-	// UDPUnanswered and UDPAnswered hold without and with an answer.
+	// UDPUnanswered and UDPAnswered hold without and with an answer. By default
+	// they are those of nf_conntrack: a port that the host's translation gives
+	// to another client must not find the flow of the one before.
 	UDPUnanswered, UDPAnswered time.Duration
 	// ICMP holds for echoes.
 	ICMP time.Duration
@@ -43,7 +45,7 @@ type ConnectionTimeouts struct {
 func DefaultConnectionTimeouts() ConnectionTimeouts {
 	return ConnectionTimeouts{
 		TCPOpening: time.Minute, TCPEstablished: 8000 * time.Second, TCPClosing: 10 * time.Second,
-		UDPUnanswered: time.Minute, UDPAnswered: 3 * time.Minute,
+		UDPUnanswered: 30 * time.Second, UDPAnswered: 2 * time.Minute,
 		ICMP: time.Minute, Other: 10 * time.Minute,
 	}
 }

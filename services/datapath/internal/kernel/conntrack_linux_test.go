@@ -214,8 +214,10 @@ func TestKernelCollectorRemovesExactlyWhatIsOver(t *testing.T) {
 		case c.Protocol == 6 || c.Protocol == 132:
 			return 8000
 		case c.Protocol == 17 && c.Flags&SeenReply != 0:
-			return 180
-		case c.Protocol == 17 || c.Protocol == 1:
+			return 120
+		case c.Protocol == 17:
+			return 30
+		case c.Protocol == 1:
 			return 60
 		}
 		return 600
@@ -404,7 +406,7 @@ func TestKernelCollectorDuringTrafficLosesNoFlow(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	done := make(chan error, 2)
-	// flows in use: a packet within every 100 s, and 180 s are allowed
+	// flows in use: a packet within every 100 s, and 120 s are allowed
 	ticked := make(chan struct{})
 	go func() {
 		m := k.maps.byName[bpf.MapsMapSlCt4]

@@ -137,6 +137,26 @@ func TestTimeoutFollowsProtocolAndState(t *testing.T) {
 	}
 }
 
+// The host's translation gives a port to another client when nf_conntrack has
+// forgotten the flow of the last one: ours must be gone by then.
+func TestUDPIsForgottenNoLaterThanByTheHostsTranslation(t *testing.T) {
+	d := DefaultConnectionTimeouts()
+	for path, ours := range map[string]time.Duration{"": d.UDPUnanswered, "_stream": d.UDPAnswered} {
+		// nf_conntrack's default; kernels without it have no such file
+		theirs := map[string]time.Duration{"": 30 * time.Second, "_stream": 120 * time.Second}[path]
+		if b, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_udp_timeout" + path); err == nil {
+			n, err := strconv.Atoi(strings.TrimSpace(string(b)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			theirs = time.Duration(n) * time.Second
+		}
+		if ours > theirs {
+			t.Errorf("udp%s: %s, nf_conntrack forgets after %s", path, ours, theirs)
+		}
+	}
+}
+
 func TestWordsOfAConnectionBeginWithItsStage(t *testing.T) {
 	for flags, want := range map[ConnectionFlags]string{
 		0:                                        "opening",

@@ -377,6 +377,10 @@ __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 		if (!is_echo(p))
 			return admit_once(skb, p);
 	}
+	/* no end of a connection sends both */
+	if (p->proto == SL_TCP && !p->fragment && p->tcp_flags & SL_TCP_SYN &&
+	    p->tcp_flags & (SL_TCP_FIN | SL_TCP_RST))
+		return SL_DROP_CT_INVALID;
 	connection_key(p);
 	ct = find_connection(p);
 	if (!ct)

@@ -623,6 +623,14 @@ func scenes() []scene {
 			say("a", "b", segment(4000, 80, flagRST), DropConnectionInvalid),
 			say("a", "b", segment(4000, 80, flagSYN|flagACK), DropConnectionInvalid),
 			say("host", "a", segment(4000, 80, flagPSH), DropConnectionInvalid).check(remain(0)))},
+		{"a SYN that ends at once is none", play(budget("a", 3),
+			say("a", "b", segment(4000, 80, flagSYN|flagFIN), DropConnectionInvalid),
+			say("a", "b", segment(4000, 80, flagSYN|flagRST), DropConnectionInvalid),
+			say("a", "b", segment(4000, 80, 0xff), DropConnectionInvalid).check(all(remain(0), spent("a", 0))),
+			handshake(4000, 80),
+			say("a", "b", segment(4000, 80, flagSYN|flagFIN), DropConnectionInvalid),
+			say("a", "b", segment(4000, 80, flagSYN|flagRST), DropConnectionInvalid).check(begunBy("a", SeenReply|Established)),
+			budget("a", 0))},
 		{"a reset of what is not known leaves nothing behind", play(
 			say("a", "b", segment(4000, 80, flagRST|flagACK), ForwardPeer).check(remain(0)))},
 

@@ -400,7 +400,8 @@ struct sl_revoked {
 _Static_assert(sizeof(struct sl_revoked) == 8, "one word");
 
 /*
- * Value of sl_budget, at the slot. The collector stores a limit (0: as many as
+ * Value of sl_budget, at the slot << 1, plus 1 for IPv6; what comes from outside
+ * has SL_BUDGET_OUTSIDE for a slot. The collector stores a limit (0: as many as
  * it likes) and begins a new count at each of its passes. While nobody does, a
  * program renews a part of a budget that was used up for SL_BUDGET_WAIT
  * seconds: an eighth, at least SL_BUDGET_LEAST, at most all of it.
@@ -411,6 +412,8 @@ struct sl_budget {
 	__u64 limit;
 };
 
+#define SL_BUDGET_OUTSIDE SL_MAX_SLOTS
+#define SL_MAX_BUDGETS (2 * (SL_MAX_SLOTS + 1))
 #define SL_BUDGET_WAIT 10
 #define SL_BUDGET_LEAST 128
 

@@ -15,6 +15,7 @@
  * compare and exchange.
  */
 
+#include <sluice/claim.h>
 #include <sluice/maps.h>
 #include <sluice/packet.h>
 #include <sluice/policy.h>
@@ -291,17 +292,20 @@ static __always_inline bool renew_budget(struct sl_budget *budget, __u64 begun, 
 }
 
 /*
- * Takes a connection out of the budget of the slot whose packet makes the
- * entry: nobody uses up another's.
+ * Takes a connection out of the budget of whoever sent the packet that makes
+ * the entry: nobody uses up another's. What the host forwards under its own
+ * address comes from outside.
  */
-static __always_inline bool within_budget(__u16 slot)
+static __always_inline bool within_budget(const struct sl_packet *p)
 {
-	__u32 at = slot, limit;
+	__u32 slot = p->src_slot, at, limit;
 	struct sl_budget *budget;
 	__u64 begun;
 
-	if (slot == SL_SLOT_NONE)
-		return true;
+	if (slot == SL_SLOT_NONE ||
+	    (slot == SL_SLOT_HOST && p->src_identity == world_of(p->family)))
+		slot = SL_BUDGET_OUTSIDE;
+	at = slot << 1 | (p->family == 6);
 	budget = bpf_map_lookup_elem(&sl_budget, &at);
 	if (!budget)
 		return true;
@@ -330,7 +334,7 @@ __noinline enum sl_reason open_connection(struct sl_packet *p, __u32 pgens, __u3
 
 	if (!p)
 		return SL_DROP_CT_INSERT;
-	if (!within_budget(p->src_slot))
+	if (!within_budget(p))
 		return SL_DROP_CT_BUDGET;
 	ct = &p->entry;
 	__builtin_memset(ct, 0, sizeof(*ct));

@@ -192,10 +192,10 @@ struct {
 	__type(value, struct sl_revoked);
 } sl_revoked6 SEC(".maps");
 
-/* slot -> connections begun, and how many may be */
+/* slot and family -> connections begun, and how many may be */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, SL_MAX_SLOTS);
+	__uint(max_entries, SL_MAX_BUDGETS);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, struct sl_budget);

@@ -168,17 +168,10 @@ func (k *Kernel) NewCollector(o CollectorOptions) (*Collector, error) {
 	return &Collector{k: k, o: o, budget: mem, interval: o.MinInterval, stoppedSince: o.now()}, nil
 }
 
-// Close lifts all limits, because nobody renews them any more, and lets go of
-// the map. Run has returned before. Without it the programs renew what is used
-// up, an eighth at a time.
-func (c *Collector) Close() error {
-	for s := range MaxEndpoints + 1 {
-		begun, limit := c.cell(Slot(s))
-		atomic.StoreUint64(limit, 0)
-		atomic.StoreUint64(begun, 0)
-	}
-	return unix.Munmap(c.budget)
-}
+// Close lets go of the map. Run has returned before. The last limits stay, and
+// the programs renew what is used up, an eighth at a time, until the next
+// collector comes.
+func (c *Collector) Close() error { return unix.Munmap(c.budget) }
 
 // Run collects until ctx ends: at once, then at an interval that follows the
 // load, and early if an endpoint uses up its budget. A pass that fails is
@@ -222,21 +215,28 @@ func nextInterval(last time.Duration, p Pass, capacity [2]int, o CollectorOption
 	return max(o.MinInterval, min(next, most, o.MaxInterval))
 }
 
-// pressed says whether an endpoint has used a quarter of its budget, so that a
+// outside stands for the slot of what no local endpoint begins.
+const outside = MaxEndpoints + 1
+
+// pressed says whether somebody has used a quarter of a budget, so that a
 // recount may give it more, or less to others.
 func (c *Collector) pressed() bool {
-	for s := range MaxEndpoints + 1 {
-		begun, limit := c.cell(Slot(s))
-		if l := atomic.LoadUint64(limit); l > 0 && uint64(uint32(atomic.LoadUint64(begun))) >= max(l/4, 1) {
-			return true
+	for s := range outside + 1 {
+		for family := range 2 {
+			begun, limit := c.cell(s, family)
+			if l := atomic.LoadUint64(limit); l > 0 && uint64(uint32(atomic.LoadUint64(begun))) >= max(l/4, 1) {
+				return true
+			}
 		}
 	}
 	return false
 }
 
-func (c *Collector) cell(s Slot) (begun, limit *uint64) {
+// cell is the budget of a slot, or of outside, in a family.
+func (c *Collector) cell(slot, family int) (begun, limit *uint64) {
 	const size = int(unsafe.Sizeof(bpf.MapsSlBudget{}))
-	return word(c.budget, int(s)*size), word(c.budget, int(s)*size+int(unsafe.Offsetof(bpf.MapsSlBudget{}.Limit)))
+	at := (slot<<1 | family) * size
+	return word(c.budget, at), word(c.budget, at+int(unsafe.Offsetof(bpf.MapsSlBudget{}.Limit)))
 }
 
 // capacity of the connection maps of IPv4 and IPv6.
@@ -246,13 +246,21 @@ func (k *Kernel) capacity() [2]int {
 	}
 }
 
-// charged is the slot in whose budget the programs count the connection: of the
-// end whose packet made the entry.
-func (c Connection) charged() Slot {
+// charged is the slot, or outside, in whose budget the programs count the
+// connection: of the end whose packet made the entry.
+func (c Connection) charged(k *Kernel) int {
+	end := c.From
 	if c.Flags&ByResponder != 0 {
-		return c.To.Slot
+		end = c.To
 	}
-	return c.From.Slot
+	world4, world6 := k.opened.worlds()
+	switch {
+	case end.Slot > MaxEndpoints:
+		return outside
+	case end.Slot == HostSlot && end.Identity == [2]Identity{world4, world6}[c.family()]:
+		return outside
+	}
+	return int(end.Slot)
 }
 
 func (c Connection) family() int {
@@ -273,10 +281,14 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 	}
 	p := Pass{}
 	previous := c.Last()
-	timeouts := c.o.Timeouts
-	timeouts.TCPClosing = closingTime(timeouts.TCPClosing, previous.Live, c.k.capacity())
+	capacity := c.k.capacity()
+	var timeouts [2]ConnectionTimeouts
+	for f := range timeouts {
+		timeouts[f] = c.o.Timeouts
+		timeouts[f].TCPClosing = closingTime(c.o.Timeouts.TCPClosing, previous.Live[f], capacity[f])
+	}
 	var open [2]int
-	owned := make([][2]int, MaxEndpoints+1)
+	owned := make([][2]int, outside+1)
 
 	err = c.k.Connections(func(cs []Connection) error {
 		if err := ctx.Err(); err != nil {
@@ -288,14 +300,14 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 		now := c.o.now()
 		for _, conn := range cs {
 			idle := int32(now - conn.LastSeen)
-			expired := idle >= int32(timeouts.of(conn.Protocol, conn.Flags)/time.Second)
+			f := conn.family()
+			expired := idle >= int32(timeouts[f].of(conn.Protocol, conn.Flags)/time.Second)
 			orphaned := false
 			if !expired {
 				if orphaned, err = c.orphaned(conn, present); err != nil {
 					return err
 				}
 			}
-			f := conn.family()
 			if expired || orphaned {
 				deleted, err := c.remove(conn)
 				if err != nil {
@@ -318,9 +330,7 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 				continue // it may go at any moment and needs no room
 			}
 			open[f]++
-			if s := conn.charged(); s <= MaxEndpoints {
-				owned[s][f]++
-			}
+			owned[conn.charged(c.k)][f]++
 		}
 		return nil
 	})
@@ -335,7 +345,7 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 		return p, err
 	}
 	now := c.o.now()
-	if p.Revoked, err = c.k.collectRevoked(now, uint32(timeouts.TCPEstablished/time.Second)); err != nil {
+	if p.Revoked, err = c.k.collectRevoked(now, uint32(c.o.Timeouts.TCPEstablished/time.Second)); err != nil {
 		return p, err
 	}
 	c.resumePickUp(now, after.Unremembered)
@@ -417,16 +427,11 @@ func (c *Collector) orphaned(conn Connection, present map[Slot]Endpoint) (bool, 
 }
 
 // closingTime shortens the life of what has ended, which is needed for late
-// packets only, while a map is more than half full: to a second at three
+// packets only, while its map is more than half full: to a second at three
 // quarters.
-func closingTime(full time.Duration, live, capacity [2]int) time.Duration {
-	t := full
-	for f := range live {
-		over := float64(live[f])/float64(capacity[f]) - 0.5
-		if over > 0 {
-			t = min(t, time.Duration(float64(full)*max(0, 1-4*over)))
-		}
-	}
+func closingTime(full time.Duration, live, capacity int) time.Duration {
+	over := max(0, float64(live)/float64(capacity)-0.5)
+	t := time.Duration(float64(full) * max(0, 1-4*over))
 	return max(t.Truncate(time.Second), time.Second)
 }
 
@@ -435,8 +440,8 @@ func closingTime(full time.Duration, live, capacity [2]int) time.Duration {
 const leastBudget = 128
 
 // budgetOf is how many connections an endpoint may begin until the next pass
-// in a map of the capacity, in which it has owned of open ones, and in which
-// sharers endpoints have some. An eighth of the map stays free for whoever
+// in a map of the capacity, in which it has owned of open ones, and of which its
+// fair share is one of sharers. An eighth of the map stays free for whoever
 // comes. Of the rest, an endpoint may fill its fair share, and beyond it half
 // of what nobody uses.
 func budgetOf(capacity, open, owned, sharers int) int {
@@ -448,25 +453,42 @@ func budgetOf(capacity, open, owned, sharers int) int {
 
 // renew begins a new period of all budgets, and says how many endpoints have
 // begun connections that are open. The host has no limit: whoever runs there
-// can do worse. Slots that nobody has get the budget of one who has
-// nothing, so that an endpoint is limited from its first packet. A connection
-// that is begun between the two stores counts for neither period.
+// can do worse. What comes from outside has one for all of it, the share of half
+// of a map; while it has open connections, the endpoints share the other half.
+// Slots that nobody has get the budget of one that has nothing, so that an
+// endpoint is limited from its first packet. A connection that is begun between
+// the two stores counts for neither period.
 func (c *Collector) renew(owned [][2]int, open [2]int) (sharers int) {
+	var sharing [2]int
 	for s, n := range owned {
-		if Slot(s) != HostSlot && n != [2]int{} {
+		if s == int(HostSlot) || s == outside {
+			continue
+		}
+		if n != [2]int{} {
 			sharers++
+		}
+		for f := range n {
+			sharing[f] += min(n[f], 1)
 		}
 	}
 	capacity := c.k.capacity()
 	for s, n := range owned {
-		most := budgetOf(capacity[0], open[0], n[0], sharers)
-		most = min(most, budgetOf(capacity[1], open[1], n[1], sharers))
-		if Slot(s) == HostSlot {
-			most = 0
+		for f := range n {
+			shares := max(sharing[f], 1)
+			switch {
+			case s == outside:
+				shares = min(sharing[f], 1) + 1
+			case owned[outside][f] > 0:
+				shares *= 2
+			}
+			limit := budgetOf(capacity[f], open[f], n[f], shares)
+			if s == int(HostSlot) {
+				limit = 0
+			}
+			begunCell, limitCell := c.cell(s, f)
+			atomic.StoreUint64(limitCell, uint64(limit))
+			atomic.StoreUint64(begunCell, 0)
 		}
-		begun, limit := c.cell(Slot(s))
-		atomic.StoreUint64(limit, uint64(most))
-		atomic.StoreUint64(begun, 0)
 	}
 	return sharers
 }

@@ -423,10 +423,19 @@ func audit(who string, on bool) act {
 	return change(func(t *testing.T, th *theatre) { must(t, "SetAudit", th.k.SetAudit(th.pods[who].Slot, on)) })
 }
 
+// budgetOf is the cell of a pod in sl_budget.
+func (th *theatre) budgetOf(who string) uint32 {
+	at := uint32(th.pods[who].Slot) << 1
+	if th.v6 {
+		at++
+	}
+	return at
+}
+
 // wornOut makes a budget one that was used up some seconds ago.
 func wornOut(who string, limit uint64, ago uint32) act {
 	return change(func(t *testing.T, th *theatre) {
-		update(t, th.k, bpf.MapsMapSlBudget, uint32(th.pods[who].Slot),
+		update(t, th.k, bpf.MapsMapSlBudget, th.budgetOf(who),
 			bpf.MapsSlBudget{Begun: uint64(monotonicSeconds()-ago)<<32 | limit, Limit: limit})
 	})
 }
@@ -435,7 +444,7 @@ func wornOut(who string, limit uint64, ago uint32) act {
 func spent(who string, want uint32) func(*testing.T, *theatre) {
 	return func(t *testing.T, th *theatre) {
 		var b bpf.MapsSlBudget
-		must(t, "look up", th.k.maps.byName[bpf.MapsMapSlBudget].Lookup(uint32(th.pods[who].Slot), &b))
+		must(t, "look up", th.k.maps.byName[bpf.MapsMapSlBudget].Lookup(th.budgetOf(who), &b))
 		if uint32(b.Begun) != want {
 			t.Errorf("%d connections are charged to %s, want %d", uint32(b.Begun), who, want)
 		}
@@ -445,7 +454,7 @@ func spent(who string, want uint32) func(*testing.T, *theatre) {
 // budget begins a new count.
 func budget(who string, limit uint64) act {
 	return change(func(t *testing.T, th *theatre) {
-		update(t, th.k, bpf.MapsMapSlBudget, uint32(th.pods[who].Slot), bpf.MapsSlBudget{Limit: limit})
+		update(t, th.k, bpf.MapsMapSlBudget, th.budgetOf(who), bpf.MapsSlBudget{Limit: limit})
 	})
 }
 

@@ -469,36 +469,46 @@ func TestKernelCollectorDuringTrafficLosesNoFlow(t *testing.T) {
 	}
 }
 
-func (c *Collector) budgetOf(s Slot) (used, limit uint64) {
-	u, l := c.cell(s)
+// budgetOf is a slot's budget of IPv4, or that of outside.
+func (c *Collector) budgetOf(s Slot) (used, limit uint64) { return c.budgetIn(s, 0) }
+
+func (c *Collector) budgetIn(s Slot, family int) (used, limit uint64) {
+	u, l := c.cell(int(s), family)
 	return atomic.LoadUint64(u), atomic.LoadUint64(l)
 }
+
+const (
+	room4 = 131072 - 131072/8
+	room6 = 65536 - 65536/8
+)
 
 func TestKernelBudgetShrinksForWhoHasMuch(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
 	greedy, modest := publish(t, k, a), publish(t, k, b)
 	col, cl := newCollector(t, k, CollectorOptions{})
 	collect(t, col)
-	const room6 = 65536 - 65536/8
-	for _, s := range []Slot{greedy.Slot, modest.Slot, MaxEndpoints} {
-		if used, limit := col.budgetOf(s); used != 0 || limit != room6 {
-			t.Errorf("nobody has anything: slot %d has used %d of %d, want 0 of %d", s, used, limit, room6)
+	for family, room := range []uint64{room4, room6} {
+		for _, s := range []Slot{greedy.Slot, modest.Slot, MaxEndpoints, outside} {
+			if used, limit := col.budgetIn(s, family); used != 0 || limit != room {
+				t.Errorf("nobody has anything: slot %d has used %d of %d, want 0 of %d", s, used, limit, room)
+			}
+		}
+		if used, limit := col.budgetIn(HostSlot, family); used != 0 || limit != 0 {
+			t.Errorf("the host has used %d of %d, want no limit", used, limit)
 		}
 	}
-	if used, limit := col.budgetOf(HostSlot); used != 0 || limit != 0 {
-		t.Errorf("the host has used %d of %d, want no limit", used, limit)
-	}
-	// what others begin is nobody's
+	// what comes from outside is no endpoint's
 	k.putAll(t, remotes(greedy, 17, 200_000, 10, 0, cl.now.Load()))
 	if p := collect(t, col); p.Endpoints != 0 {
 		t.Errorf("%d endpoints have begun connections, want none", p.Endpoints)
 	}
+	cl.now.Add(1000)
+	collect(t, col)
 	// the greedy one fills what an endpoint may fill
-	const room4 = 131072 - 131072/8
 	k.putAll(t, begun(remotes(greedy, 17, 0, room4, 0, cl.now.Load())))
 	k.putAll(t, begun(remotes(modest, 17, room4, 10, 0, cl.now.Load())))
-	used, _ := col.cell(greedy.Slot)
-	atomic.StoreUint64(used, 15000)
+	used, _ := col.cell(int(greedy.Slot), 0)
+	atomic.StoreUint64(used, 30_000)
 	if !col.pressed() {
 		t.Error("a quarter of a budget is used, and nobody looks")
 	}
@@ -509,33 +519,96 @@ func TestKernelBudgetShrinksForWhoHasMuch(t *testing.T) {
 	if used, limit := col.budgetOf(greedy.Slot); used != 0 || limit != leastBudget {
 		t.Errorf("the greedy endpoint has used %d of %d, want 0 of %d", used, limit, leastBudget)
 	}
-	if _, limit := col.budgetOf(modest.Slot); limit < room6/2-10 {
-		t.Errorf("the modest endpoint may begin %d, want %d or more", limit, room6/2-10)
+	if _, limit := col.budgetOf(modest.Slot); limit < room4/2-10 {
+		t.Errorf("the modest endpoint may begin %d, want %d or more", limit, room4/2-10)
 	}
 	// closed connections do not count: they go when they must
 	cl.now.Add(100)
 	collect(t, col)
 	k.putAll(t, begun(remotes(greedy, 6, 0, 50_000, SeenReply|Reset, cl.now.Load())))
 	collect(t, col)
-	if _, limit := col.budgetOf(greedy.Slot); limit != room6 {
-		t.Errorf("with closed connections only it may begin %d, want %d", limit, room6)
+	if _, limit := col.budgetOf(greedy.Slot); limit != room4 {
+		t.Errorf("with closed connections only it may begin %d, want %d", limit, room4)
 	}
 }
 
-func TestKernelBudgetsEndWithTheirCollector(t *testing.T) {
+// The connections of one family are not charged to the other.
+func TestKernelAFloodOfOneFamilyLeavesTheOther(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	flooder, idle := publish(t, k, a), publish(t, k, b)
+	col, cl := newCollector(t, k, CollectorOptions{})
+	flood := remotes(flooder, 17, 0, room6, 0, cl.now.Load())
+	for i := range flood {
+		// the same ends in IPv6
+		six := func(ap netip.AddrPort) netip.AddrPort {
+			if ap.Addr() == flooder.IPv4 {
+				return netip.AddrPortFrom(flooder.IPv6, ap.Port())
+			}
+			b, v4 := world6.As16(), ap.Addr().As4()
+			copy(b[8:], v4[:])
+			return netip.AddrPortFrom(netip.AddrFrom16(b), ap.Port())
+		}
+		flood[i].Initiator, flood[i].Responder = six(flood[i].Initiator), six(flood[i].Responder)
+	}
+	k.putAll(t, begun(flood))
+	p := collect(t, col)
+	if p.Live[1] < room6*9/10 {
+		t.Fatalf("%d connections of IPv6, want about %d", p.Live[1], room6)
+	}
+	if _, limit := col.budgetIn(idle.Slot, 0); limit != room4 {
+		t.Errorf("an idle endpoint may begin %d connections of IPv4, want %d", limit, room4)
+	}
+	if _, limit := col.budgetIn(flooder.Slot, 1); limit > 2000 {
+		t.Errorf("the flooding endpoint may begin %d connections of IPv6", limit)
+	}
+}
+
+// What comes from outside has a budget of its own, also under an address of the
+// host, and leaves half of the map to the endpoints.
+func TestKernelWhatComesFromOutsideHasABudget(t *testing.T) {
+	th := newTheatre(t, false)
+	col, cl := newCollector(t, th.k, CollectorOptions{})
+	set := func(limit uint64) {
+		begun, cell := col.cell(outside, 0)
+		atomic.StoreUint64(begun, 0)
+		atomic.StoreUint64(cell, limit)
+	}
+	set(2)
+	th.expect(t, say("world", "a", datagram(1, 53), ForwardFromStack))
+	th.expect(t, say("host", "a", datagram(1, 53), ForwardFromStack).forwarded())
+	th.expect(t, say("world", "a", datagram(2, 53), DropConnectionBudget))
+	th.expect(t, say("host", "a", datagram(2, 53), DropConnectionBudget).forwarded())
+	th.expect(t, say("router", "b", segment(2, 53, flagSYN), DropConnectionBudget))
+	th.expect(t, say("world", "a", datagram(1, 53), ForwardFromStack))
+	th.expect(t, say("host", "a", datagram(2, 53), ForwardFromStack))
+	th.expect(t, say("a", "world", datagram(2, 53), ForwardOutside))
+	set(0)
+
+	e := th.pods["a"]
+	th.k.putAll(t, remotes(e, 17, 0, room4, 0, cl.now.Load()))
+	collect(t, col)
+	if _, limit := col.budgetOf(outside); limit != leastBudget {
+		t.Errorf("outside has %d connections and may begin %d more", room4, limit)
+	}
+	for _, s := range []Slot{e.Slot, th.pods["b"].Slot} {
+		if _, limit := col.budgetOf(s); limit < room4/2-2 {
+			t.Errorf("slot %d may begin %d, want %d", s, limit, room4/2)
+		}
+	}
+}
+
+// A clean stop leaves the limits: without them an upgrade would be a moment in
+// which one endpoint pushes out everybody.
+func TestKernelBudgetsOutliveACollectorThatIsClosed(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
 	col, err := k.NewCollector(CollectorOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, "NewCollector", err)
 	collect(t, col)
-	if err := col.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, "Close", col.Close())
 	var b bpf.MapsSlBudget
-	for _, s := range []uint32{0, 1, MaxEndpoints} {
-		if err := k.maps.byName[bpf.MapsMapSlBudget].Lookup(s, &b); err != nil || b.Limit != 0 {
-			t.Errorf("slot %d: %+v, %v", s, b, err)
+	for at, want := range map[uint32]uint64{0: 0, 1: 0, 2: room4, 3: room6, MaxEndpoints << 1: room4, outside<<1 | 1: room6} {
+		if err := k.maps.byName[bpf.MapsMapSlBudget].Lookup(at, &b); err != nil || b.Limit != want {
+			t.Errorf("cell %d: %+v, %v, want a limit of %d", at, b, err, want)
 		}
 	}
 }

@@ -166,13 +166,13 @@ func TestWordsOfAConnectionBeginWithItsStage(t *testing.T) {
 		SeenReply | Established:                  "established",
 		SeenReply | Established | PickedUp:       "established picked-up",
 		SeenReply | InitiatorFinished | ViaStack: "half-closed via-stack",
-		SeenReply | InitiatorFinished | ResponderFinished:                      "closing",
-		SeenReply | Reset | Hairpin | Proxied:                                  "reset proxied hairpin",
-		SeenReply | InitiatorFinished | CloseReported | Terminated:             "revoked",
-		SeenReply | Reset | Terminated:                                         "revoked",
-		SeenReply | Established | PickedUp | Unoriented:                        "established picked-up either-way",
-		InitiatorFinished | ResponderFinished | CloseReported:                  "closing",
-		SeenReply | Established | OriginLow | ViaStack | PickedUp | Proxied<<9: "established picked-up via-stack",
+		SeenReply | InitiatorFinished | ResponderFinished:          "closing",
+		SeenReply | Reset | Hairpin | Proxied:                      "reset proxied hairpin",
+		SeenReply | InitiatorFinished | CloseReported | Terminated: "revoked",
+		SeenReply | Reset | Terminated:                             "revoked",
+		SeenReply | Established | PickedUp | Unoriented:            "established picked-up either-way",
+		InitiatorFinished | ResponderFinished | CloseReported:      "closing",
+		SeenReply | Established | OriginLow | ViaStack | PickedUp | Proxied<<9:   "established picked-up via-stack",
 	} {
 		if got := strings.Join(flags.Words(), " "); got != want {
 			t.Errorf("%#x: %q, want %q", uint32(flags), got, want)
@@ -181,17 +181,11 @@ func TestWordsOfAConnectionBeginWithItsStage(t *testing.T) {
 }
 
 func TestClosedConnectionsGoEarlierUnderPressure(t *testing.T) {
-	capacity := [2]int{1000, 100}
-	for live, want := range map[[2]int]time.Duration{
-		{0, 0}:     10 * time.Second,
-		{500, 50}:  10 * time.Second,
-		{625, 0}:   5 * time.Second,
-		{0, 70}:    2 * time.Second,
-		{750, 0}:   time.Second,
-		{1000, 10}: time.Second,
+	for live, want := range map[int]time.Duration{
+		0: 10 * time.Second, 500: 10 * time.Second, 625: 5 * time.Second, 700: 2 * time.Second, 750: time.Second, 1000: time.Second,
 	} {
-		if got := closingTime(10*time.Second, live, capacity); got != want {
-			t.Errorf("%v of %v: %s, want %s", live, capacity, got, want)
+		if got := closingTime(10*time.Second, live, 1000); got != want {
+			t.Errorf("%d of 1000: %s, want %s", live, got, want)
 		}
 	}
 }

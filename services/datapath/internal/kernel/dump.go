@@ -100,7 +100,7 @@ var dumpers = map[string]dumper{
 	bpf.MapsMapSlCt6:      batched(connectionKey6, connectionWords),
 	bpf.MapsMapSlRevoked4: entries(connectionKey4, revokedWords),
 	bpf.MapsMapSlRevoked6: entries(connectionKey6, revokedWords),
-	bpf.MapsMapSlBudget:   array(number, func(v *bpf.MapsSlBudget) string { return budgetWords(v) }),
+	bpf.MapsMapSlBudget:   array(budgetKey, func(v *bpf.MapsSlBudget) string { return budgetWords(v) }),
 	bpf.MapsMapSlPgen:     array(number, plain[uint64]),
 	bpf.MapsMapSlFrag:     entries(fragmentKey, func(v *uint32) string { return fmt.Sprintf("ports %d %d", *v>>16, *v&0xffff) }),
 	bpf.MapsMapSlCtStats:  perCPU(statName, add[uint64], plain[uint64]),
@@ -121,6 +121,14 @@ var dumpers = map[string]dumper{
 	bpf.MapsMapSlEvents: func(m *ebpf.Map, visit func(key, value string) error) error {
 		return visit("ring", fmt.Sprintf("%d bytes; its one reader is the datapath, which tells by Observe what it reads", m.MaxEntries()))
 	},
+}
+
+func budgetKey(at *uint32) string {
+	family := []string{"IPv4", "IPv6"}[*at&1]
+	if *at>>1 == outside {
+		return "outside " + family
+	}
+	return fmt.Sprintf("%d %s", *at>>1, family)
 }
 
 func budgetWords(v *bpf.MapsSlBudget) string {

@@ -83,8 +83,8 @@ func TestKernelDumpIsInWords(t *testing.T) {
 	put(bpf.MapsMapSlRule, uint32(4), &bpf.MapsSlRule{Action: 1, Tier: 1, Redirect: 2})
 	put(bpf.MapsMapSlClassKey, uint32(7), &bpf.MapsSlClassKey{Key: [16]byte{0xab, 15: 0xcd}})
 	put(bpf.MapsMapSlTableKey, uint32(16), &bpf.MapsSlTableKey{Hash: [32]byte{0xef, 31: 0x01}})
-	put(bpf.MapsMapSlBudget, uint32(1), &bpf.MapsSlBudget{Begun: 3, Limit: 5})
-	put(bpf.MapsMapSlBudget, uint32(2), &bpf.MapsSlBudget{Begun: 77<<32 | 5, Limit: 5})
+	put(bpf.MapsMapSlBudget, uint32(2), &bpf.MapsSlBudget{Begun: 3, Limit: 5})
+	put(bpf.MapsMapSlBudget, uint32(outside<<1|1), &bpf.MapsSlBudget{Begun: 77<<32 | 5, Limit: 5})
 	put(bpf.MapsMapSlPgen, uint32(77), uint64(2))
 	put(bpf.MapsMapSlFrag, &bpf.MapsSlFragment{Src: [16]byte{10, 0, 0, 1}, Dst: [16]byte{10, 0, 0, 2}, Id: 5, Proto: 17, Family: 4, Slot: 1}, uint32(1000<<16|53))
 	k.addStat(t, uint32(bpf.MapsSlCtStatSL_CT_STAT_PICKED_UP), 4)
@@ -113,7 +113,7 @@ func TestKernelDumpIsInWords(t *testing.T) {
 		"sl_rule":      {"4: redirect tier normal proxy 2"},
 		"sl_class_key": {"7: ab0000000000000000000000000000cd"},
 		"sl_table_key": {"16: ef00000000000000000000000000000000000000000000000000000000000001"},
-		"sl_budget":    {"1: used 3 limit 5", "2: used 5 limit 5 used up at 77 s"},
+		"sl_budget":    {"1 IPv4: used 3 limit 5", "outside IPv6: used 5 limit 5 used up at 77 s"},
 		"sl_pgen":      {"77: 2"},
 		"sl_frag":      {"protocol 17 10.0.0.1 10.0.0.2 id 5 slot 1: ports 1000 53"},
 		"sl_ct_stats":  {"picked-up: 4"},

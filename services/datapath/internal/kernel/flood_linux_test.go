@@ -96,7 +96,7 @@ func TestKernelBudgetsOutliveTheirCollector(t *testing.T) {
 	collect(t, col)
 	budgets := k.maps.byName[bpf.MapsMapSlBudget]
 	read := func() (v bpf.MapsSlBudget) {
-		must(t, "read the budget", budgets.Lookup(uint32(flooder.Slot), &v))
+		must(t, "read the budget", budgets.Lookup(uint32(flooder.Slot)<<1, &v))
 		return v
 	}
 	// its memory goes with the process; nothing else does
@@ -124,7 +124,7 @@ func TestKernelBudgetsOutliveTheirCollector(t *testing.T) {
 			t.Fatalf("round %d: nobody has noted that the budget is used up", round)
 		}
 		// the time passes
-		update(t, k, bpf.MapsMapSlBudget, uint32(flooder.Slot), bpf.MapsSlBudget{Begun: (since-11)<<32 | limit, Limit: limit})
+		update(t, k, bpf.MapsMapSlBudget, uint32(flooder.Slot)<<1, bpf.MapsSlBudget{Begun: (since-11)<<32 | limit, Limit: limit})
 		if passed := begin(int(limit)/8 + 1000); passed != int(limit)/8 {
 			t.Errorf("round %d: %d begun, want an eighth, %d", round, passed, limit/8)
 		}

@@ -121,18 +121,40 @@ __noinline enum sl_reason judge_sides(struct sl_packet *p, __u32 sides)
 	return reason;
 }
 
+/* Protocols whose payload a tunnel device of a node would take for a packet of
+ * its own: IPv4, IPv6, GRE, IP within IP, L2TP, MPLS. ESP and AH need a key.
+ */
+static __always_inline bool is_tunnel_protocol(__u8 proto)
+{
+	switch (proto) {
+	case 4:
+	case 41:
+	case 47:
+	case 94:
+	case 115:
+	case 137:
+		return true;
+	}
+	return false;
+}
+
 /*
  * Whoever may send to a tunnel port of a node can forge the packets of any
  * pod: outer headers say which node sent them, and masquerading gives a pod
- * its node's address.
+ * its node's address. A tunnel device without a port delivers what is inside
+ * with the mark of the packet around it.
  */
 static __always_inline bool is_tunnel_packet(const struct sl_packet *p)
 {
-	if (p->proto != SL_UDP)
+	bool ports = p->proto == SL_UDP;
+
+	if (likely(!ports && !is_tunnel_protocol(p->proto)))
 		return false;
 	if (p->dst_identity != SL_ID_HOST && p->dst_identity != SL_ID_REMOTE_NODE &&
 	    p->dst_slot != SL_SLOT_HOST)
 		return false;
+	if (!ports)
+		return true;
 	for (int i = 0; i < SL_TUNNEL_PORTS; i++)
 		if (cfg_tunnel_ports[i] && p->dport == cfg_tunnel_ports[i])
 			return true;

@@ -921,6 +921,13 @@ func scenes() []scene {
 			say("a", "world", datagram(4000, 53), DropPolicyDenied),
 			hostHas("host"),
 			say("a", "world", datagram(4000, 53), ForwardOutside))},
+		{"an answer to a tunnel port is none", play(
+			say("host", "a", datagram(4789, 53), ForwardFromStack),
+			say("a", "host", datagram(53, 4789), DropTunnelPort),
+			say("a", "world", datagram(53, 4789), ForwardOutside),
+			hostHas("host", "world"),
+			say("a", "world", datagram(53, 4789), DropTunnelPort),
+			hostHas("host"))},
 		{"an address gen moves its own connections only", play(
 			say("a", "world", datagram(4000, 53), ForwardOutside),
 			say("a", "b", datagram(4000, 53), ForwardPeer),

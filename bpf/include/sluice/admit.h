@@ -245,6 +245,14 @@ static __always_inline void terminate(struct sl_packet *p, struct sl_ct *ct)
 {
 	__u32 now = now_seconds(), flags;
 
+	/* The map has recycled the element, and what it knew is lost: both
+	 * directions must be allowed before the connection goes on.
+	 */
+	if (find_connection(p) != ct) {
+		if (p->proto == SL_TCP)
+			remember_revoked(p, SL_CT_UNORIENTED | (p->low ? SL_CT_ORIG_LO : 0));
+		return;
+	}
 	if (report_end(p, ct))
 		count_connection(SL_CT_STAT_REVOKED);
 	if (p->proto != SL_TCP) {

@@ -451,6 +451,9 @@ static __always_inline void advance(struct sl_packet *p, struct sl_ct *ct)
 	if (establishes(p, flags))
 		set |= SL_CT_ESTABLISHED;
 	set &= ~flags;
+	/* the end of another connection, if the map has recycled the element */
+	if (set & SL_CT_ENDED && find_connection(p) != ct)
+		set = 0;
 	if (set) {
 		__sync_fetch_and_or(&ct->flags, set);
 		flags |= set;
@@ -512,7 +515,11 @@ static __noinline void restamp(struct sl_packet *p, struct sl_ct *ct, __u64 gens
 	if (gens >> 32 == SL_GENS_BUSY ||
 	    __sync_val_compare_and_swap(&ct->gens, gens, busy) != gens)
 		return;
-	if (__sync_val_compare_and_swap(&ct->where, where, new_where) != where) {
+	/* The map may have given the element to another connection of the same
+	 * ends, evaluated under the same gens, since it was found.
+	 */
+	if (find_connection(p) != ct ||
+	    __sync_val_compare_and_swap(&ct->where, where, new_where) != where) {
 		__sync_val_compare_and_swap(&ct->gens, busy, gens);
 		return;
 	}

@@ -106,7 +106,7 @@ func defaultConnections() ConnectionsConfig {
 
 // EventsConfig is about what the programs report.
 type EventsConfig struct {
-	PerSecond uint32 `config:"perSecond" help:"drop events per CPU and reason; what exceeds it is counted"`
+	PerSecond uint32 `config:"perSecond" help:"events per second of one endpoint and reason, 16 times as many per CPU; what exceeds it is counted"`
 }
 
 func defaults(p instance.Paths) Config {

@@ -245,6 +245,21 @@ struct sl_limit {
 	__u32 lost; /* since the last event */
 };
 
+#define SL_LIMIT_KINDS 8
+
+/*
+ * Value of sl_ep_limits, at the slot: what an endpoint has sent of each kind of
+ * events in a second, whose number is in the upper half. Reasons that are the
+ * same modulo SL_LIMIT_KINDS are one kind.
+ */
+struct sl_ep_limit {
+	__u64 sent[SL_LIMIT_KINDS];
+};
+_Static_assert(sizeof(struct sl_ep_limit) == 64, "one cache line");
+
+/* As many times what one endpoint may send, all of a CPU may. */
+#define SL_EVENT_SHARERS 16
+
 /*
  * Value of sl_table: one direction of one policy. Written whole before any
  * word of an endpoint names it; afterwards its three words of bases and counts

@@ -20,7 +20,9 @@ volatile const __u16 cfg_tunnel_ports[SL_TUNNEL_PORTS];
 volatile const __u32 cfg_world4 = 2;
 volatile const __u32 cfg_world6 = 2;
 
-/* events per CPU, reason and second */
+/* events per endpoint, kind and second; SL_EVENT_SHARERS times as many per CPU
+ * and reason
+ */
 volatile const __u32 cfg_event_rate = 64;
 
 /* 0: no events about connections that are allowed or end */

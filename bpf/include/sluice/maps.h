@@ -239,6 +239,14 @@ struct {
 	__type(value, struct sl_limit);
 } sl_limits SEC(".maps");
 
+/* slot -> events of an endpoint */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SL_MAX_SLOTS);
+	__type(key, __u32);
+	__type(value, struct sl_ep_limit);
+} sl_ep_limits SEC(".maps");
+
 /* program -> what it knows about the packet of its run; see packet.h */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

@@ -31,10 +31,32 @@ static __always_inline void count(struct __sk_buff *skb, const struct sl_packet 
 #define SL_LIMIT_CLOSED SL_CONTINUE
 
 /*
- * The event, or NULL if this CPU has sent enough of them in this second or the
- * reader is behind. What is left out is counted, and told by the next event.
+ * Whether the endpoint at whose device this happens may send another event of
+ * the kind in this second. Two CPUs may both take the last one.
  */
-static __always_inline struct sl_event *reserve_event(__u32 at, __u64 now)
+static __always_inline bool within_own_limit(__u32 slot, __u32 at, __u64 now)
+{
+	struct sl_ep_limit *own = bpf_map_lookup_elem(&sl_ep_limits, &slot);
+	__u64 second = now / SL_SECOND << 32, sent;
+
+	if (!own) /* not of an endpoint */
+		return true;
+	at &= SL_LIMIT_KINDS - 1;
+	sent = READ_ONCE(own->sent[at]);
+	if ((sent ^ second) >> 32)
+		sent = second;
+	if ((__u32)sent >= cfg_event_rate)
+		return false;
+	*(volatile __u64 *)&own->sent[at] = sent + 1;
+	return true;
+}
+
+/*
+ * The event, or NULL if the endpoint or this CPU has sent enough of them in this
+ * second or the reader is behind. What is left out is counted, and told by the
+ * next event.
+ */
+static __always_inline struct sl_event *reserve_event(__u32 slot, __u32 at, __u64 now)
 {
 	struct sl_limit *limit = bpf_map_lookup_elem(&sl_limits, &at);
 	struct sl_event *event;
@@ -46,7 +68,7 @@ static __always_inline struct sl_event *reserve_event(__u32 at, __u64 now)
 		limit->sent = 0;
 	}
 	event = NULL;
-	if (limit->sent < cfg_event_rate)
+	if (limit->sent / SL_EVENT_SHARERS < cfg_event_rate && within_own_limit(slot, at, now))
 		event = bpf_ringbuf_reserve(&sl_events, sizeof(*event), 0);
 	if (!event) {
 		limit->lost++;
@@ -67,7 +89,8 @@ __noinline int report(struct __sk_buff *skb, const struct sl_packet *p, enum sl_
 
 	if (!p)
 		return 0;
-	event = reserve_event(type == SL_EVENT_CLOSED ? SL_LIMIT_CLOSED : reason, now);
+	event = reserve_event(p->hook == SL_EGRESS ? p->src_slot : p->dst_slot,
+			      type == SL_EVENT_CLOSED ? SL_LIMIT_CLOSED : reason, now);
 	if (!event)
 		return 0;
 

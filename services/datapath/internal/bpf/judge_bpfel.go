@@ -25,6 +25,7 @@ const (
 	JudgeMapSlCt6        = "sl_ct6"
 	JudgeMapSlCtStats    = "sl_ct_stats"
 	JudgeMapSlEp         = "sl_ep"
+	JudgeMapSlEpLimits   = "sl_ep_limits"
 	JudgeMapSlEvents     = "sl_events"
 	JudgeMapSlFrag       = "sl_frag"
 	JudgeMapSlGen        = "sl_gen"
@@ -106,6 +107,7 @@ type JudgeMapSpecs struct {
 	SlCt6      *ebpf.MapSpec `ebpf:"sl_ct6"`
 	SlCtStats  *ebpf.MapSpec `ebpf:"sl_ct_stats"`
 	SlEp       *ebpf.MapSpec `ebpf:"sl_ep"`
+	SlEpLimits *ebpf.MapSpec `ebpf:"sl_ep_limits"`
 	SlEvents   *ebpf.MapSpec `ebpf:"sl_events"`
 	SlFrag     *ebpf.MapSpec `ebpf:"sl_frag"`
 	SlGen      *ebpf.MapSpec `ebpf:"sl_gen"`
@@ -163,6 +165,7 @@ type JudgeMaps struct {
 	SlCt6      *ebpf.Map `ebpf:"sl_ct6"`
 	SlCtStats  *ebpf.Map `ebpf:"sl_ct_stats"`
 	SlEp       *ebpf.Map `ebpf:"sl_ep"`
+	SlEpLimits *ebpf.Map `ebpf:"sl_ep_limits"`
 	SlEvents   *ebpf.Map `ebpf:"sl_events"`
 	SlFrag     *ebpf.Map `ebpf:"sl_frag"`
 	SlGen      *ebpf.Map `ebpf:"sl_gen"`
@@ -196,6 +199,7 @@ func (m *JudgeMaps) Close() error {
 		m.SlCt6,
 		m.SlCtStats,
 		m.SlEp,
+		m.SlEpLimits,
 		m.SlEvents,
 		m.SlFrag,
 		m.SlGen,

@@ -156,6 +156,11 @@ type MapsSlEndpoint struct {
 	State    uint64
 }
 
+type MapsSlEpLimit struct {
+	_    structs.HostLayout
+	Sent [8]uint64
+}
+
 type MapsSlEvent struct {
 	_           structs.HostLayout
 	Time        uint64
@@ -390,6 +395,7 @@ const (
 	MapsMapSlCt6      = "sl_ct6"
 	MapsMapSlCtStats  = "sl_ct_stats"
 	MapsMapSlEp       = "sl_ep"
+	MapsMapSlEpLimits = "sl_ep_limits"
 	MapsMapSlEvents   = "sl_events"
 	MapsMapSlFrag     = "sl_frag"
 	MapsMapSlGen      = "sl_gen"
@@ -469,6 +475,7 @@ type MapsMapSpecs struct {
 	SlCt6      *ebpf.MapSpec `ebpf:"sl_ct6"`
 	SlCtStats  *ebpf.MapSpec `ebpf:"sl_ct_stats"`
 	SlEp       *ebpf.MapSpec `ebpf:"sl_ep"`
+	SlEpLimits *ebpf.MapSpec `ebpf:"sl_ep_limits"`
 	SlEvents   *ebpf.MapSpec `ebpf:"sl_events"`
 	SlFrag     *ebpf.MapSpec `ebpf:"sl_frag"`
 	SlGen      *ebpf.MapSpec `ebpf:"sl_gen"`
@@ -526,6 +533,7 @@ type MapsMaps struct {
 	SlCt6      *ebpf.Map `ebpf:"sl_ct6"`
 	SlCtStats  *ebpf.Map `ebpf:"sl_ct_stats"`
 	SlEp       *ebpf.Map `ebpf:"sl_ep"`
+	SlEpLimits *ebpf.Map `ebpf:"sl_ep_limits"`
 	SlEvents   *ebpf.Map `ebpf:"sl_events"`
 	SlFrag     *ebpf.Map `ebpf:"sl_frag"`
 	SlGen      *ebpf.Map `ebpf:"sl_gen"`
@@ -559,6 +567,7 @@ func (m *MapsMaps) Close() error {
 		m.SlCt6,
 		m.SlCtStats,
 		m.SlEp,
+		m.SlEpLimits,
 		m.SlEvents,
 		m.SlFrag,
 		m.SlGen,

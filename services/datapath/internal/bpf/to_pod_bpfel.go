@@ -25,6 +25,7 @@ const (
 	ToPodMapSlCt6               = "sl_ct6"
 	ToPodMapSlCtStats           = "sl_ct_stats"
 	ToPodMapSlEp                = "sl_ep"
+	ToPodMapSlEpLimits          = "sl_ep_limits"
 	ToPodMapSlEvents            = "sl_events"
 	ToPodMapSlFrag              = "sl_frag"
 	ToPodMapSlGen               = "sl_gen"
@@ -111,6 +112,7 @@ type ToPodMapSpecs struct {
 	SlCt6      *ebpf.MapSpec `ebpf:"sl_ct6"`
 	SlCtStats  *ebpf.MapSpec `ebpf:"sl_ct_stats"`
 	SlEp       *ebpf.MapSpec `ebpf:"sl_ep"`
+	SlEpLimits *ebpf.MapSpec `ebpf:"sl_ep_limits"`
 	SlEvents   *ebpf.MapSpec `ebpf:"sl_events"`
 	SlFrag     *ebpf.MapSpec `ebpf:"sl_frag"`
 	SlGen      *ebpf.MapSpec `ebpf:"sl_gen"`
@@ -173,6 +175,7 @@ type ToPodMaps struct {
 	SlCt6      *ebpf.Map `ebpf:"sl_ct6"`
 	SlCtStats  *ebpf.Map `ebpf:"sl_ct_stats"`
 	SlEp       *ebpf.Map `ebpf:"sl_ep"`
+	SlEpLimits *ebpf.Map `ebpf:"sl_ep_limits"`
 	SlEvents   *ebpf.Map `ebpf:"sl_events"`
 	SlFrag     *ebpf.Map `ebpf:"sl_frag"`
 	SlGen      *ebpf.Map `ebpf:"sl_gen"`
@@ -206,6 +209,7 @@ func (m *ToPodMaps) Close() error {
 		m.SlCt6,
 		m.SlCtStats,
 		m.SlEp,
+		m.SlEpLimits,
 		m.SlEvents,
 		m.SlFrag,
 		m.SlGen,

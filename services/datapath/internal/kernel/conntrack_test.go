@@ -166,13 +166,13 @@ func TestWordsOfAConnectionBeginWithItsStage(t *testing.T) {
 		SeenReply | Established:                  "established",
 		SeenReply | Established | PickedUp:       "established picked-up",
 		SeenReply | InitiatorFinished | ViaStack: "half-closed via-stack",
-		SeenReply | InitiatorFinished | ResponderFinished:          "closing",
-		SeenReply | Reset | Hairpin | Proxied:                      "reset proxied hairpin",
-		SeenReply | InitiatorFinished | CloseReported | Terminated: "revoked",
-		SeenReply | Reset | Terminated:                             "revoked",
-		SeenReply | Established | PickedUp | Unoriented:            "established picked-up either-way",
-		InitiatorFinished | ResponderFinished | CloseReported:      "closing",
-		SeenReply | Established | OriginLow | ViaStack | PickedUp | Proxied<<9:   "established picked-up via-stack",
+		SeenReply | InitiatorFinished | ResponderFinished:                      "closing",
+		SeenReply | Reset | Hairpin | Proxied:                                  "reset proxied hairpin",
+		SeenReply | InitiatorFinished | CloseReported | Terminated:             "revoked",
+		SeenReply | Reset | Terminated:                                         "revoked",
+		SeenReply | Established | PickedUp | Unoriented:                        "established picked-up either-way",
+		InitiatorFinished | ResponderFinished | CloseReported:                  "closing",
+		SeenReply | Established | OriginLow | ViaStack | PickedUp | Proxied<<9: "established picked-up via-stack",
 	} {
 		if got := strings.Join(flags.Words(), " "); got != want {
 			t.Errorf("%#x: %q, want %q", uint32(flags), got, want)

@@ -115,6 +115,15 @@ var dumpers = map[string]dumper{
 	}, func(v *bpf.MapsSlLimit) string {
 		return fmt.Sprintf("lost %d, of which untold %d", v.LostTotal, v.Lost)
 	}),
+	bpf.MapsMapSlEpLimits: array(number, func(v *bpf.MapsSlEpLimit) string {
+		var words []string
+		for kind, sent := range v.Sent {
+			if sent != 0 {
+				words = append(words, fmt.Sprintf("kind %d: %d in second %d", kind, uint32(sent), sent>>32))
+			}
+		}
+		return strings.Join(words, ", ")
+	}),
 	bpf.MapsMapSlRun: func(_ *ebpf.Map, visit func(key, value string) error) error {
 		return visit("cells", "memory of running programs; what an earlier packet left there means nothing")
 	},

@@ -54,7 +54,8 @@ type Options struct {
 	// MaxTunnelPorts, 1 to 65535. Empty means the VXLAN port 4789.
 	TunnelPorts []uint16
 
-	// EventsPerSecond limits events per CPU and reason; what exceeds it is
+	// EventsPerSecond limits the events of one endpoint and reason, and of all
+	// endpoints on a CPU to 16 times as many of a reason; what exceeds it is
 	// counted in the next event's Lost. Zero means 64.
 	EventsPerSecond uint32
 

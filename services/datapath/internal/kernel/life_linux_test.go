@@ -882,6 +882,36 @@ func TestKernelEventsAreLimitedAndTheLossIsTold(t *testing.T) {
 	}
 }
 
+// An endpoint that is denied all the time does not hide what happens to others.
+func TestKernelEventsOfOneEndpointLeaveRoomForOthers(t *testing.T) {
+	stayOnOneCPU(t)
+	th := newTheatre(t, false)
+	o := testOptions(newBPFFS(t))
+	o.EventsPerSecond = 4
+	k := openKernel(t, o)
+	for _, e := range th.pods {
+		e.Policy = Policy{}
+		publish(t, k, e)
+	}
+	events, err := k.Events()
+	must(t, "Events", err)
+	defer events.Close()
+	send := func(who string, n uint32) {
+		_, ctx, in := th.frame(say(who, "world", datagram(1, 53), 0))
+		_, err := k.program(fromPodName).Run(&ebpf.RunOptions{Data: in, DataOut: make([]byte, 256+len(in)), Context: ctx, Repeat: n})
+		must(t, "run", err)
+	}
+	send("a", 10_000)
+	flood := drain(t, events)
+	if n := len(flood); n < 4 || n > 8 {
+		t.Errorf("%d events of the endpoint that floods, want 4 in each second", n)
+	}
+	send("b", 1)
+	if got := drain(t, events); len(got) != 1 || got[0].Source.Addr() != th.addr("b") || got[0].Lost == 0 {
+		t.Errorf("events %+v, want that of the other endpoint, with those left out", got)
+	}
+}
+
 // stayOnOneCPU keeps the test where it is: losses are told per CPU.
 func stayOnOneCPU(t *testing.T) {
 	t.Helper()

@@ -31,7 +31,9 @@ __noinline enum sl_reason admit_error(struct __sk_buff *skb, struct sl_packet *p
 		return reason;
 	switch (relation_of(skb, p)) {
 	case SL_FORGED:
-		return SL_DROP_CT_INVALID;
+		if (p->hook == SL_EGRESS)
+			return SL_DROP_CT_INVALID;
+		return judge_sides(p, SL_BOTH_SIDES);
 	case SL_RELATED_VIA_STACK:
 		/* which must translate the quotation back, too */
 		p->via_stack = 1;
@@ -39,7 +41,7 @@ __noinline enum sl_reason admit_error(struct __sk_buff *skb, struct sl_packet *p
 	case SL_RELATED:
 		break;
 	default:
-		if (!is_too_big(p) || p->hook != SL_INGRESS)
+		if (!is_too_big(p) || p->hook != SL_INGRESS || !within_too_big_rate())
 			return judge_sides(p, SL_BOTH_SIDES);
 	}
 	count_connection(SL_CT_STAT_RELATED);

@@ -50,6 +50,30 @@ static __always_inline bool is_too_big(const struct sl_packet *p)
 	return p->proto == SL_ICMPV6 && p->family == 6 && p->dport >> 8 == 2;
 }
 
+/* Cell of sl_limits for those about no connection, and how many a CPU lets
+ * through in a second: anybody can make them up.
+ */
+#define SL_LIMIT_TOO_BIG (SL_MAX_REASONS - 1)
+#define SL_TOO_BIG_RATE 100
+
+static __always_inline bool within_too_big_rate(void)
+{
+	__u32 at = SL_LIMIT_TOO_BIG;
+	struct sl_limit *limit = bpf_map_lookup_elem(&sl_limits, &at);
+	__u64 now = bpf_ktime_get_ns();
+
+	if (!limit)
+		return false;
+	if (now - limit->since >= 1000000000) {
+		limit->since = now;
+		limit->sent = 0;
+	}
+	if (limit->sent >= SL_TOO_BIG_RATE)
+		return false;
+	limit->sent++;
+	return true;
+}
+
 static __always_inline bool quoted_ports(struct __sk_buff *skb, __u32 at, __u8 proto, __u16 *sport,
 					 __u16 *dport)
 {
@@ -94,8 +118,8 @@ static __always_inline __u32 quoted_gens(const struct sl_ct *ct, const __u8 *src
 /*
  * The connection that the error quotes, and the address gens of its ends. Its
  * key takes the place of the error's own. Forged says that the quoted packet
- * did not go from the receiver of the error to the pod that sends it, or that
- * the quotation does not say so.
+ * was not sent by the receiver of the error, or not to the pod that sends the
+ * error, or that the quotation does not say so.
  */
 static __always_inline struct sl_ct *quoted4(struct __sk_buff *skb, struct sl_packet *p,
 					     __u32 *pgens, bool *forged)
@@ -106,7 +130,7 @@ static __always_inline struct sl_ct *quoted4(struct __sk_buff *skb, struct sl_pa
 	struct iphdr ip;
 	__u8 low;
 
-	*forged = p->hook == SL_EGRESS;
+	*forged = true;
 	if (bpf_skb_load_bytes(skb, at, &ip, sizeof(ip)) || ip.version != 4 || ip.ihl < 5 ||
 	    ip.saddr != *(const __be32 *)p->dst)
 		return NULL;
@@ -134,7 +158,7 @@ static __always_inline struct sl_ct *quoted6(struct __sk_buff *skb, struct sl_pa
 	__u16 sport, dport;
 	struct sl_ct *ct;
 
-	*forged = p->hook == SL_EGRESS;
+	*forged = true;
 	if (bpf_skb_load_bytes(skb, at + offsetof(struct ipv6hdr, nexthdr), &next, 1) ||
 	    bpf_skb_load_bytes(skb, at + offsetof(struct ipv6hdr, saddr), src, sizeof(src)) ||
 	    bpf_skb_load_bytes(skb, at + offsetof(struct ipv6hdr, daddr), dst, sizeof(dst)) ||
@@ -163,7 +187,7 @@ enum sl_relation {
 	SL_UNRELATED = 0, /* nothing that is known, or no longer allowed */
 	SL_RELATED = 1, /* a connection of its receiver's */
 	SL_RELATED_VIA_STACK = 2, /* one that the host's stack forwards */
-	SL_FORGED = 3, /* a pod speaks of what was not sent to it */
+	SL_FORGED = 3, /* what the receiver has not sent, or a pod not received */
 };
 
 /* What was judged under an older policy helps nobody through. */

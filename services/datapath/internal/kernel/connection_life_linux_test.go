@@ -1301,24 +1301,38 @@ func TestKernelCutQuotationsHelpNobody(t *testing.T) {
 }
 
 // Path MTU discovery of IPv6 works whatever the policy is, but a pod gets
-// nothing past its own by calling it that.
+// nothing past its own by calling it that, nor does anybody with a quotation of
+// what the receiver did not send.
 func TestKernelTooBigAlwaysArrives(t *testing.T) {
 	th := newTheatre(t, true)
 	setPolicy(t, th.k, th.pods["a"].Slot, Policy{})
 	in := failure(2, "a", "world", segment(4000, 80, flagACK))
-	for _, c := range []struct {
-		a    act
-		want Reason
-	}{
-		{say("router", "a", in, 0), ForwardFromStack},
-		{say("b", "a", in, 0), DropConnectionInvalid},
-		{say("router", "a", failure(11, "a", "world", segment(4000, 80, flagACK)), 0), DropPolicyDenied},
+	for _, c := range []act{
+		say("router", "a", in, ForwardFromStack),
+		say("b", "a", in, DropConnectionInvalid),
+		say("router", "a", failure(2, "b", "world", segment(4000, 80, flagACK)), DropPolicyDenied),
+		say("router", "a", failure(11, "a", "world", segment(4000, 80, flagACK)), DropPolicyDenied),
 	} {
-		prog, ctx, in := th.frame(c.a)
-		if o := th.run(t, prog, in, ctx, 0); o.reason != c.want {
-			t.Errorf("from %s: %v, want %v", c.a.from, o.reason, c.want)
-		}
+		th.expect(t, c)
 	}
+}
+
+// Those about no connection are limited: anybody can make them up.
+func TestKernelTooBigAboutNothingIsLimited(t *testing.T) {
+	stayOnOneCPU(t)
+	th := newTheatre(t, true)
+	setPolicy(t, th.k, th.pods["a"].Slot, Policy{Egress: TableAllow})
+	th.expect(t, say("a", "world", datagram(1, 53), ForwardOutside))
+	_, ctx, in := th.frame(say("router", "a", failure(2, "a", "world", datagram(2, 53)), 0))
+	const sent = 10_000
+	_, err := th.k.program(toPodName).Run(&ebpf.RunOptions{Data: in, DataOut: make([]byte, 256+len(in)), Context: ctx, Repeat: sent})
+	must(t, "run", err)
+	passed := th.counters(t)[cell{ForwardFromStack, Ingress}].Packets
+	denied := th.counters(t)[cell{DropPolicyDenied, Ingress}].Packets
+	if passed < 100 || passed > 200 || passed+denied != sent {
+		t.Errorf("%d of %d passed, %d were denied, want 100 in each second", passed, sent, denied)
+	}
+	th.expect(t, say("router", "a", failure(2, "a", "world", datagram(1, 53)), ForwardFromStack))
 }
 
 // A new pod with an old one's address, in its slot or in another, inherits no

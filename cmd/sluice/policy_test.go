@@ -593,7 +593,7 @@ func TestStatusTellsOfPolicies(t *testing.T) {
 	wantLines(t, out, "Policies 3 in force, 1 refused, revision 6", "Tables 4 for 2 subjects, 12 identities known", "Sources identity, file (not complete yet)",
 		"Policy required; the kernel enforces revision 5 of 6", "Connections 7 live; 9 begun, 1 ended by policy, 1 expired, 0 evicted", "Maps 2, 1.5 KiB",
 		"Warning: sluice-policy: 1 policies or files were refused; see `sluice policy list --refused`", "Warning: sluice-policy: source file: the directory is gone",
-		"Warning: sluice-datapath: not enforced: identity 300: no room")
+		"Warning: sluice-datapath: not enforced: identity 300: no room", "Warning: sluice-datapath: a/eth0: tcx program sl1 egress: expected nothing, found passes, program 113")
 
 	n.servers["policy"].Stop()
 	out, _ = n.want(t, exitNotReady, "status")

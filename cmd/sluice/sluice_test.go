@@ -192,6 +192,7 @@ func (f *fakeDatapath) GetStatus(context.Context, *datapathv1.GetStatusRequest) 
 	r := &datapathv1.GetStatusResponse{
 		Version: "v1", StartTime: timestamppb.Now(), AddReady: f.node.addReady, PolicyMode: f.node.policyMode, KernelRelease: "6.18",
 		NodeAddresses: [][]byte{{10, 244, 0, 1}}, PodCidrs: []string{"10.244.0.0/24", "fd00:244::/64"}, PolicyRevision: 5, PolicyRefusals: []string{"identity 300: no room"},
+		Warnings:    []string{"a/eth0: tcx program sl1 egress: expected nothing, found passes, program 113"},
 		Connections: &datapathv1.ConnectionCounts{Live: 7, Created: 9, Revoked: 1, Expired: 1},
 		Maps:        []*datapathv1.MapUsage{{Name: "sl_ct", Entries: -1, MaxEntries: 65536, Bytes: 1024}, {Name: "sl_peer", Entries: 3, MaxEntries: 16, Bytes: 512}},
 		Endpoints:   []*datapathv1.EndpointStateCount{{State: datapathv1.EndpointState_ENDPOINT_STATE_READY, Count: 2}},

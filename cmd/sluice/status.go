@@ -70,6 +70,7 @@ type datapathStatus struct {
 	Packets          []packets         `json:"packets"`
 	PolicyRevision   uint64            `json:"policyRevision"`
 	PolicyRefusals   []string          `json:"policyRefusals"`
+	Warnings         []string          `json:"warnings"`
 	Connections      *connectionCounts `json:"connections,omitempty"`
 	Maps             []mapUsage        `json:"maps"`
 }
@@ -296,6 +297,9 @@ func (s *nodeStatus) warnings() []string {
 		for _, refusal := range d.PolicyRefusals {
 			all = append(all, "sluice-datapath: not enforced: "+refusal)
 		}
+		for _, warning := range d.Warnings {
+			all = append(all, "sluice-datapath: "+warning)
+		}
 	}
 	// Two may say the same.
 	slices.Sort(all)
@@ -325,6 +329,7 @@ func (s *nodeStatus) askDatapath(ctx context.Context, service *serviceStatus, cl
 		}
 	}
 	d.PolicyRevision, d.PolicyRefusals, d.Maps = r.GetPolicyRevision(), append([]string{}, r.GetPolicyRefusals()...), mapUsagesOf(r.GetMaps())
+	d.Warnings = append([]string{}, r.GetWarnings()...)
 	if n := r.GetConnections(); n != nil {
 		d.Connections = &connectionCounts{n.GetLive(), n.GetCreated(), n.GetRevoked(), n.GetExpired(), n.GetEvicted(), n.GetPickedUp()}
 	}

@@ -28,7 +28,13 @@ type Finding struct {
 const (
 	SubjectQdisc  = "qdisc"
 	SubjectFilter = "filter"
+	// SubjectTCX is a program that runs before ours and may end the hook. It is
+	// only reported: whoever attached it may hold it by a link.
+	SubjectTCX = "tcx program"
 )
+
+// errRemains is the outcome of a repair that changed nothing about a difference.
+var errRemains = errors.New("the difference remains after a repair; its owner has to remove it")
 
 // Restore reads the records and brings the kernel and the records together:
 // what is in the kernel is adopted, what differs is put right by replacing,
@@ -208,16 +214,14 @@ func (c *Core) auditRecord(ctx context.Context, r Record, entries []Entry, devic
 	if err != nil {
 		return fmt.Errorf("check device %s of %s: %w", r.Device.HostName, o, err)
 	}
-	if len(diffs) > 0 {
-		var fixErr error
-		if repair {
-			fixErr = c.cfg.Links.RepairHost(r.Device)
-			c.count(o, diffs, fixErr)
-		}
-		for _, d := range diffs {
-			if err := report(d, func() error { return fixErr }); err != nil {
-				return err
-			}
+	left, fixErr := diffs, error(nil)
+	if len(diffs) > 0 && repair {
+		left, fixErr = c.repairHost(r, diffs)
+	}
+	c.setUnrepaired(o, left)
+	for _, d := range diffs {
+		if err := report(d, func() error { return outcome(d, left, fixErr) }); err != nil {
+			return err
 		}
 	}
 	if repair {
@@ -344,6 +348,48 @@ func (c *Core) unpublishStray(e Entry) error {
 		}
 	}
 	return nil
+}
+
+// repairHost repairs the host end of a record and returns the differences that
+// remain.
+func (c *Core) repairHost(r Record, diffs []Difference) (left []Difference, err error) {
+	if !slices.ContainsFunc(diffs, Difference.repairable) {
+		return diffs, nil
+	}
+	err = c.cfg.Links.RepairHost(r.Device)
+	c.count(r.Spec.Owner, diffs, err)
+	left, cerr := c.cfg.Links.CheckHost(r.Device)
+	if cerr != nil {
+		return diffs, errors.Join(err, cerr)
+	}
+	return left, err
+}
+
+// repairable says whether Links.RepairHost acts on the difference.
+func (d Difference) repairable() bool { return d.Subject != SubjectTCX }
+
+// outcome says why a difference was not repaired, if it was not.
+func outcome(d Difference, left []Difference, err error) error {
+	remains := slices.ContainsFunc(left, func(l Difference) bool { return l.Subject == d.Subject && l.Key == d.Key })
+	switch {
+	case !remains:
+		return nil
+	case err != nil && d.repairable():
+		return err
+	}
+	return errRemains
+}
+
+// setUnrepaired notes what the last look at the endpoint's host end left
+// unrepaired.
+func (c *Core) setUnrepaired(o Owner, left []Difference) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, ok := c.records[o]; ok && len(left) > 0 {
+		c.unrepaired[o] = left
+	} else {
+		delete(c.unrepaired, o)
+	}
 }
 
 // count notes repairs of attachments, which are news: somebody took a program

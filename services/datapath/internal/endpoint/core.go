@@ -71,6 +71,7 @@ type Core struct {
 	byIndex    map[uint32]Owner         // guarded by mu; host ends of ready endpoints
 	doomed     map[HostDevice]time.Time // guarded by mu; when to remove
 	badRecords []string                 // guarded by mu; what Restore could not read
+	unrepaired map[Owner][]Difference   // guarded by mu; of host ends, as of the last look
 
 	reaping sync.Mutex // held while devices are removed; before mu
 
@@ -100,7 +101,7 @@ func New(cfg Config) *Core {
 		hub:     watch.NewHub[Owner, Endpoint](watch.Options[Endpoint]{Loading: true}),
 		records: map[Owner]Record{}, states: map[Owner]State{}, holders: map[netip.Addr]Owner{},
 		byIndex: map[uint32]Owner{}, doomed: map[HostDevice]time.Time{},
-		wakeReleases: make(chan struct{}, 1), wakeReaper: make(chan struct{}, 1),
+		unrepaired: map[Owner][]Difference{}, wakeReleases: make(chan struct{}, 1), wakeReaper: make(chan struct{}, 1),
 	}
 }
 
@@ -152,6 +153,9 @@ type Counts struct {
 	PendingReleases int
 	Repairs         uint64
 	BadRecords      []string
+	// Unrepaired are the differences of host ends that the last look at each
+	// found and did not repair, one line each, sorted.
+	Unrepaired []string
 }
 
 // Counts gives the summary.
@@ -166,6 +170,12 @@ func (c *Core) Counts() Counts {
 			n.ByState[c.endpoint(r, c.states[o]).State]++
 		}
 	}
+	for o, ds := range c.unrepaired {
+		for _, d := range ds {
+			n.Unrepaired = append(n.Unrepaired, fmt.Sprintf("%s: %s", o, d))
+		}
+	}
+	slices.Sort(n.Unrepaired)
 	return n
 }
 
@@ -219,6 +229,7 @@ func (c *Core) setLocked(r Record, s State) {
 	c.forgetLocked(o)
 	c.records[o] = r
 	if r.Phase == PhaseDeleted {
+		delete(c.unrepaired, o)
 		c.hub.Delete(o)
 		return
 	}
@@ -237,6 +248,7 @@ func (c *Core) forget(o Owner) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.forgetLocked(o)
+	delete(c.unrepaired, o)
 	c.hub.Delete(o)
 }
 

@@ -5,6 +5,7 @@ package endpoint
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 )
 
@@ -97,7 +98,8 @@ type Links interface {
 	// CheckFilters is the part of CheckHost that keeps the container from
 	// escaping the programs.
 	CheckFilters(d Device) ([]Difference, error)
-	// RepairHost puts right what CheckHost finds. It replaces and never removes.
+	// RepairHost puts right what CheckHost finds, but for SubjectTCX. It replaces
+	// and never removes.
 	RepairHost(d Device) error
 }
 
@@ -136,6 +138,18 @@ type Difference struct {
 	Key     string
 	Want    string
 	Have    string
+}
+
+// String is the difference in one line.
+func (d Difference) String() string {
+	want, have := d.Want, d.Have
+	if want == "" {
+		want = "nothing"
+	}
+	if have == "" {
+		have = "nothing"
+	}
+	return fmt.Sprintf("%s %s: expected %s, found %s", d.Subject, d.Key, want, have)
 }
 
 // Host is the part of the kernel that belongs to no endpoint: rules, routes,

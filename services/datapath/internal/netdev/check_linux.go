@@ -62,7 +62,8 @@ func (n *Netdev) checkFilters(link netlink.Link) ([]endpoint.Difference, error) 
 			ds.add(endpoint.SubjectFilter, key, want, fmt.Sprintf("%s, program %d", first.Name, first.Id))
 		}
 	}
-	return ds, nil
+	err := n.checkTCX(&ds, link)
+	return ds, err
 }
 
 // CheckHost implements endpoint.Links.
@@ -243,7 +244,7 @@ func (n *Netdev) RepairHost(d endpoint.Device) error {
 	if err != nil {
 		return err
 	}
-	if len(diffs) > 0 {
+	if slices.ContainsFunc(diffs, func(d endpoint.Difference) bool { return d.Subject == endpoint.SubjectFilter }) {
 		if err := n.Attach(d); err != nil {
 			return err
 		}

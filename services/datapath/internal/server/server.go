@@ -26,7 +26,9 @@ type Status struct {
 	PodCIDRs                           []string
 	NodeAddrs                          [][]byte
 	// Problems say why an ADD cannot be served now.
-	Problems     []string
+	Problems []string
+	// Warnings name what keeps no ADD from being served and needs an operator.
+	Warnings     []string
 	Dependencies []Dependency
 	Counters     []Counter
 	EventsLost   uint64
@@ -221,6 +223,7 @@ func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) 
 		PolicyMode: st.PolicyMode, AttachmentRepairs: n.Repairs, PendingReleases: uint32(n.PendingReleases),
 		KernelRelease: st.KernelRelease, PodCidrs: st.PodCIDRs, NodeAddresses: st.NodeAddrs, EventsLost: st.EventsLost,
 		PolicyRevision: st.PolicyRevision, PolicyRefusals: st.PolicyRefusals,
+		Warnings: append(st.Warnings, n.Unrepaired...),
 		Connections: &datapathv1.ConnectionCounts{
 			Live: st.Connections.Live, Created: st.Connections.Created, Revoked: st.Connections.Revoked,
 			Expired: st.Connections.Expired, Evicted: st.Connections.Evicted, PickedUp: st.Connections.PickedUp,

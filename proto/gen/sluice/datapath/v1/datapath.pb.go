@@ -1465,7 +1465,11 @@ type GetStatusResponse struct {
 	// The eBPF maps, sorted by name.
 	Maps []*MapUsage `protobuf:"bytes,17,rep,name=maps,proto3" json:"maps,omitempty"`
 	// Tracked connections.
-	Connections   *ConnectionCounts `protobuf:"bytes,18,opt,name=connections,proto3" json:"connections,omitempty"`
+	Connections *ConnectionCounts `protobuf:"bytes,18,opt,name=connections,proto3" json:"connections,omitempty"`
+	// What keeps no container from being connected and needs an operator, one
+	// line each: differences of host ends that a repair did not remove, for
+	// example a program that others attached before the datapath's own.
+	Warnings      []string `protobuf:"bytes,19,rep,name=warnings,proto3" json:"warnings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1622,6 +1626,13 @@ func (x *GetStatusResponse) GetMaps() []*MapUsage {
 func (x *GetStatusResponse) GetConnections() *ConnectionCounts {
 	if x != nil {
 		return x.Connections
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetWarnings() []string {
+	if x != nil {
+		return x.Warnings
 	}
 	return nil
 }
@@ -2304,7 +2315,7 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\xbaH\a\x92\x01\x04\x10\x80\x80\x04R\vvalidOwners\"S\n" +
 	"\x18ReclaimEndpointsResponse\x127\n" +
 	"\treclaimed\x18\x01 \x03(\v2\x19.sluice.workload.v1.OwnerR\treclaimed\"\x12\n" +
-	"\x10GetStatusRequest\"\xca\x06\n" +
+	"\x10GetStatusRequest\"\xe6\x06\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x129\n" +
 	"\n" +
@@ -2327,7 +2338,8 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x0fpolicy_revision\x18\x0f \x01(\x04R\x0epolicyRevision\x12'\n" +
 	"\x0fpolicy_refusals\x18\x10 \x03(\tR\x0epolicyRefusals\x120\n" +
 	"\x04maps\x18\x11 \x03(\v2\x1c.sluice.datapath.v1.MapUsageR\x04maps\x12F\n" +
-	"\vconnections\x18\x12 \x01(\v2$.sluice.datapath.v1.ConnectionCountsR\vconnections\"o\n" +
+	"\vconnections\x18\x12 \x01(\v2$.sluice.datapath.v1.ConnectionCountsR\vconnections\x12\x1a\n" +
+	"\bwarnings\x18\x13 \x03(\tR\bwarnings\"o\n" +
 	"\bMapUsage\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aentries\x18\x02 \x01(\x03R\aentries\x12\x1f\n" +

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package netdev
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+)
+
+// checkTCX finds the tcx programs of a device. Since Linux 6.6 they run before
+// the filters of clsact, and one that returns a verdict other than TCX_NEXT
+// ends the hook: our filter does not run. Ours are no tcx programs, because
+// attaching one waits for an RCU grace period (8 to 15 ms with RTNL held); so
+// every program found here is somebody else's.
+func (n *Netdev) checkTCX(ds *differences, dev netlink.Link) error {
+	// the kernel looks for the index in the namespace of the calling thread
+	return n.o.Home.Do(func() error {
+		for _, hook := range []struct {
+			name   string
+			attach ebpf.AttachType
+		}{{"ingress", ebpf.AttachTCXIngress}, {"egress", ebpf.AttachTCXEgress}} {
+			programs, err := tcxPrograms(dev.Attrs().Index, hook.attach)
+			if err != nil {
+				return fmt.Errorf("query tcx %s of %s: %w", hook.name, dev.Attrs().Name, err)
+			}
+			for _, p := range programs {
+				ds.add(endpoint.SubjectTCX, dev.Attrs().Name+" "+hook.name, "", describeTCX(p))
+			}
+		}
+		return nil
+	})
+}
+
+// tcxPrograms lists the programs of a hook, in the order in which they run.
+func tcxPrograms(ifindex int, attach ebpf.AttachType) ([]link.AttachedProgram, error) {
+	for range mostLists {
+		r, err := link.QueryPrograms(link.QueryOptions{Target: ifindex, Attach: attach})
+		switch {
+		case err == nil:
+			return r.Programs, nil
+		case errors.Is(err, unix.ENOSPC):
+			// A program was attached between the two calls that count and list.
+			continue
+		case errors.Is(err, unix.EINVAL), errors.Is(err, ebpf.ErrNotSupported):
+			// Linux before 6.6, or without CONFIG_NET_XGRESS: there is no tcx.
+			return nil, nil
+		case errors.Is(err, unix.ENODEV):
+			return nil, nil // the device is gone, which another check reports
+		default:
+			return nil, err
+		}
+	}
+	return nil, unix.ENOSPC
+}
+
+func describeTCX(p link.AttachedProgram) string {
+	name := "unnamed"
+	if prog, err := ebpf.NewProgramFromID(p.ID); err == nil {
+		if info, err := prog.Info(); err == nil && info.Name != "" {
+			name = info.Name
+		}
+		prog.Close()
+	}
+	s := fmt.Sprintf("%s, program %d", name, p.ID)
+	if id, ok := p.LinkID(); ok {
+		s += fmt.Sprintf(", link %d", id)
+	}
+	return s
+}

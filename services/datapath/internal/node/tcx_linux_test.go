@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package node
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+)
+
+// attachTCX puts a program in front of ours that ends the hook with TCX_PASS,
+// and returns its id.
+func (w *world) attachTCX(ifindex uint32, hook ebpf.AttachType) ebpf.ProgramID {
+	w.t.Helper()
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "passes", Type: ebpf.SchedCLS, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()},
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { _ = prog.Close() })
+	err = w.home.Do(func() error {
+		l, err := link.AttachTCX(link.TCXOptions{Interface: int(ifindex), Program: prog, Attach: hook})
+		if err == nil {
+			w.t.Cleanup(func() { _ = l.Close() })
+		}
+		return err
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	info, err := prog.Info()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	id, _ := info.ID()
+	return id
+}
+
+// A tcx program runs before the filters of clsact, and one that returns a
+// verdict ends the hook: ours does not run.
+func TestKernelForeignTCXProgramIsReported(t *testing.T) {
+	w := newWorld(t)
+	w.start(true)
+	host, other := &pod{t: t, ns: w.home}, w.pod("other")
+	for _, c := range []struct {
+		name string
+		hook ebpf.AttachType
+	}{{"ingress", ebpf.AttachTCXIngress}, {"egress", ebpf.AttachTCXEgress}} {
+		t.Run(c.name, func(t *testing.T) {
+			p := w.pod(c.name)
+			if found := w.findings(true, endpoint.SubjectTCX); len(found) != 0 {
+				t.Fatalf("before: %+v", found)
+			}
+			id := w.attachTCX(p.ep.Device.HostIndex, c.hook)
+			if c.hook == ebpf.AttachTCXIngress {
+				cutOff(t, w, p, map[string]netip.AddrPort{"its host": host.echo(w.node.NodeAddrs[0]), "a pod": other.echo(other.spec.Addrs[0])})
+			}
+			diffs, err := w.node.Core.Check(t.Context(), p.owner, endpoint.Beliefs{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := fmt.Sprintf("passes, program %d", id)
+			named := func(d endpoint.Difference) bool {
+				return d.Subject == endpoint.SubjectTCX && d.Key == p.ep.Device.HostName+" "+c.name && strings.Contains(d.Have, want)
+			}
+			if !slices.ContainsFunc(diffs, named) {
+				t.Errorf("check says %+v, want a difference with %q", diffs, want)
+			}
+			// Each audit tells, because none removes what others attach.
+			for range 2 {
+				found := w.findings(true, endpoint.SubjectTCX)
+				if len(found) != 1 || !named(found[0].Difference) || found[0].Repaired || found[0].Err == nil {
+					t.Errorf("audit says %+v, want one finding with %q that is not repaired", found, want)
+				}
+			}
+			if left := w.node.Core.Counts().Unrepaired; !slices.ContainsFunc(left, func(s string) bool { return strings.Contains(s, want) }) {
+				t.Errorf("status says %q, want %q", left, want)
+			}
+			if _, err := w.node.Core.Delete(t.Context(), p.owner); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+	if left := w.node.Core.Counts().Unrepaired; len(left) != 0 {
+		t.Errorf("after the deletions status says %q", left)
+	}
+}

@@ -66,6 +66,8 @@ type datapathStatus struct {
 	Endpoints        map[string]uint32 `json:"endpoints"`
 	PendingReleases  uint32            `json:"pendingReleases"`
 	AttachmentRepair uint64            `json:"attachmentRepairs"`
+	DeviceRepairs    uint64            `json:"deviceRepairs"`
+	NodeRepairs      uint64            `json:"nodeRepairs"`
 	EventsLost       uint64            `json:"eventsLost"`
 	Packets          []packets         `json:"packets"`
 	PolicyRevision   uint64            `json:"policyRevision"`
@@ -329,7 +331,7 @@ func (s *nodeStatus) askDatapath(ctx context.Context, service *serviceStatus, cl
 		}
 	}
 	d.PolicyRevision, d.PolicyRefusals, d.Maps = r.GetPolicyRevision(), append([]string{}, r.GetPolicyRefusals()...), mapUsagesOf(r.GetMaps())
-	d.Warnings = append([]string{}, r.GetWarnings()...)
+	d.Warnings, d.DeviceRepairs, d.NodeRepairs = append([]string{}, r.GetWarnings()...), r.GetDeviceRepairs(), r.GetNodeRepairs()
 	if n := r.GetConnections(); n != nil {
 		d.Connections = &connectionCounts{n.GetLive(), n.GetCreated(), n.GetRevoked(), n.GetExpired(), n.GetEvicted(), n.GetPickedUp()}
 	}
@@ -399,7 +401,7 @@ func (s *nodeStatus) table(w io.Writer) {
 			row(w, "Maps", fmt.Sprintf("%d, %s", len(d.Maps), bytesText(sum)))
 		}
 		row(w, "Kernel", d.Kernel)
-		row(w, "Repairs", fmt.Sprintf("%d of attachments", d.AttachmentRepair))
+		row(w, "Repairs", fmt.Sprintf("%d of attachments, %d of devices, %d of the node", d.AttachmentRepair, d.DeviceRepairs, d.NodeRepairs))
 		if d.PendingReleases > 0 {
 			row(w, "Pending", fmt.Sprintf("%d releases wait for identity or ipam", d.PendingReleases))
 		}

@@ -110,7 +110,7 @@ func connections(n *node.Node) (server.Connections, error) {
 type metrics struct {
 	node *node.Node
 
-	packets, bytes, endpoints, repairs, unrepaired, pending, lost, entries *prometheus.Desc
+	packets, bytes, endpoints, repairs, deviceRepairs, nodeRepairs, unrepaired, pending, lost, entries *prometheus.Desc
 
 	live, capacity, begun, ended, evicted, pickedUp, redecided, related, unremembered, stopped, collecting *prometheus.Desc
 
@@ -122,15 +122,17 @@ func newMetrics(n *node.Node) *metrics {
 		return prometheus.NewDesc("sluice_datapath_"+name, help, labels, nil)
 	}
 	return &metrics{
-		node:       n,
-		packets:    desc("packets_total", "Packets by reason and direction, since the maps were made.", "reason", "direction", "dropped"),
-		bytes:      desc("bytes_total", "Bytes by reason and direction, Ethernet headers included.", "reason", "direction", "dropped"),
-		endpoints:  desc("endpoints", "Endpoints by state.", "state"),
-		repairs:    desc("attachment_repairs_total", "Attachments that were found missing or changed and were repaired."),
-		unrepaired: desc("unrepaired_differences", "Differences of host ends that the last look at each did not repair."),
-		pending:    desc("pending_releases", "Deleted endpoints whose addresses or identity wait to be released."),
-		lost:       desc("events_lost_total", "Drop events that the kernel left out, since the maps were made."),
-		entries:    desc("map_bytes", "Memory of each map as the kernel accounts it.", "map"),
+		node:          n,
+		packets:       desc("packets_total", "Packets by reason and direction, since the maps were made.", "reason", "direction", "dropped"),
+		bytes:         desc("bytes_total", "Bytes by reason and direction, Ethernet headers included.", "reason", "direction", "dropped"),
+		endpoints:     desc("endpoints", "Endpoints by state.", "state"),
+		repairs:       desc("attachment_repairs_total", "Attachments that were found missing or changed and were repaired."),
+		deviceRepairs: desc("device_repairs_total", "Host ends that were found changed and were repaired."),
+		nodeRepairs:   desc("node_repairs_total", "Repairs of addresses, rules, routes, firewall and sysctls of the node."),
+		unrepaired:    desc("unrepaired_differences", "Differences of host ends and of the node that the last look at each did not repair."),
+		pending:       desc("pending_releases", "Deleted endpoints whose addresses or identity wait to be released."),
+		lost:          desc("events_lost_total", "Drop events that the kernel left out, since the maps were made."),
+		entries:       desc("map_bytes", "Memory of each map as the kernel accounts it.", "map"),
 
 		live:         desc("connections", "Tracked connections as of the last collection.", "family"),
 		capacity:     desc("connections_max", "Connections that fit.", "family"),
@@ -156,7 +158,7 @@ func newMetrics(n *node.Node) *metrics {
 // Describe implements prometheus.Collector.
 func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		m.packets, m.bytes, m.endpoints, m.repairs, m.unrepaired, m.pending, m.lost, m.entries,
+		m.packets, m.bytes, m.endpoints, m.repairs, m.deviceRepairs, m.nodeRepairs, m.unrepaired, m.pending, m.lost, m.entries,
 		m.live, m.capacity, m.begun, m.ended, m.evicted, m.pickedUp, m.redecided, m.related, m.unremembered, m.stopped, m.collecting, m.used, m.size,
 		m.revision, m.refusals, m.unknown,
 	} {
@@ -180,6 +182,8 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(m.endpoints, prometheus.GaugeValue, float64(n.ByState[s]), s.String())
 	}
 	ch <- prometheus.MustNewConstMetric(m.repairs, prometheus.CounterValue, float64(n.Repairs))
+	ch <- prometheus.MustNewConstMetric(m.deviceRepairs, prometheus.CounterValue, float64(n.DeviceRepairs))
+	ch <- prometheus.MustNewConstMetric(m.nodeRepairs, prometheus.CounterValue, float64(n.NodeRepairs))
 	ch <- prometheus.MustNewConstMetric(m.unrepaired, prometheus.GaugeValue, float64(len(n.Unrepaired)))
 	ch <- prometheus.MustNewConstMetric(m.pending, prometheus.GaugeValue, float64(n.PendingReleases))
 	if lost, err := m.node.Kernel.EventsLost(); err == nil {

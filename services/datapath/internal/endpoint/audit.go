@@ -49,6 +49,8 @@ func (c *Core) Restore(ctx context.Context) ([]Finding, error) {
 	if err != nil {
 		return findings, err
 	}
+	// what a fresh node lacks was made, not repaired
+	c.nodeRepairs.Store(0)
 	c.hub.Loaded()
 	if len(c.tombstones()) > 0 {
 		poke(c.wakeReleases)
@@ -138,36 +140,61 @@ func (c *Core) auditTables(repair bool, emit func(Finding) error) error {
 	return nil
 }
 
+// auditHost compares what belongs to no endpoint.
 func (c *Core) auditHost(repair bool, emit func(Finding) error) error {
 	diffs, err := c.cfg.Host.Check()
 	if err != nil {
 		return fmt.Errorf("check the host: %w", err)
 	}
-	if len(diffs) == 0 {
-		return nil
-	}
-	var repairErr error
-	left := map[Difference]bool{}
-	if repair {
+	return c.settleHost(diffs, repair, emit)
+}
+
+// settleHost repairs what a check of the host found, if it shall, and emits it.
+func (c *Core) settleHost(diffs []Difference, repair bool, emit func(Finding) error) error {
+	left, repairErr := diffs, error(nil)
+	if repair && len(diffs) > 0 {
+		var err error
 		repairErr = c.cfg.Host.Repair()
-		after, err := c.cfg.Host.Check()
-		if err != nil {
+		if left, err = c.cfg.Host.Check(); err != nil {
 			return fmt.Errorf("check the host: %w", err)
 		}
-		for _, d := range after {
-			left[d] = true
-		}
 	}
+	c.mu.Lock()
+	c.hostUnrepaired = c.hostUnrepaired.next(left)
+	c.mu.Unlock()
+	repaired := false
 	for _, d := range diffs {
-		f := Finding{Difference: d, Repaired: repair && !left[d]}
-		if left[d] {
+		remains := slices.Contains(left, d)
+		f := Finding{Difference: d, Repaired: !remains}
+		repaired = repaired || !remains
+		if remains {
 			f.Err = repairErr
 		}
 		if err := emit(f); err != nil {
 			return err
 		}
 	}
+	if repaired {
+		c.nodeRepairs.Add(1)
+	}
 	return nil
+}
+
+// HostChanged looks at once at what belongs to no endpoint, about which the
+// kernel has sent an event, and repairs it. What several repairs in a row have
+// left is left to the audit.
+func (c *Core) HostChanged(emit func(Finding) error) error {
+	diffs, err := c.cfg.Host.Check()
+	if err != nil {
+		return fmt.Errorf("check the host: %w", err)
+	}
+	c.mu.Lock()
+	settled := c.hostUnrepaired.settles(diffs)
+	c.mu.Unlock()
+	if settled {
+		return nil
+	}
+	return c.settleHost(diffs, true, emit)
 }
 
 type reporter func(Difference, func() error) error
@@ -357,11 +384,11 @@ func (c *Core) repairHost(r Record, diffs []Difference) (left []Difference, err 
 		return diffs, nil
 	}
 	err = c.cfg.Links.RepairHost(r.Device)
-	c.count(r.Spec.Owner, diffs, err)
 	left, cerr := c.cfg.Links.CheckHost(r.Device)
 	if cerr != nil {
-		return diffs, errors.Join(err, cerr)
+		left, err = diffs, errors.Join(err, cerr)
 	}
+	c.count(r.Spec.Owner, diffs, left, err)
 	return left, err
 }
 
@@ -380,72 +407,146 @@ func outcome(d Difference, left []Difference, err error) error {
 	return errRemains
 }
 
-// setUnrepaired notes what the last look at the endpoint's host end left
-// unrepaired.
+// unrepaired is what the last look found and did not repair.
+type unrepaired struct {
+	left  []Difference
+	looks int // in a row that have left just this
+}
+
+// mostVain is how many repairs may change nothing before events no longer lead
+// to the next, which would send events again. One may be undone by another
+// program at once, which is no reason to give up.
+const mostVain = 5
+
+// next is u after a look that has left something.
+func (u unrepaired) next(left []Difference) unrepaired {
+	if !slices.Equal(left, u.left) {
+		u.looks = 0
+	}
+	return unrepaired{left, u.looks + 1}
+}
+
+// settles says whether an event about the differences needs no repair: there are
+// none, or repairs did not change them.
+func (u unrepaired) settles(diffs []Difference) bool {
+	return slices.Equal(diffs, u.left) && (u.looks >= mostVain || !slices.ContainsFunc(diffs, Difference.repairable))
+}
+
+// setUnrepaired notes what a look at the endpoint's host end has left.
 func (c *Core) setUnrepaired(o Owner, left []Difference) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if _, ok := c.records[o]; ok && len(left) > 0 {
-		c.unrepaired[o] = left
+		c.unrepaired[o] = c.unrepaired[o].next(left)
 	} else {
 		delete(c.unrepaired, o)
 	}
 }
 
-// count notes repairs of attachments, which are news: somebody took a program
-// off a container.
-func (c *Core) count(o Owner, diffs []Difference, err error) {
+// count notes what a repair of an endpoint's host end did. A repaired attachment
+// is an alarm, because a program was off a container.
+func (c *Core) count(o Owner, diffs, left []Difference, err error) {
+	attachment := slices.IndexFunc(diffs, Difference.ofAttachment)
+	if attachment >= 0 {
+		c.countAttachment(o, diffs[attachment], outcome(diffs[attachment], left, err))
+	}
 	for _, d := range diffs {
-		if d.Subject != SubjectQdisc && d.Subject != SubjectFilter {
-			continue
-		}
-		if e, gone := c.Get(o); gone == nil && c.cfg.Repaired != nil {
-			c.cfg.Repaired(e, d, err)
-		}
-		if err != nil {
-			c.log.Error("attachment not repaired", "owner", o.String(), "subject", d.Subject, "device", d.Key, log.Err(err))
+		if !d.ofAttachment() && !slices.Contains(left, d) {
+			c.deviceRepairs.Add(1)
 			return
 		}
-		c.repairs.Add(1)
-		c.log.Warn("attachment repaired", "owner", o.String(), "subject", d.Subject, "device", d.Key, "want", d.Want, "have", d.Have)
-		return
 	}
 }
 
-// LinkChanged looks at once at the attachment of a device about which the
-// kernel has sent an event.
-func (c *Core) LinkChanged(ctx context.Context, ifindex uint32) error {
+func (d Difference) ofAttachment() bool {
+	return d.Subject == SubjectQdisc || d.Subject == SubjectFilter
+}
+
+func (c *Core) countAttachment(o Owner, d Difference, err error) {
+	if e, gone := c.Get(o); gone == nil && c.cfg.Repaired != nil {
+		c.cfg.Repaired(e, d, err)
+	}
+	if err != nil {
+		c.log.Error("attachment not repaired", "owner", o.String(), "subject", d.Subject, "device", d.Key, log.Err(err))
+		return
+	}
+	c.repairs.Add(1)
+	c.log.Warn("attachment repaired", "owner", o.String(), "subject", d.Subject, "device", d.Key, "want", d.Want, "have", d.Have)
+}
+
+// LinkChanged looks at once at the host end with an index, about which the
+// kernel has sent an event, and repairs it. It does not wait for another call
+// of the same owner: with again set, the caller should call again later.
+func (c *Core) LinkChanged(ctx context.Context, ifindex uint32, emit func(Finding) error) (again bool, err error) {
 	c.mu.Lock()
 	o, ok := c.byIndex[ifindex]
 	c.mu.Unlock()
 	if !ok {
-		return nil
+		return false, nil
 	}
-	leave, err := c.turns.enter(ctx, o)
-	if err != nil {
-		return err
+	return c.hostEndChanged(ctx, o, emit)
+}
+
+// AddrChanged is LinkChanged for the endpoint that has an address, after an
+// event about a route to it.
+func (c *Core) AddrChanged(ctx context.Context, a netip.Addr, emit func(Finding) error) (again bool, err error) {
+	c.mu.Lock()
+	o, ok := c.holders[a]
+	c.mu.Unlock()
+	if !ok {
+		return false, nil
+	}
+	return c.hostEndChanged(ctx, o, emit)
+}
+
+func (c *Core) hostEndChanged(ctx context.Context, o Owner, emit func(Finding) error) (again bool, err error) {
+	// A creation or a deletion under way ends with a device as it should be.
+	steady := func() (Record, bool) {
+		r, ok := c.record(o)
+		return r, ok && r.Phase == PhaseReady && !c.disconnecting(o)
+	}
+	if _, ok := steady(); !ok {
+		return false, nil
+	}
+	leave, ok := c.turns.tryEnter(o)
+	if !ok {
+		return true, nil
 	}
 	defer leave()
-	r, ok := c.record(o)
-	if !ok || r.Phase != PhaseReady || r.Device.HostIndex != ifindex {
-		return nil
+	r, ok := steady()
+	if !ok {
+		return false, nil
 	}
-	diffs, err := c.cfg.Links.CheckFilters(r.Device)
+	diffs, err := c.cfg.Links.CheckHost(r.Device)
 	if err != nil {
-		return fmt.Errorf("check device %s of %s: %w", r.Device.HostName, o, err)
+		return false, fmt.Errorf("check device %s of %s: %w", r.Device.HostName, o, err)
 	}
-	if len(diffs) == 0 {
-		return nil
+	c.mu.Lock()
+	settled := c.unrepaired[o].settles(diffs)
+	c.mu.Unlock()
+	if settled {
+		return false, nil // nothing, or what repairs have left to the audit
 	}
-	if c.orphaned(r) {
+	if len(diffs) > 0 && c.orphaned(r) {
 		c.log.Info("endpoint removed, its network namespace is gone", "owner", o.String())
-		return c.dispose(ctx, r)
+		return false, c.dispose(ctx, r)
 	}
-	if slices.ContainsFunc(diffs, func(d Difference) bool { return d.Subject == SubjectQdisc || d.Subject == SubjectFilter }) {
-		err = c.cfg.Links.RepairHost(r.Device)
-		c.count(o, diffs, err)
+	left, fixErr := []Difference(nil), error(nil)
+	if len(diffs) > 0 {
+		left, fixErr = c.repairHost(r, diffs)
 	}
-	return err
+	c.setUnrepaired(o, left)
+	for _, d := range diffs {
+		if d.ofAttachment() {
+			continue // countAttachment has logged it
+		}
+		f := Finding{Difference: d, Err: outcome(d, left, fixErr)}
+		f.Repaired = f.Err == nil
+		if err := emit(f); err != nil {
+			return false, err
+		}
+	}
+	return false, nil
 }
 
 // Beliefs are what a caller of Check thinks of an endpoint; zero for nothing.

@@ -71,7 +71,9 @@ type Core struct {
 	byIndex    map[uint32]Owner         // guarded by mu; host ends of ready endpoints
 	doomed     map[HostDevice]time.Time // guarded by mu; when to remove
 	badRecords []string                 // guarded by mu; what Restore could not read
-	unrepaired map[Owner][]Difference   // guarded by mu; of host ends, as of the last look
+	unrepaired map[Owner]unrepaired     // guarded by mu; of host ends
+
+	hostUnrepaired unrepaired // guarded by mu; of what belongs to no endpoint
 
 	reaping sync.Mutex // held while devices are removed; before mu
 
@@ -79,7 +81,10 @@ type Core struct {
 	wakeReaper   chan struct{}
 	refreshDue   atomic.Bool // an endpoint has an identity without a hold
 	releasing    atomic.Bool // a release failed and waits for its retry
-	repairs      atomic.Uint64
+
+	repairs       atomic.Uint64 // of attachments
+	deviceRepairs atomic.Uint64
+	nodeRepairs   atomic.Uint64
 }
 
 // New returns a core that knows nothing yet: call Restore.
@@ -101,7 +106,7 @@ func New(cfg Config) *Core {
 		hub:     watch.NewHub[Owner, Endpoint](watch.Options[Endpoint]{Loading: true}),
 		records: map[Owner]Record{}, states: map[Owner]State{}, holders: map[netip.Addr]Owner{},
 		byIndex: map[uint32]Owner{}, doomed: map[HostDevice]time.Time{},
-		unrepaired: map[Owner][]Difference{}, wakeReleases: make(chan struct{}, 1), wakeReaper: make(chan struct{}, 1),
+		unrepaired: map[Owner]unrepaired{}, wakeReleases: make(chan struct{}, 1), wakeReaper: make(chan struct{}, 1),
 	}
 }
 
@@ -151,10 +156,12 @@ func (c *Core) OwnerOfSlot(slot uint16) (Owner, bool) {
 type Counts struct {
 	ByState         map[State]int
 	PendingReleases int
-	Repairs         uint64
-	BadRecords      []string
-	// Unrepaired are the differences of host ends that the last look at each
-	// found and did not repair, one line each, sorted.
+	// Repairs of attachments, of other properties of host ends, and of what
+	// belongs to no endpoint.
+	Repairs, DeviceRepairs, NodeRepairs uint64
+	BadRecords                          []string
+	// Unrepaired are the differences of host ends and of the node that the last
+	// look at each found and did not repair, one line each, sorted.
 	Unrepaired []string
 }
 
@@ -162,7 +169,10 @@ type Counts struct {
 func (c *Core) Counts() Counts {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	n := Counts{ByState: map[State]int{}, Repairs: c.repairs.Load(), BadRecords: slices.Clone(c.badRecords)}
+	n := Counts{
+		ByState: map[State]int{}, Repairs: c.repairs.Load(), DeviceRepairs: c.deviceRepairs.Load(), NodeRepairs: c.nodeRepairs.Load(),
+		BadRecords: slices.Clone(c.badRecords),
+	}
 	for o, r := range c.records {
 		if r.Phase == PhaseDeleted {
 			n.PendingReleases++
@@ -170,10 +180,13 @@ func (c *Core) Counts() Counts {
 			n.ByState[c.endpoint(r, c.states[o]).State]++
 		}
 	}
-	for o, ds := range c.unrepaired {
-		for _, d := range ds {
+	for o, u := range c.unrepaired {
+		for _, d := range u.left {
 			n.Unrepaired = append(n.Unrepaired, fmt.Sprintf("%s: %s", o, d))
 		}
+	}
+	for _, d := range c.hostUnrepaired.left {
+		n.Unrepaired = append(n.Unrepaired, "node: "+d.String())
 	}
 	slices.Sort(n.Unrepaired)
 	return n

@@ -593,7 +593,7 @@ func TestChangedAttachmentIsRepairedAndCounted(t *testing.T) {
 		t.Errorf("labels of identity %d: %v, %v", e.Identity.Number, ls, ok)
 	}
 	for _, index := range []uint32{e.Device.HostIndex, 4711} {
-		if err := c.LinkChanged(t.Context(), index); err != nil {
+		if _, err := c.LinkChanged(t.Context(), index, nothing); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -601,7 +601,7 @@ func TestChangedAttachmentIsRepairedAndCounted(t *testing.T) {
 		t.Error("a device without a difference was repaired")
 	}
 	m.deviceOf(s.Owner).filtered = false
-	if err := c.LinkChanged(t.Context(), e.Device.HostIndex); err != nil {
+	if _, err := c.LinkChanged(t.Context(), e.Device.HostIndex, nothing); err != nil {
 		t.Fatal(err)
 	}
 	if !m.deviceOf(s.Owner).filtered || c.Counts().Repairs != 1 {
@@ -611,7 +611,7 @@ func TestChangedAttachmentIsRepairedAndCounted(t *testing.T) {
 		t.Errorf("heard %q, want %q", heard, want)
 	}
 	m.removeNamespace(s.Netns)
-	if err := c.LinkChanged(t.Context(), e.Device.HostIndex); err != nil {
+	if _, err := c.LinkChanged(t.Context(), e.Device.HostIndex, nothing); err != nil {
 		t.Fatal(err)
 	}
 	settle(t, c)

@@ -51,7 +51,9 @@ type namespace struct {
 type device struct {
 	Device
 	up, configured, filtered bool
-	ns                       *namespace
+
+	foreign string // a program that others attached before ours
+	ns      *namespace
 }
 
 type lease struct {
@@ -217,12 +219,10 @@ func (l fakeLinks) CheckHost(d Device) ([]Difference, error) {
 	if !dev.up || !dev.configured {
 		diffs = append(diffs, Difference{Subject: "device state", Key: d.HostName, Want: "up"})
 	}
+	if dev.foreign != "" {
+		diffs = append(diffs, Difference{Subject: SubjectTCX, Key: d.HostName, Have: dev.foreign})
+	}
 	return diffs, nil
-}
-
-func (l fakeLinks) CheckFilters(d Device) ([]Difference, error) {
-	diffs, err := l.CheckHost(d)
-	return slices.DeleteFunc(diffs, func(d Difference) bool { return d.Subject == "device state" }), err
 }
 
 func (l fakeLinks) CheckContainer(Namespace, Device) ([]Difference, error) { return nil, nil }

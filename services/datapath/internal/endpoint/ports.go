@@ -95,9 +95,6 @@ type Links interface {
 	// make; CheckContainer the other end.
 	CheckHost(d Device) ([]Difference, error)
 	CheckContainer(ns Namespace, d Device) ([]Difference, error)
-	// CheckFilters is the part of CheckHost that keeps the container from
-	// escaping the programs.
-	CheckFilters(d Device) ([]Difference, error)
 	// RepairHost puts right what CheckHost finds, but for SubjectTCX. It replaces
 	// and never removes.
 	RepairHost(d Device) error

@@ -29,11 +29,36 @@ func (t *turns) enter(ctx context.Context, o Owner) (leave func(), err error) {
 	return t.enterWith(ctx, o, nil)
 }
 
+// tryEnter is enter for a caller that comes back later instead of waiting.
+func (t *turns) tryEnter(o Owner) (leave func(), ok bool) {
+	e, done := t.join(o, nil)
+	select {
+	case <-e.free:
+		return func() { e.free <- struct{}{}; done() }, true
+	default:
+		done()
+		return nil, false
+	}
+}
+
 // enterWith is enter for a creation, or a wait, which interrupt may end by
 // abort.
 func (t *turns) enterWith(ctx context.Context, o Owner, abort context.CancelCauseFunc) (leave func(), err error) {
+	e, done := t.join(o, abort)
+	select {
+	case <-e.free:
+		return func() { e.free <- struct{}{}; done() }, nil
+	case <-ctx.Done():
+		done()
+		return nil, context.Cause(ctx)
+	}
+}
+
+// join notes the interest in the owner's turn until done is called.
+func (t *turns) join(o Owner, abort context.CancelCauseFunc) (e *turn, done func()) {
 	t.mu.Lock()
-	e := t.owners[o]
+	defer t.mu.Unlock()
+	e = t.owners[o]
 	if e == nil {
 		e = &turn{free: make(chan struct{}, 1), aborts: map[*context.CancelCauseFunc]struct{}{}}
 		e.free <- struct{}{}
@@ -43,21 +68,13 @@ func (t *turns) enterWith(ctx context.Context, o Owner, abort context.CancelCaus
 	if abort != nil {
 		e.aborts[&abort] = struct{}{}
 	}
-	t.mu.Unlock()
-	done := func() {
+	return e, func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		delete(e.aborts, &abort)
 		if e.interest--; e.interest == 0 {
 			delete(t.owners, o)
 		}
-	}
-	select {
-	case <-e.free:
-		return func() { e.free <- struct{}{}; done() }, nil
-	case <-ctx.Done():
-		done()
-		return nil, context.Cause(ctx)
 	}
 }
 

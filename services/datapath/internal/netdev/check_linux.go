@@ -24,18 +24,6 @@ func (ds *differences) add(subject, key, want, have string) {
 	*ds = append(*ds, endpoint.Difference{Subject: subject, Key: key, Want: want, Have: have})
 }
 
-// CheckFilters implements endpoint.Links.
-func (n *Netdev) CheckFilters(d endpoint.Device) ([]endpoint.Difference, error) {
-	link, err := n.looks.LinkByIndex(int(d.HostIndex))
-	if errors.As(err, new(netlink.LinkNotFoundError)) {
-		return []endpoint.Difference{{Subject: "device", Key: d.HostName, Want: fmt.Sprintf("index %d", d.HostIndex)}}, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("find %s: %w", d.HostName, err)
-	}
-	return n.checkFilters(link)
-}
-
 func (n *Netdev) checkFilters(link netlink.Link) ([]endpoint.Difference, error) {
 	var ds differences
 	for _, k := range n.hooks() {

@@ -36,6 +36,9 @@ func (n *Netdev) CheckNode() ([]endpoint.Difference, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find lo: %w", err)
 	}
+	if lo.Attrs().Flags&net.FlagUp == 0 {
+		ds.add("device state", "lo", "up", "down")
+	}
 	addrs, err := whole(func() ([]netlink.Addr, error) { return n.looks.AddrList(lo, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("list addresses of lo: %w", err)

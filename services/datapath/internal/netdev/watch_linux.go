@@ -5,10 +5,15 @@ package netdev
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -16,60 +21,114 @@ import (
 
 // Change is news from the kernel. One of its fields is set.
 type Change struct {
-	// Ifindex: a device, or its filters and qdiscs, may have changed.
+	// Ifindex: a device, its filters, qdiscs, neighbours or sysctls may have
+	// changed.
 	Ifindex uint32
+	// Addr: the route to a container's address may have changed.
+	Addr netip.Addr
 	// Addresses: some of the node's own changed.
 	Addresses bool
-	// Node: routing rules or the firewall may have changed.
+	// Node: routing rules, the firewall, or what else the node has for all
+	// endpoints may have changed.
 	Node bool
-	// Everything: the kernel had more news than the socket could hold.
+	// Everything: the kernel had more news than the socket could hold, or one
+	// change took much along without saying so.
 	Everything bool
 }
 
-// Watch calls handle for every change, in order, until ctx ends; first with
-// Everything, for what changed before the subscription. News of the same thing
-// that come while handle works are merged into one.
-func (n *Netdev) Watch(ctx context.Context, handle func(Change)) error {
-	var route, firewall *nl.NetlinkSocket
-	err := n.o.Home.Do(func() (err error) {
-		route, err = nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_TC, unix.RTNLGRP_IPV4_IFADDR,
-			unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE)
-		if err != nil {
+// routeGroups are what is heard of on a route socket.
+var routeGroups = []uint{
+	unix.RTNLGRP_LINK, unix.RTNLGRP_TC, unix.RTNLGRP_NEIGH,
+	unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV4_NETCONF,
+	unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV6_NETCONF,
+}
+
+// watchBuffer is how many bytes of news a socket holds.
+const watchBuffer = 1 << 20
+
+// subscription holds the sockets of a Watch.
+type subscription struct{ route, firewall *nl.NetlinkSocket }
+
+func (n *Netdev) subscribe(buffer int) (s subscription, err error) {
+	err = n.o.Home.Do(func() (err error) {
+		if s.route, err = nl.Subscribe(unix.NETLINK_ROUTE, routeGroups...); err != nil {
 			return err
 		}
-		firewall, err = nl.Subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
-		if err != nil {
-			route.Close()
-		}
+		s.firewall, err = nl.Subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
 		return err
 	})
-	if err != nil {
-		return fmt.Errorf("subscribe to changes: %w", err)
+	for _, sock := range s.sockets() {
+		if err == nil {
+			err = sock.SetReceiveBufferSize(buffer, true)
+		}
+		if err == nil {
+			// so that closing the socket ends a Receive
+			err = sock.SetReceiveTimeout(&unix.Timeval{Usec: 100_000})
+		}
 	}
-	q := &queue{news: make(chan struct{}, 1), pending: map[Change]bool{}}
+	if err != nil {
+		s.close()
+		return s, fmt.Errorf("subscribe to changes: %w", err)
+	}
+	return s, nil
+}
+
+func (s subscription) sockets() []*nl.NetlinkSocket {
+	return slices.DeleteFunc([]*nl.NetlinkSocket{s.route, s.firewall}, func(sock *nl.NetlinkSocket) bool { return sock == nil })
+}
+
+func (s subscription) close() {
+	for _, sock := range s.sockets() {
+		sock.Close()
+	}
+}
+
+// Watch calls handle for every change until ctx ends; first with Everything,
+// for what changed before the subscription. News of the same thing that come
+// while handle works are merged into one, and the same thing is handled 8 times
+// at once and then every 100 ms (Everything twice, then every 2 s), so that a
+// fight with another program over a device costs neither CPU nor the others'
+// repairs. If handle returns true, it is called again for the same change.
+func (n *Netdev) Watch(ctx context.Context, handle func(Change) (again bool)) error {
+	s, err := n.subscribe(watchBuffer)
+	if err != nil {
+		return err
+	}
+	return n.watch(ctx, s, handle)
+}
+
+// watch is Watch with open sockets, which it closes.
+func (n *Netdev) watch(ctx context.Context, s subscription, handle func(Change) (again bool)) error {
+	q := newQueue()
 	q.put(Change{Everything: true})
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	defer route.Close()
-	defer firewall.Close()
+	defer s.close()
 	failed := make(chan error, 2)
-	for _, s := range []*nl.NetlinkSocket{route, firewall} {
-		// so that closing the socket ends a Receive
-		if err := s.SetReceiveTimeout(&unix.Timeval{Usec: 100_000}); err != nil {
-			return fmt.Errorf("subscribe to changes: %w", err)
-		}
-		wg.Go(func() { failed <- receive(ctx, s, s == firewall, q) })
-	}
+	wg.Go(func() { failed <- receive(ctx, s.route, q.put, Change{Everything: true}, n.changesOf) })
+	wg.Go(func() {
+		node := Change{Node: true}
+		failed <- receive(ctx, s.firewall, q.put, node, func(syscall.NetlinkMessage) []Change { return []Change{node} })
+	})
+	timer := time.NewTimer(0)
+	defer timer.Stop()
 	for {
 		select {
 		case <-q.news:
-			for _, c := range q.take() {
-				handle(c)
-			}
+		case <-timer.C:
 		case err := <-failed:
 			return err
 		case <-ctx.Done():
 			return ctx.Err()
+		}
+		ready, wait := q.take(time.Now())
+		for _, c := range ready {
+			if handle(c) {
+				q.put(c)
+			}
+		}
+		if wait > 0 {
+			timer.Reset(wait)
 		}
 	}
 }
@@ -79,6 +138,11 @@ type queue struct {
 	mu      sync.Mutex
 	order   []Change
 	pending map[Change]bool // what is in order
+	paces   map[Change]pace // guarded by mu; of what was handled lately
+}
+
+func newQueue() *queue {
+	return &queue{news: make(chan struct{}, 1), pending: map[Change]bool{}, paces: map[Change]pace{}}
 }
 
 // maxChanges is how many changes wait; more become Everything, which stands for
@@ -91,7 +155,7 @@ func (q *queue) put(c Change) {
 	if q.pending[c] || q.pending[Change{Everything: true}] {
 		return
 	}
-	if len(q.order) >= maxChanges {
+	if c.Everything || len(q.order) >= maxChanges {
 		c = Change{Everything: true}
 		q.order = nil
 		clear(q.pending)
@@ -104,23 +168,79 @@ func (q *queue) put(c Change) {
 	}
 }
 
-func (q *queue) take() []Change {
+// take returns what may be handled now, in order, and how long until the next of
+// the rest may be; 0 if nothing is left.
+func (q *queue) take(now time.Time) (ready []Change, wait time.Duration) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	order := q.order
-	q.order = nil
-	clear(q.pending)
-	return order
+	var rest []Change
+	for _, c := range q.order {
+		p, w := q.paces[c].next(now, c.limit())
+		if w > 0 {
+			rest = append(rest, c)
+			if wait == 0 || w < wait {
+				wait = w
+			}
+			continue
+		}
+		q.paces[c] = p
+		delete(q.pending, c)
+		ready = append(ready, c)
+	}
+	q.order = rest
+	if len(q.paces) > maxChanges {
+		maps.DeleteFunc(q.paces, func(_ Change, p pace) bool { return p.idle(now) })
+	}
+	return ready, wait
 }
 
-func receive(ctx context.Context, s *nl.NetlinkSocket, firewall bool, q *queue) error {
+// limit is how often a change is handled: burst times at once, and then once in
+// every interval.
+type limit struct {
+	burst int
+	every time.Duration
+}
+
+func (c Change) limit() limit {
+	if c.Everything {
+		return limit{burst: 2, every: 2 * time.Second}
+	}
+	return limit{burst: 8, every: 100 * time.Millisecond}
+}
+
+// pace is a token bucket in one number: the time at which it is full again.
+type pace struct{ full time.Time }
+
+// next takes a token, or says how long until there is one.
+func (p pace) next(now time.Time, l limit) (pace, time.Duration) {
+	full := p.full
+	if full.Before(now) {
+		full = now
+	}
+	full = full.Add(l.every)
+	if w := full.Sub(now) - time.Duration(l.burst)*l.every; w > 0 {
+		return p, w
+	}
+	return pace{full}, 0
+}
+
+func (p pace) idle(now time.Time) bool { return !p.full.After(now) }
+
+// receive calls put with the changes of a socket's messages, and with all if the
+// kernel had more messages than the socket could hold.
+func receive(ctx context.Context, s *nl.NetlinkSocket, put func(Change), all Change, changes func(syscall.NetlinkMessage) []Change) error {
 	for ctx.Err() == nil {
 		msgs, _, err := s.Receive()
 		switch {
 		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
 			continue
 		case errors.Is(err, unix.ENOBUFS):
-			q.put(Change{Everything: true})
+			// The kernel drops news, without another error, until the socket was
+			// empty once. A look before that would miss them.
+			if err := drain(ctx, s.GetFd()); err != nil {
+				return fmt.Errorf("receive changes: %w", err)
+			}
+			put(all)
 			continue
 		case err != nil:
 			if ctx.Err() != nil {
@@ -129,34 +249,167 @@ func receive(ctx context.Context, s *nl.NetlinkSocket, firewall bool, q *queue) 
 			return fmt.Errorf("receive changes: %w", err)
 		}
 		for _, m := range msgs {
-			if firewall {
-				q.put(Change{Node: true})
-				continue
-			}
-			if c, ok := changeOf(m); ok {
-				q.put(c)
+			for _, c := range changes(m) {
+				put(c)
 			}
 		}
 	}
 	return ctx.Err()
 }
 
-func changeOf(m syscall.NetlinkMessage) (Change, bool) {
+// maxDrain bounds the messages that drain throws away. A socket that is not
+// empty by then overflows again, and is drained again.
+const maxDrain = 1 << 16
+
+// drain throws away what a socket holds.
+func drain(ctx context.Context, fd int) error {
+	var b [1]byte // the rest of a message is cut off
+	for range maxDrain {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		_, _, err := unix.Recvfrom(fd, b[:], unix.MSG_DONTWAIT)
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			return nil
+		case err != nil && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.EINTR):
+			return err
+		}
+	}
+	return nil
+}
+
+// changesOf says what a message of a route socket is about.
+func (n *Netdev) changesOf(m syscall.NetlinkMessage) []Change {
 	switch m.Header.Type {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
 		if len(m.Data) < unix.SizeofIfInfomsg {
-			return Change{}, false
+			return nil
 		}
-		return Change{Ifindex: uint32(nl.DeserializeIfInfomsg(m.Data).Index)}, true
+		if i := nl.DeserializeIfInfomsg(m.Data).Index; i != loopback {
+			return []Change{{Ifindex: uint32(i)}}
+		}
+		return []Change{{Node: true}}
 	case unix.RTM_NEWQDISC, unix.RTM_DELQDISC, unix.RTM_NEWTFILTER, unix.RTM_DELTFILTER:
 		if len(m.Data) < nl.SizeofTcMsg {
-			return Change{}, false
+			return nil
 		}
-		return Change{Ifindex: uint32(nl.DeserializeTcMsg(m.Data).Ifindex)}, true
+		return []Change{{Ifindex: uint32(nl.DeserializeTcMsg(m.Data).Ifindex)}}
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
-		return Change{Addresses: true}, true
+		if m.Header.Type == unix.RTM_DELADDR && slices.Contains(n.o.NodeAddrs, addrAttr(m.Data, unix.SizeofIfAddrmsg, unix.IFA_ADDRESS)) {
+			// With it go the routes of all containers that it is the source of.
+			return []Change{{Everything: true}}
+		}
+		return []Change{{Addresses: true}}
 	case unix.RTM_NEWRULE, unix.RTM_DELRULE:
-		return Change{Node: true}, true
+		return []Change{{Node: true}}
+	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
+		return n.routeChanges(m)
+	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
+		if n.ofContainer(addrAttr(m.Data, unix.SizeofNdMsg, unix.NDA_DST)) {
+			return []Change{{Ifindex: binary.NativeEndian.Uint32(m.Data[ndmIfindex:])}}
+		}
+	case unix.RTM_NEWNETCONF:
+		return n.netconfChanges(m.Data)
 	}
-	return Change{}, false
+	return nil
+}
+
+// ndmIfindex is where struct ndmsg has the index of its device.
+const ndmIfindex = 4
+
+// loopback is the index of lo in every network namespace.
+const loopback = 1
+
+func (n *Netdev) ofContainer(a netip.Addr) bool {
+	return slices.ContainsFunc(n.o.PodCIDRs, func(p netip.Prefix) bool { return p.Contains(a) }) && !slices.Contains(n.o.NodeAddrs, a)
+}
+
+// routeChanges: the routes of containers, those of the pod ranges, and new
+// default routes, whose devices may have a strict filter. What others do with
+// their routes is not looked at.
+func (n *Netdev) routeChanges(m syscall.NetlinkMessage) []Change {
+	if len(m.Data) < unix.SizeofRtMsg {
+		return nil
+	}
+	head, added := nl.DeserializeRtMsg(m.Data), m.Header.Type == unix.RTM_NEWROUTE
+	if added && head.Protocol == protocol {
+		return nil // this process made it
+	}
+	if head.Dst_len == 0 {
+		if added && head.Table == unix.RT_TABLE_MAIN {
+			return []Change{{Node: true}}
+		}
+		return nil
+	}
+	dst := netip.PrefixFrom(addrAttr(m.Data, unix.SizeofRtMsg, unix.RTA_DST), int(head.Dst_len))
+	switch {
+	case dst.IsSingleIP() && n.ofContainer(dst.Addr()):
+		return []Change{{Addr: dst.Addr()}}
+	case slices.Contains(n.o.PodCIDRs, dst):
+		return []Change{{Node: true}}
+	}
+	return nil
+}
+
+// Attributes of linux/netconf.h.
+const (
+	sizeofNetconfmsg = 4
+	netconfIfindex   = 1
+	netconfRPFilter  = 3
+)
+
+// netconfChanges: one sysctl of a device, or of all, was written. A message with
+// several comes from a new device, and is no change.
+func (n *Netdev) netconfChanges(data []byte) []Change {
+	if len(data) < sizeofNetconfmsg {
+		return nil
+	}
+	attrs, err := nl.ParseRouteAttr(data[sizeofNetconfmsg:])
+	if err != nil {
+		return nil
+	}
+	index, values, filter := int32(0), 0, false
+	for _, a := range attrs {
+		if a.Attr.Type != netconfIfindex {
+			values++
+			filter = filter || a.Attr.Type == netconfRPFilter
+		} else if len(a.Value) >= 4 {
+			index = int32(binary.NativeEndian.Uint32(a.Value))
+		}
+	}
+	switch {
+	case values != 1:
+		return nil
+	case index <= 0: // "all", or the values that new devices get
+		return []Change{{Node: true}}
+	case filter && !n.isHostEnd(index): // perhaps that of an uplink
+		return []Change{{Node: true}}
+	}
+	return []Change{{Ifindex: uint32(index)}}
+}
+
+// isHostEnd says whether a device is in the group of this instance. Every
+// creation writes the rp_filter of one, which is no reason to look at the node.
+func (n *Netdev) isHostEnd(index int32) bool {
+	link, err := n.looks.LinkByIndex(int(index))
+	return err == nil && link.Attrs().Group&^1 == n.group
+}
+
+// addrAttr is the address in an attribute; the zero Addr if there is none.
+func addrAttr(data []byte, head int, kind uint16) netip.Addr {
+	if len(data) < head {
+		return netip.Addr{}
+	}
+	attrs, err := nl.ParseRouteAttr(data[head:])
+	if err != nil {
+		return netip.Addr{}
+	}
+	for _, a := range attrs {
+		if a.Attr.Type == kind {
+			addr, _ := netip.AddrFromSlice(a.Value)
+			return addr.Unmap()
+		}
+	}
+	return netip.Addr{}
 }

@@ -582,10 +582,11 @@ func (n *Node) repaired(e endpoint.Endpoint, d endpoint.Difference, err error) {
 }
 
 // Watch looks at once at what the kernel says has changed, until ctx ends.
-// With repair, attachments are put back; the host's addresses are always kept
-// up to date.
+// With repair, host ends and what the node has for all of them are put back as
+// they should be; the host's addresses are always kept up to date.
 func (n *Node) Watch(ctx context.Context, repair bool) error {
-	return n.dev.Watch(ctx, func(c netdev.Change) {
+	emit := func(f endpoint.Finding) error { n.report(f); return nil }
+	return n.dev.Watch(ctx, func(c netdev.Change) (again bool) {
 		var err error
 		switch {
 		case c.Addresses:
@@ -597,28 +598,17 @@ func (n *Node) Watch(ctx context.Context, repair bool) error {
 				err = errors.Join(err, n.Audit(ctx, true))
 			}
 		case c.Node && repair:
-			err = n.repairHost()
+			err = n.Core.HostChanged(emit)
 		case c.Ifindex != 0 && repair:
-			err = n.Core.LinkChanged(ctx, c.Ifindex)
+			again, err = n.Core.LinkChanged(ctx, c.Ifindex, emit)
+		case c.Addr.IsValid() && repair:
+			again, err = n.Core.AddrChanged(ctx, c.Addr, emit)
 		}
 		if err != nil && ctx.Err() == nil {
 			n.log.Error("change of the kernel not handled", log.Err(err))
 		}
+		return again
 	})
-}
-
-// repairHost looks before it acts: others change rules and firewalls all day.
-func (n *Node) repairHost() error {
-	h := host{n}
-	diffs, err := h.Check()
-	if err != nil || len(diffs) == 0 {
-		return err
-	}
-	err = h.Repair()
-	for _, d := range diffs {
-		n.report(endpoint.Finding{Difference: d, Repaired: err == nil, Err: err})
-	}
-	return err
 }
 
 // MountBPF mounts a bpffs at dir unless dir lies on one already.

@@ -1469,7 +1469,14 @@ type GetStatusResponse struct {
 	// What keeps no container from being connected and needs an operator, one
 	// line each: differences of host ends that a repair did not remove, for
 	// example a program that others attached before the datapath's own.
-	Warnings      []string `protobuf:"bytes,19,rep,name=warnings,proto3" json:"warnings,omitempty"`
+	Warnings []string `protobuf:"bytes,19,rep,name=warnings,proto3" json:"warnings,omitempty"`
+	// Host ends of endpoints that were found changed (state, hardware address,
+	// MTU, routes, neighbours, sysctls) and were repaired, since the process
+	// started.
+	DeviceRepairs uint64 `protobuf:"varint,20,opt,name=device_repairs,json=deviceRepairs,proto3" json:"device_repairs,omitempty"`
+	// Repairs of what the node has for all endpoints: its addresses, rules,
+	// routes, firewall and sysctls, since the process has restored them.
+	NodeRepairs   uint64 `protobuf:"varint,21,opt,name=node_repairs,json=nodeRepairs,proto3" json:"node_repairs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1635,6 +1642,20 @@ func (x *GetStatusResponse) GetWarnings() []string {
 		return x.Warnings
 	}
 	return nil
+}
+
+func (x *GetStatusResponse) GetDeviceRepairs() uint64 {
+	if x != nil {
+		return x.DeviceRepairs
+	}
+	return 0
+}
+
+func (x *GetStatusResponse) GetNodeRepairs() uint64 {
+	if x != nil {
+		return x.NodeRepairs
+	}
+	return 0
 }
 
 // MapUsage says how full a map is.
@@ -2315,7 +2336,7 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\xbaH\a\x92\x01\x04\x10\x80\x80\x04R\vvalidOwners\"S\n" +
 	"\x18ReclaimEndpointsResponse\x127\n" +
 	"\treclaimed\x18\x01 \x03(\v2\x19.sluice.workload.v1.OwnerR\treclaimed\"\x12\n" +
-	"\x10GetStatusRequest\"\xe6\x06\n" +
+	"\x10GetStatusRequest\"\xb0\a\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x129\n" +
 	"\n" +
@@ -2339,7 +2360,9 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x0fpolicy_refusals\x18\x10 \x03(\tR\x0epolicyRefusals\x120\n" +
 	"\x04maps\x18\x11 \x03(\v2\x1c.sluice.datapath.v1.MapUsageR\x04maps\x12F\n" +
 	"\vconnections\x18\x12 \x01(\v2$.sluice.datapath.v1.ConnectionCountsR\vconnections\x12\x1a\n" +
-	"\bwarnings\x18\x13 \x03(\tR\bwarnings\"o\n" +
+	"\bwarnings\x18\x13 \x03(\tR\bwarnings\x12%\n" +
+	"\x0edevice_repairs\x18\x14 \x01(\x04R\rdeviceRepairs\x12!\n" +
+	"\fnode_repairs\x18\x15 \x01(\x04R\vnodeRepairs\"o\n" +
 	"\bMapUsage\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aentries\x18\x02 \x01(\x03R\aentries\x12\x1f\n" +

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package endpoint
+
+import (
+	"errors"
+	"slices"
+	"testing"
+)
+
+// nothing is done with findings.
+func nothing(Finding) error { return nil }
+
+func TestChangedHostEndIsRepairedAndCounted(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	s := m.wanted("a", 2)
+	e, err := c.Create(t.Context(), s, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, changed := range []func(emit func(Finding) error) (bool, error){
+		func(emit func(Finding) error) (bool, error) {
+			return c.LinkChanged(t.Context(), e.Device.HostIndex, emit)
+		},
+		func(emit func(Finding) error) (bool, error) { return c.AddrChanged(t.Context(), s.Addrs[0], emit) },
+		func(emit func(Finding) error) (bool, error) { return c.AddrChanged(t.Context(), s.Addrs[1], emit) },
+	} {
+		m.deviceOf(s.Owner).up = false
+		var found []Finding
+		again, err := changed(func(f Finding) error { found = append(found, f); return nil })
+		if err != nil || again || !m.deviceOf(s.Owner).up {
+			t.Errorf("change %d: up %v, again %v, %v", i, m.deviceOf(s.Owner).up, again, err)
+		}
+		if len(found) != 1 || !found[0].Repaired || found[0].Err != nil {
+			t.Errorf("change %d: findings %+v", i, found)
+		}
+		if n := c.Counts(); n.DeviceRepairs != uint64(i+1) || n.Repairs != 0 || len(n.Unrepaired) != 0 {
+			t.Errorf("change %d: %d repairs of devices, %d of attachments, %q unrepaired", i, n.DeviceRepairs, n.Repairs, n.Unrepaired)
+		}
+	}
+}
+
+// A repair sends events. If repairs change nothing, events must not lead to the
+// next one for ever.
+func TestEventsEndWithRepairsThatChangeNothing(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	s := m.wanted("a", 2)
+	e, err := c.Create(t.Context(), s, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	changed := func() {
+		t.Helper()
+		if again, err := c.LinkChanged(t.Context(), e.Device.HostIndex, nothing); err != nil || again {
+			t.Fatalf("again %v, %v", again, err)
+		}
+	}
+	m.setFail("repair device", errTest)
+	m.deviceOf(s.Owner).up = false
+	for range 3 * mostVain {
+		changed()
+	}
+	if n := m.count("repair device"); n != mostVain {
+		t.Errorf("%d repairs in vain, want %d", n, mostVain)
+	}
+	if left := c.Counts().Unrepaired; len(left) != 1 {
+		t.Errorf("unrepaired %q, want the device", left)
+	}
+	// a program of others is never repaired, and named once
+	m.deviceOf(s.Owner).up = true
+	m.deviceOf(s.Owner).foreign = "passes"
+	for range 3 {
+		changed()
+	}
+	if n := m.count("repair device"); n != mostVain {
+		t.Errorf("%d repairs for a program of others", n-mostVain)
+	}
+	if left := c.Counts().Unrepaired; len(left) != 1 {
+		t.Errorf("unrepaired %q, want the program of others", left)
+	}
+	// the audit tries again
+	m.setFail("repair device", nil)
+	m.deviceOf(s.Owner).foreign, m.deviceOf(s.Owner).up = "", false
+	if err := c.Audit(t.Context(), true, nothing); err != nil {
+		t.Fatal(err)
+	}
+	if n := c.Counts(); !m.deviceOf(s.Owner).up || n.DeviceRepairs != 1 || len(n.Unrepaired) != 0 {
+		t.Errorf("after the audit: up %v, %d repairs, %q unrepaired", m.deviceOf(s.Owner).up, n.DeviceRepairs, n.Unrepaired)
+	}
+}
+
+// Whoever handles events serves all endpoints: it must not wait for one.
+func TestEventDoesNotWaitForACallOfTheSameOwner(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	s := m.wanted("a", 2)
+	e, err := c.Create(t.Context(), s, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	leave, err := c.turns.enter(t.Context(), s.Owner)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.deviceOf(s.Owner).up = false
+	if again, err := c.LinkChanged(t.Context(), e.Device.HostIndex, nothing); err != nil || !again || m.deviceOf(s.Owner).up {
+		t.Errorf("during another call: again %v, %v, up %v", again, err, m.deviceOf(s.Owner).up)
+	}
+	leave()
+	if again, err := c.LinkChanged(t.Context(), e.Device.HostIndex, nothing); err != nil || again || !m.deviceOf(s.Owner).up {
+		t.Errorf("after it: again %v, %v, up %v", again, err, m.deviceOf(s.Owner).up)
+	}
+}
+
+// fakeHost lacks what is in missing until it is repaired; what is in stuck
+// stays.
+type fakeHost struct {
+	missing, stuck []Difference
+	repairs        int
+}
+
+func (h *fakeHost) Check() ([]Difference, error) { return slices.Concat(h.missing, h.stuck), nil }
+
+func (h *fakeHost) Repair() error {
+	h.missing = nil
+	h.repairs++
+	if len(h.stuck) > 0 {
+		return errors.New("stuck")
+	}
+	return nil
+}
+
+func TestChangedHostIsRepairedAndCounted(t *testing.T) {
+	m := newMachine()
+	h := &fakeHost{missing: []Difference{{Subject: "rule", Key: "10.0.0.0/24"}}}
+	cfg := m.config()
+	cfg.Host = h
+	c := New(cfg)
+	if _, err := c.Restore(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n := c.Counts(); h.repairs != 1 || n.NodeRepairs != 0 {
+		t.Errorf("after the start: %d repairs, %d counted, want 1 and 0", h.repairs, n.NodeRepairs)
+	}
+	h.missing = []Difference{{Subject: "rule", Key: "10.0.0.0/24"}}
+	h.stuck = []Difference{{Subject: "sysctl", Key: "net/ipv4/ip_forward", Want: "1", Have: "0"}}
+	var found []Finding
+	for range 3 * mostVain {
+		if err := c.HostChanged(func(f Finding) error { found = append(found, f); return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n := c.Counts()
+	if h.repairs != 1+mostVain || n.NodeRepairs != 1 || len(found) != 1+mostVain || !found[0].Repaired || found[1].Repaired || found[1].Err == nil {
+		t.Errorf("events: %d repairs, %d counted, findings %+v", h.repairs-1, n.NodeRepairs, found)
+	}
+	if want := []string{"node: sysctl net/ipv4/ip_forward: expected 1, found 0"}; !slices.Equal(n.Unrepaired, want) {
+		t.Errorf("unrepaired %q, want %q", n.Unrepaired, want)
+	}
+}

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package node
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+)
+
+// intact says whether an endpoint and the node are as they should be.
+func (w *world) intact(p *pod) error {
+	diffs, err := w.node.Core.Check(w.t.Context(), p.owner, endpoint.Beliefs{})
+	if err != nil || len(diffs) > 0 {
+		return fmt.Errorf("endpoint: %+v, %w", diffs, err)
+	}
+	diffs, err = host{w.node}.Check()
+	if err != nil || len(diffs) > 0 {
+		return fmt.Errorf("node: %+v, %w", diffs, err)
+	}
+	return nil
+}
+
+// repairs of all kinds.
+func (w *world) repairs() uint64 {
+	n := w.node.Core.Counts()
+	return n.Repairs + n.DeviceRepairs + n.NodeRepairs
+}
+
+func sysctl(path, value string) func() error {
+	return func() error { return os.WriteFile("/proc/sys/net/"+path, []byte(value), 0) }
+}
+
+// Nothing audits in this test: what is repaired is repaired by the kernel's
+// events.
+func TestKernelChangedHostEndsAndNodeAreRepairedByEvents(t *testing.T) {
+	w := newWorld(t)
+	w.start(true)
+	a := w.pod("a")
+	w.addUplink()
+	// The look at everything that a start makes is over when a later event was
+	// handled.
+	w.deleteClsact(a)
+	eventually(t, "first repair", func() error {
+		if w.node.Core.Counts().Repairs == 0 {
+			return errors.New("not yet")
+		}
+		return w.intact(a)
+	})
+	d := a.ep.Device
+	link := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: int(d.HostIndex), Name: d.HostName}}
+	hostRoute := func(i int) *netlink.Route {
+		r := &netlink.Route{LinkIndex: int(d.HostIndex), Dst: netlink.NewIPNet(a.spec.Addrs[i].AsSlice())}
+		if a.spec.Addrs[i].Is4() {
+			r.Scope = netlink.SCOPE_LINK
+		}
+		return r
+	}
+	neighbour := func(i int) *netlink.Neigh {
+		return &netlink.Neigh{LinkIndex: int(d.HostIndex), State: netlink.NUD_PERMANENT, IP: a.spec.Addrs[i].AsSlice(), HardwareAddr: []byte{2, 9, 9, 9, 9, 9}}
+	}
+	lo, err := func() (l netlink.Link, err error) {
+		err = w.home.Do(func() (err error) { l, err = netlink.LinkByName("lo"); return err })
+		return l, err
+	}()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name   string
+		change func() error
+	}{
+		{"host end down", func() error { return netlink.LinkSetDown(link) }},
+		{"host end down and up", func() error { return errors.Join(netlink.LinkSetDown(link), netlink.LinkSetUp(link)) }},
+		{"hardware address", func() error { return netlink.LinkSetHardwareAddr(link, []byte{2, 1, 1, 1, 1, 1}) }},
+		{"mtu", func() error { return netlink.LinkSetMTU(link, 1300) }},
+		{"device group", func() error { return netlink.LinkSetGroup(link, 0) }},
+		{"IPv4 route removed", func() error { return netlink.RouteDel(hostRoute(0)) }},
+		{"IPv6 route removed", func() error { return netlink.RouteDel(hostRoute(1)) }},
+		{"IPv4 route replaced", func() error {
+			r := hostRoute(0)
+			r.LinkIndex = lo.Attrs().Index
+			return netlink.RouteReplace(r)
+		}},
+		{"neighbour removed", func() error { return netlink.NeighDel(neighbour(0)) }},
+		{"neighbour replaced", func() error { return netlink.NeighSet(neighbour(1)) }},
+		{"IPv4 forwarding of the host end", sysctl("ipv4/conf/"+d.HostName+"/forwarding", "0")},
+		{"IPv6 forwarding of the host end", sysctl("ipv6/conf/"+d.HostName+"/forwarding", "0")},
+		{"rp_filter of the host end", sysctl("ipv4/conf/"+d.HostName+"/rp_filter", "0")},
+		{"proxy_arp of the host end", sysctl("ipv4/conf/"+d.HostName+"/proxy_arp", "1")},
+		{"rp_filter of the uplink", sysctl("ipv4/conf/up0/rp_filter", "1")},
+		{"IPv4 forwarding", sysctl("ipv4/ip_forward", "0")},
+		{"IPv6 forwarding", sysctl("ipv6/conf/all/forwarding", "0")},
+		{"IPv4 address of the node", func() error {
+			return netlink.AddrDel(lo, &netlink.Addr{IPNet: netlink.NewIPNet(w.node.NodeAddrs[0].AsSlice())})
+		}},
+		{"IPv6 address of the node", func() error {
+			return netlink.AddrDel(lo, &netlink.Addr{IPNet: netlink.NewIPNet(w.node.NodeAddrs[1].AsSlice())})
+		}},
+		{"lo down", func() error { return netlink.LinkSetDown(lo) }},
+		{"unreachable route", func() error {
+			dst, err := netlink.ParseIPNet(cidr4.String())
+			if err != nil {
+				return err
+			}
+			return netlink.RouteDel(&netlink.Route{Dst: dst, Type: unix.RTN_UNREACHABLE})
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			before := w.repairs()
+			if err := w.home.Do(c.change); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "repair", func() error {
+				if w.repairs() == before {
+					return fmt.Errorf("no repair; %w", errors.Join(w.intact(a)))
+				}
+				return w.intact(a)
+			})
+			for _, to := range a.spec.Addrs {
+				if err := talk(w.home, a.echo(to), patience); err != nil {
+					t.Errorf("host to %v: %v", to, err)
+				}
+			}
+		})
+	}
+	host := &pod{t: t, ns: w.home}
+	if err := talk(a.ns, host.echo(w.node.NodeAddrs[0]), patience); err != nil {
+		t.Errorf("pod to its host: %v", err)
+	}
+	if left := w.node.Core.Counts().Unrepaired; len(left) > 0 {
+		t.Errorf("unrepaired %q", left)
+	}
+}
+
+// A route that leads elsewhere by what is not ours to change is named.
+func TestKernelRouteThatCannotBeRepairedIsReported(t *testing.T) {
+	w := newWorld(t)
+	w.start(true)
+	a := w.pod("a")
+	addr := a.spec.Addrs[0]
+	err := w.home.Do(func() error {
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		// The table local comes before the one with our route.
+		return netlink.AddrAdd(lo, &netlink.Addr{IPNet: netlink.NewIPNet(addr.AsSlice())})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "report", func() error {
+		for _, d := range w.node.Core.Counts().Unrepaired {
+			if want := fmt.Sprintf("%s: route %v:", a.owner, addr); len(d) > len(want) && d[:len(want)] == want {
+				return nil
+			}
+		}
+		return fmt.Errorf("unrepaired %q", w.node.Core.Counts().Unrepaired)
+	})
+}

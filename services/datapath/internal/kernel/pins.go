@@ -107,8 +107,12 @@ func openMaps(dir string, validateOnly bool, log *slog.Logger) (_ *pinnedMaps, e
 // somebody may be using it, so it is neither used nor replaced.
 func adoptMap(path string, ms *ebpf.MapSpec) (*ebpf.Map, error) {
 	m, err := ebpf.LoadPinnedMap(path, nil)
-	if err != nil {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return nil, err
+	case err != nil:
+		// The kernel's answer to a directory or a program names no path.
+		return nil, fmt.Errorf("%s is not a map; remove it by hand if no program uses it: %w", path, err)
 	}
 	if err := ms.Compatible(m); err != nil {
 		m.Close()
@@ -208,8 +212,8 @@ func (k *Kernel) Maps() ([]MapInfo, error) {
 
 // AuditPins compares the pins with the maps that this process and the programs
 // use, and names each that is missing or leads elsewhere: the next start would
-// begin with other maps. With repair the missing ones are pinned again; one
-// that leads elsewhere is left to the operator, because somebody put it there.
+// begin with other maps, or not at all. With repair the missing ones are pinned
+// again; one that leads elsewhere is left to the operator, because somebody put it there.
 func (k *Kernel) AuditPins(repair bool) (differences []string, err error) {
 	if err := k.lock(); err != nil {
 		return nil, err
@@ -227,7 +231,7 @@ func (k *Kernel) AuditPins(repair bool) (differences []string, err error) {
 				}
 			}
 		case err != nil:
-			return differences, fmt.Errorf("audit the pin of map %s: %w", name, err)
+			differences = append(differences, fmt.Sprintf("pin %s is not a map: %v", path, err))
 		case !same:
 			differences = append(differences, fmt.Sprintf("pin %s is another map", path))
 		}

@@ -651,7 +651,9 @@ func (k *Kernel) addrOwners() (map[netip.Addr]Slot, error) {
 // leads to slot 0 and has identity host in the ipcache. Only differences are
 // written; connections with an address that came or went are judged again. Loopback, multicast and IPv6 link-local addresses are left out: no
 // pod reaches them. An address that an endpoint holds is ErrExists, and the
-// rest is still applied.
+// rest is still applied. So it is if there are more addresses than fit beside
+// those of all endpoints: a HostAddrsError. Those that are known already and
+// the first of addrs are kept.
 func (k *Kernel) SyncHostAddrs(addrs []netip.Addr) error {
 	if err := k.lock(); err != nil {
 		return err
@@ -661,15 +663,7 @@ func (k *Kernel) SyncHostAddrs(addrs []netip.Addr) error {
 	if err != nil {
 		return err
 	}
-	want := map[netip.Addr]bool{}
-	for _, a := range addrs {
-		a = a.Unmap().WithZone("")
-		if a.IsValid() && unicast(a) && !(a.Is6() && a.IsLinkLocalUnicast()) {
-			want[a] = true
-		}
-	}
-
-	var errs []error
+	want, errs := k.wantedHostAddrs(addrs, owners)
 	for a, s := range owners {
 		if s != HostSlot || want[a] {
 			continue
@@ -698,6 +692,56 @@ func (k *Kernel) SyncHostAddrs(addrs []netip.Addr) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// HostAddrsError says that the host has more addresses than fit. It wraps
+// ErrFull.
+type HostAddrsError struct {
+	// Map is the name of the map of the family.
+	Map string
+	// Have is how many addresses there are, Limit how many fit.
+	Have, Limit int
+}
+
+// Error names the map and the figures.
+func (e *HostAddrsError) Error() string {
+	return fmt.Sprintf("map %s: the host has %d addresses, %d fit beside those of %d endpoints; the rest count as the world's",
+		e.Map, e.Have, e.Limit, MaxEndpoints)
+}
+
+// Unwrap makes the error an ErrFull.
+func (e *HostAddrsError) Unwrap() error { return ErrFull }
+
+// wantedHostAddrs is the set that SyncHostAddrs makes: what a pod can reach, as
+// far as it fits.
+func (k *Kernel) wantedHostAddrs(addrs []netip.Addr, owners map[netip.Addr]Slot) (want map[netip.Addr]bool, errs []error) {
+	want = map[netip.Addr]bool{}
+	var known, fresh []netip.Addr
+	for _, a := range addrs {
+		a = a.Unmap().WithZone("")
+		if !a.IsValid() || !unicast(a) || a.Is6() && a.IsLinkLocalUnicast() || want[a] {
+			continue
+		}
+		want[a] = true
+		if s, ok := owners[a]; ok && s == HostSlot {
+			known = append(known, a)
+		} else {
+			fresh = append(fresh, a)
+		}
+	}
+	count := map[*ebpf.Map]int{}
+	for _, a := range slices.Concat(known, fresh) {
+		m, _ := k.addrMap(a)
+		if count[m]++; count[m] > int(m.MaxEntries())-MaxEndpoints {
+			delete(want, a)
+		}
+	}
+	for name, m := range map[string]*ebpf.Map{bpf.MapsMapSlIp4: k.maps.ip4, bpf.MapsMapSlIp6: k.maps.ip6} {
+		if limit := int(m.MaxEntries()) - MaxEndpoints; count[m] > limit {
+			errs = append(errs, &HostAddrsError{Map: name, Have: count[m], Limit: limit})
+		}
+	}
+	return want, errs
 }
 
 // HostAddrs lists the host's own addresses as the maps hold them, sorted.

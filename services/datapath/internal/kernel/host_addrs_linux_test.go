@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"encoding/binary"
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestKernelTooManyHostAddressesAreOneErrorAndLeaveRoomForEndpoints(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	first := netip.MustParseAddr("198.51.100.1")
+	six := netip.MustParseAddr("2001:db8::1")
+	var all []netip.Addr
+	for i := range uint32(13_000) {
+		var a [4]byte
+		binary.BigEndian.PutUint32(a[:], 10<<24|96<<16|i+1)
+		all = append(all, netip.AddrFrom4(a))
+	}
+	// the first ones count most
+	all = append([]netip.Addr{first, six}, all...)
+	err := k.SyncHostAddrs(all)
+	var full *HostAddrsError
+	if !errors.As(err, &full) || *full != (HostAddrsError{Map: "sl_ip4", Have: 13_001, Limit: 12_289}) || !errors.Is(err, ErrFull) || strings.Contains(err.Error(), "\n") {
+		t.Errorf("13,001 addresses: %v (%+v)", err, full)
+	}
+	have, err := k.HostAddrs()
+	if err != nil || len(have) != 12_289+1 || !slices.Contains(have, first) || !slices.Contains(have, six) {
+		t.Errorf("%d host addresses, %v; want 12,289 and one, the first among them", len(have), err)
+	}
+	publish(t, k, testEndpoint(10, 10))
+
+	// What is known already is kept when others come before it.
+	if err := k.SyncHostAddrs(append(slices.Clone(all[5:]), first, six)); !errors.Is(err, ErrFull) {
+		t.Errorf("12,998 addresses: %v", err)
+	}
+	if have, err := k.HostAddrs(); err != nil || !slices.Contains(have, first) || len(have) != 12_289+1 {
+		t.Errorf("%d host addresses, %v; want %v among them", len(have), err, first)
+	}
+	if err := k.SyncHostAddrs([]netip.Addr{first}); err != nil {
+		t.Errorf("one address: %v", err)
+	}
+	if have, err := k.HostAddrs(); err != nil || !slices.Equal(have, []netip.Addr{first}) {
+		t.Errorf("host addresses %v, %v", have, err)
+	}
+}

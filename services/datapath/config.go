@@ -5,6 +5,7 @@ package main
 
 import (
 	"net/netip"
+	"path"
 	"path/filepath"
 	"time"
 
@@ -23,11 +24,14 @@ type Config struct {
 	PodCIDRs []netip.Prefix `config:"podCIDRs" help:"this node's pod ranges, at most one per family, as ipam has them"`
 	MTU      uint16         `config:"mtu" help:"MTU of pods in bytes; 0 takes that of the default route's device"`
 
-	TunnelPorts []uint16       `config:"tunnelPorts" help:"UDP ports that pods may reach on no node, because packets to them could forge identities"`
-	Policy      PolicyConfig   `config:"policy"`
-	Services    ServicesConfig `config:"services"`
-	Audit       AuditConfig    `config:"audit"`
-	Events      EventsConfig   `config:"events"`
+	TunnelPorts []uint16 `config:"tunnelPorts" help:"UDP ports that pods may reach on no node, because packets to them could forge identities"`
+
+	ServiceDevices []string `config:"serviceDevices" help:"devices whose addresses are those of services and not of the node, by name or pattern (*, ?, [a-z])"`
+
+	Policy   PolicyConfig   `config:"policy"`
+	Services ServicesConfig `config:"services"`
+	Audit    AuditConfig    `config:"audit"`
+	Events   EventsConfig   `config:"events"`
 
 	Connections ConnectionsConfig `config:"connections"`
 
@@ -116,7 +120,9 @@ func defaults(p instance.Paths) Config {
 		BPFDir:      p.BPFDir,
 		PodCIDRs:    []netip.Prefix{netip.MustParsePrefix("10.244.0.0/24"), netip.MustParsePrefix("fd00:244::/64")},
 		TunnelPorts: []uint16{4789},
-		Policy:      PolicyConfig{Mode: policyRequired, Linger: time.Minute},
+		// where kube-proxy in IPVS mode puts every address of a service
+		ServiceDevices: []string{"kube-ipvs0"},
+		Policy:         PolicyConfig{Mode: policyRequired, Linger: time.Minute},
 		Services: ServicesConfig{
 			IPAM: p.Socket("ipam"), Identity: p.Socket("identity"), Policy: p.Socket("policy"), Timeout: 10 * time.Second,
 		},
@@ -159,6 +165,11 @@ func (c *Config) Validate() error {
 	}
 	if len(c.TunnelPorts) > 4 {
 		p.Addf("tunnelPorts", "%d ports, at most 4", len(c.TunnelPorts))
+	}
+	for _, pattern := range c.ServiceDevices {
+		if lo, err := path.Match(pattern, "lo"); err != nil || pattern == "" || lo {
+			p.Addf("serviceDevices", "%q is not the name of a device, or a pattern, other than lo, which is always the node's", pattern)
+		}
 	}
 	if c.Policy.Linger < time.Second || c.Policy.Linger > time.Hour {
 		p.Addf("policy.linger", "%s is not between a second and an hour", c.Policy.Linger)

@@ -54,6 +54,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	n, err := process.Phase(p, "open the node", func() (*node.Node, error) {
 		return node.Open(ctx, node.Options{
 			Instance: p.Paths.Name, BPFDir: cfg.BPFDir, PodCIDRs: cfg.PodCIDRs, MTU: cfg.MTU, TunnelPorts: cfg.TunnelPorts,
+			ServiceDevices:  cfg.ServiceDevices,
 			EventsPerSecond: cfg.Events.PerSecond, NodeSysctls: cfg.NodeSysctls,
 			Leases: ipam, Identities: identity, Records: store, Log: p.Log, ValidateOnly: cfg.ValidateOnly,
 			Policy: cfg.Policy.options(policies), Connections: cfg.Connections.options(),

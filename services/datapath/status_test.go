@@ -61,6 +61,11 @@ func TestConfigurationProblemsNameTheirKey(t *testing.T) {
 		"podCIDRs tiny":  func(c *Config) { c.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.9.0.0/31")} },
 		"mtu":            func(c *Config) { c.MTU = 1000 },
 		"tunnelPorts":    func(c *Config) { c.TunnelPorts = []uint16{1, 2, 3, 4, 5} },
+		"serviceDevices": func(c *Config) { c.ServiceDevices = []string{"kube-["} },
+
+		"serviceDevices lo":  func(c *Config) { c.ServiceDevices = []string{"lo"} },
+		"serviceDevices all": func(c *Config) { c.ServiceDevices = []string{"*"} },
+
 		"policy.linger":  func(c *Config) { c.Policy.Linger = 0 },
 		"audit.interval": func(c *Config) { c.Audit.Interval = 0 },
 

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path"
 	"slices"
 
 	"github.com/vishvananda/netlink"
@@ -309,16 +310,26 @@ func ignoring(err, ok error) error {
 }
 
 // HostAddrs lists the addresses under which packets reach the node itself:
-// those of its devices, and those that the kernel answers to beside them.
+// its own on the pod side first, then those of its devices but for service
+// devices, and those that the kernel answers to beside them.
 func (n *Netdev) HostAddrs() ([]netip.Addr, error) {
 	list, err := whole(func() ([]netlink.Addr, error) { return n.looks.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}
 	var as []netip.Addr
+	service := map[int]bool{} // by index
 	for _, a := range list {
 		ip, ok := netip.AddrFromSlice(a.IP)
 		if !ok {
+			continue
+		}
+		if _, known := service[a.LinkIndex]; !known {
+			if service[a.LinkIndex], err = n.isServiceDevice(a.LinkIndex); err != nil {
+				return nil, err
+			}
+		}
+		if service[a.LinkIndex] {
 			continue
 		}
 		as = append(as, ip.Unmap())
@@ -331,7 +342,24 @@ func (n *Netdev) HostAddrs() ([]netip.Addr, error) {
 		}
 	}
 	slices.SortFunc(as, netip.Addr.Compare)
-	return slices.Compact(as), nil
+	as = slices.DeleteFunc(slices.Compact(as), func(a netip.Addr) bool { return slices.Contains(n.o.NodeAddrs, a) })
+	return slices.Concat(n.o.NodeAddrs, as), nil
+}
+
+// isServiceDevice says whether the addresses of a device are those of services.
+// A device that is gone has none.
+func (n *Netdev) isServiceDevice(index int) (bool, error) {
+	link, err := n.looks.LinkByIndex(index)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return true, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("find device %d: %w", index, err)
+	}
+	return slices.ContainsFunc(n.o.ServiceDevices, func(pattern string) bool {
+		ok, err := path.Match(pattern, link.Attrs().Name)
+		return ok && err == nil
+	}), nil
 }
 
 // sharedAddr is the address of a device's prefix that means everybody there or

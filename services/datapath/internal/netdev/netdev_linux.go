@@ -66,6 +66,9 @@ type Options struct {
 	PodCIDRs       []netip.Prefix
 	// NodeAddrs are the node's own addresses on the pod side, one per range.
 	NodeAddrs []netip.Addr
+	// ServiceDevices are names of devices, or patterns as of path.Match, whose
+	// addresses are those of services and not of the node.
+	ServiceDevices []string
 	// SetGlobal allows changes of sysctls that concern the whole node:
 	// forwarding, redirects. Without it they are only reported.
 	SetGlobal bool

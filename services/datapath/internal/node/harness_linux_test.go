@@ -187,7 +187,7 @@ func newWorld(t *testing.T) *world {
 func (w *world) options() Options {
 	return Options{
 		Instance: "test", BPFDir: filepath.Join(w.dir, "bpf", "sluice"), PodCIDRs: []netip.Prefix{cidr4, cidr6},
-		NodeSysctls: "set", Policy: w.policy, EventsPerSecond: w.events, Leases: w.leases, Identities: w.identities, Log: log.Discard(), Home: w.home, BootID: "boot-1",
+		ServiceDevices: []string{"kube-ipvs0", "vip*"}, NodeSysctls: "set", Policy: w.policy, EventsPerSecond: w.events, Leases: w.leases, Identities: w.identities, Log: log.Discard(), Home: w.home, BootID: "boot-1",
 	}
 }
 

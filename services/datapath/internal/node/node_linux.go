@@ -42,6 +42,7 @@ type Options struct {
 	PodCIDRs        []netip.Prefix
 	MTU             uint16 // 0: that of the default route's device
 	TunnelPorts     []uint16
+	ServiceDevices  []string // names or patterns; their addresses are not the host's
 	EventsPerSecond uint32
 	// NodeSysctls is "set", "report" or "auto".
 	NodeSysctls string
@@ -153,7 +154,7 @@ func Open(ctx context.Context, o Options) (_ *Node, err error) {
 	}
 	n.dev, err = netdev.Open(netdev.Options{
 		Home: n.home, Instance: o.Instance, FromPod: n.program(n.Kernel.FromPod()), ToPod: n.program(n.Kernel.ToPod()),
-		PodCIDRs: o.PodCIDRs, NodeAddrs: n.NodeAddrs, SetGlobal: set,
+		PodCIDRs: o.PodCIDRs, NodeAddrs: n.NodeAddrs, ServiceDevices: o.ServiceDevices, SetGlobal: set,
 	})
 	if err != nil {
 		return nil, err

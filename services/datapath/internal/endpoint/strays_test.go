@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package endpoint
+
+import "testing"
+
+// An audit that finds two strays repairs the first and then the second. In
+// between, the second one's slot may be given to an endpoint that is being made.
+func TestAuditLeavesASlotThatWasGivenAwaySinceItLooked(t *testing.T) {
+	for name, now := range map[string]func(*Entry){
+		"the same device, published again": func(e *Entry) { e.Generation++ },
+		"another device":                   func(e *Entry) { e.Ifindex++ },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine()
+			c := m.start(t)
+			for _, slot := range []uint16{7, 8} {
+				m.slots[slot] = Entry{Slot: slot, Ifindex: 100 + uint32(slot), Generation: 3, Forwards: true}
+			}
+			var given Entry
+			found := 0
+			err := c.Audit(t.Context(), true, func(f Finding) error {
+				if found++; found > 1 {
+					return nil
+				}
+				m.mu.Lock()
+				defer m.mu.Unlock()
+				if len(m.slots) != 1 {
+					t.Fatalf("after the first stray %d slots are left, want 1", len(m.slots))
+				}
+				for slot, e := range m.slots {
+					now(&e)
+					m.slots[slot], given = e, e
+				}
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if found != 2 {
+				t.Errorf("%d strays, want 2", found)
+			}
+			if e, there := m.slots[given.Slot]; !there || e.Generation != given.Generation || e.Ifindex != given.Ifindex {
+				t.Errorf("slot %d, given away meanwhile: there %v, %+v, want %+v", given.Slot, there, e, given)
+			}
+			// the next audit sees it as it is
+			if err := c.Audit(t.Context(), true, nothing); err != nil {
+				t.Fatal(err)
+			}
+			if len(m.slots) != 0 {
+				t.Errorf("after the next audit %+v is left", m.slots)
+			}
+		})
+	}
+}

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"errors"
+	"testing"
+)
+
+// A table that cannot be adopted denies everything to the endpoints whose words
+// name it. If its number were given out again, they would get the policy of
+// others.
+func TestKernelNumberOfADamagedTableInUseIsNotGivenOutAgain(t *testing.T) {
+	dir := newBPFFS(t)
+	k, err := Open(t.Context(), testOptions(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	damaged, err := k.DefineTable(smallTable(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := testEndpoint(10, 10)
+	e.Policy = Policy{Egress: damaged, Ingress: damaged}
+	e = publish(t, k, e)
+	h := k.tables.header(damaged)
+	h.PeerSet++
+	if err := k.tables.storeHeader(damaged, h); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.Close(); err != nil {
+		t.Fatal(err)
+	}
+
+	k = openKernel(t, testOptions(dir))
+	if got, err := k.Lookup(e.Slot); err != nil || got.Policy.Egress != damaged || got.Policy.Ingress != damaged {
+		t.Fatalf("after the restart: %+v, %v; want table %d", got.Policy, err, damaged)
+	}
+	defined := 0
+	for {
+		id, err := k.DefineTable(smallTable(uint64(2 + defined)))
+		var full *NoRoomError
+		if errors.As(err, &full) && full.Map == "sl_table" {
+			break
+		}
+		if err != nil {
+			t.Fatalf("table number %d: %v", defined, err)
+		}
+		if id == damaged {
+			t.Fatalf("table %d, which slot %d names, was given out again after %d others", id, e.Slot, defined)
+		}
+		defined++
+	}
+	if want := 4096 - int(firstTable) - 1; defined != want {
+		t.Errorf("%d tables were defined, want all but the damaged one, %d", defined, want)
+	}
+}

@@ -57,7 +57,7 @@ func statusOf(p *process.Process, cfg Config, n *node.Node, ipam *services.IPAM,
 		}
 		ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 		defer cancel()
-		st.Problems = n.Problems(ctx, ipam)
+		st.Problems, st.Warnings = n.Problems(ctx, ipam), n.Warnings()
 		ierr := identity.Ping(ctx)
 		if ierr != nil {
 			st.Problems = append(st.Problems, ierr.Error())

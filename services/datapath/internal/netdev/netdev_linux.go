@@ -38,6 +38,9 @@ var (
 // packet from an endpoint without any has met none.
 const MarkMask = 0x0f00
 
+// MarkFree covers the bits of a packet mark that the programs leave to others.
+const MarkFree = 0xf000
+
 // rulePriority is that of the rules that stop unmarked packets: before every
 // table but the local one.
 const rulePriority = 9

@@ -18,6 +18,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -97,6 +98,8 @@ type Node struct {
 	home  *netns.Namespace
 	dev   *netdev.Netdev
 	guard *guard.Table
+
+	warnings atomic.Pointer[[]string] // nil before the first audit
 }
 
 // Open adopts or makes maps and programs and opens everything else. It changes
@@ -413,9 +416,10 @@ func (n *Node) every(ctx context.Context, interval time.Duration, work string, f
 	}
 }
 
-// Audit does one comparison.
+// Audit does one comparison, and looks for what Warnings names.
 func (n *Node) Audit(ctx context.Context, repair bool) error {
-	return n.Core.Audit(ctx, repair, func(f endpoint.Finding) error { n.report(f); return nil })
+	err := n.Core.Audit(ctx, repair, func(f endpoint.Finding) error { n.report(f); return nil })
+	return errors.Join(err, n.updateWarnings())
 }
 
 // reconcileRetry is the pause after a comparison with ipam that failed.

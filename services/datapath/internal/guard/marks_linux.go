@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package guard
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/xt"
+	"golang.org/x/sys/unix"
+)
+
+// markHooks are the hooks between one of our programs and the next.
+var markHooks = map[nftables.ChainHook]string{
+	*nftables.ChainHookPrerouting: "prerouting", *nftables.ChainHookForward: "forward", *nftables.ChainHookPostrouting: "postrouting",
+}
+
+// mostChains is how many chains MarkRules reads. Those of type nat are not
+// among them: they see first packets alone, and kube-proxy has thousands.
+const mostChains = 512
+
+// MarkRules names the firewall rules of others that may change bits of the
+// packet mark other than free, one line each with table and chain. The
+// conditions of a rule are not looked at. Rules of iptables-legacy cannot be
+// read this way.
+func (t *Table) MarkRules(free uint32) (found []string, err error) {
+	err = t.conn(func(c *nftables.Conn) error {
+		chains, err := c.ListChains()
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("list firewall chains: %w", err)
+		}
+		s := &markSearch{conn: c, chains: map[chainKey]*nftables.Chain{}, seen: map[chainKey]bool{}, free: free}
+		for _, ch := range chains {
+			s.chains[nameOf(ch.Table, ch.Name)] = ch
+		}
+		for _, ch := range chains {
+			if ch.Hooknum == nil || ch.Type == nftables.ChainTypeNAT || !routed(ch.Table.Family) || ch.Table.Name == t.name {
+				continue
+			}
+			if hook, ok := markHooks[*ch.Hooknum]; ok {
+				if err := s.look(ch, hook); err != nil {
+					return err
+				}
+			}
+		}
+		found = s.found
+		if len(s.seen) >= mostChains {
+			found = append(found, fmt.Sprintf("more than %d firewall chains: not all were searched for rules that change the packet mark", mostChains))
+		}
+		return nil
+	})
+	return found, err
+}
+
+func routed(f nftables.TableFamily) bool {
+	return f == nftables.TableFamilyIPv4 || f == nftables.TableFamilyIPv6 || f == nftables.TableFamilyINet
+}
+
+type chainKey struct {
+	family      nftables.TableFamily
+	table, name string
+}
+
+func nameOf(t *nftables.Table, chain string) chainKey { return chainKey{t.Family, t.Name, chain} }
+
+type markSearch struct {
+	conn   *nftables.Conn
+	chains map[chainKey]*nftables.Chain
+	seen   map[chainKey]bool
+	free   uint32
+	found  []string
+}
+
+// look reads a chain and those that it leads to.
+func (s *markSearch) look(ch *nftables.Chain, hook string) error {
+	name := nameOf(ch.Table, ch.Name)
+	if s.seen[name] || len(s.seen) >= mostChains {
+		return nil
+	}
+	s.seen[name] = true
+	rules, err := s.conn.GetRules(ch.Table, ch)
+	if errors.Is(err, unix.ENOENT) {
+		return nil // it is gone
+	}
+	if err != nil {
+		return fmt.Errorf("list the rules of chain %s of table %s: %w", ch.Name, ch.Table.Name, err)
+	}
+	for _, r := range rules {
+		if how, changed := markChange(r.Exprs); changed&^s.free != 0 {
+			s.found = append(s.found, fmt.Sprintf("rule %d of chain %s of table %s %s (%s) %s: it changes bits %#x of the packet mark, which name the identity of its source",
+				r.Handle, ch.Name, familyName(ch.Table.Family), ch.Table.Name, hook, how, changed&^s.free))
+		}
+		for _, e := range r.Exprs {
+			v, ok := e.(*expr.Verdict)
+			if !ok || v.Kind != expr.VerdictJump && v.Kind != expr.VerdictGoto {
+				continue
+			}
+			if next := s.chains[nameOf(ch.Table, v.Chain)]; next != nil {
+				if err := s.look(next, hook); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func familyName(f nftables.TableFamily) string {
+	switch f {
+	case nftables.TableFamilyIPv4:
+		return "ip"
+	case nftables.TableFamilyIPv6:
+		return "ip6"
+	}
+	return "inet"
+}
+
+// markChange says which bits of the packet mark a rule may change, and how.
+func markChange(exprs []expr.Any) (how string, changed uint32) {
+	// what a register holds: the mark with some bits changed, or anything else
+	type content struct {
+		mark    bool
+		changed uint32
+		how     string
+	}
+	registers := map[uint32]content{}
+	for _, e := range exprs {
+		switch e := e.(type) {
+		case *expr.Meta:
+			switch {
+			case e.SourceRegister && e.Key == expr.MetaKeyMARK:
+				from := registers[e.Register]
+				if from.how == "" {
+					from.how = "sets the mark"
+				}
+				if !from.mark {
+					from.changed = ^uint32(0)
+				}
+				how, changed = from.how, changed|from.changed
+			case !e.SourceRegister:
+				registers[e.Register] = content{mark: e.Key == expr.MetaKeyMARK}
+			}
+		case *expr.Ct:
+			if !e.SourceRegister {
+				registers[e.Register] = content{how: "restores a connection's mark"}
+			}
+		case *expr.Immediate:
+			registers[e.Register] = content{}
+		case *expr.Bitwise:
+			from := registers[e.SourceRegister]
+			if len(e.Mask) == 4 && len(e.Xor) == 4 {
+				from.changed |= ^binary.NativeEndian.Uint32(e.Mask) | binary.NativeEndian.Uint32(e.Xor)
+			} else {
+				from.changed = ^uint32(0)
+			}
+			registers[e.DestRegister] = from
+		case *expr.Target:
+			if h, c := targetChange(e); c != 0 {
+				how, changed = h, changed|c
+			}
+		}
+	}
+	return how, changed
+}
+
+// Modes of CONNMARK in linux/netfilter/xt_connmark.h.
+const connmarkRestore = 2
+
+// targetChange reads the targets that iptables-nft leaves in rules.
+func targetChange(e *expr.Target) (string, uint32) {
+	var info []byte
+	if u, ok := e.Info.(*xt.Unknown); ok {
+		info = *u
+	}
+	word := func(i int) uint32 {
+		if len(info) < 4*i+4 {
+			return ^uint32(0)
+		}
+		return binary.NativeEndian.Uint32(info[4*i:])
+	}
+	switch e.Name {
+	case "MARK": // mark, mask: (old & ~mask) ^ mark
+		return "sets the mark", word(0) | word(1)
+	case "CONNMARK": // ctmark, ctmask, nfmask, mode
+		if len(info) > 12 && info[12] != connmarkRestore {
+			return "", 0
+		}
+		return "restores a connection's mark", word(2)
+	}
+	return "", 0
+}

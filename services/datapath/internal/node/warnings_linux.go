@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package node
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/netdev"
+)
+
+// realtimeFile says "1" on a kernel with PREEMPT_RT, and is missing elsewhere.
+const realtimeFile = "/sys/kernel/realtime"
+
+// Warnings name what others have set up on the node that limits what the
+// programs can guarantee, one line each, as of the last audit.
+func (n *Node) Warnings() []string {
+	if w := n.warnings.Load(); w != nil {
+		return slices.Clone(*w)
+	}
+	return nil
+}
+
+// updateWarnings looks for what Warnings names, and logs what is new.
+func (n *Node) updateWarnings() error {
+	list, err := n.guard.MarkRules(netdev.MarkFree)
+	if err != nil {
+		return fmt.Errorf("look for firewall rules that change the packet mark: %w", err)
+	}
+	rt, err := realtime(realtimeFile)
+	if err != nil {
+		return err
+	}
+	if rt {
+		list = append(list, "the kernel is built with PREEMPT_RT, where a program may be interrupted by another on the same CPU; the programs are not tested there")
+	}
+	before := n.Warnings()
+	n.warnings.Store(&list)
+	for _, w := range list {
+		if !slices.Contains(before, w) {
+			n.log.Warn("the node limits what the programs guarantee", "why", w)
+		}
+	}
+	return nil
+}
+
+func realtime(path string) (bool, error) {
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return strings.TrimSpace(string(b)) == "1", err
+}

@@ -308,7 +308,11 @@ func (n *testNode) wantOnly(t *testing.T, pods []pod.Pod) {
 				foreign = append(foreign, fmt.Sprintf("%d of kind %q, want %d: %v", got, kind, len(pods), held))
 			}
 		}
-		if devices := nodeDevices(t, n.Netns()); len(devices) != len(pods) {
+		devices, err := nodeDevices(n.Netns())
+		if err != nil {
+			return err
+		}
+		if len(devices) != len(pods) {
 			foreign = append(foreign, fmt.Sprintf("devices %v, want %d", devices, len(pods)))
 		}
 		if len(foreign) > 0 {

@@ -370,10 +370,18 @@ func (n *testNode) wantNothingHeld(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		for _, d := range nodeDevices(t, n.Netns()) {
+		devices, err := nodeDevices(n.Netns())
+		if err != nil {
+			return err
+		}
+		for _, d := range devices {
 			held = append(held, "device "+d)
 		}
-		for _, r := range nodeRoutes(t, n.Netns()) {
+		routes, err := nodeRoutes(n.Netns())
+		if err != nil {
+			return err
+		}
+		for _, r := range routes {
 			held = append(held, "route "+r)
 		}
 		if len(held) > 0 {

@@ -32,7 +32,7 @@ func leftovers(t *testing.T, n *devnode.Node) []string {
 	if _, err := netlink.LinkByName(n.Device()); !errors.As(err, new(netlink.LinkNotFoundError)) {
 		left = append(left, fmt.Sprintf("device %s (%v)", n.Device(), err))
 	}
-	routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
+	routes, err := whole(allRoutes)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,12 +60,27 @@ func leftovers(t *testing.T, n *devnode.Node) []string {
 	return left
 }
 
-// nodeDevices counts the endpoint devices inside the node's namespace.
-func nodeDevices(t *testing.T, netns string) []string {
-	t.Helper()
-	var names []string
-	err := pod.In(netns, func() error {
-		links, err := netlink.LinkList()
+// mostDumps is how often whole repeats a dump.
+const mostDumps = 100
+
+// whole repeats a dump of the kernel that changed while it was read: the kernel
+// sends a list in pieces and marks one whose pieces may not fit together. Other
+// tests and the pods of this one change every list all the time.
+func whole[T any](dump func() ([]T, error)) (all []T, err error) {
+	for range mostDumps {
+		if all, err = dump(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return all, err
+		}
+	}
+	return nil, err
+}
+
+func allRoutes() ([]netlink.Route, error) { return netlink.RouteList(nil, netlink.FAMILY_ALL) }
+
+// nodeDevices lists the endpoint devices inside the node's namespace.
+func nodeDevices(netns string) (names []string, err error) {
+	err = pod.In(netns, func() error {
+		links, err := whole(netlink.LinkList)
 		for _, l := range links {
 			if l.Type() == "veth" && strings.HasPrefix(l.Attrs().Name, "sl") {
 				names = append(names, l.Attrs().Name)
@@ -73,18 +88,13 @@ func nodeDevices(t *testing.T, netns string) []string {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return names
+	return names, err
 }
 
 // nodeRoutes lists host routes to pods inside the node's namespace.
-func nodeRoutes(t *testing.T, netns string) []string {
-	t.Helper()
-	var out []string
-	err := pod.In(netns, func() error {
-		routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
+func nodeRoutes(netns string) (out []string, err error) {
+	err = pod.In(netns, func() error {
+		routes, err := whole(allRoutes)
 		for _, r := range routes {
 			if r.Dst == nil {
 				continue
@@ -95,10 +105,27 @@ func nodeRoutes(t *testing.T, netns string) []string {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
+	return out, err
+}
+
+func TestInterruptedDumpIsReadAgain(t *testing.T) {
+	calls := 0
+	got, err := whole(func() ([]int, error) {
+		if calls++; calls < 3 {
+			return []int{1}, fmt.Errorf("dump: %w", netlink.ErrDumpInterrupted)
+		}
+		return []int{1, 2}, nil
+	})
+	if err != nil || len(got) != 2 {
+		t.Errorf("after %d calls: %v, %v, want the third answer", calls, got, err)
 	}
-	return out
+	if got, err := whole(func() ([]int, error) { return []int{1}, netlink.ErrDumpInterrupted }); !errors.Is(err, netlink.ErrDumpInterrupted) || got != nil {
+		t.Errorf("a list that changes all the time: %v, %v", got, err)
+	}
+	wrong := errors.New("wrong")
+	if _, err := whole(func() ([]int, error) { return nil, wrong }); !errors.Is(err, wrong) {
+		t.Errorf("another error: %v", err)
+	}
 }
 
 // run executes a command and fails the test with its output if it fails.

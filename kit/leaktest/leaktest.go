@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -153,8 +154,8 @@ func Mounts(below string) Resource {
 }
 
 // Links are the network devices of this process's network namespace whose
-// names begin with prefix.
-func Links(prefix string) Resource {
+// names match a pattern of path.Match.
+func Links(pattern string) Resource {
 	return Resource{Name: "network devices", List: func() ([]string, error) {
 		entries, err := os.ReadDir("/proc/self/net/dev_snmp6")
 		if errors.Is(err, fs.ErrNotExist) {
@@ -165,7 +166,11 @@ func Links(prefix string) Resource {
 		}
 		var names []string
 		for _, e := range entries {
-			if strings.HasPrefix(e.Name(), prefix) {
+			matches, err := path.Match(pattern, e.Name())
+			if err != nil {
+				return nil, err
+			}
+			if matches {
 				names = append(names, e.Name())
 			}
 		}

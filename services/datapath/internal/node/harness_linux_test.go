@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -29,7 +30,12 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	leaktest.Main(m, leaktest.Links("sl"), leaktest.Mounts(os.TempDir()))
+	// Keeps tests off the main thread. newNetns leaves its thread in the new
+	// namespace, to end with the goroutine; the main thread cannot end, would
+	// keep the namespace alive, and is the one that /proc/self/net shows.
+	runtime.LockOSThread()
+	// Endpoint devices only: development nodes have devices of other names.
+	leaktest.Main(m, leaktest.Links("sl"+strings.Repeat("[0-9a-f]", 11)), leaktest.Mounts(os.TempDir()))
 }
 
 // patience bounds every wait for something that must happen.
@@ -313,7 +319,20 @@ func dialIn(ns *netns.Namespace, network string, to netip.AddrPort, timeout time
 		c, err = net.DialTimeout(network, to.String(), timeout)
 		return err
 	})
-	return c, err
+	if err != nil {
+		return nil, err
+	}
+	return c, abortOnClose(c)
+}
+
+// abortOnClose makes the end of a connection immediate. A socket whose last
+// segments the peer cannot acknowledge any more, because its endpoint was
+// deleted, otherwise outlives its process by minutes and its namespace with it.
+func abortOnClose(c net.Conn) error {
+	if tcp, ok := c.(*net.TCPConn); ok {
+		return tcp.SetLinger(0)
+	}
+	return nil
 }
 
 // echo listens on a TCP port of the pod and sends back what comes.
@@ -327,6 +346,9 @@ func (p *pod) echo(a netip.Addr) netip.AddrPort {
 			c, err := l.Accept()
 			if err != nil {
 				return
+			}
+			if err := abortOnClose(c); err != nil {
+				p.t.Error(err)
 			}
 			stop := context.AfterFunc(ctx, func() { c.Close() })
 			wg.Go(func() {

@@ -221,10 +221,34 @@ func TestLabelsHaveTheirSourceAndOrder(t *testing.T) {
 			t.Errorf("args %q: labels %v, want %v", args, in.Labels, want)
 		}
 	}
-	// A container must not choose another's namespace.
-	forged := doc(`"runtimeConfig":{"labels":[{"key":"io.kubernetes.pod.namespace","value":"kube-system"}]}`)
-	if _, err := Parse(Add, env(EnvArgs, "K8S_POD_NAMESPACE=ns"), []byte(forged)); code(t, err) != 7 {
-		t.Errorf("a forged namespace: %v, want code 7", err)
+}
+
+// What Kubernetes knows about a pod is derived, never taken from the pod: not
+// even the right value, and not under the source "cni" either, which a selector
+// without a source matches too.
+func TestDerivedLabelsCannotBeSet(t *testing.T) {
+	for _, key := range []string{
+		"io.kubernetes.pod.namespace", "io.kubernetes.pod.name", "io.kubernetes.pod.uid",
+		"io.cilium.k8s.namespace.labels.kubernetes.io/metadata.name", "io.cilium.k8s.namespace.labels.team",
+		"io.cilium.k8s.policy.serviceaccount", "io.cilium.k8s.policy.cluster", "io.cilium.k8s.named-ports",
+	} {
+		for place, body := range map[string]string{
+			"runtimeConfig.labels": `"runtimeConfig":{"labels":[{"key":"app","value":"x"},{"key":"` + key + `","value":"ns"}]}`,
+			"args.cni.labels":      `"args":{"cni":{"labels":[{"key":"` + key + `","value":"ns"}]}}`,
+			"runtimeConfig.io.kubernetes.cri.pod-annotations.sluice.io/labels": `"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"sluice.io/labels":"app=x,` + key + `=ns"}}`,
+		} {
+			for _, args := range []string{"", "K8S_POD_NAMESPACE=ns"} {
+				_, err := Parse(Add, env(EnvArgs, args), []byte(doc(body)))
+				if code(t, err) != 7 || !strings.Contains(err.Error(), place) || !strings.Contains(err.Error(), key) {
+					t.Errorf("%s in %s, args %q: %v, want code 7 with the key and its place", key, place, args, err)
+				}
+			}
+		}
+	}
+	for _, key := range []string{"io.kubernetes", "io.cilium.k8s", "app.kubernetes.io/name", "kubernetes.io/x", "example.io/kubernetes.pod"} {
+		if _, err := Parse(Add, env(), []byte(doc(`"args":{"cni":{"labels":[{"key":"`+key+`","value":""}]}}`))); err != nil {
+			t.Errorf("%s: %v", key, err)
+		}
 	}
 }
 

@@ -17,6 +17,11 @@ const AnnotationLabels = "sluice.io/labels"
 // LabelPodNamespace is the label that every pod of Kubernetes gets.
 const LabelPodNamespace = "io.kubernetes.pod.namespace"
 
+// derived are the prefixes of the keys that say what Kubernetes knows about a
+// pod: its namespace, the labels of that namespace, its service account, its
+// cluster. Policies trust them, so no pod and no runtime may write them.
+var derived = []string{"io.kubernetes.", "io.cilium.k8s."}
+
 // Sources of labels.
 const (
 	SourceKubernetes = "k8s"
@@ -97,6 +102,11 @@ func checkLabel(kv keyValue) string {
 			return "labels of the source \"" + source + "\" are given by the system only: " + clip(kv.Key)
 		}
 		return "a key has no source, it is given by where the label comes from: " + clip(kv.Key)
+	}
+	for _, prefix := range derived {
+		if strings.HasPrefix(kv.Key, prefix) {
+			return "label \"" + clip(kv.Key) + "\": keys that begin with \"" + prefix + "\" are derived from Kubernetes and cannot be set"
+		}
 	}
 	name := kv.Key
 	if i := strings.LastIndexByte(kv.Key, '/'); i >= 0 {

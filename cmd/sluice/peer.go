@@ -347,22 +347,34 @@ func serviceText(protocol, port uint32) string {
 	}
 }
 
-// namespaceLabel is the one that every pod of Kubernetes has.
-const namespaceLabel = "k8s:io.kubernetes.pod.namespace="
+// The labels that say the namespace of a pod of Kubernetes: the pod's own, and
+// the one of the namespace that holds its name.
+const (
+	namespaceLabel     = "k8s:io.kubernetes.pod.namespace="
+	namespaceNameLabel = "k8s:io.cilium.k8s.namespace.labels.kubernetes.io/metadata.name="
+)
 
 // workloadText shortens labels for people: "shop/app=web,tier=front" are labels
 // of Kubernetes in the namespace shop. Those of other sources are written out.
 func workloadText(labels []string) string {
 	namespace := ""
-	short := make([]string, 0, len(labels))
 	for _, l := range labels {
 		if value, ok := strings.CutPrefix(l, namespaceLabel); ok {
-			namespace = value + "/"
+			namespace = value
+		}
+	}
+	short := make([]string, 0, len(labels))
+	for _, l := range labels {
+		if namespace != "" && (l == namespaceLabel+namespace || l == namespaceNameLabel+namespace) {
 			continue
 		}
 		short = append(short, strings.TrimPrefix(strings.TrimSuffix(l, "="), "k8s:"))
 	}
-	return namespace + strings.Join(short, ",")
+	text := strings.Join(short, ",")
+	if namespace != "" {
+		text = namespace + "/" + text
+	}
+	return text
 }
 
 // whoText is an identity with its labels, for people.

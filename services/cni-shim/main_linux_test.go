@@ -206,7 +206,10 @@ func TestKernelAddPassesOnWhatTheRuntimeAsksFor(t *testing.T) {
 	for _, l := range req.GetLabels() {
 		labels = append(labels, l.GetSource()+":"+l.GetKey()+"="+l.GetValue())
 	}
-	want := []string{"k8s:app=web", "k8s:io.kubernetes.pod.namespace=prod", "k8s:team=a b", "k8s:tier=front", "k8s:zone=a"}
+	want := []string{
+		"k8s:app=web", "k8s:io.cilium.k8s.namespace.labels.kubernetes.io/metadata.name=prod", "k8s:io.kubernetes.pod.namespace=prod",
+		"k8s:team=a b", "k8s:tier=front", "k8s:zone=a",
+	}
 	if !slices.Equal(labels, want) {
 		t.Errorf("labels %q, want %q", labels, want)
 	}

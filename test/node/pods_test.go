@@ -92,7 +92,10 @@ func TestKernelContainerdRunsPods(t *testing.T) {
 		if err != nil {
 			t.Fatalf("endpoint of sandbox %s: %v", app, err)
 		}
-		want := []string{"k8s:app=" + app, "k8s:io.kubernetes.pod.namespace=demo", "k8s:tier=front"}
+		want := []string{
+			"k8s:app=" + app, "k8s:io.cilium.k8s.namespace.labels.kubernetes.io/metadata.name=demo",
+			"k8s:io.kubernetes.pod.namespace=demo", "k8s:tier=front",
+		}
 		if labels := labelTexts(got.GetEndpoint().GetLabels()); !slices.Equal(labels, want) {
 			t.Errorf("labels of %s: got %v, want %v", app, labels, want)
 		}

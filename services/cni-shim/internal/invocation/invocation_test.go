@@ -211,7 +211,13 @@ func TestLabelsHaveTheirSourceAndOrder(t *testing.T) {
 		"io.kubernetes.cri.pod-annotations":{"sluice.io/labels":" app = web ,,b=2,"}},"args":{"cni":{"labels":[{"key":"b","value":"2"}]}}`)
 	for args, want := range map[string][]Label{
 		"": {{"cni", "app", "web"}, {"cni", "b", "2"}, {"cni", "example.com/a", ""}},
-		"IgnoreUnknown=true;K8S_POD_NAMESPACE=ns;X=1": {{"k8s", "app", "web"}, {"k8s", "b", "2"}, {"k8s", "example.com/a", ""}, {"k8s", "io.kubernetes.pod.namespace", "ns"}},
+		"IgnoreUnknown=true;K8S_POD_NAMESPACE=ns;X=1": {
+			{"k8s", "app", "web"},
+			{"k8s", "b", "2"},
+			{"k8s", "example.com/a", ""},
+			{"k8s", "io.cilium.k8s.namespace.labels.kubernetes.io/metadata.name", "ns"},
+			{"k8s", "io.kubernetes.pod.namespace", "ns"},
+		},
 	} {
 		in, err := Parse(Add, env(EnvArgs, args), []byte(body))
 		if err != nil {

@@ -14,8 +14,13 @@ import (
 // labels where a runtime passes annotations on.
 const AnnotationLabels = "sluice.io/labels"
 
-// LabelPodNamespace is the label that every pod of Kubernetes gets.
-const LabelPodNamespace = "io.kubernetes.pod.namespace"
+// The labels that every pod of Kubernetes gets from K8S_POD_NAMESPACE, under the
+// keys that policies select by: the namespace, and of the namespace's own labels
+// the one that the API server sets on each namespace.
+const (
+	LabelPodNamespace  = "io.kubernetes.pod.namespace"
+	LabelNamespaceName = "io.cilium.k8s.namespace.labels.kubernetes.io/metadata.name"
+)
 
 // derived are the prefixes of the keys that say what Kubernetes knows about a
 // pod: its namespace, the labels of that namespace, its service account, its
@@ -47,6 +52,7 @@ func workloadLabels(c Config, podNamespace string) ([]Label, error) {
 	set := map[string]string{} // key to value
 	if podNamespace != "" {
 		set[LabelPodNamespace] = podNamespace
+		set[LabelNamespaceName] = podNamespace
 	}
 	add := func(place string, kv keyValue) error {
 		if why := checkLabel(kv); why != "" {

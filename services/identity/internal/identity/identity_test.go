@@ -136,11 +136,41 @@ func TestTextThatIsNotCanonicalIsRefused(t *testing.T) {
 }
 
 func TestCallersMayNotUseOurSources(t *testing.T) {
-	for source, ok := range map[string]bool{"k8s": true, "cni": true, "nomad": true, "reserved": false, "generated": false} {
+	for source, ok := range map[string]bool{
+		"k8s": true, "cni": true, "nomad": true, "reserved": false, "generated": false, "cidr": false, "cidrgroup": false,
+		"fqdn": false, "node": false, "any": false, "all": false, "unspec": false,
+	} {
 		_, err := Workload(Filter{}, []Label{{"cni", "a", ""}, {source, "host", ""}}, nil)
 		var e *LabelError
 		if ok != (err == nil) || !ok && (!errors.As(err, &e) || e.Field() != "labels[1].source") {
 			t.Errorf("source %s: error %v", source, err)
+		}
+	}
+}
+
+// Selectors without a source match every source, so facts of Kubernetes under
+// another source would count as facts.
+func TestDerivedKeysAreOfKubernetesAndFitTogether(t *testing.T) {
+	namespace := Label{"k8s", "io.kubernetes.pod.namespace", "shop"}
+	const name = "io.cilium.k8s.namespace.labels.kubernetes.io/metadata.name"
+	for _, c := range []struct {
+		labels []Label
+		field  string // empty: accepted
+	}{
+		{[]Label{namespace, {"k8s", name, "shop"}, {"k8s", "io.cilium.k8s.policy.serviceaccount", "admin"}}, ""},
+		{[]Label{{"k8s", "io.cilium.k8s.policy.cluster", "one"}, namespace}, ""},
+		{[]Label{{"cni", "io.kubernetes.container.name", "x"}}, ""},
+		{[]Label{{"cni", "io.kubernetes.pod.namespace", "shop"}}, "labels[0].key"},
+		{[]Label{namespace, {"cni", "io.kubernetes.pod.namespace", "kube-system"}}, "labels[1].key"},
+		{[]Label{namespace, {"nomad", "io.cilium.k8s.policy.serviceaccount", "admin"}}, "labels[1].key"},
+		{[]Label{{"k8s", "io.cilium.k8s.policy.serviceaccount", "admin"}}, "labels[0].key"},
+		{[]Label{{"k8s", "app", "x"}, {"k8s", name, "shop"}}, "labels[1].key"},
+		{[]Label{{"k8s", name, "monitoring"}, namespace}, "labels[0].value"},
+	} {
+		_, err := Workload(Filter{}, c.labels, nil)
+		var e *LabelError
+		if (err == nil) != (c.field == "") || err != nil && (!errors.As(err, &e) || e.Field() != c.field) {
+			t.Errorf("%v: %v, want an error about %q", c.labels, err, c.field)
 		}
 	}
 }

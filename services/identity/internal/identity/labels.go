@@ -102,15 +102,49 @@ func printable(s string) bool {
 	return utf8.ValidString(s) && strings.IndexFunc(s, unicode.IsControl) < 0
 }
 
-// CheckCaller checks labels that come from outside: each by itself, and that
-// none claims a source that is ours.
+// systemSources are the sources that no caller may use: Sluice's own, those
+// under which policies select addresses, names and nodes instead of workloads,
+// and those that selectors understand as "every source".
+var systemSources = []string{SourceReserved, SourceGenerated, "cidr", "cidrgroup", "fqdn", "node", "any", "all", "unspec"}
+
+// Keys of what Kubernetes knows about a pod. Policies trust them, so they count
+// only under the source of Kubernetes, where they fit together.
+const (
+	keyNamespace     = "io.kubernetes.pod.namespace"
+	keyNamespaceName = "io.cilium.k8s.namespace.labels.kubernetes.io/metadata.name"
+	prefixPod        = "io.kubernetes.pod."
+	prefixDerived    = "io.cilium.k8s."
+)
+
+// CheckCaller checks labels that come from outside: each by itself, that none
+// claims a source that no workload has, and that keys which Kubernetes derives
+// are of Kubernetes and of a pod in the namespace that they name.
 func CheckCaller(labels []Label) error {
+	namespace := ""
+	for _, l := range labels {
+		if l.Source == SourceKubernetes && l.Key == keyNamespace {
+			namespace = l.Value
+		}
+	}
 	var errs []error
 	for i, l := range labels {
 		if err := l.check(i); err != nil {
 			errs = append(errs, err)
-		} else if l.Source == SourceReserved || l.Source == SourceGenerated {
-			errs = append(errs, &LabelError{Index: i, Part: "source", Reason: fmt.Sprintf("%q is given by Sluice itself and refused in requests", l.Source)})
+			continue
+		}
+		bad := func(part, format string, args ...any) {
+			errs = append(errs, &LabelError{Index: i, Part: part, Reason: fmt.Sprintf(format, args...)})
+		}
+		derived := strings.HasPrefix(l.Key, prefixDerived)
+		switch {
+		case slices.Contains(systemSources, l.Source):
+			bad("source", "%q is given by Sluice itself and refused in requests", l.Source)
+		case (derived || strings.HasPrefix(l.Key, prefixPod)) && l.Source != SourceKubernetes:
+			bad("key", "%q is derived from Kubernetes, and the source is %q", l.Key, l.Source)
+		case derived && namespace == "":
+			bad("key", "%q is derived from Kubernetes, and no label %s says the namespace of the pod", l.Key, keyNamespace)
+		case l.Key == keyNamespaceName && l.Value != namespace:
+			bad("value", "%q is not the namespace of the pod, %q", l.Value, namespace)
 		}
 	}
 	return errors.Join(errs...)

@@ -149,11 +149,16 @@ func (x *Owner) GetInterfaceName() string {
 type Label struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Where the label comes from: "k8s" for Kubernetes, "cni" for labels that a
-	// container runtime gives without Kubernetes. "reserved" and "generated"
-	// are Sluice's own and refused in requests.
+	// container runtime gives without Kubernetes. The sources "reserved",
+	// "generated", "cidr", "cidrgroup", "fqdn", "node", "any", "all" and
+	// "unspec" belong to no workload and are refused in requests.
 	Source string `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
 	// Key, for example "app" or "io.kubernetes.pod.namespace". A prefix ending
-	// in '/' is part of the key.
+	// in '/' is part of the key. Requests may have keys that begin with
+	// "io.kubernetes.pod." or "io.cilium.k8s." only with the source "k8s", those
+	// that begin with "io.cilium.k8s." only beside the label
+	// "io.kubernetes.pod.namespace", and the caller answers for their truth: it
+	// takes them from Kubernetes and not from the workload.
 	Key string `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
 	// Value; may be empty.
 	Value         string `protobuf:"bytes,3,opt,name=value,proto3" json:"value,omitempty"`

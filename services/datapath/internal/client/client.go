@@ -197,8 +197,10 @@ func (i *Identity) Resolve(ctx context.Context, o endpoint.Owner, labels []endpo
 	}
 	i.note(nil)
 	id := endpoint.Identity{Number: resp.GetIdentity().GetNumber()}
-	if id.Number == 0 || id.Number > 0xFFFFFF {
-		return endpoint.Identity{}, fmt.Errorf("identity: it answered the number %d, which is none", id.Number)
+	// The datapath has rights that identity has not: it does not take its word
+	// that a container is the host. Not ErrInvalid: the caller did nothing wrong.
+	if err := id.Validate(); err != nil {
+		return endpoint.Identity{}, fmt.Errorf("identity: answer for endpoint %s: %s", o, err.Error())
 	}
 	for _, l := range resp.GetIdentity().GetLabels() {
 		id.Labels = append(id.Labels, endpoint.Label{Source: l.GetSource(), Key: l.GetKey(), Value: l.GetValue()})

@@ -98,6 +98,28 @@ func (l labelled) GetIdentity(_ context.Context, r *identityv1.GetIdentityReques
 	return &identityv1.GetIdentityResponse{Identity: id}, nil
 }
 
+func (l labelled) ResolveEndpoint(context.Context, *identityv1.ResolveEndpointRequest, ...grpc.CallOption) (*identityv1.ResolveEndpointResponse, error) {
+	return &identityv1.ResolveEndpointResponse{Identity: &identityv1.Identity{Number: l.number}}, nil
+}
+
+// A container that is the host or the world would pass what policies let those
+// pass, whichever policies there are.
+func TestReservedIdentitiesAreRefusedForEndpoints(t *testing.T) {
+	for number, ok := range map[uint32]bool{
+		0: false, 1: false, 2: false, 4: false, 5: false, 6: false, 255: false, 256: true, 65_535: true, 65_536: true,
+		0xFEFFFF: true, 0xFF0000: false, 0xFF0FFF: false, 0xFFFFFF: false, 0x1000000: false,
+	} {
+		i := &Identity{Health: Health{Name: "identity"}, client: labelled{number: number}}
+		id, err := i.Resolve(t.Context(), endpoint.Owner{ContainerID: "c1", InterfaceName: "eth0"}, nil, nil)
+		switch {
+		case ok && (err != nil || id.Number != number):
+			t.Errorf("%d: %+v, %v", number, id, err)
+		case !ok && (err == nil || errors.Is(err, endpoint.ErrInvalid) || !strings.Contains(err.Error(), "c1/eth0")):
+			t.Errorf("%d: %+v, %v, want an error that names the endpoint and is not the caller's", number, id, err)
+		}
+	}
+}
+
 func TestLabelsOfAnIdentityHaveABound(t *testing.T) {
 	i := &Identity{Health: Health{Name: "identity"}, client: labelled{number: 300, labels: 2}}
 	labels, err := i.Labels(t.Context(), 300)

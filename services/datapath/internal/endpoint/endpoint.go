@@ -237,6 +237,24 @@ type Identity struct {
 	Labels []Label `json:"labels,omitempty"`
 }
 
+// The numbers that an endpoint may have. Below are the reserved identities: 1 is
+// the host, which every policy lets in. Above are those that never leave a node.
+const (
+	MinIdentity = 256
+	MaxIdentity = 0xFEFFFF
+)
+
+// Validate says whether an endpoint may have the identity.
+func (i Identity) Validate() error {
+	switch {
+	case i.Number == 0 || i.Number > 0xFFFFFF:
+		return invalid("identity.number", "%d is no identity", i.Number)
+	case i.Number < MinIdentity || i.Number > MaxIdentity:
+		return invalid("identity.number", "%d is reserved or local to the node; an endpoint has %d to %d", i.Number, MinIdentity, MaxIdentity)
+	}
+	return nil
+}
+
 // Phase is what a record says about its endpoint.
 type Phase string
 
@@ -304,8 +322,8 @@ func (r Record) Validate() error {
 	if r.Device.HostIndex == 0 || !r.Device.MAC.unicast() || !r.Device.HostMAC.unicast() || r.Device.MTU == 0 {
 		return invalid("device", "index, hardware addresses or MTU are missing")
 	}
-	if r.Identity.Number == 0 || r.Identity.Number > 0xFFFFFF {
-		return invalid("identity.number", "%d is no identity", r.Identity.Number)
+	if err := r.Identity.Validate(); err != nil {
+		return err
 	}
 	if !slices.Equal(r.Device.Addrs, r.Spec.Addrs) {
 		return invalid("device.addrs", "%v, and the request says %v", r.Device.Addrs, r.Spec.Addrs)

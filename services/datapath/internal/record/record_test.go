@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -84,6 +85,18 @@ func TestWhatIsSavedIsLoaded(t *testing.T) {
 	}
 	if got, bad, err := s.Load(); len(got)+len(bad) != 0 || err != nil {
 		t.Errorf("after the removal: %v, %v, %v", got, bad, err)
+	}
+}
+
+// A record is not believed either when it says that a container is the host.
+func TestRecordOfAReservedIdentityIsRefused(t *testing.T) {
+	for number, ok := range map[uint32]bool{0: false, 1: false, 5: false, 255: false, 256: true, 0xFEFFFF: true, 0xFF0000: false, 1 << 24: false} {
+		r := sample()
+		r.Identity.Number = number
+		err := r.Validate()
+		if ok != (err == nil) || !ok && !strings.Contains(err.Error(), "identity.number") {
+			t.Errorf("identity %d: %v", number, err)
+		}
 	}
 }
 

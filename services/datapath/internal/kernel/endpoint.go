@@ -89,7 +89,7 @@ type Endpoint struct {
 	Slot Slot
 	// Ifindex of the host end, in the node's network namespace.
 	Ifindex uint32
-	// Identity, 1 to MaxIdentity.
+	// Identity, 256 to 0xFEFFFF: neither reserved nor local to the node.
 	Identity Identity
 	// IPv4 and IPv6 are the pod's addresses; one of them may be invalid.
 	IPv4, IPv6 netip.Addr
@@ -197,7 +197,7 @@ func (e Endpoint) validate() error {
 	if e.Ifindex == 0 {
 		return bad("Ifindex is 0")
 	}
-	if err := e.Identity.validate(); err != nil {
+	if err := e.Identity.ofEndpoint(); err != nil {
 		return err
 	}
 	if len(e.addrs()) == 0 {
@@ -221,6 +221,15 @@ func (e Endpoint) validate() error {
 	}
 	if e.Deliver != DeliverPeer && e.Deliver != DeliverRedirect {
 		return bad("Deliver: %d is neither peer nor redirect", e.Deliver)
+	}
+	return nil
+}
+
+// ofEndpoint says whether an endpoint may have the identity. Reserved ones mean
+// the host or the world to every table; node-local ones are those of addresses.
+func (id Identity) ofEndpoint() error {
+	if id < 256 || id >= firstNodeLocal {
+		return fmt.Errorf("%w: Identity: %d is not between 256 and %d", ErrInvalid, id, firstNodeLocal-1)
 	}
 	return nil
 }
@@ -418,7 +427,7 @@ func (k *Kernel) SetPolicy(s Slot, egress, ingress Table) (gen uint32, err error
 // then the gen, then the ipcache entries of its addresses and their gens, so
 // that its peers' connections are judged again too. It may be repeated.
 func (k *Kernel) SetIdentity(s Slot, id Identity) error {
-	if err := id.validate(); err != nil {
+	if err := id.ofEndpoint(); err != nil {
 		return err
 	}
 	if err := k.lock(); err != nil {

@@ -85,24 +85,33 @@ func TestKernelPublishRefusesWhatIsTakenAndLeavesNothing(t *testing.T) {
 func TestKernelPublishNamesTheBadField(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
 	for field, change := range map[string]func(*Endpoint){
-		"Ifindex":      func(e *Endpoint) { e.Ifindex = 0 },
-		"Identity":     func(e *Endpoint) { e.Identity = 0 },
-		"Identity: 16": func(e *Endpoint) { e.Identity = 1 << 24 },
-		"neither":      func(e *Endpoint) { *e = withAddrs(*e, false, false) },
-		"IPv4: 224":    func(e *Endpoint) { e.IPv4 = netip.MustParseAddr("224.0.0.1") },
-		"IPv4: fd00":   func(e *Endpoint) { e.IPv4 = a.IPv6 },
-		"IPv6: 10.":    func(e *Endpoint) { e.IPv6 = a.IPv4 },
-		"IPv6: fe80":   func(e *Endpoint) { e.IPv6 = podLocal },
-		"IPv6: ::ffff": func(e *Endpoint) { e.IPv6 = netip.MustParseAddr("::ffff:10.0.0.1") },
-		"MAC: 00":      func(e *Endpoint) { e.MAC = [6]byte{} },
-		"HostMAC: ff":  func(e *Endpoint) { e.HostMAC = broadcastMAC },
-		"MTU: 1279":    func(e *Endpoint) { e.MTU = 1279 },
-		"Deliver":      func(e *Endpoint) { e.Deliver = 0 },
+		"Ifindex":            func(e *Endpoint) { e.Ifindex = 0 },
+		"Identity":           func(e *Endpoint) { e.Identity = 0 },
+		"Identity: 1 ":       func(e *Endpoint) { e.Identity = IdentityHost },
+		"Identity: 25":       func(e *Endpoint) { e.Identity = IdentityUnknownInCluster },
+		"Identity: 16711680": func(e *Endpoint) { e.Identity = firstNodeLocal },
+		"Identity: 16777216": func(e *Endpoint) { e.Identity = 1 << 24 },
+		"neither":            func(e *Endpoint) { *e = withAddrs(*e, false, false) },
+		"IPv4: 224":          func(e *Endpoint) { e.IPv4 = netip.MustParseAddr("224.0.0.1") },
+		"IPv4: fd00":         func(e *Endpoint) { e.IPv4 = a.IPv6 },
+		"IPv6: 10.":          func(e *Endpoint) { e.IPv6 = a.IPv4 },
+		"IPv6: fe80":         func(e *Endpoint) { e.IPv6 = podLocal },
+		"IPv6: ::ffff":       func(e *Endpoint) { e.IPv6 = netip.MustParseAddr("::ffff:10.0.0.1") },
+		"MAC: 00":            func(e *Endpoint) { e.MAC = [6]byte{} },
+		"HostMAC: ff":        func(e *Endpoint) { e.HostMAC = broadcastMAC },
+		"MTU: 1279":          func(e *Endpoint) { e.MTU = 1279 },
+		"Deliver":            func(e *Endpoint) { e.Deliver = 0 },
 	} {
 		e := a
 		change(&e)
 		if _, err := k.Publish(t.Context(), e); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), field) {
 			t.Errorf("%s: %v", field, err)
+		}
+	}
+	s := publish(t, k, a)
+	for _, id := range []Identity{0, IdentityHost, IdentityInit, firstNodeLocal, MaxIdentity} {
+		if err := k.SetIdentity(s.Slot, id); !errors.Is(err, ErrInvalid) {
+			t.Errorf("SetIdentity to %d: %v", id, err)
 		}
 	}
 }

@@ -7,7 +7,8 @@
 // and how much of it may run at once; a method that the table forgets makes
 // NewServer fail. Every call passes, in this order: request identifier,
 // Prometheus, logging of the finish, authorisation, limits, protovalidate,
-// recovery. Health and reflection are always served, to whoever can connect.
+// recovery. Health and reflection are always served, to whoever can connect;
+// all callers but root may have MaxAlwaysStreams of their streams open together.
 //
 // Who can connect is decided by the socket's mode and group; the kernel tells
 // only the primary group of a peer, so "the group" in a table means everybody

@@ -115,10 +115,17 @@ func (l *limiter) refuse(format string, args ...any) error {
 // enter takes a place for the caller that authorise let through.
 func (s *Server) enter(ctx context.Context, method string) (done func(), _ error) {
 	cred, ok := PeerCred(ctx)
-	return s.limiters[method].of(ok && isRoot(cred.UID, s.alsoRoot)).enter(ctx, method)
+	limits := s.limiters[method]
+	if always(method) {
+		limits = s.always
+	}
+	return limits.of(ok && isRoot(cred.UID, s.alsoRoot)).enter(ctx, method)
 }
 
 func (s *Server) limitUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	if always(info.FullMethod) {
+		return next(ctx, req) // a health check; it ends at once and takes no place of a stream
+	}
 	done, err := s.enter(ctx, info.FullMethod)
 	if err != nil {
 		return nil, err

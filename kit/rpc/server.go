@@ -37,6 +37,11 @@ const (
 	DefaultMaxSend = 16 << 20
 )
 
+// MaxAlwaysStreams is how many streams of health and reflection all callers but
+// root may have open together. Each costs some 13 kB for as long as its caller
+// likes, and a caller needs one.
+const MaxAlwaysStreams = 64
+
 // Options describe a Server. Register and Methods are required.
 type Options struct {
 	// Register adds the services: func(r) { foov1.RegisterFooServiceServer(r, srv) }.
@@ -62,6 +67,7 @@ type Server struct {
 	methods   Methods
 	alsoRoot  []uint32
 	limiters  map[string]limiters
+	always    limiters // of the streams of health and reflection together
 	validator protovalidate.Validator
 	panics    prometheus.Counter
 
@@ -106,6 +112,7 @@ func NewServer(o Options) (*Server, error) {
 	for name, m := range o.Methods {
 		s.limiters[name] = newLimiters(m.Limit)
 	}
+	s.always = limiters{others: newLimiter(Limit{InFlight: MaxAlwaysStreams, RetryAfter: time.Second})}
 	s.stopping, s.stop = context.WithCancel(context.Background())
 
 	metrics := grpcprom.NewServerMetrics(grpcprom.WithServerHandlingTimeHistogram(

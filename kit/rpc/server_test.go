@@ -17,6 +17,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -492,6 +493,145 @@ func TestNobodyElseTakesRootsPlaces(t *testing.T) {
 		done()
 		leave()
 	}
+}
+
+// foreign is a listener whose callers have the uid that it says.
+type foreign struct {
+	net.Listener
+	uid atomic.Uint32
+}
+
+type foreignConn struct {
+	net.Conn
+	uid uint32
+}
+
+func (l *foreign) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return foreignConn{c, l.uid.Load()}, nil
+}
+
+func (c foreignConn) Cred() Cred { return Cred{UID: c.uid} }
+
+func TestStreamsOfHealthAndReflectionAreLimited(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	server, err := NewServer(Options{
+		Register: func(r grpc.ServiceRegistrar) { pb.RegisterTestServiceServer(r, &testService{}) }, Methods: table(), Registerer: reg,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := shortDir(t) + "/s.sock"
+	l := &foreign{Listener: listen(t, path, ListenOptions{})}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	t.Cleanup(func() {
+		server.Stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+	connect := func(uid uint32) *grpc.ClientConn {
+		t.Helper()
+		l.uid.Store(uid)
+		cc, err := client.Dial(path, client.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { cc.Close() })
+		// The connection exists, and checks of health take no place.
+		if _, err := grpc_health_v1.NewHealthClient(cc).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{}); err != nil {
+			t.Fatalf("uid %d: health check: %v", uid, err)
+		}
+		return cc
+	}
+	watch := func(ctx context.Context, cc *grpc.ClientConn) error {
+		stream, err := grpc_health_v1.NewHealthClient(cc).Watch(ctx, &grpc_health_v1.HealthCheckRequest{})
+		if err == nil {
+			_, err = stream.Recv()
+		}
+		return err
+	}
+	reflect := func(cc *grpc.ClientConn) error {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		stream, err := grpc_reflection_v1.NewServerReflectionClient(cc).ServerReflectionInfo(ctx)
+		if err == nil {
+			_ = stream.Send(&grpc_reflection_v1.ServerReflectionRequest{
+				MessageRequest: &grpc_reflection_v1.ServerReflectionRequest_ListServices{},
+			})
+			_, err = stream.Recv()
+		}
+		return err
+	}
+
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	readers := []*grpc.ClientConn{connect(64799), connect(64701), connect(64799)}
+	const asked = 3 * MaxAlwaysStreams
+	refused := 0
+	for i := range asked {
+		switch err := watch(ctx, readers[i%len(readers)]); status.Code(err) {
+		case codes.OK:
+		case codes.ResourceExhausted:
+			refused++
+		default:
+			t.Fatalf("stream %d: %v", i, err)
+		}
+	}
+	if refused != asked-MaxAlwaysStreams {
+		t.Errorf("%d of %d streams were refused, want %d", refused, asked, asked-MaxAlwaysStreams)
+	}
+	wantCode(t, reflect(readers[0]), codes.ResourceExhausted, "")
+	if _, err := grpc_health_v1.NewHealthClient(readers[0]).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{}); err != nil {
+		t.Errorf("a check beside the watches: %v", err)
+	}
+	if _, err := pb.NewTestServiceClient(readers[0]).EmptyCall(t.Context(), &pb.Empty{}); err != nil {
+		t.Errorf("a call beside the watches: %v", err)
+	}
+	root := connect(0)
+	for i := range 4 {
+		if err := watch(ctx, root); err != nil {
+			t.Errorf("stream %d of root: %v", i, err)
+		}
+	}
+	if err := reflect(root); err != nil {
+		t.Errorf("reflection for root: %v", err)
+	}
+	if n := counted(t, reg, "grpc_server_handled_total", map[string]string{"grpc_method": "Watch", "grpc_code": "ResourceExhausted"}); n != float64(refused) {
+		t.Errorf("%v refusals are counted, want %d", n, refused)
+	}
+	cancel()
+	waitFor(t, func() bool { return len(server.always.others.running) == 0 })
+	if err := reflect(readers[0]); err != nil {
+		t.Errorf("after the watches have ended: %v", err)
+	}
+}
+
+// counted is the value of the series of a counter with these labels.
+func counted(t *testing.T, reg *prometheus.Registry, name string, labels map[string]string) float64 {
+	t.Helper()
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			found := 0
+			for _, l := range m.GetLabel() {
+				if labels[l.GetName()] == l.GetValue() {
+					found++
+				}
+			}
+			if f.GetName() == name && found == len(labels) {
+				return m.GetCounter().GetValue()
+			}
+		}
+	}
+	return 0
 }
 
 func TestRateIsLimited(t *testing.T) {

@@ -38,8 +38,8 @@ type SocketConfig struct {
 	AlsoRoot []uint32 `config:"alsoRoot" help:"users that may call what only root may, for a service that does not run as root"`
 }
 
-func (c SocketConfig) listenOptions() rpc.ListenOptions {
-	o := rpc.ListenOptions{}
+func (c SocketConfig) listenOptions(connections int) rpc.ListenOptions {
+	o := rpc.ListenOptions{MaxConns: connections}
 	if c.Group >= 0 {
 		gid := uint32(c.Group)
 		o.GID = &gid

@@ -31,7 +31,7 @@ func (p *Process) serveMetrics() (stop func(), _ error) {
 		err error
 	)
 	if filepath.IsAbs(address) {
-		l, err = rpc.Listen(address, p.Config.Socket.listenOptions())
+		l, err = rpc.Listen(address, p.Config.Socket.listenOptions(metricsConnections(p.descriptors)))
 	} else {
 		l, err = net.Listen("tcp", address)
 	}

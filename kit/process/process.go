@@ -56,9 +56,10 @@ type Process struct {
 	// Metrics takes the service's own metrics: sluice_<service>_<noun>_<unit>.
 	Metrics *prometheus.Registry
 
-	started time.Time
-	phases  *prometheus.GaugeVec
-	ready   prometheus.Gauge
+	started     time.Time
+	descriptors uint64 // RLIMIT_NOFILE
+	phases      *prometheus.GaugeVec
+	ready       prometheus.Gauge
 
 	work    context.Context // of the background work: outlives the servers
 	endWork context.CancelCauseFunc
@@ -154,6 +155,10 @@ func run[C any](env environment, service string, defaults func(instance.Paths) C
 		"uid", os.Geteuid(), "config", effective)
 	if also := cfg.Process.Socket.AlsoRoot; len(also) > 0 {
 		logger.Warn("users beside root may call what only root may", "users", also)
+	}
+	if p.descriptors, err = descriptorLimit(); err != nil {
+		logger.Error("start", log.Err(err))
+		return ExitFailed
 	}
 	if err := p.registerMetrics(); err != nil {
 		logger.Error("start", log.Err(err))
@@ -313,9 +318,23 @@ func (p *Process) NewServer(o rpc.Options) (*rpc.Server, error) {
 
 // Listen opens the service's socket as the configuration says, once.
 func (p *Process) Listen() (*rpc.Listener, error) {
-	l, err := rpc.Listen(p.Config.Socket.Path, p.Config.Socket.listenOptions())
+	open, err := openDescriptors()
 	if err != nil {
 		return nil, err
+	}
+	metrics := 0
+	if p.Config.Metrics.Address != "off" {
+		metrics = metricsConnections(p.descriptors)
+	}
+	conns, scarce := socketConnections(p.descriptors, open, metrics)
+	l, err := rpc.Listen(p.Config.Socket.Path, p.Config.Socket.listenOptions(conns))
+	if err != nil {
+		return nil, err
+	}
+	p.Log.Info("listening", log.KeySocket, p.Config.Socket.Path, "connections", conns, "descriptors", p.descriptors, "open", open)
+	if scarce {
+		p.Log.Warn("few descriptors: calls may fail while connections are open; raise RLIMIT_NOFILE",
+			"descriptors", p.descriptors, "open", open, "connections", conns)
 	}
 	for _, c := range []prometheus.Collector{
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
@@ -341,7 +360,6 @@ func (p *Process) Serve(ctx context.Context, s *rpc.Server) error {
 		s.Stop()
 		return err
 	}
-	p.Log.Info("listening", log.KeySocket, p.Config.Socket.Path)
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(l) }()
 	var cause error

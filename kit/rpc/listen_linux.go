@@ -39,7 +39,9 @@ type ListenOptions struct {
 	MaxConns int
 	// MaxConnsPerUID is how many of them one uid other than 0 may hold, half
 	// of MaxConns if 0. One more is closed at once. All of these together leave
-	// an eighth of MaxConns to root.
+	// an eighth of MaxConns, of a small one up to four, to root. One process of
+	// root may hold as many as another user, and leaves half of what is root's
+	// to other processes of root.
 	MaxConnsPerUID int
 }
 
@@ -63,6 +65,7 @@ type Listener struct {
 	mu      sync.Mutex
 	conns   int            // guarded by mu
 	perUID  map[uint32]int // guarded by mu
+	perRoot map[int32]int  // guarded by mu; by process of uid 0
 	refused uint64         // guarded by mu
 
 	closeOnce sync.Once
@@ -159,7 +162,8 @@ func Listen(path string, o ListenOptions) (_ *Listener, err error) {
 	}
 	return &Listener{
 		path: path, inner: inner, lock: lock, self: self,
-		maxConns: o.MaxConns, maxPerUID: o.MaxConnsPerUID, perUID: map[uint32]int{},
+		maxConns: o.MaxConns, maxPerUID: o.MaxConnsPerUID,
+		perUID: map[uint32]int{}, perRoot: map[int32]int{},
 	}, nil
 }
 
@@ -235,33 +239,56 @@ func (l *Listener) Accept() (net.Conn, error) {
 			c.Close()
 			continue
 		}
-		if !l.admit(cred.UID) {
+		if !l.admit(cred) {
 			c.Close()
 			continue
 		}
-		return &conn{UnixConn: c, cred: cred, release: sync.OnceFunc(func() { l.release(cred.UID) })}, nil
+		return &conn{UnixConn: c, cred: cred, release: sync.OnceFunc(func() { l.release(cred) })}, nil
 	}
 }
 
-func (l *Listener) admit(uid uint32) bool {
+// forRoot is how many connections are left to root: an eighth, and not fewer
+// than the plug-in and an operator need at the same time.
+func (l *Listener) forRoot() int { return max(l.maxConns/8, min(4, l.maxConns/4)) }
+
+func (l *Listener) admit(c Cred) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	others := l.conns - l.perUID[0]
-	if l.conns >= l.maxConns || uid != 0 && (l.perUID[uid] >= l.maxPerUID || others >= l.maxConns-l.maxConns/8) {
+	full := l.conns >= l.maxConns
+	if c.UID == 0 {
+		// Only against one process that leaks connections, which must not take
+		// the last ones: the id may have been used again, and is 0 for a process
+		// of another PID namespace.
+		last, own := l.forRoot()/2, l.perRoot[c.PID]
+		full = full || own >= l.maxPerUID || own >= last && l.conns >= l.maxConns-last
+	} else {
+		others := l.conns - l.perUID[0]
+		full = full || l.perUID[c.UID] >= l.maxPerUID || others >= l.maxConns-l.forRoot()
+	}
+	if full {
 		l.refused++
 		return false
 	}
 	l.conns++
-	l.perUID[uid]++
+	l.perUID[c.UID]++
+	if c.UID == 0 {
+		l.perRoot[c.PID]++
+	}
 	return true
 }
 
-func (l *Listener) release(uid uint32) {
+func (l *Listener) release(c Cred) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.conns--
-	if l.perUID[uid]--; l.perUID[uid] == 0 {
-		delete(l.perUID, uid)
+	if l.perUID[c.UID]--; l.perUID[c.UID] == 0 {
+		delete(l.perUID, c.UID)
+	}
+	if c.UID != 0 {
+		return
+	}
+	if l.perRoot[c.PID]--; l.perRoot[c.PID] == 0 {
+		delete(l.perRoot, c.PID)
 	}
 }
 

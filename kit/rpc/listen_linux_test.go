@@ -323,17 +323,17 @@ func TestConnectionsBeyondTheBoundAreClosedAtOnce(t *testing.T) {
 }
 
 func TestOneUserCannotTakeAllConnections(t *testing.T) {
-	l := &Listener{maxConns: 4, maxPerUID: 2, perUID: map[uint32]int{}}
+	l := &Listener{maxConns: 4, maxPerUID: 2, perUID: map[uint32]int{}, perRoot: map[int32]int{}}
 	for i, c := range []struct {
 		uid  uint32
 		want bool
 	}{{7, true}, {7, true}, {7, false}, {0, true}, {8, true}, {0, false}} {
-		if got := l.admit(c.uid); got != c.want {
+		if got := l.admit(Cred{UID: c.uid, PID: 7}); got != c.want {
 			t.Errorf("connection %d of uid %d: admitted %v, want %v", i, c.uid, got, c.want)
 		}
 	}
-	l.release(7)
-	if !l.admit(0) {
+	l.release(Cred{UID: 7, PID: 7})
+	if !l.admit(Cred{PID: 7}) {
 		t.Error("a freed place was not given out")
 	}
 	if _, refused := l.Conns(); refused != 2 {
@@ -342,26 +342,60 @@ func TestOneUserCannotTakeAllConnections(t *testing.T) {
 }
 
 func TestAllOthersTogetherLeaveRootConnections(t *testing.T) {
-	l := &Listener{maxConns: 16, maxPerUID: 8, perUID: map[uint32]int{}}
+	l := &Listener{maxConns: 16, maxPerUID: 8, perUID: map[uint32]int{}, perRoot: map[int32]int{}}
 	admitted := 0
 	for i := range uint32(32) {
-		if l.admit(1 + i%4) {
+		if l.admit(Cred{UID: 1 + i%4}) {
 			admitted++
 		}
 	}
-	if admitted != 14 {
-		t.Errorf("users hold %d of 16 connections, want 14", admitted)
+	if admitted != 12 {
+		t.Errorf("users hold %d of 16 connections, want 12", admitted)
 	}
-	for range 2 {
-		if !l.admit(0) {
-			t.Error("root was refused a connection of the two that are left to it")
+	for pid := range int32(4) {
+		if !l.admit(Cred{PID: 7 + pid}) {
+			t.Error("root was refused a connection of the four that are left to it")
 		}
 	}
-	if l.admit(0) {
+	if l.admit(Cred{PID: 7}) {
 		t.Error("more connections than the bound")
 	}
-	l.release(0)
-	if l.admit(1) {
+	l.release(Cred{PID: 7})
+	if l.admit(Cred{UID: 1}) {
 		t.Error("a user got root's place")
+	}
+}
+
+func TestOneProcessOfRootLeavesConnectionsToAnother(t *testing.T) {
+	l := &Listener{maxConns: 16, maxPerUID: 8, perUID: map[uint32]int{}, perRoot: map[int32]int{}}
+	leak := Cred{PID: 7}
+	admitted := 0
+	for range 32 {
+		if l.admit(leak) {
+			admitted++
+		}
+	}
+	if admitted != 8 {
+		t.Errorf("one process of root holds %d of 16 connections, want 8", admitted)
+	}
+	if !l.admit(Cred{PID: 8}) {
+		t.Error("another process of root was refused")
+	}
+	for i := range uint32(32) {
+		l.admit(Cred{UID: 1 + i%4})
+	}
+	for l.admit(leak) {
+		t.Log("the leaking process got a place that a user left")
+	}
+	for pid := range int32(8) {
+		if l.admit(Cred{PID: 100 + pid}) && pid > 0 {
+			t.Errorf("more than %d connections", l.maxConns)
+		}
+	}
+	for range admitted {
+		l.release(leak)
+	}
+	if l.perRoot[leak.PID] != 0 || !l.admit(leak) {
+		t.Errorf("after its connections were closed: processes %v", l.perRoot)
 	}
 }

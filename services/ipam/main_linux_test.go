@@ -4,10 +4,12 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -35,7 +37,14 @@ import (
 // the code under test, with the race detector if the tests have it.
 const asService = "SLUICE_TEST_BE_IPAM"
 
+// asHolder makes it a client that holds idle connections to this socket until
+// its standard input ends.
+const asHolder = "SLUICE_TEST_HOLD"
+
 func TestMain(m *testing.M) {
+	if socket := os.Getenv(asHolder); socket != "" {
+		os.Exit(holdConnections(socket))
+	}
 	if os.Getenv(asService) != "" {
 		os.Unsetenv(asService) //nolint:errcheck // cannot fail with this name
 		main()
@@ -49,6 +58,7 @@ type node struct {
 	t      *testing.T
 	dir    string
 	flags  []string
+	limit  int // RLIMIT_NOFILE of the process; 0: that of the test
 	cmd    *exec.Cmd
 	faults *faulttest.Controller
 	conn   *grpc.ClientConn
@@ -70,18 +80,16 @@ func (n *node) start() {
 		"--socket-also-root", fmt.Sprint(os.Getuid()), "--metrics-address", "off", "--log-level", "warn",
 	}, n.flags...)
 	n.cmd = exec.Command(os.Args[0], args...) //nolint:gosec // this very binary
+	if n.limit > 0 {
+		script := fmt.Sprintf(`ulimit -n %d && exec "$0" "$@"`, n.limit)
+		n.cmd = exec.Command("/bin/sh", append([]string{"-c", script, os.Args[0]}, args...)...)
+	}
 	// Without the second that the race detector sleeps at the end.
 	n.cmd.Env = append(os.Environ(), asService+"=1", "GORACE=atexit_sleep_ms=0 "+os.Getenv("GORACE"))
 	n.cmd.Stderr = os.Stderr
 	n.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	n.faults = faulttest.Start(n.t, n.cmd)
-	var err error
-	n.conn, err = grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		// The socket is not there yet: look again soon.
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.5, MaxDelay: 100 * time.Millisecond}}))
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	n.conn = n.dial()
 	n.ipam = ipamv1.NewIPAMServiceClient(n.conn)
 	ctx, cancel := context.WithTimeout(n.t.Context(), 30*time.Second)
 	defer cancel()
@@ -93,6 +101,21 @@ func (n *node) start() {
 		}
 	}
 	n.t.Fatalf("the service does not serve: %v", err)
+}
+
+// dial gives a connection that is tried again soon when it fails: the socket may
+// not be there yet.
+func (n *node) dial() *grpc.ClientConn {
+	n.t.Helper()
+	conn, err := grpc.NewClient("unix:"+filepath.Join(n.dir, "run", "ipam.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.5, MaxDelay: 100 * time.Millisecond},
+			MinConnectTimeout: 20 * time.Second,
+		}))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return conn
 }
 
 // dead waits for the end of the process, which must be by SIGKILL.
@@ -122,6 +145,85 @@ func (n *node) stop() {
 	}
 	n.faults.Close()
 	n.cmd = nil
+}
+
+// held is how many connections a holder opens.
+const held = 100
+
+func holdConnections(socket string) int {
+	for range held {
+		c, err := net.Dial("unix", socket)
+		if err != nil {
+			fmt.Println("dial:", err)
+			return 1
+		}
+		defer c.Close()
+		// Whole HTTP/2 connections: the server gives up on others after a while.
+		// The ones that it refused are closed already.
+		_, _ = c.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"))
+	}
+	fmt.Println("held")
+	if _, err := io.Copy(io.Discard, os.Stdin); err != nil {
+		return 1
+	}
+	return 0
+}
+
+// hold runs a holder as a user until the end of the test.
+func (n *node) hold(uid uint32) {
+	n.t.Helper()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), asHolder+"="+filepath.Join(n.dir, "run", "ipam.sock"))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Credential: &syscall.Credential{Uid: uid}}
+	cmd.Stderr = os.Stderr
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		n.t.Fatal(err)
+	}
+	n.t.Cleanup(func() {
+		stdin.Close() //nolint:errcheck // the holder ends
+		if err := cmd.Wait(); err != nil {
+			n.t.Errorf("holder: %v", err)
+		}
+	})
+	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "held\n" {
+		n.t.Fatalf("holder of uid %d says %q, %v", uid, line, err)
+	}
+}
+
+// Connections that do nothing must not cost the service the descriptors that it
+// works with, nor root its way in: neither those of readers nor those of
+// another process of root.
+func TestKernelIdleConnectionsLeaveDescriptorsToWorkAndRoot(t *testing.T) {
+	n := newNode(t, "--pools", "10.1.0.0/24")
+	n.limit = 64
+	n.start()
+	for _, dir := range []string{filepath.Dir(n.dir), n.dir, filepath.Join(n.dir, "run")} {
+		if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // the holder is another user
+			t.Fatal(err)
+		}
+	}
+	for _, uid := range []uint32{64799, 64798, 0} {
+		n.hold(uid)
+		for i := range 4 {
+			conn := n.dial()
+			// The service may still hold the connection before this one.
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			_, err := ipamv1.NewIPAMServiceClient(conn).Allocate(ctx, &ipamv1.AllocateRequest{Owner: owner(fmt.Sprintf("c-%d-%d", uid, i))}, grpc.WaitForReady(true))
+			if err != nil {
+				t.Errorf("connection %d of root beside %d idle ones of uid %d: %v", i, held, uid, err)
+			}
+			cancel()
+			conn.Close() //nolint:errcheck // the next one is new
+		}
+	}
 }
 
 func owner(id string) *workloadv1.Owner {

@@ -60,12 +60,18 @@ type DatapathServiceClient interface {
 	// again. RESOURCE_EXHAUSTED: endpoint slots or map space are used up, or too
 	// many calls wait; retry later. UNAVAILABLE: a service that this depends on
 	// does not answer; the message names it.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
 	CreateEndpoint(ctx context.Context, in *CreateEndpointRequest, opts ...grpc.CallOption) (*CreateEndpointResponse, error)
 	// DeleteEndpoint disconnects a container. It stops its traffic, frees map
 	// state, writes a durable tombstone and answers; the addresses and the
 	// identity are released afterwards, retried until it succeeds, over restarts
 	// too. The device goes with the namespace. Deleting what does not exist
 	// succeeds; so the call may be repeated.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
 	DeleteEndpoint(ctx context.Context, in *DeleteEndpointRequest, opts ...grpc.CallOption) (*DeleteEndpointResponse, error)
 	// CheckEndpoint compares an endpoint with the kernel, as CNI CHECK wants:
 	// devices, addresses, routes, neighbours, programs and map entries. It
@@ -85,6 +91,9 @@ type DatapathServiceClient interface {
 	// ReclaimEndpoints deletes every endpoint whose owner is not in the list,
 	// as CNI GC wants. Endpoints created after the call began are kept. It may
 	// be repeated.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
 	ReclaimEndpoints(ctx context.Context, in *ReclaimEndpointsRequest, opts ...grpc.CallOption) (*ReclaimEndpointsResponse, error)
 	// GetStatus gives counters, kernel facts and the state of the sources, for
 	// people, `sluice status` and CNI STATUS.
@@ -92,12 +101,18 @@ type DatapathServiceClient interface {
 	// AuditMaps compares what should be in the kernel with what is: maps, pins,
 	// programs, filters, routes, rules and sysctls. It streams the differences
 	// and, if asked, repairs them. The same audit runs periodically.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
 	AuditMaps(ctx context.Context, in *AuditMapsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[AuditMapsResponse], error)
 	// DumpMap streams the entries of one eBPF map in words, in the order in
 	// which the kernel lists them; entries that come or go meanwhile may be
 	// missing or old. Elements of arrays that are all zero are left out, and what
 	// each CPU counts is summed. NOT_FOUND: there is no such map; the message lists those
 	// there are.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
 	DumpMap(ctx context.Context, in *DumpMapRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DumpMapResponse], error)
 }
 
@@ -268,12 +283,18 @@ type DatapathServiceServer interface {
 	// again. RESOURCE_EXHAUSTED: endpoint slots or map space are used up, or too
 	// many calls wait; retry later. UNAVAILABLE: a service that this depends on
 	// does not answer; the message names it.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
 	CreateEndpoint(context.Context, *CreateEndpointRequest) (*CreateEndpointResponse, error)
 	// DeleteEndpoint disconnects a container. It stops its traffic, frees map
 	// state, writes a durable tombstone and answers; the addresses and the
 	// identity are released afterwards, retried until it succeeds, over restarts
 	// too. The device goes with the namespace. Deleting what does not exist
 	// succeeds; so the call may be repeated.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
 	DeleteEndpoint(context.Context, *DeleteEndpointRequest) (*DeleteEndpointResponse, error)
 	// CheckEndpoint compares an endpoint with the kernel, as CNI CHECK wants:
 	// devices, addresses, routes, neighbours, programs and map entries. It
@@ -293,6 +314,9 @@ type DatapathServiceServer interface {
 	// ReclaimEndpoints deletes every endpoint whose owner is not in the list,
 	// as CNI GC wants. Endpoints created after the call began are kept. It may
 	// be repeated.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
 	ReclaimEndpoints(context.Context, *ReclaimEndpointsRequest) (*ReclaimEndpointsResponse, error)
 	// GetStatus gives counters, kernel facts and the state of the sources, for
 	// people, `sluice status` and CNI STATUS.
@@ -300,12 +324,18 @@ type DatapathServiceServer interface {
 	// AuditMaps compares what should be in the kernel with what is: maps, pins,
 	// programs, filters, routes, rules and sysctls. It streams the differences
 	// and, if asked, repairs them. The same audit runs periodically.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
 	AuditMaps(*AuditMapsRequest, grpc.ServerStreamingServer[AuditMapsResponse]) error
 	// DumpMap streams the entries of one eBPF map in words, in the order in
 	// which the kernel lists them; entries that come or go meanwhile may be
 	// missing or old. Elements of arrays that are all zero are left out, and what
 	// each CPU counts is summed. NOT_FOUND: there is no such map; the message lists those
 	// there are.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
 	DumpMap(*DumpMapRequest, grpc.ServerStreamingServer[DumpMapResponse]) error
 	mustEmbedUnimplementedDatapathServiceServer()
 }

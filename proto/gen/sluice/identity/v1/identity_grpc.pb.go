@@ -58,10 +58,16 @@ type IdentityServiceClient interface {
 	// the numbers or the quota of this node are used up; the details say which
 	// label keys create most identities. INVALID_ARGUMENT: a label is malformed
 	// or of a source that callers may not use.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
 	AllocateIdentity(ctx context.Context, in *AllocateIdentityRequest, opts ...grpc.CallOption) (*AllocateIdentityResponse, error)
 	// ReleaseIdentity drops what a reference holds. Releasing what is not held
 	// succeeds; so the call may be repeated. It needs no etcd: the number is
 	// given up there as soon as etcd answers.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
 	ReleaseIdentity(ctx context.Context, in *ReleaseIdentityRequest, opts ...grpc.CallOption) (*ReleaseIdentityResponse, error)
 	// GetIdentity gives the label set of a number. NOT_FOUND: no such number is
 	// known here.
@@ -84,6 +90,9 @@ type IdentityServiceClient interface {
 	// set and the old one is released.
 	//
 	// Errors as for AllocateIdentity.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
 	ResolveEndpoint(ctx context.Context, in *ResolveEndpointRequest, opts ...grpc.CallOption) (*ResolveEndpointResponse, error)
 	// GetStatus gives a summary for people and for `sluice status`.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
@@ -209,10 +218,16 @@ type IdentityServiceServer interface {
 	// the numbers or the quota of this node are used up; the details say which
 	// label keys create most identities. INVALID_ARGUMENT: a label is malformed
 	// or of a source that callers may not use.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
 	AllocateIdentity(context.Context, *AllocateIdentityRequest) (*AllocateIdentityResponse, error)
 	// ReleaseIdentity drops what a reference holds. Releasing what is not held
 	// succeeds; so the call may be repeated. It needs no etcd: the number is
 	// given up there as soon as etcd answers.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
 	ReleaseIdentity(context.Context, *ReleaseIdentityRequest) (*ReleaseIdentityResponse, error)
 	// GetIdentity gives the label set of a number. NOT_FOUND: no such number is
 	// known here.
@@ -235,6 +250,9 @@ type IdentityServiceServer interface {
 	// set and the old one is released.
 	//
 	// Errors as for AllocateIdentity.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
 	ResolveEndpoint(context.Context, *ResolveEndpointRequest) (*ResolveEndpointResponse, error)
 	// GetStatus gives a summary for people and for `sluice status`.
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)

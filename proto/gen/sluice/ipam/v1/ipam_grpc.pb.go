@@ -51,6 +51,9 @@ type IPAMServiceClient interface {
 	// than those requested. FAILED_PRECONDITION: a requested address is in use,
 	// rests or is reserved. INVALID_ARGUMENT: a requested address is in no
 	// pool, or a family is requested that has no pool.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
 	Allocate(ctx context.Context, in *AllocateRequest, opts ...grpc.CallOption) (*AllocateResponse, error)
 	// ConfirmAllocation makes a lease permanent: its addresses stay with the
 	// owner until Release. Repeating it changes nothing.
@@ -58,10 +61,16 @@ type IPAMServiceClient interface {
 	// NOT_FOUND: the owner holds nothing (the lease has expired and the
 	// addresses may belong to somebody else by now). FAILED_PRECONDITION: the
 	// owner holds other addresses than those given.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
 	ConfirmAllocation(ctx context.Context, in *ConfirmAllocationRequest, opts ...grpc.CallOption) (*ConfirmAllocationResponse, error)
 	// Release takes all addresses from the owner. They rest for the configured
 	// time before anybody else gets them. Releasing what is already gone
 	// succeeds; so the call may be repeated.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
 	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseResponse, error)
 	// ListAllocations streams every owner with its addresses as of one point in
 	// time, sorted by owner.
@@ -168,6 +177,9 @@ type IPAMServiceServer interface {
 	// than those requested. FAILED_PRECONDITION: a requested address is in use,
 	// rests or is reserved. INVALID_ARGUMENT: a requested address is in no
 	// pool, or a family is requested that has no pool.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
 	Allocate(context.Context, *AllocateRequest) (*AllocateResponse, error)
 	// ConfirmAllocation makes a lease permanent: its addresses stay with the
 	// owner until Release. Repeating it changes nothing.
@@ -175,10 +187,16 @@ type IPAMServiceServer interface {
 	// NOT_FOUND: the owner holds nothing (the lease has expired and the
 	// addresses may belong to somebody else by now). FAILED_PRECONDITION: the
 	// owner holds other addresses than those given.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
 	ConfirmAllocation(context.Context, *ConfirmAllocationRequest) (*ConfirmAllocationResponse, error)
 	// Release takes all addresses from the owner. They rest for the configured
 	// time before anybody else gets them. Releasing what is already gone
 	// succeeds; so the call may be repeated.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
 	Release(context.Context, *ReleaseRequest) (*ReleaseResponse, error)
 	// ListAllocations streams every owner with its addresses as of one point in
 	// time, sorted by owner.

@@ -64,11 +64,17 @@ type PolicyServiceClient interface {
 	// RESOURCE_EXHAUSTED: a table would exceed a limit; the message names the
 	// policy with the largest share and the figures, and everything stays as it
 	// was.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
 	UpsertPolicies(ctx context.Context, in *UpsertPoliciesRequest, opts ...grpc.CallOption) (*UpsertPoliciesResponse, error)
 	// DeletePolicies deletes policies of the source "grpc". Deleting what does
 	// not exist succeeds, so the call may be repeated. FAILED_PRECONDITION: a
 	// policy belongs to another source. RESOURCE_EXHAUSTED: as above; without
 	// one policy another may need more room.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
 	DeletePolicies(ctx context.Context, in *DeletePoliciesRequest, opts ...grpc.CallOption) (*DeletePoliciesResponse, error)
 	// ListPolicies streams the policies that the filter takes, and the files
 	// and objects that were refused, sorted by kind, namespace and name, as of
@@ -92,6 +98,9 @@ type PolicyServiceClient interface {
 	//
 	// RESOURCE_EXHAUSTED: the caller is too far behind and was cut; subscribe
 	// again. UNAVAILABLE: the service is going down.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
 	WatchPolicyTables(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[WatchPolicyTablesRequest, WatchPolicyTablesResponse], error)
 	// WaitForRevision answers when every subscriber that is connected enforces
 	// the revision for the given subjects. Subscribers that are not connected
@@ -104,6 +113,9 @@ type PolicyServiceClient interface {
 	// hold back the DNS answer until then. Repeating it extends the life.
 	// RESOURCE_EXHAUSTED: too many names or addresses are remembered, or a table
 	// has no room.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
 	LearnNames(ctx context.Context, in *LearnNamesRequest, opts ...grpc.CallOption) (*LearnNamesResponse, error)
 	// Explain judges a connection on both sides by the compiled tables and lists
 	// every rule that matches it, with the place it was written in. NOT_FOUND:
@@ -272,11 +284,17 @@ type PolicyServiceServer interface {
 	// RESOURCE_EXHAUSTED: a table would exceed a limit; the message names the
 	// policy with the largest share and the figures, and everything stays as it
 	// was.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
 	UpsertPolicies(context.Context, *UpsertPoliciesRequest) (*UpsertPoliciesResponse, error)
 	// DeletePolicies deletes policies of the source "grpc". Deleting what does
 	// not exist succeeds, so the call may be repeated. FAILED_PRECONDITION: a
 	// policy belongs to another source. RESOURCE_EXHAUSTED: as above; without
 	// one policy another may need more room.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
 	DeletePolicies(context.Context, *DeletePoliciesRequest) (*DeletePoliciesResponse, error)
 	// ListPolicies streams the policies that the filter takes, and the files
 	// and objects that were refused, sorted by kind, namespace and name, as of
@@ -300,6 +318,9 @@ type PolicyServiceServer interface {
 	//
 	// RESOURCE_EXHAUSTED: the caller is too far behind and was cut; subscribe
 	// again. UNAVAILABLE: the service is going down.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
 	WatchPolicyTables(grpc.BidiStreamingServer[WatchPolicyTablesRequest, WatchPolicyTablesResponse]) error
 	// WaitForRevision answers when every subscriber that is connected enforces
 	// the revision for the given subjects. Subscribers that are not connected
@@ -312,6 +333,9 @@ type PolicyServiceServer interface {
 	// hold back the DNS answer until then. Repeating it extends the life.
 	// RESOURCE_EXHAUSTED: too many names or addresses are remembered, or a table
 	// has no room.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
 	LearnNames(context.Context, *LearnNamesRequest) (*LearnNamesResponse, error)
 	// Explain judges a connection on both sides by the compiled tables and lists
 	// every rule that matches it, with the place it was written in. NOT_FOUND:

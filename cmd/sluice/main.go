@@ -94,8 +94,8 @@ func (c *command) root() *cobra.Command {
 		Use:   "sluice",
 		Short: "Show and run a Sluice node",
 		Long: `Show what the services of a Sluice node know and do, apply and explain network
-policies, and run a whole node for development. Every answer comes from a service's socket, so the caller needs to
-be root or a member of group 64700.`,
+policies, and run a whole node for development. Every answer comes from a service's socket, which root and members
+of group 64700 may open. The group may read; what changes something, audit and map dump are for root alone.`,
 		Args:          cobra.ArbitraryArgs,
 		RunE:          onlyGroups,
 		SilenceUsage:  true,
@@ -190,8 +190,8 @@ func (c *command) explain(err error) string {
 		if dir, err := c.socket("ipam"); err == nil {
 			return fmt.Sprintf("%s\n%sDoes it run? Its sockets are expected under %s; `sluice status` shows which services answer.", text, c.otherNodes(), filepath.Dir(filepath.Dir(dir)))
 		}
-	case codes.PermissionDenied:
-		return text + "\n" + whoMay
+	case codes.PermissionDenied: // the socket let the caller in, the method did not
+		return text + "\n" + rootOnly
 	case codes.NotFound, codes.InvalidArgument, codes.AlreadyExists, codes.FailedPrecondition, codes.ResourceExhausted, codes.OutOfRange:
 		return text
 	case codes.Unimplemented:
@@ -216,7 +216,11 @@ func (c *command) otherNodes() string {
 	return fmt.Sprintf("There are development nodes: %s.\n", strings.Join(found, ", "))
 }
 
-const whoMay = "Be root, or a member of group 64700."
+// Who may open a socket, and what that is not enough for.
+const (
+	whoMay   = "Be root, or a member of group 64700."
+	rootOnly = "Only root may do this; the group may only read."
+)
 
 // reason is a status in words. Of a connection that could not be made it is
 // what the kernel said, without gRPC's layers around it.

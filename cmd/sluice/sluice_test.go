@@ -419,6 +419,27 @@ func TestASocketThatMayNotBeOpenedIsExplained(t *testing.T) {
 	}
 }
 
+// Who gets as far as a method is root or in the group already: to tell it to be
+// that would send it in a circle.
+func TestCallForRootIsExplainedAsOne(t *testing.T) {
+	c := &command{runDir: "/run/x"}
+	got := c.explain(status.Error(codes.PermissionDenied, "uid 65534 may not call /sluice.policy.v1.PolicyService/UpsertPolicies"))
+	if !strings.Contains(got, "uid 65534 may not call") || !strings.HasSuffix(got, "\n"+rootOnly) || strings.Contains(got, whoMay) {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestStatusWithoutRightsSaysWhoMayAsk(t *testing.T) {
+	denied := serviceStatus{Name: "ipam", Error: "dial unix /run/x/ipam/ipam.sock: connect: permission denied"}
+	away := serviceStatus{Name: "policy", Error: "dial unix /run/x/policy/policy.sock: connect: connection refused"}
+	if got := accessHint([]serviceStatus{away, denied}); got != whoMay {
+		t.Errorf("a socket that may not be opened: %q", got)
+	}
+	if got := accessHint([]serviceStatus{away, {Name: "datapath", Serving: true}}); got != "" {
+		t.Errorf("no socket is forbidden: %q", got)
+	}
+}
+
 func TestStatusTellsOfAFamilyWithoutAFreeAddress(t *testing.T) {
 	full, room, v6 := pool{CIDR: "10.0.0.0/29", Confirmed: 4, Resting: 1}, pool{CIDR: "10.1.0.0/24", Free: 1}, pool{CIDR: "fd00::/64", Free: 9}
 	if got := exhausted([]pool{full, room, v6}); len(got) != 0 {

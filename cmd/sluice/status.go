@@ -10,6 +10,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -160,6 +161,9 @@ func (c *command) status(ctx context.Context) error {
 	if hint := c.otherNodes(); hint != "" && !slices.ContainsFunc(s.Services, func(service serviceStatus) bool { return service.Serving }) {
 		s.Warnings = append(s.Warnings, strings.TrimSpace(hint))
 	}
+	if hint := accessHint(s.Services); hint != "" {
+		s.Warnings = append(s.Warnings, hint)
+	}
 	if err := c.show(s, s.table); err != nil {
 		return err
 	}
@@ -167,6 +171,14 @@ func (c *command) status(ctx context.Context) error {
 		return errNotReady
 	}
 	return nil
+}
+
+// accessHint says who may ask, if a socket could not be opened for want of rights.
+func accessHint(services []serviceStatus) string {
+	if slices.ContainsFunc(services, func(service serviceStatus) bool { return strings.HasSuffix(service.Error, syscall.EACCES.Error()) }) {
+		return whoMay
+	}
+	return ""
 }
 
 // dropUnusedPolicy leaves out a policy service that does not answer, and that

@@ -11,10 +11,11 @@
 package guard
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"reflect"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -49,6 +50,16 @@ const chainName = "unmarked"
 
 func native(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
 
+// chain is `type filter hook prerouting priority raw; policy accept;`: before
+// anything routes a packet, translates it or lets it through.
+func (t *Table) chain(table *nftables.Table) *nftables.Chain {
+	policy := nftables.ChainPolicyAccept
+	return &nftables.Chain{
+		Name: chainName, Table: table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting,
+		Priority: nftables.ChainPriorityRaw, Policy: &policy,
+	}
+}
+
 // rule is `meta iifgroup G meta mark & M == 0 counter drop`.
 func (t *Table) rule(group uint32) []expr.Any {
 	return []expr.Any{
@@ -79,11 +90,7 @@ func (t *Table) Repair() error {
 		c.AddTable(table)
 		c.DelTable(table)
 		table = c.AddTable(&nftables.Table{Name: t.name, Family: nftables.TableFamilyINet})
-		policy := nftables.ChainPolicyAccept
-		chain := c.AddChain(&nftables.Chain{
-			Name: chainName, Table: table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting,
-			Priority: nftables.ChainPriorityRaw, Policy: &policy,
-		})
+		chain := c.AddChain(t.chain(table))
 		for _, g := range t.groups {
 			c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: t.rule(g)})
 		}
@@ -135,62 +142,59 @@ func (t *Table) check(c *nftables.Conn) ([]endpoint.Difference, error) {
 	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return nil, fmt.Errorf("list firewall chains: %w", err)
 	}
+	var ours *nftables.Chain
 	for _, ch := range chains {
-		if ch.Table.Name != t.name || ch.Name != chainName {
-			continue
+		switch {
+		case ch.Table.Name != t.name:
+		case ch.Name != chainName:
+			return missing("another chain, " + ch.Name), nil
+		default:
+			ours = ch
 		}
-		if ch.Hooknum == nil || *ch.Hooknum != *nftables.ChainHookPrerouting {
-			return missing("a chain at another hook"), nil
-		}
-		rules, err := c.GetRules(ch.Table, ch)
-		if err != nil {
-			return nil, fmt.Errorf("list firewall rules: %w", err)
-		}
-		if len(rules) != len(t.groups) {
-			return missing(fmt.Sprintf("%d rules", len(rules))), nil
-		}
-		for i, r := range rules {
-			if !same(r.Exprs, t.rule(t.groups[i])) {
-				return missing("another rule"), nil
-			}
-		}
-		return nil, nil
 	}
-	return missing(""), nil
+	if ours == nil {
+		return missing(""), nil
+	}
+	if have, want := chainText(ours), chainText(t.chain(ours.Table)); have != want {
+		return missing("a chain of " + have), nil
+	}
+	rules, err := c.GetRules(ours.Table, ours)
+	if err != nil {
+		return nil, fmt.Errorf("list firewall rules: %w", err)
+	}
+	if len(rules) != len(t.groups) {
+		return missing(fmt.Sprintf("%d rules", len(rules))), nil
+	}
+	for i, r := range rules {
+		if !same(r.Exprs, t.rule(t.groups[i])) {
+			return missing("another rule"), nil
+		}
+	}
+	return nil, nil
 }
 
-// same compares two rules but for their counters.
+// chainText is where a chain hooks in and what it does at its end, in words.
+func chainText(ch *nftables.Chain) string {
+	hook, priority, policy := "no hook", "none", "none"
+	if ch.Hooknum != nil {
+		hook = fmt.Sprintf("hook %d", *ch.Hooknum)
+	}
+	if ch.Priority != nil {
+		priority = fmt.Sprint(*ch.Priority)
+	}
+	if ch.Policy != nil {
+		policy = fmt.Sprint(*ch.Policy)
+	}
+	return fmt.Sprintf("type %s, %s, priority %s, policy %s, device %q", ch.Type, hook, priority, policy, ch.Device)
+}
+
+// same compares two rules in everything but what their counters have counted.
 func same(have, want []expr.Any) bool {
-	if len(have) != len(want) {
-		return false
-	}
-	for i := range want {
-		switch w := want[i].(type) {
-		case *expr.Meta:
-			h, ok := have[i].(*expr.Meta)
-			if !ok || h.Key != w.Key || h.SourceRegister != w.SourceRegister {
-				return false
-			}
-		case *expr.Cmp:
-			h, ok := have[i].(*expr.Cmp)
-			if !ok || h.Op != w.Op || !bytes.Equal(h.Data, w.Data) {
-				return false
-			}
-		case *expr.Bitwise:
-			h, ok := have[i].(*expr.Bitwise)
-			if !ok || !bytes.Equal(h.Mask, w.Mask) || !bytes.Equal(h.Xor, w.Xor) {
-				return false
-			}
-		case *expr.Counter:
-			if _, ok := have[i].(*expr.Counter); !ok {
-				return false
-			}
-		case *expr.Verdict:
-			h, ok := have[i].(*expr.Verdict)
-			if !ok || h.Kind != w.Kind {
-				return false
-			}
+	return slices.EqualFunc(have, want, func(h, w expr.Any) bool {
+		if _, ok := w.(*expr.Counter); ok {
+			_, ok := h.(*expr.Counter)
+			return ok
 		}
-	}
-	return true
+		return reflect.DeepEqual(h, w)
+	})
 }

@@ -5,8 +5,6 @@ package guard
 
 import (
 	"encoding/binary"
-	"fmt"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -16,11 +14,7 @@ import (
 	"github.com/google/nftables/xt"
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-net/sluice/kit/leaktest"
-	"github.com/sluice-net/sluice/services/datapath/internal/netns"
 )
-
-func TestMain(m *testing.M) { leaktest.Main(m) }
 
 func word(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
 
@@ -60,31 +54,6 @@ func TestChangesOfThePacketMark(t *testing.T) {
 			t.Errorf("%s: changes %#x, want %#x", name, got, c.want)
 		}
 	}
-}
-
-// newNetns makes a network namespace that lives as long as its descriptor.
-func newNetns(t *testing.T) *netns.Namespace {
-	t.Helper()
-	type result struct {
-		ns  *netns.Namespace
-		err error
-	}
-	ch := make(chan result)
-	go func() {
-		runtime.LockOSThread() // the thread ends with the goroutine
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			ch <- result{err: fmt.Errorf("unshare: %w (kernel tests need root)", err)}
-			return
-		}
-		ns, err := netns.Current()
-		ch <- result{ns, err}
-	}()
-	r := <-ch
-	if r.err != nil {
-		t.Fatal(r.err)
-	}
-	t.Cleanup(func() { r.ns.Close() })
-	return r.ns
 }
 
 // The rule that wg-quick makes for a default route, and one behind a jump.

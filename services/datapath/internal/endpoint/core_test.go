@@ -151,6 +151,45 @@ func TestDeletionWorksWithEveryServiceDownAndReleasesOverRestarts(t *testing.T) 
 	m.holds(t, again, 0)
 }
 
+// As long as ipam knows an owner, Reconcile finds what a kill left of it: the
+// identity goes first, and the record that names both goes last.
+func TestIdentityIsReleasedBeforeTheAddressesAndBoth(t *testing.T) {
+	order := []string{"release identity", "release lease", "remove record"}
+	only := func(calls []string) []string {
+		return slices.DeleteFunc(slices.Clone(calls), func(op string) bool { return !slices.Contains(order, op) })
+	}
+	m := newMachine()
+	c := m.start(t)
+	s := m.wanted("a", 2)
+	if _, err := c.Create(t.Context(), s, false); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Delete(t.Context(), s.Owner); err != nil {
+		t.Fatal(err)
+	}
+	m.calls = nil
+	if err := c.releaseAll(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := only(m.calls); !slices.Equal(got, order) {
+		t.Errorf("a deleted endpoint: %v, want %v", got, order)
+	}
+
+	// A power loss took the record: the listing of ipam is all that names it.
+	if _, err := c.Create(t.Context(), m.wanted("b", 3), false); err != nil {
+		t.Fatal(err)
+	}
+	m.records = map[Owner]Record{}
+	restarted := m.start(t)
+	m.calls = nil
+	if n, err := restarted.Reconcile(t.Context()); err != nil || n != 1 {
+		t.Fatalf("reconcile: %d, %v", n, err)
+	}
+	if got := only(m.calls); !slices.Equal(got, order[:2]) {
+		t.Errorf("an owner without a record: %v, want %v", got, order[:2])
+	}
+}
+
 func TestReleasesRetryUntilTheServiceIsBack(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)

@@ -138,6 +138,49 @@ func TestLaterPhaseCountsWhateverAKillLeft(t *testing.T) {
 	}
 }
 
+// A kill between two removals must not leave an earlier phase alone: the record
+// of an endpoint that is deleted already would count again. What ends the
+// removal here is a file that cannot be removed, which stands for the kill.
+func TestLatestPhaseIsRemovedLast(t *testing.T) {
+	for i, stuck := range phases[:len(phases)-1] {
+		s, err := Open(t.TempDir())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = s.Close() })
+		r := sample()
+		o := r.Spec.Owner
+		for _, p := range phases {
+			r.Phase = p
+			b, err := durable.Encode(schema, r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if p == stuck { // a directory that is not empty
+				err = os.MkdirAll(filepath.Join(s.path(o, p), "x"), 0o700)
+			} else {
+				err = os.WriteFile(s.path(o, p), b, 0o600)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := s.Remove(o); err == nil {
+			t.Fatalf("%s could not be removed, and Remove succeeds", stuck)
+		}
+		for _, later := range phases[i+1:] {
+			if _, err := os.Lstat(s.path(o, later)); err != nil {
+				t.Errorf("the removal ended at %s, and %s went before it: %v", stuck, later, err)
+			}
+		}
+		for _, earlier := range phases[:i] {
+			if _, err := os.Lstat(s.path(o, earlier)); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the removal ended at %s, and %s is still there: %v", stuck, earlier, err)
+			}
+		}
+	}
+}
+
 func TestWhatCannotBeReadIsReportedWithItsFileAndStays(t *testing.T) {
 	dir := t.TempDir()
 	s, err := Open(dir)

@@ -13,9 +13,11 @@ package logfile
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -30,14 +32,24 @@ const (
 // written to: a few records more than the limit.
 var errTurning = errors.New("being turned")
 
+// ErrForeign is in the error about a file or directory that is not the plugin's
+// to write to. The path comes from a configuration that the plugin reads as
+// root: a mistake in it must not change files of others.
+var ErrForeign = errors.New("not a place for this log")
+
 // Open opens the log, making it (0640) and its directory (0750) if they are
-// missing. It does not follow a link at path.
+// missing; the directory above must exist. It does not follow a link at path,
+// and appends only to a file that begins as a log of JSON lines, in a directory
+// that nobody else can write to.
 func Open(path string) (*os.File, error) { return open(path, MaxBytes) }
 
 func open(path string, limit int64) (*os.File, error) {
 	// A second turn is needed if another process turned the file between our
 	// open and our lock; a third if that happened again. Then the log is busy
 	// enough to write to whatever file we have.
+	if err := checkDir(filepath.Dir(path)); err != nil {
+		return nil, fmt.Errorf("log file %s: %w", path, err)
+	}
 	for try := 0; ; try++ {
 		f, err := openAppend(path)
 		if err != nil {
@@ -48,9 +60,9 @@ func open(path string, limit int64) (*os.File, error) {
 			f.Close()
 			return nil, err
 		}
-		if !fi.Mode().IsRegular() {
+		if err := ours(f, fi); err != nil {
 			f.Close()
-			return nil, fmt.Errorf("log file %s is not a regular file", path)
+			return nil, fmt.Errorf("log file %s: %w", path, err)
 		}
 		if fi.Size() < limit || try == 2 {
 			return f, nil
@@ -67,15 +79,62 @@ func open(path string, limit int64) (*os.File, error) {
 }
 
 func openAppend(path string) (*os.File, error) {
-	const flags = os.O_WRONLY | os.O_APPEND | os.O_CREATE | unix.O_NOFOLLOW | unix.O_NONBLOCK
+	const flags = os.O_RDWR | os.O_APPEND | os.O_CREATE | unix.O_NOFOLLOW | unix.O_NONBLOCK
 	f, err := os.OpenFile(path, flags, 0o640)
 	if errors.Is(err, fs.ErrNotExist) {
-		if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
+		// Only the last one: a mistake in the path makes no tree.
+		if err := os.Mkdir(filepath.Dir(path), 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
 			return nil, err
 		}
 		f, err = os.OpenFile(path, flags, 0o640)
 	}
 	return f, err
+}
+
+// checkDir says whether the log may be in a directory, if there is one.
+func checkDir(dir string) error {
+	fi, err := os.Stat(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return closed("directory "+dir, fi)
+}
+
+// closed says whether root alone decides about a file or directory.
+func closed(what string, fi fs.FileInfo) error {
+	if st := fi.Sys().(*syscall.Stat_t); st.Uid != 0 && st.Uid != uint32(os.Geteuid()) {
+		return fmt.Errorf("%w: %s belongs to uid %d", ErrForeign, what, st.Uid)
+	}
+	if fi.Mode().Perm()&0o002 != 0 {
+		return fmt.Errorf("%w: %s has mode %#o, everybody can write to it", ErrForeign, what, fi.Mode().Perm())
+	}
+	return nil
+}
+
+// ours says whether a file may be appended to.
+func ours(f *os.File, fi fs.FileInfo) error {
+	if !fi.Mode().IsRegular() {
+		return fmt.Errorf("%w: it is not a regular file", ErrForeign)
+	}
+	if err := closed("the file", fi); err != nil {
+		return err
+	}
+	if fi.Sys().(*syscall.Stat_t).Nlink > 1 {
+		return fmt.Errorf("%w: the file has another name too", ErrForeign)
+	}
+	var first [1]byte
+	switch _, err := f.ReadAt(first[:], 0); {
+	case errors.Is(err, io.EOF): // empty
+		return nil
+	case err != nil:
+		return err
+	case first[0] != '{':
+		return fmt.Errorf("%w: the file does not begin as a log", ErrForeign)
+	}
+	return nil
 }
 
 // turn moves the files on, if f is still the one at path. It does not wait: a

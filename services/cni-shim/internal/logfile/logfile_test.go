@@ -5,7 +5,9 @@ package logfile
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"sync"
@@ -26,7 +28,7 @@ func TestTurningLosesNoRecordOfConcurrentWriters(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				if _, err := fmt.Fprintf(f, "record %d-%d\n", w, i); err != nil {
+				if _, err := fmt.Fprintf(f, "{record %d-%d\n", w, i); err != nil {
 					t.Error(err)
 				}
 				f.Close()
@@ -60,7 +62,7 @@ func TestOldFilesGo(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		fmt.Fprintln(f, i)
+		fmt.Fprintf(f, "{%d\n", i)
 		f.Close()
 	}
 	files, err := filepath.Glob(path + "*")
@@ -70,8 +72,55 @@ func TestOldFilesGo(t *testing.T) {
 	if len(files) != Keep+1 {
 		t.Errorf("%v, want the log and %d old ones", files, Keep)
 	}
-	if b, err := os.ReadFile(path); err != nil || string(b) != "9\n" {
+	if b, err := os.ReadFile(path); err != nil || string(b) != "{9\n" {
 		t.Errorf("newest record %q, %v", b, err)
+	}
+}
+
+// A configuration that names another file must not change it.
+func TestOnlyALogIsAppendedTo(t *testing.T) {
+	for name, c := range map[string]struct {
+		path func(dir string) string // of the log
+		make func(dir string) error
+		ok   bool
+	}{
+		"nothing there":       {make: func(string) error { return nil }, ok: true},
+		"a log":               {make: func(dir string) error { return os.WriteFile(dir+"/cni.log", []byte(`{"time":"x"}`+"\n"), 0o640) }, ok: true},
+		"an empty file":       {make: func(dir string) error { return os.WriteFile(dir+"/cni.log", nil, 0o640) }, ok: true},
+		"a directory to make": {path: func(dir string) string { return dir + "/a/cni.log" }, make: func(string) error { return nil }, ok: true},
+		"a tree to make":      {path: func(dir string) string { return dir + "/a/b/cni.log" }, make: func(string) error { return nil }},
+		"a file of others":    {make: func(dir string) error { return os.WriteFile(dir+"/cni.log", []byte("root:x:0:0\n"), 0o640) }},
+		"a file that everybody can write": {make: func(dir string) error {
+			return errors.Join(os.WriteFile(dir+"/cni.log", nil, 0o640), os.Chmod(dir+"/cni.log", 0o666))
+		}},
+		"a directory that everybody can write": {make: func(dir string) error { return os.Chmod(dir, 0o777|fs.ModeSticky) }},
+		"a second name of a file": {make: func(dir string) error {
+			return errors.Join(os.WriteFile(dir+"/other", []byte("{}"), 0o640), os.Link(dir+"/other", dir+"/cni.log"))
+		}},
+		"a pipe": {make: func(dir string) error { return unix.Mkfifo(dir+"/cni.log", 0o600) }},
+	} {
+		dir := t.TempDir()
+		if err := c.make(dir); err != nil {
+			t.Fatal(err)
+		}
+		path := dir + "/cni.log"
+		if c.path != nil {
+			path = c.path(dir)
+		}
+		before, _ := os.ReadFile(dir + "/other")
+		f, err := Open(path)
+		if f != nil {
+			f.Close()
+		}
+		if c.ok != (err == nil) || c.path == nil && !c.ok && !errors.Is(err, ErrForeign) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if files, _ := os.ReadDir(dir); !c.ok && name == "a directory that everybody can write" && len(files) > 0 {
+			t.Errorf("%s: a file was made", name)
+		}
+		if after, _ := os.ReadFile(dir + "/other"); !bytes.Equal(before, after) {
+			t.Errorf("%s: the file was changed", name)
+		}
 	}
 }
 
@@ -88,7 +137,7 @@ func TestALinkIsNotFollowed(t *testing.T) {
 
 func TestAProcessThatIsStuckWhileTurningHoldsNobodyUp(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "cni.log")
-	if err := os.WriteFile(path, []byte("old\n"), 0o640); err != nil {
+	if err := os.WriteFile(path, []byte("{old\n"), 0o640); err != nil {
 		t.Fatal(err)
 	}
 	stuck, err := os.Open(path)
@@ -107,7 +156,7 @@ func TestAProcessThatIsStuckWhileTurningHoldsNobodyUp(t *testing.T) {
 	if _, err := fmt.Fprintln(f, "new"); err != nil {
 		t.Fatal(err)
 	}
-	if b, err := os.ReadFile(path); err != nil || string(b) != "old\nnew\n" {
+	if b, err := os.ReadFile(path); err != nil || string(b) != "{old\nnew\n" {
 		t.Errorf("the log holds %q, %v", b, err)
 	}
 }

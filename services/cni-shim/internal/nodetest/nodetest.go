@@ -77,6 +77,10 @@ func New(t testing.TB) *Node {
 		failAfter:   map[string]func(context.Context) error{},
 		servers:     map[string]*grpc.Server{},
 	}
+	// The services make it on a node; the plugin does not.
+	if err := os.MkdirAll(n.StateDir, 0o755); err != nil { //nolint:gosec // as on a node
+		t.Fatal(err)
+	}
 	n.Health.SetServingStatus("sluice.ipam.v1.IPAMService", grpc_health_v1.HealthCheckResponse_SERVING)
 	n.Start(t, "ipam")
 	n.Start(t, "datapath")

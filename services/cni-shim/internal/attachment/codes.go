@@ -48,6 +48,8 @@ func cniError(what string, err error) *types.Error {
 		return answer(types.ErrInvalidEnvironmentVariables, "")
 	case errors.Is(err, spool.ErrFull):
 		return answer(types.ErrTryAgainLater, "start sluice-datapath; it empties the spool")
+	case errors.Is(err, spool.ErrNoState):
+		return answer(types.ErrInvalidNetworkConfig, "runDir and stateDir must be those of the services of this node")
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return answer(types.ErrTryAgainLater, "")
 	}

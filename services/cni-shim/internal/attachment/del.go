@@ -69,9 +69,8 @@ func (p *Plugin) deleteEndpoint(ctx context.Context) (existed bool, err error) {
 // spool remembers the deletion. A datapath that started meanwhile may have
 // read the spool before the entry was there, so it is asked once more.
 func (p *Plugin) spool(ctx context.Context) error {
-	dir := spool.Dir(p.in.Config.StateDir)
 	id, name := p.in.Owner.ContainerID, p.in.Owner.Interface
-	if err := spool.Put(dir, spool.Entry{ContainerID: id, InterfaceName: name, Time: time.Now().UTC()}); err != nil {
+	if err := spool.Put(p.in.Config.StateDir, spool.Entry{ContainerID: id, InterfaceName: name, Time: time.Now().UTC()}); err != nil {
 		return err
 	}
 	if err := faultDelSpooled.Hit(ctx); err != nil {
@@ -84,7 +83,7 @@ func (p *Plugin) spool(ctx context.Context) error {
 			return nil
 		}
 	}
-	p.log.InfoContext(ctx, "deletion spooled, sluice-datapath does not run", log.KeyPath, dir)
+	p.log.InfoContext(ctx, "deletion spooled, sluice-datapath does not run", log.KeyPath, spool.Dir(p.in.Config.StateDir))
 	return nil
 }
 

@@ -24,6 +24,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -37,6 +38,10 @@ const Max = 4096
 // ErrFull is returned when Max deletions wait already. The caller may try
 // again when the datapath has run.
 var ErrFull = errors.New("the spool is full")
+
+// ErrNoState is returned when the state directory is none in which a datapath
+// looks: it is missing, or others could put deletions there.
+var ErrNoState = errors.New("not the state directory of a node")
 
 // Version is the format that is written.
 const Version = 1
@@ -58,14 +63,41 @@ func Name(containerID, interfaceName string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Put adds a deletion to the directory, which is made if it is missing, and
+// checkState says whether a datapath may look for the spool in a state
+// directory. The services make it; a deletion that is written elsewhere would
+// be lost in silence.
+func checkState(stateDir string) error {
+	fi, err := os.Stat(stateDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: %s does not exist", ErrNoState, stateDir)
+	}
+	if err != nil {
+		return err
+	}
+	st := fi.Sys().(*syscall.Stat_t)
+	switch {
+	case !fi.IsDir():
+		return fmt.Errorf("%w: %s is not a directory", ErrNoState, stateDir)
+	case st.Uid != 0 && st.Uid != uint32(os.Geteuid()): //nolint:gosec // a uid
+		return fmt.Errorf("%w: %s belongs to uid %d", ErrNoState, stateDir, st.Uid)
+	case fi.Mode().Perm()&0o002 != 0:
+		return fmt.Errorf("%w: %s has mode %#o, everybody can write to it", ErrNoState, stateDir, fi.Mode().Perm())
+	}
+	return nil
+}
+
+// Put adds a deletion to the spool of a state directory, which must exist, and
 // returns when it is on stable storage.
-func Put(dir string, e Entry) (err error) {
+func Put(stateDir string, e Entry) (err error) {
+	dir := Dir(stateDir)
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("spool the deletion in %s: %w", dir, err)
 		}
 	}()
+	if err := checkState(stateDir); err != nil {
+		return err
+	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}

@@ -14,7 +14,8 @@ import (
 )
 
 func TestPutIsBoundedUnderConcurrentWriters(t *testing.T) {
-	dir := Dir(t.TempDir())
+	state := t.TempDir()
+	dir := Dir(state)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -35,7 +36,7 @@ func TestPutIsBoundedUnderConcurrentWriters(t *testing.T) {
 	)
 	for i := range 16 {
 		wg.Go(func() {
-			err := Put(dir, Entry{ContainerID: fmt.Sprint("c", i), InterfaceName: "eth0", Time: time.Now()})
+			err := Put(state, Entry{ContainerID: fmt.Sprint("c", i), InterfaceName: "eth0", Time: time.Now()})
 			mu.Lock()
 			defer mu.Unlock()
 			switch {
@@ -57,12 +58,40 @@ func TestPutIsBoundedUnderConcurrentWriters(t *testing.T) {
 	}
 }
 
+// A deletion in a directory where no datapath looks is lost: the answer must
+// not say that it was taken.
+func TestOnlyTheStateDirectoryOfANodeTakesDeletions(t *testing.T) {
+	for name, c := range map[string]struct {
+		make func(state string) error
+		ok   bool
+	}{
+		"a directory of root's":        {make: func(state string) error { return os.Mkdir(state, 0o755) }, ok: true},
+		"nothing, as after a typo":     {make: func(string) error { return nil }},
+		"a file":                       {make: func(state string) error { return os.WriteFile(state, nil, 0o600) }},
+		"a directory open to everyone": {make: func(state string) error { return errors.Join(os.Mkdir(state, 0o755), os.Chmod(state, 0o777)) }},
+	} {
+		root := t.TempDir()
+		state := filepath.Join(root, "sluice")
+		if err := c.make(state); err != nil {
+			t.Fatal(err)
+		}
+		err := Put(state, Entry{ContainerID: "a", InterfaceName: "eth0"})
+		if c.ok != (err == nil) || !c.ok && !errors.Is(err, ErrNoState) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, err := os.Stat(Dir(state)); c.ok != (err == nil) {
+			t.Errorf("%s: the spool: %v", name, err)
+		}
+	}
+}
+
 func TestRemoveOfWhatIsNotThereSucceeds(t *testing.T) {
-	dir := Dir(t.TempDir())
+	state := t.TempDir()
+	dir := Dir(state)
 	if err := Remove(dir, "a", "eth0"); err != nil {
 		t.Fatal(err)
 	}
-	if err := Put(dir, Entry{ContainerID: "a", InterfaceName: "eth0"}); err != nil {
+	if err := Put(state, Entry{ContainerID: "a", InterfaceName: "eth0"}); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {

@@ -5,16 +5,21 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/sluice-net/sluice/cmd/sluice/devnode"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
+
+var errNoAnswer = errors.New("no ping was sent")
 
 // TestKernelChurnLeaksNothing proves INV-10 and INV-20 to INV-22 over 500 ADDs
 // and DELs, 8 at a time: no address is held twice at any time, and at the end
@@ -29,6 +34,24 @@ func TestKernelChurnLeaksNothing(t *testing.T) {
 
 	var mu sync.Mutex
 	holders := make(map[netip.Addr]string) // guarded by mu
+	hold := func(p pod.Pod) {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, a := range p.Addresses() {
+			if holder := holders[a]; holder != "" {
+				t.Errorf("address %s was given to %s while %s held it", a, p.Name, holder)
+			}
+			holders[a] = p.Name
+		}
+	}
+	var repeated atomic.Int32 // pings
+	release := func(p pod.Pod) {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, a := range p.Addresses() {
+			delete(holders, a)
+		}
+	}
 	group, ctx := errgroup.WithContext(t.Context())
 	group.SetLimit(atOnce)
 	prefix := name(t, "churn-")
@@ -51,19 +74,21 @@ func TestKernelChurnLeaksNothing(t *testing.T) {
 				return fmt.Errorf("ADD %s: %w", id, err)
 			}
 			p = withAddresses(t, p, result)
-			mu.Lock()
-			for _, a := range p.Addresses() {
-				if holder := holders[a]; holder != "" {
-					t.Errorf("address %s was given to %s while %s held it", a, id, holder)
+			hold(p)
+			// The pod lives until a packet went to the node and back. One may be
+			// lost; that none gets through is an error.
+			for err = errNoAnswer; err != nil && ctx.Err() == nil; {
+				attempt, done := context.WithTimeout(ctx, time.Second)
+				_, _, err = p.Ping(attempt, hostAddress(p))
+				done()
+				if err != nil {
+					repeated.Add(1)
 				}
-				holders[a] = id
 			}
-			mu.Unlock()
-			mu.Lock()
-			for _, a := range p.Addresses() {
-				delete(holders, a)
+			release(p)
+			if err != nil {
+				return fmt.Errorf("ping from %s: %w", id, err)
 			}
-			mu.Unlock()
 			if _, err := n.call(ctx, "DEL", p, config); err != nil {
 				return fmt.Errorf("DEL %s: %w", id, err)
 			}
@@ -73,5 +98,6 @@ func TestKernelChurnLeaksNothing(t *testing.T) {
 	if err := group.Wait(); err != nil {
 		t.Fatal(err)
 	}
+	t.Logf("%d pings of %d pods had no answer within a second and were repeated", repeated.Load(), pods)
 	n.wantNothingHeld(t)
 }

@@ -5,6 +5,8 @@
  * Everything that a pod sends. Runs at the ingress hook of the pod's host end.
  */
 
+#define SL_PROGRAM SL_PROGRAM_FROM_POD
+
 #include <sluice/admit.h>
 #include <sluice/arp.h>
 #include <sluice/deliver.h>
@@ -132,7 +134,7 @@ SEC("tc") int sluice_from_pod(struct __sk_buff *skb)
 	struct sl_packet *p;
 	__u32 ifindex = 0;
 
-	p = new_packet(SL_PROGRAM_FROM_POD, SL_EGRESS);
+	p = new_packet(SL_EGRESS);
 	if (!p)
 		return TC_ACT_SHOT;
 	reason = parse_ethernet(skb, p);

@@ -6,6 +6,8 @@
  * forwards from elsewhere. Runs at the egress hook of the pod's host end.
  */
 
+#define SL_PROGRAM SL_PROGRAM_TO_POD
+
 #include <sluice/admit.h>
 #include <sluice/deliver.h>
 #include <sluice/endpoint.h>
@@ -77,7 +79,7 @@ SEC("tc") int sluice_to_pod(struct __sk_buff *skb)
 		return TC_ACT_OK;
 	}
 
-	p = new_packet(SL_PROGRAM_TO_POD, SL_INGRESS);
+	p = new_packet(SL_INGRESS);
 	if (!p)
 		return TC_ACT_SHOT;
 	reason = parse_ethernet(skb, p);

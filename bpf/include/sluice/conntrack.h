@@ -135,21 +135,28 @@ static __always_inline void connection_key(struct sl_packet *p)
 		p->low = connection_key6(&p->key6, p->src, p->dst, sport, dport, p->proto);
 }
 
-static __noinline struct sl_ct *find_connection(struct sl_packet *p)
+static __noinline struct sl_ct *find_connection(const struct sl_packet *p)
 {
+	struct sl_packet *own = own_packet();
+
+	if (!own)
+		return NULL;
 	if (p->family == 4)
-		return bpf_map_lookup_elem(&sl_ct4, &p->key4);
-	return bpf_map_lookup_elem(&sl_ct6, &p->key6);
+		return bpf_map_lookup_elem(&sl_ct4, &own->key4);
+	return bpf_map_lookup_elem(&sl_ct6, &own->key6);
 }
 
-static __noinline long delete_connection(struct sl_packet *p)
+static __noinline long delete_connection(const struct sl_packet *p)
 {
+	struct sl_packet *own = own_packet();
 	long err;
 
+	if (!own)
+		return -1;
 	if (p->family == 4)
-		err = bpf_map_delete_elem(&sl_ct4, &p->key4);
+		err = bpf_map_delete_elem(&sl_ct4, &own->key4);
 	else
-		err = bpf_map_delete_elem(&sl_ct6, &p->key6);
+		err = bpf_map_delete_elem(&sl_ct6, &own->key6);
 	if (!err)
 		count_connection(SL_CT_STAT_DELETED);
 	return err;
@@ -319,11 +326,15 @@ static __always_inline bool within_budget(const struct sl_packet *p)
 	return true;
 }
 
-static __always_inline long insert_connection(struct sl_packet *p)
+static __always_inline long insert_connection(const struct sl_packet *p)
 {
+	struct sl_packet *own = own_packet();
+
+	if (!own)
+		return -1;
 	if (p->family == 4)
-		return bpf_map_update_elem(&sl_ct4, &p->key4, &p->entry, BPF_NOEXIST);
-	return bpf_map_update_elem(&sl_ct6, &p->key6, &p->entry, BPF_NOEXIST);
+		return bpf_map_update_elem(&sl_ct4, &own->key4, &own->entry, BPF_NOEXIST);
+	return bpf_map_update_elem(&sl_ct6, &own->key6, &own->entry, BPF_NOEXIST);
 }
 
 /* Makes the entry of a connection whose two sides have agreed. */

@@ -80,10 +80,9 @@ _Static_assert(sizeof(struct sl_packet) <= sizeof(struct sl_run_cell), "fits int
  * The packet of a program's run, empty. It is never NULL, but the verifier of
  * older kernels does not know that the element exists.
  */
-static __always_inline struct sl_packet *new_packet(enum sl_program program,
-						    enum sl_direction direction)
+static __always_inline struct sl_packet *new_packet(enum sl_direction direction)
 {
-	__u32 at = program;
+	__u32 at = SL_PROGRAM;
 	struct sl_packet *p = bpf_map_lookup_elem(&sl_run, &at);
 
 	if (!p)
@@ -94,6 +93,18 @@ static __always_inline struct sl_packet *new_packet(enum sl_program program,
 	p->hook = direction;
 	p->direction = direction;
 	return p;
+}
+
+/*
+ * The packet of this run by its own lookup. Keys and values of maps are taken
+ * from there: Linux 6.1 refuses memory that a global function was given as an
+ * argument. The file of a program defines SL_PROGRAM.
+ */
+static __always_inline struct sl_packet *own_packet(void)
+{
+	__u32 at = SL_PROGRAM;
+
+	return bpf_map_lookup_elem(&sl_run, &at);
 }
 
 /*

@@ -125,6 +125,7 @@ static __always_inline struct sl_ct *quoted4(struct __sk_buff *skb, struct sl_pa
 					     __u32 *pgens, bool *forged)
 {
 	__u32 at = p->l4 + SL_ICMP_HEADER;
+	struct sl_packet *own;
 	__u16 sport, dport;
 	struct sl_ct *ct;
 	struct iphdr ip;
@@ -141,9 +142,12 @@ static __always_inline struct sl_ct *quoted4(struct __sk_buff *skb, struct sl_pa
 		return NULL;
 	if (!quoted_ports(skb, at + ip.ihl * 4, ip.protocol, &sport, &dport))
 		return NULL;
-	low = connection_key4(&p->key4, (__u8 *)&ip.saddr, (__u8 *)&ip.daddr, sport, dport,
+	own = own_packet();
+	if (!own)
+		return NULL;
+	low = connection_key4(&own->key4, (__u8 *)&ip.saddr, (__u8 *)&ip.daddr, sport, dport,
 			      ip.protocol);
-	ct = bpf_map_lookup_elem(&sl_ct4, &p->key4);
+	ct = bpf_map_lookup_elem(&sl_ct4, &own->key4);
 	if (ct)
 		*pgens = quoted_gens(ct, (__u8 *)&ip.saddr, (__u8 *)&ip.daddr, 4, low);
 	return ct;
@@ -155,6 +159,7 @@ static __always_inline struct sl_ct *quoted6(struct __sk_buff *skb, struct sl_pa
 	__u8 src[16] __attribute__((aligned(8))), dst[16] __attribute__((aligned(8)));
 	__u32 at = p->l4 + SL_ICMP_HEADER;
 	__u8 next, ext[8], low;
+	struct sl_packet *own;
 	__u16 sport, dport;
 	struct sl_ct *ct;
 
@@ -175,8 +180,11 @@ static __always_inline struct sl_ct *quoted6(struct __sk_buff *skb, struct sl_pa
 	}
 	if (is_ext_header(next) || !quoted_ports(skb, at, next, &sport, &dport))
 		return NULL;
-	low = connection_key6(&p->key6, src, dst, sport, dport, next);
-	ct = bpf_map_lookup_elem(&sl_ct6, &p->key6);
+	own = own_packet();
+	if (!own)
+		return NULL;
+	low = connection_key6(&own->key6, src, dst, sport, dport, next);
+	ct = bpf_map_lookup_elem(&sl_ct6, &own->key6);
 	if (ct)
 		*pgens = quoted_gens(ct, src, dst, 6, low);
 	return ct;

@@ -15,25 +15,42 @@
 
 #include <sluice/conntrack.h>
 
-#define SL_E2BIG 7
-
 /* What a record keeps of the flags of the entry. */
 #define SL_REVOKED_FLAGS (SL_CT_ORIG_LO | SL_CT_UNORIENTED | SL_CT_VIA_STACK)
 
-static __always_inline struct sl_revoked *find_revoked(struct sl_packet *p)
+static __always_inline struct sl_revoked *find_revoked(const struct sl_packet *p)
 {
+	struct sl_packet *own = own_packet();
+
+	if (!own)
+		return NULL;
 	if (p->family == 4)
-		return bpf_map_lookup_elem(&sl_revoked4, &p->key4);
-	return bpf_map_lookup_elem(&sl_revoked6, &p->key6);
+		return bpf_map_lookup_elem(&sl_revoked4, &own->key4);
+	return bpf_map_lookup_elem(&sl_revoked6, &own->key6);
 }
 
-__noinline int forget_revoked(struct sl_packet *p)
+__noinline int forget_revoked(const struct sl_packet *p)
 {
-	if (!p)
+	struct sl_packet *own = own_packet();
+
+	if (!p || !own)
 		return 0;
 	if (p->family == 4)
-		return (int)bpf_map_delete_elem(&sl_revoked4, &p->key4);
-	return (int)bpf_map_delete_elem(&sl_revoked6, &p->key6);
+		return (int)bpf_map_delete_elem(&sl_revoked4, &own->key4);
+	return (int)bpf_map_delete_elem(&sl_revoked6, &own->key6);
+}
+
+static __always_inline long insert_revoked(const struct sl_packet *p, __u32 flags)
+{
+	struct sl_packet *own = own_packet();
+
+	if (!own)
+		return -1;
+	own->revoked.last_s = now_seconds();
+	own->revoked.flags = flags;
+	if (p->family == 4)
+		return bpf_map_update_elem(&sl_revoked4, &own->key4, &own->revoked, BPF_NOEXIST);
+	return bpf_map_update_elem(&sl_revoked6, &own->key6, &own->revoked, BPF_NOEXIST);
 }
 
 /*
@@ -57,14 +74,10 @@ static __always_inline bool may_pick_up(__u16 slot)
 	       (__u32)policy_of(e) == (SL_TABLE_ALLOW | SL_TABLE_ALLOW << 16);
 }
 
-/*
- * Remembers the connection of the packet, which was denied. The program's own
- * copy of an entry is free: nothing is being opened.
- */
-__noinline int remember_revoked(struct sl_packet *p, __u32 flags)
+/* Remembers the connection of the packet, which was denied. */
+__noinline int remember_revoked(const struct sl_packet *p, __u32 flags)
 {
-	struct sl_revoked *known, *record;
-	__u32 now = now_seconds();
+	struct sl_revoked *known;
 	long err;
 
 	if (!p)
@@ -72,19 +85,13 @@ __noinline int remember_revoked(struct sl_packet *p, __u32 flags)
 	flags &= SL_REVOKED_FLAGS;
 	known = find_revoked(p);
 	if (known && READ_ONCE(known->flags) == flags) {
-		*(volatile __u32 *)&known->last_s = now;
+		*(volatile __u32 *)&known->last_s = now_seconds();
 		return 0;
 	}
 	/* of an earlier connection with these ports: values are written once */
 	if (known)
 		forget_revoked(p);
-	record = &p->revoked;
-	record->last_s = now;
-	record->flags = flags;
-	if (p->family == 4)
-		err = bpf_map_update_elem(&sl_revoked4, &p->key4, record, BPF_NOEXIST);
-	else
-		err = bpf_map_update_elem(&sl_revoked6, &p->key6, record, BPF_NOEXIST);
+	err = insert_revoked(p, flags);
 	if (err && err != -SL_EEXIST) {
 		count_connection(SL_CT_STAT_UNREMEMBERED);
 		stop_pick_up(p->src_slot);

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -63,26 +64,16 @@ func openMaps(dir string, validateOnly bool, log *slog.Logger) (_ *pinnedMaps, e
 		}
 	}()
 	for name, ms := range spec.Maps {
-		if len(name) < 3 || name[:3] != "sl_" {
+		if !strings.HasPrefix(name, "sl_") {
 			continue
 		}
-		pin := pinName(ms)
-		m, err := adoptMap(filepath.Join(dir, pin), ms)
-		switch {
-		case err == nil:
-			pm.adopted = true
-			log.Debug("map adopted", "map", name, "pin", pin)
-		case errors.Is(err, fs.ErrNotExist):
-			m, err = createMap(filepath.Join(dir, pin), ms, validateOnly)
-			if err != nil {
-				return nil, fmt.Errorf("create map %s: %w", name, err)
-			}
-			pm.created[name] = true
-			log.Debug("map created", "map", name, "pin", pin)
-		default:
-			return nil, fmt.Errorf("adopt map %s: %w", name, err)
+		m, adopted, err := openMap(dir, ms, validateOnly, log)
+		if err != nil {
+			return nil, err
 		}
-		pm.byName[name], pm.pins[name] = m, pin
+		pm.adopted = pm.adopted || adopted
+		pm.created[name] = !adopted
+		pm.byName[name], pm.pins[name] = m, pinName(ms)
 	}
 	pm.ep, pm.gen, pm.ifs = pm.byName[bpf.MapsMapSlEp], pm.byName[bpf.MapsMapSlGen], pm.byName[bpf.MapsMapSlIf]
 	pm.ip4, pm.ip6 = pm.byName[bpf.MapsMapSlIp4], pm.byName[bpf.MapsMapSlIp6]
@@ -103,6 +94,33 @@ func openMaps(dir string, validateOnly bool, log *slog.Logger) (_ *pinnedMaps, e
 	return pm, nil
 }
 
+// openMap adopts the pinned map of this layout, under its name or the one that
+// it had before, or creates it.
+func openMap(dir string, ms *ebpf.MapSpec, validateOnly bool, log *slog.Logger) (m *ebpf.Map, adopted bool, err error) {
+	pin := pinName(ms)
+	path := filepath.Join(dir, pin)
+	m, err = adoptMap(path, ms)
+	if err == nil {
+		log.Debug("map adopted", "map", ms.Name, "pin", pin)
+		return m, true, nil
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return nil, false, fmt.Errorf("adopt map %s: %w", ms.Name, err)
+	}
+	if m, err = adoptLegacy(dir, ms, validateOnly); err != nil {
+		return nil, false, fmt.Errorf("adopt map %s: %w", ms.Name, err)
+	}
+	if m != nil {
+		log.Info("map of an earlier version adopted", "map", ms.Name, "pin", legacyPins[ms.Name].pin)
+		return m, true, nil
+	}
+	if m, err = createMap(path, ms, validateOnly); err != nil {
+		return nil, false, fmt.Errorf("create map %s: %w", ms.Name, err)
+	}
+	log.Debug("map created", "map", ms.Name, "pin", pin)
+	return m, false, nil
+}
+
 // adoptMap opens a pin. A map that is not what the pin's name says is an error:
 // somebody may be using it, so it is neither used nor replaced.
 func adoptMap(path string, ms *ebpf.MapSpec) (*ebpf.Map, error) {
@@ -117,6 +135,29 @@ func adoptMap(path string, ms *ebpf.MapSpec) (*ebpf.Map, error) {
 	if err := ms.Compatible(m); err != nil {
 		m.Close()
 		return nil, fmt.Errorf("%s holds another map; remove it by hand if no program uses it: %w", path, err)
+	}
+	return m, nil
+}
+
+// adoptLegacy opens the map under the name that it had when names of fields
+// were part of the hash, and pins it under its own name too. The old pin stays,
+// so that the earlier version finds the map if it comes back. It returns nil if
+// there is no such pin, or if the layout has changed since.
+func adoptLegacy(dir string, ms *ebpf.MapSpec, validateOnly bool) (*ebpf.Map, error) {
+	l, ok := legacyPins[ms.Name]
+	if !ok || l.layout != layoutHash(ms) {
+		return nil, nil
+	}
+	m, err := adoptMap(filepath.Join(dir, l.pin), ms)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil
+	case err != nil || validateOnly:
+		return m, err
+	}
+	if err := pinAgain(m, filepath.Join(dir, pinName(ms))); err != nil {
+		m.Close()
+		return nil, fmt.Errorf("pin: %w", err)
 	}
 	return m, nil
 }

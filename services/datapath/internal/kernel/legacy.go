@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+// legacyPin is how a map was pinned while the names of fields were part of the
+// layout hash.
+type legacyPin struct {
+	pin    string
+	layout string // layoutHash of what the pin leads to
+}
+
+// legacyPins are the pins of that version, by map. A map whose layout is still
+// the same is adopted from there. Maps without fields have the names they had.
+var legacyPins = map[string]legacyPin{
+	"sl_budget":    {"sl_budget_v1_d8c95a22", "0160a481"},
+	"sl_cidr4":     {"sl_cidr4_v1_98523794", "3d4a35b7"},
+	"sl_cidr6":     {"sl_cidr6_v1_1d430158", "7f6fddb0"},
+	"sl_class_key": {"sl_class_key_v1_ed9b4e8d", "9e29ea88"},
+	"sl_ct4":       {"sl_ct4_v1_503fdb9a", "edda730d"},
+	"sl_ct6":       {"sl_ct6_v1_8f143a37", "0dddd8ba"},
+	"sl_ep":        {"sl_ep_v1_d2a8df11", "ada8dc7c"},
+	"sl_events":    {"sl_events_v1_f99dd6d3", "dfde4b6e"},
+	"sl_frag":      {"sl_frag_v1_86404be9", "8288b69d"},
+	"sl_ip6":       {"sl_ip6_v1_5b21f8be", "e4fbc4af"},
+	"sl_ipc4":      {"sl_ipc4_v1_29d8ddaa", "dc676e1e"},
+	"sl_ipc6":      {"sl_ipc6_v1_a15318b8", "d22cb60f"},
+	"sl_limits":    {"sl_limits_v1_22e55c61", "d8a73a01"},
+	"sl_metrics":   {"sl_metrics_v1_b1195aae", "33eec764"},
+	"sl_peer":      {"sl_peer_v1_7cd3121b", "df0b06c8"},
+	"sl_ports":     {"sl_ports_v1_7b6f0546", "4efa3b39"},
+	"sl_rule":      {"sl_rule_v1_228da111", "f1a17f01"},
+	"sl_table":     {"sl_table_v1_79e12d76", "86065f77"},
+	"sl_table_key": {"sl_table_key_v1_66f11d71", "76a841dd"},
+}

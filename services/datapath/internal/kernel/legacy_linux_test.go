@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+)
+
+// legacySpecs are the maps of the version whose pins legacyPins names: those of
+// this build, with the layouts that have changed since as they were.
+func legacySpecs(t testing.TB) map[string]*ebpf.MapSpec {
+	t.Helper()
+	spec, err := bpf.LoadMaps()
+	must(t, "read the compiled maps", err)
+	specs := map[string]*ebpf.MapSpec{}
+	for name, ms := range spec.Maps {
+		if strings.HasPrefix(name, "sl_") && name != bpf.MapsMapSlRun {
+			specs[name] = ms.Copy()
+		}
+	}
+	// without type information: what the kernel does not know cannot differ
+	for name, was := range map[string]*ebpf.MapSpec{
+		bpf.MapsMapSlCt4:  {Type: ebpf.LRUHash, KeySize: 16, ValueSize: 48, MaxEntries: 131072},
+		bpf.MapsMapSlCt6:  {Type: ebpf.LRUHash, KeySize: 40, ValueSize: 48, MaxEntries: 65536},
+		bpf.MapsMapSlIpc4: {Type: ebpf.LPMTrie, KeySize: 8, ValueSize: 8, MaxEntries: 65536, Flags: 1},
+		bpf.MapsMapSlIpc6: {Type: ebpf.LPMTrie, KeySize: 20, ValueSize: 8, MaxEntries: 65536, Flags: 1},
+	} {
+		was.Name = name
+		specs[name] = was
+	}
+	return specs
+}
+
+// legacyName is the file name that the map's pin had.
+func legacyName(ms *ebpf.MapSpec) string {
+	if l, ok := legacyPins[ms.Name]; ok {
+		return l.pin
+	}
+	return pinName(ms)
+}
+
+// makeLegacy pins below dir what the earlier version had pinned, and returns
+// the maps.
+func makeLegacy(t testing.TB, dir string) map[string]*ebpf.Map {
+	t.Helper()
+	must(t, "make the pin directory", os.MkdirAll(dir, 0o700))
+	maps := map[string]*ebpf.Map{}
+	for name, ms := range legacySpecs(t) {
+		m, err := createMap(filepath.Join(dir, legacyName(ms)), ms, false)
+		must(t, "create "+name, err)
+		t.Cleanup(func() { m.Close() })
+		maps[name] = m
+	}
+	return maps
+}
+
+// renamePins gives the pins of this build's maps below dir the names that the
+// earlier version gave them.
+func renamePins(t testing.TB, dir string) {
+	t.Helper()
+	for _, ms := range legacySpecs(t) {
+		if l, ok := legacyPins[ms.Name]; ok && l.layout == layoutHash(ms) {
+			must(t, "rename a pin", os.Rename(filepath.Join(dir, pinName(ms)), filepath.Join(dir, l.pin)))
+		}
+	}
+}
+
+func TestKernelEndpointsOfTheEarlierVersionAreAdopted(t *testing.T) {
+	dir := newBPFFS(t)
+	k, err := Open(t.Context(), testOptions(dir))
+	must(t, "Open", err)
+	want := publish(t, k, a)
+	owners, err := k.addrOwners()
+	must(t, "list addresses", err)
+	id := mapID(t, k.maps.ep)
+	must(t, "Close", k.Close())
+	renamePins(t, dir)
+
+	k = openKernel(t, testOptions(dir))
+	got, err := k.Lookup(want.Slot)
+	if err != nil || got != want {
+		t.Errorf("endpoint %+v, %v, want %+v", got, err, want)
+	}
+	if now, err := k.addrOwners(); err != nil || !reflect.DeepEqual(now, owners) {
+		t.Errorf("addresses %v, %v, want %v", now, err, owners)
+	}
+	if mapID(t, k.maps.ep) != id {
+		t.Error("sl_ep is another map")
+	}
+	// both names lead to it: the next start needs the new one, a rollback the old
+	for _, pin := range []string{legacyPins["sl_ep"].pin, k.maps.pins["sl_ep"]} {
+		if same, err := leadsTo(filepath.Join(dir, pin), k.maps.ep); err != nil || !same {
+			t.Errorf("pin %s: leads to the map: %v, %v", pin, same, err)
+		}
+	}
+}
+
+func TestKernelAdoptsNoOtherMapUnderAnOldName(t *testing.T) {
+	dir := newBPFFS(t)
+	must(t, "make the pin directory", os.MkdirAll(dir, 0o700))
+	other := legacySpecs(t)["sl_metrics"]
+	other.MaxEntries /= 2
+	m, err := createMap(filepath.Join(dir, legacyPins["sl_metrics"].pin), other, false)
+	must(t, "create another map", err)
+	defer m.Close()
+	if k, err := Open(t.Context(), testOptions(dir)); err == nil {
+		k.Close()
+		t.Error("a map of another size was adopted")
+	}
+}
+
+func TestKernelValidationPinsNothingBesideAnOldName(t *testing.T) {
+	dir := newBPFFS(t)
+	makeLegacy(t, dir)
+	o := testOptions(dir)
+	o.ValidateOnly = true
+	k := openKernel(t, o)
+	if _, err := os.Stat(filepath.Join(dir, k.maps.pins["sl_ep"])); !os.IsNotExist(err) {
+		t.Errorf("pin of sl_ep: %v, want %v", err, fs.ErrNotExist)
+	}
+}
+
+func mapID(t testing.TB, m *ebpf.Map) ebpf.MapID {
+	t.Helper()
+	info, err := m.Info()
+	must(t, "look at a map", err)
+	id, ok := info.ID()
+	if !ok {
+		t.Fatal("the kernel gives no map id")
+	}
+	return id
+}

@@ -3,6 +3,17 @@
 
 package kernel
 
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+)
+
 // legacyPin is how a map was pinned while the names of fields were part of the
 // layout hash.
 type legacyPin struct {
@@ -32,4 +43,51 @@ var legacyPins = map[string]legacyPin{
 	"sl_rule":      {"sl_rule_v1_228da111", "f1a17f01"},
 	"sl_table":     {"sl_table_v1_79e12d76", "86065f77"},
 	"sl_table_key": {"sl_table_key_v1_66f11d71", "76a841dd"},
+}
+
+// carries say what a new map takes over from the legacy pin of one with another
+// layout, before any program uses the new one. A map without a row begins
+// empty: what was in it is written anew, was read by nobody else, or is moved
+// by the programs (see previousMaps).
+var carries = map[string]func(from, to *ebpf.Map) error{
+	bpf.MapsMapSlIpc4: copyPrefixes[bpf.MapsSlPrefix4],
+	bpf.MapsMapSlIpc6: copyPrefixes[bpf.MapsSlPrefix6],
+}
+
+// carryOver fills the new map of a name from its legacy pin and says whether
+// there was one.
+func carryOver(dir, name string, to *ebpf.Map) (bool, error) {
+	carry, ok := carries[name]
+	if !ok {
+		return false, nil
+	}
+	path := filepath.Join(dir, legacyPins[name].pin)
+	from, err := ebpf.LoadPinnedMap(path, &ebpf.LoadPinOptions{ReadOnly: true})
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("open %s: %w", path, err)
+	}
+	defer from.Close()
+	if from.Type() != to.Type() || from.KeySize() != to.KeySize() || from.ValueSize() != to.ValueSize() {
+		return false, fmt.Errorf("%s holds another map; remove it by hand if no program uses it", path)
+	}
+	if err := carry(from, to); err != nil {
+		return false, fmt.Errorf("carry over %s: %w", path, err)
+	}
+	return true, nil
+}
+
+// copyPrefixes copies an ipcache that only had another size.
+func copyPrefixes[K bpf.MapsSlPrefix4 | bpf.MapsSlPrefix6](from, to *ebpf.Map) error {
+	var key K
+	var value bpf.MapsSlIpcache
+	it := from.Iterate()
+	for it.Next(&key, &value) {
+		if err := replaceInTrie(to, &key, &value); err != nil {
+			return err
+		}
+	}
+	return it.Err()
 }

@@ -56,13 +56,15 @@ func makeLegacy(t testing.TB, dir string) map[string]*ebpf.Map {
 	must(t, "make the pin directory", os.MkdirAll(dir, 0o700))
 	maps := map[string]*ebpf.Map{}
 	for name, ms := range legacySpecs(t) {
-		m, err := createMap(filepath.Join(dir, legacyName(ms)), ms, false)
+		m, err := createMap(filepath.Join(dir, legacyName(ms)), ms, false, leaveEmpty)
 		must(t, "create "+name, err)
 		t.Cleanup(func() { m.Close() })
 		maps[name] = m
 	}
 	return maps
 }
+
+func leaveEmpty(*ebpf.Map) error { return nil }
 
 // renamePins gives the pins of this build's maps below dir the names that the
 // earlier version gave them.
@@ -110,7 +112,7 @@ func TestKernelAdoptsNoOtherMapUnderAnOldName(t *testing.T) {
 	must(t, "make the pin directory", os.MkdirAll(dir, 0o700))
 	other := legacySpecs(t)["sl_metrics"]
 	other.MaxEntries /= 2
-	m, err := createMap(filepath.Join(dir, legacyPins["sl_metrics"].pin), other, false)
+	m, err := createMap(filepath.Join(dir, legacyPins["sl_metrics"].pin), other, false, leaveEmpty)
 	must(t, "create another map", err)
 	defer m.Close()
 	if k, err := Open(t.Context(), testOptions(dir)); err == nil {
@@ -127,6 +129,36 @@ func TestKernelValidationPinsNothingBesideAnOldName(t *testing.T) {
 	k := openKernel(t, o)
 	if _, err := os.Stat(filepath.Join(dir, k.maps.pins["sl_ep"])); !os.IsNotExist(err) {
 		t.Errorf("pin of sl_ep: %v, want %v", err, fs.ErrNotExist)
+	}
+}
+
+func TestKernelIPCacheOfTheEarlierVersionIsCarriedOver(t *testing.T) {
+	dir := newBPFFS(t)
+	old := makeLegacy(t, dir)
+	remote := bpf.MapsSlIpcache{Identity: 777, Node: 3}
+	for i := range 300 {
+		must(t, "write a prefix", old[bpf.MapsMapSlIpc4].Put(&bpf.MapsSlPrefix4{Bits: 32, Addr: [4]byte{10, 9, byte(i >> 8), byte(i)}}, &remote))
+		must(t, "write a prefix", old[bpf.MapsMapSlIpc6].Put(&bpf.MapsSlPrefix6{Bits: 128, Addr: [16]byte{0xfd, 9, 14: byte(i >> 8), 15: byte(i)}}, &remote))
+	}
+	must(t, "write a range", old[bpf.MapsMapSlIpc4].Put(&bpf.MapsSlPrefix4{Bits: 16, Addr: [4]byte{10, 9}}, &remote))
+	o := testOptions(dir)
+	o.ValidateOnly = true
+	for range 3 { // a validation, the upgrade, a restart
+		k, err := Open(t.Context(), o)
+		must(t, "Open", err)
+		entries, err := k.IPCache()
+		must(t, "IPCache", err)
+		must(t, "Close", k.Close())
+		n := 0
+		for _, e := range entries {
+			if e.IPInfo == (IPInfo{Identity: 777, Node: 3}) {
+				n++
+			}
+		}
+		if n != 601 {
+			t.Errorf("%d prefixes of the earlier version, want 601", n)
+		}
+		o.ValidateOnly = false
 	}
 }
 

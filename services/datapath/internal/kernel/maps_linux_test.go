@@ -385,7 +385,7 @@ func TestKernelChangedLayoutIsANewMap(t *testing.T) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	was, err := createMap(filepath.Join(dir, pinName(old)), old, false)
+	was, err := createMap(filepath.Join(dir, pinName(old)), old, false, leaveEmpty)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -447,7 +447,7 @@ func TestKernelAForeignPinIsRefusedAndKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	pin := filepath.Join(dir, pinName(spec.Maps[bpf.MapsMapSlIp4]))
-	foreign, err := createMap(pin, &ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}, false)
+	foreign, err := createMap(pin, &ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}, false, leaveEmpty)
 	if err != nil {
 		t.Fatal(err)
 	}

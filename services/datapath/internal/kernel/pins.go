@@ -114,11 +114,16 @@ func openMap(dir string, ms *ebpf.MapSpec, validateOnly bool, log *slog.Logger) 
 		log.Info("map of an earlier version adopted", "map", ms.Name, "pin", legacyPins[ms.Name].pin)
 		return m, true, nil
 	}
-	if m, err = createMap(path, ms, validateOnly); err != nil {
+	var carried bool
+	m, err = createMap(path, ms, validateOnly, func(m *ebpf.Map) (err error) {
+		carried, err = carryOver(dir, ms.Name, m)
+		return err
+	})
+	if err != nil {
 		return nil, false, fmt.Errorf("create map %s: %w", ms.Name, err)
 	}
-	log.Debug("map created", "map", ms.Name, "pin", pin)
-	return m, false, nil
+	log.Debug("map created", "map", ms.Name, "pin", pin, "carried_over", carried)
+	return m, carried, nil
 }
 
 // adoptMap opens a pin. A map that is not what the pin's name says is an error:
@@ -162,9 +167,15 @@ func adoptLegacy(dir string, ms *ebpf.MapSpec, validateOnly bool) (*ebpf.Map, er
 	return m, nil
 }
 
-func createMap(path string, ms *ebpf.MapSpec, private bool) (*ebpf.Map, error) {
+// createMap makes a map and fills it before it is pinned: a pin never leads to
+// a map that was filled in part.
+func createMap(path string, ms *ebpf.MapSpec, private bool, fill func(*ebpf.Map) error) (*ebpf.Map, error) {
 	m, err := ebpf.NewMap(ms)
 	if err != nil {
+		return nil, err
+	}
+	if err := fill(m); err != nil {
+		m.Close()
 		return nil, err
 	}
 	if private {

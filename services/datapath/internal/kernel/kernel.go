@@ -139,6 +139,9 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 // settle makes adopted and fresh maps ready for use; left is what the maps of
 // tables hold. No other process writes them meanwhile.
 func (k *Kernel) settle(ctx context.Context, podCIDRs []netip.Prefix, left *contents) error {
+	if err := k.raiseGens(); err != nil {
+		return fmt.Errorf("continue the counter of gens: %w", err)
+	}
 	if err := k.initHost(); err != nil {
 		return fmt.Errorf("initialise the host's slot: %w", err)
 	}

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"math"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+)
+
+// reopenWithout closes k, removes the pin of a map and opens the directory
+// again.
+func reopenWithout(t *testing.T, k *Kernel, name string) *Kernel {
+	t.Helper()
+	must(t, "Close", k.Close())
+	must(t, "remove a pin", os.Remove(filepath.Join(k.dir, k.maps.pins[name])))
+	return openKernel(t, testOptions(k.dir))
+}
+
+func TestKernelGensAreNotUsedAgainWhenTheirCounterIsLost(t *testing.T) {
+	k, err := Open(t.Context(), testOptions(newBPFFS(t)))
+	must(t, "Open", err)
+	from, to := publish(t, k, a), publish(t, k, b)
+	in := frame(from.HostMAC, from.MAC, etherIPv4, ip4Header{src: from.IPv4, dst: to.IPv4, proto: 17}.with(udp(4000, 53)))
+	if o := (runner{k}).run(t, fromPodName, in, skbContext{Ifindex: from.Ifindex}, 0); o.reason.Dropped() {
+		t.Fatalf("the first packet: %v", o.reason)
+	}
+	k = reopenWithout(t, k, bpf.MapsMapSlGen)
+
+	var gen uint32
+	for gen < to.Policy.Gen {
+		gen, err = k.SetPolicy(to.Slot, TableDeny, TableDeny)
+		must(t, "SetPolicy", err)
+	}
+	if o := (runner{k}).run(t, fromPodName, in, skbContext{Ifindex: from.Ifindex}, 0); !o.reason.Dropped() {
+		t.Errorf("evaluated under gen %d, passes a policy that denies everything with gen %d: %v", to.Policy.Gen, gen, o.reason)
+	}
+}
+
+// A connection may have been evaluated under a gen that no endpoint has any
+// more. What stands for a gen while a program changes an entry is none.
+func TestKernelTheCounterOfGensGoesOnBehindThoseOfConnections(t *testing.T) {
+	k, err := Open(t.Context(), testOptions(newBPFFS(t)))
+	must(t, "Open", err)
+	for i, e := range []struct {
+		tu       Tuple
+		from, to uint32
+	}{
+		{tuple(6, "10.244.0.10:40000", "10.244.0.20:80"), 70, 0},
+		{tuple(6, "[fd00:244::a]:40000", "[fd00:244::14]:80"), 0, 90},
+		{tuple(6, "10.244.0.10:40001", "10.244.0.20:80"), math.MaxUint32, math.MaxUint32 - 1},
+	} {
+		k.put(t, Connection{Tuple: e.tu, From: End{Slot: Slot(i + 1), Gen: e.from}, To: End{Slot: Slot(i + 2), Gen: e.to}})
+	}
+	k = reopenWithout(t, k, bpf.MapsMapSlGen)
+	if e := publish(t, k, a); e.Policy.Gen <= 90 || e.Policy.Gen > 100 {
+		t.Errorf("the next gen is %d, want the one behind 90", e.Policy.Gen)
+	}
+}

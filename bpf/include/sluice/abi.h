@@ -380,13 +380,32 @@ _Static_assert(sizeof(struct sl_ct_key6) == 40, "no padding");
 #define SL_CT_REVOKED 0x2000 /* a policy has terminated it */
 #define SL_CT_RST_R 0x4000 /* with SL_CT_RST: the responder */
 
+/* In the upper half of sl_ct.gens: a CPU is changing the entry. */
+#define SL_GENS_BUSY 0xffffffff
+/* Instead of a gen, for an entry that was copied while a CPU was changing it. */
+#define SL_GEN_NONE 0xfffffffe
+
+/*
+ * There are two layouts of connections: that of this version, and that of the
+ * version before, from which the programs take entries over (previous.h). A
+ * test compiles the programs with the roles exchanged, so that it can upgrade
+ * and go back.
+ */
+#ifdef SL_SWAP_LAYOUTS
+#define SL_LAYOUT_NOW sl_ct_prev
+#define SL_LAYOUT_BEFORE sl_ct
+#else
+#define SL_LAYOUT_NOW sl_ct
+#define SL_LAYOUT_BEFORE sl_ct_prev
+#endif
+
 /*
  * Value of sl_ct4 and sl_ct6. The map may recycle an element for another
  * connection while a program holds it, so that in place only last_s is stored,
  * flags change by atomic OR and AND, and the words of gens and identities only
  * by the CPU whose number stands in gens meanwhile: see restamp.
  */
-struct sl_ct {
+struct SL_LAYOUT_NOW {
 	__u64 gens; /* initiator's gen << 32 | responder's; 0: not local */
 	__u64 where; /* slot_i << 48 | slot_r << 32 | pgen_i << 16 | pgen_r */
 	__u32 id_init; /* identity of the initiator */
@@ -401,7 +420,23 @@ struct sl_ct {
 	__u32 last_s; /* CLOCK_MONOTONIC, seconds */
 	__u32 flags; /* SL_CT_... */
 };
-_Static_assert(sizeof(struct sl_ct) == 48, "six words");
+_Static_assert(sizeof(struct SL_LAYOUT_NOW) == 48, "six words");
+
+/* Value of sl_prev4 and sl_prev6: the layout before that. */
+struct SL_LAYOUT_BEFORE {
+	__u64 gens;
+	__u64 where;
+	__u32 id_init;
+	__u32 id_resp;
+	__u32 last_s;
+	__u32 flags;
+	__u16 rule_eg;
+	__u16 rule_in;
+	__u16 rev_nat;
+	__u16 pad;
+	__u32 reserved[2];
+};
+_Static_assert(sizeof(struct SL_LAYOUT_BEFORE) == 48, "six words");
 
 /*
  * Value of sl_revoked4 and sl_revoked6: a TCP connection that a policy has

@@ -19,6 +19,7 @@
 #include <sluice/maps.h>
 #include <sluice/packet.h>
 #include <sluice/policy.h>
+#include <sluice/previous.h>
 #include <sluice/transport.h>
 
 #define SL_EEXIST 17
@@ -135,7 +136,7 @@ static __always_inline void connection_key(struct sl_packet *p)
 		p->low = connection_key6(&p->key6, p->src, p->dst, sport, dport, p->proto);
 }
 
-static __noinline struct sl_ct *find_connection(const struct sl_packet *p)
+static __always_inline struct sl_ct *look_up_connection(const struct sl_packet *p)
 {
 	struct sl_packet *own = own_packet();
 
@@ -144,6 +145,18 @@ static __noinline struct sl_ct *find_connection(const struct sl_packet *p)
 	if (p->family == 4)
 		return bpf_map_lookup_elem(&sl_ct4, &own->key4);
 	return bpf_map_lookup_elem(&sl_ct6, &own->key6);
+}
+
+/* Where a map of the version before is left, a miss overwrites p->entry. */
+static __noinline struct sl_ct *find_connection(const struct sl_packet *p)
+{
+	struct sl_ct *ct = look_up_connection(p);
+
+	if (ct || !cfg_previous)
+		return ct;
+	take_over_connection(p);
+	/* also if there was none: another CPU may have taken it over since */
+	return look_up_connection(p);
 }
 
 static __noinline long delete_connection(const struct sl_packet *p)
@@ -158,6 +171,8 @@ static __noinline long delete_connection(const struct sl_packet *p)
 	else
 		err = bpf_map_delete_elem(&sl_ct6, &own->key6);
 	if (!err)
+		count_connection(SL_CT_STAT_DELETED);
+	if (delete_previous(p))
 		count_connection(SL_CT_STAT_DELETED);
 	return err;
 }
@@ -477,11 +492,6 @@ static __always_inline void advance(struct sl_packet *p, struct sl_ct *ct)
 		*(volatile __u32 *)&ct->last_s = now;
 }
 
-/* In the upper half of the word of gens: a CPU is changing the entry. No gen of
- * an endpoint is ever this, so that everybody else judges for himself.
- */
-#define SL_GENS_BUSY 0xffffffff
-
 /*
  * A policy that had terminated the connection allows it again: it can be
  * terminated, and said to have ended, once more. What is remembered of it does
@@ -501,8 +511,10 @@ static __always_inline void revive(struct sl_ct *ct)
 /*
  * Stores under what a connection was judged now. The words belong together: the
  * address gens of one judgement beside the gens of another would vouch for
- * what nobody has judged. So a CPU claims the entry first, and only if all is
- * as it was when it judged. If another CPU was faster, its words count.
+ * what nobody has judged. So a CPU claims the entry first (SL_GENS_BUSY), and
+ * only if all is as it was when it judged. If another CPU was faster, its words
+ * count. No gen of an endpoint is ever SL_GENS_BUSY, so that other CPUs
+ * evaluate the policy for their packets meanwhile.
  */
 static __noinline void restamp(struct sl_packet *p, struct sl_ct *ct, __u64 gens, __u64 where,
 			       __u32 pgens)
@@ -517,8 +529,9 @@ static __noinline void restamp(struct sl_packet *p, struct sl_ct *ct, __u64 gens
 	_Static_assert(offsetof(struct sl_ct, id_init) == 16 &&
 			       offsetof(struct sl_ct, id_resp) == 20,
 		       "one word");
-	_Static_assert(offsetof(struct sl_ct, rule_eg) == 24 &&
-			       offsetof(struct sl_ct, rule_in) == 26,
+	_Static_assert(offsetof(struct sl_ct, rule_eg) % 8 == 0 &&
+			       offsetof(struct sl_ct, rule_in) ==
+				       offsetof(struct sl_ct, rule_eg) + 2,
 		       "half a word");
 	revive(ct);
 	if (gens == new_gens && where == new_where)

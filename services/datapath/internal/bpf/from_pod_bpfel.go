@@ -40,6 +40,8 @@ const (
 	FromPodMapSlPeer              = "sl_peer"
 	FromPodMapSlPgen              = "sl_pgen"
 	FromPodMapSlPorts             = "sl_ports"
+	FromPodMapSlPrev4             = "sl_prev4"
+	FromPodMapSlPrev6             = "sl_prev6"
 	FromPodMapSlRevoked4          = "sl_revoked4"
 	FromPodMapSlRevoked6          = "sl_revoked6"
 	FromPodMapSlRule              = "sl_rule"
@@ -49,6 +51,7 @@ const (
 	FromPodProgSluiceFromPod      = "sluice_from_pod"
 	FromPodVarCfgConnectionEvents = "cfg_connection_events"
 	FromPodVarCfgEventRate        = "cfg_event_rate"
+	FromPodVarCfgPrevious         = "cfg_previous"
 	FromPodVarCfgTunnelPorts      = "cfg_tunnel_ports"
 	FromPodVarCfgWorld4           = "cfg_world4"
 	FromPodVarCfgWorld6           = "cfg_world6"
@@ -127,6 +130,8 @@ type FromPodMapSpecs struct {
 	SlPeer     *ebpf.MapSpec `ebpf:"sl_peer"`
 	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
+	SlPrev4    *ebpf.MapSpec `ebpf:"sl_prev4"`
+	SlPrev6    *ebpf.MapSpec `ebpf:"sl_prev6"`
 	SlRevoked4 *ebpf.MapSpec `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.MapSpec `ebpf:"sl_revoked6"`
 	SlRule     *ebpf.MapSpec `ebpf:"sl_rule"`
@@ -141,6 +146,7 @@ type FromPodMapSpecs struct {
 type FromPodVariableSpecs struct {
 	CfgConnectionEvents *ebpf.VariableSpec `ebpf:"cfg_connection_events"`
 	CfgEventRate        *ebpf.VariableSpec `ebpf:"cfg_event_rate"`
+	CfgPrevious         *ebpf.VariableSpec `ebpf:"cfg_previous"`
 	CfgTunnelPorts      *ebpf.VariableSpec `ebpf:"cfg_tunnel_ports"`
 	CfgWorld4           *ebpf.VariableSpec `ebpf:"cfg_world4"`
 	CfgWorld6           *ebpf.VariableSpec `ebpf:"cfg_world6"`
@@ -190,6 +196,8 @@ type FromPodMaps struct {
 	SlPeer     *ebpf.Map `ebpf:"sl_peer"`
 	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
+	SlPrev4    *ebpf.Map `ebpf:"sl_prev4"`
+	SlPrev6    *ebpf.Map `ebpf:"sl_prev6"`
 	SlRevoked4 *ebpf.Map `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.Map `ebpf:"sl_revoked6"`
 	SlRule     *ebpf.Map `ebpf:"sl_rule"`
@@ -224,6 +232,8 @@ func (m *FromPodMaps) Close() error {
 		m.SlPeer,
 		m.SlPgen,
 		m.SlPorts,
+		m.SlPrev4,
+		m.SlPrev6,
 		m.SlRevoked4,
 		m.SlRevoked6,
 		m.SlRule,
@@ -239,6 +249,7 @@ func (m *FromPodMaps) Close() error {
 type FromPodVariables struct {
 	CfgConnectionEvents *ebpf.Variable `ebpf:"cfg_connection_events"`
 	CfgEventRate        *ebpf.Variable `ebpf:"cfg_event_rate"`
+	CfgPrevious         *ebpf.Variable `ebpf:"cfg_previous"`
 	CfgTunnelPorts      *ebpf.Variable `ebpf:"cfg_tunnel_ports"`
 	CfgWorld4           *ebpf.Variable `ebpf:"cfg_world4"`
 	CfgWorld6           *ebpf.Variable `ebpf:"cfg_world6"`

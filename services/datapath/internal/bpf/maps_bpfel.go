@@ -120,6 +120,21 @@ type MapsSlCtKey6 struct {
 	Pad   uint16
 }
 
+type MapsSlCtPrev struct {
+	_        structs.HostLayout
+	Gens     uint64
+	Where    uint64
+	IdInit   uint32
+	IdResp   uint32
+	LastS    uint32
+	Flags    uint32
+	RuleEg   uint16
+	RuleIn   uint16
+	RevNat   uint16
+	Pad      uint16
+	Reserved [2]uint32
+}
+
 type MapsSlCtStat uint32
 
 const (
@@ -410,6 +425,8 @@ const (
 	MapsMapSlPeer     = "sl_peer"
 	MapsMapSlPgen     = "sl_pgen"
 	MapsMapSlPorts    = "sl_ports"
+	MapsMapSlPrev4    = "sl_prev4"
+	MapsMapSlPrev6    = "sl_prev6"
 	MapsMapSlRevoked4 = "sl_revoked4"
 	MapsMapSlRevoked6 = "sl_revoked6"
 	MapsMapSlRule     = "sl_rule"
@@ -490,6 +507,8 @@ type MapsMapSpecs struct {
 	SlPeer     *ebpf.MapSpec `ebpf:"sl_peer"`
 	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
+	SlPrev4    *ebpf.MapSpec `ebpf:"sl_prev4"`
+	SlPrev6    *ebpf.MapSpec `ebpf:"sl_prev6"`
 	SlRevoked4 *ebpf.MapSpec `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.MapSpec `ebpf:"sl_revoked6"`
 	SlRule     *ebpf.MapSpec `ebpf:"sl_rule"`
@@ -548,6 +567,8 @@ type MapsMaps struct {
 	SlPeer     *ebpf.Map `ebpf:"sl_peer"`
 	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
+	SlPrev4    *ebpf.Map `ebpf:"sl_prev4"`
+	SlPrev6    *ebpf.Map `ebpf:"sl_prev6"`
 	SlRevoked4 *ebpf.Map `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.Map `ebpf:"sl_revoked6"`
 	SlRule     *ebpf.Map `ebpf:"sl_rule"`
@@ -582,6 +603,8 @@ func (m *MapsMaps) Close() error {
 		m.SlPeer,
 		m.SlPgen,
 		m.SlPorts,
+		m.SlPrev4,
+		m.SlPrev6,
 		m.SlRevoked4,
 		m.SlRevoked6,
 		m.SlRule,

@@ -40,6 +40,8 @@ const (
 	ToPodMapSlPeer              = "sl_peer"
 	ToPodMapSlPgen              = "sl_pgen"
 	ToPodMapSlPorts             = "sl_ports"
+	ToPodMapSlPrev4             = "sl_prev4"
+	ToPodMapSlPrev6             = "sl_prev6"
 	ToPodMapSlRevoked4          = "sl_revoked4"
 	ToPodMapSlRevoked6          = "sl_revoked6"
 	ToPodMapSlRule              = "sl_rule"
@@ -49,6 +51,7 @@ const (
 	ToPodProgSluiceToPod        = "sluice_to_pod"
 	ToPodVarCfgConnectionEvents = "cfg_connection_events"
 	ToPodVarCfgEventRate        = "cfg_event_rate"
+	ToPodVarCfgPrevious         = "cfg_previous"
 	ToPodVarCfgTunnelPorts      = "cfg_tunnel_ports"
 	ToPodVarCfgWorld4           = "cfg_world4"
 	ToPodVarCfgWorld6           = "cfg_world6"
@@ -127,6 +130,8 @@ type ToPodMapSpecs struct {
 	SlPeer     *ebpf.MapSpec `ebpf:"sl_peer"`
 	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
+	SlPrev4    *ebpf.MapSpec `ebpf:"sl_prev4"`
+	SlPrev6    *ebpf.MapSpec `ebpf:"sl_prev6"`
 	SlRevoked4 *ebpf.MapSpec `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.MapSpec `ebpf:"sl_revoked6"`
 	SlRule     *ebpf.MapSpec `ebpf:"sl_rule"`
@@ -141,6 +146,7 @@ type ToPodMapSpecs struct {
 type ToPodVariableSpecs struct {
 	CfgConnectionEvents *ebpf.VariableSpec `ebpf:"cfg_connection_events"`
 	CfgEventRate        *ebpf.VariableSpec `ebpf:"cfg_event_rate"`
+	CfgPrevious         *ebpf.VariableSpec `ebpf:"cfg_previous"`
 	CfgTunnelPorts      *ebpf.VariableSpec `ebpf:"cfg_tunnel_ports"`
 	CfgWorld4           *ebpf.VariableSpec `ebpf:"cfg_world4"`
 	CfgWorld6           *ebpf.VariableSpec `ebpf:"cfg_world6"`
@@ -190,6 +196,8 @@ type ToPodMaps struct {
 	SlPeer     *ebpf.Map `ebpf:"sl_peer"`
 	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
+	SlPrev4    *ebpf.Map `ebpf:"sl_prev4"`
+	SlPrev6    *ebpf.Map `ebpf:"sl_prev6"`
 	SlRevoked4 *ebpf.Map `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.Map `ebpf:"sl_revoked6"`
 	SlRule     *ebpf.Map `ebpf:"sl_rule"`
@@ -224,6 +232,8 @@ func (m *ToPodMaps) Close() error {
 		m.SlPeer,
 		m.SlPgen,
 		m.SlPorts,
+		m.SlPrev4,
+		m.SlPrev6,
 		m.SlRevoked4,
 		m.SlRevoked6,
 		m.SlRule,
@@ -239,6 +249,7 @@ func (m *ToPodMaps) Close() error {
 type ToPodVariables struct {
 	CfgConnectionEvents *ebpf.Variable `ebpf:"cfg_connection_events"`
 	CfgEventRate        *ebpf.Variable `ebpf:"cfg_event_rate"`
+	CfgPrevious         *ebpf.Variable `ebpf:"cfg_previous"`
 	CfgTunnelPorts      *ebpf.Variable `ebpf:"cfg_tunnel_ports"`
 	CfgWorld4           *ebpf.Variable `ebpf:"cfg_world4"`
 	CfgWorld6           *ebpf.Variable `ebpf:"cfg_world6"`

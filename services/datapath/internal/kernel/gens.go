@@ -4,6 +4,7 @@
 package kernel
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -34,23 +35,45 @@ func (k *Kernel) raiseGens() error {
 	for s := range MaxEndpoints + 1 {
 		raise(policyOf(atomic.LoadUint64(k.word(Slot(s)))).Gen)
 	}
-	raiseAll := func(values []bpf.MapsSlCt) error {
-		for _, v := range values {
-			raise(uint32(v.Gens >> 32))
-			raise(uint32(v.Gens))
+	for _, m := range k.maps.connections() {
+		if err := m.eachGens(raise); err != nil {
+			return err
 		}
-		return nil
-	}
-	err := errors.Join(
-		eachEntry(k.maps.byName[bpf.MapsMapSlCt4], func(_ []bpf.MapsSlCtKey4, v []bpf.MapsSlCt) error { return raiseAll(v) }),
-		eachEntry(k.maps.byName[bpf.MapsMapSlCt6], func(_ []bpf.MapsSlCtKey6, v []bpf.MapsSlCt) error { return raiseAll(v) }),
-	)
-	if err != nil {
-		return err
 	}
 	atomic.StoreUint64(word(k.maps.genMem, 0), uint64(most))
 	k.log.Warn("counter of gens was lost and continues behind those in use", "gen", most)
 	return nil
+}
+
+// connections are all maps of connections, those of the version before among
+// them.
+func (pm *pinnedMaps) connections() []connectionMap {
+	var ms []connectionMap
+	for _, p := range previousMaps {
+		ms = append(ms, connectionMap{pm.byName[p.current]})
+		if m := pm.previous[p.previous]; m != nil {
+			ms = append(ms, connectionMap{m})
+		}
+	}
+	return ms
+}
+
+type connectionMap struct{ *ebpf.Map }
+
+// eachGens visits the gens of every connection, which are the first word of its
+// value in every layout.
+func (m connectionMap) eachGens(visit func(uint32)) error {
+	visitAll := func(values [][6]uint64) error {
+		for _, v := range values {
+			visit(uint32(v[0] >> 32))
+			visit(uint32(v[0]))
+		}
+		return nil
+	}
+	if int(m.KeySize()) == binary.Size(bpf.MapsSlCtKey4{}) {
+		return eachEntry(m.Map, func(_ []bpf.MapsSlCtKey4, v [][6]uint64) error { return visitAll(v) })
+	}
+	return eachEntry(m.Map, func(_ []bpf.MapsSlCtKey6, v [][6]uint64) error { return visitAll(v) })
 }
 
 // eachEntry reads a hash by batches, as eachBatch does.

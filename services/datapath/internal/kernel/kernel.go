@@ -72,6 +72,13 @@ type Options struct {
 
 	// Log receives what Open adopted, created and put right. Nil discards it.
 	Log *slog.Logger
+
+	build build // tests have another one
+}
+
+// build are the compiled maps and programs.
+type build struct {
+	maps, fromPod, toPod func() (*ebpf.CollectionSpec, error)
 }
 
 // MaxTunnelPorts is the number of ports that fit into Options.TunnelPorts.
@@ -95,6 +102,8 @@ type Kernel struct {
 	closed bool
 	slots  slotTable
 	tables *tableStore
+
+	overlap overlap
 }
 
 // Open adopts the pinned maps of o.Dir whose layout is the one this build
@@ -118,7 +127,7 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 		}
 	}()
 
-	if k.maps, err = openMaps(o.Dir, o.ValidateOnly, o.Log); err != nil {
+	if k.maps, err = openMaps(o.Dir, o.build, o.ValidateOnly, o.Log); err != nil {
 		return nil, err
 	}
 	left, err := k.adoptTables()
@@ -212,6 +221,9 @@ func (o *Options) setDefaults() error {
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.build.maps == nil {
+		o.build = build{bpf.LoadMaps, bpf.LoadFromPod, bpf.LoadToPod}
 	}
 	return errors.Join(errs...)
 }

@@ -27,8 +27,12 @@ type pinnedMaps struct {
 	byName map[string]*ebpf.Map
 	pins   map[string]string // name -> file name of its pin
 
-	// adopted is set if any map was there already; created has those that were
-	// not.
+	// previous are the maps of the version before that are still pinned, by the
+	// name under which the programs know them.
+	previous map[string]*ebpf.Map
+
+	// adopted is set if any map was there already, created names those that
+	// were not.
 	adopted bool
 	created map[string]bool
 
@@ -46,8 +50,8 @@ type pinnedMaps struct {
 
 // openMaps opens the pinned maps below dir and creates the missing ones. With
 // validateOnly the missing ones are private and nothing is written.
-func openMaps(dir string, validateOnly bool, log *slog.Logger) (_ *pinnedMaps, err error) {
-	spec, err := bpf.LoadMaps()
+func openMaps(dir string, b build, validateOnly bool, log *slog.Logger) (_ *pinnedMaps, err error) {
+	spec, err := b.maps()
 	if err != nil {
 		return nil, fmt.Errorf("read the compiled maps: %w", err)
 	}
@@ -57,14 +61,16 @@ func openMaps(dir string, validateOnly bool, log *slog.Logger) (_ *pinnedMaps, e
 		}
 	}
 
-	pm := &pinnedMaps{byName: map[string]*ebpf.Map{}, pins: map[string]string{}, created: map[string]bool{}}
+	pm := &pinnedMaps{
+		byName: map[string]*ebpf.Map{}, pins: map[string]string{}, created: map[string]bool{}, previous: map[string]*ebpf.Map{},
+	}
 	defer func() {
 		if err != nil {
 			pm.close()
 		}
 	}()
 	for name, ms := range spec.Maps {
-		if !strings.HasPrefix(name, "sl_") {
+		if !strings.HasPrefix(name, "sl_") || isPrevious(name) {
 			continue
 		}
 		m, adopted, err := openMap(dir, ms, validateOnly, log)
@@ -74,6 +80,9 @@ func openMaps(dir string, validateOnly bool, log *slog.Logger) (_ *pinnedMaps, e
 		pm.adopted = pm.adopted || adopted
 		pm.created[name] = !adopted
 		pm.byName[name], pm.pins[name] = m, pinName(ms)
+	}
+	if err := pm.openPrevious(dir, spec.Maps); err != nil {
+		return nil, err
 	}
 	pm.ep, pm.gen, pm.ifs = pm.byName[bpf.MapsMapSlEp], pm.byName[bpf.MapsMapSlGen], pm.byName[bpf.MapsMapSlIf]
 	pm.ip4, pm.ip6 = pm.byName[bpf.MapsMapSlIp4], pm.byName[bpf.MapsMapSlIp6]
@@ -226,6 +235,9 @@ func (pm *pinnedMaps) close() error {
 		}
 	}
 	for _, m := range pm.byName {
+		errs = append(errs, m.Close())
+	}
+	for _, m := range pm.previous {
 		errs = append(errs, m.Close())
 	}
 	return errors.Join(errs...)

@@ -16,8 +16,6 @@ import (
 	"sync"
 
 	"github.com/cilium/ebpf"
-
-	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 )
 
 // ProgramID is the kernel's number of a loaded program.
@@ -79,8 +77,8 @@ func (k *Kernel) loadPrograms(o Options) error {
 		name string
 		spec func() (*ebpf.CollectionSpec, error)
 	}{
-		{fromPodName, bpf.LoadFromPod},
-		{toPodName, bpf.LoadToPod},
+		{fromPodName, o.build.fromPod},
+		{toPodName, o.build.toPod},
 	} {
 		both.Go(func() { ready[i], errs[i] = k.loadProgram(p.name, p.spec, o) })
 	}
@@ -116,10 +114,14 @@ func (k *Kernel) loadProgram(name string, read func() (*ebpf.CollectionSpec, err
 	if err := setConstants(spec, o); err != nil {
 		return r, fmt.Errorf("program %s: %w", name, err)
 	}
-	if r.pin, err = k.programPin(name, spec); err != nil {
+	bound, err := k.maps.bind(spec)
+	if err != nil {
 		return r, fmt.Errorf("program %s: %w", name, err)
 	}
-	if r.prog, r.adopted, err = k.adoptOrLoad(name, filepath.Join(k.dir, r.pin), spec); err != nil {
+	if r.pin, err = programPin(name, spec, bound); err != nil {
+		return r, fmt.Errorf("program %s: %w", name, err)
+	}
+	if r.prog, r.adopted, err = k.adoptOrLoad(name, filepath.Join(k.dir, r.pin), spec, bound); err != nil {
 		return r, err
 	}
 	if r.loaded, err = describe(name, r.prog); err != nil {
@@ -167,7 +169,7 @@ func setConstants(spec *ebpf.CollectionSpec, o Options) error {
 
 // programPin is the name under which a program with the same instructions,
 // constants and maps is found again.
-func (k *Kernel) programPin(name string, spec *ebpf.CollectionSpec) (string, error) {
+func programPin(name string, spec *ebpf.CollectionSpec, bound map[string]*ebpf.Map) (string, error) {
 	h := sha256.New()
 	// It names our own pin and is never compared with what the kernel says.
 	tag, err := spec.Programs[name].Tag() //nolint:staticcheck // see above
@@ -178,8 +180,8 @@ func (k *Kernel) programPin(name string, spec *ebpf.CollectionSpec) (string, err
 	for _, v := range sortedKeys(spec.Variables) {
 		fmt.Fprintf(h, "%s %x\n", v, spec.Variables[v].Value)
 	}
-	for _, m := range sortedKeys(k.maps.byName) {
-		info, err := k.maps.byName[m].Info()
+	for _, m := range sortedKeys(bound) {
+		info, err := bound[m].Info()
 		if err != nil {
 			return "", fmt.Errorf("map %s: %w", m, err)
 		}
@@ -191,7 +193,7 @@ func (k *Kernel) programPin(name string, spec *ebpf.CollectionSpec) (string, err
 
 // adoptOrLoad opens the pin, or loads the program for it. In a validation the
 // program is always loaded, and verified with it.
-func (k *Kernel) adoptOrLoad(name, path string, spec *ebpf.CollectionSpec) (*ebpf.Program, bool, error) {
+func (k *Kernel) adoptOrLoad(name, path string, spec *ebpf.CollectionSpec, bound map[string]*ebpf.Map) (*ebpf.Program, bool, error) {
 	if !k.validateOnly {
 		switch prog, err := ebpf.LoadPinnedProgram(path, nil); {
 		case err == nil:
@@ -201,7 +203,7 @@ func (k *Kernel) adoptOrLoad(name, path string, spec *ebpf.CollectionSpec) (*ebp
 		}
 	}
 	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{
-		MapReplacements: k.maps.byName,
+		MapReplacements: bound,
 	})
 	if err != nil {
 		return nil, false, fmt.Errorf("load program %s: %w", name, err)
@@ -239,6 +241,7 @@ func (k *Kernel) DropOldPrograms() error {
 		return err
 	}
 	defer k.mu.Unlock()
+	k.overlap.replaced.Store(true)
 	entries, err := os.ReadDir(k.dir)
 	if err != nil {
 		return fmt.Errorf("list pins: %w", err)

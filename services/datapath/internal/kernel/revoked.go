@@ -58,13 +58,20 @@ func (k *Kernel) allowPickUp() {
 }
 
 // lostConnections says whether the programs have forgotten connections: a map
-// of them was made while others of the instance were adopted.
+// of them was made while others of the instance were adopted. A map of another
+// layout that takes over the entries of the one before has lost none.
 func (pm *pinnedMaps) lostConnections() bool {
-	if !pm.adopted {
-		return false
+	for _, m := range []struct{ connections, previous, revoked string }{
+		{bpf.MapsMapSlCt4, bpf.MapsMapSlPrev4, bpf.MapsMapSlRevoked4},
+		{bpf.MapsMapSlCt6, bpf.MapsMapSlPrev6, bpf.MapsMapSlRevoked6},
+	} {
+		lost := pm.created[m.connections] && pm.previous[m.previous] == nil ||
+			pm.created[m.revoked] && !pm.created[m.connections]
+		if pm.adopted && lost {
+			return true
+		}
 	}
-	return pm.created[bpf.MapsMapSlCt4] || pm.created[bpf.MapsMapSlCt6] ||
-		pm.created[bpf.MapsMapSlRevoked4] || pm.created[bpf.MapsMapSlRevoked6]
+	return false
 }
 
 // collectRevoked removes the records that were not used for the life of an

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+#ifndef SLUICE_PREVIOUS_H
+#define SLUICE_PREVIOUS_H
+
+/*
+ * Connections of a version with another layout of sl_ct. Its maps stay pinned
+ * after an upgrade until every entry in them has been idle for too long. While
+ * they are there (cfg_previous), a packet whose connection is not in the map of
+ * this version takes it over from the previous one. Keys are the same in both.
+ *
+ * While filters are replaced one after the other, programs of both versions
+ * run side by side, each with its own map:
+ *
+ * - The entry is inserted before the previous one is deleted, so that a packet
+ *   of this version never finds neither. Of two CPUs that take the same entry
+ *   over, one inserts it. A CPU that comes after the deletion looks into its
+ *   own map once more.
+ * - What a program of the previous version changes in the entry between the copy
+ *   and the deletion is lost: a verdict under new gens, which is then made
+ *   again; a FIN, so that the entry lives on as an open one until it is idle.
+ * - A program of the previous version that sees the connection afterwards finds
+ *   nothing, and evaluates the policy for the packet: TCP is picked up, another
+ *   protocol may be denied in the direction of its replies, until the device
+ *   has the program of this version. It may create the entry again. This
+ *   version never reads that one while it has its own, deletes both together,
+ *   and the collector removes what both maps hold.
+ */
+
+#include <linux/bpf.h>
+
+#include <bpf/bpf_helpers.h>
+#include <sluice/compiler.h>
+#include <sluice/config.h>
+#include <sluice/maps.h>
+#include <sluice/packet.h>
+#include <sluice/previous_maps.h>
+#include <sluice/transport.h>
+
+static __always_inline struct sl_ct_prev *find_previous(const struct sl_packet *p)
+{
+	struct sl_packet *own = own_packet();
+
+	if (!own)
+		return NULL;
+	if (p->family == 4)
+		return cfg_previous & SL_PREVIOUS_4 ? bpf_map_lookup_elem(&sl_prev4, &own->key4)
+						    : NULL;
+	return cfg_previous & SL_PREVIOUS_6 ? bpf_map_lookup_elem(&sl_prev6, &own->key6) : NULL;
+}
+
+static __always_inline bool delete_previous(const struct sl_packet *p)
+{
+	struct sl_packet *own = own_packet();
+
+	if (!own)
+		return false;
+	if (p->family == 4)
+		return cfg_previous & SL_PREVIOUS_4 && !bpf_map_delete_elem(&sl_prev4, &own->key4);
+	return cfg_previous & SL_PREVIOUS_6 && !bpf_map_delete_elem(&sl_prev6, &own->key6);
+}
+
+/*
+ * Writes the entry in this version's layout. Gens, slots, address gens and
+ * identities stay, so that nothing is evaluated again for it. The copy of an
+ * entry that a CPU is changing would stay claimed for ever: its gens become
+ * none, and the next packet has the policy evaluated.
+ */
+static __always_inline void convert(struct sl_ct *ct, const struct sl_ct_prev *prev, __u8 proto)
+{
+	__u64 gens = READ_ONCE(prev->gens);
+
+	if (gens >> 32 == SL_GENS_BUSY)
+		gens = (__u64)SL_GEN_NONE << 32 | SL_GEN_NONE;
+	__builtin_memset(ct, 0, sizeof(*ct));
+	ct->gens = gens;
+	ct->where = READ_ONCE(prev->where);
+	ct->id_init = prev->id_init;
+	ct->id_resp = prev->id_resp;
+	ct->rule_eg = prev->rule_eg;
+	ct->rule_in = prev->rule_in;
+	ct->last_s = READ_ONCE(prev->last_s);
+	ct->flags = READ_ONCE(prev->flags);
+	/* What a policy had terminated was said to have ended, and that alone. It
+	 * is remembered with the next packet that is denied.
+	 */
+	if (proto == SL_TCP && ct->flags & SL_CT_CLOSED_SENT &&
+	    !(ct->flags & (SL_CT_RST | SL_CT_REVOKED)) &&
+	    (ct->flags & (SL_CT_FIN_I | SL_CT_FIN_R)) != (SL_CT_FIN_I | SL_CT_FIN_R)) {
+		ct->flags |= SL_CT_REVOKED;
+		ct->last_s--;
+	}
+	/* the previous version did not watch the handshake */
+	if ((proto == SL_TCP || proto == SL_SCTP) && ct->flags & SL_CT_SEEN_REPLY)
+		ct->flags |= SL_CT_ESTABLISHED;
+}
+
+/* Moves the packet's connection out of the previous map, if it is there. */
+__noinline int take_over_connection(const struct sl_packet *p)
+{
+	struct sl_packet *own = own_packet();
+	struct sl_ct_prev *prev;
+	long err;
+
+	if (!p || !own)
+		return 0;
+	prev = find_previous(p);
+	if (!prev)
+		return 0;
+	convert(&own->entry, prev, p->proto);
+	/* recycled meanwhile, the element may hold another connection */
+	if (find_previous(p) != prev)
+		return 0;
+	if (p->family == 4)
+		err = bpf_map_update_elem(&sl_ct4, &own->key4, &own->entry, BPF_NOEXIST);
+	else
+		err = bpf_map_update_elem(&sl_ct6, &own->key6, &own->entry, BPF_NOEXIST);
+	if (!err)
+		delete_previous(p);
+	return 0;
+}
+
+#endif

@@ -1,0 +1,409 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf/swapped"
+)
+
+// swappedBuild has the layout of connections that is the previous one of this
+// build, and the reverse.
+var swappedBuild = build{swapped.LoadMaps, swapped.LoadFromPod, swapped.LoadToPod}
+
+// begin continues the theatre in a directory of its own, with another build.
+func (th *theatre) begin(t *testing.T, b build) {
+	t.Helper()
+	th.reopen(t, newBPFFS(t), b)
+	for name, e := range th.pods {
+		th.pods[name] = publish(t, th.k, e)
+	}
+	must(t, "SyncHostAddrs", th.k.SyncHostAddrs([]netip.Addr{host4, host6}))
+}
+
+// reopen ends the process and starts another build on the same pins.
+func (th *theatre) reopen(t *testing.T, dir string, b build) {
+	t.Helper()
+	th.events.Close()
+	must(t, "Close", th.k.Close())
+	o := testOptions(dir)
+	o.build = b
+	th.k = openKernel(t, o)
+	var err error
+	th.events, err = th.k.Events()
+	must(t, "Events", err)
+	t.Cleanup(func() { th.events.Close() })
+}
+
+// goOn plays acts without forgetting what was before.
+func (th *theatre) goOn(t *testing.T, when string, acts []act) {
+	t.Helper()
+	for i, a := range acts {
+		if a.then != nil {
+			a.then(t, th)
+			continue
+		}
+		prog, ctx, in := th.frame(a)
+		if o := th.run(t, prog, in, ctx, 0); o.reason != a.want {
+			t.Errorf("%s, act %d, %s to %s: %v, want %v", when, i, a.from, a.to, o.reason, a.want)
+		}
+	}
+	th.sort(drain(t, th.events))
+}
+
+// held counts the entries of the maps of the theatre's family.
+func (th *theatre) held(t *testing.T) (current, previous int) {
+	t.Helper()
+	i := 0
+	if th.v6 {
+		i = 1
+	}
+	count := func(m *ebpf.Map) (n int) {
+		if m == nil {
+			return 0
+		}
+		key := make([]byte, m.KeySize())
+		value := make([]byte, m.ValueSize())
+		it := m.Iterate()
+		for it.Next(&key, &value) {
+			n++
+		}
+		must(t, "count connections", it.Err())
+		return n
+	}
+	return count(th.k.maps.byName[previousMaps[i].current]), count(th.k.maps.previous[previousMaps[i].previous])
+}
+
+// openings begin what must live on. The policies allow nothing but that a
+// begins, so that replies pass by their entries alone; b was cut off from the
+// world in the middle of a connection.
+func openings() []act {
+	return []act{
+		policy("a", TableAllow, TableDeny), policy("b", TableAllow, TableAllow),
+		say("b", "world", segment(6000, 80, flagSYN), ForwardOutside),
+		say("world", "b", segment(80, 6000, flagSYN|flagACK), ForwardFromStack),
+		say("b", "world", segment(6000, 80, flagACK), ForwardOutside),
+		policy("b", TableDeny, TableAllow),
+		say("b", "world", segment(6000, 80, flagACK), DropPolicyDenied),
+		say("a", "b", datagram(4000, 53), ForwardPeer),
+		say("b", "a", datagram(53, 4000), ForwardPeer),
+		say("a", "b", segment(5000, 80, flagSYN), ForwardPeer),
+		say("b", "a", segment(80, 5000, flagSYN|flagACK), ForwardPeer),
+		say("a", "b", segment(5000, 80, flagACK), ForwardPeer),
+		say("a", "b", ping(false, 7), ForwardPeer),
+		say("b", "a", ping(true, 7), ForwardPeer),
+	}
+}
+
+// sequels are what the connections say next: the server first.
+func sequels() []act {
+	return []act{
+		say("b", "a", datagram(53, 4000), ForwardPeer),
+		say("a", "b", datagram(4000, 53), ForwardPeer),
+		say("b", "a", segment(80, 5000, flagACK|flagPSH), ForwardPeer),
+		say("a", "b", segment(5000, 80, flagACK), ForwardPeer),
+		say("b", "a", ping(true, 7), ForwardPeer),
+		say("a", "b", ping(false, 7), ForwardPeer),
+		// cut, and not picked up
+		say("world", "b", segment(80, 6000, flagACK|flagPSH), DropPolicyDenied),
+		say("b", "world", segment(6000, 80, flagACK), DropPolicyDenied),
+		// never begun
+		say("b", "a", datagram(53, 4999), DropPolicyDenied),
+	}
+}
+
+const kept = 4 // connections that openings leave
+
+// unjudged checks that the connections were moved and not judged, and that each
+// is in one map.
+func (th *theatre) unjudged(t *testing.T, when string, before ConnectionCounters) {
+	t.Helper()
+	if len(th.judged) > 0 {
+		t.Errorf("%s: judged again: %+v", when, th.judged)
+	}
+	after, err := th.k.ConnectionCounters()
+	must(t, "ConnectionCounters", err)
+	if after != before {
+		t.Errorf("%s: counters %+v, before %+v", when, after, before)
+	}
+	if current, previous := th.held(t); current != kept || previous != 0 {
+		t.Errorf("%s: %d connections here, %d in the previous map, want %d and none", when, current, previous, kept)
+	}
+}
+
+func TestKernelConnectionsLiveOnOverAnUpgradeAndBack(t *testing.T) {
+	for name, v6 := range map[string]bool{"IPv4": false, "IPv6": true} {
+		t.Run(name, func(t *testing.T) {
+			th := newTheatre(t, v6)
+			th.begin(t, swappedBuild)
+			th.goOn(t, "the beginning", openings())
+			before, err := th.k.ConnectionCounters()
+			must(t, "ConnectionCounters", err)
+			for _, step := range []struct {
+				when string
+				b    build
+			}{{"upgrade", build{}}, {"restart", build{}}, {"rollback", swappedBuild}, {"upgrade again", build{}}} {
+				th.reopen(t, th.k.dir, step.b)
+				th.goOn(t, step.when, sequels())
+				th.unjudged(t, step.when, before)
+			}
+		})
+	}
+}
+
+// toLegacy leaves the pins as the version with other pin names had them, with
+// the connections in its layout.
+func (th *theatre) toLegacy(t *testing.T) {
+	t.Helper()
+	specs := legacySpecs(t)
+	for i, p := range previousMaps {
+		old, err := createMap(filepath.Join(th.k.dir, legacyPins[p.current].pin), specs[p.current], false, leaveEmpty)
+		must(t, "create an old map", err)
+		write := func(key any, v bpf.MapsSlCt) {
+			must(t, "write a connection", old.Put(key, &bpf.MapsSlCtPrev{
+				Gens: v.Gens, Where: v.Where, IdInit: v.IdInit, IdResp: v.IdResp, LastS: v.LastS, Flags: v.Flags,
+				RuleEg: v.RuleEg, RuleIn: v.RuleIn,
+			}))
+		}
+		if i == 0 {
+			err = eachEntry(th.k.maps.byName[p.current], func(keys []bpf.MapsSlCtKey4, values []bpf.MapsSlCt) error {
+				for i := range keys {
+					write(&keys[i], values[i])
+				}
+				return nil
+			})
+		} else {
+			err = eachEntry(th.k.maps.byName[p.current], func(keys []bpf.MapsSlCtKey6, values []bpf.MapsSlCt) error {
+				for i := range keys {
+					write(&keys[i], values[i])
+				}
+				return nil
+			})
+		}
+		must(t, "read connections", err)
+		must(t, "close an old map", old.Close())
+		must(t, "remove a pin", os.Remove(filepath.Join(th.k.dir, th.k.maps.pins[p.current])))
+	}
+	renamePins(t, th.k.dir)
+}
+
+func TestKernelConnectionsOfTheEarlierVersionLiveOn(t *testing.T) {
+	for name, v6 := range map[string]bool{"IPv4": false, "IPv6": true} {
+		t.Run(name, func(t *testing.T) {
+			th := newTheatre(t, v6)
+			th.goOn(t, "the beginning", openings())
+			before, err := th.k.ConnectionCounters()
+			must(t, "ConnectionCounters", err)
+			th.toLegacy(t)
+			th.reopen(t, th.k.dir, build{})
+			th.goOn(t, "upgrade", sequels())
+			th.unjudged(t, "upgrade", before)
+			for _, c := range th.connections(t) {
+				if tcp := c.Protocol == 6; tcp != (c.Flags&Established != 0) {
+					t.Errorf("%v: flags %v, want established of TCP alone", c.Tuple, c.Flags)
+				}
+			}
+		})
+	}
+}
+
+// A connection that a policy has changed for is judged in its own direction.
+func TestKernelMovedConnectionsAreJudgedByTheirDirection(t *testing.T) {
+	th := newTheatre(t, false)
+	th.goOn(t, "the beginning", openings())
+	th.toLegacy(t)
+	th.reopen(t, th.k.dir, build{})
+	th.goOn(t, "upgrade", []act{
+		policy("a", TableAllow, TableDeny), // the same under another gen
+		say("b", "a", datagram(53, 4000), ForwardPeer),
+		say("b", "a", segment(80, 5000, flagACK), ForwardPeer),
+		policy("b", TableDeny, TableDeny),
+		say("b", "a", datagram(53, 4000), DropPolicyDenied),
+		say("a", "b", datagram(4000, 53), DropPolicyDenied),
+		say("b", "a", segment(80, 5000, flagACK), DropPolicyDenied),
+	})
+}
+
+// What a program was changing when it was copied is judged again, once.
+func TestKernelAClaimedEntryIsMovedUnclaimed(t *testing.T) {
+	th := newTheatre(t, false)
+	th.goOn(t, "the beginning", openings())
+	c, found, err := th.k.Connection(Tuple{netip.AddrPortFrom(th.addr("a"), 4000), netip.AddrPortFrom(th.addr("b"), 53), 17})
+	if err != nil || !found {
+		t.Fatalf("the connection: %v, %v", found, err)
+	}
+	from, to := c.From.Gen, c.To.Gen
+	c.From.Gen, c.To.Gen = 0xffffffff, 0xfffffffe
+	th.k.put(t, c)
+	th.toLegacy(t)
+	th.reopen(t, th.k.dir, build{})
+	th.goOn(t, "upgrade", []act{say("b", "a", datagram(53, 4000), ForwardPeer)})
+	if len(th.judged) != 1 {
+		t.Errorf("judged %+v, want once", th.judged)
+	}
+	if c, _, err = th.k.Connection(c.Tuple); err != nil || c.From.Gen != from || c.To.Gen != to || c.Initiator.Port() != 4000 {
+		t.Errorf("afterwards: %+v, %v; want gens %d and %d", c, err, from, to)
+	}
+}
+
+func TestKernelTheCounterOfGensGoesOnBehindThoseOfPreviousMaps(t *testing.T) {
+	th := newTheatre(t, false)
+	th.k.put(t, Connection{
+		Tuple: tuple(6, "10.244.0.10:40000", "10.244.0.20:80"), From: End{Slot: 9, Gen: 500}, To: End{Slot: NoSlot},
+	})
+	dir, gens := th.k.dir, th.k.maps.pins[bpf.MapsMapSlGen]
+	th.toLegacy(t)
+	must(t, "remove a pin", os.Remove(filepath.Join(dir, gens)))
+	th.reopen(t, dir, build{})
+	if gen := th.k.nextGen(); gen <= 500 {
+		t.Errorf("the next gen is %d, want one behind 500", gen)
+	}
+}
+
+// The programs of both versions run while filters are replaced.
+func TestKernelBothVersionsForwardSideBySide(t *testing.T) {
+	th := newTheatre(t, false)
+	th.begin(t, swappedBuild)
+	th.goOn(t, "the beginning", openings())
+	previous, current := th.k, openKernel(t, testOptions(th.k.dir))
+	// the entry is moved, and made again by the version that does not find it
+	th.k = current
+	th.goOn(t, "upgrade", []act{say("b", "a", segment(80, 5000, flagACK), ForwardPeer)})
+	th.k = previous
+	th.goOn(t, "the previous version", []act{say("a", "b", segment(5000, 80, flagACK), ForwardPeer)})
+	th.k = current
+	if _, previous := th.held(t); previous != kept {
+		t.Fatalf("%d connections in the previous map, want %d", previous, kept)
+	}
+	th.goOn(t, "upgrade", sequels())
+	if current, previous := th.held(t); current != kept || previous != 1 {
+		t.Errorf("%d connections, %d in the previous map, want %d and the one that was made again", current, previous, kept)
+	}
+	pass := func() PreviousPass {
+		p, err := th.k.drainPrevious(t.Context(), monotonicSeconds(), DefaultConnectionTimeouts())
+		must(t, "drainPrevious", err)
+		return p
+	}
+	if p := pass(); p != (PreviousPass{Left: 1}) {
+		t.Errorf("while filters hold programs of the previous version: %+v, want one connection left", p)
+	}
+	must(t, "DropOldPrograms", th.k.DropOldPrograms())
+	if p := pass(); p != (PreviousPass{Removed: 1}) {
+		t.Errorf("when all are replaced: %+v, want that one removed", p)
+	}
+	th.goOn(t, "after the pass", sequels())
+}
+
+func TestKernelOldPinsGoAfterOneIdleTime(t *testing.T) {
+	th := newTheatre(t, false)
+	th.goOn(t, "the beginning", openings())
+	th.toLegacy(t)
+	dir := th.k.dir
+	th.reopen(t, dir, build{})
+	pins := func() (n int) {
+		for _, l := range legacyPins {
+			switch _, err := os.Stat(filepath.Join(dir, l.pin)); {
+			case err == nil:
+				n++
+			case !errors.Is(err, os.ErrNotExist):
+				t.Fatal(err)
+			}
+		}
+		return n
+	}
+	start := pins()
+	foreign := filepath.Join(dir, "sl_something")
+	must(t, "pin a map of another owner", pinAgain(th.k.maps.ifs, foreign))
+	drainAt := func(seconds uint32) PreviousPass {
+		p, err := th.k.drainPrevious(t.Context(), monotonicSeconds()+seconds, DefaultConnectionTimeouts())
+		must(t, "drainPrevious", err)
+		return p
+	}
+	if p := drainAt(0); p != (PreviousPass{Left: kept}) {
+		t.Errorf("at the start: %+v, want %d connections left", p, kept)
+	}
+	drainAt(9000) // a filter may still hold an old program
+	if pins() != start || start == 0 {
+		t.Errorf("%d old pins before all filters are replaced, want %d", pins(), start)
+	}
+	must(t, "DropOldPrograms", th.k.DropOldPrograms())
+	drainAt(9000)
+	drainAt(9000 + 7999)
+	if pins() != start {
+		t.Errorf("%d old pins within the idle time, want %d", pins(), start)
+	}
+	if p := drainAt(9000 + 8000); !p.Over || pins() != 0 {
+		t.Errorf("after the idle time: %+v, %d old pins, want none", p, pins())
+	}
+	if _, err := os.Stat(foreign); err != nil {
+		t.Errorf("the pin of another owner: %v", err)
+	}
+	// without them nothing is asked twice, from the next start on
+	th.goOn(t, "afterwards", []act{say("a", "b", datagram(4000, 53), ForwardPeer), say("b", "a", datagram(53, 4000), ForwardPeer)})
+	th.reopen(t, dir, build{})
+	if len(th.k.maps.previous) != 0 {
+		t.Errorf("previous maps %v, want none", th.k.maps.previous)
+	}
+	th.goOn(t, "the next start", []act{say("b", "a", datagram(53, 4000), ForwardPeer)})
+}
+
+func TestKernelIdleConnectionsExpireInPreviousMaps(t *testing.T) {
+	th := newTheatre(t, false)
+	th.goOn(t, "the beginning", openings())
+	th.toLegacy(t)
+	th.reopen(t, th.k.dir, build{})
+	timeouts := DefaultConnectionTimeouts()
+	for _, c := range []struct {
+		after time.Duration
+		want  PreviousPass
+	}{
+		{timeouts.ICMP + 2*time.Second, PreviousPass{Left: 3, Removed: 1}},
+		{timeouts.UDPAnswered + 2*time.Second, PreviousPass{Left: 2, Removed: 1}},
+		{timeouts.TCPEstablished - 2*time.Second, PreviousPass{Left: 2}},
+		{timeouts.TCPEstablished + 2*time.Second, PreviousPass{Removed: 2}},
+	} {
+		p, err := th.k.drainPrevious(t.Context(), monotonicSeconds()+uint32(c.after/time.Second), timeouts)
+		if err != nil || p != c.want {
+			t.Errorf("after %v: %+v, %v, want %+v", c.after, p, err, c.want)
+		}
+	}
+}
+
+func TestKernelVerifierAcceptsTheOverlap(t *testing.T) {
+	th := newTheatre(t, false)
+	th.toLegacy(t)
+	th.reopen(t, th.k.dir, build{})
+	for _, p := range []Program{th.k.FromPod(), th.k.ToPod()} {
+		t.Logf("verified %s %s: %d instructions walked", release(), p.Name, p.VerifiedInstructions)
+		if p.VerifiedInstructions > 45_000 {
+			t.Errorf("%s: the verifier walked %d instructions, more than 45000", p.Name, p.VerifiedInstructions)
+		}
+	}
+}
+
+// The layouts are exchanged, not changed.
+func TestSwappedLayoutsAreThoseOfTheOther(t *testing.T) {
+	ours, err := bpf.LoadMaps()
+	must(t, "read the compiled maps", err)
+	theirs, err := swapped.LoadMaps()
+	must(t, "read the swapped maps", err)
+	for _, p := range previousMaps {
+		if layoutHash(ours.Maps[p.current]) != layoutHash(theirs.Maps[p.previous]) ||
+			layoutHash(ours.Maps[p.previous]) != layoutHash(theirs.Maps[p.current]) {
+			t.Errorf("%s and %s are not exchanged", p.current, p.previous)
+		}
+		if l := legacyPins[p.current]; layoutHash(ours.Maps[p.previous]) != l.layout {
+			t.Errorf("%s is not the layout behind %s", p.previous, l.pin)
+		}
+	}
+}

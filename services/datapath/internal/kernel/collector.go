@@ -279,7 +279,13 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 	if err != nil {
 		return Pass{}, err
 	}
-	p := Pass{}
+	// before the maps of this version are read: a connection that is moved
+	// meanwhile is counted in both, not in neither
+	drained, err := c.k.drainPrevious(ctx, c.o.now(), c.o.Timeouts)
+	if err != nil {
+		return Pass{}, fmt.Errorf("drain the maps of the version before: %w", err)
+	}
+	p := Pass{Expired: drained.Removed}
 	previous := c.Last()
 	capacity := c.k.capacity()
 	var timeouts [2]ConnectionTimeouts
@@ -351,7 +357,7 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 	c.resumePickUp(now, after.Unremembered)
 	// Created is read before the pass and what ended after it: a connection
 	// that comes or goes meanwhile makes the difference smaller, never larger.
-	if gone := after.Deleted + after.Expired + uint64(p.Live[0]+p.Live[1]); before.Created > gone {
+	if gone := after.Deleted + after.Expired + uint64(p.Live[0]+p.Live[1]+drained.Left); before.Created > gone {
 		p.Evicted = before.Created - gone
 	}
 	p.Evicted = max(p.Evicted, previous.Evicted)

@@ -71,23 +71,31 @@ func (m connectionMap) eachGens(visit func(uint32)) error {
 		return nil
 	}
 	if int(m.KeySize()) == binary.Size(bpf.MapsSlCtKey4{}) {
-		return eachEntry(m.Map, func(_ []bpf.MapsSlCtKey4, v [][6]uint64) error { return visitAll(v) })
+		return eachEntry(m.Map, unguarded, func(_ []bpf.MapsSlCtKey4, v [][6]uint64) error { return visitAll(v) })
 	}
-	return eachEntry(m.Map, func(_ []bpf.MapsSlCtKey6, v [][6]uint64) error { return visitAll(v) })
+	return eachEntry(m.Map, unguarded, func(_ []bpf.MapsSlCtKey6, v [][6]uint64) error { return visitAll(v) })
 }
 
-// eachEntry reads a hash by batches, as eachBatch does.
-func eachEntry[K, V any](m *ebpf.Map, visit func([]K, []V) error) error {
+// eachEntry reads a hash by batches, as eachBatch does. Each batch is read and
+// visited within guard.
+func eachEntry[K, V any](m *ebpf.Map, guard func(func() error) error, visit func([]K, []V) error) error {
 	keys, values := make([]K, connectionBatch), make([]V, connectionBatch)
 	var cursor ebpf.MapBatchCursor
-	for {
-		n, err := m.BatchLookup(&cursor, keys, values, nil)
-		end := errors.Is(err, ebpf.ErrKeyNotExist)
-		if err != nil && !end {
-			return fmt.Errorf("list %v: %w", m, err)
-		}
-		if err := visit(keys[:n], values[:n]); err != nil || end {
+	for end := false; !end; {
+		err := guard(func() error {
+			n, err := m.BatchLookup(&cursor, keys, values, nil)
+			end = errors.Is(err, ebpf.ErrKeyNotExist)
+			if err != nil && !end {
+				return fmt.Errorf("list %v: %w", m, err)
+			}
+			return visit(keys[:n], values[:n])
+		})
+		if err != nil {
 			return err
 		}
 	}
+	return nil
 }
+
+// unguarded is for Open: nothing else uses the maps yet.
+func unguarded(f func() error) error { return f() }

@@ -135,14 +135,10 @@ func (k *Kernel) drainPrevious(ctx context.Context, now uint32, timeouts Connect
 		return PreviousPass{Over: true}, nil
 	}
 	var p PreviousPass
-	if err := k.rlock(); err != nil {
-		return p, err
-	}
 	err := errors.Join(
 		drainFamily[bpf.MapsSlCtKey4](ctx, k, bpf.MapsMapSlCt4, bpf.MapsMapSlPrev4, now, timeouts, &p),
 		drainFamily[bpf.MapsSlCtKey6](ctx, k, bpf.MapsMapSlCt6, bpf.MapsMapSlPrev6, now, timeouts, &p),
 	)
-	k.mu.RUnlock()
 	if err != nil || !o.replaced.Load() {
 		return p, err
 	}
@@ -153,10 +149,20 @@ func (k *Kernel) drainPrevious(ctx context.Context, now uint32, timeouts Connect
 		return p, nil
 	}
 	if err := k.dropOldPins(); err != nil {
-		return p, err
+		k.log.Warn("pins of earlier versions stay, trying again", "error", err)
+		return p, nil
 	}
 	o.over, p.Over = true, true
 	return p, nil
+}
+
+// reading runs f as a look.
+func (k *Kernel) reading(f func() error) error {
+	if err := k.rlock(); err != nil {
+		return err
+	}
+	defer k.mu.RUnlock()
+	return f()
 }
 
 func drainFamily[K bpf.MapsSlCtKey4 | bpf.MapsSlCtKey6](ctx context.Context, k *Kernel, current, previous string, now uint32,
@@ -166,7 +172,7 @@ func drainFamily[K bpf.MapsSlCtKey4 | bpf.MapsSlCtKey6](ctx context.Context, k *
 	if from == nil {
 		return nil
 	}
-	return eachEntry(from, func(keys []K, values []bpf.MapsSlCtPrev) error {
+	return eachEntry(from, k.reading, func(keys []K, values []bpf.MapsSlCtPrev) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}

@@ -176,14 +176,14 @@ func (th *theatre) toLegacy(t *testing.T) {
 			}))
 		}
 		if i == 0 {
-			err = eachEntry(th.k.maps.byName[p.current], func(keys []bpf.MapsSlCtKey4, values []bpf.MapsSlCt) error {
+			err = eachEntry(th.k.maps.byName[p.current], unguarded, func(keys []bpf.MapsSlCtKey4, values []bpf.MapsSlCt) error {
 				for i := range keys {
 					write(&keys[i], values[i])
 				}
 				return nil
 			})
 		} else {
-			err = eachEntry(th.k.maps.byName[p.current], func(keys []bpf.MapsSlCtKey6, values []bpf.MapsSlCt) error {
+			err = eachEntry(th.k.maps.byName[p.current], unguarded, func(keys []bpf.MapsSlCtKey6, values []bpf.MapsSlCt) error {
 				for i := range keys {
 					write(&keys[i], values[i])
 				}
@@ -355,6 +355,30 @@ func TestKernelOldPinsGoAfterOneIdleTime(t *testing.T) {
 		t.Errorf("previous maps %v, want none", th.k.maps.previous)
 	}
 	th.goOn(t, "the next start", []act{say("b", "a", datagram(53, 4000), ForwardPeer)})
+}
+
+func TestKernelCollectorDrainsPreviousMaps(t *testing.T) {
+	th := newTheatre(t, false)
+	th.goOn(t, "the beginning", openings())
+	th.toLegacy(t)
+	dir := th.k.dir
+	th.reopen(t, dir, build{})
+	th.goOn(t, "upgrade", []act{say("b", "a", datagram(53, 4000), ForwardPeer)})
+	must(t, "DropOldPrograms", th.k.DropOldPrograms())
+	c, cl := newCollector(t, th.k, CollectorOptions{})
+	start := monotonicSeconds()
+	for _, step := range []struct {
+		after                  uint32
+		live, expired, evicted int
+	}{{0, 1, 0, 0}, {100, 1, 1, 0}, {200, 0, 1, 0}, {8002, 0, 2, 0}} {
+		cl.now.Store(start + step.after)
+		if p := collect(t, c); p.Live[0] != step.live || p.Expired != step.expired || p.Evicted != uint64(step.evicted) {
+			t.Errorf("after %d s: %+v, want %+v", step.after, p, step)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(dir, legacyPins[bpf.MapsMapSlCt4].pin)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the old pin after the idle time: %v, want none", err)
+	}
 }
 
 func TestKernelIdleConnectionsExpireInPreviousMaps(t *testing.T) {

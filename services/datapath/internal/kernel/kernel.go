@@ -142,6 +142,9 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 	if err := k.loadPrograms(o); err != nil {
 		return nil, err
 	}
+	if len(k.maps.previous) > 0 {
+		k.log.Info("connections of an earlier version are moved as their packets come", "maps", sortedKeys(k.maps.previous))
+	}
 	return k, nil
 }
 
@@ -150,6 +153,9 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 func (k *Kernel) settle(ctx context.Context, podCIDRs []netip.Prefix, left *contents) error {
 	if err := k.raiseGens(); err != nil {
 		return fmt.Errorf("continue the counter of gens: %w", err)
+	}
+	if err := k.dropStale(); err != nil {
+		return fmt.Errorf("compare connections with those of the version before: %w", err)
 	}
 	if err := k.initHost(); err != nil {
 		return fmt.Errorf("initialise the host's slot: %w", err)

@@ -5,6 +5,7 @@ package kernel
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -17,6 +18,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
@@ -55,6 +57,13 @@ func isPrevious(name string) bool {
 // openPrevious opens the maps of the version before that are still pinned.
 func (pm *pinnedMaps) openPrevious(dir string, specs map[string]*ebpf.MapSpec) error {
 	for _, p := range previousMaps {
+		for _, name := range []string{p.current, p.previous} {
+			at, err := stateOf(specs[name])
+			if err != nil {
+				return err
+			}
+			pm.states[name] = at
+		}
 		ms := specs[p.previous].Copy()
 		ms.Name = p.current // as that version called it
 		pins := []string{pinName(ms)}
@@ -172,27 +181,27 @@ func drainFamily[K bpf.MapsSlCtKey4 | bpf.MapsSlCtKey6](ctx context.Context, k *
 	if from == nil {
 		return nil
 	}
-	return eachEntry(from, k.reading, func(keys []K, values []bpf.MapsSlCtPrev) error {
+	was, is := k.maps.states[previous], k.maps.states[current]
+	return eachEntry(from, k.reading, func(keys []K, values []connectionValue) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		for i := range keys {
-			idle := int32(now - values[i].LastS)
-			expired := idle >= int32(timeouts.of(protocolOf(&keys[i]), previousFlags(protocolOf(&keys[i]), values[i].Flags))/time.Second)
-			moved := false
-			if !expired && k.overlap.replaced.Load() {
-				there, err := to.LookupBytes(&keys[i])
-				if err != nil {
-					return fmt.Errorf("look up a connection in %s: %w", current, err)
+			last, flags := was.of(&values[i])
+			proto := protocolOf(&keys[i])
+			over := int32(now-last) >= int32(timeouts.of(proto, previousFlags(proto, flags))/time.Second)
+			if !over && k.overlap.replaced.Load() {
+				var err error
+				if over, err = isNewer(to, is, &keys[i], last); err != nil {
+					return fmt.Errorf("compare a connection of %s: %w", previous, err)
 				}
-				moved = there != nil
 			}
-			if !expired && !moved {
+			if !over {
 				p.Left++
 				continue
 			}
 			// as in deleteConnection: what a packet has changed since stays
-			var v bpf.MapsSlCtPrev
+			var v connectionValue
 			switch err := from.Lookup(&keys[i], &v); {
 			case errors.Is(err, ebpf.ErrKeyNotExist): // a packet has moved it
 				continue
@@ -209,6 +218,79 @@ func drainFamily[K bpf.MapsSlCtKey4 | bpf.MapsSlCtKey6](ctx context.Context, k *
 		}
 		return nil
 	})
+}
+
+// isNewer says whether the map has an entry under the key that was seen at that
+// time or later. One that was seen earlier is from before a rollback, during
+// which programs of the version before used their own: it is deleted, so that
+// that one is moved here instead.
+func isNewer[K any](m *ebpf.Map, at stateAt, key *K, last uint32) (bool, error) {
+	var v connectionValue
+	switch err := m.Lookup(key, &v); {
+	case errors.Is(err, ebpf.ErrKeyNotExist):
+		return false, nil
+	case err != nil:
+		return false, err
+	}
+	if seen, _ := at.of(&v); int32(seen-last) >= 0 {
+		return true, nil
+	}
+	return false, deleteKey(m, key)
+}
+
+// dropStale deletes from the maps of this version what the previous ones know
+// better. Open does so before a packet can find it.
+func (k *Kernel) dropStale() error {
+	return errors.Join(
+		dropStaleFamily[bpf.MapsSlCtKey4](k, bpf.MapsMapSlCt4, bpf.MapsMapSlPrev4),
+		dropStaleFamily[bpf.MapsSlCtKey6](k, bpf.MapsMapSlCt6, bpf.MapsMapSlPrev6),
+	)
+}
+
+func dropStaleFamily[K any](k *Kernel, current, previous string) error {
+	from := k.maps.previous[previous]
+	if from == nil || k.maps.created[current] {
+		return nil
+	}
+	return eachEntry(from, unguarded, func(keys []K, values []connectionValue) error {
+		for i := range keys {
+			last, _ := k.maps.states[previous].of(&values[i])
+			if _, err := isNewer(k.maps.byName[current], k.maps.states[current], &keys[i], last); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// connectionValue is an entry of any layout.
+type connectionValue [48]byte
+
+// stateAt is where a layout has the time of the last packet and the flags.
+type stateAt struct{ last, flags int }
+
+func (at stateAt) of(v *connectionValue) (last, flags uint32) {
+	return binary.NativeEndian.Uint32(v[at.last:]), binary.NativeEndian.Uint32(v[at.flags:])
+}
+
+func stateOf(ms *ebpf.MapSpec) (stateAt, error) {
+	at := stateAt{-1, -1}
+	value, ok := btf.UnderlyingType(ms.Value).(*btf.Struct)
+	if !ok || int(ms.ValueSize) != len(connectionValue{}) {
+		return at, fmt.Errorf("map %s holds no connections", ms.Name)
+	}
+	for _, m := range value.Members {
+		switch m.Name {
+		case "last_s":
+			at.last = int(m.Offset.Bytes())
+		case "flags":
+			at.flags = int(m.Offset.Bytes())
+		}
+	}
+	if at.last < 0 || at.flags < 0 {
+		return at, fmt.Errorf("the connections of map %s lack a field", ms.Name)
+	}
+	return at, nil
 }
 
 func protocolOf[K bpf.MapsSlCtKey4 | bpf.MapsSlCtKey6](key *K) uint8 {

@@ -270,6 +270,43 @@ func TestKernelTheCounterOfGensGoesOnBehindThoseOfPreviousMaps(t *testing.T) {
 	}
 }
 
+// After a rollback the version before knows more of its connections than what
+// was moved before it.
+func TestKernelTheLaterOfTwoEntriesCounts(t *testing.T) {
+	for name, c := range map[string]struct {
+		last int32 // of the entry of the version before, from that of this one
+		want uint16
+	}{"seen later there": {5, 77}, "seen at the same time": {0, 0}, "seen earlier there": {-5, 0}} {
+		t.Run(name, func(t *testing.T) {
+			th := newTheatre(t, false)
+			th.goOn(t, "the beginning", openings())
+			th.toLegacy(t)
+			dir := th.k.dir
+			th.reopen(t, dir, build{})
+			th.goOn(t, "upgrade", sequels())
+			tu := Tuple{netip.AddrPortFrom(th.addr("a"), 4000), netip.AddrPortFrom(th.addr("b"), 53), 17}
+			was, _, err := th.k.Connection(tu)
+			must(t, "look up the connection", err)
+			v := was.value
+			key := tu.key4()
+			must(t, "write an entry of the version before", th.k.maps.previous[bpf.MapsMapSlPrev4].Put(&key, &bpf.MapsSlCtPrev{
+				Gens: v.Gens, Where: v.Where, IdInit: v.IdInit, IdResp: v.IdResp, LastS: v.LastS + uint32(c.last), Flags: v.Flags, RuleEg: 77,
+			}))
+			th.reopen(t, dir, build{})
+			must(t, "DropOldPrograms", th.k.DropOldPrograms())
+			_, err = th.k.drainPrevious(t.Context(), monotonicSeconds(), DefaultConnectionTimeouts())
+			must(t, "drainPrevious", err)
+			th.goOn(t, "upgrade again", sequels())
+			if now, found, err := th.k.Connection(tu); err != nil || !found || now.EgressRule != c.want {
+				t.Errorf("%+v, %v, %v; want egress rule %d", now, found, err, c.want)
+			}
+			if _, previous := th.held(t); previous != 0 {
+				t.Errorf("%d connections in the previous map, want none", previous)
+			}
+		})
+	}
+}
+
 // The programs of both versions run while filters are replaced.
 func TestKernelBothVersionsForwardSideBySide(t *testing.T) {
 	th := newTheatre(t, false)

@@ -30,6 +30,7 @@ type pinnedMaps struct {
 	// previous are the maps of the version before that are still pinned, by the
 	// name under which the programs know them.
 	previous map[string]*ebpf.Map
+	states   map[string]stateAt // of the maps of connections, by name
 
 	// adopted is set if any map was there already, created names those that
 	// were not.
@@ -63,6 +64,7 @@ func openMaps(dir string, b build, validateOnly bool, log *slog.Logger) (_ *pinn
 
 	pm := &pinnedMaps{
 		byName: map[string]*ebpf.Map{}, pins: map[string]string{}, created: map[string]bool{}, previous: map[string]*ebpf.Map{},
+		states: map[string]stateAt{},
 	}
 	defer func() {
 		if err != nil {
@@ -120,7 +122,7 @@ func openMap(dir string, ms *ebpf.MapSpec, validateOnly bool, log *slog.Logger) 
 		return nil, false, fmt.Errorf("adopt map %s: %w", ms.Name, err)
 	}
 	if m != nil {
-		log.Info("map of an earlier version adopted", "map", ms.Name, "pin", legacyPins[ms.Name].pin)
+		log.Debug("map of an earlier version adopted", "map", ms.Name, "pin", legacyPins[ms.Name].pin)
 		return m, true, nil
 	}
 	var carried bool

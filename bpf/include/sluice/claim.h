@@ -16,7 +16,8 @@
  * The mark of a packet names nobody. Any process with CAP_NET_RAW in the node's
  * namespace can set it (SO_MARK), rules that restore connection marks replace
  * it, and a pair of devices within one namespace carries it along. It says that
- * a program of ours has seen the packet, to the rules that stop what none has.
+ * a program of ours has seen the packet, to the rules that stop what none has,
+ * and that the stack has forwarded it: who sets that makes it less.
  */
 
 #include <sluice/endpoint.h>
@@ -33,6 +34,16 @@ static __always_inline __u16 entered_by(struct __sk_buff *skb)
 		return SL_SLOT_NONE;
 	slot = bpf_map_lookup_elem(&sl_if, &ifindex);
 	return slot ? (__u16)*slot : SL_SLOT_NONE;
+}
+
+/*
+ * Whether the stack has forwarded the packet. It forgets the device by which
+ * IPv6 fragments came in when it has to copy them, as a sender outside can bring
+ * about; the mark that the node's firewall gives to all that is forwarded stays.
+ */
+static __always_inline bool is_forwarded(struct __sk_buff *skb)
+{
+	return skb->ingress_ifindex || (skb->mark & SL_MARK_MASK) == SL_MARK_FORWARDED;
 }
 
 /* What the stack forwards under an address of the local host is the world's. */
@@ -52,7 +63,7 @@ static __always_inline bool may_be_from(struct __sk_buff *skb, const struct sl_p
 	if (p->hook == SL_EGRESS || slot == SL_SLOT_NONE)
 		return true;
 	if (slot == SL_SLOT_HOST)
-		return (skb->ingress_ifindex != 0) == (identity == world_of(p->family));
+		return is_forwarded(skb) == (identity == world_of(p->family));
 	return entered_by(skb) == slot;
 }
 

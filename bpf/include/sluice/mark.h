@@ -12,14 +12,15 @@
  *   bits  7..0   0
  *
  * A packet from a pod address without any of bits 11..8 has met no program:
- * a routing rule of the node prohibits it. Nothing else is concluded from a
- * mark: see claim.h.
+ * a routing rule of the node prohibits it. No mark names a sender: see claim.h.
  */
 
 #include <linux/bpf.h>
 
 #include <sluice/compiler.h>
 
+#define SL_MARK_MASK 0x0f00
+#define SL_MARK_FORWARDED 0x0100 /* by the stack, to a pod: the node's firewall */
 #define SL_MARK_POD 0x0200 /* from a local pod, source and egress judged */
 #define SL_MARK_JUDGED 0x0d00 /* judged on both sides, for one device only */
 

@@ -50,7 +50,7 @@ static __always_inline enum sl_reason find_source(struct __sk_buff *skb, struct 
 	struct sl_endpoint *src;
 
 	p->src_slot = slot_of_address(p->src, p->family);
-	if (p->src_slot == SL_SLOT_HOST && skb->ingress_ifindex) {
+	if (p->src_slot == SL_SLOT_HOST && is_forwarded(skb)) {
 		p->src_identity = world_of(p->family);
 		return SL_CONTINUE;
 	}

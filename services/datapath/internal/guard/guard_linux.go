@@ -1,12 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package guard keeps a firewall table that drops what comes from an endpoint's
-// device without having met an eBPF program.
+// Package guard keeps a firewall table of two walls.
 //
-// The programs mark everything that they give to the host's stack. If somebody
-// takes a program off a device, its packets arrive without a mark: this table
-// drops them, those to the node itself included, which no routing rule could.
+// One drops what comes from an endpoint's device without having met an eBPF
+// program. The programs mark everything that they give to the host's stack. If
+// somebody takes a program off a device, its packets arrive without a mark:
+// this table drops them, those to the node itself included, which no routing
+// rule could.
+//
+// The other marks what the stack forwards to an endpoint's device. The programs
+// know such a packet by the device that it came in by, but the stack forgets
+// that of IPv6 fragments that it has to copy, and an address of the host as
+// their source would make them the host's own.
+//
 // It is spoken to by netlink; no program is executed.
 package guard
 
@@ -31,22 +38,43 @@ type Table struct {
 	name   string
 	groups []uint32
 	mask   uint32
+
+	forwarded uint32
 }
 
 // New describes the table; Repair makes it. Packets from devices of the groups
-// are dropped unless they have a bit of mask in their mark.
-func New(home *netns.Namespace, instance string, groups []uint32, mask uint32) *Table {
+// are dropped unless they have a bit of mask in their mark. Those that are
+// forwarded to such devices get forwarded in place of these bits.
+func New(home *netns.Namespace, instance string, groups []uint32, mask, forwarded uint32) *Table {
 	name := "sluice"
 	if instance != "" {
 		name += "-" + instance
 	}
-	return &Table{home: home, name: name, groups: groups, mask: mask}
+	return &Table{home: home, name: name, groups: groups, mask: mask, forwarded: forwarded}
 }
 
 // Name of the table.
 func (t *Table) Name() string { return t.name }
 
-const chainName = "unmarked"
+const (
+	chainName   = "unmarked"
+	forwardName = "forwarded"
+)
+
+// A wall is a chain and its rules.
+type wall struct {
+	chain *nftables.Chain
+	rules [][]expr.Any
+}
+
+func (t *Table) walls(table *nftables.Table) []wall {
+	ws := []wall{{chain: t.chain(table)}, {chain: t.forwardChain(table)}}
+	for _, g := range t.groups {
+		ws[0].rules = append(ws[0].rules, t.rule(g))
+		ws[1].rules = append(ws[1].rules, t.forwardRule(g))
+	}
+	return ws
+}
 
 func native(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
 
@@ -73,6 +101,27 @@ func (t *Table) rule(group uint32) []expr.Any {
 	}
 }
 
+// forwardChain is `type filter hook forward priority 300; policy accept;`: behind
+// what others do to marks there.
+func (t *Table) forwardChain(table *nftables.Table) *nftables.Chain {
+	policy := nftables.ChainPolicyAccept
+	return &nftables.Chain{
+		Name: forwardName, Table: table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward,
+		Priority: nftables.ChainPriorityRef(300), Policy: &policy,
+	}
+}
+
+// forwardRule is `meta oifgroup G meta mark set mark & ~M | F`.
+func (t *Table) forwardRule(group uint32) []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyOIFGROUP, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: native(group)},
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: native(^t.mask), Xor: native(t.forwarded)},
+		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: 1},
+	}
+}
+
 func (t *Table) conn(fn func(*nftables.Conn) error) error {
 	c, err := nftables.New(nftables.WithNetNSFd(t.home.Fd()), nftables.AsLasting())
 	if err != nil {
@@ -90,9 +139,11 @@ func (t *Table) Repair() error {
 		c.AddTable(table)
 		c.DelTable(table)
 		table = c.AddTable(&nftables.Table{Name: t.name, Family: nftables.TableFamilyINet})
-		chain := c.AddChain(t.chain(table))
-		for _, g := range t.groups {
-			c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: t.rule(g)})
+		for _, w := range t.walls(table) {
+			c.AddChain(w.chain)
+			for _, exprs := range w.rules {
+				c.AddRule(&nftables.Rule{Table: table, Chain: w.chain, Exprs: exprs})
+			}
 		}
 		if err := c.Flush(); err != nil {
 			return fmt.Errorf("firewall table %s: %w", t.name, err)
@@ -124,7 +175,7 @@ func (t *Table) check(c *nftables.Conn) ([]endpoint.Difference, error) {
 	missing := func(have string) []endpoint.Difference {
 		return []endpoint.Difference{{
 			Subject: "firewall", Key: t.name,
-			Want: fmt.Sprintf("drop packets of device groups %#x without a mark in %#x", t.groups, t.mask), Have: have,
+			Want: fmt.Sprintf("drop packets of device groups %#x without a mark in %#x, mark what is forwarded to them", t.groups, t.mask), Have: have,
 		}}
 	}
 	tables, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
@@ -142,33 +193,39 @@ func (t *Table) check(c *nftables.Conn) ([]endpoint.Difference, error) {
 	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return nil, fmt.Errorf("list firewall chains: %w", err)
 	}
-	var ours *nftables.Chain
+	ours := map[string]*nftables.Chain{}
 	for _, ch := range chains {
+		if ch.Table.Name == t.name {
+			ours[ch.Name] = ch
+		}
+	}
+	for _, want := range t.walls(&nftables.Table{Name: t.name, Family: nftables.TableFamilyINet}) {
+		have := ours[want.chain.Name]
+		delete(ours, want.chain.Name)
 		switch {
-		case ch.Table.Name != t.name:
-		case ch.Name != chainName:
-			return missing("another chain, " + ch.Name), nil
-		default:
-			ours = ch
+		case have == nil && len(ours) == 0:
+			return missing(""), nil
+		case have == nil:
+			return missing("no chain " + want.chain.Name), nil
+		}
+		if have, want := chainText(have), chainText(want.chain); have != want {
+			return missing("a chain of " + have), nil
+		}
+		rules, err := c.GetRules(have.Table, have)
+		if err != nil {
+			return nil, fmt.Errorf("list firewall rules: %w", err)
+		}
+		if len(rules) != len(want.rules) {
+			return missing(fmt.Sprintf("%d rules in chain %s", len(rules), have.Name)), nil
+		}
+		for i, r := range rules {
+			if !same(r.Exprs, want.rules[i]) {
+				return missing("another rule in chain " + have.Name), nil
+			}
 		}
 	}
-	if ours == nil {
-		return missing(""), nil
-	}
-	if have, want := chainText(ours), chainText(t.chain(ours.Table)); have != want {
-		return missing("a chain of " + have), nil
-	}
-	rules, err := c.GetRules(ours.Table, ours)
-	if err != nil {
-		return nil, fmt.Errorf("list firewall rules: %w", err)
-	}
-	if len(rules) != len(t.groups) {
-		return missing(fmt.Sprintf("%d rules", len(rules))), nil
-	}
-	for i, r := range rules {
-		if !same(r.Exprs, t.rule(t.groups[i])) {
-			return missing("another rule"), nil
-		}
+	for name := range ours {
+		return missing("another chain, " + name), nil
 	}
 	return nil, nil
 }

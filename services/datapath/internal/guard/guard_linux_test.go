@@ -50,23 +50,24 @@ func newNetns(t *testing.T) *netns.Namespace {
 func pointer[T any](v T) *T { return &v }
 
 // forge puts a table in the place of the guard's that differs in one thing.
-func (t *Table) forge(chain func(*nftables.Chain), rule func([]expr.Any), more func(*nftables.Conn, *nftables.Table)) error {
+// The chain and the rules are those of a wall by its place.
+func (t *Table) forge(at int, chain func(*nftables.Chain), rule func([]expr.Any), more func(*nftables.Conn, *nftables.Table)) error {
 	return t.conn(func(c *nftables.Conn) error {
 		table := &nftables.Table{Name: t.name, Family: nftables.TableFamilyINet}
 		c.AddTable(table)
 		c.DelTable(table)
 		table = c.AddTable(&nftables.Table{Name: t.name, Family: nftables.TableFamilyINet})
-		ch := t.chain(table)
-		if chain != nil {
-			chain(ch)
-		}
-		c.AddChain(ch)
-		for _, g := range t.groups {
-			exprs := t.rule(g)
-			if rule != nil {
-				rule(exprs)
+		for i, w := range t.walls(table) {
+			if chain != nil && i == at {
+				chain(w.chain)
 			}
-			c.AddRule(&nftables.Rule{Table: table, Chain: ch, Exprs: exprs})
+			c.AddChain(w.chain)
+			for _, exprs := range w.rules {
+				if rule != nil && i == at {
+					rule(exprs)
+				}
+				c.AddRule(&nftables.Rule{Table: table, Chain: w.chain, Exprs: exprs})
+			}
 		}
 		if more != nil {
 			more(c, table)
@@ -78,7 +79,7 @@ func (t *Table) forge(chain func(*nftables.Chain), rule func([]expr.Any), more f
 // TestKernelAnyOtherFirewallIsSeenAndRepaired: a table that looks like ours and
 // drops less is no wall.
 func TestKernelAnyOtherFirewallIsSeenAndRepaired(t *testing.T) {
-	guard := New(newNetns(t), "test", []uint32{0x510, 0x511}, 0xf00)
+	guard := New(newNetns(t), "test", []uint32{0x510, 0x511}, 0xf00, 0x100)
 	clean := func(when string) {
 		t.Helper()
 		if diffs, err := guard.Check(); err != nil || len(diffs) > 0 {
@@ -92,13 +93,14 @@ func TestKernelAnyOtherFirewallIsSeenAndRepaired(t *testing.T) {
 		t.Fatal(err)
 	}
 	clean("after the first repair")
-	if err := guard.forge(nil, nil, nil); err != nil {
+	if err := guard.forge(0, nil, nil, nil); err != nil {
 		t.Fatal(err)
 	}
 	clean("the same table by the hand of the test")
 
 	for _, c := range []struct {
 		name  string
+		wall  int
 		chain func(*nftables.Chain)
 		rule  func([]expr.Any)
 		more  func(*nftables.Conn, *nftables.Table)
@@ -129,8 +131,14 @@ func TestKernelAnyOtherFirewallIsSeenAndRepaired(t *testing.T) {
 		{name: "value of the mark", rule: func(e []expr.Any) { e[4].(*expr.Cmp).Data = native(0x100) }},
 		{name: "comparison of the mark", rule: func(e []expr.Any) { e[4].(*expr.Cmp).Op = expr.CmpOpNeq }},
 		{name: "verdict", rule: func(e []expr.Any) { e[6].(*expr.Verdict).Kind = expr.VerdictAccept }},
+		{name: "hook of what is forwarded", wall: 1, chain: func(ch *nftables.Chain) { ch.Hooknum = nftables.ChainHookOutput }},
+		{name: "priority of what is forwarded", wall: 1, chain: func(ch *nftables.Chain) { ch.Priority = nftables.ChainPriorityRaw }},
+		{name: "name of the second chain", wall: 1, chain: func(ch *nftables.Chain) { ch.Name = "other" }},
+		{name: "group of what is forwarded", wall: 1, rule: func(e []expr.Any) { e[1].(*expr.Cmp).Data = native(0x512) }},
+		{name: "mark of what is forwarded", wall: 1, rule: func(e []expr.Any) { e[3].(*expr.Bitwise).Xor = native(0x200) }},
+		{name: "bits of the mark that stay", wall: 1, rule: func(e []expr.Any) { e[3].(*expr.Bitwise).Mask = native(0xffffffff) }},
 	} {
-		if err := guard.forge(c.chain, c.rule, c.more); err != nil {
+		if err := guard.forge(c.wall, c.chain, c.rule, c.more); err != nil {
 			t.Errorf("%s: make it: %v", c.name, err)
 			continue
 		}

@@ -95,8 +95,8 @@ func recorder(t *testing.T, ifindex uint32) func() map[seen]uint64 {
 	}
 }
 
-// forwardMark is what the test's firewall marks forwarded packets with.
-const forwardMark = 0x1000
+// forwardMark is what the node's firewall gives to what is forwarded to a pod.
+const forwardMark = 0x0100
 
 // trackedAndMasqueraded makes the stack defragment and mark what it forwards, and
 // gives what comes from a prefix the host's address.
@@ -312,5 +312,14 @@ func TestKernelCopiedIPv6FragmentsKeepTheirMark(t *testing.T) {
 		if s.Mark != forwardMark || s.Ingress != 0 && s.Ingress != uint32(n.uplink.Attrs().Index) {
 			t.Errorf("%d fragments of device %d with mark %#x, want all with mark %#x", count, s.Ingress, s.Mark, forwardMark)
 		}
+	}
+}
+
+// They are the world's by that mark, whatever address they have.
+func TestKernelCopiedFragmentsUnderTheHostsAddressAreTheWorlds(t *testing.T) {
+	n := newFragmentNode(t)
+	setPolicy(t, n.k, n.pod.Slot, Policy{Egress: TableDeny, Ingress: TablePending})
+	if _, verdicts := n.send(t, host6, 128, 1); verdicts[ForwardFromStack] != 0 {
+		t.Errorf("into a pod that only the host may enter: %v", verdicts)
 	}
 }

@@ -472,7 +472,7 @@ func lives() []life {
 		{name: "a process of the host is not the pod whose address it uses", to: true, in: to4(b.IPv4, 6, web), mark: markOf(markPod, 300), reason: DropSpoofedIP},
 		{name: "the same in IPv6", to: true, in: to6(b.IPv6, 17, dns), reason: DropSpoofedIP},
 		{name: "a mark of the host's processes does not say that the packet was evaluated", to: true, policies: deny("a", TableDeny, TableDeny), in: to4(host4, 6, web), mark: markOf(markJudged, 1), reason: DropPolicyDenied},
-		{name: "a mark that is not ours says nothing", to: true, policies: deny("a", TablePending, TablePending), in: to4(host4, 6, web), mark: 0x0100, reason: ForwardFromStack},
+		{name: "a mark that is not ours says nothing", to: true, policies: deny("a", TablePending, TablePending), in: to4(host4, 6, web), mark: 0x0300, reason: ForwardFromStack},
 		{name: "kube-proxy's marks do not matter", to: true, policies: deny("a", TablePending, TablePending), in: to4(host4, 6, web), mark: 0x4000 | 0x8000, reason: ForwardFromStack},
 		{name: "an unknown ingress table denies the host", to: true, policies: deny("a", TableAllow, 17), in: to4(host4, 6, web), reason: DropPolicyTable},
 	}

@@ -38,6 +38,10 @@ var (
 // packet from an endpoint without any has met none.
 const MarkMask = 0x0f00
 
+// MarkForwarded is what the node's firewall sets in these bits of a packet that
+// is forwarded to an endpoint.
+const MarkForwarded = 0x0100
+
 // MarkFree covers the bits of a packet mark that the programs leave to others.
 const MarkFree = 0xf000
 

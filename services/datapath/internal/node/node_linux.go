@@ -163,7 +163,7 @@ func Open(ctx context.Context, o Options) (_ *Node, err error) {
 		return nil, err
 	}
 	group := netdev.Group(o.Instance)
-	n.guard = guard.New(n.home, o.Instance, []uint32{group, group | 1}, netdev.MarkMask)
+	n.guard = guard.New(n.home, o.Instance, []uint32{group, group | 1}, netdev.MarkMask, netdev.MarkForwarded)
 	judges, err := n.openPolicy(o)
 	if err != nil {
 		return nil, err

@@ -223,7 +223,7 @@ __noinline enum sl_reason admit_again(struct __sk_buff *skb, struct sl_packet *p
 	if (opposite && !has_ended(flags))
 		return SL_DROP_CT_INVALID;
 	if (!opposite && !(flags & (SL_CT_ENDED | SL_CT_CLOSED_SENT))) {
-		/* somebody else's, with the ports of this one */
+		/* of another sender, with the ports of this connection */
 		if (!agrees(skb, p, ct, READ_ONCE(ct->where), pgens))
 			return SL_CONTINUE;
 		/* a port that was used directly before: answers go back the new way */
@@ -405,7 +405,7 @@ __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 	}
 	where = READ_ONCE(ct->where);
 	pgens = address_gens(p);
-	/* it is not the connection's: that stays as it is */
+	/* of another sender: the connection stays as it is */
 	if (unlikely(!agrees(skb, p, ct, where, pgens))) {
 		p->reply = 0;
 		return admit_once(skb, p);

@@ -13,11 +13,12 @@
  *   from the stack, entered by a device     a local pod only by the pod's own
  *                                           device, never the local host
  *
- * The mark of a packet names nobody. Any process with CAP_NET_RAW in the node's
+ * The mark of a packet names no sender. Any process with CAP_NET_RAW in the node's
  * namespace can set it (SO_MARK), rules that restore connection marks replace
  * it, and a pair of devices within one namespace carries it along. It says that
  * a program of ours has seen the packet, to the rules that stop what none has,
- * and that the stack has forwarded it: who sets that makes it less.
+ * and that the stack has forwarded it: a process that sets this bit itself only
+ * loses the identity of the host.
  */
 
 #include <sluice/endpoint.h>
@@ -54,8 +55,8 @@ static __always_inline __u32 world_of(__u8 family)
 
 /*
  * Whether the packet can be from the sender that its connection knows: an
- * endpoint, the local host or, with the identity of the world, somebody whom
- * the host translated to its own address.
+ * endpoint, the local host or, with the identity of the world, a sender that the
+ * host translated to its own address.
  */
 static __always_inline bool may_be_from(struct __sk_buff *skb, const struct sl_packet *p,
 					__u16 slot, __u32 identity)

@@ -314,9 +314,9 @@ static __always_inline bool renew_budget(struct sl_budget *budget, __u64 begun, 
 }
 
 /*
- * Takes a connection out of the budget of whoever sent the packet that makes
- * the entry: nobody uses up another's. What the host forwards under its own
- * address comes from outside.
+ * Takes a connection out of the budget of the sender whose packet makes the
+ * entry, so that no endpoint uses up another's. What the host forwards under its
+ * own address comes from outside.
  */
 static __always_inline bool within_budget(const struct sl_packet *p)
 {
@@ -440,9 +440,9 @@ static __always_inline bool goes_via_stack(const struct sl_packet *p, __u32 flag
 
 /*
  * Whether the packet shows that both ends take part: the initiator goes on after
- * an answer. An answer to a SYN alone does not, or anybody could fill the map
- * with connections that nobody holds, under any source address. A connection
- * that was picked up has it from the first answer.
+ * an answer. An answer to a SYN alone does not: SYNs with forged sources would
+ * fill the map with connections that no end holds. A connection that was picked
+ * up counts from the first answer.
  */
 static __always_inline bool establishes(const struct sl_packet *p, __u32 flags)
 {

@@ -41,8 +41,8 @@ static __always_inline enum sl_reason find_destination(struct sl_packet *p, __u3
 
 /*
  * Who sent what the stack gives us, as far as claim.h lets its address say so.
- * A local pod is known by its device and has its endpoint's identity; whoever
- * sends under its address otherwise forges it.
+ * A local pod is known by its device and has its endpoint's identity. A packet
+ * under its address that came otherwise is forged.
  */
 static __always_inline enum sl_reason find_source(struct __sk_buff *skb, struct sl_packet *p,
 						  __u32 known)

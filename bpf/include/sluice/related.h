@@ -51,7 +51,7 @@ static __always_inline bool is_too_big(const struct sl_packet *p)
 }
 
 /* Cell of sl_limits for those about no connection, and how many a CPU lets
- * through in a second: anybody can make them up.
+ * through in a second: any sender can make them up.
  */
 #define SL_LIMIT_TOO_BIG (SL_MAX_REASONS - 1)
 #define SL_TOO_BIG_RATE 100
@@ -198,7 +198,7 @@ enum sl_relation {
 	SL_FORGED = 3, /* what the receiver has not sent, or a pod not received */
 };
 
-/* What was judged under an older policy helps nobody through. */
+/* A connection that was evaluated under an older policy relates nothing. */
 __noinline enum sl_relation relation_of(struct __sk_buff *skb, struct sl_packet *p)
 {
 	__u32 pgens = 0;

@@ -218,8 +218,8 @@ func nextInterval(last time.Duration, p Pass, capacity [2]int, o CollectorOption
 // outside stands for the slot of what no local endpoint begins.
 const outside = MaxEndpoints + 1
 
-// pressed says whether somebody has used a quarter of a budget, so that a
-// recount may give it more, or less to others.
+// pressed says whether a quarter of any budget is used, so that a recount may
+// give its owner more, or less to others.
 func (c *Collector) pressed() bool {
 	for s := range outside + 1 {
 		for family := range 2 {
@@ -461,7 +461,7 @@ func budgetOf(capacity, open, owned, sharers int) int {
 // begun connections that are open. The host has no limit: whoever runs there
 // can do worse. What comes from outside has one for all of it, the share of half
 // of a map; while it has open connections, the endpoints share the other half.
-// Slots that nobody has get the budget of one that has nothing, so that an
+// A free slot has the budget of an endpoint without connections, so that an
 // endpoint is limited from its first packet. A connection that is begun between
 // the two stores counts for neither period.
 func (c *Collector) renew(owned [][2]int, open [2]int) (sharers int) {

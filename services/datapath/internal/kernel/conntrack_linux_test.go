@@ -490,7 +490,7 @@ func TestKernelBudgetShrinksForWhoHasMuch(t *testing.T) {
 	for family, room := range []uint64{room4, room6} {
 		for _, s := range []Slot{greedy.Slot, modest.Slot, MaxEndpoints, outside} {
 			if used, limit := col.budgetIn(s, family); used != 0 || limit != room {
-				t.Errorf("nobody has anything: slot %d has used %d of %d, want 0 of %d", s, used, limit, room)
+				t.Errorf("without connections: slot %d has used %d of %d, want 0 of %d", s, used, limit, room)
 			}
 		}
 		if used, limit := col.budgetIn(HostSlot, family); used != 0 || limit != 0 {

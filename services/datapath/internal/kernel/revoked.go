@@ -17,7 +17,7 @@ import (
 // TCP connections that a policy has terminated are remembered in sl_revoked4
 // and sl_revoked6 beside their entries, which the kernel may evict. The
 // programs insert and refresh the records; the collector removes those that
-// nobody used for the time of an established connection.
+// were not used for the life of an established connection.
 
 // noPickUp is SL_EP_NO_PICK_UP: a bit of an endpoint's state that the programs
 // set and the collector takes back.

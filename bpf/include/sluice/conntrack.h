@@ -446,6 +446,8 @@ static __always_inline bool goes_via_stack(const struct sl_packet *p, __u32 flag
  */
 static __always_inline bool establishes(const struct sl_packet *p, __u32 flags)
 {
+	if (p->proto != SL_TCP && p->proto != SL_SCTP)
+		return false;
 	if (p->reply)
 		return flags & SL_CT_PICKED_UP;
 	return flags & SL_CT_SEEN_REPLY && !begins(p);

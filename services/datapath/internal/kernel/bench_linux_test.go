@@ -6,6 +6,8 @@ package kernel
 import (
 	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -64,6 +66,12 @@ func BenchmarkProgram(b *testing.B) {
 				in[14+7] = 255
 			} else {
 				in[14+8] = 255
+			}
+			if l4 := 14 + map[bool]int{false: 20, true: 40}[in[12] == 0x86]; strings.HasSuffix(c.name, "TCP") {
+				begin := slices.Clone(in)
+				begin[l4+13] = flagSYN
+				_, err := c.prog.Run(&ebpf.RunOptions{Data: begin, DataOut: make([]byte, len(in)+256)})
+				must(b, "begin the connection", err)
 			}
 			for range b.N {
 				_, d, err := c.prog.Benchmark(in, repeat, nil)

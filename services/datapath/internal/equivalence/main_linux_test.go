@@ -66,6 +66,8 @@ func openKernel(t testing.TB) (k *kernel.Kernel, dir string) {
 		PodCIDRs:        []netip.Prefix{netip.MustParsePrefix("198.19.255.0/24"), netip.MustParsePrefix("2001:2:ffff::/64")},
 		TunnelPorts:     []uint16{65535},
 		EventsPerSecond: 1 << 30,
+		// subjects of the vectors have any identity
+		ReservedEndpoints: true,
 	})
 	if err != nil {
 		t.Fatalf("open the kernel's maps and programs: %v", err)

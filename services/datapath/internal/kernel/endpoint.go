@@ -197,7 +197,7 @@ func (e Endpoint) validate() error {
 	if e.Ifindex == 0 {
 		return bad("Ifindex is 0")
 	}
-	if err := e.Identity.ofEndpoint(); err != nil {
+	if err := e.Identity.validate(); err != nil {
 		return err
 	}
 	if len(e.addrs()) == 0 {
@@ -232,6 +232,14 @@ func (id Identity) ofEndpoint() error {
 		return fmt.Errorf("%w: Identity: %d is not between 256 and %d", ErrInvalid, id, firstNodeLocal-1)
 	}
 	return nil
+}
+
+// mayBeEndpoint is ofEndpoint, unless the options leave it out.
+func (k *Kernel) mayBeEndpoint(id Identity) error {
+	if k.opened.ReservedEndpoints {
+		return id.validate()
+	}
+	return id.ofEndpoint()
 }
 
 func (id Identity) validate() error {
@@ -332,6 +340,9 @@ func (k *Kernel) Publish(ctx context.Context, e Endpoint) (Slot, error) {
 	if err := e.validate(); err != nil {
 		return NoSlot, err
 	}
+	if err := k.mayBeEndpoint(e.Identity); err != nil {
+		return NoSlot, err
+	}
 	s, err := k.takeSlot(ctx)
 	if err != nil {
 		return NoSlot, err
@@ -427,7 +438,7 @@ func (k *Kernel) SetPolicy(s Slot, egress, ingress Table) (gen uint32, err error
 // then the gen, then the ipcache entries of its addresses and their gens, so
 // that its peers' connections are judged again too. It may be repeated.
 func (k *Kernel) SetIdentity(s Slot, id Identity) error {
-	if err := id.ofEndpoint(); err != nil {
+	if err := k.mayBeEndpoint(id); err != nil {
 		return err
 	}
 	if err := k.lock(); err != nil {

@@ -64,6 +64,10 @@ type Options struct {
 	// policy denies it, are reported all the same.
 	NoConnectionEvents bool
 
+	// ReservedEndpoints lets endpoints have reserved identities. It is for
+	// comparing tables with the policy engine, which has such subjects.
+	ReservedEndpoints bool
+
 	// ValidateOnly loads and verifies everything against private maps and
 	// writes nothing below Dir. The returned Kernel refuses changes with
 	// ErrValidateOnly; its Endpoints and IPCache list what the pinned maps

@@ -63,7 +63,7 @@ func TestExplainTellsEveryStep(t *testing.T) {
 		Tracked: true, Current: true,
 		Connection: kernel.Connection{
 			Tuple: kernel.Tuple{Initiator: netip.MustParseAddrPort("10.0.0.1:1000"), Responder: netip.MustParseAddrPort("198.51.100.7:80"), Protocol: 6},
-			Flags: kernel.SeenReply | kernel.PickedUp, EgressRule: 7,
+			Flags: kernel.SeenReply | kernel.PickedUp | kernel.Established, EgressRule: 7,
 		},
 	}}
 	s := &Server{Maps: m, Rules: rules{}, Labels: labelled(), Core: endpoint.New(endpoint.Config{})}

@@ -95,7 +95,7 @@ func (c *command) root() *cobra.Command {
 		Short: "Show and run a Sluice node",
 		Long: `Show what the services of a Sluice node know and do, apply and explain network
 policies, and run a whole node for development. Every answer comes from a service's socket, which root and members
-of group 64700 may open. The group may read; what changes something, audit and map dump are for root alone.`,
+of group 65700 may open. The group may read; what changes something, audit and map dump are for root alone.`,
 		Args:          cobra.ArbitraryArgs,
 		RunE:          onlyGroups,
 		SilenceUsage:  true,
@@ -218,7 +218,7 @@ func (c *command) otherNodes() string {
 
 // Who may open a socket, and what that is not enough for.
 const (
-	whoMay   = "Be root, or a member of group 64700."
+	whoMay   = "Be root, or a member of group 65700."
 	rootOnly = "Only root may do this; the group may only read."
 )
 

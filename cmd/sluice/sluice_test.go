@@ -413,7 +413,7 @@ func TestAnAbsentServiceIsExplained(t *testing.T) {
 func TestASocketThatMayNotBeOpenedIsExplained(t *testing.T) {
 	c := &command{runDir: "/run/x"}
 	got := c.explain(status.Error(codes.Unavailable, `connection error: desc = "transport: Error while dialing: dial unix /run/x/ipam/ipam.sock: connect: permission denied"`))
-	want := "dial unix /run/x/ipam/ipam.sock: connect: permission denied\nBe root, or a member of group 64700."
+	want := "dial unix /run/x/ipam/ipam.sock: connect: permission denied\nBe root, or a member of group 65700."
 	if got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}

@@ -248,7 +248,7 @@ func TestFileThatOthersCouldChangeIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	if os.Getegid() == 0 { // the group of root may: it is root
-		if err := os.Chown(path, -1, 64700); err != nil {
+		if err := os.Chown(path, -1, 65700); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -271,10 +271,10 @@ func TestKernelFileOfAnotherUserIsRefused(t *testing.T) {
 	if err := os.WriteFile(path, []byte("lease: 1s\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chown(path, 64702, 0); err != nil {
+	if err := os.Chown(path, 65702, 0); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := load(t, "", nil, "--config", path); err == nil || !strings.Contains(err.Error(), "belongs to uid 64702") {
+	if _, _, err := load(t, "", nil, "--config", path); err == nil || !strings.Contains(err.Error(), "belongs to uid 65702") {
 		t.Errorf("got %v, want the owner refused", err)
 	}
 }

@@ -12,9 +12,9 @@ func TestOnlyWhoHasTheProcesssRightsMayArm(t *testing.T) {
 		want       bool
 	}{
 		{0, 0, 0, true},
-		{0, 64702, 64702, true},
-		{64702, 64702, 64702, true},
-		{64701, 64702, 64702, false},
+		{0, 65702, 65702, true},
+		{65702, 65702, 65702, true},
+		{65701, 65702, 65702, false},
 		{1000, 0, 0, false},
 		{1000, 1000, 0, false}, // a set-uid program, armed by who started it
 		{0, 1000, 0, false},

@@ -15,12 +15,22 @@ import (
 	"regexp"
 )
 
-// Numeric users and the group of the processes. No passwd entry is needed.
-// They are defaults: the processes take what their configuration says.
+// Numeric users and the group of the processes. No passwd entry is needed;
+// deploy/sysusers.d has the same numbers for machines that want one. They lie
+// above every range from which systemd and Debian hand out users, and below the
+// subordinate ids.
 const (
-	GroupID        uint32 = 64700 // every process and every permitted reader is a member
-	FirstServiceID uint32 = 64701 // the services' users are handed out from here
-	LastServiceID  uint32 = 64799
+	GroupID uint32 = 65700 // every process and every permitted reader is a member
+
+	FirstServiceID uint32 = 65701
+	LastServiceID  uint32 = 65799
+
+	IdentityID     = FirstServiceID
+	IPAMID         = FirstServiceID + 1
+	PolicyID       = FirstServiceID + 2
+	LoadBalancerID = FirstServiceID + 3
+	EtcdID         = FirstServiceID + 4 // of a development node's etcd, which has a group of the same number
+	DatapathID     = FirstServiceID + 5
 )
 
 // ErrName is returned for an instance or service name that cannot be part of a path.

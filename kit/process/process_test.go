@@ -465,11 +465,11 @@ func TestNobodyCountsAsRootInAServiceThatIsRoot(t *testing.T) {
 		also []uint32
 		bad  string
 	}{
-		{64702, []uint32{1000}, ""},
-		{64702, nil, ""},
+		{65702, []uint32{1000}, ""},
+		{65702, nil, ""},
 		{0, []uint32{0}, ""},
 		{0, []uint32{0, 1000}, "socket.alsoRoot[1]"},
-		{64702, []uint32{1<<32 - 1}, "socket.alsoRoot[0]"},
+		{65702, []uint32{1<<32 - 1}, "socket.alsoRoot[0]"},
 	} {
 		geteuid = func() int { return c.euid }
 		paths, err := instance.New("")

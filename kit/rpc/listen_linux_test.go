@@ -100,7 +100,7 @@ func TestKernelSocketBelongsToTheGivenOwner(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("this test needs root")
 	}
-	uid, gid := uint32(64701), uint32(64700)
+	uid, gid := uint32(65701), uint32(65700)
 	dir := filepath.Join(shortDir(t), "svc")
 	listen(t, dir+"/s.sock", ListenOptions{UID: &uid, GID: &gid})
 	for _, p := range []string{dir, dir + "/s.sock"} {
@@ -216,7 +216,7 @@ func TestListenRefusesWhatItMustNotTouch(t *testing.T) {
 		t.Fatal(err)
 	}
 	if os.Getegid() == 0 { // the group of root may: it is root
-		if err := os.Chown(group, -1, 64700); err != nil {
+		if err := os.Chown(group, -1, 65700); err != nil {
 			t.Fatal(err)
 		}
 	}

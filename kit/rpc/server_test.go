@@ -244,7 +244,7 @@ func TestKernelPeersAreToldApartByTheirUID(t *testing.T) {
 	if err := os.Chmod(filepath.Dir(f.path), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for uid, want := range map[uint32]string{0: "OK", 64702: "PermissionDenied"} {
+	for uid, want := range map[uint32]string{0: "OK", 65702: "PermissionDenied"} {
 		cmd := exec.Command("/proc/self/exe", callArg, f.path)
 		cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0")
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
@@ -474,11 +474,11 @@ func TestNobodyElseTakesRootsPlaces(t *testing.T) {
 	}
 	for name, limit := range map[string]Limit{"places": {InFlight: 1}, "rate": {Rate: 1e-9}} {
 		s := &Server{alsoRoot: []uint32{7}, limiters: map[string]limiters{method: newLimiters(limit)}}
-		leave, err := s.enter(as(64799), method)
+		leave, err := s.enter(as(65799), method)
 		if err != nil {
 			t.Fatalf("%s: the first reader: %v", name, err)
 		}
-		for _, uid := range []uint32{64799, 64701} {
+		for _, uid := range []uint32{65799, 65701} {
 			if _, err := s.enter(as(uid), method); status.Code(err) != codes.ResourceExhausted {
 				t.Errorf("%s: reader %d got %v, want RESOURCE_EXHAUSTED", name, uid, err)
 			}
@@ -570,7 +570,7 @@ func TestStreamsOfHealthAndReflectionAreLimited(t *testing.T) {
 
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	readers := []*grpc.ClientConn{connect(64799), connect(64701), connect(64799)}
+	readers := []*grpc.ClientConn{connect(65799), connect(65701), connect(65799)}
 	const asked = 3 * MaxAlwaysStreams
 	refused := 0
 	for i := range asked {

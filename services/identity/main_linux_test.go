@@ -260,7 +260,7 @@ func TestKernelRunsWithoutAnyRight(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, line := range []string{"Uid:\t64701\t64701\t64701\t64701", "Gid:\t64700\t64700\t64700\t64700", "CapEff:\t0000000000000000", "CapPrm:\t0000000000000000", "CapAmb:\t0000000000000000"} {
+	for _, line := range []string{"Uid:\t65701\t65701\t65701\t65701", "Gid:\t65700\t65700\t65700\t65700", "CapEff:\t0000000000000000", "CapPrm:\t0000000000000000", "CapAmb:\t0000000000000000"} {
 		if !strings.Contains(string(proc), line+"\n") {
 			t.Errorf("status of the process has no line %q:\n%s", line, proc)
 		}

@@ -210,7 +210,7 @@ func TestKernelIdleConnectionsLeaveDescriptorsToWorkAndRoot(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, uid := range []uint32{64799, 64798, 0} {
+	for _, uid := range []uint32{65799, 64798, 0} {
 		n.hold(uid)
 		for i := range 4 {
 			conn := n.dial()

@@ -42,7 +42,7 @@ const asService = "SLUICE_TEST_AS_SERVICE"
 const patience = 30 * time.Second
 
 // user is the service's own.
-const user = 64703
+const user = instance.PolicyID
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asService) != "" {
@@ -91,7 +91,7 @@ func newBench(t *testing.T) *bench {
 		if err := os.Mkdir(filepath.Join(dir, d), 0o750); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.Chown(filepath.Join(dir, d), user, int(instance.GroupID)); err != nil {
+		if err := os.Chown(filepath.Join(dir, d), int(user), int(instance.GroupID)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -343,7 +343,7 @@ func TestKernelRunsWithoutAnyRight(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, line := range []string{"Uid:\t64703\t64703\t64703\t64703", "Gid:\t64700\t64700\t64700\t64700", "CapEff:\t0000000000000000", "CapPrm:\t0000000000000000", "CapAmb:\t0000000000000000"} {
+	for _, line := range []string{"Uid:\t65703\t65703\t65703\t65703", "Gid:\t65700\t65700\t65700\t65700", "CapEff:\t0000000000000000", "CapPrm:\t0000000000000000", "CapAmb:\t0000000000000000"} {
 		if !strings.Contains(string(rights), line+"\n") {
 			t.Errorf("status of the process has no line %q:\n%s", line, rights)
 		}
@@ -510,7 +510,7 @@ func TestKernelDamagedJournalStopsTheStart(t *testing.T) {
 	if err := os.WriteFile(file, []byte("{}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chown(file, user, int(instance.GroupID)); err != nil {
+	if err := os.Chown(file, int(user), int(instance.GroupID)); err != nil {
 		t.Fatal(err)
 	}
 	p := b.start()

@@ -100,11 +100,11 @@ type state struct {
 // users are the processes' numeric users; the datapath is root and drops what
 // it does not need by itself.
 var users = map[string]uint32{
-	Identity: 64701,
-	IPAM:     64702,
-	Policy:   64703,
+	Identity: instance.IdentityID,
+	IPAM:     instance.IPAMID,
+	Policy:   instance.PolicyID,
 	Datapath: 0,
-	Etcd:     64705,
+	Etcd:     instance.EtcdID,
 }
 
 // newNode computes where everything of an instance is.

@@ -271,8 +271,8 @@ func TestKernelDownLeavesNothing(t *testing.T) {
 		if want := fmt.Sprintf("\nUid:\t%d\t", users[service]); !strings.Contains(string(status), want) {
 			t.Errorf("%s does not run as uid %d:\n%s", service, users[service], status)
 		}
-		if !strings.Contains(string(status), "\nGroups:\t64700 \n") {
-			t.Errorf("%s is in other groups than 64700:\n%s", service, status)
+		if !strings.Contains(string(status), "\nGroups:\t65700 \n") {
+			t.Errorf("%s is in other groups than 65700:\n%s", service, status)
 		}
 		// The datapath alone is inside the node.
 		ns, err := os.Stat(fmt.Sprintf("/proc/%d/ns/net", pid))
@@ -378,7 +378,7 @@ func TestKernelPoliciesOfAClosedDirectoryAreReadable(t *testing.T) {
 	n := up(t, o)
 	seen := filepath.Join(n.PolicyDir(), "web.yaml")
 	read := exec.Command("/bin/cat", seen)
-	read.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: users[Policy], Gid: 64700}}
+	read.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: users[Policy], Gid: 65700}}
 	if content, err := read.Output(); err != nil || string(content) != "kind: NetworkPolicy\n" {
 		t.Errorf("the policy service's user reads %q, %v", content, err)
 	}
@@ -393,7 +393,7 @@ func TestKernelPoliciesOfAClosedDirectoryAreReadable(t *testing.T) {
 	if err := os.Chmod(o.PolicyDir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Up(t.Context(), o); err == nil || !strings.Contains(err.Error(), "cannot be read by uid 64703") {
+	if _, err := Up(t.Context(), o); err == nil || !strings.Contains(err.Error(), "cannot be read by uid 65703") {
 		t.Errorf("a directory that is closed itself: %v", err)
 	}
 	o.PolicyDir = manifest

@@ -92,10 +92,10 @@ func TestKernelOnlyRootChangesAndTheGroupReads(t *testing.T) {
 		changes  codes.Code
 	}{
 		{"root", 0, 0, codes.OK},
-		{"datapath", 0, 64700, codes.OK},
-		{"ipam", 64702, 64700, codes.PermissionDenied},
-		{"itself", 64701, 64700, codes.PermissionDenied},
-		{"a reader", 64799, 64700, codes.PermissionDenied},
+		{"datapath", 0, 65700, codes.OK},
+		{"ipam", 65702, 65700, codes.PermissionDenied},
+		{"itself", 65701, 65700, codes.PermissionDenied},
+		{"a reader", 65799, 65700, codes.PermissionDenied},
 	} {
 		exe, err := os.Executable()
 		if err != nil {

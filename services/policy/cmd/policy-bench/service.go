@@ -29,7 +29,7 @@ import (
 )
 
 // user is the service's own.
-const user = 64703
+const user = instance.PolicyID
 
 // patience is how long the service may take for anything.
 const patience = time.Minute
@@ -181,7 +181,7 @@ func measureService(binary string, s synthetic.Shape) (out []line, err error) {
 	}
 	defer os.RemoveAll(dir)
 	if os.Getuid() == 0 {
-		if err := os.Chown(dir, user, int(instance.GroupID)); err != nil {
+		if err := os.Chown(dir, int(user), int(instance.GroupID)); err != nil {
 			return nil, err
 		}
 	}

@@ -126,9 +126,9 @@ func TestKernelOnlyRootChangesAndTheGroupReads(t *testing.T) {
 		changes codes.Code
 	}{
 		{"root", 0, codes.OK},
-		{"identity", 64701, codes.PermissionDenied},
-		{"itself", 64703, codes.PermissionDenied},
-		{"a reader", 64799, codes.PermissionDenied},
+		{"identity", 65701, codes.PermissionDenied},
+		{"itself", 65703, codes.PermissionDenied},
+		{"a reader", 65799, codes.PermissionDenied},
 	} {
 		exe, err := os.Executable()
 		if err != nil {
@@ -143,7 +143,7 @@ func TestKernelOnlyRootChangesAndTheGroupReads(t *testing.T) {
 		cmd.ExtraFiles = []*os.File{self}
 		cmd.Env = append(os.Environ(), childSocket+"="+filepath.Join(s.dir, "s"))
 		cmd.Stderr = os.Stderr
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: c.uid, Gid: 64700}}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: c.uid, Gid: 65700}}
 		out, err := cmd.Output()
 		self.Close()
 		if err != nil {

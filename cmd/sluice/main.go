@@ -118,7 +118,7 @@ of group 65700 may open. The group may read; what changes something, audit and m
 	flags.DurationVar(&c.timeout, "timeout", 10*time.Second, "how long one answer may take")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	root.AddCommand(c.statusCommand(), c.endpointCommand(), c.identityCommand(), c.ipamCommand(),
-		c.policyCommand(), c.explainCommand(), c.observeCommand(), c.mapCommand(), c.auditCommand(), c.devCommand())
+		c.policyCommand(), c.explainCommand(), c.observeCommand(), c.mapCommand(), c.auditCommand(), c.prepareCommand(), c.devCommand())
 	return root
 }
 

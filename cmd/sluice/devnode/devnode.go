@@ -29,6 +29,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/cmd/sluice/nodefiles"
 	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/kit/instance"
 )
@@ -97,15 +98,15 @@ type state struct {
 	Ready bool `json:"ready"`
 }
 
-// users are the processes' numeric users; the datapath is root and drops what
-// it does not need by itself.
-var users = map[string]uint32{
-	Identity: instance.IdentityID,
-	IPAM:     instance.IPAMID,
-	Policy:   instance.PolicyID,
-	Datapath: 0,
-	Etcd:     instance.EtcdID,
-}
+// users are the services with their numeric users. etcd is one of development
+// nodes alone.
+var users = func() map[string]nodefiles.Service {
+	m := map[string]nodefiles.Service{}
+	for _, s := range append(nodefiles.Services(), nodefiles.Service{Name: Etcd, UID: instance.EtcdID, GID: instance.GroupID, Former: 64705}) {
+		m[s.Name] = s
+	}
+	return m
+}()
 
 // newNode computes where everything of an instance is.
 func newNode(name string) (*Node, error) {
@@ -360,36 +361,28 @@ func (n *Node) lock() (unlock func(), err error) {
 	return func() { _ = l.Close() }, nil
 }
 
-// makeDirectories makes the run and state directories with the owners that the
-// services expect.
+// makeDirectories makes the directories of the node itself, those of the services
+// with the owners that the services expect.
 func (n *Node) makeDirectories() error {
-	type directory struct {
-		path     string
-		mode     fs.FileMode
-		uid, gid uint32
-	}
-	all := []directory{
-		{n.paths.RunDir, 0o755, 0, 0},
-		{filepath.Join(n.paths.RunDir, "log"), 0o755, 0, 0},
-		{n.paths.StateDir, 0o755, 0, 0},
-		{n.paths.ServiceStateDir("cni"), 0o700, 0, 0},
-		{n.paths.BPFDir, 0o700, 0, 0},
-		{n.binDir(), 0o755, 0, 0},
-		{n.PolicyDir(), 0o755, 0, 0},
-	}
 	for _, service := range Services() {
-		all = append(all,
-			directory{n.paths.ServiceRunDir(service), 0o750, users[service], instance.GroupID},
-			directory{n.paths.ServiceStateDir(service), 0o700, users[service], instance.GroupID})
+		if _, err := nodefiles.Prepare(n.paths, users[service]); err != nil {
+			return err
+		}
 	}
-	for _, d := range all {
+	for _, d := range []struct {
+		path string
+		mode fs.FileMode
+	}{
+		{filepath.Join(n.paths.RunDir, "log"), 0o755},
+		{n.paths.ServiceStateDir("cni"), 0o700},
+		{n.paths.BPFDir, 0o700},
+		{n.binDir(), 0o755},
+		{n.PolicyDir(), 0o755},
+	} {
 		if err := os.Mkdir(d.path, d.mode); err != nil {
 			return err
 		}
 		if err := os.Chmod(d.path, d.mode); err != nil {
-			return err
-		}
-		if err := os.Chown(d.path, int(d.uid), int(d.gid)); err != nil {
 			return err
 		}
 	}
@@ -482,8 +475,8 @@ func (o Options) withDefaults() (state, error) {
 		case err != nil:
 		case !info.IsDir():
 			err = fmt.Errorf("%s is not a directory", o.PolicyDir)
-		case !readableBy(info, users[Policy]):
-			err = fmt.Errorf("%s has mode %v and cannot be read by uid %d, as which sluice-policy runs; try chmod o+rx", o.PolicyDir, info.Mode(), users[Policy])
+		case !readableBy(info, users[Policy].UID):
+			err = fmt.Errorf("%s has mode %v and cannot be read by uid %d, as which sluice-policy runs; try chmod o+rx", o.PolicyDir, info.Mode(), users[Policy].UID)
 		}
 		if err != nil {
 			return s, fmt.Errorf("policies: %w", err)

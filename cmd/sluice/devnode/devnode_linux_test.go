@@ -268,8 +268,8 @@ func TestKernelDownLeavesNothing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if want := fmt.Sprintf("\nUid:\t%d\t", users[service]); !strings.Contains(string(status), want) {
-			t.Errorf("%s does not run as uid %d:\n%s", service, users[service], status)
+		if want := fmt.Sprintf("\nUid:\t%d\t", users[service].UID); !strings.Contains(string(status), want) {
+			t.Errorf("%s does not run as uid %d:\n%s", service, users[service].UID, status)
 		}
 		if !strings.Contains(string(status), "\nGroups:\t65700 \n") {
 			t.Errorf("%s is in other groups than 65700:\n%s", service, status)
@@ -378,7 +378,7 @@ func TestKernelPoliciesOfAClosedDirectoryAreReadable(t *testing.T) {
 	n := up(t, o)
 	seen := filepath.Join(n.PolicyDir(), "web.yaml")
 	read := exec.Command("/bin/cat", seen)
-	read.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: users[Policy], Gid: 65700}}
+	read.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: users[Policy].UID, Gid: 65700}}
 	if content, err := read.Output(); err != nil || string(content) != "kind: NetworkPolicy\n" {
 		t.Errorf("the policy service's user reads %q, %v", content, err)
 	}
@@ -566,6 +566,30 @@ func TestKernelRestartGivesANewProcess(t *testing.T) {
 		after, err := n.PID(service)
 		if err != nil || after == before {
 			t.Errorf("%s: pid %d, then %d (%v)", service, before, after, err)
+		}
+	}
+}
+
+// TestKernelRestartGivesStateToTheUserOfToday: the node was brought up by a
+// version in which the services had other numbers.
+func TestKernelRestartGivesStateToTheUserOfToday(t *testing.T) {
+	o := options(t, programs(t))
+	n := up(t, o)
+	if err := n.Stop(t.Context(), IPAM); err != nil {
+		t.Fatal(err)
+	}
+	dir := n.Paths().ServiceStateDir(IPAM)
+	file := filepath.Join(dir, "db")
+	if err := errors.Join(os.WriteFile(file, nil, 0o600), os.Chown(file, 64702, 64700), os.Chown(dir, 64702, 64700)); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Restart(t.Context(), IPAM); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{dir, file} {
+		var st unix.Stat_t
+		if err := unix.Lstat(path, &st); err != nil || st.Uid != users[IPAM].UID || st.Gid != users[IPAM].GID {
+			t.Errorf("%s belongs to %d:%d, %v; want %d:%d", path, st.Uid, st.Gid, err, users[IPAM].UID, users[IPAM].GID)
 		}
 	}
 }

@@ -23,7 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
-	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/cmd/sluice/nodefiles"
 	"github.com/sluice-net/sluice/kit/rpc/client"
 )
 
@@ -100,6 +100,12 @@ func (n *Node) Start(ctx context.Context, service string, options ...StartOption
 	}
 	ctx, cancel := context.WithTimeout(ctx, n.state.Timeout)
 	defer cancel()
+	// The state of a node that an earlier version brought up may belong to the
+	// user that the service had then.
+	user := users[service]
+	if _, err := nodefiles.Prepare(n.paths, user); err != nil {
+		return err
+	}
 	log, err := os.OpenFile(n.Log(service), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o640)
 	if err != nil {
 		return err
@@ -111,7 +117,7 @@ func (n *Node) Start(ctx context.Context, service string, options ...StartOption
 	cmd.ExtraFiles = s.extraFiles
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Setsid:     true,
-		Credential: &syscall.Credential{Uid: users[service], Gid: instance.GroupID, Groups: []uint32{instance.GroupID}},
+		Credential: &syscall.Credential{Uid: user.UID, Gid: user.GID, Groups: []uint32{user.GID}},
 	}
 	begin := cmd.Start
 	if service == Datapath {

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package nodefiles
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/kit/leaktest"
+)
+
+func TestMain(m *testing.M) { leaktest.Main(m, leaktest.Mounts(os.TempDir())) }
+
+// paths are those of an instance below a directory of the test's own.
+func paths(t *testing.T) instance.Paths {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Fatal("this test gives files to users and needs root")
+	}
+	p, err := instance.New("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p = p.Under(t.TempDir())
+	for _, dir := range []string{filepath.Dir(p.RunDir), filepath.Dir(p.StateDir)} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return p
+}
+
+// write makes a file with its directories, all of one owner.
+func write(t *testing.T, path string, uid, gid int) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte("content of "+filepath.Base(path)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Chown(filepath.Dir(path), uid, gid), os.Chown(path, uid, gid)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// owner is "uid:gid mode" of a path that is not followed.
+func owner(t *testing.T, path string) string {
+	t.Helper()
+	info, err := os.Lstat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	st := info.Sys().(*syscall.Stat_t)
+	return fmt.Sprintf("%d:%d %v", st.Uid, st.Gid, info.Mode().Perm())
+}
+
+func wantOwner(t *testing.T, path, want string) {
+	t.Helper()
+	if got := owner(t, path); got != want {
+		t.Errorf("%s is %s, want %s", path, got, want)
+	}
+}
+
+func TestKernelNewDirectoriesHaveTheirOwners(t *testing.T) {
+	p := paths(t)
+	if _, err := Prepare(p, Services()...); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range Services() {
+		wantOwner(t, p.ServiceRunDir(s.Name), fmt.Sprintf("%d:65700 -rwxr-x---", s.UID))
+		wantOwner(t, p.ServiceStateDir(s.Name), fmt.Sprintf("%d:65700 -rwx------", s.UID))
+	}
+	wantOwner(t, p.RunDir, "0:0 -rwxr-xr-x")
+	wantOwner(t, p.StateDir, "0:0 -rwxr-xr-x")
+	if changes, err := Prepare(p, Services()...); err != nil || len(changes) > 0 {
+		t.Errorf("once more: %q, %v; want no change", changes, err)
+	}
+}
+
+// TestKernelStateOfTheFormerUserIsGivenOnce: what a service left under the
+// number that it had is its own again, with the content that it had.
+func TestKernelStateOfTheFormerUserIsGivenOnce(t *testing.T) {
+	p := paths(t)
+	outside := filepath.Join(t.TempDir(), "outside")
+	write(t, outside, 64702, 64700)
+	for _, s := range []struct {
+		name string
+		uid  int
+	}{{"identity", 64701}, {"ipam", 64702}, {"policy", 64703}} {
+		write(t, filepath.Join(p.ServiceStateDir(s.name), "deep", "state"), s.uid, 64700)
+		write(t, filepath.Join(p.ServiceStateDir(s.name), "db"), s.uid, 64700)
+		write(t, p.Socket(s.name)+".lock", s.uid, 64700)
+		write(t, filepath.Join(p.ServiceStateDir(s.name), "roots"), 0, 0)
+		if err := os.Chown(p.ServiceStateDir(s.name), s.uid, 64700); err != nil {
+			t.Fatal(err)
+		}
+		link := filepath.Join(p.ServiceStateDir(s.name), "link")
+		if err := errors.Join(os.Symlink(outside, link), os.Lchown(link, s.uid, 64700)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := Prepare(p, Services()...); err != nil {
+		t.Fatal(err)
+	}
+	for name, uid := range map[string]uint32{"identity": 65701, "ipam": 65702, "policy": 65703} {
+		dir := p.ServiceStateDir(name)
+		for _, path := range []string{filepath.Join(dir, "deep", "state"), filepath.Join(dir, "db"), p.Socket(name) + ".lock"} {
+			wantOwner(t, path, fmt.Sprintf("%d:65700 -rw-------", uid))
+		}
+		wantOwner(t, dir, fmt.Sprintf("%d:65700 -rwx------", uid))
+		wantOwner(t, filepath.Join(dir, "deep"), fmt.Sprintf("%d:65700 -rwx------", uid))
+		wantOwner(t, filepath.Join(dir, "link"), fmt.Sprintf("%d:65700 -rwxrwxrwx", uid))
+		wantOwner(t, filepath.Join(dir, "roots"), "0:0 -rw-------")
+		if b, err := os.ReadFile(filepath.Join(dir, "db")); err != nil || string(b) != "content of db" {
+			t.Errorf("%s: content %q, %v", name, b, err)
+		}
+	}
+	wantOwner(t, outside, "64702:64700 -rw-------")
+
+	// Once: a file that the former number's next owner puts there later is not
+	// taken for the service's.
+	late := filepath.Join(p.ServiceStateDir("ipam"), "late")
+	write(t, late, 64702, 64702)
+	if err := os.Chown(p.ServiceStateDir("ipam"), 65702, 65700); err != nil {
+		t.Fatal(err)
+	}
+	if changes, err := Prepare(p, Services()...); err != nil || len(changes) > 0 {
+		t.Errorf("once more: %q, %v; want no change", changes, err)
+	}
+	wantOwner(t, late, "64702:64702 -rw-------")
+}
+
+// TestKernelInterruptedGiftIsFinished: the directory itself is given last.
+func TestKernelInterruptedGiftIsFinished(t *testing.T) {
+	p := paths(t)
+	dir := p.ServiceStateDir("ipam")
+	write(t, filepath.Join(dir, "a"), 65702, 65700)
+	write(t, filepath.Join(dir, "b"), 64702, 64700)
+	if _, err := Prepare(p, Services()...); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"a", "b"} {
+		wantOwner(t, filepath.Join(dir, name), "65702:65700 -rw-------")
+	}
+	wantOwner(t, dir, "65702:65700 -rwx------")
+}
+
+// TestKernelFileWithTwoNamesIsNotGivenAway: the former user may have linked a
+// file from elsewhere, which would change hands too.
+func TestKernelFileWithTwoNamesIsNotGivenAway(t *testing.T) {
+	p := paths(t)
+	dir := p.ServiceStateDir("ipam")
+	write(t, filepath.Join(dir, "a"), 64702, 64700)
+	other := filepath.Join(filepath.Dir(p.StateDir), "other")
+	if err := os.Link(filepath.Join(dir, "a"), other); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Prepare(p, Services()...); err == nil || !strings.Contains(err.Error(), "a has 2 names") {
+		t.Errorf("got %v, want an error about the file with two names", err)
+	}
+	wantOwner(t, other, "64702:64700 -rw-------")
+	wantOwner(t, dir, "64702:64700 -rwx------")
+}
+
+func TestKernelLinkInPlaceOfADirectoryIsRefused(t *testing.T) {
+	p := paths(t)
+	elsewhere := t.TempDir()
+	if err := errors.Join(os.MkdirAll(p.StateDir, 0o755), os.Symlink(elsewhere, p.ServiceStateDir("ipam"))); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Prepare(p, Services()...); err == nil || !strings.Contains(err.Error(), "is not a directory") {
+		t.Errorf("got %v, want an error about the link", err)
+	}
+	if info, err := os.Stat(elsewhere); err != nil || info.Mode().Perm() != fs.FileMode(0o755) {
+		t.Errorf("where the link leads: %v, %v", info, err)
+	}
+}

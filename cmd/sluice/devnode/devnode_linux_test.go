@@ -570,6 +570,70 @@ func TestKernelRestartGivesANewProcess(t *testing.T) {
 	}
 }
 
+// TestKernelServicesInheritNothingOfTheCaller: a descriptor that whoever calls
+// dev up has open, as a shell's `exec 8<file` leaves it, reaches no service,
+// neither by Up nor by Restart.
+func TestKernelServicesInheritNothingOfTheCaller(t *testing.T) {
+	secret, err := os.Create(filepath.Join(t.TempDir(), "secret"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer secret.Close()
+	inheritable := func() {
+		t.Helper()
+		// Without close-on-exec, unlike what Go opens.
+		fd, err := unix.FcntlInt(secret.Fd(), unix.F_DUPFD, 8)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = unix.Close(fd) })
+	}
+	inheritable()
+	o := options(t, programs(t))
+	n := up(t, o)
+	check := func(when string) {
+		t.Helper()
+		for _, service := range Services() {
+			pid, err := n.PID(service)
+			if err != nil {
+				t.Fatal(err)
+			}
+			open, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+			if err != nil || len(open) == 0 {
+				t.Fatalf("descriptors of %s: %v, %v", service, open, err)
+			}
+			for _, fd := range open {
+				if target, err := os.Readlink(fd); err == nil && target == secret.Name() {
+					t.Errorf("%s: %s has descriptor %s of the caller's file", when, service, filepath.Base(fd))
+				}
+			}
+		}
+	}
+	check("up")
+	for _, service := range Services() {
+		inheritable()
+		if err := n.Restart(t.Context(), service); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check("restart")
+	passed, err := os.Open(secret.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer passed.Close()
+	if err := errors.Join(n.Stop(t.Context(), IPAM), n.Start(t.Context(), IPAM, WithExtraFiles(passed))); err != nil {
+		t.Fatal(err)
+	}
+	pid, err := n.PID(IPAM)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if target, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/3", pid)); err != nil || target != secret.Name() {
+		t.Errorf("a file that is passed on purpose: descriptor 3 is %q, %v", target, err)
+	}
+}
+
 // TestKernelRestartGivesStateToTheUserOfToday: the node was brought up by a
 // version in which the services had other numbers.
 func TestKernelRestartGivesStateToTheUserOfToday(t *testing.T) {

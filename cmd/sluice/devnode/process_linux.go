@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"net"
 	"os"
 	"os/exec"
@@ -118,6 +119,12 @@ func (n *Node) Start(ctx context.Context, service string, options ...StartOption
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Setsid:     true,
 		Credential: &syscall.Credential{Uid: user.UID, Gid: user.GID, Groups: []uint32{user.GID}},
+	}
+	// What the caller has open, without close-on-exec, is not the service's: only
+	// the standard streams and extraFiles are. Go opens nothing of its own
+	// without it.
+	if err := unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return fmt.Errorf("start %s: mark open descriptors close-on-exec: %w", service, err)
 	}
 	begin := cmd.Start
 	if service == Datapath {

@@ -147,7 +147,8 @@ func serve(ctx context.Context, opts options, ready io.Writer) error {
 		return fmt.Errorf("data directory: %w", err)
 	}
 	// Connecting takes the right to write: the group that may enter the socket's
-	// directory may use the socket, which etcd makes with the process's umask.
+	// directory may write, and to etcd all are equal. So it is a group of its own,
+	// not the one that reads. etcd makes the socket with the process's umask.
 	unix.Umask(0o007)
 
 	// etcd binds its socket, replacing a leftover one, before it locks its

@@ -99,10 +99,11 @@ type state struct {
 }
 
 // users are the services with their numeric users. etcd is one of development
-// nodes alone.
+// nodes alone. It has a group of its own, whose members may connect: it does
+// not ask who writes, and members of the services' group may only read.
 var users = func() map[string]nodefiles.Service {
 	m := map[string]nodefiles.Service{}
-	for _, s := range append(nodefiles.Services(), nodefiles.Service{Name: Etcd, UID: instance.EtcdID, GID: instance.GroupID, Former: 64705}) {
+	for _, s := range append(nodefiles.Services(), nodefiles.Service{Name: Etcd, UID: instance.EtcdID, GID: instance.EtcdID, Former: 64705}) {
 		m[s.Name] = s
 	}
 	return m

@@ -39,6 +39,14 @@ func TestMain(m *testing.M) {
 	switch base := filepath.Base(os.Args[0]); {
 	case base == "sluice-devetcd", base == "sluice-identity", base == "sluice-ipam", base == "sluice-policy", base == "sluice-datapath":
 		os.Exit(standIn(os.Args[1:]))
+	case os.Getenv("DEVNODE_TEST_CONNECT") != "":
+		conn, err := net.Dial("unix", os.Getenv("DEVNODE_TEST_CONNECT"))
+		if err != nil {
+			fmt.Print(err)
+			os.Exit(1)
+		}
+		conn.Close()
+		os.Exit(0)
 	case os.Getenv("DEVNODE_TEST_UP") != "":
 		os.Exit(upForTest(os.Getenv("DEVNODE_TEST_UP")))
 	}
@@ -55,6 +63,7 @@ func standIn(args []string) int {
 			socket = (&Node{}).mustSocket(value, strings.TrimPrefix(filepath.Base(os.Args[0]), "sluice-"))
 		case "--listen":
 			socket = strings.TrimPrefix(value, "unix://")
+			unix.Umask(0o007) // as sluice-devetcd does
 		}
 	}
 	if slices.Contains(args, "--fail") {
@@ -271,8 +280,12 @@ func TestKernelDownLeavesNothing(t *testing.T) {
 		if want := fmt.Sprintf("\nUid:\t%d\t", users[service].UID); !strings.Contains(string(status), want) {
 			t.Errorf("%s does not run as uid %d:\n%s", service, users[service].UID, status)
 		}
-		if !strings.Contains(string(status), "\nGroups:\t65700 \n") {
-			t.Errorf("%s is in other groups than 65700:\n%s", service, status)
+		groups := map[string]string{Etcd: "65705 ", Identity: "65700 65705 "}[service]
+		if groups == "" {
+			groups = "65700 "
+		}
+		if !strings.Contains(string(status), "\nGroups:\t"+groups+"\n") {
+			t.Errorf("%s is in other groups than %s:\n%s", service, groups, status)
 		}
 		// The datapath alone is inside the node.
 		ns, err := os.Stat(fmt.Sprintf("/proc/%d/ns/net", pid))
@@ -631,6 +644,38 @@ func TestKernelServicesInheritNothingOfTheCaller(t *testing.T) {
 	}
 	if target, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/3", pid)); err != nil || target != secret.Name() {
 		t.Errorf("a file that is passed on purpose: descriptor 3 is %q, %v", target, err)
+	}
+}
+
+// TestKernelOnlyIdentityMayConnectToEtcd: who may only read what the services
+// tell could otherwise write the cluster's identities.
+func TestKernelOnlyIdentityMayConnectToEtcd(t *testing.T) {
+	bin := programs(t)
+	n := up(t, options(t, bin))
+	connect := func(c *syscall.Credential) (string, error) {
+		cmd := exec.Command(filepath.Join(bin, "sluice-cni")) //nolint:gosec // a copy of the test
+		cmd.Env = append(os.Environ(), "DEVNODE_TEST_CONNECT="+n.Socket(Etcd))
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: c}
+		out, err := cmd.Output()
+		return string(out), err
+	}
+	for name, c := range map[string]*syscall.Credential{
+		"a reader":     {Uid: 65534, Gid: 65700},
+		"ipam":         {Uid: users[IPAM].UID, Gid: 65700, Groups: []uint32{65700}},
+		"policy":       {Uid: users[Policy].UID, Gid: 65700, Groups: []uint32{65700}},
+		"the datapath": {Uid: 65706, Gid: 65700, Groups: []uint32{65700}},
+	} {
+		if out, err := connect(c); err == nil || !strings.HasSuffix(out, "permission denied") {
+			t.Errorf("%s connects to etcd: %v %s, want permission denied", name, err, out)
+		}
+	}
+	for name, c := range map[string]*syscall.Credential{
+		"root":     {},
+		"identity": {Uid: users[Identity].UID, Gid: 65700, Groups: []uint32{65700, 65705}},
+	} {
+		if out, err := connect(c); err != nil {
+			t.Errorf("%s connects to etcd: %v %s", name, err, out)
+		}
 	}
 }
 

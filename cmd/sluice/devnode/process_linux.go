@@ -116,9 +116,13 @@ func (n *Node) Start(ctx context.Context, service string, options ...StartOption
 	cmd.Dir = "/"
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.ExtraFiles = s.extraFiles
+	groups := []uint32{user.GID}
+	if service == Identity {
+		groups = append(groups, users[Etcd].GID)
+	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Setsid:     true,
-		Credential: &syscall.Credential{Uid: user.UID, Gid: user.GID, Groups: []uint32{user.GID}},
+		Credential: &syscall.Credential{Uid: user.UID, Gid: user.GID, Groups: groups},
 	}
 	// What the caller has open, without close-on-exec, is not the service's: only
 	// the standard streams and extraFiles are. Go opens nothing of its own

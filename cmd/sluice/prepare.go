@@ -19,7 +19,9 @@ func (c *command) prepareCommand() *cobra.Command {
 		Short: "Make the directories that the services find at their start",
 		Long: `Make the run and state directories of an instance, each with the user of its
 service, and give what an earlier version left under other users to those of
-today. It runs as root, before the services; running it again changes nothing.`,
+today. Mount the bpffs in which the datapath pins maps and programs, and move
+there what an earlier version pinned elsewhere. It runs as root, before the
+services; running it again changes nothing.`,
 		Args: args(0, ""),
 		RunE: func(*cobra.Command, []string) error { return c.prepare() },
 	}

@@ -47,7 +47,7 @@ type Paths struct {
 	RunDir    string // sockets; one directory per service below it
 	ConfigDir string // <service>.yaml files
 	StateDir  string // what must survive a reboot; one directory per service
-	BPFDir    string // the instance's directory on a bpffs
+	BPFDir    string // a bpffs of the instance's own: the machine's, /sys/fs/bpf, is root's alone
 }
 
 // New returns the directories of the instance of that name; the empty name is
@@ -66,7 +66,7 @@ func New(name string) (Paths, error) {
 		RunDir:    "/run/sluice" + suffix,
 		ConfigDir: "/etc/sluice" + suffix,
 		StateDir:  "/var/lib/sluice" + suffix,
-		BPFDir:    "/sys/fs/bpf/sluice" + suffix,
+		BPFDir:    "/run/sluice" + suffix + "/bpf",
 	}, nil
 }
 

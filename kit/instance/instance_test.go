@@ -11,7 +11,7 @@ import (
 
 func TestInstanceNameIsPartOfEveryDirectory(t *testing.T) {
 	def, err := New("")
-	if want := (Paths{RunDir: "/run/sluice", ConfigDir: "/etc/sluice", StateDir: "/var/lib/sluice", BPFDir: "/sys/fs/bpf/sluice"}); err != nil || def != want {
+	if want := (Paths{RunDir: "/run/sluice", ConfigDir: "/etc/sluice", StateDir: "/var/lib/sluice", BPFDir: "/run/sluice/bpf"}); err != nil || def != want {
 		t.Errorf("New(\"\") = %+v, %v; want %+v", def, err, want)
 	}
 	p, err := New("blue-2")
@@ -25,7 +25,7 @@ func TestInstanceNameIsPartOfEveryDirectory(t *testing.T) {
 		p.ServiceRunDir("svc"):   "/tmp/x/run/sluice-blue-2/svc",
 		p.ConfigFile("svc"):      "/tmp/x/etc/sluice-blue-2/svc.yaml",
 		p.ServiceStateDir("svc"): "/tmp/x/var/lib/sluice-blue-2/svc",
-		p.BPFDir:                 "/tmp/x/sys/fs/bpf/sluice-blue-2",
+		p.BPFDir:                 "/tmp/x/run/sluice-blue-2/bpf",
 	} {
 		if got != want {
 			t.Errorf("got %s, want %s", got, want)

@@ -20,7 +20,7 @@ import (
 type Config struct {
 	StateDir string         `config:"stateDir" help:"where the records of endpoints are"`
 	SpoolDir string         `config:"spoolDir" help:"where the CNI plugin leaves deletions while this process is away"`
-	BPFDir   string         `config:"bpfDir" help:"where maps and programs are pinned; a bpffs is mounted there if none is"`
+	BPFDir   string         `config:"bpfDir" help:"bpffs in which maps and programs are pinned; sluice prepare mounts it"`
 	PodCIDRs []netip.Prefix `config:"podCIDRs" help:"this node's pod ranges, at most one per family, as ipam has them"`
 	MTU      uint16         `config:"mtu" help:"MTU of pods in bytes; 0 takes that of the default route's device"`
 

@@ -127,8 +127,8 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 // capabilities are all that the process keeps; docs/privileges.md has the reasons.
 var capabilities = []privilege.Cap{unix.CAP_BPF, unix.CAP_PERFMON, unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN}
 
-// dropPrivileges joins the group whose sockets the process calls, mounts the
-// bpffs, and gives up everything else. Files are opened as their owner from
+// dropPrivileges joins the group whose sockets the process calls and gives up
+// everything else. Files are opened as their owner from
 // here on: the process cannot read what root alone could.
 func dropPrivileges(cfg Config) func() error {
 	return func() error {
@@ -147,7 +147,7 @@ func dropPrivileges(cfg Config) func() error {
 		if cfg.ValidateOnly {
 			return nil
 		}
-		return node.MountBPF(cfg.BPFDir)
+		return node.CheckBPF(cfg.BPFDir)
 	}
 }
 

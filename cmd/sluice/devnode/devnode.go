@@ -118,8 +118,6 @@ func newNode(name string) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A bpffs of the node's own: nothing of it outlives the node.
-	paths.BPFDir = filepath.Join(paths.RunDir, "bpf")
 	return &Node{paths: paths}, nil
 }
 
@@ -167,11 +165,6 @@ func Up(ctx context.Context, o Options) (_ *Node, err error) {
 	}
 	if err := n.writeState(); err != nil {
 		return nil, err
-	}
-	// Every bpffs mount is a filesystem of its own: what the node pins is gone
-	// when it is unmounted.
-	if err := unix.Mount("bpf", n.paths.BPFDir, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
-		return nil, fmt.Errorf("mount bpffs on %s: %w", n.paths.BPFDir, err)
 	}
 	if err := n.makeNetwork(); err != nil {
 		return nil, err
@@ -376,7 +369,6 @@ func (n *Node) makeDirectories() error {
 	}{
 		{filepath.Join(n.paths.RunDir, "log"), 0o755},
 		{n.paths.ServiceStateDir("cni"), 0o700},
-		{n.paths.BPFDir, 0o700},
 		{n.binDir(), 0o755},
 		{n.PolicyDir(), 0o755},
 	} {

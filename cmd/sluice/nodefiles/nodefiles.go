@@ -2,8 +2,8 @@
 // Copyright 2026 The Sluice Authors
 
 // Package nodefiles makes what the services of one instance find at their
-// start: their directories, each with its owner. It runs as root, before the
-// services, and opens no socket.
+// start: their directories, each with its owner, and the bpffs. It runs as
+// root, before the services, and opens no socket.
 //
 // Everything here can be repeated: what is as it should be stays untouched, and
 // what was interrupted goes on.
@@ -29,6 +29,8 @@ type Service struct {
 	// Former is the user that the service ran as in earlier versions: what
 	// belongs to it is given to UID.
 	Former uint32
+	// BPF says that the service pins maps and programs.
+	BPF bool
 }
 
 // Services are those of a machine.
@@ -37,7 +39,7 @@ func Services() []Service {
 		{Name: "identity", UID: instance.IdentityID, GID: instance.GroupID, Former: 64701},
 		{Name: "ipam", UID: instance.IPAMID, GID: instance.GroupID, Former: 64702},
 		{Name: "policy", UID: instance.PolicyID, GID: instance.GroupID, Former: 64703},
-		{Name: "datapath", UID: 0, GID: instance.GroupID, Former: 0},
+		{Name: "datapath", UID: 0, GID: instance.GroupID, Former: 0, BPF: true},
 	}
 }
 
@@ -59,13 +61,21 @@ func (s Service) directories(p instance.Paths) []directory {
 	}
 }
 
-// Prepare makes the directories of the services and gives what belonged to a
-// service's former user to its user. A service must not run as its former user
+// Prepare makes the directories of the services, gives what belonged to a
+// service's former user to its user, and mounts the bpffs, into which the pins
+// of earlier versions move. A service must not run as its former user
 // meanwhile. It returns what it changed, one line each, also beside an error.
 func Prepare(p instance.Paths, services ...Service) (changes []string, err error) {
 	for _, s := range services {
 		for _, d := range s.directories(p) {
 			changed, err := d.prepare()
+			changes = append(changes, changed...)
+			if err != nil {
+				return changes, fmt.Errorf("prepare %s: %w", s.Name, err)
+			}
+		}
+		if s.BPF {
+			changed, err := s.prepareBPF(p)
 			changes = append(changes, changed...)
 			if err != nil {
 				return changes, fmt.Errorf("prepare %s: %w", s.Name, err)

@@ -13,11 +13,30 @@ import (
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/leaktest"
 )
 
-func TestMain(m *testing.M) { leaktest.Main(m, leaktest.Mounts(os.TempDir())) }
+// TestMain has the tests mount below a directory of their own, not below the
+// one in which other packages look for the mounts that they left.
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("/run", "nodefiles-test-")
+	if err == nil {
+		err = os.Setenv("TMPDIR", dir)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	code := leaktest.Run(m, leaktest.Mounts(dir))
+	if err := os.RemoveAll(dir); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
 
 // paths are those of an instance below a directory of the test's own.
 func paths(t *testing.T) instance.Paths {
@@ -35,6 +54,11 @@ func paths(t *testing.T) instance.Paths {
 			t.Fatal(err)
 		}
 	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(p.BPFDir, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+			t.Error(err)
+		}
+	})
 	return p
 }
 

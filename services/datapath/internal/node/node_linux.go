@@ -10,12 +10,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"math"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -616,28 +614,15 @@ func (n *Node) Watch(ctx context.Context, repair bool) error {
 	})
 }
 
-// MountBPF mounts a bpffs at dir unless dir lies on one already.
-func MountBPF(dir string) error {
-	existing := dir
-	for {
-		var st unix.Statfs_t
-		err := unix.Statfs(existing, &st)
-		if err == nil && uint32(st.Type) == unix.BPF_FS_MAGIC {
-			return nil
-		}
-		if err == nil {
-			break
-		}
-		if !errors.Is(err, fs.ErrNotExist) || existing == "/" {
-			return fmt.Errorf("look at %s: %w", existing, err)
-		}
-		existing = filepath.Dir(existing)
+// CheckBPF refuses a directory that lies on no bpffs. Mounting one takes rights
+// over the machine's files, so whoever prepares the start does it.
+func CheckBPF(dir string) error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return fmt.Errorf("look at %s: %w; run `sluice prepare` as root before", dir, err)
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("make %s: %w", dir, err)
-	}
-	if err := unix.Mount("bpf", dir, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
-		return fmt.Errorf("mount a bpffs at %s: %w", dir, err)
+	if uint32(st.Type) != unix.BPF_FS_MAGIC {
+		return fmt.Errorf("no bpffs is mounted at %s; run `sluice prepare` as root before", dir)
 	}
 	return nil
 }

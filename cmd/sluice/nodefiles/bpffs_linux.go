@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package nodefiles
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/kit/instance"
+)
+
+// FormerBPFDir is where earlier versions pinned the maps and programs of an
+// instance: in the machine's bpffs, which belongs to root alone.
+func FormerBPFDir(p instance.Paths) string {
+	name := filepath.Base(p.RunDir)
+	return filepath.Join(strings.TrimSuffix(p.RunDir, "/run/"+name), "/sys/fs/bpf", name)
+}
+
+// prepareBPF mounts a bpffs for the service, unless there is one, and moves the
+// pins of earlier versions into it.
+func (s Service) prepareBPF(p instance.Paths) (changes []string, err error) {
+	if changes, err = mountBPF(p.BPFDir); err != nil {
+		return changes, err
+	}
+	moved, err := movePins(FormerBPFDir(p), p.BPFDir)
+	changes = append(changes, moved...)
+	if err != nil {
+		return changes, err
+	}
+	// Mount options that name the owner exist from Linux 6.8 on only.
+	given, err := s.givePins(p.BPFDir)
+	return append(changes, given...), err
+}
+
+func mountBPF(dir string) (changes []string, err error) {
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, err
+	}
+	switch is, err := onBPFFS(dir); {
+	case err != nil:
+		return nil, err
+	case is:
+		return nil, nil
+	}
+	if err := unix.Mount("bpf", dir, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
+		return nil, fmt.Errorf("mount a bpffs at %s: %w", dir, err)
+	}
+	return []string{"mounted a bpffs at " + dir}, nil
+}
+
+// onBPFFS says whether a path lies on a bpffs. A path that does not exist does
+// not.
+func onBPFFS(path string) (bool, error) {
+	var st unix.Statfs_t
+	switch err := unix.Statfs(path, &st); {
+	case errors.Is(err, unix.ENOENT):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("look at %s: %w", path, err)
+	}
+	return uint32(st.Type) == unix.BPF_FS_MAGIC, nil
+}
+
+// givePins gives the bpffs and all that is pinned in it to the service.
+func (s Service) givePins(dir string) (changes []string, err error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	given := 0
+	err = fs.WalkDir(root.FS(), ".", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := entry.Info()
+		if err != nil {
+			return err
+		}
+		if st := info.Sys().(*syscall.Stat_t); st.Uid == s.UID && st.Gid == s.GID {
+			return nil
+		}
+		given++
+		return root.Lchown(path, int(s.UID), int(s.GID))
+	})
+	if err != nil {
+		return nil, fmt.Errorf("give %s to uid %d: %w", dir, s.UID, err)
+	}
+	if given > 0 {
+		changes = append(changes, fmt.Sprintf("gave %d entries of %s to %d:%d", given, dir, s.UID, s.GID))
+	}
+	return changes, nil
+}
+
+// movePins pins what is pinned below from at the same names below to, and
+// removes the old pins when every object has its new one: a map that lost its
+// last pin would be lost for the next start. The programs in the kernel, and
+// with them the connections, do not notice.
+func movePins(from, to string) (changes []string, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("move the pins of %s to %s: %w", from, to, err)
+		}
+	}()
+	if is, err := onBPFFS(from); err != nil || !is {
+		return nil, err
+	}
+	var pins, dirs []string
+	err = filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name, err := filepath.Rel(from, path)
+		if err != nil {
+			return err
+		}
+		switch {
+		case entry.IsDir():
+			dirs = append(dirs, name)
+		case entry.Type().IsRegular():
+			pins = append(pins, name)
+		default:
+			return fmt.Errorf("%s is no pin but %s", path, entry.Type())
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range dirs {
+		if err := os.Mkdir(filepath.Join(to, name), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return nil, err
+		}
+	}
+	for _, name := range pins {
+		if err := CopyPin(filepath.Join(from, name), filepath.Join(to, name)); err != nil {
+			return nil, err
+		}
+	}
+	for _, name := range pins {
+		if err := os.Remove(filepath.Join(from, name)); err != nil {
+			return nil, err
+		}
+	}
+	slices.Reverse(dirs) // parents last
+	for _, name := range dirs {
+		if err := os.Remove(filepath.Join(from, name)); err != nil {
+			return nil, err
+		}
+	}
+	return []string{fmt.Sprintf("moved %d pins from %s to %s", len(pins), from, to)}, nil
+}
+
+// CopyPin pins the object that is pinned at from at to as well. That it is there
+// already is no error.
+func CopyPin(from, to string) error {
+	object, err := openPin(from)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(object)
+	attr := pinAttr{path: cstring(to), fd: uint32(object)}
+	_, err = bpf(bpfObjPin, unsafe.Pointer(&attr), unsafe.Sizeof(attr))
+	runtime.KeepAlive(attr.path)
+	if err == nil {
+		return nil
+	}
+	if !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("pin %s: %w", to, err)
+	}
+	there, err := openPin(to)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(there)
+	same, err := sameObject(object, there)
+	if err == nil && !same {
+		err = fmt.Errorf("%s and %s are different objects; remove the one that no program uses", from, to)
+	}
+	return err
+}
+
+// The bpf calls that move a pin, whatever is pinned. Everything else about eBPF
+// is services/datapath's.
+const (
+	bpfObjPin         = 6
+	bpfObjGet         = 7
+	bpfObjGetInfoByFD = 15
+)
+
+type pinAttr struct {
+	path  *byte // 64 bits wide: the layout is that of 64-bit machines
+	fd    uint32
+	flags uint32
+}
+
+type infoAttr struct {
+	fd     uint32
+	length uint32
+	info   *objectInfo
+}
+
+// objectInfo is what the information about every kind of object begins with.
+type objectInfo [2]uint32 // its kind and its id
+
+func bpf(command uintptr, attr unsafe.Pointer, size uintptr) (int, error) {
+	for {
+		r, _, errno := unix.Syscall(unix.SYS_BPF, command, uintptr(attr), size)
+		if errno == 0 {
+			return int(r), nil
+		}
+		if !errors.Is(errno, unix.EAGAIN) && !errors.Is(errno, unix.EINTR) {
+			return -1, errno
+		}
+	}
+}
+
+func cstring(s string) *byte { return unsafe.SliceData(append([]byte(s), 0)) }
+
+func openPin(path string) (int, error) {
+	attr := pinAttr{path: cstring(path)}
+	fd, err := bpf(bpfObjGet, unsafe.Pointer(&attr), unsafe.Sizeof(attr))
+	runtime.KeepAlive(attr.path)
+	if err != nil {
+		return -1, fmt.Errorf("open pin %s: %w", path, err)
+	}
+	return fd, nil
+}
+
+// sameObject says whether two descriptors lead to one object. A map and a
+// program may have the same id, so that the kind of the descriptor counts too.
+func sameObject(a, b int) (bool, error) {
+	var kinds [2]string
+	var infos [2]objectInfo
+	for i, fd := range []int{a, b} {
+		var err error
+		if kinds[i], err = os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd)); err != nil {
+			return false, err
+		}
+		attr := infoAttr{fd: uint32(fd), length: uint32(unsafe.Sizeof(infos[i])), info: &infos[i]}
+		if _, err := bpf(bpfObjGetInfoByFD, unsafe.Pointer(&attr), unsafe.Sizeof(attr)); err != nil {
+			return false, fmt.Errorf("identify a pinned object: %w", err)
+		}
+		runtime.KeepAlive(attr.info)
+	}
+	return kinds[0] == kinds[1] && infos[0] == infos[1], nil
+}

@@ -316,8 +316,9 @@ func (p *Process) NewServer(o rpc.Options) (*rpc.Server, error) {
 	return rpc.NewServer(o)
 }
 
-// Listen opens the service's socket as the configuration says, once.
-func (p *Process) Listen() (*rpc.Listener, error) {
+// Listen opens the service's socket as the configuration says, once. The trusted
+// users share the connections that are kept for root.
+func (p *Process) Listen(trusted ...uint32) (*rpc.Listener, error) {
 	open, err := openDescriptors()
 	if err != nil {
 		return nil, err
@@ -327,7 +328,9 @@ func (p *Process) Listen() (*rpc.Listener, error) {
 		metrics = metricsConnections(p.descriptors)
 	}
 	conns, scarce := socketConnections(p.descriptors, open, metrics)
-	l, err := rpc.Listen(p.Config.Socket.Path, p.Config.Socket.listenOptions(conns))
+	o := p.Config.Socket.listenOptions(conns)
+	o.Trusted = trusted
+	l, err := rpc.Listen(p.Config.Socket.Path, o)
 	if err != nil {
 		return nil, err
 	}
@@ -355,7 +358,7 @@ func (p *Process) Listen() (*rpc.Listener, error) {
 // fails, then shuts the server down in order. The server says NOT_SERVING
 // until somebody calls its SetServing or SetAllServing.
 func (p *Process) Serve(ctx context.Context, s *rpc.Server) error {
-	l, err := p.Listen()
+	l, err := p.Listen(s.Named()...)
 	if err != nil {
 		s.Stop()
 		return err

@@ -41,6 +41,16 @@ func (a Access) allows(uid uint32, alsoRoot []uint32) bool {
 
 func isRoot(uid uint32, alsoRoot []uint32) bool { return uid == 0 || slices.Contains(alsoRoot, uid) }
 
+// named lists the users that some row names: services that others wait for.
+func (m Methods) named() []uint32 {
+	var uids []uint32
+	for _, row := range m {
+		uids = append(uids, row.Access.UIDs...)
+	}
+	slices.Sort(uids)
+	return slices.Compact(uids)
+}
+
 // Method is the row of one method in the table of a Server.
 type Method struct {
 	Access Access

@@ -6,6 +6,7 @@ package rpc
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -16,8 +17,9 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// Limit bounds one method, once for root and once for everybody else
-// together: who may only read cannot keep those waiting on whom pods wait. Zero
+// Limit bounds one method, once for root and the users that a row of the table
+// names, and once for everybody else together: who may only read cannot keep
+// those waiting on whom pods wait. Zero
 // fields do not limit. Whoever finds the queue full, or the rate used up, gets
 // RESOURCE_EXHAUSTED with RetryInfo.
 type Limit struct {
@@ -67,14 +69,14 @@ func newLimiter(l Limit) *limiter {
 	return lim
 }
 
-// limiters are the two of a method.
-type limiters struct{ root, others *limiter }
+// limiters are the two of a method; trusted is root's.
+type limiters struct{ trusted, others *limiter }
 
-func newLimiters(l Limit) limiters { return limiters{root: newLimiter(l), others: newLimiter(l)} }
+func newLimiters(l Limit) limiters { return limiters{trusted: newLimiter(l), others: newLimiter(l)} }
 
-func (l limiters) of(root bool) *limiter {
-	if root {
-		return l.root
+func (l limiters) of(trusted bool) *limiter {
+	if trusted {
+		return l.trusted
 	}
 	return l.others
 }
@@ -115,11 +117,12 @@ func (l *limiter) refuse(format string, args ...any) error {
 // enter takes a place for the caller that authorise let through.
 func (s *Server) enter(ctx context.Context, method string) (done func(), _ error) {
 	cred, ok := PeerCred(ctx)
+	trusted := ok && (isRoot(cred.UID, s.alsoRoot) || slices.Contains(s.named, cred.UID))
 	limits := s.limiters[method]
 	if always(method) {
 		limits = s.always
 	}
-	return limits.of(ok && isRoot(cred.UID, s.alsoRoot)).enter(ctx, method)
+	return limits.of(trusted).enter(ctx, method)
 }
 
 func (s *Server) limitUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {

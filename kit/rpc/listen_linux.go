@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -43,6 +44,8 @@ type ListenOptions struct {
 	// root may hold as many as another user, and leaves half of what is root's
 	// to other processes of root.
 	MaxConnsPerUID int
+	// Trusted users count as root.
+	Trusted []uint32
 }
 
 // Cred is what the kernel says about the other end of a unix socket: the
@@ -61,11 +64,12 @@ type Listener struct {
 	self  os.FileInfo // of the socket, to remove no one else's
 
 	maxConns, maxPerUID int
+	trusted             []uint32 // beside root
 
 	mu      sync.Mutex
 	conns   int            // guarded by mu
 	perUID  map[uint32]int // guarded by mu
-	perRoot map[int32]int  // guarded by mu; by process of uid 0
+	perRoot map[int32]int  // guarded by mu; by process of uid 0 or a trusted user
 	refused uint64         // guarded by mu
 
 	closeOnce sync.Once
@@ -162,7 +166,7 @@ func Listen(path string, o ListenOptions) (_ *Listener, err error) {
 	}
 	return &Listener{
 		path: path, inner: inner, lock: lock, self: self,
-		maxConns: o.MaxConns, maxPerUID: o.MaxConnsPerUID,
+		maxConns: o.MaxConns, maxPerUID: o.MaxConnsPerUID, trusted: o.Trusted,
 		perUID: map[uint32]int{}, perRoot: map[int32]int{},
 	}, nil
 }
@@ -251,11 +255,13 @@ func (l *Listener) Accept() (net.Conn, error) {
 // than the plug-in and an operator need at the same time.
 func (l *Listener) forRoot() int { return max(l.maxConns/8, min(4, l.maxConns/4)) }
 
+func (l *Listener) isTrusted(uid uint32) bool { return uid == 0 || slices.Contains(l.trusted, uid) }
+
 func (l *Listener) admit(c Cred) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	full := l.conns >= l.maxConns
-	if c.UID == 0 {
+	if l.isTrusted(c.UID) {
 		// Only against one process that leaks connections, which must not take
 		// the last ones: the id may have been used again, and is 0 for a process
 		// of another PID namespace.
@@ -263,6 +269,9 @@ func (l *Listener) admit(c Cred) bool {
 		full = full || own >= l.maxPerUID || own >= last && l.conns >= l.maxConns-last
 	} else {
 		others := l.conns - l.perUID[0]
+		for _, uid := range l.trusted {
+			others -= l.perUID[uid]
+		}
 		full = full || l.perUID[c.UID] >= l.maxPerUID || others >= l.maxConns-l.forRoot()
 	}
 	if full {
@@ -271,7 +280,7 @@ func (l *Listener) admit(c Cred) bool {
 	}
 	l.conns++
 	l.perUID[c.UID]++
-	if c.UID == 0 {
+	if l.isTrusted(c.UID) {
 		l.perRoot[c.PID]++
 	}
 	return true
@@ -284,7 +293,7 @@ func (l *Listener) release(c Cred) {
 	if l.perUID[c.UID]--; l.perUID[c.UID] == 0 {
 		delete(l.perUID, c.UID)
 	}
-	if c.UID != 0 {
+	if !l.isTrusted(c.UID) {
 		return
 	}
 	if l.perRoot[c.PID]--; l.perRoot[c.PID] == 0 {

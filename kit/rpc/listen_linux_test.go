@@ -341,6 +341,22 @@ func TestOneUserCannotTakeAllConnections(t *testing.T) {
 	}
 }
 
+func TestTrustedUsersShareTheConnectionsOfRoot(t *testing.T) {
+	l := &Listener{maxConns: 16, maxPerUID: 8, trusted: []uint32{9}, perUID: map[uint32]int{}, perRoot: map[int32]int{}}
+	for i := range uint32(32) {
+		l.admit(Cred{UID: 100 + i})
+	}
+	for pid := range int32(2) {
+		if !l.admit(Cred{UID: 9, PID: 1 + pid}) {
+			t.Error("a trusted user was refused a connection of those that are left to root")
+		}
+	}
+	l.release(Cred{UID: 9, PID: 1})
+	if l.admit(Cred{UID: 1}) {
+		t.Error("another user got the place that is left to root")
+	}
+}
+
 func TestAllOthersTogetherLeaveRootConnections(t *testing.T) {
 	l := &Listener{maxConns: 16, maxPerUID: 8, perUID: map[uint32]int{}, perRoot: map[int32]int{}}
 	admitted := 0

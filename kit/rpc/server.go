@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"buf.build/go/protovalidate"
@@ -66,6 +67,7 @@ type Server struct {
 	log       *slog.Logger
 	methods   Methods
 	alsoRoot  []uint32
+	named     []uint32 // users that the table names
 	limiters  map[string]limiters
 	always    limiters // of the streams of health and reflection together
 	validator protovalidate.Validator
@@ -102,6 +104,7 @@ func NewServer(o Options) (*Server, error) {
 		log:       o.Logger,
 		methods:   o.Methods,
 		alsoRoot:  o.AlsoRoot,
+		named:     o.Methods.named(),
 		limiters:  map[string]limiters{},
 		validator: validator,
 		panics: prometheus.NewCounter(prometheus.CounterOpts{
@@ -209,6 +212,10 @@ func (s *Server) SetAllServing(serving bool) {
 	}
 	s.SetServing("", serving)
 }
+
+// Named lists the users that the table of methods names. They share root's
+// places, of methods and, by ListenOptions.Trusted, of connections.
+func (s *Server) Named() []uint32 { return slices.Clone(s.named) }
 
 // Serve answers on l until Shutdown or Stop, and returns nil then. It closes l.
 func (s *Server) Serve(l net.Listener) error {

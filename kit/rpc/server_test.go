@@ -634,6 +634,35 @@ func counted(t *testing.T, reg *prometheus.Registry, name string, labels map[str
 	return 0
 }
 
+// A service that is not root but that others wait for, such as one that a row
+// of the table names, does not queue with readers: of that method or any other.
+func TestNamedUsersShareRootsPlaces(t *testing.T) {
+	const named, method = "/x.Y/Named", "/x.Y/Z"
+	table := Methods{named: {Access: RootAnd(65706)}, method: {Access: Group(), Limit: Limit{InFlight: 1}}}
+	s := &Server{methods: table, named: table.named(), limiters: map[string]limiters{method: newLimiters(table[method].Limit)}}
+	as := func(uid uint32) context.Context {
+		return peer.NewContext(t.Context(), &peer.Peer{AuthInfo: AuthInfo{Cred: Cred{UID: uid}}})
+	}
+	leave, err := s.enter(as(65799), method)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer leave()
+	done, err := s.enter(as(65706), method)
+	if err != nil {
+		t.Fatalf("the named user has to wait for readers: %v", err)
+	}
+	if _, err := s.enter(as(0), method); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("root got %v beyond the places that it shares, want RESOURCE_EXHAUSTED", err)
+	}
+	done()
+	for uid, want := range map[uint32]codes.Code{0: codes.OK, 65706: codes.OK, 65701: codes.PermissionDenied, 65799: codes.PermissionDenied} {
+		if err := s.authorise(as(uid), named); status.Code(err) != want {
+			t.Errorf("uid %d calls the method that names 65706: %v, want %s", uid, err, want)
+		}
+	}
+}
+
 func TestRateIsLimited(t *testing.T) {
 	l := newLimiter(Limit{Rate: 1e-9, Burst: 2})
 	for range 2 {

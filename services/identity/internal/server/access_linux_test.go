@@ -76,7 +76,7 @@ func childCalls(socket string) int {
 	return 0
 }
 
-func TestKernelOnlyRootChangesAndTheGroupReads(t *testing.T) {
+func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Fatal("needs root: it calls as several users")
 	}
@@ -87,15 +87,16 @@ func TestKernelOnlyRootChangesAndTheGroupReads(t *testing.T) {
 		t.Fatalf("the service has %d methods, this test knows %d", n, len(reads)+len(changes))
 	}
 	for _, c := range []struct {
-		name     string
-		uid, gid uint32
-		changes  codes.Code
+		name      string
+		uid, gid  uint32
+		allocates codes.Code
+		endpoints codes.Code // of ResolveEndpoint and ReleaseIdentity
 	}{
-		{"root", 0, 0, codes.OK},
-		{"datapath", 0, 65700, codes.OK},
-		{"ipam", 65702, 65700, codes.PermissionDenied},
-		{"itself", 65701, 65700, codes.PermissionDenied},
-		{"a reader", 65799, 65700, codes.PermissionDenied},
+		{"root", 0, 0, codes.OK, codes.OK},
+		{"datapath", 65706, 65700, codes.PermissionDenied, codes.OK},
+		{"ipam", 65702, 65700, codes.PermissionDenied, codes.PermissionDenied},
+		{"itself", 65701, 65700, codes.PermissionDenied, codes.PermissionDenied},
+		{"a reader", 65799, 65700, codes.PermissionDenied, codes.PermissionDenied},
 	} {
 		exe, err := os.Executable()
 		if err != nil {
@@ -121,8 +122,12 @@ func TestKernelOnlyRootChangesAndTheGroupReads(t *testing.T) {
 			t.Fatalf("%s: %v in %q", c.name, err, out)
 		}
 		for _, m := range changes {
-			if got[m] != c.changes {
-				t.Errorf("%s calls %s: %s, want %s", c.name, m, got[m], c.changes)
+			want := c.endpoints
+			if m == "AllocateIdentity" {
+				want = c.allocates
+			}
+			if got[m] != want {
+				t.Errorf("%s calls %s: %s, want %s", c.name, m, got[m], want)
 			}
 		}
 		for _, m := range reads {

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/watch"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
@@ -49,8 +50,8 @@ type Server struct {
 // Register adds the service.
 func (s *Server) Register(r grpc.ServiceRegistrar) { identityv1.RegisterIdentityServiceServer(r, s) }
 
-// Methods says who may call what. Only root changes anything: the datapath
-// resolves its endpoints as root, and nobody else has endpoints.
+// Methods says who may call what. Root changes everything, the datapath's user
+// the identities of its endpoints; nobody else has endpoints.
 func Methods() rpc.Methods {
 	// More changes at once than the store answers gain nothing; who waits too
 	// long hears RESOURCE_EXHAUSTED instead of filling memory.
@@ -58,8 +59,8 @@ func Methods() rpc.Methods {
 	read := rpc.Limit{InFlight: 32, Waiting: 256}
 	return rpc.Methods{
 		identityv1.IdentityService_AllocateIdentity_FullMethodName: {Access: rpc.Root(), Limit: change},
-		identityv1.IdentityService_ReleaseIdentity_FullMethodName:  {Access: rpc.Root(), Limit: change},
-		identityv1.IdentityService_ResolveEndpoint_FullMethodName:  {Access: rpc.Root(), Limit: change},
+		identityv1.IdentityService_ReleaseIdentity_FullMethodName:  {Access: rpc.RootAnd(instance.DatapathID), Limit: change},
+		identityv1.IdentityService_ResolveEndpoint_FullMethodName:  {Access: rpc.RootAnd(instance.DatapathID), Limit: change},
 		identityv1.IdentityService_GetIdentity_FullMethodName:      {Access: rpc.Group(), Limit: read},
 		identityv1.IdentityService_ListIdentities_FullMethodName:   {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 8, Waiting: 32}},
 		identityv1.IdentityService_WatchIdentities_FullMethodName:  {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64}},

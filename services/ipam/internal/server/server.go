@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/rpc"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
@@ -40,15 +41,16 @@ func New(a *ipam.Allocator, m *Metrics, version string, started time.Time) *Serv
 // Register adds the service to a server.
 func (s *Server) Register(r grpc.ServiceRegistrar) { ipamv1.RegisterIPAMServiceServer(r, s) }
 
-// Methods says who may call what: everything that changes something is for
-// root, as which the plug-in and the datapath run; reading is for the group.
+// Methods says who may call what: Allocate is for root, as which the plug-in
+// runs, Confirm and Release are for the datapath's user too; reading is for the
+// group.
 func Methods() rpc.Methods {
-	change := rpc.Method{Access: rpc.Root()}
+	datapath := rpc.Method{Access: rpc.RootAnd(instance.DatapathID)}
 	read := rpc.Method{Access: rpc.Group()}
 	return rpc.Methods{
-		ipamv1.IPAMService_Allocate_FullMethodName:          change,
-		ipamv1.IPAMService_ConfirmAllocation_FullMethodName: change,
-		ipamv1.IPAMService_Release_FullMethodName:           change,
+		ipamv1.IPAMService_Allocate_FullMethodName:          {Access: rpc.Root()},
+		ipamv1.IPAMService_ConfirmAllocation_FullMethodName: datapath,
+		ipamv1.IPAMService_Release_FullMethodName:           datapath,
 		ipamv1.IPAMService_ListAllocations_FullMethodName:   {Access: rpc.Group(), Limit: rpc.Limit{InFlight: maxLists, Waiting: 4 * maxLists}},
 		ipamv1.IPAMService_ListPools_FullMethodName:         read,
 		ipamv1.IPAMService_GetStatus_FullMethodName:         read,

@@ -318,14 +318,9 @@ func TestEverySentinelHasItsCode(t *testing.T) {
 	}
 }
 
-// TestKernelOnlyRootChangesAndTheGroupReads connects as another user, which
-// the kernel reports to the server.
-func TestKernelOnlyRootChangesAndTheGroupReads(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Fatal("this test needs root, to become somebody else")
-	}
-	s := serve(t, small())
-	conn := dial(t, s.socket, func(context.Context, string) (net.Conn, error) {
+// dialerAs connects as another user.
+func dialerAs(socket string, uid uintptr) func(context.Context, string) (net.Conn, error) {
+	return func(context.Context, string) (net.Conn, error) {
 		type result struct {
 			conn net.Conn
 			err  error
@@ -335,17 +330,28 @@ func TestKernelOnlyRootChangesAndTheGroupReads(t *testing.T) {
 			// Never unlocked: the thread with the other user ends with the
 			// goroutine.
 			runtime.LockOSThread()
-			if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, 64999, 64999, 64999); errno != 0 {
+			if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uid, uid, uid); errno != 0 {
 				done <- result{err: errno}
 				return
 			}
-			c, err := net.Dial("unix", s.socket)
+			c, err := net.Dial("unix", socket)
 			done <- result{c, err}
 		}()
 		r := <-done
 		return r.conn, r.err
-	})
-	other := ipamv1.NewIPAMServiceClient(conn)
+	}
+}
+
+// TestKernelRootAndTheDatapathChangeAndTheGroupReads connects as other users,
+// which the kernel reports to the server.
+func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Fatal("this test needs root, to become somebody else")
+	}
+	s := serve(t, small())
+	connectAs := func(uid uintptr) ipamv1.IPAMServiceClient {
+		return ipamv1.NewIPAMServiceClient(dial(t, s.socket, dialerAs(s.socket, uid)))
+	}
 	calls := map[string]func(ipamv1.IPAMServiceClient) error{
 		"Allocate": func(c ipamv1.IPAMServiceClient) error {
 			_, err := c.Allocate(t.Context(), &ipamv1.AllocateRequest{Owner: owner("a")})
@@ -380,13 +386,16 @@ func TestKernelOnlyRootChangesAndTheGroupReads(t *testing.T) {
 	if len(calls) != len(Methods()) {
 		t.Errorf("%d methods are tested of %d", len(calls), len(Methods()))
 	}
-	for name, call := range calls {
-		want := codes.OK
-		if slices.Contains([]string{"Allocate", "ConfirmAllocation", "Release"}, name) {
-			want = codes.PermissionDenied
-		}
-		if err := call(other); status.Code(err) != want {
-			t.Errorf("%s as uid 64999: %v, want %s", name, err, want)
+	for uid, refused := range map[uintptr][]string{
+		64999: {"Allocate", "ConfirmAllocation", "Release"},
+		65706: {"Allocate"}, // the datapath confirms and releases what the plug-in allocates
+	} {
+		other := connectAs(uid)
+		for name, call := range calls {
+			err := call(other)
+			if got, want := status.Code(err) == codes.PermissionDenied, slices.Contains(refused, name); got != want {
+				t.Errorf("%s as uid %d: %v, want it refused: %v", name, uid, err, want)
+			}
 		}
 	}
 	if st, err := s.GetStatus(t.Context(), &ipamv1.GetStatusRequest{}); err != nil || st.GetPools()[0].GetLeased() != 0 {

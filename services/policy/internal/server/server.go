@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/rpc"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
@@ -41,8 +42,8 @@ type Server struct {
 // Register adds the service.
 func (s *Server) Register(r grpc.ServiceRegistrar) { policyv1.RegisterPolicyServiceServer(r, s) }
 
-// Methods says who may call what. Root changes policies and enforces them; the
-// group reads.
+// Methods says who may call what. Root changes policies, the datapath's user
+// gets the tables to enforce, the group reads.
 func Methods() rpc.Methods {
 	change := rpc.Limit{InFlight: 4, Waiting: 64}
 	read := rpc.Limit{InFlight: 16, Waiting: 128}
@@ -51,7 +52,7 @@ func Methods() rpc.Methods {
 	return rpc.Methods{
 		policyv1.PolicyService_UpsertPolicies_FullMethodName:    {Access: rpc.Root(), Limit: change},
 		policyv1.PolicyService_DeletePolicies_FullMethodName:    {Access: rpc.Root(), Limit: change},
-		policyv1.PolicyService_WatchPolicyTables_FullMethodName: {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 32}},
+		policyv1.PolicyService_WatchPolicyTables_FullMethodName: {Access: rpc.RootAnd(instance.DatapathID), Limit: rpc.Limit{InFlight: 32}},
 		policyv1.PolicyService_LearnNames_FullMethodName:        {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 256, Waiting: 1024}},
 		policyv1.PolicyService_ListPolicies_FullMethodName:      {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 8, Waiting: 32}},
 		policyv1.PolicyService_GetPolicyTable_FullMethodName:    {Access: rpc.Group(), Limit: costly},

@@ -75,6 +75,8 @@ func (s Set) String() string {
 
 // State is what the kernel says about one thread.
 type State struct {
+	UIDs, GIDs [4]uint32 // real, effective, saved, of the file system
+
 	Inheritable, Permitted, Effective, Bounding, Ambient Set
 
 	NoNewPrivs bool
@@ -118,6 +120,7 @@ func parseStatus(text string) (State, error) {
 		"CapInh": &st.Inheritable, "CapPrm": &st.Permitted, "CapEff": &st.Effective,
 		"CapBnd": &st.Bounding, "CapAmb": &st.Ambient,
 	}
+	ids := map[string]*[4]uint32{"Uid": &st.UIDs, "Gid": &st.GIDs}
 	nnp := false
 	for line := range strings.Lines(text) {
 		key, value, _ := strings.Cut(line, ":")
@@ -130,12 +133,18 @@ func parseStatus(text string) (State, error) {
 			*set = Set(n)
 			delete(want, key)
 		}
+		if four, ok := ids[key]; ok {
+			if _, err := fmt.Sscan(value, &four[0], &four[1], &four[2], &four[3]); err != nil {
+				return State{}, fmt.Errorf("%s is %q", key, value)
+			}
+			delete(ids, key)
+		}
 		if key == "NoNewPrivs" {
 			st.NoNewPrivs, nnp = value == "1", true
 		}
 	}
-	if len(want) > 0 || !nnp {
-		return State{}, errors.New("capability lines are missing")
+	if len(want) > 0 || len(ids) > 0 || !nnp {
+		return State{}, errors.New("lines about users or capabilities are missing")
 	}
 	return st, nil
 }
@@ -193,9 +202,63 @@ func KeepCapabilities(caps ...Cap) error {
 	if err != nil {
 		return fmt.Errorf("keep capabilities %s: read back: %w", keep, err)
 	}
-	want := State{Permitted: keep, Effective: keep, Bounding: bounding, NoNewPrivs: before.NoNewPrivs}
+	want := State{UIDs: before.UIDs, GIDs: before.GIDs, Permitted: keep, Effective: keep, Bounding: bounding, NoNewPrivs: before.NoNewPrivs}
 	if after != want {
 		return fmt.Errorf("keep capabilities %s: the kernel says %+v", keep, after)
+	}
+	return nil
+}
+
+// Become gives every thread another user, with one group and exactly the given
+// capabilities, and sets no_new_privs. The process must be root with
+// CAP_SETUID, CAP_SETGID and the given capabilities. With CAP_SETPCAP the
+// bounding set becomes the given capabilities; without, it stays what it was,
+// and under no_new_privs it gives nothing to anybody.
+func Become(uid, gid uint32, caps ...Cap) error {
+	keep := SetOf(caps...)
+	before, err := Current()
+	if err != nil {
+		return fmt.Errorf("become uid %d: %w", uid, err)
+	}
+	if missing := (keep | SetOf(unix.CAP_SETUID, unix.CAP_SETGID)) &^ before.Effective; missing != 0 {
+		return fmt.Errorf("become uid %d with %s: the process does not have %s", uid, keep, missing)
+	}
+	if before.Effective.Has(unix.CAP_SETPCAP) {
+		// First: the change of the user takes the effective set away.
+		for c := Cap(0); c < 64; c++ {
+			if !before.Bounding.Has(c) || keep.Has(c) {
+				continue
+			}
+			if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, uintptr(c), 0); errno != 0 {
+				return fmt.Errorf("become uid %d: drop %s from the bounding set: %w", uid, c, errno)
+			}
+		}
+	}
+	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_PRCTL, unix.PR_SET_KEEPCAPS, 1, 0); errno != 0 {
+		return fmt.Errorf("become uid %d: keep capabilities: %w", uid, errno)
+	}
+	u, g := int(uid), int(gid)
+	if err := syscall.Setgroups([]int{g}); err != nil {
+		return fmt.Errorf("become uid %d: set groups to %d: %w", uid, gid, err)
+	}
+	if err := syscall.Setresgid(g, g, g); err != nil {
+		return fmt.Errorf("become uid %d: set group %d: %w", uid, gid, err)
+	}
+	if err := syscall.Setresuid(u, u, u); err != nil {
+		return fmt.Errorf("become uid %d: %w", uid, err)
+	}
+	if err := NoNewPrivs(); err != nil {
+		return err
+	}
+	if err := KeepCapabilities(caps...); err != nil {
+		return err
+	}
+	after, err := Current()
+	if err != nil {
+		return fmt.Errorf("become uid %d: read back: %w", uid, err)
+	}
+	if after.UIDs != [4]uint32{uid, uid, uid, uid} || after.GIDs != [4]uint32{gid, gid, gid, gid} {
+		return fmt.Errorf("become uid %d, gid %d: the kernel says %v, %v", uid, gid, after.UIDs, after.GIDs)
 	}
 	return nil
 }

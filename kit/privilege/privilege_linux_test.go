@@ -70,7 +70,7 @@ func child(job string) {
 	var err error
 	switch job {
 	case "keep":
-		err = KeepCapabilities(unix.CAP_BPF, unix.CAP_PERFMON, unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN)
+		err = KeepCapabilities(four...)
 	case "twice":
 		if err = KeepCapabilities(unix.CAP_NET_ADMIN, unix.CAP_SETPCAP); err == nil {
 			err = KeepCapabilities(unix.CAP_NET_ADMIN, unix.CAP_BPF)
@@ -86,6 +86,17 @@ func child(job string) {
 				os.Stdout.Write(out)
 				return
 			}
+		}
+	case "become", "become-in-container":
+		if job == "become-in-container" {
+			err = KeepCapabilities(append([]Cap{unix.CAP_SETUID, unix.CAP_SETGID}, four...)...)
+		}
+		if err == nil {
+			err = Become(65706, 65700, four...)
+		}
+	case "become-without-setuid":
+		if err = KeepCapabilities(four...); err == nil {
+			err = Become(65706, 65700, four...)
 		}
 	case "unprivileged":
 		if err = DropAll(); err == nil || !strings.Contains(err.Error(), "no_new_privs first") {
@@ -120,6 +131,9 @@ func child(job string) {
 	}
 }
 
+// four are those of a process that needs some.
+var four = []Cap{unix.CAP_BPF, unix.CAP_PERFMON, unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN}
+
 func runChild(t *testing.T, job string) (State, string, error) { return runChildAs(t, 0, job) }
 
 func runChildAs(t *testing.T, uid uint32, job string) (State, string, error) {
@@ -144,6 +158,27 @@ func TestKernelKeepsExactlyTheNamedCapabilitiesInEveryThread(t *testing.T) {
 	st, out, err := runChild(t, "keep")
 	if want := (State{Permitted: keep, Effective: keep, Bounding: keep, NoNewPrivs: st.NoNewPrivs}); err != nil || st != want {
 		t.Fatalf("child has %+v (%v, %s), want %+v", st, err, out, want)
+	}
+}
+
+// TestKernelBecomesAUserWithExactlyTheNamedCapabilities: with the right to shrink
+// the bounding set, as root has it, and without, as in a container that got no
+// more than it needs.
+func TestKernelBecomesAUserWithExactlyTheNamedCapabilities(t *testing.T) {
+	keep := SetOf(four...)
+	for job, bounding := range map[string]Set{"become": keep, "become-in-container": keep | SetOf(unix.CAP_SETUID, unix.CAP_SETGID)} {
+		st, out, err := runChild(t, job)
+		want := State{
+			UIDs: [4]uint32{65706, 65706, 65706, 65706}, GIDs: [4]uint32{65700, 65700, 65700, 65700},
+			Permitted: keep, Effective: keep, Bounding: bounding, NoNewPrivs: true,
+		}
+		if err != nil || st != want {
+			t.Errorf("%s: child has %+v (%v, %s), want %+v", job, st, err, out, want)
+		}
+	}
+	_, out, err := runChild(t, "become-without-setuid")
+	if err == nil || !strings.Contains(out, "does not have CAP_SETGID,CAP_SETUID") {
+		t.Errorf("without the right to change the user: child said %q (%v)", out, err)
 	}
 }
 
@@ -198,12 +233,12 @@ func TestCapabilityNamesMatchTheKernelsNumbers(t *testing.T) {
 }
 
 func TestStatusWithMissingLinesIsRefused(t *testing.T) {
-	whole := "CapInh:\t0000000000000000\nCapPrm:\t1\nCapEff:\t1\nCapBnd:\t3\nCapAmb:\t0\nNoNewPrivs:\t1\n"
+	whole := "Uid:\t1\t2\t3\t4\nGid:\t5\t6\t7\t8\nCapInh:\t0000000000000000\nCapPrm:\t1\nCapEff:\t1\nCapBnd:\t3\nCapAmb:\t0\nNoNewPrivs:\t1\n"
 	st, err := parseStatus(whole)
-	if want := (State{Permitted: 1, Effective: 1, Bounding: 3, NoNewPrivs: true}); err != nil || st != want {
+	if want := (State{UIDs: [4]uint32{1, 2, 3, 4}, GIDs: [4]uint32{5, 6, 7, 8}, Permitted: 1, Effective: 1, Bounding: 3, NoNewPrivs: true}); err != nil || st != want {
 		t.Fatalf("parseStatus = %+v, %v; want %+v", st, err, want)
 	}
-	for _, bad := range []string{"", strings.Replace(whole, "CapBnd", "X", 1), strings.Replace(whole, "\t3", "\tzz", 1)} {
+	for _, bad := range []string{"", strings.Replace(whole, "CapBnd", "X", 1), strings.Replace(whole, "Uid", "X", 1), strings.Replace(whole, "\t8", "", 1), strings.Replace(whole, "\t3", "\tzz", 1)} {
 		if st, err := parseStatus(bad); err == nil {
 			t.Errorf("parseStatus(%q) = %+v, want an error", bad, st)
 		}

@@ -72,9 +72,6 @@ func defaultConfig(p instance.Paths, service string) Config {
 	}
 }
 
-// geteuid is replaced by tests.
-var geteuid = os.Geteuid
-
 func memberOf(gid uint32) bool {
 	groups, err := os.Getgroups()
 	if err != nil {
@@ -107,9 +104,9 @@ func (c *Config) Validate() error {
 		switch {
 		case uid == 1<<32-1:
 			p.Addf(key, "%d is no user", uid)
-		case uid != 0 && geteuid() == 0:
+		case uid != 0 && hasRights():
 			// What root does for a caller, the caller can do.
-			p.Addf(key, "this service runs as root, and would make uid %d root too", uid)
+			p.Addf(key, "this service runs as root or with capabilities, and would lend them to uid %d", uid)
 		}
 	}
 	switch a := c.Metrics.Address; {

@@ -92,8 +92,15 @@ func Reference[C any](service string, defaults func(instance.Paths) C) (string, 
 // Run runs a service until SIGTERM, SIGINT or an error, and returns its exit
 // code: os.Exit(process.Run("name", defaults, run)). The context given to main
 // ends with the first signal; a second signal ends the process at once.
-func Run[C any](service string, defaults func(instance.Paths) C, main func(context.Context, *Process, C) error) int {
-	return run(environment{args: os.Args[1:], environ: os.Environ(), stdout: os.Stdout, stderr: os.Stderr}, service, defaults, main)
+//
+// Before main is called, and before anything but the configuration is opened,
+// the process gives up every right that no option asks for.
+func Run[C any](service string, defaults func(instance.Paths) C, main func(context.Context, *Process, C) error, options ...Option) int {
+	r := &rights{}
+	for _, o := range options {
+		o(r)
+	}
+	return run(environment{args: os.Args[1:], environ: os.Environ(), stdout: os.Stdout, stderr: os.Stderr, rights: r}, service, defaults, main)
 }
 
 // OneShot is implemented by the pointer to a configuration that can ask for a
@@ -107,6 +114,7 @@ type environment struct {
 	stdout  io.Writer
 	stderr  io.Writer
 	root    string          // before every default path
+	rights  *rights         // that are kept; nil leaves the process as it is
 	ctx     context.Context // ends like a signal; nil for none
 }
 
@@ -163,6 +171,12 @@ func run[C any](env environment, service string, defaults func(instance.Paths) C
 	if err := p.registerMetrics(); err != nil {
 		logger.Error("start", log.Err(err))
 		return ExitFailed
+	}
+	if env.rights != nil {
+		if err := p.Phase("privileges", func() error { return env.rights.take(logger) }); err != nil {
+			logger.Error("start", log.Err(err))
+			return ExitFailed
+		}
 	}
 	if o, ok := any(&cfg.Service).(OneShot); !ok || !o.OneShot() {
 		stopMetrics, err := p.serveMetrics()

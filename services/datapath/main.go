@@ -8,7 +8,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -32,12 +31,11 @@ import (
 
 const service = "datapath"
 
-func main() { os.Exit(process.Run(service, defaults, run)) }
+func main() {
+	os.Exit(process.Run(service, defaults, run, process.Privileged(instance.DatapathID, capabilities...)))
+}
 
 func run(ctx context.Context, p *process.Process, cfg Config) error {
-	if err := p.Phase("privileges", dropPrivileges(cfg)); err != nil {
-		return err
-	}
 	if err := p.Phase("probe the kernel", func() error { return kernel.Probe(ctx).Err() }); err != nil {
 		return err
 	}
@@ -52,6 +50,11 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 	p.OnExit(store.Close)
 	n, err := process.Phase(p, "open the node", func() (*node.Node, error) {
+		if !cfg.ValidateOnly {
+			if err := node.CheckBPF(cfg.BPFDir); err != nil {
+				return nil, err
+			}
+		}
 		return node.Open(ctx, node.Options{
 			Instance: p.Paths.Name, BPFDir: cfg.BPFDir, PodCIDRs: cfg.PodCIDRs, MTU: cfg.MTU, TunnelPorts: cfg.TunnelPorts,
 			ServiceDevices:  cfg.ServiceDevices,
@@ -125,47 +128,8 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 }
 
 // capabilities are all that the process keeps; docs/privileges.md has the reasons.
+// Files are opened as its user: it reads nothing that is root's alone.
 var capabilities = []privilege.Cap{unix.CAP_BPF, unix.CAP_PERFMON, unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN}
-
-// dropPrivileges joins the group whose sockets the process calls and gives up
-// everything else. Files are opened as their owner from
-// here on: the process cannot read what root alone could.
-func dropPrivileges(cfg Config) func() error {
-	return func() error {
-		if os.Geteuid() != 0 {
-			return errors.New("it must be started as root; it keeps four capabilities of it")
-		}
-		if err := joinGroup(int(instance.GroupID)); err != nil {
-			return err
-		}
-		if err := privilege.KeepCapabilities(capabilities...); err != nil {
-			return err
-		}
-		if err := privilege.NoNewPrivs(); err != nil {
-			return err
-		}
-		if cfg.ValidateOnly {
-			return nil
-		}
-		return node.CheckBPF(cfg.BPFDir)
-	}
-}
-
-func joinGroup(gid int) error {
-	groups, err := os.Getgroups()
-	if err != nil {
-		return fmt.Errorf("list groups: %w", err)
-	}
-	for _, g := range append(groups, os.Getegid()) {
-		if g == gid {
-			return nil
-		}
-	}
-	if err := setGroups(append(groups, gid)); err != nil {
-		return fmt.Errorf("join group %d: %w", gid, err)
-	}
-	return nil
-}
 
 // dial prepares the connections to the services that are called; there is none
 // to policy if no policy is wanted.

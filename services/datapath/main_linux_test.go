@@ -16,6 +16,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -32,6 +33,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/sluice-net/sluice/kit/fault/faulttest"
+	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/privilege"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
@@ -54,6 +56,10 @@ func TestMain(m *testing.M) {
 	build := exec.Command("go", "build", "-o", binary, ".")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	code := 1
+	if err := os.Chmod(dir, 0o755); err != nil { // the service is another user
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
 	if out, err := build.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "build: %v\n%s", err, out)
 	} else {
@@ -174,6 +180,7 @@ type testNode struct {
 	home     int // the network namespace
 	services *fakeServices
 	cmd      *exec.Cmd
+	launch   func(start func() error) error // how it is started; as root if nil
 	faults   *faulttest.Controller
 	conn     *grpc.ClientConn
 	datapath datapathv1.DatapathServiceClient
@@ -224,8 +231,12 @@ func newNode(t *testing.T) *testNode {
 		"ipam":     func(s *grpc.Server) { ipamv1.RegisterIPAMServiceServer(s, ipamOnly{s: n.services}) },
 		"identity": func(s *grpc.Server) { identityv1.RegisterIdentityServiceServer(s, identityOnly{s: n.services}) },
 	} {
-		l, err := net.Listen("unix", filepath.Join(n.dir, name+".sock"))
+		socket := filepath.Join(n.dir, name+".sock")
+		l, err := net.Listen("unix", socket)
 		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(socket, 0o666); err != nil { // the service is another user
 			t.Fatal(err)
 		}
 		s := grpc.NewServer()
@@ -241,6 +252,12 @@ func newNode(t *testing.T) *testNode {
 	if err := unix.Mount("bpf", bpf, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
 		t.Fatal(err)
 	}
+	enterable(t, n.dir)
+	for _, dir := range []string{n.dir, bpf} {
+		if err := os.Chown(dir, int(instance.DatapathID), int(instance.GroupID)); err != nil {
+			t.Fatal(err)
+		}
+	}
 	t.Cleanup(func() {
 		n.stop()
 		if err := unix.Unmount(bpf, unix.MNT_DETACH); err != nil {
@@ -248,6 +265,14 @@ func newNode(t *testing.T) *testNode {
 		}
 	})
 	return n
+}
+
+// enterable lets other users reach a directory of t.TempDir.
+func enterable(t *testing.T, dir string) {
+	t.Helper()
+	if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func (n *testNode) command(flags ...string) *exec.Cmd {
@@ -267,9 +292,15 @@ func (n *testNode) start() {
 	n.t.Helper()
 	n.cmd = n.command()
 	n.faults = faulttest.New(n.whole, n.cmd)
-	err := in(n.home, n.cmd.Start)
+	err := in(n.home, func() error {
+		if n.launch != nil {
+			return n.launch(n.cmd.Start)
+		}
+		return n.cmd.Start()
+	})
 	n.faults.Started()
 	if err != nil {
+		n.cmd = nil
 		n.t.Fatal(err)
 	}
 	n.conn, err = grpc.NewClient("unix:"+filepath.Join(n.dir, "run", "datapath.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -316,7 +347,9 @@ func (n *testNode) stop() {
 func (n *testNode) pod() string {
 	n.t.Helper()
 	fd := netns(n.t)
-	path := filepath.Join(n.t.TempDir(), "netns")
+	dir := n.t.TempDir()
+	enterable(n.t, dir)
+	path := filepath.Join(dir, "netns")
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		n.t.Fatal(err)
 	}
@@ -395,15 +428,77 @@ func (n *testNode) nothingIsLeft() {
 	}
 }
 
-// TestKernelProcessHasExactlyItsCapabilities proves INV-1.
+// TestKernelProcessHasExactlyItsCapabilities proves INV-1, for each way in which
+// the process may be started.
 func TestKernelProcessHasExactlyItsCapabilities(t *testing.T) {
-	n := newNode(t)
-	n.start()
+	four := []privilege.Cap{unix.CAP_BPF, unix.CAP_PERFMON, unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN}
+	six := append([]privilege.Cap{unix.CAP_SETUID, unix.CAP_SETGID}, four...)
+	for _, c := range []struct {
+		name     string
+		launch   func(*testNode)
+		bounding []privilege.Cap
+	}{
+		{"as root", func(*testNode) {}, four},
+		{"as root in a container with these and the right to change the user", func(n *testNode) {
+			n.launch = func(start func() error) error {
+				return errors.Join(bound(six), start())
+			}
+		}, six},
+		{"as its user with ambient capabilities, as systemd does", func(n *testNode) {
+			n.launch = func(start func() error) error {
+				n.cmd.SysProcAttr = &syscall.SysProcAttr{
+					Credential:  &syscall.Credential{Uid: instance.DatapathID, Gid: instance.GroupID, Groups: []uint32{instance.GroupID}},
+					AmbientCaps: []uintptr{unix.CAP_BPF, unix.CAP_PERFMON, unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN},
+				}
+				return errors.Join(bound(four), start())
+			}
+		}, four},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n := newNode(t)
+			c.launch(n)
+			n.start()
+			n.wantRights(privilege.SetOf(four...), privilege.SetOf(c.bounding...))
+			// And it is enough.
+			r := n.request("a", 2, n.pod())
+			if _, err := n.datapath.CreateEndpoint(t.Context(), r); err != nil {
+				t.Error(err)
+			}
+			if _, err := n.datapath.DeleteEndpoint(t.Context(), &datapathv1.DeleteEndpointRequest{Owner: r.GetOwner()}); err != nil {
+				t.Error(err)
+			}
+			n.nothingIsLeft()
+		})
+	}
+}
+
+// bound leaves the calling thread, which is not used again, and what it starts
+// the bounding set of a container or a unit.
+func bound(keep []privilege.Cap) error {
+	for c := privilege.Cap(0); c <= unix.CAP_LAST_CAP; c++ {
+		if slices.Contains(keep, c) {
+			continue
+		}
+		if err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(c), 0, 0, 0); err != nil && !errors.Is(err, unix.EINVAL) {
+			return err
+		}
+	}
+	return nil
+}
+
+// wantRights looks at every thread of the process.
+func (n *testNode) wantRights(capabilities, bounding privilege.Set) {
+	n.t.Helper()
 	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", n.cmd.Process.Pid))
 	if err != nil || len(tasks) == 0 {
-		t.Fatalf("threads: %v, %v", tasks, err)
+		n.t.Fatalf("threads: %v, %v", tasks, err)
 	}
-	want := fmt.Sprintf("%016x", uint64(privilege.SetOf(unix.CAP_BPF, unix.CAP_PERFMON, unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN)))
+	set := func(s privilege.Set) string { return fmt.Sprintf("%016x", uint64(s)) }
+	want := map[string]string{
+		"Uid": "65706\t65706\t65706\t65706", "Gid": "65700\t65700\t65700\t65700", "Groups": "65700",
+		"CapPrm": set(capabilities), "CapEff": set(capabilities), "CapBnd": set(bounding),
+		"CapInh": set(0), "CapAmb": set(0), "NoNewPrivs": "1",
+	}
 	for _, task := range tasks {
 		b, err := os.ReadFile(task)
 		if err != nil {
@@ -414,15 +509,10 @@ func TestKernelProcessHasExactlyItsCapabilities(t *testing.T) {
 			k, v, _ := strings.Cut(line, ":")
 			have[k] = strings.TrimSpace(v)
 		}
-		for k, v := range map[string]string{
-			"CapPrm": want, "CapEff": want, "CapBnd": want, "CapInh": "0000000000000000", "CapAmb": "0000000000000000", "NoNewPrivs": "1",
-		} {
+		for k, v := range want {
 			if have[k] != v {
-				t.Errorf("%s: %s is %s, want %s", task, k, have[k], v)
+				n.t.Errorf("%s: %s is %q, want %q", task, k, have[k], v)
 			}
-		}
-		if !strings.Contains(" "+have["Groups"]+" ", " 65700 ") {
-			t.Errorf("%s: groups %s, want 65700 among them", task, have["Groups"])
 		}
 	}
 }
@@ -653,9 +743,12 @@ func TestKernelSpooledDeletionsAreDoneBeforeServing(t *testing.T) {
 		hex.EncodeToString(sum[:]): fmt.Sprintf(`{"version":1,"containerId":"a","interfaceName":"eth0","time":%q}`, time.Now().Add(time.Second).UTC().Format(time.RFC3339)),
 		"damaged":                  `{"version":1,`,
 	} {
-		if err := os.WriteFile(filepath.Join(spool, name), []byte(content), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(spool, name), []byte(content), 0o644); err != nil { //nolint:gosec // as the plugin does
 			t.Fatal(err)
 		}
+	}
+	if err := os.Chown(spool, int(instance.DatapathID), int(instance.GroupID)); err != nil {
+		t.Fatal(err)
 	}
 	n.start()
 	if _, err := n.datapath.GetEndpoint(t.Context(), &datapathv1.GetEndpointRequest{Owner: r.GetOwner()}); status.Code(err) != codes.NotFound {

@@ -6,7 +6,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -18,9 +17,6 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/node"
 	"github.com/sluice-net/sluice/services/datapath/internal/server"
 )
-
-// setGroups sets the supplementary groups of all threads.
-func setGroups(gids []int) error { return syscall.Setgroups(gids) }
 
 // probeTimeout bounds what GetStatus asks other services.
 const probeTimeout = 2 * time.Second

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
-	"github.com/sluice-net/sluice/kit/privilege"
 	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
@@ -30,9 +29,6 @@ func main() {
 
 func run(ctx context.Context, p *process.Process, cfg Config) error {
 	started := time.Now()
-	if err := privilege.Unprivileged(p.Log); err != nil {
-		return err
-	}
 	filter, err := identity.NewFilter(cfg.Labels.Include, cfg.Labels.Exclude)
 	if err != nil {
 		return err

@@ -14,7 +14,6 @@ import (
 	"runtime/debug"
 	"time"
 
-	"github.com/sluice-net/sluice/kit/privilege"
 	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/rpc/client"
@@ -38,9 +37,6 @@ func main() {
 
 func run(ctx context.Context, p *process.Process, cfg Config) error {
 	started := time.Now()
-	if err := privilege.Unprivileged(p.Log); err != nil {
-		return err
-	}
 	sources := []string{node.SourceIdentity}
 	if cfg.Sources.Directory != "" {
 		sources = append(sources, node.SourceFile)

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -139,6 +140,14 @@ func TestKernelConnectionsSurviveTheMoveOfPinsAndUser(t *testing.T) {
 	}
 	if now := n.connections(t); now.GetCreated() != created || now.GetPickedUp() != 0 {
 		t.Errorf("%d connections were begun anew and %d found again, want none", now.GetCreated()-created, now.GetPickedUp())
+	}
+	pid, err := n.PID(devnode.Datapath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil || !strings.Contains(string(status), "\nUid:\t65706\t65706\t65706\t65706\n") {
+		t.Errorf("the datapath runs as another user than 65706 (%v):\n%s", err, status)
 	}
 	if _, err := os.Lstat(former); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the former pins: %v, want them removed", err)

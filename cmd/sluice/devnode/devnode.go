@@ -368,7 +368,6 @@ func (n *Node) makeDirectories() error {
 		mode fs.FileMode
 	}{
 		{filepath.Join(n.paths.RunDir, "log"), 0o755},
-		{n.paths.ServiceStateDir("cni"), 0o700},
 		{n.binDir(), 0o755},
 		{n.PolicyDir(), 0o755},
 	} {

@@ -287,6 +287,15 @@ func TestKernelDownLeavesNothing(t *testing.T) {
 		if !strings.Contains(string(status), "\nGroups:\t"+groups+"\n") {
 			t.Errorf("%s is in other groups than %s:\n%s", service, groups, status)
 		}
+		capabilities := "0000000000000000"
+		if service == Datapath {
+			capabilities = "000000c000201000" // BPF, PERFMON, NET_ADMIN, SYS_ADMIN
+		}
+		for _, set := range []string{"CapPrm", "CapEff", "CapBnd"} {
+			if !strings.Contains(string(status), fmt.Sprintf("\n%s:\t%s\n", set, capabilities)) {
+				t.Errorf("%s: %s is not %s:\n%s", service, set, capabilities, status)
+			}
+		}
 		// The datapath alone is inside the node.
 		ns, err := os.Stat(fmt.Sprintf("/proc/%d/ns/net", pid))
 		if err != nil {
@@ -321,7 +330,7 @@ func TestKernelDownLeavesNothing(t *testing.T) {
 	}
 	// What the plugin would leave for a container whose DEL never came.
 	left := filepath.Join(n.Paths().RunDir, "netns", "x")
-	if err := errors.Join(os.Mkdir(filepath.Dir(left), 0o700), makeNetns(left)); err != nil {
+	if err := makeNetns(left); err != nil {
 		t.Fatal(err)
 	}
 
@@ -663,7 +672,7 @@ func TestKernelOnlyIdentityMayConnectToEtcd(t *testing.T) {
 		"a reader":     {Uid: 65534, Gid: 65700},
 		"ipam":         {Uid: users[IPAM].UID, Gid: 65700, Groups: []uint32{65700}},
 		"policy":       {Uid: users[Policy].UID, Gid: 65700, Groups: []uint32{65700}},
-		"the datapath": {Uid: 65706, Gid: 65700, Groups: []uint32{65700}},
+		"the datapath": {Uid: users[Datapath].UID, Gid: 65700, Groups: []uint32{65700}},
 	} {
 		if out, err := connect(c); err == nil || !strings.HasSuffix(out, "permission denied") {
 			t.Errorf("%s connects to etcd: %v %s, want permission denied", name, err, out)

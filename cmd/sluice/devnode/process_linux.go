@@ -120,9 +120,14 @@ func (n *Node) Start(ctx context.Context, service string, options ...StartOption
 	if service == Identity {
 		groups = append(groups, users[Etcd].GID)
 	}
+	var capabilities []uintptr
+	if service == Datapath {
+		capabilities = datapathCapabilities
+	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Setsid:     true,
-		Credential: &syscall.Credential{Uid: user.UID, Gid: user.GID, Groups: groups},
+		Setsid:      true,
+		Credential:  &syscall.Credential{Uid: user.UID, Gid: user.GID, Groups: groups},
+		AmbientCaps: capabilities,
 	}
 	// What the caller has open, without close-on-exec, is not the service's: only
 	// the standard streams and extraFiles are. Go opens nothing of its own
@@ -130,11 +135,18 @@ func (n *Node) Start(ctx context.Context, service string, options ...StartOption
 	if err := unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return fmt.Errorf("start %s: mark open descriptors close-on-exec: %w", service, err)
 	}
-	begin := cmd.Start
-	if service == Datapath {
-		begin = func() error { return inNetns(n.Netns(), cmd.Start) }
+	begin := func() error {
+		if err := boundCapabilities(capabilities); err != nil {
+			return err
+		}
+		return cmd.Start()
 	}
-	if err := begin(); err != nil {
+	if service == Datapath {
+		err = inNetns(n.Netns(), begin)
+	} else {
+		err = onOwnThread(begin)
+	}
+	if err != nil {
 		return fmt.Errorf("start %s: %w", service, err)
 	}
 	exited := make(chan error, 1)
@@ -143,6 +155,25 @@ func (n *Node) Start(ctx context.Context, service string, options ...StartOption
 		return nil
 	}
 	return n.waitUntilServing(ctx, service, exited)
+}
+
+// datapathCapabilities are what the datapath needs, as docs/privileges.md says.
+var datapathCapabilities = []uintptr{unix.CAP_BPF, unix.CAP_PERFMON, unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN}
+
+// boundCapabilities takes every other capability out of the bounding set of the
+// calling thread, which must not be used again afterwards. What it starts can
+// get no other.
+func boundCapabilities(keep []uintptr) error {
+	for c := uintptr(0); c <= unix.CAP_LAST_CAP; c++ {
+		if slices.Contains(keep, c) {
+			continue
+		}
+		// EINVAL: the kernel does not know it.
+		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil && !errors.Is(err, unix.EINVAL) {
+			return fmt.Errorf("drop capability %d from the bounding set: %w", c, err)
+		}
+	}
+	return nil
 }
 
 // waitUntilServing returns when the service's health says SERVING.
@@ -352,14 +383,20 @@ func inNetns(path string, fn func() error) error {
 		return fmt.Errorf("enter network namespace: %w", err)
 	}
 	defer target.Close()
+	return onOwnThread(func() error {
+		if err := unix.Setns(int(target.Fd()), unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("enter network namespace %s: %w", path, err)
+		}
+		return fn()
+	})
+}
+
+// onOwnThread runs fn on a thread that is not used again: it dies with its
+// goroutine.
+func onOwnThread(fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		// The thread is not brought back: it dies with the goroutine.
 		runtime.LockOSThread()
-		if err := unix.Setns(int(target.Fd()), unix.CLONE_NEWNET); err != nil {
-			done <- fmt.Errorf("enter network namespace %s: %w", path, err)
-			return
-		}
 		done <- fn()
 	}()
 	return <-done

@@ -39,7 +39,7 @@ func Services() []Service {
 		{Name: "identity", UID: instance.IdentityID, GID: instance.GroupID, Former: 64701},
 		{Name: "ipam", UID: instance.IPAMID, GID: instance.GroupID, Former: 64702},
 		{Name: "policy", UID: instance.PolicyID, GID: instance.GroupID, Former: 64703},
-		{Name: "datapath", UID: 0, GID: instance.GroupID, Former: 0, BPF: true},
+		{Name: "datapath", UID: instance.DatapathID, GID: instance.GroupID, Former: 0, BPF: true},
 	}
 }
 
@@ -53,12 +53,22 @@ type directory struct {
 
 // directories lists those of a service, parents first.
 func (s Service) directories(p instance.Paths) []directory {
-	return []directory{
+	all := []directory{
 		{p.RunDir, 0o755, 0, 0, 0},
 		{p.StateDir, 0o755, 0, 0, 0},
 		{p.ServiceRunDir(s.Name), 0o750, s.UID, s.GID, s.Former},
 		{p.ServiceStateDir(s.Name), 0o700, s.UID, s.GID, s.Former},
 	}
+	if s.BPF {
+		all = append(all,
+			// Where the CNI plugin leaves deletions, which the service removes, and
+			// where it mounts namespaces. mount follows links, so that the service
+			// may not write there.
+			directory{p.ServiceStateDir("cni"), 0o755, 0, 0, 0},
+			directory{filepath.Join(p.ServiceStateDir("cni"), "deletes"), 0o700, s.UID, s.GID, s.Former},
+			directory{filepath.Join(p.RunDir, "netns"), 0o755, 0, 0, 0})
+	}
+	return all
 }
 
 // Prepare makes the directories of the services, gives what belonged to a
@@ -111,7 +121,9 @@ func (d directory) prepare() (changes []string, err error) {
 			if err != nil {
 				return changes, err
 			}
-			changes = append(changes, fmt.Sprintf("gave %s with %d files of uid %d to %d:%d", d.path, n, d.former, d.uid, d.gid))
+			if n > 0 {
+				changes = append(changes, fmt.Sprintf("gave %s with %d files of uid %d to %d:%d", d.path, n, d.former, d.uid, d.gid))
+			}
 		}
 		if err := os.Lchown(d.path, int(d.uid), int(d.gid)); err != nil {
 			return changes, err

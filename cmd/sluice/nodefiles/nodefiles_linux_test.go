@@ -163,6 +163,38 @@ func TestKernelStateOfTheFormerUserIsGivenOnce(t *testing.T) {
 	wantOwner(t, late, "64702:64702 -rw-------")
 }
 
+// TestKernelStateOfTheRootDatapathIsGiven: it was root in earlier versions, and
+// so was the CNI plugin, which leaves deletions for it.
+func TestKernelStateOfTheRootDatapathIsGiven(t *testing.T) {
+	p := paths(t)
+	files := []string{
+		filepath.Join(p.ServiceStateDir("datapath"), "endpoints", "record"),
+		filepath.Join(p.ServiceStateDir("cni"), "deletes", "entry"),
+		p.Socket("datapath") + ".lock",
+	}
+	for _, path := range files {
+		write(t, path, 0, 0)
+	}
+	if _, err := Prepare(p, Services()...); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range files {
+		wantOwner(t, path, "65706:65700 -rw-------")
+	}
+	wantOwner(t, p.ServiceStateDir("cni"), "0:0 -rwxr-xr-x")
+	wantOwner(t, filepath.Join(p.ServiceStateDir("cni"), "deletes"), "65706:65700 -rwx------")
+	wantOwner(t, filepath.Join(p.RunDir, "netns"), "0:0 -rwxr-xr-x")
+	// Once: what root puts there later stays root's, whoever chose its name.
+	late := filepath.Join(p.ServiceStateDir("datapath"), "late")
+	if err := os.WriteFile(late, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if changes, err := Prepare(p, Services()...); err != nil || len(changes) > 0 {
+		t.Errorf("once more: %q, %v; want no change", changes, err)
+	}
+	wantOwner(t, late, "0:0 -rw-------")
+}
+
 // TestKernelInterruptedGiftIsFinished: the directory itself is given last.
 func TestKernelInterruptedGiftIsFinished(t *testing.T) {
 	p := paths(t)

@@ -121,7 +121,9 @@ func (n Names) Path(owner string) string {
 // Bind mounts the namespace at source, which IsProcess, at target and returns
 // whether it was this call that did: it may be there already.
 func Bind(source, target string) (made bool, err error) {
-	if err := os.Mkdir(filepath.Dir(target), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+	// Others may enter, as they may /run/netns: the datapath is not root. They may
+	// not write, because mount follows links.
+	if err := os.Mkdir(filepath.Dir(target), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return false, err
 	}
 	if _, err := identify(target); err == nil {

@@ -30,6 +30,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/durable"
+	"github.com/sluice-net/sluice/kit/instance"
 )
 
 // Max is how many deletions wait at most.
@@ -98,7 +99,7 @@ func Put(stateDir string, e Entry) (err error) {
 	if err := checkState(stateDir); err != nil {
 		return err
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := makeDir(dir); err != nil {
 		return err
 	}
 	// Deletions come in bursts when a node is drained; the count must hold.
@@ -133,7 +134,26 @@ func Put(stateDir string, e Entry) (err error) {
 	if err != nil {
 		return err
 	}
-	return durable.WriteFile(path, append(b, '\n'), 0o600, durable.SyncAll)
+	// The datapath, which reads it, is another user; nobody else may enter the
+	// directory.
+	return durable.WriteFile(path, append(b, '\n'), 0o644, durable.SyncAll)
+}
+
+// makeDir makes the directory for the datapath, which removes what it has done,
+// if nobody has prepared it. The directory above stays root's, so that this one
+// cannot be exchanged.
+func makeDir(dir string) error {
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+		return err
+	}
+	err := os.Mkdir(dir, 0o700)
+	switch {
+	case errors.Is(err, fs.ErrExist):
+		return nil
+	case err != nil || os.Geteuid() != 0:
+		return err
+	}
+	return os.Chown(dir, int(instance.DatapathID), int(instance.GroupID))
 }
 
 // Has says whether a deletion waits.

@@ -7,10 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
+
+	"github.com/sluice-net/sluice/kit/instance"
 )
 
 func TestPutIsBoundedUnderConcurrentWriters(t *testing.T) {
@@ -82,6 +86,44 @@ func TestOnlyTheStateDirectoryOfANodeTakesDeletions(t *testing.T) {
 		if _, err := os.Stat(Dir(state)); c.ok != (err == nil) {
 			t.Errorf("%s: the spool: %v", name, err)
 		}
+	}
+}
+
+// TestKernelDatapathReadsAndRemovesWhatIsSpooled: it is another user, and the
+// directory may not have been prepared.
+func TestKernelDatapathReadsAndRemovesWhatIsSpooled(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Fatal("this test acts as several users and needs root")
+	}
+	state, err := os.MkdirTemp("", "spool") // t.TempDir's parent is closed to others
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(state)
+	if err := os.Chmod(state, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	dir := Dir(state)
+	if err := Put(state, Entry{ContainerID: "a", InterfaceName: "eth0", Time: time.Now()}); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, Name("a", "eth0"))
+	as := func(uid uint32, name string, args ...string) error {
+		cmd := exec.Command(name, args...)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: instance.GroupID, Groups: []uint32{instance.GroupID}}}
+		return cmd.Run()
+	}
+	if err := as(65799, "/bin/cat", path); err == nil {
+		t.Error("a reader of the services' group reads the entry")
+	}
+	if err := as(instance.DatapathID, "/bin/cat", path); err != nil {
+		t.Errorf("the datapath's user reads the entry: %v", err)
+	}
+	if err := as(instance.DatapathID, "/bin/rm", path); err != nil {
+		t.Errorf("the datapath's user removes the entry: %v", err)
+	}
+	if err := as(instance.DatapathID, "/bin/mv", dir, dir+".away"); err == nil {
+		t.Error("the datapath's user exchanges the directory")
 	}
 }
 

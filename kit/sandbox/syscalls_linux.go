@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package sandbox takes from a process what no service needs: system calls by a
+// seccomp filter, files by a Landlock ruleset. Both hold for every thread, those
+// that exist and those to come, and cannot be taken back.
+//
+// A kernel that was built or booted without one of them is reported by
+// ErrUnsupported. The process goes on without: its user and its capabilities
+// still bound it.
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+
+	"github.com/elastic/go-seccomp-bpf"
+	"github.com/elastic/go-seccomp-bpf/arch"
+	"golang.org/x/sys/unix"
+)
+
+// ErrUnsupported is returned when the kernel does not have what was asked for,
+// and nothing was changed.
+var ErrUnsupported = errors.New("not supported by this kernel")
+
+// Calls are the system calls that a service makes beside those that every
+// service makes.
+type Calls struct {
+	// Inet allows internet sockets, Netlink netlink sockets; unix sockets are
+	// always allowed, and others never.
+	Inet, Netlink bool
+	// Enter allows setns into network namespaces, and the ioctl that tells the
+	// kind of a namespace.
+	Enter bool
+	// Names of calls that are allowed with any argument.
+	Names []string
+}
+
+// common are the calls that every service may make with any argument: what the
+// Go runtime, files, unix sockets and the watching of directories take. Not in
+// it, among others: whatever executes or starts a program, enters a namespace,
+// mounts, changes a user or a capability, looks into another process, opens a
+// file by handle, loads code into the kernel, makes a device or a key, or gives
+// a file away. Calls of other architectures in the list are left out.
+var common = []string{
+	// memory, threads, time, signals
+	"arch_prctl", "brk", "clock_getres", "clock_gettime", "clock_nanosleep", "exit", "exit_group", "futex", "futex_wait", "futex_wake",
+	"get_robust_list", "getcpu", "getitimer", "getrandom", "gettimeofday", "madvise", "membarrier", "mincore", "mlock", "mremap", "msync",
+	"munlock", "munmap", "nanosleep", "restart_syscall", "rseq", "rt_sigaction", "rt_sigpending", "rt_sigprocmask", "rt_sigreturn",
+	"rt_sigsuspend", "rt_sigtimedwait", "sched_getaffinity", "sched_getparam", "sched_getscheduler", "sched_yield", "set_robust_list",
+	"set_tid_address", "setitimer", "sigaltstack", "time", "timer_create", "timer_delete", "timer_settime", "timerfd_create",
+	"timerfd_gettime", "timerfd_settime", "times", "wait4", "waitid",
+	// what the process is
+	"capget", "getegid", "geteuid", "getgid", "getgroups", "getpgid", "getpgrp", "getpid", "getppid", "getpriority", "getresgid", "getresuid",
+	"getrlimit", "getrusage", "getsid", "gettid", "getuid", "prlimit64", "setrlimit", "sysinfo", "umask", "uname",
+	// files
+	"access", "chdir", "chmod", "chown", "close", "close_range", "copy_file_range", "dup", "dup2", "dup3", "faccessat", "faccessat2",
+	"fadvise64", "fallocate", "fchdir", "fchmod", "fchmodat", "fchmodat2", "fchown", "fchownat", "fcntl", "fdatasync", "flock", "fstat",
+	"fstatfs", "fsync", "ftruncate", "futimesat", "getcwd", "getdents", "getdents64", "lchown", "link", "linkat", "lseek", "lstat", "mkdir",
+	"mkdirat", "newfstatat", "open", "openat", "openat2", "pread64", "preadv", "preadv2", "pwrite64", "pwritev", "pwritev2", "read", "readahead",
+	"readlink", "readlinkat", "readv", "rename", "renameat", "renameat2", "rmdir", "sendfile", "splice", "stat", "statfs", "statx", "symlink",
+	"symlinkat", "sync", "sync_file_range", "syncfs", "tee", "truncate", "unlink", "unlinkat", "utime", "utimensat", "utimes", "write", "writev",
+	// events and sockets
+	"accept", "accept4", "bind", "connect", "epoll_create", "epoll_create1", "epoll_ctl", "epoll_pwait", "epoll_pwait2", "epoll_wait",
+	"eventfd", "eventfd2", "getpeername", "getsockname", "getsockopt", "inotify_add_watch", "inotify_init", "inotify_init1",
+	"inotify_rm_watch", "listen", "pipe", "pipe2", "poll", "ppoll", "pselect6", "recvfrom", "recvmmsg", "recvmsg", "select", "sendmmsg",
+	"sendmsg", "sendto", "setsockopt", "shutdown", "signalfd", "signalfd4",
+	// the second half of the sandbox
+	"landlock_add_rule", "landlock_create_ruleset", "landlock_restrict_self",
+}
+
+// prSetVMA is PR_SET_VMA, with which the runtime names its memory.
+const prSetVMA = 0x53564d41
+
+// checked are the calls that are allowed with some arguments only: each is
+// refused if all of its conditions hold.
+func checked(c Calls, pid int) []seccomp.NameWithConditions {
+	arg := func(n uint32, op seccomp.Operation, value uint64) seccomp.Condition {
+		return seccomp.Condition{Argument: n, Operation: op, Value: value}
+	}
+	other := func(name string, n uint32, than ...uint64) seccomp.NameWithConditions {
+		call := seccomp.NameWithConditions{Name: name}
+		for _, value := range than {
+			call.Conditions = append(call.Conditions, arg(n, seccomp.NotEqual, value))
+		}
+		return call
+	}
+	families := []uint64{unix.AF_UNIX}
+	if c.Inet {
+		families = append(families, unix.AF_INET, unix.AF_INET6)
+	}
+	if c.Netlink {
+		families = append(families, unix.AF_NETLINK)
+	}
+	calls := []seccomp.NameWithConditions{
+		// No memory becomes code that was not in the program.
+		{Name: "mmap", Conditions: seccomp.ArgumentConditions{arg(2, seccomp.BitsSet, unix.PROT_EXEC)}},
+		{Name: "mprotect", Conditions: seccomp.ArgumentConditions{arg(2, seccomp.BitsSet, unix.PROT_EXEC)}},
+		// Threads, and no processes.
+		{Name: "clone", Conditions: seccomp.ArgumentConditions{arg(0, seccomp.BitsNotSet, unix.CLONE_THREAD)}},
+		// Signals to itself: the runtime's, and those of an orderly death.
+		other("kill", 0, uint64(pid)),
+		other("tgkill", 0, uint64(pid)),
+		other("prctl", 0, prSetVMA, unix.PR_SET_NAME, unix.PR_SET_NO_NEW_PRIVS, unix.PR_GET_NO_NEW_PRIVS),
+		other("socket", 0, families...),
+		other("socketpair", 0, unix.AF_UNIX),
+	}
+	if c.Enter {
+		calls = append(calls, other("setns", 1, unix.CLONE_NEWNET), other("ioctl", 1, unix.NS_GET_NSTYPE))
+	}
+	return calls
+}
+
+// policies are the filters of a process, of which the strictest answer counts.
+// The first lists every call that may succeed; what it does not list fails with
+// EPERM, and so does every call of another architecture. Each of the others
+// looks at the arguments of one call. It is a filter of its own because the
+// library, at 1.6.0, compares the number of the next call with the argument that
+// it looked at last.
+func policies(c Calls, pid int) ([]seccomp.Policy, error) {
+	info, err := arch.GetInfo("")
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrUnsupported, err)
+	}
+	for _, name := range c.Names {
+		if _, ok := info.SyscallNames[name]; !ok {
+			return nil, fmt.Errorf("system call %q is unknown", name)
+		}
+	}
+	names := append(slices.Clone(common), c.Names...)
+	var looks []seccomp.Policy
+	for _, call := range checked(c, pid) {
+		names = append(names, call.Name)
+		looks = append(looks, seccomp.Policy{
+			DefaultAction: seccomp.ActionAllow,
+			Syscalls:      []seccomp.SyscallGroup{{NamesWithCondtions: []seccomp.NameWithConditions{call}, Action: seccomp.ActionErrno}},
+		})
+	}
+	names = slices.DeleteFunc(names, func(name string) bool { _, ok := info.SyscallNames[name]; return !ok })
+	return append([]seccomp.Policy{{
+		DefaultAction: seccomp.ActionErrno,
+		Syscalls: []seccomp.SyscallGroup{
+			// Arguments cannot be read through the pointer that this one takes; its
+			// callers fall back on clone.
+			{Names: []string{"clone3"}, Action: seccomp.ActionErrno&^0xffff | seccomp.Action(unix.ENOSYS)},
+			{Names: names, Action: seccomp.ActionAllow},
+		},
+	}}, looks...), nil
+}
+
+// RestrictCalls leaves every thread the common system calls and those of c. The
+// process must have set no_new_privs.
+func RestrictCalls(c Calls) error {
+	all, err := policies(c, os.Getpid())
+	if err != nil {
+		return fmt.Errorf("restrict system calls: %w", err)
+	}
+	if !seccomp.Supported() {
+		return fmt.Errorf("restrict system calls by seccomp: %w", ErrUnsupported)
+	}
+	// The first one, which is the bound of all, last: it does not allow the call
+	// that adds another.
+	slices.Reverse(all)
+	for _, p := range all {
+		if err := seccomp.LoadFilter(seccomp.Filter{Flag: seccomp.FilterFlagTSync, Policy: p}); err != nil {
+			return fmt.Errorf("restrict system calls: %w", err)
+		}
+	}
+	return nil
+}

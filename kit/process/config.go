@@ -53,6 +53,9 @@ type MetricsConfig struct {
 	Pprof   bool   `config:"pprof" help:"also serve /debug/pprof/"`
 }
 
+// overTCP says whether the address is no unix socket.
+func (c MetricsConfig) overTCP() bool { return c.Address != "off" && !filepath.IsAbs(c.Address) }
+
 // RuntimeConfig tunes the Go runtime for a small resident size.
 type RuntimeConfig struct {
 	MemoryLimit config.ByteSize `config:"memoryLimit" help:"soft limit of the Go heap; 0 leaves it to GOMEMLIMIT"`

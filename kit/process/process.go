@@ -60,6 +60,8 @@ type Process struct {
 	descriptors uint64 // RLIMIT_NOFILE
 	phases      *prometheus.GaugeVec
 	ready       prometheus.Gauge
+	sandbox     *prometheus.GaugeVec
+	confined    bool // Confine restricts files
 
 	work    context.Context // of the background work: outlives the servers
 	endWork context.CancelCauseFunc
@@ -173,7 +175,12 @@ func run[C any](env environment, service string, defaults func(instance.Paths) C
 		return ExitFailed
 	}
 	if env.rights != nil {
-		if err := p.Phase("privileges", func() error { return env.rights.take(logger) }); err != nil {
+		if err := p.Phase("privileges", func() (err error) {
+			if p.confined, err = env.rights.take(logger); err != nil || !p.confined {
+				return err
+			}
+			return p.restrictCalls(&cfg.Service)
+		}); err != nil {
 			logger.Error("start", log.Err(err))
 			return ExitFailed
 		}
@@ -229,6 +236,9 @@ func (p *Process) registerMetrics() error {
 	p.ready = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: p.name("ready_seconds"), Help: "From the start of the process until it was ready; 0 before.",
 	})
+	p.sandbox = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: p.name("sandbox_enforced"), Help: "1 if the kernel enforces this layer of the sandbox, 0 if it does not have it.",
+	}, []string{"layer"})
 	v := Version()
 	info := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: p.name("build_info"), Help: "1, with the version in the labels.",
@@ -236,7 +246,7 @@ func (p *Process) registerMetrics() error {
 	})
 	info.Set(1)
 	for _, c := range []prometheus.Collector{
-		p.phases, p.ready, info,
+		p.phases, p.ready, p.sandbox, info,
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	} {

@@ -4,6 +4,7 @@
 package main
 
 import (
+	"fmt"
 	"net/netip"
 	"path"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/config"
 	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/kit/sandbox"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/node"
 	"github.com/sluice-net/sluice/services/datapath/internal/policy"
@@ -18,11 +20,12 @@ import (
 
 // Config is the datapath's own part of the configuration.
 type Config struct {
-	StateDir string         `config:"stateDir" help:"where the records of endpoints are"`
-	SpoolDir string         `config:"spoolDir" help:"where the CNI plugin leaves deletions while this process is away"`
-	BPFDir   string         `config:"bpfDir" help:"bpffs in which maps and programs are pinned; sluice prepare mounts it"`
-	PodCIDRs []netip.Prefix `config:"podCIDRs" help:"this node's pod ranges, at most one per family, as ipam has them"`
-	MTU      uint16         `config:"mtu" help:"MTU of pods in bytes; 0 takes that of the default route's device"`
+	StateDir  string         `config:"stateDir" help:"where the records of endpoints are"`
+	SpoolDir  string         `config:"spoolDir" help:"where the CNI plugin leaves deletions while this process is away"`
+	BPFDir    string         `config:"bpfDir" help:"bpffs in which maps and programs are pinned; sluice prepare mounts it"`
+	NetnsDirs []string       `config:"netnsDirs" help:"directories below which container runtimes mount network namespaces; the process cannot open those that lie elsewhere"`
+	PodCIDRs  []netip.Prefix `config:"podCIDRs" help:"this node's pod ranges, at most one per family, as ipam has them"`
+	MTU       uint16         `config:"mtu" help:"MTU of pods in bytes; 0 takes that of the default route's device"`
 
 	TunnelPorts []uint16 `config:"tunnelPorts" help:"UDP ports that pods may reach on no node, because packets to them could forge identities"`
 
@@ -118,6 +121,7 @@ func defaults(p instance.Paths) Config {
 		StateDir:    p.ServiceStateDir(service),
 		SpoolDir:    filepath.Join(p.ServiceStateDir("cni"), "deletes"),
 		BPFDir:      p.BPFDir,
+		NetnsDirs:   []string{"/run"},
 		PodCIDRs:    []netip.Prefix{netip.MustParsePrefix("10.244.0.0/24"), netip.MustParsePrefix("fd00:244::/64")},
 		TunnelPorts: []uint16{4789},
 		// where kube-proxy in IPVS mode puts every address of a service
@@ -145,6 +149,11 @@ func (c *Config) Validate() error {
 	} {
 		if !filepath.IsAbs(path) {
 			p.Addf(key, "%q is not an absolute path", path)
+		}
+	}
+	for i, dir := range c.NetnsDirs {
+		if !filepath.IsAbs(dir) || filepath.Clean(dir) == "/" {
+			p.Addf(fmt.Sprintf("netnsDirs[%d]", i), "%q is not an absolute path below the root", dir)
 		}
 	}
 	families := map[bool]int{}
@@ -193,4 +202,20 @@ func (c *Config) Validate() error {
 		p.Addf("services.timeout", "%s is not positive", c.Services.Timeout)
 	}
 	return p.Err()
+}
+
+// Calls implements process.Caller.
+func (c *Config) Calls() sandbox.Calls {
+	return sandbox.Calls{Netlink: true, Enter: true, Names: []string{"bpf"}}
+}
+
+// files are what the process opens after its start. A network namespace counts
+// as a file of the directory in which it is mounted. Of the spool it is the
+// directory above: the plugin may make it.
+func (c *Config) files() sandbox.Files {
+	return sandbox.Files{
+		Read:   append([]string{"/sys/devices/system/cpu", "/sys/kernel/btf"}, c.NetnsDirs...),
+		Change: []string{"/proc/sys/net"},
+		Write:  []string{c.StateDir, c.BPFDir, filepath.Dir(c.SpoolDir)},
+	}
 }

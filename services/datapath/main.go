@@ -80,6 +80,10 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		p.Log.Error("spooled deletions wait", log.Err(err))
 	}
 
+	if err := p.Confine(cfg.files()); err != nil {
+		return err
+	}
+
 	s := &server.Server{Core: n.Core, Ring: n.Ring, Maps: n.Kernel, Status: statusOf(p, cfg, n, ipam, identity, policies)}
 	s.Labels = &observe.Labels{Local: n.Core.LabelsOf, Source: identity}
 	if n.Policy != nil {

@@ -278,7 +278,7 @@ func enterable(t *testing.T, dir string) {
 func (n *testNode) command(flags ...string) *exec.Cmd {
 	args := append([]string{
 		"--instance", "datapath-test", "--state-dir", filepath.Join(n.dir, "state"), "--spool-dir", filepath.Join(n.dir, "spool"),
-		"--bpf-dir", filepath.Join(n.dir, "bpf"), "--pod-cidrs", "10.98.0.0/24,fd00:98::/64", "--mtu", "1400",
+		"--bpf-dir", filepath.Join(n.dir, "bpf"), "--netns-dirs", os.TempDir(), "--pod-cidrs", "10.98.0.0/24,fd00:98::/64", "--mtu", "1400",
 		"--services-ipam", filepath.Join(n.dir, "ipam.sock"), "--services-identity", filepath.Join(n.dir, "identity.sock"),
 		"--policy-mode", "none", "--socket-path", filepath.Join(n.dir, "run", "datapath.sock"), "--metrics-address", filepath.Join(n.dir, "metrics.sock"), "--log-level", "error",
 	}, flags...)
@@ -497,7 +497,7 @@ func (n *testNode) wantRights(capabilities, bounding privilege.Set) {
 	want := map[string]string{
 		"Uid": "65706\t65706\t65706\t65706", "Gid": "65700\t65700\t65700\t65700", "Groups": "65700",
 		"CapPrm": set(capabilities), "CapEff": set(capabilities), "CapBnd": set(bounding),
-		"CapInh": set(0), "CapAmb": set(0), "NoNewPrivs": "1",
+		"CapInh": set(0), "CapAmb": set(0), "NoNewPrivs": "1", "Seccomp": "2",
 	}
 	for _, task := range tasks {
 		b, err := os.ReadFile(task)

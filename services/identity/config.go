@@ -6,11 +6,14 @@ package main
 import (
 	"log/slog"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/config"
 	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/kit/sandbox"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd"
 	"github.com/sluice-net/sluice/services/identity/internal/identity"
@@ -124,4 +127,28 @@ func (c *Config) allocator(l *slog.Logger) allocator.Config {
 		RetryMax:     2 * time.Second,
 		Log:          l,
 	}
+}
+
+// Calls implements process.Caller.
+func (c *Config) Calls() sandbox.Calls {
+	overTCP := func(endpoint string) bool { return !strings.HasPrefix(endpoint, "unix:") }
+	return sandbox.Calls{Inet: slices.ContainsFunc(c.Etcd.Endpoints, overTCP)}
+}
+
+// files are what the service opens after its start: its state, what names are
+// looked up in, and certificates, in whose directories new ones may appear.
+func (c *Config) files() sandbox.Files {
+	f := sandbox.Files{Write: []string{c.StateDir}}
+	if !c.Calls().Inet {
+		return f
+	}
+	f.Read = []string{"/etc/hosts", "/etc/resolv.conf", "/etc/nsswitch.conf", "/etc/services", "/etc/ssl", "/etc/pki", "/usr/share/ca-certificates"}
+	// A missing one is no reason to open the whole directory.
+	f.Read = slices.DeleteFunc(f.Read, func(path string) bool { _, err := os.Stat(path); return err != nil })
+	for _, file := range []string{c.Etcd.CA, c.Etcd.Cert, c.Etcd.Key} {
+		if file != "" {
+			f.Read = append(f.Read, filepath.Dir(file))
+		}
+	}
+	return f
 }

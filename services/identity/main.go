@@ -61,6 +61,10 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 	p.OnExit(store.Close)
 
+	if err := p.Confine(cfg.files()); err != nil {
+		return err
+	}
+
 	hub := server.NewHub()
 	alloc, err := allocator.New(cfg.allocator(p.Log), store, dir, hub, last.Holds, last.Known, last.Cached)
 	if err != nil {

@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kit/rpc"
+	"github.com/sluice-net/sluice/kit/sandbox"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
 	"github.com/sluice-net/sluice/services/ipam/internal/pool"
 	"github.com/sluice-net/sluice/services/ipam/internal/server"
@@ -82,6 +83,9 @@ func run(ctx context.Context, p *process.Process, cfg settings) error {
 		return err
 	}
 	p.OnExit(state.Close)
+	if err := p.Confine(sandbox.Files{Write: []string{cfg.StateDir}}); err != nil {
+		return err
+	}
 
 	metrics := server.NewMetrics()
 	observe := metrics.Observer()

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/config"
 	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/kit/sandbox"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/node"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -127,4 +128,17 @@ func (c *Config) node(l *slog.Logger) node.Config {
 		MaxNames: c.Names.Max, MaxAddresses: c.Names.Addresses, NameGrace: c.Names.Grace,
 		Linger: c.Subscribers.Linger, Stream: stream.Defaults(), Log: l,
 	}
+}
+
+// files are what the service opens after its start: its state and the manifests,
+// whose directory may be a link that is exchanged, or come later.
+func (c *Config) files() sandbox.Files {
+	f := sandbox.Files{Write: []string{c.StateDir}}
+	if dir := c.Sources.Directory; dir != "" {
+		f.Read = append(f.Read, dir, filepath.Dir(filepath.Clean(dir)))
+		if target, err := filepath.EvalSymlinks(dir); err == nil && target != filepath.Clean(dir) {
+			f.Read = append(f.Read, target, filepath.Dir(target))
+		}
+	}
+	return f
 }

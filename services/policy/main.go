@@ -65,6 +65,10 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 	p.OnExit(conn.Close)
 
+	if err := p.Confine(cfg.files()); err != nil {
+		return err
+	}
+
 	service := &server.Server{Node: n, Version: process.Version().String(), Started: started}
 	srv, err := p.NewServer(rpc.Options{Register: service.Register, Methods: server.Methods()})
 	if err != nil {

@@ -240,3 +240,58 @@ func TestKernelLinkInPlaceOfADirectoryIsRefused(t *testing.T) {
 		t.Errorf("where the link leads: %v, %v", info, err)
 	}
 }
+
+// TestDeployedDirectoriesAreThese: tmpfiles.d makes at boot what Prepare makes.
+func TestDeployedDirectoriesAreThese(t *testing.T) {
+	p, err := instance.New("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]bool{}
+	for _, s := range Services() {
+		for _, d := range s.directories(p) {
+			want[fmt.Sprintf("d %s %04o %d %d", d.path, d.mode, d.uid, d.gid)] = true
+		}
+	}
+	content, err := os.ReadFile(filepath.Join("..", "..", "..", "deploy", "tmpfiles.d", "sluice.conf"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(content)) {
+		line = strings.Join(strings.Fields(line), " ")
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		if !want[line] {
+			t.Errorf("the file has %q, which Prepare does not make so", line)
+		}
+		delete(want, line)
+	}
+	if len(want) > 0 {
+		t.Errorf("the file lacks %v", want)
+	}
+}
+
+// TestDeployedUnitsRunAsTheUsersOfTheServices and write to their directories
+// alone.
+func TestDeployedUnitsRunAsTheUsersOfTheServices(t *testing.T) {
+	for _, s := range Services() {
+		content, err := os.ReadFile(filepath.Join("..", "..", "..", "deploy", "systemd", "sluice-"+s.Name+".service"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		capabilities, writable := "", fmt.Sprintf("/run/sluice/%s /var/lib/sluice/%[1]s", s.Name)
+		if s.BPF {
+			capabilities = "CAP_BPF CAP_PERFMON CAP_NET_ADMIN CAP_SYS_ADMIN"
+			writable = "/run/sluice/datapath /run/sluice/bpf /var/lib/sluice/datapath /var/lib/sluice/cni/deletes"
+		}
+		for key, value := range map[string]string{
+			"User": fmt.Sprint(s.UID), "Group": fmt.Sprint(s.GID), "AmbientCapabilities": capabilities, "CapabilityBoundingSet": capabilities,
+			"NoNewPrivileges": "yes", "ProtectSystem": "strict", "ReadWritePaths": writable, "Requires": "sluice-prepare.service",
+		} {
+			if line := "\n" + key + "=" + value + "\n"; !strings.Contains(string(content), line) {
+				t.Errorf("the unit of %s lacks %s", s.Name, strings.TrimSpace(line))
+			}
+		}
+	}
+}

@@ -118,13 +118,13 @@ func (p *Plugin) owner() *workloadv1.Owner {
 }
 
 // namespace gives the path under which the datapath finds the container's
-// namespace, binding one that is named by a process, and how to undo that.
+// namespace, binding one that the datapath could not open, and how to undo that.
 func (p *Plugin) namespace() (path string, undo func() error, err error) {
 	undo = func() error { return nil }
 	if _, err := netns.Check(p.in.Netns); err != nil {
 		return "", undo, invocation.Environment(invocation.EnvNetns, err)
 	}
-	if !netns.IsProcess(p.in.Netns) {
+	if !netns.NeedsName(p.in.Netns) {
 		return p.in.Netns, undo, nil
 	}
 	path = p.names.Path(p.in.Owner.String())

@@ -33,12 +33,14 @@ func (p *Plugin) check(ctx context.Context) error {
 		return cniError("network namespace", invocation.Environment(invocation.EnvNetns, err))
 	}
 	path := p.in.Netns
-	if netns.IsProcess(path) {
+	if netns.NeedsName(path) {
 		bound := p.names.Path(p.in.Owner.String())
-		if !netns.Same(path, bound) {
+		switch {
+		case netns.Same(path, bound):
+			path = bound
+		case netns.IsProcess(path): // which may be another process by now
 			return different([]string{fmt.Sprintf("network namespace: %s is not the one that ADD was given", path)})
 		}
-		path = bound
 	}
 	resp, err := call(ctx, p.datapathSocket, func(ctx context.Context) (*datapathv1.CheckEndpointResponse, error) {
 		return p.datapath.CheckEndpoint(ctx, &datapathv1.CheckEndpointRequest{Owner: p.owner(), NetworkNamespace: path, Addresses: addresses})

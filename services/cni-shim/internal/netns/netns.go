@@ -2,7 +2,7 @@
 // Copyright 2026 The Sluice Authors
 
 // Package netns checks the network namespace that a runtime names, and gives
-// one that is named by a process a path that the datapath can open.
+// one that the datapath could not open a path that it can.
 //
 // It enters no namespace: that is the datapath's work.
 package netns
@@ -39,6 +39,28 @@ func IsProcess(path string) bool {
 func isID(s string) bool {
 	n, err := strconv.ParseInt(s, 10, 32)
 	return err == nil && n > 0 && strconv.FormatInt(n, 10) == s
+}
+
+// NeedsName says whether the datapath could not open path: the namespace is
+// named by a process, or lies below a directory that others may not enter, as
+// that of containerd's state is. The datapath has a user of its own.
+func NeedsName(path string) bool {
+	if IsProcess(path) {
+		return true
+	}
+	resolved, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return false // Check says what is wrong with it
+	}
+	for dir := filepath.Dir(resolved); ; dir = filepath.Dir(dir) {
+		info, err := os.Stat(dir)
+		if err != nil || info.Mode().Perm()&0o001 == 0 {
+			return true
+		}
+		if dir == "/" {
+			return false
+		}
+	}
 }
 
 // Check opens path and makes sure that it is a network namespace and not the
@@ -118,7 +140,7 @@ func (n Names) Path(owner string) string {
 	return filepath.Join(n.dir, hex.EncodeToString(sum[:12]))
 }
 
-// Bind mounts the namespace at source, which IsProcess, at target and returns
+// Bind mounts the namespace at source, which NeedsName, at target and returns
 // whether it was this call that did: it may be there already.
 func Bind(source, target string) (made bool, err error) {
 	// Others may enter, as they may /run/netns: the datapath is not root. They may

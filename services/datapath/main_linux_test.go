@@ -36,6 +36,7 @@ import (
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/privilege"
+	"github.com/sluice-net/sluice/kit/process"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
@@ -47,6 +48,9 @@ import (
 var binary string
 
 func TestMain(m *testing.M) {
+	if os.Getenv(takenEnv) != "" {
+		os.Exit(process.Run(service, defaults, taken, process.Privileged(instance.DatapathID, capabilities...)))
+	}
 	dir, err := os.MkdirTemp("", "sluice-datapath-test-")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

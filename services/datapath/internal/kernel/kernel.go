@@ -40,7 +40,7 @@ import (
 // know as constants.
 type Options struct {
 	// Dir is the bpffs directory of this instance, for example
-	// /sys/fs/bpf/sluice. It is created with mode 0700 if it does not exist; a
+	// /run/sluice/bpf. It is created with mode 0700 if it does not exist; a
 	// bpffs must be mounted at it or above it.
 	Dir string
 

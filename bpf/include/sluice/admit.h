@@ -29,6 +29,9 @@ __noinline enum sl_reason admit_error(struct __sk_buff *skb, struct sl_packet *p
 
 	if (reason || !p)
 		return reason;
+	/* errors are short: a pod cuts one to hide what it quotes */
+	if (p->hook == SL_EGRESS && p->more_fragments)
+		return SL_DROP_CT_INVALID;
 	switch (relation_of(skb, p)) {
 	case SL_FORGED:
 		if (p->hook == SL_EGRESS)

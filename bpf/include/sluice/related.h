@@ -74,8 +74,19 @@ static __always_inline bool within_too_big_rate(void)
 	return true;
 }
 
-static __always_inline bool quoted_ports(struct __sk_buff *skb, __u32 at, __u8 proto, __u16 *sport,
-					 __u16 *dport)
+/*
+ * Copies a part of the quotation. What lies behind the end of the IP packet in
+ * its frame is none: the receiver never sees it, and of a fragmented error the
+ * next piece brings another.
+ */
+static __always_inline bool quoted(struct __sk_buff *skb, const struct sl_packet *p, __u32 at,
+				   void *to, __u32 bytes)
+{
+	return at + bytes <= p->end && !bpf_skb_load_bytes(skb, at, to, bytes);
+}
+
+static __always_inline bool quoted_ports(struct __sk_buff *skb, const struct sl_packet *p, __u32 at,
+					 __u8 proto, __u16 *sport, __u16 *dport)
 {
 	struct sl_quoted l4;
 	__u8 type;
@@ -92,7 +103,7 @@ static __always_inline bool quoted_ports(struct __sk_buff *skb, __u32 at, __u8 p
 	default:
 		return true;
 	}
-	if (bpf_skb_load_bytes(skb, at, &l4, sizeof(l4)))
+	if (!quoted(skb, p, at, &l4, sizeof(l4)))
 		return false;
 	*sport = bpf_ntohs(l4.word[0]);
 	*dport = bpf_ntohs(l4.word[1]);
@@ -132,7 +143,7 @@ static __always_inline struct sl_ct *quoted4(struct __sk_buff *skb, struct sl_pa
 	__u8 low;
 
 	*forged = true;
-	if (bpf_skb_load_bytes(skb, at, &ip, sizeof(ip)) || ip.version != 4 || ip.ihl < 5 ||
+	if (!quoted(skb, p, at, &ip, sizeof(ip)) || ip.version != 4 || ip.ihl < 5 ||
 	    ip.saddr != *(const __be32 *)p->dst)
 		return NULL;
 	if (p->hook == SL_EGRESS && ip.daddr != *(const __be32 *)p->src)
@@ -140,7 +151,7 @@ static __always_inline struct sl_ct *quoted4(struct __sk_buff *skb, struct sl_pa
 	*forged = false;
 	if (ip.frag_off & bpf_htons(0x1fff))
 		return NULL;
-	if (!quoted_ports(skb, at + ip.ihl * 4, ip.protocol, &sport, &dport))
+	if (!quoted_ports(skb, p, at + ip.ihl * 4, ip.protocol, &sport, &dport))
 		return NULL;
 	own = own_packet();
 	if (!own)
@@ -164,21 +175,21 @@ static __always_inline struct sl_ct *quoted6(struct __sk_buff *skb, struct sl_pa
 	struct sl_ct *ct;
 
 	*forged = true;
-	if (bpf_skb_load_bytes(skb, at + offsetof(struct ipv6hdr, nexthdr), &next, 1) ||
-	    bpf_skb_load_bytes(skb, at + offsetof(struct ipv6hdr, saddr), src, sizeof(src)) ||
-	    bpf_skb_load_bytes(skb, at + offsetof(struct ipv6hdr, daddr), dst, sizeof(dst)) ||
+	if (!quoted(skb, p, at + offsetof(struct ipv6hdr, nexthdr), &next, 1) ||
+	    !quoted(skb, p, at + offsetof(struct ipv6hdr, saddr), src, sizeof(src)) ||
+	    !quoted(skb, p, at + offsetof(struct ipv6hdr, daddr), dst, sizeof(dst)) ||
 	    !equal16(src, p->dst) || (p->hook == SL_EGRESS && !equal16(dst, p->src)))
 		return NULL;
 	*forged = false;
 	at += sizeof(struct ipv6hdr);
 	/* a packet that was too big for the next link may have been a fragment */
 	if (next == SL_EXT_FRAGMENT) {
-		if (bpf_skb_load_bytes(skb, at, ext, sizeof(ext)) || ext[2] || ext[3] & 0xf8)
+		if (!quoted(skb, p, at, ext, sizeof(ext)) || ext[2] || ext[3] & 0xf8)
 			return NULL;
 		next = ext[0];
 		at += sizeof(ext);
 	}
-	if (is_ext_header(next) || !quoted_ports(skb, at, next, &sport, &dport))
+	if (is_ext_header(next) || !quoted_ports(skb, p, at, next, &sport, &dport))
 		return NULL;
 	own = own_packet();
 	if (!own)

@@ -128,3 +128,60 @@ func TestKernelHalfOpenConnectionsDoNotStay(t *testing.T) {
 		t.Errorf("a minute later %d are open, %d expired, want 0 and %d", p.Live[0], p.Expired, n)
 	}
 }
+
+// What lies behind the end of an IP packet in its frame is no quotation: the
+// next fragment brings another.
+func TestKernelAQuotationBehindThePacketSetsNoPathMTU(t *testing.T) {
+	k := openKernel(t, testOptions(newBPFFS(t)))
+	makeNode(t, k)
+	evil := newPod(t, k, "slevil", 33, DeliverPeer)
+	routeToPod(t, "slevil", evil)
+	must(t, "add an uplink", netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "slup0", MTU: 1500}, PeerName: "slup1"}))
+	up, err := netlink.LinkByName("slup0")
+	must(t, "find slup0", err)
+	t.Cleanup(func() { must(t, "delete slup0", netlink.LinkDel(up)) })
+	must(t, "set slup0 up", netlink.LinkSetUp(up))
+	node, other := netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("203.0.113.9")
+	must(t, "add an address", netlink.AddrAdd(up, &netlink.Addr{IPNet: &net.IPNet{IP: node.AsSlice(), Mask: net.CIDRMask(24, 32)}}))
+	must(t, "host addresses", k.SyncHostAddrs([]netip.Addr{host4, host6, node}))
+
+	r := runner{k}
+	seen := func() (n uint64) {
+		all := r.counters(t)
+		for _, reason := range []Reason{ForwardHost, DropConnectionInvalid, DropFragment} {
+			n += all[cell{reason, Egress}].Packets
+		}
+		return n
+	}
+	msg := icmp(3, 4, ip4Header{src: node, dst: other, proto: 1}.with(icmp(0, 0, make([]byte, 64)...))...)
+	binary.BigEndian.PutUint16(msg[6:], 600)
+	binary.BigEndian.PutUint16(msg[2:], checksum(msg))
+	trailer := ip4Header{src: node, dst: evil.IPv4, proto: 1}.with(icmp(0, 0, make([]byte, 64)...))
+	piece := func(frag uint16, payload, behind []byte) []byte {
+		p := ip4Header{src: evil.IPv4, dst: node, proto: 1, frag: frag}.with(payload)
+		return frame(evil.HostMAC, evil.MAC, etherIPv4, append(p, behind...))
+	}
+	before := seen()
+	inNetns(t, evil.ns, func() {
+		sendRaw(t, "eth0", piece(0x2000, msg[:8], trailer))
+		sendRaw(t, "eth0", piece(1, msg[8:], nil))
+	})
+	waitFor(t, "both pieces are counted", func() bool { return seen() == before+2 })
+	routes, err := netlink.RouteGet(other.AsSlice())
+	must(t, "route", err)
+	for _, route := range routes {
+		if route.MTU != 0 {
+			t.Errorf("the path MTU to %v is %d", other, route.MTU)
+		}
+	}
+}
+
+// The programs alone: neither piece of such an error passes.
+func TestKernelAQuotationBehindThePacketIsNone(t *testing.T) {
+	th := newTheatre(t, false)
+	_, ctx, in := th.frame(say("a", "host", failure(3, "host", "a", datagram(53, 4000)), 0))
+	binary.BigEndian.PutUint16(in[14+2:], 28)
+	if o := th.run(t, fromPodName, in, ctx, 0); o.reason != DropConnectionInvalid {
+		t.Errorf("an error of 8 bytes with a quotation behind it: %v, want %v", o.reason, DropConnectionInvalid)
+	}
+}

@@ -181,17 +181,28 @@ __noinline enum sl_reason admit_first(struct __sk_buff *skb, struct sl_packet *p
 
 /*
  * Whether the packet can be from the end of the connection that it claims to be.
- * What the entry knows of that end counts while its address has not moved.
+ * If the address of that end has moved, what counts is who has it now.
  */
 static __always_inline bool agrees(struct __sk_buff *skb, const struct sl_packet *p,
 				   const struct sl_ct *ct, __u64 where, __u32 pgens)
 {
-	__u32 differ = (__u32)where ^ pgens;
+	__u32 differ = (__u32)where ^ pgens, identity;
+	__u16 slot;
 
-	if (p->reply)
-		return differ & 0xffff ||
-		       may_be_from(skb, p, responder_slot(where), READ_ONCE(ct->id_resp));
-	return differ >> 16 || may_be_from(skb, p, initiator_slot(where), READ_ONCE(ct->id_init));
+	if (p->hook == SL_EGRESS)
+		return true;
+	if (p->reply) {
+		slot = responder_slot(where);
+		identity = READ_ONCE(ct->id_resp);
+		differ &= 0xffff;
+	} else {
+		slot = initiator_slot(where);
+		identity = READ_ONCE(ct->id_init);
+		differ >>= 16;
+	}
+	if (unlikely(differ))
+		slot = slot_of_address(p->src, p->family);
+	return may_be_from(skb, p, slot, identity);
 }
 
 /*
@@ -271,6 +282,34 @@ static __always_inline void terminate(struct sl_packet *p, struct sl_ct *ct)
 	remember_revoked(p, flags);
 }
 
+/* The far end of the device is the responder. */
+static __always_inline bool responder_is_far(const struct sl_packet *p)
+{
+	return (p->hook == SL_EGRESS) != p->reply;
+}
+
+/* The identity of the far end, which counts while its address does; or 0. */
+static __always_inline __u32 known_peer(const struct sl_packet *p, const struct sl_ct *ct,
+					__u64 where, __u32 pgens)
+{
+	__u32 differ = (__u32)where ^ pgens;
+
+	if (responder_is_far(p))
+		return differ & 0xffff ? 0 : ct->id_resp;
+	return differ >> 16 ? 0 : ct->id_init;
+}
+
+/* A client that the host has translated to its own address stays outside. */
+static __always_inline void keep_outside(struct sl_packet *p, const struct sl_ct *ct, __u64 where)
+{
+	bool responder = responder_is_far(p);
+	__u16 slot = responder ? responder_slot(where) : initiator_slot(where);
+
+	if (p->hook == SL_EGRESS && p->dst_slot == SL_SLOT_HOST && slot == SL_SLOT_HOST &&
+	    (responder ? ct->id_resp : ct->id_init) == world_of(p->family))
+		p->dst_identity = world_of(p->family);
+}
+
 /*
  * Something by which a connection was judged has changed. It is judged again
  * as the connection: only where something has moved, with the ports with which
@@ -280,9 +319,9 @@ static __always_inline void terminate(struct sl_packet *p, struct sl_ct *ct)
  */
 __noinline enum sl_reason admit_anew(struct __sk_buff *skb, struct sl_packet *p)
 {
-	__u32 pgens, moved, far, differ, known;
 	__u64 gens, where, now_where;
 	enum sl_reason reason;
+	__u32 pgens, moved;
 	struct sl_ct *ct;
 
 	if (!p)
@@ -294,31 +333,26 @@ __noinline enum sl_reason admit_anew(struct __sk_buff *skb, struct sl_packet *p)
 	gens = READ_ONCE(ct->gens);
 	where = READ_ONCE(ct->where);
 	pgens = address_gens(p);
-	moved = moved_sides(gens, where, pgens);
 
-	/* the far end of the device: its identity counts while its address does */
-	far = (p->hook == SL_EGRESS) != p->reply; /* it is the responder */
-	differ = (__u32)where ^ pgens;
-	if (far)
-		known = differ & 0xffff ? 0 : ct->id_resp;
-	else
-		known = differ >> 16 ? 0 : ct->id_init;
-	reason = find_peer(skb, p, known);
-	if (!reason) {
-		now_where = judged_where(p, pgens);
-		if (now_where >> 32 != where >> 32)
-			moved = SL_BOTH_SIDES;
-		/* another pod, or one with other labels: the other side's question */
-		if ((p->reply ? p->src_identity : p->dst_identity) != ct->id_resp)
-			moved |= SL_SIDE_EGRESS;
-		if ((p->reply ? p->dst_identity : p->src_identity) != ct->id_init)
-			moved |= SL_SIDE_INGRESS;
-		if (READ_ONCE(ct->flags) & SL_CT_UNORIENTED)
-			moved = SL_BOTH_SIDES;
-		reason = judge_sides(p, moved);
-		if (!reason && READ_ONCE(ct->flags) & SL_CT_UNORIENTED)
-			reason = judge_reverse(p);
-	}
+	/* a packet that goes nowhere, or is forged, says nothing of its connection */
+	reason = find_peer(skb, p, known_peer(p, ct, where, pgens));
+	if (reason)
+		return reason;
+	keep_outside(p, ct, where);
+	moved = moved_sides(gens, where, pgens);
+	now_where = judged_where(p, pgens);
+	if (now_where >> 32 != where >> 32)
+		moved = SL_BOTH_SIDES;
+	/* another pod, or one with other labels: the other side's question */
+	if ((p->reply ? p->src_identity : p->dst_identity) != ct->id_resp)
+		moved |= SL_SIDE_EGRESS;
+	if ((p->reply ? p->dst_identity : p->src_identity) != ct->id_init)
+		moved |= SL_SIDE_INGRESS;
+	if (READ_ONCE(ct->flags) & SL_CT_UNORIENTED)
+		moved = SL_BOTH_SIDES;
+	reason = judge_sides(p, moved);
+	if (!reason && READ_ONCE(ct->flags) & SL_CT_UNORIENTED)
+		reason = judge_reverse(p);
 	if (reason) {
 		terminate(p, ct);
 		return reason;

@@ -1026,6 +1026,27 @@ func scenes() []scene {
 			say("host", "b", datagram(4000, 53), DropPolicyPending).forwarded().check(begunBy("host", ViaStack)),
 			say("host", "b", datagram(4000, 53), ForwardFromStack))},
 
+		// senders while an address has moved
+		{"a forged packet ends no flow whose address has moved", play(oneWay(),
+			say("a", "b", datagram(4000, 53), ForwardPeer), say("b", "a", datagram(53, 4000), ForwardPeer),
+			bump("a"),
+			say("a", "b", datagram(4000, 53), DropSpoofedIP).fromNowhere(),
+			say("b", "a", datagram(53, 4000), ForwardPeer))},
+		{"a forged packet terminates no TCP connection whose address has moved", play(oneWay(), handshake(4000, 80),
+			bump("a"),
+			say("a", "b", segment(4000, 80, flagACK), DropSpoofedIP).fromNowhere().check(begunBy("a", SeenReply|Established)))},
+		{"a forwarded packet takes over no flow to the host whose address has moved", play(policy("a", TableAllow, TableDeny),
+			say("a", "host", datagram(4000, 53), ForwardHost), say("host", "a", datagram(53, 4000), ForwardFromStack),
+			bump("host"),
+			say("host", "a", datagram(53, 4000), DropPolicyDenied).forwarded(),
+			say("host", "a", datagram(53, 4000), ForwardFromStack))},
+		{"a client under the host's address is not judged as the host when that moves", play(policy("a", TableDeny, worldly),
+			say("host", "a", datagram(4000, 53), ForwardFromStack).forwarded(),
+			say("a", "host", datagram(53, 4000), ForwardHost),
+			policy("a", TableDeny, TablePending),
+			bump("host"),
+			say("a", "host", datagram(53, 4000), DropPolicyPending).on(Egress))},
+
 		// ICMP errors
 		{"an error about a connection is delivered whoever sends it", play(policy("a", TableAllow, TableDeny),
 			say("a", "world", segment(4000, 80, flagSYN), ForwardOutside),

@@ -94,6 +94,8 @@ static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_pack
 	if (reason)
 		return reason;
 	reason = admit(skb, p);
+	if (leads_fragments(p))
+		lead_fragments(p, reason);
 	if (reason)
 		return reason;
 	return forward(skb, p, ifindex);

@@ -33,7 +33,10 @@ static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_pack
 
 	if (reason)
 		return reason;
-	return admit(skb, p);
+	reason = admit(skb, p);
+	if (leads_fragments(p))
+		lead_fragments(p, reason);
+	return reason;
 }
 
 static __always_inline enum sl_reason to_pod4(struct __sk_buff *skb, struct sl_packet *p,

@@ -27,52 +27,76 @@ static __always_inline bool has_ports(const struct sl_packet *p)
 	return is_ext_header(p->proto);
 }
 
-/* Remembers the ports of a first fragment, or finds them for a later one. */
+static __always_inline void fragment_key(const struct sl_packet *p, struct sl_fragment *key)
+{
+	__builtin_memset(key, 0, sizeof(*key));
+	__builtin_memcpy(key->src, p->src, sizeof(key->src));
+	__builtin_memcpy(key->dst, p->dst, sizeof(key->dst));
+	key->id = p->fragment_id;
+	key->proto = p->proto;
+	key->family = p->family;
+	key->slot = p->hook == SL_EGRESS ? p->src_slot : SL_SLOT_NONE;
+}
+
+/* Finds the ports of a later fragment. */
 __noinline enum sl_reason find_ports(struct sl_packet *p)
 {
-	struct sl_fragment key = {};
+	struct sl_fragment key;
 	__u32 *found, ports;
-	bool icmp;
 
 	if (!p)
 		return SL_DROP_FRAGMENT;
 	if (!has_ports(p))
 		return SL_CONTINUE;
-	icmp = p->proto == SL_ICMP || p->proto == SL_ICMPV6;
-	__builtin_memcpy(key.src, p->src, sizeof(key.src));
-	__builtin_memcpy(key.dst, p->dst, sizeof(key.dst));
-	key.id = p->fragment_id;
-	key.proto = p->proto;
-	key.family = p->family;
-	key.slot = p->hook == SL_EGRESS ? p->src_slot : SL_SLOT_NONE;
-
+	fragment_key(p, &key);
 	found = bpf_map_lookup_elem(&sl_frag, &key);
-	if (p->fragment) {
-		if (!found)
-			return SL_DROP_FRAGMENT;
-		ports = *found;
-		p->dport = (__u16)ports;
-		if (icmp)
-			p->echo = (__u16)(ports >> 16);
-		else
-			p->sport = (__u16)(ports >> 16);
-		return SL_CONTINUE;
-	}
+	if (!found)
+		return SL_DROP_FRAGMENT;
+	ports = *found;
+	p->dport = (__u16)ports;
+	if (p->proto == SL_ICMP || p->proto == SL_ICMPV6)
+		p->echo = (__u16)(ports >> 16);
+	else
+		p->sport = (__u16)(ports >> 16);
+	return SL_CONTINUE;
+}
+
+/*
+ * Remembers the ports of a first fragment that passes. One that is denied takes
+ * no room from those of others, and leaves its later ones none.
+ */
+__noinline int lead_fragments(struct sl_packet *p, __u32 denied)
+{
+	struct sl_fragment key;
+	__u32 *found, ports;
+	bool icmp;
+
+	if (!p || !has_ports(p))
+		return 0;
+	icmp = p->proto == SL_ICMP || p->proto == SL_ICMPV6;
+	fragment_key(p, &key);
 	ports = (__u32)(icmp ? p->echo : p->sport) << 16 | p->dport;
-	if (found && *found == ports)
-		return SL_CONTINUE;
+	found = bpf_map_lookup_elem(&sl_frag, &key);
+	if (found && *found == ports && !denied)
+		return 0;
 	/* an identification that is used again: values are written once */
 	if (found)
 		bpf_map_delete_elem(&sl_frag, &key);
-	bpf_map_update_elem(&sl_frag, &key, &ports, BPF_NOEXIST);
-	return SL_CONTINUE;
+	if (!denied)
+		bpf_map_update_elem(&sl_frag, &key, &ports, BPF_NOEXIST);
+	return 0;
 }
 
 static __always_inline enum sl_reason follow_fragments(struct sl_packet *p)
 {
-	if (likely(!p->fragment && !p->more_fragments))
+	if (likely(!p->fragment))
 		return SL_CONTINUE;
 	return find_ports(p);
+}
+
+static __always_inline bool leads_fragments(const struct sl_packet *p)
+{
+	return unlikely(p->more_fragments && !p->fragment);
 }
 
 #endif

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -183,5 +184,28 @@ func TestKernelAQuotationBehindThePacketIsNone(t *testing.T) {
 	binary.BigEndian.PutUint16(in[14+2:], 28)
 	if o := th.run(t, fromPodName, in, ctx, 0); o.reason != DropConnectionInvalid {
 		t.Errorf("an error of 8 bytes with a quotation behind it: %v, want %v", o.reason, DropConnectionInvalid)
+	}
+}
+
+// First fragments that policy denies take no room from those of others.
+func TestKernelDeniedFragmentsTakeNoRoom(t *testing.T) {
+	th := newTheatre(t, false)
+	setPolicy(t, th.k, th.pods["a"].Slot, Policy{})
+	setPolicy(t, th.k, th.pods["b"].Slot, Policy{Egress: TableAllow})
+	long := func(*theatre) (byte, []byte) { return 17, udp(4000, 53, make([]byte, 40)...) }
+	of := func(who string) skbContext { return skbContext{Ifindex: th.pods[who].Ifindex} }
+	good := th.pieces("b", "world", long, 1, 24)
+	if o := th.run(t, fromPodName, good[0], of("b"), 0); o.reason != ForwardOutside {
+		t.Fatalf("the first piece: %v", o.reason)
+	}
+	ctx := of("a")
+	for id := range uint32(20_000) {
+		in := th.pieces("a", "world", long, id, 24)[0]
+		if v, err := th.k.program(fromPodName).Run(&ebpf.RunOptions{Data: in, DataOut: make([]byte, 512), Context: ctx}); err != nil || v != verdictShot {
+			t.Fatalf("a denied piece: %d, %v", v, err)
+		}
+	}
+	if o := th.run(t, fromPodName, good[1], of("b"), 0); o.reason != ForwardOutside {
+		t.Errorf("the second piece: %v, want %v", o.reason, ForwardOutside)
 	}
 }

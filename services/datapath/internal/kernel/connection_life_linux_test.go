@@ -1191,13 +1191,12 @@ func TestKernelFragmentsAreJudgedByTheirPorts(t *testing.T) {
 				expect("a piece of the answer", "b", in, ForwardPeer)
 			}
 			for i, in := range th.pieces("a", "b", long(4000, 53), 3, 8, 24) {
-				expect("a piece of what is denied", "a", in, DropIdentityUnknown)
-				_ = i
+				expect("a piece of what is denied", "a", in, []Reason{DropIdentityUnknown, DropFragment, DropFragment}[i])
 			}
 			// the identification is used again, for other ports
 			again := th.pieces("a", "b", long(4000, 53), 1, 8)
 			expect("another first piece", "a", again[0], DropIdentityUnknown)
-			expect("its second", "a", again[1], DropIdentityUnknown)
+			expect("its second", "a", again[1], DropFragment)
 			// another pod's pieces with the same numbers are not these
 			expect("the other pod's piece", "b", th.pieces("b", "a", long(80, 4000), 1, 8)[1], DropFragment)
 

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package node
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/sluice-net/sluice/cmd/sluice/devnode"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+)
+
+// ingressOf lets one kind of pod reach a TCP port of the web, which may begin
+// connections to everybody.
+func ingressOf(app string) string {
+	return fmt.Sprintf(`
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: web}
+spec:
+  podSelector: {matchLabels: {app: web}}
+  policyTypes: [Ingress]
+  ingress:
+  - from: [{podSelector: {matchLabels: {app: %s}}}]
+    ports: [{protocol: TCP, port: 80}]
+`, app)
+}
+
+// shortLife makes the datapath forget TCP connections after a second.
+func shortLife(o *devnode.Options) {
+	o.Args = map[string][]string{devnode.Datapath: {"--connections-tcp-established=1s", "--connections-max-interval=1s"}}
+}
+
+// A TCP connection whose permission was taken away stays dead when its entry is
+// gone, whichever end goes on, although the server may begin connections to its
+// client: pushed out by a flood that policy denies, or lost with its map. Once
+// its life is over and it is collected, the client cannot go on.
+func TestKernelARevokedConnectionDoesNotComeBack(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		options []func(*devnode.Options)
+		// clients alone go on: after the life of a connection nothing is remembered
+		clients bool
+		forget  func(t *testing.T, n *testNode, web netip.Addr, expired uint64)
+	}{
+		{"pushed out", nil, false, func(t *testing.T, n *testNode, web netip.Addr, _ uint64) {
+			world := n.outside(t)
+			before := n.counters(t)[policyDenied]
+			const pairs = 200_000
+			n.newWire(t, world, false).flood(t, pairs, 2, func(i int) segment {
+				return segment{from: at(world.IPv4, port(i)), to: at(web, port(i/60000)), flags: ack, seq: 1, ack: 1}
+			})
+			waitUntil(t, "the flood is over", func() error {
+				if got := n.counters(t)[policyDenied] - before; got < 2*pairs*9/10 {
+					return fmt.Errorf("%d of %d segments were denied", got, 2*pairs)
+				}
+				return nil
+			})
+		}},
+		{"collected", []func(*devnode.Options){shortLife}, true, func(t *testing.T, n *testNode, _ netip.Addr, expired uint64) {
+			waitUntil(t, "the connections are collected", func() error {
+				if got := n.connections(t).GetExpired(); got < expired {
+					return fmt.Errorf("%d of %d have expired", got, expired)
+				}
+				return nil
+			})
+		}},
+		{"lost", nil, false, func(t *testing.T, n *testNode, _ netip.Addr, _ uint64) {
+			must(t, n.Kill(t.Context(), devnode.Datapath))
+			pins, err := filepath.Glob(filepath.Join(n.Paths().BPFDir, "sl_ct4_*"))
+			if err != nil || len(pins) != 1 {
+				t.Fatalf("pins of sl_ct4: %v, %v, want one", pins, err)
+			}
+			must(t, os.Remove(pins[0]))
+			must(t, n.Start(t.Context(), devnode.Datapath))
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n := newNode(t, c.options...)
+			policies := n.policies(t)
+			pods := n.addPods(t, "web", "evil")
+			web, evil := pods[0], pods[1]
+			server := at(web.IPv4, 80)
+			enforce(t, policies, ingressOf("evil"))
+			var all []*revokedConnection
+			for _, denied := range []bool{true, false} {
+				for _, serverFirst := range []bool{false, true} {
+					held := connect(t, evil, web, web.IPv4, 80)
+					push(t, held.client, held.server, "before")
+					push(t, held.server, held.client, "before")
+					all = append(all, &revokedConnection{
+						connected: held, atClient: newInbox(t, held.client), atServer: newInbox(t, held.server),
+						local: held.client.LocalAddr().(*net.TCPAddr).AddrPort(), denied: denied, serverFirst: serverFirst,
+					})
+				}
+			}
+			enforce(t, policies, ingressOf("client"))
+			expired := n.connections(t).GetExpired()
+			flows := n.observe(t, &datapathv1.ObserveRequest{Reasons: deniedReasons})
+			w := n.newWire(t, evil, false)
+			for _, held := range all {
+				if !held.denied {
+					continue
+				}
+				mark := flows.mark()
+				// of no socket, so that nothing is sent again
+				w.send(t, w.frame(segment{from: held.local, to: server, flags: ack}))
+				waitUntil(t, "the connection is cut", func() error { return flows.dropped(mark, held.local, server) })
+			}
+			c.forget(t, n, web.IPv4, expired+uint64(len(all)))
+			flows = n.observe(t, &datapathv1.ObserveRequest{Reasons: deniedReasons})
+			for _, held := range all {
+				if c.clients {
+					held.goOn(t, flows, server, false)
+					continue
+				}
+				held.goOn(t, flows, server, held.serverFirst)
+				held.goOn(t, flows, server, !held.serverFirst)
+			}
+		})
+	}
+}
+
+var deniedReasons = []string{policyDenied, "connection-invalid"}
+
+// revokedConnection is one whose ends count what arrives after the revocation.
+type revokedConnection struct {
+	connected
+	atClient, atServer *inbox
+	local              netip.AddrPort
+	// denied says that a packet of the client was denied after the revocation.
+	denied      bool
+	serverFirst bool
+}
+
+// goOn says something at one end, which must be dropped.
+func (held *revokedConnection) goOn(t *testing.T, flows *flowLog, server netip.AddrPort, fromServer bool) {
+	t.Helper()
+	speaker, from, to, in := held.client, held.local, server, held.atServer
+	if fromServer {
+		speaker, from, to, in = held.server, server, held.local, held.atClient
+	}
+	mark := flows.mark()
+	if _, err := io.WriteString(speaker, "back"); err != nil {
+		t.Fatal(err)
+	}
+	waitUntil(t, "what was said is dropped or arrives", func() error {
+		if in.String() != "" {
+			return nil
+		}
+		return flows.dropped(mark, from, to)
+	})
+	if got := in.String(); got != "" {
+		t.Errorf("%q has arrived from %v at %v over a revoked connection; denied before: %v, server first: %v", got, from, to, held.denied, held.serverFirst)
+	}
+}
+
+// dropped says whether there is a dropped packet behind a mark.
+func (l *flowLog) dropped(mark int, from, to netip.AddrPort) error {
+	for _, f := range l.since(mark) {
+		if f.GetSourcePort() == uint32(from.Port()) && isFlow(f, from.Addr(), to.Addr(), to.Port()) && f.GetVerdict() == datapathv1.Verdict_VERDICT_DROPPED {
+			return nil
+		}
+	}
+	return errors.New("nothing was dropped")
+}

@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
@@ -442,6 +443,33 @@ func TestKernelNodesRunSideBySide(t *testing.T) {
 	}
 	down(t, b)
 	wantNothing(t, b.Instance)
+}
+
+// Nodes that start at the same moment see the same ranges as free.
+func TestKernelNodesStartedAtOnceHaveRangesOfTheirOwn(t *testing.T) {
+	bin := programs(t)
+	nodes := make([]*Node, 4)
+	var starts errgroup.Group
+	for i := range nodes {
+		o := options(t, bin)
+		t.Cleanup(func() { down(t, o); wantNothing(t, o.Instance) })
+		starts.Go(func() (err error) {
+			nodes[i], err = Up(t.Context(), o)
+			return err
+		})
+	}
+	if err := starts.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	for i, a := range nodes {
+		for _, b := range nodes[:i] {
+			for _, p := range a.PodCIDRs() {
+				if slices.ContainsFunc(b.PodCIDRs(), p.Overlaps) {
+					t.Errorf("two nodes have pods in %s", p)
+				}
+			}
+		}
+	}
 }
 
 func TestKernelDownAfterServicesWereKilled(t *testing.T) {

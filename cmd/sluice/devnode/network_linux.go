@@ -115,14 +115,56 @@ func (n *Node) makeNetwork() error {
 	if err := configure(n.link(), ipv4[0], ipv6[0]); err != nil {
 		return fmt.Errorf("configure %s: %w", n.link(), err)
 	}
-	for _, prefix := range n.state.PodCIDRs {
-		gateway := ipv4[1]
-		if prefix.Addr().Is6() {
-			gateway = ipv6[1]
+	if err := n.routePods(ipv4[1], ipv6[1]); err != nil {
+		return fmt.Errorf("route to the pods: %w", err)
+	}
+	return nil
+}
+
+// routePods adds the caller's routes to the pod ranges. Without given ranges it
+// takes free ones: a route is how a node claims them, and another node may
+// claim the same ones first.
+func (n *Node) routePods(ipv4, ipv6 netip.Addr) error {
+	add := func(prefixes []netip.Prefix) error {
+		for i, prefix := range prefixes {
+			gateway := ipv4
+			if prefix.Addr().Is6() {
+				gateway = ipv6
+			}
+			if err := addRoute(n.link(), prefix, gateway); err != nil {
+				for _, added := range prefixes[:i] {
+					err = errors.Join(err, deleteRoute(n.link(), added))
+				}
+				return err
+			}
 		}
-		if err := addRoute(n.link(), prefix, gateway); err != nil {
-			return fmt.Errorf("route to the pods: %w", err)
+		return nil
+	}
+	if len(n.state.PodCIDRs) > 0 {
+		return add(n.state.PodCIDRs)
+	}
+	for {
+		prefixes, err := freePodCIDRs()
+		if err != nil {
+			return err
 		}
+		switch err := add(prefixes); {
+		case err == nil:
+			n.state.PodCIDRs = prefixes
+			return nil
+		case !errors.Is(err, unix.EEXIST):
+			return err
+		}
+	}
+}
+
+func deleteRoute(device string, to netip.Prefix) error {
+	link, err := netlink.LinkByName(device)
+	if err != nil {
+		return err
+	}
+	if err := netlink.RouteDel(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(to)}); err != nil {
+		return fmt.Errorf("delete the route to %s: %w", to, err)
 	}
 	return nil
 }

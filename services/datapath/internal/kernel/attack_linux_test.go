@@ -63,6 +63,18 @@ func TestKernelSocketMarksOpenNothing(t *testing.T) {
 	}
 }
 
+// newUplink adds a device of the node that is up, with a second end in the same
+// namespace.
+func newUplink(t *testing.T) netlink.Link {
+	t.Helper()
+	must(t, "add an uplink", netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "slup0", MTU: 1500}, PeerName: "slup1"}))
+	up, err := netlink.LinkByName("slup0")
+	must(t, "find slup0", err)
+	t.Cleanup(func() { must(t, "delete slup0", netlink.LinkDel(up)) })
+	must(t, "set slup0 up", netlink.LinkSetUp(up))
+	return up
+}
+
 // One forged error of a pod about what the node sends would set the path MTU of
 // the node, and of all that it forwards, for ten minutes.
 func TestKernelPodsCannotSetThePathMTUOfOthers(t *testing.T) {
@@ -70,11 +82,7 @@ func TestKernelPodsCannotSetThePathMTUOfOthers(t *testing.T) {
 	makeNode(t, k)
 	evil := newPod(t, k, "slevil", 33, DeliverPeer)
 	routeToPod(t, "slevil", evil)
-	must(t, "add an uplink", netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "slup0", MTU: 1500}, PeerName: "slup1"}))
-	up, err := netlink.LinkByName("slup0")
-	must(t, "find slup0", err)
-	t.Cleanup(func() { must(t, "delete slup0", netlink.LinkDel(up)) })
-	must(t, "set slup0 up", netlink.LinkSetUp(up))
+	up := newUplink(t)
 	node := map[bool]netip.Addr{false: netip.MustParseAddr("203.0.113.1"), true: netip.MustParseAddr("2001:db8:113::1")}
 	other := map[bool]netip.Addr{false: netip.MustParseAddr("203.0.113.9"), true: netip.MustParseAddr("2001:db8:113::9")}
 	for v6, bits := range map[bool]int{false: 24, true: 64} {
@@ -137,11 +145,7 @@ func TestKernelAQuotationBehindThePacketSetsNoPathMTU(t *testing.T) {
 	makeNode(t, k)
 	evil := newPod(t, k, "slevil", 33, DeliverPeer)
 	routeToPod(t, "slevil", evil)
-	must(t, "add an uplink", netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "slup0", MTU: 1500}, PeerName: "slup1"}))
-	up, err := netlink.LinkByName("slup0")
-	must(t, "find slup0", err)
-	t.Cleanup(func() { must(t, "delete slup0", netlink.LinkDel(up)) })
-	must(t, "set slup0 up", netlink.LinkSetUp(up))
+	up := newUplink(t)
 	node, other := netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("203.0.113.9")
 	must(t, "add an address", netlink.AddrAdd(up, &netlink.Addr{IPNet: &net.IPNet{IP: node.AsSlice(), Mask: net.CIDRMask(24, 32)}}))
 	must(t, "host addresses", k.SyncHostAddrs([]netip.Addr{host4, host6, node}))

@@ -4,7 +4,10 @@
 package kernel
 
 import (
+	"errors"
 	"fmt"
+
+	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 )
@@ -168,10 +171,7 @@ func (k *Kernel) Metrics() ([]Counter, error) {
 	}
 	defer k.mu.RUnlock()
 	var cs []Counter
-	var key uint32
-	var perCPU []bpf.MapsSlCounter
-	it := k.maps.counters.Iterate()
-	for it.Next(&key, &perCPU) {
+	err := eachPerCPU(k.maps.counters, func(key uint32, perCPU []bpf.MapsSlCounter) {
 		c := Counter{Reason: Reason(key >> 1), Direction: Direction(key&1 + 1)}
 		for _, v := range perCPU {
 			c.Packets += v.Packets
@@ -180,9 +180,9 @@ func (k *Kernel) Metrics() ([]Counter, error) {
 		if c.Packets > 0 {
 			cs = append(cs, c)
 		}
-	}
-	if err := it.Err(); err != nil {
-		return nil, fmt.Errorf("read counters: %w", err)
+	})
+	if err != nil {
+		return nil, err
 	}
 	return cs, nil
 }
@@ -196,16 +196,32 @@ func (k *Kernel) EventsLost() (uint64, error) {
 	}
 	defer k.mu.RUnlock()
 	var lost uint64
-	var key uint32
-	var perCPU []bpf.MapsSlLimit
-	it := k.maps.limits.Iterate()
-	for it.Next(&key, &perCPU) {
+	err := eachPerCPU(k.maps.limits, func(_ uint32, perCPU []bpf.MapsSlLimit) {
 		for _, v := range perCPU {
 			lost += v.LostTotal
 		}
-	}
-	if err := it.Err(); err != nil {
-		return 0, fmt.Errorf("read event limits: %w", err)
+	})
+	if err != nil {
+		return 0, err
 	}
 	return lost, nil
+}
+
+// eachPerCPU reads a whole array of cells per CPU with one call of the kernel.
+func eachPerCPU[V any](m *ebpf.Map, visit func(key uint32, perCPU []V)) error {
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return fmt.Errorf("read %v: %w", m, err)
+	}
+	keys := make([]uint32, m.MaxEntries())
+	values := make([]V, len(keys)*cpus)
+	var cursor ebpf.MapBatchCursor
+	n, err := m.BatchLookup(&cursor, keys, values, nil)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("read %v: %w", m, err)
+	}
+	for i, key := range keys[:n] {
+		visit(key, values[i*cpus:(i+1)*cpus])
+	}
+	return nil
 }

@@ -139,6 +139,7 @@ __noinline enum sl_reason admit_first(struct __sk_buff *skb, struct sl_packet *p
 
 	if (!p)
 		return SL_DROP_MALFORMED;
+	write_key(p);
 	p->reply = false;
 	midway = p->proto == SL_TCP && !begins(p);
 	if (midway && (p->tcp_flags & (SL_TCP_SYN | SL_TCP_ACK)) != SL_TCP_ACK)
@@ -220,6 +221,7 @@ __noinline enum sl_reason admit_again(struct __sk_buff *skb, struct sl_packet *p
 
 	if (!p)
 		return SL_DROP_MALFORMED;
+	write_key(p);
 	p->reply = false;
 	pgens = address_gens(p);
 	reason = find_peer(skb, p, 0);
@@ -326,6 +328,7 @@ __noinline enum sl_reason admit_anew(struct __sk_buff *skb, struct sl_packet *p)
 
 	if (!p)
 		return SL_DROP_MALFORMED;
+	write_key(p);
 	ct = find_connection(p);
 	if (!ct)
 		return SL_DROP_CT_INVALID;
@@ -403,7 +406,7 @@ static __always_inline enum sl_reason admit_unknown(struct __sk_buff *skb, struc
 
 /*
  * Nothing that was found out about the packet is kept in a register across the
- * call of find_connection. With a flag "is a request" kept so, the branch that
+ * call of find_known. With a flag "is a request" kept so, the branch that
  * it guards was never taken on Linux 6.1, as if its verifier had walked one
  * value and removed the other; newer kernels took it.
  */
@@ -428,8 +431,7 @@ __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 	if (p->proto == SL_TCP && !p->fragment && p->tcp_flags & SL_TCP_SYN &&
 	    p->tcp_flags & (SL_TCP_FIN | SL_TCP_RST))
 		return SL_DROP_CT_INVALID;
-	connection_key(p);
-	ct = find_connection(p);
+	ct = find_known(p);
 	if (!ct)
 		return admit_unknown(skb, p);
 	if (begins(p))

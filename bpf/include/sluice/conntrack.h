@@ -63,6 +63,29 @@ static __always_inline __u16 address_gen(const __u8 *addr, __u8 family)
 	return gen ? (__u16)READ_ONCE(*gen) : 0;
 }
 
+/*
+ * What both keys end with, as one word: the kernel reads a key in larger pieces
+ * than its fields, and a load of bytes that several stores have just written
+ * waits until they are in the cache.
+ */
+static __always_inline __u64 key_tail(bool low, __u16 sport, __u16 dport, __u8 proto)
+{
+	__u32 ports = low ? (__u32)dport << 16 | sport : (__u32)sport << 16 | dport;
+
+	_Static_assert(offsetof(struct sl_ct_key4, hi) == 4 &&
+			       offsetof(struct sl_ct_key4, plo) == 8 &&
+			       offsetof(struct sl_ct_key4, phi) == 10 &&
+			       offsetof(struct sl_ct_key4, proto) == 12 &&
+			       offsetof(struct sl_ct_key4, zone) == 13,
+		       "words");
+	_Static_assert(offsetof(struct sl_ct_key6, plo) == 32 &&
+			       offsetof(struct sl_ct_key6, phi) == 34 &&
+			       offsetof(struct sl_ct_key6, proto) == 36 &&
+			       offsetof(struct sl_ct_key6, zone) == 37,
+		       "words");
+	return (__u64)(SL_ZONE_POD << 8 | proto) << 32 | ports;
+}
+
 /* Keys return whether the sender is the lower end. */
 
 static __always_inline bool connection_key4(struct sl_ct_key4 *key, const __u8 *src,
@@ -70,14 +93,10 @@ static __always_inline bool connection_key4(struct sl_ct_key4 *key, const __u8 *
 {
 	__be32 s = *(const __be32 *)src, d = *(const __be32 *)dst;
 	bool low = s == d ? sport <= dport : bpf_ntohl(s) < bpf_ntohl(d);
+	__u64 *word = (__u64 *)key;
 
-	key->lo = low ? s : d;
-	key->hi = low ? d : s;
-	key->plo = low ? sport : dport;
-	key->phi = low ? dport : sport;
-	key->proto = proto;
-	key->zone = SL_ZONE_POD;
-	key->pad = 0;
+	word[0] = low ? (__u64)d << 32 | s : (__u64)s << 32 | d;
+	word[1] = key_tail(low, sport, dport, proto);
 	return low;
 }
 
@@ -102,38 +121,33 @@ static __always_inline bool connection_key6(struct sl_ct_key6 *key, const __u8 *
 		__builtin_memcpy(key->lo, dst, 16);
 		__builtin_memcpy(key->hi, src, 16);
 	}
-	key->plo = low ? sport : dport;
-	key->phi = low ? dport : sport;
-	key->proto = proto;
-	key->zone = SL_ZONE_POD;
-	key->pad = 0;
+	((__u64 *)key)[4] = key_tail(low, sport, dport, proto);
 	return low;
 }
 
-/* Ports in keys: the identifier of an echo twice, 0 without ports. */
+/* Ports in keys: the identifier of an echo twice. Without ports they are 0. */
 static __always_inline __u16 key_port(const struct sl_packet *p, __u16 port)
 {
-	switch (p->proto) {
-	case SL_TCP:
-	case SL_UDP:
-	case SL_SCTP:
-		return port;
-	case SL_ICMP:
-	case SL_ICMPV6:
-		return p->echo;
-	}
-	return 0;
+	return p->proto == SL_ICMP || p->proto == SL_ICMPV6 ? p->echo : port;
 }
 
-/* Builds the key of the packet's connection. Sets p->low. */
-static __always_inline void connection_key(struct sl_packet *p)
+/*
+ * Writes the key of the packet's connection where all but find_known take it
+ * from. Sets p->low.
+ */
+__noinline int write_key(struct sl_packet *p)
 {
-	__u16 sport = key_port(p, p->sport), dport = key_port(p, p->dport);
+	__u16 sport, dport;
 
+	if (!p)
+		return 0;
+	sport = key_port(p, p->sport);
+	dport = key_port(p, p->dport);
 	if (p->family == 4)
 		p->low = connection_key4(&p->key4, p->src, p->dst, sport, dport, p->proto);
 	else
 		p->low = connection_key6(&p->key6, p->src, p->dst, sport, dport, p->proto);
+	return 0;
 }
 
 static __always_inline struct sl_ct *look_up_connection(const struct sl_packet *p)
@@ -147,7 +161,10 @@ static __always_inline struct sl_ct *look_up_connection(const struct sl_packet *
 	return bpf_map_lookup_elem(&sl_ct6, &own->key6);
 }
 
-/* Where a map of the version before is left, a miss overwrites p->entry. */
+/*
+ * The entry of the packet's connection, whose key is written already. Where a
+ * map of the version before is left, a miss overwrites p->entry.
+ */
 static __noinline struct sl_ct *find_connection(const struct sl_packet *p)
 {
 	struct sl_ct *ct = look_up_connection(p);
@@ -157,6 +174,40 @@ static __noinline struct sl_ct *find_connection(const struct sl_packet *p)
 	take_over_connection(p);
 	/* also if there was none: another CPU may have taken it over since */
 	return look_up_connection(p);
+}
+
+/*
+ * The same for every packet, of which most need no more than this look-up. The
+ * key lies on the stack, which is faster, and is not written to the cell. Sets
+ * p->low.
+ */
+static __noinline struct sl_ct *find_known(struct sl_packet *p)
+{
+	__u16 sport = key_port(p, p->sport), dport = key_port(p, p->dport);
+	struct sl_ct *ct;
+
+	if (p->family == 4) {
+		struct sl_ct_key4 key4;
+
+		p->low = connection_key4(&key4, p->src, p->dst, sport, dport, p->proto);
+		ct = bpf_map_lookup_elem(&sl_ct4, &key4);
+	} else {
+		struct sl_ct_key6 key6;
+
+		p->low = connection_key6(&key6, p->src, p->dst, sport, dport, p->proto);
+		ct = bpf_map_lookup_elem(&sl_ct6, &key6);
+	}
+	if (ct || !cfg_previous)
+		return ct;
+	write_key(p);
+	return find_connection(p);
+}
+
+/* Whether the map has not given the element to another connection since. */
+static __noinline bool is_still(struct sl_packet *p, const struct sl_ct *ct)
+{
+	write_key(p);
+	return find_connection(p) == ct;
 }
 
 static __noinline long delete_connection(const struct sl_packet *p)
@@ -480,7 +531,7 @@ static __always_inline void advance(struct sl_packet *p, struct sl_ct *ct)
 		set |= SL_CT_ESTABLISHED;
 	set &= ~flags;
 	/* the end of another connection, if the map has recycled the element */
-	if (set & SL_CT_ENDED && find_connection(p) != ct)
+	if (set & SL_CT_ENDED && !is_still(p, ct))
 		set = 0;
 	if (set) {
 		__sync_fetch_and_or(&ct->flags, set);

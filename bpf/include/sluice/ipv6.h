@@ -104,10 +104,22 @@ __noinline enum sl_reason walk_ext_headers(struct __sk_buff *skb, struct sl_pack
 	return SL_DROP_EXT_HEADERS;
 }
 
+/* struct ipv6hdr with addresses as words: they are copied in two loads each. */
+struct sl_ip6 {
+	__u8 version; /* upper half */
+	__u8 flow[3];
+	__be16 payload_len;
+	__u8 nexthdr;
+	__u8 hop_limit;
+	__u64 saddr[2];
+	__u64 daddr[2];
+};
+_Static_assert(sizeof(struct sl_ip6) == sizeof(struct ipv6hdr), "as on the wire");
+
 static __always_inline enum sl_reason parse_ip6(struct __sk_buff *skb, struct sl_packet *p)
 {
 	enum sl_reason reason;
-	struct ipv6hdr ip;
+	struct sl_ip6 ip;
 	__u32 payload;
 
 	if (read_packet(skb, ETH_HLEN, &ip))
@@ -117,7 +129,7 @@ static __always_inline enum sl_reason parse_ip6(struct __sk_buff *skb, struct sl
 	/* a segmented packet above 64 KiB (BIG TCP) says 0 */
 	if (payload == 0 && skb->gso_size)
 		payload = skb->len - ETH_HLEN - sizeof(ip);
-	if (ip.version != 6 || ETH_HLEN + sizeof(ip) + payload > skb->len)
+	if (ip.version >> 4 != 6 || ETH_HLEN + sizeof(ip) + payload > skb->len)
 		return SL_DROP_MALFORMED;
 
 	p->family = 6;
@@ -125,8 +137,8 @@ static __always_inline enum sl_reason parse_ip6(struct __sk_buff *skb, struct sl
 	p->hops = ip.hop_limit;
 	p->l4 = ETH_HLEN + sizeof(ip);
 	p->end = ETH_HLEN + sizeof(ip) + payload;
-	__builtin_memcpy(p->src, &ip.saddr, sizeof(p->src));
-	__builtin_memcpy(p->dst, &ip.daddr, sizeof(p->dst));
+	__builtin_memcpy(p->src, ip.saddr, sizeof(p->src));
+	__builtin_memcpy(p->dst, ip.daddr, sizeof(p->dst));
 
 	if (is_ext_header(p->proto)) {
 		reason = walk_ext_headers(skb, p);

@@ -64,7 +64,7 @@ struct sl_packet {
 	 */
 	struct sl_question question __attribute__((aligned(8))); /* of judge() */
 	struct sl_side side; /* its answer */
-	struct sl_ct_key4 key4; /* its connection's, of its family */
+	struct sl_ct_key4 key4 __attribute__((aligned(8))); /* its connection's, of its family */
 	struct sl_ct_key6 key6 __attribute__((aligned(8)));
 	struct sl_ct entry; /* of a connection that begins */
 	struct sl_revoked revoked; /* of one that a policy terminates */

@@ -34,6 +34,9 @@ func (c *command) endpointCommand() *cobra.Command {
 // endpoint is what is shown of one.
 type endpoint struct {
 	Owner      owner      `json:"owner"`
+	Manager    string     `json:"manager,omitempty"`
+	Network    string     `json:"network,omitempty"`
+	Pod        *podRef    `json:"pod,omitempty"`
 	Slot       uint32     `json:"slot"`
 	State      string     `json:"state"`
 	Identity   uint32     `json:"identity"`
@@ -48,6 +51,12 @@ type endpoint struct {
 	Created    *time.Time `json:"createTime,omitempty"`
 	// Policy is what judges its packets; nil from a datapath that knows none.
 	Policy *endpointPolicy `json:"policy,omitempty"`
+}
+
+type podRef struct {
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	UID       string `json:"uid"`
 }
 
 type endpointPolicy struct {
@@ -88,10 +97,13 @@ func endpointOf(e *datapathv1.Endpoint) endpoint {
 		return device{Name: d.GetName(), Index: d.GetIndex(), MAC: macText(d.GetMac())}
 	}
 	shown := endpoint{
-		Owner: ownerOf(e.GetOwner()), Slot: e.GetSlot(), State: enum(e.GetState(), "ENDPOINT_STATE_"), Identity: e.GetIdentity(),
+		Owner: ownerOf(e.GetOwner()), Manager: e.GetManager(), Network: e.GetNetwork(), Slot: e.GetSlot(), State: enum(e.GetState(), "ENDPOINT_STATE_"), Identity: e.GetIdentity(),
 		Labels: labelTexts(e.GetLabels()), Addresses: addressTexts(e.GetAddresses()), Gateways: addressTexts(e.GetGateways()),
 		Host: dev(e.GetHostInterface()), Container: dev(e.GetContainerInterface()),
 		Namespace: e.GetNetworkNamespace(), MTU: e.GetMtu(), Created: when(e.GetCreateTime()),
+	}
+	if p := e.GetPod(); p != nil {
+		shown.Pod = &podRef{p.GetNamespace(), p.GetName(), p.GetUid()}
 	}
 	if p := e.GetPolicy(); p != nil {
 		shown.Policy = &endpointPolicy{
@@ -195,6 +207,11 @@ func (c *command) endpointGet(ctx context.Context, name string) error {
 	return c.show(e, func(w io.Writer) {
 		row(w, "Container", e.Owner.ContainerID)
 		row(w, "Interface", e.Owner.Interface+" "+e.Container.MAC)
+		row(w, "Manager", orDash(e.Manager))
+		row(w, "Network", orDash(e.Network))
+		if e.Pod != nil {
+			row(w, "Pod", e.Pod.Namespace+"/"+e.Pod.Name+" "+e.Pod.UID)
+		}
 		row(w, "State", e.State)
 		row(w, "Identity", e.Identity)
 		row(w, "Labels", strings.Join(e.Labels, " "))

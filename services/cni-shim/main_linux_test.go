@@ -414,7 +414,7 @@ func TestKernelNamespaceOfAProcessIsBoundUntilDel(t *testing.T) {
 	}()
 	path := fmt.Sprintf("/proc/%d/ns/net", sleeper.Process.Pid)
 	n := nodetest.New(t)
-	bound := netns.NamesOf(n.RunDir).Path("c1/eth0")
+	bound := netns.NamesOf(n.RunDir, "sluice").Path("c1/eth0")
 	out := wantCode(t, add(n, path), 0)
 	if got := n.Request("c1/eth0").GetNetworkNamespace(); got != bound || !netns.Same(got, path) {
 		t.Errorf("the datapath was given %s, want %s", got, bound)
@@ -449,7 +449,7 @@ func TestKernelNamespaceOfAProcessIsBoundUntilDel(t *testing.T) {
 	gc := call{command: "GC", stdin: config(n, "1.1.0", `"cni.dev/valid-attachments":[{"containerID":"keep","ifname":"eth0"}]`)}
 	wantCode(t, gc, 0)
 	wantHeld(t, n, 1, 1)
-	names := netns.NamesOf(n.RunDir)
+	names := netns.NamesOf(n.RunDir, "sluice")
 	if _, err := os.Lstat(names.Path("leave/eth0")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("GC left a namespace: %v", err)
 	}
@@ -459,6 +459,61 @@ func TestKernelNamespaceOfAProcessIsBoundUntilDel(t *testing.T) {
 	gc.stdin = config(n, "1.1.0", `"cni.dev/valid-attachments":null`)
 	wantCode(t, gc, 0)
 	wantHeld(t, n, 0, 0)
+}
+
+// A node may have two runtimes, each with a network of its own: GC of one is
+// given the attachments to that one alone.
+func TestKernelGCStaysWithinItsNetwork(t *testing.T) {
+	n, ns := nodetest.New(t), newNetns(t)
+	in := func(c call, network string) call {
+		c.stdin = strings.Replace(c.stdin, `"name":"sluice"`, `"name":"`+network+`"`, 1)
+		return c
+	}
+	for _, network := range []string{"k8s", "podman"} {
+		for _, id := range []string{"a", "b"} {
+			c := in(add(n, ns), network)
+			c.container = network + id
+			wantCode(t, c, 0)
+		}
+	}
+	// As for containers whose namespaces need a name: those of the other network,
+	// of an earlier version, and of an ADD that was killed.
+	ours, theirs := netns.NamesOf(n.RunDir, "k8s"), netns.NamesOf(n.RunDir, "podman")
+	if err := os.Mkdir(filepath.Dir(ours.Path("")), 0o755); err != nil { //nolint:gosec // as Bind does
+		t.Fatal(err)
+	}
+	stay := []string{ours.Path("k8sa/eth0"), theirs.Path("podmana/eth0"), theirs.Path("killed/eth0"), theirs.EarlierPath("podmanb/eth0")}
+	leave := []string{ours.Path("k8sb/eth0"), ours.Path("killed/eth0"), ours.EarlierPath("k8sb/eth0")}
+	for _, path := range slices.Concat(stay, leave) {
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	gc := func(network, valid string) call {
+		return in(call{command: "GC", stdin: config(n, "1.1.0", `"cni.dev/valid-attachments":`+valid)}, network)
+	}
+	wantCode(t, gc("other", `[]`), 0)
+	wantHeld(t, n, 4, 4)
+	wantCode(t, gc("k8s", `[{"containerID":"k8sa","ifname":"eth0"}]`), 0)
+	wantHeld(t, n, 3, 3)
+	for _, path := range stay {
+		if _, err := os.Lstat(path); err != nil {
+			t.Errorf("GC of another network: %v", err)
+		}
+	}
+	for _, path := range leave {
+		if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("GC left %s: %v", path, err)
+		}
+	}
+	wantCode(t, gc("k8s", `[]`), 0)
+	wantHeld(t, n, 2, 2)
+	del := in(add(n, ns), "podman")
+	del.command, del.container = "DEL", "podmanb"
+	wantCode(t, del, 0)
+	if _, err := os.Lstat(theirs.EarlierPath("podmanb/eth0")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("DEL left the mount of an earlier version: %v", err)
+	}
 }
 
 func TestKernelHostileNamespacesAreRefused(t *testing.T) {

@@ -653,6 +653,7 @@ func TestKernelEveryCallTellsTheSameAboutAnEndpoint(t *testing.T) {
 	r.Labels = []*workloadv1.Label{{Source: "cni", Key: "app", Value: "web"}}
 	r.NamedPorts = []*workloadv1.NamedPort{{Name: "http", Port: 80, Protocol: workloadv1.Protocol_PROTOCOL_TCP}}
 	r.Mac = []byte{2, 0, 0, 0, 0, 9}
+	r.Manager, r.Network, r.Pod = "test", "net", &workloadv1.PodReference{Namespace: "shop", Name: "web-0", Uid: "1"}
 
 	validated, err := n.datapath.CreateEndpoint(ctx, &datapathv1.CreateEndpointRequest{
 		Owner: r.GetOwner(), NetworkNamespace: r.GetNetworkNamespace(), Addresses: r.GetAddresses(), ValidateOnly: true,
@@ -666,7 +667,7 @@ func TestKernelEveryCallTellsTheSameAboutAnEndpoint(t *testing.T) {
 	}
 	e := created.GetEndpoint()
 	if e.GetState() != datapathv1.EndpointState_ENDPOINT_STATE_READY || e.GetMtu() != 1400 || len(e.GetGateways()) != 2 ||
-		string(e.GetContainerInterface().GetMac()) != string(r.GetMac()) || e.GetHostInterface().GetIndex() == 0 || e.GetIdentity() != 300 {
+		string(e.GetContainerInterface().GetMac()) != string(r.GetMac()) || e.GetManager() != "test" || e.GetNetwork() != "net" || !proto.Equal(e.GetPod(), r.GetPod()) || e.GetHostInterface().GetIndex() == 0 || e.GetIdentity() != 300 {
 		t.Errorf("created %v", e)
 	}
 	got, err := n.datapath.GetEndpoint(ctx, &datapathv1.GetEndpointRequest{Owner: r.GetOwner()})
@@ -682,6 +683,14 @@ func TestKernelEveryCallTellsTheSameAboutAnEndpoint(t *testing.T) {
 	}
 	if _, err := list.Recv(); !errors.Is(err, io.EOF) {
 		t.Errorf("after the only one: %v", err)
+	}
+	for _, other := range []*datapathv1.ListEndpointsRequest{{Manager: "cni"}, {Manager: "test", Network: "other"}, {Network: "other"}} {
+		if list, err = n.datapath.ListEndpoints(ctx, other); err != nil {
+			t.Fatal(err)
+		}
+		if m, err := list.Recv(); !errors.Is(err, io.EOF) {
+			t.Errorf("listed for %v: %v, %v", other, m, err)
+		}
 	}
 	watched, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -706,7 +715,19 @@ func TestKernelEveryCallTellsTheSameAboutAnEndpoint(t *testing.T) {
 		t.Errorf("checked with another address %v, %v", check, err)
 	}
 
-	reclaimed, err := n.datapath.ReclaimEndpoints(ctx, &datapathv1.ReclaimEndpointsRequest{})
+	for field, r := range map[string]*datapathv1.ReclaimEndpointsRequest{
+		"manager":      {NoneValid: true},
+		"valid_owners": {Manager: "test", Network: "net"},
+		"none_valid":   {Manager: "test", Network: "net", ValidOwners: []*workloadv1.Owner{r.GetOwner()}, NoneValid: true},
+	} {
+		if _, err := n.datapath.ReclaimEndpoints(ctx, r); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), field) {
+			t.Errorf("reclaim with a wrong %s: %v", field, err)
+		}
+	}
+	if got, err := n.datapath.ReclaimEndpoints(ctx, &datapathv1.ReclaimEndpointsRequest{Manager: "test", Network: "other", NoneValid: true}); err != nil || len(got.GetReclaimed()) != 0 {
+		t.Errorf("reclaimed of another network: %v, %v", got, err)
+	}
+	reclaimed, err := n.datapath.ReclaimEndpoints(ctx, &datapathv1.ReclaimEndpointsRequest{Manager: "test", Network: "net", NoneValid: true})
 	if err != nil || len(reclaimed.GetReclaimed()) != 1 {
 		t.Errorf("reclaimed %v, %v", reclaimed, err)
 	}

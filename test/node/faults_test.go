@@ -271,7 +271,9 @@ func (n *testNode) reclaim(t *testing.T, valid []pod.Pod) {
 	for _, p := range valid {
 		owners = append(owners, owner(p.Name))
 	}
-	if _, err := n.datapath.ReclaimEndpoints(t.Context(), &datapathv1.ReclaimEndpointsRequest{ValidOwners: owners}); err != nil {
+	if _, err := n.datapath.ReclaimEndpoints(t.Context(), &datapathv1.ReclaimEndpointsRequest{
+		Manager: "cni", Network: "sluice", ValidOwners: owners, NoneValid: len(owners) == 0,
+	}); err != nil {
 		t.Fatalf("GC: %v", err)
 	}
 }

@@ -136,6 +136,8 @@ func (p *Plugin) allocate(ctx context.Context) (*ipamv1.Allocation, error) {
 func (p *Plugin) create(ctx context.Context, path string, lease *ipamv1.Allocation) (_ *datapathv1.Endpoint, sent bool, _ error) {
 	req := &datapathv1.CreateEndpointRequest{
 		Owner:            p.owner(),
+		Manager:          manager,
+		Network:          p.in.Config.Name,
 		NetworkNamespace: path,
 		LeaseExpireTime:  lease.GetLeaseExpireTime(),
 		Mac:              p.in.Config.MAC,

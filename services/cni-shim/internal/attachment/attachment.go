@@ -71,7 +71,7 @@ func New(in invocation.Invocation, logger *slog.Logger) (*Plugin, error) {
 	p := &Plugin{
 		in:             in,
 		log:            logger,
-		names:          netns.NamesOf(in.Config.RunDir),
+		names:          netns.NamesOf(in.Config.RunDir, in.Config.Name),
 		ipamSocket:     filepath.Join(in.Config.RunDir, "ipam", "ipam.sock"),
 		datapathSocket: filepath.Join(in.Config.RunDir, "datapath", "datapath.sock"),
 	}
@@ -112,6 +112,10 @@ func (p *Plugin) Run(ctx context.Context, stdout io.Writer) error {
 		return cniError(string(p.in.Command), errors.New("is not carried out here"))
 	}
 }
+
+// manager is who made an endpoint, in the datapath's records: GC asks about the
+// endpoints of the plugin alone.
+const manager = "cni"
 
 func (p *Plugin) owner() *workloadv1.Owner {
 	return &workloadv1.Owner{ContainerId: p.in.Owner.ContainerID, InterfaceName: p.in.Owner.Interface}

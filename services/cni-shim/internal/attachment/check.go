@@ -5,6 +5,7 @@ package attachment
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"path/filepath"
@@ -34,10 +35,12 @@ func (p *Plugin) check(ctx context.Context) error {
 	}
 	path := p.in.Netns
 	if netns.NeedsName(path) {
-		bound := p.names.Path(p.in.Owner.String())
+		bound, earlier := p.names.Path(p.in.Owner.String()), p.names.EarlierPath(p.in.Owner.String())
 		switch {
 		case netns.Same(path, bound):
 			path = bound
+		case netns.Same(path, earlier):
+			path = earlier
 		case netns.IsProcess(path): // which may be another process by now
 			return different([]string{fmt.Sprintf("network namespace: %s is not the one that ADD was given", path)})
 		}
@@ -147,9 +150,10 @@ func (p *Plugin) status(ctx context.Context) error {
 	return nil
 }
 
-// gc deletes every attachment that the runtime does not list.
+// gc deletes every attachment to the network that the runtime does not list. An
+// empty list is meant: without one the configuration was refused.
 func (p *Plugin) gc(ctx context.Context) error {
-	req := &datapathv1.ReclaimEndpointsRequest{}
+	req := &datapathv1.ReclaimEndpointsRequest{Manager: manager, Network: p.in.Config.Name, NoneValid: len(p.in.Config.ValidAttachments) == 0}
 	keep := make([]string, 0, len(p.in.Config.ValidAttachments))
 	for _, o := range p.in.Config.ValidAttachments {
 		req.ValidOwners = append(req.ValidOwners, &workloadv1.Owner{ContainerId: o.ContainerID, InterfaceName: o.Interface})
@@ -162,7 +166,11 @@ func (p *Plugin) gc(ctx context.Context) error {
 		return cniError("reclaim endpoints", err)
 	}
 	p.log.InfoContext(ctx, "endpoints reclaimed", "valid", len(keep), "reclaimed", len(resp.GetReclaimed()))
-	if err := p.names.Prune(keep); err != nil {
+	errs := []error{p.names.Prune(keep)}
+	for _, o := range resp.GetReclaimed() {
+		errs = append(errs, p.unbind(o.GetContainerId()+"/"+o.GetInterfaceName()))
+	}
+	if err := errors.Join(errs...); err != nil {
 		return cniError("unbind namespaces", err)
 	}
 	return nil

@@ -5,6 +5,7 @@ package attachment
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -30,10 +31,16 @@ func (p *Plugin) del(ctx context.Context) error {
 		return cniError("DEL", err)
 	}
 	// Last: the namespace may live by this mount alone.
-	if err := netns.Unbind(p.names.Path(p.in.Owner.String())); err != nil {
+	if err := p.unbind(p.in.Owner.String()); err != nil {
 		return cniError("network namespace", err)
 	}
 	return nil
+}
+
+// unbind removes the mount of an owner's namespace, wherever this version or an
+// earlier one has put it.
+func (p *Plugin) unbind(owner string) error {
+	return errors.Join(netns.Unbind(p.names.Path(owner)), netns.Unbind(p.names.EarlierPath(owner)))
 }
 
 func (p *Plugin) deleteOrSpool(ctx context.Context) error {

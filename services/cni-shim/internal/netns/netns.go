@@ -125,19 +125,27 @@ func Same(a, b string) bool {
 	return erra == nil && errb == nil && ia == ib
 }
 
-// Names are the mounts of one instance, in a directory of its own. They are
+// Names are the mounts of one network, in the instance's own directory. They are
 // not in /run/netns: the first `ip netns add` of a machine binds that directory
 // over itself, after which a mount made there before can be neither seen nor
 // removed, and its namespace never goes away.
-type Names struct{ dir string }
+type Names struct{ dir, prefix string }
 
-// NamesOf gives the names for the instance with that run directory.
-func NamesOf(runDir string) Names { return Names{dir: filepath.Join(runDir, "netns")} }
+// NamesOf gives the names of a network for the instance with that run directory.
+func NamesOf(runDir, network string) Names {
+	return Names{dir: filepath.Join(runDir, "netns"), prefix: hash(network)[:16] + "-"}
+}
 
 // Path is where the namespace of an owner is mounted if it is.
-func (n Names) Path(owner string) string {
-	sum := sha256.Sum256([]byte(owner))
-	return filepath.Join(n.dir, hex.EncodeToString(sum[:12]))
+func (n Names) Path(owner string) string { return filepath.Join(n.dir, n.prefix+hash(owner)[:24]) }
+
+// EarlierPath is where an earlier version mounted it, which did not tell
+// networks apart.
+func (n Names) EarlierPath(owner string) string { return filepath.Join(n.dir, hash(owner)[:24]) }
+
+func hash(s string) string {
+	sum := sha256.Sum256([]byte(s))
+	return hex.EncodeToString(sum[:])
 }
 
 // Bind mounts the namespace at source, which NeedsName, at target and returns
@@ -180,8 +188,9 @@ func Unbind(target string) error {
 	return nil
 }
 
-// Prune unbinds every mount of the instance whose owner is not in keep. It must
-// not run beside an ADD of an owner that is not in keep, as CNI asks of GC.
+// Prune unbinds every mount of the network whose owner is not in keep. It must
+// not run beside an ADD of an owner that is not in keep, as CNI asks of GC. Mounts
+// of an earlier version stay for their DEL: their network is not known.
 func (n Names) Prune(keep []string) error {
 	valid := map[string]bool{}
 	for _, owner := range keep {
@@ -196,7 +205,7 @@ func (n Names) Prune(keep []string) error {
 	}
 	var errs []error
 	for _, e := range entries {
-		if path := filepath.Join(n.dir, e.Name()); !valid[path] {
+		if path := filepath.Join(n.dir, e.Name()); strings.HasPrefix(e.Name(), n.prefix) && !valid[path] {
 			errs = append(errs, Unbind(path))
 		}
 	}

@@ -294,6 +294,8 @@ func (n *Node) CreateEndpoint(_ context.Context, r *datapathv1.CreateEndpointReq
 	}
 	e := &datapathv1.Endpoint{
 		Owner:              r.GetOwner(),
+		Manager:            r.GetManager(),
+		Network:            r.GetNetwork(),
 		Slot:               uint32(len(n.endpoints) + 1),
 		State:              datapathv1.EndpointState_ENDPOINT_STATE_READY,
 		Identity:           256,
@@ -353,17 +355,20 @@ func (n *Node) CheckEndpoint(_ context.Context, r *datapathv1.CheckEndpointReque
 	return &datapathv1.CheckEndpointResponse{Differences: found}, nil
 }
 
-// ReclaimEndpoints drops what is not listed.
+// ReclaimEndpoints drops what is not listed of the manager's network.
 func (n *Node) ReclaimEndpoints(_ context.Context, r *datapathv1.ReclaimEndpointsRequest) (*datapathv1.ReclaimEndpointsResponse, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if r.GetManager() == "" || (len(r.GetValidOwners()) == 0) != r.GetNoneValid() {
+		return nil, status.Error(codes.InvalidArgument, "manager, none_valid")
+	}
 	keep := map[string]bool{}
 	for _, o := range r.GetValidOwners() {
 		keep[key(o)] = true
 	}
 	resp := &datapathv1.ReclaimEndpointsResponse{}
 	for k, e := range n.endpoints {
-		if !keep[k] {
+		if !keep[k] && e.GetManager() == r.GetManager() && e.GetNetwork() == r.GetNetwork() {
 			resp.Reclaimed = append(resp.Reclaimed, e.GetOwner())
 			n.drop(k)
 		}

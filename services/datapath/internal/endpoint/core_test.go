@@ -576,19 +576,84 @@ func TestUnreadableRecordIsReportedAndTheRestRestored(t *testing.T) {
 func TestReclaimDeletesWhatNobodyOwns(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)
+	k8s := Scope{"cni", "k8s"}
 	var keep Owner
 	for i := range byte(5) {
 		s := m.wanted(fmt.Sprint("p", i), 2+i)
+		s.Manager, s.Network = k8s.Manager, k8s.Network
 		if _, err := c.Create(t.Context(), s, false); err != nil {
 			t.Fatal(err)
 		}
 		keep = s.Owner
 	}
-	reclaimed, err := c.Reclaim(t.Context(), []Owner{keep, {"other", "eth0"}})
+	reclaimed, err := c.Reclaim(t.Context(), k8s, []Owner{keep, {"other", "eth0"}})
 	if err != nil || len(reclaimed) != 4 || slices.Contains(reclaimed, keep) {
 		t.Fatalf("reclaimed %v, %v", reclaimed, err)
 	}
 	settle(t, c)
+	m.holds(t, c, 1)
+}
+
+// TestReclaimStaysWithinManagerAndNetwork: the list of one network says nothing
+// about the endpoints of another, nor about those of another orchestrator.
+func TestReclaimStaysWithinManagerAndNetwork(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	scopes := []Scope{{"cni", "k8s"}, {"cni", "podman"}, {"nomad", "k8s"}, {"nomad", ""}, {"", ""}}
+	for i, s := range scopes {
+		spec := m.wanted(fmt.Sprint("p", i), byte(2+i))
+		spec.Manager, spec.Network = s.Manager, s.Network
+		if _, err := c.Create(t.Context(), spec, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, s := range []Scope{{"cni", ""}, {"cni", "other"}, {"", "k8s"}, {"", ""}} {
+		if got, err := c.Reclaim(t.Context(), s, nil); err != nil && s.Manager != "" || len(got) > 0 {
+			t.Errorf("%+v: reclaimed %v, %v", s, got, err)
+		}
+	}
+	for i, s := range scopes[:4] {
+		want := []Owner{{fmt.Sprint("p", i), "eth0"}}
+		if got, err := c.Reclaim(t.Context(), s, nil); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%+v: reclaimed %v, %v, want %v", s, got, err, want)
+		}
+	}
+	settle(t, c)
+	m.holds(t, c, 1)
+}
+
+// TestUnknownManagerIsLearntFromARepetition: an endpoint of an earlier version
+// has none, and that is no other content.
+func TestUnknownManagerIsLearntFromARepetition(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	s := m.wanted("a", 2)
+	if _, err := c.Create(t.Context(), s, false); err != nil {
+		t.Fatal(err)
+	}
+	s.Manager, s.Network, s.Pod = "cni", "k8s", Pod{"shop", "web-0", "1"}
+	if _, err := c.Create(t.Context(), s, true); err != nil {
+		t.Fatal(err)
+	}
+	if e, err := c.Get(s.Owner); err != nil || e.Spec.Manager != "" {
+		t.Errorf("validate only has set the manager: %+v, %v", e.Spec, err)
+	}
+	e, err := c.Create(t.Context(), s, false)
+	if err != nil || e.Spec.Manager != "cni" || e.Spec.Network != "k8s" || e.Spec.Pod != s.Pod {
+		t.Fatalf("the repetition gave %+v, %v", e.Spec, err)
+	}
+	if e, err = m.start(t).Get(s.Owner); err != nil || e.Spec.Manager != "cni" || e.Spec.Pod != s.Pod {
+		t.Errorf("after a restart: %+v, %v", e.Spec, err)
+	}
+	for _, change := range []func(*Spec){
+		func(s *Spec) { s.Manager = "nomad" }, func(s *Spec) { s.Network = "podman" }, func(s *Spec) { s.Pod.UID = "2" },
+	} {
+		other := s
+		change(&other)
+		if _, err := c.Create(t.Context(), other, false); !errors.Is(err, ErrExists) {
+			t.Errorf("%s/%s %v: %v, want ErrExists", other.Manager, other.Network, other.Pod, err)
+		}
+	}
 	m.holds(t, c, 1)
 }
 

@@ -76,6 +76,9 @@ func (c *Core) Create(ctx context.Context, s Spec, validateOnly bool) (_ Endpoin
 				return Endpoint{}, err
 			}
 		case old.Phase == PhaseReady && old.Spec.sameContent(s) && old.Namespace == ns.ID():
+			if err := c.learn(old, s, validateOnly); err != nil {
+				return Endpoint{}, err
+			}
 			return c.Get(s.Owner)
 		case !c.orphaned(old):
 			return Endpoint{}, fmt.Errorf("endpoint of %s: %w", s.Owner, ErrExists)
@@ -96,6 +99,21 @@ func (c *Core) Create(ctx context.Context, s Spec, validateOnly bool) (_ Endpoin
 		return c.endpoint(r, WaitingForIdentity), nil
 	}
 	return c.create(ctx, ns, r)
+}
+
+// learn adds to a record what it does not know of its manager and pod. The
+// caller has the owner's turn.
+func (c *Core) learn(r Record, s Spec, validateOnly bool) error {
+	known := r.Spec.learn(s)
+	if validateOnly || known.scope() == r.Spec.scope() && known.Pod == r.Spec.Pod {
+		return nil
+	}
+	r.Spec = known
+	if err := c.cfg.Records.Save(r); err != nil {
+		return err
+	}
+	c.set(r, Ready)
+	return nil
 }
 
 func (c *Core) create(ctx context.Context, ns Namespace, r Record) (_ Endpoint, err error) {

@@ -284,16 +284,20 @@ func (c *Core) release(ctx context.Context, o Owner) error {
 	return faultForget.Hit(ctx)
 }
 
-// Reclaim deletes every endpoint whose owner is not in valid, but those that
-// were created after the call began.
-func (c *Core) Reclaim(ctx context.Context, valid []Owner) (reclaimed []Owner, err error) {
+// Reclaim deletes the endpoints of a network whose owners are not in valid, but
+// for those that were created after the call began. What it says nothing about
+// are other networks, other managers, and endpoints of which no manager is known.
+func (c *Core) Reclaim(ctx context.Context, in Scope, valid []Owner) (reclaimed []Owner, err error) {
+	if in.Manager == "" {
+		return nil, invalid("manager", "is not set")
+	}
 	keep := map[Owner]bool{}
 	for _, o := range valid {
 		keep[o] = true
 	}
 	var errs []error
 	for _, r := range c.live() {
-		if keep[r.Spec.Owner] {
+		if keep[r.Spec.Owner] || r.Spec.scope() != in {
 			continue
 		}
 		deleted, err := c.deleteIfSame(ctx, r)

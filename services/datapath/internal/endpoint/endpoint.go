@@ -100,9 +100,30 @@ func (m *MAC) UnmarshalText(text []byte) error {
 
 func (m MAC) unicast() bool { return m != MAC{} && m[0]&1 == 0 }
 
+// Pod names a Kubernetes pod.
+type Pod struct {
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	UID       string `json:"uid"`
+}
+
+// Scope is a network of a manager. Managers know when their endpoints are no
+// longer needed, and each only its own.
+type Scope struct {
+	Manager string
+	Network string // empty for a manager without networks
+}
+
 // Spec is what a caller asks for.
 type Spec struct {
 	Owner Owner `json:"owner"`
+	// Manager made the endpoint: "cni" for the plugin. Empty if not known, as in
+	// records of version 1.
+	Manager string `json:"manager,omitempty"`
+	// Network of the manager.
+	Network string `json:"network,omitempty"`
+	// Pod is zero without Kubernetes.
+	Pod Pod `json:"pod,omitzero"`
 	// Netns is the path of the container's network namespace.
 	Netns string `json:"netns"`
 	// Addrs are the leased addresses, at most one per family, IPv4 first.
@@ -152,10 +173,26 @@ func compareStrings(pairs ...string) int {
 	return 0
 }
 
-// sameContent says whether two normalised requests ask for the same.
+// sameContent says whether two normalised requests ask for the same. A manager
+// or a pod that only one of them names is no difference.
 func (s Spec) sameContent(t Spec) bool {
-	return s.Owner == t.Owner && s.Netns == t.Netns && s.MAC == t.MAC && s.MTU == t.MTU &&
+	return s.Owner == t.Owner &&
+		(s.Manager == "" || t.Manager == "" || s.scope() == t.scope()) &&
+		(s.Pod == Pod{} || t.Pod == Pod{} || s.Pod == t.Pod) && s.Netns == t.Netns && s.MAC == t.MAC && s.MTU == t.MTU &&
 		slices.Equal(s.Addrs, t.Addrs) && slices.Equal(s.Labels, t.Labels) && slices.Equal(s.Ports, t.Ports)
+}
+
+func (s Spec) scope() Scope { return Scope{s.Manager, s.Network} }
+
+// learn is s with what only t says of manager and pod.
+func (s Spec) learn(t Spec) Spec {
+	if s.Manager == "" {
+		s.Manager, s.Network = t.Manager, t.Network
+	}
+	if s.Pod == (Pod{}) {
+		s.Pod = t.Pod
+	}
+	return s
 }
 
 func (s Spec) validate(podCIDRs []netip.Prefix) error {

@@ -27,7 +27,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-var schema = durable.Schema{Name: "sluice.datapath.endpoint", Version: 1}
+// Version 2 added manager, network and pod to the request.
+var schema = durable.Schema{Name: "sluice.datapath.endpoint", Version: 2, Oldest: 1}
 
 const (
 	suffix = ".json"

@@ -88,6 +88,30 @@ func TestWhatIsSavedIsLoaded(t *testing.T) {
 	}
 }
 
+// version1 is sample as it was written before there were managers.
+const version1 = `{"schema":"sluice.datapath.endpoint","version":1,"crc32c":"b1d8eb59","data":{"phase":"ready","bootId":"boot",` +
+	`"spec":{"owner":{"containerId":"c1","interfaceName":"eth0"},"netns":"/run/netns/c1","addrs":["10.0.0.2","fd00::2"],` +
+	`"labels":[{"source":"cni","key":"app","value":"web"}],"ports":[{"name":"http","port":80,"protocol":6}]},` +
+	`"namespace":{"dev":4,"inode":4026532000},"device":{"hostName":"sl0123456789a","hostIndex":7,"hostMac":"02:00:00:00:00:01",` +
+	`"name":"eth0","index":2,"mac":"02:00:00:00:00:02","mtu":1500,"addrs":["10.0.0.2","fd00::2"]},` +
+	`"identity":{"number":256,"labels":[{"source":"cni","key":"app","value":"web"}]},"slot":3,"created":"2026-01-02T03:04:05.000000006Z"}}`
+
+func TestRecordOfTheVersionBeforeIsRead(t *testing.T) {
+	s, err := Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = s.Close() }()
+	want := sample()
+	if err := os.WriteFile(s.path(want.Spec.Owner, want.Phase), []byte(version1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, bad, err := s.Load()
+	if err != nil || len(bad) != 0 || len(got) != 1 || !reflect.DeepEqual(got[0], want) {
+		t.Errorf("loaded %+v, %v, %v\nwant %+v", got, bad, err, want)
+	}
+}
+
 // A record is not believed either when it says that a container is the host.
 func TestRecordOfAReservedIdentityIsRefused(t *testing.T) {
 	for number, ok := range map[uint32]bool{0: false, 1: false, 5: false, 255: false, 256: true, 0xFEFFFF: true, 0xFF0000: false, 1 << 24: false} {

@@ -45,7 +45,13 @@ func protoAddrs(as []netip.Addr) [][]byte {
 }
 
 func specOf(r *datapathv1.CreateEndpointRequest) (endpoint.Spec, error) {
-	s := endpoint.Spec{Owner: ownerOf(r.GetOwner()), Netns: r.GetNetworkNamespace()}
+	s := endpoint.Spec{
+		Owner: ownerOf(r.GetOwner()), Manager: r.GetManager(), Network: r.GetNetwork(), Netns: r.GetNetworkNamespace(),
+		Pod: endpoint.Pod{Namespace: r.GetPod().GetNamespace(), Name: r.GetPod().GetName(), UID: r.GetPod().GetUid()},
+	}
+	if s.Network != "" && s.Manager == "" {
+		return s, &endpoint.FieldError{Field: "manager", Reason: "is not set, and network " + s.Network + " needs one"}
+	}
 	if r.GetMtu() > 65535 {
 		return s, &endpoint.FieldError{Field: "mtu", Reason: fmt.Sprintf("%d is above 65535", r.GetMtu())}
 	}
@@ -99,12 +105,17 @@ func protoState(s endpoint.State) datapathv1.EndpointState {
 func protoEndpoint(e endpoint.Endpoint) *datapathv1.Endpoint {
 	p := &datapathv1.Endpoint{
 		Owner:            protoOwner(e.Spec.Owner),
+		Manager:          e.Spec.Manager,
+		Network:          e.Spec.Network,
 		Slot:             uint32(e.Slot),
 		State:            protoState(e.State),
 		Identity:         e.Identity.Number,
 		Addresses:        protoAddrs(e.Spec.Addrs),
 		NetworkNamespace: e.Spec.Netns,
 		Mtu:              uint32(e.Device.MTU),
+	}
+	if e.Spec.Pod != (endpoint.Pod{}) {
+		p.Pod = &workloadv1.PodReference{Namespace: e.Spec.Pod.Namespace, Name: e.Spec.Pod.Name, Uid: e.Spec.Pod.UID}
 	}
 	for _, l := range e.Identity.Labels {
 		p.Labels = append(p.Labels, &workloadv1.Label{Source: l.Source, Key: l.Key, Value: l.Value})

@@ -169,8 +169,14 @@ func (s *Server) GetEndpoint(_ context.Context, r *datapathv1.GetEndpointRequest
 }
 
 // ListEndpoints implements the API.
-func (s *Server) ListEndpoints(_ *datapathv1.ListEndpointsRequest, stream grpc.ServerStreamingServer[datapathv1.ListEndpointsResponse]) error {
+func (s *Server) ListEndpoints(r *datapathv1.ListEndpointsRequest, stream grpc.ServerStreamingServer[datapathv1.ListEndpointsResponse]) error {
 	for _, e := range s.Core.List() {
+		if m := r.GetManager(); m != "" && m != e.Spec.Manager {
+			continue
+		}
+		if n := r.GetNetwork(); n != "" && n != e.Spec.Network {
+			continue
+		}
 		if err := stream.Send(&datapathv1.ListEndpointsResponse{Endpoint: protoEndpoint(e)}); err != nil {
 			return err
 		}
@@ -196,11 +202,17 @@ func (s *Server) WatchEndpoints(r *datapathv1.WatchEndpointsRequest, stream grpc
 
 // ReclaimEndpoints implements the API.
 func (s *Server) ReclaimEndpoints(ctx context.Context, r *datapathv1.ReclaimEndpointsRequest) (*datapathv1.ReclaimEndpointsResponse, error) {
+	if len(r.GetValidOwners()) == 0 && !r.GetNoneValid() {
+		return nil, statusOf(&endpoint.FieldError{Field: "valid_owners", Reason: "is empty, which deletes every endpoint of the network; set none_valid if that is meant"})
+	}
+	if len(r.GetValidOwners()) > 0 && r.GetNoneValid() {
+		return nil, statusOf(&endpoint.FieldError{Field: "none_valid", Reason: "is set, and valid_owners is not empty"})
+	}
 	var valid []endpoint.Owner
 	for _, o := range r.GetValidOwners() {
 		valid = append(valid, ownerOf(o))
 	}
-	reclaimed, err := s.Core.Reclaim(ctx, valid)
+	reclaimed, err := s.Core.Reclaim(ctx, endpoint.Scope{Manager: r.GetManager(), Network: r.GetNetwork()}, valid)
 	if err != nil {
 		return nil, statusOf(err)
 	}

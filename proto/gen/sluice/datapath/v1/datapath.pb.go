@@ -179,7 +179,13 @@ type Endpoint struct {
 	// When CreateEndpoint finished.
 	CreateTime *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
 	// What judges its packets.
-	Policy        *EndpointPolicy `protobuf:"bytes,14,opt,name=policy,proto3" json:"policy,omitempty"`
+	Policy *EndpointPolicy `protobuf:"bytes,14,opt,name=policy,proto3" json:"policy,omitempty"`
+	// Who made it, as given at creation; empty if not known.
+	Manager string `protobuf:"bytes,15,opt,name=manager,proto3" json:"manager,omitempty"`
+	// Network of the manager, as given at creation; empty if not known.
+	Network string `protobuf:"bytes,16,opt,name=network,proto3" json:"network,omitempty"`
+	// Kubernetes pod, as given at creation; unset without one.
+	Pod           *v1.PodReference `protobuf:"bytes,17,opt,name=pod,proto3" json:"pod,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -308,6 +314,27 @@ func (x *Endpoint) GetCreateTime() *timestamppb.Timestamp {
 func (x *Endpoint) GetPolicy() *EndpointPolicy {
 	if x != nil {
 		return x.Policy
+	}
+	return nil
+}
+
+func (x *Endpoint) GetManager() string {
+	if x != nil {
+		return x.Manager
+	}
+	return ""
+}
+
+func (x *Endpoint) GetNetwork() string {
+	if x != nil {
+		return x.Network
+	}
+	return ""
+}
+
+func (x *Endpoint) GetPod() *v1.PodReference {
+	if x != nil {
+		return x.Pod
 	}
 	return nil
 }
@@ -496,7 +523,16 @@ type CreateEndpointRequest struct {
 	Mtu uint32 `protobuf:"varint,8,opt,name=mtu,proto3" json:"mtu,omitempty"`
 	// Check everything that can be checked without changing anything, and answer
 	// with an endpoint that has no slot and no devices.
-	ValidateOnly  bool `protobuf:"varint,9,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	ValidateOnly bool `protobuf:"varint,9,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	// Who makes the endpoint and knows when it is no longer needed: "cni" for the
+	// CNI plugin, another name for another orchestrator. Empty: not known; then
+	// no ReclaimEndpoints deletes it.
+	Manager string `protobuf:"bytes,10,opt,name=manager,proto3" json:"manager,omitempty"`
+	// Network of the manager that the endpoint belongs to, for CNI the name in
+	// the network configuration. Empty for a manager without networks.
+	Network string `protobuf:"bytes,11,opt,name=network,proto3" json:"network,omitempty"`
+	// Kubernetes pod; unset without one.
+	Pod           *v1.PodReference `protobuf:"bytes,12,opt,name=pod,proto3" json:"pod,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -592,6 +628,27 @@ func (x *CreateEndpointRequest) GetValidateOnly() bool {
 		return x.ValidateOnly
 	}
 	return false
+}
+
+func (x *CreateEndpointRequest) GetManager() string {
+	if x != nil {
+		return x.Manager
+	}
+	return ""
+}
+
+func (x *CreateEndpointRequest) GetNetwork() string {
+	if x != nil {
+		return x.Network
+	}
+	return ""
+}
+
+func (x *CreateEndpointRequest) GetPod() *v1.PodReference {
+	if x != nil {
+		return x.Pod
+	}
+	return nil
 }
 
 // CreateEndpointResponse is the answer of CreateEndpoint.
@@ -1010,7 +1067,12 @@ func (x *GetEndpointResponse) GetEndpoint() *Endpoint {
 
 // ListEndpointsRequest is the input of ListEndpoints.
 type ListEndpointsRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only endpoints of this manager; empty: of all.
+	Manager string `protobuf:"bytes,1,opt,name=manager,proto3" json:"manager,omitempty"`
+	// Only endpoints of this network; empty: of all. Networks of different
+	// managers may have the same name.
+	Network       string `protobuf:"bytes,2,opt,name=network,proto3" json:"network,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1043,6 +1105,20 @@ func (x *ListEndpointsRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use ListEndpointsRequest.ProtoReflect.Descriptor instead.
 func (*ListEndpointsRequest) Descriptor() ([]byte, []int) {
 	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ListEndpointsRequest) GetManager() string {
+	if x != nil {
+		return x.Manager
+	}
+	return ""
+}
+
+func (x *ListEndpointsRequest) GetNetwork() string {
+	if x != nil {
+		return x.Network
+	}
+	return ""
 }
 
 // ListEndpointsResponse is one element of the list.
@@ -1299,8 +1375,15 @@ func (x *Bookmark) GetSnapshotComplete() bool {
 // ReclaimEndpointsRequest is the input of ReclaimEndpoints.
 type ReclaimEndpointsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Owners whose endpoints stay. Empty: none stays.
-	ValidOwners   []*v1.Owner `protobuf:"bytes,1,rep,name=valid_owners,json=validOwners,proto3" json:"valid_owners,omitempty"`
+	// Owners whose endpoints stay. An empty list needs none_valid.
+	ValidOwners []*v1.Owner `protobuf:"bytes,1,rep,name=valid_owners,json=validOwners,proto3" json:"valid_owners,omitempty"`
+	// Manager whose endpoints are looked at.
+	Manager string `protobuf:"bytes,2,opt,name=manager,proto3" json:"manager,omitempty"`
+	// Network of the manager; empty: its endpoints without a network.
+	Network string `protobuf:"bytes,3,opt,name=network,proto3" json:"network,omitempty"`
+	// The empty list is meant: no endpoint of the manager and network stays. A
+	// caller that lost the list must not lose the endpoints with it.
+	NoneValid     bool `protobuf:"varint,4,opt,name=none_valid,json=noneValid,proto3" json:"none_valid,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1340,6 +1423,27 @@ func (x *ReclaimEndpointsRequest) GetValidOwners() []*v1.Owner {
 		return x.ValidOwners
 	}
 	return nil
+}
+
+func (x *ReclaimEndpointsRequest) GetManager() string {
+	if x != nil {
+		return x.Manager
+	}
+	return ""
+}
+
+func (x *ReclaimEndpointsRequest) GetNetwork() string {
+	if x != nil {
+		return x.Network
+	}
+	return ""
+}
+
+func (x *ReclaimEndpointsRequest) GetNoneValid() bool {
+	if x != nil {
+		return x.NoneValid
+	}
+	return false
 }
 
 // ReclaimEndpointsResponse is the answer of ReclaimEndpoints.
@@ -2248,7 +2352,7 @@ var File_sluice_datapath_v1_datapath_proto protoreflect.FileDescriptor
 
 const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\n" +
-	"!sluice/datapath/v1/datapath.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!sluice/workload/v1/workload.proto\"\x9f\x05\n" +
+	"!sluice/datapath/v1/datapath.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!sluice/workload/v1/workload.proto\"\x87\x06\n" +
 	"\bEndpoint\x12/\n" +
 	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerR\x05owner\x12\x12\n" +
 	"\x04slot\x18\x02 \x01(\rR\x04slot\x127\n" +
@@ -2266,7 +2370,10 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"namedPorts\x12;\n" +
 	"\vcreate_time\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"createTime\x12:\n" +
-	"\x06policy\x18\x0e \x01(\v2\".sluice.datapath.v1.EndpointPolicyR\x06policy\"\xc4\x01\n" +
+	"\x06policy\x18\x0e \x01(\v2\".sluice.datapath.v1.EndpointPolicyR\x06policy\x12\x18\n" +
+	"\amanager\x18\x0f \x01(\tR\amanager\x12\x18\n" +
+	"\anetwork\x18\x10 \x01(\tR\anetwork\x122\n" +
+	"\x03pod\x18\x11 \x01(\v2 .sluice.workload.v1.PodReferenceR\x03pod\"\xc4\x01\n" +
 	"\x0eEndpointPolicy\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12!\n" +
 	"\fegress_table\x18\x02 \x01(\rR\vegressTable\x12#\n" +
@@ -2279,7 +2386,7 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\tInterface\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12\x10\n" +
-	"\x03mac\x18\x03 \x01(\fR\x03mac\"\xe2\x05\n" +
+	"\x03mac\x18\x03 \x01(\fR\x03mac\"\xa3\a\n" +
 	"\x15CreateEndpointRequest\x127\n" +
 	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerB\x06\xbaH\x03\xc8\x01\x01R\x05owner\x12:\n" +
 	"\x11network_namespace\x18\x02 \x01(\tB\r\xbaH\n" +
@@ -2295,7 +2402,11 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"mac_length\x12\x18must be empty or 6 bytes\x1a\"size(this) == 0 || size(this) == 6R\x03mac\x12\x7f\n" +
 	"\x03mtu\x18\b \x01(\rBm\xbaHj\xba\x01g\n" +
 	"\tmtu_range\x12\x1amust be 0 or 1280 to 65535\x1a>this == uint(0) || (this >= uint(1280) && this <= uint(65535))R\x03mtu\x12#\n" +
-	"\rvalidate_only\x18\t \x01(\bR\fvalidateOnly\"R\n" +
+	"\rvalidate_only\x18\t \x01(\bR\fvalidateOnly\x12F\n" +
+	"\amanager\x18\n" +
+	" \x01(\tB,\xbaH)r'\x18?2#^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$R\amanager\x12C\n" +
+	"\anetwork\x18\v \x01(\tB)\xbaH&r$\x18\xfd\x012\x1f^([a-zA-Z0-9][a-zA-Z0-9_.-]*)?$R\anetwork\x122\n" +
+	"\x03pod\x18\f \x01(\v2 .sluice.workload.v1.PodReferenceR\x03pod\"R\n" +
 	"\x16CreateEndpointResponse\x128\n" +
 	"\bendpoint\x18\x01 \x01(\v2\x1c.sluice.datapath.v1.EndpointR\bendpoint\"P\n" +
 	"\x15DeleteEndpointRequest\x127\n" +
@@ -2317,8 +2428,10 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x12GetEndpointRequest\x127\n" +
 	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerB\x06\xbaH\x03\xc8\x01\x01R\x05owner\"O\n" +
 	"\x13GetEndpointResponse\x128\n" +
-	"\bendpoint\x18\x01 \x01(\v2\x1c.sluice.datapath.v1.EndpointR\bendpoint\"\x16\n" +
-	"\x14ListEndpointsRequest\"Q\n" +
+	"\bendpoint\x18\x01 \x01(\v2\x1c.sluice.datapath.v1.EndpointR\bendpoint\"]\n" +
+	"\x14ListEndpointsRequest\x12!\n" +
+	"\amanager\x18\x01 \x01(\tB\a\xbaH\x04r\x02\x18?R\amanager\x12\"\n" +
+	"\anetwork\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\anetwork\"Q\n" +
 	"\x15ListEndpointsResponse\x128\n" +
 	"\bendpoint\x18\x01 \x01(\v2\x1c.sluice.datapath.v1.EndpointR\bendpoint\"C\n" +
 	"\x15WatchEndpointsRequest\x12*\n" +
@@ -2330,10 +2443,14 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\bbookmark\x18\x04 \x01(\v2\x1c.sluice.datapath.v1.BookmarkH\x00R\bbookmarkB\a\n" +
 	"\x05event\"7\n" +
 	"\bBookmark\x12+\n" +
-	"\x11snapshot_complete\x18\x01 \x01(\bR\x10snapshotComplete\"c\n" +
+	"\x11snapshot_complete\x18\x01 \x01(\bR\x10snapshotComplete\"\xcb\x01\n" +
 	"\x17ReclaimEndpointsRequest\x12H\n" +
 	"\fvalid_owners\x18\x01 \x03(\v2\x19.sluice.workload.v1.OwnerB\n" +
-	"\xbaH\a\x92\x01\x04\x10\x80\x80\x04R\vvalidOwners\"S\n" +
+	"\xbaH\a\x92\x01\x04\x10\x80\x80\x04R\vvalidOwners\x12#\n" +
+	"\amanager\x18\x02 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18?R\amanager\x12\"\n" +
+	"\anetwork\x18\x03 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\anetwork\x12\x1d\n" +
+	"\n" +
+	"none_valid\x18\x04 \x01(\bR\tnoneValid\"S\n" +
 	"\x18ReclaimEndpointsResponse\x127\n" +
 	"\treclaimed\x18\x01 \x03(\v2\x19.sluice.workload.v1.OwnerR\treclaimed\"\x12\n" +
 	"\x10GetStatusRequest\"\xb0\a\n" +
@@ -2479,6 +2596,7 @@ var file_sluice_datapath_v1_datapath_proto_goTypes = []any{
 	(*v1.Label)(nil),                 // 33: sluice.workload.v1.Label
 	(*v1.NamedPort)(nil),             // 34: sluice.workload.v1.NamedPort
 	(*timestamppb.Timestamp)(nil),    // 35: google.protobuf.Timestamp
+	(*v1.PodReference)(nil),          // 36: sluice.workload.v1.PodReference
 }
 var file_sluice_datapath_v1_datapath_proto_depIdxs = []int32{
 	32, // 0: sluice.datapath.v1.Endpoint.owner:type_name -> sluice.workload.v1.Owner
@@ -2489,56 +2607,58 @@ var file_sluice_datapath_v1_datapath_proto_depIdxs = []int32{
 	34, // 5: sluice.datapath.v1.Endpoint.named_ports:type_name -> sluice.workload.v1.NamedPort
 	35, // 6: sluice.datapath.v1.Endpoint.create_time:type_name -> google.protobuf.Timestamp
 	3,  // 7: sluice.datapath.v1.Endpoint.policy:type_name -> sluice.datapath.v1.EndpointPolicy
-	32, // 8: sluice.datapath.v1.CreateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	35, // 9: sluice.datapath.v1.CreateEndpointRequest.lease_expire_time:type_name -> google.protobuf.Timestamp
-	33, // 10: sluice.datapath.v1.CreateEndpointRequest.labels:type_name -> sluice.workload.v1.Label
-	34, // 11: sluice.datapath.v1.CreateEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
-	2,  // 12: sluice.datapath.v1.CreateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	32, // 13: sluice.datapath.v1.DeleteEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	32, // 14: sluice.datapath.v1.CheckEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	11, // 15: sluice.datapath.v1.CheckEndpointResponse.differences:type_name -> sluice.datapath.v1.Difference
-	32, // 16: sluice.datapath.v1.GetEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	2,  // 17: sluice.datapath.v1.GetEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	2,  // 18: sluice.datapath.v1.ListEndpointsResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	2,  // 19: sluice.datapath.v1.WatchEndpointsResponse.upsert:type_name -> sluice.datapath.v1.Endpoint
-	32, // 20: sluice.datapath.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
-	18, // 21: sluice.datapath.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.datapath.v1.Bookmark
-	32, // 22: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
-	32, // 23: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
-	35, // 24: sluice.datapath.v1.GetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
-	25, // 25: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
-	26, // 26: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
-	27, // 27: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency
-	23, // 28: sluice.datapath.v1.GetStatusResponse.maps:type_name -> sluice.datapath.v1.MapUsage
-	24, // 29: sluice.datapath.v1.GetStatusResponse.connections:type_name -> sluice.datapath.v1.ConnectionCounts
-	0,  // 30: sluice.datapath.v1.EndpointStateCount.state:type_name -> sluice.datapath.v1.EndpointState
-	1,  // 31: sluice.datapath.v1.PacketCounter.direction:type_name -> sluice.datapath.v1.Direction
-	11, // 32: sluice.datapath.v1.AuditMapsResponse.difference:type_name -> sluice.datapath.v1.Difference
-	5,  // 33: sluice.datapath.v1.DatapathService.CreateEndpoint:input_type -> sluice.datapath.v1.CreateEndpointRequest
-	7,  // 34: sluice.datapath.v1.DatapathService.DeleteEndpoint:input_type -> sluice.datapath.v1.DeleteEndpointRequest
-	9,  // 35: sluice.datapath.v1.DatapathService.CheckEndpoint:input_type -> sluice.datapath.v1.CheckEndpointRequest
-	12, // 36: sluice.datapath.v1.DatapathService.GetEndpoint:input_type -> sluice.datapath.v1.GetEndpointRequest
-	14, // 37: sluice.datapath.v1.DatapathService.ListEndpoints:input_type -> sluice.datapath.v1.ListEndpointsRequest
-	16, // 38: sluice.datapath.v1.DatapathService.WatchEndpoints:input_type -> sluice.datapath.v1.WatchEndpointsRequest
-	19, // 39: sluice.datapath.v1.DatapathService.ReclaimEndpoints:input_type -> sluice.datapath.v1.ReclaimEndpointsRequest
-	21, // 40: sluice.datapath.v1.DatapathService.GetStatus:input_type -> sluice.datapath.v1.GetStatusRequest
-	28, // 41: sluice.datapath.v1.DatapathService.AuditMaps:input_type -> sluice.datapath.v1.AuditMapsRequest
-	30, // 42: sluice.datapath.v1.DatapathService.DumpMap:input_type -> sluice.datapath.v1.DumpMapRequest
-	6,  // 43: sluice.datapath.v1.DatapathService.CreateEndpoint:output_type -> sluice.datapath.v1.CreateEndpointResponse
-	8,  // 44: sluice.datapath.v1.DatapathService.DeleteEndpoint:output_type -> sluice.datapath.v1.DeleteEndpointResponse
-	10, // 45: sluice.datapath.v1.DatapathService.CheckEndpoint:output_type -> sluice.datapath.v1.CheckEndpointResponse
-	13, // 46: sluice.datapath.v1.DatapathService.GetEndpoint:output_type -> sluice.datapath.v1.GetEndpointResponse
-	15, // 47: sluice.datapath.v1.DatapathService.ListEndpoints:output_type -> sluice.datapath.v1.ListEndpointsResponse
-	17, // 48: sluice.datapath.v1.DatapathService.WatchEndpoints:output_type -> sluice.datapath.v1.WatchEndpointsResponse
-	20, // 49: sluice.datapath.v1.DatapathService.ReclaimEndpoints:output_type -> sluice.datapath.v1.ReclaimEndpointsResponse
-	22, // 50: sluice.datapath.v1.DatapathService.GetStatus:output_type -> sluice.datapath.v1.GetStatusResponse
-	29, // 51: sluice.datapath.v1.DatapathService.AuditMaps:output_type -> sluice.datapath.v1.AuditMapsResponse
-	31, // 52: sluice.datapath.v1.DatapathService.DumpMap:output_type -> sluice.datapath.v1.DumpMapResponse
-	43, // [43:53] is the sub-list for method output_type
-	33, // [33:43] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	36, // 8: sluice.datapath.v1.Endpoint.pod:type_name -> sluice.workload.v1.PodReference
+	32, // 9: sluice.datapath.v1.CreateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	35, // 10: sluice.datapath.v1.CreateEndpointRequest.lease_expire_time:type_name -> google.protobuf.Timestamp
+	33, // 11: sluice.datapath.v1.CreateEndpointRequest.labels:type_name -> sluice.workload.v1.Label
+	34, // 12: sluice.datapath.v1.CreateEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
+	36, // 13: sluice.datapath.v1.CreateEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
+	2,  // 14: sluice.datapath.v1.CreateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	32, // 15: sluice.datapath.v1.DeleteEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	32, // 16: sluice.datapath.v1.CheckEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	11, // 17: sluice.datapath.v1.CheckEndpointResponse.differences:type_name -> sluice.datapath.v1.Difference
+	32, // 18: sluice.datapath.v1.GetEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	2,  // 19: sluice.datapath.v1.GetEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	2,  // 20: sluice.datapath.v1.ListEndpointsResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	2,  // 21: sluice.datapath.v1.WatchEndpointsResponse.upsert:type_name -> sluice.datapath.v1.Endpoint
+	32, // 22: sluice.datapath.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
+	18, // 23: sluice.datapath.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.datapath.v1.Bookmark
+	32, // 24: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
+	32, // 25: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
+	35, // 26: sluice.datapath.v1.GetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	25, // 27: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
+	26, // 28: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
+	27, // 29: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency
+	23, // 30: sluice.datapath.v1.GetStatusResponse.maps:type_name -> sluice.datapath.v1.MapUsage
+	24, // 31: sluice.datapath.v1.GetStatusResponse.connections:type_name -> sluice.datapath.v1.ConnectionCounts
+	0,  // 32: sluice.datapath.v1.EndpointStateCount.state:type_name -> sluice.datapath.v1.EndpointState
+	1,  // 33: sluice.datapath.v1.PacketCounter.direction:type_name -> sluice.datapath.v1.Direction
+	11, // 34: sluice.datapath.v1.AuditMapsResponse.difference:type_name -> sluice.datapath.v1.Difference
+	5,  // 35: sluice.datapath.v1.DatapathService.CreateEndpoint:input_type -> sluice.datapath.v1.CreateEndpointRequest
+	7,  // 36: sluice.datapath.v1.DatapathService.DeleteEndpoint:input_type -> sluice.datapath.v1.DeleteEndpointRequest
+	9,  // 37: sluice.datapath.v1.DatapathService.CheckEndpoint:input_type -> sluice.datapath.v1.CheckEndpointRequest
+	12, // 38: sluice.datapath.v1.DatapathService.GetEndpoint:input_type -> sluice.datapath.v1.GetEndpointRequest
+	14, // 39: sluice.datapath.v1.DatapathService.ListEndpoints:input_type -> sluice.datapath.v1.ListEndpointsRequest
+	16, // 40: sluice.datapath.v1.DatapathService.WatchEndpoints:input_type -> sluice.datapath.v1.WatchEndpointsRequest
+	19, // 41: sluice.datapath.v1.DatapathService.ReclaimEndpoints:input_type -> sluice.datapath.v1.ReclaimEndpointsRequest
+	21, // 42: sluice.datapath.v1.DatapathService.GetStatus:input_type -> sluice.datapath.v1.GetStatusRequest
+	28, // 43: sluice.datapath.v1.DatapathService.AuditMaps:input_type -> sluice.datapath.v1.AuditMapsRequest
+	30, // 44: sluice.datapath.v1.DatapathService.DumpMap:input_type -> sluice.datapath.v1.DumpMapRequest
+	6,  // 45: sluice.datapath.v1.DatapathService.CreateEndpoint:output_type -> sluice.datapath.v1.CreateEndpointResponse
+	8,  // 46: sluice.datapath.v1.DatapathService.DeleteEndpoint:output_type -> sluice.datapath.v1.DeleteEndpointResponse
+	10, // 47: sluice.datapath.v1.DatapathService.CheckEndpoint:output_type -> sluice.datapath.v1.CheckEndpointResponse
+	13, // 48: sluice.datapath.v1.DatapathService.GetEndpoint:output_type -> sluice.datapath.v1.GetEndpointResponse
+	15, // 49: sluice.datapath.v1.DatapathService.ListEndpoints:output_type -> sluice.datapath.v1.ListEndpointsResponse
+	17, // 50: sluice.datapath.v1.DatapathService.WatchEndpoints:output_type -> sluice.datapath.v1.WatchEndpointsResponse
+	20, // 51: sluice.datapath.v1.DatapathService.ReclaimEndpoints:output_type -> sluice.datapath.v1.ReclaimEndpointsResponse
+	22, // 52: sluice.datapath.v1.DatapathService.GetStatus:output_type -> sluice.datapath.v1.GetStatusResponse
+	29, // 53: sluice.datapath.v1.DatapathService.AuditMaps:output_type -> sluice.datapath.v1.AuditMapsResponse
+	31, // 54: sluice.datapath.v1.DatapathService.DumpMap:output_type -> sluice.datapath.v1.DumpMapResponse
+	45, // [45:55] is the sub-list for method output_type
+	35, // [35:45] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_sluice_datapath_v1_datapath_proto_init() }

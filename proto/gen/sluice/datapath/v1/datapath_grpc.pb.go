@@ -79,8 +79,8 @@ type DatapathServiceClient interface {
 	CheckEndpoint(ctx context.Context, in *CheckEndpointRequest, opts ...grpc.CallOption) (*CheckEndpointResponse, error)
 	// GetEndpoint gives one endpoint. NOT_FOUND: none of that owner.
 	GetEndpoint(ctx context.Context, in *GetEndpointRequest, opts ...grpc.CallOption) (*GetEndpointResponse, error)
-	// ListEndpoints streams all endpoints as of one point in time, sorted by
-	// slot.
+	// ListEndpoints streams the endpoints as of one point in time, sorted by
+	// slot; those of one manager or network if the request names it.
 	ListEndpoints(ctx context.Context, in *ListEndpointsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListEndpointsResponse], error)
 	// WatchEndpoints sends every endpoint, then a bookmark with
 	// snapshot_complete, then changes as they happen. Idle bookmarks carry newer
@@ -88,9 +88,12 @@ type DatapathServiceClient interface {
 	// again without one. RESOURCE_EXHAUSTED: the caller reads too slowly and was
 	// cut.
 	WatchEndpoints(ctx context.Context, in *WatchEndpointsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchEndpointsResponse], error)
-	// ReclaimEndpoints deletes every endpoint whose owner is not in the list,
-	// as CNI GC wants. Endpoints created after the call began are kept. It may
-	// be repeated.
+	// ReclaimEndpoints deletes the endpoints of one manager and network whose
+	// owners are not in the list, as CNI GC wants. Endpoints of other managers
+	// and networks stay, and so do those whose manager is not known, which an
+	// earlier version made, and those created after the call began. It may be
+	// repeated. INVALID_ARGUMENT: the manager is missing, or the list is empty
+	// without none_valid.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
@@ -302,8 +305,8 @@ type DatapathServiceServer interface {
 	CheckEndpoint(context.Context, *CheckEndpointRequest) (*CheckEndpointResponse, error)
 	// GetEndpoint gives one endpoint. NOT_FOUND: none of that owner.
 	GetEndpoint(context.Context, *GetEndpointRequest) (*GetEndpointResponse, error)
-	// ListEndpoints streams all endpoints as of one point in time, sorted by
-	// slot.
+	// ListEndpoints streams the endpoints as of one point in time, sorted by
+	// slot; those of one manager or network if the request names it.
 	ListEndpoints(*ListEndpointsRequest, grpc.ServerStreamingServer[ListEndpointsResponse]) error
 	// WatchEndpoints sends every endpoint, then a bookmark with
 	// snapshot_complete, then changes as they happen. Idle bookmarks carry newer
@@ -311,9 +314,12 @@ type DatapathServiceServer interface {
 	// again without one. RESOURCE_EXHAUSTED: the caller reads too slowly and was
 	// cut.
 	WatchEndpoints(*WatchEndpointsRequest, grpc.ServerStreamingServer[WatchEndpointsResponse]) error
-	// ReclaimEndpoints deletes every endpoint whose owner is not in the list,
-	// as CNI GC wants. Endpoints created after the call began are kept. It may
-	// be repeated.
+	// ReclaimEndpoints deletes the endpoints of one manager and network whose
+	// owners are not in the list, as CNI GC wants. Endpoints of other managers
+	// and networks stay, and so do those whose manager is not known, which an
+	// earlier version made, and those created after the call began. It may be
+	// repeated. INVALID_ARGUMENT: the manager is missing, or the list is empty
+	// without none_valid.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.

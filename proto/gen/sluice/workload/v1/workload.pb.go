@@ -144,6 +144,70 @@ func (x *Owner) GetInterfaceName() string {
 	return ""
 }
 
+// PodReference names the Kubernetes pod that a workload is.
+type PodReference struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Namespace of the pod.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Name of the pod.
+	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// Unique id of the pod: another pod of the same name has another one.
+	Uid           string `protobuf:"bytes,3,opt,name=uid,proto3" json:"uid,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PodReference) Reset() {
+	*x = PodReference{}
+	mi := &file_sluice_workload_v1_workload_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PodReference) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PodReference) ProtoMessage() {}
+
+func (x *PodReference) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_workload_v1_workload_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PodReference.ProtoReflect.Descriptor instead.
+func (*PodReference) Descriptor() ([]byte, []int) {
+	return file_sluice_workload_v1_workload_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *PodReference) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *PodReference) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PodReference) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
 // Label is one property of a workload. Policies select workloads by labels,
 // and the set of labels that count is what an identity number stands for.
 type Label struct {
@@ -168,7 +232,7 @@ type Label struct {
 
 func (x *Label) Reset() {
 	*x = Label{}
-	mi := &file_sluice_workload_v1_workload_proto_msgTypes[1]
+	mi := &file_sluice_workload_v1_workload_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -180,7 +244,7 @@ func (x *Label) String() string {
 func (*Label) ProtoMessage() {}
 
 func (x *Label) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_workload_v1_workload_proto_msgTypes[1]
+	mi := &file_sluice_workload_v1_workload_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -193,7 +257,7 @@ func (x *Label) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Label.ProtoReflect.Descriptor instead.
 func (*Label) Descriptor() ([]byte, []int) {
-	return file_sluice_workload_v1_workload_proto_rawDescGZIP(), []int{1}
+	return file_sluice_workload_v1_workload_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Label) GetSource() string {
@@ -233,7 +297,7 @@ type NamedPort struct {
 
 func (x *NamedPort) Reset() {
 	*x = NamedPort{}
-	mi := &file_sluice_workload_v1_workload_proto_msgTypes[2]
+	mi := &file_sluice_workload_v1_workload_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -245,7 +309,7 @@ func (x *NamedPort) String() string {
 func (*NamedPort) ProtoMessage() {}
 
 func (x *NamedPort) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_workload_v1_workload_proto_msgTypes[2]
+	mi := &file_sluice_workload_v1_workload_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -258,7 +322,7 @@ func (x *NamedPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamedPort.ProtoReflect.Descriptor instead.
 func (*NamedPort) Descriptor() ([]byte, []int) {
-	return file_sluice_workload_v1_workload_proto_rawDescGZIP(), []int{2}
+	return file_sluice_workload_v1_workload_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *NamedPort) GetName() string {
@@ -290,7 +354,11 @@ const file_sluice_workload_v1_workload_proto_rawDesc = "" +
 	"\x05Owner\x12K\n" +
 	"\fcontainer_id\x18\x01 \x01(\tB(\xbaH%r#\x10\x01\x18\x80\x012\x1c^[a-zA-Z0-9][a-zA-Z0-9_.-]*$R\vcontainerId\x12<\n" +
 	"\x0einterface_name\x18\x02 \x01(\tB\x15\xbaH\x12r\x10\x10\x01\x18\x0f2\n" +
-	"^[^/:\\s]+$R\rinterfaceName\"\x89\x01\n" +
+	"^[^/:\\s]+$R\rinterfaceName\"p\n" +
+	"\fPodReference\x12&\n" +
+	"\tnamespace\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\tnamespace\x12\x1c\n" +
+	"\x04name\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\x04name\x12\x1a\n" +
+	"\x03uid\x18\x03 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\x03uid\"\x89\x01\n" +
 	"\x05Label\x12B\n" +
 	"\x06source\x18\x01 \x01(\tB*\xbaH'r%\x10\x01\x18?2\x1f^[a-z0-9]([a-z0-9-]*[a-z0-9])?$R\x06source\x12\x1c\n" +
 	"\x03key\x18\x02 \x01(\tB\n" +
@@ -321,12 +389,13 @@ func file_sluice_workload_v1_workload_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_workload_v1_workload_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_sluice_workload_v1_workload_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
+var file_sluice_workload_v1_workload_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
 var file_sluice_workload_v1_workload_proto_goTypes = []any{
-	(Protocol)(0),     // 0: sluice.workload.v1.Protocol
-	(*Owner)(nil),     // 1: sluice.workload.v1.Owner
-	(*Label)(nil),     // 2: sluice.workload.v1.Label
-	(*NamedPort)(nil), // 3: sluice.workload.v1.NamedPort
+	(Protocol)(0),        // 0: sluice.workload.v1.Protocol
+	(*Owner)(nil),        // 1: sluice.workload.v1.Owner
+	(*PodReference)(nil), // 2: sluice.workload.v1.PodReference
+	(*Label)(nil),        // 3: sluice.workload.v1.Label
+	(*NamedPort)(nil),    // 4: sluice.workload.v1.NamedPort
 }
 var file_sluice_workload_v1_workload_proto_depIdxs = []int32{
 	0, // 0: sluice.workload.v1.NamedPort.protocol:type_name -> sluice.workload.v1.Protocol
@@ -348,7 +417,7 @@ func file_sluice_workload_v1_workload_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_workload_v1_workload_proto_rawDesc), len(file_sluice_workload_v1_workload_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   3,
+			NumMessages:   4,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

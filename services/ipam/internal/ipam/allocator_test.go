@@ -112,7 +112,7 @@ func TestRefusalsNameTheirReason(t *testing.T) {
 	only4, _ := start(t, ipamtest.NewMemory(), ipam.Options{Ranges: prefixes("10.0.0.0/24")})
 	allocate(t, a, ipam.Request{Owner: owner("a"), Wanted: addrs("10.0.0.9")})
 	allocate(t, a, ipam.Request{Owner: owner("four"), Families: []ipam.Family{ipam.IPv4}})
-	allocate(t, a, ipam.Request{Owner: owner("gone"), Wanted: addrs("10.0.0.10")})
+	confirm(t, a, allocate(t, a, ipam.Request{Owner: owner("gone"), Wanted: addrs("10.0.0.10")}))
 	if _, err := a.Release(t.Context(), owner("gone")); err != nil {
 		t.Fatal(err)
 	}
@@ -231,13 +231,54 @@ func TestUnconfirmedLeaseIsFreedByTimeAlone(t *testing.T) {
 	})
 }
 
+// A node that boots brings more ADDs at once than the datapath serves. Each one
+// that is undone releases a lease that was never confirmed, and the runtime
+// comes back with a new sandbox, which is a new owner.
+func TestReleasedLeaseIsFreeAtOnce(t *testing.T) {
+	a, _ := start(t, ipamtest.NewMemory(), ipam.Options{Ranges: prefixes("10.244.0.0/24", "fd00:244::/64"), Rest: time.Minute})
+	const pods = 110
+	for wave := range 4 {
+		for pod := range pods {
+			allocate(t, a, ipam.Request{Owner: owner(fmt.Sprintf("p%d-%d", wave, pod))})
+		}
+		for pod := range pods {
+			if _, err := a.Release(t.Context(), owner(fmt.Sprintf("p%d-%d", wave, pod))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if p := a.Summary().Pools[0]; p.Resting != 0 || p.Leased != 0 || p.Free != 253 {
+			t.Fatalf("wave %d of %d leases that were given back: %+v, want every address free", wave, pods, p)
+		}
+	}
+	// Beside a confirmed address of another owner, which rests.
+	first := allocate(t, a, ipam.Request{Owner: owner("kept")})
+	confirm(t, a, first)
+	if _, err := a.Release(t.Context(), owner("kept")); err != nil {
+		t.Fatal(err)
+	}
+	if p := a.Summary().Pools[0]; p.Resting != 1 || p.Free != 252 {
+		t.Errorf("after the release of a confirmed address: %+v, want it to rest", p)
+	}
+}
+
+func confirm(t *testing.T, a *ipam.Allocator, got *ipam.Allocation) {
+	t.Helper()
+	var list []netip.Addr
+	for _, x := range got.Addresses {
+		list = append(list, x.Addr)
+	}
+	if _, err := a.Confirm(t.Context(), got.Owner, list); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestReleasedAddressRests proves INV-12.
 func TestReleasedAddressRests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := ipamtest.NewMemory()
 		o := ipam.Options{Ranges: prefixes("10.0.0.0/30"), Rest: time.Minute}
 		a, stop := start(t, m, o)
-		allocate(t, a, ipam.Request{Owner: owner("a")})
+		confirm(t, a, allocate(t, a, ipam.Request{Owner: owner("a")}))
 		for range 2 {
 			if _, err := a.Release(t.Context(), owner("a")); err != nil {
 				t.Fatal(err)
@@ -254,9 +295,11 @@ func TestReleasedAddressRests(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		synctest.Wait()
-		if got := allocate(t, a, ipam.Request{Owner: owner("b")}); got.List() != "10.0.0.2" {
-			t.Errorf("got %s", got.List())
+		again := allocate(t, a, ipam.Request{Owner: owner("b")})
+		if again.List() != "10.0.0.2" {
+			t.Errorf("got %s", again.List())
 		}
+		confirm(t, a, again)
 		stop() //nolint:errcheck // inside the bubble
 		o.Rest = 0
 		a, stop = start(t, m, o)

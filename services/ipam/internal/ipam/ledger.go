@@ -345,7 +345,7 @@ func (l *ledger) choose(f Family, wanted netip.Addr) (netip.Addr, *poolState, er
 func (l *ledger) confirm(now time.Time, o Owner, addrs []netip.Addr) (*Allocation, error) {
 	e := l.held[o]
 	if e != nil && e.State == Leased && !now.Before(e.Expires) {
-		l.expireLease(e)
+		l.drop(e)
 		e = nil
 	}
 	if e == nil {
@@ -374,30 +374,31 @@ func sameAddresses(held []Address, given []netip.Addr) bool {
 	return true
 }
 
-// release takes everything from an owner; nil if it held nothing.
+// release takes everything from an owner; nil if it held nothing. Confirmed
+// addresses rest. Those of a lease do not: a datapath confirms before it
+// configures, so no container has used them.
 func (l *ledger) release(now time.Time, o Owner) *Allocation {
 	e := l.held[o]
 	if e == nil {
 		return nil
 	}
+	if e.State == Leased || l.rest <= 0 {
+		l.drop(e)
+		return e.Allocation
+	}
 	l.leave(e)
 	c := l.changed()
 	c.Allocations[o] = nil
+	until := now.Add(l.rest)
 	for _, x := range e.Addresses {
-		if l.rest <= 0 {
-			l.free(x.Addr)
-			continue
-		}
-		until := now.Add(l.rest)
 		l.lay(x.Addr, until)
 		c.Resting[x.Addr] = until
 	}
 	return e.Allocation
 }
 
-// expireLease frees an unconfirmed lease. Nobody may have used its addresses,
-// because a datapath confirms before it configures: they need no rest.
-func (l *ledger) expireLease(e *entry) {
+// drop ends an allocation whose addresses need no rest.
+func (l *ledger) drop(e *entry) {
 	l.leave(e)
 	l.changed().Allocations[e.Owner] = nil
 	for _, x := range e.Addresses {
@@ -410,7 +411,7 @@ func (l *ledger) expireLease(e *entry) {
 func (l *ledger) expire(now time.Time, n int) (leases int, done bool) {
 	for ; n > 0; n-- {
 		if d := l.leases.first(); d != nil && !now.Before(d.at) {
-			l.expireLease(l.held[d.key])
+			l.drop(l.held[d.key])
 			leases++
 		} else if d := l.rests.first(); d != nil && !now.Before(d.at) {
 			l.rests.remove(d)

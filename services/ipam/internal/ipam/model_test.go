@@ -154,7 +154,7 @@ func (m *model) release(o ipam.Owner) *ipam.Allocation {
 		return nil
 	}
 	delete(m.held, o)
-	if m.rest > 0 {
+	if m.rest > 0 && a.State == ipam.Confirmed {
 		for _, x := range a.Addresses {
 			m.resting[x.Addr] = m.now.Add(m.rest)
 		}

@@ -65,9 +65,10 @@ type IPAMServiceClient interface {
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	ConfirmAllocation(ctx context.Context, in *ConfirmAllocationRequest, opts ...grpc.CallOption) (*ConfirmAllocationResponse, error)
-	// Release takes all addresses from the owner. They rest for the configured
-	// time before anybody else gets them. Releasing what is already gone
-	// succeeds; so the call may be repeated.
+	// Release takes all addresses from the owner. Confirmed ones rest for the
+	// configured time before another owner gets them; those of a lease are free
+	// at once. Releasing what is already gone succeeds; so the call may be
+	// repeated.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
@@ -191,9 +192,10 @@ type IPAMServiceServer interface {
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	ConfirmAllocation(context.Context, *ConfirmAllocationRequest) (*ConfirmAllocationResponse, error)
-	// Release takes all addresses from the owner. They rest for the configured
-	// time before anybody else gets them. Releasing what is already gone
-	// succeeds; so the call may be repeated.
+	// Release takes all addresses from the owner. Confirmed ones rest for the
+	// configured time before another owner gets them; those of a lease are free
+	// at once. Releasing what is already gone succeeds; so the call may be
+	// repeated.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.

@@ -16,8 +16,11 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -38,6 +41,28 @@ import (
 )
 
 var update = flag.Bool("update", false, "write the golden files instead of comparing with them")
+
+// asPlugin makes this program the plugin: tests of several processes, or of a
+// process's own, execute themselves.
+const asPlugin = "SLUICE_TEST_AS_PLUGIN"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asPlugin) != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+// process is the same execution in a process of its own.
+func (c call) process() *exec.Cmd {
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = []string{
+		asPlugin + "=1", "CNI_COMMAND=" + c.command, "CNI_CONTAINERID=" + c.container, "CNI_IFNAME=" + c.ifname,
+		"CNI_NETNS=" + c.netns, "CNI_ARGS=" + c.args, "CNI_PATH=/opt/cni/bin",
+	}
+	cmd.Stdin = strings.NewReader(c.stdin)
+	return cmd
+}
 
 // call is one execution of the plugin.
 type call struct {
@@ -299,7 +324,9 @@ func TestKernelAddGivesEveryFailureItsCodeAndLeavesNothing(t *testing.T) {
 			t.Run(method+" "+name, func(t *testing.T) {
 				n := nodetest.New(t)
 				n.Fail(method, c.fail)
-				out := wantCode(t, add(n, ns), c.want)
+				once := add(n, ns)
+				once.stdin = config(n, "1.0.0", `"timeout":"1s"`) // "full" may become "free"
+				out := wantCode(t, once, c.want)
 				if !strings.Contains(out, c.fail(context.Background()).(interface{ GRPCStatus() *status.Status }).GRPCStatus().Message()) {
 					t.Errorf("the answer does not say why: %s", out)
 				}
@@ -327,6 +354,44 @@ func TestKernelAddUndoesWhatItHasNoAnswerAbout(t *testing.T) {
 	if slices.Contains(n.Calls(), "Release") {
 		t.Errorf("addresses that may be in use were released: %v", n.Calls())
 	}
+}
+
+func TestKernelAddRenewsItsLeaseWhileItWaits(t *testing.T) {
+	n, ns := nodetest.New(t), newNetns(t)
+	n.Lease = time.Second / 2
+	full := withDetails(codes.ResourceExhausted, "4 calls run and 8 wait", &errdetails.RetryInfo{RetryDelay: durationpb.New(20 * time.Millisecond)})
+	n.Fail("CreateEndpoint", func(ctx context.Context) error {
+		renewed := 0
+		for _, method := range n.Calls() {
+			if method == "Allocate" {
+				renewed++
+			}
+		}
+		if renewed < 3 {
+			return full(ctx)
+		}
+		return nil
+	})
+	wantCode(t, add(n, ns), 0)
+}
+
+// That a later request is refused says nothing about one whose answer was lost.
+func TestKernelAddUndoesAnEarlierRequestThatWasNotAnswered(t *testing.T) {
+	n, ns := nodetest.New(t), newNetns(t)
+	lost := false
+	n.FailAfter("CreateEndpoint", func(context.Context) error {
+		lost = true
+		return status.Error(codes.Unavailable, "the connection broke")
+	})
+	full := withDetails(codes.ResourceExhausted, "4 calls run and 8 wait", &errdetails.RetryInfo{RetryDelay: durationpb.New(time.Minute)})
+	n.Fail("CreateEndpoint", func(ctx context.Context) error {
+		if lost {
+			return full(ctx)
+		}
+		return nil
+	})
+	wantCode(t, add(n, ns), 11)
+	wantHeld(t, n, 0, 0)
 }
 
 // An ADD repeated by mistake may fail, but must not take down the first one's.
@@ -382,7 +447,9 @@ func TestKernelAddSaysWhichServiceIsAway(t *testing.T) {
 	for _, service := range []string{"ipam", "datapath"} {
 		n := nodetest.New(t)
 		n.Stop(service)
-		if out := wantCode(t, add(n, ns), 11); !strings.Contains(out, service+".sock") {
+		c := add(n, ns)
+		c.stdin = config(n, "1.0.0", `"timeout":"1s"`)
+		if out := wantCode(t, c, 11); !strings.Contains(out, service+".sock") {
 			t.Errorf("the answer does not name %s: %s", service, out)
 		}
 		wantHeld(t, n, 0, 0) // nothing was sent to the datapath, so the lease is free to go
@@ -597,7 +664,9 @@ func TestKernelAddCarriesOutASpooledDeletionFirst(t *testing.T) {
 	del := add(n, ns)
 	del.command = "DEL"
 	wantCode(t, del, 0)
-	wantCode(t, add(n, ns), 11) // not before the deletion is done
+	early := add(n, ns)
+	early.stdin = config(n, "1.0.0", `"timeout":"1s"`)
+	wantCode(t, early, 11) // not before the deletion is done
 	n.Start(t, "datapath")
 
 	again := add(n, ns)
@@ -719,4 +788,48 @@ func TestLogTellsOfEachVerbOnce(t *testing.T) {
 	if line["command"] != "DEL" || line["container_id"] != "c1" || line["request_id"] == nil {
 		t.Errorf("line %s", b)
 	}
+}
+
+// The datapath runs 4 creations at once and lets 8 wait; of the others each is
+// refused at least once here. None is refused to the runtime.
+func TestKernelBurstIsServedWithoutRefusal(t *testing.T) {
+	const pods, running, places = 110, 4, 12
+	n, ns := nodetest.New(t), newNetns(t)
+	full := withDetails(codes.ResourceExhausted, "4 calls run and 8 wait", &errdetails.RetryInfo{RetryDelay: durationpb.New(100 * time.Millisecond)})
+	for _, method := range []string{"Allocate", "CreateEndpoint"} {
+		var asked atomic.Int32
+		all, run, place := make(chan struct{}), make(chan struct{}, running), make(chan struct{}, places)
+		n.Fail(method, func(ctx context.Context) error {
+			if asked.Add(1) == pods {
+				close(all)
+			}
+			select {
+			case place <- struct{}{}:
+				defer func() { <-place }()
+			default:
+				return full(ctx)
+			}
+			run <- struct{}{}
+			defer func() { <-run }()
+			<-all // until then nothing moves, so everything behind the 12 has been refused
+			return nil
+		})
+	}
+	burst := func(command string) {
+		var wg sync.WaitGroup
+		for i := range pods {
+			wg.Go(func() {
+				c := add(n, ns)
+				c.command, c.container = command, fmt.Sprint("c", i)
+				if out, err := c.process().CombinedOutput(); err != nil {
+					t.Errorf("%s of pod %d: %v: %s", command, i, err, out)
+				}
+			})
+		}
+		wg.Wait()
+	}
+	burst("ADD")
+	wantHeld(t, n, pods, pods)
+	burst("DEL")
+	wantHeld(t, n, 0, 0)
 }

@@ -10,6 +10,7 @@ import (
 	"io"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -70,9 +71,9 @@ func (p *Plugin) add(ctx context.Context, stdout io.Writer) (err error) {
 		return cniError("ADD", err)
 	}
 
-	endpoint, sent, err := p.create(ctx, path, lease)
+	endpoint, open, err := p.create(ctx, path, lease)
 	if err != nil {
-		if ours && sent && !answered(err) {
+		if ours && open {
 			// The endpoint may exist, and its addresses may be in use.
 			undo[len(undo)-1] = func() { p.undo(ctx, "delete the endpoint", p.deleteAndRelease) }
 		}
@@ -119,7 +120,7 @@ func (p *Plugin) allocate(ctx context.Context) (*ipamv1.Allocation, error) {
 	for _, a := range p.in.Config.Addresses {
 		req.RequestedAddresses = append(req.RequestedAddresses, a.AsSlice())
 	}
-	resp, err := call(ctx, p.ipamSocket, func(ctx context.Context) (*ipamv1.AllocateResponse, error) {
+	resp, err := call(ctx, p.patience, p.ipamSocket, func(ctx context.Context) (*ipamv1.AllocateResponse, error) {
 		return p.ipam.Allocate(ctx, req)
 	})
 	if err != nil {
@@ -131,38 +132,57 @@ func (p *Plugin) allocate(ctx context.Context) (*ipamv1.Allocation, error) {
 	return resp.GetAllocation(), nil
 }
 
-// create also says whether the request has reached the datapath: if not, there
-// is nothing to delete there.
-func (p *Plugin) create(ctx context.Context, path string, lease *ipamv1.Allocation) (_ *datapathv1.Endpoint, sent bool, _ error) {
+// create also says whether the outcome is open: a request has reached the
+// datapath, and its answer did not come back. That of a later one says nothing
+// about it.
+func (p *Plugin) create(ctx context.Context, path string, lease *ipamv1.Allocation) (_ *datapathv1.Endpoint, open bool, _ error) {
 	req := &datapathv1.CreateEndpointRequest{
 		Owner:            p.owner(),
 		Manager:          manager,
 		Network:          p.in.Config.Name,
 		NetworkNamespace: path,
-		LeaseExpireTime:  lease.GetLeaseExpireTime(),
 		Mac:              p.in.Config.MAC,
 		Mtu:              p.in.Config.MTU,
-	}
-	for _, a := range lease.GetAddresses() {
-		req.Addresses = append(req.Addresses, a.GetAddress())
 	}
 	for _, l := range p.in.Labels {
 		req.Labels = append(req.Labels, &workloadv1.Label{Source: l.Source, Key: l.Key, Value: l.Value})
 	}
-	resp, err := call(ctx, p.datapathSocket, func(ctx context.Context) (*datapathv1.CreateEndpointResponse, error) {
+	renew := useLease(req, lease)
+	resp, err := call(ctx, p.patience, p.datapathSocket, func(ctx context.Context) (*datapathv1.CreateEndpointResponse, error) {
+		if !renew.IsZero() && time.Now().After(renew) {
+			// The datapath has had no place for so long that the lease would end.
+			lease, err := p.allocate(ctx)
+			if err != nil {
+				return nil, err
+			}
+			renew = useLease(req, lease)
+		}
 		var to peer.Peer // filled in once there is a connection
 		resp, err := p.datapath.CreateEndpoint(ctx, req, grpc.Peer(&to))
-		sent = sent || to.Addr != nil
+		open = open || err != nil && to.Addr != nil && !answered(err)
 		return resp, err
 	})
 	if err != nil {
-		return nil, sent, err
+		return nil, open, err
 	}
-	return resp.GetEndpoint(), sent, nil
+	return resp.GetEndpoint(), false, nil
+}
+
+// useLease puts the addresses into the request, and says when the lease should be
+// renewed; zero if it does not end.
+func useLease(req *datapathv1.CreateEndpointRequest, lease *ipamv1.Allocation) (renew time.Time) {
+	req.LeaseExpireTime, req.Addresses = lease.GetLeaseExpireTime(), nil
+	for _, a := range lease.GetAddresses() {
+		req.Addresses = append(req.Addresses, a.GetAddress())
+	}
+	if lease.GetLeaseExpireTime() == nil {
+		return time.Time{}
+	}
+	return time.Now().Add(time.Until(lease.GetLeaseExpireTime().AsTime()) / 2)
 }
 
 func (p *Plugin) release(ctx context.Context) error {
-	_, err := call(ctx, p.ipamSocket, func(ctx context.Context) (*ipamv1.ReleaseResponse, error) {
+	_, err := call(ctx, p.patience, p.ipamSocket, func(ctx context.Context) (*ipamv1.ReleaseResponse, error) {
 		return p.ipam.Release(ctx, &ipamv1.ReleaseRequest{Owner: p.owner()})
 	})
 	return err
@@ -172,7 +192,7 @@ func (p *Plugin) release(ctx context.Context) error {
 // that no endpoint uses the addresses, they are not released: they would be
 // given to another. The lease then ends by itself, or with the tombstone.
 func (p *Plugin) deleteAndRelease(ctx context.Context) error {
-	resp, err := call(ctx, p.datapathSocket, func(ctx context.Context) (*datapathv1.DeleteEndpointResponse, error) {
+	resp, err := call(ctx, p.patience, p.datapathSocket, func(ctx context.Context) (*datapathv1.DeleteEndpointResponse, error) {
 		return p.datapath.DeleteEndpoint(ctx, &datapathv1.DeleteEndpointRequest{Owner: p.owner()})
 	})
 	if err != nil {

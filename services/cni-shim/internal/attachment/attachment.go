@@ -9,7 +9,6 @@ package attachment
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -18,8 +17,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
@@ -32,15 +29,8 @@ import (
 	"github.com/sluice-net/sluice/services/cni-shim/internal/netns"
 )
 
-const (
-	// reconnectWindow is how long a call is repeated while its server is away.
-	// A killed service is back in a fraction of it; one that is really down
-	// should not keep the runtime waiting.
-	reconnectWindow = 2 * time.Second
-	reconnectPause  = 25 * time.Millisecond
-	// undoTime is what undoing gets beyond the deadline that has passed.
-	undoTime = 5 * time.Second
-)
+// undoTime is what undoing gets beyond the deadline that has passed.
+const undoTime = 5 * time.Second
 
 // Places at which tests interrupt the plugin.
 var (
@@ -64,6 +54,8 @@ type Plugin struct {
 
 	ipam     ipamv1.IPAMServiceClient
 	datapath datapathv1.DatapathServiceClient
+
+	patience time.Duration // with a server that is away
 }
 
 // New prepares to carry out in. It connects to nobody yet.
@@ -74,6 +66,7 @@ func New(in invocation.Invocation, logger *slog.Logger) (*Plugin, error) {
 		names:          netns.NamesOf(in.Config.RunDir, in.Config.Name),
 		ipamSocket:     filepath.Join(in.Config.RunDir, "ipam", "ipam.sock"),
 		datapathSocket: filepath.Join(in.Config.RunDir, "datapath", "datapath.sock"),
+		patience:       patience(in.Command),
 	}
 	var err error
 	// Deadlines come from the context; repeating is decided in call.
@@ -148,52 +141,6 @@ func (p *Plugin) undo(ctx context.Context, what string, f func(context.Context) 
 	defer cancel()
 	if err := f(ctx); err != nil {
 		p.log.WarnContext(ctx, "undo left something for garbage collection", "step", what, log.KeyError, message(err))
-	}
-}
-
-// call repeats f while the server at socket is away, for at most
-// reconnectWindow. Only calls that may be repeated are made through it; all of
-// this API may.
-func call[T any](ctx context.Context, socket string, f func(context.Context) (T, error)) (T, error) {
-	var since time.Time
-	for {
-		answer, err := f(ctx)
-		if status.Code(err) != codes.Unavailable || answered(err) {
-			return answer, err
-		}
-		now := time.Now()
-		if since.IsZero() {
-			since = now
-		}
-		if now.Sub(since) >= reconnectWindow || !sleep(ctx, reconnectPause) {
-			return answer, &absentError{socket: socket, cause: err}
-		}
-	}
-}
-
-// absentError says which socket nobody answers on.
-type absentError struct {
-	socket string
-	cause  error
-}
-
-func (e *absentError) Error() string {
-	return fmt.Sprintf("no answer on %s: %s", e.socket, connection(status.Convert(e.cause)))
-}
-
-// GRPCStatus keeps the code.
-func (e *absentError) GRPCStatus() *status.Status {
-	return status.New(codes.Unavailable, e.Error())
-}
-
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
 

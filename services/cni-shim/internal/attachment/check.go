@@ -45,7 +45,7 @@ func (p *Plugin) check(ctx context.Context) error {
 			return different([]string{fmt.Sprintf("network namespace: %s is not the one that ADD was given", path)})
 		}
 	}
-	resp, err := call(ctx, p.datapathSocket, func(ctx context.Context) (*datapathv1.CheckEndpointResponse, error) {
+	resp, err := call(ctx, p.patience, p.datapathSocket, func(ctx context.Context) (*datapathv1.CheckEndpointResponse, error) {
 		return p.datapath.CheckEndpoint(ctx, &datapathv1.CheckEndpointRequest{Owner: p.owner(), NetworkNamespace: path, Addresses: addresses})
 	})
 	if status.Code(err) == codes.NotFound {
@@ -113,7 +113,9 @@ func different(lines []string) *types.Error {
 func (p *Plugin) status(ctx context.Context) error {
 	const what = "the plugin cannot serve ADD"
 	var problems []string
-	health, err := grpc_health_v1.NewHealthClient(p.ipamConn).Check(ctx, &grpc_health_v1.HealthCheckRequest{Service: ipamv1.IPAMService_ServiceDesc.ServiceName})
+	health, err := call(ctx, p.patience, p.ipamSocket, func(ctx context.Context) (*grpc_health_v1.HealthCheckResponse, error) {
+		return grpc_health_v1.NewHealthClient(p.ipamConn).Check(ctx, &grpc_health_v1.HealthCheckRequest{Service: ipamv1.IPAMService_ServiceDesc.ServiceName})
+	})
 	switch {
 	case err != nil:
 		problems = append(problems, "sluice-ipam: "+message(err))
@@ -122,7 +124,9 @@ func (p *Plugin) status(ctx context.Context) error {
 	}
 
 	code := CodeUnavailable
-	st, err := p.datapath.GetStatus(ctx, &datapathv1.GetStatusRequest{})
+	st, err := call(ctx, p.patience, p.datapathSocket, func(ctx context.Context) (*datapathv1.GetStatusResponse, error) {
+		return p.datapath.GetStatus(ctx, &datapathv1.GetStatusRequest{})
+	})
 	switch {
 	case err != nil:
 		problems = append(problems, "sluice-datapath: "+message(err))
@@ -159,7 +163,7 @@ func (p *Plugin) gc(ctx context.Context) error {
 		req.ValidOwners = append(req.ValidOwners, &workloadv1.Owner{ContainerId: o.ContainerID, InterfaceName: o.Interface})
 		keep = append(keep, o.String())
 	}
-	resp, err := call(ctx, p.datapathSocket, func(ctx context.Context) (*datapathv1.ReclaimEndpointsResponse, error) {
+	resp, err := call(ctx, p.patience, p.datapathSocket, func(ctx context.Context) (*datapathv1.ReclaimEndpointsResponse, error) {
 		return p.datapath.ReclaimEndpoints(ctx, req)
 	})
 	if err != nil {

@@ -175,12 +175,8 @@ func answered(err error) bool {
 	case codes.DeadlineExceeded, codes.Canceled, codes.Unknown, codes.Internal:
 		return false
 	case codes.Unavailable:
-		for _, d := range st.Details() {
-			if _, ok := d.(*errdetails.RetryInfo); ok {
-				return true
-			}
-		}
-		return false
+		_, ok := retryDelay(err)
+		return ok
 	}
 	return true
 }

@@ -44,14 +44,21 @@ func (p *Plugin) unbind(owner string) error {
 }
 
 func (p *Plugin) deleteOrSpool(ctx context.Context) error {
-	for {
+	for refused := 0; ; {
 		existed, err := p.deleteEndpoint(ctx)
 		if err == nil {
 			p.takeBack(ctx)
 			p.log.InfoContext(ctx, "endpoint deleted", "existed", existed)
 			return nil
 		}
-		if status.Code(err) != codes.Unavailable || answered(err) {
+		if delay, ok := retryDelay(err); ok {
+			refused++
+			if wait, ok := pause(ctx, delay, refused); !ok || !sleep(ctx, wait) {
+				return err
+			}
+			continue
+		}
+		if status.Code(err) != codes.Unavailable {
 			return err
 		}
 		if absent(ctx, p.datapathSocket) {
@@ -110,7 +117,7 @@ func (p *Plugin) settle(ctx context.Context) error {
 	if err != nil || !waits {
 		return err
 	}
-	if _, err := call(ctx, p.datapathSocket, p.deleteEndpoint); err != nil {
+	if _, err := call(ctx, p.patience, p.datapathSocket, p.deleteEndpoint); err != nil {
 		return err
 	}
 	return spool.Remove(spool.Dir(p.in.Config.StateDir), p.in.Owner.ContainerID, p.in.Owner.Interface)

@@ -39,6 +39,7 @@ type Node struct {
 
 	RunDir, StateDir string
 	Health           *health.Server // of ipam
+	Lease            time.Duration  // how long an allocation waits to be confirmed; two minutes
 
 	mu          sync.Mutex
 	allocations map[string]*ipamv1.Allocation // guarded by mu
@@ -68,6 +69,7 @@ func New(t testing.TB) *Node {
 		RunDir:      filepath.Join(root, "run", "sluice"),
 		StateDir:    filepath.Join(root, "var/lib/sluice"),
 		Health:      health.NewServer(),
+		Lease:       2 * time.Minute,
 		allocations: map[string]*ipamv1.Allocation{},
 		endpoints:   map[string]*datapathv1.Endpoint{},
 		requests:    map[string]*datapathv1.CreateEndpointRequest{},
@@ -222,7 +224,10 @@ func (n *Node) Allocate(_ context.Context, r *ipamv1.AllocateRequest) (*ipamv1.A
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if a := n.allocations[key(r.GetOwner())]; a != nil {
-		return &ipamv1.AllocateResponse{Allocation: a}, nil
+		if a.GetState() == ipamv1.AllocationState_ALLOCATION_STATE_LEASED {
+			a.LeaseExpireTime = timestamppb.New(time.Now().Add(n.Lease))
+		}
+		return &ipamv1.AllocateResponse{Allocation: proto.Clone(a).(*ipamv1.Allocation)}, nil
 	}
 	n.next++
 	v4 := netip.AddrFrom4([4]byte{10, 244, 0, byte(n.next + 1)}).AsSlice()
@@ -238,10 +243,10 @@ func (n *Node) Allocate(_ context.Context, r *ipamv1.AllocateRequest) (*ipamv1.A
 		Owner:           r.GetOwner(),
 		Addresses:       []*ipamv1.Address{{Address: v4, PoolPrefixLength: 24}, {Address: v6, PoolPrefixLength: 64}},
 		State:           ipamv1.AllocationState_ALLOCATION_STATE_LEASED,
-		LeaseExpireTime: timestamppb.New(time.Now().Add(2 * time.Minute)),
+		LeaseExpireTime: timestamppb.New(time.Now().Add(n.Lease)),
 	}
 	n.allocations[key(r.GetOwner())] = a
-	return &ipamv1.AllocateResponse{Allocation: a}, nil
+	return &ipamv1.AllocateResponse{Allocation: proto.Clone(a).(*ipamv1.Allocation)}, nil
 }
 
 // Release forgets an allocation.

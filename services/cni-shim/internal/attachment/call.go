@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package attachment
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/sluice-net/sluice/services/cni-shim/internal/invocation"
+)
+
+const (
+	// reconnectPause is how long a call waits before it looks for an absent
+	// server again.
+	reconnectPause = 25 * time.Millisecond
+	// shortestPause is that before a call that the server has refused, whatever
+	// it says.
+	shortestPause = 10 * time.Millisecond
+	// mostSpread bounds how far apart calls come back that were refused
+	// together, in delays of the server.
+	mostSpread = 8
+)
+
+// patience is how long a verb waits for a server that is away. What ADD answers
+// makes kubelet pause for 12 to 15 s, while services start or are upgraded in
+// less than 20 s. The others are repeated soon anyway, and STATUS reports what is
+// now.
+func patience(c invocation.Command) time.Duration {
+	switch c {
+	case invocation.Add:
+		return 20 * time.Second
+	case invocation.Status:
+		return 0
+	default:
+		return 2 * time.Second
+	}
+}
+
+// call repeats f while the server at socket is away, for at most patience, and,
+// until ctx ends, while the server refuses but says when to come back. Only calls
+// that may be repeated are made through it; all of this API may.
+func call[T any](ctx context.Context, patience time.Duration, socket string, f func(context.Context) (T, error)) (T, error) {
+	var (
+		away    time.Time // since when no server answers
+		refused int
+		cause   error // why the call was repeated last
+	)
+	for {
+		answer, err := f(ctx)
+		if err != nil && ctx.Err() != nil && cause != nil {
+			return answer, cause // says more than that the time has passed
+		}
+		if delay, ok := retryDelay(err); ok {
+			refused++
+			away, cause = time.Time{}, err
+			if wait, ok := pause(ctx, delay, refused); !ok || !sleep(ctx, wait) {
+				return answer, err
+			}
+			continue
+		}
+		if status.Code(err) != codes.Unavailable {
+			return answer, err
+		}
+		now := time.Now()
+		if away.IsZero() {
+			away = now
+		}
+		cause = &absentError{socket: socket, cause: err}
+		if now.Sub(away) >= patience || !sleep(ctx, reconnectPause) {
+			return answer, cause
+		}
+	}
+}
+
+// retryDelay is when the server wants a call to come back that it has refused,
+// which it says in RetryInfo.
+func retryDelay(err error) (time.Duration, bool) {
+	st, ok := status.FromError(err)
+	if !ok || err == nil {
+		return 0, false
+	}
+	for _, d := range st.Details() {
+		if info, ok := d.(*errdetails.RetryInfo); ok {
+			return max(info.GetRetryDelay().AsDuration(), shortestPause), true
+		}
+	}
+	return 0, false
+}
+
+// pause is how long a call waits that was refused so many times: at least the
+// delay, and a random time on top, which grows with the number of refusals. So
+// calls that were refused together come back apart, and the longer the queue, the
+// less often each of them asks. It is false if the call cannot come back in time.
+func pause(ctx context.Context, delay time.Duration, refused int) (time.Duration, bool) {
+	spread := delay * time.Duration(min(refused, mostSpread))
+	if deadline, ok := ctx.Deadline(); ok {
+		left := time.Until(deadline)
+		if delay >= left {
+			return 0, false
+		}
+		spread = min(spread, (left-delay)/2)
+	}
+	return delay + rand.N(spread+1), true
+}
+
+// absentError says which socket nobody answers on.
+type absentError struct {
+	socket string
+	cause  error
+}
+
+func (e *absentError) Error() string {
+	return fmt.Sprintf("no answer on %s: %s", e.socket, connection(status.Convert(e.cause)))
+}
+
+// GRPCStatus keeps the code.
+func (e *absentError) GRPCStatus() *status.Status {
+	return status.New(codes.Unavailable, e.Error())
+}
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -103,9 +103,11 @@ type policyStatus struct {
 }
 
 type policySource struct {
-	Name   string `json:"name"`
-	Synced bool   `json:"synced"`
-	Error  string `json:"error,omitempty"`
+	Name     string `json:"name"`
+	Manager  string `json:"manager,omitempty"`
+	Synced   bool   `json:"synced"`
+	Error    string `json:"error,omitempty"`
+	Policies uint32 `json:"policies"`
 }
 
 type policySubscriber struct {
@@ -281,7 +283,9 @@ func (s *nodeStatus) askPolicy(ctx context.Context, service *serviceStatus, clie
 		Sources: []policySource{}, Subscribers: []policySubscriber{},
 	}
 	for _, source := range r.GetSources() {
-		p.Sources = append(p.Sources, policySource{source.GetName(), source.GetSynced(), source.GetError()})
+		p.Sources = append(p.Sources, policySource{
+			source.GetName(), source.GetManager(), source.GetSynced(), source.GetError(), source.GetPolicies(),
+		})
 	}
 	for _, sub := range r.GetSubscribers() {
 		p.Subscribers = append(p.Subscribers, policySubscriber{sub.GetName(), sub.GetConnected(), sub.GetRevision(), sub.GetBehind(), sub.GetRefusals()})
@@ -383,10 +387,11 @@ func (s *nodeStatus) table(w io.Writer) {
 		row(w, "Tables", fmt.Sprintf("%d for %d subjects, %d identities known", p.Tables, p.Subjects, p.Identities))
 		var sources []string
 		for _, source := range p.Sources {
+			name := strings.TrimSuffix(source.Name+" "+source.Manager, " ")
 			if !source.Synced {
-				source.Name += " (not complete yet)"
+				name += " (not complete yet)"
 			}
-			sources = append(sources, source.Name)
+			sources = append(sources, name)
 		}
 		row(w, "Sources", strings.Join(sources, ", "))
 		if p.WaitingIdentities > 0 {

@@ -82,6 +82,7 @@ type Policy struct {
 	Key      Key    `json:"key"`
 	Source   string `json:"source"`
 	Origin   string `json:"origin,omitempty"`
+	Manager  string `json:"manager,omitempty"`
 	Manifest []byte `json:"manifest"`
 	Revision uint64 `json:"revision"`
 	Updated  int64  `json:"updated"` // seconds since 1970

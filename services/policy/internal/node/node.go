@@ -34,10 +34,12 @@ import (
 var (
 	// ErrNotFound: the identity is not known.
 	ErrNotFound = errors.New("not found")
-	// ErrOwned: another source has the policy.
+	// ErrOwned: another source or manager has the policy.
 	ErrOwned = errors.New("another source has the policy")
 	// ErrForeign: the policy is not the caller's to delete.
 	ErrForeign = errors.New("the policy belongs to another source")
+	// ErrChanged: the state is not the one that the caller decided by.
+	ErrChanged = errors.New("the state has changed")
 	// ErrLimit: something has no room. Everything is as it was.
 	ErrLimit = errors.New("no room")
 	// ErrRevision: there is no such revision yet.
@@ -124,6 +126,7 @@ type Node struct {
 	policies    map[policy.Key]*Policy
 	bytes       int // of all manifests
 	sources     map[string]*source
+	managers    map[string]bool // those of SourceGRPC that completed in this run
 	identities  map[identity.Numeric]identity.Identity
 	subscribers map[string]*subscriber
 	names       map[string]map[netip.Addr]time.Time // until when each is valid
@@ -148,7 +151,7 @@ func New(config Config, dir string, sources []string) (*Node, error) {
 	n := &Node{
 		config: config, stream: stream.NewLog(config.Stream), calls: make(chan func(), 64), done: make(chan struct{}), ctx: context.Background(),
 		questions: make(chan struct{}, 1),
-		policies:  make(map[policy.Key]*Policy), sources: map[string]*source{SourceGRPC: {synced: true}},
+		policies:  make(map[policy.Key]*Policy), sources: map[string]*source{SourceGRPC: {synced: true}}, managers: make(map[string]bool),
 		identities: make(map[identity.Numeric]identity.Identity), subscribers: make(map[string]*subscriber),
 		names: make(map[string]map[netip.Addr]time.Time), crowded: make(map[identity.Numeric]error),
 		problems: make(map[string]string), readied: make(chan struct{}),

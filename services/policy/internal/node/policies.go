@@ -27,6 +27,7 @@ type Policy struct {
 	Key      policy.Key
 	Source   string
 	Origin   string
+	Manager  string // that brought it, of SourceGRPC
 	Manifest []byte
 	Revision uint64
 	Updated  time.Time
@@ -36,6 +37,7 @@ type Policy struct {
 	Broken string
 
 	object policy.Object
+	named  bool // by its manager in this run
 }
 
 // Decoded is a document that was understood.
@@ -179,80 +181,6 @@ type Outcome struct {
 	Changes  []Changed
 }
 
-// Upsert adds or replaces policies of the source "grpc".
-func (n *Node) Upsert(ctx context.Context, manifests []byte, namespace string, validateOnly bool) (Outcome, error) {
-	docs, err := Decode(manifests, namespace, n.config.Rules)
-	if err != nil {
-		return Outcome{}, err
-	}
-	return n.changed(ctx, validateOnly, func() (Outcome, []*Policy, []policy.Key, error) {
-		out := Outcome{}
-		var puts []*Policy
-		for _, d := range docs {
-			c := Changed{Key: d.Object.Key, Type: Created, Dropped: d.Object.Unknown}
-			if old := n.policies[d.Object.Key]; old != nil {
-				switch {
-				case n.foreign(old):
-					return out, nil, nil, fmt.Errorf("%w: %s is of %s %s", ErrOwned, old.Key, old.Source, old.Origin)
-				case old.Broken == "" && bytes.Equal(old.Manifest, d.Text):
-					c.Type = Unchanged
-				default:
-					c.Type = Replaced
-				}
-			}
-			if c.Type != Unchanged {
-				puts = append(puts, n.policy(d, SourceGRPC, ""))
-			}
-			out.Changes = append(out.Changes, c)
-		}
-		return out, puts, nil, nil
-	})
-}
-
-// changed makes a change of the source "grpc", which the owner finds with
-// find, or says what would become of it.
-func (n *Node) changed(ctx context.Context, validateOnly bool, find func() (Outcome, []*Policy, []policy.Key, error)) (Outcome, error) {
-	if !validateOnly {
-		return ask(ctx, n, func() (Outcome, error) {
-			out, puts, gone, err := find()
-			if err == nil {
-				err = n.change(puts, gone)
-			}
-			out.Revision = n.barrier.Policy
-			return out, err
-		})
-	}
-	type trial struct {
-		Outcome
-		change engine.Change
-		draft  engine.Draft
-	}
-	var out Outcome
-	err := n.aside(ctx, func() error {
-		t, err := ask(ctx, n, func() (trial, error) {
-			found, puts, gone, err := find()
-			if err != nil {
-				return trial{}, err
-			}
-			p, err := n.plan(puts, gone)
-			found.Revision = n.barrier.Policy
-			return trial{found, p.change, n.engine.Draft()}, err
-		})
-		if err != nil {
-			return err
-		}
-		out = t.Outcome
-		if len(t.change.UpsertPolicies)+len(t.change.DeletePolicies) == 0 {
-			return nil
-		}
-		if err := t.draft.Try(t.change); err != nil {
-			return fmt.Errorf("%w: %w", ErrLimit, err)
-		}
-		return nil
-	})
-	return out, err
-}
-
 func (n *Node) policy(d Decoded, source, origin string) *Policy {
 	p := &Policy{
 		Key: d.Object.Key, Source: source, Origin: origin, Manifest: d.Text, Updated: n.config.Now(),
@@ -262,32 +190,6 @@ func (n *Node) policy(d Decoded, source, origin string) *Policy {
 		p.Rules += len(d.Object.Specs[i].Rules)
 	}
 	return p
-}
-
-// Delete deletes policies of the source "grpc".
-func (n *Node) Delete(ctx context.Context, keys []policy.Key, validateOnly bool) (Outcome, error) {
-	return n.changed(ctx, validateOnly, func() (Outcome, []*Policy, []policy.Key, error) {
-		out := Outcome{}
-		var gone []policy.Key
-		for _, k := range keys {
-			c := Changed{Key: k, Type: Absent}
-			if p := n.policies[k]; p != nil && !slices.Contains(gone, k) {
-				if n.foreign(p) {
-					return out, nil, nil, fmt.Errorf("%w: %s is of %s %s", ErrForeign, k, p.Source, p.Origin)
-				}
-				c.Type = Deleted
-				gone = append(gone, k)
-			}
-			out.Changes = append(out.Changes, c)
-		}
-		return out, nil, gone, nil
-	})
-}
-
-// foreign reports whether a policy belongs to a source other than "grpc". One of
-// a source that is not configured any more is anybody's: its own will not come.
-func (n *Node) foreign(p *Policy) bool {
-	return p.Source != SourceGRPC && n.sources[p.Source] != nil
 }
 
 // plan is a change of policies with the one that takes it back.

@@ -23,6 +23,7 @@ import (
 type Filter struct {
 	Kind, Namespace, Name string
 	Subject               identity.Numeric
+	Manager               *string // of SourceGRPC
 }
 
 // Listed is a policy with its state, or a file that was refused.
@@ -46,6 +47,9 @@ func (n *Node) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
 			if !takes(k) || f.Subject != 0 && !n.engine.Selects(k, f.Subject) {
 				continue
 			}
+			if f.Manager != nil && (p.Source != SourceGRPC || p.Manager != *f.Manager) {
+				continue
+			}
 			l := Listed{Policy: *p, Accepted: p.Broken == "", Error: p.Broken, Subjects: n.engine.Selected(k)}
 			if r, ok := n.sources[p.Source].refusal(p.Origin); ok {
 				l.Error = r.err
@@ -59,7 +63,7 @@ func (n *Node) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
 		}
 		for name, s := range n.sources {
 			for origin, r := range s.refused {
-				if !has[place{name, origin}] && takes(r.key) && f.Subject == 0 {
+				if !has[place{name, origin}] && takes(r.key) && f.Subject == 0 && f.Manager == nil {
 					out = append(out, Listed{Policy: Policy{Key: r.key, Source: name, Origin: origin}, Error: r.err})
 				}
 			}
@@ -417,9 +421,11 @@ const maxProblems = 100
 
 // SourceStatus is the state of a source.
 type SourceStatus struct {
-	Name   string
-	Synced bool
-	Error  string
+	Name     string
+	Manager  string // of SourceGRPC
+	Synced   bool
+	Error    string
+	Policies int // in force
 }
 
 // SubscriberStatus is the state of a subscriber.
@@ -446,14 +452,13 @@ func (n *Node) Status(ctx context.Context) (Status, error) {
 				s.Problems = append(s.Problems, fmt.Sprintf("%s is stored and not in force: %s", p.Key, p.Broken))
 			}
 		}
+		s.Sources = n.sourceStates()
 		for name, src := range n.sources {
-			s.Sources = append(s.Sources, SourceStatus{name, src.synced, src.err})
 			s.Refused += len(src.refused)
 			for origin, r := range src.refused {
 				s.Problems = append(s.Problems, fmt.Sprintf("%s %s is refused: %s", name, origin, r.err))
 			}
 		}
-		slices.SortFunc(s.Sources, func(a, b SourceStatus) int { return compareText(a.Name, b.Name) })
 		states, _ := n.stream.States()
 		for name, sub := range n.subscribers {
 			st := SubscriberStatus{Name: name, Forgotten: sub.until}
@@ -488,6 +493,43 @@ func (n *Node) Status(ctx context.Context) (Status, error) {
 		}
 		return s, nil
 	})
+}
+
+// sourceStates are the states of all sources, and of each manager of
+// SourceGRPC that has policies or has completed.
+func (n *Node) sourceStates() []SourceStatus {
+	type place struct{ source, manager string }
+	states := make(map[place]*SourceStatus)
+	for name, src := range n.sources {
+		states[place{source: name}] = &SourceStatus{Name: name, Synced: src.synced, Error: src.err}
+	}
+	manager := func(name string) *SourceStatus {
+		at := place{SourceGRPC, name}
+		if states[at] == nil {
+			states[at] = &SourceStatus{Name: SourceGRPC, Manager: name, Synced: n.managers[name]}
+		}
+		return states[at]
+	}
+	for name := range n.managers {
+		manager(name)
+	}
+	for _, p := range n.policies {
+		st := states[place{source: p.Source}]
+		if p.Source == SourceGRPC {
+			st = manager(p.Manager)
+		}
+		if st != nil && p.Broken == "" {
+			st.Policies++
+		}
+	}
+	out := make([]SourceStatus, 0, len(states))
+	for _, st := range states {
+		out = append(out, *st)
+	}
+	slices.SortFunc(out, func(a, b SourceStatus) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Manager, b.Manager))
+	})
+	return out
 }
 
 func compareText(a, b string) int {

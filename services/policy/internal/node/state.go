@@ -30,7 +30,7 @@ func keyOf(k journal.Key) policy.Key {
 
 func policyRecord(p *Policy) journal.Policy {
 	return journal.Policy{
-		Key: keyRecord(p.Key), Source: p.Source, Origin: p.Origin, Manifest: p.Manifest, Revision: p.Revision, Updated: p.Updated.Unix(),
+		Key: keyRecord(p.Key), Source: p.Source, Origin: p.Origin, Manager: p.Manager, Manifest: p.Manifest, Revision: p.Revision, Updated: p.Updated.Unix(),
 	}
 }
 
@@ -235,6 +235,6 @@ func (n *Node) decode(r journal.Policy) *Policy {
 	} else {
 		p = n.policy(docs[0], r.Source, r.Origin)
 	}
-	p.Manifest, p.Revision, p.Updated = r.Manifest, r.Revision, time.Unix(r.Updated, 0)
+	p.Manager, p.Manifest, p.Revision, p.Updated = r.Manager, r.Manifest, r.Revision, time.Unix(r.Updated, 0)
 	return p
 }

@@ -65,6 +65,13 @@ func calls(socket string) (map[string]codes.Code, error) {
 	note("UpsertPolicies", err)
 	_, err = c.DeletePolicies(ctx, &policyv1.DeletePoliciesRequest{Keys: []*policyv1.PolicyKey{key}})
 	note("DeletePolicies", err)
+	_, err = c.ReplacePolicies(ctx, &policyv1.ReplacePoliciesRequest{Manager: "test"})
+	note("ReplacePolicies", err)
+	_, err = c.CompleteSource(ctx, &policyv1.CompleteSourceRequest{Manager: "test", Incarnation: make([]byte, 16), ValidateOnly: true})
+	if status.Code(err) == codes.Aborted { // root came as far as to the run
+		err = nil
+	}
+	note("CompleteSource", err)
 	_, err = c.LearnNames(ctx, &policyv1.LearnNamesRequest{Name: "example.com", Addresses: [][]byte{{192, 0, 2, 1}}})
 	note("LearnNames", err)
 	w, err := c.WatchPolicyTables(ctx)
@@ -116,7 +123,7 @@ func TestKernelOnlyRootChangesAndTheGroupReads(t *testing.T) {
 		t.Fatal(err)
 	}
 	reads := []string{"ListPolicies", "GetPolicyTable", "WaitForRevision", "Explain", "Diff", "GetStatus"}
-	changes := []string{"UpsertPolicies", "DeletePolicies", "LearnNames", "WatchPolicyTables"}
+	changes := []string{"UpsertPolicies", "DeletePolicies", "ReplacePolicies", "CompleteSource", "LearnNames", "WatchPolicyTables"}
 	if n := len(policyv1.PolicyService_ServiceDesc.Methods) + len(policyv1.PolicyService_ServiceDesc.Streams); n != len(reads)+len(changes) {
 		t.Fatalf("the service has %d methods, this test knows %d", n, len(reads)+len(changes))
 	}

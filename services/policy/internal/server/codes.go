@@ -55,7 +55,7 @@ func statusOf(err error) error {
 		})
 	case errors.Is(err, stream.ErrSlow):
 		return with(codes.ResourceExhausted, err, &errdetails.RetryInfo{RetryDelay: durationpb.New(0)})
-	case errors.Is(err, stream.ErrReplaced):
+	case errors.Is(err, stream.ErrReplaced), errors.Is(err, node.ErrChanged):
 		return with(codes.Aborted, err)
 	case errors.Is(err, stream.ErrAck):
 		return with(codes.InvalidArgument, err)

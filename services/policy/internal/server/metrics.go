@@ -76,7 +76,7 @@ var metrics = []metric{
 	newMetric("unsynced_sources", "Sources that have not said everything since the start.", prometheus.GaugeValue, func(f figures) float64 {
 		n := 0
 		for _, s := range f.Sources {
-			if !s.Synced {
+			if !s.Synced && s.Manager == "" { // a manager need not list what it has
 				n++
 			}
 		}

@@ -52,6 +52,8 @@ func Methods() rpc.Methods {
 	return rpc.Methods{
 		policyv1.PolicyService_UpsertPolicies_FullMethodName:    {Access: rpc.Root(), Limit: change},
 		policyv1.PolicyService_DeletePolicies_FullMethodName:    {Access: rpc.Root(), Limit: change},
+		policyv1.PolicyService_ReplacePolicies_FullMethodName:   {Access: rpc.Root(), Limit: change},
+		policyv1.PolicyService_CompleteSource_FullMethodName:    {Access: rpc.Root(), Limit: change},
 		policyv1.PolicyService_WatchPolicyTables_FullMethodName: {Access: rpc.RootAnd(instance.DatapathID), Limit: rpc.Limit{InFlight: 32}},
 		policyv1.PolicyService_LearnNames_FullMethodName:        {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 256, Waiting: 1024}},
 		policyv1.PolicyService_ListPolicies_FullMethodName:      {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 8, Waiting: 32}},
@@ -66,16 +68,42 @@ func Methods() rpc.Methods {
 
 // UpsertPolicies implements the service.
 func (s *Server) UpsertPolicies(ctx context.Context, req *policyv1.UpsertPoliciesRequest) (*policyv1.UpsertPoliciesResponse, error) {
-	out, err := s.Node.Upsert(ctx, req.GetManifests(), req.GetDefaultNamespace(), req.GetValidateOnly())
+	out, err := s.Node.Apply(ctx, node.Request{
+		Caller:    node.Caller{Manager: req.GetManager(), IfRevision: req.IfRevision, ValidateOnly: req.GetValidateOnly()},
+		Manifests: req.GetManifests(), Namespace: req.GetDefaultNamespace(),
+	})
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	return &policyv1.UpsertPoliciesResponse{Revision: out.Revision, Changes: changes(out)}, nil
+	run := s.Node.Incarnation()
+	return &policyv1.UpsertPoliciesResponse{Revision: out.Revision, Changes: changes(out), Incarnation: run[:]}, nil
+}
+
+// ReplacePolicies implements the service.
+func (s *Server) ReplacePolicies(ctx context.Context, req *policyv1.ReplacePoliciesRequest) (*policyv1.ReplacePoliciesResponse, error) {
+	out, err := s.Node.Replace(ctx, node.Request{
+		Caller:    node.Caller{Manager: req.GetManager(), IfRevision: req.IfRevision, ValidateOnly: req.GetValidateOnly()},
+		Manifests: req.GetManifests(), Namespace: req.GetDefaultNamespace(),
+	})
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &policyv1.ReplacePoliciesResponse{Revision: out.Revision, Changes: changes(out)}, nil
+}
+
+// CompleteSource implements the service.
+func (s *Server) CompleteSource(ctx context.Context, req *policyv1.CompleteSourceRequest) (*policyv1.CompleteSourceResponse, error) {
+	out, err := s.Node.Complete(ctx, node.Caller{Manager: req.GetManager(), ValidateOnly: req.GetValidateOnly()}, [16]byte(req.GetIncarnation()))
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &policyv1.CompleteSourceResponse{Revision: out.Revision, Changes: changes(out)}, nil
 }
 
 // DeletePolicies implements the service.
 func (s *Server) DeletePolicies(ctx context.Context, req *policyv1.DeletePoliciesRequest) (*policyv1.DeletePoliciesResponse, error) {
-	out, err := s.Node.Delete(ctx, keys(req.GetKeys()), req.GetValidateOnly())
+	caller := node.Caller{Manager: req.GetManager(), IfRevision: req.IfRevision, ValidateOnly: req.GetValidateOnly()}
+	out, err := s.Node.Remove(ctx, caller, keys(req.GetKeys()))
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -86,6 +114,7 @@ func (s *Server) DeletePolicies(ctx context.Context, req *policyv1.DeletePolicie
 func (s *Server) ListPolicies(req *policyv1.ListPoliciesRequest, stream grpc.ServerStreamingServer[policyv1.ListPoliciesResponse]) error {
 	list, revision, err := s.Node.List(stream.Context(), node.Filter{
 		Kind: req.GetKind(), Namespace: req.GetNamespace(), Name: req.GetName(), Subject: identity.Numeric(req.GetSubject()),
+		Manager: req.Manager,
 	})
 	if err != nil {
 		return statusOf(err)
@@ -187,8 +216,12 @@ func (s *Server) GetStatus(ctx context.Context, _ *policyv1.GetStatusRequest) (*
 		WaitingIdentities: uint32(st.Waiting), Subjects: uint32(st.Size.Subjects), Tables: uint32(st.Size.Tables),
 		Problems: st.Problems,
 	}
+	run := s.Node.Incarnation()
+	out.Incarnation = run[:]
 	for _, src := range st.Sources {
-		out.Sources = append(out.Sources, &policyv1.SourceStatus{Name: src.Name, Synced: src.Synced, Error: src.Error})
+		out.Sources = append(out.Sources, &policyv1.SourceStatus{
+			Name: src.Name, Manager: src.Manager, Synced: src.Synced, Error: src.Error, Policies: uint32(src.Policies),
+		})
 	}
 	for _, sub := range st.Subscribers {
 		out.Subscribers = append(out.Subscribers, &policyv1.SubscriberStatus{
@@ -228,7 +261,7 @@ func numbers(in []uint32) []identity.Numeric {
 
 func toPolicy(l *node.Listed) *policyv1.Policy {
 	p := &policyv1.Policy{
-		Key: toKey(l.Key), Source: l.Source, Origin: l.Origin, Accepted: l.Accepted, Error: l.Error,
+		Key: toKey(l.Key), Source: l.Source, Origin: l.Origin, Manager: l.Manager, Accepted: l.Accepted, Error: l.Error,
 		Revision: l.Revision, Rules: uint32(l.Rules), DroppedFields: l.Dropped,
 	}
 	for _, n := range l.Subjects {

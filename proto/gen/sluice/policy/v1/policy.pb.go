@@ -168,7 +168,12 @@ type UpsertPoliciesRequest struct {
 	// Namespace of documents that name none; empty: "default".
 	DefaultNamespace string `protobuf:"bytes,2,opt,name=default_namespace,json=defaultNamespace,proto3" json:"default_namespace,omitempty"`
 	// Check and compile, but change nothing.
-	ValidateOnly  bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	ValidateOnly bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	// Program that the policies belong to: lower-case letters, digits, '-' and
+	// '.'; empty: the manager of calls that name none.
+	Manager string `protobuf:"bytes,4,opt,name=manager,proto3" json:"manager,omitempty"`
+	// Change nothing unless this is the policy revision; unset: whatever it is.
+	IfRevision    *uint64 `protobuf:"varint,5,opt,name=if_revision,json=ifRevision,proto3,oneof" json:"if_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -224,13 +229,29 @@ func (x *UpsertPoliciesRequest) GetValidateOnly() bool {
 	return false
 }
 
+func (x *UpsertPoliciesRequest) GetManager() string {
+	if x != nil {
+		return x.Manager
+	}
+	return ""
+}
+
+func (x *UpsertPoliciesRequest) GetIfRevision() uint64 {
+	if x != nil && x.IfRevision != nil {
+		return *x.IfRevision
+	}
+	return 0
+}
+
 // UpsertPoliciesResponse is the answer of UpsertPolicies.
 type UpsertPoliciesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Policy revision that holds them.
 	Revision uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
 	// What became of each document, in order.
-	Changes       []*PolicyChange `protobuf:"bytes,2,rep,name=changes,proto3" json:"changes,omitempty"`
+	Changes []*PolicyChange `protobuf:"bytes,2,rep,name=changes,proto3" json:"changes,omitempty"`
+	// Run of the service that took them, for CompleteSource; 16 bytes.
+	Incarnation   []byte `protobuf:"bytes,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -279,6 +300,274 @@ func (x *UpsertPoliciesResponse) GetChanges() []*PolicyChange {
 	return nil
 }
 
+func (x *UpsertPoliciesResponse) GetIncarnation() []byte {
+	if x != nil {
+		return x.Incarnation
+	}
+	return nil
+}
+
+// ReplacePoliciesRequest is the input of ReplacePolicies.
+type ReplacePoliciesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The YAML or JSON documents that the manager has, at most 3 MiB together;
+	// empty: it has none.
+	Manifests []byte `protobuf:"bytes,1,opt,name=manifests,proto3" json:"manifests,omitempty"`
+	// Namespace of documents that name none; empty: "default".
+	DefaultNamespace string `protobuf:"bytes,2,opt,name=default_namespace,json=defaultNamespace,proto3" json:"default_namespace,omitempty"`
+	// Check and compile, but change nothing.
+	ValidateOnly bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	// Program that the policies belong to. It has to be named: what calls without
+	// a manager brought belongs to people, and no program lists it.
+	Manager string `protobuf:"bytes,4,opt,name=manager,proto3" json:"manager,omitempty"`
+	// Change nothing unless this is the policy revision; unset: whatever it is.
+	IfRevision    *uint64 `protobuf:"varint,5,opt,name=if_revision,json=ifRevision,proto3,oneof" json:"if_revision,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReplacePoliciesRequest) Reset() {
+	*x = ReplacePoliciesRequest{}
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReplacePoliciesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReplacePoliciesRequest) ProtoMessage() {}
+
+func (x *ReplacePoliciesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReplacePoliciesRequest.ProtoReflect.Descriptor instead.
+func (*ReplacePoliciesRequest) Descriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ReplacePoliciesRequest) GetManifests() []byte {
+	if x != nil {
+		return x.Manifests
+	}
+	return nil
+}
+
+func (x *ReplacePoliciesRequest) GetDefaultNamespace() string {
+	if x != nil {
+		return x.DefaultNamespace
+	}
+	return ""
+}
+
+func (x *ReplacePoliciesRequest) GetValidateOnly() bool {
+	if x != nil {
+		return x.ValidateOnly
+	}
+	return false
+}
+
+func (x *ReplacePoliciesRequest) GetManager() string {
+	if x != nil {
+		return x.Manager
+	}
+	return ""
+}
+
+func (x *ReplacePoliciesRequest) GetIfRevision() uint64 {
+	if x != nil && x.IfRevision != nil {
+		return *x.IfRevision
+	}
+	return 0
+}
+
+// ReplacePoliciesResponse is the answer of ReplacePolicies.
+type ReplacePoliciesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Policy revision that holds them.
+	Revision uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
+	// What became of each document, in order, then what was deleted, sorted by
+	// kind, namespace and name.
+	Changes       []*PolicyChange `protobuf:"bytes,2,rep,name=changes,proto3" json:"changes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReplacePoliciesResponse) Reset() {
+	*x = ReplacePoliciesResponse{}
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReplacePoliciesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReplacePoliciesResponse) ProtoMessage() {}
+
+func (x *ReplacePoliciesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReplacePoliciesResponse.ProtoReflect.Descriptor instead.
+func (*ReplacePoliciesResponse) Descriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ReplacePoliciesResponse) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *ReplacePoliciesResponse) GetChanges() []*PolicyChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+// CompleteSourceRequest is the input of CompleteSource.
+type CompleteSourceRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Program whose listing is complete. It has to be named, as for
+	// ReplacePolicies.
+	Manager string `protobuf:"bytes,1,opt,name=manager,proto3" json:"manager,omitempty"`
+	// Run of the service that took the listing: the incarnation of the answers of
+	// UpsertPolicies, or of GetStatus for a listing of no policy.
+	Incarnation []byte `protobuf:"bytes,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	// Check and compile, but change nothing.
+	ValidateOnly  bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CompleteSourceRequest) Reset() {
+	*x = CompleteSourceRequest{}
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CompleteSourceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CompleteSourceRequest) ProtoMessage() {}
+
+func (x *CompleteSourceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CompleteSourceRequest.ProtoReflect.Descriptor instead.
+func (*CompleteSourceRequest) Descriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *CompleteSourceRequest) GetManager() string {
+	if x != nil {
+		return x.Manager
+	}
+	return ""
+}
+
+func (x *CompleteSourceRequest) GetIncarnation() []byte {
+	if x != nil {
+		return x.Incarnation
+	}
+	return nil
+}
+
+func (x *CompleteSourceRequest) GetValidateOnly() bool {
+	if x != nil {
+		return x.ValidateOnly
+	}
+	return false
+}
+
+// CompleteSourceResponse is the answer of CompleteSource.
+type CompleteSourceResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Policy revision without what was deleted.
+	Revision uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
+	// What was deleted, sorted by kind, namespace and name.
+	Changes       []*PolicyChange `protobuf:"bytes,2,rep,name=changes,proto3" json:"changes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CompleteSourceResponse) Reset() {
+	*x = CompleteSourceResponse{}
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CompleteSourceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CompleteSourceResponse) ProtoMessage() {}
+
+func (x *CompleteSourceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CompleteSourceResponse.ProtoReflect.Descriptor instead.
+func (*CompleteSourceResponse) Descriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *CompleteSourceResponse) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *CompleteSourceResponse) GetChanges() []*PolicyChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
 // PolicyChange is what became of one policy.
 type PolicyChange struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -294,7 +583,7 @@ type PolicyChange struct {
 
 func (x *PolicyChange) Reset() {
 	*x = PolicyChange{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[3]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -306,7 +595,7 @@ func (x *PolicyChange) String() string {
 func (*PolicyChange) ProtoMessage() {}
 
 func (x *PolicyChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[3]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -319,7 +608,7 @@ func (x *PolicyChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyChange.ProtoReflect.Descriptor instead.
 func (*PolicyChange) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{3}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *PolicyChange) GetKey() *PolicyKey {
@@ -349,14 +638,18 @@ type DeletePoliciesRequest struct {
 	// Which policies.
 	Keys []*PolicyKey `protobuf:"bytes,1,rep,name=keys,proto3" json:"keys,omitempty"`
 	// Check and compile, but change nothing.
-	ValidateOnly  bool `protobuf:"varint,2,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	ValidateOnly bool `protobuf:"varint,2,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	// Program that the policies belong to, as for UpsertPolicies.
+	Manager string `protobuf:"bytes,3,opt,name=manager,proto3" json:"manager,omitempty"`
+	// Change nothing unless this is the policy revision; unset: whatever it is.
+	IfRevision    *uint64 `protobuf:"varint,4,opt,name=if_revision,json=ifRevision,proto3,oneof" json:"if_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DeletePoliciesRequest) Reset() {
 	*x = DeletePoliciesRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[4]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -368,7 +661,7 @@ func (x *DeletePoliciesRequest) String() string {
 func (*DeletePoliciesRequest) ProtoMessage() {}
 
 func (x *DeletePoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[4]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -381,7 +674,7 @@ func (x *DeletePoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePoliciesRequest.ProtoReflect.Descriptor instead.
 func (*DeletePoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{4}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *DeletePoliciesRequest) GetKeys() []*PolicyKey {
@@ -398,6 +691,20 @@ func (x *DeletePoliciesRequest) GetValidateOnly() bool {
 	return false
 }
 
+func (x *DeletePoliciesRequest) GetManager() string {
+	if x != nil {
+		return x.Manager
+	}
+	return ""
+}
+
+func (x *DeletePoliciesRequest) GetIfRevision() uint64 {
+	if x != nil && x.IfRevision != nil {
+		return *x.IfRevision
+	}
+	return 0
+}
+
 // DeletePoliciesResponse is the answer of DeletePolicies.
 type DeletePoliciesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -411,7 +718,7 @@ type DeletePoliciesResponse struct {
 
 func (x *DeletePoliciesResponse) Reset() {
 	*x = DeletePoliciesResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[5]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -423,7 +730,7 @@ func (x *DeletePoliciesResponse) String() string {
 func (*DeletePoliciesResponse) ProtoMessage() {}
 
 func (x *DeletePoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[5]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -436,7 +743,7 @@ func (x *DeletePoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePoliciesResponse.ProtoReflect.Descriptor instead.
 func (*DeletePoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{5}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *DeletePoliciesResponse) GetRevision() uint64 {
@@ -466,13 +773,15 @@ type ListPoliciesRequest struct {
 	Subject uint32 `protobuf:"varint,4,opt,name=subject,proto3" json:"subject,omitempty"`
 	// Send the manifests too.
 	WithManifests bool `protobuf:"varint,5,opt,name=with_manifests,json=withManifests,proto3" json:"with_manifests,omitempty"`
+	// Only policies of this manager of the source "grpc"; unset: of all sources.
+	Manager       *string `protobuf:"bytes,6,opt,name=manager,proto3,oneof" json:"manager,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[6]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -484,7 +793,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[6]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -497,7 +806,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{6}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListPoliciesRequest) GetKind() string {
@@ -535,6 +844,13 @@ func (x *ListPoliciesRequest) GetWithManifests() bool {
 	return false
 }
 
+func (x *ListPoliciesRequest) GetManager() string {
+	if x != nil && x.Manager != nil {
+		return *x.Manager
+	}
+	return ""
+}
+
 // ListPoliciesResponse is one element of the list.
 type ListPoliciesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -548,7 +864,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[7]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -560,7 +876,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[7]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -573,7 +889,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{7}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListPoliciesResponse) GetPolicy() *Policy {
@@ -616,13 +932,15 @@ type Policy struct {
 	Manifest []byte `protobuf:"bytes,10,opt,name=manifest,proto3" json:"manifest,omitempty"`
 	// Fields that the kind does not have, and that were dropped.
 	DroppedFields []string `protobuf:"bytes,11,rep,name=dropped_fields,json=droppedFields,proto3" json:"dropped_fields,omitempty"`
+	// Program that it belongs to, of the source "grpc".
+	Manager       string `protobuf:"bytes,12,opt,name=manager,proto3" json:"manager,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[8]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -634,7 +952,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[8]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -647,7 +965,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{8}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Policy) GetKey() *PolicyKey {
@@ -727,6 +1045,13 @@ func (x *Policy) GetDroppedFields() []string {
 	return nil
 }
 
+func (x *Policy) GetManager() string {
+	if x != nil {
+		return x.Manager
+	}
+	return ""
+}
+
 // GetPolicyTableRequest is the input of GetPolicyTable.
 type GetPolicyTableRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -738,7 +1063,7 @@ type GetPolicyTableRequest struct {
 
 func (x *GetPolicyTableRequest) Reset() {
 	*x = GetPolicyTableRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[9]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -750,7 +1075,7 @@ func (x *GetPolicyTableRequest) String() string {
 func (*GetPolicyTableRequest) ProtoMessage() {}
 
 func (x *GetPolicyTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[9]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -763,7 +1088,7 @@ func (x *GetPolicyTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyTableRequest.ProtoReflect.Descriptor instead.
 func (*GetPolicyTableRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{9}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GetPolicyTableRequest) GetSubject() uint32 {
@@ -792,7 +1117,7 @@ type GetPolicyTableResponse struct {
 
 func (x *GetPolicyTableResponse) Reset() {
 	*x = GetPolicyTableResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[10]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -804,7 +1129,7 @@ func (x *GetPolicyTableResponse) String() string {
 func (*GetPolicyTableResponse) ProtoMessage() {}
 
 func (x *GetPolicyTableResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[10]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -817,7 +1142,7 @@ func (x *GetPolicyTableResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyTableResponse.ProtoReflect.Descriptor instead.
 func (*GetPolicyTableResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{10}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GetPolicyTableResponse) GetEgress() *TableDefine {
@@ -868,7 +1193,7 @@ type WaitForRevisionRequest struct {
 
 func (x *WaitForRevisionRequest) Reset() {
 	*x = WaitForRevisionRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[11]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -880,7 +1205,7 @@ func (x *WaitForRevisionRequest) String() string {
 func (*WaitForRevisionRequest) ProtoMessage() {}
 
 func (x *WaitForRevisionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[11]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -893,7 +1218,7 @@ func (x *WaitForRevisionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitForRevisionRequest.ProtoReflect.Descriptor instead.
 func (*WaitForRevisionRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{11}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *WaitForRevisionRequest) GetRevision() uint64 {
@@ -923,7 +1248,7 @@ type WaitForRevisionResponse struct {
 
 func (x *WaitForRevisionResponse) Reset() {
 	*x = WaitForRevisionResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[12]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -935,7 +1260,7 @@ func (x *WaitForRevisionResponse) String() string {
 func (*WaitForRevisionResponse) ProtoMessage() {}
 
 func (x *WaitForRevisionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[12]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -948,7 +1273,7 @@ func (x *WaitForRevisionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitForRevisionResponse.ProtoReflect.Descriptor instead.
 func (*WaitForRevisionResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{12}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *WaitForRevisionResponse) GetRevision() uint64 {
@@ -980,7 +1305,7 @@ type LearnNamesRequest struct {
 
 func (x *LearnNamesRequest) Reset() {
 	*x = LearnNamesRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[13]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -992,7 +1317,7 @@ func (x *LearnNamesRequest) String() string {
 func (*LearnNamesRequest) ProtoMessage() {}
 
 func (x *LearnNamesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[13]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1005,7 +1330,7 @@ func (x *LearnNamesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnNamesRequest.ProtoReflect.Descriptor instead.
 func (*LearnNamesRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{13}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *LearnNamesRequest) GetName() string {
@@ -1040,7 +1365,7 @@ type LearnNamesResponse struct {
 
 func (x *LearnNamesResponse) Reset() {
 	*x = LearnNamesResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[14]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1052,7 +1377,7 @@ func (x *LearnNamesResponse) String() string {
 func (*LearnNamesResponse) ProtoMessage() {}
 
 func (x *LearnNamesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[14]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1065,7 +1390,7 @@ func (x *LearnNamesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnNamesResponse.ProtoReflect.Descriptor instead.
 func (*LearnNamesResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{14}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *LearnNamesResponse) GetUsed() bool {
@@ -1092,7 +1417,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[15]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1104,7 +1429,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[15]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1117,7 +1442,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{15}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Peer) GetIdentity() uint32 {
@@ -1159,7 +1484,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[16]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1171,7 +1496,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[16]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1184,7 +1509,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{16}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ExplainRequest) GetFrom() *Peer {
@@ -1233,7 +1558,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[17]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1245,7 +1570,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[17]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1258,7 +1583,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{17}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ExplainResponse) GetVerdict() Action {
@@ -1318,7 +1643,7 @@ type SideExplanation struct {
 
 func (x *SideExplanation) Reset() {
 	*x = SideExplanation{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[18]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1330,7 +1655,7 @@ func (x *SideExplanation) String() string {
 func (*SideExplanation) ProtoMessage() {}
 
 func (x *SideExplanation) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[18]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1343,7 +1668,7 @@ func (x *SideExplanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SideExplanation.ProtoReflect.Descriptor instead.
 func (*SideExplanation) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{18}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SideExplanation) GetSubject() uint32 {
@@ -1437,7 +1762,7 @@ type MatchingRule struct {
 
 func (x *MatchingRule) Reset() {
 	*x = MatchingRule{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[19]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1449,7 +1774,7 @@ func (x *MatchingRule) String() string {
 func (*MatchingRule) ProtoMessage() {}
 
 func (x *MatchingRule) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[19]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1462,7 +1787,7 @@ func (x *MatchingRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MatchingRule.ProtoReflect.Descriptor instead.
 func (*MatchingRule) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{19}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *MatchingRule) GetNumber() uint32 {
@@ -1522,7 +1847,7 @@ type DiffRequest struct {
 
 func (x *DiffRequest) Reset() {
 	*x = DiffRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[20]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1534,7 +1859,7 @@ func (x *DiffRequest) String() string {
 func (*DiffRequest) ProtoMessage() {}
 
 func (x *DiffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[20]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1547,7 +1872,7 @@ func (x *DiffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffRequest.ProtoReflect.Descriptor instead.
 func (*DiffRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{20}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DiffRequest) GetManifests() []byte {
@@ -1590,7 +1915,7 @@ type DiffResponse struct {
 
 func (x *DiffResponse) Reset() {
 	*x = DiffResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[21]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1602,7 +1927,7 @@ func (x *DiffResponse) String() string {
 func (*DiffResponse) ProtoMessage() {}
 
 func (x *DiffResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[21]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1615,7 +1940,7 @@ func (x *DiffResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffResponse.ProtoReflect.Descriptor instead.
 func (*DiffResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{21}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *DiffResponse) GetSubject() uint32 {
@@ -1669,7 +1994,7 @@ type DiffPeer struct {
 
 func (x *DiffPeer) Reset() {
 	*x = DiffPeer{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[22]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1681,7 +2006,7 @@ func (x *DiffPeer) String() string {
 func (*DiffPeer) ProtoMessage() {}
 
 func (x *DiffPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[22]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1694,7 +2019,7 @@ func (x *DiffPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffPeer.ProtoReflect.Descriptor instead.
 func (*DiffPeer) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{22}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *DiffPeer) GetIdentity() uint32 {
@@ -1739,7 +2064,7 @@ type DiffPorts struct {
 
 func (x *DiffPorts) Reset() {
 	*x = DiffPorts{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[23]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1751,7 +2076,7 @@ func (x *DiffPorts) String() string {
 func (*DiffPorts) ProtoMessage() {}
 
 func (x *DiffPorts) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[23]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1764,7 +2089,7 @@ func (x *DiffPorts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffPorts.ProtoReflect.Descriptor instead.
 func (*DiffPorts) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{23}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DiffPorts) GetFirstProtocol() uint32 {
@@ -1818,7 +2143,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[24]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1830,7 +2155,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[24]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1843,7 +2168,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{24}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{28}
 }
 
 // GetStatusResponse is the answer of GetStatus.
@@ -1872,14 +2197,16 @@ type GetStatusResponse struct {
 	// Subscribers of WatchPolicyTables.
 	Subscribers []*SubscriberStatus `protobuf:"bytes,11,rep,name=subscribers,proto3" json:"subscribers,omitempty"`
 	// What is wrong, one line each.
-	Problems      []string `protobuf:"bytes,12,rep,name=problems,proto3" json:"problems,omitempty"`
+	Problems []string `protobuf:"bytes,12,rep,name=problems,proto3" json:"problems,omitempty"`
+	// This run of the service, for CompleteSource; 16 bytes.
+	Incarnation   []byte `protobuf:"bytes,13,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[25]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1891,7 +2218,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[25]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1904,7 +2231,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{25}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *GetStatusResponse) GetVersion() string {
@@ -1991,22 +2318,35 @@ func (x *GetStatusResponse) GetProblems() []string {
 	return nil
 }
 
+func (x *GetStatusResponse) GetIncarnation() []byte {
+	if x != nil {
+		return x.Incarnation
+	}
+	return nil
+}
+
 // SourceStatus is the state of a source of policies or identities.
 type SourceStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name: "identity", "grpc", "file".
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Whether it has said everything at least once since the start.
+	// Whether it has said everything at least once since the start. The source
+	// "grpc" without a manager always has: nothing lists what people apply.
 	Synced bool `protobuf:"varint,2,opt,name=synced,proto3" json:"synced,omitempty"`
 	// Why not, or the last error.
-	Error         string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
+	Error string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
+	// Program, of the source "grpc": each that has policies, or has completed in
+	// this run, has a state of its own.
+	Manager string `protobuf:"bytes,4,opt,name=manager,proto3" json:"manager,omitempty"`
+	// Policies in force that it brought.
+	Policies      uint32 `protobuf:"varint,5,opt,name=policies,proto3" json:"policies,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SourceStatus) Reset() {
 	*x = SourceStatus{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[26]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2018,7 +2358,7 @@ func (x *SourceStatus) String() string {
 func (*SourceStatus) ProtoMessage() {}
 
 func (x *SourceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[26]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2031,7 +2371,7 @@ func (x *SourceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceStatus.ProtoReflect.Descriptor instead.
 func (*SourceStatus) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{26}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *SourceStatus) GetName() string {
@@ -2055,6 +2395,20 @@ func (x *SourceStatus) GetError() string {
 	return ""
 }
 
+func (x *SourceStatus) GetManager() string {
+	if x != nil {
+		return x.Manager
+	}
+	return ""
+}
+
+func (x *SourceStatus) GetPolicies() uint32 {
+	if x != nil {
+		return x.Policies
+	}
+	return 0
+}
+
 // SubscriberStatus is the state of one subscriber.
 type SubscriberStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2074,7 +2428,7 @@ type SubscriberStatus struct {
 
 func (x *SubscriberStatus) Reset() {
 	*x = SubscriberStatus{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[27]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2086,7 +2440,7 @@ func (x *SubscriberStatus) String() string {
 func (*SubscriberStatus) ProtoMessage() {}
 
 func (x *SubscriberStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[27]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2099,7 +2453,7 @@ func (x *SubscriberStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubscriberStatus.ProtoReflect.Descriptor instead.
 func (*SubscriberStatus) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{27}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *SubscriberStatus) GetName() string {
@@ -2146,33 +2500,64 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\x04kind\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18?R\x04kind\x12&\n" +
 	"\tnamespace\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\tnamespace\x12\x1e\n" +
 	"\x04name\x18\x03 \x01(\tB\n" +
-	"\xbaH\ar\x05\x10\x01\x18\xfd\x01R\x04name\"\x9f\x01\n" +
+	"\xbaH\ar\x05\x10\x01\x18\xfd\x01R\x04name\"\x9d\x02\n" +
 	"\x15UpsertPoliciesRequest\x12*\n" +
 	"\tmanifests\x18\x01 \x01(\fB\f\xbaH\tz\a\x10\x01\x18\x80\x80\xc0\x01R\tmanifests\x125\n" +
 	"\x11default_namespace\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\x10defaultNamespace\x12#\n" +
-	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\"n\n" +
+	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\x12F\n" +
+	"\amanager\x18\x04 \x01(\tB,\xbaH)r'\x18?2#^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$R\amanager\x12$\n" +
+	"\vif_revision\x18\x05 \x01(\x04H\x00R\n" +
+	"ifRevision\x88\x01\x01B\x0e\n" +
+	"\f_if_revision\"\x90\x01\n" +
 	"\x16UpsertPoliciesResponse\x12\x1a\n" +
+	"\brevision\x18\x01 \x01(\x04R\brevision\x128\n" +
+	"\achanges\x18\x02 \x03(\v2\x1e.sluice.policy.v1.PolicyChangeR\achanges\x12 \n" +
+	"\vincarnation\x18\x03 \x01(\fR\vincarnation\"\x9b\x02\n" +
+	"\x16ReplacePoliciesRequest\x12(\n" +
+	"\tmanifests\x18\x01 \x01(\fB\n" +
+	"\xbaH\az\x05\x18\x80\x80\xc0\x01R\tmanifests\x125\n" +
+	"\x11default_namespace\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\x10defaultNamespace\x12#\n" +
+	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\x12E\n" +
+	"\amanager\x18\x04 \x01(\tB+\xbaH(r&\x10\x01\x18?2 ^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$R\amanager\x12$\n" +
+	"\vif_revision\x18\x05 \x01(\x04H\x00R\n" +
+	"ifRevision\x88\x01\x01B\x0e\n" +
+	"\f_if_revision\"o\n" +
+	"\x17ReplacePoliciesResponse\x12\x1a\n" +
+	"\brevision\x18\x01 \x01(\x04R\brevision\x128\n" +
+	"\achanges\x18\x02 \x03(\v2\x1e.sluice.policy.v1.PolicyChangeR\achanges\"\xae\x01\n" +
+	"\x15CompleteSourceRequest\x12E\n" +
+	"\amanager\x18\x01 \x01(\tB+\xbaH(r&\x10\x01\x18?2 ^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$R\amanager\x12)\n" +
+	"\vincarnation\x18\x02 \x01(\fB\a\xbaH\x04z\x02h\x10R\vincarnation\x12#\n" +
+	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\"n\n" +
+	"\x16CompleteSourceResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x128\n" +
 	"\achanges\x18\x02 \x03(\v2\x1e.sluice.policy.v1.PolicyChangeR\achanges\"\x96\x01\n" +
 	"\fPolicyChange\x12-\n" +
 	"\x03key\x18\x01 \x01(\v2\x1b.sluice.policy.v1.PolicyKeyR\x03key\x120\n" +
 	"\x04type\x18\x02 \x01(\x0e2\x1c.sluice.policy.v1.ChangeTypeR\x04type\x12%\n" +
-	"\x0edropped_fields\x18\x03 \x03(\tR\rdroppedFields\"{\n" +
+	"\x0edropped_fields\x18\x03 \x03(\tR\rdroppedFields\"\xf9\x01\n" +
 	"\x15DeletePoliciesRequest\x12=\n" +
 	"\x04keys\x18\x01 \x03(\v2\x1b.sluice.policy.v1.PolicyKeyB\f\xbaH\t\x92\x01\x06\b\x01\x10\x80\x80\x01R\x04keys\x12#\n" +
-	"\rvalidate_only\x18\x02 \x01(\bR\fvalidateOnly\"n\n" +
+	"\rvalidate_only\x18\x02 \x01(\bR\fvalidateOnly\x12F\n" +
+	"\amanager\x18\x03 \x01(\tB,\xbaH)r'\x18?2#^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$R\amanager\x12$\n" +
+	"\vif_revision\x18\x04 \x01(\x04H\x00R\n" +
+	"ifRevision\x88\x01\x01B\x0e\n" +
+	"\f_if_revision\"n\n" +
 	"\x16DeletePoliciesResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x128\n" +
-	"\achanges\x18\x02 \x03(\v2\x1e.sluice.policy.v1.PolicyChangeR\achanges\"\xb9\x01\n" +
+	"\achanges\x18\x02 \x03(\v2\x1e.sluice.policy.v1.PolicyChangeR\achanges\"\xed\x01\n" +
 	"\x13ListPoliciesRequest\x12\x1b\n" +
 	"\x04kind\x18\x01 \x01(\tB\a\xbaH\x04r\x02\x18?R\x04kind\x12&\n" +
 	"\tnamespace\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\tnamespace\x12\x1c\n" +
 	"\x04name\x18\x03 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\x04name\x12\x18\n" +
 	"\asubject\x18\x04 \x01(\rR\asubject\x12%\n" +
-	"\x0ewith_manifests\x18\x05 \x01(\bR\rwithManifests\"d\n" +
+	"\x0ewith_manifests\x18\x05 \x01(\bR\rwithManifests\x12&\n" +
+	"\amanager\x18\x06 \x01(\tB\a\xbaH\x04r\x02\x18?H\x00R\amanager\x88\x01\x01B\n" +
+	"\n" +
+	"\b_manager\"d\n" +
 	"\x14ListPoliciesResponse\x120\n" +
 	"\x06policy\x18\x01 \x01(\v2\x18.sluice.policy.v1.PolicyR\x06policy\x12\x1a\n" +
-	"\brevision\x18\x02 \x01(\x04R\brevision\"\xe7\x02\n" +
+	"\brevision\x18\x02 \x01(\x04R\brevision\"\x81\x03\n" +
 	"\x06Policy\x12-\n" +
 	"\x03key\x18\x01 \x01(\v2\x1b.sluice.policy.v1.PolicyKeyR\x03key\x12\x16\n" +
 	"\x06source\x18\x02 \x01(\tR\x06source\x12\x16\n" +
@@ -2186,7 +2571,8 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"updateTime\x12\x1a\n" +
 	"\bmanifest\x18\n" +
 	" \x01(\fR\bmanifest\x12%\n" +
-	"\x0edropped_fields\x18\v \x03(\tR\rdroppedFields\"?\n" +
+	"\x0edropped_fields\x18\v \x03(\tR\rdroppedFields\x12\x18\n" +
+	"\amanager\x18\f \x01(\tR\amanager\"?\n" +
 	"\x15GetPolicyTableRequest\x12&\n" +
 	"\asubject\x18\x01 \x01(\rB\f\xbaH\t*\a\x18\xff\xff\xff\a(\x01R\asubject\"\xaa\x02\n" +
 	"\x16GetPolicyTableResponse\x125\n" +
@@ -2270,7 +2656,7 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\tlast_port\x18\x04 \x01(\rR\blastPort\x120\n" +
 	"\x06before\x18\x05 \x01(\x0e2\x18.sluice.policy.v1.ActionR\x06before\x12.\n" +
 	"\x05after\x18\x06 \x01(\x0e2\x18.sluice.policy.v1.ActionR\x05after\"\x12\n" +
-	"\x10GetStatusRequest\"\xd9\x03\n" +
+	"\x10GetStatusRequest\"\xfb\x03\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x129\n" +
 	"\n" +
@@ -2287,11 +2673,14 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\asources\x18\n" +
 	" \x03(\v2\x1e.sluice.policy.v1.SourceStatusR\asources\x12D\n" +
 	"\vsubscribers\x18\v \x03(\v2\".sluice.policy.v1.SubscriberStatusR\vsubscribers\x12\x1a\n" +
-	"\bproblems\x18\f \x03(\tR\bproblems\"P\n" +
+	"\bproblems\x18\f \x03(\tR\bproblems\x12 \n" +
+	"\vincarnation\x18\r \x01(\fR\vincarnation\"\x86\x01\n" +
 	"\fSourceStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06synced\x18\x02 \x01(\bR\x06synced\x12\x14\n" +
-	"\x05error\x18\x03 \x01(\tR\x05error\"\x94\x01\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\x12\x18\n" +
+	"\amanager\x18\x04 \x01(\tR\amanager\x12\x1a\n" +
+	"\bpolicies\x18\x05 \x01(\rR\bpolicies\"\x94\x01\n" +
 	"\x10SubscriberStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
 	"\tconnected\x18\x02 \x01(\bR\tconnected\x12\x1a\n" +
@@ -2305,10 +2694,12 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\x14CHANGE_TYPE_REPLACED\x10\x02\x12\x19\n" +
 	"\x15CHANGE_TYPE_UNCHANGED\x10\x03\x12\x17\n" +
 	"\x13CHANGE_TYPE_DELETED\x10\x04\x12\x16\n" +
-	"\x12CHANGE_TYPE_ABSENT\x10\x052\xc1\a\n" +
+	"\x12CHANGE_TYPE_ABSENT\x10\x052\x8e\t\n" +
 	"\rPolicyService\x12c\n" +
 	"\x0eUpsertPolicies\x12'.sluice.policy.v1.UpsertPoliciesRequest\x1a(.sluice.policy.v1.UpsertPoliciesResponse\x12c\n" +
-	"\x0eDeletePolicies\x12'.sluice.policy.v1.DeletePoliciesRequest\x1a(.sluice.policy.v1.DeletePoliciesResponse\x12_\n" +
+	"\x0eDeletePolicies\x12'.sluice.policy.v1.DeletePoliciesRequest\x1a(.sluice.policy.v1.DeletePoliciesResponse\x12f\n" +
+	"\x0fReplacePolicies\x12(.sluice.policy.v1.ReplacePoliciesRequest\x1a).sluice.policy.v1.ReplacePoliciesResponse\x12c\n" +
+	"\x0eCompleteSource\x12'.sluice.policy.v1.CompleteSourceRequest\x1a(.sluice.policy.v1.CompleteSourceResponse\x12_\n" +
 	"\fListPolicies\x12%.sluice.policy.v1.ListPoliciesRequest\x1a&.sluice.policy.v1.ListPoliciesResponse0\x01\x12c\n" +
 	"\x0eGetPolicyTable\x12'.sluice.policy.v1.GetPolicyTableRequest\x1a(.sluice.policy.v1.GetPolicyTableResponse\x12p\n" +
 	"\x11WatchPolicyTables\x12*.sluice.policy.v1.WatchPolicyTablesRequest\x1a+.sluice.policy.v1.WatchPolicyTablesResponse(\x010\x01\x12f\n" +
@@ -2333,108 +2724,118 @@ func file_sluice_policy_v1_policy_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_policy_v1_policy_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_sluice_policy_v1_policy_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_sluice_policy_v1_policy_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_sluice_policy_v1_policy_proto_goTypes = []any{
 	(ChangeType)(0),                   // 0: sluice.policy.v1.ChangeType
 	(*PolicyKey)(nil),                 // 1: sluice.policy.v1.PolicyKey
 	(*UpsertPoliciesRequest)(nil),     // 2: sluice.policy.v1.UpsertPoliciesRequest
 	(*UpsertPoliciesResponse)(nil),    // 3: sluice.policy.v1.UpsertPoliciesResponse
-	(*PolicyChange)(nil),              // 4: sluice.policy.v1.PolicyChange
-	(*DeletePoliciesRequest)(nil),     // 5: sluice.policy.v1.DeletePoliciesRequest
-	(*DeletePoliciesResponse)(nil),    // 6: sluice.policy.v1.DeletePoliciesResponse
-	(*ListPoliciesRequest)(nil),       // 7: sluice.policy.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),      // 8: sluice.policy.v1.ListPoliciesResponse
-	(*Policy)(nil),                    // 9: sluice.policy.v1.Policy
-	(*GetPolicyTableRequest)(nil),     // 10: sluice.policy.v1.GetPolicyTableRequest
-	(*GetPolicyTableResponse)(nil),    // 11: sluice.policy.v1.GetPolicyTableResponse
-	(*WaitForRevisionRequest)(nil),    // 12: sluice.policy.v1.WaitForRevisionRequest
-	(*WaitForRevisionResponse)(nil),   // 13: sluice.policy.v1.WaitForRevisionResponse
-	(*LearnNamesRequest)(nil),         // 14: sluice.policy.v1.LearnNamesRequest
-	(*LearnNamesResponse)(nil),        // 15: sluice.policy.v1.LearnNamesResponse
-	(*Peer)(nil),                      // 16: sluice.policy.v1.Peer
-	(*ExplainRequest)(nil),            // 17: sluice.policy.v1.ExplainRequest
-	(*ExplainResponse)(nil),           // 18: sluice.policy.v1.ExplainResponse
-	(*SideExplanation)(nil),           // 19: sluice.policy.v1.SideExplanation
-	(*MatchingRule)(nil),              // 20: sluice.policy.v1.MatchingRule
-	(*DiffRequest)(nil),               // 21: sluice.policy.v1.DiffRequest
-	(*DiffResponse)(nil),              // 22: sluice.policy.v1.DiffResponse
-	(*DiffPeer)(nil),                  // 23: sluice.policy.v1.DiffPeer
-	(*DiffPorts)(nil),                 // 24: sluice.policy.v1.DiffPorts
-	(*GetStatusRequest)(nil),          // 25: sluice.policy.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),         // 26: sluice.policy.v1.GetStatusResponse
-	(*SourceStatus)(nil),              // 27: sluice.policy.v1.SourceStatus
-	(*SubscriberStatus)(nil),          // 28: sluice.policy.v1.SubscriberStatus
-	(*timestamppb.Timestamp)(nil),     // 29: google.protobuf.Timestamp
-	(*TableDefine)(nil),               // 30: sluice.policy.v1.TableDefine
-	(*RuleSources)(nil),               // 31: sluice.policy.v1.RuleSources
-	(*durationpb.Duration)(nil),       // 32: google.protobuf.Duration
-	(*v1.Label)(nil),                  // 33: sluice.workload.v1.Label
-	(Action)(0),                       // 34: sluice.policy.v1.Action
-	(DecidedBy)(0),                    // 35: sluice.policy.v1.DecidedBy
-	(*RuleSource)(nil),                // 36: sluice.policy.v1.RuleSource
-	(TableDirection)(0),               // 37: sluice.policy.v1.TableDirection
-	(*WatchPolicyTablesRequest)(nil),  // 38: sluice.policy.v1.WatchPolicyTablesRequest
-	(*WatchPolicyTablesResponse)(nil), // 39: sluice.policy.v1.WatchPolicyTablesResponse
+	(*ReplacePoliciesRequest)(nil),    // 4: sluice.policy.v1.ReplacePoliciesRequest
+	(*ReplacePoliciesResponse)(nil),   // 5: sluice.policy.v1.ReplacePoliciesResponse
+	(*CompleteSourceRequest)(nil),     // 6: sluice.policy.v1.CompleteSourceRequest
+	(*CompleteSourceResponse)(nil),    // 7: sluice.policy.v1.CompleteSourceResponse
+	(*PolicyChange)(nil),              // 8: sluice.policy.v1.PolicyChange
+	(*DeletePoliciesRequest)(nil),     // 9: sluice.policy.v1.DeletePoliciesRequest
+	(*DeletePoliciesResponse)(nil),    // 10: sluice.policy.v1.DeletePoliciesResponse
+	(*ListPoliciesRequest)(nil),       // 11: sluice.policy.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),      // 12: sluice.policy.v1.ListPoliciesResponse
+	(*Policy)(nil),                    // 13: sluice.policy.v1.Policy
+	(*GetPolicyTableRequest)(nil),     // 14: sluice.policy.v1.GetPolicyTableRequest
+	(*GetPolicyTableResponse)(nil),    // 15: sluice.policy.v1.GetPolicyTableResponse
+	(*WaitForRevisionRequest)(nil),    // 16: sluice.policy.v1.WaitForRevisionRequest
+	(*WaitForRevisionResponse)(nil),   // 17: sluice.policy.v1.WaitForRevisionResponse
+	(*LearnNamesRequest)(nil),         // 18: sluice.policy.v1.LearnNamesRequest
+	(*LearnNamesResponse)(nil),        // 19: sluice.policy.v1.LearnNamesResponse
+	(*Peer)(nil),                      // 20: sluice.policy.v1.Peer
+	(*ExplainRequest)(nil),            // 21: sluice.policy.v1.ExplainRequest
+	(*ExplainResponse)(nil),           // 22: sluice.policy.v1.ExplainResponse
+	(*SideExplanation)(nil),           // 23: sluice.policy.v1.SideExplanation
+	(*MatchingRule)(nil),              // 24: sluice.policy.v1.MatchingRule
+	(*DiffRequest)(nil),               // 25: sluice.policy.v1.DiffRequest
+	(*DiffResponse)(nil),              // 26: sluice.policy.v1.DiffResponse
+	(*DiffPeer)(nil),                  // 27: sluice.policy.v1.DiffPeer
+	(*DiffPorts)(nil),                 // 28: sluice.policy.v1.DiffPorts
+	(*GetStatusRequest)(nil),          // 29: sluice.policy.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),         // 30: sluice.policy.v1.GetStatusResponse
+	(*SourceStatus)(nil),              // 31: sluice.policy.v1.SourceStatus
+	(*SubscriberStatus)(nil),          // 32: sluice.policy.v1.SubscriberStatus
+	(*timestamppb.Timestamp)(nil),     // 33: google.protobuf.Timestamp
+	(*TableDefine)(nil),               // 34: sluice.policy.v1.TableDefine
+	(*RuleSources)(nil),               // 35: sluice.policy.v1.RuleSources
+	(*durationpb.Duration)(nil),       // 36: google.protobuf.Duration
+	(*v1.Label)(nil),                  // 37: sluice.workload.v1.Label
+	(Action)(0),                       // 38: sluice.policy.v1.Action
+	(DecidedBy)(0),                    // 39: sluice.policy.v1.DecidedBy
+	(*RuleSource)(nil),                // 40: sluice.policy.v1.RuleSource
+	(TableDirection)(0),               // 41: sluice.policy.v1.TableDirection
+	(*WatchPolicyTablesRequest)(nil),  // 42: sluice.policy.v1.WatchPolicyTablesRequest
+	(*WatchPolicyTablesResponse)(nil), // 43: sluice.policy.v1.WatchPolicyTablesResponse
 }
 var file_sluice_policy_v1_policy_proto_depIdxs = []int32{
-	4,  // 0: sluice.policy.v1.UpsertPoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
-	1,  // 1: sluice.policy.v1.PolicyChange.key:type_name -> sluice.policy.v1.PolicyKey
-	0,  // 2: sluice.policy.v1.PolicyChange.type:type_name -> sluice.policy.v1.ChangeType
-	1,  // 3: sluice.policy.v1.DeletePoliciesRequest.keys:type_name -> sluice.policy.v1.PolicyKey
-	4,  // 4: sluice.policy.v1.DeletePoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
-	9,  // 5: sluice.policy.v1.ListPoliciesResponse.policy:type_name -> sluice.policy.v1.Policy
-	1,  // 6: sluice.policy.v1.Policy.key:type_name -> sluice.policy.v1.PolicyKey
-	29, // 7: sluice.policy.v1.Policy.update_time:type_name -> google.protobuf.Timestamp
-	30, // 8: sluice.policy.v1.GetPolicyTableResponse.egress:type_name -> sluice.policy.v1.TableDefine
-	30, // 9: sluice.policy.v1.GetPolicyTableResponse.ingress:type_name -> sluice.policy.v1.TableDefine
-	31, // 10: sluice.policy.v1.GetPolicyTableResponse.egress_rules:type_name -> sluice.policy.v1.RuleSources
-	31, // 11: sluice.policy.v1.GetPolicyTableResponse.ingress_rules:type_name -> sluice.policy.v1.RuleSources
-	32, // 12: sluice.policy.v1.LearnNamesRequest.ttl:type_name -> google.protobuf.Duration
-	33, // 13: sluice.policy.v1.Peer.labels:type_name -> sluice.workload.v1.Label
-	16, // 14: sluice.policy.v1.ExplainRequest.from:type_name -> sluice.policy.v1.Peer
-	16, // 15: sluice.policy.v1.ExplainRequest.to:type_name -> sluice.policy.v1.Peer
-	34, // 16: sluice.policy.v1.ExplainResponse.verdict:type_name -> sluice.policy.v1.Action
-	19, // 17: sluice.policy.v1.ExplainResponse.egress:type_name -> sluice.policy.v1.SideExplanation
-	19, // 18: sluice.policy.v1.ExplainResponse.ingress:type_name -> sluice.policy.v1.SideExplanation
-	34, // 19: sluice.policy.v1.SideExplanation.action:type_name -> sluice.policy.v1.Action
-	35, // 20: sluice.policy.v1.SideExplanation.decided_by:type_name -> sluice.policy.v1.DecidedBy
-	20, // 21: sluice.policy.v1.SideExplanation.matches:type_name -> sluice.policy.v1.MatchingRule
-	34, // 22: sluice.policy.v1.MatchingRule.action:type_name -> sluice.policy.v1.Action
-	36, // 23: sluice.policy.v1.MatchingRule.sources:type_name -> sluice.policy.v1.RuleSource
-	1,  // 24: sluice.policy.v1.DiffRequest.delete:type_name -> sluice.policy.v1.PolicyKey
-	37, // 25: sluice.policy.v1.DiffResponse.direction:type_name -> sluice.policy.v1.TableDirection
-	23, // 26: sluice.policy.v1.DiffResponse.peers:type_name -> sluice.policy.v1.DiffPeer
-	24, // 27: sluice.policy.v1.DiffResponse.ports:type_name -> sluice.policy.v1.DiffPorts
-	34, // 28: sluice.policy.v1.DiffPorts.before:type_name -> sluice.policy.v1.Action
-	34, // 29: sluice.policy.v1.DiffPorts.after:type_name -> sluice.policy.v1.Action
-	29, // 30: sluice.policy.v1.GetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
-	27, // 31: sluice.policy.v1.GetStatusResponse.sources:type_name -> sluice.policy.v1.SourceStatus
-	28, // 32: sluice.policy.v1.GetStatusResponse.subscribers:type_name -> sluice.policy.v1.SubscriberStatus
-	2,  // 33: sluice.policy.v1.PolicyService.UpsertPolicies:input_type -> sluice.policy.v1.UpsertPoliciesRequest
-	5,  // 34: sluice.policy.v1.PolicyService.DeletePolicies:input_type -> sluice.policy.v1.DeletePoliciesRequest
-	7,  // 35: sluice.policy.v1.PolicyService.ListPolicies:input_type -> sluice.policy.v1.ListPoliciesRequest
-	10, // 36: sluice.policy.v1.PolicyService.GetPolicyTable:input_type -> sluice.policy.v1.GetPolicyTableRequest
-	38, // 37: sluice.policy.v1.PolicyService.WatchPolicyTables:input_type -> sluice.policy.v1.WatchPolicyTablesRequest
-	12, // 38: sluice.policy.v1.PolicyService.WaitForRevision:input_type -> sluice.policy.v1.WaitForRevisionRequest
-	14, // 39: sluice.policy.v1.PolicyService.LearnNames:input_type -> sluice.policy.v1.LearnNamesRequest
-	17, // 40: sluice.policy.v1.PolicyService.Explain:input_type -> sluice.policy.v1.ExplainRequest
-	21, // 41: sluice.policy.v1.PolicyService.Diff:input_type -> sluice.policy.v1.DiffRequest
-	25, // 42: sluice.policy.v1.PolicyService.GetStatus:input_type -> sluice.policy.v1.GetStatusRequest
-	3,  // 43: sluice.policy.v1.PolicyService.UpsertPolicies:output_type -> sluice.policy.v1.UpsertPoliciesResponse
-	6,  // 44: sluice.policy.v1.PolicyService.DeletePolicies:output_type -> sluice.policy.v1.DeletePoliciesResponse
-	8,  // 45: sluice.policy.v1.PolicyService.ListPolicies:output_type -> sluice.policy.v1.ListPoliciesResponse
-	11, // 46: sluice.policy.v1.PolicyService.GetPolicyTable:output_type -> sluice.policy.v1.GetPolicyTableResponse
-	39, // 47: sluice.policy.v1.PolicyService.WatchPolicyTables:output_type -> sluice.policy.v1.WatchPolicyTablesResponse
-	13, // 48: sluice.policy.v1.PolicyService.WaitForRevision:output_type -> sluice.policy.v1.WaitForRevisionResponse
-	15, // 49: sluice.policy.v1.PolicyService.LearnNames:output_type -> sluice.policy.v1.LearnNamesResponse
-	18, // 50: sluice.policy.v1.PolicyService.Explain:output_type -> sluice.policy.v1.ExplainResponse
-	22, // 51: sluice.policy.v1.PolicyService.Diff:output_type -> sluice.policy.v1.DiffResponse
-	26, // 52: sluice.policy.v1.PolicyService.GetStatus:output_type -> sluice.policy.v1.GetStatusResponse
-	43, // [43:53] is the sub-list for method output_type
-	33, // [33:43] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	8,  // 0: sluice.policy.v1.UpsertPoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
+	8,  // 1: sluice.policy.v1.ReplacePoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
+	8,  // 2: sluice.policy.v1.CompleteSourceResponse.changes:type_name -> sluice.policy.v1.PolicyChange
+	1,  // 3: sluice.policy.v1.PolicyChange.key:type_name -> sluice.policy.v1.PolicyKey
+	0,  // 4: sluice.policy.v1.PolicyChange.type:type_name -> sluice.policy.v1.ChangeType
+	1,  // 5: sluice.policy.v1.DeletePoliciesRequest.keys:type_name -> sluice.policy.v1.PolicyKey
+	8,  // 6: sluice.policy.v1.DeletePoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
+	13, // 7: sluice.policy.v1.ListPoliciesResponse.policy:type_name -> sluice.policy.v1.Policy
+	1,  // 8: sluice.policy.v1.Policy.key:type_name -> sluice.policy.v1.PolicyKey
+	33, // 9: sluice.policy.v1.Policy.update_time:type_name -> google.protobuf.Timestamp
+	34, // 10: sluice.policy.v1.GetPolicyTableResponse.egress:type_name -> sluice.policy.v1.TableDefine
+	34, // 11: sluice.policy.v1.GetPolicyTableResponse.ingress:type_name -> sluice.policy.v1.TableDefine
+	35, // 12: sluice.policy.v1.GetPolicyTableResponse.egress_rules:type_name -> sluice.policy.v1.RuleSources
+	35, // 13: sluice.policy.v1.GetPolicyTableResponse.ingress_rules:type_name -> sluice.policy.v1.RuleSources
+	36, // 14: sluice.policy.v1.LearnNamesRequest.ttl:type_name -> google.protobuf.Duration
+	37, // 15: sluice.policy.v1.Peer.labels:type_name -> sluice.workload.v1.Label
+	20, // 16: sluice.policy.v1.ExplainRequest.from:type_name -> sluice.policy.v1.Peer
+	20, // 17: sluice.policy.v1.ExplainRequest.to:type_name -> sluice.policy.v1.Peer
+	38, // 18: sluice.policy.v1.ExplainResponse.verdict:type_name -> sluice.policy.v1.Action
+	23, // 19: sluice.policy.v1.ExplainResponse.egress:type_name -> sluice.policy.v1.SideExplanation
+	23, // 20: sluice.policy.v1.ExplainResponse.ingress:type_name -> sluice.policy.v1.SideExplanation
+	38, // 21: sluice.policy.v1.SideExplanation.action:type_name -> sluice.policy.v1.Action
+	39, // 22: sluice.policy.v1.SideExplanation.decided_by:type_name -> sluice.policy.v1.DecidedBy
+	24, // 23: sluice.policy.v1.SideExplanation.matches:type_name -> sluice.policy.v1.MatchingRule
+	38, // 24: sluice.policy.v1.MatchingRule.action:type_name -> sluice.policy.v1.Action
+	40, // 25: sluice.policy.v1.MatchingRule.sources:type_name -> sluice.policy.v1.RuleSource
+	1,  // 26: sluice.policy.v1.DiffRequest.delete:type_name -> sluice.policy.v1.PolicyKey
+	41, // 27: sluice.policy.v1.DiffResponse.direction:type_name -> sluice.policy.v1.TableDirection
+	27, // 28: sluice.policy.v1.DiffResponse.peers:type_name -> sluice.policy.v1.DiffPeer
+	28, // 29: sluice.policy.v1.DiffResponse.ports:type_name -> sluice.policy.v1.DiffPorts
+	38, // 30: sluice.policy.v1.DiffPorts.before:type_name -> sluice.policy.v1.Action
+	38, // 31: sluice.policy.v1.DiffPorts.after:type_name -> sluice.policy.v1.Action
+	33, // 32: sluice.policy.v1.GetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	31, // 33: sluice.policy.v1.GetStatusResponse.sources:type_name -> sluice.policy.v1.SourceStatus
+	32, // 34: sluice.policy.v1.GetStatusResponse.subscribers:type_name -> sluice.policy.v1.SubscriberStatus
+	2,  // 35: sluice.policy.v1.PolicyService.UpsertPolicies:input_type -> sluice.policy.v1.UpsertPoliciesRequest
+	9,  // 36: sluice.policy.v1.PolicyService.DeletePolicies:input_type -> sluice.policy.v1.DeletePoliciesRequest
+	4,  // 37: sluice.policy.v1.PolicyService.ReplacePolicies:input_type -> sluice.policy.v1.ReplacePoliciesRequest
+	6,  // 38: sluice.policy.v1.PolicyService.CompleteSource:input_type -> sluice.policy.v1.CompleteSourceRequest
+	11, // 39: sluice.policy.v1.PolicyService.ListPolicies:input_type -> sluice.policy.v1.ListPoliciesRequest
+	14, // 40: sluice.policy.v1.PolicyService.GetPolicyTable:input_type -> sluice.policy.v1.GetPolicyTableRequest
+	42, // 41: sluice.policy.v1.PolicyService.WatchPolicyTables:input_type -> sluice.policy.v1.WatchPolicyTablesRequest
+	16, // 42: sluice.policy.v1.PolicyService.WaitForRevision:input_type -> sluice.policy.v1.WaitForRevisionRequest
+	18, // 43: sluice.policy.v1.PolicyService.LearnNames:input_type -> sluice.policy.v1.LearnNamesRequest
+	21, // 44: sluice.policy.v1.PolicyService.Explain:input_type -> sluice.policy.v1.ExplainRequest
+	25, // 45: sluice.policy.v1.PolicyService.Diff:input_type -> sluice.policy.v1.DiffRequest
+	29, // 46: sluice.policy.v1.PolicyService.GetStatus:input_type -> sluice.policy.v1.GetStatusRequest
+	3,  // 47: sluice.policy.v1.PolicyService.UpsertPolicies:output_type -> sluice.policy.v1.UpsertPoliciesResponse
+	10, // 48: sluice.policy.v1.PolicyService.DeletePolicies:output_type -> sluice.policy.v1.DeletePoliciesResponse
+	5,  // 49: sluice.policy.v1.PolicyService.ReplacePolicies:output_type -> sluice.policy.v1.ReplacePoliciesResponse
+	7,  // 50: sluice.policy.v1.PolicyService.CompleteSource:output_type -> sluice.policy.v1.CompleteSourceResponse
+	12, // 51: sluice.policy.v1.PolicyService.ListPolicies:output_type -> sluice.policy.v1.ListPoliciesResponse
+	15, // 52: sluice.policy.v1.PolicyService.GetPolicyTable:output_type -> sluice.policy.v1.GetPolicyTableResponse
+	43, // 53: sluice.policy.v1.PolicyService.WatchPolicyTables:output_type -> sluice.policy.v1.WatchPolicyTablesResponse
+	17, // 54: sluice.policy.v1.PolicyService.WaitForRevision:output_type -> sluice.policy.v1.WaitForRevisionResponse
+	19, // 55: sluice.policy.v1.PolicyService.LearnNames:output_type -> sluice.policy.v1.LearnNamesResponse
+	22, // 56: sluice.policy.v1.PolicyService.Explain:output_type -> sluice.policy.v1.ExplainResponse
+	26, // 57: sluice.policy.v1.PolicyService.Diff:output_type -> sluice.policy.v1.DiffResponse
+	30, // 58: sluice.policy.v1.PolicyService.GetStatus:output_type -> sluice.policy.v1.GetStatusResponse
+	47, // [47:59] is the sub-list for method output_type
+	35, // [35:47] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_sluice_policy_v1_policy_proto_init() }
@@ -2443,13 +2844,17 @@ func file_sluice_policy_v1_policy_proto_init() {
 		return
 	}
 	file_sluice_policy_v1_table_proto_init()
+	file_sluice_policy_v1_policy_proto_msgTypes[1].OneofWrappers = []any{}
+	file_sluice_policy_v1_policy_proto_msgTypes[3].OneofWrappers = []any{}
+	file_sluice_policy_v1_policy_proto_msgTypes[8].OneofWrappers = []any{}
+	file_sluice_policy_v1_policy_proto_msgTypes[10].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_policy_v1_policy_proto_rawDesc), len(file_sluice_policy_v1_policy_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   28,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

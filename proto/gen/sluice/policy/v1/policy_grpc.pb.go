@@ -27,6 +27,8 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	PolicyService_UpsertPolicies_FullMethodName    = "/sluice.policy.v1.PolicyService/UpsertPolicies"
 	PolicyService_DeletePolicies_FullMethodName    = "/sluice.policy.v1.PolicyService/DeletePolicies"
+	PolicyService_ReplacePolicies_FullMethodName   = "/sluice.policy.v1.PolicyService/ReplacePolicies"
+	PolicyService_CompleteSource_FullMethodName    = "/sluice.policy.v1.PolicyService/CompleteSource"
 	PolicyService_ListPolicies_FullMethodName      = "/sluice.policy.v1.PolicyService/ListPolicies"
 	PolicyService_GetPolicyTable_FullMethodName    = "/sluice.policy.v1.PolicyService/GetPolicyTable"
 	PolicyService_WatchPolicyTables_FullMethodName = "/sluice.policy.v1.PolicyService/WatchPolicyTables"
@@ -52,7 +54,10 @@ const (
 //
 // Policies come from sources: calls of this service (the source "grpc"), files
 // of a directory ("file"), later a Kubernetes cluster. A policy belongs to the
-// source that brought it, and no other source may replace or delete it.
+// source that brought it, and no other source may replace or delete it. Several
+// programs may call this service: each names itself by a manager, and a policy
+// of the source "grpc" belongs to the manager that brought it in the same way.
+// Calls without a manager share one, the empty one.
 type PolicyServiceClient interface {
 	// UpsertPolicies adds or replaces policies, all of them or none. The answer
 	// comes when they are compiled and on stable storage; WaitForRevision says
@@ -60,22 +65,43 @@ type PolicyServiceClient interface {
 	// revision that is in force.
 	//
 	// INVALID_ARGUMENT: a manifest is wrong; the details name document and
-	// field. ALREADY_EXISTS: another source has a policy of that kind and name.
-	// RESOURCE_EXHAUSTED: a table would exceed a limit; the message names the
+	// field. ALREADY_EXISTS: another source or manager has a policy of that kind
+	// and name. ABORTED: the revision is not if_revision; read again, then decide
+	// anew. RESOURCE_EXHAUSTED: a table would exceed a limit; the message names the
 	// policy with the largest share and the figures, and everything stays as it
 	// was.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	UpsertPolicies(ctx context.Context, in *UpsertPoliciesRequest, opts ...grpc.CallOption) (*UpsertPoliciesResponse, error)
-	// DeletePolicies deletes policies of the source "grpc". Deleting what does
-	// not exist succeeds, so the call may be repeated. FAILED_PRECONDITION: a
-	// policy belongs to another source. RESOURCE_EXHAUSTED: as above; without
-	// one policy another may need more room.
+	// DeletePolicies deletes policies of a manager of the source "grpc". Deleting
+	// what does not exist succeeds, so the call may be repeated.
+	// FAILED_PRECONDITION: a policy belongs to another source or manager. ABORTED:
+	// the revision is not if_revision. RESOURCE_EXHAUSTED: as above; without one
+	// policy another may need more room.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	DeletePolicies(ctx context.Context, in *DeletePoliciesRequest, opts ...grpc.CallOption) (*DeletePoliciesResponse, error)
+	// ReplacePolicies makes the policies of a manager those of the request: it
+	// adds, replaces and deletes, all of it or nothing, and completes the manager
+	// as CompleteSource does. Policies of other managers and sources stay.
+	// Repeating it changes nothing. Errors are those of UpsertPolicies. A set that
+	// is larger than one request is listed by UpsertPolicies and CompleteSource.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
+	ReplacePolicies(ctx context.Context, in *ReplacePoliciesRequest, opts ...grpc.CallOption) (*ReplacePoliciesResponse, error)
+	// CompleteSource says that a manager has named every policy that it has, by
+	// UpsertPolicies since this run of the service began. The policies that it
+	// brought in earlier runs and has not named in this one are deleted. Policies
+	// that it named in this run stay, so the call may be repeated. ABORTED: the
+	// service is another run than the one that took the listing; name everything
+	// again, then repeat the call. RESOURCE_EXHAUSTED: as for DeletePolicies.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
+	CompleteSource(ctx context.Context, in *CompleteSourceRequest, opts ...grpc.CallOption) (*CompleteSourceResponse, error)
 	// ListPolicies streams the policies that the filter takes, and the files
 	// and objects that were refused, sorted by kind, namespace and name, as of
 	// one revision.
@@ -150,6 +176,26 @@ func (c *policyServiceClient) DeletePolicies(ctx context.Context, in *DeletePoli
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DeletePoliciesResponse)
 	err := c.cc.Invoke(ctx, PolicyService_DeletePolicies_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *policyServiceClient) ReplacePolicies(ctx context.Context, in *ReplacePoliciesRequest, opts ...grpc.CallOption) (*ReplacePoliciesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReplacePoliciesResponse)
+	err := c.cc.Invoke(ctx, PolicyService_ReplacePolicies_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *policyServiceClient) CompleteSource(ctx context.Context, in *CompleteSourceRequest, opts ...grpc.CallOption) (*CompleteSourceResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CompleteSourceResponse)
+	err := c.cc.Invoke(ctx, PolicyService_CompleteSource_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -272,7 +318,10 @@ func (c *policyServiceClient) GetStatus(ctx context.Context, in *GetStatusReques
 //
 // Policies come from sources: calls of this service (the source "grpc"), files
 // of a directory ("file"), later a Kubernetes cluster. A policy belongs to the
-// source that brought it, and no other source may replace or delete it.
+// source that brought it, and no other source may replace or delete it. Several
+// programs may call this service: each names itself by a manager, and a policy
+// of the source "grpc" belongs to the manager that brought it in the same way.
+// Calls without a manager share one, the empty one.
 type PolicyServiceServer interface {
 	// UpsertPolicies adds or replaces policies, all of them or none. The answer
 	// comes when they are compiled and on stable storage; WaitForRevision says
@@ -280,22 +329,43 @@ type PolicyServiceServer interface {
 	// revision that is in force.
 	//
 	// INVALID_ARGUMENT: a manifest is wrong; the details name document and
-	// field. ALREADY_EXISTS: another source has a policy of that kind and name.
-	// RESOURCE_EXHAUSTED: a table would exceed a limit; the message names the
+	// field. ALREADY_EXISTS: another source or manager has a policy of that kind
+	// and name. ABORTED: the revision is not if_revision; read again, then decide
+	// anew. RESOURCE_EXHAUSTED: a table would exceed a limit; the message names the
 	// policy with the largest share and the figures, and everything stays as it
 	// was.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	UpsertPolicies(context.Context, *UpsertPoliciesRequest) (*UpsertPoliciesResponse, error)
-	// DeletePolicies deletes policies of the source "grpc". Deleting what does
-	// not exist succeeds, so the call may be repeated. FAILED_PRECONDITION: a
-	// policy belongs to another source. RESOURCE_EXHAUSTED: as above; without
-	// one policy another may need more room.
+	// DeletePolicies deletes policies of a manager of the source "grpc". Deleting
+	// what does not exist succeeds, so the call may be repeated.
+	// FAILED_PRECONDITION: a policy belongs to another source or manager. ABORTED:
+	// the revision is not if_revision. RESOURCE_EXHAUSTED: as above; without one
+	// policy another may need more room.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	DeletePolicies(context.Context, *DeletePoliciesRequest) (*DeletePoliciesResponse, error)
+	// ReplacePolicies makes the policies of a manager those of the request: it
+	// adds, replaces and deletes, all of it or nothing, and completes the manager
+	// as CompleteSource does. Policies of other managers and sources stay.
+	// Repeating it changes nothing. Errors are those of UpsertPolicies. A set that
+	// is larger than one request is listed by UpsertPolicies and CompleteSource.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
+	ReplacePolicies(context.Context, *ReplacePoliciesRequest) (*ReplacePoliciesResponse, error)
+	// CompleteSource says that a manager has named every policy that it has, by
+	// UpsertPolicies since this run of the service began. The policies that it
+	// brought in earlier runs and has not named in this one are deleted. Policies
+	// that it named in this run stay, so the call may be repeated. ABORTED: the
+	// service is another run than the one that took the listing; name everything
+	// again, then repeat the call. RESOURCE_EXHAUSTED: as for DeletePolicies.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
+	CompleteSource(context.Context, *CompleteSourceRequest) (*CompleteSourceResponse, error)
 	// ListPolicies streams the policies that the filter takes, and the files
 	// and objects that were refused, sorted by kind, namespace and name, as of
 	// one revision.
@@ -361,6 +431,12 @@ func (UnimplementedPolicyServiceServer) UpsertPolicies(context.Context, *UpsertP
 }
 func (UnimplementedPolicyServiceServer) DeletePolicies(context.Context, *DeletePoliciesRequest) (*DeletePoliciesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeletePolicies not implemented")
+}
+func (UnimplementedPolicyServiceServer) ReplacePolicies(context.Context, *ReplacePoliciesRequest) (*ReplacePoliciesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReplacePolicies not implemented")
+}
+func (UnimplementedPolicyServiceServer) CompleteSource(context.Context, *CompleteSourceRequest) (*CompleteSourceResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CompleteSource not implemented")
 }
 func (UnimplementedPolicyServiceServer) ListPolicies(*ListPoliciesRequest, grpc.ServerStreamingServer[ListPoliciesResponse]) error {
 	return status.Error(codes.Unimplemented, "method ListPolicies not implemented")
@@ -439,6 +515,42 @@ func _PolicyService_DeletePolicies_Handler(srv interface{}, ctx context.Context,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(PolicyServiceServer).DeletePolicies(ctx, req.(*DeletePoliciesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _PolicyService_ReplacePolicies_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReplacePoliciesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PolicyServiceServer).ReplacePolicies(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PolicyService_ReplacePolicies_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PolicyServiceServer).ReplacePolicies(ctx, req.(*ReplacePoliciesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _PolicyService_CompleteSource_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CompleteSourceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PolicyServiceServer).CompleteSource(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PolicyService_CompleteSource_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PolicyServiceServer).CompleteSource(ctx, req.(*CompleteSourceRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -576,6 +688,14 @@ var PolicyService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DeletePolicies",
 			Handler:    _PolicyService_DeletePolicies_Handler,
+		},
+		{
+			MethodName: "ReplacePolicies",
+			Handler:    _PolicyService_ReplacePolicies_Handler,
+		},
+		{
+			MethodName: "CompleteSource",
+			Handler:    _PolicyService_CompleteSource_Handler,
 		},
 		{
 			MethodName: "GetPolicyTable",

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package node
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+)
+
+// Caller is who asks for a change of the source "grpc", and on what condition.
+type Caller struct {
+	Manager      string  // empty: that of calls without one
+	IfRevision   *uint64 // nil: whatever the revision is
+	ValidateOnly bool    // check and compile, but change nothing
+}
+
+// Request is a change as a caller asks for it.
+type Request struct {
+	Caller
+	Manifests []byte
+	Namespace string // of documents that name none; empty: default
+}
+
+// edit is a change of policies of the source "grpc".
+type edit struct {
+	Outcome
+	puts  []*Policy
+	gone  []policy.Key
+	named []policy.Key // that the caller named, changed or not
+	// completes says that the manager has named everything.
+	completes bool
+}
+
+// Upsert adds or replaces policies of calls without a manager.
+func (n *Node) Upsert(ctx context.Context, manifests []byte, namespace string, validateOnly bool) (Outcome, error) {
+	return n.Apply(ctx, Request{Caller: Caller{ValidateOnly: validateOnly}, Manifests: manifests, Namespace: namespace})
+}
+
+// Apply adds or replaces policies of a manager.
+func (n *Node) Apply(ctx context.Context, r Request) (Outcome, error) {
+	docs, err := Decode(r.Manifests, r.Namespace, n.config.Rules)
+	if err != nil {
+		return Outcome{}, err
+	}
+	return n.changed(ctx, r.Caller, func() (edit, error) { return n.upsert(r.Manager, docs) })
+}
+
+// Replace makes the policies of a manager those of the request, which completes
+// the manager.
+func (n *Node) Replace(ctx context.Context, r Request) (Outcome, error) {
+	var docs []Decoded
+	if len(r.Manifests) > 0 {
+		var err error
+		if docs, err = Decode(r.Manifests, r.Namespace, n.config.Rules); err != nil {
+			return Outcome{}, err
+		}
+	}
+	return n.changed(ctx, r.Caller, func() (edit, error) {
+		e, err := n.upsert(r.Manager, docs)
+		if err != nil {
+			return e, err
+		}
+		e.completes = true
+		stay := make(map[policy.Key]bool, len(e.named))
+		for _, k := range e.named {
+			stay[k] = true
+		}
+		e.remove(n.of(r.Manager, func(p *Policy) bool { return !stay[p.Key] }))
+		return e, nil
+	})
+}
+
+// Complete deletes what a manager brought in earlier runs and has not named in
+// this one. The run is the one that took the manager's listing.
+func (n *Node) Complete(ctx context.Context, c Caller, run [16]byte) (Outcome, error) {
+	return n.changed(ctx, c, func() (edit, error) {
+		e := edit{completes: true}
+		if run != n.Incarnation() {
+			return e, fmt.Errorf("%w: this is another run of the service than the one that took the listing of %q", ErrChanged, c.Manager)
+		}
+		e.remove(n.of(c.Manager, func(p *Policy) bool { return !p.named }))
+		return e, nil
+	})
+}
+
+// Delete deletes policies of calls without a manager.
+func (n *Node) Delete(ctx context.Context, keys []policy.Key, validateOnly bool) (Outcome, error) {
+	return n.Remove(ctx, Caller{ValidateOnly: validateOnly}, keys)
+}
+
+// Remove deletes policies of a manager.
+func (n *Node) Remove(ctx context.Context, c Caller, keys []policy.Key) (Outcome, error) {
+	return n.changed(ctx, c, func() (edit, error) {
+		var e edit
+		for _, k := range keys {
+			change := Changed{Key: k, Type: Absent}
+			if p := n.policies[k]; p != nil && !slices.Contains(e.gone, k) {
+				if owner := n.owner(p, c.Manager); owner != "" {
+					return e, fmt.Errorf("%w: %s is of %s", ErrForeign, k, owner)
+				}
+				change.Type = Deleted
+				e.gone = append(e.gone, k)
+			}
+			e.Changes = append(e.Changes, change)
+		}
+		return e, nil
+	})
+}
+
+// upsert is the change that documents of a manager are.
+func (n *Node) upsert(manager string, docs []Decoded) (edit, error) {
+	var e edit
+	for _, d := range docs {
+		c := Changed{Key: d.Object.Key, Type: Created, Dropped: d.Object.Unknown}
+		if old := n.policies[c.Key]; old != nil {
+			if owner := n.owner(old, manager); owner != "" {
+				return e, fmt.Errorf("%w: %s is of %s", ErrOwned, old.Key, owner)
+			}
+			c.Type = Replaced
+			if old.Broken == "" && bytes.Equal(old.Manifest, d.Text) {
+				c.Type = Unchanged
+			}
+		}
+		if c.Type != Unchanged {
+			p := n.policy(d, SourceGRPC, "")
+			p.Manager = manager
+			e.puts = append(e.puts, p)
+		}
+		e.named = append(e.named, c.Key)
+		e.Changes = append(e.Changes, c)
+	}
+	return e, nil
+}
+
+// remove adds deletions to the change.
+func (e *edit) remove(keys []policy.Key) {
+	for _, k := range keys {
+		e.gone = append(e.gone, k)
+		e.Changes = append(e.Changes, Changed{Key: k, Type: Deleted})
+	}
+}
+
+// of are the policies of a manager that match, sorted.
+func (n *Node) of(manager string, match func(*Policy) bool) []policy.Key {
+	var out []policy.Key
+	for k, p := range n.policies {
+		if p.Source == SourceGRPC && p.Manager == manager && match(p) {
+			out = append(out, k)
+		}
+	}
+	slices.SortFunc(out, compareKeys)
+	return out
+}
+
+// owner names who has a policy that a manager may not touch; empty if it may.
+func (n *Node) owner(p *Policy, manager string) string {
+	switch {
+	case n.foreign(p):
+		return p.Source + " " + p.Origin
+	case p.Source != SourceGRPC || p.Manager == manager:
+		return ""
+	case p.Manager == "":
+		return "calls without a manager"
+	}
+	return fmt.Sprintf("the manager %q", p.Manager)
+}
+
+// foreign reports whether a policy belongs to a source other than "grpc". One of
+// a source that is not configured any more is anybody's: its own will not come.
+func (n *Node) foreign(p *Policy) bool {
+	return p.Source != SourceGRPC && n.sources[p.Source] != nil
+}
+
+// changed makes a change of the source "grpc", which the owner finds with
+// find, or says what would become of it.
+func (n *Node) changed(ctx context.Context, c Caller, find func() (edit, error)) (Outcome, error) {
+	look := func() (edit, error) {
+		if c.IfRevision != nil && *c.IfRevision != n.barrier.Policy {
+			return edit{}, fmt.Errorf("%w: the policy revision is %d, not %d", ErrChanged, n.barrier.Policy, *c.IfRevision)
+		}
+		return find()
+	}
+	if !c.ValidateOnly {
+		return ask(ctx, n, func() (Outcome, error) {
+			e, err := look()
+			if err == nil {
+				err = n.change(e.puts, e.gone)
+			}
+			if err == nil {
+				for _, k := range e.named {
+					n.policies[k].named = true
+				}
+				if e.completes {
+					n.managers[c.Manager] = true
+				}
+			}
+			e.Revision = n.barrier.Policy
+			return e.Outcome, err
+		})
+	}
+	type trial struct {
+		Outcome
+		change engine.Change
+		draft  engine.Draft
+	}
+	var out Outcome
+	err := n.aside(ctx, func() error {
+		t, err := ask(ctx, n, func() (trial, error) {
+			e, err := look()
+			if err != nil {
+				return trial{}, err
+			}
+			p, err := n.plan(e.puts, e.gone)
+			e.Revision = n.barrier.Policy
+			return trial{e.Outcome, p.change, n.engine.Draft()}, err
+		})
+		if err != nil {
+			return err
+		}
+		out = t.Outcome
+		if len(t.change.UpsertPolicies)+len(t.change.DeletePolicies) == 0 {
+			return nil
+		}
+		if err := t.draft.Try(t.change); err != nil {
+			return fmt.Errorf("%w: %w", ErrLimit, err)
+		}
+		return nil
+	})
+	return out, err
+}

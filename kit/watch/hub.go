@@ -293,7 +293,9 @@ func (h *Hub[K, V]) subscribe(token []byte) (*Subscription[K, V], error) {
 	if h.closed {
 		return nil, ErrClosed
 	}
-	s := &Subscription[K, V]{hub: h, limit: h.opts.Pending, queued: map[K]*entry[K, V]{}, wake: make(chan struct{}, 1)}
+	s := &Subscription[K, V]{
+		hub: h, limit: h.opts.Pending, queued: map[K]*entry[K, V]{}, wake: make(chan struct{}, 1), ended: make(chan struct{}),
+	}
 	if len(token) == 0 {
 		s.listing = h.list()
 		s.fresh = true
@@ -320,13 +322,14 @@ func (h *Hub[K, V]) subscribe(token []byte) (*Subscription[K, V], error) {
 	return s, nil
 }
 
-// Subscription is one reader's view. Next and Close belong to one goroutine.
+// Subscription is one reader's view. Next belongs to one goroutine.
 type Subscription[K comparable, V any] struct {
 	hub     *Hub[K, V]
 	limit   int
 	fresh   bool           // began with a listing
 	listing []change[K, V] // what of the listing was not read yet; the reader's own
 	wake    chan struct{}  // has a token when there may be news
+	ended   chan struct{}  // closed when err is set
 
 	mu       sync.Mutex
 	head     *entry[K, V]       // guarded by mu; oldest
@@ -385,6 +388,7 @@ func (s *Subscription[K, V]) fail(err error) {
 func (s *Subscription[K, V]) failLocked(err error) {
 	if s.err == nil {
 		s.err = err
+		close(s.ended)
 	}
 	s.head, s.tail, s.queued = nil, nil, nil
 	s.notify()
@@ -466,6 +470,17 @@ func (s *Subscription[K, V]) take() (Event[K, V], bool, error) {
 		out.Token = s.hub.token(s.position)
 	}
 	return out, true, nil
+}
+
+// Ended is closed when the subscription has ended, also while its reader does
+// not call Next; Err says why.
+func (s *Subscription[K, V]) Ended() <-chan struct{} { return s.ended }
+
+// Err is why the subscription has ended: ErrSlow or ErrClosed; nil while it is open.
+func (s *Subscription[K, V]) Err() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
 }
 
 // Token continues after the last event that Next returned; nil while the

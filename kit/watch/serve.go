@@ -6,6 +6,7 @@ package watch
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -16,19 +17,55 @@ import (
 // bookmark that only moves its token.
 const IdleBookmark = 30 * time.Second
 
-// Serve subscribes and hands every event to send until ctx is done, send
+// SendTimeout is how long one send of Serve may take. A client that accepts
+// nothing for so long is disconnected with ErrSlow.
+const SendTimeout = 30 * time.Second
+
+// Serve subscribes and passes every event to send until ctx is done, send
 // fails, or the subscription ends. It is the body of a Watch RPC: what it
 // returns is ready to be the RPC's status.
+//
+// Serve returns when the subscription ends, or when one send takes longer than
+// SendTimeout, although send has not returned: gRPC's Send waits for a client
+// that does not read until its handler returns, which is what ends it. So send
+// is called from a goroutine that ends with send; nothing is sent after the
+// event that it was called with.
 func Serve[K comparable, V any](ctx context.Context, h *Hub[K, V], token []byte, send func(Event[K, V]) error) error {
 	s, err := h.Subscribe(token)
 	if err != nil {
 		return Status(err)
 	}
 	defer s.Close()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	blocked := time.NewTimer(SendTimeout)
+	blocked.Stop()
+	sent := make(chan error, 1)
+	go func() {
+		sent <- pump(ctx, s, func(e Event[K, V]) error {
+			blocked.Reset(SendTimeout)
+			defer blocked.Stop()
+			return send(e)
+		})
+	}()
+	select {
+	case err := <-sent:
+		return Status(err)
+	case <-s.Ended():
+		return Status(s.Err())
+	case <-blocked.C:
+		return Status(fmt.Errorf("%w: it accepted nothing for %v", ErrSlow, SendTimeout))
+	case <-ctx.Done():
+		return Status(ctx.Err())
+	}
+}
+
+// pump passes events to send until either ends.
+func pump[K comparable, V any](ctx context.Context, s *Subscription[K, V], send func(Event[K, V]) error) error {
 	for {
 		e, err := nextOrIdle(ctx, s)
 		if err != nil {
-			return Status(err)
+			return err
 		}
 		if e.Kind == 0 {
 			continue // idle before the listing is complete: there is no token yet

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"time"
 
 	"google.golang.org/grpc"
 
@@ -52,17 +53,27 @@ func (s *Server) WatchPolicyTables(conn tables) error {
 	}
 	defer s.Node.Unsubscribe(sub.GetName(), session)
 
-	received := make(chan error, 1)
-	go func() {
-		defer cancel()
-		received <- s.receive(ctx, conn, sub.GetName(), session)
-	}()
-	err = s.send(ctx, conn, session)
-	if ctx.Err() != nil && conn.Context().Err() == nil {
-		err = <-received // why the receiver ended tells more
+	// Both end right after this has returned, which is what ends a Send to a
+	// client that does not read, and a Recv from one that does not write.
+	received, sent := make(chan error, 1), make(chan error, 1)
+	go func() { received <- s.receive(ctx, conn, sub.GetName(), session) }()
+	go func() { sent <- s.send(ctx, conn, session) }()
+	check := time.NewTimer(session.Check())
+	defer check.Stop()
+	for {
+		select {
+		case err := <-received:
+			return err
+		case err := <-sent:
+			return err
+		case <-session.Ended():
+			return statusOf(session.Err())
+		case <-ctx.Done():
+			return statusOf(ctx.Err())
+		case <-check.C:
+			check.Reset(session.Check())
+		}
 	}
-	// Else the receiver ends with the connection, right after this returns.
-	return err
 }
 
 func (s *Server) send(ctx context.Context, conn tables, session *stream.Session) error {

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -18,6 +19,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/sluice-net/sluice/kit/rpc/client"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/node"
@@ -571,6 +573,77 @@ func TestSlowSubscriberIsCutAndStartsAnew(t *testing.T) {
 	<-f.ended
 	wantCode(t, f.err, codes.ResourceExhausted, "too far behind")
 	s.watch(subscribe("datapath", 301)).snapshot()
+}
+
+// manyRules is a policy whose table fills a message; each i makes another.
+func manyRules(i int) string {
+	var b strings.Builder
+	b.WriteString("apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: db, namespace: shop}\nspec:\n  podSelector: {matchLabels: {app: db}}\n  ingress:\n")
+	for j := range 300 {
+		fmt.Fprintf(&b, "  - from: [{ipBlock: {cidr: 10.%d.%d.0/24}}]\n    ports: [{protocol: TCP, port: %d}]\n", j/250, j%250, 1000+i+j)
+	}
+	return b.String()
+}
+
+// stuck is a subscriber on a connection of its own that answers everything gRPC
+// asks and never reads a message.
+func (s *service) stuck(name string, subjects ...uint32) {
+	s.t.Helper()
+	conn, err := client.Dial(filepath.Join(s.dir, "s"), client.Options{})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { conn.Close() })
+	w, err := policyv1.NewPolicyServiceClient(conn).WatchPolicyTables(s.t.Context())
+	if err == nil {
+		err = w.Send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Subscribe{Subscribe: subscribe(name, subjects...)}})
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.eventually(name+" is connected", func(st *policyv1.GetStatusResponse) bool {
+		return slices.ContainsFunc(st.GetSubscribers(), func(x *policyv1.SubscriberStatus) bool { return x.GetName() == name && x.GetConnected() })
+	})
+}
+
+func gone(name string) func(*policyv1.GetStatusResponse) bool {
+	return func(st *policyv1.GetStatusResponse) bool {
+		return !slices.ContainsFunc(st.GetSubscribers(), func(x *policyv1.SubscriberStatus) bool { return x.GetName() == name && x.GetConnected() })
+	}
+}
+
+func TestSubscriberThatNeverReadsIsDisconnected(t *testing.T) {
+	s := serve(t, func(c *node.Config) {
+		c.Stream.Message, c.Stream.Behind, c.Stream.Resume = 16<<10, 256<<10, 64<<10
+	})
+	s.know(town)
+	f := s.watch(subscribe("datapath", 301)).snapshot()
+	s.stuck("stuck", 301)
+	var revision uint64
+	for i := range 30 {
+		revision = s.apply(manyRules(i)).GetRevision()
+		// The other one is never held up.
+		f.until("the change", func() bool { return f.barrier.GetPolicyRevision() == revision })
+	}
+	s.eventually("disconnected", gone("stuck"))
+	if _, n := s.node.Figures(); n != 1 {
+		t.Errorf("%d were disconnected for being slow, want 1", n)
+	}
+	if out, err := s.WaitForRevision(s.ctx(), &policyv1.WaitForRevisionRequest{Revision: revision}); err != nil || out.GetRevision() != revision {
+		t.Errorf("wait for the revision: %v, %v", out, err)
+	}
+}
+
+// Below every limit of size, time alone tells.
+func TestSubscriberThatTakesNothingIsDisconnected(t *testing.T) {
+	s := serve(t, func(c *node.Config) { c.Stream.Stall = 50 * time.Millisecond })
+	s.know(town)
+	s.stuck("stuck", 301)
+	revision := s.apply(manyRules(0)).GetRevision()
+	s.eventually("disconnected", gone("stuck"))
+	if out, err := s.WaitForRevision(s.ctx(), &policyv1.WaitForRevisionRequest{Revision: revision}); err != nil || out.GetRevision() != revision {
+		t.Errorf("wait for the revision: %v, %v", out, err)
+	}
 }
 
 func TestWaitForRevisionWaitsForTheAcknowledgement(t *testing.T) {

@@ -6,18 +6,22 @@
 //
 // A Log has one writer, the owner of the engine, and a Session per connected
 // subscriber. It keeps no queue for a session: a session is a place in the
-// log. Whoever falls so far behind that its place is no longer kept is cut.
+// log. A subscriber that falls so far behind that its place is no longer kept, or
+// that takes or acknowledges nothing for too long, is disconnected, also while a
+// message is on its way to it.
 // Numbers are a subscriber's own, because a snapshot is numbered too and only
 // one subscriber gets it; they never go back within a run of the service.
 package stream
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/identity"
@@ -26,8 +30,9 @@ import (
 
 // Why a session ended.
 var (
-	// ErrSlow: the subscriber did not read for too long.
-	ErrSlow = errors.New("the subscriber is too far behind and was cut; subscribe again")
+	// ErrSlow: the subscriber did not read, or acknowledge, for too long.
+	ErrSlow = errors.New("the subscriber is too far behind and was disconnected; subscribe again")
+	errGone = errors.New("the subscriber has gone")
 	// ErrReplaced: another connection gave the same name.
 	ErrReplaced = errors.New("a newer connection has the name of this subscriber")
 	// ErrAck: an acknowledgement of what was never sent.
@@ -57,12 +62,15 @@ type Limits struct {
 	Resume  int // weight kept for subscribers that may come back
 	Behind  int // weight that a connected subscriber may be behind
 	Unacked int // barriers sent and not acknowledged
+	// Stall is how long a connected subscriber may take one message, and how
+	// long it may acknowledge nothing while a barrier waits for it. 0: 30 s.
+	Stall time.Duration
 }
 
 // Defaults are the limits of the service: one message is far below 4 MiB, and
 // what a subscriber is behind fits beside the tables themselves.
 func Defaults() Limits {
-	return Limits{Message: 1 << 20, Resume: 4 << 20, Behind: 64 << 20, Unacked: 1 << 16}
+	return Limits{Message: 1 << 20, Resume: 4 << 20, Behind: 64 << 20, Unacked: 1 << 16, Stall: 30 * time.Second}
 }
 
 type entry struct {
@@ -139,6 +147,7 @@ func (r Refused) String() string { return fmt.Sprintf("%s of identity %d", r.Dir
 
 // NewLog begins a run.
 func NewLog(limits Limits) *Log {
+	limits.Stall = cmp.Or(limits.Stall, Defaults().Stall)
 	l := &Log{limits: limits, first: 1, sessions: make(map[string]*Session), away: make(map[string]position), changed: make(chan struct{})}
 	rand.Read(l.incarnation[:]) //nolint:errcheck // never fails
 	return l
@@ -184,6 +193,11 @@ func (l *Log) Append(steps []engine.Event, b Barrier) {
 		l.entries, l.weight = nil, 0
 		l.wake()
 		return
+	}
+	for _, s := range l.sessions {
+		if !s.works() {
+			s.moved = time.Now() // from here on it has something to take
+		}
 	}
 	l.change++
 	for _, e := range l.split(steps, b.Policy, b) {
@@ -236,6 +250,19 @@ func (l *Log) trim() {
 		l.entries = slices.Delete(l.entries, 0, n)
 		l.first += uint64(n)
 	}
+	for _, s := range l.sessions {
+		if s.next < l.first {
+			l.disconnect(s, ErrSlow)
+		}
+	}
+}
+
+// disconnect ends a session that is too slow.
+func (l *Log) disconnect(s *Session, why error) {
+	if s.err == nil {
+		l.cut++
+	}
+	l.end(s, why)
 }
 
 // Session is a connected subscriber.
@@ -245,7 +272,52 @@ type Session struct {
 	snapshot []Message // still to be sent
 	next     uint64    // place in the log
 	pos      position
-	ended    error
+	busy     bool      // its last message is on its way: Next was not called since
+	moved    time.Time // when it took the last message, or first had one to take
+	heard    time.Time // when it acknowledged last, or was sent the first barrier since
+	err      error     // why it ended
+	ended    chan struct{}
+}
+
+// works says whether there is something that the subscriber has to take.
+func (s *Session) works() bool {
+	return s.busy || len(s.snapshot) > 0 || s.next < s.log.first+uint64(len(s.log.entries))
+}
+
+// Ended is closed when the session has ended, also while its last message is
+// still being sent; Err says why.
+func (s *Session) Ended() <-chan struct{} { return s.ended }
+
+// Err is why the session has ended; nil while it is connected.
+func (s *Session) Err() error {
+	s.log.mu.Lock()
+	defer s.log.mu.Unlock()
+	return s.err
+}
+
+// Check disconnects the subscriber if it stalls: if it did not take one message,
+// or acknowledged nothing while a barrier waits, for Limits.Stall. It returns
+// after how long to check again.
+func (s *Session) Check() time.Duration {
+	l := s.log
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now, again := time.Now(), l.limits.Stall
+	if s.works() {
+		left := l.limits.Stall - now.Sub(s.moved)
+		if left <= 0 {
+			l.disconnect(s, fmt.Errorf("%w: it took no message for %v", ErrSlow, l.limits.Stall))
+		}
+		again = min(again, left)
+	}
+	if len(s.pos.marks) > 0 {
+		left := l.limits.Stall - now.Sub(s.heard)
+		if left <= 0 {
+			l.disconnect(s, fmt.Errorf("%w: it acknowledged nothing for %v", ErrSlow, l.limits.Stall))
+		}
+		again = min(again, left)
+	}
+	return max(again, 0)
 }
 
 // Subscribe connects a subscriber. If it was here in this run and its number is
@@ -259,7 +331,7 @@ func (l *Log) Subscribe(name string, in Incarnation, seq uint64, b Barrier, snap
 		l.end(old, ErrReplaced)
 	}
 	l.last = b
-	s = &Session{log: l, name: name}
+	s = &Session{log: l, name: name, moved: time.Now(), ended: make(chan struct{})}
 	p, known := l.away[name]
 	delete(l.away, name)
 	if known && in == l.incarnation && seq >= p.floor && seq <= p.sent && seq-p.offset+1 >= l.first {
@@ -287,10 +359,11 @@ func (l *Log) Subscribe(name string, in Incarnation, seq uint64, b Barrier, snap
 
 // end stops a session and keeps its place.
 func (l *Log) end(s *Session, why error) {
-	if s.ended != nil {
+	if s.err != nil {
 		return
 	}
-	s.ended = why
+	s.err = why
+	close(s.ended)
 	s.snapshot = nil
 	if l.sessions[s.name] == s {
 		delete(l.sessions, s.name)
@@ -303,7 +376,7 @@ func (l *Log) end(s *Session, why error) {
 func (s *Session) Close() {
 	s.log.mu.Lock()
 	defer s.log.mu.Unlock()
-	s.log.end(s, errors.New("the subscriber has gone"))
+	s.log.end(s, errGone)
 }
 
 // Forget drops what is kept for a subscriber that is not connected.
@@ -334,15 +407,15 @@ func (s *Session) Next(ctx context.Context) (Message, error) {
 
 func (s *Session) take() (m Message, ok bool, err error) {
 	l := s.log
+	s.busy, s.moved = false, time.Now()
 	switch {
-	case s.ended != nil:
-		return m, false, s.ended
+	case s.err != nil:
+		return m, false, s.err
 	case len(s.snapshot) > 0:
 		m, s.snapshot = s.snapshot[0], s.snapshot[1:]
 	case s.next < l.first || len(s.pos.marks) >= l.limits.Unacked:
-		l.cut++
-		l.end(s, ErrSlow)
-		return m, false, s.ended
+		l.disconnect(s, ErrSlow)
+		return m, false, s.err
 	case s.next < l.first+uint64(len(l.entries)):
 		m = l.entries[s.next-l.first].Message
 		m.Seq = s.next + s.pos.offset
@@ -351,8 +424,11 @@ func (s *Session) take() (m Message, ok bool, err error) {
 	default:
 		return m, false, nil
 	}
-	s.pos.sent = m.Seq
+	s.busy, s.pos.sent = true, m.Seq
 	if m.Barrier != nil {
+		if len(s.pos.marks) == 0 {
+			s.heard = time.Now()
+		}
 		s.pos.marks = append(s.pos.marks, mark{m.Seq, *m.Barrier})
 	}
 	return m, true, nil
@@ -363,8 +439,8 @@ func (s *Session) Ack(seq uint64) error {
 	l := s.log
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if s.ended != nil {
-		return s.ended
+	if s.err != nil {
+		return s.err
 	}
 	if seq > s.pos.sent {
 		return fmt.Errorf("%w: %d, the last was %d", ErrAck, seq, s.pos.sent)
@@ -373,6 +449,7 @@ func (s *Session) Ack(seq uint64) error {
 		return nil
 	}
 	s.pos.reach(seq)
+	s.heard = time.Now()
 	l.wake()
 	return nil
 }
@@ -382,7 +459,7 @@ func (s *Session) Refuse(r Refused, why Refusal) {
 	l := s.log
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if s.ended == nil {
+	if s.err == nil {
 		s.pos.refused[r] = why
 		l.wake()
 	}

@@ -9,11 +9,15 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -182,5 +186,120 @@ func TestBarrierOfAResumedSubscriberCounts(t *testing.T) {
 	states, _ := l.States()
 	if fmt.Sprint(states[0].Enforced.Policy, states[0].Behind) != "7 0" {
 		t.Errorf("state: %+v", states[0])
+	}
+}
+
+// bound is a step with the weight of n sources.
+func bound(n int) []engine.Event {
+	return []engine.Event{engine.SubjectBound{Subject: 300, Sources: make([][]rule.Source, n)}}
+}
+
+func ended(s *Session) error {
+	select {
+	case <-s.Ended():
+		return s.Err()
+	default:
+		return nil
+	}
+}
+
+// A subscriber that does not read keeps the service in Send: Next is not called.
+func TestSubscriberThatIsTooFarBehindIsDisconnectedWhileItIsSentAMessage(t *testing.T) {
+	l := NewLog(Limits{Message: 1000, Resume: 1000, Behind: 5000, Unacked: 100})
+	s, _ := l.Subscribe("a", Incarnation{}, 0, Barrier{}, world{}.snapshot)
+	other, _ := l.Subscribe("b", Incarnation{}, 0, Barrier{}, world{}.snapshot)
+	for _, x := range []*Session{s, other} {
+		if _, err := x.Next(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 4 {
+		l.Append(bound(500), Barrier{Policy: uint64(i + 1)})
+		if m, err := other.Next(t.Context()); err != nil || other.Ack(m.Seq) != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := ended(s); !errors.Is(err, ErrSlow) {
+		t.Errorf("a has 8,000 to take, the limit is 5,000: ended with %v, want %v", err, ErrSlow)
+	}
+	states, _ := l.States()
+	if states[0].Connected || !states[1].Connected || l.Figures().Cut != 1 {
+		t.Errorf("a is connected: %t, b: %t, %d were disconnected", states[0].Connected, states[1].Connected, l.Figures().Cut)
+	}
+	if _, err := s.Next(t.Context()); !errors.Is(err, ErrSlow) {
+		t.Errorf("the next message: %v, want %v", err, ErrSlow)
+	}
+}
+
+func TestSubscriberThatStallsIsDisconnectedInTime(t *testing.T) {
+	const stall = time.Minute
+	take := func(t *testing.T, s *Session) uint64 {
+		t.Helper()
+		m, err := s.Next(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m.Seq
+	}
+	for what, test := range map[string]struct {
+		do   func(t *testing.T, l *Log, s *Session)
+		want string // the end, exactly one stall after do; empty: there is none
+	}{
+		"takes nothing": {func(*testing.T, *Log, *Session) {}, "it took no message for 1m0s"},
+		"does not take a change that comes late": {func(t *testing.T, l *Log, s *Session) {
+			s.Ack(take(t, s)) //nolint:errcheck // it was sent
+			s.take()          //nolint:errcheck // nothing
+			time.Sleep(10 * stall)
+			l.Append(bound(1), Barrier{Policy: 1})
+		}, "it took no message for 1m0s"},
+		"is in one send": {func(t *testing.T, _ *Log, s *Session) {
+			s.Ack(take(t, s)) //nolint:errcheck // it was sent
+		}, "it took no message for 1m0s"},
+		"reads and does not acknowledge": {func(t *testing.T, _ *Log, s *Session) {
+			take(t, s)
+			s.take() //nolint:errcheck // nothing
+		}, "it acknowledged nothing for 1m0s"},
+		"acknowledged everything": {func(t *testing.T, _ *Log, s *Session) {
+			s.Ack(take(t, s)) //nolint:errcheck // it was sent
+			s.take()          //nolint:errcheck // nothing
+		}, ""},
+		"is slow and goes on": {func(t *testing.T, l *Log, s *Session) {
+			for i := range 5 {
+				l.Append(bound(1), Barrier{Policy: uint64(i + 1)})
+			}
+			for range 6 {
+				seq := take(t, s)
+				time.Sleep(stall - 1)
+				s.Check()
+				s.Ack(seq) //nolint:errcheck // the end says
+			}
+			s.take() //nolint:errcheck // nothing
+		}, ""},
+	} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				limits := Defaults()
+				limits.Stall = stall
+				l := NewLog(limits)
+				s, _ := l.Subscribe("a", Incarnation{}, 0, Barrier{}, world{}.snapshot)
+				test.do(t, l, s)
+				if err := ended(s); err != nil {
+					t.Fatalf("ended with %v, before the time was over", err)
+				}
+				time.Sleep(s.Check() - 1)
+				s.Check()
+				if err := ended(s); err != nil {
+					t.Errorf("ended with %v, a nanosecond before its time", err)
+				}
+				time.Sleep(1)
+				s.Check()
+				switch err := ended(s); {
+				case test.want == "" && err != nil:
+					t.Errorf("ended with %v, want that it stays connected", err)
+				case test.want != "" && (!errors.Is(err, ErrSlow) || !strings.Contains(err.Error(), test.want)):
+					t.Errorf("ended with %v, want %q", err, test.want)
+				}
+			})
+		})
 	}
 }

@@ -34,9 +34,7 @@ type Input struct {
 	Rules     []*rule.Rule         // in any order
 	Flags     table.Flags          // DefaultAllow and HostAllow
 	Ports     []identity.NamedPort // of the subject; they resolve names on ingress
-	Groups    []*policy.Group      // all of them, by name
-	// GroupsText stands for Groups in the hash.
-	GroupsText string
+	Groups    *Groups              // all there are
 }
 
 // maxOverlaps bounds the work for the address side of a table: the sum, over all
@@ -76,7 +74,9 @@ type Program struct {
 	addrEveryone []uint16 // rules on the address side for every address
 	blocks       bool
 	names        []rule.NamePeer
-	groups       []*policy.Group
+	grouped      bool            // a rule has peers by groups
+	groups       []*policy.Group // that matter to a rule
+	groupsDigest rule.Digest     // of what of them matters
 	namedBlocks  bool
 }
 
@@ -114,10 +114,10 @@ func New(in Input) (*Program, error) {
 		p.Sources = append(p.Sources, []rule.Source{r.Source})
 	}
 	p.place()
-	if p.UsesGroups() {
-		p.groups = slices.Clone(in.Groups)
+	if p.grouped {
+		p.groups, p.groupsDigest = p.matter(in.Groups)
 	}
-	p.hash(in.GroupsText)
+	p.hash()
 	return p, nil
 }
 
@@ -174,6 +174,7 @@ func (p *Program) place() {
 			p.blocks = true
 			p.names = append(p.names, r.Peers.Names...)
 			p.namedBlocks = p.namedBlocks || len(r.named) > 0
+			p.grouped = p.grouped || len(r.Peers.Groups) > 0
 		}
 		if r.Action == rule.Deny && len(r.Peers.Selectors) > 0 {
 			p.unknown = append(p.unknown, r.number)
@@ -195,7 +196,7 @@ func (p *Program) place() {
 	p.unknown = slices.Compact(p.unknown)
 }
 
-func (p *Program) hash(groups string) {
+func (p *Program) hash() {
 	h := sha256.New()
 	var buf [8]byte
 	num := func(n int) {
@@ -205,7 +206,6 @@ func (p *Program) hash(groups string) {
 	num(int(p.Direction))
 	num(int(p.flags))
 	num(len(p.rules))
-	usesGroups := false
 	for _, r := range p.rules {
 		num(int(r.Tier))
 		digest := r.Digest()
@@ -215,11 +215,8 @@ func (p *Program) hash(groups string) {
 			num(int(x.Lo))
 			num(int(x.Hi))
 		}
-		usesGroups = usesGroups || len(r.Peers.Groups) > 0
 	}
-	if usesGroups {
-		h.Write([]byte(groups))
-	}
+	h.Write(p.groupsDigest[:]) // zero without groups
 	copy(p.Hash[:], h.Sum(nil))
 }
 
@@ -274,11 +271,6 @@ func (p *Program) Matched(brought [][]uint16, kind identity.Kind) []uint16 {
 // NamesForEveryone reports whether a rule for everybody has a named port, so
 // that the class of a peer depends on its ports whatever selects it.
 func (p *Program) NamesForEveryone() bool { return p.UsesNames(p.everyone) }
-
-// UsesGroups reports whether the program depends on address groups.
-func (p *Program) UsesGroups() bool {
-	return slices.ContainsFunc(p.rules, func(r numbered) bool { return len(r.Peers.Groups) > 0 })
-}
 
 // AllowsAll reports whether the program is the one of a subject that nothing
 // is enforced for.
@@ -517,9 +509,7 @@ func (p *Program) walk(def [identity.Scopes]table.Class, marks map[netip.Prefix]
 	for x := range marks {
 		prefixes = append(prefixes, x)
 	}
-	slices.SortFunc(prefixes, func(a, b netip.Prefix) int {
-		return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
-	})
+	slices.SortFunc(prefixes, comparePrefixes)
 	type frame struct {
 		prefix  netip.Prefix
 		active  []int

@@ -79,14 +79,15 @@ type Change struct {
 
 // Counters count the work since the engine was made.
 type Counters struct {
-	Tables       int // tables compiled
-	Programs     int // rule sets numbered and hashed
-	IdentityRows int // words of the identity array written
-	PeerRows     int // rows written: node class → class
-	PeerDeletes  int // rows deleted
-	Blocks       int // prefixes written or deleted in live tables
-	Binds        int // subjects pointed at another table
-	Evaluations  int // selectors compared with labels
+	Tables        int // tables compiled
+	Programs      int // rule sets numbered and hashed
+	IdentityRows  int // words of the identity array written
+	PeerRows      int // rows written: node class → class
+	PeerDeletes   int // rows deleted
+	Blocks        int // prefixes written or deleted in live tables
+	GroupPrefixes int // prefixes of address groups read
+	Binds         int // subjects pointed at another table
+	Evaluations   int // selectors compared with labels
 }
 
 // Engine holds the state.
@@ -96,8 +97,7 @@ type Engine struct {
 	objects     map[policy.Key]*policy.Object
 	byNamespace map[string]map[*rule.Spec]policy.Key
 	clusterwide map[*rule.Spec]policy.Key
-	groups      []*policy.Group // sorted by name
-	groupsText  string
+	groups      *compile.Groups
 
 	peers     map[identity.Numeric]*peer
 	byLabel   map[string]map[*peer]struct{} // key=value, and key alone
@@ -127,6 +127,7 @@ func New(config Config) *Engine {
 		objects:     make(map[policy.Key]*policy.Object),
 		byNamespace: make(map[string]map[*rule.Spec]policy.Key),
 		clusterwide: make(map[*rule.Spec]policy.Key),
+		groups:      compile.NewGroups(),
 		peers:       make(map[identity.Numeric]*peer),
 		byLabel:     make(map[string]map[*peer]struct{}),
 		selectors:   newSelectorIndex(config.Cluster),
@@ -201,12 +202,18 @@ func (e *Engine) Apply(c Change) error {
 // The returned function puts the old ones back.
 func (e *Engine) applyObjects(c Change, dirty map[*subject]struct{}) (undo func()) {
 	old := make(map[policy.Key]*policy.Object)
+	var groups []*policy.Group // that are others now
 	set := func(key policy.Key, o *policy.Object) {
 		before := e.objects[key]
 		if _, ok := old[key]; !ok {
 			old[key] = before
 		}
 		e.replace(key, before, o, dirty)
+		for _, x := range []*policy.Object{before, o} {
+			if x != nil && x.Group != nil {
+				groups = append(groups, x.Group)
+			}
+		}
 	}
 	for _, key := range c.DeletePolicies {
 		if e.objects[key] != nil {
@@ -217,6 +224,7 @@ func (e *Engine) applyObjects(c Change, dirty map[*subject]struct{}) (undo func(
 		o := c.UpsertPolicies[i]
 		set(o.Key, &o)
 	}
+	e.markGrouped(groups, dirty)
 	return func() {
 		for key, o := range old {
 			e.replace(key, e.objects[key], o, nil)
@@ -224,8 +232,31 @@ func (e *Engine) applyObjects(c Change, dirty map[*subject]struct{}) (undo func(
 	}
 }
 
+// markGrouped marks the subjects whose tables depend on what has changed about
+// groups.
+func (e *Engine) markGrouped(changed []*policy.Group, dirty map[*subject]struct{}) {
+	if len(changed) == 0 {
+		return
+	}
+	stale := make(map[*live]bool)
+	for _, s := range e.subjects {
+		for _, l := range s.bound {
+			if l == nil || !l.program.UsesGroups() {
+				continue
+			}
+			is, ok := stale[l]
+			if !ok {
+				is = l.program.Stale(e.groups, changed)
+				stale[l] = is
+			}
+			if is {
+				dirty[s] = struct{}{}
+			}
+		}
+	}
+}
+
 func (e *Engine) replace(key policy.Key, before, after *policy.Object, dirty map[*subject]struct{}) {
-	groups := false
 	if before != nil {
 		delete(e.objects, key)
 		for i := range before.Specs {
@@ -241,8 +272,7 @@ func (e *Engine) replace(key policy.Key, before, after *policy.Object, dirty map
 			}
 		}
 		if before.Group != nil {
-			groups = true
-			e.groups = slices.DeleteFunc(e.groups, func(g *policy.Group) bool { return g.Name == before.Group.Name })
+			e.groups.Delete(before.Group.Name)
 		}
 	}
 	if after != nil {
@@ -262,26 +292,8 @@ func (e *Engine) replace(key policy.Key, before, after *policy.Object, dirty map
 			m[spec] = key
 		}
 		if after.Group != nil {
-			groups = true
-			e.groups = append(e.groups, after.Group)
-			slices.SortFunc(e.groups, func(a, b *policy.Group) int { return cmp.Compare(a.Name, b.Name) })
-		}
-	}
-	if groups {
-		var b strings.Builder
-		for _, g := range e.groups {
-			fmt.Fprintf(&b, "%s{%s}%v;", g.Name, g.Labels, g.Prefixes)
-		}
-		e.groupsText = b.String()
-		if dirty == nil {
-			return
-		}
-		for _, s := range e.subjects {
-			for _, l := range s.bound {
-				if l != nil && l.program.UsesGroups() {
-					dirty[s] = struct{}{}
-				}
-			}
+			e.groups.Set(after.Group)
+			e.counters.GroupPrefixes += len(after.Group.Prefixes)
 		}
 	}
 }
@@ -468,7 +480,7 @@ func forget[K, V comparable](m map[K]map[V]struct{}, k K, v V) {
 // is enforced.
 func (e *Engine) program(s *subject, d rule.Direction) (*compile.Program, error) {
 	p := e.peers[s.number]
-	in := compile.Input{Direction: d, Ports: p.id.Ports, Groups: e.groups, GroupsText: e.groupsText}
+	in := compile.Input{Direction: d, Ports: p.id.Ports, Groups: e.groups}
 	if e.config.Enforcement == EnforceNever {
 		return nil, nil
 	}

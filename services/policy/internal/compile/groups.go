@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package compile
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/selector"
+)
+
+// Groups are the address groups there are, indexed by the keys of their labels,
+// so that a program finds those that matter to it without reading the others.
+type Groups struct {
+	byName map[string]*group
+	byKey  map[string]map[*group]struct{}
+}
+
+// group is an address group with the digest of its prefixes, whose order does
+// not count.
+type group struct {
+	*policy.Group
+	prefixes rule.Digest
+}
+
+// NewGroups returns an index without groups.
+func NewGroups() *Groups {
+	return &Groups{byName: make(map[string]*group), byKey: make(map[string]map[*group]struct{})}
+}
+
+// Set adds a group, or replaces the one of its name.
+func (gs *Groups) Set(in *policy.Group) {
+	gs.Delete(in.Name)
+	list := in.Prefixes
+	if !slices.IsSortedFunc(list, comparePrefixes) {
+		list = slices.SortedFunc(slices.Values(list), comparePrefixes)
+	}
+	h := sha256.New()
+	var buf []byte
+	for _, x := range list {
+		buf, _ = x.AppendBinary(append(buf[:0], byte(x.Addr().BitLen()))) // it never fails
+		h.Write(buf)
+	}
+	g := &group{Group: in, prefixes: rule.Digest(h.Sum(nil))}
+	gs.byName[g.Name] = g
+	for _, l := range g.Labels.All() {
+		if gs.byKey[l.Key] == nil {
+			gs.byKey[l.Key] = make(map[*group]struct{})
+		}
+		gs.byKey[l.Key][g] = struct{}{}
+	}
+}
+
+// Delete removes the group of a name, if there is one.
+func (gs *Groups) Delete(name string) {
+	g := gs.byName[name]
+	if g == nil {
+		return
+	}
+	delete(gs.byName, name)
+	for _, l := range g.Labels.All() {
+		delete(gs.byKey[l.Key], g)
+		if len(gs.byKey[l.Key]) == 0 {
+			delete(gs.byKey, l.Key)
+		}
+	}
+}
+
+func comparePrefixes(a, b netip.Prefix) int {
+	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
+}
+
+// concerns reports whether a label of a group can change what a requirement
+// answers.
+func concerns(r selector.Requirement, l label.Label) bool {
+	if r.Key != l.Key || l.Source == label.SourceGenerated || r.Source != "" && l.Source != r.Source {
+		return false
+	}
+	switch r.Op {
+	case selector.In, selector.NotIn:
+		return slices.Contains(r.Values, l.Value)
+	}
+	return true
+}
+
+// anyCounts reports whether every group matters to a peer, whatever its labels:
+// the peer matches addresses without labels, and reaches nodes only where some
+// group covers the address.
+func anyCounts(p rule.GroupPeer) bool { return p.NodesToo && p.Selector.Matches(label.Set{}) }
+
+// groupPeers are the rules' peers by groups.
+func (p *Program) groupPeers(f func(rule.GroupPeer)) {
+	for i := range p.rules {
+		for _, g := range p.rules[i].Peers.Groups {
+			f(g)
+		}
+	}
+}
+
+// matter returns the groups that matter to the program, and a digest of what of
+// them does: the prefixes, and the labels that a requirement asks for.
+func (p *Program) matter(gs *Groups) ([]*policy.Group, rule.Digest) {
+	labels := make(map[*group]map[label.Label]struct{})
+	add := func(g *group, ls ...label.Label) {
+		if labels[g] == nil {
+			labels[g] = make(map[label.Label]struct{})
+		}
+		for _, l := range ls {
+			labels[g][l] = struct{}{}
+		}
+	}
+	seen := make(map[selector.Selector]struct{})
+	all := false
+	p.groupPeers(func(peer rule.GroupPeer) {
+		all = all || anyCounts(peer)
+		if _, ok := seen[peer.Selector]; ok {
+			return
+		}
+		seen[peer.Selector] = struct{}{}
+		for _, r := range peer.Selector.Requirements() {
+			for g := range gs.byKey[r.Key] {
+				for _, l := range g.Labels.Key(r.Key) {
+					if concerns(r, l) {
+						add(g, l)
+					}
+				}
+			}
+		}
+	})
+	if all {
+		for _, g := range gs.byName {
+			add(g)
+		}
+	}
+	type part struct {
+		*group
+		text string
+	}
+	parts := make([]part, 0, len(labels))
+	for g, ls := range labels {
+		parts = append(parts, part{g, label.NewSet(slices.Collect(maps.Keys(ls))...).String()})
+	}
+	slices.SortFunc(parts, func(a, b part) int {
+		return cmp.Or(strings.Compare(a.text, b.text), slices.Compare(a.prefixes[:], b.prefixes[:]), strings.Compare(a.Name, b.Name))
+	})
+	h := sha256.New()
+	var out []*policy.Group
+	for _, x := range parts {
+		text := sha256.Sum256([]byte(x.text))
+		h.Write(text[:])
+		h.Write(x.prefixes[:])
+		out = append(out, x.Group)
+	}
+	return out, rule.Digest(h.Sum(nil))
+}
+
+// UsesGroups reports whether the program depends on address groups.
+func (p *Program) UsesGroups() bool { return p.grouped }
+
+// Stale reports whether the program would be another one with the groups as
+// they are now. changed are those that came, went or changed since it was made:
+// if none of them concerns the program, nothing else is looked at.
+func (p *Program) Stale(gs *Groups, changed []*policy.Group) bool {
+	concerned := false
+	p.groupPeers(func(peer rule.GroupPeer) {
+		concerned = concerned || anyCounts(peer) || slices.ContainsFunc(changed, func(g *policy.Group) bool {
+			return slices.ContainsFunc(peer.Selector.Requirements(), func(r selector.Requirement) bool {
+				return slices.ContainsFunc(g.Labels.Key(r.Key), func(l label.Label) bool { return concerns(r, l) })
+			})
+		})
+	})
+	if !concerned {
+		return false
+	}
+	_, digest := p.matter(gs)
+	return digest != p.groupsDigest
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package rule
+
+import (
+	"slices"
+	"testing"
+)
+
+// levels are what Compare looks at, the most significant first: each sets its
+// own part of a rule to the one that is asked earlier or later.
+var levels = []struct {
+	name string
+	set  func(r *Rule, later bool)
+}{
+	{"tier", func(r *Rule, later bool) { r.Tier = pick(later, Normal, Baseline) }},
+	{"priority", func(r *Rule, later bool) { r.Priority = pick[int32](later, -1, 3) }},
+	{"place in the policy", func(r *Rule, later bool) { r.Index = pick[int32](later, 2, 7) }},
+	{"action", func(r *Rule, later bool) { r.Action = pick(later, Redirect, Allow) }},
+	{"proxy", func(r *Rule, later bool) { r.Proxy = pick(later, ProxyDNS, ProxyTLS) }},
+	{"content", func(r *Rule, later bool) { r.digest = Digest{1: pick[byte](later, 4, 5)} }},
+	{"kind of the source", func(r *Rule, later bool) { r.Source.Kind = pick(later, "A", "B") }},
+	{"namespace of the source", func(r *Rule, later bool) { r.Source.Namespace = pick(later, "a", "b") }},
+	{"name of the source", func(r *Rule, later bool) { r.Source.Name = pick(later, "a", "b") }},
+	{"path of the source", func(r *Rule, later bool) { r.Source.Path = pick(later, "spec.a", "spec.b") }},
+}
+
+func pick[T any](later bool, a, b T) T {
+	if later {
+		return b
+	}
+	return a
+}
+
+// Of two rules, the first level at which they differ decides, whatever all the
+// levels after it say.
+func TestTheFirstLevelThatDiffersOrdersTwoRules(t *testing.T) {
+	for i := range levels {
+		for same := range 1 << i { // what both have at the levels before
+			first, second := new(Rule), new(Rule)
+			for j, l := range levels {
+				switch {
+				case j < i:
+					l.set(first, same>>j&1 != 0)
+					l.set(second, same>>j&1 != 0)
+				default:
+					l.set(first, j > i)
+					l.set(second, j == i)
+				}
+			}
+			if got := Compare(first, second); got != -1 {
+				t.Errorf("%s says first, all after it say second: Compare is %d, want -1", levels[i].name, got)
+			}
+			if got := Compare(second, first); got != 1 {
+				t.Errorf("%s says second, all after it say first: Compare is %d, want 1", levels[i].name, got)
+			}
+		}
+	}
+	a, b := new(Rule), new(Rule)
+	for _, l := range levels {
+		l.set(a, true)
+		l.set(b, true)
+	}
+	if got := Compare(a, b); got != 0 {
+		t.Errorf("rules that differ in nothing: Compare is %d, want 0", got)
+	}
+}
+
+func TestTiersActionsAndProxiesHaveTheirOrder(t *testing.T) {
+	rules := []*Rule{
+		{Tier: Admin, Action: Deny},
+		{Tier: Admin, Action: Redirect, Proxy: ProxyDNS},
+		{Tier: Admin, Action: Redirect, Proxy: ProxyHTTP},
+		{Tier: Admin, Action: Redirect, Proxy: ProxyTLS},
+		{Tier: Admin, Action: Redirect, Proxy: ProxyListener},
+		{Tier: Admin, Action: Allow},
+		{Tier: Admin, Action: Pass},
+		{Tier: Admin, Index: 1, Action: Deny},
+		{Tier: Admin, Priority: 1, Action: Deny},
+		{Tier: Normal, Priority: -5, Action: Deny},
+		{Tier: Isolation, Action: Deny},
+		{Tier: Baseline, Action: Deny},
+	}
+	sorted := slices.Clone(rules)
+	slices.Reverse(sorted)
+	slices.SortFunc(sorted, Compare)
+	for i := range rules {
+		if sorted[i] != rules[i] {
+			t.Errorf("place %d: %s, priority %d, index %d, %s to %s", i, sorted[i].Tier, sorted[i].Priority, sorted[i].Index, sorted[i].Action, sorted[i].Proxy)
+		}
+	}
+}

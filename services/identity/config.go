@@ -129,6 +129,12 @@ func (c *Config) allocator(l *slog.Logger) allocator.Config {
 	}
 }
 
+// listen is how often the service asks whether it missed changes: often enough
+// that an answer from memory is never refused for the question alone.
+func (c *Config) listen() time.Duration {
+	return min(time.Minute, max(c.GC.Rest/4, 100*time.Millisecond))
+}
+
 // Calls implements process.Caller.
 func (c *Config) Calls() sandbox.Calls {
 	overTCP := func(endpoint string) bool { return !strings.HasPrefix(endpoint, "unix:") }

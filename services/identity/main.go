@@ -54,7 +54,8 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 
 	store, err := etcd.New(etcd.Config{
-		Client: cfg.Etcd.client(), Prefix: cfg.Etcd.Prefix, Node: cfg.Node, TTL: cfg.Etcd.LeaseTTL, Log: p.Log,
+		Client: cfg.Etcd.client(), Prefix: cfg.Etcd.Prefix, Node: cfg.Node, TTL: cfg.Etcd.LeaseTTL,
+		Timeout: cfg.Etcd.Timeout, Listen: cfg.listen(), Log: p.Log,
 	})
 	if err != nil {
 		return err

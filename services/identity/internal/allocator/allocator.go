@@ -78,6 +78,8 @@ type Allocator struct {
 	strays    map[identity.Numeric]int64      // guarded by mu; references seen once without a hold
 	occupied  map[identity.Numeric]time.Time  // guarded by mu; numbers that rest, as far as we were told
 	claiming  int                             // guarded by mu; claims under way that may add a hold
+	heard     time.Time                       // guarded by mu; the mirror is complete as of then; zero: never
+	heardKept time.Time                       // guarded by mu; what the cache has of heard
 	connected bool                            // guarded by mu
 	changed   chan struct{}                   // guarded by mu; closed when connected or ready changes
 	storeErr  error                           // guarded by mu
@@ -105,7 +107,7 @@ type hold struct {
 // New returns an Allocator that starts from what the last process left.
 // cached says that known is a listing of the cluster, however old: then the
 // allocator is ready at once.
-func New(cfg Config, store Store, records Records, pub Publisher, holds Holds, known []identity.Identity, cached bool) (*Allocator, error) {
+func New(cfg Config, store Store, records Records, pub Publisher, holds Holds, known Known, cached bool) (*Allocator, error) {
 	a := &Allocator{
 		cfg: cfg, store: store, records: records, pub: pub,
 		kick:      make(chan struct{}, 1),
@@ -118,6 +120,8 @@ func New(cfg Config, store Store, records Records, pub Publisher, holds Holds, k
 		releases:  map[identity.Numeric]int64{},
 		strays:    map[identity.Numeric]int64{},
 		occupied:  map[identity.Numeric]time.Time{},
+		heard:     known.Heard,
+		heardKept: known.Heard,
 		changed:   make(chan struct{}),
 		lost:      make(chan error, 1),
 
@@ -151,7 +155,7 @@ func New(cfg Config, store Store, records Records, pub Publisher, holds Holds, k
 			a.learn(r.Identity, 0)
 		}
 	}
-	for _, id := range known {
+	for _, id := range known.Identities {
 		if id.Number.Scope() != identity.ScopeCluster {
 			return nil, fmt.Errorf("known identity %d is not one of the cluster", id.Number)
 		}
@@ -288,6 +292,11 @@ func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels identi
 		}
 		// The store is away and the set is known: the number as we know it
 		// stands, and the reference is written when the store answers again.
+		// But a number that was collected after the store was last heard may be
+		// another set's as soon as its quarantine is over.
+		if age, ok := a.sinceHeard(); !ok || age >= a.cfg.Rest {
+			return identity.Identity{}, &StaleError{Labels: labels, Number: number, Age: age, Never: !ok, Limit: a.cfg.Rest, Err: err}
+		}
 		claim = Claim{Number: number}
 	}
 	if err := faultResolveClaimed.Hit(ctx); err != nil {
@@ -560,13 +569,30 @@ func (a *Allocator) holdsToSave() Holds {
 	return h
 }
 
-func (a *Allocator) knownToSave() []identity.Identity {
+// sinceHeard returns how long ago the store was last heard; ok is false if it
+// never was, or at a time that this clock has not reached: then it was set back.
+func (a *Allocator) sinceHeard() (age time.Duration, ok bool) {
+	a.mu.Lock()
+	heard := a.heard
+	a.mu.Unlock()
+	if heard.IsZero() {
+		return 0, false
+	}
+	// The monotonic clock stands still while the machine sleeps, the wall clock
+	// may be set; the longer time counts. What a file told has a wall clock only.
+	now := time.Now()
+	age = max(now.Sub(heard), now.Round(0).Sub(heard.Round(0)))
+	return age, age >= 0
+}
+
+func (a *Allocator) knownToSave() Known {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.heardKept = a.heard
 	out := make([]identity.Identity, 0, len(a.known))
 	for n, e := range a.known {
 		out = append(out, identity.Identity{Number: n, Labels: e.labels})
 	}
 	slices.SortFunc(out, identity.Compare)
-	return out
+	return Known{Identities: out, Heard: a.heard}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/sluice-net/sluice/services/identity/internal/identity"
 )
@@ -46,6 +47,31 @@ func (e *StoreError) Unwrap() error { return e.Err }
 
 // Is makes it an ErrUnavailable.
 func (e *StoreError) Is(target error) bool { return target == ErrUnavailable }
+
+// StaleError says that the store is needed, because what this node remembers
+// of a label set is too old to be believed.
+type StaleError struct {
+	Labels identity.Labels
+	Number identity.Numeric // what it was when the store was last heard
+	Age    time.Duration    // since then
+	Never  bool             // nothing says when that was
+	Limit  time.Duration    // how old it may be
+	Err    error            // of the store
+}
+
+func (e *StaleError) Error() string {
+	age := e.Age.Round(time.Second).String() + " ago"
+	if e.Never {
+		age = "at an unknown time"
+	}
+	return fmt.Sprintf("label set %s had the number %d when etcd was last heard, %s; after gc.rest (%s) it may be another set's: %v",
+		clip(e.Labels.Text(), 200), e.Number, age, e.Limit, e.Err)
+}
+
+func (e *StaleError) Unwrap() error { return e.Err }
+
+// Is makes it an ErrUnavailable.
+func (e *StaleError) Is(target error) bool { return target == ErrUnavailable }
 
 // QuotaError says what is used up, and which labels to look at.
 type QuotaError struct {

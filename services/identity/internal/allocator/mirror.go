@@ -3,7 +3,11 @@
 
 package allocator
 
-import "github.com/sluice-net/sluice/services/identity/internal/identity"
+import (
+	"time"
+
+	"github.com/sluice-net/sluice/services/identity/internal/identity"
+)
 
 // learn puts an identity into the mirror as the store had it at a revision;
 // what the mirror has from a later revision stays. It runs with mu held.
@@ -86,11 +90,21 @@ func (a *Allocator) observe(u Update) {
 			a.forget(d.Number)
 		}
 	}
+	if u.Heard.After(a.heard) || a.heard.After(time.Now()) {
+		a.heard = u.Heard
+		if a.heard.Sub(a.heardKept) > a.cfg.Rest/heardSteps {
+			a.dirtyKnown()
+		}
+	}
 	if u.Complete {
 		a.becomeReady()
 		a.dirtyKnown() // also an empty listing is something to know
 	}
 }
+
+// heardSteps bounds how far the cache's time of the last sign of the store may
+// be behind, as a part of the quarantine time.
+const heardSteps = 8
 
 // dirtyKnown asks for the cache to be written.
 func (a *Allocator) dirtyKnown() {

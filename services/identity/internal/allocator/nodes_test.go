@@ -27,7 +27,7 @@ func TestMain(m *testing.M) { leaktest.Main(m) }
 type memory struct {
 	mu     sync.Mutex
 	holds  allocator.Holds
-	known  []identity.Identity
+	known  allocator.Known
 	cached bool
 	saves  int
 	fail   error
@@ -44,10 +44,10 @@ func (m *memory) SaveHolds(h allocator.Holds) error {
 	return nil
 }
 
-func (m *memory) SaveKnown(ids []identity.Identity) error {
+func (m *memory) SaveKnown(k allocator.Known) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.known, m.cached = ids, true
+	m.known, m.cached = k, true
 	return nil
 }
 
@@ -303,7 +303,7 @@ func TestKnownSetsAreAnsweredWithoutTheStore(t *testing.T) {
 	storetest.Eventually(t, "the cache is written", func() bool {
 		records.mu.Lock()
 		defer records.mu.Unlock()
-		return len(records.known) == 2
+		return len(records.known.Identities) == 2
 	})
 	a.stop()
 	again := start(t, f.Node("a"), records, quick())
@@ -699,7 +699,7 @@ func TestBadStateIsRefused(t *testing.T) {
 		"twice":    {{Holder: h("a"), Identity: web}, {Holder: h("a"), Identity: web}},
 		"reserved": {{Holder: h("a"), Identity: identity.Reserved()[0]}},
 	} {
-		_, err := allocator.New(quick(), storetest.NewFake().Node("a"), &memory{}, &readers{have: map[identity.Numeric]string{}}, allocator.Holds{Holders: holders}, nil, true)
+		_, err := allocator.New(quick(), storetest.NewFake().Node("a"), &memory{}, &readers{have: map[identity.Numeric]string{}}, allocator.Holds{Holders: holders}, allocator.Known{}, true)
 		if err == nil {
 			t.Errorf("%s: accepted", name)
 		}

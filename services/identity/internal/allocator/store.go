@@ -88,6 +88,9 @@ type Update struct {
 	Revision int64 // of the listing
 	Upserts  []Entry
 	Deletes  []Deletion
+	// Heard is a time of which everything was seen: this update and those
+	// before it have all changes up to then. Zero if the update does not say.
+	Heard time.Time
 }
 
 // Store is the memory that all nodes of a cluster share. Revisions grow with
@@ -114,7 +117,8 @@ type Store interface {
 	References(ctx context.Context) ([]Reference, error)
 	// Follow hands every identity to sink, then every change, in order, and
 	// returns only with an error or when ctx is done. A gap in the changes
-	// becomes a new complete listing.
+	// becomes a new complete listing. Update.Heard comes again and again as
+	// long as the store answers, also without a change.
 	Follow(ctx context.Context, sink func(Update)) error
 	// Lead says whether this node is the one that collects, becoming it if
 	// nobody is. It lasts as long as the session.
@@ -151,11 +155,19 @@ type HolderRecord struct {
 	Identity identity.Identity
 }
 
+// Known is what this node knows of the cluster.
+type Known struct {
+	Identities []identity.Identity
+	// Heard is when the store was last heard: Identities is complete as of
+	// then. Zero is never.
+	Heard time.Time
+}
+
 // Records is the memory of this node. What a method was given survives this
 // process, however it ends, once the method returned nil.
 type Records interface {
 	SaveHolds(Holds) error
 	// SaveKnown stores the identities of the cluster that this node knows: a
 	// cache for the time without the store.
-	SaveKnown([]identity.Identity) error
+	SaveKnown(Known) error
 }

@@ -53,7 +53,7 @@ func quick() nodeConfig {
 // startNode starts a process of a node on the state that dir has.
 func startNode(t testing.TB, endpoint, name, dir string, cfg nodeConfig) *node {
 	t.Helper()
-	store, err := New(Config{Client: Client{Endpoints: []string{endpoint}}, Prefix: testPrefix, Node: name, TTL: cfg.ttl, Log: cfg.Log})
+	store, err := New(Config{Client: Client{Endpoints: []string{endpoint}}, Prefix: testPrefix, Node: name, TTL: cfg.ttl, Timeout: cfg.StoreTimeout, Listen: cfg.Rest / 4, Log: cfg.Log})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -288,11 +288,7 @@ func TestCollectionNeverTakesWhatIsHeld(t *testing.T) {
 	var collectors, work sync.WaitGroup
 	// Beside the node that leads, one that does not ask who leads: what makes
 	// collection safe is not that one node does it.
-	rogue, err := New(Config{Client: Client{Endpoints: []string{s.Endpoint}}, Prefix: testPrefix, Node: "rogue", TTL: time.Hour, Log: log.Discard()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer rogue.Close() //nolint:errcheck // nothing is written any more
+	rogue := newStore(t, s.Endpoint, "rogue")
 	stop := make(chan struct{})
 	rogueTook := 0
 	collectors.Go(func() {
@@ -507,5 +503,103 @@ func TestRestartWithoutEtcdKnowsWhatItKnew(t *testing.T) {
 	a.settled()
 	if _, refs := content(t, s.Client()); refs["a/"+fmt.Sprint(db.Number)] != 1 || refs["a/"+fmt.Sprint(web.Number)] != 1 {
 		t.Errorf("references %v, want those of a on both", refs)
+	}
+}
+
+// cutOff is a node that knows the set "admin" and does not hold it, on a
+// cluster that collected it and gave its number to "guest" while the node was
+// away. The node and etcd are down.
+func cutOff(t *testing.T, s *etcdtest.Server, cfg nodeConfig) (dir string, admin identity.Identity) {
+	t.Helper()
+	b := startNode(t, s.Endpoint, "b", t.TempDir(), cfg)
+	b.connected()
+	a := startNode(t, s.Endpoint, "a", t.TempDir(), cfg)
+	a.connected()
+	admin, err := a.Hold(t.Context(), holder(1), storetest.Labels(t, "admin"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	storetest.Eventually(t, "b knows", func() bool { _, _, err := b.Get(admin.Number); return err == nil })
+	b.stop()
+	if _, err := a.Release(t.Context(), holder(1)); err != nil {
+		t.Fatal(err)
+	}
+	other := newStore(t, s.Endpoint, "c")
+	if _, err := other.Join(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	storetest.Eventually(t, "the end of the quarantine", func() bool {
+		_, err := other.Claim(t.Context(), storetest.Labels(t, "guest"), 0, admin.Number)
+		return err == nil
+	})
+	s.Down()
+	return b.dir, admin
+}
+
+// TestOldCacheAnswersNothing: a number that was collected and went through its
+// quarantine while the node was away is another label set's.
+func TestOldCacheAnswersNothing(t *testing.T) {
+	t.Parallel() // it mostly waits
+	s := etcdtest.Start(t)
+	cfg := quick()
+	cfg.Grace, cfg.Rest = 0, time.Second
+	dir, admin := cutOff(t, s, cfg)
+	b := startNode(t, s.Endpoint, "b", dir, cfg)
+	got, err := b.Hold(t.Context(), holder(7), admin.Labels, false)
+	var stale *allocator.StaleError
+	if !errors.As(err, &stale) || !errors.Is(err, allocator.ErrUnavailable) || stale.Number != admin.Number || stale.Never || stale.Age < cfg.Rest {
+		t.Errorf("hold: %v, %v, want a StaleError: the number is another set's by now", got, err)
+	}
+	s.Up()
+	b.connected()
+	if got, err := b.Hold(t.Context(), holder(7), admin.Labels, false); err != nil || got.Number == admin.Number {
+		t.Errorf("with etcd back: %v, %v, want another number than %d", got, err, admin.Number)
+	}
+}
+
+// TestLongOutageEndsAnswersForSetsThatAreNotHeld is about a node that keeps running.
+func TestLongOutageEndsAnswersForSetsThatAreNotHeld(t *testing.T) {
+	t.Parallel() // it mostly waits
+	s := etcdtest.Start(t)
+	cfg := quick()
+	cfg.Rest = 2 * time.Second
+	a, b := startNode(t, s.Endpoint, "a", t.TempDir(), cfg), startNode(t, s.Endpoint, "b", t.TempDir(), cfg)
+	a.connected()
+	held, err := a.Hold(t.Context(), holder(1), storetest.Labels(t, "held"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	known, err := b.Hold(t.Context(), holder(1), storetest.Labels(t, "known"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	storetest.Eventually(t, "a knows b's", func() bool { _, _, err := a.Get(known.Number); return err == nil })
+	// As long as etcd answers, time does not make the mirror old.
+	joined := time.Now()
+	storetest.Eventually(t, "more than the quarantine time", func() bool { return time.Since(joined) > cfg.Rest+cfg.Rest/2 })
+	s.Down()
+	ask := func(h int, l identity.Labels) (identity.Identity, error) {
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		defer cancel()
+		return a.Hold(ctx, holder(h), l, false)
+	}
+	if got, err := ask(2, known.Labels); err != nil || got.Number != known.Number {
+		t.Errorf("just after the loss: %v, %v, want %v", got, err, known)
+	}
+	if _, err := a.Release(t.Context(), holder(2)); err != nil {
+		t.Fatal(err)
+	}
+	storetest.Eventually(t, "the cache is too old", func() bool {
+		_, err := ask(2, known.Labels)
+		var stale *allocator.StaleError
+		if err == nil {
+			if _, err := a.Release(t.Context(), holder(2)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return errors.As(err, &stale)
+	})
+	if got, err := ask(3, held.Labels); err != nil || got.Number != held.Number {
+		t.Errorf("held set: %v, %v, want %v however long it takes", got, err, held)
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
+	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -29,7 +31,7 @@ func (s *Store) Follow(ctx context.Context, sink func(allocator.Update)) error {
 		s.mu.Lock()
 		history := s.history
 		s.mu.Unlock()
-		u := allocator.Update{Complete: true, Reset: reset}
+		u := allocator.Update{Complete: true, Reset: reset, Heard: time.Now()}
 		revision, err := s.list(ctx, s.cfg.Prefix+"/id/", 0, false, func(kv *mvccpb.KeyValue) {
 			if e, ok := s.entry(kv); ok {
 				u.Upserts = append(u.Upserts, e)
@@ -58,10 +60,21 @@ func (s *Store) watch(ctx context.Context, from int64, history <-chan struct{}, 
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
 	events := s.client.Watch(ctx, s.cfg.Prefix+"/id/", clientv3.WithPrefix(), clientv3.WithRev(from))
+	heads := make(chan head, 1)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	wg.Go(func() { s.listen(ctx, heads) })
+	var awaited head // everything up to it makes the mirror complete as of its time
 	for {
 		select {
 		case <-history:
 			return errGap
+		case awaited = <-heads:
+			if awaited.revision < from {
+				sink(allocator.Update{Heard: awaited.asked})
+				awaited = head{}
+			}
 		case resp, ok := <-events:
 			switch {
 			case resp.CompactRevision != 0:
@@ -74,12 +87,67 @@ func (s *Store) watch(ctx context.Context, from int64, history <-chan struct{}, 
 			case !ok:
 				return fmt.Errorf("watch identities: %w: the watch ended", allocator.ErrUnavailable)
 			}
-			if u := s.update(resp.Events); len(u.Upserts)+len(u.Deletes) > 0 {
+			u := s.update(resp.Events)
+			switch {
+			case resp.IsProgressNotify():
+				from = max(from, resp.Header.Revision+1)
+			case len(resp.Events) > 0:
+				// Others of the answer's revision may still come.
+				from = max(from, resp.Events[len(resp.Events)-1].Kv.ModRevision)
+			}
+			if awaited.revision != 0 && awaited.revision < from {
+				u.Heard, awaited = awaited.asked, head{}
+			}
+			if len(u.Upserts)+len(u.Deletes) > 0 || !u.Heard.IsZero() {
 				sink(u)
 			}
-			from = resp.Header.Revision + 1
 		}
 	}
+}
+
+// head is the revision that etcd had when it was asked.
+type head struct {
+	asked    time.Time
+	revision int64
+}
+
+// listen asks etcd for its revision again and again, and to tell the watch that
+// it has brought everything up to there. A watch that brings nothing may have
+// nothing to bring, or may be cut off: only this tells the two apart.
+func (s *Store) listen(ctx context.Context, heads chan<- head) {
+	tick := time.NewTicker(s.cfg.Listen)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		asked := time.Now()
+		limited, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
+		revision, err := s.head(limited)
+		if err == nil {
+			select {
+			case heads <- head{asked: asked, revision: revision}:
+				err = s.client.RequestProgress(limited)
+			default: // the one before was not looked at yet
+			}
+		}
+		cancel()
+		if err != nil && ctx.Err() == nil {
+			s.cfg.Log.Debug("asking etcd for its revision", log.Err(err))
+		}
+	}
+}
+
+// head reads the revision that etcd has. Only a linearised read tells.
+func (s *Store) head(ctx context.Context) (int64, error) {
+	resp, err := s.client.Get(ctx, s.cfg.Prefix+"/collector", clientv3.WithKeysOnly())
+	if err != nil {
+		return 0, s.fault(ctx, "read revision", err)
+	}
+	s.saw(resp.Header)
+	return resp.Header.Revision, nil
 }
 
 // update turns the events of one answer into changes. Of several events of a

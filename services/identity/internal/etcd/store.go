@@ -44,11 +44,13 @@ import (
 
 // Config of a Store.
 type Config struct {
-	Client Client
-	Prefix string        // of all keys, "/sluice/v1/identity" for example
-	Node   string        // name of this node in the cluster; without '/'
-	TTL    time.Duration // how long references outlive the last sign of life; whole seconds
-	Log    *slog.Logger
+	Client  Client
+	Prefix  string        // of all keys, "/sluice/v1/identity" for example
+	Node    string        // name of this node in the cluster; without '/'
+	TTL     time.Duration // how long references outlive the last sign of life; whole seconds
+	Timeout time.Duration // of what the store asks by itself
+	Listen  time.Duration // between two questions of Follow up to when it has heard everything
+	Log     *slog.Logger
 }
 
 // Store is the allocator's Store in etcd.
@@ -69,6 +71,9 @@ func New(cfg Config) (*Store, error) {
 	}
 	if !strings.HasPrefix(cfg.Prefix, "/") || strings.HasSuffix(cfg.Prefix, "/") {
 		return nil, fmt.Errorf("key prefix %q: want a path that begins with '/' and does not end in one", cfg.Prefix)
+	}
+	if cfg.Listen <= 0 || cfg.Timeout <= 0 {
+		return nil, fmt.Errorf("listen interval %s, timeout %s: want more than 0", cfg.Listen, cfg.Timeout)
 	}
 	if cfg.TTL < time.Second {
 		return nil, fmt.Errorf("lease of %s: want at least 1s", cfg.TTL)
@@ -175,8 +180,7 @@ func (s *Store) Join(ctx context.Context) (fresh bool, err error) {
 	if err != nil {
 		return false, s.fault(ctx, "grant lease", err)
 	}
-	// A linearised read: only it says what revision etcd really has. Going
-	// backwards means another data directory, and watches that wait for
+	// Going backwards means another data directory, and watches that wait for
 	// revisions which will be something else when they come.
 	get, err := s.client.Get(ctx, s.cfg.Prefix+"/collector", clientv3.WithKeysOnly())
 	if err != nil {

@@ -50,16 +50,26 @@ func newCluster(t *testing.T) *cluster {
 	return &cluster{Server: s, t: t, admin: s.Client(), stores: map[string][]*Store{}}
 }
 
-func (c *cluster) Node(name string) allocator.Store {
-	s, err := New(Config{Client: Client{Endpoints: []string{c.Endpoint}}, Prefix: testPrefix, Node: name, TTL: time.Hour, Log: log.Discard()})
+// newStore returns a store that is closed after the test.
+func newStore(t testing.TB, endpoint, node string) *Store {
+	t.Helper()
+	s, err := New(Config{
+		Client: Client{Endpoints: []string{endpoint}}, Prefix: testPrefix, Node: node, TTL: time.Hour,
+		Timeout: 2 * time.Second, Listen: 50 * time.Millisecond, Log: log.Discard(),
+	})
 	if err != nil {
-		c.t.Fatal(err)
+		t.Fatal(err)
 	}
-	c.t.Cleanup(func() {
+	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
-			c.t.Error(err)
+			t.Error(err)
 		}
 	})
+	return s
+}
+
+func (c *cluster) Node(name string) allocator.Store {
+	s := newStore(c.t, c.Endpoint, name)
 	c.stores[name] = append(c.stores[name], s)
 	return s
 }
@@ -285,9 +295,9 @@ func TestWrongConfigurationIsNamed(t *testing.T) {
 	}
 	good := Client{Endpoints: []string{"unix:///x"}}
 	for want, cfg := range map[string]Config{
-		"node name":  {Client: good, Prefix: "/p", Node: "a/b", TTL: time.Minute},
-		"key prefix": {Client: good, Prefix: "/p/", Node: "a", TTL: time.Minute},
-		"lease":      {Client: good, Prefix: "/p", Node: "a"},
+		"node name":  {Client: good, Prefix: "/p", Node: "a/b", TTL: time.Minute, Timeout: 1, Listen: 1},
+		"key prefix": {Client: good, Prefix: "/p/", Node: "a", TTL: time.Minute, Timeout: 1, Listen: 1},
+		"lease":      {Client: good, Prefix: "/p", Node: "a", Timeout: 1, Listen: 1},
 	} {
 		if s, err := New(cfg); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, %v, want an error with %q", cfg, s, err, want)

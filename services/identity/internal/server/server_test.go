@@ -84,7 +84,7 @@ func serve(t *testing.T, opts ...option) *service {
 	for _, o := range opts {
 		o(&cfg, &ro)
 	}
-	if s.alloc, err = allocator.New(cfg, s.fake.Node("n1"), files, s.hub, allocator.Holds{}, nil, false); err != nil {
+	if s.alloc, err = allocator.New(cfg, s.fake.Node("n1"), files, s.hub, allocator.Holds{}, allocator.Known{}, false); err != nil {
 		t.Fatal(err)
 	}
 	impl.Allocator = s.alloc

@@ -73,6 +73,9 @@ type holderRecord struct {
 }
 
 type knownRecord struct {
+	// Heard is when the store was last heard, in milliseconds since 1970. Files
+	// of older versions do not say: 0, never.
+	Heard      int64            `json:"heard,omitempty"`
 	Identities []identityRecord `json:"identities"`
 }
 
@@ -127,7 +130,7 @@ func (d *Dir) Close() error { return d.lock.Close() }
 type Loaded struct {
 	Holds   allocator.Holds
 	Removed []string // names of files with holds of other boots
-	Known   []identity.Identity
+	Known   allocator.Known
 	Cached  bool  // there was a cache, perhaps an empty one
 	Damaged error // why the cache was put aside; nil if it was not
 }
@@ -161,7 +164,7 @@ func (d *Dir) Load() (Loaded, error) {
 	var known knownRecord
 	err := durable.Load(path, maxFile, knownSchema, &known)
 	if err == nil {
-		l.Known, err = known.identities()
+		l.Known.Identities, err = known.identities()
 	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -172,6 +175,9 @@ func (d *Dir) Load() (Loaded, error) {
 		}
 	default:
 		l.Cached = true
+		if known.Heard > 0 {
+			l.Known.Heard = time.UnixMilli(known.Heard)
+		}
 	}
 	return l, nil
 }
@@ -264,9 +270,12 @@ func (d *Dir) SaveHolds(h allocator.Holds) error {
 }
 
 // SaveKnown implements allocator.Records.
-func (d *Dir) SaveKnown(ids []identity.Identity) error {
-	rec := knownRecord{Identities: make([]identityRecord, len(ids))}
-	for i, id := range ids {
+func (d *Dir) SaveKnown(k allocator.Known) error {
+	rec := knownRecord{Identities: make([]identityRecord, len(k.Identities))}
+	if !k.Heard.IsZero() {
+		rec.Heard = k.Heard.UnixMilli()
+	}
+	for i, id := range k.Identities {
 		rec.Identities[i] = identityRecord{Number: uint32(id.Number), Labels: id.Labels.Text()}
 	}
 	return durable.Save(filepath.Join(d.path, KnownFile), knownSchema, rec, durable.SyncFile)

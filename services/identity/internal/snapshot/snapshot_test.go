@@ -12,6 +12,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/kit/leaktest"
@@ -46,7 +47,7 @@ func load(t testing.TB, path, node, boot string) (Loaded, error) {
 	return d.Load()
 }
 
-func saved(t testing.TB) (path string, holds allocator.Holds, known []identity.Identity) {
+func saved(t testing.TB) (path string, holds allocator.Holds, known allocator.Known) {
 	t.Helper()
 	path = t.TempDir()
 	holds = allocator.Holds{NextNodeLocal: identity.MinNodeLocal + 7, Holders: []allocator.HolderRecord{
@@ -54,7 +55,7 @@ func saved(t testing.TB) (path string, holds allocator.Holds, known []identity.I
 		{Holder: allocator.EndpointHolder("c2", "eth0"), Identity: id(t, 300, "web;=\\")},
 		{Holder: allocator.ReferenceHolder("x"), Identity: id(t, identity.MinNodeLocal, "local")},
 	}}
-	known = []identity.Identity{id(t, 300, "web;=\\"), id(t, 301, "db")}
+	known = allocator.Known{Identities: []identity.Identity{id(t, 300, "web;=\\"), id(t, 301, "db")}, Heard: time.UnixMilli(1_700_000_000_123)}
 	d, err := Open(path, "n1", boot1)
 	if err != nil {
 		t.Fatal(err)
@@ -63,6 +64,20 @@ func saved(t testing.TB) (path string, holds allocator.Holds, known []identity.I
 		t.Fatal(err)
 	}
 	return path, holds, known
+}
+
+// TestCacheOfAnOlderVersionWasNeverHeard: files without a time must not be
+// taken for fresh.
+func TestCacheOfAnOlderVersionWasNeverHeard(t *testing.T) {
+	path := t.TempDir()
+	old := `{"identities":[{"number":300,"labels":"k8s:app=web;"}]}`
+	if err := durable.Save(filepath.Join(path, KnownFile), knownSchema, json.RawMessage(old), durable.SyncNone); err != nil {
+		t.Fatal(err)
+	}
+	got, err := load(t, path, "n1", boot1)
+	if err != nil || !got.Cached || len(got.Known.Identities) != 1 || !got.Known.Heard.IsZero() {
+		t.Errorf("loaded %+v, %v, want one identity, never heard", got, err)
+	}
 }
 
 func TestWhatWasSavedIsLoaded(t *testing.T) {
@@ -165,7 +180,7 @@ func TestDamagedCacheIsPutAsideAndHoldsStay(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := load(t, path, "n1", boot1)
-	if err != nil || got.Cached || len(got.Known) != 0 || !reflect.DeepEqual(got.Holds, holds) {
+	if err != nil || got.Cached || len(got.Known.Identities) != 0 || !got.Known.Heard.IsZero() || !reflect.DeepEqual(got.Holds, holds) {
 		t.Errorf("loaded %+v, %v, want the holds and no cache", got, err)
 	}
 	if got.Damaged == nil || !strings.Contains(got.Damaged.Error(), file) {

@@ -278,10 +278,11 @@ func (s *fakeStore) Follow(ctx context.Context, sink func(allocator.Update)) err
 				}
 				u = last(u)
 			}
+			u.Heard = time.Now()
 			next = s.revision + 1
 		}
 		s.mu.Unlock()
-		if u.Complete || len(u.Upserts)+len(u.Deletes) > 0 {
+		if !u.Heard.IsZero() {
 			sink(u)
 		}
 		select {

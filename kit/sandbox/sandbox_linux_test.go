@@ -13,6 +13,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -35,6 +37,15 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv(childEnv); dir != "" {
 		os.Exit(child(dir, os.Args[1]))
 	}
+	if withoutC() {
+		self, err := os.Executable()
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		childPath = self
+		os.Exit(leaktest.Run(m))
+	}
 	dir, err := os.MkdirTemp("", "sandbox")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -54,6 +65,13 @@ func TestMain(m *testing.M) {
 		code = 1
 	}
 	os.Exit(code)
+}
+
+// withoutC says whether this binary is linked as a service is: then it can be
+// its own child, also where there is no compiler.
+func withoutC() bool {
+	info, ok := debug.ReadBuildInfo()
+	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "CGO_ENABLED", Value: "0"})
 }
 
 // attempts are what the child tries after it has been confined; the error of

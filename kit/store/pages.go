@@ -63,51 +63,58 @@ type pageWalk struct {
 	seen     []uint64
 }
 
-// findMeta finds the newest of the two meta pages that is whole. One of them
-// may be torn: that is what a power failure in the middle of a commit leaves.
+// findMeta reads the two header pages and takes the newer one. Both have to be
+// whole: a header is 80 bytes at the start of its page, which storage writes
+// with their sector or not at all, so no loss of power leaves half of one. A
+// file with one damaged header would otherwise be taken for what it was before
+// the last commit.
 func (w *pageWalk) findMeta() error {
 	if w.size == 0 {
 		return errors.New("the file is empty")
 	}
-	best, found := uint64(0), false
-	try := func(at uint64) bool {
-		b := make([]byte, headerSize+metaSize)
-		if _, err := w.f.ReadAt(b, int64(at)); err != nil {
-			return false
-		}
-		m := b[headerSize:]
-		sum := fnv.New64a()
-		sum.Write(m[:56])
-		pageSize := uint64(order.Uint32(m[8:]))
-		if order.Uint16(b[8:])&flagMeta == 0 || order.Uint32(m) != magic || order.Uint32(m[4:]) != fileVersion ||
-			order.Uint64(m[56:]) != sum.Sum64() ||
-			pageSize < minPageSize || pageSize > maxPageSize || bits.OnesCount64(pageSize) != 1 || at != 0 && at != pageSize {
-			return false
-		}
-		if txid := order.Uint64(m[48:]); !found || txid > best {
-			best, found = txid, true
-			w.pageSize, w.root, w.high = pageSize, order.Uint64(m[16:]), order.Uint64(m[40:])
-			if order.Uint64(m[32:]) != noFreelist {
-				w.high = 0 // written by something else: see below
-			}
-		}
-		return true
+	first, err := w.meta(0)
+	if err != nil {
+		return fmt.Errorf("header 0: %w", err)
 	}
-	try(0)
-	for p := uint64(minPageSize); p <= maxPageSize; p *= 2 {
-		if try(p) {
-			break
-		}
+	second, err := w.meta(first.pageSize)
+	if err != nil {
+		return fmt.Errorf("header 1: %w", err)
 	}
+	m := first
+	if second.commit > first.commit {
+		m = second
+	}
+	w.pageSize, w.root, w.high = m.pageSize, m.root, m.high
 	switch {
-	case !found:
-		return errors.New("neither of its two headers is that of a bbolt database of this machine's byte order")
-	case w.high == 0:
-		return fmt.Errorf("%w: it has a page of free pages, which sluice-ipam never writes", errOtherWriter)
+	case second.pageSize != first.pageSize:
+		return fmt.Errorf("its headers say pages of %d and %d bytes", first.pageSize, second.pageSize)
+	case m.commit != first.commit+1 && m.commit != second.commit+1:
+		return fmt.Errorf("its headers are of commits %d and %d", first.commit, second.commit)
+	case m.freelist != noFreelist:
+		return fmt.Errorf("%w: it has a page of free pages, which Sluice never writes", errOtherWriter)
 	case w.high > w.size/w.pageSize:
 		return fmt.Errorf("it is truncated: %d bytes, its header says %d pages of %d bytes", w.size, w.high, w.pageSize)
 	}
 	return nil
+}
+
+// meta is a header page.
+type meta struct{ pageSize, root, freelist, high, commit uint64 }
+
+func (w *pageWalk) meta(at uint64) (meta, error) {
+	b := make([]byte, headerSize+metaSize)
+	if err := w.read(b, at); err != nil {
+		return meta{}, err
+	}
+	m := b[headerSize:]
+	sum := fnv.New64a()
+	sum.Write(m[:56])
+	size := uint64(order.Uint32(m[8:]))
+	if order.Uint16(b[8:])&flagMeta == 0 || order.Uint32(m) != magic || order.Uint32(m[4:]) != fileVersion ||
+		order.Uint64(m[56:]) != sum.Sum64() || size < minPageSize || size > maxPageSize || bits.OnesCount64(size) != 1 {
+		return meta{}, errors.New("it is not that of a bbolt database of this machine's byte order")
+	}
+	return meta{size, order.Uint64(m[16:]), order.Uint64(m[32:]), order.Uint64(m[40:]), order.Uint64(m[48:])}, nil
 }
 
 // errOtherWriter says that the file is sound as far as one can see, but that

@@ -1,0 +1,598 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package store keeps the state of a service in bbolt files.
+//
+// A file is created whole or not at all, and a marker beside it lists what was
+// created: a file that is absent, empty, truncated, damaged or of another
+// version is refused and left as it is, with an error that names the file and
+// the way out. It is never taken for the file of a new installation.
+//
+// Each commit is synced before Update returns. A sum over all records is part
+// of each commit, so that a record that was changed or lost behind the back of
+// the service is found at the next start. Only the owner of a Dir opens its
+// files, and only one goroutine at a time may call Update.
+//
+// The package knows neither what the records mean nor how often they may be
+// written: batching concurrent calls into one Update is for its caller.
+package store
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+	berrors "go.etcd.io/bbolt/errors"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/kit/durable"
+)
+
+// Sentinels of OpenDir and Open.
+var (
+	// ErrCorrupt says that a file is damaged, or absent although it was created.
+	ErrCorrupt = errors.New("corrupt")
+	// ErrForeign says that the file is not the state of this service.
+	ErrForeign = errors.New("of another program")
+	// ErrVersion says that a version of this service wrote the file that this
+	// one does not read.
+	ErrVersion = errors.New("written by another version")
+	// ErrLocked says that another process uses the directory.
+	ErrLocked = durable.ErrLocked
+	// ErrPermission says that users other than the service's could change the
+	// state.
+	ErrPermission = errors.New("open to others")
+)
+
+// Sentinels of Update.
+var (
+	// ErrFull says that the file system has no space or is read-only. Nothing was
+	// changed, and what was written before is not in doubt: try again later.
+	ErrFull = errors.New("the file system takes no writes")
+	// ErrLost says that the state on the disk is unknown: after a sync that did
+	// not succeed the kernel may have dropped pages that it now calls clean. Only
+	// a process that opens the file anew knows what is in it, so this one ends.
+	ErrLost = errors.New("the state on disk is uncertain")
+)
+
+var (
+	bucketMeta = []byte("meta")
+	keyFormat  = []byte("format")
+	keySchema  = []byte("schema")
+	keyDigest  = []byte("digest")
+)
+
+// Layout says what is in a file.
+type Layout struct {
+	Format  string   // kind of state, such as "sluice-ipam"; never changed
+	Version uint32   // of the records, from 1
+	Buckets []string // "meta" is taken
+}
+
+// Options describe a file.
+type Options struct {
+	Name   string // in the directory
+	Layout Layout
+
+	// Previous is the layout before Layout, which Migrate brings up to it in one
+	// transaction that sees the buckets of both. Without Migrate only Layout
+	// itself is read.
+	Previous Layout
+	Migrate  func(*Tx) error
+
+	// Init fills a new file before it gets its name; nil leaves it empty.
+	Init func(*Tx) error
+
+	// Boot keeps the file for this boot only and syncs nothing: a killed process
+	// loses nothing, a loss of power loses the file. Files of other boots are
+	// removed unread, and the marker does not list the file.
+	Boot bool
+
+	// Loss completes "when …, begin without it" in the error of a refused file.
+	Loss string
+	// Doc is the page that says more, such as `docs/ipam.md, "A refused state file"`.
+	Doc string
+}
+
+// Store is an open file.
+type Store struct {
+	o       Options
+	path    string
+	marker  string // "" if the file is not listed there
+	db      *bolt.DB
+	file    *os.File // of db
+	sum     digest   // of what is committed
+	fresh   bool
+	lost    error // set by the first Update that ended in ErrLost
+	stuck   bool  // a panic left the locks of db taken
+	problem atomic.Pointer[error]
+}
+
+// Open opens a file of the directory, or creates it if that was never done.
+func (d *Dir) Open(o Options) (*Store, error) {
+	s := &Store{o: o, path: filepath.Join(d.path, o.Name), marker: d.Marker()}
+	if o.Boot {
+		if err := s.forBoot(d.path); err != nil {
+			return nil, err
+		}
+	}
+	_, err := os.Lstat(s.path)
+	switch {
+	case err == nil:
+	case !errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("state file: %w", err)
+	case !o.Boot && d.Created(o.Name):
+		return nil, s.refuse(ErrCorrupt, fmt.Errorf("%s says that it was created, and it is absent", s.marker))
+	default:
+		if err := s.create(); err != nil {
+			return nil, fmt.Errorf("create state file %s: %w", s.path, err)
+		}
+		s.fresh = true
+	}
+	if err := s.open(); err != nil {
+		return nil, err
+	}
+	if !o.Boot {
+		if err := d.mark(o.Name); err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
+	}
+	return s, nil
+}
+
+// bootID is the file in which Linux names the boot.
+const bootID = "/proc/sys/kernel/random/boot_id"
+
+// forBoot puts the boot into the file's name, so that a file of another boot,
+// which may be damaged in any way, need not be read to be told apart.
+func (s *Store) forBoot(dir string) error {
+	id, err := os.ReadFile(bootID)
+	if err != nil {
+		return fmt.Errorf("identifier of the boot: %w", err)
+	}
+	base, ext := strings.TrimSuffix(s.o.Name, filepath.Ext(s.o.Name)), filepath.Ext(s.o.Name)
+	name := base + "." + strings.TrimSpace(string(id)) + ext
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return fmt.Errorf("state directory: %w", err)
+	}
+	for _, e := range entries {
+		other := e.Name()
+		if other == name || !strings.HasPrefix(other, base+".") || !strings.HasSuffix(strings.TrimSuffix(other, ".new"), ext) {
+			continue
+		}
+		if err := os.Remove(filepath.Join(dir, other)); err != nil {
+			return fmt.Errorf("remove the state of an earlier boot: %w", err)
+		}
+	}
+	s.path, s.marker = filepath.Join(dir, name), ""
+	return nil
+}
+
+func (s *Store) open() (err error) {
+	if err := s.checkFile(); err != nil {
+		return err
+	}
+	if s.db, err = s.openBolt(s.path); err != nil {
+		if errors.Is(err, berrors.ErrTimeout) {
+			err = ErrLocked
+		}
+		return fmt.Errorf("state file %s: %w", s.path, err)
+	}
+	if err := s.verify(); err != nil {
+		return errors.Join(err, s.Close())
+	}
+	return nil
+}
+
+// checkFile looks at the file before bbolt maps it.
+func (s *Store) checkFile() error {
+	f, err := os.OpenFile(s.path, os.O_RDONLY|syscall.O_CLOEXEC|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return fmt.Errorf("state file: %w", err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return fmt.Errorf("state file: %w", err)
+	}
+	if !info.Mode().IsRegular() {
+		return s.refuse(ErrForeign, errors.New("not a regular file"))
+	}
+	if !s.o.Boot {
+		if err := settle(f); err != nil {
+			return fmt.Errorf("sync state file %s: %w", s.path, err)
+		}
+	}
+	switch err := checkPages(f); {
+	case err == nil:
+		return nil
+	case errors.Is(err, errOtherWriter):
+		return s.refuse(ErrForeign, err)
+	default:
+		return s.refuse(ErrCorrupt, err)
+	}
+}
+
+// settle makes what is going to be read the same as what is on the disk. A
+// process that was killed may have left a commit unsynced, and one whose sync
+// did not succeed pages that only the kernel's cache has.
+func settle(f *os.File) error {
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	return unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
+}
+
+// refuse says what is wrong with the file and what to do.
+func (s *Store) refuse(kind, detail error) error {
+	begin := "mv " + s.path + " " + s.path + ".refused"
+	if s.marker != "" {
+		begin += "; rm -f " + s.marker
+	}
+	first := "restore a copy of it"
+	if errors.Is(kind, ErrVersion) {
+		first = "start the version that wrote it"
+	}
+	doc := ""
+	if s.o.Doc != "" {
+		doc = " (" + s.o.Doc + ")"
+	}
+	return fmt.Errorf("state file %s is %w: %w; it was left as it is: %s, or, when %s, begin without it: %s%s", s.path, kind, detail, first, s.o.Loss, begin, doc)
+}
+
+func (s *Store) openBolt(path string) (*bolt.DB, error) {
+	return bolt.Open(path, 0o600, &bolt.Options{
+		Timeout: time.Second,
+		// The list of free pages is rebuilt at the start instead of being
+		// written with every commit, whose cost would grow with it.
+		NoFreelistSync: true,
+		FreelistType:   bolt.FreelistMapType,
+		NoSync:         s.o.Boot,
+		NoGrowSync:     s.o.Boot,
+		OpenFile: func(name string, flag int, mode os.FileMode) (*os.File, error) {
+			f, err := os.OpenFile(name, flag|unix.O_NOFOLLOW, mode)
+			s.file = f
+			return f, err
+		},
+	})
+}
+
+// create makes the file beside its name and moves it there, so that a state
+// file is always whole: one that is not is damaged, never new.
+func (s *Store) create() error {
+	tmp := s.path + ".new"
+	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	db, err := s.openBolt(tmp)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(s.fill(db), db.Close()); err != nil {
+		return errors.Join(err, os.Remove(tmp))
+	}
+	if err := os.Rename(tmp, s.path); err != nil {
+		return err
+	}
+	if s.o.Boot {
+		return nil
+	}
+	return durable.SyncDir(filepath.Dir(s.path))
+}
+
+func (s *Store) fill(db *bolt.DB) error {
+	sum := digest{}
+	err := db.Update(func(tx *bolt.Tx) error {
+		if err := s.putLayout(tx); err != nil {
+			return err
+		}
+		t := &Tx{tx: tx, sum: &sum}
+		if s.o.Init != nil {
+			if err := s.o.Init(t); err != nil {
+				return err
+			}
+		}
+		return t.finish()
+	})
+	if err != nil {
+		return err
+	}
+	// Once more, so that both header pages are of a commit of ours.
+	return db.Update(func(tx *bolt.Tx) error { return (&Tx{tx: tx, sum: &sum}).finish() })
+}
+
+// putLayout writes what verify looks for, all but the digest.
+func (s *Store) putLayout(tx *bolt.Tx) error {
+	meta, err := tx.CreateBucketIfNotExists(bucketMeta)
+	if err != nil {
+		return err
+	}
+	for _, name := range s.o.Layout.Buckets {
+		if _, err := tx.CreateBucketIfNotExists([]byte(name)); err != nil {
+			return err
+		}
+	}
+	return errors.Join(
+		meta.Put(keyFormat, []byte(s.o.Layout.Format)),
+		meta.Put(keySchema, binary.BigEndian.AppendUint32(nil, s.o.Layout.Version)),
+	)
+}
+
+// guarded runs f and turns a panic of bbolt over a file that changed under it,
+// and a fault in the mapped file, into an error of that kind.
+func (s *Store) guarded(kind error, f func() error) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if p := recover(); p != nil {
+			s.stuck = true
+			err = fmt.Errorf("%w: %v", kind, p)
+		}
+	}()
+	return f()
+}
+
+// verify compares the file with its layout and its digest, and migrates it.
+func (s *Store) verify() error {
+	migrate := false
+	err := s.guarded(errFault, func() error {
+		return s.db.View(func(tx *bolt.Tx) error {
+			layout, stored, err := s.readMeta(tx)
+			if err != nil {
+				return err
+			}
+			migrate = layout.Version != s.o.Layout.Version
+			sum := digest{}
+			for _, name := range layout.Buckets {
+				b := tx.Bucket([]byte(name))
+				if b == nil {
+					return s.refuse(ErrCorrupt, fmt.Errorf("it has no bucket %q", name))
+				}
+				if err := b.ForEach(func(k, v []byte) error { sum.add(name, k, v); return nil }); err != nil {
+					return err
+				}
+			}
+			if sum != stored {
+				return s.refuse(ErrCorrupt, fmt.Errorf("the sum over its %d records is not the stored one, over %d", sum.count, stored.count))
+			}
+			s.sum = sum
+			return nil
+		})
+	})
+	if errors.Is(err, errFault) {
+		return s.refuse(ErrCorrupt, err)
+	}
+	if err != nil || !migrate {
+		return err
+	}
+	if err := s.migrate(); err != nil {
+		return fmt.Errorf("migrate state file %s from version %d to %d: %w", s.path, s.o.Previous.Version, s.o.Layout.Version, err)
+	}
+	return nil
+}
+
+// errFault marks a panic inside bbolt, or a page that cannot be read.
+var errFault = errors.New("it cannot be read")
+
+func (s *Store) readMeta(tx *bolt.Tx) (Layout, digest, error) {
+	meta := tx.Bucket(bucketMeta)
+	if meta == nil || string(meta.Get(keyFormat)) != s.o.Layout.Format {
+		return Layout{}, digest{}, s.refuse(ErrForeign, errors.New("a bbolt database, but not of "+s.o.Layout.Format))
+	}
+	schema := meta.Get(keySchema)
+	if len(schema) != 4 {
+		return Layout{}, digest{}, s.refuse(ErrCorrupt, errors.New("it has no version"))
+	}
+	layout := s.o.Layout
+	if got := binary.BigEndian.Uint32(schema); got != layout.Version {
+		if s.o.Migrate == nil || got != s.o.Previous.Version {
+			return Layout{}, digest{}, s.refuse(ErrVersion, fmt.Errorf("its version is %d, this program reads %s", got, s.reads()))
+		}
+		layout = s.o.Previous
+	}
+	sum := meta.Get(keyDigest)
+	if len(sum) != 16 {
+		return Layout{}, digest{}, s.refuse(ErrCorrupt, errors.New("it has no sum over its records"))
+	}
+	return layout, digest{binary.BigEndian.Uint64(sum), binary.BigEndian.Uint64(sum[8:])}, nil
+}
+
+func (s *Store) reads() string {
+	if s.o.Migrate == nil {
+		return fmt.Sprint(s.o.Layout.Version)
+	}
+	return fmt.Sprintf("%d and %d", s.o.Previous.Version, s.o.Layout.Version)
+}
+
+// migrate brings a file of the previous layout up to the present one.
+func (s *Store) migrate() error {
+	return s.update(func(t *Tx) error {
+		if err := s.putLayout(t.tx); err != nil {
+			return err
+		}
+		if err := s.o.Migrate(t); err != nil {
+			return err
+		}
+		for _, name := range s.o.Previous.Buckets {
+			if slices.Contains(s.o.Layout.Buckets, name) {
+				continue
+			}
+			if err := t.ForEach(name, func(k, v []byte) error { t.sum.remove(name, k, v); return nil }); err != nil {
+				return err
+			}
+			if err := t.tx.DeleteBucket([]byte(name)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// View runs f over the state of the last commit. Keys and values are valid
+// until f returns.
+func (s *Store) View(f func(*Tx) error) error {
+	err := s.guarded(errFault, func() error {
+		return s.db.View(func(tx *bolt.Tx) error { return f(&Tx{tx: tx}) })
+	})
+	if errors.Is(err, errFault) {
+		return s.refuse(ErrCorrupt, err)
+	}
+	return err
+}
+
+// Update runs f in one transaction, which is on the disk when Update returns
+// nil. After an error of f nothing is changed, and the error is returned as it
+// is; other errors are ErrFull or ErrLost.
+func (s *Store) Update(f func(*Tx) error) error {
+	if s.lost != nil {
+		return s.lost
+	}
+	err := s.update(f)
+	switch {
+	case err == nil:
+		s.problem.Store(nil)
+	case errors.Is(err, ErrFull), errors.Is(err, ErrLost):
+		s.problem.Store(&err)
+		if errors.Is(err, ErrLost) {
+			s.lost = err
+		}
+	}
+	return err
+}
+
+func (s *Store) update(f func(*Tx) error) error {
+	sum := s.sum
+	var refused error // by f
+	err := s.guarded(ErrLost, func() error {
+		return s.db.Update(func(tx *bolt.Tx) error {
+			t := &Tx{tx: tx, sum: &sum}
+			if refused = f(t); refused == nil {
+				refused = t.err
+			}
+			if refused != nil {
+				return refused
+			}
+			return t.finish()
+		})
+	})
+	switch {
+	case err == nil:
+		s.sum = sum
+		return nil
+	case refused != nil:
+		return refused
+	case full(err):
+		return fmt.Errorf("write state file %s: %w: %w", s.path, ErrFull, err)
+	case errors.Is(err, ErrLost):
+		return fmt.Errorf("write state file %s: %w", s.path, err)
+	default:
+		return fmt.Errorf("write state file %s: %w: %w", s.path, ErrLost, err)
+	}
+}
+
+// full reports whether a write was refused for want of space or because the
+// file system is read-only. Then nothing that was written before is in doubt.
+func full(err error) bool {
+	var path *fs.PathError
+	return errors.As(err, &path) && path.Op != "sync" &&
+		(errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EROFS))
+}
+
+// Problem is the error of the last Update if that could not be written, else
+// nil. It may be called from any goroutine.
+func (s *Store) Problem() error {
+	if p := s.problem.Load(); p != nil {
+		return *p
+	}
+	return nil
+}
+
+// Fresh reports whether Open created the file.
+func (s *Store) Fresh() bool { return s.fresh }
+
+// Size is the size of the file in bytes; 0 if that cannot be read.
+func (s *Store) Size() int64 {
+	info, err := os.Stat(s.path)
+	if err != nil {
+		return 0
+	}
+	return info.Size()
+}
+
+// Path is the file.
+func (s *Store) Path() string { return s.path }
+
+// Refuse makes the error of a file whose records this program cannot read,
+// for callers that decode them.
+func (s *Store) Refuse(detail error) error { return s.refuse(ErrCorrupt, detail) }
+
+// Close closes the file. The directory stays taken.
+func (s *Store) Close() error {
+	if s.stuck { // bbolt would wait for its locks for ever
+		return s.file.Close()
+	}
+	return s.db.Close()
+}
+
+// Tx is one transaction.
+type Tx struct {
+	tx  *bolt.Tx
+	sum *digest // nil in View
+	err error   // the first error of Put or Delete
+}
+
+// Get returns the value of a key, nil if it is not there.
+func (t *Tx) Get(bucket string, key []byte) []byte {
+	return t.tx.Bucket([]byte(bucket)).Get(key)
+}
+
+// Put sets the value of a key. An error makes the transaction fail.
+func (t *Tx) Put(bucket string, key, value []byte) {
+	if t.err != nil {
+		return
+	}
+	b := t.tx.Bucket([]byte(bucket))
+	if old := b.Get(key); old != nil {
+		t.sum.remove(bucket, key, old)
+	}
+	t.sum.add(bucket, key, value)
+	t.err = b.Put(key, value)
+}
+
+// Delete removes a key, if it is there.
+func (t *Tx) Delete(bucket string, key []byte) {
+	if t.err != nil {
+		return
+	}
+	b := t.tx.Bucket([]byte(bucket))
+	old := b.Get(key)
+	if old == nil {
+		return
+	}
+	t.sum.remove(bucket, key, old)
+	t.err = b.Delete(key)
+}
+
+// ForEach calls f for each key of a bucket in order. F must not change the
+// bucket.
+func (t *Tx) ForEach(bucket string, f func(key, value []byte) error) error {
+	return t.tx.Bucket([]byte(bucket)).ForEach(f)
+}
+
+// finish writes the digest.
+func (t *Tx) finish() error {
+	if t.err != nil {
+		return t.err
+	}
+	return t.tx.Bucket(bucketMeta).Put(keyDigest, t.sum.bytes())
+}

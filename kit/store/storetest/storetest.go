@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package storetest damages state directories for the tests of their services.
+package storetest
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	bolt "go.etcd.io/bbolt"
+)
+
+// State is a closed state directory and what it takes to judge it.
+type State struct {
+	Dir string
+	// Open opens the directory as the service does at its start, describes what
+	// it read, and closes it.
+	Open func(dir string) (contents string, err error)
+	// Ignore lists files that hold no state, such as a lock.
+	Ignore []string
+}
+
+// Sweep damages each file of the directory in every way: cut at each sector,
+// emptied, removed, filled with zeros, text or random bytes, with flipped bits,
+// without a page, of a newer version. The service has to refuse with an error
+// that names the file and a command that leads out, and leave the file as it
+// is; or it has to read exactly what was there.
+func Sweep(t *testing.T, s State) {
+	t.Helper()
+	want, err := s.Open(s.Dir)
+	if err != nil {
+		t.Fatalf("the undamaged state: %v", err)
+	}
+	if want == "" {
+		t.Fatal("the undamaged state is empty: its loss could not be seen")
+	}
+	entries, err := os.ReadDir(s.Dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &sweep{State: s, want: want, files: map[string][]byte{}}
+	for _, e := range entries {
+		if w.ignored(e.Name()) {
+			continue
+		}
+		b, err := os.ReadFile(filepath.Join(s.Dir, e.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.files[e.Name()] = b
+	}
+	if len(w.files) == 0 {
+		t.Fatal("the state has no files")
+	}
+	for name, good := range w.files {
+		t.Run(name, func(t *testing.T) { w.file(t, name, good) })
+	}
+}
+
+type sweep struct {
+	State
+	want  string
+	files map[string][]byte
+}
+
+func (w *sweep) ignored(name string) bool {
+	for _, x := range append(w.Ignore, "lock") {
+		if name == x {
+			return true
+		}
+	}
+	return false
+}
+
+const sector = 512
+
+func (w *sweep) file(t *testing.T, name string, good []byte) {
+	random := rand.New(rand.NewPCG(1, uint64(len(good)))) //nolint:gosec // the same damage in each run
+	w.check(t, name, "removed", nil)
+	w.check(t, name, "emptied", []byte{})
+	w.check(t, name, "text", []byte("hello\n"))
+	w.check(t, name, "zeros", make([]byte, len(good)))
+	noise := make([]byte, len(good))
+	for i := range noise {
+		noise[i] = byte(random.Uint32())
+	}
+	w.check(t, name, "random bytes", noise)
+	step := sector
+	for len(good)/step > 400 { // large files are cut at each page, or at every few
+		step *= 2
+	}
+	for n := step; n < len(good); n += step {
+		w.check(t, name, fmt.Sprintf("cut to %d bytes", n), good[:n])
+		w.check(t, name, fmt.Sprintf("cut to %d bytes", n-1), good[:n-1])
+	}
+	w.check(t, name, "cut by a byte", good[:len(good)-1])
+	for page := 0; page < len(good); page += 4096 {
+		lost := bytes.Clone(good)
+		clear(lost[page:min(page+4096, len(lost))])
+		w.check(t, name, fmt.Sprintf("zeros from %d", page), lost)
+	}
+	for range 200 {
+		at, bit := random.IntN(len(good)), random.IntN(8)
+		flipped := bytes.Clone(good)
+		flipped[at] ^= 1 << bit
+		w.check(t, name, fmt.Sprintf("bit %d of byte %d flipped", bit, at), flipped)
+	}
+	if newer := newerVersion(t, good); newer != nil {
+		if err := w.check(t, name, "newer version", newer); err == nil || !strings.Contains(err.Error(), "version") {
+			t.Errorf("newer version: %v, want a refusal that says so", err)
+		}
+	}
+}
+
+// check opens a copy of the state in which one file has other content, and
+// returns the refusal.
+func (w *sweep) check(t *testing.T, name, what string, content []byte) error {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "state")
+	mode, err := os.Stat(w.Dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(dir, mode.Mode().Perm()); err != nil {
+		t.Fatal(err)
+	}
+	for other, b := range w.files {
+		if other == name {
+			b = content
+		}
+		if b == nil {
+			continue
+		}
+		if err := os.WriteFile(filepath.Join(dir, other), b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path := filepath.Join(dir, name)
+	got, err := w.Open(dir)
+	switch {
+	case err == nil && got != w.want:
+		t.Errorf("%s %s was opened with other contents:\n%.600s\nwant\n%.600s", name, what, got, w.want)
+	case err != nil && !strings.Contains(err.Error(), path):
+		t.Errorf("%s %s: the error does not name %s: %v", name, what, path, err)
+	case err != nil && !strings.Contains(err.Error(), "rm ") && !strings.Contains(err.Error(), "mv ") && !strings.Contains(err.Error(), "start the version"):
+		t.Errorf("%s %s: the error names no way out: %v", name, what, err)
+	case err != nil:
+		now, rerr := os.ReadFile(path)
+		if content != nil && !bytes.Equal(now, content) || content == nil && !os.IsNotExist(rerr) {
+			t.Errorf("%s %s: the refused file was changed", name, what)
+		}
+	}
+	return err
+}
+
+// newerVersion returns a file of kit/store or kit/durable as a later version
+// of its service would leave it; nil if it is neither.
+func newerVersion(t *testing.T, good []byte) []byte {
+	path := filepath.Join(t.TempDir(), "newer")
+	if err := os.WriteFile(path, good, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if len(good) < 8192 {
+		return nil
+	}
+	db, err := bolt.Open(path, 0o600, &bolt.Options{NoFreelistSync: true, FreelistType: bolt.FreelistMapType})
+	if err != nil {
+		return nil
+	}
+	defer db.Close()
+	for range 2 {
+		if err := db.Update(func(tx *bolt.Tx) error { return tx.Bucket([]byte("meta")).Put([]byte("schema"), []byte{0, 0, 0, 99}) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}

@@ -9,6 +9,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 
@@ -44,7 +45,11 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 	// Locked: from here on no other process works on this instance.
-	store, err := openRecords(cfg)
+	bootID, err := node.BootID()
+	if err != nil {
+		return err
+	}
+	store, err := openRecords(cfg, bootID, p.Log)
 	if err != nil {
 		return err
 	}
@@ -60,7 +65,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 			ServiceDevices:  cfg.ServiceDevices,
 			EventsPerSecond: cfg.Events.PerSecond, NodeSysctls: cfg.NodeSysctls,
 			Leases: ipam, Identities: identity, Records: store, Log: p.Log, ValidateOnly: cfg.ValidateOnly,
-			Policy: cfg.Policy.options(policies), Connections: cfg.Connections.options(),
+			Policy: cfg.Policy.options(policies), Connections: cfg.Connections.options(), BootID: bootID,
 		})
 	})
 	if err != nil {
@@ -158,12 +163,12 @@ func dial(p *process.Process, cfg Config) (*services.IPAM, *services.Identity, *
 	return services.NewIPAM(conns[0]), services.NewIdentity(conns[1]), policies, nil
 }
 
-func openRecords(cfg Config) (*record.Store, error) {
+func openRecords(cfg Config, bootID string, logger *slog.Logger) (*record.Store, error) {
 	dir := filepath.Join(cfg.StateDir, "endpoints")
 	if cfg.ValidateOnly {
 		return record.OpenReadOnly(dir), nil
 	}
-	return record.Open(dir)
+	return record.Open(dir, bootID, logger)
 }
 
 // validate says what a start would put right.

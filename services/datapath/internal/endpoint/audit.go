@@ -73,12 +73,12 @@ func (c *Core) load() error {
 	if err != nil {
 		return fmt.Errorf("read the records of endpoints: %w", err)
 	}
-	for _, err := range bad {
-		// reported, never removed: the reconciliation with ipam releases what
-		// it stood for
-		c.log.Error("record of an endpoint is unreadable and left aside", log.Err(err))
-		c.badRecords = append(c.badRecords, err.Error())
+	c.mu.Lock()
+	for _, u := range bad {
+		c.log.Error("record of an endpoint cannot be read; its endpoint stays without traffic", log.Err(u.Err))
+		c.unreadable[u.File] = u
 	}
+	c.mu.Unlock()
 	for _, r := range records {
 		c.set(r, Restoring)
 	}
@@ -101,6 +101,9 @@ func (c *Core) Audit(ctx context.Context, repair bool, emit func(Finding) error)
 		if err := c.auditHost(repair, emit); err != nil {
 			return err
 		}
+	}
+	if err := c.reread(ctx); err != nil {
+		return err
 	}
 	entries, err := c.cfg.Maps.Entries()
 	if err != nil {
@@ -334,7 +337,7 @@ func (c *Core) strays(entries []Entry, devices []HostDevice) (slots []Entry, lin
 // looks like one is listed again.
 func (c *Core) auditStrays(entries []Entry, devices []HostDevice, repair bool, report reporter) error {
 	slots, links := c.strays(entries, devices)
-	if len(slots)+len(links) == 0 {
+	if len(slots)+len(links) == 0 && !c.anyUnreadable() {
 		return nil
 	}
 	entries, err := c.cfg.Maps.Entries()
@@ -345,6 +348,14 @@ func (c *Core) auditStrays(entries []Entry, devices []HostDevice, repair bool, r
 		return fmt.Errorf("list devices: %w", err)
 	}
 	slots, links = c.strays(entries, devices)
+	closedSlots, closedLinks := c.closed(slots, links)
+	if err := c.auditClosed(closedSlots, closedLinks, report); err != nil {
+		return err
+	}
+	slots = slices.DeleteFunc(slots, func(e Entry) bool {
+		return slices.ContainsFunc(closedSlots, func(k Entry) bool { return k.Slot == e.Slot })
+	})
+	links = slices.DeleteFunc(links, func(d HostDevice) bool { return slices.Contains(closedLinks, d) })
 	for _, e := range slots {
 		d := Difference{Subject: "sl_ep", Key: strconv.Itoa(int(e.Slot)), Have: e.describe()}
 		if err := report(d, func() error { return c.unpublishStray(e) }); err != nil {

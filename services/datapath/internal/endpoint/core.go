@@ -70,10 +70,11 @@ type Core struct {
 	holders    map[netip.Addr]Owner     // guarded by mu; of live endpoints
 	byIndex    map[uint32]Owner         // guarded by mu; host ends of ready endpoints
 	doomed     map[HostDevice]time.Time // guarded by mu; when to remove
-	badRecords []string                 // guarded by mu; what Restore could not read
+	unreadable map[string]Unreadable    // guarded by mu; files that are no records, by name
 	unrepaired map[Owner]unrepaired     // guarded by mu; of host ends
 
 	hostUnrepaired unrepaired // guarded by mu; of what belongs to no endpoint
+	closedDevices  []string   // guarded by mu; devices that the last audit kept for an unreadable record
 
 	reaping sync.Mutex // held while devices are removed; before mu
 
@@ -106,7 +107,7 @@ func New(cfg Config) *Core {
 		hub:     watch.NewHub[Owner, Endpoint](watch.Options[Endpoint]{Loading: true}),
 		records: map[Owner]Record{}, states: map[Owner]State{}, holders: map[netip.Addr]Owner{},
 		byIndex: map[uint32]Owner{}, doomed: map[HostDevice]time.Time{},
-		unrepaired: map[Owner]unrepaired{}, wakeReleases: make(chan struct{}, 1), wakeReaper: make(chan struct{}, 1),
+		unrepaired: map[Owner]unrepaired{}, unreadable: map[string]Unreadable{}, wakeReleases: make(chan struct{}, 1), wakeReaper: make(chan struct{}, 1),
 	}
 }
 
@@ -159,7 +160,9 @@ type Counts struct {
 	// Repairs of attachments, of other properties of host ends, and of what
 	// belongs to no endpoint.
 	Repairs, DeviceRepairs, NodeRepairs uint64
-	BadRecords                          []string
+	// BadRecords are the files among the records that cannot be read, one line
+	// each with the way out, sorted, and which devices have no traffic therefore.
+	BadRecords []string
 	// Unrepaired are the differences of host ends and of the node that the last
 	// look at each found and did not repair, one line each, sorted.
 	Unrepaired []string
@@ -171,7 +174,15 @@ func (c *Core) Counts() Counts {
 	defer c.mu.Unlock()
 	n := Counts{
 		ByState: map[State]int{}, Repairs: c.repairs.Load(), DeviceRepairs: c.deviceRepairs.Load(), NodeRepairs: c.nodeRepairs.Load(),
-		BadRecords: slices.Clone(c.badRecords),
+	}
+	for _, u := range c.unreadable {
+		n.BadRecords = append(n.BadRecords, fmt.Sprintf("record of an endpoint cannot be read: %v; %s", u.Err, wayOut))
+	}
+	slices.Sort(n.BadRecords)
+	if len(n.BadRecords) > 0 {
+		for _, line := range c.closedDevices {
+			n.BadRecords = append(n.BadRecords, line+" has no traffic: its record is one of those that cannot be read")
+		}
 	}
 	for o, r := range c.records {
 		if r.Phase == PhaseDeleted {

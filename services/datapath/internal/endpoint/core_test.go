@@ -566,7 +566,7 @@ func TestUnreadableRecordIsReportedAndTheRestRestored(t *testing.T) {
 	if _, err := c.Create(t.Context(), m.wanted("a", 2), false); err != nil {
 		t.Fatal(err)
 	}
-	m.bad = []error{errTest}
+	m.bad = []Unreadable{{File: "x.json", Err: errTest}}
 	again := m.start(t)
 	if n := again.Counts(); n.ByState[Ready] != 1 || len(n.BadRecords) != 1 {
 		t.Errorf("%+v", n)

@@ -62,6 +62,9 @@ func (c *Core) Create(ctx context.Context, s Spec, validateOnly bool) (_ Endpoin
 	}
 	defer ns.Close()
 
+	if u, bad := c.unreadableOf(s.Owner); bad {
+		return Endpoint{}, fmt.Errorf("endpoint of %s: %w: %w; %s", s.Owner, ErrUnreadable, u.Err, wayOut)
+	}
 	if old, ok := c.record(s.Owner); ok && old.Phase != PhaseDeleted {
 		switch {
 		case !c.hasDevice(old) || c.halfDeleted(old):

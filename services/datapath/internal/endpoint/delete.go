@@ -40,6 +40,11 @@ func (c *Core) Delete(ctx context.Context, o Owner) (existed bool, err error) {
 	}
 	defer leave()
 	r, ok := c.record(o)
+	if !ok {
+		if _, bad := c.unreadableOf(o); bad {
+			return true, c.disposeUnreadable(ctx, o)
+		}
+	}
 	if !ok || r.Phase == PhaseDeleted {
 		return false, nil
 	}
@@ -59,6 +64,12 @@ func (c *Core) DeleteOlder(ctx context.Context, o Owner, asOf time.Time) (existe
 	}
 	defer leave()
 	r, ok := c.record(o)
+	if !ok {
+		if _, bad := c.unreadableOf(o); bad {
+			// When it was finished cannot be read either. It has no traffic to lose.
+			return true, c.disposeUnreadable(ctx, o)
+		}
+	}
 	if !ok || r.Phase == PhaseDeleted || r.Phase == PhaseReady && r.Created.After(asOf) {
 		return false, nil
 	}
@@ -330,7 +341,8 @@ func (c *Core) deleteIfSame(ctx context.Context, r Record) (bool, error) {
 // no record knows. There are none, unless records were lost with the power:
 // they are not synced, because what they describe does not outlive the boot.
 // An owner is in a record before its lease is confirmed, so an owner that is
-// in a listing of confirmed leases but in no record afterwards is nobody's.
+// in a listing of confirmed leases but in no record afterwards is nobody's,
+// unless a record that cannot be read may be its.
 func (c *Core) Reconcile(ctx context.Context) (released int, err error) {
 	owners, err := c.cfg.Leases.Confirmed(ctx)
 	if err != nil {
@@ -355,7 +367,7 @@ func (c *Core) releaseUnknown(ctx context.Context, o Owner) (bool, error) {
 		return false, err
 	}
 	defer leave()
-	if _, known := c.record(o); known {
+	if _, known := c.record(o); known || c.mayBeUnreadable(o) {
 		return false, nil
 	}
 	if err := c.cfg.Identities.Release(ctx, o); err != nil {

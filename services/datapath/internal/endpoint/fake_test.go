@@ -34,7 +34,7 @@ type machine struct {
 	leases     map[Owner]lease
 	identities map[Owner]bool
 	records    map[Owner]Record
-	bad        []error
+	bad        []Unreadable
 
 	fail   map[string]error         // operations that fail, by name
 	block  map[string]chan struct{} // operations that wait first
@@ -231,6 +231,21 @@ func (l fakeLinks) RepairHost(d Device) error {
 	return l.change("repair device", d, func(dev *device) { dev.up, dev.configured, dev.filtered = true, true, true })
 }
 
+func (l fakeLinks) CheckFilters(d HostDevice) ([]Difference, error) {
+	if err := l.do("check filters"); err != nil {
+		return nil, err
+	}
+	defer l.mu.Unlock()
+	if dev := l.devices[d.Index]; dev != nil && !dev.filtered {
+		return []Difference{{Subject: SubjectFilter, Key: d.Name, Want: "ours"}}, nil
+	}
+	return nil, nil
+}
+
+func (l fakeLinks) AttachTo(d HostDevice) error {
+	return l.change("attach", Device{HostName: d.Name, HostIndex: d.Index}, func(dev *device) { dev.filtered = true })
+}
+
 type fakeMaps struct{ *machine }
 
 func (f fakeMaps) Publish(_ context.Context, e Entry) (uint16, error) {
@@ -371,6 +386,7 @@ func (f fakeRecords) Save(r Record) error {
 		return fmt.Errorf("the core saves a record that it would refuse: %w", err)
 	}
 	f.records[r.Spec.Owner] = r
+	f.bad = slices.DeleteFunc(f.bad, func(u Unreadable) bool { return u.Key == r.Spec.Owner.Key() })
 	return nil
 }
 
@@ -383,7 +399,7 @@ func (f fakeRecords) Remove(o Owner) error {
 	return nil
 }
 
-func (f fakeRecords) Load() (rs []Record, bad []error, err error) {
+func (f fakeRecords) Load() (rs []Record, bad []Unreadable, err error) {
 	if err := f.do("load records"); err != nil {
 		return nil, nil, err
 	}

@@ -98,6 +98,10 @@ type Links interface {
 	// RepairHost puts right what CheckHost finds, but for SubjectTCX. It replaces
 	// and never removes.
 	RepairHost(d Device) error
+	// CheckFilters compares the programs of a host end of which nothing else is
+	// known, and AttachTo puts them there.
+	CheckFilters(d HostDevice) ([]Difference, error)
+	AttachTo(d HostDevice) error
 }
 
 // Leases is the service of addresses.
@@ -125,8 +129,9 @@ type Records interface {
 	Save(r Record) error
 	// Remove removes it, if it is there.
 	Remove(o Owner) error
-	// Load reads all of them. Those that cannot be read are in bad, and stay.
-	Load() (records []Record, bad []error, err error)
+	// Load reads all of them. Those that cannot be read are in bad, and stay; a
+	// record that one of them comes after is not among the records.
+	Load() (records []Record, bad []Unreadable, err error)
 }
 
 // Difference is one deviation of the kernel from what is recorded.

@@ -54,6 +54,28 @@ func (n *Netdev) checkFilters(link netlink.Link) ([]endpoint.Difference, error) 
 	return ds, err
 }
 
+// CheckFilters implements endpoint.Links.
+func (n *Netdev) CheckFilters(d endpoint.HostDevice) ([]endpoint.Difference, error) {
+	link, err := n.looks.LinkByIndex(int(d.Index))
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("find %s: %w", d.Name, err)
+	}
+	diffs, err := n.checkFilters(link)
+	return slices.DeleteFunc(diffs, func(d endpoint.Difference) bool { return d.Subject != endpoint.SubjectFilter }), err
+}
+
+// AttachTo implements endpoint.Links.
+func (n *Netdev) AttachTo(d endpoint.HostDevice) error {
+	dev := endpoint.Device{HostName: d.Name, HostIndex: d.Index}
+	if err := n.addClsact(dev); err != nil {
+		return err
+	}
+	return n.Attach(dev)
+}
+
 // CheckHost implements endpoint.Links.
 func (n *Netdev) CheckHost(d endpoint.Device) ([]endpoint.Difference, error) {
 	var ds differences

@@ -201,7 +201,7 @@ func (w *world) options() Options {
 }
 
 func (w *world) store() *record.Store {
-	s, err := record.Open(filepath.Join(w.dir, "endpoints"))
+	s, err := record.Open(filepath.Join(w.dir, "endpoints"), "boot-1", log.Discard())
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -60,7 +60,7 @@ type Options struct {
 
 	// Home is the node's network namespace; nil for that of the caller.
 	Home *netns.Namespace
-	// BootID of the running boot; empty: the kernel's.
+	// BootID of the running boot.
 	BootID string
 }
 
@@ -100,6 +100,15 @@ type Node struct {
 	warnings atomic.Pointer[[]string] // nil before the first audit
 }
 
+// BootID is the kernel's id of the running boot.
+func BootID() (string, error) {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("read the boot id: %w", err)
+	}
+	return strings.TrimSpace(string(b)), nil
+}
+
 // Open adopts or makes maps and programs and opens everything else. It changes
 // no endpoint.
 func Open(ctx context.Context, o Options) (_ *Node, err error) {
@@ -113,13 +122,6 @@ func Open(ctx context.Context, o Options) (_ *Node, err error) {
 		if n.home, err = netns.Current(); err != nil {
 			return nil, fmt.Errorf("open the node's network namespace: %w", err)
 		}
-	}
-	if o.BootID == "" {
-		b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-		if err != nil {
-			return nil, fmt.Errorf("read the boot id: %w", err)
-		}
-		o.BootID = strings.TrimSpace(string(b))
 	}
 	if o.MTU == 0 {
 		if o.MTU, err = netdev.DefaultMTU(n.home); err != nil {

@@ -15,15 +15,21 @@
 package record
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
+	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/durable"
+	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
@@ -48,27 +54,37 @@ type Store struct {
 // lockWait is how long Open waits for a process that is on its way out.
 const lockWait = 5 * time.Second
 
+// ErrGone: the directory is missing, and this boot had one.
+var ErrGone = errors.New("the records of endpoints are gone")
+
 // Open makes the directory if it is missing, locks it until Close by the file
-// beside it that ends in ".lock", and removes
-// what a killed process left half-written in it.
+// beside it that ends in ".lock", and removes what a killed process left
+// half-written in it, and what cannot be read of an earlier boot: nothing in the
+// kernel belongs to that. Which boot it was says a file beside it that ends in
+// ".boot".
 //
 // The error wraps durable.ErrLocked if another process has it open: two that
-// own the same endpoints would undo each other's work.
-func Open(dir string) (*Store, error) { return open(dir, lockWait) }
+// own the same endpoints would undo each other's work. It wraps ErrGone if there
+// was a directory in this boot: the endpoints of running pods would be removed
+// for want of a record.
+func Open(dir, bootID string, logger *slog.Logger) (*Store, error) {
+	return open(dir, bootID, logger, lockWait)
+}
 
-func open(dir string, wait time.Duration) (*Store, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+func open(dir, bootID string, logger *slog.Logger, wait time.Duration) (*Store, error) {
+	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
 		return nil, fmt.Errorf("open the records: %w", err)
 	}
 	lock, err := durable.Lock(dir+".lock", wait)
 	if err != nil {
 		return nil, fmt.Errorf("open the records: %w", err)
 	}
-	if _, err := durable.RemoveTemp(dir); err != nil {
+	s := &Store{dir: dir, lock: lock}
+	if err := s.begin(bootID, logger); err != nil {
 		_ = lock.Close()
 		return nil, fmt.Errorf("open the records: %w", err)
 	}
-	return &Store{dir: dir, lock: lock}, nil
+	return s, nil
 }
 
 // Close lets another process open the directory.
@@ -127,24 +143,123 @@ func (s *Store) remove(o endpoint.Owner, but endpoint.Phase) error {
 }
 
 // Load implements endpoint.Records. A record under another owner's name, or one
-// that makes no sense, is bad.
-func (s *Store) Load() (records []endpoint.Record, bad []error, err error) {
-	list, bad, err := durable.List[endpoint.Record](s.dir, suffix, maxSize, schema)
+// that makes no sense, is bad. Of an owner's files the latest phase counts, also
+// if it cannot be read; what cannot be read of an earlier phase is left over from
+// a kill and goes with the next Save.
+func (s *Store) Load() (records []endpoint.Record, bad []endpoint.Unreadable, err error) {
+	list, errs, err := durable.List[endpoint.Record](s.dir, suffix, maxSize, schema)
 	if err != nil {
 		return nil, nil, err
 	}
-	latest := map[endpoint.Owner]endpoint.Record{}
+	latest := map[string]endpoint.Record{} // by key
 	for _, r := range list {
 		if err := check(r.Name, r.Value); err != nil {
-			bad = append(bad, &durable.RecordError{File: filepath.Join(s.dir, r.Name+suffix), Err: err})
+			errs = append(errs, &durable.RecordError{File: filepath.Join(s.dir, r.Name+suffix), Err: err})
 			continue
 		}
-		o := r.Value.Spec.Owner
-		if other, ok := latest[o]; !ok || slices.Index(phases, other.Phase) < slices.Index(phases, r.Value.Phase) {
-			latest[o] = r.Value
+		key := r.Value.Spec.Owner.Key()
+		if other, ok := latest[key]; !ok || later(r.Value.Phase, other.Phase) {
+			latest[key] = r.Value
 		}
 	}
+	for _, err := range errs {
+		var re *durable.RecordError
+		if !errors.As(err, &re) {
+			return nil, nil, err
+		}
+		u := endpoint.Unreadable{File: re.File, Err: err}
+		key, phase, ok := parseName(strings.TrimSuffix(filepath.Base(re.File), suffix))
+		if ok {
+			u.Key = key
+			if good, both := latest[key]; both && later(good.Phase, phase) {
+				continue
+			}
+		}
+		bad = append(bad, u)
+	}
+	for _, u := range bad {
+		delete(latest, u.Key)
+	}
 	return slices.Collect(maps.Values(latest)), bad, nil
+}
+
+func later(a, b endpoint.Phase) bool { return slices.Index(phases, a) > slices.Index(phases, b) }
+
+// parseName takes apart what name has put together.
+func parseName(name string) (key string, phase endpoint.Phase, ok bool) {
+	key, p, _ := strings.Cut(name, ".")
+	raw, err := hex.DecodeString(key)
+	phase = endpoint.Phase(p)
+	return key, phase, err == nil && len(raw) == sha256.Size && strings.ToLower(key) == key && slices.Contains(phases, phase)
+}
+
+// bootSuffix ends the name of the file beside the directory that says in which
+// boot the records were written.
+const bootSuffix = ".boot"
+
+type boot struct {
+	ID string `json:"id"`
+}
+
+var bootSchema = durable.Schema{Name: "sluice.datapath.boot", Version: 1}
+
+// begin makes what earlier boots have left in the directory what it is worth in
+// this one. The file is written once per boot, and synced: if it were lost with
+// the power, records that were lost with it would look like those of running
+// pods.
+func (s *Store) begin(bootID string, logger *slog.Logger) error {
+	path := s.dir + bootSuffix
+	var before boot
+	err := durable.Load(path, maxSize, bootSchema, &before)
+	known := err == nil
+	switch {
+	case known && before.ID == bootID:
+		if _, err := os.Stat(s.dir); errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("%w: %s; put it back, or remove %s to give up every endpoint of this node", ErrGone, s.dir, path)
+		}
+	case known, errors.Is(err, fs.ErrNotExist):
+	case errors.As(err, new(*durable.RecordError)):
+		logger.Error("it is not known in which boot the records of endpoints were written", log.Err(err))
+	default:
+		return err
+	}
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		return err
+	}
+	if _, err := durable.RemoveTemp(s.dir); err != nil {
+		return err
+	}
+	if known && before.ID == bootID {
+		return nil
+	}
+	if known {
+		removed, err := s.removeUnreadable()
+		if err != nil {
+			return err
+		}
+		for _, u := range removed {
+			logger.Error("record of an endpoint of an earlier boot cannot be read and was removed", log.Err(u.Err))
+		}
+	}
+	if err := durable.Save(path, bootSchema, boot{bootID}, durable.SyncAll); err != nil {
+		// The next start tries again, and until then more is kept, not less.
+		logger.Error("the boot of the records of endpoints not noted", log.Err(err))
+	}
+	return nil
+}
+
+func (s *Store) removeUnreadable() (removed []endpoint.Unreadable, err error) {
+	_, bad, err := s.Load()
+	if err != nil {
+		return nil, err
+	}
+	for _, u := range bad {
+		if _, err := durable.Remove(u.File, durable.SyncNone); err != nil {
+			return removed, err
+		}
+		removed = append(removed, u)
+	}
+	return removed, nil
 }
 
 func check(file string, r endpoint.Record) error {

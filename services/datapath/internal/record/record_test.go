@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
@@ -43,17 +44,17 @@ func sample() endpoint.Record {
 // other's work.
 func TestSecondProcessIsKeptOut(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "endpoints")
-	first, err := Open(dir)
+	first, err := Open(dir, "boot", log.Discard())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if second, err := open(dir, 0); !errors.Is(err, durable.ErrLocked) {
+	if second, err := open(dir, "boot", log.Discard(), 0); !errors.Is(err, durable.ErrLocked) {
 		t.Errorf("second open: got %v, %v, want ErrLocked", second, err)
 	}
 	if err := first.Close(); err != nil {
 		t.Fatal(err)
 	}
-	third, err := Open(dir)
+	third, err := Open(dir, "boot", log.Discard())
 	if err != nil {
 		t.Fatalf("Open after Close: %v", err)
 	}
@@ -63,7 +64,7 @@ func TestSecondProcessIsKeptOut(t *testing.T) {
 }
 
 func TestWhatIsSavedIsLoaded(t *testing.T) {
-	s, err := Open(filepath.Join(t.TempDir(), "endpoints"))
+	s, err := Open(filepath.Join(t.TempDir(), "endpoints"), "boot", log.Discard())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +98,7 @@ const version1 = `{"schema":"sluice.datapath.endpoint","version":1,"crc32c":"b1d
 	`"identity":{"number":256,"labels":[{"source":"cni","key":"app","value":"web"}]},"slot":3,"created":"2026-01-02T03:04:05.000000006Z"}}`
 
 func TestRecordOfTheVersionBeforeIsRead(t *testing.T) {
-	s, err := Open(t.TempDir())
+	s, err := Open(t.TempDir(), "boot", log.Discard())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +127,7 @@ func TestRecordOfAReservedIdentityIsRefused(t *testing.T) {
 
 func TestLaterPhaseCountsWhateverAKillLeft(t *testing.T) {
 	for i, want := range phases {
-		s, err := Open(t.TempDir())
+		s, err := Open(t.TempDir(), "boot", log.Discard())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -167,7 +168,7 @@ func TestLaterPhaseCountsWhateverAKillLeft(t *testing.T) {
 // removal here is a file that cannot be removed, which stands for the kill.
 func TestLatestPhaseIsRemovedLast(t *testing.T) {
 	for i, stuck := range phases[:len(phases)-1] {
-		s, err := Open(t.TempDir())
+		s, err := Open(t.TempDir(), "boot", log.Discard())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -207,7 +208,7 @@ func TestLatestPhaseIsRemovedLast(t *testing.T) {
 
 func TestWhatCannotBeReadIsReportedWithItsFileAndStays(t *testing.T) {
 	dir := t.TempDir()
-	s, err := Open(dir)
+	s, err := Open(dir, "boot", log.Discard())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -242,15 +243,124 @@ func TestWhatCannotBeReadIsReportedWithItsFileAndStays(t *testing.T) {
 	if err != nil || len(got) != 1 || len(bad) != len(files) {
 		t.Fatalf("%d loaded, bad %v, %v", len(got), bad, err)
 	}
-	for _, err := range bad {
-		var re *durable.RecordError
-		if !errors.As(err, &re) || re.File == "" {
-			t.Errorf("%v names no file", err)
+	for _, u := range bad {
+		if u.Key != "" || !strings.Contains(u.Err.Error(), u.File) || u.File == "" {
+			t.Errorf("%+v: want its file in the error, and no key from a name that says nothing", u)
 		}
 	}
 	for name := range files {
 		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestUnreadableFileCountsByItsPhase: one that is older than a record that can be
+// read is left over, one that is newer hides it.
+func TestUnreadableFileCountsByItsPhase(t *testing.T) {
+	for i, good := range phases {
+		for j, bad := range phases {
+			if i == j {
+				continue
+			}
+			s, err := Open(t.TempDir(), "boot", log.Discard())
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = s.Close() })
+			r := sample()
+			r.Phase = good
+			if err := s.Save(r); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(s.path(r.Spec.Owner, bad), []byte("{"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			records, unreadable, err := s.Load()
+			hidden := j > i
+			if err != nil || len(records) == 1 == hidden || len(unreadable) == 1 != hidden || hidden && unreadable[0].Key != r.Spec.Owner.Key() {
+				t.Errorf("%s beside an unreadable %s: %d records, unreadable %v, %v", good, bad, len(records), unreadable, err)
+			}
+			if err := s.Save(r); err != nil {
+				t.Fatal(err)
+			}
+			if records, unreadable, err := s.Load(); len(records) != 1 || len(unreadable) != 0 || err != nil {
+				t.Errorf("after a Save: %v, %v, %v", records, unreadable, err)
+			}
+		}
+	}
+}
+
+// TestUnreadableFilesAreWorthOneBoot: what they stood for in the kernel is gone
+// with it. Where nothing says which boot they are of, they stay.
+func TestUnreadableFilesAreWorthOneBoot(t *testing.T) {
+	for _, c := range []struct {
+		name, before, now string
+		stays             bool
+	}{
+		{"the first start of this version", "", "b1", true},
+		{"the same boot", "b1", "b1", true},
+		{"another boot", "b1", "b2", false},
+		{"a corrupt memory of the boot", "corrupt", "b2", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "endpoints")
+			start := func(boot string) (records []endpoint.Record, bad []endpoint.Unreadable) {
+				s, err := Open(dir, boot, log.Discard())
+				if err != nil {
+					t.Fatal(err)
+				}
+				records, bad, err = s.Load()
+				if err := errors.Join(err, s.Close()); err != nil {
+					t.Fatal(err)
+				}
+				return records, bad
+			}
+			start(c.before)
+			var err error
+			switch c.before {
+			case "":
+				err = os.Remove(dir + bootSuffix)
+			case "corrupt":
+				err = os.WriteFile(dir+bootSuffix, []byte("{"), 0o600)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			good := sample()
+			file := filepath.Join(dir, "x.json")
+			if err := errors.Join((&Store{dir: dir}).Save(good), os.WriteFile(file, nil, 0o600)); err != nil {
+				t.Fatal(err)
+			}
+			for range 2 {
+				if records, bad := start(c.now); len(records) != 1 || (len(bad) == 1) != c.stays {
+					t.Errorf("%d records and %v, want the unreadable one to stay: %v", len(records), bad, c.stays)
+				}
+			}
+		})
+	}
+}
+
+// TestMissingDirectoryOfThisBootIsRefused: it is no new one, and the pods that it
+// described are running.
+func TestMissingDirectoryOfThisBootIsRefused(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "endpoints")
+	for _, c := range []struct {
+		boot    string
+		refused bool
+	}{{"b1", false}, {"b1", true}, {"b1", true}, {"b2", false}} {
+		s, err := Open(dir, c.boot, log.Discard())
+		if c.refused {
+			if !errors.Is(err, ErrGone) || !strings.Contains(err.Error(), dir+bootSuffix) {
+				t.Errorf("boot %s: %v, want ErrGone and the way out", c.boot, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(s.Close(), os.RemoveAll(dir)); err != nil {
+			t.Fatal(err)
 		}
 	}
 }

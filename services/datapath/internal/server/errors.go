@@ -40,6 +40,10 @@ func statusOf(err error) error {
 		return detailed(codes.InvalidArgument, err)
 	case errors.Is(err, endpoint.ErrNotFound), errors.Is(err, kernel.ErrNotLocal), errors.Is(err, kernel.ErrNoMap):
 		return detailed(codes.NotFound, err)
+	case errors.Is(err, endpoint.ErrUnreadable):
+		return detailed(codes.FailedPrecondition, err, &errdetails.PreconditionFailure{Violations: []*errdetails.PreconditionFailure_Violation{
+			{Type: "UNREADABLE", Subject: "owner", Description: err.Error()},
+		}})
 	case errors.Is(err, endpoint.ErrExists):
 		return detailed(codes.AlreadyExists, err)
 	case errors.Is(err, endpoint.ErrAddressHeld):

@@ -7,6 +7,7 @@ package server
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -235,7 +236,7 @@ func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) 
 		PolicyMode: st.PolicyMode, AttachmentRepairs: n.Repairs, PendingReleases: uint32(n.PendingReleases),
 		KernelRelease: st.KernelRelease, PodCidrs: st.PodCIDRs, NodeAddresses: st.NodeAddrs, EventsLost: st.EventsLost,
 		PolicyRevision: st.PolicyRevision, PolicyRefusals: st.PolicyRefusals,
-		Warnings: append(st.Warnings, n.Unrepaired...), DeviceRepairs: n.DeviceRepairs, NodeRepairs: n.NodeRepairs,
+		Warnings: slices.Concat(st.Warnings, n.BadRecords, n.Unrepaired), DeviceRepairs: n.DeviceRepairs, NodeRepairs: n.NodeRepairs,
 		Connections: &datapathv1.ConnectionCounts{
 			Live: st.Connections.Live, Created: st.Connections.Created, Revoked: st.Connections.Revoked,
 			Expired: st.Connections.Expired, Evicted: st.Connections.Evicted, PickedUp: st.Connections.PickedUp,

@@ -1572,7 +1572,8 @@ type GetStatusResponse struct {
 	Connections *ConnectionCounts `protobuf:"bytes,18,opt,name=connections,proto3" json:"connections,omitempty"`
 	// What keeps no container from being connected and needs an operator, one
 	// line each: differences of host ends that a repair did not remove, for
-	// example a program that others attached before the datapath's own.
+	// example a program that others attached before the datapath's own; records of
+	// endpoints that cannot be read, with the file and what to do.
 	Warnings []string `protobuf:"bytes,19,rep,name=warnings,proto3" json:"warnings,omitempty"`
 	// Host ends of endpoints that were found changed (state, hardware address,
 	// MTU, routes, neighbours, sysctls) and were repaired, since the process

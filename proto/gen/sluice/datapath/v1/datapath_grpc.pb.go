@@ -55,8 +55,8 @@ type DatapathServiceClient interface {
 	// ALREADY_EXISTS: the owner has an endpoint with other content.
 	// INVALID_ARGUMENT: a field is wrong; the details name it. For the network
 	// namespace also: not a network namespace, or the datapath's own.
-	// FAILED_PRECONDITION: the lease is gone, or the interface name is taken in
-	// the namespace. ABORTED: an address still belongs to a live endpoint, try
+	// FAILED_PRECONDITION: the lease is gone, the interface name is taken in the
+	// namespace, or the owner's record cannot be read; the details tell them apart. ABORTED: an address still belongs to a live endpoint, try
 	// again. RESOURCE_EXHAUSTED: endpoint slots or map space are used up, or too
 	// many calls wait; retry later. UNAVAILABLE: a service that this depends on
 	// does not answer; the message names it.
@@ -281,8 +281,8 @@ type DatapathServiceServer interface {
 	// ALREADY_EXISTS: the owner has an endpoint with other content.
 	// INVALID_ARGUMENT: a field is wrong; the details name it. For the network
 	// namespace also: not a network namespace, or the datapath's own.
-	// FAILED_PRECONDITION: the lease is gone, or the interface name is taken in
-	// the namespace. ABORTED: an address still belongs to a live endpoint, try
+	// FAILED_PRECONDITION: the lease is gone, the interface name is taken in the
+	// namespace, or the owner's record cannot be read; the details tell them apart. ABORTED: an address still belongs to a live endpoint, try
 	// again. RESOURCE_EXHAUSTED: endpoint slots or map space are used up, or too
 	// many calls wait; retry later. UNAVAILABLE: a service that this depends on
 	// does not answer; the message names it.

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package endpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/sluice-net/sluice/kit/log"
+)
+
+// Unreadable is a file among the records that is no record: corrupt, of a newer
+// version, or under a name that is not its own.
+//
+// Its endpoint may be a running pod. Until the file is repaired or removed, or
+// the endpoint is deleted, nothing that could be that pod's is given up: its
+// device and slot stay, without traffic, and its addresses stay leased.
+type Unreadable struct {
+	File string
+	// Key is Owner.Key of the endpoint by the file's name; empty if the name
+	// says nothing.
+	Key string
+	Err error // names the file
+}
+
+// ErrUnreadable: the record of the owner cannot be read.
+var ErrUnreadable = errors.New("record cannot be read")
+
+// wayOut is what an operator can do about a record that cannot be read.
+const wayOut = "repair or remove the file, or delete the container; until then its endpoint has no traffic and keeps its addresses and slot"
+
+// unreadableOf finds the file that should be the owner's record.
+func (c *Core) unreadableOf(o Owner) (Unreadable, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, u := range c.unreadable {
+		if u.Key == o.Key() {
+			return u, true
+		}
+	}
+	return Unreadable{}, false
+}
+
+// mayBeUnreadable says whether a file that cannot be read may be the owner's
+// record: it has the owner's name, or one that says nothing.
+func (c *Core) mayBeUnreadable(o Owner) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, u := range c.unreadable {
+		if u.Key == o.Key() || u.Key == "" {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *Core) anyUnreadable() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.unreadable) > 0
+}
+
+// resolved forgets the files that should be the owner's record.
+func (c *Core) resolved(o Owner) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for file, u := range c.unreadable {
+		if u.Key == o.Key() {
+			delete(c.unreadable, file)
+		}
+	}
+}
+
+// reread looks whether files that could not be read can be by now, or are gone.
+func (c *Core) reread(ctx context.Context) error {
+	if !c.anyUnreadable() {
+		return nil
+	}
+	records, bad, err := c.cfg.Records.Load()
+	if err != nil {
+		return fmt.Errorf("read the records of endpoints: %w", err)
+	}
+	for _, r := range records {
+		if _, known := c.record(r.Spec.Owner); !known {
+			if err := c.adopt(ctx, r.Spec.Owner); err != nil {
+				return err
+			}
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for file := range c.unreadable {
+		i := slices.IndexFunc(bad, func(u Unreadable) bool { return u.File == file })
+		if i < 0 {
+			c.log.Info("record of an endpoint is readable again, or removed", log.KeyPath, file)
+			delete(c.unreadable, file)
+			continue
+		}
+		c.unreadable[file] = bad[i]
+	}
+	return nil
+}
+
+// adopt takes over a record that has become readable. A creation or deletion of
+// the owner may have written or removed it since it was listed.
+func (c *Core) adopt(ctx context.Context, o Owner) error {
+	leave, err := c.turns.enter(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if _, known := c.record(o); known {
+		return nil
+	}
+	records, _, err := c.cfg.Records.Load()
+	if err != nil {
+		return fmt.Errorf("read the records of endpoints: %w", err)
+	}
+	for _, r := range records {
+		if r.Spec.Owner != o {
+			continue
+		}
+		c.set(r, Restoring)
+		if r.Phase == PhaseDeleted {
+			poke(c.wakeReleases)
+		}
+	}
+	c.resolved(o)
+	return nil
+}
+
+// disposeUnreadable deletes the endpoint of an owner whose record cannot be
+// read, by what follows from the owner. The caller has the owner's turn.
+func (c *Core) disposeUnreadable(ctx context.Context, o Owner) error {
+	r := Record{Phase: PhaseReady, BootID: c.cfg.BootID, Spec: Spec{Owner: o}}
+	r.Device = c.device(r.Spec)
+	devices, err := c.cfg.Links.Devices()
+	if err != nil {
+		return fmt.Errorf("list devices: %w", err)
+	}
+	for _, d := range devices {
+		if d.Name == r.Device.HostName {
+			r.Device.HostIndex = d.Index
+		}
+	}
+	entries, err := c.cfg.Maps.Entries()
+	if err != nil {
+		return fmt.Errorf("list published endpoints: %w", err)
+	}
+	for _, e := range entries {
+		if e.HostMAC == r.Device.HostMAC {
+			r.Slot = e.Slot
+		}
+	}
+	if err := c.dispose(ctx, r); err != nil {
+		return err
+	}
+	c.resolved(o)
+	return nil
+}
+
+// closed are the slots and devices that no record knows, and that may belong to
+// an endpoint whose record cannot be read. A slot whose device is gone is not
+// among them: the container took it along.
+func (c *Core) closed(slots []Entry, links []HostDevice) (keptSlots []Entry, keptLinks []HostDevice) {
+	if !c.anyUnreadable() {
+		return nil, nil
+	}
+	var buried []string
+	for _, o := range c.tombstones() {
+		buried = append(buried, c.device(Spec{Owner: o}).HostName)
+	}
+	for _, d := range links {
+		if !slices.Contains(buried, d.Name) {
+			keptLinks = append(keptLinks, d)
+		}
+	}
+	for _, e := range slots {
+		if slices.ContainsFunc(keptLinks, func(d HostDevice) bool { return d.Index == e.Ifindex }) {
+			keptSlots = append(keptSlots, e)
+		}
+	}
+	return keptSlots, keptLinks
+}
+
+// auditClosed reports the records that cannot be read, and stops the traffic of
+// what may belong to them.
+func (c *Core) auditClosed(slots []Entry, links []HostDevice, report reporter) error {
+	c.mu.Lock()
+	var files []Unreadable
+	for _, u := range c.unreadable {
+		files = append(files, u)
+	}
+	c.closedDevices = nil
+	for _, d := range links {
+		line := "device " + d.Name
+		for _, e := range slots {
+			if e.Ifindex == d.Index {
+				line += fmt.Sprintf(" with %v", e.Addrs)
+			}
+		}
+		c.closedDevices = append(c.closedDevices, line)
+	}
+	c.mu.Unlock()
+	slices.SortFunc(files, func(a, b Unreadable) int { return compareStrings(a.File, b.File) })
+	for _, u := range files {
+		d := Difference{Subject: "record", Key: u.File, Want: "a record", Have: u.Err.Error()}
+		if err := report(d, func() error { return fmt.Errorf("%w: %s", ErrUnreadable, wayOut) }); err != nil {
+			return err
+		}
+	}
+	for _, e := range slots {
+		if !e.Forwards {
+			continue
+		}
+		d := Difference{Subject: "sl_ep", Key: strconv.Itoa(int(e.Slot)), Want: "no traffic, as its record cannot be read", Have: e.describe()}
+		if err := report(d, func() error { return c.cfg.Maps.Cut(e.Slot) }); err != nil {
+			return err
+		}
+	}
+	for _, d := range links {
+		diffs, err := c.cfg.Links.CheckFilters(d)
+		if err != nil {
+			return err
+		}
+		for _, diff := range diffs {
+			if err := report(diff, func() error { return c.cfg.Links.AttachTo(d) }); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

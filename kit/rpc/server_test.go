@@ -775,31 +775,6 @@ func TestTooLargeMessagesAreRefused(t *testing.T) {
 	wantCode(t, err, codes.ResourceExhausted, "larger than max")
 }
 
-func TestClientRepeatsOnlyWhatIsIdempotent(t *testing.T) {
-	for _, c := range []struct {
-		idempotent []string
-		want       int
-		code       codes.Code
-	}{
-		{nil, 1, codes.Unavailable},
-		{[]string{"/" + service + "/UnaryCall"}, 1, codes.Unavailable},
-		{[]string{pb.TestService_EmptyCall_FullMethodName}, 3, codes.OK},
-		{[]string{service}, 3, codes.OK},
-	} {
-		calls := 0
-		f := serve(t, &testService{empty: func(context.Context) error {
-			if calls++; calls < 3 {
-				return status.Error(codes.Unavailable, "not now")
-			}
-			return nil
-		}}, table())
-		_, err := pb.NewTestServiceClient(f.dial(t, client.Options{Idempotent: c.idempotent})).EmptyCall(t.Context(), &pb.Empty{})
-		if status.Code(err) != c.code || calls != c.want {
-			t.Errorf("idempotent %q: %v after %d calls, want %v after %d", c.idempotent, err, calls, c.code, c.want)
-		}
-	}
-}
-
 func TestClientFindsARestartedServer(t *testing.T) {
 	path := shortDir(t) + "/s.sock"
 	up := func() (stop func()) {
@@ -828,13 +803,35 @@ func TestClientFindsARestartedServer(t *testing.T) {
 		return err
 	}
 	wantCode(t, call(), codes.Unavailable, path) // it says which socket
-	for range 3 {
+	stream := func() error {
+		s, err := c.StreamingOutputCall(t.Context(), &pb.StreamingOutputCallRequest{})
+		if err == nil {
+			_, err = s.Recv()
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		return err
+	}
+	// However often it was looked for: a server that listens is found by the next
+	// call, and one that does not refuses at once.
+	for range 20 {
+		for range 5 {
+			wantCode(t, call(), codes.Unavailable, "")
+			wantCode(t, stream(), codes.Unavailable, "")
+		}
 		stop := up()
-		if err := call(grpc.WaitForReady(true)); err != nil {
-			t.Fatal(err)
+		if err := call(); err != nil {
+			t.Errorf("the server listens: %v", err)
 		}
 		stop()
-		wantCode(t, call(), codes.Unavailable, "")
+		wantCode(t, stream(), codes.Unavailable, "")
+		wantCode(t, stream(), codes.Unavailable, "")
+		stop = up()
+		if err := stream(); status.Code(err) == codes.Unavailable {
+			t.Errorf("the server listens: stream: %v", err)
+		}
+		stop()
 	}
 }
 

@@ -149,7 +149,7 @@ func dial(p *process.Process, cfg Config) (*services.IPAM, *services.Identity, *
 	}
 	var conns []*grpc.ClientConn
 	for _, path := range paths {
-		cc, err := client.Dial(path, client.Options{Timeout: cfg.Services.Timeout, MaxAttempts: 1})
+		cc, err := client.Dial(path, client.Options{Timeout: cfg.Services.Timeout})
 		if err != nil {
 			return nil, nil, nil, err
 		}

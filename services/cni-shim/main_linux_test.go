@@ -375,6 +375,23 @@ func TestKernelAddRenewsItsLeaseWhileItWaits(t *testing.T) {
 	wantCode(t, add(n, ns), 0)
 }
 
+// The datapath undoes a creation when a service goes away, and gives the lease
+// back.
+func TestKernelAddLeasesAgainWhatWasLost(t *testing.T) {
+	n, ns := nodetest.New(t), newNetns(t)
+	away := withDetails(codes.Unavailable, "identity does not answer", &errdetails.RetryInfo{RetryDelay: durationpb.New(time.Millisecond)})
+	calls := 0
+	n.Fail("CreateEndpoint", func(ctx context.Context) error {
+		if calls++; calls > 2 {
+			return nil
+		}
+		n.Forget("c1/eth0")
+		return away(ctx)
+	})
+	wantCode(t, add(n, ns), 0)
+	wantHeld(t, n, 1, 1)
+}
+
 // That a later request is refused says nothing about one whose answer was lost.
 func TestKernelAddUndoesAnEarlierRequestThatWasNotAnswered(t *testing.T) {
 	n, ns := nodetest.New(t), newNetns(t)

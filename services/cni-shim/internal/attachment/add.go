@@ -148,9 +148,8 @@ func (p *Plugin) create(ctx context.Context, path string, lease *ipamv1.Allocati
 		req.Labels = append(req.Labels, &workloadv1.Label{Source: l.Source, Key: l.Key, Value: l.Value})
 	}
 	renew := useLease(req, lease)
-	resp, err := call(ctx, p.patience, p.datapathSocket, func(ctx context.Context) (*datapathv1.CreateEndpointResponse, error) {
-		if !renew.IsZero() && time.Now().After(renew) {
-			// The datapath has had no place for so long that the lease would end.
+	request := func(ctx context.Context) (*datapathv1.CreateEndpointResponse, error) {
+		if !renew.IsZero() && !time.Now().Before(renew) {
 			lease, err := p.allocate(ctx)
 			if err != nil {
 				return nil, err
@@ -161,12 +160,26 @@ func (p *Plugin) create(ctx context.Context, path string, lease *ipamv1.Allocati
 		resp, err := p.datapath.CreateEndpoint(ctx, req, grpc.Peer(&to))
 		open = open || err != nil && to.Addr != nil && !answered(err)
 		return resp, err
-	})
-	if err != nil {
-		return nil, open, err
 	}
-	return resp.GetEndpoint(), false, nil
+	for lost := 1; ; lost++ {
+		resp, err := call(ctx, p.patience, p.datapathSocket, request)
+		if err == nil {
+			return resp.GetEndpoint(), false, nil
+		}
+		if !leaseLost(err) {
+			return nil, open, err
+		}
+		// A creation that the datapath undid, because a service was away, has given
+		// the lease back.
+		if wait, ok := pause(ctx, leasePause, lost); !ok || !sleep(ctx, wait) {
+			return nil, open, err
+		}
+		renew = time.Now()
+	}
 }
+
+// leasePause is how long ADD waits before it leases addresses again.
+const leasePause = 50 * time.Millisecond
 
 // useLease puts the addresses into the request, and says when the lease should be
 // renewed; zero if it does not end.

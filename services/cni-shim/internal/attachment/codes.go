@@ -66,8 +66,8 @@ func cniError(what string, err error) *types.Error {
 	case codes.AlreadyExists:
 		return answer(types.ErrInvalidNetworkConfig, details(st))
 	case codes.FailedPrecondition:
-		// Mostly a lost lease, which a new ADD cures; but not a device name
-		// that is taken inside the container.
+		// A lease that was lost again and again, or an address that another owner
+		// has; but not a device name that is taken inside the container.
 		if aboutEnvironment(st) {
 			return answer(types.ErrInvalidEnvironmentVariables, details(st))
 		}
@@ -130,6 +130,13 @@ func aboutEnvironment(st *status.Status) bool {
 		}
 	}
 	return false
+}
+
+// leaseLost says whether the datapath refuses because the lease of the addresses
+// is gone, which a new one cures; not because a device has the name already.
+func leaseLost(err error) bool {
+	st, ok := status.FromError(err)
+	return ok && st.Code() == codes.FailedPrecondition && !aboutEnvironment(st)
 }
 
 // details puts the details of a status into words.

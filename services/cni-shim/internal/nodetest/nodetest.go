@@ -185,6 +185,13 @@ func (n *Node) Held() (allocations, endpoints int) {
 	return len(n.allocations), len(n.endpoints)
 }
 
+// Forget takes the allocation from the owner "container/interface".
+func (n *Node) Forget(owner string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.allocations, owner)
+}
+
 // Request is what the endpoint "container/interface" was created with.
 func (n *Node) Request(owner string) *datapathv1.CreateEndpointRequest {
 	n.mu.Lock()

@@ -29,7 +29,12 @@ import (
 	"github.com/sluice-net/sluice/services/cni-shim/internal/logfile"
 )
 
-func main() { os.Exit(run(os.Getenv, os.Stdin, os.Stdout, os.Stderr)) }
+func main() {
+	// A runtime that has gone must not kill an ADD that has to be undone: the
+	// write of the result fails instead.
+	signal.Ignore(syscall.SIGPIPE)
+	os.Exit(run(os.Getenv, os.Stdin, os.Stdout, os.Stderr))
+}
 
 // run is the process without its globals. It returns the exit code.
 func run(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writer) int {

@@ -437,6 +437,25 @@ func TestKernelAddUndoesWhenTheResultCannotBeWritten(t *testing.T) {
 	wantHeld(t, n, 0, 0)
 }
 
+// As it is when a runtime has died: nothing reads what the plugin writes, on
+// either descriptor, and the write is what would end it.
+func TestKernelAddUndoesWhenTheRuntimeHasGone(t *testing.T) {
+	n, ns := nodetest.New(t), newNetns(t)
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	r.Close()
+	cmd := add(n, ns).process()
+	cmd.Stdout, cmd.Stderr = w, w
+	err = cmd.Run()
+	if cmd.ProcessState.ExitCode() != 1 {
+		t.Errorf("the plugin ended with %v, want exit status 1", err)
+	}
+	wantHeld(t, n, 0, 0)
+}
+
 type brokenWriter struct{}
 
 func (brokenWriter) Write([]byte) (int, error) { return 0, syscall.EPIPE }

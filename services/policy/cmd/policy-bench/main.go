@@ -81,7 +81,7 @@ func run(args []string) int {
 		if *only {
 			continue
 		}
-		for _, part := range []string{"time", "memory"} {
+		for _, part := range []string{"time", "owner", "memory"} {
 			if err := child(part, i, *rounds); err != nil {
 				fmt.Fprintf(os.Stderr, "policy-bench: %v\n", err)
 				return 1

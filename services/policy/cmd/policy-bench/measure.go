@@ -33,6 +33,8 @@ func measure(part string, s synthetic.Shape, rounds int) ([]line, error) {
 		return measureTime(s, rounds)
 	case "memory":
 		return measureMemory(s, rounds)
+	case "owner":
+		return measureOwner(s)
 	case "blocks":
 		return measureBlocks()
 	case "ports":

@@ -188,6 +188,7 @@ func (n *Node) changed(ctx context.Context, c Caller, find func() (edit, error))
 	}
 	if !c.ValidateOnly {
 		return ask(ctx, n, func() (Outcome, error) {
+			n.operation = opChange
 			e, err := look()
 			if err == nil {
 				err = n.change(e.puts, e.gone)
@@ -212,6 +213,7 @@ func (n *Node) changed(ctx context.Context, c Caller, find func() (edit, error))
 	var out Outcome
 	err := n.aside(ctx, func() error {
 		t, err := ask(ctx, n, func() (trial, error) {
+			n.operation = opDraft
 			e, err := look()
 			if err != nil {
 				return trial{}, err

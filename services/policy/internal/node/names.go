@@ -35,6 +35,7 @@ func (n *Node) Learn(ctx context.Context, name string, addrs []netip.Addr, ttl t
 		return false, fmt.Errorf("%w: name: %w", ErrInvalid, err)
 	}
 	_, err = n.await(ctx, nil, func() (stream.Barrier, error) {
+		n.operation = opLearn
 		if err := n.learn(name, addrs, min(max(ttl, minTTL), maxTTL)); err != nil {
 			return stream.Barrier{}, err
 		}

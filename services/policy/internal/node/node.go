@@ -140,6 +140,9 @@ type Node struct {
 	ready   bool
 	readied chan struct{} // closed once ready
 	fatal   error
+
+	busy      map[string]*Busy
+	operation string // that the owner is busy with
 }
 
 // New takes the state of dir and compiles it. The sources are those of the
@@ -154,7 +157,7 @@ func New(config Config, dir string, sources []string) (*Node, error) {
 		policies:  make(map[policy.Key]*Policy), sources: map[string]*source{SourceGRPC: {synced: true}}, managers: make(map[string]bool),
 		identities: make(map[identity.Numeric]identity.Identity), subscribers: make(map[string]*subscriber),
 		names: make(map[string]map[netip.Addr]time.Time), crowded: make(map[identity.Numeric]error),
-		problems: make(map[string]string), readied: make(chan struct{}),
+		problems: make(map[string]string), readied: make(chan struct{}), busy: make(map[string]*Busy),
 	}
 	for _, s := range sources {
 		n.sources[s] = &source{refused: make(map[string]refused)}
@@ -180,16 +183,20 @@ func (n *Node) Run(ctx context.Context) error {
 	defer timer.Stop()
 	for n.fatal == nil {
 		timer.Reset(n.pause())
+		var began time.Time
 		select {
 		case f := <-n.calls:
+			began, n.operation = time.Now(), opOther // f says which
 			f()
 		case <-timer.C:
+			began, n.operation = time.Now(), opSweep
 			n.sweep()
 		case <-ctx.Done():
 			return nil
 		}
 		n.publish()
 		n.checkReady()
+		n.spent(began)
 	}
 	return n.fatal
 }

@@ -374,6 +374,7 @@ func (f *Feed) Set(ctx context.Context, files []File) error {
 	slices.Sort(order)
 	f.decoded = current
 	_, err := ask(ctx, f.node, func() (struct{}, error) {
+		f.node.operation = opFiles
 		return struct{}{}, f.node.take(f.name, order, current)
 	})
 	return err

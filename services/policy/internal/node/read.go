@@ -38,6 +38,7 @@ type Listed struct {
 func (n *Node) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
 	var revision uint64
 	list, err := ask(ctx, n, func() ([]Listed, error) {
+		n.operation = opRead
 		revision = n.barrier.Policy
 		var out []Listed
 		takes := func(k policy.Key) bool {
@@ -114,6 +115,7 @@ func (n *Node) Table(ctx context.Context, x identity.Numeric) (Judged, error) {
 	}
 	look := func(draft bool) (found, error) {
 		return ask(ctx, n, func() (found, error) {
+			n.operation = opRead
 			f := found{subject: n.engine.IsSubject(x)}
 			f.Revision = n.barrier.Policy
 			if _, ok := n.engine.Identity(x); !ok {
@@ -122,6 +124,7 @@ func (n *Node) Table(ctx context.Context, x identity.Numeric) (Judged, error) {
 			if f.subject {
 				f.from(n.engine, x)
 			} else if draft {
+				n.operation = opDraft
 				d := n.engine.Draft()
 				f.draft = &d
 			}
@@ -181,6 +184,7 @@ type Explained struct {
 func (n *Node) Explain(ctx context.Context, from, to Peer, q port.Point) (Explained, error) {
 	look := func(draft bool) (*explanation, error) {
 		return ask(ctx, n, func() (*explanation, error) {
+			n.operation = opRead
 			x := &explanation{node: n, from: from, to: to, at: q, revision: n.barrier.Policy}
 			if err := x.begin(); err != nil {
 				return nil, err
@@ -189,6 +193,7 @@ func (n *Node) Explain(ctx context.Context, from, to Peer, q port.Point) (Explai
 			case !x.aside:
 				return x, x.judge(n.engine)
 			case draft:
+				n.operation = opDraft
 				x.draft = n.engine.Draft()
 			}
 			return x, nil
@@ -358,6 +363,7 @@ func (n *Node) Diff(ctx context.Context, manifests []byte, namespace string, rem
 	known := make(map[identity.Numeric]identity.Identity)
 	if err := n.aside(ctx, func() error {
 		draft, err := ask(ctx, n, func() (engine.Draft, error) {
+			n.operation = opDraft
 			for _, d := range docs {
 				if old := n.policies[d.Object.Key]; old != nil && n.foreign(old) {
 					return engine.Draft{}, fmt.Errorf("%w: %s is of %s %s", ErrOwned, old.Key, old.Source, old.Origin)
@@ -408,6 +414,7 @@ type Status struct {
 	Names       int
 	Addresses   int
 	Journal     int64
+	Busy        []Busy
 	Sources     []SourceStatus
 	Subscribers []SubscriberStatus
 	// Problems are the first of them, and a line about the rest.
@@ -441,7 +448,9 @@ type SubscriberStatus struct {
 // Status looks at everything.
 func (n *Node) Status(ctx context.Context) (Status, error) {
 	return ask(ctx, n, func() (Status, error) {
+		n.operation = opRead
 		s := Status{
+			Busy:     n.busyNow(),
 			Revision: n.barrier.Policy, Policies: len(n.policies), Identities: len(n.identities), Waiting: n.engine.Waiting(),
 			Size: n.engine.Size(), Counters: n.engine.Counters(), Names: len(n.names), Addresses: n.addresses, Journal: n.journal.Size(),
 		}

@@ -35,6 +35,7 @@ type Interest struct {
 // session must give it back with Unsubscribe.
 func (n *Node) Subscribe(ctx context.Context, name string, in stream.Incarnation, seq uint64, want Interest) (*stream.Session, error) {
 	return ask(ctx, n, func() (*stream.Session, error) {
+		n.operation = opSubscribe
 		s := n.subscribers[name]
 		if s == nil && len(n.subscribers) >= maxSubscribers {
 			return nil, fmt.Errorf("%w: %d subscribers are known, of which some may be gone; one is forgotten %s after it went", ErrLimit, maxSubscribers, n.config.Linger)
@@ -94,6 +95,7 @@ func (n *Node) Unsubscribe(name string, session *stream.Session) {
 // first.
 func (n *Node) Change(ctx context.Context, name string, session *stream.Session, add, remove Interest) error {
 	_, err := ask(ctx, n, func() (struct{}, error) {
+		n.operation = opInterest
 		s := n.subscribers[name]
 		if s == nil || s.session != session {
 			return struct{}{}, stream.ErrReplaced
@@ -352,6 +354,7 @@ func (n *Node) await(ctx context.Context, subjects []identity.Numeric, begin fun
 // SetIdentities takes over what the identity service says has changed.
 func (n *Node) SetIdentities(ctx context.Context, set []identity.Identity, gone []identity.Numeric) error {
 	_, err := ask(ctx, n, func() (struct{}, error) {
+		n.operation = opIdentity
 		n.setIdentities(set, gone)
 		return struct{}{}, nil
 	})
@@ -390,6 +393,7 @@ func (n *Node) setIdentities(set []identity.Identity, gone []identity.Numeric) {
 // CompleteIdentities says that these are all identities there are.
 func (n *Node) CompleteIdentities(ctx context.Context, listed map[identity.Numeric]struct{}) error {
 	_, err := ask(ctx, n, func() (struct{}, error) {
+		n.operation = opIdentity
 		var gone []identity.Numeric
 		for x := range n.identities {
 			if _, ok := listed[x]; !ok {

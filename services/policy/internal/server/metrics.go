@@ -85,6 +85,24 @@ var metrics = []metric{
 	newMetric("problems", "Problems in the status.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.ProblemCount) }),
 }
 
+// The owner's time; the label operation is one of those that package node lists.
+var (
+	busyDesc = prometheus.NewDesc("sluice_policy_owner_busy_seconds",
+		"How long the one goroutine that owns policy was busy with each operation; every other waits as long.", []string{"operation"}, nil)
+	longestDesc = prometheus.NewDesc("sluice_policy_owner_busy_longest_seconds", "The longest of them since the start.", []string{"operation"}, nil)
+)
+
+func collectBusy(ch chan<- prometheus.Metric, b node.Busy) {
+	buckets := make(map[float64]uint64, len(node.BusyBounds))
+	count := uint64(0)
+	for i, bound := range node.BusyBounds {
+		count += b.Buckets[i]
+		buckets[bound.Seconds()] = count
+	}
+	ch <- prometheus.MustNewConstHistogram(busyDesc, b.Count, b.Sum.Seconds(), buckets, b.Operation)
+	ch <- prometheus.MustNewConstMetric(longestDesc, prometheus.GaugeValue, b.Longest.Seconds(), b.Operation)
+}
+
 // Collector gives the node's figures to Prometheus.
 type Collector struct{ Node *node.Node }
 
@@ -93,6 +111,8 @@ func (Collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, m := range metrics {
 		ch <- m.desc
 	}
+	ch <- busyDesc
+	ch <- longestDesc
 }
 
 // collectTimeout is how long a scrape waits for the node's turn.
@@ -111,5 +131,8 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	f.weight, f.cut = c.Node.Figures()
 	for _, m := range metrics {
 		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.value(f))
+	}
+	for _, b := range f.Busy {
+		collectBusy(ch, b)
 	}
 }

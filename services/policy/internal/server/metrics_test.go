@@ -56,7 +56,7 @@ func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
 	for _, m := range regexp.MustCompile("`(sluice_policy_[a-z_]+)`").FindAllStringSubmatch(string(doc), -1) {
 		documented[m[1]] = true
 	}
-	ch := make(chan *prometheus.Desc, len(metrics))
+	ch := make(chan *prometheus.Desc, len(metrics)+2)
 	Collector{}.Describe(ch)
 	close(ch)
 	for d := range ch {
@@ -69,4 +69,28 @@ func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
 	for name := range documented {
 		t.Errorf("docs/policy.md has %s, the service does not", name)
 	}
+}
+
+func TestTheOwnersTimeIsCountedByOperation(t *testing.T) {
+	s := serve(t)
+	s.know(town)
+	s.apply(allowWeb)
+	s.apply(allowWeb)
+	st, err := s.node.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range st.Busy {
+		counted := uint64(0)
+		for _, n := range b.Buckets {
+			counted += n
+		}
+		if counted > b.Count || b.Longest > b.Sum || b.Sum <= 0 {
+			t.Errorf("%+v: %d are in buckets", b, counted)
+		}
+		if b.Operation == "change policies" && b.Count == 2 {
+			return
+		}
+	}
+	t.Errorf("got %+v, want two changes of policies", st.Busy)
 }

@@ -81,6 +81,7 @@ type Allocator struct {
 	heard     time.Time                       // guarded by mu; the mirror is complete as of then; zero: never
 	heardKept time.Time                       // guarded by mu; what the cache has of heard
 	connected bool                            // guarded by mu
+	sessions  uint64                          // guarded by mu; how many sessions were up
 	changed   chan struct{}                   // guarded by mu; closed when connected or ready changes
 	storeErr  error                           // guarded by mu
 	ready     bool                            // guarded by mu

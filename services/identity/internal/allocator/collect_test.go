@@ -12,33 +12,36 @@ import (
 
 func TestGraceIsOneUninterruptedTimeWithoutReferences(t *testing.T) {
 	const grace = time.Minute
-	unused := func(fences ...int64) []Candidate {
-		var out []Candidate
-		for i, f := range fences {
-			if f != 0 {
-				out = append(out, Candidate{Identity: identity.Identity{Number: identity.Numeric(300 + i)}, Fence: f})
-			}
+	ids := func(numbers ...identity.Numeric) (out []identity.Identity) {
+		for _, n := range numbers {
+			out = append(out, identity.Identity{Number: n})
 		}
 		return out
 	}
-	gc := collector{since: map[identity.Numeric]unusedSince{}}
+	c := collector{since: map[identity.Numeric]unusedSince{}}
 	now := time.Unix(1_000_000, 0)
 	for _, step := range []struct {
 		name   string
 		after  time.Duration
-		unused []Candidate
+		unused []identity.Identity
 		due    []identity.Numeric
 	}{
-		{"both seen for the first time", 0, unused(1, 1), nil},
-		{"not long enough", grace - 1, unused(1, 1), nil},
-		{"the second was touched meanwhile", 1, unused(1, 2), []identity.Numeric{300}},
-		{"the first is used, the second waits anew", grace - 1, unused(0, 2), nil},
-		{"the first is unused again, the second is due", 1, unused(1, 2), []identity.Numeric{301}},
-		{"what could not be collected stays due", grace, unused(1, 2), []identity.Numeric{300, 301}},
+		{"both seen for the first time", 0, ids(300, 301), nil},
+		{"not long enough", grace - 1, ids(300, 301), nil},
+		{"the second is used", 0, ids(300), nil},
+		{"the second is unused again", 0, ids(300, 301), nil},
+		{"the first is due", 1, ids(300, 301), []identity.Numeric{300}},
+		{"the first is used, the second waits", grace - 2, ids(301), nil},
+		{"the first is unused again, the second is due", 1, ids(300, 301), []identity.Numeric{301}},
+		{"what could not be collected stays due, longest first", grace, ids(300, 301), []identity.Numeric{301, 300}},
 	} {
 		now = now.Add(step.after)
+		fresh, due := c.plan(step.unused, now, grace)
+		for _, id := range fresh {
+			c.since[id.Number] = unusedSince{at: now}
+		}
 		var got []identity.Numeric
-		for _, c := range gc.due(step.unused, now, grace) {
+		for _, c := range due {
 			got = append(got, c.Identity.Number)
 		}
 		if len(got) != len(step.due) {

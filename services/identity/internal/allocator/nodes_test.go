@@ -383,7 +383,7 @@ func TestHeldNumberThatWasCollectedComesBack(t *testing.T) {
 
 func collectAll(t testing.TB, st allocator.Store) {
 	t.Helper()
-	unused, err := st.Unreferenced(t.Context())
+	unused, err := storetest.Unused(t.Context(), st)
 	if err == nil {
 		_, err = st.Collect(t.Context(), unused, time.Nanosecond) // no rest: the worst case
 	}
@@ -807,7 +807,7 @@ func (s *steps) Collect(ctx context.Context, unused []allocator.Candidate, rest 
 }
 
 func TestManyIdentitiesAreCollectedInBoundedSteps(t *testing.T) {
-	const many, step = 300, 128
+	const many, step = 600, 256
 	f := storetest.NewFake()
 	other := startFake(t, f, "b", &memory{})
 	for i := range many {
@@ -827,4 +827,90 @@ func TestManyIdentitiesAreCollectedInBoundedSteps(t *testing.T) {
 	if s.most > step {
 		t.Errorf("%d were collected with one request, want at most %d", s.most, step)
 	}
+}
+
+// brokenCollection fails everything that only a collector asks for, for a while.
+type brokenCollection struct {
+	allocator.Store
+	mu    sync.Mutex
+	fails map[string]int // how many more times
+}
+
+func (b *brokenCollection) fail(what string) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.fails[what]--; b.fails[what] >= 0 {
+		return fmt.Errorf("%s: %w", what, allocator.ErrUnavailable)
+	}
+	return nil
+}
+
+func (b *brokenCollection) Lead(ctx context.Context) (bool, error) {
+	if err := b.fail("lead"); err != nil {
+		return false, err
+	}
+	return b.Store.Lead(ctx)
+}
+
+func (b *brokenCollection) FollowReferences(ctx context.Context, sink func(allocator.References)) error {
+	if err := b.fail("follow"); err != nil {
+		return err
+	}
+	return b.Store.FollowReferences(ctx, sink)
+}
+
+func (b *brokenCollection) Candidates(ctx context.Context, ids []identity.Identity) ([]allocator.Candidate, error) {
+	if err := b.fail("candidates"); err != nil {
+		return nil, err
+	}
+	return b.Store.Candidates(ctx, ids)
+}
+
+func (b *brokenCollection) Collect(ctx context.Context, c []allocator.Candidate, rest time.Duration) ([]identity.Numeric, error) {
+	if err := b.fail("collect"); err != nil {
+		return nil, err
+	}
+	return b.Store.Collect(ctx, c, rest)
+}
+
+func TestFailedCollectionIsNotALostSession(t *testing.T) {
+	f := storetest.NewFake()
+	st := &brokenCollection{Store: f.Node("a"), fails: map[string]int{"lead": 3, "follow": 3, "candidates": 3, "collect": 3}}
+	said := &messages{}
+	cfg := quick()
+	cfg.Grace = 0
+	cfg.Log = slog.New(said)
+	a := start(t, st, &memory{}, cfg)
+	a.connected()
+	web := a.hold("c1", "web")
+	a.release("c1")
+	storetest.Eventually(t, "the collection", func() bool { return a.readers.see(web) == "" })
+	if n := said.count("store session is up"); n != 1 {
+		t.Errorf("%d sessions, want 1: collection is not part of it", n)
+	}
+}
+
+// messages counts what is logged.
+type messages struct {
+	slog.Handler
+	mu sync.Mutex
+	n  map[string]int
+}
+
+func (m *messages) Enabled(context.Context, slog.Level) bool { return true }
+
+func (m *messages) Handle(_ context.Context, r slog.Record) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.n == nil {
+		m.n = map[string]int{}
+	}
+	m.n[r.Message]++
+	return nil
+}
+
+func (m *messages) count(what string) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.n[what]
 }

@@ -26,6 +26,7 @@ func (a *Allocator) Run(ctx context.Context) error {
 	wg.Go(func() { a.runSession(ctx) })
 	wg.Go(func() { a.runFollow(ctx) })
 	wg.Go(func() { a.runKnown(ctx) })
+	wg.Go(func() { a.runCollect(ctx) })
 	wg.Wait()
 	return nil
 }
@@ -181,6 +182,9 @@ func (a *Allocator) session(ctx context.Context, first *bool) error {
 		return err
 	}
 	*first = false
+	a.mu.Lock()
+	a.sessions++
+	a.mu.Unlock()
 	a.reconnected()
 	a.mu.Lock()
 	held := len(a.holds)
@@ -191,7 +195,6 @@ func (a *Allocator) session(ctx context.Context, first *bool) error {
 	defer heartbeat.Stop()
 	compare := time.NewTicker(a.cfg.Reconcile)
 	defer compare.Stop()
-	gc := collector{since: map[identity.Numeric]unusedSince{}}
 	for {
 		var err error
 		select {
@@ -209,9 +212,6 @@ func (a *Allocator) session(ctx context.Context, first *bool) error {
 		case <-compare.C:
 			if err = a.reconcile(ctx, false); err == nil {
 				err = a.flush(ctx)
-			}
-			if err == nil {
-				err = a.collect(ctx, &gc)
 			}
 		}
 		if err != nil {
@@ -425,85 +425,4 @@ func (a *Allocator) resolve(ctx context.Context, c *ConflictError) error {
 	a.cfg.Log.Error("identity conflict: a held number means something else in the cluster; its holders were moved and must be resolved again",
 		"identity", c.Held.Number, "labels", c.Held.Labels.Text(), "now", c.Occupant.Labels.Text(), "moved_to", claim.Number, "holders", holders)
 	return nil
-}
-
-// collector is the memory of collection in one session. A new session starts
-// over: after the store was away for everybody, each node gets the whole grace
-// period to refer to its numbers again.
-type collector struct {
-	since map[identity.Numeric]unusedSince
-}
-
-type unusedSince struct {
-	fence int64
-	at    time.Time
-}
-
-// collect removes what nobody referred to for the whole grace period. Any
-// number of nodes may do it at once; one leads only to spare the store.
-func (a *Allocator) collect(ctx context.Context, gc *collector) error {
-	var lead bool
-	var unused []Candidate
-	err := a.bounded(ctx, func(ctx context.Context) (err error) {
-		if lead, err = a.store.Lead(ctx); err != nil || !lead {
-			return err
-		}
-		unused, err = a.store.Unreferenced(ctx)
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	if !lead {
-		clear(gc.since)
-		return nil
-	}
-	due := gc.due(unused, time.Now(), a.cfg.Grace)
-	if len(due) == 0 {
-		return nil
-	}
-	for step := range slices.Chunk(due[:min(len(due), maxCollect)], collectStep) {
-		var gone []identity.Numeric
-		err := a.bounded(ctx, func(ctx context.Context) (err error) {
-			gone, err = a.store.Collect(ctx, step, a.cfg.Rest)
-			return err
-		})
-		a.mu.Lock()
-		a.counters.Collected += uint64(len(gone))
-		a.mu.Unlock()
-		if len(gone) > 0 {
-			a.cfg.Log.Info("identities collected", "identities", gone)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// Collection goes in steps, each within the time of one request: one that is
-// cut short would end the session, and with it the memory of who is due. One
-// round is bounded too, because references wait for its end.
-const (
-	collectStep = 128
-	maxCollect  = 1024
-)
-
-// due says which of the unused identities have been unused, without anybody
-// touching them, for the grace period.
-func (gc *collector) due(unused []Candidate, now time.Time, grace time.Duration) []Candidate {
-	seen := make(map[identity.Numeric]unusedSince, len(unused))
-	var due []Candidate
-	for _, c := range unused {
-		s, ok := gc.since[c.Identity.Number]
-		if !ok || s.fence != c.Fence {
-			s = unusedSince{fence: c.Fence, at: now}
-		}
-		seen[c.Identity.Number] = s
-		if ok && now.Sub(s.at) >= grace {
-			due = append(due, c)
-		}
-	}
-	gc.since = seen
-	return due
 }

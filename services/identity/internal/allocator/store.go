@@ -25,6 +25,8 @@ var (
 	// ErrConflict: the number or the label set means something else now. It
 	// is always a *ConflictError.
 	ErrConflict = errors.New("identity conflict")
+	// ErrLayout: the store is kept by a newer version.
+	ErrLayout = errors.New("layout of the store is newer than this version")
 	// ErrCorrupt: the store holds what this program never writes.
 	ErrCorrupt = errors.New("store content is damaged")
 )
@@ -62,11 +64,19 @@ type Reference struct {
 	Revision int64 // of its last write
 }
 
-// Candidate is an identity without references, with what proves later that
-// nobody touched it since.
+// Candidate is an identity without references, with what proves later that no
+// node touched it since.
 type Candidate struct {
 	Identity identity.Identity
-	Fence    int64 // grows whenever anybody refers to the identity
+	Fence    int64 // revision at which a node last referred to the identity
+}
+
+// References is one step of Store.FollowReferences.
+type References struct {
+	Complete bool                     // these are all at Revision; else they are added to those before
+	Revision int64                    // everything up to it is counted
+	Numbers  map[identity.Numeric]int // how many nodes refer to a number
+	Nodes    map[string]int           // how many numbers a node refers to
 }
 
 // Entry is an identity as a listing or a watch of the store brings it.
@@ -120,15 +130,21 @@ type Store interface {
 	// becomes a new complete listing. Update.Heard comes again and again as
 	// long as the store answers, also without a change.
 	Follow(ctx context.Context, sink func(Update)) error
+	// FollowReferences hands the counts of references of all nodes to sink, then
+	// every change of them, in order, as Follow does.
+	FollowReferences(ctx context.Context, sink func(References)) error
 	// Lead says whether this node is the one that collects, becoming it if
 	// nobody is. It lasts as long as the session.
 	Lead(ctx context.Context) (bool, error)
-	// Unreferenced lists the identities that no node refers to.
-	Unreferenced(ctx context.Context) ([]Candidate, error)
+	// Candidates reads what proves that identities were not touched since.
+	Candidates(ctx context.Context, unused []identity.Identity) ([]Candidate, error)
 	// Collect removes those candidates that nobody touched since they were
 	// listed and returns their numbers, which rest: for that long no other
 	// label set gets them.
 	Collect(ctx context.Context, unused []Candidate, rest time.Duration) ([]identity.Numeric, error)
+	// Tidy brings keys into order that claims and collection do not come by.
+	// references are those of all nodes. Its requests have deadlines of their own.
+	Tidy(ctx context.Context, references References) error
 	// Endpoints names the store for messages.
 	Endpoints() []string
 }

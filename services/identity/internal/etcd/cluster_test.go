@@ -125,8 +125,7 @@ func content(t testing.TB, admin *clientv3.Client) (numbers map[string]identity.
 			}
 			numbers[string(kv.Value)] = identity.Numeric(n)
 		case "labels":
-			n, text, _ := strings.Cut(string(kv.Value), " ")
-			byLabels[text] = n
+			byLabels[rest] = string(kv.Value)
 		case "ref":
 			refs[rest]++
 		}
@@ -135,8 +134,12 @@ func content(t testing.TB, admin *clientv3.Client) (numbers map[string]identity.
 		t.Errorf("%d label sets and %d numbers", len(byLabels), len(numbers))
 	}
 	for text, n := range numbers {
-		if byLabels[text] != fmt.Sprint(n) {
-			t.Errorf("%s is %d below id/ and %s below labels/", text, n, byLabels[text])
+		l, err := identity.ParseLabels(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := byLabels[hashText(l)]; got != fmt.Sprint(n) {
+			t.Errorf("%s is %d below id/ and %q below labels/", text, n, got)
 		}
 	}
 	return numbers, refs
@@ -298,7 +301,7 @@ func TestCollectionNeverTakesWhatIsHeld(t *testing.T) {
 				return
 			default:
 			}
-			unused, err := rogue.Unreferenced(t.Context())
+			unused, err := storetest.Unused(t.Context(), rogue)
 			if err == nil {
 				var gone []identity.Numeric
 				gone, err = rogue.Collect(t.Context(), unused, time.Second)
@@ -529,7 +532,14 @@ func cutOff(t *testing.T, s *etcdtest.Server, cfg nodeConfig) (dir string, admin
 		t.Fatal(err)
 	}
 	storetest.Eventually(t, "the end of the quarantine", func() bool {
-		_, err := other.Claim(t.Context(), storetest.Labels(t, "guest"), 0, admin.Number)
+		unused, err := storetest.Unused(t.Context(), other)
+		if err == nil {
+			_, err = other.Collect(t.Context(), unused, cfg.Rest)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = other.Claim(t.Context(), storetest.Labels(t, "guest"), 0, admin.Number)
 		return err == nil
 	})
 	s.Down()

@@ -5,7 +5,7 @@ package etcd
 
 import (
 	"context"
-	"path"
+	"slices"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -16,101 +16,161 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/identity"
 )
 
-// Lead implements allocator.Store.
+// Lead implements allocator.Store. It reads first: a write in every round of
+// every node would be a proposal that changes nothing.
 func (s *Store) Lead(ctx context.Context) (bool, error) {
 	lease, err := s.session()
 	if err != nil {
 		return false, err
 	}
-	key := s.cfg.Prefix + "/collector"
-	put := clientv3.OpPut(key, s.cfg.Node, clientv3.WithLease(lease))
-	resp, err := s.client.Txn(ctx).
-		If(clientv3.Compare(clientv3.CreateRevision(key), "=", 0)).
-		Then(put).Else(clientv3.OpGet(key)).Commit()
+	key := s.collectorKey()
+	get, err := s.client.Get(ctx, key)
+	if err != nil {
+		return false, s.fault(ctx, "read collector", err)
+	}
+	s.saw(get.Header)
+	var have *mvccpb.KeyValue
+	if len(get.Kvs) > 0 {
+		have = get.Kvs[0]
+		if string(have.Value) != s.cfg.Node || clientv3.LeaseID(have.Lease) == lease {
+			return string(have.Value) == s.cfg.Node, nil
+		}
+		// Of the process before; it would go with that one's lease.
+	}
+	resp, err := s.client.Txn(ctx).If(unchanged(key, have)).
+		Then(clientv3.OpPut(key, s.cfg.Node, clientv3.WithLease(lease))).Commit()
 	if err != nil {
 		return false, s.fault(ctx, "lead collection", err)
 	}
 	s.saw(resp.Header)
-	if resp.Succeeded {
-		return true, nil
-	}
-	kvs := resp.Responses[0].GetResponseRange().GetKvs()
-	if len(kvs) == 0 || string(kvs[0].Value) != s.cfg.Node {
-		return false, nil
-	}
-	if clientv3.LeaseID(kvs[0].Lease) == lease {
-		return true, nil
-	}
-	// Of the process before; it would go with that one's lease.
-	resp, err = s.client.Txn(ctx).
-		If(clientv3.Compare(clientv3.ModRevision(key), "=", kvs[0].ModRevision)).
-		Then(put).Commit()
-	if err != nil {
-		return false, s.fault(ctx, "lead collection", err)
-	}
 	return resp.Succeeded, nil
 }
 
-// Unreferenced implements allocator.Store. Everything is read as of one revision.
-func (s *Store) Unreferenced(ctx context.Context) ([]allocator.Candidate, error) {
-	used := map[string]bool{}
-	revision, err := s.list(ctx, s.cfg.Prefix+"/ref/", 0, true, func(kv *mvccpb.KeyValue) {
-		used[path.Base(string(kv.Key))] = true
-	})
-	if err != nil {
-		return nil, err
+// maxOps is how many operations a transaction may have by etcd's default.
+const maxOps = 128
+
+// Candidates implements allocator.Store.
+func (s *Store) Candidates(ctx context.Context, ids []identity.Identity) ([]allocator.Candidate, error) {
+	var out []allocator.Candidate
+	for some := range slices.Chunk(ids, maxOps/2) {
+		ops := make([]clientv3.Op, 0, maxOps)
+		for _, id := range some {
+			ops = append(ops,
+				clientv3.OpGet(s.labelsKey(id.Labels), clientv3.WithKeysOnly()),
+				clientv3.OpGet(s.fenceKey(id.Number), clientv3.WithKeysOnly()))
+		}
+		resp, err := s.client.Txn(ctx).Then(ops...).Commit()
+		if err != nil {
+			return nil, s.fault(ctx, "read fences", err)
+		}
+		s.saw(resp.Header)
+		for i, id := range some {
+			c := allocator.Candidate{Identity: id}
+			for _, r := range resp.Responses[2*i : 2*i+2] {
+				for _, kv := range r.GetResponseRange().GetKvs() {
+					c.Fence = max(c.Fence, kv.ModRevision)
+				}
+			}
+			out = append(out, c)
+		}
 	}
-	var unused []allocator.Candidate
-	_, err = s.list(ctx, s.cfg.Prefix+"/labels/", revision, false, func(kv *mvccpb.KeyValue) {
-		n, text, err := parseLabelsValue(kv)
-		if err != nil {
-			s.cfg.Log.Error("unreadable label set in etcd is ignored", log.Err(err))
-			return
-		}
-		if used[path.Base(s.idKey(n))] {
-			return
-		}
-		labels, err := identity.ParseLabels(text)
-		if err != nil {
-			s.cfg.Log.Error("unreadable label set in etcd is ignored", "key", string(kv.Key), log.Err(err))
-			return
-		}
-		unused = append(unused, allocator.Candidate{
-			Identity: identity.Identity{Number: n, Labels: labels},
-			Fence:    kv.ModRevision,
-		})
-	})
-	return unused, err
+	return out, nil
 }
+
+// collectSize is how many identities one transaction collects.
+const collectSize = maxOps / 4
 
 // Collect implements allocator.Store.
 func (s *Store) Collect(ctx context.Context, unused []allocator.Candidate, rest time.Duration) ([]identity.Numeric, error) {
 	if len(unused) == 0 {
 		return nil, nil
 	}
-	// One lease ends the rest of all; it is nobody's to keep alive.
+	// One lease ends the quarantine of all; no node keeps it alive.
 	lease, err := s.client.Grant(ctx, max(1, int64((rest+time.Second-1)/time.Second)))
 	if err != nil {
-		return nil, s.fault(ctx, "grant lease of resting numbers", err)
+		return nil, s.fault(ctx, "grant lease of numbers in quarantine", err)
 	}
 	var gone []identity.Numeric
-	for _, c := range unused {
-		n, l := c.Identity.Number, c.Identity.Labels
-		resp, err := s.client.Txn(ctx).If(
-			clientv3.Compare(clientv3.ModRevision(s.labelsKey(l)), "=", c.Fence),
-			clientv3.Compare(clientv3.Value(s.idKey(n)), "=", l.Text()),
-		).Then(
-			clientv3.OpDelete(s.labelsKey(l)),
-			clientv3.OpDelete(s.idKey(n)),
-			clientv3.OpPut(s.restKey(n), hashText(l), clientv3.WithLease(lease.ID)),
-		).Commit()
+	collect := func(some []allocator.Candidate) (ok bool, err error) {
+		var conditions []clientv3.Cmp
+		var ops []clientv3.Op
+		for _, c := range some {
+			n, l := c.Identity.Number, c.Identity.Labels
+			conditions = append(conditions,
+				clientv3.Compare(clientv3.ModRevision(s.labelsKey(l)), "<", c.Fence+1),
+				clientv3.Compare(clientv3.ModRevision(s.fenceKey(n)), "<", c.Fence+1),
+				clientv3.Compare(clientv3.Value(s.idKey(n)), "=", l.Text()))
+			ops = append(ops,
+				clientv3.OpDelete(s.labelsKey(l)), clientv3.OpDelete(s.fenceKey(n)), clientv3.OpDelete(s.idKey(n)),
+				clientv3.OpPut(s.restKey(n), hashText(l), clientv3.WithLease(lease.ID)))
+		}
+		resp, err := s.client.Txn(ctx).If(conditions...).Then(ops...).Commit()
 		if err != nil {
-			return gone, s.fault(ctx, "collect identity", err)
+			return false, s.fault(ctx, "collect identities", err)
 		}
 		s.saw(resp.Header)
 		if resp.Succeeded {
-			gone = append(gone, n)
+			for _, c := range some {
+				gone = append(gone, c.Identity.Number)
+			}
+		}
+		return resp.Succeeded, nil
+	}
+	for _, some := range chunks(unused, collectSize, func(c allocator.Candidate) int { return len(c.Identity.Labels.Text()) }) {
+		ok, err := collect(some)
+		if err != nil {
+			return gone, err
+		}
+		if ok || len(some) == 1 {
+			continue
+		}
+		// One of them is in use again; the others are not.
+		for i := range some {
+			if _, err := collect(some[i : i+1]); err != nil {
+				return gone, err
+			}
 		}
 	}
 	return gone, nil
+}
+
+// maxText bounds the label sets that one transaction names, in bytes: etcd
+// refuses requests of more than 1.5 MiB.
+const maxText = 512 << 10
+
+// chunks cuts a slice into pieces of at most n elements and maxText bytes.
+func chunks[T any](all []T, n int, size func(T) int) [][]T {
+	var out [][]T
+	begin, bytes := 0, 0
+	for i, x := range all {
+		if i > begin && (i-begin == n || bytes+size(x) > maxText) {
+			out = append(out, all[begin:i])
+			begin, bytes = i, 0
+		}
+		bytes += size(x)
+	}
+	if begin < len(all) {
+		out = append(out, all[begin:])
+	}
+	return out
+}
+
+// Tidy implements allocator.Store.
+func (s *Store) Tidy(ctx context.Context, references allocator.References) error {
+	final, err := s.finish(ctx, references.Nodes)
+	if err != nil || !final {
+		return err
+	}
+	var old []*mvccpb.KeyValue
+	if _, err := s.list(ctx, s.cfg.Prefix+"/labels/", false, func(kv *mvccpb.KeyValue) {
+		switch _, _, final, err := parseLabelsValue(kv); {
+		case err != nil:
+			s.cfg.Log.Error("unreadable label set in etcd is ignored", log.Err(err))
+		case !final:
+			old = append(old, kv)
+		}
+	}); err != nil {
+		return err
+	}
+	return s.convert(ctx, old)
 }

@@ -5,17 +5,23 @@
 //
 // It owns the keys below one prefix, and the lease of this node:
 //
+//	layout               version of this layout, 2
 //	id/<number>          the label set of the number, as canonical text
-//	labels/<sha256>      "<number> <canonical text>" of the set with that hash
+//	labels/<sha256>      the number of the set with that hash
+//	fence/<number>       written again with every reference to the number
 //	ref/<node>/<number>  that node refers to the number; dies with the node's lease
 //	rest/<number>        the hash of the set that had the number until it was collected; expires
 //	collector            the node that collects; dies with its lease
 //
 // id and labels are written and deleted together, in one transaction. There
 // are no locks. What makes collection safe is that every transaction that
-// writes a reference also writes labels/<sha256> again: a collector deletes
-// only when the revision of that key is the one it saw when it saw no
-// reference. Nobody watches labels/, so this costs no node anything.
+// writes a reference also writes fence/<number>: a collector deletes only when
+// the revision of that key is the one it saw when it saw no reference. Only
+// id/ is watched by every node, so this costs the other nodes nothing.
+//
+// In layout 1 labels/<sha256> is "<number> <canonical text>", and the fence
+// itself. As long as nodes of that version may run, identities are made in
+// that form, and a reference to one writes both fences; see layout.go.
 package etcd
 
 import (
@@ -61,6 +67,7 @@ type Store struct {
 	mu       sync.Mutex
 	lease    clientv3.LeaseID // guarded by mu; 0 without a session
 	revision int64            // guarded by mu; the newest that etcd told
+	layout   int              // guarded by mu; that identities are made in; 0: not read yet
 	history  chan struct{}    // guarded by mu; closed when etcd turns out to have lost its history
 }
 
@@ -102,6 +109,12 @@ func (s *Store) idKey(n identity.Numeric) string {
 	return s.cfg.Prefix + "/id/" + strconv.FormatUint(uint64(n), 10)
 }
 
+func (s *Store) fenceKey(n identity.Numeric) string {
+	return s.cfg.Prefix + "/fence/" + strconv.FormatUint(uint64(n), 10)
+}
+
+func (s *Store) collectorKey() string { return s.cfg.Prefix + "/collector" }
+
 func (s *Store) restKey(n identity.Numeric) string {
 	return s.cfg.Prefix + "/rest/" + strconv.FormatUint(uint64(n), 10)
 }
@@ -121,28 +134,12 @@ func hashText(l identity.Labels) string {
 	return hex.EncodeToString(sum[:])
 }
 
-func labelsValue(n identity.Numeric, l identity.Labels) string {
-	return strconv.FormatUint(uint64(n), 10) + " " + l.Text()
-}
-
 func parseNumber(s string) (identity.Numeric, error) {
 	n, err := strconv.ParseUint(s, 10, 32)
 	if err != nil || identity.Numeric(n).Scope() != identity.ScopeCluster || strconv.FormatUint(n, 10) != s {
 		return 0, fmt.Errorf("%w: %q is not the number of a cluster identity", allocator.ErrCorrupt, s)
 	}
 	return identity.Numeric(n), nil
-}
-
-// parseLabelsValue reads a value of labels/ and says whose number it is.
-func parseLabelsValue(kv *mvccpb.KeyValue) (n identity.Numeric, text string, err error) {
-	number, text, ok := strings.Cut(string(kv.Value), " ")
-	if !ok {
-		return 0, "", fmt.Errorf("%w: value of %s", allocator.ErrCorrupt, kv.Key)
-	}
-	if n, err = parseNumber(number); err != nil {
-		return 0, "", fmt.Errorf("%s: %w", kv.Key, err)
-	}
-	return n, text, nil
 }
 
 // parseID reads a key below id/.
@@ -176,13 +173,16 @@ func (s *Store) Join(ctx context.Context) (fresh bool, err error) {
 	if err := s.Ping(ctx); err == nil || !errors.Is(err, allocator.ErrSessionLost) {
 		return false, err
 	}
+	if err := s.readLayout(ctx); err != nil {
+		return false, err
+	}
 	resp, err := s.client.Grant(ctx, int64((s.cfg.TTL+time.Second-1)/time.Second))
 	if err != nil {
 		return false, s.fault(ctx, "grant lease", err)
 	}
 	// Going backwards means another data directory, and watches that wait for
 	// revisions which will be something else when they come.
-	get, err := s.client.Get(ctx, s.cfg.Prefix+"/collector", clientv3.WithKeysOnly())
+	get, err := s.client.Get(ctx, s.collectorKey(), clientv3.WithKeysOnly())
 	if err != nil {
 		return false, s.fault(ctx, "read revision", err)
 	}
@@ -248,191 +248,6 @@ func (s *Store) fault(ctx context.Context, what string, err error) error {
 	return fmt.Errorf("%s: %w: %w", what, allocator.ErrUnavailable, err)
 }
 
-// put are the writes that make an identity referred to by this node.
-func (s *Store) put(n identity.Numeric, l identity.Labels, lease clientv3.LeaseID, create bool) []clientv3.Op {
-	ops := []clientv3.Op{
-		clientv3.OpPut(s.labelsKey(l), labelsValue(n, l)),
-		clientv3.OpPut(s.refKey(n), "", clientv3.WithLease(lease)),
-	}
-	if create {
-		ops = append(ops, clientv3.OpPut(s.idKey(n), l.Text()))
-	}
-	return ops
-}
-
-// refer refers to an identity that exists just so; ok is false if it does not.
-func (s *Store) refer(ctx context.Context, n identity.Numeric, l identity.Labels, lease clientv3.LeaseID) (_ allocator.Claim, ok bool, err error) {
-	resp, err := s.client.Txn(ctx).If(
-		clientv3.Compare(clientv3.Value(s.labelsKey(l)), "=", labelsValue(n, l)),
-		clientv3.Compare(clientv3.Value(s.idKey(n)), "=", l.Text()),
-	).Then(s.put(n, l, lease, false)...).Commit()
-	if err != nil {
-		return allocator.Claim{}, false, s.fault(ctx, "refer to identity", err)
-	}
-	s.saw(resp.Header)
-	return allocator.Claim{Number: n, Revision: resp.Header.Revision}, resp.Succeeded, nil
-}
-
-// maxRaces bounds how often one call starts over because somebody changed what
-// it had just read. Each time somebody else got on.
-const maxRaces = 16
-
-// state is what etcd has about a label set and a number.
-type state struct {
-	labels, id, rest *mvccpb.KeyValue // nil: no such key
-}
-
-func stateOf(resp []*etcdserverpb.ResponseOp) state {
-	first := func(i int) *mvccpb.KeyValue {
-		if kvs := resp[i].GetResponseRange().GetKvs(); len(kvs) > 0 {
-			return kvs[0]
-		}
-		return nil
-	}
-	return state{labels: first(0), id: first(1), rest: first(2)}
-}
-
-func (s *Store) gets(n identity.Numeric, l identity.Labels) []clientv3.Op {
-	return []clientv3.Op{
-		clientv3.OpGet(s.labelsKey(l)),
-		clientv3.OpGet(s.idKey(n)),
-		clientv3.OpGet(s.restKey(n)),
-	}
-}
-
-// numberOf reads which number the label set has by labels/. Two sets with one
-// hash would be damage or the end of SHA-256; either way nobody gets the
-// other's number.
-func numberOf(kv *mvccpb.KeyValue, l identity.Labels) (identity.Numeric, error) {
-	n, text, err := parseLabelsValue(kv)
-	if err != nil {
-		return 0, err
-	}
-	if text != l.Text() {
-		return 0, fmt.Errorf("%w: %s belongs to the label set %s, whose hash should not be that of %s", allocator.ErrCorrupt, kv.Key, text, l)
-	}
-	return n, nil
-}
-
-// Claim implements allocator.Store.
-func (s *Store) Claim(ctx context.Context, l identity.Labels, known, candidate identity.Numeric) (allocator.Claim, error) {
-	lease, err := s.session()
-	if err != nil {
-		return allocator.Claim{}, err
-	}
-	if known != 0 {
-		if c, ok, err := s.refer(ctx, known, l, lease); err != nil || ok {
-			return c, err
-		}
-	}
-	for range maxRaces {
-		// One round trip creates it, or tells why not. Without a candidate it
-		// only tells: number 0 is never created.
-		txn := s.client.Txn(ctx)
-		if candidate != 0 {
-			txn = txn.If(
-				clientv3.Compare(clientv3.CreateRevision(s.labelsKey(l)), "=", 0),
-				clientv3.Compare(clientv3.CreateRevision(s.idKey(candidate)), "=", 0),
-				clientv3.Compare(clientv3.CreateRevision(s.restKey(candidate)), "=", 0),
-			).Then(s.put(candidate, l, lease, true)...).Else(s.gets(candidate, l)...)
-		} else {
-			txn = txn.Then(s.gets(candidate, l)...)
-		}
-		resp, err := txn.Commit()
-		if err != nil {
-			return allocator.Claim{}, s.fault(ctx, "allocate identity", err)
-		}
-		s.saw(resp.Header)
-		if resp.Succeeded && candidate != 0 {
-			return allocator.Claim{Number: candidate, Revision: resp.Header.Revision, Created: true}, nil
-		}
-		switch have := stateOf(resp.Responses); {
-		case have.labels != nil:
-			n, err := numberOf(have.labels, l)
-			if err != nil {
-				return allocator.Claim{}, err
-			}
-			if c, ok, err := s.refer(ctx, n, l, lease); err != nil || ok {
-				return c, err
-			}
-		case candidate == 0, have.id != nil:
-			return allocator.Claim{}, allocator.ErrOccupied
-		case have.rest != nil && string(have.rest.Value) != hashText(l):
-			return allocator.Claim{}, allocator.ErrOccupied
-		default:
-			// It rests after this very set, which may have it back.
-			if c, ok, err := s.create(ctx, candidate, l, lease, have); err != nil || ok {
-				return c, err
-			}
-		}
-	}
-	return allocator.Claim{}, fmt.Errorf("%w: %s and %s do not agree, or change all the time", allocator.ErrCorrupt, s.labelsKey(l), s.idKey(candidate))
-}
-
-// create writes an identity if nothing about it has changed since it was read.
-func (s *Store) create(ctx context.Context, n identity.Numeric, l identity.Labels, lease clientv3.LeaseID, have state) (_ allocator.Claim, ok bool, err error) {
-	unchanged := func(key string, kv *mvccpb.KeyValue) clientv3.Cmp {
-		var revision int64 // that of a key that does not exist
-		if kv != nil {
-			revision = kv.ModRevision
-		}
-		return clientv3.Compare(clientv3.ModRevision(key), "=", revision)
-	}
-	resp, err := s.client.Txn(ctx).If(
-		unchanged(s.labelsKey(l), have.labels),
-		unchanged(s.idKey(n), have.id),
-		unchanged(s.restKey(n), have.rest),
-	).Then(append(s.put(n, l, lease, true), clientv3.OpDelete(s.restKey(n)))...).Commit()
-	if err != nil {
-		return allocator.Claim{}, false, s.fault(ctx, "create identity", err)
-	}
-	s.saw(resp.Header)
-	return allocator.Claim{Number: n, Revision: resp.Header.Revision, Created: have.id == nil}, resp.Succeeded, nil
-}
-
-// Restore implements allocator.Store.
-func (s *Store) Restore(ctx context.Context, id identity.Identity) (allocator.Claim, error) {
-	lease, err := s.session()
-	if err != nil {
-		return allocator.Claim{}, err
-	}
-	for range maxRaces {
-		if c, ok, err := s.refer(ctx, id.Number, id.Labels, lease); err != nil || ok {
-			return c, err
-		}
-		resp, err := s.client.Txn(ctx).Then(s.gets(id.Number, id.Labels)...).Commit()
-		if err != nil {
-			return allocator.Claim{}, s.fault(ctx, "restore identity", err)
-		}
-		s.saw(resp.Header)
-		have := stateOf(resp.Responses)
-		conflict := &allocator.ConflictError{Held: id}
-		if have.labels != nil {
-			n, err := numberOf(have.labels, id.Labels)
-			if err != nil {
-				return allocator.Claim{}, err
-			}
-			if n != id.Number {
-				conflict.Moved = n
-			}
-		}
-		if have.id != nil && string(have.id.Value) != id.Labels.Text() {
-			if conflict.Occupant, err = s.parseID(have.id); err != nil {
-				return allocator.Claim{}, err
-			}
-		}
-		rests := have.rest != nil && string(have.rest.Value) != hashText(id.Labels)
-		if conflict.Moved != 0 || !conflict.Occupant.Labels.IsZero() || rests {
-			return allocator.Claim{}, conflict
-		}
-		// Gone, wholly or in part: nobody else has the number, so it is as it was.
-		if c, ok, err := s.create(ctx, id.Number, id.Labels, lease, have); err != nil || ok {
-			return c, err
-		}
-	}
-	return allocator.Claim{}, fmt.Errorf("%w: %s changes all the time", allocator.ErrUnavailable, s.idKey(id.Number))
-}
-
 // Release implements allocator.Store.
 func (s *Store) Release(ctx context.Context, ref allocator.Reference) error {
 	key := s.refKey(ref.Number)
@@ -449,7 +264,7 @@ func (s *Store) Release(ctx context.Context, ref allocator.Reference) error {
 // References implements allocator.Store.
 func (s *Store) References(ctx context.Context) ([]allocator.Reference, error) {
 	var refs []allocator.Reference
-	_, err := s.list(ctx, s.refPrefix(), 0, true, func(kv *mvccpb.KeyValue) {
+	_, err := s.list(ctx, s.refPrefix(), true, func(kv *mvccpb.KeyValue) {
 		n, err := parseNumber(strings.TrimPrefix(string(kv.Key), s.refPrefix()))
 		if err != nil {
 			s.cfg.Log.Error("foreign key among the references of this node", "key", string(kv.Key))
@@ -460,19 +275,26 @@ func (s *Store) References(ctx context.Context) ([]allocator.Reference, error) {
 	return refs, err
 }
 
-// pageSize bounds one answer of etcd to a listing.
-const pageSize = 1000
+// Keys in one answer of etcd to a listing. With each page etcd counts all that
+// is left, so that small pages cost the square of what is listed. Keys alone
+// are short enough for large ones.
+const (
+	pageSize = 1000
+	keysSize = 10_000
+)
 
-// list hands every key below a prefix to f, all as of one revision: the given
-// one, or the present one if that is 0. It returns the revision.
-func (s *Store) list(ctx context.Context, prefix string, revision int64, keysOnly bool, f func(*mvccpb.KeyValue)) (int64, error) {
+// list hands every key below a prefix to f, all as of one revision, which it
+// returns. Each page has a deadline of its own, the configured timeout.
+func (s *Store) list(ctx context.Context, prefix string, keysOnly bool, f func(*mvccpb.KeyValue)) (revision int64, err error) {
 	from, end := prefix, clientv3.GetPrefixRangeEnd(prefix)
 	for {
 		opts := []clientv3.OpOption{clientv3.WithRange(end), clientv3.WithLimit(pageSize), clientv3.WithRev(revision)}
 		if keysOnly {
-			opts = append(opts, clientv3.WithKeysOnly())
+			opts = append(opts, clientv3.WithKeysOnly(), clientv3.WithLimit(keysSize))
 		}
-		resp, err := s.client.Get(ctx, from, opts...)
+		page, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
+		resp, err := s.client.Get(page, from, opts...)
+		cancel()
 		if err != nil {
 			return 0, s.fault(ctx, "list "+prefix, err)
 		}

@@ -118,21 +118,21 @@ func TestKeysAreThoseOfTheDocumentation(t *testing.T) {
 	}
 	// printf 'cni:app=web;' | sha256sum
 	const hash = "c835b05560143e9e8de568502817a33be31279a868e401a6d86bc1861516bf93"
-	want := map[string]string{"/id/300": "cni:app=web;", "/labels/" + hash: "300 cni:app=web;", "/ref/node-1/300": ""}
+	want := map[string]string{"/id/300": "cni:app=web;", "/labels/" + hash: "300", "/fence/300": "", "/ref/node-1/300": "", "/layout": "2"}
 	if got := keys(); !equal(got, want) {
 		t.Errorf("keys %v, want %v", got, want)
 	}
 	if err := st.Release(t.Context(), allocator.Reference{Number: 300, Revision: claim.Revision}); err != nil {
 		t.Fatal(err)
 	}
-	unused, err := st.Unreferenced(t.Context())
+	unused, err := storetest.Unused(t.Context(), st)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := st.Collect(t.Context(), unused, time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := keys(), (map[string]string{"/rest/300": hash}); !equal(got, want) {
+	if got, want := keys(), (map[string]string{"/rest/300": hash, "/layout": "2"}); !equal(got, want) {
 		t.Errorf("keys after collection %v, want %v", got, want)
 	}
 }
@@ -156,14 +156,16 @@ func TestTwoSetsWithOneHashNeverShareANumber(t *testing.T) {
 		t.Fatal(err)
 	}
 	web, db := storetest.Labels(t, "web"), storetest.Labels(t, "db")
-	// What a collision would look like: the key of web's hash is db's.
-	for k, v := range map[string]string{"/labels/" + hashText(web): "300 " + db.Text(), "/id/300": db.Text()} {
-		if _, err := c.admin.Put(t.Context(), testPrefix+k, v); err != nil {
-			t.Fatal(err)
+	for _, labels := range []string{"300", "300 " + db.Text()} { // both forms of the layout
+		// What a collision would look like: the key of web's hash is db's.
+		for k, v := range map[string]string{"/labels/" + hashText(web): labels, "/id/300": db.Text()} {
+			if _, err := c.admin.Put(t.Context(), testPrefix+k, v); err != nil {
+				t.Fatal(err)
+			}
 		}
-	}
-	if claim, err := st.Claim(t.Context(), web, 0, 301); !errors.Is(err, allocator.ErrCorrupt) {
-		t.Errorf("claim: %+v, %v, want ErrCorrupt", claim, err)
+		if claim, err := st.Claim(t.Context(), web, 0, 301); !errors.Is(err, allocator.ErrCorrupt) {
+			t.Errorf("labels/ is %q: claim: %+v, %v, want ErrCorrupt", labels, claim, err)
+		}
 	}
 	if claim, err := st.Restore(t.Context(), identity.Identity{Number: 301, Labels: web}); !errors.Is(err, allocator.ErrCorrupt) {
 		t.Errorf("restore: %+v, %v, want ErrCorrupt", claim, err)
@@ -202,7 +204,7 @@ func TestDamagedKeysHideNothingElse(t *testing.T) {
 	if refs, err := st.References(t.Context()); err != nil || len(refs) != 1 {
 		t.Errorf("references %v, %v, want only 300", refs, err)
 	}
-	if unused, err := st.Unreferenced(t.Context()); err != nil || len(unused) != 0 {
+	if unused, err := storetest.Unused(t.Context(), st); err != nil || len(unused) != 0 {
 		t.Errorf("unreferenced %v, %v, want none", unused, err)
 	}
 }
@@ -364,7 +366,9 @@ func TestWatchFromACompactedRevisionIsAGap(t *testing.T) {
 	}
 	c.Compact()
 	// What a node does that was away for so long: its client resumes here.
-	err = st.watch(t.Context(), first.Revision, st.history, func(u allocator.Update) { t.Errorf("update %+v out of a gap", u) })
+	_, err = st.watch(t.Context(), reader{prefix: testPrefix + "/id/", changes: func(e []*clientv3.Event, _ int64, _ time.Time) {
+		t.Errorf("events %v out of a gap", e)
+	}}, first.Revision, st.history)
 	if !errors.Is(err, errGap) {
 		t.Errorf("watch: %v, want errGap", err)
 	}

@@ -165,6 +165,7 @@ func (s *fakeStore) refer(l identity.Labels) allocator.Claim {
 		s.refs[s.node] = map[identity.Numeric]int64{}
 	}
 	s.refs[s.node][e.number] = s.revision
+	s.notify()
 	return allocator.Claim{Number: e.number, Revision: s.revision}
 }
 
@@ -236,6 +237,7 @@ func (s *fakeStore) Release(ctx context.Context, ref allocator.Reference) error 
 	if s.refs[s.node][ref.Number] == ref.Revision {
 		delete(s.refs[s.node], ref.Number)
 		s.revision++
+		s.notify()
 	}
 	return nil
 }
@@ -321,24 +323,47 @@ func (s *fakeStore) Lead(ctx context.Context) (bool, error) {
 	return s.leader == s.node, nil
 }
 
-func (s *fakeStore) Unreferenced(ctx context.Context) ([]allocator.Candidate, error) {
+func (s *fakeStore) FollowReferences(ctx context.Context, sink func(allocator.References)) error {
+	for {
+		s.mu.Lock()
+		changed, down := s.changed, s.down
+		r := allocator.References{Complete: true, Revision: s.revision, Numbers: map[identity.Numeric]int{}, Nodes: map[string]int{}}
+		for node, refs := range s.refs {
+			for n := range refs {
+				r.Numbers[n]++
+				r.Nodes[node]++
+			}
+		}
+		s.mu.Unlock()
+		if !down {
+			sink(r)
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func (s *fakeStore) Candidates(ctx context.Context, ids []identity.Identity) ([]allocator.Candidate, error) {
 	if err := s.enter(ctx); err != nil {
 		return nil, err
 	}
 	defer s.mu.Unlock()
-	used := map[identity.Numeric]bool{}
-	for _, refs := range s.refs {
-		for n := range refs {
-			used[n] = true
-		}
-	}
 	var out []allocator.Candidate
-	for n, e := range s.byNumber {
-		if !used[n] {
-			out = append(out, allocator.Candidate{Identity: identity.Identity{Number: n, Labels: e.labels}, Fence: s.byText[e.labels.Text()].revision})
-		}
+	for _, id := range ids {
+		out = append(out, allocator.Candidate{Identity: id, Fence: s.byText[id.Labels.Text()].revision})
 	}
 	return out, nil
+}
+
+func (s *fakeStore) Tidy(ctx context.Context, _ allocator.References) error {
+	if err := s.enter(ctx); err != nil {
+		return err
+	}
+	s.mu.Unlock()
+	return nil
 }
 
 func (s *fakeStore) Collect(ctx context.Context, unused []allocator.Candidate, rest time.Duration) ([]identity.Numeric, error) {

@@ -74,11 +74,56 @@ func (s suite) claim(st allocator.Store, l identity.Labels, known, candidate ide
 
 func (s suite) unused(st allocator.Store) []allocator.Candidate {
 	s.t.Helper()
-	c, err := st.Unreferenced(s.ctx)
+	c, err := Unused(s.ctx, st)
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	return c
+}
+
+// Unused lists the identities that no node refers to, as a collector finds
+// them that has just started.
+func Unused(ctx context.Context, st allocator.Store) ([]allocator.Candidate, error) {
+	once := func(f func(context.Context, context.CancelFunc) error) error {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		err := f(ctx, cancel)
+		if errors.Is(err, context.Canceled) {
+			return nil
+		}
+		return err
+	}
+	var ids []identity.Identity
+	var refs allocator.References
+	if err := errors.Join(
+		once(func(ctx context.Context, done context.CancelFunc) error {
+			return st.Follow(ctx, func(u allocator.Update) {
+				if u.Complete {
+					ids = nil
+					for _, e := range u.Upserts {
+						ids = append(ids, e.Identity)
+					}
+				}
+				done()
+			})
+		}),
+		once(func(ctx context.Context, done context.CancelFunc) error {
+			return st.FollowReferences(ctx, func(r allocator.References) {
+				if r.Complete {
+					refs = r
+				}
+				done()
+			})
+		}),
+	); err != nil {
+		return nil, err
+	}
+	if !refs.Complete {
+		return nil, allocator.ErrUnavailable
+	}
+	ids = slices.DeleteFunc(ids, func(id identity.Identity) bool { return refs.Numbers[id.Number] > 0 })
+	c, err := st.Candidates(ctx, ids)
+	return slices.DeleteFunc(c, func(c allocator.Candidate) bool { return c.Fence > refs.Revision }), err
 }
 
 func (s suite) references(st allocator.Store) map[identity.Numeric]int64 {
@@ -519,10 +564,14 @@ func unavailable(s suite) {
 			_, err := a.Restore(ctx, identity.Identity{Number: 300, Labels: l})
 			return err
 		},
-		"release":      func(ctx context.Context) error { return a.Release(ctx, allocator.Reference{Number: 300, Revision: 1}) },
-		"references":   func(ctx context.Context) error { _, err := a.References(ctx); return err },
-		"unreferenced": func(ctx context.Context) error { _, err := a.Unreferenced(ctx); return err },
-		"lead":         func(ctx context.Context) error { _, err := a.Lead(ctx); return err },
+		"release":    func(ctx context.Context) error { return a.Release(ctx, allocator.Reference{Number: 300, Revision: 1}) },
+		"references": func(ctx context.Context) error { _, err := a.References(ctx); return err },
+		"candidates": func(ctx context.Context) error {
+			_, err := a.Candidates(ctx, []identity.Identity{{Number: 300, Labels: l}})
+			return err
+		},
+		"tidy": func(ctx context.Context) error { return a.Tidy(ctx, allocator.References{}) },
+		"lead": func(ctx context.Context) error { _, err := a.Lead(ctx); return err },
 	} {
 		ctx, cancel := context.WithTimeout(s.ctx, 300*time.Millisecond)
 		if err := call(ctx); !errors.Is(err, allocator.ErrUnavailable) {

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package allocator
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/identity/internal/identity"
+)
+
+// collector removes identities that no node referred to for the grace period.
+// Any number of nodes may do it at once; one leads only to spare the store.
+//
+// It is not part of the session: its requests have deadlines of their own, and
+// when they fail it tries again and forgets nothing. Only a new session starts
+// the grace period over: after the store was away for every node, each node has
+// the whole time to refer to its numbers again.
+type collector struct {
+	a       *Allocator
+	session uint64 // the one that since belongs to
+	stop    func() // ends the following of references; nil if it does not run
+	since   map[identity.Numeric]unusedSince
+	tidied  time.Time
+
+	mu      sync.Mutex
+	refs    References                    // guarded by mu; how many nodes refer to what, if Complete
+	touched map[identity.Numeric]struct{} // guarded by mu; referred to since the last round
+}
+
+type unusedSince struct {
+	fence int64
+	at    time.Time
+}
+
+// runCollect collects once per Reconcile interval.
+func (a *Allocator) runCollect(ctx context.Context) {
+	c := &collector{a: a, since: map[identity.Numeric]unusedSince{}, touched: map[identity.Numeric]struct{}{}}
+	defer func() { c.rest() }()
+	tick := time.NewTicker(a.cfg.Reconcile)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if err := c.round(ctx); err != nil && ctx.Err() == nil {
+			a.cfg.Log.Warn("collection of unused identities was cut short; it goes on with the next round", log.Err(err))
+		}
+	}
+}
+
+// rest stops following references: this node does not collect.
+func (c *collector) rest() {
+	if c.stop != nil {
+		c.stop()
+		c.stop = nil
+	}
+	clear(c.since)
+	c.tidied = time.Time{}
+}
+
+func (c *collector) round(ctx context.Context) error {
+	a := c.a
+	a.mu.Lock()
+	connected, session := a.connected, a.sessions
+	a.mu.Unlock()
+	if !connected || session != c.session {
+		c.rest()
+		c.session = session
+	}
+	if !connected {
+		return nil
+	}
+	var lead bool
+	if err := a.bounded(ctx, func(ctx context.Context) (err error) {
+		lead, err = a.store.Lead(ctx)
+		return err
+	}); err != nil {
+		return err
+	}
+	if !lead {
+		c.rest()
+		return nil
+	}
+	if c.stop == nil {
+		c.start(ctx)
+	}
+	unused, refs, complete := c.unused()
+	if !complete {
+		return nil // the listing is under way
+	}
+	if err := c.collect(ctx, unused, refs.Revision); err != nil {
+		return err
+	}
+	if now := time.Now(); now.Sub(c.tidied) >= max(a.cfg.Grace, a.cfg.Reconcile) {
+		if err := a.store.Tidy(ctx, refs); err != nil {
+			return err
+		}
+		c.tidied = now
+	}
+	return nil
+}
+
+// start follows the references of all nodes until stop is called.
+func (c *collector) start(ctx context.Context) {
+	c.mu.Lock()
+	c.refs = References{}
+	c.mu.Unlock()
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	c.stop = func() { cancel(); wg.Wait() }
+	wg.Go(func() {
+		var wait time.Duration
+		for ctx.Err() == nil {
+			if err := c.a.store.FollowReferences(ctx, c.observe); err != nil && ctx.Err() == nil {
+				c.a.cfg.Log.Warn("following the references of all nodes", log.Err(err))
+			}
+			c.a.pause(ctx, &wait)
+		}
+	})
+}
+
+// observe is the sink of Store.FollowReferences.
+func (c *collector) observe(r References) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if r.Complete {
+		c.refs = r
+		return
+	}
+	c.refs.Revision = r.Revision
+	add(c.refs.Numbers, r.Numbers)
+	add(c.refs.Nodes, r.Nodes)
+	for n := range r.Numbers {
+		c.touched[n] = struct{}{}
+	}
+}
+
+func add[K comparable](to, by map[K]int) {
+	for k, n := range by {
+		if to[k] += n; to[k] == 0 {
+			delete(to, k)
+		}
+	}
+}
+
+// unused returns the identities that no node refers to, and the references of
+// each node, as of one revision; complete is false before that is known. What
+// this node holds is never unused, even if its reference could not be written.
+func (c *collector) unused() (unused []identity.Identity, refs References, complete bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.refs.Complete {
+		return nil, References{}, false
+	}
+	refs = References{Complete: true, Revision: c.refs.Revision, Numbers: make(map[identity.Numeric]int, len(c.refs.Numbers)), Nodes: map[string]int{}}
+	add(refs.Numbers, c.refs.Numbers)
+	add(refs.Nodes, c.refs.Nodes)
+	for n := range c.touched {
+		delete(c.since, n)
+	}
+	clear(c.touched)
+	c.a.mu.Lock()
+	defer c.a.mu.Unlock()
+	for n, e := range c.a.known {
+		if refs.Numbers[n] == 0 && c.a.holds[n] == nil && !e.gone {
+			unused = append(unused, identity.Identity{Number: n, Labels: e.labels})
+		}
+	}
+	slices.SortFunc(unused, identity.Compare)
+	return unused, refs, true
+}
+
+// Collection goes in steps, each within the time of one request.
+const (
+	collectStep = 256
+	maxCollect  = 16_384 // in one round
+)
+
+// plan says which of the unused identities are so for the first time, and which
+// of the others were unused since then for the grace period, longest first.
+func (c *collector) plan(unused []identity.Identity, now time.Time, grace time.Duration) (fresh []identity.Identity, due []Candidate) {
+	is := make(map[identity.Numeric]struct{}, len(unused))
+	for _, id := range unused {
+		is[id.Number] = struct{}{}
+		switch s, ok := c.since[id.Number]; {
+		case !ok:
+			fresh = append(fresh, id)
+		case now.Sub(s.at) >= grace:
+			due = append(due, Candidate{Identity: id, Fence: s.fence})
+		}
+	}
+	for n := range c.since {
+		if _, ok := is[n]; !ok {
+			delete(c.since, n)
+		}
+	}
+	slices.SortStableFunc(due, func(x, y Candidate) int {
+		return c.since[x.Identity.Number].at.Compare(c.since[y.Identity.Number].at)
+	})
+	return fresh, due
+}
+
+// collect takes the identities that are unused as of a revision a step further:
+// it notes the fences of those that were in use, and removes those that are due.
+func (c *collector) collect(ctx context.Context, unused []identity.Identity, revision int64) error {
+	a := c.a
+	now := time.Now()
+	fresh, due := c.plan(unused, now, a.cfg.Grace)
+	for step := range slices.Chunk(fresh, collectStep) {
+		var candidates []Candidate
+		if err := a.bounded(ctx, func(ctx context.Context) (err error) {
+			candidates, err = a.store.Candidates(ctx, step)
+			return err
+		}); err != nil {
+			return err
+		}
+		for _, f := range candidates {
+			// A reference that came after the revision of the count moved the
+			// fence beyond it.
+			if f.Fence <= revision {
+				c.since[f.Identity.Number] = unusedSince{fence: f.Fence, at: now}
+			}
+		}
+	}
+	for step := range slices.Chunk(due[:min(len(due), maxCollect)], collectStep) {
+		var gone []identity.Numeric
+		err := a.bounded(ctx, func(ctx context.Context) (err error) {
+			gone, err = a.store.Collect(ctx, step, a.cfg.Rest)
+			return err
+		})
+		a.mu.Lock()
+		a.counters.Collected += uint64(len(gone))
+		a.mu.Unlock()
+		if len(gone) > 0 {
+			a.cfg.Log.Info("identities collected", "identities", gone)
+		}
+		if err != nil {
+			return err
+		}
+		for _, d := range step {
+			delete(c.since, d.Identity.Number) // removed, or touched meanwhile
+		}
+	}
+	return nil
+}

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package etcd
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/identity"
+)
+
+// put are the writes that make an identity referred to by this node.
+func (s *Store) put(n identity.Numeric, l identity.Labels, lease clientv3.LeaseID, create bool) []clientv3.Op {
+	ops := []clientv3.Op{
+		clientv3.OpPut(s.fenceKey(n), ""),
+		clientv3.OpPut(s.refKey(n), "", clientv3.WithLease(lease)),
+	}
+	if create {
+		ops = append(ops, clientv3.OpPut(s.labelsKey(l), s.labelsValue(n, l)), clientv3.OpPut(s.idKey(n), l.Text()))
+	}
+	return ops
+}
+
+// refer refers to an identity that exists just so. If it does not, ok is false
+// and have is what there is instead.
+func (s *Store) refer(ctx context.Context, n identity.Numeric, l identity.Labels, lease clientv3.LeaseID) (_ allocator.Claim, have state, ok bool, err error) {
+	exists := func(labels string) []clientv3.Cmp {
+		return []clientv3.Cmp{
+			clientv3.Compare(clientv3.Value(s.labelsKey(l)), "=", labels),
+			clientv3.Compare(clientv3.Value(s.idKey(n)), "=", l.Text()),
+		}
+	}
+	put := s.put(n, l, lease, false)
+	// Nodes of layout 1 take labels/ for the fence.
+	both := append(slices.Clip(put), clientv3.OpPut(s.labelsKey(l), labelsValue1(n, l)))
+	resp, err := s.client.Txn(ctx).
+		If(exists(labelsValue(n))...).Then(put...).
+		Else(clientv3.OpTxn(exists(labelsValue1(n, l)), both, s.gets(n, l))).Commit()
+	if err != nil {
+		return allocator.Claim{}, state{}, false, s.fault(ctx, "refer to identity", err)
+	}
+	s.saw(resp.Header)
+	if ok = resp.Succeeded; !ok {
+		inner := resp.Responses[0].GetResponseTxn()
+		if ok = inner.GetSucceeded(); !ok {
+			have = stateOf(inner.GetResponses())
+		}
+	}
+	return allocator.Claim{Number: n, Revision: resp.Header.Revision}, have, ok, nil
+}
+
+// maxRaces bounds how often one call starts over because another changed what
+// it had just read. Each time the other one made progress.
+const maxRaces = 16
+
+// state is what etcd has about a label set and a number.
+type state struct {
+	labels, id, rest *mvccpb.KeyValue // nil: no such key
+}
+
+func stateOf(resp []*etcdserverpb.ResponseOp) state {
+	first := func(i int) *mvccpb.KeyValue {
+		if kvs := resp[i].GetResponseRange().GetKvs(); len(kvs) > 0 {
+			return kvs[0]
+		}
+		return nil
+	}
+	return state{labels: first(0), id: first(1), rest: first(2)}
+}
+
+// is says whether the number stands for the label set.
+func (h state) is(l identity.Labels) bool { return h.id != nil && string(h.id.Value) == l.Text() }
+
+// restsAfterAnother says whether another label set than this one had the number.
+func (h state) restsAfterAnother(l identity.Labels) bool {
+	return h.rest != nil && string(h.rest.Value) != hashText(l)
+}
+
+func (s *Store) gets(n identity.Numeric, l identity.Labels) []clientv3.Op {
+	return []clientv3.Op{
+		clientv3.OpGet(s.labelsKey(l)),
+		clientv3.OpGet(s.idKey(n)),
+		clientv3.OpGet(s.restKey(n)),
+	}
+}
+
+// Claim implements allocator.Store.
+func (s *Store) Claim(ctx context.Context, l identity.Labels, known, candidate identity.Numeric) (allocator.Claim, error) {
+	lease, err := s.session()
+	if err != nil {
+		return allocator.Claim{}, err
+	}
+	if known != 0 {
+		if c, _, ok, err := s.refer(ctx, known, l, lease); err != nil || ok {
+			return c, err
+		}
+	}
+	for range maxRaces {
+		// One round trip creates it, or tells why not. Without a candidate it
+		// only tells: number 0 is never created.
+		txn := s.client.Txn(ctx)
+		if candidate != 0 {
+			txn = txn.If(
+				clientv3.Compare(clientv3.CreateRevision(s.labelsKey(l)), "=", 0),
+				clientv3.Compare(clientv3.CreateRevision(s.idKey(candidate)), "=", 0),
+				clientv3.Compare(clientv3.CreateRevision(s.restKey(candidate)), "=", 0),
+			).Then(s.put(candidate, l, lease, true)...).Else(s.gets(candidate, l)...)
+		} else {
+			txn = txn.Then(s.gets(candidate, l)...)
+		}
+		resp, err := txn.Commit()
+		if err != nil {
+			return allocator.Claim{}, s.fault(ctx, "allocate identity", err)
+		}
+		s.saw(resp.Header)
+		if resp.Succeeded && candidate != 0 {
+			return allocator.Claim{Number: candidate, Revision: resp.Header.Revision, Created: true}, nil
+		}
+		n, have := candidate, stateOf(resp.Responses)
+		if have.labels != nil {
+			if n, err = numberOf(have.labels, l); err != nil {
+				return allocator.Claim{}, err
+			}
+			var c allocator.Claim
+			var ok bool
+			if c, have, ok, err = s.refer(ctx, n, l, lease); err != nil || ok {
+				return c, err
+			}
+		}
+		switch {
+		case have.labels != nil:
+			return allocator.Claim{}, fmt.Errorf("%w: %s names %d, and %s does not stand for %s", allocator.ErrCorrupt, s.labelsKey(l), n, s.idKey(n), l)
+		case n == 0, have.id != nil, have.restsAfterAnother(l):
+			return allocator.Claim{}, allocator.ErrOccupied
+		}
+		// It is in quarantine after this very set, which may have it back.
+		if c, ok, err := s.create(ctx, n, l, lease, have); err != nil || ok {
+			return c, err
+		}
+	}
+	return allocator.Claim{}, fmt.Errorf("%w: %s changes all the time", allocator.ErrUnavailable, s.labelsKey(l))
+}
+
+// create writes an identity if nothing about it has changed since it was read.
+func (s *Store) create(ctx context.Context, n identity.Numeric, l identity.Labels, lease clientv3.LeaseID, have state) (_ allocator.Claim, ok bool, err error) {
+	resp, err := s.client.Txn(ctx).If(
+		unchanged(s.labelsKey(l), have.labels),
+		unchanged(s.idKey(n), have.id),
+		unchanged(s.restKey(n), have.rest),
+	).Then(append(s.put(n, l, lease, true), clientv3.OpDelete(s.restKey(n)))...).Commit()
+	if err != nil {
+		return allocator.Claim{}, false, s.fault(ctx, "create identity", err)
+	}
+	s.saw(resp.Header)
+	return allocator.Claim{Number: n, Revision: resp.Header.Revision, Created: have.id == nil}, resp.Succeeded, nil
+}
+
+// unchanged compares a key with what was read of it; nil: it did not exist.
+func unchanged(key string, kv *mvccpb.KeyValue) clientv3.Cmp {
+	var revision int64 // that of a key that does not exist
+	if kv != nil {
+		revision = kv.ModRevision
+	}
+	return clientv3.Compare(clientv3.ModRevision(key), "=", revision)
+}
+
+// Restore implements allocator.Store.
+func (s *Store) Restore(ctx context.Context, id identity.Identity) (allocator.Claim, error) {
+	lease, err := s.session()
+	if err != nil {
+		return allocator.Claim{}, err
+	}
+	for range maxRaces {
+		c, have, ok, err := s.refer(ctx, id.Number, id.Labels, lease)
+		if err != nil || ok {
+			return c, err
+		}
+		conflict := &allocator.ConflictError{Held: id}
+		if have.labels != nil {
+			n, err := numberOf(have.labels, id.Labels)
+			if err != nil {
+				return allocator.Claim{}, err
+			}
+			if n != id.Number {
+				conflict.Moved = n
+			}
+		}
+		if have.id != nil && !have.is(id.Labels) {
+			if conflict.Occupant, err = s.parseID(have.id); err != nil {
+				return allocator.Claim{}, err
+			}
+		}
+		if conflict.Moved != 0 || !conflict.Occupant.Labels.IsZero() || have.restsAfterAnother(id.Labels) {
+			return allocator.Claim{}, conflict
+		}
+		// Removed, wholly or in part: no other set has the number, so it is as it was.
+		if c, ok, err := s.create(ctx, id.Number, id.Labels, lease, have); err != nil || ok {
+			return c, err
+		}
+	}
+	return allocator.Claim{}, fmt.Errorf("%w: %s changes all the time", allocator.ErrUnavailable, s.idKey(id.Number))
+}

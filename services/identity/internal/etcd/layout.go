@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package etcd
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/identity"
+)
+
+// How a cluster comes from layout 1 to layout 2.
+//
+// This version reads both forms of labels/<sha256> at any time. It writes the
+// form of layout 1 as long as the key layout is absent, so that nodes of both
+// versions refer to the same identities, and each sees the fence of the other:
+// a reference to an identity of the old form writes labels/ and fence/, and
+// its collection compares both. The collecting node writes the key layout when
+// every node that has references is of this version; then identities are made
+// in the new form and the collector converts the others. A node of the old
+// version that starts after that calls the new form damaged: it neither refers
+// to such identities nor collects them.
+const (
+	layoutSplit = 1 // text and fence in labels/; the key layout is absent
+	layoutFinal = 2
+)
+
+func (s *Store) layoutKey() string { return s.cfg.Prefix + "/layout" }
+
+// readLayout learns which form identities are made in. A prefix without
+// identities gets the final one.
+func (s *Store) readLayout(ctx context.Context) error {
+	resp, err := s.client.Get(ctx, s.layoutKey())
+	if err != nil {
+		return s.fault(ctx, "read layout", err)
+	}
+	s.saw(resp.Header)
+	if len(resp.Kvs) > 0 {
+		return s.setLayout(resp.Kvs[0])
+	}
+	var empty []clientv3.Cmp
+	for _, below := range []string{"/id/", "/labels/"} {
+		empty = append(empty, clientv3.Compare(clientv3.CreateRevision(s.cfg.Prefix+below).WithPrefix(), "=", 0))
+	}
+	return s.writeLayout(ctx, empty...)
+}
+
+// writeLayout makes the layout the final one, on conditions, and learns what it is then.
+func (s *Store) writeLayout(ctx context.Context, conditions ...clientv3.Cmp) error {
+	want := strconv.Itoa(layoutFinal)
+	resp, err := s.client.Txn(ctx).
+		If(append(conditions, clientv3.Compare(clientv3.CreateRevision(s.layoutKey()), "=", 0))...).
+		Then(clientv3.OpPut(s.layoutKey(), want)).Else(clientv3.OpGet(s.layoutKey())).Commit()
+	if err != nil {
+		return s.fault(ctx, "write layout", err)
+	}
+	s.saw(resp.Header)
+	if resp.Succeeded {
+		return s.setLayout(&mvccpb.KeyValue{Value: []byte(want)})
+	}
+	if kvs := resp.Responses[0].GetResponseRange().GetKvs(); len(kvs) > 0 {
+		return s.setLayout(kvs[0])
+	}
+	return s.setLayout(nil) // there are identities of layout 1
+}
+
+func (s *Store) setLayout(kv *mvccpb.KeyValue) error {
+	have := layoutSplit
+	if kv != nil {
+		var err error
+		if have, err = strconv.Atoi(string(kv.Value)); err != nil || have < layoutFinal {
+			return fmt.Errorf("%w: value %.40q of %s", allocator.ErrCorrupt, kv.Value, s.layoutKey())
+		}
+	}
+	if have > layoutFinal {
+		return fmt.Errorf("%w: %s is %d, this version knows up to %d: update this node", allocator.ErrLayout, s.layoutKey(), have, layoutFinal)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.layout = have
+	return nil
+}
+
+// labelsValue is the value of labels/ in the form that the cluster makes
+// identities in.
+func (s *Store) labelsValue(n identity.Numeric, l identity.Labels) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.layout == layoutFinal {
+		return labelsValue(n)
+	}
+	return labelsValue1(n, l)
+}
+
+func labelsValue(n identity.Numeric) string { return strconv.FormatUint(uint64(n), 10) }
+
+// labelsValue1 is the value in layout 1.
+func labelsValue1(n identity.Numeric, l identity.Labels) string {
+	return labelsValue(n) + " " + l.Text()
+}
+
+// parseLabelsValue reads a value of labels/ in either form; final says which.
+func parseLabelsValue(kv *mvccpb.KeyValue) (n identity.Numeric, text string, final bool, err error) {
+	number, text, split := strings.Cut(string(kv.Value), " ")
+	if n, err = parseNumber(number); err != nil {
+		return 0, "", false, fmt.Errorf("%s: %w", kv.Key, err)
+	}
+	return n, text, !split, nil
+}
+
+// numberOf reads which number the label set has by labels/. Two sets with one
+// hash would be damage or the end of SHA-256; either way neither gets the
+// number of the other: where the text is not here, id/ is compared with it.
+func numberOf(kv *mvccpb.KeyValue, l identity.Labels) (identity.Numeric, error) {
+	n, text, final, err := parseLabelsValue(kv)
+	if err != nil {
+		return 0, err
+	}
+	if !final && text != l.Text() {
+		return 0, fmt.Errorf("%w: %s belongs to the label set %s, whose hash should not be that of %s", allocator.ErrCorrupt, kv.Key, text, l)
+	}
+	return n, nil
+}
+
+// finish writes the final layout once every node that has references is alive
+// in this version, and says whether it is written.
+func (s *Store) finish(ctx context.Context, nodes map[string]int) (bool, error) {
+	s.mu.Lock()
+	have := s.layout
+	s.mu.Unlock()
+	if have == layoutFinal {
+		return true, nil
+	}
+	alive := map[string]bool{}
+	prefix := s.cfg.Prefix + "/alive/"
+	if _, err := s.list(ctx, prefix, true, func(kv *mvccpb.KeyValue) {
+		alive[strings.TrimPrefix(string(kv.Key), prefix)] = true
+	}); err != nil {
+		return false, err
+	}
+	for node, references := range nodes {
+		if references > 0 && !alive[node] {
+			return false, nil
+		}
+	}
+	if err := s.writeLayout(ctx); err != nil {
+		return false, err
+	}
+	s.cfg.Log.Info("all nodes know the final layout of etcd's keys; identities are converted", "nodes", len(nodes))
+	return true, nil
+}
+
+// convert brings identities into the final form.
+func (s *Store) convert(ctx context.Context, old []*mvccpb.KeyValue) error {
+	for _, kv := range old {
+		n, text, _, err := parseLabelsValue(kv)
+		if err != nil {
+			continue // reported by who listed it
+		}
+		limited, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
+		// A reference meanwhile writes the key again; then it is tried again later.
+		resp, err := s.client.Txn(limited).If(
+			unchanged(string(kv.Key), kv),
+			clientv3.Compare(clientv3.Value(s.idKey(n)), "=", text),
+		).Then(clientv3.OpPut(string(kv.Key), labelsValue(n))).Commit()
+		cancel()
+		if err != nil {
+			return s.fault(ctx, "convert identity", err)
+		}
+		s.saw(resp.Header)
+	}
+	return nil
+}

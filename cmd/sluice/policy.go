@@ -123,6 +123,30 @@ type policyChange struct {
 	File      string   `json:"file,omitempty"`
 	Document  int      `json:"document,omitempty"`
 	Dropped   []string `json:"droppedFields,omitempty"`
+	Notes     []note   `json:"notes,omitempty"`
+}
+
+// note is something about an accepted policy that its author should know.
+type note struct {
+	Kind  string `json:"kind"`
+	Field string `json:"field,omitempty"`
+	Text  string `json:"text"`
+}
+
+// String is "field: text".
+func (n note) String() string {
+	if n.Field == "" {
+		return n.Text
+	}
+	return n.Field + ": " + n.Text
+}
+
+func notesOf(list []*policyv1.PolicyNote) []note {
+	var all []note
+	for _, n := range list {
+		all = append(all, note{enum(n.GetKind(), "POLICY_NOTE_KIND_"), n.GetField(), n.GetText()})
+	}
+	return all
 }
 
 // policyChanges is what `policy apply` and `policy delete` print.
@@ -142,7 +166,7 @@ func changesOf(changes []*policyv1.PolicyChange, docs []document) []policyChange
 	for i, ch := range changes {
 		shown := policyChange{
 			Kind: ch.GetKey().GetKind(), Namespace: ch.GetKey().GetNamespace(), Name: ch.GetKey().GetName(),
-			Change: enum(ch.GetType(), "CHANGE_TYPE_"), Dropped: ch.GetDroppedFields(),
+			Change: enum(ch.GetType(), "CHANGE_TYPE_"), Dropped: ch.GetDroppedFields(), Notes: notesOf(ch.GetNotes()),
 		}
 		if len(docs) == len(changes) {
 			shown.File, shown.Document = docs[i].file, docs[i].index
@@ -257,12 +281,15 @@ func (c *command) change(ctx context.Context, o changeFlags, docs []document, ca
 	}
 	done.Took = time.Since(began).Round(time.Millisecond).String()
 	for i, ch := range done.Changes {
+		where := keyText(&policyv1.PolicyKey{Kind: ch.Kind, Namespace: ch.Namespace, Name: ch.Name}) + ": "
+		if len(docs) == len(done.Changes) {
+			where = docs[i].place() + ": " + where
+		}
 		for _, field := range ch.Dropped {
-			where := keyText(&policyv1.PolicyKey{Kind: ch.Kind, Namespace: ch.Namespace, Name: ch.Name}) + ": "
-			if len(docs) == len(done.Changes) {
-				where = docs[i].place() + ": " + where
-			}
 			fmt.Fprintln(c.errOut, printable("warning: "+where+field+": no such field; it is ignored"))
+		}
+		for _, n := range ch.Notes {
+			fmt.Fprintln(c.errOut, printable("warning: "+where+n.String()))
 		}
 	}
 	if err := c.show(done, done.table); err != nil {
@@ -379,6 +406,7 @@ type policyState struct {
 	Rules     uint32     `json:"rules"`
 	Updated   *time.Time `json:"updateTime,omitempty"`
 	Dropped   []string   `json:"droppedFields,omitempty"`
+	Notes     []note     `json:"notes,omitempty"`
 	Manifest  string     `json:"manifest,omitempty"`
 }
 
@@ -386,7 +414,8 @@ func policyStateOf(p *policyv1.Policy) policyState {
 	s := policyState{
 		Kind: p.GetKey().GetKind(), Namespace: p.GetKey().GetNamespace(), Name: p.GetKey().GetName(),
 		Source: p.GetSource(), Origin: p.GetOrigin(), Accepted: p.GetAccepted(), Error: p.GetError(), Revision: p.GetRevision(),
-		Subjects: p.GetSubjects(), Rules: p.GetRules(), Updated: when(p.GetUpdateTime()), Dropped: p.GetDroppedFields(), Manifest: string(p.GetManifest()),
+		Subjects: p.GetSubjects(), Rules: p.GetRules(), Updated: when(p.GetUpdateTime()), Dropped: p.GetDroppedFields(),
+		Notes: notesOf(p.GetNotes()), Manifest: string(p.GetManifest()),
 	}
 	if s.Subjects == nil {
 		s.Subjects = []uint32{}
@@ -394,16 +423,33 @@ func policyStateOf(p *policyv1.Policy) policyState {
 	return s
 }
 
-// state is one word for what became of a policy.
+// state is what became of a policy, in a word or two.
 func (p policyState) state() string {
+	notes := len(p.Notes) + len(p.Dropped)
 	switch {
 	case p.Accepted && p.Error != "":
 		return "outdated" // a newer form was refused
+	case p.Accepted && notes == 1:
+		return "accepted, 1 note"
+	case p.Accepted && notes > 1:
+		return fmt.Sprintf("accepted, %d notes", notes)
 	case p.Accepted:
 		return "accepted"
 	default:
 		return "refused"
 	}
+}
+
+// remarks are the notes on a policy, and the fields that it lost.
+func (p policyState) remarks() []string {
+	var all []string
+	for _, field := range p.Dropped {
+		all = append(all, field+": no such field; it is ignored")
+	}
+	for _, n := range p.Notes {
+		all = append(all, n.String())
+	}
+	return all
 }
 
 // title is the policy's name; of a file that could not be read as one, the
@@ -453,19 +499,23 @@ func (c *command) policyList(ctx context.Context, req *policyv1.ListPoliciesRequ
 			row(w, p.title(), p.state(), p.Revision, identitiesText(len(p.Subjects)), p.Rules, since(p.Updated), p.source())
 		}
 		first := true
-		for _, p := range all {
-			if p.Error == "" {
-				continue
-			}
+		line := func(text string) {
 			if first {
 				fmt.Fprintln(w)
 				first = false
 			}
-			what := "was refused: "
-			if p.Accepted {
-				what = "stays as it is; a newer form was refused: "
+			fmt.Fprintln(w, printable(strings.TrimSpace(text)))
+		}
+		for _, p := range all {
+			switch {
+			case p.Error != "" && p.Accepted:
+				line(p.title() + " stays as it is; a newer form was refused: " + p.Error)
+			case p.Error != "":
+				line(p.title() + " was refused: " + p.Error)
 			}
-			fmt.Fprintln(w, printable(strings.TrimSpace(p.title()+" "+what+p.Error)))
+			for _, text := range p.remarks() {
+				line(p.title() + ": " + text)
+			}
 		}
 	})
 }
@@ -509,6 +559,9 @@ func (c *command) policyGet(ctx context.Context, key *policyv1.PolicyKey) error 
 	for _, p := range all {
 		if p.Error != "" {
 			fmt.Fprintln(c.errOut, printable("warning: a newer form was refused: "+p.Error))
+		}
+		for _, text := range p.remarks() {
+			fmt.Fprintln(c.errOut, printable("warning: "+text))
 		}
 	}
 	text := all[0].Manifest

@@ -34,6 +34,7 @@ type fakePolicy struct {
 	mu           sync.Mutex
 	revision     uint64
 	subjects     uint32
+	unsupported  uint32
 	policies     map[string]*policyv1.Policy
 	subscribers  []*policyv1.SubscriberStatus
 	disconnected []string
@@ -54,7 +55,7 @@ func newFakePolicy() *fakePolicy {
 type fakeDocument struct {
 	Kind     string
 	Metadata struct{ Name, Namespace string }
-	Spec     struct{ Refuse, Unknown string }
+	Spec     struct{ Refuse, Unknown, Unsupported string }
 }
 
 func (f *fakePolicy) UpsertPolicies(_ context.Context, r *policyv1.UpsertPoliciesRequest) (*policyv1.UpsertPoliciesResponse, error) {
@@ -85,9 +86,15 @@ func (f *fakePolicy) UpsertPolicies(_ context.Context, r *policyv1.UpsertPolicie
 		if d.Spec.Unknown != "" {
 			change.DroppedFields = []string{"spec.unknown"}
 		}
+		if d.Spec.Unsupported != "" {
+			change.Notes = []*policyv1.PolicyNote{{
+				Kind: policyv1.PolicyNoteKind_POLICY_NOTE_KIND_UNSUPPORTED, Field: "spec.unsupported", Text: "not supported by Sluice: " + d.Spec.Unsupported,
+			}}
+		}
 		resp.Changes = append(resp.Changes, change)
 		taken = append(taken, &policyv1.Policy{
 			Key: key, Source: "grpc", Accepted: true, Revision: f.revision + 1, Subjects: []uint32{300}, Rules: 2, UpdateTime: timestamppb.Now(), Manifest: []byte(text),
+			Notes: change.GetNotes(),
 		})
 	}
 	if len(bad.GetFieldViolations()) > 0 {
@@ -134,7 +141,7 @@ func (f *fakePolicy) ListPolicies(r *policyv1.ListPoliciesRequest, s grpc.Server
 		}
 		shown := &policyv1.Policy{
 			Key: p.GetKey(), Source: p.GetSource(), Origin: p.GetOrigin(), Accepted: p.GetAccepted(), Error: p.GetError(), Revision: p.GetRevision(),
-			Subjects: p.GetSubjects(), Rules: p.GetRules(), UpdateTime: p.GetUpdateTime(),
+			Subjects: p.GetSubjects(), Rules: p.GetRules(), UpdateTime: p.GetUpdateTime(), Notes: p.GetNotes(),
 		}
 		if r.GetWithManifests() {
 			shown.Manifest = p.GetManifest()
@@ -204,7 +211,7 @@ func (f *fakePolicy) GetStatus(context.Context, *policyv1.GetStatusRequest) (*po
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return &policyv1.GetStatusResponse{
-		Version: "v1", StartTime: timestamppb.Now(), Revision: f.revision, Policies: 3, Refused: 1, Identities: 12, Subjects: f.subjects, Tables: 4,
+		Version: "v1", StartTime: timestamppb.Now(), Revision: f.revision, Policies: 3, Refused: 1, Identities: 12, Subjects: f.subjects, Tables: 4, PoliciesWithUnsupportedFields: f.unsupported,
 		Sources: []*policyv1.SourceStatus{{Name: "identity", Synced: true}, {Name: "file", Synced: false, Error: "the directory is gone"}}, Subscribers: f.subscribers,
 	}, nil
 }
@@ -300,6 +307,28 @@ func TestProblemsNameFileDocumentAndField(t *testing.T) {
 		t.Errorf("an absent file: %q", errOut)
 	}
 	n.want(t, exitUsage, "policy", "apply")
+}
+
+func TestUnsupportedFieldsStayInSight(t *testing.T) {
+	n := newFakeNode(t)
+	file := write(t, t.TempDir(), "a.yaml", "kind: NetworkPolicy\nmetadata: {name: web, namespace: shop}\nspec: {unsupported: such peers}\n")
+	const text = "NetworkPolicy shop/web: spec.unsupported: not supported by Sluice: such peers"
+	_, errOut := n.want(t, 0, "policy", "apply", "-f", file)
+	wantLines(t, errOut, "warning: "+file+": document 1 (line 1): "+text)
+	out, _ := n.want(t, 0, "policy", "list")
+	wantLines(t, out, "NetworkPolicy shop/web accepted, 1 note 7 1 identity 2 0s grpc", text)
+	out, _ = n.want(t, 0, "policy", "list", "-o", "json")
+	var all []policyState
+	if err := json.Unmarshal([]byte(out), &all); err != nil || len(all) != 1 || len(all[0].Notes) != 1 || all[0].Notes[0].Kind != "unsupported" {
+		t.Errorf("list -o json: %v, %s", err, out)
+	}
+	_, errOut = n.want(t, 0, "policy", "get", "netpol", "shop/web")
+	wantLines(t, errOut, "warning: spec.unsupported: not supported by Sluice: such peers")
+	n.policy.mu.Lock()
+	n.policy.unsupported = 1
+	n.policy.mu.Unlock()
+	out, _ = n.want(t, 0, "status")
+	wantLines(t, out, "Warning: sluice-policy: policies with fields that Sluice does not support: 1; `sluice policy list` names them")
 }
 
 func TestApplyTakesDirectoriesAndStandardInput(t *testing.T) {

@@ -64,6 +64,7 @@ type checked struct {
 	Name      string   `json:"name"`
 	Problems  []string `json:"problems"`
 	Dropped   []string `json:"droppedFields,omitempty"`
+	Notes     []note   `json:"notes,omitempty"`
 }
 
 // verdictOnDocument is a line of what `sluice-policy validate` prints, one for
@@ -71,6 +72,7 @@ type checked struct {
 type verdictOnDocument struct {
 	Problems []string `json:"problems"`
 	Dropped  []string `json:"droppedFields"`
+	Notes    []note   `json:"notes"`
 }
 
 func (c *command) policyValidate(ctx context.Context, docs []document, namespace string) error {
@@ -87,7 +89,7 @@ func (c *command) policyValidate(ctx context.Context, docs []document, namespace
 		key := complete(d.key, namespace)
 		one := checked{
 			File: d.file, Document: d.index, Line: d.line, Kind: key.GetKind(), Namespace: key.GetNamespace(), Name: key.GetName(),
-			Problems: append([]string{}, verdicts[i].Problems...), Dropped: verdicts[i].Dropped,
+			Problems: append([]string{}, verdicts[i].Problems...), Dropped: verdicts[i].Dropped, Notes: verdicts[i].Notes,
 		}
 		for i, p := range one.Problems {
 			one.Problems[i] = inFiles(p, docs)
@@ -105,6 +107,9 @@ func (c *command) policyValidate(ctx context.Context, docs []document, namespace
 			}
 			for _, field := range d.Dropped {
 				fmt.Fprintln(w, docs[i].problem("warning: "+field+": no such field; it would be ignored"))
+			}
+			for _, n := range d.Notes {
+				fmt.Fprintln(w, docs[i].problem("warning: "+n.String()))
 			}
 		}
 		switch {

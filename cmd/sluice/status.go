@@ -98,6 +98,7 @@ type policyStatus struct {
 	Tables            uint32             `json:"tables"`
 	Sources           []policySource     `json:"sources"`
 	Subscribers       []policySubscriber `json:"subscribers"`
+	Unsupported       uint32             `json:"policiesWithUnsupportedFields"`
 
 	problems []string // as the service words them
 }
@@ -280,7 +281,7 @@ func (s *nodeStatus) askPolicy(ctx context.Context, service *serviceStatus, clie
 	p := &policyStatus{
 		Revision: r.GetRevision(), Policies: r.GetPolicies(), Refused: r.GetRefused(), Identities: r.GetIdentities(),
 		WaitingIdentities: r.GetWaitingIdentities(), Subjects: r.GetSubjects(), Tables: r.GetTables(),
-		Sources: []policySource{}, Subscribers: []policySubscriber{},
+		Sources: []policySource{}, Subscribers: []policySubscriber{}, Unsupported: r.GetPoliciesWithUnsupportedFields(),
 	}
 	for _, source := range r.GetSources() {
 		p.Sources = append(p.Sources, policySource{
@@ -304,6 +305,9 @@ func (s *nodeStatus) warnings() []string {
 		}
 		if p.Refused > 0 && len(p.problems) == 0 {
 			all = append(all, fmt.Sprintf("sluice-policy: %d policies or files were refused; see `sluice policy list --refused`", p.Refused))
+		}
+		if p.Unsupported > 0 {
+			all = append(all, fmt.Sprintf("sluice-policy: policies with fields that Sluice does not support: %d; `sluice policy list` names them", p.Unsupported))
 		}
 		for _, source := range p.Sources {
 			if source.Error != "" {

@@ -23,6 +23,14 @@ type judgement struct {
 	Problems []string `json:"problems"`
 	// Dropped are fields that the kind does not have.
 	Dropped []string `json:"droppedFields,omitempty"`
+	Notes   []note   `json:"notes,omitempty"`
+}
+
+// note is something about an accepted document that its author should know.
+type note struct {
+	Kind  string `json:"kind"`
+	Field string `json:"field,omitempty"`
+	Text  string `json:"text"`
 }
 
 // validate judges the manifests of standard input as the service with its
@@ -88,6 +96,9 @@ func judge(data []byte, namespace string) ([]judgement, error) {
 	default:
 		for i, d := range decoded {
 			all[i].Dropped = d.Object.Unknown
+			for _, n := range d.Object.Notes {
+				all[i].Notes = append(all[i].Notes, note{n.Kind.String(), n.Path, n.Text})
+			}
 		}
 	}
 	return all, nil

@@ -21,6 +21,10 @@ func TestValidateJudgesEveryDocument(t *testing.T) {
 			"a wrong field in the second", good + "---\napiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: db}\nspec: {podSelector: {}, ingress: [{ports: [{port: 70000}]}]}\n",
 			0, `{"problems":[]}` + "\n" + `{"problems":["spec.ingress[0].ports[0].port: `,
 		},
+		{
+			"a field that is not supported", "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: a}\nspec: {endpointSelector: {}, egress: [{toGroups: [{}]}]}\n",
+			0, `{"problems":[],"notes":[{"kind":"unsupported","field":"spec.egress[0].toGroups","text":"not supported by Sluice: `,
+		},
 		{"no kind of policy", "apiVersion: v1\nkind: Pod\n", 0, `{"problems":["kind: `},
 		{"the same twice", good + "---\n" + good, 0, `{"problems":[]}` + "\n" + `{"problems":["metadata.name: document 0 is the same policy"]}`},
 		{"no YAML", "{", 2, "sluice-policy validate: document 0: "},

@@ -124,22 +124,28 @@ func (c *converter) rule(path string, r *Rule) rule.Spec {
 	for i := range r.Ingress {
 		in := &r.Ingress[i]
 		p := path + ".ingress[" + strconv.Itoa(i) + "]"
+		if in.Authentication.asked() {
+			continue // who cannot prove what it is, is not let in
+		}
 		c.rules(&spec, rule.Ingress, false, p, c.ingressPeers(&in.IngressPeers), in.ToPorts, in.ICMPs)
 	}
 	for i := range r.IngressDeny {
 		in := &r.IngressDeny[i]
 		p := path + ".ingressDeny[" + strconv.Itoa(i) + "]"
-		c.rules(&spec, rule.Ingress, true, p, c.ingressPeers(&in.IngressPeers), denyPorts(in.ToPorts), in.ICMPs)
+		c.rules(&spec, rule.Ingress, true, p, c.ingressPeers(&in.IngressPeers).widen(len(in.FromGroups) > 0), denyPorts(in.ToPorts), in.ICMPs)
 	}
 	for i := range r.Egress {
 		eg := &r.Egress[i]
 		p := path + ".egress[" + strconv.Itoa(i) + "]"
+		if eg.Authentication.asked() {
+			continue
+		}
 		c.rules(&spec, rule.Egress, false, p, c.egressPeers(&eg.EgressPeers, eg.ToFQDNs), eg.ToPorts, eg.ICMPs)
 	}
 	for i := range r.EgressDeny {
 		eg := &r.EgressDeny[i]
 		p := path + ".egressDeny[" + strconv.Itoa(i) + "]"
-		c.rules(&spec, rule.Egress, true, p, c.egressPeers(&eg.EgressPeers, nil), denyPorts(eg.ToPorts), eg.ICMPs)
+		c.rules(&spec, rule.Egress, true, p, c.egressPeers(&eg.EgressPeers, nil).widen(len(eg.ToServices)+len(eg.ToGroups) > 0), denyPorts(eg.ToPorts), eg.ICMPs)
 	}
 	spec.Selects[rule.Ingress] = len(r.Ingress)+len(r.IngressDeny) > 0
 	spec.Selects[rule.Egress] = len(r.Egress)+len(r.EgressDeny) > 0
@@ -158,6 +164,16 @@ func (c *converter) rule(path string, r *Rule) rule.Spec {
 type peers struct {
 	rule.Peers
 	present bool
+}
+
+// widen makes the peers of a deny every peer, if some of them are of a sort that
+// is not known here: the deny cannot be narrowed to them. In an allow they match
+// nobody.
+func (p peers) widen(unknown bool) peers {
+	if unknown {
+		return peers{Peers: rule.Peers{Any: true}, present: true}
+	}
+	return p
 }
 
 func (c *converter) ingressPeers(p *IngressPeers) peers {

@@ -111,8 +111,8 @@ type CIDRRule struct {
 	Except            []string                  `json:"except"`
 }
 
-// Service is accepted and selects nobody: it needs the service's endpoints,
-// which this engine is not given yet.
+// Service selects the endpoints of a service, which are not known here: see
+// Notes.
 type Service struct {
 	K8sService         *ServiceName     `json:"k8sService"`
 	K8sServiceSelector *ServiceSelector `json:"k8sServiceSelector"`
@@ -130,7 +130,7 @@ type ServiceSelector struct {
 	Selector  *kubernetes.LabelSelector `json:"selector"`
 }
 
-// Authentication is accepted; mutual authentication is not offered.
+// Authentication asks for mutual authentication, which is not offered: see Notes.
 type Authentication struct {
 	Mode string `json:"mode"`
 }

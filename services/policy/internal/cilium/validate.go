@@ -55,6 +55,8 @@ func (v *validator) rule(path string, r *Rule, namespaced bool) {
 		v.Add(path, "has both an endpointSelector and a nodeSelector")
 	case host && namespaced:
 		v.Add(path+".nodeSelector", "is only allowed in a CiliumClusterwideNetworkPolicy")
+	case host && !v.options.HostRules:
+		v.Add(path+".nodeSelector", "not supported by Sluice: rules for nodes (the host firewall)")
 	}
 	if len(r.Ingress)+len(r.IngressDeny)+len(r.Egress)+len(r.EgressDeny) == 0 {
 		v.Add(path, "has no rule in ingress, ingressDeny, egress or egressDeny")
@@ -508,48 +510,6 @@ func (v *validator) icmp(path string, fields []ICMPField) {
 		}
 	}
 }
-
-// Unused are the paths of fields that are accepted and do nothing here: peers
-// that need to know services or groups outside, of which nobody is selected, and
-// mutual authentication.
-func (p *NetworkPolicy) Unused() []string {
-	var out []string
-	note := func(path string, has bool) {
-		if has {
-			out = append(out, path)
-		}
-	}
-	rules := func(path string, r *Rule) {
-		for i := range r.Ingress {
-			p := path + ".ingress[" + strconv.Itoa(i) + "]"
-			note(p+".fromGroups", len(r.Ingress[i].FromGroups) > 0)
-			note(p+".authentication", r.Ingress[i].Authentication.asked())
-		}
-		for i := range r.IngressDeny {
-			note(path+".ingressDeny["+strconv.Itoa(i)+"].fromGroups", len(r.IngressDeny[i].FromGroups) > 0)
-		}
-		for i := range r.Egress {
-			p := path + ".egress[" + strconv.Itoa(i) + "]"
-			note(p+".toServices", len(r.Egress[i].ToServices) > 0)
-			note(p+".toGroups", len(r.Egress[i].ToGroups) > 0)
-			note(p+".authentication", r.Egress[i].Authentication.asked())
-		}
-		for i := range r.EgressDeny {
-			p := path + ".egressDeny[" + strconv.Itoa(i) + "]"
-			note(p+".toServices", len(r.EgressDeny[i].ToServices) > 0)
-			note(p+".toGroups", len(r.EgressDeny[i].ToGroups) > 0)
-		}
-	}
-	if p.Spec != nil {
-		rules("spec", p.Spec)
-	}
-	for i := range p.Specs {
-		rules("specs["+strconv.Itoa(i)+"]", &p.Specs[i])
-	}
-	return out
-}
-
-func (a *Authentication) asked() bool { return a != nil && a.Mode != "" && a.Mode != "disabled" }
 
 // Validate checks a CiliumCIDRGroup.
 func (g *CIDRGroup) Validate() manifest.Problems {

@@ -117,7 +117,7 @@ func (n *Node) Remove(ctx context.Context, c Caller, keys []policy.Key) (Outcome
 func (n *Node) upsert(manager string, docs []Decoded) (edit, error) {
 	var e edit
 	for _, d := range docs {
-		c := Changed{Key: d.Object.Key, Type: Created, Dropped: d.Object.Unknown}
+		c := Changed{Key: d.Object.Key, Type: Created, Dropped: d.Object.Unknown, Notes: d.Object.Notes}
 		if old := n.policies[c.Key]; old != nil {
 			if owner := n.owner(old, manager); owner != "" {
 				return e, fmt.Errorf("%w: %s is of %s", ErrOwned, old.Key, owner)

@@ -33,6 +33,7 @@ type Policy struct {
 	Updated  time.Time
 	Rules    int
 	Dropped  []string
+	Notes    manifest.Notes
 	// Broken is why the policy is not in force.
 	Broken string
 
@@ -173,6 +174,7 @@ type Changed struct {
 	Key     policy.Key
 	Type    ChangeType
 	Dropped []string
+	Notes   manifest.Notes
 }
 
 // Outcome is the answer of a change.
@@ -184,7 +186,7 @@ type Outcome struct {
 func (n *Node) policy(d Decoded, source, origin string) *Policy {
 	p := &Policy{
 		Key: d.Object.Key, Source: source, Origin: origin, Manifest: d.Text, Updated: n.config.Now(),
-		Dropped: d.Object.Unknown, object: d.Object,
+		Dropped: d.Object.Unknown, Notes: d.Object.Notes, object: d.Object,
 	}
 	for i := range d.Object.Specs {
 		p.Rules += len(d.Object.Specs[i].Rules)

@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -407,6 +408,7 @@ type Status struct {
 	Revision    uint64
 	Policies    int
 	Refused     int
+	Unsupported int // policies in force with a field that is not supported
 	Identities  int
 	Waiting     int
 	Size        engine.Size
@@ -455,6 +457,9 @@ func (n *Node) Status(ctx context.Context) (Status, error) {
 			Size: n.engine.Size(), Counters: n.engine.Counters(), Names: len(n.names), Addresses: n.addresses, Journal: n.journal.Size(),
 		}
 		for _, p := range n.policies {
+			if slices.ContainsFunc(p.Notes, func(note manifest.Note) bool { return note.Kind == manifest.NoteUnsupported }) {
+				s.Unsupported++
+			}
 			if p.Broken != "" {
 				s.Policies--
 				s.Refused++

@@ -49,18 +49,16 @@ type Object struct {
 	Specs []rule.Spec // of a policy
 	Group *Group      // of a group
 	// Unknown are the paths of fields that were dropped: the kind has none of
-	// that name, or what they ask for does not exist here. Of many, the first
-	// are listed.
+	// that name. Of many, the first are listed.
 	Unknown []string
+	// Notes are what the author should know of how the manifest was taken.
+	Notes manifest.Notes
 }
 
 // maxWeight is how many peers and ports the rules of one object may list, each
 // list counted for every rule that has it: an object of a few megabytes can
 // join a long list of peers with each of a long list of ports.
 const maxWeight = 400_000
-
-// maxUnknown is how many dropped fields are listed.
-const maxUnknown = 40
 
 // Group and version of the kinds.
 const (
@@ -108,8 +106,7 @@ func Decode(doc manifest.Document, o rule.Options) (Object, error) {
 			func() manifest.Problems { return p.Validate(namespaced, o) },
 			func(ob *Object) {
 				ob.Specs = p.Rules(namespaced, o)
-				ob.Unknown = append(ob.Unknown, p.Unused()...)
-				ob.Unknown = ob.Unknown[:min(len(ob.Unknown), maxUnknown)]
+				ob.Notes = p.Notes()
 			})
 	case "CiliumCIDRGroup":
 		var g cilium.CIDRGroup
@@ -123,7 +120,7 @@ func Decode(doc manifest.Document, o rule.Options) (Object, error) {
 		var p adminpolicy.Policy
 		return decode(doc, &p, &p.Meta,
 			func() manifest.Problems { return p.Validate(o) },
-			func(ob *Object) { ob.Specs = []rule.Spec{p.Rules(o)} })
+			func(ob *Object) { ob.Specs, ob.Notes = []rule.Spec{p.Rules(o)}, p.Notes() })
 	default:
 		var p adminpolicy.OldPolicy
 		baseline := strings.HasPrefix(doc.Kind, "Baseline")

@@ -101,14 +101,65 @@ func TestProxiesThatGoTogetherAreAccepted(t *testing.T) {
 	}
 }
 
-func TestWhatDoesNothingHereIsReportedAsDropped(t *testing.T) {
-	o, err := decodeText(`{apiVersion: cilium.io/v2, kind: CiliumNetworkPolicy, metadata: {name: p, namespace: a}, specs: [{endpointSelector: {},
- ingress: [{fromEndpoints: [{}], authentication: {mode: required}}, {fromGroups: [{aws: {}}], authentication: {mode: disabled}}], ingressDeny: [{fromGroups: [{}]}],
- egress: [{toServices: [{k8sService: {serviceName: s}}]}, {toGroups: [{}]}], egressDeny: [{toGroups: []}, {toServices: [{}]}]}]}`)
-	want := "specs[0].ingress[0].authentication specs[0].ingress[1].fromGroups specs[0].ingressDeny[0].fromGroups " +
-		"specs[0].egress[0].toServices specs[0].egress[1].toGroups specs[0].egressDeny[1].toServices"
-	if got := strings.Join(o.Unknown, " "); err != nil || got != want {
-		t.Fatalf("%v, %v\nwant %s", got, err, want)
+func TestUnsupportedFieldsAreNamedAndNeverWiden(t *testing.T) {
+	head := "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: p, namespace: a}\nspec: {endpointSelector: {}, "
+	for _, c := range []struct{ spec, note, rule string }{
+		{`ingress: [{fromEndpoints: [{}], authentication: {mode: required}}]`, "spec.ingress[0].authentication: not supported by Sluice: mutual authentication; the rule allows nothing", ""},
+		{`ingress: [{authentication: {mode: test-always-fail}, toPorts: [{ports: [{port: "80"}]}]}]`, "spec.ingress[0].authentication: not supported by Sluice: mutual authentication; the rule allows nothing", ""},
+		{`egress: [{toEntities: [all], authentication: {mode: required}}]`, "spec.egress[0].authentication: not supported by Sluice: mutual authentication; the rule allows nothing", ""},
+		{`ingress: [{fromEntities: [world], authentication: {mode: disabled}}]`, "", "allow selectors"},
+		{`ingress: [{fromGroups: [{aws: {}}]}]`, "spec.ingress[0].fromGroups: not supported by Sluice: groups of a cloud provider; the rule allows nothing", ""},
+		{`egress: [{toGroups: [{}]}]`, "spec.egress[0].toGroups: not supported by Sluice: groups of a cloud provider; the rule allows nothing", ""},
+		{`egress: [{toServices: [{k8sService: {serviceName: s}}]}]`, "spec.egress[0].toServices: not supported by Sluice: services as peers; the rule allows nothing", ""},
+		{`ingressDeny: [{fromGroups: [{}]}]`, "spec.ingressDeny[0].fromGroups: not supported by Sluice: groups of a cloud provider; the rule denies all peers", "deny any"},
+		{`egressDeny: [{toGroups: [{}]}]`, "spec.egressDeny[0].toGroups: not supported by Sluice: groups of a cloud provider; the rule denies all peers", "deny any"},
+		{`egressDeny: [{toServices: [{}], toPorts: [{ports: [{port: "80", protocol: TCP}]}]}]`, "spec.egressDeny[0].toServices: not supported by Sluice: services as peers; the rule denies all peers", "deny any"},
+		// A list without elements selects nobody, whatever is supported.
+		{`egressDeny: [{toGroups: []}]`, "", ""},
+		{`egressDeny: [{toServices: []}]`, "", ""},
+		{`egress: [{toFQDNs: [{matchName: a.b}]}]`, "spec.egress[0].toFQDNs: not supported by Sluice: learning addresses from DNS answers; the rule allows the addresses that LearnNames was called with", "allow names"},
+		{`ingress: [{fromEntities: [all], toPorts: [{ports: [{port: "80", protocol: TCP}], rules: {http: [{method: GET}]}}]}]`, "spec.ingress[0].toPorts[0].rules.http: not supported by Sluice: HTTP rules; packets that match are redirected to no proxy, and dropped", "redirect any"},
+		{`ingress: [{fromEntities: [all], toPorts: [{ports: [{port: "80", protocol: TCP}], rules: {http: []}}]}]`, "", "allow any"},
+		{`egress: [{toEntities: [all], toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchPattern: "*"}]}}]}]`, "spec.egress[0].toPorts[0].rules.dns: not supported by Sluice: DNS rules; packets that match are redirected to no proxy, and dropped", "redirect any"},
+		{`egress: [{toEntities: [all], toPorts: [{ports: [{port: "443", protocol: TCP}], serverNames: [a.b]}]}]`, "spec.egress[0].toPorts[0].serverNames: not supported by Sluice: TLS server names; packets that match are redirected to no proxy, and dropped", "redirect any"},
+		{`egress: [{toEntities: [all], toPorts: [{ports: [{port: "443", protocol: TCP}], originatingTLS: {secret: {name: x}}}]}]`, "spec.egress[0].toPorts[0].originatingTLS: not supported by Sluice: TLS origination; packets that match are redirected to no proxy, and dropped", "redirect any"},
+		{`egress: [{toEntities: [all], toPorts: [{ports: [{port: "443", protocol: TCP}], listener: {name: x, envoyConfig: {name: y}}}]}]`, "spec.egress[0].toPorts[0].listener: not supported by Sluice: proxies of the user; packets that match are redirected to no proxy, and dropped", "redirect any"},
+		{`ingress: [{fromEntities: [all]}], log: {value: x}`, "spec.log: not supported by Sluice: texts of flow logs; verdicts are the same without it", "allow any"},
+	} {
+		o, err := decodeText(head + c.spec + "}")
+		if err != nil {
+			t.Errorf("%s: %v", c.spec, err)
+			continue
+		}
+		var notes, rules []string
+		for _, n := range o.Notes {
+			notes = append(notes, n.String())
+		}
+		for _, r := range o.Specs[0].Rules {
+			peers := "selectors"
+			if r.Peers.Any {
+				peers = "any"
+			} else if len(r.Peers.Names) > 0 {
+				peers = "names"
+			}
+			rules = append(rules, r.Action.String()+" "+peers)
+		}
+		if got := strings.Join(notes, "\n"); got != c.note {
+			t.Errorf("%s: noted\n%s\nwant\n%s", c.spec, got, c.note)
+		}
+		if got := strings.Join(rules, ", "); got != c.rule {
+			t.Errorf("%s: rules %q, want %q", c.spec, got, c.rule)
+		}
+		if s := o.Specs[0]; s.DefaultDeny == [2]bool{} {
+			t.Errorf("%s: no side is in default deny", c.spec)
+		}
+		if len(o.Unknown) > 0 {
+			t.Errorf("%s: unknown are %q", c.spec, o.Unknown)
+		}
+	}
+	const host = "apiVersion: cilium.io/v2\nkind: CiliumClusterwideNetworkPolicy\nmetadata: {name: p}\nspec: {nodeSelector: {}, ingress: [{fromEntities: [all]}]}"
+	if _, err := decodeText(host); err == nil || !strings.Contains(err.Error(), "spec.nodeSelector: not supported by Sluice: rules for nodes") {
+		t.Errorf("a rule for nodes: %v", err)
 	}
 }
 

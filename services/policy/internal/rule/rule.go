@@ -309,6 +309,9 @@ type Options struct {
 	CIDRSelectsNodes bool
 	// NodeLabels says that identities of nodes carry the labels of the nodes.
 	NodeLabels bool
+	// HostRules says that rules for nodes are enforced. Without it they are
+	// refused: a policy that is accepted and does nothing would mislead.
+	HostRules bool
 }
 
 // Spec is one subject with the rules that apply to it: what a policy object

@@ -23,6 +23,7 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/node"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
@@ -214,7 +215,7 @@ func (s *Server) GetStatus(ctx context.Context, _ *policyv1.GetStatusRequest) (*
 		Version: s.Version, StartTime: timestamppb.New(s.Started), Revision: st.Revision,
 		Policies: uint32(st.Policies), Refused: uint32(st.Refused), Identities: uint32(st.Identities),
 		WaitingIdentities: uint32(st.Waiting), Subjects: uint32(st.Size.Subjects), Tables: uint32(st.Size.Tables),
-		Problems: st.Problems,
+		Problems: st.Problems, PoliciesWithUnsupportedFields: uint32(st.Unsupported),
 	}
 	run := s.Node.Incarnation()
 	out.Incarnation = run[:]
@@ -234,7 +235,15 @@ func (s *Server) GetStatus(ctx context.Context, _ *policyv1.GetStatusRequest) (*
 func changes(o node.Outcome) []*policyv1.PolicyChange {
 	out := make([]*policyv1.PolicyChange, len(o.Changes))
 	for i, c := range o.Changes {
-		out[i] = &policyv1.PolicyChange{Key: toKey(c.Key), Type: policyv1.ChangeType(c.Type), DroppedFields: c.Dropped}
+		out[i] = &policyv1.PolicyChange{Key: toKey(c.Key), Type: policyv1.ChangeType(c.Type), DroppedFields: c.Dropped, Notes: notes(c.Notes)}
+	}
+	return out
+}
+
+func notes(list manifest.Notes) []*policyv1.PolicyNote {
+	var out []*policyv1.PolicyNote
+	for _, n := range list {
+		out = append(out, &policyv1.PolicyNote{Kind: policyv1.PolicyNoteKind(n.Kind), Field: n.Path, Text: n.Text})
 	}
 	return out
 }
@@ -262,7 +271,7 @@ func numbers(in []uint32) []identity.Numeric {
 func toPolicy(l *node.Listed) *policyv1.Policy {
 	p := &policyv1.Policy{
 		Key: toKey(l.Key), Source: l.Source, Origin: l.Origin, Manager: l.Manager, Accepted: l.Accepted, Error: l.Error,
-		Revision: l.Revision, Rules: uint32(l.Rules), DroppedFields: l.Dropped,
+		Revision: l.Revision, Rules: uint32(l.Rules), DroppedFields: l.Dropped, Notes: notes(l.Notes),
 	}
 	for _, n := range l.Subjects {
 		p.Subjects = append(p.Subjects, uint32(n))

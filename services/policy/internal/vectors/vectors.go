@@ -246,6 +246,7 @@ func NewWorld(c *Case) *World {
 		options: rule.Options{
 			Cluster: "default", LocalClusterOnly: true,
 			CIDRSelectsNodes: c.Config.PolicyCIDRMatchMode == "nodes", NodeLabels: c.Config.EnableNodeSelectorLabels,
+			HostRules: true,
 		},
 		engine: engine.Config{AllowHost: true},
 		host:   c.Config.HostFirewall, nodeLabels: c.Config.EnableNodeSelectorLabels, dual: true,

@@ -125,7 +125,7 @@ func runValidation(c *Case) []string {
 	got := "accept"
 	docs, err := manifest.Parse(c.Manifest)
 	if err == nil && len(docs) == 1 {
-		_, err = policy.Decode(docs[0], rule.Options{Cluster: "default", LocalClusterOnly: true})
+		_, err = policy.Decode(docs[0], rule.Options{Cluster: "default", LocalClusterOnly: true, HostRules: true})
 	}
 	if err != nil {
 		got = "reject"

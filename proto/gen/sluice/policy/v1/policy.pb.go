@@ -31,6 +31,69 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// PolicyNoteKind says what a note is about.
+type PolicyNoteKind int32
+
+const (
+	// Never sent.
+	PolicyNoteKind_POLICY_NOTE_KIND_UNSPECIFIED PolicyNoteKind = 0
+	// The field is not supported. Its rule was converted so that the policy never
+	// allows more than it says: an allow with it allows nothing, a deny with it
+	// denies all peers, a redirect stays one and its packets are dropped.
+	PolicyNoteKind_POLICY_NOTE_KIND_UNSUPPORTED PolicyNoteKind = 1
+	// A value was taken in its canonical spelling.
+	PolicyNoteKind_POLICY_NOTE_KIND_CANONICAL PolicyNoteKind = 2
+	// The policy could not be converted: what it selects is isolated.
+	PolicyNoteKind_POLICY_NOTE_KIND_ISOLATES PolicyNoteKind = 3
+	// The policy selects no endpoint.
+	PolicyNoteKind_POLICY_NOTE_KIND_SELECTS_NOTHING PolicyNoteKind = 4
+)
+
+// Enum value maps for PolicyNoteKind.
+var (
+	PolicyNoteKind_name = map[int32]string{
+		0: "POLICY_NOTE_KIND_UNSPECIFIED",
+		1: "POLICY_NOTE_KIND_UNSUPPORTED",
+		2: "POLICY_NOTE_KIND_CANONICAL",
+		3: "POLICY_NOTE_KIND_ISOLATES",
+		4: "POLICY_NOTE_KIND_SELECTS_NOTHING",
+	}
+	PolicyNoteKind_value = map[string]int32{
+		"POLICY_NOTE_KIND_UNSPECIFIED":     0,
+		"POLICY_NOTE_KIND_UNSUPPORTED":     1,
+		"POLICY_NOTE_KIND_CANONICAL":       2,
+		"POLICY_NOTE_KIND_ISOLATES":        3,
+		"POLICY_NOTE_KIND_SELECTS_NOTHING": 4,
+	}
+)
+
+func (x PolicyNoteKind) Enum() *PolicyNoteKind {
+	p := new(PolicyNoteKind)
+	*p = x
+	return p
+}
+
+func (x PolicyNoteKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (PolicyNoteKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_sluice_policy_v1_policy_proto_enumTypes[0].Descriptor()
+}
+
+func (PolicyNoteKind) Type() protoreflect.EnumType {
+	return &file_sluice_policy_v1_policy_proto_enumTypes[0]
+}
+
+func (x PolicyNoteKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use PolicyNoteKind.Descriptor instead.
+func (PolicyNoteKind) EnumDescriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{0}
+}
+
 // ChangeType says what was done to a policy.
 type ChangeType int32
 
@@ -80,11 +143,11 @@ func (x ChangeType) String() string {
 }
 
 func (ChangeType) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_policy_v1_policy_proto_enumTypes[0].Descriptor()
+	return file_sluice_policy_v1_policy_proto_enumTypes[1].Descriptor()
 }
 
 func (ChangeType) Type() protoreflect.EnumType {
-	return &file_sluice_policy_v1_policy_proto_enumTypes[0]
+	return &file_sluice_policy_v1_policy_proto_enumTypes[1]
 }
 
 func (x ChangeType) Number() protoreflect.EnumNumber {
@@ -93,7 +156,7 @@ func (x ChangeType) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ChangeType.Descriptor instead.
 func (ChangeType) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{0}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{1}
 }
 
 // PolicyKey names a policy.
@@ -577,6 +640,8 @@ type PolicyChange struct {
 	Type ChangeType `protobuf:"varint,2,opt,name=type,proto3,enum=sluice.policy.v1.ChangeType" json:"type,omitempty"`
 	// Fields that the kind does not have, and that were dropped.
 	DroppedFields []string `protobuf:"bytes,3,rep,name=dropped_fields,json=droppedFields,proto3" json:"dropped_fields,omitempty"`
+	// What its author should know: at most 40.
+	Notes         []*PolicyNote `protobuf:"bytes,4,rep,name=notes,proto3" json:"notes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -632,6 +697,77 @@ func (x *PolicyChange) GetDroppedFields() []string {
 	return nil
 }
 
+func (x *PolicyChange) GetNotes() []*PolicyNote {
+	if x != nil {
+		return x.Notes
+	}
+	return nil
+}
+
+// PolicyNote is something about an accepted policy that its author should know.
+type PolicyNote struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What it is about.
+	Kind PolicyNoteKind `protobuf:"varint,1,opt,name=kind,proto3,enum=sluice.policy.v1.PolicyNoteKind" json:"kind,omitempty"`
+	// Field, for example "spec.ingress[0].authentication"; empty: the whole policy.
+	Field string `protobuf:"bytes,2,opt,name=field,proto3" json:"field,omitempty"`
+	// The note, for people: "not supported by Sluice: …".
+	Text          string `protobuf:"bytes,3,opt,name=text,proto3" json:"text,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyNote) Reset() {
+	*x = PolicyNote{}
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyNote) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyNote) ProtoMessage() {}
+
+func (x *PolicyNote) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyNote.ProtoReflect.Descriptor instead.
+func (*PolicyNote) Descriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *PolicyNote) GetKind() PolicyNoteKind {
+	if x != nil {
+		return x.Kind
+	}
+	return PolicyNoteKind_POLICY_NOTE_KIND_UNSPECIFIED
+}
+
+func (x *PolicyNote) GetField() string {
+	if x != nil {
+		return x.Field
+	}
+	return ""
+}
+
+func (x *PolicyNote) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
 // DeletePoliciesRequest is the input of DeletePolicies.
 type DeletePoliciesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -649,7 +785,7 @@ type DeletePoliciesRequest struct {
 
 func (x *DeletePoliciesRequest) Reset() {
 	*x = DeletePoliciesRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[8]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -661,7 +797,7 @@ func (x *DeletePoliciesRequest) String() string {
 func (*DeletePoliciesRequest) ProtoMessage() {}
 
 func (x *DeletePoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[8]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -674,7 +810,7 @@ func (x *DeletePoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePoliciesRequest.ProtoReflect.Descriptor instead.
 func (*DeletePoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{8}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *DeletePoliciesRequest) GetKeys() []*PolicyKey {
@@ -718,7 +854,7 @@ type DeletePoliciesResponse struct {
 
 func (x *DeletePoliciesResponse) Reset() {
 	*x = DeletePoliciesResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[9]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -730,7 +866,7 @@ func (x *DeletePoliciesResponse) String() string {
 func (*DeletePoliciesResponse) ProtoMessage() {}
 
 func (x *DeletePoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[9]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -743,7 +879,7 @@ func (x *DeletePoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePoliciesResponse.ProtoReflect.Descriptor instead.
 func (*DeletePoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{9}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *DeletePoliciesResponse) GetRevision() uint64 {
@@ -781,7 +917,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[10]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -793,7 +929,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[10]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -806,7 +942,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{10}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListPoliciesRequest) GetKind() string {
@@ -864,7 +1000,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[11]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -876,7 +1012,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[11]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -889,7 +1025,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{11}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListPoliciesResponse) GetPolicy() *Policy {
@@ -933,14 +1069,16 @@ type Policy struct {
 	// Fields that the kind does not have, and that were dropped.
 	DroppedFields []string `protobuf:"bytes,11,rep,name=dropped_fields,json=droppedFields,proto3" json:"dropped_fields,omitempty"`
 	// Program that it belongs to, of the source "grpc".
-	Manager       string `protobuf:"bytes,12,opt,name=manager,proto3" json:"manager,omitempty"`
+	Manager string `protobuf:"bytes,12,opt,name=manager,proto3" json:"manager,omitempty"`
+	// What its author should know: at most 40.
+	Notes         []*PolicyNote `protobuf:"bytes,13,rep,name=notes,proto3" json:"notes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[12]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -952,7 +1090,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[12]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -965,7 +1103,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{12}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Policy) GetKey() *PolicyKey {
@@ -1052,6 +1190,13 @@ func (x *Policy) GetManager() string {
 	return ""
 }
 
+func (x *Policy) GetNotes() []*PolicyNote {
+	if x != nil {
+		return x.Notes
+	}
+	return nil
+}
+
 // GetPolicyTableRequest is the input of GetPolicyTable.
 type GetPolicyTableRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1063,7 +1208,7 @@ type GetPolicyTableRequest struct {
 
 func (x *GetPolicyTableRequest) Reset() {
 	*x = GetPolicyTableRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[13]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1075,7 +1220,7 @@ func (x *GetPolicyTableRequest) String() string {
 func (*GetPolicyTableRequest) ProtoMessage() {}
 
 func (x *GetPolicyTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[13]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1088,7 +1233,7 @@ func (x *GetPolicyTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyTableRequest.ProtoReflect.Descriptor instead.
 func (*GetPolicyTableRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{13}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GetPolicyTableRequest) GetSubject() uint32 {
@@ -1117,7 +1262,7 @@ type GetPolicyTableResponse struct {
 
 func (x *GetPolicyTableResponse) Reset() {
 	*x = GetPolicyTableResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[14]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1129,7 +1274,7 @@ func (x *GetPolicyTableResponse) String() string {
 func (*GetPolicyTableResponse) ProtoMessage() {}
 
 func (x *GetPolicyTableResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[14]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1142,7 +1287,7 @@ func (x *GetPolicyTableResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyTableResponse.ProtoReflect.Descriptor instead.
 func (*GetPolicyTableResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{14}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GetPolicyTableResponse) GetEgress() *TableDefine {
@@ -1193,7 +1338,7 @@ type WaitForRevisionRequest struct {
 
 func (x *WaitForRevisionRequest) Reset() {
 	*x = WaitForRevisionRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[15]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1205,7 +1350,7 @@ func (x *WaitForRevisionRequest) String() string {
 func (*WaitForRevisionRequest) ProtoMessage() {}
 
 func (x *WaitForRevisionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[15]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1218,7 +1363,7 @@ func (x *WaitForRevisionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitForRevisionRequest.ProtoReflect.Descriptor instead.
 func (*WaitForRevisionRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{15}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *WaitForRevisionRequest) GetRevision() uint64 {
@@ -1248,7 +1393,7 @@ type WaitForRevisionResponse struct {
 
 func (x *WaitForRevisionResponse) Reset() {
 	*x = WaitForRevisionResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[16]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1260,7 +1405,7 @@ func (x *WaitForRevisionResponse) String() string {
 func (*WaitForRevisionResponse) ProtoMessage() {}
 
 func (x *WaitForRevisionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[16]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1273,7 +1418,7 @@ func (x *WaitForRevisionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitForRevisionResponse.ProtoReflect.Descriptor instead.
 func (*WaitForRevisionResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{16}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *WaitForRevisionResponse) GetRevision() uint64 {
@@ -1305,7 +1450,7 @@ type LearnNamesRequest struct {
 
 func (x *LearnNamesRequest) Reset() {
 	*x = LearnNamesRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[17]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1317,7 +1462,7 @@ func (x *LearnNamesRequest) String() string {
 func (*LearnNamesRequest) ProtoMessage() {}
 
 func (x *LearnNamesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[17]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1330,7 +1475,7 @@ func (x *LearnNamesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnNamesRequest.ProtoReflect.Descriptor instead.
 func (*LearnNamesRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{17}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *LearnNamesRequest) GetName() string {
@@ -1365,7 +1510,7 @@ type LearnNamesResponse struct {
 
 func (x *LearnNamesResponse) Reset() {
 	*x = LearnNamesResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[18]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1377,7 +1522,7 @@ func (x *LearnNamesResponse) String() string {
 func (*LearnNamesResponse) ProtoMessage() {}
 
 func (x *LearnNamesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[18]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1390,7 +1535,7 @@ func (x *LearnNamesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnNamesResponse.ProtoReflect.Descriptor instead.
 func (*LearnNamesResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{18}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *LearnNamesResponse) GetUsed() bool {
@@ -1417,7 +1562,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[19]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1429,7 +1574,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[19]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1442,7 +1587,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{19}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Peer) GetIdentity() uint32 {
@@ -1484,7 +1629,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[20]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1496,7 +1641,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[20]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1509,7 +1654,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{20}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ExplainRequest) GetFrom() *Peer {
@@ -1558,7 +1703,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[21]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1570,7 +1715,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[21]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1583,7 +1728,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{21}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ExplainResponse) GetVerdict() Action {
@@ -1643,7 +1788,7 @@ type SideExplanation struct {
 
 func (x *SideExplanation) Reset() {
 	*x = SideExplanation{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[22]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1655,7 +1800,7 @@ func (x *SideExplanation) String() string {
 func (*SideExplanation) ProtoMessage() {}
 
 func (x *SideExplanation) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[22]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1668,7 +1813,7 @@ func (x *SideExplanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SideExplanation.ProtoReflect.Descriptor instead.
 func (*SideExplanation) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{22}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SideExplanation) GetSubject() uint32 {
@@ -1762,7 +1907,7 @@ type MatchingRule struct {
 
 func (x *MatchingRule) Reset() {
 	*x = MatchingRule{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[23]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1774,7 +1919,7 @@ func (x *MatchingRule) String() string {
 func (*MatchingRule) ProtoMessage() {}
 
 func (x *MatchingRule) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[23]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1787,7 +1932,7 @@ func (x *MatchingRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MatchingRule.ProtoReflect.Descriptor instead.
 func (*MatchingRule) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{23}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *MatchingRule) GetNumber() uint32 {
@@ -1847,7 +1992,7 @@ type DiffRequest struct {
 
 func (x *DiffRequest) Reset() {
 	*x = DiffRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[24]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1859,7 +2004,7 @@ func (x *DiffRequest) String() string {
 func (*DiffRequest) ProtoMessage() {}
 
 func (x *DiffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[24]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1872,7 +2017,7 @@ func (x *DiffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffRequest.ProtoReflect.Descriptor instead.
 func (*DiffRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{24}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *DiffRequest) GetManifests() []byte {
@@ -1915,7 +2060,7 @@ type DiffResponse struct {
 
 func (x *DiffResponse) Reset() {
 	*x = DiffResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[25]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1927,7 +2072,7 @@ func (x *DiffResponse) String() string {
 func (*DiffResponse) ProtoMessage() {}
 
 func (x *DiffResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[25]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1940,7 +2085,7 @@ func (x *DiffResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffResponse.ProtoReflect.Descriptor instead.
 func (*DiffResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{25}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *DiffResponse) GetSubject() uint32 {
@@ -1994,7 +2139,7 @@ type DiffPeer struct {
 
 func (x *DiffPeer) Reset() {
 	*x = DiffPeer{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[26]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2006,7 +2151,7 @@ func (x *DiffPeer) String() string {
 func (*DiffPeer) ProtoMessage() {}
 
 func (x *DiffPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[26]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2019,7 +2164,7 @@ func (x *DiffPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffPeer.ProtoReflect.Descriptor instead.
 func (*DiffPeer) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{26}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DiffPeer) GetIdentity() uint32 {
@@ -2064,7 +2209,7 @@ type DiffPorts struct {
 
 func (x *DiffPorts) Reset() {
 	*x = DiffPorts{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[27]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2076,7 +2221,7 @@ func (x *DiffPorts) String() string {
 func (*DiffPorts) ProtoMessage() {}
 
 func (x *DiffPorts) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[27]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2089,7 +2234,7 @@ func (x *DiffPorts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffPorts.ProtoReflect.Descriptor instead.
 func (*DiffPorts) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{27}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *DiffPorts) GetFirstProtocol() uint32 {
@@ -2143,7 +2288,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[28]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2155,7 +2300,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[28]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2168,7 +2313,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{28}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{29}
 }
 
 // GetStatusResponse is the answer of GetStatus.
@@ -2199,14 +2344,16 @@ type GetStatusResponse struct {
 	// What is wrong, one line each.
 	Problems []string `protobuf:"bytes,12,rep,name=problems,proto3" json:"problems,omitempty"`
 	// This run of the service, for CompleteSource; 16 bytes.
-	Incarnation   []byte `protobuf:"bytes,13,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Incarnation []byte `protobuf:"bytes,13,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	// Policies in force with a field that is not supported.
+	PoliciesWithUnsupportedFields uint32 `protobuf:"varint,14,opt,name=policies_with_unsupported_fields,json=policiesWithUnsupportedFields,proto3" json:"policies_with_unsupported_fields,omitempty"`
+	unknownFields                 protoimpl.UnknownFields
+	sizeCache                     protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[29]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2218,7 +2365,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[29]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2231,7 +2378,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{29}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *GetStatusResponse) GetVersion() string {
@@ -2325,6 +2472,13 @@ func (x *GetStatusResponse) GetIncarnation() []byte {
 	return nil
 }
 
+func (x *GetStatusResponse) GetPoliciesWithUnsupportedFields() uint32 {
+	if x != nil {
+		return x.PoliciesWithUnsupportedFields
+	}
+	return 0
+}
+
 // SourceStatus is the state of a source of policies or identities.
 type SourceStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2346,7 +2500,7 @@ type SourceStatus struct {
 
 func (x *SourceStatus) Reset() {
 	*x = SourceStatus{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[30]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2358,7 +2512,7 @@ func (x *SourceStatus) String() string {
 func (*SourceStatus) ProtoMessage() {}
 
 func (x *SourceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[30]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2371,7 +2525,7 @@ func (x *SourceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceStatus.ProtoReflect.Descriptor instead.
 func (*SourceStatus) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{30}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *SourceStatus) GetName() string {
@@ -2428,7 +2582,7 @@ type SubscriberStatus struct {
 
 func (x *SubscriberStatus) Reset() {
 	*x = SubscriberStatus{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[31]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2440,7 +2594,7 @@ func (x *SubscriberStatus) String() string {
 func (*SubscriberStatus) ProtoMessage() {}
 
 func (x *SubscriberStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[31]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2453,7 +2607,7 @@ func (x *SubscriberStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubscriberStatus.ProtoReflect.Descriptor instead.
 func (*SubscriberStatus) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{31}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SubscriberStatus) GetName() string {
@@ -2531,11 +2685,17 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\"n\n" +
 	"\x16CompleteSourceResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x128\n" +
-	"\achanges\x18\x02 \x03(\v2\x1e.sluice.policy.v1.PolicyChangeR\achanges\"\x96\x01\n" +
+	"\achanges\x18\x02 \x03(\v2\x1e.sluice.policy.v1.PolicyChangeR\achanges\"\xca\x01\n" +
 	"\fPolicyChange\x12-\n" +
 	"\x03key\x18\x01 \x01(\v2\x1b.sluice.policy.v1.PolicyKeyR\x03key\x120\n" +
 	"\x04type\x18\x02 \x01(\x0e2\x1c.sluice.policy.v1.ChangeTypeR\x04type\x12%\n" +
-	"\x0edropped_fields\x18\x03 \x03(\tR\rdroppedFields\"\xf9\x01\n" +
+	"\x0edropped_fields\x18\x03 \x03(\tR\rdroppedFields\x122\n" +
+	"\x05notes\x18\x04 \x03(\v2\x1c.sluice.policy.v1.PolicyNoteR\x05notes\"l\n" +
+	"\n" +
+	"PolicyNote\x124\n" +
+	"\x04kind\x18\x01 \x01(\x0e2 .sluice.policy.v1.PolicyNoteKindR\x04kind\x12\x14\n" +
+	"\x05field\x18\x02 \x01(\tR\x05field\x12\x12\n" +
+	"\x04text\x18\x03 \x01(\tR\x04text\"\xf9\x01\n" +
 	"\x15DeletePoliciesRequest\x12=\n" +
 	"\x04keys\x18\x01 \x03(\v2\x1b.sluice.policy.v1.PolicyKeyB\f\xbaH\t\x92\x01\x06\b\x01\x10\x80\x80\x01R\x04keys\x12#\n" +
 	"\rvalidate_only\x18\x02 \x01(\bR\fvalidateOnly\x12F\n" +
@@ -2557,7 +2717,7 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\b_manager\"d\n" +
 	"\x14ListPoliciesResponse\x120\n" +
 	"\x06policy\x18\x01 \x01(\v2\x18.sluice.policy.v1.PolicyR\x06policy\x12\x1a\n" +
-	"\brevision\x18\x02 \x01(\x04R\brevision\"\x81\x03\n" +
+	"\brevision\x18\x02 \x01(\x04R\brevision\"\xb5\x03\n" +
 	"\x06Policy\x12-\n" +
 	"\x03key\x18\x01 \x01(\v2\x1b.sluice.policy.v1.PolicyKeyR\x03key\x12\x16\n" +
 	"\x06source\x18\x02 \x01(\tR\x06source\x12\x16\n" +
@@ -2572,7 +2732,8 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\bmanifest\x18\n" +
 	" \x01(\fR\bmanifest\x12%\n" +
 	"\x0edropped_fields\x18\v \x03(\tR\rdroppedFields\x12\x18\n" +
-	"\amanager\x18\f \x01(\tR\amanager\"?\n" +
+	"\amanager\x18\f \x01(\tR\amanager\x122\n" +
+	"\x05notes\x18\r \x03(\v2\x1c.sluice.policy.v1.PolicyNoteR\x05notes\"?\n" +
 	"\x15GetPolicyTableRequest\x12&\n" +
 	"\asubject\x18\x01 \x01(\rB\f\xbaH\t*\a\x18\xff\xff\xff\a(\x01R\asubject\"\xaa\x02\n" +
 	"\x16GetPolicyTableResponse\x125\n" +
@@ -2656,7 +2817,7 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\tlast_port\x18\x04 \x01(\rR\blastPort\x120\n" +
 	"\x06before\x18\x05 \x01(\x0e2\x18.sluice.policy.v1.ActionR\x06before\x12.\n" +
 	"\x05after\x18\x06 \x01(\x0e2\x18.sluice.policy.v1.ActionR\x05after\"\x12\n" +
-	"\x10GetStatusRequest\"\xfb\x03\n" +
+	"\x10GetStatusRequest\"\xc4\x04\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x129\n" +
 	"\n" +
@@ -2674,7 +2835,8 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	" \x03(\v2\x1e.sluice.policy.v1.SourceStatusR\asources\x12D\n" +
 	"\vsubscribers\x18\v \x03(\v2\".sluice.policy.v1.SubscriberStatusR\vsubscribers\x12\x1a\n" +
 	"\bproblems\x18\f \x03(\tR\bproblems\x12 \n" +
-	"\vincarnation\x18\r \x01(\fR\vincarnation\"\x86\x01\n" +
+	"\vincarnation\x18\r \x01(\fR\vincarnation\x12G\n" +
+	" policies_with_unsupported_fields\x18\x0e \x01(\rR\x1dpoliciesWithUnsupportedFields\"\x86\x01\n" +
 	"\fSourceStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06synced\x18\x02 \x01(\bR\x06synced\x12\x14\n" +
@@ -2686,7 +2848,13 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\tconnected\x18\x02 \x01(\bR\tconnected\x12\x1a\n" +
 	"\brevision\x18\x03 \x01(\x04R\brevision\x12\x16\n" +
 	"\x06behind\x18\x04 \x01(\x04R\x06behind\x12\x1a\n" +
-	"\brefusals\x18\x05 \x03(\tR\brefusals*\xa8\x01\n" +
+	"\brefusals\x18\x05 \x03(\tR\brefusals*\xb9\x01\n" +
+	"\x0ePolicyNoteKind\x12 \n" +
+	"\x1cPOLICY_NOTE_KIND_UNSPECIFIED\x10\x00\x12 \n" +
+	"\x1cPOLICY_NOTE_KIND_UNSUPPORTED\x10\x01\x12\x1e\n" +
+	"\x1aPOLICY_NOTE_KIND_CANONICAL\x10\x02\x12\x1d\n" +
+	"\x19POLICY_NOTE_KIND_ISOLATES\x10\x03\x12$\n" +
+	" POLICY_NOTE_KIND_SELECTS_NOTHING\x10\x04*\xa8\x01\n" +
 	"\n" +
 	"ChangeType\x12\x1b\n" +
 	"\x17CHANGE_TYPE_UNSPECIFIED\x10\x00\x12\x17\n" +
@@ -2723,119 +2891,124 @@ func file_sluice_policy_v1_policy_proto_rawDescGZIP() []byte {
 	return file_sluice_policy_v1_policy_proto_rawDescData
 }
 
-var file_sluice_policy_v1_policy_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_sluice_policy_v1_policy_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_sluice_policy_v1_policy_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_sluice_policy_v1_policy_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_sluice_policy_v1_policy_proto_goTypes = []any{
-	(ChangeType)(0),                   // 0: sluice.policy.v1.ChangeType
-	(*PolicyKey)(nil),                 // 1: sluice.policy.v1.PolicyKey
-	(*UpsertPoliciesRequest)(nil),     // 2: sluice.policy.v1.UpsertPoliciesRequest
-	(*UpsertPoliciesResponse)(nil),    // 3: sluice.policy.v1.UpsertPoliciesResponse
-	(*ReplacePoliciesRequest)(nil),    // 4: sluice.policy.v1.ReplacePoliciesRequest
-	(*ReplacePoliciesResponse)(nil),   // 5: sluice.policy.v1.ReplacePoliciesResponse
-	(*CompleteSourceRequest)(nil),     // 6: sluice.policy.v1.CompleteSourceRequest
-	(*CompleteSourceResponse)(nil),    // 7: sluice.policy.v1.CompleteSourceResponse
-	(*PolicyChange)(nil),              // 8: sluice.policy.v1.PolicyChange
-	(*DeletePoliciesRequest)(nil),     // 9: sluice.policy.v1.DeletePoliciesRequest
-	(*DeletePoliciesResponse)(nil),    // 10: sluice.policy.v1.DeletePoliciesResponse
-	(*ListPoliciesRequest)(nil),       // 11: sluice.policy.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),      // 12: sluice.policy.v1.ListPoliciesResponse
-	(*Policy)(nil),                    // 13: sluice.policy.v1.Policy
-	(*GetPolicyTableRequest)(nil),     // 14: sluice.policy.v1.GetPolicyTableRequest
-	(*GetPolicyTableResponse)(nil),    // 15: sluice.policy.v1.GetPolicyTableResponse
-	(*WaitForRevisionRequest)(nil),    // 16: sluice.policy.v1.WaitForRevisionRequest
-	(*WaitForRevisionResponse)(nil),   // 17: sluice.policy.v1.WaitForRevisionResponse
-	(*LearnNamesRequest)(nil),         // 18: sluice.policy.v1.LearnNamesRequest
-	(*LearnNamesResponse)(nil),        // 19: sluice.policy.v1.LearnNamesResponse
-	(*Peer)(nil),                      // 20: sluice.policy.v1.Peer
-	(*ExplainRequest)(nil),            // 21: sluice.policy.v1.ExplainRequest
-	(*ExplainResponse)(nil),           // 22: sluice.policy.v1.ExplainResponse
-	(*SideExplanation)(nil),           // 23: sluice.policy.v1.SideExplanation
-	(*MatchingRule)(nil),              // 24: sluice.policy.v1.MatchingRule
-	(*DiffRequest)(nil),               // 25: sluice.policy.v1.DiffRequest
-	(*DiffResponse)(nil),              // 26: sluice.policy.v1.DiffResponse
-	(*DiffPeer)(nil),                  // 27: sluice.policy.v1.DiffPeer
-	(*DiffPorts)(nil),                 // 28: sluice.policy.v1.DiffPorts
-	(*GetStatusRequest)(nil),          // 29: sluice.policy.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),         // 30: sluice.policy.v1.GetStatusResponse
-	(*SourceStatus)(nil),              // 31: sluice.policy.v1.SourceStatus
-	(*SubscriberStatus)(nil),          // 32: sluice.policy.v1.SubscriberStatus
-	(*timestamppb.Timestamp)(nil),     // 33: google.protobuf.Timestamp
-	(*TableDefine)(nil),               // 34: sluice.policy.v1.TableDefine
-	(*RuleSources)(nil),               // 35: sluice.policy.v1.RuleSources
-	(*durationpb.Duration)(nil),       // 36: google.protobuf.Duration
-	(*v1.Label)(nil),                  // 37: sluice.workload.v1.Label
-	(Action)(0),                       // 38: sluice.policy.v1.Action
-	(DecidedBy)(0),                    // 39: sluice.policy.v1.DecidedBy
-	(*RuleSource)(nil),                // 40: sluice.policy.v1.RuleSource
-	(TableDirection)(0),               // 41: sluice.policy.v1.TableDirection
-	(*WatchPolicyTablesRequest)(nil),  // 42: sluice.policy.v1.WatchPolicyTablesRequest
-	(*WatchPolicyTablesResponse)(nil), // 43: sluice.policy.v1.WatchPolicyTablesResponse
+	(PolicyNoteKind)(0),               // 0: sluice.policy.v1.PolicyNoteKind
+	(ChangeType)(0),                   // 1: sluice.policy.v1.ChangeType
+	(*PolicyKey)(nil),                 // 2: sluice.policy.v1.PolicyKey
+	(*UpsertPoliciesRequest)(nil),     // 3: sluice.policy.v1.UpsertPoliciesRequest
+	(*UpsertPoliciesResponse)(nil),    // 4: sluice.policy.v1.UpsertPoliciesResponse
+	(*ReplacePoliciesRequest)(nil),    // 5: sluice.policy.v1.ReplacePoliciesRequest
+	(*ReplacePoliciesResponse)(nil),   // 6: sluice.policy.v1.ReplacePoliciesResponse
+	(*CompleteSourceRequest)(nil),     // 7: sluice.policy.v1.CompleteSourceRequest
+	(*CompleteSourceResponse)(nil),    // 8: sluice.policy.v1.CompleteSourceResponse
+	(*PolicyChange)(nil),              // 9: sluice.policy.v1.PolicyChange
+	(*PolicyNote)(nil),                // 10: sluice.policy.v1.PolicyNote
+	(*DeletePoliciesRequest)(nil),     // 11: sluice.policy.v1.DeletePoliciesRequest
+	(*DeletePoliciesResponse)(nil),    // 12: sluice.policy.v1.DeletePoliciesResponse
+	(*ListPoliciesRequest)(nil),       // 13: sluice.policy.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),      // 14: sluice.policy.v1.ListPoliciesResponse
+	(*Policy)(nil),                    // 15: sluice.policy.v1.Policy
+	(*GetPolicyTableRequest)(nil),     // 16: sluice.policy.v1.GetPolicyTableRequest
+	(*GetPolicyTableResponse)(nil),    // 17: sluice.policy.v1.GetPolicyTableResponse
+	(*WaitForRevisionRequest)(nil),    // 18: sluice.policy.v1.WaitForRevisionRequest
+	(*WaitForRevisionResponse)(nil),   // 19: sluice.policy.v1.WaitForRevisionResponse
+	(*LearnNamesRequest)(nil),         // 20: sluice.policy.v1.LearnNamesRequest
+	(*LearnNamesResponse)(nil),        // 21: sluice.policy.v1.LearnNamesResponse
+	(*Peer)(nil),                      // 22: sluice.policy.v1.Peer
+	(*ExplainRequest)(nil),            // 23: sluice.policy.v1.ExplainRequest
+	(*ExplainResponse)(nil),           // 24: sluice.policy.v1.ExplainResponse
+	(*SideExplanation)(nil),           // 25: sluice.policy.v1.SideExplanation
+	(*MatchingRule)(nil),              // 26: sluice.policy.v1.MatchingRule
+	(*DiffRequest)(nil),               // 27: sluice.policy.v1.DiffRequest
+	(*DiffResponse)(nil),              // 28: sluice.policy.v1.DiffResponse
+	(*DiffPeer)(nil),                  // 29: sluice.policy.v1.DiffPeer
+	(*DiffPorts)(nil),                 // 30: sluice.policy.v1.DiffPorts
+	(*GetStatusRequest)(nil),          // 31: sluice.policy.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),         // 32: sluice.policy.v1.GetStatusResponse
+	(*SourceStatus)(nil),              // 33: sluice.policy.v1.SourceStatus
+	(*SubscriberStatus)(nil),          // 34: sluice.policy.v1.SubscriberStatus
+	(*timestamppb.Timestamp)(nil),     // 35: google.protobuf.Timestamp
+	(*TableDefine)(nil),               // 36: sluice.policy.v1.TableDefine
+	(*RuleSources)(nil),               // 37: sluice.policy.v1.RuleSources
+	(*durationpb.Duration)(nil),       // 38: google.protobuf.Duration
+	(*v1.Label)(nil),                  // 39: sluice.workload.v1.Label
+	(Action)(0),                       // 40: sluice.policy.v1.Action
+	(DecidedBy)(0),                    // 41: sluice.policy.v1.DecidedBy
+	(*RuleSource)(nil),                // 42: sluice.policy.v1.RuleSource
+	(TableDirection)(0),               // 43: sluice.policy.v1.TableDirection
+	(*WatchPolicyTablesRequest)(nil),  // 44: sluice.policy.v1.WatchPolicyTablesRequest
+	(*WatchPolicyTablesResponse)(nil), // 45: sluice.policy.v1.WatchPolicyTablesResponse
 }
 var file_sluice_policy_v1_policy_proto_depIdxs = []int32{
-	8,  // 0: sluice.policy.v1.UpsertPoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
-	8,  // 1: sluice.policy.v1.ReplacePoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
-	8,  // 2: sluice.policy.v1.CompleteSourceResponse.changes:type_name -> sluice.policy.v1.PolicyChange
-	1,  // 3: sluice.policy.v1.PolicyChange.key:type_name -> sluice.policy.v1.PolicyKey
-	0,  // 4: sluice.policy.v1.PolicyChange.type:type_name -> sluice.policy.v1.ChangeType
-	1,  // 5: sluice.policy.v1.DeletePoliciesRequest.keys:type_name -> sluice.policy.v1.PolicyKey
-	8,  // 6: sluice.policy.v1.DeletePoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
-	13, // 7: sluice.policy.v1.ListPoliciesResponse.policy:type_name -> sluice.policy.v1.Policy
-	1,  // 8: sluice.policy.v1.Policy.key:type_name -> sluice.policy.v1.PolicyKey
-	33, // 9: sluice.policy.v1.Policy.update_time:type_name -> google.protobuf.Timestamp
-	34, // 10: sluice.policy.v1.GetPolicyTableResponse.egress:type_name -> sluice.policy.v1.TableDefine
-	34, // 11: sluice.policy.v1.GetPolicyTableResponse.ingress:type_name -> sluice.policy.v1.TableDefine
-	35, // 12: sluice.policy.v1.GetPolicyTableResponse.egress_rules:type_name -> sluice.policy.v1.RuleSources
-	35, // 13: sluice.policy.v1.GetPolicyTableResponse.ingress_rules:type_name -> sluice.policy.v1.RuleSources
-	36, // 14: sluice.policy.v1.LearnNamesRequest.ttl:type_name -> google.protobuf.Duration
-	37, // 15: sluice.policy.v1.Peer.labels:type_name -> sluice.workload.v1.Label
-	20, // 16: sluice.policy.v1.ExplainRequest.from:type_name -> sluice.policy.v1.Peer
-	20, // 17: sluice.policy.v1.ExplainRequest.to:type_name -> sluice.policy.v1.Peer
-	38, // 18: sluice.policy.v1.ExplainResponse.verdict:type_name -> sluice.policy.v1.Action
-	23, // 19: sluice.policy.v1.ExplainResponse.egress:type_name -> sluice.policy.v1.SideExplanation
-	23, // 20: sluice.policy.v1.ExplainResponse.ingress:type_name -> sluice.policy.v1.SideExplanation
-	38, // 21: sluice.policy.v1.SideExplanation.action:type_name -> sluice.policy.v1.Action
-	39, // 22: sluice.policy.v1.SideExplanation.decided_by:type_name -> sluice.policy.v1.DecidedBy
-	24, // 23: sluice.policy.v1.SideExplanation.matches:type_name -> sluice.policy.v1.MatchingRule
-	38, // 24: sluice.policy.v1.MatchingRule.action:type_name -> sluice.policy.v1.Action
-	40, // 25: sluice.policy.v1.MatchingRule.sources:type_name -> sluice.policy.v1.RuleSource
-	1,  // 26: sluice.policy.v1.DiffRequest.delete:type_name -> sluice.policy.v1.PolicyKey
-	41, // 27: sluice.policy.v1.DiffResponse.direction:type_name -> sluice.policy.v1.TableDirection
-	27, // 28: sluice.policy.v1.DiffResponse.peers:type_name -> sluice.policy.v1.DiffPeer
-	28, // 29: sluice.policy.v1.DiffResponse.ports:type_name -> sluice.policy.v1.DiffPorts
-	38, // 30: sluice.policy.v1.DiffPorts.before:type_name -> sluice.policy.v1.Action
-	38, // 31: sluice.policy.v1.DiffPorts.after:type_name -> sluice.policy.v1.Action
-	33, // 32: sluice.policy.v1.GetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
-	31, // 33: sluice.policy.v1.GetStatusResponse.sources:type_name -> sluice.policy.v1.SourceStatus
-	32, // 34: sluice.policy.v1.GetStatusResponse.subscribers:type_name -> sluice.policy.v1.SubscriberStatus
-	2,  // 35: sluice.policy.v1.PolicyService.UpsertPolicies:input_type -> sluice.policy.v1.UpsertPoliciesRequest
-	9,  // 36: sluice.policy.v1.PolicyService.DeletePolicies:input_type -> sluice.policy.v1.DeletePoliciesRequest
-	4,  // 37: sluice.policy.v1.PolicyService.ReplacePolicies:input_type -> sluice.policy.v1.ReplacePoliciesRequest
-	6,  // 38: sluice.policy.v1.PolicyService.CompleteSource:input_type -> sluice.policy.v1.CompleteSourceRequest
-	11, // 39: sluice.policy.v1.PolicyService.ListPolicies:input_type -> sluice.policy.v1.ListPoliciesRequest
-	14, // 40: sluice.policy.v1.PolicyService.GetPolicyTable:input_type -> sluice.policy.v1.GetPolicyTableRequest
-	42, // 41: sluice.policy.v1.PolicyService.WatchPolicyTables:input_type -> sluice.policy.v1.WatchPolicyTablesRequest
-	16, // 42: sluice.policy.v1.PolicyService.WaitForRevision:input_type -> sluice.policy.v1.WaitForRevisionRequest
-	18, // 43: sluice.policy.v1.PolicyService.LearnNames:input_type -> sluice.policy.v1.LearnNamesRequest
-	21, // 44: sluice.policy.v1.PolicyService.Explain:input_type -> sluice.policy.v1.ExplainRequest
-	25, // 45: sluice.policy.v1.PolicyService.Diff:input_type -> sluice.policy.v1.DiffRequest
-	29, // 46: sluice.policy.v1.PolicyService.GetStatus:input_type -> sluice.policy.v1.GetStatusRequest
-	3,  // 47: sluice.policy.v1.PolicyService.UpsertPolicies:output_type -> sluice.policy.v1.UpsertPoliciesResponse
-	10, // 48: sluice.policy.v1.PolicyService.DeletePolicies:output_type -> sluice.policy.v1.DeletePoliciesResponse
-	5,  // 49: sluice.policy.v1.PolicyService.ReplacePolicies:output_type -> sluice.policy.v1.ReplacePoliciesResponse
-	7,  // 50: sluice.policy.v1.PolicyService.CompleteSource:output_type -> sluice.policy.v1.CompleteSourceResponse
-	12, // 51: sluice.policy.v1.PolicyService.ListPolicies:output_type -> sluice.policy.v1.ListPoliciesResponse
-	15, // 52: sluice.policy.v1.PolicyService.GetPolicyTable:output_type -> sluice.policy.v1.GetPolicyTableResponse
-	43, // 53: sluice.policy.v1.PolicyService.WatchPolicyTables:output_type -> sluice.policy.v1.WatchPolicyTablesResponse
-	17, // 54: sluice.policy.v1.PolicyService.WaitForRevision:output_type -> sluice.policy.v1.WaitForRevisionResponse
-	19, // 55: sluice.policy.v1.PolicyService.LearnNames:output_type -> sluice.policy.v1.LearnNamesResponse
-	22, // 56: sluice.policy.v1.PolicyService.Explain:output_type -> sluice.policy.v1.ExplainResponse
-	26, // 57: sluice.policy.v1.PolicyService.Diff:output_type -> sluice.policy.v1.DiffResponse
-	30, // 58: sluice.policy.v1.PolicyService.GetStatus:output_type -> sluice.policy.v1.GetStatusResponse
-	47, // [47:59] is the sub-list for method output_type
-	35, // [35:47] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	9,  // 0: sluice.policy.v1.UpsertPoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
+	9,  // 1: sluice.policy.v1.ReplacePoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
+	9,  // 2: sluice.policy.v1.CompleteSourceResponse.changes:type_name -> sluice.policy.v1.PolicyChange
+	2,  // 3: sluice.policy.v1.PolicyChange.key:type_name -> sluice.policy.v1.PolicyKey
+	1,  // 4: sluice.policy.v1.PolicyChange.type:type_name -> sluice.policy.v1.ChangeType
+	10, // 5: sluice.policy.v1.PolicyChange.notes:type_name -> sluice.policy.v1.PolicyNote
+	0,  // 6: sluice.policy.v1.PolicyNote.kind:type_name -> sluice.policy.v1.PolicyNoteKind
+	2,  // 7: sluice.policy.v1.DeletePoliciesRequest.keys:type_name -> sluice.policy.v1.PolicyKey
+	9,  // 8: sluice.policy.v1.DeletePoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
+	15, // 9: sluice.policy.v1.ListPoliciesResponse.policy:type_name -> sluice.policy.v1.Policy
+	2,  // 10: sluice.policy.v1.Policy.key:type_name -> sluice.policy.v1.PolicyKey
+	35, // 11: sluice.policy.v1.Policy.update_time:type_name -> google.protobuf.Timestamp
+	10, // 12: sluice.policy.v1.Policy.notes:type_name -> sluice.policy.v1.PolicyNote
+	36, // 13: sluice.policy.v1.GetPolicyTableResponse.egress:type_name -> sluice.policy.v1.TableDefine
+	36, // 14: sluice.policy.v1.GetPolicyTableResponse.ingress:type_name -> sluice.policy.v1.TableDefine
+	37, // 15: sluice.policy.v1.GetPolicyTableResponse.egress_rules:type_name -> sluice.policy.v1.RuleSources
+	37, // 16: sluice.policy.v1.GetPolicyTableResponse.ingress_rules:type_name -> sluice.policy.v1.RuleSources
+	38, // 17: sluice.policy.v1.LearnNamesRequest.ttl:type_name -> google.protobuf.Duration
+	39, // 18: sluice.policy.v1.Peer.labels:type_name -> sluice.workload.v1.Label
+	22, // 19: sluice.policy.v1.ExplainRequest.from:type_name -> sluice.policy.v1.Peer
+	22, // 20: sluice.policy.v1.ExplainRequest.to:type_name -> sluice.policy.v1.Peer
+	40, // 21: sluice.policy.v1.ExplainResponse.verdict:type_name -> sluice.policy.v1.Action
+	25, // 22: sluice.policy.v1.ExplainResponse.egress:type_name -> sluice.policy.v1.SideExplanation
+	25, // 23: sluice.policy.v1.ExplainResponse.ingress:type_name -> sluice.policy.v1.SideExplanation
+	40, // 24: sluice.policy.v1.SideExplanation.action:type_name -> sluice.policy.v1.Action
+	41, // 25: sluice.policy.v1.SideExplanation.decided_by:type_name -> sluice.policy.v1.DecidedBy
+	26, // 26: sluice.policy.v1.SideExplanation.matches:type_name -> sluice.policy.v1.MatchingRule
+	40, // 27: sluice.policy.v1.MatchingRule.action:type_name -> sluice.policy.v1.Action
+	42, // 28: sluice.policy.v1.MatchingRule.sources:type_name -> sluice.policy.v1.RuleSource
+	2,  // 29: sluice.policy.v1.DiffRequest.delete:type_name -> sluice.policy.v1.PolicyKey
+	43, // 30: sluice.policy.v1.DiffResponse.direction:type_name -> sluice.policy.v1.TableDirection
+	29, // 31: sluice.policy.v1.DiffResponse.peers:type_name -> sluice.policy.v1.DiffPeer
+	30, // 32: sluice.policy.v1.DiffResponse.ports:type_name -> sluice.policy.v1.DiffPorts
+	40, // 33: sluice.policy.v1.DiffPorts.before:type_name -> sluice.policy.v1.Action
+	40, // 34: sluice.policy.v1.DiffPorts.after:type_name -> sluice.policy.v1.Action
+	35, // 35: sluice.policy.v1.GetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	33, // 36: sluice.policy.v1.GetStatusResponse.sources:type_name -> sluice.policy.v1.SourceStatus
+	34, // 37: sluice.policy.v1.GetStatusResponse.subscribers:type_name -> sluice.policy.v1.SubscriberStatus
+	3,  // 38: sluice.policy.v1.PolicyService.UpsertPolicies:input_type -> sluice.policy.v1.UpsertPoliciesRequest
+	11, // 39: sluice.policy.v1.PolicyService.DeletePolicies:input_type -> sluice.policy.v1.DeletePoliciesRequest
+	5,  // 40: sluice.policy.v1.PolicyService.ReplacePolicies:input_type -> sluice.policy.v1.ReplacePoliciesRequest
+	7,  // 41: sluice.policy.v1.PolicyService.CompleteSource:input_type -> sluice.policy.v1.CompleteSourceRequest
+	13, // 42: sluice.policy.v1.PolicyService.ListPolicies:input_type -> sluice.policy.v1.ListPoliciesRequest
+	16, // 43: sluice.policy.v1.PolicyService.GetPolicyTable:input_type -> sluice.policy.v1.GetPolicyTableRequest
+	44, // 44: sluice.policy.v1.PolicyService.WatchPolicyTables:input_type -> sluice.policy.v1.WatchPolicyTablesRequest
+	18, // 45: sluice.policy.v1.PolicyService.WaitForRevision:input_type -> sluice.policy.v1.WaitForRevisionRequest
+	20, // 46: sluice.policy.v1.PolicyService.LearnNames:input_type -> sluice.policy.v1.LearnNamesRequest
+	23, // 47: sluice.policy.v1.PolicyService.Explain:input_type -> sluice.policy.v1.ExplainRequest
+	27, // 48: sluice.policy.v1.PolicyService.Diff:input_type -> sluice.policy.v1.DiffRequest
+	31, // 49: sluice.policy.v1.PolicyService.GetStatus:input_type -> sluice.policy.v1.GetStatusRequest
+	4,  // 50: sluice.policy.v1.PolicyService.UpsertPolicies:output_type -> sluice.policy.v1.UpsertPoliciesResponse
+	12, // 51: sluice.policy.v1.PolicyService.DeletePolicies:output_type -> sluice.policy.v1.DeletePoliciesResponse
+	6,  // 52: sluice.policy.v1.PolicyService.ReplacePolicies:output_type -> sluice.policy.v1.ReplacePoliciesResponse
+	8,  // 53: sluice.policy.v1.PolicyService.CompleteSource:output_type -> sluice.policy.v1.CompleteSourceResponse
+	14, // 54: sluice.policy.v1.PolicyService.ListPolicies:output_type -> sluice.policy.v1.ListPoliciesResponse
+	17, // 55: sluice.policy.v1.PolicyService.GetPolicyTable:output_type -> sluice.policy.v1.GetPolicyTableResponse
+	45, // 56: sluice.policy.v1.PolicyService.WatchPolicyTables:output_type -> sluice.policy.v1.WatchPolicyTablesResponse
+	19, // 57: sluice.policy.v1.PolicyService.WaitForRevision:output_type -> sluice.policy.v1.WaitForRevisionResponse
+	21, // 58: sluice.policy.v1.PolicyService.LearnNames:output_type -> sluice.policy.v1.LearnNamesResponse
+	24, // 59: sluice.policy.v1.PolicyService.Explain:output_type -> sluice.policy.v1.ExplainResponse
+	28, // 60: sluice.policy.v1.PolicyService.Diff:output_type -> sluice.policy.v1.DiffResponse
+	32, // 61: sluice.policy.v1.PolicyService.GetStatus:output_type -> sluice.policy.v1.GetStatusResponse
+	50, // [50:62] is the sub-list for method output_type
+	38, // [38:50] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_sluice_policy_v1_policy_proto_init() }
@@ -2846,15 +3019,15 @@ func file_sluice_policy_v1_policy_proto_init() {
 	file_sluice_policy_v1_table_proto_init()
 	file_sluice_policy_v1_policy_proto_msgTypes[1].OneofWrappers = []any{}
 	file_sluice_policy_v1_policy_proto_msgTypes[3].OneofWrappers = []any{}
-	file_sluice_policy_v1_policy_proto_msgTypes[8].OneofWrappers = []any{}
-	file_sluice_policy_v1_policy_proto_msgTypes[10].OneofWrappers = []any{}
+	file_sluice_policy_v1_policy_proto_msgTypes[9].OneofWrappers = []any{}
+	file_sluice_policy_v1_policy_proto_msgTypes[11].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_policy_v1_policy_proto_rawDesc), len(file_sluice_policy_v1_policy_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   32,
+			NumEnums:      2,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package cilium
+
+import (
+	"strconv"
+
+	"github.com/sluice-net/sluice/services/policy/internal/manifest"
+)
+
+// What becomes of a rule with a part that is not supported.
+const (
+	allowsNothing  = "; the rule allows nothing"
+	deniesEveryone = "; the rule denies all peers"
+	isDropped      = "; packets that match are redirected to no proxy, and dropped"
+)
+
+// Notes name the fields of a valid policy that are not supported, and what the
+// rules they belong to were made. Rules is what makes them that.
+func (p *NetworkPolicy) Notes() manifest.Notes {
+	var ns manifest.Notes
+	if p.Spec != nil {
+		p.Spec.notes("spec", &ns)
+	}
+	for i := range p.Specs {
+		p.Specs[i].notes("specs["+strconv.Itoa(i)+"]", &ns)
+	}
+	return ns
+}
+
+func (r *Rule) notes(path string, ns *manifest.Notes) {
+	note := func(has bool, path, what, then string) {
+		if has {
+			ns.Unsupported(path, "%s%s", what, then)
+		}
+	}
+	const (
+		groups   = "groups of a cloud provider"
+		services = "services as peers"
+	)
+	for i := range r.Ingress {
+		in, p := &r.Ingress[i], path+".ingress["+strconv.Itoa(i)+"]"
+		note(len(in.FromGroups) > 0, p+".fromGroups", groups, allowsNothing)
+		note(in.Authentication.asked(), p+".authentication", "mutual authentication", allowsNothing)
+		layer7Notes(p, in.ToPorts, ns)
+	}
+	for i := range r.IngressDeny {
+		in, p := &r.IngressDeny[i], path+".ingressDeny["+strconv.Itoa(i)+"]"
+		note(len(in.FromGroups) > 0, p+".fromGroups", groups, deniesEveryone)
+	}
+	for i := range r.Egress {
+		eg, p := &r.Egress[i], path+".egress["+strconv.Itoa(i)+"]"
+		note(len(eg.ToServices) > 0, p+".toServices", services, allowsNothing)
+		note(len(eg.ToGroups) > 0, p+".toGroups", groups, allowsNothing)
+		note(eg.Authentication.asked(), p+".authentication", "mutual authentication", allowsNothing)
+		note(len(eg.ToFQDNs) > 0, p+".toFQDNs", "learning addresses from DNS answers",
+			"; the rule allows the addresses that LearnNames was called with")
+		layer7Notes(p, eg.ToPorts, ns)
+	}
+	for i := range r.EgressDeny {
+		eg, p := &r.EgressDeny[i], path+".egressDeny["+strconv.Itoa(i)+"]"
+		note(len(eg.ToServices) > 0, p+".toServices", services, deniesEveryone)
+		note(len(eg.ToGroups) > 0, p+".toGroups", groups, deniesEveryone)
+	}
+	note(r.Log.Value != "", path+".log", "texts of flow logs", "; verdicts are the same without it")
+}
+
+func layer7Notes(path string, rules []PortRule, ns *manifest.Notes) {
+	for i := range rules {
+		r, p := &rules[i], path+".toPorts["+strconv.Itoa(i)+"]"
+		switch {
+		case r.Listener != nil:
+			ns.Unsupported(p+".listener", "proxies of the user%s", isDropped)
+		case r.Rules != nil && len(r.Rules.DNS) > 0:
+			ns.Unsupported(p+".rules.dns", "DNS rules%s", isDropped)
+		case r.Rules != nil && len(r.Rules.HTTP) > 0:
+			ns.Unsupported(p+".rules.http", "HTTP rules%s", isDropped)
+		case len(r.ServerNames) > 0:
+			ns.Unsupported(p+".serverNames", "TLS server names%s", isDropped)
+		case r.TerminatingTLS != nil:
+			ns.Unsupported(p+".terminatingTLS", "TLS termination%s", isDropped)
+		case r.OriginatingTLS != nil:
+			ns.Unsupported(p+".originatingTLS", "TLS origination%s", isDropped)
+		}
+	}
+}
+
+// asked reports whether authentication is a condition of the rule.
+func (a *Authentication) asked() bool { return a != nil && a.Mode != "disabled" }

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package server
+
+import (
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+)
+
+// verdict is that of TCP from one identity to another.
+func (s *service) verdict(from, to, port uint32) policyv1.Action {
+	s.t.Helper()
+	out, err := s.Explain(s.ctx(), &policyv1.ExplainRequest{From: &policyv1.Peer{Identity: from}, To: &policyv1.Peer{Identity: to}, Protocol: 6, Port: port})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return out.GetVerdict()
+}
+
+func (s *service) wantVerdict(from, to, port uint32, want policyv1.Action) {
+	s.t.Helper()
+	if got := s.verdict(from, to, port); got != want {
+		s.t.Errorf("%d → %d port %d: %s, want %s", from, to, port, got, want)
+	}
+}
+
+const (
+	allowed = policyv1.Action_ACTION_ALLOW
+	denied  = policyv1.Action_ACTION_DENY
+)
+
+func TestUnsupportedConditionsAllowNothingAndDenyAll(t *testing.T) {
+	s := serve(t)
+	s.know(town)
+	cilium := func(subject, rules string) string {
+		return "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: p, namespace: shop}\nspec:\n  endpointSelector: {matchLabels: {app: " + subject + "}}\n" + rules
+	}
+	noted := func(manifest, want string) {
+		t.Helper()
+		for _, c := range s.apply(manifest).GetChanges() {
+			if len(c.GetNotes()) != 1 || !strings.Contains(c.GetNotes()[0].GetText(), want) || c.GetNotes()[0].GetKind() != policyv1.PolicyNoteKind_POLICY_NOTE_KIND_UNSUPPORTED {
+				t.Errorf("noted %v, want %q", c.GetNotes(), want)
+			}
+		}
+		if n := s.list()["p"].GetNotes(); len(n) != 1 || !strings.HasPrefix(n[0].GetText(), "not supported by Sluice: ") || n[0].GetField() == "" {
+			t.Errorf("listed with %v", n)
+		}
+		st, err := s.GetStatus(s.ctx(), &policyv1.GetStatusRequest{})
+		if err != nil || st.GetPoliciesWithUnsupportedFields() != 1 {
+			t.Errorf("status: %v, %v", st, err)
+		}
+	}
+	for _, mode := range []string{"required", "test-always-fail"} {
+		noted(cilium("db", "  ingress:\n  - {fromEndpoints: [{matchLabels: {app: web}}], authentication: {mode: "+mode+"}}\n"), "mutual authentication; the rule allows nothing")
+		s.wantVerdict(300, 301, 80, denied)
+	}
+	s.apply(cilium("db", "  ingress:\n  - {fromEndpoints: [{matchLabels: {app: web}}], authentication: {mode: disabled}}\n"))
+	s.wantVerdict(300, 301, 80, allowed)
+	noted(cilium("web", "  egress: [{toEntities: [all]}]\n  egressDeny: [{toServices: [{k8sService: {serviceName: db, namespace: shop}}]}]\n"), "the rule denies all peers")
+	s.wantVerdict(300, 301, 80, denied)
+	noted(cilium("web", "  egress: [{toEntities: [all]}]\n  egressDeny: [{toGroups: [{aws: {}}], toPorts: [{ports: [{port: \"80\", protocol: TCP}]}]}]\n"), "the rule denies all peers")
+	s.wantVerdict(300, 301, 80, denied)
+	s.wantVerdict(300, 301, 81, allowed) // the ports are known
+	noted(cilium("db", "  ingress: [{fromEntities: [all]}]\n  ingressDeny: [{fromGroups: [{aws: {}}]}]\n"), "the rule denies all peers")
+	s.wantVerdict(300, 301, 80, denied)
+	_, err := s.UpsertPolicies(s.ctx(), &policyv1.UpsertPoliciesRequest{Manifests: []byte(
+		"apiVersion: cilium.io/v2\nkind: CiliumClusterwideNetworkPolicy\nmetadata: {name: host}\nspec: {nodeSelector: {}, ingressDeny: [{fromEntities: [all]}]}\n")})
+	wantCode(t, err, codes.InvalidArgument, "spec.nodeSelector: not supported by Sluice: rules for nodes")
+	s.stop()
+	s.start()
+	if n := s.list()["p"].GetNotes(); len(n) != 1 {
+		t.Errorf("after a restart listed with %v", n)
+	}
+}

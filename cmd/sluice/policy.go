@@ -74,10 +74,11 @@ func (*wait) Type() string { return "wait" }
 
 // changeFlags are those of commands that change policies.
 type changeFlags struct {
-	files     []string
-	namespace string
-	validate  bool
-	wait      wait
+	files        []string
+	namespace    string
+	allowUnknown bool
+	validate     bool
+	wait         wait
 }
 
 func (o *changeFlags) add(cmd *cobra.Command, files string) {
@@ -103,7 +104,13 @@ them. The exit code is %d if they are in force in the policy service, but not
 		RunE: func(cmd *cobra.Command, _ []string) error { return c.policyApply(cmd.Context(), cmd.InOrStdin(), o) },
 	}
 	o.add(cmd, "file, directory or - for standard input; may be repeated")
+	allowUnknownFlag(cmd, &o.allowUnknown)
 	return cmd
+}
+
+// allowUnknownFlag is a flag of commands that send manifests.
+func allowUnknownFlag(cmd *cobra.Command, v *bool) {
+	cmd.Flags().BoolVar(v, "allow-unknown-fields", false, "warn of fields that a kind does not have, and ignore them")
 }
 
 // onlyFiles refuses arguments where files are named with -f.
@@ -186,7 +193,7 @@ func (c *command) policyApply(ctx context.Context, stdin io.Reader, o changeFlag
 	}
 	return c.change(ctx, o, docs, func(ctx context.Context, client policyv1.PolicyServiceClient) (*policyChanges, error) {
 		r, err := client.UpsertPolicies(ctx, &policyv1.UpsertPoliciesRequest{
-			Manifests: join(docs), DefaultNamespace: o.namespace, ValidateOnly: o.validate,
+			Manifests: join(docs), DefaultNamespace: o.namespace, ValidateOnly: o.validate, AllowUnknownFields: o.allowUnknown,
 		})
 		if err != nil {
 			return nil, inDocuments(err, docs)

@@ -36,6 +36,7 @@ func (c *command) policyDiffCommand() *cobra.Command {
 	var (
 		files, remove []string
 		namespace     string
+		allowUnknown  bool
 	)
 	cmd := &cobra.Command{
 		Use:   "diff [-f FILE] [--delete KIND/[NAMESPACE/]NAME]",
@@ -48,13 +49,14 @@ said.`, exitDiffers, exitTrouble),
   sluice policy diff --delete NetworkPolicy/shop/web`,
 		Args: onlyFiles,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			err := c.policyDiff(cmd.Context(), cmd.InOrStdin(), files, remove, namespace)
+			err := c.policyDiff(cmd.Context(), cmd.InOrStdin(), files, remove, namespace, allowUnknown)
 			if err != nil && !errors.Is(err, errDiffers) {
 				return &troubleError{err}
 			}
 			return err
 		},
 	}
+	allowUnknownFlag(cmd, &allowUnknown)
 	f := cmd.Flags()
 	f.StringArrayVarP(&files, "filename", "f", nil, "file, directory or - for standard input with policies to apply; may be repeated")
 	f.StringArrayVar(&remove, "delete", nil, "policy to delete, KIND/[NAMESPACE/]NAME; may be repeated")
@@ -147,11 +149,11 @@ func addDifference(all []difference, d difference) []difference {
 	return all
 }
 
-func (c *command) policyDiff(ctx context.Context, stdin io.Reader, files, remove []string, namespace string) error {
+func (c *command) policyDiff(ctx context.Context, stdin io.Reader, files, remove []string, namespace string, allowUnknown bool) error {
 	if len(files) == 0 && len(remove) == 0 {
 		return usagef("nothing to compare: want -f FILE, --delete KIND/[NAMESPACE/]NAME, or both")
 	}
-	req := &policyv1.DiffRequest{DefaultNamespace: namespace}
+	req := &policyv1.DiffRequest{DefaultNamespace: namespace, AllowUnknownFields: allowUnknown}
 	var docs []document
 	if len(files) > 0 {
 		var err error

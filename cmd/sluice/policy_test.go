@@ -83,6 +83,9 @@ func (f *fakePolicy) UpsertPolicies(_ context.Context, r *policyv1.UpsertPolicie
 				change.Type = policyv1.ChangeType_CHANGE_TYPE_UNCHANGED
 			}
 		}
+		if d.Spec.Unknown != "" && !r.GetAllowUnknownFields() {
+			bad.FieldViolations = append(bad.FieldViolations, &errdetails.BadRequest_FieldViolation{Field: fmt.Sprintf("manifests[%d].spec.unknown", i), Description: "no such field"})
+		}
 		if d.Spec.Unknown != "" {
 			change.DroppedFields = []string{"spec.unknown"}
 		}
@@ -283,7 +286,9 @@ func TestProblemsNameFileDocumentAndField(t *testing.T) {
 	}
 
 	dropped := write(t, dir, "c.yaml", "kind: NetworkPolicy\nmetadata: {name: web, namespace: shop}\nspec: {unknown: x}\n")
-	_, errOut = n.want(t, 0, "policy", "apply", "-f", dropped)
+	_, errOut = n.want(t, exitFailed, "policy", "apply", "-f", dropped)
+	wantLines(t, errOut, "sluice: "+dropped+": document 1 (line 1): NetworkPolicy shop/web: spec.unknown: no such field")
+	_, errOut = n.want(t, 0, "policy", "apply", "-f", dropped, "--allow-unknown-fields")
 	wantLines(t, errOut, "warning: "+dropped+": document 1 (line 1): NetworkPolicy shop/web: spec.unknown: no such field; it is ignored")
 
 	for name, content := range map[string]string{

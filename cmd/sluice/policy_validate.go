@@ -25,8 +25,9 @@ const policyProgram = "sluice-policy"
 
 func (c *command) policyValidateCommand() *cobra.Command {
 	var (
-		files     []string
-		namespace string
+		files        []string
+		namespace    string
+		allowUnknown bool
 	)
 	cmd := &cobra.Command{
 		Use:   "validate -f FILE",
@@ -45,9 +46,10 @@ is one.`,
 			if err != nil {
 				return err
 			}
-			return c.policyValidate(cmd.Context(), docs, namespace)
+			return c.policyValidate(cmd.Context(), docs, namespace, allowUnknown)
 		},
 	}
+	allowUnknownFlag(cmd, &allowUnknown)
 	f := cmd.Flags()
 	f.StringArrayVarP(&files, "filename", "f", nil, "file, directory or - for standard input; may be repeated")
 	f.StringVarP(&namespace, "namespace", "n", "", "namespace of what names none (default \"default\")")
@@ -75,8 +77,8 @@ type verdictOnDocument struct {
 	Notes    []note   `json:"notes"`
 }
 
-func (c *command) policyValidate(ctx context.Context, docs []document, namespace string) error {
-	verdicts, err := checkOffline(ctx, join(docs), namespace)
+func (c *command) policyValidate(ctx context.Context, docs []document, namespace string, allowUnknown bool) error {
+	verdicts, err := checkOffline(ctx, join(docs), namespace, allowUnknown)
 	if err != nil {
 		return err
 	}
@@ -130,12 +132,16 @@ func (c *command) policyValidate(ctx context.Context, docs []document, namespace
 }
 
 // checkOffline has the policy service's program judge a stream of documents.
-func checkOffline(ctx context.Context, manifests []byte, namespace string) ([]verdictOnDocument, error) {
+func checkOffline(ctx context.Context, manifests []byte, namespace string, allowUnknown bool) ([]verdictOnDocument, error) {
 	program, err := findPolicyProgram()
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.CommandContext(ctx, program, "validate", "--namespace="+namespace)
+	args := []string{"validate", "--namespace=" + namespace}
+	if allowUnknown {
+		args = append(args, "--allow-unknown-fields")
+	}
+	cmd := exec.CommandContext(ctx, program, args...)
 	var out, errOut bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(manifests), &out, &errOut
 	if err := cmd.Run(); err != nil {

@@ -41,6 +41,7 @@ func validate(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	flags := flag.NewFlagSet("sluice-policy validate", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	namespace := flags.String("namespace", "", "namespace of documents that name none; empty: default")
+	allowUnknown := flags.Bool("allow-unknown-fields", false, "name fields that a kind does not have, and refuse nothing for them")
 	if err := flags.Parse(args); err != nil {
 		return 2
 	}
@@ -53,7 +54,7 @@ func validate(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stderr, "sluice-policy validate: standard input:", err)
 		return 2
 	}
-	judged, err := judge(data, *namespace)
+	judged, err := judge(data, *namespace, *allowUnknown)
 	if err != nil {
 		fmt.Fprintln(stderr, "sluice-policy validate:", err)
 		return 2
@@ -70,7 +71,7 @@ func validate(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 }
 
 // judge fails if the text cannot be cut into documents.
-func judge(data []byte, namespace string) ([]judgement, error) {
+func judge(data []byte, namespace string, allowUnknown bool) ([]judgement, error) {
 	texts, _, err := manifest.Split(data)
 	if err != nil {
 		return nil, err
@@ -80,7 +81,7 @@ func judge(data []byte, namespace string) ([]judgement, error) {
 		all[i].Problems = []string{}
 	}
 	config := defaults(instance.Paths{})
-	decoded, err := node.Decode(data, namespace, config.node(nil).Rules)
+	decoded, err := node.Reading{Rules: config.node(nil).Rules, Namespace: namespace, AllowUnknown: allowUnknown}.Decode(data)
 	var bad *node.ManifestError
 	switch {
 	case errors.As(err, &bad) && bad.Whole == nil:

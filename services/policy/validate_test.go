@@ -10,13 +10,14 @@ import (
 )
 
 func TestValidateJudgesEveryDocument(t *testing.T) {
-	const good = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: web, namespace: shop}\nspec: {podSelector: {}, colour: red}\n"
+	const good = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: web, namespace: shop}\nspec: {podSelector: {}}\n"
 	for _, c := range []struct {
 		name, in string
 		code     int
 		want     string
 	}{
-		{"good", good, 0, `{"problems":[],"droppedFields":["spec.colour"]}` + "\n"},
+		{"good", good, 0, `{"problems":[]}` + "\n"},
+		{"a field that is misspelt", strings.Replace(good, "podSelector", "podSelecter", 1), 0, `{"problems":["spec.podSelecter: no such field"]}` + "\n"},
 		{
 			"a wrong field in the second", good + "---\napiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: db}\nspec: {podSelector: {}, ingress: [{ports: [{port: 70000}]}]}\n",
 			0, `{"problems":[]}` + "\n" + `{"problems":["spec.ingress[0].ports[0].port: `,
@@ -37,6 +38,10 @@ func TestValidateJudgesEveryDocument(t *testing.T) {
 		}
 	}
 	var out, errOut bytes.Buffer
+	misspelt := strings.Replace(good, "podSelector", "podSelecter", 1)
+	if code := validate([]string{"--allow-unknown-fields"}, strings.NewReader(misspelt), &out, &errOut); code != 0 || out.String() != `{"problems":[],"droppedFields":["spec.podSelecter"]}`+"\n" {
+		t.Errorf("unknown fields allowed: exit code %d, %s%s", code, out.String(), errOut.String())
+	}
 	if code := validate([]string{"web.yaml"}, strings.NewReader(""), &out, &errOut); code != 2 || !strings.Contains(errOut.String(), "standard input") {
 		t.Errorf("a file as argument: exit code %d, %s", code, errOut.String())
 	}

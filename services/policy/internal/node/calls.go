@@ -25,6 +25,16 @@ type Request struct {
 	Caller
 	Manifests []byte
 	Namespace string // of documents that name none; empty: default
+	// AllowUnknown drops fields that a kind does not have, instead of refusing them.
+	AllowUnknown bool
+}
+
+// read understands the manifests of a request; there may be none.
+func (n *Node) read(r Request) ([]Decoded, error) {
+	if len(r.Manifests) == 0 {
+		return nil, nil
+	}
+	return Reading{Rules: n.config.Rules, Namespace: r.Namespace, AllowUnknown: r.AllowUnknown}.Decode(r.Manifests)
 }
 
 // edit is a change of policies of the source "grpc".
@@ -44,7 +54,7 @@ func (n *Node) Upsert(ctx context.Context, manifests []byte, namespace string, v
 
 // Apply adds or replaces policies of a manager.
 func (n *Node) Apply(ctx context.Context, r Request) (Outcome, error) {
-	docs, err := Decode(r.Manifests, r.Namespace, n.config.Rules)
+	docs, err := n.read(r)
 	if err != nil {
 		return Outcome{}, err
 	}
@@ -54,12 +64,9 @@ func (n *Node) Apply(ctx context.Context, r Request) (Outcome, error) {
 // Replace makes the policies of a manager those of the request, which completes
 // the manager.
 func (n *Node) Replace(ctx context.Context, r Request) (Outcome, error) {
-	var docs []Decoded
-	if len(r.Manifests) > 0 {
-		var err error
-		if docs, err = Decode(r.Manifests, r.Namespace, n.config.Rules); err != nil {
-			return Outcome{}, err
-		}
+	docs, err := n.read(r)
+	if err != nil {
+		return Outcome{}, err
 	}
 	return n.changed(ctx, r.Caller, func() (edit, error) {
 		e, err := n.upsert(r.Manager, docs)

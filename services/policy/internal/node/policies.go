@@ -100,12 +100,23 @@ var clusterWide = map[string]bool{
 	"ClusterNetworkPolicy": true, "AdminNetworkPolicy": true, "BaselineAdminNetworkPolicy": true,
 }
 
+// Reading is how manifests are understood.
+type Reading struct {
+	Rules     rule.Options
+	Namespace string // of documents that name none; empty: default
+	// AllowUnknown drops fields that a kind does not have. Without it they are
+	// errors: a peer or a port that is misspelt would be one that was left out,
+	// which is all of them.
+	AllowUnknown bool
+}
+
 // Decode understands documents, all of them or none.
-func Decode(data []byte, namespace string, o rule.Options) ([]Decoded, error) {
+func (r Reading) Decode(data []byte) ([]Decoded, error) {
 	docs, texts, err := manifest.Split(data)
 	if err != nil {
 		return nil, &ManifestError{Whole: err}
 	}
+	namespace := r.Namespace
 	if namespace == "" {
 		namespace = "default"
 	}
@@ -116,12 +127,17 @@ func Decode(data []byte, namespace string, o rule.Options) ([]Decoded, error) {
 		if !clusterWide[doc.Kind] {
 			doc = doc.WithNamespace(namespace)
 		}
-		object, err := policy.Decode(doc, o)
+		object, err := policy.Decode(doc, r.Rules)
 		name := ""
 		if object.Key.Name != "" {
 			name = object.Key.String()
 		}
 		var problems manifest.Problems
+		if !r.AllowUnknown {
+			for _, path := range object.Unknown {
+				bad.Violations = append(bad.Violations, Violation{i, name, path, "no such field"})
+			}
+		}
 		switch {
 		case errors.As(err, &problems):
 			for _, p := range problems {
@@ -366,7 +382,7 @@ func (f *Feed) Set(ctx context.Context, files []File) error {
 		} else if docs := same(in.Data, known[in.Origin]); in.Err == nil && docs != nil {
 			d.docs = docs
 		} else if in.Err == nil {
-			if d.docs, d.err = Decode(in.Data, "", f.node.config.Rules); errors.Is(d.err, errEmpty) {
+			if d.docs, d.err = (Reading{Rules: f.node.config.Rules}).Decode(in.Data); errors.Is(d.err, errEmpty) {
 				d.err = nil
 			}
 		}
@@ -388,7 +404,7 @@ func (f *Feed) inForce(ctx context.Context) (map[string][]Decoded, error) {
 	return ask(ctx, f.node, func() (map[string][]Decoded, error) {
 		out := make(map[string][]Decoded)
 		for _, p := range f.node.policies {
-			if p.Source == f.name && p.Broken == "" {
+			if p.Source == f.name && p.Broken == "" && len(p.Dropped) == 0 {
 				out[p.Origin] = append(out[p.Origin], Decoded{p.object, p.Manifest})
 			}
 		}

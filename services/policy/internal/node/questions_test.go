@@ -26,7 +26,7 @@ func questions(n *Node, subject, stranger identity.Numeric) map[string]func(cont
 			return err
 		},
 		"difference": func(ctx context.Context) error {
-			return n.Diff(ctx, []byte(text(synthetic.Namespace(0), "app-00", 80)), "", nil, func(Difference) error { return nil })
+			return n.Diff(ctx, Request{Manifests: []byte(text(synthetic.Namespace(0), "app-00", 80))}, nil, func(Difference) error { return nil })
 		},
 		"validation": func(ctx context.Context) error {
 			_, err := n.Upsert(ctx, []byte(text(synthetic.Namespace(0), "app-00", 81)), "", true)
@@ -140,7 +140,7 @@ func TestDifferenceIsThatOfApplyingIt(t *testing.T) {
 	}
 	ask := func() (found []Difference) {
 		t.Helper()
-		if err := n.Diff(t.Context(), manifest, "", nil, func(d Difference) error { found = append(found, d); return nil }); err != nil {
+		if err := n.Diff(t.Context(), Request{Manifests: manifest}, nil, func(d Difference) error { found = append(found, d); return nil }); err != nil {
 			t.Fatal(err)
 		}
 		return found
@@ -164,7 +164,7 @@ func TestDifferenceIsThatOfApplyingIt(t *testing.T) {
 	// Whoever does not want more gets no more.
 	enough := errors.New("enough")
 	manifest = []byte(strings.ReplaceAll(text(synthetic.Namespace(0), "app-00", 4712), "app: web", "app: app-03"))
-	if err := n.Diff(t.Context(), manifest, "", nil, func(Difference) error { return enough }); !errors.Is(err, enough) {
+	if err := n.Diff(t.Context(), Request{Manifests: manifest}, nil, func(Difference) error { return enough }); !errors.Is(err, enough) {
 		t.Errorf("got %v", err)
 	}
 }

@@ -347,14 +347,12 @@ type DifferentPeer struct {
 	Block    netip.Prefix // zero: everywhere else
 }
 
-// Diff says which verdicts would change, one difference after the other.
-func (n *Node) Diff(ctx context.Context, manifests []byte, namespace string, remove []policy.Key, take func(Difference) error) error {
-	var docs []Decoded
-	if len(manifests) > 0 {
-		var err error
-		if docs, err = Decode(manifests, namespace, n.config.Rules); err != nil {
-			return err
-		}
+// Diff says which verdicts a change would change, one difference after the
+// other, whoever has the policies.
+func (n *Node) Diff(ctx context.Context, r Request, remove []policy.Key, take func(Difference) error) error {
+	docs, err := n.read(r)
+	if err != nil {
+		return err
 	}
 	objects := make([]policy.Object, 0, len(docs))
 	for _, d := range docs {

@@ -225,7 +225,8 @@ func (n *Node) decodeAll(stored map[policy.Key]journal.Policy) []*Policy {
 }
 
 func (n *Node) decode(r journal.Policy) *Policy {
-	docs, err := Decode(r.Manifest, r.Key.Namespace, n.config.Rules)
+	// What an earlier version took stays as that version took it.
+	docs, err := Reading{Rules: n.config.Rules, Namespace: r.Key.Namespace, AllowUnknown: true}.Decode(r.Manifest)
 	if err == nil && (len(docs) != 1 || docs[0].Object.Key != keyOf(r.Key)) {
 		err = fmt.Errorf("the text is not that of %s", keyOf(r.Key))
 	}

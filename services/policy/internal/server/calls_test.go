@@ -351,11 +351,36 @@ func TestTableThatIsTooLargeIsRefusedAsAWhole(t *testing.T) {
 	})
 }
 
-func TestUnknownFieldsAreNamedAndDropped(t *testing.T) {
+func TestUnknownFieldsAreErrorsUnlessTheyAreAllowed(t *testing.T) {
 	s := serve(t)
-	out := s.apply(allowWeb + "  extra: {a: 1}\n")
-	if f := out.GetChanges()[0].GetDroppedFields(); !slices.Equal(f, []string{"spec.extra"}) || !slices.Equal(s.list()["db"].GetDroppedFields(), f) {
-		t.Errorf("dropped: %q", f)
+	s.know(town)
+	// Without the field that was meant, the rule lets everybody in.
+	misspelt := strings.Replace(allowWeb, "from:", "form:", 1)
+	for _, manifests := range []string{misspelt, named("db2", allowWeb) + "---\n" + misspelt} {
+		_, err := s.UpsertPolicies(s.ctx(), &policyv1.UpsertPoliciesRequest{Manifests: []byte(manifests)})
+		wantCode(t, err, codes.InvalidArgument, "(NetworkPolicy shop/db): spec.ingress[0].form: no such field")
+		_, err = s.ReplacePolicies(s.ctx(), &policyv1.ReplacePoliciesRequest{Manifests: []byte(manifests), Manager: "x"})
+		wantCode(t, err, codes.InvalidArgument, "spec.ingress[0].form: no such field")
+		diff, err := s.Diff(s.ctx(), &policyv1.DiffRequest{Manifests: []byte(manifests)})
+		if err == nil {
+			_, err = diff.Recv()
+		}
+		wantCode(t, err, codes.InvalidArgument, "spec.ingress[0].form: no such field")
+	}
+	_, err := s.UpsertPolicies(s.ctx(), &policyv1.UpsertPoliciesRequest{Manifests: []byte(strings.Replace(misspelt, "port: 5432", "port: 543210", 1))})
+	wantCode(t, err, codes.InvalidArgument, "spec.ingress[0].form: no such field; document 0 (NetworkPolicy shop/db): spec.ingress[0].ports[0].port")
+	if len(s.list()) > 0 {
+		t.Errorf("taken were %v", s.list())
+	}
+	out, err := s.UpsertPolicies(s.ctx(), &policyv1.UpsertPoliciesRequest{Manifests: []byte(misspelt), AllowUnknownFields: true})
+	if err != nil || !slices.Equal(out.GetChanges()[0].GetDroppedFields(), []string{"spec.ingress[0].form"}) {
+		t.Fatalf("allowed: %v, %v", out, err)
+	}
+	// What was taken stays so, also when the service begins anew.
+	s.stop()
+	s.start()
+	if p := s.list()["db"]; !p.GetAccepted() || !slices.Equal(p.GetDroppedFields(), []string{"spec.ingress[0].form"}) {
+		t.Errorf("after a restart: %v", p)
 	}
 }
 

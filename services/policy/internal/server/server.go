@@ -71,7 +71,7 @@ func Methods() rpc.Methods {
 func (s *Server) UpsertPolicies(ctx context.Context, req *policyv1.UpsertPoliciesRequest) (*policyv1.UpsertPoliciesResponse, error) {
 	out, err := s.Node.Apply(ctx, node.Request{
 		Caller:    node.Caller{Manager: req.GetManager(), IfRevision: req.IfRevision, ValidateOnly: req.GetValidateOnly()},
-		Manifests: req.GetManifests(), Namespace: req.GetDefaultNamespace(),
+		Manifests: req.GetManifests(), Namespace: req.GetDefaultNamespace(), AllowUnknown: req.GetAllowUnknownFields(),
 	})
 	if err != nil {
 		return nil, statusOf(err)
@@ -84,7 +84,7 @@ func (s *Server) UpsertPolicies(ctx context.Context, req *policyv1.UpsertPolicie
 func (s *Server) ReplacePolicies(ctx context.Context, req *policyv1.ReplacePoliciesRequest) (*policyv1.ReplacePoliciesResponse, error) {
 	out, err := s.Node.Replace(ctx, node.Request{
 		Caller:    node.Caller{Manager: req.GetManager(), IfRevision: req.IfRevision, ValidateOnly: req.GetValidateOnly()},
-		Manifests: req.GetManifests(), Namespace: req.GetDefaultNamespace(),
+		Manifests: req.GetManifests(), Namespace: req.GetDefaultNamespace(), AllowUnknown: req.GetAllowUnknownFields(),
 	})
 	if err != nil {
 		return nil, statusOf(err)
@@ -191,7 +191,8 @@ func (s *Server) Explain(ctx context.Context, req *policyv1.ExplainRequest) (*po
 
 // Diff implements the service.
 func (s *Server) Diff(req *policyv1.DiffRequest, stream grpc.ServerStreamingServer[policyv1.DiffResponse]) error {
-	err := s.Node.Diff(stream.Context(), req.GetManifests(), req.GetDefaultNamespace(), keys(req.GetDelete()), func(d node.Difference) error {
+	change := node.Request{Manifests: req.GetManifests(), Namespace: req.GetDefaultNamespace(), AllowUnknown: req.GetAllowUnknownFields()}
+	err := s.Node.Diff(stream.Context(), change, keys(req.GetDelete()), func(d node.Difference) error {
 		for _, m := range differences(&d) {
 			if err := stream.Send(m); err != nil {
 				return err

@@ -236,9 +236,12 @@ type UpsertPoliciesRequest struct {
 	// '.'; empty: the manager of calls that name none.
 	Manager string `protobuf:"bytes,4,opt,name=manager,proto3" json:"manager,omitempty"`
 	// Change nothing unless this is the policy revision; unset: whatever it is.
-	IfRevision    *uint64 `protobuf:"varint,5,opt,name=if_revision,json=ifRevision,proto3,oneof" json:"if_revision,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	IfRevision *uint64 `protobuf:"varint,5,opt,name=if_revision,json=ifRevision,proto3,oneof" json:"if_revision,omitempty"`
+	// Drop fields that a kind does not have, and name them in dropped_fields;
+	// without it they are errors.
+	AllowUnknownFields bool `protobuf:"varint,6,opt,name=allow_unknown_fields,json=allowUnknownFields,proto3" json:"allow_unknown_fields,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *UpsertPoliciesRequest) Reset() {
@@ -304,6 +307,13 @@ func (x *UpsertPoliciesRequest) GetIfRevision() uint64 {
 		return *x.IfRevision
 	}
 	return 0
+}
+
+func (x *UpsertPoliciesRequest) GetAllowUnknownFields() bool {
+	if x != nil {
+		return x.AllowUnknownFields
+	}
+	return false
 }
 
 // UpsertPoliciesResponse is the answer of UpsertPolicies.
@@ -384,9 +394,12 @@ type ReplacePoliciesRequest struct {
 	// a manager brought belongs to people, and no program lists it.
 	Manager string `protobuf:"bytes,4,opt,name=manager,proto3" json:"manager,omitempty"`
 	// Change nothing unless this is the policy revision; unset: whatever it is.
-	IfRevision    *uint64 `protobuf:"varint,5,opt,name=if_revision,json=ifRevision,proto3,oneof" json:"if_revision,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	IfRevision *uint64 `protobuf:"varint,5,opt,name=if_revision,json=ifRevision,proto3,oneof" json:"if_revision,omitempty"`
+	// Drop fields that a kind does not have, and name them in dropped_fields;
+	// without it they are errors.
+	AllowUnknownFields bool `protobuf:"varint,6,opt,name=allow_unknown_fields,json=allowUnknownFields,proto3" json:"allow_unknown_fields,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *ReplacePoliciesRequest) Reset() {
@@ -452,6 +465,13 @@ func (x *ReplacePoliciesRequest) GetIfRevision() uint64 {
 		return *x.IfRevision
 	}
 	return 0
+}
+
+func (x *ReplacePoliciesRequest) GetAllowUnknownFields() bool {
+	if x != nil {
+		return x.AllowUnknownFields
+	}
+	return false
 }
 
 // ReplacePoliciesResponse is the answer of ReplacePolicies.
@@ -1985,9 +2005,11 @@ type DiffRequest struct {
 	// Namespace of documents that name none; empty: "default".
 	DefaultNamespace string `protobuf:"bytes,2,opt,name=default_namespace,json=defaultNamespace,proto3" json:"default_namespace,omitempty"`
 	// Policies to delete.
-	Delete        []*PolicyKey `protobuf:"bytes,3,rep,name=delete,proto3" json:"delete,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Delete []*PolicyKey `protobuf:"bytes,3,rep,name=delete,proto3" json:"delete,omitempty"`
+	// Drop fields that a kind does not have; without it they are errors.
+	AllowUnknownFields bool `protobuf:"varint,4,opt,name=allow_unknown_fields,json=allowUnknownFields,proto3" json:"allow_unknown_fields,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *DiffRequest) Reset() {
@@ -2039,6 +2061,13 @@ func (x *DiffRequest) GetDelete() []*PolicyKey {
 		return x.Delete
 	}
 	return nil
+}
+
+func (x *DiffRequest) GetAllowUnknownFields() bool {
+	if x != nil {
+		return x.AllowUnknownFields
+	}
+	return false
 }
 
 // DiffResponse is one difference.
@@ -2654,19 +2683,20 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\x04kind\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18?R\x04kind\x12&\n" +
 	"\tnamespace\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\tnamespace\x12\x1e\n" +
 	"\x04name\x18\x03 \x01(\tB\n" +
-	"\xbaH\ar\x05\x10\x01\x18\xfd\x01R\x04name\"\x9d\x02\n" +
+	"\xbaH\ar\x05\x10\x01\x18\xfd\x01R\x04name\"\xcf\x02\n" +
 	"\x15UpsertPoliciesRequest\x12*\n" +
 	"\tmanifests\x18\x01 \x01(\fB\f\xbaH\tz\a\x10\x01\x18\x80\x80\xc0\x01R\tmanifests\x125\n" +
 	"\x11default_namespace\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\x10defaultNamespace\x12#\n" +
 	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\x12F\n" +
 	"\amanager\x18\x04 \x01(\tB,\xbaH)r'\x18?2#^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$R\amanager\x12$\n" +
 	"\vif_revision\x18\x05 \x01(\x04H\x00R\n" +
-	"ifRevision\x88\x01\x01B\x0e\n" +
+	"ifRevision\x88\x01\x01\x120\n" +
+	"\x14allow_unknown_fields\x18\x06 \x01(\bR\x12allowUnknownFieldsB\x0e\n" +
 	"\f_if_revision\"\x90\x01\n" +
 	"\x16UpsertPoliciesResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x128\n" +
 	"\achanges\x18\x02 \x03(\v2\x1e.sluice.policy.v1.PolicyChangeR\achanges\x12 \n" +
-	"\vincarnation\x18\x03 \x01(\fR\vincarnation\"\x9b\x02\n" +
+	"\vincarnation\x18\x03 \x01(\fR\vincarnation\"\xcd\x02\n" +
 	"\x16ReplacePoliciesRequest\x12(\n" +
 	"\tmanifests\x18\x01 \x01(\fB\n" +
 	"\xbaH\az\x05\x18\x80\x80\xc0\x01R\tmanifests\x125\n" +
@@ -2674,7 +2704,8 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\x12E\n" +
 	"\amanager\x18\x04 \x01(\tB+\xbaH(r&\x10\x01\x18?2 ^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$R\amanager\x12$\n" +
 	"\vif_revision\x18\x05 \x01(\x04H\x00R\n" +
-	"ifRevision\x88\x01\x01B\x0e\n" +
+	"ifRevision\x88\x01\x01\x120\n" +
+	"\x14allow_unknown_fields\x18\x06 \x01(\bR\x12allowUnknownFieldsB\x0e\n" +
 	"\f_if_revision\"o\n" +
 	"\x17ReplacePoliciesResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x128\n" +
@@ -2792,13 +2823,14 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\x04tier\x18\x03 \x01(\tR\x04tier\x126\n" +
 	"\asources\x18\x04 \x03(\v2\x1c.sluice.policy.v1.RuleSourceR\asources\x12\x12\n" +
 	"\x04text\x18\x05 \x01(\tR\x04text\x12\x18\n" +
-	"\adecides\x18\x06 \x01(\bR\adecides\"\xaf\x01\n" +
+	"\adecides\x18\x06 \x01(\bR\adecides\"\xe1\x01\n" +
 	"\vDiffRequest\x12(\n" +
 	"\tmanifests\x18\x01 \x01(\fB\n" +
 	"\xbaH\az\x05\x18\x80\x80\xc0\x01R\tmanifests\x125\n" +
 	"\x11default_namespace\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\x10defaultNamespace\x12?\n" +
 	"\x06delete\x18\x03 \x03(\v2\x1b.sluice.policy.v1.PolicyKeyB\n" +
-	"\xbaH\a\x92\x01\x04\x10\x80\x80\x01R\x06delete\"\xf4\x01\n" +
+	"\xbaH\a\x92\x01\x04\x10\x80\x80\x01R\x06delete\x120\n" +
+	"\x14allow_unknown_fields\x18\x04 \x01(\bR\x12allowUnknownFields\"\xf4\x01\n" +
 	"\fDiffResponse\x12\x18\n" +
 	"\asubject\x18\x01 \x01(\rR\asubject\x12%\n" +
 	"\x0esubject_labels\x18\x02 \x03(\tR\rsubjectLabels\x12>\n" +

@@ -157,6 +157,11 @@ func TestBadFileIsReportedAndItsLastGoodStateStays(t *testing.T) {
 	p.write("a.yaml", policy("a", 3)+"---\n"+policy("b", 70000))
 	const why = " !document 1 (NetworkPolicy default/b): spec.ingress[0].ports[0].port…"
 	p.want("bad", "a.yaml: a 1"+why, "a.yaml: b 2"+why)
+	p.write("a.yaml", strings.Replace(policy("a", 3), "ports", "prots", 1))
+	const misspelt = " !document 0 (NetworkPolicy default/a): spec.ingress[0].prots: no such field"
+	p.want("misspelt", "a.yaml: a 1"+misspelt, "a.yaml: b 2"+misspelt)
+	p.write("a.yaml", policy("a", 3)+"---\n"+policy("b", 70000))
+	p.want("bad again", "a.yaml: a 1"+why, "a.yaml: b 2"+why)
 	p.write("new.yaml", "{")
 	p.want("another, without policies", "a.yaml: a 1"+why, "a.yaml: b 2"+why, "new.yaml: !document 0…")
 	p.write("a.yaml", policy("a", 4))

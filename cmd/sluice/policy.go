@@ -349,12 +349,8 @@ func (c *command) awaitRevision(ctx context.Context, revision uint64, limit time
 	if away := r.GetDisconnected(); len(away) > 0 {
 		return fmt.Errorf("not connected: %s", strings.Join(away, ", "))
 	}
-	// Nobody to wait for is not the same as everybody being done.
-	s, err := client.GetStatus(ctx, &policyv1.GetStatusRequest{})
-	if err != nil {
-		return err
-	}
-	if !slices.ContainsFunc(s.GetSubscribers(), func(s *policyv1.SubscriberStatus) bool { return s.GetConnected() }) {
+	// Subscribers that only watch the tables say nothing about the kernel.
+	if len(r.GetEnforcing()) == 0 {
 		return errors.New("no datapath is connected to the policy service")
 	}
 	return nil

@@ -38,6 +38,7 @@ type fakePolicy struct {
 	policies     map[string]*policyv1.Policy
 	subscribers  []*policyv1.SubscriberStatus
 	disconnected []string
+	enforcing    []string
 	waitError    error
 	explained    *policyv1.ExplainRequest
 	compared     *policyv1.DiffRequest
@@ -48,7 +49,8 @@ type fakePolicy struct {
 func newFakePolicy() *fakePolicy {
 	return &fakePolicy{
 		revision: 6, subjects: 2, policies: map[string]*policyv1.Policy{},
-		subscribers: []*policyv1.SubscriberStatus{{Name: "datapath", Connected: true, Revision: 6}},
+		subscribers: []*policyv1.SubscriberStatus{{Name: "datapath", Connected: true, Enforces: true, Revision: 6}},
+		enforcing:   []string{"datapath"},
 	}
 }
 
@@ -166,7 +168,7 @@ func (f *fakePolicy) WaitForRevision(ctx context.Context, r *policyv1.WaitForRev
 		<-ctx.Done() // the kernel is slow
 		return nil, status.FromContextError(ctx.Err()).Err()
 	}
-	return &policyv1.WaitForRevisionResponse{Revision: f.revision, Disconnected: f.disconnected}, f.waitError
+	return &policyv1.WaitForRevisionResponse{Revision: f.revision, Disconnected: f.disconnected, Enforcing: f.enforcing}, f.waitError
 }
 
 func (f *fakePolicy) Explain(_ context.Context, r *policyv1.ExplainRequest) (*policyv1.ExplainResponse, error) {
@@ -256,15 +258,17 @@ func TestApplyWaitsUntilTheKernelEnforces(t *testing.T) {
 		want string
 	}{
 		{"a datapath that is away", func() { n.policy.disconnected = []string{"datapath"} }, "not connected: datapath"},
-		{"no datapath at all", func() { n.policy.subscribers = nil }, "no datapath is connected"},
+		{"no datapath at all", func() {
+			// A subscriber that only watches, and was asked for by a debugging session, is no datapath.
+			n.policy.enforcing, n.policy.subscribers = nil, []*policyv1.SubscriberStatus{{Name: "nc-sub", Connected: true}}
+		}, "no datapath is connected"},
 		{"a refused table", func() {
 			n.policy.waitError = status.Error(codes.FailedPrecondition, "identity 300: table of NetworkPolicy shop/web: 9 of 8 rows")
 		}, "9 of 8 rows"},
 		{"a slow kernel", func() { n.policy.waitError = status.Error(codes.DeadlineExceeded, "") }, "not within 50ms"},
 	} {
 		n.policy.mu.Lock()
-		n.policy.disconnected, n.policy.waitError = nil, nil
-		n.policy.subscribers = []*policyv1.SubscriberStatus{{Name: "datapath", Connected: true}}
+		n.policy.disconnected, n.policy.waitError, n.policy.enforcing = nil, nil, []string{"datapath"}
 		c.set()
 		n.policy.mu.Unlock()
 		out, _ = n.want(t, exitNotReady, "policy", "apply", "-f", file, "--wait=50ms")

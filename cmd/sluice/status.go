@@ -114,6 +114,7 @@ type policySource struct {
 type policySubscriber struct {
 	Name      string   `json:"name"`
 	Connected bool     `json:"connected"`
+	Enforces  bool     `json:"enforces"` // else it only watches
 	Revision  uint64   `json:"revision"`
 	Behind    uint64   `json:"behind"`
 	Refusals  []string `json:"refusals,omitempty"`
@@ -289,7 +290,7 @@ func (s *nodeStatus) askPolicy(ctx context.Context, service *serviceStatus, clie
 		})
 	}
 	for _, sub := range r.GetSubscribers() {
-		p.Subscribers = append(p.Subscribers, policySubscriber{sub.GetName(), sub.GetConnected(), sub.GetRevision(), sub.GetBehind(), sub.GetRefusals()})
+		p.Subscribers = append(p.Subscribers, policySubscriber{sub.GetName(), sub.GetConnected(), sub.GetEnforces(), sub.GetRevision(), sub.GetBehind(), sub.GetRefusals()})
 	}
 	p.problems = r.GetProblems()
 	s.Policy = p

@@ -42,6 +42,7 @@ func (p *Policy) Subscribe(ctx context.Context, s policy.Subscription) (policy.S
 	st := &policyStream{stream: stream, health: &p.Health}
 	err = st.send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Subscribe{Subscribe: &policyv1.Subscribe{
 		Name: s.Name, Incarnation: []byte(s.Incarnation), Seq: s.Seq, Subjects: s.Subjects, Locations: locations(s.Locations),
+		Role: policyv1.SubscriberRole_SUBSCRIBER_ROLE_ENFORCES,
 	}}})
 	if err != nil {
 		return nil, err

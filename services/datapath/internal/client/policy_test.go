@@ -93,6 +93,7 @@ func TestPolicyStreamCarriesEverythingBothWays(t *testing.T) {
 	for _, want := range []*policyv1.WatchPolicyTablesRequest{
 		{Message: &policyv1.WatchPolicyTablesRequest_Subscribe{Subscribe: &policyv1.Subscribe{
 			Name: "node", Incarnation: []byte("run"), Seq: 7, Subjects: []uint32{300}, Locations: here,
+			Role: policyv1.SubscriberRole_SUBSCRIBER_ROLE_ENFORCES,
 		}}},
 		{Message: &policyv1.WatchPolicyTablesRequest_Subjects{Subjects: &policyv1.SubjectChange{Add: []uint32{301}, Remove: []uint32{300}}}},
 		{Message: &policyv1.WatchPolicyTablesRequest_Locate{Locate: &policyv1.Locate{

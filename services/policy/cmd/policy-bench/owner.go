@@ -157,7 +157,7 @@ func (o *owned) apply() error {
 }
 
 func (o *owned) subscribe() error {
-	session, err := o.Subscribe(o.ctx, "datapath", tables.Incarnation{}, 0, node.Interest{Subjects: o.subjects})
+	session, err := o.Subscribe(o.ctx, node.Subscription{Name: "datapath", Role: node.RoleEnforces, Interest: node.Interest{Subjects: o.subjects}})
 	if err != nil {
 		return err
 	}
@@ -180,7 +180,7 @@ func (o *owned) subscribe() error {
 }
 
 func (o *owned) comeBack() error {
-	session, err := o.Subscribe(o.ctx, "datapath", tables.Incarnation{}, 0, node.Interest{})
+	session, err := o.Subscribe(o.ctx, node.Subscription{Name: "datapath", Role: node.RoleEnforces})
 	if err != nil {
 		return err
 	}

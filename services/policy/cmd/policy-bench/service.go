@@ -138,7 +138,7 @@ func (m *measured) follow(ctx context.Context, subjects []uint32) (ended chan er
 		return nil, err
 	}
 	if err := w.Send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Subscribe{
-		Subscribe: &policyv1.Subscribe{Name: "datapath", Subjects: subjects},
+		Subscribe: &policyv1.Subscribe{Name: "datapath", Subjects: subjects, Role: policyv1.SubscriberRole_SUBSCRIBER_ROLE_ENFORCES},
 	}}); err != nil {
 		return nil, err
 	}

@@ -99,6 +99,8 @@ type Subscriber struct {
 	Name      string     `json:"name"`
 	Subjects  []uint32   `json:"subjects,omitempty"`
 	Locations []Location `json:"locations,omitempty"`
+	// Enforces is absent in records of versions that did not know it.
+	Enforces bool `json:"enforces,omitempty"`
 }
 
 // Location is where an identity lives.

@@ -18,12 +18,11 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/journal"
-	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
 func TestRemovingWhatIsNotThereMakesNoRoomForASubscriber(t *testing.T) {
 	n, _ := run(t, t.TempDir())
-	session, err := n.Subscribe(t.Context(), "datapath", stream.Incarnation{}, 0, Interest{})
+	session, err := n.Subscribe(t.Context(), Subscription{Name: "datapath"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,7 +28,7 @@ const (
 const maxPerName = 1024
 
 // Learn remembers the addresses of a name. When it returns, the kernel of every
-// connected subscriber knows them, if any table wants the name.
+// connected subscriber that enforces knows them, if any table wants the name.
 func (n *Node) Learn(ctx context.Context, name string, addrs []netip.Addr, ttl time.Duration) (used bool, err error) {
 	name = dnsname.Canonical(name)
 	if _, err := dnsname.Name(name); err != nil {

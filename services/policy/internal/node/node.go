@@ -103,6 +103,7 @@ type refused struct {
 type subscriber struct {
 	subjects  map[identity.Numeric]struct{}
 	locations map[netip.Addr]identity.Numeric
+	enforces  bool            // else it watches
 	session   *stream.Session // nil while it is away
 	until     time.Time       // when it is forgotten; while it is away
 }

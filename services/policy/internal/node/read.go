@@ -439,6 +439,7 @@ type SourceStatus struct {
 type SubscriberStatus struct {
 	Name      string
 	Connected bool
+	Enforces  bool
 	Revision  uint64
 	Behind    uint64
 	Refusals  []string
@@ -473,7 +474,7 @@ func (n *Node) Status(ctx context.Context) (Status, error) {
 		}
 		states, _ := n.stream.States()
 		for name, sub := range n.subscribers {
-			st := SubscriberStatus{Name: name, Forgotten: sub.until}
+			st := SubscriberStatus{Name: name, Enforces: sub.enforces, Forgotten: sub.until}
 			for _, state := range states {
 				if state.Name != name {
 					continue

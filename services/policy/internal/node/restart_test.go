@@ -32,7 +32,7 @@ func town(t testing.TB, dir string, s synthetic.Shape) Config {
 	if err := n.SetIdentities(ctx, c.Identities, nil); err != nil {
 		t.Fatal(err)
 	}
-	session, err := n.Subscribe(ctx, "datapath", stream.Incarnation{}, 0, Interest{Subjects: c.Subjects})
+	session, err := n.Subscribe(ctx, Subscription{Name: "datapath", Interest: Interest{Subjects: c.Subjects}})
 	if err != nil {
 		t.Fatal(err)
 	}

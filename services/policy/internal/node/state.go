@@ -43,7 +43,7 @@ func identityRecord(id identity.Identity) journal.Identity {
 }
 
 func subscriberRecord(name string, s *subscriber) journal.Subscriber {
-	r := journal.Subscriber{Name: name}
+	r := journal.Subscriber{Name: name, Enforces: true}
 	for x := range s.subjects {
 		r.Subjects = append(r.Subjects, uint32(x))
 	}
@@ -74,7 +74,9 @@ func (n *Node) state() []journal.Change {
 	}
 	var rest journal.Change
 	for name, s := range n.subscribers {
-		rest.Subscribers = append(rest.Subscribers, subscriberRecord(name, s))
+		if s.enforces {
+			rest.Subscribers = append(rest.Subscribers, subscriberRecord(name, s))
+		}
 	}
 	for name, addrs := range n.names {
 		rest.Names = append(rest.Names, nameRecord(name, addrs))
@@ -177,7 +179,11 @@ func (n *Node) compile(policies map[policy.Key]journal.Policy, subscribers map[s
 	until := n.config.Now().Add(n.config.Linger)
 	var subjects []identity.Numeric
 	for _, r := range subscribers {
-		s := &subscriber{subjects: make(map[identity.Numeric]struct{}), locations: make(map[netip.Addr]identity.Numeric), until: until}
+		if !r.Enforces && r.Name != datapathName {
+			continue // it came and went under a version that kept those that watch
+		}
+		s := newSubscriber()
+		s.enforces, s.until = true, until
 		for _, x := range r.Subjects {
 			s.subjects[identity.Numeric(x)] = struct{}{}
 			subjects = append(subjects, identity.Numeric(x))

@@ -25,25 +25,69 @@ const (
 	maxSubscribers = 16
 )
 
+// datapathName is what the datapath calls itself. Versions that do not say what
+// they do with the tables are told from other subscribers by it.
+const datapathName = "datapath"
+
 // Interest is what a subscriber wants tables for.
 type Interest struct {
 	Subjects  []identity.Numeric
 	Locations []engine.Location
 }
 
-// Subscribe connects a subscriber with exactly these interests. Whoever has the
-// session must give it back with Unsubscribe.
-func (n *Node) Subscribe(ctx context.Context, name string, in stream.Incarnation, seq uint64, want Interest) (*stream.Session, error) {
+// Role is what a subscriber does with the tables.
+type Role uint8
+
+// The roles.
+const (
+	RoleUnknown Role = iota // it does not say; its name tells
+	RoleEnforces
+	RoleWatches
+)
+
+// Subscription is how a subscriber connects.
+type Subscription struct {
+	Name string
+	Role Role
+	// The last message that it carried out; zero: none.
+	Incarnation stream.Incarnation
+	Seq         uint64
+	Interest
+}
+
+func (s *Subscription) enforces() bool {
+	return s.Role == RoleEnforces || s.Role == RoleUnknown && s.Name == datapathName
+}
+
+func newSubscriber() *subscriber {
+	return &subscriber{subjects: make(map[identity.Numeric]struct{}), locations: make(map[netip.Addr]identity.Numeric)}
+}
+
+// Subscribe connects a subscriber with exactly these interests. The caller must
+// give the session back with Unsubscribe.
+func (n *Node) Subscribe(ctx context.Context, want Subscription) (*stream.Session, error) {
 	return ask(ctx, n, func() (*stream.Session, error) {
 		n.operation = opSubscribe
+		name := want.Name
 		s := n.subscribers[name]
-		if s == nil && len(n.subscribers) >= maxSubscribers {
-			return nil, fmt.Errorf("%w: %d subscribers are known, of which some may be gone; one is forgotten %s after it went", ErrLimit, maxSubscribers, n.config.Linger)
-		}
 		if s == nil {
-			s = &subscriber{subjects: make(map[identity.Numeric]struct{}), locations: make(map[netip.Addr]identity.Numeric)}
+			same := 0
+			for _, other := range n.subscribers {
+				if other.enforces == want.enforces() {
+					same++
+				}
+			}
+			switch {
+			case same < maxSubscribers:
+			case want.enforces():
+				return nil, fmt.Errorf("%w: %d subscribers that enforce are known, of which some may be gone; one is forgotten %s after it went", ErrLimit, same, n.config.Linger)
+			default:
+				return nil, fmt.Errorf("%w: %d subscribers that watch are connected", ErrLimit, same)
+			}
+			s = newSubscriber()
 			n.subscribers[name] = s
 		}
+		s.enforces = want.enforces()
 		subjects := make(map[identity.Numeric]struct{}, len(want.Subjects))
 		for _, x := range want.Subjects {
 			subjects[x] = struct{}{}
@@ -65,9 +109,11 @@ func (n *Node) Subscribe(ctx context.Context, name string, in stream.Incarnation
 			}
 		}
 		n.interest(s, want.Subjects, remove, want.Locations, vacate)
-		n.save(journal.Change{Subscribers: []journal.Subscriber{subscriberRecord(name, s)}})
+		n.saveSubscriber(name, s)
 		n.publish()
-		session, _ := n.stream.Subscribe(name, in, seq, n.barrier, func() []engine.Event {
+		session, _ := n.stream.Subscribe(stream.Subscriber{
+			Name: name, Watches: !s.enforces, Incarnation: want.Incarnation, Seq: want.Seq,
+		}, n.barrier, func() []engine.Event {
 			var all []engine.Event
 			n.engine.Snapshot(func(ev engine.Event) { all = append(all, ev) })
 			return all
@@ -77,14 +123,27 @@ func (n *Node) Subscribe(ctx context.Context, name string, in stream.Incarnation
 	})
 }
 
-// Unsubscribe gives a session back. What it was interested in stays for a
-// while, so that a subscriber that comes back finds its tables.
+// saveSubscriber keeps what a subscriber that enforces wants tables for.
+func (n *Node) saveSubscriber(name string, s *subscriber) {
+	if s.enforces {
+		n.save(journal.Change{Subscribers: []journal.Subscriber{subscriberRecord(name, s)}})
+	}
+}
+
+// Unsubscribe gives a session back. What a subscriber that enforces was
+// interested in stays for a while, so that it finds its tables when it comes
+// back; one that watches is forgotten.
 func (n *Node) Unsubscribe(name string, session *stream.Session) {
 	session.Close()
 	// The owner answers soon, or is gone, and then nothing matters.
 	ask(context.Background(), n, func() (struct{}, error) { //nolint:errcheck // above
 		if s := n.subscribers[name]; s != nil && s.session == session {
-			s.session, s.until = nil, n.config.Now().Add(n.config.Linger)
+			s.session = nil
+			if !s.enforces {
+				n.forgetSubscriber(name, s)
+				return struct{}{}, nil
+			}
+			s.until = n.config.Now().Add(n.config.Linger)
 			n.wakeAt(s.until)
 		}
 		return struct{}{}, nil
@@ -121,7 +180,7 @@ func (n *Node) Change(ctx context.Context, name string, session *stream.Session,
 			vacate = append(vacate, l.Addr)
 		}
 		n.interest(s, add.Subjects, remove.Subjects, add.Locations, vacate)
-		n.save(journal.Change{Subscribers: []journal.Subscriber{subscriberRecord(name, s)}})
+		n.saveSubscriber(name, s)
 		return struct{}{}, nil
 	})
 	return err
@@ -257,31 +316,38 @@ func (n *Node) sweepSubscribers(now time.Time) {
 		case s.until.After(now):
 			n.wakeAt(s.until)
 		default:
-			var subjects []identity.Numeric
-			for x := range s.subjects {
-				subjects = append(subjects, x)
-			}
-			slices.Sort(subjects)
-			var places []netip.Addr
-			for a := range s.locations {
-				places = append(places, a)
-			}
-			delete(n.subscribers, name)
-			n.interest(s, nil, subjects, nil, places)
-			n.stream.Forget(name)
-			n.save(journal.Change{GoneSubscribers: []string{name}})
+			n.forgetSubscriber(name, s)
 		}
 	}
 }
 
-// Enforced is the answer of Wait.
-type Enforced struct {
-	Revision     uint64
-	Disconnected []string
+// forgetSubscriber drops one that is not connected, with its subjects.
+func (n *Node) forgetSubscriber(name string, s *subscriber) {
+	var subjects []identity.Numeric
+	for x := range s.subjects {
+		subjects = append(subjects, x)
+	}
+	slices.Sort(subjects)
+	var places []netip.Addr
+	for a := range s.locations {
+		places = append(places, a)
+	}
+	delete(n.subscribers, name)
+	n.interest(s, nil, subjects, nil, places)
+	n.stream.Forget(name)
+	n.save(journal.Change{GoneSubscribers: []string{name}})
 }
 
-// Wait returns when every connected subscriber that has one of the subjects,
-// or any if there are none, enforces a policy revision.
+// Enforced is the answer of Wait.
+type Enforced struct {
+	Revision uint64
+	// Names of the subscribers that enforce: those that are not connected, and
+	// those that are and have it in force.
+	Disconnected, Enforcing []string
+}
+
+// Wait returns when every connected subscriber that enforces and has one of the
+// subjects, or any if there are none, enforces a policy revision.
 func (n *Node) Wait(ctx context.Context, revision uint64, subjects []identity.Numeric) (Enforced, error) {
 	return n.await(ctx, subjects, func() (stream.Barrier, error) {
 		if revision > n.barrier.Policy {
@@ -306,6 +372,9 @@ func (n *Node) await(ctx context.Context, subjects []identity.Numeric, begin fun
 		}
 		who := make(map[string]bool)
 		for name, s := range n.subscribers {
+			if !s.enforces {
+				continue
+			}
 			who[name] = len(subjects) == 0 || slices.ContainsFunc(subjects, func(x identity.Numeric) bool { _, ok := s.subjects[x]; return ok })
 		}
 		return start{b, n.barrier.Policy, who}, nil
@@ -322,6 +391,7 @@ func (n *Node) await(ctx context.Context, subjects []identity.Numeric, begin fun
 			if !s.Connected || !st.who[s.Name] {
 				continue
 			}
+			out.Enforcing = append(out.Enforcing, s.Name)
 			for at, r := range s.Refusals {
 				if r.Revision <= st.barrier.Policy && (len(subjects) == 0 || slices.Contains(subjects, at.Subject)) {
 					return Enforced{}, fmt.Errorf("%w: %s keeps the %s before table %d: %s; the largest share of the table is from %s", ErrRefused, s.Name, at, r.Table, r.Reason, r.Policy)

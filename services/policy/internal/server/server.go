@@ -154,7 +154,7 @@ func (s *Server) WaitForRevision(ctx context.Context, req *policyv1.WaitForRevis
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	return &policyv1.WaitForRevisionResponse{Revision: out.Revision, Disconnected: out.Disconnected}, nil
+	return &policyv1.WaitForRevisionResponse{Revision: out.Revision, Disconnected: out.Disconnected, Enforcing: out.Enforcing}, nil
 }
 
 // LearnNames implements the service.
@@ -227,7 +227,7 @@ func (s *Server) GetStatus(ctx context.Context, _ *policyv1.GetStatusRequest) (*
 	}
 	for _, sub := range st.Subscribers {
 		out.Subscribers = append(out.Subscribers, &policyv1.SubscriberStatus{
-			Name: sub.Name, Connected: sub.Connected, Revision: sub.Revision, Behind: sub.Behind, Refusals: sub.Refusals,
+			Name: sub.Name, Connected: sub.Connected, Revision: sub.Revision, Behind: sub.Behind, Refusals: sub.Refusals, Enforces: sub.Enforces,
 		})
 	}
 	return out, nil

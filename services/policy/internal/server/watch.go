@@ -47,7 +47,10 @@ func (s *Server) WatchPolicyTables(conn tables) error {
 	if err != nil {
 		return statusOf(err)
 	}
-	session, err := s.Node.Subscribe(ctx, sub.GetName(), in, sub.GetSeq(), node.Interest{Subjects: numbers(sub.GetSubjects()), Locations: places})
+	session, err := s.Node.Subscribe(ctx, node.Subscription{
+		Name: sub.GetName(), Role: role(sub.GetRole()), Incarnation: in, Seq: sub.GetSeq(),
+		Interest: node.Interest{Subjects: numbers(sub.GetSubjects()), Locations: places},
+	})
 	if err != nil {
 		return statusOf(err)
 	}
@@ -158,6 +161,16 @@ func (s *Server) take(ctx context.Context, m *policyv1.WatchPolicyTablesRequest,
 		return s.Node.Change(ctx, name, session, node.Interest{Locations: add}, remove)
 	}
 	return fmt.Errorf("%w: message: subscribe is only the first message", node.ErrInvalid)
+}
+
+func role(r policyv1.SubscriberRole) node.Role {
+	switch r {
+	case policyv1.SubscriberRole_SUBSCRIBER_ROLE_ENFORCES:
+		return node.RoleEnforces
+	case policyv1.SubscriberRole_SUBSCRIBER_ROLE_WATCHES:
+		return node.RoleWatches
+	}
+	return node.RoleUnknown
 }
 
 func locations(field string, in []*policyv1.Location) ([]engine.Location, error) {

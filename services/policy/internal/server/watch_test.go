@@ -319,7 +319,7 @@ func (f *follower) snapshot() *follower {
 }
 
 func subscribe(name string, subjects ...uint32) *policyv1.Subscribe {
-	return &policyv1.Subscribe{Name: name, Subjects: subjects}
+	return &policyv1.Subscribe{Name: name, Subjects: subjects, Role: policyv1.SubscriberRole_SUBSCRIBER_ROLE_ENFORCES}
 }
 
 // status waits until the service says what is wanted.
@@ -681,6 +681,75 @@ func TestWaitForRevisionWaitsForTheAcknowledgement(t *testing.T) {
 	if err != nil || !slices.Equal(out.GetDisconnected(), []string{"datapath"}) {
 		t.Errorf("disconnected: %v, %v", out, err)
 	}
+}
+
+// A debugging session with grpcurl, which sets no role, beside the datapath.
+func TestNothingWaitsForSubscribersThatOnlyWatch(t *testing.T) {
+	s := serve(t)
+	s.know(town)
+	f := s.watch(subscribe("datapath", 301)).snapshot()
+	never := func(*follower, *policyv1.WatchPolicyTablesResponse) bool { return false }
+	silent := s.watch(&policyv1.Subscribe{Name: "nc-sub", Subjects: []uint32{301}}, never).snapshot()
+	said := s.watch(&policyv1.Subscribe{Name: "watcher", Subjects: []uint32{300}, Role: policyv1.SubscriberRole_SUBSCRIBER_ROLE_WATCHES}, never).snapshot()
+	s.apply(allowWeb)
+	out, err := s.WaitForRevision(s.ctx(), &policyv1.WaitForRevisionRequest{Revision: 1})
+	if err != nil || !slices.Equal(out.GetEnforcing(), []string{"datapath"}) || len(out.GetDisconnected()) != 0 {
+		t.Errorf("with two that watch and acknowledge nothing: %v, %v", out, err)
+	}
+	s.apply(learnWeb)
+	if out, err := s.LearnNames(s.ctx(), &policyv1.LearnNamesRequest{Name: "api.example.com", Addresses: [][]byte{{192, 0, 2, 7}}}); err != nil || !out.GetUsed() {
+		t.Errorf("learn, with two that watch: %v, %v", out, err)
+	}
+	silent.until("the change", func() bool { return silent.barrier.GetPolicyRevision() == 2 })
+	silent.leave()
+	said.leave()
+	s.eventually("both are forgotten, with what they asked for", func(st *policyv1.GetStatusResponse) bool {
+		return len(st.GetSubscribers()) == 1 && st.GetSubscribers()[0].GetEnforces() && st.GetSubjects() == 1
+	})
+	out, err = s.WaitForRevision(s.ctx(), &policyv1.WaitForRevisionRequest{Revision: 2})
+	if err != nil || !slices.Equal(out.GetEnforcing(), []string{"datapath"}) || len(out.GetDisconnected()) != 0 {
+		t.Errorf("after both went: %v, %v", out, err)
+	}
+	f.leave()
+	s.eventually("disconnected", gone("datapath"))
+	out, err = s.WaitForRevision(s.ctx(), &policyv1.WaitForRevisionRequest{Revision: 2})
+	if err != nil || len(out.GetEnforcing()) != 0 || !slices.Equal(out.GetDisconnected(), []string{"datapath"}) {
+		t.Errorf("without the datapath: %v, %v", out, err)
+	}
+}
+
+// One that watches has nothing to acknowledge, so that it cannot be late.
+func TestSubscriberThatWatchesStaysConnectedWithoutAcknowledging(t *testing.T) {
+	s := serve(t, func(c *node.Config) { c.Stream.Unacked = 3 })
+	s.know(town)
+	f := s.watch(&policyv1.Subscribe{Name: "watcher", Subjects: []uint32{301}}, func(*follower, *policyv1.WatchPolicyTablesResponse) bool { return false }).snapshot()
+	for i := range 8 {
+		revision := s.apply(named(fmt.Sprint("p", i), allowWeb)).GetRevision()
+		f.until("the change", func() bool { return f.barrier.GetPolicyRevision() == revision })
+	}
+}
+
+// A datapath of a version that does not say what it does with the tables.
+func TestDatapathThatSaysNoRoleIsWaitedFor(t *testing.T) {
+	s := serve(t)
+	s.know(town)
+	s.watch(&policyv1.Subscribe{Name: "datapath", Subjects: []uint32{301}}).snapshot()
+	s.apply(allowWeb)
+	out, err := s.WaitForRevision(s.ctx(), &policyv1.WaitForRevisionRequest{Revision: 1})
+	if err != nil || !slices.Equal(out.GetEnforcing(), []string{"datapath"}) {
+		t.Errorf("wait: %v, %v", out, err)
+	}
+}
+
+func TestSubscribersThatWatchTakeNoPlaceOfTheDatapath(t *testing.T) {
+	s := serve(t)
+	for i := range 16 {
+		s.watch(&policyv1.Subscribe{Name: fmt.Sprint("w", i)}).snapshot()
+	}
+	f := s.watch(&policyv1.Subscribe{Name: "one more"})
+	<-f.ended
+	wantCode(t, f.err, codes.ResourceExhausted, "16 subscribers that watch are connected")
+	s.watch(subscribe("datapath")).snapshot()
 }
 
 func TestRefusedTableIsNamedUntilItIsReplaced(t *testing.T) {

@@ -269,6 +269,7 @@ func (l *Log) disconnect(s *Session, why error) {
 type Session struct {
 	log      *Log
 	name     string
+	watches  bool
 	snapshot []Message // still to be sent
 	next     uint64    // place in the log
 	pos      position
@@ -320,18 +321,28 @@ func (s *Session) Check() time.Duration {
 	return max(again, 0)
 }
 
+// Subscriber is how one connects.
+type Subscriber struct {
+	Name    string
+	Watches bool // it acknowledges nothing
+	// Incarnation and number of the last message that it carried out.
+	Incarnation Incarnation
+	Seq         uint64
+}
+
 // Subscribe connects a subscriber. If it was here in this run and its number is
 // still known it continues; else snapshot is called for everything there is.
 // The caller must be the log's writer, so that nothing happens in between. A
 // session of the same name ends.
-func (l *Log) Subscribe(name string, in Incarnation, seq uint64, b Barrier, snapshot func() []engine.Event) (s *Session, resumed bool) {
+func (l *Log) Subscribe(who Subscriber, b Barrier, snapshot func() []engine.Event) (s *Session, resumed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	name, in, seq := who.Name, who.Incarnation, who.Seq
 	if old := l.sessions[name]; old != nil {
 		l.end(old, ErrReplaced)
 	}
 	l.last = b
-	s = &Session{log: l, name: name, moved: time.Now(), ended: make(chan struct{})}
+	s = &Session{log: l, name: name, watches: who.Watches, moved: time.Now(), ended: make(chan struct{})}
 	p, known := l.away[name]
 	delete(l.away, name)
 	if known && in == l.incarnation && seq >= p.floor && seq <= p.sent && seq-p.offset+1 >= l.first {
@@ -425,7 +436,10 @@ func (s *Session) take() (m Message, ok bool, err error) {
 		return m, false, nil
 	}
 	s.busy, s.pos.sent = true, m.Seq
-	if m.Barrier != nil {
+	switch {
+	case s.watches:
+		s.pos.acked = m.Seq
+	case m.Barrier != nil:
 		if len(s.pos.marks) == 0 {
 			s.heard = time.Now()
 		}
@@ -445,7 +459,7 @@ func (s *Session) Ack(seq uint64) error {
 	if seq > s.pos.sent {
 		return fmt.Errorf("%w: %d, the last was %d", ErrAck, seq, s.pos.sent)
 	}
-	if seq <= s.pos.acked {
+	if seq <= s.pos.acked || s.watches {
 		return nil
 	}
 	s.pos.reach(seq)

@@ -84,7 +84,7 @@ func TestReadersThatComeAndGoSeeTheSame(t *testing.T) {
 			if who.session != nil {
 				continue
 			}
-			s, ok := l.Subscribe(who.name, who.in, who.seq, Barrier{Policy: revision}, truth.snapshot)
+			s, ok := l.Subscribe(Subscriber{Name: who.name, Incarnation: who.in, Seq: who.seq}, Barrier{Policy: revision}, truth.snapshot)
 			who.session = s
 			if ok {
 				resumed++
@@ -156,7 +156,7 @@ func TestReadersThatComeAndGoSeeTheSame(t *testing.T) {
 
 func TestAcknowledgementIsOfWhatWasSent(t *testing.T) {
 	l := NewLog(Defaults())
-	s, _ := l.Subscribe("a", Incarnation{}, 0, Barrier{}, world{}.snapshot)
+	s, _ := l.Subscribe(Subscriber{Name: "a"}, Barrier{}, world{}.snapshot)
 	if err := s.Ack(1); !errors.Is(err, ErrAck) {
 		t.Errorf("nothing was sent: %v", err)
 	}
@@ -174,13 +174,13 @@ func TestAcknowledgementIsOfWhatWasSent(t *testing.T) {
 
 func TestBarrierOfAResumedSubscriberCounts(t *testing.T) {
 	l := NewLog(Defaults())
-	s, _ := l.Subscribe("a", Incarnation{}, 0, Barrier{Policy: 7}, world{}.snapshot)
+	s, _ := l.Subscribe(Subscriber{Name: "a"}, Barrier{Policy: 7}, world{}.snapshot)
 	m, err := s.Next(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.Close() // before it could say that it did everything
-	if _, ok := l.Subscribe("a", l.Incarnation(), m.Seq, Barrier{Policy: 7}, nil); !ok {
+	if _, ok := l.Subscribe(Subscriber{Name: "a", Incarnation: l.Incarnation(), Seq: m.Seq}, Barrier{Policy: 7}, nil); !ok {
 		t.Fatal("not resumed")
 	}
 	states, _ := l.States()
@@ -206,8 +206,8 @@ func ended(s *Session) error {
 // A subscriber that does not read keeps the service in Send: Next is not called.
 func TestSubscriberThatIsTooFarBehindIsDisconnectedWhileItIsSentAMessage(t *testing.T) {
 	l := NewLog(Limits{Message: 1000, Resume: 1000, Behind: 5000, Unacked: 100})
-	s, _ := l.Subscribe("a", Incarnation{}, 0, Barrier{}, world{}.snapshot)
-	other, _ := l.Subscribe("b", Incarnation{}, 0, Barrier{}, world{}.snapshot)
+	s, _ := l.Subscribe(Subscriber{Name: "a"}, Barrier{}, world{}.snapshot)
+	other, _ := l.Subscribe(Subscriber{Name: "b"}, Barrier{}, world{}.snapshot)
 	for _, x := range []*Session{s, other} {
 		if _, err := x.Next(t.Context()); err != nil {
 			t.Fatal(err)
@@ -281,7 +281,7 @@ func TestSubscriberThatStallsIsDisconnectedInTime(t *testing.T) {
 				limits := Defaults()
 				limits.Stall = stall
 				l := NewLog(limits)
-				s, _ := l.Subscribe("a", Incarnation{}, 0, Barrier{}, world{}.snapshot)
+				s, _ := l.Subscribe(Subscriber{Name: "a"}, Barrier{}, world{}.snapshot)
 				test.do(t, l, s)
 				if err := ended(s); err != nil {
 					t.Fatalf("ended with %v, before the time was over", err)

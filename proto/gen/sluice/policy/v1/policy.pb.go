@@ -1403,10 +1403,13 @@ func (x *WaitForRevisionRequest) GetSubjects() []uint32 {
 // WaitForRevisionResponse is the answer of WaitForRevision.
 type WaitForRevisionResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Revision that all connected subscribers enforce, at least the one asked for.
+	// Revision that all connected subscribers that enforce have in force, at
+	// least the one asked for.
 	Revision uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
-	// Names of subscribers that were seen before and are not connected.
-	Disconnected  []string `protobuf:"bytes,2,rep,name=disconnected,proto3" json:"disconnected,omitempty"`
+	// Names of subscribers that enforce, were seen before and are not connected.
+	Disconnected []string `protobuf:"bytes,2,rep,name=disconnected,proto3" json:"disconnected,omitempty"`
+	// Names of the connected subscribers that enforce the revision.
+	Enforcing     []string `protobuf:"bytes,3,rep,name=enforcing,proto3" json:"enforcing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1451,6 +1454,13 @@ func (x *WaitForRevisionResponse) GetRevision() uint64 {
 func (x *WaitForRevisionResponse) GetDisconnected() []string {
 	if x != nil {
 		return x.Disconnected
+	}
+	return nil
+}
+
+func (x *WaitForRevisionResponse) GetEnforcing() []string {
+	if x != nil {
+		return x.Enforcing
 	}
 	return nil
 }
@@ -2604,7 +2614,9 @@ type SubscriberStatus struct {
 	// Messages sent and not acknowledged.
 	Behind uint64 `protobuf:"varint,4,opt,name=behind,proto3" json:"behind,omitempty"`
 	// Tables that it refused, one line each.
-	Refusals      []string `protobuf:"bytes,5,rep,name=refusals,proto3" json:"refusals,omitempty"`
+	Refusals []string `protobuf:"bytes,5,rep,name=refusals,proto3" json:"refusals,omitempty"`
+	// Whether it enforces the tables; else it only watches them.
+	Enforces      bool `protobuf:"varint,6,opt,name=enforces,proto3" json:"enforces,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2672,6 +2684,13 @@ func (x *SubscriberStatus) GetRefusals() []string {
 		return x.Refusals
 	}
 	return nil
+}
+
+func (x *SubscriberStatus) GetEnforces() bool {
+	if x != nil {
+		return x.Enforces
+	}
+	return false
 }
 
 var File_sluice_policy_v1_policy_proto protoreflect.FileDescriptor
@@ -2775,10 +2794,11 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\brevision\x18\x05 \x01(\x04R\brevision\"[\n" +
 	"\x16WaitForRevisionRequest\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12%\n" +
-	"\bsubjects\x18\x02 \x03(\rB\t\xbaH\x06\x92\x01\x03\x10\x80 R\bsubjects\"Y\n" +
+	"\bsubjects\x18\x02 \x03(\rB\t\xbaH\x06\x92\x01\x03\x10\x80 R\bsubjects\"w\n" +
 	"\x17WaitForRevisionResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12\"\n" +
-	"\fdisconnected\x18\x02 \x03(\tR\fdisconnected\"\xdc\x01\n" +
+	"\fdisconnected\x18\x02 \x03(\tR\fdisconnected\x12\x1c\n" +
+	"\tenforcing\x18\x03 \x03(\tR\tenforcing\"\xdc\x01\n" +
 	"\x11LearnNamesRequest\x12\x1e\n" +
 	"\x04name\x18\x01 \x01(\tB\n" +
 	"\xbaH\ar\x05\x10\x01\x18\xfe\x01R\x04name\x12z\n" +
@@ -2874,13 +2894,14 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\x06synced\x18\x02 \x01(\bR\x06synced\x12\x14\n" +
 	"\x05error\x18\x03 \x01(\tR\x05error\x12\x18\n" +
 	"\amanager\x18\x04 \x01(\tR\amanager\x12\x1a\n" +
-	"\bpolicies\x18\x05 \x01(\rR\bpolicies\"\x94\x01\n" +
+	"\bpolicies\x18\x05 \x01(\rR\bpolicies\"\xb0\x01\n" +
 	"\x10SubscriberStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
 	"\tconnected\x18\x02 \x01(\bR\tconnected\x12\x1a\n" +
 	"\brevision\x18\x03 \x01(\x04R\brevision\x12\x16\n" +
 	"\x06behind\x18\x04 \x01(\x04R\x06behind\x12\x1a\n" +
-	"\brefusals\x18\x05 \x03(\tR\brefusals*\xb9\x01\n" +
+	"\brefusals\x18\x05 \x03(\tR\brefusals\x12\x1a\n" +
+	"\benforces\x18\x06 \x01(\bR\benforces*\xb9\x01\n" +
 	"\x0ePolicyNoteKind\x12 \n" +
 	"\x1cPOLICY_NOTE_KIND_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cPOLICY_NOTE_KIND_UNSUPPORTED\x10\x01\x12\x1e\n" +

@@ -122,21 +122,23 @@ type PolicyServiceClient interface {
 	// mean that the kernel enforces everything up to there. A refused table
 	// leaves its subjects on the tables they had.
 	//
-	// RESOURCE_EXHAUSTED: the caller is too far behind and was cut; subscribe
-	// again. UNAVAILABLE: the service is going down.
+	// RESOURCE_EXHAUSTED: the caller is too far behind, or took or acknowledged
+	// nothing for 30 s, and was disconnected; subscribe again. UNAVAILABLE: the service is going down.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	WatchPolicyTables(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[WatchPolicyTablesRequest, WatchPolicyTablesResponse], error)
-	// WaitForRevision answers when every subscriber that is connected enforces
-	// the revision for the given subjects. Subscribers that are not connected
-	// are not waited for; the answer names them. FAILED_PRECONDITION: a
+	// WaitForRevision answers when every connected subscriber that enforces has
+	// the revision in force for the given subjects. Subscribers that only watch
+	// and those that are not connected are not waited for; the answer names those
+	// that enforce, connected and not: without a connected one nothing says that
+	// the kernel has the revision. FAILED_PRECONDITION: a
 	// subscriber has refused a table that this needs; the message names subject
 	// and policy. OUT_OF_RANGE: there is no such revision yet.
 	WaitForRevision(ctx context.Context, in *WaitForRevisionRequest, opts ...grpc.CallOption) (*WaitForRevisionResponse, error)
 	// LearnNames says which addresses a DNS name was resolved to. It answers when
-	// the kernel of every connected subscriber knows them, so that a proxy may
-	// hold back the DNS answer until then. Repeating it extends the life.
+	// the kernel of every connected subscriber that enforces knows them, so that
+	// a proxy may hold back the DNS answer until then. Repeating it extends the life.
 	// RESOURCE_EXHAUSTED: too many names or addresses are remembered, or a table
 	// has no room.
 	//
@@ -386,21 +388,23 @@ type PolicyServiceServer interface {
 	// mean that the kernel enforces everything up to there. A refused table
 	// leaves its subjects on the tables they had.
 	//
-	// RESOURCE_EXHAUSTED: the caller is too far behind and was cut; subscribe
-	// again. UNAVAILABLE: the service is going down.
+	// RESOURCE_EXHAUSTED: the caller is too far behind, or took or acknowledged
+	// nothing for 30 s, and was disconnected; subscribe again. UNAVAILABLE: the service is going down.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	WatchPolicyTables(grpc.BidiStreamingServer[WatchPolicyTablesRequest, WatchPolicyTablesResponse]) error
-	// WaitForRevision answers when every subscriber that is connected enforces
-	// the revision for the given subjects. Subscribers that are not connected
-	// are not waited for; the answer names them. FAILED_PRECONDITION: a
+	// WaitForRevision answers when every connected subscriber that enforces has
+	// the revision in force for the given subjects. Subscribers that only watch
+	// and those that are not connected are not waited for; the answer names those
+	// that enforce, connected and not: without a connected one nothing says that
+	// the kernel has the revision. FAILED_PRECONDITION: a
 	// subscriber has refused a table that this needs; the message names subject
 	// and policy. OUT_OF_RANGE: there is no such revision yet.
 	WaitForRevision(context.Context, *WaitForRevisionRequest) (*WaitForRevisionResponse, error)
 	// LearnNames says which addresses a DNS name was resolved to. It answers when
-	// the kernel of every connected subscriber knows them, so that a proxy may
-	// hold back the DNS answer until then. Repeating it extends the life.
+	// the kernel of every connected subscriber that enforces knows them, so that
+	// a proxy may hold back the DNS answer until then. Repeating it extends the life.
 	// RESOURCE_EXHAUSTED: too many names or addresses are remembered, or a table
 	// has no room.
 	//

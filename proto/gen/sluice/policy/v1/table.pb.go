@@ -25,6 +25,64 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// SubscriberRole says what a subscriber does with the tables. WaitForRevision
+// and LearnNames wait for those that enforce them. Only root and the datapath's
+// user may subscribe, so only they can say that they enforce.
+type SubscriberRole int32
+
+const (
+	// Of a caller that does not know the field. It enforces if its name is
+	// "datapath", the name that every datapath has given.
+	SubscriberRole_SUBSCRIBER_ROLE_UNSPECIFIED SubscriberRole = 0
+	// It writes the tables into the kernel of this node. It has to acknowledge
+	// what it was sent within 30 s. Its subjects stay for a while after it went.
+	SubscriberRole_SUBSCRIBER_ROLE_ENFORCES SubscriberRole = 1
+	// It looks. Acknowledgements are ignored, nothing waits for it, and nothing
+	// of it stays after it went.
+	SubscriberRole_SUBSCRIBER_ROLE_WATCHES SubscriberRole = 2
+)
+
+// Enum value maps for SubscriberRole.
+var (
+	SubscriberRole_name = map[int32]string{
+		0: "SUBSCRIBER_ROLE_UNSPECIFIED",
+		1: "SUBSCRIBER_ROLE_ENFORCES",
+		2: "SUBSCRIBER_ROLE_WATCHES",
+	}
+	SubscriberRole_value = map[string]int32{
+		"SUBSCRIBER_ROLE_UNSPECIFIED": 0,
+		"SUBSCRIBER_ROLE_ENFORCES":    1,
+		"SUBSCRIBER_ROLE_WATCHES":     2,
+	}
+)
+
+func (x SubscriberRole) Enum() *SubscriberRole {
+	p := new(SubscriberRole)
+	*p = x
+	return p
+}
+
+func (x SubscriberRole) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (SubscriberRole) Descriptor() protoreflect.EnumDescriptor {
+	return file_sluice_policy_v1_table_proto_enumTypes[0].Descriptor()
+}
+
+func (SubscriberRole) Type() protoreflect.EnumType {
+	return &file_sluice_policy_v1_table_proto_enumTypes[0]
+}
+
+func (x SubscriberRole) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use SubscriberRole.Descriptor instead.
+func (SubscriberRole) EnumDescriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{0}
+}
+
 // PeerKind is the coarse sort of a peer.
 type PeerKind int32
 
@@ -86,11 +144,11 @@ func (x PeerKind) String() string {
 }
 
 func (PeerKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_policy_v1_table_proto_enumTypes[0].Descriptor()
+	return file_sluice_policy_v1_table_proto_enumTypes[1].Descriptor()
 }
 
 func (PeerKind) Type() protoreflect.EnumType {
-	return &file_sluice_policy_v1_table_proto_enumTypes[0]
+	return &file_sluice_policy_v1_table_proto_enumTypes[1]
 }
 
 func (x PeerKind) Number() protoreflect.EnumNumber {
@@ -99,7 +157,7 @@ func (x PeerKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PeerKind.Descriptor instead.
 func (PeerKind) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{0}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{1}
 }
 
 // PeerScope says which address rules reach a peer.
@@ -143,11 +201,11 @@ func (x PeerScope) String() string {
 }
 
 func (PeerScope) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_policy_v1_table_proto_enumTypes[1].Descriptor()
+	return file_sluice_policy_v1_table_proto_enumTypes[2].Descriptor()
 }
 
 func (PeerScope) Type() protoreflect.EnumType {
-	return &file_sluice_policy_v1_table_proto_enumTypes[1]
+	return &file_sluice_policy_v1_table_proto_enumTypes[2]
 }
 
 func (x PeerScope) Number() protoreflect.EnumNumber {
@@ -156,7 +214,7 @@ func (x PeerScope) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PeerScope.Descriptor instead.
 func (PeerScope) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{1}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{2}
 }
 
 // Action is what a rule or a table says.
@@ -204,11 +262,11 @@ func (x Action) String() string {
 }
 
 func (Action) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_policy_v1_table_proto_enumTypes[2].Descriptor()
+	return file_sluice_policy_v1_table_proto_enumTypes[3].Descriptor()
 }
 
 func (Action) Type() protoreflect.EnumType {
-	return &file_sluice_policy_v1_table_proto_enumTypes[2]
+	return &file_sluice_policy_v1_table_proto_enumTypes[3]
 }
 
 func (x Action) Number() protoreflect.EnumNumber {
@@ -217,7 +275,7 @@ func (x Action) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Action.Descriptor instead.
 func (Action) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{2}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{3}
 }
 
 // DecidedBy says what a verdict comes from.
@@ -269,11 +327,11 @@ func (x DecidedBy) String() string {
 }
 
 func (DecidedBy) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_policy_v1_table_proto_enumTypes[3].Descriptor()
+	return file_sluice_policy_v1_table_proto_enumTypes[4].Descriptor()
 }
 
 func (DecidedBy) Type() protoreflect.EnumType {
-	return &file_sluice_policy_v1_table_proto_enumTypes[3]
+	return &file_sluice_policy_v1_table_proto_enumTypes[4]
 }
 
 func (x DecidedBy) Number() protoreflect.EnumNumber {
@@ -282,7 +340,7 @@ func (x DecidedBy) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use DecidedBy.Descriptor instead.
 func (DecidedBy) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{3}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{4}
 }
 
 // TableDirection is the side that a table judges.
@@ -322,11 +380,11 @@ func (x TableDirection) String() string {
 }
 
 func (TableDirection) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_policy_v1_table_proto_enumTypes[4].Descriptor()
+	return file_sluice_policy_v1_table_proto_enumTypes[5].Descriptor()
 }
 
 func (TableDirection) Type() protoreflect.EnumType {
-	return &file_sluice_policy_v1_table_proto_enumTypes[4]
+	return &file_sluice_policy_v1_table_proto_enumTypes[5]
 }
 
 func (x TableDirection) Number() protoreflect.EnumNumber {
@@ -335,7 +393,7 @@ func (x TableDirection) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use TableDirection.Descriptor instead.
 func (TableDirection) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{4}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{5}
 }
 
 // WatchPolicyTablesRequest is one message of a subscriber.
@@ -490,7 +548,9 @@ type Subscribe struct {
 	// known yet gets its tables when it is.
 	Subjects []uint32 `protobuf:"varint,4,rep,packed,name=subjects,proto3" json:"subjects,omitempty"`
 	// Where they live.
-	Locations     []*Location `protobuf:"bytes,5,rep,name=locations,proto3" json:"locations,omitempty"`
+	Locations []*Location `protobuf:"bytes,5,rep,name=locations,proto3" json:"locations,omitempty"`
+	// What the subscriber does with the tables.
+	Role          SubscriberRole `protobuf:"varint,6,opt,name=role,proto3,enum=sluice.policy.v1.SubscriberRole" json:"role,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -558,6 +618,13 @@ func (x *Subscribe) GetLocations() []*Location {
 		return x.Locations
 	}
 	return nil
+}
+
+func (x *Subscribe) GetRole() SubscriberRole {
+	if x != nil {
+		return x.Role
+	}
+	return SubscriberRole_SUBSCRIBER_ROLE_UNSPECIFIED
 }
 
 // SubjectChange adds and removes subjects; removals come first.
@@ -2331,14 +2398,15 @@ const file_sluice_policy_v1_table_proto_rawDesc = "" +
 	"\x03ack\x18\x03 \x01(\v2\x15.sluice.policy.v1.AckH\x00R\x03ack\x12,\n" +
 	"\x04nack\x18\x04 \x01(\v2\x16.sluice.policy.v1.NackH\x00R\x04nack\x122\n" +
 	"\x06locate\x18\x05 \x01(\v2\x18.sluice.policy.v1.LocateH\x00R\x06locateB\x10\n" +
-	"\amessage\x12\x05\xbaH\x02\b\x01\"\xd4\x01\n" +
+	"\amessage\x12\x05\xbaH\x02\b\x01\"\x94\x02\n" +
 	"\tSubscribe\x12\x1d\n" +
 	"\x04name\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18?R\x04name\x12)\n" +
 	"\vincarnation\x18\x02 \x01(\fB\a\xbaH\x04z\x02\x18\x10R\vincarnation\x12\x10\n" +
 	"\x03seq\x18\x03 \x01(\x04R\x03seq\x12%\n" +
 	"\bsubjects\x18\x04 \x03(\rB\t\xbaH\x06\x92\x01\x03\x10\x80 R\bsubjects\x12D\n" +
 	"\tlocations\x18\x05 \x03(\v2\x1a.sluice.policy.v1.LocationB\n" +
-	"\xbaH\a\x92\x01\x04\x10\x80\x80\x01R\tlocations\"O\n" +
+	"\xbaH\a\x92\x01\x04\x10\x80\x80\x01R\tlocations\x12>\n" +
+	"\x04role\x18\x06 \x01(\x0e2 .sluice.policy.v1.SubscriberRoleB\b\xbaH\x05\x82\x01\x02\x10\x01R\x04role\"O\n" +
 	"\rSubjectChange\x12\x1b\n" +
 	"\x03add\x18\x01 \x03(\rB\t\xbaH\x06\x92\x01\x03\x10\x80 R\x03add\x12!\n" +
 	"\x06remove\x18\x02 \x03(\rB\t\xbaH\x06\x92\x01\x03\x10\x80 R\x06remove\"\x17\n" +
@@ -2454,7 +2522,11 @@ const file_sluice_policy_v1_table_proto_rawDesc = "" +
 	"\x0fpolicy_revision\x18\x01 \x01(\x04R\x0epolicyRevision\x12+\n" +
 	"\x11identity_revision\x18\x02 \x01(\x04R\x10identityRevision\x12)\n" +
 	"\x10address_revision\x18\x03 \x01(\x04R\x0faddressRevision\"\x12\n" +
-	"\x10SnapshotComplete*\xec\x01\n" +
+	"\x10SnapshotComplete*l\n" +
+	"\x0eSubscriberRole\x12\x1f\n" +
+	"\x1bSUBSCRIBER_ROLE_UNSPECIFIED\x10\x00\x12\x1c\n" +
+	"\x18SUBSCRIBER_ROLE_ENFORCES\x10\x01\x12\x1b\n" +
+	"\x17SUBSCRIBER_ROLE_WATCHES\x10\x02*\xec\x01\n" +
 	"\bPeerKind\x12\x19\n" +
 	"\x15PEER_KIND_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14PEER_KIND_IN_CLUSTER\x10\x01\x12\x18\n" +
@@ -2502,81 +2574,83 @@ func file_sluice_policy_v1_table_proto_rawDescGZIP() []byte {
 	return file_sluice_policy_v1_table_proto_rawDescData
 }
 
-var file_sluice_policy_v1_table_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
+var file_sluice_policy_v1_table_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
 var file_sluice_policy_v1_table_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_sluice_policy_v1_table_proto_goTypes = []any{
-	(PeerKind)(0),                     // 0: sluice.policy.v1.PeerKind
-	(PeerScope)(0),                    // 1: sluice.policy.v1.PeerScope
-	(Action)(0),                       // 2: sluice.policy.v1.Action
-	(DecidedBy)(0),                    // 3: sluice.policy.v1.DecidedBy
-	(TableDirection)(0),               // 4: sluice.policy.v1.TableDirection
-	(*WatchPolicyTablesRequest)(nil),  // 5: sluice.policy.v1.WatchPolicyTablesRequest
-	(*Subscribe)(nil),                 // 6: sluice.policy.v1.Subscribe
-	(*SubjectChange)(nil),             // 7: sluice.policy.v1.SubjectChange
-	(*Ack)(nil),                       // 8: sluice.policy.v1.Ack
-	(*Nack)(nil),                      // 9: sluice.policy.v1.Nack
-	(*Locate)(nil),                    // 10: sluice.policy.v1.Locate
-	(*Location)(nil),                  // 11: sluice.policy.v1.Location
-	(*WatchPolicyTablesResponse)(nil), // 12: sluice.policy.v1.WatchPolicyTablesResponse
-	(*Step)(nil),                      // 13: sluice.policy.v1.Step
-	(*NodeClassDefine)(nil),           // 14: sluice.policy.v1.NodeClassDefine
-	(*NodeClassRetire)(nil),           // 15: sluice.policy.v1.NodeClassRetire
-	(*IdentityUpdate)(nil),            // 16: sluice.policy.v1.IdentityUpdate
-	(*TableDefine)(nil),               // 17: sluice.policy.v1.TableDefine
-	(*TableRule)(nil),                 // 18: sluice.policy.v1.TableRule
-	(*PortNode)(nil),                  // 19: sluice.policy.v1.PortNode
-	(*PeerRow)(nil),                   // 20: sluice.policy.v1.PeerRow
-	(*AddressBlock)(nil),              // 21: sluice.policy.v1.AddressBlock
-	(*TableGrow)(nil),                 // 22: sluice.policy.v1.TableGrow
-	(*TableRetire)(nil),               // 23: sluice.policy.v1.TableRetire
-	(*PeerUpdate)(nil),                // 24: sluice.policy.v1.PeerUpdate
-	(*AddressUpdate)(nil),             // 25: sluice.policy.v1.AddressUpdate
-	(*Bind)(nil),                      // 26: sluice.policy.v1.Bind
-	(*RuleSources)(nil),               // 27: sluice.policy.v1.RuleSources
-	(*RuleSource)(nil),                // 28: sluice.policy.v1.RuleSource
-	(*SubjectGone)(nil),               // 29: sluice.policy.v1.SubjectGone
-	(*Barrier)(nil),                   // 30: sluice.policy.v1.Barrier
-	(*SnapshotComplete)(nil),          // 31: sluice.policy.v1.SnapshotComplete
+	(SubscriberRole)(0),               // 0: sluice.policy.v1.SubscriberRole
+	(PeerKind)(0),                     // 1: sluice.policy.v1.PeerKind
+	(PeerScope)(0),                    // 2: sluice.policy.v1.PeerScope
+	(Action)(0),                       // 3: sluice.policy.v1.Action
+	(DecidedBy)(0),                    // 4: sluice.policy.v1.DecidedBy
+	(TableDirection)(0),               // 5: sluice.policy.v1.TableDirection
+	(*WatchPolicyTablesRequest)(nil),  // 6: sluice.policy.v1.WatchPolicyTablesRequest
+	(*Subscribe)(nil),                 // 7: sluice.policy.v1.Subscribe
+	(*SubjectChange)(nil),             // 8: sluice.policy.v1.SubjectChange
+	(*Ack)(nil),                       // 9: sluice.policy.v1.Ack
+	(*Nack)(nil),                      // 10: sluice.policy.v1.Nack
+	(*Locate)(nil),                    // 11: sluice.policy.v1.Locate
+	(*Location)(nil),                  // 12: sluice.policy.v1.Location
+	(*WatchPolicyTablesResponse)(nil), // 13: sluice.policy.v1.WatchPolicyTablesResponse
+	(*Step)(nil),                      // 14: sluice.policy.v1.Step
+	(*NodeClassDefine)(nil),           // 15: sluice.policy.v1.NodeClassDefine
+	(*NodeClassRetire)(nil),           // 16: sluice.policy.v1.NodeClassRetire
+	(*IdentityUpdate)(nil),            // 17: sluice.policy.v1.IdentityUpdate
+	(*TableDefine)(nil),               // 18: sluice.policy.v1.TableDefine
+	(*TableRule)(nil),                 // 19: sluice.policy.v1.TableRule
+	(*PortNode)(nil),                  // 20: sluice.policy.v1.PortNode
+	(*PeerRow)(nil),                   // 21: sluice.policy.v1.PeerRow
+	(*AddressBlock)(nil),              // 22: sluice.policy.v1.AddressBlock
+	(*TableGrow)(nil),                 // 23: sluice.policy.v1.TableGrow
+	(*TableRetire)(nil),               // 24: sluice.policy.v1.TableRetire
+	(*PeerUpdate)(nil),                // 25: sluice.policy.v1.PeerUpdate
+	(*AddressUpdate)(nil),             // 26: sluice.policy.v1.AddressUpdate
+	(*Bind)(nil),                      // 27: sluice.policy.v1.Bind
+	(*RuleSources)(nil),               // 28: sluice.policy.v1.RuleSources
+	(*RuleSource)(nil),                // 29: sluice.policy.v1.RuleSource
+	(*SubjectGone)(nil),               // 30: sluice.policy.v1.SubjectGone
+	(*Barrier)(nil),                   // 31: sluice.policy.v1.Barrier
+	(*SnapshotComplete)(nil),          // 32: sluice.policy.v1.SnapshotComplete
 }
 var file_sluice_policy_v1_table_proto_depIdxs = []int32{
-	6,  // 0: sluice.policy.v1.WatchPolicyTablesRequest.subscribe:type_name -> sluice.policy.v1.Subscribe
-	7,  // 1: sluice.policy.v1.WatchPolicyTablesRequest.subjects:type_name -> sluice.policy.v1.SubjectChange
-	8,  // 2: sluice.policy.v1.WatchPolicyTablesRequest.ack:type_name -> sluice.policy.v1.Ack
-	9,  // 3: sluice.policy.v1.WatchPolicyTablesRequest.nack:type_name -> sluice.policy.v1.Nack
-	10, // 4: sluice.policy.v1.WatchPolicyTablesRequest.locate:type_name -> sluice.policy.v1.Locate
-	11, // 5: sluice.policy.v1.Subscribe.locations:type_name -> sluice.policy.v1.Location
-	11, // 6: sluice.policy.v1.Locate.add:type_name -> sluice.policy.v1.Location
-	13, // 7: sluice.policy.v1.WatchPolicyTablesResponse.steps:type_name -> sluice.policy.v1.Step
-	14, // 8: sluice.policy.v1.Step.node_class_define:type_name -> sluice.policy.v1.NodeClassDefine
-	15, // 9: sluice.policy.v1.Step.node_class_retire:type_name -> sluice.policy.v1.NodeClassRetire
-	16, // 10: sluice.policy.v1.Step.identity_update:type_name -> sluice.policy.v1.IdentityUpdate
-	17, // 11: sluice.policy.v1.Step.table_define:type_name -> sluice.policy.v1.TableDefine
-	22, // 12: sluice.policy.v1.Step.table_grow:type_name -> sluice.policy.v1.TableGrow
-	23, // 13: sluice.policy.v1.Step.table_retire:type_name -> sluice.policy.v1.TableRetire
-	24, // 14: sluice.policy.v1.Step.peer_update:type_name -> sluice.policy.v1.PeerUpdate
-	25, // 15: sluice.policy.v1.Step.address_update:type_name -> sluice.policy.v1.AddressUpdate
-	26, // 16: sluice.policy.v1.Step.bind:type_name -> sluice.policy.v1.Bind
-	29, // 17: sluice.policy.v1.Step.subject_gone:type_name -> sluice.policy.v1.SubjectGone
-	30, // 18: sluice.policy.v1.Step.barrier:type_name -> sluice.policy.v1.Barrier
-	31, // 19: sluice.policy.v1.Step.snapshot_complete:type_name -> sluice.policy.v1.SnapshotComplete
-	0,  // 20: sluice.policy.v1.IdentityUpdate.kind:type_name -> sluice.policy.v1.PeerKind
-	1,  // 21: sluice.policy.v1.IdentityUpdate.scope:type_name -> sluice.policy.v1.PeerScope
-	18, // 22: sluice.policy.v1.TableDefine.rules:type_name -> sluice.policy.v1.TableRule
-	19, // 23: sluice.policy.v1.TableDefine.nodes:type_name -> sluice.policy.v1.PortNode
-	20, // 24: sluice.policy.v1.TableDefine.peers:type_name -> sluice.policy.v1.PeerRow
-	21, // 25: sluice.policy.v1.TableDefine.blocks:type_name -> sluice.policy.v1.AddressBlock
-	2,  // 26: sluice.policy.v1.TableRule.action:type_name -> sluice.policy.v1.Action
-	19, // 27: sluice.policy.v1.TableGrow.nodes:type_name -> sluice.policy.v1.PortNode
-	20, // 28: sluice.policy.v1.PeerUpdate.row:type_name -> sluice.policy.v1.PeerRow
-	21, // 29: sluice.policy.v1.AddressUpdate.block:type_name -> sluice.policy.v1.AddressBlock
-	4,  // 30: sluice.policy.v1.Bind.direction:type_name -> sluice.policy.v1.TableDirection
-	27, // 31: sluice.policy.v1.Bind.rules:type_name -> sluice.policy.v1.RuleSources
-	28, // 32: sluice.policy.v1.RuleSources.sources:type_name -> sluice.policy.v1.RuleSource
-	33, // [33:33] is the sub-list for method output_type
-	33, // [33:33] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	7,  // 0: sluice.policy.v1.WatchPolicyTablesRequest.subscribe:type_name -> sluice.policy.v1.Subscribe
+	8,  // 1: sluice.policy.v1.WatchPolicyTablesRequest.subjects:type_name -> sluice.policy.v1.SubjectChange
+	9,  // 2: sluice.policy.v1.WatchPolicyTablesRequest.ack:type_name -> sluice.policy.v1.Ack
+	10, // 3: sluice.policy.v1.WatchPolicyTablesRequest.nack:type_name -> sluice.policy.v1.Nack
+	11, // 4: sluice.policy.v1.WatchPolicyTablesRequest.locate:type_name -> sluice.policy.v1.Locate
+	12, // 5: sluice.policy.v1.Subscribe.locations:type_name -> sluice.policy.v1.Location
+	0,  // 6: sluice.policy.v1.Subscribe.role:type_name -> sluice.policy.v1.SubscriberRole
+	12, // 7: sluice.policy.v1.Locate.add:type_name -> sluice.policy.v1.Location
+	14, // 8: sluice.policy.v1.WatchPolicyTablesResponse.steps:type_name -> sluice.policy.v1.Step
+	15, // 9: sluice.policy.v1.Step.node_class_define:type_name -> sluice.policy.v1.NodeClassDefine
+	16, // 10: sluice.policy.v1.Step.node_class_retire:type_name -> sluice.policy.v1.NodeClassRetire
+	17, // 11: sluice.policy.v1.Step.identity_update:type_name -> sluice.policy.v1.IdentityUpdate
+	18, // 12: sluice.policy.v1.Step.table_define:type_name -> sluice.policy.v1.TableDefine
+	23, // 13: sluice.policy.v1.Step.table_grow:type_name -> sluice.policy.v1.TableGrow
+	24, // 14: sluice.policy.v1.Step.table_retire:type_name -> sluice.policy.v1.TableRetire
+	25, // 15: sluice.policy.v1.Step.peer_update:type_name -> sluice.policy.v1.PeerUpdate
+	26, // 16: sluice.policy.v1.Step.address_update:type_name -> sluice.policy.v1.AddressUpdate
+	27, // 17: sluice.policy.v1.Step.bind:type_name -> sluice.policy.v1.Bind
+	30, // 18: sluice.policy.v1.Step.subject_gone:type_name -> sluice.policy.v1.SubjectGone
+	31, // 19: sluice.policy.v1.Step.barrier:type_name -> sluice.policy.v1.Barrier
+	32, // 20: sluice.policy.v1.Step.snapshot_complete:type_name -> sluice.policy.v1.SnapshotComplete
+	1,  // 21: sluice.policy.v1.IdentityUpdate.kind:type_name -> sluice.policy.v1.PeerKind
+	2,  // 22: sluice.policy.v1.IdentityUpdate.scope:type_name -> sluice.policy.v1.PeerScope
+	19, // 23: sluice.policy.v1.TableDefine.rules:type_name -> sluice.policy.v1.TableRule
+	20, // 24: sluice.policy.v1.TableDefine.nodes:type_name -> sluice.policy.v1.PortNode
+	21, // 25: sluice.policy.v1.TableDefine.peers:type_name -> sluice.policy.v1.PeerRow
+	22, // 26: sluice.policy.v1.TableDefine.blocks:type_name -> sluice.policy.v1.AddressBlock
+	3,  // 27: sluice.policy.v1.TableRule.action:type_name -> sluice.policy.v1.Action
+	20, // 28: sluice.policy.v1.TableGrow.nodes:type_name -> sluice.policy.v1.PortNode
+	21, // 29: sluice.policy.v1.PeerUpdate.row:type_name -> sluice.policy.v1.PeerRow
+	22, // 30: sluice.policy.v1.AddressUpdate.block:type_name -> sluice.policy.v1.AddressBlock
+	5,  // 31: sluice.policy.v1.Bind.direction:type_name -> sluice.policy.v1.TableDirection
+	28, // 32: sluice.policy.v1.Bind.rules:type_name -> sluice.policy.v1.RuleSources
+	29, // 33: sluice.policy.v1.RuleSources.sources:type_name -> sluice.policy.v1.RuleSource
+	34, // [34:34] is the sub-list for method output_type
+	34, // [34:34] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_sluice_policy_v1_table_proto_init() }
@@ -2610,7 +2684,7 @@ func file_sluice_policy_v1_table_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_policy_v1_table_proto_rawDesc), len(file_sluice_policy_v1_table_proto_rawDesc)),
-			NumEnums:      5,
+			NumEnums:      6,
 			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   0,

@@ -303,3 +303,29 @@ func TestSubscriberThatStallsIsDisconnectedInTime(t *testing.T) {
 		})
 	}
 }
+
+// A number of one run may lie within the numbers of another by chance.
+func TestSubscriberOfAnotherRunBeginsAnew(t *testing.T) {
+	for what, in := range map[string]func(*Log) Incarnation{
+		"of this run": (*Log).Incarnation, "of another run": func(*Log) Incarnation { return Incarnation{9} }, "of none": func(*Log) Incarnation { return Incarnation{} },
+	} {
+		l := NewLog(Defaults())
+		s, _ := l.Subscribe(Subscriber{Name: "a"}, Barrier{}, world{}.snapshot)
+		m, err := s.Next(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Close()
+		again, resumed := l.Subscribe(Subscriber{Name: "a", Incarnation: in(l), Seq: m.Seq}, Barrier{}, world{300: true}.snapshot)
+		if want := what == "of this run"; resumed != want {
+			t.Errorf("number %d %s: resumed %t, want %t", m.Seq, what, resumed, want)
+			continue
+		}
+		if resumed {
+			continue
+		}
+		if got, err := again.Next(t.Context()); err != nil || !got.Complete || len(got.Steps) != 1 || got.Seq <= m.Seq+1 {
+			t.Errorf("number %d %s: begins with %+v, %v; want everything, under a number that does not follow", m.Seq, what, got, err)
+		}
+	}
+}

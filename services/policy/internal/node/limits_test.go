@@ -18,6 +18,10 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/journal"
+	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/port"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
 func TestRemovingWhatIsNotThereMakesNoRoomForASubscriber(t *testing.T) {
@@ -58,6 +62,81 @@ func TestRemovingWhatIsNotThereMakesNoRoomForASubscriber(t *testing.T) {
 	}
 	if err := n.Change(t.Context(), "datapath", session, Interest{Subjects: []identity.Numeric{60_000}}, Interest{Subjects: some[:1]}); err != nil {
 		t.Errorf("one for another: %v", err)
+	}
+}
+
+// Two subscribers at one address, of which one leaves it.
+func TestAddressBelongsToWhatStaysThere(t *testing.T) {
+	at := netip.MustParseAddr("192.0.2.7")
+	ports := func(name string) label.Label {
+		l, _ := identity.NamedPortsLabel([]identity.NamedPort{{Name: name, Protocol: port.TCP, Port: 8080}})
+		return l
+	}
+	here := func(x identity.Numeric) Interest {
+		return Interest{Locations: []engine.Location{{Addr: at, Identity: x}}}
+	}
+	for what, leave := range map[string]func(*Node, *stream.Session, *stream.Session) error{
+		"the later one vacates it": func(n *Node, _, b *stream.Session) error {
+			return n.Change(t.Context(), "b", b, Interest{}, here(301))
+		},
+		"the later one comes back without it": func(n *Node, _, b *stream.Session) error {
+			n.Unsubscribe("b", b)
+			_, err := n.Subscribe(t.Context(), Subscription{Name: "b", Role: RoleEnforces})
+			return err
+		},
+		"the earlier one vacates it": func(n *Node, a, _ *stream.Session) error {
+			return n.Change(t.Context(), "a", a, Interest{}, here(301))
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			n, _ := run(t, t.TempDir())
+			var set []identity.Identity
+			for x, l := range map[identity.Numeric]label.Label{300: {Source: "k8s", Key: "app", Value: "client"}, 301: ports("web")} {
+				id, err := identity.New(x, label.NewSet(l, label.Label{Source: "k8s", Key: "io.kubernetes.pod.namespace", Value: "shop"}))
+				if err != nil {
+					t.Fatal(err)
+				}
+				set = append(set, id)
+			}
+			world, err := identity.New(9, label.NewSet(label.Label{Source: "reserved", Key: "world-ipv4"}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := n.SetIdentities(t.Context(), append(set, world), nil); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := n.Upsert(t.Context(), []byte("apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: out, namespace: shop}\nspec:\n"+
+				"  endpointSelector: {matchLabels: {app: client}}\n  egress:\n  - toCIDR: [192.0.2.0/24]\n    toPorts: [{ports: [{port: web, protocol: TCP}]}]\n"), "", false); err != nil {
+				t.Fatal(err)
+			}
+			verdict := func() rule.Action {
+				x, err := n.Explain(t.Context(), Peer{Identity: 300}, Peer{Addr: at}, port.At(port.TCP, 8080))
+				if err != nil {
+					t.Fatal(err)
+				}
+				return x.Egress.Verdict.Action
+			}
+			if v := verdict(); v != rule.Deny {
+				t.Fatalf("nothing has the address: %s, want deny", v)
+			}
+			sessions := make(map[string]*stream.Session)
+			for _, name := range []string{"a", "b"} {
+				s, err := n.Subscribe(t.Context(), Subscription{Name: name, Role: RoleEnforces, Interest: here(301)})
+				if err != nil {
+					t.Fatal(err)
+				}
+				sessions[name] = s
+			}
+			if v := verdict(); v != rule.Allow {
+				t.Fatalf("two subscribers have the address: %s, want allow", v)
+			}
+			if err := leave(n, sessions["a"], sessions["b"]); err != nil {
+				t.Fatal(err)
+			}
+			if v := verdict(); v != rule.Allow {
+				t.Errorf("one has left the address, the other is there: %s, want allow", v)
+			}
+		})
 	}
 }
 

@@ -1,0 +1,526 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package disktest stands between code under test and the disk.
+//
+// A Disk sees each write, sync, truncation and change of a name that a function
+// makes below one directory, in order, by a seccomp filter with a listener on
+// the thread of that function. So the code under test needs no seam: what is
+// seen is what the kernel is asked for, by bbolt as by os. It can answer with
+// errors, as a full, read-only or broken disk does, and it can say what a loss
+// of power at any moment would leave: all that was synced, and any part of what
+// was not.
+package disktest
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Kind is what an operation does.
+type Kind int
+
+// Kinds of operations.
+const (
+	Write    Kind = iota // of data to a file
+	Truncate             // or extension
+	Sync                 // of a file
+	SyncDir              // of the names in a directory
+	Create               // of a name; seen with the first write
+	Rename
+	Remove
+	mark
+)
+
+var kinds = [...]string{"write", "truncate", "sync", "sync directory", "create", "rename", "remove", "mark"}
+
+func (k Kind) String() string { return kinds[k] }
+
+// Op is one operation.
+type Op struct {
+	Kind Kind
+	Path string // of the file or directory
+	To   string // of a rename
+	Len  int    // bytes of a write
+
+	file   uint64
+	offset int64
+	data   []byte
+	mark   int
+}
+
+// Disk watches one directory.
+type Disk struct {
+	root   string
+	memory *os.File // of this process, while Run runs
+
+	mu    sync.Mutex
+	base  map[string]uint64 // files that were there, by path
+	files map[uint64][]byte // their content
+	live  map[uint64]uint64 // files that have a name, by inode; the kernel gives an inode out again
+	last  uint64            // file that was numbered last
+	ops   []Op
+	fail  func(Op) error
+}
+
+// New watches a directory, in which everything that is there is durable.
+func New(t testing.TB, root string) *Disk {
+	t.Helper()
+	d := &Disk{root: root, base: map[string]uint64{}, files: map[uint64][]byte{}, live: map[uint64]uint64{}}
+	if err := filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		content, err := os.ReadFile(path) //nolint:gosec // a directory of the test
+		if err != nil {
+			return err
+		}
+		var st unix.Stat_t
+		if err := unix.Stat(path, &st); err != nil {
+			return err
+		}
+		file := d.number(st.Ino)
+		d.base[path], d.files[file] = file, content
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// number gives a file with an unknown inode its number.
+func (d *Disk) number(ino uint64) uint64 {
+	d.last++
+	d.live[ino] = d.last
+	return d.last
+}
+
+// Fail calls f before each operation; an error of it, which is an errno, is the
+// answer in the operation's place. Nil lets everything pass.
+func (d *Disk) Fail(f func(Op) error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.fail = f
+}
+
+// Mark notes a number of the caller's between two operations. It is what the
+// code under test has answered by then.
+func (d *Disk) Mark(n int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.ops = append(d.ops, Op{Kind: mark, mark: n})
+}
+
+// Ops are the operations so far.
+func (d *Disk) Ops() []Op {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(d.ops), func(o Op) bool { return o.Kind == mark })
+}
+
+// Count is how many operations of a kind there were so far.
+func (d *Disk) Count(k Kind) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n := 0
+	for _, o := range d.ops {
+		if o.Kind == k {
+			n++
+		}
+	}
+	return n
+}
+
+// Run runs f on a thread of its own, whose operations the disk sees, and
+// returns when f does. Goroutines that f starts are not seen.
+func (d *Disk) Run(t testing.TB, f func()) {
+	t.Helper()
+	stop, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(stop)
+	if d.memory, err = os.Open("/proc/self/mem"); err != nil {
+		t.Fatal(err)
+	}
+	defer d.memory.Close()
+	listening, done, watched := make(chan error, 1), make(chan struct{}), make(chan struct{})
+	var listener int
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // and never unlocked: the thread, with its filter, ends here
+		var err error
+		listener, err = listen()
+		listening <- err
+		if err == nil {
+			<-watched // the first operation may come at once
+			f()
+		}
+	}()
+	if err := <-listening; err != nil {
+		<-done
+		t.Fatalf("seccomp listener: %v", err)
+	}
+	var supervisor sync.WaitGroup
+	supervisor.Go(func() { close(watched); d.supervise(t, listener, stop) })
+	<-done
+	if _, err := unix.Write(stop, []byte{1, 0, 0, 0, 0, 0, 0, 0}); err != nil {
+		t.Error(err)
+	}
+	supervisor.Wait()
+	if err := unix.Close(listener); err != nil {
+		t.Error(err)
+	}
+}
+
+// calls are the system calls that the filter hands to the listener. A write of
+// eight bytes is the runtime's, to wake its poller.
+var calls = []uint32{unix.SYS_PWRITE64, unix.SYS_FSYNC, unix.SYS_FDATASYNC, unix.SYS_FTRUNCATE, unix.SYS_RENAMEAT, unix.SYS_RENAMEAT2, unix.SYS_UNLINKAT}
+
+const (
+	offsetOfNumber   = 0
+	offsetOfThirdArg = 16 + 2*8
+)
+
+// listen installs the filter on this thread.
+func listen() (int, error) {
+	load := func(at uint32) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: at}
+	}
+	ret := func(k uint32) unix.SockFilter { return unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: k} }
+	equal := func(k uint32, yes, no int) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: k, Jt: uint8(yes), Jf: uint8(no)}
+	}
+	program := []unix.SockFilter{load(offsetOfNumber)}
+	for i, n := range calls {
+		program = append(program, equal(n, len(calls)-i-1+3, 0))
+	}
+	program = append(program,
+		equal(unix.SYS_WRITE, 0, 3),
+		load(offsetOfThirdArg),
+		equal(8, 1, 0),
+		ret(unix.SECCOMP_RET_USER_NOTIF),
+		ret(unix.SECCOMP_RET_ALLOW),
+	)
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return 0, err
+	}
+	prog := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
+	fd, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER, uintptr(unsafe.Pointer(&prog)))
+	runtime.KeepAlive(program)
+	if errno != 0 {
+		return 0, errno
+	}
+	unix.CloseOnExec(int(fd))
+	return int(fd), nil
+}
+
+// notification is struct seccomp_notif, answer struct seccomp_notif_resp.
+type notification struct {
+	id    uint64
+	pid   uint32
+	flags uint32
+	nr    int32
+	arch  uint32
+	ip    uint64
+	args  [6]uint64
+}
+
+type answer struct {
+	id    uint64
+	val   int64
+	err   int32
+	flags uint32
+}
+
+func (d *Disk) supervise(t testing.TB, listener, stop int) {
+	for {
+		ready := []unix.PollFd{{Fd: int32(listener), Events: unix.POLLIN}, {Fd: int32(stop), Events: unix.POLLIN}}
+		if _, err := unix.Poll(ready, -1); err != nil && !errors.Is(err, unix.EINTR) {
+			t.Errorf("poll the seccomp listener: %v", err)
+			return
+		}
+		if ready[0].Revents&unix.POLLIN == 0 {
+			if ready[1].Revents != 0 {
+				return
+			}
+			continue
+		}
+		var n notification
+		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(listener), unix.SECCOMP_IOCTL_NOTIF_RECV, uintptr(unsafe.Pointer(&n))); errno != 0 {
+			continue // the call was interrupted, and is made again
+		}
+		a := answer{id: n.id}
+		var errno unix.Errno
+		switch val, err := d.carryOut(n); {
+		case err == nil:
+			a.val = int64(val)
+		case errors.As(err, &errno):
+			a.err = -int32(errno)
+		default:
+			t.Errorf("disktest: %v", err)
+			a.err = -int32(unix.EIO)
+		}
+		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(listener), unix.SECCOMP_IOCTL_NOTIF_SEND, uintptr(unsafe.Pointer(&a))); errno != 0 {
+			t.Errorf("disktest: answer a %d: %v", n.nr, errno)
+		}
+	}
+}
+
+// carryOut does what the thread asked for, in its place: it has the same
+// descriptors and the same memory.
+func (d *Disk) carryOut(n notification) (int, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch uint32(n.nr) {
+	case unix.SYS_RENAMEAT, unix.SYS_RENAMEAT2:
+		from, err := d.path(n.args[1])
+		if err != nil {
+			return 0, err
+		}
+		to, err := d.path(n.args[3])
+		if err != nil {
+			return 0, err
+		}
+		flags := uint(0)
+		if uint32(n.nr) == unix.SYS_RENAMEAT2 {
+			flags = uint(n.args[4])
+		}
+		return 0, d.changeName(Op{Kind: Rename, Path: from, To: to}, to, func() error {
+			return unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, flags)
+		})
+	case unix.SYS_UNLINKAT:
+		path, err := d.path(n.args[1])
+		if err != nil {
+			return 0, err
+		}
+		return 0, d.changeName(Op{Kind: Remove, Path: path}, path, func() error {
+			return unix.Unlinkat(unix.AT_FDCWD, path, int(n.args[2]))
+		})
+	}
+	fd := int(n.args[0])
+	path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
+	if err != nil {
+		return 0, err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return 0, err
+	}
+	o := Op{Path: path, file: d.live[st.Ino]}
+	regular := st.Mode&unix.S_IFMT == unix.S_IFREG
+	seen := d.inside(path) && (regular || st.Mode&unix.S_IFMT == unix.S_IFDIR)
+	var do func() (int, error)
+	switch uint32(n.nr) {
+	case unix.SYS_WRITE, unix.SYS_PWRITE64:
+		data := make([]byte, n.args[2])
+		if _, err := d.memory.ReadAt(data, int64(n.args[1])); err != nil {
+			return 0, err
+		}
+		o.Kind, o.Len, o.data, o.offset = Write, len(data), data, int64(n.args[3])
+		do = func() (int, error) { return unix.Pwrite(fd, data, o.offset) }
+		if uint32(n.nr) == unix.SYS_WRITE {
+			do = func() (int, error) { return unix.Write(fd, data) }
+			if seen {
+				if o.offset, err = unix.Seek(fd, 0, 1); err != nil {
+					return 0, err
+				}
+			}
+		}
+	case unix.SYS_FTRUNCATE:
+		o.Kind, o.offset = Truncate, int64(n.args[1])
+		do = func() (int, error) { return 0, unix.Ftruncate(fd, o.offset) }
+	default:
+		o.Kind = Sync
+		if !regular {
+			o.Kind = SyncDir
+		}
+		do = func() (int, error) { return 0, unix.Fsync(fd) }
+	}
+	if !seen {
+		return do()
+	}
+	if err := d.refused(o); err != nil {
+		return 0, err
+	}
+	if regular && o.file == 0 {
+		o.file = d.number(st.Ino)
+		d.ops = append(d.ops, Op{Kind: Create, Path: path, file: o.file})
+	}
+	val, err := do()
+	if err == nil {
+		d.ops = append(d.ops, o)
+	}
+	return val, err
+}
+
+// changeName does a change after which a name no longer names what it did.
+func (d *Disk) changeName(o Op, lost string, do func() error) error {
+	if !d.inside(o.Path) {
+		return do()
+	}
+	if err := d.refused(o); err != nil {
+		return err
+	}
+	var st unix.Stat_t
+	found := unix.Lstat(lost, &st) == nil
+	if err := do(); err != nil {
+		return err
+	}
+	if found {
+		delete(d.live, st.Ino)
+	}
+	d.ops = append(d.ops, o)
+	return nil
+}
+
+func (d *Disk) refused(o Op) error {
+	if d.fail == nil {
+		return nil
+	}
+	return d.fail(o)
+}
+
+func (d *Disk) inside(path string) bool {
+	return path == d.root || strings.HasPrefix(path, d.root+string(filepath.Separator))
+}
+
+// path reads the name that a call got, which has to be absolute, as those in a
+// state directory are.
+func (d *Disk) path(at uint64) (string, error) {
+	var name []byte
+	for b := make([]byte, 1); ; at++ {
+		if _, err := d.memory.ReadAt(b, int64(at)); err != nil {
+			return "", err
+		}
+		if b[0] == 0 {
+			break
+		}
+		name = append(name, b[0])
+	}
+	if !filepath.IsAbs(string(name)) {
+		return "", fmt.Errorf("%s is not an absolute path", name)
+	}
+	return string(name), nil
+}
+
+// page is what storage writes in any order, each whole.
+const page = 4096
+
+// Cut writes into an empty directory what a loss of power after the first n
+// operations leaves: what was synced, a random part of the writes that were
+// not, page by page, and of the changes of names that were not. It returns the
+// last mark before.
+func (d *Disk) Cut(t testing.TB, n int, random *rand.Rand, dir string) (marked int) {
+	t.Helper()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	files, names := map[uint64][]byte{}, maps.Clone(d.base)
+	for ino, content := range d.files {
+		files[ino] = slices.Clone(content)
+	}
+	writes := map[uint64][]Op{} // not synced, by file
+	var changes []Op            // of names, not synced
+	seen := 0
+	for _, o := range d.ops {
+		if o.Kind == mark {
+			marked = o.mark
+			continue
+		}
+		if seen == n {
+			break
+		}
+		seen++
+		switch o.Kind {
+		case Write, Truncate:
+			writes[o.file] = append(writes[o.file], o)
+		case Create, Rename, Remove:
+			changes = append(changes, o)
+		case Sync:
+			for _, w := range writes[o.file] {
+				files[o.file] = apply(files[o.file], w, nil)
+			}
+			writes[o.file] = nil
+		case SyncDir:
+			for _, c := range changes {
+				if filepath.Dir(c.Path) == o.Path {
+					rename(names, c)
+				}
+			}
+			changes = slices.DeleteFunc(changes, func(c Op) bool { return filepath.Dir(c.Path) == o.Path })
+		}
+	}
+	for ino, pending := range writes {
+		for _, w := range pending {
+			files[ino] = apply(files[ino], w, random)
+		}
+	}
+	for _, c := range changes {
+		if random.IntN(2) == 0 {
+			rename(names, c)
+		}
+	}
+	for path, ino := range names {
+		to := filepath.Join(dir, strings.TrimPrefix(path, d.root))
+		if err := os.MkdirAll(filepath.Dir(to), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(to, files[ino], 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return marked
+}
+
+func rename(names map[string]uint64, o Op) {
+	switch o.Kind {
+	case Create:
+		names[o.Path] = o.file
+	case Rename:
+		if ino, ok := names[o.Path]; ok {
+			names[o.To] = ino
+			delete(names, o.Path)
+		}
+	case Remove:
+		delete(names, o.Path)
+	}
+}
+
+// apply does a write to a content: all of it, or with random a part of it.
+func apply(content []byte, o Op, random *rand.Rand) []byte {
+	kept := func() bool { return random == nil || random.IntN(2) == 0 }
+	grow := func(size int64) {
+		if missing := size - int64(len(content)); missing > 0 {
+			content = append(content, make([]byte, missing)...)
+		}
+	}
+	if o.Kind == Truncate {
+		if !kept() {
+			return content
+		}
+		grow(o.offset)
+		return content[:o.offset]
+	}
+	for from := int64(0); from < int64(len(o.data)); {
+		to := min(int64(len(o.data)), (o.offset+from)/page*page+page-o.offset)
+		if kept() {
+			grow(o.offset + to)
+			copy(content[o.offset+from:], o.data[from:to])
+		}
+		from = to
+	}
+	return content
+}

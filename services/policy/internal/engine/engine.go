@@ -479,6 +479,19 @@ func forget[K, V comparable](m map[K]map[V]struct{}, k K, v V) {
 // program builds the rule set of a subject in one direction; nil when nothing
 // is enforced.
 func (e *Engine) program(s *subject, d rule.Direction) (*compile.Program, error) {
+	ns, _ := e.peers[s.number].id.Labels.Value(label.SourceKubernetes, label.KeyNamespace)
+	return e.programOf(s, d, func(visit func(*rule.Spec)) {
+		for spec := range e.byNamespace[ns] {
+			visit(spec)
+		}
+		for spec := range e.clusterwide {
+			visit(spec)
+		}
+	})
+}
+
+// programOf is program with the specs that may select the subject.
+func (e *Engine) programOf(s *subject, d rule.Direction, specs func(visit func(*rule.Spec))) (*compile.Program, error) {
 	p := e.peers[s.number]
 	in := compile.Input{Direction: d, Ports: p.id.Ports, Groups: e.groups}
 	if e.config.Enforcement == EnforceNever {
@@ -486,23 +499,18 @@ func (e *Engine) program(s *subject, d rule.Direction) (*compile.Program, error)
 	}
 	always := e.config.Enforcement == EnforceAlways || p.id.Labels.Has(label.Reserved(identity.NameInit))
 	enforced, deny, selected := always, always, false
-	consider := func(specs map[*rule.Spec]policy.Key) {
-		for spec := range specs {
-			if !spec.Selects[d] || !e.selects(spec, s) {
-				continue
-			}
-			enforced, selected = true, true
-			deny = deny || spec.DefaultDeny[d]
-			for _, r := range spec.Rules {
-				if r.Direction == d {
-					in.Rules = append(in.Rules, r)
-				}
+	specs(func(spec *rule.Spec) {
+		if !spec.Selects[d] || !e.selects(spec, s) {
+			return
+		}
+		enforced, selected = true, true
+		deny = deny || spec.DefaultDeny[d]
+		for _, r := range spec.Rules {
+			if r.Direction == d {
+				in.Rules = append(in.Rules, r)
 			}
 		}
-	}
-	ns, _ := p.id.Labels.Value(label.SourceKubernetes, label.KeyNamespace)
-	consider(e.byNamespace[ns])
-	consider(e.clusterwide)
+	})
 	if !enforced {
 		return nil, nil
 	}

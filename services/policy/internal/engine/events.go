@@ -195,7 +195,9 @@ func (e *Engine) Snapshot(report func(Event)) {
 	}
 	tables := slices.SortedFunc(maps.Values(e.tables), func(a, b *live) int { return cmp.Compare(a.id, b.id) })
 	for _, l := range tables {
-		report(l.definition())
+		if l.defined { // else no subject is bound to it yet
+			report(l.definition())
+		}
 	}
 	for _, n := range slices.Sorted(maps.Keys(e.subjects)) {
 		s := e.subjects[n]

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package engine
+
+import (
+	"slices"
+
+	"github.com/sluice-net/sluice/services/policy/internal/compile"
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+)
+
+// Preparation compiles the tables that a change of policies is going to need, a
+// few at a time, so that the change itself finds them compiled; it also keeps
+// the tables that the change takes out of use, so that they go a few at a time.
+// It changes no verdict, and other changes may be made between its steps: what
+// it compiled and the change then does not need is compiled in vain.
+type Preparation struct {
+	engine   *Engine
+	replaced map[policy.Key]struct{}
+	specs    map[string][]*rule.Spec // of the new policies, by namespace
+	subjects []identity.Numeric      // that are left
+	held     map[compile.Hash]struct{}
+}
+
+// Prepare begins with what the change says of policies. Nothing is compiled yet.
+func (e *Engine) Prepare(c Change) *Preparation {
+	p := &Preparation{
+		engine: e, replaced: make(map[policy.Key]struct{}), specs: make(map[string][]*rule.Spec), held: make(map[compile.Hash]struct{}),
+	}
+	dirty := make(map[*subject]struct{})
+	replace := func(key policy.Key) {
+		p.replaced[key] = struct{}{}
+		if o := e.objects[key]; o != nil {
+			for i := range o.Specs {
+				e.markSelected(&o.Specs[i], dirty)
+			}
+		}
+	}
+	for _, key := range c.DeletePolicies {
+		replace(key)
+	}
+	for i := range c.UpsertPolicies {
+		o := &c.UpsertPolicies[i]
+		replace(o.Key)
+		for j := range o.Specs {
+			spec := &o.Specs[j]
+			e.markSelected(spec, dirty)
+			p.specs[spec.Namespace] = append(p.specs[spec.Namespace], spec)
+		}
+	}
+	for s := range dirty {
+		p.subjects = append(p.subjects, s.number)
+	}
+	slices.Sort(p.subjects)
+	return p
+}
+
+// Subjects is how many subjects the change concerns that were not looked at yet.
+func (p *Preparation) Subjects() int { return len(p.subjects) }
+
+// Step looks at that many subjects and compiles what they need. It reports
+// whether any are left.
+func (p *Preparation) Step(subjects int) bool {
+	for ; subjects > 0 && len(p.subjects) > 0; subjects-- {
+		s := p.engine.subjects[p.subjects[0]]
+		p.subjects = p.subjects[1:]
+		if s == nil || p.engine.peers[s.number] == nil {
+			continue
+		}
+		for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
+			if l := s.bound[d]; l != nil {
+				p.hold(l)
+			}
+			prog, err := p.engine.programOf(s, d, p.rules(s))
+			if err == nil && prog != nil && p.engine.tables[prog.Hash] == nil {
+				var built map[compile.Hash]*live
+				if built, _, err = p.engine.build([]*compile.Program{prog}); err == nil {
+					p.engine.tables[prog.Hash] = built[prog.Hash]
+				}
+			}
+			switch {
+			case err != nil:
+				p.subjects = nil // the change will say why it cannot be made
+				return false
+			case prog != nil:
+				p.hold(p.engine.tables[prog.Hash])
+			}
+		}
+	}
+	return len(p.subjects) > 0
+}
+
+// hold keeps a table. It is known by its hash, since it may be renewed.
+func (p *Preparation) hold(l *live) {
+	if _, ok := p.held[l.program.Hash]; !ok {
+		p.held[l.program.Hash] = struct{}{}
+		l.refs++
+	}
+}
+
+// rules visits what will apply to a subject.
+func (p *Preparation) rules(s *subject) func(func(*rule.Spec)) {
+	return func(visit func(*rule.Spec)) {
+		ns, _ := p.engine.peers[s.number].id.Labels.Value(label.SourceKubernetes, label.KeyNamespace)
+		for _, specs := range []map[*rule.Spec]policy.Key{p.engine.byNamespace[ns], p.engine.clusterwide} {
+			for spec, key := range specs {
+				if _, ok := p.replaced[key]; !ok {
+					visit(spec)
+				}
+			}
+		}
+		for _, spec := range p.specs[ns] {
+			visit(spec)
+		}
+		if ns != "" {
+			for _, spec := range p.specs[""] {
+				visit(spec)
+			}
+		}
+	}
+}
+
+// Release gives that many tables back; those that are not used go. It reports
+// whether any are left, and has to be called until there are none.
+func (p *Preparation) Release(tables int) bool {
+	p.subjects = nil
+	list := make(map[*live]struct{})
+	for hash := range p.held {
+		if len(list) == tables {
+			break
+		}
+		delete(p.held, hash)
+		list[p.engine.tables[hash]] = struct{}{}
+	}
+	p.engine.release(inOrder(list))
+	return len(p.held) > 0
+}

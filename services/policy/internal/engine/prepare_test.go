@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package engine
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/scenario"
+)
+
+func TestAPreparedChangeCompilesNothing(t *testing.T) {
+	s := shapes[0].Shape
+	e := loaded(t, s)
+	all := `{apiVersion: cilium.io/v2, kind: CiliumClusterwideNetworkPolicy, metadata: {name: all},
+spec: {endpointSelector: {}, ingress: [{fromEndpoints: [{matchLabels: {app: app-02}}], toPorts: [{ports: [{port: "PORT", protocol: TCP}]}]}]}}`
+	for _, port := range []string{"80", "81"} {
+		change := Change{UpsertPolicies: []policy.Object{decodeOne(t, strings.ReplaceAll(all, "PORT", port))}}
+		before := e.Size()
+		p := e.Prepare(change)
+		if got := p.Subjects(); got != before.Subjects {
+			t.Fatalf("%d subjects are concerned, want %d", got, before.Subjects)
+		}
+		steps := 1
+		for ; p.Step(8); steps++ { //nolint:revive // until all were looked at
+		}
+		if want := (before.Subjects + 7) / 8; steps != want {
+			t.Errorf("%d steps, want %d", steps, want)
+		}
+		from, to := apply(t, e, change)
+		if to.Tables != from.Tables || to.Binds-from.Binds < before.Subjects {
+			t.Errorf("the prepared change compiled %d tables and bound %d directions, want 0 and at least %d", to.Tables-from.Tables, to.Binds-from.Binds, before.Subjects)
+		}
+		for p.Release(8) { //nolint:revive // until all are released
+		}
+		after := New(e.config)
+		if err := after.Apply(e.Draft().change); err != nil {
+			t.Fatal(err)
+		}
+		if err := after.Apply(Change{AddSubjects: e.Draft().subjects}); err != nil {
+			t.Fatal(err)
+		}
+		if got, want := e.Size(), after.Size(); got.Tables != want.Tables || got.Selectors != want.Selectors || got.NodeClasses != want.NodeClasses {
+			t.Errorf("after all was released: %+v, from scratch %+v", got, want)
+		}
+	}
+}
+
+// Whatever else happens between its steps, and whether the change is then made
+// or not, a preparation leaves no trace.
+func TestAPreparationChangesNoVerdictAndLeavesNothing(t *testing.T) {
+	t.Parallel()
+	w := seeded(t, 51)
+	for run := range runs(t, 40) {
+		r := newReplica()
+		var late *replica // began beside prepared tables
+		config := drawConfig(w)
+		told := config
+		told.Events = func(ev Event) {
+			r.apply(ev)
+			if late != nil {
+				late.apply(ev)
+			}
+		}
+		s := w.Draw()
+		e := fresh(t, told, s)
+		for step := range 12 {
+			what := fmt.Sprintf("run %d step %d", run, step)
+			next := s.Clone()
+			for range 1 + w.IntN(4) {
+				w.Mutate(next)
+			}
+			planned := diff(s, next)
+			p := e.Prepare(planned)
+			for p.Step(1 + w.IntN(2)) {
+				checkAgreement(t, w, config, s, e, 10)
+				if !w.Chance(50) {
+					continue
+				}
+				other := s.Clone()
+				w.Mutate(other)
+				if err := e.Apply(diff(s, other)); err != nil {
+					t.Fatal(err)
+				}
+				s = other
+			}
+			late = newReplica()
+			e.Snapshot(late.apply)
+			if w.Chance(80) {
+				if err := e.Apply(diff(s, next)); err != nil {
+					t.Fatal(err)
+				}
+				s = next
+			}
+			for p.Release(1) {
+				checkAgreement(t, w, config, s, e, 10)
+			}
+			sameAsFresh(t, config, s, e, what)
+			sameAnswers(t, w, e, r, s, what)
+			sameAnswers(t, w, e, late, s, what+", late reader")
+		}
+		if err := e.Apply(diff(s, scenario.NewState())); err != nil {
+			t.Fatal(err)
+		}
+		if size := e.Size(); size != (Size{}) || len(r.tables)+len(r.classes) != 0 {
+			t.Fatalf("left: %+v, %d tables and %d classes of the reader", size, len(r.tables), len(r.classes))
+		}
+	}
+}

@@ -40,13 +40,12 @@ func (s *Store) refer(ctx context.Context, n identity.Numeric, l identity.Labels
 	put := s.put(n, l, lease, false)
 	// Nodes of layout 1 take labels/ for the fence.
 	both := append(slices.Clip(put), clientv3.OpPut(s.labelsKey(l), labelsValue1(n, l)))
-	resp, err := s.client.Txn(ctx).
+	resp, err := s.commit(ctx, "refer to identity", s.client.Txn(ctx).
 		If(exists(labelsValue(n))...).Then(put...).
-		Else(clientv3.OpTxn(exists(labelsValue1(n, l)), both, s.gets(n, l))).Commit()
+		Else(clientv3.OpTxn(exists(labelsValue1(n, l)), both, s.gets(n, l))))
 	if err != nil {
-		return allocator.Claim{}, state{}, false, s.fault(ctx, "refer to identity", err)
+		return allocator.Claim{}, state{}, false, err
 	}
-	s.saw(resp.Header)
 	if ok = resp.Succeeded; !ok {
 		inner := resp.Responses[0].GetResponseTxn()
 		if ok = inner.GetSucceeded(); !ok {
@@ -115,11 +114,10 @@ func (s *Store) Claim(ctx context.Context, l identity.Labels, known, candidate i
 		} else {
 			txn = txn.Then(s.gets(candidate, l)...)
 		}
-		resp, err := txn.Commit()
+		resp, err := s.commit(ctx, "allocate identity", txn)
 		if err != nil {
-			return allocator.Claim{}, s.fault(ctx, "allocate identity", err)
+			return allocator.Claim{}, err
 		}
-		s.saw(resp.Header)
 		if resp.Succeeded && candidate != 0 {
 			return allocator.Claim{Number: candidate, Revision: resp.Header.Revision, Created: true}, nil
 		}
@@ -150,15 +148,14 @@ func (s *Store) Claim(ctx context.Context, l identity.Labels, known, candidate i
 
 // create writes an identity if nothing about it has changed since it was read.
 func (s *Store) create(ctx context.Context, n identity.Numeric, l identity.Labels, lease clientv3.LeaseID, have state) (_ allocator.Claim, ok bool, err error) {
-	resp, err := s.client.Txn(ctx).If(
+	resp, err := s.commit(ctx, "create identity", s.client.Txn(ctx).If(
 		unchanged(s.labelsKey(l), have.labels),
 		unchanged(s.idKey(n), have.id),
 		unchanged(s.restKey(n), have.rest),
-	).Then(append(s.put(n, l, lease, true), clientv3.OpDelete(s.restKey(n)))...).Commit()
+	).Then(append(s.put(n, l, lease, true), clientv3.OpDelete(s.restKey(n)))...))
 	if err != nil {
-		return allocator.Claim{}, false, s.fault(ctx, "create identity", err)
+		return allocator.Claim{}, false, err
 	}
-	s.saw(resp.Header)
 	return allocator.Claim{Number: n, Revision: resp.Header.Revision, Created: have.id == nil}, resp.Succeeded, nil
 }
 

@@ -613,3 +613,56 @@ func TestLongOutageEndsAnswersForSetsThatAreNotHeld(t *testing.T) {
 		t.Errorf("held set: %v, %v, want %v however long it takes", got, err, held)
 	}
 }
+
+// TestRestoredBackupIsNoticed: an etcd that went back to an older state has
+// the leases of that state, so that every session seems to live on.
+func TestRestoredBackupIsNoticed(t *testing.T) {
+	t.Parallel() // it mostly waits
+	const late = 50
+	s := etcdtest.Start(t)
+	a, b := startNode(t, s.Endpoint, "a", t.TempDir(), quick()), startNode(t, s.Endpoint, "b", t.TempDir(), quick())
+	a.connected()
+	b.connected()
+	one, err := a.Hold(t.Context(), holder(1), storetest.Labels(t, "one"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Down()
+	s.Backup()
+	s.Up()
+	a.settled()
+	b.settled()
+	var after []identity.Identity
+	for i := range late {
+		id, err := a.Hold(t.Context(), holder(100+i), storetest.Labels(t, fmt.Sprint("late", i)), false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		after = append(after, id)
+	}
+	storetest.Eventually(t, "b knows them", func() bool { return b.Summary().Known == late+1 })
+	for i := range late - 1 { // the last one stays held
+		if _, err := a.Release(t.Context(), holder(100+i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a.settled()
+	s.Down()
+	s.Restore()
+	s.Up()
+	last := after[late-1]
+	for name, n := range map[string]*node{"a": a, "b": b} {
+		storetest.Eventually(t, name+" knows what is left", func() bool { return n.Summary().Connected && n.Summary().Known == 2 })
+	}
+	numbers, refs := content(t, s.Client())
+	if numbers[last.Labels.Text()] != last.Number || refs["a/"+fmt.Sprint(last.Number)] != 1 || refs["a/"+fmt.Sprint(one.Number)] != 1 {
+		t.Errorf("etcd has %v and references %v, want %v claimed again", numbers, refs, last)
+	}
+	fresh, err := startNode(t, s.Endpoint, "c", t.TempDir(), quick()).Hold(t.Context(), holder(1), storetest.Labels(t, "after"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, n := range map[string]*node{"a": a, "b": b} {
+		storetest.Eventually(t, name+" sees a new identity", func() bool { _, _, err := n.Get(fresh.Number); return err == nil })
+	}
+}

@@ -24,11 +24,10 @@ func (s *Store) Lead(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	key := s.collectorKey()
-	get, err := s.client.Get(ctx, key)
+	get, err := s.get(ctx, "read collector", key)
 	if err != nil {
-		return false, s.fault(ctx, "read collector", err)
+		return false, err
 	}
-	s.saw(get.Header)
 	var have *mvccpb.KeyValue
 	if len(get.Kvs) > 0 {
 		have = get.Kvs[0]
@@ -37,12 +36,11 @@ func (s *Store) Lead(ctx context.Context) (bool, error) {
 		}
 		// Of the process before; it would go with that one's lease.
 	}
-	resp, err := s.client.Txn(ctx).If(unchanged(key, have)).
-		Then(clientv3.OpPut(key, s.cfg.Node, clientv3.WithLease(lease))).Commit()
+	resp, err := s.commit(ctx, "lead collection", s.client.Txn(ctx).If(unchanged(key, have)).
+		Then(clientv3.OpPut(key, s.cfg.Node, clientv3.WithLease(lease))))
 	if err != nil {
-		return false, s.fault(ctx, "lead collection", err)
+		return false, err
 	}
-	s.saw(resp.Header)
 	return resp.Succeeded, nil
 }
 
@@ -59,11 +57,10 @@ func (s *Store) Candidates(ctx context.Context, ids []identity.Identity) ([]allo
 				clientv3.OpGet(s.labelsKey(id.Labels), clientv3.WithKeysOnly()),
 				clientv3.OpGet(s.fenceKey(id.Number), clientv3.WithKeysOnly()))
 		}
-		resp, err := s.client.Txn(ctx).Then(ops...).Commit()
+		resp, err := s.commit(ctx, "read fences", s.client.Txn(ctx).Then(ops...))
 		if err != nil {
-			return nil, s.fault(ctx, "read fences", err)
+			return nil, err
 		}
-		s.saw(resp.Header)
 		for i, id := range some {
 			c := allocator.Candidate{Identity: id}
 			for _, r := range resp.Responses[2*i : 2*i+2] {
@@ -104,11 +101,10 @@ func (s *Store) Collect(ctx context.Context, unused []allocator.Candidate, rest 
 				clientv3.OpDelete(s.labelsKey(l)), clientv3.OpDelete(s.fenceKey(n)), clientv3.OpDelete(s.idKey(n)),
 				clientv3.OpPut(s.restKey(n), hashText(l), clientv3.WithLease(lease.ID)))
 		}
-		resp, err := s.client.Txn(ctx).If(conditions...).Then(ops...).Commit()
+		resp, err := s.commit(ctx, "collect identities", s.client.Txn(ctx).If(conditions...).Then(ops...))
 		if err != nil {
-			return false, s.fault(ctx, "collect identities", err)
+			return false, err
 		}
-		s.saw(resp.Header)
 		if resp.Succeeded {
 			for _, c := range some {
 				gone = append(gone, c.Identity.Number)

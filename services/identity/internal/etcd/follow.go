@@ -52,6 +52,9 @@ func (s *Store) follow(ctx context.Context, r reader) error {
 		if errors.Is(err, rpctypes.ErrCompacted) {
 			continue // compacted between two pages
 		}
+		if errors.Is(err, errHistory) {
+			continue // noticed by this very listing
+		}
 		if err != nil {
 			return err
 		}
@@ -181,11 +184,10 @@ func (s *Store) listen(ctx context.Context, heads chan<- head) {
 
 // head reads the revision that etcd has. Only a linearised read tells.
 func (s *Store) head(ctx context.Context) (int64, error) {
-	resp, err := s.client.Get(ctx, s.collectorKey(), clientv3.WithKeysOnly())
+	resp, err := s.get(ctx, "read revision", s.collectorKey(), clientv3.WithKeysOnly())
 	if err != nil {
-		return 0, s.fault(ctx, "read revision", err)
+		return 0, err
 	}
-	s.saw(resp.Header)
 	return resp.Header.Revision, nil
 }
 

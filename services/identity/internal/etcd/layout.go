@@ -37,11 +37,10 @@ func (s *Store) layoutKey() string { return s.cfg.Prefix + "/layout" }
 // readLayout learns which form identities are made in. A prefix without
 // identities gets the final one.
 func (s *Store) readLayout(ctx context.Context) error {
-	resp, err := s.client.Get(ctx, s.layoutKey())
+	resp, err := s.get(ctx, "read layout", s.layoutKey())
 	if err != nil {
-		return s.fault(ctx, "read layout", err)
+		return err
 	}
-	s.saw(resp.Header)
 	if len(resp.Kvs) > 0 {
 		return s.setLayout(resp.Kvs[0])
 	}
@@ -55,13 +54,12 @@ func (s *Store) readLayout(ctx context.Context) error {
 // writeLayout makes the layout the final one, on conditions, and learns what it is then.
 func (s *Store) writeLayout(ctx context.Context, conditions ...clientv3.Cmp) error {
 	want := strconv.Itoa(layoutFinal)
-	resp, err := s.client.Txn(ctx).
+	resp, err := s.commit(ctx, "write layout", s.client.Txn(ctx).
 		If(append(conditions, clientv3.Compare(clientv3.CreateRevision(s.layoutKey()), "=", 0))...).
-		Then(clientv3.OpPut(s.layoutKey(), want)).Else(clientv3.OpGet(s.layoutKey())).Commit()
+		Then(clientv3.OpPut(s.layoutKey(), want)).Else(clientv3.OpGet(s.layoutKey())))
 	if err != nil {
-		return s.fault(ctx, "write layout", err)
+		return err
 	}
-	s.saw(resp.Header)
 	if resp.Succeeded {
 		return s.setLayout(&mvccpb.KeyValue{Value: []byte(want)})
 	}
@@ -166,15 +164,14 @@ func (s *Store) convert(ctx context.Context, old []*mvccpb.KeyValue) error {
 		}
 		limited, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 		// A reference meanwhile writes the key again; then it is tried again later.
-		resp, err := s.client.Txn(limited).If(
+		_, err = s.commit(limited, "convert identity", s.client.Txn(limited).If(
 			unchanged(string(kv.Key), kv),
 			clientv3.Compare(clientv3.Value(s.idKey(n)), "=", text),
-		).Then(clientv3.OpPut(string(kv.Key), labelsValue(n))).Commit()
+		).Then(clientv3.OpPut(string(kv.Key), labelsValue(n))))
 		cancel()
 		if err != nil {
-			return s.fault(ctx, "convert identity", err)
+			return err
 		}
-		s.saw(resp.Header)
 	}
 	return nil
 }

@@ -64,11 +64,11 @@ type Store struct {
 	cfg    Config
 	client *clientv3.Client
 
-	mu       sync.Mutex
-	lease    clientv3.LeaseID // guarded by mu; 0 without a session
-	revision int64            // guarded by mu; the newest that etcd told
-	layout   int              // guarded by mu; that identities are made in; 0: not read yet
-	history  chan struct{}    // guarded by mu; closed when etcd turns out to have lost its history
+	mu      sync.Mutex
+	lease   clientv3.LeaseID // guarded by mu; 0 without a session
+	pos     position         // guarded by mu
+	layout  int              // guarded by mu; that identities are made in; 0: not read yet
+	history chan struct{}    // guarded by mu; closed when etcd turns out to have lost its history
 }
 
 // New returns a Store that connects when it is first used. The caller closes it.
@@ -159,13 +159,73 @@ func (s *Store) parseID(kv *mvccpb.KeyValue) (identity.Identity, error) {
 	return identity.Identity{Number: n, Labels: labels}, nil
 }
 
-// saw notes the revision of an answer, and what it tells about etcd's history.
-func (s *Store) saw(h *etcdserverpb.ResponseHeader) {
+// position is how far etcd has come, as this process knows.
+type position struct {
+	history  uint64 // counts how often etcd was found to have another past
+	cluster  uint64
+	revision int64
+}
+
+func (s *Store) position() position {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if h.GetRevision() > s.revision {
-		s.revision = h.GetRevision()
+	return s.pos
+}
+
+// errHistory: etcd has another past than what this process saw of it, because
+// its data was put back to an older state or is another cluster's. With it went
+// whatever this process knows: it is an ErrSessionLost.
+var errHistory = fmt.Errorf("etcd has another history than before: %w", allocator.ErrSessionLost)
+
+// saw compares the answer to a linearised request with where etcd was when the
+// request was made. Leases say nothing: they are part of a backup too. A watch
+// would wait in silence for revisions that etcd has not reached yet, and which
+// will be something else when they come.
+func (s *Store) saw(before position, h *etcdserverpb.ResponseHeader) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if before.history != s.pos.history {
+		return errHistory // an answer about the past, or to a session of the past
 	}
+	if before.cluster != 0 && (before.cluster != h.GetClusterId() || h.GetRevision() < before.revision) {
+		s.cfg.Log.Error("etcd went back to an older state, or is another cluster; everything is read again and held identities are claimed again",
+			"cluster", fmt.Sprintf("%x", h.GetClusterId()), "revision", h.GetRevision(),
+			"was_cluster", fmt.Sprintf("%x", before.cluster), "was_revision", before.revision)
+		s.pos = position{history: s.pos.history + 1, cluster: h.GetClusterId(), revision: h.GetRevision()}
+		s.lease = 0
+		close(s.history)
+		s.history = make(chan struct{})
+		return errHistory
+	}
+	s.pos.cluster = h.GetClusterId()
+	s.pos.revision = max(s.pos.revision, h.GetRevision())
+	return nil
+}
+
+// get is a linearised read.
+func (s *Store) get(ctx context.Context, what, key string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
+	before := s.position()
+	resp, err := s.client.Get(ctx, key, opts...)
+	if err != nil {
+		return nil, s.fault(ctx, what, err)
+	}
+	if err := s.saw(before, resp.Header); err != nil {
+		return nil, fmt.Errorf("%s: %w", what, err)
+	}
+	return resp, nil
+}
+
+// commit runs a transaction.
+func (s *Store) commit(ctx context.Context, what string, txn clientv3.Txn) (*clientv3.TxnResponse, error) {
+	before := s.position()
+	resp, err := txn.Commit()
+	if err != nil {
+		return nil, s.fault(ctx, what, err)
+	}
+	if err := s.saw(before, resp.Header); err != nil {
+		return nil, fmt.Errorf("%s: %w", what, err)
+	}
+	return resp, nil
 }
 
 // Join implements allocator.Store.
@@ -180,20 +240,9 @@ func (s *Store) Join(ctx context.Context) (fresh bool, err error) {
 	if err != nil {
 		return false, s.fault(ctx, "grant lease", err)
 	}
-	// Going backwards means another data directory, and watches that wait for
-	// revisions which will be something else when they come.
-	get, err := s.client.Get(ctx, s.collectorKey(), clientv3.WithKeysOnly())
-	if err != nil {
-		return false, s.fault(ctx, "read revision", err)
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.lease = resp.ID
-	if get.Header.Revision < s.revision {
-		s.revision = get.Header.Revision
-		close(s.history)
-		s.history = make(chan struct{})
-	}
 	return true, nil
 }
 
@@ -201,6 +250,9 @@ func (s *Store) Join(ctx context.Context) (fresh bool, err error) {
 func (s *Store) Ping(ctx context.Context) error {
 	lease, err := s.session()
 	if err != nil {
+		return err
+	}
+	if _, err := s.head(ctx); err != nil {
 		return err
 	}
 	resp, err := s.client.KeepAliveOnce(ctx, lease)
@@ -251,14 +303,10 @@ func (s *Store) fault(ctx context.Context, what string, err error) error {
 // Release implements allocator.Store.
 func (s *Store) Release(ctx context.Context, ref allocator.Reference) error {
 	key := s.refKey(ref.Number)
-	resp, err := s.client.Txn(ctx).
+	_, err := s.commit(ctx, "release identity", s.client.Txn(ctx).
 		If(clientv3.Compare(clientv3.ModRevision(key), "=", ref.Revision)).
-		Then(clientv3.OpDelete(key)).Commit()
-	if err != nil {
-		return s.fault(ctx, "release identity", err)
-	}
-	s.saw(resp.Header)
-	return nil
+		Then(clientv3.OpDelete(key)))
+	return err
 }
 
 // References implements allocator.Store.
@@ -293,12 +341,11 @@ func (s *Store) list(ctx context.Context, prefix string, keysOnly bool, f func(*
 			opts = append(opts, clientv3.WithKeysOnly(), clientv3.WithLimit(keysSize))
 		}
 		page, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
-		resp, err := s.client.Get(page, from, opts...)
+		resp, err := s.get(page, "list "+prefix, from, opts...)
 		cancel()
 		if err != nil {
-			return 0, s.fault(ctx, "list "+prefix, err)
+			return 0, err
 		}
-		s.saw(resp.Header)
 		if revision == 0 {
 			revision = resp.Header.Revision
 		}

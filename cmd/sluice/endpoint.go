@@ -33,22 +33,25 @@ func (c *command) endpointCommand() *cobra.Command {
 
 // endpoint is what is shown of one.
 type endpoint struct {
-	Owner      owner      `json:"owner"`
-	Manager    string     `json:"manager,omitempty"`
-	Network    string     `json:"network,omitempty"`
-	Pod        *podRef    `json:"pod,omitempty"`
-	Slot       uint32     `json:"slot"`
-	State      string     `json:"state"`
-	Identity   uint32     `json:"identity"`
-	Labels     []string   `json:"labels"`
-	Addresses  []string   `json:"addresses"`
-	Gateways   []string   `json:"gateways,omitempty"`
-	Host       device     `json:"hostInterface"`
-	Container  device     `json:"containerInterface"`
-	Namespace  string     `json:"networkNamespace"`
-	MTU        uint32     `json:"mtu"`
-	NamedPorts []string   `json:"namedPorts,omitempty"`
-	Created    *time.Time `json:"createTime,omitempty"`
+	Owner     owner    `json:"owner"`
+	Manager   string   `json:"manager,omitempty"`
+	Network   string   `json:"network,omitempty"`
+	Pod       *podRef  `json:"pod,omitempty"`
+	Slot      uint32   `json:"slot"`
+	State     string   `json:"state"`
+	Identity  uint32   `json:"identity"`
+	Labels    []string `json:"labels"`
+	Addresses []string `json:"addresses"`
+	Gateways  []string `json:"gateways,omitempty"`
+	Host      device   `json:"hostInterface"`
+	Container device   `json:"containerInterface"`
+	Namespace string   `json:"networkNamespace"`
+	MTU       uint32   `json:"mtu"`
+	// SourceRouted are addresses whose family has its default routes by another
+	// interface of the container.
+	SourceRouted []string   `json:"sourceRouted,omitempty"`
+	NamedPorts   []string   `json:"namedPorts,omitempty"`
+	Created      *time.Time `json:"createTime,omitempty"`
 	// Policy is what judges its packets; nil from a datapath that knows none.
 	Policy *endpointPolicy `json:"policy,omitempty"`
 }
@@ -100,7 +103,8 @@ func endpointOf(e *datapathv1.Endpoint) endpoint {
 		Owner: ownerOf(e.GetOwner()), Manager: e.GetManager(), Network: e.GetNetwork(), Slot: e.GetSlot(), State: enum(e.GetState(), "ENDPOINT_STATE_"), Identity: e.GetIdentity(),
 		Labels: labelTexts(e.GetLabels()), Addresses: addressTexts(e.GetAddresses()), Gateways: addressTexts(e.GetGateways()),
 		Host: dev(e.GetHostInterface()), Container: dev(e.GetContainerInterface()),
-		Namespace: e.GetNetworkNamespace(), MTU: e.GetMtu(), Created: when(e.GetCreateTime()),
+		SourceRouted: addressTexts(e.GetSourceRouted()),
+		Namespace:    e.GetNetworkNamespace(), MTU: e.GetMtu(), Created: when(e.GetCreateTime()),
 	}
 	if p := e.GetPod(); p != nil {
 		shown.Pod = &podRef{p.GetNamespace(), p.GetName(), p.GetUid()}
@@ -217,6 +221,9 @@ func (c *command) endpointGet(ctx context.Context, name string) error {
 		row(w, "Labels", strings.Join(e.Labels, " "))
 		row(w, "Addresses", strings.Join(e.Addresses, " "))
 		row(w, "Gateways", strings.Join(e.Gateways, " "))
+		if len(e.SourceRouted) > 0 {
+			row(w, "Source-routed", strings.Join(e.SourceRouted, " "))
+		}
 		row(w, "Device", e.Host.Name+" "+e.Host.MAC)
 		row(w, "MTU", e.MTU)
 		row(w, "Namespace", e.Namespace)

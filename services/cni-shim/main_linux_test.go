@@ -564,6 +564,25 @@ func TestKernelNamespaceOfAProcessIsBoundUntilDel(t *testing.T) {
 	wantHeld(t, n, 0, 0)
 }
 
+// The default routes are those of the first interface.
+func TestKernelResultOfASecondInterfaceHasNoDefaultRoutes(t *testing.T) {
+	n, ns := nodetest.New(t), newNetns(t)
+	for _, c := range []struct {
+		ifname string
+		routes int
+	}{{"eth0", 2}, {"net1", 0}} {
+		a := add(n, ns)
+		a.ifname = c.ifname
+		var result types100.Result
+		if err := json.Unmarshal([]byte(wantCode(t, a, 0)), &result); err != nil {
+			t.Fatal(err)
+		}
+		if len(result.IPs) != 2 || len(result.Routes) != c.routes {
+			t.Errorf("%s has %d addresses and routes %v, want 2 and %d", c.ifname, len(result.IPs), result.Routes, c.routes)
+		}
+	}
+}
+
 // A node may have two runtimes, each with a network of its own: GC of one is
 // given the attachments to that one alone.
 func TestKernelGCStaysWithinItsNetwork(t *testing.T) {

@@ -38,6 +38,8 @@ type Config struct {
 
 	Connections ConnectionsConfig `config:"connections"`
 
+	SecondInterfaces string `config:"secondInterfaces" enum:"allow,refuse" help:"a further interface for a container that has one: allow gives it its addresses and a routing table for what it sends from them, refuse fails its creation"`
+
 	NodeSysctls  string `config:"nodeSysctls" enum:"auto,set,report" help:"forwarding and redirects of the whole node: set them, only report them, or auto: report in the machine's own network namespace, set in another"`
 	ValidateOnly bool   `config:"validateOnly" help:"look at everything, say what would be put right, change nothing and exit: 0 if all is well, 1 if not"`
 }
@@ -133,7 +135,7 @@ func defaults(p instance.Paths) Config {
 		Audit:       AuditConfig{Interval: 30 * time.Second, Repair: true},
 		Events:      EventsConfig{PerSecond: 64},
 		Connections: defaultConnections(),
-		NodeSysctls: "auto",
+		NodeSysctls: "auto", SecondInterfaces: "allow",
 	}
 }
 

@@ -62,7 +62,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		}
 		return node.Open(ctx, node.Options{
 			Instance: p.Paths.Name, BPFDir: cfg.BPFDir, PodCIDRs: cfg.PodCIDRs, MTU: cfg.MTU, TunnelPorts: cfg.TunnelPorts,
-			ServiceDevices:  cfg.ServiceDevices,
+			ServiceDevices: cfg.ServiceDevices, RefuseSecond: cfg.SecondInterfaces == "refuse",
 			EventsPerSecond: cfg.Events.PerSecond, NodeSysctls: cfg.NodeSysctls,
 			Leases: ipam, Identities: identity, Records: store, Log: p.Log, ValidateOnly: cfg.ValidateOnly,
 			Policy: cfg.Policy.options(policies), Connections: cfg.Connections.options(), BootID: bootID,

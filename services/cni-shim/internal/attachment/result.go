@@ -4,6 +4,7 @@
 package attachment
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net"
@@ -71,7 +72,10 @@ func (p *Plugin) result(e *datapathv1.Endpoint) (*types100.Result, error) {
 		ip.Gateway = g.AsSlice()
 		r.IPs = append(r.IPs, ip)
 
-		r.Routes = append(r.Routes, &types.Route{Dst: everything(a), GW: g.AsSlice()})
+		// What leaves by a table of the interface's own is no default route.
+		if !slices.ContainsFunc(e.GetSourceRouted(), func(s []byte) bool { return bytes.Equal(s, b) }) {
+			r.Routes = append(r.Routes, &types.Route{Dst: everything(a), GW: g.AsSlice()})
+		}
 	}
 	return r, nil
 }

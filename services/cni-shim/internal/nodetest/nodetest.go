@@ -319,6 +319,11 @@ func (n *Node) CreateEndpoint(_ context.Context, r *datapathv1.CreateEndpointReq
 		Mtu:                mtu,
 		Gateways:           [][]byte{{169, 254, 1, 1}, netip.MustParseAddr("fe80::1").AsSlice()},
 	}
+	for _, other := range n.endpoints {
+		if other.GetNetworkNamespace() == e.GetNetworkNamespace() {
+			e.SourceRouted = e.GetAddresses()
+		}
+	}
 	n.endpoints[k], n.requests[k] = e, proto.Clone(r).(*datapathv1.CreateEndpointRequest)
 	return &datapathv1.CreateEndpointResponse{Endpoint: e}, nil
 }

@@ -87,7 +87,7 @@ func (c *Core) load() error {
 
 // Audit compares records, maps and devices, and with repair puts right what
 // differs. It hands every finding to emit, and ends early with emit's error.
-// The interior of containers is compared by Check only.
+// The interior of containers is compared by Check and AuditContainers.
 func (c *Core) Audit(ctx context.Context, repair bool, emit func(Finding) error) error {
 	report := func(d Difference, fix func() error) error {
 		f := Finding{Difference: d}
@@ -125,6 +125,75 @@ func (c *Core) Audit(ctx context.Context, repair bool, emit func(Finding) error)
 		return err
 	}
 	return c.auditTables(repair, emit)
+}
+
+// AuditContainers compares the interior of every container with its record, and
+// with repair puts it right. It is done when an operator asks, not by itself: a
+// container that may change its own routes has reasons to.
+func (c *Core) AuditContainers(ctx context.Context, repair bool, emit func(Finding) error) error {
+	for _, r := range c.live() {
+		diffs, left, fixErr, err := c.auditContainer(ctx, r, repair)
+		if err != nil {
+			return err
+		}
+		for _, d := range diffs {
+			d.Key = r.Spec.Owner.String() + ": " + d.Key
+			f := Finding{Difference: d}
+			if repair {
+				f.Err = outcome(d, left, fixErr)
+				f.Repaired = f.Err == nil
+			}
+			if err := emit(f); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (c *Core) auditContainer(ctx context.Context, r Record, repair bool) (diffs, left []Difference, fixErr, err error) {
+	o := r.Spec.Owner
+	leave, err := c.turns.enter(ctx, o)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	defer leave()
+	r, ok := c.record(o)
+	if !ok || r.Phase != PhaseReady || c.disconnecting(o) {
+		return nil, nil, nil, nil
+	}
+	ns, err := c.cfg.Links.OpenNamespace(r.Spec.Netns)
+	if err != nil {
+		// A name that is gone says nothing of the container, which may live on.
+		return nil, nil, nil, ignoreAny(err, ErrNamespaceGone, ErrNamespace)
+	}
+	defer ns.Close()
+	if ns.ID() != r.Namespace {
+		return nil, nil, nil, nil
+	}
+	if diffs, err = c.cfg.Links.CheckContainer(ns, r.Device); err != nil {
+		return nil, nil, nil, fmt.Errorf("check the container of %s: %w", o, err)
+	}
+	if len(diffs) == 0 || !repair {
+		return diffs, diffs, nil, nil
+	}
+	fixErr = c.cfg.Links.RepairContainer(ns, r.Device)
+	if left, err = c.cfg.Links.CheckContainer(ns, r.Device); err != nil {
+		return nil, nil, nil, fmt.Errorf("check the container of %s: %w", o, err)
+	}
+	for i := range left {
+		left[i].Key = o.String() + ": " + left[i].Key
+	}
+	return diffs, left, fixErr, nil
+}
+
+func ignoreAny(err error, ok ...error) error {
+	for _, target := range ok {
+		if errors.Is(err, target) {
+			return nil
+		}
+	}
+	return err
 }
 
 func (c *Core) auditTables(repair bool, emit func(Finding) error) error {

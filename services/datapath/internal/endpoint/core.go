@@ -31,6 +31,8 @@ type Config struct {
 	PodCIDRs []netip.Prefix
 	// MTU of devices for which the caller wants none, in bytes.
 	MTU uint16
+	// RefuseSecond refuses an attachment to a namespace that has one already.
+	RefuseSecond bool
 	// ReapDelay is how long a device whose endpoint is gone may wait for its
 	// namespace to go, so that one deletion takes many. 0: one second.
 	ReapDelay time.Duration
@@ -300,17 +302,60 @@ func (c *Core) record(o Owner) (Record, bool) {
 	return r, ok
 }
 
-// reserve makes the addresses the owner's, unless a live endpoint has one.
-func (c *Core) reserve(r Record) error {
+// reserve makes the addresses the owner's, unless a live endpoint has one. The
+// first attachment of a namespace has the default routes of its families; the
+// addresses of another become source-routed. devices are those of the node, or
+// nil if mayShare has said no: a creation that began since has no device either.
+func (c *Core) reserve(r Record, devices []HostDevice) (Record, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, a := range r.Spec.Addrs {
 		if holder, ok := c.holders[a]; ok && holder != r.Spec.Owner {
-			return fmt.Errorf("address %v: %w: %s", a, ErrAddressHeld, holder)
+			return r, fmt.Errorf("address %v: %w: %s", a, ErrAddressHeld, holder)
 		}
 	}
+	for o, other := range c.records {
+		if o == r.Spec.Owner || !other.shares(r, devices) {
+			continue
+		}
+		if c.cfg.RefuseSecond {
+			return r, fmt.Errorf("%w: %s; secondInterfaces allows more", ErrSecond, o)
+		}
+		for _, a := range r.Spec.Addrs {
+			if other.leads(a) && !slices.Contains(r.Device.SourceRouted, a) {
+				r.Device.SourceRouted = append(r.Device.SourceRouted, a)
+			}
+		}
+	}
+	slices.SortFunc(r.Device.SourceRouted, netip.Addr.Compare)
 	c.setLocked(r, WaitingForIdentity)
-	return nil
+	return r, nil
+}
+
+// mayShare says whether another endpoint that is ready names the namespace of r.
+func (c *Core) mayShare(r Record) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for o, other := range c.records {
+		if o != r.Spec.Owner && other.Phase == PhaseReady && other.Namespace == r.Namespace {
+			return true
+		}
+	}
+	return false
+}
+
+// shares says whether a record is of a live attachment to the namespace of s. The
+// numbers of namespaces are used again: one whose device is gone was of another.
+func (r Record) shares(s Record, devices []HostDevice) bool {
+	return r.Phase != PhaseDeleted && r.BootID == s.BootID && r.Namespace == s.Namespace &&
+		(r.Phase == PhaseCreating || slices.Contains(devices, HostDevice{r.Device.HostName, r.Device.HostIndex}))
+}
+
+// leads says whether the endpoint has the default route of an address's family.
+func (r Record) leads(like netip.Addr) bool {
+	return slices.ContainsFunc(r.Spec.Addrs, func(a netip.Addr) bool {
+		return a.Is4() == like.Is4() && !slices.Contains(r.Device.SourceRouted, a)
+	})
 }
 
 func (c *Core) live() []Record {

@@ -128,7 +128,14 @@ func (c *Core) create(ctx context.Context, ns Namespace, r Record) (_ Endpoint, 
 	defer abort(nil)
 	steps := []step{
 		{"write the intent", func(context.Context) error {
-			if err := c.reserve(r); err != nil {
+			var devices []HostDevice
+			var err error
+			if c.mayShare(r) { // a listing costs more than the rest of the step
+				if devices, err = c.cfg.Links.Devices(); err != nil {
+					return err
+				}
+			}
+			if r, err = c.reserve(r, devices); err != nil {
 				return err
 			}
 			if err := c.cfg.Records.Save(r); err != nil {
@@ -191,7 +198,18 @@ func (c *Core) create(ctx context.Context, ns Namespace, r Record) (_ Endpoint, 
 
 		{"attach the programs", func(context.Context) error { return c.cfg.Links.Attach(r.Device) }, nil, faultAttach},
 
-		{"set the device up", func(context.Context) error { return c.cfg.Links.Activate(ns, r.Device) }, nil, faultActivate},
+		{"set the device up", func(context.Context) error {
+			up, err := c.cfg.Links.Activate(ns, r.Device)
+			if err == nil && len(up.SourceRouted) > len(r.Device.SourceRouted) && c.anyDoomed() {
+				// perhaps the default routes are those of a deleted endpoint
+				c.reap(everything)
+				up, err = c.cfg.Links.Activate(ns, r.Device)
+			}
+			if err == nil {
+				r.Device = up
+			}
+			return err
+		}, func() error { return c.cfg.Links.Deactivate(ns, r.Device) }, faultActivate},
 
 		{"write the record", func(context.Context) error {
 			r.Phase, r.Created, r.Judged = PhaseReady, c.cfg.Now().UTC(), c.cfg.Policies != nil

@@ -105,6 +105,7 @@ func (c *Core) dispose(ctx context.Context, r Record) error {
 	if err := faultUnpublish.Hit(ctx); err != nil {
 		return err
 	}
+	c.deactivate(ctx, r)
 	device := HostDevice{r.Device.HostName, r.Device.HostIndex}
 	if err := c.bury(r); err != nil {
 		return fmt.Errorf("write the tombstone of %s: %w", o, err)
@@ -113,6 +114,26 @@ func (c *Core) dispose(ctx context.Context, r Record) error {
 		c.doom(device)
 	}
 	return faultTombstone.Hit(ctx)
+}
+
+// deactivate removes what an endpoint has inside its container and does not go
+// with the device. A failure keeps no endpoint from being deleted: what it left
+// leads nowhere, and the next attachment to the namespace removes it.
+func (c *Core) deactivate(ctx context.Context, r Record) {
+	if r.Phase == PhaseReady && len(r.Device.SourceRouted) == 0 || r.Spec.Netns == "" {
+		return
+	}
+	ns, err := c.cfg.Links.OpenNamespace(r.Spec.Netns)
+	if err != nil {
+		return // it is gone, or another kind of file by now
+	}
+	defer ns.Close()
+	if ns.ID() != r.Namespace {
+		return
+	}
+	if err := c.cfg.Links.Deactivate(ns, r.Device); err != nil {
+		c.log.WarnContext(ctx, "routing rules of a deleted endpoint stay in its container", "owner", r.Spec.Owner.String(), log.Err(err))
+	}
 }
 
 // slotsOf are the slots that belong to a record: the one it names, none if it
@@ -159,6 +180,12 @@ func (c *Core) doom(d HostDevice) {
 	defer c.mu.Unlock()
 	c.doomed[d] = c.cfg.Now().Add(c.cfg.ReapDelay)
 	poke(c.wakeReaper)
+}
+
+func (c *Core) anyDoomed() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.doomed) > 0
 }
 
 // Reaper removes the devices of deleted endpoints whose namespaces stay. Most

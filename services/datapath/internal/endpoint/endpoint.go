@@ -266,6 +266,10 @@ type Device struct {
 	MTU       uint16 `json:"mtu"`
 	// Addrs of the container, IPv4 first.
 	Addrs []netip.Addr `json:"addrs"`
+	// SourceRouted are those of Addrs that leave by a routing table of the
+	// device's own, because the container has default routes of their family by
+	// another interface.
+	SourceRouted []netip.Addr `json:"sourceRouted,omitempty"`
 }
 
 // Identity is the number of a label set.
@@ -350,6 +354,11 @@ func (r Record) Validate() error {
 	if !interfaceNameRE.MatchString(r.Device.HostName) || !interfaceNameRE.MatchString(r.Device.Name) {
 		return invalid("device", "no usable device names")
 	}
+	for _, a := range r.Device.SourceRouted {
+		if !slices.Contains(r.Spec.Addrs, a) {
+			return invalid("device.sourceRouted", "%v is no address of the endpoint", a)
+		}
+	}
 	if r.Phase == PhaseCreating {
 		return nil
 	}
@@ -389,6 +398,8 @@ var (
 	ErrNotFound = errors.New("no such endpoint")
 	// ErrLease: ipam says that the owner's lease is gone, or is another one.
 	ErrLease = errors.New("lease is gone")
+	// ErrSecond: the namespace has an attachment, and another is not wanted.
+	ErrSecond = errors.New("the network namespace has an attachment already")
 	// ErrNameTaken: the namespace has an interface of the wanted name.
 	ErrNameTaken = errors.New("interface name is taken")
 	// ErrAddressHeld: a live endpoint has the address.

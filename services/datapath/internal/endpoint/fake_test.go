@@ -52,7 +52,8 @@ type device struct {
 	Device
 	up, configured, filtered bool
 
-	foreign string // a program that others attached before ours
+	rules   []netip.Addr // inside
+	foreign string       // a program that others attached before ours
 	ns      *namespace
 }
 
@@ -173,8 +174,19 @@ func (l fakeLinks) Attach(d Device) error {
 	return l.change("attach", d, func(dev *device) { dev.filtered = true })
 }
 
-func (l fakeLinks) Activate(_ Namespace, d Device) error {
-	return l.change("activate", d, func(dev *device) { dev.up = true })
+func (l fakeLinks) Activate(_ Namespace, d Device) (Device, error) {
+	return d, l.change("activate", d, func(dev *device) { dev.up, dev.rules = true, d.SourceRouted })
+}
+
+func (l fakeLinks) Deactivate(_ Namespace, d Device) error {
+	if err := l.do("deactivate"); err != nil {
+		return err
+	}
+	defer l.mu.Unlock()
+	if dev := l.devices[d.HostIndex]; dev != nil {
+		dev.rules = nil
+	}
+	return nil
 }
 
 func (l fakeLinks) Remove(devices []HostDevice) error {
@@ -225,7 +237,20 @@ func (l fakeLinks) CheckHost(d Device) ([]Difference, error) {
 	return diffs, nil
 }
 
-func (l fakeLinks) CheckContainer(Namespace, Device) ([]Difference, error) { return nil, nil }
+func (l fakeLinks) CheckContainer(_ Namespace, d Device) (diffs []Difference, err error) {
+	if err := l.do("check container"); err != nil {
+		return nil, err
+	}
+	defer l.mu.Unlock()
+	if dev := l.devices[d.HostIndex]; dev != nil && !slices.Equal(dev.rules, d.SourceRouted) {
+		diffs = append(diffs, Difference{Subject: "container rule", Key: d.Name})
+	}
+	return diffs, nil
+}
+
+func (l fakeLinks) RepairContainer(_ Namespace, d Device) error {
+	return l.change("repair container", d, func(dev *device) { dev.rules = d.SourceRouted })
+}
 
 func (l fakeLinks) RepairHost(d Device) error {
 	return l.change("repair device", d, func(dev *device) { dev.up, dev.configured, dev.filtered = true, true, true })

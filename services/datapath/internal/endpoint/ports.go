@@ -84,17 +84,23 @@ type Links interface {
 	Configure(ns Namespace, d Device) error
 	// Attach puts the programs on the host end.
 	Attach(d Device) error
-	// Activate sets both ends up and adds routes and neighbours.
-	Activate(ns Namespace, d Device) error
+	// Activate sets both ends up and adds routes and neighbours. It returns d with
+	// those addresses added to SourceRouted that cannot have the default routes
+	// because another interface has them.
+	Activate(ns Namespace, d Device) (Device, error)
+	// Deactivate removes what Activate made inside and does not go with the
+	// device.
+	Deactivate(ns Namespace, d Device) error
 	// Remove deletes the devices, all in one go. What is gone is no error.
 	Remove(devices []HostDevice) error
 	// Devices lists the devices of this instance in the node's namespace.
 	Devices() ([]HostDevice, error)
 
 	// CheckHost compares the host end with what Attach, Configure and Activate
-	// make; CheckContainer the other end.
+	// make; CheckContainer the other end, which RepairContainer puts right.
 	CheckHost(d Device) ([]Difference, error)
 	CheckContainer(ns Namespace, d Device) ([]Difference, error)
+	RepairContainer(ns Namespace, d Device) error
 	// RepairHost puts right what CheckHost finds, but for SubjectTCX. It replaces
 	// and never removes.
 	RepairHost(d Device) error

@@ -5,6 +5,8 @@ package endpoint
 
 import (
 	"errors"
+	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -123,7 +125,7 @@ func TestOneAddressIsReservedByOneOwner(t *testing.T) {
 		var won atomic.Int32
 		for _, r := range rs {
 			wg.Go(func() {
-				if c.reserve(r) == nil {
+				if _, err := c.reserve(r, nil); err == nil {
 					won.Add(1)
 				}
 			})
@@ -211,5 +213,120 @@ func TestAuditFinishesADeletionThatFailed(t *testing.T) {
 			settle(t, c)
 			m.holds(t, c, 0)
 		})
+	}
+}
+
+// secondOf is a request for another interface of the container.
+func (m *machine) secondOf(s Spec, name string, last byte) Spec {
+	t := m.wanted(s.Owner.ContainerID+"-"+name, last)
+	l := m.leases[t.Owner]
+	delete(m.leases, t.Owner)
+	t.Owner = Owner{s.Owner.ContainerID, name}
+	m.leases[t.Owner] = l
+	t.Netns = s.Netns
+	return t
+}
+
+// TestFirstAttachmentHasTheDefaultRoutes: per family, and as long as it lives.
+func TestFirstAttachmentHasTheDefaultRoutes(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	first := m.wanted("a", 2)
+	first.Addrs = first.Addrs[:1]
+	m.leases[first.Owner] = lease{addrs: first.Addrs}
+	second, third := m.secondOf(first, "net1", 3), m.secondOf(first, "net2", 4)
+	create := func(s Spec, want ...netip.Addr) {
+		t.Helper()
+		e, err := c.Create(t.Context(), s, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(e.Device.SourceRouted, want) {
+			t.Errorf("%s: source-routed %v, want %v", s.Owner, e.Device.SourceRouted, want)
+		}
+		if got := m.records[s.Owner].Device.SourceRouted; !slices.Equal(got, want) {
+			t.Errorf("%s: the record says %v, want %v", s.Owner, got, want)
+		}
+	}
+	del := func(s Spec) {
+		t.Helper()
+		if _, err := c.Delete(t.Context(), s.Owner); err != nil {
+			t.Fatal(err)
+		}
+		settle(t, c)
+		m.leases[s.Owner] = lease{addrs: s.Addrs}
+	}
+	create(first)
+	create(second, second.Addrs[0])
+	create(third, third.Addrs...)
+	create(m.wanted("another", 9))
+	del(first)
+	create(first)
+	del(second)
+	create(second, second.Addrs[0])
+
+	// A new namespace with the number of one that is gone has no attachment yet.
+	other := m.wanted("b", 11)
+	create(other)
+	m.replaceNamespace(other.Netns)
+	newcomer := m.wanted("c", 12)
+	newcomer.Netns = other.Netns
+	create(newcomer)
+
+	c.cfg.RefuseSecond = true
+	refused := m.secondOf(first, "net3", 5)
+	if _, err := c.Create(t.Context(), refused, false); !errors.Is(err, ErrSecond) {
+		t.Errorf("with refusal: %v, want ErrSecond", err)
+	}
+}
+
+// TestDeletedSecondAttachmentLeavesNoRules: the container lives on without it,
+// also if the deletion is done by a process that finds it half done.
+func TestDeletedSecondAttachmentLeavesNoRules(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	first := m.wanted("a", 2)
+	second := m.secondOf(first, "net1", 3)
+	for _, s := range []Spec{first, second} {
+		if _, err := c.Create(t.Context(), s, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.calls = nil
+	if _, err := c.Delete(t.Context(), first.Owner); err != nil || slices.Contains(m.calls, "deactivate") {
+		t.Errorf("the first one has no rules: %v, calls %v", err, m.calls)
+	}
+	if _, err := c.Delete(t.Context(), second.Owner); err != nil || !slices.Contains(m.calls, "deactivate") {
+		t.Errorf("the rules of the second stay: %v, calls %v", err, m.calls)
+	}
+	settle(t, c)
+	m.holds(t, c, 0)
+}
+
+func TestAuditOfContainersRepairsWhenAsked(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	first := m.wanted("a", 2)
+	second := m.secondOf(first, "net1", 3)
+	for _, s := range []Spec{first, second} {
+		if _, err := c.Create(t.Context(), s, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, d := range m.devices {
+		d.rules = nil
+	}
+	for i, want := range []struct{ repair, found bool }{{false, true}, {true, true}, {true, false}} {
+		var found []Finding
+		if err := c.AuditContainers(t.Context(), want.repair, func(f Finding) error { found = append(found, f); return nil }); err != nil {
+			t.Fatal(err)
+		}
+		if (len(found) == 1) != want.found || want.found && found[0].Repaired != want.repair {
+			t.Errorf("audit %d found %+v, want %+v", i, found, want)
+		}
+	}
+	var found []Finding
+	if err := c.Audit(t.Context(), true, func(f Finding) error { found = append(found, f); return nil }); err != nil || len(found) > 0 {
+		t.Errorf("the audit of the node looks into containers: %v, %v", found, err)
 	}
 }

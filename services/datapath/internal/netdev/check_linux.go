@@ -205,17 +205,10 @@ func checkContainer(ds *differences, h *netlink.Handle, d endpoint.Device) error
 	}
 	var gateways []netip.Addr
 	for _, a := range d.Addrs {
-		gw := gatewayFor(a)
-		gateways = append(gateways, gw)
-		routes, err := whole(func() ([]netlink.Route, error) {
-			return h.RouteListFiltered(family(a), &netlink.Route{LinkIndex: int(d.Index)}, netlink.RT_FILTER_OIF)
-		})
-		if err != nil {
-			return fmt.Errorf("list routes of %s: %w", d.Name, err)
-		}
-		if !slices.ContainsFunc(routes, func(r netlink.Route) bool { return isDefault(r) && r.Gw.Equal(gw.AsSlice()) }) {
-			ds.add("container route", ipNet(netip.PrefixFrom(unspecified(a), 0)).String(), "by "+gw.String(), "")
-		}
+		gateways = append(gateways, gatewayFor(a))
+	}
+	if err := checkContainerRoutes(ds, h, d); err != nil {
+		return err
 	}
 	if err := checkNeighbours(ds, h, d.Index, d.Name, gateways, d.HostMAC); err != nil {
 		return err

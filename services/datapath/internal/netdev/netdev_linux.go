@@ -320,11 +320,20 @@ func (n *Netdev) replaceFilter(d endpoint.Device, k hook) error {
 }
 
 // Activate implements endpoint.Links.
-func (n *Netdev) Activate(ns endpoint.Namespace, d endpoint.Device) error {
+func (n *Netdev) Activate(ns endpoint.Namespace, d endpoint.Device) (endpoint.Device, error) {
 	if err := n.activateHost(d); err != nil {
-		return err
+		return d, err
 	}
-	return ns.(*container).enter(func(h *netlink.Handle) error { return activateContainer(h, d) })
+	err := ns.(*container).enter(func(h *netlink.Handle) (err error) {
+		if d, err = yieldDefaults(h, d); err != nil {
+			return err
+		}
+		if err := removeStaleRules(h, d); err != nil {
+			return err
+		}
+		return activateContainer(h, d)
+	})
+	return d, err
 }
 
 func (n *Netdev) activateHost(d endpoint.Device) error {
@@ -343,23 +352,6 @@ func (n *Netdev) activateHost(d endpoint.Device) error {
 	return nil
 }
 
-func activateContainer(h *netlink.Handle, d endpoint.Device) error {
-	link := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: int(d.Index)}}
-	if err := h.LinkSetUp(link); err != nil {
-		return fmt.Errorf("set %s in the container up: %w", d.Name, err)
-	}
-	for _, a := range d.Addrs {
-		gw := gatewayFor(a)
-		if err := h.NeighSet(neighbour(d.Index, gw, d.HostMAC)); err != nil {
-			return fmt.Errorf("neighbour %v in the container: %w", gw, err)
-		}
-		if err := h.RouteReplace(defaultRoute(d.Index, gw)); err != nil {
-			return fmt.Errorf("default route by %v in the container: %w", gw, err)
-		}
-	}
-	return nil
-}
-
 func gatewayFor(a netip.Addr) netip.Addr {
 	if a.Is4() {
 		return Gateway4
@@ -371,16 +363,6 @@ func neighbour(ifindex uint32, a netip.Addr, mac endpoint.MAC) *netlink.Neigh {
 	return &netlink.Neigh{
 		LinkIndex: int(ifindex), Family: family(a), State: netlink.NUD_PERMANENT,
 		IP: a.AsSlice(), HardwareAddr: mac[:],
-	}
-}
-
-func defaultRoute(ifindex uint32, gw netip.Addr) *netlink.Route {
-	everywhere := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-	if gw.Is6() {
-		everywhere = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
-	}
-	return &netlink.Route{
-		LinkIndex: int(ifindex), Dst: ipNet(everywhere), Gw: gw.AsSlice(), Flags: unix.RTNH_F_ONLINK,
 	}
 }
 

@@ -45,6 +45,8 @@ type Options struct {
 	EventsPerSecond uint32
 	// NodeSysctls is "set", "report" or "auto".
 	NodeSysctls string
+	// RefuseSecond refuses a second interface for a container.
+	RefuseSecond bool
 	// ValidateOnly changes nothing.
 	ValidateOnly bool
 
@@ -171,7 +173,7 @@ func Open(ctx context.Context, o Options) (_ *Node, err error) {
 	n.Core = endpoint.New(endpoint.Config{
 		Instance: o.Instance, BootID: o.BootID, PodCIDRs: o.PodCIDRs, MTU: o.MTU,
 		Maps: publish.Maps{Kernel: n.Kernel, Policy: n.Policy}, Policies: judges, Links: n.dev, Leases: o.Leases, Identities: o.Identities,
-		Records: o.Records, Host: host{n}, Tables: n.auditTables, Repaired: n.repaired, Log: o.Log,
+		RefuseSecond: o.RefuseSecond, Records: o.Records, Host: host{n}, Tables: n.auditTables, Repaired: n.repaired, Log: o.Log,
 	})
 	return n, nil
 }

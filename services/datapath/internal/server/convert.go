@@ -114,6 +114,7 @@ func protoEndpoint(e endpoint.Endpoint) *datapathv1.Endpoint {
 		NetworkNamespace: e.Spec.Netns,
 		Mtu:              uint32(e.Device.MTU),
 	}
+	p.SourceRouted = protoAddrs(e.Device.SourceRouted)
 	if e.Spec.Pod != (endpoint.Pod{}) {
 		p.Pod = &workloadv1.PodReference{Namespace: e.Spec.Pod.Namespace, Name: e.Spec.Pod.Name, Uid: e.Spec.Pod.UID}
 	}

@@ -50,6 +50,10 @@ func statusOf(err error) error {
 		return detailed(codes.Aborted, err, retry)
 	case errors.Is(err, endpoint.ErrLease):
 		return detailed(codes.FailedPrecondition, err)
+	case errors.Is(err, endpoint.ErrSecond):
+		return detailed(codes.FailedPrecondition, err, &errdetails.PreconditionFailure{Violations: []*errdetails.PreconditionFailure_Violation{
+			{Type: "TAKEN", Subject: "network_namespace", Description: err.Error()},
+		}})
 	case errors.Is(err, endpoint.ErrNameTaken):
 		// The subject tells this from a lost lease: trying again does not help.
 		return detailed(codes.FailedPrecondition, err, &errdetails.PreconditionFailure{Violations: []*errdetails.PreconditionFailure_Violation{

@@ -38,6 +38,7 @@ func TestEverySentinelHasItsCode(t *testing.T) {
 		{kernel.ErrNoMap, codes.NotFound, false, ""},
 		{endpoint.ErrLease, codes.FailedPrecondition, false, ""},
 		{endpoint.ErrNameTaken, codes.FailedPrecondition, false, ""},
+		{endpoint.ErrSecond, codes.FailedPrecondition, false, ""},
 		{endpoint.ErrUnreadable, codes.FailedPrecondition, false, ""},
 		{endpoint.ErrAddressHeld, codes.Aborted, true, ""},
 		{endpoint.ErrDeleted, codes.Aborted, false, ""},

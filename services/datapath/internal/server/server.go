@@ -265,13 +265,17 @@ func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) 
 
 // AuditMaps implements the API.
 func (s *Server) AuditMaps(r *datapathv1.AuditMapsRequest, stream grpc.ServerStreamingServer[datapathv1.AuditMapsResponse]) error {
-	return statusOf(s.Core.Audit(stream.Context(), r.GetRepair(), func(f endpoint.Finding) error {
+	send := func(f endpoint.Finding) error {
 		m := &datapathv1.AuditMapsResponse{Difference: protoDifference(f.Difference), Repaired: f.Repaired}
 		if f.Err != nil {
 			m.Error = f.Err.Error()
 		}
 		return stream.Send(m)
-	}))
+	}
+	if err := s.Core.Audit(stream.Context(), r.GetRepair(), send); err != nil {
+		return statusOf(err)
+	}
+	return statusOf(s.Core.AuditContainers(stream.Context(), r.GetRepair(), send))
 }
 
 func direction(egress bool) datapathv1.Direction {

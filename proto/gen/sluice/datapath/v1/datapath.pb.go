@@ -185,7 +185,11 @@ type Endpoint struct {
 	// Network of the manager, as given at creation; empty if not known.
 	Network string `protobuf:"bytes,16,opt,name=network,proto3" json:"network,omitempty"`
 	// Kubernetes pod, as given at creation; unset without one.
-	Pod           *v1.PodReference `protobuf:"bytes,17,opt,name=pod,proto3" json:"pod,omitempty"`
+	Pod *v1.PodReference `protobuf:"bytes,17,opt,name=pod,proto3" json:"pod,omitempty"`
+	// Those of the addresses whose family has its default routes by another
+	// interface of the container. What the container sends from them leaves by this
+	// one all the same, by a routing rule and a table of the interface's own.
+	SourceRouted  [][]byte `protobuf:"bytes,18,rep,name=source_routed,json=sourceRouted,proto3" json:"source_routed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -335,6 +339,13 @@ func (x *Endpoint) GetNetwork() string {
 func (x *Endpoint) GetPod() *v1.PodReference {
 	if x != nil {
 		return x.Pod
+	}
+	return nil
+}
+
+func (x *Endpoint) GetSourceRouted() [][]byte {
+	if x != nil {
+		return x.SourceRouted
 	}
 	return nil
 }
@@ -2353,7 +2364,7 @@ var File_sluice_datapath_v1_datapath_proto protoreflect.FileDescriptor
 
 const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\n" +
-	"!sluice/datapath/v1/datapath.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!sluice/workload/v1/workload.proto\"\x87\x06\n" +
+	"!sluice/datapath/v1/datapath.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!sluice/workload/v1/workload.proto\"\xac\x06\n" +
 	"\bEndpoint\x12/\n" +
 	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerR\x05owner\x12\x12\n" +
 	"\x04slot\x18\x02 \x01(\rR\x04slot\x127\n" +
@@ -2374,7 +2385,8 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x06policy\x18\x0e \x01(\v2\".sluice.datapath.v1.EndpointPolicyR\x06policy\x12\x18\n" +
 	"\amanager\x18\x0f \x01(\tR\amanager\x12\x18\n" +
 	"\anetwork\x18\x10 \x01(\tR\anetwork\x122\n" +
-	"\x03pod\x18\x11 \x01(\v2 .sluice.workload.v1.PodReferenceR\x03pod\"\xc4\x01\n" +
+	"\x03pod\x18\x11 \x01(\v2 .sluice.workload.v1.PodReferenceR\x03pod\x12#\n" +
+	"\rsource_routed\x18\x12 \x03(\fR\fsourceRouted\"\xc4\x01\n" +
 	"\x0eEndpointPolicy\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12!\n" +
 	"\fegress_table\x18\x02 \x01(\rR\vegressTable\x12#\n" +

@@ -56,7 +56,8 @@ type DatapathServiceClient interface {
 	// INVALID_ARGUMENT: a field is wrong; the details name it. For the network
 	// namespace also: not a network namespace, or the datapath's own.
 	// FAILED_PRECONDITION: the lease is gone, the interface name is taken in the
-	// namespace, or the owner's record cannot be read; the details tell them apart. ABORTED: an address still belongs to a live endpoint, try
+	// namespace, the namespace has an interface and secondInterfaces refuses
+	// another, or the owner's record cannot be read; the details tell them apart. ABORTED: an address still belongs to a live endpoint, try
 	// again. RESOURCE_EXHAUSTED: endpoint slots or map space are used up, or too
 	// many calls wait; retry later. UNAVAILABLE: a service that this depends on
 	// does not answer; the message names it.
@@ -103,7 +104,9 @@ type DatapathServiceClient interface {
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
 	// AuditMaps compares what should be in the kernel with what is: maps, pins,
 	// programs, filters, routes, rules and sysctls. It streams the differences
-	// and, if asked, repairs them. The same audit runs periodically.
+	// and, if asked, repairs them. The same audit runs periodically, but for the
+	// interior of containers (addresses, routes, rules, neighbours), which is
+	// compared and repaired only by this call.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
@@ -282,7 +285,8 @@ type DatapathServiceServer interface {
 	// INVALID_ARGUMENT: a field is wrong; the details name it. For the network
 	// namespace also: not a network namespace, or the datapath's own.
 	// FAILED_PRECONDITION: the lease is gone, the interface name is taken in the
-	// namespace, or the owner's record cannot be read; the details tell them apart. ABORTED: an address still belongs to a live endpoint, try
+	// namespace, the namespace has an interface and secondInterfaces refuses
+	// another, or the owner's record cannot be read; the details tell them apart. ABORTED: an address still belongs to a live endpoint, try
 	// again. RESOURCE_EXHAUSTED: endpoint slots or map space are used up, or too
 	// many calls wait; retry later. UNAVAILABLE: a service that this depends on
 	// does not answer; the message names it.
@@ -329,7 +333,9 @@ type DatapathServiceServer interface {
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
 	// AuditMaps compares what should be in the kernel with what is: maps, pins,
 	// programs, filters, routes, rules and sysctls. It streams the differences
-	// and, if asked, repairs them. The same audit runs periodically.
+	// and, if asked, repairs them. The same audit runs periodically, but for the
+	// interior of containers (addresses, routes, rules, neighbours), which is
+	// compared and repaired only by this call.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.

@@ -415,6 +415,8 @@ func (f fakeRecords) Save(r Record) error {
 	return nil
 }
 
+func (fakeRecords) Err() error { return nil }
+
 func (f fakeRecords) Remove(o Owner) error {
 	if err := f.do("remove record"); err != nil {
 		return err

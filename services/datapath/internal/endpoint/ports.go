@@ -131,8 +131,11 @@ type Identities interface {
 
 // Records is the durable memory.
 type Records interface {
-	// Save writes or replaces the owner's record.
+	// Save writes or replaces the owner's record. ErrExhausted if the disk is
+	// full, ErrUnavailable if it cannot be written to.
 	Save(r Record) error
+	// Err says why Save would fail now, or nil.
+	Err() error
 	// Remove removes it, if it is there.
 	Remove(o Owner) error
 	// Load reads all of them. Those that cannot be read are in bad, and stay; a

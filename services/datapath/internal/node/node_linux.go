@@ -459,6 +459,9 @@ func (n *Node) ReconcileLoop(ctx context.Context, ipam *client.IPAM, identity *c
 // Problems say why an ADD could not be served now, one line each.
 func (n *Node) Problems(ctx context.Context, ipam *client.IPAM) []string {
 	var problems []string
+	if err := n.o.Records.Err(); err != nil {
+		problems = append(problems, err.Error())
+	}
 	pools, err := ipam.Pools(ctx)
 	if err != nil {
 		return append(problems, err.Error())

@@ -26,7 +26,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/kit/log"
@@ -49,6 +52,8 @@ type Store struct {
 	// lock keeps other processes out for as long as it is open; the kernel
 	// drops it with the process. nil if read-only.
 	lock *os.File
+	// failed is set while the last write has failed for want of a disk.
+	failed atomic.Bool
 }
 
 // lockWait is how long Open waits for a process that is on its way out.
@@ -119,7 +124,7 @@ func (s *Store) Save(r endpoint.Record) error {
 	if len(b) > maxSize {
 		return fmt.Errorf("record of %s: %w: %d bytes, at most %d", o, durable.ErrTooLarge, len(b), maxSize)
 	}
-	if err := durable.WriteFile(s.path(o, r.Phase), b, 0o600, durable.SyncNone); err != nil {
+	if err := s.written(durable.WriteFile(s.path(o, r.Phase), b, 0o600, durable.SyncNone)); err != nil {
 		return fmt.Errorf("record of %s: %w", o, err)
 	}
 	return s.remove(o, r.Phase)
@@ -136,7 +141,7 @@ func (s *Store) remove(o endpoint.Owner, but endpoint.Phase) error {
 			continue
 		}
 		if _, err := durable.Remove(s.path(o, p), durable.SyncNone); err != nil {
-			return fmt.Errorf("record of %s: %w", o, err)
+			return fmt.Errorf("record of %s: %w", o, s.written(err))
 		}
 	}
 	return nil
@@ -268,6 +273,65 @@ func check(file string, r endpoint.Record) error {
 	}
 	if name(r.Spec.Owner, r.Phase) != file {
 		return fmt.Errorf("%w: it is the record of %s, phase %s", durable.ErrForeign, r.Spec.Owner, r.Phase)
+	}
+	return nil
+}
+
+// written gives an error of the disk its meaning in the core: a disk that is full
+// or read-only is worth another try, and no fault of this program.
+func (s *Store) written(err error) error {
+	full := errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
+	broken := errors.Is(err, unix.EROFS) || errors.Is(err, unix.EIO)
+	s.failed.Store(full || broken)
+	switch {
+	case full:
+		return fmt.Errorf("%w: %w", endpoint.ErrExhausted, err)
+	case broken:
+		return fmt.Errorf("%w: %w", endpoint.ErrUnavailable, err)
+	}
+	return err
+}
+
+// What a record takes at least: a block, and a file.
+const (
+	minBytes = 4 << 10
+	minFiles = 1
+)
+
+// Err implements endpoint.Records. What the file system does not say, such as a
+// quota, shows by a write that failed, after which Err tries one itself: a node
+// without a container that comes or goes would never learn that the disk has
+// room again.
+func (s *Store) Err() error {
+	err := s.space()
+	if err == nil && s.failed.Load() {
+		path := filepath.Join(s.dir, "probe")
+		err = s.written(durable.WriteFile(path, make([]byte, minBytes), 0o600, durable.SyncNone))
+		if err == nil {
+			_, err = durable.Remove(path, durable.SyncNone)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("records of endpoints cannot be written: %w", err)
+	}
+	return nil
+}
+
+func (s *Store) space() error {
+	d, err := os.Open(s.dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(d.Fd()), &st); err != nil {
+		return fmt.Errorf("statfs %s: %w", s.dir, err)
+	}
+	switch {
+	case st.Flags&unix.ST_RDONLY != 0:
+		return fmt.Errorf("%s: %w", s.dir, unix.EROFS)
+	case st.Blocks > 0 && st.Bavail*uint64(st.Bsize) < minBytes, st.Files > 0 && st.Ffree < minFiles: //nolint:gosec // a block's size is positive
+		return fmt.Errorf("%s: %w", s.dir, unix.ENOSPC)
 	}
 	return nil
 }

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package node
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+)
+
+// TestKernelDiskThatTakesNoRecordsIsToldAndTriedAgain: neither ADD nor DEL is at
+// fault when the disk is full or read-only, and the status says so until the
+// disk can be written to.
+func TestKernelDiskThatTakesNoRecordsIsToldAndTriedAgain(t *testing.T) {
+	for _, c := range []struct {
+		name          string
+		breaks, mends func(dir string) error
+		want          error
+		text          string
+	}{
+		{
+			name:   "full",
+			breaks: func(dir string) error { return fill(filepath.Join(dir, "filler")) },
+			mends:  func(dir string) error { return os.Remove(filepath.Join(dir, "filler")) },
+			want:   endpoint.ErrExhausted, text: "no space left on device",
+		},
+		{
+			name: "read-only",
+			breaks: func(dir string) error {
+				return unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, "")
+			},
+			mends: func(dir string) error { return unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_BIND, "") },
+			want:  endpoint.ErrUnavailable, text: "read-only file system",
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t)
+			dir := filepath.Join(w.dir, "endpoints")
+			if err := os.Mkdir(dir, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=256k,mode=0700"); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+					t.Error(err)
+				}
+			})
+			w.start(true)
+			here := w.pod("here")
+			if err := w.node.o.Records.Err(); err != nil {
+				t.Errorf("before: %v", err)
+			}
+			if err := c.breaks(dir); err != nil {
+				t.Fatal(err)
+			}
+			problem := func(when string) {
+				t.Helper()
+				if err := w.node.o.Records.Err(); err == nil || !strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), c.text) {
+					t.Errorf("the problem %s: %v, want %q and %s", when, err, c.text, dir)
+				}
+			}
+			problem("before any ADD")
+			s := w.spec("new", newNetns(t))
+			if _, err := w.node.Core.Create(t.Context(), s, false); !errors.Is(err, c.want) || !strings.Contains(err.Error(), dir) {
+				t.Errorf("ADD: %v, want %v with the file", err, c.want)
+			}
+			if _, err := w.node.Core.Delete(t.Context(), here.owner); !errors.Is(err, c.want) || !strings.Contains(err.Error(), dir) {
+				t.Errorf("DEL: %v, want %v with the file", err, c.want)
+			}
+			problem("after them")
+			if err := c.mends(dir); err != nil {
+				t.Fatal(err)
+			}
+			if err := w.node.o.Records.Err(); err != nil {
+				t.Errorf("after the disk can be written to: %v", err)
+			}
+			if _, err := w.node.Core.Create(t.Context(), s, false); err != nil {
+				t.Errorf("ADD again: %v", err)
+			}
+			if existed, err := w.node.Core.Delete(t.Context(), here.owner); err != nil || !existed {
+				t.Errorf("DEL again: %v, %v", existed, err)
+			}
+		})
+	}
+}
+
+// fill writes until there is no room.
+func fill(path string) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	for {
+		if _, err := f.Write(bytes.Repeat([]byte("x"), 4<<10)); err != nil {
+			if !errors.Is(err, unix.ENOSPC) {
+				return errors.Join(err, f.Close())
+			}
+			return f.Close()
+		}
+	}
+}

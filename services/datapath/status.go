@@ -174,7 +174,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(m.bytes, prometheus.CounterValue, float64(c.Bytes), labels...)
 	}
 	n := m.node.Core.Counts()
-	for s := endpoint.Restoring; s <= endpoint.Disconnecting; s++ {
+	for s := endpoint.Restoring; s <= endpoint.Damaged; s++ {
 		ch <- prometheus.MustNewConstMetric(m.endpoints, prometheus.GaugeValue, float64(n.ByState[s]), s.String())
 	}
 	ch <- prometheus.MustNewConstMetric(m.repairs, prometheus.CounterValue, float64(n.Repairs))

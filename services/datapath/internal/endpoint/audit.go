@@ -31,6 +31,8 @@ const (
 	// SubjectTCX is a program that runs before ours and may end the hook. It is
 	// only reported: whoever attached it may hold it by a link.
 	SubjectTCX = "tcx program"
+	// SubjectDevice is the host end itself.
+	SubjectDevice = "device"
 )
 
 // errRemains is the outcome of a repair that changed nothing about a difference.
@@ -516,12 +518,22 @@ func (u unrepaired) settles(diffs []Difference) bool {
 func (c *Core) setUnrepaired(o Owner, left []Difference) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, ok := c.records[o]; ok && len(left) > 0 {
+	before := c.unrepaired[o].noDevice()
+	r, ok := c.records[o]
+	if ok && len(left) > 0 {
 		c.unrepaired[o] = c.unrepaired[o].next(left)
 	} else {
 		delete(c.unrepaired, o)
 	}
+	if ok && r.Phase != PhaseDeleted && c.unrepaired[o].noDevice() != before {
+		c.hub.Upsert(o, c.endpoint(r, c.states[o]))
+	}
 }
+
+// noDevice says whether the host end is gone.
+func (u unrepaired) noDevice() bool { return slices.ContainsFunc(u.left, Difference.isNoDevice) }
+
+func (d Difference) isNoDevice() bool { return d.Subject == SubjectDevice && d.Have == "" }
 
 // count notes what a repair of an endpoint's host end did. A repaired attachment
 // is an alarm, because a program was off a container.

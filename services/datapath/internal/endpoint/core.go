@@ -195,7 +195,11 @@ func (c *Core) Counts() Counts {
 	}
 	for o, u := range c.unrepaired {
 		for _, d := range u.left {
-			n.Unrepaired = append(n.Unrepaired, fmt.Sprintf("%s: %s", o, d))
+			line := fmt.Sprintf("%s: %s", o, d)
+			if d.isNoDevice() {
+				line += "; it was deleted, and the container has no network until it is deleted and created again"
+			}
+			n.Unrepaired = append(n.Unrepaired, line)
 		}
 	}
 	for _, d := range c.hostUnrepaired.left {
@@ -205,7 +209,8 @@ func (c *Core) Counts() Counts {
 	return n
 }
 
-// endpoint is a record as others see it, with what judges it.
+// endpoint is a record as others see it, with what judges it. mu is held, unless
+// the state is another than Ready.
 func (c *Core) endpoint(r Record, s State) Endpoint {
 	e := Endpoint{Spec: r.Spec, State: s, Slot: r.Slot, Identity: r.Identity, Device: r.Device, Created: r.Created}
 	if c.cfg.Policies != nil && r.Slot != 0 {
@@ -213,6 +218,9 @@ func (c *Core) endpoint(r Record, s State) Endpoint {
 		if s == Ready && e.Policy.Pending {
 			e.State = WaitingForPolicy
 		}
+	}
+	if s == Ready && c.unrepaired[r.Spec.Owner].noDevice() {
+		e.State = Damaged
 	}
 	return e
 }

@@ -248,8 +248,9 @@ func (c *Core) create(ctx context.Context, ns Namespace, r Record) (_ Endpoint, 
 		}
 		return Endpoint{}, err
 	}
+	c.setUnrepaired(o, nil)
 	c.set(r, Ready)
-	return c.endpoint(r, Ready), nil
+	return c.Get(o)
 }
 
 // errUndone ends the claims of a creation whose device could not be made.

@@ -229,6 +229,9 @@ const (
 	WaitingForPolicy
 	Ready
 	Disconnecting
+	// Damaged is an endpoint whose device is gone while its namespace is not: the
+	// container or an operator deleted it. Only another ADD makes it anew.
+	Damaged
 )
 
 // String is the name as people see it.
@@ -244,6 +247,8 @@ func (s State) String() string {
 		return "ready"
 	case Disconnecting:
 		return "disconnecting"
+	case Damaged:
+		return "damaged"
 	}
 	return fmt.Sprintf("state-%d", uint8(s))
 }

@@ -222,7 +222,7 @@ func (l fakeLinks) CheckHost(d Device) ([]Difference, error) {
 	defer l.mu.Unlock()
 	dev := l.devices[d.HostIndex]
 	if dev == nil {
-		return []Difference{{Subject: "device", Key: d.HostName, Want: "there"}}, nil
+		return []Difference{{Subject: SubjectDevice, Key: d.HostName, Want: "there"}}, nil
 	}
 	var diffs []Difference
 	if !dev.filtered {

@@ -82,12 +82,12 @@ func (n *Netdev) CheckHost(d endpoint.Device) ([]endpoint.Difference, error) {
 	link, err := n.looks.LinkByIndex(int(d.HostIndex))
 	switch {
 	case errors.As(err, new(netlink.LinkNotFoundError)):
-		ds.add("device", d.HostName, fmt.Sprintf("index %d", d.HostIndex), "")
+		ds.add(endpoint.SubjectDevice, d.HostName, fmt.Sprintf("index %d", d.HostIndex), "")
 		return ds, nil
 	case err != nil:
 		return nil, fmt.Errorf("find %s: %w", d.HostName, err)
 	case link.Attrs().Name != d.HostName:
-		ds.add("device", d.HostName, fmt.Sprintf("index %d", d.HostIndex), "that index is "+link.Attrs().Name)
+		ds.add(endpoint.SubjectDevice, d.HostName, fmt.Sprintf("index %d", d.HostIndex), "that index is "+link.Attrs().Name)
 		return ds, nil
 	}
 	checkDevice(&ds, link, d.HostName, d.HostMAC, d.MTU)

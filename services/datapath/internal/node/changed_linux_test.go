@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -165,4 +166,53 @@ func TestKernelRouteThatCannotBeRepairedIsReported(t *testing.T) {
 		}
 		return fmt.Errorf("unrepaired %q", w.node.Core.Counts().Unrepaired)
 	})
+}
+
+// TestKernelDeletedDeviceIsShownByTheEvent: it cannot be made again without the
+// container, whose new one would have another index, address and routes.
+func TestKernelDeletedDeviceIsShownByTheEvent(t *testing.T) {
+	for name, del := range map[string]func(w *world, p *pod) error{
+		"by the pod": func(_ *world, p *pod) error {
+			return p.ns.Do(func() error { return netlink.LinkDel(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}}) })
+		},
+		"on the node": func(w *world, p *pod) error {
+			return w.home.Do(func() error {
+				return netlink.LinkDel(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: p.ep.Device.HostName}})
+			})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.start(true)
+			p, other := w.pod("a"), w.pod("other")
+			if err := del(w, p); err != nil {
+				t.Fatal(err)
+			}
+			shown := func() error {
+				e, err := w.node.Core.Get(p.owner)
+				n := w.node.Core.Counts()
+				text := strings.Join(n.Unrepaired, "\n")
+				if err != nil || e.State != endpoint.Damaged || n.ByState[endpoint.Damaged] != 1 || !strings.Contains(text, p.owner.String()) || !strings.Contains(text, "created again") {
+					return fmt.Errorf("state %v, %v, %q", e.State, err, text)
+				}
+				return nil
+			}
+			eventually(t, "the endpoint is shown as damaged", shown)
+			w.stop()
+			w.start(true)
+			if err := shown(); err != nil {
+				t.Errorf("after a restart: %v", err)
+			}
+			var err error
+			if p.ep, err = w.node.Core.Create(t.Context(), p.spec, false); err != nil {
+				t.Fatal(err)
+			}
+			if e, err := w.node.Core.Get(p.owner); err != nil || e.State != endpoint.Ready || len(w.node.Core.Counts().Unrepaired) != 0 {
+				t.Errorf("after another ADD: %v, %v, %q", e.State, err, w.node.Core.Counts().Unrepaired)
+			}
+			if err := talk(other.ns, p.echo(p.ep.Spec.Addrs[1]), patience); err != nil {
+				t.Errorf("after another ADD: %v", err)
+			}
+		})
+	}
 }

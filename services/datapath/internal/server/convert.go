@@ -98,6 +98,8 @@ func protoState(s endpoint.State) datapathv1.EndpointState {
 		return datapathv1.EndpointState_ENDPOINT_STATE_READY
 	case endpoint.Disconnecting:
 		return datapathv1.EndpointState_ENDPOINT_STATE_DISCONNECTING
+	case endpoint.Damaged:
+		return datapathv1.EndpointState_ENDPOINT_STATE_DAMAGED
 	}
 	return datapathv1.EndpointState_ENDPOINT_STATE_UNSPECIFIED
 }

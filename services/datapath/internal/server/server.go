@@ -245,7 +245,7 @@ func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) 
 	for _, m := range st.Maps {
 		resp.Maps = append(resp.Maps, &datapathv1.MapUsage{Name: m.Name, Entries: m.Entries, MaxEntries: m.MaxEntries, Bytes: m.Bytes})
 	}
-	for state := endpoint.Restoring; state <= endpoint.Disconnecting; state++ {
+	for state := endpoint.Restoring; state <= endpoint.Damaged; state++ {
 		resp.Endpoints = append(resp.Endpoints, &datapathv1.EndpointStateCount{State: protoState(state), Count: uint32(n.ByState[state])})
 	}
 	for _, c := range st.Counters {

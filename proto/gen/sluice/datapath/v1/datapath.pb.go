@@ -46,6 +46,10 @@ const (
 	EndpointState_ENDPOINT_STATE_READY EndpointState = 4
 	// Being removed; no traffic.
 	EndpointState_ENDPOINT_STATE_DISCONNECTING EndpointState = 5
+	// Its device is gone although its network namespace is not: the container or
+	// an operator deleted it. No traffic until the endpoint is deleted and created
+	// again; CreateEndpoint of the same owner does both.
+	EndpointState_ENDPOINT_STATE_DAMAGED EndpointState = 6
 )
 
 // Enum value maps for EndpointState.
@@ -57,6 +61,7 @@ var (
 		3: "ENDPOINT_STATE_WAITING_FOR_POLICY",
 		4: "ENDPOINT_STATE_READY",
 		5: "ENDPOINT_STATE_DISCONNECTING",
+		6: "ENDPOINT_STATE_DAMAGED",
 	}
 	EndpointState_value = map[string]int32{
 		"ENDPOINT_STATE_UNSPECIFIED":          0,
@@ -65,6 +70,7 @@ var (
 		"ENDPOINT_STATE_WAITING_FOR_POLICY":   3,
 		"ENDPOINT_STATE_READY":                4,
 		"ENDPOINT_STATE_DISCONNECTING":        5,
+		"ENDPOINT_STATE_DAMAGED":              6,
 	}
 )
 
@@ -2533,14 +2539,15 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x05limit\x18\x02 \x01(\rR\x05limit\"9\n" +
 	"\x0fDumpMapResponse\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value*\xd9\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value*\xf5\x01\n" +
 	"\rEndpointState\x12\x1e\n" +
 	"\x1aENDPOINT_STATE_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18ENDPOINT_STATE_RESTORING\x10\x01\x12'\n" +
 	"#ENDPOINT_STATE_WAITING_FOR_IDENTITY\x10\x02\x12%\n" +
 	"!ENDPOINT_STATE_WAITING_FOR_POLICY\x10\x03\x12\x18\n" +
 	"\x14ENDPOINT_STATE_READY\x10\x04\x12 \n" +
-	"\x1cENDPOINT_STATE_DISCONNECTING\x10\x05*S\n" +
+	"\x1cENDPOINT_STATE_DISCONNECTING\x10\x05\x12\x1a\n" +
+	"\x16ENDPOINT_STATE_DAMAGED\x10\x06*S\n" +
 	"\tDirection\x12\x19\n" +
 	"\x15DIRECTION_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10DIRECTION_EGRESS\x10\x01\x12\x15\n" +

@@ -39,7 +39,7 @@ type EtcdConfig struct {
 	Prefix     string        `config:"prefix" help:"beginning of all keys; the same on all nodes of a cluster"`
 	LeaseTTL   time.Duration `config:"leaseTTL" help:"how long the references of this node outlive its last sign of life; the same on all nodes"`
 	Timeout    time.Duration `config:"timeout" help:"how long one request may take; a caller's own deadline may be shorter"`
-	Heartbeat  time.Duration `config:"heartbeat" help:"between two signs of life of this node"`
+	Heartbeat  time.Duration `config:"heartbeat" help:"between two looks whether etcd answers and this node has its name"`
 }
 
 func (c EtcdConfig) client() etcd.Client {

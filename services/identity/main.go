@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
@@ -55,6 +56,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 
 	store, err := etcd.New(etcd.Config{
 		Client: cfg.Etcd.client(), Prefix: cfg.Etcd.Prefix, Node: cfg.Node, TTL: cfg.Etcd.LeaseTTL,
+		AliveTTL: time.Minute, Incarnation: last.Incarnation, Boot: dir.BootID(), Session: last.Holds.Session,
 		Timeout: cfg.Etcd.Timeout, Listen: cfg.listen(), Log: p.Log,
 	})
 	if err != nil {
@@ -85,10 +87,12 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 	p.Go("allocator", alloc.Run)
 	p.Go("readiness", func(ctx context.Context) error {
+		told := sync.OnceFunc(p.Ready)
 		for {
 			ready, changed := alloc.Ready()
+			srv.SetAllServing(ready)
 			if ready {
-				break
+				told()
 			}
 			select {
 			case <-changed:
@@ -96,10 +100,6 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 				return nil
 			}
 		}
-		srv.SetAllServing(true)
-		p.Ready()
-		<-ctx.Done()
-		return nil
 	})
 	return p.Serve(ctx, srv)
 }

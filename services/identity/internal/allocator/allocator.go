@@ -81,6 +81,8 @@ type Allocator struct {
 	heard     time.Time                       // guarded by mu; the mirror is complete as of then; zero: never
 	heardKept time.Time                       // guarded by mu; what the cache has of heard
 	connected bool                            // guarded by mu
+	refused   bool                            // guarded by mu; another node has this node's name
+	joined    string                          // guarded by mu; the session of the store
 	sessions  uint64                          // guarded by mu; how many sessions were up
 	changed   chan struct{}                   // guarded by mu; closed when connected or ready changes
 	storeErr  error                           // guarded by mu
@@ -121,6 +123,7 @@ func New(cfg Config, store Store, records Records, pub Publisher, holds Holds, k
 		releases:  map[identity.Numeric]int64{},
 		strays:    map[identity.Numeric]int64{},
 		occupied:  map[identity.Numeric]time.Time{},
+		joined:    holds.Session,
 		heard:     known.Heard,
 		heardKept: known.Heard,
 		changed:   make(chan struct{}),
@@ -175,11 +178,12 @@ func New(cfg Config, store Store, records Records, pub Publisher, holds Holds, k
 }
 
 // Ready says whether the identities of the cluster are known, from the cache
-// or from the store; if not, the channel is closed when that may have changed.
+// or from the store, and no other node has this node's name; the channel is
+// closed when that may have changed.
 func (a *Allocator) Ready() (bool, <-chan struct{}) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.ready, a.changed
+	return a.ready && !a.refused, a.changed
 }
 
 // becomeReady runs with mu held.
@@ -269,6 +273,10 @@ func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels identi
 		return identity.Identity{}, err
 	}
 	connected := a.connected
+	refused := a.storeErr
+	if !a.refused {
+		refused = nil
+	}
 	a.mu.Unlock()
 	defer func() {
 		a.mu.Lock()
@@ -278,6 +286,10 @@ func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels identi
 
 	var claim Claim
 	err := ErrUnavailable
+	if refused != nil {
+		// What this node refers to would not count, so nothing may rely on it.
+		return identity.Identity{}, &StoreError{Endpoints: a.store.Endpoints(), Labels: labels, Err: refused}
+	}
 	if connected || !isKnown {
 		limited, cancel := ctx, context.CancelFunc(func() {})
 		if end, ok := ctx.Deadline(); ok && isKnown {
@@ -562,7 +574,7 @@ func (a *Allocator) wake() {
 func (a *Allocator) holdsToSave() Holds {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	h := Holds{NextNodeLocal: a.localNext, Holders: make([]HolderRecord, 0, len(a.holders))}
+	h := Holds{NextNodeLocal: a.localNext, Session: a.joined, Holders: make([]HolderRecord, 0, len(a.holders))}
 	for _, holder := range slices.Sorted(maps.Keys(a.holders)) {
 		n := a.holders[holder]
 		h.Holders = append(h.Holders, HolderRecord{Holder: holder, Identity: identity.Identity{Number: n, Labels: a.holds[n].labels}})

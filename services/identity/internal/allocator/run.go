@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
@@ -34,7 +35,7 @@ func (a *Allocator) Run(ctx context.Context) error {
 // pause sleeps between two attempts; it doubles up to RetryMax.
 func (a *Allocator) pause(ctx context.Context, d *time.Duration) {
 	*d = min(max(2**d, a.cfg.RetryMin), a.cfg.RetryMax)
-	t := time.NewTimer(*d)
+	t := time.NewTimer(*d/2 + rand.N(*d)) // not all nodes at once
 	defer t.Stop()
 	select {
 	case <-t.C:
@@ -112,8 +113,17 @@ func (a *Allocator) runSession(ctx context.Context) {
 func (a *Allocator) disconnected(err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.connected || a.storeErr == nil {
+	taken := errors.Is(err, ErrNameTaken)
+	switch {
+	case taken && !a.refused:
+		a.cfg.Log.Error("another node has the name of this one; no label set gets a number here", log.Err(err))
+	case !taken && (a.connected || a.storeErr == nil):
 		a.cfg.Log.Warn("store is away; known label sets keep being answered", "endpoints", a.store.Endpoints(), log.Err(err))
+	}
+	if taken {
+		a.refused = true
+	} else if a.refused {
+		err = a.storeErr // until a session is up, the name is what matters
 	}
 	a.connected, a.storeErr = false, err
 	a.notify()
@@ -125,7 +135,7 @@ func (a *Allocator) reconnected() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !a.connected {
-		a.connected, a.storeErr = true, nil
+		a.connected, a.storeErr, a.refused = true, nil, false
 		a.notify()
 	}
 }
@@ -158,6 +168,15 @@ func (a *Allocator) session(ctx context.Context, first *bool) error {
 	}); err != nil {
 		return err
 	}
+	a.mu.Lock()
+	if session := a.store.Session(); session != a.joined {
+		a.joined = session
+		a.saver.dirty()
+	}
+	a.mu.Unlock()
+	if err := a.saver.wait(ctx); err != nil {
+		a.cfg.Log.Error("the session was not written; the next process begins a new one and writes all references again", log.Err(err))
+	}
 	if fresh {
 		a.mu.Lock()
 		for _, h := range a.holds {
@@ -169,9 +188,6 @@ func (a *Allocator) session(ctx context.Context, first *bool) error {
 	select {
 	case <-a.lost: // of the session before
 	default:
-	}
-	if err := a.flush(ctx); err != nil {
-		return err
 	}
 	// In a new process no claim of ours is under way: what is referred to and
 	// not held was left behind by the process before.
@@ -234,9 +250,10 @@ func (a *Allocator) reconcile(ctx context.Context, strict bool) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	have := make(map[identity.Numeric]int64, len(refs))
+	present := make(map[identity.Numeric]bool, len(refs))
 	strays := map[identity.Numeric]int64{}
 	for _, r := range refs {
-		have[r.Number] = r.Revision
+		have[r.Number], present[r.Number] = r.Revision, r.Present
 		if a.holds[r.Number] != nil {
 			continue
 		}
@@ -248,8 +265,18 @@ func (a *Allocator) reconcile(ctx context.Context, strict bool) error {
 	}
 	a.strays = strays
 	for n, h := range a.holds {
-		if n.Scope() == identity.ScopeCluster && h.ref != 0 && have[n] == 0 {
+		if n.Scope() != identity.ScopeCluster {
+			continue
+		}
+		switch {
+		case h.ref != 0 && have[n] == 0:
 			h.ref = 0
+		case h.ref == 0 && present[n]:
+			// It has been there all the time that its session lives, so the
+			// number was never collected: nothing is to be written.
+			if e, ok := a.known[n]; ok && !e.gone && e.labels.Text() == h.labels.Text() {
+				h.ref = have[n]
+			}
 		}
 	}
 	return nil

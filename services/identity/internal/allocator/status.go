@@ -6,6 +6,7 @@ package allocator
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/sluice-net/sluice/services/identity/internal/identity"
 )
@@ -15,9 +16,10 @@ type Status struct {
 	Connected     bool
 	StoreError    string // why not; empty if connected
 	Ready         bool
-	Known         int // cluster identities
-	Held          int // of them, held by this node
-	PendingWrites int // references and releases that wait for the store
+	Heard         time.Time // the mirror has everything up to then; zero: never
+	Known         int       // cluster identities
+	Held          int       // of them, held by this node
+	PendingWrites int       // references and releases that wait for the store
 	TopKeys       []identity.KeyCount
 }
 
@@ -107,7 +109,7 @@ func (a *Allocator) Status() Status {
 func (a *Allocator) Summary() Status {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	s := Status{Connected: a.connected, Ready: a.ready, Known: len(a.known), PendingWrites: len(a.releases)}
+	s := Status{Connected: a.connected, Ready: a.ready && !a.refused, Heard: a.heard, Known: len(a.known), PendingWrites: len(a.releases)}
 	for n, h := range a.holds {
 		if n.Scope() == identity.ScopeCluster {
 			s.Held++

@@ -62,6 +62,7 @@ type Claim struct {
 type Reference struct {
 	Number   identity.Numeric
 	Revision int64 // of its last write
+	Present  bool  // of the present session; else it goes with the one that wrote it
 }
 
 // Candidate is an identity without references, with what proves later that no
@@ -110,9 +111,14 @@ type Update struct {
 // answer before ctx is done. All may be called concurrently.
 type Store interface {
 	// Join makes sure that this node has a session. fresh says that it is a
-	// new one: references written before it are gone or will go.
+	// new one: references written before it are gone or will go. ErrNameTaken
+	// if another node with this name has one.
 	Join(ctx context.Context) (fresh bool, err error)
-	// Ping keeps the session alive: nil, ErrSessionLost or ErrUnavailable.
+	// Session names the session, so that the next process of this node can go
+	// on with it.
+	Session() string
+	// Ping looks whether the session is what it was: nil, ErrSessionLost,
+	// ErrNameTaken or ErrUnavailable. The store keeps it alive by itself.
 	Ping(ctx context.Context) error
 	// Claim refers to the number of a label set, in one step that either
 	// happens wholly or not at all. known is the number it probably has, or 0.
@@ -162,6 +168,8 @@ type Holds struct {
 	// NextNodeLocal is where the search for a free node-local number begins,
 	// so that a freed number rests as long as the range allows.
 	NextNodeLocal identity.Numeric
+	// Session is the session of the store, for the next process.
+	Session string
 }
 
 // HolderRecord is one holder. The label set is part of it: what was answered

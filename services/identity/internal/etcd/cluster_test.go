@@ -39,11 +39,11 @@ type node struct {
 
 type nodeConfig struct {
 	allocator.Config
-	ttl time.Duration
+	ttl, aliveTTL time.Duration
 }
 
 func quick() nodeConfig {
-	return nodeConfig{ttl: time.Hour, Config: allocator.Config{
+	return nodeConfig{ttl: time.Hour, aliveTTL: time.Minute, Config: allocator.Config{
 		Quota: 10_000, StoreTimeout: 2 * time.Second, Heartbeat: 100 * time.Millisecond, Reconcile: 50 * time.Millisecond,
 		Grace: time.Hour, Rest: time.Hour, KnownDelay: 10 * time.Millisecond, RetryMin: 20 * time.Millisecond, RetryMax: 200 * time.Millisecond,
 		Log: log.Discard(),
@@ -53,10 +53,6 @@ func quick() nodeConfig {
 // startNode starts a process of a node on the state that dir has.
 func startNode(t testing.TB, endpoint, name, dir string, cfg nodeConfig) *node {
 	t.Helper()
-	store, err := New(Config{Client: Client{Endpoints: []string{endpoint}}, Prefix: testPrefix, Node: name, TTL: cfg.ttl, Timeout: cfg.StoreTimeout, Listen: cfg.Rest / 4, Log: cfg.Log})
-	if err != nil {
-		t.Fatal(err)
-	}
 	boot, err := snapshot.BootID()
 	if err != nil {
 		t.Fatal(err)
@@ -66,6 +62,14 @@ func startNode(t testing.TB, endpoint, name, dir string, cfg nodeConfig) *node {
 		t.Fatal(err)
 	}
 	last, err := files.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	store, err := New(Config{
+		Client: Client{Endpoints: []string{endpoint}}, Prefix: testPrefix, Node: name, TTL: cfg.ttl, AliveTTL: cfg.aliveTTL,
+		Incarnation: last.Incarnation, Boot: boot, Session: last.Holds.Session,
+		Timeout: cfg.StoreTimeout, Listen: cfg.Rest / 4, Log: cfg.Log,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -360,8 +364,7 @@ func TestLeaseThatRanOutIsRestoredBeforeAnythingIsCollected(t *testing.T) {
 	t.Parallel() // it mostly waits
 	s := etcdtest.Start(t)
 	cfg := quick()
-	cfg.ttl, cfg.Heartbeat = 2*time.Second, time.Hour // no sign of life
-	cfg.Reconcile = time.Hour
+	cfg.Heartbeat, cfg.Reconcile = time.Hour, time.Hour // nothing that looks after the lease
 	dir := t.TempDir()
 	silent := startNode(t, s.Endpoint, "silent", dir, cfg)
 	id, err := silent.Hold(t.Context(), holder(1), storetest.Labels(t, "web"), true)
@@ -369,7 +372,10 @@ func TestLeaseThatRanOutIsRestoredBeforeAnythingIsCollected(t *testing.T) {
 		t.Fatal(err)
 	}
 	admin := s.Client()
-	storetest.Eventually(t, "the lease runs out", func() bool { _, refs := content(t, admin); return len(refs) == 0 })
+	revokeAll(t, admin)
+	if _, refs := content(t, admin); len(refs) != 0 {
+		t.Fatalf("references %v without leases", refs)
+	}
 	// The node wakes up: it finds its lease gone at the next thing it does.
 	other, err := silent.Hold(t.Context(), holder(2), storetest.Labels(t, "db"), true)
 	if err != nil {

@@ -11,6 +11,7 @@
 //	fence/<number>       written again with every reference to the number
 //	ref/<node>/<number>  that node refers to the number; dies with the node's lease
 //	rest/<number>        the hash of the set that had the number until it was collected; expires
+//	alive/<node>         "<incarnation> <boot id>" of who has the node's name; dies a minute after it
 //	collector            the node that collects; dies with its lease
 //
 // id and labels are written and deleted together, in one transaction. There
@@ -56,16 +57,27 @@ type Config struct {
 	TTL     time.Duration // how long references outlive the last sign of life; whole seconds
 	Timeout time.Duration // of what the store asks by itself
 	Listen  time.Duration // between two questions of Follow up to when it has heard everything
-	Log     *slog.Logger
+	// AliveTTL is how long the name outlives the last sign of life; whole seconds.
+	AliveTTL    time.Duration
+	Incarnation string // of the state directory: another node with this name has another
+	Boot        string // of the machine
+	Session     string // of the process before, as Store.Session said; empty if there was none
+	Log         *slog.Logger
 }
 
 // Store is the allocator's Store in etcd.
 type Store struct {
 	cfg    Config
 	client *clientv3.Client
+	ctx    context.Context // of what keeps leases alive; ends with Close
+	cancel context.CancelFunc
+	wg     sync.WaitGroup // of the same
 
 	mu      sync.Mutex
-	lease   clientv3.LeaseID // guarded by mu; 0 without a session
+	refs    lease            // guarded by mu; of the references; zero without a session
+	last    clientv3.LeaseID // guarded by mu; that of the last session, perhaps of the process before; 0: none
+	alive   lease            // guarded by mu; of the node's name; zero while it is not claimed
+	named   bool             // guarded by mu; this process had the name
 	pos     position         // guarded by mu
 	layout  int              // guarded by mu; that identities are made in; 0: not read yet
 	history chan struct{}    // guarded by mu; closed when etcd turns out to have lost its history
@@ -82,19 +94,27 @@ func New(cfg Config) (*Store, error) {
 	if cfg.Listen <= 0 || cfg.Timeout <= 0 {
 		return nil, fmt.Errorf("listen interval %s, timeout %s: want more than 0", cfg.Listen, cfg.Timeout)
 	}
-	if cfg.TTL < time.Second {
-		return nil, fmt.Errorf("lease of %s: want at least 1s", cfg.TTL)
+	if cfg.TTL < time.Second || cfg.AliveTTL < time.Second {
+		return nil, fmt.Errorf("lease of %s, lease of the name %s: want at least 1s", cfg.TTL, cfg.AliveTTL)
+	}
+	if cfg.Incarnation == "" || strings.ContainsAny(cfg.Incarnation+cfg.Boot, " /") {
+		return nil, fmt.Errorf("incarnation %q, boot %q: want words", cfg.Incarnation, cfg.Boot)
 	}
 	client, err := cfg.Client.dial()
 	if err != nil {
 		return nil, err
 	}
-	return &Store{cfg: cfg, client: client, history: make(chan struct{})}, nil
+	s := &Store{cfg: cfg, client: client, history: make(chan struct{})}
+	s.last, _ = parseSession(cfg.Session)
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	return s, nil
 }
 
 // Close cuts the connection. The lease and the references stay: they are for
 // the process that comes next.
 func (s *Store) Close() error {
+	s.cancel()
+	s.wg.Wait()
 	err := s.client.Close()
 	if errors.Is(err, context.Canceled) { // what the client returns for its own end
 		return nil
@@ -192,7 +212,8 @@ func (s *Store) saw(before position, h *etcdserverpb.ResponseHeader) error {
 			"cluster", fmt.Sprintf("%x", h.GetClusterId()), "revision", h.GetRevision(),
 			"was_cluster", fmt.Sprintf("%x", before.cluster), "was_revision", before.revision)
 		s.pos = position{history: s.pos.history + 1, cluster: h.GetClusterId(), revision: h.GetRevision()}
-		s.lease = 0
+		s.leave()
+		s.last = 0 // a lease of that past may have the references of that past
 		close(s.history)
 		s.history = make(chan struct{})
 		return errHistory
@@ -228,70 +249,14 @@ func (s *Store) commit(ctx context.Context, what string, txn clientv3.Txn) (*cli
 	return resp, nil
 }
 
-// Join implements allocator.Store.
-func (s *Store) Join(ctx context.Context) (fresh bool, err error) {
-	if err := s.Ping(ctx); err == nil || !errors.Is(err, allocator.ErrSessionLost) {
-		return false, err
-	}
-	if err := s.readLayout(ctx); err != nil {
-		return false, err
-	}
-	resp, err := s.client.Grant(ctx, int64((s.cfg.TTL+time.Second-1)/time.Second))
-	if err != nil {
-		return false, s.fault(ctx, "grant lease", err)
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.lease = resp.ID
-	return true, nil
-}
-
-// Ping implements allocator.Store.
-func (s *Store) Ping(ctx context.Context) error {
-	lease, err := s.session()
-	if err != nil {
-		return err
-	}
-	if _, err := s.head(ctx); err != nil {
-		return err
-	}
-	resp, err := s.client.KeepAliveOnce(ctx, lease)
-	if err != nil {
-		return s.fault(ctx, "keep lease alive", err)
-	}
-	if resp.TTL <= 0 {
-		s.drop(lease)
-		return allocator.ErrSessionLost
-	}
-	return nil
-}
-
-func (s *Store) session() (clientv3.LeaseID, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.lease == 0 {
-		return 0, allocator.ErrSessionLost
-	}
-	return s.lease, nil
-}
-
-// drop forgets a lease that is gone.
-func (s *Store) drop(lease clientv3.LeaseID) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.lease == lease {
-		s.lease = 0
-	}
-}
-
 // fault gives an error of the client its meaning.
 func (s *Store) fault(ctx context.Context, what string, err error) error {
 	switch {
 	case errors.Is(err, rpctypes.ErrLeaseNotFound):
 		s.mu.Lock()
-		s.lease = 0
+		s.leave()
 		s.mu.Unlock()
-		return fmt.Errorf("%s: %w", what, allocator.ErrSessionLost)
+		return fmt.Errorf("%s: %w: %w", what, allocator.ErrSessionLost, err)
 	case errors.Is(ctx.Err(), context.Canceled):
 		return fmt.Errorf("%s: %w", what, ctx.Err())
 	case errors.Is(err, rpctypes.ErrRequestTooLarge), errors.Is(err, rpctypes.ErrTooManyOps), status.Code(err) == codes.InvalidArgument:
@@ -311,14 +276,18 @@ func (s *Store) Release(ctx context.Context, ref allocator.Reference) error {
 
 // References implements allocator.Store.
 func (s *Store) References(ctx context.Context) ([]allocator.Reference, error) {
+	lease, err := s.session()
+	if err != nil {
+		return nil, err
+	}
 	var refs []allocator.Reference
-	_, err := s.list(ctx, s.refPrefix(), true, func(kv *mvccpb.KeyValue) {
+	_, err = s.list(ctx, s.refPrefix(), true, func(kv *mvccpb.KeyValue) {
 		n, err := parseNumber(strings.TrimPrefix(string(kv.Key), s.refPrefix()))
 		if err != nil {
 			s.cfg.Log.Error("foreign key among the references of this node", "key", string(kv.Key))
 			return
 		}
-		refs = append(refs, allocator.Reference{Number: n, Revision: kv.ModRevision})
+		refs = append(refs, allocator.Reference{Number: n, Revision: kv.ModRevision, Present: kv.Lease != 0 && clientv3.LeaseID(kv.Lease) == lease})
 	})
 	return refs, err
 }

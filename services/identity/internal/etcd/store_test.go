@@ -55,6 +55,7 @@ func newStore(t testing.TB, endpoint, node string) *Store {
 	t.Helper()
 	s, err := New(Config{
 		Client: Client{Endpoints: []string{endpoint}}, Prefix: testPrefix, Node: node, TTL: time.Hour,
+		AliveTTL: time.Minute, Incarnation: "state-of-" + node, Boot: "boot",
 		Timeout: 2 * time.Second, Listen: 50 * time.Millisecond, Log: log.Discard(),
 	})
 	if err != nil {
@@ -110,7 +111,7 @@ func TestKeysAreThoseOfTheDocumentation(t *testing.T) {
 		out := map[string]string{}
 		for _, kv := range resp.Kvs {
 			out[strings.TrimPrefix(string(kv.Key), testPrefix)] = string(kv.Value)
-			if isRef := strings.Contains(string(kv.Key), "/ref/"); isRef != (kv.Lease != 0) && !strings.Contains(string(kv.Key), "/rest/") {
+			if isRef := strings.Contains(string(kv.Key), "/ref/") || strings.Contains(string(kv.Key), "/alive/"); isRef != (kv.Lease != 0) && !strings.Contains(string(kv.Key), "/rest/") {
 				t.Errorf("%s has the lease %d", kv.Key, kv.Lease)
 			}
 		}
@@ -118,7 +119,7 @@ func TestKeysAreThoseOfTheDocumentation(t *testing.T) {
 	}
 	// printf 'cni:app=web;' | sha256sum
 	const hash = "c835b05560143e9e8de568502817a33be31279a868e401a6d86bc1861516bf93"
-	want := map[string]string{"/id/300": "cni:app=web;", "/labels/" + hash: "300", "/fence/300": "", "/ref/node-1/300": "", "/layout": "2"}
+	want := map[string]string{"/id/300": "cni:app=web;", "/labels/" + hash: "300", "/fence/300": "", "/ref/node-1/300": "", "/layout": "2", "/alive/node-1": "state-of-node-1 boot"}
 	if got := keys(); !equal(got, want) {
 		t.Errorf("keys %v, want %v", got, want)
 	}
@@ -132,7 +133,7 @@ func TestKeysAreThoseOfTheDocumentation(t *testing.T) {
 	if _, err := st.Collect(t.Context(), unused, time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := keys(), (map[string]string{"/rest/300": hash, "/layout": "2"}); !equal(got, want) {
+	if got, want := keys(), (map[string]string{"/rest/300": hash, "/layout": "2", "/alive/node-1": "state-of-node-1 boot"}); !equal(got, want) {
 		t.Errorf("keys after collection %v, want %v", got, want)
 	}
 }
@@ -297,9 +298,9 @@ func TestWrongConfigurationIsNamed(t *testing.T) {
 	}
 	good := Client{Endpoints: []string{"unix:///x"}}
 	for want, cfg := range map[string]Config{
-		"node name":  {Client: good, Prefix: "/p", Node: "a/b", TTL: time.Minute, Timeout: 1, Listen: 1},
-		"key prefix": {Client: good, Prefix: "/p/", Node: "a", TTL: time.Minute, Timeout: 1, Listen: 1},
-		"lease":      {Client: good, Prefix: "/p", Node: "a", Timeout: 1, Listen: 1},
+		"node name":  {Client: good, Prefix: "/p", Node: "a/b", TTL: time.Minute, AliveTTL: time.Minute, Incarnation: "i", Timeout: 1, Listen: 1},
+		"key prefix": {Client: good, Prefix: "/p/", Node: "a", TTL: time.Minute, AliveTTL: time.Minute, Incarnation: "i", Timeout: 1, Listen: 1},
+		"lease":      {Client: good, Prefix: "/p", Node: "a", AliveTTL: time.Minute, Incarnation: "i", Timeout: 1, Listen: 1},
 	} {
 		if s, err := New(cfg); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, %v, want an error with %q", cfg, s, err, want)

@@ -20,6 +20,8 @@
 package snapshot
 
 import (
+	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -39,6 +41,8 @@ const (
 	KnownFile   = "known.json"
 	DamagedFile = "known.json.damaged"
 	LockFile    = "lock"
+
+	IncarnationFile = "incarnation.json"
 )
 
 // lockWait is how long Open waits for a process that is on its way out.
@@ -52,8 +56,9 @@ const maxFile = 256 << 20
 
 // The kinds of record. Their fields are never given another meaning.
 var (
-	holdsSchema = durable.Schema{Name: "sluice.identity.holds", Version: 1}
-	knownSchema = durable.Schema{Name: "sluice.identity.known", Version: 1}
+	holdsSchema       = durable.Schema{Name: "sluice.identity.holds", Version: 1}
+	incarnationSchema = durable.Schema{Name: "sluice.identity.incarnation", Version: 1}
+	knownSchema       = durable.Schema{Name: "sluice.identity.known", Version: 1}
 )
 
 // ErrOtherNode: the state belongs to a node of another name.
@@ -63,6 +68,7 @@ type holdsRecord struct {
 	BootID        string         `json:"boot_id"`
 	Node          string         `json:"node"`
 	NextNodeLocal uint32         `json:"next_node_local"`
+	Session       string         `json:"session,omitempty"`
 	Holders       []holderRecord `json:"holders"`
 }
 
@@ -126,13 +132,18 @@ func open(path, node, bootID string, wait time.Duration) (*Dir, error) {
 // Close gives the directory to the next process.
 func (d *Dir) Close() error { return d.lock.Close() }
 
+// BootID is the boot that the holds belong to.
+func (d *Dir) BootID() string { return d.bootID }
+
 // Loaded is what a directory had.
 type Loaded struct {
-	Holds   allocator.Holds
-	Removed []string // names of files with holds of other boots
-	Known   allocator.Known
-	Cached  bool  // there was a cache, perhaps an empty one
-	Damaged error // why the cache was put aside; nil if it was not
+	// Incarnation is of this directory: random, made once, and lost with it.
+	Incarnation string
+	Holds       allocator.Holds
+	Removed     []string // names of files with holds of other boots
+	Known       allocator.Known
+	Cached      bool  // there was a cache, perhaps an empty one
+	Damaged     error // why the cache was put aside; nil if it was not
 }
 
 // Load reads both files. Its error is about the holds, and ends with what to do;
@@ -140,6 +151,9 @@ type Loaded struct {
 func (d *Dir) Load() (Loaded, error) {
 	var l Loaded
 	if err := d.removeOtherBoots(&l); err != nil {
+		return Loaded{}, err
+	}
+	if err := d.loadIncarnation(&l); err != nil {
 		return Loaded{}, err
 	}
 	path := filepath.Join(d.path, HoldsFile(d.bootID))
@@ -182,6 +196,31 @@ func (d *Dir) Load() (Loaded, error) {
 	return l, nil
 }
 
+// loadIncarnation reads the name of this directory, or makes it. One that is
+// damaged is made anew: it only costs the time until the old one's lease ends.
+func (d *Dir) loadIncarnation(l *Loaded) error {
+	path := filepath.Join(d.path, IncarnationFile)
+	var rec incarnationRecord
+	err := durable.Load(path, 4096, incarnationSchema, &rec)
+	if err == nil && incarnationRE.MatchString(rec.Incarnation) {
+		l.Incarnation = rec.Incarnation
+		return nil
+	}
+	var random [16]byte
+	rand.Read(random[:]) //nolint:errcheck // never fails
+	l.Incarnation = hex.EncodeToString(random[:])
+	if err := durable.Save(path, incarnationSchema, incarnationRecord{l.Incarnation}, durable.SyncFile); err != nil {
+		return fmt.Errorf("incarnation: %w", err)
+	}
+	return nil
+}
+
+var incarnationRE = regexp.MustCompile(`^[0-9a-f]{32}$`)
+
+type incarnationRecord struct {
+	Incarnation string `json:"incarnation"`
+}
+
 // removeOtherBoots removes holds that no endpoint can have any more.
 func (d *Dir) removeOtherBoots(l *Loaded) error {
 	entries, err := os.ReadDir(d.path)
@@ -205,7 +244,7 @@ func (d *Dir) removeOtherBoots(l *Loaded) error {
 var bootIDRE = regexp.MustCompile(`^[0-9a-f-]{36}$`)
 
 func (r holdsRecord) holds() (allocator.Holds, error) {
-	h := allocator.Holds{NextNodeLocal: identity.Numeric(r.NextNodeLocal)}
+	h := allocator.Holds{NextNodeLocal: identity.Numeric(r.NextNodeLocal), Session: r.Session}
 	sets := map[identity.Numeric]string{}
 	seen := map[allocator.Holder]bool{}
 	for _, x := range r.Holders {
@@ -262,7 +301,7 @@ func (r identityRecord) identity() (identity.Identity, error) {
 
 // SaveHolds implements allocator.Records.
 func (d *Dir) SaveHolds(h allocator.Holds) error {
-	rec := holdsRecord{BootID: d.bootID, Node: d.node, NextNodeLocal: uint32(h.NextNodeLocal), Holders: make([]holderRecord, len(h.Holders))}
+	rec := holdsRecord{BootID: d.bootID, Node: d.node, NextNodeLocal: uint32(h.NextNodeLocal), Session: h.Session, Holders: make([]holderRecord, len(h.Holders))}
 	for i, x := range h.Holders {
 		rec.Holders[i] = holderRecord{Holder: x.Holder.String(), Number: uint32(x.Identity.Number), Labels: x.Identity.Labels.Text()}
 	}

@@ -50,7 +50,7 @@ func load(t testing.TB, path, node, boot string) (Loaded, error) {
 func saved(t testing.TB) (path string, holds allocator.Holds, known allocator.Known) {
 	t.Helper()
 	path = t.TempDir()
-	holds = allocator.Holds{NextNodeLocal: identity.MinNodeLocal + 7, Holders: []allocator.HolderRecord{
+	holds = allocator.Holds{NextNodeLocal: identity.MinNodeLocal + 7, Session: "1 2", Holders: []allocator.HolderRecord{
 		{Holder: allocator.EndpointHolder("c1", "eth0"), Identity: id(t, 300, "web;=\\")},
 		{Holder: allocator.EndpointHolder("c2", "eth0"), Identity: id(t, 300, "web;=\\")},
 		{Holder: allocator.ReferenceHolder("x"), Identity: id(t, identity.MinNodeLocal, "local")},
@@ -83,7 +83,7 @@ func TestCacheOfAnOlderVersionWasNeverHeard(t *testing.T) {
 func TestWhatWasSavedIsLoaded(t *testing.T) {
 	path, holds, known := saved(t)
 	got, err := load(t, path, "n1", boot1)
-	want := Loaded{Holds: holds, Known: known, Cached: true}
+	want := Loaded{Incarnation: got.Incarnation, Holds: holds, Known: known, Cached: true}
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("loaded %+v, %v\nwant %+v", got, err, want)
 	}
@@ -91,7 +91,7 @@ func TestWhatWasSavedIsLoaded(t *testing.T) {
 
 func TestEmptyDirectoryIsAFirstStart(t *testing.T) {
 	got, err := load(t, t.TempDir(), "n1", boot1)
-	if err != nil || !reflect.DeepEqual(got, Loaded{}) {
+	if err != nil || !reflect.DeepEqual(got, Loaded{Incarnation: got.Incarnation}) {
 		t.Errorf("loaded %+v, %v, want nothing", got, err)
 	}
 }
@@ -103,7 +103,7 @@ func TestHoldersOfAnotherBootAreDropped(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := load(t, path, "n1", boot2)
-	if want := (Loaded{Removed: []string{HoldsFile(boot1)}, Known: known, Cached: true}); err != nil || !reflect.DeepEqual(got, want) {
+	if want := (Loaded{Incarnation: got.Incarnation, Removed: []string{HoldsFile(boot1)}, Known: known, Cached: true}); err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("loaded %+v, %v, want %+v", got, err, want)
 	}
 	if left, err := filepath.Glob(filepath.Join(path, "holds.*")); err != nil || len(left) != 0 {

@@ -8,6 +8,7 @@ package storetest
 import (
 	"context"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -143,6 +144,12 @@ func (s *fakeStore) Join(ctx context.Context) (bool, error) {
 	s.serial++
 	s.session, s.sessions[s.node] = s.serial, s.serial
 	return true, nil
+}
+
+func (s *fakeStore) Session() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return strconv.Itoa(s.session)
 }
 
 func (s *fakeStore) Ping(ctx context.Context) error {

@@ -267,9 +267,6 @@ func expiry(s suite) {
 	l := Labels(s.t, "web")
 	s.claim(a, l, 0, 300)
 	s.Expire("a")
-	if err := a.Ping(s.ctx); !errors.Is(err, allocator.ErrSessionLost) {
-		s.t.Errorf("ping: %v, want ErrSessionLost", err)
-	}
 	if _, err := a.Claim(s.ctx, l, 300, 301); !errors.Is(err, allocator.ErrSessionLost) {
 		s.t.Errorf("claim: %v, want ErrSessionLost", err)
 	}

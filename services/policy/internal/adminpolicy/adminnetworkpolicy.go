@@ -4,6 +4,7 @@
 package adminpolicy
 
 import (
+	"slices"
 	"strconv"
 
 	"github.com/sluice-net/sluice/services/policy/internal/kubernetes"
@@ -42,12 +43,14 @@ type OldEgressRule struct {
 	Ports  []OldPort `json:"ports"`
 }
 
-// OldPeer is one of its fields; nodes and networks are for egress.
+// OldPeer is one of its fields; nodes, networks and domainNames are for egress,
+// domainNames of an AdminNetworkPolicy only.
 type OldPeer struct {
-	Namespaces *OldNamespaces            `json:"namespaces"`
-	Pods       *OldPods                  `json:"pods"`
-	Nodes      *kubernetes.LabelSelector `json:"nodes"`
-	Networks   []string                  `json:"networks"`
+	Namespaces  *OldNamespaces            `json:"namespaces"`
+	Pods        *OldPods                  `json:"pods"`
+	Nodes       *kubernetes.LabelSelector `json:"nodes"`
+	Networks    []string                  `json:"networks"`
+	DomainNames []string                  `json:"domainNames"`
 }
 
 // OldNamespaces is a label selector or, in version 0.1.0 of the API, an object
@@ -95,7 +98,7 @@ type OldPortRange struct {
 }
 
 func (p *OldPeer) peer() EgressPeer {
-	out := EgressPeer{Namespaces: p.Namespaces.selector(), Nodes: p.Nodes, Networks: p.Networks}
+	out := EgressPeer{Namespaces: p.Namespaces.selector(), Nodes: p.Nodes, Networks: p.Networks, DomainNames: p.DomainNames}
 	if p.Pods != nil {
 		out.Pods = &NamespacedPod{NamespaceSelector: p.Pods.NamespaceSelector, PodSelector: p.Pods.PodSelector}
 		if s := p.Pods.Namespaces.selector(); s != nil {
@@ -125,6 +128,11 @@ func (p *OldPolicy) Validate(baseline bool, o rule.Options) manifest.Problems {
 		path := "spec.ingress[" + strconv.Itoa(i) + "]"
 		v.head(path, r.Name, r.Action, actions...)
 		v.oldPeers(path+".from", r.From, r.Action)
+		for j, peer := range r.From {
+			if peer.Nodes != nil || peer.Networks != nil || peer.DomainNames != nil {
+				v.Add(path+".from["+strconv.Itoa(j)+"]", "nodes, networks and domainNames are for egress")
+			}
+		}
 		v.oldPorts(path+".ports", r.Ports)
 	}
 	for i, r := range p.Spec.Egress {
@@ -132,21 +140,29 @@ func (p *OldPolicy) Validate(baseline bool, o rule.Options) manifest.Problems {
 		v.head(path, r.Name, r.Action, actions...)
 		v.oldPeers(path+".to", r.To, r.Action)
 		v.oldPorts(path+".ports", r.Ports)
+		peers := make([]EgressPeer, len(r.To))
+		for j := range r.To {
+			peers[j] = r.To[j].peer()
+			if baseline && peers[j].DomainNames != nil {
+				v.Add(path+".to["+strconv.Itoa(j)+"].domainNames", "a BaselineAdminNetworkPolicy has no such field")
+			}
+		}
+		v.namedPorts(path, peers, slices.ContainsFunc(r.Ports, func(p OldPort) bool { return p.NamedPort != nil }))
 	}
 	return v.Problems
 }
 
 func (v *validator) oldPeers(path string, list []OldPeer, action string) {
-	if len(list) == 0 {
-		v.Add(path, "needs at least one peer")
-	}
-	v.count(path, len(list), 100)
+	v.some(path, len(list), 100)
 	for i := range list {
 		v.peer(path+"["+strconv.Itoa(i)+"]", list[i].peer(), action)
 	}
 }
 
 func (v *validator) oldPorts(path string, list []OldPort) {
+	if list != nil && len(list) == 0 {
+		v.Add(path, "is empty; leave it out for all ports")
+	}
 	v.count(path, len(list), 100)
 	protocol := func(path, name string) {
 		if name != "" && name != "TCP" && name != "UDP" && name != "SCTP" {

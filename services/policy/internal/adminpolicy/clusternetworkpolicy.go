@@ -129,7 +129,7 @@ func (p *Policy) Validate(o rule.Options) manifest.Problems {
 	for i, r := range p.Spec.Ingress {
 		path := "spec.ingress[" + strconv.Itoa(i) + "]"
 		v.head(path, r.Name, r.Action, "Accept", "Deny", "Pass")
-		v.count(path+".from", len(r.From), maxPeers)
+		v.some(path+".from", len(r.From), maxPeers)
 		for j, peer := range r.From {
 			v.peer(path+".from["+strconv.Itoa(j)+"]", EgressPeer{Namespaces: peer.Namespaces, Pods: peer.Pods}, r.Action)
 		}
@@ -138,13 +138,21 @@ func (p *Policy) Validate(o rule.Options) manifest.Problems {
 	for i, r := range p.Spec.Egress {
 		path := "spec.egress[" + strconv.Itoa(i) + "]"
 		v.head(path, r.Name, r.Action, "Accept", "Deny", "Pass")
-		v.count(path+".to", len(r.To), maxPeers)
+		v.some(path+".to", len(r.To), maxPeers)
 		for j, peer := range r.To {
 			v.peer(path+".to["+strconv.Itoa(j)+"]", peer, r.Action)
 		}
 		v.protocols(path+".protocols", r.Protocols)
+		v.namedPorts(path, r.To, slices.ContainsFunc(r.Protocols, func(p Protocol) bool { return p.DestinationNamedPort != "" }))
 	}
 	return v.Problems
+}
+
+// namedPorts refuses named ports of peers that are no pods.
+func (v *validator) namedPorts(path string, peers []EgressPeer, named bool) {
+	if named && slices.ContainsFunc(peers, func(p EgressPeer) bool { return p.Networks != nil || p.Nodes != nil || p.DomainNames != nil }) {
+		v.Add(path, "combines a named port with networks, nodes or domainNames, which have no named ports")
+	}
 }
 
 type validator struct {
@@ -156,6 +164,14 @@ func (v *validator) count(path string, n, limit int) {
 	if n > limit {
 		v.Add(path, "has %d entries, more than %d", n, limit)
 	}
+}
+
+// some refuses an empty list too: a rule without peers would be one for all.
+func (v *validator) some(path string, n, limit int) {
+	if n == 0 {
+		v.Add(path, "needs at least one peer")
+	}
+	v.count(path, n, limit)
 }
 
 func (v *validator) priority(p *int64) {
@@ -189,6 +205,9 @@ func (v *validator) subject(s Subject) {
 func (v *validator) pods(path string, p *NamespacedPod) {
 	if p == nil {
 		return
+	}
+	if p.PodSelector == nil {
+		v.Add(path+".podSelector", "is required; {} selects all pods")
 	}
 	p.NamespaceSelector.Validate(path+".namespaceSelector", false, &v.Problems)
 	p.PodSelector.Validate(path+".podSelector", false, &v.Problems)
@@ -243,12 +262,28 @@ func (v *validator) peer(path string, p EgressPeer, action string) {
 	}
 }
 
+// domainName reports whether s is two or more labels of letters, digits, '-' and
+// '_', perhaps behind "*.".
 func domainName(s string) bool {
 	s = strings.TrimSuffix(strings.TrimPrefix(s, "*."), ".")
-	return strings.Contains(s, ".") && kubernetes.IsSubdomain(s)
+	alnum := func(c byte) bool { return '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' }
+	for part := range strings.SplitSeq(s, ".") {
+		if part == "" || part[0] == '-' || !alnum(part[len(part)-1]) && len(part) > 1 {
+			return false
+		}
+		for i := range len(part) {
+			if c := part[i]; !alnum(c) && c != '-' && c != '_' {
+				return false
+			}
+		}
+	}
+	return strings.Contains(s, ".") && len(s) <= 253
 }
 
 func (v *validator) protocols(path string, list []Protocol) {
+	if list != nil && len(list) == 0 {
+		v.Add(path, "is empty; leave it out for all protocols")
+	}
 	v.count(path, len(list), maxPeers)
 	for i, p := range list {
 		path := path + "[" + strconv.Itoa(i) + "]"

@@ -14,11 +14,26 @@ func (p *Policy) Notes() manifest.Notes {
 	var ns manifest.Notes
 	for i, r := range p.Spec.Egress {
 		for j, peer := range r.To {
-			if len(peer.DomainNames) > 0 {
-				ns.Unsupported("spec.egress["+strconv.Itoa(i)+"].to["+strconv.Itoa(j)+"].domainNames",
-					"learning addresses from DNS answers; the rule allows the addresses that LearnNames was called with")
-			}
+			domainNames(&ns, i, j, peer.DomainNames)
 		}
 	}
 	return ns
+}
+
+// Notes name the fields of a valid policy that are not supported.
+func (p *OldPolicy) Notes() manifest.Notes {
+	var ns manifest.Notes
+	for i, r := range p.Spec.Egress {
+		for j, peer := range r.To {
+			domainNames(&ns, i, j, peer.DomainNames)
+		}
+	}
+	return ns
+}
+
+func domainNames(ns *manifest.Notes, rule, peer int, names []string) {
+	if len(names) > 0 {
+		ns.Unsupported("spec.egress["+strconv.Itoa(rule)+"].to["+strconv.Itoa(peer)+"].domainNames",
+			"learning addresses from DNS answers; the rule allows the addresses that LearnNames was called with")
+	}
 }

@@ -108,14 +108,16 @@ func (c *converter) rule(path string, r *Rule) rule.Spec {
 		reqs = append(reqs, selector.Requirement{Source: label.SourceReserved, Key: identity.NameHost, Op: selector.Exists})
 		spec.Subject = selector.New(reqs...)
 	} else {
-		reqs := r.EndpointSelector.Convert(place)
+		subject := r.EndpointSelector
 		if c.namespace != "" {
-			// The policy's own namespace wins over one in the selector.
-			reqs = slices.DeleteFunc(reqs, func(q selector.Requirement) bool {
-				return q.Op == selector.In && q.Source == label.SourceKubernetes && q.Key == label.KeyNamespace
-			})
-			reqs = append(reqs, kubernetes.InNamespace(c.namespace))
+			// The policy's own namespace takes the place of one in matchLabels. One
+			// in matchExpressions is a requirement besides: another selects nothing.
+			subject = subject.Without(label.SourceKubernetes + ":" + label.KeyNamespace)
 			spec.Namespace = c.namespace
+		}
+		reqs := subject.Convert(place)
+		if c.namespace != "" {
+			reqs = append(reqs, kubernetes.InNamespace(c.namespace))
 		}
 		spec.Subject = selector.New(reqs...)
 	}

@@ -31,7 +31,7 @@ type Rule struct {
 	IngressDeny       []IngressDenyRule         `json:"ingressDeny"`
 	Egress            []EgressRule              `json:"egress"`
 	EgressDeny        []EgressDenyRule          `json:"egressDeny"`
-	Labels            any                       `json:"labels"`
+	Labels            []Label                   `json:"labels"`
 	EnableDefaultDeny DefaultDeny               `json:"enableDefaultDeny"`
 	Description       string                    `json:"description"`
 	Log               Log                       `json:"log"`
@@ -42,6 +42,14 @@ type Rule struct {
 type DefaultDeny struct {
 	Ingress *bool `json:"ingress"`
 	Egress  *bool `json:"egress"`
+}
+
+// Label is a label of the rule itself, which decides nothing.
+type Label struct {
+	Key    *string `json:"key"`
+	Value  string  `json:"value"`
+	Source string  `json:"source"`
+	CIDR   any     `json:"cidr"`
 }
 
 // Log is a text for flow logs.
@@ -181,7 +189,7 @@ type Secret struct {
 type Listener struct {
 	EnvoyConfig EnvoyConfig `json:"envoyConfig"`
 	Name        string      `json:"name"`
-	Priority    int64       `json:"priority"`
+	Priority    *int64      `json:"priority"`
 }
 
 // EnvoyConfig names the proxy's configuration.

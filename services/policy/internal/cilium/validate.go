@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/sluice-net/sluice/services/policy/internal/dnsname"
 	"github.com/sluice-net/sluice/services/policy/internal/kubernetes"
@@ -29,7 +31,7 @@ const (
 func (p *NetworkPolicy) Validate(namespaced bool, o rule.Options) manifest.Problems {
 	v := validator{options: o}
 	p.Metadata.Validate(namespaced, &v.Problems)
-	if p.Spec == nil && len(p.Specs) == 0 {
+	if p.Spec == nil && p.Specs == nil { // an empty list is a policy of no rules
 		v.Add("spec", "is required: the policy is empty")
 	}
 	if p.Spec != nil {
@@ -63,8 +65,16 @@ func (v *validator) rule(path string, r *Rule, namespaced bool) {
 	}
 	r.EndpointSelector.Validate(path+".endpointSelector", true, &v.Problems)
 	r.NodeSelector.Validate(path+".nodeSelector", true, &v.Problems)
-	if len(r.Log.Value) > maxLogValue {
-		v.AddSchema(path+".log.value", "is longer than %d bytes", maxLogValue)
+	if utf8.RuneCountInString(r.Log.Value) > maxLogValue {
+		v.AddSchema(path+".log.value", "is longer than %d characters", maxLogValue)
+	}
+	if strings.ContainsFunc(r.Log.Value, func(c rune) bool { return unicode.Is(unicode.C, c) }) {
+		v.AddSchema(path+".log.value", "%q has a control character", r.Log.Value)
+	}
+	for i, l := range r.Labels {
+		if l.Key == nil {
+			v.AddSchema(path+".labels["+strconv.Itoa(i)+"].key", "is required")
+		}
 	}
 	for i := range r.Ingress {
 		in := &r.Ingress[i]
@@ -408,8 +418,8 @@ func (v *validator) portRule(path string, r *PortRule, d rule.Direction, host bo
 		if r.Listener.Name == "" {
 			v.AddSchema(p+".name", "is required")
 		}
-		if r.Listener.Priority < 0 || r.Listener.Priority > maxListener {
-			v.AddSchema(p+".priority", "%d is not from 1 to %d", r.Listener.Priority, maxListener)
+		if n := r.Listener.Priority; n != nil && (*n < 1 || *n > maxListener) {
+			v.AddSchema(p+".priority", "%d is not from 1 to %d", *n, maxListener)
 		}
 		if k := r.Listener.EnvoyConfig.Kind; k != "" && k != "CiliumEnvoyConfig" && k != "CiliumClusterwideEnvoyConfig" {
 			v.AddSchema(p+".envoyConfig.kind", "%q is not CiliumEnvoyConfig or CiliumClusterwideEnvoyConfig", k)
@@ -476,6 +486,10 @@ func (v *validator) portNumber(path string, pp PortProtocol, protos []port.Proto
 		return 0, false, false
 	}
 	number, named, ok = parsePort(pp.Port)
+	if ok && !named && pp.Port != "0" && len(protos) == 1 && !protos[0].HasPorts() {
+		v.Add(path+".port", "%s has no ports; leave it out, or write \"0\"", protos[0])
+		return 0, false, false
+	}
 	if !ok {
 		v.Add(path+".port", "%q is neither a number from 0 to 65535 nor a port name", pp.Port)
 	}
@@ -515,6 +529,9 @@ func (v *validator) icmp(path string, fields []ICMPField) {
 func (g *CIDRGroup) Validate() manifest.Problems {
 	var ps manifest.Problems
 	g.Metadata.Validate(false, &ps)
+	if g.Spec.ExternalCIDRs == nil {
+		ps.AddSchema("spec.externalCIDRs", "is required; [] is a group of no addresses")
+	}
 	for i, s := range g.Spec.ExternalCIDRs {
 		if _, err := netip.ParsePrefix(s); err != nil {
 			ps.Add("spec.externalCIDRs["+strconv.Itoa(i)+"]", "%q is not an address block such as 10.9.8.0/24 or 2001:db8::/64", s)

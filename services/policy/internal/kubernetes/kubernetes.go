@@ -7,6 +7,7 @@
 package kubernetes
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -136,6 +137,19 @@ func (s *LabelSelector) Names(key string) bool {
 		return true
 	}
 	return slices.ContainsFunc(s.MatchExpressions, func(e Expression) bool { return e.Key == key })
+}
+
+// Without returns the selector without the key in matchLabels.
+func (s *LabelSelector) Without(key string) *LabelSelector {
+	if s == nil {
+		return nil
+	}
+	if _, ok := s.MatchLabels[key]; !ok {
+		return s
+	}
+	out := &LabelSelector{MatchLabels: maps.Clone(s.MatchLabels), MatchExpressions: s.MatchExpressions}
+	delete(out.MatchLabels, key)
+	return out
 }
 
 // SplitSource cuts "source:key". Without a colon the source is empty, and

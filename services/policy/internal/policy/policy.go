@@ -126,7 +126,7 @@ func Decode(doc manifest.Document, o rule.Options) (Object, error) {
 		baseline := strings.HasPrefix(doc.Kind, "Baseline")
 		return decode(doc, &p, &p.Meta,
 			func() manifest.Problems { return p.Validate(baseline, o) },
-			func(ob *Object) { ob.Specs = []rule.Spec{p.Rules(baseline, o)} })
+			func(ob *Object) { ob.Specs, ob.Notes = []rule.Spec{p.Rules(baseline, o)}, p.Notes() })
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-net/sluice/services/policy/internal/label"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
@@ -31,6 +32,9 @@ func TestErrorsNameTheField(t *testing.T) {
 	}
 	kcnp := func(spec string) string {
 		return "apiVersion: policy.networking.k8s.io/v1alpha2\nkind: ClusterNetworkPolicy\nmetadata: {name: p}\nspec: {tier: Admin, priority: 1, subject: {namespaces: {}}, " + spec + "}"
+	}
+	anp := func(spec string) string {
+		return "apiVersion: policy.networking.k8s.io/v1alpha1\nkind: AdminNetworkPolicy\nmetadata: {name: p}\nspec: {priority: 1, subject: {namespaces: {}}, " + spec + "}"
 	}
 	for _, tc := range []struct{ text, want string }{
 		{cnp(`ingress: [{toPorts: [{ports: [{port: "80"}]}, {ports: [{port: "x_y"}]}]}]`), `spec.ingress[0].toPorts[1].ports[0].port: "x_y" is neither`},
@@ -57,12 +61,85 @@ func TestErrorsNameTheField(t *testing.T) {
 			cnp(`egress: [{toPorts: [{ports: [{port: web, protocol: TCP}], rules: {http: [{}]}}]}, {toPorts: [{ports: [{port: WEB, protocol: TCP}], listener: {name: l, envoyConfig: {name: e}}}]}]`),
 			`spec.egress[1].toPorts[0]: sends to the proxy for listener what spec.egress[0].toPorts[0] sends to the one for http`,
 		},
+		// What the schemas of the kinds demand.
+		{kcnp(`ingress: [{action: Accept}]`), `spec.ingress[0].from: needs at least one peer`},
+		{kcnp(`ingress: [{action: Deny, from: []}]`), `spec.ingress[0].from: needs at least one peer`},
+		{kcnp(`egress: [{action: Accept}]`), `spec.egress[0].to: needs at least one peer`},
+		{kcnp(`egress: [{action: Pass, to: []}]`), `spec.egress[0].to: needs at least one peer`},
+		{kcnp(`ingress: [{action: Accept, from: [{namespaces: {}}], protocols: []}]`), `spec.ingress[0].protocols: is empty`},
+		{kcnp(`egress: [{action: Accept, to: [{networks: [10.0.0.0/8]}], protocols: [{destinationNamedPort: web}]}]`), `spec.egress[0]: combines a named port with networks`},
+		{kcnp(`egress: [{action: Accept, to: [{namespaces: {}}, {domainNames: [a.b]}], protocols: [{destinationNamedPort: web}]}]`), `spec.egress[0]: combines a named port with networks`},
+		{kcnp(`ingress: [{action: Accept, from: [{pods: {namespaceSelector: {}}}]}]`), `spec.ingress[0].from[0].pods.podSelector: is required`},
+		{kcnp(`egress: [{action: Accept, to: [{domainNames: [-a.b]}]}]`), `spec.egress[0].to[0].domainNames[0]: "-a.b" is not a DNS name`},
+		{anp(`egress: [{action: Allow, to: [{networks: [10.0.0.0/8]}], ports: [{namedPort: web}]}]`), `spec.egress[0]: combines a named port with networks`},
+		{anp(`egress: [{action: Allow, to: [{namespaces: {}}], ports: []}]`), `spec.egress[0].ports: is empty`},
+		{anp(`ingress: [{action: Allow, from: [{networks: [10.0.0.0/8]}]}]`), `spec.ingress[0].from[0]: nodes, networks and domainNames are for egress`},
+		{cnp(`ingress: [{toPorts: [{ports: [{port: "80", protocol: VRRP}]}]}]`), `spec.ingress[0].toPorts[0].ports[0].port: VRRP has no ports`},
+		{cnp(`ingressDeny: [{toPorts: [{ports: [{port: "1", protocol: IGMP}]}]}]`), `spec.ingressDeny[0].toPorts[0].ports[0].port: IGMP has no ports`},
+		{cnp(`egress: [{toPorts: [{ports: [{port: "00", protocol: GRE}]}]}]`), `spec.egress[0].toPorts[0].ports[0].port: GRE has no ports`},
+		{cnp(`egress: [{toPorts: [{ports: [{port: "80"}], listener: {name: l, priority: 0, envoyConfig: {name: e}}}]}]`), `listener.priority: 0 is not from 1 to 100`},
+		{cnp(`ingress: [{}], labels: [{value: x}]`), `spec.labels[0].key: is required`},
+		{cnp(`ingress: [{}], log: {value: "a\u0007"}`), `spec.log.value: "a\a" has a control character`},
+		{"apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: p, namespace: a}", `spec: is required`},
+		{"apiVersion: cilium.io/v2\nkind: CiliumCIDRGroup\nmetadata: {name: g}", `spec.externalCIDRs: is required`},
 		{"apiVersion: v1\nkind: Pod\nmetadata: {name: p}", `v1 Pod is not a kind of policy`},
 		{"kind: NetworkPolicy\nmetadata: {name: p}", `NetworkPolicy without an apiVersion is not a kind of policy`},
 	} {
 		_, err := decodeText(tc.text)
 		if err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s\nerror %v\nwant %s", tc.text, err, tc.want)
+		}
+	}
+}
+
+func TestWhatTheSchemasAllowIsAccepted(t *testing.T) {
+	cnp := func(spec string) string {
+		return "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: p, namespace: a}\n" + spec
+	}
+	kcnp := func(spec string) string {
+		return "apiVersion: policy.networking.k8s.io/v1alpha2\nkind: ClusterNetworkPolicy\nmetadata: {name: p}\nspec: {tier: Admin, priority: 1, subject: {namespaces: {}}, " + spec + "}"
+	}
+	for _, text := range []string{
+		cnp(`specs: []`),
+		cnp(`spec: {endpointSelector: {}, ingress: [{toPorts: [{ports: [{protocol: VRRP}, {port: "0", protocol: IGMP}]}]}], labels: [{key: a, value: b, source: c}]}`),
+		cnp(`spec: {endpointSelector: {}, ingress: [{}], log: {value: "ä ö ü ä ö ü ä ö ü ä ö ü ä ö ü ä"}}`),
+		kcnp(`egress: [{action: Accept, to: [{domainNames: ["*.Example.com", _dns.example.com, a_b.c., x.y]}]}]`),
+		kcnp(`ingress: [{action: Accept, from: [{pods: {podSelector: {}}}], protocols: [{destinationNamedPort: web}]}]`),
+		"apiVersion: policy.networking.k8s.io/v1alpha1\nkind: AdminNetworkPolicy\nmetadata: {name: p}\nspec: {priority: 1, subject: {namespaces: {}}, egress: [{action: Allow, to: [{domainNames: [a.b]}]}]}",
+		"apiVersion: cilium.io/v2\nkind: CiliumCIDRGroup\nmetadata: {name: g}\nspec: {externalCIDRs: []}",
+	} {
+		if o, err := decodeText(text); err != nil || len(o.Unknown) > 0 {
+			t.Errorf("%s\n%v, unknown %q", text, err, o.Unknown)
+		}
+	}
+}
+
+func TestNamespacedSubjectNeverLeavesItsNamespace(t *testing.T) {
+	for _, c := range []struct {
+		selector string
+		own      bool // selects a pod of its namespace
+	}{
+		{`{}`, true},
+		{`{matchLabels: {"k8s:io.kubernetes.pod.namespace": other}}`, true}, // the policy's takes its place
+		{`{matchLabels: {"k8s:io.kubernetes.pod.namespace": a}}`, true},
+		{`{matchLabels: {"k8s:io.kubernetes.pod.namespace": ""}}`, true},
+		{`{matchLabels: {io.kubernetes.pod.namespace: other}}`, false},
+		{`{matchExpressions: [{key: "k8s:io.kubernetes.pod.namespace", operator: In, values: [other]}]}`, false},
+		{`{matchExpressions: [{key: "k8s:io.kubernetes.pod.namespace", operator: In, values: [other, a]}]}`, true},
+		{`{matchExpressions: [{key: io.kubernetes.pod.namespace, operator: In, values: [other]}]}`, false},
+		{`{matchExpressions: [{key: "k8s:io.kubernetes.pod.namespace", operator: NotIn, values: [a]}]}`, false},
+		{`{matchExpressions: [{key: "k8s:io.kubernetes.pod.namespace", operator: DoesNotExist}]}`, false},
+	} {
+		o, err := decodeText("apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: p, namespace: a}\nspec: {endpointSelector: " + c.selector + ", ingress: [{}]}")
+		if err != nil {
+			t.Errorf("%s: %v", c.selector, err)
+			continue
+		}
+		for ns, want := range map[string]bool{"a": c.own, "other": false} {
+			pod := label.NewSet(label.Kubernetes("app", "x"), label.Kubernetes(label.KeyNamespace, ns))
+			if got := o.Specs[0].Subject.Matches(pod); got != want {
+				t.Errorf("%s selects a pod of %s: %t", c.selector, ns, got)
+			}
 		}
 	}
 }

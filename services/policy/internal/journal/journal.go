@@ -58,6 +58,9 @@ var (
 
 // Change is one line. Its fields are never given another meaning.
 type Change struct {
+	// State is the name of the state that the journal keeps, in hexadecimal, in
+	// the first change.
+	State string `json:"state,omitempty"`
 	// Revision of the policies after the change; 0: as before.
 	Revision        uint64       `json:"revision,omitempty"`
 	Policies        []Policy     `json:"policies,omitempty"`

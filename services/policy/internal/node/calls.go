@@ -205,7 +205,7 @@ func (n *Node) changed(ctx context.Context, c Caller, find func() (edit, error))
 					n.policies[k].named = true
 				}
 				if e.completes {
-					n.managers[c.Manager] = true
+					n.managers[c.Manager], n.stateChanged = true, true
 				}
 			}
 			e.Revision = n.barrier.Policy

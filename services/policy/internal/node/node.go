@@ -44,6 +44,8 @@ var (
 	ErrLimit = errors.New("no room")
 	// ErrRevision: there is no such revision yet.
 	ErrRevision = errors.New("no such revision yet")
+	// ErrHeld: a subscriber goes on enforcing an earlier state.
+	ErrHeld = errors.New("an earlier state stays enforced")
 	// ErrRefused: a subscriber does not enforce what was asked about.
 	ErrRefused = errors.New("refused by a subscriber")
 	// ErrStorage: stable storage did not take a change, which was undone.
@@ -138,6 +140,11 @@ type Node struct {
 	unsaved     bool // the journal does not have everything
 	restored    bool // the journal had something
 
+	stateID      stream.StateID
+	confirmed    bool   // by an operator, in this run
+	stateChanged bool   // which sources are complete, or confirmed
+	stateOf      uint64 // policy revision that barrier.State was made of
+
 	ready   bool
 	readied chan struct{} // closed once ready
 	fatal   error
@@ -168,6 +175,7 @@ func New(config Config, dir string, sources []string) (*Node, error) {
 	if err := n.restore(dir); err != nil {
 		return nil, err
 	}
+	n.stateChanged = true
 	n.publish()
 	n.checkReady()
 	return n, nil
@@ -252,6 +260,7 @@ func ask[T any](ctx context.Context, n *Node, f func() (T, error)) (T, error) {
 
 // publish puts what the engine did into the stream.
 func (n *Node) publish() {
+	n.refreshState()
 	if len(n.pending) == 0 && n.barrier == n.published {
 		return
 	}

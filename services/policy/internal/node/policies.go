@@ -597,6 +597,7 @@ func (n *Node) take(name string, order []string, files map[string]*file) error {
 		}
 	}
 	src.refused, src.synced, src.err = bad, true, ""
+	n.stateChanged = true
 	return nil
 }
 

@@ -443,6 +443,7 @@ type SubscriberStatus struct {
 	Revision  uint64
 	Behind    uint64
 	Refusals  []string
+	Held      string    // why it goes on enforcing an earlier state
 	Forgotten time.Time // when, unless it comes back
 }
 
@@ -480,6 +481,9 @@ func (n *Node) Status(ctx context.Context) (Status, error) {
 					continue
 				}
 				st.Connected, st.Revision, st.Behind = state.Connected, state.Enforced.Policy, state.Behind
+				if state.Hold != nil {
+					st.Revision, st.Held = state.Hold.Revision, state.Hold.Reason
+				}
 				for at, r := range state.Refusals {
 					st.Refusals = append(st.Refusals, fmt.Sprintf("%s, table %d: %s; the largest share is from %s", at, r.Table, r.Reason, r.Policy))
 				}

@@ -64,7 +64,7 @@ func nameRecord(name string, addrs map[netip.Addr]time.Time) journal.Name {
 
 // state is everything as changes, for a journal that is written anew.
 func (n *Node) state() []journal.Change {
-	out := []journal.Change{{Revision: n.barrier.Policy}}
+	out := []journal.Change{n.stateRecord(), {Revision: n.barrier.Policy}}
 	for _, p := range n.policies {
 		out = append(out, journal.Change{Policies: []journal.Policy{policyRecord(p)}})
 	}
@@ -91,6 +91,9 @@ func (n *Node) restore(dir string) error {
 	names := make(map[string]journal.Name)
 	var texts label.Interner
 	j, cut, err := journal.Open(dir, func(c journal.Change) error {
+		if c.State != "" {
+			return n.takeState(c.State)
+		}
 		n.restored = true
 		if c.Revision != 0 {
 			n.barrier.Policy = c.Revision
@@ -133,6 +136,9 @@ func (n *Node) restore(dir string) error {
 		return err
 	}
 	n.journal = j
+	if err := n.nameState(); err != nil {
+		return errors.Join(err, j.Close())
+	}
 	if cut > 0 {
 		n.config.Log.Warn("an unfinished change at the end of the journal was cut off; nobody was told that it was made", "bytes", cut)
 	}

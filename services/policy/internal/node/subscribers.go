@@ -398,6 +398,9 @@ func (n *Node) await(ctx context.Context, subjects []identity.Numeric, begin fun
 				}
 			}
 			if s.Enforced.Policy < st.barrier.Policy || s.Enforced.Address < st.barrier.Address {
+				if s.Hold != nil {
+					return Enforced{}, fmt.Errorf("%w: %s: %s", ErrHeld, s.Name, s.Hold.Reason)
+				}
 				waiting = true
 			}
 			out.Revision = min(out.Revision, s.Enforced.Policy)
@@ -473,6 +476,7 @@ func (n *Node) CompleteIdentities(ctx context.Context, listed map[identity.Numer
 		slices.Sort(gone)
 		n.setIdentities(nil, gone)
 		n.sources[SourceIdentity].synced, n.sources[SourceIdentity].err = true, ""
+		n.stateChanged = true
 		return struct{}{}, nil
 	})
 	return err

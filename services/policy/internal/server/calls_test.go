@@ -72,6 +72,8 @@ func calls(socket string) (map[string]codes.Code, error) {
 		err = nil
 	}
 	note("CompleteSource", err)
+	_, err = c.ConfirmPolicies(ctx, &policyv1.ConfirmPoliciesRequest{})
+	note("ConfirmPolicies", err)
 	_, err = c.LearnNames(ctx, &policyv1.LearnNamesRequest{Name: "example.com", Addresses: [][]byte{{192, 0, 2, 1}}})
 	note("LearnNames", err)
 	w, err := c.WatchPolicyTables(ctx)
@@ -123,7 +125,7 @@ func TestKernelOnlyRootChangesAndTheGroupReads(t *testing.T) {
 		t.Fatal(err)
 	}
 	reads := []string{"ListPolicies", "GetPolicyTable", "WaitForRevision", "Explain", "Diff", "GetStatus"}
-	changes := []string{"UpsertPolicies", "DeletePolicies", "ReplacePolicies", "CompleteSource", "LearnNames", "WatchPolicyTables"}
+	changes := []string{"UpsertPolicies", "DeletePolicies", "ReplacePolicies", "CompleteSource", "ConfirmPolicies", "LearnNames", "WatchPolicyTables"}
 	if n := len(policyv1.PolicyService_ServiceDesc.Methods) + len(policyv1.PolicyService_ServiceDesc.Streams); n != len(reads)+len(changes) {
 		t.Fatalf("the service has %d methods, this test knows %d", n, len(reads)+len(changes))
 	}

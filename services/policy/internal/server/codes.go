@@ -47,7 +47,7 @@ func statusOf(err error) error {
 		return with(codes.NotFound, err, &errdetails.ResourceInfo{ResourceType: "identity", Description: err.Error()})
 	case errors.Is(err, node.ErrOwned):
 		return with(codes.AlreadyExists, err)
-	case errors.Is(err, node.ErrForeign), errors.Is(err, node.ErrRefused):
+	case errors.Is(err, node.ErrForeign), errors.Is(err, node.ErrRefused), errors.Is(err, node.ErrHeld):
 		return with(codes.FailedPrecondition, err)
 	case errors.Is(err, node.ErrLimit):
 		return with(codes.ResourceExhausted, err, &errdetails.QuotaFailure{

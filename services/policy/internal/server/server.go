@@ -55,6 +55,7 @@ func Methods() rpc.Methods {
 		policyv1.PolicyService_DeletePolicies_FullMethodName:    {Access: rpc.Root(), Limit: change},
 		policyv1.PolicyService_ReplacePolicies_FullMethodName:   {Access: rpc.Root(), Limit: change},
 		policyv1.PolicyService_CompleteSource_FullMethodName:    {Access: rpc.Root(), Limit: change},
+		policyv1.PolicyService_ConfirmPolicies_FullMethodName:   {Access: rpc.Root(), Limit: change},
 		policyv1.PolicyService_WatchPolicyTables_FullMethodName: {Access: rpc.RootAnd(instance.DatapathID), Limit: rpc.Limit{InFlight: 32}},
 		policyv1.PolicyService_LearnNames_FullMethodName:        {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 256, Waiting: 1024}},
 		policyv1.PolicyService_ListPolicies_FullMethodName:      {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 8, Waiting: 32}},
@@ -109,6 +110,15 @@ func (s *Server) DeletePolicies(ctx context.Context, req *policyv1.DeletePolicie
 		return nil, statusOf(err)
 	}
 	return &policyv1.DeletePoliciesResponse{Revision: out.Revision, Changes: changes(out)}, nil
+}
+
+// ConfirmPolicies implements the service.
+func (s *Server) ConfirmPolicies(ctx context.Context, _ *policyv1.ConfirmPoliciesRequest) (*policyv1.ConfirmPoliciesResponse, error) {
+	out, err := s.Node.Confirm(ctx)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &policyv1.ConfirmPoliciesResponse{Revision: out.Revision, Policies: uint32(out.Policies), Held: out.Held}, nil
 }
 
 // ListPolicies implements the service.
@@ -228,6 +238,7 @@ func (s *Server) GetStatus(ctx context.Context, _ *policyv1.GetStatusRequest) (*
 	for _, sub := range st.Subscribers {
 		out.Subscribers = append(out.Subscribers, &policyv1.SubscriberStatus{
 			Name: sub.Name, Connected: sub.Connected, Revision: sub.Revision, Behind: sub.Behind, Refusals: sub.Refusals, Enforces: sub.Enforces,
+			Held: sub.Held,
 		})
 	}
 	return out, nil

@@ -35,11 +35,12 @@ const patience = 30 * time.Second
 // service is the real server on a real socket.
 type service struct {
 	policyv1.PolicyServiceClient
-	t     *testing.T
-	node  *node.Node
-	dir   string
-	state string
-	stop  func()
+	t       *testing.T
+	node    *node.Node
+	dir     string
+	state   string
+	stop    func()
+	sources []string // beside the identities
 }
 
 type option func(*node.Config)
@@ -72,7 +73,7 @@ func (s *service) start(opts ...option) {
 	for _, o := range opts {
 		o(&cfg)
 	}
-	n, err := node.New(cfg, s.state, []string{node.SourceIdentity})
+	n, err := node.New(cfg, s.state, append([]string{node.SourceIdentity}, s.sources...))
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -60,7 +60,7 @@ func (s *Server) WatchPolicyTables(conn tables) error {
 	// client that does not read, and a Recv from one that does not write.
 	received, sent := make(chan error, 1), make(chan error, 1)
 	go func() { received <- s.receive(ctx, conn, sub.GetName(), session) }()
-	go func() { sent <- s.send(ctx, conn, session) }()
+	go func() { sent <- s.send(ctx, conn, session, sub.GetEnforced()) }()
 	check := time.NewTimer(session.Check())
 	defer check.Stop()
 	for {
@@ -79,7 +79,9 @@ func (s *Server) WatchPolicyTables(conn tables) error {
 	}
 }
 
-func (s *Server) send(ctx context.Context, conn tables, session *stream.Session) error {
+// send passes messages on. enforced is what the subscriber enforced before, nil
+// if it did not say.
+func (s *Server) send(ctx context.Context, conn tables, session *stream.Session, enforced *policyv1.EnforcedState) error {
 	incarnation := s.Node.Incarnation()
 	for {
 		m, err := session.Next(ctx)
@@ -94,14 +96,23 @@ func (s *Server) send(ctx context.Context, conn tables, session *stream.Session)
 			out.Steps = append(out.Steps, &policyv1.Step{Step: &policyv1.Step_SnapshotComplete{SnapshotComplete: &policyv1.SnapshotComplete{}}})
 		}
 		if b := m.Barrier; b != nil {
-			out.Steps = append(out.Steps, &policyv1.Step{Step: &policyv1.Step_Barrier{Barrier: &policyv1.Barrier{
-				PolicyRevision: b.Policy, IdentityRevision: b.Identity, AddressRevision: b.Address,
-			}}})
+			out.Steps = append(out.Steps, &policyv1.Step{Step: &policyv1.Step_Barrier{Barrier: barrier(b, enforced)}})
 		}
 		if err := conn.Send(out); err != nil {
 			return err
 		}
 	}
+}
+
+func barrier(b *stream.Barrier, enforced *policyv1.EnforcedState) *policyv1.Barrier {
+	out := &policyv1.Barrier{
+		PolicyRevision: b.Policy, IdentityRevision: b.Identity, AddressRevision: b.Address,
+		State: b.State.ID[:], Sources: b.State.Sources,
+	}
+	if enforced != nil {
+		out.Incomplete = b.State.Incomplete(enforced.GetSources())
+	}
+	return out
 }
 
 // cutSources leaves out the places of the last rules if there are too many.
@@ -140,6 +151,8 @@ func (s *Server) take(ctx context.Context, m *policyv1.WatchPolicyTablesRequest,
 	switch x := m.GetMessage().(type) {
 	case *policyv1.WatchPolicyTablesRequest_Ack:
 		return session.Ack(x.Ack.GetSeq())
+	case *policyv1.WatchPolicyTablesRequest_Hold:
+		return session.Hold(x.Hold.GetSeq(), stream.Hold{Revision: x.Hold.GetRevision(), Reason: x.Hold.GetReason()})
 	case *policyv1.WatchPolicyTablesRequest_Nack:
 		return s.Node.Refuse(ctx, session, identity.Numeric(x.Nack.GetSubject()), engine.TableID(x.Nack.GetTable()), x.Nack.GetReason())
 	case *policyv1.WatchPolicyTablesRequest_Subjects:

@@ -45,6 +45,7 @@ type Incarnation [16]byte
 // Barrier is a point at which the tables are those of some revisions.
 type Barrier struct {
 	Policy, Identity, Address uint64
+	State                     *PolicyState
 }
 
 // Message is some steps with the number of their message.
@@ -127,6 +128,12 @@ func (p *position) reach(seq uint64) {
 
 // refused are the tables that a subscriber does not enforce.
 type refused map[Refused]Refusal
+
+// Hold is why a subscriber goes on enforcing an earlier state.
+type Hold struct {
+	Revision uint64 // that it enforces
+	Reason   string
+}
 
 // Refused is a direction of a subject.
 type Refused struct {
@@ -276,6 +283,8 @@ type Session struct {
 	busy     bool      // its last message is on its way: Next was not called since
 	moved    time.Time // when it took the last message, or first had one to take
 	heard    time.Time // when it acknowledged last, or was sent the first barrier since
+	hold     *Hold     // nil: it does not hold
+	released uint64    // number from which on it may say that it holds
 	err      error     // why it ended
 	ended    chan struct{}
 }
@@ -311,7 +320,7 @@ func (s *Session) Check() time.Duration {
 		}
 		again = min(again, left)
 	}
-	if len(s.pos.marks) > 0 {
+	if len(s.pos.marks) > 0 && s.hold == nil {
 		left := l.limits.Stall - now.Sub(s.heard)
 		if left <= 0 {
 			l.disconnect(s, fmt.Errorf("%w: it acknowledged nothing for %v", ErrSlow, l.limits.Stall))
@@ -463,9 +472,47 @@ func (s *Session) Ack(seq uint64) error {
 		return nil
 	}
 	s.pos.reach(seq)
-	s.heard = time.Now()
+	s.heard, s.hold = time.Now(), nil
 	l.wake()
 	return nil
+}
+
+// Hold says that everything up to the number has arrived and is not enforced.
+func (s *Session) Hold(seq uint64, h Hold) error {
+	l := s.log
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case s.err != nil:
+		return s.err
+	case seq > s.pos.sent:
+		return fmt.Errorf("%w: %d, the last was %d", ErrAck, seq, s.pos.sent)
+	case s.watches:
+		return nil
+	}
+	// An acknowledgement is for everything before it, too: the last barrier is
+	// enough to know what it is of.
+	n := 0
+	for n+1 < len(s.pos.marks) && s.pos.marks[n+1].seq <= seq {
+		n++
+	}
+	s.pos.marks = slices.Delete(s.pos.marks, 0, n)
+	if s.heard = time.Now(); seq >= s.released {
+		s.hold = &h
+	}
+	l.wake()
+	return nil
+}
+
+// Release forgets that subscribers hold: the next entry tells them that they need
+// not. What they say of entries before it does not count any more.
+func (l *Log) Release() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, s := range l.sessions {
+		s.hold, s.released = nil, l.first+uint64(len(l.entries))+s.pos.offset
+	}
+	l.wake()
 }
 
 // Refuse notes that the subscriber keeps the table it had.
@@ -486,6 +533,7 @@ type State struct {
 	Enforced  Barrier
 	Behind    uint64 // messages
 	Refusals  map[Refused]Refusal
+	Hold      *Hold // nil: it does not hold an earlier state
 }
 
 // States are the subscribers by name, and a channel that is closed when they
@@ -507,6 +555,7 @@ func (l *Log) States() ([]State, <-chan struct{}) {
 			behind += end - s.next
 		}
 		add(name, s.pos, true, behind)
+		out[len(out)-1].Hold = s.hold
 	}
 	for name, p := range l.away {
 		add(name, p, false, 0)

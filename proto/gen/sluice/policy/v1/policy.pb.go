@@ -916,6 +916,107 @@ func (x *DeletePoliciesResponse) GetChanges() []*PolicyChange {
 	return nil
 }
 
+// ConfirmPoliciesRequest is the input of ConfirmPolicies.
+type ConfirmPoliciesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfirmPoliciesRequest) Reset() {
+	*x = ConfirmPoliciesRequest{}
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfirmPoliciesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfirmPoliciesRequest) ProtoMessage() {}
+
+func (x *ConfirmPoliciesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfirmPoliciesRequest.ProtoReflect.Descriptor instead.
+func (*ConfirmPoliciesRequest) Descriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{11}
+}
+
+// ConfirmPoliciesResponse is the answer of ConfirmPolicies.
+type ConfirmPoliciesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Policy revision that is enforced from now on.
+	Revision uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
+	// Policies in it.
+	Policies uint32 `protobuf:"varint,2,opt,name=policies,proto3" json:"policies,omitempty"`
+	// Subscribers that held an earlier state, one line each.
+	Held          []string `protobuf:"bytes,3,rep,name=held,proto3" json:"held,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfirmPoliciesResponse) Reset() {
+	*x = ConfirmPoliciesResponse{}
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfirmPoliciesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfirmPoliciesResponse) ProtoMessage() {}
+
+func (x *ConfirmPoliciesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfirmPoliciesResponse.ProtoReflect.Descriptor instead.
+func (*ConfirmPoliciesResponse) Descriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ConfirmPoliciesResponse) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *ConfirmPoliciesResponse) GetPolicies() uint32 {
+	if x != nil {
+		return x.Policies
+	}
+	return 0
+}
+
+func (x *ConfirmPoliciesResponse) GetHeld() []string {
+	if x != nil {
+		return x.Held
+	}
+	return nil
+}
+
 // ListPoliciesRequest is the input of ListPolicies. Empty fields take all.
 type ListPoliciesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -937,7 +1038,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[11]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -949,7 +1050,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[11]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -962,7 +1063,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{11}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListPoliciesRequest) GetKind() string {
@@ -1020,7 +1121,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[12]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1032,7 +1133,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[12]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1045,7 +1146,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{12}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListPoliciesResponse) GetPolicy() *Policy {
@@ -1098,7 +1199,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[13]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1110,7 +1211,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[13]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1123,7 +1224,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{13}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Policy) GetKey() *PolicyKey {
@@ -1228,7 +1329,7 @@ type GetPolicyTableRequest struct {
 
 func (x *GetPolicyTableRequest) Reset() {
 	*x = GetPolicyTableRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[14]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1240,7 +1341,7 @@ func (x *GetPolicyTableRequest) String() string {
 func (*GetPolicyTableRequest) ProtoMessage() {}
 
 func (x *GetPolicyTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[14]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1253,7 +1354,7 @@ func (x *GetPolicyTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyTableRequest.ProtoReflect.Descriptor instead.
 func (*GetPolicyTableRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{14}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *GetPolicyTableRequest) GetSubject() uint32 {
@@ -1282,7 +1383,7 @@ type GetPolicyTableResponse struct {
 
 func (x *GetPolicyTableResponse) Reset() {
 	*x = GetPolicyTableResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[15]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1294,7 +1395,7 @@ func (x *GetPolicyTableResponse) String() string {
 func (*GetPolicyTableResponse) ProtoMessage() {}
 
 func (x *GetPolicyTableResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[15]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1307,7 +1408,7 @@ func (x *GetPolicyTableResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyTableResponse.ProtoReflect.Descriptor instead.
 func (*GetPolicyTableResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{15}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *GetPolicyTableResponse) GetEgress() *TableDefine {
@@ -1358,7 +1459,7 @@ type WaitForRevisionRequest struct {
 
 func (x *WaitForRevisionRequest) Reset() {
 	*x = WaitForRevisionRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[16]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1370,7 +1471,7 @@ func (x *WaitForRevisionRequest) String() string {
 func (*WaitForRevisionRequest) ProtoMessage() {}
 
 func (x *WaitForRevisionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[16]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1383,7 +1484,7 @@ func (x *WaitForRevisionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitForRevisionRequest.ProtoReflect.Descriptor instead.
 func (*WaitForRevisionRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{16}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *WaitForRevisionRequest) GetRevision() uint64 {
@@ -1416,7 +1517,7 @@ type WaitForRevisionResponse struct {
 
 func (x *WaitForRevisionResponse) Reset() {
 	*x = WaitForRevisionResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[17]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1428,7 +1529,7 @@ func (x *WaitForRevisionResponse) String() string {
 func (*WaitForRevisionResponse) ProtoMessage() {}
 
 func (x *WaitForRevisionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[17]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1441,7 +1542,7 @@ func (x *WaitForRevisionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitForRevisionResponse.ProtoReflect.Descriptor instead.
 func (*WaitForRevisionResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{17}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *WaitForRevisionResponse) GetRevision() uint64 {
@@ -1480,7 +1581,7 @@ type LearnNamesRequest struct {
 
 func (x *LearnNamesRequest) Reset() {
 	*x = LearnNamesRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[18]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1492,7 +1593,7 @@ func (x *LearnNamesRequest) String() string {
 func (*LearnNamesRequest) ProtoMessage() {}
 
 func (x *LearnNamesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[18]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1505,7 +1606,7 @@ func (x *LearnNamesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnNamesRequest.ProtoReflect.Descriptor instead.
 func (*LearnNamesRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{18}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *LearnNamesRequest) GetName() string {
@@ -1540,7 +1641,7 @@ type LearnNamesResponse struct {
 
 func (x *LearnNamesResponse) Reset() {
 	*x = LearnNamesResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[19]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1552,7 +1653,7 @@ func (x *LearnNamesResponse) String() string {
 func (*LearnNamesResponse) ProtoMessage() {}
 
 func (x *LearnNamesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[19]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1565,7 +1666,7 @@ func (x *LearnNamesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnNamesResponse.ProtoReflect.Descriptor instead.
 func (*LearnNamesResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{19}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *LearnNamesResponse) GetUsed() bool {
@@ -1592,7 +1693,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[20]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1604,7 +1705,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[20]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1617,7 +1718,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{20}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Peer) GetIdentity() uint32 {
@@ -1659,7 +1760,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[21]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1671,7 +1772,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[21]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1684,7 +1785,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{21}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ExplainRequest) GetFrom() *Peer {
@@ -1733,7 +1834,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[22]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1745,7 +1846,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[22]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1758,7 +1859,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{22}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ExplainResponse) GetVerdict() Action {
@@ -1818,7 +1919,7 @@ type SideExplanation struct {
 
 func (x *SideExplanation) Reset() {
 	*x = SideExplanation{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[23]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1830,7 +1931,7 @@ func (x *SideExplanation) String() string {
 func (*SideExplanation) ProtoMessage() {}
 
 func (x *SideExplanation) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[23]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1843,7 +1944,7 @@ func (x *SideExplanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SideExplanation.ProtoReflect.Descriptor instead.
 func (*SideExplanation) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{23}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SideExplanation) GetSubject() uint32 {
@@ -1937,7 +2038,7 @@ type MatchingRule struct {
 
 func (x *MatchingRule) Reset() {
 	*x = MatchingRule{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[24]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1949,7 +2050,7 @@ func (x *MatchingRule) String() string {
 func (*MatchingRule) ProtoMessage() {}
 
 func (x *MatchingRule) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[24]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1962,7 +2063,7 @@ func (x *MatchingRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MatchingRule.ProtoReflect.Descriptor instead.
 func (*MatchingRule) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{24}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *MatchingRule) GetNumber() uint32 {
@@ -2024,7 +2125,7 @@ type DiffRequest struct {
 
 func (x *DiffRequest) Reset() {
 	*x = DiffRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[25]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2036,7 +2137,7 @@ func (x *DiffRequest) String() string {
 func (*DiffRequest) ProtoMessage() {}
 
 func (x *DiffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[25]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2049,7 +2150,7 @@ func (x *DiffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffRequest.ProtoReflect.Descriptor instead.
 func (*DiffRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{25}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DiffRequest) GetManifests() []byte {
@@ -2099,7 +2200,7 @@ type DiffResponse struct {
 
 func (x *DiffResponse) Reset() {
 	*x = DiffResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[26]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2111,7 +2212,7 @@ func (x *DiffResponse) String() string {
 func (*DiffResponse) ProtoMessage() {}
 
 func (x *DiffResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[26]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2124,7 +2225,7 @@ func (x *DiffResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffResponse.ProtoReflect.Descriptor instead.
 func (*DiffResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{26}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *DiffResponse) GetSubject() uint32 {
@@ -2178,7 +2279,7 @@ type DiffPeer struct {
 
 func (x *DiffPeer) Reset() {
 	*x = DiffPeer{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[27]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2190,7 +2291,7 @@ func (x *DiffPeer) String() string {
 func (*DiffPeer) ProtoMessage() {}
 
 func (x *DiffPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[27]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2203,7 +2304,7 @@ func (x *DiffPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffPeer.ProtoReflect.Descriptor instead.
 func (*DiffPeer) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{27}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *DiffPeer) GetIdentity() uint32 {
@@ -2248,7 +2349,7 @@ type DiffPorts struct {
 
 func (x *DiffPorts) Reset() {
 	*x = DiffPorts{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[28]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2260,7 +2361,7 @@ func (x *DiffPorts) String() string {
 func (*DiffPorts) ProtoMessage() {}
 
 func (x *DiffPorts) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[28]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2273,7 +2374,7 @@ func (x *DiffPorts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffPorts.ProtoReflect.Descriptor instead.
 func (*DiffPorts) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{28}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *DiffPorts) GetFirstProtocol() uint32 {
@@ -2327,7 +2428,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[29]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2339,7 +2440,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[29]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2352,7 +2453,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{29}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{31}
 }
 
 // GetStatusResponse is the answer of GetStatus.
@@ -2392,7 +2493,7 @@ type GetStatusResponse struct {
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[30]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2404,7 +2505,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[30]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2417,7 +2518,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{30}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *GetStatusResponse) GetVersion() string {
@@ -2539,7 +2640,7 @@ type SourceStatus struct {
 
 func (x *SourceStatus) Reset() {
 	*x = SourceStatus{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[31]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2551,7 +2652,7 @@ func (x *SourceStatus) String() string {
 func (*SourceStatus) ProtoMessage() {}
 
 func (x *SourceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[31]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2564,7 +2665,7 @@ func (x *SourceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceStatus.ProtoReflect.Descriptor instead.
 func (*SourceStatus) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{31}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *SourceStatus) GetName() string {
@@ -2616,14 +2717,16 @@ type SubscriberStatus struct {
 	// Tables that it refused, one line each.
 	Refusals []string `protobuf:"bytes,5,rep,name=refusals,proto3" json:"refusals,omitempty"`
 	// Whether it enforces the tables; else it only watches them.
-	Enforces      bool `protobuf:"varint,6,opt,name=enforces,proto3" json:"enforces,omitempty"`
+	Enforces bool `protobuf:"varint,6,opt,name=enforces,proto3" json:"enforces,omitempty"`
+	// Why it goes on enforcing an earlier state; empty: it does not.
+	Held          string `protobuf:"bytes,7,opt,name=held,proto3" json:"held,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SubscriberStatus) Reset() {
 	*x = SubscriberStatus{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[32]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2635,7 +2738,7 @@ func (x *SubscriberStatus) String() string {
 func (*SubscriberStatus) ProtoMessage() {}
 
 func (x *SubscriberStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[32]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2648,7 +2751,7 @@ func (x *SubscriberStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubscriberStatus.ProtoReflect.Descriptor instead.
 func (*SubscriberStatus) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{32}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *SubscriberStatus) GetName() string {
@@ -2691,6 +2794,13 @@ func (x *SubscriberStatus) GetEnforces() bool {
 		return x.Enforces
 	}
 	return false
+}
+
+func (x *SubscriberStatus) GetHeld() string {
+	if x != nil {
+		return x.Held
+	}
+	return ""
 }
 
 var File_sluice_policy_v1_policy_proto protoreflect.FileDescriptor
@@ -2755,7 +2865,12 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\f_if_revision\"n\n" +
 	"\x16DeletePoliciesResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x128\n" +
-	"\achanges\x18\x02 \x03(\v2\x1e.sluice.policy.v1.PolicyChangeR\achanges\"\xed\x01\n" +
+	"\achanges\x18\x02 \x03(\v2\x1e.sluice.policy.v1.PolicyChangeR\achanges\"\x18\n" +
+	"\x16ConfirmPoliciesRequest\"e\n" +
+	"\x17ConfirmPoliciesResponse\x12\x1a\n" +
+	"\brevision\x18\x01 \x01(\x04R\brevision\x12\x1a\n" +
+	"\bpolicies\x18\x02 \x01(\rR\bpolicies\x12\x12\n" +
+	"\x04held\x18\x03 \x03(\tR\x04held\"\xed\x01\n" +
 	"\x13ListPoliciesRequest\x12\x1b\n" +
 	"\x04kind\x18\x01 \x01(\tB\a\xbaH\x04r\x02\x18?R\x04kind\x12&\n" +
 	"\tnamespace\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\tnamespace\x12\x1c\n" +
@@ -2894,14 +3009,15 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\x06synced\x18\x02 \x01(\bR\x06synced\x12\x14\n" +
 	"\x05error\x18\x03 \x01(\tR\x05error\x12\x18\n" +
 	"\amanager\x18\x04 \x01(\tR\amanager\x12\x1a\n" +
-	"\bpolicies\x18\x05 \x01(\rR\bpolicies\"\xb0\x01\n" +
+	"\bpolicies\x18\x05 \x01(\rR\bpolicies\"\xc4\x01\n" +
 	"\x10SubscriberStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
 	"\tconnected\x18\x02 \x01(\bR\tconnected\x12\x1a\n" +
 	"\brevision\x18\x03 \x01(\x04R\brevision\x12\x16\n" +
 	"\x06behind\x18\x04 \x01(\x04R\x06behind\x12\x1a\n" +
 	"\brefusals\x18\x05 \x03(\tR\brefusals\x12\x1a\n" +
-	"\benforces\x18\x06 \x01(\bR\benforces*\xb9\x01\n" +
+	"\benforces\x18\x06 \x01(\bR\benforces\x12\x12\n" +
+	"\x04held\x18\a \x01(\tR\x04held*\xb9\x01\n" +
 	"\x0ePolicyNoteKind\x12 \n" +
 	"\x1cPOLICY_NOTE_KIND_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cPOLICY_NOTE_KIND_UNSUPPORTED\x10\x01\x12\x1e\n" +
@@ -2915,12 +3031,13 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\x14CHANGE_TYPE_REPLACED\x10\x02\x12\x19\n" +
 	"\x15CHANGE_TYPE_UNCHANGED\x10\x03\x12\x17\n" +
 	"\x13CHANGE_TYPE_DELETED\x10\x04\x12\x16\n" +
-	"\x12CHANGE_TYPE_ABSENT\x10\x052\x8e\t\n" +
+	"\x12CHANGE_TYPE_ABSENT\x10\x052\xf6\t\n" +
 	"\rPolicyService\x12c\n" +
 	"\x0eUpsertPolicies\x12'.sluice.policy.v1.UpsertPoliciesRequest\x1a(.sluice.policy.v1.UpsertPoliciesResponse\x12c\n" +
 	"\x0eDeletePolicies\x12'.sluice.policy.v1.DeletePoliciesRequest\x1a(.sluice.policy.v1.DeletePoliciesResponse\x12f\n" +
 	"\x0fReplacePolicies\x12(.sluice.policy.v1.ReplacePoliciesRequest\x1a).sluice.policy.v1.ReplacePoliciesResponse\x12c\n" +
-	"\x0eCompleteSource\x12'.sluice.policy.v1.CompleteSourceRequest\x1a(.sluice.policy.v1.CompleteSourceResponse\x12_\n" +
+	"\x0eCompleteSource\x12'.sluice.policy.v1.CompleteSourceRequest\x1a(.sluice.policy.v1.CompleteSourceResponse\x12f\n" +
+	"\x0fConfirmPolicies\x12(.sluice.policy.v1.ConfirmPoliciesRequest\x1a).sluice.policy.v1.ConfirmPoliciesResponse\x12_\n" +
 	"\fListPolicies\x12%.sluice.policy.v1.ListPoliciesRequest\x1a&.sluice.policy.v1.ListPoliciesResponse0\x01\x12c\n" +
 	"\x0eGetPolicyTable\x12'.sluice.policy.v1.GetPolicyTableRequest\x1a(.sluice.policy.v1.GetPolicyTableResponse\x12p\n" +
 	"\x11WatchPolicyTables\x12*.sluice.policy.v1.WatchPolicyTablesRequest\x1a+.sluice.policy.v1.WatchPolicyTablesResponse(\x010\x01\x12f\n" +
@@ -2945,7 +3062,7 @@ func file_sluice_policy_v1_policy_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_policy_v1_policy_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_sluice_policy_v1_policy_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
+var file_sluice_policy_v1_policy_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_sluice_policy_v1_policy_proto_goTypes = []any{
 	(PolicyNoteKind)(0),               // 0: sluice.policy.v1.PolicyNoteKind
 	(ChangeType)(0),                   // 1: sluice.policy.v1.ChangeType
@@ -2960,39 +3077,41 @@ var file_sluice_policy_v1_policy_proto_goTypes = []any{
 	(*PolicyNote)(nil),                // 10: sluice.policy.v1.PolicyNote
 	(*DeletePoliciesRequest)(nil),     // 11: sluice.policy.v1.DeletePoliciesRequest
 	(*DeletePoliciesResponse)(nil),    // 12: sluice.policy.v1.DeletePoliciesResponse
-	(*ListPoliciesRequest)(nil),       // 13: sluice.policy.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),      // 14: sluice.policy.v1.ListPoliciesResponse
-	(*Policy)(nil),                    // 15: sluice.policy.v1.Policy
-	(*GetPolicyTableRequest)(nil),     // 16: sluice.policy.v1.GetPolicyTableRequest
-	(*GetPolicyTableResponse)(nil),    // 17: sluice.policy.v1.GetPolicyTableResponse
-	(*WaitForRevisionRequest)(nil),    // 18: sluice.policy.v1.WaitForRevisionRequest
-	(*WaitForRevisionResponse)(nil),   // 19: sluice.policy.v1.WaitForRevisionResponse
-	(*LearnNamesRequest)(nil),         // 20: sluice.policy.v1.LearnNamesRequest
-	(*LearnNamesResponse)(nil),        // 21: sluice.policy.v1.LearnNamesResponse
-	(*Peer)(nil),                      // 22: sluice.policy.v1.Peer
-	(*ExplainRequest)(nil),            // 23: sluice.policy.v1.ExplainRequest
-	(*ExplainResponse)(nil),           // 24: sluice.policy.v1.ExplainResponse
-	(*SideExplanation)(nil),           // 25: sluice.policy.v1.SideExplanation
-	(*MatchingRule)(nil),              // 26: sluice.policy.v1.MatchingRule
-	(*DiffRequest)(nil),               // 27: sluice.policy.v1.DiffRequest
-	(*DiffResponse)(nil),              // 28: sluice.policy.v1.DiffResponse
-	(*DiffPeer)(nil),                  // 29: sluice.policy.v1.DiffPeer
-	(*DiffPorts)(nil),                 // 30: sluice.policy.v1.DiffPorts
-	(*GetStatusRequest)(nil),          // 31: sluice.policy.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),         // 32: sluice.policy.v1.GetStatusResponse
-	(*SourceStatus)(nil),              // 33: sluice.policy.v1.SourceStatus
-	(*SubscriberStatus)(nil),          // 34: sluice.policy.v1.SubscriberStatus
-	(*timestamppb.Timestamp)(nil),     // 35: google.protobuf.Timestamp
-	(*TableDefine)(nil),               // 36: sluice.policy.v1.TableDefine
-	(*RuleSources)(nil),               // 37: sluice.policy.v1.RuleSources
-	(*durationpb.Duration)(nil),       // 38: google.protobuf.Duration
-	(*v1.Label)(nil),                  // 39: sluice.workload.v1.Label
-	(Action)(0),                       // 40: sluice.policy.v1.Action
-	(DecidedBy)(0),                    // 41: sluice.policy.v1.DecidedBy
-	(*RuleSource)(nil),                // 42: sluice.policy.v1.RuleSource
-	(TableDirection)(0),               // 43: sluice.policy.v1.TableDirection
-	(*WatchPolicyTablesRequest)(nil),  // 44: sluice.policy.v1.WatchPolicyTablesRequest
-	(*WatchPolicyTablesResponse)(nil), // 45: sluice.policy.v1.WatchPolicyTablesResponse
+	(*ConfirmPoliciesRequest)(nil),    // 13: sluice.policy.v1.ConfirmPoliciesRequest
+	(*ConfirmPoliciesResponse)(nil),   // 14: sluice.policy.v1.ConfirmPoliciesResponse
+	(*ListPoliciesRequest)(nil),       // 15: sluice.policy.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),      // 16: sluice.policy.v1.ListPoliciesResponse
+	(*Policy)(nil),                    // 17: sluice.policy.v1.Policy
+	(*GetPolicyTableRequest)(nil),     // 18: sluice.policy.v1.GetPolicyTableRequest
+	(*GetPolicyTableResponse)(nil),    // 19: sluice.policy.v1.GetPolicyTableResponse
+	(*WaitForRevisionRequest)(nil),    // 20: sluice.policy.v1.WaitForRevisionRequest
+	(*WaitForRevisionResponse)(nil),   // 21: sluice.policy.v1.WaitForRevisionResponse
+	(*LearnNamesRequest)(nil),         // 22: sluice.policy.v1.LearnNamesRequest
+	(*LearnNamesResponse)(nil),        // 23: sluice.policy.v1.LearnNamesResponse
+	(*Peer)(nil),                      // 24: sluice.policy.v1.Peer
+	(*ExplainRequest)(nil),            // 25: sluice.policy.v1.ExplainRequest
+	(*ExplainResponse)(nil),           // 26: sluice.policy.v1.ExplainResponse
+	(*SideExplanation)(nil),           // 27: sluice.policy.v1.SideExplanation
+	(*MatchingRule)(nil),              // 28: sluice.policy.v1.MatchingRule
+	(*DiffRequest)(nil),               // 29: sluice.policy.v1.DiffRequest
+	(*DiffResponse)(nil),              // 30: sluice.policy.v1.DiffResponse
+	(*DiffPeer)(nil),                  // 31: sluice.policy.v1.DiffPeer
+	(*DiffPorts)(nil),                 // 32: sluice.policy.v1.DiffPorts
+	(*GetStatusRequest)(nil),          // 33: sluice.policy.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),         // 34: sluice.policy.v1.GetStatusResponse
+	(*SourceStatus)(nil),              // 35: sluice.policy.v1.SourceStatus
+	(*SubscriberStatus)(nil),          // 36: sluice.policy.v1.SubscriberStatus
+	(*timestamppb.Timestamp)(nil),     // 37: google.protobuf.Timestamp
+	(*TableDefine)(nil),               // 38: sluice.policy.v1.TableDefine
+	(*RuleSources)(nil),               // 39: sluice.policy.v1.RuleSources
+	(*durationpb.Duration)(nil),       // 40: google.protobuf.Duration
+	(*v1.Label)(nil),                  // 41: sluice.workload.v1.Label
+	(Action)(0),                       // 42: sluice.policy.v1.Action
+	(DecidedBy)(0),                    // 43: sluice.policy.v1.DecidedBy
+	(*RuleSource)(nil),                // 44: sluice.policy.v1.RuleSource
+	(TableDirection)(0),               // 45: sluice.policy.v1.TableDirection
+	(*WatchPolicyTablesRequest)(nil),  // 46: sluice.policy.v1.WatchPolicyTablesRequest
+	(*WatchPolicyTablesResponse)(nil), // 47: sluice.policy.v1.WatchPolicyTablesResponse
 }
 var file_sluice_policy_v1_policy_proto_depIdxs = []int32{
 	9,  // 0: sluice.policy.v1.UpsertPoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
@@ -3004,61 +3123,63 @@ var file_sluice_policy_v1_policy_proto_depIdxs = []int32{
 	0,  // 6: sluice.policy.v1.PolicyNote.kind:type_name -> sluice.policy.v1.PolicyNoteKind
 	2,  // 7: sluice.policy.v1.DeletePoliciesRequest.keys:type_name -> sluice.policy.v1.PolicyKey
 	9,  // 8: sluice.policy.v1.DeletePoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
-	15, // 9: sluice.policy.v1.ListPoliciesResponse.policy:type_name -> sluice.policy.v1.Policy
+	17, // 9: sluice.policy.v1.ListPoliciesResponse.policy:type_name -> sluice.policy.v1.Policy
 	2,  // 10: sluice.policy.v1.Policy.key:type_name -> sluice.policy.v1.PolicyKey
-	35, // 11: sluice.policy.v1.Policy.update_time:type_name -> google.protobuf.Timestamp
+	37, // 11: sluice.policy.v1.Policy.update_time:type_name -> google.protobuf.Timestamp
 	10, // 12: sluice.policy.v1.Policy.notes:type_name -> sluice.policy.v1.PolicyNote
-	36, // 13: sluice.policy.v1.GetPolicyTableResponse.egress:type_name -> sluice.policy.v1.TableDefine
-	36, // 14: sluice.policy.v1.GetPolicyTableResponse.ingress:type_name -> sluice.policy.v1.TableDefine
-	37, // 15: sluice.policy.v1.GetPolicyTableResponse.egress_rules:type_name -> sluice.policy.v1.RuleSources
-	37, // 16: sluice.policy.v1.GetPolicyTableResponse.ingress_rules:type_name -> sluice.policy.v1.RuleSources
-	38, // 17: sluice.policy.v1.LearnNamesRequest.ttl:type_name -> google.protobuf.Duration
-	39, // 18: sluice.policy.v1.Peer.labels:type_name -> sluice.workload.v1.Label
-	22, // 19: sluice.policy.v1.ExplainRequest.from:type_name -> sluice.policy.v1.Peer
-	22, // 20: sluice.policy.v1.ExplainRequest.to:type_name -> sluice.policy.v1.Peer
-	40, // 21: sluice.policy.v1.ExplainResponse.verdict:type_name -> sluice.policy.v1.Action
-	25, // 22: sluice.policy.v1.ExplainResponse.egress:type_name -> sluice.policy.v1.SideExplanation
-	25, // 23: sluice.policy.v1.ExplainResponse.ingress:type_name -> sluice.policy.v1.SideExplanation
-	40, // 24: sluice.policy.v1.SideExplanation.action:type_name -> sluice.policy.v1.Action
-	41, // 25: sluice.policy.v1.SideExplanation.decided_by:type_name -> sluice.policy.v1.DecidedBy
-	26, // 26: sluice.policy.v1.SideExplanation.matches:type_name -> sluice.policy.v1.MatchingRule
-	40, // 27: sluice.policy.v1.MatchingRule.action:type_name -> sluice.policy.v1.Action
-	42, // 28: sluice.policy.v1.MatchingRule.sources:type_name -> sluice.policy.v1.RuleSource
+	38, // 13: sluice.policy.v1.GetPolicyTableResponse.egress:type_name -> sluice.policy.v1.TableDefine
+	38, // 14: sluice.policy.v1.GetPolicyTableResponse.ingress:type_name -> sluice.policy.v1.TableDefine
+	39, // 15: sluice.policy.v1.GetPolicyTableResponse.egress_rules:type_name -> sluice.policy.v1.RuleSources
+	39, // 16: sluice.policy.v1.GetPolicyTableResponse.ingress_rules:type_name -> sluice.policy.v1.RuleSources
+	40, // 17: sluice.policy.v1.LearnNamesRequest.ttl:type_name -> google.protobuf.Duration
+	41, // 18: sluice.policy.v1.Peer.labels:type_name -> sluice.workload.v1.Label
+	24, // 19: sluice.policy.v1.ExplainRequest.from:type_name -> sluice.policy.v1.Peer
+	24, // 20: sluice.policy.v1.ExplainRequest.to:type_name -> sluice.policy.v1.Peer
+	42, // 21: sluice.policy.v1.ExplainResponse.verdict:type_name -> sluice.policy.v1.Action
+	27, // 22: sluice.policy.v1.ExplainResponse.egress:type_name -> sluice.policy.v1.SideExplanation
+	27, // 23: sluice.policy.v1.ExplainResponse.ingress:type_name -> sluice.policy.v1.SideExplanation
+	42, // 24: sluice.policy.v1.SideExplanation.action:type_name -> sluice.policy.v1.Action
+	43, // 25: sluice.policy.v1.SideExplanation.decided_by:type_name -> sluice.policy.v1.DecidedBy
+	28, // 26: sluice.policy.v1.SideExplanation.matches:type_name -> sluice.policy.v1.MatchingRule
+	42, // 27: sluice.policy.v1.MatchingRule.action:type_name -> sluice.policy.v1.Action
+	44, // 28: sluice.policy.v1.MatchingRule.sources:type_name -> sluice.policy.v1.RuleSource
 	2,  // 29: sluice.policy.v1.DiffRequest.delete:type_name -> sluice.policy.v1.PolicyKey
-	43, // 30: sluice.policy.v1.DiffResponse.direction:type_name -> sluice.policy.v1.TableDirection
-	29, // 31: sluice.policy.v1.DiffResponse.peers:type_name -> sluice.policy.v1.DiffPeer
-	30, // 32: sluice.policy.v1.DiffResponse.ports:type_name -> sluice.policy.v1.DiffPorts
-	40, // 33: sluice.policy.v1.DiffPorts.before:type_name -> sluice.policy.v1.Action
-	40, // 34: sluice.policy.v1.DiffPorts.after:type_name -> sluice.policy.v1.Action
-	35, // 35: sluice.policy.v1.GetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
-	33, // 36: sluice.policy.v1.GetStatusResponse.sources:type_name -> sluice.policy.v1.SourceStatus
-	34, // 37: sluice.policy.v1.GetStatusResponse.subscribers:type_name -> sluice.policy.v1.SubscriberStatus
+	45, // 30: sluice.policy.v1.DiffResponse.direction:type_name -> sluice.policy.v1.TableDirection
+	31, // 31: sluice.policy.v1.DiffResponse.peers:type_name -> sluice.policy.v1.DiffPeer
+	32, // 32: sluice.policy.v1.DiffResponse.ports:type_name -> sluice.policy.v1.DiffPorts
+	42, // 33: sluice.policy.v1.DiffPorts.before:type_name -> sluice.policy.v1.Action
+	42, // 34: sluice.policy.v1.DiffPorts.after:type_name -> sluice.policy.v1.Action
+	37, // 35: sluice.policy.v1.GetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	35, // 36: sluice.policy.v1.GetStatusResponse.sources:type_name -> sluice.policy.v1.SourceStatus
+	36, // 37: sluice.policy.v1.GetStatusResponse.subscribers:type_name -> sluice.policy.v1.SubscriberStatus
 	3,  // 38: sluice.policy.v1.PolicyService.UpsertPolicies:input_type -> sluice.policy.v1.UpsertPoliciesRequest
 	11, // 39: sluice.policy.v1.PolicyService.DeletePolicies:input_type -> sluice.policy.v1.DeletePoliciesRequest
 	5,  // 40: sluice.policy.v1.PolicyService.ReplacePolicies:input_type -> sluice.policy.v1.ReplacePoliciesRequest
 	7,  // 41: sluice.policy.v1.PolicyService.CompleteSource:input_type -> sluice.policy.v1.CompleteSourceRequest
-	13, // 42: sluice.policy.v1.PolicyService.ListPolicies:input_type -> sluice.policy.v1.ListPoliciesRequest
-	16, // 43: sluice.policy.v1.PolicyService.GetPolicyTable:input_type -> sluice.policy.v1.GetPolicyTableRequest
-	44, // 44: sluice.policy.v1.PolicyService.WatchPolicyTables:input_type -> sluice.policy.v1.WatchPolicyTablesRequest
-	18, // 45: sluice.policy.v1.PolicyService.WaitForRevision:input_type -> sluice.policy.v1.WaitForRevisionRequest
-	20, // 46: sluice.policy.v1.PolicyService.LearnNames:input_type -> sluice.policy.v1.LearnNamesRequest
-	23, // 47: sluice.policy.v1.PolicyService.Explain:input_type -> sluice.policy.v1.ExplainRequest
-	27, // 48: sluice.policy.v1.PolicyService.Diff:input_type -> sluice.policy.v1.DiffRequest
-	31, // 49: sluice.policy.v1.PolicyService.GetStatus:input_type -> sluice.policy.v1.GetStatusRequest
-	4,  // 50: sluice.policy.v1.PolicyService.UpsertPolicies:output_type -> sluice.policy.v1.UpsertPoliciesResponse
-	12, // 51: sluice.policy.v1.PolicyService.DeletePolicies:output_type -> sluice.policy.v1.DeletePoliciesResponse
-	6,  // 52: sluice.policy.v1.PolicyService.ReplacePolicies:output_type -> sluice.policy.v1.ReplacePoliciesResponse
-	8,  // 53: sluice.policy.v1.PolicyService.CompleteSource:output_type -> sluice.policy.v1.CompleteSourceResponse
-	14, // 54: sluice.policy.v1.PolicyService.ListPolicies:output_type -> sluice.policy.v1.ListPoliciesResponse
-	17, // 55: sluice.policy.v1.PolicyService.GetPolicyTable:output_type -> sluice.policy.v1.GetPolicyTableResponse
-	45, // 56: sluice.policy.v1.PolicyService.WatchPolicyTables:output_type -> sluice.policy.v1.WatchPolicyTablesResponse
-	19, // 57: sluice.policy.v1.PolicyService.WaitForRevision:output_type -> sluice.policy.v1.WaitForRevisionResponse
-	21, // 58: sluice.policy.v1.PolicyService.LearnNames:output_type -> sluice.policy.v1.LearnNamesResponse
-	24, // 59: sluice.policy.v1.PolicyService.Explain:output_type -> sluice.policy.v1.ExplainResponse
-	28, // 60: sluice.policy.v1.PolicyService.Diff:output_type -> sluice.policy.v1.DiffResponse
-	32, // 61: sluice.policy.v1.PolicyService.GetStatus:output_type -> sluice.policy.v1.GetStatusResponse
-	50, // [50:62] is the sub-list for method output_type
-	38, // [38:50] is the sub-list for method input_type
+	13, // 42: sluice.policy.v1.PolicyService.ConfirmPolicies:input_type -> sluice.policy.v1.ConfirmPoliciesRequest
+	15, // 43: sluice.policy.v1.PolicyService.ListPolicies:input_type -> sluice.policy.v1.ListPoliciesRequest
+	18, // 44: sluice.policy.v1.PolicyService.GetPolicyTable:input_type -> sluice.policy.v1.GetPolicyTableRequest
+	46, // 45: sluice.policy.v1.PolicyService.WatchPolicyTables:input_type -> sluice.policy.v1.WatchPolicyTablesRequest
+	20, // 46: sluice.policy.v1.PolicyService.WaitForRevision:input_type -> sluice.policy.v1.WaitForRevisionRequest
+	22, // 47: sluice.policy.v1.PolicyService.LearnNames:input_type -> sluice.policy.v1.LearnNamesRequest
+	25, // 48: sluice.policy.v1.PolicyService.Explain:input_type -> sluice.policy.v1.ExplainRequest
+	29, // 49: sluice.policy.v1.PolicyService.Diff:input_type -> sluice.policy.v1.DiffRequest
+	33, // 50: sluice.policy.v1.PolicyService.GetStatus:input_type -> sluice.policy.v1.GetStatusRequest
+	4,  // 51: sluice.policy.v1.PolicyService.UpsertPolicies:output_type -> sluice.policy.v1.UpsertPoliciesResponse
+	12, // 52: sluice.policy.v1.PolicyService.DeletePolicies:output_type -> sluice.policy.v1.DeletePoliciesResponse
+	6,  // 53: sluice.policy.v1.PolicyService.ReplacePolicies:output_type -> sluice.policy.v1.ReplacePoliciesResponse
+	8,  // 54: sluice.policy.v1.PolicyService.CompleteSource:output_type -> sluice.policy.v1.CompleteSourceResponse
+	14, // 55: sluice.policy.v1.PolicyService.ConfirmPolicies:output_type -> sluice.policy.v1.ConfirmPoliciesResponse
+	16, // 56: sluice.policy.v1.PolicyService.ListPolicies:output_type -> sluice.policy.v1.ListPoliciesResponse
+	19, // 57: sluice.policy.v1.PolicyService.GetPolicyTable:output_type -> sluice.policy.v1.GetPolicyTableResponse
+	47, // 58: sluice.policy.v1.PolicyService.WatchPolicyTables:output_type -> sluice.policy.v1.WatchPolicyTablesResponse
+	21, // 59: sluice.policy.v1.PolicyService.WaitForRevision:output_type -> sluice.policy.v1.WaitForRevisionResponse
+	23, // 60: sluice.policy.v1.PolicyService.LearnNames:output_type -> sluice.policy.v1.LearnNamesResponse
+	26, // 61: sluice.policy.v1.PolicyService.Explain:output_type -> sluice.policy.v1.ExplainResponse
+	30, // 62: sluice.policy.v1.PolicyService.Diff:output_type -> sluice.policy.v1.DiffResponse
+	34, // 63: sluice.policy.v1.PolicyService.GetStatus:output_type -> sluice.policy.v1.GetStatusResponse
+	51, // [51:64] is the sub-list for method output_type
+	38, // [38:51] is the sub-list for method input_type
 	38, // [38:38] is the sub-list for extension type_name
 	38, // [38:38] is the sub-list for extension extendee
 	0,  // [0:38] is the sub-list for field type_name
@@ -3073,14 +3194,14 @@ func file_sluice_policy_v1_policy_proto_init() {
 	file_sluice_policy_v1_policy_proto_msgTypes[1].OneofWrappers = []any{}
 	file_sluice_policy_v1_policy_proto_msgTypes[3].OneofWrappers = []any{}
 	file_sluice_policy_v1_policy_proto_msgTypes[9].OneofWrappers = []any{}
-	file_sluice_policy_v1_policy_proto_msgTypes[11].OneofWrappers = []any{}
+	file_sluice_policy_v1_policy_proto_msgTypes[13].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_policy_v1_policy_proto_rawDesc), len(file_sluice_policy_v1_policy_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   33,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

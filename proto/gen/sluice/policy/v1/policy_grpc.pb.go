@@ -29,6 +29,7 @@ const (
 	PolicyService_DeletePolicies_FullMethodName    = "/sluice.policy.v1.PolicyService/DeletePolicies"
 	PolicyService_ReplacePolicies_FullMethodName   = "/sluice.policy.v1.PolicyService/ReplacePolicies"
 	PolicyService_CompleteSource_FullMethodName    = "/sluice.policy.v1.PolicyService/CompleteSource"
+	PolicyService_ConfirmPolicies_FullMethodName   = "/sluice.policy.v1.PolicyService/ConfirmPolicies"
 	PolicyService_ListPolicies_FullMethodName      = "/sluice.policy.v1.PolicyService/ListPolicies"
 	PolicyService_GetPolicyTable_FullMethodName    = "/sluice.policy.v1.PolicyService/GetPolicyTable"
 	PolicyService_WatchPolicyTables_FullMethodName = "/sluice.policy.v1.PolicyService/WatchPolicyTables"
@@ -102,6 +103,16 @@ type PolicyServiceClient interface {
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	CompleteSource(ctx context.Context, in *CompleteSourceRequest, opts ...grpc.CallOption) (*CompleteSourceResponse, error)
+	// ConfirmPolicies says that the policies of the service are those that shall
+	// be enforced, although a subscriber enforced a later revision, or another
+	// state, before: after the state directory was lost, reset, or restored from a
+	// backup. Until then, or until every source that had policies has completed,
+	// such a subscriber goes on enforcing what it enforced. It holds for this run
+	// of the service, and may be repeated.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
+	ConfirmPolicies(ctx context.Context, in *ConfirmPoliciesRequest, opts ...grpc.CallOption) (*ConfirmPoliciesResponse, error)
 	// ListPolicies streams the policies that the filter takes, and the files
 	// and objects that were refused, sorted by kind, namespace and name, as of
 	// one revision.
@@ -132,9 +143,9 @@ type PolicyServiceClient interface {
 	// the revision in force for the given subjects. Subscribers that only watch
 	// and those that are not connected are not waited for; the answer names those
 	// that enforce, connected and not: without a connected one nothing says that
-	// the kernel has the revision. FAILED_PRECONDITION: a
-	// subscriber has refused a table that this needs; the message names subject
-	// and policy. OUT_OF_RANGE: there is no such revision yet.
+	// the kernel has the revision. FAILED_PRECONDITION: a subscriber has refused a
+	// table that this needs, and the message names subject and policy; or it holds
+	// an earlier state, until ConfirmPolicies. OUT_OF_RANGE: there is no such revision yet.
 	WaitForRevision(ctx context.Context, in *WaitForRevisionRequest, opts ...grpc.CallOption) (*WaitForRevisionResponse, error)
 	// LearnNames says which addresses a DNS name was resolved to. It answers when
 	// the kernel of every connected subscriber that enforces knows them, so that
@@ -198,6 +209,16 @@ func (c *policyServiceClient) CompleteSource(ctx context.Context, in *CompleteSo
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(CompleteSourceResponse)
 	err := c.cc.Invoke(ctx, PolicyService_CompleteSource_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *policyServiceClient) ConfirmPolicies(ctx context.Context, in *ConfirmPoliciesRequest, opts ...grpc.CallOption) (*ConfirmPoliciesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ConfirmPoliciesResponse)
+	err := c.cc.Invoke(ctx, PolicyService_ConfirmPolicies_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -368,6 +389,16 @@ type PolicyServiceServer interface {
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	CompleteSource(context.Context, *CompleteSourceRequest) (*CompleteSourceResponse, error)
+	// ConfirmPolicies says that the policies of the service are those that shall
+	// be enforced, although a subscriber enforced a later revision, or another
+	// state, before: after the state directory was lost, reset, or restored from a
+	// backup. Until then, or until every source that had policies has completed,
+	// such a subscriber goes on enforcing what it enforced. It holds for this run
+	// of the service, and may be repeated.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in
+	// socket.alsoRoot of the service.
+	ConfirmPolicies(context.Context, *ConfirmPoliciesRequest) (*ConfirmPoliciesResponse, error)
 	// ListPolicies streams the policies that the filter takes, and the files
 	// and objects that were refused, sorted by kind, namespace and name, as of
 	// one revision.
@@ -398,9 +429,9 @@ type PolicyServiceServer interface {
 	// the revision in force for the given subjects. Subscribers that only watch
 	// and those that are not connected are not waited for; the answer names those
 	// that enforce, connected and not: without a connected one nothing says that
-	// the kernel has the revision. FAILED_PRECONDITION: a
-	// subscriber has refused a table that this needs; the message names subject
-	// and policy. OUT_OF_RANGE: there is no such revision yet.
+	// the kernel has the revision. FAILED_PRECONDITION: a subscriber has refused a
+	// table that this needs, and the message names subject and policy; or it holds
+	// an earlier state, until ConfirmPolicies. OUT_OF_RANGE: there is no such revision yet.
 	WaitForRevision(context.Context, *WaitForRevisionRequest) (*WaitForRevisionResponse, error)
 	// LearnNames says which addresses a DNS name was resolved to. It answers when
 	// the kernel of every connected subscriber that enforces knows them, so that
@@ -441,6 +472,9 @@ func (UnimplementedPolicyServiceServer) ReplacePolicies(context.Context, *Replac
 }
 func (UnimplementedPolicyServiceServer) CompleteSource(context.Context, *CompleteSourceRequest) (*CompleteSourceResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CompleteSource not implemented")
+}
+func (UnimplementedPolicyServiceServer) ConfirmPolicies(context.Context, *ConfirmPoliciesRequest) (*ConfirmPoliciesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ConfirmPolicies not implemented")
 }
 func (UnimplementedPolicyServiceServer) ListPolicies(*ListPoliciesRequest, grpc.ServerStreamingServer[ListPoliciesResponse]) error {
 	return status.Error(codes.Unimplemented, "method ListPolicies not implemented")
@@ -555,6 +589,24 @@ func _PolicyService_CompleteSource_Handler(srv interface{}, ctx context.Context,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(PolicyServiceServer).CompleteSource(ctx, req.(*CompleteSourceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _PolicyService_ConfirmPolicies_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ConfirmPoliciesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PolicyServiceServer).ConfirmPolicies(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PolicyService_ConfirmPolicies_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PolicyServiceServer).ConfirmPolicies(ctx, req.(*ConfirmPoliciesRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -700,6 +752,10 @@ var PolicyService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "CompleteSource",
 			Handler:    _PolicyService_CompleteSource_Handler,
+		},
+		{
+			MethodName: "ConfirmPolicies",
+			Handler:    _PolicyService_ConfirmPolicies_Handler,
 		},
 		{
 			MethodName: "GetPolicyTable",

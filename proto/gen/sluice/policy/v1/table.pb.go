@@ -408,6 +408,7 @@ type WatchPolicyTablesRequest struct {
 	//	*WatchPolicyTablesRequest_Ack
 	//	*WatchPolicyTablesRequest_Nack
 	//	*WatchPolicyTablesRequest_Locate
+	//	*WatchPolicyTablesRequest_Hold
 	Message       isWatchPolicyTablesRequest_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -495,6 +496,15 @@ func (x *WatchPolicyTablesRequest) GetLocate() *Locate {
 	return nil
 }
 
+func (x *WatchPolicyTablesRequest) GetHold() *Hold {
+	if x != nil {
+		if x, ok := x.Message.(*WatchPolicyTablesRequest_Hold); ok {
+			return x.Hold
+		}
+	}
+	return nil
+}
+
 type isWatchPolicyTablesRequest_Message interface {
 	isWatchPolicyTablesRequest_Message()
 }
@@ -524,6 +534,11 @@ type WatchPolicyTablesRequest_Locate struct {
 	Locate *Locate `protobuf:"bytes,5,opt,name=locate,proto3,oneof"`
 }
 
+type WatchPolicyTablesRequest_Hold struct {
+	// Tables of a state that the subscriber does not take over yet.
+	Hold *Hold `protobuf:"bytes,6,opt,name=hold,proto3,oneof"`
+}
+
 func (*WatchPolicyTablesRequest_Subscribe) isWatchPolicyTablesRequest_Message() {}
 
 func (*WatchPolicyTablesRequest_Subjects) isWatchPolicyTablesRequest_Message() {}
@@ -533,6 +548,8 @@ func (*WatchPolicyTablesRequest_Ack) isWatchPolicyTablesRequest_Message() {}
 func (*WatchPolicyTablesRequest_Nack) isWatchPolicyTablesRequest_Message() {}
 
 func (*WatchPolicyTablesRequest_Locate) isWatchPolicyTablesRequest_Message() {}
+
+func (*WatchPolicyTablesRequest_Hold) isWatchPolicyTablesRequest_Message() {}
 
 // Subscribe begins the stream.
 type Subscribe struct {
@@ -550,7 +567,10 @@ type Subscribe struct {
 	// Where they live.
 	Locations []*Location `protobuf:"bytes,5,rep,name=locations,proto3" json:"locations,omitempty"`
 	// What the subscriber does with the tables.
-	Role          SubscriberRole `protobuf:"varint,6,opt,name=role,proto3,enum=sluice.policy.v1.SubscriberRole" json:"role,omitempty"`
+	Role SubscriberRole `protobuf:"varint,6,opt,name=role,proto3,enum=sluice.policy.v1.SubscriberRole" json:"role,omitempty"`
+	// What the subscriber's kernel enforces since before this subscription, also
+	// before a restart of either side; unset: nothing.
+	Enforced      *EnforcedState `protobuf:"bytes,7,opt,name=enforced,proto3" json:"enforced,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -627,6 +647,77 @@ func (x *Subscribe) GetRole() SubscriberRole {
 	return SubscriberRole_SUBSCRIBER_ROLE_UNSPECIFIED
 }
 
+func (x *Subscribe) GetEnforced() *EnforcedState {
+	if x != nil {
+		return x.Enforced
+	}
+	return nil
+}
+
+// EnforcedState is a policy state that was enforced.
+type EnforcedState struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the state, from Barrier.state.
+	State []byte `protobuf:"bytes,1,opt,name=state,proto3" json:"state,omitempty"`
+	// Policy revision.
+	Revision uint64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
+	// Sources that had policies in it, from Barrier.sources. Empty: not known.
+	Sources       []string `protobuf:"bytes,3,rep,name=sources,proto3" json:"sources,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EnforcedState) Reset() {
+	*x = EnforcedState{}
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EnforcedState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EnforcedState) ProtoMessage() {}
+
+func (x *EnforcedState) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EnforcedState.ProtoReflect.Descriptor instead.
+func (*EnforcedState) Descriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *EnforcedState) GetState() []byte {
+	if x != nil {
+		return x.State
+	}
+	return nil
+}
+
+func (x *EnforcedState) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *EnforcedState) GetSources() []string {
+	if x != nil {
+		return x.Sources
+	}
+	return nil
+}
+
 // SubjectChange adds and removes subjects; removals come first.
 type SubjectChange struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -640,7 +731,7 @@ type SubjectChange struct {
 
 func (x *SubjectChange) Reset() {
 	*x = SubjectChange{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[2]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -652,7 +743,7 @@ func (x *SubjectChange) String() string {
 func (*SubjectChange) ProtoMessage() {}
 
 func (x *SubjectChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[2]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -665,7 +756,7 @@ func (x *SubjectChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubjectChange.ProtoReflect.Descriptor instead.
 func (*SubjectChange) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{2}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *SubjectChange) GetAdd() []uint32 {
@@ -693,7 +784,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[3]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -705,7 +796,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[3]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -718,7 +809,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{3}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Ack) GetSeq() uint64 {
@@ -726,6 +817,74 @@ func (x *Ack) GetSeq() uint64 {
 		return x.Seq
 	}
 	return 0
+}
+
+// Hold says that the subscriber has received everything up to a message, and
+// goes on enforcing what it enforced before the subscription began: the state of
+// the service is another one, or an earlier revision, and its sources have not
+// completed. The subscriber acknowledges when that is over. WaitForRevision and
+// LearnNames answer FAILED_PRECONDITION meanwhile.
+type Hold struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The message's seq.
+	Seq uint64 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
+	// Policy revision of the state that stays enforced.
+	Revision uint64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
+	// Why, in one line.
+	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Hold) Reset() {
+	*x = Hold{}
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Hold) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Hold) ProtoMessage() {}
+
+func (x *Hold) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Hold.ProtoReflect.Descriptor instead.
+func (*Hold) Descriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Hold) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *Hold) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *Hold) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
 }
 
 // Nack says that a subject stays on the tables it had.
@@ -745,7 +904,7 @@ type Nack struct {
 
 func (x *Nack) Reset() {
 	*x = Nack{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[4]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -757,7 +916,7 @@ func (x *Nack) String() string {
 func (*Nack) ProtoMessage() {}
 
 func (x *Nack) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[4]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -770,7 +929,7 @@ func (x *Nack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Nack.ProtoReflect.Descriptor instead.
 func (*Nack) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{4}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Nack) GetSeq() uint64 {
@@ -815,7 +974,7 @@ type Locate struct {
 
 func (x *Locate) Reset() {
 	*x = Locate{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[5]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -827,7 +986,7 @@ func (x *Locate) String() string {
 func (*Locate) ProtoMessage() {}
 
 func (x *Locate) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[5]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -840,7 +999,7 @@ func (x *Locate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Locate.ProtoReflect.Descriptor instead.
 func (*Locate) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{5}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Locate) GetAdd() []*Location {
@@ -870,7 +1029,7 @@ type Location struct {
 
 func (x *Location) Reset() {
 	*x = Location{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[6]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -882,7 +1041,7 @@ func (x *Location) String() string {
 func (*Location) ProtoMessage() {}
 
 func (x *Location) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[6]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -895,7 +1054,7 @@ func (x *Location) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Location.ProtoReflect.Descriptor instead.
 func (*Location) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{6}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Location) GetAddress() []byte {
@@ -929,7 +1088,7 @@ type WatchPolicyTablesResponse struct {
 
 func (x *WatchPolicyTablesResponse) Reset() {
 	*x = WatchPolicyTablesResponse{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[7]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -941,7 +1100,7 @@ func (x *WatchPolicyTablesResponse) String() string {
 func (*WatchPolicyTablesResponse) ProtoMessage() {}
 
 func (x *WatchPolicyTablesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[7]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -954,7 +1113,7 @@ func (x *WatchPolicyTablesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchPolicyTablesResponse.ProtoReflect.Descriptor instead.
 func (*WatchPolicyTablesResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{7}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *WatchPolicyTablesResponse) GetIncarnation() []byte {
@@ -1004,7 +1163,7 @@ type Step struct {
 
 func (x *Step) Reset() {
 	*x = Step{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[8]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1016,7 +1175,7 @@ func (x *Step) String() string {
 func (*Step) ProtoMessage() {}
 
 func (x *Step) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[8]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1029,7 +1188,7 @@ func (x *Step) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Step.ProtoReflect.Descriptor instead.
 func (*Step) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{8}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Step) GetStep() isStep_Step {
@@ -1249,7 +1408,7 @@ type NodeClassDefine struct {
 
 func (x *NodeClassDefine) Reset() {
 	*x = NodeClassDefine{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[9]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1261,7 +1420,7 @@ func (x *NodeClassDefine) String() string {
 func (*NodeClassDefine) ProtoMessage() {}
 
 func (x *NodeClassDefine) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[9]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1274,7 +1433,7 @@ func (x *NodeClassDefine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeClassDefine.ProtoReflect.Descriptor instead.
 func (*NodeClassDefine) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{9}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *NodeClassDefine) GetNodeClass() uint32 {
@@ -1302,7 +1461,7 @@ type NodeClassRetire struct {
 
 func (x *NodeClassRetire) Reset() {
 	*x = NodeClassRetire{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[10]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1314,7 +1473,7 @@ func (x *NodeClassRetire) String() string {
 func (*NodeClassRetire) ProtoMessage() {}
 
 func (x *NodeClassRetire) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[10]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1327,7 +1486,7 @@ func (x *NodeClassRetire) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeClassRetire.ProtoReflect.Descriptor instead.
 func (*NodeClassRetire) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{10}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *NodeClassRetire) GetNodeClass() uint32 {
@@ -1354,7 +1513,7 @@ type IdentityUpdate struct {
 
 func (x *IdentityUpdate) Reset() {
 	*x = IdentityUpdate{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[11]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1366,7 +1525,7 @@ func (x *IdentityUpdate) String() string {
 func (*IdentityUpdate) ProtoMessage() {}
 
 func (x *IdentityUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[11]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1379,7 +1538,7 @@ func (x *IdentityUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdentityUpdate.ProtoReflect.Descriptor instead.
 func (*IdentityUpdate) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{11}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *IdentityUpdate) GetIdentity() uint32 {
@@ -1445,7 +1604,7 @@ type TableDefine struct {
 
 func (x *TableDefine) Reset() {
 	*x = TableDefine{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[12]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1457,7 +1616,7 @@ func (x *TableDefine) String() string {
 func (*TableDefine) ProtoMessage() {}
 
 func (x *TableDefine) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[12]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1470,7 +1629,7 @@ func (x *TableDefine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableDefine.ProtoReflect.Descriptor instead.
 func (*TableDefine) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{12}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *TableDefine) GetTable() uint64 {
@@ -1572,7 +1731,7 @@ type TableRule struct {
 
 func (x *TableRule) Reset() {
 	*x = TableRule{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[13]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1584,7 +1743,7 @@ func (x *TableRule) String() string {
 func (*TableRule) ProtoMessage() {}
 
 func (x *TableRule) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[13]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1597,7 +1756,7 @@ func (x *TableRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableRule.ProtoReflect.Descriptor instead.
 func (*TableRule) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{13}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *TableRule) GetAction() Action {
@@ -1638,7 +1797,7 @@ type PortNode struct {
 
 func (x *PortNode) Reset() {
 	*x = PortNode{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[14]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1650,7 +1809,7 @@ func (x *PortNode) String() string {
 func (*PortNode) ProtoMessage() {}
 
 func (x *PortNode) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[14]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1663,7 +1822,7 @@ func (x *PortNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortNode.ProtoReflect.Descriptor instead.
 func (*PortNode) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{14}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PortNode) GetHigh() []uint32 {
@@ -1693,7 +1852,7 @@ type PeerRow struct {
 
 func (x *PeerRow) Reset() {
 	*x = PeerRow{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[15]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1705,7 +1864,7 @@ func (x *PeerRow) String() string {
 func (*PeerRow) ProtoMessage() {}
 
 func (x *PeerRow) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[15]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1718,7 +1877,7 @@ func (x *PeerRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerRow.ProtoReflect.Descriptor instead.
 func (*PeerRow) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{15}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *PeerRow) GetNodeClass() uint32 {
@@ -1750,7 +1909,7 @@ type AddressBlock struct {
 
 func (x *AddressBlock) Reset() {
 	*x = AddressBlock{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[16]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1762,7 +1921,7 @@ func (x *AddressBlock) String() string {
 func (*AddressBlock) ProtoMessage() {}
 
 func (x *AddressBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[16]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1775,7 +1934,7 @@ func (x *AddressBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddressBlock.ProtoReflect.Descriptor instead.
 func (*AddressBlock) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{16}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *AddressBlock) GetAddress() []byte {
@@ -1814,7 +1973,7 @@ type TableGrow struct {
 
 func (x *TableGrow) Reset() {
 	*x = TableGrow{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[17]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1826,7 +1985,7 @@ func (x *TableGrow) String() string {
 func (*TableGrow) ProtoMessage() {}
 
 func (x *TableGrow) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[17]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1839,7 +1998,7 @@ func (x *TableGrow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableGrow.ProtoReflect.Descriptor instead.
 func (*TableGrow) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{17}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *TableGrow) GetTable() uint64 {
@@ -1874,7 +2033,7 @@ type TableRetire struct {
 
 func (x *TableRetire) Reset() {
 	*x = TableRetire{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[18]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1886,7 +2045,7 @@ func (x *TableRetire) String() string {
 func (*TableRetire) ProtoMessage() {}
 
 func (x *TableRetire) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[18]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1899,7 +2058,7 @@ func (x *TableRetire) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableRetire.ProtoReflect.Descriptor instead.
 func (*TableRetire) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{18}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *TableRetire) GetTable() uint64 {
@@ -1924,7 +2083,7 @@ type PeerUpdate struct {
 
 func (x *PeerUpdate) Reset() {
 	*x = PeerUpdate{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[19]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1936,7 +2095,7 @@ func (x *PeerUpdate) String() string {
 func (*PeerUpdate) ProtoMessage() {}
 
 func (x *PeerUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[19]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1949,7 +2108,7 @@ func (x *PeerUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerUpdate.ProtoReflect.Descriptor instead.
 func (*PeerUpdate) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{19}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *PeerUpdate) GetTable() uint64 {
@@ -1988,7 +2147,7 @@ type AddressUpdate struct {
 
 func (x *AddressUpdate) Reset() {
 	*x = AddressUpdate{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[20]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2000,7 +2159,7 @@ func (x *AddressUpdate) String() string {
 func (*AddressUpdate) ProtoMessage() {}
 
 func (x *AddressUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[20]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2013,7 +2172,7 @@ func (x *AddressUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddressUpdate.ProtoReflect.Descriptor instead.
 func (*AddressUpdate) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{20}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *AddressUpdate) GetTable() uint64 {
@@ -2057,7 +2216,7 @@ type Bind struct {
 
 func (x *Bind) Reset() {
 	*x = Bind{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[21]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2069,7 +2228,7 @@ func (x *Bind) String() string {
 func (*Bind) ProtoMessage() {}
 
 func (x *Bind) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[21]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2082,7 +2241,7 @@ func (x *Bind) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bind.ProtoReflect.Descriptor instead.
 func (*Bind) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{21}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Bind) GetSubject() uint32 {
@@ -2131,7 +2290,7 @@ type RuleSources struct {
 
 func (x *RuleSources) Reset() {
 	*x = RuleSources{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[22]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2143,7 +2302,7 @@ func (x *RuleSources) String() string {
 func (*RuleSources) ProtoMessage() {}
 
 func (x *RuleSources) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[22]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2156,7 +2315,7 @@ func (x *RuleSources) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuleSources.ProtoReflect.Descriptor instead.
 func (*RuleSources) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{22}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RuleSources) GetSources() []*RuleSource {
@@ -2184,7 +2343,7 @@ type RuleSource struct {
 
 func (x *RuleSource) Reset() {
 	*x = RuleSource{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[23]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2196,7 +2355,7 @@ func (x *RuleSource) String() string {
 func (*RuleSource) ProtoMessage() {}
 
 func (x *RuleSource) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[23]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2209,7 +2368,7 @@ func (x *RuleSource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuleSource.ProtoReflect.Descriptor instead.
 func (*RuleSource) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{23}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RuleSource) GetKind() string {
@@ -2251,7 +2410,7 @@ type SubjectGone struct {
 
 func (x *SubjectGone) Reset() {
 	*x = SubjectGone{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[24]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2263,7 +2422,7 @@ func (x *SubjectGone) String() string {
 func (*SubjectGone) ProtoMessage() {}
 
 func (x *SubjectGone) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[24]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2276,7 +2435,7 @@ func (x *SubjectGone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubjectGone.ProtoReflect.Descriptor instead.
 func (*SubjectGone) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{24}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SubjectGone) GetSubject() uint32 {
@@ -2295,13 +2454,26 @@ type Barrier struct {
 	IdentityRevision uint64 `protobuf:"varint,2,opt,name=identity_revision,json=identityRevision,proto3" json:"identity_revision,omitempty"`
 	// Changes of learned addresses taken in, in this run of the service.
 	AddressRevision uint64 `protobuf:"varint,3,opt,name=address_revision,json=addressRevision,proto3" json:"address_revision,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Name of the policy state that the revision counts in: 16 bytes, made with
+	// the state directory and kept for its life. Another name means that the state
+	// was lost or replaced.
+	State []byte `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"`
+	// Sources that have policies, for Subscribe.enforced: "file", "grpc" for calls
+	// without a manager, "grpc/NAME" for a manager.
+	Sources []string `protobuf:"bytes,5,rep,name=sources,proto3" json:"sources,omitempty"`
+	// What Subscribe.enforced needs and has not said everything since the service
+	// started, sorted: "identity", and sources of Subscribe.enforced. Calls without
+	// a manager, and a list of sources that is not known, are complete by
+	// ConfirmPolicies alone. Empty: everything is complete. Only for a subscriber
+	// that gave Subscribe.enforced.
+	Incomplete    []string `protobuf:"bytes,6,rep,name=incomplete,proto3" json:"incomplete,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Barrier) Reset() {
 	*x = Barrier{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[25]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2313,7 +2485,7 @@ func (x *Barrier) String() string {
 func (*Barrier) ProtoMessage() {}
 
 func (x *Barrier) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[25]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2326,7 +2498,7 @@ func (x *Barrier) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Barrier.ProtoReflect.Descriptor instead.
 func (*Barrier) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{25}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Barrier) GetPolicyRevision() uint64 {
@@ -2350,6 +2522,27 @@ func (x *Barrier) GetAddressRevision() uint64 {
 	return 0
 }
 
+func (x *Barrier) GetState() []byte {
+	if x != nil {
+		return x.State
+	}
+	return nil
+}
+
+func (x *Barrier) GetSources() []string {
+	if x != nil {
+		return x.Sources
+	}
+	return nil
+}
+
+func (x *Barrier) GetIncomplete() []string {
+	if x != nil {
+		return x.Incomplete
+	}
+	return nil
+}
+
 // SnapshotComplete ends the first part of a stream that did not resume.
 type SnapshotComplete struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2359,7 +2552,7 @@ type SnapshotComplete struct {
 
 func (x *SnapshotComplete) Reset() {
 	*x = SnapshotComplete{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[26]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2371,7 +2564,7 @@ func (x *SnapshotComplete) String() string {
 func (*SnapshotComplete) ProtoMessage() {}
 
 func (x *SnapshotComplete) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[26]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2384,21 +2577,22 @@ func (x *SnapshotComplete) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotComplete.ProtoReflect.Descriptor instead.
 func (*SnapshotComplete) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{26}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{28}
 }
 
 var File_sluice_policy_v1_table_proto protoreflect.FileDescriptor
 
 const file_sluice_policy_v1_table_proto_rawDesc = "" +
 	"\n" +
-	"\x1csluice/policy/v1/table.proto\x12\x10sluice.policy.v1\x1a\x1bbuf/validate/validate.proto\"\xb5\x02\n" +
+	"\x1csluice/policy/v1/table.proto\x12\x10sluice.policy.v1\x1a\x1bbuf/validate/validate.proto\"\xe3\x02\n" +
 	"\x18WatchPolicyTablesRequest\x12;\n" +
 	"\tsubscribe\x18\x01 \x01(\v2\x1b.sluice.policy.v1.SubscribeH\x00R\tsubscribe\x12=\n" +
 	"\bsubjects\x18\x02 \x01(\v2\x1f.sluice.policy.v1.SubjectChangeH\x00R\bsubjects\x12)\n" +
 	"\x03ack\x18\x03 \x01(\v2\x15.sluice.policy.v1.AckH\x00R\x03ack\x12,\n" +
 	"\x04nack\x18\x04 \x01(\v2\x16.sluice.policy.v1.NackH\x00R\x04nack\x122\n" +
-	"\x06locate\x18\x05 \x01(\v2\x18.sluice.policy.v1.LocateH\x00R\x06locateB\x10\n" +
-	"\amessage\x12\x05\xbaH\x02\b\x01\"\x94\x02\n" +
+	"\x06locate\x18\x05 \x01(\v2\x18.sluice.policy.v1.LocateH\x00R\x06locate\x12,\n" +
+	"\x04hold\x18\x06 \x01(\v2\x16.sluice.policy.v1.HoldH\x00R\x04holdB\x10\n" +
+	"\amessage\x12\x05\xbaH\x02\b\x01\"\xd1\x02\n" +
 	"\tSubscribe\x12\x1d\n" +
 	"\x04name\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18?R\x04name\x12)\n" +
 	"\vincarnation\x18\x02 \x01(\fB\a\xbaH\x04z\x02\x18\x10R\vincarnation\x12\x10\n" +
@@ -2406,12 +2600,22 @@ const file_sluice_policy_v1_table_proto_rawDesc = "" +
 	"\bsubjects\x18\x04 \x03(\rB\t\xbaH\x06\x92\x01\x03\x10\x80 R\bsubjects\x12D\n" +
 	"\tlocations\x18\x05 \x03(\v2\x1a.sluice.policy.v1.LocationB\n" +
 	"\xbaH\a\x92\x01\x04\x10\x80\x80\x01R\tlocations\x12>\n" +
-	"\x04role\x18\x06 \x01(\x0e2 .sluice.policy.v1.SubscriberRoleB\b\xbaH\x05\x82\x01\x02\x10\x01R\x04role\"O\n" +
+	"\x04role\x18\x06 \x01(\x0e2 .sluice.policy.v1.SubscriberRoleB\b\xbaH\x05\x82\x01\x02\x10\x01R\x04role\x12;\n" +
+	"\benforced\x18\a \x01(\v2\x1f.sluice.policy.v1.EnforcedStateR\benforced\"v\n" +
+	"\rEnforcedState\x12\x1d\n" +
+	"\x05state\x18\x01 \x01(\fB\a\xbaH\x04z\x02\x18\x10R\x05state\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\x04R\brevision\x12*\n" +
+	"\asources\x18\x03 \x03(\tB\x10\xbaH\r\x92\x01\n" +
+	"\x10\x80\b\"\x05r\x03\x18\x80\x01R\asources\"O\n" +
 	"\rSubjectChange\x12\x1b\n" +
 	"\x03add\x18\x01 \x03(\rB\t\xbaH\x06\x92\x01\x03\x10\x80 R\x03add\x12!\n" +
 	"\x06remove\x18\x02 \x03(\rB\t\xbaH\x06\x92\x01\x03\x10\x80 R\x06remove\"\x17\n" +
 	"\x03Ack\x12\x10\n" +
-	"\x03seq\x18\x01 \x01(\x04R\x03seq\"j\n" +
+	"\x03seq\x18\x01 \x01(\x04R\x03seq\"V\n" +
+	"\x04Hold\x12\x10\n" +
+	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\x04R\brevision\x12 \n" +
+	"\x06reason\x18\x03 \x01(\tB\b\xbaH\x05r\x03\x18\x80\bR\x06reason\"j\n" +
 	"\x04Nack\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x18\n" +
 	"\asubject\x18\x02 \x01(\rR\asubject\x12\x14\n" +
@@ -2517,11 +2721,16 @@ const file_sluice_policy_v1_table_proto_rawDesc = "" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x12\x12\n" +
 	"\x04path\x18\x04 \x01(\tR\x04path\"'\n" +
 	"\vSubjectGone\x12\x18\n" +
-	"\asubject\x18\x01 \x01(\rR\asubject\"\x8a\x01\n" +
+	"\asubject\x18\x01 \x01(\rR\asubject\"\xda\x01\n" +
 	"\aBarrier\x12'\n" +
 	"\x0fpolicy_revision\x18\x01 \x01(\x04R\x0epolicyRevision\x12+\n" +
 	"\x11identity_revision\x18\x02 \x01(\x04R\x10identityRevision\x12)\n" +
-	"\x10address_revision\x18\x03 \x01(\x04R\x0faddressRevision\"\x12\n" +
+	"\x10address_revision\x18\x03 \x01(\x04R\x0faddressRevision\x12\x14\n" +
+	"\x05state\x18\x04 \x01(\fR\x05state\x12\x18\n" +
+	"\asources\x18\x05 \x03(\tR\asources\x12\x1e\n" +
+	"\n" +
+	"incomplete\x18\x06 \x03(\tR\n" +
+	"incomplete\"\x12\n" +
 	"\x10SnapshotComplete*l\n" +
 	"\x0eSubscriberRole\x12\x1f\n" +
 	"\x1bSUBSCRIBER_ROLE_UNSPECIFIED\x10\x00\x12\x1c\n" +
@@ -2575,7 +2784,7 @@ func file_sluice_policy_v1_table_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_policy_v1_table_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_sluice_policy_v1_table_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_sluice_policy_v1_table_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_sluice_policy_v1_table_proto_goTypes = []any{
 	(SubscriberRole)(0),               // 0: sluice.policy.v1.SubscriberRole
 	(PeerKind)(0),                     // 1: sluice.policy.v1.PeerKind
@@ -2585,72 +2794,76 @@ var file_sluice_policy_v1_table_proto_goTypes = []any{
 	(TableDirection)(0),               // 5: sluice.policy.v1.TableDirection
 	(*WatchPolicyTablesRequest)(nil),  // 6: sluice.policy.v1.WatchPolicyTablesRequest
 	(*Subscribe)(nil),                 // 7: sluice.policy.v1.Subscribe
-	(*SubjectChange)(nil),             // 8: sluice.policy.v1.SubjectChange
-	(*Ack)(nil),                       // 9: sluice.policy.v1.Ack
-	(*Nack)(nil),                      // 10: sluice.policy.v1.Nack
-	(*Locate)(nil),                    // 11: sluice.policy.v1.Locate
-	(*Location)(nil),                  // 12: sluice.policy.v1.Location
-	(*WatchPolicyTablesResponse)(nil), // 13: sluice.policy.v1.WatchPolicyTablesResponse
-	(*Step)(nil),                      // 14: sluice.policy.v1.Step
-	(*NodeClassDefine)(nil),           // 15: sluice.policy.v1.NodeClassDefine
-	(*NodeClassRetire)(nil),           // 16: sluice.policy.v1.NodeClassRetire
-	(*IdentityUpdate)(nil),            // 17: sluice.policy.v1.IdentityUpdate
-	(*TableDefine)(nil),               // 18: sluice.policy.v1.TableDefine
-	(*TableRule)(nil),                 // 19: sluice.policy.v1.TableRule
-	(*PortNode)(nil),                  // 20: sluice.policy.v1.PortNode
-	(*PeerRow)(nil),                   // 21: sluice.policy.v1.PeerRow
-	(*AddressBlock)(nil),              // 22: sluice.policy.v1.AddressBlock
-	(*TableGrow)(nil),                 // 23: sluice.policy.v1.TableGrow
-	(*TableRetire)(nil),               // 24: sluice.policy.v1.TableRetire
-	(*PeerUpdate)(nil),                // 25: sluice.policy.v1.PeerUpdate
-	(*AddressUpdate)(nil),             // 26: sluice.policy.v1.AddressUpdate
-	(*Bind)(nil),                      // 27: sluice.policy.v1.Bind
-	(*RuleSources)(nil),               // 28: sluice.policy.v1.RuleSources
-	(*RuleSource)(nil),                // 29: sluice.policy.v1.RuleSource
-	(*SubjectGone)(nil),               // 30: sluice.policy.v1.SubjectGone
-	(*Barrier)(nil),                   // 31: sluice.policy.v1.Barrier
-	(*SnapshotComplete)(nil),          // 32: sluice.policy.v1.SnapshotComplete
+	(*EnforcedState)(nil),             // 8: sluice.policy.v1.EnforcedState
+	(*SubjectChange)(nil),             // 9: sluice.policy.v1.SubjectChange
+	(*Ack)(nil),                       // 10: sluice.policy.v1.Ack
+	(*Hold)(nil),                      // 11: sluice.policy.v1.Hold
+	(*Nack)(nil),                      // 12: sluice.policy.v1.Nack
+	(*Locate)(nil),                    // 13: sluice.policy.v1.Locate
+	(*Location)(nil),                  // 14: sluice.policy.v1.Location
+	(*WatchPolicyTablesResponse)(nil), // 15: sluice.policy.v1.WatchPolicyTablesResponse
+	(*Step)(nil),                      // 16: sluice.policy.v1.Step
+	(*NodeClassDefine)(nil),           // 17: sluice.policy.v1.NodeClassDefine
+	(*NodeClassRetire)(nil),           // 18: sluice.policy.v1.NodeClassRetire
+	(*IdentityUpdate)(nil),            // 19: sluice.policy.v1.IdentityUpdate
+	(*TableDefine)(nil),               // 20: sluice.policy.v1.TableDefine
+	(*TableRule)(nil),                 // 21: sluice.policy.v1.TableRule
+	(*PortNode)(nil),                  // 22: sluice.policy.v1.PortNode
+	(*PeerRow)(nil),                   // 23: sluice.policy.v1.PeerRow
+	(*AddressBlock)(nil),              // 24: sluice.policy.v1.AddressBlock
+	(*TableGrow)(nil),                 // 25: sluice.policy.v1.TableGrow
+	(*TableRetire)(nil),               // 26: sluice.policy.v1.TableRetire
+	(*PeerUpdate)(nil),                // 27: sluice.policy.v1.PeerUpdate
+	(*AddressUpdate)(nil),             // 28: sluice.policy.v1.AddressUpdate
+	(*Bind)(nil),                      // 29: sluice.policy.v1.Bind
+	(*RuleSources)(nil),               // 30: sluice.policy.v1.RuleSources
+	(*RuleSource)(nil),                // 31: sluice.policy.v1.RuleSource
+	(*SubjectGone)(nil),               // 32: sluice.policy.v1.SubjectGone
+	(*Barrier)(nil),                   // 33: sluice.policy.v1.Barrier
+	(*SnapshotComplete)(nil),          // 34: sluice.policy.v1.SnapshotComplete
 }
 var file_sluice_policy_v1_table_proto_depIdxs = []int32{
 	7,  // 0: sluice.policy.v1.WatchPolicyTablesRequest.subscribe:type_name -> sluice.policy.v1.Subscribe
-	8,  // 1: sluice.policy.v1.WatchPolicyTablesRequest.subjects:type_name -> sluice.policy.v1.SubjectChange
-	9,  // 2: sluice.policy.v1.WatchPolicyTablesRequest.ack:type_name -> sluice.policy.v1.Ack
-	10, // 3: sluice.policy.v1.WatchPolicyTablesRequest.nack:type_name -> sluice.policy.v1.Nack
-	11, // 4: sluice.policy.v1.WatchPolicyTablesRequest.locate:type_name -> sluice.policy.v1.Locate
-	12, // 5: sluice.policy.v1.Subscribe.locations:type_name -> sluice.policy.v1.Location
-	0,  // 6: sluice.policy.v1.Subscribe.role:type_name -> sluice.policy.v1.SubscriberRole
-	12, // 7: sluice.policy.v1.Locate.add:type_name -> sluice.policy.v1.Location
-	14, // 8: sluice.policy.v1.WatchPolicyTablesResponse.steps:type_name -> sluice.policy.v1.Step
-	15, // 9: sluice.policy.v1.Step.node_class_define:type_name -> sluice.policy.v1.NodeClassDefine
-	16, // 10: sluice.policy.v1.Step.node_class_retire:type_name -> sluice.policy.v1.NodeClassRetire
-	17, // 11: sluice.policy.v1.Step.identity_update:type_name -> sluice.policy.v1.IdentityUpdate
-	18, // 12: sluice.policy.v1.Step.table_define:type_name -> sluice.policy.v1.TableDefine
-	23, // 13: sluice.policy.v1.Step.table_grow:type_name -> sluice.policy.v1.TableGrow
-	24, // 14: sluice.policy.v1.Step.table_retire:type_name -> sluice.policy.v1.TableRetire
-	25, // 15: sluice.policy.v1.Step.peer_update:type_name -> sluice.policy.v1.PeerUpdate
-	26, // 16: sluice.policy.v1.Step.address_update:type_name -> sluice.policy.v1.AddressUpdate
-	27, // 17: sluice.policy.v1.Step.bind:type_name -> sluice.policy.v1.Bind
-	30, // 18: sluice.policy.v1.Step.subject_gone:type_name -> sluice.policy.v1.SubjectGone
-	31, // 19: sluice.policy.v1.Step.barrier:type_name -> sluice.policy.v1.Barrier
-	32, // 20: sluice.policy.v1.Step.snapshot_complete:type_name -> sluice.policy.v1.SnapshotComplete
-	1,  // 21: sluice.policy.v1.IdentityUpdate.kind:type_name -> sluice.policy.v1.PeerKind
-	2,  // 22: sluice.policy.v1.IdentityUpdate.scope:type_name -> sluice.policy.v1.PeerScope
-	19, // 23: sluice.policy.v1.TableDefine.rules:type_name -> sluice.policy.v1.TableRule
-	20, // 24: sluice.policy.v1.TableDefine.nodes:type_name -> sluice.policy.v1.PortNode
-	21, // 25: sluice.policy.v1.TableDefine.peers:type_name -> sluice.policy.v1.PeerRow
-	22, // 26: sluice.policy.v1.TableDefine.blocks:type_name -> sluice.policy.v1.AddressBlock
-	3,  // 27: sluice.policy.v1.TableRule.action:type_name -> sluice.policy.v1.Action
-	20, // 28: sluice.policy.v1.TableGrow.nodes:type_name -> sluice.policy.v1.PortNode
-	21, // 29: sluice.policy.v1.PeerUpdate.row:type_name -> sluice.policy.v1.PeerRow
-	22, // 30: sluice.policy.v1.AddressUpdate.block:type_name -> sluice.policy.v1.AddressBlock
-	5,  // 31: sluice.policy.v1.Bind.direction:type_name -> sluice.policy.v1.TableDirection
-	28, // 32: sluice.policy.v1.Bind.rules:type_name -> sluice.policy.v1.RuleSources
-	29, // 33: sluice.policy.v1.RuleSources.sources:type_name -> sluice.policy.v1.RuleSource
-	34, // [34:34] is the sub-list for method output_type
-	34, // [34:34] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	9,  // 1: sluice.policy.v1.WatchPolicyTablesRequest.subjects:type_name -> sluice.policy.v1.SubjectChange
+	10, // 2: sluice.policy.v1.WatchPolicyTablesRequest.ack:type_name -> sluice.policy.v1.Ack
+	12, // 3: sluice.policy.v1.WatchPolicyTablesRequest.nack:type_name -> sluice.policy.v1.Nack
+	13, // 4: sluice.policy.v1.WatchPolicyTablesRequest.locate:type_name -> sluice.policy.v1.Locate
+	11, // 5: sluice.policy.v1.WatchPolicyTablesRequest.hold:type_name -> sluice.policy.v1.Hold
+	14, // 6: sluice.policy.v1.Subscribe.locations:type_name -> sluice.policy.v1.Location
+	0,  // 7: sluice.policy.v1.Subscribe.role:type_name -> sluice.policy.v1.SubscriberRole
+	8,  // 8: sluice.policy.v1.Subscribe.enforced:type_name -> sluice.policy.v1.EnforcedState
+	14, // 9: sluice.policy.v1.Locate.add:type_name -> sluice.policy.v1.Location
+	16, // 10: sluice.policy.v1.WatchPolicyTablesResponse.steps:type_name -> sluice.policy.v1.Step
+	17, // 11: sluice.policy.v1.Step.node_class_define:type_name -> sluice.policy.v1.NodeClassDefine
+	18, // 12: sluice.policy.v1.Step.node_class_retire:type_name -> sluice.policy.v1.NodeClassRetire
+	19, // 13: sluice.policy.v1.Step.identity_update:type_name -> sluice.policy.v1.IdentityUpdate
+	20, // 14: sluice.policy.v1.Step.table_define:type_name -> sluice.policy.v1.TableDefine
+	25, // 15: sluice.policy.v1.Step.table_grow:type_name -> sluice.policy.v1.TableGrow
+	26, // 16: sluice.policy.v1.Step.table_retire:type_name -> sluice.policy.v1.TableRetire
+	27, // 17: sluice.policy.v1.Step.peer_update:type_name -> sluice.policy.v1.PeerUpdate
+	28, // 18: sluice.policy.v1.Step.address_update:type_name -> sluice.policy.v1.AddressUpdate
+	29, // 19: sluice.policy.v1.Step.bind:type_name -> sluice.policy.v1.Bind
+	32, // 20: sluice.policy.v1.Step.subject_gone:type_name -> sluice.policy.v1.SubjectGone
+	33, // 21: sluice.policy.v1.Step.barrier:type_name -> sluice.policy.v1.Barrier
+	34, // 22: sluice.policy.v1.Step.snapshot_complete:type_name -> sluice.policy.v1.SnapshotComplete
+	1,  // 23: sluice.policy.v1.IdentityUpdate.kind:type_name -> sluice.policy.v1.PeerKind
+	2,  // 24: sluice.policy.v1.IdentityUpdate.scope:type_name -> sluice.policy.v1.PeerScope
+	21, // 25: sluice.policy.v1.TableDefine.rules:type_name -> sluice.policy.v1.TableRule
+	22, // 26: sluice.policy.v1.TableDefine.nodes:type_name -> sluice.policy.v1.PortNode
+	23, // 27: sluice.policy.v1.TableDefine.peers:type_name -> sluice.policy.v1.PeerRow
+	24, // 28: sluice.policy.v1.TableDefine.blocks:type_name -> sluice.policy.v1.AddressBlock
+	3,  // 29: sluice.policy.v1.TableRule.action:type_name -> sluice.policy.v1.Action
+	22, // 30: sluice.policy.v1.TableGrow.nodes:type_name -> sluice.policy.v1.PortNode
+	23, // 31: sluice.policy.v1.PeerUpdate.row:type_name -> sluice.policy.v1.PeerRow
+	24, // 32: sluice.policy.v1.AddressUpdate.block:type_name -> sluice.policy.v1.AddressBlock
+	5,  // 33: sluice.policy.v1.Bind.direction:type_name -> sluice.policy.v1.TableDirection
+	30, // 34: sluice.policy.v1.Bind.rules:type_name -> sluice.policy.v1.RuleSources
+	31, // 35: sluice.policy.v1.RuleSources.sources:type_name -> sluice.policy.v1.RuleSource
+	36, // [36:36] is the sub-list for method output_type
+	36, // [36:36] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_sluice_policy_v1_table_proto_init() }
@@ -2664,8 +2877,9 @@ func file_sluice_policy_v1_table_proto_init() {
 		(*WatchPolicyTablesRequest_Ack)(nil),
 		(*WatchPolicyTablesRequest_Nack)(nil),
 		(*WatchPolicyTablesRequest_Locate)(nil),
+		(*WatchPolicyTablesRequest_Hold)(nil),
 	}
-	file_sluice_policy_v1_table_proto_msgTypes[8].OneofWrappers = []any{
+	file_sluice_policy_v1_table_proto_msgTypes[10].OneofWrappers = []any{
 		(*Step_NodeClassDefine)(nil),
 		(*Step_NodeClassRetire)(nil),
 		(*Step_IdentityUpdate)(nil),
@@ -2685,7 +2899,7 @@ func file_sluice_policy_v1_table_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_policy_v1_table_proto_rawDesc), len(file_sluice_policy_v1_table_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   27,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package server
+
+import (
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/node"
+)
+
+// before is a subscription of a datapath that enforced something.
+func before(state []byte, revision uint64, sources ...string) *policyv1.Subscribe {
+	s := subscribe("datapath", 301)
+	s.Enforced = &policyv1.EnforcedState{State: state, Revision: revision, Sources: sources}
+	return s
+}
+
+func (s *service) complete() {
+	s.t.Helper()
+	if err := s.node.CompleteIdentities(s.ctx(), map[identity.Numeric]struct{}{300: {}, 301: {}, 302: {}, 9: {}}); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func TestStateHasOneNameForItsLife(t *testing.T) {
+	s := serve(t)
+	s.know(town)
+	first := s.watch(subscribe("datapath", 301)).snapshot()
+	name := first.barrier.GetState()
+	if len(name) != 16 || len(first.barrier.GetSources()) != 0 {
+		t.Fatalf("state %x, sources %v; want 16 bytes and none", name, first.barrier.GetSources())
+	}
+	s.apply(allowWeb)
+	first.until("the source", func() bool { return slices.Equal(first.barrier.GetSources(), []string{"grpc"}) })
+	s.stop()
+	s.start()
+	if again := s.watch(subscribe("datapath", 301)).snapshot().barrier; !slices.Equal(again.GetState(), name) || !slices.Equal(again.GetSources(), []string{"grpc"}) {
+		t.Errorf("after a restart: state %x, sources %v; want %x, [grpc]", again.GetState(), again.GetSources(), name)
+	}
+	s.stop()
+	if err := os.RemoveAll(s.state); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(s.state, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	s.start()
+	if other := s.watch(subscribe("datapath", 301)).snapshot().barrier.GetState(); len(other) != 16 || slices.Equal(other, name) {
+		t.Errorf("without its files: state %x, want another name than %x", other, name)
+	}
+}
+
+func TestBarrierNamesWhatIsNotComplete(t *testing.T) {
+	for what, test := range map[string]struct {
+		sources []string // that had policies
+		do      func(*service, *node.Feed)
+		want    []string
+	}{
+		"nothing happened":             {[]string{"file", "grpc", "grpc/argo"}, func(*service, *node.Feed) {}, []string{"file", "grpc", "grpc/argo", "identity"}},
+		"identities came":              {[]string{"file"}, func(s *service, _ *node.Feed) { s.complete() }, []string{"file"}},
+		"sources are not known":        {nil, func(s *service, _ *node.Feed) { s.complete() }, []string{"unknown sources"}},
+		"another manager has listed":   {[]string{"grpc/argo"}, func(s *service, _ *node.Feed) { s.complete(); s.replace("flux") }, []string{"grpc/argo"}},
+		"the manager has listed":       {[]string{"grpc/argo"}, func(s *service, _ *node.Feed) { s.complete(); s.replace("argo") }, nil},
+		"an apply is no listing":       {[]string{"grpc"}, func(s *service, _ *node.Feed) { s.complete(); s.apply(allowWeb) }, []string{"grpc"}},
+		"the directory was read":       {[]string{"file"}, func(s *service, f *node.Feed) { s.complete(); s.set(f) }, nil},
+		"confirmed":                    {[]string{"file", "grpc"}, func(s *service, _ *node.Feed) { s.complete(); s.confirm() }, nil},
+		"confirmed, sources not known": {nil, func(s *service, _ *node.Feed) { s.complete(); s.confirm() }, nil},
+		"confirmed without identities": {[]string{"grpc"}, func(s *service, _ *node.Feed) { s.confirm() }, []string{"identity"}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			s := serve(t)
+			s.stop()
+			s.sources = []string{node.SourceFile}
+			s.start()
+			f := s.watch(before(make([]byte, 16), 7, test.sources...)).snapshot()
+			test.do(s, s.node.Feed(node.SourceFile))
+			f.until("the answer", func() bool { return slices.Equal(f.barrier.GetIncomplete(), test.want) })
+			// It is the same for one that subscribes now.
+			f.leave()
+			g := s.watch(before(make([]byte, 16), 7, test.sources...)).snapshot()
+			if got := g.barrier.GetIncomplete(); !slices.Equal(got, test.want) {
+				t.Errorf("incomplete: %v, want %v", got, test.want)
+			}
+		})
+	}
+}
+
+func (s *service) replace(manager string) {
+	s.t.Helper()
+	if _, err := s.ReplacePolicies(s.ctx(), &policyv1.ReplacePoliciesRequest{Manager: manager}); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *service) set(f *node.Feed) {
+	s.t.Helper()
+	if err := f.Set(s.ctx(), nil); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *service) confirm() *policyv1.ConfirmPoliciesResponse {
+	s.t.Helper()
+	out, err := s.ConfirmPolicies(s.ctx(), &policyv1.ConfirmPoliciesRequest{})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return out
+}
+
+func TestCallersAreToldOfAHeldState(t *testing.T) {
+	s := serve(t, func(c *node.Config) { c.Stream.Unacked, c.Stream.Stall = 4, 500*time.Millisecond })
+	s.know(town)
+	s.complete()
+	sub := before(make([]byte, 16), 7, "grpc")
+	sub.Subjects = []uint32{300, 301}
+	f := s.watch(sub, func(f *follower, m *policyv1.WatchPolicyTablesResponse) bool {
+		for _, step := range m.GetSteps() {
+			if b := step.GetBarrier(); len(b.GetIncomplete()) > 0 {
+				f.Send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Hold{Hold: &policyv1.Hold{ //nolint:errcheck // Recv says it
+					Seq: m.GetSeq(), Revision: 7, Reason: "the state is another one",
+				}}})
+				return false
+			}
+		}
+		return true
+	}).snapshot()
+	var revision uint64
+	for i := range 12 { // more than may be unacknowledged
+		revision = s.apply(named(string(rune('a'+i)), allowWeb)).GetRevision()
+	}
+	_, err := s.WaitForRevision(s.ctx(), &policyv1.WaitForRevisionRequest{Revision: revision})
+	wantCode(t, err, codes.FailedPrecondition, "an earlier state stays enforced: datapath: the state is another one")
+	s.apply(learnWeb)
+	_, err = s.LearnNames(s.ctx(), &policyv1.LearnNamesRequest{Name: "api.example.com", Addresses: [][]byte{{192, 0, 2, 7}}})
+	wantCode(t, err, codes.FailedPrecondition, "an earlier state stays enforced")
+	f.until("the learned name", func() bool { return f.barrier.GetAddressRevision() > 0 })
+	s.eventually("held", func(st *policyv1.GetStatusResponse) bool {
+		sub := st.GetSubscribers()[0]
+		return sub.GetConnected() && sub.GetHeld() == "the state is another one" && sub.GetRevision() == 7
+	})
+	if out := s.confirm(); !slices.Equal(out.GetHeld(), []string{"datapath: the state is another one"}) || out.GetPolicies() != 13 || out.GetRevision() != revision+1 {
+		t.Errorf("confirmation: %v", out)
+	}
+	if out, err := s.WaitForRevision(s.ctx(), &policyv1.WaitForRevisionRequest{Revision: revision + 1}); err != nil || !slices.Equal(out.GetEnforcing(), []string{"datapath"}) {
+		t.Errorf("after the confirmation: %v, %v", out, err)
+	}
+	s.eventually("enforced", func(st *policyv1.GetStatusResponse) bool {
+		sub := st.GetSubscribers()[0]
+		return sub.GetHeld() == "" && sub.GetRevision() == revision+1
+	})
+	f.send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Hold{Hold: &policyv1.Hold{Seq: 1 << 50}}})
+	<-f.ended
+	wantCode(t, f.err, codes.InvalidArgument, "")
+}

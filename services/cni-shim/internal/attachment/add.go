@@ -161,14 +161,19 @@ func (p *Plugin) create(ctx context.Context, path string, lease *ipamv1.Allocati
 		open = open || err != nil && to.Addr != nil && !answered(err)
 		return resp, err
 	}
+	var cause error // why addresses were leased again
 	for lost := 1; ; lost++ {
 		resp, err := call(ctx, p.patience, p.datapathSocket, request)
 		if err == nil {
 			return resp.GetEndpoint(), false, nil
 		}
+		if cause != nil && timeIsUp(ctx, err) {
+			return nil, open, cause
+		}
 		if !leaseLost(err) {
 			return nil, open, err
 		}
+		cause = err
 		// A creation that the datapath undid, because a service was away, has given
 		// the lease back.
 		if wait, ok := pause(ctx, leasePause, lost); !ok || !sleep(ctx, wait) {

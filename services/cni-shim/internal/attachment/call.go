@@ -54,7 +54,7 @@ func call[T any](ctx context.Context, patience time.Duration, socket string, f f
 	)
 	for {
 		answer, err := f(ctx)
-		if err != nil && ctx.Err() != nil && cause != nil {
+		if cause != nil && timeIsUp(ctx, err) {
 			return answer, cause // says more than that the time has passed
 		}
 		if delay, ok := retryDelay(err); ok {
@@ -77,6 +77,12 @@ func call[T any](ctx context.Context, patience time.Duration, socket string, f f
 			return answer, cause
 		}
 	}
+}
+
+// timeIsUp says whether an error is about the deadline, which the server may
+// notice first.
+func timeIsUp(ctx context.Context, err error) bool {
+	return err != nil && (ctx.Err() != nil || status.Code(err) == codes.DeadlineExceeded)
 }
 
 // retryDelay is when the server wants a call to come back that it has refused,

@@ -85,6 +85,9 @@ func execute(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writ
 		return version, err
 	}
 	version = in.Config.CNIVersion
+	for _, what := range in.Config.Ignored {
+		fmt.Fprintln(stderr, "sluice-cni: ignored:", what)
+	}
 
 	logger, closeLog := openLog(in.Config.LogFile, stderr)
 	defer closeLog()

@@ -53,6 +53,8 @@ type Config struct {
 	LogFile    string // empty for no log
 	Timeout    time.Duration
 	DNS        types.DNS
+	// Ignored says what is wrong with fields that DEL and GC do without.
+	Ignored []string
 
 	// PrevResult is what the chain's earlier plugins, or at CHECK this one,
 	// answered; nil if there is none.
@@ -84,36 +86,29 @@ func parseConfig(command Command, stdin []byte) (Config, error) {
 	c := Config{RunDir: DefaultRunDir, LogFile: DefaultLogFile, Timeout: DefaultTimeout}
 	d := fields{top}
 
-	if err := errors.Join(
-		d.get("cniVersion", &c.CNIVersion),
-		d.get("name", &c.Name),
-		d.get("runDir", &c.RunDir),
-		d.get("stateDir", &c.StateDir),
-		d.get("mtu", &c.MTU),
-		d.get("logFile", &c.LogFile),
-	); err != nil {
+	if err := d.get("cniVersion", &c.CNIVersion); err != nil {
 		return Config{}, fieldError("", err)
 	}
-	var steps []func(fields) error
+	steps := []func(fields) error{c.parseName, c.parseDirs, c.parseMTU, c.parseLogFile, c.parseTimeout, c.parseCNI}
 	switch command {
 	case Add:
-		steps = []func(fields) error{c.parseCNI, c.parseRuntime, c.parseArgs, c.parsePrevResult}
+		steps = append(steps, c.parseRuntime, c.parseArgs, c.parsePrevResult)
 	case Check:
-		steps = []func(fields) error{c.parseCNI, c.parsePrevResult}
-	case Status:
-		steps = []func(fields) error{c.parseCNI}
+		steps = append(steps, c.parsePrevResult)
 	case GC:
-		steps = []func(fields) error{c.parseAttachments}
+		steps = []func(fields) error{c.parseName, c.parseDirs, c.parseAttachments, c.optional(c.parseLogFile), c.optional(c.parseTimeout)}
 	case Del:
 		// A configuration that ADD refuses comes back with the DEL that
 		// follows, and must not keep the container from going away.
+		steps = []func(fields) error{c.parseDirs, c.optional(c.parseLogFile), c.optional(c.parseTimeout)}
 	}
-	for _, step := range append([]func(fields) error{c.parseOwn}, steps...) {
+	for _, step := range steps {
 		if err := step(d); err != nil {
 			return Config{}, err
 		}
 	}
 	if command == Del || command == GC {
+		_ = d.get("name", &c.Name) // for the log
 		return c, nil
 	}
 	for key := range top {
@@ -132,12 +127,32 @@ var knownKeys = []string{
 	"disableCheck", "disableGC", "loadOnlyInlinedPlugins",
 }
 
-func (c *Config) parseOwn(d fields) error {
+// optional makes a step that a verb does without.
+func (c *Config) optional(step func(fields) error) func(fields) error {
+	return func(d fields) error {
+		if err := step(d); err != nil {
+			c.Ignored = append(c.Ignored, err.Error())
+		}
+		return nil
+	}
+}
+
+func (c *Config) parseName(d fields) error {
+	if err := d.get("name", &c.Name); err != nil {
+		return fieldError("", err)
+	}
 	if c.Name == "" {
 		return Field("name", "is not set")
 	}
 	if len(c.Name) > 253 || !isName(c.Name) {
 		return Field("name", "%q is not the name of a network", clip(c.Name))
+	}
+	return nil
+}
+
+func (c *Config) parseDirs(d fields) error {
+	if err := errors.Join(d.get("runDir", &c.RunDir), d.get("stateDir", &c.StateDir)); err != nil {
+		return fieldError("", err)
 	}
 	if err := checkDir(c.RunDir); err != "" {
 		return Field("runDir", "%s", err)
@@ -151,28 +166,51 @@ func (c *Config) parseOwn(d fields) error {
 	if err := checkDir(c.StateDir); err != "" {
 		return Field("stateDir", "%s", err)
 	}
+	return nil
+}
+
+func (c *Config) parseMTU(d fields) error {
+	if err := d.get("mtu", &c.MTU); err != nil {
+		return fieldError("", err)
+	}
 	if c.MTU != 0 && (c.MTU < 1280 || c.MTU > 65535) {
 		return Field("mtu", "%d is neither 0 nor in 1280 to 65535", c.MTU)
 	}
-	if c.LogFile != "" {
-		if err := checkDir(c.LogFile); err != "" {
-			return Field("logFile", "%s", err)
-		}
+	return nil
+}
+
+func (c *Config) parseLogFile(d fields) error {
+	path := c.LogFile
+	c.LogFile = "" // of a verb that goes on without
+	if err := d.get("logFile", &path); err != nil {
+		return fieldError("", err)
 	}
+	if path == "" {
+		return nil
+	}
+	if err := checkDir(path); err != "" {
+		return Field("logFile", "%s", err)
+	}
+	c.LogFile = path
+	return nil
+}
+
+func (c *Config) parseTimeout(d fields) error {
 	var timeout string
 	if err := d.get("timeout", &timeout); err != nil {
 		return fieldError("", err)
 	}
-	if timeout != "" {
-		t, err := time.ParseDuration(timeout)
-		if err != nil {
-			return Field("timeout", "%q is not a duration like \"30s\"", clip(timeout))
-		}
-		if t < time.Second || t > 10*time.Minute {
-			return Field("timeout", "%s is not in 1s to 10m", t)
-		}
-		c.Timeout = t
+	if timeout == "" {
+		return nil
 	}
+	t, err := time.ParseDuration(timeout)
+	if err != nil {
+		return Field("timeout", "%q is not a duration like \"30s\"", clip(timeout))
+	}
+	if t < time.Second || t > 10*time.Minute {
+		return Field("timeout", "%s is not in 1s to 10m", t)
+	}
+	c.Timeout = t
 	return nil
 }
 

@@ -199,9 +199,47 @@ func TestHostileEnvironmentIsCode4(t *testing.T) {
 
 func TestDelNeedsLittle(t *testing.T) {
 	e := env(EnvNetns, "", EnvArgs, "nonsense")
-	for _, more := range []string{"", `"unknown":1`, `"prevResult":[]`, `"ipam":{"type":"x"}`, `"runtimeConfig":{"ips":["x"]}`} {
-		if _, err := Parse(Del, e, []byte(doc(more))); err != nil {
-			t.Errorf("%s: %v", more, err)
+	for _, more := range []string{
+		"", `"unknown":1`, `"prevResult":[]`, `"ipam":{"type":"x"}`, `"runtimeConfig":{"ips":["x"]}`,
+		`"mtu":100`, `"mtu":"1500"`, `"dns":7`, `"capabilities":{"portMappings":true}`,
+	} {
+		in, err := Parse(Del, e, []byte(doc(more)))
+		if err != nil || len(in.Config.Ignored) > 0 {
+			t.Errorf("%s: %v; ignored %q", more, err, in.Config.Ignored)
+		}
+	}
+}
+
+// What an operator breaks in a configuration must not keep the containers that
+// are there from going away.
+func TestDelAndGCIgnoreWhatTheyDoNotNeed(t *testing.T) {
+	list := `,"cni.dev/valid-attachments":[]`
+	for more, field := range map[string]string{
+		`"timeout":"30"`: "timeout", `"timeout":30`: "timeout", `"timeout":"1ms"`: "timeout",
+		`"logFile":"x"`: "logFile", `"logFile":7`: "logFile",
+	} {
+		for _, verb := range []Command{Del, GC} {
+			in, err := Parse(verb, env(EnvNetns, ""), []byte(strings.Replace(doc(more+list), `"1.0.0"`, `"1.1.0"`, 1)))
+			if err != nil || len(in.Config.Ignored) != 1 || !strings.Contains(in.Config.Ignored[0], field) {
+				t.Errorf("%s, %s: %v; ignored %q, want one about %s", verb, more, err, in.Config.Ignored, field)
+				continue
+			}
+			if in.Config.Timeout != DefaultTimeout || field == "logFile" && in.Config.LogFile != "" {
+				t.Errorf("%s, %s: timeout %s, logFile %q", verb, more, in.Config.Timeout, in.Config.LogFile)
+			}
+		}
+		for _, verb := range []Command{Add, Check, Status} {
+			if _, err := Parse(verb, env(), []byte(strings.Replace(doc(more), `"1.0.0"`, `"1.1.0"`, 1))); code(t, err) != 7 {
+				t.Errorf("%s, %s: %v, want code 7", verb, more, err)
+			}
+		}
+	}
+	if _, err := Parse(Del, env(), []byte(`{"cniVersion":"1.0.0","type":"sluice-cni"}`)); err != nil {
+		t.Errorf("DEL without a name: %v", err)
+	}
+	for _, more := range []string{`"runDir":"run"`, `"runDir":7`, `"stateDir":"x"`, `"runDir":"/tmp/x"`} {
+		if _, err := Parse(Del, env(), []byte(doc(more))); code(t, err) != 7 {
+			t.Errorf("DEL with %s: %v, want code 7: it needs these", more, err)
 		}
 	}
 }

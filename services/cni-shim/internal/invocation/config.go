@@ -179,6 +179,8 @@ func (c *Config) parseMTU(d fields) error {
 	return nil
 }
 
+// parseLogFile takes a file only where logs belong: the plugin is root, and a
+// mistake must not write to files of others.
 func (c *Config) parseLogFile(d fields) error {
 	path := c.LogFile
 	c.LogFile = "" // of a verb that goes on without
@@ -191,9 +193,21 @@ func (c *Config) parseLogFile(d fields) error {
 	if err := checkDir(path); err != "" {
 		return Field("logFile", "%s", err)
 	}
+	if !isBelow(path, c.RunDir) && !isBelow(path, c.StateDir) && !isLog(path) {
+		return Field("logFile", "%q is not below /var/log/sluice, /var/log/sluice-NAME, runDir or stateDir", clip(path))
+	}
 	c.LogFile = path
 	return nil
 }
+
+// isLog says whether a path is below the directory for logs of an instance.
+func isLog(path string) bool {
+	rest, ok := strings.CutPrefix(path, "/var/log/")
+	name, _, below := strings.Cut(rest, "/")
+	return ok && below && (name == "sluice" || strings.HasPrefix(name, "sluice-"))
+}
+
+func isBelow(path, dir string) bool { return strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/") }
 
 func (c *Config) parseTimeout(d fields) error {
 	var timeout string

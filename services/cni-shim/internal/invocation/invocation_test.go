@@ -216,7 +216,7 @@ func TestDelAndGCIgnoreWhatTheyDoNotNeed(t *testing.T) {
 	list := `,"cni.dev/valid-attachments":[]`
 	for more, field := range map[string]string{
 		`"timeout":"30"`: "timeout", `"timeout":30`: "timeout", `"timeout":"1ms"`: "timeout",
-		`"logFile":"x"`: "logFile", `"logFile":7`: "logFile",
+		`"logFile":"x"`: "logFile", `"logFile":7`: "logFile", `"logFile":"/etc/passwd"`: "logFile",
 	} {
 		for _, verb := range []Command{Del, GC} {
 			in, err := Parse(verb, env(EnvNetns, ""), []byte(strings.Replace(doc(more+list), `"1.0.0"`, `"1.1.0"`, 1)))
@@ -240,6 +240,33 @@ func TestDelAndGCIgnoreWhatTheyDoNotNeed(t *testing.T) {
 	for _, more := range []string{`"runDir":"run"`, `"runDir":7`, `"stateDir":"x"`, `"runDir":"/tmp/x"`} {
 		if _, err := Parse(Del, env(), []byte(doc(more))); code(t, err) != 7 {
 			t.Errorf("DEL with %s: %v, want code 7: it needs these", more, err)
+		}
+	}
+}
+
+func TestLogFileIsTakenWhereLogsBelong(t *testing.T) {
+	for path, ok := range map[string]bool{
+		"/var/log/sluice/cni.log":             true,
+		"/var/log/sluice-b/x/cni.log":         true,
+		"/run/sluice/log/cni.log":             true,
+		"/var/lib/sluice/cni.log":             true,
+		"/var/log/sluice":                     false,
+		"/var/log/sluice.d/x":                 false,
+		"/var/log/cni.log":                    false,
+		"/var/log/sluicex/../other/x":         false,
+		"/etc/passwd":                         false,
+		"/etc/cron.d/x":                       false,
+		"/run/sluice":                         false,
+		"/run/sluiced/x":                      false,
+		"/var/lib/kubelet/x":                  false,
+		"/tmp/x":                              false,
+		"/tmp/root/var/log/sluice/cni.log":    false,
+		"/root/.ssh/authorized_keys":          false,
+		"/var/log/sluice/../../../etc/passwd": false,
+	} {
+		_, err := Parse(Add, env(), []byte(doc(fmt.Sprintf(`"logFile":%q`, path))))
+		if ok != (err == nil) || !ok && !strings.Contains(err.Error(), "logFile") {
+			t.Errorf("%s: %v, want it taken %v", path, err, ok)
 		}
 	}
 }

@@ -38,8 +38,8 @@ var errTurning = errors.New("being turned")
 var ErrForeign = errors.New("not a place for this log")
 
 // Open opens the log, making it (0640) and its directory (0750) if they are
-// missing; the directory above must exist. It does not follow a link at path,
-// and appends only to a file that begins as a log of JSON lines, in a directory
+// missing; the directory above must exist. It does not follow a link at path or
+// at its directory, and appends only to a file that begins as a log of JSON lines, in a directory
 // that nobody else can write to.
 func Open(path string) (*os.File, error) { return open(path, MaxBytes) }
 
@@ -93,12 +93,14 @@ func openAppend(path string) (*os.File, error) {
 
 // checkDir says whether the log may be in a directory, if there is one.
 func checkDir(dir string) error {
-	fi, err := os.Stat(dir)
-	if errors.Is(err, fs.ErrNotExist) {
+	fi, err := os.Lstat(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return nil
-	}
-	if err != nil {
+	case err != nil:
 		return err
+	case !fi.IsDir():
+		return fmt.Errorf("%w: %s is not a directory", ErrForeign, dir)
 	}
 	return closed("directory "+dir, fi)
 }

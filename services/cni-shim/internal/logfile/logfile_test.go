@@ -97,6 +97,12 @@ func TestOnlyALogIsAppendedTo(t *testing.T) {
 		"a second name of a file": {make: func(dir string) error {
 			return errors.Join(os.WriteFile(dir+"/other", []byte("{}"), 0o640), os.Link(dir+"/other", dir+"/cni.log"))
 		}},
+		"a directory that is a link": {
+			path: func(dir string) string { return dir + "/log/cni.log" },
+			make: func(dir string) error {
+				return errors.Join(os.Mkdir(dir+"/elsewhere", 0o755), os.Symlink("elsewhere", dir+"/log"))
+			},
+		},
 		"a pipe": {make: func(dir string) error { return unix.Mkfifo(dir+"/cni.log", 0o600) }},
 	} {
 		dir := t.TempDir()
@@ -114,6 +120,9 @@ func TestOnlyALogIsAppendedTo(t *testing.T) {
 		}
 		if c.ok != (err == nil) || c.path == nil && !c.ok && !errors.Is(err, ErrForeign) {
 			t.Errorf("%s: %v", name, err)
+		}
+		if files, _ := os.ReadDir(dir + "/elsewhere"); len(files) > 0 {
+			t.Errorf("%s: a file was made behind it", name)
 		}
 		if files, _ := os.ReadDir(dir); !c.ok && name == "a directory that everybody can write" && len(files) > 0 {
 			t.Errorf("%s: a file was made", name)

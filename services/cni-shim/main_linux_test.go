@@ -710,6 +710,26 @@ func TestDelSpoolsWhileTheDatapathIsAway(t *testing.T) {
 	wantCode(t, del, 11)
 }
 
+// A runDir that no datapath serves: the deletion must be repeated.
+func TestDelWithAWrongRunDirIsNotLost(t *testing.T) {
+	n := nodetest.New(t)
+	for name, dirs := range map[string]string{
+		"that of no instance":           filepath.Dir(n.RunDir) + "/other",
+		"that of an instance that left": filepath.Dir(n.RunDir) + "/left",
+	} {
+		if err := os.MkdirAll(filepath.Join(filepath.Dir(n.StateDir), "left", "ipam"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		del := call{command: "DEL", container: "c1", ifname: "eth0", stdin: fmt.Sprintf(`{"cniVersion":"1.0.0","name":"sluice","runDir":%q,"logFile":""}`, dirs)}
+		if out := wantCode(t, del, 11); !strings.Contains(out, "does not exist") || !strings.Contains(out, "runDir") {
+			t.Errorf("%s: the answer does not say what is wrong: %s", name, out)
+		}
+		if _, err := os.Stat(filepath.Join(filepath.Dir(n.StateDir), filepath.Base(dirs), "cni")); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s: a spool was made: %v", name, err)
+		}
+	}
+}
+
 // A datapath that missed the entry would, at its next start, delete the
 // container's new endpoint.
 func TestKernelAddCarriesOutASpooledDeletionFirst(t *testing.T) {
@@ -748,8 +768,8 @@ func TestDelDoesNotSpoolWhatTheDatapathRefuses(t *testing.T) {
 		n.Fail("DeleteEndpoint", withDetails(code, "no"))
 		wantCode(t, del, want)
 	}
-	if _, err := os.Stat(spool.Dir(n.StateDir)); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("something was spooled: %v", err)
+	if left, err := os.ReadDir(spool.Dir(n.StateDir)); err != nil || len(left) > 0 {
+		t.Errorf("something was spooled: %v, %v", left, err)
 	}
 }
 

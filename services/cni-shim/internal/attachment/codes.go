@@ -49,7 +49,8 @@ func cniError(what string, err error) *types.Error {
 	case errors.Is(err, spool.ErrFull):
 		return answer(types.ErrTryAgainLater, "start sluice-datapath; it empties the spool")
 	case errors.Is(err, spool.ErrNoState):
-		return answer(types.ErrInvalidNetworkConfig, "runDir and stateDir must be those of the services of this node")
+		// The runtime repeats it, until the datapath serves or the node is prepared.
+		return answer(types.ErrTryAgainLater, "runDir and stateDir must be those of the services of this node; see `sluice prepare`")
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return answer(types.ErrTryAgainLater, "")
 	}

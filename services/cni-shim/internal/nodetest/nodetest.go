@@ -27,6 +27,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/sluice-net/sluice/kit/instance"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
@@ -79,9 +80,15 @@ func New(t testing.TB) *Node {
 		failAfter:   map[string]func(context.Context) error{},
 		servers:     map[string]*grpc.Server{},
 	}
-	// The services make it on a node; the plugin does not.
-	if err := os.MkdirAll(n.StateDir, 0o755); err != nil { //nolint:gosec // as on a node
+	// What prepares a node makes it; the plugin does not.
+	deletes := filepath.Join(n.StateDir, "cni", "deletes")
+	if err := os.MkdirAll(deletes, 0o755); err != nil { //nolint:gosec // as on a node
 		t.Fatal(err)
+	}
+	if os.Geteuid() == 0 {
+		if err := os.Chown(deletes, int(instance.DatapathID), int(instance.GroupID)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	n.Health.SetServingStatus("sluice.ipam.v1.IPAMService", grpc_health_v1.HealthCheckResponse_SERVING)
 	n.Start(t, "ipam")

@@ -40,9 +40,9 @@ const Max = 4096
 // again when the datapath has run.
 var ErrFull = errors.New("the spool is full")
 
-// ErrNoState is returned when the state directory is none in which a datapath
-// looks: it is missing, or others could put deletions there.
-var ErrNoState = errors.New("not the state directory of a node")
+// ErrNoState is returned when there is no spool in which a datapath looks: it is
+// missing, or others could put deletions there.
+var ErrNoState = errors.New("not the spool of a node")
 
 // Version is the format that is written.
 const Version = 1
@@ -64,31 +64,48 @@ func Name(containerID, interfaceName string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// checkState says whether a datapath may look for the spool in a state
-// directory. The services make it; a deletion that is written elsewhere would
-// be lost in silence.
-func checkState(stateDir string) error {
-	fi, err := os.Stat(stateDir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%w: %s does not exist", ErrNoState, stateDir)
+// check says whether a datapath looks for deletions in the spool of a state
+// directory. What prepares a node makes it, and gives it to the datapath's user:
+// that tells it from any other directory that a configuration could name. A
+// deletion that is written elsewhere would be lost in silence.
+func check(stateDir string) error {
+	self := uint32(os.Geteuid()) //nolint:gosec // a uid
+	datapath := self             // of a node without root
+	if self == 0 {
+		datapath = instance.DatapathID
 	}
-	if err != nil {
-		return err
-	}
-	st := fi.Sys().(*syscall.Stat_t)
-	switch {
-	case !fi.IsDir():
-		return fmt.Errorf("%w: %s is not a directory", ErrNoState, stateDir)
-	case st.Uid != 0 && st.Uid != uint32(os.Geteuid()): //nolint:gosec // a uid
-		return fmt.Errorf("%w: %s belongs to uid %d", ErrNoState, stateDir, st.Uid)
-	case fi.Mode().Perm()&0o002 != 0:
-		return fmt.Errorf("%w: %s has mode %#o, everybody can write to it", ErrNoState, stateDir, fi.Mode().Perm())
+	dir := Dir(stateDir)
+	for _, d := range []struct {
+		path  string
+		owner uint32
+		mode  fs.FileMode // nobody else may have
+	}{{stateDir, 0, 0o002}, {filepath.Dir(dir), 0, 0o002}, {dir, datapath, 0o022}} {
+		stat := os.Stat // an operator may have moved the state by a link
+		if d.path == dir {
+			stat = os.Lstat
+		}
+		fi, err := stat(d.path)
+		if errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("%w: %s does not exist", ErrNoState, d.path)
+		}
+		if err != nil {
+			return err
+		}
+		uid := fi.Sys().(*syscall.Stat_t).Uid
+		switch {
+		case !fi.IsDir():
+			return fmt.Errorf("%w: %s is not a directory", ErrNoState, d.path)
+		case uid != d.owner && (d.path == dir || uid != self):
+			return fmt.Errorf("%w: %s belongs to uid %d, not to %d", ErrNoState, d.path, uid, d.owner)
+		case fi.Mode().Perm()&d.mode != 0:
+			return fmt.Errorf("%w: %s has mode %#o, others can write to it", ErrNoState, d.path, fi.Mode().Perm())
+		}
 	}
 	return nil
 }
 
-// Put adds a deletion to the spool of a state directory, which must exist, and
-// returns when it is on stable storage.
+// Put adds a deletion to the spool of a state directory, which must be prepared,
+// and returns when it is on stable storage.
 func Put(stateDir string, e Entry) (err error) {
 	dir := Dir(stateDir)
 	defer func() {
@@ -96,10 +113,7 @@ func Put(stateDir string, e Entry) (err error) {
 			err = fmt.Errorf("spool the deletion in %s: %w", dir, err)
 		}
 	}()
-	if err := checkState(stateDir); err != nil {
-		return err
-	}
-	if err := makeDir(dir); err != nil {
+	if err := check(stateDir); err != nil {
 		return err
 	}
 	// Deletions come in bursts when a node is drained; the count must hold.
@@ -137,23 +151,6 @@ func Put(stateDir string, e Entry) (err error) {
 	// The datapath, which reads it, is another user; nobody else may enter the
 	// directory.
 	return durable.WriteFile(path, append(b, '\n'), 0o644, durable.SyncAll)
-}
-
-// makeDir makes the directory for the datapath, which removes what it has done,
-// if nobody has prepared it. The directory above stays root's, so that this one
-// cannot be exchanged.
-func makeDir(dir string) error {
-	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
-		return err
-	}
-	err := os.Mkdir(dir, 0o700)
-	switch {
-	case errors.Is(err, fs.ErrExist):
-		return nil
-	case err != nil || os.Geteuid() != 0:
-		return err
-	}
-	return os.Chown(dir, int(instance.DatapathID), int(instance.GroupID))
 }
 
 // Has says whether a deletion waits.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -17,12 +18,27 @@ import (
 	"github.com/sluice-net/sluice/kit/instance"
 )
 
-func TestPutIsBoundedUnderConcurrentWriters(t *testing.T) {
-	state := t.TempDir()
-	dir := Dir(state)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+// prepare makes the spool of a state directory as what prepares a node does.
+func prepare(t *testing.T, state string) (dir string) {
+	t.Helper()
+	dir = Dir(state)
+	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // the directory above is for all
 		t.Fatal(err)
 	}
+	if err := os.Chmod(dir, 0o700); err != nil { //nolint:gosec // a directory
+		t.Fatal(err)
+	}
+	if os.Geteuid() == 0 {
+		if err := os.Chown(dir, int(instance.DatapathID), int(instance.GroupID)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func TestPutIsBoundedUnderConcurrentWriters(t *testing.T) {
+	state := t.TempDir()
+	dir := prepare(t, state)
 	for i := range Max - 5 {
 		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%064x", i)), nil, 0o600); err != nil {
 			t.Fatal(err)
@@ -63,34 +79,58 @@ func TestPutIsBoundedUnderConcurrentWriters(t *testing.T) {
 }
 
 // A deletion in a directory where no datapath looks is lost: the answer must
-// not say that it was taken.
-func TestOnlyTheStateDirectoryOfANodeTakesDeletions(t *testing.T) {
+// not say that it was taken, and nothing must be made there.
+func TestKernelOnlyThePreparedSpoolOfANodeTakesDeletions(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Fatal("this test gives directories to other users and needs root")
+	}
+	own := func(uid int) func(state string) error {
+		return func(state string) error { return os.Chown(Dir(state), uid, uid) }
+	}
+	mode := func(dir func(state string) string, m os.FileMode) func(state string) error {
+		return func(state string) error { return os.Chmod(dir(state), m) }
+	}
+	itself := func(state string) string { return state }
 	for name, c := range map[string]struct {
-		make func(state string) error
+		make func(state string) error // from a prepared one
 		ok   bool
 	}{
-		"a directory of root's":        {make: func(state string) error { return os.Mkdir(state, 0o755) }, ok: true},
-		"nothing, as after a typo":     {make: func(string) error { return nil }},
-		"a file":                       {make: func(state string) error { return os.WriteFile(state, nil, 0o600) }},
-		"a directory open to everyone": {make: func(state string) error { return errors.Join(os.Mkdir(state, 0o755), os.Chmod(state, 0o777)) }},
+		"a spool of the datapath's":      {make: func(string) error { return nil }, ok: true},
+		"no spool, as of another runDir": {make: func(state string) error { return os.RemoveAll(Dir(state)) }},
+		"an empty state directory":       {make: func(state string) error { return os.RemoveAll(filepath.Dir(Dir(state))) }},
+		"nothing, as after a typo":       {make: os.RemoveAll},
+		"a file":                         {make: func(state string) error { return errors.Join(os.RemoveAll(state), os.WriteFile(state, nil, 0o600)) }},
+		"root's":                         {make: own(0)},
+		"another user's":                 {make: own(65799)},
+		"open to everybody":              {make: mode(Dir, 0o777)},
+		"open to a group":                {make: mode(Dir, 0o770)},
+		"in a directory open to all":     {make: mode(itself, 0o777)},
+		"in a directory of the service":  {make: func(state string) error { return os.Chown(filepath.Dir(Dir(state)), int(instance.DatapathID), 0) }},
+		"a link to another": {make: func(state string) error {
+			return errors.Join(os.Rename(Dir(state), state+"/real"), os.Symlink(state+"/real", Dir(state)))
+		}},
 	} {
-		root := t.TempDir()
-		state := filepath.Join(root, "sluice")
+		state := filepath.Join(t.TempDir(), "sluice")
+		prepare(t, state)
 		if err := c.make(state); err != nil {
 			t.Fatal(err)
 		}
+		before, _ := os.Lstat(Dir(state))
 		err := Put(state, Entry{ContainerID: "a", InterfaceName: "eth0"})
 		if c.ok != (err == nil) || !c.ok && !errors.Is(err, ErrNoState) {
 			t.Errorf("%s: %v", name, err)
 		}
-		if _, err := os.Stat(Dir(state)); c.ok != (err == nil) {
-			t.Errorf("%s: the spool: %v", name, err)
+		if err != nil && !strings.Contains(err.Error(), state) {
+			t.Errorf("%s: %v does not name the directory", name, err)
+		}
+		entries, _ := os.ReadDir(Dir(state))
+		if after, _ := os.Lstat(Dir(state)); c.ok != (len(entries) == 1) || (before == nil) != (after == nil) {
+			t.Errorf("%s: it has %v", name, entries)
 		}
 	}
 }
 
-// TestKernelDatapathReadsAndRemovesWhatIsSpooled: it is another user, and the
-// directory may not have been prepared.
+// TestKernelDatapathReadsAndRemovesWhatIsSpooled: it is another user.
 func TestKernelDatapathReadsAndRemovesWhatIsSpooled(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("this test acts as several users and needs root")
@@ -103,7 +143,7 @@ func TestKernelDatapathReadsAndRemovesWhatIsSpooled(t *testing.T) {
 	if err := os.Chmod(state, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	dir := Dir(state)
+	dir := prepare(t, state)
 	if err := Put(state, Entry{ContainerID: "a", InterfaceName: "eth0", Time: time.Now()}); err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +169,7 @@ func TestKernelDatapathReadsAndRemovesWhatIsSpooled(t *testing.T) {
 
 func TestRemoveOfWhatIsNotThereSucceeds(t *testing.T) {
 	state := t.TempDir()
-	dir := Dir(state)
+	dir := prepare(t, state)
 	if err := Remove(dir, "a", "eth0"); err != nil {
 		t.Fatal(err)
 	}

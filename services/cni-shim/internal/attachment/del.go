@@ -84,7 +84,7 @@ func (p *Plugin) deleteEndpoint(ctx context.Context) (existed bool, err error) {
 // read the spool before the entry was there, so it is asked once more.
 func (p *Plugin) spool(ctx context.Context) error {
 	id, name := p.in.Owner.ContainerID, p.in.Owner.Interface
-	if err := spool.Put(p.in.Config.StateDir, spool.Entry{ContainerID: id, InterfaceName: name, Time: time.Now().UTC()}); err != nil {
+	if err := spool.Put(ctx, p.in.Config.StateDir, spool.Entry{ContainerID: id, InterfaceName: name, Time: time.Now().UTC()}); err != nil {
 		return err
 	}
 	if err := faultDelSpooled.Hit(ctx); err != nil {

@@ -15,6 +15,7 @@
 package spool
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -105,8 +106,8 @@ func check(stateDir string) error {
 }
 
 // Put adds a deletion to the spool of a state directory, which must be prepared,
-// and returns when it is on stable storage.
-func Put(stateDir string, e Entry) (err error) {
+// and returns when it is on stable storage, or ctx ends while others write.
+func Put(ctx context.Context, stateDir string, e Entry) (err error) {
 	dir := Dir(stateDir)
 	defer func() {
 		if err != nil {
@@ -117,7 +118,7 @@ func Put(stateDir string, e Entry) (err error) {
 		return err
 	}
 	// Deletions come in bursts when a node is drained; the count must hold.
-	unlock, err := lock(dir)
+	unlock, err := lock(ctx, dir)
 	if err != nil {
 		return err
 	}
@@ -169,16 +170,33 @@ func Remove(dir, containerID, interfaceName string) error {
 	return err
 }
 
-func lock(dir string) (unlock func(), err error) {
+// lockPause is how long a writer waits before it tries the lock again. A write
+// takes some milliseconds, most of it for the sync.
+const lockPause = 5 * time.Millisecond
+
+func lock(ctx context.Context, dir string) (unlock func(), err error) {
 	f, err := os.Open(dir)
 	if err != nil {
 		return nil, err
 	}
+	// A lock that waits in the kernel could not be ended by ctx.
 	for {
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
-		if !errors.Is(err, unix.EINTR) {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) {
 			break
 		}
+		t := time.NewTimer(lockPause)
+		select {
+		case <-t.C:
+			continue
+		case <-ctx.Done():
+			err = fmt.Errorf("another process has it: %w", ctx.Err())
+		}
+		t.Stop()
+		break
 	}
 	if err != nil {
 		f.Close()

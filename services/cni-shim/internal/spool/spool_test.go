@@ -4,6 +4,7 @@
 package spool
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -13,7 +14,10 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/instance"
 )
@@ -56,7 +60,7 @@ func TestPutIsBoundedUnderConcurrentWriters(t *testing.T) {
 	)
 	for i := range 16 {
 		wg.Go(func() {
-			err := Put(state, Entry{ContainerID: fmt.Sprint("c", i), InterfaceName: "eth0", Time: time.Now()})
+			err := Put(t.Context(), state, Entry{ContainerID: fmt.Sprint("c", i), InterfaceName: "eth0", Time: time.Now()})
 			mu.Lock()
 			defer mu.Unlock()
 			switch {
@@ -116,7 +120,7 @@ func TestKernelOnlyThePreparedSpoolOfANodeTakesDeletions(t *testing.T) {
 			t.Fatal(err)
 		}
 		before, _ := os.Lstat(Dir(state))
-		err := Put(state, Entry{ContainerID: "a", InterfaceName: "eth0"})
+		err := Put(t.Context(), state, Entry{ContainerID: "a", InterfaceName: "eth0"})
 		if c.ok != (err == nil) || !c.ok && !errors.Is(err, ErrNoState) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -144,7 +148,7 @@ func TestKernelDatapathReadsAndRemovesWhatIsSpooled(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := prepare(t, state)
-	if err := Put(state, Entry{ContainerID: "a", InterfaceName: "eth0", Time: time.Now()}); err != nil {
+	if err := Put(t.Context(), state, Entry{ContainerID: "a", InterfaceName: "eth0", Time: time.Now()}); err != nil {
 		t.Fatal(err)
 	}
 	path := filepath.Join(dir, Name("a", "eth0"))
@@ -173,7 +177,7 @@ func TestRemoveOfWhatIsNotThereSucceeds(t *testing.T) {
 	if err := Remove(dir, "a", "eth0"); err != nil {
 		t.Fatal(err)
 	}
-	if err := Put(state, Entry{ContainerID: "a", InterfaceName: "eth0"}); err != nil {
+	if err := Put(t.Context(), state, Entry{ContainerID: "a", InterfaceName: "eth0"}); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
@@ -183,5 +187,41 @@ func TestRemoveOfWhatIsNotThereSucceeds(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(dir, Name("a", "eth0"))); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the entry is still there: %v", err)
+	}
+}
+
+// A process that was stopped while it wrote must not hold every DEL for ever.
+func TestPutWaitsForTheLockUntilItsTimeIsUp(t *testing.T) {
+	state := t.TempDir()
+	dir := prepare(t, state)
+	holder, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer holder.Close()
+	if err := unix.Flock(int(holder.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		err := Put(ctx, state, Entry{ContainerID: "a", InterfaceName: "eth0"})
+		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), dir) {
+			t.Errorf("got %v, want the deadline and %s", err, dir)
+		}
+		// The holder ends while another one waits.
+		time.AfterFunc(30*time.Second, func() {
+			if err := unix.Flock(int(holder.Fd()), unix.LOCK_UN); err != nil {
+				t.Error(err)
+			}
+		})
+		ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := Put(ctx, state, Entry{ContainerID: "a", InterfaceName: "eth0"}); err != nil {
+			t.Error(err)
+		}
+	})
+	if waits, err := Has(dir, "a", "eth0"); err != nil || !waits {
+		t.Errorf("the entry: %v, %v", waits, err)
 	}
 }

@@ -517,6 +517,15 @@ func (s *Store) Problem() error {
 	return nil
 }
 
+// Probe commits nothing new if the last Update could not be written, so that
+// Problem tells when the file system takes writes again.
+func (s *Store) Probe() error {
+	if s.Problem() == nil {
+		return nil
+	}
+	return s.Update(func(*Tx) error { return nil })
+}
+
 // Fresh reports whether Open created the file.
 func (s *Store) Fresh() bool { return s.fresh }
 

@@ -7,9 +7,7 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"runtime/debug"
 	"time"
@@ -44,9 +42,6 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	n, err := process.Phase(p, "load state", func() (*node.Node, error) {
 		// Nearly everything that is made here stays, or is gone with the phase.
 		defer debug.SetGCPercent(debug.SetGCPercent(loadGCPercent))
-		if err := os.Mkdir(cfg.StateDir, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
-			return nil, fmt.Errorf("stateDir: %w", err)
-		}
 		return node.New(cfg.node(p.Log), cfg.StateDir, sources)
 	})
 	if err != nil {

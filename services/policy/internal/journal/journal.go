@@ -5,61 +5,57 @@
 // the revision they are in, and what it last knew of identities, subscribers
 // and learned names.
 //
-// One file takes one line per change, so that a change is whole or not there
-// and costs one write, however many policies there are. What a killed process
-// left unfinished at the end was answered to nobody and is cut off. Damage
-// anywhere else is refused with the file's name: without its policies a node
-// would allow what they deny. When the file has grown well beyond what it
-// says, the owner's state is written anew beside it and takes its place.
+// Policies are in a file of kit/store that is synced with each change: without
+// them a node would allow what they deny, so a file that is lost or damaged
+// stops the start. The rest is in a second file, which is not synced and is
+// worth one boot: it lets a killed process serve the same tables before its
+// sources have answered, and after a boot the sources say it again. So neither
+// can damage the other.
 package journal
 
 import (
-	"bufio"
 	"bytes"
 	"context"
+	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
-	"os"
-	"path/filepath"
-	"time"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/kit/fault"
+	"github.com/sluice-net/sluice/kit/store"
 )
 
-// Names of the files.
+// Names of the files. The second has the boot in its name.
 const (
-	File     = "journal"
-	LockFile = "lock"
+	File      = "policies.db"
+	CacheFile = "cache.db"
 )
 
-// lockWait is how long Open waits for a process that is on its way out; tests
-// do not.
-var lockWait = 3 * time.Second
+// dirMode is that of a state directory at most: others may list it, the files
+// are their owner's alone.
+const dirMode = 0o755
 
-// maxLine bounds one change, in bytes: what a source brings at once, escaped in
-// JSON, or the identities of a whole cluster. Tests have less.
-var maxLine = 256 << 20
+const (
+	bucketPolicies    = "policies"
+	bucketState       = "state"
+	bucketIdentities  = "identities"
+	bucketSubscribers = "subscribers"
+	bucketNames       = "names"
+)
 
-var schema = durable.Schema{Name: "sluice.policy.change", Version: 1}
-
-// Points at which a test may kill the process.
+// Keys of bucketState.
 var (
-	beforeWrite   = fault.Register("policy/journal/before-write")
-	afterWrite    = fault.Register("policy/journal/after-write")
-	afterSync     = fault.Register("policy/journal/after-sync")
-	beforeRewrite = fault.Register("policy/journal/before-rewrite")
-	afterRewrite  = fault.Register("policy/journal/after-rewrite")
+	keyRevision = []byte("revision")
+	keyName     = []byte("name")
 )
 
-// Change is one line. Its fields are never given another meaning.
+// beforeWrite is where a test may kill the process or make it fail.
+var beforeWrite = fault.Register("policy/journal/before-write")
+
+// Change is what one call of Commit or Note writes. Its fields are never given another
+// meaning: they are those of the lines of the first format, too.
 type Change struct {
-	// State is the name of the state that the journal keeps, in hexadecimal, in
-	// the first change.
+	// State is the name of the state that is kept here, in hexadecimal.
 	State string `json:"state,omitempty"`
 	// Revision of the policies after the change; 0: as before.
 	Revision        uint64       `json:"revision,omitempty"`
@@ -124,242 +120,240 @@ type Address struct {
 	Expires int64  `json:"expires"` // seconds since 1970
 }
 
-// Journal is the open file. It belongs to one goroutine.
+// Journal is the open state. It belongs to one goroutine.
 type Journal struct {
-	dir   string
-	lock  *os.File
-	file  *os.File
-	size  int64 // of the whole lines in the file
-	base  int64 // size after the last rewrite
-	dirty bool  // something behind size could not be cut off
+	dir      *store.Dir
+	policies *store.Store
+	cache    *store.Store
+	waiting  map[record][]byte // for the cache, nil removes; what could not be written
 }
 
-// Open takes an existing directory for this process and reads every change to
-// replay. Cut is how many bytes at the end were an unfinished change. The
-// error of a damaged file ends with what to do.
-func Open(dir string, replay func(Change) error) (j *Journal, cut int64, err error) {
-	lock, err := durable.Lock(filepath.Join(dir, LockFile), lockWait)
+// record names a record of the cache.
+type record struct{ bucket, key string }
+
+var (
+	policiesOptions = store.Options{
+		Name:   File,
+		Layout: store.Layout{Format: "sluice-policy", Version: 1, Buckets: []string{bucketPolicies, bucketState}},
+		Loss:   "all policies will be applied again",
+		Doc:    `docs/policy.md, "What it remembers"`,
+	}
+	cacheOptions = store.Options{
+		Name:   CacheFile,
+		Layout: store.Layout{Format: "sluice-policy-cache", Version: 1, Buckets: []string{bucketIdentities, bucketSubscribers, bucketNames}},
+		Boot:   true,
+		Loss:   "the sources of policies and identities answer",
+		Doc:    `docs/policy.md, "What it remembers"`,
+	}
+)
+
+// Open takes the directory for this process and gives everything in it to
+// replay. Cached is false if nothing but policies was there. The error of a
+// damaged file ends with what to do.
+func Open(dir string, replay func(Change) error) (j *Journal, cached bool, err error) {
+	d, err := store.OpenDir(dir, dirMode)
 	if err != nil {
-		return nil, 0, fmt.Errorf("state directory: %w", err)
+		return nil, false, err
 	}
-	opened := &Journal{dir: dir, lock: lock}
-	if cut, err = opened.load(replay); err != nil {
-		return nil, 0, errors.Join(err, opened.Close())
+	opened := &Journal{dir: d, waiting: make(map[record][]byte)}
+	if cached, err = opened.load(replay); err != nil {
+		return nil, false, errors.Join(err, opened.Close())
 	}
-	return opened, cut, nil
+	return opened, cached, nil
 }
 
-// load opens the file and reads what is in it.
-func (j *Journal) load(replay func(Change) error) (cut int64, err error) {
-	dir := j.dir
-	if _, err := durable.RemoveTemp(dir); err != nil {
-		return 0, fmt.Errorf("state directory: %w", err)
-	}
-	path := filepath.Join(dir, File)
-	if j.file, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600); err != nil {
-		return 0, err
-	}
-	if st, err := j.file.Stat(); err != nil || !st.Mode().IsRegular() {
-		return 0, errors.Join(err, fmt.Errorf("%s: not a regular file", path))
-	}
-	if cut, err = j.read(replay); err != nil {
-		return 0, fmt.Errorf("%s: %w; the policies of this node are in this file: restore it, or remove it and apply them again", path, err)
-	}
-	if cut > 0 {
-		if err := j.file.Truncate(j.size); err != nil {
-			return 0, fmt.Errorf("cut off an unfinished change: %w", err)
-		}
-	}
-	j.base = j.size
-	return cut, durable.SyncDir(dir)
-}
-
-func (j *Journal) read(replay func(Change) error) (cut int64, err error) {
-	r := bufio.NewReaderSize(j.file, 1<<20)
-	for line := 1; ; line++ {
-		b, err := readLine(r)
-		if errors.Is(err, io.EOF) {
-			// A kill leaves a part of what was to be written, and nothing else. A
-			// whole change with another byte in the place of its newline was
-			// finished, and answered.
-			if last := len(b) - 1; last >= 0 && (b[last] != 0 || (j.size+int64(last))%sector != 0) && durable.Decode(append(b[:last:last], '\n'), schema, new(Change)) == nil {
-				return 0, fmt.Errorf("line %d: %w: %q instead of the newline at its end", line, durable.ErrCorrupt, b[last])
-			}
-			return int64(len(b)), nil
-		}
-		if err != nil {
-			return 0, fmt.Errorf("line %d: %w", line, err)
-		}
-		var c Change
-		if err := durable.Decode(b, schema, &c); err != nil {
-			// Blocks that never reached the disk before the power went read as
-			// zeros; nothing that was answered can follow them.
-			if lostBlocks(b, j.size) {
-				if _, perr := r.Peek(1); errors.Is(perr, io.EOF) {
-					return int64(len(b)), nil
-				}
-			}
-			return 0, fmt.Errorf("line %d: %w", line, err)
-		}
-		if err := replay(c); err != nil {
-			return 0, fmt.Errorf("line %d: %w", line, err)
-		}
-		j.size += int64(len(b))
-	}
-}
-
-// sector is what storage writes whole or not at all.
-const sector = 512
-
-// lostBlocks reports whether a line at an offset of the file has zeros, and all
-// of them as sectors that were never written: no other damage is so regular.
-func lostBlocks(line []byte, offset int64) bool {
-	found := false
-	for at := 0; at < len(line); {
-		if line[at] != 0 {
-			at++
-			continue
-		}
-		end := at
-		for end < len(line) && line[end] == 0 {
-			end++
-		}
-		if at > 0 && (offset+int64(at))%sector != 0 || end < len(line) && (offset+int64(end))%sector != 0 {
-			return false
-		}
-		found, at = true, end
-	}
-	return found
-}
-
-// encode makes the line of a change that read can read.
-func encode(c Change) ([]byte, error) {
-	b, err := durable.Encode(schema, c)
-	if err == nil && len(b) > maxLine {
-		err = fmt.Errorf("a change of %d bytes; the limit is %d", len(b), maxLine)
-	}
-	return b, err
-}
-
-// readLine reads up to and with a newline. At the end it returns io.EOF with
-// what there is.
-func readLine(r *bufio.Reader) ([]byte, error) {
-	var line []byte
-	for {
-		part, err := r.ReadSlice('\n')
-		line = append(line, part...)
-		switch {
-		case err == nil, !errors.Is(err, bufio.ErrBufferFull):
-			return line, err
-		case len(line) > maxLine:
-			return nil, fmt.Errorf("%w: longer than %d bytes", durable.ErrCorrupt, maxLine)
-		}
-	}
-}
-
-// Append adds a change. When it returns nil the change survives the process,
-// and with sync a loss of power too; else it is not there.
-func (j *Journal) Append(ctx context.Context, c Change, sync bool) error {
-	b, err := encode(c)
+func (j *Journal) load(replay func(Change) error) (cached bool, err error) {
+	old, err := readFirstFormat(j.dir)
 	if err != nil {
-		return fmt.Errorf("append to %s: %w", j.path(), err)
+		return false, err
 	}
-	if err := beforeWrite.Hit(ctx); err != nil {
-		return err
+	cache, policies := cacheOptions, policiesOptions
+	cache.Init, policies.Init = old.initCache, old.initPolicies
+	// The cache first: the policies mark what was taken over.
+	if j.cache, err = j.dir.Open(cache); err != nil {
+		return false, err
 	}
-	if j.dirty {
-		if err := j.cutOff(); err != nil {
+	if j.policies, err = j.dir.Open(policies); err != nil {
+		return false, err
+	}
+	if err := old.retire(j.dir); err != nil {
+		return false, err
+	}
+	if err := j.policies.View(func(t *store.Tx) error { return j.replayPolicies(t, replay) }); err != nil {
+		return false, err
+	}
+	err = j.cache.View(func(t *store.Tx) error { cached, err = j.replayCache(t, replay); return err })
+	return cached, err
+}
+
+func (j *Journal) replayPolicies(t *store.Tx, replay func(Change) error) error {
+	if name := t.Get(bucketState, keyName); name != nil {
+		if err := replay(Change{State: string(name)}); err != nil {
 			return err
 		}
 	}
-	_, err = j.file.WriteAt(b, j.size)
-	if err == nil {
-		err = afterWrite.Hit(ctx)
+	if b := t.Get(bucketState, keyRevision); b != nil {
+		if len(b) != 8 {
+			return j.policies.Refuse(fmt.Errorf("a revision of %d bytes", len(b)))
+		}
+		if err := replay(Change{Revision: binary.BigEndian.Uint64(b)}); err != nil {
+			return err
+		}
 	}
-	if err == nil && sync {
-		err = j.file.Sync()
-	}
-	if err == nil {
-		err = afterSync.Hit(ctx)
-	}
+	return each(t, j.policies, bucketPolicies, func(p Policy) error {
+		return replay(Change{Policies: []Policy{p}})
+	})
+}
+
+func (j *Journal) replayCache(t *store.Tx, replay func(Change) error) (some bool, err error) {
+	give := func(c Change) error { some = true; return replay(c) }
+	err = errors.Join(
+		each(t, j.cache, bucketIdentities, func(x Identity) error { return give(Change{Identities: []Identity{x}}) }),
+		each(t, j.cache, bucketSubscribers, func(x Subscriber) error { return give(Change{Subscribers: []Subscriber{x}}) }),
+		each(t, j.cache, bucketNames, func(x Name) error { return give(Change{Names: []Name{x}}) }),
+	)
+	return some, err
+}
+
+// each decodes the records of a bucket.
+func each[T any](t *store.Tx, s *store.Store, bucket string, f func(T) error) error {
+	return t.ForEach(bucket, func(k, v []byte) error {
+		var x T
+		d := json.NewDecoder(bytes.NewReader(v))
+		d.DisallowUnknownFields()
+		if err := d.Decode(&x); err != nil {
+			return s.Refuse(fmt.Errorf("%s %.100q: %w", bucket, k, err))
+		}
+		return f(x)
+	})
+}
+
+// policyKey has no part with a zero byte: names of Kubernetes have none.
+func policyKey(k Key) []byte {
+	return fmt.Appendf(nil, "%s\x00%s\x00%s", k.Kind, k.Namespace, k.Name)
+}
+
+func identityKey(number uint32) string {
+	return string(binary.BigEndian.AppendUint32(nil, number))
+}
+
+// encode is the form of a record, whose type has nothing that JSON cannot say.
+func encode(v any) []byte {
+	b, err := json.Marshal(v)
 	if err != nil {
-		j.dirty = true
-		return errors.Join(fmt.Errorf("append to %s: %w", j.path(), err), j.cutOff())
+		panic(fmt.Sprintf("journal: encode %T: %v", v, err))
 	}
-	j.size += int64(len(b))
+	return b
+}
+
+// Commit writes the policies, the revision and the name of the state of a
+// change, which are on the disk when it returns nil. After ErrLost the process has to end; after any
+// other error everything is as before.
+func (j *Journal) Commit(ctx context.Context, c Change) error {
+	if err := beforeWrite.Hit(ctx); err != nil {
+		return err
+	}
+	return j.policies.Update(func(t *store.Tx) error { putPolicies(t, c); return nil })
+}
+
+// Note writes the rest of a change, which survives the process when it returns
+// nil. After ErrLost the process has to end; after any other error it waits
+// for Flush, or for the next Note.
+func (j *Journal) Note(ctx context.Context, c Change) error {
+	j.keep(c)
+	if err := beforeWrite.Hit(ctx); err != nil {
+		return err
+	}
+	return j.flush()
+}
+
+func putPolicies(t *store.Tx, c Change) {
+	if c.State != "" {
+		t.Put(bucketState, keyName, []byte(c.State))
+	}
+	if c.Revision != 0 {
+		t.Put(bucketState, keyRevision, binary.BigEndian.AppendUint64(nil, c.Revision))
+	}
+	for _, p := range c.Policies {
+		t.Put(bucketPolicies, policyKey(p.Key), encode(p))
+	}
+	for _, k := range c.GonePolicies {
+		t.Delete(bucketPolicies, policyKey(k))
+	}
+}
+
+// keep adds the rest of a change to what waits for the cache.
+func (j *Journal) keep(c Change) {
+	for _, x := range c.Identities {
+		j.waiting[record{bucketIdentities, identityKey(x.Number)}] = encode(x)
+	}
+	for _, x := range c.GoneIdentities {
+		j.waiting[record{bucketIdentities, identityKey(x)}] = nil
+	}
+	for _, x := range c.Subscribers {
+		j.waiting[record{bucketSubscribers, x.Name}] = encode(x)
+	}
+	for _, x := range c.GoneSubscribers {
+		j.waiting[record{bucketSubscribers, x}] = nil
+	}
+	for _, x := range c.Names {
+		j.waiting[record{bucketNames, x.Name}] = encode(x)
+	}
+	for _, x := range c.GoneNames {
+		j.waiting[record{bucketNames, x}] = nil
+	}
+}
+
+// flush writes what waits for the cache.
+func (j *Journal) flush() error {
+	if len(j.waiting) == 0 {
+		return nil
+	}
+	if err := j.cache.Update(func(t *store.Tx) error {
+		for r, value := range j.waiting {
+			if value == nil {
+				t.Delete(r.bucket, []byte(r.key))
+			} else {
+				t.Put(r.bucket, []byte(r.key), value)
+			}
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	clear(j.waiting)
 	return nil
 }
 
-func (j *Journal) cutOff() error {
-	if err := j.file.Truncate(j.size); err != nil {
-		return fmt.Errorf("cut off %s: %w", j.path(), err)
-	}
-	j.dirty = false
-	return nil
+// Flush tries again what could not be written, and whether the disk takes
+// writes.
+func (j *Journal) Flush() error {
+	return errors.Join(j.policies.Probe(), j.flush())
 }
 
-func (j *Journal) path() string { return filepath.Join(j.dir, File) }
-
-// slack is how much the file may grow beyond what it said after the last
-// rewrite.
-const slack = 8 << 20
-
-// Grown says that Rewrite is due.
-func (j *Journal) Grown() bool { return j.size > 2*j.base+slack }
-
-// Size is that of the file in bytes.
-func (j *Journal) Size() int64 { return j.size }
-
-// Rewrite replaces everything by the given changes.
-func (j *Journal) Rewrite(ctx context.Context, state []Change) error {
-	if err := beforeRewrite.Hit(ctx); err != nil {
-		return err
+// Problem is why there is something for Flush to do, on one line; nil if there
+// is not.
+func (j *Journal) Problem() error {
+	policies, cache := j.policies.Problem(), j.cache.Problem()
+	if policies != nil && cache != nil {
+		return fmt.Errorf("%w; %w", policies, cache)
 	}
-	var buf bytes.Buffer
-	for _, c := range state {
-		b, err := encode(c)
-		if err != nil {
-			return fmt.Errorf("write %s anew: %w", j.path(), err)
-		}
-		buf.Write(b)
-	}
-	if err := durable.WriteFile(j.path(), buf.Bytes(), 0o600, durable.SyncAll); err != nil {
-		if !j.named() { // renamed, but not synced
-			err = fmt.Errorf("%w: %w", ErrLost, err)
-		}
-		return err
-	}
-	f, err := os.OpenFile(j.path(), os.O_RDWR|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
-		// The open file has no name any more: what is added to it would be lost.
-		return fmt.Errorf("%w: %w", ErrLost, err)
-	}
-	j.file.Close()
-	j.file, j.size, j.base, j.dirty = f, int64(buf.Len()), int64(buf.Len()), false
-	return afterRewrite.Hit(ctx)
+	return errors.Join(policies, cache)
 }
 
-// named reports whether the open file is the one that a restart would read.
-func (j *Journal) named() bool {
-	now, err := os.Stat(j.path())
-	if err != nil {
-		return false
-	}
-	mine, err := j.file.Stat()
-	return err == nil && os.SameFile(now, mine)
-}
+// Size is that of the files in bytes.
+func (j *Journal) Size() int64 { return j.policies.Size() + j.cache.Size() }
 
-// ErrLost: the journal can take no more changes; the process has to start anew.
-var ErrLost = errors.New("journal lost")
+// ErrLost: the state can take no more changes; the process has to start anew.
+var ErrLost = store.ErrLost
 
 // Close gives the directory to the next process.
 func (j *Journal) Close() error {
 	var err error
-	if j.file != nil {
-		err = j.file.Close()
+	for _, s := range []*store.Store{j.policies, j.cache} {
+		if s != nil {
+			err = errors.Join(err, s.Close())
+		}
 	}
-	if cerr := j.lock.Close(); !errors.Is(cerr, fs.ErrClosed) {
-		err = errors.Join(err, cerr)
-	}
-	return err
+	return errors.Join(err, j.dir.Close())
 }

@@ -4,194 +4,282 @@
 package journal
 
 import (
-	"bytes"
-	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/kit/store"
+	"github.com/sluice-net/sluice/kit/store/storetest"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// open returns the journal and the revisions of the changes in it.
-func open(t *testing.T, dir string) (*Journal, []uint64, int64, error) {
+// open returns the journal and, by name, what it replayed.
+func open(t testing.TB, dir string) (j *Journal, got map[string]string, cached bool, err error) {
 	t.Helper()
-	var got []uint64
-	j, cut, err := Open(dir, func(c Change) error { got = append(got, c.Revision); return nil })
-	if j != nil {
-		t.Cleanup(func() { j.Close() })
-	}
-	return j, got, cut, err
-}
-
-func write(t *testing.T, j *Journal, revisions ...uint64) {
-	t.Helper()
-	for _, r := range revisions {
-		if err := j.Append(t.Context(), Change{Revision: r, Policies: []Policy{{Key: Key{Kind: "K", Name: "n"}, Manifest: []byte("text\n")}}}, true); err != nil {
-			t.Fatal(err)
+	got = make(map[string]string)
+	j, cached, err = Open(dir, func(c Change) error {
+		if c.State != "" {
+			got["state"] = c.State
 		}
-	}
+		if c.Revision != 0 {
+			got["revision"] = fmt.Sprint(c.Revision)
+		}
+		for _, p := range c.Policies {
+			got[p.Key.Kind+"/"+p.Key.Namespace+"/"+p.Key.Name] = fmt.Sprintf("%s %s %s %q %d %d", p.Source, p.Origin, p.Manager, p.Manifest, p.Revision, p.Updated)
+		}
+		for _, x := range c.Identities {
+			got[fmt.Sprint("identity ", x.Number)] = fmt.Sprint(x.Labels)
+		}
+		for _, x := range c.Subscribers {
+			got["subscriber "+x.Name] = fmt.Sprint(x.Subjects, x.Locations)
+		}
+		for _, x := range c.Names {
+			got["name "+x.Name] = fmt.Sprint(x.Addresses)
+		}
+		return nil
+	})
+	return j, got, cached, err
 }
 
-func three(t *testing.T) (dir string, content []byte) {
+func mustOpen(t testing.TB, dir string) (j *Journal, got map[string]string, cached bool) {
 	t.Helper()
-	dir = t.TempDir()
-	j, _, _, err := open(t, dir)
+	j, got, cached, err := open(t, dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	write(t, j, 1, 2, 3)
-	j.Close()
-	content, err = os.ReadFile(filepath.Join(dir, File))
-	if err != nil {
+	return j, got, cached
+}
+
+func closed(t testing.TB, j *Journal) {
+	t.Helper()
+	if err := j.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func describe(got map[string]string) string {
+	var b strings.Builder
+	for _, k := range slices.Sorted(maps.Keys(got)) {
+		fmt.Fprintf(&b, "%s: %s\n", k, got[k])
+	}
+	return b.String()
+}
+
+func policy(name string, revision uint64) Policy {
+	return Policy{Key: Key{Kind: "K", Namespace: "ns", Name: name}, Source: "grpc", Manifest: fmt.Appendf(nil, "text of %s\n", name), Revision: revision}
+}
+
+func commit(t testing.TB, j *Journal, c Change) {
+	t.Helper()
+	if err := j.Commit(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
-	return dir, content
 }
 
-func TestEveryUnfinishedEndIsCutOff(t *testing.T) {
-	dir, content := three(t)
-	lines := bytes.SplitAfter(content, []byte("\n"))
-	whole := len(lines[0]) + len(lines[1])
-	for end := whole; end < len(content); end += 7 {
-		if err := os.WriteFile(filepath.Join(dir, File), content[:end], 0o600); err != nil {
-			t.Fatal(err)
-		}
-		j, got, cut, err := open(t, dir)
-		if err != nil || fmt.Sprint(got) != "[1 2]" || cut != int64(end-whole) {
-			t.Fatalf("%d bytes: %v, cut %d, %v", end, got, cut, err)
-		}
-		write(t, j, 9)
-		j.Close()
-		j, got, cut, err = open(t, dir)
-		if err != nil || fmt.Sprint(got) != "[1 2 9]" || cut != 0 {
-			t.Fatalf("%d bytes, then written to: %v, cut %d, %v", end, got, cut, err)
-		}
-		j.Close()
+func note(t testing.TB, j *Journal, c Change) {
+	t.Helper()
+	if err := j.Note(t.Context(), c); err != nil {
+		t.Fatal(err)
 	}
 }
 
-func TestDamageIsRefusedAndTouchesNothing(t *testing.T) {
-	dir, content := three(t)
+// state is a closed directory with something of everything.
+func state(t testing.TB) (dir, contents string) {
+	t.Helper()
+	dir = filepath.Join(t.TempDir(), "policy")
+	j, _, _ := mustOpen(t, dir)
+	commit(t, j, Change{State: "name"})
+	commit(t, j, Change{Revision: 1, Policies: []Policy{policy("a", 1), policy("b", 1)}})
+	commit(t, j, Change{Revision: 2, Policies: []Policy{policy("c", 2)}, GonePolicies: []Key{policy("a", 0).Key}})
+	note(t, j, Change{Identities: []Identity{{Number: 300, Labels: [][3]string{{"k8s", "app", "db"}}}, {Number: 301}}})
+	note(t, j, Change{GoneIdentities: []uint32{301}, Subscribers: []Subscriber{{Name: "s", Subjects: []uint32{300}}, {Name: "gone"}}})
+	note(t, j, Change{GoneSubscribers: []string{"gone"}, Names: []Name{{Name: "n.example"}, {Name: "gone.example"}}})
+	note(t, j, Change{GoneNames: []string{"gone.example"}})
+	closed(t, j)
+	j, got, _ := mustOpen(t, dir)
+	closed(t, j)
+	return dir, describe(got)
+}
+
+func TestStateIsThereAfterARestart(t *testing.T) {
+	dir, got := state(t)
+	want := `K/ns/b: grpc   "text of b\n" 1 0
+K/ns/c: grpc   "text of c\n" 2 0
+identity 300: [[k8s app db]]
+name n.example: []
+revision: 2
+state: name
+subscriber s: [300] []
+`
+	if got != want {
+		t.Errorf("got\n%swant\n%s", got, want)
+	}
+	if fi, err := os.Stat(filepath.Join(dir, File)); err != nil || fi.Mode() != 0o600 {
+		t.Errorf("%v, %v", fi, err)
+	}
+}
+
+func TestPoliciesOutliveTheBootAndTheRestDoesNot(t *testing.T) {
+	dir, _ := state(t)
+	caches, err := filepath.Glob(filepath.Join(dir, "cache.*.db"))
+	if err != nil || len(caches) != 1 {
+		t.Fatal(caches, err)
+	}
+	// The file of another boot, which a loss of power has damaged.
+	if err := errors.Join(os.Remove(caches[0]), os.WriteFile(filepath.Join(dir, "cache.1b4e28ba-2fa1-11d2-883f-0016d3cca427.db"), []byte("half"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	j, got, cached := mustOpen(t, dir)
+	closed(t, j)
+	if cached || len(got) != 4 || got["revision"] != "2" {
+		t.Errorf("cached %v:\n%s", cached, describe(got))
+	}
+}
+
+// TestDamageIsRefused proves INV-43.
+func TestDamageIsRefused(t *testing.T) {
+	dir, _ := state(t)
+	caches, err := filepath.Glob(filepath.Join(dir, "cache.*.db"))
+	if err != nil || len(caches) != 1 {
+		t.Fatal(caches, err)
+	}
+	s := storetest.State{Dir: dir, Open: func(dir string) (string, error) {
+		j, got, _, err := open(t, dir)
+		if err != nil {
+			return "", err
+		}
+		closed(t, j)
+		return describe(got), nil
+	}}
+	// A cache is not listed in the marker: one that was removed is empty.
+	s.Replaceable = []string{filepath.Base(caches[0])}
+	storetest.Sweep(t, s)
+}
+
+func TestLostPoliciesAreNotAnEmptySet(t *testing.T) {
+	dir, _ := state(t)
 	path := filepath.Join(dir, File)
-	for _, damage := range []func(byte) byte{
-		func(b byte) byte { return b ^ 1 },
-		func(byte) byte { return 0 },
-		func(byte) byte { return '\n' },
-	} {
-		for at := range content {
-			bad := bytes.Clone(content)
-			if bad[at] = damage(bad[at]); bad[at] == content[at] {
-				continue
-			}
-			if err := os.WriteFile(path, bad, 0o600); err != nil {
-				t.Fatal(err)
-			}
-			_, _, _, err := open(t, dir)
-			if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "restore it") {
-				t.Fatalf("byte %d, %q instead of %q: %v", at, bad[at], content[at], err)
-			}
-			if now, _ := os.ReadFile(path); !bytes.Equal(now, bad) {
-				t.Fatalf("byte %d: the file was changed", at)
-			}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, _, err := open(t, dir); !errors.Is(err, store.ErrCorrupt) || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "when all policies will be applied again") {
+		t.Errorf("%v, want a refusal", err)
+	}
+}
+
+func TestRecordThatIsNotUnderstoodIsRefused(t *testing.T) {
+	dir, _ := state(t)
+	d, err := store.OpenDir(dir, dirMode)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := d.Open(policiesOptions)
+	if err != nil {
+		t.Fatal(err)
+	}
+	later, err := json.Marshal(map[string]any{"key": map[string]string{"kind": "K", "name": "n"}, "expression": "deny"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(s.Update(func(t *store.Tx) error { t.Put(bucketPolicies, []byte("K\x00\x00n"), later); return nil }), s.Close(), d.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, _, err := open(t, dir); !errors.Is(err, store.ErrCorrupt) || !strings.Contains(err.Error(), "expression") {
+		t.Errorf("%v, want a refusal", err)
+	}
+}
+
+// firstFormat returns a directory as version 1 left it.
+func firstFormat(t testing.TB, content []byte) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "policy")
+	if err := errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, FirstFile), content, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func fixture(t testing.TB) []byte {
+	t.Helper()
+	b, err := os.ReadFile("testdata/journal-v1") // written by that version
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func TestFirstFormatIsTakenOver(t *testing.T) {
+	named, err := durable.Encode(firstSchema, Change{State: "name"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := firstFormat(t, append(fixture(t), named...))
+	want := `CiliumClusterwideNetworkPolicy//all: grpc  m "kind: X\n" 5 1795000001
+NetworkPolicy/shop/p1: file a.yaml  "kind: NetworkPolicy\n" 1 1795000000
+NetworkPolicy/shop/p3: file a.yaml  "kind: NetworkPolicy\n" 3 1795000000
+NetworkPolicy/shop/p4: file a.yaml  "kind: NetworkPolicy\n" 4 1795000000
+identity 301: [[k8s app web]]
+name a.example: [{192.0.2.1 1795000100}]
+revision: 5
+state: name
+subscriber datapath: [301] [{10.0.0.2 301}]
+`
+	for _, start := range []string{"first", "second"} {
+		j, got, cached := mustOpen(t, dir)
+		closed(t, j)
+		if describe(got) != want || !cached {
+			t.Errorf("%s start: cached %v, got\n%swant\n%s", start, cached, describe(got), want)
+		}
+	}
+	// The version before must not begin without policies.
+	if err := durable.Load(filepath.Join(dir, FirstFile), 1<<20, firstSchema, new(Change)); !errors.Is(err, durable.ErrVersion) {
+		t.Errorf("the version before reads %v, want a later version", err)
+	}
+	// Without the new file and its marker, what is left still says that there were policies.
+	if err := errors.Join(os.Remove(filepath.Join(dir, File)), os.Remove(filepath.Join(dir, store.MarkerName))); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, _, err := open(t, dir); !errors.Is(err, store.ErrCorrupt) || !strings.Contains(err.Error(), "rm "+filepath.Join(dir, FirstFile)) {
+		t.Errorf("%v, want a refusal", err)
+	}
+}
+
+func TestDamagedFirstFormatIsRefused(t *testing.T) {
+	good := fixture(t)
+	for at := 0; at < len(good)-1; at += 3 {
+		bad := slices.Clone(good)
+		bad[at] ^= 1
+		dir := firstFormat(t, bad)
+		path := filepath.Join(dir, FirstFile)
+		_, _, _, err := open(t, dir)
+		if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "mv "+path) {
+			t.Fatalf("byte %d, %q instead of %q: %v", at, bad[at], good[at], err)
+		}
+		if now, _ := os.ReadFile(path); !slices.Equal(now, bad) {
+			t.Fatalf("byte %d: the file was changed", at)
 		}
 	}
 }
 
-func TestChangeThatCouldNotBeReadAgainIsNotWritten(t *testing.T) {
-	dir, _ := three(t)
-	j, _, _, err := open(t, dir)
-	if err != nil {
-		t.Fatal(err)
+func TestUnfinishedEndOfTheFirstFormatIsLeftOut(t *testing.T) {
+	good := fixture(t)
+	j, got, _ := mustOpen(t, firstFormat(t, good[:len(good)-7]))
+	closed(t, j)
+	if _, there := got["name b.example"]; !there || got["revision"] != "5" {
+		t.Errorf("got\n%s", describe(got))
 	}
-	old := maxLine
-	maxLine = 4096
-	t.Cleanup(func() { maxLine = old })
-	long := Change{Revision: 4, Policies: []Policy{{Manifest: bytes.Repeat([]byte("x"), 4096)}}}
-	if err := j.Append(t.Context(), long, true); err == nil || !strings.Contains(err.Error(), "4096") {
-		t.Errorf("appended: %v", err)
-	}
-	if err := j.Rewrite(t.Context(), []Change{{Revision: 3}, long}); err == nil || !strings.Contains(err.Error(), "4096") {
-		t.Errorf("written anew: %v", err)
-	}
-	write(t, j, 5)
-	j.Close()
-	if _, got, _, err := open(t, dir); err != nil || fmt.Sprint(got) != "[1 2 3 5]" {
-		t.Errorf("%v, %v", got, err)
-	}
-}
-
-func TestBlocksOfALostPowerAreAnUnfinishedChange(t *testing.T) {
-	dir, content := three(t)
-	whole := len(content)
-	j, _, _, err := open(t, dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := j.Append(t.Context(), Change{Revision: 4, Policies: []Policy{{Manifest: bytes.Repeat([]byte("x"), 6000)}}}, true); err != nil {
-		t.Fatal(err)
-	}
-	j.Close()
-	if content, err = os.ReadFile(filepath.Join(dir, File)); err != nil {
-		t.Fatal(err)
-	}
-	for what, lost := range map[string][2]int{
-		"the block in the middle": {4096, 8192}, "all but the first block": {4096, len(content)}, "the first part": {whole, 4096},
-	} {
-		bad := bytes.Clone(content)
-		clear(bad[lost[0]:min(lost[1], len(bad))])
-		if err := os.WriteFile(filepath.Join(dir, File), bad, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		j, got, cut, err := open(t, dir)
-		if err != nil || fmt.Sprint(got) != "[1 2 3]" || cut != int64(len(content)-whole) {
-			t.Fatalf("%s: %v, cut %d, %v", what, got, cut, err)
-		}
-		j.Close()
-	}
-}
-
-func TestZerosOfALostPowerAreAnUnfinishedChange(t *testing.T) {
-	dir, content := three(t)
-	if err := os.WriteFile(filepath.Join(dir, File), append(content, make([]byte, 4096)...), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	_, got, cut, err := open(t, dir)
-	if err != nil || fmt.Sprint(got) != "[1 2 3]" || cut != 4096 {
-		t.Errorf("%v, cut %d, %v", got, cut, err)
-	}
-}
-
-func TestRewriteReplacesEverything(t *testing.T) {
-	dir, _ := three(t)
-	j, _, _, err := open(t, dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := j.Rewrite(context.Background(), []Change{{Revision: 7}}); err != nil {
-		t.Fatal(err)
-	}
-	write(t, j, 8)
-	j.Close()
-	_, got, _, err := open(t, dir)
-	if err != nil || fmt.Sprint(got) != "[7 8]" {
-		t.Errorf("%v, %v", got, err)
-	}
-}
-
-func TestDirectoryIsOfOneProcess(t *testing.T) {
-	dir, _ := three(t)
-	if _, _, _, err := open(t, dir); err != nil {
-		t.Fatal(err)
-	}
-	old := lockWait
-	lockWait = 0
-	t.Cleanup(func() { lockWait = old })
-	if _, _, _, err := open(t, dir); err == nil || !strings.Contains(err.Error(), "in use by another process") {
-		t.Errorf("a second one: %v", err)
+	j, got, _ = mustOpen(t, firstFormat(t, append(slices.Clone(good), make([]byte, 4096)...)))
+	closed(t, j)
+	if got["revision"] != "5" {
+		t.Errorf("got\n%s", describe(got))
 	}
 }

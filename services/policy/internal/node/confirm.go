@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
-// takeState reads the name of the state from the journal.
+// takeState takes the stored name of the state.
 func (n *Node) takeState(text string) error {
 	b, err := hex.DecodeString(text)
 	if err != nil || len(b) != len(n.stateID) {
@@ -32,11 +32,7 @@ func (n *Node) nameState() error {
 		return nil
 	}
 	rand.Read(n.stateID[:]) //nolint:errcheck // never fails
-	return n.journal.Append(n.ctx, n.stateRecord(), true)
-}
-
-func (n *Node) stateRecord() journal.Change {
-	return journal.Change{State: hex.EncodeToString(n.stateID[:])}
+	return n.journal.Commit(n.ctx, journal.Change{State: hex.EncodeToString(n.stateID[:])})
 }
 
 // sourceName is how subscribers remember where a policy came from.

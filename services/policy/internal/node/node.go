@@ -137,8 +137,8 @@ type Node struct {
 	crowded     map[identity.Numeric]error // subjects without room for their tables
 	problems    map[string]string
 	sweepAt     time.Time
-	unsaved     bool // the journal does not have everything
-	restored    bool // the journal had something
+	retryAt     time.Time // when to write the state again; zero if all is written
+	restored    bool      // there was state of this boot
 
 	stateID      stream.StateID
 	confirmed    bool   // by an operator, in this run
@@ -212,13 +212,13 @@ func (n *Node) Run(ctx context.Context) error {
 
 // pause is the time until something has to be done without being asked.
 func (n *Node) pause() time.Duration {
-	if n.unsaved {
-		return time.Second
+	next := time.Hour
+	for _, at := range []time.Time{n.retryAt, n.sweepAt} {
+		if !at.IsZero() {
+			next = min(next, max(0, at.Sub(n.config.Now())))
+		}
 	}
-	if n.sweepAt.IsZero() {
-		return time.Hour
-	}
-	return max(0, n.sweepAt.Sub(n.config.Now()))
+	return next
 }
 
 // ErrStopped: the node is not running any more.
@@ -276,63 +276,37 @@ func (n *Node) apply(c engine.Change) error {
 	return nil
 }
 
-// save appends a change that nobody waits for. What is not saved now is saved
-// with everything else as soon as that works.
-func (n *Node) save(c journal.Change) {
-	if n.unsaved {
-		return
+// retryStorage is how long the node waits before it tries the disk again.
+const retryStorage = time.Second
+
+// save writes a change that no caller waits for. What cannot be written now is
+// written as soon as that works.
+func (n *Node) save(c journal.Change) { n.stored(n.journal.Note(n.ctx, c)) }
+
+// commit writes a change that has to be on the disk before it is answered.
+func (n *Node) commit(c journal.Change) error {
+	if err := n.journal.Commit(n.ctx, c); err != nil {
+		n.stored(err)
+		return fmt.Errorf("%w: %w", ErrStorage, err)
 	}
-	if err := n.journal.Append(n.ctx, c, false); err != nil {
-		n.storageFailed(err)
-	}
-	n.compact()
+	n.stored(nil)
+	return nil
 }
 
-func (n *Node) storageFailed(err error) {
-	n.unsaved = true
+// stored notes how a write of the state went, and whether another one still has
+// to be tried again.
+func (n *Node) stored(err error) {
+	if p := n.journal.Problem(); p != nil {
+		err = p
+	}
+	n.retryAt = time.Time{}
+	if err != nil {
+		n.retryAt = n.config.Now().Add(retryStorage)
+	}
 	n.problem("storage", err)
 	if errors.Is(err, journal.ErrLost) {
 		n.fatal = err
 	}
-}
-
-// commit appends a change that has to be on the disk before it is answered.
-func (n *Node) commit(c journal.Change) error {
-	var err error
-	if n.unsaved {
-		if err = n.rewrite(); err == nil {
-			return nil
-		}
-	} else if err = n.journal.Append(n.ctx, c, true); err == nil {
-		n.compact()
-		return nil
-	}
-	if errors.Is(err, journal.ErrLost) {
-		n.fatal = err
-	}
-	return fmt.Errorf("%w: %w", ErrStorage, err)
-}
-
-// compact writes the journal anew when it has grown. If that fails the old one
-// is as good.
-func (n *Node) compact() {
-	if !n.unsaved && n.journal.Grown() {
-		if err := n.rewrite(); err != nil {
-			n.config.Log.Error("the journal was not written anew; it goes on growing", log.Err(err))
-		}
-	}
-}
-
-func (n *Node) rewrite() error {
-	if err := n.journal.Rewrite(n.ctx, n.state()); err != nil {
-		if errors.Is(err, journal.ErrLost) {
-			n.fatal = err
-		}
-		return err
-	}
-	n.unsaved = false
-	delete(n.problems, "storage")
-	return nil
 }
 
 // problem notes what is wrong, for the status and, when it is news, the log;
@@ -359,12 +333,10 @@ func (n *Node) wakeAt(t time.Time) {
 
 // sweep does what is due.
 func (n *Node) sweep() {
-	if n.unsaved {
-		if err := n.rewrite(); err != nil {
-			n.problem("storage", err)
-		}
-	}
 	now := n.config.Now()
+	if !n.retryAt.IsZero() && !n.retryAt.After(now) {
+		n.stored(n.journal.Flush())
+	}
 	if n.sweepAt.IsZero() || n.sweepAt.After(now) {
 		return
 	}

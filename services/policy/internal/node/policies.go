@@ -442,7 +442,7 @@ func same(data []byte, known []Decoded) []Decoded {
 }
 
 // maxChange is how many bytes of manifests of a source are taken over in one
-// change, which is one line of the journal. Tests have less.
+// change, which is one commit. Tests have less.
 var maxChange = 32 << 20
 
 // maxTries is how many changes of a listing may have no room before the rest is

@@ -62,39 +62,16 @@ func nameRecord(name string, addrs map[netip.Addr]time.Time) journal.Name {
 	return r
 }
 
-// state is everything as changes, for a journal that is written anew.
-func (n *Node) state() []journal.Change {
-	out := []journal.Change{n.stateRecord(), {Revision: n.barrier.Policy}}
-	for _, p := range n.policies {
-		out = append(out, journal.Change{Policies: []journal.Policy{policyRecord(p)}})
-	}
-	var ids journal.Change
-	for _, id := range n.identities {
-		ids.Identities = append(ids.Identities, identityRecord(id))
-	}
-	var rest journal.Change
-	for name, s := range n.subscribers {
-		if s.enforces {
-			rest.Subscribers = append(rest.Subscribers, subscriberRecord(name, s))
-		}
-	}
-	for name, addrs := range n.names {
-		rest.Names = append(rest.Names, nameRecord(name, addrs))
-	}
-	return append(out, ids, rest)
-}
-
-// restore reads the journal and compiles what it says.
+// restore reads the state and compiles what it says.
 func (n *Node) restore(dir string) error {
 	policies := make(map[policy.Key]journal.Policy)
 	subscribers := make(map[string]journal.Subscriber)
 	names := make(map[string]journal.Name)
 	var texts label.Interner
-	j, cut, err := journal.Open(dir, func(c journal.Change) error {
+	j, cached, err := journal.Open(dir, func(c journal.Change) error {
 		if c.State != "" {
 			return n.takeState(c.State)
 		}
-		n.restored = true
 		if c.Revision != 0 {
 			n.barrier.Policy = c.Revision
 		}
@@ -135,12 +112,9 @@ func (n *Node) restore(dir string) error {
 	if err != nil {
 		return err
 	}
-	n.journal = j
+	n.journal, n.restored = j, cached
 	if err := n.nameState(); err != nil {
 		return errors.Join(err, j.Close())
-	}
-	if cut > 0 {
-		n.config.Log.Warn("an unfinished change at the end of the journal was cut off; nobody was told that it was made", "bytes", cut)
 	}
 	if err := n.compile(policies, subscribers, names); err != nil {
 		return errors.Join(err, j.Close())

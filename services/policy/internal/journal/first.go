@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package journal
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/kit/durable"
+	"github.com/sluice-net/sluice/kit/store"
+)
+
+// FirstFile is the file of the first format: one line per change, each with a
+// checksum. It is read once, and a record of a later version takes its place,
+// which the version before refuses: without it, that version would begin
+// without policies.
+const FirstFile = "journal"
+
+var (
+	firstSchema   = durable.Schema{Name: "sluice.policy.change", Version: 1}
+	retiredSchema = durable.Schema{Name: "sluice.policy.change", Version: 2}
+)
+
+// retired is the content of what takes the place of the first format.
+type retired struct {
+	MovedTo string `json:"moved_to"`
+}
+
+const retiredLimit = 4 << 10
+
+// maxLine bounds one change of the first format, in bytes.
+const maxLine = 256 << 20
+
+// first is what a file of the first format says; nil if there is none.
+type first struct {
+	state       string
+	revision    uint64
+	policies    map[Key]Policy
+	identities  map[uint32]Identity
+	subscribers map[string]Subscriber
+	names       map[string]Name
+}
+
+// readFirstFormat reads the file of the first format if that is there and was
+// not taken over.
+func readFirstFormat(d *store.Dir) (*first, error) {
+	path, db := filepath.Join(d.Path(), FirstFile), filepath.Join(d.Path(), File)
+	_, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	var r retired
+	if err := durable.Load(path, retiredLimit, retiredSchema, &r); err == nil {
+		if _, err := os.Lstat(db); errors.Is(err, fs.ErrNotExist) && !d.Created(File) {
+			return nil, fmt.Errorf("state file %s is %w: %s says that it was created, and it is absent: restore a copy of it, or, when %s, begin without it: rm %s (%s)",
+				db, store.ErrCorrupt, path, policiesOptions.Loss, path, policiesOptions.Doc)
+		}
+		return nil, nil
+	}
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err == nil && !st.Mode().IsRegular() {
+		err = errors.New("not a regular file")
+	}
+	o := &first{policies: make(map[Key]Policy), identities: make(map[uint32]Identity), subscribers: make(map[string]Subscriber), names: make(map[string]Name)}
+	if err == nil {
+		err = o.read(f)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w; the policies of this node are in this file: restore it, or, when %s, begin without it: mv %s %s.refused", path, err, policiesOptions.Loss, path, path)
+	}
+	return o, nil
+}
+
+func (o *first) read(f io.Reader) error {
+	size := int64(0)
+	r := bufio.NewReaderSize(f, 1<<20)
+	for line := 1; ; line++ {
+		b, err := readLine(r)
+		if errors.Is(err, io.EOF) {
+			// A kill leaves a part of what was to be written, and nothing else. A
+			// whole change with another byte in the place of its newline was
+			// finished, and answered.
+			if last := len(b) - 1; last >= 0 && (b[last] != 0 || (size+int64(last))%sector != 0) && durable.Decode(append(b[:last:last], '\n'), firstSchema, new(Change)) == nil {
+				return fmt.Errorf("line %d: %w: %q instead of the newline at its end", line, durable.ErrCorrupt, b[last])
+			}
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("line %d: %w", line, err)
+		}
+		var c Change
+		if err := durable.Decode(b, firstSchema, &c); err != nil {
+			// Blocks that never reached the disk before the power went read as
+			// zeros; nothing that was answered can follow them.
+			if lostBlocks(b, size) {
+				if _, perr := r.Peek(1); errors.Is(perr, io.EOF) {
+					return nil
+				}
+			}
+			return fmt.Errorf("line %d: %w", line, err)
+		}
+		o.apply(c)
+		size += int64(len(b))
+	}
+}
+
+// sector is what storage writes whole or not at all.
+const sector = 512
+
+// lostBlocks reports whether a line at an offset of the file has zeros, and all
+// of them as sectors that were never written: no other damage is so regular.
+func lostBlocks(line []byte, offset int64) bool {
+	found := false
+	for at := 0; at < len(line); {
+		if line[at] != 0 {
+			at++
+			continue
+		}
+		end := at
+		for end < len(line) && line[end] == 0 {
+			end++
+		}
+		if at > 0 && (offset+int64(at))%sector != 0 || end < len(line) && (offset+int64(end))%sector != 0 {
+			return false
+		}
+		found, at = true, end
+	}
+	return found
+}
+
+// readLine reads up to and with a newline. At the end it returns io.EOF with
+// what there is.
+func readLine(r *bufio.Reader) ([]byte, error) {
+	var line []byte
+	for {
+		part, err := r.ReadSlice('\n')
+		line = append(line, part...)
+		switch {
+		case err == nil, !errors.Is(err, bufio.ErrBufferFull):
+			return line, err
+		case len(line) > maxLine:
+			return nil, fmt.Errorf("%w: longer than %d bytes", durable.ErrCorrupt, maxLine)
+		}
+	}
+}
+
+func (o *first) apply(c Change) {
+	if c.State != "" {
+		o.state = c.State
+	}
+	if c.Revision != 0 {
+		o.revision = c.Revision
+	}
+	for _, x := range c.Policies {
+		o.policies[x.Key] = x
+	}
+	for _, x := range c.GonePolicies {
+		delete(o.policies, x)
+	}
+	for _, x := range c.Identities {
+		o.identities[x.Number] = x
+	}
+	for _, x := range c.GoneIdentities {
+		delete(o.identities, x)
+	}
+	for _, x := range c.Subscribers {
+		o.subscribers[x.Name] = x
+	}
+	for _, x := range c.GoneSubscribers {
+		delete(o.subscribers, x)
+	}
+	for _, x := range c.Names {
+		o.names[x.Name] = x
+	}
+	for _, x := range c.GoneNames {
+		delete(o.names, x)
+	}
+}
+
+func (o *first) initPolicies(t *store.Tx) error {
+	if o == nil {
+		return nil
+	}
+	c := Change{State: o.state, Revision: o.revision}
+	for _, x := range o.policies {
+		c.Policies = append(c.Policies, x)
+	}
+	putPolicies(t, c)
+	return nil
+}
+
+func (o *first) initCache(t *store.Tx) error {
+	if o == nil {
+		return nil
+	}
+	for _, x := range o.identities {
+		t.Put(bucketIdentities, []byte(identityKey(x.Number)), encode(x))
+	}
+	for _, x := range o.subscribers {
+		t.Put(bucketSubscribers, []byte(x.Name), encode(x))
+	}
+	for _, x := range o.names {
+		t.Put(bucketNames, []byte(x.Name), encode(x))
+	}
+	return nil
+}
+
+// retire puts the record of a later version in the place of the file.
+func (o *first) retire(d *store.Dir) error {
+	if o == nil {
+		return nil
+	}
+	return durable.Save(filepath.Join(d.Path(), FirstFile), retiredSchema, retired{MovedTo: File}, durable.SyncAll)
+}

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package journal
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/sluice-net/sluice/kit/disktest"
+)
+
+// TestPowerCutLosesNoPolicy proves INV-60: whatever was answered is there after
+// a loss of power at any moment, however the unsynced rest was left.
+func TestPowerCutLosesNoPolicy(t *testing.T) {
+	root := t.TempDir()
+	dir := filepath.Join(root, "policy")
+	disk := disktest.New(t, root)
+	revision := 0
+	disk.Run(t, func() {
+		for range 3 {
+			j, _, _, err := open(t, dir)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			for range 15 {
+				revision++
+				commit(t, j, Change{Revision: uint64(revision), Policies: []Policy{policy(fmt.Sprint(revision%20), uint64(revision))}})
+				disk.Mark(revision)
+				var ids []Identity
+				for i := range 100 {
+					ids = append(ids, Identity{Number: uint32(1000 + revision*7%30*100 + i), Labels: [][3]string{{"k8s", "app", fmt.Sprint("app ", i)}}})
+				}
+				note(t, j, Change{Identities: ids})
+				note(t, j, Change{Names: []Name{{Name: fmt.Sprint(revision%7, ".example")}}})
+			}
+			closed(t, j)
+		}
+	})
+	random := rand.New(rand.NewPCG(9, 10)) //nolint:gosec // the same cuts in each run
+	ops := len(disk.Ops())
+	for range 100 {
+		n := random.IntN(ops + 1)
+		after := t.TempDir()
+		marked := disk.Cut(t, n, random, after)
+		dir := filepath.Join(after, "policy")
+		// A loss of power is followed by another boot.
+		caches, err := filepath.Glob(filepath.Join(dir, "cache.*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range caches {
+			if err := os.Rename(c, filepath.Join(dir, "cache.1b4e28ba-2fa1-11d2-883f-0016d3cca427.db")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		j, got, cached, err := open(t, dir)
+		if err != nil {
+			t.Fatalf("a loss of power after %d of %d operations: %v", n, ops, err)
+		}
+		closed(t, j)
+		var last int
+		if text, ok := got["revision"]; ok {
+			if _, err := fmt.Sscan(text, &last); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if cached || last < marked || last > marked+1 || len(got) != min(last, 20)+min(last, 1) {
+			t.Fatalf("a loss of power after %d of %d operations: answered was %d, cached %v, got\n%s", n, ops, marked, cached, describe(got))
+		}
+	}
+}
+
+func TestOnlyPoliciesAreSynced(t *testing.T) {
+	root := t.TempDir()
+	disk := disktest.New(t, root)
+	disk.Run(t, func() {
+		j, _, _, err := open(t, filepath.Join(root, "policy"))
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer closed(t, j)
+		before := disk.Count(disktest.Sync)
+		note(t, j, Change{Identities: []Identity{{Number: 300}}})
+		if got := disk.Count(disktest.Sync) - before; got != 0 {
+			t.Errorf("an identity costs %d syncs", got)
+		}
+		commit(t, j, Change{Revision: 1, Policies: []Policy{policy("a", 1)}})
+		if ops := disk.Ops(); ops[len(ops)-1].Kind != disktest.Sync {
+			t.Errorf("the commit of a policy ends in a %s, want a sync", ops[len(ops)-1].Kind)
+		}
+	})
+}

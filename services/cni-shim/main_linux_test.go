@@ -33,6 +33,7 @@ import (
 	"google.golang.org/protobuf/protoadapt"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/sluice-net/sluice/kit/instance"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 
 	"github.com/sluice-net/sluice/services/cni-shim/internal/netns"
@@ -504,18 +505,25 @@ func TestKernelAddEndsAtItsTimeout(t *testing.T) {
 	wantHeld(t, n, 0, 0)
 }
 
-func TestKernelNamespaceOfAProcessIsBoundUntilDel(t *testing.T) {
+// startSleeper starts a process in a network namespace of its own and returns the
+// path by which a process names it.
+func startSleeper(t *testing.T) string {
+	t.Helper()
 	requireRoot(t)
 	sleeper := exec.Command("sleep", "600")
 	sleeper.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
 	if err := sleeper.Start(); err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
+	t.Cleanup(func() {
 		sleeper.Process.Kill()
 		sleeper.Wait() //nolint:errcheck // it was killed
-	}()
-	path := fmt.Sprintf("/proc/%d/ns/net", sleeper.Process.Pid)
+	})
+	return fmt.Sprintf("/proc/%d/ns/net", sleeper.Process.Pid)
+}
+
+func TestKernelNamespaceOfAProcessIsBoundUntilDel(t *testing.T) {
+	path := startSleeper(t)
 	n := nodetest.New(t)
 	bound := netns.NamesOf(n.RunDir, "sluice").Path("c1/eth0")
 	out := wantCode(t, add(n, path), 0)
@@ -907,4 +915,78 @@ func TestKernelBurstIsServedWithoutRefusal(t *testing.T) {
 	wantHeld(t, n, pods, pods)
 	burst("DEL")
 	wantHeld(t, n, 0, 0)
+}
+
+// limited mounts a file system that takes no more files at dir, or none at all.
+func limited(t *testing.T, dir string, flags uintptr, options string) {
+	t.Helper()
+	requireRoot(t)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, options); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := os.Chown(dir, int(instance.DatapathID), int(instance.GroupID)); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("", dir, "", unix.MS_REMOUNT|flags, options); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A full or read-only disk is cured by others; the runtime has to try again.
+func TestKernelFullOrReadOnlyDiskIsTriedAgain(t *testing.T) {
+	sleeper := startSleeper(t)
+	for name, c := range map[string]struct {
+		flags   uintptr
+		options string
+	}{
+		"full":           {0, "nr_inodes=1,mode=700"},
+		"full of blocks": {0, "size=4k,mode=700"},
+		"read-only":      {unix.MS_RDONLY, "mode=700"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := nodetest.New(t)
+			spoolDir := spool.Dir(n.StateDir)
+			limited(t, spoolDir, c.flags, c.options)
+			if strings.Contains(c.options, "size") {
+				// One page, which is taken.
+				if err := os.WriteFile(filepath.Join(spoolDir, ".taken"), make([]byte, 4096), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			n.Stop("datapath")
+			del := call{command: "DEL", container: "c1", ifname: "eth0", stdin: config(n, "1.0.0", "")}
+			if out := wantCode(t, del, 11); !strings.Contains(out, spoolDir) {
+				t.Errorf("DEL does not name the file: %s", out)
+			}
+			entries, err := os.ReadDir(spoolDir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, e := range entries {
+				if e.Name() != ".taken" {
+					t.Errorf("the spool has %s", e.Name())
+				}
+			}
+			n.Start(t, "datapath")
+			wantCode(t, del, 0)
+
+			if strings.Contains(c.options, "size") {
+				return // a mount takes no block
+			}
+			names := filepath.Join(n.RunDir, "netns")
+			limited(t, names, c.flags, c.options)
+			if out := wantCode(t, add(n, sleeper), 11); !strings.Contains(out, names) {
+				t.Errorf("ADD does not name the file: %s", out)
+			}
+			wantHeld(t, n, 0, 0)
+		})
+	}
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"syscall"
 
 	"github.com/containernetworking/cni/pkg/types"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -51,7 +52,7 @@ func cniError(what string, err error) *types.Error {
 	case errors.Is(err, spool.ErrNoState):
 		// The runtime repeats it, until the datapath serves or the node is prepared.
 		return answer(types.ErrTryAgainLater, "runDir and stateDir must be those of the services of this node; see `sluice prepare`")
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), isShort(err):
 		return answer(types.ErrTryAgainLater, "")
 	}
 	st, ok := status.FromError(err)
@@ -84,6 +85,19 @@ func cniError(what string, err error) *types.Error {
 	default:
 		return answer(CodeInternal, details(st))
 	}
+}
+
+// isShort says whether the machine lacks something, or refuses writes, for which
+// neither the plugin nor its caller is to blame. The error's text has the file.
+func isShort(err error) bool {
+	for _, e := range []syscall.Errno{
+		syscall.ENOSPC, syscall.EDQUOT, syscall.EROFS, syscall.EIO, syscall.ENOMEM, syscall.ENFILE, syscall.EMFILE,
+	} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
 }
 
 // message is the text of an error without gRPC's own wrapping.

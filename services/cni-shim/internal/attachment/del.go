@@ -103,7 +103,11 @@ func (p *Plugin) spool(ctx context.Context) error {
 
 // takeBack removes a spooled deletion that has been carried out.
 func (p *Plugin) takeBack(ctx context.Context) {
-	err := spool.Remove(spool.Dir(p.in.Config.StateDir), p.in.Owner.ContainerID, p.in.Owner.Interface)
+	// To remove what is not there fails on a read-only disk.
+	waits, err := spool.Has(spool.Dir(p.in.Config.StateDir), p.in.Owner.ContainerID, p.in.Owner.Interface)
+	if waits {
+		err = spool.Remove(spool.Dir(p.in.Config.StateDir), p.in.Owner.ContainerID, p.in.Owner.Interface)
+	}
 	if err != nil {
 		p.log.WarnContext(ctx, "spool entry stays", log.KeyError, err.Error())
 	}

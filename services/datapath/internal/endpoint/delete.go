@@ -51,10 +51,18 @@ func (c *Core) Delete(ctx context.Context, o Owner) (existed bool, err error) {
 	return true, c.dispose(ctx, r)
 }
 
-// DeleteOlder deletes the owner's endpoint as Delete does, unless it was
-// finished after asOf: a deletion that was asked for at asOf did not mean it.
-// It does not interrupt a creation, which is younger too.
-func (c *Core) DeleteOlder(ctx context.Context, o Owner, asOf time.Time) (existed bool, err error) {
+// Spooled is a deletion that lies on disk. Whoever makes an endpoint of the same
+// owner afterwards carries it out and takes it back first, so it means every
+// endpoint that is there while it is.
+type Spooled struct {
+	Waits func() (bool, error) // whether it still lies there
+	Done  func() error         // takes it back
+}
+
+// DeleteSpooled deletes the owner's endpoint as Delete does, and takes the
+// deletion back, unless another has done so. It does not interrupt a creation,
+// which is younger. No clock decides: one may have been set back since.
+func (c *Core) DeleteSpooled(ctx context.Context, o Owner, s Spooled) (existed bool, err error) {
 	if err := o.validate(); err != nil {
 		return false, err
 	}
@@ -63,17 +71,21 @@ func (c *Core) DeleteOlder(ctx context.Context, o Owner, asOf time.Time) (existe
 		return false, err
 	}
 	defer leave()
+	if waits, err := s.Waits(); err != nil || !waits {
+		return false, err
+	}
 	r, ok := c.record(o)
-	if !ok {
-		if _, bad := c.unreadableOf(o); bad {
-			// When it was finished cannot be read either. It has no traffic to lose.
-			return true, c.disposeUnreadable(ctx, o)
-		}
+	_, bad := c.unreadableOf(o)
+	switch {
+	case ok && r.Phase != PhaseDeleted:
+		existed, err = true, c.dispose(ctx, r)
+	case !ok && bad:
+		existed, err = true, c.disposeUnreadable(ctx, o)
 	}
-	if !ok || r.Phase == PhaseDeleted || r.Phase == PhaseReady && r.Created.After(asOf) {
-		return false, nil
+	if err != nil {
+		return existed, err
 	}
-	return true, c.dispose(ctx, r)
+	return existed, s.Done()
 }
 
 // dispose deletes what the record describes. The caller has the owner's turn.

@@ -96,8 +96,12 @@ func TestUnreadableRecordKeepsItsEndpointClosed(t *testing.T) {
 
 func TestDeletionResolvesAnUnreadableRecord(t *testing.T) {
 	for name, del := range map[string]func(*Core, Owner) (bool, error){
-		"by call":  func(c *Core, o Owner) (bool, error) { return c.Delete(t.Context(), o) },
-		"by spool": func(c *Core, o Owner) (bool, error) { return c.DeleteOlder(t.Context(), o, c.cfg.Now()) },
+		"by call": func(c *Core, o Owner) (bool, error) { return c.Delete(t.Context(), o) },
+		"by spool": func(c *Core, o Owner) (bool, error) {
+			var e entry
+			e.there.Store(true)
+			return c.DeleteSpooled(t.Context(), o, e.spooled())
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m, c, lost, _ := damaged(t)

@@ -369,13 +369,16 @@ func (n *Node) Replay(ctx context.Context, s *record.Spool) error {
 	var errs []error
 	done := 0
 	for _, d := range deletions {
-		if _, err := n.Core.DeleteOlder(ctx, d.Owner, d.Time); err != nil && !errors.Is(err, endpoint.ErrInvalid) {
+		_, err := n.Core.DeleteSpooled(ctx, d.Owner, endpoint.Spooled{
+			Waits: func() (bool, error) { return s.Has(d.Owner) },
+			Done:  func() error { return s.Done(d.Owner) },
+		})
+		if errors.Is(err, endpoint.ErrInvalid) {
+			err = s.Done(d.Owner) // of no endpoint that there could be
+		}
+		if err != nil {
 			// It stays in the spool, and the others need not wait for it.
 			errs = append(errs, fmt.Errorf("delete %s: %w", d.Owner, err))
-			continue
-		}
-		if err := s.Done(d.Owner); err != nil {
-			errs = append(errs, err)
 			continue
 		}
 		done++

@@ -48,7 +48,7 @@ type spooled struct {
 // Deletion is an entry of the spool.
 type Deletion struct {
 	Owner endpoint.Owner
-	// Time is when the plugin was asked, by the machine's clock.
+	// Time is when the plugin was asked, by the machine's clock: for people.
 	Time time.Time
 }
 
@@ -127,6 +127,16 @@ func (e *SpoolError) Unwrap() error { return e.Err }
 // SetAside renames an entry that cannot be read, so that it is reported once
 // and can be looked at.
 func (s *Spool) SetAside(e *SpoolError) error { return os.Rename(e.Path, e.Path+badSuffix) }
+
+// Has says whether the owner's entry is there: the plugin takes it back when it
+// has carried it out itself.
+func (s *Spool) Has(o endpoint.Owner) (bool, error) {
+	_, err := os.Lstat(filepath.Join(s.dir, o.Key()))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
 
 // Done removes the owner's entry.
 func (s *Spool) Done(o endpoint.Owner) error {

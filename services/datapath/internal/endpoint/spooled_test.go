@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package endpoint
+
+import (
+	"errors"
+	"runtime"
+	"sync/atomic"
+	"testing"
+)
+
+// entry is one of the spool.
+type entry struct {
+	there atomic.Bool
+	done  func() error // nil for nothing
+}
+
+func (e *entry) spooled() Spooled {
+	return Spooled{
+		Waits: func() (bool, error) { return e.there.Load(), nil },
+		Done: func() error {
+			e.there.Store(false)
+			if e.done != nil {
+				return e.done()
+			}
+			return nil
+		},
+	}
+}
+
+// What an entry means does not depend on clocks: an endpoint that is stamped
+// later was made before a clock was set back.
+func TestSpooledDeletionIsCarriedOut(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	s := m.wanted("a", 2)
+	if _, err := c.Create(t.Context(), s, false); err != nil {
+		t.Fatal(err)
+	}
+	var e entry
+	e.there.Store(true)
+	e.done = func() error {
+		// Before its turn ends: what is spooled after it is another deletion.
+		if leave, ok := c.turns.tryEnter(s.Owner); ok {
+			leave()
+			t.Error("the entry is removed when others may have made an endpoint")
+		}
+		return nil
+	}
+	if existed, err := c.DeleteSpooled(t.Context(), s.Owner, e.spooled()); !existed || err != nil {
+		t.Errorf("deleted %v, %v", existed, err)
+	}
+	if e.there.Load() {
+		t.Error("the entry is still there")
+	}
+	settle(t, c)
+	m.holds(t, c, 0)
+
+	// Nothing to delete: the entry goes too.
+	e.there.Store(true)
+	if existed, err := c.DeleteSpooled(t.Context(), s.Owner, e.spooled()); existed || err != nil || e.there.Load() {
+		t.Errorf("of an owner without endpoint: %v, %v; the entry is there: %v", existed, err, e.there.Load())
+	}
+}
+
+// The plugin takes an entry back before it makes an endpoint of the same owner. A
+// reader that has seen the entry must not delete that one.
+func TestDeletionThatWasTakenBackLeavesTheNewEndpoint(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	s := m.wanted("a", 2)
+	if _, err := c.Create(t.Context(), s, false); err != nil {
+		t.Fatal(err)
+	}
+	leave, err := c.turns.enter(t.Context(), s.Owner) // as its creation has it
+	if err != nil {
+		t.Fatal(err)
+	}
+	var e entry
+	e.there.Store(true)
+	ended := make(chan error, 1)
+	go func() {
+		existed, err := c.DeleteSpooled(t.Context(), s.Owner, e.spooled())
+		if existed {
+			err = errors.New("an endpoint was deleted")
+		}
+		ended <- err
+	}()
+	for waiting := false; !waiting; runtime.Gosched() {
+		c.turns.mu.Lock()
+		waiting = c.turns.owners[s.Owner].interest == 2
+		c.turns.mu.Unlock()
+	}
+	e.there.Store(false)
+	leave()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	m.holds(t, c, 1)
+}
+
+func TestFailedSpooledDeletionKeepsItsEntry(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	s := m.wanted("a", 2)
+	if _, err := c.Create(t.Context(), s, false); err != nil {
+		t.Fatal(err)
+	}
+	for _, op := range deleteOps {
+		var e entry
+		e.there.Store(true)
+		m.setFail(op, errTest)
+		if _, err := c.DeleteSpooled(t.Context(), s.Owner, e.spooled()); !errors.Is(err, errTest) || !e.there.Load() {
+			t.Errorf("%s: %v; the entry is there: %v", op, err, e.there.Load())
+		}
+		m.setFail(op, nil)
+	}
+}

@@ -30,9 +30,9 @@ func allFaults() bool { return os.Getenv("SLUICE_TEST_FAULTS") == "all" }
 // scenario is a piece of a pod's life during which a process is killed.
 type scenario struct {
 	name string
-	// run executes it; its error is the runtime's business. It leaves the pod
+	// run executes it, and returns its result; its error is the runtime's business. It leaves the pod
 	// connected or not.
-	run func(ctx context.Context, n *testNode, p pod.Pod, config []byte, files []*os.File) error
+	run func(ctx context.Context, n *testNode, p pod.Pod, config []byte, files []*os.File) ([]byte, error)
 	// connectFirst makes the pod before the faults are armed.
 	connectFirst bool
 	// owes are the parts of points' names that the scenario causes, some of
@@ -46,13 +46,11 @@ func (s scenario) likely(point string) bool {
 }
 
 var scenarios = []scenario{
-	{name: "ADD", owes: []string{"add", "allocate", "confirm", "resolve", "create"}, run: func(ctx context.Context, n *testNode, p pod.Pod, config []byte, files []*os.File) error {
-		_, err := n.call(ctx, "ADD", p, config, files...)
-		return err
+	{name: "ADD", owes: []string{"add", "allocate", "confirm", "resolve", "create"}, run: func(ctx context.Context, n *testNode, p pod.Pod, config []byte, files []*os.File) ([]byte, error) {
+		return n.call(ctx, "ADD", p, config, files...)
 	}},
-	{name: "DEL", connectFirst: true, owes: []string{"del", "delete", "release"}, run: func(ctx context.Context, n *testNode, p pod.Pod, config []byte, files []*os.File) error {
-		_, err := n.call(ctx, "DEL", p, config, files...)
-		return err
+	{name: "DEL", connectFirst: true, owes: []string{"del", "delete", "release"}, run: func(ctx context.Context, n *testNode, p pod.Pod, config []byte, files []*os.File) ([]byte, error) {
+		return n.call(ctx, "DEL", p, config, files...)
 	}},
 }
 
@@ -229,16 +227,12 @@ func (n *testNode) duringWith(t *testing.T, s scenario, bystanders []pod.Pod, fi
 	arm()
 	// Short: the call waits for a process that died.
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-	err := s.run(ctx, n, p, config, files)
+	result, err := s.run(ctx, n, p, config, files)
 	cancel()
 	recovered()
 
 	if s.name == "ADD" && err == nil {
 		// It succeeded in spite of the kill: then it must work.
-		result, err := n.call(t.Context(), "ADD", p, config)
-		if err != nil {
-			t.Fatalf("repeated ADD after a success: %v", err)
-		}
 		p = withAddresses(t, p, result)
 		exchange(t, p, bystanders[0])
 	}

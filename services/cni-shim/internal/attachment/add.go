@@ -15,7 +15,9 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
 
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
@@ -64,7 +66,12 @@ func (p *Plugin) add(ctx context.Context, stdout io.Writer) (err error) {
 	// earlier ADD made. This one may find it as it should be, or fail, but it
 	// undoes only what it did itself.
 	ours := lease.GetState() != ipamv1.AllocationState_ALLOCATION_STATE_CONFIRMED
-	if ours {
+	var earlier *datapathv1.Endpoint
+	if !ours {
+		if earlier, err = p.endpoint(ctx); err != nil {
+			return cniError("look for an earlier endpoint", err)
+		}
+	} else {
 		undo = append(undo, func() { p.undo(ctx, "release the addresses", p.release) })
 	}
 	if err := faultAddAllocated.Hit(ctx); err != nil {
@@ -77,9 +84,17 @@ func (p *Plugin) add(ctx context.Context, stdout io.Writer) (err error) {
 			// The endpoint may exist, and its addresses may be in use.
 			undo[len(undo)-1] = func() { p.undo(ctx, "delete the endpoint", p.deleteAndRelease) }
 		}
+		if status.Code(err) == codes.AlreadyExists {
+			return p.attached()
+		}
 		return cniError("create the endpoint", err)
 	}
-	if ours {
+	switch {
+	case earlier != nil && sameAttachment(earlier, endpoint):
+		return p.attached()
+	case !ours: // the earlier one's container has gone without a DEL
+		undo = append(undo, func() { p.undo(ctx, "delete the endpoint", p.deleteAndRelease) })
+	default:
 		undo[len(undo)-1] = func() { p.undo(ctx, "delete the endpoint", p.deleteAndRelease) }
 	}
 	if err := faultAddCreated.Hit(ctx); err != nil {
@@ -185,6 +200,31 @@ func (p *Plugin) create(ctx context.Context, path string, lease *ipamv1.Allocati
 
 // leasePause is how long ADD waits before it leases addresses again.
 const leasePause = 50 * time.Millisecond
+
+// endpoint is what the datapath has of the owner; nil for nothing.
+func (p *Plugin) endpoint(ctx context.Context) (*datapathv1.Endpoint, error) {
+	resp, err := call(ctx, p.patience, p.datapathSocket, func(ctx context.Context) (*datapathv1.GetEndpointResponse, error) {
+		return p.datapath.GetEndpoint(ctx, &datapathv1.GetEndpointRequest{Owner: p.owner()})
+	})
+	if status.Code(err) == codes.NotFound {
+		return nil, nil //nolint:nilnil // none is no error
+	}
+	return resp.GetEndpoint(), err
+}
+
+// attached refuses a second ADD: CNI wants an error if the interface exists in the
+// container. That includes an ADD whose answer was lost: the runtime takes it for
+// failed, and its DEL comes before the next one.
+func (p *Plugin) attached() error {
+	return invocation.Environment(invocation.EnvIfName, fmt.Errorf("the container has %s by an earlier ADD; DEL comes before another ADD", p.in.Owner.Interface))
+}
+
+// sameAttachment says whether an endpoint is the one that was there before. The
+// datapath makes another one where the device has gone with its namespace.
+func sameAttachment(before, now *datapathv1.Endpoint) bool {
+	return before.GetHostInterface().GetIndex() == now.GetHostInterface().GetIndex() &&
+		before.GetCreateTime().AsTime().Equal(now.GetCreateTime().AsTime())
+}
 
 // useLease puts the addresses into the request, and says when the lease should be
 // renewed; zero if it does not end.

@@ -47,6 +47,8 @@ type Node struct {
 	endpoints   map[string]*datapathv1.Endpoint
 	requests    map[string]*datapathv1.CreateEndpointRequest
 	next        int
+	device      uint32
+	gone        map[string]bool // endpoints whose device has gone
 	calls       []string
 	requestIDs  map[string]bool
 	status      *datapathv1.GetStatusResponse
@@ -74,6 +76,7 @@ func New(t testing.TB) *Node {
 		allocations: map[string]*ipamv1.Allocation{},
 		endpoints:   map[string]*datapathv1.Endpoint{},
 		requests:    map[string]*datapathv1.CreateEndpointRequest{},
+		gone:        map[string]bool{},
 		requestIDs:  map[string]bool{},
 		status:      &datapathv1.GetStatusResponse{AddReady: true},
 		fail:        map[string]func(context.Context) error{},
@@ -199,6 +202,14 @@ func (n *Node) Forget(owner string) {
 	delete(n.allocations, owner)
 }
 
+// Renew takes the device of the endpoint "container/interface" with its namespace:
+// the next creation makes a new one.
+func (n *Node) Renew(owner string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.gone[owner] = true
+}
+
 // Request is what the endpoint "container/interface" was created with.
 func (n *Node) Request(owner string) *datapathv1.CreateEndpointRequest {
 	n.mu.Lock()
@@ -291,7 +302,7 @@ func (n *Node) CreateEndpoint(_ context.Context, r *datapathv1.CreateEndpointReq
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	k := key(r.GetOwner())
-	if e := n.endpoints[k]; e != nil {
+	if e := n.endpoints[k]; e != nil && !n.gone[k] {
 		if !proto.Equal(withoutLease(n.requests[k]), withoutLease(r)) {
 			return nil, status.Error(codes.AlreadyExists, "the owner has another endpoint")
 		}
@@ -311,6 +322,8 @@ func (n *Node) CreateEndpoint(_ context.Context, r *datapathv1.CreateEndpointReq
 	if mtu == 0 {
 		mtu = 1500
 	}
+	n.device++
+	delete(n.gone, k)
 	e := &datapathv1.Endpoint{
 		Owner:              r.GetOwner(),
 		Manager:            r.GetManager(),
@@ -320,10 +333,11 @@ func (n *Node) CreateEndpoint(_ context.Context, r *datapathv1.CreateEndpointReq
 		Identity:           256,
 		Labels:             r.GetLabels(),
 		Addresses:          r.GetAddresses(),
-		HostInterface:      &datapathv1.Interface{Name: "sl0123456789a", Index: 7, Mac: []byte{2, 0, 0, 0, 0, 1}},
+		HostInterface:      &datapathv1.Interface{Name: "sl0123456789a", Index: 6 + n.device, Mac: []byte{2, 0, 0, 0, 0, 1}},
 		ContainerInterface: &datapathv1.Interface{Name: r.GetOwner().GetInterfaceName(), Index: 2, Mac: mac},
 		NetworkNamespace:   r.GetNetworkNamespace(),
 		Mtu:                mtu,
+		CreateTime:         timestamppb.Now(),
 		Gateways:           [][]byte{{169, 254, 1, 1}, netip.MustParseAddr("fe80::1").AsSlice()},
 	}
 	for _, other := range n.endpoints {
@@ -333,6 +347,17 @@ func (n *Node) CreateEndpoint(_ context.Context, r *datapathv1.CreateEndpointReq
 	}
 	n.endpoints[k], n.requests[k] = e, proto.Clone(r).(*datapathv1.CreateEndpointRequest)
 	return &datapathv1.CreateEndpointResponse{Endpoint: e}, nil
+}
+
+// GetEndpoint gives the endpoint, also one whose device has gone.
+func (n *Node) GetEndpoint(_ context.Context, r *datapathv1.GetEndpointRequest) (*datapathv1.GetEndpointResponse, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	e := n.endpoints[key(r.GetOwner())]
+	if e == nil {
+		return nil, status.Error(codes.NotFound, "no such endpoint")
+	}
+	return &datapathv1.GetEndpointResponse{Endpoint: e}, nil
 }
 
 func withoutLease(r *datapathv1.CreateEndpointRequest) *datapathv1.CreateEndpointRequest {

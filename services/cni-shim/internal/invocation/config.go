@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
 	"path/filepath"
@@ -111,9 +112,9 @@ func parseConfig(command Command, stdin []byte) (Config, error) {
 		_ = d.get("name", &c.Name) // for the log
 		return c, nil
 	}
-	for key := range top {
+	for _, key := range slices.Sorted(maps.Keys(top)) {
 		if !slices.Contains(knownKeys, key) && !strings.HasPrefix(key, "cni.dev/") {
-			return Config{}, Field(clip(key), "unknown key")
+			return Config{}, unsupported(clip(key), top[key], "the key is not known")
 		}
 	}
 	return c, nil
@@ -242,15 +243,15 @@ func (c *Config) parseCNI(d fields) error {
 		case "labels", "ips", "mac", capPodAnnotations:
 		default:
 			if wanted {
-				return Field("capabilities", "%q is not offered", clip(name))
+				return unsupported("capabilities."+clip(name), []byte("true"), "the capability is not offered")
 			}
 		}
 	}
 	if len(ipam) > 0 {
-		return Field("ipam", "addresses come from sluice-ipam; remove the key")
+		return unsupported("ipam", d.m["ipam"], "addresses come from sluice-ipam; remove the key")
 	}
 	if masquerade {
-		return Field("ipMasq", "true is not supported")
+		return unsupported("ipMasq", d.m["ipMasq"], "remove the key")
 	}
 	for i, s := range c.DNS.Nameservers {
 		if _, err := netip.ParseAddr(s); err != nil {
@@ -281,7 +282,7 @@ func (c *Config) parseRuntime(d fields) error {
 			// Nobody sends what no capability asked for; to ignore it would be
 			// to promise, say, a port mapping that nobody makes.
 			if string(value) != "null" {
-				return Field("runtimeConfig."+clip(key), "the capability is not offered")
+				return unsupported("runtimeConfig."+clip(key), value, "the capability is not offered")
 			}
 		}
 	}

@@ -6,8 +6,9 @@
 //
 // Everything here comes from outside and is parsed as root, so it is bounded
 // in size and depth, checked before anything is done, and refused with the CNI
-// code that belongs to it: 4 for the environment, 6 for what is not JSON, 7
-// for a field of the configuration, 1 for a version that is not spoken. The
+// code that belongs to it: 4 for the environment, 6 for what is not JSON, 2 for a
+// field of the configuration that is not supported, 7 for one that is wrong, 1 for
+// a version that is not spoken. The
 // package opens no file and calls nobody.
 package invocation
 
@@ -252,6 +253,12 @@ func Environment(name string, err error) *types.Error { return environment(name,
 // Field is the CNI error for a field of the configuration.
 func Field(name, format string, args ...any) *types.Error {
 	return types.NewError(types.ErrInvalidNetworkConfig, name+": "+fmt.Sprintf(format, args...), "")
+}
+
+// unsupported is the CNI error for a field that the plugin does not know, or not
+// with that value.
+func unsupported(name string, value []byte, why string) *types.Error {
+	return types.NewError(types.ErrUnsupportedField, fmt.Sprintf("%s: %s is not supported: %s", name, clip(string(value)), why), "")
 }
 
 // clip keeps hostile input from filling logs and answers.

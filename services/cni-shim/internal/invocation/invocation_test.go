@@ -93,8 +93,8 @@ func TestHostileInputHasTheRightCode(t *testing.T) {
 		"the version is a number":      {`{"cniVersion":1,"name":"x"}`, 7},
 		"no name":                      {`{"cniVersion":"1.0.0"}`, 7},
 		"a bad name":                   {`{"cniVersion":"1.0.0","name":"../x"}`, 7},
-		"unknown key":                  {doc(`"mtuu":1`), 7},
-		"a key in another case":        {doc(`"MTU":1500`), 7},
+		"unknown key":                  {doc(`"mtuu":1`), 2},
+		"a key in another case":        {doc(`"MTU":1500`), 2},
 		"mtu is text":                  {doc(`"mtu":"1500"`), 7},
 		"mtu is negative":              {doc(`"mtu":-1`), 7},
 		"mtu is small":                 {doc(`"mtu":576`), 7},
@@ -109,10 +109,10 @@ func TestHostileInputHasTheRightCode(t *testing.T) {
 		"timeout is none":              {doc(`"timeout":"soon"`), 7},
 		"timeout is short":             {doc(`"timeout":"1ms"`), 7},
 		"timeout is long":              {doc(`"timeout":"24h"`), 7},
-		"another IPAM":                 {doc(`"ipam":{"type":"host-local"}`), 7},
-		"masquerade":                   {doc(`"ipMasq":true`), 7},
-		"a capability we lack":         {doc(`"capabilities":{"portMappings":true}`), 7},
-		"a request for what we lack":   {doc(`"runtimeConfig":{"portMappings":[{"hostPort":1}]}`), 7},
+		"another IPAM":                 {doc(`"ipam":{"type":"host-local"}`), 2},
+		"masquerade":                   {doc(`"ipMasq":true`), 2},
+		"a capability we lack":         {doc(`"capabilities":{"portMappings":true}`), 2},
+		"a request for what we lack":   {doc(`"runtimeConfig":{"portMappings":[{"hostPort":1}]}`), 2},
 		"capabilities is a list":       {doc(`"capabilities":["ips"]`), 7},
 		"labels is an object":          {doc(`"runtimeConfig":{"labels":{"app":"x"}}`), 7},
 		"a label without key":          {doc(`"runtimeConfig":{"labels":[{"value":"x"}]}`), 7},
@@ -154,6 +154,23 @@ func TestHostileInputHasTheRightCode(t *testing.T) {
 		}
 		if err != nil && len(err.Error()) > 500 {
 			t.Errorf("%s: the answer repeats the input: %d bytes", name, len(err.Error()))
+		}
+	}
+}
+
+// CNI wants the key and the value of an unsupported field in the message.
+func TestUnsupportedFieldsAreNamedWithTheirValue(t *testing.T) {
+	for more, want := range map[string][2]string{
+		`"mtuu":1500`:                             {"mtuu", "1500"},
+		`"ipMasq":true`:                           {"ipMasq", "true"},
+		`"ipam":{"type":"host-local"}`:            {"ipam", "host-local"},
+		`"capabilities":{"portMappings":true}`:    {"capabilities.portMappings", "true"},
+		`"runtimeConfig":{"bandwidth":{"x":1}}`:   {"runtimeConfig.bandwidth", `{"x":1}`},
+		`"x":"` + strings.Repeat("y", 1000) + `"`: {"x", "yyy"},
+	} {
+		_, err := Parse(Add, env(), []byte(doc(more)))
+		if code(t, err) != 2 || !strings.Contains(err.Error(), want[0]) || !strings.Contains(err.Error(), want[1]) || len(err.Error()) > 500 {
+			t.Errorf("%.60s: %v, want code 2 with %q", more, err, want)
 		}
 	}
 }
@@ -338,7 +355,7 @@ func FuzzParse(f *testing.F) {
 		}
 		in, err := Parse(command, e, stdin)
 		if err != nil {
-			if c := code(t, err); !slices.Contains([]uint{1, 4, 6, 7}, c) {
+			if c := code(t, err); !slices.Contains([]uint{1, 2, 4, 6, 7}, c) {
 				t.Fatalf("code %d: %v", c, err)
 			}
 			return

@@ -16,6 +16,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
 
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
@@ -80,11 +81,12 @@ func (h *Health) translate(err error, also map[codes.Code]error) error {
 type IPAM struct {
 	Health
 	client ipamv1.IPAMServiceClient
+	conn   grpc.ClientConnInterface
 }
 
 // NewIPAM uses a connection to ipam's socket.
 func NewIPAM(cc grpc.ClientConnInterface) *IPAM {
-	return &IPAM{Health: Health{Name: "ipam"}, client: ipamv1.NewIPAMServiceClient(cc)}
+	return &IPAM{Health: Health{Name: "ipam"}, client: ipamv1.NewIPAMServiceClient(cc), conn: cc}
 }
 
 // Confirm implements endpoint.Leases.
@@ -97,6 +99,61 @@ func (i *IPAM) Confirm(ctx context.Context, o endpoint.Owner, addrs []netip.Addr
 	return i.translate(err, map[codes.Code]error{
 		codes.NotFound: endpoint.ErrLease, codes.FailedPrecondition: endpoint.ErrLease,
 	})
+}
+
+// Claim implements endpoint.Leases.
+func (i *IPAM) Claim(ctx context.Context, o endpoint.Owner, addrs []netip.Addr) error {
+	req := &ipamv1.AllocateRequest{Owner: owner(o)}
+	for _, a := range addrs {
+		family := ipamv1.Family_FAMILY_IPV6
+		if a.Is4() {
+			family = ipamv1.Family_FAMILY_IPV4
+		}
+		req.Families = append(req.Families, family)
+		req.RequestedAddresses = append(req.RequestedAddresses, a.AsSlice())
+	}
+	if _, err := i.client.Allocate(ctx, req); err != nil {
+		return i.translate(err, map[codes.Code]error{codes.AlreadyExists: endpoint.ErrLease, codes.FailedPrecondition: endpoint.ErrLease})
+	}
+	return i.Confirm(ctx, o, addrs)
+}
+
+// Reconnected sends whenever a connection that was lost is there again, until
+// ctx ends, when it closes the channel. The service may have lost something in
+// between, whether a call noticed or not.
+func (i *IPAM) Reconnected(ctx context.Context) <-chan struct{} {
+	ch := make(chan struct{}, 1)
+	conn, ok := i.conn.(interface {
+		Connect()
+		GetState() connectivity.State
+		WaitForStateChange(context.Context, connectivity.State) bool
+	})
+	if !ok {
+		context.AfterFunc(ctx, func() { close(ch) })
+		return ch
+	}
+	go func() {
+		defer close(ch)
+		lost := false
+		for {
+			state := conn.GetState()
+			switch {
+			case state == connectivity.Ready && lost:
+				lost = false
+				select {
+				case ch <- struct{}{}:
+				default:
+				}
+			case state == connectivity.Idle:
+				conn.Connect()
+			}
+			if !conn.WaitForStateChange(ctx, state) {
+				return
+			}
+			lost = lost || state == connectivity.Ready
+		}
+	}()
+	return ch
 }
 
 // Release implements endpoint.Leases.

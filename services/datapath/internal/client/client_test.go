@@ -7,11 +7,17 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
+	"os"
+	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
@@ -132,5 +138,52 @@ func TestLabelsOfAnIdentityHaveABound(t *testing.T) {
 	i.client = labelled{number: 300, labels: maxLabels + 1}
 	if _, err := i.Labels(t.Context(), 300); err == nil || !strings.Contains(err.Error(), "1025 labels") {
 		t.Errorf("too many labels: %v", err)
+	}
+}
+
+// TestReconnectionIsToldWithoutACall: ipam may have been stopped, lost its state
+// and been started again while the datapath asked nothing.
+func TestReconnectionIsToldWithoutACall(t *testing.T) {
+	dir, err := os.MkdirTemp("", "ipam") // t.TempDir may be too long for a socket's path
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	socket := filepath.Join(dir, "s")
+	serve := func() (stop func()) {
+		l, err := net.Listen("unix", socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := grpc.NewServer()
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if err := s.Serve(l); err != nil {
+				t.Error(err)
+			}
+		})
+		return func() { s.Stop(); wg.Wait() }
+	}
+	stop := serve()
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	told := NewIPAM(conn).Reconnected(ctx)
+	for conn.GetState() != connectivity.Ready {
+		conn.WaitForStateChange(t.Context(), conn.GetState())
+	}
+	for range 3 {
+		stop()
+		stop = serve()
+		if _, ok := <-told; !ok {
+			t.Fatal("the channel is closed")
+		}
+	}
+	stop()
+	cancel()
+	for range told { //nolint:revive // until it is closed
 	}
 }

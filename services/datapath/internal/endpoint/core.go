@@ -72,6 +72,7 @@ type Core struct {
 	holders    map[netip.Addr]Owner     // guarded by mu; of live endpoints
 	byIndex    map[uint32]Owner         // guarded by mu; host ends of ready endpoints
 	doomed     map[HostDevice]time.Time // guarded by mu; when to remove
+	unclaimed  map[Owner]error          // guarded by mu; live endpoints that ipam refuses to confirm again
 	unreadable map[string]Unreadable    // guarded by mu; files that are no records, by name
 	unrepaired map[Owner]unrepaired     // guarded by mu; of host ends
 
@@ -204,6 +205,9 @@ func (c *Core) Counts() Counts {
 	}
 	for _, d := range c.hostUnrepaired.left {
 		n.Unrepaired = append(n.Unrepaired, "node: "+d.String())
+	}
+	for _, err := range c.unclaimed {
+		n.Unrepaired = append(n.Unrepaired, fmt.Sprintf("%v; the endpoint goes on, and a creation with its addresses fails", err))
 	}
 	slices.Sort(n.Unrepaired)
 	return n

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -676,6 +677,42 @@ func TestReconcileReleasesOnlyOwnersNobodyKnows(t *testing.T) {
 		t.Error("a lease that is not confirmed was released")
 	}
 	m.holds(t, c, 1)
+}
+
+// TestReconcileClaimsWhatIpamHasForgotten: it lost its state while endpoints
+// live, and must not give their addresses to others.
+func TestReconcileClaimsWhatIpamHasForgotten(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	specs := []Spec{m.wanted("a", 2), m.wanted("b", 3), m.wanted("c", 4)}
+	for _, s := range specs {
+		if _, err := c.Create(t.Context(), s, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	clear(m.leases)
+	thief := Owner{"thief", "eth0"} // an ADD that came before us
+	m.leases[thief] = lease{addrs: specs[2].Addrs}
+	if n, err := c.Reconcile(t.Context()); n != 0 || !errors.Is(err, ErrLease) || !strings.Contains(err.Error(), "10.0.0.4") {
+		t.Errorf("released %d, %v, want 0 and the address that another has", n, err)
+	}
+	for _, s := range specs[:2] {
+		if l := m.leases[s.Owner]; !l.confirmed || !slices.Equal(l.addrs, s.Addrs) {
+			t.Errorf("%s has %+v, want its addresses confirmed", s.Owner, l)
+		}
+	}
+	if warnings := c.Counts().Unrepaired; len(warnings) != 1 || !strings.Contains(warnings[0], specs[2].Owner.String()) {
+		t.Errorf("warnings: %q", warnings)
+	}
+	delete(m.leases, thief) // its creation failed
+	if n, err := c.Reconcile(t.Context()); n != 0 || err != nil || len(c.Counts().Unrepaired) != 0 {
+		t.Errorf("released %d, %v, warnings %q", n, err, c.Counts().Unrepaired)
+	}
+	m.holds(t, c, 3)
+	m.calls = nil
+	if _, err := c.Reconcile(t.Context()); err != nil || slices.Contains(m.calls, "claim") {
+		t.Errorf("with nothing forgotten: %v, calls %v", err, m.calls)
+	}
 }
 
 func TestChangedAttachmentIsRepairedAndCounted(t *testing.T) {

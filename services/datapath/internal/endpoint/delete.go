@@ -376,18 +376,71 @@ func (c *Core) deleteIfSame(ctx context.Context, r Record) (bool, error) {
 	return true, c.dispose(ctx, now)
 }
 
+// claimUnconfirmed leases the addresses of endpoints that ipam does not list as
+// confirmed again: it has lost its state while they live, and would give them to
+// others, whose creation would fail.
+func (c *Core) claimUnconfirmed(ctx context.Context, confirmed []Owner) (claimed int, err error) {
+	known := map[Owner]bool{}
+	for _, o := range confirmed {
+		known[o] = true
+	}
+	var errs []error
+	unclaimed := map[Owner]error{}
+	for _, r := range c.live() {
+		o := r.Spec.Owner
+		if known[o] {
+			continue
+		}
+		ok, err := c.claimAgain(ctx, o)
+		if err != nil {
+			errs = append(errs, err)
+			unclaimed[o] = err
+		}
+		if ok {
+			claimed++
+		}
+		if errors.Is(err, ErrUnavailable) {
+			break // the rest would fare no better
+		}
+	}
+	c.mu.Lock()
+	c.unclaimed = unclaimed
+	c.mu.Unlock()
+	return claimed, errors.Join(errs...)
+}
+
+func (c *Core) claimAgain(ctx context.Context, o Owner) (bool, error) {
+	leave, err := c.turns.enter(ctx, o)
+	if err != nil {
+		return false, err
+	}
+	defer leave()
+	r, ok := c.record(o)
+	if !ok || r.Phase != PhaseReady || r.BootID != c.cfg.BootID || c.disconnecting(o) {
+		return false, nil
+	}
+	if err := c.cfg.Leases.Claim(ctx, o, r.Spec.Addrs); err != nil {
+		return false, fmt.Errorf("claim the addresses %v of %s again: %w", r.Spec.Addrs, o, err)
+	}
+	c.log.WarnContext(ctx, "addresses of a live endpoint claimed again, because ipam did not know them", "owner", o.String(), "addresses", r.Spec.Addrs)
+	return true, nil
+}
+
 // Reconcile releases the confirmed addresses, and the identity, of owners that
 // no record knows. There are none, unless records were lost with the power:
 // they are not synced, because what they describe does not outlive the boot.
 // An owner is in a record before its lease is confirmed, so an owner that is
 // in a listing of confirmed leases but in no record afterwards is nobody's,
 // unless a record that cannot be read may be its.
+//
+// What ipam does not list of live endpoints is claimed again: its state was lost.
 func (c *Core) Reconcile(ctx context.Context) (released int, err error) {
 	owners, err := c.cfg.Leases.Confirmed(ctx)
 	if err != nil {
 		return 0, fmt.Errorf("list confirmed addresses: %w", err)
 	}
-	var errs []error
+	_, cerr := c.claimUnconfirmed(ctx, owners)
+	errs := []error{cerr}
 	for _, o := range owners {
 		ok, err := c.releaseUnknown(ctx, o)
 		if err != nil {

@@ -366,6 +366,20 @@ func (f fakeLeases) Release(_ context.Context, o Owner) error {
 	return nil
 }
 
+func (f fakeLeases) Claim(_ context.Context, o Owner, addrs []netip.Addr) error {
+	if err := f.do("claim"); err != nil {
+		return err
+	}
+	defer f.mu.Unlock()
+	for other, l := range f.leases {
+		if other != o && slices.ContainsFunc(addrs, func(a netip.Addr) bool { return slices.Contains(l.addrs, a) }) {
+			return ErrLease
+		}
+	}
+	f.leases[o] = lease{addrs, true}
+	return nil
+}
+
 func (f fakeLeases) Confirmed(context.Context) ([]Owner, error) {
 	if err := f.do("list leases"); err != nil {
 		return nil, err

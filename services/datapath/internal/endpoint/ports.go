@@ -117,6 +117,10 @@ type Leases interface {
 	Confirm(ctx context.Context, o Owner, addrs []netip.Addr) error
 	// Release gives up what the owner holds, if anything.
 	Release(ctx context.Context, o Owner) error
+	// Claim leases exactly these addresses to the owner and confirms them, although
+	// the service may know nothing of it. ErrLease if it has given one of them to
+	// another owner, ErrUnavailable if it does not answer.
+	Claim(ctx context.Context, o Owner, addrs []netip.Addr) error
 	// Confirmed lists the owners of confirmed allocations.
 	Confirmed(ctx context.Context) ([]Owner, error)
 }

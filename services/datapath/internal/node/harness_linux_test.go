@@ -122,6 +122,10 @@ func (l *leases) Release(_ context.Context, o endpoint.Owner) error {
 	return nil
 }
 
+func (l *leases) Claim(ctx context.Context, o endpoint.Owner, addrs []netip.Addr) error {
+	return l.Confirm(ctx, o, addrs)
+}
+
 func (l *leases) Confirmed(context.Context) ([]endpoint.Owner, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -435,6 +435,13 @@ const reconcileRetry = time.Second
 // have lost something. It returns when ctx ends.
 func (n *Node) ReconcileLoop(ctx context.Context, ipam *client.IPAM, identity *client.Identity) error {
 	leases, identities := true, true
+	ctx, cancel := context.WithCancel(ctx)
+	reconnected := ipam.Reconnected(ctx)
+	defer func() {
+		cancel()
+		for range reconnected { //nolint:revive // it ends with its goroutine
+		}
+	}()
 	for {
 		if leases {
 			released, err := n.Core.Reconcile(ctx)
@@ -452,6 +459,9 @@ func (n *Node) ReconcileLoop(ctx context.Context, ipam *client.IPAM, identity *c
 		case <-ctx.Done():
 			t.Stop()
 			return ctx.Err()
+		case _, ok := <-reconnected:
+			t.Stop()
+			leases = leases || ok
 		case <-t.C:
 		}
 		leases = leases || ipam.Err() != nil

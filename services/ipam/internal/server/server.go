@@ -41,14 +41,13 @@ func New(a *ipam.Allocator, m *Metrics, version string, started time.Time) *Serv
 // Register adds the service to a server.
 func (s *Server) Register(r grpc.ServiceRegistrar) { ipamv1.RegisterIPAMServiceServer(r, s) }
 
-// Methods says who may call what: Allocate is for root, as which the plug-in
-// runs, Confirm and Release are for the datapath's user too; reading is for the
-// group.
+// Methods says who may call what: root, as which the plug-in runs, and the
+// datapath's user change allocations; reading is for the group.
 func Methods() rpc.Methods {
 	datapath := rpc.Method{Access: rpc.RootAnd(instance.DatapathID)}
 	read := rpc.Method{Access: rpc.Group()}
 	return rpc.Methods{
-		ipamv1.IPAMService_Allocate_FullMethodName:          {Access: rpc.Root()},
+		ipamv1.IPAMService_Allocate_FullMethodName:          datapath,
 		ipamv1.IPAMService_ConfirmAllocation_FullMethodName: datapath,
 		ipamv1.IPAMService_Release_FullMethodName:           datapath,
 		ipamv1.IPAMService_ListAllocations_FullMethodName:   {Access: rpc.Group(), Limit: rpc.Limit{InFlight: maxLists, Waiting: 4 * maxLists}},

@@ -61,7 +61,8 @@ type Process struct {
 	phases      *prometheus.GaugeVec
 	ready       prometheus.Gauge
 	sandbox     *prometheus.GaugeVec
-	confined    bool // Confine restricts files
+	confined    bool     // Confine restricts files
+	missing     []string // layers of the sandbox, and why; complete once Confine has returned
 
 	work    context.Context // of the background work: outlives the servers
 	endWork context.CancelCauseFunc

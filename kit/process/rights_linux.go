@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/log"
@@ -105,11 +106,16 @@ func (p *Process) Confine(f sandbox.Files) error {
 	})
 }
 
+// MissingLayers says which layers of the sandbox the kernel does not have, one
+// line each. It may be called once Confine has returned.
+func (p *Process) MissingLayers() []string { return slices.Clone(p.missing) }
+
 // sandboxed notes whether a layer of the sandbox is enforced. A kernel without
 // it is no error: users and capabilities hold as ever.
 func (p *Process) sandboxed(layer string, err error) error {
 	if errors.Is(err, sandbox.ErrUnsupported) {
 		p.sandbox.WithLabelValues(layer).Set(0)
+		p.missing = append(p.missing, fmt.Sprintf("a layer of the sandbox is missing, %s: %v", layer, err))
 		p.Log.Warn("a layer of the sandbox is missing", "layer", layer, log.Err(err))
 		return nil
 	}

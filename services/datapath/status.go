@@ -53,7 +53,7 @@ func statusOf(p *process.Process, cfg Config, n *node.Node, ipam *services.IPAM,
 		}
 		ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 		defer cancel()
-		st.Problems, st.Warnings = n.Problems(ctx, ipam), n.Warnings()
+		st.Problems, st.Warnings = n.Problems(ctx, ipam), append(n.Warnings(), p.MissingLayers()...)
 		ierr := identity.Ping(ctx)
 		if ierr != nil {
 			st.Problems = append(st.Problems, ierr.Error())

@@ -12,6 +12,7 @@ import (
 // Operations that the owner's time is counted by; the rest is "other".
 const (
 	opChange    = "change policies"
+	opPrepare   = "prepare a change"
 	opFiles     = "take over files"
 	opIdentity  = "set identities"
 	opSubscribe = "subscribe"
@@ -40,6 +41,7 @@ type Busy struct {
 	Count     uint64
 	Sum       time.Duration
 	Longest   time.Duration
+	Tables    int // the most that one of them compiled
 }
 
 // spent notes that the owner was busy with an operation since began.
@@ -53,6 +55,8 @@ func (n *Node) spent(began time.Time) {
 	b.Count++
 	b.Sum += d
 	b.Longest = max(b.Longest, d)
+	tables := n.engine.Counters().Tables
+	b.Tables, n.compiled = max(b.Tables, tables-n.compiled), tables
 	if i, _ := slices.BinarySearch(BusyBounds[:], d); i < len(BusyBounds) {
 		b.Buckets[i]++
 	}

@@ -105,9 +105,12 @@ func (n *Node) Delete(ctx context.Context, keys []policy.Key, validateOnly bool)
 func (n *Node) Remove(ctx context.Context, c Caller, keys []policy.Key) (Outcome, error) {
 	return n.changed(ctx, c, func() (edit, error) {
 		var e edit
+		seen := make(map[policy.Key]struct{}, len(keys))
 		for _, k := range keys {
 			change := Changed{Key: k, Type: Absent}
-			if p := n.policies[k]; p != nil && !slices.Contains(e.gone, k) {
+			_, again := seen[k]
+			seen[k] = struct{}{}
+			if p := n.policies[k]; p != nil && !again {
 				if owner := n.owner(p, c.Manager); owner != "" {
 					return e, fmt.Errorf("%w: %s is of %s", ErrForeign, k, owner)
 				}
@@ -194,7 +197,13 @@ func (n *Node) changed(ctx context.Context, c Caller, find func() (edit, error))
 		return find()
 	}
 	if !c.ValidateOnly {
-		return ask(ctx, n, func() (Outcome, error) {
+		return n.prepared(ctx, func() engine.Change {
+			e, err := look()
+			if err != nil {
+				return engine.Change{} // the change will say why
+			}
+			return comingChange(e.puts, e.gone)
+		}, func() (Outcome, error) {
 			n.operation = opChange
 			e, err := look()
 			if err == nil {

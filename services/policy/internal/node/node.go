@@ -120,6 +120,8 @@ type Node struct {
 	done    chan struct{} // closed when Run has returned
 	// questions has one place, for the question that compiles beside the engine.
 	questions chan struct{}
+	// preparing has one place, for the change whose tables are compiled.
+	preparing chan struct{}
 	ctx       context.Context
 
 	barrier   stream.Barrier // revisions now
@@ -151,6 +153,7 @@ type Node struct {
 
 	busy      map[string]*Busy
 	operation string // that the owner is busy with
+	compiled  int    // tables, before it
 }
 
 // New takes the state of dir and compiles it. The sources are those of the
@@ -161,8 +164,8 @@ func New(config Config, dir string, sources []string) (*Node, error) {
 	}
 	n := &Node{
 		config: config, stream: stream.NewLog(config.Stream), calls: make(chan func(), 64), done: make(chan struct{}), ctx: context.Background(),
-		questions: make(chan struct{}, 1),
-		policies:  make(map[policy.Key]*Policy), sources: map[string]*source{SourceGRPC: {synced: true}}, managers: make(map[string]bool),
+		questions: make(chan struct{}, 1), preparing: make(chan struct{}, 1),
+		policies: make(map[policy.Key]*Policy), sources: map[string]*source{SourceGRPC: {synced: true}}, managers: make(map[string]bool),
 		identities: make(map[identity.Numeric]identity.Identity), subscribers: make(map[string]*subscriber),
 		names: make(map[string]map[netip.Addr]time.Time), crowded: make(map[identity.Numeric]error),
 		problems: make(map[string]string), readied: make(chan struct{}), busy: make(map[string]*Busy),

@@ -199,6 +199,15 @@ type Outcome struct {
 	Changes  []Changed
 }
 
+// comingChange is what a change will say to the engine.
+func comingChange(puts []*Policy, gone []policy.Key) engine.Change {
+	c := engine.Change{DeletePolicies: gone}
+	for _, p := range puts {
+		c.UpsertPolicies = append(c.UpsertPolicies, p.object)
+	}
+	return c
+}
+
 func (n *Node) policy(d Decoded, source, origin string) *Policy {
 	p := &Policy{
 		Key: d.Object.Key, Source: source, Origin: origin, Manifest: d.Text, Updated: n.config.Now(),
@@ -391,11 +400,32 @@ func (f *Feed) Set(ctx context.Context, files []File) error {
 	}
 	slices.Sort(order)
 	f.decoded = current
-	_, err := ask(ctx, f.node, func() (struct{}, error) {
+	_, err := f.node.prepared(ctx, func() engine.Change { return f.node.coming(f.name, current) }, func() (Outcome, error) {
 		f.node.operation = opFiles
-		return struct{}{}, f.node.take(f.name, order, current)
+		return Outcome{}, f.node.take(f.name, order, current)
 	})
 	return err
+}
+
+// coming is about what take will change: it does not look at what has to be
+// refused.
+func (n *Node) coming(name string, files map[string]*file) engine.Change {
+	var c engine.Change
+	listed := make(map[policy.Key]struct{})
+	for _, f := range files {
+		for _, d := range f.docs {
+			listed[d.Object.Key] = struct{}{}
+			if p := n.policies[d.Object.Key]; p == nil || p.Broken != "" || !bytes.Equal(p.Manifest, d.Text) {
+				c.UpsertPolicies = append(c.UpsertPolicies, d.Object)
+			}
+		}
+	}
+	for k, p := range n.policies {
+		if _, ok := listed[k]; !ok && p.Source == name {
+			c.DeletePolicies = append(c.DeletePolicies, k)
+		}
+	}
+	return c
 }
 
 // inForce are the policies of the source by origin: after a restart most files

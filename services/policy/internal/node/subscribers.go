@@ -66,31 +66,29 @@ func newSubscriber() *subscriber {
 // Subscribe connects a subscriber with exactly these interests. The caller must
 // give the session back with Unsubscribe.
 func (n *Node) Subscribe(ctx context.Context, want Subscription) (*stream.Session, error) {
+	name := want.Name
+	subjects := make(map[identity.Numeric]struct{}, len(want.Subjects))
+	for _, x := range want.Subjects {
+		subjects[x] = struct{}{}
+	}
+	for more := true; more; {
+		var err error
+		if more, err = ask(ctx, n, func() (bool, error) {
+			n.operation = opSubscribe
+			s, err := n.subscriber(want)
+			if err != nil {
+				return false, err
+			}
+			return n.approach(s, subjects), nil
+		}); err != nil {
+			return nil, err
+		}
+	}
 	return ask(ctx, n, func() (*stream.Session, error) {
 		n.operation = opSubscribe
-		name := want.Name
-		s := n.subscribers[name]
-		if s == nil {
-			same := 0
-			for _, other := range n.subscribers {
-				if other.enforces == want.enforces() {
-					same++
-				}
-			}
-			switch {
-			case same < maxSubscribers:
-			case want.enforces():
-				return nil, fmt.Errorf("%w: %d subscribers that enforce are known, of which some may be gone; one is forgotten %s after it went", ErrLimit, same, n.config.Linger)
-			default:
-				return nil, fmt.Errorf("%w: %d subscribers that watch are connected", ErrLimit, same)
-			}
-			s = newSubscriber()
-			n.subscribers[name] = s
-		}
-		s.enforces = want.enforces()
-		subjects := make(map[identity.Numeric]struct{}, len(want.Subjects))
-		for _, x := range want.Subjects {
-			subjects[x] = struct{}{}
+		s, err := n.subscriber(want)
+		if err != nil {
+			return nil, err
 		}
 		places := make(map[netip.Addr]identity.Numeric, len(want.Locations))
 		for _, l := range want.Locations {
@@ -123,6 +121,32 @@ func (n *Node) Subscribe(ctx context.Context, want Subscription) (*stream.Sessio
 	})
 }
 
+// subscriber is the one that connects; a new one is forgotten unless it does.
+func (n *Node) subscriber(want Subscription) (*subscriber, error) {
+	s := n.subscribers[want.Name]
+	if s == nil {
+		same := 0
+		for _, other := range n.subscribers {
+			if other.enforces == want.enforces() {
+				same++
+			}
+		}
+		switch {
+		case same < maxSubscribers:
+		case want.enforces():
+			return nil, fmt.Errorf("%w: %d subscribers that enforce are known, of which some may be gone; one is forgotten %s after it went", ErrLimit, same, n.config.Linger)
+		default:
+			return nil, fmt.Errorf("%w: %d subscribers that watch are connected", ErrLimit, same)
+		}
+		s = newSubscriber()
+		s.until = n.config.Now().Add(n.config.Linger)
+		n.wakeAt(s.until)
+		n.subscribers[want.Name] = s
+	}
+	s.enforces = want.enforces()
+	return s, nil
+}
+
 // saveSubscriber keeps what a subscriber that enforces wants tables for.
 func (n *Node) saveSubscriber(name string, s *subscriber) {
 	if s.enforces {
@@ -139,11 +163,13 @@ func (n *Node) Unsubscribe(name string, session *stream.Session) {
 	ask(context.Background(), n, func() (struct{}, error) { //nolint:errcheck // above
 		if s := n.subscribers[name]; s != nil && s.session == session {
 			s.session = nil
-			if !s.enforces {
+			switch s.until = n.config.Now(); {
+			case s.enforces:
+				s.until = s.until.Add(n.config.Linger)
+			case len(s.subjects) <= subjectsAtOnce:
 				n.forgetSubscriber(name, s)
 				return struct{}{}, nil
 			}
-			s.until = n.config.Now().Add(n.config.Linger)
 			n.wakeAt(s.until)
 		}
 		return struct{}{}, nil
@@ -315,6 +341,8 @@ func (n *Node) sweepSubscribers(now time.Time) {
 		case s.session != nil:
 		case s.until.After(now):
 			n.wakeAt(s.until)
+		case n.approach(s, nil):
+			n.wakeAt(now) // the rest after the calls that wait
 		default:
 			n.forgetSubscriber(name, s)
 		}
@@ -465,19 +493,28 @@ func (n *Node) setIdentities(set []identity.Identity, gone []identity.Numeric) {
 
 // CompleteIdentities says that these are all identities there are.
 func (n *Node) CompleteIdentities(ctx context.Context, listed map[identity.Numeric]struct{}) error {
-	_, err := ask(ctx, n, func() (struct{}, error) {
-		n.operation = opIdentity
-		var gone []identity.Numeric
-		for x := range n.identities {
-			if _, ok := listed[x]; !ok {
-				gone = append(gone, x)
+	for more := true; more; {
+		var err error
+		if more, err = ask(ctx, n, func() (bool, error) {
+			n.operation = opIdentity
+			var gone []identity.Numeric
+			for x := range n.identities {
+				if _, ok := listed[x]; !ok {
+					gone = append(gone, x)
+				}
 			}
+			slices.Sort(gone)
+			if len(gone) > identitiesAtOnce {
+				n.setIdentities(nil, gone[:identitiesAtOnce])
+				return true, nil
+			}
+			n.setIdentities(nil, gone)
+			n.sources[SourceIdentity].synced, n.sources[SourceIdentity].err = true, ""
+			n.stateChanged = true
+			return false, nil
+		}); err != nil {
+			return err
 		}
-		slices.Sort(gone)
-		n.setIdentities(nil, gone)
-		n.sources[SourceIdentity].synced, n.sources[SourceIdentity].err = true, ""
-		n.stateChanged = true
-		return struct{}{}, nil
-	})
-	return err
+	}
+	return nil
 }

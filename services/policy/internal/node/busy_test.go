@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package node
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/label"
+)
+
+// What one operation compiles is what every other call waits for.
+func TestNoOperationCompilesMoreThanAFewTables(t *testing.T) {
+	const pods = 300
+	n, _ := run(t, t.TempDir())
+	var all []identity.Identity
+	var want Interest
+	var policies, more strings.Builder
+	for i := range pods {
+		id, err := identity.New(identity.Numeric(1000+i), label.NewSet(label.Kubernetes("app", fmt.Sprint("p", i)),
+			label.Kubernetes(label.KeyNamespace, "shop"), label.Kubernetes(label.KeyCluster, "default")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, id)
+		want.Subjects = append(want.Subjects, id.Number)
+		policies.WriteString("---\n" + text("shop", fmt.Sprint("p", i), 1000+i))
+		more.WriteString("---\n" + strings.Replace(text("shop", fmt.Sprint("p", i), 5000+i), "name: p", "name: q", 1))
+	}
+	if err := n.SetIdentities(t.Context(), all, nil); err != nil {
+		t.Fatal(err)
+	}
+	subscribe := func(want Interest) {
+		t.Helper()
+		session, err := n.Subscribe(t.Context(), Subscription{Name: "datapath", Interest: want})
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.Unsubscribe("datapath", session)
+	}
+	upsert := func(manifests string) {
+		t.Helper()
+		if _, err := n.Upsert(t.Context(), []byte(manifests), "", false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	upsert(policies.String())
+	subscribe(want)
+	// A policy of every pod makes all tables others.
+	upsert("apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: all, namespace: shop}\nspec: {podSelector: {}, ingress: [{ports: [{port: 53}]}]}\n")
+	subscribe(Interest{})
+	subscribe(want)
+	files := n.Feed(SourceFile)
+	for _, listing := range [][]File{{{Origin: "all.yaml", Data: []byte(more.String())}}, nil} {
+		if err := files.Set(t.Context(), listing); err != nil {
+			t.Fatal(err)
+		}
+	}
+	st, err := n.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st.Size.Subjects != pods || st.Counters.Tables < 5*pods {
+		t.Fatalf("%d subjects, %d tables compiled: the test does not ask what it should", st.Size.Subjects, st.Counters.Tables)
+	}
+	seen := 0
+	for _, b := range st.Busy {
+		if b.Tables > 2*subjectsAtOnce {
+			t.Errorf("%s: one compiled %d tables, want at most %d", b.Operation, b.Tables, 2*subjectsAtOnce)
+		}
+		seen += b.Tables
+	}
+	if seen == 0 {
+		t.Error("no operation compiled anything")
+	}
+}

@@ -5,6 +5,7 @@ package node
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -632,5 +633,5 @@ func (n *Node) take(name string, order []string, files map[string]*file) error {
 }
 
 func compareKeys(a, b policy.Key) int {
-	return strings.Compare(a.Kind+"\x00"+a.Namespace+"\x00"+a.Name, b.Kind+"\x00"+b.Namespace+"\x00"+b.Name)
+	return cmp.Or(strings.Compare(a.Kind, b.Kind), strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 }

@@ -70,9 +70,9 @@ func (n *Node) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
 				}
 			}
 		}
-		slices.SortFunc(out, func(a, b Listed) int { return cmp.Or(compareKeys(a.Key, b.Key), cmp.Compare(a.Origin, b.Origin)) })
 		return out, nil
 	})
+	slices.SortFunc(list, func(a, b Listed) int { return cmp.Or(compareKeys(a.Key, b.Key), cmp.Compare(a.Origin, b.Origin)) })
 	return list, revision, err
 }
 

@@ -5,11 +5,14 @@ package engine
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/scenario"
+	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
 func TestAPreparedChangeCompilesNothing(t *testing.T) {
@@ -49,6 +52,19 @@ spec: {endpointSelector: {}, ingress: [{fromEndpoints: [{matchLabels: {app: app-
 	}
 }
 
+// own is an event for a second reader: what defines a table belongs to one.
+func own(ev Event) Event {
+	d, ok := ev.(TableDefined)
+	if !ok {
+		return ev
+	}
+	t := *d.Content
+	t.Nodes, t.Classes, t.Peers, t.Blocks = slices.Clone(t.Nodes), slices.Clone(t.Classes), maps.Clone(t.Peers), table.Blocks{}
+	d.Content.Blocks.All(t.Blocks.Set)
+	d.Content = &t
+	return d
+}
+
 // Whatever else happens between its steps, and whether the change is then made
 // or not, a preparation leaves no trace.
 func TestAPreparationChangesNoVerdictAndLeavesNothing(t *testing.T) {
@@ -60,10 +76,10 @@ func TestAPreparationChangesNoVerdictAndLeavesNothing(t *testing.T) {
 		config := drawConfig(w)
 		told := config
 		told.Events = func(ev Event) {
-			r.apply(ev)
 			if late != nil {
-				late.apply(ev)
+				late.apply(own(ev))
 			}
+			r.apply(ev)
 		}
 		s := w.Draw()
 		e := fresh(t, told, s)

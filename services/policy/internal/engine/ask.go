@@ -44,8 +44,10 @@ func (e *Engine) Draft() Draft {
 	for a, n := range e.located {
 		d.change.Locate = append(d.change.Locate, Location{a, n})
 	}
-	for n := range e.subjects {
-		d.subjects = append(d.subjects, n)
+	for n, s := range e.subjects {
+		if e.stuck[s] == nil { // else there is no room for it
+			d.subjects = append(d.subjects, n)
+		}
 	}
 	return d
 }

@@ -12,8 +12,8 @@ package engine
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -115,6 +115,8 @@ type Engine struct {
 	located  map[netip.Addr]identity.Numeric
 	placesOf map[identity.Numeric]map[netip.Addr]struct{} // the reverse of located
 	waiting  map[*peer]struct{}                           // kept unknown for want of room
+	stuck    map[*subject]error                           // without room for the tables of their labels
+	freed    int                                          // counts what made room in tables
 
 	counters  Counters
 	lastTable TableID
@@ -141,6 +143,7 @@ func New(config Config) *Engine {
 		located:     make(map[netip.Addr]identity.Numeric),
 		placesOf:    make(map[identity.Numeric]map[netip.Addr]struct{}),
 		waiting:     make(map[*peer]struct{}),
+		stuck:       make(map[*subject]error),
 	}
 	for k := range e.wide {
 		e.wide[k] = make(map[*live]struct{})
@@ -166,14 +169,24 @@ func (e *Engine) Counters() Counters { return e.counters }
 
 // Apply makes a change. When a table would exceed a limit, none of the policies
 // and none of the new subjects in the change take effect, while the rest does,
-// and the error names the subject and the policy with the largest share.
+// and the error names the subject and the policy with the largest share. A
+// subject that new labels leave without room keeps its tables and is no error
+// of the change: Stuck names it until it fits, and it is tried again when there
+// is room or something that concerns it changes.
 func (e *Engine) Apply(c Change) error {
 	dirty := make(map[*subject]struct{})
-	room := e.counters.PeerDeletes + e.counters.Tables
+	room := e.freed + e.counters.Tables
 	undo := e.applyObjects(c, dirty)
 	e.applyIdentities(c, dirty)
 	added := e.applySubjects(c, dirty)
 	addresses := e.applyNames(c)
+	again := maps.Clone(e.stuck)
+	if e.freed+e.counters.Tables == room {
+		maps.DeleteFunc(again, func(s *subject, _ error) bool { _, ok := dirty[s]; return !ok })
+	}
+	for s := range again {
+		delete(dirty, s)
+	}
 	err := e.commit(dirty)
 	if err != nil {
 		undo()
@@ -181,9 +194,21 @@ func (e *Engine) Apply(c Change) error {
 			delete(e.subjects, s.number)
 			e.enlist(s, false)
 		}
+		err = fmt.Errorf("apply policies: %w", err)
 		// What else has changed still has to be judged by the old policies.
-		err = errors.Join(fmt.Errorf("apply policies: %w", err), e.commit(dirty))
+		if e.commit(dirty) != nil {
+			for s := range dirty {
+				again[s] = nil
+			}
+			if len(added)+len(c.UpsertPolicies)+len(c.DeletePolicies) == 0 {
+				err = nil
+			}
+		}
 	}
+	if e.freed+e.counters.Tables != room {
+		maps.Copy(again, e.stuck)
+	}
+	e.commitEach(again)
 	for _, l := range inOrder(addresses) {
 		if l.refs == 0 {
 			continue
@@ -192,10 +217,35 @@ func (e *Engine) Apply(c Change) error {
 			err = fmt.Errorf("apply learned addresses: %w", aerr)
 		}
 	}
-	if now := e.counters.PeerDeletes + e.counters.Tables; now != room {
+	if e.freed+e.counters.Tables != room {
 		e.retryWaiting()
 	}
 	return err
+}
+
+// commitEach compiles subjects one by one, and notes those without room.
+func (e *Engine) commitEach(list map[*subject]error) {
+	for _, s := range slices.SortedFunc(maps.Keys(list), func(a, b *subject) int { return cmp.Compare(a.number, b.number) }) {
+		delete(e.stuck, s)
+		if err := e.commit(map[*subject]struct{}{s: {}}); err != nil {
+			e.stuck[s] = err
+		}
+	}
+}
+
+// Stuck says which subjects have the tables of their former labels, since those
+// of the new ones have no room; nil if there are none.
+func (e *Engine) Stuck() error {
+	var first *subject
+	for s := range e.stuck {
+		if first == nil || s.number < first.number {
+			first = s
+		}
+	}
+	if first == nil {
+		return nil
+	}
+	return fmt.Errorf("%d subjects keep the tables of their former labels, for example identity %d: %w", len(e.stuck), first.number, e.stuck[first])
 }
 
 // applyObjects stores policies and groups and marks the subjects they concern.
@@ -355,6 +405,7 @@ func (e *Engine) applySubjects(c Change, dirty map[*subject]struct{}) (added []*
 		delete(e.subjects, n)
 		e.enlist(s, false)
 		delete(dirty, s)
+		delete(e.stuck, s)
 		e.emit(SubjectGone{n})
 		var dropped []*live
 		for d := range s.bound {

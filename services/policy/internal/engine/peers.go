@@ -168,6 +168,7 @@ func (e *Engine) setRow(l *live, c *nodeClass, class table.Class) {
 func (e *Engine) deleteRow(l *live, c *nodeClass) {
 	delete(l.table.Peers, c.number)
 	e.counters.PeerDeletes++
+	e.freed++
 	e.emitFor(l, PeerDeleted{l.id, c.number})
 }
 
@@ -220,6 +221,7 @@ func (e *Engine) addPeer(p *peer) error {
 		}
 	}
 	e.enter(p, c)
+	delete(e.waiting, p)
 	return nil
 }
 
@@ -267,6 +269,10 @@ func (e *Engine) applyIdentities(c Change, dirty map[*subject]struct{}) {
 		}
 		e.index(p, false)
 		delete(e.peers, n)
+		delete(e.waiting, p)
+		if s := e.subjects[n]; s != nil {
+			delete(e.stuck, s)
+		}
 		e.setWord(n)
 		if p.class != nil {
 			delete(p.class.members, p)

@@ -68,7 +68,7 @@ func (p *Preparation) Step(subjects int) bool {
 	for ; subjects > 0 && len(p.subjects) > 0; subjects-- {
 		s := p.engine.subjects[p.subjects[0]]
 		p.subjects = p.subjects[1:]
-		if s == nil || p.engine.peers[s.number] == nil {
+		if s == nil || p.engine.peers[s.number] == nil || p.engine.stuck[s] != nil {
 			continue
 		}
 		for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {

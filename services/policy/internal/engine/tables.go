@@ -432,6 +432,7 @@ func (e *Engine) renew(l *live) bool {
 // remove takes a table out of every index and returns its selectors that are
 // not used any more.
 func (e *Engine) remove(l *live) (unused []*liveSelector) {
+	e.freed++
 	for n := range l.table.Peers {
 		if c := e.byNumber[n]; c != nil {
 			delete(c.rows, l)

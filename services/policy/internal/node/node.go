@@ -273,7 +273,9 @@ func (n *Node) publish() {
 
 // apply gives a change to the engine. What it refuses has no room.
 func (n *Node) apply(c engine.Change) error {
-	if err := n.engine.Apply(c); err != nil {
+	err := n.engine.Apply(c)
+	n.problem("relabelled subjects", n.engine.Stuck())
+	if err != nil {
 		return fmt.Errorf("%w: %w", ErrLimit, err)
 	}
 	return nil

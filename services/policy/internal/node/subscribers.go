@@ -488,6 +488,9 @@ func (n *Node) setIdentities(set []identity.Identity, gone []identity.Numeric) {
 	n.barrier.Identity += uint64(len(c.AddIdentities) + len(c.RemoveIdentities))
 	n.problem("identities", n.apply(c))
 	n.addSubjects(subjects)
+	if len(c.RemoveIdentities) > 0 {
+		n.retryCrowded() // their classes were room
+	}
 	n.save(rec)
 }
 

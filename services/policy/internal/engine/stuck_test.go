@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/port"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/selector"
+	"github.com/sluice-net/sluice/services/policy/internal/table"
+)
+
+// portBlocks is a policy that selects what has a key, with so many blocks that each
+// have a port of their own: as many address classes.
+func portBlocks(name, key string, n int) policy.Object {
+	spec := rule.Spec{
+		Subject: selector.New(selector.Requirement{Key: key, Op: selector.Exists}),
+		Selects: [2]bool{true, false}, DefaultDeny: [2]bool{true, false},
+	}
+	for i := range n {
+		r := &rule.Rule{Source: rule.Source{Kind: "T", Name: name, Path: fmt.Sprint(i)}, Tier: rule.Normal, Action: rule.Allow}
+		block := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0}), 24)
+		r.Peers.Networks = []rule.Network{{Prefix: block, Reach: rule.ReachEveryone}}
+		r.Ports = []rule.Port{{Range: port.Ports(port.TCP, uint16(1000+i), uint16(1000+i))}}
+		spec.Rules = append(spec.Rules, r.Seal())
+	}
+	return policy.Object{Key: policy.Key{Kind: "T", Name: name}, Specs: []rule.Spec{spec}}
+}
+
+func TestARelabelledSubjectWithoutRoomIsTriedAgain(t *testing.T) {
+	const node, other = identity.Host, identity.Numeric(300)
+	labelled := func(n identity.Numeric, key string) identity.Identity {
+		t.Helper()
+		ls := []label.Label{label.Kubernetes(key, "v")}
+		if n == node {
+			ls = append(ls, label.Reserved(identity.NameHost))
+		}
+		id, err := identity.New(n, label.NewSet(ls...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return id
+	}
+	// policies are those of the host, or of workloads.
+	policies := func(n identity.Numeric, list ...policy.Object) Change {
+		for i := range list {
+			list[i].Specs[0].Host = n == node
+		}
+		return Change{UpsertPolicies: list}
+	}
+	for _, subject := range []identity.Numeric{node, other} {
+		t.Run(fmt.Sprint("identity ", subject), func(t *testing.T) {
+			bound := func(e *Engine) string {
+				b, _ := e.Bound(subject, rule.Ingress)
+				if b.Table == nil {
+					return "nothing"
+				}
+				return fmt.Sprintf("%s, %d rules", b.Sources[0][0].Name, len(b.Sources))
+			}
+			state := func(t *testing.T, e *Engine, wantBound string, wantStuck bool) {
+				t.Helper()
+				var large *table.ErrTooLarge
+				if err := e.Stuck(); (err != nil) != wantStuck || wantStuck && (!errors.As(err, &large) || !strings.Contains(err.Error(), fmt.Sprint(subject))) {
+					t.Errorf("stuck: %v, want one: %t", err, wantStuck)
+				}
+				if got := bound(e); got != wantBound {
+					t.Errorf("bound to %s, want %s", got, wantBound)
+				}
+			}
+			begin := func(t *testing.T) *Engine {
+				t.Helper()
+				e := New(Config{})
+				apply(t, e, policies(subject, portBlocks("small", "a", 3), portBlocks("large", "b", table.MaxAddressClasses+1), portBlocks("fits", "c", 5)))
+				apply(t, e, Change{AddIdentities: []identity.Identity{labelled(subject, "a"), labelled(301, "x")}, AddSubjects: []identity.Numeric{subject, 301}})
+				state(t, e, "small, 3 rules", false)
+				// Another subject is relabelled in the same change, and fits.
+				apply(t, e, Change{AddIdentities: []identity.Identity{labelled(subject, "b"), labelled(301, "c")}})
+				state(t, e, "small, 3 rules", true)
+				if b, _ := e.Bound(301, rule.Ingress); subject == other && (b.Table == nil || len(b.Sources) != 5) {
+					t.Errorf("the other subject of the change is not bound to its table")
+				}
+				return e
+			}
+			t.Run("it stays shown", func(t *testing.T) {
+				e := begin(t)
+				apply(t, e, Change{AddIdentities: []identity.Identity{labelled(302, "x")}})
+				apply(t, e, Change{RemoveIdentities: []identity.Numeric{302}})
+				apply(t, e, policies(subject, portBlocks("another", "d", 1)))
+				state(t, e, "small, 3 rules", true)
+				if _, err := e.Draft().Fork(nil, e.Draft().subjects...); err != nil {
+					t.Errorf("questions about others cannot be answered: %v", err)
+				}
+			})
+			t.Run("a policy that selects it too is not refused for it", func(t *testing.T) {
+				e := begin(t)
+				apply(t, e, policies(subject, portBlocks("more", "b", 1)))
+				state(t, e, "small, 3 rules", true)
+			})
+			t.Run("it fits when the policy is smaller", func(t *testing.T) {
+				e := begin(t)
+				apply(t, e, policies(subject, portBlocks("large", "b", 4)))
+				state(t, e, "large, 4 rules", false)
+			})
+			t.Run("it fits when the policy is deleted", func(t *testing.T) {
+				e := begin(t)
+				apply(t, e, Change{DeletePolicies: []policy.Key{{Kind: "T", Name: "large"}}})
+				state(t, e, "nothing", false)
+			})
+			t.Run("it fits when it is relabelled again", func(t *testing.T) {
+				e := begin(t)
+				apply(t, e, Change{AddIdentities: []identity.Identity{labelled(subject, "c")}})
+				state(t, e, "fits, 5 rules", false)
+			})
+			t.Run("it goes", func(t *testing.T) {
+				e := begin(t)
+				apply(t, e, Change{RemoveSubjects: []identity.Numeric{subject}})
+				state(t, e, "nothing", false)
+			})
+			t.Run("its identity goes and comes back", func(t *testing.T) {
+				e := begin(t)
+				apply(t, e, Change{RemoveIdentities: []identity.Numeric{subject}})
+				state(t, e, "small, 3 rules", false)
+				apply(t, e, Change{AddIdentities: []identity.Identity{labelled(subject, "b")}})
+				state(t, e, "small, 3 rules", true)
+			})
+		})
+	}
+}
+
+// full is an engine with a table that has no room for the last of the
+// identities.
+func full(t *testing.T) (e *Engine, ids []identity.Identity) {
+	t.Helper()
+	const selectors = 13
+	e = New(Config{})
+	apply(t, e, Change{
+		UpsertPolicies: []policy.Object{spread(selectors)}, AddIdentities: []identity.Identity{combination(t, 60000, 0, 0)},
+		AddSubjects: []identity.Numeric{60000},
+	})
+	for i := range table.MaxIdentityClasses + 10 {
+		ids = append(ids, combination(t, identity.MinCluster+identity.Numeric(i), i, selectors))
+	}
+	apply(t, e, Change{AddIdentities: ids})
+	if e.Waiting() == 0 || e.Waiting() > 1000 {
+		t.Fatalf("%d identities wait: the test does not ask what it should", e.Waiting())
+	}
+	return e, ids
+}
+
+func TestOnlyIdentitiesThatAreThereAreWaiting(t *testing.T) {
+	e, ids := full(t)
+	waiting := e.Waiting()
+	last := ids[len(ids)-1]
+	if e.Word(last.Number).Known {
+		t.Fatal("the last identity has room")
+	}
+	apply(t, e, Change{RemoveIdentities: []identity.Numeric{last.Number}})
+	if got := e.Waiting(); got != waiting-1 {
+		t.Errorf("%d wait after one of %d has gone, want %d", got, waiting, waiting-1)
+	}
+	// One that is given labels that fit waits no longer.
+	last = ids[len(ids)-2]
+	apply(t, e, Change{AddIdentities: []identity.Identity{combination(t, last.Number, 1, 13)}})
+	if got := e.Waiting(); got != waiting-2 || !e.Word(last.Number).Known {
+		t.Errorf("%d wait after another was relabelled, want %d; it is known: %t", got, waiting-2, e.Word(last.Number).Known)
+	}
+}
+
+// The deletion of the policy compiles nothing and deletes no row.
+func TestWaitingIdentitiesAreTriedWhenATableGoes(t *testing.T) {
+	e, ids := full(t)
+	apply(t, e, Change{DeletePolicies: []policy.Key{spread(1).Key}})
+	if e.Waiting() != 0 || !e.Word(ids[len(ids)-1].Number).Known {
+		t.Errorf("%d identities wait though no table is left", e.Waiting())
+	}
+}

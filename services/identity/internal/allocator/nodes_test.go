@@ -504,6 +504,10 @@ func (d damaged) Restore(ctx context.Context, id identity.Identity) (allocator.C
 	return d.Store.Restore(ctx, id)
 }
 
+func (d damaged) Renew(ctx context.Context, ids []identity.Identity) ([]allocator.Claim, error) {
+	return d.Store.Renew(ctx, slices.DeleteFunc(slices.Clone(ids), func(id identity.Identity) bool { return id.Number == d.number }))
+}
+
 func TestOneDamagedIdentityDoesNotStopTheOthers(t *testing.T) {
 	f := storetest.NewFake()
 	a := startFake(t, f, "a", &memory{})

@@ -295,14 +295,56 @@ func (a *Allocator) flush(ctx context.Context) error {
 	a.mu.Unlock()
 
 	slices.SortFunc(restore, identity.Compare)
+	restore, err := a.renew(ctx, restore)
+	if err != nil {
+		return err
+	}
 	var work []func(context.Context) error
 	for _, id := range restore {
 		work = append(work, func(ctx context.Context) error { return a.restore(ctx, id) })
 	}
-	for _, n := range slices.Sorted(maps.Keys(release)) {
-		work = append(work, func(ctx context.Context) error { return a.drop(ctx, Reference{Number: n, Revision: release[n]}) })
+	for some := range slices.Chunk(slices.Sorted(maps.Keys(release)), flushStep) {
+		refs := make([]Reference, len(some))
+		for i, n := range some {
+			refs[i] = Reference{Number: n, Revision: release[n]}
+		}
+		work = append(work, func(ctx context.Context) error { return a.drop(ctx, refs) })
 	}
 	return inParallel(ctx, writers, work)
+}
+
+// flushStep is how many references are written or dropped within the time of
+// one request.
+const flushStep = 256
+
+// renew writes the references of many held identities at once, and returns
+// those that have to be looked at one by one.
+func (a *Allocator) renew(ctx context.Context, ids []identity.Identity) (left []identity.Identity, err error) {
+	if len(ids) < 2 {
+		return ids, nil
+	}
+	for step := range slices.Chunk(ids, flushStep) {
+		var claims []Claim
+		err := a.bounded(ctx, func(ctx context.Context) (err error) {
+			claims, err = a.store.Renew(ctx, step)
+			return err
+		})
+		written := make(map[identity.Numeric]Claim, len(claims))
+		for _, c := range claims {
+			written[c.Number] = c
+		}
+		for _, id := range step {
+			if c, ok := written[id.Number]; ok {
+				a.restored(id, c)
+			} else {
+				left = append(left, id)
+			}
+		}
+		if err != nil {
+			return nil, fmt.Errorf("restore %d identities: %w", len(step), err)
+		}
+	}
+	return left, nil
 }
 
 // inParallel runs work with at most n at a time and returns the first error,
@@ -334,21 +376,23 @@ feed:
 	return context.Cause(ctx)
 }
 
-// drop releases one reference in the store.
-func (a *Allocator) drop(ctx context.Context, ref Reference) error {
+// drop releases references in the store.
+func (a *Allocator) drop(ctx context.Context, refs []Reference) error {
 	if err := faultReleaseStore.Hit(ctx); err != nil {
 		return err
 	}
-	if err := a.bounded(ctx, func(ctx context.Context) error { return a.store.Release(ctx, ref) }); err != nil {
-		return fmt.Errorf("release %d: %w", ref.Number, err)
+	if err := a.bounded(ctx, func(ctx context.Context) error { return a.store.Release(ctx, refs...) }); err != nil {
+		return fmt.Errorf("release %d identities: %w", len(refs), err)
 	}
 	if err := faultReleasedStore.Hit(ctx); err != nil {
 		return err
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.releases[ref.Number] == ref.Revision {
-		delete(a.releases, ref.Number)
+	for _, ref := range refs {
+		if a.releases[ref.Number] == ref.Revision {
+			delete(a.releases, ref.Number)
+		}
 	}
 	return nil
 }
@@ -377,13 +421,19 @@ func (a *Allocator) restore(ctx context.Context, id identity.Identity) error {
 		a.cfg.Log.Error("a held identity cannot be referred to; if this stays, nodes may collect its number", "identity", id.Number, "labels", id.Labels.Text(), log.Err(err))
 		return nil
 	}
+	a.restored(id, claim)
+	return nil
+}
+
+// restored notes that the reference of a held identity was written.
+func (a *Allocator) restored(id identity.Identity, claim Claim) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	h := a.holds[id.Number]
 	if h == nil || h.labels.Text() != id.Labels.Text() {
 		a.releases[id.Number] = claim.Revision // released meanwhile
 		a.wake()
-		return nil
+		return
 	}
 	h.ref = max(h.ref, claim.Revision)
 	a.counters.Restored++
@@ -391,7 +441,6 @@ func (a *Allocator) restore(ctx context.Context, id identity.Identity) error {
 	if claim.Created {
 		a.cfg.Log.Warn("a held identity was gone from the store and was created again", "identity", id.Number, "labels", id.Labels.Text())
 	}
-	return nil
 }
 
 // resolve moves the holders of a number that means something else now to the

@@ -127,8 +127,11 @@ type Store interface {
 	// Restore refers to an identity that this node held before, and creates it
 	// again if it is gone. ErrConflict if number or label set mean something else.
 	Restore(ctx context.Context, id identity.Identity) (Claim, error)
-	// Release drops a reference that was not written again since.
-	Release(ctx context.Context, ref Reference) error
+	// Renew does what Restore does for those identities that exist just so, in
+	// few steps, and returns what it wrote.
+	Renew(ctx context.Context, ids []identity.Identity) ([]Claim, error)
+	// Release drops references that were not written again since.
+	Release(ctx context.Context, refs ...Reference) error
 	// References lists this node's references.
 	References(ctx context.Context) ([]Reference, error)
 	// Follow hands every identity to sink, then every change, in order, and

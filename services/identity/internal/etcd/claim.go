@@ -204,3 +204,33 @@ func (s *Store) Restore(ctx context.Context, id identity.Identity) (allocator.Cl
 	}
 	return allocator.Claim{}, fmt.Errorf("%w: %s changes all the time", allocator.ErrUnavailable, s.idKey(id.Number))
 }
+
+// Renew implements allocator.Store.
+func (s *Store) Renew(ctx context.Context, ids []identity.Identity) ([]allocator.Claim, error) {
+	lease, err := s.session()
+	if err != nil {
+		return nil, err
+	}
+	var done []allocator.Claim
+	for _, some := range chunks(ids, maxOps/2, func(id identity.Identity) int { return len(id.Labels.Text()) }) {
+		var exist []clientv3.Cmp
+		var put []clientv3.Op
+		for _, id := range some {
+			exist = append(exist,
+				clientv3.Compare(clientv3.Value(s.labelsKey(id.Labels)), "=", labelsValue(id.Number)),
+				clientv3.Compare(clientv3.Value(s.idKey(id.Number)), "=", id.Labels.Text()))
+			put = append(put, s.put(id.Number, id.Labels, lease, false)...)
+		}
+		resp, err := s.commit(ctx, "refer to identities", s.client.Txn(ctx).If(exist...).Then(put...))
+		if err != nil {
+			return done, err
+		}
+		if !resp.Succeeded {
+			continue // one of them needs a closer look
+		}
+		for _, id := range some {
+			done = append(done, allocator.Claim{Number: id.Number, Revision: resp.Header.Revision})
+		}
+	}
+	return done, nil
+}

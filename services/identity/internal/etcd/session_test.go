@@ -258,3 +258,52 @@ func TestCompactionOfOtherKeysMakesNoNodeListAgain(t *testing.T) {
 		t.Errorf("%d of %d nodes listed everything again", n, nodes)
 	}
 }
+
+// TestReferencesAreWrittenInFewTransactions: a node whose lease ended writes
+// all its references again, as do all others after a long outage.
+func TestReferencesAreWrittenInFewTransactions(t *testing.T) {
+	t.Parallel() // it mostly waits
+	const held = 200
+	s := etcdtest.Start(t)
+	admin := s.Client()
+	cfg := quick()
+	cfg.Reconcile = time.Hour
+	a := startNode(t, s.Endpoint, "a", t.TempDir(), cfg)
+	for i := range held {
+		if _, err := a.Hold(t.Context(), holder(i), storetest.Labels(t, fmt.Sprint(i)), false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a.stop()
+	revokeAll(t, admin)
+	revision := func() int64 {
+		t.Helper()
+		get, err := admin.Get(t.Context(), "x")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return get.Header.Revision
+	}
+	before := revision()
+	a = startNode(t, s.Endpoint, "a", a.dir, cfg)
+	a.settled()
+	if n := revision() - before; n > 5 { // the name, and 64 in a transaction
+		t.Errorf("%d transactions for %d references", n, held)
+	}
+	if _, refs := content(t, admin); len(refs) != held {
+		t.Errorf("%d references, want %d", len(refs), held)
+	}
+	a.stop() // nothing is held any more, as after a reboot
+	before = revision()
+	a = startNode(t, s.Endpoint, "a", t.TempDir(), cfg)
+	if _, err := admin.Delete(t.Context(), testPrefix+"/alive/a"); err != nil {
+		t.Fatal(err)
+	}
+	a.settled()
+	if _, refs := content(t, admin); len(refs) != 0 {
+		t.Errorf("%d references, want none", len(refs))
+	}
+	if n := revision() - before; n > 6 {
+		t.Errorf("%d transactions to drop %d references", n, held)
+	}
+}

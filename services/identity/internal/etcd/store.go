@@ -31,6 +31,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -266,12 +267,20 @@ func (s *Store) fault(ctx context.Context, what string, err error) error {
 }
 
 // Release implements allocator.Store.
-func (s *Store) Release(ctx context.Context, ref allocator.Reference) error {
-	key := s.refKey(ref.Number)
-	_, err := s.commit(ctx, "release identity", s.client.Txn(ctx).
-		If(clientv3.Compare(clientv3.ModRevision(key), "=", ref.Revision)).
-		Then(clientv3.OpDelete(key)))
-	return err
+func (s *Store) Release(ctx context.Context, refs ...allocator.Reference) error {
+	for some := range slices.Chunk(refs, maxOps/2) {
+		var ops []clientv3.Op
+		for _, ref := range some {
+			key := s.refKey(ref.Number)
+			ops = append(ops, clientv3.OpTxn(
+				[]clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(key), "=", ref.Revision)},
+				[]clientv3.Op{clientv3.OpDelete(key)}, nil))
+		}
+		if _, err := s.commit(ctx, "release identities", s.client.Txn(ctx).Then(ops...)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // References implements allocator.Store.

@@ -236,15 +236,34 @@ func (s *fakeStore) Restore(ctx context.Context, id identity.Identity) (allocato
 	return s.create(id.Number, id.Labels), nil
 }
 
-func (s *fakeStore) Release(ctx context.Context, ref allocator.Reference) error {
+func (s *fakeStore) Renew(ctx context.Context, ids []identity.Identity) ([]allocator.Claim, error) {
+	if err := s.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer s.mu.Unlock()
+	if !s.joined() {
+		return nil, allocator.ErrSessionLost
+	}
+	var done []allocator.Claim
+	for _, id := range ids {
+		if have, ok := s.byText[id.Labels.Text()]; ok && have.number == id.Number {
+			done = append(done, s.refer(id.Labels))
+		}
+	}
+	return done, nil
+}
+
+func (s *fakeStore) Release(ctx context.Context, refs ...allocator.Reference) error {
 	if err := s.enter(ctx); err != nil {
 		return err
 	}
 	defer s.mu.Unlock()
-	if s.refs[s.node][ref.Number] == ref.Revision {
-		delete(s.refs[s.node], ref.Number)
-		s.revision++
-		s.notify()
+	for _, ref := range refs {
+		if s.refs[s.node][ref.Number] == ref.Revision {
+			delete(s.refs[s.node], ref.Number)
+			s.revision++
+			s.notify()
+		}
 	}
 	return nil
 }

@@ -205,6 +205,9 @@ func (a *Allocator) notify() {
 // If the holder has another label set, it moves when move is set, and gets
 // ErrHeldOther otherwise. The answer survives this process.
 func (a *Allocator) Hold(ctx context.Context, holder Holder, labels identity.Labels, move bool) (identity.Identity, error) {
+	if err := holder.check(); err != nil {
+		return identity.Identity{}, err
+	}
 	unlock, err := a.byHolder.lock(ctx, string(holder))
 	if err != nil {
 		return identity.Identity{}, err

@@ -14,6 +14,8 @@ import (
 
 // Errors of an Allocator, beside those of its Store.
 var (
+	// ErrHolder: a holder that could not be read again from where it is written.
+	ErrHolder = errors.New("not a holder")
 	// ErrHeldOther: the holder holds another label set.
 	ErrHeldOther = errors.New("holder holds another label set")
 	// ErrQuota: this node holds as many identities as it may. It is always a *QuotaError.

@@ -18,7 +18,7 @@ type Holder string
 const (
 	endpointPrefix  = "endpoint:"
 	referencePrefix = "reference:"
-	maxHolder       = 512
+	maxHolder       = 1100 // bytes; more than any that the API accepts: 256 characters of 4 bytes with the prefix
 )
 
 // EndpointHolder is an attachment of a container.
@@ -31,11 +31,18 @@ func ReferenceHolder(reference string) Holder { return Holder(referencePrefix + 
 
 // ParseHolder reads what String wrote.
 func ParseHolder(s string) (Holder, error) {
-	known := strings.HasPrefix(s, endpointPrefix) || strings.HasPrefix(s, referencePrefix)
-	if !known || len(s) > maxHolder || !utf8.ValidString(s) {
-		return "", fmt.Errorf("holder %.80q: want %s… or %s…", s, endpointPrefix, referencePrefix)
+	h := Holder(s)
+	return h, h.check()
+}
+
+// check says whether ParseHolder would read it again: what it would not may not
+// be written, or the next process could not start.
+func (h Holder) check() error {
+	known := strings.HasPrefix(string(h), endpointPrefix) || strings.HasPrefix(string(h), referencePrefix)
+	if !known || len(h) > maxHolder || !utf8.ValidString(string(h)) {
+		return fmt.Errorf("%w: %.80q, %d bytes: want %s… or %s…, valid UTF-8, at most %d bytes", ErrHolder, string(h), len(h), endpointPrefix, referencePrefix, maxHolder)
 	}
-	return Holder(s), nil
+	return nil
 }
 
 // String is "endpoint:container/interface" or "reference:text".

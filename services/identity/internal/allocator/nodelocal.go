@@ -13,6 +13,9 @@ import (
 // HoldNodeLocal gives the holder a number that is valid on this node only. It
 // needs no store.
 func (a *Allocator) HoldNodeLocal(ctx context.Context, holder Holder, labels identity.Labels) (identity.Identity, error) {
+	if err := holder.check(); err != nil {
+		return identity.Identity{}, err
+	}
 	unlock, err := a.byHolder.lock(ctx, string(holder))
 	if err != nil {
 		return identity.Identity{}, err

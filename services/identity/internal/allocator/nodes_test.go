@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -917,4 +918,21 @@ func (m *messages) count(what string) int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.n[what]
+}
+
+func TestHolderThatCouldNotBeReadAgainIsRefused(t *testing.T) {
+	a := startFake(t, storetest.NewFake(), "a", &memory{})
+	for _, h := range []allocator.Holder{
+		allocator.ReferenceHolder(strings.Repeat("x", 2000)), allocator.ReferenceHolder("\xff"), allocator.Holder("else:x"),
+	} {
+		if _, err := a.Hold(t.Context(), h, storetest.Labels(t, "web"), true); !errors.Is(err, allocator.ErrHolder) {
+			t.Errorf("hold for %.20q: %v, want ErrHolder", h, err)
+		}
+		if _, err := a.HoldNodeLocal(t.Context(), h, storetest.Labels(t, "web")); !errors.Is(err, allocator.ErrHolder) {
+			t.Errorf("hold node-local for %.20q: %v, want ErrHolder", h, err)
+		}
+	}
+	if len(a.records.holders()) != 0 {
+		t.Error("it was written")
+	}
 }

@@ -41,6 +41,10 @@ func statusOf(err error) error {
 		return with(codes.InvalidArgument, err, &errdetails.BadRequest{
 			FieldViolations: []*errdetails.BadRequest_FieldViolation{{Field: field, Description: err.Error()}},
 		})
+	case errors.Is(err, allocator.ErrHolder):
+		return with(codes.InvalidArgument, err, &errdetails.BadRequest{
+			FieldViolations: []*errdetails.BadRequest_FieldViolation{{Field: "reference", Description: err.Error()}},
+		})
 	case errors.As(err, &quota):
 		return with(codes.ResourceExhausted, err, &errdetails.QuotaFailure{
 			Violations: []*errdetails.QuotaFailure_Violation{{Subject: "identities", Description: describe(quota)}},

@@ -89,6 +89,24 @@ func TestWhatWasSavedIsLoaded(t *testing.T) {
 	}
 }
 
+// TestLongestReferenceIsReadAgain: whatever the API accepts.
+func TestLongestReferenceIsReadAgain(t *testing.T) {
+	path := t.TempDir()
+	d, err := Open(path, "n1", boot1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := allocator.Holds{NextNodeLocal: identity.MinNodeLocal, Holders: []allocator.HolderRecord{
+		{Holder: allocator.ReferenceHolder(strings.Repeat("😀", 256)), Identity: id(t, 300, "web")},
+	}}
+	if err := errors.Join(d.SaveHolds(want), d.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := load(t, path, "n1", boot1); err != nil || !reflect.DeepEqual(got.Holds, want) {
+		t.Errorf("loaded %+v, %v", got, err)
+	}
+}
+
 func TestEmptyDirectoryIsAFirstStart(t *testing.T) {
 	got, err := load(t, t.TempDir(), "n1", boot1)
 	if err != nil || !reflect.DeepEqual(got, Loaded{Incarnation: got.Incarnation}) {

@@ -1133,18 +1133,18 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\bIdentity\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\rR\x06number\x121\n" +
 	"\x06labels\x18\x02 \x03(\v2\x19.sluice.workload.v1.LabelR\x06labels\x12/\n" +
-	"\x05scope\x18\x03 \x01(\x0e2\x19.sluice.identity.v1.ScopeR\x05scope\"\xc0\x01\n" +
+	"\x05scope\x18\x03 \x01(\x0e2\x19.sluice.identity.v1.ScopeR\x05scope\"\xc3\x01\n" +
 	"\x17AllocateIdentityRequest\x12>\n" +
-	"\x06labels\x18\x01 \x03(\v2\x19.sluice.workload.v1.LabelB\v\xbaH\b\x92\x01\x05\b\x01\x10\x80\x02R\x06labels\x12(\n" +
-	"\treference\x18\x02 \x01(\tB\n" +
-	"\xbaH\ar\x05\x10\x01\x18\x80\x02R\treference\x12;\n" +
+	"\x06labels\x18\x01 \x03(\v2\x19.sluice.workload.v1.LabelB\v\xbaH\b\x92\x01\x05\b\x01\x10\x80\x02R\x06labels\x12+\n" +
+	"\treference\x18\x02 \x01(\tB\r\xbaH\n" +
+	"r\b\x10\x01\x18\x80\x02(\x80\bR\treference\x12;\n" +
 	"\x05scope\x18\x03 \x01(\x0e2\x19.sluice.identity.v1.ScopeB\n" +
 	"\xbaH\a\x82\x01\x04\x10\x01 \x01R\x05scope\"T\n" +
 	"\x18AllocateIdentityResponse\x128\n" +
-	"\bidentity\x18\x01 \x01(\v2\x1c.sluice.identity.v1.IdentityR\bidentity\"\x88\x01\n" +
-	"\x16ReleaseIdentityRequest\x12*\n" +
-	"\treference\x18\x01 \x01(\tB\n" +
-	"\xbaH\ar\x05\x10\x01\x18\x80\x02H\x00R\treference\x121\n" +
+	"\bidentity\x18\x01 \x01(\v2\x1c.sluice.identity.v1.IdentityR\bidentity\"\x8b\x01\n" +
+	"\x16ReleaseIdentityRequest\x12-\n" +
+	"\treference\x18\x01 \x01(\tB\r\xbaH\n" +
+	"r\b\x10\x01\x18\x80\x02(\x80\bH\x00R\treference\x121\n" +
 	"\x05owner\x18\x02 \x01(\v2\x19.sluice.workload.v1.OwnerH\x00R\x05ownerB\x0f\n" +
 	"\x06holder\x12\x05\xbaH\x02\b\x01\"B\n" +
 	"\x17ReleaseIdentityResponse\x12'\n" +

@@ -353,7 +353,7 @@ const file_sluice_workload_v1_workload_proto_rawDesc = "" +
 	"!sluice/workload/v1/workload.proto\x12\x12sluice.workload.v1\x1a\x1bbuf/validate/validate.proto\"\x92\x01\n" +
 	"\x05Owner\x12K\n" +
 	"\fcontainer_id\x18\x01 \x01(\tB(\xbaH%r#\x10\x01\x18\x80\x012\x1c^[a-zA-Z0-9][a-zA-Z0-9_.-]*$R\vcontainerId\x12<\n" +
-	"\x0einterface_name\x18\x02 \x01(\tB\x15\xbaH\x12r\x10\x10\x01\x18\x0f2\n" +
+	"\x0einterface_name\x18\x02 \x01(\tB\x15\xbaH\x12r\x10\x10\x01(\x0f2\n" +
 	"^[^/:\\s]+$R\rinterfaceName\"p\n" +
 	"\fPodReference\x12&\n" +
 	"\tnamespace\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\tnamespace\x12\x1c\n" +

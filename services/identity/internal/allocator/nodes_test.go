@@ -936,3 +936,74 @@ func TestHolderThatCouldNotBeReadAgainIsRefused(t *testing.T) {
 		t.Error("it was written")
 	}
 }
+
+// betweenStore lets a test stop a claim after it happened, and look at the
+// comparisons of references meanwhile.
+type betweenStore struct {
+	allocator.Store
+	claimed, proceed chan struct{}
+	mu               sync.Mutex
+	looks            int                // comparisons since the claim
+	limit            chan struct{}      // closed when a second comparison may be made
+	dropped          []identity.Numeric // references that were released
+}
+
+func (b *betweenStore) Claim(ctx context.Context, l identity.Labels, known, candidate identity.Numeric) (allocator.Claim, error) {
+	c, err := b.Store.Claim(ctx, l, known, candidate)
+	close(b.claimed)
+	<-b.proceed
+	return c, err
+}
+
+func (b *betweenStore) References(ctx context.Context) ([]allocator.Reference, error) {
+	refs, err := b.Store.References(ctx)
+	if len(refs) > 0 {
+		b.mu.Lock()
+		b.looks++
+		second := b.looks > 1
+		b.mu.Unlock()
+		if second {
+			<-b.limit
+		}
+	}
+	return refs, err
+}
+
+func (b *betweenStore) Release(ctx context.Context, refs ...allocator.Reference) error {
+	b.mu.Lock()
+	for _, r := range refs {
+		b.dropped = append(b.dropped, r.Number)
+	}
+	b.mu.Unlock()
+	return b.Store.Release(ctx, refs...)
+}
+
+// TestStrayReferenceIsNotDroppedAtFirstSight: a comparison between a claim's
+// transaction and its hold sees a reference that nothing holds yet.
+func TestStrayReferenceIsNotDroppedAtFirstSight(t *testing.T) {
+	f := storetest.NewFake()
+	st := &betweenStore{Store: f.Node("a"), claimed: make(chan struct{}), proceed: make(chan struct{}), limit: make(chan struct{})}
+	a := start(t, st, &memory{}, quick())
+	a.connected()
+	number := make(chan identity.Numeric)
+	go func() {
+		id, err := a.Hold(context.Background(), allocator.EndpointHolder("c1", "eth0"), storetest.Labels(t, "web"), true)
+		if err != nil {
+			t.Error(err)
+		}
+		number <- id.Number
+	}()
+	<-st.claimed
+	// One comparison is over, and what it found to do is done, when the next begins.
+	storetest.Eventually(t, "a second comparison", func() bool { st.mu.Lock(); defer st.mu.Unlock(); return st.looks == 2 })
+	close(st.proceed)
+	web := <-number
+	close(st.limit)
+	a.settled()
+	a.refersTo(web)
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if len(st.dropped) != 0 {
+		t.Errorf("the reference was dropped: %v", st.dropped)
+	}
+}

@@ -351,6 +351,48 @@ func (p *Policy) Rules(o rule.Options) rule.Spec {
 	return c.spec
 }
 
+// Isolate is what becomes of a policy that cannot be converted: all traffic of
+// what it selects is denied, in the directions that it has rules for, in its
+// tier. What bad reports was not understood; without a subject it is every pod.
+func (p *Policy) Isolate(bad func(path string) bool) []rule.Spec {
+	tier := rule.Admin
+	if p.Spec.Tier == "Baseline" && !bad("spec.tier") {
+		tier = rule.Baseline
+	}
+	source := rule.Source{Kind: "ClusterNetworkPolicy", Name: p.Metadata.Name}
+	return isolate(source, tier, p.Spec.Priority, p.Spec.Subject, len(p.Spec.Ingress), len(p.Spec.Egress), bad)
+}
+
+// Isolate is as for a ClusterNetworkPolicy.
+func (p *OldPolicy) Isolate(baseline bool, bad func(path string) bool) []rule.Spec {
+	tier, source := rule.Admin, rule.Source{Kind: "AdminNetworkPolicy", Name: p.Metadata.Name}
+	if baseline {
+		tier, source.Kind = rule.Baseline, "BaselineAdminNetworkPolicy"
+	}
+	return isolate(source, tier, p.Spec.Priority, p.Spec.Subject, len(p.Spec.Ingress), len(p.Spec.Egress), bad)
+}
+
+func isolate(source rule.Source, tier rule.Tier, priority *int64, subject Subject, ingress, egress int, bad func(path string) bool) []rule.Spec {
+	var v validator
+	v.subject(subject)
+	spec := rule.Spec{Subject: selector.New()}
+	if v.Meaningful() && !bad("spec.subject") {
+		spec.Subject = subject.selector()
+	}
+	at := int32(0)
+	if priority != nil && *priority >= 0 && *priority <= maxPriority {
+		at = int32(*priority)
+	}
+	in, out := ingress > 0 || bad("spec.ingress"), egress > 0 || bad("spec.egress")
+	for d, has := range map[rule.Direction]bool{rule.Ingress: in, rule.Egress: out} {
+		if has || !in && !out {
+			spec.Selects[d] = true
+			spec.Rules = append(spec.Rules, rule.Isolate(source, d, tier, at))
+		}
+	}
+	return []rule.Spec{spec}
+}
+
 func (s Subject) selector() selector.Selector {
 	if s.Namespaces != nil {
 		return selector.New(s.Namespaces.Namespaces()...)

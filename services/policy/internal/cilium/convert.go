@@ -73,12 +73,8 @@ func entity(out *rule.Peers, e string, o rule.Options) {
 
 // Rules converts a valid policy. A namespaced policy is tied to its namespace.
 func (p *NetworkPolicy) Rules(namespaced bool, o rule.Options) []rule.Spec {
-	c := converter{options: o, source: rule.Source{Kind: "CiliumClusterwideNetworkPolicy", Name: p.Metadata.Name}}
-	if namespaced {
-		c.source.Kind = "CiliumNetworkPolicy"
-		c.source.Namespace = p.Metadata.Namespace
-		c.namespace = p.Metadata.Namespace
-	}
+	c := p.converter(namespaced)
+	c.options = o
 	var specs []rule.Spec
 	if p.Spec != nil {
 		specs = append(specs, c.rule("spec", p.Spec))
@@ -98,8 +94,77 @@ type converter struct {
 	init bool
 }
 
+func (p *NetworkPolicy) converter(namespaced bool) converter {
+	c := converter{source: rule.Source{Kind: "CiliumClusterwideNetworkPolicy", Name: p.Metadata.Name}}
+	if namespaced {
+		c.source.Kind = "CiliumNetworkPolicy"
+		c.source.Namespace = p.Metadata.Namespace
+		c.namespace = p.Metadata.Namespace
+	}
+	return c
+}
+
+// Isolate is what becomes of a policy that cannot be converted: what it selects
+// gets no traffic in the directions that it has rules for. What bad reports was
+// not understood; without a selector it is every pod of the namespace, of a
+// cluster-wide policy every pod. Where it denies, no other policy allows.
+func (p *NetworkPolicy) Isolate(namespaced bool, bad func(path string) bool) []rule.Spec {
+	c := p.converter(namespaced)
+	var specs []rule.Spec
+	one := func(path string, r *Rule) {
+		if r.NodeSelector != nil && r.EndpointSelector == nil && !bad(path+".endpointSelector") {
+			return // it selects nodes, no pod
+		}
+		spec := rule.Spec{Namespace: c.namespace}
+		var selected *kubernetes.LabelSelector
+		if r.EndpointSelector.Usable(path+".endpointSelector", true, bad) {
+			selected = r.EndpointSelector
+		}
+		spec.Subject = c.subject(selected)
+		tier := rule.Isolation
+		denies := len(r.IngressDeny)+len(r.EgressDeny) > 0
+		if denies || bad(path+".ingressDeny") || bad(path+".egressDeny") {
+			tier = rule.Normal
+		}
+		in := len(r.Ingress)+len(r.IngressDeny) > 0 || bad(path+".ingress") || bad(path+".ingressDeny")
+		out := len(r.Egress)+len(r.EgressDeny) > 0 || bad(path+".egress") || bad(path+".egressDeny")
+		for d, has := range map[rule.Direction]bool{rule.Ingress: in, rule.Egress: out} {
+			if has || !in && !out {
+				spec.Selects[d], spec.DefaultDeny[d] = true, true
+				spec.Rules = append(spec.Rules, rule.Isolate(c.source, d, tier, 0))
+			}
+		}
+		specs = append(specs, spec)
+	}
+	if p.Spec != nil || bad("spec") && p.Specs == nil {
+		spec := p.Spec
+		if spec == nil {
+			spec = &Rule{}
+		}
+		one("spec", spec)
+	}
+	for i := range p.Specs {
+		one("specs["+strconv.Itoa(i)+"]", &p.Specs[i])
+	}
+	if p.Specs == nil && bad("specs") {
+		one("specs", &Rule{})
+	}
+	return specs
+}
+
 // place puts a key without a source under every source.
 func place(key string) (string, string) { return kubernetes.SplitSource(key) }
+
+// subject selects endpoints, those of the policy's namespace if it has one.
+func (c *converter) subject(s *kubernetes.LabelSelector) selector.Selector {
+	if c.namespace == "" {
+		return selector.New(s.Convert(place)...)
+	}
+	// The policy's own namespace takes the place of one in matchLabels. One in
+	// matchExpressions is a requirement besides: another selects nothing.
+	reqs := s.Without(label.SourceKubernetes + ":" + label.KeyNamespace).Convert(place)
+	return selector.New(append(reqs, kubernetes.InNamespace(c.namespace))...)
+}
 
 func (c *converter) rule(path string, r *Rule) rule.Spec {
 	spec := rule.Spec{Host: r.NodeSelector != nil}
@@ -108,18 +173,7 @@ func (c *converter) rule(path string, r *Rule) rule.Spec {
 		reqs = append(reqs, selector.Requirement{Source: label.SourceReserved, Key: identity.NameHost, Op: selector.Exists})
 		spec.Subject = selector.New(reqs...)
 	} else {
-		subject := r.EndpointSelector
-		if c.namespace != "" {
-			// The policy's own namespace takes the place of one in matchLabels. One
-			// in matchExpressions is a requirement besides: another selects nothing.
-			subject = subject.Without(label.SourceKubernetes + ":" + label.KeyNamespace)
-			spec.Namespace = c.namespace
-		}
-		reqs := subject.Convert(place)
-		if c.namespace != "" {
-			reqs = append(reqs, kubernetes.InNamespace(c.namespace))
-		}
-		spec.Subject = selector.New(reqs...)
+		spec.Namespace, spec.Subject = c.namespace, c.subject(r.EndpointSelector)
 	}
 	c.init = r.EndpointSelector.Names(label.SourceReserved + ":" + identity.NameInit)
 

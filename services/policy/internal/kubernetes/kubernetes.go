@@ -99,7 +99,7 @@ func (s *LabelSelector) Validate(path string, sources bool, ps *manifest.Problem
 	for _, key := range sortedKeys(s.MatchLabels) {
 		check(path+".matchLabels", key)
 		if v := s.MatchLabels[key]; !isLabelValue(v) {
-			ps.Add(path+".matchLabels["+key+"]", "%q is not a label value", v)
+			ps.AddHeld(path+".matchLabels["+key+"]", "%q is not a label value", v)
 		}
 	}
 	for i, e := range s.MatchExpressions {
@@ -117,7 +117,7 @@ func (s *LabelSelector) Validate(path string, sources bool, ps *manifest.Problem
 			}
 			for j, v := range e.Values {
 				if !isLabelValue(v) {
-					ps.Add(p+".values["+strconv.Itoa(j)+"]", "%q is not a label value", v)
+					ps.AddHeld(p+".values["+strconv.Itoa(j)+"]", "%q is not a label value", v)
 				}
 			}
 		case selector.Exists, selector.DoesNotExist:
@@ -137,6 +137,14 @@ func (s *LabelSelector) Names(key string) bool {
 		return true
 	}
 	return slices.ContainsFunc(s.MatchExpressions, func(e Expression) bool { return e.Key == key })
+}
+
+// Usable reports whether the selector was read whole, as far as bad says, and
+// has a meaning.
+func (s *LabelSelector) Usable(path string, sources bool, bad func(path string) bool) bool {
+	var ps manifest.Problems
+	s.Validate(path, sources, &ps)
+	return !bad(path) && ps.Meaningful()
 }
 
 // Without returns the selector without the key in matchLabels.

@@ -113,21 +113,54 @@ func validatePeers(path string, peers []NetworkPeer, ps *manifest.Problems) {
 	}
 }
 
-// strictPrefix is an address block in its canonical spelling, as Kubernetes
-// demands of new objects.
+// strictPrefix is an address block, which Kubernetes demands to be in its
+// canonical spelling of new objects.
 func strictPrefix(path, s string, ps *manifest.Problems) (netip.Prefix, bool) {
+	canonical, ok := heldPrefix(s)
 	p, err := netip.ParsePrefix(s)
 	switch {
-	case err != nil:
+	case !ok:
 		ps.Add(path, "%q is not an address block such as 10.9.8.0/24 or 2001:db8::/64", s)
+	case err != nil:
+		ps.AddHeld(path, "%q has leading zeros; %s is meant", s, canonical)
 	case p.Addr().Is4In6():
-		ps.Add(path, "%q is an IPv4-mapped IPv6 block", s)
-	case p.Masked() != p:
-		ps.Add(path, "%q has bits beyond its length; %s is meant", s, p.Masked())
-	default:
-		return p, true
+		ps.AddHeld(path, "%q is an IPv4-mapped IPv6 block; %s is meant", s, canonical)
+	case p != canonical:
+		ps.AddHeld(path, "%q has bits beyond its length; %s is meant", s, canonical)
 	}
-	return netip.Prefix{}, false
+	return canonical, ok
+}
+
+// heldPrefix is the block that a text means which an API server may hold: with
+// bits beyond its length, leading zeros, or IPv4 addresses written as IPv6.
+func heldPrefix(s string) (netip.Prefix, bool) {
+	addr, bits, ok := strings.Cut(s, "/")
+	if !ok {
+		return netip.Prefix{}, false
+	}
+	// The IPv4 address at the end, if there is one.
+	front := ""
+	if i := strings.LastIndexByte(addr, ':'); i >= 0 {
+		front, addr = addr[:i+1], addr[i+1:]
+	}
+	if octets := strings.Split(addr, "."); len(octets) == 4 {
+		for i, o := range octets {
+			octets[i] = withoutZeros(o)
+		}
+		addr = strings.Join(octets, ".")
+	}
+	p, err := netip.ParsePrefix(front + addr + "/" + withoutZeros(bits))
+	if err != nil {
+		return netip.Prefix{}, false
+	}
+	return Unmap(p).Masked(), true
+}
+
+func withoutZeros(s string) string {
+	for len(s) > 1 && s[0] == '0' {
+		s = s[1:]
+	}
+	return s
 }
 
 func validatePorts(path string, ports []NetworkPort, ps *manifest.Problems) {
@@ -162,6 +195,42 @@ func validatePorts(path string, ports []NetworkPort, ps *manifest.Problems) {
 	}
 }
 
+func (p *NetworkPolicy) source() rule.Source {
+	return rule.Source{Kind: "NetworkPolicy", Namespace: p.Metadata.Namespace, Name: p.Metadata.Name}
+}
+
+// types are the policy types, those that are implied included.
+func (p *NetworkPolicy) types(egress bool) []string {
+	switch {
+	case len(p.Spec.PolicyTypes) > 0:
+		return p.Spec.PolicyTypes
+	case egress:
+		return []string{"Ingress", "Egress"}
+	}
+	return []string{"Ingress"}
+}
+
+// Isolate is what becomes of a policy that cannot be converted: what it selects
+// gets no traffic in the directions that it is for. What bad reports was not
+// understood; without the selector it is every pod of the namespace.
+func (p *NetworkPolicy) Isolate(bad func(path string) bool) []rule.Spec {
+	spec := rule.Spec{Namespace: p.Metadata.Namespace}
+	reqs := []selector.Requirement{InNamespace(p.Metadata.Namespace)}
+	if p.Spec.PodSelector.Usable("spec.podSelector", false, bad) {
+		reqs = append(reqs, p.Spec.PodSelector.Pods()...)
+	}
+	spec.Subject = selector.New(reqs...)
+	types := p.types(len(p.Spec.Egress) > 0 || bad("spec.egress"))
+	known := !bad("spec.policyTypes") && !slices.ContainsFunc(types, func(t string) bool { return t != "Ingress" && t != "Egress" })
+	for d, t := range map[rule.Direction]string{rule.Ingress: "Ingress", rule.Egress: "Egress"} {
+		if !known || slices.Contains(types, t) {
+			spec.Selects[d], spec.DefaultDeny[d] = true, true
+			spec.Rules = append(spec.Rules, rule.Isolate(p.source(), d, rule.Isolation, 0))
+		}
+	}
+	return []rule.Spec{spec}
+}
+
 // Rules converts a valid policy.
 func (p *NetworkPolicy) Rules(o rule.Options) rule.Spec {
 	ns := p.Metadata.Namespace
@@ -169,14 +238,8 @@ func (p *NetworkPolicy) Rules(o rule.Options) rule.Spec {
 		Subject:   selector.New(append(p.Spec.PodSelector.Pods(), InNamespace(ns))...),
 		Namespace: ns,
 	}
-	types := p.Spec.PolicyTypes
-	if len(types) == 0 {
-		types = []string{"Ingress"}
-		if len(p.Spec.Egress) > 0 {
-			types = append(types, "Egress")
-		}
-	}
-	source := rule.Source{Kind: "NetworkPolicy", Namespace: ns, Name: p.Metadata.Name}
+	types := p.types(len(p.Spec.Egress) > 0)
+	source := p.source()
 	convert := func(d rule.Direction, path string, peers []NetworkPeer, ports []NetworkPort) {
 		r := &rule.Rule{Source: source, Direction: d, Tier: rule.Normal, Action: rule.Allow}
 		r.Source.Path = path
@@ -186,12 +249,7 @@ func (p *NetworkPolicy) Rules(o rule.Options) rule.Spec {
 	}
 	isolate := func(d rule.Direction) {
 		spec.Selects[d], spec.DefaultDeny[d] = true, true
-		r := &rule.Rule{
-			Source: source, Direction: d, Tier: rule.Isolation, Action: rule.Deny,
-			Peers: rule.Peers{Any: true, ExceptOwn: d == rule.Ingress}, AllPorts: true,
-		}
-		r.Source.Path = "isolation"
-		spec.Rules = append(spec.Rules, r.Seal())
+		spec.Rules = append(spec.Rules, rule.Isolate(source, d, rule.Isolation, 0))
 	}
 	if slices.Contains(types, "Ingress") {
 		for i, in := range p.Spec.Ingress {
@@ -215,9 +273,11 @@ func networkPeers(ns string, o rule.Options, peers []NetworkPeer) rule.Peers {
 	var out rule.Peers
 	for _, p := range peers {
 		if p.IPBlock != nil {
-			n := rule.Network{Prefix: netip.MustParsePrefix(p.IPBlock.CIDR), Reach: rule.ReachEveryone}
+			n := rule.Network{Reach: rule.ReachEveryone}
+			n.Prefix, _ = heldPrefix(p.IPBlock.CIDR)
 			for _, e := range p.IPBlock.Except {
-				n.Except = append(n.Except, netip.MustParsePrefix(e))
+				except, _ := heldPrefix(e)
+				n.Except = append(n.Except, except)
 			}
 			out.Networks = append(out.Networks, n)
 			continue

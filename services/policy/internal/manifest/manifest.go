@@ -45,6 +45,11 @@ type Problem struct {
 	// Schema says that only the published schema forbids it: the meaning is
 	// clear, and a server without the schema would take it.
 	Schema bool
+	// Held says that an API server may hold objects with it, from before it
+	// refused new ones: the meaning is clear.
+	Held bool
+	// Stops says that nothing behind it was read.
+	Stops bool
 }
 
 // String is "path: text".
@@ -69,24 +74,31 @@ func (ps Problems) Error() string {
 
 // Add appends a problem. A long list ends with "and more".
 func (ps *Problems) Add(path, format string, args ...any) {
-	ps.add(false, path, format, args...)
+	ps.add(Problem{}, path, format, args...)
 }
 
 // AddSchema appends a problem that only the schema has.
 func (ps *Problems) AddSchema(path, format string, args ...any) {
-	ps.add(true, path, format, args...)
+	ps.add(Problem{Schema: true}, path, format, args...)
 }
 
-func (ps *Problems) add(schema bool, path, format string, args ...any) {
+// AddHeld appends a problem that objects of an API server may have.
+func (ps *Problems) AddHeld(path, format string, args ...any) {
+	ps.add(Problem{Held: true}, path, format, args...)
+}
+
+func (ps *Problems) add(p Problem, path, format string, args ...any) {
 	n := len(*ps)
-	switch {
-	case n < maxProblems-1:
-		*ps = append(*ps, Problem{Path: shorten(path, maxPath), Text: shorten(fmt.Sprintf(format, args...), maxMessage), Schema: schema})
-	case n < maxProblems:
-		*ps = append(*ps, Problem{Text: "and more", Schema: schema})
-	case !schema:
-		(*ps)[n-1].Schema = false
+	if n >= maxProblems {
+		last := &(*ps)[n-1]
+		last.Schema, last.Held, last.Stops = last.Schema && p.Schema, last.Held && p.Held, last.Stops || p.Stops
+		return
 	}
+	p.Text = "and more"
+	if n < maxProblems-1 {
+		p.Path, p.Text = shorten(path, maxPath), shorten(fmt.Sprintf(format, args...), maxMessage)
+	}
+	*ps = append(*ps, p)
 }
 
 // shorten cuts a text to about so many bytes.
@@ -106,6 +118,35 @@ func (ps Problems) SchemaOnly() bool {
 		}
 	}
 	return len(ps) > 0
+}
+
+// Meaningful reports whether the meaning is clear in spite of the problems: each
+// is the schema's, or one that an API server may hold.
+func (ps Problems) Meaningful() bool {
+	for _, p := range ps {
+		if !p.Schema && !p.Held {
+			return false
+		}
+	}
+	return true
+}
+
+// At reports whether something is wrong at the path, below it or around it, or
+// with so much that it was not read.
+func (ps Problems) At(path string) bool {
+	for _, p := range ps {
+		if p.Stops || Within(p.Path, path) || Within(path, p.Path) {
+			return true
+		}
+	}
+	return false
+}
+
+// Within reports whether a path is another, or below it. The empty path is the
+// whole.
+func Within(path, of string) bool {
+	rest, ok := strings.CutPrefix(path, of)
+	return ok && (rest == "" || of == "" || rest[0] == '.' || rest[0] == '[')
 }
 
 // Err is nil when there is no problem.
@@ -249,12 +290,12 @@ func (d *decoder) value(n *yaml.Node, v reflect.Value, at *place, depth int) {
 	}
 	if d.nodes++; d.nodes > maxNodes {
 		d.stop = true
-		d.fail(at, "the document has more than %d values", maxNodes)
+		d.problems.add(Problem{Stops: true}, at.String(), "the document has more than %d values", maxNodes)
 		return
 	}
 	if depth > maxDepth {
 		d.stop = true
-		d.fail(at, "is nested more than %d deep", maxDepth)
+		d.problems.add(Problem{Stops: true}, at.String(), "is nested more than %d deep", maxDepth)
 		return
 	}
 	if n.Kind == yaml.AliasNode {
@@ -413,12 +454,12 @@ func (d *decoder) opaque(n *yaml.Node, at *place, depth int) {
 	}
 	if d.nodes++; d.nodes > maxNodes {
 		d.stop = true
-		d.fail(at, "the document has more than %d values", maxNodes)
+		d.problems.add(Problem{Stops: true}, at.String(), "the document has more than %d values", maxNodes)
 		return
 	}
 	if depth > maxDepth {
 		d.stop = true
-		d.fail(at, "is nested more than %d deep", maxDepth)
+		d.problems.add(Problem{Stops: true}, at.String(), "is nested more than %d deep", maxDepth)
 		return
 	}
 	switch n.Kind {

@@ -66,6 +66,8 @@ const (
 	SourceGRPC     = "grpc"
 	SourceFile     = "file"
 	SourceIdentity = "identity"
+	// SourceKubernetes lists objects of an API server, one in each File.
+	SourceKubernetes = "kubernetes"
 )
 
 // Config is fixed for the life of a node.

@@ -35,12 +35,16 @@ type Policy struct {
 	Rules    int
 	Dropped  []string
 	Notes    manifest.Notes
-	// Broken is why the policy is not in force.
+	// Broken is why the policy is not in force as it was written. What it selects
+	// is isolated, unless that is not known.
 	Broken string
 
 	object policy.Object
 	named  bool // by its manager in this run
 }
+
+// inForce reports whether the engine has the policy, as written or isolating.
+func (p *Policy) inForce() bool { return p.object.Key.Kind != "" }
 
 // Decoded is a document that was understood.
 type Decoded struct {
@@ -95,12 +99,6 @@ func (e *ManifestError) Error() string {
 	return b.String()
 }
 
-// clusterWide are the kinds without a namespace.
-var clusterWide = map[string]bool{
-	"CiliumClusterwideNetworkPolicy": true, "CiliumCIDRGroup": true,
-	"ClusterNetworkPolicy": true, "AdminNetworkPolicy": true, "BaselineAdminNetworkPolicy": true,
-}
-
 // Reading is how manifests are understood.
 type Reading struct {
 	Rules     rule.Options
@@ -109,6 +107,9 @@ type Reading struct {
 	// errors: a peer or a port that is misspelt would be one that was left out,
 	// which is all of them.
 	AllowUnknown bool
+	// Held says that the documents are objects of an API server, which cannot be
+	// refused: see policy.DecodeHeld.
+	Held bool
 }
 
 // Decode understands documents, all of them or none.
@@ -125,16 +126,20 @@ func (r Reading) Decode(data []byte) ([]Decoded, error) {
 	var bad ManifestError
 	seen := make(map[policy.Key]int)
 	for i, doc := range docs {
-		if !clusterWide[doc.Kind] {
+		if policy.Namespaced(doc.Kind) {
 			doc = doc.WithNamespace(namespace)
 		}
-		object, err := policy.Decode(doc, r.Rules)
+		decode := policy.Decode
+		if r.Held {
+			decode = policy.DecodeHeld
+		}
+		object, err := decode(doc, r.Rules)
 		name := ""
 		if object.Key.Name != "" {
 			name = object.Key.String()
 		}
 		var problems manifest.Problems
-		if !r.AllowUnknown {
+		if !r.AllowUnknown && !r.Held {
 			for _, path := range object.Unknown {
 				bad.Violations = append(bad.Violations, Violation{i, name, path, "no such field"})
 			}
@@ -212,7 +217,7 @@ func comingChange(puts []*Policy, gone []policy.Key) engine.Change {
 func (n *Node) policy(d Decoded, source, origin string) *Policy {
 	p := &Policy{
 		Key: d.Object.Key, Source: source, Origin: origin, Manifest: d.Text, Updated: n.config.Now(),
-		Dropped: d.Object.Unknown, Notes: d.Object.Notes, object: d.Object,
+		Dropped: d.Object.Unknown, Notes: d.Object.Notes, Broken: d.Object.Isolates, object: d.Object,
 	}
 	for i := range d.Object.Specs {
 		p.Rules += len(d.Object.Specs[i].Rules)
@@ -240,13 +245,13 @@ func (n *Node) plan(puts []*Policy, gone []policy.Key) (plan, error) {
 			count++
 		}
 		p.Revision = n.barrier.Policy + 1
-		if old != nil && old.Broken == "" && bytes.Equal(old.Manifest, p.Manifest) {
+		if old != nil && old.inForce() && old.Broken == p.Broken && bytes.Equal(old.Manifest, p.Manifest) {
 			p.Revision, p.Updated = old.Revision, old.Updated // only its origin is another
 			continue
 		}
 		out.content = true
 		out.change.UpsertPolicies = append(out.change.UpsertPolicies, p.object)
-		if old == nil || old.Broken != "" {
+		if old == nil || !old.inForce() {
 			out.back.DeletePolicies = append(out.back.DeletePolicies, p.Key)
 		} else {
 			out.back.UpsertPolicies = append(out.back.UpsertPolicies, old.object)
@@ -256,7 +261,7 @@ func (n *Node) plan(puts []*Policy, gone []policy.Key) (plan, error) {
 		old := n.policies[k]
 		out.bytes -= len(old.Manifest)
 		count--
-		if old.Broken == "" {
+		if old.inForce() {
 			out.back.UpsertPolicies = append(out.back.UpsertPolicies, old.object)
 		}
 	}
@@ -392,7 +397,7 @@ func (f *Feed) Set(ctx context.Context, files []File) error {
 		} else if docs := same(in.Data, known[in.Origin]); in.Err == nil && docs != nil {
 			d.docs = docs
 		} else if in.Err == nil {
-			if d.docs, d.err = (Reading{Rules: f.node.config.Rules}).Decode(in.Data); errors.Is(d.err, errEmpty) {
+			if d.docs, d.err = (Reading{Rules: f.node.config.Rules, Held: f.name == SourceKubernetes}).Decode(in.Data); errors.Is(d.err, errEmpty) {
 				d.err = nil
 			}
 		}
@@ -584,7 +589,7 @@ func (n *Node) take(name string, order []string, files map[string]*file) error {
 		f := puts{origin: origin}
 		for i, d := range files[origin].docs {
 			p := n.policies[d.Object.Key]
-			if p == nil || p.Source != name || p.Origin != origin || p.Broken != "" || !bytes.Equal(p.Manifest, d.Text) {
+			if p == nil || p.Source != name || p.Origin != origin || p.Broken != d.Object.Isolates || !bytes.Equal(p.Manifest, d.Text) {
 				f.policies = append(f.policies, n.policy(d, name, origin))
 				size += len(d.Text)
 			} else {

@@ -463,7 +463,11 @@ func (n *Node) Status(ctx context.Context) (Status, error) {
 			if p.Broken != "" {
 				s.Policies--
 				s.Refused++
-				s.Problems = append(s.Problems, fmt.Sprintf("%s is stored and not in force: %s", p.Key, p.Broken))
+				what := "is stored and not in force"
+				if p.inForce() {
+					what = "cannot be converted, and what it selects is isolated"
+				}
+				s.Problems = append(s.Problems, fmt.Sprintf("%s %s: %s", p.Key, what, p.Broken))
 			}
 		}
 		s.Sources = n.sourceStates()

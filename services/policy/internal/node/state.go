@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/journal"
 	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
@@ -127,10 +128,11 @@ func (n *Node) compile(policies map[policy.Key]journal.Policy, subscribers map[s
 	for _, p := range n.decodeAll(policies) {
 		n.policies[p.Key] = p
 		n.bytes += len(p.Manifest)
-		if p.Broken == "" {
+		if p.inForce() {
 			change.UpsertPolicies = append(change.UpsertPolicies, p.object)
-		} else {
-			n.config.Log.Error("a stored policy is not understood and not in force", "policy", p.Key.String(), log.KeyError, p.Broken)
+		}
+		if p.Broken != "" {
+			n.config.Log.Error("a stored policy is not understood; what it selects is isolated, if that is known", "policy", p.Key.String(), log.KeyError, p.Broken)
 		}
 	}
 	for _, id := range n.identities {
@@ -212,16 +214,36 @@ func (n *Node) decodeAll(stored map[policy.Key]journal.Policy) []*Policy {
 
 func (n *Node) decode(r journal.Policy) *Policy {
 	// What an earlier version took stays as that version took it.
-	docs, err := Reading{Rules: n.config.Rules, Namespace: r.Key.Namespace, AllowUnknown: true}.Decode(r.Manifest)
+	reading := Reading{Rules: n.config.Rules, Namespace: r.Key.Namespace, AllowUnknown: true, Held: r.Source == SourceKubernetes}
+	docs, err := reading.Decode(r.Manifest)
 	if err == nil && (len(docs) != 1 || docs[0].Object.Key != keyOf(r.Key)) {
 		err = fmt.Errorf("the text is not that of %s", keyOf(r.Key))
 	}
-	var p *Policy
 	if err != nil {
-		p = &Policy{Key: keyOf(r.Key), Source: r.Source, Origin: r.Origin, Manifest: r.Manifest, Broken: err.Error()}
-	} else {
-		p = n.policy(docs[0], r.Source, r.Origin)
+		docs = []Decoded{{Object: isolated(r, err)}}
 	}
-	p.Manager, p.Manifest, p.Revision, p.Updated = r.Manager, r.Manifest, r.Revision, time.Unix(r.Updated, 0)
+	p := n.policy(docs[0], r.Source, r.Origin)
+	p.Key, p.Manager, p.Manifest, p.Revision, p.Updated = keyOf(r.Key), r.Manager, r.Manifest, r.Revision, time.Unix(r.Updated, 0)
+	if err != nil {
+		p.Broken = err.Error()
+	}
 	return p
+}
+
+// isolated is what becomes of a stored policy that is not understood. It has no
+// key if it selects nothing that is known.
+func isolated(r journal.Policy, why error) policy.Object {
+	docs, err := manifest.Parse(r.Manifest)
+	if err != nil || len(docs) != 1 {
+		return policy.Object{}
+	}
+	doc := docs[0]
+	if policy.Namespaced(doc.Kind) {
+		doc = doc.WithNamespace(r.Key.Namespace)
+	}
+	ob, err := policy.Isolate(doc, why)
+	if err != nil || ob.Key != keyOf(r.Key) {
+		return policy.Object{}
+	}
+	return ob
 }

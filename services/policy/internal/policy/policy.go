@@ -53,6 +53,9 @@ type Object struct {
 	Unknown []string
 	// Notes are what the author should know of how the manifest was taken.
 	Notes manifest.Notes
+	// Isolates is why the policy could not be converted. The rules are those that
+	// isolate what it selects.
+	Isolates string
 }
 
 // maxWeight is how many peers and ports the rules of one object may list, each
@@ -83,9 +86,9 @@ func IsKind(apiVersion, kind string) bool {
 }
 
 // Decode reads, validates and converts a document. The error is
-// manifest.Problems when the document is of a known kind. With problems of the
-// schema only, the object is returned beside the error: its meaning is clear,
-// and a caller that is not bound to the schema may use it.
+// manifest.Problems when the document is of a known kind. With problems that
+// leave its meaning clear the object is returned beside the error, for a caller
+// that is not bound to the schema.
 func Decode(doc manifest.Document, o rule.Options) (Object, error) {
 	if !IsKind(doc.APIVersion, doc.Kind) {
 		if doc.APIVersion == "" {
@@ -140,12 +143,12 @@ func decode(doc manifest.Document, into any, meta *kubernetes.Meta, validate fun
 		Key:     Key{Kind: doc.Kind, Namespace: meta.Metadata.Namespace, Name: meta.Metadata.Name},
 		Unknown: unknown,
 	}
-	if len(problems) > 0 && !problems.SchemaOnly() {
+	if !problems.Meaningful() {
 		return ob, problems
 	}
 	convert(&ob)
 	for _, spec := range ob.Specs {
-		if check(spec.Rules, &problems); !problems.SchemaOnly() && len(problems) > 0 {
+		if check(spec.Rules, &problems); !problems.Meaningful() {
 			return Object{Key: ob.Key, Unknown: unknown}, problems
 		}
 	}

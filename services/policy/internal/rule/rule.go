@@ -299,6 +299,17 @@ func Compare(a, b *Rule) int {
 	)
 }
 
+// Isolate is the rule that denies all peers but, for what they send, the subject's
+// own node.
+func Isolate(source Source, d Direction, tier Tier, priority int32) *Rule {
+	source.Path = "isolation"
+	r := &Rule{
+		Source: source, Direction: d, Tier: tier, Priority: priority, Action: Deny,
+		Peers: Peers{Any: true, ExceptOwn: d == Ingress}, AllPorts: true,
+	}
+	return r.Seal()
+}
+
 // Options are the properties of the cluster that decide what a manifest means.
 type Options struct {
 	// Cluster is this cluster's name.

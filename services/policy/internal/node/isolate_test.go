@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package node
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/port"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+)
+
+// pods makes the node know pods of a namespace: 300 is app=web, 301 app=db.
+func pods(t *testing.T, n *Node, namespace string) {
+	t.Helper()
+	var ids []identity.Identity
+	for i, app := range []string{"web", "db"} {
+		id, err := identity.New(identity.Numeric(300+i), label.NewSet(label.Kubernetes("app", app), label.Kubernetes(label.KeyNamespace, namespace)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, id)
+	}
+	if err := n.SetIdentities(t.Context(), ids, nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// passes asks whether TCP from one to the other passes.
+func passes(t *testing.T, n *Node, from, to identity.Numeric) bool {
+	t.Helper()
+	x, err := n.Explain(t.Context(), Peer{Identity: from}, Peer{Identity: to}, port.At(port.TCP, 80))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return x.Action == rule.Allow
+}
+
+// only is the one policy that there is.
+func only(t *testing.T, n *Node) Listed {
+	t.Helper()
+	list, _, err := n.List(t.Context(), Filter{})
+	if err != nil || len(list) != 1 {
+		t.Fatalf("there are %d policies: %v", len(list), err)
+	}
+	return list[0]
+}
+
+func TestKubernetesObjectThatCannotBeConvertedIsolatesWhatItSelects(t *testing.T) {
+	dir := t.TempDir()
+	start := func() (*Node, *Feed, func()) {
+		n, stop := runWith(t, dir, []string{SourceIdentity, SourceKubernetes})
+		return n, n.Feed(SourceKubernetes), stop
+	}
+	n, feed, stop := start()
+	pods(t, n, "shop")
+	object := func(cidr string) []File {
+		return []File{{Origin: "networkpolicies/shop/db", Data: fmt.Appendf(nil,
+			`{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"db","namespace":"shop","uid":"1"},`+
+				`"spec":{"podSelector":{"matchLabels":{"app":"db"}},"ingress":[{"from":[{"podSelector":{}},{"ipBlock":{"cidr":%q}}]}]}}`, cidr)}}
+	}
+	set := func(cidr string) uint64 {
+		t.Helper()
+		if err := feed.Set(t.Context(), object(cidr)); err != nil {
+			t.Fatal(err)
+		}
+		return only(t, n).Revision
+	}
+	check := func(what string, accepted bool) {
+		t.Helper()
+		p := only(t, n)
+		if p.Accepted != accepted || passes(t, n, 300, 301) != accepted || !passes(t, n, 301, 300) {
+			t.Errorf("%s: accepted %t, %q, web to db %t, db to web %t", what, p.Accepted, p.Error, passes(t, n, 300, 301), passes(t, n, 301, 300))
+		}
+		st, err := n.Status(t.Context())
+		said := slices.ContainsFunc(st.Problems, func(s string) bool {
+			return strings.HasPrefix(s, "NetworkPolicy shop/db cannot be converted, and what it selects is isolated: ")
+		})
+		if err != nil || said == accepted {
+			t.Errorf("%s: problems %q, %v", what, st.Problems, err)
+		}
+	}
+	set("10.0.0.1/24")
+	check("a block that is not canonical", true)
+	if p := only(t, n); len(p.Notes) != 1 || !strings.Contains(p.Notes[0].Text, "10.0.0.0/24 is meant") {
+		t.Errorf("noted: %v", p.Notes)
+	}
+	first := set("10.0.0.0/33")
+	check("a block that is none", false)
+	if again := set("10.0.0.0/33"); again != first {
+		t.Errorf("the same again has revision %d, before %d", again, first)
+	}
+	stop()
+	n, feed, stop = start()
+	check("after a restart", false)
+	if again := set("10.0.0.0/33"); again != first {
+		t.Errorf("the same after a restart has revision %d, before %d", again, first)
+	}
+	set("10.0.0.0/24")
+	check("repaired", true)
+	set("10.0.0.0/33")
+	if err := feed.Set(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	if !passes(t, n, 300, 301) {
+		t.Error("deleted, and isolated still")
+	}
+	stop()
+}
+
+// A policy that was taken under another configuration, or by another version,
+// opens nothing when it is not understood any more.
+func TestStoredPolicyThatIsNotUnderstoodIsolatesWhatItSelects(t *testing.T) {
+	dir := t.TempDir()
+	labels := func(c *Config) { c.Rules.NodeLabels = true }
+	n, stop := run(t, dir, labels)
+	pods(t, n, "shop")
+	const manifest = "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: db, namespace: shop}\nspec:\n" +
+		"  endpointSelector: {matchLabels: {app: db}}\n  ingress: [{fromNodes: [{}]}]\n"
+	if _, err := n.Upsert(t.Context(), []byte(manifest), "", false); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	n, stop = run(t, dir)
+	p := only(t, n)
+	if p.Accepted || !strings.Contains(p.Error, "fromNodes") || len(p.Notes) != 1 || passes(t, n, 300, 301) {
+		t.Errorf("accepted %t, %q, %v, web to db %t", p.Accepted, p.Error, p.Notes, passes(t, n, 300, 301))
+	}
+	_, err := n.Delete(t.Context(), []policy.Key{p.Key}, false)
+	if err != nil || !passes(t, n, 300, 301) {
+		t.Errorf("deleted: %v, web to db %t", err, passes(t, n, 300, 301))
+	}
+	stop()
+}

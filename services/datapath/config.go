@@ -59,11 +59,11 @@ const (
 )
 
 // options are nil if nothing judges.
-func (c PolicyConfig) options(s policy.Service) *node.PolicyOptions {
+func (c PolicyConfig) options(s policy.Service, m policy.Memory) *node.PolicyOptions {
 	if c.Mode == policyNone {
 		return nil
 	}
-	return &node.PolicyOptions{Service: s, Wait: c.Mode == policyRequired, Audit: c.Audit, Linger: c.Linger}
+	return &node.PolicyOptions{Service: s, Wait: c.Mode == policyRequired, Audit: c.Audit, Linger: c.Linger, Memory: m}
 }
 
 // ServicesConfig is where the services are that this one calls.

@@ -54,6 +54,10 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 	p.OnExit(store.Close)
+	memory, err := openMemory(cfg)
+	if err != nil {
+		return err
+	}
 	n, err := process.Phase(p, "open the node", func() (*node.Node, error) {
 		if !cfg.ValidateOnly {
 			if err := node.CheckBPF(cfg.BPFDir); err != nil {
@@ -65,7 +69,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 			ServiceDevices: cfg.ServiceDevices, RefuseSecond: cfg.SecondInterfaces == "refuse",
 			EventsPerSecond: cfg.Events.PerSecond, NodeSysctls: cfg.NodeSysctls,
 			Leases: ipam, Identities: identity, Records: store, Log: p.Log, ValidateOnly: cfg.ValidateOnly,
-			Policy: cfg.Policy.options(policies), Connections: cfg.Connections.options(), BootID: bootID,
+			Policy: cfg.Policy.options(policies, memory), Connections: cfg.Connections.options(), BootID: bootID,
 		})
 	})
 	if err != nil {
@@ -161,6 +165,18 @@ func dial(p *process.Process, cfg Config) (*services.IPAM, *services.Identity, *
 		policies = services.NewPolicy(conns[2])
 	}
 	return services.NewIPAM(conns[0]), services.NewIdentity(conns[1]), policies, nil
+}
+
+// openMemory is where the enforced policy revision is kept. Without policies
+// nothing is enforced, which is what the operator wants then.
+func openMemory(cfg Config) (*record.Policy, error) {
+	m := record.OpenPolicy(filepath.Join(cfg.StateDir, "policy.json"))
+	if cfg.Policy.Mode == policyNone && !cfg.ValidateOnly {
+		if err := m.Forget(); err != nil {
+			return nil, fmt.Errorf("forget the enforced policy revision: %w", err)
+		}
+	}
+	return m, nil
 }
 
 func openRecords(cfg Config, bootID string, logger *slog.Logger) (*record.Store, error) {

@@ -70,6 +70,16 @@ func statusOf(p *process.Process, cfg Config, n *node.Node, ipam *services.IPAM,
 			}
 			st.Dependencies = append(st.Dependencies, server.Dependency{Name: "policy", Err: perr})
 			st.PolicyRevision, st.PolicyRefusals = ps.Revision, ps.Refusals
+			if ps.Held != "" {
+				if cfg.Policy.Mode == policyRequired {
+					st.Problems = append(st.Problems, "policy: "+ps.Held)
+				} else {
+					st.Warnings = append(st.Warnings, "policy: "+ps.Held)
+				}
+			}
+			if ps.Unsaved != "" {
+				st.Warnings = append(st.Warnings, "policy: "+ps.Unsaved)
+			}
 			if ps.Waiting > 0 {
 				st.PolicyRefusals = append(st.PolicyRefusals, fmt.Sprintf("%d identities stay unknown, because tables have no room for them", ps.Waiting))
 			}

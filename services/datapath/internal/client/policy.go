@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"google.golang.org/grpc"
 
@@ -42,7 +43,7 @@ func (p *Policy) Subscribe(ctx context.Context, s policy.Subscription) (policy.S
 	st := &policyStream{stream: stream, health: &p.Health}
 	err = st.send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Subscribe{Subscribe: &policyv1.Subscribe{
 		Name: s.Name, Incarnation: []byte(s.Incarnation), Seq: s.Seq, Subjects: s.Subjects, Locations: locations(s.Locations),
-		Role: policyv1.SubscriberRole_SUBSCRIBER_ROLE_ENFORCES,
+		Role: policyv1.SubscriberRole_SUBSCRIBER_ROLE_ENFORCES, Enforced: enforced(s.Enforced),
 	}}})
 	if err != nil {
 		return nil, err
@@ -98,6 +99,31 @@ func (s *policyStream) Ack(seq uint64) error {
 	return s.send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Ack{Ack: &policyv1.Ack{Seq: seq}}})
 }
 
+// Hold implements policy.Stream.
+func (s *policyStream) Hold(h policy.Hold) error {
+	return s.send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Hold{Hold: &policyv1.Hold{
+		Seq: h.Seq, Revision: h.Revision, Reason: clip(h.Reason),
+	}}})
+}
+
+// maxReason is how long a reason may be, in characters.
+const maxReason = 1024
+
+func clip(s string) string {
+	s = strings.ToValidUTF8(s, "\uFFFD")
+	if len(s) <= maxReason {
+		return s
+	}
+	return strings.ToValidUTF8(s[:maxReason], "")
+}
+
+func enforced(e *policy.Enforced) *policyv1.EnforcedState {
+	if e == nil {
+		return nil
+	}
+	return &policyv1.EnforcedState{State: []byte(e.State), Revision: e.Revision, Sources: e.Sources}
+}
+
 // Nack implements policy.Stream.
 func (s *policyStream) Nack(n policy.Nack) error {
 	return s.send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Nack{Nack: &policyv1.Nack{
@@ -117,6 +143,9 @@ func locations(m map[netip.Addr]uint32) []*policyv1.Location {
 const (
 	maxIncarnation = 16
 	maxSteps       = 1 << 20
+	maxState       = 16
+	maxSources     = 1024
+	maxSource      = 128 // bytes
 )
 
 // message takes the shape of a message apart: lengths, ranges of types, enums.
@@ -188,14 +217,41 @@ func step(s *policyv1.Step) (policy.Step, error) {
 	case *policyv1.Step_SubjectGone:
 		return policy.SubjectGone{Subject: s.SubjectGone.GetSubject()}, nil
 	case *policyv1.Step_Barrier:
-		x := s.Barrier
-		return policy.Barrier{
-			PolicyRevision: x.GetPolicyRevision(), IdentityRevision: x.GetIdentityRevision(), AddressRevision: x.GetAddressRevision(),
-		}, nil
+		return barrier(s.Barrier)
 	case *policyv1.Step_SnapshotComplete:
 		return policy.SnapshotComplete{}, nil
 	}
 	return nil, malformed("step: of no known kind")
+}
+
+func barrier(x *policyv1.Barrier) (policy.Step, error) {
+	if n := len(x.GetState()); n > maxState {
+		return nil, malformed("barrier.state: %d bytes, at most %d", n, maxState)
+	}
+	has, err := sourceNames("sources", x.GetSources())
+	if err != nil {
+		return nil, err
+	}
+	incomplete, err := sourceNames("incomplete", x.GetIncomplete())
+	if err != nil {
+		return nil, err
+	}
+	return policy.Barrier{
+		PolicyRevision: x.GetPolicyRevision(), IdentityRevision: x.GetIdentityRevision(), AddressRevision: x.GetAddressRevision(),
+		State: string(x.GetState()), Sources: has, Incomplete: incomplete,
+	}, nil
+}
+
+// sourceNames checks names of sources. Beyond a bound they are left out: one that is
+// there is as good as all.
+func sourceNames(field string, names []string) ([]string, error) {
+	names = names[:min(len(names), maxSources)]
+	for i, name := range names {
+		if len(name) > maxSource {
+			return nil, malformed("barrier.%s[%d]: %d bytes, at most %d", field, i, len(name), maxSource)
+		}
+	}
+	return names, nil
 }
 
 func identityUpdate(x *policyv1.IdentityUpdate) (policy.Step, error) {

@@ -24,7 +24,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policy"
 )
 
-// scriptedPolicy sends one message, hears five, and cuts.
+// scriptedPolicy sends one message, hears six, and ends.
 type scriptedPolicy struct {
 	policyv1.UnimplementedPolicyServiceServer
 	send  *policyv1.WatchPolicyTablesResponse
@@ -35,7 +35,7 @@ func (s *scriptedPolicy) WatchPolicyTables(stream grpc.BidiStreamingServer[polic
 	if err := stream.Send(s.send); err != nil {
 		return err
 	}
-	for range 5 {
+	for range 6 {
 		m, err := stream.Recv()
 		if err != nil {
 			return err
@@ -65,11 +65,12 @@ func servePolicy(t *testing.T, s *scriptedPolicy) *Policy {
 }
 
 func TestPolicyStreamCarriesEverythingBothWays(t *testing.T) {
-	s := &scriptedPolicy{send: wholeMessage(), heard: make(chan *policyv1.WatchPolicyTablesRequest, 5)}
+	s := &scriptedPolicy{send: wholeMessage(), heard: make(chan *policyv1.WatchPolicyTablesRequest, 6)}
 	p := servePolicy(t, s)
 	a := netip.MustParseAddr("10.0.0.1")
 	stream, err := p.Subscribe(t.Context(), policy.Subscription{
 		Name: "node", Incarnation: "run", Seq: 7, Subjects: []uint32{300}, Locations: map[netip.Addr]uint32{a: 300},
+		Enforced: &policy.Enforced{State: "0123456789abcdef", Revision: 12, Sources: []string{"file"}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -84,6 +85,7 @@ func TestPolicyStreamCarriesEverythingBothWays(t *testing.T) {
 	for _, err := range []error{
 		stream.Subjects([]uint32{301}, []uint32{300}), stream.Locate(map[netip.Addr]uint32{a: 301}, []netip.Addr{netip.MustParseAddr("fd00::1")}),
 		stream.Nack(policy.Nack{Seq: 1, Subject: 300, Table: 9, Reason: "full"}), stream.Ack(1),
+		stream.Hold(policy.Hold{Seq: 1, Revision: 12, Reason: strings.Repeat("é", 600)}),
 	} {
 		if err != nil {
 			t.Fatal(err)
@@ -93,7 +95,8 @@ func TestPolicyStreamCarriesEverythingBothWays(t *testing.T) {
 	for _, want := range []*policyv1.WatchPolicyTablesRequest{
 		{Message: &policyv1.WatchPolicyTablesRequest_Subscribe{Subscribe: &policyv1.Subscribe{
 			Name: "node", Incarnation: []byte("run"), Seq: 7, Subjects: []uint32{300}, Locations: here,
-			Role: policyv1.SubscriberRole_SUBSCRIBER_ROLE_ENFORCES,
+			Role:     policyv1.SubscriberRole_SUBSCRIBER_ROLE_ENFORCES,
+			Enforced: &policyv1.EnforcedState{State: []byte("0123456789abcdef"), Revision: 12, Sources: []string{"file"}},
 		}}},
 		{Message: &policyv1.WatchPolicyTablesRequest_Subjects{Subjects: &policyv1.SubjectChange{Add: []uint32{301}, Remove: []uint32{300}}}},
 		{Message: &policyv1.WatchPolicyTablesRequest_Locate{Locate: &policyv1.Locate{
@@ -101,6 +104,7 @@ func TestPolicyStreamCarriesEverythingBothWays(t *testing.T) {
 		}}},
 		{Message: &policyv1.WatchPolicyTablesRequest_Nack{Nack: &policyv1.Nack{Seq: 1, Subject: 300, Table: 9, Reason: "full"}}},
 		{Message: &policyv1.WatchPolicyTablesRequest_Ack{Ack: &policyv1.Ack{Seq: 1}}},
+		{Message: &policyv1.WatchPolicyTablesRequest_Hold{Hold: &policyv1.Hold{Seq: 1, Revision: 12, Reason: strings.Repeat("é", 512)}}},
 	} {
 		if got := <-s.heard; !proto.Equal(got, want) {
 			t.Errorf("the service heard %v, want %v", got, want)
@@ -162,7 +166,9 @@ func wholeMessage() *policyv1.WatchPolicyTablesResponse {
 		{Step: &policyv1.Step_TableRetire{TableRetire: &policyv1.TableRetire{Table: 9}}},
 		{Step: &policyv1.Step_NodeClassRetire{NodeClassRetire: &policyv1.NodeClassRetire{NodeClass: 5}}},
 		{Step: &policyv1.Step_SnapshotComplete{SnapshotComplete: &policyv1.SnapshotComplete{}}},
-		{Step: &policyv1.Step_Barrier{Barrier: &policyv1.Barrier{PolicyRevision: 4, IdentityRevision: 5, AddressRevision: 6}}},
+		{Step: &policyv1.Step_Barrier{Barrier: &policyv1.Barrier{
+			PolicyRevision: 4, IdentityRevision: 5, AddressRevision: 6, State: []byte("fedcba9876543210"), Sources: []string{"file", "grpc"}, Incomplete: []string{"identity"},
+		}}},
 	}}
 }
 
@@ -191,7 +197,9 @@ func wholeSteps() policy.Message {
 		policy.TableRetire{Table: 9},
 		policy.NodeClassRetire{NodeClass: 5},
 		policy.SnapshotComplete{},
-		policy.Barrier{PolicyRevision: 4, IdentityRevision: 5, AddressRevision: 6},
+		policy.Barrier{
+			PolicyRevision: 4, IdentityRevision: 5, AddressRevision: 6, State: "fedcba9876543210", Sources: []string{"file", "grpc"}, Incomplete: []string{"identity"},
+		},
 	}}
 }
 

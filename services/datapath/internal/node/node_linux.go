@@ -77,6 +77,8 @@ type PolicyOptions struct {
 	Linger time.Duration
 	// Timeout is how long a creation waits; 0 is 10 s.
 	Timeout time.Duration
+	// Memory keeps what was enforced; nil: nothing does.
+	Memory policy.Memory
 }
 
 // Node is a running datapath without its server.
@@ -195,7 +197,7 @@ func (n *Node) openPolicy(o Options) (endpoint.Policies, error) {
 	}
 	n.Policy = policy.New(policy.Config{
 		Name: "datapath", Kernel: publish.Policies{Kernel: n.Kernel}, Service: o.Policy.Service,
-		Wait: o.Policy.Wait, Audit: o.Policy.Audit, Linger: o.Policy.Linger, Timeout: o.Policy.Timeout, Log: o.Log,
+		Wait: o.Policy.Wait, Audit: o.Policy.Audit, Linger: o.Policy.Linger, Timeout: o.Policy.Timeout, Memory: o.Policy.Memory, Log: o.Log,
 		Changed: func(slots []uint16) { n.Core.PolicyChanged(slots) },
 	})
 	records, _, err := o.Records.Load()

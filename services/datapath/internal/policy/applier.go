@@ -37,6 +37,9 @@ type Config struct {
 	Linger time.Duration
 	// Retry is the pause before what had no room is tried again. 0: 5 s.
 	Retry time.Duration
+	// Memory keeps what was enforced; nil: a service that lost its state is
+	// believed.
+	Memory Memory
 	// Changed is called, without any lock held, after the policy of slots has
 	// changed.
 	Changed func(slots []uint16)
@@ -77,6 +80,12 @@ type Applier struct {
 	seq         uint64 // guarded by mu
 	next        *model // guarded by mu; a snapshot that is not complete
 	nextSteps   int    // guarded by mu
+	// A complete snapshot stays in next while the service is behind what was
+	// enforced: held is why.
+	nextComplete bool     // guarded by mu
+	held         string   // guarded by mu
+	enforced     Enforced // guarded by mu
+	unknown      error    // guarded by mu; why it is not known what was enforced
 
 	subjects map[uint32]*subject // guarded by mu
 	changed  chan struct{}       // guarded by mu; closed and replaced when subjects change
@@ -89,6 +98,7 @@ type Applier struct {
 
 	wake    chan struct{} // the subscription may have changed
 	drain   chan struct{} // something waits for a grace period
+	save    chan struct{} // enforced has changed
 	session health
 
 	view view
@@ -136,7 +146,7 @@ func New(cfg Config) *Applier {
 		cfg: cfg, log: cfg.Log,
 		tables: map[Table]*kernelTable{}, numbers: map[ClassKey]NodeClass{}, words: map[uint32]Word{}, members: map[NodeClass]int{},
 		slots: map[uint16]*slot{}, subjects: map[uint32]*subject{}, changed: make(chan struct{}), synced: make(chan struct{}),
-		bumpAll: true, wake: make(chan struct{}, 1), drain: make(chan struct{}, 1),
+		bumpAll: true, wake: make(chan struct{}, 1), drain: make(chan struct{}, 1), save: make(chan struct{}, 1),
 	}
 	a.view.init()
 	return a
@@ -149,6 +159,7 @@ func New(cfg Config) *Applier {
 func (a *Applier) Adopt(trusted func(slot uint16) bool) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.recall()
 	ids, err := a.cfg.Kernel.Tables()
 	if err != nil {
 		return fmt.Errorf("list tables: %w", err)
@@ -256,7 +267,7 @@ func (a *Applier) apply(ctx context.Context, m Message) (nacks []Nack, err error
 	a.mu.Lock()
 	defer func() {
 		if err != nil {
-			a.model, a.next, a.incarnation, a.seq = nil, nil, "", 0
+			a.forgetStream()
 		}
 		a.mu.Unlock()
 		if len(w.flips) > 0 && a.cfg.Changed != nil {
@@ -273,6 +284,11 @@ func (a *Applier) apply(ctx context.Context, m Message) (nacks []Nack, err error
 			return nil, fmt.Errorf("message %d, steps[%d]: %w", m.Seq, i, err)
 		}
 	}
+	if a.nextComplete && a.held == "" { // of a service that sends no barrier
+		if err := a.decide(w, Barrier{}); err != nil {
+			return nil, fmt.Errorf("message %d: %w", m.Seq, err)
+		}
+	}
 	if a.next == nil {
 		if err := a.settle(w); err != nil {
 			return nil, fmt.Errorf("message %d: %w", m.Seq, err)
@@ -282,25 +298,44 @@ func (a *Applier) apply(ctx context.Context, m Message) (nacks []Nack, err error
 	return w.nacks, nil
 }
 
+// forgetStream has the next stream begin with everything.
+func (a *Applier) forgetStream() {
+	a.model, a.incarnation, a.seq = nil, "", 0
+	a.dropNext()
+}
+
+// dropNext forgets a snapshot that was not taken over.
+func (a *Applier) dropNext() { a.next, a.nextSteps, a.nextComplete, a.held = nil, 0, false, "" }
+
 // maxSnapshot bounds the steps of a snapshot.
 const maxSnapshot = 1 << 20
 
 // collect remembers a step of a snapshot. Nothing is written before the
 // snapshot is complete, because a service that began anew may have changed
-// everything at once.
+// everything at once. What follows belongs to it for as long as it is held.
 func (a *Applier) collect(w *work, st Step, seq uint64) error {
-	if a.nextSteps++; a.nextSteps > maxSnapshot {
+	if a.nextSteps++; a.nextSteps > maxSnapshot && !a.nextComplete {
 		return invalid("more than %d steps before snapshot_complete", maxSnapshot)
 	}
 	if err := a.next.take(st, seq, a.number); err != nil {
 		return err
 	}
-	if _, ok := st.(SnapshotComplete); !ok {
-		return nil
+	switch st := st.(type) {
+	case SnapshotComplete:
+		if a.nextComplete {
+			return invalid("snapshot_complete in the middle of a stream")
+		}
+		a.nextComplete = true
+	case Barrier:
+		if a.nextComplete {
+			return a.decide(w, st)
+		}
+	case IdentityUpdate:
+		if a.held != "" && st.NodeClass == 0 {
+			return a.unknow(w, []uint32{st.Identity})
+		}
 	}
-	next := a.next
-	a.next, a.nextSteps = nil, 0
-	return a.replace(w, next)
+	return nil
 }
 
 // carryOut does one step.
@@ -357,6 +392,7 @@ func (a *Applier) carryOut(w *work, st Step, seq uint64) error {
 		}
 		w.checks = true
 	case Barrier:
+		a.remember(st)
 		return a.flip(w)
 	}
 	return nil
@@ -929,6 +965,10 @@ func (a *Applier) revise() {
 // kept, and what it says now may be that there are no policies: that is carried
 // out like any other revision, but not in silence.
 func (a *Applier) behind() string {
+	if a.model.named {
+		a.lost, a.highest = false, a.model.revision // decide has looked at it
+		return ""
+	}
 	lost := a.model.revision < a.highest
 	if lost && !a.lost {
 		a.log.Error("policy service has lost policies", "revision", a.model.revision, "enforced", a.highest)

@@ -38,6 +38,7 @@ type model struct {
 	// unnumbered counts node classes without a number in the kernel.
 	unnumbered int
 	revision   uint64
+	named      bool // the service names its state
 	rows       int
 	blocks     int
 	nodes      int
@@ -147,7 +148,7 @@ func (m *model) take(st Step, seq uint64, number func(ClassKey) (NodeClass, erro
 		}
 		delete(m.binds, st.Subject)
 	case Barrier:
-		m.revision = st.PolicyRevision
+		m.revision, m.named = st.PolicyRevision, st.State != ""
 	case SnapshotComplete:
 	default:
 		return invalid("step: %T", st)

@@ -207,7 +207,16 @@ type (
 	// SubjectGone ends a subject.
 	SubjectGone struct{ Subject uint32 }
 	// Barrier is a consistent point.
-	Barrier struct{ PolicyRevision, IdentityRevision, AddressRevision uint64 }
+	Barrier struct {
+		PolicyRevision, IdentityRevision, AddressRevision uint64
+		// State is the name of the policy state that the revision counts in;
+		// empty: the service does not say. Sources have policies in it.
+		State   string
+		Sources []string
+		// Incomplete is what Subscription.Enforced needs and has not said
+		// everything in this run of the service.
+		Incomplete []string
+	}
 	// SnapshotComplete ends a beginning that names everything.
 	SnapshotComplete struct{}
 )
@@ -290,6 +299,14 @@ type Subscription struct {
 	Seq         uint64
 	Subjects    []uint32
 	Locations   map[netip.Addr]uint32
+	Enforced    *Enforced // that the service must not be behind; nil: nothing
+}
+
+// Hold says that everything up to a message has come and is not enforced.
+type Hold struct {
+	Seq      uint64
+	Revision uint64 // that stays enforced
+	Reason   string
 }
 
 // Nack says that a subject stays on the tables it had.
@@ -307,6 +324,7 @@ type Stream interface {
 	Subjects(add, remove []uint32) error
 	Locate(add map[netip.Addr]uint32, remove []netip.Addr) error
 	Ack(seq uint64) error
+	Hold(h Hold) error
 	Nack(n Nack) error
 }
 

@@ -58,6 +58,11 @@ var errRecovered = errors.New("tables found room that had been refused")
 
 // Run keeps a subscription open and does what comes, until ctx ends.
 func (a *Applier) Run(ctx context.Context) error {
+	if a.cfg.Memory != nil {
+		var saver sync.WaitGroup
+		saver.Go(func() { a.saver(ctx) })
+		defer saver.Wait()
+	}
 	pause := firstPause
 	for {
 		began := a.cfg.Now()
@@ -95,11 +100,12 @@ type told struct {
 func (a *Applier) subscription() (Subscription, told) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.next = nil
+	a.dropNext()
 	subjects, locations := a.wanted()
 	s := Subscription{
 		Name: a.cfg.Name, Incarnation: a.incarnation, Seq: a.seq,
 		Subjects: slices.Sorted(maps.Keys(subjects)), Locations: maps.Clone(locations),
+		Enforced: a.before(),
 	}
 	return s, told{subjects, locations}
 }
@@ -186,6 +192,12 @@ func (a *Applier) subscribe(ctx context.Context) (heard bool, err error) {
 					return heard, err
 				}
 			}
+			if revision, why := a.holding(); why != "" {
+				if err := stream.Hold(Hold{Seq: r.m.Seq, Revision: revision, Reason: why}); err != nil {
+					return heard, err
+				}
+				continue
+			}
 			if a.collecting() {
 				continue // nothing of it is in the kernel yet
 			}
@@ -242,7 +254,8 @@ func (a *Applier) begin(sub Subscription, first Message) {
 	if a.model != nil && sub.Incarnation != "" && first.Incarnation == sub.Incarnation && first.Seq == sub.Seq+1 {
 		return
 	}
-	a.next, a.nextSteps = newModel(), 0
+	a.dropNext()
+	a.next = newModel()
 }
 
 // collecting says whether a snapshot has begun and is not complete.
@@ -256,7 +269,7 @@ func (a *Applier) collecting() bool {
 func (a *Applier) reset() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.model, a.next, a.incarnation, a.seq = nil, nil, "", 0
+	a.forgetStream()
 }
 
 // again tries what had no room.

@@ -64,10 +64,26 @@ func (s *scripted) Locate(add map[netip.Addr]uint32, remove []netip.Addr) error 
 
 func (s *scripted) Ack(seq uint64) error { return s.say("ack %d", seq) }
 
+func (s *scripted) Hold(h Hold) error {
+	return s.say("hold %d at revision %d: %s", h.Seq, h.Revision, h.Reason)
+}
+
 func (s *scripted) Nack(n Nack) error { return s.say("nack %d subject %d", n.Seq, n.Subject) }
 
 // play runs an applier against the script.
 func play(t *testing.T, k *fakeKernel, c Config) (*Applier, *script) {
+	t.Helper()
+	a, s := playWith(t.Context(), t, k, c)
+	return a.Applier, s
+}
+
+type running struct {
+	*Applier
+	over chan struct{} // closed when it has ended
+}
+
+// playWith ends with the context, too.
+func playWith(ctx context.Context, t *testing.T, k *fakeKernel, c Config) (*running, *script) {
 	t.Helper()
 	s := &script{subscribed: make(chan *scripted)}
 	c.Name, c.Kernel, c.Service = "test", k, s
@@ -75,11 +91,11 @@ func play(t *testing.T, k *fakeKernel, c Config) (*Applier, *script) {
 	if err := a.Adopt(func(uint16) bool { return true }); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() { defer close(done); _ = a.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-done })
-	return a, s
+	return &running{a, done}, s
 }
 
 func next[T any](t *testing.T, ch <-chan T) (v T) {

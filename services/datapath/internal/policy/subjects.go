@@ -87,6 +87,9 @@ func (a *Applier) await(ctx context.Context, identity uint32) error {
 			if _, err := a.session.state(); err != nil {
 				return fmt.Errorf("policy of identity %d: %w: %w", identity, ErrUnavailable, err)
 			}
+			if a.held != "" {
+				return fmt.Errorf("policy of identity %d: %w: %s", identity, ErrUnavailable, a.held)
+			}
 			return fmt.Errorf("policy of identity %d: %w: the policy service has not sent its tables", identity, ErrUnavailable)
 		}
 	}

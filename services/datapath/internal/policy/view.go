@@ -34,6 +34,8 @@ type view struct {
 	revision uint64             // guarded by mu
 	refusals []string           // guarded by mu
 	waiting  int                // guarded by mu
+	held     string             // guarded by mu; why an earlier state stays enforced
+	unsaved  string             // guarded by mu; why it is not on stable storage
 }
 
 // epoch is the policy of a slot from a generation on. Generations come from one
@@ -162,7 +164,12 @@ type Status struct {
 	Waiting int
 	// Connected says whether a subscription is open, and Err why not.
 	Connected bool
-	Err       error
+	// Held says why the kernel goes on enforcing an earlier state than that of the
+	// service; empty: it does not.
+	Held string
+	// Unsaved says why the enforced revision is not on stable storage.
+	Unsaved string
+	Err     error
 	// Synced says whether the service has said everything at least once.
 	Synced bool
 }
@@ -179,5 +186,6 @@ func (a *Applier) Status() Status {
 	a.view.mu.Lock()
 	defer a.view.mu.Unlock()
 	st.Revision, st.Refusals, st.Waiting = a.view.revision, slices.Clone(a.view.refusals), a.view.waiting
+	st.Held, st.Unsaved = a.view.held, a.view.unsaved
 	return st
 }

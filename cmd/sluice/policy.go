@@ -22,7 +22,7 @@ import (
 
 func (c *command) policyCommand() *cobra.Command {
 	return group("policy", "Apply, check and explain network policies",
-		c.policyApplyCommand(), c.policyDeleteCommand(), c.policyListCommand(), c.policyGetCommand(),
+		c.policyApplyCommand(), c.policyDeleteCommand(), c.policyConfirmCommand(), c.policyListCommand(), c.policyGetCommand(),
 		c.policyExplainCommand(), c.policyDiffCommand(), c.policyValidateCommand(), c.policyTableCommand())
 }
 

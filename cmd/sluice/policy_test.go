@@ -39,6 +39,8 @@ type fakePolicy struct {
 	subscribers  []*policyv1.SubscriberStatus
 	disconnected []string
 	enforcing    []string
+	held         []string
+	confirmed    error // what WaitForRevision answers after a confirmation
 	waitError    error
 	explained    *policyv1.ExplainRequest
 	compared     *policyv1.DiffRequest
@@ -158,6 +160,13 @@ func (f *fakePolicy) ListPolicies(r *policyv1.ListPoliciesRequest, s grpc.Server
 	return nil
 }
 
+func (f *fakePolicy) ConfirmPolicies(context.Context, *policyv1.ConfirmPoliciesRequest) (*policyv1.ConfirmPoliciesResponse, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.waitError = f.confirmed
+	return &policyv1.ConfirmPoliciesResponse{Revision: f.revision, Policies: uint32(len(f.policies)), Held: f.held}, nil
+}
+
 func (f *fakePolicy) WaitForRevision(ctx context.Context, r *policyv1.WaitForRevisionRequest) (*policyv1.WaitForRevisionResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -232,6 +241,28 @@ func write(t *testing.T, dir, name, content string) string {
 }
 
 const webPolicy = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: web, namespace: shop}\nspec: {podSelector: {}}\n"
+
+func TestConfirmEndsWhatTheKernelHolds(t *testing.T) {
+	n := newFakeNode(t)
+	file := write(t, t.TempDir(), "web.yaml", webPolicy)
+	n.policy.held = []string{"datapath: the kernel goes on enforcing revision 12: the policy service began another state"}
+	n.policy.waitError = status.Error(codes.FailedPrecondition, "an earlier state stays enforced: "+n.policy.held[0])
+	out, _ := n.want(t, exitNotReady, "policy", "apply", "-f", file)
+	if !strings.Contains(out, "Revision 7 is stored, but the kernel does not enforce it: an earlier state stays enforced: datapath: the kernel goes on enforcing revision 12") {
+		t.Errorf("apply says\n%s", out)
+	}
+	out, _ = n.want(t, 0, "policy", "confirm")
+	for _, want := range []string{"Until now datapath: the kernel goes on enforcing revision 12", "The kernel enforces revision 7, of "} {
+		if !strings.Contains(out, want) {
+			t.Errorf("confirm says\n%s, want %q", out, want)
+		}
+	}
+	n.policy.held, n.policy.confirmed = nil, status.Error(codes.FailedPrecondition, "incomplete: identity")
+	out, _ = n.want(t, exitNotReady, "policy", "confirm")
+	if !strings.Contains(out, "nothing was held") || !strings.Contains(out, "Revision 7 is confirmed, but the kernel does not enforce it: incomplete: identity") {
+		t.Errorf("confirm says\n%s", out)
+	}
+}
 
 func TestApplyWaitsUntilTheKernelEnforces(t *testing.T) {
 	n := newFakeNode(t)

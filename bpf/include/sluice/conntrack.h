@@ -63,14 +63,40 @@ static __always_inline __u16 address_gen(const __u8 *addr, __u8 family)
 	return gen ? (__u16)READ_ONCE(*gen) : 0;
 }
 
+/* Whether the sender is the lower end. */
+
+static __always_inline bool is_low4(const __u8 *src, const __u8 *dst, __u16 sport, __u16 dport)
+{
+	__be32 s = *(const __be32 *)src, d = *(const __be32 *)dst;
+
+	return s == d ? sport <= dport : bpf_ntohl(s) < bpf_ntohl(d);
+}
+
+static __always_inline bool is_low6(const __u8 *src, const __u8 *dst, __u16 sport, __u16 dport)
+{
+	const __u64 *s = (const __u64 *)src, *d = (const __u64 *)dst;
+
+	if (s[0] != d[0])
+		return bpf_be64_to_cpu(s[0]) < bpf_be64_to_cpu(d[0]);
+	if (s[1] != d[1])
+		return bpf_be64_to_cpu(s[1]) < bpf_be64_to_cpu(d[1]);
+	return sport <= dport;
+}
+
+/* Without a branch, of which the verifier would walk both ways to the end. */
+static __always_inline __u64 pick(__u64 first, __u64 a, __u64 b)
+{
+	return b ^ ((a ^ b) & -first);
+}
+
 /*
  * What both keys end with, as one word: the kernel reads a key in larger pieces
  * than its fields, and a load of bytes that several stores have just written
  * waits until they are in the cache.
  */
-static __always_inline __u64 key_tail(bool low, __u16 sport, __u16 dport, __u8 proto)
+static __always_inline __u64 key_tail(__u64 low, __u16 sport, __u16 dport, __u8 proto)
 {
-	__u32 ports = low ? (__u32)dport << 16 | sport : (__u32)sport << 16 | dport;
+	__u64 lesser = pick(low, sport, dport), greater = pick(low, dport, sport);
 
 	_Static_assert(offsetof(struct sl_ct_key4, hi) == 4 &&
 			       offsetof(struct sl_ct_key4, plo) == 8 &&
@@ -83,46 +109,30 @@ static __always_inline __u64 key_tail(bool low, __u16 sport, __u16 dport, __u8 p
 			       offsetof(struct sl_ct_key6, proto) == 36 &&
 			       offsetof(struct sl_ct_key6, zone) == 37,
 		       "words");
-	return (__u64)(SL_ZONE_POD << 8 | proto) << 32 | ports;
+	return (__u64)(SL_ZONE_POD << 8 | proto) << 32 | greater << 16 | lesser;
 }
 
-/* Keys return whether the sender is the lower end. */
-
-static __always_inline bool connection_key4(struct sl_ct_key4 *key, const __u8 *src,
+static __always_inline void connection_key4(struct sl_ct_key4 *key, __u64 low, const __u8 *src,
 					    const __u8 *dst, __u16 sport, __u16 dport, __u8 proto)
 {
-	__be32 s = *(const __be32 *)src, d = *(const __be32 *)dst;
-	bool low = s == d ? sport <= dport : bpf_ntohl(s) < bpf_ntohl(d);
+	__u64 s = *(const __be32 *)src, d = *(const __be32 *)dst;
 	__u64 *word = (__u64 *)key;
 
-	word[0] = low ? (__u64)d << 32 | s : (__u64)s << 32 | d;
+	word[0] = pick(low, d, s) << 32 | pick(low, s, d);
 	word[1] = key_tail(low, sport, dport, proto);
-	return low;
 }
 
-static __always_inline bool lower16(const __u8 *a, const __u8 *b)
-{
-	const __u64 *x = (const __u64 *)a, *y = (const __u64 *)b;
-
-	if (x[0] != y[0])
-		return bpf_be64_to_cpu(x[0]) < bpf_be64_to_cpu(y[0]);
-	return bpf_be64_to_cpu(x[1]) < bpf_be64_to_cpu(y[1]);
-}
-
-static __always_inline bool connection_key6(struct sl_ct_key6 *key, const __u8 *src,
+static __always_inline void connection_key6(struct sl_ct_key6 *key, __u64 low, const __u8 *src,
 					    const __u8 *dst, __u16 sport, __u16 dport, __u8 proto)
 {
-	bool low = equal16(src, dst) ? sport <= dport : lower16(src, dst);
+	const __u64 *s = (const __u64 *)src, *d = (const __u64 *)dst;
+	__u64 *word = (__u64 *)key;
 
-	if (low) {
-		__builtin_memcpy(key->lo, src, 16);
-		__builtin_memcpy(key->hi, dst, 16);
-	} else {
-		__builtin_memcpy(key->lo, dst, 16);
-		__builtin_memcpy(key->hi, src, 16);
-	}
-	((__u64 *)key)[4] = key_tail(low, sport, dport, proto);
-	return low;
+	word[0] = pick(low, s[0], d[0]);
+	word[1] = pick(low, s[1], d[1]);
+	word[2] = pick(low, d[0], s[0]);
+	word[3] = pick(low, d[1], s[1]);
+	word[4] = key_tail(low, sport, dport, proto);
 }
 
 /* Ports in keys: the identifier of an echo twice. Without ports they are 0. */
@@ -143,10 +153,15 @@ __noinline int write_key(struct sl_packet *p)
 		return 0;
 	sport = key_port(p, p->sport);
 	dport = key_port(p, p->dport);
-	if (p->family == 4)
-		p->low = connection_key4(&p->key4, p->src, p->dst, sport, dport, p->proto);
-	else
-		p->low = connection_key6(&p->key6, p->src, p->dst, sport, dport, p->proto);
+	if (p->family == 4) {
+		p->low = is_low4(p->src, p->dst, sport, dport);
+		connection_key4(&p->key4, READ_ONCE(p->low), p->src, p->dst, sport, dport,
+				p->proto);
+	} else {
+		p->low = is_low6(p->src, p->dst, sport, dport);
+		connection_key6(&p->key6, READ_ONCE(p->low), p->src, p->dst, sport, dport,
+				p->proto);
+	}
 	return 0;
 }
 
@@ -189,25 +204,20 @@ static __noinline struct sl_ct *find_known(struct sl_packet *p)
 	if (p->family == 4) {
 		struct sl_ct_key4 key4;
 
-		p->low = connection_key4(&key4, p->src, p->dst, sport, dport, p->proto);
+		p->low = is_low4(p->src, p->dst, sport, dport);
+		connection_key4(&key4, READ_ONCE(p->low), p->src, p->dst, sport, dport, p->proto);
 		ct = bpf_map_lookup_elem(&sl_ct4, &key4);
 	} else {
 		struct sl_ct_key6 key6;
 
-		p->low = connection_key6(&key6, p->src, p->dst, sport, dport, p->proto);
+		p->low = is_low6(p->src, p->dst, sport, dport);
+		connection_key6(&key6, READ_ONCE(p->low), p->src, p->dst, sport, dport, p->proto);
 		ct = bpf_map_lookup_elem(&sl_ct6, &key6);
 	}
 	if (ct || !cfg_previous)
 		return ct;
 	write_key(p);
 	return find_connection(p);
-}
-
-/* Whether the map has not given the element to another connection since. */
-static __noinline bool is_still(struct sl_packet *p, const struct sl_ct *ct)
-{
-	write_key(p);
-	return find_connection(p) == ct;
 }
 
 static __noinline long delete_connection(const struct sl_packet *p)
@@ -531,8 +541,11 @@ static __always_inline void advance(struct sl_packet *p, struct sl_ct *ct)
 		set |= SL_CT_ESTABLISHED;
 	set &= ~flags;
 	/* the end of another connection, if the map has recycled the element */
-	if (set & SL_CT_ENDED && !is_still(p, ct))
-		set = 0;
+	if (set & SL_CT_ENDED) {
+		write_key(p);
+		if (find_connection(p) != ct)
+			set = 0;
+	}
 	if (set) {
 		__sync_fetch_and_or(&ct->flags, set);
 		flags |= set;

@@ -156,8 +156,10 @@ static __always_inline struct sl_ct *quoted4(struct __sk_buff *skb, struct sl_pa
 	own = own_packet();
 	if (!own)
 		return NULL;
-	low = connection_key4(&own->key4, (__u8 *)&ip.saddr, (__u8 *)&ip.daddr, sport, dport,
-			      ip.protocol);
+	own->low = is_low4((__u8 *)&ip.saddr, (__u8 *)&ip.daddr, sport, dport);
+	low = READ_ONCE(own->low);
+	connection_key4(&own->key4, low, (__u8 *)&ip.saddr, (__u8 *)&ip.daddr, sport, dport,
+			ip.protocol);
 	ct = bpf_map_lookup_elem(&sl_ct4, &own->key4);
 	if (ct)
 		*pgens = quoted_gens(ct, (__u8 *)&ip.saddr, (__u8 *)&ip.daddr, 4, low);
@@ -194,7 +196,9 @@ static __always_inline struct sl_ct *quoted6(struct __sk_buff *skb, struct sl_pa
 	own = own_packet();
 	if (!own)
 		return NULL;
-	low = connection_key6(&own->key6, src, dst, sport, dport, next);
+	own->low = is_low6(src, dst, sport, dport);
+	low = READ_ONCE(own->low);
+	connection_key6(&own->key6, low, src, dst, sport, dport, next);
 	ct = bpf_map_lookup_elem(&sl_ct6, &own->key6);
 	if (ct)
 		*pgens = quoted_gens(ct, src, dst, 6, low);

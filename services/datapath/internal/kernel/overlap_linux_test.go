@@ -420,20 +420,24 @@ func TestKernelCollectorDrainsPreviousMaps(t *testing.T) {
 
 func TestKernelIdleConnectionsExpireInPreviousMaps(t *testing.T) {
 	th := newTheatre(t, false)
+	// the entries are from between the two, however slow the machine is
+	first := monotonicSeconds()
 	th.goOn(t, "the beginning", openings())
+	last := monotonicSeconds()
 	th.toLegacy(t)
 	th.reopen(t, th.k.dir, build{})
 	timeouts := DefaultConnectionTimeouts()
 	for _, c := range []struct {
+		since uint32
 		after time.Duration
 		want  PreviousPass
 	}{
-		{timeouts.ICMP + 2*time.Second, PreviousPass{Left: 3, Removed: 1}},
-		{timeouts.UDPAnswered + 2*time.Second, PreviousPass{Left: 2, Removed: 1}},
-		{timeouts.TCPEstablished - 2*time.Second, PreviousPass{Left: 2}},
-		{timeouts.TCPEstablished + 2*time.Second, PreviousPass{Removed: 2}},
+		{last, timeouts.ICMP + 2*time.Second, PreviousPass{Left: 3, Removed: 1}},
+		{last, timeouts.UDPAnswered + 2*time.Second, PreviousPass{Left: 2, Removed: 1}},
+		{first, timeouts.TCPEstablished - 2*time.Second, PreviousPass{Left: 2}},
+		{last, timeouts.TCPEstablished + 2*time.Second, PreviousPass{Removed: 2}},
 	} {
-		p, err := th.k.drainPrevious(t.Context(), monotonicSeconds()+uint32(c.after/time.Second), timeouts)
+		p, err := th.k.drainPrevious(t.Context(), c.since+uint32(c.after/time.Second), timeouts)
 		if err != nil || p != c.want {
 			t.Errorf("after %v: %+v, %v, want %+v", c.after, p, err, c.want)
 		}

@@ -37,6 +37,7 @@ type fakeNode struct {
 	observed chan *datapathv1.ObserveRequest
 	addReady bool
 
+	ipam        *fakeIPAM
 	policy      *fakePolicy
 	policyMode  string
 	judged      *datapathv1.ExplainRequest
@@ -50,7 +51,7 @@ func newFakeNode(t *testing.T) *fakeNode {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &fakeNode{runDir: dir, servers: map[string]*grpc.Server{}, observed: make(chan *datapathv1.ObserveRequest, 1), addReady: true, policy: newFakePolicy(), policyMode: "none"}
+	n := &fakeNode{runDir: dir, servers: map[string]*grpc.Server{}, observed: make(chan *datapathv1.ObserveRequest, 1), addReady: true, ipam: &fakeIPAM{}, policy: newFakePolicy(), policyMode: "none"}
 	for _, service := range []string{"identity", "ipam", "policy", "datapath"} {
 		if err := os.Mkdir(filepath.Join(dir, service), 0o750); err != nil {
 			t.Fatal(err)
@@ -64,7 +65,7 @@ func newFakeNode(t *testing.T) *fakeNode {
 		case "identity":
 			identityv1.RegisterIdentityServiceServer(s, &fakeIdentity{})
 		case "ipam":
-			ipamv1.RegisterIPAMServiceServer(s, &fakeIPAM{})
+			ipamv1.RegisterIPAMServiceServer(s, n.ipam)
 		case "policy":
 			policyv1.RegisterPolicyServiceServer(s, n.policy)
 		case "datapath":
@@ -139,6 +140,7 @@ func (*fakeIdentity) GetStatus(context.Context, *identityv1.GetStatusRequest) (*
 
 type fakeIPAM struct {
 	ipamv1.UnimplementedIPAMServiceServer
+	problems []string
 }
 
 func (*fakeIPAM) pools() []*ipamv1.Pool {
@@ -162,7 +164,7 @@ func (*fakeIPAM) ListAllocations(_ *ipamv1.ListAllocationsRequest, s grpc.Server
 }
 
 func (f *fakeIPAM) GetStatus(context.Context, *ipamv1.GetStatusRequest) (*ipamv1.GetStatusResponse, error) {
-	return &ipamv1.GetStatusResponse{Version: "v1", Pools: f.pools(), StartTime: timestamppb.Now()}, nil
+	return &ipamv1.GetStatusResponse{Version: "v1", Pools: f.pools(), StartTime: timestamppb.Now(), Problems: f.problems}, nil
 }
 
 type fakeDatapath struct {
@@ -360,6 +362,12 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 	if strings.Contains(out, "unused") {
 		t.Errorf("counters of nothing are shown:\n%s", out)
 	}
+	n.ipam.problems = []string{"write state file /x/state.db: no space left on device"}
+	out, _ = n.want(t, exitNotReady, "status")
+	if !strings.Contains(out, "Problem: sluice-ipam: no container can be connected now: write state file /x/state.db: no space left on device") {
+		t.Errorf("status\n%s", out)
+	}
+	n.ipam.problems = nil
 	n.addReady = false
 	out, _ = n.want(t, exitNotReady, "status")
 	if !strings.Contains(out, "Problem: sluice-datapath: no container can be connected now: identity does not answer") {

@@ -270,6 +270,9 @@ func (s *nodeStatus) askIPAM(ctx context.Context, service *serviceStatus, client
 	for _, p := range r.GetPools() {
 		s.Pools = append(s.Pools, poolOf(p))
 	}
+	if problems := r.GetProblems(); len(problems) > 0 {
+		service.Error = "no container can be connected now: " + strings.Join(problems, "; ")
+	}
 	return nil
 }
 

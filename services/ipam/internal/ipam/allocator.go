@@ -75,7 +75,9 @@ type Allocator struct {
 	calls   chan *call
 	stopped chan struct{} // closed when Run returns
 	summary atomic.Pointer[Summary]
-	ledger  *ledger // owned by Run
+	problem atomic.Pointer[error] // of the last commit
+	ledger  *ledger               // owned by Run
+	retryAt time.Time             // when to try the store again; owned by Run
 }
 
 // call is one request in the queue.
@@ -231,6 +233,14 @@ func (a *Allocator) serve(ctx context.Context, batch []*call) (time.Duration, er
 			close(c.done)
 		}
 	}
+	if a.Problem() != nil {
+		if !now.Before(a.retryAt) {
+			if err := a.write(&Changes{}); errors.Is(err, ErrStoreLost) {
+				return 0, err
+			}
+		}
+		return retryAfter, nil
+	}
 	if !done {
 		return wait, nil
 	}
@@ -263,12 +273,7 @@ func (a *Allocator) commit(ctx context.Context, did [verbList]bool) error {
 			}
 		}
 	}
-	began := time.Now()
-	err := a.store.Commit(changes)
-	if a.o.Observe.Committed != nil {
-		a.o.Observe.Committed(time.Since(began), err)
-	}
-	if err != nil {
+	if err := a.write(changes); err != nil {
 		return err
 	}
 	for v, yes := range did {
@@ -277,6 +282,32 @@ func (a *Allocator) commit(ctx context.Context, did [verbList]bool) error {
 				return fmt.Errorf("%w: %w", errInjectedAfter, err)
 			}
 		}
+	}
+	return nil
+}
+
+// write commits changes and notes how that went.
+func (a *Allocator) write(c *Changes) error {
+	began := time.Now()
+	err := a.store.Commit(c)
+	if a.o.Observe.Committed != nil {
+		a.o.Observe.Committed(time.Since(began), err)
+	}
+	if err != nil {
+		a.problem.Store(&err)
+		a.retryAt = a.o.Now().Add(retryAfter)
+		return err
+	}
+	a.problem.Store(nil)
+	return nil
+}
+
+// Problem is why the last commit did not succeed, nil if it did. As long as
+// there is one, no address can be given out or come back; Run tries the store
+// again every second.
+func (a *Allocator) Problem() error {
+	if p := a.problem.Load(); p != nil {
+		return *p
 	}
 	return nil
 }

@@ -135,12 +135,17 @@ func (s *Server) ListPools(context.Context, *ipamv1.ListPoolsRequest) (*ipamv1.L
 // GetStatus implements the RPC.
 func (s *Server) GetStatus(context.Context, *ipamv1.GetStatusRequest) (*ipamv1.GetStatusResponse, error) {
 	sum := s.ipam.Summary()
+	var problems []string
+	if err := s.ipam.Problem(); err != nil {
+		problems = append(problems, err.Error())
+	}
 	return &ipamv1.GetStatusResponse{
 		Version:          s.version,
 		StartTime:        timestamppb.New(s.started),
 		Pools:            fromFigures(sum.Pools),
 		StateBytes:       uint64(s.ipam.StateBytes()),
 		OutsideAddresses: sum.Outside,
+		Problems:         problems,
 	}, nil
 }
 

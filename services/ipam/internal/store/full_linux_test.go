@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -70,8 +71,17 @@ func TestKernelFullDiskRefusesAndLosesNothing(t *testing.T) {
 	if list, err := a.List(t.Context()); err != nil || len(list) != len(told) {
 		t.Fatalf("a full disk lists %d owners, %v; want %d", len(list), err, len(told))
 	}
+	if p := a.Problem(); !errors.Is(p, unix.ENOSPC) || !strings.Contains(p.Error(), s.Path()) {
+		t.Errorf("a full disk is not a problem with the name of the file: %v", p)
+	}
 	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_REMOUNT, "size=64m"); err != nil {
 		t.Fatal(err)
+	}
+	// It tries again by itself.
+	for deadline := time.Now().Add(time.Minute); a.Problem() != nil && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+	}
+	if p := a.Problem(); p != nil {
+		t.Fatalf("with space again: %v", p)
 	}
 	for i := range 50 {
 		if err := ask(n + i); err != nil {

@@ -906,8 +906,11 @@ type GetStatusResponse struct {
 	// allow them: they lie in no pool or are reserved by now. They are kept
 	// until their owners release them, and count in no pool.
 	OutsideAddresses uint64 `protobuf:"varint,5,opt,name=outside_addresses,json=outsideAddresses,proto3" json:"outside_addresses,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Why no address can be given out or released now, one line each: the state
+	// file that cannot be written, until a write succeeds.
+	Problems      []string `protobuf:"bytes,6,rep,name=problems,proto3" json:"problems,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
@@ -975,6 +978,13 @@ func (x *GetStatusResponse) GetOutsideAddresses() uint64 {
 	return 0
 }
 
+func (x *GetStatusResponse) GetProblems() []string {
+	if x != nil {
+		return x.Problems
+	}
+	return nil
+}
+
 var File_sluice_ipam_v1_ipam_proto protoreflect.FileDescriptor
 
 const file_sluice_ipam_v1_ipam_proto_rawDesc = "" +
@@ -1028,7 +1038,7 @@ const file_sluice_ipam_v1_ipam_proto_rawDesc = "" +
 	"\tconfirmed\x18\x06 \x01(\x04R\tconfirmed\x12\x18\n" +
 	"\aresting\x18\a \x01(\x04R\aresting\x12\x12\n" +
 	"\x04free\x18\b \x01(\x04R\x04free\"\x12\n" +
-	"\x10GetStatusRequest\"\xe2\x01\n" +
+	"\x10GetStatusRequest\"\xfe\x01\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x129\n" +
 	"\n" +
@@ -1036,7 +1046,8 @@ const file_sluice_ipam_v1_ipam_proto_rawDesc = "" +
 	"\x05pools\x18\x03 \x03(\v2\x14.sluice.ipam.v1.PoolR\x05pools\x12\x1f\n" +
 	"\vstate_bytes\x18\x04 \x01(\x04R\n" +
 	"stateBytes\x12+\n" +
-	"\x11outside_addresses\x18\x05 \x01(\x04R\x10outsideAddresses*B\n" +
+	"\x11outside_addresses\x18\x05 \x01(\x04R\x10outsideAddresses\x12\x1a\n" +
+	"\bproblems\x18\x06 \x03(\tR\bproblems*B\n" +
 	"\x06Family\x12\x16\n" +
 	"\x12FAMILY_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vFAMILY_IPV4\x10\x01\x12\x0f\n" +

@@ -321,7 +321,7 @@ func TestPreviousVersionIsMigratedInOneTransaction(t *testing.T) {
 }
 
 func TestFilesOfOthersAreRefused(t *testing.T) {
-	for name, make := range map[string]func(path string) error{
+	for name, place := range map[string]func(path string) error{
 		"another bbolt database": func(path string) error {
 			db, err := bolt.Open(path, 0o600, nil)
 			if err != nil {
@@ -346,7 +346,7 @@ func TestFilesOfOthersAreRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		path := filepath.Join(dir, "state.db")
-		if err := make(path); err != nil {
+		if err := place(path); err != nil {
 			t.Fatal(err)
 		}
 		_, _, err := open(t, dir, options())

@@ -94,7 +94,11 @@ func TestFullDiskUndoesAChangeAndIsShownUntilItTakesWrites(t *testing.T) {
 			}
 			disk.Fail(nil)
 			// The node tries again by itself.
-			for storageProblem(t, n) != "" {
+			for deadline := time.Now().Add(time.Minute); storageProblem(t, n) != ""; {
+				if time.Now().After(deadline) {
+					t.Error("with space again, the problem is still shown")
+					break
+				}
 			}
 		}); ran != nil {
 			t.Errorf("%v: %v", errno, ran)

@@ -113,3 +113,58 @@ func TestKernelFullDiskRefusesAndLosesNothing(t *testing.T) {
 		t.Errorf("the file has %d owners, %d were told of an address", len(c.Allocations), len(told))
 	}
 }
+
+// TestKernelReadOnlyFileSystemStopsTheStart says which directory it is, and the
+// state is there when the file system takes writes again.
+func TestKernelReadOnlyFileSystemStopsTheStart(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Fatal("this test needs root, to mount a small file system")
+	}
+	mount := t.TempDir()
+	if err := unix.Mount("tmpfs", mount, "tmpfs", 0, "size=1m"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(mount, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	dir := mount + "/ipam"
+	write := func() error {
+		s, err := store.Open(dir)
+		if err != nil {
+			return err
+		}
+		o := ipam.Owner{ContainerID: "c", Interface: "eth0"}
+		a := &ipam.Allocation{Owner: o, State: ipam.Confirmed, Addresses: []ipam.Address{{Addr: netip.MustParseAddr("10.0.0.2"), PoolBits: 16}}}
+		return errors.Join(s.Commit(&ipam.Changes{Allocations: map[ipam.Owner]*ipam.Allocation{o: a}}), s.Close())
+	}
+	if err := write(); err != nil {
+		t.Fatal(err)
+	}
+	for _, there := range []bool{true, false} {
+		if err := unix.Mount("tmpfs", mount, "tmpfs", unix.MS_REMOUNT|unix.MS_RDONLY, "size=1m"); err != nil {
+			t.Fatal(err)
+		}
+		if err := write(); !errors.Is(err, unix.EROFS) || !strings.Contains(err.Error(), dir) {
+			t.Errorf("state there %v: %v, want EROFS and the directory", there, err)
+		}
+		if err := unix.Mount("tmpfs", mount, "tmpfs", unix.MS_REMOUNT, "size=1m"); err != nil {
+			t.Fatal(err)
+		}
+		s, err := store.Open(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := s.Load()
+		if err != nil || len(c.Allocations) != map[bool]int{true: 1, false: 0}[there] {
+			t.Errorf("state there %v: %d allocations, %v", there, len(c.Allocations), err)
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -102,19 +102,13 @@ func execute(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writ
 		logger = logger.With("pod", in.PodNamespace+"/"+in.Pod)
 	}
 
-	plugin, err := attachment.New(in, logger)
+	plugin, err := attachment.New(in, logger, start)
 	if err != nil {
 		return version, err
 	}
 	defer plugin.Close()
 	err = plugin.Run(ctx, stdout)
-	took := slog.String(log.KeyDuration, time.Since(start).String())
-	var cniErr *types.Error
-	if errors.As(err, &cniErr) {
-		logger.LogAttrs(ctx, slog.LevelWarn, "refused", took, slog.Uint64(log.KeyCode, uint64(cniErr.Code)), slog.String(log.KeyError, cniErr.Error()))
-		return version, err
-	}
-	logger.LogAttrs(ctx, slog.LevelDebug, "done", took)
+	plugin.Report(ctx, err)
 	return version, err
 }
 

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -888,19 +889,79 @@ func TestVersionNeedsNoInput(t *testing.T) {
 	}
 }
 
-func TestLogTellsOfEachVerbOnce(t *testing.T) {
-	n := nodetest.New(t)
-	wantCode(t, call{command: "DEL", container: "c1", ifname: "eth0", stdin: config(n, "1.0.0", "")}, 0)
+func TestKernelLogTellsOfEachVerbOnce(t *testing.T) {
+	n, ns := nodetest.New(t), newNetns(t)
+	full := withDetails(codes.ResourceExhausted, "4 calls run and 8 wait", &errdetails.RetryInfo{RetryDelay: durationpb.New(20 * time.Millisecond)})
+	calls := 0
+	n.Fail("CreateEndpoint", func(ctx context.Context) error {
+		if calls++; calls == 1 {
+			return full(ctx)
+		}
+		return nil
+	})
+	result := wantCode(t, add(n, ns), 0)
+	verb := func(command, more string, want uint) {
+		c := add(n, ns)
+		c.command, c.stdin = command, config(n, "1.1.0", more)
+		wantCode(t, c, want)
+	}
+	verb("CHECK", `"prevResult":`+result, 0) // changes nothing and is not logged
+	verb("ADD", "", 4)
+	verb("DEL", "", 0)
+	verb("GC", `"cni.dev/valid-attachments":[]`, 0)
+	n.Stop("datapath")
+	verb("DEL", "", 0)
+
 	b, err := os.ReadFile(filepath.Join(n.StateDir, "cni.log"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	var line map[string]any
-	if err := json.Unmarshal(b, &line); err != nil {
-		t.Fatalf("not one line of JSON: %s", b)
+	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
+	want := []struct {
+		command, msg string
+		phases       []string
+		waited       bool
+	}{
+		{"ADD", "endpoint created", []string{"read", "settle", "namespace", "allocate", "create", "answer"}, true},
+		{"ADD", "refused", []string{"read", "settle", "namespace", "allocate", "create", "undo"}, false},
+		{"DEL", "endpoint deleted", []string{"read", "delete", "unbind"}, false},
+		{"GC", "endpoints reclaimed", []string{"read", "reclaim", "unbind"}, false},
+		{"DEL", "deletion spooled, sluice-datapath does not run", []string{"read", "delete", "spool", "unbind"}, false},
 	}
-	if line["command"] != "DEL" || line["container_id"] != "c1" || line["request_id"] == nil {
-		t.Errorf("line %s", b)
+	if len(lines) != len(want) {
+		t.Fatalf("%d lines, want %d:\n%s", len(lines), len(want), b)
+	}
+	for i, w := range want {
+		var line struct {
+			Command     string             `json:"command"`
+			Msg         string             `json:"msg"`
+			ContainerID string             `json:"container_id"`
+			RequestID   string             `json:"request_id"`
+			Duration    string             `json:"duration"`
+			Phases      map[string]float64 `json:"phases_ms"`
+			Waited      float64            `json:"waited_ms"`
+			Repeated    int                `json:"repeated"`
+		}
+		if err := json.Unmarshal([]byte(lines[i]), &line); err != nil {
+			t.Fatalf("not one line of JSON: %s", lines[i])
+		}
+		if line.Command != w.command || line.Msg != w.msg || line.RequestID == "" || w.command != "GC" && line.ContainerID != "c1" {
+			t.Errorf("line %s, want %s of %s", lines[i], w.msg, w.command)
+		}
+		if got := slices.Sorted(maps.Keys(line.Phases)); !slices.Equal(got, slices.Sorted(slices.Values(w.phases))) {
+			t.Errorf("%s: phases %v, want %v", lines[i], got, w.phases)
+		}
+		total, err := time.ParseDuration(line.Duration)
+		sum := 0.0
+		for _, ms := range line.Phases {
+			sum += ms
+		}
+		if all := float64(total) / 1e6; err != nil || sum < all-0.1 || sum > all+0.1 {
+			t.Errorf("%s: the phases are %g ms of %s", lines[i], sum, line.Duration)
+		}
+		if w.waited != (line.Repeated == 1 && line.Waited >= 20) || !w.waited && line.Repeated != 0 {
+			t.Errorf("%s: waited %g ms in %d repetitions", lines[i], line.Waited, line.Repeated)
+		}
 	}
 }
 

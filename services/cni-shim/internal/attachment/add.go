@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"path/filepath"
 	"slices"
 	"time"
@@ -32,7 +33,8 @@ import (
 func (p *Plugin) add(ctx context.Context, stdout io.Writer) (err error) {
 	var undo []func()
 	defer func() {
-		if err != nil {
+		if err != nil && len(undo) > 0 {
+			p.phases.begin("undo")
 			for _, u := range slices.Backward(undo) {
 				u()
 			}
@@ -45,9 +47,11 @@ func (p *Plugin) add(ctx context.Context, stdout io.Writer) (err error) {
 	if err := p.notAttached(); err != nil {
 		return err
 	}
+	p.phases.begin("settle")
 	if err := p.settle(ctx); err != nil {
 		return cniError("delete the earlier endpoint", err)
 	}
+	p.phases.begin("namespace")
 	path, unbind, err := p.namespace()
 	if err != nil {
 		return cniError("network namespace", err)
@@ -57,6 +61,7 @@ func (p *Plugin) add(ctx context.Context, stdout io.Writer) (err error) {
 		return cniError("ADD", err)
 	}
 
+	p.phases.begin("allocate")
 	lease, err := p.allocate(ctx)
 	if err != nil {
 		// Of an answer that was lost only the lease may be left; it expires.
@@ -78,6 +83,7 @@ func (p *Plugin) add(ctx context.Context, stdout io.Writer) (err error) {
 		return cniError("ADD", err)
 	}
 
+	p.phases.begin("create")
 	endpoint, open, err := p.create(ctx, path, lease)
 	if err != nil {
 		if ours && open {
@@ -101,6 +107,7 @@ func (p *Plugin) add(ctx context.Context, stdout io.Writer) (err error) {
 		return cniError("ADD", err)
 	}
 
+	p.phases.begin("answer")
 	result, err := p.result(endpoint)
 	if err != nil {
 		return cniError("answer of sluice-datapath", err)
@@ -108,7 +115,8 @@ func (p *Plugin) add(ctx context.Context, stdout io.Writer) (err error) {
 	if err := printResult(stdout, result, p.in.Config.CNIVersion); err != nil {
 		return types.NewError(types.ErrIOFailure, "write the result: "+err.Error(), "")
 	}
-	p.log.InfoContext(ctx, "endpoint created", "identity", endpoint.GetIdentity(), "device", endpoint.GetHostInterface().GetName(), "addresses", addressTexts(endpoint.GetAddresses()))
+	p.did("endpoint created", slog.Uint64("identity", uint64(endpoint.GetIdentity())),
+		slog.String("device", endpoint.GetHostInterface().GetName()), slog.Any("addresses", addressTexts(endpoint.GetAddresses())))
 	return nil
 }
 
@@ -135,7 +143,7 @@ func (p *Plugin) allocate(ctx context.Context) (*ipamv1.Allocation, error) {
 	for _, a := range p.in.Config.Addresses {
 		req.RequestedAddresses = append(req.RequestedAddresses, a.AsSlice())
 	}
-	resp, err := call(ctx, p.patience, p.ipamSocket, func(ctx context.Context) (*ipamv1.AllocateResponse, error) {
+	resp, err := call(ctx, &p.waits, p.ipamSocket, func(ctx context.Context) (*ipamv1.AllocateResponse, error) {
 		return p.ipam.Allocate(ctx, req)
 	})
 	if err != nil {
@@ -178,7 +186,7 @@ func (p *Plugin) create(ctx context.Context, path string, lease *ipamv1.Allocati
 	}
 	var cause error // why addresses were leased again
 	for lost := 1; ; lost++ {
-		resp, err := call(ctx, p.patience, p.datapathSocket, request)
+		resp, err := call(ctx, &p.waits, p.datapathSocket, request)
 		if err == nil {
 			return resp.GetEndpoint(), false, nil
 		}
@@ -191,7 +199,7 @@ func (p *Plugin) create(ctx context.Context, path string, lease *ipamv1.Allocati
 		cause = err
 		// A creation that the datapath undid, because a service was away, has given
 		// the lease back.
-		if wait, ok := pause(ctx, leasePause, lost); !ok || !sleep(ctx, wait) {
+		if wait, ok := pause(ctx, leasePause, lost); !ok || !p.waits.sleep(ctx, wait) {
 			return nil, open, err
 		}
 		renew = time.Now()
@@ -203,7 +211,7 @@ const leasePause = 50 * time.Millisecond
 
 // endpoint is what the datapath has of the owner; nil for nothing.
 func (p *Plugin) endpoint(ctx context.Context) (*datapathv1.Endpoint, error) {
-	resp, err := call(ctx, p.patience, p.datapathSocket, func(ctx context.Context) (*datapathv1.GetEndpointResponse, error) {
+	resp, err := call(ctx, &p.waits, p.datapathSocket, func(ctx context.Context) (*datapathv1.GetEndpointResponse, error) {
 		return p.datapath.GetEndpoint(ctx, &datapathv1.GetEndpointRequest{Owner: p.owner()})
 	})
 	if status.Code(err) == codes.NotFound {
@@ -240,7 +248,7 @@ func useLease(req *datapathv1.CreateEndpointRequest, lease *ipamv1.Allocation) (
 }
 
 func (p *Plugin) release(ctx context.Context) error {
-	_, err := call(ctx, p.patience, p.ipamSocket, func(ctx context.Context) (*ipamv1.ReleaseResponse, error) {
+	_, err := call(ctx, &p.waits, p.ipamSocket, func(ctx context.Context) (*ipamv1.ReleaseResponse, error) {
 		return p.ipam.Release(ctx, &ipamv1.ReleaseRequest{Owner: p.owner()})
 	})
 	return err
@@ -250,7 +258,7 @@ func (p *Plugin) release(ctx context.Context) error {
 // that no endpoint uses the addresses, they are not released: they would be
 // given to another. The lease then ends by itself, or with the tombstone.
 func (p *Plugin) deleteAndRelease(ctx context.Context) error {
-	resp, err := call(ctx, p.patience, p.datapathSocket, func(ctx context.Context) (*datapathv1.DeleteEndpointResponse, error) {
+	resp, err := call(ctx, &p.waits, p.datapathSocket, func(ctx context.Context) (*datapathv1.DeleteEndpointResponse, error) {
 		return p.datapath.DeleteEndpoint(ctx, &datapathv1.DeleteEndpointRequest{Owner: p.owner()})
 	})
 	if err != nil {

@@ -55,18 +55,22 @@ type Plugin struct {
 	ipam     ipamv1.IPAMServiceClient
 	datapath datapathv1.DatapathServiceClient
 
-	patience time.Duration // with a server that is away
+	waits   waiting
+	phases  phases
+	outcome outcome
 }
 
-// New prepares to carry out in. It connects to nobody yet.
-func New(in invocation.Invocation, logger *slog.Logger) (*Plugin, error) {
+// New prepares to carry out in, of a process that started at start. It connects to
+// nobody yet.
+func New(in invocation.Invocation, logger *slog.Logger, start time.Time) (*Plugin, error) {
 	p := &Plugin{
 		in:             in,
 		log:            logger,
 		names:          netns.NamesOf(in.Config.RunDir, in.Config.Name),
 		ipamSocket:     filepath.Join(in.Config.RunDir, "ipam", "ipam.sock"),
 		datapathSocket: filepath.Join(in.Config.RunDir, "datapath", "datapath.sock"),
-		patience:       patience(in.Command),
+		waits:          waiting{patience: patience(in.Command)},
+		phases:         phases{start: start, name: "read", since: start},
 	}
 	var err error
 	// Deadlines come from the context; repeating is decided in call.

@@ -43,10 +43,10 @@ func patience(c invocation.Command) time.Duration {
 	}
 }
 
-// call repeats f while the server at socket is away, for at most patience, and,
+// call repeats f while the server at socket is away, for at most w.patience, and,
 // until ctx ends, while the server refuses but says when to come back. Only calls
 // that may be repeated are made through it; all of this API may.
-func call[T any](ctx context.Context, patience time.Duration, socket string, f func(context.Context) (T, error)) (T, error) {
+func call[T any](ctx context.Context, w *waiting, socket string, f func(context.Context) (T, error)) (T, error) {
 	var (
 		away    time.Time // since when no server answers
 		refused int
@@ -60,7 +60,7 @@ func call[T any](ctx context.Context, patience time.Duration, socket string, f f
 		if delay, ok := retryDelay(err); ok {
 			refused++
 			away, cause = time.Time{}, err
-			if wait, ok := pause(ctx, delay, refused); !ok || !sleep(ctx, wait) {
+			if wait, ok := pause(ctx, delay, refused); !ok || !w.sleep(ctx, wait) {
 				return answer, err
 			}
 			continue
@@ -73,7 +73,7 @@ func call[T any](ctx context.Context, patience time.Duration, socket string, f f
 			away = now
 		}
 		cause = &absentError{socket: socket, cause: err}
-		if now.Sub(away) >= patience || !sleep(ctx, reconnectPause) {
+		if now.Sub(away) >= w.patience || !w.sleep(ctx, reconnectPause) {
 			return answer, cause
 		}
 	}
@@ -131,11 +131,22 @@ func (e *absentError) GRPCStatus() *status.Status {
 	return status.New(codes.Unavailable, e.Error())
 }
 
-func sleep(ctx context.Context, d time.Duration) bool {
+// waiting is how an invocation waits, and has waited, for servers.
+type waiting struct {
+	patience time.Duration // with one that is away
+	total    time.Duration
+	repeated int // calls that were made again
+}
+
+// sleep is false if ctx ended first.
+func (w *waiting) sleep(ctx context.Context, d time.Duration) bool {
+	start := time.Now()
+	defer func() { w.total += time.Since(start) }()
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-t.C:
+		w.repeated++
 		return true
 	case <-ctx.Done():
 		return false

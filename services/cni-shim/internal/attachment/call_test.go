@@ -29,14 +29,14 @@ func refusal(code codes.Code, delay time.Duration) error {
 	return st.Err()
 }
 
-// outcome is what a call of the verb ends with, and after how long, by the clock
+// endOf is what a call of the verb ends with, and after how long, by the clock
 // of the bubble.
-func outcome(t *testing.T, verb invocation.Command, f func(since time.Duration) error) (time.Duration, error) {
+func endOf(t *testing.T, verb invocation.Command, f func(since time.Duration) error) (time.Duration, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
 	start := time.Now()
-	_, err := call(ctx, patience(verb), "/run/x.sock", func(context.Context) (int, error) { return 0, f(time.Since(start)) })
+	_, err := call(ctx, &waiting{patience: patience(verb)}, "/run/x.sock", func(context.Context) (int, error) { return 0, f(time.Since(start)) })
 	return time.Since(start), err
 }
 
@@ -45,7 +45,7 @@ func TestVerbsWaitForAnAbsentServerAsLongAsTheyShould(t *testing.T) {
 		invocation.Add: 20 * time.Second, invocation.Check: 2 * time.Second, invocation.GC: 2 * time.Second, invocation.Status: 0,
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			took, err := outcome(t, verb, func(time.Duration) error { return status.Error(codes.Unavailable, "connection refused") })
+			took, err := endOf(t, verb, func(time.Duration) error { return status.Error(codes.Unavailable, "connection refused") })
 			if status.Code(err) != codes.Unavailable || took < want || took > want+reconnectPause {
 				t.Errorf("%s: %v after %s, want UNAVAILABLE after %s", verb, err, took, want)
 			}
@@ -56,7 +56,7 @@ func TestVerbsWaitForAnAbsentServerAsLongAsTheyShould(t *testing.T) {
 				return
 			}
 			back := want - time.Second/2
-			took, err = outcome(t, verb, func(since time.Duration) error {
+			took, err = endOf(t, verb, func(since time.Duration) error {
 				if since < back {
 					return status.Error(codes.Unavailable, "connection refused")
 				}
@@ -75,7 +75,7 @@ func TestRefusedCallComesBackWhenTheServerSaid(t *testing.T) {
 			const delay = 100 * time.Millisecond
 			var last time.Duration
 			calls := 0
-			took, err := outcome(t, invocation.Add, func(since time.Duration) error {
+			took, err := endOf(t, invocation.Add, func(since time.Duration) error {
 				calls++
 				if calls > 1 && since-last < delay {
 					t.Errorf("call %d came %s after the one before, which was refused for %s", calls, since-last, delay)
@@ -94,12 +94,12 @@ func TestRefusedCallComesBackWhenTheServerSaid(t *testing.T) {
 			}
 
 			// For good: the last word is the server's, at the end of the time.
-			took, err = outcome(t, invocation.Add, func(time.Duration) error { return refusal(code, delay) })
+			took, err = endOf(t, invocation.Add, func(time.Duration) error { return refusal(code, delay) })
 			if status.Code(err) != code || took < timeout-2*delay || took > timeout {
 				t.Errorf("%s: %v after %s", code, err, took)
 			}
 			// It cannot be in time: an answer now is better.
-			took, err = outcome(t, invocation.Add, func(time.Duration) error { return refusal(code, timeout) })
+			took, err = endOf(t, invocation.Add, func(time.Duration) error { return refusal(code, timeout) })
 			if status.Code(err) != code || took != 0 {
 				t.Errorf("%s, again after the timeout: %v after %s, want it at once", code, err, took)
 			}
@@ -110,7 +110,7 @@ func TestRefusedCallComesBackWhenTheServerSaid(t *testing.T) {
 func TestOtherRefusalsAreFinal(t *testing.T) {
 	for _, code := range []codes.Code{codes.ResourceExhausted, codes.InvalidArgument, codes.FailedPrecondition, codes.Internal, codes.Aborted} {
 		calls := 0
-		_, err := outcome(t, invocation.Add, func(time.Duration) error { calls++; return status.Error(code, "no") })
+		_, err := endOf(t, invocation.Add, func(time.Duration) error { calls++; return status.Error(code, "no") })
 		if calls != 1 || status.Code(err) != code {
 			t.Errorf("%s without a delay: %d calls, %v", code, calls, err)
 		}
@@ -131,7 +131,7 @@ func TestBurstIsServedBeforeTheTimeout(t *testing.T) {
 		)
 		for range callers {
 			wg.Go(func() {
-				took, err := outcome(t, invocation.Add, func(time.Duration) error {
+				took, err := endOf(t, invocation.Add, func(time.Duration) error {
 					mu.Lock()
 					calls++
 					mu.Unlock()

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"path/filepath"
 	"strings"
@@ -45,7 +46,8 @@ func (p *Plugin) check(ctx context.Context) error {
 			return different([]string{fmt.Sprintf("network namespace: %s is not the one that ADD was given", path)})
 		}
 	}
-	resp, err := call(ctx, p.patience, p.datapathSocket, func(ctx context.Context) (*datapathv1.CheckEndpointResponse, error) {
+	p.phases.begin("check")
+	resp, err := call(ctx, &p.waits, p.datapathSocket, func(ctx context.Context) (*datapathv1.CheckEndpointResponse, error) {
 		return p.datapath.CheckEndpoint(ctx, &datapathv1.CheckEndpointRequest{Owner: p.owner(), NetworkNamespace: path, Addresses: addresses})
 	})
 	if status.Code(err) == codes.NotFound {
@@ -113,7 +115,7 @@ func different(lines []string) *types.Error {
 func (p *Plugin) status(ctx context.Context) error {
 	const what = "the plugin cannot serve ADD"
 	var problems []string
-	health, err := call(ctx, p.patience, p.ipamSocket, func(ctx context.Context) (*grpc_health_v1.HealthCheckResponse, error) {
+	health, err := call(ctx, &p.waits, p.ipamSocket, func(ctx context.Context) (*grpc_health_v1.HealthCheckResponse, error) {
 		return grpc_health_v1.NewHealthClient(p.ipamConn).Check(ctx, &grpc_health_v1.HealthCheckRequest{Service: ipamv1.IPAMService_ServiceDesc.ServiceName})
 	})
 	switch {
@@ -124,7 +126,7 @@ func (p *Plugin) status(ctx context.Context) error {
 	}
 
 	code := CodeUnavailable
-	st, err := call(ctx, p.patience, p.datapathSocket, func(ctx context.Context) (*datapathv1.GetStatusResponse, error) {
+	st, err := call(ctx, &p.waits, p.datapathSocket, func(ctx context.Context) (*datapathv1.GetStatusResponse, error) {
 		return p.datapath.GetStatus(ctx, &datapathv1.GetStatusRequest{})
 	})
 	switch {
@@ -163,13 +165,15 @@ func (p *Plugin) gc(ctx context.Context) error {
 		req.ValidOwners = append(req.ValidOwners, &workloadv1.Owner{ContainerId: o.ContainerID, InterfaceName: o.Interface})
 		keep = append(keep, o.String())
 	}
-	resp, err := call(ctx, p.patience, p.datapathSocket, func(ctx context.Context) (*datapathv1.ReclaimEndpointsResponse, error) {
+	p.phases.begin("reclaim")
+	resp, err := call(ctx, &p.waits, p.datapathSocket, func(ctx context.Context) (*datapathv1.ReclaimEndpointsResponse, error) {
 		return p.datapath.ReclaimEndpoints(ctx, req)
 	})
 	if err != nil {
 		return cniError("reclaim endpoints", err)
 	}
-	p.log.InfoContext(ctx, "endpoints reclaimed", "valid", len(keep), "reclaimed", len(resp.GetReclaimed()))
+	p.did("endpoints reclaimed", slog.Int("valid", len(keep)), slog.Int("reclaimed", len(resp.GetReclaimed())))
+	p.phases.begin("unbind")
 	errs := []error{p.names.Prune(keep)}
 	for _, o := range resp.GetReclaimed() {
 		errs = append(errs, p.unbind(o.GetContainerId()+"/"+o.GetInterfaceName()))

@@ -6,6 +6,7 @@ package attachment
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -24,6 +25,7 @@ func (p *Plugin) del(ctx context.Context) error {
 	if err := faultDelBegin.Hit(ctx); err != nil {
 		return cniError("DEL", err)
 	}
+	p.phases.begin("delete")
 	if err := p.deleteOrSpool(ctx); err != nil {
 		return cniError("delete the endpoint", err)
 	}
@@ -31,6 +33,7 @@ func (p *Plugin) del(ctx context.Context) error {
 		return cniError("DEL", err)
 	}
 	// Last: the namespace may live by this mount alone.
+	p.phases.begin("unbind")
 	if err := p.unbind(p.in.Owner.String()); err != nil {
 		return cniError("network namespace", err)
 	}
@@ -48,12 +51,12 @@ func (p *Plugin) deleteOrSpool(ctx context.Context) error {
 		existed, err := p.deleteEndpoint(ctx)
 		if err == nil {
 			p.takeBack(ctx)
-			p.log.InfoContext(ctx, "endpoint deleted", "existed", existed)
+			p.did("endpoint deleted", slog.Bool("existed", existed))
 			return nil
 		}
 		if delay, ok := retryDelay(err); ok {
 			refused++
-			if wait, ok := pause(ctx, delay, refused); !ok || !sleep(ctx, wait) {
+			if wait, ok := pause(ctx, delay, refused); !ok || !p.waits.sleep(ctx, wait) {
 				return err
 			}
 			continue
@@ -65,7 +68,7 @@ func (p *Plugin) deleteOrSpool(ctx context.Context) error {
 			return p.spool(ctx)
 		}
 		// It came back in between, or is about to go.
-		if !sleep(ctx, reconnectPause) {
+		if !p.waits.sleep(ctx, reconnectPause) {
 			return ctx.Err()
 		}
 	}
@@ -83,6 +86,7 @@ func (p *Plugin) deleteEndpoint(ctx context.Context) (existed bool, err error) {
 // spool remembers the deletion. A datapath that started meanwhile may have
 // read the spool before the entry was there, so it is asked once more.
 func (p *Plugin) spool(ctx context.Context) error {
+	p.phases.begin("spool")
 	id, name := p.in.Owner.ContainerID, p.in.Owner.Interface
 	if err := spool.Put(ctx, p.in.Config.StateDir, spool.Entry{ContainerID: id, InterfaceName: name, Time: time.Now().UTC()}); err != nil {
 		return err
@@ -91,13 +95,13 @@ func (p *Plugin) spool(ctx context.Context) error {
 		return err
 	}
 	if !absent(ctx, p.datapathSocket) {
-		if _, err := p.deleteEndpoint(ctx); err == nil {
+		if existed, err := p.deleteEndpoint(ctx); err == nil {
 			p.takeBack(ctx)
-			p.log.InfoContext(ctx, "endpoint deleted", "existed", true)
+			p.did("endpoint deleted", slog.Bool("existed", existed))
 			return nil
 		}
 	}
-	p.log.InfoContext(ctx, "deletion spooled, sluice-datapath does not run", log.KeyPath, spool.Dir(p.in.Config.StateDir))
+	p.did("deletion spooled, sluice-datapath does not run", slog.String(log.KeyPath, spool.Dir(p.in.Config.StateDir)))
 	return nil
 }
 
@@ -121,7 +125,7 @@ func (p *Plugin) settle(ctx context.Context) error {
 	if err != nil || !waits {
 		return err
 	}
-	if _, err := call(ctx, p.patience, p.datapathSocket, p.deleteEndpoint); err != nil {
+	if _, err := call(ctx, &p.waits, p.datapathSocket, p.deleteEndpoint); err != nil {
 		return err
 	}
 	return spool.Remove(spool.Dir(p.in.Config.StateDir), p.in.Owner.ContainerID, p.in.Owner.Interface)

@@ -34,6 +34,7 @@ import (
 	"google.golang.org/protobuf/protoadapt"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/sluice-net/sluice/kit/fault/faulttest"
 	"github.com/sluice-net/sluice/kit/instance"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 
@@ -748,6 +749,64 @@ func TestDelSpoolsWhileTheDatapathIsAway(t *testing.T) {
 	wantCode(t, del, 0) // it is there already
 	del.container = "c3"
 	wantCode(t, del, 11)
+}
+
+// A datapath that comes up between the refused connection and the entry may have
+// read the spool already: the container would keep its traffic after the answer of
+// DEL until the spool is read again.
+func TestKernelDelAsksADatapathThatCameUpMeanwhile(t *testing.T) {
+	n, ns := nodetest.New(t), newNetns(t)
+	wantCode(t, add(n, ns), 0)
+	n.Stop("datapath")
+	del := add(n, ns)
+	del.command = "DEL"
+	cmd := del.process()
+	controller := faulttest.New(t, cmd)
+	release := controller.BlockAt("cni/del/spooled", 0)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	controller.Started()
+	if err := controller.WaitHits(t.Context(), "cni/del/spooled", 1); err != nil {
+		t.Fatal(err)
+	}
+	if waits, err := spool.Has(spool.Dir(n.StateDir), "c1", "eth0"); err != nil || !waits {
+		t.Errorf("the entry: %v, %v", waits, err)
+	}
+	n.Start(t, "datapath")
+	release()
+	if err := cmd.Wait(); err != nil {
+		t.Fatalf("DEL: %v", err)
+	}
+	wantHeld(t, n, 0, 0)
+	if waits, err := spool.Has(spool.Dir(n.StateDir), "c1", "eth0"); err != nil || waits {
+		t.Errorf("the entry that was carried out: %v, %v", waits, err)
+	}
+}
+
+// The namespace may live by the mount alone, and with it the device that the
+// datapath still has to cut off.
+func TestKernelFailedDelKeepsTheNamespace(t *testing.T) {
+	path := startSleeper(t)
+	n := nodetest.New(t)
+	wantCode(t, add(n, path), 0)
+	bound := netns.NamesOf(n.RunDir, "sluice").Path("c1/eth0")
+	del := add(n, path)
+	del.command, del.stdin = "DEL", config(n, "1.0.0", `"timeout":"1s"`)
+	for _, code := range []codes.Code{codes.Internal, codes.DeadlineExceeded, codes.Unavailable} {
+		n.Fail("DeleteEndpoint", withDetails(code, "no"))
+		if got, out, _ := del.run(); got == 0 {
+			t.Errorf("DEL that %s refused succeeded: %s", code, out)
+		}
+		if !netns.Same(bound, path) {
+			t.Fatalf("DEL that failed with %s unbound the namespace", code)
+		}
+	}
+	n.Fail("DeleteEndpoint", nil)
+	wantCode(t, del, 0)
+	if _, err := os.Lstat(bound); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%s is still there after DEL: %v", bound, err)
+	}
 }
 
 // A runDir that no datapath serves: the deletion must be repeated.

@@ -25,7 +25,7 @@ const (
 	shortestPause = 10 * time.Millisecond
 	// mostSpread bounds how far apart calls come back that were refused
 	// together, in delays of the server.
-	mostSpread = 8
+	mostSpread = 20
 )
 
 // patience is how long a verb waits for a server that is away. What ADD answers

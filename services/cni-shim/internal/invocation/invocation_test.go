@@ -278,7 +278,7 @@ func TestLogFileIsTakenWhereLogsBelong(t *testing.T) {
 		"/var/lib/kubelet/x":                  false,
 		"/tmp/x":                              false,
 		"/tmp/root/var/log/sluice/cni.log":    false,
-		"/root/.ssh/authorized_keys":          false,
+		"/etc/ssh/sshd_config":                false,
 		"/var/log/sluice/../../../etc/passwd": false,
 	} {
 		_, err := Parse(Add, env(), []byte(doc(fmt.Sprintf(`"logFile":%q`, path))))

@@ -205,10 +205,17 @@ func (c *Config) parseLogFile(d fields) error {
 func isLog(path string) bool {
 	rest, ok := strings.CutPrefix(path, "/var/log/")
 	name, _, below := strings.Cut(rest, "/")
-	return ok && below && (name == "sluice" || strings.HasPrefix(name, "sluice-"))
+	return ok && below && isInstance(name)
 }
 
-func isBelow(path, dir string) bool { return strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/") }
+// isBelow says whether a path is below dir, and dir is that of an instance by its
+// name: any other could be a mistake too.
+func isBelow(path, dir string) bool {
+	return isInstance(filepath.Base(dir)) && strings.HasPrefix(path, dir+"/")
+}
+
+// isInstance says whether a directory's name is that of an instance's.
+func isInstance(name string) bool { return name == "sluice" || strings.HasPrefix(name, "sluice-") }
 
 func (c *Config) parseTimeout(d fields) error {
 	var timeout string

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"reflect"
 	"regexp"
 	"slices"
@@ -282,6 +283,12 @@ func TestLogFileIsTakenWhereLogsBelong(t *testing.T) {
 		"/var/log/sluice/../../../etc/passwd": false,
 	} {
 		_, err := Parse(Add, env(), []byte(doc(fmt.Sprintf(`"logFile":%q`, path))))
+		if err != nil && !isInstance(filepath.Base(filepath.Dir(path))) { // what is none of Sluice's makes no place for logs
+			_, other := Parse(Add, env(), []byte(doc(fmt.Sprintf(`"runDir":"/","stateDir":%q,"logFile":%q`, filepath.Dir(path), path))))
+			if code(t, other) != 7 {
+				t.Errorf("%s below runDir / and stateDir %s: %v", path, filepath.Dir(path), other)
+			}
+		}
 		if ok != (err == nil) || !ok && !strings.Contains(err.Error(), "logFile") {
 			t.Errorf("%s: %v, want it taken %v", path, err, ok)
 		}

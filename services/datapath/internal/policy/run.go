@@ -50,7 +50,13 @@ func (h *health) set(connected bool, err error) (changed bool) {
 const (
 	firstPause = 50 * time.Millisecond
 	longPause  = 2 * time.Second
+	// awayPause is that while no service can be connected to, which costs one
+	// system call to find out: creations wait for the service to be back.
+	awayPause = 100 * time.Millisecond
 )
+
+// errAway ends a subscription that did not begin, because nothing answers.
+var errAway = errors.New("policy service away")
 
 // errRecovered ends a subscription after tables found room that had been
 // refused: the service learns it from a new one.
@@ -84,6 +90,9 @@ func (a *Applier) Run(ctx context.Context) error {
 		case <-t.C:
 		}
 		pause = min(2*pause, longPause)
+		if errors.Is(err, errAway) {
+			pause = min(pause, awayPause)
+		}
 	}
 }
 
@@ -119,7 +128,7 @@ func (a *Applier) subscribe(ctx context.Context) (heard bool, err error) {
 	stream, err := a.cfg.Service.Subscribe(ctx, sub)
 	if err != nil {
 		cancel()
-		return false, err
+		return false, fmt.Errorf("%w: %w", errAway, err)
 	}
 	type received struct {
 		m   Message

@@ -36,6 +36,7 @@ import (
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/privilege"
+	"github.com/sluice-net/sluice/kit/privilege/privilegetest"
 	"github.com/sluice-net/sluice/kit/process"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
@@ -493,29 +494,16 @@ func bound(keep []privilege.Cap) error {
 // wantRights looks at every thread of the process.
 func (n *testNode) wantRights(capabilities, bounding privilege.Set) {
 	n.t.Helper()
-	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", n.cmd.Process.Pid))
-	if err != nil || len(tasks) == 0 {
-		n.t.Fatalf("threads: %v, %v", tasks, err)
-	}
 	set := func(s privilege.Set) string { return fmt.Sprintf("%016x", uint64(s)) }
 	want := map[string]string{
 		"Uid": "65706\t65706\t65706\t65706", "Gid": "65700\t65700\t65700\t65700", "Groups": "65700",
 		"CapPrm": set(capabilities), "CapEff": set(capabilities), "CapBnd": set(bounding),
 		"CapInh": set(0), "CapAmb": set(0), "NoNewPrivs": "1", "Seccomp": "2",
 	}
-	for _, task := range tasks {
-		b, err := os.ReadFile(task)
-		if err != nil {
-			continue // the thread ended
-		}
-		have := map[string]string{}
-		for line := range strings.Lines(string(b)) {
-			k, v, _ := strings.Cut(line, ":")
-			have[k] = strings.TrimSpace(v)
-		}
+	for _, have := range privilegetest.Threads(n.t, n.cmd.Process.Pid) {
 		for k, v := range want {
 			if have[k] != v {
-				n.t.Errorf("%s: %s is %q, want %q", task, k, have[k], v)
+				n.t.Errorf("thread %s: %s is %q, want %q", have["Pid"], k, have[k], v)
 			}
 		}
 	}

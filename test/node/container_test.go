@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/cmd/sluice/devnode"
+	"github.com/sluice-net/sluice/kit/privilege/privilegetest"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
@@ -185,7 +186,7 @@ func TestKernelDatapathServesInAContainer(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, have := range statuses(t, pid) {
+			for _, have := range privilegetest.Threads(t, pid) {
 				for key, value := range map[string]string{
 					"Uid": "65706\t65706\t65706\t65706", "Gid": "65700\t65700\t65700\t65700", "Groups": "65700",
 					"CapPrm": "000000c000201000", "CapEff": "000000c000201000", "CapBnd": c.bounding,

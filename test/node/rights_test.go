@@ -9,36 +9,12 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/sluice-net/sluice/cmd/sluice/devnode"
+	"github.com/sluice-net/sluice/kit/privilege/privilegetest"
 )
-
-// statuses are /proc/<pid>/task/*/status of a process, as maps.
-func statuses(t *testing.T, pid int) []map[string]string {
-	t.Helper()
-	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
-	if err != nil || len(tasks) == 0 {
-		t.Fatalf("threads of %d: %v, %v", pid, tasks, err)
-	}
-	var all []map[string]string
-	for _, task := range tasks {
-		b, err := os.ReadFile(task)
-		if err != nil {
-			continue // the thread ended
-		}
-		have := map[string]string{}
-		for line := range strings.Lines(string(b)) {
-			k, v, _ := strings.Cut(line, ":")
-			have[k] = strings.TrimSpace(v)
-		}
-		all = append(all, have)
-	}
-	return all
-}
 
 // metrics is the page of a service.
 func metricsOf(t *testing.T, n *testNode, service string) string {
@@ -82,7 +58,7 @@ func TestKernelServicesRunConfined(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, have := range statuses(t, pid) {
+		for _, have := range privilegetest.Threads(t, pid) {
 			for key, value := range map[string]string{
 				"Uid":    strings.Join([]string{want.uid, want.uid, want.uid, want.uid}, "\t"),
 				"CapPrm": want.capabilities, "CapEff": want.capabilities, "CapBnd": want.capabilities,

@@ -9,41 +9,15 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
-	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/leaktest"
-	"github.com/sluice-net/sluice/services/datapath/internal/netns"
+	"github.com/sluice-net/sluice/services/datapath/internal/netns/netnstest"
 )
 
 func TestMain(m *testing.M) {
 	// newNetns leaves its thread in the new namespace: not the main one.
 	runtime.LockOSThread()
 	leaktest.Main(m)
-}
-
-// newNetns makes a network namespace that lives as long as its descriptor.
-func newNetns(t *testing.T) *netns.Namespace {
-	t.Helper()
-	type result struct {
-		ns  *netns.Namespace
-		err error
-	}
-	made := make(chan result)
-	go func() {
-		runtime.LockOSThread() // the thread ends with the goroutine
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			made <- result{err: err}
-			return
-		}
-		ns, err := netns.Current()
-		made <- result{ns, err}
-	}()
-	r := <-made
-	if r.err != nil {
-		t.Fatalf("new network namespace: %v (kernel tests need root)", r.err)
-	}
-	t.Cleanup(func() { r.ns.Close() })
-	return r.ns
 }
 
 // pointer gives a copy of a value a place.
@@ -79,7 +53,7 @@ func (t *Table) forge(at int, chain func(*nftables.Chain), rule func([]expr.Any)
 // TestKernelAnyOtherFirewallIsSeenAndRepaired: a table that looks like ours and
 // drops less is no wall.
 func TestKernelAnyOtherFirewallIsSeenAndRepaired(t *testing.T) {
-	guard := New(newNetns(t), "test", []uint32{0x510, 0x511}, 0xf00, 0x100)
+	guard := New(netnstest.New(t), "test", []uint32{0x510, 0x511}, 0xf00, 0x100)
 	clean := func(when string) {
 		t.Helper()
 		if diffs, err := guard.Check(); err != nil || len(diffs) > 0 {

@@ -13,6 +13,8 @@ import (
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/xt"
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/netns/netnstest"
 )
 
 func word(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
@@ -57,7 +59,7 @@ func TestChangesOfThePacketMark(t *testing.T) {
 
 // The rule that wg-quick makes for a default route, and one behind a jump.
 func TestKernelRulesThatChangeTheMarkAreNamed(t *testing.T) {
-	home := newNetns(t)
+	home := netnstest.New(t)
 	table := New(home, "test", []uint32{7}, 0xf00, 0x100)
 	if err := table.Repair(); err != nil {
 		t.Fatal(err)

@@ -193,28 +193,24 @@ func newFragmentNode(t *testing.T) *fragmentNode {
 	makeNode(t, k)
 	n := &fragmentNode{runner: runner{k}, pod: newPodMTU(t, k, "sl-narrow", 20, DeliverPeer, 1280), outside: newNetns(t)}
 	routeToPod(t, "sl-narrow", n.pod)
-	must(t, "add the uplink", netlink.LinkAdd(&netlink.Veth{
-		LinkAttrs: netlink.LinkAttrs{Name: "up0", MTU: 1500}, PeerName: "eth0", PeerNamespace: netlink.NsFd(n.outside), PeerMTU: 1500,
-	}))
-	var err error
-	n.uplink, err = netlink.LinkByName("up0")
-	must(t, "find the uplink", err)
-	t.Cleanup(func() { must(t, "delete the uplink", netlink.LinkDel(n.uplink)) })
+	n.uplink = newUplink(t)
+	end, err := netlink.LinkByName("slup1")
+	must(t, "find slup1", err)
+	must(t, "move slup1 outside", netlink.LinkSetNsFd(end, int(n.outside)))
 	uplink4 := netip.MustParseAddr("203.0.113.1")
-	must(t, "set the uplink up", netlink.LinkSetUp(n.uplink))
 	must(t, "address of the uplink", netlink.AddrAdd(n.uplink, &netlink.Addr{IPNet: &net.IPNet{IP: uplink4.AsSlice(), Mask: net.CIDRMask(24, 32)}}))
 	must(t, "host addresses", k.SyncHostAddrs([]netip.Addr{host4, host6, uplink4}))
 	inNetns(t, n.outside, func() {
-		eth0, err := netlink.LinkByName("eth0")
+		end, err := netlink.LinkByName("slup1")
 		if err == nil {
-			err = netlink.LinkSetUp(eth0)
+			err = netlink.LinkSetUp(end)
 		}
 		if err != nil {
 			t.Errorf("set the other end up: %v", err)
 		}
 	})
 	waitFor(t, "carrier of the uplink", func() bool {
-		l, err := netlink.LinkByName("up0")
+		l, err := netlink.LinkByName(n.uplink.Attrs().Name)
 		return err == nil && l.Attrs().OperState == netlink.OperUp
 	})
 	trackedAndMasqueraded(t, netip.PrefixFrom(outside4, 24))
@@ -242,7 +238,7 @@ func (n *fragmentNode) send(t *testing.T, src netip.Addr, options int, pieces ui
 	before, counters := n.record(), n.counters(t)
 	inNetns(t, n.outside, func() {
 		for _, b := range packets {
-			sendRaw(t, "eth0", frame([6]byte(n.uplink.Attrs().HardwareAddr), [6]byte{2, 0, 0, 0, 9, 2}, protocol, b))
+			sendRaw(t, "slup1", frame([6]byte(n.uplink.Attrs().HardwareAddr), [6]byte{2, 0, 0, 0, 9, 2}, protocol, b))
 		}
 	})
 	got, verdicts := map[seen]uint64{}, map[Reason]uint64{}

@@ -6,16 +6,13 @@ package netdev
 import (
 	"context"
 	"errors"
-	"fmt"
-	"runtime"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/leaktest"
-	"github.com/sluice-net/sluice/services/datapath/internal/netns"
+	"github.com/sluice-net/sluice/services/datapath/internal/netns/netnstest"
 )
 
 // patience bounds the wait for news.
@@ -26,26 +23,7 @@ func TestMain(m *testing.M) { leaktest.Main(m) }
 // newNode opens a Netdev in a network namespace of its own.
 func newNode(t *testing.T) *Netdev {
 	t.Helper()
-	type result struct {
-		ns  *netns.Namespace
-		err error
-	}
-	ch := make(chan result)
-	go func() {
-		runtime.LockOSThread() // the thread ends with the goroutine
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			ch <- result{err: fmt.Errorf("unshare: %w (kernel tests need root)", err)}
-			return
-		}
-		ns, err := netns.Current()
-		ch <- result{ns, err}
-	}()
-	r := <-ch
-	if r.err != nil {
-		t.Fatal(r.err)
-	}
-	t.Cleanup(func() { r.ns.Close() })
-	n, err := Open(Options{Home: r.ns})
+	n, err := Open(Options{Home: netnstest.New(t)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/netns/netnstest"
 )
 
 // linkEvents hears of devices in a namespace. The function that it returns gives
@@ -88,7 +90,7 @@ func linkEventOf(t *testing.T, m syscall.NetlinkMessage) linkEvent {
 func TestKernelDevicesAreMadeWhereTheyStayUnderTheirNames(t *testing.T) {
 	w := newWorld(t)
 	w.start(true)
-	ns := newNetns(t)
+	ns := netnstest.New(t)
 	spec := w.spec("a", ns)
 	home, inside := linkEvents(t, w.home.Do), linkEvents(t, ns.Do)
 	ep, err := w.node.Core.Create(t.Context(), spec, false)

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/netns/netnstest"
 )
 
 // The programs hand what needs an ICMP error to the stack. The walls around
@@ -24,7 +25,7 @@ func TestKernelAPodIsToldOfHopsAndSizesOnTheWayToAnotherPod(t *testing.T) {
 	w := newWorld(t)
 	w.start(true)
 	from := w.pod("from")
-	ns := newNetns(t)
+	ns := netnstest.New(t)
 	narrow := w.spec("narrow", ns)
 	narrow.MTU = 1280
 	if _, err := w.node.Core.Create(t.Context(), narrow, false); err != nil {

@@ -18,7 +18,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/leaktest"
@@ -26,11 +25,12 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
+	"github.com/sluice-net/sluice/services/datapath/internal/netns/netnstest"
 	"github.com/sluice-net/sluice/services/datapath/internal/record"
 )
 
 func TestMain(m *testing.M) {
-	// Keeps tests off the main thread. newNetns leaves its thread in the new
+	// Keeps tests off the main thread. netnstest.New leaves its thread in the new
 	// namespace, to end with the goroutine; the main thread cannot end, would
 	// keep the namespace alive, and is the one that /proc/self/net shows.
 	runtime.LockOSThread()
@@ -57,40 +57,6 @@ func eventually(t *testing.T, what string, ok func() error) {
 			t.Fatalf("%s: %v", what, err)
 		}
 	}
-}
-
-// newNetns makes a network namespace that lives as long as its descriptor.
-func newNetns(t *testing.T) *netns.Namespace {
-	t.Helper()
-	type result struct {
-		ns  *netns.Namespace
-		err error
-	}
-	ch := make(chan result)
-	go func() {
-		runtime.LockOSThread() // the thread ends with the goroutine
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			ch <- result{err: fmt.Errorf("unshare: %w (kernel tests need root)", err)}
-			return
-		}
-		ns, err := netns.Current()
-		if err == nil {
-			err = func() error {
-				lo, err := netlink.LinkByName("lo")
-				if err != nil {
-					return err
-				}
-				return netlink.LinkSetUp(lo)
-			}()
-		}
-		ch <- result{ns, err}
-	}()
-	r := <-ch
-	if r.err != nil {
-		t.Fatal(r.err)
-	}
-	t.Cleanup(func() { r.ns.Close() })
-	return r.ns
 }
 
 func path(ns *netns.Namespace) string { return fmt.Sprintf("/proc/self/fd/%d", ns.Fd()) }
@@ -178,7 +144,7 @@ var (
 
 func newWorld(t *testing.T) *world {
 	w := &world{
-		t: t, home: newNetns(t), dir: t.TempDir(), next: 2,
+		t: t, home: netnstest.New(t), dir: t.TempDir(), next: 2,
 		leases:     &leases{held: map[endpoint.Owner][]netip.Addr{}},
 		identities: &identities{held: map[endpoint.Owner]uint32{}},
 	}
@@ -279,7 +245,7 @@ func (w *world) spec(name string, ns *netns.Namespace) endpoint.Spec {
 
 func (w *world) pod(name string) *pod {
 	w.t.Helper()
-	ns := newNetns(w.t)
+	ns := netnstest.New(w.t)
 	p := &pod{t: w.t, ns: ns, spec: w.spec(name, ns)}
 	p.owner = p.spec.Owner
 	var err error

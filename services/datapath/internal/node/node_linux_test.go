@@ -22,6 +22,7 @@ import (
 
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/netns/netnstest"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
 	"github.com/sluice-net/sluice/services/datapath/internal/record"
 )
@@ -190,7 +191,7 @@ func (w *world) deleteClsact(p *pod) {
 // outside joins the node to another namespace that pods reach by routing.
 func (w *world) outside() *pod {
 	w.t.Helper()
-	ns := newNetns(w.t)
+	ns := netnstest.New(w.t)
 	out := &pod{t: w.t, ns: ns}
 	configure := func(device, addr4, addr6 string, gw4, gw6 net.IP) error {
 		link, err := netlink.LinkByName(device)

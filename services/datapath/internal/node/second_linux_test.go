@@ -16,6 +16,7 @@ import (
 
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
+	"github.com/sluice-net/sluice/services/datapath/internal/netns/netnstest"
 )
 
 // attach makes another endpoint in the namespace of a pod.
@@ -179,7 +180,7 @@ func TestKernelDefaultRouteOfOthersStays(t *testing.T) {
 	w := newWorld(t)
 	w.start(true)
 	peer := w.pod("peer")
-	ns := newNetns(t)
+	ns := netnstest.New(t)
 	if err := ns.Do(func() error {
 		pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "other"}, PeerName: "end"}
 		if err := errors.Join(netlink.LinkAdd(pair), netlink.LinkSetUp(pair)); err != nil {

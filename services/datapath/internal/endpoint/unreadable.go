@@ -197,13 +197,12 @@ func (c *Core) auditClosed(slots []Entry, links []HostDevice, report reporter) e
 	}
 	c.closedDevices = nil
 	for _, d := range links {
-		line := "device " + d.Name
+		// One without a slot is most likely left over from a deletion.
 		for _, e := range slots {
 			if e.Ifindex == d.Index {
-				line += fmt.Sprintf(" with %v", e.Addrs)
+				c.closedDevices = append(c.closedDevices, fmt.Sprintf("device %s with %v", d.Name, e.Addrs))
 			}
 		}
-		c.closedDevices = append(c.closedDevices, line)
 	}
 	c.mu.Unlock()
 	slices.SortFunc(files, func(a, b Unreadable) int { return compareStrings(a.File, b.File) })

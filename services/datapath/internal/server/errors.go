@@ -42,7 +42,7 @@ func statusOf(err error) error {
 		return detailed(codes.NotFound, err)
 	case errors.Is(err, endpoint.ErrUnreadable):
 		return detailed(codes.FailedPrecondition, err, &errdetails.PreconditionFailure{Violations: []*errdetails.PreconditionFailure_Violation{
-			{Type: "UNREADABLE", Subject: "owner", Description: err.Error()},
+			{Type: "UNREADABLE", Subject: "record", Description: err.Error()},
 		}})
 	case errors.Is(err, endpoint.ErrExists):
 		return detailed(codes.AlreadyExists, err)

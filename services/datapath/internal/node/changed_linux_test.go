@@ -193,7 +193,7 @@ func TestKernelDeletedDeviceIsShownByTheEvent(t *testing.T) {
 				n := w.node.Core.Counts()
 				text := strings.Join(n.Unrepaired, "\n")
 				if err != nil || e.State != endpoint.Damaged || n.ByState[endpoint.Damaged] != 1 || !strings.Contains(text, p.owner.String()) || !strings.Contains(text, "created again") {
-					return fmt.Errorf("state %v, %v, %q", e.State, err, text)
+					return errors.Join(err, fmt.Errorf("state %v, %q", e.State, text))
 				}
 				return nil
 			}

@@ -162,7 +162,7 @@ func TestKernelUnreadableRecordClosesItsPodAlone(t *testing.T) {
 				w.leases.mu.Lock()
 				defer w.leases.mu.Unlock()
 				if _, err := os.Lstat(file); len(w.leases.held) != 2 || !errors.Is(err, os.ErrNotExist) || hasLink(lost.ns, "eth0") == nil || len(w.node.Core.Counts().BadRecords) != 0 {
-					return fmt.Errorf("leases %v, file %v", w.leases.held, err)
+					return errors.Join(err, fmt.Errorf("leases %v", w.leases.held))
 				}
 				return nil
 			})

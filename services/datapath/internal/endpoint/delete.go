@@ -118,7 +118,10 @@ func (c *Core) dispose(ctx context.Context, r Record) error {
 		return err
 	}
 	c.deactivate(ctx, r)
-	device := HostDevice{r.Device.HostName, r.Device.HostIndex}
+	device, err := c.hostEnd(r)
+	if err != nil {
+		return fmt.Errorf("list devices: %w", err)
+	}
 	if err := c.bury(r); err != nil {
 		return fmt.Errorf("write the tombstone of %s: %w", o, err)
 	}
@@ -126,6 +129,26 @@ func (c *Core) dispose(ctx context.Context, r Record) error {
 		c.doom(device)
 	}
 	return faultTombstone.Hit(ctx)
+}
+
+// hostEnd is the device that a record describes; its name is empty if there is
+// none. The record of a creation that was killed does not know the index, and by
+// its name alone the reaper would take the device of the owner's next creation.
+func (c *Core) hostEnd(r Record) (HostDevice, error) {
+	d := HostDevice{r.Device.HostName, r.Device.HostIndex}
+	if d.Name == "" || d.Index != 0 {
+		return d, nil
+	}
+	devices, err := c.cfg.Links.Devices()
+	if err != nil {
+		return HostDevice{}, err
+	}
+	for _, have := range devices {
+		if have.Name == d.Name {
+			return have, nil
+		}
+	}
+	return HostDevice{}, nil
 }
 
 // deactivate removes what an endpoint has inside its container and does not go

@@ -195,6 +195,11 @@ func (l fakeLinks) Remove(devices []HostDevice) error {
 	}
 	defer l.mu.Unlock()
 	for _, d := range devices {
+		for index, dev := range l.devices {
+			if d.Index == 0 && dev.HostName == d.Name {
+				d.Index = index
+			}
+		}
 		if dev := l.devices[d.Index]; dev != nil && dev.HostName == d.Name {
 			delete(dev.ns.names, dev.Name)
 			delete(l.devices, d.Index)

@@ -227,6 +227,38 @@ func (m *machine) secondOf(s Spec, name string, last byte) Spec {
 	return t
 }
 
+// TestDeviceOfAKilledCreationIsRemovedByItsIndex: the owner's next creation makes
+// a device of the same name, which the reaper must leave alone.
+func TestDeviceOfAKilledCreationIsRemovedByItsIndex(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	s := m.wanted("a", 2)
+	half := Record{Phase: PhaseCreating, BootID: c.cfg.BootID, Spec: s, Device: c.device(s), Namespace: m.namespaces[s.Netns].id}
+	for _, made := range []bool{false, true} {
+		m.records[s.Owner] = half // as a process that was killed leaves it
+		m.leases[s.Owner] = lease{addrs: s.Addrs}
+		if made {
+			if _, err := (fakeLinks{m}).Create(openNamespace{m, m.namespaces[s.Netns]}, half.Device); err != nil {
+				t.Fatal(err)
+			}
+		}
+		again := m.start(t)
+		e, err := again.Create(t.Context(), s, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for again.reap(everything) > 0 { //nolint:revive // until nothing waits
+		}
+		if m.devices[e.Device.HostIndex] == nil {
+			t.Errorf("killed after its device was made: %v: the reaper took the device of the next creation", made)
+		}
+		if _, err := again.Delete(t.Context(), s.Owner); err != nil {
+			t.Fatal(err)
+		}
+		settle(t, again)
+	}
+}
+
 // TestFirstAttachmentHasTheDefaultRoutes: per family, and as long as it lives.
 func TestFirstAttachmentHasTheDefaultRoutes(t *testing.T) {
 	m := newMachine()

@@ -68,6 +68,7 @@ type Program struct {
 	Selectors []selector.Selector
 	bySel     map[string][]uint16
 
+	alike        []uint16 // by number - 1: the first of the run of rules with one effect
 	everyone     []uint16 // rules on the identity side for every peer
 	everyoneElse []uint16 // the same without those that spare the own node
 	unknown      []uint16 // for peers that nobody announced
@@ -114,6 +115,15 @@ func New(in Input) (*Program, error) {
 		p.Sources = append(p.Sources, []rule.Source{r.Source})
 	}
 	p.place()
+	for i := range p.rules {
+		r, first := p.rules[i], uint16(i+1)
+		if i > 0 {
+			if b := p.rules[i-1]; b.Tier == r.Tier && b.Action == r.Action && b.Proxy == r.Proxy {
+				first = p.alike[i-1]
+			}
+		}
+		p.alike = append(p.alike, first)
+	}
 	if p.grouped {
 		p.groups, p.groupsDigest = p.matter(in.Groups)
 	}
@@ -365,6 +375,42 @@ func (p *Program) Function(numbers []uint16, ports []identity.NamedPort, unknown
 			continue
 		}
 		out = append(out, table.Interval{Hi: hi, Value: v})
+	}
+	return out
+}
+
+// Alike is the first of the rules around a number that have the same effect, with
+// no other between them: whichever of them decides, the verdict is the same, and
+// so it is compared with the number of any other rule.
+func (p *Program) Alike(number uint16) uint16 { return p.alike[number-1] }
+
+// Run are the numbers of the rules that are alike, given the first of them.
+func (p *Program) Run(first uint16) (last uint16) {
+	last = first
+	for int(last) < len(p.alike) && p.alike[last] == first {
+		last++
+	}
+	return last
+}
+
+// Coarse is a list of intervals with the first of the rules that are alike in
+// place of each: it says as much about verdicts, and less about rules.
+func (p *Program) Coarse(list []table.Interval) []table.Interval {
+	out := make([]table.Interval, 0, len(list))
+	for _, i := range list {
+		admin, rest := i.Value.Admin(), i.Value.Rest()
+		if admin != table.NoAdmin {
+			admin = p.Alike(admin)
+		}
+		if rest != table.NoRest {
+			rest = p.Alike(rest)
+		}
+		i.Value = table.MakeValue(admin, rest)
+		if n := len(out); n > 0 && out[n-1].Value == i.Value {
+			out[n-1].Hi = i.Hi
+			continue
+		}
+		out = append(out, i)
 	}
 	return out
 }

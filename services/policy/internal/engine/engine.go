@@ -117,6 +117,7 @@ type Engine struct {
 	waiting  map[*peer]struct{}                           // kept unknown for want of room
 	stuck    map[*subject]error                           // without room for the tables of their labels
 	freed    int                                          // counts what made room in tables
+	coarse   bool                                         // every table is, for tests
 
 	counters  Counters
 	lastTable TableID
@@ -661,7 +662,7 @@ func (e *Engine) commit(dirty map[*subject]struct{}) error {
 			if l != nil {
 				e.define(l)
 			}
-			e.emit(SubjectBound{Subject: b.s.number, Direction: b.d, Table: l.tableID(), Sources: b.s.sources[b.d]})
+			e.emit(SubjectBound{Subject: b.s.number, Direction: b.d, Table: l.tableID(), Sources: l.sources(b.s.sources[b.d])})
 		}
 		if before != nil {
 			dropped = append(dropped, before)
@@ -691,7 +692,7 @@ func (e *Engine) Bound(n identity.Numeric, d rule.Direction) (Bound, bool) {
 	if l == nil {
 		return Bound{}, true
 	}
-	return Bound{Table: l.table, Sources: s.sources[d], Hash: l.program.Hash}, true
+	return Bound{Table: l.table, Sources: l.sources(s.sources[d]), Hash: l.program.Hash}, true
 }
 
 // Word is the entry of the identity array for a number.
@@ -719,6 +720,7 @@ func (e *Engine) Lookup(subject identity.Numeric, d rule.Direction, peer identit
 type Size struct {
 	Tables, Subjects, Identities, NodeClasses, Selectors int
 	PeerRows, Classes, Nodes, Intervals, Blocks, Rules   int
+	Merged                                               int // tables whose rules with equal verdicts share address classes
 }
 
 // Size counts.
@@ -732,6 +734,9 @@ func (e *Engine) Size() Size {
 		s.Classes += len(l.table.Classes)
 		s.Nodes += len(l.table.Nodes)
 		s.Rules += len(l.table.Rules)
+		if l.coarse {
+			s.Merged++
+		}
 		s.Blocks += l.table.Blocks.Len()
 		for c := range l.table.Classes {
 			s.Intervals += len(l.table.Intervals(table.Class(c)))

@@ -202,7 +202,7 @@ func (e *Engine) Snapshot(report func(Event)) {
 	for _, n := range slices.Sorted(maps.Keys(e.subjects)) {
 		s := e.subjects[n]
 		for d, l := range s.bound {
-			report(SubjectBound{Subject: n, Direction: rule.Direction(d), Table: l.tableID(), Sources: s.sources[d]})
+			report(SubjectBound{Subject: n, Direction: rule.Direction(d), Table: l.tableID(), Sources: l.sources(s.sources[d])})
 		}
 	}
 }

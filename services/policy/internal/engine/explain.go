@@ -102,5 +102,13 @@ func (e *Engine) Explain(subject identity.Numeric, d rule.Direction, peer identi
 		x.Matches = append(x.Matches, *m)
 	}
 	slices.SortFunc(x.Matches, func(a, b Match) int { return int(a.Number) - int(b.Number) })
+	if l.coarse && x.Verdict.Rule != 0 { // the number stands for a run, the rules say which of it
+		for _, m := range x.Matches {
+			if l.program.Alike(m.Number) == l.program.Alike(x.Verdict.Rule) {
+				x.Verdict.Rule = m.Number
+				break
+			}
+		}
+	}
 	return x, nil
 }

@@ -6,6 +6,8 @@ package engine
 import (
 	"cmp"
 	"encoding/binary"
+	"errors"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -30,6 +32,9 @@ type live struct {
 	// identityClasses and addressClasses count the classes either side uses.
 	identityClasses map[table.Class]struct{}
 	addressClasses  map[table.Class]struct{}
+	// coarse says that classes of addresses with equal verdicts are one, since
+	// there were too many: a number stands for all rules that are alike.
+	coarse bool
 	// defined says that readers of the events know the table; sentNodes and
 	// sentClasses are how much of it.
 	defined                bool
@@ -159,12 +164,28 @@ func (e *Engine) sweep(sels []selector.Selector) {
 	e.retire(unused)
 }
 
-// compile makes one table: its default classes, its rows, its blocks. The
+// compile makes one table: its default classes, its rows, its blocks. If it has
+// more classes of addresses than fit, those with equal verdicts become one. The
 // table is returned with an error too, so that it can be removed.
 func (e *Engine) compile(p *compile.Program) (*live, error) {
 	e.counters.Tables++
+	l, err := e.compileAs(p, e.coarse)
+	if errors.As(err, new(*manyClasses)) && !l.coarse {
+		e.remove(l)
+		l, err = e.compileAs(p, true)
+	}
+	return l, err
+}
+
+// manyClasses says that the address side needs too many classes.
+type manyClasses struct{ error }
+
+func (m *manyClasses) Unwrap() error { return m.error }
+
+func (e *Engine) compileAs(p *compile.Program, coarse bool) (*live, error) {
 	e.lastTable++
 	l := &live{
+		coarse:  coarse,
 		id:      e.lastTable,
 		program: p, table: p.NewTable(), builder: table.NewBuilder(),
 		brings: make(map[*liveSelector][]uint16, len(p.Selectors)), memo: make(map[string]table.Class),
@@ -294,13 +315,25 @@ func (l *live) addressClass(numbers []uint16, ports []identity.NamedPort) (table
 	if lb, ok := identity.NamedPortsLabel(ports); ok {
 		text = lb.Value
 	}
-	c, err := l.classFor(numbers, ports, text, false)
+	var c table.Class
+	var err error
+	if l.coarse {
+		key := "coarse " + l.memoKey(numbers, text, false)
+		var known bool
+		if c, known = l.memo[key]; !known {
+			if c, err = l.builder.Class(l.table, l.program.Coarse(l.program.Function(numbers, ports, false))); err == nil {
+				l.memo[key] = c
+			}
+		}
+	} else {
+		c, err = l.classFor(numbers, ports, text, false)
+	}
 	if err != nil {
-		return 0, err
+		return 0, &manyClasses{err}
 	}
 	if _, ok := l.addressClasses[c]; !ok {
 		if n := len(l.addressClasses) + 1; n > table.MaxAddressClasses {
-			return 0, &table.ErrTooLarge{What: "address classes", Got: n, Limit: table.MaxAddressClasses}
+			return 0, &manyClasses{&table.ErrTooLarge{What: "address classes", Got: n, Limit: table.MaxAddressClasses}}
 		}
 		l.addressClasses[c] = struct{}{}
 	}
@@ -381,6 +414,9 @@ func comparePrefixes(a, b netip.Prefix) int {
 // rebuildBlocks brings the address side of a live table up to date.
 func (e *Engine) rebuildBlocks(l *live) error {
 	n, err := e.blocks(l)
+	if errors.As(err, new(*manyClasses)) && !l.coarse && e.replaceTable(l) {
+		return nil
+	}
 	e.counters.Blocks += n
 	return err
 }
@@ -402,10 +438,10 @@ func (e *Engine) release(list []*live) {
 // renew replaces a table that has no room by a new one with the same content.
 // Classes that no peer has any more are left behind with the old one: their
 // numbers are not used again within a table. It reports whether that helped.
-func (e *Engine) renew(l *live) bool {
-	if !l.leftovers() {
-		return false
-	}
+func (e *Engine) renew(l *live) bool { return l.leftovers() && e.replaceTable(l) }
+
+// replaceTable compiles a table anew and points its subjects at the new one.
+func (e *Engine) replaceTable(l *live) bool {
 	next, err := e.compile(l.program)
 	if err != nil {
 		e.remove(next)
@@ -420,13 +456,38 @@ func (e *Engine) renew(l *live) bool {
 				s.bound[d] = next
 				e.counters.Binds++
 				e.define(next)
-				e.emit(SubjectBound{Subject: s.number, Direction: rule.Direction(d), Table: next.id, Sources: s.sources[d]})
+				e.emit(SubjectBound{Subject: s.number, Direction: rule.Direction(d), Table: next.id, Sources: next.sources(s.sources[d])})
 			}
 		}
 	}
 	l.refs = 0
 	e.remove(l)
 	return true
+}
+
+// maxMerged is how many places of rules that are alike are named together.
+const maxMerged = 16
+
+// sources are the places of each rule as a subject's readers get them: where a
+// number stands for several rules, the first places of all of them.
+func (l *live) sources(of [][]rule.Source) [][]rule.Source {
+	if l == nil || !l.coarse {
+		return of
+	}
+	out := slices.Clone(of)
+	for first := 1; first <= len(of); {
+		last := int(l.program.Run(uint16(first)))
+		var places []rule.Source
+		for n := first; n <= last && len(places) < maxMerged; n++ {
+			places = append(places, of[n-1]...)
+			if n < last && len(places) >= maxMerged {
+				places = append(places, rule.Source{Kind: "and", Name: fmt.Sprintf("%d more rules", last-n), Path: "with the same verdict"})
+			}
+		}
+		out[first-1] = places
+		first = last + 1
+	}
+	return out
 }
 
 // remove takes a table out of every index and returns its selectors that are

@@ -42,6 +42,8 @@ var metrics = []metric{
 	newMetric("table_rows", "Rows of all tables: node class to class.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.PeerRows) }),
 	newMetric("table_intervals", "Intervals of ports of all tables.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.Intervals) }),
 	newMetric("table_blocks", "Blocks of addresses of all tables.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.Blocks) }),
+	newMetric("merged_tables", "Tables with so many classes of addresses that those of equal verdict are one: of them the number of a rule names several.",
+		prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.Merged) }),
 	newMetric("node_classes", "Sets of peers that no table tells apart.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.NodeClasses) }),
 	newMetric("compiled_tables_total", "Tables compiled.", prometheus.CounterValue, func(f figures) float64 { return float64(f.Counters.Tables) }),
 	newMetric("learned_names", "DNS names with learned addresses.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Names) }),

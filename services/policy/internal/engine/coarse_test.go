@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package engine
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/port"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/table"
+)
+
+// Whatever the rules, classes of addresses that are merged by their verdicts
+// give the verdicts of those that are not, and Explain names the rule.
+func TestMergedAddressClassesGiveTheSameVerdicts(t *testing.T) {
+	t.Parallel()
+	w := seeded(t, 61)
+	for run := range runs(t, 300) {
+		config := drawConfig(w)
+		s := w.Draw()
+		e := New(config)
+		e.coarse = true
+		before := s.Clone()
+		for key := range before.Objects {
+			if w.Chance(50) {
+				delete(before.Objects, key)
+			}
+		}
+		empty := w.Draw()
+		clear(empty.Objects)
+		clear(empty.Identities)
+		clear(empty.Subjects)
+		clear(empty.Located)
+		clear(empty.Names)
+		apply(t, e, diff(empty, before))
+		apply(t, e, diff(before, s))
+		n := &naive{config, s}
+		for range 200 {
+			q, ok := w.Question(s)
+			if !ok {
+				break
+			}
+			want := n.judge(q)
+			got, err := e.Explain(q.Subject, q.Direction, q.Peer, q.Addr, q.Point)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got.Verdict.Action != want.action || got.Verdict.Proxy != want.proxy || (got.Verdict.Rule != 0) != (want.rule != nil) {
+				t.Fatalf("run %d: %+v: table says %+v, rules say %s %s by %+v\n%s", run, q, got.Verdict, want.action, want.proxy, want.rule, s)
+			}
+			if want.rule == nil {
+				continue
+			}
+			named := false
+			for _, m := range got.Matches {
+				for _, src := range m.Sources {
+					named = named || m.Number == got.Verdict.Rule && src == want.rule.Source
+				}
+			}
+			if !named {
+				t.Fatalf("run %d: %+v: Explain says rule %d of %+v, want %+v\n%s", run, q, got.Verdict.Rule, got.Matches, want.rule.Source, s)
+			}
+		}
+	}
+}
+
+// listing is a policy that allows egress to so many blocks, a rule for each, and
+// denies a block inside each fifth.
+func listing(t *testing.T, rules int) policy.Object {
+	t.Helper()
+	var b strings.Builder
+	b.WriteString("apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: listing, namespace: x}\nspec:\n  endpointSelector: {}\n  egress:\n")
+	for i := range rules {
+		fmt.Fprintf(&b, "  - toCIDR: [10.%d.%d.0/24]\n", i>>8, i&255)
+	}
+	b.WriteString("  - toFQDNs: [{matchName: a.example}]\n  egressDeny:\n")
+	for i := 0; i < rules; i += 5 {
+		fmt.Fprintf(&b, "  - toCIDR: [10.%d.%d.128/25]\n", i>>8, i&255)
+	}
+	return decodeOne(t, b.String())
+}
+
+func TestAddressClassesOfEqualVerdictAreMergedWhenThereAreTooMany(t *testing.T) {
+	world, err := identity.New(identity.WorldIPv4, label.NewSet(label.Reserved(identity.NameWorldIPv4)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, rules := range []int{400, table.MaxAddressClasses + 1, 3000} {
+		e := New(Config{})
+		var events []SubjectBound
+		e.config.Events = func(ev Event) {
+			if b, ok := ev.(SubjectBound); ok && b.Direction == rule.Egress {
+				events = append(events, b)
+			}
+		}
+		apply(t, e, Change{
+			UpsertPolicies: []policy.Object{listing(t, rules)}, AddIdentities: []identity.Identity{combination(t, 300, 0, 0), world},
+			AddSubjects: []identity.Numeric{300},
+		})
+		merged := rules > table.MaxAddressClasses
+		b, _ := e.Bound(300, rule.Egress)
+		if got := e.Size().Merged; (got == 1) != merged {
+			t.Errorf("%d rules: %d tables are merged, want %t", rules, got, merged)
+		}
+		if merged && len(b.Table.Classes) > 10 {
+			t.Errorf("%d rules: %d classes are left", rules, len(b.Table.Classes))
+		}
+		for i := 0; i < rules; i += 1 + rules/200 {
+			for _, last := range []byte{1, 129} {
+				x, err := e.Explain(300, rule.Egress, identity.WorldIPv4, netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), last}), port.At(port.TCP, 80))
+				if err != nil {
+					t.Fatal(err)
+				}
+				want, path := rule.Allow, fmt.Sprintf("spec.egress[%d]", i)
+				if last == 129 && i%5 == 0 {
+					want, path = rule.Deny, fmt.Sprintf("spec.egressDeny[%d]", i/5)
+				}
+				got := ""
+				for _, m := range x.Matches {
+					if m.Number == x.Verdict.Rule {
+						got = m.Sources[0].Path
+					}
+				}
+				if x.Verdict.Action != want || !strings.HasPrefix(got, path) {
+					t.Fatalf("%d rules, 10.%d.%d.%d: %s by %s, want %s by %s", rules, i>>8, i&255, last, x.Verdict.Action, got, want, path)
+				}
+			}
+		}
+		last := events[len(events)-1].Sources
+		if n := len(last[0]); merged != (n == maxMerged+1) || merged && last[0][n-1].String() != fmt.Sprintf("and %d more rules with the same verdict", (rules+4)/5-maxMerged) {
+			t.Errorf("%d rules: the first number stands for %v", rules, last[0])
+		}
+	}
+}
+
+// A learned address can be the one class too many.
+func TestALearnedAddressMergesTheClassesOfALiveTable(t *testing.T) {
+	e := New(Config{})
+	// The base, a class for each block, and none for the denied ones: full.
+	o := listing(t, table.MaxAddressClasses-1)
+	for i := range o.Specs {
+		kept := o.Specs[i].Rules[:0]
+		for _, r := range o.Specs[i].Rules {
+			if r.Action == rule.Allow {
+				kept = append(kept, r)
+			}
+		}
+		o.Specs[i].Rules = kept
+	}
+	apply(t, e, Change{UpsertPolicies: []policy.Object{o}, AddIdentities: []identity.Identity{combination(t, 300, 0, 0)}, AddSubjects: []identity.Numeric{300}})
+	if e.Size().Merged != 0 {
+		t.Fatal("the classes are merged already")
+	}
+	apply(t, e, Change{Learn: []Name{{Name: "a.example", Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.7")}}}})
+	if e.Size().Merged != 1 {
+		t.Fatal("the classes are not merged")
+	}
+	b, _ := e.Bound(300, rule.Egress)
+	word := table.Word{NodeClass: 1, Kind: identity.KindWorld4, Scope: identity.ScopeOutside, Known: true}
+	for addr, want := range map[string]rule.Action{"192.0.2.7": rule.Allow, "192.0.2.8": rule.Deny, "10.1.7.9": rule.Allow} {
+		if got := b.Table.Lookup(word, netip.MustParseAddr(addr), port.At(port.TCP, 80)); got.Action != want {
+			t.Errorf("%s: %s, want %s", addr, got.Action, want)
+		}
+	}
+}

@@ -5,12 +5,17 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"strings"
 	"testing"
 )
 
 func TestValidateJudgesEveryDocument(t *testing.T) {
 	const good = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: web, namespace: shop}\nspec: {podSelector: {}}\n"
+	var large strings.Builder
+	for i := range 1100 {
+		fmt.Fprintf(&large, "{from: [{ipBlock: {cidr: 10.%d.%d.0/24}}], ports: [{port: %d}]},", i>>8, i&255, 1000+i)
+	}
 	for _, c := range []struct {
 		name, in string
 		code     int
@@ -25,6 +30,10 @@ func TestValidateJudgesEveryDocument(t *testing.T) {
 		{
 			"a field that is not supported", "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: a}\nspec: {endpointSelector: {}, egress: [{toGroups: [{}]}]}\n",
 			0, `{"problems":[],"notes":[{"kind":"unsupported","field":"spec.egress[0].toGroups","text":"not supported by Sluice: `,
+		},
+		{
+			"more than a table holds, though no pod is here", "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: web}\nspec: {podSelector: {}, ingress: [" + large.String() + "]}\n",
+			0, `{"problems":["spec: the ingress rules alone, for any subject: table needs 1025 address classes, the limit is 1024"]}`,
 		},
 		{"no kind of policy", "apiVersion: v1\nkind: Pod\n", 0, `{"problems":["kind: `},
 		{"the same twice", good + "---\n" + good, 0, `{"problems":[]}` + "\n" + `{"problems":["metadata.name: document 0 is the same policy"]}`},

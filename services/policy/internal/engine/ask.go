@@ -67,13 +67,18 @@ func (d Draft) Fork(extra []identity.Identity, subjects ...identity.Numeric) (*E
 	return out, out.Apply(c)
 }
 
-// Try says what Apply would answer. The work is that of compiling from scratch.
+// Try says what Apply would answer, and what it would if other identities that
+// the policies select had endpoints here. The work is that of compiling from
+// scratch.
 func (d Draft) Try(c Change) error {
 	other, err := d.Fork(nil, d.subjects...)
 	if err != nil {
 		return fmt.Errorf("copy the engine: %w", err)
 	}
-	return other.Apply(c)
+	if err := other.Apply(c); err != nil {
+		return err
+	}
+	return d.trySelected(other, c)
 }
 
 // Wants reports whether a table has a rule for a DNS name.

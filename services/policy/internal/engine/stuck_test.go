@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-net/sluice/services/policy/internal/compile"
 	"github.com/sluice-net/sluice/services/policy/internal/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/label"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
@@ -181,5 +182,74 @@ func TestWaitingIdentitiesAreTriedWhenATableGoes(t *testing.T) {
 	apply(t, e, Change{DeletePolicies: []policy.Key{spread(1).Key}})
 	if e.Waiting() != 0 || !e.Word(ids[len(ids)-1].Number).Known {
 		t.Errorf("%d identities wait though no table is left", e.Waiting())
+	}
+}
+
+func TestRulesThatExceedATableAloneAreFoundWithoutASubject(t *testing.T) {
+	many := func(name string, blocks int) policy.Object {
+		o := portBlocks(name, "a", 1)
+		r := *o.Specs[0].Rules[0]
+		r.Peers.Networks = nil
+		for i := range blocks {
+			at := netip.AddrFrom4([4]byte{byte(20 + i>>16), byte(i >> 8), byte(i), 0})
+			r.Peers.Networks = append(r.Peers.Networks, rule.Network{Prefix: netip.PrefixFrom(at, 32), Reach: rule.ReachEveryone})
+		}
+		o.Specs[0].Rules = []*rule.Rule{r.Seal()}
+		return o
+	}
+	ports := portBlocks("ports", "a", 1)
+	r := *ports.Specs[0].Rules[0]
+	for i := range 3000 {
+		r.Ports = append(r.Ports, rule.Port{Range: port.Ports(port.UDP, uint16(1000+2*i), uint16(1000+2*i))})
+	}
+	ports.Specs[0].Rules = []*rule.Rule{r.Seal()}
+	for _, test := range []struct {
+		o    policy.Object
+		want string
+	}{
+		{portBlocks("classes", "a", table.MaxAddressClasses-1), ""},
+		{portBlocks("classes", "a", table.MaxAddressClasses), "table needs 1025 address classes, the limit is 1024"},
+		{many("blocks", table.MaxBlocks), ""},
+		{many("blocks", table.MaxBlocks+1), "blocks of addresses, the limit is 16384"},
+		{ports, "intervals in one rule, the limit is 4096"},
+		{listing(t, 5000), ""},
+	} {
+		err := Check(test.o)
+		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: %v, want %q", test.o.Key, err, test.want)
+		}
+	}
+}
+
+// Whatever is not looked at fits.
+func TestRulesThatFitSurelyFit(t *testing.T) {
+	t.Parallel()
+	w := seeded(t, 71)
+	skipped := 0
+	for range 300 {
+		o := portBlocks("p", "a", 1+w.IntN(60))
+		rules := o.Specs[0].Rules
+		for i := range rules {
+			r := *rules[i]
+			for j := range w.IntN(6) {
+				lo := uint16(1 + w.IntN(60000))
+				r.Ports = append(r.Ports, rule.Port{Range: port.Ports(port.TCP, lo, lo+uint16(j))})
+			}
+			rules[i] = r.Seal()
+		}
+		if !fitsSurely(rules) {
+			continue
+		}
+		skipped++
+		p, err := compile.New(compile.Input{Rules: rules, Groups: compile.NewGroups()})
+		if err == nil {
+			_, _, err = New(Config{}).build([]*compile.Program{p})
+		}
+		if err != nil {
+			t.Fatalf("%d rules: %v", len(rules), err)
+		}
+	}
+	if skipped < 20 {
+		t.Errorf("only %d were not looked at", skipped)
 	}
 }

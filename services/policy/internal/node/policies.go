@@ -110,6 +110,9 @@ type Reading struct {
 	// Held says that the documents are objects of an API server, which cannot be
 	// refused: see policy.DecodeHeld.
 	Held bool
+	// Stored takes a policy that alone is too large for any table: it may be from
+	// a version that did not look, and no pod that it selects starts without it.
+	Stored bool
 }
 
 // Decode understands documents, all of them or none.
@@ -152,6 +155,11 @@ func (r Reading) Decode(data []byte) ([]Decoded, error) {
 		case err != nil:
 			bad.Violations = append(bad.Violations, Violation{i, name, "kind", err.Error()})
 		default:
+			if !r.Stored && !r.Held { // as a pod that a held one selects cannot start
+				if err := engine.Check(object); err != nil {
+					bad.Violations = append(bad.Violations, Violation{i, name, "spec", err.Error()})
+				}
+			}
 			if first, ok := seen[object.Key]; ok {
 				bad.Violations = append(bad.Violations, Violation{i, name, "metadata.name", fmt.Sprintf("document %d is the same policy", first)})
 			}

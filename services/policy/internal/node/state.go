@@ -214,7 +214,7 @@ func (n *Node) decodeAll(stored map[policy.Key]journal.Policy) []*Policy {
 
 func (n *Node) decode(r journal.Policy) *Policy {
 	// What an earlier version took stays as that version took it.
-	reading := Reading{Rules: n.config.Rules, Namespace: r.Key.Namespace, AllowUnknown: true, Held: r.Source == SourceKubernetes}
+	reading := Reading{Rules: n.config.Rules, Namespace: r.Key.Namespace, AllowUnknown: true, Stored: true, Held: r.Source == SourceKubernetes}
 	docs, err := reading.Decode(r.Manifest)
 	if err == nil && (len(docs) != 1 || docs[0].Object.Key != keyOf(r.Key)) {
 		err = fmt.Errorf("the text is not that of %s", keyOf(r.Key))

@@ -4,12 +4,14 @@
 package node
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/journal"
 	"github.com/sluice-net/sluice/services/policy/internal/label"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -85,5 +87,75 @@ func TestTheProblemOfARelabelledSubjectStaysUntilItIsResolved(t *testing.T) {
 	table, err := n.Table(t.Context(), 300)
 	if err != nil || len(table.Sources[rule.Ingress]) < 600 {
 		t.Errorf("the subject has a table of %d rules, %v; want that of its labels", len(table.Sources[rule.Ingress]), err)
+	}
+}
+
+// A policy that no table can hold is refused before there is a pod that could
+// not start with it, by calls, by files and in a trial.
+func TestAPolicyTooLargeForAnyTableIsRefusedWithoutASubject(t *testing.T) {
+	n, _ := run(t, t.TempDir())
+	large := portBlocks("large", "large", 0, 1100)
+	for _, validateOnly := range []bool{true, false} {
+		_, err := n.Upsert(t.Context(), []byte(large), "", validateOnly)
+		var bad *ManifestError
+		if !errors.As(err, &bad) || len(bad.Violations) != 1 || bad.Violations[0].Path != "spec" ||
+			!strings.Contains(err.Error(), "1025 address classes, the limit is 1024") {
+			t.Errorf("validate only %t: %v", validateOnly, err)
+		}
+	}
+	if err := n.Feed(SourceFile).Set(t.Context(), []File{{Origin: "large.yaml", Data: []byte(large)}, {Origin: "good.yaml", Data: []byte(portBlocks("good", "good", 0, 1))}}); err != nil {
+		t.Fatal(err)
+	}
+	list, _, err := n.List(t.Context(), Filter{})
+	if err != nil || len(list) != 2 {
+		t.Fatalf("%d are listed, %v; want the good one and the file that is refused", len(list), err)
+	}
+	for _, l := range list {
+		if refused := l.Origin == "large.yaml"; l.Accepted == refused || refused && !strings.Contains(l.Error, "the limit is 1024") {
+			t.Errorf("%s: accepted %t, %s", l.Origin, l.Accepted, l.Error)
+		}
+	}
+}
+
+// A trial looks at pods that are elsewhere, too, and does not blame a change for
+// what is so without it.
+func TestATrialCompilesForIdentitiesWithoutEndpointsHere(t *testing.T) {
+	n, _ := run(t, t.TempDir())
+	if err := n.SetIdentities(t.Context(), []identity.Identity{shopPod(t, 300, "large"), shopPod(t, 301, "other")}, nil); err != nil {
+		t.Fatal(err)
+	}
+	try := func(manifests string) error {
+		t.Helper()
+		_, err := n.Upsert(t.Context(), []byte(manifests), "", true)
+		return err
+	}
+	if _, err := n.Upsert(t.Context(), []byte(portBlocks("one", "large", 0, 600)), "", false); err != nil {
+		t.Fatal(err)
+	}
+	two := portBlocks("two", "large", 600, 600)
+	if err := try(two); !errors.Is(err, ErrLimit) || !strings.Contains(err.Error(), "identity 300") || !strings.Contains(err.Error(), "1025 address classes") {
+		t.Errorf("a second policy of a pod elsewhere: %v", err)
+	}
+	if err := try(portBlocks("two", "other", 600, 600)); err != nil {
+		t.Errorf("the same for another pod: %v", err)
+	}
+	if _, err := n.Upsert(t.Context(), []byte(two), "", false); err != nil {
+		t.Fatal(err)
+	}
+	if err := try(portBlocks("three", "large", 0, 1)); err != nil {
+		t.Errorf("what has no room without the change: %v", err)
+	}
+}
+
+// What was stored by a version that did not look stays, and keeps what it
+// selects from starting.
+func TestAStoredPolicyTooLargeForAnyTableStays(t *testing.T) {
+	n, _ := run(t, t.TempDir())
+	p := n.decode(journal.Policy{
+		Key: journal.Key{Kind: "NetworkPolicy", Namespace: "shop", Name: "large"}, Source: SourceGRPC,
+		Manifest: []byte(strings.TrimPrefix(portBlocks("large", "large", 0, 1100), "---\n")),
+	})
+	if p.Broken != "" {
+		t.Errorf("it is out of force: %s", p.Broken)
 	}
 }

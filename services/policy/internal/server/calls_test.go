@@ -330,15 +330,20 @@ func TestTableThatIsTooLargeIsRefusedAsAWhole(t *testing.T) {
 	s.know(town)
 	f := s.watch(subscribe("datapath", 301)).snapshot()
 	s.apply(allowWeb)
-	// More intervals than a class may have.
-	var ports strings.Builder
-	for i := range 2100 {
-		fmt.Fprintf(&ports, "{protocol: TCP, port: %d}, ", 1000+2*i)
+	// Together, more intervals than a class may have; each policy would fit.
+	ports := func(name string, first, n int) string {
+		var b strings.Builder
+		for i := first; i < first+n; i++ {
+			fmt.Fprintf(&b, "{protocol: TCP, port: %d}, ", 1000+2*i)
+		}
+		return strings.Replace(named(name, allowWeb), "{protocol: TCP, port: 5432}", b.String(), 1)
 	}
-	big := strings.Replace(named("big", allowWeb), "{protocol: TCP, port: 5432}", ports.String(), 1)
 	for _, dry := range []bool{true, false} {
-		_, err := s.UpsertPolicies(s.ctx(), &policyv1.UpsertPoliciesRequest{Manifests: []byte(named("small", allowWeb) + "---\n" + big), ValidateOnly: dry})
-		wantCode(t, err, codes.ResourceExhausted, "ingress of identity 301: table needs 4201 intervals in one rule, the limit is 4096; the largest share is from NetworkPolicy shop/big")
+		_, err := s.UpsertPolicies(s.ctx(), &policyv1.UpsertPoliciesRequest{Manifests: []byte(ports("small", 0, 1000) + "---\n" + ports("big", 1000, 1100)), ValidateOnly: dry})
+		wantCode(t, err, codes.ResourceExhausted, "ingress of identity 301: table needs 4203 intervals in one class, the limit is 4096; the largest share is from NetworkPolicy shop/big")
+		// One that fits no table, whatever it selects.
+		_, err = s.UpsertPolicies(s.ctx(), &policyv1.UpsertPoliciesRequest{Manifests: []byte(named("small", allowWeb) + "---\n" + ports("big", 0, 2100)), ValidateOnly: dry})
+		wantCode(t, err, codes.InvalidArgument, "document 1 (NetworkPolicy shop/big): spec: the ingress rules alone, for any subject: table needs 4201 intervals in one rule, the limit is 4096")
 	}
 	if got := s.list(); len(got) != 1 {
 		t.Errorf("there are %d policies", len(got))

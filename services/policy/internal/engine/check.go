@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package engine
+
+import (
+	"fmt"
+
+	"github.com/sluice-net/sluice/services/policy/internal/compile"
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/table"
+)
+
+// Check says which limit of a table the rules of a policy exceed by themselves,
+// whatever subject they select and whoever its peers are. Apply would say it
+// only when there is a subject.
+func Check(o policy.Object) error {
+	for i := range o.Specs {
+		for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
+			in := compile.Input{Direction: d, Groups: compile.NewGroups()}
+			for _, r := range o.Specs[i].Rules {
+				if r.Direction == d {
+					in.Rules = append(in.Rules, r)
+				}
+			}
+			if fitsSurely(in.Rules) {
+				continue
+			}
+			p, err := compile.New(in)
+			if err == nil {
+				_, _, err = New(Config{}).build([]*compile.Program{p})
+			}
+			if err != nil {
+				return fmt.Errorf("the %s rules alone, for any subject: %w", d, err)
+			}
+		}
+	}
+	return nil
+}
+
+// fitsSurely reports whether rules list so little that they exceed no limit: a
+// prefix makes two classes at most, and a port two intervals in each.
+func fitsSurely(rules []*rule.Rule) bool {
+	prefixes, ports := 0, 0
+	for _, r := range rules {
+		ports += len(r.Ports)
+		for _, n := range r.Peers.Networks {
+			prefixes += 1 + len(n.Except)
+		}
+		for _, g := range r.Peers.Groups {
+			prefixes += 2 + len(g.Except)
+		}
+	}
+	return len(rules) < table.MaxAddressClasses && prefixes < table.MaxAddressClasses/2 && (2*prefixes+2)*(ports+2) < table.MaxNodes
+}
+
+// maxTried is how many identities that are no subjects a trial looks at.
+const maxTried = 256
+
+// trySelected says why an identity that the change's policies select, and that
+// is no subject here, could have no tables. other has the change.
+func (d Draft) trySelected(other *Engine, c Change) error {
+	tried := 0
+	for _, id := range d.change.AddIdentities {
+		if tried == maxTried {
+			break
+		}
+		if other.IsSubject(id.Number) || id.Kind != identity.KindInCluster && id.Kind != identity.KindOther {
+			continue
+		}
+		selected := false
+		for i := range c.UpsertPolicies {
+			selected = selected || other.Selects(c.UpsertPolicies[i].Key, id.Number)
+		}
+		if !selected {
+			continue
+		}
+		tried++
+		err := other.Apply(Change{AddSubjects: []identity.Numeric{id.Number}})
+		if err == nil {
+			continue
+		}
+		if _, before := d.Fork(nil, id.Number); before == nil { // else it is not for this change
+			return fmt.Errorf("for an identity that has no endpoint here: %w", err)
+		}
+	}
+	return nil
+}

@@ -50,9 +50,12 @@ type figures struct {
 	failures  int
 }
 
+// maxShown is how many failures are shown whole; the figures count all.
+const maxShown = 5
+
 // examiner asks.
 type examiner struct {
-	t     *testing.T
+	t     testing.TB
 	n     *node
 	state *state
 	view  *vectorv1.View
@@ -66,6 +69,8 @@ type examiner struct {
 	waiting []*vectorv1.Question // become packets, grouped by subject
 	files   map[string]*figures
 	shown   int
+	// broken says that the rest of the view has nothing to be asked of.
+	broken bool
 }
 
 func (x *examiner) figures() *figures {
@@ -82,7 +87,7 @@ func (x *examiner) fail(q *vectorv1.Question, who string, got fmt.Stringer, err 
 	f := x.figures()
 	f.failures++
 	f.cases[x.view.GetCase()] = true
-	if x.shown++; x.shown > 5 {
+	if x.shown++; x.shown > maxShown {
 		x.t.Fail()
 		return
 	}
@@ -101,24 +106,47 @@ engine: %s
 		wanted(q), who, got, err, text)
 }
 
+// abandon notes that a view cannot go on. The next one begins anew.
+func (x *examiner) abandon(err error) {
+	if x.view == nil {
+		x.t.Errorf("before the first view: %v", err)
+		return
+	}
+	f := x.figures()
+	f.failures++
+	f.cases[x.view.GetCase()] = true
+	x.waiting, x.broken = x.waiting[:0], true
+	if x.shown++; x.shown > maxShown {
+		x.t.Fail()
+		return
+	}
+	x.t.Errorf("%s, case %s, step %d, node %s: the view cannot go on: %v", x.view.GetFile(), x.view.GetCase(), x.view.GetStep(), x.view.GetNode(), err)
+}
+
 // frame does what a frame says.
 func (x *examiner) frame(ctx context.Context, f *vectorv1.Frame) error {
 	switch f := f.GetFrame().(type) {
 	case *vectorv1.Frame_View:
 		if err := x.endView(); err != nil {
-			return err
+			x.abandon(err)
 		}
-		x.view, x.text = f.View, ""
+		x.view, x.text, x.broken = f.View, "", false
 		var err error
 		x.state, err = x.n.begin(ctx)
 		return err
 	case *vectorv1.Frame_Tables:
+		if x.broken {
+			return nil
+		}
 		if x.state == nil {
 			return errors.New("tables before a view")
 		}
 		x.packets()
 		return x.state.tables(f.Tables)
 	case *vectorv1.Frame_Question:
+		if x.broken {
+			return nil
+		}
 		if x.state == nil {
 			return errors.New("a question before a view")
 		}
@@ -191,23 +219,26 @@ func (x *examiner) endView() error {
 	return nil
 }
 
-// examine reads a stream to its end.
+// examine reads a stream to its end. What is wrong with a question or a view
+// does not end it.
 func (x *examiner) examine(ctx context.Context, in io.Reader) error {
 	r := bufio.NewReaderSize(in, 1<<20)
 	for {
 		f := new(vectorv1.Frame)
 		switch err := protodelim.UnmarshalFrom(r, f); {
 		case errors.Is(err, io.EOF):
-			return x.endView()
+			if err := x.endView(); err != nil {
+				x.abandon(err)
+			}
+			return nil
 		case err != nil:
 			return fmt.Errorf("read a frame: %w", err)
 		}
 		if err := x.frame(ctx, f); err != nil {
-			at := "before the first view"
-			if x.view != nil {
-				at = fmt.Sprintf("%s, case %s, step %d, node %s", x.view.GetFile(), x.view.GetCase(), x.view.GetStep(), x.view.GetNode())
+			if ctx.Err() != nil {
+				return err
 			}
-			return fmt.Errorf("%s: %w", at, err)
+			x.abandon(err)
 		}
 	}
 }
@@ -264,7 +295,7 @@ func (x *examiner) report(took time.Duration) {
 }
 
 // producer is the program of the engine's side, built for this test.
-func producer(t *testing.T) string {
+func producer(t testing.TB) string {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "policy-vectors")
 	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", out, "./cmd/policy-vectors")
@@ -298,7 +329,7 @@ func (x *examiner) run(args ...string) time.Duration {
 		err = fmt.Errorf("%w: %s", werr, text.Bytes())
 	}
 	if err != nil {
-		x.t.Fatal(err)
+		x.t.Error(err) // the figures of what was asked follow
 	}
 	return time.Since(begin)
 }

@@ -35,7 +35,7 @@ type node struct {
 	fromPod, toPod *ebpf.Program
 	events         *ringbuf.Reader
 	record         ringbuf.Record
-	port           uint16 // source port of the last packet
+	flows          flows
 	addresses      map[netip.Addr]kernel.Identity
 	ifindex        uint32 // of the last endpoint without a device
 
@@ -346,9 +346,9 @@ func (s *state) askProgram(q *vectorv1.Question) (verdict, kernel.Reason, error)
 	if !egress {
 		prog, src, dst, srcMAC, dstMAC = n.toPod, peer, subject, hostMAC, podMAC
 	}
-	n.port = 1024 + (n.port-1023)%60000
-	n.frame = packet(n.frame[:0], srcMAC, dstMAC, src, dst, uint8(q.GetProtocol()), n.port, uint16(q.GetPort()))
-	if !hasPorts(uint8(q.GetProtocol())) {
+	sport, fresh := n.flows.port(src, dst, uint8(q.GetProtocol()), uint16(q.GetPort()))
+	n.frame = packet(n.frame[:0], srcMAC, dstMAC, src, dst, uint8(q.GetProtocol()), sport, uint16(q.GetPort()))
+	if !fresh {
 		// one connection, whoever began it: an earlier question's, perhaps
 		if err := n.forget(kernel.Tuple{
 			Initiator: netip.AddrPortFrom(src, 0), Responder: netip.AddrPortFrom(dst, 0), Protocol: uint8(q.GetProtocol()),
@@ -394,6 +394,51 @@ func (s *state) askProgram(q *vectorv1.Question) (verdict, kernel.Reason, error)
 		return v, reason, fmt.Errorf("%s, with the reason %s and the action %d", v, reason, ret)
 	}
 	return v, reason, nil
+}
+
+// flow is what tells connections apart, whichever end began them.
+type flow struct {
+	low, high         netip.Addr
+	lowPort, highPort uint16
+	proto             uint8
+}
+
+// flows chooses source ports, so that no packet belongs to the connection of an
+// earlier one, and none answers one: those would be decided by the entry of the
+// connection that is there, and no policy would be asked.
+type flows struct {
+	last uint16
+	used map[flow]struct{}
+}
+
+// maxFlows is how many are remembered: more than a case asks about, by far. What
+// is older has been bumped with the endpoints it belonged to.
+const maxFlows = 1 << 20
+
+// port returns the source port of a packet, or the identifier of one of ICMP; it
+// is not fresh if the protocol has none.
+func (f *flows) port(src, dst netip.Addr, proto uint8, dport uint16) (sport uint16, fresh bool) {
+	if !hasPorts(proto) {
+		return 0, false
+	}
+	if f.used == nil || len(f.used) >= maxFlows {
+		f.used = make(map[flow]struct{})
+	}
+	for range 60000 {
+		f.last = 1024 + (f.last-1023)%60000
+		k := flow{src, dst, f.last, dport, proto}
+		if proto == protoICMP || proto == protoICMPv6 {
+			k.highPort = f.last // its type tells no connections apart
+		}
+		if k.high.Less(k.low) || k.high == k.low && k.highPort < k.lowPort {
+			k = flow{k.high, k.low, k.highPort, k.lowPort, proto}
+		}
+		if _, ok := f.used[k]; !ok {
+			f.used[k] = struct{}{}
+			return f.last, true
+		}
+	}
+	return f.last, false
 }
 
 // hasPorts says whether connections of a protocol are told apart by more than

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
@@ -21,6 +22,8 @@ type service struct {
 	messages chan *policyv1.WatchPolicyTablesResponse
 	acks     chan uint64
 	nacks    chan *policyv1.Nack
+	streams  atomic.Int32
+	begun    chan struct{} // a stream after the first
 }
 
 func newService() *service {
@@ -28,6 +31,7 @@ func newService() *service {
 		messages: make(chan *policyv1.WatchPolicyTablesResponse),
 		acks:     make(chan uint64, 1),
 		nacks:    make(chan *policyv1.Nack, 64),
+		begun:    make(chan struct{}, 1),
 	}
 }
 
@@ -38,6 +42,12 @@ func (s *service) Invoke(context.Context, string, any, any, ...grpc.CallOption) 
 
 // NewStream implements grpc.ClientConnInterface.
 func (s *service) NewStream(ctx context.Context, _ *grpc.StreamDesc, _ string, _ ...grpc.CallOption) (grpc.ClientStream, error) {
+	if s.streams.Add(1) > 1 { // the one before was given up
+		select {
+		case s.begun <- struct{}{}:
+		default:
+		}
+	}
 	return &stream{ctx, s}, nil
 }
 
@@ -90,6 +100,8 @@ func (s *service) say(ctx context.Context, m *policyv1.WatchPolicyTablesResponse
 		select {
 		case n := <-s.nacks:
 			return fmt.Errorf("subject %d is refused: %s", n.GetSubject(), n.GetReason())
+		case <-s.begun:
+			return errors.New("the datapath gave the stream up and began anew")
 		case seq := <-s.acks:
 			if seq == m.GetSeq() {
 				return nil

@@ -6,11 +6,13 @@ package frames
 import (
 	"bufio"
 	"bytes"
+	"compress/gzip"
 	"errors"
 	"io"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/encoding/protodelim"
@@ -278,5 +280,84 @@ func TestADirectoryWithoutQuestionsIsAnError(t *testing.T) {
 		if _, err := Vectors(io.Discard, directory(t, files...)); !errors.Is(err, ErrVectors) {
 			t.Errorf("%q: %v", files, err)
 		}
+	}
+}
+
+// rewritten are the cases of a file with one of them changed.
+func rewritten(t *testing.T, file string, change func(n int, line string) string) string {
+	t.Helper()
+	in, err := os.Open(filepath.Join(directory(t, file), file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	unzipped, err := gzip.NewReader(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := io.ReadAll(unzipped)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	zipped := gzip.NewWriter(&out)
+	for n, line := range strings.SplitAfter(string(data), "\n") {
+		if _, err := io.WriteString(zipped, change(n, line)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := zipped.Close(); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, file), out.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// A vector that the engine answers otherwise, and one that cannot be made, take
+// no other with them.
+func TestAVectorThatDiffersDoesNotEndTheStream(t *testing.T) {
+	t.Parallel()
+	const file = "npa-conformance.jsonl.gz"
+	all, err := Vectors(io.Discard, directory(t, file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	swap := strings.NewReplacer(`"expect":"allow"`, `"expect":"deny"`, `"expect":"deny"`, `"expect":"allow"`)
+	for _, test := range []struct {
+		name   string
+		change func(n int, line string) string
+		want   string
+		all    bool // the questions are all there
+	}{
+		{"one case expects the opposite", func(n int, line string) string {
+			if n == 1 {
+				return swap.Replace(line)
+			}
+			return line
+		}, "differ from the engine, the first are: ", true},
+		{"one case has a probe of no protocol", func(n int, line string) string {
+			if n == 1 {
+				return strings.Replace(line, `"proto":"TCP"`, `"proto":"XXX"`, 1)
+			}
+			return line
+		}, "1 differ from the engine, the first are: ", false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			var out bytes.Buffer
+			got, err := Vectors(&out, rewritten(t, file, test.change))
+			if !errors.Is(err, ErrVectors) || !strings.Contains(err.Error(), file+": ") || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("the error is %v, want one with %q", err, test.want)
+			}
+			if test.all && got.Questions != all.Questions || got.Questions < all.Questions/2 {
+				t.Errorf("%d questions were written, %d when all are as expected", got.Questions, all.Questions)
+			}
+			if _, questions, _, _, _ := readAll(t, &out); questions != got.Questions {
+				t.Errorf("%d questions were read, %d written", questions, got.Questions)
+			}
+		})
 	}
 }

@@ -22,7 +22,9 @@ var ErrVectors = errors.New("policy vectors")
 
 // Vectors writes every question about a connection of every file in a
 // directory, each side under the view of the node that judges it. The answers
-// are the engine's, after they were compared with the vector's own.
+// are the engine's, after they were compared with the vector's own. One that
+// differs, and a step that cannot be made, which ends its case, do not end the
+// rest: the error names the first of them in each file, and how many there are.
 func Vectors(out io.Writer, dir string) (Figures, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.jsonl.gz"))
 	if err != nil {
@@ -30,28 +32,55 @@ func Vectors(out io.Writer, dir string) (Figures, error) {
 	}
 	slices.Sort(files)
 	w := newWriter(out)
+	var failed []error
 	for _, file := range files {
+		var differ differences
 		err := vectors.Read(file, func(c *vectors.Case) error {
 			if !c.Asks() {
 				return nil
 			}
-			if err := w.vectorCase(filepath.Base(file), c); err != nil {
-				return fmt.Errorf("%s: %w", c.Name, err)
+			if err := w.vectorCase(filepath.Base(file), c, &differ); err != nil {
+				differ.add(c, err)
 			}
 			return w.err
 		})
-		if err != nil {
-			return w.figures, err
+		if w.err != nil {
+			return w.figures, w.err
+		}
+		if err = errors.Join(differ.err(), err); err != nil {
+			failed = append(failed, fmt.Errorf("%s: %w", filepath.Base(file), err))
 		}
 	}
 	f, err := w.end()
 	if err == nil && f.Questions == 0 {
 		err = fmt.Errorf("%w: no question in %s", ErrVectors, dir)
 	}
-	return f, err
+	return f, errors.Join(append(failed, err)...)
 }
 
-func (w *writer) vectorCase(file string, c *vectors.Case) error {
+// maxShown is how many differences of a file are named.
+const maxShown = 5
+
+// differences are what is wrong with the cases of a file.
+type differences struct {
+	n     int
+	shown []error
+}
+
+func (d *differences) add(c *vectors.Case, err error) {
+	if d.n++; d.n <= maxShown {
+		d.shown = append(d.shown, fmt.Errorf("%s: %w", c.Name, err))
+	}
+}
+
+func (d *differences) err() error {
+	if d.n == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: %d differ from the engine, the first are: %w", ErrVectors, d.n, errors.Join(d.shown...))
+}
+
+func (w *writer) vectorCase(file string, c *vectors.Case, differ *differences) error {
 	world := vectors.NewWorld(c)
 	for i := range c.Steps {
 		s := &c.Steps[i]
@@ -69,7 +98,7 @@ func (w *writer) vectorCase(file string, c *vectors.Case) error {
 				return fmt.Errorf("step %d, probe %+v: %w", i, *p, err)
 			}
 			if a := vectors.Combine(p, sides); !c.Wants(p, a) {
-				return fmt.Errorf("%w: step %d, probe %+v: the engine says %+v", ErrVectors, i, *p, a)
+				differ.add(c, fmt.Errorf("step %d, probe %+v: the engine says %+v", i, *p, a))
 			}
 			for _, side := range sides {
 				views[side.Node] = append(views[side.Node], question{

@@ -25,12 +25,15 @@ import (
 
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/rpc/client"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/node"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
+	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
 // childSocket tells this test binary to be a caller, and where the server is.
@@ -473,5 +476,42 @@ func TestLearnedNamesOutliveARestartAndEnd(t *testing.T) {
 		if time.Now().After(end) {
 			t.Fatal("the address does not end")
 		}
+	}
+}
+
+// The largest tables that there can be fit into an answer.
+func TestTheLargestTablesFitIntoAnAnswer(t *testing.T) {
+	j := node.Judged{Bound: [2]bool{true, true}}
+	for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
+		content := &table.Table{
+			Rules: make([]table.Rule, table.MaxRules), Classes: make([]uint32, table.MaxIdentityClasses+table.MaxAddressClasses),
+			Nodes: make([]table.Node, table.MaxNodes), Peers: make(map[table.NodeClass]table.Class),
+		}
+		for i := range content.Nodes {
+			for k := range content.Nodes[i].Hi {
+				content.Nodes[i].Hi[k], content.Nodes[i].Value[k] = 1<<32-1, 1<<32-1
+			}
+		}
+		for i := range table.MaxPeers {
+			content.Peers[table.NodeClass(1<<31+i)] = 5000
+		}
+		for i := range table.MaxBlocks {
+			at := [16]byte{0x20, 1, 14: byte(i >> 8), 15: byte(i)}
+			content.Blocks.Set(netip.PrefixFrom(netip.AddrFrom16(at), 128), [identity.Scopes]table.Class{5000, 5000, 5000})
+			content.Blocks.Set(netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 32), [identity.Scopes]table.Class{5000, 5000, 5000})
+		}
+		j.Tables[d] = engine.TableDefined{Table: 1 << 40, Content: content}
+		for i := range table.MaxRules {
+			j.Sources[d] = append(j.Sources[d], []rule.Source{{
+				Kind: "CiliumClusterwideNetworkPolicy", Name: strings.Repeat("n", 253), Path: fmt.Sprintf("spec.egress[%d].toPorts[%d]", i, i),
+			}})
+		}
+	}
+	out := policyTable(j)
+	if size := proto.Size(out); size > rpc.DefaultMaxSend {
+		t.Errorf("the answer has %d bytes, a message takes %d", size, rpc.DefaultMaxSend)
+	}
+	if n := len(out.GetEgressRules()); n < 5000 || n == table.MaxRules {
+		t.Errorf("the places of %d of %d rules are in the answer", n, table.MaxRules)
 	}
 }

@@ -148,14 +148,20 @@ func (s *Server) GetPolicyTable(ctx context.Context, req *policyv1.GetPolicyTabl
 	if err != nil {
 		return nil, statusOf(err)
 	}
+	return policyTable(j), nil
+}
+
+// policyTable fits into a message: tables do by their limits, and the places of
+// their rules are cut as those of a Bind are.
+func policyTable(j node.Judged) *policyv1.GetPolicyTableResponse {
 	out := &policyv1.GetPolicyTableResponse{Revision: j.Revision}
 	if j.Bound[rule.Egress] {
-		out.Egress, out.EgressRules = wire.Table(j.Tables[rule.Egress]), wire.Sources(j.Sources[rule.Egress])
+		out.Egress, out.EgressRules = wire.Table(j.Tables[rule.Egress]), wire.Sources(firstSources(j.Sources[rule.Egress]))
 	}
 	if j.Bound[rule.Ingress] {
-		out.Ingress, out.IngressRules = wire.Table(j.Tables[rule.Ingress]), wire.Sources(j.Sources[rule.Ingress])
+		out.Ingress, out.IngressRules = wire.Table(j.Tables[rule.Ingress]), wire.Sources(firstSources(j.Sources[rule.Ingress]))
 	}
-	return out, nil
+	return out
 }
 
 // WaitForRevision implements the service.

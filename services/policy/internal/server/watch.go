@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/node"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 	"github.com/sluice-net/sluice/services/policy/internal/wire"
 )
@@ -121,15 +122,19 @@ func cutSources(ev engine.Event) engine.Event {
 	if !ok || stream.Weight(b) <= maxSources {
 		return ev
 	}
+	b.Sources = firstSources(b.Sources)
+	return b
+}
+
+// firstSources are the places of the first rules, as many as a message takes.
+func firstSources(all [][]rule.Source) [][]rule.Source {
 	weight := 0
-	for i := range b.Sources {
-		one := engine.SubjectBound{Sources: b.Sources[i : i+1]}
-		if weight += stream.Weight(one); weight > maxSources {
-			b.Sources = b.Sources[:i]
-			break
+	for i := range all {
+		if weight += stream.Weight(engine.SubjectBound{Sources: all[i : i+1]}); weight > maxSources {
+			return all[:i]
 		}
 	}
-	return b
+	return all
 }
 
 func (s *Server) receive(ctx context.Context, conn tables, name string, session *stream.Session) error {

@@ -1371,9 +1371,10 @@ type GetPolicyTableResponse struct {
 	Egress *TableDefine `protobuf:"bytes,1,opt,name=egress,proto3" json:"egress,omitempty"`
 	// What the subject receives is judged by this; unset if nothing is enforced.
 	Ingress *TableDefine `protobuf:"bytes,2,opt,name=ingress,proto3" json:"ingress,omitempty"`
-	// Places of the rules of egress, number 1 first.
+	// Places of the rules of egress, number 1 first; of very many rules only the
+	// first, as many as about 3 MiB hold.
 	EgressRules []*RuleSources `protobuf:"bytes,3,rep,name=egress_rules,json=egressRules,proto3" json:"egress_rules,omitempty"`
-	// Places of the rules of ingress, number 1 first.
+	// Places of the rules of ingress, as those of egress.
 	IngressRules []*RuleSources `protobuf:"bytes,4,rep,name=ingress_rules,json=ingressRules,proto3" json:"ingress_rules,omitempty"`
 	// Policy revision.
 	Revision      uint64 `protobuf:"varint,5,opt,name=revision,proto3" json:"revision,omitempty"`

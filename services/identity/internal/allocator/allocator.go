@@ -86,6 +86,7 @@ type Allocator struct {
 	sessions  uint64                          // guarded by mu; how many sessions were up
 	changed   chan struct{}                   // guarded by mu; closed when connected or ready changes
 	storeErr  error                           // guarded by mu
+	problem   error                           // guarded by mu; what the store refuses although it answers
 	ready     bool                            // guarded by mu
 	lost      chan error                      // holds the failure that a call saw; capacity 1
 	counters  Counters                        // guarded by mu
@@ -331,6 +332,7 @@ func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels identi
 	if claim.Revision == 0 {
 		a.counters.Offline++
 	} else {
+		a.problem = nil
 		a.learn(id, claim.Revision)
 	}
 	if claim.Created {
@@ -401,6 +403,9 @@ func (a *Allocator) claim(ctx context.Context, labels identity.Labels, known ide
 			if err := a.awaitStore(bounded); err != nil {
 				return Claim{}, a.unavailable(ctx, labels, err)
 			}
+		case errors.Is(err, ErrNoSpace):
+			a.noSpace(err)
+			return Claim{}, a.unavailable(ctx, labels, err)
 		case errors.Is(err, ErrUnavailable):
 			a.fail(err)
 			return Claim{}, a.unavailable(ctx, labels, err)

@@ -5,6 +5,7 @@ package allocator
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -95,16 +96,18 @@ func (c *collector) round(ctx context.Context) error {
 	if !complete {
 		return nil // the listing is under way
 	}
-	if err := c.collect(ctx, unused, refs.Revision); err != nil {
+	err := c.collect(ctx, unused, refs.Revision)
+	if err != nil && !errors.Is(err, ErrNoSpace) {
 		return err
 	}
+	// A store without space takes deletions.
 	if now := time.Now(); now.Sub(c.tidied) >= max(a.cfg.Grace, a.cfg.Reconcile) {
 		if err := a.store.Tidy(ctx, refs); err != nil {
 			return err
 		}
 		c.tidied = now
 	}
-	return nil
+	return err
 }
 
 // start follows the references of all nodes until stop is called.

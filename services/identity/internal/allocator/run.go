@@ -129,6 +129,16 @@ func (a *Allocator) disconnected(err error) {
 	a.notify()
 }
 
+// noSpace notes that the store takes no writes, and says so once.
+func (a *Allocator) noSpace(err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.problem == nil {
+		a.cfg.Log.Error("the store has no space: new label sets get no number until its operator makes room", "endpoints", a.store.Endpoints(), log.Err(err))
+	}
+	a.problem = err
+}
+
 // reconnected notes that there is a session whose references are equal to
 // what is held.
 func (a *Allocator) reconnected() {
@@ -340,6 +350,10 @@ func (a *Allocator) renew(ctx context.Context, ids []identity.Identity) (left []
 				left = append(left, id)
 			}
 		}
+		if errors.Is(err, ErrNoSpace) {
+			a.noSpace(err)
+			return nil, nil // the others would not be written either
+		}
 		if err != nil {
 			return nil, fmt.Errorf("restore %d identities: %w", len(step), err)
 		}
@@ -413,6 +427,9 @@ func (a *Allocator) restore(ctx context.Context, id identity.Identity) error {
 	}
 	switch {
 	case err == nil:
+	case errors.Is(err, ErrNoSpace):
+		a.noSpace(err) // no reason to end the session; tried again at the next comparison
+		return nil
 	case errors.Is(err, ErrUnavailable), errors.Is(err, ErrSessionLost), ctx.Err() != nil:
 		return fmt.Errorf("restore %d: %w", id.Number, err)
 	default:
@@ -436,6 +453,7 @@ func (a *Allocator) restored(id identity.Identity, claim Claim) {
 		return
 	}
 	h.ref = max(h.ref, claim.Revision)
+	a.problem = nil
 	a.counters.Restored++
 	a.learn(id, claim.Revision)
 	if claim.Created {

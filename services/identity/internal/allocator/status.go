@@ -14,7 +14,7 @@ import (
 // Status is a summary.
 type Status struct {
 	Connected     bool
-	StoreError    string // why not; empty if connected
+	StoreError    string // why not, or what the store refuses although it answers
 	Ready         bool
 	Heard         time.Time // the mirror has everything up to then; zero: never
 	Known         int       // cluster identities
@@ -117,6 +117,9 @@ func (a *Allocator) Summary() Status {
 				s.PendingWrites++
 			}
 		}
+	}
+	if a.connected && a.problem != nil {
+		s.StoreError = a.problem.Error()
 	}
 	if !a.connected {
 		s.StoreError = "not connected yet"

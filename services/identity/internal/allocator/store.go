@@ -17,6 +17,9 @@ var (
 	// ErrUnavailable: the store does not answer. Nobody knows whether what was
 	// asked for happened.
 	ErrUnavailable = errors.New("store unavailable")
+	// ErrNoSpace: the store answers and takes no writes, only deletions, until
+	// its operator makes room.
+	ErrNoSpace = errors.New("store has no space")
 	// ErrSessionLost: the session ended, and with it every reference of this
 	// node. Join again and restore.
 	ErrSessionLost = errors.New("store session lost")

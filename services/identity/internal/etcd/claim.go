@@ -133,12 +133,22 @@ func (s *Store) Claim(ctx context.Context, l identity.Labels, known, candidate i
 			}
 		}
 		switch {
-		case have.labels != nil:
+		case have.labels != nil && have.id == nil && have.restsAfterAnother(l):
+			// labels/ was left behind by the deletion of id/, and the number is
+			// another set's quarantine: this one has none.
+			if _, err := s.commit(ctx, "remove stray label set", s.client.Txn(ctx).If(
+				unchanged(s.labelsKey(l), have.labels), unchanged(s.idKey(n), nil),
+			).Then(clientv3.OpDelete(s.labelsKey(l)))); err != nil {
+				return allocator.Claim{}, err
+			}
+			continue
+		case have.labels != nil && have.id != nil:
 			return allocator.Claim{}, fmt.Errorf("%w: %s names %d, and %s does not stand for %s", allocator.ErrCorrupt, s.labelsKey(l), n, s.idKey(n), l)
-		case n == 0, have.id != nil, have.restsAfterAnother(l):
+		case n == 0, have.labels == nil && (have.id != nil && !have.is(l) || have.restsAfterAnother(l)):
 			return allocator.Claim{}, allocator.ErrOccupied
 		}
-		// It is in quarantine after this very set, which may have it back.
+		// It is in quarantine after this very set, which may have it back; or one
+		// of id/ and labels/ was deleted alone, and the other says what it was.
 		if c, ok, err := s.create(ctx, n, l, lease, have); err != nil || ok {
 			return c, err
 		}

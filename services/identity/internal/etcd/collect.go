@@ -6,6 +6,7 @@ package etcd
 import (
 	"context"
 	"slices"
+	"strings"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -153,20 +154,71 @@ func chunks[T any](all []T, n int, size func(T) int) [][]T {
 
 // Tidy implements allocator.Store.
 func (s *Store) Tidy(ctx context.Context, references allocator.References) error {
-	final, err := s.finish(ctx, references.Nodes)
-	if err != nil || !final {
-		return err
-	}
 	var old []*mvccpb.KeyValue
+	strays := map[string]stray{}
 	if _, err := s.list(ctx, s.cfg.Prefix+"/labels/", false, func(kv *mvccpb.KeyValue) {
-		switch _, _, final, err := parseLabelsValue(kv); {
-		case err != nil:
+		n, _, final, err := parseLabelsValue(kv)
+		if err != nil {
 			s.cfg.Log.Error("unreadable label set in etcd is ignored", log.Err(err))
-		case !final:
+			return
+		}
+		strays[string(kv.Key)] = stray{n, kv.ModRevision}
+		if !final {
 			old = append(old, kv)
 		}
 	}); err != nil {
 		return err
 	}
+	if _, err := s.list(ctx, s.cfg.Prefix+"/fence/", true, func(kv *mvccpb.KeyValue) {
+		if n, err := parseNumber(strings.TrimPrefix(string(kv.Key), s.cfg.Prefix+"/fence/")); err == nil {
+			strays[string(kv.Key)] = stray{n, kv.ModRevision}
+		}
+	}); err != nil {
+		return err
+	}
+	if err := s.removeStrays(ctx, strays, references.Numbers); err != nil {
+		return err
+	}
+	final, err := s.finish(ctx, references.Nodes)
+	if err != nil || !final {
+		return err
+	}
 	return s.convert(ctx, old)
+}
+
+// stray is a key that may belong to a number without id/.
+type stray struct {
+	number   identity.Numeric
+	revision int64
+}
+
+// removeStrays deletes those keys whose number has no id/ and no reference:
+// what is left when keys were deleted by hand, or a node of layout 1 collected.
+// It only deletes, which a full etcd allows.
+func (s *Store) removeStrays(ctx context.Context, keys map[string]stray, referred map[identity.Numeric]int) error {
+	exists := map[identity.Numeric]bool{}
+	if _, err := s.list(ctx, s.cfg.Prefix+"/id/", true, func(kv *mvccpb.KeyValue) {
+		if n, err := parseNumber(strings.TrimPrefix(string(kv.Key), s.cfg.Prefix+"/id/")); err == nil {
+			exists[n] = true
+		}
+	}); err != nil {
+		return err
+	}
+	for key, k := range keys {
+		if exists[k.number] || referred[k.number] > 0 {
+			continue
+		}
+		limited, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
+		resp, err := s.commit(limited, "remove stray key", s.client.Txn(limited).If(
+			clientv3.Compare(clientv3.ModRevision(key), "=", k.revision), unchanged(s.idKey(k.number), nil),
+		).Then(clientv3.OpDelete(key)))
+		cancel()
+		if err != nil {
+			return err
+		}
+		if resp.Succeeded {
+			s.cfg.Log.Warn("a key of a number that does not exist was removed from etcd", "key", key, "identity", k.number)
+		}
+	}
+	return nil
 }

@@ -258,6 +258,8 @@ func (s *Store) fault(ctx context.Context, what string, err error) error {
 		s.leave()
 		s.mu.Unlock()
 		return fmt.Errorf("%s: %w: %w", what, allocator.ErrSessionLost, err)
+	case errors.Is(err, rpctypes.ErrNoSpace):
+		return fmt.Errorf("%s: %w: %w", what, allocator.ErrNoSpace, err)
 	case errors.Is(ctx.Err(), context.Canceled):
 		return fmt.Errorf("%s: %w", what, ctx.Err())
 	case errors.Is(err, rpctypes.ErrRequestTooLarge), errors.Is(err, rpctypes.ErrTooManyOps), status.Code(err) == codes.InvalidArgument:

@@ -55,7 +55,7 @@ func statusOf(err error) error {
 		return with(codes.NotFound, err, &errdetails.ResourceInfo{ResourceType: "identity", Description: err.Error()})
 	case errors.Is(err, allocator.ErrContended):
 		return with(codes.Aborted, err, &errdetails.RetryInfo{RetryDelay: durationpb.New(retryAfter)})
-	case errors.Is(err, allocator.ErrUnavailable), errors.Is(err, allocator.ErrSessionLost), errors.Is(err, allocator.ErrRecords):
+	case errors.Is(err, allocator.ErrUnavailable), errors.Is(err, allocator.ErrNoSpace), errors.Is(err, allocator.ErrSessionLost), errors.Is(err, allocator.ErrRecords):
 		return with(codes.Unavailable, err, &errdetails.RetryInfo{RetryDelay: durationpb.New(retryAfter)})
 	case errors.Is(err, context.Canceled):
 		return with(codes.Canceled, err)

@@ -963,7 +963,8 @@ type GetStatusResponse struct {
 	NodeName string `protobuf:"bytes,3,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
 	// Whether etcd answers.
 	StoreConnected bool `protobuf:"varint,4,opt,name=store_connected,json=storeConnected,proto3" json:"store_connected,omitempty"`
-	// Why not, if it does not.
+	// Why not, if it does not; or what it refuses although it answers, for
+	// example writes when it has no space left.
 	StoreError string `protobuf:"bytes,5,opt,name=store_error,json=storeError,proto3" json:"store_error,omitempty"`
 	// Cluster-wide identities known here.
 	ClusterIdentities uint32 `protobuf:"varint,6,opt,name=cluster_identities,json=clusterIdentities,proto3" json:"cluster_identities,omitempty"`

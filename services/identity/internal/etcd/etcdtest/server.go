@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 )
@@ -152,6 +153,27 @@ func (s *Server) Restore() {
 			err = os.Chmod(path, 0o700)
 		}
 		return err
+	}); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// Full raises or ends the alarm that etcd raises when its quota is used up.
+func (s *Server) Full(full bool) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	c := s.Client()
+	status, err := c.Status(ctx, s.Endpoint)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	action := etcdserverpb.AlarmRequest_DEACTIVATE
+	if full {
+		action = etcdserverpb.AlarmRequest_ACTIVATE
+	}
+	if _, err := etcdserverpb.NewMaintenanceClient(c.ActiveConnection()).Alarm(ctx, &etcdserverpb.AlarmRequest{
+		Action: action, MemberID: status.Header.MemberId, Alarm: etcdserverpb.AlarmType_NOSPACE,
 	}); err != nil {
 		s.t.Fatal(err)
 	}

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/allocator/storetest"
+	"github.com/sluice-net/sluice/services/identity/internal/etcd/etcdtest"
+	"github.com/sluice-net/sluice/services/identity/internal/identity"
+)
+
+// TestHalfAnIdentityIsWholeAgainAfterAClaim: one of the keys was deleted by hand.
+func TestHalfAnIdentityIsWholeAgainAfterAClaim(t *testing.T) {
+	c := newCluster(t)
+	st := newStore(t, c.Endpoint, "a")
+	if _, err := st.Join(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for i, without := range []string{"id", "labels", "fence"} {
+		for k, known := range []identity.Numeric{0, identity.Numeric(300 + 10*i + 1)} {
+			n, l := identity.Numeric(300+10*i+k), storetest.Labels(t, fmt.Sprint(without, k))
+			if _, err := st.Claim(t.Context(), l, 0, n); err != nil {
+				t.Fatal(err)
+			}
+			key := map[string]string{"id": st.idKey(n), "labels": st.labelsKey(l), "fence": st.fenceKey(n)}[without]
+			if _, err := c.admin.Delete(t.Context(), key); err != nil {
+				t.Fatal(err)
+			}
+			candidate := known
+			if candidate == 0 {
+				candidate = n
+			}
+			claim, err := st.Claim(t.Context(), l, known, candidate)
+			if err != nil || claim.Number != n {
+				t.Errorf("without %s: claim: %+v, %v, want %d again", key, claim, err, n)
+			}
+		}
+	}
+	if numbers, _ := content(t, c.admin); len(numbers) != 6 {
+		t.Errorf("etcd has %v, want 6 identities", numbers)
+	}
+}
+
+// TestStrayLabelSetOfANumberInQuarantineIsRemoved: the number has become
+// another set's, so this one gets a new number.
+func TestStrayLabelSetOfANumberInQuarantineIsRemoved(t *testing.T) {
+	c := newCluster(t)
+	st := newStore(t, c.Endpoint, "a")
+	if _, err := st.Join(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	web, db := storetest.Labels(t, "web"), storetest.Labels(t, "db")
+	for k, v := range map[string]string{st.labelsKey(web): "300", st.restKey(300): hashText(db)} {
+		if _, err := c.admin.Put(t.Context(), k, v); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if claim, err := st.Claim(t.Context(), web, 0, 301); err != nil || claim.Number != 301 {
+		t.Errorf("claim: %+v, %v, want 301", claim, err)
+	}
+}
+
+// TestStrayKeysAreTidiedUp also in an etcd that takes no writes: deletions make room.
+func TestStrayKeysAreTidiedUp(t *testing.T) {
+	c := newCluster(t)
+	st := newStore(t, c.Endpoint, "a")
+	if _, err := st.Join(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	kept := storetest.Labels(t, "kept")
+	if _, err := st.Claim(t.Context(), kept, 0, 300); err != nil {
+		t.Fatal(err)
+	}
+	lost, held := storetest.Labels(t, "lost"), storetest.Labels(t, "held")
+	for k, v := range map[string]string{
+		st.labelsKey(lost): "301", st.fenceKey(301): "", st.fenceKey(302): "", // nothing refers to them
+		st.labelsKey(held): "303", st.fenceKey(303): "", testPrefix + "/ref/b/303": "", // its node will create it again
+	} {
+		if _, err := c.admin.Put(t.Context(), k, v); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.Full(true)
+	ctx, cancel := context.WithCancel(t.Context())
+	var refs allocator.References
+	st.FollowReferences(ctx, func(r allocator.References) { refs = r; cancel() }) //nolint:errcheck // ends by cancel
+	if err := st.Tidy(t.Context(), refs); err != nil {
+		t.Fatal(err)
+	}
+	for key, want := range map[string]int64{
+		st.labelsKey(lost): 0, st.fenceKey(301): 0, st.fenceKey(302): 0,
+		st.labelsKey(held): 1, st.fenceKey(303): 1, st.labelsKey(kept): 1, st.fenceKey(300): 1, st.idKey(300): 1,
+	} {
+		if resp, err := c.admin.Get(t.Context(), key, clientv3.WithCountOnly()); err != nil || resp.Count != want {
+			t.Errorf("%s: %d keys, %v, want %d", key, resp.Count, err, want)
+		}
+	}
+}
+
+// TestFullEtcdIsSaidAndEndsNoSession: it answers and takes no writes.
+func TestFullEtcdIsSaidAndEndsNoSession(t *testing.T) {
+	t.Parallel() // it mostly waits
+	s := etcdtest.Start(t)
+	cfg := quick()
+	cfg.Grace = 0
+	a, b := startNode(t, s.Endpoint, "a", t.TempDir(), cfg), startNode(t, s.Endpoint, "b", t.TempDir(), cfg)
+	a.connected()
+	held, err := a.Hold(t.Context(), holder(1), storetest.Labels(t, "held"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	known, err := b.Hold(t.Context(), holder(1), storetest.Labels(t, "known"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.Hold(t.Context(), holder(2), storetest.Labels(t, "released"), false); err != nil {
+		t.Fatal(err)
+	}
+	storetest.Eventually(t, "a knows b's", func() bool { _, _, err := a.Get(known.Number); return err == nil })
+	s.Full(true)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	_, err = a.Hold(ctx, holder(3), storetest.Labels(t, "new"), false)
+	if !errors.Is(err, allocator.ErrUnavailable) || !strings.Contains(err.Error(), "no space left; compact") {
+		t.Errorf("new set: %v, want ErrUnavailable that says what to do", err)
+	}
+	// What is known can be answered: nothing is collected while nothing can be written.
+	for h, want := range map[int]identity.Identity{4: held, 5: known} {
+		if got, err := a.Hold(t.Context(), holder(h), want.Labels, false); err != nil || got.Number != want.Number {
+			t.Errorf("hold: %v, %v, want %v", got, err, want)
+		}
+	}
+	// Deletions are permitted.
+	if _, err := a.Release(t.Context(), holder(2)); err != nil {
+		t.Fatal(err)
+	}
+	admin := s.Client()
+	storetest.Eventually(t, "the reference goes", func() bool { _, refs := content(t, admin); return len(refs) == 2 })
+	if sum := a.Summary(); !sum.Connected || !strings.Contains(sum.StoreError, "no space") || sum.PendingWrites != 1 {
+		t.Errorf("status %+v, want connected, no space, one pending write", sum)
+	}
+	s.Full(false)
+	a.settled()
+	if sum := a.Summary(); sum.StoreError != "" {
+		t.Errorf("status %+v after etcd has space again", sum)
+	}
+	if _, err := a.Hold(t.Context(), holder(3), storetest.Labels(t, "new"), false); err != nil {
+		t.Errorf("new set: %v", err)
+	}
+}
+
+// TestLargestLabelSetFitsIntoARequest: with all limits at once.
+func TestLargestLabelSetFitsIntoARequest(t *testing.T) {
+	c := newCluster(t)
+	st := newStore(t, c.Endpoint, "a")
+	if _, err := c.admin.Put(t.Context(), testPrefix+"/id/256", "cni:old=;"); err != nil { // layout 1 has the text twice
+		t.Fatal(err)
+	}
+	if _, err := st.Join(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var all []identity.Label
+	for i := range 63 {
+		all = append(all, identity.Label{Source: "cni", Key: fmt.Sprint("key", i), Value: strings.Repeat("v", 4096)})
+	}
+	l, err := identity.NewLabels(all...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if claim, err := st.Claim(t.Context(), l, 0, 300); err != nil || claim.Number != 300 {
+			t.Fatalf("claim of %d bytes: %+v, %v", len(l.Text()), claim, err)
+		}
+	}
+	if claim, err := st.Restore(t.Context(), identity.Identity{Number: 300, Labels: l}); err != nil || claim.Number != 300 {
+		t.Errorf("restore: %+v, %v", claim, err)
+	}
+	unused, err := st.Candidates(t.Context(), []identity.Identity{{Number: 300, Labels: l}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if gone, err := st.Collect(t.Context(), unused, time.Hour); err != nil || len(gone) != 1 {
+		t.Errorf("collect: %v, %v", gone, err)
+	}
+}

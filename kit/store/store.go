@@ -98,6 +98,10 @@ type Options struct {
 	// removed unread, and the marker does not list the file.
 	Boot bool
 
+	// Unlisted keeps the file out of the marker: it is a cache, and one that is
+	// absent is new.
+	Unlisted bool
+
 	// Loss completes "when …, begin without it" in the error of a refused file.
 	Loss string
 	// Doc is the page that says more, such as `docs/ipam.md, "A refused state file"`.
@@ -121,6 +125,9 @@ type Store struct {
 // Open opens a file of the directory, or creates it if that was never done.
 func (d *Dir) Open(o Options) (*Store, error) {
 	s := &Store{o: o, path: filepath.Join(d.path, o.Name), marker: d.Marker()}
+	if o.Unlisted {
+		s.marker = ""
+	}
 	if o.Boot {
 		if err := s.forBoot(d.path); err != nil {
 			return nil, err
@@ -131,7 +138,7 @@ func (d *Dir) Open(o Options) (*Store, error) {
 	case err == nil:
 	case !errors.Is(err, fs.ErrNotExist):
 		return nil, fmt.Errorf("state file: %w", err)
-	case !o.Boot && d.Created(o.Name):
+	case !o.Boot && !o.Unlisted && d.Created(o.Name):
 		return nil, s.refuse(ErrCorrupt, fmt.Errorf("%s says that it was created, and it is absent", s.marker))
 	default:
 		if err := s.create(); err != nil {
@@ -142,7 +149,7 @@ func (d *Dir) Open(o Options) (*Store, error) {
 	if err := s.open(); err != nil {
 		return nil, err
 	}
-	if !o.Boot {
+	if !o.Boot && !o.Unlisted {
 		if err := d.mark(o.Name); err != nil {
 			return nil, errors.Join(err, s.Close())
 		}

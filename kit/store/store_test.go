@@ -214,6 +214,35 @@ func TestLostFileIsNotANewOne(t *testing.T) {
 	}
 }
 
+// TestUnlistedFileMayBeAbsent: a cache that was put aside is a new one.
+func TestUnlistedFileMayBeAbsent(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	o := options()
+	o.Unlisted = true
+	for range 2 {
+		s, done, err := open(t, dir, o)
+		if err != nil || !s.Fresh() {
+			t.Fatalf("open: %v, want a new file", err)
+		}
+		put(t, s, "a", "1")
+		done()
+		if s, done, err = open(t, dir, o); err != nil || s.Fresh() {
+			t.Fatalf("open: %v, want the file with its content", err)
+		}
+		path := s.Path()
+		done()
+		if err := os.WriteFile(path, []byte("junk"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := open(t, dir, o); !errors.Is(err, store.ErrForeign) && !errors.Is(err, store.ErrCorrupt) {
+			t.Errorf("open of junk: %v, want a refusal", err)
+		}
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestFileWithoutAMarkerIsTakenOver(t *testing.T) {
 	dir := filled(t)
 	if err := os.Remove(filepath.Join(dir, store.MarkerName)); err != nil {

@@ -122,7 +122,7 @@ func (c *Config) allocator(l *slog.Logger) allocator.Config {
 		Reconcile:    c.GC.Interval,
 		Grace:        c.GC.Grace,
 		Rest:         c.GC.Rest,
-		KnownDelay:   time.Second,
+		KnownDelay:   10 * time.Second,
 		RetryMin:     100 * time.Millisecond,
 		RetryMax:     2 * time.Second,
 		Log:          l,

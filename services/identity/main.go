@@ -7,9 +7,6 @@ package main
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"io/fs"
 	"os"
 	"sync"
 	"time"
@@ -37,7 +34,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 
 	var dir *snapshot.Dir
 	last, err := process.Phase(p, "load state", func() (last snapshot.Loaded, err error) {
-		dir, err = openState(cfg)
+		dir, err = snapshot.Open(cfg.StateDir, cfg.Node)
 		if err != nil {
 			return last, err
 		}
@@ -48,10 +45,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 	p.OnExit(dir.Close)
 	if last.Damaged != nil {
-		p.Log.Error("the cache of identities is damaged; it was put aside and is read from etcd again", "kept_as", snapshot.DamagedFile, log.Err(last.Damaged))
-	}
-	if len(last.Removed) > 0 {
-		p.Log.Info("holds of an earlier boot removed", "files", last.Removed)
+		p.Log.Error("the cache of identities is corrupt; it was put aside and is read from etcd again", "kept_as", snapshot.DamagedFile, log.Err(last.Damaged))
 	}
 
 	store, err := etcd.New(etcd.Config{
@@ -102,16 +96,4 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		}
 	})
 	return p.Serve(ctx, srv)
-}
-
-// openState opens the state directory, making it if only it is missing.
-func openState(cfg Config) (*snapshot.Dir, error) {
-	boot, err := snapshot.BootID()
-	if err != nil {
-		return nil, err
-	}
-	if err := os.Mkdir(cfg.StateDir, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, fmt.Errorf("stateDir: %w", err)
-	}
-	return snapshot.Open(cfg.StateDir, cfg.Node, boot)
 }

@@ -67,29 +67,31 @@ type Allocator struct {
 	byLabels keyed // one claim of a label set at a time
 	kick     chan struct{}
 
-	mu        sync.Mutex
-	known     map[identity.Numeric]knownEntry // guarded by mu; the mirror of the cluster
-	byText    map[string]identity.Numeric     // guarded by mu; canonical text → cluster number
-	holds     map[identity.Numeric]*hold      // guarded by mu
-	holders   map[Holder]identity.Numeric     // guarded by mu
-	localText map[string]identity.Numeric     // guarded by mu; canonical text → node-local number
-	localNext identity.Numeric                // guarded by mu
-	releases  map[identity.Numeric]int64      // guarded by mu; reference revisions to drop
-	strays    map[identity.Numeric]int64      // guarded by mu; references seen once without a hold
-	occupied  map[identity.Numeric]time.Time  // guarded by mu; numbers that rest, as far as we were told
-	claiming  int                             // guarded by mu; claims under way that may add a hold
-	heard     time.Time                       // guarded by mu; the mirror is complete as of then; zero: never
-	heardKept time.Time                       // guarded by mu; what the cache has of heard
-	connected bool                            // guarded by mu
-	refused   bool                            // guarded by mu; another node has this node's name
-	joined    string                          // guarded by mu; the session of the store
-	sessions  uint64                          // guarded by mu; how many sessions were up
-	changed   chan struct{}                   // guarded by mu; closed when connected or ready changes
-	storeErr  error                           // guarded by mu
-	problem   error                           // guarded by mu; what the store refuses although it answers
-	ready     bool                            // guarded by mu
-	lost      chan error                      // holds the failure that a call saw; capacity 1
-	counters  Counters                        // guarded by mu
+	mu           sync.Mutex
+	known        map[identity.Numeric]knownEntry // guarded by mu; the mirror of the cluster
+	byText       map[string]identity.Numeric     // guarded by mu; canonical text → cluster number
+	holds        map[identity.Numeric]*hold      // guarded by mu
+	holders      map[Holder]identity.Numeric     // guarded by mu
+	unsaved      map[Holder]struct{}             // guarded by mu; what SaveHolds has not got yet
+	unsavedKnown map[identity.Numeric]struct{}   // guarded by mu; what SaveKnown has not got yet
+	localText    map[string]identity.Numeric     // guarded by mu; canonical text → node-local number
+	localNext    identity.Numeric                // guarded by mu
+	releases     map[identity.Numeric]int64      // guarded by mu; reference revisions to drop
+	strays       map[identity.Numeric]int64      // guarded by mu; references seen once without a hold
+	occupied     map[identity.Numeric]time.Time  // guarded by mu; numbers that rest, as far as we were told
+	claiming     int                             // guarded by mu; claims under way that may add a hold
+	heard        time.Time                       // guarded by mu; the mirror is complete as of then; zero: never
+	heardKept    time.Time                       // guarded by mu; what the cache has of heard
+	connected    bool                            // guarded by mu
+	refused      bool                            // guarded by mu; another node has this node's name
+	joined       string                          // guarded by mu; the session of the store
+	sessions     uint64                          // guarded by mu; how many sessions were up
+	changed      chan struct{}                   // guarded by mu; closed when connected or ready changes
+	storeErr     error                           // guarded by mu
+	problem      error                           // guarded by mu; what the store refuses although it answers
+	ready        bool                            // guarded by mu
+	lost         chan error                      // holds the failure that a call saw; capacity 1
+	counters     Counters                        // guarded by mu
 
 	saver      saver
 	knownDirty chan struct{} // capacity 1
@@ -121,7 +123,11 @@ func New(cfg Config, store Store, records Records, pub Publisher, holds Holds, k
 		holders:   map[Holder]identity.Numeric{},
 		localText: map[string]identity.Numeric{},
 		localNext: identity.MinNodeLocal,
+		unsaved:   map[Holder]struct{}{},
 		releases:  map[identity.Numeric]int64{},
+
+		unsavedKnown: map[identity.Numeric]struct{}{},
+
 		strays:    map[identity.Numeric]int64{},
 		occupied:  map[identity.Numeric]time.Time{},
 		joined:    holds.Session,
@@ -132,7 +138,7 @@ func New(cfg Config, store Store, records Records, pub Publisher, holds Holds, k
 
 		knownDirty: make(chan struct{}, 1),
 	}
-	a.saver.init(func() error { return records.SaveHolds(a.holdsToSave()) })
+	a.saver.init(a.saveHolds)
 	if holds.NextNodeLocal.Scope() == identity.ScopeNodeLocal {
 		a.localNext = holds.NextNodeLocal
 	}
@@ -174,6 +180,10 @@ func New(cfg Config, store Store, records Records, pub Publisher, holds Holds, k
 	}
 	if cached {
 		a.becomeReady()
+	}
+	clear(a.unsaved) // it came from there
+	if cached {
+		clear(a.unsavedKnown)
 	}
 	return a, nil
 }
@@ -320,6 +330,9 @@ func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels identi
 		return identity.Identity{}, err
 	}
 	id := identity.Identity{Number: claim.Number, Labels: labels}
+	if claim.Revision != 0 {
+		a.note(Update{Upserts: []Entry{{Identity: id, Revision: claim.Revision}}})
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if h := a.holds[id.Number]; h != nil && h.labels.Text() != labels.Text() {
@@ -502,6 +515,7 @@ func (a *Allocator) addHolder(holder Holder, id identity.Identity, ref int64) {
 	h.ref = max(h.ref, ref)
 	h.holders[holder] = struct{}{}
 	a.holders[holder] = id.Number
+	a.unsaved[holder] = struct{}{}
 }
 
 // dropHolder runs with mu held and returns the number that was held, 0 if none.
@@ -511,6 +525,7 @@ func (a *Allocator) dropHolder(holder Holder) identity.Numeric {
 		return 0
 	}
 	delete(a.holders, holder)
+	a.unsaved[holder] = struct{}{}
 	h := a.holds[n]
 	delete(h.holders, holder)
 	if len(h.holders) == 0 {
@@ -579,15 +594,31 @@ func (a *Allocator) wake() {
 	}
 }
 
-func (a *Allocator) holdsToSave() Holds {
+// saveHolds writes what changed in the holds. One call runs at a time.
+func (a *Allocator) saveHolds() error {
 	a.mu.Lock()
-	defer a.mu.Unlock()
-	h := Holds{NextNodeLocal: a.localNext, Session: a.joined, Holders: make([]HolderRecord, 0, len(a.holders))}
-	for _, holder := range slices.Sorted(maps.Keys(a.holders)) {
-		n := a.holders[holder]
-		h.Holders = append(h.Holders, HolderRecord{Holder: holder, Identity: identity.Identity{Number: n, Labels: a.holds[n].labels}})
+	c := HoldsChange{NextNodeLocal: a.localNext, Session: a.joined}
+	for _, holder := range slices.Sorted(maps.Keys(a.unsaved)) {
+		if n, ok := a.holders[holder]; ok {
+			c.Put = append(c.Put, HolderRecord{Holder: holder, Identity: identity.Identity{Number: n, Labels: a.holds[n].labels}})
+		} else {
+			c.Drop = append(c.Drop, holder)
+		}
 	}
-	return h
+	clear(a.unsaved)
+	a.mu.Unlock()
+	err := a.records.SaveHolds(c)
+	if err != nil {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		for _, r := range c.Put {
+			a.unsaved[r.Holder] = struct{}{}
+		}
+		for _, holder := range c.Drop {
+			a.unsaved[holder] = struct{}{}
+		}
+	}
+	return err
 }
 
 // sinceHeard returns how long ago the store was last heard; ok is false if it
@@ -606,14 +637,33 @@ func (a *Allocator) sinceHeard() (age time.Duration, ok bool) {
 	return age, age >= 0
 }
 
-func (a *Allocator) knownToSave() Known {
+// saveKnown writes what changed in what is known of the cluster. One call runs
+// at a time.
+func (a *Allocator) saveKnown() error {
 	a.mu.Lock()
-	defer a.mu.Unlock()
+	was := a.heardKept
 	a.heardKept = a.heard
-	out := make([]identity.Identity, 0, len(a.known))
-	for n, e := range a.known {
-		out = append(out, identity.Identity{Number: n, Labels: e.labels})
+	c := KnownChange{Heard: a.heard}
+	for _, n := range slices.Sorted(maps.Keys(a.unsavedKnown)) {
+		if e, ok := a.known[n]; ok {
+			c.Put = append(c.Put, identity.Identity{Number: n, Labels: e.labels})
+		} else {
+			c.Drop = append(c.Drop, n)
+		}
 	}
-	slices.SortFunc(out, identity.Compare)
-	return Known{Identities: out, Heard: a.heard}
+	clear(a.unsavedKnown)
+	a.mu.Unlock()
+	err := a.records.SaveKnown(c)
+	if err != nil {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.heardKept = was
+		for _, id := range c.Put {
+			a.unsavedKnown[id.Number] = struct{}{}
+		}
+		for _, n := range c.Drop {
+			a.unsavedKnown[n] = struct{}{}
+		}
+	}
+	return err
 }

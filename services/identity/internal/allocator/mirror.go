@@ -6,6 +6,7 @@ package allocator
 import (
 	"time"
 
+	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/identity/internal/identity"
 )
 
@@ -21,9 +22,12 @@ func (a *Allocator) learn(id identity.Identity, revision int64) {
 			delete(a.byText, e.labels.Text())
 		}
 	}
+	if e, ok := a.known[id.Number]; !ok || e.labels.Text() != text {
+		a.unsavedKnown[id.Number] = struct{}{}
+		a.dirtyKnown()
+	}
 	a.known[id.Number] = knownEntry{labels: id.Labels, revision: revision}
 	a.byText[text] = id.Number
-	a.dirtyKnown()
 	if h := a.holds[id.Number]; h != nil && h.labels.Text() != text {
 		// What we hold is something else to the cluster. Until that is settled
 		// readers see what our own endpoints have.
@@ -52,6 +56,7 @@ func (a *Allocator) forget(n identity.Numeric) {
 		}
 	}
 	delete(a.known, n)
+	a.unsavedKnown[n] = struct{}{}
 	if a.byText[e.labels.Text()] == n {
 		delete(a.byText, e.labels.Text())
 	}
@@ -61,8 +66,34 @@ func (a *Allocator) forget(n identity.Numeric) {
 	}
 }
 
+// note remembers what an update changes before any reader is told: what this
+// node has said exists must be known to the next process too.
+func (a *Allocator) note(u Update) {
+	var c KnownChange
+	a.mu.Lock()
+	for _, e := range u.Upserts {
+		if have, ok := a.known[e.Identity.Number]; !ok || have.revision <= e.Revision && have.labels.Text() != e.Identity.Labels.Text() {
+			c.Put = append(c.Put, e.Identity)
+		}
+	}
+	for _, d := range u.Deletes {
+		if have, ok := a.known[d.Number]; ok && have.revision < d.Revision && a.holds[d.Number] == nil {
+			c.Drop = append(c.Drop, d.Number)
+		}
+	}
+	a.mu.Unlock()
+	if len(c.Put)+len(c.Drop) == 0 {
+		return
+	}
+	if err := a.records.NoteKnown(c); err != nil {
+		// Readers wait for it all the same: it is a cache.
+		a.cfg.Log.Error("what is known of the cluster was not written; a restart without etcd would know less", log.Err(err))
+	}
+}
+
 // observe is the sink of Store.Follow.
 func (a *Allocator) observe(u Update) {
+	a.note(u)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if u.Complete {

@@ -34,21 +34,44 @@ type memory struct {
 	fail   error
 }
 
-func (m *memory) SaveHolds(h allocator.Holds) error {
+func (m *memory) SaveHolds(c allocator.HoldsChange) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.fail != nil {
 		return m.fail
 	}
 	m.saves++
-	m.holds = h
+	m.holds.NextNodeLocal, m.holds.Session = c.NextNodeLocal, c.Session
+	m.holds.Holders = slices.DeleteFunc(slices.Clone(m.holds.Holders), func(r allocator.HolderRecord) bool {
+		return slices.Contains(c.Drop, r.Holder) || slices.ContainsFunc(c.Put, func(p allocator.HolderRecord) bool { return p.Holder == r.Holder })
+	})
+	m.holds.Holders = append(m.holds.Holders, c.Put...)
 	return nil
 }
 
-func (m *memory) SaveKnown(k allocator.Known) error {
+// NoteKnown and SaveKnown keep the same: this memory survives everything.
+func (m *memory) NoteKnown(c allocator.KnownChange) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.known, m.cached = k, true
+	changed := map[identity.Numeric]bool{}
+	for _, n := range c.Drop {
+		changed[n] = true
+	}
+	for _, id := range c.Put {
+		changed[id.Number] = true
+	}
+	m.known.Identities = slices.DeleteFunc(slices.Clone(m.known.Identities), func(id identity.Identity) bool { return changed[id.Number] })
+	m.known.Identities = append(m.known.Identities, c.Put...)
+	return nil
+}
+
+func (m *memory) SaveKnown(c allocator.KnownChange) error {
+	if err := m.NoteKnown(c); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.known.Heard, m.cached = c.Heard, true
 	return nil
 }
 

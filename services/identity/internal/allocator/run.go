@@ -66,7 +66,7 @@ func (a *Allocator) runFollow(ctx context.Context) {
 // runKnown writes the cache, gathering changes; the last ones at the end.
 func (a *Allocator) runKnown(ctx context.Context) {
 	save := func() {
-		if err := a.records.SaveKnown(a.knownToSave()); err != nil {
+		if err := a.saveKnown(); err != nil {
 			a.cfg.Log.Error("the cache of identities was not written; it is tried again with the next change", log.Err(err))
 		}
 	}
@@ -438,6 +438,7 @@ func (a *Allocator) restore(ctx context.Context, id identity.Identity) error {
 		a.cfg.Log.Error("a held identity cannot be referred to; if this stays, nodes may collect its number", "identity", id.Number, "labels", id.Labels.Text(), log.Err(err))
 		return nil
 	}
+	a.note(Update{Upserts: []Entry{{Identity: id, Revision: claim.Revision}}})
 	a.restored(id, claim)
 	return nil
 }
@@ -509,6 +510,7 @@ func (a *Allocator) resolve(ctx context.Context, c *ConflictError) error {
 	}
 	// Readers are told what the old number is now.
 	delete(a.known, c.Held.Number)
+	a.unsavedKnown[c.Held.Number] = struct{}{}
 	if c.Occupant.Labels.IsZero() {
 		a.pub.Delete(c.Held.Number)
 	} else {

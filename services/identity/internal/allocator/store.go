@@ -183,6 +183,23 @@ type Holds struct {
 type HolderRecord struct {
 	Holder   Holder
 	Identity identity.Identity
+	Workload Workload
+}
+
+// Workload says what a holder is. Each field may be empty; nothing fills them yet.
+type Workload struct {
+	Manager   string   // who made it, for example "kubernetes"
+	Network   string   // name of the CNI network
+	Pod       string   // namespace/name
+	Addresses []string // of the endpoint
+}
+
+// HoldsChange is what changed in the holds since they were last saved.
+type HoldsChange struct {
+	Put           []HolderRecord // new, or moved
+	Drop          []Holder       // hold nothing any more
+	NextNodeLocal identity.Numeric
+	Session       string
 }
 
 // Known is what this node knows of the cluster.
@@ -193,11 +210,22 @@ type Known struct {
 	Heard time.Time
 }
 
+// KnownChange is what changed in it.
+type KnownChange struct {
+	Put   []identity.Identity
+	Drop  []identity.Numeric
+	Heard time.Time
+}
+
 // Records is the memory of this node. What a method was given survives this
-// process, however it ends, once the method returned nil.
+// process, however it ends, once the method returned nil. All may be called
+// concurrently.
 type Records interface {
-	SaveHolds(Holds) error
-	// SaveKnown stores the identities of the cluster that this node knows: a
-	// cache for the time without the store.
-	SaveKnown(Known) error
+	SaveHolds(HoldsChange) error
+	// NoteKnown remembers a change in what is known of the cluster, for this
+	// boot of the machine, until SaveKnown was called with it.
+	NoteKnown(KnownChange) error
+	// SaveKnown remembers such a change over a reboot, too. The first one
+	// makes what is known a listing of the cluster.
+	SaveKnown(KnownChange) error
 }

@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -53,11 +55,7 @@ func quick() nodeConfig {
 // startNode starts a process of a node on the state that dir has.
 func startNode(t testing.TB, endpoint, name, dir string, cfg nodeConfig) *node {
 	t.Helper()
-	boot, err := snapshot.BootID()
-	if err != nil {
-		t.Fatal(err)
-	}
-	files, err := snapshot.Open(dir, name, boot)
+	files, err := snapshot.Open(dir, name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +65,7 @@ func startNode(t testing.TB, endpoint, name, dir string, cfg nodeConfig) *node {
 	}
 	store, err := New(Config{
 		Client: Client{Endpoints: []string{endpoint}}, Prefix: testPrefix, Node: name, TTL: cfg.ttl, AliveTTL: cfg.aliveTTL,
-		Incarnation: last.Incarnation, Boot: boot, Session: last.Holds.Session,
+		Incarnation: last.Incarnation, Boot: files.BootID(), Session: last.Holds.Session,
 		Timeout: cfg.StoreTimeout, Listen: cfg.Rest / 4, Log: cfg.Log,
 	})
 	if err != nil {
@@ -670,5 +668,39 @@ func TestRestoredBackupIsNoticed(t *testing.T) {
 	}
 	for name, n := range map[string]*node{"a": a, "b": b} {
 		storetest.Eventually(t, name+" sees a new identity", func() bool { _, _, err := n.Get(fresh.Number); return err == nil })
+	}
+}
+
+// TestKilledNodeKnowsWhatItToldReaders proves INV-15 for what was learned just
+// before a kill: the state directory is copied while the process runs.
+func TestKilledNodeKnowsWhatItToldReaders(t *testing.T) {
+	t.Parallel() // it mostly waits
+	s := etcdtest.Start(t)
+	cfg := quick()
+	cfg.KnownDelay = time.Hour // the cache is never written but at the end
+	a := startNode(t, s.Endpoint, "a", t.TempDir(), quick())
+	a.connected()
+	b := startNode(t, s.Endpoint, "b", t.TempDir(), quick())
+	b.connected()
+	b.stop() // it has a cache
+	b = startNode(t, s.Endpoint, "b", b.dir, cfg)
+	b.connected()
+	id, err := a.Hold(t.Context(), holder(1), storetest.Labels(t, "x"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	storetest.Eventually(t, "b tells readers", func() bool { _, _, err := b.Get(id.Number); return err == nil })
+	killed := filepath.Join(t.TempDir(), "state")
+	if err := os.CopyFS(killed, os.DirFS(b.dir)); err != nil { // what kill -9 leaves
+		t.Fatal(err)
+	}
+	s.Down()
+	b.stop()
+	b = startNode(t, s.Endpoint, "b", killed, cfg)
+	if ready, _ := b.Ready(); !ready {
+		t.Error("not ready, although there is a cache")
+	}
+	if got, err := b.Hold(t.Context(), holder(2), id.Labels, false); err != nil || got.Number != id.Number {
+		t.Errorf("hold: %v, %v, want %v", got, err, id)
 	}
 }

@@ -64,11 +64,14 @@ func serve(t *testing.T, opts ...option) *service {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	files, err := snapshot.Open(dir, "n1", "11111111-2222-3333-4444-555555555555")
+	files, err := snapshot.Open(dir, "n1")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { files.Close() })
+	if _, err := files.Load(); err != nil {
+		t.Fatal(err)
+	}
 	filter, err := identity.NewFilter(nil, nil)
 	if err != nil {
 		t.Fatal(err)

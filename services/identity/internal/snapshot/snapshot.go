@@ -4,24 +4,30 @@
 // Package snapshot keeps on disk what this service may not forget, and what it
 // would like to remember.
 //
-// Two files with different rights to exist:
+// Three files with different rights to exist:
 //
-//   - holds.<boot id>.json says who holds which number. It is state: written
-//     before the answer that depends on it, and refused when it is damaged, because
-//     starting without it would let the cluster collect numbers that endpoints use.
-//   - known.json is a cache of the cluster's identities for the time without
-//     etcd. A damaged one is put aside and read again from etcd: nothing that
+//   - holds.<boot id>.db says who holds which number, and what was learned of
+//     the cluster since known.db was written. It is state: written before the
+//     answer, and before readers, and refused when it is corrupt, because starting
+//     without it would let the cluster collect numbers that endpoints use.
+//   - known.db is a cache of the cluster's identities for the time without
+//     etcd. A corrupt one is put aside and read again from etcd: nothing that
 //     was answered depends on it, since the holds carry label sets themselves.
+//   - incarnation.json tells this directory from that of another node with the
+//     same name, and for which boot there is a file of holds.
 //
 // Holders belong to a boot of the machine, because no endpoint survives one:
 // files that another boot wrote are removed unread. So the holds need to
 // survive a killed process, which the page cache does, and not a loss of
-// power, which fsync costs milliseconds for in every answer.
+// power, which fsync costs milliseconds for in every answer. The cache is
+// synced; one commit has the changes of some seconds.
 package snapshot
 
 import (
 	"crypto/rand"
+	"encoding/binary"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -29,75 +35,80 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/durable"
+	"github.com/sluice-net/sluice/kit/store"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/identity"
 )
 
 // Names of the files.
 const (
-	KnownFile   = "known.json"
-	DamagedFile = "known.json.damaged"
-	LockFile    = "lock"
-
+	KnownFile       = "known.db"
+	DamagedFile     = "known.db.damaged"
 	IncarnationFile = "incarnation.json"
+
+	holdsName = "holds.db" // with the boot id in it
 )
 
-// lockWait is how long Open waits for a process that is on its way out.
-const lockWait = 3 * time.Second
-
 // HoldsFile is the name of the holds of one boot.
-func HoldsFile(bootID string) string { return "holds." + bootID + ".json" }
+func HoldsFile(bootID string) string { return "holds." + bootID + ".db" }
 
-// maxFile bounds what is read, in bytes: all numbers of a cluster with long labels.
-const maxFile = 256 << 20
+// Buckets.
+const (
+	bucketHolders    = "holders"    // holder → holderRecord
+	bucketRecent     = "recent"     // number → text of the set; empty: the number was collected
+	bucketState      = "state"      // see the keys
+	bucketIdentities = "identities" // number → text of the set
+)
 
-// The kinds of record. Their fields are never given another meaning.
+// Keys of bucketState.
 var (
-	holdsSchema       = durable.Schema{Name: "sluice.identity.holds", Version: 1}
-	incarnationSchema = durable.Schema{Name: "sluice.identity.incarnation", Version: 1}
-	knownSchema       = durable.Schema{Name: "sluice.identity.known", Version: 1}
+	keyNode    = []byte("node")
+	keySession = []byte("session")
+	keyNext    = []byte("next node-local")
+	keyHeard   = []byte("heard") // milliseconds since 1970
 )
 
 // ErrOtherNode: the state belongs to a node of another name.
 var ErrOtherNode = errors.New("state of another node")
 
-type holdsRecord struct {
-	BootID        string         `json:"boot_id"`
-	Node          string         `json:"node"`
-	NextNodeLocal uint32         `json:"next_node_local"`
-	Session       string         `json:"session,omitempty"`
-	Holders       []holderRecord `json:"holders"`
-}
+var errRecord = errors.New("it has a record that this service does not write")
 
+// holderRecord is a value of bucketHolders. Its fields are never given another
+// meaning.
 type holderRecord struct {
-	Holder string `json:"holder"`
 	Number uint32 `json:"number"`
 	Labels string `json:"labels"` // canonical text
+
+	// What the holder is, if its caller said so.
+	Manager   string   `json:"manager,omitempty"`
+	Network   string   `json:"network,omitempty"`
+	Pod       string   `json:"pod,omitempty"` // namespace/name
+	Addresses []string `json:"addresses,omitempty"`
 }
 
-type knownRecord struct {
-	// Heard is when the store was last heard, in milliseconds since 1970. Files
-	// of older versions do not say: 0, never.
-	Heard      int64            `json:"heard,omitempty"`
-	Identities []identityRecord `json:"identities"`
+type incarnationRecord struct {
+	Incarnation string `json:"incarnation"`
+	Boot        string `json:"boot,omitempty"` // for which there is a file of holds
 }
 
-type identityRecord struct {
-	Number uint32 `json:"number"`
-	Labels string `json:"labels"` // canonical text
-}
+var incarnationSchema = durable.Schema{Name: "sluice.identity.incarnation", Version: 1}
 
-// Dir is the directory with both files. It is one process's at a time: of two
+// Dir is the directory with the files. It is one process's at a time: of two
 // that write holds each would forget those of the other, and the cluster would
-// collect numbers that endpoints use.
+// collect numbers that endpoints use. Its methods may be called concurrently.
 type Dir struct {
-	path   string
-	node   string
-	bootID string
-	lock   *os.File
+	dir  *store.Dir
+	node string
+	boot string
+
+	mu    sync.Mutex   // one change of holds at a time
+	holds *store.Store // guarded by mu
+	cache sync.Mutex   // one change of known at a time
+	known *store.Store // guarded by cache; nil if it cannot be written
 }
 
 // BootID reads the identifier that the kernel made at this boot.
@@ -109,107 +120,269 @@ func BootID() (string, error) {
 	return strings.TrimSpace(string(b)), nil
 }
 
-// Open takes an existing directory for this process and removes what a killed
-// one left half-written there. It is durable.ErrLocked, and nothing was
-// touched, while another process has it.
-func Open(path, node, bootID string) (*Dir, error) { return open(path, node, bootID, lockWait) }
-
-func open(path, node, bootID string, wait time.Duration) (*Dir, error) {
-	if !bootIDRE.MatchString(bootID) {
-		return nil, fmt.Errorf("boot id %.40q is not one", bootID)
-	}
-	lock, err := durable.Lock(filepath.Join(path, LockFile), wait)
+// Open takes a directory for this process, making it if only it is missing. It
+// is store.ErrLocked, and nothing was touched, while another process has it.
+func Open(path, node string) (*Dir, error) {
+	boot, err := BootID()
 	if err != nil {
+		return nil, err
+	}
+	if err := os.Mkdir(path, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, fmt.Errorf("state directory: %w", err)
 	}
-	if _, err := durable.RemoveTemp(path); err != nil {
-		lock.Close()
-		return nil, fmt.Errorf("state directory: %w", err)
+	// One that exists may be open to readers: the files in it are not.
+	dir, err := store.OpenDir(path, 0o755)
+	if err != nil {
+		return nil, err
 	}
-	return &Dir{path: path, node: node, bootID: bootID, lock: lock}, nil
+	return &Dir{dir: dir, node: node, boot: boot}, nil
 }
 
 // Close gives the directory to the next process.
-func (d *Dir) Close() error { return d.lock.Close() }
+func (d *Dir) Close() error {
+	var errs []error
+	for _, f := range []*store.Store{d.holds, d.known} {
+		if f != nil {
+			errs = append(errs, f.Close())
+		}
+	}
+	return errors.Join(append(errs, d.dir.Close())...)
+}
 
 // BootID is the boot that the holds belong to.
-func (d *Dir) BootID() string { return d.bootID }
+func (d *Dir) BootID() string { return d.boot }
 
 // Loaded is what a directory had.
 type Loaded struct {
 	// Incarnation is of this directory: random, made once, and lost with it.
 	Incarnation string
 	Holds       allocator.Holds
-	Removed     []string // names of files with holds of other boots
 	Known       allocator.Known
 	Cached      bool  // there was a cache, perhaps an empty one
 	Damaged     error // why the cache was put aside; nil if it was not
 }
 
-// Load reads both files. Its error is about the holds, and ends with what to do;
-// the file stays as it is.
-func (d *Dir) Load() (Loaded, error) {
-	var l Loaded
-	if err := d.removeOtherBoots(&l); err != nil {
+// Load reads the files, and makes those that are not there. Its error is about
+// the holds, and ends with what to do; the file stays as it is.
+func (d *Dir) Load() (l Loaded, err error) {
+	node, err := d.loadIncarnation()
+	if err != nil {
 		return Loaded{}, err
 	}
-	if err := d.loadIncarnation(&l); err != nil {
+	l.Incarnation = node.Incarnation
+	if err := d.openHolds(node); err != nil {
 		return Loaded{}, err
 	}
-	path := filepath.Join(d.path, HoldsFile(d.bootID))
-	var rec holdsRecord
-	switch err := durable.Load(path, maxFile, holdsSchema, &rec); {
-	case errors.Is(err, fs.ErrNotExist):
-	case err != nil:
-		return Loaded{}, fmt.Errorf("%w; without this file the cluster may reuse numbers of running endpoints: restore it, or remove it after the endpoints of this node are gone", err)
-	default:
-		if rec.Node != d.node {
-			return Loaded{}, fmt.Errorf("%s: %w: %q, this node is %q; remove the file if the node was renamed and has no endpoints", path, ErrOtherNode, rec.Node, d.node)
-		}
-		if l.Holds, err = rec.holds(); err != nil {
-			return Loaded{}, &durable.RecordError{File: path, Field: "data.holders", Err: fmt.Errorf("%w: %w", durable.ErrCorrupt, err)}
-		}
-		if rec.BootID != d.bootID {
-			return Loaded{}, &durable.RecordError{File: path, Field: "data.boot_id", Err: fmt.Errorf("%w: %.40q, the name says another", durable.ErrCorrupt, rec.BootID)}
+	recent := map[identity.Numeric]string{}
+	if l.Holds, err = d.loadHolds(recent); err != nil {
+		return Loaded{}, err
+	}
+	if node.Boot != d.boot {
+		node.Boot = d.boot
+		if err := d.saveIncarnation(node); err != nil {
+			return Loaded{}, err
 		}
 	}
-
-	path = filepath.Join(d.path, KnownFile)
-	var known knownRecord
-	err := durable.Load(path, maxFile, knownSchema, &known)
-	if err == nil {
-		l.Known.Identities, err = known.identities()
-	}
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-	case err != nil:
-		l.Damaged = fmt.Errorf("%s: %w", path, err)
-		if err := os.Rename(path, filepath.Join(d.path, DamagedFile)); err != nil {
+	l.Damaged = d.loadKnown(&l)
+	if l.Damaged != nil {
+		d.known = nil
+		path := filepath.Join(d.dir.Path(), KnownFile)
+		if err := os.Rename(path, filepath.Join(d.dir.Path(), DamagedFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return Loaded{}, errors.Join(l.Damaged, fmt.Errorf("put it aside: %w", err))
 		}
-	default:
-		l.Cached = true
-		if known.Heard > 0 {
-			l.Known.Heard = time.UnixMilli(known.Heard)
+		l.Known, l.Cached = allocator.Known{}, false
+		var again Loaded
+		if err := d.loadKnown(&again); err != nil {
+			return Loaded{}, errors.Join(l.Damaged, err)
 		}
 	}
-	return l, nil
+	if l.Cached {
+		if err := overlay(&l.Known, recent); err != nil {
+			return Loaded{}, d.holds.Refuse(err)
+		}
+	}
+	return l, d.removeOld()
+}
+
+// openHolds opens the holds of this boot, or makes them from the file that the
+// version before wrote.
+func (d *Dir) openHolds(node incarnationRecord) (err error) {
+	old, err := d.oldHolds()
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(d.dir.Path(), HoldsFile(d.boot))
+	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) && node.Boot == d.boot {
+		return fmt.Errorf("state file %s is %w: %s says that it was created in this boot, and it is absent; %s: mv %s %[4]s.refused",
+			path, store.ErrCorrupt, IncarnationFile, "without it the cluster may reuse numbers of running endpoints: restore it, or, when this node has no endpoints, begin without it",
+			filepath.Join(d.dir.Path(), IncarnationFile))
+	}
+	d.holds, err = d.dir.Open(store.Options{
+		Name: holdsName, Boot: true,
+		Layout: store.Layout{Format: "sluice-identity-holds", Version: 1, Buckets: []string{bucketHolders, bucketRecent, bucketState}},
+		Loss:   "this node has no endpoints (without it the cluster may reuse numbers of running endpoints)",
+		Doc:    `docs/identity.md, "When something is away"`,
+		Init: func(t *store.Tx) error {
+			t.Put(bucketState, keyNode, []byte(d.node))
+			return putHolds(t, allocator.HoldsChange{Put: old.Holders, NextNodeLocal: old.NextNodeLocal})
+		},
+	})
+	return err
+}
+
+func (d *Dir) loadHolds(recent map[identity.Numeric]string) (allocator.Holds, error) {
+	var h allocator.Holds
+	sets := map[identity.Numeric]string{}
+	err := d.holds.View(func(t *store.Tx) error {
+		if node := string(t.Get(bucketState, keyNode)); node != d.node {
+			return fmt.Errorf("%s: %w: %q, this node is %q; remove the file if the node was renamed and has no endpoints", d.holds.Path(), ErrOtherNode, node, d.node)
+		}
+		h.Session = string(t.Get(bucketState, keySession))
+		if next := t.Get(bucketState, keyNext); len(next) == 4 {
+			h.NextNodeLocal = identity.Numeric(binary.BigEndian.Uint32(next))
+		}
+		if err := t.ForEach(bucketHolders, func(k, v []byte) error {
+			r, err := parseHolder(k, v)
+			if err != nil {
+				return d.holds.Refuse(err)
+			}
+			if old, ok := sets[r.Identity.Number]; ok && old != r.Identity.Labels.Text() {
+				return d.holds.Refuse(fmt.Errorf("%w: number %d has two label sets", errRecord, r.Identity.Number))
+			}
+			sets[r.Identity.Number] = r.Identity.Labels.Text()
+			h.Holders = append(h.Holders, r)
+			return nil
+		}); err != nil {
+			return err
+		}
+		return t.ForEach(bucketRecent, func(k, v []byte) error {
+			if len(k) != 4 {
+				return d.holds.Refuse(fmt.Errorf("%w: key %x of recent", errRecord, k))
+			}
+			recent[identity.Numeric(binary.BigEndian.Uint32(k))] = string(v)
+			return nil
+		})
+	})
+	return h, err
+}
+
+func parseHolder(key, value []byte) (allocator.HolderRecord, error) {
+	holder, err := allocator.ParseHolder(string(key))
+	if err != nil {
+		return allocator.HolderRecord{}, fmt.Errorf("%w: %w", errRecord, err)
+	}
+	var r holderRecord
+	if err := json.Unmarshal(value, &r); err != nil {
+		return allocator.HolderRecord{}, fmt.Errorf("%w: %s: %w", errRecord, holder, err)
+	}
+	id, err := parseIdentity(r.Number, r.Labels)
+	if err != nil {
+		return allocator.HolderRecord{}, fmt.Errorf("%w: %s: %w", errRecord, holder, err)
+	}
+	if s := id.Number.Scope(); s != identity.ScopeCluster && s != identity.ScopeNodeLocal {
+		return allocator.HolderRecord{}, fmt.Errorf("%w: %s: %d is no number that can be held", errRecord, holder, r.Number)
+	}
+	return allocator.HolderRecord{
+		Holder: holder, Identity: id,
+		Workload: allocator.Workload{Manager: r.Manager, Network: r.Network, Pod: r.Pod, Addresses: r.Addresses},
+	}, nil
+}
+
+func parseIdentity(number uint32, text string) (identity.Identity, error) {
+	labels, err := identity.ParseLabels(text)
+	if err != nil {
+		return identity.Identity{}, fmt.Errorf("number %d: %w", number, err)
+	}
+	if labels.Has(identity.SourceReserved) {
+		return identity.Identity{}, fmt.Errorf("number %d has reserved labels", number)
+	}
+	return identity.Identity{Number: identity.Numeric(number), Labels: labels}, nil
+}
+
+// loadKnown opens the cache, or makes it from the file that the version before
+// wrote, and reads it.
+func (d *Dir) loadKnown(l *Loaded) (err error) {
+	old, cached := d.oldKnown()
+	d.known, err = d.dir.Open(store.Options{
+		Name: KnownFile, Unlisted: true,
+		Layout: store.Layout{Format: "sluice-identity-known", Version: 1, Buckets: []string{bucketIdentities, bucketState}},
+		Loss:   "etcd answers",
+		Init: func(t *store.Tx) error {
+			putKnown(t, allocator.KnownChange{Put: old.Identities, Heard: old.Heard})
+			return nil
+		},
+	})
+	if err != nil {
+		return err
+	}
+	l.Cached = cached || !d.known.Fresh()
+	seen := map[string]bool{}
+	err = d.known.View(func(t *store.Tx) error {
+		if heard := t.Get(bucketState, keyHeard); len(heard) == 8 {
+			l.Known.Heard = time.UnixMilli(int64(binary.BigEndian.Uint64(heard)))
+		}
+		// A file that was made and got no listing yet is no cache.
+		l.Cached = l.Cached && t.Get(bucketState, keyListed) != nil
+		return t.ForEach(bucketIdentities, func(k, v []byte) error {
+			if len(k) != 4 {
+				return d.known.Refuse(fmt.Errorf("%w: key %x", errRecord, k))
+			}
+			id, err := parseIdentity(binary.BigEndian.Uint32(k), string(v))
+			if err != nil || id.Number.Scope() != identity.ScopeCluster || seen[string(v)] {
+				return d.known.Refuse(fmt.Errorf("%w: number %d: %w", errRecord, binary.BigEndian.Uint32(k), err))
+			}
+			seen[string(v)] = true
+			l.Known.Identities = append(l.Known.Identities, id)
+			return nil
+		})
+	})
+	if err != nil {
+		err = errors.Join(err, d.known.Close())
+	}
+	return err
+}
+
+// keyListed is there once the cache is a listing of the cluster.
+var keyListed = []byte("listed")
+
+// overlay brings what the cache has up to what was learned since.
+func overlay(k *allocator.Known, recent map[identity.Numeric]string) error {
+	out := k.Identities[:0]
+	for _, id := range k.Identities {
+		if _, ok := recent[id.Number]; !ok {
+			out = append(out, id)
+		}
+	}
+	for n, text := range recent {
+		if text == "" {
+			continue
+		}
+		id, err := parseIdentity(uint32(n), text)
+		if err != nil {
+			return fmt.Errorf("%w: recent: %w", errRecord, err)
+		}
+		out = append(out, id)
+	}
+	k.Identities = out
+	return nil
 }
 
 // loadIncarnation reads the name of this directory, or makes it. One that is
-// damaged is made anew: it only costs the time until the old one's lease ends.
-func (d *Dir) loadIncarnation(l *Loaded) error {
-	path := filepath.Join(d.path, IncarnationFile)
+// corrupt is made anew: it only costs the time until the old one's lease ends.
+func (d *Dir) loadIncarnation() (incarnationRecord, error) {
 	var rec incarnationRecord
-	err := durable.Load(path, 4096, incarnationSchema, &rec)
+	err := durable.Load(filepath.Join(d.dir.Path(), IncarnationFile), 4096, incarnationSchema, &rec)
 	if err == nil && incarnationRE.MatchString(rec.Incarnation) {
-		l.Incarnation = rec.Incarnation
-		return nil
+		return rec, nil
 	}
 	var random [16]byte
 	rand.Read(random[:]) //nolint:errcheck // never fails
-	l.Incarnation = hex.EncodeToString(random[:])
-	if err := durable.Save(path, incarnationSchema, incarnationRecord{l.Incarnation}, durable.SyncFile); err != nil {
+	rec = incarnationRecord{Incarnation: hex.EncodeToString(random[:])}
+	return rec, d.saveIncarnation(rec)
+}
+
+func (d *Dir) saveIncarnation(rec incarnationRecord) error {
+	if err := durable.Save(filepath.Join(d.dir.Path(), IncarnationFile), incarnationSchema, rec, durable.SyncFile); err != nil {
 		return fmt.Errorf("incarnation: %w", err)
 	}
 	return nil
@@ -217,105 +390,91 @@ func (d *Dir) loadIncarnation(l *Loaded) error {
 
 var incarnationRE = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
-type incarnationRecord struct {
-	Incarnation string `json:"incarnation"`
+// SaveHolds implements allocator.Records.
+func (d *Dir) SaveHolds(c allocator.HoldsChange) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.holds.Update(func(t *store.Tx) error { return putHolds(t, c) })
 }
 
-// removeOtherBoots removes holds that no endpoint can have any more.
-func (d *Dir) removeOtherBoots(l *Loaded) error {
-	entries, err := os.ReadDir(d.path)
-	if err != nil {
-		return fmt.Errorf("state directory: %w", err)
+func putHolds(t *store.Tx, c allocator.HoldsChange) error {
+	for _, holder := range c.Drop {
+		t.Delete(bucketHolders, []byte(holder))
 	}
-	for _, e := range entries {
-		boot, ok := strings.CutPrefix(e.Name(), "holds.")
-		boot, ok2 := strings.CutSuffix(boot, ".json")
-		if !ok || !ok2 || boot == d.bootID || !bootIDRE.MatchString(boot) || !e.Type().IsRegular() {
-			continue
+	for _, r := range c.Put {
+		w := r.Workload
+		value, err := json.Marshal(holderRecord{
+			Number: uint32(r.Identity.Number), Labels: r.Identity.Labels.Text(),
+			Manager: w.Manager, Network: w.Network, Pod: w.Pod, Addresses: w.Addresses,
+		})
+		if err != nil {
+			return err
 		}
-		if err := os.Remove(filepath.Join(d.path, e.Name())); err != nil {
-			return fmt.Errorf("holds of an earlier boot: %w", err)
-		}
-		l.Removed = append(l.Removed, e.Name())
+		t.Put(bucketHolders, []byte(r.Holder), value)
 	}
+	t.Put(bucketState, keyNext, key(c.NextNodeLocal))
+	t.Put(bucketState, keySession, []byte(c.Session))
 	return nil
 }
 
-var bootIDRE = regexp.MustCompile(`^[0-9a-f-]{36}$`)
+func key(n identity.Numeric) []byte { return binary.BigEndian.AppendUint32(nil, uint32(n)) }
 
-func (r holdsRecord) holds() (allocator.Holds, error) {
-	h := allocator.Holds{NextNodeLocal: identity.Numeric(r.NextNodeLocal), Session: r.Session}
-	sets := map[identity.Numeric]string{}
-	seen := map[allocator.Holder]bool{}
-	for _, x := range r.Holders {
-		holder, err := allocator.ParseHolder(x.Holder)
-		if err != nil {
-			return allocator.Holds{}, err
+// NoteKnown implements allocator.Records.
+func (d *Dir) NoteKnown(c allocator.KnownChange) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.holds.Update(func(t *store.Tx) error {
+		for _, n := range c.Drop {
+			t.Put(bucketRecent, key(n), nil)
 		}
-		id, err := identityRecord{Number: x.Number, Labels: x.Labels}.identity()
-		if err != nil {
-			return allocator.Holds{}, fmt.Errorf("%s: %w", holder, err)
+		for _, id := range c.Put {
+			t.Put(bucketRecent, key(id.Number), []byte(id.Labels.Text()))
 		}
-		if s := id.Number.Scope(); s != identity.ScopeCluster && s != identity.ScopeNodeLocal {
-			return allocator.Holds{}, fmt.Errorf("%s: %d is no number that can be held", holder, x.Number)
-		}
-		if old, ok := sets[id.Number]; ok && old != x.Labels {
-			return allocator.Holds{}, fmt.Errorf("%s: number %d has two label sets", holder, x.Number)
-		}
-		if seen[holder] {
-			return allocator.Holds{}, fmt.Errorf("%s is there twice", holder)
-		}
-		sets[id.Number], seen[holder] = x.Labels, true
-		h.Holders = append(h.Holders, allocator.HolderRecord{Holder: holder, Identity: id})
-	}
-	return h, nil
-}
-
-func (r knownRecord) identities() ([]identity.Identity, error) {
-	out := make([]identity.Identity, 0, len(r.Identities))
-	seen := make(map[identity.Numeric]bool, len(r.Identities))
-	for _, x := range r.Identities {
-		id, err := x.identity()
-		if err != nil {
-			return nil, err
-		}
-		if id.Number.Scope() != identity.ScopeCluster || seen[id.Number] {
-			return nil, fmt.Errorf("number %d is not one of the cluster, or there twice", x.Number)
-		}
-		seen[id.Number] = true
-		out = append(out, id)
-	}
-	return out, nil
-}
-
-func (r identityRecord) identity() (identity.Identity, error) {
-	labels, err := identity.ParseLabels(r.Labels)
-	if err != nil {
-		return identity.Identity{}, fmt.Errorf("number %d: %w", r.Number, err)
-	}
-	if labels.Has(identity.SourceReserved) {
-		return identity.Identity{}, fmt.Errorf("number %d has reserved labels", r.Number)
-	}
-	return identity.Identity{Number: identity.Numeric(r.Number), Labels: labels}, nil
-}
-
-// SaveHolds implements allocator.Records.
-func (d *Dir) SaveHolds(h allocator.Holds) error {
-	rec := holdsRecord{BootID: d.bootID, Node: d.node, NextNodeLocal: uint32(h.NextNodeLocal), Session: h.Session, Holders: make([]holderRecord, len(h.Holders))}
-	for i, x := range h.Holders {
-		rec.Holders[i] = holderRecord{Holder: x.Holder.String(), Number: uint32(x.Identity.Number), Labels: x.Identity.Labels.Text()}
-	}
-	return durable.Save(filepath.Join(d.path, HoldsFile(d.bootID)), holdsSchema, rec, durable.SyncNone)
+		return nil
+	})
 }
 
 // SaveKnown implements allocator.Records.
-func (d *Dir) SaveKnown(k allocator.Known) error {
-	rec := knownRecord{Identities: make([]identityRecord, len(k.Identities))}
-	if !k.Heard.IsZero() {
-		rec.Heard = k.Heard.UnixMilli()
+func (d *Dir) SaveKnown(c allocator.KnownChange) error {
+	d.cache.Lock()
+	err := d.known.Update(func(t *store.Tx) error {
+		putKnown(t, c)
+		return nil
+	})
+	d.cache.Unlock()
+	if err != nil {
+		return err
 	}
-	for i, id := range k.Identities {
-		rec.Identities[i] = identityRecord{Number: uint32(id.Number), Labels: id.Labels.Text()}
+	// What the cache has need not be noted, unless it changed again.
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.holds.Update(func(t *store.Tx) error {
+		for _, n := range c.Drop {
+			if v := t.Get(bucketRecent, key(n)); len(v) == 0 {
+				t.Delete(bucketRecent, key(n))
+			}
+		}
+		for _, id := range c.Put {
+			if string(t.Get(bucketRecent, key(id.Number))) == id.Labels.Text() {
+				t.Delete(bucketRecent, key(id.Number))
+			}
+		}
+		return nil
+	})
+}
+
+func putKnown(t *store.Tx, c allocator.KnownChange) {
+	for _, n := range c.Drop {
+		t.Delete(bucketIdentities, key(n))
 	}
-	return durable.Save(filepath.Join(d.path, KnownFile), knownSchema, rec, durable.SyncFile)
+	for _, id := range c.Put {
+		t.Put(bucketIdentities, key(id.Number), []byte(id.Labels.Text()))
+	}
+	if !c.Heard.IsZero() {
+		t.Put(bucketState, keyHeard, binary.BigEndian.AppendUint64(nil, uint64(c.Heard.UnixMilli())))
+	}
+	if c.Heard.IsZero() && len(c.Put)+len(c.Drop) == 0 {
+		return // a new file
+	}
+	t.Put(bucketState, keyListed, []byte{1})
 }

@@ -5,27 +5,28 @@ package snapshot
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/kit/store"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/identity"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-const (
-	boot1 = "11111111-2222-3333-4444-555555555555"
-	boot2 = "99999999-2222-3333-4444-555555555555"
-)
+const otherBoot = "99999999-2222-3333-4444-555555555555"
 
 func id(t testing.TB, n identity.Numeric, app string) identity.Identity {
 	t.Helper()
@@ -36,265 +37,374 @@ func id(t testing.TB, n identity.Numeric, app string) identity.Identity {
 	return identity.Identity{Number: n, Labels: l}
 }
 
+func opened(t testing.TB, path, node string) (*Dir, Loaded, error) {
+	t.Helper()
+	d, err := Open(path, node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := d.Load()
+	slices.SortFunc(l.Holds.Holders, func(x, y allocator.HolderRecord) int { return cmp.Compare(x.Holder, y.Holder) })
+	slices.SortFunc(l.Known.Identities, identity.Compare)
+	return d, l, err
+}
+
 // load is a start: it opens the directory, loads and gives it back.
-func load(t testing.TB, path, node, boot string) (Loaded, error) {
+func load(t testing.TB, path, node string) (Loaded, error) {
 	t.Helper()
-	d, err := Open(path, node, boot)
+	d, l, err := opened(t, path, node)
+	if cerr := d.Close(); cerr != nil {
+		t.Fatal(cerr)
+	}
+	return l, err
+}
+
+func boot(t testing.TB) string {
+	t.Helper()
+	b, err := BootID()
+	if err != nil || len(b) != 36 {
+		t.Fatalf("boot id %q, %v", b, err)
+	}
+	return b
+}
+
+// stateDir is not there yet: the service makes it.
+func stateDir(t testing.TB) string { return filepath.Join(t.TempDir(), "state") }
+
+func saved(t testing.TB) (path string, want Loaded) {
+	t.Helper()
+	path = stateDir(t)
+	d, l, err := opened(t, path, "n1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer d.Close()
-	return d.Load()
-}
-
-func saved(t testing.TB) (path string, holds allocator.Holds, known allocator.Known) {
-	t.Helper()
-	path = t.TempDir()
-	holds = allocator.Holds{NextNodeLocal: identity.MinNodeLocal + 7, Session: "1 2", Holders: []allocator.HolderRecord{
-		{Holder: allocator.EndpointHolder("c1", "eth0"), Identity: id(t, 300, "web;=\\")},
-		{Holder: allocator.EndpointHolder("c2", "eth0"), Identity: id(t, 300, "web;=\\")},
-		{Holder: allocator.ReferenceHolder("x"), Identity: id(t, identity.MinNodeLocal, "local")},
-	}}
-	known = allocator.Known{Identities: []identity.Identity{id(t, 300, "web;=\\"), id(t, 301, "db")}, Heard: time.UnixMilli(1_700_000_000_123)}
-	d, err := Open(path, "n1", boot1)
-	if err != nil {
+	want = Loaded{
+		Incarnation: l.Incarnation, Cached: true,
+		Holds: allocator.Holds{NextNodeLocal: identity.MinNodeLocal + 7, Session: "1 2", Holders: []allocator.HolderRecord{
+			{Holder: allocator.EndpointHolder("c1", "eth0"), Identity: id(t, 300, "web;=\\"), Workload: allocator.Workload{
+				Manager: "kubernetes", Network: "pods", Pod: "shop/web-0", Addresses: []string{"10.0.0.2", "fd00::2"},
+			}},
+			{Holder: allocator.EndpointHolder("c2", "eth0"), Identity: id(t, 300, "web;=\\")},
+			{Holder: allocator.ReferenceHolder("x"), Identity: id(t, identity.MinNodeLocal, "local")},
+		}},
+		Known: allocator.Known{Identities: []identity.Identity{id(t, 300, "web;=\\"), id(t, 301, "db")}, Heard: time.UnixMilli(1_700_000_000_123)},
+	}
+	if err := errors.Join(
+		d.SaveHolds(allocator.HoldsChange{Put: want.Holds.Holders, NextNodeLocal: want.Holds.NextNodeLocal, Session: want.Holds.Session}),
+		d.SaveKnown(allocator.KnownChange{Put: want.Known.Identities, Heard: want.Known.Heard}),
+		d.Close(),
+	); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(d.SaveHolds(holds), d.SaveKnown(known), d.Close()); err != nil {
-		t.Fatal(err)
-	}
-	return path, holds, known
-}
-
-// TestCacheOfAnOlderVersionWasNeverHeard: files without a time must not be
-// taken for fresh.
-func TestCacheOfAnOlderVersionWasNeverHeard(t *testing.T) {
-	path := t.TempDir()
-	old := `{"identities":[{"number":300,"labels":"k8s:app=web;"}]}`
-	if err := durable.Save(filepath.Join(path, KnownFile), knownSchema, json.RawMessage(old), durable.SyncNone); err != nil {
-		t.Fatal(err)
-	}
-	got, err := load(t, path, "n1", boot1)
-	if err != nil || !got.Cached || len(got.Known.Identities) != 1 || !got.Known.Heard.IsZero() {
-		t.Errorf("loaded %+v, %v, want one identity, never heard", got, err)
-	}
+	return path, want
 }
 
 func TestWhatWasSavedIsLoaded(t *testing.T) {
-	path, holds, known := saved(t)
-	got, err := load(t, path, "n1", boot1)
-	want := Loaded{Incarnation: got.Incarnation, Holds: holds, Known: known, Cached: true}
-	if err != nil || !reflect.DeepEqual(got, want) {
+	path, want := saved(t)
+	if got, err := load(t, path, "n1"); err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("loaded %+v, %v\nwant %+v", got, err, want)
 	}
 }
 
-// TestLongestReferenceIsReadAgain: whatever the API accepts.
-func TestLongestReferenceIsReadAgain(t *testing.T) {
-	path := t.TempDir()
-	d, err := Open(path, "n1", boot1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := allocator.Holds{NextNodeLocal: identity.MinNodeLocal, Holders: []allocator.HolderRecord{
-		{Holder: allocator.ReferenceHolder(strings.Repeat("😀", 256)), Identity: id(t, 300, "web")},
-	}}
-	if err := errors.Join(d.SaveHolds(want), d.Close()); err != nil {
-		t.Fatal(err)
-	}
-	if got, err := load(t, path, "n1", boot1); err != nil || !reflect.DeepEqual(got.Holds, want) {
-		t.Errorf("loaded %+v, %v", got, err)
-	}
-}
-
 func TestEmptyDirectoryIsAFirstStart(t *testing.T) {
-	got, err := load(t, t.TempDir(), "n1", boot1)
-	if err != nil || !reflect.DeepEqual(got, Loaded{Incarnation: got.Incarnation}) {
+	got, err := load(t, stateDir(t), "n1")
+	if err != nil || !reflect.DeepEqual(got, Loaded{Incarnation: got.Incarnation}) || len(got.Incarnation) != 32 {
 		t.Errorf("loaded %+v, %v, want nothing", got, err)
 	}
 }
 
-func TestHoldersOfAnotherBootAreDropped(t *testing.T) {
-	path, _, known := saved(t)
-	// A loss of power may leave anything; it is not even looked at.
-	if err := os.WriteFile(filepath.Join(path, HoldsFile(boot1)), nil, 0o600); err != nil {
+func TestChangesAreAddedToWhatWasSaved(t *testing.T) {
+	path, want := saved(t)
+	d, _, err := opened(t, path, "n1")
+	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := load(t, path, "n1", boot2)
-	if want := (Loaded{Incarnation: got.Incarnation, Removed: []string{HoldsFile(boot1)}, Known: known, Cached: true}); err != nil || !reflect.DeepEqual(got, want) {
-		t.Errorf("loaded %+v, %v, want %+v", got, err, want)
+	moved := want.Holds.Holders[1]
+	moved.Identity = id(t, 302, "new")
+	if err := errors.Join(
+		d.SaveHolds(allocator.HoldsChange{Put: []allocator.HolderRecord{moved}, Drop: []allocator.Holder{want.Holds.Holders[2].Holder}, NextNodeLocal: identity.MinNodeLocal, Session: "3 4"}),
+		d.SaveKnown(allocator.KnownChange{Put: []identity.Identity{id(t, 302, "new")}, Drop: []identity.Numeric{301}, Heard: time.UnixMilli(1_800_000_000_000)}),
+		d.Close(),
+	); err != nil {
+		t.Fatal(err)
 	}
-	if left, err := filepath.Glob(filepath.Join(path, "holds.*")); err != nil || len(left) != 0 {
-		t.Errorf("left: %v, %v", left, err)
+	want.Holds = allocator.Holds{NextNodeLocal: identity.MinNodeLocal, Session: "3 4", Holders: []allocator.HolderRecord{want.Holds.Holders[0], moved}}
+	want.Known = allocator.Known{Identities: []identity.Identity{id(t, 300, "web;=\\"), id(t, 302, "new")}, Heard: time.UnixMilli(1_800_000_000_000)}
+	if got, err := load(t, path, "n1"); err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("loaded %+v, %v\nwant %+v", got, err, want)
+	}
+}
+
+// TestNotedChangesAreKnownAfterAKill: between two writes of the cache.
+func TestNotedChangesAreKnownAfterAKill(t *testing.T) {
+	path, want := saved(t)
+	d, _, err := opened(t, path, "n1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	note := func(d *Dir, c allocator.KnownChange) {
+		t.Helper()
+		if err := d.NoteKnown(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	note(d, allocator.KnownChange{Put: []identity.Identity{id(t, 302, "new"), id(t, 303, "newer")}})
+	note(d, allocator.KnownChange{Drop: []identity.Numeric{301, 303}})
+	if err := d.Close(); err != nil { // nothing else is written at the end
+		t.Fatal(err)
+	}
+	want.Known.Identities = []identity.Identity{id(t, 300, "web;=\\"), id(t, 302, "new")}
+	d, got, err := opened(t, path, "n1")
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("loaded %+v, %v\nwant %+v", got, err, want)
+	}
+	// Once the cache has it, it is noted no more; what changed again is.
+	note(d, allocator.KnownChange{Put: []identity.Identity{id(t, 304, "late")}})
+	if err := errors.Join(d.SaveKnown(allocator.KnownChange{
+		Put: []identity.Identity{id(t, 302, "new")}, Drop: []identity.Numeric{301, 303, 304}, Heard: want.Known.Heard,
+	}), d.Close()); err != nil {
+		t.Fatal(err)
+	}
+	d, got, err = opened(t, path, "n1")
+	want.Known.Identities = append(want.Known.Identities, id(t, 304, "late"))
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("loaded %+v, %v\nwant %+v", got, err, want)
+	}
+	left := 0
+	if err := d.holds.View(func(tx *store.Tx) error {
+		return tx.ForEach(bucketRecent, func(_, _ []byte) error { left++; return nil })
+	}); err != nil || left != 1 {
+		t.Errorf("%d changes are noted, %v, want 1", left, err)
+	}
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestHoldersOfAnotherBootAreDropped(t *testing.T) {
+	path, want := saved(t)
+	// Of whatever content.
+	for _, name := range []string{HoldsFile(otherBoot), oldHoldsFile(otherBoot)} {
+		if err := os.WriteFile(filepath.Join(path, name), []byte("junk"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := load(t, path, "n1"); err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("loaded %+v, %v\nwant %+v", got, err, want)
+	}
+	for _, name := range []string{HoldsFile(otherBoot), oldHoldsFile(otherBoot)} {
+		if _, err := os.Stat(filepath.Join(path, name)); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is still there: %v", name, err)
+		}
+	}
+	// As after a reboot: the holds and what belongs to them are gone, the cache is not.
+	rec := incarnationRecord{Incarnation: want.Incarnation, Boot: otherBoot}
+	if err := errors.Join(
+		os.Rename(filepath.Join(path, HoldsFile(boot(t))), filepath.Join(path, HoldsFile(otherBoot))),
+		durable.Save(filepath.Join(path, IncarnationFile), incarnationSchema, rec, durable.SyncNone),
+	); err != nil {
+		t.Fatal(err)
+	}
+	want.Holds = allocator.Holds{}
+	if got, err := load(t, path, "n1"); err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("after a reboot: loaded %+v, %v\nwant %+v", got, err, want)
 	}
 }
 
 func TestStateOfAnotherNodeIsRefused(t *testing.T) {
-	path, _, _ := saved(t)
-	if _, err := load(t, path, "n2", boot1); !errors.Is(err, ErrOtherNode) || !strings.Contains(err.Error(), HoldsFile(boot1)) {
-		t.Errorf("load: %v, want ErrOtherNode with the file's name", err)
+	path, _ := saved(t)
+	if _, err := load(t, path, "n2"); !errors.Is(err, ErrOtherNode) || !strings.Contains(err.Error(), HoldsFile(boot(t))) {
+		t.Errorf("error %v, want ErrOtherNode that names the file", err)
 	}
 }
 
-func TestDamagedHoldsAreRefusedAndLeftAlone(t *testing.T) {
-	path, _, _ := saved(t)
-	file := filepath.Join(path, HoldsFile(boot1))
-	good, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
+// TestCorruptHoldsAreRefusedAndLeftAlone: starting without them would let the
+// cluster collect numbers that endpoints use.
+func TestCorruptHoldsAreRefusedAndLeftAlone(t *testing.T) {
+	corrupt := map[string]func(path string, whole []byte) error{
+		"absent": func(path string, _ []byte) error { return os.Remove(path) },
+		"empty":  func(path string, _ []byte) error { return os.WriteFile(path, nil, 0o600) },
+		"junk":   func(path string, _ []byte) error { return os.WriteFile(path, []byte("junk"), 0o600) },
+		"cut":    func(path string, whole []byte) error { return os.WriteFile(path, whole[:len(whole)/2], 0o600) },
+		"garbled": func(path string, whole []byte) error {
+			return os.WriteFile(path, bytes.ReplaceAll(whole, []byte("k8s:app=web"), []byte("k8s:app=xxx")), 0o600)
+		},
 	}
-	for name, bad := range map[string][]byte{
-		"empty":         {},
-		"cut":           good[:len(good)/2],
-		"flipped":       bytes.Replace(good, []byte("300"), []byte("301"), 1),
-		"another kind":  bytes.Replace(good, []byte("identity.holds"), []byte("identity.known"), 1),
-		"not a file":    nil,
-		"two sets":      encoded(t, holdsRecord{BootID: boot1, Node: "n1", Holders: []holderRecord{{"endpoint:a/b", 300, "k8s:a=;"}, {"endpoint:c/b", 300, "k8s:b=;"}}}),
-		"twice":         encoded(t, holdsRecord{BootID: boot1, Node: "n1", Holders: []holderRecord{{"endpoint:a/b", 300, "k8s:a=;"}, {"endpoint:a/b", 300, "k8s:a=;"}}}),
-		"reserved":      encoded(t, holdsRecord{BootID: boot1, Node: "n1", Holders: []holderRecord{{"endpoint:a/b", 1, "reserved:host=;"}}}),
-		"not canonical": encoded(t, holdsRecord{BootID: boot1, Node: "n1", Holders: []holderRecord{{"endpoint:a/b", 300, "k8s:b=;k8s:a=;"}}}),
-		"strange owner": encoded(t, holdsRecord{BootID: boot1, Node: "n1", Holders: []holderRecord{{"pod:a/b", 300, "k8s:a=;"}}}),
-		"no boot":       encoded(t, holdsRecord{BootID: "", Node: "n1"}),
-		"other boot":    encoded(t, holdsRecord{BootID: boot2, Node: "n1"}),
-	} {
-		if err := os.RemoveAll(file); err != nil {
-			t.Fatal(err)
-		}
-		if name == "not a file" {
-			err = os.Mkdir(file, 0o700)
-		} else {
-			err = os.WriteFile(file, bad, 0o600)
-		}
+	for name, damage := range corrupt {
+		path, _ := saved(t)
+		file := filepath.Join(path, HoldsFile(boot(t)))
+		whole, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := load(t, path, "n1", boot1)
-		if err == nil || !strings.Contains(err.Error(), file) {
-			t.Errorf("%s: loaded %+v, %v, want an error that names %s", name, got, err, file)
+		if err := damage(file, whole); err != nil {
+			t.Fatal(err)
 		}
-		if name == "not a file" {
-			continue
+		before, _ := os.ReadFile(file)
+		for range 2 { // also the next time
+			if _, err := load(t, path, "n1"); !errors.Is(err, store.ErrCorrupt) && !errors.Is(err, store.ErrForeign) || !strings.Contains(fmt.Sprint(err), file) || !strings.Contains(fmt.Sprint(err), "mv ") {
+				t.Errorf("%s: %v, want a refusal that names the file and the way out", name, err)
+			}
 		}
-		if after, err := os.ReadFile(file); err != nil || !bytes.Equal(after, bad) {
+		if after, _ := os.ReadFile(file); !bytes.Equal(after, before) {
 			t.Errorf("%s: the file was changed", name)
 		}
 	}
 }
 
-func encoded(t testing.TB, r holdsRecord) []byte {
-	t.Helper()
-	b, err := durable.Encode(holdsSchema, r)
+func TestCorruptCacheIsPutAsideAndHoldsStay(t *testing.T) {
+	for name, junk := range map[string][]byte{"junk": []byte("junk"), "empty": nil} {
+		path, want := saved(t)
+		file := filepath.Join(path, KnownFile)
+		if err := os.WriteFile(file, junk, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		got, err := load(t, path, "n1")
+		if err != nil || got.Cached || len(got.Known.Identities) != 0 || !got.Known.Heard.IsZero() || !reflect.DeepEqual(got.Holds, want.Holds) {
+			t.Errorf("%s: loaded %+v, %v, want the holds and no cache", name, got, err)
+		}
+		if got.Damaged == nil || !strings.Contains(got.Damaged.Error(), file) {
+			t.Errorf("%s: damage %v does not name %s", name, got.Damaged, file)
+		}
+		if kept, err := os.ReadFile(filepath.Join(path, DamagedFile)); err != nil || !bytes.Equal(kept, junk) {
+			t.Errorf("%s: put aside: %q, %v, want %q", name, kept, err, junk)
+		}
+		if got, err := load(t, path, "n1"); err != nil || got.Damaged != nil || got.Cached {
+			t.Errorf("%s: the next start: %+v, %v, want no cache", name, got, err)
+		}
+	}
+}
+
+// TestFilesOfTheVersionBeforeAreTakenOver once.
+func TestFilesOfTheVersionBeforeAreTakenOver(t *testing.T) {
+	path := stateDir(t)
+	if err := os.Mkdir(path, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	write := func(name string, s durable.Schema, data string) {
+		t.Helper()
+		if err := durable.Save(filepath.Join(path, name), s, json.RawMessage(data), durable.SyncNone); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(oldHoldsFile(boot(t)), holdsSchema, `{"boot_id":"`+boot(t)+`","node":"n1","next_node_local":16711687,`+
+		`"holders":[{"holder":"endpoint:c1/eth0","number":300,"labels":"k8s:app=web;"}]}`)
+	write(oldKnownFile, knownSchema, `{"identities":[{"number":300,"labels":"k8s:app=web;"},{"number":301,"labels":"k8s:app=db;"}]}`)
+	for range 2 {
+		got, err := load(t, path, "n1")
+		want := Loaded{
+			Incarnation: got.Incarnation, Cached: true,
+			Holds: allocator.Holds{NextNodeLocal: 16711687, Holders: []allocator.HolderRecord{{Holder: allocator.EndpointHolder("c1", "eth0"), Identity: id(t, 300, "web")}}},
+			Known: allocator.Known{Identities: []identity.Identity{id(t, 300, "web"), id(t, 301, "db")}}, // never heard
+		}
+		if err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("loaded %+v, %v\nwant %+v", got, err, want)
+		}
+	}
+	for _, name := range []string{oldHoldsFile(boot(t)), oldKnownFile} {
+		if _, err := os.Stat(filepath.Join(path, name)); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is still there: %v", name, err)
+		}
+	}
+}
+
+func TestCorruptHoldsOfTheVersionBeforeAreRefused(t *testing.T) {
+	path := stateDir(t)
+	if err := os.Mkdir(path, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(path, oldHoldsFile(boot(t)))
+	if err := os.WriteFile(file, []byte(`{"schema"`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if _, err := load(t, path, "n1"); !errors.Is(err, durable.ErrCorrupt) || !strings.Contains(err.Error(), file) {
+			t.Errorf("%v, want a refusal that names %s", err, file)
+		}
+	}
+}
+
+// TestLongestReferenceIsReadAgain: whatever the API accepts.
+func TestLongestReferenceIsReadAgain(t *testing.T) {
+	path := stateDir(t)
+	d, _, err := opened(t, path, "n1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return b
-}
-
-func TestDamagedCacheIsPutAsideAndHoldsStay(t *testing.T) {
-	path, holds, _ := saved(t)
-	file := filepath.Join(path, KnownFile)
-	junk := []byte(`{"schema":"sluice.identity.known"`)
-	if err := os.WriteFile(file, junk, 0o600); err != nil {
+	want := []allocator.HolderRecord{{Holder: allocator.ReferenceHolder(strings.Repeat("😀", 256)), Identity: id(t, 300, "web")}}
+	if err := errors.Join(d.SaveHolds(allocator.HoldsChange{Put: want}), d.Close()); err != nil {
 		t.Fatal(err)
 	}
-	got, err := load(t, path, "n1", boot1)
-	if err != nil || got.Cached || len(got.Known.Identities) != 0 || !got.Known.Heard.IsZero() || !reflect.DeepEqual(got.Holds, holds) {
-		t.Errorf("loaded %+v, %v, want the holds and no cache", got, err)
-	}
-	if got.Damaged == nil || !strings.Contains(got.Damaged.Error(), file) {
-		t.Errorf("damage %v does not name %s", got.Damaged, file)
-	}
-	if kept, err := os.ReadFile(filepath.Join(path, DamagedFile)); err != nil || !bytes.Equal(kept, junk) {
-		t.Errorf("put aside: %q, %v, want %q", kept, err, junk)
-	}
-}
-
-func TestHalfWrittenFilesAreRemovedAtTheStart(t *testing.T) {
-	path, holds, _ := saved(t)
-	temp := filepath.Join(path, "."+HoldsFile(boot1)+".tmp-123")
-	if err := os.WriteFile(temp, []byte("half"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	got, err := load(t, path, "n1", boot1)
-	if err != nil || !reflect.DeepEqual(got.Holds, holds) {
+	if got, err := load(t, path, "n1"); err != nil || !reflect.DeepEqual(got.Holds.Holders, want) {
 		t.Errorf("loaded %+v, %v", got, err)
-	}
-	if _, err := os.Stat(temp); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("%s is still there: %v", temp, err)
 	}
 }
 
 func TestDirectoryIsOneProcesssAtATime(t *testing.T) {
-	path, _, _ := saved(t)
-	first, err := Open(path, "n1", boot1)
+	path, _ := saved(t)
+	first, err := Open(path, "n1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What the first one is writing just now.
-	temp := filepath.Join(path, "."+HoldsFile(boot1)+".tmp-123")
-	if err := os.WriteFile(temp, []byte("half"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := open(path, "n1", boot1, 0); !errors.Is(err, durable.ErrLocked) || !strings.Contains(err.Error(), path) {
+	if _, err := Open(path, "n1"); !errors.Is(err, store.ErrLocked) || !strings.Contains(err.Error(), path) {
 		t.Errorf("a second Open: %v, want ErrLocked with the path", err)
-	}
-	if _, err := os.Stat(temp); err != nil {
-		t.Errorf("the second took from the first: %v", err)
 	}
 	if err := first.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := load(t, path, "n1", boot1); err != nil {
+	if _, err := load(t, path, "n1"); err != nil {
 		t.Errorf("after the first: %v", err)
 	}
 }
 
-func TestBootIDIsThatOfTheKernel(t *testing.T) {
-	got, err := BootID()
-	if err != nil || !bootIDRE.MatchString(got) {
-		t.Errorf("boot id %q, %v", got, err)
-	}
+// FuzzRecords reads whatever may be in the files and accepts only what may be held.
+func FuzzRecords(f *testing.F) {
+	f.Add([]byte("endpoint:a/b"), []byte(`{"number":300,"labels":"k8s:a=;"}`))
+	f.Add([]byte("reference:x"), []byte(`{"number":16711680,"labels":"k8s:a=;","manager":"m","addresses":["10.0.0.1"]}`))
+	f.Fuzz(func(t *testing.T, key, value []byte) {
+		r, err := parseHolder(key, value)
+		if err != nil {
+			return
+		}
+		if s := r.Identity.Number.Scope(); s != identity.ScopeCluster && s != identity.ScopeNodeLocal || r.Identity.Labels.IsZero() {
+			t.Fatalf("accepted %+v", r)
+		}
+	})
 }
 
-// FuzzDecode gives the fuzzer the record behind the checksum, which it would
-// never guess, and the file as it is.
-func FuzzDecode(f *testing.F) {
-	f.Add([]byte(`{"boot_id":"` + boot1 + `","node":"n","next_node_local":1,"holders":[{"holder":"endpoint:a/b","number":300,"labels":"k8s:a=;"}]}`))
-	f.Add([]byte(`{"identities":[{"number":300,"labels":"k8s:a=;"}]}`))
-	f.Add([]byte(`{"identities":null}`))
-	f.Add(encoded(f, holdsRecord{BootID: boot1, Node: "n1"}))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		for _, schema := range []durable.Schema{holdsSchema, knownSchema} {
-			file := b
-			if json.Valid(b) {
-				var err error
-				if file, err = durable.Encode(schema, json.RawMessage(b)); err != nil {
-					t.Fatal(err)
-				}
+// BenchmarkSaves is one change among what a full cluster knows.
+func BenchmarkSaves(b *testing.B) {
+	d, _, err := opened(b, stateDir(b), "n1")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer d.Close()
+	var all allocator.KnownChange
+	for i := range 65_000 {
+		all.Put = append(all.Put, id(b, identity.MinCluster+identity.Numeric(i), fmt.Sprintf("an application with a long name, number %d", i)))
+	}
+	all.Heard = time.Now()
+	began := time.Now()
+	if err := d.NoteKnown(all); err != nil {
+		b.Fatal(err)
+	}
+	noted := time.Since(began)
+	if err := d.SaveKnown(all); err != nil {
+		b.Fatal(err)
+	}
+	b.Logf("a first listing of 65,000: noted in %s, all in %s", noted, time.Since(began))
+	one := allocator.KnownChange{Put: all.Put[:1], Heard: all.Heard}
+	b.Run("note", func(b *testing.B) {
+		for b.Loop() {
+			if err := d.NoteKnown(one); err != nil {
+				b.Fatal(err)
 			}
-			var holds holdsRecord
-			if schema == holdsSchema && durable.Decode(file, schema, &holds) == nil {
-				h, err := holds.holds()
-				if err != nil {
-					continue
-				}
-				for _, r := range h.Holders {
-					if s := r.Identity.Number.Scope(); s != identity.ScopeCluster && s != identity.ScopeNodeLocal || r.Identity.Labels.IsZero() {
-						t.Fatalf("accepted %+v", r)
-					}
-				}
-			}
-			var known knownRecord
-			if schema == knownSchema && durable.Decode(file, schema, &known) == nil {
-				ids, err := known.identities()
-				if err != nil {
-					continue
-				}
-				for _, x := range ids {
-					if x.Number.Scope() != identity.ScopeCluster || x.Labels.IsZero() {
-						t.Fatalf("accepted %+v", x)
-					}
-				}
+		}
+	})
+	b.Run("save", func(b *testing.B) {
+		for b.Loop() {
+			if err := d.SaveKnown(one); err != nil {
+				b.Fatal(err)
 			}
 		}
 	})

@@ -6,8 +6,11 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -134,11 +137,14 @@ func (p *proc) log() string {
 
 func (b *bench) start(args ...string) *proc {
 	b.t.Helper()
+	return b.startAt(filepath.Join(b.dir, "run", "identity.sock"), append([]string{"--state-dir", filepath.Join(b.dir, "state"), "--node", "n1"}, args...)...)
+}
+
+func (b *bench) startAt(socket string, args ...string) *proc {
+	b.t.Helper()
 	p := &proc{t: b.t, ended: make(chan struct{})}
-	socket := filepath.Join(b.dir, "run", "identity.sock")
 	p.cmd = exec.Command(b.exe, append([]string{
-		"--socket-path", socket, "--metrics-address", "off", "--state-dir", filepath.Join(b.dir, "state"),
-		"--node", "n1", "--etcd-endpoints", b.etcd.Endpoint, "--etcd-timeout", "2s", "--etcd-heartbeat", "100ms", "--gc-interval", "50ms",
+		"--socket-path", socket, "--metrics-address", "off", "--etcd-endpoints", b.etcd.Endpoint, "--etcd-timeout", "2s", "--etcd-heartbeat", "100ms", "--gc-interval", "50ms",
 	}, args...)...)
 	p.cmd.Env = []string{asService + "=1", "GORACE=atexit_sleep_ms=0"} // -race waits a second otherwise
 	p.cmd.Stderr = p
@@ -410,5 +416,83 @@ func TestKernelSecondCopyOnOneStateIsRefusedAndTakesNothing(t *testing.T) {
 	}
 	if code := func() int { p := b.start(); p.serving(); return p.stop() }(); code != process.ExitOK {
 		t.Errorf("the next one ended with %d", code)
+	}
+}
+
+// TestKernelNodesKilledAtRandomAgree: what was answered before a kill -9 is
+// answered again after it, and every node has the same number for a set.
+func TestKernelNodesKilledAtRandomAgree(t *testing.T) {
+	const nodes, sets, rounds = 8, 40, 6
+	b := newBench(t)
+	args := func(i int) []string {
+		for _, d := range []string{"run", "state"} {
+			d = filepath.Join(b.dir, fmt.Sprint(d, i))
+			if err := os.Mkdir(d, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
+				t.Fatal(err)
+			}
+			if err := os.Chown(d, int(instance.FirstServiceID), int(instance.GroupID)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return []string{"--node", fmt.Sprint("n", i), "--state-dir", filepath.Join(b.dir, fmt.Sprint("state", i))}
+	}
+	start := func(i int) *proc {
+		extra := args(i)
+		return b.startAt(filepath.Join(b.dir, fmt.Sprint("run", i), "identity.sock"), extra...)
+	}
+	var wg sync.WaitGroup
+	answered := make([]map[int]uint32, nodes) // node → set → number
+	for i := range nodes {
+		p := start(i)
+		p.serving()
+		answered[i] = map[int]uint32{}
+		wg.Go(func() {
+			r := rand.New(rand.NewPCG(uint64(i), 7))
+			for range rounds {
+				kill := r.IntN(sets)
+				for k := range sets {
+					set := r.IntN(sets)
+					if k == kill {
+						// It dies somewhere in the middle of this call.
+						ended := make(chan struct{})
+						go func() { defer close(ended); p.resolve(fmt.Sprint("c", set), fmt.Sprint(set)) }() //nolint:errcheck // killed
+						p.cmd.Process.Kill()                                                                 //nolint:errcheck // it runs
+						p.kill()
+						<-ended
+						p = start(i)
+						p.serving()
+					}
+					n, err := p.resolve(fmt.Sprint("c", set), fmt.Sprint(set))
+					if err != nil {
+						t.Errorf("node %d, set %d: %v", i, set, err)
+						return
+					}
+					if was, ok := answered[i][set]; ok && was != n {
+						t.Errorf("node %d: set %d was %d and is %d", i, set, was, n)
+					}
+					answered[i][set] = n
+				}
+			}
+		})
+	}
+	wg.Wait()
+	all := map[int]uint32{}
+	for i, have := range answered {
+		for set, n := range have {
+			if was, ok := all[set]; ok && was != n {
+				t.Errorf("set %d is %d, and %d on node %d", set, was, n, i)
+			}
+			all[set] = n
+		}
+	}
+	unique := map[uint32]bool{}
+	for _, n := range all {
+		unique[n] = true
+	}
+	if len(unique) != len(all) || len(all) != sets {
+		t.Errorf("%d numbers for %d sets, want %d", len(unique), len(all), sets)
+	}
+	if ids := keys(t, b.etcd.Client(), "id"); len(ids) != len(all) {
+		t.Errorf("etcd has %d identities, want %d", len(ids), len(all))
 	}
 }

@@ -79,6 +79,7 @@ type Allocator struct {
 	releases     map[identity.Numeric]int64      // guarded by mu; reference revisions to drop
 	strays       map[identity.Numeric]int64      // guarded by mu; references seen once without a hold
 	occupied     map[identity.Numeric]time.Time  // guarded by mu; numbers that rest, as far as we were told
+	heldCluster  int                             // guarded by mu; holds of cluster numbers
 	claiming     int                             // guarded by mu; claims under way that may add a hold
 	heard        time.Time                       // guarded by mu; the mirror is complete as of then; zero: never
 	heardKept    time.Time                       // guarded by mu; what the cache has of heard
@@ -358,12 +359,7 @@ func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels identi
 // reserve takes a place in the quota for a label set that this node does not
 // hold yet. It runs with mu held; the caller gives the place back.
 func (a *Allocator) reserve(holder Holder) *QuotaError {
-	used := a.claiming
-	for n := range a.holds {
-		if n.Scope() == identity.ScopeCluster {
-			used++
-		}
-	}
+	used := a.claiming + a.heldCluster
 	// A holder that moves away from a number of its own frees a place.
 	if n, ok := a.holders[holder]; ok && n.Scope() == identity.ScopeCluster && len(a.holds[n].holders) == 1 {
 		used--
@@ -502,7 +498,9 @@ func (a *Allocator) move(holder Holder, id identity.Identity, ref int64) {
 	}
 	a.addHolder(holder, id, ref)
 	a.saver.dirty()
-	a.wake()
+	if a.holds[id.Number].ref == 0 || len(a.releases) > 0 {
+		a.wake()
+	}
 }
 
 // addHolder runs with mu held.
@@ -511,6 +509,9 @@ func (a *Allocator) addHolder(holder Holder, id identity.Identity, ref int64) {
 	if h == nil {
 		h = &hold{labels: id.Labels, holders: map[Holder]struct{}{}}
 		a.holds[id.Number] = h
+		if id.Number.Scope() == identity.ScopeCluster {
+			a.heldCluster++
+		}
 	}
 	h.ref = max(h.ref, ref)
 	h.holders[holder] = struct{}{}
@@ -537,6 +538,9 @@ func (a *Allocator) dropHolder(holder Holder) identity.Numeric {
 // dropHold runs with mu held.
 func (a *Allocator) dropHold(n identity.Numeric, h *hold) {
 	delete(a.holds, n)
+	if n.Scope() == identity.ScopeCluster {
+		a.heldCluster--
+	}
 	if n.Scope() == identity.ScopeNodeLocal {
 		delete(a.localText, h.labels.Text())
 		a.pub.Delete(n)

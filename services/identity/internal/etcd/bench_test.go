@@ -5,7 +5,9 @@ package etcd
 
 import (
 	"fmt"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/sluice-net/sluice/services/identity/internal/allocator/storetest"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/etcdtest"
@@ -52,4 +54,34 @@ func BenchmarkHold(b *testing.B) {
 			hold(b, 4, "again")
 		}
 	})
+}
+
+// BenchmarkBurst is 10,000 new label sets at once on one node, 64 at a time, as
+// the service lets in.
+func BenchmarkBurst(b *testing.B) {
+	const sets, atOnce = 10_000, 64
+	s := etcdtest.Start(b)
+	cfg := quick()
+	cfg.Quota, cfg.StoreTimeout, cfg.Reconcile, cfg.Heartbeat = 2*sets, 10*time.Second, time.Minute, time.Second
+	n := startNode(b, s.Endpoint, "a", b.TempDir(), cfg)
+	n.connected()
+	for b.Loop() {
+		next := make(chan int)
+		var wg sync.WaitGroup
+		for range atOnce {
+			wg.Go(func() {
+				for i := range next {
+					if _, err := n.Hold(b.Context(), holder(i), storetest.Labels(b, fmt.Sprint(i)), true); err != nil {
+						b.Error(err)
+					}
+				}
+			})
+		}
+		for i := range sets {
+			next <- i
+		}
+		close(next)
+		wg.Wait()
+	}
+	b.ReportMetric(float64(b.Elapsed().Microseconds())/sets, "us/set")
 }

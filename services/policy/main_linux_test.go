@@ -388,8 +388,12 @@ func TestKernelRestartServesTheSameBeforeAnySourceAnswers(t *testing.T) {
 	}
 	p.kill()
 
-	// What is gone when the source can be asked is gone.
-	if err := os.Remove(file); err != nil {
+	// What is gone when the source can be asked is gone. A directory without any
+	// file would be looked at twice.
+	if err := os.Rename(file, filepath.Join(filepath.Dir(file), "removed")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(filepath.Dir(file), "none.yaml"), []byte("# no policy\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	p = b.start("--sources-directory", filepath.Join(b.dir, "files"))

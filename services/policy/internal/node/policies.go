@@ -371,6 +371,7 @@ type file struct {
 	sum  [sha256.Size]byte
 	docs []Decoded
 	err  error
+	keep bool // it was not read, and its policies stay
 }
 
 // Feed returns the feed of a source that New was told of. It belongs to one
@@ -384,6 +385,22 @@ type File struct {
 	Origin string
 	Data   []byte
 	Err    error // it cannot be read
+	// Keep says that it was not read, because it is being changed: its policies
+	// stay. Err, if set, is told besides.
+	Keep bool
+}
+
+// Held is how many policies of the source there are.
+func (f *Feed) Held(ctx context.Context) (int, error) {
+	return ask(ctx, f.node, func() (int, error) {
+		held := 0
+		for _, p := range f.node.policies {
+			if p.Source == f.name {
+				held++
+			}
+		}
+		return held, nil
+	})
 }
 
 // Set says that these are all files of the source. A file is taken over whole
@@ -399,8 +416,12 @@ func (f *Feed) Set(ctx context.Context, files []File) error {
 	current := make(map[string]*file, len(files))
 	var order []string
 	for _, in := range files {
-		d := &file{sum: sha256.Sum256(in.Data), err: in.Err}
-		if old := f.decoded[in.Origin]; old != nil && in.Err == nil && old.sum == d.sum {
+		d := &file{sum: sha256.Sum256(in.Data), err: in.Err, keep: in.Keep}
+		if old := f.decoded[in.Origin]; in.Keep {
+			if old != nil && d.err == nil {
+				d.err = old.err
+			}
+		} else if old != nil && in.Err == nil && old.sum == d.sum && !old.keep {
 			d = old
 		} else if docs := same(in.Data, known[in.Origin]); in.Err == nil && docs != nil {
 			d.docs = docs
@@ -561,8 +582,9 @@ func (n *Node) take(name string, order []string, files map[string]*file) error {
 	}
 	// Who has a policy keeps it; a second file with it is refused.
 	taken := make(map[policy.Key]string)
+	stays := func(origin string) bool { f := files[origin]; return f != nil && (f.err != nil || f.keep) }
 	for _, origin := range order {
-		if files[origin].err != nil {
+		if stays(origin) {
 			continue
 		}
 		for _, d := range files[origin].docs {
@@ -572,7 +594,7 @@ func (n *Node) take(name string, order []string, files map[string]*file) error {
 				why = fmt.Sprintf("%s is in %s already", k, other)
 			} else if p := n.policies[k]; p != nil && p.Source != name && n.sources[p.Source] != nil {
 				why = fmt.Sprintf("%s belongs to the source %s", k, p.Source)
-			} else if p != nil && p.Origin != origin && (has(p.Origin, k) || files[p.Origin] != nil && files[p.Origin].err != nil) {
+			} else if p != nil && p.Origin != origin && (has(p.Origin, k) || stays(p.Origin)) {
 				why = fmt.Sprintf("%s is in %s already", k, p.Origin)
 			}
 			if why != "" {
@@ -614,7 +636,7 @@ func (n *Node) take(name string, order []string, files map[string]*file) error {
 		if p.Source != name || taken[k] != "" {
 			continue
 		}
-		if _, ok := bad[p.Origin]; !ok {
+		if _, ok := bad[p.Origin]; !ok && !stays(p.Origin) {
 			gone = append(gone, k)
 		}
 	}

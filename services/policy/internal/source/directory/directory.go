@@ -6,9 +6,11 @@
 //
 // What the kernel says about the directory only begins a scan: each scan lists
 // everything there is, so that a message that was lost, an editor that renames
-// and a link that is swapped as a whole come to the same. A scan waits until
-// files that were written to are closed. A directory that cannot be read is
-// reported, and nothing is taken for gone.
+// and a link that is swapped as a whole come to the same. A finished rename is
+// scanned at once. Anything else settles first, and a file that is open for
+// writing, or whose name has just gone, keeps what it had until then. A
+// directory that cannot be read, or that has become empty, is reported; nothing
+// is deleted for the one, and for the other only when it is empty for some time.
 package directory
 
 import (
@@ -35,6 +37,8 @@ const maxFiles = 20_000
 // Feed takes listings.
 type Feed interface {
 	Set(ctx context.Context, files []node.File) error
+	// Held is how many policies of the source are in force.
+	Held(ctx context.Context) (int, error)
 }
 
 // Source watches a directory.
@@ -46,25 +50,48 @@ type Source struct {
 	Log    *slog.Logger
 
 	Settle   time.Duration // quiet before a scan
-	Patience time.Duration // longest wait for a file to be closed
+	Patience time.Duration // longest time without a scan while there is no quiet
 	Rescan   time.Duration // between two scans without a reason
+	// Empty is how long a directory that had files has to be empty until their
+	// policies are deleted: a volume may not be mounted yet.
+	Empty time.Duration
 	// MaxBytes is how large the files may be together; one that is too much is
 	// refused.
 	MaxBytes int
+
+	pending *pending
+	open    func(path string) (data []byte, changed time.Time, err error) // read; tests have another
+	empty   time.Time                                                     // since when the directory is empty
 }
 
 // New returns a source with the usual times.
 func New(path string, feed Feed, failed func(context.Context, error) error, l *slog.Logger) *Source {
-	return &Source{Path: path, Feed: feed, Failed: failed, Log: l, Settle: 50 * time.Millisecond, Patience: 2 * time.Second, Rescan: 30 * time.Second, MaxBytes: 256 << 20}
+	return &Source{
+		Path: path, Feed: feed, Failed: failed, Log: l, Settle: 50 * time.Millisecond, Patience: 2 * time.Second, Rescan: 30 * time.Second,
+		Empty: 15 * time.Second, MaxBytes: 256 << 20, pending: newPending(), open: read,
+	}
 }
 
-// event is what a watcher says: something happened to a name, or to the
-// directory if it is empty.
+// what says what happened to a name.
+type what uint8
+
+const (
+	changed  what = iota // anything else: it was made, its attributes changed
+	written              // it is open, and was written to
+	closed               // by who wrote to it
+	arrived              // whole, by a rename
+	departed             // removed, or renamed to another name
+	lost                 // messages were lost: what is open is not known any more
+)
+
+// event is what a watcher says. The name is that of a file of the directory, or
+// empty for the directory itself.
 type event struct {
+	what what
 	name string
-	// writing says that the file is open and was written to; done that it was
-	// closed, or is another one now.
-	writing, done bool
+	// cookie joins the departure and the arrival of one rename within the
+	// directory; 0 for none.
+	cookie uint32
 }
 
 // Run lists the directory now and after each change, until the context ends.
@@ -78,34 +105,46 @@ func (s *Source) Run(ctx context.Context) error {
 	var failed string // the last error
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	open := make(map[string]bool) // files that are being written
-	var since time.Time           // when the first of what is pending happened
+	var (
+		p       = s.pending
+		since   time.Time     // when the first of what is pending happened
+		scanned time.Time     // when the last scan ended
+		took    time.Duration // what it took
+	)
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case e := <-w.events:
+			now := time.Now()
 			if since.IsZero() {
-				since = time.Now()
+				since = now
 			}
-			switch {
-			case e.writing:
-				open[e.name] = true
-			case e.done:
-				delete(open, e.name)
+			due := now.Add(s.Settle)
+			if limit := since.Add(s.Patience); limit.Before(due) {
+				due = limit
 			}
-			wait := max(0, s.Patience-time.Since(since))
-			if len(open) == 0 {
-				wait = min(wait, s.Settle)
+			if p.note(e, now); p.urgent {
+				// At once; but where renames never end, a quarter of the time goes
+				// into scans.
+				due = scanned.Add(3 * took)
 			}
-			timer.Reset(wait)
+			timer.Reset(max(0, due.Sub(now)))
 			continue
 		case <-timer.C:
 		}
-		clear(open)
-		since = time.Time{}
-		w.renew(s.Path)
+		began := time.Now()
+		if w.renew(s.Path) {
+			p.forget()
+		}
+		p.settle(began, s.Settle, s.Patience)
+		p.young = s.Settle
+		if scanned.IsZero() {
+			p.young = 0 // what is there at the start is taken
+		}
 		err := s.scan(ctx)
+		scanned = time.Now()
+		took = scanned.Sub(began)
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -124,41 +163,199 @@ func (s *Source) Run(ctx context.Context) error {
 			}
 		}
 		wait := s.Rescan
-		if err != nil {
+		switch {
+		case len(p.unsettled) > 0:
+			wait = s.Settle
+		case err != nil || p.again:
 			wait = min(wait, time.Second)
 		}
+		clear(p.arrived)
+		p.urgent, since = false, time.Time{}
 		timer.Reset(wait)
 	}
 }
 
+// pending is what happened and is not in a scan yet.
+type pending struct {
+	open      map[string]time.Time // files that are being written, since when
+	unsettled map[string]span      // names of which more may be to come
+	departed  map[uint32]string    // by the cookie of a rename
+	arrived   map[string]struct{}  // by renames that have finished
+	overdue   map[string]struct{}  // unsettled for too long
+	urgent    bool                 // a rename has finished
+	// young is how long ago a file was changed, at most, if a message about it may
+	// be on its way still.
+	young time.Duration
+	again bool // the last scan left something out
+}
+
+// span is the time from the first to the last event about a name.
+type span struct{ first, last time.Time }
+
+func newPending() *pending {
+	return &pending{
+		open: make(map[string]time.Time), unsettled: make(map[string]span), departed: make(map[uint32]string),
+		arrived: make(map[string]struct{}), overdue: make(map[string]struct{}),
+	}
+}
+
+// note takes an event.
+func (p *pending) note(e event, now time.Time) {
+	at, ok := p.unsettled[e.name]
+	if !ok {
+		at.first = now
+	}
+	at.last = now
+	p.unsettled[e.name] = at
+	switch e.what {
+	case written:
+		if _, ok := p.open[e.name]; !ok {
+			p.open[e.name] = now
+		}
+		return
+	case lost:
+		clear(p.open)
+		return
+	}
+	delete(p.open, e.name)
+	switch {
+	case e.what == departed && e.cookie != 0:
+		p.departed[e.cookie] = e.name
+	// Of a volume of Kubernetes a name with two dots is swapped.
+	case e.what == arrived && (e.name == "" || isPolicyFile(e.name) || strings.HasPrefix(e.name, "..")):
+		p.urgent = true
+		p.arrived[e.name] = struct{}{}
+		delete(p.unsettled, e.name)
+		if from, ok := p.departed[e.cookie]; ok {
+			delete(p.unsettled, from) // it is here
+			delete(p.departed, e.cookie)
+		}
+	}
+}
+
+// settle forgets names about which nothing happened for a while, or too much for
+// too long.
+func (p *pending) settle(now time.Time, quiet, patience time.Duration) {
+	clear(p.overdue)
+	for name, at := range p.unsettled {
+		if now.Sub(at.first) >= patience {
+			p.overdue[name] = struct{}{}
+		} else if now.Sub(at.last) < quiet {
+			continue
+		}
+		delete(p.unsettled, name)
+	}
+	for cookie, name := range p.departed {
+		if _, ok := p.unsettled[name]; !ok {
+			delete(p.departed, cookie)
+		}
+	}
+}
+
+// writing reports whether a file that was read may be one that is being written
+// in place: it was changed a moment ago, and not by a rename. What the kernel
+// says about it may not have been heard yet.
+func (p *pending) writing(name string, link bool, changed time.Time) bool {
+	if age := time.Since(changed); age < 0 || age >= p.young {
+		return false
+	}
+	for arrived := range p.arrived {
+		if arrived == name || arrived == "" || link && strings.HasPrefix(arrived, "..") {
+			return false
+		}
+	}
+	_, overdue := p.overdue[name]
+	return !overdue
+}
+
+// forget says that the events so far mean nothing any more.
+func (p *pending) forget() {
+	clear(p.open)
+	clear(p.unsettled)
+	clear(p.departed)
+	p.arrived[""] = struct{}{}
+}
+
+// isPolicyFile reports whether a name is that of a file with policies. Names
+// with a dot at the front are those of editors, and of the directories that a
+// volume of Kubernetes swaps.
+func isPolicyFile(name string) bool {
+	return !strings.HasPrefix(name, ".") && (strings.HasSuffix(name, ".yaml") || strings.HasSuffix(name, ".yml") || strings.HasSuffix(name, ".json"))
+}
+
 // scan hands on what the directory has. It reads everything, whatever the
 // times of the files say: they may be set, and what kept a file from being
-// taken over may have gone.
+// taken over may have gone. Names of which more may be to come keep what they
+// had.
 func (s *Source) scan(ctx context.Context) error {
+	p := s.pending
+	p.again = false
 	entries, err := os.ReadDir(s.Path)
 	if err != nil {
 		return err
 	}
+	keep := make(map[string]error) // nil: for a moment, and no problem
+	for name := range p.unsettled {
+		if isPolicyFile(name) {
+			keep[name] = nil
+		}
+	}
+	target := false // a file is being written that a link may lead to
+	for name, since := range p.open {
+		if !isPolicyFile(name) {
+			target = target || time.Since(since) < s.Patience
+			continue
+		}
+		keep[name] = nil
+		if waited := time.Since(since); waited >= s.Patience {
+			keep[name] = errors.New("is open for writing: what it had stays until it is closed")
+		} else {
+			p.again = true
+		}
+	}
 	var names []string
+	links := make(map[string]bool)
 	for _, e := range entries {
-		// Names with a dot at the front are those of editors, and of the
-		// directories that a volume of Kubernetes swaps.
-		if n := e.Name(); !strings.HasPrefix(n, ".") && (strings.HasSuffix(n, ".yaml") || strings.HasSuffix(n, ".yml") || strings.HasSuffix(n, ".json")) {
-			names = append(names, n)
+		n := e.Name()
+		if !isPolicyFile(n) {
+			continue
+		}
+		names = append(names, n)
+		links[n] = e.Type()&fs.ModeSymlink != 0
+		if _, ok := keep[n]; !ok && target && links[n] {
+			keep[n], p.again = nil, true
 		}
 	}
 	if len(names) > maxFiles {
 		return fmt.Errorf("%s has %d files, the limit is %d", s.Path, len(names), maxFiles)
 	}
-	files := make([]node.File, 0, len(names))
+	if stop, err := s.isEmpty(ctx, len(names) == 0 && len(keep) == 0); stop || err != nil {
+		p.again = true
+		return err
+	}
+	files := make([]node.File, 0, len(names)+len(keep))
 	size := 0
 	for _, n := range names {
+		if _, ok := keep[n]; ok {
+			continue
+		}
 		f := node.File{Origin: n}
-		f.Data, f.Err = read(filepath.Join(s.Path, n))
+		var changed time.Time
+		f.Data, changed, f.Err = s.open(filepath.Join(s.Path, n))
+		if f.Err == nil && p.writing(n, links[n], changed) {
+			keep[n] = nil
+			if _, ok := p.unsettled[n]; !ok {
+				p.unsettled[n] = span{first: changed, last: changed}
+			}
+			continue
+		}
 		if errors.Is(f.Err, fs.ErrNotExist) {
-			// Gone since it was listed, or a link to nothing: look again.
+			// Gone since it was listed, or a link to nothing: the next look says
+			// whether it is gone, or another by now.
 			if _, err := os.Lstat(filepath.Join(s.Path, n)); errors.Is(err, fs.ErrNotExist) {
-				return fmt.Errorf("%s changes while it is read", s.Path)
+				keep[n] = nil
+				p.again = true
+				continue
 			}
 		}
 		if size += len(f.Data); size > s.MaxBytes && f.Err == nil {
@@ -167,40 +364,67 @@ func (s *Source) scan(ctx context.Context) error {
 		}
 		files = append(files, f)
 	}
+	for n, why := range keep {
+		files = append(files, node.File{Origin: n, Err: why, Keep: true})
+	}
 	return s.Feed.Set(ctx, files)
 }
 
-// read reads a regular file of a size that a manifest may have.
-func read(path string) ([]byte, error) {
+// isEmpty notes whether the directory is empty. Stop says that it is too early
+// to say so: it had files not long ago.
+func (s *Source) isEmpty(ctx context.Context, empty bool) (stop bool, err error) {
+	if !empty {
+		s.empty = time.Time{}
+		return false, nil
+	}
+	held, err := s.Feed.Held(ctx)
+	if err != nil || held == 0 {
+		return false, err
+	}
+	if s.empty.IsZero() {
+		s.empty = time.Now()
+	}
+	if until := s.empty.Add(s.Empty); time.Now().Before(until) {
+		return true, fmt.Errorf("%s has no file any more; if it stays so, its %d policies are deleted after %s", s.Path, held, s.Empty)
+	}
+	return false, nil
+}
+
+// read reads a regular file of a size that a manifest may have, and says when
+// it was changed.
+func read(path string) ([]byte, time.Time, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, err
+		return nil, time.Time{}, err
 	}
 	defer f.Close()
 	fi, err := f.Stat()
 	if err != nil {
-		return nil, err
+		return nil, time.Time{}, err
 	}
 	if !fi.Mode().IsRegular() {
-		return nil, errors.New("not a regular file")
+		return nil, time.Time{}, errors.New("not a regular file")
 	}
 	data, err := io.ReadAll(io.LimitReader(f, manifest.MaxBytes+1))
 	if err != nil {
-		return nil, err
+		return nil, time.Time{}, err
 	}
 	if len(data) > manifest.MaxBytes {
-		return nil, fmt.Errorf("larger than %d bytes", manifest.MaxBytes)
+		return nil, time.Time{}, fmt.Errorf("larger than %d bytes", manifest.MaxBytes)
 	}
-	return data, nil
+	if fi, err = f.Stat(); err != nil { // after what was read
+		return nil, time.Time{}, err
+	}
+	return data, changeTime(fi), nil
 }
 
 // watcher says that something happened.
 type watcher struct {
 	events chan event
-	renew  func(path string) // the path may be another directory now
+	renew  func(path string) (other bool) // the path may be another directory now
 	close  func()
 }
 
 func noWatcher() watcher {
-	return watcher{events: make(chan event), renew: func(string) {}, close: func() {}}
+	return watcher{events: make(chan event), renew: func(string) bool { return false }, close: func() {}}
 }

@@ -36,7 +36,7 @@ type place struct {
 	node *node.Node
 }
 
-func newPlace(t *testing.T) *place {
+func newPlace(t *testing.T, change ...func(*Source)) *place {
 	t.Helper()
 	p := &place{t: t, dir: t.TempDir()}
 	var err error
@@ -57,6 +57,9 @@ func newPlace(t *testing.T) *place {
 	failed := func(ctx context.Context, why error) error { return p.node.SourceFailed(ctx, node.SourceFile, why) }
 	source := New(filepath.Join(p.dir, "policies"), p.node.Feed(node.SourceFile), failed, log.Discard())
 	source.Rescan = time.Hour // only what the kernel says
+	for _, c := range change {
+		c(source)
+	}
 	wg.Go(func() {
 		if err := source.Run(ctx); err != nil {
 			t.Errorf("source: %v", err)
@@ -229,6 +232,148 @@ func TestEditorsAndVolumesAreFollowed(t *testing.T) {
 	p.want("swapped", "v.yaml: v 11")
 }
 
+// ready writes files before the source of a place would see them one by one.
+func (p *place) ready(files map[string]string) {
+	p.t.Helper()
+	next := filepath.Join(p.dir, "next")
+	p.do(os.Mkdir(next, 0o755))
+	for name, content := range files {
+		p.do(os.WriteFile(filepath.Join(next, name), []byte(content), 0o644))
+	}
+	p.do(os.Rename(next, p.path("")))
+}
+
+func TestFinishedRenameActsAtOnce(t *testing.T) {
+	p := newPlace(t, func(s *Source) { s.Settle, s.Patience = time.Hour, time.Hour }) // nothing else ever acts
+	p.ready(map[string]string{"a.yaml": policy("a", 1), "b.yaml": policy("b", 1)})
+	p.want("the directory", "a.yaml: a 1", "b.yaml: b 1")
+	p.write(".a.tmp", policy("a", 2))
+	p.do(os.Rename(p.path(".a.tmp"), p.path("a.yaml")))
+	p.want("renamed over", "a.yaml: a 2", "b.yaml: b 1")
+	p.do(os.Rename(p.path("a.yaml"), p.path("c.yaml")))
+	p.want("renamed", "b.yaml: b 1", "c.yaml: a 2")
+
+	// An editor takes a file away before it writes the new one. What happens
+	// besides does not make it a file that is gone.
+	p.do(os.Rename(p.path("c.yaml"), p.path("c.yaml~")))
+	p.write(".b.tmp", policy("b", 2))
+	p.do(os.Rename(p.path(".b.tmp"), p.path("b.yaml")))
+	p.want("another file", "b.yaml: b 2", "c.yaml: a 2")
+	p.do(os.Rename(p.path("c.yaml~"), p.path("c.yaml")))
+
+	// A file that is written in place is not read meanwhile, nor is one that
+	// leads to it.
+	p.do(os.Symlink("b.yaml", p.path("d.yaml")))
+	p.write("b.yaml", policy("b", 3))
+	p.write(".e.tmp", policy("e", 1))
+	p.do(os.Rename(p.path(".e.tmp"), p.path("e.yaml")))
+	p.want("a third file", "b.yaml: b 2", "c.yaml: a 2", "e.yaml: e 1")
+
+	// A volume of Kubernetes.
+	for i, dir := range []string{"..v1", "..v2"} {
+		p.do(os.Mkdir(p.path(dir), 0o755))
+		p.write(dir+"/v.yaml", policy("v", 10+i))
+	}
+	p.do(os.Symlink("..v1", p.path("..data")))
+	p.do(os.Symlink("..data/v.yaml", p.path(".link")))
+	p.do(os.Rename(p.path(".link"), p.path("v.yaml")))
+	p.want("a volume", "b.yaml: b 2", "c.yaml: a 2", "e.yaml: e 1", "v.yaml: v 10")
+	p.do(os.Symlink("..v2", p.path("..data_tmp")))
+	p.do(os.Rename(p.path("..data_tmp"), p.path("..data")))
+	p.want("the volume swapped", "b.yaml: b 2", "c.yaml: a 2", "e.yaml: e 1", "v.yaml: v 11")
+}
+
+func TestFileThatIsOpenKeepsWhatItHad(t *testing.T) {
+	p := newPlace(t, func(s *Source) { s.Settle, s.Patience = time.Millisecond, 20*time.Millisecond })
+	p.ready(map[string]string{"a.yaml": policy("a", 1) + "---\n" + policy("b", 1), "c.yaml": policy("c", 1)})
+	p.want("at first", "a.yaml: a 1", "a.yaml: b 1", "c.yaml: c 1")
+	f, err := os.OpenFile(p.path("a.yaml"), os.O_WRONLY|os.O_TRUNC, 0)
+	p.do(err)
+	defer f.Close()
+	_, err = f.WriteString(policy("a", 2))
+	p.do(err)
+	const why = " !is open for writing: what it had stays until it is closed"
+	p.want("half written, and reported", "a.yaml: a 1"+why, "a.yaml: b 1"+why, "c.yaml: c 1")
+	p.write("c.yaml", policy("c", 2))
+	p.want("the others go on", "a.yaml: a 1"+why, "a.yaml: b 1"+why, "c.yaml: c 2")
+	_, err = f.WriteString("---\n" + policy("b", 2))
+	p.do(err)
+	p.do(f.Close())
+	p.want("closed", "a.yaml: a 2", "a.yaml: b 2", "c.yaml: c 2")
+}
+
+func (p *place) fileError() string {
+	p.t.Helper()
+	st, err := p.node.Status(p.t.Context())
+	p.do(err)
+	i := slices.IndexFunc(st.Sources, func(s node.SourceStatus) bool { return s.Name == node.SourceFile })
+	return st.Sources[i].Error
+}
+
+func TestDirectoryThatBecomesEmptyKeepsItsPoliciesForAWhile(t *testing.T) {
+	var source *Source
+	p := newPlace(t, func(s *Source) { s.Empty, source = time.Hour, s })
+	p.ready(map[string]string{"a.yaml": policy("a", 1), "b.yaml": policy("b", 1)})
+	p.want("at first", "a.yaml: a 1", "b.yaml: b 1")
+	p.do(os.Remove(p.path("a.yaml")))
+	p.want("one is removed", "b.yaml: b 1")
+	p.do(os.Remove(p.path("b.yaml")))
+	for end := time.Now().Add(patience); !strings.Contains(p.fileError(), "has no file any more; if it stays so, its 1 policies are deleted after 1h0m0s"); {
+		if time.Now().After(end) {
+			t.Fatalf("the source says %q", p.fileError())
+		}
+	}
+	p.want("empty", "b.yaml: b 1")
+	p.write("c.yaml", policy("c", 1))
+	p.want("mounted", "c.yaml: c 1")
+	if e := p.fileError(); e != "" {
+		t.Errorf("the source says %q still", e)
+	}
+
+	// What was there before a restart counts too.
+	other := New(t.TempDir(), source.Feed, nil, log.Discard())
+	for range 2 {
+		if err := other.scan(t.Context()); err == nil {
+			t.Error("an empty directory at the start: no error")
+		}
+	}
+	p.want("not mounted", "c.yaml: c 1")
+	other.Empty = 0
+	p.do(other.scan(t.Context()))
+	p.want("empty for long enough")
+}
+
+func TestFileThatVanishesWhileItIsListedIsNotDeletedYet(t *testing.T) {
+	p := newPlace(t)
+	dir := t.TempDir()
+	s := New(dir, p.node.Feed(node.SourceFile), nil, log.Discard())
+	for _, name := range []string{"a", "b", "c"} {
+		p.do(os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(policy(name, 1)), 0o644))
+	}
+	p.do(s.scan(t.Context()))
+	p.want("at first", "a.yaml: a 1", "b.yaml: b 1", "c.yaml: c 1")
+	p.do(os.WriteFile(filepath.Join(dir, "c.yaml"), []byte(policy("c", 2)), 0o644))
+	vanish := func(path string) ([]byte, time.Time, error) {
+		if filepath.Base(path) == "b.yaml" {
+			p.do(os.Rename(path, filepath.Join(dir, ".away")))
+		}
+		return read(path)
+	}
+	s.open = vanish
+	p.do(s.scan(t.Context()))
+	p.want("the others go on", "a.yaml: a 1", "b.yaml: b 1", "c.yaml: c 2")
+	if !s.pending.again {
+		t.Error("no other scan is due")
+	}
+	p.do(os.Rename(filepath.Join(dir, ".away"), filepath.Join(dir, "b.yaml")))
+	s.open = read
+	p.do(s.scan(t.Context()))
+	p.want("it is back", "a.yaml: a 1", "b.yaml: b 1", "c.yaml: c 2")
+	p.do(os.Remove(filepath.Join(dir, "b.yaml")))
+	p.do(s.scan(t.Context()))
+	p.want("removed", "a.yaml: a 1", "c.yaml: c 2")
+}
+
 func TestDirectoryMayItselfBeSwapped(t *testing.T) {
 	p := newPlace(t)
 	for i, dir := range []string{"one", "two"} {
@@ -331,6 +476,8 @@ func (f feed) Set(_ context.Context, files []node.File) error {
 	f.listings <- files
 	return nil
 }
+
+func (f feed) Held(context.Context) (int, error) { return 0, nil }
 
 func TestDirectoryThatNeverRestsIsRead(t *testing.T) {
 	dir := t.TempDir()

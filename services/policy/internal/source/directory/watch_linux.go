@@ -10,6 +10,8 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -35,7 +37,7 @@ func watch(path string) (watcher, error) {
 		mu          sync.Mutex
 		dir, parent int = -1, -1 // watches; guarded by mu
 	)
-	renew := func(path string) {
+	renew := func(path string) bool {
 		mu.Lock()
 		defer mu.Unlock()
 		set := func(old *int, path string, mask uint32) {
@@ -48,8 +50,10 @@ func watch(path string) (watcher, error) {
 			}
 			*old = wd
 		}
+		before := dir
 		set(&parent, filepath.Dir(filepath.Clean(path)), around)
 		set(&dir, path, inside)
+		return dir != before
 	}
 	renew(path)
 	var wg sync.WaitGroup
@@ -64,18 +68,33 @@ func watch(path string) (watcher, error) {
 			for at := 0; at+unix.SizeofInotifyEvent <= n; {
 				wd := int(int32(binary.NativeEndian.Uint32(buf[at:])))
 				mask := binary.NativeEndian.Uint32(buf[at+4:])
+				cookie := binary.NativeEndian.Uint32(buf[at+8:])
 				size := int(binary.NativeEndian.Uint32(buf[at+12:]))
 				name := string(bytes.TrimRight(buf[at+unix.SizeofInotifyEvent:at+unix.SizeofInotifyEvent+size], "\x00"))
 				at += unix.SizeofInotifyEvent + size
 				mu.Lock()
 				// A message about none of them says that some were lost.
-				other := wd >= 0 && wd == parent && name != base
+				around := wd >= 0 && wd == parent
 				mu.Unlock()
-				if other || mask&unix.IN_IGNORED != 0 {
+				if around && name != base || mask&unix.IN_IGNORED != 0 {
 					continue
 				}
-				e := event{name: name, writing: mask&unix.IN_MODIFY != 0}
-				e.done = !e.writing && mask&(unix.IN_CLOSE_WRITE|unix.IN_MOVED_FROM|unix.IN_MOVED_TO|unix.IN_DELETE) != 0
+				if around {
+					name = ""
+				}
+				e := event{name: name, cookie: cookie}
+				switch {
+				case mask&unix.IN_Q_OVERFLOW != 0:
+					e.what = lost
+				case mask&unix.IN_MODIFY != 0:
+					e.what = written
+				case mask&unix.IN_CLOSE_WRITE != 0:
+					e.what = closed
+				case mask&unix.IN_MOVED_TO != 0:
+					e.what = arrived
+				case mask&(unix.IN_MOVED_FROM|unix.IN_DELETE) != 0:
+					e.what = departed
+				}
 				select {
 				case events <- e:
 				case <-stop:
@@ -89,4 +108,13 @@ func watch(path string) (watcher, error) {
 		file.Close()
 		wg.Wait()
 	}}, nil
+}
+
+// changeTime is when content or attributes of a file were changed; nobody can
+// set it.
+func changeTime(fi os.FileInfo) time.Time {
+	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
+		return time.Unix(st.Ctim.Unix())
+	}
+	return fi.ModTime()
 }

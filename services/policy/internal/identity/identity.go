@@ -97,9 +97,11 @@ const (
 // another identity, except for sets that live on one node, which are replaced.
 type Identity struct {
 	Number Numeric
-	Labels label.Set
-	Kind   Kind
-	Scope  Scope
+	Labels label.Set // that selectors see
+	// given are the labels that were announced, if Complete added to them.
+	given label.Set
+	Kind  Kind
+	Scope Scope
 	// Ports are the named container ports of the peer, sorted; a name may
 	// occur several times.
 	Ports []NamedPort
@@ -150,6 +152,46 @@ func New(n Numeric, labels label.Set) (Identity, error) {
 	}
 	sortPorts(id.Ports)
 	return id, nil
+}
+
+// DefaultNamespace is the namespace of workloads that have none.
+const DefaultNamespace = "default"
+
+// Given are the labels that were announced.
+func (id Identity) Given() label.Set {
+	if id.given.Len() > 0 {
+		return id.given
+	}
+	return id.Labels
+}
+
+// Complete adds the labels that policies take for granted. A workload that names
+// no cluster is one of this cluster. One that Kubernetes knows nothing of, and so
+// has no namespace, counts as a pod of DefaultNamespace, and its labels as those
+// of that pod; its own stay beside them.
+func (id Identity) Complete(cluster string) Identity {
+	if id.Kind != KindInCluster {
+		return id
+	}
+	var add []label.Label
+	if _, ok := id.Labels.Value(label.SourceKubernetes, label.KeyCluster); !ok && cluster != "" {
+		add = append(add, label.Kubernetes(label.KeyCluster, cluster))
+	}
+	if _, ok := id.Labels.Value(label.SourceKubernetes, label.KeyNamespace); !ok {
+		add = append(add, label.Kubernetes(label.KeyNamespace, DefaultNamespace),
+			label.Kubernetes(label.KeyNamespaceLabels+"kubernetes.io/metadata.name", DefaultNamespace))
+		for _, l := range id.Labels.All() {
+			derived := strings.HasPrefix(l.Key, "io.cilium.k8s.") || strings.HasPrefix(l.Key, "io.kubernetes.")
+			if l.Source != label.SourceGenerated && l.Source != label.SourceKubernetes && !derived {
+				add = append(add, label.Kubernetes(l.Key, l.Value))
+			}
+		}
+	}
+	if len(add) > 0 {
+		id.given = id.Labels
+		id.Labels = label.NewSet(append(add, id.Labels.All()...)...)
+	}
+	return id
 }
 
 func sortPorts(ports []NamedPort) {

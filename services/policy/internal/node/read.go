@@ -308,6 +308,7 @@ func (x *explanation) resolve(field string, p Peer) (identity.Identity, error) {
 			if err != nil {
 				return id, fmt.Errorf("%w: %s.labels: %w", ErrInvalid, field, err)
 			}
+			id = id.Complete(x.node.config.Engine.Cluster)
 			x.extra = append(x.extra, id)
 			return id, nil
 		}

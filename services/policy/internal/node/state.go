@@ -136,7 +136,7 @@ func (n *Node) compile(policies map[policy.Key]journal.Policy, subscribers map[s
 		}
 	}
 	for _, id := range n.identities {
-		change.AddIdentities = append(change.AddIdentities, id)
+		change.AddIdentities = append(change.AddIdentities, id.Complete(n.config.Engine.Cluster))
 	}
 	// Nothing is valid for longer, unless the clock was ahead when it was learned.
 	latest := n.config.Now().Add(maxTTL)

@@ -478,7 +478,7 @@ func (n *Node) setIdentities(set []identity.Identity, gone []identity.Numeric) {
 			continue
 		}
 		n.identities[id.Number] = id
-		c.AddIdentities = append(c.AddIdentities, id)
+		c.AddIdentities = append(c.AddIdentities, id.Complete(n.config.Engine.Cluster))
 		rec.Identities = append(rec.Identities, identityRecord(id))
 		subjects = append(subjects, id.Number)
 	}

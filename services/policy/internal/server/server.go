@@ -317,7 +317,7 @@ func fromLabel(l *workloadv1.Label) label.Label {
 
 func labels(id identity.Identity) []string {
 	var out []string
-	for _, l := range id.Labels.All() {
+	for _, l := range id.Given().All() {
 		if l.Source != label.SourceGenerated {
 			out = append(out, l.String())
 		}

@@ -148,6 +148,17 @@ func (n note) String() string {
 	return n.Field + ": " + n.Text
 }
 
+// label is how much attention a note wants.
+func (n note) label() string {
+	if n.Kind == noteSelectsNothing {
+		return "note: "
+	}
+	return "warning: "
+}
+
+// noteSelectsNothing is the kind of a note on a policy without an endpoint.
+const noteSelectsNothing = "selects-nothing"
+
 func notesOf(list []*policyv1.PolicyNote) []note {
 	var all []note
 	for _, n := range list {
@@ -296,7 +307,7 @@ func (c *command) change(ctx context.Context, o changeFlags, docs []document, ca
 			fmt.Fprintln(c.errOut, printable("warning: "+where+field+": no such field; it is ignored"))
 		}
 		for _, n := range ch.Notes {
-			fmt.Fprintln(c.errOut, printable("warning: "+where+n.String()))
+			fmt.Fprintln(c.errOut, printable(n.label()+where+n.String()))
 		}
 	}
 	if err := c.show(done, done.table); err != nil {
@@ -428,7 +439,7 @@ func policyStateOf(p *policyv1.Policy) policyState {
 
 // state is what became of a policy, in a word or two.
 func (p policyState) state() string {
-	notes := len(p.Notes) + len(p.Dropped)
+	notes := len(p.remarks())
 	switch {
 	case p.Accepted && p.Error != "":
 		return "outdated" // a newer form was refused
@@ -443,14 +454,17 @@ func (p policyState) state() string {
 	}
 }
 
-// remarks are the notes on a policy, and the fields that it lost.
+// remarks are the notes on a policy, and the fields that it lost. That it selects
+// no endpoint of this node is in a column of its own.
 func (p policyState) remarks() []string {
 	var all []string
 	for _, field := range p.Dropped {
 		all = append(all, field+": no such field; it is ignored")
 	}
 	for _, n := range p.Notes {
-		all = append(all, n.String())
+		if n.Kind != noteSelectsNothing || n.Field != "" {
+			all = append(all, n.String())
+		}
 	}
 	return all
 }

@@ -46,6 +46,8 @@ type fakePolicy struct {
 	compared     *policyv1.DiffRequest
 	differences  []*policyv1.DiffResponse
 	table        *policyv1.GetPolicyTableResponse
+
+	selectsNothing bool
 }
 
 func newFakePolicy() *fakePolicy {
@@ -97,6 +99,9 @@ func (f *fakePolicy) UpsertPolicies(_ context.Context, r *policyv1.UpsertPolicie
 			change.Notes = []*policyv1.PolicyNote{{
 				Kind: policyv1.PolicyNoteKind_POLICY_NOTE_KIND_UNSUPPORTED, Field: "spec.unsupported", Text: "not supported by Sluice: " + d.Spec.Unsupported,
 			}}
+		}
+		if f.selectsNothing {
+			change.Notes = append(change.Notes, &policyv1.PolicyNote{Kind: policyv1.PolicyNoteKind_POLICY_NOTE_KIND_SELECTS_NOTHING, Text: "selects no endpoint of this node"})
 		}
 		resp.Changes = append(resp.Changes, change)
 		taken = append(taken, &policyv1.Policy{
@@ -369,6 +374,17 @@ func TestUnsupportedFieldsStayInSight(t *testing.T) {
 	n.policy.mu.Unlock()
 	out, _ = n.want(t, 0, "status")
 	wantLines(t, out, "Warning: sluice-policy: policies with fields that Sluice does not support: 1; `sluice policy list` names them")
+}
+
+func TestPolicyThatSelectsNothingIsNoted(t *testing.T) {
+	n := newFakeNode(t)
+	n.policy.selectsNothing = true
+	file := write(t, t.TempDir(), "web.yaml", webPolicy)
+	_, errOut := n.want(t, 0, "policy", "apply", "-f", file)
+	wantLines(t, errOut, "note: "+file+": document 1 (line 1): NetworkPolicy shop/web: selects no endpoint of this node")
+	// The list has a column for it.
+	out, _ := n.want(t, 0, "policy", "list")
+	wantLines(t, out, "NetworkPolicy shop/web accepted 7 1 identity 2 0s grpc")
 }
 
 func TestApplyTakesDirectoriesAndStandardInput(t *testing.T) {

@@ -111,7 +111,7 @@ func (c *command) policyValidate(ctx context.Context, docs []document, namespace
 				fmt.Fprintln(w, docs[i].problem("warning: "+field+": no such field; it would be ignored"))
 			}
 			for _, n := range d.Notes {
-				fmt.Fprintln(w, docs[i].problem("warning: "+n.String()))
+				fmt.Fprintln(w, docs[i].problem(n.label()+n.String()))
 			}
 		}
 		switch {

@@ -10,7 +10,10 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
 // Caller is who asks for a change of the source "grpc", and on what condition.
@@ -58,7 +61,11 @@ func (n *Node) Apply(ctx context.Context, r Request) (Outcome, error) {
 	if err != nil {
 		return Outcome{}, err
 	}
-	return n.changed(ctx, r.Caller, func() (edit, error) { return n.upsert(r.Manager, docs) })
+	out, err := n.changed(ctx, r.Caller, func() (edit, error) { return n.upsert(r.Manager, docs) })
+	if err != nil {
+		return out, err
+	}
+	return out, n.noteSelection(ctx, docs, out.Changes)
 }
 
 // Replace makes the policies of a manager those of the request, which completes
@@ -68,7 +75,7 @@ func (n *Node) Replace(ctx context.Context, r Request) (Outcome, error) {
 	if err != nil {
 		return Outcome{}, err
 	}
-	return n.changed(ctx, r.Caller, func() (edit, error) {
+	out, err := n.changed(ctx, r.Caller, func() (edit, error) {
 		e, err := n.upsert(r.Manager, docs)
 		if err != nil {
 			return e, err
@@ -81,6 +88,40 @@ func (n *Node) Replace(ctx context.Context, r Request) (Outcome, error) {
 		e.remove(n.of(r.Manager, func(p *Policy) bool { return !stay[p.Key] }))
 		return e, nil
 	})
+	if err != nil {
+		return out, err
+	}
+	return out, n.noteSelection(ctx, docs, out.Changes)
+}
+
+// noneSelected is the note on a policy without an endpoint here.
+var noneSelected = manifest.Note{Kind: manifest.NoteSelectsNothing, Text: "selects no endpoint of this node"}
+
+// noteSelection notes which of the documents select no endpoint of this node.
+// The changes of the documents come first. It looks in the caller's goroutine.
+func (n *Node) noteSelection(ctx context.Context, docs []Decoded, changes []Changed) error {
+	subjects, err := ask(ctx, n, func() ([]label.Set, error) {
+		var out []label.Set
+		for _, s := range n.subscribers {
+			for x := range s.subjects {
+				if id, ok := n.engine.Identity(x); ok {
+					out = append(out, id.Labels)
+				}
+			}
+		}
+		return out, nil
+	})
+	if err != nil {
+		return err
+	}
+	for i, d := range docs {
+		if d.Object.Group == nil && !slices.ContainsFunc(d.Object.Specs, func(spec rule.Spec) bool {
+			return slices.ContainsFunc(subjects, spec.Subject.Matches)
+		}) {
+			changes[i].Notes = append(slices.Clone(changes[i].Notes), noneSelected)
+		}
+	}
+	return nil
 }
 
 // Complete deletes what a manager brought in earlier runs and has not named in

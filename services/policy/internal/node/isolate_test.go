@@ -88,7 +88,7 @@ func TestKubernetesObjectThatCannotBeConvertedIsolatesWhatItSelects(t *testing.T
 	}
 	set("10.0.0.1/24")
 	check("a block that is not canonical", true)
-	if p := only(t, n); len(p.Notes) != 1 || !strings.Contains(p.Notes[0].Text, "10.0.0.0/24 is meant") {
+	if p := only(t, n); len(p.Notes) != 2 || !strings.Contains(p.Notes[0].Text, "10.0.0.0/24 is meant") {
 		t.Errorf("noted: %v", p.Notes)
 	}
 	first := set("10.0.0.0/33")
@@ -129,7 +129,7 @@ func TestStoredPolicyThatIsNotUnderstoodIsolatesWhatItSelects(t *testing.T) {
 	stop()
 	n, stop = run(t, dir)
 	p := only(t, n)
-	if p.Accepted || !strings.Contains(p.Error, "fromNodes") || len(p.Notes) != 1 || passes(t, n, 300, 301) {
+	if p.Accepted || !strings.Contains(p.Error, "fromNodes") || len(p.Notes) != 2 || passes(t, n, 300, 301) {
 		t.Errorf("accepted %t, %q, %v, web to db %t", p.Accepted, p.Error, p.Notes, passes(t, n, 300, 301))
 	}
 	_, err := n.Delete(t.Context(), []policy.Key{p.Key}, false)

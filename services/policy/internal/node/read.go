@@ -56,6 +56,9 @@ func (n *Node) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
 			if r, ok := n.sources[p.Source].refusal(p.Origin); ok {
 				l.Error = r.err
 			}
+			if len(l.Subjects) == 0 && p.inForce() && p.object.Group == nil {
+				l.Notes = append(slices.Clone(l.Notes), noneSelected)
+			}
 			out = append(out, l)
 		}
 		type place struct{ source, origin string }

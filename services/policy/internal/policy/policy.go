@@ -152,6 +152,11 @@ func decode(doc manifest.Document, into any, meta *kubernetes.Meta, validate fun
 			return Object{Key: ob.Key, Unknown: unknown}, problems
 		}
 	}
+	for _, spec := range ob.Specs {
+		if why := spec.Subject.Contradiction(); why != "" {
+			ob.Notes.Add(manifest.NoteSelectsNothing, "spec", "selects nothing: no labels match %s", why)
+		}
+	}
 	return ob, problems.Err()
 }
 

@@ -186,6 +186,50 @@ func (s Selector) Matches(labels label.Set) bool {
 	return true
 }
 
+// Contradiction is why no set of labels that has one value per key matches; empty
+// if one may. Only requirements with the same source are compared.
+func (s Selector) Contradiction() string {
+	type key struct{ source, key string }
+	type known struct {
+		allowed       []string // by In; nil for any
+		in, out       bool     // the key is required, forbidden
+		refused       []string
+		first, second Requirement
+	}
+	all := make(map[key]*known)
+	for _, r := range s.Requirements() {
+		if r.Source == "" {
+			continue
+		}
+		k := all[key{r.Source, r.Key}]
+		if k == nil {
+			k = &known{first: r}
+			all[key{r.Source, r.Key}] = k
+		}
+		k.second = r
+		switch r.Op {
+		case In:
+			if k.allowed == nil {
+				k.allowed = slices.Clone(r.Values)
+			} else {
+				k.allowed = slices.DeleteFunc(k.allowed, func(v string) bool { return !slices.Contains(r.Values, v) })
+			}
+			k.in = true
+		case NotIn:
+			k.refused = append(k.refused, r.Values...)
+		case Exists:
+			k.in = true
+		case DoesNotExist:
+			k.out = true
+		}
+		left := slices.ContainsFunc(k.allowed, func(v string) bool { return !slices.Contains(k.refused, v) })
+		if k.in && k.out || k.allowed != nil && !left {
+			return k.first.text() + " and " + k.second.text()
+		}
+	}
+	return ""
+}
+
 // String is the canonical text: equal selectors have equal texts.
 func (s Selector) String() string {
 	if s.content == nil {

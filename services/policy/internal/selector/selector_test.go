@@ -130,3 +130,29 @@ func TestGeneratedLabelsAreInvisible(t *testing.T) {
 		}
 	}
 }
+
+func TestContradictionsAreFound(t *testing.T) {
+	k := func(key string, op Op, values ...string) Requirement {
+		return Requirement{Source: "k8s", Key: key, Op: op, Values: values}
+	}
+	for _, c := range []struct {
+		reqs []Requirement
+		want bool
+	}{
+		{nil, false},
+		{[]Requirement{k("a", In, "1"), k("a", In, "2")}, true},
+		{[]Requirement{k("a", In, "1", "3"), k("a", In, "2", "3")}, false},
+		{[]Requirement{k("a", In, "1", "3"), k("a", In, "2", "3"), k("a", NotIn, "3")}, true},
+		{[]Requirement{k("a", In, "1"), k("b", In, "2")}, false},
+		{[]Requirement{k("a", In, "1"), {Source: "cni", Key: "a", Op: In, Values: []string{"2"}}}, false},
+		{[]Requirement{k("a", In, "1"), {Key: "a", Op: In, Values: []string{"2"}}}, false}, // of two sources
+		{[]Requirement{k("a", In, "1"), k("a", DoesNotExist)}, true},
+		{[]Requirement{k("a", Exists), k("a", DoesNotExist)}, true},
+		{[]Requirement{k("a", NotIn, "1"), k("a", DoesNotExist)}, false},
+		{[]Requirement{k("a", NotIn, "1"), k("a", NotIn, "2")}, false},
+	} {
+		if got := New(c.reqs...).Contradiction(); (got != "") != c.want {
+			t.Errorf("%v: %q, want a contradiction: %t", New(c.reqs...), got, c.want)
+		}
+	}
+}

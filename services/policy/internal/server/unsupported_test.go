@@ -43,11 +43,11 @@ func TestUnsupportedConditionsAllowNothingAndDenyAll(t *testing.T) {
 	noted := func(manifest, want string) {
 		t.Helper()
 		for _, c := range s.apply(manifest).GetChanges() {
-			if len(c.GetNotes()) != 1 || !strings.Contains(c.GetNotes()[0].GetText(), want) || c.GetNotes()[0].GetKind() != policyv1.PolicyNoteKind_POLICY_NOTE_KIND_UNSUPPORTED {
+			if len(c.GetNotes()) != 2 || c.GetNotes()[1].GetKind() != policyv1.PolicyNoteKind_POLICY_NOTE_KIND_SELECTS_NOTHING || !strings.Contains(c.GetNotes()[0].GetText(), want) || c.GetNotes()[0].GetKind() != policyv1.PolicyNoteKind_POLICY_NOTE_KIND_UNSUPPORTED {
 				t.Errorf("noted %v, want %q", c.GetNotes(), want)
 			}
 		}
-		if n := s.list()["p"].GetNotes(); len(n) != 1 || !strings.HasPrefix(n[0].GetText(), "not supported by Sluice: ") || n[0].GetField() == "" {
+		if n := s.list()["p"].GetNotes(); len(n) != 2 || !strings.HasPrefix(n[0].GetText(), "not supported by Sluice: ") || n[0].GetField() == "" {
 			t.Errorf("listed with %v", n)
 		}
 		st, err := s.GetStatus(s.ctx(), &policyv1.GetStatusRequest{})
@@ -73,7 +73,48 @@ func TestUnsupportedConditionsAllowNothingAndDenyAll(t *testing.T) {
 	wantCode(t, err, codes.InvalidArgument, "spec.nodeSelector: not supported by Sluice: rules for nodes")
 	s.stop()
 	s.start()
-	if n := s.list()["p"].GetNotes(); len(n) != 1 {
+	if n := s.list()["p"].GetNotes(); len(n) != 2 {
 		t.Errorf("after a restart listed with %v", n)
+	}
+}
+
+func TestPolicyThatSelectsNothingIsAcceptedWithANote(t *testing.T) {
+	s := serve(t)
+	s.know(town)
+	s.watch(subscribe("datapath", 300, 301)).snapshot()
+	const impossible = "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: never, namespace: shop}\nspec:\n" +
+		"  endpointSelector: {matchExpressions: [{key: 'k8s:io.kubernetes.pod.namespace', operator: In, values: [other]}]}\n  ingress: [{}]\n"
+	const group = "apiVersion: cilium.io/v2\nkind: CiliumCIDRGroup\nmetadata: {name: g}\nspec: {externalCIDRs: []}\n"
+	manifests := allowWeb + "---\n" + strings.Replace(named("elsewhere", allowWeb), "app: db", "app: gone", 1) + "---\n" + impossible + "---\n" + group
+	texts := func(notes []*policyv1.PolicyNote) string {
+		var out []string
+		for _, n := range notes {
+			if n.GetKind() != policyv1.PolicyNoteKind_POLICY_NOTE_KIND_SELECTS_NOTHING {
+				t.Errorf("note %v", n)
+			}
+			out = append(out, n.GetText())
+		}
+		return strings.Join(out, "; ")
+	}
+	const here = "selects no endpoint of this node"
+	want := map[string]string{
+		"db": "", "elsewhere": here, "g": "",
+		"never": `selects nothing: no labels match k8s:io.kubernetes.pod.namespace In "other" and k8s:io.kubernetes.pod.namespace In "shop"; ` + here,
+	}
+	for _, validate := range []bool{true, false} {
+		out, err := s.UpsertPolicies(s.ctx(), &policyv1.UpsertPoliciesRequest{Manifests: []byte(manifests), ValidateOnly: validate})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range out.GetChanges() {
+			if got := texts(c.GetNotes()); got != want[c.GetKey().GetName()] {
+				t.Errorf("%s: noted %q, want %q", c.GetKey().GetName(), got, want[c.GetKey().GetName()])
+			}
+		}
+	}
+	for name, p := range s.list() {
+		if got := texts(p.GetNotes()); !p.GetAccepted() || got != want[name] {
+			t.Errorf("%s: listed with %q, want %q", name, got, want[name])
+		}
 	}
 }

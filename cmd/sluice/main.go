@@ -7,6 +7,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -60,15 +61,32 @@ func run(args []string, stdout, stderr io.Writer) int {
 	case errors.Is(err, errReported):
 		return exitFailed
 	case errors.As(err, &trouble):
-		fmt.Fprintf(stderr, "sluice: %s\n", c.explain(trouble.err))
+		c.complain(trouble.err)
 		return exitTrouble
 	case errors.As(err, &usage):
-		fmt.Fprintf(stderr, "sluice: %v\n", err)
+		c.complain(err)
 		return exitUsage
 	default:
-		fmt.Fprintf(stderr, "sluice: %s\n", c.explain(err))
+		c.complain(err)
 		return exitFailed
 	}
+}
+
+// complain prints an error to standard error, in the format that was asked for.
+func (c *command) complain(err error) {
+	var usage *usageError
+	text := err.Error()
+	if !errors.As(err, &usage) {
+		text = c.explain(err)
+	}
+	if c.format == "json" {
+		encoder := json.NewEncoder(c.errOut)
+		encoder.SetEscapeHTML(false)
+		if encoder.Encode(map[string]string{"error": text}) == nil {
+			return
+		}
+	}
+	fmt.Fprintf(c.errOut, "sluice: %s\n", text)
 }
 
 // command is what all subcommands share.

@@ -31,13 +31,18 @@ const maxManifests = 3 << 20
 type document struct {
 	file  string // as the person named it; "-" is standard input
 	index int    // within the file, 1 first
+	item  int    // within the list that the document is, 1 first; 0: it is none
 	line  int    // line of the file that it begins at, 1 first
 	text  []byte
+	group string              // of its apiVersion
 	key   *policyv1.PolicyKey // as written: the namespace may be missing
 }
 
 // place is how a message names the document.
 func (d document) place() string {
+	if d.item > 0 {
+		return fmt.Sprintf("%s: document %d, item %d (line %d)", fileText(d.file), d.index, d.item, d.line)
+	}
 	return fmt.Sprintf("%s: document %d (line %d)", fileText(d.file), d.index, d.line)
 }
 
@@ -49,33 +54,59 @@ func fileText(file string) string {
 	return file
 }
 
+// fileError is why a file cannot be read as manifests.
+type fileError struct {
+	file string
+	err  error // names the file
+}
+
+// fileErrors are the files that cannot be read, beside others that can.
+type fileErrors []fileError
+
+// Error has a line for each.
+func (e fileErrors) Error() string {
+	lines := make([]string, len(e))
+	for i, f := range e {
+		lines[i] = f.err.Error()
+	}
+	return strings.Join(lines, "\n")
+}
+
 // readManifests reads files, directories and standard input, in the order
 // given. It looks no deeper than at the name of each object; what is in it is
-// for the policy service to judge.
+// for the policy service to judge. With an error of the type fileErrors it
+// returns the documents of the other files.
 func readManifests(paths []string, stdin io.Reader) ([]document, error) {
 	var (
-		all  []document
-		size int
+		all    []document
+		broken fileErrors
+		size   int
 	)
 	for _, path := range paths {
 		files, err := manifestFiles(path)
 		if err != nil {
-			return nil, err
+			broken = append(broken, fileError{path, err})
+			continue
 		}
 		for _, file := range files {
 			content, err := readManifest(file, stdin)
 			if err != nil {
-				return nil, err
+				broken = append(broken, fileError{file, err})
+				continue
 			}
 			if size += len(content); size > maxManifests {
 				return nil, fmt.Errorf("%s: the manifests are larger than %d bytes together, which is all that the policy service takes at once", fileText(file), maxManifests)
 			}
 			docs, err := splitDocuments(file, content)
 			if err != nil {
-				return nil, err
+				broken = append(broken, fileError{file, err})
+				continue
 			}
 			all = append(all, docs...)
 		}
+	}
+	if len(broken) > 0 {
+		return all, broken
 	}
 	if len(all) == 0 {
 		names := make([]string, 0, len(paths))
@@ -85,6 +116,18 @@ func readManifests(paths []string, stdin io.Reader) ([]document, error) {
 		return nil, fmt.Errorf("%s: no document in it", strings.Join(names, ", "))
 	}
 	return all, nil
+}
+
+// policiesOnly leaves out objects that are of no kind of policy, and names them.
+func policiesOnly(docs []document) (kept []document, others []string) {
+	for _, d := range docs {
+		if isPolicyKind(d.group, d.key.GetKind()) {
+			kept = append(kept, d)
+		} else {
+			others = append(others, d.problem("is no policy, and left out"))
+		}
+	}
+	return kept, others
 }
 
 // manifestFiles are the files that a path stands for: a directory's own YAML
@@ -145,6 +188,7 @@ func splitDocuments(file string, content []byte) ([]document, error) {
 		docs    []document
 		current = document{file: file, line: 1}
 		line    int
+		index   int
 	)
 	end := func() error {
 		defer func() { current = document{file: file, line: line + 1} }()
@@ -166,9 +210,14 @@ func splitDocuments(file string, content []byte) ([]document, error) {
 			return nil
 		}
 		current.line = node.Content[0].Line
-		current.index = len(docs) + 1
-		current.key = keyOf(node.Content[0])
-		docs = append(docs, current)
+		index++
+		current.index = index
+		current.describe(node.Content[0])
+		items, err := current.items(node.Content[0])
+		if err != nil {
+			return fmt.Errorf("%s: %w", current.place(), err)
+		}
+		docs = append(docs, items...)
 		return nil
 	}
 	for text := range bytes.Lines(content) {
@@ -198,28 +247,64 @@ func splitDocuments(file string, content []byte) ([]document, error) {
 	return docs, nil
 }
 
-// keyOf reads the name of an object, as far as it has one.
-func keyOf(object *yaml.Node) *policyv1.PolicyKey {
-	field := func(of *yaml.Node, name string) *yaml.Node {
-		if of != nil && of.Kind == yaml.MappingNode {
-			for i := 0; i+1 < len(of.Content); i += 2 {
-				if of.Content[i].Value == name {
-					return of.Content[i+1]
+// field is the value of a key of a mapping; nil if there is none.
+func field(of *yaml.Node, name string) *yaml.Node {
+	if of != nil && of.Kind == yaml.MappingNode {
+		for i := 0; i+1 < len(of.Content); i += 2 {
+			if of.Content[i].Value == name {
+				return of.Content[i+1]
+			}
+		}
+	}
+	return nil
+}
+
+// scalar is the text of a node that has one.
+func scalar(n *yaml.Node) string {
+	if n == nil || n.Kind != yaml.ScalarNode {
+		return ""
+	}
+	return n.Value
+}
+
+// describe reads the group and the name of an object, as far as it has them.
+func (d *document) describe(object *yaml.Node) {
+	meta := field(object, "metadata")
+	d.key = &policyv1.PolicyKey{
+		Kind: scalar(field(object, "kind")), Namespace: scalar(field(meta, "namespace")), Name: scalar(field(meta, "name")),
+	}
+	d.group, _, _ = strings.Cut(scalar(field(object, "apiVersion")), "/")
+}
+
+// items are the objects of a list, as `kubectl get -o yaml` writes it; of a
+// document that is none, the document.
+func (d document) items(object *yaml.Node) ([]document, error) {
+	list := field(object, "items")
+	kind, ok := strings.CutSuffix(d.key.GetKind(), "List")
+	if !ok || list == nil || list.Kind != yaml.SequenceNode {
+		return []document{d}, nil
+	}
+	var docs []document
+	for i, node := range list.Content {
+		one := document{file: d.file, index: d.index, item: i + 1, line: node.Line}
+		item := *node
+		if kind != "" && node.Kind == yaml.MappingNode { // items of a typed list need not say it
+			for _, missing := range []struct{ key, value string }{{"kind", kind}, {"apiVersion", scalar(field(object, "apiVersion"))}} {
+				if field(node, missing.key) == nil {
+					item.Content = append([]*yaml.Node{
+						{Kind: yaml.ScalarNode, Tag: "!!str", Value: missing.key}, {Kind: yaml.ScalarNode, Tag: "!!str", Value: missing.value},
+					}, item.Content...)
 				}
 			}
 		}
-		return nil
-	}
-	text := func(n *yaml.Node) string {
-		if n == nil || n.Kind != yaml.ScalarNode {
-			return ""
+		var err error
+		if one.text, err = yaml.Marshal(&item); err != nil {
+			return nil, err
 		}
-		return n.Value
+		one.describe(&item)
+		docs = append(docs, one)
 	}
-	meta := field(object, "metadata")
-	return &policyv1.PolicyKey{
-		Kind: text(field(object, "kind")), Namespace: text(field(meta, "namespace")), Name: text(field(meta, "name")),
-	}
+	return docs, nil
 }
 
 // join makes one stream of documents again, in which they have the numbers

@@ -77,6 +77,7 @@ type changeFlags struct {
 	files        []string
 	namespace    string
 	allowUnknown bool
+	skipOthers   bool
 	validate     bool
 	wait         wait
 }
@@ -104,13 +105,31 @@ them. The exit code is %d if they are in force in the policy service, but not
 		RunE: func(cmd *cobra.Command, _ []string) error { return c.policyApply(cmd.Context(), cmd.InOrStdin(), o) },
 	}
 	o.add(cmd, "file, directory or - for standard input; may be repeated")
-	allowUnknownFlag(cmd, &o.allowUnknown)
+	manifestFlags(cmd, &o.allowUnknown, &o.skipOthers)
 	return cmd
 }
 
-// allowUnknownFlag is a flag of commands that send manifests.
-func allowUnknownFlag(cmd *cobra.Command, v *bool) {
-	cmd.Flags().BoolVar(v, "allow-unknown-fields", false, "warn of fields that a kind does not have, and ignore them")
+// manifestFlags are flags of commands that send manifests.
+func manifestFlags(cmd *cobra.Command, allowUnknown, skipOthers *bool) {
+	cmd.Flags().BoolVar(allowUnknown, "allow-unknown-fields", false, "warn of fields that a kind does not have, and ignore them")
+	cmd.Flags().BoolVar(skipOthers, "skip-other-kinds", false, "leave out objects that are no policies")
+}
+
+// readPolicies is readManifests without objects that are no policies, if those
+// are to be left out.
+func (c *command) readPolicies(files []string, stdin io.Reader, skipOthers bool) ([]document, error) {
+	docs, err := readManifests(files, stdin)
+	if !skipOthers {
+		return docs, err
+	}
+	kept, others := policiesOnly(docs)
+	for _, text := range others {
+		fmt.Fprintln(c.errOut, "note: "+text)
+	}
+	if err == nil && len(kept) == 0 {
+		err = errors.New("there is no policy among the objects")
+	}
+	return kept, err
 }
 
 // onlyFiles refuses arguments where files are named with -f.
@@ -198,7 +217,7 @@ func (c *command) policyApply(ctx context.Context, stdin io.Reader, o changeFlag
 	if len(o.files) == 0 {
 		return usagef("nothing to apply: name it with -f FILE, -f DIRECTORY or -f -")
 	}
-	docs, err := readManifests(o.files, stdin)
+	docs, err := c.readPolicies(o.files, stdin, o.skipOthers)
 	if err != nil {
 		return err
 	}

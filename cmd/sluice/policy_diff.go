@@ -37,6 +37,7 @@ func (c *command) policyDiffCommand() *cobra.Command {
 		files, remove []string
 		namespace     string
 		allowUnknown  bool
+		skipOthers    bool
 	)
 	cmd := &cobra.Command{
 		Use:   "diff [-f FILE] [--delete KIND/[NAMESPACE/]NAME]",
@@ -49,14 +50,14 @@ said.`, exitDiffers, exitTrouble),
   sluice policy diff --delete NetworkPolicy/shop/web`,
 		Args: onlyFiles,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			err := c.policyDiff(cmd.Context(), cmd.InOrStdin(), files, remove, namespace, allowUnknown)
+			err := c.policyDiff(cmd.Context(), cmd.InOrStdin(), files, remove, namespace, allowUnknown, skipOthers)
 			if err != nil && !errors.Is(err, errDiffers) {
 				return &troubleError{err}
 			}
 			return err
 		},
 	}
-	allowUnknownFlag(cmd, &allowUnknown)
+	manifestFlags(cmd, &allowUnknown, &skipOthers)
 	f := cmd.Flags()
 	f.StringArrayVarP(&files, "filename", "f", nil, "file, directory or - for standard input with policies to apply; may be repeated")
 	f.StringArrayVar(&remove, "delete", nil, "policy to delete, KIND/[NAMESPACE/]NAME; may be repeated")
@@ -149,7 +150,7 @@ func addDifference(all []difference, d difference) []difference {
 	return all
 }
 
-func (c *command) policyDiff(ctx context.Context, stdin io.Reader, files, remove []string, namespace string, allowUnknown bool) error {
+func (c *command) policyDiff(ctx context.Context, stdin io.Reader, files, remove []string, namespace string, allowUnknown, skipOthers bool) error {
 	if len(files) == 0 && len(remove) == 0 {
 		return usagef("nothing to compare: want -f FILE, --delete KIND/[NAMESPACE/]NAME, or both")
 	}
@@ -157,7 +158,7 @@ func (c *command) policyDiff(ctx context.Context, stdin io.Reader, files, remove
 	var docs []document
 	if len(files) > 0 {
 		var err error
-		if docs, err = readManifests(files, stdin); err != nil {
+		if docs, err = c.readPolicies(files, stdin, skipOthers); err != nil {
 			return err
 		}
 		req.Manifests = join(docs)

@@ -376,6 +376,70 @@ func TestUnsupportedFieldsStayInSight(t *testing.T) {
 	wantLines(t, out, "Warning: sluice-policy: policies with fields that Sluice does not support: 1; `sluice policy list` names them")
 }
 
+func TestListsAndOtherKindsAreRead(t *testing.T) {
+	n := newFakeNode(t)
+	dir := t.TempDir()
+	list := write(t, dir, "list.yaml", "apiVersion: v1\nkind: List\nitems:\n- apiVersion: networking.k8s.io/v1\n  kind: NetworkPolicy\n  metadata: {name: a, namespace: shop}\n"+
+		"- {apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: b, namespace: shop}, spec: {refuse: is no port}}\n")
+	_, errOut := n.want(t, exitFailed, "policy", "apply", "-f", list)
+	wantLines(t, errOut, "sluice: "+list+": document 1, item 2 (line 7): NetworkPolicy shop/b: spec.refuse: is no port")
+	typed := write(t, dir, "typed.json", `{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicyList", "items": [{"metadata": {"name": "c", "namespace": "shop"}}]}`)
+	out, _ := n.want(t, 0, "policy", "apply", "-f", typed)
+	wantLines(t, out, "NetworkPolicy shop/c created")
+
+	mixed := write(t, dir, "mixed.yaml", "apiVersion: v1\nkind: Service\nmetadata: {name: s}\n---\n"+webPolicy+"---\napiVersion: crd.projectcalico.org/v1\nkind: NetworkPolicy\nmetadata: {name: x}\n")
+	out, errOut = n.want(t, 0, "policy", "apply", "-f", mixed, "--skip-other-kinds")
+	wantLines(t, out, "NetworkPolicy shop/web created")
+	wantLines(t, errOut, "note: "+mixed+": document 1 (line 1): Service s: is no policy, and left out",
+		"note: "+mixed+": document 3 (line 10): NetworkPolicy x: is no policy, and left out")
+	none := write(t, dir, "none.yaml", "apiVersion: v1\nkind: Service\nmetadata: {name: s}\n")
+	_, errOut = n.want(t, exitFailed, "policy", "apply", "-f", none, "--skip-other-kinds")
+	wantLines(t, errOut, "sluice: there is no policy among the objects")
+}
+
+func TestBrokenFilesHideNoOthers(t *testing.T) {
+	n := newFakeNode(t)
+	dir := t.TempDir()
+	write(t, dir, "a.yaml", "{")
+	write(t, dir, "b.yaml", webPolicy)
+	write(t, dir, "c.yaml", "kind: [\n")
+	_, errOut := n.want(t, exitFailed, "policy", "apply", "-f", dir)
+	for _, name := range []string{"a.yaml", "c.yaml"} {
+		if !strings.Contains(errOut, filepath.Join(dir, name)+": ") {
+			t.Errorf("apply does not name %s: %q", name, errOut)
+		}
+	}
+	if len(n.policy.policies) > 0 {
+		t.Error("the other file was applied")
+	}
+	var failure struct{ Error string }
+	_, errOut = n.want(t, exitFailed, "policy", "apply", "-f", dir, "-o", "json")
+	if err := json.Unmarshal([]byte(errOut), &failure); err != nil || !strings.Contains(failure.Error, "a.yaml") {
+		t.Errorf("apply -o json: %v: %q", err, errOut)
+	}
+	_, errOut = n.want(t, exitUsage, "policy", "apply", "-o", "json")
+	if err := json.Unmarshal([]byte(errOut), &failure); err != nil || !strings.Contains(failure.Error, "nothing to apply") {
+		t.Errorf("wrong usage with -o json: %v: %q", err, errOut)
+	}
+
+	bin := t.TempDir()
+	script := "#!/bin/sh\n/bin/cat > /dev/null\necho '{\"problems\":[]}'\n"
+	if err := os.WriteFile(filepath.Join(bin, "sluice-policy"), []byte(script), 0o700); err != nil { //nolint:gosec // executable
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", bin)
+	out, _ := n.want(t, exitFailed, "policy", "validate", "-f", dir)
+	if !strings.Contains(out, filepath.Join(dir, "a.yaml")+": ") || !strings.Contains(out, filepath.Join(dir, "c.yaml")+": ") ||
+		!strings.Contains(out, "0 of 1 policies would be refused; files that cannot be read: 2.") {
+		t.Errorf("validate says\n%s", out)
+	}
+	out, _ = n.want(t, exitFailed, "policy", "validate", "-f", dir, "-o", "json")
+	var all []checked
+	if err := json.Unmarshal([]byte(out), &all); err != nil || len(all) != 3 || all[0].Name != "web" || len(all[0].Problems) != 0 || len(all[2].Problems) != 1 {
+		t.Errorf("validate -o json: %v, %s", err, out)
+	}
+}
+
 func TestPolicyThatSelectsNothingIsNoted(t *testing.T) {
 	n := newFakeNode(t)
 	n.policy.selectsNothing = true

@@ -28,6 +28,7 @@ func (c *command) policyValidateCommand() *cobra.Command {
 		files        []string
 		namespace    string
 		allowUnknown bool
+		skipOthers   bool
 	)
 	cmd := &cobra.Command{
 		Use:   "validate -f FILE",
@@ -42,14 +43,15 @@ is one.`,
 			if len(files) == 0 {
 				return usagef("nothing to check: name it with -f FILE, -f DIRECTORY or -f -")
 			}
-			docs, err := readManifests(files, cmd.InOrStdin())
-			if err != nil {
+			docs, err := c.readPolicies(files, cmd.InOrStdin(), skipOthers)
+			var broken fileErrors
+			if err != nil && !errors.As(err, &broken) {
 				return err
 			}
-			return c.policyValidate(cmd.Context(), docs, namespace, allowUnknown)
+			return c.policyValidate(cmd.Context(), docs, broken, namespace, allowUnknown)
 		},
 	}
-	allowUnknownFlag(cmd, &allowUnknown)
+	manifestFlags(cmd, &allowUnknown, &skipOthers)
 	f := cmd.Flags()
 	f.StringArrayVarP(&files, "filename", "f", nil, "file, directory or - for standard input; may be repeated")
 	f.StringVarP(&namespace, "namespace", "n", "", "namespace of what names none (default \"default\")")
@@ -59,11 +61,12 @@ is one.`,
 // checked is what `policy validate -o json` prints of one document.
 type checked struct {
 	File      string   `json:"file"`
-	Document  int      `json:"document"`
-	Line      int      `json:"line"`
-	Kind      string   `json:"kind"`
+	Document  int      `json:"document,omitempty"` // 0: the file could not be read
+	Item      int      `json:"item,omitempty"`     // of a list
+	Line      int      `json:"line,omitempty"`
+	Kind      string   `json:"kind,omitempty"`
 	Namespace string   `json:"namespace,omitempty"`
-	Name      string   `json:"name"`
+	Name      string   `json:"name,omitempty"`
 	Problems  []string `json:"problems"`
 	Dropped   []string `json:"droppedFields,omitempty"`
 	Notes     []note   `json:"notes,omitempty"`
@@ -77,10 +80,13 @@ type verdictOnDocument struct {
 	Notes    []note   `json:"notes"`
 }
 
-func (c *command) policyValidate(ctx context.Context, docs []document, namespace string, allowUnknown bool) error {
-	verdicts, err := checkOffline(ctx, join(docs), namespace, allowUnknown)
-	if err != nil {
-		return err
+func (c *command) policyValidate(ctx context.Context, docs []document, broken fileErrors, namespace string, allowUnknown bool) error {
+	var verdicts []verdictOnDocument
+	if len(docs) > 0 {
+		var err error
+		if verdicts, err = checkOffline(ctx, join(docs), namespace, allowUnknown); err != nil {
+			return err
+		}
 	}
 	if len(verdicts) != len(docs) {
 		return fmt.Errorf("%s judged %d of %d documents; is it of another version?", policyProgram, len(verdicts), len(docs))
@@ -90,7 +96,7 @@ func (c *command) policyValidate(ctx context.Context, docs []document, namespace
 	for i, d := range docs {
 		key := complete(d.key, namespace)
 		one := checked{
-			File: d.file, Document: d.index, Line: d.line, Kind: key.GetKind(), Namespace: key.GetNamespace(), Name: key.GetName(),
+			File: d.file, Document: d.index, Item: d.item, Line: d.line, Kind: key.GetKind(), Namespace: key.GetNamespace(), Name: key.GetName(),
 			Problems: append([]string{}, verdicts[i].Problems...), Dropped: verdicts[i].Dropped, Notes: verdicts[i].Notes,
 		}
 		for i, p := range one.Problems {
@@ -102,7 +108,14 @@ func (c *command) policyValidate(ctx context.Context, docs []document, namespace
 		dropped += len(one.Dropped)
 		all = append(all, one)
 	}
-	if err := c.show(all, func(w io.Writer) {
+	shown := all
+	for _, f := range broken {
+		shown = append(shown, checked{File: f.file, Problems: []string{f.err.Error()}})
+	}
+	if err := c.show(shown, func(w io.Writer) {
+		for _, f := range broken {
+			fmt.Fprintln(w, printable(f.err.Error()))
+		}
 		for i, d := range all {
 			for _, p := range d.Problems {
 				fmt.Fprintln(w, docs[i].problem(p))
@@ -115,6 +128,8 @@ func (c *command) policyValidate(ctx context.Context, docs []document, namespace
 			}
 		}
 		switch {
+		case len(broken) > 0:
+			fmt.Fprintf(w, "%d of %d policies would be refused; files that cannot be read: %d.\n", refused, len(all), len(broken))
 		case refused > 0:
 			fmt.Fprintf(w, "%d of %d policies would be refused.\n", refused, len(all))
 		case len(all) == 1:
@@ -125,7 +140,7 @@ func (c *command) policyValidate(ctx context.Context, docs []document, namespace
 	}); err != nil {
 		return err
 	}
-	if refused > 0 {
+	if refused > 0 || len(broken) > 0 {
 		return errReported
 	}
 	return nil

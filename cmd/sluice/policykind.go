@@ -4,6 +4,7 @@
 package main
 
 import (
+	"slices"
 	"strings"
 
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
@@ -15,16 +16,23 @@ type policyKind struct {
 	plural     string
 	short      string
 	namespaced bool
+	group      string
 }
 
 var policyKinds = []policyKind{
-	{"NetworkPolicy", "networkpolicies", "netpol", true},
-	{"CiliumNetworkPolicy", "ciliumnetworkpolicies", "cnp", true},
-	{"CiliumClusterwideNetworkPolicy", "ciliumclusterwidenetworkpolicies", "ccnp", false},
-	{"CiliumCIDRGroup", "ciliumcidrgroups", "ccg", false},
-	{"ClusterNetworkPolicy", "clusternetworkpolicies", "kcnp", false},
-	{"AdminNetworkPolicy", "adminnetworkpolicies", "anp", false},
-	{"BaselineAdminNetworkPolicy", "baselineadminnetworkpolicies", "banp", false},
+	{"NetworkPolicy", "networkpolicies", "netpol", true, "networking.k8s.io"},
+	{"CiliumNetworkPolicy", "ciliumnetworkpolicies", "cnp", true, "cilium.io"},
+	{"CiliumClusterwideNetworkPolicy", "ciliumclusterwidenetworkpolicies", "ccnp", false, "cilium.io"},
+	{"CiliumCIDRGroup", "ciliumcidrgroups", "ccg", false, "cilium.io"},
+	{"ClusterNetworkPolicy", "clusternetworkpolicies", "kcnp", false, "policy.networking.k8s.io"},
+	{"AdminNetworkPolicy", "adminnetworkpolicies", "anp", false, "policy.networking.k8s.io"},
+	{"BaselineAdminNetworkPolicy", "baselineadminnetworkpolicies", "banp", false, "policy.networking.k8s.io"},
+}
+
+// isPolicyKind reports whether objects of a group and kind are policies. Whether
+// they are of a version that is known is for the policy service to judge.
+func isPolicyKind(group, kind string) bool {
+	return slices.ContainsFunc(policyKinds, func(k policyKind) bool { return k.group == group && k.name == kind })
 }
 
 // defaultNamespace is where objects are that name no namespace.

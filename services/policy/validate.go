@@ -95,8 +95,9 @@ func judge(data []byte, namespace string, allowUnknown bool) ([]judgement, error
 	case err != nil:
 		return nil, err
 	default:
-		for i, d := range decoded {
-			all[i].Dropped = d.Object.Unknown
+		for _, d := range decoded {
+			i := d.Document
+			all[i].Dropped = append(all[i].Dropped, d.Object.Unknown...)
 			for _, n := range d.Object.Notes {
 				all[i].Notes = append(all[i].Notes, note{n.Kind.String(), n.Path, n.Text})
 			}

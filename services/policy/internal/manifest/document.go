@@ -7,6 +7,8 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -32,6 +34,89 @@ func Split(data []byte) ([]Document, [][]byte, error) {
 		raw[i] = data[chunks[c].begin:chunks[c].end]
 	}
 	return docs, raw, nil
+}
+
+// Item is an object of a list.
+type Item struct {
+	Document Document
+	Text     []byte
+}
+
+// Items are the objects of a list: of v1 List, or of the list of one kind, whose
+// items need not repeat version and kind. The error names the field. The
+// document is no list if both are nil.
+func (d Document) Items() ([]Item, error) {
+	kind, ok := strings.CutSuffix(d.Kind, "List")
+	if !ok {
+		return nil, nil
+	}
+	var list struct {
+		APIVersion string `json:"apiVersion"`
+		Kind       string `json:"kind"`
+		Metadata   any    `json:"metadata"`
+		Items      any    `json:"items"`
+	}
+	unknown, err := d.Decode(&list)
+	if err != nil {
+		return nil, err
+	}
+	var problems Problems
+	for _, path := range unknown {
+		problems.Add(path, "no such field of a list")
+	}
+	out := []Item{}
+	at := index(d.node, "items")
+	if at >= 0 && d.node.Content[at].Kind != yaml.SequenceNode && d.node.Content[at].ShortTag() != "!!null" {
+		problems.Add("items", "must be a list, is %s", describe(d.node.Content[at]))
+		at = -1
+	}
+	for i := 0; at >= 0 && i < len(d.node.Content[at].Content); i++ {
+		path := "items[" + strconv.Itoa(i) + "]"
+		node := d.node.Content[at].Content[i]
+		switch {
+		case refers(node):
+			problems.Add(path, "has an anchor or an alias, which a list of objects may not have")
+			continue
+		case node.Kind != yaml.MappingNode:
+			problems.Add(path, "must be an object, is %s", describe(node))
+			continue
+		}
+		item := *node
+		if kind != "" {
+			item.Content = withDefaults(item.Content, "apiVersion", d.APIVersion, "kind", kind)
+		}
+		doc, err := newDocument(&item)
+		if err != nil {
+			problems.Add(path, "%v", err)
+			continue
+		}
+		text, err := yaml.Marshal(&item)
+		if err != nil {
+			problems.Add(path, "%v", err)
+			continue
+		}
+		out = append(out, Item{Document: doc, Text: text})
+	}
+	return out, problems.Err()
+}
+
+// refers reports whether a node, or one below it, is shared by others.
+func refers(n *yaml.Node) bool {
+	return n.Kind == yaml.AliasNode || n.Anchor != "" || slices.ContainsFunc(n.Content, refers)
+}
+
+// withDefaults adds keys with values to the front of a mapping that has none of
+// that name.
+func withDefaults(content []*yaml.Node, pairs ...string) []*yaml.Node {
+	var add []*yaml.Node
+	for i := 0; i < len(pairs); i += 2 {
+		if index(&yaml.Node{Kind: yaml.MappingNode, Content: content}, pairs[i]) < 0 {
+			for _, text := range pairs[i : i+2] {
+				add = append(add, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: text})
+			}
+		}
+	}
+	return append(add, content...)
 }
 
 // chunk is a part of a stream that begins with a marker, or at the beginning.

@@ -187,20 +187,29 @@ func Parse(data []byte) ([]Document, error) {
 		if len(root.Content) == 0 || root.Content[0].Tag == "!!null" {
 			continue
 		}
-		d := Document{node: root.Content[0]}
-		if d.node.Kind != yaml.MappingNode {
+		if root.Content[0].Kind != yaml.MappingNode {
 			return nil, fmt.Errorf("document %d: is not an object", i)
 		}
-		var head struct {
-			APIVersion string `json:"apiVersion"`
-			Kind       string `json:"kind"`
-		}
-		if _, err := d.Decode(&head); err != nil {
+		d, err := newDocument(root.Content[0])
+		if err != nil {
 			return nil, fmt.Errorf("document %d: %w", i, err)
 		}
-		d.APIVersion, d.Kind = head.APIVersion, head.Kind
 		docs = append(docs, d)
 	}
+}
+
+// newDocument reads the version and kind of an object.
+func newDocument(node *yaml.Node) (Document, error) {
+	d := Document{node: node}
+	var head struct {
+		APIVersion string `json:"apiVersion"`
+		Kind       string `json:"kind"`
+	}
+	if _, err := d.Decode(&head); err != nil {
+		return d, err
+	}
+	d.APIVersion, d.Kind = head.APIVersion, head.Kind
+	return d, nil
 }
 
 // marks counts the signs of which one stands before every value, those in texts

@@ -48,8 +48,9 @@ func (p *Policy) inForce() bool { return p.object.Key.Kind != "" }
 
 // Decoded is a document that was understood.
 type Decoded struct {
-	Object policy.Object
-	Text   []byte
+	Object   policy.Object
+	Text     []byte
+	Document int // that it is, or is an item of; from 0
 }
 
 // Violation is one thing that is wrong with a document.
@@ -128,7 +129,7 @@ func (r Reading) Decode(data []byte) ([]Decoded, error) {
 	var out []Decoded
 	var bad ManifestError
 	seen := make(map[policy.Key]int)
-	for i, doc := range docs {
+	one := func(i int, at string, doc manifest.Document, text []byte) {
 		if policy.Namespaced(doc.Kind) {
 			doc = doc.WithNamespace(namespace)
 		}
@@ -144,16 +145,16 @@ func (r Reading) Decode(data []byte) ([]Decoded, error) {
 		var problems manifest.Problems
 		if !r.AllowUnknown && !r.Held {
 			for _, path := range object.Unknown {
-				bad.Violations = append(bad.Violations, Violation{i, name, path, "no such field"})
+				bad.Violations = append(bad.Violations, Violation{i, name, at + path, "no such field"})
 			}
 		}
 		switch {
 		case errors.As(err, &problems):
 			for _, p := range problems {
-				bad.Violations = append(bad.Violations, Violation{i, name, p.Path, p.Text})
+				bad.Violations = append(bad.Violations, Violation{i, name, strings.TrimSuffix(at+p.Path, "."), p.Text})
 			}
 		case err != nil:
-			bad.Violations = append(bad.Violations, Violation{i, name, "kind", err.Error()})
+			bad.Violations = append(bad.Violations, Violation{i, name, at + "kind", err.Error()})
 		default:
 			if !r.Stored && !r.Held { // as a pod that a held one selects cannot start
 				if err := engine.Check(object); err != nil {
@@ -161,10 +162,24 @@ func (r Reading) Decode(data []byte) ([]Decoded, error) {
 				}
 			}
 			if first, ok := seen[object.Key]; ok {
-				bad.Violations = append(bad.Violations, Violation{i, name, "metadata.name", fmt.Sprintf("document %d is the same policy", first)})
+				bad.Violations = append(bad.Violations, Violation{i, name, at + "metadata.name", fmt.Sprintf("document %d is the same policy", first)})
 			}
 			seen[object.Key] = i
-			out = append(out, Decoded{object, trim(texts[i])})
+			out = append(out, Decoded{object, trim(text), i})
+		}
+	}
+	for i, doc := range docs {
+		items, err := doc.Items()
+		var problems manifest.Problems
+		errors.As(err, &problems) //nolint:errcheck // Items returns nothing else
+		for _, p := range problems {
+			bad.Violations = append(bad.Violations, Violation{i, "", p.Path, p.Text})
+		}
+		if items == nil && err == nil {
+			one(i, "", doc, texts[i])
+		}
+		for k, item := range items {
+			one(i, fmt.Sprintf("items[%d].", k), item.Document, item.Text)
 		}
 	}
 	if len(bad.Violations) > 0 {
@@ -470,7 +485,7 @@ func (f *Feed) inForce(ctx context.Context) (map[string][]Decoded, error) {
 		out := make(map[string][]Decoded)
 		for _, p := range f.node.policies {
 			if p.Source == f.name && p.Broken == "" && len(p.Dropped) == 0 {
-				out[p.Origin] = append(out[p.Origin], Decoded{p.object, p.Manifest})
+				out[p.Origin] = append(out[p.Origin], Decoded{Object: p.object, Text: p.Manifest})
 			}
 		}
 		return out, nil
@@ -623,7 +638,7 @@ func (n *Node) take(name string, order []string, files map[string]*file) error {
 				f.policies = append(f.policies, n.policy(d, name, origin))
 				size += len(d.Text)
 			} else {
-				files[origin].docs[i] = Decoded{p.object, p.Manifest} // kept once
+				files[origin].docs[i] = Decoded{Object: p.object, Text: p.Manifest} // kept once
 			}
 		}
 		if len(f.policies) > 0 {

@@ -394,6 +394,56 @@ func TestUnknownFieldsAreErrorsUnlessTheyAreAllowed(t *testing.T) {
 	}
 }
 
+func TestListsAreTheirItems(t *testing.T) {
+	s := serve(t)
+	s.know(town)
+	item := func(name, spec string) string {
+		return `{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "` + name + `", "namespace": "shop"}, "spec": ` + spec + `}`
+	}
+	list := `{"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": ""}, "items": [` + item("a", `{"podSelector": {}}`) + ", " + item("b", `{"podSelector": {}}`) + `]}`
+	const typed = `
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicyList
+items:
+- metadata: {name: c}
+  spec: {podSelector: {}}
+`
+	both := list + "\n---\n" + typed + "---\n" + named("d", allowWeb)
+	out := s.apply(both)
+	var got []string
+	for _, c := range out.GetChanges() {
+		got = append(got, c.GetKey().GetNamespace()+"/"+c.GetKey().GetName())
+	}
+	if want := []string{"shop/a", "shop/b", "default/c", "shop/d"}; !slices.Equal(got, want) {
+		t.Errorf("taken are %q, want %q", got, want)
+	}
+	if again := s.apply(both); again.GetRevision() != out.GetRevision() {
+		t.Errorf("the same again has revision %d, before %d", again.GetRevision(), out.GetRevision())
+	}
+	before := s.list()
+	s.stop()
+	s.start()
+	for name, p := range s.list() {
+		if !p.GetAccepted() || string(p.GetManifest()) != string(before[name].GetManifest()) {
+			t.Errorf("after a restart: %v", p)
+		}
+	}
+	for manifests, want := range map[string]string{
+		strings.Replace(list, `"podSelector": {}`, `"podSelecter": {}`, 1):                                             "document 0 (NetworkPolicy shop/a): items[0].spec.podSelecter: no such field",
+		strings.Replace(list, `"b"`, `"a"`, 1):                                                                         "items[1].metadata.name: document 0 is the same policy",
+		`{"apiVersion": "v1", "kind": "List", "items": [{"apiVersion": "v1", "kind": "Service"}, {"kind": "Secret"}]}`: "items[0].kind: v1 Service is not a kind of policy; document 0: items[1].kind: Secret without an apiVersion is not",
+		"apiVersion: v1\nkind: List\nitems: {a: b}\n":                                                                  "items: must be a list, is an object",
+		"apiVersion: v1\nkind: List\nitems: [a]\n":                                                                     "items[0]: must be an object",
+		"apiVersion: v1\nkind: List\nitem: []\n":                                                                       "item: no such field of a list",
+		"apiVersion: v1\nkind: List\nitems: [&a {kind: x}, *a]\n":                                                      "items[1]: has an anchor or an alias",
+		"apiVersion: v1\nkind: List\nitems: []\n":                                                                      "there is no document",
+		"apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: List, items: []}]\n":                               "items[0].kind: v1 List is not a kind of policy",
+	} {
+		_, err := s.UpsertPolicies(s.ctx(), &policyv1.UpsertPoliciesRequest{Manifests: []byte(manifests)})
+		wantCode(t, err, codes.InvalidArgument, want)
+	}
+}
+
 func TestNamespaceIsThatOfTheCallWhereNoneIsNamed(t *testing.T) {
 	s := serve(t)
 	for ns, want := range map[string]string{"": "default", "other": "other"} {

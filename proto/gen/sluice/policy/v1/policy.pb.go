@@ -226,7 +226,8 @@ func (x *PolicyKey) GetName() string {
 // UpsertPoliciesRequest is the input of UpsertPolicies.
 type UpsertPoliciesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// One or more YAML or JSON documents, at most 3 MiB together.
+	// One or more YAML or JSON documents, at most 3 MiB together. A document may be
+	// a list of objects: v1 List, or the list of a kind.
 	Manifests []byte `protobuf:"bytes,1,opt,name=manifests,proto3" json:"manifests,omitempty"`
 	// Namespace of documents that name none; empty: "default".
 	DefaultNamespace string `protobuf:"bytes,2,opt,name=default_namespace,json=defaultNamespace,proto3" json:"default_namespace,omitempty"`
@@ -321,7 +322,7 @@ type UpsertPoliciesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Policy revision that holds them.
 	Revision uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
-	// What became of each document, in order.
+	// What became of each document, in order, and of each item of a list.
 	Changes []*PolicyChange `protobuf:"bytes,2,rep,name=changes,proto3" json:"changes,omitempty"`
 	// Run of the service that took them, for CompleteSource; 16 bytes.
 	Incarnation   []byte `protobuf:"bytes,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`

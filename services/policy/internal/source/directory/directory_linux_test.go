@@ -175,6 +175,19 @@ func TestBadFileIsReportedAndItsLastGoodStateStays(t *testing.T) {
 	p.want("no files", "a.yaml: a 4", "d.yaml: !not a regular file", "l.yaml: !open …")
 }
 
+func TestListInAFileIsItsItems(t *testing.T) {
+	p := newPlace(t)
+	list := "apiVersion: v1\nkind: List\nitems:\n"
+	for i, name := range []string{"a", "b"} {
+		list += "- " + strings.ReplaceAll(strings.TrimSpace(policy(name, i+1)), "\n", "\n  ") + "\n"
+	}
+	p.ready(map[string]string{"l.yaml": list, "c.yaml": policy("c", 3)})
+	p.want("a list", "c.yaml: c 3", "l.yaml: a 1", "l.yaml: b 2")
+	p.write("l.yaml", list+"- {apiVersion: v1, kind: Service}\n")
+	const why = " !document 0: items[2].kind: v1 Service is not a kind of policy"
+	p.want("another kind in it", "c.yaml: c 3", "l.yaml: a 1"+why, "l.yaml: b 2"+why)
+}
+
 func TestSecondFileWithAPolicyIsRefused(t *testing.T) {
 	p := newPlace(t)
 	p.do(os.Mkdir(p.path(""), 0o755))

@@ -210,7 +210,7 @@ func (c *command) explain(err error) string {
 		}
 	case codes.PermissionDenied: // the socket let the caller in, the method did not
 		return text + "\n" + rootOnly
-	case codes.NotFound, codes.InvalidArgument, codes.AlreadyExists, codes.FailedPrecondition, codes.ResourceExhausted, codes.OutOfRange:
+	case codes.NotFound, codes.InvalidArgument, codes.AlreadyExists, codes.FailedPrecondition, codes.ResourceExhausted, codes.OutOfRange, codes.Aborted:
 		return text
 	case codes.Unimplemented:
 		return text + "\nIs the service of an older version than this program?"

@@ -78,8 +78,20 @@ type changeFlags struct {
 	namespace    string
 	allowUnknown bool
 	skipOthers   bool
+	manager      string
+	ifRevision   int64
+	prune        bool
 	validate     bool
 	wait         wait
+}
+
+// revision is the value of --if-revision; nil if it was not given.
+func (o *changeFlags) revision() *uint64 {
+	if o.ifRevision < 0 {
+		return nil
+	}
+	n := uint64(o.ifRevision)
+	return &n
 }
 
 func (o *changeFlags) add(cmd *cobra.Command, files string) {
@@ -87,6 +99,9 @@ func (o *changeFlags) add(cmd *cobra.Command, files string) {
 	f.StringArrayVarP(&o.files, "filename", "f", nil, files)
 	f.StringVarP(&o.namespace, "namespace", "n", "", "namespace of what names none (default \"default\")")
 	f.BoolVar(&o.validate, "validate-only", false, "check and compile, but change nothing")
+	f.StringVar(&o.manager, "manager", "", "act as this program, whose policies are apart from those of others")
+	f.Int64Var(&o.ifRevision, "if-revision", -1, "change nothing unless this is the policy revision (default: whatever it is)")
+	f.Lookup("if-revision").DefValue = ""
 	f.Var(&o.wait, "wait", "wait until the kernel enforces it, so long at most; false: do not wait (default: as --timeout)")
 	f.Lookup("wait").NoOptDefVal = "true"
 	f.Lookup("wait").DefValue = ""
@@ -106,6 +121,7 @@ them. The exit code is %d if they are in force in the policy service, but not
 	}
 	o.add(cmd, "file, directory or - for standard input; may be repeated")
 	manifestFlags(cmd, &o.allowUnknown, &o.skipOthers)
+	cmd.Flags().BoolVar(&o.prune, "prune", false, "delete the other policies of --manager")
 	return cmd
 }
 
@@ -205,7 +221,7 @@ func changesOf(changes []*policyv1.PolicyChange, docs []document) []policyChange
 			Kind: ch.GetKey().GetKind(), Namespace: ch.GetKey().GetNamespace(), Name: ch.GetKey().GetName(),
 			Change: enum(ch.GetType(), "CHANGE_TYPE_"), Dropped: ch.GetDroppedFields(), Notes: notesOf(ch.GetNotes()),
 		}
-		if len(docs) == len(changes) {
+		if i < len(docs) && len(docs) <= len(changes) {
 			shown.File, shown.Document = docs[i].file, docs[i].index
 		}
 		all = append(all, shown)
@@ -217,13 +233,27 @@ func (c *command) policyApply(ctx context.Context, stdin io.Reader, o changeFlag
 	if len(o.files) == 0 {
 		return usagef("nothing to apply: name it with -f FILE, -f DIRECTORY or -f -")
 	}
+	if o.prune && o.manager == "" {
+		return usagef("--prune deletes what else a program brought: name it with --manager NAME")
+	}
 	docs, err := c.readPolicies(o.files, stdin, o.skipOthers)
 	if err != nil {
 		return err
 	}
 	return c.change(ctx, o, docs, func(ctx context.Context, client policyv1.PolicyServiceClient) (*policyChanges, error) {
+		if o.prune {
+			r, err := client.ReplacePolicies(ctx, &policyv1.ReplacePoliciesRequest{
+				Manifests: join(docs), DefaultNamespace: o.namespace, ValidateOnly: o.validate, AllowUnknownFields: o.allowUnknown,
+				Manager: o.manager, IfRevision: o.revision(),
+			})
+			if err != nil {
+				return nil, inDocuments(err, docs)
+			}
+			return &policyChanges{Revision: r.GetRevision(), Changes: changesOf(r.GetChanges(), docs)}, nil
+		}
 		r, err := client.UpsertPolicies(ctx, &policyv1.UpsertPoliciesRequest{
 			Manifests: join(docs), DefaultNamespace: o.namespace, ValidateOnly: o.validate, AllowUnknownFields: o.allowUnknown,
+			Manager: o.manager, IfRevision: o.revision(),
 		})
 		if err != nil {
 			return nil, inDocuments(err, docs)
@@ -290,7 +320,9 @@ func (c *command) policyDelete(ctx context.Context, stdin io.Reader, a []string,
 		return err
 	}
 	return c.change(ctx, o, nil, func(ctx context.Context, client policyv1.PolicyServiceClient) (*policyChanges, error) {
-		r, err := client.DeletePolicies(ctx, &policyv1.DeletePoliciesRequest{Keys: keys, ValidateOnly: o.validate})
+		r, err := client.DeletePolicies(ctx, &policyv1.DeletePoliciesRequest{
+			Keys: keys, ValidateOnly: o.validate, Manager: o.manager, IfRevision: o.revision(),
+		})
 		if err != nil {
 			return nil, err
 		}
@@ -319,7 +351,7 @@ func (c *command) change(ctx context.Context, o changeFlags, docs []document, ca
 	done.Took = time.Since(began).Round(time.Millisecond).String()
 	for i, ch := range done.Changes {
 		where := keyText(&policyv1.PolicyKey{Kind: ch.Kind, Namespace: ch.Namespace, Name: ch.Name}) + ": "
-		if len(docs) == len(done.Changes) {
+		if i < len(docs) && len(docs) <= len(done.Changes) {
 			where = docs[i].place() + ": " + where
 		}
 		for _, field := range ch.Dropped {
@@ -431,6 +463,7 @@ type policyState struct {
 	Namespace string     `json:"namespace,omitempty"`
 	Name      string     `json:"name"`
 	Source    string     `json:"source"`
+	Manager   string     `json:"manager,omitempty"`
 	Origin    string     `json:"origin,omitempty"`
 	Accepted  bool       `json:"accepted"`
 	Error     string     `json:"error,omitempty"`
@@ -446,7 +479,7 @@ type policyState struct {
 func policyStateOf(p *policyv1.Policy) policyState {
 	s := policyState{
 		Kind: p.GetKey().GetKind(), Namespace: p.GetKey().GetNamespace(), Name: p.GetKey().GetName(),
-		Source: p.GetSource(), Origin: p.GetOrigin(), Accepted: p.GetAccepted(), Error: p.GetError(), Revision: p.GetRevision(),
+		Source: p.GetSource(), Manager: p.GetManager(), Origin: p.GetOrigin(), Accepted: p.GetAccepted(), Error: p.GetError(), Revision: p.GetRevision(),
 		Subjects: p.GetSubjects(), Rules: p.GetRules(), Updated: when(p.GetUpdateTime()), Dropped: p.GetDroppedFields(),
 		Notes: notesOf(p.GetNotes()), Manifest: string(p.GetManifest()),
 	}
@@ -498,10 +531,13 @@ func (p policyState) title() string {
 }
 
 func (p policyState) source() string {
-	if p.Origin == "" {
-		return p.Source
+	switch {
+	case p.Origin != "":
+		return p.Source + ":" + p.Origin
+	case p.Manager != "":
+		return p.Source + ":" + p.Manager
 	}
-	return p.Source + ":" + p.Origin
+	return p.Source
 }
 
 func (c *command) policies(ctx context.Context, req *policyv1.ListPoliciesRequest) (all []policyState, revision uint64, err error) {

@@ -67,6 +67,9 @@ type fakeDocument struct {
 func (f *fakePolicy) UpsertPolicies(_ context.Context, r *policyv1.UpsertPoliciesRequest) (*policyv1.UpsertPoliciesResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if r.IfRevision != nil && r.GetIfRevision() != f.revision {
+		return nil, status.Error(codes.Aborted, "the policy revision is another")
+	}
 	resp := &policyv1.UpsertPoliciesResponse{}
 	bad := &errdetails.BadRequest{}
 	var taken []*policyv1.Policy
@@ -106,7 +109,7 @@ func (f *fakePolicy) UpsertPolicies(_ context.Context, r *policyv1.UpsertPolicie
 		resp.Changes = append(resp.Changes, change)
 		taken = append(taken, &policyv1.Policy{
 			Key: key, Source: "grpc", Accepted: true, Revision: f.revision + 1, Subjects: []uint32{300}, Rules: 2, UpdateTime: timestamppb.Now(), Manifest: []byte(text),
-			Notes: change.GetNotes(),
+			Notes: change.GetNotes(), Manager: r.GetManager(),
 		})
 	}
 	if len(bad.GetFieldViolations()) > 0 {
@@ -124,6 +127,22 @@ func (f *fakePolicy) UpsertPolicies(_ context.Context, r *policyv1.UpsertPolicie
 	}
 	resp.Revision = f.revision
 	return resp, nil
+}
+
+func (f *fakePolicy) ReplacePolicies(ctx context.Context, r *policyv1.ReplacePoliciesRequest) (*policyv1.ReplacePoliciesResponse, error) {
+	out, err := f.UpsertPolicies(ctx, &policyv1.UpsertPoliciesRequest{Manifests: r.GetManifests(), Manager: r.GetManager(), IfRevision: r.IfRevision})
+	if err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for text, p := range f.policies {
+		if p.GetManager() == r.GetManager() && p.GetRevision() < f.revision {
+			delete(f.policies, text)
+			out.Changes = append(out.Changes, &policyv1.PolicyChange{Key: p.GetKey(), Type: policyv1.ChangeType_CHANGE_TYPE_DELETED})
+		}
+	}
+	return &policyv1.ReplacePoliciesResponse{Revision: out.GetRevision(), Changes: out.GetChanges()}, nil
 }
 
 func (f *fakePolicy) DeletePolicies(_ context.Context, r *policyv1.DeletePoliciesRequest) (*policyv1.DeletePoliciesResponse, error) {
@@ -153,7 +172,7 @@ func (f *fakePolicy) ListPolicies(r *policyv1.ListPoliciesRequest, s grpc.Server
 		}
 		shown := &policyv1.Policy{
 			Key: p.GetKey(), Source: p.GetSource(), Origin: p.GetOrigin(), Accepted: p.GetAccepted(), Error: p.GetError(), Revision: p.GetRevision(),
-			Subjects: p.GetSubjects(), Rules: p.GetRules(), UpdateTime: p.GetUpdateTime(), Notes: p.GetNotes(),
+			Subjects: p.GetSubjects(), Rules: p.GetRules(), UpdateTime: p.GetUpdateTime(), Notes: p.GetNotes(), Manager: p.GetManager(),
 		}
 		if r.GetWithManifests() {
 			shown.Manifest = p.GetManifest()
@@ -438,6 +457,22 @@ func TestBrokenFilesHideNoOthers(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &all); err != nil || len(all) != 3 || all[0].Name != "web" || len(all[0].Problems) != 0 || len(all[2].Problems) != 1 {
 		t.Errorf("validate -o json: %v, %s", err, out)
 	}
+}
+
+func TestApplyAsAManager(t *testing.T) {
+	n := newFakeNode(t)
+	dir := t.TempDir()
+	a := write(t, dir, "a.yaml", "kind: NetworkPolicy\nmetadata: {name: a, namespace: shop}\n")
+	b := write(t, dir, "b.yaml", "kind: NetworkPolicy\nmetadata: {name: b, namespace: shop}\n")
+	n.want(t, 0, "policy", "apply", "-f", a, "-f", b, "--manager", "argo", "--if-revision", "6")
+	out, _ := n.want(t, 0, "policy", "list")
+	wantLines(t, out, "NetworkPolicy shop/a accepted 7 1 identity 2 0s grpc:argo")
+	_, errOut := n.want(t, exitFailed, "policy", "apply", "-f", a, "--manager", "argo", "--if-revision", "6")
+	wantLines(t, errOut, "sluice: the policy revision is another")
+	out, _ = n.want(t, 0, "policy", "apply", "-f", b, "--manager", "argo", "--prune")
+	wantLines(t, out, "NetworkPolicy shop/b unchanged", "NetworkPolicy shop/a deleted")
+	_, errOut = n.want(t, exitUsage, "policy", "apply", "-f", b, "--prune")
+	wantLines(t, errOut, "sluice: --prune deletes what else a program brought: name it with --manager NAME")
 }
 
 func TestPolicyThatSelectsNothingIsNoted(t *testing.T) {

@@ -52,6 +52,8 @@ type Source struct {
 	Settle   time.Duration // quiet before a scan
 	Patience time.Duration // longest time without a scan while there is no quiet
 	Rescan   time.Duration // between two scans without a reason
+	// Rest is how many times as long as a scan took the next waits for at least.
+	Rest time.Duration
 	// Empty is how long a directory that had files has to be empty until their
 	// policies are deleted: a volume may not be mounted yet.
 	Empty time.Duration
@@ -68,7 +70,7 @@ type Source struct {
 func New(path string, feed Feed, failed func(context.Context, error) error, l *slog.Logger) *Source {
 	return &Source{
 		Path: path, Feed: feed, Failed: failed, Log: l, Settle: 50 * time.Millisecond, Patience: 2 * time.Second, Rescan: 30 * time.Second,
-		Empty: 15 * time.Second, MaxBytes: 256 << 20, pending: newPending(), open: read,
+		Rest: 3, Empty: 15 * time.Second, MaxBytes: 256 << 20, pending: newPending(), open: read,
 	}
 }
 
@@ -116,6 +118,10 @@ func (s *Source) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case e := <-w.events:
+			if strings.HasPrefix(e.name, ".") && !strings.HasPrefix(e.name, "..") {
+				p.aside(e, time.Now())
+				continue // an editor's, or what is about to be renamed
+			}
 			now := time.Now()
 			if since.IsZero() {
 				since = now
@@ -127,7 +133,7 @@ func (s *Source) Run(ctx context.Context) error {
 			if p.note(e, now); p.urgent {
 				// At once; but where renames never end, a quarter of the time goes
 				// into scans.
-				due = scanned.Add(3 * took)
+				due = scanned.Add(s.Rest * took)
 			}
 			timer.Reset(max(0, due.Sub(now)))
 			continue
@@ -197,6 +203,18 @@ func newPending() *pending {
 		open: make(map[string]time.Time), unsettled: make(map[string]span), departed: make(map[uint32]string),
 		arrived: make(map[string]struct{}), overdue: make(map[string]struct{}),
 	}
+}
+
+// aside takes an event about a name that is never that of a policy file. A link
+// may lead to it.
+func (p *pending) aside(e event, now time.Time) {
+	if e.what == written {
+		if _, ok := p.open[e.name]; !ok {
+			p.open[e.name] = now
+		}
+		return
+	}
+	delete(p.open, e.name)
 }
 
 // note takes an event.

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package directory
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/node"
+	"github.com/sluice-net/sluice/services/policy/internal/stream"
+)
+
+// told says when a listing was taken over.
+type told struct {
+	Feed
+	taken chan struct{}
+}
+
+func (t told) Set(ctx context.Context, files []node.File) error {
+	err := t.Feed.Set(ctx, files)
+	select {
+	case t.taken <- struct{}{}:
+	case <-ctx.Done():
+	}
+	return err
+}
+
+// BenchmarkChange measures from a finished rename, and from a call, until the
+// change is compiled and on stable storage.
+func BenchmarkChange(b *testing.B) {
+	for _, files := range []int{1, 100} {
+		dir := b.TempDir()
+		n, err := node.New(node.Config{
+			Engine: engine.Config{Cluster: "default"}, MaxPolicies: 10_000, MaxManifestBytes: 64 << 20, MaxNames: 4, MaxAddresses: 4,
+			Stream: stream.Defaults(), Log: log.Discard(),
+		}, b.TempDir(), []string{node.SourceFile})
+		if err != nil {
+			b.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		var wg sync.WaitGroup
+		wg.Go(func() { n.Run(ctx) }) //nolint:errcheck // it ends with the context
+		for i := range files {
+			if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("f%d.yaml", i)), []byte(policy(fmt.Sprintf("f%d", i), 1)), 0o644); err != nil {
+				b.Fatal(err)
+			}
+		}
+		taken := make(chan struct{})
+		source := New(dir, told{n.Feed(node.SourceFile), taken}, func(context.Context, error) error { return nil }, log.Discard())
+		source.Rest = 0                   // one change follows the other
+		wg.Go(func() { source.Run(ctx) }) //nolint:errcheck // it ends with the context
+		revision := func() uint64 {
+			st, err := n.Status(ctx)
+			if err != nil {
+				b.Fatal(err)
+			}
+			return st.Revision
+		}
+		<-taken
+		b.Run(fmt.Sprintf("file/of=%d", files), func(b *testing.B) {
+			port := 1
+			for b.Loop() {
+				b.StopTimer()
+				port = port%60_000 + 1
+				next := filepath.Join(dir, ".next")
+				if err := os.WriteFile(next, []byte(policy("f0", port)), 0o644); err != nil {
+					b.Fatal(err)
+				}
+				before := revision()
+				b.StartTimer()
+				if err := os.Rename(next, filepath.Join(dir, "f0.yaml")); err != nil {
+					b.Fatal(err)
+				}
+				<-taken
+				b.StopTimer()
+				for revision() == before { // a scan for another reason came first
+					<-taken
+				}
+				b.StartTimer()
+			}
+		})
+		b.Run(fmt.Sprintf("call/beside=%d", files), func(b *testing.B) {
+			port := 1
+			for b.Loop() {
+				port = port%60_000 + 1
+				if _, err := n.Upsert(ctx, []byte(policy("called", port)), "", false); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+		cancel()
+		wg.Wait()
+		if err := n.Close(); err != nil {
+			b.Error(err)
+		}
+	}
+}

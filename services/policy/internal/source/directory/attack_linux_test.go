@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package directory
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// Files come and go by rename without a pause. What is written in place and what
+// is removed is taken over all the same, and the last state is the whole truth.
+func TestDirectoryUnderConstantRenamesMissesNothing(t *testing.T) {
+	p := newPlace(t)
+	p.ready(map[string]string{"stays.yaml": policy("stays", 1), "goes.yaml": policy("goes", 1)})
+	p.want("at first", "goes.yaml: goes 1", "stays.yaml: stays 1")
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for w := range 2 {
+		wg.Go(func() {
+			name := fmt.Sprintf("w%d", w)
+			for i := 1; ; i++ {
+				next := p.path("." + name)
+				err := os.WriteFile(next, []byte(policy(name, i%60_000+1)), 0o644)
+				if err = errors.Join(err, os.Rename(next, p.path(name+".yaml"))); err != nil {
+					t.Error(err)
+					return
+				}
+				select {
+				case <-stop:
+					return
+				default:
+				}
+			}
+		})
+	}
+	p.write("stays.yaml", policy("stays", 2))
+	if err := os.Remove(p.path("goes.yaml")); err != nil {
+		t.Error(err)
+	}
+	p.want("during the renames", "stays.yaml: stays 2", "w0.yaml: w0 …", "w1.yaml: w1 …")
+	close(stop)
+	wg.Wait()
+	var last []string
+	for _, name := range []string{"w0", "w1"} {
+		data, err := os.ReadFile(p.path(name + ".yaml"))
+		p.do(err)
+		_, port, _ := strings.Cut(string(data), "port: ")
+		port, _, _ = strings.Cut(port, "}")
+		last = append(last, name+".yaml: "+name+" "+port)
+	}
+	p.want("afterwards", append([]string{"stays.yaml: stays 2"}, last...)...)
+}
+
+// Thousands of policies fit into a file. One that has too many values for the
+// memory it would take is refused whole, by name.
+func TestFileOfThousandsOfPolicies(t *testing.T) {
+	many := func(n int) string {
+		var b strings.Builder
+		for i := range n {
+			fmt.Fprintf(&b, "---\napiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: p%d}\nspec: {podSelector: {}}\n", i)
+		}
+		return b.String()
+	}
+	p := newPlace(t)
+	p.ready(map[string]string{"few.yaml": many(900), "large.yaml": strings.ReplaceAll(many(20_000), "name: p", "name: q"), "a.yaml": policy("a", 1)})
+	const why = "large.yaml: !manifest has "
+	matches := func() bool {
+		state := p.state()
+		return len(state) == 902 && state[0] == "a.yaml: a 1" && strings.HasPrefix(state[901], why)
+	}
+	for end := time.Now().Add(patience); !matches(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d lines: %.2000q", len(p.state()), p.state())
+		}
+	}
+}

@@ -4,6 +4,7 @@
 package policy
 
 import (
+	"strconv"
 	"strings"
 	"testing"
 
@@ -119,7 +120,7 @@ func TestObjectsThatCannotBeConvertedIsolate(t *testing.T) {
 					if r.Direction != d {
 						continue
 					}
-					rules = append(rules, d.String()+" "+r.Tier.String()+" "+string(rune('0'+r.Priority)))
+					rules = append(rules, d.String()+" "+r.Tier.String()+" "+strconv.Itoa(int(r.Priority)))
 					if r.Action != rule.Deny || !r.AllPorts || !r.Peers.Any || r.Peers.ExceptOwn != (d == rule.Ingress) || !s.Selects[d] {
 						t.Errorf("%s\nrule %s", c.text, r.Content())
 					}

@@ -78,12 +78,20 @@ func (n *Node) learn(name string, addrs []netip.Addr, ttl time.Duration) error {
 	if known == nil && len(n.names) >= n.config.MaxNames {
 		n.evictName(now)
 	}
-	if n.addresses+len(fresh) > n.config.MaxAddresses {
-		for other := range n.names {
-			if over := n.addresses + len(fresh) - n.config.MaxAddresses; over > 0 {
-				evict(other, over)
-			}
+	var skipped []string // nothing of them may go
+	for n.addresses+len(fresh) > n.config.MaxAddresses {
+		other, at, ok := n.ending.first(n.endsFirst)
+		if !ok || !at.Before(now) {
+			break
 		}
+		had := n.addresses
+		if evict(other, had+len(fresh)-n.config.MaxAddresses); n.addresses == had {
+			n.ending.drop()
+			skipped = append(skipped, other)
+		}
+	}
+	for _, other := range skipped {
+		n.noteTimes(other)
 	}
 	known = n.names[name]
 	switch {
@@ -115,6 +123,7 @@ func (n *Node) learn(name string, addrs []netip.Addr, ttl time.Duration) error {
 			changed = true
 		}
 	}
+	n.noteTimes(name)
 	n.wakeAt(until.Add(n.config.NameGrace))
 	if changed {
 		n.save(journal.Change{Names: []journal.Name{nameRecord(name, known)}})
@@ -122,23 +131,39 @@ func (n *Node) learn(name string, addrs []netip.Addr, ttl time.Duration) error {
 	return nil
 }
 
-// evictName drops the name whose time is over since longest, if there is one.
-func (n *Node) evictName(now time.Time) {
-	var oldest string
-	var over time.Time
-	for name, addrs := range n.names {
-		var last time.Time
-		for _, until := range addrs {
-			if until.After(last) {
-				last = until
-			}
-		}
-		if last.Before(now) && (oldest == "" || last.Before(over)) {
-			oldest, over = name, last
+// endsFirst is when the first address of a name ends.
+func (n *Node) endsFirst(name string) (time.Time, bool) {
+	return n.ends(name, func(a, b time.Time) bool { return a.Before(b) })
+}
+
+// endsLast is when all addresses of a name have ended.
+func (n *Node) endsLast(name string) (time.Time, bool) {
+	return n.ends(name, func(a, b time.Time) bool { return a.After(b) })
+}
+
+func (n *Node) ends(name string, better func(a, b time.Time) bool) (at time.Time, ok bool) {
+	for _, until := range n.names[name] {
+		if !ok || better(until, at) {
+			at, ok = until, true
 		}
 	}
-	if oldest != "" {
-		n.forget(oldest, slices.Collect(maps.Keys(n.names[oldest])))
+	return at, ok
+}
+
+// noteTimes puts a name into the agendas.
+func (n *Node) noteTimes(name string) {
+	if at, ok := n.endsFirst(name); ok {
+		n.ending.note(name, at)
+	}
+	if at, ok := n.endsLast(name); ok {
+		n.ended.note(name, at)
+	}
+}
+
+// evictName drops the name whose time is over since longest, if there is one.
+func (n *Node) evictName(now time.Time) {
+	if name, at, ok := n.ended.first(n.endsLast); ok && at.Before(now) {
+		n.forget(name, slices.Collect(maps.Keys(n.names[name])))
 	}
 }
 
@@ -160,17 +185,21 @@ func (n *Node) forget(name string, addrs []netip.Addr) {
 
 // sweepNames drops addresses whose time and grace are over.
 func (n *Node) sweepNames(now time.Time) {
-	for name, addrs := range n.names {
+	for {
+		name, at, ok := n.ending.first(n.endsFirst)
+		if !ok {
+			return
+		}
+		if end := at.Add(n.config.NameGrace); end.After(now) {
+			n.wakeAt(end)
+			return
+		}
 		var gone []netip.Addr
-		for a, until := range addrs {
-			if end := until.Add(n.config.NameGrace); end.After(now) {
-				n.wakeAt(end)
-			} else {
+		for a, until := range n.names[name] {
+			if !until.Add(n.config.NameGrace).After(now) {
 				gone = append(gone, a)
 			}
 		}
-		if len(gone) > 0 {
-			n.forget(name, gone)
-		}
+		n.forget(name, gone)
 	}
 }

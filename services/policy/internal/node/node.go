@@ -137,6 +137,8 @@ type Node struct {
 	identities  map[identity.Numeric]identity.Identity
 	subscribers map[string]*subscriber
 	names       map[string]map[netip.Addr]time.Time // until when each is valid
+	ending      agenda                              // names by the time of the address that ends first
+	ended       agenda                              // names by the time of the address that ends last
 	addresses   int
 	crowded     map[identity.Numeric]error // subjects without room for their tables
 	problems    map[string]string

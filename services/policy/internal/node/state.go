@@ -155,6 +155,7 @@ func (n *Node) compile(policies map[policy.Key]journal.Policy, subscribers map[s
 			n.wakeAt(addrs[addr].Add(n.config.NameGrace))
 		}
 		n.names[r.Name] = addrs
+		n.noteTimes(r.Name)
 		n.addresses += len(addrs)
 		change.Learn = append(change.Learn, learned)
 	}

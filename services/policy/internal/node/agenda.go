@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package node
+
+import (
+	"container/heap"
+	"time"
+)
+
+// agenda finds the name whose time comes first without a look at all others. A
+// time that moves back is noted at once; one that moves forward is noticed when
+// the name is first in line.
+type agenda struct {
+	heap   dates
+	queued map[string]time.Time // by name; other entries of the heap are outdated
+	visits int                  // names that were looked at
+}
+
+type date struct {
+	at   time.Time
+	name string
+}
+
+// dates implements heap.Interface.
+type dates []date
+
+func (d dates) Len() int           { return len(d) }
+func (d dates) Less(i, j int) bool { return d[i].at.Before(d[j].at) }
+func (d dates) Swap(i, j int)      { d[i], d[j] = d[j], d[i] }
+func (d *dates) Push(x any)        { *d = append(*d, x.(date)) } //nolint:forcetypeassert // from here alone
+func (d *dates) Pop() any {
+	last := len(*d) - 1
+	x := (*d)[last]
+	(*d)[last] = date{}
+	*d = (*d)[:last]
+	return x
+}
+
+// note puts a name into line, or forward.
+func (g *agenda) note(name string, at time.Time) {
+	if old, ok := g.queued[name]; ok && !at.Before(old) {
+		return
+	}
+	if g.queued == nil {
+		g.queued = make(map[string]time.Time)
+	}
+	g.queued[name] = at
+	heap.Push(&g.heap, date{at, name})
+}
+
+// first is the name whose time comes first. when says a name's time now, false
+// if it has none any more.
+func (g *agenda) first(when func(name string) (time.Time, bool)) (name string, at time.Time, ok bool) {
+	for len(g.heap) > 0 {
+		top := g.heap[0]
+		if at, ok := g.queued[top.name]; !ok || !at.Equal(top.at) {
+			heap.Pop(&g.heap)
+			continue
+		}
+		g.visits++
+		at, ok := when(top.name)
+		if ok && !at.After(top.at) {
+			return top.name, at, true
+		}
+		g.drop()
+		if ok {
+			g.note(top.name, at)
+		}
+	}
+	return "", time.Time{}, false
+}
+
+// drop takes the one that is first out of line.
+func (g *agenda) drop() {
+	delete(g.queued, g.heap[0].name)
+	heap.Pop(&g.heap)
+}

@@ -70,6 +70,9 @@ type Event[K comparable, V any] struct {
 	SnapshotComplete bool
 	// Token continues after this event. It is nil until the listing is complete.
 	Token []byte
+	// Revision of the hub up to which the reader has everything after this event:
+	// the number of changes in the hub's run. 0 until the listing is complete.
+	Revision uint64
 }
 
 // Options of a Hub. The zero value is usable.
@@ -201,6 +204,9 @@ func (h *Hub[K, V]) Revision() uint64 {
 	defer h.mu.Unlock()
 	return h.revision
 }
+
+// Incarnation is the run of the hub in which revisions count, 8 bytes.
+func (h *Hub[K, V]) Incarnation() []byte { return h.incarnation[:8:8] }
 
 // Readers is the number of open subscriptions.
 func (h *Hub[K, V]) Readers() int {
@@ -467,7 +473,7 @@ func (s *Subscription[K, V]) take() (Event[K, V], bool, error) {
 		delete(s.queued, c.key)
 	}
 	if s.marked || !s.fresh {
-		out.Token = s.hub.token(s.position)
+		out.Token, out.Revision = s.hub.token(s.position), s.position
 	}
 	return out, true, nil
 }
@@ -486,12 +492,18 @@ func (s *Subscription[K, V]) Err() error {
 // Token continues after the last event that Next returned; nil while the
 // listing is not complete.
 func (s *Subscription[K, V]) Token() []byte {
+	token, _ := s.place()
+	return token
+}
+
+// place is the token and the revision after the last event.
+func (s *Subscription[K, V]) place() (token []byte, revision uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.fresh && !s.marked {
-		return nil
+		return nil, 0
 	}
-	return s.hub.token(s.position)
+	return s.hub.token(s.position), s.position
 }
 
 // Close frees the subscription; Next then returns ErrClosed.

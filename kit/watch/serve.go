@@ -88,8 +88,8 @@ func nextOrIdle[K comparable, V any](ctx context.Context, s *Subscription[K, V])
 	defer cancel()
 	e, err := s.Next(idle)
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-		if token := s.Token(); token != nil {
-			return Event[K, V]{Kind: Bookmark, Token: token}, nil
+		if token, revision := s.place(); token != nil {
+			return Event[K, V]{Kind: Bookmark, Token: token, Revision: revision}, nil
 		}
 		return Event[K, V]{}, nil
 	}

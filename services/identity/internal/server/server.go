@@ -139,7 +139,7 @@ func (s *Server) ListIdentities(req *identityv1.ListIdentitiesRequest, stream gr
 // WatchIdentities implements the service.
 func (s *Server) WatchIdentities(req *identityv1.WatchIdentitiesRequest, stream grpc.ServerStreamingServer[identityv1.WatchIdentitiesResponse]) error {
 	return watch.Serve(stream.Context(), s.Hub, req.GetResumeToken(), func(e watch.Event[identity.Numeric, identity.Identity]) error {
-		m := &identityv1.WatchIdentitiesResponse{ResumeToken: e.Token}
+		m := &identityv1.WatchIdentitiesResponse{ResumeToken: e.Token, Incarnation: s.Hub.Incarnation(), Revision: e.Revision}
 		switch e.Kind {
 		case watch.Upsert:
 			m.Event = &identityv1.WatchIdentitiesResponse_Upsert{Upsert: toIdentity(e.Value)}

@@ -249,6 +249,9 @@ func TestWatchResumesAfterTheToken(t *testing.T) {
 	var token []byte
 	for token == nil {
 		m := next(w)
+		if complete := m.GetBookmark().GetSnapshotComplete(); (m.GetRevision() != 0) != complete || len(m.GetIncarnation()) != 8 {
+			t.Errorf("revision %d of %x, and the snapshot is complete: %t", m.GetRevision(), m.GetIncarnation(), complete)
+		}
 		if u := m.GetUpsert(); u != nil {
 			numbers = append(numbers, u.GetNumber())
 		}
@@ -266,7 +269,11 @@ func TestWatchResumesAfterTheToken(t *testing.T) {
 	if w, err = s.WatchIdentities(ctx, &identityv1.WatchIdentitiesRequest{ResumeToken: token}); err != nil {
 		t.Fatal(err)
 	}
-	if m := next(w); m.GetUpsert().GetNumber() != db.GetNumber() || len(m.GetResumeToken()) == 0 {
+	m := next(w)
+	if len(m.GetIncarnation()) != 8 || m.GetRevision() != s.hub.Revision() {
+		t.Errorf("the change is at revision %d of %x, want %d, the last", m.GetRevision(), m.GetIncarnation(), s.hub.Revision())
+	}
+	if m.GetUpsert().GetNumber() != db.GetNumber() || len(m.GetResumeToken()) == 0 {
 		t.Errorf("first after the token: %v, want %d", m, db.GetNumber())
 	}
 	if w, err = s.WatchIdentities(t.Context(), &identityv1.WatchIdentitiesRequest{ResumeToken: []byte("of another run")}); err == nil {

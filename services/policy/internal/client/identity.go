@@ -28,8 +28,10 @@ const namedPorts = "named-ports"
 
 // Sink takes what the identity service says.
 type Sink interface {
-	// SetIdentities adds, replaces and removes identities.
-	SetIdentities(ctx context.Context, set []identity.Identity, gone []identity.Numeric) error
+	// TakeIdentities adds, replaces and removes identities. at is the revision of
+	// the identity service up to which everything was taken then; zero: that is
+	// not known.
+	TakeIdentities(ctx context.Context, set []identity.Identity, gone []identity.Numeric, at identity.Revision) error
 	// CompleteIdentities says that these are all there are.
 	CompleteIdentities(ctx context.Context, listed map[identity.Numeric]struct{}) error
 	// SourceFailed notes why nothing can be said; nil takes it back.
@@ -150,8 +152,13 @@ func (i *Identities) follow(ctx context.Context) (progress bool, err error) {
 	listing := i.token == nil
 	pending := change{make(map[identity.Numeric]identity.Identity), make(map[identity.Numeric]struct{})}
 	var token []byte
+	var at, taken identity.Revision // of the last message, and as it was said
 	flush := func() error {
-		if pending.len() > 0 {
+		now := at
+		if listing {
+			now = identity.Revision{}
+		}
+		if pending.len() > 0 || now != taken {
 			set := make([]identity.Identity, 0, len(pending.set))
 			for _, id := range pending.set {
 				set = append(set, id)
@@ -160,9 +167,10 @@ func (i *Identities) follow(ctx context.Context) (progress bool, err error) {
 			for n := range pending.gone {
 				gone = append(gone, n)
 			}
-			if err := i.Sink.SetIdentities(ctx, set, gone); err != nil {
+			if err := i.Sink.TakeIdentities(ctx, set, gone, now); err != nil {
 				return err
 			}
+			taken = now
 			clear(pending.set)
 			clear(pending.gone)
 		}
@@ -172,13 +180,18 @@ func (i *Identities) follow(ctx context.Context) (progress bool, err error) {
 		progress = true
 		return nil
 	}
-	if !listing {
+	if listing {
+		if err := i.Sink.TakeIdentities(ctx, nil, nil, identity.Revision{}); err != nil {
+			return false, err
+		}
+	} else {
 		if err := i.Sink.SourceFailed(ctx, i.Name, nil); err != nil {
 			return false, err
 		}
 	}
 	for m := range received {
 		token = m.GetResumeToken()
+		at = identity.Revision{Incarnation: string(m.GetIncarnation()), Number: m.GetRevision()}
 		switch e := m.GetEvent().(type) {
 		case *identityv1.WatchIdentitiesResponse_Upsert:
 			id, err := i.fromIdentity(e.Upsert)

@@ -41,7 +41,7 @@ type registry struct {
 
 func (r *registry) WatchIdentities(req *identityv1.WatchIdentitiesRequest, s grpc.ServerStreamingServer[identityv1.WatchIdentitiesResponse]) error {
 	return watch.Serve(s.Context(), r.hub, req.GetResumeToken(), func(e watch.Event[uint32, string]) error {
-		m := &identityv1.WatchIdentitiesResponse{ResumeToken: e.Token}
+		m := &identityv1.WatchIdentitiesResponse{ResumeToken: e.Token, Incarnation: r.hub.Incarnation(), Revision: e.Revision}
 		switch e.Kind {
 		case watch.Upsert:
 			m.Event = &identityv1.WatchIdentitiesResponse_Upsert{Upsert: &identityv1.Identity{Number: e.Key, Labels: []*workloadv1.Label{
@@ -92,12 +92,15 @@ type sink struct {
 	full int // complete listings
 	sets int
 	err  string
+	at   identity.Revision
 }
 
-func (s *sink) SetIdentities(_ context.Context, set []identity.Identity, gone []identity.Numeric) error {
+func (s *sink) TakeIdentities(_ context.Context, set []identity.Identity, gone []identity.Numeric, at identity.Revision) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.sets++
+	if s.at = at; len(set)+len(gone) > 0 {
+		s.sets++
+	}
 	for _, n := range gone {
 		delete(s.ids, n)
 	}
@@ -147,6 +150,22 @@ func (s *sink) want(what string, full int, list ...string) {
 	s.t.Fatalf("%s: got %v, %d listings, error %q; want %v, %d", what, got, s.full, s.err, list, full)
 }
 
+// wantAt waits until the sink is at the hub's revision.
+func (s *sink) wantAt(what string, h *watch.Hub[uint32, string]) {
+	s.t.Helper()
+	want := identity.Revision{Incarnation: string(h.Incarnation()), Number: h.Revision()}
+	var got identity.Revision
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
+		s.mu.Lock()
+		got = s.at
+		s.mu.Unlock()
+		if got == want {
+			return
+		}
+	}
+	s.t.Fatalf("%s: at revision %d of %x, want %d of %x", what, got.Number, got.Incarnation, want.Number, want.Incarnation)
+}
+
 func TestIdentitiesAreFollowedThroughRestartsOfTheService(t *testing.T) {
 	r := &registry{t: t, socket: filepath.Join(t.TempDir(), "s")}
 	r.start(map[uint32]string{300: "a", 301: "b"})
@@ -166,6 +185,7 @@ func TestIdentitiesAreFollowedThroughRestartsOfTheService(t *testing.T) {
 	})
 	t.Cleanup(func() { cancel(); wg.Wait(); conn.Close() })
 	s.want("the listing, without what is not in it", 1, "300=a", "301=b")
+	s.wantAt("the listing", r.hub)
 	s.mu.Lock()
 	if p := s.ids[300].Ports; len(p) != 1 || p[0].Name != "http" || p[0].Port != 80 {
 		t.Errorf("named ports: %v", p)
@@ -174,6 +194,7 @@ func TestIdentitiesAreFollowedThroughRestartsOfTheService(t *testing.T) {
 	r.hub.Upsert(302, "c")
 	r.hub.Delete(300)
 	s.want("changes", 1, "301=b", "302=c")
+	s.wantAt("changes", r.hub)
 
 	// The connection is lost; the service is the same.
 	r.stop()
@@ -191,11 +212,13 @@ func TestIdentitiesAreFollowedThroughRestartsOfTheService(t *testing.T) {
 	}
 	r.serve()
 	s.want("continued without a listing", 1, "301=b", "302=c", "303=d")
+	s.wantAt("continued without a listing", r.hub)
 
 	// Another run does not know the token.
 	r.stop()
 	r.start(map[uint32]string{400: "z"})
 	s.want("listed anew", 2, "400=z")
+	s.wantAt("listed anew", r.hub)
 	// Many at once come in few batches.
 	s.mu.Lock()
 	before := s.sets

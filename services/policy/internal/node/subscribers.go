@@ -494,6 +494,17 @@ func (n *Node) setIdentities(set []identity.Identity, gone []identity.Numeric) {
 	n.save(rec)
 }
 
+// TakeIdentities does the same, and notes the revision of the identity service up
+// to which the node has every change then; zero: that is not known.
+func (n *Node) TakeIdentities(ctx context.Context, set []identity.Identity, gone []identity.Numeric, at identity.Revision) error {
+	_, err := ask(ctx, n, func() (struct{}, error) {
+		n.setIdentities(set, gone)
+		n.barrier.IdentityService = at
+		return struct{}{}, nil
+	})
+	return err
+}
+
 // CompleteIdentities says that these are all identities there are.
 func (n *Node) CompleteIdentities(ctx context.Context, listed map[identity.Numeric]struct{}) error {
 	for more := true; more; {

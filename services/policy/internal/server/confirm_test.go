@@ -58,6 +58,33 @@ func TestStateHasOneNameForItsLife(t *testing.T) {
 	}
 }
 
+// A gate across processes compares it with what the identity service gave out.
+func TestBarrierHasTheRevisionOfTheIdentityService(t *testing.T) {
+	s := serve(t)
+	f := s.watch(subscribe("datapath", 301)).snapshot()
+	if b := f.barrier; len(b.GetIdentityServiceIncarnation()) != 0 || b.GetIdentityServiceRevision() != 0 {
+		t.Errorf("before a listing: revision %d of %x", b.GetIdentityServiceRevision(), b.GetIdentityServiceIncarnation())
+	}
+	at := identity.Revision{Incarnation: "run-of-i", Number: 41}
+	if err := s.node.TakeIdentities(s.ctx(), identitiesOf(t, town), nil, at); err != nil {
+		t.Fatal(err)
+	}
+	f.until("the revision", func() bool { return f.barrier.GetIdentityServiceRevision() == 41 })
+	f.look(func() {
+		if string(f.barrier.GetIdentityServiceIncarnation()) != "run-of-i" || len(f.words) != len(town) {
+			t.Errorf("revision of %q with %d identities, want of run-of-i with %d", f.barrier.GetIdentityServiceIncarnation(), len(f.words), len(town))
+		}
+	})
+	at.Number++ // nothing of it matters here
+	if err := s.node.TakeIdentities(s.ctx(), nil, nil, at); err != nil {
+		t.Fatal(err)
+	}
+	f.until("the next revision", func() bool { return f.barrier.GetIdentityServiceRevision() == 42 })
+	if b := s.watch(subscribe("datapath", 301)).snapshot().barrier; b.GetIdentityServiceRevision() != 42 {
+		t.Errorf("a new subscriber is at revision %d, want 42", b.GetIdentityServiceRevision())
+	}
+}
+
 func TestBarrierNamesWhatIsNotComplete(t *testing.T) {
 	for what, test := range map[string]struct {
 		sources []string // that had policies

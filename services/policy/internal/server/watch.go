@@ -109,6 +109,7 @@ func barrier(b *stream.Barrier, enforced *policyv1.EnforcedState) *policyv1.Barr
 	out := &policyv1.Barrier{
 		PolicyRevision: b.Policy, IdentityRevision: b.Identity, AddressRevision: b.Address,
 		State: b.State.ID[:], Sources: b.State.Sources,
+		IdentityServiceIncarnation: []byte(b.IdentityService.Incarnation), IdentityServiceRevision: b.IdentityService.Number,
 	}
 	if enforced != nil {
 		out.Incomplete = b.State.Incomplete(enforced.GetSources())

@@ -46,6 +46,7 @@ type Incarnation [16]byte
 type Barrier struct {
 	Policy, Identity, Address uint64
 	State                     *PolicyState
+	IdentityService           identity.Revision
 }
 
 // Message is some steps with the number of their message.

@@ -657,7 +657,12 @@ type WatchIdentitiesResponse struct {
 	//	*WatchIdentitiesResponse_Upsert
 	//	*WatchIdentitiesResponse_Delete
 	//	*WatchIdentitiesResponse_Bookmark
-	Event         isWatchIdentitiesResponse_Event `protobuf_oneof:"event"`
+	Event isWatchIdentitiesResponse_Event `protobuf_oneof:"event"`
+	// Run of the service in which revision counts; 8 bytes.
+	Incarnation []byte `protobuf:"bytes,5,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	// Changes of identities, in this run of the service, that the caller has all
+	// of with this message. 0 until the snapshot is complete.
+	Revision      uint64 `protobuf:"varint,6,opt,name=revision,proto3" json:"revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -731,6 +736,20 @@ func (x *WatchIdentitiesResponse) GetBookmark() *Bookmark {
 		}
 	}
 	return nil
+}
+
+func (x *WatchIdentitiesResponse) GetIncarnation() []byte {
+	if x != nil {
+		return x.Incarnation
+	}
+	return nil
+}
+
+func (x *WatchIdentitiesResponse) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
 }
 
 type isWatchIdentitiesResponse_Event interface {
@@ -1163,12 +1182,14 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\bidentity\x18\x01 \x01(\v2\x1c.sluice.identity.v1.IdentityR\bidentity\x12'\n" +
 	"\x0freference_count\x18\x02 \x01(\rR\x0ereferenceCount\"D\n" +
 	"\x16WatchIdentitiesRequest\x12*\n" +
-	"\fresume_token\x18\x01 \x01(\fB\a\xbaH\x04z\x02\x18@R\vresumeToken\"\xd3\x01\n" +
+	"\fresume_token\x18\x01 \x01(\fB\a\xbaH\x04z\x02\x18@R\vresumeToken\"\x91\x02\n" +
 	"\x17WatchIdentitiesResponse\x12!\n" +
 	"\fresume_token\x18\x01 \x01(\fR\vresumeToken\x126\n" +
 	"\x06upsert\x18\x02 \x01(\v2\x1c.sluice.identity.v1.IdentityH\x00R\x06upsert\x12\x18\n" +
 	"\x06delete\x18\x03 \x01(\rH\x00R\x06delete\x12:\n" +
-	"\bbookmark\x18\x04 \x01(\v2\x1c.sluice.identity.v1.BookmarkH\x00R\bbookmarkB\a\n" +
+	"\bbookmark\x18\x04 \x01(\v2\x1c.sluice.identity.v1.BookmarkH\x00R\bbookmark\x12 \n" +
+	"\vincarnation\x18\x05 \x01(\fR\vincarnation\x12\x1a\n" +
+	"\brevision\x18\x06 \x01(\x04R\brevisionB\a\n" +
 	"\x05event\"7\n" +
 	"\bBookmark\x12+\n" +
 	"\x11snapshot_complete\x18\x01 \x01(\bR\x10snapshotComplete\"\xda\x01\n" +

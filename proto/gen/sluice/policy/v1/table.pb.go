@@ -2466,9 +2466,14 @@ type Barrier struct {
 	// a manager, and a list of sources that is not known, are complete by
 	// ConfirmPolicies alone. Empty: everything is complete. Only for a subscriber
 	// that gave Subscribe.enforced.
-	Incomplete    []string `protobuf:"bytes,6,rep,name=incomplete,proto3" json:"incomplete,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Incomplete []string `protobuf:"bytes,6,rep,name=incomplete,proto3" json:"incomplete,omitempty"`
+	// Run of the identity service that the identities are from, 8 bytes; empty
+	// while its listing is not complete. See WatchIdentitiesResponse.
+	IdentityServiceIncarnation []byte `protobuf:"bytes,7,opt,name=identity_service_incarnation,json=identityServiceIncarnation,proto3" json:"identity_service_incarnation,omitempty"`
+	// Revision of that run up to which every change of identities is taken in.
+	IdentityServiceRevision uint64 `protobuf:"varint,8,opt,name=identity_service_revision,json=identityServiceRevision,proto3" json:"identity_service_revision,omitempty"`
+	unknownFields           protoimpl.UnknownFields
+	sizeCache               protoimpl.SizeCache
 }
 
 func (x *Barrier) Reset() {
@@ -2541,6 +2546,20 @@ func (x *Barrier) GetIncomplete() []string {
 		return x.Incomplete
 	}
 	return nil
+}
+
+func (x *Barrier) GetIdentityServiceIncarnation() []byte {
+	if x != nil {
+		return x.IdentityServiceIncarnation
+	}
+	return nil
+}
+
+func (x *Barrier) GetIdentityServiceRevision() uint64 {
+	if x != nil {
+		return x.IdentityServiceRevision
+	}
+	return 0
 }
 
 // SnapshotComplete ends the first part of a stream that did not resume.
@@ -2721,7 +2740,7 @@ const file_sluice_policy_v1_table_proto_rawDesc = "" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x12\x12\n" +
 	"\x04path\x18\x04 \x01(\tR\x04path\"'\n" +
 	"\vSubjectGone\x12\x18\n" +
-	"\asubject\x18\x01 \x01(\rR\asubject\"\xda\x01\n" +
+	"\asubject\x18\x01 \x01(\rR\asubject\"\xd8\x02\n" +
 	"\aBarrier\x12'\n" +
 	"\x0fpolicy_revision\x18\x01 \x01(\x04R\x0epolicyRevision\x12+\n" +
 	"\x11identity_revision\x18\x02 \x01(\x04R\x10identityRevision\x12)\n" +
@@ -2730,7 +2749,9 @@ const file_sluice_policy_v1_table_proto_rawDesc = "" +
 	"\asources\x18\x05 \x03(\tR\asources\x12\x1e\n" +
 	"\n" +
 	"incomplete\x18\x06 \x03(\tR\n" +
-	"incomplete\"\x12\n" +
+	"incomplete\x12@\n" +
+	"\x1cidentity_service_incarnation\x18\a \x01(\fR\x1aidentityServiceIncarnation\x12:\n" +
+	"\x19identity_service_revision\x18\b \x01(\x04R\x17identityServiceRevision\"\x12\n" +
 	"\x10SnapshotComplete*l\n" +
 	"\x0eSubscriberRole\x12\x1f\n" +
 	"\x1bSUBSCRIBER_ROLE_UNSPECIFIED\x10\x00\x12\x1c\n" +

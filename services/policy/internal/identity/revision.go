@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package identity
+
+// Revision is a point in a run of the identity service. Zero: none, its listing
+// is not complete.
+type Revision struct {
+	Incarnation string
+	Number      uint64
+}

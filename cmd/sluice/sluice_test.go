@@ -36,6 +36,9 @@ type fakeNode struct {
 	servers  map[string]*grpc.Server
 	observed chan *datapathv1.ObserveRequest
 	addReady bool
+	// knownReady: labels that an endpoint has can be connected all the same.
+	knownReady bool
+	identity   *fakeIdentity
 
 	ipam        *fakeIPAM
 	policy      *fakePolicy
@@ -51,7 +54,7 @@ func newFakeNode(t *testing.T) *fakeNode {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &fakeNode{runDir: dir, servers: map[string]*grpc.Server{}, observed: make(chan *datapathv1.ObserveRequest, 1), addReady: true, ipam: &fakeIPAM{}, policy: newFakePolicy(), policyMode: "none"}
+	n := &fakeNode{runDir: dir, servers: map[string]*grpc.Server{}, observed: make(chan *datapathv1.ObserveRequest, 1), addReady: true, identity: &fakeIdentity{}, ipam: &fakeIPAM{}, policy: newFakePolicy(), policyMode: "none"}
 	for _, service := range []string{"identity", "ipam", "policy", "datapath"} {
 		if err := os.Mkdir(filepath.Join(dir, service), 0o750); err != nil {
 			t.Fatal(err)
@@ -63,7 +66,7 @@ func newFakeNode(t *testing.T) *fakeNode {
 		s := grpc.NewServer()
 		switch service {
 		case "identity":
-			identityv1.RegisterIdentityServiceServer(s, &fakeIdentity{})
+			identityv1.RegisterIdentityServiceServer(s, n.identity)
 		case "ipam":
 			ipamv1.RegisterIPAMServiceServer(s, n.ipam)
 		case "policy":
@@ -111,6 +114,7 @@ func label(key, value string) *workloadv1.Label {
 
 type fakeIdentity struct {
 	identityv1.UnimplementedIdentityServiceServer
+	storeError string // why etcd is away
 }
 
 func (*fakeIdentity) ListIdentities(r *identityv1.ListIdentitiesRequest, s grpc.ServerStreamingServer[identityv1.ListIdentitiesResponse]) error {
@@ -134,8 +138,8 @@ func (*fakeIdentity) GetIdentity(_ context.Context, r *identityv1.GetIdentityReq
 	}, nil
 }
 
-func (*fakeIdentity) GetStatus(context.Context, *identityv1.GetStatusRequest) (*identityv1.GetStatusResponse, error) {
-	return &identityv1.GetStatusResponse{Version: "v1", NodeName: "node-a", StoreError: "etcd has gone", ClusterIdentities: 5, HeldIdentities: 1, StartTime: timestamppb.Now()}, nil
+func (f *fakeIdentity) GetStatus(context.Context, *identityv1.GetStatusRequest) (*identityv1.GetStatusResponse, error) {
+	return &identityv1.GetStatusResponse{Version: "v1", NodeName: "node-a", StoreConnected: f.storeError == "", StoreError: f.storeError, ClusterIdentities: 5, HeldIdentities: 1, StartTime: timestamppb.Now()}, nil
 }
 
 type fakeIPAM struct {
@@ -192,7 +196,7 @@ func (*fakeDatapath) ListEndpoints(_ *datapathv1.ListEndpointsRequest, s grpc.Se
 
 func (f *fakeDatapath) GetStatus(context.Context, *datapathv1.GetStatusRequest) (*datapathv1.GetStatusResponse, error) {
 	r := &datapathv1.GetStatusResponse{
-		Version: "v1", StartTime: timestamppb.Now(), AddReady: f.node.addReady, PolicyMode: f.node.policyMode, KernelRelease: "6.18",
+		Version: "v1", StartTime: timestamppb.Now(), AddReady: f.node.addReady, KnownAddReady: f.node.knownReady, PolicyMode: f.node.policyMode, KernelRelease: "6.18",
 		NodeAddresses: [][]byte{{10, 244, 0, 1}}, PodCidrs: []string{"10.244.0.0/24", "fd00:244::/64"}, PolicyRevision: 5, PolicyRefusals: []string{"identity 300: no room"},
 		Warnings:    []string{"a/eth0: tcx program sl1 egress: expected nothing, found passes, program 113"},
 		Connections: &datapathv1.ConnectionCounts{Live: 7, Created: 9, Revoked: 1, Expired: 1},
@@ -358,7 +362,7 @@ func TestObserveSendsItsCriteria(t *testing.T) {
 func TestStatusSaysWhatIsWrong(t *testing.T) {
 	n := newFakeNode(t)
 	out, _ := n.want(t, 0, "status")
-	wantLines(t, out, "Identities 5 in the cluster, 1 held here", "etcd away: etcd has gone", "Endpoints 2 ready", "4 egress dropped no-route")
+	wantLines(t, out, "Identities 5 in the cluster, 1 held here", "etcd reached", "Endpoints 2 ready", "4 egress dropped no-route")
 	if strings.Contains(out, "unused") {
 		t.Errorf("counters of nothing are shown:\n%s", out)
 	}
@@ -373,6 +377,15 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 	if !strings.Contains(out, "Problem: sluice-datapath: no container can be connected now: identity does not answer") {
 		t.Errorf("status\n%s", out)
 	}
+	n.knownReady = true
+	out, _ = n.want(t, exitNotReady, "status")
+	if !strings.Contains(out, "Problem: sluice-datapath: containers with new labels cannot be connected now: identity does not answer") {
+		t.Errorf("status, and known labels can be connected\n%s", out)
+	}
+	n.addReady, n.identity.storeError = true, "etcd has gone"
+	out, _ = n.want(t, exitNotReady, "status")
+	wantLines(t, out, "etcd away: etcd has gone", "Problem: sluice-identity: new label sets cannot be connected: etcd is away: etcd has gone")
+	n.addReady, n.identity.storeError = false, ""
 	n.servers["ipam"].Stop()
 	out, _ = n.want(t, exitNotReady, "status", "-o", "json")
 	var s nodeStatus

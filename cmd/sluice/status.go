@@ -255,6 +255,9 @@ func (s *nodeStatus) askIdentity(ctx context.Context, service *serviceStatus, cl
 		Node: r.GetNodeName(), StoreReached: r.GetStoreConnected(), StoreError: r.GetStoreError(),
 		Cluster: r.GetClusterIdentities(), Held: r.GetHeldIdentities(), PendingWrites: r.GetPendingStoreWrites(),
 	}
+	if !s.Identity.StoreReached {
+		service.Error = "new label sets cannot be connected: etcd is away: " + s.Identity.StoreError
+	}
 	for _, k := range r.GetTopLabelKeys() {
 		s.Identity.TopLabelKeys = append(s.Identity.TopLabelKeys, fmt.Sprintf("%s (%d values)", k.GetKey(), k.GetDistinctValues()))
 	}
@@ -360,8 +363,12 @@ func (s *nodeStatus) askDatapath(ctx context.Context, service *serviceStatus, cl
 		d.Connections = &connectionCounts{n.GetLive(), n.GetCreated(), n.GetRevoked(), n.GetExpired(), n.GetEvicted(), n.GetPickedUp()}
 	}
 	s.Datapath = d
-	if !d.AddReady {
-		service.Error = "no container can be connected now: " + strings.Join(r.GetProblems(), "; ")
+	switch why := strings.Join(r.GetProblems(), "; "); {
+	case d.AddReady:
+	case r.GetKnownAddReady():
+		service.Error = "containers with new labels cannot be connected now: " + why
+	default:
+		service.Error = "no container can be connected now: " + why
 	}
 	return nil
 }

@@ -54,6 +54,7 @@ func statusOf(p *process.Process, cfg Config, n *node.Node, ipam *services.IPAM,
 		ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 		defer cancel()
 		st.Problems, st.Warnings = n.Problems(ctx, ipam), append(n.Warnings(), p.MissingLayers()...)
+		st.KnownReady = len(st.Problems) == 0 // those that follow are about new labels
 		ierr := identity.Ping(ctx)
 		if ierr != nil {
 			st.Problems = append(st.Problems, ierr.Error())

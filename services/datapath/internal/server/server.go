@@ -26,8 +26,10 @@ type Status struct {
 	Start                              time.Time
 	PodCIDRs                           []string
 	NodeAddrs                          [][]byte
-	// Problems say why an ADD cannot be served now.
-	Problems []string
+	// Problems say why an ADD cannot be served now; KnownReady, whether one can
+	// be whose labels an endpoint of this node has.
+	Problems   []string
+	KnownReady bool
 	// Warnings name what keeps no ADD from being served and needs an operator.
 	Warnings     []string
 	Dependencies []Dependency
@@ -233,7 +235,8 @@ func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) 
 	n := s.Core.Counts()
 	resp := &datapathv1.GetStatusResponse{
 		Version: st.Version, StartTime: timestamppb.New(st.Start), AddReady: len(st.Problems) == 0, Problems: st.Problems,
-		PolicyMode: st.PolicyMode, AttachmentRepairs: n.Repairs, PendingReleases: uint32(n.PendingReleases),
+		KnownAddReady: st.KnownReady,
+		PolicyMode:    st.PolicyMode, AttachmentRepairs: n.Repairs, PendingReleases: uint32(n.PendingReleases),
 		KernelRelease: st.KernelRelease, PodCidrs: st.PodCIDRs, NodeAddresses: st.NodeAddrs, EventsLost: st.EventsLost,
 		PolicyRevision: st.PolicyRevision, PolicyRefusals: st.PolicyRefusals,
 		Warnings: slices.Concat(st.Warnings, n.BadRecords, n.Unrepaired), DeviceRepairs: n.DeviceRepairs, NodeRepairs: n.NodeRepairs,

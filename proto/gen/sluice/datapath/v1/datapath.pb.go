@@ -1553,7 +1553,7 @@ type GetStatusResponse struct {
 	Version string `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
 	// When the process started.
 	StartTime *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
-	// Whether an ADD can be served now.
+	// Whether an ADD can be served now, whatever its labels.
 	AddReady bool `protobuf:"varint,3,opt,name=add_ready,json=addReady,proto3" json:"add_ready,omitempty"`
 	// Why not, if not: one line per reason, naming the service or the kernel
 	// feature.
@@ -1598,7 +1598,11 @@ type GetStatusResponse struct {
 	DeviceRepairs uint64 `protobuf:"varint,20,opt,name=device_repairs,json=deviceRepairs,proto3" json:"device_repairs,omitempty"`
 	// Repairs of what the node has for all endpoints: its addresses, rules,
 	// routes, firewall and sysctls, since the process has restored them.
-	NodeRepairs   uint64 `protobuf:"varint,21,opt,name=node_repairs,json=nodeRepairs,proto3" json:"node_repairs,omitempty"`
+	NodeRepairs uint64 `protobuf:"varint,21,opt,name=node_repairs,json=nodeRepairs,proto3" json:"node_repairs,omitempty"`
+	// Whether an ADD can be served now for labels that a ready endpoint of this
+	// node has: that needs neither the identity nor the policy service. True
+	// whenever add_ready is.
+	KnownAddReady bool `protobuf:"varint,22,opt,name=known_add_ready,json=knownAddReady,proto3" json:"known_add_ready,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1778,6 +1782,13 @@ func (x *GetStatusResponse) GetNodeRepairs() uint64 {
 		return x.NodeRepairs
 	}
 	return 0
+}
+
+func (x *GetStatusResponse) GetKnownAddReady() bool {
+	if x != nil {
+		return x.KnownAddReady
+	}
+	return false
 }
 
 // MapUsage says how full a map is.
@@ -2472,7 +2483,7 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"none_valid\x18\x04 \x01(\bR\tnoneValid\"S\n" +
 	"\x18ReclaimEndpointsResponse\x127\n" +
 	"\treclaimed\x18\x01 \x03(\v2\x19.sluice.workload.v1.OwnerR\treclaimed\"\x12\n" +
-	"\x10GetStatusRequest\"\xb0\a\n" +
+	"\x10GetStatusRequest\"\xd8\a\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x129\n" +
 	"\n" +
@@ -2498,7 +2509,8 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\vconnections\x18\x12 \x01(\v2$.sluice.datapath.v1.ConnectionCountsR\vconnections\x12\x1a\n" +
 	"\bwarnings\x18\x13 \x03(\tR\bwarnings\x12%\n" +
 	"\x0edevice_repairs\x18\x14 \x01(\x04R\rdeviceRepairs\x12!\n" +
-	"\fnode_repairs\x18\x15 \x01(\x04R\vnodeRepairs\"o\n" +
+	"\fnode_repairs\x18\x15 \x01(\x04R\vnodeRepairs\x12&\n" +
+	"\x0fknown_add_ready\x18\x16 \x01(\bR\rknownAddReady\"o\n" +
 	"\bMapUsage\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aentries\x18\x02 \x01(\x03R\aentries\x12\x1f\n" +

@@ -286,12 +286,12 @@ func TestSubscriberThatStallsIsDisconnectedInTime(t *testing.T) {
 				if err := ended(s); err != nil {
 					t.Fatalf("ended with %v, before the time was over", err)
 				}
-				time.Sleep(s.Check() - 1)
+				time.Sleep(s.Check() - time.Nanosecond)
 				s.Check()
 				if err := ended(s); err != nil {
 					t.Errorf("ended with %v, a nanosecond before its time", err)
 				}
-				time.Sleep(1)
+				time.Sleep(time.Nanosecond)
 				s.Check()
 				switch err := ended(s); {
 				case test.want == "" && err != nil:

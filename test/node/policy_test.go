@@ -9,12 +9,18 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/sluice-net/sluice/cmd/sluice/devnode"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/test/internal/cni"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
@@ -279,6 +285,69 @@ spec: {podSelector: {}, policyTypes: [Ingress]}
 	}
 	late := n.add(t, unknown, n.config(t, "1.0.0", labels("app", "unknown")))
 	n.wantDenied(t, flows, late, web, 8080)
+}
+
+// The policy service comes back without what it kept, after every order of kills:
+// what only its policies closed stays closed until an operator confirms.
+func TestKernelPoliciesOutliveALostStateOfTheService(t *testing.T) {
+	n := newNode(t)
+	policies := n.policies(t)
+	pods := n.addPods(t, "web", "client", "stranger")
+	web, client, stranger := pods[0], pods[1], pods[2]
+	serve(t, web, 8080)
+	enforce(t, policies, webAndClient(8080))
+	state := n.Paths().ServiceStateDir(devnode.Policy)
+	for _, order := range [][]string{{devnode.Policy}, {devnode.Policy, devnode.Datapath}, {devnode.Datapath, devnode.Policy}} {
+		for _, service := range order {
+			if err := n.Kill(t.Context(), service); err != nil {
+				t.Fatal(err)
+			}
+		}
+		files, err := os.ReadDir(state)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			if err := os.RemoveAll(filepath.Join(state, f.Name())); err != nil {
+				t.Fatal(err)
+			}
+		}
+		// Start waits until the datapath is ready, which needs the policy service.
+		for _, service := range slices.Backward(slices.Sorted(slices.Values(order))) {
+			if err := n.Start(t.Context(), service); err != nil {
+				t.Fatal(err)
+			}
+		}
+		waitUntil(t, "the datapath says that it holds the earlier state", func() error {
+			st := n.datapathStatus(t)
+			if st.GetAddReady() || !slices.ContainsFunc(st.GetProblems(), func(p string) bool { return strings.Contains(p, "sluice policy confirm") }) {
+				return fmt.Errorf("ready %t, problems %q", st.GetAddReady(), st.GetProblems())
+			}
+			return nil
+		})
+		wantAllowed(t, client, web, 8080)
+		flows := n.observe(t, &datapathv1.ObserveRequest{Reasons: []string{policyDenied}}) // it ends with the datapath
+		n.wantDenied(t, flows, stranger, web, 8080)
+
+		ctx, cancel := deadline(t)
+		answer, err := policies.UpsertPolicies(ctx, &policyv1.UpsertPoliciesRequest{Manifests: []byte(webAndClient(8080)), DefaultNamespace: "test"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := policies.WaitForRevision(ctx, &policyv1.WaitForRevisionRequest{Revision: answer.GetRevision()}); status.Code(err) != codes.FailedPrecondition {
+			t.Errorf("after %v: wait for revision %d: %v, want FAILED_PRECONDITION", order, answer.GetRevision(), err)
+		}
+		if confirmed, err := policies.ConfirmPolicies(ctx, &policyv1.ConfirmPoliciesRequest{}); err != nil || len(confirmed.GetHeld()) != 1 {
+			t.Errorf("after %v: confirmation %v, %v; want that one subscriber held", order, confirmed, err)
+		}
+		cancel()
+		awaitRevision(t, policies, answer.GetRevision())
+		if st := n.datapathStatus(t); !st.GetAddReady() {
+			t.Errorf("after the confirmation: problems %q", st.GetProblems())
+		}
+		wantAllowed(t, client, web, 8080)
+		n.wantDenied(t, flows, stranger, web, 8080)
+	}
 }
 
 // mergeConfig gives one configuration the keys of both.

@@ -332,7 +332,7 @@ func (a *Applier) collect(w *work, st Step, seq uint64) error {
 		}
 	case IdentityUpdate:
 		if a.held != "" && st.NodeClass == 0 {
-			return a.unknow(w, []uint32{st.Identity})
+			return a.makeUnknown(w, []uint32{st.Identity})
 		}
 	}
 	return nil

@@ -117,7 +117,7 @@ func (a *Applier) decide(w *work, b Barrier) error {
 			gone = append(gone, id)
 		}
 	}
-	return a.unknow(w, gone)
+	return a.makeUnknown(w, gone)
 }
 
 func (a *Applier) setHeld(why string) {
@@ -126,9 +126,9 @@ func (a *Applier) setHeld(why string) {
 	a.view.held = why
 }
 
-// unknow makes identities unknown while the tables stay: to them a number means
+// makeUnknown makes identities unknown while the tables stay: to them a number means
 // what it meant, whoever has it next.
-func (a *Applier) unknow(w *work, gone []uint32) error {
+func (a *Applier) makeUnknown(w *work, gone []uint32) error {
 	want := make(map[uint32]Word, len(gone))
 	for _, id := range gone {
 		if _, ok := a.words[id]; ok && id >= minPodIdentity {

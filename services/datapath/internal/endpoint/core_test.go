@@ -261,9 +261,12 @@ func TestDeletionEndsACreationUnderWay(t *testing.T) {
 				_, err := c.Create(t.Context(), s, false)
 				created <- err
 			}()
-			// what the creation does before the gate
-			before := createOps[slices.Index(createOps, op)-1]
-			until(t, func() bool { return m.count(before) == 1 })
+			// before it is at the gate, the creation may end without coming there
+			until(t, func() bool {
+				m.mu.Lock()
+				defer m.mu.Unlock()
+				return m.held[op]
+			})
 			deleted := make(chan error, 1)
 			go func() {
 				_, err := c.Delete(t.Context(), s.Owner)

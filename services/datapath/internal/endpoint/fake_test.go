@@ -38,6 +38,7 @@ type machine struct {
 
 	fail   map[string]error         // operations that fail, by name
 	block  map[string]chan struct{} // operations that wait first
+	held   map[string]bool          // those that do
 	calls  []string
 	open   int    // namespaces that are open
 	number uint32 // that Resolve gives
@@ -67,7 +68,7 @@ func newMachine() *machine {
 		number:     1000,
 		namespaces: map[string]*namespace{}, devices: map[uint32]*device{}, nextIndex: 10, slots: map[uint16]Entry{}, nextSlot: 1,
 		leases: map[Owner]lease{}, identities: map[Owner]bool{}, records: map[Owner]Record{},
-		fail: map[string]error{}, block: map[string]chan struct{}{},
+		fail: map[string]error{}, block: map[string]chan struct{}{}, held: map[string]bool{},
 	}
 }
 
@@ -75,6 +76,7 @@ func newMachine() *machine {
 func (m *machine) do(op string) error {
 	m.mu.Lock()
 	wait := m.block[op]
+	m.held[op] = wait != nil
 	m.mu.Unlock()
 	if wait != nil {
 		<-wait

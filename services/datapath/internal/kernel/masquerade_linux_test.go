@@ -28,7 +28,7 @@ func TestKernelMasqueradedUDPIsNotTheHostsFlow(t *testing.T) {
 	container := func(port uint16) {
 		t.Helper()
 		inNetns(t, n.outside, func() {
-			sendRaw(t, "eth0", frame([6]byte(n.uplink.Attrs().HardwareAddr), [6]byte{2, 0, 0, 0, 9, 2}, etherIPv4,
+			sendRaw(t, "slup1", frame([6]byte(n.uplink.Attrs().HardwareAddr), [6]byte{2, 0, 0, 0, 9, 2}, etherIPv4,
 				ip4Header{src: outside4, dst: n.pod.IPv4, proto: 17}.with(udp(port, 53, []byte("container")...))))
 		})
 	}

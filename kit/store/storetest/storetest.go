@@ -6,6 +6,8 @@ package storetest
 
 import (
 	"bytes"
+	"encoding/binary"
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -15,6 +17,8 @@ import (
 	"testing"
 
 	bolt "go.etcd.io/bbolt"
+
+	"github.com/sluice-net/sluice/kit/durable"
 )
 
 // State is a closed state directory and what it takes to judge it.
@@ -26,11 +30,14 @@ type State struct {
 	// Replaceable lists files that may be removed: the state without them is
 	// less, and the service says so by other contents and no error.
 	Replaceable []string
+	// PutAside maps files that the service replaces to the name under which it
+	// keeps the damaged one. Open returns the damage as its error all the same.
+	PutAside map[string]string
 }
 
 // Sweep damages each file of the directory in every way: cut at each sector,
 // emptied, removed, filled with zeros, text or random bytes, with flipped bits,
-// without a page, of a newer version. The service has to refuse with an error
+// without a page, of a newer and of an older version. The service has to refuse with an error
 // that names the file and a command that leads out, and leave the file as it
 // is; or it has to read exactly what was there.
 func Sweep(t *testing.T, s State) {
@@ -106,9 +113,11 @@ func (w *sweep) file(t *testing.T, name string, good []byte) {
 		flipped[at] ^= 1 << bit
 		w.check(t, name, fmt.Sprintf("bit %d of byte %d flipped", bit, at), flipped)
 	}
-	if newer := newerVersion(t, good); newer != nil {
-		if err := w.open(t, name, "newer version", newer); err == nil || !strings.Contains(err.Error(), "version") {
-			t.Errorf("newer version: %v, want a refusal that says so", err)
+	for what, version := range map[string]uint32{"newer version": 99, "older version": 0} {
+		if other := ofVersion(t, good, version); other != nil {
+			if err := w.open(t, name, what, other); err == nil || !strings.Contains(err.Error(), "version") {
+				t.Errorf("%s: %v, want a refusal that says so", what, err)
+			}
 		}
 	}
 }
@@ -142,16 +151,20 @@ func (w *sweep) open(t *testing.T, name, what string, content []byte) error {
 		}
 	}
 	path := filepath.Join(dir, name)
+	kept, aside := path, false // where the damaged file has to be
+	if to, ok := w.PutAside[name]; ok {
+		kept, aside = filepath.Join(dir, to), true
+	}
 	got, err := w.Open(dir)
 	switch {
 	case err == nil && got != w.want:
 		t.Errorf("%s %s was opened with other contents:\n%.600s\nwant\n%.600s", name, what, got, w.want)
 	case err != nil && !strings.Contains(err.Error(), path):
 		t.Errorf("%s %s: the error does not name %s: %v", name, what, path, err)
-	case err != nil && !strings.Contains(err.Error(), "rm ") && !strings.Contains(err.Error(), "mv ") && !strings.Contains(err.Error(), "start the version"):
+	case err != nil && !aside && !strings.Contains(err.Error(), "rm ") && !strings.Contains(err.Error(), "mv ") && !strings.Contains(err.Error(), "start the version"):
 		t.Errorf("%s %s: the error names no way out: %v", name, what, err)
 	case err != nil:
-		now, rerr := os.ReadFile(path)
+		now, rerr := os.ReadFile(kept)
 		if content != nil && !bytes.Equal(now, content) || content == nil && !os.IsNotExist(rerr) {
 			t.Errorf("%s %s: the refused file was changed", name, what)
 		}
@@ -159,10 +172,24 @@ func (w *sweep) open(t *testing.T, name, what string, content []byte) error {
 	return err
 }
 
-// newerVersion returns a file of kit/store or kit/durable as a later version
-// of its service would leave it; nil if it is neither.
-func newerVersion(t *testing.T, good []byte) []byte {
-	path := filepath.Join(t.TempDir(), "newer")
+// ofVersion returns a file of kit/store or kit/durable as another version of its
+// service would leave it; nil if it is neither.
+func ofVersion(t *testing.T, good []byte, version uint32) []byte {
+	var record struct {
+		Schema string          `json:"schema"`
+		Data   json.RawMessage `json:"data"`
+	}
+	if json.Unmarshal(good, &record) == nil {
+		if version == 0 {
+			return nil // which kit/durable does not write
+		}
+		b, err := durable.Encode(durable.Schema{Name: record.Schema, Version: int(version)}, record.Data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	path := filepath.Join(t.TempDir(), "other")
 	if err := os.WriteFile(path, good, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -175,7 +202,9 @@ func newerVersion(t *testing.T, good []byte) []byte {
 	}
 	defer db.Close()
 	for range 2 {
-		if err := db.Update(func(tx *bolt.Tx) error { return tx.Bucket([]byte("meta")).Put([]byte("schema"), []byte{0, 0, 0, 99}) }); err != nil {
+		if err := db.Update(func(tx *bolt.Tx) error {
+			return tx.Bucket([]byte("meta")).Put([]byte("schema"), binary.BigEndian.AppendUint32(nil, version))
+		}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -47,6 +47,9 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	if last.Damaged != nil {
 		p.Log.Error("the cache of identities is corrupt; it was put aside and is read from etcd again", "kept_as", snapshot.DamagedFile, log.Err(last.Damaged))
 	}
+	if last.DamagedIncarnation != nil {
+		p.Log.Error("the incarnation of this node cannot be read; it was put aside, and the node waits until its old name is free", "kept_as", snapshot.DamagedIncarnationFile, log.Err(last.DamagedIncarnation))
+	}
 
 	store, err := etcd.New(etcd.Config{
 		Client: cfg.Etcd.client(), Prefix: cfg.Etcd.Prefix, Node: cfg.Node, TTL: cfg.Etcd.LeaseTTL,

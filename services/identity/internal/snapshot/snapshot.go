@@ -46,9 +46,10 @@ import (
 
 // Names of the files.
 const (
-	KnownFile       = "known.db"
-	DamagedFile     = "known.db.damaged"
-	IncarnationFile = "incarnation.json"
+	KnownFile              = "known.db"
+	DamagedFile            = "known.db.damaged"
+	DamagedIncarnationFile = "incarnation.json.damaged"
+	IncarnationFile        = "incarnation.json"
 
 	holdsName = "holds.db" // with the boot id in it
 )
@@ -160,17 +161,21 @@ type Loaded struct {
 	Known       allocator.Known
 	Cached      bool  // there was a cache, perhaps an empty one
 	Damaged     error // why the cache was put aside; nil if it was not
+	// DamagedIncarnation is why the file of the incarnation was put aside, and
+	// Incarnation is new; nil if it was not.
+	DamagedIncarnation error
 }
 
 // Load reads the files, and makes those that are not there. Its error is about
-// the holds, and ends with what to do; the file stays as it is.
+// the holds or about the disk. One about the holds ends with what to do; the
+// file stays as it is.
 func (d *Dir) Load() (l Loaded, err error) {
-	node, err := d.loadIncarnation()
+	node, damaged, err := d.loadIncarnation()
 	if err != nil {
 		return Loaded{}, err
 	}
-	l.Incarnation = node.Incarnation
-	if err := d.openHolds(node); err != nil {
+	l.Incarnation, l.DamagedIncarnation = node.Incarnation, damaged
+	if err := d.openHolds(node, damaged); err != nil {
 		return Loaded{}, err
 	}
 	recent := map[identity.Numeric]string{}
@@ -179,6 +184,11 @@ func (d *Dir) Load() (l Loaded, err error) {
 	}
 	if node.Boot != d.boot {
 		node.Boot = d.boot
+		if damaged != nil {
+			if err := d.putAside(IncarnationFile, DamagedIncarnationFile); err != nil {
+				return Loaded{}, errors.Join(damaged, err)
+			}
+		}
 		if err := d.saveIncarnation(node); err != nil {
 			return Loaded{}, err
 		}
@@ -186,9 +196,12 @@ func (d *Dir) Load() (l Loaded, err error) {
 	l.Damaged = d.loadKnown(&l)
 	if l.Damaged != nil {
 		d.known = nil
-		path := filepath.Join(d.dir.Path(), KnownFile)
-		if err := os.Rename(path, filepath.Join(d.dir.Path(), DamagedFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return Loaded{}, errors.Join(l.Damaged, fmt.Errorf("put it aside: %w", err))
+		// A cache that could not be read for want of a disk is as good as before.
+		if !errors.Is(l.Damaged, store.ErrCorrupt) && !errors.Is(l.Damaged, store.ErrForeign) && !errors.Is(l.Damaged, store.ErrVersion) {
+			return Loaded{}, l.Damaged
+		}
+		if err := d.putAside(KnownFile, DamagedFile); err != nil {
+			return Loaded{}, errors.Join(l.Damaged, err)
 		}
 		l.Known, l.Cached = allocator.Known{}, false
 		var again Loaded
@@ -204,15 +217,38 @@ func (d *Dir) Load() (l Loaded, err error) {
 	return l, d.removeOld()
 }
 
+// putAside gives a damaged file another name.
+func (d *Dir) putAside(name, to string) error {
+	err := os.Rename(filepath.Join(d.dir.Path(), name), filepath.Join(d.dir.Path(), to))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("put it aside: %w", err)
+	}
+	return nil
+}
+
 // openHolds opens the holds of this boot, or makes them from the file that the
-// version before wrote.
-func (d *Dir) openHolds(node incarnationRecord) (err error) {
+// version before wrote. With a damaged incarnation it makes them only if there
+// is a sign that the damaged file was of another boot.
+func (d *Dir) openHolds(node incarnationRecord, damaged error) (err error) {
 	old, err := d.oldHolds()
 	if err != nil {
 		return err
 	}
 	path := filepath.Join(d.dir.Path(), HoldsFile(d.boot))
-	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) && node.Boot == d.boot {
+	_, err = os.Lstat(path)
+	absent := errors.Is(err, fs.ErrNotExist)
+	if absent && damaged != nil {
+		others, err := filepath.Glob(filepath.Join(d.dir.Path(), "holds.*"))
+		if err != nil {
+			return err
+		}
+		if len(others) == 0 {
+			file := filepath.Join(d.dir.Path(), IncarnationFile)
+			return fmt.Errorf("%w; it may have said that %s was created in this boot, and that is absent; %s: mv %s %[4]s.refused",
+				damaged, path, "without it the cluster may reuse numbers of running endpoints: restore both, or, when this node has no endpoints, begin without them", file)
+		}
+	}
+	if absent && node.Boot == d.boot {
 		return fmt.Errorf("state file %s is %w: %s says that it was created in this boot, and it is absent; %s: mv %s %[4]s.refused",
 			path, store.ErrCorrupt, IncarnationFile, "without it the cluster may reuse numbers of running endpoints: restore it, or, when this node has no endpoints, begin without it",
 			filepath.Join(d.dir.Path(), IncarnationFile))
@@ -367,22 +403,30 @@ func overlay(k *allocator.Known, recent map[identity.Numeric]string) error {
 	return nil
 }
 
-// loadIncarnation reads the name of this directory, or makes it. One that is
-// corrupt is made anew: it only costs the time until the old one's lease ends.
-func (d *Dir) loadIncarnation() (incarnationRecord, error) {
-	var rec incarnationRecord
-	err := durable.Load(filepath.Join(d.dir.Path(), IncarnationFile), 4096, incarnationSchema, &rec)
-	if err == nil && incarnationRE.MatchString(rec.Incarnation) {
-		return rec, nil
+// loadIncarnation reads the name of this directory, or invents one that is not
+// saved yet. Of a file that cannot be used, damaged says why: a new name only
+// costs the time until the old one's lease ends.
+func (d *Dir) loadIncarnation() (rec incarnationRecord, damaged, err error) {
+	path := filepath.Join(d.dir.Path(), IncarnationFile)
+	err = durable.Load(path, 4096, incarnationSchema, &rec)
+	if err == nil && !incarnationRE.MatchString(rec.Incarnation) {
+		err = &durable.RecordError{File: path, Field: "data.incarnation", Err: fmt.Errorf("%w: %q", durable.ErrCorrupt, rec.Incarnation)}
+	}
+	switch {
+	case err == nil:
+		return rec, nil, nil
+	case errors.Is(err, durable.ErrCorrupt), errors.Is(err, durable.ErrForeign), errors.Is(err, durable.ErrVersion), errors.Is(err, durable.ErrTooLarge):
+		damaged = err
+	case !errors.Is(err, fs.ErrNotExist):
+		return rec, nil, fmt.Errorf("incarnation: %w", err)
 	}
 	var random [16]byte
 	rand.Read(random[:]) //nolint:errcheck // never fails
-	rec = incarnationRecord{Incarnation: hex.EncodeToString(random[:])}
-	return rec, d.saveIncarnation(rec)
+	return incarnationRecord{Incarnation: hex.EncodeToString(random[:])}, damaged, nil
 }
 
 func (d *Dir) saveIncarnation(rec incarnationRecord) error {
-	if err := durable.Save(filepath.Join(d.dir.Path(), IncarnationFile), incarnationSchema, rec, durable.SyncFile); err != nil {
+	if err := durable.Save(filepath.Join(d.dir.Path(), IncarnationFile), incarnationSchema, rec, durable.SyncAll); err != nil {
 		return fmt.Errorf("incarnation: %w", err)
 	}
 	return nil

@@ -199,8 +199,11 @@ func parseName(name string) (key string, phase endpoint.Phase, ok bool) {
 }
 
 // bootSuffix ends the name of the file beside the directory that says in which
-// boot the records were written.
-const bootSuffix = ".boot"
+// boot the records were written; damagedSuffix is added to one that cannot be read.
+const (
+	bootSuffix    = ".boot"
+	damagedSuffix = ".damaged"
+)
 
 type boot struct {
 	ID string `json:"id"`
@@ -217,14 +220,23 @@ func (s *Store) begin(bootID string, logger *slog.Logger) error {
 	var before boot
 	err := durable.Load(path, maxSize, bootSchema, &before)
 	known := err == nil
+	_, gone := os.Stat(s.dir)
+	missing := errors.Is(gone, fs.ErrNotExist)
 	switch {
 	case known && before.ID == bootID:
-		if _, err := os.Stat(s.dir); errors.Is(err, fs.ErrNotExist) {
+		if missing {
 			return fmt.Errorf("%w: %s; put it back, or remove %s to give up every endpoint of this node", ErrGone, s.dir, path)
 		}
 	case known, errors.Is(err, fs.ErrNotExist):
 	case errors.As(err, new(*durable.RecordError)):
-		logger.Error("it is not known in which boot the records of endpoints were written", log.Err(err))
+		if missing { // of this boot, for all that is known
+			return fmt.Errorf("%w: %s, and %w; put it back, or remove %s to give up every endpoint of this node", ErrGone, s.dir, err, path)
+		}
+		logger.Error("it is not known in which boot the records of endpoints were written; the file is put aside",
+			log.Err(err), "kept_as", path+damagedSuffix)
+		if err := os.Rename(path, path+damagedSuffix); err != nil {
+			return s.written(err)
+		}
 	default:
 		return err
 	}

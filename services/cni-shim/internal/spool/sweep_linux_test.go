@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package spool
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/disktest"
+)
+
+// whole says whether the entry of the owner is what Put writes.
+func whole(path string, want Entry) error {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	var got Entry
+	if err := json.Unmarshal(b, &got); err != nil {
+		return fmt.Errorf("%s: %w: %q", path, err, b)
+	}
+	want.Version = Version
+	if got != want {
+		return fmt.Errorf("%s: %+v, want %+v", path, got, want)
+	}
+	return nil
+}
+
+func deletion(container string) Entry {
+	return Entry{ContainerID: container, InterfaceName: "eth0", Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}
+}
+
+// TestDamagedEntryIsWrittenAgain: a DEL that is repeated repairs the entry of its
+// owner, and leaves what is there of others for the datapath to report.
+func TestDamagedEntryIsWrittenAgain(t *testing.T) {
+	state := t.TempDir()
+	dir := prepare(t, state)
+	mine := deletion("a")
+	path, others := filepath.Join(dir, Name("a", "eth0")), filepath.Join(dir, Name("b", "eth0"))
+	if err := Put(t.Context(), state, mine); err != nil {
+		t.Fatal(err)
+	}
+	good, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	damaged := [][]byte{[]byte("hello\n"), make([]byte, len(good)), []byte(strings.Replace(string(good), `"version":1`, `"version":99`, 1)), []byte(strings.Replace(string(good), `"a"`, `"c"`, 1))}
+	for n := range good {
+		damaged = append(damaged, good[:n])
+	}
+	for _, content := range damaged {
+		if err := errors.Join(os.WriteFile(path, content, 0o600), os.WriteFile(others, content, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		if waits, err := Has(dir, "a", "eth0"); err != nil || !waits {
+			t.Errorf("%q: waits %v, %v; a damaged entry is one", content, waits, err)
+		}
+		if err := errors.Join(Put(t.Context(), state, mine), whole(path, mine)); err != nil {
+			t.Errorf("%q: %v", content, err)
+		}
+		if now, err := os.ReadFile(others); err != nil || string(now) != string(content) {
+			t.Errorf("the entry of another owner was changed: %q, %v; was %q", now, err, content)
+		}
+	}
+}
+
+// TestPutOnADiskThatTakesNoWrites fails its operations in turn: it answers with
+// the error of the disk and the spool's name, or the entry is there.
+func TestPutOnADiskThatTakesNoWrites(t *testing.T) {
+	for _, errno := range []syscall.Errno{syscall.ENOSPC, syscall.EDQUOT, syscall.EROFS, syscall.EIO} {
+		for _, there := range []bool{false, true} {
+			for n := 0; ; n++ {
+				state := t.TempDir()
+				dir := prepare(t, state)
+				before := deletion("before")
+				if err := Put(t.Context(), state, before); err != nil {
+					t.Fatal(err)
+				}
+				e := deletion("a")
+				if there {
+					e = before
+				}
+				disk := disktest.New(t, dir)
+				seen := 0
+				disk.Fail(func(disktest.Op) error {
+					if seen++; seen > n {
+						return errno
+					}
+					return nil
+				})
+				var err error
+				disk.Run(t, func() { err = Put(t.Context(), state, e) })
+				path := filepath.Join(dir, Name(e.ContainerID, e.InterfaceName))
+				if err != nil && (!errors.Is(err, errno) || !strings.Contains(err.Error(), dir)) {
+					t.Errorf("%v after %d operations: %v, want the error of the disk with %s", errno, n, err, dir)
+				}
+				if err := whole(path, e); err != nil && (seen <= n || there || !errors.Is(err, os.ErrNotExist)) {
+					t.Errorf("%v after %d operations: %v", errno, n, err)
+				}
+				if err := whole(filepath.Join(dir, Name("before", "eth0")), before); err != nil {
+					t.Errorf("%v after %d operations: the entry that was there: %v", errno, n, err)
+				}
+				// The runtime repeats a DEL that was not answered.
+				if err := errors.Join(Put(t.Context(), state, e), whole(path, e)); err != nil {
+					t.Errorf("with space again: %v", err)
+				}
+				if seen <= n {
+					if err != nil {
+						t.Errorf("no operation failed, and Put did: %v", err)
+					}
+					break
+				}
+			}
+		}
+	}
+}
+
+// TestPowerCutKeepsAnsweredDeletions cuts the power at 100 moments.
+func TestPowerCutKeepsAnsweredDeletions(t *testing.T) {
+	state := t.TempDir()
+	dir := prepare(t, state)
+	disk := disktest.New(t, dir)
+	const puts = 20
+	disk.Run(t, func() {
+		for n := range puts {
+			if err := Put(t.Context(), state, deletion(fmt.Sprint("c", n))); err != nil {
+				t.Error(err)
+			}
+			disk.Mark(n + 1)
+		}
+	})
+	random := rand.New(rand.NewPCG(1, 7)) //nolint:gosec // the same cuts in each run
+	ops := len(disk.Ops())
+	for range 100 {
+		n := random.IntN(ops + 1)
+		after := t.TempDir()
+		marked := disk.Cut(t, n, random, after)
+		for k := range puts {
+			e := deletion(fmt.Sprint("c", k))
+			err := whole(filepath.Join(after, Name(e.ContainerID, e.InterfaceName)), e)
+			if err != nil && (k < marked || !errors.Is(err, os.ErrNotExist)) {
+				t.Errorf("a loss of power after %d of %d operations, %d answered: %v", n, ops, marked, err)
+			}
+		}
+	}
+}

@@ -22,9 +22,9 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
-	"sync"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/busy"
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/services/identity/internal/identity"
 )
@@ -55,6 +55,21 @@ type Config struct {
 	Log          *slog.Logger
 }
 
+// Operations that the time of the lock is counted by.
+const (
+	opLoad       = "load"
+	opHold       = "hold"
+	opChoose     = "choose a number"
+	opRelease    = "release"
+	opUpdate     = "take over an update"
+	opSave       = "copy for the disk"
+	opSession    = "follow the session"
+	opCompare    = "compare references"
+	opReferences = "write references"
+	opCollect    = "find unused"
+	opRead       = "read"
+)
+
 // Allocator is the core. Its methods may be called concurrently, before and
 // while Run runs.
 type Allocator struct {
@@ -67,7 +82,7 @@ type Allocator struct {
 	byLabels keyed // one claim of a label set at a time
 	kick     chan struct{}
 
-	mu           sync.Mutex
+	mu           busy.Mutex
 	known        map[identity.Numeric]knownEntry // guarded by mu; the mirror of the cluster
 	byText       map[string]identity.Numeric     // guarded by mu; canonical text → cluster number
 	holds        map[identity.Numeric]*hold      // guarded by mu
@@ -146,7 +161,7 @@ func New(cfg Config, store Store, records Records, pub Publisher, holds Holds, k
 	for _, id := range identity.Reserved() {
 		pub.Upsert(id.Number, id)
 	}
-	a.mu.Lock()
+	a.mu.Lock(opLoad)
 	defer a.mu.Unlock()
 	// What is held comes first: where the cache says something else, it is older.
 	for _, r := range holds.Holders {
@@ -193,7 +208,7 @@ func New(cfg Config, store Store, records Records, pub Publisher, holds Holds, k
 // or from the store, and no other node has this node's name; the channel is
 // closed when that may have changed.
 func (a *Allocator) Ready() (bool, <-chan struct{}) {
-	a.mu.Lock()
+	a.mu.Lock(opRead)
 	defer a.mu.Unlock()
 	return a.ready && !a.refused, a.changed
 }
@@ -226,7 +241,7 @@ func (a *Allocator) Hold(ctx context.Context, holder Holder, labels identity.Lab
 	}
 	defer unlock()
 
-	a.mu.Lock()
+	a.mu.Lock(opHold)
 	n, held := a.holders[holder]
 	if held {
 		h := a.holds[n]
@@ -273,7 +288,7 @@ func (a *Allocator) answer(ctx context.Context, id identity.Identity) (identity.
 // holdLabels claims the label set, unless this node refers to it already, and
 // puts the holder onto it. The label set is locked.
 func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels identity.Labels) (identity.Identity, error) {
-	a.mu.Lock()
+	a.mu.Lock(opHold)
 	number, isKnown := a.byText[labels.Text()]
 	if h := a.holds[number]; isKnown && h != nil && h.labels.Text() == labels.Text() {
 		// Referred to already, or about to be.
@@ -294,7 +309,7 @@ func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels identi
 	}
 	a.mu.Unlock()
 	defer func() {
-		a.mu.Lock()
+		a.mu.Lock(opHold)
 		a.claiming--
 		a.mu.Unlock()
 	}()
@@ -334,7 +349,7 @@ func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels identi
 	if claim.Revision != 0 {
 		a.note(Update{Upserts: []Entry{{Identity: id, Revision: claim.Revision}}})
 	}
-	a.mu.Lock()
+	a.mu.Lock(opHold)
 	defer a.mu.Unlock()
 	if h := a.holds[id.Number]; h != nil && h.labels.Text() != labels.Text() {
 		// The number was given to this set while we, cut off, held it for
@@ -399,7 +414,7 @@ func (a *Allocator) claim(ctx context.Context, labels identity.Labels, known ide
 		case errors.Is(err, ErrOccupied) && !ok:
 			return Claim{}, &QuotaError{Kind: ErrExhausted, Used: used, Limit: identity.ClusterSize, Keys: a.topKeys()}
 		case errors.Is(err, ErrOccupied):
-			a.mu.Lock()
+			a.mu.Lock(opHold)
 			a.occupied[candidate] = time.Now().Add(a.cfg.Reconcile)
 			a.mu.Unlock()
 			known = 0
@@ -435,7 +450,7 @@ func (a *Allocator) unavailable(ctx context.Context, labels identity.Labels, err
 // awaitStore waits until the session is up.
 func (a *Allocator) awaitStore(ctx context.Context) error {
 	for {
-		a.mu.Lock()
+		a.mu.Lock(opRead)
 		connected, changed, err := a.connected, a.changed, a.storeErr
 		a.mu.Unlock()
 		if connected {
@@ -465,7 +480,7 @@ func (a *Allocator) candidate(labels identity.Labels) (n identity.Numeric, used 
 	sum := labels.Hash()
 	start := identity.Numeric(binary.BigEndian.Uint32(sum[:4]) % uint32(identity.ClusterSize))
 	now := time.Now()
-	a.mu.Lock()
+	a.mu.Lock(opChoose)
 	defer a.mu.Unlock()
 	for i := range identity.Numeric(identity.ClusterSize) {
 		n = identity.MinCluster + (start+i)%identity.Numeric(identity.ClusterSize)
@@ -568,7 +583,7 @@ func (a *Allocator) Release(ctx context.Context, holder Holder) (identity.Numeri
 		return 0, err
 	}
 	defer unlock()
-	a.mu.Lock()
+	a.mu.Lock(opRelease)
 	n := a.dropHolder(holder)
 	if n != 0 {
 		a.saver.dirty()
@@ -600,7 +615,7 @@ func (a *Allocator) wake() {
 
 // saveHolds writes what changed in the holds. One call runs at a time.
 func (a *Allocator) saveHolds() error {
-	a.mu.Lock()
+	a.mu.Lock(opSave)
 	c := HoldsChange{NextNodeLocal: a.localNext, Session: a.joined}
 	for _, holder := range slices.Sorted(maps.Keys(a.unsaved)) {
 		if n, ok := a.holders[holder]; ok {
@@ -613,7 +628,7 @@ func (a *Allocator) saveHolds() error {
 	a.mu.Unlock()
 	err := a.records.SaveHolds(c)
 	if err != nil {
-		a.mu.Lock()
+		a.mu.Lock(opSave)
 		defer a.mu.Unlock()
 		for _, r := range c.Put {
 			a.unsaved[r.Holder] = struct{}{}
@@ -628,7 +643,7 @@ func (a *Allocator) saveHolds() error {
 // sinceHeard returns how long ago the store was last heard; ok is false if it
 // never was, or at a time that this clock has not reached: then it was set back.
 func (a *Allocator) sinceHeard() (age time.Duration, ok bool) {
-	a.mu.Lock()
+	a.mu.Lock(opRead)
 	heard := a.heard
 	a.mu.Unlock()
 	if heard.IsZero() {
@@ -644,7 +659,7 @@ func (a *Allocator) sinceHeard() (age time.Duration, ok bool) {
 // saveKnown writes what changed in what is known of the cluster. One call runs
 // at a time.
 func (a *Allocator) saveKnown() error {
-	a.mu.Lock()
+	a.mu.Lock(opSave)
 	was := a.heardKept
 	a.heardKept = a.heard
 	c := KnownChange{Heard: a.heard}
@@ -659,7 +674,7 @@ func (a *Allocator) saveKnown() error {
 	a.mu.Unlock()
 	err := a.records.SaveKnown(c)
 	if err != nil {
-		a.mu.Lock()
+		a.mu.Lock(opSave)
 		defer a.mu.Unlock()
 		a.heardKept = was
 		for _, id := range c.Put {

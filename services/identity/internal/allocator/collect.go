@@ -68,7 +68,7 @@ func (c *collector) rest() {
 
 func (c *collector) round(ctx context.Context) error {
 	a := c.a
-	a.mu.Lock()
+	a.mu.Lock(opCollect)
 	connected, session := a.connected, a.sessions
 	a.mu.Unlock()
 	if !connected || session != c.session {
@@ -169,7 +169,7 @@ func (c *collector) unused() (unused []identity.Identity, refs References, compl
 		delete(c.since, n)
 	}
 	clear(c.touched)
-	c.a.mu.Lock()
+	c.a.mu.Lock(opCollect)
 	defer c.a.mu.Unlock()
 	for n, e := range c.a.known {
 		if refs.Numbers[n] == 0 && c.a.holds[n] == nil && !e.gone {
@@ -238,7 +238,7 @@ func (c *collector) collect(ctx context.Context, unused []identity.Identity, rev
 			gone, err = a.store.Collect(ctx, step, a.cfg.Rest)
 			return err
 		})
-		a.mu.Lock()
+		a.mu.Lock(opCollect)
 		a.counters.Collected += uint64(len(gone))
 		a.mu.Unlock()
 		if len(gone) > 0 {

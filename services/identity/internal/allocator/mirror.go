@@ -70,7 +70,7 @@ func (a *Allocator) forget(n identity.Numeric) {
 // node has said exists must be known to the next process too.
 func (a *Allocator) note(u Update) {
 	var c KnownChange
-	a.mu.Lock()
+	a.mu.Lock(opUpdate)
 	for _, e := range u.Upserts {
 		if have, ok := a.known[e.Identity.Number]; !ok || have.revision <= e.Revision && have.labels.Text() != e.Identity.Labels.Text() {
 			c.Put = append(c.Put, e.Identity)
@@ -94,7 +94,7 @@ func (a *Allocator) note(u Update) {
 // observe is the sink of Store.Follow.
 func (a *Allocator) observe(u Update) {
 	a.note(u)
-	a.mu.Lock()
+	a.mu.Lock(opUpdate)
 	defer a.mu.Unlock()
 	if u.Complete {
 		if u.Reset {

@@ -32,7 +32,7 @@ func (a *Allocator) HoldNodeLocal(ctx context.Context, holder Holder, labels ide
 }
 
 func (a *Allocator) holdNodeLocal(holder Holder, labels identity.Labels) (identity.Identity, error) {
-	a.mu.Lock()
+	a.mu.Lock(opHold)
 	defer a.mu.Unlock()
 	if n, ok := a.holders[holder]; ok {
 		if h := a.holds[n]; n.Scope() != identity.ScopeNodeLocal || h.labels.Text() != labels.Text() {

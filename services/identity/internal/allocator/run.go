@@ -111,7 +111,7 @@ func (a *Allocator) runSession(ctx context.Context) {
 
 // disconnected notes that there is no session, and says so once.
 func (a *Allocator) disconnected(err error) {
-	a.mu.Lock()
+	a.mu.Lock(opSession)
 	defer a.mu.Unlock()
 	taken := errors.Is(err, ErrNameTaken)
 	switch {
@@ -131,7 +131,7 @@ func (a *Allocator) disconnected(err error) {
 
 // noSpace notes that the store takes no writes, and says so once.
 func (a *Allocator) noSpace(err error) {
-	a.mu.Lock()
+	a.mu.Lock(opSession)
 	defer a.mu.Unlock()
 	if a.problem == nil {
 		a.cfg.Log.Error("the store has no space: new label sets get no number until its operator makes room", "endpoints", a.store.Endpoints(), log.Err(err))
@@ -142,7 +142,7 @@ func (a *Allocator) noSpace(err error) {
 // reconnected notes that there is a session whose references are equal to
 // what is held.
 func (a *Allocator) reconnected() {
-	a.mu.Lock()
+	a.mu.Lock(opSession)
 	defer a.mu.Unlock()
 	if !a.connected {
 		a.connected, a.storeErr, a.refused = true, nil, false
@@ -178,7 +178,7 @@ func (a *Allocator) session(ctx context.Context, first *bool) error {
 	}); err != nil {
 		return err
 	}
-	a.mu.Lock()
+	a.mu.Lock(opSession)
 	if session := a.store.Session(); session != a.joined {
 		a.joined = session
 		a.saver.dirty()
@@ -188,7 +188,7 @@ func (a *Allocator) session(ctx context.Context, first *bool) error {
 		a.cfg.Log.Error("the session was not written; the next process begins a new one and writes all references again", log.Err(err))
 	}
 	if fresh {
-		a.mu.Lock()
+		a.mu.Lock(opSession)
 		for _, h := range a.holds {
 			h.ref = 0
 		}
@@ -208,11 +208,11 @@ func (a *Allocator) session(ctx context.Context, first *bool) error {
 		return err
 	}
 	*first = false
-	a.mu.Lock()
+	a.mu.Lock(opSession)
 	a.sessions++
 	a.mu.Unlock()
 	a.reconnected()
-	a.mu.Lock()
+	a.mu.Lock(opSession)
 	held := len(a.holds)
 	a.mu.Unlock()
 	a.cfg.Log.Info("store session is up", "endpoints", a.store.Endpoints(), "held", held, "new_session", fresh)
@@ -257,7 +257,7 @@ func (a *Allocator) reconcile(ctx context.Context, strict bool) error {
 	}); err != nil {
 		return err
 	}
-	a.mu.Lock()
+	a.mu.Lock(opCompare)
 	defer a.mu.Unlock()
 	have := make(map[identity.Numeric]int64, len(refs))
 	present := make(map[identity.Numeric]bool, len(refs))
@@ -294,7 +294,7 @@ func (a *Allocator) reconcile(ctx context.Context, strict bool) error {
 
 // flush writes the references that are missing and drops those that are owed.
 func (a *Allocator) flush(ctx context.Context) error {
-	a.mu.Lock()
+	a.mu.Lock(opReferences)
 	var restore []identity.Identity
 	for n, h := range a.holds {
 		if n.Scope() == identity.ScopeCluster && h.ref == 0 {
@@ -401,7 +401,7 @@ func (a *Allocator) drop(ctx context.Context, refs []Reference) error {
 	if err := faultReleasedStore.Hit(ctx); err != nil {
 		return err
 	}
-	a.mu.Lock()
+	a.mu.Lock(opReferences)
 	defer a.mu.Unlock()
 	for _, ref := range refs {
 		if a.releases[ref.Number] == ref.Revision {
@@ -445,7 +445,7 @@ func (a *Allocator) restore(ctx context.Context, id identity.Identity) error {
 
 // restored notes that the reference of a held identity was written.
 func (a *Allocator) restored(id identity.Identity, claim Claim) {
-	a.mu.Lock()
+	a.mu.Lock(opReferences)
 	defer a.mu.Unlock()
 	h := a.holds[id.Number]
 	if h == nil || h.labels.Text() != id.Labels.Text() {
@@ -485,14 +485,14 @@ func (a *Allocator) resolve(ctx context.Context, c *ConflictError) error {
 		if !errors.Is(err, ErrOccupied) || !ok {
 			break
 		}
-		a.mu.Lock()
+		a.mu.Lock(opReferences)
 		a.occupied[candidate] = time.Now().Add(a.cfg.Reconcile)
 		a.mu.Unlock()
 	}
 	if err != nil {
 		return fmt.Errorf("resolve %w: %w", c, err)
 	}
-	a.mu.Lock()
+	a.mu.Lock(opReferences)
 	defer a.mu.Unlock()
 	old := a.holds[c.Held.Number]
 	if old == nil || old.labels.Text() != c.Held.Labels.Text() {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/busy"
 	"github.com/sluice-net/sluice/services/identity/internal/identity"
 )
 
@@ -34,7 +35,7 @@ type Counters struct {
 
 // Get returns an identity and its holders on this node, sorted.
 func (a *Allocator) Get(n identity.Numeric) (identity.Identity, []string, error) {
-	a.mu.Lock()
+	a.mu.Lock(opRead)
 	defer a.mu.Unlock()
 	id, ok := a.lookup(n)
 	if !ok {
@@ -76,7 +77,7 @@ type Listed struct {
 
 // List returns all identities, sorted by number, as of one point in time.
 func (a *Allocator) List() []Listed {
-	a.mu.Lock()
+	a.mu.Lock(opRead)
 	defer a.mu.Unlock()
 	out := make([]Listed, 0, len(a.known)+16)
 	for _, id := range identity.Reserved() {
@@ -107,7 +108,7 @@ func (a *Allocator) Status() Status {
 
 // Summary is Status without TopKeys, which cost a look at every identity.
 func (a *Allocator) Summary() Status {
-	a.mu.Lock()
+	a.mu.Lock(opRead)
 	defer a.mu.Unlock()
 	s := Status{Connected: a.connected, Ready: a.ready && !a.refused, Heard: a.heard, Known: len(a.known), PendingWrites: len(a.releases)}
 	for n, h := range a.holds {
@@ -132,13 +133,17 @@ func (a *Allocator) Summary() Status {
 
 // Counters returns what happened since the start.
 func (a *Allocator) Counters() Counters {
-	a.mu.Lock()
+	a.mu.Lock(opRead)
 	defer a.mu.Unlock()
 	return a.counters
 }
 
+// Busy says for how long each operation held the lock on what the allocator
+// knows. It does not wait for the lock.
+func (a *Allocator) Busy() []busy.Figures { return a.mu.Times() }
+
 func (a *Allocator) topKeys() []identity.KeyCount {
-	a.mu.Lock()
+	a.mu.Lock(opRead)
 	sets := make([]identity.Labels, 0, len(a.known))
 	for _, e := range a.known {
 		sets = append(sets, e.labels)

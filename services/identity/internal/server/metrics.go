@@ -45,6 +45,13 @@ var metrics = []metric{
 		func(_ allocator.Status, c allocator.Counters) float64 { return float64(c.Conflicts) }),
 }
 
+// The lock's time; the label operation is one of those that package allocator lists.
+var (
+	busyDesc = prometheus.NewDesc("sluice_identity_owner_busy_seconds",
+		"How long each operation held the one lock on what the allocator knows; every other waits as long.", []string{"operation"}, nil)
+	longestDesc = prometheus.NewDesc("sluice_identity_owner_busy_longest_seconds", "The longest of them since the start.", []string{"operation"}, nil)
+)
+
 // Collector gives the allocator's figures to Prometheus.
 type Collector struct{ Allocator *allocator.Allocator }
 
@@ -53,6 +60,8 @@ func (Collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, m := range metrics {
 		ch <- m.desc
 	}
+	ch <- busyDesc
+	ch <- longestDesc
 }
 
 // Collect implements prometheus.Collector.
@@ -60,5 +69,9 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	status, counters := c.Allocator.Summary(), c.Allocator.Counters()
 	for _, m := range metrics {
 		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.value(status, counters))
+	}
+	for _, b := range c.Allocator.Busy() {
+		ch <- prometheus.MustNewConstHistogram(busyDesc, b.Count, b.Sum.Seconds(), b.Cumulative(), b.Operation)
+		ch <- prometheus.MustNewConstMetric(longestDesc, prometheus.GaugeValue, b.Longest.Seconds(), b.Operation)
 	}
 }

@@ -463,7 +463,7 @@ func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
 	for _, m := range regexp.MustCompile("`(sluice_identity_[a-z_]+)`").FindAllStringSubmatch(string(doc), -1) {
 		documented[m[1]] = true
 	}
-	ch := make(chan *prometheus.Desc, len(metrics))
+	ch := make(chan *prometheus.Desc, len(metrics)+2)
 	Collector{}.Describe(ch)
 	close(ch)
 	for d := range ch {
@@ -475,5 +475,41 @@ func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
 	}
 	for name := range documented {
 		t.Errorf("docs/identity.md has %s, the service does not", name)
+	}
+}
+
+func TestTheOwnersTimeIsCountedByOperation(t *testing.T) {
+	s := serve(t)
+	counts := func() map[string]uint64 {
+		r := prometheus.NewPedanticRegistry()
+		if err := r.Register(Collector{Allocator: s.alloc}); err != nil {
+			t.Fatal(err)
+		}
+		families, err := r.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := map[string]uint64{}
+		for _, f := range families {
+			for _, m := range f.GetMetric() {
+				if f.GetName() == "sluice_identity_owner_busy_seconds" {
+					out[m.GetLabel()[0].GetValue()] = m.GetHistogram().GetSampleCount()
+				}
+			}
+		}
+		return out
+	}
+	before := counts()
+	s.resolve("c1", label("cni", "app", "web"))
+	after := counts()
+	for _, operation := range []string{"hold", "choose a number", "take over an update", "copy for the disk", "read"} {
+		if after[operation] <= before[operation] {
+			t.Errorf("%q was counted %d times before and %d after an identity was resolved", operation, before[operation], after[operation])
+		}
+	}
+	for _, b := range s.alloc.Busy() {
+		if b.Longest > b.Sum || b.Sum <= 0 || b.Count == 0 {
+			t.Errorf("got %+v", b)
+		}
 	}
 }

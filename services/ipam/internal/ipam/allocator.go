@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/busy"
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/services/ipam/internal/pool"
 )
@@ -41,6 +42,21 @@ const (
 	verbExpire
 	verbList
 )
+
+// Operations that the loop's time is counted by, beside what the calls decide.
+const (
+	// opTurn is all that the loop does between two looks at the queue, and so
+	// what a call waits for at most before its turn. The others are parts of it.
+	opTurn    = "turn"
+	opCommit  = "commit"
+	opReload  = "reload"
+	opSummary = "summarize"
+)
+
+// operations are the names of what calls and deadlines decide.
+var operations = [...]string{
+	verbAllocate: "allocate", verbConfirm: "confirm", verbRelease: "release", verbExpire: "expire", verbList: "list",
+}
 
 // Options are the settings of an Allocator.
 type Options struct {
@@ -78,6 +94,7 @@ type Allocator struct {
 	problem atomic.Pointer[error] // of the last commit
 	ledger  *ledger               // owned by Run
 	retryAt time.Time             // when to try the store again; owned by Run
+	times   busy.Times
 }
 
 // call is one request in the queue.
@@ -189,15 +206,19 @@ func (a *Allocator) Run(ctx context.Context) error {
 
 // serve handles one batch, and says how long nothing else has to be done.
 func (a *Allocator) serve(ctx context.Context, batch []*call) (time.Duration, error) {
+	began := time.Now()
+	defer func() { a.spent(opTurn, began) }()
 	now := a.o.Now()
 	var did [verbList]bool
 	expired, done := a.ledger.expire(now, maxExpire)
 	did[verbExpire] = expired > 0
+	last := a.spent(operations[verbExpire], began)
 	for _, c := range batch {
 		if c.err = context.Cause(c.ctx); c.err != nil {
 			continue // nobody waits any more
 		}
 		c.answer, c.err = c.work(a.ledger, now)
+		last = a.spent(operations[c.verb], last)
 		if c.verb < verbList {
 			did[c.verb] = true
 		}
@@ -217,7 +238,10 @@ func (a *Allocator) serve(ctx context.Context, batch []*call) (time.Duration, er
 			a.fail(batch, err)
 			return 0, err
 		}
-		if lerr := a.load(); lerr != nil {
+		reload := time.Now()
+		lerr := a.load()
+		a.spent(opReload, reload)
+		if lerr != nil {
 			a.fail(batch, err)
 			return 0, errors.Join(err, lerr)
 		}
@@ -225,7 +249,9 @@ func (a *Allocator) serve(ctx context.Context, batch []*call) (time.Duration, er
 	case expired > 0 && a.o.Observe.Expired != nil:
 		a.o.Observe.Expired(expired)
 	}
+	last = time.Now()
 	a.summary.Store(a.ledger.summary())
+	a.spent(opSummary, last)
 	if err != nil {
 		a.fail(batch, err)
 	} else {
@@ -250,6 +276,18 @@ func (a *Allocator) serve(ctx context.Context, batch []*call) (time.Duration, er
 	}
 	return max(wait, at.Sub(a.o.Now())), nil
 }
+
+// spent notes that the loop was busy with an operation since began, and returns
+// the time now.
+func (a *Allocator) spent(operation string, began time.Time) time.Time {
+	now := time.Now()
+	a.times.Add(operation, now.Sub(began))
+	return now
+}
+
+// Busy says for how long the loop was busy with each operation. It never waits
+// for the loop.
+func (a *Allocator) Busy() []busy.Figures { return a.times.All() }
 
 func (a *Allocator) fail(batch []*call, err error) {
 	for _, c := range batch {
@@ -290,6 +328,7 @@ func (a *Allocator) commit(ctx context.Context, did [verbList]bool) error {
 func (a *Allocator) write(c *Changes) error {
 	began := time.Now()
 	err := a.store.Commit(c)
+	a.spent(opCommit, began)
 	if a.o.Observe.Committed != nil {
 		a.o.Observe.Committed(time.Since(began), err)
 	}

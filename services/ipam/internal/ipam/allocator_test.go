@@ -17,6 +17,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/busy"
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam/ipamtest"
@@ -553,5 +554,41 @@ func TestNoAddressIsHeldTwiceUnderConcurrency(t *testing.T) {
 	wg.Wait()
 	if s := a.Summary(); s.Owners != 0 || s.Pools[0].Free != 61 {
 		t.Errorf("something is left: %+v", s)
+	}
+}
+
+func TestTheOwnersTimeIsCountedByOperation(t *testing.T) {
+	a, _ := start(t, ipamtest.NewMemory(), ipam.Options{Ranges: prefixes("10.0.0.0/24"), Lease: time.Minute})
+	for _, id := range []string{"a", "b"} {
+		confirm(t, a, allocate(t, a, ipam.Request{Owner: owner(id)}))
+	}
+	if _, err := a.Release(t.Context(), owner("b")); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // an answer comes before the end of its turn
+		if _, err := a.List(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := map[string]busy.Figures{}
+	for _, b := range a.Busy() {
+		if b.Longest > b.Sum || b.Count == 0 {
+			t.Errorf("got %+v", b)
+		}
+		got[b.Operation] = b
+	}
+	for operation, want := range map[string]uint64{"allocate": 2, "confirm": 2, "release": 1, "list": 2, "commit": 5} {
+		if n := got[operation].Count; n != want {
+			t.Errorf("%q was counted %d times, want %d", operation, n, want)
+		}
+	}
+	for _, operation := range []string{"expire", "summarize", "turn"} {
+		if n := got[operation].Count; n < 6 {
+			t.Errorf("%q was counted %d times, want at least once for each of 6 calls", operation, n)
+		}
+	}
+	parts := got["allocate"].Sum + got["confirm"].Sum + got["release"].Sum
+	if turn := got["turn"].Sum; turn < parts {
+		t.Errorf("the turns took %s, and what was decided in them %s", turn, parts)
 	}
 }

@@ -23,6 +23,8 @@ type Metrics struct {
 	outside   *prometheus.Desc
 	owners    *prometheus.Desc
 	bytes     *prometheus.Desc
+	busy      *prometheus.Desc
+	longest   *prometheus.Desc
 }
 
 // Results of an allocation, the values of the label.
@@ -55,6 +57,9 @@ func NewMetrics() *Metrics {
 		outside:   prometheus.NewDesc("sluice_ipam_outside_addresses", "Addresses still held that the configured pools no longer allow.", nil, nil),
 		owners:    prometheus.NewDesc("sluice_ipam_owners", "Owners that hold addresses.", nil, nil),
 		bytes:     prometheus.NewDesc("sluice_ipam_state_bytes", "Size of the state file.", nil, nil),
+		busy: prometheus.NewDesc("sluice_ipam_owner_busy_seconds",
+			"How long the one loop that owns the ledger was busy with each operation; a turn is all of one batch, the other operations are parts of it.", []string{"operation"}, nil),
+		longest: prometheus.NewDesc("sluice_ipam_owner_busy_longest_seconds", "The longest of them since the start.", []string{"operation"}, nil),
 	}
 	for _, r := range []string{resultOK, resultExhausted, resultConflict, resultUnavailable, resultInvalid, resultError} {
 		m.allocations.WithLabelValues(r)
@@ -114,6 +119,8 @@ func (g *gauges) Describe(ch chan<- *prometheus.Desc) {
 	ch <- g.outside
 	ch <- g.owners
 	ch <- g.bytes
+	ch <- g.busy
+	ch <- g.longest
 }
 
 // Collect implements prometheus.Collector.
@@ -137,4 +144,8 @@ func (g *gauges) Collect(ch chan<- prometheus.Metric) {
 	put(g.outside, sum.Outside)
 	put(g.owners, sum.Owners)
 	put(g.bytes, uint64(g.ipam.StateBytes()))
+	for _, b := range g.ipam.Busy() {
+		ch <- prometheus.MustNewConstHistogram(g.busy, b.Count, b.Sum.Seconds(), b.Cumulative(), b.Operation)
+		ch <- prometheus.MustNewConstMetric(g.longest, prometheus.GaugeValue, b.Longest.Seconds(), b.Operation)
+	}
 }

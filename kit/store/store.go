@@ -428,7 +428,7 @@ func (s *Store) migrate() error {
 			return err
 		}
 		if err := s.o.Migrate(t); err != nil {
-			return err
+			return s.refuse(ErrVersion, err) // by a record of the previous layout
 		}
 		for _, name := range s.o.Previous.Buckets {
 			if slices.Contains(s.o.Layout.Buckets, name) {

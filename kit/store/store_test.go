@@ -320,8 +320,8 @@ func TestPreviousVersionIsMigratedInOneTransaction(t *testing.T) {
 	if _, _, err := open(t, dir, v3(func(tx *store.Tx) error {
 		tx.Put("moved", []byte("half"), nil)
 		return mine
-	})); !errors.Is(err, mine) {
-		t.Errorf("%v", err)
+	})); !errors.Is(err, mine) || !errors.Is(err, store.ErrVersion) || !strings.Contains(err.Error(), "start the version that wrote it") {
+		t.Errorf("a migration that went wrong: %v, want its error with what to do", err)
 	}
 	if s, done = mustOpen(t, dir); contents(t, s) != "a=1 b=2" {
 		t.Errorf("after a migration that went wrong: %q", contents(t, s))

@@ -14,7 +14,6 @@
 package journal
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -134,9 +133,12 @@ type record struct{ bucket, key string }
 var (
 	policiesOptions = store.Options{
 		Name:   File,
-		Layout: store.Layout{Format: "sluice-policy", Version: 1, Buckets: []string{bucketPolicies, bucketState}},
-		Loss:   "all policies will be applied again",
-		Doc:    `docs/policy.md, "What it remembers"`,
+		Layout: store.Layout{Format: "sluice-policy", Version: 2, Buckets: []string{bucketPolicies, bucketState}},
+		// Version 1 had policies as JSON, with the manifest in base64.
+		Previous: store.Layout{Format: "sluice-policy", Version: 1, Buckets: []string{bucketPolicies, bucketState}},
+		Migrate:  migratePolicies,
+		Loss:     "all policies will be applied again",
+		Doc:      `docs/policy.md, "What it remembers"`,
 	}
 	cacheOptions = store.Options{
 		Name:   CacheFile,
@@ -200,7 +202,11 @@ func (j *Journal) replayPolicies(t *store.Tx, replay func(Change) error) error {
 			return err
 		}
 	}
-	return each(t, j.policies, bucketPolicies, func(p Policy) error {
+	return t.ForEach(bucketPolicies, func(k, v []byte) error {
+		p, err := decodePolicy(v)
+		if err != nil {
+			return j.policies.Refuse(fmt.Errorf("%s %.100q: %w", bucketPolicies, k, err))
+		}
 		return replay(Change{Policies: []Policy{p}})
 	})
 }
@@ -219,9 +225,7 @@ func (j *Journal) replayCache(t *store.Tx, replay func(Change) error) (some bool
 func each[T any](t *store.Tx, s *store.Store, bucket string, f func(T) error) error {
 	return t.ForEach(bucket, func(k, v []byte) error {
 		var x T
-		d := json.NewDecoder(bytes.NewReader(v))
-		d.DisallowUnknownFields()
-		if err := d.Decode(&x); err != nil {
+		if err := decode(v, &x); err != nil {
 			return s.Refuse(fmt.Errorf("%s %.100q: %w", bucket, k, err))
 		}
 		return f(x)
@@ -275,7 +279,7 @@ func putPolicies(t *store.Tx, c Change) {
 		t.Put(bucketState, keyRevision, binary.BigEndian.AppendUint64(nil, c.Revision))
 	}
 	for _, p := range c.Policies {
-		t.Put(bucketPolicies, policyKey(p.Key), encode(p))
+		t.Put(bucketPolicies, policyKey(p.Key), encodePolicy(p))
 	}
 	for _, k := range c.GonePolicies {
 		t.Delete(bucketPolicies, policyKey(k))

@@ -4,6 +4,7 @@
 package journal
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -186,15 +187,102 @@ func TestRecordThatIsNotUnderstoodIsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	later, err := json.Marshal(map[string]any{"key": map[string]string{"kind": "K", "name": "n"}, "expression": "deny"})
+	header, err := json.Marshal(map[string]any{"key": map[string]string{"kind": "K", "name": "n"}, "expression": "deny"})
 	if err != nil {
 		t.Fatal(err)
 	}
+	later := append(binary.AppendUvarint(nil, uint64(len(header))), header...)
 	if err := errors.Join(s.Update(func(t *store.Tx) error { t.Put(bucketPolicies, []byte("K\x00\x00n"), later); return nil }), s.Close(), d.Close()); err != nil {
 		t.Fatal(err)
 	}
 	if _, _, _, err := open(t, dir); !errors.Is(err, store.ErrCorrupt) || !strings.Contains(err.Error(), "expression") {
 		t.Errorf("%v, want a refusal", err)
+	}
+}
+
+func TestPolicyRecordsAreReadAsWritten(t *testing.T) {
+	for _, manifest := range []string{"", "kind: X\n", "\x00\xff{}", strings.Repeat("long", 100_000)} {
+		want := Policy{Key: Key{"K", "ns", "n"}, Source: "file", Origin: "a.yaml", Manager: "m", Manifest: []byte(manifest), Revision: 1 << 60, Updated: 1_795_000_000}
+		record := encodePolicy(want)
+		if extra := len(record) - len(manifest); extra > 150 {
+			t.Errorf("a record is %d bytes longer than its manifest", extra)
+		}
+		got, err := decodePolicy(record)
+		if err != nil || fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("got %.200v, %v, want %.200v", got, err, want)
+		}
+		for end := range len(record) - len(manifest) {
+			if _, err := decodePolicy(record[:end]); err == nil {
+				t.Fatalf("a record cut to %d bytes was read", end)
+			}
+		}
+	}
+}
+
+// versionOne returns the directory of a service that wrote policies as JSON.
+func versionOne(t testing.TB, policies map[string][]byte) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "policy")
+	d, err := store.OpenDir(dir, dirMode)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := policiesOptions
+	o.Layout, o.Migrate = o.Previous, nil
+	s, err := d.Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = s.Update(func(t *store.Tx) error {
+		t.Put(bucketState, keyName, []byte("name"))
+		t.Put(bucketState, keyRevision, binary.BigEndian.AppendUint64(nil, 7))
+		for key, record := range policies {
+			t.Put(bucketPolicies, []byte(key), record)
+		}
+		return nil
+	})
+	if err := errors.Join(err, s.Close(), d.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func TestPreviousVersionIsTakenOver(t *testing.T) {
+	dir := versionOne(t, map[string][]byte{ // as that version wrote them
+		"K\x00ns\x00a": []byte(`{"key":{"kind":"K","namespace":"ns","name":"a"},"source":"file","origin":"a.yaml","manifest":"a2luZDogSwo=","revision":6,"updated":1795000000}`),
+		"K\x00\x00b":   []byte(`{"key":{"kind":"K","name":"b"},"source":"grpc","manager":"m","manifest":"/wAK","revision":7,"updated":1795000001}`),
+	})
+	want := `K//b: grpc  m "\xff\x00\n" 7 1795000001
+K/ns/a: file a.yaml  "kind: K\n" 6 1795000000
+revision: 7
+state: name
+`
+	for _, start := range []string{"first", "second"} {
+		j, got, _ := mustOpen(t, dir)
+		closed(t, j)
+		if describe(got) != want {
+			t.Errorf("%s start: got\n%swant\n%s", start, describe(got), want)
+		}
+	}
+	// The version before must refuse what it would not understand.
+	d, err := store.OpenDir(dir, dirMode)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	o := policiesOptions
+	o.Layout, o.Migrate = o.Previous, nil
+	if _, err := d.Open(o); !errors.Is(err, store.ErrVersion) {
+		t.Errorf("the version before reads %v, want a later version", err)
+	}
+}
+
+func TestPreviousVersionThatIsNotUnderstoodIsLeftAsItIs(t *testing.T) {
+	dir := versionOne(t, map[string][]byte{"K\x00\x00n": []byte(`{"key":{"kind":"K","name":"n"},"expression":"deny"}`)})
+	for range 2 {
+		if _, _, _, err := open(t, dir); !errors.Is(err, store.ErrVersion) || !strings.Contains(err.Error(), "expression") || !strings.Contains(err.Error(), "mv "+filepath.Join(dir, File)) {
+			t.Errorf("%v, want a refusal", err)
+		}
 	}
 }
 

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package journal
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/sluice-net/sluice/kit/store"
+)
+
+// header is a policy without its manifest. A record of a policy is the length of
+// the header as a varint, the header in JSON, and the manifest as it came: that
+// is most of a record, and copying it costs a fraction of encoding it.
+type header struct {
+	Key      Key    `json:"key"`
+	Source   string `json:"source"`
+	Origin   string `json:"origin,omitempty"`
+	Manager  string `json:"manager,omitempty"`
+	Revision uint64 `json:"revision"`
+	Updated  int64  `json:"updated"` // seconds since 1970
+}
+
+func encodePolicy(p Policy) []byte {
+	h := encode(header{p.Key, p.Source, p.Origin, p.Manager, p.Revision, p.Updated})
+	b := make([]byte, 0, binary.MaxVarintLen32+len(h)+len(p.Manifest))
+	b = binary.AppendUvarint(b, uint64(len(h)))
+	return append(append(b, h...), p.Manifest...)
+}
+
+func decodePolicy(b []byte) (Policy, error) {
+	size, n := binary.Uvarint(b)
+	if n <= 0 || size > uint64(len(b)-n) {
+		return Policy{}, errors.New("its header ends behind the record")
+	}
+	end := n + int(size)
+	var h header
+	if err := decode(b[n:end], &h); err != nil {
+		return Policy{}, err
+	}
+	return Policy{
+		Key: h.Key, Source: h.Source, Origin: h.Origin, Manager: h.Manager, Manifest: bytes.Clone(b[end:]), Revision: h.Revision, Updated: h.Updated,
+	}, nil
+}
+
+// decode reads what encode wrote, and refuses fields that this version does not know.
+func decode(b []byte, into any) error {
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	return d.Decode(into)
+}
+
+// migratePolicies brings the policies of version 1 up to this one.
+func migratePolicies(t *store.Tx) error {
+	var all []Policy
+	if err := t.ForEach(bucketPolicies, func(k, v []byte) error {
+		var p Policy
+		if err := decode(v, &p); err != nil {
+			return fmt.Errorf("%s %.100q: %w", bucketPolicies, k, err)
+		}
+		all = append(all, p)
+		return nil
+	}); err != nil {
+		return err
+	}
+	putPolicies(t, Change{Policies: all})
+	return nil
+}

@@ -102,6 +102,13 @@ type Options struct {
 	// absent is new.
 	Unlisted bool
 
+	// Reserve is how many bytes of address space the file is mapped with. Within
+	// a commit, bbolt copies all that was changed so far each time that the file
+	// outgrows its mapping, which it then doubles: a large commit into a small
+	// file spends most of its time with that. A reserve costs no memory, and a
+	// file may outgrow it. 0 maps the file as it is.
+	Reserve int
+
 	// Loss completes "when …, begin without it" in the error of a refused file.
 	Loss string
 	// Doc is the page that says more, such as `docs/ipam.md, "A refused state file"`.
@@ -258,8 +265,12 @@ func (s *Store) refuse(kind, detail error) error {
 	return fmt.Errorf("state file %s is %w: %w; it was left as it is: %s, or, when %s, begin without it: %s%s", s.path, kind, detail, first, s.o.Loss, begin, doc)
 }
 
+// reservedStep is by how much a file with a reserve grows at least, in bytes.
+// Without one, bbolt doubles the file with its mapping.
+const reservedStep = 1 << 20
+
 func (s *Store) openBolt(path string) (*bolt.DB, error) {
-	return bolt.Open(path, 0o600, &bolt.Options{
+	db, err := bolt.Open(path, 0o600, &bolt.Options{
 		Timeout: time.Second,
 		// The list of free pages is rebuilt at the start instead of being
 		// written with every commit, whose cost would grow with it.
@@ -267,12 +278,21 @@ func (s *Store) openBolt(path string) (*bolt.DB, error) {
 		FreelistType:   bolt.FreelistMapType,
 		NoSync:         s.o.Boot,
 		NoGrowSync:     s.o.Boot,
+
+		InitialMmapSize: s.o.Reserve,
 		OpenFile: func(name string, flag int, mode os.FileMode) (*os.File, error) {
 			f, err := os.OpenFile(name, flag|unix.O_NOFOLLOW, mode)
 			s.file = f
 			return f, err
 		},
 	})
+	if err != nil {
+		return nil, err
+	}
+	if s.o.Reserve > 0 {
+		db.AllocSize = reservedStep
+	}
+	return db, nil
 }
 
 // create makes the file beside its name and moves it there, so that a state

@@ -303,6 +303,40 @@ func TestNewFileHasWhatInitPuts(t *testing.T) {
 	}
 }
 
+func TestReserveChangesNothingInTheFile(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	o := options()
+	o.Reserve = 4 << 20
+	long := strings.Repeat("x", 1<<20)
+	var list []string
+	for range 8 { // more than the reserve together
+		list = append(list, fmt.Sprint("k", len(list)/2), long)
+	}
+	s, done, err := open(t, dir, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, s, "a", "1")
+	if size := s.Size(); size > 2<<20 {
+		t.Errorf("a file with one record has %d bytes: the reserve is not to be written", size)
+	}
+	put(t, s, list...)
+	want := contents(t, s)
+	done()
+	for _, reserve := range []int{0, 64 << 20, 4 << 20} {
+		o.Reserve = reserve
+		s, done, err := open(t, dir, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if contents(t, s) != want {
+			t.Errorf("with a reserve of %d the contents are others", reserve)
+		}
+		put(t, s, "a", "1")
+		done()
+	}
+}
+
 // v3 reads version 2, whose records it moves to another bucket.
 func v3(migrate func(*store.Tx) error) store.Options {
 	o := options()

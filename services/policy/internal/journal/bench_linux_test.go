@@ -5,7 +5,9 @@ package journal
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"runtime"
 	"testing"
@@ -21,12 +23,7 @@ func BenchmarkCommit(b *testing.B) {
 		b.Run(fmt.Sprintf("10,000 manifests of %d bytes", size), func(b *testing.B) {
 			j, _, _ := mustOpen(b, filepath.Join(b.TempDir(), "policy"))
 			defer closed(b, j)
-			c := Change{Revision: 1}
-			for i := range 10_000 {
-				p := policy(fmt.Sprint("policy-", i), 1)
-				p.Manifest = bytes.Repeat([]byte("x"), size)
-				c.Policies = append(c.Policies, p)
-			}
+			c := many(size)
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
 			began := processorTime(b)
@@ -37,6 +34,43 @@ func BenchmarkCommit(b *testing.B) {
 			b.ReportMetric(float64((processorTime(b)-began).Milliseconds())/float64(b.N), "processor-ms/op")
 		})
 	}
+}
+
+// BenchmarkFirstCommit adds 10,000 policies to a new file in one change.
+func BenchmarkFirstCommit(b *testing.B) {
+	for _, size := range []int{400, 3200} {
+		b.Run(fmt.Sprintf("10,000 manifests of %d bytes", size), func(b *testing.B) {
+			c := many(size)
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			var used time.Duration
+			for b.Loop() {
+				b.StopTimer()
+				j, _, _ := mustOpen(b, filepath.Join(b.TempDir(), "policy"))
+				began := processorTime(b)
+				b.StartTimer()
+				commit(b, j, c)
+				b.StopTimer()
+				used += processorTime(b) - began
+				if err := errors.Join(j.Close(), os.RemoveAll(j.dir.Path())); err != nil {
+					b.Fatal(err)
+				}
+				b.StartTimer()
+			}
+			b.ReportMetric(float64(used.Milliseconds())/float64(b.N), "processor-ms/op")
+		})
+	}
+}
+
+// many is a change of 10,000 policies with manifests of that size.
+func many(size int) Change {
+	c := Change{Revision: 1}
+	for i := range 10_000 {
+		p := policy(fmt.Sprint("policy-", i), 1)
+		p.Manifest = bytes.Repeat([]byte("x"), size)
+		c.Policies = append(c.Policies, p)
+	}
+	return c
 }
 
 // processorTime is that of the calling thread.

@@ -130,6 +130,10 @@ type Journal struct {
 // record names a record of the cache.
 type record struct{ bucket, key string }
 
+// reserve is the address space for each file: 10,000 policies of 3 KB and as
+// much again for the commit that replaces them take a quarter.
+const reserve = 256 << 20
+
 var (
 	policiesOptions = store.Options{
 		Name:   File,
@@ -137,6 +141,7 @@ var (
 		// Version 1 had policies as JSON, with the manifest in base64.
 		Previous: store.Layout{Format: "sluice-policy", Version: 1, Buckets: []string{bucketPolicies, bucketState}},
 		Migrate:  migratePolicies,
+		Reserve:  reserve,
 		Loss:     "all policies will be applied again",
 		Doc:      `docs/policy.md, "What it remembers"`,
 	}
@@ -144,8 +149,10 @@ var (
 		Name:   CacheFile,
 		Layout: store.Layout{Format: "sluice-policy-cache", Version: 1, Buckets: []string{bucketIdentities, bucketSubscribers, bucketNames}},
 		Boot:   true,
-		Loss:   "the sources of policies and identities answer",
-		Doc:    `docs/policy.md, "What it remembers"`,
+
+		Reserve: reserve,
+		Loss:    "the sources of policies and identities answer",
+		Doc:     `docs/policy.md, "What it remembers"`,
 	}
 )
 

@@ -22,6 +22,8 @@ const (
 	opDraft     = "copy references"
 	opSweep     = "sweep"
 	opOther     = "other"
+	// opCommit is the write of a change with its sync, a part of opChange and opFiles.
+	opCommit = "commit"
 )
 
 // BusyBounds are the upper bounds of the histograms of Busy.
@@ -42,24 +44,51 @@ type Busy struct {
 	Sum       time.Duration
 	Longest   time.Duration
 	Tables    int // the most that one of them compiled
+	// Processor is the most processor time that one of them took; 0 without
+	// Config.Processor. The rest of its time the owner waited for the disk, or for
+	// a processor.
+	Processor time.Duration
 }
 
-// spent notes that the owner was busy with an operation since began.
-func (n *Node) spent(began time.Time) {
-	d := time.Since(began)
-	b := n.busy[n.operation]
+// turn is when the owner began something.
+type turn struct {
+	began time.Time
+	used  time.Duration
+}
+
+func (n *Node) begin() turn {
+	t := turn{began: time.Now()}
+	if n.config.Processor != nil {
+		t.used = n.config.Processor()
+	}
+	return t
+}
+
+// spent notes that the owner was busy with n.operation in a turn.
+func (n *Node) spent(t turn) {
+	b := n.took(n.operation, t)
+	tables := n.engine.Counters().Tables
+	b.Tables, n.compiled = max(b.Tables, tables-n.compiled), tables
+}
+
+// took notes that an operation took the owner since the turn began.
+func (n *Node) took(operation string, t turn) *Busy {
+	d := time.Since(t.began)
+	b := n.busy[operation]
 	if b == nil {
-		b = &Busy{Operation: n.operation}
-		n.busy[n.operation] = b
+		b = &Busy{Operation: operation}
+		n.busy[operation] = b
 	}
 	b.Count++
 	b.Sum += d
 	b.Longest = max(b.Longest, d)
-	tables := n.engine.Counters().Tables
-	b.Tables, n.compiled = max(b.Tables, tables-n.compiled), tables
 	if i, _ := slices.BinarySearch(BusyBounds[:], d); i < len(BusyBounds) {
 		b.Buckets[i]++
 	}
+	if n.config.Processor != nil {
+		b.Processor = max(b.Processor, n.config.Processor()-t.used)
+	}
+	return b
 }
 
 // busyNow is a copy of the figures, by operation.

@@ -88,6 +88,9 @@ type Config struct {
 	Stream stream.Limits
 	Log    *slog.Logger
 	Now    func() time.Time
+	// Processor is the processor time of the thread that Run is locked to, for
+	// Busy; nil: that is not measured.
+	Processor func() time.Duration
 }
 
 // source is what the node knows of one.
@@ -199,20 +202,20 @@ func (n *Node) Run(ctx context.Context) error {
 	defer timer.Stop()
 	for n.fatal == nil {
 		timer.Reset(n.pause())
-		var began time.Time
+		var t turn
 		select {
 		case f := <-n.calls:
-			began, n.operation = time.Now(), opOther // f says which
+			t, n.operation = n.begin(), opOther // f says which
 			f()
 		case <-timer.C:
-			began, n.operation = time.Now(), opSweep
+			t, n.operation = n.begin(), opSweep
 			n.sweep()
 		case <-ctx.Done():
 			return nil
 		}
 		n.publish()
 		n.checkReady()
-		n.spent(began)
+		n.spent(t)
 	}
 	return n.fatal
 }
@@ -294,7 +297,10 @@ func (n *Node) save(c journal.Change) { n.stored(n.journal.Note(n.ctx, c)) }
 
 // commit writes a change that has to be on the disk before it is answered.
 func (n *Node) commit(c journal.Change) error {
-	if err := n.journal.Commit(n.ctx, c); err != nil {
+	t := n.begin()
+	err := n.journal.Commit(n.ctx, c)
+	n.took(opCommit, t)
+	if err != nil {
 		n.stored(err)
 		return fmt.Errorf("%w: %w", ErrStorage, err)
 	}

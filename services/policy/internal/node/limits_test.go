@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"strings"
 	"sync"
@@ -348,5 +349,35 @@ func TestLearnedAddressesEndThoughTheClockWentBack(t *testing.T) {
 	}
 	if names() != 0 {
 		t.Error("the name stays")
+	}
+}
+
+func TestFileThatIsTheSameIsNotDecodedAgain(t *testing.T) {
+	n, _ := run(t, t.TempDir(), hundred)
+	feed := n.Feed(SourceFile)
+	if err := feed.Set(t.Context(), []File{{Origin: "a.yaml", Same: true}}); err == nil || !strings.Contains(err.Error(), "file a.yaml: it is listed as the same") {
+		t.Errorf("nothing was listed before: %v", err)
+	}
+	a := File{Origin: "a.yaml", Data: []byte(text("shop", "one", 80))}
+	if err := feed.Set(t.Context(), []File{a, {Origin: "b.yaml", Data: []byte("{")}}); err != nil {
+		t.Fatal(err)
+	}
+	before := maps.Clone(feed.decoded)
+	if err := feed.Set(t.Context(), []File{{Origin: "a.yaml", Same: true}, {Origin: "b.yaml", Same: true}}); err != nil {
+		t.Fatal(err)
+	}
+	if !maps.Equal(feed.decoded, before) {
+		t.Errorf("decoded: %v, before %v", feed.decoded, before)
+	}
+	list, revision, err := n.List(t.Context(), Filter{})
+	if err != nil || revision != 1 || len(list) != 2 || list[1].Error == "" && list[0].Error == "" {
+		t.Errorf("revision %d, %+v, %v; want a.yaml in force and b.yaml refused", revision, list, err)
+	}
+	// What was kept was not decoded: it has to be read.
+	if err := feed.Set(t.Context(), []File{{Origin: "a.yaml", Keep: true}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := feed.Set(t.Context(), []File{{Origin: "a.yaml", Same: true}}); err == nil {
+		t.Error("a file that was kept is listed as the same: no error")
 	}
 }

@@ -403,6 +403,9 @@ type File struct {
 	// Keep says that it was not read, because it is being changed: its policies
 	// stay. Err, if set, is told besides.
 	Keep bool
+	// Same says that it was not read, because it is what the listing before had,
+	// with Data: it is neither hashed nor decoded again.
+	Same bool
 }
 
 // Held is how many policies of the source there are.
@@ -431,6 +434,15 @@ func (f *Feed) Set(ctx context.Context, files []File) error {
 	current := make(map[string]*file, len(files))
 	var order []string
 	for _, in := range files {
+		if in.Same {
+			old := f.decoded[in.Origin]
+			if old == nil || old.keep {
+				return fmt.Errorf("%s %s: it is listed as the same, and the listing before did not have what it says", f.name, in.Origin)
+			}
+			current[in.Origin] = old
+			order = append(order, in.Origin)
+			continue
+		}
 		d := &file{sum: sha256.Sum256(in.Data), err: in.Err, keep: in.Keep}
 		if old := f.decoded[in.Origin]; in.Keep {
 			if old != nil && d.err == nil {

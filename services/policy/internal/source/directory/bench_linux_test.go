@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
@@ -54,7 +55,9 @@ func BenchmarkChange(b *testing.B) {
 		}
 		taken := make(chan struct{})
 		source := New(dir, told{n.Feed(node.SourceFile), taken}, func(context.Context, error) error { return nil }, log.Discard())
-		source.Rest = 0                   // one change follows the other
+		source.Rest = 0 // one change follows the other
+		// The files beside have been there for a while.
+		source.now = func() time.Time { return time.Now().Add(time.Hour) }
 		wg.Go(func() { source.Run(ctx) }) //nolint:errcheck // it ends with the context
 		revision := func() uint64 {
 			st, err := n.Status(ctx)

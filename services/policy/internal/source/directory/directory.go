@@ -6,7 +6,9 @@
 //
 // What the kernel says about the directory only begins a scan: each scan lists
 // everything there is, so that a message that was lost, an editor that renames
-// and a link that is swapped as a whole come to the same. A finished rename is
+// and a link that is swapped as a whole come to the same. A scan reads the files
+// that may differ from what was read of them before; every Rescan one reads all
+// files. A finished rename is
 // scanned at once. Anything else settles first, and a file that is open for
 // writing, or whose name has just gone, keeps what it had until then. A
 // directory that cannot be read, or that has become empty, is reported; nothing
@@ -34,6 +36,12 @@ import (
 // maxFiles is how many files a directory may have.
 const maxFiles = 20_000
 
+// grain is how long ago a file was changed at least when it is read, if an equal
+// stamp later means equal content. Two writes within one tick of the kernel's
+// clock (10 ms at 100 Hz), or within the 2 s that FAT stores, leave the same
+// times: the second may come after the file was read.
+const grain = 3 * time.Second
+
 // Feed takes listings.
 type Feed interface {
 	Set(ctx context.Context, files []node.File) error
@@ -51,7 +59,7 @@ type Source struct {
 
 	Settle   time.Duration // quiet before a scan
 	Patience time.Duration // longest time without a scan while there is no quiet
-	Rescan   time.Duration // between two scans without a reason
+	Rescan   time.Duration // between two scans that read all files
 	// Rest is how many times as long as a scan took the next waits for at least.
 	Rest time.Duration
 	// Empty is how long a directory that had files has to be empty until their
@@ -62,15 +70,36 @@ type Source struct {
 	MaxBytes int
 
 	pending *pending
-	open    func(path string) (data []byte, changed time.Time, err error) // read; tests have another
-	empty   time.Time                                                     // since when the directory is empty
+	empty   time.Time // since when the directory is empty
+	// taken are the files that need not be read again while they have this stamp,
+	// by name: the feed has them, and no event named them since.
+	taken map[string]stamp
+
+	// Tests have others.
+	open func(path string) ([]byte, stamp, error) // read
+	stat func(path string) (stamp, error)         // look
+	now  func() time.Time                         // what stamps are compared with
 }
+
+// stamp tells two states of a file apart, and a file from another of its name.
+type stamp struct {
+	device, inode uint64
+	size          int64
+	modified      time.Time
+	changed       time.Time // content or attributes; no program can set it
+	weak          bool      // the system does not say enough to tell states apart
+}
+
+// holds reports whether a file with this stamp, read at a time or later, is the
+// same as long as the stamp is.
+func (s stamp) holds(read time.Time) bool { return !s.weak && !read.Before(s.changed.Add(grain)) }
 
 // New returns a source with the usual times.
 func New(path string, feed Feed, failed func(context.Context, error) error, l *slog.Logger) *Source {
 	return &Source{
 		Path: path, Feed: feed, Failed: failed, Log: l, Settle: 50 * time.Millisecond, Patience: 2 * time.Second, Rescan: 30 * time.Second,
-		Rest: 3, Empty: 15 * time.Second, MaxBytes: 256 << 20, pending: newPending(), open: read,
+		Rest: 3, Empty: 15 * time.Second, MaxBytes: 256 << 20, pending: newPending(),
+		taken: make(map[string]stamp), open: read, stat: look, now: time.Now,
 	}
 }
 
@@ -112,6 +141,7 @@ func (s *Source) Run(ctx context.Context) error {
 		since   time.Time     // when the first of what is pending happened
 		scanned time.Time     // when the last scan ended
 		took    time.Duration // what it took
+		whole   time.Time     // when the last scan that read all files ended
 	)
 	for {
 		select {
@@ -135,6 +165,7 @@ func (s *Source) Run(ctx context.Context) error {
 				// into scans.
 				due = scanned.Add(s.Rest * took)
 			}
+			s.distrust(e)
 			timer.Reset(max(0, due.Sub(now)))
 			continue
 		case <-timer.C:
@@ -142,6 +173,13 @@ func (s *Source) Run(ctx context.Context) error {
 		began := time.Now()
 		if w.renew(s.Path) {
 			p.forget()
+			clear(s.taken)
+		}
+		// A memory mapping, a file system that caches times, or a clock that was set
+		// back may change a file and leave its stamp.
+		all := began.Sub(whole) >= s.Rescan
+		if all {
+			clear(s.taken)
 		}
 		p.settle(began, s.Settle, s.Patience)
 		p.young = s.Settle
@@ -151,6 +189,9 @@ func (s *Source) Run(ctx context.Context) error {
 		err := s.scan(ctx)
 		scanned = time.Now()
 		took = scanned.Sub(began)
+		if all {
+			whole = scanned
+		}
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -168,7 +209,7 @@ func (s *Source) Run(ctx context.Context) error {
 				return err
 			}
 		}
-		wait := s.Rescan
+		wait := s.Rescan - scanned.Sub(whole)
 		switch {
 		case len(p.unsettled) > 0:
 			wait = s.Settle
@@ -301,13 +342,23 @@ func isPolicyFile(name string) bool {
 	return !strings.HasPrefix(name, ".") && (strings.HasSuffix(name, ".yaml") || strings.HasSuffix(name, ".yml") || strings.HasSuffix(name, ".json"))
 }
 
-// scan hands on what the directory has. It reads everything, whatever the
-// times of the files say: they may be set, and what kept a file from being
-// taken over may have gone. Names of which more may be to come keep what they
-// had.
+// distrust has the files that an event is about read again, whatever their
+// stamps say.
+func (s *Source) distrust(e event) {
+	if e.what == lost || e.name == "" {
+		clear(s.taken)
+		return
+	}
+	delete(s.taken, e.name)
+}
+
+// scan hands on what the directory has, unchanged files too: what kept one from
+// being taken over may have gone. It trusts no time that a program can set.
+// Names of which more may be to come keep what they had.
 func (s *Source) scan(ctx context.Context) error {
 	p := s.pending
 	p.again = false
+	began := s.now()
 	entries, err := os.ReadDir(s.Path)
 	if err != nil {
 		return err
@@ -352,18 +403,28 @@ func (s *Source) scan(ctx context.Context) error {
 		return err
 	}
 	files := make([]node.File, 0, len(names)+len(keep))
+	taken := make(map[string]stamp, len(names))
 	size := 0
 	for _, n := range names {
 		if _, ok := keep[n]; ok {
 			continue
 		}
 		f := node.File{Origin: n}
-		var changed time.Time
-		f.Data, changed, f.Err = s.open(filepath.Join(s.Path, n))
-		if f.Err == nil && p.writing(n, links[n], changed) {
+		if had, ok := s.taken[n]; ok && size+int(had.size) <= s.MaxBytes {
+			if has, err := s.stat(filepath.Join(s.Path, n)); err == nil && has == had {
+				f.Same = true
+				size += int(had.size)
+				taken[n] = had
+				files = append(files, f)
+				continue
+			}
+		}
+		var is stamp
+		f.Data, is, f.Err = s.open(filepath.Join(s.Path, n))
+		if f.Err == nil && p.writing(n, links[n], is.changed) {
 			keep[n] = nil
 			if _, ok := p.unsettled[n]; !ok {
-				p.unsettled[n] = span{first: changed, last: changed}
+				p.unsettled[n] = span{first: is.changed, last: is.changed}
 			}
 			continue
 		}
@@ -380,12 +441,20 @@ func (s *Source) scan(ctx context.Context) error {
 			size -= len(f.Data)
 			f.Data, f.Err = nil, fmt.Errorf("no room: the files together may have %d bytes, those before it have %d", s.MaxBytes, size)
 		}
+		if f.Err == nil && is.holds(began) && is.size == int64(len(f.Data)) {
+			taken[n] = is
+		}
 		files = append(files, f)
 	}
 	for n, why := range keep {
 		files = append(files, node.File{Origin: n, Err: why, Keep: true})
 	}
-	return s.Feed.Set(ctx, files)
+	s.taken = nil // the feed may not have what it was given if it fails
+	if err := s.Feed.Set(ctx, files); err != nil {
+		return err
+	}
+	s.taken = taken
+	return nil
 }
 
 // isEmpty notes whether the directory is empty. Stop says that it is too early
@@ -408,32 +477,41 @@ func (s *Source) isEmpty(ctx context.Context, empty bool) (stop bool, err error)
 	return false, nil
 }
 
-// read reads a regular file of a size that a manifest may have, and says when
-// it was changed.
-func read(path string) ([]byte, time.Time, error) {
+// look returns the stamp that a file has now.
+func look(path string) (stamp, error) {
+	fi, err := os.Stat(path)
+	if err != nil {
+		return stamp{}, err
+	}
+	return stampOf(fi), nil
+}
+
+// read reads a regular file of a size that a manifest may have, and returns the
+// stamp that it had afterwards.
+func read(path string) ([]byte, stamp, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, time.Time{}, err
+		return nil, stamp{}, err
 	}
 	defer f.Close()
 	fi, err := f.Stat()
 	if err != nil {
-		return nil, time.Time{}, err
+		return nil, stamp{}, err
 	}
 	if !fi.Mode().IsRegular() {
-		return nil, time.Time{}, errors.New("not a regular file")
+		return nil, stamp{}, errors.New("not a regular file")
 	}
 	data, err := io.ReadAll(io.LimitReader(f, manifest.MaxBytes+1))
 	if err != nil {
-		return nil, time.Time{}, err
+		return nil, stamp{}, err
 	}
 	if len(data) > manifest.MaxBytes {
-		return nil, time.Time{}, fmt.Errorf("larger than %d bytes", manifest.MaxBytes)
+		return nil, stamp{}, fmt.Errorf("larger than %d bytes", manifest.MaxBytes)
 	}
 	if fi, err = f.Stat(); err != nil { // after what was read
-		return nil, time.Time{}, err
+		return nil, stamp{}, err
 	}
-	return data, changeTime(fi), nil
+	return data, stampOf(fi), nil
 }
 
 // watcher says that something happened.

@@ -366,7 +366,7 @@ func TestFileThatVanishesWhileItIsListedIsNotDeletedYet(t *testing.T) {
 	p.do(s.scan(t.Context()))
 	p.want("at first", "a.yaml: a 1", "b.yaml: b 1", "c.yaml: c 1")
 	p.do(os.WriteFile(filepath.Join(dir, "c.yaml"), []byte(policy("c", 2)), 0o644))
-	vanish := func(path string) ([]byte, time.Time, error) {
+	vanish := func(path string) ([]byte, stamp, error) {
 		if filepath.Base(path) == "b.yaml" {
 			p.do(os.Rename(path, filepath.Join(dir, ".away")))
 		}

@@ -110,11 +110,14 @@ func watch(path string) (watcher, error) {
 	}}, nil
 }
 
-// changeTime is when content or attributes of a file were changed; nobody can
-// set it.
-func changeTime(fi os.FileInfo) time.Time {
-	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
-		return time.Unix(st.Ctim.Unix())
+// stampOf is the stamp of a file.
+func stampOf(fi os.FileInfo) stamp {
+	st, ok := fi.Sys().(*syscall.Stat_t)
+	if !ok {
+		return stamp{changed: fi.ModTime(), weak: true}
 	}
-	return fi.ModTime()
+	return stamp{
+		device: st.Dev, inode: st.Ino, size: st.Size,
+		modified: time.Unix(st.Mtim.Unix()), changed: time.Unix(st.Ctim.Unix()),
+	}
 }

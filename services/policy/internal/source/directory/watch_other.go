@@ -5,13 +5,10 @@
 
 package directory
 
-import (
-	"os"
-	"time"
-)
+import "os"
 
 // watch leaves it to the scans from time to time.
 func watch(string) (watcher, error) { return noWatcher(), nil }
 
-// changeTime is when the file was changed, as far as it says.
-func changeTime(fi os.FileInfo) time.Time { return fi.ModTime() }
+// stampOf is when the file was changed, as far as it says.
+func stampOf(fi os.FileInfo) stamp { return stamp{changed: fi.ModTime(), weak: true} }

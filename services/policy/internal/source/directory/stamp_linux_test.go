@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package directory
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/policy/internal/node"
+	enginepolicy "github.com/sluice-net/sluice/services/policy/internal/policy"
+)
+
+// keeper is a feed that keeps the last listing.
+type keeper struct {
+	last map[string]node.File
+	err  error // what Set returns
+}
+
+func (k *keeper) Set(_ context.Context, files []node.File) error {
+	k.last = make(map[string]node.File)
+	for _, f := range files {
+		k.last[f.Origin] = f
+	}
+	return k.err
+}
+
+func (k *keeper) Held(context.Context) (int, error) { return 0, nil }
+
+// stamped is a source whose clock and stamps a test may set.
+type stamped struct {
+	*Source
+	t      *testing.T
+	feed   *keeper
+	clock  time.Time
+	frozen *stamp   // what every file has, if set
+	read   []string // names that were read since the last scan
+}
+
+func newStamped(t *testing.T) *stamped {
+	t.Helper()
+	s := &stamped{t: t, feed: &keeper{}, clock: time.Now().Add(time.Hour)}
+	s.Source = New(t.TempDir(), s.feed, nil, log.Discard())
+	s.now = func() time.Time { return s.clock }
+	s.open = func(path string) ([]byte, stamp, error) {
+		s.read = append(s.read, filepath.Base(path))
+		data, is, err := read(path)
+		if s.frozen != nil {
+			is = *s.frozen
+			is.size = int64(len(data))
+		}
+		return data, is, err
+	}
+	s.stat = func(path string) (stamp, error) {
+		is, err := look(path)
+		if s.frozen != nil {
+			size := is.size
+			is = *s.frozen
+			is.size = size
+		}
+		return is, err
+	}
+	return s
+}
+
+func (s *stamped) path(name string) string { return filepath.Join(s.Path, name) }
+
+// put writes in place: the file stays what it is to links and to its inode.
+func (s *stamped) put(name, content string) {
+	s.t.Helper()
+	if err := os.WriteFile(s.path(name), []byte(content), 0o644); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// want scans, and compares the names that were read.
+func (s *stamped) want(what string, names ...string) {
+	s.t.Helper()
+	s.read = nil
+	if err := s.scan(s.t.Context()); !errors.Is(err, s.feed.err) {
+		s.t.Fatalf("%s: %v", what, err)
+	}
+	if !slices.Equal(s.read, names) {
+		s.t.Errorf("%s: read %q, want %q", what, s.read, names)
+	}
+	for name, f := range s.feed.last {
+		if f.Keep || f.Err != nil {
+			continue
+		}
+		if f.Same == slices.Contains(names, name) {
+			s.t.Errorf("%s: %s is listed as the same: %t", what, name, f.Same)
+		}
+		if now, err := os.ReadFile(s.path(name)); err != nil || !f.Same && string(f.Data) != string(now) {
+			s.t.Errorf("%s: %s was handed on with %q, and has %q, %v", what, name, f.Data, now, err)
+		}
+	}
+}
+
+func TestUnchangedFilesAreNotReadAgain(t *testing.T) {
+	s := newStamped(t)
+	for _, name := range []string{"a.yaml", "b.yaml", "c.yaml"} {
+		s.put(name, policy(name[:1], 1))
+	}
+	if err := os.Symlink("c.yaml", s.path("d.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	s.want("at first", "a.yaml", "b.yaml", "c.yaml", "d.yaml")
+	s.want("nothing changed")
+
+	before, err := os.Stat(s.path("b.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.put("b.yaml", policy("b", 2)) // as long as before
+	if err := os.Chtimes(s.path("b.yaml"), before.ModTime(), before.ModTime()); err != nil {
+		t.Fatal(err)
+	}
+	s.want("size and modification time are those of before", "b.yaml")
+	s.put("c.yaml", policy("c", 2))
+	s.want("a link leads to the file", "c.yaml", "d.yaml")
+	s.put(".next", policy("a", 2))
+	if err := os.Rename(s.path(".next"), s.path("a.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	s.want("another file has the name", "a.yaml")
+	s.want("nothing changed any more")
+}
+
+func TestWriteWithinOneTickOfTheClockIsNotMissed(t *testing.T) {
+	s := newStamped(t)
+	written := time.Now()
+	s.frozen = &stamp{device: 1, inode: 1, changed: written, modified: written}
+	s.clock = written.Add(2 * time.Second) // the tick of FAT; others have shorter ones
+	s.put("a.yaml", policy("a", 1))
+	s.want("written a moment ago", "a.yaml")
+	s.put("a.yaml", policy("a", 2)) // in the same tick, in the same place
+	s.clock = written.Add(time.Hour)
+	s.want("the second write", "a.yaml")
+	s.want("read late enough")
+
+	// A clock that is behind what the file says proves nothing.
+	s.taken = nil
+	s.clock = written.Add(-time.Hour)
+	s.want("a file from the future", "a.yaml")
+	s.want("a file from the future still", "a.yaml")
+
+	// Nor does a system that does not tell two states apart.
+	s.frozen.weak = true
+	s.clock = written.Add(time.Hour)
+	s.want("weak stamps", "a.yaml")
+	s.want("weak stamps still", "a.yaml")
+}
+
+// An event about a file, and the scan of everything, read what has an unchanged
+// stamp: a memory mapping changes a file without changing its times.
+func TestChangeThatLeavesTheStampIsTakenOver(t *testing.T) {
+	freeze := func(s *Source) {
+		stat := func(path string) (stamp, error) {
+			if _, err := os.Stat(path); err != nil {
+				return stamp{}, err
+			}
+			return stamp{inode: 1, size: int64(len(policy("a", 1)))}, nil
+		}
+		s.stat = stat
+		s.open = func(path string) ([]byte, stamp, error) {
+			data, _, err := read(path)
+			if err != nil {
+				return nil, stamp{}, err
+			}
+			is, err := stat(path)
+			return data, is, err
+		}
+	}
+	t.Run("event", func(t *testing.T) {
+		p := newPlace(t, freeze)
+		p.ready(map[string]string{"a.yaml": policy("a", 1), "b.yaml": policy("b", 1)})
+		p.want("at first", "a.yaml: a 1", "b.yaml: b 1")
+		p.write("a.yaml", policy("a", 2))
+		p.want("an event names it", "a.yaml: a 2", "b.yaml: b 1")
+	})
+	t.Run("no event", func(t *testing.T) {
+		p := newPlace(t, freeze, func(s *Source) { s.Rescan = 10 * time.Millisecond })
+		p.do(os.Mkdir(filepath.Join(p.dir, "elsewhere"), 0o755))
+		target := filepath.Join(p.dir, "elsewhere", "a.yaml")
+		p.do(os.WriteFile(target, []byte(policy("a", 1)), 0o644))
+		p.do(os.Mkdir(p.path(""), 0o755))
+		p.do(os.Symlink(target, p.path("a.yaml")))
+		p.want("at first", "a.yaml: a 1")
+		p.do(os.WriteFile(target, []byte(policy("a", 2)), 0o644))
+		p.want("the scan of everything", "a.yaml: a 2")
+	})
+}
+
+func TestFileIsReadAgainAfterItWasNotTaken(t *testing.T) {
+	s := newStamped(t)
+	s.put("a.yaml", policy("a", 1))
+	s.put("b.yaml", policy("b", 1))
+	s.want("at first", "a.yaml", "b.yaml")
+	s.pending.open["a.yaml"] = time.Now()
+	s.want("open for writing")
+	if !s.feed.last["a.yaml"].Keep {
+		t.Errorf("a file that is open for writing was listed as %+v", s.feed.last["a.yaml"])
+	}
+	clear(s.pending.open)
+	s.want("closed", "a.yaml")
+
+	s.feed.err = errors.New("no listing is taken")
+	s.want("the feed fails")
+	s.want("it fails again", "a.yaml", "b.yaml")
+	s.feed.err = nil
+	s.want("it works", "a.yaml", "b.yaml")
+	s.want("and goes on")
+
+	for _, e := range []event{{what: lost}, {what: changed}} {
+		s.distrust(e)
+		s.want(fmt.Sprintf("an event without a name: %+v", e), "a.yaml", "b.yaml")
+	}
+	s.distrust(event{what: closed, name: "b.yaml"})
+	s.want("an event about one", "b.yaml")
+}
+
+func TestFilesThatWereNotReadCountAgainstTheBound(t *testing.T) {
+	s := newStamped(t)
+	s.MaxBytes = 2500
+	for _, name := range []string{"b.yaml", "c.yaml"} {
+		s.put(name, strings.Repeat("#", 1000))
+	}
+	s.want("both fit", "b.yaml", "c.yaml")
+	s.put("d.yaml", strings.Repeat("#", 1000))
+	s.want("a third", "d.yaml")
+	if err := s.feed.last["d.yaml"].Err; err == nil || !strings.Contains(err.Error(), "those before it have 2000") {
+		t.Errorf("the third file: %v", err)
+	}
+	s.put("a.yaml", strings.Repeat("#", 1000)) // now the third is c.yaml
+	s.want("one before them", "a.yaml", "c.yaml", "d.yaml")
+	if err := s.feed.last["c.yaml"].Err; err == nil {
+		t.Error("more than the bound was handed on")
+	}
+}
+
+// A refused file is tried again although it is not read again.
+func TestRefusedFileIsTriedAgainWithoutReadingIt(t *testing.T) {
+	p := newPlace(t)
+	if _, err := p.node.Upsert(t.Context(), []byte(policy("a", 1)), "", false); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	s := New(dir, p.node.Feed(node.SourceFile), nil, log.Discard())
+	s.now = func() time.Time { return time.Now().Add(time.Hour) }
+	p.do(os.WriteFile(filepath.Join(dir, "a.yaml"), []byte(policy("a", 2)), 0o644))
+	p.do(os.WriteFile(filepath.Join(dir, "b.yaml"), []byte("{"), 0o644))
+	p.do(s.scan(t.Context()))
+	s.open = func(path string) ([]byte, stamp, error) {
+		t.Errorf("%s is read again", path)
+		return read(path)
+	}
+	p.do(s.scan(t.Context()))
+	p.want("of calls", ": a 1", "a.yaml: a !NetworkPolicy default/a belongs to the source grpc", "b.yaml: !document 0…")
+	list, _, err := p.node.List(t.Context(), node.Filter{Name: "a"})
+	p.do(err)
+	_, err = p.node.Delete(t.Context(), []enginepolicy.Key{list[0].Key}, false)
+	p.do(err)
+	p.do(s.scan(t.Context()))
+	p.want("of the file", "a.yaml: a 2", "b.yaml: !document 0…")
+}

@@ -60,8 +60,8 @@ type Plugin struct {
 	outcome outcome
 }
 
-// New prepares to carry out in, of a process that started at start. It connects to
-// nobody yet.
+// New prepares to carry out in, of a process that started at start. It makes no
+// connection yet.
 func New(in invocation.Invocation, logger *slog.Logger, start time.Time) (*Plugin, error) {
 	p := &Plugin{
 		in:             in,

@@ -116,7 +116,7 @@ func pause(ctx context.Context, delay time.Duration, refused int) (time.Duration
 	return delay + rand.N(spread+1), true
 }
 
-// absentError says which socket nobody answers on.
+// absentError says on which socket no server answers.
 type absentError struct {
 	socket string
 	cause  error

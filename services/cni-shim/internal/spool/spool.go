@@ -79,7 +79,7 @@ func check(stateDir string) error {
 	for _, d := range []struct {
 		path  string
 		owner uint32
-		mode  fs.FileMode // nobody else may have
+		mode  fs.FileMode // that other users must not have
 	}{{stateDir, 0, 0o002}, {filepath.Dir(dir), 0, 0o002}, {dir, datapath, 0o022}} {
 		stat := os.Stat // an operator may have moved the state by a link
 		if d.path == dir {

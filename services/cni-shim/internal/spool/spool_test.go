@@ -106,7 +106,7 @@ func TestKernelOnlyThePreparedSpoolOfANodeTakesDeletions(t *testing.T) {
 		"a file":                         {make: func(state string) error { return errors.Join(os.RemoveAll(state), os.WriteFile(state, nil, 0o600)) }},
 		"root's":                         {make: own(0)},
 		"another user's":                 {make: own(65799)},
-		"open to everybody":              {make: mode(Dir, 0o777)},
+		"writable to all":                {make: mode(Dir, 0o777)},
 		"open to a group":                {make: mode(Dir, 0o770)},
 		"in a directory open to all":     {make: mode(itself, 0o777)},
 		"in a directory of the service":  {make: func(state string) error { return os.Chown(filepath.Dir(Dir(state)), int(instance.DatapathID), 0) }},

@@ -51,8 +51,8 @@ func (c *Core) Delete(ctx context.Context, o Owner) (existed bool, err error) {
 	return true, c.dispose(ctx, r)
 }
 
-// Spooled is a deletion that lies on disk. Whoever makes an endpoint of the same
-// owner afterwards carries it out and takes it back first, so it means every
+// Spooled is a deletion that lies on disk. A caller that makes an endpoint of the
+// same owner afterwards carries it out and takes it back first, so it means every
 // endpoint that is there while it is.
 type Spooled struct {
 	Waits func() (bool, error) // whether it still lies there
@@ -453,7 +453,7 @@ func (c *Core) claimAgain(ctx context.Context, o Owner) (bool, error) {
 // no record knows. There are none, unless records were lost with the power:
 // they are not synced, because what they describe does not outlive the boot.
 // An owner is in a record before its lease is confirmed, so an owner that is
-// in a listing of confirmed leases but in no record afterwards is nobody's,
+// in a listing of confirmed leases but in no record afterwards has no endpoint,
 // unless a record that cannot be read may be its.
 //
 // What ipam does not list of live endpoints is claimed again: its state was lost.

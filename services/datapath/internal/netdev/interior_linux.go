@@ -69,7 +69,7 @@ func sourceRule(d endpoint.Device, a netip.Addr) *netlink.Rule {
 }
 
 // yieldDefaults makes those addresses source-routed whose family has a default
-// route by another interface, whoever made it.
+// route by another interface, made by this plugin or another.
 func yieldDefaults(h *netlink.Handle, d endpoint.Device) (endpoint.Device, error) {
 	d.SourceRouted = slices.Clone(d.SourceRouted)
 	for _, a := range d.Addrs {

@@ -26,8 +26,8 @@ func (e Enforced) equal(o Enforced) bool {
 
 // Memory keeps the state that was enforced last, over restarts and boots.
 type Memory interface {
-	// Load returns a zero Enforced if nothing was saved. After an error nobody
-	// knows what was enforced.
+	// Load returns a zero Enforced if nothing was saved. After an error it
+	// is not known what was enforced.
 	Load() (Enforced, error)
 	// Save returns when the state is on stable storage.
 	Save(e Enforced) error
@@ -127,7 +127,7 @@ func (a *Applier) setHeld(why string) {
 }
 
 // makeUnknown makes identities unknown while the tables stay: to them a number means
-// what it meant, whoever has it next.
+// what it meant, also if another label set gets it.
 func (a *Applier) makeUnknown(w *work, gone []uint32) error {
 	want := make(map[uint32]Word, len(gone))
 	for _, id := range gone {

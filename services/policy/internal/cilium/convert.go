@@ -224,7 +224,7 @@ type peers struct {
 
 // widen makes the peers of a deny every peer, if some of them are of a sort that
 // is not known here: the deny cannot be narrowed to them. In an allow they match
-// nobody.
+// no peer.
 func (p peers) widen(unknown bool) peers {
 	if unknown {
 		return peers{Peers: rule.Peers{Any: true}, present: true}

@@ -14,7 +14,7 @@ import (
 )
 
 // Check says which limit of a table the rules of a policy exceed by themselves,
-// whatever subject they select and whoever its peers are. Apply would say it
+// whatever subjects and peers there are. Apply would say it
 // only when there is a subject.
 func Check(o policy.Object) error {
 	for i := range o.Specs {

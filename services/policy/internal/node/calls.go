@@ -223,7 +223,7 @@ func (n *Node) owner(p *Policy, manager string) string {
 }
 
 // foreign reports whether a policy belongs to a source other than "grpc". One of
-// a source that is not configured any more is anybody's: its own will not come.
+// a source that is not configured any more belongs to every caller: its own source will not come.
 func (n *Node) foreign(p *Policy) bool {
 	return p.Source != SourceGRPC && n.sources[p.Source] != nil
 }

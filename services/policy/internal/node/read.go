@@ -352,7 +352,7 @@ type DifferentPeer struct {
 }
 
 // Diff says which verdicts a change would change, one difference after the
-// other, whoever has the policies.
+// other, whichever source has the policies.
 func (n *Node) Diff(ctx context.Context, r Request, remove []policy.Key, take func(Difference) error) error {
 	docs, err := n.read(r)
 	if err != nil {

@@ -191,7 +191,7 @@ func TestUnsupportedFieldsAreNamedAndNeverWiden(t *testing.T) {
 		{`ingressDeny: [{fromGroups: [{}]}]`, "spec.ingressDeny[0].fromGroups: not supported by Sluice: groups of a cloud provider; the rule denies all peers", "deny any"},
 		{`egressDeny: [{toGroups: [{}]}]`, "spec.egressDeny[0].toGroups: not supported by Sluice: groups of a cloud provider; the rule denies all peers", "deny any"},
 		{`egressDeny: [{toServices: [{}], toPorts: [{ports: [{port: "80", protocol: TCP}]}]}]`, "spec.egressDeny[0].toServices: not supported by Sluice: services as peers; the rule denies all peers", "deny any"},
-		// A list without elements selects nobody, whatever is supported.
+		// A list without elements selects no peer, whatever is supported.
 		{`egressDeny: [{toGroups: []}]`, "", ""},
 		{`egressDeny: [{toServices: []}]`, "", ""},
 		{`egress: [{toFQDNs: [{matchName: a.b}]}]`, "spec.egress[0].toFQDNs: not supported by Sluice: learning addresses from DNS answers; the rule allows the addresses that LearnNames was called with", "allow names"},

@@ -364,7 +364,7 @@ func TestTableThatIsTooLargeIsRefusedAsAWhole(t *testing.T) {
 func TestUnknownFieldsAreErrorsUnlessTheyAreAllowed(t *testing.T) {
 	s := serve(t)
 	s.know(town)
-	// Without the field that was meant, the rule lets everybody in.
+	// Without the field that was meant, the rule lets every peer in.
 	misspelt := strings.Replace(allowWeb, "from:", "form:", 1)
 	for _, manifests := range []string{misspelt, named("db2", allowWeb) + "---\n" + misspelt} {
 		_, err := s.UpsertPolicies(s.ctx(), &policyv1.UpsertPoliciesRequest{Manifests: []byte(manifests)})

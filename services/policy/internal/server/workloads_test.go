@@ -123,7 +123,7 @@ spec:
 					s.start()
 				}
 			}
-			// What was added is nobody's label.
+			// What was added is no workload's label.
 			x, err := s.Explain(s.ctx(), &policyv1.ExplainRequest{From: &policyv1.Peer{Identity: web}, To: &policyv1.Peer{Identity: db}, Protocol: 6, Port: 80})
 			if err != nil || !slices.Equal(x.GetIngress().GetSubjectLabels(), []string{"cni:app=db"}) || !slices.Equal(x.GetIngress().GetPeerLabels(), []string{"cni:app=web"}) {
 				t.Errorf("explained: %v, %v", x, err)

@@ -27,7 +27,7 @@ func (s *PolicyState) Equal(o *PolicyState) bool {
 
 // Names of what a state may wait for besides sources of policies.
 const (
-	// Identities: without them the tables know no peer, whoever confirms.
+	// Identities: without them the tables know no peer, and no confirmation helps.
 	Identities = "identity"
 	// Unknown stands for sources that are not known.
 	Unknown = "unknown sources"

@@ -101,6 +101,7 @@ func run(ctx context.Context, out io.Writer, binDir string, s sizes) (err error)
 		{"ADD and DEL", b.attachments},
 		{"Traffic between two pods of one node", b.traffic},
 		{"Start, restart and memory", b.lifecycle},
+		{"A change of policy by file beside one by call", b.byFile},
 		// Last: it fills the processes with identities.
 		{"From a change of policy to its enforcement", b.changes},
 	} {

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+)
+
+// filesBeside is how many files of policies stay as they are while one changes.
+const filesBeside = 99
+
+// byFile measures from the rename of a file to its enforcement, in turn with
+// the same change by a call, and proves by packets that it was enforced when the
+// service said so.
+func (b *bench) byFile(ctx context.Context) (err error) {
+	var written []string
+	defer func() {
+		// One stays, of which no pod is a subject: an empty directory would keep
+		// the policies of all for a while.
+		for _, path := range written[:max(0, len(written)-1)] {
+			err = errors.Join(err, os.Remove(path))
+		}
+		err = errors.Join(err, b.policies.remove(context.WithoutCancel(ctx), "bench-called"))
+		if err == nil {
+			err = b.policies.waitForCount(ctx, 1)
+		}
+	}()
+	put := func(name, manifest string) (string, error) {
+		next := filepath.Join(b.node.PolicyDir(), ".next")
+		return filepath.Join(b.node.PolicyDir(), name+".yaml"), errors.Join(
+			os.WriteFile(next, []byte(manifest), 0o644), os.Chmod(next, 0o644))
+	}
+	replace := func(path string) error { return os.Rename(filepath.Join(b.node.PolicyDir(), ".next"), path) }
+	manifest := func(name string, port int) string {
+		return strings.ReplaceAll(serverPolicy(port, ""), "bench-changes", name)
+	}
+	for i := range filesBeside + 1 {
+		name := fmt.Sprintf("bench-file-%d", i)
+		text := manifest(name, 7200)
+		if i > 0 {
+			text = strings.ReplaceAll(text, "part: changes", "part: beside")
+		}
+		path, err := put(name, text)
+		if err == nil {
+			err = replace(path)
+		}
+		if err != nil {
+			return err
+		}
+		written = append(written, path)
+	}
+	// The source trusts the times of a file that was changed a while ago.
+	for begin := time.Now(); time.Since(begin) < 5*time.Second; {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(100 * time.Millisecond): // between two looks
+		}
+	}
+	probe, err := b.labelled("sluice", "role", "probe")
+	if err != nil {
+		return err
+	}
+	from, err := probe.connect(ctx, b.prefix+"-file-probe")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, probe.disconnect(context.WithoutCancel(ctx), from)) }()
+	server, err := b.labelled("sluice", "part", "changes")
+	if err != nil {
+		return err
+	}
+	to, err := server.connect(ctx, b.prefix+"-file-server")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, server.disconnect(context.WithoutCancel(ctx), to)) }()
+
+	// Those of the calls are 7000 and 7001, those of the file 7100 and 7101.
+	var called, filed, above samples
+	for turn := range b.sizes.changes + 1 {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(100 * time.Millisecond): // between two changes: the source rests for some times as long as a scan took
+		}
+		c, err := b.policies.upsert(ctx, manifest("bench-called", portOf(turn)))
+		if err != nil {
+			return err
+		}
+		path, err := put("bench-file-0", manifest("bench-file-0", 100+portOf(turn)))
+		if err != nil {
+			return err
+		}
+		before, err := b.policies.client.GetStatus(ctx, &policyv1.GetStatusRequest{})
+		if err != nil {
+			return err
+		}
+		begin := time.Now()
+		if err := replace(path); err != nil {
+			return err
+		}
+		if err := b.policies.waitForNext(ctx, before.GetRevision()); err != nil {
+			return err
+		}
+		took := time.Since(begin)
+		if turn == 0 {
+			continue
+		}
+		called, filed, above = append(called, c.enforced), append(filed, took), append(above, took-c.enforced)
+		for _, more := range []int{0, 100} {
+			if err := onlyOnePortOpen(from, to, more+portOf(turn-1), more+portOf(turn)); err != nil {
+				return fmt.Errorf("change %d: %w", turn, err)
+			}
+		}
+	}
+	fmt.Fprintf(b.out, "From the call of UpsertPolicies, and from the rename of a file beside %d others, until the kernel enforces the change for one endpoint. %d changes each, in turn; after each, packets prove the old port closed and the new one open. The revision of a file's change is asked for every 0.2 ms, so that its figure includes up to one pause and one call too many.\n\n", filesBeside, b.sizes.changes)
+	fmt.Fprintln(b.out, "| change | enforced p50 | p99 | worst |")
+	fmt.Fprintln(b.out, "|---|---|---|---|")
+	for _, row := range []struct {
+		what string
+		of   samples
+	}{{"by call", called}, {"by file", filed}, {"by file, above the call before it", above}} {
+		fmt.Fprintf(b.out, "| %s | %s | %s | %s |\n", row.what, milliseconds(row.of.quantile(0.5)), milliseconds(row.of.quantile(0.99)), milliseconds(row.of.worst()))
+	}
+	b.wantTime(fmt.Sprintf("change enforced, p50 above the call before it: a file beside %d", filesBeside), 2*time.Millisecond, above.quantile(0.5))
+	return nil
+}
+
+// waitForNext waits until there is a revision after the given one, and the
+// kernel enforces it.
+func (p policies) waitForNext(ctx context.Context, revision uint64) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	for {
+		_, err := p.client.WaitForRevision(ctx, &policyv1.WaitForRevisionRequest{Revision: revision + 1})
+		if status.Code(err) == codes.OutOfRange && ctx.Err() == nil {
+			time.Sleep(200 * time.Microsecond) // between two looks: the file is not read yet
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("wait for the revision after %d: %w", revision, err)
+		}
+		return nil
+	}
+}
+
+// waitForCount waits until n policies are in force.
+func (p policies) waitForCount(ctx context.Context, n uint32) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	for {
+		st, err := p.client.GetStatus(ctx, &policyv1.GetStatusRequest{})
+		if err != nil {
+			return fmt.Errorf("wait until %d policies are in force: %w", n, err)
+		}
+		if st.GetPolicies() == n {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait until %d policies are in force, there are %d: %w", n, st.GetPolicies(), ctx.Err())
+		case <-time.After(10 * time.Millisecond): // between two looks
+		}
+	}
+}

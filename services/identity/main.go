@@ -83,6 +83,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 	p.Go("allocator", alloc.Run)
+	p.Go("state", dir.Watch)
 	p.Go("readiness", func(ctx context.Context) error {
 		told := sync.OnceFunc(p.Ready)
 		for {

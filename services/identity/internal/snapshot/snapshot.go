@@ -24,6 +24,7 @@
 package snapshot
 
 import (
+	"context"
 	"crypto/rand"
 	"encoding/binary"
 	"encoding/hex"
@@ -110,6 +111,8 @@ type Dir struct {
 	holds *store.Store // guarded by mu
 	cache sync.Mutex   // one change of known at a time
 	known *store.Store // guarded by cache; nil if it cannot be written
+
+	lost chan error // has the first error after which a file takes no more changes
 }
 
 // BootID reads the identifier that the kernel made at this boot.
@@ -136,7 +139,7 @@ func Open(path, node string) (*Dir, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Dir{dir: dir, node: node, boot: boot}, nil
+	return &Dir{dir: dir, node: node, boot: boot, lost: make(chan error, 1)}, nil
 }
 
 // Close gives the directory to the next process.
@@ -434,11 +437,35 @@ func (d *Dir) saveIncarnation(rec incarnationRecord) error {
 
 var incarnationRE = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
+// update writes to a file.
+func (d *Dir) update(f *store.Store, change func(*store.Tx) error) error {
+	err := f.Update(change)
+	if errors.Is(err, store.ErrLost) {
+		select {
+		case d.lost <- err:
+		default: // one reason is enough
+		}
+	}
+	return err
+}
+
+// Watch returns when a file takes no more changes, because it is not known what
+// is on the disk: only a process that opens it anew can tell. It returns nil
+// when ctx ends.
+func (d *Dir) Watch(ctx context.Context) error {
+	select {
+	case err := <-d.lost:
+		return err
+	case <-ctx.Done():
+		return nil
+	}
+}
+
 // SaveHolds implements allocator.Records.
 func (d *Dir) SaveHolds(c allocator.HoldsChange) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.holds.Update(func(t *store.Tx) error { return putHolds(t, c) })
+	return d.update(d.holds, func(t *store.Tx) error { return putHolds(t, c) })
 }
 
 func putHolds(t *store.Tx, c allocator.HoldsChange) error {
@@ -467,7 +494,7 @@ func key(n identity.Numeric) []byte { return binary.BigEndian.AppendUint32(nil, 
 func (d *Dir) NoteKnown(c allocator.KnownChange) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.holds.Update(func(t *store.Tx) error {
+	return d.update(d.holds, func(t *store.Tx) error {
 		for _, n := range c.Drop {
 			t.Put(bucketRecent, key(n), nil)
 		}
@@ -481,7 +508,7 @@ func (d *Dir) NoteKnown(c allocator.KnownChange) error {
 // SaveKnown implements allocator.Records.
 func (d *Dir) SaveKnown(c allocator.KnownChange) error {
 	d.cache.Lock()
-	err := d.known.Update(func(t *store.Tx) error {
+	err := d.update(d.known, func(t *store.Tx) error {
 		putKnown(t, c)
 		return nil
 	})
@@ -492,7 +519,7 @@ func (d *Dir) SaveKnown(c allocator.KnownChange) error {
 	// What the cache has need not be noted, unless it changed again.
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.holds.Update(func(t *store.Tx) error {
+	return d.update(d.holds, func(t *store.Tx) error {
 		for _, n := range c.Drop {
 			if v := t.Get(bucketRecent, key(n)); len(v) == 0 {
 				t.Delete(bucketRecent, key(n))

@@ -4,6 +4,7 @@
 package snapshot
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/disktest"
 	"github.com/sluice-net/sluice/kit/durable"
+	"github.com/sluice-net/sluice/kit/store"
 	"github.com/sluice-net/sluice/kit/store/storetest"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/identity"
@@ -188,6 +190,44 @@ func TestRunOnADiskThatTakesNoWrites(t *testing.T) {
 		if got, err := load(t, path, "n1"); err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("the next start loaded %+v, %v\nwant %+v", got, err, want)
 		}
+	}
+}
+
+// A disk that reports an error leaves open what is on it: the process ends, and
+// the next one opens the files anew.
+func TestDiskErrorEndsTheProcess(t *testing.T) {
+	path, want := saved(t)
+	disk := disktest.New(t, path)
+	disk.Run(t, func() {
+		d, _, err := opened(t, path, "n1")
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		ended, end := context.WithCancel(t.Context())
+		end()
+		if err := d.Watch(ended); err != nil {
+			t.Errorf("with a disk that works: %v", err)
+		}
+		fail, _ := failing(0, syscall.EIO, false)
+		disk.Fail(fail)
+		err = d.SaveHolds(allocator.HoldsChange{
+			Put:           []allocator.HolderRecord{{Holder: allocator.EndpointHolder("new", "eth0"), Identity: id(t, identity.MinCluster, "app")}},
+			NextNodeLocal: want.Holds.NextNodeLocal, Session: want.Holds.Session,
+		})
+		disk.Fail(nil)
+		if !errors.Is(err, store.ErrLost) {
+			t.Errorf("save: %v, want %v", err, store.ErrLost)
+		}
+		if err := d.Watch(t.Context()); !errors.Is(err, store.ErrLost) {
+			t.Errorf("watch: %v, want %v", err, store.ErrLost)
+		}
+		if err := d.Close(); err != nil && !errors.Is(err, store.ErrLost) {
+			t.Error(err)
+		}
+	})
+	if _, err := load(t, path, "n1"); err != nil {
+		t.Errorf("the next start: %v", err)
 	}
 }
 

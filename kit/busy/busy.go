@@ -33,6 +33,16 @@ type Figures struct {
 	Longest   time.Duration
 }
 
+// Add notes one operation, which took d.
+func (f *Figures) Add(d time.Duration) {
+	f.Count++
+	f.Sum += d
+	f.Longest = max(f.Longest, d)
+	if i, _ := slices.BinarySearch(Bounds[:], d); i < len(Bounds) {
+		f.Buckets[i]++
+	}
+}
+
 // Cumulative are the buckets as Prometheus has them, by upper bound in seconds.
 func (f *Figures) Cumulative() map[float64]uint64 {
 	out := make(map[float64]uint64, len(Bounds))
@@ -64,12 +74,7 @@ func (t *Times) Add(operation string, d time.Duration) {
 		f = &Figures{Operation: operation}
 		t.by[operation] = f
 	}
-	f.Count++
-	f.Sum += d
-	f.Longest = max(f.Longest, d)
-	if i, _ := slices.BinarySearch(Bounds[:], d); i < len(Bounds) {
-		f.Buckets[i]++
-	}
+	f.Add(d)
 }
 
 // All is a copy of the figures, sorted by operation.

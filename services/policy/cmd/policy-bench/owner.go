@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/kit/busy"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/node"
@@ -105,7 +106,7 @@ func measureOwner(s synthetic.Shape) (out []line, err error) {
 		if err != nil {
 			return nil, err
 		}
-		worst := node.Busy{Operation: "nothing longer than before"}
+		worst := node.Busy{Figures: busy.Figures{Operation: "nothing longer than before"}}
 		for _, b := range st.Busy {
 			if b.Longest > longest[b.Operation] {
 				longest[b.Operation] = b.Longest
@@ -122,7 +123,7 @@ func measureOwner(s synthetic.Shape) (out []line, err error) {
 	}
 	for _, b := range st.Busy {
 		over := b.Count
-		for i, bound := range node.BusyBounds {
+		for i, bound := range busy.Bounds {
 			if bound <= 100*time.Millisecond {
 				over -= b.Buckets[i]
 			}

@@ -7,6 +7,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/sluice-net/sluice/kit/busy"
 )
 
 // Operations that the owner's time is counted by; the rest is "other".
@@ -26,24 +28,11 @@ const (
 	opCommit = "commit"
 )
 
-// BusyBounds are the upper bounds of the histograms of Busy.
-var BusyBounds = [...]time.Duration{
-	100 * time.Microsecond, 250 * time.Microsecond, 500 * time.Microsecond,
-	time.Millisecond, 2500 * time.Microsecond, 5 * time.Millisecond,
-	10 * time.Millisecond, 25 * time.Millisecond, 50 * time.Millisecond,
-	100 * time.Millisecond, 250 * time.Millisecond, 500 * time.Millisecond,
-	time.Second, 2500 * time.Millisecond,
-}
-
 // Busy says for how long the owner was busy with operations of one kind: as
 // long as one lasts, every other call waits.
 type Busy struct {
-	Operation string
-	Buckets   [len(BusyBounds)]uint64 // not cumulative
-	Count     uint64
-	Sum       time.Duration
-	Longest   time.Duration
-	Tables    int // the most that one of them compiled
+	busy.Figures
+	Tables int // the most that one of them compiled
 	// Processor is the most processor time that one of them took; 0 without
 	// Config.Processor. The rest of its time the owner waited for the disk, or for
 	// a processor.
@@ -76,15 +65,10 @@ func (n *Node) took(operation string, t turn) *Busy {
 	d := time.Since(t.began)
 	b := n.busy[operation]
 	if b == nil {
-		b = &Busy{Operation: operation}
+		b = &Busy{Figures: busy.Figures{Operation: operation}}
 		n.busy[operation] = b
 	}
-	b.Count++
-	b.Sum += d
-	b.Longest = max(b.Longest, d)
-	if i, _ := slices.BinarySearch(BusyBounds[:], d); i < len(BusyBounds) {
-		b.Buckets[i]++
-	}
+	b.Add(d)
 	if n.config.Processor != nil {
 		b.Processor = max(b.Processor, n.config.Processor()-t.used)
 	}

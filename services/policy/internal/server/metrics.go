@@ -95,13 +95,7 @@ var (
 )
 
 func collectBusy(ch chan<- prometheus.Metric, b node.Busy) {
-	buckets := make(map[float64]uint64, len(node.BusyBounds))
-	count := uint64(0)
-	for i, bound := range node.BusyBounds {
-		count += b.Buckets[i]
-		buckets[bound.Seconds()] = count
-	}
-	ch <- prometheus.MustNewConstHistogram(busyDesc, b.Count, b.Sum.Seconds(), buckets, b.Operation)
+	ch <- prometheus.MustNewConstHistogram(busyDesc, b.Count, b.Sum.Seconds(), b.Cumulative(), b.Operation)
 	ch <- prometheus.MustNewConstMetric(longestDesc, prometheus.GaugeValue, b.Longest.Seconds(), b.Operation)
 }
 

@@ -9,6 +9,7 @@ require (
 	github.com/google/nftables v0.3.0
 	github.com/prometheus/client_golang v1.23.2
 	github.com/sluice-net/sluice/kit v0.0.0
+	github.com/sluice-net/sluice/model v0.0.0
 	github.com/sluice-net/sluice/proto v0.0.0
 	github.com/vishvananda/netlink v1.3.1
 	github.com/vishvananda/netns v0.0.5
@@ -49,6 +50,8 @@ require (
 	kernel.org/pub/linux/libs/security/libcap/psx v1.2.77 // indirect
 )
 
-replace github.com/sluice-net/sluice/kit => ../../kit
-
-replace github.com/sluice-net/sluice/proto => ../../proto
+replace (
+	github.com/sluice-net/sluice/kit => ../../kit
+	github.com/sluice-net/sluice/model => ../../model
+	github.com/sluice-net/sluice/proto => ../../proto
+)

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package identity holds the numbers of identities: their ranges, those with a
+// fixed meaning, and what kind of peer an identity is.
+//
+// Every process spells them by this package. The eBPF programs have the same
+// numbers in bpf/include/sluice; a test of services/datapath/internal/bpf
+// compares the two. The package does not know which labels a number stands for:
+// sluice-identity allocates that.
+package identity
+
+import "strconv"
+
+// Numeric is the number of an identity. 0 is not one.
+type Numeric uint32
+
+// Ranges of numbers.
+const (
+	MinReserved  Numeric = 1
+	MaxReserved  Numeric = 255
+	MinCluster   Numeric = 256
+	MaxCluster   Numeric = 65_535
+	MinNodeLocal Numeric = 0xFF0000
+	MaxNodeLocal Numeric = 0xFF0FFF
+	// Max is the largest number: 24 bits fit into a packet's mark and into a
+	// VXLAN network identifier.
+	Max Numeric = 1<<24 - 1
+)
+
+// Sizes of the ranges that numbers are allocated from.
+const (
+	ClusterSize   = int(MaxCluster-MinCluster) + 1
+	NodeLocalSize = int(MaxNodeLocal-MinNodeLocal) + 1
+)
+
+// Reserved numbers. Those up to 10 mean what they mean in Cilium.
+const (
+	Host             Numeric = 1
+	World            Numeric = 2
+	Unmanaged        Numeric = 3
+	Health           Numeric = 4
+	Init             Numeric = 5
+	RemoteNode       Numeric = 6
+	KubeAPIServer    Numeric = 7
+	Ingress          Numeric = 8
+	WorldIPv4        Numeric = 9
+	WorldIPv6        Numeric = 10
+	UnknownInCluster Numeric = 255
+)
+
+// Names of the labels of reserved identities: reserved:NAME.
+const (
+	NameHost             = "host"
+	NameWorld            = "world"
+	NameUnmanaged        = "unmanaged"
+	NameHealth           = "health"
+	NameInit             = "init"
+	NameRemoteNode       = "remote-node"
+	NameKubeAPIServer    = "kube-apiserver"
+	NameIngress          = "ingress"
+	NameWorldIPv4        = "world-ipv4"
+	NameWorldIPv6        = "world-ipv6"
+	NameUnknownInCluster = "unknown-in-cluster"
+)
+
+// Scope is where a number is valid.
+type Scope uint8
+
+// Scopes.
+const (
+	ScopeInvalid   Scope = iota // no identity has such a number
+	ScopeReserved               // fixed meaning everywhere
+	ScopeCluster                // the same on all nodes of the cluster
+	ScopeNodeLocal              // on this node only; never leaves it
+)
+
+// String is one of invalid, reserved, cluster, node-local.
+func (s Scope) String() string {
+	switch s {
+	case ScopeReserved:
+		return "reserved"
+	case ScopeCluster:
+		return "cluster"
+	case ScopeNodeLocal:
+		return "node-local"
+	}
+	return "invalid"
+}
+
+// Scope of the number, by its range.
+func (n Numeric) Scope() Scope {
+	switch {
+	case n >= MinReserved && n <= MaxReserved:
+		return ScopeReserved
+	case n >= MinCluster && n <= MaxCluster:
+		return ScopeCluster
+	case n >= MinNodeLocal && n <= MaxNodeLocal:
+		return ScopeNodeLocal
+	}
+	return ScopeInvalid
+}
+
+// Kind is the coarse sort of a peer. A policy table has a default class per
+// kind, for the peers of that kind without an entry of their own.
+type Kind uint8
+
+// Kinds, in the order of a table's default classes.
+const (
+	KindInCluster     Kind = iota // pods, of this cluster or another
+	KindWorld4                    // outside, IPv4, and the single world of one family
+	KindWorld6                    // outside, IPv6
+	KindHost                      // the local node
+	KindRemoteNode                // other nodes
+	KindKubeAPIServer             // an API server outside the cluster
+	KindUnknown                   // a number that the identity service has not announced
+	KindOther                     // health, init, ingress, unmanaged
+	Kinds                         // the number of kinds
+)
+
+var kindNames = [Kinds]string{"in-cluster", "world-ipv4", "world-ipv6", "host", "remote-node", "kube-apiserver", "unknown", "other"}
+
+// String is the kind in the words of the API.
+func (k Kind) String() string {
+	if k < Kinds {
+		return kindNames[k]
+	}
+	return "Kind(" + strconv.Itoa(int(k)) + ")"
+}
+
+// PeerScope says which address rules reach a peer.
+type PeerScope uint8
+
+// Peer scopes, in the order of a table's address classes.
+const (
+	PeerScopeCluster PeerScope = iota // pods and the other endpoints inside
+	PeerScopeNode                     // the local node and remote ones
+	PeerScopeOutside                  // the world
+	PeerScopes                        // the number of peer scopes
+)
+
+var peerScopeNames = [PeerScopes]string{"cluster", "node", "outside"}
+
+// String is one of cluster, node, outside.
+func (s PeerScope) String() string {
+	if s < PeerScopes {
+		return peerScopeNames[s]
+	}
+	return "PeerScope(" + strconv.Itoa(int(s)) + ")"
+}

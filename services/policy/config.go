@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/sandbox"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
-	"github.com/sluice-net/sluice/services/policy/internal/node"
+	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
@@ -117,8 +117,8 @@ func (c *Config) Validate() error {
 	return p.Err()
 }
 
-func (c *Config) node(l *slog.Logger) node.Config {
-	return node.Config{
+func (c *Config) owner(l *slog.Logger) owner.Config {
+	return owner.Config{
 		Engine: engine.Config{Cluster: c.Cluster.Name, Enforcement: modes[c.Enforcement.Mode], AllowHost: c.Enforcement.AllowHost},
 		Rules: rule.Options{
 			Cluster: c.Cluster.Name, LocalClusterOnly: c.Cluster.LocalOnly,

@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/rpc/client"
 	identities "github.com/sluice-net/sluice/services/policy/internal/client"
-	"github.com/sluice-net/sluice/services/policy/internal/node"
+	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/server"
 	"github.com/sluice-net/sluice/services/policy/internal/source/directory"
 )
@@ -35,22 +35,22 @@ func main() {
 
 func run(ctx context.Context, p *process.Process, cfg Config) error {
 	started := time.Now()
-	sources := []string{node.SourceIdentity}
+	sources := []string{owner.SourceIdentity}
 	if cfg.Sources.Directory != "" {
-		sources = append(sources, node.SourceFile)
+		sources = append(sources, owner.SourceFile)
 	}
-	n, err := process.Phase(p, "load state", func() (*node.Node, error) {
+	o, err := process.Phase(p, "load state", func() (*owner.Owner, error) {
 		// Nearly everything that is made here stays, or is gone with the phase.
 		defer debug.SetGCPercent(debug.SetGCPercent(loadGCPercent))
-		return node.New(cfg.node(p.Log), cfg.StateDir, sources)
+		return owner.New(cfg.owner(p.Log), cfg.StateDir, sources)
 	})
 	if err != nil {
 		return err
 	}
-	p.OnExit(n.Close)
+	p.OnExit(o.Close)
 	debug.FreeOSMemory() // what loading took
 
-	if err := p.Metrics.Register(server.Collector{Node: n}); err != nil {
+	if err := p.Metrics.Register(server.Collector{Owner: o}); err != nil {
 		return err
 	}
 
@@ -64,22 +64,22 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 
-	service := &server.Server{Node: n, Version: process.Version().String(), Started: started}
+	service := &server.Server{Owner: o, Version: process.Version().String(), Started: started}
 	srv, err := p.NewServer(rpc.Options{Register: service.Register, Methods: server.Methods()})
 	if err != nil {
 		return err
 	}
-	p.Go("node", n.Run)
-	p.Go("identities", identities.NewIdentities(conn, node.SourceIdentity, n, p.Log).Run)
+	p.Go("owner", o.Run)
+	p.Go("identities", identities.NewIdentities(conn, owner.SourceIdentity, o, p.Log).Run)
 	if cfg.Sources.Directory != "" {
-		failed := func(ctx context.Context, why error) error { return n.SourceFailed(ctx, node.SourceFile, why) }
-		files := directory.New(cfg.Sources.Directory, n.Feed(node.SourceFile), failed, p.Log)
+		failed := func(ctx context.Context, why error) error { return o.SourceFailed(ctx, owner.SourceFile, why) }
+		files := directory.New(cfg.Sources.Directory, o.Feed(owner.SourceFile), failed, p.Log)
 		files.MaxBytes = int(cfg.Limits.Manifests)
 		p.Go("directory", files.Run)
 	}
 	p.Go("readiness", func(ctx context.Context) error {
 		select {
-		case <-n.Ready():
+		case <-o.Ready():
 			srv.SetAllServing(true)
 			p.Ready()
 		case <-ctx.Done():

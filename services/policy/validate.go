@@ -12,7 +12,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
-	"github.com/sluice-net/sluice/services/policy/internal/node"
+	"github.com/sluice-net/sluice/services/policy/internal/owner"
 )
 
 // judgement is what `sluice-policy validate` prints of one document, as one
@@ -81,8 +81,8 @@ func judge(data []byte, namespace string, allowUnknown bool) ([]judgement, error
 		all[i].Problems = []string{}
 	}
 	config := defaults(instance.Paths{})
-	decoded, err := node.Reading{Rules: config.node(nil).Rules, Namespace: namespace, AllowUnknown: allowUnknown}.Decode(data)
-	var bad *node.ManifestError
+	decoded, err := owner.Reading{Rules: config.owner(nil).Rules, Namespace: namespace, AllowUnknown: allowUnknown}.Decode(data)
+	var bad *owner.ManifestError
 	switch {
 	case errors.As(err, &bad) && bad.Whole == nil:
 		for _, v := range bad.Violations {

@@ -20,17 +20,17 @@ import (
 	"github.com/sluice-net/sluice/kit/busy"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/identity"
-	"github.com/sluice-net/sluice/services/policy/internal/node"
+	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	tables "github.com/sluice-net/sluice/services/policy/internal/stream"
 	"github.com/sluice-net/sluice/services/policy/internal/synthetic"
 )
 
-// owned is a node of policy in this process, with a subscriber that takes
+// owned is the owner of policy in this process, with a subscriber that takes
 // everything at once.
 type owned struct {
-	*node.Node
+	*owner.Owner
 	ctx      context.Context
 	cluster  *synthetic.Cluster
 	subjects []identity.Numeric
@@ -40,7 +40,7 @@ type owned struct {
 // bytesInCall is about what one call of UpsertPolicies carries.
 const bytesInCall = 1 << 20
 
-// measureOwner makes a node do everything it can be asked to do, and says for
+// measureOwner makes an owner do everything that it can be asked to do, and says for
 // how long its one goroutine was busy with one operation.
 func measureOwner(s synthetic.Shape) (out []line, err error) {
 	dir, err := os.MkdirTemp("", "policy-bench-")
@@ -52,12 +52,12 @@ func measureOwner(s synthetic.Shape) (out []line, err error) {
 	if err != nil {
 		return nil, err
 	}
-	n, err := node.New(node.Config{
+	n, err := owner.New(owner.Config{
 		Engine: engine.Config{Cluster: synthetic.Name, AllowHost: true},
 		Rules:  rule.Options{Cluster: synthetic.Name, LocalClusterOnly: true},
 		Linger: time.Minute, MaxPolicies: 20_000, MaxManifestBytes: 256 << 20, MaxNames: 4096, MaxAddresses: 65_536,
 		Stream: tables.Defaults(), Log: slog.New(slog.DiscardHandler), Processor: processorTime,
-	}, dir, []string{node.SourceIdentity, node.SourceFile})
+	}, dir, []string{owner.SourceIdentity, owner.SourceFile})
 	if err != nil {
 		return nil, err
 	}
@@ -71,7 +71,7 @@ func measureOwner(s synthetic.Shape) (out []line, err error) {
 		stop()
 		err = errors.Join(err, <-ended, n.Close())
 	}()
-	o := &owned{Node: n, ctx: ctx, cluster: cluster}
+	o := &owned{Owner: n, ctx: ctx, cluster: cluster}
 	o.subjects = slices.Clone(cluster.Subjects)
 	slices.Sort(o.subjects)
 	o.subjects = slices.Compact(o.subjects)
@@ -95,7 +95,7 @@ func measureOwner(s synthetic.Shape) (out []line, err error) {
 		{"the rest of the policies deleted in one call", o.deleteAll},
 		{"all policies as 200 files, all at once", o.files},
 		{"one of the files changes", o.fileChanges},
-		{"all files go", func() error { return o.Feed(node.SourceFile).Set(o.ctx, nil) }},
+		{"all files go", func() error { return o.Feed(owner.SourceFile).Set(o.ctx, nil) }},
 	} {
 		began := time.Now()
 		if err := step.do(); err != nil {
@@ -106,7 +106,7 @@ func measureOwner(s synthetic.Shape) (out []line, err error) {
 		if err != nil {
 			return nil, err
 		}
-		worst := node.Busy{Figures: busy.Figures{Operation: "nothing longer than before"}}
+		worst := owner.Busy{Figures: busy.Figures{Operation: "nothing longer than before"}}
 		for _, b := range st.Busy {
 			if b.Longest > longest[b.Operation] {
 				longest[b.Operation] = b.Longest
@@ -164,7 +164,7 @@ func (o *owned) apply() error {
 }
 
 func (o *owned) subscribe() error {
-	session, err := o.Subscribe(o.ctx, node.Subscription{Name: "datapath", Role: node.RoleEnforces, Interest: node.Interest{Subjects: o.subjects}})
+	session, err := o.Subscribe(o.ctx, owner.Subscription{Name: "datapath", Role: owner.RoleEnforces, Interest: owner.Interest{Subjects: o.subjects}})
 	if err != nil {
 		return err
 	}
@@ -187,7 +187,7 @@ func (o *owned) subscribe() error {
 }
 
 func (o *owned) comeBack() error {
-	session, err := o.Subscribe(o.ctx, node.Subscription{Name: "datapath", Role: node.RoleEnforces})
+	session, err := o.Subscribe(o.ctx, owner.Subscription{Name: "datapath", Role: owner.RoleEnforces})
 	if err != nil {
 		return err
 	}
@@ -225,7 +225,7 @@ func (o *owned) burst() error {
 }
 
 func (o *owned) keys() ([]policy.Key, error) {
-	list, _, err := o.List(o.ctx, node.Filter{})
+	list, _, err := o.List(o.ctx, owner.Filter{})
 	var keys []policy.Key
 	for _, p := range list {
 		keys = append(keys, p.Key)
@@ -282,16 +282,16 @@ func (o *owned) read() error {
 }
 
 // listing are all manifests in 200 files.
-func (o *owned) listing() []node.File {
-	var files []node.File
+func (o *owned) listing() []owner.File {
+	var files []owner.File
 	for i, list := 0, slices.Collect(slices.Chunk(o.cluster.Manifests, max(1, len(o.cluster.Manifests)/200))); i < len(list); i++ {
-		files = append(files, node.File{Origin: fmt.Sprintf("%03d.yaml", i), Data: []byte(strings.Join(list[i], "---\n") + o.manifest)})
+		files = append(files, owner.File{Origin: fmt.Sprintf("%03d.yaml", i), Data: []byte(strings.Join(list[i], "---\n") + o.manifest)})
 		o.manifest = ""
 	}
 	return files
 }
 
-func (o *owned) files() error { return o.Feed(node.SourceFile).Set(o.ctx, o.listing()) }
+func (o *owned) files() error { return o.Feed(owner.SourceFile).Set(o.ctx, o.listing()) }
 
 func (o *owned) fileChanges() error {
 	o.manifest = "---\n" + strings.ReplaceAll(ofTen, "PORT", "99")

@@ -12,13 +12,13 @@ import (
 
 	"github.com/sluice-net/sluice/kit/rpc/client"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
-	"github.com/sluice-net/sluice/services/policy/internal/node"
+	"github.com/sluice-net/sluice/services/policy/internal/owner"
 )
 
 // More subscribers that never read than there are places, under a flood of
 // changes: the datapath misses nothing, and each call is answered.
 func TestDatapathGoesOnBesideManySubscribersThatNeverRead(t *testing.T) {
-	s := serve(t, func(c *node.Config) {
+	s := serve(t, func(c *owner.Config) {
 		c.Stream.Message, c.Stream.Behind, c.Stream.Resume = 16<<10, 256<<10, 64<<10
 	})
 	s.know(town)
@@ -50,14 +50,14 @@ func TestDatapathGoesOnBesideManySubscribersThatNeverRead(t *testing.T) {
 		t.Errorf("the datapath's stream ended: %v", f.err)
 	}
 	s.eventually("only the datapath is left", func(st *policyv1.GetStatusResponse) bool { return len(st.GetSubscribers()) == 1 })
-	if _, n := s.node.Figures(); n != 16 {
+	if _, n := s.owner.Figures(); n != 16 {
 		t.Errorf("%d were disconnected for being slow, want 16", n)
 	}
 }
 
 func TestManyNamesAtOnceAreLearned(t *testing.T) {
 	const names, callers = 2000, 64
-	s := serve(t, func(c *node.Config) { c.MaxNames, c.MaxAddresses = names, names })
+	s := serve(t, func(c *owner.Config) { c.MaxNames, c.MaxAddresses = names, names })
 	s.know(town)
 	s.apply(learnWeb)
 	f := s.watch(subscribe("datapath", 300)).snapshot()
@@ -83,7 +83,7 @@ func TestManyNamesAtOnceAreLearned(t *testing.T) {
 	close(next)
 	wg.Wait()
 	f.until("everything is there", func() bool { return f.barrier.GetAddressRevision() == names })
-	st, err := s.node.Status(s.ctx())
+	st, err := s.owner.Status(s.ctx())
 	if err != nil || st.Addresses != names {
 		t.Errorf("%d addresses are remembered, want %d; %v", st.Addresses, names, err)
 	}

@@ -30,7 +30,7 @@ import (
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/identity"
-	"github.com/sluice-net/sluice/services/policy/internal/node"
+	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
@@ -207,20 +207,20 @@ func TestDeleteIsRepeatableAndNamesWhatWasAbsent(t *testing.T) {
 // INV-61
 func TestPoliciesOfAFileAreTheFiles(t *testing.T) {
 	dir := t.TempDir()
-	n, err := node.New(node.Config{
+	o, err := owner.New(owner.Config{
 		Engine: engine.Config{Cluster: "default"}, MaxPolicies: 10, MaxManifestBytes: 1 << 20, Stream: stream.Defaults(), Log: log.Discard(),
-	}, dir, []string{node.SourceFile})
+	}, dir, []string{owner.SourceFile})
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- n.Run(ctx) }()
-	defer func() { cancel(); <-done; n.Close() }()
-	if err := n.Feed(node.SourceFile).Set(t.Context(), []node.File{{Origin: "db.yaml", Data: []byte(allowWeb)}}); err != nil {
+	go func() { done <- o.Run(ctx) }()
+	defer func() { cancel(); <-done; o.Close() }()
+	if err := o.Feed(owner.SourceFile).Set(t.Context(), []owner.File{{Origin: "db.yaml", Data: []byte(allowWeb)}}); err != nil {
 		t.Fatal(err)
 	}
-	f := &Server{Node: n}
+	f := &Server{Owner: o}
 	_, err = f.UpsertPolicies(t.Context(), &policyv1.UpsertPoliciesRequest{Manifests: []byte(allowWeb)})
 	wantCode(t, err, codes.AlreadyExists, "NetworkPolicy shop/db is of file db.yaml")
 	_, err = f.DeletePolicies(t.Context(), &policyv1.DeletePoliciesRequest{Keys: []*policyv1.PolicyKey{{Kind: "NetworkPolicy", Namespace: "shop", Name: "db"}}})
@@ -494,7 +494,7 @@ func TestNoMessageIsLargerThanAClientTakes(t *testing.T) {
 
 func TestLearnedNamesOutliveARestartAndEnd(t *testing.T) {
 	clock := &fakeClock{now: time.Unix(1_700_000_000, 0)}
-	at := func(c *node.Config) { c.Now = clock.Now }
+	at := func(c *owner.Config) { c.Now = clock.Now }
 	s := serve(t, at)
 	s.know(town)
 	s.apply(learnWeb)
@@ -531,7 +531,7 @@ func TestLearnedNamesOutliveARestartAndEnd(t *testing.T) {
 
 // The largest tables that there can be fit into an answer.
 func TestTheLargestTablesFitIntoAnAnswer(t *testing.T) {
-	j := node.Judged{Bound: [2]bool{true, true}}
+	j := owner.Judged{Bound: [2]bool{true, true}}
 	for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
 		content := &table.Table{
 			Rules: make([]table.Rule, table.MaxRules), Classes: make([]uint32, table.MaxIdentityClasses+table.MaxAddressClasses),

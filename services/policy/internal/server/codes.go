@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/protoadapt"
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	"github.com/sluice-net/sluice/services/policy/internal/node"
+	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
@@ -32,38 +32,38 @@ const maxText = 256
 
 // statusOf is the one place where errors of the core get their codes.
 func statusOf(err error) error {
-	var manifest *node.ManifestError
+	var manifest *owner.ManifestError
 	switch {
 	case err == nil:
 		return nil
 	case errors.As(err, &manifest):
 		return with(codes.InvalidArgument, err, violations(manifest))
-	case errors.Is(err, node.ErrInvalid):
-		field, text, _ := strings.Cut(strings.TrimPrefix(err.Error(), node.ErrInvalid.Error()+": "), ": ")
+	case errors.Is(err, owner.ErrInvalid):
+		field, text, _ := strings.Cut(strings.TrimPrefix(err.Error(), owner.ErrInvalid.Error()+": "), ": ")
 		return with(codes.InvalidArgument, err, &errdetails.BadRequest{
 			FieldViolations: []*errdetails.BadRequest_FieldViolation{{Field: field, Description: text}},
 		})
-	case errors.Is(err, node.ErrNotFound):
+	case errors.Is(err, owner.ErrNotFound):
 		return with(codes.NotFound, err, &errdetails.ResourceInfo{ResourceType: "identity", Description: err.Error()})
-	case errors.Is(err, node.ErrOwned):
+	case errors.Is(err, owner.ErrOwned):
 		return with(codes.AlreadyExists, err)
-	case errors.Is(err, node.ErrForeign), errors.Is(err, node.ErrRefused), errors.Is(err, node.ErrHeld):
+	case errors.Is(err, owner.ErrForeign), errors.Is(err, owner.ErrRefused), errors.Is(err, owner.ErrHeld):
 		return with(codes.FailedPrecondition, err)
-	case errors.Is(err, node.ErrLimit):
+	case errors.Is(err, owner.ErrLimit):
 		return with(codes.ResourceExhausted, err, &errdetails.QuotaFailure{
 			Violations: []*errdetails.QuotaFailure_Violation{{Subject: "policy", Description: clip(err.Error())}},
 		})
 	case errors.Is(err, stream.ErrSlow):
 		return with(codes.ResourceExhausted, err, &errdetails.RetryInfo{RetryDelay: durationpb.New(0)})
-	case errors.Is(err, stream.ErrReplaced), errors.Is(err, node.ErrChanged):
+	case errors.Is(err, stream.ErrReplaced), errors.Is(err, owner.ErrChanged):
 		return with(codes.Aborted, err)
 	case errors.Is(err, stream.ErrAck):
 		return with(codes.InvalidArgument, err)
-	case errors.Is(err, node.ErrRevision):
+	case errors.Is(err, owner.ErrRevision):
 		return with(codes.OutOfRange, err)
-	case errors.Is(err, node.ErrStorage):
+	case errors.Is(err, owner.ErrStorage):
 		return with(codes.Unavailable, err, &errdetails.RetryInfo{RetryDelay: durationpb.New(retryAfter)})
-	case errors.Is(err, node.ErrStopped):
+	case errors.Is(err, owner.ErrStopped):
 		return with(codes.Unavailable, err)
 	case errors.Is(err, context.Canceled):
 		return with(codes.Canceled, err)
@@ -74,7 +74,7 @@ func statusOf(err error) error {
 }
 
 // violations names document and field of each problem.
-func violations(m *node.ManifestError) *errdetails.BadRequest {
+func violations(m *owner.ManifestError) *errdetails.BadRequest {
 	if m.Whole != nil {
 		return &errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{{
 			Field: "manifests", Description: clip(m.Whole.Error()),

@@ -13,7 +13,7 @@ import (
 
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/identity"
-	"github.com/sluice-net/sluice/services/policy/internal/node"
+	"github.com/sluice-net/sluice/services/policy/internal/owner"
 )
 
 // before is a subscription of a datapath that enforced something.
@@ -25,7 +25,7 @@ func before(state []byte, revision uint64, sources ...string) *policyv1.Subscrib
 
 func (s *service) complete() {
 	s.t.Helper()
-	if err := s.node.CompleteIdentities(s.ctx(), map[identity.Numeric]struct{}{300: {}, 301: {}, 302: {}, 9: {}}); err != nil {
+	if err := s.owner.CompleteIdentities(s.ctx(), map[identity.Numeric]struct{}{300: {}, 301: {}, 302: {}, 9: {}}); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -66,7 +66,7 @@ func TestBarrierHasTheRevisionOfTheIdentityService(t *testing.T) {
 		t.Errorf("before a listing: revision %d of %x", b.GetIdentityServiceRevision(), b.GetIdentityServiceIncarnation())
 	}
 	at := identity.Revision{Incarnation: "run-of-i", Number: 41}
-	if err := s.node.TakeIdentities(s.ctx(), identitiesOf(t, town), nil, at); err != nil {
+	if err := s.owner.TakeIdentities(s.ctx(), identitiesOf(t, town), nil, at); err != nil {
 		t.Fatal(err)
 	}
 	f.until("the revision", func() bool { return f.barrier.GetIdentityServiceRevision() == 41 })
@@ -76,7 +76,7 @@ func TestBarrierHasTheRevisionOfTheIdentityService(t *testing.T) {
 		}
 	})
 	at.Number++ // nothing of it matters here
-	if err := s.node.TakeIdentities(s.ctx(), nil, nil, at); err != nil {
+	if err := s.owner.TakeIdentities(s.ctx(), nil, nil, at); err != nil {
 		t.Fatal(err)
 	}
 	f.until("the next revision", func() bool { return f.barrier.GetIdentityServiceRevision() == 42 })
@@ -88,27 +88,27 @@ func TestBarrierHasTheRevisionOfTheIdentityService(t *testing.T) {
 func TestBarrierNamesWhatIsNotComplete(t *testing.T) {
 	for what, test := range map[string]struct {
 		sources []string // that had policies
-		do      func(*service, *node.Feed)
+		do      func(*service, *owner.Feed)
 		want    []string
 	}{
-		"nothing happened":             {[]string{"file", "grpc", "grpc/argo"}, func(*service, *node.Feed) {}, []string{"file", "grpc", "grpc/argo", "identity"}},
-		"identities came":              {[]string{"file"}, func(s *service, _ *node.Feed) { s.complete() }, []string{"file"}},
-		"sources are not known":        {nil, func(s *service, _ *node.Feed) { s.complete() }, []string{"unknown sources"}},
-		"another manager has listed":   {[]string{"grpc/argo"}, func(s *service, _ *node.Feed) { s.complete(); s.replace("flux") }, []string{"grpc/argo"}},
-		"the manager has listed":       {[]string{"grpc/argo"}, func(s *service, _ *node.Feed) { s.complete(); s.replace("argo") }, nil},
-		"an apply is no listing":       {[]string{"grpc"}, func(s *service, _ *node.Feed) { s.complete(); s.apply(allowWeb) }, []string{"grpc"}},
-		"the directory was read":       {[]string{"file"}, func(s *service, f *node.Feed) { s.complete(); s.set(f) }, nil},
-		"confirmed":                    {[]string{"file", "grpc"}, func(s *service, _ *node.Feed) { s.complete(); s.confirm() }, nil},
-		"confirmed, sources not known": {nil, func(s *service, _ *node.Feed) { s.complete(); s.confirm() }, nil},
-		"confirmed without identities": {[]string{"grpc"}, func(s *service, _ *node.Feed) { s.confirm() }, []string{"identity"}},
+		"nothing happened":             {[]string{"file", "grpc", "grpc/argo"}, func(*service, *owner.Feed) {}, []string{"file", "grpc", "grpc/argo", "identity"}},
+		"identities came":              {[]string{"file"}, func(s *service, _ *owner.Feed) { s.complete() }, []string{"file"}},
+		"sources are not known":        {nil, func(s *service, _ *owner.Feed) { s.complete() }, []string{"unknown sources"}},
+		"another manager has listed":   {[]string{"grpc/argo"}, func(s *service, _ *owner.Feed) { s.complete(); s.replace("flux") }, []string{"grpc/argo"}},
+		"the manager has listed":       {[]string{"grpc/argo"}, func(s *service, _ *owner.Feed) { s.complete(); s.replace("argo") }, nil},
+		"an apply is no listing":       {[]string{"grpc"}, func(s *service, _ *owner.Feed) { s.complete(); s.apply(allowWeb) }, []string{"grpc"}},
+		"the directory was read":       {[]string{"file"}, func(s *service, f *owner.Feed) { s.complete(); s.set(f) }, nil},
+		"confirmed":                    {[]string{"file", "grpc"}, func(s *service, _ *owner.Feed) { s.complete(); s.confirm() }, nil},
+		"confirmed, sources not known": {nil, func(s *service, _ *owner.Feed) { s.complete(); s.confirm() }, nil},
+		"confirmed without identities": {[]string{"grpc"}, func(s *service, _ *owner.Feed) { s.confirm() }, []string{"identity"}},
 	} {
 		t.Run(what, func(t *testing.T) {
 			s := serve(t)
 			s.stop()
-			s.sources = []string{node.SourceFile}
+			s.sources = []string{owner.SourceFile}
 			s.start()
 			f := s.watch(before(make([]byte, 16), 7, test.sources...)).snapshot()
-			test.do(s, s.node.Feed(node.SourceFile))
+			test.do(s, s.owner.Feed(owner.SourceFile))
 			f.until("the answer", func() bool { return slices.Equal(f.barrier.GetIncomplete(), test.want) })
 			// It is the same for one that subscribes now.
 			f.leave()
@@ -127,7 +127,7 @@ func (s *service) replace(manager string) {
 	}
 }
 
-func (s *service) set(f *node.Feed) {
+func (s *service) set(f *owner.Feed) {
 	s.t.Helper()
 	if err := f.Set(s.ctx(), nil); err != nil {
 		s.t.Fatal(err)
@@ -144,7 +144,7 @@ func (s *service) confirm() *policyv1.ConfirmPoliciesResponse {
 }
 
 func TestCallersAreToldOfAHeldState(t *testing.T) {
-	s := serve(t, func(c *node.Config) { c.Stream.Unacked, c.Stream.Stall = 4, 500*time.Millisecond })
+	s := serve(t, func(c *owner.Config) { c.Stream.Unacked, c.Stream.Stall = 4, 500*time.Millisecond })
 	s.know(town)
 	s.complete()
 	sub := before(make([]byte, 16), 7, "grpc")

@@ -9,12 +9,12 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/sluice-net/sluice/services/policy/internal/node"
+	"github.com/sluice-net/sluice/services/policy/internal/owner"
 )
 
 // figures are what the metrics are taken from.
 type figures struct {
-	node.Status
+	owner.Status
 	weight int
 	cut    uint64
 }
@@ -87,20 +87,20 @@ var metrics = []metric{
 	newMetric("problems", "Problems in the status.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.ProblemCount) }),
 }
 
-// The owner's time; the label operation is one of those that package node lists.
+// The owner's time; the label operation is one of those that package owner lists.
 var (
 	busyDesc = prometheus.NewDesc("sluice_policy_owner_busy_seconds",
 		"How long the one goroutine that owns policy was busy with each operation; every other waits as long.", []string{"operation"}, nil)
 	longestDesc = prometheus.NewDesc("sluice_policy_owner_busy_longest_seconds", "The longest of them since the start.", []string{"operation"}, nil)
 )
 
-func collectBusy(ch chan<- prometheus.Metric, b node.Busy) {
+func collectBusy(ch chan<- prometheus.Metric, b owner.Busy) {
 	ch <- prometheus.MustNewConstHistogram(busyDesc, b.Count, b.Sum.Seconds(), b.Cumulative(), b.Operation)
 	ch <- prometheus.MustNewConstMetric(longestDesc, prometheus.GaugeValue, b.Longest.Seconds(), b.Operation)
 }
 
-// Collector gives the node's figures to Prometheus.
-type Collector struct{ Node *node.Node }
+// Collector gives the owner's figures to Prometheus.
+type Collector struct{ Owner *owner.Owner }
 
 // Describe implements prometheus.Collector.
 func (Collector) Describe(ch chan<- *prometheus.Desc) {
@@ -111,7 +111,7 @@ func (Collector) Describe(ch chan<- *prometheus.Desc) {
 	ch <- longestDesc
 }
 
-// collectTimeout is how long a scrape waits for the node's turn.
+// collectTimeout is how long a scrape waits for the owner's turn.
 const collectTimeout = 5 * time.Second
 
 // Collect implements prometheus.Collector. Without an answer there are no
@@ -119,12 +119,12 @@ const collectTimeout = 5 * time.Second
 func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), collectTimeout)
 	defer cancel()
-	st, err := c.Node.Status(ctx)
+	st, err := c.Owner.Status(ctx)
 	if err != nil {
 		return
 	}
 	f := figures{Status: st}
-	f.weight, f.cut = c.Node.Figures()
+	f.weight, f.cut = c.Owner.Figures()
 	for _, m := range metrics {
 		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.value(f))
 	}

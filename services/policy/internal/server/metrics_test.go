@@ -21,7 +21,7 @@ func TestMetricsHaveTheConventionsNames(t *testing.T) {
 	s.watch(subscribe("datapath", 301)).snapshot()
 	s.eventually("acknowledged", func(st *policyv1.GetStatusResponse) bool { return st.GetSubscribers()[0].GetBehind() == 0 })
 	r := prometheus.NewPedanticRegistry()
-	if err := r.Register(Collector{Node: s.node}); err != nil {
+	if err := r.Register(Collector{Owner: s.owner}); err != nil {
 		t.Fatal(err)
 	}
 	families, err := r.Gather()
@@ -76,7 +76,7 @@ func TestTheOwnersTimeIsCountedByOperation(t *testing.T) {
 	s.know(town)
 	s.apply(allowWeb)
 	s.apply(allowWeb)
-	st, err := s.node.Status(t.Context())
+	st, err := s.owner.Status(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

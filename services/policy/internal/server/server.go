@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package server answers sluice.policy.v1 from the node.
+// Package server answers sluice.policy.v1 from the owner of policy.
 //
 // It translates and decides nothing: requests into the core's words, the
 // core's errors into status codes, in one function.
@@ -24,7 +24,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/label"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
-	"github.com/sluice-net/sluice/services/policy/internal/node"
+	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -35,7 +35,7 @@ import (
 type Server struct {
 	policyv1.UnimplementedPolicyServiceServer
 
-	Node    *node.Node
+	Owner   *owner.Owner
 	Version string
 	Started time.Time
 }
@@ -70,21 +70,21 @@ func Methods() rpc.Methods {
 
 // UpsertPolicies implements the service.
 func (s *Server) UpsertPolicies(ctx context.Context, req *policyv1.UpsertPoliciesRequest) (*policyv1.UpsertPoliciesResponse, error) {
-	out, err := s.Node.Apply(ctx, node.Request{
-		Caller:    node.Caller{Manager: req.GetManager(), IfRevision: req.IfRevision, ValidateOnly: req.GetValidateOnly()},
+	out, err := s.Owner.Apply(ctx, owner.Request{
+		Caller:    owner.Caller{Manager: req.GetManager(), IfRevision: req.IfRevision, ValidateOnly: req.GetValidateOnly()},
 		Manifests: req.GetManifests(), Namespace: req.GetDefaultNamespace(), AllowUnknown: req.GetAllowUnknownFields(),
 	})
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	run := s.Node.Incarnation()
+	run := s.Owner.Incarnation()
 	return &policyv1.UpsertPoliciesResponse{Revision: out.Revision, Changes: changes(out), Incarnation: run[:]}, nil
 }
 
 // ReplacePolicies implements the service.
 func (s *Server) ReplacePolicies(ctx context.Context, req *policyv1.ReplacePoliciesRequest) (*policyv1.ReplacePoliciesResponse, error) {
-	out, err := s.Node.Replace(ctx, node.Request{
-		Caller:    node.Caller{Manager: req.GetManager(), IfRevision: req.IfRevision, ValidateOnly: req.GetValidateOnly()},
+	out, err := s.Owner.Replace(ctx, owner.Request{
+		Caller:    owner.Caller{Manager: req.GetManager(), IfRevision: req.IfRevision, ValidateOnly: req.GetValidateOnly()},
 		Manifests: req.GetManifests(), Namespace: req.GetDefaultNamespace(), AllowUnknown: req.GetAllowUnknownFields(),
 	})
 	if err != nil {
@@ -95,7 +95,7 @@ func (s *Server) ReplacePolicies(ctx context.Context, req *policyv1.ReplacePolic
 
 // CompleteSource implements the service.
 func (s *Server) CompleteSource(ctx context.Context, req *policyv1.CompleteSourceRequest) (*policyv1.CompleteSourceResponse, error) {
-	out, err := s.Node.Complete(ctx, node.Caller{Manager: req.GetManager(), ValidateOnly: req.GetValidateOnly()}, [16]byte(req.GetIncarnation()))
+	out, err := s.Owner.Complete(ctx, owner.Caller{Manager: req.GetManager(), ValidateOnly: req.GetValidateOnly()}, [16]byte(req.GetIncarnation()))
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -104,8 +104,8 @@ func (s *Server) CompleteSource(ctx context.Context, req *policyv1.CompleteSourc
 
 // DeletePolicies implements the service.
 func (s *Server) DeletePolicies(ctx context.Context, req *policyv1.DeletePoliciesRequest) (*policyv1.DeletePoliciesResponse, error) {
-	caller := node.Caller{Manager: req.GetManager(), IfRevision: req.IfRevision, ValidateOnly: req.GetValidateOnly()}
-	out, err := s.Node.Remove(ctx, caller, keys(req.GetKeys()))
+	caller := owner.Caller{Manager: req.GetManager(), IfRevision: req.IfRevision, ValidateOnly: req.GetValidateOnly()}
+	out, err := s.Owner.Remove(ctx, caller, keys(req.GetKeys()))
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -114,7 +114,7 @@ func (s *Server) DeletePolicies(ctx context.Context, req *policyv1.DeletePolicie
 
 // ConfirmPolicies implements the service.
 func (s *Server) ConfirmPolicies(ctx context.Context, _ *policyv1.ConfirmPoliciesRequest) (*policyv1.ConfirmPoliciesResponse, error) {
-	out, err := s.Node.Confirm(ctx)
+	out, err := s.Owner.Confirm(ctx)
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -123,7 +123,7 @@ func (s *Server) ConfirmPolicies(ctx context.Context, _ *policyv1.ConfirmPolicie
 
 // ListPolicies implements the service.
 func (s *Server) ListPolicies(req *policyv1.ListPoliciesRequest, stream grpc.ServerStreamingServer[policyv1.ListPoliciesResponse]) error {
-	list, revision, err := s.Node.List(stream.Context(), node.Filter{
+	list, revision, err := s.Owner.List(stream.Context(), owner.Filter{
 		Kind: req.GetKind(), Namespace: req.GetNamespace(), Name: req.GetName(), Subject: identity.Numeric(req.GetSubject()),
 		Manager: req.Manager,
 	})
@@ -144,7 +144,7 @@ func (s *Server) ListPolicies(req *policyv1.ListPoliciesRequest, stream grpc.Ser
 
 // GetPolicyTable implements the service.
 func (s *Server) GetPolicyTable(ctx context.Context, req *policyv1.GetPolicyTableRequest) (*policyv1.GetPolicyTableResponse, error) {
-	j, err := s.Node.Table(ctx, identity.Numeric(req.GetSubject()))
+	j, err := s.Owner.Table(ctx, identity.Numeric(req.GetSubject()))
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -153,7 +153,7 @@ func (s *Server) GetPolicyTable(ctx context.Context, req *policyv1.GetPolicyTabl
 
 // policyTable fits into a message: tables do by their limits, and the places of
 // their rules are cut as those of a Bind are.
-func policyTable(j node.Judged) *policyv1.GetPolicyTableResponse {
+func policyTable(j owner.Judged) *policyv1.GetPolicyTableResponse {
 	out := &policyv1.GetPolicyTableResponse{Revision: j.Revision}
 	if j.Bound[rule.Egress] {
 		out.Egress, out.EgressRules = wire.Table(j.Tables[rule.Egress]), wire.Sources(firstSources(j.Sources[rule.Egress]))
@@ -166,7 +166,7 @@ func policyTable(j node.Judged) *policyv1.GetPolicyTableResponse {
 
 // WaitForRevision implements the service.
 func (s *Server) WaitForRevision(ctx context.Context, req *policyv1.WaitForRevisionRequest) (*policyv1.WaitForRevisionResponse, error) {
-	out, err := s.Node.Wait(ctx, req.GetRevision(), numbers(req.GetSubjects()))
+	out, err := s.Owner.Wait(ctx, req.GetRevision(), numbers(req.GetSubjects()))
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -181,9 +181,9 @@ func (s *Server) LearnNames(ctx context.Context, req *policyv1.LearnNamesRequest
 		addrs = append(addrs, addr.Unmap())
 	}
 	if err := req.GetTtl().CheckValid(); req.GetTtl() != nil && err != nil {
-		return nil, statusOf(fmt.Errorf("%w: ttl: %w", node.ErrInvalid, err))
+		return nil, statusOf(fmt.Errorf("%w: ttl: %w", owner.ErrInvalid, err))
 	}
-	used, err := s.Node.Learn(ctx, req.GetName(), addrs, req.GetTtl().AsDuration())
+	used, err := s.Owner.Learn(ctx, req.GetName(), addrs, req.GetTtl().AsDuration())
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -196,7 +196,7 @@ func (s *Server) Explain(ctx context.Context, req *policyv1.ExplainRequest) (*po
 	if p := port.Protocol(req.GetProtocol()); !p.HasPorts() && p != port.ICMP && p != port.ICMPv6 {
 		q = port.At(p, 0) // judged by number alone
 	}
-	x, err := s.Node.Explain(ctx, peer(req.GetFrom()), peer(req.GetTo()), q)
+	x, err := s.Owner.Explain(ctx, peer(req.GetFrom()), peer(req.GetTo()), q)
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -207,8 +207,8 @@ func (s *Server) Explain(ctx context.Context, req *policyv1.ExplainRequest) (*po
 
 // Diff implements the service.
 func (s *Server) Diff(req *policyv1.DiffRequest, stream grpc.ServerStreamingServer[policyv1.DiffResponse]) error {
-	change := node.Request{Manifests: req.GetManifests(), Namespace: req.GetDefaultNamespace(), AllowUnknown: req.GetAllowUnknownFields()}
-	err := s.Node.Diff(stream.Context(), change, keys(req.GetDelete()), func(d node.Difference) error {
+	change := owner.Request{Manifests: req.GetManifests(), Namespace: req.GetDefaultNamespace(), AllowUnknown: req.GetAllowUnknownFields()}
+	err := s.Owner.Diff(stream.Context(), change, keys(req.GetDelete()), func(d owner.Difference) error {
 		for _, m := range differences(&d) {
 			if err := stream.Send(m); err != nil {
 				return err
@@ -224,7 +224,7 @@ func (s *Server) Diff(req *policyv1.DiffRequest, stream grpc.ServerStreamingServ
 
 // GetStatus implements the service.
 func (s *Server) GetStatus(ctx context.Context, _ *policyv1.GetStatusRequest) (*policyv1.GetStatusResponse, error) {
-	st, err := s.Node.Status(ctx)
+	st, err := s.Owner.Status(ctx)
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -234,7 +234,7 @@ func (s *Server) GetStatus(ctx context.Context, _ *policyv1.GetStatusRequest) (*
 		WaitingIdentities: uint32(st.Waiting), Subjects: uint32(st.Size.Subjects), Tables: uint32(st.Size.Tables),
 		Problems: st.Problems, PoliciesWithUnsupportedFields: uint32(st.Unsupported),
 	}
-	run := s.Node.Incarnation()
+	run := s.Owner.Incarnation()
 	out.Incarnation = run[:]
 	for _, src := range st.Sources {
 		out.Sources = append(out.Sources, &policyv1.SourceStatus{
@@ -250,7 +250,7 @@ func (s *Server) GetStatus(ctx context.Context, _ *policyv1.GetStatusRequest) (*
 	return out, nil
 }
 
-func changes(o node.Outcome) []*policyv1.PolicyChange {
+func changes(o owner.Outcome) []*policyv1.PolicyChange {
 	out := make([]*policyv1.PolicyChange, len(o.Changes))
 	for i, c := range o.Changes {
 		out[i] = &policyv1.PolicyChange{Key: toKey(c.Key), Type: policyv1.ChangeType(c.Type), DroppedFields: c.Dropped, Notes: notes(c.Notes)}
@@ -286,7 +286,7 @@ func numbers(in []uint32) []identity.Numeric {
 	return out
 }
 
-func toPolicy(l *node.Listed) *policyv1.Policy {
+func toPolicy(l *owner.Listed) *policyv1.Policy {
 	p := &policyv1.Policy{
 		Key: toKey(l.Key), Source: l.Source, Origin: l.Origin, Manager: l.Manager, Accepted: l.Accepted, Error: l.Error,
 		Revision: l.Revision, Rules: uint32(l.Rules), DroppedFields: l.Dropped, Notes: notes(l.Notes),
@@ -300,8 +300,8 @@ func toPolicy(l *node.Listed) *policyv1.Policy {
 	return p
 }
 
-func peer(p *policyv1.Peer) node.Peer {
-	out := node.Peer{Identity: identity.Numeric(p.GetIdentity())}
+func peer(p *policyv1.Peer) owner.Peer {
+	out := owner.Peer{Identity: identity.Numeric(p.GetIdentity())}
 	for _, l := range p.GetLabels() {
 		out.Labels = append(out.Labels, fromLabel(l))
 	}
@@ -325,7 +325,7 @@ func labels(id identity.Identity) []string {
 	return out
 }
 
-func side(x node.Side) *policyv1.SideExplanation {
+func side(x owner.Side) *policyv1.SideExplanation {
 	if !x.Judged {
 		return nil
 	}
@@ -339,7 +339,7 @@ func side(x node.Side) *policyv1.SideExplanation {
 	for _, m := range x.Matches {
 		r := &policyv1.MatchingRule{
 			Number: uint32(m.Number), Action: wire.Action(m.Rule.Action), Tier: m.Rule.Tier.String(),
-			Text: node.Text(m.Rule), Decides: m.Number == x.Verdict.Rule,
+			Text: owner.Text(m.Rule), Decides: m.Number == x.Verdict.Rule,
 		}
 		for _, src := range m.Sources {
 			r.Sources = append(r.Sources, wire.Source(src))
@@ -355,7 +355,7 @@ const lastPoint = port.Point(255<<16 | 65_535)
 // maxDiffPeers is how many peers one message of a difference names.
 const maxDiffPeers = 2048
 
-func differences(d *node.Difference) []*policyv1.DiffResponse {
+func differences(d *owner.Difference) []*policyv1.DiffResponse {
 	base := &policyv1.DiffResponse{
 		Subject: uint32(d.Subject.Number), SubjectLabels: labels(d.Subject), Direction: wire.Direction(d.Direction),
 	}
@@ -377,7 +377,7 @@ func differences(d *node.Difference) []*policyv1.DiffResponse {
 	return out
 }
 
-func diffPeer(p node.DifferentPeer) *policyv1.DiffPeer {
+func diffPeer(p owner.DifferentPeer) *policyv1.DiffPeer {
 	out := &policyv1.DiffPeer{Identity: uint32(p.Identity.Number), Labels: labels(p.Identity)}
 	if p.Block.IsValid() {
 		out.Prefix = p.Block.String()

@@ -25,7 +25,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/label"
-	"github.com/sluice-net/sluice/services/policy/internal/node"
+	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
@@ -36,14 +36,14 @@ const patience = 30 * time.Second
 type service struct {
 	policyv1.PolicyServiceClient
 	t       *testing.T
-	node    *node.Node
+	owner   *owner.Owner
 	dir     string
 	state   string
 	stop    func()
 	sources []string // beside the identities
 }
 
-type option func(*node.Config)
+type option func(*owner.Config)
 
 func serve(t *testing.T, opts ...option) *service {
 	t.Helper()
@@ -64,7 +64,7 @@ func serve(t *testing.T, opts ...option) *service {
 // start serves from the state directory.
 func (s *service) start(opts ...option) {
 	s.t.Helper()
-	cfg := node.Config{
+	cfg := owner.Config{
 		Engine:      engine.Config{Cluster: "default", AllowHost: true},
 		MaxPolicies: 1000, MaxManifestBytes: 64 << 20, MaxNames: 4, MaxAddresses: 16, NameGrace: time.Minute,
 		Linger: time.Minute, Stream: stream.Defaults(), Log: log.Discard(),
@@ -73,11 +73,11 @@ func (s *service) start(opts ...option) {
 	for _, o := range opts {
 		o(&cfg)
 	}
-	n, err := node.New(cfg, s.state, append([]string{node.SourceIdentity}, s.sources...))
+	o, err := owner.New(cfg, s.state, append([]string{owner.SourceIdentity}, s.sources...))
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	impl := &Server{Node: n, Version: "test", Started: time.Now()}
+	impl := &Server{Owner: o, Version: "test", Started: time.Now()}
 	srv, err := rpc.NewServer(rpc.Options{Register: impl.Register, Methods: Methods(), AlsoRoot: []uint32{uint32(os.Getuid())}})
 	if err != nil {
 		s.t.Fatal(err)
@@ -90,8 +90,8 @@ func (s *service) start(opts ...option) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		if err := n.Run(ctx); err != nil {
-			s.t.Errorf("node: %v", err)
+		if err := o.Run(ctx); err != nil {
+			s.t.Errorf("owner: %v", err)
 		}
 	})
 	wg.Go(func() {
@@ -103,13 +103,13 @@ func (s *service) start(opts ...option) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.PolicyServiceClient, s.node = policyv1.NewPolicyServiceClient(conn), n
+	s.PolicyServiceClient, s.owner = policyv1.NewPolicyServiceClient(conn), o
 	s.stop = sync.OnceFunc(func() {
 		conn.Close()
 		srv.Stop()
 		cancel()
 		wg.Wait()
-		if err := n.Close(); err != nil {
+		if err := o.Close(); err != nil {
 			s.t.Errorf("close: %v", err)
 		}
 	})
@@ -121,10 +121,10 @@ func (s *service) ctx() context.Context {
 	return ctx
 }
 
-// know makes the node know identities: number → labels as "source:key=value".
+// know makes the owner know identities: number → labels as "source:key=value".
 func (s *service) know(ids map[uint32]string) {
 	s.t.Helper()
-	if err := s.node.SetIdentities(s.ctx(), identitiesOf(s.t, ids), nil); err != nil {
+	if err := s.owner.SetIdentities(s.ctx(), identitiesOf(s.t, ids), nil); err != nil {
 		s.t.Fatal(err)
 	}
 }

@@ -16,7 +16,7 @@ import (
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/identity"
-	"github.com/sluice-net/sluice/services/policy/internal/node"
+	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 	"github.com/sluice-net/sluice/services/policy/internal/wire"
@@ -38,7 +38,7 @@ func (s *Server) WatchPolicyTables(conn tables) error {
 	}
 	sub := first.GetSubscribe()
 	if sub == nil {
-		return statusOf(fmt.Errorf("%w: message: the first message is not subscribe", node.ErrInvalid))
+		return statusOf(fmt.Errorf("%w: message: the first message is not subscribe", owner.ErrInvalid))
 	}
 	var in stream.Incarnation
 	if b := sub.GetIncarnation(); len(b) == len(in) {
@@ -48,14 +48,14 @@ func (s *Server) WatchPolicyTables(conn tables) error {
 	if err != nil {
 		return statusOf(err)
 	}
-	session, err := s.Node.Subscribe(ctx, node.Subscription{
+	session, err := s.Owner.Subscribe(ctx, owner.Subscription{
 		Name: sub.GetName(), Role: role(sub.GetRole()), Incarnation: in, Seq: sub.GetSeq(),
-		Interest: node.Interest{Subjects: numbers(sub.GetSubjects()), Locations: places},
+		Interest: owner.Interest{Subjects: numbers(sub.GetSubjects()), Locations: places},
 	})
 	if err != nil {
 		return statusOf(err)
 	}
-	defer s.Node.Unsubscribe(sub.GetName(), session)
+	defer s.Owner.Unsubscribe(sub.GetName(), session)
 
 	// Both end right after this has returned, which is what ends a Send to a
 	// client that does not read, and a Recv from one that does not write.
@@ -83,7 +83,7 @@ func (s *Server) WatchPolicyTables(conn tables) error {
 // send passes messages on. enforced is what the subscriber enforced before, nil
 // if it did not say.
 func (s *Server) send(ctx context.Context, conn tables, session *stream.Session, enforced *policyv1.EnforcedState) error {
-	incarnation := s.Node.Incarnation()
+	incarnation := s.Owner.Incarnation()
 	for {
 		m, err := session.Next(ctx)
 		if err != nil {
@@ -160,36 +160,36 @@ func (s *Server) take(ctx context.Context, m *policyv1.WatchPolicyTablesRequest,
 	case *policyv1.WatchPolicyTablesRequest_Hold:
 		return session.Hold(x.Hold.GetSeq(), stream.Hold{Revision: x.Hold.GetRevision(), Reason: x.Hold.GetReason()})
 	case *policyv1.WatchPolicyTablesRequest_Nack:
-		return s.Node.Refuse(ctx, session, identity.Numeric(x.Nack.GetSubject()), engine.TableID(x.Nack.GetTable()), x.Nack.GetReason())
+		return s.Owner.Refuse(ctx, session, identity.Numeric(x.Nack.GetSubject()), engine.TableID(x.Nack.GetTable()), x.Nack.GetReason())
 	case *policyv1.WatchPolicyTablesRequest_Subjects:
-		return s.Node.Change(ctx, name, session,
-			node.Interest{Subjects: numbers(x.Subjects.GetAdd())}, node.Interest{Subjects: numbers(x.Subjects.GetRemove())})
+		return s.Owner.Change(ctx, name, session,
+			owner.Interest{Subjects: numbers(x.Subjects.GetAdd())}, owner.Interest{Subjects: numbers(x.Subjects.GetRemove())})
 	case *policyv1.WatchPolicyTablesRequest_Locate:
 		add, err := locations("locate.add", x.Locate.GetAdd())
 		if err != nil {
 			return err
 		}
-		var remove node.Interest
+		var remove owner.Interest
 		for i, b := range x.Locate.GetRemove() {
 			a, ok := netip.AddrFromSlice(b)
 			if !ok {
-				return fmt.Errorf("%w: locate.remove[%d]: an address has 4 or 16 bytes, not %d", node.ErrInvalid, i, len(b))
+				return fmt.Errorf("%w: locate.remove[%d]: an address has 4 or 16 bytes, not %d", owner.ErrInvalid, i, len(b))
 			}
 			remove.Locations = append(remove.Locations, engine.Location{Addr: a.Unmap()})
 		}
-		return s.Node.Change(ctx, name, session, node.Interest{Locations: add}, remove)
+		return s.Owner.Change(ctx, name, session, owner.Interest{Locations: add}, remove)
 	}
-	return fmt.Errorf("%w: message: subscribe is only the first message", node.ErrInvalid)
+	return fmt.Errorf("%w: message: subscribe is only the first message", owner.ErrInvalid)
 }
 
-func role(r policyv1.SubscriberRole) node.Role {
+func role(r policyv1.SubscriberRole) owner.Role {
 	switch r {
 	case policyv1.SubscriberRole_SUBSCRIBER_ROLE_ENFORCES:
-		return node.RoleEnforces
+		return owner.RoleEnforces
 	case policyv1.SubscriberRole_SUBSCRIBER_ROLE_WATCHES:
-		return node.RoleWatches
+		return owner.RoleWatches
 	}
-	return node.RoleUnknown
+	return owner.RoleUnknown
 }
 
 func locations(field string, in []*policyv1.Location) ([]engine.Location, error) {
@@ -197,10 +197,10 @@ func locations(field string, in []*policyv1.Location) ([]engine.Location, error)
 	for i, l := range in {
 		a, ok := netip.AddrFromSlice(l.GetAddress())
 		if !ok {
-			return nil, fmt.Errorf("%w: %s[%d].address: an address has 4 or 16 bytes, not %d", node.ErrInvalid, field, i, len(l.GetAddress()))
+			return nil, fmt.Errorf("%w: %s[%d].address: an address has 4 or 16 bytes, not %d", owner.ErrInvalid, field, i, len(l.GetAddress()))
 		}
 		if l.GetIdentity() == 0 {
-			return nil, fmt.Errorf("%w: %s[%d].identity: 0 is no identity", node.ErrInvalid, field, i)
+			return nil, fmt.Errorf("%w: %s[%d].identity: 0 is no identity", owner.ErrInvalid, field, i)
 		}
 		out = append(out, engine.Location{Addr: a.Unmap(), Identity: identity.Numeric(l.GetIdentity())})
 	}

@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/client"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/identity"
-	"github.com/sluice-net/sluice/services/policy/internal/node"
+	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
@@ -365,7 +365,7 @@ func TestSubscriberGetsSnapshotThenChanges(t *testing.T) {
 
 // INV-63
 func TestReplicaOfTheStreamAnswersLikeTheService(t *testing.T) {
-	s := serve(t, func(c *node.Config) { c.Stream.Message = 400; c.MaxNames, c.MaxAddresses = 100, 1000 })
+	s := serve(t, func(c *owner.Config) { c.Stream.Message = 400; c.MaxNames, c.MaxAddresses = 100, 1000 })
 	seed := [2]uint64{rand.Uint64(), rand.Uint64()}
 	r := rand.New(rand.NewPCG(seed[0], seed[1]))
 	t.Logf("seed %v", seed)
@@ -408,7 +408,7 @@ func TestReplicaOfTheStreamAnswersLikeTheService(t *testing.T) {
 		case 3:
 			n := 400 + uint32(r.IntN(12))
 			if known[n] && n >= 404 {
-				if err := s.node.SetIdentities(s.ctx(), nil, []identity.Numeric{identity.Numeric(n)}); err != nil {
+				if err := s.owner.SetIdentities(s.ctx(), nil, []identity.Numeric{identity.Numeric(n)}); err != nil {
 					t.Fatal(err)
 				}
 				delete(known, n)
@@ -527,7 +527,7 @@ func TestResumeContinuesBehindTheLastMessage(t *testing.T) {
 }
 
 func TestResumeThatCannotBeStartsWithEverything(t *testing.T) {
-	s := serve(t, func(c *node.Config) { c.Stream.Resume = 1 })
+	s := serve(t, func(c *owner.Config) { c.Stream.Resume = 1 })
 	s.know(town)
 	s.apply(allowWeb)
 	f := s.watch(subscribe("datapath", 301)).snapshot()
@@ -564,7 +564,7 @@ func TestNewerConnectionEndsTheOlder(t *testing.T) {
 }
 
 func TestSlowSubscriberIsCutAndStartsAnew(t *testing.T) {
-	s := serve(t, func(c *node.Config) { c.Stream.Unacked = 3 })
+	s := serve(t, func(c *owner.Config) { c.Stream.Unacked = 3 })
 	s.know(town)
 	f := s.watch(subscribe("datapath", 301), func(*follower, *policyv1.WatchPolicyTablesResponse) bool { return false }).snapshot()
 	for i := range 3 {
@@ -613,7 +613,7 @@ func gone(name string) func(*policyv1.GetStatusResponse) bool {
 }
 
 func TestSubscriberThatNeverReadsIsDisconnected(t *testing.T) {
-	s := serve(t, func(c *node.Config) {
+	s := serve(t, func(c *owner.Config) {
 		c.Stream.Message, c.Stream.Behind, c.Stream.Resume = 16<<10, 256<<10, 64<<10
 	})
 	s.know(town)
@@ -626,7 +626,7 @@ func TestSubscriberThatNeverReadsIsDisconnected(t *testing.T) {
 		f.until("the change", func() bool { return f.barrier.GetPolicyRevision() == revision })
 	}
 	s.eventually("disconnected", gone("stuck"))
-	if _, n := s.node.Figures(); n != 1 {
+	if _, n := s.owner.Figures(); n != 1 {
 		t.Errorf("%d were disconnected for being slow, want 1", n)
 	}
 	if out, err := s.WaitForRevision(s.ctx(), &policyv1.WaitForRevisionRequest{Revision: revision}); err != nil || out.GetRevision() != revision {
@@ -636,7 +636,7 @@ func TestSubscriberThatNeverReadsIsDisconnected(t *testing.T) {
 
 // Below every limit of size, time alone tells.
 func TestSubscriberThatTakesNothingIsDisconnected(t *testing.T) {
-	s := serve(t, func(c *node.Config) { c.Stream.Stall = 50 * time.Millisecond })
+	s := serve(t, func(c *owner.Config) { c.Stream.Stall = 50 * time.Millisecond })
 	s.know(town)
 	s.stuck("stuck", 301)
 	revision := s.apply(manyRules(0)).GetRevision()
@@ -720,7 +720,7 @@ func TestNothingWaitsForSubscribersThatOnlyWatch(t *testing.T) {
 
 // One that watches has nothing to acknowledge, so that it cannot be late.
 func TestSubscriberThatWatchesStaysConnectedWithoutAcknowledging(t *testing.T) {
-	s := serve(t, func(c *node.Config) { c.Stream.Unacked = 3 })
+	s := serve(t, func(c *owner.Config) { c.Stream.Unacked = 3 })
 	s.know(town)
 	f := s.watch(&policyv1.Subscribe{Name: "watcher", Subjects: []uint32{301}}, func(*follower, *policyv1.WatchPolicyTablesResponse) bool { return false }).snapshot()
 	for i := range 8 {
@@ -852,7 +852,7 @@ func TestBadMessagesEndTheStream(t *testing.T) {
 
 func TestSubjectsOfAGoneSubscriberStayForAWhile(t *testing.T) {
 	clock := &fakeClock{now: time.Unix(1_700_000_000, 0)}
-	s := serve(t, func(c *node.Config) { c.Now = clock.Now; c.Linger = time.Hour })
+	s := serve(t, func(c *owner.Config) { c.Now = clock.Now; c.Linger = time.Hour })
 	s.know(town)
 	s.apply(allowWeb)
 	s.watch(subscribe("datapath", 301)).snapshot().leave()
@@ -867,7 +867,7 @@ func TestSubjectsOfAGoneSubscriberStayForAWhile(t *testing.T) {
 	})
 }
 
-// poke makes the node look at its clock.
+// poke makes the owner look at its clock.
 func (s *service) poke() { s.know(map[uint32]string{700: "k8s:poke=" + fmt.Sprint(rand.Uint64())}) }
 
 type fakeClock struct {

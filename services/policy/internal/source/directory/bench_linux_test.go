@@ -14,7 +14,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
-	"github.com/sluice-net/sluice/services/policy/internal/node"
+	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
@@ -24,7 +24,7 @@ type told struct {
 	taken chan struct{}
 }
 
-func (t told) Set(ctx context.Context, files []node.File) error {
+func (t told) Set(ctx context.Context, files []owner.File) error {
 	err := t.Feed.Set(ctx, files)
 	select {
 	case t.taken <- struct{}{}:
@@ -38,29 +38,29 @@ func (t told) Set(ctx context.Context, files []node.File) error {
 func BenchmarkChange(b *testing.B) {
 	for _, files := range []int{1, 100} {
 		dir := b.TempDir()
-		n, err := node.New(node.Config{
+		o, err := owner.New(owner.Config{
 			Engine: engine.Config{Cluster: "default"}, MaxPolicies: 10_000, MaxManifestBytes: 64 << 20, MaxNames: 4, MaxAddresses: 4,
 			Stream: stream.Defaults(), Log: log.Discard(),
-		}, b.TempDir(), []string{node.SourceFile})
+		}, b.TempDir(), []string{owner.SourceFile})
 		if err != nil {
 			b.Fatal(err)
 		}
 		ctx, cancel := context.WithCancel(context.Background())
 		var wg sync.WaitGroup
-		wg.Go(func() { n.Run(ctx) }) //nolint:errcheck // it ends with the context
+		wg.Go(func() { o.Run(ctx) }) //nolint:errcheck // it ends with the context
 		for i := range files {
 			if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("f%d.yaml", i)), []byte(policy(fmt.Sprintf("f%d", i), 1)), 0o644); err != nil {
 				b.Fatal(err)
 			}
 		}
 		taken := make(chan struct{})
-		source := New(dir, told{n.Feed(node.SourceFile), taken}, func(context.Context, error) error { return nil }, log.Discard())
+		source := New(dir, told{o.Feed(owner.SourceFile), taken}, func(context.Context, error) error { return nil }, log.Discard())
 		source.Rest = 0 // one change follows the other
 		// The files beside have been there for a while.
 		source.now = func() time.Time { return time.Now().Add(time.Hour) }
 		wg.Go(func() { source.Run(ctx) }) //nolint:errcheck // it ends with the context
 		revision := func() uint64 {
-			st, err := n.Status(ctx)
+			st, err := o.Status(ctx)
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -93,14 +93,14 @@ func BenchmarkChange(b *testing.B) {
 			port := 1
 			for b.Loop() {
 				port = port%60_000 + 1
-				if _, err := n.Upsert(ctx, []byte(policy("called", port)), "", false); err != nil {
+				if _, err := o.Upsert(ctx, []byte(policy("called", port)), "", false); err != nil {
 					b.Fatal(err)
 				}
 			}
 		})
 		cancel()
 		wg.Wait()
-		if err := n.Close(); err != nil {
+		if err := o.Close(); err != nil {
 			b.Error(err)
 		}
 	}

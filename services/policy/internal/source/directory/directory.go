@@ -30,7 +30,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
-	"github.com/sluice-net/sluice/services/policy/internal/node"
+	"github.com/sluice-net/sluice/services/policy/internal/owner"
 )
 
 // maxFiles is how many files a directory may have.
@@ -44,7 +44,7 @@ const grain = 3 * time.Second
 
 // Feed takes listings.
 type Feed interface {
-	Set(ctx context.Context, files []node.File) error
+	Set(ctx context.Context, files []owner.File) error
 	// Held is how many policies of the source are in force.
 	Held(ctx context.Context) (int, error)
 }
@@ -402,14 +402,14 @@ func (s *Source) scan(ctx context.Context) error {
 		p.again = true
 		return err
 	}
-	files := make([]node.File, 0, len(names)+len(keep))
+	files := make([]owner.File, 0, len(names)+len(keep))
 	taken := make(map[string]stamp, len(names))
 	size := 0
 	for _, n := range names {
 		if _, ok := keep[n]; ok {
 			continue
 		}
-		f := node.File{Origin: n}
+		f := owner.File{Origin: n}
 		if had, ok := s.taken[n]; ok && size+int(had.size) <= s.MaxBytes {
 			if has, err := s.stat(filepath.Join(s.Path, n)); err == nil && has == had {
 				f.Same = true
@@ -447,7 +447,7 @@ func (s *Source) scan(ctx context.Context) error {
 		files = append(files, f)
 	}
 	for n, why := range keep {
-		files = append(files, node.File{Origin: n, Err: why, Keep: true})
+		files = append(files, owner.File{Origin: n, Err: why, Keep: true})
 	}
 	s.taken = nil // the feed may not have what it was given if it fails
 	if err := s.Feed.Set(ctx, files); err != nil {

@@ -20,7 +20,7 @@ import (
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
-	"github.com/sluice-net/sluice/services/policy/internal/node"
+	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	enginepolicy "github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
@@ -29,33 +29,33 @@ const patience = 30 * time.Second
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// place is a directory with a source that feeds a real node.
+// place is a directory with a source that feeds a real owner.
 type place struct {
-	t    *testing.T
-	dir  string // of the test; the source's is below it
-	node *node.Node
+	t     *testing.T
+	dir   string // of the test; the source's is below it
+	owner *owner.Owner
 }
 
 func newPlace(t *testing.T, change ...func(*Source)) *place {
 	t.Helper()
 	p := &place{t: t, dir: t.TempDir()}
 	var err error
-	p.node, err = node.New(node.Config{
+	p.owner, err = owner.New(owner.Config{
 		Engine: engine.Config{Cluster: "default"}, MaxPolicies: 1000, MaxManifestBytes: 64 << 20, MaxNames: 4, MaxAddresses: 4,
 		Stream: stream.Defaults(), Log: log.Discard(),
-	}, t.TempDir(), []string{node.SourceFile})
+	}, t.TempDir(), []string{owner.SourceFile})
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		if err := p.node.Run(ctx); err != nil {
-			t.Errorf("node: %v", err)
+		if err := p.owner.Run(ctx); err != nil {
+			t.Errorf("owner: %v", err)
 		}
 	})
-	failed := func(ctx context.Context, why error) error { return p.node.SourceFailed(ctx, node.SourceFile, why) }
-	source := New(filepath.Join(p.dir, "policies"), p.node.Feed(node.SourceFile), failed, log.Discard())
+	failed := func(ctx context.Context, why error) error { return p.owner.SourceFailed(ctx, owner.SourceFile, why) }
+	source := New(filepath.Join(p.dir, "policies"), p.owner.Feed(owner.SourceFile), failed, log.Discard())
 	source.Rescan = time.Hour // only what the kernel says
 	for _, c := range change {
 		c(source)
@@ -65,14 +65,14 @@ func newPlace(t *testing.T, change ...func(*Source)) *place {
 			t.Errorf("source: %v", err)
 		}
 	})
-	t.Cleanup(func() { cancel(); wg.Wait(); p.node.Close() })
+	t.Cleanup(func() { cancel(); wg.Wait(); p.owner.Close() })
 	return p
 }
 
 // state is the policies and refusals as lines: NAME PORT, or FILE: error.
 func (p *place) state() []string {
 	p.t.Helper()
-	list, _, err := p.node.List(p.t.Context(), node.Filter{})
+	list, _, err := p.owner.List(p.t.Context(), owner.Filter{})
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -202,7 +202,7 @@ func TestSecondFileWithAPolicyIsRefused(t *testing.T) {
 
 func TestPolicyOfAnotherSourceIsLeftAlone(t *testing.T) {
 	p := newPlace(t)
-	if _, err := p.node.Upsert(t.Context(), []byte(policy("a", 9)), "", false); err != nil {
+	if _, err := p.owner.Upsert(t.Context(), []byte(policy("a", 9)), "", false); err != nil {
 		t.Fatal(err)
 	}
 	p.do(os.Mkdir(p.path(""), 0o755))
@@ -317,9 +317,9 @@ func TestFileThatIsOpenKeepsWhatItHad(t *testing.T) {
 
 func (p *place) fileError() string {
 	p.t.Helper()
-	st, err := p.node.Status(p.t.Context())
+	st, err := p.owner.Status(p.t.Context())
 	p.do(err)
-	i := slices.IndexFunc(st.Sources, func(s node.SourceStatus) bool { return s.Name == node.SourceFile })
+	i := slices.IndexFunc(st.Sources, func(s owner.SourceStatus) bool { return s.Name == owner.SourceFile })
 	return st.Sources[i].Error
 }
 
@@ -359,7 +359,7 @@ func TestDirectoryThatBecomesEmptyKeepsItsPoliciesForAWhile(t *testing.T) {
 func TestFileThatVanishesWhileItIsListedIsNotDeletedYet(t *testing.T) {
 	p := newPlace(t)
 	dir := t.TempDir()
-	s := New(dir, p.node.Feed(node.SourceFile), nil, log.Discard())
+	s := New(dir, p.owner.Feed(owner.SourceFile), nil, log.Discard())
 	for _, name := range []string{"a", "b", "c"} {
 		p.do(os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(policy(name, 1)), 0o644))
 	}
@@ -403,9 +403,9 @@ func TestDirectoryMayItselfBeSwapped(t *testing.T) {
 	// Without the directory nothing is taken for gone.
 	p.do(os.Remove(filepath.Join(p.dir, "policies")))
 	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
-		st, err := p.node.Status(t.Context())
+		st, err := p.owner.Status(t.Context())
 		p.do(err)
-		if i := slices.IndexFunc(st.Sources, func(s node.SourceStatus) bool { return s.Name == node.SourceFile }); st.Sources[i].Error != "" {
+		if i := slices.IndexFunc(st.Sources, func(s owner.SourceStatus) bool { return s.Name == owner.SourceFile }); st.Sources[i].Error != "" {
 			break
 		}
 		if time.Now().After(end) {
@@ -437,7 +437,7 @@ func TestFileWithTheSizeAndTimeOfBeforeIsRead(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	f := feed{make(chan []node.File, 1)}
+	f := feed{make(chan []owner.File, 1)}
 	s := New(filepath.Dir(path), f, nil, log.Discard())
 	for _, port := range []int{1, 2} {
 		write(port)
@@ -453,17 +453,17 @@ func TestFileWithTheSizeAndTimeOfBeforeIsRead(t *testing.T) {
 // What is in the way of a file may go without the directory changing.
 func TestRefusedFileIsTriedAgainWithoutAChange(t *testing.T) {
 	p := newPlace(t)
-	if _, err := p.node.Upsert(t.Context(), []byte(policy("a", 1)), "", false); err != nil {
+	if _, err := p.owner.Upsert(t.Context(), []byte(policy("a", 1)), "", false); err != nil {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
 	p.do(os.WriteFile(filepath.Join(dir, "a.yaml"), []byte(policy("a", 2)), 0o644))
-	s := New(dir, p.node.Feed(node.SourceFile), nil, log.Discard())
+	s := New(dir, p.owner.Feed(owner.SourceFile), nil, log.Discard())
 	p.do(s.scan(t.Context()))
 	p.want("of calls", ": a 1", "a.yaml: a !NetworkPolicy default/a belongs to the source grpc")
-	list, _, err := p.node.List(t.Context(), node.Filter{Name: "a"})
+	list, _, err := p.owner.List(t.Context(), owner.Filter{Name: "a"})
 	p.do(err)
-	_, err = p.node.Delete(t.Context(), []enginepolicy.Key{list[0].Key}, false)
+	_, err = p.owner.Delete(t.Context(), []enginepolicy.Key{list[0].Key}, false)
 	p.do(err)
 	p.do(s.scan(t.Context()))
 	p.want("of nobody else", "a.yaml: a 2")
@@ -483,9 +483,9 @@ func TestOddFilesAreRefusedAndTheOthersAreTaken(t *testing.T) {
 }
 
 // feed counts listings.
-type feed struct{ listings chan []node.File }
+type feed struct{ listings chan []owner.File }
 
-func (f feed) Set(_ context.Context, files []node.File) error {
+func (f feed) Set(_ context.Context, files []owner.File) error {
 	f.listings <- files
 	return nil
 }
@@ -494,7 +494,7 @@ func (f feed) Held(context.Context) (int, error) { return 0, nil }
 
 func TestDirectoryThatNeverRestsIsRead(t *testing.T) {
 	dir := t.TempDir()
-	f := feed{make(chan []node.File)}
+	f := feed{make(chan []owner.File)}
 	s := New(dir, f, func(context.Context, error) error { return nil }, log.Discard())
 	s.Rescan = time.Hour
 	ctx, cancel := context.WithCancel(t.Context())
@@ -536,7 +536,7 @@ func TestFilesTogetherAreBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	f := feed{make(chan []node.File, 1)}
+	f := feed{make(chan []owner.File, 1)}
 	s := New(dir, f, nil, log.Discard())
 	s.MaxBytes = 4500
 	if err := s.scan(t.Context()); err != nil {

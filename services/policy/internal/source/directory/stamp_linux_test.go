@@ -15,18 +15,18 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
-	"github.com/sluice-net/sluice/services/policy/internal/node"
+	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	enginepolicy "github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
 // keeper is a feed that keeps the last listing.
 type keeper struct {
-	last map[string]node.File
+	last map[string]owner.File
 	err  error // what Set returns
 }
 
-func (k *keeper) Set(_ context.Context, files []node.File) error {
-	k.last = make(map[string]node.File)
+func (k *keeper) Set(_ context.Context, files []owner.File) error {
+	k.last = make(map[string]owner.File)
 	for _, f := range files {
 		k.last[f.Origin] = f
 	}
@@ -249,11 +249,11 @@ func TestFilesThatWereNotReadCountAgainstTheBound(t *testing.T) {
 // A refused file is tried again although it is not read again.
 func TestRefusedFileIsTriedAgainWithoutReadingIt(t *testing.T) {
 	p := newPlace(t)
-	if _, err := p.node.Upsert(t.Context(), []byte(policy("a", 1)), "", false); err != nil {
+	if _, err := p.owner.Upsert(t.Context(), []byte(policy("a", 1)), "", false); err != nil {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	s := New(dir, p.node.Feed(node.SourceFile), nil, log.Discard())
+	s := New(dir, p.owner.Feed(owner.SourceFile), nil, log.Discard())
 	s.now = func() time.Time { return time.Now().Add(time.Hour) }
 	p.do(os.WriteFile(filepath.Join(dir, "a.yaml"), []byte(policy("a", 2)), 0o644))
 	p.do(os.WriteFile(filepath.Join(dir, "b.yaml"), []byte("{"), 0o644))
@@ -264,9 +264,9 @@ func TestRefusedFileIsTriedAgainWithoutReadingIt(t *testing.T) {
 	}
 	p.do(s.scan(t.Context()))
 	p.want("of calls", ": a 1", "a.yaml: a !NetworkPolicy default/a belongs to the source grpc", "b.yaml: !document 0…")
-	list, _, err := p.node.List(t.Context(), node.Filter{Name: "a"})
+	list, _, err := p.owner.List(t.Context(), owner.Filter{Name: "a"})
 	p.do(err)
-	_, err = p.node.Delete(t.Context(), []enginepolicy.Key{list[0].Key}, false)
+	_, err = p.owner.Delete(t.Context(), []enginepolicy.Key{list[0].Key}, false)
 	p.do(err)
 	p.do(s.scan(t.Context()))
 	p.want("of the file", "a.yaml: a 2", "b.yaml: !document 0…")

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package node is the policy of one node: which policies there are and who
+// Package owner has the policy of one node: which policies there are and who
 // brought them, which identities are known, who subscribed to which tables,
 // and the engine that compiles them.
 //
-// A Node is owned by the one goroutine that Run is. Calls from elsewhere are
+// All of it belongs to the one goroutine that Run is. Calls from elsewhere are
 // handed to it and wait for their turn; a caller whose context ends stops
 // waiting. What a change answers is on stable storage, in the engine and in
 // the log of the table stream, in that order of reading and in the reverse
 // order of undoing.
-package node
+package owner
 
 import (
 	"context"
@@ -70,7 +70,7 @@ const (
 	SourceKubernetes = "kubernetes"
 )
 
-// Config is fixed for the life of a node.
+// Config is fixed for the life of an owner.
 type Config struct {
 	Engine engine.Config // without Events
 	Rules  rule.Options
@@ -93,7 +93,7 @@ type Config struct {
 	Processor func() time.Duration
 }
 
-// source is what the node knows of one.
+// source is what the owner knows of one.
 type source struct {
 	synced  bool
 	err     string
@@ -115,8 +115,8 @@ type subscriber struct {
 	until     time.Time       // when it is forgotten; while it is away
 }
 
-// Node is the owner of all state.
-type Node struct {
+// Owner is the one owner of all state.
+type Owner struct {
 	config  Config
 	engine  *engine.Engine
 	stream  *stream.Log
@@ -165,11 +165,11 @@ type Node struct {
 
 // New takes the state of dir and compiles it. The sources are those of the
 // configuration; each has to say everything once.
-func New(config Config, dir string, sources []string) (*Node, error) {
+func New(config Config, dir string, sources []string) (*Owner, error) {
 	if config.Now == nil {
 		config.Now = time.Now
 	}
-	n := &Node{
+	o := &Owner{
 		config: config, stream: stream.NewLog(config.Stream), calls: make(chan func(), 64), done: make(chan struct{}), ctx: context.Background(),
 		questions: make(chan struct{}, 1), preparing: make(chan struct{}, 1),
 		policies: make(map[policy.Key]*Policy), sources: map[string]*source{SourceGRPC: {synced: true}}, managers: make(map[string]bool),
@@ -178,64 +178,64 @@ func New(config Config, dir string, sources []string) (*Node, error) {
 		problems: make(map[string]string), readied: make(chan struct{}), busy: make(map[string]*Busy),
 	}
 	for _, s := range sources {
-		n.sources[s] = &source{refused: make(map[string]refused)}
+		o.sources[s] = &source{refused: make(map[string]refused)}
 	}
-	config.Engine.Events = func(ev engine.Event) { n.pending = append(n.pending, ev) }
-	n.engine = engine.New(config.Engine)
-	if err := n.restore(dir); err != nil {
+	config.Engine.Events = func(ev engine.Event) { o.pending = append(o.pending, ev) }
+	o.engine = engine.New(config.Engine)
+	if err := o.restore(dir); err != nil {
 		return nil, err
 	}
-	n.stateChanged = true
-	n.publish()
-	n.checkReady()
-	return n, nil
+	o.stateChanged = true
+	o.publish()
+	o.checkReady()
+	return o, nil
 }
 
 // Close gives the state directory back. Run must have returned.
-func (n *Node) Close() error { return n.journal.Close() }
+func (o *Owner) Close() error { return o.journal.Close() }
 
-// Run owns the node until the context ends.
-func (n *Node) Run(ctx context.Context) error {
-	defer close(n.done)
-	n.ctx = ctx
+// Run owns the state until the context ends.
+func (o *Owner) Run(ctx context.Context) error {
+	defer close(o.done)
+	o.ctx = ctx
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
-	for n.fatal == nil {
-		timer.Reset(n.pause())
+	for o.fatal == nil {
+		timer.Reset(o.pause())
 		var t turn
 		select {
-		case f := <-n.calls:
-			t, n.operation = n.begin(), opOther // f says which
+		case f := <-o.calls:
+			t, o.operation = o.begin(), opOther // f says which
 			f()
 		case <-timer.C:
-			t, n.operation = n.begin(), opSweep
-			n.sweep()
+			t, o.operation = o.begin(), opSweep
+			o.sweep()
 		case <-ctx.Done():
 			return nil
 		}
-		n.publish()
-		n.checkReady()
-		n.spent(t)
+		o.publish()
+		o.checkReady()
+		o.spent(t)
 	}
-	return n.fatal
+	return o.fatal
 }
 
 // pause is the time until something has to be done without being asked.
-func (n *Node) pause() time.Duration {
+func (o *Owner) pause() time.Duration {
 	next := time.Hour
-	for _, at := range []time.Time{n.retryAt, n.sweepAt} {
+	for _, at := range []time.Time{o.retryAt, o.sweepAt} {
 		if !at.IsZero() {
-			next = min(next, max(0, at.Sub(n.config.Now())))
+			next = min(next, max(0, at.Sub(o.config.Now())))
 		}
 	}
 	return next
 }
 
-// ErrStopped: the node is not running any more.
+// ErrStopped: the owner is not running any more.
 var ErrStopped = errors.New("the service is going down")
 
 // ask runs f as the owner and waits for its answer.
-func ask[T any](ctx context.Context, n *Node, f func() (T, error)) (T, error) {
+func ask[T any](ctx context.Context, o *Owner, f func() (T, error)) (T, error) {
 	type answer struct {
 		v   T
 		err error
@@ -248,14 +248,14 @@ func ask[T any](ctx context.Context, n *Node, f func() (T, error)) (T, error) {
 			return
 		}
 		v, err := f()
-		n.publish()
+		o.publish()
 		out <- answer{v, err}
 	}
 	select {
-	case n.calls <- call:
+	case o.calls <- call:
 	case <-ctx.Done():
 		return none, ctx.Err()
-	case <-n.done:
+	case <-o.done:
 		return none, ErrStopped
 	}
 	select {
@@ -263,125 +263,125 @@ func ask[T any](ctx context.Context, n *Node, f func() (T, error)) (T, error) {
 		return a.v, a.err
 	case <-ctx.Done():
 		return none, ctx.Err()
-	case <-n.done:
+	case <-o.done:
 		return none, ErrStopped
 	}
 }
 
 // publish puts what the engine did into the stream.
-func (n *Node) publish() {
-	n.refreshState()
-	if len(n.pending) == 0 && n.barrier == n.published {
+func (o *Owner) publish() {
+	o.refreshState()
+	if len(o.pending) == 0 && o.barrier == o.published {
 		return
 	}
-	n.stream.Append(n.pending, n.barrier)
-	n.pending, n.published = nil, n.barrier
+	o.stream.Append(o.pending, o.barrier)
+	o.pending, o.published = nil, o.barrier
 }
 
 // apply gives a change to the engine. What it refuses has no room.
-func (n *Node) apply(c engine.Change) error {
-	err := n.engine.Apply(c)
-	n.problem("relabelled subjects", n.engine.Stuck())
+func (o *Owner) apply(c engine.Change) error {
+	err := o.engine.Apply(c)
+	o.problem("relabelled subjects", o.engine.Stuck())
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrLimit, err)
 	}
 	return nil
 }
 
-// retryStorage is how long the node waits before it tries the disk again.
+// retryStorage is how long the owner waits before it tries the disk again.
 const retryStorage = time.Second
 
 // save writes a change that no caller waits for. What cannot be written now is
 // written as soon as that works.
-func (n *Node) save(c journal.Change) { n.stored(n.journal.Note(n.ctx, c)) }
+func (o *Owner) save(c journal.Change) { o.stored(o.journal.Note(o.ctx, c)) }
 
 // commit writes a change that has to be on the disk before it is answered.
-func (n *Node) commit(c journal.Change) error {
-	t := n.begin()
-	err := n.journal.Commit(n.ctx, c)
-	n.took(opCommit, t)
+func (o *Owner) commit(c journal.Change) error {
+	t := o.begin()
+	err := o.journal.Commit(o.ctx, c)
+	o.took(opCommit, t)
 	if err != nil {
-		n.stored(err)
+		o.stored(err)
 		return fmt.Errorf("%w: %w", ErrStorage, err)
 	}
-	n.stored(nil)
+	o.stored(nil)
 	return nil
 }
 
 // stored notes how a write of the state went, and whether another one still has
 // to be tried again.
-func (n *Node) stored(err error) {
-	if p := n.journal.Problem(); p != nil {
+func (o *Owner) stored(err error) {
+	if p := o.journal.Problem(); p != nil {
 		err = p
 	}
-	n.retryAt = time.Time{}
+	o.retryAt = time.Time{}
 	if err != nil {
-		n.retryAt = n.config.Now().Add(retryStorage)
+		o.retryAt = o.config.Now().Add(retryStorage)
 	}
-	n.problem("storage", err)
+	o.problem("storage", err)
 	if errors.Is(err, journal.ErrLost) {
-		n.fatal = err
+		o.fatal = err
 	}
 }
 
 // problem notes what is wrong, for the status and, when it is news, the log;
 // nil takes it back.
-func (n *Node) problem(what string, err error) {
+func (o *Owner) problem(what string, err error) {
 	if err == nil {
-		delete(n.problems, what)
+		delete(o.problems, what)
 		return
 	}
 	text := err.Error()
-	if n.problems[what] == text {
+	if o.problems[what] == text {
 		return
 	}
-	n.problems[what] = text
-	n.config.Log.Error("policy is not as it should be", "part", what, log.Err(err))
+	o.problems[what] = text
+	o.config.Log.Error("policy is not as it should be", "part", what, log.Err(err))
 }
 
 // wakeAt makes sure that sweep runs then.
-func (n *Node) wakeAt(t time.Time) {
-	if n.sweepAt.IsZero() || t.Before(n.sweepAt) {
-		n.sweepAt = t
+func (o *Owner) wakeAt(t time.Time) {
+	if o.sweepAt.IsZero() || t.Before(o.sweepAt) {
+		o.sweepAt = t
 	}
 }
 
 // sweep does what is due.
-func (n *Node) sweep() {
-	now := n.config.Now()
-	if !n.retryAt.IsZero() && !n.retryAt.After(now) {
-		n.stored(n.journal.Flush())
+func (o *Owner) sweep() {
+	now := o.config.Now()
+	if !o.retryAt.IsZero() && !o.retryAt.After(now) {
+		o.stored(o.journal.Flush())
 	}
-	if n.sweepAt.IsZero() || n.sweepAt.After(now) {
+	if o.sweepAt.IsZero() || o.sweepAt.After(now) {
 		return
 	}
-	n.sweepAt = time.Time{}
-	n.sweepSubscribers(now)
-	n.sweepNames(now)
+	o.sweepAt = time.Time{}
+	o.sweepSubscribers(now)
+	o.sweepNames(now)
 }
 
-// checkReady says once that the node may be relied upon.
-func (n *Node) checkReady() {
-	if n.ready {
+// checkReady says once that the owner may be relied upon.
+func (o *Owner) checkReady() {
+	if o.ready {
 		return
 	}
-	for _, s := range n.sources {
-		if !s.synced && !n.restored {
+	for _, s := range o.sources {
+		if !s.synced && !o.restored {
 			return
 		}
 	}
-	n.ready = true
-	close(n.readied)
+	o.ready = true
+	close(o.readied)
 }
 
 // Ready is closed when every source has said everything, or when the state of
 // an earlier run was loaded.
-func (n *Node) Ready() <-chan struct{} { return n.readied }
+func (o *Owner) Ready() <-chan struct{} { return o.readied }
 
 // SourceFailed notes why a source cannot say anything; nil takes it back.
-func (n *Node) SourceFailed(ctx context.Context, name string, why error) error {
-	_, err := ask(ctx, n, func() (struct{}, error) {
-		s := n.sources[name]
+func (o *Owner) SourceFailed(ctx context.Context, name string, why error) error {
+	_, err := ask(ctx, o, func() (struct{}, error) {
+		s := o.sources[name]
 		s.err = ""
 		if why != nil {
 			s.err = why.Error()

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package node
+package owner
 
 import (
 	"bytes"
@@ -33,11 +33,11 @@ type Request struct {
 }
 
 // read understands the manifests of a request; there may be none.
-func (n *Node) read(r Request) ([]Decoded, error) {
+func (o *Owner) read(r Request) ([]Decoded, error) {
 	if len(r.Manifests) == 0 {
 		return nil, nil
 	}
-	return Reading{Rules: n.config.Rules, Namespace: r.Namespace, AllowUnknown: r.AllowUnknown}.Decode(r.Manifests)
+	return Reading{Rules: o.config.Rules, Namespace: r.Namespace, AllowUnknown: r.AllowUnknown}.Decode(r.Manifests)
 }
 
 // edit is a change of policies of the source "grpc".
@@ -51,32 +51,32 @@ type edit struct {
 }
 
 // Upsert adds or replaces policies of calls without a manager.
-func (n *Node) Upsert(ctx context.Context, manifests []byte, namespace string, validateOnly bool) (Outcome, error) {
-	return n.Apply(ctx, Request{Caller: Caller{ValidateOnly: validateOnly}, Manifests: manifests, Namespace: namespace})
+func (o *Owner) Upsert(ctx context.Context, manifests []byte, namespace string, validateOnly bool) (Outcome, error) {
+	return o.Apply(ctx, Request{Caller: Caller{ValidateOnly: validateOnly}, Manifests: manifests, Namespace: namespace})
 }
 
 // Apply adds or replaces policies of a manager.
-func (n *Node) Apply(ctx context.Context, r Request) (Outcome, error) {
-	docs, err := n.read(r)
+func (o *Owner) Apply(ctx context.Context, r Request) (Outcome, error) {
+	docs, err := o.read(r)
 	if err != nil {
 		return Outcome{}, err
 	}
-	out, err := n.changed(ctx, r.Caller, func() (edit, error) { return n.upsert(r.Manager, docs) })
+	out, err := o.changed(ctx, r.Caller, func() (edit, error) { return o.upsert(r.Manager, docs) })
 	if err != nil {
 		return out, err
 	}
-	return out, n.noteSelection(ctx, docs, out.Changes)
+	return out, o.noteSelection(ctx, docs, out.Changes)
 }
 
 // Replace makes the policies of a manager those of the request, which completes
 // the manager.
-func (n *Node) Replace(ctx context.Context, r Request) (Outcome, error) {
-	docs, err := n.read(r)
+func (o *Owner) Replace(ctx context.Context, r Request) (Outcome, error) {
+	docs, err := o.read(r)
 	if err != nil {
 		return Outcome{}, err
 	}
-	out, err := n.changed(ctx, r.Caller, func() (edit, error) {
-		e, err := n.upsert(r.Manager, docs)
+	out, err := o.changed(ctx, r.Caller, func() (edit, error) {
+		e, err := o.upsert(r.Manager, docs)
 		if err != nil {
 			return e, err
 		}
@@ -85,13 +85,13 @@ func (n *Node) Replace(ctx context.Context, r Request) (Outcome, error) {
 		for _, k := range e.named {
 			stay[k] = true
 		}
-		e.remove(n.of(r.Manager, func(p *Policy) bool { return !stay[p.Key] }))
+		e.remove(o.of(r.Manager, func(p *Policy) bool { return !stay[p.Key] }))
 		return e, nil
 	})
 	if err != nil {
 		return out, err
 	}
-	return out, n.noteSelection(ctx, docs, out.Changes)
+	return out, o.noteSelection(ctx, docs, out.Changes)
 }
 
 // noneSelected is the note on a policy without an endpoint here.
@@ -99,12 +99,12 @@ var noneSelected = manifest.Note{Kind: manifest.NoteSelectsNothing, Text: "selec
 
 // noteSelection notes which of the documents select no endpoint of this node.
 // The changes of the documents come first. It looks in the caller's goroutine.
-func (n *Node) noteSelection(ctx context.Context, docs []Decoded, changes []Changed) error {
-	subjects, err := ask(ctx, n, func() ([]label.Set, error) {
+func (o *Owner) noteSelection(ctx context.Context, docs []Decoded, changes []Changed) error {
+	subjects, err := ask(ctx, o, func() ([]label.Set, error) {
 		var out []label.Set
-		for _, s := range n.subscribers {
+		for _, s := range o.subscribers {
 			for x := range s.subjects {
-				if id, ok := n.engine.Identity(x); ok {
+				if id, ok := o.engine.Identity(x); ok {
 					out = append(out, id.Labels)
 				}
 			}
@@ -126,33 +126,33 @@ func (n *Node) noteSelection(ctx context.Context, docs []Decoded, changes []Chan
 
 // Complete deletes what a manager brought in earlier runs and has not named in
 // this one. The run is the one that took the manager's listing.
-func (n *Node) Complete(ctx context.Context, c Caller, run [16]byte) (Outcome, error) {
-	return n.changed(ctx, c, func() (edit, error) {
+func (o *Owner) Complete(ctx context.Context, c Caller, run [16]byte) (Outcome, error) {
+	return o.changed(ctx, c, func() (edit, error) {
 		e := edit{completes: true}
-		if run != n.Incarnation() {
+		if run != o.Incarnation() {
 			return e, fmt.Errorf("%w: this is another run of the service than the one that took the listing of %q", ErrChanged, c.Manager)
 		}
-		e.remove(n.of(c.Manager, func(p *Policy) bool { return !p.named }))
+		e.remove(o.of(c.Manager, func(p *Policy) bool { return !p.named }))
 		return e, nil
 	})
 }
 
 // Delete deletes policies of calls without a manager.
-func (n *Node) Delete(ctx context.Context, keys []policy.Key, validateOnly bool) (Outcome, error) {
-	return n.Remove(ctx, Caller{ValidateOnly: validateOnly}, keys)
+func (o *Owner) Delete(ctx context.Context, keys []policy.Key, validateOnly bool) (Outcome, error) {
+	return o.Remove(ctx, Caller{ValidateOnly: validateOnly}, keys)
 }
 
 // Remove deletes policies of a manager.
-func (n *Node) Remove(ctx context.Context, c Caller, keys []policy.Key) (Outcome, error) {
-	return n.changed(ctx, c, func() (edit, error) {
+func (o *Owner) Remove(ctx context.Context, c Caller, keys []policy.Key) (Outcome, error) {
+	return o.changed(ctx, c, func() (edit, error) {
 		var e edit
 		seen := make(map[policy.Key]struct{}, len(keys))
 		for _, k := range keys {
 			change := Changed{Key: k, Type: Absent}
 			_, again := seen[k]
 			seen[k] = struct{}{}
-			if p := n.policies[k]; p != nil && !again {
-				if owner := n.owner(p, c.Manager); owner != "" {
+			if p := o.policies[k]; p != nil && !again {
+				if owner := o.owner(p, c.Manager); owner != "" {
 					return e, fmt.Errorf("%w: %s is of %s", ErrForeign, k, owner)
 				}
 				change.Type = Deleted
@@ -165,12 +165,12 @@ func (n *Node) Remove(ctx context.Context, c Caller, keys []policy.Key) (Outcome
 }
 
 // upsert is the change that documents of a manager are.
-func (n *Node) upsert(manager string, docs []Decoded) (edit, error) {
+func (o *Owner) upsert(manager string, docs []Decoded) (edit, error) {
 	var e edit
 	for _, d := range docs {
 		c := Changed{Key: d.Object.Key, Type: Created, Dropped: d.Object.Unknown, Notes: d.Object.Notes}
-		if old := n.policies[c.Key]; old != nil {
-			if owner := n.owner(old, manager); owner != "" {
+		if old := o.policies[c.Key]; old != nil {
+			if owner := o.owner(old, manager); owner != "" {
 				return e, fmt.Errorf("%w: %s is of %s", ErrOwned, old.Key, owner)
 			}
 			c.Type = Replaced
@@ -179,7 +179,7 @@ func (n *Node) upsert(manager string, docs []Decoded) (edit, error) {
 			}
 		}
 		if c.Type != Unchanged {
-			p := n.policy(d, SourceGRPC, "")
+			p := o.policy(d, SourceGRPC, "")
 			p.Manager = manager
 			e.puts = append(e.puts, p)
 		}
@@ -198,9 +198,9 @@ func (e *edit) remove(keys []policy.Key) {
 }
 
 // of are the policies of a manager that match, sorted.
-func (n *Node) of(manager string, match func(*Policy) bool) []policy.Key {
+func (o *Owner) of(manager string, match func(*Policy) bool) []policy.Key {
 	var out []policy.Key
-	for k, p := range n.policies {
+	for k, p := range o.policies {
 		if p.Source == SourceGRPC && p.Manager == manager && match(p) {
 			out = append(out, k)
 		}
@@ -210,9 +210,9 @@ func (n *Node) of(manager string, match func(*Policy) bool) []policy.Key {
 }
 
 // owner names who has a policy that a manager may not touch; empty if it may.
-func (n *Node) owner(p *Policy, manager string) string {
+func (o *Owner) owner(p *Policy, manager string) string {
 	switch {
-	case n.foreign(p):
+	case o.foreign(p):
 		return p.Source + " " + p.Origin
 	case p.Source != SourceGRPC || p.Manager == manager:
 		return ""
@@ -224,41 +224,41 @@ func (n *Node) owner(p *Policy, manager string) string {
 
 // foreign reports whether a policy belongs to a source other than "grpc". One of
 // a source that is not configured any more belongs to every caller: its own source will not come.
-func (n *Node) foreign(p *Policy) bool {
-	return p.Source != SourceGRPC && n.sources[p.Source] != nil
+func (o *Owner) foreign(p *Policy) bool {
+	return p.Source != SourceGRPC && o.sources[p.Source] != nil
 }
 
 // changed makes a change of the source "grpc", which the owner finds with
 // find, or says what would become of it.
-func (n *Node) changed(ctx context.Context, c Caller, find func() (edit, error)) (Outcome, error) {
+func (o *Owner) changed(ctx context.Context, c Caller, find func() (edit, error)) (Outcome, error) {
 	look := func() (edit, error) {
-		if c.IfRevision != nil && *c.IfRevision != n.barrier.Policy {
-			return edit{}, fmt.Errorf("%w: the policy revision is %d, not %d", ErrChanged, n.barrier.Policy, *c.IfRevision)
+		if c.IfRevision != nil && *c.IfRevision != o.barrier.Policy {
+			return edit{}, fmt.Errorf("%w: the policy revision is %d, not %d", ErrChanged, o.barrier.Policy, *c.IfRevision)
 		}
 		return find()
 	}
 	if !c.ValidateOnly {
-		return n.prepared(ctx, func() engine.Change {
+		return o.prepared(ctx, func() engine.Change {
 			e, err := look()
 			if err != nil {
 				return engine.Change{} // the change will say why
 			}
 			return comingChange(e.puts, e.gone)
 		}, func() (Outcome, error) {
-			n.operation = opChange
+			o.operation = opChange
 			e, err := look()
 			if err == nil {
-				err = n.change(e.puts, e.gone)
+				err = o.change(e.puts, e.gone)
 			}
 			if err == nil {
 				for _, k := range e.named {
-					n.policies[k].named = true
+					o.policies[k].named = true
 				}
 				if e.completes {
-					n.managers[c.Manager], n.stateChanged = true, true
+					o.managers[c.Manager], o.stateChanged = true, true
 				}
 			}
-			e.Revision = n.barrier.Policy
+			e.Revision = o.barrier.Policy
 			return e.Outcome, err
 		})
 	}
@@ -268,16 +268,16 @@ func (n *Node) changed(ctx context.Context, c Caller, find func() (edit, error))
 		draft  engine.Draft
 	}
 	var out Outcome
-	err := n.aside(ctx, func() error {
-		t, err := ask(ctx, n, func() (trial, error) {
-			n.operation = opDraft
+	err := o.aside(ctx, func() error {
+		t, err := ask(ctx, o, func() (trial, error) {
+			o.operation = opDraft
 			e, err := look()
 			if err != nil {
 				return trial{}, err
 			}
-			p, err := n.plan(e.puts, e.gone)
-			e.Revision = n.barrier.Policy
-			return trial{e.Outcome, p.change, n.engine.Draft()}, err
+			p, err := o.plan(e.puts, e.gone)
+			e.Revision = o.barrier.Policy
+			return trial{e.Outcome, p.change, o.engine.Draft()}, err
 		})
 		if err != nil {
 			return err

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package node
+package owner
 
 import (
 	"cmp"
@@ -36,24 +36,24 @@ type Listed struct {
 }
 
 // List returns policies sorted by key, and the revision they are of.
-func (n *Node) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
+func (o *Owner) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
 	var revision uint64
-	list, err := ask(ctx, n, func() ([]Listed, error) {
-		n.operation = opRead
-		revision = n.barrier.Policy
+	list, err := ask(ctx, o, func() ([]Listed, error) {
+		o.operation = opRead
+		revision = o.barrier.Policy
 		var out []Listed
 		takes := func(k policy.Key) bool {
 			return (f.Kind == "" || k.Kind == f.Kind) && (f.Namespace == "" || k.Namespace == f.Namespace) && (f.Name == "" || k.Name == f.Name)
 		}
-		for k, p := range n.policies {
-			if !takes(k) || f.Subject != 0 && !n.engine.Selects(k, f.Subject) {
+		for k, p := range o.policies {
+			if !takes(k) || f.Subject != 0 && !o.engine.Selects(k, f.Subject) {
 				continue
 			}
 			if f.Manager != nil && (p.Source != SourceGRPC || p.Manager != *f.Manager) {
 				continue
 			}
-			l := Listed{Policy: *p, Accepted: p.Broken == "", Error: p.Broken, Subjects: n.engine.Selected(k)}
-			if r, ok := n.sources[p.Source].refusal(p.Origin); ok {
+			l := Listed{Policy: *p, Accepted: p.Broken == "", Error: p.Broken, Subjects: o.engine.Selected(k)}
+			if r, ok := o.sources[p.Source].refusal(p.Origin); ok {
 				l.Error = r.err
 			}
 			if len(l.Subjects) == 0 && p.inForce() && p.object.Group == nil {
@@ -66,7 +66,7 @@ func (n *Node) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
 		for i := range out {
 			has[place{out[i].Source, out[i].Origin}] = true
 		}
-		for name, s := range n.sources {
+		for name, s := range o.sources {
 			for origin, r := range s.refused {
 				if !has[place{name, origin}] && takes(r.key) && f.Subject == 0 && f.Manager == nil {
 					out = append(out, Listed{Policy: Policy{Key: r.key, Source: name, Origin: origin}, Error: r.err})
@@ -98,38 +98,38 @@ type Judged struct {
 // aside does the work of a question that compiles, in the caller's goroutine:
 // the owner goes on meanwhile. One is worked on at a time, so that questions
 // take the memory of one.
-func (n *Node) aside(ctx context.Context, work func() error) error {
+func (o *Owner) aside(ctx context.Context, work func() error) error {
 	select {
-	case n.questions <- struct{}{}:
+	case o.questions <- struct{}{}:
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-n.done:
+	case <-o.done:
 		return ErrStopped
 	}
-	defer func() { <-n.questions }()
+	defer func() { <-o.questions }()
 	return work()
 }
 
 // Table returns the tables by which an identity is judged.
-func (n *Node) Table(ctx context.Context, x identity.Numeric) (Judged, error) {
+func (o *Owner) Table(ctx context.Context, x identity.Numeric) (Judged, error) {
 	type found struct {
 		Judged
 		draft   *engine.Draft
 		subject bool
 	}
 	look := func(draft bool) (found, error) {
-		return ask(ctx, n, func() (found, error) {
-			n.operation = opRead
-			f := found{subject: n.engine.IsSubject(x)}
-			f.Revision = n.barrier.Policy
-			if _, ok := n.engine.Identity(x); !ok {
+		return ask(ctx, o, func() (found, error) {
+			o.operation = opRead
+			f := found{subject: o.engine.IsSubject(x)}
+			f.Revision = o.barrier.Policy
+			if _, ok := o.engine.Identity(x); !ok {
 				return found{}, fmt.Errorf("identity %d is %w", x, ErrNotFound)
 			}
 			if f.subject {
-				f.from(n.engine, x)
+				f.from(o.engine, x)
 			} else if draft {
-				n.operation = opDraft
-				d := n.engine.Draft()
+				o.operation = opDraft
+				d := o.engine.Draft()
 				f.draft = &d
 			}
 			return f, nil
@@ -139,7 +139,7 @@ func (n *Node) Table(ctx context.Context, x identity.Numeric) (Judged, error) {
 	if err != nil || f.subject {
 		return f.Judged, err
 	}
-	err = n.aside(ctx, func() error {
+	err = o.aside(ctx, func() error {
 		if f, err = look(true); err != nil || f.subject {
 			return err
 		}
@@ -185,27 +185,27 @@ type Explained struct {
 }
 
 // Explain judges a connection on both sides.
-func (n *Node) Explain(ctx context.Context, from, to Peer, q port.Point) (Explained, error) {
+func (o *Owner) Explain(ctx context.Context, from, to Peer, q port.Point) (Explained, error) {
 	look := func(draft bool) (*explanation, error) {
-		return ask(ctx, n, func() (*explanation, error) {
-			n.operation = opRead
-			x := &explanation{node: n, from: from, to: to, at: q, revision: n.barrier.Policy}
+		return ask(ctx, o, func() (*explanation, error) {
+			o.operation = opRead
+			x := &explanation{owner: o, from: from, to: to, at: q, revision: o.barrier.Policy}
 			if err := x.begin(); err != nil {
 				return nil, err
 			}
 			switch {
 			case !x.aside:
-				return x, x.judge(n.engine)
+				return x, x.judge(o.engine)
 			case draft:
-				n.operation = opDraft
-				x.draft = n.engine.Draft()
+				o.operation = opDraft
+				x.draft = o.engine.Draft()
 			}
 			return x, nil
 		})
 	}
 	x, err := look(false)
 	if err == nil && x.aside {
-		err = n.aside(ctx, func() error {
+		err = o.aside(ctx, func() error {
 			if x, err = look(true); err != nil || !x.aside {
 				return err
 			}
@@ -233,7 +233,7 @@ func workload(id identity.Identity) bool {
 
 // explanation is a question with what it needs beside the engine.
 type explanation struct {
-	node     *Node
+	owner    *Owner
 	from, to Peer
 	at       port.Point
 	revision uint64
@@ -257,7 +257,7 @@ func (x *explanation) begin() (err error) {
 	for _, id := range []identity.Identity{x.src, x.dst} {
 		if workload(id) {
 			x.subjects = append(x.subjects, id.Number)
-			x.aside = x.aside || !x.node.engine.IsSubject(id.Number)
+			x.aside = x.aside || !x.owner.engine.IsSubject(id.Number)
 		}
 	}
 	return nil
@@ -287,7 +287,7 @@ func (x *explanation) side(e *engine.Engine, d rule.Direction, subject, peer ide
 }
 
 func (x *explanation) resolve(field string, p Peer) (identity.Identity, error) {
-	e := x.node.engine
+	e := x.owner.engine
 	switch {
 	case p.Identity != 0:
 		id, ok := e.Identity(p.Identity)
@@ -297,7 +297,7 @@ func (x *explanation) resolve(field string, p Peer) (identity.Identity, error) {
 		return id, nil
 	case len(p.Labels) > 0:
 		set := label.NewSet(p.Labels...)
-		for _, id := range x.node.identities {
+		for _, id := range x.owner.identities {
 			if slices.Equal(id.Labels.All(), set.All()) {
 				return id, nil
 			}
@@ -311,7 +311,7 @@ func (x *explanation) resolve(field string, p Peer) (identity.Identity, error) {
 			if err != nil {
 				return id, fmt.Errorf("%w: %s.labels: %w", ErrInvalid, field, err)
 			}
-			id = id.Complete(x.node.config.Engine.Cluster)
+			id = id.Complete(x.owner.config.Engine.Cluster)
 			x.extra = append(x.extra, id)
 			return id, nil
 		}
@@ -353,8 +353,8 @@ type DifferentPeer struct {
 
 // Diff says which verdicts a change would change, one difference after the
 // other, whichever source has the policies.
-func (n *Node) Diff(ctx context.Context, r Request, remove []policy.Key, take func(Difference) error) error {
-	docs, err := n.read(r)
+func (o *Owner) Diff(ctx context.Context, r Request, remove []policy.Key, take func(Difference) error) error {
+	docs, err := o.read(r)
 	if err != nil {
 		return err
 	}
@@ -364,20 +364,20 @@ func (n *Node) Diff(ctx context.Context, r Request, remove []policy.Key, take fu
 	}
 	var compared *engine.Comparison
 	known := make(map[identity.Numeric]identity.Identity)
-	if err := n.aside(ctx, func() error {
-		draft, err := ask(ctx, n, func() (engine.Draft, error) {
-			n.operation = opDraft
+	if err := o.aside(ctx, func() error {
+		draft, err := ask(ctx, o, func() (engine.Draft, error) {
+			o.operation = opDraft
 			for _, d := range docs {
-				if old := n.policies[d.Object.Key]; old != nil && n.foreign(old) {
+				if old := o.policies[d.Object.Key]; old != nil && o.foreign(old) {
 					return engine.Draft{}, fmt.Errorf("%w: %s is of %s %s", ErrOwned, old.Key, old.Source, old.Origin)
 				}
 			}
 			for _, k := range remove {
-				if old := n.policies[k]; old != nil && n.foreign(old) {
+				if old := o.policies[k]; old != nil && o.foreign(old) {
 					return engine.Draft{}, fmt.Errorf("%w: %s is of %s %s", ErrForeign, old.Key, old.Source, old.Origin)
 				}
 			}
-			return n.engine.Draft(), nil
+			return o.engine.Draft(), nil
 		})
 		if err != nil {
 			return err
@@ -452,15 +452,15 @@ type SubscriberStatus struct {
 }
 
 // Status looks at everything.
-func (n *Node) Status(ctx context.Context) (Status, error) {
-	return ask(ctx, n, func() (Status, error) {
-		n.operation = opRead
+func (o *Owner) Status(ctx context.Context) (Status, error) {
+	return ask(ctx, o, func() (Status, error) {
+		o.operation = opRead
 		s := Status{
-			Busy:     n.busyNow(),
-			Revision: n.barrier.Policy, Policies: len(n.policies), Identities: len(n.identities), Waiting: n.engine.Waiting(),
-			Size: n.engine.Size(), Counters: n.engine.Counters(), Names: len(n.names), Addresses: n.addresses, Journal: n.journal.Size(),
+			Busy:     o.busyNow(),
+			Revision: o.barrier.Policy, Policies: len(o.policies), Identities: len(o.identities), Waiting: o.engine.Waiting(),
+			Size: o.engine.Size(), Counters: o.engine.Counters(), Names: len(o.names), Addresses: o.addresses, Journal: o.journal.Size(),
 		}
-		for _, p := range n.policies {
+		for _, p := range o.policies {
 			if slices.ContainsFunc(p.Notes, func(note manifest.Note) bool { return note.Kind == manifest.NoteUnsupported }) {
 				s.Unsupported++
 			}
@@ -474,15 +474,15 @@ func (n *Node) Status(ctx context.Context) (Status, error) {
 				s.Problems = append(s.Problems, fmt.Sprintf("%s %s: %s", p.Key, what, p.Broken))
 			}
 		}
-		s.Sources = n.sourceStates()
-		for name, src := range n.sources {
+		s.Sources = o.sourceStates()
+		for name, src := range o.sources {
 			s.Refused += len(src.refused)
 			for origin, r := range src.refused {
 				s.Problems = append(s.Problems, fmt.Sprintf("%s %s is refused: %s", name, origin, r.err))
 			}
 		}
-		states, _ := n.stream.States()
-		for name, sub := range n.subscribers {
+		states, _ := o.stream.States()
+		for name, sub := range o.subscribers {
 			st := SubscriberStatus{Name: name, Enforces: sub.enforces, Forgotten: sub.until}
 			for _, state := range states {
 				if state.Name != name {
@@ -500,12 +500,12 @@ func (n *Node) Status(ctx context.Context) (Status, error) {
 			s.Subscribers = append(s.Subscribers, st)
 		}
 		slices.SortFunc(s.Subscribers, func(a, b SubscriberStatus) int { return compareText(a.Name, b.Name) })
-		for what, text := range n.problems {
+		for what, text := range o.problems {
 			s.Problems = append(s.Problems, what+": "+text)
 		}
 		orphans := make(map[string]int)
-		for _, p := range n.policies {
-			if n.sources[p.Source] == nil {
+		for _, p := range o.policies {
+			if o.sources[p.Source] == nil {
 				orphans[p.Source]++
 			}
 		}
@@ -522,23 +522,23 @@ func (n *Node) Status(ctx context.Context) (Status, error) {
 
 // sourceStates are the states of all sources, and of each manager of
 // SourceGRPC that has policies or has completed.
-func (n *Node) sourceStates() []SourceStatus {
+func (o *Owner) sourceStates() []SourceStatus {
 	type place struct{ source, manager string }
 	states := make(map[place]*SourceStatus)
-	for name, src := range n.sources {
+	for name, src := range o.sources {
 		states[place{source: name}] = &SourceStatus{Name: name, Synced: src.synced, Error: src.err}
 	}
 	manager := func(name string) *SourceStatus {
 		at := place{SourceGRPC, name}
 		if states[at] == nil {
-			states[at] = &SourceStatus{Name: SourceGRPC, Manager: name, Synced: n.managers[name]}
+			states[at] = &SourceStatus{Name: SourceGRPC, Manager: name, Synced: o.managers[name]}
 		}
 		return states[at]
 	}
-	for name := range n.managers {
+	for name := range o.managers {
 		manager(name)
 	}
-	for _, p := range n.policies {
+	for _, p := range o.policies {
 		st := states[place{source: p.Source}]
 		if p.Source == SourceGRPC {
 			st = manager(p.Manager)
@@ -565,10 +565,10 @@ func compareText(a, b string) int {
 }
 
 // Figures are the weight of the stream's log and how many subscribers were cut.
-func (n *Node) Figures() (weight int, cut uint64) {
-	f := n.stream.Figures()
+func (o *Owner) Figures() (weight int, cut uint64) {
+	f := o.stream.Figures()
 	return f.Weight, f.Cut
 }
 
 // Incarnation names this run.
-func (n *Node) Incarnation() [16]byte { return n.stream.Incarnation() }
+func (o *Owner) Incarnation() [16]byte { return o.stream.Incarnation() }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package node
+package owner
 
 import (
 	"bytes"
@@ -23,12 +23,12 @@ import (
 )
 
 func TestRemovingWhatIsNotThereMakesNoRoomForASubscriber(t *testing.T) {
-	n, _ := run(t, t.TempDir())
-	session, err := n.Subscribe(t.Context(), Subscription{Name: "datapath"})
+	o, _ := run(t, t.TempDir())
+	session, err := o.Subscribe(t.Context(), Subscription{Name: "datapath"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer n.Unsubscribe("datapath", session)
+	defer o.Unsubscribe("datapath", session)
 	var last error
 	for round := range 8 {
 		var add, remove Interest
@@ -39,17 +39,17 @@ func TestRemovingWhatIsNotThereMakesNoRoomForASubscriber(t *testing.T) {
 			add.Locations = append(add.Locations, engine.Location{Addr: at, Identity: 256})
 			remove.Locations = append(remove.Locations, engine.Location{Addr: netip.MustParseAddr("192.0.2.1")})
 		}
-		if err := n.Change(t.Context(), "datapath", session, Interest{Locations: add.Locations}, Interest{Locations: remove.Locations}); err != nil {
+		if err := o.Change(t.Context(), "datapath", session, Interest{Locations: add.Locations}, Interest{Locations: remove.Locations}); err != nil {
 			last = errors.Join(last, err)
 		}
-		if err := n.Change(t.Context(), "datapath", session, Interest{Subjects: add.Subjects}, Interest{Subjects: remove.Subjects}); err != nil {
+		if err := o.Change(t.Context(), "datapath", session, Interest{Subjects: add.Subjects}, Interest{Subjects: remove.Subjects}); err != nil {
 			last = errors.Join(last, err)
 		}
 	}
 	if !errors.Is(last, ErrLimit) {
 		t.Errorf("the last was answered with %v", last)
 	}
-	s := n.subscribers["datapath"] // nobody else asks
+	s := o.subscribers["datapath"] // nobody else asks
 	if len(s.subjects) > maxSubjects || len(s.locations) > maxLocations {
 		t.Errorf("%d subjects and %d locations, the limits are %d and %d", len(s.subjects), len(s.locations), maxSubjects, maxLocations)
 	}
@@ -58,7 +58,7 @@ func TestRemovingWhatIsNotThereMakesNoRoomForASubscriber(t *testing.T) {
 	for x := range s.subjects {
 		some = append(some, x)
 	}
-	if err := n.Change(t.Context(), "datapath", session, Interest{Subjects: []identity.Numeric{60_000}}, Interest{Subjects: some[:1]}); err != nil {
+	if err := o.Change(t.Context(), "datapath", session, Interest{Subjects: []identity.Numeric{60_000}}, Interest{Subjects: some[:1]}); err != nil {
 		t.Errorf("one for another: %v", err)
 	}
 }
@@ -73,21 +73,21 @@ func TestAddressBelongsToWhatStaysThere(t *testing.T) {
 	here := func(x identity.Numeric) Interest {
 		return Interest{Locations: []engine.Location{{Addr: at, Identity: x}}}
 	}
-	for what, leave := range map[string]func(*Node, *stream.Session, *stream.Session) error{
-		"the later one vacates it": func(n *Node, _, b *stream.Session) error {
-			return n.Change(t.Context(), "b", b, Interest{}, here(301))
+	for what, leave := range map[string]func(*Owner, *stream.Session, *stream.Session) error{
+		"the later one vacates it": func(o *Owner, _, b *stream.Session) error {
+			return o.Change(t.Context(), "b", b, Interest{}, here(301))
 		},
-		"the later one comes back without it": func(n *Node, _, b *stream.Session) error {
-			n.Unsubscribe("b", b)
-			_, err := n.Subscribe(t.Context(), Subscription{Name: "b", Role: RoleEnforces})
+		"the later one comes back without it": func(o *Owner, _, b *stream.Session) error {
+			o.Unsubscribe("b", b)
+			_, err := o.Subscribe(t.Context(), Subscription{Name: "b", Role: RoleEnforces})
 			return err
 		},
-		"the earlier one vacates it": func(n *Node, a, _ *stream.Session) error {
-			return n.Change(t.Context(), "a", a, Interest{}, here(301))
+		"the earlier one vacates it": func(o *Owner, a, _ *stream.Session) error {
+			return o.Change(t.Context(), "a", a, Interest{}, here(301))
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
-			n, _ := run(t, t.TempDir())
+			o, _ := run(t, t.TempDir())
 			var set []identity.Identity
 			for x, l := range map[identity.Numeric]label.Label{300: {Source: "k8s", Key: "app", Value: "client"}, 301: ports("web")} {
 				id, err := identity.New(x, label.NewSet(l, label.Label{Source: "k8s", Key: "io.kubernetes.pod.namespace", Value: "shop"}))
@@ -100,15 +100,15 @@ func TestAddressBelongsToWhatStaysThere(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := n.SetIdentities(t.Context(), append(set, world), nil); err != nil {
+			if err := o.SetIdentities(t.Context(), append(set, world), nil); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := n.Upsert(t.Context(), []byte("apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: out, namespace: shop}\nspec:\n"+
+			if _, err := o.Upsert(t.Context(), []byte("apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: out, namespace: shop}\nspec:\n"+
 				"  endpointSelector: {matchLabels: {app: client}}\n  egress:\n  - toCIDR: [192.0.2.0/24]\n    toPorts: [{ports: [{port: web, protocol: TCP}]}]\n"), "", false); err != nil {
 				t.Fatal(err)
 			}
 			verdict := func() rule.Action {
-				x, err := n.Explain(t.Context(), Peer{Identity: 300}, Peer{Addr: at}, port.At(port.TCP, 8080))
+				x, err := o.Explain(t.Context(), Peer{Identity: 300}, Peer{Addr: at}, port.At(port.TCP, 8080))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -119,7 +119,7 @@ func TestAddressBelongsToWhatStaysThere(t *testing.T) {
 			}
 			sessions := make(map[string]*stream.Session)
 			for _, name := range []string{"a", "b"} {
-				s, err := n.Subscribe(t.Context(), Subscription{Name: name, Role: RoleEnforces, Interest: here(301)})
+				s, err := o.Subscribe(t.Context(), Subscription{Name: name, Role: RoleEnforces, Interest: here(301)})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -128,7 +128,7 @@ func TestAddressBelongsToWhatStaysThere(t *testing.T) {
 			if v := verdict(); v != rule.Allow {
 				t.Fatalf("two subscribers have the address: %s, want allow", v)
 			}
-			if err := leave(n, sessions["a"], sessions["b"]); err != nil {
+			if err := leave(o, sessions["a"], sessions["b"]); err != nil {
 				t.Fatal(err)
 			}
 			if v := verdict(); v != rule.Allow {
@@ -157,28 +157,28 @@ func (c *clock) add(d time.Duration) {
 
 func TestNamesWhoseTimeIsOverMakeRoom(t *testing.T) {
 	c := &clock{now: time.Now()}
-	n, _ := run(t, t.TempDir(), func(cfg *Config) { cfg.Now, cfg.NameGrace, cfg.MaxNames = c.Now, time.Hour, 3 })
+	o, _ := run(t, t.TempDir(), func(cfg *Config) { cfg.Now, cfg.NameGrace, cfg.MaxNames = c.Now, time.Hour, 3 })
 	at := []netip.Addr{netip.MustParseAddr("192.0.2.1")}
 	for i := range 3 {
-		if _, err := n.Learn(t.Context(), fmt.Sprintf("n%d.example", i), at, time.Duration(2+i)*time.Minute); err != nil {
+		if _, err := o.Learn(t.Context(), fmt.Sprintf("n%d.example", i), at, time.Duration(2+i)*time.Minute); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := n.Learn(t.Context(), "n3.example", at, time.Minute); !errors.Is(err, ErrLimit) {
+	if _, err := o.Learn(t.Context(), "n3.example", at, time.Minute); !errors.Is(err, ErrLimit) {
 		t.Fatalf("a fourth name: %v", err)
 	}
 	c.add(150 * time.Second) // the first is in its grace
-	if _, err := n.Learn(t.Context(), "n3.example", at, time.Hour); err != nil {
+	if _, err := o.Learn(t.Context(), "n3.example", at, time.Hour); err != nil {
 		t.Fatalf("a fourth name in the place of one whose time is over: %v", err)
 	}
-	if _, err := n.Learn(t.Context(), "n4.example", at, time.Hour); !errors.Is(err, ErrLimit) {
+	if _, err := o.Learn(t.Context(), "n4.example", at, time.Hour); !errors.Is(err, ErrLimit) {
 		t.Errorf("a fifth name, while all others are valid: %v", err)
 	}
 }
 
 func TestStatusNamesSomeOfManyProblems(t *testing.T) {
-	n, _ := run(t, t.TempDir(), hundred)
-	feed := n.Feed(SourceFile)
+	o, _ := run(t, t.TempDir(), hundred)
+	feed := o.Feed(SourceFile)
 	var files []File
 	for i := range 3000 {
 		files = append(files, File{Origin: fmt.Sprintf("%04d.yaml", i), Err: errors.New("not a regular file")})
@@ -186,7 +186,7 @@ func TestStatusNamesSomeOfManyProblems(t *testing.T) {
 	if err := feed.Set(t.Context(), files); err != nil {
 		t.Fatal(err)
 	}
-	st, err := n.Status(t.Context())
+	st, err := o.Status(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -204,8 +204,8 @@ func TestStatusNamesSomeOfManyProblems(t *testing.T) {
 func hundred(c *Config) { c.MaxPolicies = 100 }
 
 func TestFilesBeyondTheLimitCostFewChanges(t *testing.T) {
-	n, _ := run(t, t.TempDir(), hundred)
-	feed := n.Feed(SourceFile)
+	o, _ := run(t, t.TempDir(), hundred)
+	feed := o.Feed(SourceFile)
 	var files []File
 	for i := range 300 {
 		files = append(files, File{Origin: fmt.Sprintf("%03d.yaml", i), Data: []byte(text("shop", fmt.Sprintf("p%03d", i), 80))})
@@ -213,7 +213,7 @@ func TestFilesBeyondTheLimitCostFewChanges(t *testing.T) {
 	if err := feed.Set(t.Context(), files); err != nil {
 		t.Fatal(err)
 	}
-	list, revision, err := n.List(t.Context(), Filter{})
+	list, revision, err := o.List(t.Context(), Filter{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -232,7 +232,7 @@ func TestManyFilesAreTakenOverInSeveralChanges(t *testing.T) {
 	maxChange = 2000
 	t.Cleanup(func() { maxChange = old })
 	dir := t.TempDir()
-	n, stop := run(t, dir, hundred)
+	o, stop := run(t, dir, hundred)
 	var files []File
 	size := 0
 	for i := range 40 {
@@ -240,46 +240,46 @@ func TestManyFilesAreTakenOverInSeveralChanges(t *testing.T) {
 		size += len(data)
 		files = append(files, File{Origin: fmt.Sprintf("%03d.yaml", i), Data: data})
 	}
-	if err := n.Feed(SourceFile).Set(t.Context(), files); err != nil {
+	if err := o.Feed(SourceFile).Set(t.Context(), files); err != nil {
 		t.Fatal(err)
 	}
-	_, revision, err := n.List(t.Context(), Filter{})
+	_, revision, err := o.List(t.Context(), Filter{})
 	if least := size / maxChange; err != nil || revision < uint64(least) {
 		t.Errorf("%d bytes of manifests in %d changes, %v; want at least %d", size, revision, err, least)
 	}
 	stop()
-	n, _ = run(t, dir, hundred)
-	if list, _, err := n.List(t.Context(), Filter{}); err != nil || len(list) != 40 {
+	o, _ = run(t, dir, hundred)
+	if list, _, err := o.List(t.Context(), Filter{}); err != nil || len(list) != 40 {
 		t.Errorf("%d policies after a restart, %v", len(list), err)
 	}
 }
 
 func TestFilesThatAreInForceAreNotKeptTwice(t *testing.T) {
 	dir := t.TempDir()
-	n, stop := run(t, dir, hundred)
+	o, stop := run(t, dir, hundred)
 	one, two := text("shop", "one", 80), text("shop", "two", 80)
 	files := []File{
 		{Origin: "a.yaml", Data: []byte(one + "---\n" + two)},
 		{Origin: "b.yaml", Data: []byte("---\n" + text("shop", "three", 80) + "---\n")},
 		{Origin: "c.yaml", Data: []byte(text("shop", "four", 80))},
 	}
-	if err := n.Feed(SourceFile).Set(t.Context(), files); err != nil {
+	if err := o.Feed(SourceFile).Set(t.Context(), files); err != nil {
 		t.Fatal(err)
 	}
 	stop()
-	n, _ = run(t, dir, hundred)
+	o, _ = run(t, dir, hundred)
 	files[2].Data = []byte(text("shop", "four", 81)) // it is another now
-	feed := n.Feed(SourceFile)
+	feed := o.Feed(SourceFile)
 	if err := feed.Set(t.Context(), files); err != nil {
 		t.Fatal(err)
 	}
-	_, revision, err := n.List(t.Context(), Filter{})
+	_, revision, err := o.List(t.Context(), Filter{})
 	if err != nil || revision != 2 {
 		t.Errorf("revision %d, %v; want 2: one has changed", revision, err)
 	}
 	for origin, f := range feed.decoded {
 		for _, d := range f.docs {
-			p := n.policies[d.Object.Key]
+			p := o.policies[d.Object.Key]
 			if p == nil || p.Origin != origin || &p.object.Specs[0] != &d.Object.Specs[0] || &p.Manifest[0] != &d.Text[0] {
 				t.Errorf("%s: %s is kept twice", origin, d.Object.Key)
 			}
@@ -288,35 +288,35 @@ func TestFilesThatAreInForceAreNotKeptTwice(t *testing.T) {
 	if got := []int{len(feed.decoded["a.yaml"].docs), len(feed.decoded["b.yaml"].docs), len(feed.decoded["c.yaml"].docs)}; fmt.Sprint(got) != "[2 1 1]" {
 		t.Errorf("documents: %v", got)
 	}
-	if !bytes.Contains(n.policies[feed.decoded["c.yaml"].docs[0].Object.Key].Manifest, []byte("81")) {
+	if !bytes.Contains(o.policies[feed.decoded["c.yaml"].docs[0].Object.Key].Manifest, []byte("81")) {
 		t.Error("the change was not taken over")
 	}
 }
 
 func TestPoliciesOfASourceThatIsNotConfiguredStayAndAreReported(t *testing.T) {
 	dir := t.TempDir()
-	n, stop := run(t, dir, hundred)
+	o, stop := run(t, dir, hundred)
 	file := []File{{Origin: "a.yaml", Data: []byte(text("shop", "db", 80))}}
-	if err := n.Feed(SourceFile).Set(t.Context(), file); err != nil {
+	if err := o.Feed(SourceFile).Set(t.Context(), file); err != nil {
 		t.Fatal(err)
 	}
 	stop()
-	n, stop = runWith(t, dir, []string{SourceIdentity}, hundred)
-	list, _, err := n.List(t.Context(), Filter{})
+	o, stop = runWith(t, dir, []string{SourceIdentity}, hundred)
+	list, _, err := o.List(t.Context(), Filter{})
 	if err != nil || len(list) != 1 || !list[0].Accepted {
 		t.Fatalf("%+v, %v; want that the policy stays", list, err)
 	}
-	st, err := n.Status(t.Context())
+	st, err := o.Status(t.Context())
 	if want := "the source file is not configured, and 1 of its policies are in force: delete them, or configure it again"; err != nil || len(st.Problems) != 1 || st.Problems[0] != want {
 		t.Errorf("problems %q, %v; want %q", st.Problems, err, want)
 	}
 	stop()
 	// Configured again, it has what it had.
-	n, _ = run(t, dir, hundred)
-	if err := n.Feed(SourceFile).Set(t.Context(), nil); err != nil {
+	o, _ = run(t, dir, hundred)
+	if err := o.Feed(SourceFile).Set(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
-	if st, err := n.Status(t.Context()); err != nil || st.Policies != 0 || len(st.Problems) != 0 {
+	if st, err := o.Status(t.Context()); err != nil || st.Policies != 0 || len(st.Problems) != 0 {
 		t.Errorf("%d policies, problems %q, %v", st.Policies, st.Problems, err)
 	}
 }
@@ -326,15 +326,15 @@ func TestLearnedAddressesEndThoughTheClockWentBack(t *testing.T) {
 	dir := t.TempDir()
 	c := &clock{now: time.Now().Add(365 * 24 * time.Hour)}
 	use := func(cfg *Config) { cfg.Now = c.Now }
-	n, stop := run(t, dir, use)
-	if _, err := n.Learn(t.Context(), "a.example", []netip.Addr{netip.MustParseAddr("192.0.2.1")}, time.Hour); err != nil {
+	o, stop := run(t, dir, use)
+	if _, err := o.Learn(t.Context(), "a.example", []netip.Addr{netip.MustParseAddr("192.0.2.1")}, time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	stop()
 	c.add(-365 * 24 * time.Hour)
-	n, _ = run(t, dir, use)
+	o, _ = run(t, dir, use)
 	names := func() int {
-		st, err := n.Status(t.Context())
+		st, err := o.Status(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -344,7 +344,7 @@ func TestLearnedAddressesEndThoughTheClockWentBack(t *testing.T) {
 		t.Fatal("the name was forgotten")
 	}
 	c.add(maxTTL + 2*time.Minute)
-	if _, err := ask(t.Context(), n, func() (struct{}, error) { n.sweep(); return struct{}{}, nil }); err != nil {
+	if _, err := ask(t.Context(), o, func() (struct{}, error) { o.sweep(); return struct{}{}, nil }); err != nil {
 		t.Fatal(err)
 	}
 	if names() != 0 {
@@ -353,8 +353,8 @@ func TestLearnedAddressesEndThoughTheClockWentBack(t *testing.T) {
 }
 
 func TestFileThatIsTheSameIsNotDecodedAgain(t *testing.T) {
-	n, _ := run(t, t.TempDir(), hundred)
-	feed := n.Feed(SourceFile)
+	o, _ := run(t, t.TempDir(), hundred)
+	feed := o.Feed(SourceFile)
 	if err := feed.Set(t.Context(), []File{{Origin: "a.yaml", Same: true}}); err == nil || !strings.Contains(err.Error(), "file a.yaml: it is listed as the same") {
 		t.Errorf("nothing was listed before: %v", err)
 	}
@@ -369,7 +369,7 @@ func TestFileThatIsTheSameIsNotDecodedAgain(t *testing.T) {
 	if !maps.Equal(feed.decoded, before) {
 		t.Errorf("decoded: %v, before %v", feed.decoded, before)
 	}
-	list, revision, err := n.List(t.Context(), Filter{})
+	list, revision, err := o.List(t.Context(), Filter{})
 	if err != nil || revision != 1 || len(list) != 2 || list[1].Error == "" && list[0].Error == "" {
 		t.Errorf("revision %d, %+v, %v; want a.yaml in force and b.yaml refused", revision, list, err)
 	}

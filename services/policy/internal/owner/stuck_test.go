@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package node
+package owner
 
 import (
 	"errors"
@@ -41,16 +41,16 @@ func shopPod(t *testing.T, number identity.Numeric, app string) identity.Identit
 // The problem of a subject whose new tables have no room is shown until they
 // have.
 func TestTheProblemOfARelabelledSubjectStaysUntilItIsResolved(t *testing.T) {
-	n, _ := run(t, t.TempDir())
+	o, _ := run(t, t.TempDir())
 	set := func(ids ...identity.Identity) {
 		t.Helper()
-		if err := n.SetIdentities(t.Context(), ids, nil); err != nil {
+		if err := o.SetIdentities(t.Context(), ids, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
 	shown := func(when string, want bool) {
 		t.Helper()
-		st, err := n.Status(t.Context())
+		st, err := o.Status(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -61,30 +61,30 @@ func TestTheProblemOfARelabelledSubjectStaysUntilItIsResolved(t *testing.T) {
 		}
 	}
 	for _, m := range []string{portBlocks("small", "small", 0, 3), portBlocks("one", "large", 0, 600), portBlocks("two", "large", 600, 600)} {
-		if _, err := n.Upsert(t.Context(), []byte(m), "", false); err != nil {
+		if _, err := o.Upsert(t.Context(), []byte(m), "", false); err != nil {
 			t.Fatal(err)
 		}
 	}
 	set(shopPod(t, 300, "small"))
-	session, err := n.Subscribe(t.Context(), Subscription{Name: "datapath", Interest: Interest{Subjects: []identity.Numeric{300}}})
+	session, err := o.Subscribe(t.Context(), Subscription{Name: "datapath", Interest: Interest{Subjects: []identity.Numeric{300}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer n.Unsubscribe("datapath", session)
+	defer o.Unsubscribe("datapath", session)
 	shown("before", false)
 	set(shopPod(t, 300, "large"))
 	shown("relabelled", true)
 	set(shopPod(t, 301, "other"))
 	shown("another identity came", true)
-	if err := n.SetIdentities(t.Context(), nil, []identity.Numeric{301}); err != nil {
+	if err := o.SetIdentities(t.Context(), nil, []identity.Numeric{301}); err != nil {
 		t.Fatal(err)
 	}
 	shown("it went", true)
-	if _, err := n.Delete(t.Context(), []policy.Key{{Kind: "NetworkPolicy", Namespace: "shop", Name: "two"}}, false); err != nil {
+	if _, err := o.Delete(t.Context(), []policy.Key{{Kind: "NetworkPolicy", Namespace: "shop", Name: "two"}}, false); err != nil {
 		t.Fatal(err)
 	}
 	shown("a policy was deleted", false)
-	table, err := n.Table(t.Context(), 300)
+	table, err := o.Table(t.Context(), 300)
 	if err != nil || len(table.Sources[rule.Ingress]) < 600 {
 		t.Errorf("the subject has a table of %d rules, %v; want that of its labels", len(table.Sources[rule.Ingress]), err)
 	}
@@ -93,20 +93,20 @@ func TestTheProblemOfARelabelledSubjectStaysUntilItIsResolved(t *testing.T) {
 // A policy that no table can hold is refused before there is a pod that could
 // not start with it, by calls, by files and in a trial.
 func TestAPolicyTooLargeForAnyTableIsRefusedWithoutASubject(t *testing.T) {
-	n, _ := run(t, t.TempDir())
+	o, _ := run(t, t.TempDir())
 	large := portBlocks("large", "large", 0, 1100)
 	for _, validateOnly := range []bool{true, false} {
-		_, err := n.Upsert(t.Context(), []byte(large), "", validateOnly)
+		_, err := o.Upsert(t.Context(), []byte(large), "", validateOnly)
 		var bad *ManifestError
 		if !errors.As(err, &bad) || len(bad.Violations) != 1 || bad.Violations[0].Path != "spec" ||
 			!strings.Contains(err.Error(), "1025 address classes, the limit is 1024") {
 			t.Errorf("validate only %t: %v", validateOnly, err)
 		}
 	}
-	if err := n.Feed(SourceFile).Set(t.Context(), []File{{Origin: "large.yaml", Data: []byte(large)}, {Origin: "good.yaml", Data: []byte(portBlocks("good", "good", 0, 1))}}); err != nil {
+	if err := o.Feed(SourceFile).Set(t.Context(), []File{{Origin: "large.yaml", Data: []byte(large)}, {Origin: "good.yaml", Data: []byte(portBlocks("good", "good", 0, 1))}}); err != nil {
 		t.Fatal(err)
 	}
-	list, _, err := n.List(t.Context(), Filter{})
+	list, _, err := o.List(t.Context(), Filter{})
 	if err != nil || len(list) != 2 {
 		t.Fatalf("%d are listed, %v; want the good one and the file that is refused", len(list), err)
 	}
@@ -120,16 +120,16 @@ func TestAPolicyTooLargeForAnyTableIsRefusedWithoutASubject(t *testing.T) {
 // A trial looks at pods that are elsewhere, too, and does not blame a change for
 // what is so without it.
 func TestATrialCompilesForIdentitiesWithoutEndpointsHere(t *testing.T) {
-	n, _ := run(t, t.TempDir())
-	if err := n.SetIdentities(t.Context(), []identity.Identity{shopPod(t, 300, "large"), shopPod(t, 301, "other")}, nil); err != nil {
+	o, _ := run(t, t.TempDir())
+	if err := o.SetIdentities(t.Context(), []identity.Identity{shopPod(t, 300, "large"), shopPod(t, 301, "other")}, nil); err != nil {
 		t.Fatal(err)
 	}
 	try := func(manifests string) error {
 		t.Helper()
-		_, err := n.Upsert(t.Context(), []byte(manifests), "", true)
+		_, err := o.Upsert(t.Context(), []byte(manifests), "", true)
 		return err
 	}
-	if _, err := n.Upsert(t.Context(), []byte(portBlocks("one", "large", 0, 600)), "", false); err != nil {
+	if _, err := o.Upsert(t.Context(), []byte(portBlocks("one", "large", 0, 600)), "", false); err != nil {
 		t.Fatal(err)
 	}
 	two := portBlocks("two", "large", 600, 600)
@@ -139,7 +139,7 @@ func TestATrialCompilesForIdentitiesWithoutEndpointsHere(t *testing.T) {
 	if err := try(portBlocks("two", "other", 600, 600)); err != nil {
 		t.Errorf("the same for another pod: %v", err)
 	}
-	if _, err := n.Upsert(t.Context(), []byte(two), "", false); err != nil {
+	if _, err := o.Upsert(t.Context(), []byte(two), "", false); err != nil {
 		t.Fatal(err)
 	}
 	if err := try(portBlocks("three", "large", 0, 1)); err != nil {
@@ -150,8 +150,8 @@ func TestATrialCompilesForIdentitiesWithoutEndpointsHere(t *testing.T) {
 // What was stored by a version that did not look stays, and keeps what it
 // selects from starting.
 func TestAStoredPolicyTooLargeForAnyTableStays(t *testing.T) {
-	n, _ := run(t, t.TempDir())
-	p := n.decode(journal.Policy{
+	o, _ := run(t, t.TempDir())
+	p := o.decode(journal.Policy{
 		Key: journal.Key{Kind: "NetworkPolicy", Namespace: "shop", Name: "large"}, Source: SourceGRPC,
 		Manifest: []byte(strings.TrimPrefix(portBlocks("large", "large", 0, 1100), "---\n")),
 	})

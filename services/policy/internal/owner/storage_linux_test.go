@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package node
+package owner
 
 import (
 	"context"
@@ -21,15 +21,15 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
-// onDisk runs a node whose owner writes to the disk, and calls f beside it. It
+// onDisk runs an owner that writes to the disk, and calls f beside it. It
 // returns what Run did.
-func onDisk(t *testing.T, disk *disktest.Disk, dir string, f func(n *Node)) (ran error) {
+func onDisk(t *testing.T, disk *disktest.Disk, dir string, f func(o *Owner)) (ran error) {
 	t.Helper()
 	config := Config{
 		Engine: engine.Config{Cluster: "default", AllowHost: true}, MaxPolicies: 100, MaxManifestBytes: 1 << 20,
 		MaxNames: 10, MaxAddresses: 20, NameGrace: time.Minute, Linger: time.Hour, Stream: stream.Defaults(), Log: log.Discard(),
 	}
-	n, err := New(config, dir, nil)
+	o, err := New(config, dir, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,19 +38,19 @@ func onDisk(t *testing.T, disk *disktest.Disk, dir string, f func(n *Node)) (ran
 	go func() {
 		defer close(done)
 		defer cancel()
-		f(n)
+		f(o)
 	}()
-	disk.Run(t, func() { ran = n.Run(ctx) })
+	disk.Run(t, func() { ran = o.Run(ctx) })
 	<-done
-	if err := n.Close(); err != nil {
+	if err := o.Close(); err != nil {
 		t.Error(err)
 	}
 	return ran
 }
 
-func storageProblem(t *testing.T, n *Node) string {
+func storageProblem(t *testing.T, o *Owner) string {
 	t.Helper()
-	st, err := n.Status(t.Context())
+	st, err := o.Status(t.Context())
 	if err != nil {
 		t.Error(err)
 		return ""
@@ -68,8 +68,8 @@ func TestFullDiskUndoesAChangeAndIsShownUntilItTakesWrites(t *testing.T) {
 		root := t.TempDir()
 		dir := filepath.Join(root, "policy")
 		disk := disktest.New(t, root)
-		if ran := onDisk(t, disk, dir, func(n *Node) {
-			if _, err := n.Upsert(t.Context(), []byte(text("shop", "one", 80)), "", false); err != nil {
+		if ran := onDisk(t, disk, dir, func(o *Owner) {
+			if _, err := o.Upsert(t.Context(), []byte(text("shop", "one", 80)), "", false); err != nil {
 				t.Error(err)
 			}
 			disk.Fail(func(o disktest.Op) error {
@@ -78,23 +78,23 @@ func TestFullDiskUndoesAChangeAndIsShownUntilItTakesWrites(t *testing.T) {
 				}
 				return nil
 			})
-			if _, err := n.Upsert(t.Context(), []byte(text("shop", "two", 80)), "", false); !errors.Is(err, ErrStorage) || !errors.Is(err, errno) || !strings.Contains(err.Error(), filepath.Join(dir, journal.File)) {
+			if _, err := o.Upsert(t.Context(), []byte(text("shop", "two", 80)), "", false); !errors.Is(err, ErrStorage) || !errors.Is(err, errno) || !strings.Contains(err.Error(), filepath.Join(dir, journal.File)) {
 				t.Errorf("%v: %v, want ErrStorage with the name of the file", errno, err)
 			}
 			// What is not synced is served and written later.
-			if _, err := n.Learn(t.Context(), "n.example", []netip.Addr{netip.MustParseAddr("192.0.2.1")}, time.Hour); err != nil {
+			if _, err := o.Learn(t.Context(), "n.example", []netip.Addr{netip.MustParseAddr("192.0.2.1")}, time.Hour); err != nil {
 				t.Error(err)
 			}
-			if p := storageProblem(t, n); !strings.Contains(p, journal.File) || !strings.Contains(p, "cache.") {
+			if p := storageProblem(t, o); !strings.Contains(p, journal.File) || !strings.Contains(p, "cache.") {
 				t.Errorf("%v: the status says %q", errno, p)
 			}
-			list, revision, err := n.List(t.Context(), Filter{})
+			list, revision, err := o.List(t.Context(), Filter{})
 			if err != nil || len(list) != 1 || revision != 1 {
 				t.Errorf("%v: %d policies at revision %d, %v; want one at 1", errno, len(list), revision, err)
 			}
 			disk.Fail(nil)
-			// The node tries again by itself.
-			for deadline := time.Now().Add(time.Minute); storageProblem(t, n) != ""; {
+			// The owner tries again by itself.
+			for deadline := time.Now().Add(time.Minute); storageProblem(t, o) != ""; {
 				if time.Now().After(deadline) {
 					t.Error("with space again, the problem is still shown")
 					break
@@ -103,33 +103,33 @@ func TestFullDiskUndoesAChangeAndIsShownUntilItTakesWrites(t *testing.T) {
 		}); ran != nil {
 			t.Errorf("%v: %v", errno, ran)
 		}
-		n, _ := run(t, dir)
-		list, revision, err := n.List(t.Context(), Filter{})
+		o, _ := run(t, dir)
+		list, revision, err := o.List(t.Context(), Filter{})
 		if err != nil || len(list) != 1 || revision != 1 {
 			t.Errorf("%v: after a restart %d policies at revision %d, %v", errno, len(list), revision, err)
 		}
-		st, err := n.Status(t.Context())
+		st, err := o.Status(t.Context())
 		if err != nil || st.Names != 1 {
 			t.Errorf("%v: after a restart %d names, %v", errno, st.Names, err)
 		}
 	}
 }
 
-func TestFailedSyncEndsTheNode(t *testing.T) {
+func TestFailedSyncEndsTheOwner(t *testing.T) {
 	root := t.TempDir()
 	disk := disktest.New(t, root)
-	ran := onDisk(t, disk, filepath.Join(root, "policy"), func(n *Node) {
+	ran := onDisk(t, disk, filepath.Join(root, "policy"), func(o *Owner) {
 		disk.Fail(func(o disktest.Op) error {
 			if o.Kind == disktest.Sync {
 				return unix.EIO
 			}
 			return nil
 		})
-		if _, err := n.Upsert(t.Context(), []byte(text("shop", "one", 80)), "", false); !errors.Is(err, ErrStorage) && !errors.Is(err, ErrStopped) {
+		if _, err := o.Upsert(t.Context(), []byte(text("shop", "one", 80)), "", false); !errors.Is(err, ErrStorage) && !errors.Is(err, ErrStopped) {
 			t.Errorf("%v, want ErrStorage", err)
 		}
 	})
 	if !errors.Is(ran, journal.ErrLost) {
-		t.Errorf("the node ended with %v, want ErrLost", ran)
+		t.Errorf("the owner ended with %v, want ErrLost", ran)
 	}
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package node
+package owner
 
 import (
 	"bytes"
@@ -237,9 +237,9 @@ func comingChange(puts []*Policy, gone []policy.Key) engine.Change {
 	return c
 }
 
-func (n *Node) policy(d Decoded, source, origin string) *Policy {
+func (o *Owner) policy(d Decoded, source, origin string) *Policy {
 	p := &Policy{
-		Key: d.Object.Key, Source: source, Origin: origin, Manifest: d.Text, Updated: n.config.Now(),
+		Key: d.Object.Key, Source: source, Origin: origin, Manifest: d.Text, Updated: o.config.Now(),
 		Dropped: d.Object.Unknown, Notes: d.Object.Notes, Broken: d.Object.Isolates, object: d.Object,
 	}
 	for i := range d.Object.Specs {
@@ -256,18 +256,18 @@ type plan struct {
 }
 
 // plan looks whether there is room for a change.
-func (n *Node) plan(puts []*Policy, gone []policy.Key) (plan, error) {
-	out := plan{change: engine.Change{DeletePolicies: gone}, bytes: n.bytes, content: len(gone) > 0}
-	count := len(n.policies)
+func (o *Owner) plan(puts []*Policy, gone []policy.Key) (plan, error) {
+	out := plan{change: engine.Change{DeletePolicies: gone}, bytes: o.bytes, content: len(gone) > 0}
+	count := len(o.policies)
 	for _, p := range puts {
-		old := n.policies[p.Key]
+		old := o.policies[p.Key]
 		out.bytes += len(p.Manifest)
 		if old != nil {
 			out.bytes -= len(old.Manifest)
 		} else {
 			count++
 		}
-		p.Revision = n.barrier.Policy + 1
+		p.Revision = o.barrier.Policy + 1
 		if old != nil && old.inForce() && old.Broken == p.Broken && bytes.Equal(old.Manifest, p.Manifest) {
 			p.Revision, p.Updated = old.Revision, old.Updated // only its origin is another
 			continue
@@ -281,7 +281,7 @@ func (n *Node) plan(puts []*Policy, gone []policy.Key) (plan, error) {
 		}
 	}
 	for _, k := range gone {
-		old := n.policies[k]
+		old := o.policies[k]
 		out.bytes -= len(old.Manifest)
 		count--
 		if old.inForce() {
@@ -289,95 +289,95 @@ func (n *Node) plan(puts []*Policy, gone []policy.Key) (plan, error) {
 		}
 	}
 	switch {
-	case len(puts) > 0 && count > n.config.MaxPolicies:
-		return plan{}, fmt.Errorf("%w: there would be %d policies, the limit is %d", ErrLimit, count, n.config.MaxPolicies)
-	case len(puts) > 0 && out.bytes > n.config.MaxManifestBytes:
-		return plan{}, fmt.Errorf("%w: there would be %d bytes of manifests, the limit is %d", ErrLimit, out.bytes, n.config.MaxManifestBytes)
+	case len(puts) > 0 && count > o.config.MaxPolicies:
+		return plan{}, fmt.Errorf("%w: there would be %d policies, the limit is %d", ErrLimit, count, o.config.MaxPolicies)
+	case len(puts) > 0 && out.bytes > o.config.MaxManifestBytes:
+		return plan{}, fmt.Errorf("%w: there would be %d bytes of manifests, the limit is %d", ErrLimit, out.bytes, o.config.MaxManifestBytes)
 	}
 	return out, nil
 }
 
 // change replaces and deletes policies, all of it or nothing.
-func (n *Node) change(puts []*Policy, gone []policy.Key) error {
+func (o *Owner) change(puts []*Policy, gone []policy.Key) error {
 	if len(puts) == 0 && len(gone) == 0 {
 		return nil
 	}
-	planned, err := n.plan(puts, gone)
+	planned, err := o.plan(puts, gone)
 	if err != nil {
 		return err
 	}
-	if err := beforeCompile.Hit(n.ctx); err != nil {
+	if err := beforeCompile.Hit(o.ctx); err != nil {
 		return err
 	}
-	if err := n.apply(planned.change); err != nil {
+	if err := o.apply(planned.change); err != nil {
 		return err
 	}
 	replaced := make([]*Policy, len(puts))
 	for i, p := range puts {
-		replaced[i] = n.policies[p.Key]
-		n.policies[p.Key] = p
+		replaced[i] = o.policies[p.Key]
+		o.policies[p.Key] = p
 	}
 	removed := make([]*Policy, len(gone))
 	for i, k := range gone {
-		removed[i] = n.policies[k]
-		delete(n.policies, k)
+		removed[i] = o.policies[k]
+		delete(o.policies, k)
 	}
-	before := n.bytes
-	n.bytes = planned.bytes
+	before := o.bytes
+	o.bytes = planned.bytes
 	if planned.content {
-		n.barrier.Policy++
+		o.barrier.Policy++
 	}
-	rec := journal.Change{Revision: n.barrier.Policy}
+	rec := journal.Change{Revision: o.barrier.Policy}
 	for _, p := range puts {
 		rec.Policies = append(rec.Policies, policyRecord(p))
 	}
 	for _, k := range gone {
 		rec.GonePolicies = append(rec.GonePolicies, keyRecord(k))
 	}
-	if err = beforeJournal.Hit(n.ctx); err == nil {
-		err = n.commit(rec)
+	if err = beforeJournal.Hit(o.ctx); err == nil {
+		err = o.commit(rec)
 	}
 	if err != nil {
 		// Nobody has seen the steps yet, and both ways together change nothing.
 		for i, p := range puts {
 			if replaced[i] == nil {
-				delete(n.policies, p.Key)
+				delete(o.policies, p.Key)
 			} else {
-				n.policies[p.Key] = replaced[i]
+				o.policies[p.Key] = replaced[i]
 			}
 		}
 		for i, k := range gone {
-			n.policies[k] = removed[i]
+			o.policies[k] = removed[i]
 		}
-		n.bytes = before
+		o.bytes = before
 		if planned.content {
-			n.barrier.Policy--
+			o.barrier.Policy--
 		}
-		if berr := n.apply(planned.back); berr != nil {
-			n.fatal = fmt.Errorf("put back what storage did not take: %w", berr)
+		if berr := o.apply(planned.back); berr != nil {
+			o.fatal = fmt.Errorf("put back what storage did not take: %w", berr)
 		}
 		return err
 	}
-	n.retryCrowded()
-	return beforeAnswer.Hit(n.ctx)
+	o.retryCrowded()
+	return beforeAnswer.Hit(o.ctx)
 }
 
 // retryCrowded tries again to give tables to subjects that had no room.
-func (n *Node) retryCrowded() {
-	if len(n.crowded) == 0 {
+func (o *Owner) retryCrowded() {
+	if len(o.crowded) == 0 {
 		return
 	}
 	var again []identity.Numeric
-	for s := range n.crowded {
+	for s := range o.crowded {
 		again = append(again, s)
 	}
 	slices.Sort(again)
-	n.addSubjects(again)
+	o.addSubjects(again)
 }
 
 // Feed is a source that lists everything it has, again and again.
 type Feed struct {
-	node    *Node
+	owner   *Owner
 	name    string
 	decoded map[string]*file // by origin
 }
@@ -391,8 +391,8 @@ type file struct {
 
 // Feed returns the feed of a source that New was told of. It belongs to one
 // goroutine.
-func (n *Node) Feed(name string) *Feed {
-	return &Feed{node: n, name: name, decoded: make(map[string]*file)}
+func (o *Owner) Feed(name string) *Feed {
+	return &Feed{owner: o, name: name, decoded: make(map[string]*file)}
 }
 
 // File is one file or object of a source.
@@ -410,9 +410,9 @@ type File struct {
 
 // Held is how many policies of the source there are.
 func (f *Feed) Held(ctx context.Context) (int, error) {
-	return ask(ctx, f.node, func() (int, error) {
+	return ask(ctx, f.owner, func() (int, error) {
 		held := 0
-		for _, p := range f.node.policies {
+		for _, p := range f.owner.policies {
 			if p.Source == f.name {
 				held++
 			}
@@ -453,7 +453,7 @@ func (f *Feed) Set(ctx context.Context, files []File) error {
 		} else if docs := same(in.Data, known[in.Origin]); in.Err == nil && docs != nil {
 			d.docs = docs
 		} else if in.Err == nil {
-			if d.docs, d.err = (Reading{Rules: f.node.config.Rules, Held: f.name == SourceKubernetes}).Decode(in.Data); errors.Is(d.err, errEmpty) {
+			if d.docs, d.err = (Reading{Rules: f.owner.config.Rules, Held: f.name == SourceKubernetes}).Decode(in.Data); errors.Is(d.err, errEmpty) {
 				d.err = nil
 			}
 		}
@@ -462,27 +462,27 @@ func (f *Feed) Set(ctx context.Context, files []File) error {
 	}
 	slices.Sort(order)
 	f.decoded = current
-	_, err := f.node.prepared(ctx, func() engine.Change { return f.node.coming(f.name, current) }, func() (Outcome, error) {
-		f.node.operation = opFiles
-		return Outcome{}, f.node.take(f.name, order, current)
+	_, err := f.owner.prepared(ctx, func() engine.Change { return f.owner.coming(f.name, current) }, func() (Outcome, error) {
+		f.owner.operation = opFiles
+		return Outcome{}, f.owner.take(f.name, order, current)
 	})
 	return err
 }
 
 // coming is about what take will change: it does not look at what has to be
 // refused.
-func (n *Node) coming(name string, files map[string]*file) engine.Change {
+func (o *Owner) coming(name string, files map[string]*file) engine.Change {
 	var c engine.Change
 	listed := make(map[policy.Key]struct{})
 	for _, f := range files {
 		for _, d := range f.docs {
 			listed[d.Object.Key] = struct{}{}
-			if p := n.policies[d.Object.Key]; p == nil || p.Broken != "" || !bytes.Equal(p.Manifest, d.Text) {
+			if p := o.policies[d.Object.Key]; p == nil || p.Broken != "" || !bytes.Equal(p.Manifest, d.Text) {
 				c.UpsertPolicies = append(c.UpsertPolicies, d.Object)
 			}
 		}
 	}
-	for k, p := range n.policies {
+	for k, p := range o.policies {
 		if _, ok := listed[k]; !ok && p.Source == name {
 			c.DeletePolicies = append(c.DeletePolicies, k)
 		}
@@ -493,9 +493,9 @@ func (n *Node) coming(name string, files map[string]*file) engine.Change {
 // inForce are the policies of the source by origin: after a restart most files
 // are what they were, and need not be understood once more.
 func (f *Feed) inForce(ctx context.Context) (map[string][]Decoded, error) {
-	return ask(ctx, f.node, func() (map[string][]Decoded, error) {
+	return ask(ctx, f.owner, func() (map[string][]Decoded, error) {
 		out := make(map[string][]Decoded)
-		for _, p := range f.node.policies {
+		for _, p := range f.owner.policies {
 			if p.Source == f.name && p.Broken == "" && len(p.Dropped) == 0 {
 				out[p.Origin] = append(out[p.Origin], Decoded{Object: p.object, Text: p.Manifest})
 			}
@@ -550,7 +550,7 @@ type puts struct {
 // takeFiles puts the policies of files in force, and returns why not those of
 // some. All of them are tried at once, and halves if that is too much: so few
 // files without room cost few changes, and the others are in force together.
-func (n *Node) takeFiles(files []puts, refuse func(origin string, why error)) error {
+func (o *Owner) takeFiles(files []puts, refuse func(origin string, why error)) error {
 	tries := maxTries
 	for len(files) > 0 {
 		end, size := 0, 0
@@ -559,7 +559,7 @@ func (n *Node) takeFiles(files []puts, refuse func(origin string, why error)) er
 				size += len(p.Manifest)
 			}
 		}
-		if err := n.takeSome(files[:end], &tries, refuse); err != nil {
+		if err := o.takeSome(files[:end], &tries, refuse); err != nil {
 			return err
 		}
 		files = files[end:]
@@ -567,7 +567,7 @@ func (n *Node) takeFiles(files []puts, refuse func(origin string, why error)) er
 	return nil
 }
 
-func (n *Node) takeSome(files []puts, tries *int, refuse func(origin string, why error)) error {
+func (o *Owner) takeSome(files []puts, tries *int, refuse func(origin string, why error)) error {
 	if *tries == 0 {
 		for _, f := range files {
 			refuse(f.origin, fmt.Errorf("%w: not tried, after %d changes that had none", ErrLimit, maxTries))
@@ -578,7 +578,7 @@ func (n *Node) takeSome(files []puts, tries *int, refuse func(origin string, why
 	for _, f := range files {
 		all = append(all, f.policies...)
 	}
-	err := n.change(all, nil)
+	err := o.change(all, nil)
 	switch {
 	case !errors.Is(err, ErrLimit):
 		return err
@@ -588,15 +588,15 @@ func (n *Node) takeSome(files []puts, tries *int, refuse func(origin string, why
 		return nil
 	}
 	*tries--
-	if err := n.takeSome(files[:len(files)/2], tries, refuse); err != nil {
+	if err := o.takeSome(files[:len(files)/2], tries, refuse); err != nil {
 		return err
 	}
-	return n.takeSome(files[len(files)/2:], tries, refuse)
+	return o.takeSome(files[len(files)/2:], tries, refuse)
 }
 
 // take makes the policies of a source those of its files.
-func (n *Node) take(name string, order []string, files map[string]*file) error {
-	src := n.sources[name]
+func (o *Owner) take(name string, order []string, files map[string]*file) error {
+	src := o.sources[name]
 	bad := make(map[string]refused)
 	has := func(origin string, k policy.Key) bool {
 		f := files[origin]
@@ -619,7 +619,7 @@ func (n *Node) take(name string, order []string, files map[string]*file) error {
 			why := ""
 			if other, ok := taken[k]; ok {
 				why = fmt.Sprintf("%s is in %s already", k, other)
-			} else if p := n.policies[k]; p != nil && p.Source != name && n.sources[p.Source] != nil {
+			} else if p := o.policies[k]; p != nil && p.Source != name && o.sources[p.Source] != nil {
 				why = fmt.Sprintf("%s belongs to the source %s", k, p.Source)
 			} else if p != nil && p.Origin != origin && (has(p.Origin, k) || stays(p.Origin)) {
 				why = fmt.Sprintf("%s is in %s already", k, p.Origin)
@@ -645,9 +645,9 @@ func (n *Node) take(name string, order []string, files map[string]*file) error {
 		}
 		f := puts{origin: origin}
 		for i, d := range files[origin].docs {
-			p := n.policies[d.Object.Key]
+			p := o.policies[d.Object.Key]
 			if p == nil || p.Source != name || p.Origin != origin || p.Broken != d.Object.Isolates || !bytes.Equal(p.Manifest, d.Text) {
-				f.policies = append(f.policies, n.policy(d, name, origin))
+				f.policies = append(f.policies, o.policy(d, name, origin))
 				size += len(d.Text)
 			} else {
 				files[origin].docs[i] = Decoded{Object: p.object, Text: p.Manifest} // kept once
@@ -659,7 +659,7 @@ func (n *Node) take(name string, order []string, files map[string]*file) error {
 		}
 	}
 	var gone []policy.Key
-	for k, p := range n.policies {
+	for k, p := range o.policies {
 		if p.Source != name || taken[k] != "" {
 			continue
 		}
@@ -671,14 +671,14 @@ func (n *Node) take(name string, order []string, files map[string]*file) error {
 
 	err := error(nil)
 	if size <= maxChange {
-		err = n.change(all, gone)
+		err = o.change(all, gone)
 	}
 	if size > maxChange || errors.Is(err, ErrLimit) {
 		// Room first, then what fits.
-		n.problem("policies that are gone from "+name, n.change(nil, gone))
-		err = n.takeFiles(fresh, func(origin string, why error) { bad[origin] = refused{err: why.Error()} })
+		o.problem("policies that are gone from "+name, o.change(nil, gone))
+		err = o.takeFiles(fresh, func(origin string, why error) { bad[origin] = refused{err: why.Error()} })
 	} else {
-		n.problem("policies that are gone from "+name, nil)
+		o.problem("policies that are gone from "+name, nil)
 	}
 	if err != nil {
 		src.err = err.Error()
@@ -686,11 +686,11 @@ func (n *Node) take(name string, order []string, files map[string]*file) error {
 	}
 	for origin, r := range bad {
 		if before, ok := src.refused[origin]; !ok || before.err != r.err {
-			n.config.Log.Warn("policies refused; what was in force of them stays", "source", name, "origin", origin, "reason", r.err)
+			o.config.Log.Warn("policies refused; what was in force of them stays", "source", name, "origin", origin, "reason", r.err)
 		}
 	}
 	src.refused, src.synced, src.err = bad, true, ""
-	n.stateChanged = true
+	o.stateChanged = true
 	return nil
 }
 

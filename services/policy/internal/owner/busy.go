@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package node
+package owner
 
 import (
 	"maps"
@@ -45,41 +45,41 @@ type turn struct {
 	used  time.Duration
 }
 
-func (n *Node) begin() turn {
+func (o *Owner) begin() turn {
 	t := turn{began: time.Now()}
-	if n.config.Processor != nil {
-		t.used = n.config.Processor()
+	if o.config.Processor != nil {
+		t.used = o.config.Processor()
 	}
 	return t
 }
 
 // spent notes that the owner was busy with n.operation in a turn.
-func (n *Node) spent(t turn) {
-	b := n.took(n.operation, t)
-	tables := n.engine.Counters().Tables
-	b.Tables, n.compiled = max(b.Tables, tables-n.compiled), tables
+func (o *Owner) spent(t turn) {
+	b := o.took(o.operation, t)
+	tables := o.engine.Counters().Tables
+	b.Tables, o.compiled = max(b.Tables, tables-o.compiled), tables
 }
 
 // took notes that an operation took the owner since the turn began.
-func (n *Node) took(operation string, t turn) *Busy {
+func (o *Owner) took(operation string, t turn) *Busy {
 	d := time.Since(t.began)
-	b := n.busy[operation]
+	b := o.busy[operation]
 	if b == nil {
 		b = &Busy{Figures: busy.Figures{Operation: operation}}
-		n.busy[operation] = b
+		o.busy[operation] = b
 	}
 	b.Add(d)
-	if n.config.Processor != nil {
-		b.Processor = max(b.Processor, n.config.Processor()-t.used)
+	if o.config.Processor != nil {
+		b.Processor = max(b.Processor, o.config.Processor()-t.used)
 	}
 	return b
 }
 
 // busyNow is a copy of the figures, by operation.
-func (n *Node) busyNow() []Busy {
-	out := make([]Busy, 0, len(n.busy))
-	for _, op := range slices.Sorted(maps.Keys(n.busy)) {
-		out = append(out, *n.busy[op])
+func (o *Owner) busyNow() []Busy {
+	out := make([]Busy, 0, len(o.busy))
+	for _, op := range slices.Sorted(maps.Keys(o.busy)) {
+		out = append(out, *o.busy[op])
 	}
 	return out
 }

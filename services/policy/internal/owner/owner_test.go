@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package node
+package owner
 
 import (
 	"context"
@@ -19,13 +19,13 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// run starts a node on a state directory; the function it returns stops it.
-func run(t testing.TB, dir string, change ...func(*Config)) (*Node, func()) {
+// run starts an owner on a state directory; the function it returns stops it.
+func run(t testing.TB, dir string, change ...func(*Config)) (*Owner, func()) {
 	t.Helper()
 	return runWith(t, dir, []string{SourceIdentity, SourceFile}, change...)
 }
 
-func runWith(t testing.TB, dir string, sources []string, change ...func(*Config)) (*Node, func()) {
+func runWith(t testing.TB, dir string, sources []string, change ...func(*Config)) (*Owner, func()) {
 	t.Helper()
 	config := Config{
 		Engine: engine.Config{Cluster: "default", AllowHost: true}, MaxPolicies: 100_000, MaxManifestBytes: 256 << 20,
@@ -34,26 +34,26 @@ func runWith(t testing.TB, dir string, sources []string, change ...func(*Config)
 	for _, c := range change {
 		c(&config)
 	}
-	n, err := New(config, dir, sources)
+	o, err := New(config, dir, sources)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		if err := n.Run(ctx); err != nil {
+		if err := o.Run(ctx); err != nil {
 			t.Errorf("run: %v", err)
 		}
 	})
 	stop := sync.OnceFunc(func() {
 		cancel()
 		wg.Wait()
-		if err := n.Close(); err != nil {
+		if err := o.Close(); err != nil {
 			t.Error(err)
 		}
 	})
 	t.Cleanup(stop)
-	return n, stop
+	return o, stop
 }
 
 func text(namespace, name string, port int) string {
@@ -65,12 +65,12 @@ func BenchmarkOneChangeBesideManyPolicies(b *testing.B) {
 	for _, count := range []int{100, 10_000} {
 		b.Run(fmt.Sprint(count), func(b *testing.B) {
 			dir := b.TempDir()
-			n, stop := run(b, dir)
+			o, stop := run(b, dir)
 			var all strings.Builder
 			for i := range count {
 				all.WriteString("---\n" + text(fmt.Sprint("ns", i%200), fmt.Sprint("p", i), 80))
 				if all.Len() > 256<<10 || i == count-1 {
-					if _, err := n.Upsert(b.Context(), []byte(all.String()), "", false); err != nil {
+					if _, err := o.Upsert(b.Context(), []byte(all.String()), "", false); err != nil {
 						b.Fatal(err)
 					}
 					all.Reset()
@@ -79,7 +79,7 @@ func BenchmarkOneChangeBesideManyPolicies(b *testing.B) {
 			port := 1000
 			for b.Loop() {
 				port = 1000 + (port+1)%60000
-				if _, err := n.Upsert(b.Context(), []byte(text("ns0", "p0", port)), "", false); err != nil {
+				if _, err := o.Upsert(b.Context(), []byte(text("ns0", "p0", port)), "", false); err != nil {
 					b.Fatal(err)
 				}
 			}

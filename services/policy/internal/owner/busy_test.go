@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package node
+package owner
 
 import (
 	"fmt"
@@ -15,7 +15,7 @@ import (
 // What one operation compiles is what every other call waits for.
 func TestNoOperationCompilesMoreThanAFewTables(t *testing.T) {
 	const pods = 300
-	n, _ := run(t, t.TempDir())
+	o, _ := run(t, t.TempDir())
 	var all []identity.Identity
 	var want Interest
 	var policies, more strings.Builder
@@ -30,20 +30,20 @@ func TestNoOperationCompilesMoreThanAFewTables(t *testing.T) {
 		policies.WriteString("---\n" + text("shop", fmt.Sprint("p", i), 1000+i))
 		more.WriteString("---\n" + strings.Replace(text("shop", fmt.Sprint("p", i), 5000+i), "name: p", "name: q", 1))
 	}
-	if err := n.SetIdentities(t.Context(), all, nil); err != nil {
+	if err := o.SetIdentities(t.Context(), all, nil); err != nil {
 		t.Fatal(err)
 	}
 	subscribe := func(want Interest) {
 		t.Helper()
-		session, err := n.Subscribe(t.Context(), Subscription{Name: "datapath", Interest: want})
+		session, err := o.Subscribe(t.Context(), Subscription{Name: "datapath", Interest: want})
 		if err != nil {
 			t.Fatal(err)
 		}
-		n.Unsubscribe("datapath", session)
+		o.Unsubscribe("datapath", session)
 	}
 	upsert := func(manifests string) {
 		t.Helper()
-		if _, err := n.Upsert(t.Context(), []byte(manifests), "", false); err != nil {
+		if _, err := o.Upsert(t.Context(), []byte(manifests), "", false); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -53,13 +53,13 @@ func TestNoOperationCompilesMoreThanAFewTables(t *testing.T) {
 	upsert("apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: all, namespace: shop}\nspec: {podSelector: {}, ingress: [{ports: [{port: 53}]}]}\n")
 	subscribe(Interest{})
 	subscribe(want)
-	files := n.Feed(SourceFile)
+	files := o.Feed(SourceFile)
 	for _, listing := range [][]File{{{Origin: "all.yaml", Data: []byte(more.String())}}, nil} {
 		if err := files.Set(t.Context(), listing); err != nil {
 			t.Fatal(err)
 		}
 	}
-	st, err := n.Status(t.Context())
+	st, err := o.Status(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package node
+package owner
 
 import (
 	"context"
@@ -18,48 +18,48 @@ import (
 )
 
 // questions are those that compile.
-func questions(n *Node, subject, stranger identity.Numeric) map[string]func(context.Context) error {
+func questions(o *Owner, subject, stranger identity.Numeric) map[string]func(context.Context) error {
 	return map[string]func(context.Context) error{
-		"table of no subject": func(ctx context.Context) error { _, err := n.Table(ctx, stranger); return err },
+		"table of no subject": func(ctx context.Context) error { _, err := o.Table(ctx, stranger); return err },
 		"explanation of no subject": func(ctx context.Context) error {
-			_, err := n.Explain(ctx, Peer{Identity: stranger}, Peer{Identity: subject}, port.At(port.TCP, 80))
+			_, err := o.Explain(ctx, Peer{Identity: stranger}, Peer{Identity: subject}, port.At(port.TCP, 80))
 			return err
 		},
 		"difference": func(ctx context.Context) error {
-			return n.Diff(ctx, Request{Manifests: []byte(text(synthetic.Namespace(0), "app-00", 80))}, nil, func(Difference) error { return nil })
+			return o.Diff(ctx, Request{Manifests: []byte(text(synthetic.Namespace(0), "app-00", 80))}, nil, func(Difference) error { return nil })
 		},
 		"validation": func(ctx context.Context) error {
-			_, err := n.Upsert(ctx, []byte(text(synthetic.Namespace(0), "app-00", 81)), "", true)
+			_, err := o.Upsert(ctx, []byte(text(synthetic.Namespace(0), "app-00", 81)), "", true)
 			return err
 		},
-		"validation of a deletion": func(ctx context.Context) error { _, err := n.Delete(ctx, nil, true); return err },
+		"validation of a deletion": func(ctx context.Context) error { _, err := o.Delete(ctx, nil, true); return err },
 	}
 }
 
-func small(t *testing.T) (n *Node, subject, stranger identity.Numeric) {
+func small(t *testing.T) (o *Owner, subject, stranger identity.Numeric) {
 	t.Helper()
 	s := synthetic.Shape{Namespaces: 4, Apps: 5, Policies: 40, Subjects: 3, SubjectNamespaces: 1}
 	dir := t.TempDir()
 	config := town(t, dir, s)
-	n, _ = run(t, dir, func(c *Config) { config.Linger = c.Linger; *c = config })
+	o, _ = run(t, dir, func(c *Config) { config.Linger = c.Linger; *c = config })
 	c, err := synthetic.Make(s)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return n, c.Subjects[0], identity.MinCluster + identity.Numeric(3*s.Apps)
+	return o, c.Subjects[0], identity.MinCluster + identity.Numeric(3*s.Apps)
 }
 
 func TestQuestionThatCompilesKeepsNobodyElseWaiting(t *testing.T) {
-	n, subject, stranger := small(t)
-	n.questions <- struct{}{} // one is being worked on
-	for what, ask := range questions(n, subject, stranger) {
+	o, subject, stranger := small(t)
+	o.questions <- struct{}{} // one is being worked on
+	for what, ask := range questions(o, subject, stranger) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- ask(ctx) }()
-		if _, err := n.Status(t.Context()); err != nil {
+		if _, err := o.Status(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := n.Table(t.Context(), subject); err != nil {
+		if _, err := o.Table(t.Context(), subject); err != nil {
 			t.Errorf("while a %s waits, the table of a subject: %v", what, err)
 		}
 		select {
@@ -72,8 +72,8 @@ func TestQuestionThatCompilesKeepsNobodyElseWaiting(t *testing.T) {
 			t.Errorf("%s: %v, want that it stops waiting", what, err)
 		}
 	}
-	<-n.questions
-	for what, ask := range questions(n, subject, stranger) {
+	<-o.questions
+	for what, ask := range questions(o, subject, stranger) {
 		if err := ask(t.Context()); err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
@@ -83,7 +83,7 @@ func TestQuestionThatCompilesKeepsNobodyElseWaiting(t *testing.T) {
 // With the race detector this also says that what is worked on aside shares
 // nothing that changes.
 func TestQuestionsAreAnsweredWhilePoliciesChange(t *testing.T) {
-	n, subject, stranger := small(t)
+	o, subject, stranger := small(t)
 	ctx := t.Context()
 	done := make(chan struct{})
 	var wg sync.WaitGroup
@@ -91,7 +91,7 @@ func TestQuestionsAreAnsweredWhilePoliciesChange(t *testing.T) {
 		defer close(done)
 		for i := range 150 {
 			ns := synthetic.Namespace(i % 4)
-			if _, err := n.Upsert(ctx, []byte(text(ns, fmt.Sprintf("app-%02d", i%5), 1000+i)), "", false); err != nil {
+			if _, err := o.Upsert(ctx, []byte(text(ns, fmt.Sprintf("app-%02d", i%5), 1000+i)), "", false); err != nil {
 				t.Errorf("change %d: %v", i, err)
 			}
 			id, err := synthetic.Identity(synthetic.Shape{Namespaces: 4, Apps: 5}, i%4, 5+i%3)
@@ -104,12 +104,12 @@ func TestQuestionsAreAnsweredWhilePoliciesChange(t *testing.T) {
 			if i%2 == 1 {
 				gone = append(gone, id.Number)
 			}
-			if err := n.SetIdentities(ctx, []identity.Identity{id}, gone); err != nil {
+			if err := o.SetIdentities(ctx, []identity.Identity{id}, gone); err != nil {
 				t.Error(err)
 			}
 		}
 	})
-	for what, ask := range questions(n, subject, stranger) {
+	for what, ask := range questions(o, subject, stranger) {
 		wg.Go(func() {
 			for {
 				if err := ask(ctx); err != nil {
@@ -128,11 +128,11 @@ func TestQuestionsAreAnsweredWhilePoliciesChange(t *testing.T) {
 }
 
 func TestDifferenceIsThatOfApplyingIt(t *testing.T) {
-	n, subject, _ := small(t)
+	o, subject, _ := small(t)
 	peer := identity.MinCluster + 3 // app-03 of the same namespace
 	manifest := []byte(strings.ReplaceAll(text(synthetic.Namespace(0), "app-00", 4711), "app: web", "app: app-03"))
 	verdict := func() rule.Action {
-		x, err := n.Explain(t.Context(), Peer{Identity: peer}, Peer{Identity: subject}, port.At(port.TCP, 4711))
+		x, err := o.Explain(t.Context(), Peer{Identity: peer}, Peer{Identity: subject}, port.At(port.TCP, 4711))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -140,14 +140,14 @@ func TestDifferenceIsThatOfApplyingIt(t *testing.T) {
 	}
 	ask := func() (found []Difference) {
 		t.Helper()
-		if err := n.Diff(t.Context(), Request{Manifests: manifest}, nil, func(d Difference) error { found = append(found, d); return nil }); err != nil {
+		if err := o.Diff(t.Context(), Request{Manifests: manifest}, nil, func(d Difference) error { found = append(found, d); return nil }); err != nil {
 			t.Fatal(err)
 		}
 		return found
 	}
 	found := ask()
 	before := verdict()
-	if _, err := n.Upsert(t.Context(), manifest, "", false); err != nil {
+	if _, err := o.Upsert(t.Context(), manifest, "", false); err != nil {
 		t.Fatal(err)
 	}
 	after := verdict()
@@ -164,7 +164,7 @@ func TestDifferenceIsThatOfApplyingIt(t *testing.T) {
 	// Whoever does not want more gets no more.
 	enough := errors.New("enough")
 	manifest = []byte(strings.ReplaceAll(text(synthetic.Namespace(0), "app-00", 4712), "app: web", "app: app-03"))
-	if err := n.Diff(t.Context(), Request{Manifests: manifest}, nil, func(Difference) error { return enough }); !errors.Is(err, enough) {
+	if err := o.Diff(t.Context(), Request{Manifests: manifest}, nil, func(Difference) error { return enough }); !errors.Is(err, enough) {
 		t.Errorf("got %v", err)
 	}
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package node
+package owner
 
 import (
 	"context"
@@ -21,39 +21,39 @@ const (
 // all of them takes. What comes of coming decides nothing: if the change turns
 // out to be another, it compiles what it needs itself. One change is prepared at
 // a time, since the tables of before and after are there together.
-func (n *Node) prepared(ctx context.Context, coming func() engine.Change, change func() (Outcome, error)) (out Outcome, err error) {
+func (o *Owner) prepared(ctx context.Context, coming func() engine.Change, change func() (Outcome, error)) (out Outcome, err error) {
 	select {
-	case n.preparing <- struct{}{}:
+	case o.preparing <- struct{}{}:
 	case <-ctx.Done():
 		return out, ctx.Err()
-	case <-n.done:
+	case <-o.done:
 		return out, ErrStopped
 	}
-	defer func() { <-n.preparing }()
-	p, err := ask(ctx, n, func() (*engine.Preparation, error) {
-		n.operation = opPrepare
-		return n.engine.Prepare(coming()), nil
+	defer func() { <-o.preparing }()
+	p, err := ask(ctx, o, func() (*engine.Preparation, error) {
+		o.operation = opPrepare
+		return o.engine.Prepare(coming()), nil
 	})
 	if err != nil {
 		return out, err
 	}
 	if p.Subjects() <= subjectsAtOnce {
-		return ask(ctx, n, change)
+		return ask(ctx, o, change)
 	}
 	for more := true; more && err == nil; {
-		more, err = ask(ctx, n, func() (bool, error) {
-			n.operation = opPrepare
+		more, err = ask(ctx, o, func() (bool, error) {
+			o.operation = opPrepare
 			return p.Step(subjectsAtOnce), nil
 		})
 	}
 	if err == nil {
-		out, err = ask(ctx, n, change)
+		out, err = ask(ctx, o, change)
 	}
 	// Also without a caller that waits. An owner that has ended has no tables.
 	for more := true; more; {
 		var ended error
-		if more, ended = ask(context.WithoutCancel(ctx), n, func() (bool, error) {
-			n.operation = opPrepare
+		if more, ended = ask(context.WithoutCancel(ctx), o, func() (bool, error) {
+			o.operation = opPrepare
 			return p.Release(2 * subjectsAtOnce), nil
 		}); ended != nil {
 			break
@@ -64,7 +64,7 @@ func (n *Node) prepared(ctx context.Context, coming func() engine.Change, change
 
 // approach brings a subscriber nearer to the subjects that it wants, by some at a
 // time, and reports whether any are left.
-func (n *Node) approach(s *subscriber, want map[identity.Numeric]struct{}) bool {
+func (o *Owner) approach(s *subscriber, want map[identity.Numeric]struct{}) bool {
 	var add, remove []identity.Numeric
 	for x := range s.subjects {
 		if _, ok := want[x]; !ok && len(remove) < subjectsAtOnce {
@@ -79,6 +79,6 @@ func (n *Node) approach(s *subscriber, want map[identity.Numeric]struct{}) bool 
 	if len(remove) > 0 {
 		add = nil // room first
 	}
-	n.interest(s, add, remove, nil, nil)
+	o.interest(s, add, remove, nil, nil)
 	return len(add)+len(remove) > 0
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package node
+package owner
 
 import (
 	"fmt"
@@ -16,10 +16,10 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
-// idle is a node whose owner is the test.
-func idle(t testing.TB, now func() time.Time, names, addresses int) *Node {
+// idle is an owner that the test itself runs.
+func idle(t testing.TB, now func() time.Time, names, addresses int) *Owner {
 	t.Helper()
-	n, err := New(Config{
+	o, err := New(Config{
 		Engine: engine.Config{Cluster: "default"}, MaxPolicies: 10, MaxManifestBytes: 1 << 20, MaxNames: names, MaxAddresses: addresses,
 		NameGrace: 10 * time.Minute, Linger: time.Minute, Stream: stream.Defaults(), Log: log.Discard(), Now: now,
 	}, t.TempDir(), nil)
@@ -27,15 +27,15 @@ func idle(t testing.TB, now func() time.Time, names, addresses int) *Node {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := n.Close(); err != nil {
+		if err := o.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	return n
+	return o
 }
 
 // learnMany has names with 16 addresses each that end one after the other.
-func learnMany(t testing.TB, n *Node, now *time.Time, names int) {
+func learnMany(t testing.TB, o *Owner, now *time.Time, names int) {
 	t.Helper()
 	next := netip.MustParseAddr("20.0.0.0")
 	for i := range names {
@@ -45,7 +45,7 @@ func learnMany(t testing.TB, n *Node, now *time.Time, names int) {
 			next = next.Next()
 		}
 		*now = now.Add(time.Millisecond)
-		if err := n.learn(fmt.Sprintf("h%d.example.com", i), addrs, time.Minute); err != nil {
+		if err := o.learn(fmt.Sprintf("h%d.example.com", i), addrs, time.Minute); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -54,23 +54,23 @@ func learnMany(t testing.TB, n *Node, now *time.Time, names int) {
 func TestSweepLooksOnlyAtNamesThatEnd(t *testing.T) {
 	const names = 1024
 	now := time.Now()
-	n := idle(t, func() time.Time { return now }, names, 16*names)
-	learnMany(t, n, &now, names)
-	n.ending.visits = 0
+	o := idle(t, func() time.Time { return now }, names, 16*names)
+	learnMany(t, o, &now, names)
+	o.ending.visits = 0
 	for left := names; left > 0; left-- {
-		if len(n.names) != left {
-			t.Fatalf("%d names are left, want %d", len(n.names), left)
+		if len(o.names) != left {
+			t.Fatalf("%d names are left, want %d", len(o.names), left)
 		}
-		now = n.sweepAt
-		n.sweep()
+		now = o.sweepAt
+		o.sweep()
 	}
-	if len(n.names) != 0 || n.addresses != 0 {
-		t.Errorf("%d names with %d addresses are left", len(n.names), n.addresses)
+	if len(o.names) != 0 || o.addresses != 0 {
+		t.Errorf("%d names with %d addresses are left", len(o.names), o.addresses)
 	}
 	// One look finds the name that ends, one the name after it, and one that the
 	// name has gone.
-	if most := 3 * names; n.ending.visits > most {
-		t.Errorf("%d sweeps looked at %d names, want at most %d", names, n.ending.visits, most)
+	if most := 3 * names; o.ending.visits > most {
+		t.Errorf("%d sweeps looked at %d names, want at most %d", names, o.ending.visits, most)
 	}
 }
 
@@ -78,23 +78,23 @@ func TestFullMemoryOfNamesLooksOnlyAtNamesThatEnd(t *testing.T) {
 	const names = 512
 	for what, limit := range map[string][2]int{"names": {names, 32 * names}, "addresses": {2 * names, 16 * names}} {
 		now := time.Now()
-		n := idle(t, func() time.Time { return now }, limit[0], limit[1])
-		learnMany(t, n, &now, names)
-		n.ending.visits, n.ended.visits = 0, 0
+		o := idle(t, func() time.Time { return now }, limit[0], limit[1])
+		learnMany(t, o, &now, names)
+		o.ending.visits, o.ended.visits = 0, 0
 		for i := range names {
 			at := []netip.Addr{netip.AddrFrom4([4]byte{30, 0, byte(i >> 8), byte(i)})}
-			if err := n.learn(fmt.Sprintf("x%d.example.com", i), at, time.Minute); err == nil {
+			if err := o.learn(fmt.Sprintf("x%d.example.com", i), at, time.Minute); err == nil {
 				t.Fatalf("full of %s that are valid: a new name was taken", what)
 			}
 		}
 		now = now.Add(2 * time.Minute) // all are in their grace
 		for i := range names / 2 {
 			at := []netip.Addr{netip.AddrFrom4([4]byte{30, 0, byte(i >> 8), byte(i)})}
-			if err := n.learn(fmt.Sprintf("x%d.example.com", i), at, time.Minute); err != nil {
+			if err := o.learn(fmt.Sprintf("x%d.example.com", i), at, time.Minute); err != nil {
 				t.Fatalf("full of %s in their grace: %v", what, err)
 			}
 		}
-		if visits, most := n.ending.visits+n.ended.visits, 8*names; visits > most {
+		if visits, most := o.ending.visits+o.ended.visits, 8*names; visits > most {
 			t.Errorf("%s: %d calls looked at %d names, want at most %d", what, names+names/2, visits, most)
 		}
 	}
@@ -106,14 +106,14 @@ func TestAddressesEndAsTheSlowWaySays(t *testing.T) {
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 1))
 	now := time.Unix(1_700_000_000, 0)
-	n := idle(t, func() time.Time { return now }, 20, 64)
+	o := idle(t, func() time.Time { return now }, 20, 64)
 	for step := range 3000 {
 		if r.IntN(3) == 0 {
 			now = now.Add(time.Duration(r.IntN(300)) * time.Second)
 			want := make(map[string]map[netip.Addr]time.Time)
-			for name, addrs := range n.names {
+			for name, addrs := range o.names {
 				for a, until := range addrs {
-					if until.Add(n.config.NameGrace).After(now) {
+					if until.Add(o.config.NameGrace).After(now) {
 						if want[name] == nil {
 							want[name] = make(map[netip.Addr]time.Time)
 						}
@@ -121,31 +121,31 @@ func TestAddressesEndAsTheSlowWaySays(t *testing.T) {
 					}
 				}
 			}
-			n.sweep()
-			if !maps.EqualFunc(n.names, want, maps.Equal[map[netip.Addr]time.Time]) {
-				t.Fatalf("step %d: after a sweep\n%v, want\n%v", step, n.names, want)
+			o.sweep()
+			if !maps.EqualFunc(o.names, want, maps.Equal[map[netip.Addr]time.Time]) {
+				t.Fatalf("step %d: after a sweep\n%v, want\n%v", step, o.names, want)
 			}
 			continue
 		}
 		over := false // whether any address is in its grace
-		for _, addrs := range n.names {
+		for _, addrs := range o.names {
 			for _, until := range addrs {
 				over = over || until.Before(now)
 			}
 		}
 		name := fmt.Sprintf("n%d.example.com", r.IntN(20))
 		at := netip.AddrFrom4([4]byte{20, 0, 0, byte(r.IntN(100))})
-		known := n.names[name][at] != time.Time{}
-		err := n.learn(name, []netip.Addr{at}, time.Duration(1+r.IntN(20))*time.Minute)
+		known := o.names[name][at] != time.Time{}
+		err := o.learn(name, []netip.Addr{at}, time.Duration(1+r.IntN(20))*time.Minute)
 		if err != nil && (over || known) {
 			t.Fatalf("step %d: refused though something may go (%t), or it is known (%t): %v", step, over, known, err)
 		}
 		count := 0
-		for _, addrs := range n.names {
+		for _, addrs := range o.names {
 			count += len(addrs)
 		}
-		if count != n.addresses || count > 64 {
-			t.Fatalf("step %d: %d addresses, counted as %d, the limit is 64", step, count, n.addresses)
+		if count != o.addresses || count > 64 {
+			t.Fatalf("step %d: %d addresses, counted as %d, the limit is 64", step, count, o.addresses)
 		}
 	}
 }
@@ -155,12 +155,12 @@ func BenchmarkNamesThatEndOneByOne(b *testing.B) {
 	for b.Loop() {
 		b.StopTimer()
 		now := time.Now()
-		n := idle(b, func() time.Time { return now }, 4096, 65536)
-		learnMany(b, n, &now, 4096)
+		o := idle(b, func() time.Time { return now }, 4096, 65536)
+		learnMany(b, o, &now, 4096)
 		b.StartTimer()
-		for len(n.names) > 0 {
-			now = n.sweepAt
-			n.sweep()
+		for len(o.names) > 0 {
+			now = o.sweepAt
+			o.sweep()
 		}
 	}
 }

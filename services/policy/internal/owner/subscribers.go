@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package node
+package owner
 
 import (
 	"context"
@@ -65,7 +65,7 @@ func newSubscriber() *subscriber {
 
 // Subscribe connects a subscriber with exactly these interests. The caller must
 // give the session back with Unsubscribe.
-func (n *Node) Subscribe(ctx context.Context, want Subscription) (*stream.Session, error) {
+func (o *Owner) Subscribe(ctx context.Context, want Subscription) (*stream.Session, error) {
 	name := want.Name
 	subjects := make(map[identity.Numeric]struct{}, len(want.Subjects))
 	for _, x := range want.Subjects {
@@ -73,20 +73,20 @@ func (n *Node) Subscribe(ctx context.Context, want Subscription) (*stream.Sessio
 	}
 	for more := true; more; {
 		var err error
-		if more, err = ask(ctx, n, func() (bool, error) {
-			n.operation = opSubscribe
-			s, err := n.subscriber(want)
+		if more, err = ask(ctx, o, func() (bool, error) {
+			o.operation = opSubscribe
+			s, err := o.subscriber(want)
 			if err != nil {
 				return false, err
 			}
-			return n.approach(s, subjects), nil
+			return o.approach(s, subjects), nil
 		}); err != nil {
 			return nil, err
 		}
 	}
-	return ask(ctx, n, func() (*stream.Session, error) {
-		n.operation = opSubscribe
-		s, err := n.subscriber(want)
+	return ask(ctx, o, func() (*stream.Session, error) {
+		o.operation = opSubscribe
+		s, err := o.subscriber(want)
 		if err != nil {
 			return nil, err
 		}
@@ -106,14 +106,14 @@ func (n *Node) Subscribe(ctx context.Context, want Subscription) (*stream.Sessio
 				vacate = append(vacate, a)
 			}
 		}
-		n.interest(s, want.Subjects, remove, want.Locations, vacate)
-		n.saveSubscriber(name, s)
-		n.publish()
-		session, _ := n.stream.Subscribe(stream.Subscriber{
+		o.interest(s, want.Subjects, remove, want.Locations, vacate)
+		o.saveSubscriber(name, s)
+		o.publish()
+		session, _ := o.stream.Subscribe(stream.Subscriber{
 			Name: name, Watches: !s.enforces, Incarnation: want.Incarnation, Seq: want.Seq,
-		}, n.barrier, func() []engine.Event {
+		}, o.barrier, func() []engine.Event {
 			var all []engine.Event
-			n.engine.Snapshot(func(ev engine.Event) { all = append(all, ev) })
+			o.engine.Snapshot(func(ev engine.Event) { all = append(all, ev) })
 			return all
 		})
 		s.session, s.until = session, time.Time{}
@@ -122,11 +122,11 @@ func (n *Node) Subscribe(ctx context.Context, want Subscription) (*stream.Sessio
 }
 
 // subscriber is the one that connects; a new one is forgotten unless it does.
-func (n *Node) subscriber(want Subscription) (*subscriber, error) {
-	s := n.subscribers[want.Name]
+func (o *Owner) subscriber(want Subscription) (*subscriber, error) {
+	s := o.subscribers[want.Name]
 	if s == nil {
 		same := 0
-		for _, other := range n.subscribers {
+		for _, other := range o.subscribers {
 			if other.enforces == want.enforces() {
 				same++
 			}
@@ -134,43 +134,43 @@ func (n *Node) subscriber(want Subscription) (*subscriber, error) {
 		switch {
 		case same < maxSubscribers:
 		case want.enforces():
-			return nil, fmt.Errorf("%w: %d subscribers that enforce are known, of which some may be gone; one is forgotten %s after it went", ErrLimit, same, n.config.Linger)
+			return nil, fmt.Errorf("%w: %d subscribers that enforce are known, of which some may be gone; one is forgotten %s after it went", ErrLimit, same, o.config.Linger)
 		default:
 			return nil, fmt.Errorf("%w: %d subscribers that watch are connected", ErrLimit, same)
 		}
 		s = newSubscriber()
-		s.until = n.config.Now().Add(n.config.Linger)
-		n.wakeAt(s.until)
-		n.subscribers[want.Name] = s
+		s.until = o.config.Now().Add(o.config.Linger)
+		o.wakeAt(s.until)
+		o.subscribers[want.Name] = s
 	}
 	s.enforces = want.enforces()
 	return s, nil
 }
 
 // saveSubscriber keeps what a subscriber that enforces wants tables for.
-func (n *Node) saveSubscriber(name string, s *subscriber) {
+func (o *Owner) saveSubscriber(name string, s *subscriber) {
 	if s.enforces {
-		n.save(journal.Change{Subscribers: []journal.Subscriber{subscriberRecord(name, s)}})
+		o.save(journal.Change{Subscribers: []journal.Subscriber{subscriberRecord(name, s)}})
 	}
 }
 
 // Unsubscribe gives a session back. What a subscriber that enforces was
 // interested in stays for a while, so that it finds its tables when it comes
 // back; one that watches is forgotten.
-func (n *Node) Unsubscribe(name string, session *stream.Session) {
+func (o *Owner) Unsubscribe(name string, session *stream.Session) {
 	session.Close()
 	// The owner answers soon, or is gone, and then nothing matters.
-	ask(context.Background(), n, func() (struct{}, error) { //nolint:errcheck // above
-		if s := n.subscribers[name]; s != nil && s.session == session {
+	ask(context.Background(), o, func() (struct{}, error) { //nolint:errcheck // above
+		if s := o.subscribers[name]; s != nil && s.session == session {
 			s.session = nil
-			switch s.until = n.config.Now(); {
+			switch s.until = o.config.Now(); {
 			case s.enforces:
-				s.until = s.until.Add(n.config.Linger)
+				s.until = s.until.Add(o.config.Linger)
 			case len(s.subjects) <= subjectsAtOnce:
-				n.forgetSubscriber(name, s)
+				o.forgetSubscriber(name, s)
 				return struct{}{}, nil
 			}
-			n.wakeAt(s.until)
+			o.wakeAt(s.until)
 		}
 		return struct{}{}, nil
 	})
@@ -178,10 +178,10 @@ func (n *Node) Unsubscribe(name string, session *stream.Session) {
 
 // Change adds and removes interests of a connected subscriber. Removals come
 // first.
-func (n *Node) Change(ctx context.Context, name string, session *stream.Session, add, remove Interest) error {
-	_, err := ask(ctx, n, func() (struct{}, error) {
-		n.operation = opInterest
-		s := n.subscribers[name]
+func (o *Owner) Change(ctx context.Context, name string, session *stream.Session, add, remove Interest) error {
+	_, err := ask(ctx, o, func() (struct{}, error) {
+		o.operation = opInterest
+		s := o.subscribers[name]
 		if s == nil || s.session != session {
 			return struct{}{}, stream.ErrReplaced
 		}
@@ -205,8 +205,8 @@ func (n *Node) Change(ctx context.Context, name string, session *stream.Session,
 		for _, l := range remove.Locations {
 			vacate = append(vacate, l.Addr)
 		}
-		n.interest(s, add.Subjects, remove.Subjects, add.Locations, vacate)
-		n.saveSubscriber(name, s)
+		o.interest(s, add.Subjects, remove.Subjects, add.Locations, vacate)
+		o.saveSubscriber(name, s)
 		return struct{}{}, nil
 	})
 	return err
@@ -214,7 +214,7 @@ func (n *Node) Change(ctx context.Context, name string, session *stream.Session,
 
 // interest changes what a subscriber wants and gives the engine what that
 // means for all of them together.
-func (n *Node) interest(s *subscriber, add, remove []identity.Numeric, locate []engine.Location, vacate []netip.Addr) {
+func (o *Owner) interest(s *subscriber, add, remove []identity.Numeric, locate []engine.Location, vacate []netip.Addr) {
 	for _, x := range remove {
 		delete(s.subjects, x)
 	}
@@ -223,18 +223,18 @@ func (n *Node) interest(s *subscriber, add, remove []identity.Numeric, locate []
 	}
 	var c engine.Change
 	for _, x := range remove {
-		if !n.wanted(x) {
+		if !o.wanted(x) {
 			c.RemoveSubjects = append(c.RemoveSubjects, x)
-			delete(n.crowded, x)
+			delete(o.crowded, x)
 		}
 	}
-	n.problem("subjects", n.crowding())
+	o.problem("subjects", o.crowding())
 	for _, a := range vacate {
 		if _, ok := s.locations[a]; !ok {
 			continue
 		}
 		delete(s.locations, a)
-		if other, ok := n.located(a); ok {
+		if other, ok := o.located(a); ok {
 			c.Locate = append(c.Locate, engine.Location{Addr: a, Identity: other})
 		} else {
 			c.Vacate = append(c.Vacate, a)
@@ -247,15 +247,15 @@ func (n *Node) interest(s *subscriber, add, remove []identity.Numeric, locate []
 		}
 	}
 	if len(c.Locate)+len(c.Vacate) > 0 {
-		n.barrier.Address++
+		o.barrier.Address++
 	}
-	n.problem("locations", n.apply(c))
-	n.addSubjects(add)
+	o.problem("locations", o.apply(c))
+	o.addSubjects(add)
 }
 
 // wanted reports whether any subscriber has the subject.
-func (n *Node) wanted(x identity.Numeric) bool {
-	for _, s := range n.subscribers {
+func (o *Owner) wanted(x identity.Numeric) bool {
+	for _, s := range o.subscribers {
 		if _, ok := s.subjects[x]; ok {
 			return true
 		}
@@ -264,8 +264,8 @@ func (n *Node) wanted(x identity.Numeric) bool {
 }
 
 // located finds an address among all subscribers.
-func (n *Node) located(a netip.Addr) (identity.Numeric, bool) {
-	for _, s := range n.subscribers {
+func (o *Owner) located(a netip.Addr) (identity.Numeric, bool) {
+	for _, s := range o.subscribers {
 		if x, ok := s.locations[a]; ok {
 			return x, true
 		}
@@ -276,56 +276,56 @@ func (n *Node) located(a netip.Addr) (identity.Numeric, bool) {
 // addSubjects compiles subjects whose identities are known. One whose tables
 // have no room gets none, is shown, and tried again with each change of
 // policies; it keeps no other from theirs.
-func (n *Node) addSubjects(list []identity.Numeric) {
+func (o *Owner) addSubjects(list []identity.Numeric) {
 	var fresh []identity.Numeric
 	for _, x := range list {
-		if _, known := n.identities[x]; known && !n.engine.IsSubject(x) && n.wanted(x) {
+		if _, known := o.identities[x]; known && !o.engine.IsSubject(x) && o.wanted(x) {
 			fresh = append(fresh, x)
 		}
 	}
 	if len(fresh) == 0 {
 		return
 	}
-	if err := n.apply(engine.Change{AddSubjects: fresh}); err == nil {
+	if err := o.apply(engine.Change{AddSubjects: fresh}); err == nil {
 		for _, x := range fresh {
-			delete(n.crowded, x)
+			delete(o.crowded, x)
 		}
 	} else {
 		for _, x := range fresh {
-			delete(n.crowded, x)
-			if err := n.apply(engine.Change{AddSubjects: []identity.Numeric{x}}); err != nil {
-				n.crowded[x] = err
+			delete(o.crowded, x)
+			if err := o.apply(engine.Change{AddSubjects: []identity.Numeric{x}}); err != nil {
+				o.crowded[x] = err
 			}
 		}
 	}
-	n.problem("subjects", n.crowding())
+	o.problem("subjects", o.crowding())
 }
 
 // crowding is what is wrong with subjects that have no tables.
-func (n *Node) crowding() error {
-	if len(n.crowded) == 0 {
+func (o *Owner) crowding() error {
+	if len(o.crowded) == 0 {
 		return nil
 	}
 	first := identity.Numeric(0)
-	for x := range n.crowded {
+	for x := range o.crowded {
 		if first == 0 || x < first {
 			first = x
 		}
 	}
-	return fmt.Errorf("%d subjects have no tables, for example identity %d: %w", len(n.crowded), first, n.crowded[first])
+	return fmt.Errorf("%d subjects have no tables, for example identity %d: %w", len(o.crowded), first, o.crowded[first])
 }
 
 // Refuse notes that a subscriber did not take a table. It keeps the one before
 // it, which is told of no more changes.
-func (n *Node) Refuse(ctx context.Context, session *stream.Session, subject identity.Numeric, table engine.TableID, reason string) error {
-	_, err := ask(ctx, n, func() (struct{}, error) {
+func (o *Owner) Refuse(ctx context.Context, session *stream.Session, subject identity.Numeric, table engine.TableID, reason string) error {
+	_, err := ask(ctx, o, func() (struct{}, error) {
 		for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
 			// A table that nothing is bound to any more does not matter.
-			if now, ok := n.engine.BoundID(subject, d); !ok || now != table || table == engine.AllowAll {
+			if now, ok := o.engine.BoundID(subject, d); !ok || now != table || table == engine.AllowAll {
 				continue
 			}
-			r := stream.Refusal{Table: table, Revision: n.barrier.Policy, Reason: reason, Policy: n.engine.LargestShare(subject, d)}
-			n.config.Log.Error("a subscriber refused a table and keeps the one before it",
+			r := stream.Refusal{Table: table, Revision: o.barrier.Policy, Reason: reason, Policy: o.engine.LargestShare(subject, d)}
+			o.config.Log.Error("a subscriber refused a table and keeps the one before it",
 				"subject", uint32(subject), "direction", d.String(), "table", uint64(table), "reason", reason, "largest_share", r.Policy)
 			session.Refuse(stream.Refused{Subject: subject, Direction: d}, r)
 		}
@@ -335,22 +335,22 @@ func (n *Node) Refuse(ctx context.Context, session *stream.Session, subject iden
 }
 
 // sweepSubscribers forgets those that did not come back.
-func (n *Node) sweepSubscribers(now time.Time) {
-	for name, s := range n.subscribers {
+func (o *Owner) sweepSubscribers(now time.Time) {
+	for name, s := range o.subscribers {
 		switch {
 		case s.session != nil:
 		case s.until.After(now):
-			n.wakeAt(s.until)
-		case n.approach(s, nil):
-			n.wakeAt(now) // the rest after the calls that wait
+			o.wakeAt(s.until)
+		case o.approach(s, nil):
+			o.wakeAt(now) // the rest after the calls that wait
 		default:
-			n.forgetSubscriber(name, s)
+			o.forgetSubscriber(name, s)
 		}
 	}
 }
 
 // forgetSubscriber drops one that is not connected, with its subjects.
-func (n *Node) forgetSubscriber(name string, s *subscriber) {
+func (o *Owner) forgetSubscriber(name string, s *subscriber) {
 	var subjects []identity.Numeric
 	for x := range s.subjects {
 		subjects = append(subjects, x)
@@ -360,10 +360,10 @@ func (n *Node) forgetSubscriber(name string, s *subscriber) {
 	for a := range s.locations {
 		places = append(places, a)
 	}
-	delete(n.subscribers, name)
-	n.interest(s, nil, subjects, nil, places)
-	n.stream.Forget(name)
-	n.save(journal.Change{GoneSubscribers: []string{name}})
+	delete(o.subscribers, name)
+	o.interest(s, nil, subjects, nil, places)
+	o.stream.Forget(name)
+	o.save(journal.Change{GoneSubscribers: []string{name}})
 }
 
 // Enforced is the answer of Wait.
@@ -376,10 +376,10 @@ type Enforced struct {
 
 // Wait returns when every connected subscriber that enforces and has one of the
 // subjects, or any if there are none, enforces a policy revision.
-func (n *Node) Wait(ctx context.Context, revision uint64, subjects []identity.Numeric) (Enforced, error) {
-	return n.await(ctx, subjects, func() (stream.Barrier, error) {
-		if revision > n.barrier.Policy {
-			return stream.Barrier{}, fmt.Errorf("%w: %d, the policies are at %d", ErrRevision, revision, n.barrier.Policy)
+func (o *Owner) Wait(ctx context.Context, revision uint64, subjects []identity.Numeric) (Enforced, error) {
+	return o.await(ctx, subjects, func() (stream.Barrier, error) {
+		if revision > o.barrier.Policy {
+			return stream.Barrier{}, fmt.Errorf("%w: %d, the policies are at %d", ErrRevision, revision, o.barrier.Policy)
 		}
 		return stream.Barrier{Policy: revision}, nil
 	})
@@ -387,31 +387,31 @@ func (n *Node) Wait(ctx context.Context, revision uint64, subjects []identity.Nu
 
 // await waits until the subscribers have acknowledged the barrier that begin,
 // called by the owner, gives.
-func (n *Node) await(ctx context.Context, subjects []identity.Numeric, begin func() (stream.Barrier, error)) (Enforced, error) {
+func (o *Owner) await(ctx context.Context, subjects []identity.Numeric, begin func() (stream.Barrier, error)) (Enforced, error) {
 	type start struct {
 		barrier stream.Barrier
 		current uint64
 		who     map[string]bool
 	}
-	st, err := ask(ctx, n, func() (start, error) {
+	st, err := ask(ctx, o, func() (start, error) {
 		b, err := begin()
 		if err != nil {
 			return start{}, err
 		}
 		who := make(map[string]bool)
-		for name, s := range n.subscribers {
+		for name, s := range o.subscribers {
 			if !s.enforces {
 				continue
 			}
 			who[name] = len(subjects) == 0 || slices.ContainsFunc(subjects, func(x identity.Numeric) bool { _, ok := s.subjects[x]; return ok })
 		}
-		return start{b, n.barrier.Policy, who}, nil
+		return start{b, o.barrier.Policy, who}, nil
 	})
 	if err != nil {
 		return Enforced{}, err
 	}
 	for {
-		states, changed := n.stream.States()
+		states, changed := o.stream.States()
 		out := Enforced{Revision: st.current}
 		waiting, connected := false, make(map[string]bool)
 		for _, s := range states {
@@ -446,85 +446,85 @@ func (n *Node) await(ctx context.Context, subjects []identity.Numeric, begin fun
 		case <-changed:
 		case <-ctx.Done():
 			return Enforced{}, ctx.Err()
-		case <-n.done:
+		case <-o.done:
 			return Enforced{}, ErrStopped
 		}
 	}
 }
 
 // SetIdentities takes over what the identity service says has changed.
-func (n *Node) SetIdentities(ctx context.Context, set []identity.Identity, gone []identity.Numeric) error {
-	_, err := ask(ctx, n, func() (struct{}, error) {
-		n.operation = opIdentity
-		n.setIdentities(set, gone)
+func (o *Owner) SetIdentities(ctx context.Context, set []identity.Identity, gone []identity.Numeric) error {
+	_, err := ask(ctx, o, func() (struct{}, error) {
+		o.operation = opIdentity
+		o.setIdentities(set, gone)
 		return struct{}{}, nil
 	})
 	return err
 }
 
-func (n *Node) setIdentities(set []identity.Identity, gone []identity.Numeric) {
+func (o *Owner) setIdentities(set []identity.Identity, gone []identity.Numeric) {
 	var c engine.Change
 	var rec journal.Change
 	var subjects []identity.Numeric
 	for _, x := range gone {
-		if _, ok := n.identities[x]; ok {
-			delete(n.identities, x)
+		if _, ok := o.identities[x]; ok {
+			delete(o.identities, x)
 			c.RemoveIdentities = append(c.RemoveIdentities, x)
 			rec.GoneIdentities = append(rec.GoneIdentities, uint32(x))
 		}
 	}
 	for _, id := range set {
-		if old, ok := n.identities[id.Number]; ok && slices.Equal(old.Labels.All(), id.Labels.All()) {
+		if old, ok := o.identities[id.Number]; ok && slices.Equal(old.Labels.All(), id.Labels.All()) {
 			continue
 		}
-		n.identities[id.Number] = id
-		c.AddIdentities = append(c.AddIdentities, id.Complete(n.config.Engine.Cluster))
+		o.identities[id.Number] = id
+		c.AddIdentities = append(c.AddIdentities, id.Complete(o.config.Engine.Cluster))
 		rec.Identities = append(rec.Identities, identityRecord(id))
 		subjects = append(subjects, id.Number)
 	}
 	if len(c.AddIdentities)+len(c.RemoveIdentities) == 0 {
 		return
 	}
-	n.barrier.Identity += uint64(len(c.AddIdentities) + len(c.RemoveIdentities))
-	n.problem("identities", n.apply(c))
-	n.addSubjects(subjects)
+	o.barrier.Identity += uint64(len(c.AddIdentities) + len(c.RemoveIdentities))
+	o.problem("identities", o.apply(c))
+	o.addSubjects(subjects)
 	if len(c.RemoveIdentities) > 0 {
-		n.retryCrowded() // their classes were room
+		o.retryCrowded() // their classes were room
 	}
-	n.save(rec)
+	o.save(rec)
 }
 
 // TakeIdentities does the same, and notes the revision of the identity service up
-// to which the node has every change then; zero: that is not known.
-func (n *Node) TakeIdentities(ctx context.Context, set []identity.Identity, gone []identity.Numeric, at identity.Revision) error {
-	_, err := ask(ctx, n, func() (struct{}, error) {
-		n.setIdentities(set, gone)
-		n.barrier.IdentityService = at
+// to which the owner has every change then; zero: that is not known.
+func (o *Owner) TakeIdentities(ctx context.Context, set []identity.Identity, gone []identity.Numeric, at identity.Revision) error {
+	_, err := ask(ctx, o, func() (struct{}, error) {
+		o.setIdentities(set, gone)
+		o.barrier.IdentityService = at
 		return struct{}{}, nil
 	})
 	return err
 }
 
 // CompleteIdentities says that these are all identities there are.
-func (n *Node) CompleteIdentities(ctx context.Context, listed map[identity.Numeric]struct{}) error {
+func (o *Owner) CompleteIdentities(ctx context.Context, listed map[identity.Numeric]struct{}) error {
 	for more := true; more; {
 		var err error
-		if more, err = ask(ctx, n, func() (bool, error) {
-			n.operation = opIdentity
+		if more, err = ask(ctx, o, func() (bool, error) {
+			o.operation = opIdentity
 			var gone []identity.Numeric
-			for x := range n.identities {
+			for x := range o.identities {
 				if _, ok := listed[x]; !ok {
 					gone = append(gone, x)
 				}
 			}
 			slices.Sort(gone)
 			if len(gone) > identitiesAtOnce {
-				n.setIdentities(nil, gone[:identitiesAtOnce])
+				o.setIdentities(nil, gone[:identitiesAtOnce])
 				return true, nil
 			}
-			n.setIdentities(nil, gone)
-			n.sources[SourceIdentity].synced, n.sources[SourceIdentity].err = true, ""
-			n.stateChanged = true
+			o.setIdentities(nil, gone)
+			o.sources[SourceIdentity].synced, o.sources[SourceIdentity].err = true, ""
+			o.stateChanged = true
 			return false, nil
 		}); err != nil {
 			return err

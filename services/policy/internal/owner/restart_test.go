@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package node
+package owner
 
 import (
 	"fmt"
@@ -26,20 +26,20 @@ func town(t testing.TB, dir string, s synthetic.Shape) Config {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n, stop := run(t, dir, func(of *Config) { config.Linger = of.Linger; *of = config })
+	o, stop := run(t, dir, func(of *Config) { config.Linger = of.Linger; *of = config })
 	defer stop()
 	ctx := t.Context()
-	if err := n.SetIdentities(ctx, c.Identities, nil); err != nil {
+	if err := o.SetIdentities(ctx, c.Identities, nil); err != nil {
 		t.Fatal(err)
 	}
-	session, err := n.Subscribe(ctx, Subscription{Name: "datapath", Interest: Interest{Subjects: c.Subjects}})
+	session, err := o.Subscribe(ctx, Subscription{Name: "datapath", Interest: Interest{Subjects: c.Subjects}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer n.Unsubscribe("datapath", session)
+	defer o.Unsubscribe("datapath", session)
 	for all := c.Manifests; len(all) > 0; {
 		part := all[:min(1000, len(all))]
-		if _, err := n.Upsert(ctx, []byte(strings.Join(part, "---\n")), "", false); err != nil {
+		if _, err := o.Upsert(ctx, []byte(strings.Join(part, "---\n")), "", false); err != nil {
 			t.Fatal(err)
 		}
 		all = all[len(part):]
@@ -53,12 +53,12 @@ func BenchmarkRestart(b *testing.B) {
 			dir := b.TempDir()
 			config := town(b, dir, synthetic.Shape{Namespaces: 200, Apps: 50, Policies: policies, Subjects: 500})
 			for b.Loop() {
-				n, err := New(config, dir, []string{SourceIdentity})
+				o, err := New(config, dir, []string{SourceIdentity})
 				if err != nil {
 					b.Fatal(err)
 				}
 				b.StopTimer()
-				if err := n.Close(); err != nil {
+				if err := o.Close(); err != nil {
 					b.Fatal(err)
 				}
 				b.StartTimer()

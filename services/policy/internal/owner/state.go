@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package node
+package owner
 
 import (
 	"errors"
@@ -64,17 +64,17 @@ func nameRecord(name string, addrs map[netip.Addr]time.Time) journal.Name {
 }
 
 // restore reads the state and compiles what it says.
-func (n *Node) restore(dir string) error {
+func (o *Owner) restore(dir string) error {
 	policies := make(map[policy.Key]journal.Policy)
 	subscribers := make(map[string]journal.Subscriber)
 	names := make(map[string]journal.Name)
 	var texts label.Interner
 	j, cached, err := journal.Open(dir, func(c journal.Change) error {
 		if c.State != "" {
-			return n.takeState(c.State)
+			return o.takeState(c.State)
 		}
 		if c.Revision != 0 {
-			n.barrier.Policy = c.Revision
+			o.barrier.Policy = c.Revision
 		}
 		for _, p := range c.Policies {
 			policies[keyOf(p.Key)] = p
@@ -91,10 +91,10 @@ func (n *Node) restore(dir string) error {
 			if err != nil {
 				return err
 			}
-			n.identities[id.Number] = id
+			o.identities[id.Number] = id
 		}
 		for _, x := range c.GoneIdentities {
-			delete(n.identities, identity.Numeric(x))
+			delete(o.identities, identity.Numeric(x))
 		}
 		for _, s := range c.Subscribers {
 			subscribers[s.Name] = s
@@ -113,33 +113,33 @@ func (n *Node) restore(dir string) error {
 	if err != nil {
 		return err
 	}
-	n.journal, n.restored = j, cached
-	if err := n.nameState(); err != nil {
+	o.journal, o.restored = j, cached
+	if err := o.nameState(); err != nil {
 		return errors.Join(err, j.Close())
 	}
-	if err := n.compile(policies, subscribers, names); err != nil {
+	if err := o.compile(policies, subscribers, names); err != nil {
 		return errors.Join(err, j.Close())
 	}
 	return nil
 }
 
-func (n *Node) compile(policies map[policy.Key]journal.Policy, subscribers map[string]journal.Subscriber, names map[string]journal.Name) error {
+func (o *Owner) compile(policies map[policy.Key]journal.Policy, subscribers map[string]journal.Subscriber, names map[string]journal.Name) error {
 	var change engine.Change
-	for _, p := range n.decodeAll(policies) {
-		n.policies[p.Key] = p
-		n.bytes += len(p.Manifest)
+	for _, p := range o.decodeAll(policies) {
+		o.policies[p.Key] = p
+		o.bytes += len(p.Manifest)
 		if p.inForce() {
 			change.UpsertPolicies = append(change.UpsertPolicies, p.object)
 		}
 		if p.Broken != "" {
-			n.config.Log.Error("a stored policy is not understood; what it selects is isolated, if that is known", "policy", p.Key.String(), log.KeyError, p.Broken)
+			o.config.Log.Error("a stored policy is not understood; what it selects is isolated, if that is known", "policy", p.Key.String(), log.KeyError, p.Broken)
 		}
 	}
-	for _, id := range n.identities {
-		change.AddIdentities = append(change.AddIdentities, id.Complete(n.config.Engine.Cluster))
+	for _, id := range o.identities {
+		change.AddIdentities = append(change.AddIdentities, id.Complete(o.config.Engine.Cluster))
 	}
 	// Nothing is valid for longer, unless the clock was ahead when it was learned.
-	latest := n.config.Now().Add(maxTTL)
+	latest := o.config.Now().Add(maxTTL)
 	for _, r := range names {
 		addrs := make(map[netip.Addr]time.Time, len(r.Addresses))
 		learned := engine.Name{Name: r.Name}
@@ -152,14 +152,14 @@ func (n *Node) compile(policies map[policy.Key]journal.Policy, subscribers map[s
 				addrs[addr] = latest
 			}
 			learned.Addrs = append(learned.Addrs, addr)
-			n.wakeAt(addrs[addr].Add(n.config.NameGrace))
+			o.wakeAt(addrs[addr].Add(o.config.NameGrace))
 		}
-		n.names[r.Name] = addrs
-		n.noteTimes(r.Name)
-		n.addresses += len(addrs)
+		o.names[r.Name] = addrs
+		o.noteTimes(r.Name)
+		o.addresses += len(addrs)
 		change.Learn = append(change.Learn, learned)
 	}
-	until := n.config.Now().Add(n.config.Linger)
+	until := o.config.Now().Add(o.config.Linger)
 	var subjects []identity.Numeric
 	for _, r := range subscribers {
 		if !r.Enforces && r.Name != datapathName {
@@ -179,21 +179,21 @@ func (n *Node) compile(policies map[policy.Key]journal.Policy, subscribers map[s
 			s.locations[addr] = identity.Numeric(l.Identity)
 			change.Locate = append(change.Locate, engine.Location{Addr: addr, Identity: identity.Numeric(l.Identity)})
 		}
-		n.subscribers[r.Name] = s
-		n.wakeAt(until)
+		o.subscribers[r.Name] = s
+		o.wakeAt(until)
 	}
 	// Without subjects nothing is compiled, so nothing can be too large.
-	if err := n.apply(change); err != nil {
+	if err := o.apply(change); err != nil {
 		return err
 	}
 	slices.Sort(subjects)
-	n.addSubjects(slices.Compact(subjects))
+	o.addSubjects(slices.Compact(subjects))
 	return nil
 }
 
 // decodeAll understands stored policies, on all processors: it is what most of
 // a start's time goes into.
-func (n *Node) decodeAll(stored map[policy.Key]journal.Policy) []*Policy {
+func (o *Owner) decodeAll(stored map[policy.Key]journal.Policy) []*Policy {
 	out := make([]*Policy, 0, len(stored))
 	var in []journal.Policy
 	for _, p := range stored {
@@ -205,7 +205,7 @@ func (n *Node) decodeAll(stored map[policy.Key]journal.Policy) []*Policy {
 	for w := range workers {
 		wg.Go(func() {
 			for i := w; i < len(in); i += workers {
-				out[i] = n.decode(in[i])
+				out[i] = o.decode(in[i])
 			}
 		})
 	}
@@ -213,9 +213,9 @@ func (n *Node) decodeAll(stored map[policy.Key]journal.Policy) []*Policy {
 	return out
 }
 
-func (n *Node) decode(r journal.Policy) *Policy {
+func (o *Owner) decode(r journal.Policy) *Policy {
 	// What an earlier version took stays as that version took it.
-	reading := Reading{Rules: n.config.Rules, Namespace: r.Key.Namespace, AllowUnknown: true, Stored: true, Held: r.Source == SourceKubernetes}
+	reading := Reading{Rules: o.config.Rules, Namespace: r.Key.Namespace, AllowUnknown: true, Stored: true, Held: r.Source == SourceKubernetes}
 	docs, err := reading.Decode(r.Manifest)
 	if err == nil && (len(docs) != 1 || docs[0].Object.Key != keyOf(r.Key)) {
 		err = fmt.Errorf("the text is not that of %s", keyOf(r.Key))
@@ -223,7 +223,7 @@ func (n *Node) decode(r journal.Policy) *Policy {
 	if err != nil {
 		docs = []Decoded{{Object: isolated(r, err)}}
 	}
-	p := n.policy(docs[0], r.Source, r.Origin)
+	p := o.policy(docs[0], r.Source, r.Origin)
 	p.Key, p.Manager, p.Manifest, p.Revision, p.Updated = keyOf(r.Key), r.Manager, r.Manifest, r.Revision, time.Unix(r.Updated, 0)
 	if err != nil {
 		p.Broken = err.Error()

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package node
+package owner
 
 import (
 	"fmt"
@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
-// pods makes the node know pods of a namespace: 300 is app=web, 301 app=db.
-func pods(t *testing.T, n *Node, namespace string) {
+// pods makes the owner know pods of a namespace: 300 is app=web, 301 app=db.
+func pods(t *testing.T, o *Owner, namespace string) {
 	t.Helper()
 	var ids []identity.Identity
 	for i, app := range []string{"web", "db"} {
@@ -27,15 +27,15 @@ func pods(t *testing.T, n *Node, namespace string) {
 		}
 		ids = append(ids, id)
 	}
-	if err := n.SetIdentities(t.Context(), ids, nil); err != nil {
+	if err := o.SetIdentities(t.Context(), ids, nil); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // passes asks whether TCP from one to the other passes.
-func passes(t *testing.T, n *Node, from, to identity.Numeric) bool {
+func passes(t *testing.T, o *Owner, from, to identity.Numeric) bool {
 	t.Helper()
-	x, err := n.Explain(t.Context(), Peer{Identity: from}, Peer{Identity: to}, port.At(port.TCP, 80))
+	x, err := o.Explain(t.Context(), Peer{Identity: from}, Peer{Identity: to}, port.At(port.TCP, 80))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,9 +43,9 @@ func passes(t *testing.T, n *Node, from, to identity.Numeric) bool {
 }
 
 // only is the one policy that there is.
-func only(t *testing.T, n *Node) Listed {
+func only(t *testing.T, o *Owner) Listed {
 	t.Helper()
-	list, _, err := n.List(t.Context(), Filter{})
+	list, _, err := o.List(t.Context(), Filter{})
 	if err != nil || len(list) != 1 {
 		t.Fatalf("there are %d policies: %v", len(list), err)
 	}
@@ -54,12 +54,12 @@ func only(t *testing.T, n *Node) Listed {
 
 func TestKubernetesObjectThatCannotBeConvertedIsolatesWhatItSelects(t *testing.T) {
 	dir := t.TempDir()
-	start := func() (*Node, *Feed, func()) {
-		n, stop := runWith(t, dir, []string{SourceIdentity, SourceKubernetes})
-		return n, n.Feed(SourceKubernetes), stop
+	start := func() (*Owner, *Feed, func()) {
+		o, stop := runWith(t, dir, []string{SourceIdentity, SourceKubernetes})
+		return o, o.Feed(SourceKubernetes), stop
 	}
-	n, feed, stop := start()
-	pods(t, n, "shop")
+	o, feed, stop := start()
+	pods(t, o, "shop")
 	object := func(cidr string) []File {
 		return []File{{Origin: "networkpolicies/shop/db", Data: fmt.Appendf(nil,
 			`{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"db","namespace":"shop","uid":"1"},`+
@@ -70,15 +70,15 @@ func TestKubernetesObjectThatCannotBeConvertedIsolatesWhatItSelects(t *testing.T
 		if err := feed.Set(t.Context(), object(cidr)); err != nil {
 			t.Fatal(err)
 		}
-		return only(t, n).Revision
+		return only(t, o).Revision
 	}
 	check := func(what string, accepted bool) {
 		t.Helper()
-		p := only(t, n)
-		if p.Accepted != accepted || passes(t, n, 300, 301) != accepted || !passes(t, n, 301, 300) {
-			t.Errorf("%s: accepted %t, %q, web to db %t, db to web %t", what, p.Accepted, p.Error, passes(t, n, 300, 301), passes(t, n, 301, 300))
+		p := only(t, o)
+		if p.Accepted != accepted || passes(t, o, 300, 301) != accepted || !passes(t, o, 301, 300) {
+			t.Errorf("%s: accepted %t, %q, web to db %t, db to web %t", what, p.Accepted, p.Error, passes(t, o, 300, 301), passes(t, o, 301, 300))
 		}
-		st, err := n.Status(t.Context())
+		st, err := o.Status(t.Context())
 		said := slices.ContainsFunc(st.Problems, func(s string) bool {
 			return strings.HasPrefix(s, "NetworkPolicy shop/db cannot be converted, and what it selects is isolated: ")
 		})
@@ -88,7 +88,7 @@ func TestKubernetesObjectThatCannotBeConvertedIsolatesWhatItSelects(t *testing.T
 	}
 	set("10.0.0.1/24")
 	check("a block that is not canonical", true)
-	if p := only(t, n); len(p.Notes) != 2 || !strings.Contains(p.Notes[0].Text, "10.0.0.0/24 is meant") {
+	if p := only(t, o); len(p.Notes) != 2 || !strings.Contains(p.Notes[0].Text, "10.0.0.0/24 is meant") {
 		t.Errorf("noted: %v", p.Notes)
 	}
 	first := set("10.0.0.0/33")
@@ -97,7 +97,7 @@ func TestKubernetesObjectThatCannotBeConvertedIsolatesWhatItSelects(t *testing.T
 		t.Errorf("the same again has revision %d, before %d", again, first)
 	}
 	stop()
-	n, feed, stop = start()
+	o, feed, stop = start()
 	check("after a restart", false)
 	if again := set("10.0.0.0/33"); again != first {
 		t.Errorf("the same after a restart has revision %d, before %d", again, first)
@@ -108,7 +108,7 @@ func TestKubernetesObjectThatCannotBeConvertedIsolatesWhatItSelects(t *testing.T
 	if err := feed.Set(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
-	if !passes(t, n, 300, 301) {
+	if !passes(t, o, 300, 301) {
 		t.Error("deleted, and isolated still")
 	}
 	stop()
@@ -119,22 +119,22 @@ func TestKubernetesObjectThatCannotBeConvertedIsolatesWhatItSelects(t *testing.T
 func TestStoredPolicyThatIsNotUnderstoodIsolatesWhatItSelects(t *testing.T) {
 	dir := t.TempDir()
 	labels := func(c *Config) { c.Rules.NodeLabels = true }
-	n, stop := run(t, dir, labels)
-	pods(t, n, "shop")
+	o, stop := run(t, dir, labels)
+	pods(t, o, "shop")
 	const manifest = "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: db, namespace: shop}\nspec:\n" +
 		"  endpointSelector: {matchLabels: {app: db}}\n  ingress: [{fromNodes: [{}]}]\n"
-	if _, err := n.Upsert(t.Context(), []byte(manifest), "", false); err != nil {
+	if _, err := o.Upsert(t.Context(), []byte(manifest), "", false); err != nil {
 		t.Fatal(err)
 	}
 	stop()
-	n, stop = run(t, dir)
-	p := only(t, n)
-	if p.Accepted || !strings.Contains(p.Error, "fromNodes") || len(p.Notes) != 2 || passes(t, n, 300, 301) {
-		t.Errorf("accepted %t, %q, %v, web to db %t", p.Accepted, p.Error, p.Notes, passes(t, n, 300, 301))
+	o, stop = run(t, dir)
+	p := only(t, o)
+	if p.Accepted || !strings.Contains(p.Error, "fromNodes") || len(p.Notes) != 2 || passes(t, o, 300, 301) {
+		t.Errorf("accepted %t, %q, %v, web to db %t", p.Accepted, p.Error, p.Notes, passes(t, o, 300, 301))
 	}
-	_, err := n.Delete(t.Context(), []policy.Key{p.Key}, false)
-	if err != nil || !passes(t, n, 300, 301) {
-		t.Errorf("deleted: %v, web to db %t", err, passes(t, n, 300, 301))
+	_, err := o.Delete(t.Context(), []policy.Key{p.Key}, false)
+	if err != nil || !passes(t, o, 300, 301) {
+		t.Errorf("deleted: %v, web to db %t", err, passes(t, o, 300, 301))
 	}
 	stop()
 }

@@ -5,7 +5,7 @@ go 1.26.0
 require (
 	github.com/cilium/ebpf v0.22.0
 	github.com/containernetworking/cni v1.3.0
-	github.com/sluice-net/sluice/cmd/sluice v0.0.0
+	github.com/sluice-net/sluice/devnode v0.0.0
 	github.com/sluice-net/sluice/kit v0.0.0
 	github.com/sluice-net/sluice/proto v0.0.0
 	github.com/vishvananda/netlink v1.3.1
@@ -25,7 +25,7 @@ require (
 )
 
 replace (
-	github.com/sluice-net/sluice/cmd/sluice => ../cmd/sluice
+	github.com/sluice-net/sluice/devnode => ../devnode
 	github.com/sluice-net/sluice/kit => ../kit
 	github.com/sluice-net/sluice/proto => ../proto
 )

@@ -9,8 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluice-net/sluice/cmd/sluice/nodefiles"
 	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/kit/nodefiles"
 )
 
 func (c *command) prepareCommand() *cobra.Command {

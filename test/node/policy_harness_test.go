@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/sluice-net/sluice/cmd/sluice/devnode"
+	"github.com/sluice-net/sluice/devnode"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/test/internal/pod"

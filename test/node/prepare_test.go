@@ -16,8 +16,8 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-net/sluice/cmd/sluice/devnode"
-	"github.com/sluice-net/sluice/cmd/sluice/nodefiles"
+	"github.com/sluice-net/sluice/devnode"
+	"github.com/sluice-net/sluice/kit/nodefiles"
 )
 
 // asEarlierVersionsLeftIt has a node whose datapath is away look as one that an

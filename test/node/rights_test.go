@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluice-net/sluice/cmd/sluice/devnode"
+	"github.com/sluice-net/sluice/devnode"
 	"github.com/sluice-net/sluice/kit/privilege/privilegetest"
 )
 

@@ -24,7 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
-	"github.com/sluice-net/sluice/cmd/sluice/nodefiles"
+	"github.com/sluice-net/sluice/kit/nodefiles"
 	"github.com/sluice-net/sluice/kit/rpc/client"
 )
 

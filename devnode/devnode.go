@@ -29,9 +29,9 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-net/sluice/cmd/sluice/nodefiles"
 	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/kit/nodefiles"
 )
 
 // Services of a node, by the names of their sockets.

@@ -253,7 +253,7 @@ func TestDeployedDirectoriesAreThese(t *testing.T) {
 			want[fmt.Sprintf("d %s %04o %d %d", d.path, d.mode, d.uid, d.gid)] = true
 		}
 	}
-	content, err := os.ReadFile(filepath.Join("..", "..", "..", "deploy", "tmpfiles.d", "sluice.conf"))
+	content, err := os.ReadFile(filepath.Join("..", "..", "deploy", "tmpfiles.d", "sluice.conf"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -276,7 +276,7 @@ func TestDeployedDirectoriesAreThese(t *testing.T) {
 // alone.
 func TestDeployedUnitsRunAsTheUsersOfTheServices(t *testing.T) {
 	for _, s := range Services() {
-		content, err := os.ReadFile(filepath.Join("..", "..", "..", "deploy", "systemd", "sluice-"+s.Name+".service"))
+		content, err := os.ReadFile(filepath.Join("..", "..", "deploy", "systemd", "sluice-"+s.Name+".service"))
 		if err != nil {
 			t.Fatal(err)
 		}

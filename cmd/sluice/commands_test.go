@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+var update = flag.Bool("update", false, "write the files below testdata/ that the tests compare with")
+
+// TestCommandsAndFlagsAreThoseListed compares the whole command line with a
+// file: every command with its help text, every flag with its type and default.
+// What scripts may rely on changes only together with that file.
+func TestCommandsAndFlagsAreThoseListed(t *testing.T) {
+	t.Setenv("SLUICE_INSTANCE", "")
+	var got strings.Builder
+	root := (&command{}).root()
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	listCommand(t, &got, root)
+	compareWithFile(t, "commands.txt", got.String())
+}
+
+// compareWithFile fails at the first line that is not that of a file below
+// testdata/.
+func compareWithFile(t *testing.T, name, got string) {
+	t.Helper()
+	file := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(file, []byte(got), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	content, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	gotLines, wantLines := strings.Split(got, "\n"), strings.Split(string(content), "\n")
+	for i := range max(len(gotLines), len(wantLines)) {
+		if i >= len(gotLines) || i >= len(wantLines) || gotLines[i] != wantLines[i] {
+			t.Fatalf("line %d is not that of %s:\ngot  %q\nwant %q\n`go test . -run Listed -update` writes the file anew", i+1, file, lineOf(gotLines, i), lineOf(wantLines, i))
+		}
+	}
+}
+
+func lineOf(lines []string, i int) string {
+	if i < len(lines) {
+		return lines[i]
+	}
+	return ""
+}
+
+// listCommand writes a command, its flags and its subcommands.
+func listCommand(t *testing.T, w *strings.Builder, cmd *cobra.Command) {
+	t.Helper()
+	fmt.Fprintf(w, "==== %s\n", cmd.CommandPath())
+	var out, errOut bytes.Buffer
+	args := append(strings.Fields(cmd.CommandPath())[1:], "--help")
+	if code := run(args, &out, &errOut); code != 0 || errOut.Len() > 0 {
+		t.Fatalf("%s: exit code %d: %s", strings.Join(args, " "), code, errOut.String())
+	}
+	w.Write(out.Bytes())
+	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
+		fmt.Fprintf(w, "---- --%s -%s type=%s default=%q without-value=%q hidden=%v\n", f.Name, f.Shorthand, f.Value.Type(), f.DefValue, f.NoOptDefVal, f.Hidden)
+	})
+	if len(cmd.ValidArgs) > 0 {
+		fmt.Fprintf(w, "---- arguments %q\n", cmd.ValidArgs)
+	}
+	for _, sub := range cmd.Commands() {
+		listCommand(t, w, sub)
+	}
+}
+
+func mustExecutable(t *testing.T) string {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return self
+}

@@ -21,9 +21,12 @@
 package rpcerr
 
 import (
+	"errors"
 	"strings"
+	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -71,13 +74,18 @@ func Of(value protoreflect.Enum) Reason {
 
 // New is the answer to a call that ended with err: its code, its reason, the
 // text of err and the details. Details of one type are merged into one, as
-// google.rpc wants them.
+// google.rpc wants them. If a system call's error is at the bottom of err, the
+// metadata of the reason has its name as "errno", for example ENOSPC.
 //
 // If err wraps the answer of another service that has a reason, that reason and
 // those details stay; reason and details are then left out, since they would
 // contradict them.
 func New(code codes.Code, reason Reason, err error, details ...protoadapt.MessageV1) error {
-	merged := []proto.Message{&errdetails.ErrorInfo{Domain: reason.Domain, Reason: reason.Name}}
+	info := &errdetails.ErrorInfo{Domain: reason.Domain, Reason: reason.Name}
+	if errno := syscall.Errno(0); errors.As(err, &errno) {
+		info.Metadata = map[string]string{"errno": unix.ErrnoName(errno)}
+	}
+	merged := []proto.Message{info}
 	if from, ok := status.FromError(err); ok && errorInfo(from) != nil {
 		merged = nil
 		for _, d := range from.Details() {

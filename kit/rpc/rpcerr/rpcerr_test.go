@@ -6,7 +6,9 @@ package rpcerr
 import (
 	"errors"
 	"fmt"
+	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -143,6 +145,17 @@ func TestAnswerOfAnotherServiceKeepsItsReason(t *testing.T) {
 	}
 	if _, ok := RetryDelay(ours); !ok {
 		t.Error("the delay is lost")
+	}
+}
+
+func TestSystemCallsErrorIsNamed(t *testing.T) {
+	err := New(codes.Unavailable, Reason{"ipam.sluice.io", "STORAGE_FAILED"},
+		fmt.Errorf("commit: %w", &os.PathError{Op: "fdatasync", Path: "/state", Err: syscall.EROFS}), Metadata(map[string]string{"file": "/state"}))
+	if got := detail[*errdetails.ErrorInfo](err).GetMetadata(); got["errno"] != "EROFS" || got["file"] != "/state" {
+		t.Errorf("metadata is %v, want errno EROFS beside the rest", got)
+	}
+	if got := detail[*errdetails.ErrorInfo](New(codes.Internal, exhausted, errors.New("x"))).GetMetadata(); len(got) != 0 {
+		t.Errorf("metadata is %v without a system call", got)
 	}
 }
 

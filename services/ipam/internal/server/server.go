@@ -63,7 +63,7 @@ func (s *Server) Allocate(ctx context.Context, req *ipamv1.AllocateRequest) (*ip
 		s.metrics.allocated(err)
 	}
 	if err != nil {
-		return nil, toStatus(err)
+		return nil, statusOf(err)
 	}
 	return &ipamv1.AllocateResponse{Allocation: fromAllocation(allocation)}, nil
 }
@@ -92,11 +92,11 @@ func (s *Server) allocate(ctx context.Context, req *ipamv1.AllocateRequest) (*ip
 func (s *Server) ConfirmAllocation(ctx context.Context, req *ipamv1.ConfirmAllocationRequest) (*ipamv1.ConfirmAllocationResponse, error) {
 	addrs, err := toAddrs("addresses", req.GetAddresses())
 	if err != nil {
-		return nil, toStatus(err)
+		return nil, statusOf(err)
 	}
 	allocation, err := s.ipam.Confirm(ctx, toOwner(req.GetOwner()), addrs)
 	if err != nil {
-		return nil, toStatus(err)
+		return nil, statusOf(err)
 	}
 	return &ipamv1.ConfirmAllocationResponse{Allocation: fromAllocation(allocation)}, nil
 }
@@ -105,7 +105,7 @@ func (s *Server) ConfirmAllocation(ctx context.Context, req *ipamv1.ConfirmAlloc
 func (s *Server) Release(ctx context.Context, req *ipamv1.ReleaseRequest) (*ipamv1.ReleaseResponse, error) {
 	released, err := s.ipam.Release(ctx, toOwner(req.GetOwner()))
 	if err != nil {
-		return nil, toStatus(err)
+		return nil, statusOf(err)
 	}
 	if released == nil {
 		return &ipamv1.ReleaseResponse{}, nil
@@ -117,7 +117,7 @@ func (s *Server) Release(ctx context.Context, req *ipamv1.ReleaseRequest) (*ipam
 func (s *Server) ListAllocations(_ *ipamv1.ListAllocationsRequest, stream grpc.ServerStreamingServer[ipamv1.ListAllocationsResponse]) error {
 	all, err := s.ipam.List(stream.Context())
 	if err != nil {
-		return toStatus(err)
+		return statusOf(err)
 	}
 	for _, a := range all {
 		if err := stream.Send(&ipamv1.ListAllocationsResponse{Allocation: fromAllocation(a)}); err != nil {

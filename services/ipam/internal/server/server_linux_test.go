@@ -31,6 +31,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/rpc"
+	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
@@ -216,7 +217,7 @@ func TestEveryCodeReachesTheCallerWithItsDetails(t *testing.T) {
 	}
 	has := func(find func(error) bool) func(error) bool { return find }
 	resource := has(func(err error) bool { _, ok := detail[*errdetails.ResourceInfo](err); return ok })
-	failed := has(func(err error) bool { _, ok := detail[*errdetails.PreconditionFailure](err); return ok })
+	because := func(r ipamv1.ErrorReason) func(error) bool { return func(err error) bool { return rpcerr.Is(err, r) } }
 	for _, c := range []struct {
 		name  string
 		err   error
@@ -230,8 +231,8 @@ func TestEveryCodeReachesTheCallerWithItsDetails(t *testing.T) {
 		{"confirming an address of five bytes", confirm("a", []byte{1, 2, 3, 4, 5}), codes.InvalidArgument, field("addresses[0]")},
 		{"confirming nothing", confirm("a"), codes.InvalidArgument, field("addresses")},
 		{"other content", allocate(&ipamv1.AllocateRequest{Owner: owner("a"), Families: v4}), codes.AlreadyExists, resource},
-		{"a taken address", allocate(&ipamv1.AllocateRequest{Owner: owner("b"), RequestedAddresses: [][]byte{{10, 0, 0, 4}}}), codes.FailedPrecondition, failed},
-		{"confirming other addresses", confirm("a", []byte{10, 0, 0, 5}), codes.FailedPrecondition, failed},
+		{"a taken address", allocate(&ipamv1.AllocateRequest{Owner: owner("b"), RequestedAddresses: [][]byte{{10, 0, 0, 4}}}), codes.FailedPrecondition, because(ipamv1.ErrorReason_ERROR_REASON_ADDRESS_UNAVAILABLE)},
+		{"confirming other addresses", confirm("a", []byte{10, 0, 0, 5}), codes.FailedPrecondition, because(ipamv1.ErrorReason_ERROR_REASON_ADDRESSES_DIFFER)},
 		{"confirming for nobody", confirm("nobody", []byte{10, 0, 0, 5}), codes.NotFound, resource},
 	} {
 		if status.Code(c.err) != c.want || !c.check(c.err) {
@@ -269,26 +270,28 @@ func TestEveryCodeReachesTheCallerWithItsDetails(t *testing.T) {
 	}
 }
 
-// TestEverySentinelHasItsCode reads the names of the sentinels from the core's
-// source, so that a new one cannot be forgotten here.
-func TestEverySentinelHasItsCode(t *testing.T) {
-	table := map[string]struct {
-		err  error
-		want codes.Code
-	}{
-		"ErrExhausted":    {&ipam.ExhaustedError{Family: ipam.IPv4}, codes.ResourceExhausted},
-		"ErrOtherContent": {ipam.ErrOtherContent, codes.AlreadyExists},
-		"ErrUnavailable":  {ipam.ErrUnavailable, codes.FailedPrecondition},
-		"ErrNoPool":       {&ipam.FieldError{Field: "f", Kind: ipam.ErrNoPool}, codes.InvalidArgument},
-		"ErrBadRequest":   {&ipam.FieldError{Field: "f", Kind: ipam.ErrBadRequest}, codes.InvalidArgument},
-		"ErrNotHeld":      {ipam.ErrNotHeld, codes.NotFound},
-		"ErrMismatch":     {ipam.ErrMismatch, codes.FailedPrecondition},
-		"ErrBusy":         {ipam.ErrBusy, codes.Unavailable},
-		"ErrStopped":      {ipam.ErrStopped, codes.Unavailable},
-		"ErrStore":        {ipam.ErrStore, codes.Unavailable},
-		"ErrStoreLost":    {ipam.ErrStoreLost, codes.Unavailable},
+// TestEverySentinelHasItsCodeAndReason reads the names of the sentinels from the
+// core's source, so that a new one cannot be forgotten here.
+func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
+	type row struct {
+		err    error
+		code   codes.Code
+		reason ipamv1.ErrorReason // unspecified: the answer has none
+	}
+	table := map[string]row{
+		"ErrExhausted":    {&ipam.ExhaustedError{Family: ipam.IPv4}, codes.ResourceExhausted, ipamv1.ErrorReason_ERROR_REASON_POOL_EXHAUSTED},
+		"ErrOtherContent": {ipam.ErrOtherContent, codes.AlreadyExists, ipamv1.ErrorReason_ERROR_REASON_OWNER_HAS_OTHER_ADDRESSES},
+		"ErrUnavailable":  {ipam.ErrUnavailable, codes.FailedPrecondition, ipamv1.ErrorReason_ERROR_REASON_ADDRESS_UNAVAILABLE},
+		"ErrNoPool":       {&ipam.FieldError{Field: "f", Kind: ipam.ErrNoPool}, codes.InvalidArgument, ipamv1.ErrorReason_ERROR_REASON_NO_POOL},
+		"ErrBadRequest":   {&ipam.FieldError{Field: "f", Kind: ipam.ErrBadRequest}, codes.InvalidArgument, ipamv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
+		"ErrNotHeld":      {ipam.ErrNotHeld, codes.NotFound, ipamv1.ErrorReason_ERROR_REASON_ALLOCATION_NOT_FOUND},
+		"ErrMismatch":     {ipam.ErrMismatch, codes.FailedPrecondition, ipamv1.ErrorReason_ERROR_REASON_ADDRESSES_DIFFER},
+		"ErrBusy":         {ipam.ErrBusy, codes.Unavailable, ipamv1.ErrorReason_ERROR_REASON_BUSY},
+		"ErrStopped":      {ipam.ErrStopped, codes.Unavailable, ipamv1.ErrorReason_ERROR_REASON_STOPPING},
+		"ErrStore":        {ipam.ErrStore, codes.Unavailable, ipamv1.ErrorReason_ERROR_REASON_STORAGE_FAILED},
+		"ErrStoreLost":    {fmt.Errorf("%w: %w", ipam.ErrStore, ipam.ErrStoreLost), codes.Unavailable, ipamv1.ErrorReason_ERROR_REASON_STORAGE_UNCERTAIN},
 		// Only at the start, so a caller who sees it found a bug.
-		"ErrInconsistent": {ipam.ErrInconsistent, codes.Internal},
+		"ErrInconsistent": {ipam.ErrInconsistent, codes.Internal, ipamv1.ErrorReason_ERROR_REASON_INTERNAL},
 	}
 	source, err := os.ReadFile("../ipam/ipam.go")
 	if err != nil {
@@ -299,22 +302,28 @@ func TestEverySentinelHasItsCode(t *testing.T) {
 		t.Errorf("the core has %d sentinels, the table %d", len(names), len(table))
 	}
 	for _, n := range names {
-		row, ok := table[n[1]]
-		if !ok {
+		if _, ok := table[n[1]]; !ok {
 			t.Errorf("%s is not in the table", n[1])
-			continue
-		}
-		if got := status.Code(toStatus(fmt.Errorf("somewhere: %w", row.err))); got != row.want {
-			t.Errorf("%s is answered with %s, want %s", n[1], got, row.want)
 		}
 	}
-	for _, c := range []struct {
-		err  error
-		want codes.Code
-	}{{context.Canceled, codes.Canceled}, {context.DeadlineExceeded, codes.DeadlineExceeded}, {errors.New("surprise"), codes.Internal}} {
-		if got := status.Code(toStatus(c.err)); got != c.want {
-			t.Errorf("%v is answered with %s, want %s", c.err, got, c.want)
+	table["canceled"] = row{context.Canceled, codes.Canceled, 0}
+	table["late"] = row{context.DeadlineExceeded, codes.DeadlineExceeded, 0}
+	table["unforeseen"] = row{errors.New("surprise"), codes.Internal, ipamv1.ErrorReason_ERROR_REASON_INTERNAL}
+	given := map[ipamv1.ErrorReason]bool{0: true}
+	for name, r := range table {
+		given[r.reason] = true
+		got := statusOf(fmt.Errorf("somewhere: %w", r.err))
+		if reason, has := rpcerr.ReasonIn(got); status.Code(got) != r.code || has != (r.reason != 0) || has && reason != rpcerr.Of(r.reason) {
+			t.Errorf("%s is answered with %s, %v; want %s, %v", name, status.Code(got), reason, r.code, r.reason)
 		}
+	}
+	for number, name := range ipamv1.ErrorReason_name {
+		if !given[ipamv1.ErrorReason(number)] {
+			t.Errorf("%s is promised and never given", name)
+		}
+	}
+	if statusOf(nil) != nil {
+		t.Error("success has a status")
 	}
 }
 

@@ -9,91 +9,73 @@ import (
 	"fmt"
 	"time"
 
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/protoadapt"
-	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
+	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
 )
 
-// retryDelay is what a caller is told to wait for.
+// retryDelay is when a caller may repeat a call that found the service busy.
 const retryDelay = 200 * time.Millisecond
 
-// toStatus is where the errors of the core become codes.
-func toStatus(err error) error {
+// allocation is the type of what the answers about a missing or another
+// allocation name.
+const allocation = "sluice.ipam.v1.Allocation"
+
+// statusOf is the one place where errors of the core get code and reason.
+func statusOf(err error) error {
+	answer := func(code codes.Code, reason ipamv1.ErrorReason, details ...protoadapt.MessageV1) error {
+		return rpcerr.New(code, rpcerr.Of(reason), err, details...)
+	}
 	var (
 		field     *ipam.FieldError
 		exhausted *ipam.ExhaustedError
-		code      codes.Code
-		details   []protoadapt.MessageV1
 	)
 	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &field) && errors.Is(err, ipam.ErrNoPool):
+		return answer(codes.InvalidArgument, ipamv1.ErrorReason_ERROR_REASON_NO_POOL, rpcerr.Field(field.Field, field.Text))
 	case errors.As(err, &field):
-		code = codes.InvalidArgument
-		details = append(details, &errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{
-			{Field: field.Field, Description: field.Text},
-		}})
+		return answer(codes.InvalidArgument, ipamv1.ErrorReason_ERROR_REASON_INVALID_REQUEST, rpcerr.Field(field.Field, field.Text))
 	case errors.As(err, &exhausted):
-		code = codes.ResourceExhausted
-		details = append(details, quota(exhausted))
-		if !exhausted.NextFree.IsZero() {
-			// When an address comes back by itself; at least the usual delay,
-			// because others may wait for it too.
-			details = append(details, retry(max(retryDelay, time.Until(exhausted.NextFree))))
-		}
+		return answer(codes.ResourceExhausted, ipamv1.ErrorReason_ERROR_REASON_POOL_EXHAUSTED, usage(exhausted)...)
 	case errors.Is(err, ipam.ErrOtherContent):
-		code = codes.AlreadyExists
-		details = append(details, resource(err))
+		return answer(codes.AlreadyExists, ipamv1.ErrorReason_ERROR_REASON_OWNER_HAS_OTHER_ADDRESSES, rpcerr.Resource(allocation, "", err.Error()))
 	case errors.Is(err, ipam.ErrUnavailable):
-		code = codes.FailedPrecondition
-		details = append(details, precondition("ADDRESS_UNAVAILABLE", err))
+		return answer(codes.FailedPrecondition, ipamv1.ErrorReason_ERROR_REASON_ADDRESS_UNAVAILABLE)
 	case errors.Is(err, ipam.ErrMismatch):
-		code = codes.FailedPrecondition
-		details = append(details, precondition("OTHER_ADDRESSES", err))
+		return answer(codes.FailedPrecondition, ipamv1.ErrorReason_ERROR_REASON_ADDRESSES_DIFFER)
 	case errors.Is(err, ipam.ErrNotHeld):
-		code = codes.NotFound
-		details = append(details, resource(err))
-	case errors.Is(err, ipam.ErrBusy), errors.Is(err, ipam.ErrStopped), errors.Is(err, ipam.ErrStore), errors.Is(err, ipam.ErrStoreLost):
-		code = codes.Unavailable
-		details = append(details, retry(retryDelay))
-	case errors.Is(err, context.DeadlineExceeded):
-		code = codes.DeadlineExceeded
-	case errors.Is(err, context.Canceled):
-		code = codes.Canceled
-	default:
-		code = codes.Internal
+		return answer(codes.NotFound, ipamv1.ErrorReason_ERROR_REASON_ALLOCATION_NOT_FOUND, rpcerr.Resource(allocation, "", err.Error()))
+	case errors.Is(err, ipam.ErrBusy):
+		return answer(codes.Unavailable, ipamv1.ErrorReason_ERROR_REASON_BUSY, rpcerr.Retry(retryDelay))
+	case errors.Is(err, ipam.ErrStopped):
+		return answer(codes.Unavailable, ipamv1.ErrorReason_ERROR_REASON_STOPPING, rpcerr.Retry(retryDelay))
+	case errors.Is(err, ipam.ErrStoreLost):
+		return answer(codes.Unavailable, ipamv1.ErrorReason_ERROR_REASON_STORAGE_UNCERTAIN, rpcerr.Retry(retryDelay))
+	case errors.Is(err, ipam.ErrStore):
+		return answer(codes.Unavailable, ipamv1.ErrorReason_ERROR_REASON_STORAGE_FAILED, rpcerr.Retry(retryDelay))
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		return status.FromContextError(err).Err()
 	}
-	st := status.New(code, err.Error())
-	if detailed, derr := st.WithDetails(details...); derr == nil {
-		st = detailed
-	}
-	return st.Err()
+	return answer(codes.Internal, ipamv1.ErrorReason_ERROR_REASON_INTERNAL)
 }
 
-func quota(e *ipam.ExhaustedError) *errdetails.QuotaFailure {
-	q := &errdetails.QuotaFailure{}
+// usage has the figures of the pools, and when an address comes back by itself.
+// That is at least the usual delay, because other callers may wait for it too.
+func usage(e *ipam.ExhaustedError) []protoadapt.MessageV1 {
+	var details []protoadapt.MessageV1
 	for _, f := range e.Pools {
-		q.Violations = append(q.Violations, &errdetails.QuotaFailure_Violation{
-			Subject: "pool:" + f.Prefix.String(),
-			Description: fmt.Sprintf("%d addresses: %d confirmed, %d leased, %d resting, %d reserved, %d free",
-				f.Size, f.Confirmed, f.Leased, f.Resting, f.Reserved, f.Free),
-		})
+		details = append(details, rpcerr.Quota("pool:"+f.Prefix.String(),
+			fmt.Sprintf("%d addresses: %d confirmed, %d leased, %d resting, %d reserved, %d free",
+				f.Size, f.Confirmed, f.Leased, f.Resting, f.Reserved, f.Free)))
 	}
-	return q
-}
-
-func retry(d time.Duration) *errdetails.RetryInfo {
-	return &errdetails.RetryInfo{RetryDelay: durationpb.New(d)}
-}
-
-func resource(err error) *errdetails.ResourceInfo {
-	return &errdetails.ResourceInfo{ResourceType: "sluice.ipam.v1.Allocation", Description: err.Error()}
-}
-
-func precondition(kind string, err error) *errdetails.PreconditionFailure {
-	return &errdetails.PreconditionFailure{Violations: []*errdetails.PreconditionFailure_Violation{
-		{Type: kind, Subject: "sluice.ipam.v1.Allocation", Description: err.Error()},
-	}}
+	if !e.NextFree.IsZero() {
+		details = append(details, rpcerr.Retry(max(retryDelay, time.Until(e.NextFree))))
+	}
+	return details
 }

@@ -135,6 +135,107 @@ func (AllocationState) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_ipam_v1_ipam_proto_rawDescGZIP(), []int{1}
 }
 
+// ErrorReason is the reason of an error that this service decides on: the
+// google.rpc.ErrorInfo among the details has it without "ERROR_REASON_", in the
+// domain ipam.sluice.io.
+type ErrorReason int32
+
+const (
+	// Never sent.
+	ErrorReason_ERROR_REASON_UNSPECIFIED ErrorReason = 0
+	// INTERNAL: a bug, or a stored state that contradicts itself.
+	ErrorReason_ERROR_REASON_INTERNAL ErrorReason = 1
+	// INVALID_ARGUMENT: a field contradicts another one or is not what it should
+	// be; BadRequest names it.
+	ErrorReason_ERROR_REASON_INVALID_REQUEST ErrorReason = 2
+	// INVALID_ARGUMENT: a requested address or family has no pool; BadRequest
+	// names the field.
+	ErrorReason_ERROR_REASON_NO_POOL ErrorReason = 3
+	// RESOURCE_EXHAUSTED: no address of a family is free. QuotaFailure has the
+	// figures of each pool; RetryInfo, if an address comes back by itself, when.
+	ErrorReason_ERROR_REASON_POOL_EXHAUSTED ErrorReason = 4
+	// ALREADY_EXISTS: the owner holds other addresses than those requested.
+	ErrorReason_ERROR_REASON_OWNER_HAS_OTHER_ADDRESSES ErrorReason = 5
+	// FAILED_PRECONDITION: a requested address is in use, in quarantine or
+	// reserved.
+	ErrorReason_ERROR_REASON_ADDRESS_UNAVAILABLE ErrorReason = 6
+	// FAILED_PRECONDITION: the owner confirms other addresses than it holds.
+	ErrorReason_ERROR_REASON_ADDRESSES_DIFFER ErrorReason = 7
+	// NOT_FOUND: the owner holds nothing.
+	ErrorReason_ERROR_REASON_ALLOCATION_NOT_FOUND ErrorReason = 8
+	// UNAVAILABLE: too many calls wait already; RetryInfo says when to come back.
+	ErrorReason_ERROR_REASON_BUSY ErrorReason = 9
+	// UNAVAILABLE: the service is stopping.
+	ErrorReason_ERROR_REASON_STOPPING ErrorReason = 10
+	// UNAVAILABLE: the state could not be written and nothing was changed; the
+	// metadata's "errno" has the system call's error, for example ENOSPC.
+	ErrorReason_ERROR_REASON_STORAGE_FAILED ErrorReason = 11
+	// UNAVAILABLE: the service cannot say what is on the disk; it ends and reads
+	// the state anew.
+	ErrorReason_ERROR_REASON_STORAGE_UNCERTAIN ErrorReason = 12
+)
+
+// Enum value maps for ErrorReason.
+var (
+	ErrorReason_name = map[int32]string{
+		0:  "ERROR_REASON_UNSPECIFIED",
+		1:  "ERROR_REASON_INTERNAL",
+		2:  "ERROR_REASON_INVALID_REQUEST",
+		3:  "ERROR_REASON_NO_POOL",
+		4:  "ERROR_REASON_POOL_EXHAUSTED",
+		5:  "ERROR_REASON_OWNER_HAS_OTHER_ADDRESSES",
+		6:  "ERROR_REASON_ADDRESS_UNAVAILABLE",
+		7:  "ERROR_REASON_ADDRESSES_DIFFER",
+		8:  "ERROR_REASON_ALLOCATION_NOT_FOUND",
+		9:  "ERROR_REASON_BUSY",
+		10: "ERROR_REASON_STOPPING",
+		11: "ERROR_REASON_STORAGE_FAILED",
+		12: "ERROR_REASON_STORAGE_UNCERTAIN",
+	}
+	ErrorReason_value = map[string]int32{
+		"ERROR_REASON_UNSPECIFIED":               0,
+		"ERROR_REASON_INTERNAL":                  1,
+		"ERROR_REASON_INVALID_REQUEST":           2,
+		"ERROR_REASON_NO_POOL":                   3,
+		"ERROR_REASON_POOL_EXHAUSTED":            4,
+		"ERROR_REASON_OWNER_HAS_OTHER_ADDRESSES": 5,
+		"ERROR_REASON_ADDRESS_UNAVAILABLE":       6,
+		"ERROR_REASON_ADDRESSES_DIFFER":          7,
+		"ERROR_REASON_ALLOCATION_NOT_FOUND":      8,
+		"ERROR_REASON_BUSY":                      9,
+		"ERROR_REASON_STOPPING":                  10,
+		"ERROR_REASON_STORAGE_FAILED":            11,
+		"ERROR_REASON_STORAGE_UNCERTAIN":         12,
+	}
+)
+
+func (x ErrorReason) Enum() *ErrorReason {
+	p := new(ErrorReason)
+	*p = x
+	return p
+}
+
+func (x ErrorReason) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ErrorReason) Descriptor() protoreflect.EnumDescriptor {
+	return file_sluice_ipam_v1_ipam_proto_enumTypes[2].Descriptor()
+}
+
+func (ErrorReason) Type() protoreflect.EnumType {
+	return &file_sluice_ipam_v1_ipam_proto_enumTypes[2]
+}
+
+func (x ErrorReason) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ErrorReason.Descriptor instead.
+func (ErrorReason) EnumDescriptor() ([]byte, []int) {
+	return file_sluice_ipam_v1_ipam_proto_rawDescGZIP(), []int{2}
+}
+
 // Address is one allocated address.
 type Address struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1055,7 +1156,22 @@ const file_sluice_ipam_v1_ipam_proto_rawDesc = "" +
 	"\x0fAllocationState\x12 \n" +
 	"\x1cALLOCATION_STATE_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17ALLOCATION_STATE_LEASED\x10\x01\x12\x1e\n" +
-	"\x1aALLOCATION_STATE_CONFIRMED\x10\x022\x9c\x04\n" +
+	"\x1aALLOCATION_STATE_CONFIRMED\x10\x02*\xb6\x03\n" +
+	"\vErrorReason\x12\x1c\n" +
+	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x19\n" +
+	"\x15ERROR_REASON_INTERNAL\x10\x01\x12 \n" +
+	"\x1cERROR_REASON_INVALID_REQUEST\x10\x02\x12\x18\n" +
+	"\x14ERROR_REASON_NO_POOL\x10\x03\x12\x1f\n" +
+	"\x1bERROR_REASON_POOL_EXHAUSTED\x10\x04\x12*\n" +
+	"&ERROR_REASON_OWNER_HAS_OTHER_ADDRESSES\x10\x05\x12$\n" +
+	" ERROR_REASON_ADDRESS_UNAVAILABLE\x10\x06\x12!\n" +
+	"\x1dERROR_REASON_ADDRESSES_DIFFER\x10\a\x12%\n" +
+	"!ERROR_REASON_ALLOCATION_NOT_FOUND\x10\b\x12\x15\n" +
+	"\x11ERROR_REASON_BUSY\x10\t\x12\x19\n" +
+	"\x15ERROR_REASON_STOPPING\x10\n" +
+	"\x12\x1f\n" +
+	"\x1bERROR_REASON_STORAGE_FAILED\x10\v\x12\"\n" +
+	"\x1eERROR_REASON_STORAGE_UNCERTAIN\x10\f2\x9c\x04\n" +
 	"\vIPAMService\x12M\n" +
 	"\bAllocate\x12\x1f.sluice.ipam.v1.AllocateRequest\x1a .sluice.ipam.v1.AllocateResponse\x12h\n" +
 	"\x11ConfirmAllocation\x12(.sluice.ipam.v1.ConfirmAllocationRequest\x1a).sluice.ipam.v1.ConfirmAllocationResponse\x12J\n" +
@@ -1077,57 +1193,58 @@ func file_sluice_ipam_v1_ipam_proto_rawDescGZIP() []byte {
 	return file_sluice_ipam_v1_ipam_proto_rawDescData
 }
 
-var file_sluice_ipam_v1_ipam_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_sluice_ipam_v1_ipam_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
 var file_sluice_ipam_v1_ipam_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_sluice_ipam_v1_ipam_proto_goTypes = []any{
 	(Family)(0),                       // 0: sluice.ipam.v1.Family
 	(AllocationState)(0),              // 1: sluice.ipam.v1.AllocationState
-	(*Address)(nil),                   // 2: sluice.ipam.v1.Address
-	(*Allocation)(nil),                // 3: sluice.ipam.v1.Allocation
-	(*AllocateRequest)(nil),           // 4: sluice.ipam.v1.AllocateRequest
-	(*AllocateResponse)(nil),          // 5: sluice.ipam.v1.AllocateResponse
-	(*ConfirmAllocationRequest)(nil),  // 6: sluice.ipam.v1.ConfirmAllocationRequest
-	(*ConfirmAllocationResponse)(nil), // 7: sluice.ipam.v1.ConfirmAllocationResponse
-	(*ReleaseRequest)(nil),            // 8: sluice.ipam.v1.ReleaseRequest
-	(*ReleaseResponse)(nil),           // 9: sluice.ipam.v1.ReleaseResponse
-	(*ListAllocationsRequest)(nil),    // 10: sluice.ipam.v1.ListAllocationsRequest
-	(*ListAllocationsResponse)(nil),   // 11: sluice.ipam.v1.ListAllocationsResponse
-	(*ListPoolsRequest)(nil),          // 12: sluice.ipam.v1.ListPoolsRequest
-	(*ListPoolsResponse)(nil),         // 13: sluice.ipam.v1.ListPoolsResponse
-	(*Pool)(nil),                      // 14: sluice.ipam.v1.Pool
-	(*GetStatusRequest)(nil),          // 15: sluice.ipam.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),         // 16: sluice.ipam.v1.GetStatusResponse
-	(*v1.Owner)(nil),                  // 17: sluice.workload.v1.Owner
-	(*timestamppb.Timestamp)(nil),     // 18: google.protobuf.Timestamp
+	(ErrorReason)(0),                  // 2: sluice.ipam.v1.ErrorReason
+	(*Address)(nil),                   // 3: sluice.ipam.v1.Address
+	(*Allocation)(nil),                // 4: sluice.ipam.v1.Allocation
+	(*AllocateRequest)(nil),           // 5: sluice.ipam.v1.AllocateRequest
+	(*AllocateResponse)(nil),          // 6: sluice.ipam.v1.AllocateResponse
+	(*ConfirmAllocationRequest)(nil),  // 7: sluice.ipam.v1.ConfirmAllocationRequest
+	(*ConfirmAllocationResponse)(nil), // 8: sluice.ipam.v1.ConfirmAllocationResponse
+	(*ReleaseRequest)(nil),            // 9: sluice.ipam.v1.ReleaseRequest
+	(*ReleaseResponse)(nil),           // 10: sluice.ipam.v1.ReleaseResponse
+	(*ListAllocationsRequest)(nil),    // 11: sluice.ipam.v1.ListAllocationsRequest
+	(*ListAllocationsResponse)(nil),   // 12: sluice.ipam.v1.ListAllocationsResponse
+	(*ListPoolsRequest)(nil),          // 13: sluice.ipam.v1.ListPoolsRequest
+	(*ListPoolsResponse)(nil),         // 14: sluice.ipam.v1.ListPoolsResponse
+	(*Pool)(nil),                      // 15: sluice.ipam.v1.Pool
+	(*GetStatusRequest)(nil),          // 16: sluice.ipam.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),         // 17: sluice.ipam.v1.GetStatusResponse
+	(*v1.Owner)(nil),                  // 18: sluice.workload.v1.Owner
+	(*timestamppb.Timestamp)(nil),     // 19: google.protobuf.Timestamp
 }
 var file_sluice_ipam_v1_ipam_proto_depIdxs = []int32{
-	17, // 0: sluice.ipam.v1.Allocation.owner:type_name -> sluice.workload.v1.Owner
-	2,  // 1: sluice.ipam.v1.Allocation.addresses:type_name -> sluice.ipam.v1.Address
+	18, // 0: sluice.ipam.v1.Allocation.owner:type_name -> sluice.workload.v1.Owner
+	3,  // 1: sluice.ipam.v1.Allocation.addresses:type_name -> sluice.ipam.v1.Address
 	1,  // 2: sluice.ipam.v1.Allocation.state:type_name -> sluice.ipam.v1.AllocationState
-	18, // 3: sluice.ipam.v1.Allocation.lease_expire_time:type_name -> google.protobuf.Timestamp
-	17, // 4: sluice.ipam.v1.AllocateRequest.owner:type_name -> sluice.workload.v1.Owner
+	19, // 3: sluice.ipam.v1.Allocation.lease_expire_time:type_name -> google.protobuf.Timestamp
+	18, // 4: sluice.ipam.v1.AllocateRequest.owner:type_name -> sluice.workload.v1.Owner
 	0,  // 5: sluice.ipam.v1.AllocateRequest.families:type_name -> sluice.ipam.v1.Family
-	3,  // 6: sluice.ipam.v1.AllocateResponse.allocation:type_name -> sluice.ipam.v1.Allocation
-	17, // 7: sluice.ipam.v1.ConfirmAllocationRequest.owner:type_name -> sluice.workload.v1.Owner
-	3,  // 8: sluice.ipam.v1.ConfirmAllocationResponse.allocation:type_name -> sluice.ipam.v1.Allocation
-	17, // 9: sluice.ipam.v1.ReleaseRequest.owner:type_name -> sluice.workload.v1.Owner
-	3,  // 10: sluice.ipam.v1.ReleaseResponse.released:type_name -> sluice.ipam.v1.Allocation
-	3,  // 11: sluice.ipam.v1.ListAllocationsResponse.allocation:type_name -> sluice.ipam.v1.Allocation
-	14, // 12: sluice.ipam.v1.ListPoolsResponse.pools:type_name -> sluice.ipam.v1.Pool
-	18, // 13: sluice.ipam.v1.GetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
-	14, // 14: sluice.ipam.v1.GetStatusResponse.pools:type_name -> sluice.ipam.v1.Pool
-	4,  // 15: sluice.ipam.v1.IPAMService.Allocate:input_type -> sluice.ipam.v1.AllocateRequest
-	6,  // 16: sluice.ipam.v1.IPAMService.ConfirmAllocation:input_type -> sluice.ipam.v1.ConfirmAllocationRequest
-	8,  // 17: sluice.ipam.v1.IPAMService.Release:input_type -> sluice.ipam.v1.ReleaseRequest
-	10, // 18: sluice.ipam.v1.IPAMService.ListAllocations:input_type -> sluice.ipam.v1.ListAllocationsRequest
-	12, // 19: sluice.ipam.v1.IPAMService.ListPools:input_type -> sluice.ipam.v1.ListPoolsRequest
-	15, // 20: sluice.ipam.v1.IPAMService.GetStatus:input_type -> sluice.ipam.v1.GetStatusRequest
-	5,  // 21: sluice.ipam.v1.IPAMService.Allocate:output_type -> sluice.ipam.v1.AllocateResponse
-	7,  // 22: sluice.ipam.v1.IPAMService.ConfirmAllocation:output_type -> sluice.ipam.v1.ConfirmAllocationResponse
-	9,  // 23: sluice.ipam.v1.IPAMService.Release:output_type -> sluice.ipam.v1.ReleaseResponse
-	11, // 24: sluice.ipam.v1.IPAMService.ListAllocations:output_type -> sluice.ipam.v1.ListAllocationsResponse
-	13, // 25: sluice.ipam.v1.IPAMService.ListPools:output_type -> sluice.ipam.v1.ListPoolsResponse
-	16, // 26: sluice.ipam.v1.IPAMService.GetStatus:output_type -> sluice.ipam.v1.GetStatusResponse
+	4,  // 6: sluice.ipam.v1.AllocateResponse.allocation:type_name -> sluice.ipam.v1.Allocation
+	18, // 7: sluice.ipam.v1.ConfirmAllocationRequest.owner:type_name -> sluice.workload.v1.Owner
+	4,  // 8: sluice.ipam.v1.ConfirmAllocationResponse.allocation:type_name -> sluice.ipam.v1.Allocation
+	18, // 9: sluice.ipam.v1.ReleaseRequest.owner:type_name -> sluice.workload.v1.Owner
+	4,  // 10: sluice.ipam.v1.ReleaseResponse.released:type_name -> sluice.ipam.v1.Allocation
+	4,  // 11: sluice.ipam.v1.ListAllocationsResponse.allocation:type_name -> sluice.ipam.v1.Allocation
+	15, // 12: sluice.ipam.v1.ListPoolsResponse.pools:type_name -> sluice.ipam.v1.Pool
+	19, // 13: sluice.ipam.v1.GetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	15, // 14: sluice.ipam.v1.GetStatusResponse.pools:type_name -> sluice.ipam.v1.Pool
+	5,  // 15: sluice.ipam.v1.IPAMService.Allocate:input_type -> sluice.ipam.v1.AllocateRequest
+	7,  // 16: sluice.ipam.v1.IPAMService.ConfirmAllocation:input_type -> sluice.ipam.v1.ConfirmAllocationRequest
+	9,  // 17: sluice.ipam.v1.IPAMService.Release:input_type -> sluice.ipam.v1.ReleaseRequest
+	11, // 18: sluice.ipam.v1.IPAMService.ListAllocations:input_type -> sluice.ipam.v1.ListAllocationsRequest
+	13, // 19: sluice.ipam.v1.IPAMService.ListPools:input_type -> sluice.ipam.v1.ListPoolsRequest
+	16, // 20: sluice.ipam.v1.IPAMService.GetStatus:input_type -> sluice.ipam.v1.GetStatusRequest
+	6,  // 21: sluice.ipam.v1.IPAMService.Allocate:output_type -> sluice.ipam.v1.AllocateResponse
+	8,  // 22: sluice.ipam.v1.IPAMService.ConfirmAllocation:output_type -> sluice.ipam.v1.ConfirmAllocationResponse
+	10, // 23: sluice.ipam.v1.IPAMService.Release:output_type -> sluice.ipam.v1.ReleaseResponse
+	12, // 24: sluice.ipam.v1.IPAMService.ListAllocations:output_type -> sluice.ipam.v1.ListAllocationsResponse
+	14, // 25: sluice.ipam.v1.IPAMService.ListPools:output_type -> sluice.ipam.v1.ListPoolsResponse
+	17, // 26: sluice.ipam.v1.IPAMService.GetStatus:output_type -> sluice.ipam.v1.GetStatusResponse
 	21, // [21:27] is the sub-list for method output_type
 	15, // [15:21] is the sub-list for method input_type
 	15, // [15:15] is the sub-list for extension type_name
@@ -1145,7 +1262,7 @@ func file_sluice_ipam_v1_ipam_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_ipam_v1_ipam_proto_rawDesc), len(file_sluice_ipam_v1_ipam_proto_rawDesc)),
-			NumEnums:      2,
+			NumEnums:      3,
 			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,

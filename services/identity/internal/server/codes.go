@@ -10,22 +10,28 @@ import (
 	"strings"
 	"time"
 
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/protoadapt"
-	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/identity"
 )
 
-// retryAfter is what callers are told when the store is away: about as long
-// as the allocator itself waits between two attempts.
+// retryAfter is when a caller may repeat a call that needs the store while it is
+// away: about as long as the allocator itself waits between two attempts.
 const retryAfter = time.Second
 
-// statusOf is the one place where errors of the core get their codes.
+// statusOf is the one place where errors of the core get code and reason.
 func statusOf(err error) error {
+	answer := func(code codes.Code, reason identityv1.ErrorReason, details ...protoadapt.MessageV1) error {
+		return rpcerr.New(code, rpcerr.Of(reason), err, details...)
+	}
+	unavailable := func(reason identityv1.ErrorReason) error {
+		return answer(codes.Unavailable, reason, rpcerr.Retry(retryAfter))
+	}
 	var (
 		label *identity.LabelError
 		quota *allocator.QuotaError
@@ -33,37 +39,40 @@ func statusOf(err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, identity.ErrLabels), errors.Is(err, identity.ErrNamedPort):
-		field := "named_ports"
-		if errors.As(err, &label) {
-			field = label.Field()
-		}
-		return with(codes.InvalidArgument, err, &errdetails.BadRequest{
-			FieldViolations: []*errdetails.BadRequest_FieldViolation{{Field: field, Description: err.Error()}},
-		})
+	case errors.As(err, &label):
+		return answer(codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_LABEL, rpcerr.Field(label.Field(), err.Error()))
+	case errors.Is(err, identity.ErrLabels):
+		return answer(codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_LABEL, rpcerr.Field("labels", err.Error()))
+	case errors.Is(err, identity.ErrNamedPort):
+		return answer(codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_NAMED_PORT, rpcerr.Field("named_ports", err.Error()))
 	case errors.Is(err, allocator.ErrHolder):
-		return with(codes.InvalidArgument, err, &errdetails.BadRequest{
-			FieldViolations: []*errdetails.BadRequest_FieldViolation{{Field: "reference", Description: err.Error()}},
-		})
+		return answer(codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_REFERENCE, rpcerr.Field("reference", err.Error()))
+	case errors.As(err, &quota) && errors.Is(err, allocator.ErrQuota):
+		return answer(codes.ResourceExhausted, identityv1.ErrorReason_ERROR_REASON_QUOTA_EXHAUSTED, rpcerr.Quota("identities", describe(quota)))
 	case errors.As(err, &quota):
-		return with(codes.ResourceExhausted, err, &errdetails.QuotaFailure{
-			Violations: []*errdetails.QuotaFailure_Violation{{Subject: "identities", Description: describe(quota)}},
-		})
+		return answer(codes.ResourceExhausted, identityv1.ErrorReason_ERROR_REASON_NUMBERS_EXHAUSTED, rpcerr.Quota("identities", describe(quota)))
 	case errors.Is(err, allocator.ErrHeldOther):
-		return with(codes.AlreadyExists, err)
+		return answer(codes.AlreadyExists, identityv1.ErrorReason_ERROR_REASON_REFERENCE_HAS_OTHER_LABELS)
 	case errors.Is(err, allocator.ErrNotFound):
-		return with(codes.NotFound, err, &errdetails.ResourceInfo{ResourceType: "identity", Description: err.Error()})
+		return answer(codes.NotFound, identityv1.ErrorReason_ERROR_REASON_IDENTITY_NOT_FOUND, rpcerr.Resource("identity", "", err.Error()))
 	case errors.Is(err, allocator.ErrContended):
-		return with(codes.Aborted, err, &errdetails.RetryInfo{RetryDelay: durationpb.New(retryAfter)})
-	case errors.Is(err, allocator.ErrUnavailable), errors.Is(err, allocator.ErrNoSpace), errors.Is(err, allocator.ErrSessionLost), errors.Is(err, allocator.ErrRecords):
-		return with(codes.Unavailable, err, &errdetails.RetryInfo{RetryDelay: durationpb.New(retryAfter)})
-	case errors.Is(err, context.Canceled):
-		return with(codes.Canceled, err)
-	case errors.Is(err, context.DeadlineExceeded):
-		return with(codes.DeadlineExceeded, err)
+		return answer(codes.Aborted, identityv1.ErrorReason_ERROR_REASON_CONTENDED, rpcerr.Retry(retryAfter))
+	case errors.Is(err, allocator.ErrNameTaken):
+		return unavailable(identityv1.ErrorReason_ERROR_REASON_NODE_NAME_TAKEN)
+	case errors.Is(err, allocator.ErrNoSpace):
+		return unavailable(identityv1.ErrorReason_ERROR_REASON_STORE_FULL)
+	case errors.Is(err, allocator.ErrSessionLost):
+		return unavailable(identityv1.ErrorReason_ERROR_REASON_SESSION_LOST)
+	case errors.Is(err, allocator.ErrRecords):
+		return unavailable(identityv1.ErrorReason_ERROR_REASON_STORAGE_FAILED)
+	case errors.Is(err, allocator.ErrUnavailable):
+		return unavailable(identityv1.ErrorReason_ERROR_REASON_STORE_UNAVAILABLE)
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return status.FromContextError(err).Err()
+	case errors.Is(err, allocator.ErrCorrupt):
+		return answer(codes.Internal, identityv1.ErrorReason_ERROR_REASON_STORE_CORRUPT)
 	}
-	// ErrCorrupt, and what nobody foresaw.
-	return with(codes.Internal, err)
+	return answer(codes.Internal, identityv1.ErrorReason_ERROR_REASON_INTERNAL)
 }
 
 func describe(q *allocator.QuotaError) string {
@@ -72,12 +81,4 @@ func describe(q *allocator.QuotaError) string {
 		keys[i] = fmt.Sprintf("%s=%d", k.Key, k.Values)
 	}
 	return fmt.Sprintf("%d of %d; label keys by number of values: %s", q.Used, q.Limit, strings.Join(keys, " "))
-}
-
-func with(code codes.Code, err error, details ...protoadapt.MessageV1) error {
-	s := status.New(code, err.Error())
-	if d, derr := s.WithDetails(details...); derr == nil {
-		s = d
-	}
-	return s.Err()
 }

@@ -27,6 +27,7 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/rpc/client"
+	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
@@ -395,29 +396,45 @@ func detail[T any](err error) any {
 	return nil
 }
 
-func TestEverySentinelHasItsCode(t *testing.T) {
-	quota := &allocator.QuotaError{Kind: allocator.ErrQuota}
-	full := &allocator.QuotaError{Kind: allocator.ErrExhausted}
-	for err, want := range map[error]codes.Code{
-		identity.ErrLabels:                codes.InvalidArgument,
-		identity.ErrNamedPort:             codes.InvalidArgument,
-		&identity.LabelError{Index: 1}:    codes.InvalidArgument,
-		quota:                             codes.ResourceExhausted,
-		full:                              codes.ResourceExhausted,
-		allocator.ErrHeldOther:            codes.AlreadyExists,
-		allocator.ErrNotFound:             codes.NotFound,
-		allocator.ErrContended:            codes.Aborted,
-		allocator.ErrUnavailable:          codes.Unavailable,
-		&allocator.StoreError{}:           codes.Unavailable,
-		allocator.ErrSessionLost:          codes.Unavailable,
-		allocator.ErrRecords:              codes.Unavailable,
-		allocator.ErrCorrupt:              codes.Internal,
-		context.Canceled:                  codes.Canceled,
-		context.DeadlineExceeded:          codes.DeadlineExceeded,
-		errors.New("nobody foresaw this"): codes.Internal,
+// TestEverySentinelHasItsCodeAndReason holds that statusOf answers every error
+// of the core as the API says, and that each reason of the API is given.
+func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
+	given := map[identityv1.ErrorReason]bool{0: true}
+	for _, c := range []struct {
+		err    error
+		code   codes.Code
+		reason identityv1.ErrorReason // unspecified: the answer has none
+	}{
+		{identity.ErrLabels, codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_LABEL},
+		{&identity.LabelError{Index: 1}, codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_LABEL},
+		{identity.ErrNamedPort, codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_NAMED_PORT},
+		{allocator.ErrHolder, codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_REFERENCE},
+		{&allocator.QuotaError{Kind: allocator.ErrQuota}, codes.ResourceExhausted, identityv1.ErrorReason_ERROR_REASON_QUOTA_EXHAUSTED},
+		{&allocator.QuotaError{Kind: allocator.ErrExhausted}, codes.ResourceExhausted, identityv1.ErrorReason_ERROR_REASON_NUMBERS_EXHAUSTED},
+		{allocator.ErrHeldOther, codes.AlreadyExists, identityv1.ErrorReason_ERROR_REASON_REFERENCE_HAS_OTHER_LABELS},
+		{allocator.ErrNotFound, codes.NotFound, identityv1.ErrorReason_ERROR_REASON_IDENTITY_NOT_FOUND},
+		{allocator.ErrContended, codes.Aborted, identityv1.ErrorReason_ERROR_REASON_CONTENDED},
+		{allocator.ErrUnavailable, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_STORE_UNAVAILABLE},
+		{&allocator.StoreError{}, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_STORE_UNAVAILABLE},
+		{&allocator.StaleError{}, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_STORE_UNAVAILABLE},
+		{&allocator.StoreError{Err: allocator.ErrNoSpace}, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_STORE_FULL},
+		{&allocator.StoreError{Err: &allocator.NameError{}}, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_NODE_NAME_TAKEN},
+		{allocator.ErrSessionLost, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_SESSION_LOST},
+		{allocator.ErrRecords, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_STORAGE_FAILED},
+		{allocator.ErrCorrupt, codes.Internal, identityv1.ErrorReason_ERROR_REASON_STORE_CORRUPT},
+		{context.Canceled, codes.Canceled, 0},
+		{context.DeadlineExceeded, codes.DeadlineExceeded, 0},
+		{errors.New("unforeseen"), codes.Internal, identityv1.ErrorReason_ERROR_REASON_INTERNAL},
 	} {
-		if got := status.Code(statusOf(fmt.Errorf("outer: %w", err))); got != want {
-			t.Errorf("%v: %s, want %s", err, got, want)
+		given[c.reason] = true
+		got := statusOf(fmt.Errorf("outer: %w", c.err))
+		if reason, has := rpcerr.ReasonIn(got); status.Code(got) != c.code || has != (c.reason != 0) || has && reason != rpcerr.Of(c.reason) {
+			t.Errorf("%v is answered with %s, %v; want %s, %v", c.err, status.Code(got), reason, c.code, c.reason)
+		}
+	}
+	for number, name := range identityv1.ErrorReason_name {
+		if !given[identityv1.ErrorReason(number)] {
+			t.Errorf("%s is promised and never given", name)
 		}
 	}
 	if statusOf(nil) != nil {

@@ -87,6 +87,120 @@ func (Scope) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{0}
 }
 
+// ErrorReason is the reason of an error that this service decides on: the
+// google.rpc.ErrorInfo among the details has it without "ERROR_REASON_", in the
+// domain identity.sluice.io.
+type ErrorReason int32
+
+const (
+	// Never sent.
+	ErrorReason_ERROR_REASON_UNSPECIFIED ErrorReason = 0
+	// INTERNAL: a bug.
+	ErrorReason_ERROR_REASON_INTERNAL ErrorReason = 1
+	// INVALID_ARGUMENT: a label is malformed, reserved or there twice; BadRequest
+	// names it.
+	ErrorReason_ERROR_REASON_INVALID_LABEL ErrorReason = 2
+	// INVALID_ARGUMENT: a named port is malformed or there twice.
+	ErrorReason_ERROR_REASON_INVALID_NAMED_PORT ErrorReason = 3
+	// INVALID_ARGUMENT: a reference or owner could not be read again from where it
+	// is written.
+	ErrorReason_ERROR_REASON_INVALID_REFERENCE ErrorReason = 4
+	// RESOURCE_EXHAUSTED: this node holds as many identities as it may.
+	// QuotaFailure names the label keys with most values.
+	ErrorReason_ERROR_REASON_QUOTA_EXHAUSTED ErrorReason = 5
+	// RESOURCE_EXHAUSTED: every number of the range is taken or in quarantine.
+	// QuotaFailure names the label keys with most values.
+	ErrorReason_ERROR_REASON_NUMBERS_EXHAUSTED ErrorReason = 6
+	// ALREADY_EXISTS: the reference or owner holds another label set.
+	ErrorReason_ERROR_REASON_REFERENCE_HAS_OTHER_LABELS ErrorReason = 7
+	// NOT_FOUND: the number is not known here.
+	ErrorReason_ERROR_REASON_IDENTITY_NOT_FOUND ErrorReason = 8
+	// ABORTED: other nodes took every number that was tried; repeat the call.
+	ErrorReason_ERROR_REASON_CONTENDED ErrorReason = 9
+	// UNAVAILABLE: the label set is new, or too long unconfirmed, and etcd does
+	// not answer.
+	ErrorReason_ERROR_REASON_STORE_UNAVAILABLE ErrorReason = 10
+	// UNAVAILABLE: etcd has no space left and takes no writes.
+	ErrorReason_ERROR_REASON_STORE_FULL ErrorReason = 11
+	// UNAVAILABLE: the session with etcd ended; the service makes a new one.
+	ErrorReason_ERROR_REASON_SESSION_LOST ErrorReason = 12
+	// UNAVAILABLE: another machine, or another state directory, is alive under
+	// the name of this node.
+	ErrorReason_ERROR_REASON_NODE_NAME_TAKEN ErrorReason = 13
+	// UNAVAILABLE: the state could not be written to this node's disk; the
+	// metadata's "errno" has the system call's error, for example ENOSPC.
+	ErrorReason_ERROR_REASON_STORAGE_FAILED ErrorReason = 14
+	// INTERNAL: etcd holds what this service never writes.
+	ErrorReason_ERROR_REASON_STORE_CORRUPT ErrorReason = 15
+)
+
+// Enum value maps for ErrorReason.
+var (
+	ErrorReason_name = map[int32]string{
+		0:  "ERROR_REASON_UNSPECIFIED",
+		1:  "ERROR_REASON_INTERNAL",
+		2:  "ERROR_REASON_INVALID_LABEL",
+		3:  "ERROR_REASON_INVALID_NAMED_PORT",
+		4:  "ERROR_REASON_INVALID_REFERENCE",
+		5:  "ERROR_REASON_QUOTA_EXHAUSTED",
+		6:  "ERROR_REASON_NUMBERS_EXHAUSTED",
+		7:  "ERROR_REASON_REFERENCE_HAS_OTHER_LABELS",
+		8:  "ERROR_REASON_IDENTITY_NOT_FOUND",
+		9:  "ERROR_REASON_CONTENDED",
+		10: "ERROR_REASON_STORE_UNAVAILABLE",
+		11: "ERROR_REASON_STORE_FULL",
+		12: "ERROR_REASON_SESSION_LOST",
+		13: "ERROR_REASON_NODE_NAME_TAKEN",
+		14: "ERROR_REASON_STORAGE_FAILED",
+		15: "ERROR_REASON_STORE_CORRUPT",
+	}
+	ErrorReason_value = map[string]int32{
+		"ERROR_REASON_UNSPECIFIED":                0,
+		"ERROR_REASON_INTERNAL":                   1,
+		"ERROR_REASON_INVALID_LABEL":              2,
+		"ERROR_REASON_INVALID_NAMED_PORT":         3,
+		"ERROR_REASON_INVALID_REFERENCE":          4,
+		"ERROR_REASON_QUOTA_EXHAUSTED":            5,
+		"ERROR_REASON_NUMBERS_EXHAUSTED":          6,
+		"ERROR_REASON_REFERENCE_HAS_OTHER_LABELS": 7,
+		"ERROR_REASON_IDENTITY_NOT_FOUND":         8,
+		"ERROR_REASON_CONTENDED":                  9,
+		"ERROR_REASON_STORE_UNAVAILABLE":          10,
+		"ERROR_REASON_STORE_FULL":                 11,
+		"ERROR_REASON_SESSION_LOST":               12,
+		"ERROR_REASON_NODE_NAME_TAKEN":            13,
+		"ERROR_REASON_STORAGE_FAILED":             14,
+		"ERROR_REASON_STORE_CORRUPT":              15,
+	}
+)
+
+func (x ErrorReason) Enum() *ErrorReason {
+	p := new(ErrorReason)
+	*p = x
+	return p
+}
+
+func (x ErrorReason) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ErrorReason) Descriptor() protoreflect.EnumDescriptor {
+	return file_sluice_identity_v1_identity_proto_enumTypes[1].Descriptor()
+}
+
+func (ErrorReason) Type() protoreflect.EnumType {
+	return &file_sluice_identity_v1_identity_proto_enumTypes[1]
+}
+
+func (x ErrorReason) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ErrorReason.Descriptor instead.
+func (ErrorReason) EnumDescriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{1}
+}
+
 // Identity is a number and the label set it stands for.
 type Identity struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1220,7 +1334,25 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\x11SCOPE_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eSCOPE_RESERVED\x10\x01\x12\x11\n" +
 	"\rSCOPE_CLUSTER\x10\x02\x12\x14\n" +
-	"\x10SCOPE_NODE_LOCAL\x10\x032\xeb\x05\n" +
+	"\x10SCOPE_NODE_LOCAL\x10\x03*\xa6\x04\n" +
+	"\vErrorReason\x12\x1c\n" +
+	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x19\n" +
+	"\x15ERROR_REASON_INTERNAL\x10\x01\x12\x1e\n" +
+	"\x1aERROR_REASON_INVALID_LABEL\x10\x02\x12#\n" +
+	"\x1fERROR_REASON_INVALID_NAMED_PORT\x10\x03\x12\"\n" +
+	"\x1eERROR_REASON_INVALID_REFERENCE\x10\x04\x12 \n" +
+	"\x1cERROR_REASON_QUOTA_EXHAUSTED\x10\x05\x12\"\n" +
+	"\x1eERROR_REASON_NUMBERS_EXHAUSTED\x10\x06\x12+\n" +
+	"'ERROR_REASON_REFERENCE_HAS_OTHER_LABELS\x10\a\x12#\n" +
+	"\x1fERROR_REASON_IDENTITY_NOT_FOUND\x10\b\x12\x1a\n" +
+	"\x16ERROR_REASON_CONTENDED\x10\t\x12\"\n" +
+	"\x1eERROR_REASON_STORE_UNAVAILABLE\x10\n" +
+	"\x12\x1b\n" +
+	"\x17ERROR_REASON_STORE_FULL\x10\v\x12\x1d\n" +
+	"\x19ERROR_REASON_SESSION_LOST\x10\f\x12 \n" +
+	"\x1cERROR_REASON_NODE_NAME_TAKEN\x10\r\x12\x1f\n" +
+	"\x1bERROR_REASON_STORAGE_FAILED\x10\x0e\x12\x1e\n" +
+	"\x1aERROR_REASON_STORE_CORRUPT\x10\x0f2\xeb\x05\n" +
 	"\x0fIdentityService\x12m\n" +
 	"\x10AllocateIdentity\x12+.sluice.identity.v1.AllocateIdentityRequest\x1a,.sluice.identity.v1.AllocateIdentityResponse\x12j\n" +
 	"\x0fReleaseIdentity\x12*.sluice.identity.v1.ReleaseIdentityRequest\x1a+.sluice.identity.v1.ReleaseIdentityResponse\x12^\n" +
@@ -1243,64 +1375,65 @@ func file_sluice_identity_v1_identity_proto_rawDescGZIP() []byte {
 	return file_sluice_identity_v1_identity_proto_rawDescData
 }
 
-var file_sluice_identity_v1_identity_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_sluice_identity_v1_identity_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
 var file_sluice_identity_v1_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_sluice_identity_v1_identity_proto_goTypes = []any{
 	(Scope)(0),                       // 0: sluice.identity.v1.Scope
-	(*Identity)(nil),                 // 1: sluice.identity.v1.Identity
-	(*AllocateIdentityRequest)(nil),  // 2: sluice.identity.v1.AllocateIdentityRequest
-	(*AllocateIdentityResponse)(nil), // 3: sluice.identity.v1.AllocateIdentityResponse
-	(*ReleaseIdentityRequest)(nil),   // 4: sluice.identity.v1.ReleaseIdentityRequest
-	(*ReleaseIdentityResponse)(nil),  // 5: sluice.identity.v1.ReleaseIdentityResponse
-	(*GetIdentityRequest)(nil),       // 6: sluice.identity.v1.GetIdentityRequest
-	(*GetIdentityResponse)(nil),      // 7: sluice.identity.v1.GetIdentityResponse
-	(*ListIdentitiesRequest)(nil),    // 8: sluice.identity.v1.ListIdentitiesRequest
-	(*ListIdentitiesResponse)(nil),   // 9: sluice.identity.v1.ListIdentitiesResponse
-	(*WatchIdentitiesRequest)(nil),   // 10: sluice.identity.v1.WatchIdentitiesRequest
-	(*WatchIdentitiesResponse)(nil),  // 11: sluice.identity.v1.WatchIdentitiesResponse
-	(*Bookmark)(nil),                 // 12: sluice.identity.v1.Bookmark
-	(*ResolveEndpointRequest)(nil),   // 13: sluice.identity.v1.ResolveEndpointRequest
-	(*ResolveEndpointResponse)(nil),  // 14: sluice.identity.v1.ResolveEndpointResponse
-	(*GetStatusRequest)(nil),         // 15: sluice.identity.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),        // 16: sluice.identity.v1.GetStatusResponse
-	(*LabelKeyCount)(nil),            // 17: sluice.identity.v1.LabelKeyCount
-	(*v1.Label)(nil),                 // 18: sluice.workload.v1.Label
-	(*v1.Owner)(nil),                 // 19: sluice.workload.v1.Owner
-	(*v1.NamedPort)(nil),             // 20: sluice.workload.v1.NamedPort
-	(*timestamppb.Timestamp)(nil),    // 21: google.protobuf.Timestamp
+	(ErrorReason)(0),                 // 1: sluice.identity.v1.ErrorReason
+	(*Identity)(nil),                 // 2: sluice.identity.v1.Identity
+	(*AllocateIdentityRequest)(nil),  // 3: sluice.identity.v1.AllocateIdentityRequest
+	(*AllocateIdentityResponse)(nil), // 4: sluice.identity.v1.AllocateIdentityResponse
+	(*ReleaseIdentityRequest)(nil),   // 5: sluice.identity.v1.ReleaseIdentityRequest
+	(*ReleaseIdentityResponse)(nil),  // 6: sluice.identity.v1.ReleaseIdentityResponse
+	(*GetIdentityRequest)(nil),       // 7: sluice.identity.v1.GetIdentityRequest
+	(*GetIdentityResponse)(nil),      // 8: sluice.identity.v1.GetIdentityResponse
+	(*ListIdentitiesRequest)(nil),    // 9: sluice.identity.v1.ListIdentitiesRequest
+	(*ListIdentitiesResponse)(nil),   // 10: sluice.identity.v1.ListIdentitiesResponse
+	(*WatchIdentitiesRequest)(nil),   // 11: sluice.identity.v1.WatchIdentitiesRequest
+	(*WatchIdentitiesResponse)(nil),  // 12: sluice.identity.v1.WatchIdentitiesResponse
+	(*Bookmark)(nil),                 // 13: sluice.identity.v1.Bookmark
+	(*ResolveEndpointRequest)(nil),   // 14: sluice.identity.v1.ResolveEndpointRequest
+	(*ResolveEndpointResponse)(nil),  // 15: sluice.identity.v1.ResolveEndpointResponse
+	(*GetStatusRequest)(nil),         // 16: sluice.identity.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),        // 17: sluice.identity.v1.GetStatusResponse
+	(*LabelKeyCount)(nil),            // 18: sluice.identity.v1.LabelKeyCount
+	(*v1.Label)(nil),                 // 19: sluice.workload.v1.Label
+	(*v1.Owner)(nil),                 // 20: sluice.workload.v1.Owner
+	(*v1.NamedPort)(nil),             // 21: sluice.workload.v1.NamedPort
+	(*timestamppb.Timestamp)(nil),    // 22: google.protobuf.Timestamp
 }
 var file_sluice_identity_v1_identity_proto_depIdxs = []int32{
-	18, // 0: sluice.identity.v1.Identity.labels:type_name -> sluice.workload.v1.Label
+	19, // 0: sluice.identity.v1.Identity.labels:type_name -> sluice.workload.v1.Label
 	0,  // 1: sluice.identity.v1.Identity.scope:type_name -> sluice.identity.v1.Scope
-	18, // 2: sluice.identity.v1.AllocateIdentityRequest.labels:type_name -> sluice.workload.v1.Label
+	19, // 2: sluice.identity.v1.AllocateIdentityRequest.labels:type_name -> sluice.workload.v1.Label
 	0,  // 3: sluice.identity.v1.AllocateIdentityRequest.scope:type_name -> sluice.identity.v1.Scope
-	1,  // 4: sluice.identity.v1.AllocateIdentityResponse.identity:type_name -> sluice.identity.v1.Identity
-	19, // 5: sluice.identity.v1.ReleaseIdentityRequest.owner:type_name -> sluice.workload.v1.Owner
-	1,  // 6: sluice.identity.v1.GetIdentityResponse.identity:type_name -> sluice.identity.v1.Identity
+	2,  // 4: sluice.identity.v1.AllocateIdentityResponse.identity:type_name -> sluice.identity.v1.Identity
+	20, // 5: sluice.identity.v1.ReleaseIdentityRequest.owner:type_name -> sluice.workload.v1.Owner
+	2,  // 6: sluice.identity.v1.GetIdentityResponse.identity:type_name -> sluice.identity.v1.Identity
 	0,  // 7: sluice.identity.v1.ListIdentitiesRequest.scopes:type_name -> sluice.identity.v1.Scope
-	1,  // 8: sluice.identity.v1.ListIdentitiesResponse.identity:type_name -> sluice.identity.v1.Identity
-	1,  // 9: sluice.identity.v1.WatchIdentitiesResponse.upsert:type_name -> sluice.identity.v1.Identity
-	12, // 10: sluice.identity.v1.WatchIdentitiesResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
-	19, // 11: sluice.identity.v1.ResolveEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	18, // 12: sluice.identity.v1.ResolveEndpointRequest.labels:type_name -> sluice.workload.v1.Label
-	20, // 13: sluice.identity.v1.ResolveEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
-	1,  // 14: sluice.identity.v1.ResolveEndpointResponse.identity:type_name -> sluice.identity.v1.Identity
-	21, // 15: sluice.identity.v1.GetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
-	17, // 16: sluice.identity.v1.GetStatusResponse.top_label_keys:type_name -> sluice.identity.v1.LabelKeyCount
-	2,  // 17: sluice.identity.v1.IdentityService.AllocateIdentity:input_type -> sluice.identity.v1.AllocateIdentityRequest
-	4,  // 18: sluice.identity.v1.IdentityService.ReleaseIdentity:input_type -> sluice.identity.v1.ReleaseIdentityRequest
-	6,  // 19: sluice.identity.v1.IdentityService.GetIdentity:input_type -> sluice.identity.v1.GetIdentityRequest
-	8,  // 20: sluice.identity.v1.IdentityService.ListIdentities:input_type -> sluice.identity.v1.ListIdentitiesRequest
-	10, // 21: sluice.identity.v1.IdentityService.WatchIdentities:input_type -> sluice.identity.v1.WatchIdentitiesRequest
-	13, // 22: sluice.identity.v1.IdentityService.ResolveEndpoint:input_type -> sluice.identity.v1.ResolveEndpointRequest
-	15, // 23: sluice.identity.v1.IdentityService.GetStatus:input_type -> sluice.identity.v1.GetStatusRequest
-	3,  // 24: sluice.identity.v1.IdentityService.AllocateIdentity:output_type -> sluice.identity.v1.AllocateIdentityResponse
-	5,  // 25: sluice.identity.v1.IdentityService.ReleaseIdentity:output_type -> sluice.identity.v1.ReleaseIdentityResponse
-	7,  // 26: sluice.identity.v1.IdentityService.GetIdentity:output_type -> sluice.identity.v1.GetIdentityResponse
-	9,  // 27: sluice.identity.v1.IdentityService.ListIdentities:output_type -> sluice.identity.v1.ListIdentitiesResponse
-	11, // 28: sluice.identity.v1.IdentityService.WatchIdentities:output_type -> sluice.identity.v1.WatchIdentitiesResponse
-	14, // 29: sluice.identity.v1.IdentityService.ResolveEndpoint:output_type -> sluice.identity.v1.ResolveEndpointResponse
-	16, // 30: sluice.identity.v1.IdentityService.GetStatus:output_type -> sluice.identity.v1.GetStatusResponse
+	2,  // 8: sluice.identity.v1.ListIdentitiesResponse.identity:type_name -> sluice.identity.v1.Identity
+	2,  // 9: sluice.identity.v1.WatchIdentitiesResponse.upsert:type_name -> sluice.identity.v1.Identity
+	13, // 10: sluice.identity.v1.WatchIdentitiesResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
+	20, // 11: sluice.identity.v1.ResolveEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	19, // 12: sluice.identity.v1.ResolveEndpointRequest.labels:type_name -> sluice.workload.v1.Label
+	21, // 13: sluice.identity.v1.ResolveEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
+	2,  // 14: sluice.identity.v1.ResolveEndpointResponse.identity:type_name -> sluice.identity.v1.Identity
+	22, // 15: sluice.identity.v1.GetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	18, // 16: sluice.identity.v1.GetStatusResponse.top_label_keys:type_name -> sluice.identity.v1.LabelKeyCount
+	3,  // 17: sluice.identity.v1.IdentityService.AllocateIdentity:input_type -> sluice.identity.v1.AllocateIdentityRequest
+	5,  // 18: sluice.identity.v1.IdentityService.ReleaseIdentity:input_type -> sluice.identity.v1.ReleaseIdentityRequest
+	7,  // 19: sluice.identity.v1.IdentityService.GetIdentity:input_type -> sluice.identity.v1.GetIdentityRequest
+	9,  // 20: sluice.identity.v1.IdentityService.ListIdentities:input_type -> sluice.identity.v1.ListIdentitiesRequest
+	11, // 21: sluice.identity.v1.IdentityService.WatchIdentities:input_type -> sluice.identity.v1.WatchIdentitiesRequest
+	14, // 22: sluice.identity.v1.IdentityService.ResolveEndpoint:input_type -> sluice.identity.v1.ResolveEndpointRequest
+	16, // 23: sluice.identity.v1.IdentityService.GetStatus:input_type -> sluice.identity.v1.GetStatusRequest
+	4,  // 24: sluice.identity.v1.IdentityService.AllocateIdentity:output_type -> sluice.identity.v1.AllocateIdentityResponse
+	6,  // 25: sluice.identity.v1.IdentityService.ReleaseIdentity:output_type -> sluice.identity.v1.ReleaseIdentityResponse
+	8,  // 26: sluice.identity.v1.IdentityService.GetIdentity:output_type -> sluice.identity.v1.GetIdentityResponse
+	10, // 27: sluice.identity.v1.IdentityService.ListIdentities:output_type -> sluice.identity.v1.ListIdentitiesResponse
+	12, // 28: sluice.identity.v1.IdentityService.WatchIdentities:output_type -> sluice.identity.v1.WatchIdentitiesResponse
+	15, // 29: sluice.identity.v1.IdentityService.ResolveEndpoint:output_type -> sluice.identity.v1.ResolveEndpointResponse
+	17, // 30: sluice.identity.v1.IdentityService.GetStatus:output_type -> sluice.identity.v1.GetStatusResponse
 	24, // [24:31] is the sub-list for method output_type
 	17, // [17:24] is the sub-list for method input_type
 	17, // [17:17] is the sub-list for extension type_name
@@ -1327,7 +1460,7 @@ func file_sluice_identity_v1_identity_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_identity_v1_identity_proto_rawDesc), len(file_sluice_identity_v1_identity_proto_rawDesc)),
-			NumEnums:      1,
+			NumEnums:      2,
 			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,

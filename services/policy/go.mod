@@ -5,6 +5,7 @@ go 1.26.0
 require (
 	github.com/prometheus/client_golang v1.23.2
 	github.com/sluice-net/sluice/kit v0.0.0
+	github.com/sluice-net/sluice/model v0.0.0
 	github.com/sluice-net/sluice/proto v0.0.0
 	go.yaml.in/yaml/v3 v3.0.6
 	golang.org/x/sys v0.49.0
@@ -42,5 +43,6 @@ require (
 
 replace (
 	github.com/sluice-net/sluice/kit => ../../kit
+	github.com/sluice-net/sluice/model => ../../model
 	github.com/sluice-net/sluice/proto => ../../proto
 )

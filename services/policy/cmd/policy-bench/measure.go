@@ -16,10 +16,11 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/label"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/synthetic"
@@ -141,7 +142,7 @@ func (r *bench) churn(rounds int) (add, remove []time.Duration, err error) {
 		}
 		id.Number = identity.Numeric(40000 + i%20000)
 		before := r.e.Counters()
-		d, err := r.applied(engine.Change{AddIdentities: []identity.Identity{id}})
+		d, err := r.applied(engine.Change{AddIdentities: []peer.Identity{id}})
 		if err != nil {
 			return nil, nil, err
 		}
@@ -310,7 +311,7 @@ func measureMemory(s synthetic.Shape, rounds int) (out []line, err error) {
 	return out, r.out.err
 }
 
-func single(manifests string, others []identity.Identity) ([]line, error) {
+func single(manifests string, others []peer.Identity) ([]line, error) {
 	o, err := decode(manifests)
 	if err != nil {
 		return nil, err
@@ -325,7 +326,7 @@ func single(manifests string, others []identity.Identity) ([]line, error) {
 	for range 20 {
 		r = &bench{out: new(stream)}
 		r.e = engine.New(config(r.out))
-		if err := r.e.Apply(engine.Change{AddIdentities: append([]identity.Identity{id}, others...), AddSubjects: []identity.Numeric{id.Number}}); err != nil {
+		if err := r.e.Apply(engine.Change{AddIdentities: append([]peer.Identity{id}, others...), AddSubjects: []identity.Numeric{id.Number}}); err != nil {
 			return nil, err
 		}
 		r.out.steps, r.out.bytes = 0, 0
@@ -355,9 +356,9 @@ spec: {endpointSelector: {}, egress: [{toCIDRSet: [`+strings.Join(list, ",")+`]}
 }
 
 func measurePorts() ([]line, error) {
-	var others []identity.Identity
+	var others []peer.Identity
 	for i := range 10000 {
-		id, err := identity.New(identity.MinCluster+identity.Numeric(i), label.NewSet(
+		id, err := peer.New(identity.MinCluster+identity.Numeric(i), label.NewSet(
 			label.Kubernetes(label.KeyNamespace, "ns-002"), label.Kubernetes(label.KeyCluster, synthetic.Name),
 			label.Kubernetes("pod", fmt.Sprint(i)), label.Kubernetes("half", fmt.Sprint(i%2)),
 		))

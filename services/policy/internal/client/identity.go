@@ -16,14 +16,15 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/identity"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
 )
 
 // namedPorts is the key of the hidden label in which the identity service
 // carries the named ports of a workload. Its value has the form that
-// identity.ParseNamedPorts reads.
+// peer.ParseNamedPorts reads.
 const namedPorts = "named-ports"
 
 // Sink takes what the identity service says.
@@ -31,7 +32,7 @@ type Sink interface {
 	// TakeIdentities adds, replaces and removes identities. at is the revision of
 	// the identity service up to which everything was taken then; zero: that is
 	// not known.
-	TakeIdentities(ctx context.Context, set []identity.Identity, gone []identity.Numeric, at identity.Revision) error
+	TakeIdentities(ctx context.Context, set []peer.Identity, gone []identity.Numeric, at peer.Revision) error
 	// CompleteIdentities says that these are all there are.
 	CompleteIdentities(ctx context.Context, listed map[identity.Numeric]struct{}) error
 	// SourceFailed notes why nothing can be said; nil takes it back.
@@ -110,7 +111,7 @@ func ignoreEnd(ctx context.Context, err error) error {
 
 // change is what was received and not yet handed on.
 type change struct {
-	set  map[identity.Numeric]identity.Identity
+	set  map[identity.Numeric]peer.Identity
 	gone map[identity.Numeric]struct{}
 }
 
@@ -150,16 +151,16 @@ func (i *Identities) follow(ctx context.Context) (progress bool, err error) {
 
 	listed := make(map[identity.Numeric]struct{})
 	listing := i.token == nil
-	pending := change{make(map[identity.Numeric]identity.Identity), make(map[identity.Numeric]struct{})}
+	pending := change{make(map[identity.Numeric]peer.Identity), make(map[identity.Numeric]struct{})}
 	var token []byte
-	var at, taken identity.Revision // of the last message, and as it was said
+	var at, taken peer.Revision // of the last message, and as it was said
 	flush := func() error {
 		now := at
 		if listing {
-			now = identity.Revision{}
+			now = peer.Revision{}
 		}
 		if pending.len() > 0 || now != taken {
-			set := make([]identity.Identity, 0, len(pending.set))
+			set := make([]peer.Identity, 0, len(pending.set))
 			for _, id := range pending.set {
 				set = append(set, id)
 			}
@@ -181,7 +182,7 @@ func (i *Identities) follow(ctx context.Context) (progress bool, err error) {
 		return nil
 	}
 	if listing {
-		if err := i.Sink.TakeIdentities(ctx, nil, nil, identity.Revision{}); err != nil {
+		if err := i.Sink.TakeIdentities(ctx, nil, nil, peer.Revision{}); err != nil {
 			return false, err
 		}
 	} else {
@@ -191,7 +192,7 @@ func (i *Identities) follow(ctx context.Context) (progress bool, err error) {
 	}
 	for m := range received {
 		token = m.GetResumeToken()
-		at = identity.Revision{Incarnation: string(m.GetIncarnation()), Number: m.GetRevision()}
+		at = peer.Revision{Incarnation: string(m.GetIncarnation()), Number: m.GetRevision()}
 		switch e := m.GetEvent().(type) {
 		case *identityv1.WatchIdentitiesResponse_Upsert:
 			id, err := i.fromIdentity(e.Upsert)
@@ -233,7 +234,7 @@ func (i *Identities) follow(ctx context.Context) (progress bool, err error) {
 	return progress, <-ended
 }
 
-func (i *Identities) fromIdentity(in *identityv1.Identity) (identity.Identity, error) {
+func (i *Identities) fromIdentity(in *identityv1.Identity) (peer.Identity, error) {
 	labels := make([]label.Label, 0, len(in.GetLabels()))
 	for _, l := range in.GetLabels() {
 		out := label.Label{Source: l.GetSource(), Key: l.GetKey(), Value: l.GetValue()}
@@ -242,5 +243,5 @@ func (i *Identities) fromIdentity(in *identityv1.Identity) (identity.Identity, e
 		}
 		labels = append(labels, i.texts.Label(out))
 	}
-	return identity.New(identity.Numeric(in.GetNumber()), label.NewSet(labels...))
+	return peer.New(identity.Numeric(in.GetNumber()), label.NewSet(labels...))
 }

@@ -21,9 +21,10 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/rpc/client"
 	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/model/identity"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
 )
 
 const patience = 30 * time.Second
@@ -88,14 +89,14 @@ func (r *registry) serve() {
 type sink struct {
 	t    *testing.T
 	mu   sync.Mutex
-	ids  map[identity.Numeric]identity.Identity
+	ids  map[identity.Numeric]peer.Identity
 	full int // complete listings
 	sets int
 	err  string
-	at   identity.Revision
+	at   peer.Revision
 }
 
-func (s *sink) TakeIdentities(_ context.Context, set []identity.Identity, gone []identity.Numeric, at identity.Revision) error {
+func (s *sink) TakeIdentities(_ context.Context, set []peer.Identity, gone []identity.Numeric, at peer.Revision) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.at = at; len(set)+len(gone) > 0 {
@@ -115,7 +116,7 @@ func (s *sink) CompleteIdentities(_ context.Context, listed map[identity.Numeric
 	defer s.mu.Unlock()
 	s.full++
 	s.err = ""
-	maps.DeleteFunc(s.ids, func(n identity.Numeric, _ identity.Identity) bool { _, ok := listed[n]; return !ok })
+	maps.DeleteFunc(s.ids, func(n identity.Numeric, _ peer.Identity) bool { _, ok := listed[n]; return !ok })
 	return nil
 }
 
@@ -153,8 +154,8 @@ func (s *sink) want(what string, full int, list ...string) {
 // wantAt waits until the sink is at the hub's revision.
 func (s *sink) wantAt(what string, h *watch.Hub[uint32, string]) {
 	s.t.Helper()
-	want := identity.Revision{Incarnation: string(h.Incarnation()), Number: h.Revision()}
-	var got identity.Revision
+	want := peer.Revision{Incarnation: string(h.Incarnation()), Number: h.Revision()}
+	var got peer.Revision
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
 		s.mu.Lock()
 		got = s.at
@@ -169,7 +170,7 @@ func (s *sink) wantAt(what string, h *watch.Hub[uint32, string]) {
 func TestIdentitiesAreFollowedThroughRestartsOfTheService(t *testing.T) {
 	r := &registry{t: t, socket: filepath.Join(t.TempDir(), "s")}
 	r.start(map[uint32]string{300: "a", 301: "b"})
-	s := &sink{t: t, ids: map[identity.Numeric]identity.Identity{999: {Number: 999}}}
+	s := &sink{t: t, ids: map[identity.Numeric]peer.Identity{999: {Number: 999}}}
 	conn, err := client.Dial(r.socket, client.Options{})
 	if err != nil {
 		t.Fatal(err)

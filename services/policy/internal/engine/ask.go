@@ -7,7 +7,8 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
@@ -30,7 +31,7 @@ func (e *Engine) Draft() Draft {
 	for _, o := range e.objects {
 		d.change.UpsertPolicies = append(d.change.UpsertPolicies, *o)
 	}
-	d.change.AddIdentities = make([]identity.Identity, 0, len(e.peers))
+	d.change.AddIdentities = make([]peer.Identity, 0, len(e.peers))
 	for _, p := range e.peers {
 		d.change.AddIdentities = append(d.change.AddIdentities, p.id)
 	}
@@ -53,13 +54,13 @@ func (e *Engine) Draft() Draft {
 }
 
 // Identities are those that the engine knew. The caller must not change them.
-func (d Draft) Identities() []identity.Identity { return d.change.AddIdentities }
+func (d Draft) Identities() []peer.Identity { return d.change.AddIdentities }
 
 // Fork makes an engine of its own with the same policies, peers, learned names
 // and locations, and with only the given subjects, for questions about
 // identities that are no subjects here. Only their tables are compiled. Its
 // numbers of tables and node classes are its own.
-func (d Draft) Fork(extra []identity.Identity, subjects ...identity.Numeric) (*Engine, error) {
+func (d Draft) Fork(extra []peer.Identity, subjects ...identity.Numeric) (*Engine, error) {
 	c := d.change
 	c.AddIdentities = slices.Concat(extra, c.AddIdentities)
 	c.AddSubjects = subjects
@@ -92,10 +93,10 @@ func (e *Engine) Wants(name string) bool {
 }
 
 // Identity is what the engine knows of a number.
-func (e *Engine) Identity(n identity.Numeric) (identity.Identity, bool) {
+func (e *Engine) Identity(n identity.Numeric) (peer.Identity, bool) {
 	p := e.peers[n]
 	if p == nil {
-		return identity.Identity{}, false
+		return peer.Identity{}, false
 	}
 	return p.id, true
 }

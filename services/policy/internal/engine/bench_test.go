@@ -12,9 +12,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/label"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/synthetic"
@@ -106,7 +107,7 @@ func BenchmarkFromScratch(b *testing.B) {
 
 // known is an identity like those that exist, under a new number: another
 // service account of a known app, which no policy speaks of.
-func known(t testing.TB, s synthetic.Shape, i int) identity.Identity {
+func known(t testing.TB, s synthetic.Shape, i int) peer.Identity {
 	t.Helper()
 	id, err := synthetic.Identity(s, i%s.Namespaces, i%s.Apps)
 	if err != nil {
@@ -126,7 +127,7 @@ func BenchmarkAddIdentity(b *testing.B) {
 				id := known(b, s.Shape, i%2000)
 				i++
 				start := time.Now()
-				if err := e.Apply(Change{AddIdentities: []identity.Identity{id}}); err != nil {
+				if err := e.Apply(Change{AddIdentities: []peer.Identity{id}}); err != nil {
 					b.Fatal(err)
 				}
 				times = append(times, time.Since(start))
@@ -154,12 +155,12 @@ func BenchmarkAddNewKind(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				l, _ := identity.NamedPortsLabel([]identity.NamedPort{{Name: fmt.Sprintf("p%d", i%5000), Protocol: 6, Port: 80}})
-				if id, err = identity.New(50000, label.NewSet(append(slices.Clone(id.Labels.All()), l)...)); err != nil {
+				l, _ := peer.NamedPortsLabel([]peer.NamedPort{{Name: fmt.Sprintf("p%d", i%5000), Protocol: 6, Port: 80}})
+				if id, err = peer.New(50000, label.NewSet(append(slices.Clone(id.Labels.All()), l)...)); err != nil {
 					b.Fatal(err)
 				}
 				i++
-				if err := e.Apply(Change{AddIdentities: []identity.Identity{id}}); err != nil {
+				if err := e.Apply(Change{AddIdentities: []peer.Identity{id}}); err != nil {
 					b.Fatal(err)
 				}
 				if err := e.Apply(Change{RemoveIdentities: []identity.Numeric{id.Number}}); err != nil {
@@ -212,7 +213,7 @@ spec: {endpointSelector: {}, ingress: [{fromEndpoints: [{matchLabels: {app: app-
 func BenchmarkRelabelNamespaceOf50Pods(b *testing.B) {
 	s := shapes[0].Shape
 	e := loaded(b, s)
-	var old, changed []identity.Identity
+	var old, changed []peer.Identity
 	var numbers, newNumbers []identity.Numeric
 	for app := range s.Apps {
 		id, err := synthetic.Identity(s, 100, app)
@@ -263,7 +264,7 @@ func BenchmarkLearnAddressAmong5000Blocks(b *testing.B) {
 		b.Fatal(err)
 	}
 	e := New(Config{Cluster: synthetic.Name})
-	if err := e.Apply(Change{AddIdentities: []identity.Identity{id}, AddSubjects: []identity.Numeric{id.Number}, UpsertPolicies: []policy.Object{
+	if err := e.Apply(Change{AddIdentities: []peer.Identity{id}, AddSubjects: []identity.Numeric{id.Number}, UpsertPolicies: []policy.Object{
 		blocks(b), decodeOne(b, `{apiVersion: cilium.io/v2, kind: CiliumNetworkPolicy,
 metadata: {name: names, namespace: ns-001}, spec: {endpointSelector: {}, egress: [{toFQDNs: [{matchPattern: "*.example.com"}]}]}}`),
 	}}); err != nil {
@@ -302,7 +303,7 @@ func BenchmarkPolicyWith5000BlocksWithHoles(b *testing.B) {
 	var e *Engine
 	for b.Loop() {
 		e = New(Config{Cluster: synthetic.Name})
-		if err := e.Apply(Change{AddIdentities: []identity.Identity{id}, AddSubjects: []identity.Numeric{id.Number}, UpsertPolicies: []policy.Object{o}}); err != nil {
+		if err := e.Apply(Change{AddIdentities: []peer.Identity{id}, AddSubjects: []identity.Numeric{id.Number}, UpsertPolicies: []policy.Object{o}}); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -9,8 +9,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -88,7 +89,7 @@ func listing(t *testing.T, rules int) policy.Object {
 }
 
 func TestAddressClassesOfEqualVerdictAreMergedWhenThereAreTooMany(t *testing.T) {
-	world, err := identity.New(identity.WorldIPv4, label.NewSet(label.Reserved(identity.NameWorldIPv4)))
+	world, err := peer.New(identity.WorldIPv4, label.NewSet(label.Reserved(identity.NameWorldIPv4)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,7 +102,7 @@ func TestAddressClassesOfEqualVerdictAreMergedWhenThereAreTooMany(t *testing.T) 
 			}
 		}
 		apply(t, e, Change{
-			UpsertPolicies: []policy.Object{listing(t, rules)}, AddIdentities: []identity.Identity{combination(t, 300, 0, 0), world},
+			UpsertPolicies: []policy.Object{listing(t, rules)}, AddIdentities: []peer.Identity{combination(t, 300, 0, 0), world},
 			AddSubjects: []identity.Numeric{300},
 		})
 		merged := rules > table.MaxAddressClasses
@@ -154,7 +155,7 @@ func TestALearnedAddressMergesTheClassesOfALiveTable(t *testing.T) {
 		}
 		o.Specs[i].Rules = kept
 	}
-	apply(t, e, Change{UpsertPolicies: []policy.Object{o}, AddIdentities: []identity.Identity{combination(t, 300, 0, 0)}, AddSubjects: []identity.Numeric{300}})
+	apply(t, e, Change{UpsertPolicies: []policy.Object{o}, AddIdentities: []peer.Identity{combination(t, 300, 0, 0)}, AddSubjects: []identity.Numeric{300}})
 	if e.Size().Merged != 0 {
 		t.Fatal("the classes are merged already")
 	}
@@ -163,7 +164,7 @@ func TestALearnedAddressMergesTheClassesOfALiveTable(t *testing.T) {
 		t.Fatal("the classes are not merged")
 	}
 	b, _ := e.Bound(300, rule.Egress)
-	word := table.Word{NodeClass: 1, Kind: identity.KindWorld4, Scope: identity.ScopeOutside, Known: true}
+	word := table.Word{NodeClass: 1, Kind: identity.KindWorld4, Scope: identity.PeerScopeOutside, Known: true}
 	for addr, want := range map[string]rule.Action{"192.0.2.7": rule.Allow, "192.0.2.8": rule.Deny, "10.1.7.9": rule.Allow} {
 		if got := b.Table.Lookup(word, netip.MustParseAddr(addr), port.At(port.TCP, 80)); got.Action != want {
 			t.Errorf("%s: %s, want %s", addr, got.Action, want)

@@ -10,7 +10,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -103,9 +103,9 @@ func (s side) word(n identity.Numeric) table.Word { return s.engine.Word(n) }
 
 // classes are those of the addresses of a block; the zero prefix stands for
 // addresses in no block.
-func (s side) classes(block netip.Prefix) [identity.Scopes]table.Class {
+func (s side) classes(block netip.Prefix) [identity.PeerScopes]table.Class {
 	if s.live == nil {
-		return [identity.Scopes]table.Class{}
+		return [identity.PeerScopes]table.Class{}
 	}
 	if block.IsValid() {
 		if c, ok := s.live.table.Blocks.Within(block); ok {
@@ -168,7 +168,7 @@ func (c *comparison) peers() {
 	var blocks []netip.Prefix
 	for _, s := range []side{c.before, c.after} {
 		if s.live != nil {
-			s.live.table.Blocks.All(func(p netip.Prefix, _ [identity.Scopes]table.Class) { blocks = append(blocks, p) })
+			s.live.table.Blocks.All(func(p netip.Prefix, _ [identity.PeerScopes]table.Class) { blocks = append(blocks, p) })
 		}
 	}
 	order := func(a, b netip.Prefix) int {
@@ -185,7 +185,7 @@ func (c *comparison) peers() {
 		w := c.before.word(n)
 		where := at[n]
 		slices.SortFunc(where, order)
-		if w.Scope == identity.ScopeOutside && len(where) == 0 {
+		if w.Scope == identity.PeerScopeOutside && len(where) == 0 {
 			for _, b := range blocks {
 				if w.Kind == identity.KindWorld6 && b.Addr().Is4() || w.Kind == identity.KindWorld4 && !b.Addr().Is4() {
 					continue

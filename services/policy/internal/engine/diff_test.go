@@ -8,7 +8,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/scenario"
@@ -23,7 +23,7 @@ func TestDiffNamesExactlyWhatChanges(t *testing.T) {
 	for range runs(t, 400) {
 		s := w.Draw()
 		for n, id := range s.Identities { // the world is anywhere
-			if id.Scope == identity.ScopeOutside {
+			if id.Scope == identity.PeerScopeOutside {
 				for _, a := range w.Addrs[n] {
 					delete(s.Located, a)
 				}
@@ -67,7 +67,7 @@ func TestDiffNamesExactlyWhatChanges(t *testing.T) {
 				continue
 			}
 			place := Place{Peer: q.Peer}
-			if id.Scope == identity.ScopeOutside {
+			if id.Scope == identity.PeerScopeOutside {
 				if id.Kind == identity.KindWorld4 && !q.Addr.Is4() || id.Kind == identity.KindWorld6 && q.Addr.Is4() {
 					continue
 				}
@@ -105,7 +105,7 @@ func narrowest(q scenario.Question, engines ...*Engine) (best netip.Prefix) {
 		if b.Table == nil {
 			continue
 		}
-		b.Table.Blocks.All(func(p netip.Prefix, _ [identity.Scopes]table.Class) {
+		b.Table.Blocks.All(func(p netip.Prefix, _ [identity.PeerScopes]table.Class) {
 			if p.Contains(q.Addr) && (!best.IsValid() || p.Bits() > best.Bits()) {
 				best = p
 			}

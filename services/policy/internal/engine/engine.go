@@ -18,10 +18,11 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/compile"
 	"github.com/sluice-net/sluice/services/policy/internal/dnsname"
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
@@ -68,7 +69,7 @@ type Change struct {
 	DeletePolicies   []policy.Key
 	UpsertPolicies   []policy.Object
 	RemoveIdentities []identity.Numeric
-	AddIdentities    []identity.Identity // a known number is given new labels
+	AddIdentities    []peer.Identity // a known number is given new labels
 	RemoveSubjects   []identity.Numeric
 	AddSubjects      []identity.Numeric // of known identities
 	Forget           []Name
@@ -99,8 +100,8 @@ type Engine struct {
 	clusterwide map[*rule.Spec]policy.Key
 	groups      *compile.Groups
 
-	peers     map[identity.Numeric]*peer
-	byLabel   map[string]map[*peer]struct{} // key=value, and key alone
+	peers     map[identity.Numeric]*member
+	byLabel   map[string]map[*member]struct{} // key=value, and key alone
 	selectors selectorIndex
 	classes   map[string]*nodeClass
 	byNumber  map[table.NodeClass]*nodeClass
@@ -114,7 +115,7 @@ type Engine struct {
 	namesOf  map[netip.Addr]map[string]struct{}
 	located  map[netip.Addr]identity.Numeric
 	placesOf map[identity.Numeric]map[netip.Addr]struct{} // the reverse of located
-	waiting  map[*peer]struct{}                           // kept unknown for want of room
+	waiting  map[*member]struct{}                         // kept unknown for want of room
 	stuck    map[*subject]error                           // without room for the tables of their labels
 	freed    int                                          // counts what made room in tables
 	coarse   bool                                         // every table is, for tests
@@ -131,8 +132,8 @@ func New(config Config) *Engine {
 		byNamespace: make(map[string]map[*rule.Spec]policy.Key),
 		clusterwide: make(map[*rule.Spec]policy.Key),
 		groups:      compile.NewGroups(),
-		peers:       make(map[identity.Numeric]*peer),
-		byLabel:     make(map[string]map[*peer]struct{}),
+		peers:       make(map[identity.Numeric]*member),
+		byLabel:     make(map[string]map[*member]struct{}),
 		selectors:   newSelectorIndex(config.Cluster),
 		classes:     make(map[string]*nodeClass),
 		byNumber:    make(map[table.NodeClass]*nodeClass),
@@ -143,7 +144,7 @@ func New(config Config) *Engine {
 		namesOf:     make(map[netip.Addr]map[string]struct{}),
 		located:     make(map[netip.Addr]identity.Numeric),
 		placesOf:    make(map[identity.Numeric]map[netip.Addr]struct{}),
-		waiting:     make(map[*peer]struct{}),
+		waiting:     make(map[*member]struct{}),
 		stuck:       make(map[*subject]error),
 	}
 	for k := range e.wide {

@@ -11,8 +11,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -27,7 +28,7 @@ func TestAnIdentityOfAKnownKindIsOneWrite(t *testing.T) {
 	for i := range 50 {
 		id := known(t, s, i)
 		before := e.Counters()
-		if err := e.Apply(Change{AddIdentities: []identity.Identity{id}}); err != nil {
+		if err := e.Apply(Change{AddIdentities: []peer.Identity{id}}); err != nil {
 			t.Fatal(err)
 		}
 		got := e.Counters()
@@ -119,7 +120,7 @@ func spread(n int) policy.Object {
 	return policy.Object{Key: policy.Key{Kind: "T", Name: "spread"}, Specs: []rule.Spec{spec}}
 }
 
-func combination(t *testing.T, number identity.Numeric, bits, n int) identity.Identity {
+func combination(t *testing.T, number identity.Numeric, bits, n int) peer.Identity {
 	t.Helper()
 	ls := []label.Label{label.Kubernetes(label.KeyNamespace, "x")}
 	for i := range n {
@@ -127,7 +128,7 @@ func combination(t *testing.T, number identity.Numeric, bits, n int) identity.Id
 			ls = append(ls, label.Kubernetes(fmt.Sprint("k", i), "v"))
 		}
 	}
-	id, err := identity.New(number, label.NewSet(ls...))
+	id, err := peer.New(number, label.NewSet(ls...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,10 +139,10 @@ func TestAnIdentityThatDoesNotFitStaysUnknownUntilItDoes(t *testing.T) {
 	const selectors = 13
 	e := New(Config{})
 	subject := combination(t, 60000, 0, 0)
-	if err := e.Apply(Change{UpsertPolicies: []policy.Object{spread(selectors)}, AddIdentities: []identity.Identity{subject}, AddSubjects: []identity.Numeric{60000}}); err != nil {
+	if err := e.Apply(Change{UpsertPolicies: []policy.Object{spread(selectors)}, AddIdentities: []peer.Identity{subject}, AddSubjects: []identity.Numeric{60000}}); err != nil {
 		t.Fatal(err)
 	}
-	var ids []identity.Identity
+	var ids []peer.Identity
 	for i := range 5000 {
 		ids = append(ids, combination(t, identity.MinCluster+identity.Numeric(i), i, selectors))
 	}
@@ -186,7 +187,7 @@ func TestATableThatIsTooLargeIsRefusedWithThePolicysName(t *testing.T) {
 	e := New(Config{})
 	id := combination(t, 300, 0, 0)
 	small := spread(3)
-	if err := e.Apply(Change{UpsertPolicies: []policy.Object{small}, AddIdentities: []identity.Identity{id}, AddSubjects: []identity.Numeric{300}}); err != nil {
+	if err := e.Apply(Change{UpsertPolicies: []policy.Object{small}, AddIdentities: []peer.Identity{id}, AddSubjects: []identity.Numeric{300}}); err != nil {
 		t.Fatal(err)
 	}
 	before, _ := e.Bound(300, rule.Ingress)
@@ -202,7 +203,7 @@ func TestATableThatIsTooLargeIsRefusedWithThePolicysName(t *testing.T) {
 	}
 	large.Specs[0].Rules = []*rule.Rule{r.Seal()}
 	other := combination(t, 301, 1, 1)
-	if err := e.Apply(Change{AddIdentities: []identity.Identity{other}}); err != nil {
+	if err := e.Apply(Change{AddIdentities: []peer.Identity{other}}); err != nil {
 		t.Fatal(err)
 	}
 	size.Identities++
@@ -230,7 +231,7 @@ func TestATableThatIsTooLargeIsRefusedWithThePolicysName(t *testing.T) {
 func TestMoreBlocksThanATableHoldsAreRefused(t *testing.T) {
 	e := New(Config{})
 	id := combination(t, 300, 0, 0)
-	if err := e.Apply(Change{AddIdentities: []identity.Identity{id}, AddSubjects: []identity.Numeric{300}}); err != nil {
+	if err := e.Apply(Change{AddIdentities: []peer.Identity{id}, AddSubjects: []identity.Numeric{300}}); err != nil {
 		t.Fatal(err)
 	}
 	o := spread(1)
@@ -250,7 +251,7 @@ func TestMoreBlocksThanATableHoldsAreRefused(t *testing.T) {
 }
 
 func TestOwnNodeIsLetInOnlyWhereAPolicySelectsTheSubject(t *testing.T) {
-	host, err := identity.New(identity.Host, label.NewSet(label.Reserved(identity.NameHost)))
+	host, err := peer.New(identity.Host, label.NewSet(label.Reserved(identity.NameHost)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -269,7 +270,7 @@ func TestOwnNodeIsLetInOnlyWhereAPolicySelectsTheSubject(t *testing.T) {
 		{"enforced never", Config{Enforcement: EnforceNever}, []policy.Object{spread(1)}, rule.Allow},
 	} {
 		e := New(tc.config)
-		if err := e.Apply(Change{AddIdentities: []identity.Identity{host, pod}, AddSubjects: []identity.Numeric{300}, UpsertPolicies: tc.policies}); err != nil {
+		if err := e.Apply(Change{AddIdentities: []peer.Identity{host, pod}, AddSubjects: []identity.Numeric{300}, UpsertPolicies: tc.policies}); err != nil {
 			t.Fatal(err)
 		}
 		if v, _ := e.Lookup(300, rule.Ingress, identity.Host, addr, port.At(port.TCP, 22)); v.Action != tc.want {
@@ -287,7 +288,7 @@ func TestChurnDoesNotGrowTheEngine(t *testing.T) {
 	churn := func(rounds int) {
 		for i := range rounds {
 			id := known(t, s, i%200)
-			if err := e.Apply(Change{AddIdentities: []identity.Identity{id}}); err != nil {
+			if err := e.Apply(Change{AddIdentities: []peer.Identity{id}}); err != nil {
 				t.Fatal(err)
 			}
 			if err := e.Apply(Change{RemoveIdentities: []identity.Numeric{id.Number}}); err != nil {
@@ -315,7 +316,7 @@ func TestChurnDoesNotGrowTheEngine(t *testing.T) {
 func TestASubjectWhoseIdentityComesBackIsCompiledAgain(t *testing.T) {
 	e := New(Config{})
 	a := combination(t, 300, 0, 0)
-	if err := e.Apply(Change{AddIdentities: []identity.Identity{a}, AddSubjects: []identity.Numeric{300}}); err != nil {
+	if err := e.Apply(Change{AddIdentities: []peer.Identity{a}, AddSubjects: []identity.Numeric{300}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := e.Apply(Change{RemoveIdentities: []identity.Numeric{300}}); err != nil {
@@ -324,7 +325,7 @@ func TestASubjectWhoseIdentityComesBackIsCompiledAgain(t *testing.T) {
 	if err := e.Apply(Change{UpsertPolicies: []policy.Object{spread(1)}}); err != nil {
 		t.Fatal(err)
 	}
-	if err := e.Apply(Change{AddIdentities: []identity.Identity{a}}); err != nil {
+	if err := e.Apply(Change{AddIdentities: []peer.Identity{a}}); err != nil {
 		t.Fatal(err)
 	}
 	if b, ok := e.Bound(300, rule.Ingress); !ok || b.Table == nil {
@@ -355,7 +356,7 @@ func TestRulesTimesBlocksAreRefusedByTheirProduct(t *testing.T) {
 	o.Specs[0].Rules = append(o.Specs[0].Rules, many.Seal())
 	e := New(Config{})
 	err := e.Apply(Change{
-		UpsertPolicies: []policy.Object{o}, AddIdentities: []identity.Identity{combination(t, 300, 0, 0)}, AddSubjects: []identity.Numeric{300},
+		UpsertPolicies: []policy.Object{o}, AddIdentities: []peer.Identity{combination(t, 300, 0, 0)}, AddSubjects: []identity.Numeric{300},
 	})
 	var large *table.ErrTooLarge
 	if !errors.As(err, &large) || large.Limit != 5_000_000 || !strings.Contains(err.Error(), "the largest share is from K product") {
@@ -364,18 +365,18 @@ func TestRulesTimesBlocksAreRefusedByTheirProduct(t *testing.T) {
 }
 
 func TestASubjectThatMovesToAnotherNamespaceIsFoundThere(t *testing.T) {
-	in := func(ns string) identity.Identity {
-		id, err := identity.New(300, label.NewSet(label.Kubernetes(label.KeyNamespace, ns)))
+	in := func(ns string) peer.Identity {
+		id, err := peer.New(300, label.NewSet(label.Kubernetes(label.KeyNamespace, ns)))
 		if err != nil {
 			t.Fatal(err)
 		}
 		return id
 	}
 	e := New(Config{})
-	if err := e.Apply(Change{AddIdentities: []identity.Identity{in("a")}, AddSubjects: []identity.Numeric{300}}); err != nil {
+	if err := e.Apply(Change{AddIdentities: []peer.Identity{in("a")}, AddSubjects: []identity.Numeric{300}}); err != nil {
 		t.Fatal(err)
 	}
-	if err := e.Apply(Change{AddIdentities: []identity.Identity{in("b")}}); err != nil {
+	if err := e.Apply(Change{AddIdentities: []peer.Identity{in("b")}}); err != nil {
 		t.Fatal(err)
 	}
 	o := spread(1)
@@ -397,7 +398,7 @@ func TestASubjectThatMovesToAnotherNamespaceIsFoundThere(t *testing.T) {
 // The number of pods that nobody has announced yet may itself be announced: it
 // stays as unknown as before, named ports included.
 func TestTheUnknownPodIsJudgedAsAnUnknownNumber(t *testing.T) {
-	unknown, err := identity.New(identity.UnknownInCluster, label.NewSet(label.Reserved("unknown-in-cluster")))
+	unknown, err := peer.New(identity.UnknownInCluster, label.NewSet(label.Reserved("unknown-in-cluster")))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -408,7 +409,7 @@ func TestTheUnknownPodIsJudgedAsAnUnknownNumber(t *testing.T) {
 		o := policy.Object{Key: policy.Key{Kind: "K", Name: "n"}, Specs: []rule.Spec{{Selects: [2]bool{true, true}, Rules: []*rule.Rule{r.Seal()}}}}
 		e := New(Config{})
 		if err := e.Apply(Change{
-			UpsertPolicies: []policy.Object{o}, AddIdentities: []identity.Identity{subject, unknown}, AddSubjects: []identity.Numeric{300},
+			UpsertPolicies: []policy.Object{o}, AddIdentities: []peer.Identity{subject, unknown}, AddSubjects: []identity.Numeric{300},
 		}); err != nil {
 			t.Fatal(err)
 		}
@@ -435,7 +436,7 @@ func TestARefusedPolicyDoesNotHoldBackOtherChanges(t *testing.T) {
 	only.Specs[0].Subject = selector.New(selector.Requirement{Key: "k9", Op: selector.Exists})
 	before := combination(t, 300, 0, 10)
 	e := New(Config{})
-	if err := e.Apply(Change{UpsertPolicies: []policy.Object{only}, AddIdentities: []identity.Identity{before}, AddSubjects: []identity.Numeric{300}}); err != nil {
+	if err := e.Apply(Change{UpsertPolicies: []policy.Object{only}, AddIdentities: []peer.Identity{before}, AddSubjects: []identity.Numeric{300}}); err != nil {
 		t.Fatal(err)
 	}
 	if b, _ := e.Bound(300, rule.Ingress); b.Table != nil {
@@ -449,7 +450,7 @@ func TestARefusedPolicyDoesNotHoldBackOtherChanges(t *testing.T) {
 	}
 	large.Specs[0].Rules = []*rule.Rule{r.Seal()}
 	after := combination(t, 300, 1<<9, 10) // other labels under the same number
-	if err := e.Apply(Change{UpsertPolicies: []policy.Object{large}, AddIdentities: []identity.Identity{after}}); err == nil {
+	if err := e.Apply(Change{UpsertPolicies: []policy.Object{large}, AddIdentities: []peer.Identity{after}}); err == nil {
 		t.Fatal("the policy is accepted")
 	}
 	b, _ := e.Bound(300, rule.Ingress)

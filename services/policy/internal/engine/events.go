@@ -10,8 +10,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/compile"
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
@@ -80,7 +80,7 @@ type (
 	BlockSet struct {
 		Table   TableID
 		Prefix  netip.Prefix
-		Classes [identity.Scopes]table.Class
+		Classes [identity.PeerScopes]table.Class
 	}
 	// BlockDeleted deletes a prefix.
 	BlockDeleted struct {

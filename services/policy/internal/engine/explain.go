@@ -8,7 +8,8 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
@@ -35,8 +36,8 @@ type Explanation struct {
 
 // Explain judges one side of a connection and says why. The verdict comes from
 // the table; the matches come from the rules.
-func (e *Engine) Explain(subject identity.Numeric, d rule.Direction, peer identity.Numeric, addr netip.Addr, q port.Point) (Explanation, error) {
-	verdict, err := e.Lookup(subject, d, peer, addr, q)
+func (e *Engine) Explain(subject identity.Numeric, d rule.Direction, number identity.Numeric, addr netip.Addr, q port.Point) (Explanation, error) {
+	verdict, err := e.Lookup(subject, d, number, addr, q)
 	if err != nil {
 		return Explanation{}, err
 	}
@@ -48,9 +49,9 @@ func (e *Engine) Explain(subject identity.Numeric, d rule.Direction, peer identi
 	x := Explanation{Verdict: verdict, Flags: l.table.Flags, Enforced: true}
 
 	var who []uint16
-	var ports []identity.NamedPort
-	scope, unknown := identity.ScopeCluster, true
-	if p := e.peers[peer]; p != nil && p.class != nil {
+	var ports []peer.NamedPort
+	scope, unknown := identity.PeerScopeCluster, true
+	if p := e.peers[number]; p != nil && p.class != nil {
 		var brought [][]uint16
 		for sel, b := range l.brings {
 			if _, ok := sel.classes[p.class]; ok {
@@ -64,7 +65,7 @@ func (e *Engine) Explain(subject identity.Numeric, d rule.Direction, peer identi
 	}
 	where, placePorts := l.program.Where(addr, scope, e.places(l))
 
-	covers := func(n uint16, ports []identity.NamedPort, unknown bool) bool {
+	covers := func(n uint16, ports []peer.NamedPort, unknown bool) bool {
 		for _, i := range l.program.Function([]uint16{n}, ports, unknown) {
 			if q <= i.Hi {
 				return i.Value != table.Nothing

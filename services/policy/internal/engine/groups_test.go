@@ -9,8 +9,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
@@ -33,11 +34,11 @@ func labelledGroup(t testing.TB, i, prefixes int, labels string) policy.Object {
 
 // groupSubjects is a change with subjects from identity 1000 on, each with a
 // policy whose egress peer is that of its index.
-func groupSubjects(t testing.TB, subjects int, peer func(i int) string) Change {
+func groupSubjects(t testing.TB, subjects int, egress func(i int) string) Change {
 	t.Helper()
 	var c Change
 	for i := range subjects {
-		id, err := identity.New(identity.Numeric(1000+i), label.NewSet(label.Kubernetes("app", fmt.Sprint("a", i)),
+		id, err := peer.New(identity.Numeric(1000+i), label.NewSet(label.Kubernetes("app", fmt.Sprint("a", i)),
 			label.Kubernetes(label.KeyNamespace, "shop"), label.Kubernetes(label.KeyCluster, "default")))
 		if err != nil {
 			t.Fatal(err)
@@ -52,7 +53,7 @@ spec:
   endpointSelector: {matchLabels: {app: a%d}}
   egress:
   - toCIDRSet: [%s]
-`, i, i, peer(i))))
+`, i, i, egress(i))))
 	}
 	return c
 }
@@ -142,7 +143,7 @@ func TestAGroupConcernsOnlySubjectsThatMatchIt(t *testing.T) {
 // reached by their addresses too: there a rule without a positive requirement
 // depends on every group.
 func TestEveryGroupConcernsANegativeSelectorThatReachesNodes(t *testing.T) {
-	node, err := identity.New(identity.RemoteNode, label.NewSet(label.Reserved(identity.NameRemoteNode)))
+	node, err := peer.New(identity.RemoteNode, label.NewSet(label.Reserved(identity.NameRemoteNode)))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,8 +7,9 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/scenario"
@@ -65,7 +66,7 @@ func (n *naive) judge(q scenario.Question) answer {
 }
 
 // specs calls f for what selects the subject.
-func (n *naive) specs(subject identity.Identity, d rule.Direction, f func(rule.Spec)) {
+func (n *naive) specs(subject peer.Identity, d rule.Direction, f func(rule.Spec)) {
 	for _, o := range n.state.Objects {
 		for _, spec := range o.Specs {
 			if !spec.Selects[d] || spec.Host != (subject.Kind == identity.KindHost) || !spec.Subject.Matches(subject.Labels) {
@@ -79,7 +80,7 @@ func (n *naive) specs(subject identity.Identity, d rule.Direction, f func(rule.S
 	}
 }
 
-func (n *naive) rules(subject identity.Identity, d rule.Direction) (rules []*rule.Rule) {
+func (n *naive) rules(subject peer.Identity, d rule.Direction) (rules []*rule.Rule) {
 	n.specs(subject, d, func(spec rule.Spec) {
 		for _, r := range spec.Rules {
 			if r.Direction == d {
@@ -92,12 +93,12 @@ func (n *naive) rules(subject identity.Identity, d rule.Direction) (rules []*rul
 
 // peer is the other end of a question. The number of pods that nobody has
 // announced yet is as unknown as a number that does not exist.
-func (n *naive) peer(q scenario.Question) (identity.Identity, bool) {
+func (n *naive) peer(q scenario.Question) (peer.Identity, bool) {
 	peer, ok := n.state.Identities[q.Peer]
 	return peer, ok && peer.Kind != identity.KindUnknown
 }
 
-func (n *naive) matches(r *rule.Rule, subject identity.Identity, q scenario.Question) bool {
+func (n *naive) matches(r *rule.Rule, subject peer.Identity, q scenario.Question) bool {
 	peer, known := n.peer(q)
 	if n.byIdentity(r, peer, known) {
 		owner := peer.Ports
@@ -118,7 +119,7 @@ func (n *naive) matches(r *rule.Rule, subject identity.Identity, q scenario.Ques
 	return false
 }
 
-func (n *naive) covers(r *rule.Rule, q scenario.Question, owner []identity.NamedPort, pessimistic bool) bool {
+func (n *naive) covers(r *rule.Rule, q scenario.Question, owner []peer.NamedPort, pessimistic bool) bool {
 	if r.AllPorts {
 		return true
 	}
@@ -145,7 +146,7 @@ func (n *naive) covers(r *rule.Rule, q scenario.Question, owner []identity.Named
 	return false
 }
 
-func (n *naive) byIdentity(r *rule.Rule, peer identity.Identity, known bool) bool {
+func (n *naive) byIdentity(r *rule.Rule, peer peer.Identity, known bool) bool {
 	if r.Peers.Any && !(r.Peers.ExceptOwn && known && peer.Kind == identity.KindHost) {
 		return true
 	}
@@ -160,8 +161,8 @@ func (n *naive) byIdentity(r *rule.Rule, peer identity.Identity, known bool) boo
 	return false
 }
 
-func (n *naive) byAddress(r *rule.Rule, peer identity.Identity, known bool, a netip.Addr) bool {
-	scope := identity.ScopeCluster
+func (n *naive) byAddress(r *rule.Rule, peer peer.Identity, known bool, a netip.Addr) bool {
+	scope := identity.PeerScopeCluster
 	if known {
 		scope = peer.Scope
 	}

@@ -9,8 +9,9 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -117,7 +118,7 @@ func TestTheOrderOfRulesDecides(t *testing.T) {
 				var c Change
 				number := make(map[string]identity.Numeric)
 				for i, ns := range []string{"app", "db", "ops"} {
-					id, err := identity.New(identity.MinCluster+identity.Numeric(i), label.NewSet(
+					id, err := peer.New(identity.MinCluster+identity.Numeric(i), label.NewSet(
 						label.Kubernetes(label.KeyNamespace, ns), label.Kubernetes(label.KeyCluster, synthetic.Name),
 						label.Kubernetes(label.KeyNamespaceLabels+"kubernetes.io/metadata.name", ns),
 					))

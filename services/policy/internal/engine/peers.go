@@ -9,15 +9,16 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/selector"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
-// peer is a known identity.
-type peer struct {
-	id    identity.Identity
+// member is a known identity: a member of its node class.
+type member struct {
+	id    peer.Identity
 	ports string // canonical text of the named ports
 	class *nodeClass
 }
@@ -28,10 +29,10 @@ type nodeClass struct {
 	key       string
 	number    table.NodeClass
 	kind      identity.Kind
-	ports     []identity.NamedPort
+	ports     []peer.NamedPort
 	portsText string
 	selectors []*liveSelector // by id
-	members   map[*peer]struct{}
+	members   map[*member]struct{}
 	rows      map[*live]struct{} // tables with a row of this class
 }
 
@@ -140,11 +141,11 @@ func classKey(kind identity.Kind, ports string, selectors []*liveSelector) strin
 }
 
 // newClass makes an empty node class without rows.
-func (e *Engine) newClass(key string, kind identity.Kind, ports []identity.NamedPort, portsText string, selectors []*liveSelector) *nodeClass {
+func (e *Engine) newClass(key string, kind identity.Kind, ports []peer.NamedPort, portsText string, selectors []*liveSelector) *nodeClass {
 	e.lastClass++
 	c := &nodeClass{
 		key: key, number: e.lastClass, kind: kind, ports: ports, portsText: portsText, selectors: selectors,
-		members: make(map[*peer]struct{}), rows: make(map[*live]struct{}),
+		members: make(map[*member]struct{}), rows: make(map[*live]struct{}),
 	}
 	e.classes[key] = c
 	e.byNumber[c.number] = c
@@ -194,7 +195,7 @@ func (e *Engine) dropClass(c *nodeClass) {
 }
 
 // enter puts a peer into a class; one store makes it known to every table.
-func (e *Engine) enter(p *peer, c *nodeClass) {
+func (e *Engine) enter(p *member, c *nodeClass) {
 	before := p.class
 	p.class = c
 	c.members[p] = struct{}{}
@@ -209,7 +210,7 @@ func (e *Engine) enter(p *peer, c *nodeClass) {
 
 // addPeer classifies a peer. A class that does not fit into a table leaves the
 // peer unknown.
-func (e *Engine) addPeer(p *peer) error {
+func (e *Engine) addPeer(p *member) error {
 	sels := e.matching(p.id.Labels)
 	key := classKey(p.id.Kind, p.ports, sels)
 	c := e.classes[key]
@@ -283,12 +284,12 @@ func (e *Engine) applyIdentities(c Change, dirty map[*subject]struct{}) {
 	}
 	for _, id := range c.AddIdentities {
 		text := ""
-		if l, ok := identity.NamedPortsLabel(id.Ports); ok {
+		if l, ok := peer.NamedPortsLabel(id.Ports); ok {
 			text = l.Value
 		}
 		p := e.peers[id.Number]
 		if p == nil {
-			p = &peer{id: id, ports: text}
+			p = &member{id: id, ports: text}
 			e.peers[id.Number] = p
 		} else {
 			if p.id.Labels.String() == id.Labels.String() {
@@ -310,7 +311,7 @@ func (e *Engine) applyIdentities(c Change, dirty map[*subject]struct{}) {
 }
 
 // suspend makes a peer unknown until it fits.
-func (e *Engine) suspend(p *peer) {
+func (e *Engine) suspend(p *member) {
 	if c := p.class; c != nil {
 		p.class = nil
 		delete(c.members, p)
@@ -336,12 +337,12 @@ func (e *Engine) retryWaiting() {
 }
 
 // index lists a peer under its labels.
-func (e *Engine) index(p *peer, add bool) {
+func (e *Engine) index(p *member, add bool) {
 	entry := func(key string) {
 		m := e.byLabel[key]
 		if add {
 			if m == nil {
-				m = make(map[*peer]struct{})
+				m = make(map[*member]struct{})
 				e.byLabel[key] = m
 			}
 			m[p] = struct{}{}
@@ -361,7 +362,7 @@ func (e *Engine) index(p *peer, add bool) {
 }
 
 // candidates are the peers that a selector can match.
-func (e *Engine) candidates(s selector.Selector, f func(*peer)) {
+func (e *Engine) candidates(s selector.Selector, f func(*member)) {
 	entries := places(s)
 	if entries == nil {
 		for _, p := range e.peers {
@@ -380,7 +381,7 @@ func (e *Engine) candidates(s selector.Selector, f func(*peer)) {
 // classes get the rows of the old ones before a peer moves, so no verdict
 // changes.
 func (e *Engine) acquire(list []selector.Selector) {
-	gained := make(map[*peer][]*liveSelector)
+	gained := make(map[*member][]*liveSelector)
 	for _, s := range list {
 		if e.selectors.byText[s.String()] != nil {
 			continue
@@ -401,7 +402,7 @@ func (e *Engine) acquire(list []selector.Selector) {
 				e.selectors.byLabel[key] = append(e.selectors.byLabel[key], ls)
 			}
 		}
-		e.candidates(s, func(p *peer) {
+		e.candidates(s, func(p *member) {
 			e.counters.Evaluations++
 			if p.class != nil && s.Matches(p.id.Labels) {
 				if n := len(gained[p]); n == 0 || gained[p][n-1] != ls {
@@ -418,7 +419,7 @@ func (e *Engine) acquire(list []selector.Selector) {
 
 // move puts a peer into the class of these selectors, which differ from those
 // of its class only in selectors that no table uses.
-func (e *Engine) move(p *peer, sels []*liveSelector) {
+func (e *Engine) move(p *member, sels []*liveSelector) {
 	old := p.class
 	key := classKey(old.kind, old.portsText, sels)
 	c := e.classes[key]
@@ -432,8 +433,8 @@ func (e *Engine) move(p *peer, sels []*liveSelector) {
 }
 
 // byNumber lists peers by the numbers of their identities.
-func byNumber[V any](set map[*peer]V) []*peer {
-	return slices.SortedFunc(maps.Keys(set), func(a, b *peer) int { return cmp.Compare(a.id.Number, b.id.Number) })
+func byNumber[V any](set map[*member]V) []*member {
+	return slices.SortedFunc(maps.Keys(set), func(a, b *member) int { return cmp.Compare(a.id.Number, b.id.Number) })
 }
 
 // retire forgets selectors that no table uses and merges the node classes that

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/scenario"
@@ -232,11 +232,11 @@ func canonical(e *Engine, s *scenario.State) map[string]string {
 			for k := range identity.Kinds {
 				out[fmt.Sprintf("%s kind %s", key, k)] = fmt.Sprint(t.Intervals(t.Default[k]))
 			}
-			describe := func(c [identity.Scopes]table.Class) string {
+			describe := func(c [identity.PeerScopes]table.Class) string {
 				return fmt.Sprint(t.Intervals(c[0]), t.Intervals(c[1]), t.Intervals(c[2]))
 			}
 			out[key+" elsewhere"] = describe(t.Address)
-			t.Blocks.All(func(p netip.Prefix, c [identity.Scopes]table.Class) { out[key+" "+p.String()] = describe(c) })
+			t.Blocks.All(func(p netip.Prefix, c [identity.PeerScopes]table.Class) { out[key+" "+p.String()] = describe(c) })
 		}
 	}
 	return out
@@ -336,8 +336,8 @@ func TestNothingIsLeftAfterEverythingWasRemoved(t *testing.T) {
 }
 
 func describeBlocks(t *table.Table) string {
-	all := make(map[netip.Prefix][identity.Scopes]table.Class)
-	t.Blocks.All(func(p netip.Prefix, v [identity.Scopes]table.Class) { all[p] = v })
+	all := make(map[netip.Prefix][identity.PeerScopes]table.Class)
+	t.Blocks.All(func(p netip.Prefix, v [identity.PeerScopes]table.Class) { all[p] = v })
 	return fmt.Sprint(all) // in the order of the keys
 }
 
@@ -423,7 +423,7 @@ func TestRowsAndBlocksAreMinimal(t *testing.T) {
 						t.Fatalf("row of class %d says what the default says\n%s", n, s)
 					}
 				}
-				l.table.Blocks.All(func(p netip.Prefix, c [identity.Scopes]table.Class) {
+				l.table.Blocks.All(func(p netip.Prefix, c [identity.PeerScopes]table.Class) {
 					blocks++
 					outer := l.table.Address
 					for bits := p.Bits() - 1; bits >= 0; bits-- {

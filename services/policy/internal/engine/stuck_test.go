@@ -10,9 +10,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/compile"
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -39,13 +40,13 @@ func portBlocks(name, key string, n int) policy.Object {
 
 func TestARelabelledSubjectWithoutRoomIsTriedAgain(t *testing.T) {
 	const node, other = identity.Host, identity.Numeric(300)
-	labelled := func(n identity.Numeric, key string) identity.Identity {
+	labelled := func(n identity.Numeric, key string) peer.Identity {
 		t.Helper()
 		ls := []label.Label{label.Kubernetes(key, "v")}
 		if n == node {
 			ls = append(ls, label.Reserved(identity.NameHost))
 		}
-		id, err := identity.New(n, label.NewSet(ls...))
+		id, err := peer.New(n, label.NewSet(ls...))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -81,10 +82,10 @@ func TestARelabelledSubjectWithoutRoomIsTriedAgain(t *testing.T) {
 				t.Helper()
 				e := New(Config{})
 				apply(t, e, policies(subject, portBlocks("small", "a", 3), portBlocks("large", "b", table.MaxAddressClasses+1), portBlocks("fits", "c", 5)))
-				apply(t, e, Change{AddIdentities: []identity.Identity{labelled(subject, "a"), labelled(301, "x")}, AddSubjects: []identity.Numeric{subject, 301}})
+				apply(t, e, Change{AddIdentities: []peer.Identity{labelled(subject, "a"), labelled(301, "x")}, AddSubjects: []identity.Numeric{subject, 301}})
 				state(t, e, "small, 3 rules", false)
 				// Another subject is relabelled in the same change, and fits.
-				apply(t, e, Change{AddIdentities: []identity.Identity{labelled(subject, "b"), labelled(301, "c")}})
+				apply(t, e, Change{AddIdentities: []peer.Identity{labelled(subject, "b"), labelled(301, "c")}})
 				state(t, e, "small, 3 rules", true)
 				if b, _ := e.Bound(301, rule.Ingress); subject == other && (b.Table == nil || len(b.Sources) != 5) {
 					t.Errorf("the other subject of the change is not bound to its table")
@@ -93,7 +94,7 @@ func TestARelabelledSubjectWithoutRoomIsTriedAgain(t *testing.T) {
 			}
 			t.Run("it stays shown", func(t *testing.T) {
 				e := begin(t)
-				apply(t, e, Change{AddIdentities: []identity.Identity{labelled(302, "x")}})
+				apply(t, e, Change{AddIdentities: []peer.Identity{labelled(302, "x")}})
 				apply(t, e, Change{RemoveIdentities: []identity.Numeric{302}})
 				apply(t, e, policies(subject, portBlocks("another", "d", 1)))
 				state(t, e, "small, 3 rules", true)
@@ -118,7 +119,7 @@ func TestARelabelledSubjectWithoutRoomIsTriedAgain(t *testing.T) {
 			})
 			t.Run("it fits when it is relabelled again", func(t *testing.T) {
 				e := begin(t)
-				apply(t, e, Change{AddIdentities: []identity.Identity{labelled(subject, "c")}})
+				apply(t, e, Change{AddIdentities: []peer.Identity{labelled(subject, "c")}})
 				state(t, e, "fits, 5 rules", false)
 			})
 			t.Run("it goes", func(t *testing.T) {
@@ -130,7 +131,7 @@ func TestARelabelledSubjectWithoutRoomIsTriedAgain(t *testing.T) {
 				e := begin(t)
 				apply(t, e, Change{RemoveIdentities: []identity.Numeric{subject}})
 				state(t, e, "small, 3 rules", false)
-				apply(t, e, Change{AddIdentities: []identity.Identity{labelled(subject, "b")}})
+				apply(t, e, Change{AddIdentities: []peer.Identity{labelled(subject, "b")}})
 				state(t, e, "small, 3 rules", true)
 			})
 		})
@@ -139,12 +140,12 @@ func TestARelabelledSubjectWithoutRoomIsTriedAgain(t *testing.T) {
 
 // full is an engine with a table that has no room for the last of the
 // identities.
-func full(t *testing.T) (e *Engine, ids []identity.Identity) {
+func full(t *testing.T) (e *Engine, ids []peer.Identity) {
 	t.Helper()
 	const selectors = 13
 	e = New(Config{})
 	apply(t, e, Change{
-		UpsertPolicies: []policy.Object{spread(selectors)}, AddIdentities: []identity.Identity{combination(t, 60000, 0, 0)},
+		UpsertPolicies: []policy.Object{spread(selectors)}, AddIdentities: []peer.Identity{combination(t, 60000, 0, 0)},
 		AddSubjects: []identity.Numeric{60000},
 	})
 	for i := range table.MaxIdentityClasses + 10 {
@@ -170,7 +171,7 @@ func TestOnlyIdentitiesThatAreThereAreWaiting(t *testing.T) {
 	}
 	// One that is given labels that fit waits no longer.
 	last = ids[len(ids)-2]
-	apply(t, e, Change{AddIdentities: []identity.Identity{combination(t, last.Number, 1, 13)}})
+	apply(t, e, Change{AddIdentities: []peer.Identity{combination(t, last.Number, 1, 13)}})
 	if got := e.Waiting(); got != waiting-2 || !e.Word(last.Number).Known {
 		t.Errorf("%d wait after another was relabelled, want %d; it is known: %t", got, waiting-2, e.Word(last.Number).Known)
 	}

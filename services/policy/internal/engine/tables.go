@@ -13,8 +13,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/compile"
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/selector"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
@@ -59,7 +60,7 @@ func (l *live) memoKey(numbers []uint16, portsText string, unknown bool) string 
 }
 
 // classFor returns the class of a rule set, resolved for a peer's ports.
-func (l *live) classFor(numbers []uint16, ports []identity.NamedPort, portsText string, unknown bool) (table.Class, error) {
+func (l *live) classFor(numbers []uint16, ports []peer.NamedPort, portsText string, unknown bool) (table.Class, error) {
 	key := l.memoKey(numbers, portsText, unknown)
 	if c, ok := l.memo[key]; ok {
 		return c, nil
@@ -310,9 +311,9 @@ func (e *Engine) place(l *live, a netip.Addr) compile.Place {
 }
 
 // addressClass is the class of a rule set on the address side.
-func (l *live) addressClass(numbers []uint16, ports []identity.NamedPort) (table.Class, error) {
+func (l *live) addressClass(numbers []uint16, ports []peer.NamedPort) (table.Class, error) {
 	text := ""
-	if lb, ok := identity.NamedPortsLabel(ports); ok {
+	if lb, ok := peer.NamedPortsLabel(ports); ok {
 		text = lb.Value
 	}
 	var c table.Class
@@ -345,8 +346,8 @@ func (l *live) addressClass(numbers []uint16, ports []identity.NamedPort) (table
 func (e *Engine) updateAddresses(l *live, addrs map[netip.Addr]struct{}) error {
 	for _, a := range slices.SortedFunc(maps.Keys(addrs), netip.Addr.Compare) {
 		place := e.place(l, a)
-		var classes [identity.Scopes]table.Class
-		for s := range identity.Scopes {
+		var classes [identity.PeerScopes]table.Class
+		for s := range identity.PeerScopes {
 			numbers, ports := l.program.Where(a, s, []compile.Place{place})
 			c, err := l.addressClass(l.program.WithEverywhere(numbers), ports)
 			if err != nil { // perhaps only for classes that are not used any more
@@ -385,8 +386,8 @@ func (e *Engine) blocks(l *live) (changed int, err error) {
 	}
 	var blocks table.Blocks
 	var set []compile.Block
-	before := make(map[netip.Prefix][identity.Scopes]table.Class, l.table.Blocks.Len())
-	l.table.Blocks.All(func(p netip.Prefix, v [identity.Scopes]table.Class) { before[p] = v })
+	before := make(map[netip.Prefix][identity.PeerScopes]table.Class, l.table.Blocks.Len())
+	l.table.Blocks.All(func(p netip.Prefix, v [identity.PeerScopes]table.Class) { before[p] = v })
 	for _, b := range list {
 		if blocks.Full(b.Prefix.Addr()) {
 			return 0, &table.ErrTooLarge{What: "blocks of addresses", Got: len(list), Limit: table.MaxBlocks}

@@ -8,19 +8,20 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
 )
 
 // What one operation compiles is what every other call waits for.
 func TestNoOperationCompilesMoreThanAFewTables(t *testing.T) {
 	const pods = 300
 	o, _ := run(t, t.TempDir())
-	var all []identity.Identity
+	var all []peer.Identity
 	var want Interest
 	var policies, more strings.Builder
 	for i := range pods {
-		id, err := identity.New(identity.Numeric(1000+i), label.NewSet(label.Kubernetes("app", fmt.Sprint("p", i)),
+		id, err := peer.New(identity.Numeric(1000+i), label.NewSet(label.Kubernetes("app", fmt.Sprint("p", i)),
 			label.Kubernetes(label.KeyNamespace, "shop"), label.Kubernetes(label.KeyCluster, "default")))
 		if err != nil {
 			t.Fatal(err)

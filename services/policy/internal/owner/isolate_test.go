@@ -9,8 +9,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -19,9 +20,9 @@ import (
 // pods makes the owner know pods of a namespace: 300 is app=web, 301 app=db.
 func pods(t *testing.T, o *Owner, namespace string) {
 	t.Helper()
-	var ids []identity.Identity
+	var ids []peer.Identity
 	for i, app := range []string{"web", "db"} {
-		id, err := identity.New(identity.Numeric(300+i), label.NewSet(label.Kubernetes("app", app), label.Kubernetes(label.KeyNamespace, namespace)))
+		id, err := peer.New(identity.Numeric(300+i), label.NewSet(label.Kubernetes("app", app), label.Kubernetes(label.KeyNamespace, namespace)))
 		if err != nil {
 			t.Fatal(err)
 		}

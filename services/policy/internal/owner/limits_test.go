@@ -14,9 +14,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
@@ -67,7 +68,7 @@ func TestRemovingWhatIsNotThereMakesNoRoomForASubscriber(t *testing.T) {
 func TestAddressBelongsToWhatStaysThere(t *testing.T) {
 	at := netip.MustParseAddr("192.0.2.7")
 	ports := func(name string) label.Label {
-		l, _ := identity.NamedPortsLabel([]identity.NamedPort{{Name: name, Protocol: port.TCP, Port: 8080}})
+		l, _ := peer.NamedPortsLabel([]peer.NamedPort{{Name: name, Protocol: port.TCP, Port: 8080}})
 		return l
 	}
 	here := func(x identity.Numeric) Interest {
@@ -88,15 +89,15 @@ func TestAddressBelongsToWhatStaysThere(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			o, _ := run(t, t.TempDir())
-			var set []identity.Identity
+			var set []peer.Identity
 			for x, l := range map[identity.Numeric]label.Label{300: {Source: "k8s", Key: "app", Value: "client"}, 301: ports("web")} {
-				id, err := identity.New(x, label.NewSet(l, label.Label{Source: "k8s", Key: "io.kubernetes.pod.namespace", Value: "shop"}))
+				id, err := peer.New(x, label.NewSet(l, label.Label{Source: "k8s", Key: "io.kubernetes.pod.namespace", Value: "shop"}))
 				if err != nil {
 					t.Fatal(err)
 				}
 				set = append(set, id)
 			}
-			world, err := identity.New(9, label.NewSet(label.Label{Source: "reserved", Key: "world-ipv4"}))
+			world, err := peer.New(9, label.NewSet(label.Label{Source: "reserved", Key: "world-ipv4"}))
 			if err != nil {
 				t.Fatal(err)
 			}

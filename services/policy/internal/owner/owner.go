@@ -22,9 +22,10 @@ import (
 
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/journal"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
@@ -137,7 +138,7 @@ type Owner struct {
 	bytes       int // of all manifests
 	sources     map[string]*source
 	managers    map[string]bool // those of SourceGRPC that completed in this run
-	identities  map[identity.Numeric]identity.Identity
+	identities  map[identity.Numeric]peer.Identity
 	subscribers map[string]*subscriber
 	names       map[string]map[netip.Addr]time.Time // until when each is valid
 	ending      agenda                              // names by the time of the address that ends first
@@ -173,7 +174,7 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 		config: config, stream: stream.NewLog(config.Stream), calls: make(chan func(), 64), done: make(chan struct{}), ctx: context.Background(),
 		questions: make(chan struct{}, 1), preparing: make(chan struct{}, 1),
 		policies: make(map[policy.Key]*Policy), sources: map[string]*source{SourceGRPC: {synced: true}}, managers: make(map[string]bool),
-		identities: make(map[identity.Numeric]identity.Identity), subscribers: make(map[string]*subscriber),
+		identities: make(map[identity.Numeric]peer.Identity), subscribers: make(map[string]*subscriber),
 		names: make(map[string]map[netip.Addr]time.Time), crowded: make(map[identity.Numeric]error),
 		problems: make(map[string]string), readied: make(chan struct{}), busy: make(map[string]*Busy),
 	}

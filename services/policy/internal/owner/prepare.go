@@ -6,8 +6,8 @@ package owner
 import (
 	"context"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
 )
 
 // What the owner does of a long operation before it looks at other calls.

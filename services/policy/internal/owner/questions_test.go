@@ -11,7 +11,8 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/synthetic"
@@ -104,7 +105,7 @@ func TestQuestionsAreAnsweredWhilePoliciesChange(t *testing.T) {
 			if i%2 == 1 {
 				gone = append(gone, id.Number)
 			}
-			if err := o.SetIdentities(ctx, []identity.Identity{id}, gone); err != nil {
+			if err := o.SetIdentities(ctx, []peer.Identity{id}, gone); err != nil {
 				t.Error(err)
 			}
 		}

@@ -11,10 +11,11 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/label"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -170,9 +171,9 @@ type Peer struct {
 
 // Side is what one side says to a connection.
 type Side struct {
-	Judged  bool              // the one whose side it is is a workload
-	Subject identity.Identity // Number is 0 if labels were given that nobody has
-	Peer    identity.Identity
+	Judged  bool          // the one whose side it is is a workload
+	Subject peer.Identity // Number is 0 if labels were given that nobody has
+	Peer    peer.Identity
 	engine.Explanation
 }
 
@@ -223,7 +224,7 @@ func (o *Owner) Explain(ctx context.Context, from, to Peer, q port.Point) (Expla
 }
 
 // workload reports whether policies can select the identity on this node.
-func workload(id identity.Identity) bool {
+func workload(id peer.Identity) bool {
 	switch id.Kind {
 	case identity.KindInCluster, identity.KindHost, identity.KindOther:
 		return true
@@ -237,8 +238,8 @@ type explanation struct {
 	from, to Peer
 	at       port.Point
 	revision uint64
-	src, dst identity.Identity
-	extra    []identity.Identity // that have a number for this answer alone
+	src, dst peer.Identity
+	extra    []peer.Identity // that have a number for this answer alone
 	subjects []identity.Numeric
 	aside    bool // the engine has not all of the tables
 	draft    engine.Draft
@@ -254,7 +255,7 @@ func (x *explanation) begin() (err error) {
 		return err
 	}
 	x.aside = len(x.extra) > 0
-	for _, id := range []identity.Identity{x.src, x.dst} {
+	for _, id := range []peer.Identity{x.src, x.dst} {
 		if workload(id) {
 			x.subjects = append(x.subjects, id.Number)
 			x.aside = x.aside || !x.owner.engine.IsSubject(id.Number)
@@ -273,7 +274,7 @@ func (x *explanation) judge(e *engine.Engine) (err error) {
 	return err
 }
 
-func (x *explanation) side(e *engine.Engine, d rule.Direction, subject, peer identity.Identity, addr netip.Addr) (Side, error) {
+func (x *explanation) side(e *engine.Engine, d rule.Direction, subject, peer peer.Identity, addr netip.Addr) (Side, error) {
 	s := Side{Subject: x.shown(subject), Peer: x.shown(peer)}
 	if !workload(subject) {
 		return s, nil
@@ -286,7 +287,7 @@ func (x *explanation) side(e *engine.Engine, d rule.Direction, subject, peer ide
 	return s, err
 }
 
-func (x *explanation) resolve(field string, p Peer) (identity.Identity, error) {
+func (x *explanation) resolve(field string, p Peer) (peer.Identity, error) {
 	e := x.owner.engine
 	switch {
 	case p.Identity != 0:
@@ -304,10 +305,10 @@ func (x *explanation) resolve(field string, p Peer) (identity.Identity, error) {
 		}
 		// A number that nobody has, for this answer alone.
 		for free := identity.MaxNodeLocal; ; free-- {
-			if _, ok := e.Identity(free); ok || slices.ContainsFunc(x.extra, func(id identity.Identity) bool { return id.Number == free }) {
+			if _, ok := e.Identity(free); ok || slices.ContainsFunc(x.extra, func(id peer.Identity) bool { return id.Number == free }) {
 				continue
 			}
-			id, err := identity.New(free, set)
+			id, err := peer.New(free, set)
 			if err != nil {
 				return id, fmt.Errorf("%w: %s.labels: %w", ErrInvalid, field, err)
 			}
@@ -325,14 +326,14 @@ func (x *explanation) resolve(field string, p Peer) (identity.Identity, error) {
 				return id, nil
 			}
 		}
-		return identity.Identity{}, fmt.Errorf("%s.address: the identity of the world, %d, is %w", field, number, ErrNotFound)
+		return peer.Identity{}, fmt.Errorf("%s.address: the identity of the world, %d, is %w", field, number, ErrNotFound)
 	}
-	return identity.Identity{}, fmt.Errorf("%w: %s: neither identity, labels nor address is given", ErrInvalid, field)
+	return peer.Identity{}, fmt.Errorf("%w: %s: neither identity, labels nor address is given", ErrInvalid, field)
 }
 
 // shown is an identity without the number that it has for this answer alone.
-func (x *explanation) shown(id identity.Identity) identity.Identity {
-	if slices.ContainsFunc(x.extra, func(e identity.Identity) bool { return e.Number == id.Number }) {
+func (x *explanation) shown(id peer.Identity) peer.Identity {
+	if slices.ContainsFunc(x.extra, func(e peer.Identity) bool { return e.Number == id.Number }) {
 		id.Number = 0
 	}
 	return id
@@ -341,13 +342,13 @@ func (x *explanation) shown(id identity.Identity) identity.Identity {
 // Difference is what changes for a subject and some of its peers.
 type Difference struct {
 	engine.Difference
-	Subject identity.Identity
+	Subject peer.Identity
 	Peers   []DifferentPeer
 }
 
 // DifferentPeer is a peer at a place.
 type DifferentPeer struct {
-	Identity identity.Identity
+	Identity peer.Identity
 	Block    netip.Prefix // zero: everywhere else
 }
 
@@ -363,7 +364,7 @@ func (o *Owner) Diff(ctx context.Context, r Request, remove []policy.Key, take f
 		objects = append(objects, d.Object)
 	}
 	var compared *engine.Comparison
-	known := make(map[identity.Numeric]identity.Identity)
+	known := make(map[identity.Numeric]peer.Identity)
 	if err := o.aside(ctx, func() error {
 		draft, err := ask(ctx, o, func() (engine.Draft, error) {
 			o.operation = opDraft

@@ -13,11 +13,12 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/journal"
 	"github.com/sluice-net/sluice/services/policy/internal/label"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
@@ -35,7 +36,7 @@ func policyRecord(p *Policy) journal.Policy {
 	}
 }
 
-func identityRecord(id identity.Identity) journal.Identity {
+func identityRecord(id peer.Identity) journal.Identity {
 	r := journal.Identity{Number: uint32(id.Number), Labels: make([][3]string, 0, id.Labels.Len())}
 	for _, l := range id.Labels.All() {
 		r.Labels = append(r.Labels, [3]string{l.Source, l.Key, l.Value})
@@ -87,7 +88,7 @@ func (o *Owner) restore(dir string) error {
 			for _, l := range r.Labels {
 				labels = append(labels, texts.Label(label.Label{Source: l[0], Key: l[1], Value: l[2]}))
 			}
-			id, err := identity.New(identity.Numeric(r.Number), label.NewSet(labels...))
+			id, err := peer.New(identity.Numeric(r.Number), label.NewSet(labels...))
 			if err != nil {
 				return err
 			}

@@ -10,9 +10,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/journal"
 	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
@@ -29,9 +30,9 @@ func portBlocks(name, app string, first, n int) string {
 	return b.String()
 }
 
-func shopPod(t *testing.T, number identity.Numeric, app string) identity.Identity {
+func shopPod(t *testing.T, number identity.Numeric, app string) peer.Identity {
 	t.Helper()
-	id, err := identity.New(number, label.NewSet(label.Kubernetes("app", app), label.Kubernetes(label.KeyNamespace, "shop")))
+	id, err := peer.New(number, label.NewSet(label.Kubernetes("app", app), label.Kubernetes(label.KeyNamespace, "shop")))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +43,7 @@ func shopPod(t *testing.T, number identity.Numeric, app string) identity.Identit
 // have.
 func TestTheProblemOfARelabelledSubjectStaysUntilItIsResolved(t *testing.T) {
 	o, _ := run(t, t.TempDir())
-	set := func(ids ...identity.Identity) {
+	set := func(ids ...peer.Identity) {
 		t.Helper()
 		if err := o.SetIdentities(t.Context(), ids, nil); err != nil {
 			t.Fatal(err)
@@ -121,7 +122,7 @@ func TestAPolicyTooLargeForAnyTableIsRefusedWithoutASubject(t *testing.T) {
 // what is so without it.
 func TestATrialCompilesForIdentitiesWithoutEndpointsHere(t *testing.T) {
 	o, _ := run(t, t.TempDir())
-	if err := o.SetIdentities(t.Context(), []identity.Identity{shopPod(t, 300, "large"), shopPod(t, 301, "other")}, nil); err != nil {
+	if err := o.SetIdentities(t.Context(), []peer.Identity{shopPod(t, 300, "large"), shopPod(t, 301, "other")}, nil); err != nil {
 		t.Fatal(err)
 	}
 	try := func(manifests string) error {

@@ -11,9 +11,10 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/journal"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
@@ -453,7 +454,7 @@ func (o *Owner) await(ctx context.Context, subjects []identity.Numeric, begin fu
 }
 
 // SetIdentities takes over what the identity service says has changed.
-func (o *Owner) SetIdentities(ctx context.Context, set []identity.Identity, gone []identity.Numeric) error {
+func (o *Owner) SetIdentities(ctx context.Context, set []peer.Identity, gone []identity.Numeric) error {
 	_, err := ask(ctx, o, func() (struct{}, error) {
 		o.operation = opIdentity
 		o.setIdentities(set, gone)
@@ -462,7 +463,7 @@ func (o *Owner) SetIdentities(ctx context.Context, set []identity.Identity, gone
 	return err
 }
 
-func (o *Owner) setIdentities(set []identity.Identity, gone []identity.Numeric) {
+func (o *Owner) setIdentities(set []peer.Identity, gone []identity.Numeric) {
 	var c engine.Change
 	var rec journal.Change
 	var subjects []identity.Numeric
@@ -496,7 +497,7 @@ func (o *Owner) setIdentities(set []identity.Identity, gone []identity.Numeric) 
 
 // TakeIdentities does the same, and notes the revision of the identity service up
 // to which the owner has every change then; zero: that is not known.
-func (o *Owner) TakeIdentities(ctx context.Context, set []identity.Identity, gone []identity.Numeric, at identity.Revision) error {
+func (o *Owner) TakeIdentities(ctx context.Context, set []peer.Identity, gone []identity.Numeric, at peer.Revision) error {
 	_, err := ask(ctx, o, func() (struct{}, error) {
 		o.setIdentities(set, gone)
 		o.barrier.IdentityService = at

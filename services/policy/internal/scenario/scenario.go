@@ -17,7 +17,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
@@ -25,7 +26,7 @@ import (
 // changed and handed to a fresh engine.
 type State struct {
 	Objects    map[policy.Key]policy.Object
-	Identities map[identity.Numeric]identity.Identity
+	Identities map[identity.Numeric]peer.Identity
 	Subjects   map[identity.Numeric]bool
 	Names      map[string][]netip.Addr
 	Located    map[netip.Addr]identity.Numeric
@@ -34,7 +35,7 @@ type State struct {
 // NewState is the state in which nothing is.
 func NewState() *State {
 	return &State{
-		Objects: make(map[policy.Key]policy.Object), Identities: make(map[identity.Numeric]identity.Identity),
+		Objects: make(map[policy.Key]policy.Object), Identities: make(map[identity.Numeric]peer.Identity),
 		Subjects: make(map[identity.Numeric]bool), Names: make(map[string][]netip.Addr), Located: make(map[netip.Addr]identity.Numeric),
 	}
 }
@@ -66,7 +67,7 @@ type Delta struct {
 	DeletePolicies   []policy.Key
 	UpsertPolicies   []policy.Object
 	RemoveIdentities []identity.Numeric
-	AddIdentities    []identity.Identity
+	AddIdentities    []peer.Identity
 	RemoveSubjects   []identity.Numeric
 	AddSubjects      []identity.Numeric
 	Forget, Learn    []Name

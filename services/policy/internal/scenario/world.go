@@ -8,9 +8,10 @@ import (
 	"math/rand/v2"
 	"net/netip"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/dnsname"
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -20,7 +21,7 @@ import (
 // World is the stock that random states are drawn from.
 type World struct {
 	*rand.Rand
-	IDs   []identity.Identity
+	IDs   []peer.Identity
 	Addrs map[identity.Numeric][]netip.Addr
 	All   []netip.Addr
 }
@@ -41,7 +42,7 @@ const Nobody = identity.Numeric(60000)
 func NewWorld(r *rand.Rand) *World {
 	w := &World{Rand: r, Addrs: make(map[identity.Numeric][]netip.Addr)}
 	add := func(n identity.Numeric, addr4, addr6 string, labels ...label.Label) {
-		id, err := identity.New(n, label.NewSet(labels...))
+		id, err := peer.New(n, label.NewSet(labels...))
 		if err != nil {
 			panic(err)
 		}
@@ -67,16 +68,16 @@ func NewWorld(r *rand.Rand) *World {
 			if (i+j)%2 == 0 {
 				ls = append(ls, k("tier", []string{"front", "back"}[j%2]))
 			}
-			var ports []identity.NamedPort
+			var ports []peer.NamedPort
 			switch (i + 2*j) % 4 {
 			case 0:
-				ports = []identity.NamedPort{{Name: "http", Protocol: port.TCP, Port: 80}}
+				ports = []peer.NamedPort{{Name: "http", Protocol: port.TCP, Port: 80}}
 			case 1:
-				ports = []identity.NamedPort{{Name: "http", Protocol: port.TCP, Port: 8080}, {Name: "dns", Protocol: port.UDP, Port: 53}}
+				ports = []peer.NamedPort{{Name: "http", Protocol: port.TCP, Port: 8080}, {Name: "dns", Protocol: port.UDP, Port: 53}}
 			case 2:
-				ports = []identity.NamedPort{{Name: "http", Protocol: port.TCP, Port: 80}, {Name: "http", Protocol: port.TCP, Port: 81}}
+				ports = []peer.NamedPort{{Name: "http", Protocol: port.TCP, Port: 80}, {Name: "http", Protocol: port.TCP, Port: 81}}
 			}
-			if l, ok := identity.NamedPortsLabel(ports); ok {
+			if l, ok := peer.NamedPortsLabel(ports); ok {
 				ls = append(ls, l)
 			}
 			add(n, fmt.Sprintf("10.0.%d.%d", i, 10+j), fmt.Sprintf("fd00:%d::%d", i, 10+j), ls...)
@@ -296,24 +297,24 @@ func (w *World) podLabels() []label.Label {
 	if w.Chance(50) {
 		ls = append(ls, k("tier", Pick(w, "front", "back")))
 	}
-	var ports []identity.NamedPort
+	var ports []peer.NamedPort
 	for range w.IntN(3) {
-		ports = append(ports, identity.NamedPort{
+		ports = append(ports, peer.NamedPort{
 			Name: Pick(w, "http", "HTTP", "dns"), Protocol: Pick(w, port.TCP, port.UDP), Port: Pick[uint16](w, 53, 80, 81, 8080),
 		})
 	}
-	if l, ok := identity.NamedPortsLabel(ports); ok {
+	if l, ok := peer.NamedPortsLabel(ports); ok {
 		ls = append(ls, l)
 	}
 	return ls
 }
 
 // relabeled is an identity with labels drawn anew, if it is of the pool.
-func (w *World) relabeled(id identity.Identity) identity.Identity {
+func (w *World) relabeled(id peer.Identity) peer.Identity {
 	if id.Number < firstOfPool || id.Number >= firstOfPool+pool {
 		return id
 	}
-	id, err := identity.New(id.Number, label.NewSet(w.podLabels()...))
+	id, err := peer.New(id.Number, label.NewSet(w.podLabels()...))
 	if err != nil {
 		panic(err) // the labels were made above
 	}
@@ -321,7 +322,7 @@ func (w *World) relabeled(id identity.Identity) identity.Identity {
 }
 
 // SetIdentity makes an identity known, at its addresses.
-func (w *World) SetIdentity(s *State, id identity.Identity) {
+func (w *World) SetIdentity(s *State, id peer.Identity) {
 	s.Identities[id.Number] = id
 	for _, a := range w.Addrs[id.Number] {
 		s.Located[a] = id.Number
@@ -338,7 +339,7 @@ func (w *World) DropIdentity(s *State, n identity.Numeric) {
 }
 
 // Subjectable says which identities can be endpoints of the node.
-func Subjectable(id identity.Identity) bool {
+func Subjectable(id peer.Identity) bool {
 	return id.Kind == identity.KindInCluster || id.Kind == identity.KindHost || id.Number == identity.Init
 }
 

@@ -27,9 +27,9 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/rpc/client"
+	"github.com/sluice-net/sluice/model/identity"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
@@ -547,8 +547,8 @@ func TestTheLargestTablesFitIntoAnAnswer(t *testing.T) {
 		}
 		for i := range table.MaxBlocks {
 			at := [16]byte{0x20, 1, 14: byte(i >> 8), 15: byte(i)}
-			content.Blocks.Set(netip.PrefixFrom(netip.AddrFrom16(at), 128), [identity.Scopes]table.Class{5000, 5000, 5000})
-			content.Blocks.Set(netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 32), [identity.Scopes]table.Class{5000, 5000, 5000})
+			content.Blocks.Set(netip.PrefixFrom(netip.AddrFrom16(at), 128), [identity.PeerScopes]table.Class{5000, 5000, 5000})
+			content.Blocks.Set(netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 32), [identity.PeerScopes]table.Class{5000, 5000, 5000})
 		}
 		j.Tables[d] = engine.TableDefined{Table: 1 << 40, Content: content}
 		for i := range table.MaxRules {

@@ -11,9 +11,10 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"github.com/sluice-net/sluice/model/identity"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
 )
 
 // before is a subscription of a datapath that enforced something.
@@ -65,7 +66,7 @@ func TestBarrierHasTheRevisionOfTheIdentityService(t *testing.T) {
 	if b := f.barrier; len(b.GetIdentityServiceIncarnation()) != 0 || b.GetIdentityServiceRevision() != 0 {
 		t.Errorf("before a listing: revision %d of %x", b.GetIdentityServiceRevision(), b.GetIdentityServiceIncarnation())
 	}
-	at := identity.Revision{Incarnation: "run-of-i", Number: 41}
+	at := peer.Revision{Incarnation: "run-of-i", Number: 41}
 	if err := s.owner.TakeIdentities(s.ctx(), identitiesOf(t, town), nil, at); err != nil {
 		t.Fatal(err)
 	}

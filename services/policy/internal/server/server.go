@@ -19,12 +19,13 @@ import (
 
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/rpc"
+	"github.com/sluice-net/sluice/model/identity"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/label"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -196,7 +197,7 @@ func (s *Server) Explain(ctx context.Context, req *policyv1.ExplainRequest) (*po
 	if p := port.Protocol(req.GetProtocol()); !p.HasPorts() && p != port.ICMP && p != port.ICMPv6 {
 		q = port.At(p, 0) // judged by number alone
 	}
-	x, err := s.Owner.Explain(ctx, peer(req.GetFrom()), peer(req.GetTo()), q)
+	x, err := s.Owner.Explain(ctx, fromPeer(req.GetFrom()), fromPeer(req.GetTo()), q)
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -300,7 +301,7 @@ func toPolicy(l *owner.Listed) *policyv1.Policy {
 	return p
 }
 
-func peer(p *policyv1.Peer) owner.Peer {
+func fromPeer(p *policyv1.Peer) owner.Peer {
 	out := owner.Peer{Identity: identity.Numeric(p.GetIdentity())}
 	for _, l := range p.GetLabels() {
 		out.Labels = append(out.Labels, fromLabel(l))
@@ -315,7 +316,7 @@ func fromLabel(l *workloadv1.Label) label.Label {
 	return label.Label{Source: l.GetSource(), Key: l.GetKey(), Value: l.GetValue()}
 }
 
-func labels(id identity.Identity) []string {
+func labels(id peer.Identity) []string {
 	var out []string
 	for _, l := range id.Given().All() {
 		if l.Source != label.SourceGenerated {
@@ -382,7 +383,7 @@ func diffPeer(p owner.DifferentPeer) *policyv1.DiffPeer {
 	if p.Block.IsValid() {
 		out.Prefix = p.Block.String()
 	}
-	if p.Identity.Scope == identity.ScopeOutside {
+	if p.Identity.Scope == identity.PeerScopeOutside {
 		out.Identity = 0
 		switch {
 		case p.Block.IsValid():

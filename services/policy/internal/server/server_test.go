@@ -20,12 +20,13 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/rpc/client"
+	"github.com/sluice-net/sluice/model/identity"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/label"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
@@ -129,9 +130,9 @@ func (s *service) know(ids map[uint32]string) {
 	}
 }
 
-func identitiesOf(t *testing.T, ids map[uint32]string) []identity.Identity {
+func identitiesOf(t *testing.T, ids map[uint32]string) []peer.Identity {
 	t.Helper()
-	var out []identity.Identity
+	var out []peer.Identity
 	for n, text := range ids {
 		var labels []label.Label
 		for _, l := range strings.Fields(text) {
@@ -139,7 +140,7 @@ func identitiesOf(t *testing.T, ids map[uint32]string) []identity.Identity {
 			key, value, _ := strings.Cut(rest, "=")
 			labels = append(labels, label.Label{Source: source, Key: key, Value: value})
 		}
-		id, err := identity.New(identity.Numeric(n), label.NewSet(labels...))
+		id, err := peer.New(identity.Numeric(n), label.NewSet(labels...))
 		if err != nil {
 			t.Fatal(err)
 		}

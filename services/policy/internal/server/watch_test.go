@@ -20,8 +20,8 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/sluice-net/sluice/kit/rpc/client"
+	"github.com/sluice-net/sluice/model/identity"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -44,7 +44,7 @@ func newReplica() *replica {
 	}
 }
 
-func classesOf(in []uint32) (out [identity.Scopes]table.Class) {
+func classesOf(in []uint32) (out [identity.PeerScopes]table.Class) {
 	for i, c := range in {
 		out[i] = table.Class(c)
 	}
@@ -109,7 +109,7 @@ func (r *replica) apply(s *policyv1.Step) error {
 			return fmt.Errorf("identity %d has a class without a name", u.GetIdentity())
 		}
 		r.words[u.GetIdentity()] = table.Word{
-			NodeClass: table.NodeClass(u.GetNodeClass()), Kind: identity.Kind(u.GetKind() - 1), Scope: identity.Scope(u.GetScope() - 1), Known: true,
+			NodeClass: table.NodeClass(u.GetNodeClass()), Kind: identity.Kind(u.GetKind() - 1), Scope: identity.PeerScope(u.GetScope() - 1), Known: true,
 		}
 	case *policyv1.Step_TableDefine:
 		d := x.TableDefine

@@ -23,8 +23,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
@@ -46,7 +47,7 @@ type Incarnation [16]byte
 type Barrier struct {
 	Policy, Identity, Address uint64
 	State                     *PolicyState
-	IdentityService           identity.Revision
+	IdentityService           peer.Revision
 }
 
 // Message is some steps with the number of their message.

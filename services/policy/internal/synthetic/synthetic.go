@@ -13,8 +13,9 @@ import (
 	"math/rand/v2"
 	"strings"
 
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
 )
 
 // Shape is the size of a cluster.
@@ -33,7 +34,7 @@ const Name = "here"
 
 // Cluster is what Make returns.
 type Cluster struct {
-	Identities []identity.Identity
+	Identities []peer.Identity
 	Manifests  []string // YAML
 	Subjects   []identity.Numeric
 }
@@ -43,7 +44,7 @@ func Namespace(i int) string { return fmt.Sprintf("ns-%03d", i) }
 
 // Identity is the identity of an app. Apps beyond the Shape's are new kinds in
 // a known namespace.
-func Identity(s Shape, namespace, app int) (identity.Identity, error) {
+func Identity(s Shape, namespace, app int) (peer.Identity, error) {
 	ls := []label.Label{
 		label.Kubernetes(label.KeyNamespace, Namespace(namespace)),
 		label.Kubernetes(label.KeyCluster, Name),
@@ -53,17 +54,17 @@ func Identity(s Shape, namespace, app int) (identity.Identity, error) {
 		label.Kubernetes("app", fmt.Sprintf("app-%02d", app)),
 		label.Kubernetes("tier", []string{"front", "back", "data"}[app%3]),
 	}
-	return identity.New(identity.MinCluster+identity.Numeric(namespace*s.Apps+app), label.NewSet(ls...))
+	return peer.New(identity.MinCluster+identity.Numeric(namespace*s.Apps+app), label.NewSet(ls...))
 }
 
 // Reserved are the identities every node knows.
-func Reserved() ([]identity.Identity, error) {
-	var out []identity.Identity
+func Reserved() ([]peer.Identity, error) {
+	var out []peer.Identity
 	for n, name := range map[identity.Numeric]string{
 		identity.Host: identity.NameHost, identity.RemoteNode: identity.NameRemoteNode, identity.Health: identity.NameHealth,
 		identity.Ingress: identity.NameIngress, identity.WorldIPv4: identity.NameWorldIPv4, identity.WorldIPv6: identity.NameWorldIPv6,
 	} {
-		id, err := identity.New(n, label.NewSet(label.Reserved(name)))
+		id, err := peer.New(n, label.NewSet(label.Reserved(name)))
 		if err != nil {
 			return nil, err
 		}

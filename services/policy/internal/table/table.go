@@ -17,7 +17,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
@@ -108,8 +108,8 @@ type NodeClass uint32
 // Header is the fixed part of a table.
 type Header struct {
 	Flags   Flags
-	Default [identity.Kinds]Class  // peers without a row, by kind
-	Address [identity.Scopes]Class // addresses in no block, by scope
+	Default [identity.Kinds]Class      // peers without a row, by kind
+	Address [identity.PeerScopes]Class // addresses in no block, by scope
 }
 
 // Table is one direction of the policy of a subject.
@@ -126,7 +126,7 @@ type Table struct {
 type Word struct {
 	NodeClass NodeClass
 	Kind      identity.Kind
-	Scope     identity.Scope
+	Scope     identity.PeerScope
 	Known     bool
 }
 
@@ -173,9 +173,9 @@ func (t *Table) ClassOf(w Word) Class {
 }
 
 // LookupIn is Lookup for an address whose classes are known.
-func (t *Table) LookupIn(w Word, ac [identity.Scopes]Class, q port.Point) Verdict {
+func (t *Table) LookupIn(w Word, ac [identity.PeerScopes]Class, q port.Point) Verdict {
 	if !w.Known {
-		w = Word{Kind: identity.KindUnknown, Scope: identity.ScopeCluster}
+		w = Word{Kind: identity.KindUnknown, Scope: identity.PeerScopeCluster}
 	}
 	v := t.search(t.ClassOf(w), q)
 	byIdentity := v
@@ -257,7 +257,7 @@ type Blocks struct {
 
 type length struct {
 	bits   int
-	values map[netip.Addr][identity.Scopes]Class
+	values map[netip.Addr][identity.PeerScopes]Class
 }
 
 func family(a netip.Addr) int {
@@ -275,11 +275,11 @@ func (b *Blocks) Len() int { return b.n[0] + b.n[1] }
 func (b *Blocks) Full(a netip.Addr) bool { return b.n[family(a)] >= MaxBlocks }
 
 // Set stores the classes of a prefix.
-func (b *Blocks) Set(p netip.Prefix, v [identity.Scopes]Class) {
+func (b *Blocks) Set(p netip.Prefix, v [identity.PeerScopes]Class) {
 	ls := &b.byLen[family(p.Addr())]
 	i, ok := slices.BinarySearchFunc(*ls, p.Bits(), func(l length, bits int) int { return bits - l.bits })
 	if !ok {
-		*ls = slices.Insert(*ls, i, length{bits: p.Bits(), values: make(map[netip.Addr][identity.Scopes]Class)})
+		*ls = slices.Insert(*ls, i, length{bits: p.Bits(), values: make(map[netip.Addr][identity.PeerScopes]Class)})
 	}
 	if _, ok := (*ls)[i].values[p.Addr()]; !ok {
 		b.n[family(p.Addr())]++
@@ -298,7 +298,7 @@ func (b *Blocks) Delete(p netip.Prefix) {
 }
 
 // Exact returns the classes stored for a prefix itself.
-func (b *Blocks) Exact(p netip.Prefix) (v [identity.Scopes]Class, ok bool) {
+func (b *Blocks) Exact(p netip.Prefix) (v [identity.PeerScopes]Class, ok bool) {
 	for _, l := range b.byLen[family(p.Addr())] {
 		if l.bits == p.Bits() {
 			v, ok = l.values[p.Addr()]
@@ -308,21 +308,21 @@ func (b *Blocks) Exact(p netip.Prefix) (v [identity.Scopes]Class, ok bool) {
 }
 
 // Around finds the longest prefix with the address that holds others too.
-func (b *Blocks) Around(a netip.Addr) ([identity.Scopes]Class, bool) {
+func (b *Blocks) Around(a netip.Addr) ([identity.PeerScopes]Class, bool) {
 	return b.longest(a, a.BitLen()-1)
 }
 
 // Within finds the longest prefix that holds all of p, p itself included.
-func (b *Blocks) Within(p netip.Prefix) ([identity.Scopes]Class, bool) {
+func (b *Blocks) Within(p netip.Prefix) ([identity.PeerScopes]Class, bool) {
 	return b.longest(p.Addr(), p.Bits())
 }
 
 // Lookup finds the longest prefix with the address.
-func (b *Blocks) Lookup(a netip.Addr) ([identity.Scopes]Class, bool) {
+func (b *Blocks) Lookup(a netip.Addr) ([identity.PeerScopes]Class, bool) {
 	return b.longest(a, a.BitLen())
 }
 
-func (b *Blocks) longest(a netip.Addr, bits int) ([identity.Scopes]Class, bool) {
+func (b *Blocks) longest(a netip.Addr, bits int) ([identity.PeerScopes]Class, bool) {
 	for _, l := range b.byLen[family(a)] {
 		if l.bits > bits {
 			continue
@@ -335,11 +335,11 @@ func (b *Blocks) longest(a netip.Addr, bits int) ([identity.Scopes]Class, bool) 
 			return v, true
 		}
 	}
-	return [identity.Scopes]Class{}, false
+	return [identity.PeerScopes]Class{}, false
 }
 
 // All calls f for every prefix.
-func (b *Blocks) All(f func(netip.Prefix, [identity.Scopes]Class)) {
+func (b *Blocks) All(f func(netip.Prefix, [identity.PeerScopes]Class)) {
 	for _, ls := range b.byLen {
 		for _, l := range ls {
 			for a, v := range l.values {

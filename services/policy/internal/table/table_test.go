@@ -9,7 +9,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
@@ -71,7 +71,7 @@ func TestBetterTakesTheLowerNumberOfEachSlot(t *testing.T) {
 
 func TestTheLongestBlockCounts(t *testing.T) {
 	var b Blocks
-	set := func(s string, c Class) { b.Set(netip.MustParsePrefix(s), [identity.Scopes]Class{c, c + 1, c + 2}) }
+	set := func(s string, c Class) { b.Set(netip.MustParsePrefix(s), [identity.PeerScopes]Class{c, c + 1, c + 2}) }
 	set("10.0.0.0/8", 1)
 	set("10.1.0.0/16", 4)
 	set("10.1.2.3/32", 7)
@@ -79,12 +79,12 @@ func TestTheLongestBlockCounts(t *testing.T) {
 	set("::/0", 13)
 	for a, want := range map[string]int{"10.2.0.1": 1, "10.1.0.1": 4, "10.1.2.3": 7, "11.0.0.1": -1, "fd00::1": 10, "2001::1": 13} {
 		got, ok := b.Lookup(netip.MustParseAddr(a))
-		if ok != (want >= 0) || ok && got != [identity.Scopes]Class{Class(want), Class(want + 1), Class(want + 2)} {
+		if ok != (want >= 0) || ok && got != [identity.PeerScopes]Class{Class(want), Class(want + 1), Class(want + 2)} {
 			t.Errorf("%s: %v %t, want %d", a, got, ok, want)
 		}
 	}
 	n := 0
-	b.All(func(netip.Prefix, [identity.Scopes]Class) { n++ })
+	b.All(func(netip.Prefix, [identity.PeerScopes]Class) { n++ })
 	if n != 5 || b.Len() != 5 {
 		t.Errorf("%d blocks, Len %d", n, b.Len())
 	}
@@ -109,7 +109,7 @@ func TestPassOnOneSideDecidesForBoth(t *testing.T) {
 	}
 	tbl.Flags = HasAddresses
 	a := netip.MustParseAddr("192.0.2.1")
-	w := Word{NodeClass: 1, Known: true, Scope: identity.ScopeOutside}
+	w := Word{NodeClass: 1, Known: true, Scope: identity.PeerScopeOutside}
 	for _, tc := range []struct {
 		who, where Value
 		flags      Flags
@@ -130,7 +130,7 @@ func TestPassOnOneSideDecidesForBoth(t *testing.T) {
 			tbl.Flags = HasAddresses | tc.flags
 			tbl.Peers[1] = class(who)
 			c := class(where)
-			tbl.Address = [identity.Scopes]Class{c, c, c}
+			tbl.Address = [identity.PeerScopes]Class{c, c, c}
 			if got := tbl.Lookup(w, a, 0); got != tc.want {
 				t.Errorf("%x and %x (%d): %+v, want %+v", who, where, tc.flags, got, tc.want)
 			}

@@ -24,10 +24,11 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/label"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -233,7 +234,7 @@ type endKey struct {
 // view is one node's engine and what it was told.
 type view struct {
 	engine     *engine.Engine
-	identities map[identity.Numeric]identity.Identity
+	identities map[identity.Numeric]peer.Identity
 	subjects   map[identity.Numeric]bool
 	objects    map[policy.Key]policy.Object
 	names      map[string][]netip.Addr
@@ -433,13 +434,13 @@ func (w *World) podLabels(p *Pod) label.Set {
 	for k, v := range w.namespaces[p.Namespace] {
 		ls = append(ls, label.Kubernetes(label.KeyNamespaceLabels+k, v))
 	}
-	var ports []identity.NamedPort
+	var ports []peer.NamedPort
 	for _, cp := range p.Ports {
 		if proto, ok := port.ParseProtocol(cp.Proto); ok && cp.Name != "" {
-			ports = append(ports, identity.NamedPort{Name: cp.Name, Protocol: proto, Port: cp.Port})
+			ports = append(ports, peer.NamedPort{Name: cp.Name, Protocol: proto, Port: cp.Port})
 		}
 	}
-	if l, ok := identity.NamedPortsLabel(ports); ok {
+	if l, ok := peer.NamedPortsLabel(ports); ok {
 		ls = append(ls, l)
 	}
 	return label.NewSet(ls...)
@@ -614,7 +615,7 @@ func (w *World) end(name string, v6 bool) (e end, err error) {
 // desired is what a node's engine should know now.
 func (w *World) desired(node string) *view {
 	v := &view{
-		identities: make(map[identity.Numeric]identity.Identity), subjects: make(map[identity.Numeric]bool),
+		identities: make(map[identity.Numeric]peer.Identity), subjects: make(map[identity.Numeric]bool),
 		objects: maps.Clone(w.objects), names: make(map[string][]netip.Addr), located: make(map[netip.Addr]identity.Numeric),
 	}
 	for n, a := range w.names {
@@ -622,7 +623,7 @@ func (w *World) desired(node string) *view {
 	}
 	add := func(labels label.Set) identity.Numeric {
 		n := w.number(labels)
-		id, err := identity.New(n, labels)
+		id, err := peer.New(n, labels)
 		if err != nil {
 			panic(err) // the labels were made above
 		}
@@ -700,7 +701,7 @@ func difference(have, want *view) engine.Change {
 			c.AddIdentities = append(c.AddIdentities, id)
 		}
 	}
-	slices.SortFunc(c.AddIdentities, func(a, b identity.Identity) int { return cmp.Compare(a.Number, b.Number) })
+	slices.SortFunc(c.AddIdentities, func(a, b peer.Identity) int { return cmp.Compare(a.Number, b.Number) })
 	for n := range have.subjects {
 		if !want.subjects[n] {
 			c.RemoveSubjects = append(c.RemoveSubjects, n)

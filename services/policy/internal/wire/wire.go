@@ -15,9 +15,9 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/sluice-net/sluice/model/identity"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
@@ -105,7 +105,7 @@ func Table(d engine.TableDefined) *policyv1.TableDefine {
 		out.Peers = append(out.Peers, &policyv1.PeerRow{NodeClass: uint32(n), Class: uint32(c)})
 	}
 	slices.SortFunc(out.Peers, func(a, b *policyv1.PeerRow) int { return cmp.Compare(a.NodeClass, b.NodeClass) })
-	t.Blocks.All(func(p netip.Prefix, v [identity.Scopes]table.Class) { out.Blocks = append(out.Blocks, block(p, v)) })
+	t.Blocks.All(func(p netip.Prefix, v [identity.PeerScopes]table.Class) { out.Blocks = append(out.Blocks, block(p, v)) })
 	slices.SortFunc(out.Blocks, func(a, b *policyv1.AddressBlock) int {
 		return cmp.Or(cmp.Compare(len(a.Address), len(b.Address)), slices.Compare(a.Address, b.Address), cmp.Compare(a.Bits, b.Bits))
 	})
@@ -130,7 +130,7 @@ func nodes(list []table.Node) []*policyv1.PortNode {
 	return out
 }
 
-func block(p netip.Prefix, v [identity.Scopes]table.Class) *policyv1.AddressBlock {
+func block(p netip.Prefix, v [identity.PeerScopes]table.Class) *policyv1.AddressBlock {
 	return &policyv1.AddressBlock{Address: p.Addr().AsSlice(), Bits: uint32(p.Bits()), Classes: classes(v[:])}
 }
 

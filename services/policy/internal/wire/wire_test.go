@@ -9,9 +9,9 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/sluice-net/sluice/model/identity"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
@@ -33,10 +33,10 @@ func TestEnumsAreThoseOfTheEnginePlusOne(t *testing.T) {
 			t.Errorf("kind %s is %s", kind, got)
 		}
 	}
-	for scope, want := range map[identity.Scope]policyv1.PeerScope{
-		identity.ScopeCluster: policyv1.PeerScope_PEER_SCOPE_CLUSTER,
-		identity.ScopeNode:    policyv1.PeerScope_PEER_SCOPE_NODE,
-		identity.ScopeOutside: policyv1.PeerScope_PEER_SCOPE_OUTSIDE,
+	for scope, want := range map[identity.PeerScope]policyv1.PeerScope{
+		identity.PeerScopeCluster: policyv1.PeerScope_PEER_SCOPE_CLUSTER,
+		identity.PeerScopeNode:    policyv1.PeerScope_PEER_SCOPE_NODE,
+		identity.PeerScopeOutside: policyv1.PeerScope_PEER_SCOPE_OUTSIDE,
 	} {
 		if got := Identity(1, table.Word{Known: true, Scope: scope}).Scope; got != want {
 			t.Errorf("scope %d is %s", scope, got)
@@ -61,16 +61,16 @@ func TestEveryEventBecomesItsStep(t *testing.T) {
 	content := &table.Table{
 		Header: table.Header{
 			Flags:   table.DefaultAllow | table.HasAddresses,
-			Default: [identity.Kinds]table.Class{0, 1, 0, 1, 0, 1, 0, 1}, Address: [identity.Scopes]table.Class{1, 0, 1},
+			Default: [identity.Kinds]table.Class{0, 1, 0, 1, 0, 1, 0, 1}, Address: [identity.PeerScopes]table.Class{1, 0, 1},
 		},
 		Rules:   []table.Rule{{Action: rule.Pass, Tier: rule.Admin}, {Action: rule.Redirect, Tier: rule.Normal, Proxy: rule.ProxyHTTP}},
 		Classes: []uint32{0, 1}, Nodes: make([]table.Node, 2),
 		Peers: map[table.NodeClass]table.Class{9: 1, 3: 0, 5: 1},
 	}
 	content.Nodes[1].Hi[15], content.Nodes[1].Value[0] = 77, 78
-	content.Blocks.Set(netip.MustParsePrefix("fd00::/8"), [identity.Scopes]table.Class{1, 1, 1})
-	content.Blocks.Set(prefix, [identity.Scopes]table.Class{0, 1, 0})
-	content.Blocks.Set(netip.MustParsePrefix("10.1.0.0/24"), [identity.Scopes]table.Class{1, 1, 0})
+	content.Blocks.Set(netip.MustParsePrefix("fd00::/8"), [identity.PeerScopes]table.Class{1, 1, 1})
+	content.Blocks.Set(prefix, [identity.PeerScopes]table.Class{0, 1, 0})
+	content.Blocks.Set(netip.MustParsePrefix("10.1.0.0/24"), [identity.PeerScopes]table.Class{1, 1, 0})
 	high, value := make([]uint32, table.Fanout), make([]uint32, table.Fanout)
 	zero := &policyv1.PortNode{High: make([]uint32, table.Fanout), Value: make([]uint32, table.Fanout)}
 	high[15], value[0] = 77, 78
@@ -83,7 +83,7 @@ func TestEveryEventBecomesItsStep(t *testing.T) {
 			NodeClassDefine: &policyv1.NodeClassDefine{NodeClass: 4, Key: key[:]},
 		}}},
 		{engine.NodeClassRetired{NodeClass: 4}, &policyv1.Step{Step: &policyv1.Step_NodeClassRetire{NodeClassRetire: &policyv1.NodeClassRetire{NodeClass: 4}}}},
-		{engine.IdentitySet{Identity: 300, Word: table.Word{NodeClass: 4, Kind: identity.KindHost, Scope: identity.ScopeNode, Known: true}}, &policyv1.Step{
+		{engine.IdentitySet{Identity: 300, Word: table.Word{NodeClass: 4, Kind: identity.KindHost, Scope: identity.PeerScopeNode, Known: true}}, &policyv1.Step{
 			Step: &policyv1.Step_IdentityUpdate{IdentityUpdate: &policyv1.IdentityUpdate{
 				Identity: 300, NodeClass: 4, Kind: policyv1.PeerKind_PEER_KIND_HOST, Scope: policyv1.PeerScope_PEER_SCOPE_NODE,
 			}},
@@ -110,7 +110,7 @@ func TestEveryEventBecomesItsStep(t *testing.T) {
 		{engine.PeerDeleted{Table: 6, NodeClass: 4}, &policyv1.Step{Step: &policyv1.Step_PeerUpdate{
 			PeerUpdate: &policyv1.PeerUpdate{Table: 6, Row: &policyv1.PeerRow{NodeClass: 4}, Delete: true},
 		}}},
-		{engine.BlockSet{Table: 6, Prefix: prefix, Classes: [identity.Scopes]table.Class{1, 2, 3}}, &policyv1.Step{Step: &policyv1.Step_AddressUpdate{
+		{engine.BlockSet{Table: 6, Prefix: prefix, Classes: [identity.PeerScopes]table.Class{1, 2, 3}}, &policyv1.Step{Step: &policyv1.Step_AddressUpdate{
 			AddressUpdate: &policyv1.AddressUpdate{Table: 6, Block: &policyv1.AddressBlock{Address: []byte{10, 1, 0, 0}, Bits: 16, Classes: []uint32{1, 2, 3}}},
 		}}},
 		{engine.BlockDeleted{Table: 6, Prefix: prefix}, &policyv1.Step{Step: &policyv1.Step_AddressUpdate{

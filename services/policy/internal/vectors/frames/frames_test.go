@@ -17,9 +17,9 @@ import (
 
 	"google.golang.org/protobuf/encoding/protodelim"
 
+	"github.com/sluice-net/sluice/model/identity"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	vectorv1 "github.com/sluice-net/sluice/proto/gen/sluice/policyvector/v1"
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 	"github.com/sluice-net/sluice/services/policy/internal/wire"
@@ -37,7 +37,7 @@ func (r *reader) forget() {
 	r.words, r.tables, r.bound = make(map[uint32]table.Word), make(map[uint64]*table.Table), make(map[[2]uint32]uint64)
 }
 
-func three(list []uint32) (out [identity.Scopes]table.Class) {
+func three(list []uint32) (out [identity.PeerScopes]table.Class) {
 	for i := range out {
 		out[i] = table.Class(list[i])
 	}
@@ -91,7 +91,7 @@ func (r *reader) step(t *testing.T, s *policyv1.Step) {
 			return
 		}
 		r.words[u.Identity] = table.Word{
-			NodeClass: table.NodeClass(u.NodeClass), Kind: identity.Kind(u.Kind - 1), Scope: identity.Scope(u.Scope - 1), Known: true,
+			NodeClass: table.NodeClass(u.NodeClass), Kind: identity.Kind(u.Kind - 1), Scope: identity.PeerScope(u.Scope - 1), Known: true,
 		}
 	case *policyv1.Step_TableDefine:
 		count("define")

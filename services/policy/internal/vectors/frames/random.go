@@ -9,9 +9,9 @@ import (
 	"math/rand/v2"
 	"net/netip"
 
+	"github.com/sluice-net/sluice/model/identity"
 	vectorv1 "github.com/sluice-net/sluice/proto/gen/sluice/policyvector/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
-	"github.com/sluice-net/sluice/services/policy/internal/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/scenario"
 )

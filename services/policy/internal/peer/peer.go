@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package identity holds what policy knows of a peer: its number, its labels,
-// what kind of peer it is and which address rules reach it.
+// Package peer holds what policy knows of a peer: the number of its identity,
+// its labels, what kind of peer it is and which address rules reach it.
 //
-// Numbers are given by the identity service. This package only knows their
-// ranges and reads the kind, the scope and the named ports from the labels.
-package identity
+// The identity service allocates the numbers. This package reads the kind, the
+// scope and the named ports from the labels.
+package peer
 
 import (
 	"fmt"
@@ -14,94 +14,20 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/label"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
-)
-
-// Numeric is an identity number. 0 is never valid.
-type Numeric uint32
-
-// Reserved numbers and the borders of the ranges.
-const (
-	Host             Numeric = 1
-	World            Numeric = 2
-	Unmanaged        Numeric = 3
-	Health           Numeric = 4
-	Init             Numeric = 5
-	RemoteNode       Numeric = 6
-	KubeAPIServer    Numeric = 7
-	Ingress          Numeric = 8
-	WorldIPv4        Numeric = 9
-	WorldIPv6        Numeric = 10
-	UnknownInCluster Numeric = 255
-
-	MinCluster   Numeric = 256
-	MaxCluster   Numeric = 65535
-	MinNodeLocal Numeric = 0xFF0000 // sets that never leave the node
-	MaxNodeLocal Numeric = 0xFF0FFF
-)
-
-// Names of reserved labels (reserved:NAME).
-const (
-	NameHost          = "host"
-	NameWorld         = "world"
-	NameWorldIPv4     = "world-ipv4"
-	NameWorldIPv6     = "world-ipv6"
-	NameUnmanaged     = "unmanaged"
-	NameHealth        = "health"
-	NameInit          = "init"
-	NameRemoteNode    = "remote-node"
-	NameKubeAPIServer = "kube-apiserver"
-	NameIngress       = "ingress"
-	NameNone          = "none"
-)
-
-// Kind is the coarse sort of a peer. A table has a default class per kind,
-// taken by peers of that kind which have no row of their own.
-type Kind uint8
-
-// The kinds, in the order of the table header.
-const (
-	KindInCluster     Kind = iota // pods, of this cluster or another
-	KindWorld4                    // outside, IPv4 (and the single world of one family)
-	KindWorld6                    // outside, IPv6
-	KindHost                      // the node itself
-	KindRemoteNode                // other nodes
-	KindKubeAPIServer             // an API server outside the cluster
-	KindUnknown                   // a number nobody announced
-	KindOther                     // health, init, ingress, unmanaged
-	Kinds                         // the number of kinds
-)
-
-// String names the kind for messages.
-func (k Kind) String() string {
-	names := [...]string{"in-cluster", "world-ipv4", "world-ipv6", "host", "remote-node", "kube-apiserver", "unknown", "other"}
-	if int(k) < len(names) {
-		return names[k]
-	}
-	return "Kind(" + strconv.Itoa(int(k)) + ")"
-}
-
-// Scope says which address rules reach a peer.
-type Scope uint8
-
-// The scopes, in the order of the address classes.
-const (
-	ScopeCluster Scope = iota // pods and the other endpoints inside
-	ScopeNode                 // the host and remote nodes
-	ScopeOutside              // the world
-	Scopes                    // the number of scopes
 )
 
 // Identity is a peer as policy sees it. It is immutable: other labels are
 // another identity, except for sets that live on one node, which are replaced.
 type Identity struct {
-	Number Numeric
+	Number identity.Numeric
 	Labels label.Set // that selectors see
 	// given are the labels that were announced, if Complete added to them.
 	given label.Set
-	Kind  Kind
-	Scope Scope
+	Kind  identity.Kind
+	Scope identity.PeerScope
 	// Ports are the named container ports of the peer, sorted; a name may
 	// occur several times.
 	Ports []NamedPort
@@ -115,30 +41,30 @@ type NamedPort struct {
 }
 
 // New derives the kind, the scope and the named ports from the labels.
-func New(n Numeric, labels label.Set) (Identity, error) {
+func New(n identity.Numeric, labels label.Set) (Identity, error) {
 	if n == 0 {
 		return Identity{}, fmt.Errorf("identity number 0 is not valid")
 	}
 	id := Identity{Number: n, Labels: labels}
 	has := func(name string) bool { return labels.Has(label.Reserved(name)) }
-	world := has(NameWorld) || has(NameWorldIPv4) || has(NameWorldIPv6)
+	world := has(identity.NameWorld) || has(identity.NameWorldIPv4) || has(identity.NameWorldIPv6)
 	switch {
-	case n == UnknownInCluster:
-		id.Kind, id.Scope = KindUnknown, ScopeCluster
-	case has(NameHost):
-		id.Kind, id.Scope = KindHost, ScopeNode
-	case has(NameRemoteNode):
-		id.Kind, id.Scope = KindRemoteNode, ScopeNode
-	case world && has(NameKubeAPIServer):
-		id.Kind, id.Scope = KindKubeAPIServer, ScopeOutside
-	case has(NameWorldIPv6):
-		id.Kind, id.Scope = KindWorld6, ScopeOutside
+	case n == identity.UnknownInCluster:
+		id.Kind, id.Scope = identity.KindUnknown, identity.PeerScopeCluster
+	case has(identity.NameHost):
+		id.Kind, id.Scope = identity.KindHost, identity.PeerScopeNode
+	case has(identity.NameRemoteNode):
+		id.Kind, id.Scope = identity.KindRemoteNode, identity.PeerScopeNode
+	case world && has(identity.NameKubeAPIServer):
+		id.Kind, id.Scope = identity.KindKubeAPIServer, identity.PeerScopeOutside
+	case has(identity.NameWorldIPv6):
+		id.Kind, id.Scope = identity.KindWorld6, identity.PeerScopeOutside
 	case world:
-		id.Kind, id.Scope = KindWorld4, ScopeOutside
-	case has(NameHealth), has(NameInit), has(NameIngress), has(NameUnmanaged):
-		id.Kind, id.Scope = KindOther, ScopeCluster
+		id.Kind, id.Scope = identity.KindWorld4, identity.PeerScopeOutside
+	case has(identity.NameHealth), has(identity.NameInit), has(identity.NameIngress), has(identity.NameUnmanaged):
+		id.Kind, id.Scope = identity.KindOther, identity.PeerScopeCluster
 	default:
-		id.Kind, id.Scope = KindInCluster, ScopeCluster
+		id.Kind, id.Scope = identity.KindInCluster, identity.PeerScopeCluster
 	}
 	for _, l := range labels.Key(label.KeyNamedPorts) {
 		if l.Source != label.SourceGenerated {
@@ -170,7 +96,7 @@ func (id Identity) Given() label.Set {
 // has no namespace, counts as a pod of DefaultNamespace, and its labels as those
 // of that pod; its own stay beside them.
 func (id Identity) Complete(cluster string) Identity {
-	if id.Kind != KindInCluster {
+	if id.Kind != identity.KindInCluster {
 		return id
 	}
 	var add []label.Label

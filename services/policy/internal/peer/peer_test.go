@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package identity
+package peer
 
 import (
 	"reflect"
 	"testing"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/label"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 )
@@ -14,22 +15,22 @@ import (
 func TestKindAndScopeComeFromTheLabels(t *testing.T) {
 	pod := label.Kubernetes(label.KeyNamespace, "a")
 	for _, tc := range []struct {
-		number Numeric
+		number identity.Numeric
 		labels []label.Label
-		kind   Kind
-		scope  Scope
+		kind   identity.Kind
+		scope  identity.PeerScope
 	}{
-		{300, []label.Label{pod}, KindInCluster, ScopeCluster},
-		{Host, []label.Label{label.Reserved(NameHost)}, KindHost, ScopeNode},
-		{MinNodeLocal, []label.Label{label.Reserved(NameHost), label.Reserved(NameKubeAPIServer)}, KindHost, ScopeNode},
-		{RemoteNode, []label.Label{label.Reserved(NameRemoteNode)}, KindRemoteNode, ScopeNode},
-		{KubeAPIServer, []label.Label{label.Reserved(NameRemoteNode), label.Reserved(NameKubeAPIServer)}, KindRemoteNode, ScopeNode},
-		{MinNodeLocal, []label.Label{label.Reserved(NameWorldIPv4), label.Reserved(NameKubeAPIServer)}, KindKubeAPIServer, ScopeOutside},
-		{World, []label.Label{label.Reserved(NameWorld)}, KindWorld4, ScopeOutside},
-		{WorldIPv6, []label.Label{label.Reserved(NameWorldIPv6)}, KindWorld6, ScopeOutside},
-		{Health, []label.Label{label.Reserved(NameHealth)}, KindOther, ScopeCluster},
-		{Init, []label.Label{label.Reserved(NameInit)}, KindOther, ScopeCluster},
-		{UnknownInCluster, nil, KindUnknown, ScopeCluster},
+		{300, []label.Label{pod}, identity.KindInCluster, identity.PeerScopeCluster},
+		{identity.Host, []label.Label{label.Reserved(identity.NameHost)}, identity.KindHost, identity.PeerScopeNode},
+		{identity.MinNodeLocal, []label.Label{label.Reserved(identity.NameHost), label.Reserved(identity.NameKubeAPIServer)}, identity.KindHost, identity.PeerScopeNode},
+		{identity.RemoteNode, []label.Label{label.Reserved(identity.NameRemoteNode)}, identity.KindRemoteNode, identity.PeerScopeNode},
+		{identity.KubeAPIServer, []label.Label{label.Reserved(identity.NameRemoteNode), label.Reserved(identity.NameKubeAPIServer)}, identity.KindRemoteNode, identity.PeerScopeNode},
+		{identity.MinNodeLocal, []label.Label{label.Reserved(identity.NameWorldIPv4), label.Reserved(identity.NameKubeAPIServer)}, identity.KindKubeAPIServer, identity.PeerScopeOutside},
+		{identity.World, []label.Label{label.Reserved(identity.NameWorld)}, identity.KindWorld4, identity.PeerScopeOutside},
+		{identity.WorldIPv6, []label.Label{label.Reserved(identity.NameWorldIPv6)}, identity.KindWorld6, identity.PeerScopeOutside},
+		{identity.Health, []label.Label{label.Reserved(identity.NameHealth)}, identity.KindOther, identity.PeerScopeCluster},
+		{identity.Init, []label.Label{label.Reserved(identity.NameInit)}, identity.KindOther, identity.PeerScopeCluster},
+		{identity.UnknownInCluster, nil, identity.KindUnknown, identity.PeerScopeCluster},
 	} {
 		id, err := New(tc.number, label.NewSet(tc.labels...))
 		if err != nil || id.Kind != tc.kind || id.Scope != tc.scope {

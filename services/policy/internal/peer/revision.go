@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package identity
+package peer
 
 // Revision is a point in a run of the identity service. Zero: none, its listing
 // is not complete.

@@ -32,7 +32,7 @@ const maxPerName = 1024
 func (o *Owner) Learn(ctx context.Context, name string, addrs []netip.Addr, ttl time.Duration) (used bool, err error) {
 	name = dnsname.Canonical(name)
 	if _, err := dnsname.Name(name); err != nil {
-		return false, fmt.Errorf("%w: name: %w", ErrInvalid, err)
+		return false, &FieldError{"name", err}
 	}
 	_, err = o.await(ctx, nil, func() (stream.Barrier, error) {
 		o.operation = opLearn

@@ -51,9 +51,18 @@ var (
 	ErrRefused = errors.New("refused by a subscriber")
 	// ErrStorage: stable storage did not take a change, which was undone.
 	ErrStorage = errors.New("storage")
-	// ErrInvalid: an argument makes no sense, whatever the state.
-	ErrInvalid = errors.New("invalid")
 )
+
+// FieldError says that an argument makes no sense, whatever the state.
+type FieldError struct {
+	Field string // as the API names it
+	Err   error
+}
+
+func (e *FieldError) Error() string { return e.Field + ": " + e.Err.Error() }
+
+// Unwrap returns what is wrong with the field.
+func (e *FieldError) Unwrap() error { return e.Err }
 
 // Points at which a test may kill the process.
 var (

@@ -6,6 +6,7 @@ package owner
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -310,7 +311,7 @@ func (x *explanation) resolve(field string, p Peer) (peer.Identity, error) {
 			}
 			id, err := peer.New(free, set)
 			if err != nil {
-				return id, fmt.Errorf("%w: %s.labels: %w", ErrInvalid, field, err)
+				return id, &FieldError{field + ".labels", err}
 			}
 			id = id.Complete(x.owner.config.Engine.Cluster)
 			x.extra = append(x.extra, id)
@@ -328,7 +329,7 @@ func (x *explanation) resolve(field string, p Peer) (peer.Identity, error) {
 		}
 		return peer.Identity{}, fmt.Errorf("%s.address: the identity of the world, %d, is %w", field, number, ErrNotFound)
 	}
-	return peer.Identity{}, fmt.Errorf("%w: %s: neither identity, labels nor address is given", ErrInvalid, field)
+	return peer.Identity{}, &FieldError{field, errors.New("neither identity, labels nor address is given")}
 }
 
 // shown is an identity without the number that it has for this answer alone.

@@ -7,108 +7,82 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/protoadapt"
-	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
-// retryAfter is what callers are told when storage does not take a change.
+// retryAfter is when a caller may repeat a change that storage did not take.
 const retryAfter = time.Second
 
-// maxViolations is how many problems of a manifest are named: details travel
-// in a header, of which clients take little.
-const maxViolations = 20
-
-// maxText is how long one text about a manifest may be, in bytes.
-const maxText = 256
-
-// statusOf is the one place where errors of the core get their codes.
+// statusOf is the one place where errors of the core get code and reason.
 func statusOf(err error) error {
-	var manifest *owner.ManifestError
+	answer := func(code codes.Code, reason policyv1.ErrorReason, details ...protoadapt.MessageV1) error {
+		return rpcerr.New(code, rpcerr.Of(reason), err, details...)
+	}
+	var (
+		manifest *owner.ManifestError
+		field    *owner.FieldError
+	)
 	switch {
 	case err == nil:
 		return nil
 	case errors.As(err, &manifest):
-		return with(codes.InvalidArgument, err, violations(manifest))
-	case errors.Is(err, owner.ErrInvalid):
-		field, text, _ := strings.Cut(strings.TrimPrefix(err.Error(), owner.ErrInvalid.Error()+": "), ": ")
-		return with(codes.InvalidArgument, err, &errdetails.BadRequest{
-			FieldViolations: []*errdetails.BadRequest_FieldViolation{{Field: field, Description: text}},
-		})
+		return answer(codes.InvalidArgument, policyv1.ErrorReason_ERROR_REASON_INVALID_MANIFEST, violations(manifest))
+	case errors.As(err, &field):
+		return answer(codes.InvalidArgument, policyv1.ErrorReason_ERROR_REASON_INVALID_REQUEST, rpcerr.Field(field.Field, field.Err.Error()))
 	case errors.Is(err, owner.ErrNotFound):
-		return with(codes.NotFound, err, &errdetails.ResourceInfo{ResourceType: "identity", Description: err.Error()})
+		return answer(codes.NotFound, policyv1.ErrorReason_ERROR_REASON_IDENTITY_NOT_FOUND, rpcerr.Resource("identity", "", err.Error()))
 	case errors.Is(err, owner.ErrOwned):
-		return with(codes.AlreadyExists, err)
-	case errors.Is(err, owner.ErrForeign), errors.Is(err, owner.ErrRefused), errors.Is(err, owner.ErrHeld):
-		return with(codes.FailedPrecondition, err)
+		return answer(codes.AlreadyExists, policyv1.ErrorReason_ERROR_REASON_POLICY_OWNED)
+	case errors.Is(err, owner.ErrForeign):
+		return answer(codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_POLICY_FOREIGN)
+	case errors.Is(err, owner.ErrRefused):
+		return answer(codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_REFUSED_BY_SUBSCRIBER)
+	case errors.Is(err, owner.ErrHeld):
+		return answer(codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_EARLIER_STATE_ENFORCED)
 	case errors.Is(err, owner.ErrLimit):
-		return with(codes.ResourceExhausted, err, &errdetails.QuotaFailure{
-			Violations: []*errdetails.QuotaFailure_Violation{{Subject: "policy", Description: clip(err.Error())}},
-		})
+		return answer(codes.ResourceExhausted, policyv1.ErrorReason_ERROR_REASON_LIMIT_EXCEEDED, rpcerr.Quota("policy", err.Error()))
 	case errors.Is(err, stream.ErrSlow):
-		return with(codes.ResourceExhausted, err, &errdetails.RetryInfo{RetryDelay: durationpb.New(0)})
-	case errors.Is(err, stream.ErrReplaced), errors.Is(err, owner.ErrChanged):
-		return with(codes.Aborted, err)
+		return answer(codes.ResourceExhausted, policyv1.ErrorReason_ERROR_REASON_SUBSCRIBER_TOO_SLOW, rpcerr.Retry(0))
+	case errors.Is(err, stream.ErrReplaced):
+		return answer(codes.Aborted, policyv1.ErrorReason_ERROR_REASON_SUBSCRIBER_REPLACED)
+	case errors.Is(err, owner.ErrChanged):
+		return answer(codes.Aborted, policyv1.ErrorReason_ERROR_REASON_STATE_CHANGED)
 	case errors.Is(err, stream.ErrAck):
-		return with(codes.InvalidArgument, err)
+		return answer(codes.InvalidArgument, policyv1.ErrorReason_ERROR_REASON_UNKNOWN_ACK)
 	case errors.Is(err, owner.ErrRevision):
-		return with(codes.OutOfRange, err)
+		return answer(codes.OutOfRange, policyv1.ErrorReason_ERROR_REASON_UNKNOWN_REVISION)
 	case errors.Is(err, owner.ErrStorage):
-		return with(codes.Unavailable, err, &errdetails.RetryInfo{RetryDelay: durationpb.New(retryAfter)})
+		return answer(codes.Unavailable, policyv1.ErrorReason_ERROR_REASON_STORAGE_FAILED, rpcerr.Retry(retryAfter))
 	case errors.Is(err, owner.ErrStopped):
-		return with(codes.Unavailable, err)
-	case errors.Is(err, context.Canceled):
-		return with(codes.Canceled, err)
-	case errors.Is(err, context.DeadlineExceeded):
-		return with(codes.DeadlineExceeded, err)
+		return answer(codes.Unavailable, policyv1.ErrorReason_ERROR_REASON_STOPPING)
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return status.FromContextError(err).Err()
 	}
-	return with(codes.Internal, err)
+	return answer(codes.Internal, policyv1.ErrorReason_ERROR_REASON_INTERNAL)
 }
 
 // violations names document and field of each problem.
 func violations(m *owner.ManifestError) *errdetails.BadRequest {
 	if m.Whole != nil {
-		return &errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{{
-			Field: "manifests", Description: clip(m.Whole.Error()),
-		}}}
+		return rpcerr.Field("manifests", m.Whole.Error())
 	}
 	out := &errdetails.BadRequest{}
-	for i, v := range m.Violations {
-		if i == maxViolations {
-			break
-		}
+	for _, v := range m.Violations[:min(len(m.Violations), rpcerr.MaxViolations)] {
 		field := fmt.Sprintf("manifests[%d]", v.Document)
 		if v.Path != "" {
 			field += "." + v.Path
 		}
-		out.FieldViolations = append(out.FieldViolations, &errdetails.BadRequest_FieldViolation{Field: clip(field), Description: clip(v.Text)})
+		out.FieldViolations = append(out.FieldViolations, &errdetails.BadRequest_FieldViolation{Field: field, Description: v.Text})
 	}
 	return out
-}
-
-func clip(s string) string {
-	if len(s) <= maxText {
-		return s
-	}
-	return strings.ToValidUTF8(s[:maxText], "") + "…"
-}
-
-func with(code codes.Code, err error, details ...protoadapt.MessageV1) error {
-	text := strings.ToValidUTF8(err.Error(), "\uFFFD")
-	if len(text) > 16*maxText {
-		text = strings.ToValidUTF8(text[:16*maxText], "") + "…"
-	}
-	s := status.New(code, text)
-	if d, derr := s.WithDetails(details...); derr == nil {
-		s = d
-	}
-	return s.Err()
 }

@@ -9,7 +9,6 @@ package server
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 	"time"
 
@@ -182,7 +181,7 @@ func (s *Server) LearnNames(ctx context.Context, req *policyv1.LearnNamesRequest
 		addrs = append(addrs, addr.Unmap())
 	}
 	if err := req.GetTtl().CheckValid(); req.GetTtl() != nil && err != nil {
-		return nil, statusOf(fmt.Errorf("%w: ttl: %w", owner.ErrInvalid, err))
+		return nil, statusOf(&owner.FieldError{Field: "ttl", Err: err})
 	}
 	used, err := s.Owner.Learn(ctx, req.GetName(), addrs, req.GetTtl().AsDuration())
 	if err != nil {

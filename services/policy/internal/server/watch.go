@@ -38,7 +38,7 @@ func (s *Server) WatchPolicyTables(conn tables) error {
 	}
 	sub := first.GetSubscribe()
 	if sub == nil {
-		return statusOf(fmt.Errorf("%w: message: the first message is not subscribe", owner.ErrInvalid))
+		return statusOf(&owner.FieldError{Field: "message", Err: errors.New("the first message is not subscribe")})
 	}
 	var in stream.Incarnation
 	if b := sub.GetIncarnation(); len(b) == len(in) {
@@ -173,13 +173,13 @@ func (s *Server) take(ctx context.Context, m *policyv1.WatchPolicyTablesRequest,
 		for i, b := range x.Locate.GetRemove() {
 			a, ok := netip.AddrFromSlice(b)
 			if !ok {
-				return fmt.Errorf("%w: locate.remove[%d]: an address has 4 or 16 bytes, not %d", owner.ErrInvalid, i, len(b))
+				return &owner.FieldError{Field: fmt.Sprintf("locate.remove[%d]", i), Err: addressLength(b)}
 			}
 			remove.Locations = append(remove.Locations, engine.Location{Addr: a.Unmap()})
 		}
 		return s.Owner.Change(ctx, name, session, owner.Interest{Locations: add}, remove)
 	}
-	return fmt.Errorf("%w: message: subscribe is only the first message", owner.ErrInvalid)
+	return &owner.FieldError{Field: "message", Err: errors.New("subscribe is only the first message")}
 }
 
 func role(r policyv1.SubscriberRole) owner.Role {
@@ -192,15 +192,19 @@ func role(r policyv1.SubscriberRole) owner.Role {
 	return owner.RoleUnknown
 }
 
+func addressLength(b []byte) error {
+	return fmt.Errorf("an address has 4 or 16 bytes, not %d", len(b))
+}
+
 func locations(field string, in []*policyv1.Location) ([]engine.Location, error) {
 	out := make([]engine.Location, 0, len(in))
 	for i, l := range in {
 		a, ok := netip.AddrFromSlice(l.GetAddress())
 		if !ok {
-			return nil, fmt.Errorf("%w: %s[%d].address: an address has 4 or 16 bytes, not %d", owner.ErrInvalid, field, i, len(l.GetAddress()))
+			return nil, &owner.FieldError{Field: fmt.Sprintf("%s[%d].address", field, i), Err: addressLength(l.GetAddress())}
 		}
 		if l.GetIdentity() == 0 {
-			return nil, fmt.Errorf("%w: %s[%d].identity: 0 is no identity", owner.ErrInvalid, field, i)
+			return nil, &owner.FieldError{Field: fmt.Sprintf("%s[%d].identity", field, i), Err: errors.New("0 is no identity")}
 		}
 		out = append(out, engine.Location{Addr: a.Unmap(), Identity: identity.Numeric(l.GetIdentity())})
 	}

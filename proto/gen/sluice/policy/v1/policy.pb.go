@@ -31,6 +31,121 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// ErrorReason is the reason of an error that this service decides on: the
+// google.rpc.ErrorInfo among the details has it without "ERROR_REASON_", in the
+// domain policy.sluice.io.
+type ErrorReason int32
+
+const (
+	// Never sent.
+	ErrorReason_ERROR_REASON_UNSPECIFIED ErrorReason = 0
+	// INTERNAL: a bug.
+	ErrorReason_ERROR_REASON_INTERNAL ErrorReason = 1
+	// INVALID_ARGUMENT: a manifest is not a policy that this service enforces;
+	// BadRequest names the first documents and fields.
+	ErrorReason_ERROR_REASON_INVALID_MANIFEST ErrorReason = 2
+	// INVALID_ARGUMENT: a field makes no sense, whatever the state; BadRequest
+	// names it.
+	ErrorReason_ERROR_REASON_INVALID_REQUEST ErrorReason = 3
+	// NOT_FOUND: the identity is not known here.
+	ErrorReason_ERROR_REASON_IDENTITY_NOT_FOUND ErrorReason = 4
+	// ALREADY_EXISTS: another source or manager has the policy.
+	ErrorReason_ERROR_REASON_POLICY_OWNED ErrorReason = 5
+	// FAILED_PRECONDITION: the policy is not the caller's to delete.
+	ErrorReason_ERROR_REASON_POLICY_FOREIGN ErrorReason = 6
+	// ABORTED: the state is not the one that the caller decided by.
+	ErrorReason_ERROR_REASON_STATE_CHANGED ErrorReason = 7
+	// RESOURCE_EXHAUSTED: a limit of the service is reached and nothing was
+	// changed; QuotaFailure says which.
+	ErrorReason_ERROR_REASON_LIMIT_EXCEEDED ErrorReason = 8
+	// FAILED_PRECONDITION: a subscriber does not enforce what was asked about.
+	ErrorReason_ERROR_REASON_REFUSED_BY_SUBSCRIBER ErrorReason = 9
+	// FAILED_PRECONDITION: an earlier state stays enforced.
+	ErrorReason_ERROR_REASON_EARLIER_STATE_ENFORCED ErrorReason = 10
+	// OUT_OF_RANGE: there is no such revision yet.
+	ErrorReason_ERROR_REASON_UNKNOWN_REVISION ErrorReason = 11
+	// RESOURCE_EXHAUSTED: the subscriber is too far behind; it subscribes again.
+	ErrorReason_ERROR_REASON_SUBSCRIBER_TOO_SLOW ErrorReason = 12
+	// ABORTED: a newer connection has the name of the subscriber.
+	ErrorReason_ERROR_REASON_SUBSCRIBER_REPLACED ErrorReason = 13
+	// INVALID_ARGUMENT: a message that was not sent is acknowledged.
+	ErrorReason_ERROR_REASON_UNKNOWN_ACK ErrorReason = 14
+	// UNAVAILABLE: the state could not be written and the change was undone; the
+	// metadata's "errno" has the system call's error, for example ENOSPC.
+	ErrorReason_ERROR_REASON_STORAGE_FAILED ErrorReason = 15
+	// UNAVAILABLE: the service is stopping.
+	ErrorReason_ERROR_REASON_STOPPING ErrorReason = 16
+)
+
+// Enum value maps for ErrorReason.
+var (
+	ErrorReason_name = map[int32]string{
+		0:  "ERROR_REASON_UNSPECIFIED",
+		1:  "ERROR_REASON_INTERNAL",
+		2:  "ERROR_REASON_INVALID_MANIFEST",
+		3:  "ERROR_REASON_INVALID_REQUEST",
+		4:  "ERROR_REASON_IDENTITY_NOT_FOUND",
+		5:  "ERROR_REASON_POLICY_OWNED",
+		6:  "ERROR_REASON_POLICY_FOREIGN",
+		7:  "ERROR_REASON_STATE_CHANGED",
+		8:  "ERROR_REASON_LIMIT_EXCEEDED",
+		9:  "ERROR_REASON_REFUSED_BY_SUBSCRIBER",
+		10: "ERROR_REASON_EARLIER_STATE_ENFORCED",
+		11: "ERROR_REASON_UNKNOWN_REVISION",
+		12: "ERROR_REASON_SUBSCRIBER_TOO_SLOW",
+		13: "ERROR_REASON_SUBSCRIBER_REPLACED",
+		14: "ERROR_REASON_UNKNOWN_ACK",
+		15: "ERROR_REASON_STORAGE_FAILED",
+		16: "ERROR_REASON_STOPPING",
+	}
+	ErrorReason_value = map[string]int32{
+		"ERROR_REASON_UNSPECIFIED":            0,
+		"ERROR_REASON_INTERNAL":               1,
+		"ERROR_REASON_INVALID_MANIFEST":       2,
+		"ERROR_REASON_INVALID_REQUEST":        3,
+		"ERROR_REASON_IDENTITY_NOT_FOUND":     4,
+		"ERROR_REASON_POLICY_OWNED":           5,
+		"ERROR_REASON_POLICY_FOREIGN":         6,
+		"ERROR_REASON_STATE_CHANGED":          7,
+		"ERROR_REASON_LIMIT_EXCEEDED":         8,
+		"ERROR_REASON_REFUSED_BY_SUBSCRIBER":  9,
+		"ERROR_REASON_EARLIER_STATE_ENFORCED": 10,
+		"ERROR_REASON_UNKNOWN_REVISION":       11,
+		"ERROR_REASON_SUBSCRIBER_TOO_SLOW":    12,
+		"ERROR_REASON_SUBSCRIBER_REPLACED":    13,
+		"ERROR_REASON_UNKNOWN_ACK":            14,
+		"ERROR_REASON_STORAGE_FAILED":         15,
+		"ERROR_REASON_STOPPING":               16,
+	}
+)
+
+func (x ErrorReason) Enum() *ErrorReason {
+	p := new(ErrorReason)
+	*p = x
+	return p
+}
+
+func (x ErrorReason) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ErrorReason) Descriptor() protoreflect.EnumDescriptor {
+	return file_sluice_policy_v1_policy_proto_enumTypes[0].Descriptor()
+}
+
+func (ErrorReason) Type() protoreflect.EnumType {
+	return &file_sluice_policy_v1_policy_proto_enumTypes[0]
+}
+
+func (x ErrorReason) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ErrorReason.Descriptor instead.
+func (ErrorReason) EnumDescriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{0}
+}
+
 // PolicyNoteKind says what a note is about.
 type PolicyNoteKind int32
 
@@ -78,11 +193,11 @@ func (x PolicyNoteKind) String() string {
 }
 
 func (PolicyNoteKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_policy_v1_policy_proto_enumTypes[0].Descriptor()
+	return file_sluice_policy_v1_policy_proto_enumTypes[1].Descriptor()
 }
 
 func (PolicyNoteKind) Type() protoreflect.EnumType {
-	return &file_sluice_policy_v1_policy_proto_enumTypes[0]
+	return &file_sluice_policy_v1_policy_proto_enumTypes[1]
 }
 
 func (x PolicyNoteKind) Number() protoreflect.EnumNumber {
@@ -91,7 +206,7 @@ func (x PolicyNoteKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PolicyNoteKind.Descriptor instead.
 func (PolicyNoteKind) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{0}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{1}
 }
 
 // ChangeType says what was done to a policy.
@@ -143,11 +258,11 @@ func (x ChangeType) String() string {
 }
 
 func (ChangeType) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_policy_v1_policy_proto_enumTypes[1].Descriptor()
+	return file_sluice_policy_v1_policy_proto_enumTypes[2].Descriptor()
 }
 
 func (ChangeType) Type() protoreflect.EnumType {
-	return &file_sluice_policy_v1_policy_proto_enumTypes[1]
+	return &file_sluice_policy_v1_policy_proto_enumTypes[2]
 }
 
 func (x ChangeType) Number() protoreflect.EnumNumber {
@@ -156,7 +271,7 @@ func (x ChangeType) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ChangeType.Descriptor instead.
 func (ChangeType) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{1}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{2}
 }
 
 // PolicyKey names a policy.
@@ -3019,7 +3134,26 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\x06behind\x18\x04 \x01(\x04R\x06behind\x12\x1a\n" +
 	"\brefusals\x18\x05 \x03(\tR\brefusals\x12\x1a\n" +
 	"\benforces\x18\x06 \x01(\bR\benforces\x12\x12\n" +
-	"\x04held\x18\a \x01(\tR\x04held*\xb9\x01\n" +
+	"\x04held\x18\a \x01(\tR\x04held*\xcb\x04\n" +
+	"\vErrorReason\x12\x1c\n" +
+	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x19\n" +
+	"\x15ERROR_REASON_INTERNAL\x10\x01\x12!\n" +
+	"\x1dERROR_REASON_INVALID_MANIFEST\x10\x02\x12 \n" +
+	"\x1cERROR_REASON_INVALID_REQUEST\x10\x03\x12#\n" +
+	"\x1fERROR_REASON_IDENTITY_NOT_FOUND\x10\x04\x12\x1d\n" +
+	"\x19ERROR_REASON_POLICY_OWNED\x10\x05\x12\x1f\n" +
+	"\x1bERROR_REASON_POLICY_FOREIGN\x10\x06\x12\x1e\n" +
+	"\x1aERROR_REASON_STATE_CHANGED\x10\a\x12\x1f\n" +
+	"\x1bERROR_REASON_LIMIT_EXCEEDED\x10\b\x12&\n" +
+	"\"ERROR_REASON_REFUSED_BY_SUBSCRIBER\x10\t\x12'\n" +
+	"#ERROR_REASON_EARLIER_STATE_ENFORCED\x10\n" +
+	"\x12!\n" +
+	"\x1dERROR_REASON_UNKNOWN_REVISION\x10\v\x12$\n" +
+	" ERROR_REASON_SUBSCRIBER_TOO_SLOW\x10\f\x12$\n" +
+	" ERROR_REASON_SUBSCRIBER_REPLACED\x10\r\x12\x1c\n" +
+	"\x18ERROR_REASON_UNKNOWN_ACK\x10\x0e\x12\x1f\n" +
+	"\x1bERROR_REASON_STORAGE_FAILED\x10\x0f\x12\x19\n" +
+	"\x15ERROR_REASON_STOPPING\x10\x10*\xb9\x01\n" +
 	"\x0ePolicyNoteKind\x12 \n" +
 	"\x1cPOLICY_NOTE_KIND_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cPOLICY_NOTE_KIND_UNSUPPORTED\x10\x01\x12\x1e\n" +
@@ -3063,123 +3197,124 @@ func file_sluice_policy_v1_policy_proto_rawDescGZIP() []byte {
 	return file_sluice_policy_v1_policy_proto_rawDescData
 }
 
-var file_sluice_policy_v1_policy_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_sluice_policy_v1_policy_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
 var file_sluice_policy_v1_policy_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_sluice_policy_v1_policy_proto_goTypes = []any{
-	(PolicyNoteKind)(0),               // 0: sluice.policy.v1.PolicyNoteKind
-	(ChangeType)(0),                   // 1: sluice.policy.v1.ChangeType
-	(*PolicyKey)(nil),                 // 2: sluice.policy.v1.PolicyKey
-	(*UpsertPoliciesRequest)(nil),     // 3: sluice.policy.v1.UpsertPoliciesRequest
-	(*UpsertPoliciesResponse)(nil),    // 4: sluice.policy.v1.UpsertPoliciesResponse
-	(*ReplacePoliciesRequest)(nil),    // 5: sluice.policy.v1.ReplacePoliciesRequest
-	(*ReplacePoliciesResponse)(nil),   // 6: sluice.policy.v1.ReplacePoliciesResponse
-	(*CompleteSourceRequest)(nil),     // 7: sluice.policy.v1.CompleteSourceRequest
-	(*CompleteSourceResponse)(nil),    // 8: sluice.policy.v1.CompleteSourceResponse
-	(*PolicyChange)(nil),              // 9: sluice.policy.v1.PolicyChange
-	(*PolicyNote)(nil),                // 10: sluice.policy.v1.PolicyNote
-	(*DeletePoliciesRequest)(nil),     // 11: sluice.policy.v1.DeletePoliciesRequest
-	(*DeletePoliciesResponse)(nil),    // 12: sluice.policy.v1.DeletePoliciesResponse
-	(*ConfirmPoliciesRequest)(nil),    // 13: sluice.policy.v1.ConfirmPoliciesRequest
-	(*ConfirmPoliciesResponse)(nil),   // 14: sluice.policy.v1.ConfirmPoliciesResponse
-	(*ListPoliciesRequest)(nil),       // 15: sluice.policy.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),      // 16: sluice.policy.v1.ListPoliciesResponse
-	(*Policy)(nil),                    // 17: sluice.policy.v1.Policy
-	(*GetPolicyTableRequest)(nil),     // 18: sluice.policy.v1.GetPolicyTableRequest
-	(*GetPolicyTableResponse)(nil),    // 19: sluice.policy.v1.GetPolicyTableResponse
-	(*WaitForRevisionRequest)(nil),    // 20: sluice.policy.v1.WaitForRevisionRequest
-	(*WaitForRevisionResponse)(nil),   // 21: sluice.policy.v1.WaitForRevisionResponse
-	(*LearnNamesRequest)(nil),         // 22: sluice.policy.v1.LearnNamesRequest
-	(*LearnNamesResponse)(nil),        // 23: sluice.policy.v1.LearnNamesResponse
-	(*Peer)(nil),                      // 24: sluice.policy.v1.Peer
-	(*ExplainRequest)(nil),            // 25: sluice.policy.v1.ExplainRequest
-	(*ExplainResponse)(nil),           // 26: sluice.policy.v1.ExplainResponse
-	(*SideExplanation)(nil),           // 27: sluice.policy.v1.SideExplanation
-	(*MatchingRule)(nil),              // 28: sluice.policy.v1.MatchingRule
-	(*DiffRequest)(nil),               // 29: sluice.policy.v1.DiffRequest
-	(*DiffResponse)(nil),              // 30: sluice.policy.v1.DiffResponse
-	(*DiffPeer)(nil),                  // 31: sluice.policy.v1.DiffPeer
-	(*DiffPorts)(nil),                 // 32: sluice.policy.v1.DiffPorts
-	(*GetStatusRequest)(nil),          // 33: sluice.policy.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),         // 34: sluice.policy.v1.GetStatusResponse
-	(*SourceStatus)(nil),              // 35: sluice.policy.v1.SourceStatus
-	(*SubscriberStatus)(nil),          // 36: sluice.policy.v1.SubscriberStatus
-	(*timestamppb.Timestamp)(nil),     // 37: google.protobuf.Timestamp
-	(*TableDefine)(nil),               // 38: sluice.policy.v1.TableDefine
-	(*RuleSources)(nil),               // 39: sluice.policy.v1.RuleSources
-	(*durationpb.Duration)(nil),       // 40: google.protobuf.Duration
-	(*v1.Label)(nil),                  // 41: sluice.workload.v1.Label
-	(Action)(0),                       // 42: sluice.policy.v1.Action
-	(DecidedBy)(0),                    // 43: sluice.policy.v1.DecidedBy
-	(*RuleSource)(nil),                // 44: sluice.policy.v1.RuleSource
-	(TableDirection)(0),               // 45: sluice.policy.v1.TableDirection
-	(*WatchPolicyTablesRequest)(nil),  // 46: sluice.policy.v1.WatchPolicyTablesRequest
-	(*WatchPolicyTablesResponse)(nil), // 47: sluice.policy.v1.WatchPolicyTablesResponse
+	(ErrorReason)(0),                  // 0: sluice.policy.v1.ErrorReason
+	(PolicyNoteKind)(0),               // 1: sluice.policy.v1.PolicyNoteKind
+	(ChangeType)(0),                   // 2: sluice.policy.v1.ChangeType
+	(*PolicyKey)(nil),                 // 3: sluice.policy.v1.PolicyKey
+	(*UpsertPoliciesRequest)(nil),     // 4: sluice.policy.v1.UpsertPoliciesRequest
+	(*UpsertPoliciesResponse)(nil),    // 5: sluice.policy.v1.UpsertPoliciesResponse
+	(*ReplacePoliciesRequest)(nil),    // 6: sluice.policy.v1.ReplacePoliciesRequest
+	(*ReplacePoliciesResponse)(nil),   // 7: sluice.policy.v1.ReplacePoliciesResponse
+	(*CompleteSourceRequest)(nil),     // 8: sluice.policy.v1.CompleteSourceRequest
+	(*CompleteSourceResponse)(nil),    // 9: sluice.policy.v1.CompleteSourceResponse
+	(*PolicyChange)(nil),              // 10: sluice.policy.v1.PolicyChange
+	(*PolicyNote)(nil),                // 11: sluice.policy.v1.PolicyNote
+	(*DeletePoliciesRequest)(nil),     // 12: sluice.policy.v1.DeletePoliciesRequest
+	(*DeletePoliciesResponse)(nil),    // 13: sluice.policy.v1.DeletePoliciesResponse
+	(*ConfirmPoliciesRequest)(nil),    // 14: sluice.policy.v1.ConfirmPoliciesRequest
+	(*ConfirmPoliciesResponse)(nil),   // 15: sluice.policy.v1.ConfirmPoliciesResponse
+	(*ListPoliciesRequest)(nil),       // 16: sluice.policy.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),      // 17: sluice.policy.v1.ListPoliciesResponse
+	(*Policy)(nil),                    // 18: sluice.policy.v1.Policy
+	(*GetPolicyTableRequest)(nil),     // 19: sluice.policy.v1.GetPolicyTableRequest
+	(*GetPolicyTableResponse)(nil),    // 20: sluice.policy.v1.GetPolicyTableResponse
+	(*WaitForRevisionRequest)(nil),    // 21: sluice.policy.v1.WaitForRevisionRequest
+	(*WaitForRevisionResponse)(nil),   // 22: sluice.policy.v1.WaitForRevisionResponse
+	(*LearnNamesRequest)(nil),         // 23: sluice.policy.v1.LearnNamesRequest
+	(*LearnNamesResponse)(nil),        // 24: sluice.policy.v1.LearnNamesResponse
+	(*Peer)(nil),                      // 25: sluice.policy.v1.Peer
+	(*ExplainRequest)(nil),            // 26: sluice.policy.v1.ExplainRequest
+	(*ExplainResponse)(nil),           // 27: sluice.policy.v1.ExplainResponse
+	(*SideExplanation)(nil),           // 28: sluice.policy.v1.SideExplanation
+	(*MatchingRule)(nil),              // 29: sluice.policy.v1.MatchingRule
+	(*DiffRequest)(nil),               // 30: sluice.policy.v1.DiffRequest
+	(*DiffResponse)(nil),              // 31: sluice.policy.v1.DiffResponse
+	(*DiffPeer)(nil),                  // 32: sluice.policy.v1.DiffPeer
+	(*DiffPorts)(nil),                 // 33: sluice.policy.v1.DiffPorts
+	(*GetStatusRequest)(nil),          // 34: sluice.policy.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),         // 35: sluice.policy.v1.GetStatusResponse
+	(*SourceStatus)(nil),              // 36: sluice.policy.v1.SourceStatus
+	(*SubscriberStatus)(nil),          // 37: sluice.policy.v1.SubscriberStatus
+	(*timestamppb.Timestamp)(nil),     // 38: google.protobuf.Timestamp
+	(*TableDefine)(nil),               // 39: sluice.policy.v1.TableDefine
+	(*RuleSources)(nil),               // 40: sluice.policy.v1.RuleSources
+	(*durationpb.Duration)(nil),       // 41: google.protobuf.Duration
+	(*v1.Label)(nil),                  // 42: sluice.workload.v1.Label
+	(Action)(0),                       // 43: sluice.policy.v1.Action
+	(DecidedBy)(0),                    // 44: sluice.policy.v1.DecidedBy
+	(*RuleSource)(nil),                // 45: sluice.policy.v1.RuleSource
+	(TableDirection)(0),               // 46: sluice.policy.v1.TableDirection
+	(*WatchPolicyTablesRequest)(nil),  // 47: sluice.policy.v1.WatchPolicyTablesRequest
+	(*WatchPolicyTablesResponse)(nil), // 48: sluice.policy.v1.WatchPolicyTablesResponse
 }
 var file_sluice_policy_v1_policy_proto_depIdxs = []int32{
-	9,  // 0: sluice.policy.v1.UpsertPoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
-	9,  // 1: sluice.policy.v1.ReplacePoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
-	9,  // 2: sluice.policy.v1.CompleteSourceResponse.changes:type_name -> sluice.policy.v1.PolicyChange
-	2,  // 3: sluice.policy.v1.PolicyChange.key:type_name -> sluice.policy.v1.PolicyKey
-	1,  // 4: sluice.policy.v1.PolicyChange.type:type_name -> sluice.policy.v1.ChangeType
-	10, // 5: sluice.policy.v1.PolicyChange.notes:type_name -> sluice.policy.v1.PolicyNote
-	0,  // 6: sluice.policy.v1.PolicyNote.kind:type_name -> sluice.policy.v1.PolicyNoteKind
-	2,  // 7: sluice.policy.v1.DeletePoliciesRequest.keys:type_name -> sluice.policy.v1.PolicyKey
-	9,  // 8: sluice.policy.v1.DeletePoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
-	17, // 9: sluice.policy.v1.ListPoliciesResponse.policy:type_name -> sluice.policy.v1.Policy
-	2,  // 10: sluice.policy.v1.Policy.key:type_name -> sluice.policy.v1.PolicyKey
-	37, // 11: sluice.policy.v1.Policy.update_time:type_name -> google.protobuf.Timestamp
-	10, // 12: sluice.policy.v1.Policy.notes:type_name -> sluice.policy.v1.PolicyNote
-	38, // 13: sluice.policy.v1.GetPolicyTableResponse.egress:type_name -> sluice.policy.v1.TableDefine
-	38, // 14: sluice.policy.v1.GetPolicyTableResponse.ingress:type_name -> sluice.policy.v1.TableDefine
-	39, // 15: sluice.policy.v1.GetPolicyTableResponse.egress_rules:type_name -> sluice.policy.v1.RuleSources
-	39, // 16: sluice.policy.v1.GetPolicyTableResponse.ingress_rules:type_name -> sluice.policy.v1.RuleSources
-	40, // 17: sluice.policy.v1.LearnNamesRequest.ttl:type_name -> google.protobuf.Duration
-	41, // 18: sluice.policy.v1.Peer.labels:type_name -> sluice.workload.v1.Label
-	24, // 19: sluice.policy.v1.ExplainRequest.from:type_name -> sluice.policy.v1.Peer
-	24, // 20: sluice.policy.v1.ExplainRequest.to:type_name -> sluice.policy.v1.Peer
-	42, // 21: sluice.policy.v1.ExplainResponse.verdict:type_name -> sluice.policy.v1.Action
-	27, // 22: sluice.policy.v1.ExplainResponse.egress:type_name -> sluice.policy.v1.SideExplanation
-	27, // 23: sluice.policy.v1.ExplainResponse.ingress:type_name -> sluice.policy.v1.SideExplanation
-	42, // 24: sluice.policy.v1.SideExplanation.action:type_name -> sluice.policy.v1.Action
-	43, // 25: sluice.policy.v1.SideExplanation.decided_by:type_name -> sluice.policy.v1.DecidedBy
-	28, // 26: sluice.policy.v1.SideExplanation.matches:type_name -> sluice.policy.v1.MatchingRule
-	42, // 27: sluice.policy.v1.MatchingRule.action:type_name -> sluice.policy.v1.Action
-	44, // 28: sluice.policy.v1.MatchingRule.sources:type_name -> sluice.policy.v1.RuleSource
-	2,  // 29: sluice.policy.v1.DiffRequest.delete:type_name -> sluice.policy.v1.PolicyKey
-	45, // 30: sluice.policy.v1.DiffResponse.direction:type_name -> sluice.policy.v1.TableDirection
-	31, // 31: sluice.policy.v1.DiffResponse.peers:type_name -> sluice.policy.v1.DiffPeer
-	32, // 32: sluice.policy.v1.DiffResponse.ports:type_name -> sluice.policy.v1.DiffPorts
-	42, // 33: sluice.policy.v1.DiffPorts.before:type_name -> sluice.policy.v1.Action
-	42, // 34: sluice.policy.v1.DiffPorts.after:type_name -> sluice.policy.v1.Action
-	37, // 35: sluice.policy.v1.GetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
-	35, // 36: sluice.policy.v1.GetStatusResponse.sources:type_name -> sluice.policy.v1.SourceStatus
-	36, // 37: sluice.policy.v1.GetStatusResponse.subscribers:type_name -> sluice.policy.v1.SubscriberStatus
-	3,  // 38: sluice.policy.v1.PolicyService.UpsertPolicies:input_type -> sluice.policy.v1.UpsertPoliciesRequest
-	11, // 39: sluice.policy.v1.PolicyService.DeletePolicies:input_type -> sluice.policy.v1.DeletePoliciesRequest
-	5,  // 40: sluice.policy.v1.PolicyService.ReplacePolicies:input_type -> sluice.policy.v1.ReplacePoliciesRequest
-	7,  // 41: sluice.policy.v1.PolicyService.CompleteSource:input_type -> sluice.policy.v1.CompleteSourceRequest
-	13, // 42: sluice.policy.v1.PolicyService.ConfirmPolicies:input_type -> sluice.policy.v1.ConfirmPoliciesRequest
-	15, // 43: sluice.policy.v1.PolicyService.ListPolicies:input_type -> sluice.policy.v1.ListPoliciesRequest
-	18, // 44: sluice.policy.v1.PolicyService.GetPolicyTable:input_type -> sluice.policy.v1.GetPolicyTableRequest
-	46, // 45: sluice.policy.v1.PolicyService.WatchPolicyTables:input_type -> sluice.policy.v1.WatchPolicyTablesRequest
-	20, // 46: sluice.policy.v1.PolicyService.WaitForRevision:input_type -> sluice.policy.v1.WaitForRevisionRequest
-	22, // 47: sluice.policy.v1.PolicyService.LearnNames:input_type -> sluice.policy.v1.LearnNamesRequest
-	25, // 48: sluice.policy.v1.PolicyService.Explain:input_type -> sluice.policy.v1.ExplainRequest
-	29, // 49: sluice.policy.v1.PolicyService.Diff:input_type -> sluice.policy.v1.DiffRequest
-	33, // 50: sluice.policy.v1.PolicyService.GetStatus:input_type -> sluice.policy.v1.GetStatusRequest
-	4,  // 51: sluice.policy.v1.PolicyService.UpsertPolicies:output_type -> sluice.policy.v1.UpsertPoliciesResponse
-	12, // 52: sluice.policy.v1.PolicyService.DeletePolicies:output_type -> sluice.policy.v1.DeletePoliciesResponse
-	6,  // 53: sluice.policy.v1.PolicyService.ReplacePolicies:output_type -> sluice.policy.v1.ReplacePoliciesResponse
-	8,  // 54: sluice.policy.v1.PolicyService.CompleteSource:output_type -> sluice.policy.v1.CompleteSourceResponse
-	14, // 55: sluice.policy.v1.PolicyService.ConfirmPolicies:output_type -> sluice.policy.v1.ConfirmPoliciesResponse
-	16, // 56: sluice.policy.v1.PolicyService.ListPolicies:output_type -> sluice.policy.v1.ListPoliciesResponse
-	19, // 57: sluice.policy.v1.PolicyService.GetPolicyTable:output_type -> sluice.policy.v1.GetPolicyTableResponse
-	47, // 58: sluice.policy.v1.PolicyService.WatchPolicyTables:output_type -> sluice.policy.v1.WatchPolicyTablesResponse
-	21, // 59: sluice.policy.v1.PolicyService.WaitForRevision:output_type -> sluice.policy.v1.WaitForRevisionResponse
-	23, // 60: sluice.policy.v1.PolicyService.LearnNames:output_type -> sluice.policy.v1.LearnNamesResponse
-	26, // 61: sluice.policy.v1.PolicyService.Explain:output_type -> sluice.policy.v1.ExplainResponse
-	30, // 62: sluice.policy.v1.PolicyService.Diff:output_type -> sluice.policy.v1.DiffResponse
-	34, // 63: sluice.policy.v1.PolicyService.GetStatus:output_type -> sluice.policy.v1.GetStatusResponse
+	10, // 0: sluice.policy.v1.UpsertPoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
+	10, // 1: sluice.policy.v1.ReplacePoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
+	10, // 2: sluice.policy.v1.CompleteSourceResponse.changes:type_name -> sluice.policy.v1.PolicyChange
+	3,  // 3: sluice.policy.v1.PolicyChange.key:type_name -> sluice.policy.v1.PolicyKey
+	2,  // 4: sluice.policy.v1.PolicyChange.type:type_name -> sluice.policy.v1.ChangeType
+	11, // 5: sluice.policy.v1.PolicyChange.notes:type_name -> sluice.policy.v1.PolicyNote
+	1,  // 6: sluice.policy.v1.PolicyNote.kind:type_name -> sluice.policy.v1.PolicyNoteKind
+	3,  // 7: sluice.policy.v1.DeletePoliciesRequest.keys:type_name -> sluice.policy.v1.PolicyKey
+	10, // 8: sluice.policy.v1.DeletePoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
+	18, // 9: sluice.policy.v1.ListPoliciesResponse.policy:type_name -> sluice.policy.v1.Policy
+	3,  // 10: sluice.policy.v1.Policy.key:type_name -> sluice.policy.v1.PolicyKey
+	38, // 11: sluice.policy.v1.Policy.update_time:type_name -> google.protobuf.Timestamp
+	11, // 12: sluice.policy.v1.Policy.notes:type_name -> sluice.policy.v1.PolicyNote
+	39, // 13: sluice.policy.v1.GetPolicyTableResponse.egress:type_name -> sluice.policy.v1.TableDefine
+	39, // 14: sluice.policy.v1.GetPolicyTableResponse.ingress:type_name -> sluice.policy.v1.TableDefine
+	40, // 15: sluice.policy.v1.GetPolicyTableResponse.egress_rules:type_name -> sluice.policy.v1.RuleSources
+	40, // 16: sluice.policy.v1.GetPolicyTableResponse.ingress_rules:type_name -> sluice.policy.v1.RuleSources
+	41, // 17: sluice.policy.v1.LearnNamesRequest.ttl:type_name -> google.protobuf.Duration
+	42, // 18: sluice.policy.v1.Peer.labels:type_name -> sluice.workload.v1.Label
+	25, // 19: sluice.policy.v1.ExplainRequest.from:type_name -> sluice.policy.v1.Peer
+	25, // 20: sluice.policy.v1.ExplainRequest.to:type_name -> sluice.policy.v1.Peer
+	43, // 21: sluice.policy.v1.ExplainResponse.verdict:type_name -> sluice.policy.v1.Action
+	28, // 22: sluice.policy.v1.ExplainResponse.egress:type_name -> sluice.policy.v1.SideExplanation
+	28, // 23: sluice.policy.v1.ExplainResponse.ingress:type_name -> sluice.policy.v1.SideExplanation
+	43, // 24: sluice.policy.v1.SideExplanation.action:type_name -> sluice.policy.v1.Action
+	44, // 25: sluice.policy.v1.SideExplanation.decided_by:type_name -> sluice.policy.v1.DecidedBy
+	29, // 26: sluice.policy.v1.SideExplanation.matches:type_name -> sluice.policy.v1.MatchingRule
+	43, // 27: sluice.policy.v1.MatchingRule.action:type_name -> sluice.policy.v1.Action
+	45, // 28: sluice.policy.v1.MatchingRule.sources:type_name -> sluice.policy.v1.RuleSource
+	3,  // 29: sluice.policy.v1.DiffRequest.delete:type_name -> sluice.policy.v1.PolicyKey
+	46, // 30: sluice.policy.v1.DiffResponse.direction:type_name -> sluice.policy.v1.TableDirection
+	32, // 31: sluice.policy.v1.DiffResponse.peers:type_name -> sluice.policy.v1.DiffPeer
+	33, // 32: sluice.policy.v1.DiffResponse.ports:type_name -> sluice.policy.v1.DiffPorts
+	43, // 33: sluice.policy.v1.DiffPorts.before:type_name -> sluice.policy.v1.Action
+	43, // 34: sluice.policy.v1.DiffPorts.after:type_name -> sluice.policy.v1.Action
+	38, // 35: sluice.policy.v1.GetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	36, // 36: sluice.policy.v1.GetStatusResponse.sources:type_name -> sluice.policy.v1.SourceStatus
+	37, // 37: sluice.policy.v1.GetStatusResponse.subscribers:type_name -> sluice.policy.v1.SubscriberStatus
+	4,  // 38: sluice.policy.v1.PolicyService.UpsertPolicies:input_type -> sluice.policy.v1.UpsertPoliciesRequest
+	12, // 39: sluice.policy.v1.PolicyService.DeletePolicies:input_type -> sluice.policy.v1.DeletePoliciesRequest
+	6,  // 40: sluice.policy.v1.PolicyService.ReplacePolicies:input_type -> sluice.policy.v1.ReplacePoliciesRequest
+	8,  // 41: sluice.policy.v1.PolicyService.CompleteSource:input_type -> sluice.policy.v1.CompleteSourceRequest
+	14, // 42: sluice.policy.v1.PolicyService.ConfirmPolicies:input_type -> sluice.policy.v1.ConfirmPoliciesRequest
+	16, // 43: sluice.policy.v1.PolicyService.ListPolicies:input_type -> sluice.policy.v1.ListPoliciesRequest
+	19, // 44: sluice.policy.v1.PolicyService.GetPolicyTable:input_type -> sluice.policy.v1.GetPolicyTableRequest
+	47, // 45: sluice.policy.v1.PolicyService.WatchPolicyTables:input_type -> sluice.policy.v1.WatchPolicyTablesRequest
+	21, // 46: sluice.policy.v1.PolicyService.WaitForRevision:input_type -> sluice.policy.v1.WaitForRevisionRequest
+	23, // 47: sluice.policy.v1.PolicyService.LearnNames:input_type -> sluice.policy.v1.LearnNamesRequest
+	26, // 48: sluice.policy.v1.PolicyService.Explain:input_type -> sluice.policy.v1.ExplainRequest
+	30, // 49: sluice.policy.v1.PolicyService.Diff:input_type -> sluice.policy.v1.DiffRequest
+	34, // 50: sluice.policy.v1.PolicyService.GetStatus:input_type -> sluice.policy.v1.GetStatusRequest
+	5,  // 51: sluice.policy.v1.PolicyService.UpsertPolicies:output_type -> sluice.policy.v1.UpsertPoliciesResponse
+	13, // 52: sluice.policy.v1.PolicyService.DeletePolicies:output_type -> sluice.policy.v1.DeletePoliciesResponse
+	7,  // 53: sluice.policy.v1.PolicyService.ReplacePolicies:output_type -> sluice.policy.v1.ReplacePoliciesResponse
+	9,  // 54: sluice.policy.v1.PolicyService.CompleteSource:output_type -> sluice.policy.v1.CompleteSourceResponse
+	15, // 55: sluice.policy.v1.PolicyService.ConfirmPolicies:output_type -> sluice.policy.v1.ConfirmPoliciesResponse
+	17, // 56: sluice.policy.v1.PolicyService.ListPolicies:output_type -> sluice.policy.v1.ListPoliciesResponse
+	20, // 57: sluice.policy.v1.PolicyService.GetPolicyTable:output_type -> sluice.policy.v1.GetPolicyTableResponse
+	48, // 58: sluice.policy.v1.PolicyService.WatchPolicyTables:output_type -> sluice.policy.v1.WatchPolicyTablesResponse
+	22, // 59: sluice.policy.v1.PolicyService.WaitForRevision:output_type -> sluice.policy.v1.WaitForRevisionResponse
+	24, // 60: sluice.policy.v1.PolicyService.LearnNames:output_type -> sluice.policy.v1.LearnNamesResponse
+	27, // 61: sluice.policy.v1.PolicyService.Explain:output_type -> sluice.policy.v1.ExplainResponse
+	31, // 62: sluice.policy.v1.PolicyService.Diff:output_type -> sluice.policy.v1.DiffResponse
+	35, // 63: sluice.policy.v1.PolicyService.GetStatus:output_type -> sluice.policy.v1.GetStatusResponse
 	51, // [51:64] is the sub-list for method output_type
 	38, // [38:51] is the sub-list for method input_type
 	38, // [38:38] is the sub-list for extension type_name
@@ -3202,7 +3337,7 @@ func file_sluice_policy_v1_policy_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_policy_v1_policy_proto_rawDesc), len(file_sluice_policy_v1_policy_proto_rawDesc)),
-			NumEnums:      2,
+			NumEnums:      3,
 			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   1,

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	"github.com/sluice-net/sluice/services/policy/internal/owner"
+	"github.com/sluice-net/sluice/services/policy/internal/stream"
+)
+
+// TestEverySentinelHasItsCodeAndReason holds that statusOf answers every error
+// of the core as the API says, and that each reason of the API is given.
+func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
+	given := map[policyv1.ErrorReason]bool{0: true}
+	for _, c := range []struct {
+		err    error
+		code   codes.Code
+		reason policyv1.ErrorReason // unspecified: the answer has none
+	}{
+		{&owner.ManifestError{Whole: errors.New("empty")}, codes.InvalidArgument, policyv1.ErrorReason_ERROR_REASON_INVALID_MANIFEST},
+		{&owner.FieldError{Field: "name", Err: errors.New("is empty")}, codes.InvalidArgument, policyv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
+		{owner.ErrNotFound, codes.NotFound, policyv1.ErrorReason_ERROR_REASON_IDENTITY_NOT_FOUND},
+		{owner.ErrOwned, codes.AlreadyExists, policyv1.ErrorReason_ERROR_REASON_POLICY_OWNED},
+		{owner.ErrForeign, codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_POLICY_FOREIGN},
+		{owner.ErrRefused, codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_REFUSED_BY_SUBSCRIBER},
+		{owner.ErrHeld, codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_EARLIER_STATE_ENFORCED},
+		{owner.ErrLimit, codes.ResourceExhausted, policyv1.ErrorReason_ERROR_REASON_LIMIT_EXCEEDED},
+		{owner.ErrChanged, codes.Aborted, policyv1.ErrorReason_ERROR_REASON_STATE_CHANGED},
+		{owner.ErrRevision, codes.OutOfRange, policyv1.ErrorReason_ERROR_REASON_UNKNOWN_REVISION},
+		{owner.ErrStorage, codes.Unavailable, policyv1.ErrorReason_ERROR_REASON_STORAGE_FAILED},
+		{owner.ErrStopped, codes.Unavailable, policyv1.ErrorReason_ERROR_REASON_STOPPING},
+		{stream.ErrSlow, codes.ResourceExhausted, policyv1.ErrorReason_ERROR_REASON_SUBSCRIBER_TOO_SLOW},
+		{stream.ErrReplaced, codes.Aborted, policyv1.ErrorReason_ERROR_REASON_SUBSCRIBER_REPLACED},
+		{stream.ErrAck, codes.InvalidArgument, policyv1.ErrorReason_ERROR_REASON_UNKNOWN_ACK},
+		{context.Canceled, codes.Canceled, 0},
+		{context.DeadlineExceeded, codes.DeadlineExceeded, 0},
+		{errors.New("unforeseen"), codes.Internal, policyv1.ErrorReason_ERROR_REASON_INTERNAL},
+	} {
+		given[c.reason] = true
+		got := statusOf(fmt.Errorf("outer: %w", c.err))
+		if reason, has := rpcerr.ReasonIn(got); status.Code(got) != c.code || has != (c.reason != 0) || has && reason != rpcerr.Of(c.reason) {
+			t.Errorf("%v is answered with %s, %v; want %s, %v", c.err, status.Code(got), reason, c.code, c.reason)
+		}
+	}
+	for number, name := range policyv1.ErrorReason_name {
+		if !given[policyv1.ErrorReason(number)] {
+			t.Errorf("%s is promised and never given", name)
+		}
+	}
+	if statusOf(nil) != nil {
+		t.Error("success has a status")
+	}
+}
+
+// The field of a mistake is the one that the core names, whatever its text says.
+func TestFieldIsNotReadFromTheText(t *testing.T) {
+	err := statusOf(fmt.Errorf("from: outer: %w", &owner.FieldError{Field: "to.labels", Err: errors.New("a: b: c")}))
+	if got := rpcerr.Fields(err); len(got) != 1 || got[0].GetField() != "to.labels" || got[0].GetDescription() != "a: b: c" {
+		t.Errorf("violations are %v, want to.labels: a: b: c", got)
+	}
+}

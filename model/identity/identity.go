@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package identity holds the numbers of identities: their ranges, those with a
-// fixed meaning, and what kind of peer an identity is.
+// Package identity holds identities: numbers and the label sets that they stand
+// for, the ranges of the numbers, the reserved ones, and the kinds of peers.
 //
 // Every process spells them by this package. The eBPF programs have the same
 // numbers in bpf/include/sluice; a test of services/datapath/internal/bpf
-// compares the two. The package does not know which labels a number stands for:
-// sluice-identity allocates that.
+// compares the two. sluice-identity allocates the numbers of workloads.
 package identity
 
 import "strconv"

@@ -14,9 +14,10 @@ import (
 	"github.com/sluice-net/sluice/kit/config"
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/sandbox"
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd"
-	"github.com/sluice-net/sluice/services/identity/internal/identity"
+	"github.com/sluice-net/sluice/services/identity/internal/labels"
 )
 
 // Config is this service's own part of the configuration.
@@ -108,7 +109,7 @@ func (c *Config) Validate() error {
 	if c.Etcd.Heartbeat*2 > c.Etcd.LeaseTTL {
 		p.Addf("etcd.heartbeat", "%s is more than half of etcd.leaseTTL, %s: one lost sign of life would end the lease", c.Etcd.Heartbeat, c.Etcd.LeaseTTL)
 	}
-	if _, err := identity.NewFilter(c.Labels.Include, c.Labels.Exclude); err != nil {
+	if _, err := labels.NewFilter(c.Labels.Include, c.Labels.Exclude); err != nil {
 		p.Addf("labels", "%w", err)
 	}
 	return p.Err()

@@ -5,6 +5,7 @@ go 1.26.0
 require (
 	github.com/prometheus/client_golang v1.23.2
 	github.com/sluice-net/sluice/kit v0.0.0
+	github.com/sluice-net/sluice/model v0.0.0
 	github.com/sluice-net/sluice/proto v0.0.0
 	go.etcd.io/etcd/api/v3 v3.6.8
 	go.etcd.io/etcd/client/v3 v3.6.8
@@ -52,5 +53,6 @@ require (
 
 replace (
 	github.com/sluice-net/sluice/kit => ../../kit
+	github.com/sluice-net/sluice/model => ../../model
 	github.com/sluice-net/sluice/proto => ../../proto
 )

@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd"
-	"github.com/sluice-net/sluice/services/identity/internal/identity"
+	"github.com/sluice-net/sluice/services/identity/internal/labels"
 	"github.com/sluice-net/sluice/services/identity/internal/server"
 	"github.com/sluice-net/sluice/services/identity/internal/snapshot"
 )
@@ -27,7 +27,7 @@ func main() {
 
 func run(ctx context.Context, p *process.Process, cfg Config) error {
 	started := time.Now()
-	filter, err := identity.NewFilter(cfg.Labels.Include, cfg.Labels.Exclude)
+	filter, err := labels.NewFilter(cfg.Labels.Include, cfg.Labels.Exclude)
 	if err != nil {
 		return err
 	}

@@ -26,7 +26,8 @@ import (
 
 	"github.com/sluice-net/sluice/kit/busy"
 	"github.com/sluice-net/sluice/kit/fault"
-	"github.com/sluice-net/sluice/services/identity/internal/identity"
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
 )
 
 // Fault points, in the order in which a call meets them.
@@ -114,14 +115,14 @@ type Allocator struct {
 }
 
 type knownEntry struct {
-	labels   identity.Labels
+	labels   label.Canonical
 	revision int64 // 0 for what came from the cache
 	gone     bool  // not in the store any more; kept because it is held
 }
 
 // hold is a number that this node holds.
 type hold struct {
-	labels  identity.Labels
+	labels  label.Canonical
 	holders map[Holder]struct{}
 	ref     int64 // revision of our reference; 0 while the store does not have it
 }
@@ -231,7 +232,7 @@ func (a *Allocator) notify() {
 // Hold gives the holder the number of a label set, which the cluster shares.
 // If the holder has another label set, it moves when move is set, and gets
 // ErrHeldOther otherwise. The answer survives this process.
-func (a *Allocator) Hold(ctx context.Context, holder Holder, labels identity.Labels, move bool) (identity.Identity, error) {
+func (a *Allocator) Hold(ctx context.Context, holder Holder, labels label.Canonical, move bool) (identity.Identity, error) {
 	if err := holder.check(); err != nil {
 		return identity.Identity{}, err
 	}
@@ -287,7 +288,7 @@ func (a *Allocator) answer(ctx context.Context, id identity.Identity) (identity.
 
 // holdLabels claims the label set, unless this node refers to it already, and
 // puts the holder onto it. The label set is locked.
-func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels identity.Labels) (identity.Identity, error) {
+func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels label.Canonical) (identity.Identity, error) {
 	a.mu.Lock(opHold)
 	number, isKnown := a.byText[labels.Text()]
 	if h := a.holds[number]; isKnown && h != nil && h.labels.Text() == labels.Text() {
@@ -393,7 +394,7 @@ func (a *Allocator) reserve(holder Holder) *QuotaError {
 const maxAttempts = 64
 
 // claim gets the number of a label set from the store.
-func (a *Allocator) claim(ctx context.Context, labels identity.Labels, known identity.Numeric) (Claim, error) {
+func (a *Allocator) claim(ctx context.Context, labels label.Canonical, known identity.Numeric) (Claim, error) {
 	bounded, cancel := context.WithTimeout(ctx, a.cfg.StoreTimeout)
 	defer cancel()
 	if err := a.awaitStore(bounded); err != nil {
@@ -440,7 +441,7 @@ func (a *Allocator) claim(ctx context.Context, labels identity.Labels, known ide
 	return Claim{}, fmt.Errorf("%w: %d candidates for %s", ErrContended, maxAttempts, clip(labels.Text(), 200))
 }
 
-func (a *Allocator) unavailable(ctx context.Context, labels identity.Labels, err error) error {
+func (a *Allocator) unavailable(ctx context.Context, labels label.Canonical, err error) error {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return ctx.Err()
 	}
@@ -476,7 +477,7 @@ func (a *Allocator) fail(err error) {
 // from a start that the set's hash gives. So two nodes rarely want the same
 // number for different sets, and a set that was collected and comes back
 // usually gets the number that it had.
-func (a *Allocator) candidate(labels identity.Labels) (n identity.Numeric, used int, ok bool) {
+func (a *Allocator) candidate(labels label.Canonical) (n identity.Numeric, used int, ok bool) {
 	sum := labels.Hash()
 	start := identity.Numeric(binary.BigEndian.Uint32(sum[:4]) % uint32(identity.ClusterSize))
 	now := time.Now()

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
-	"github.com/sluice-net/sluice/services/identity/internal/identity"
+	"github.com/sluice-net/sluice/model/identity"
 )
 
 // collector removes identities that no node referred to for the grace period.

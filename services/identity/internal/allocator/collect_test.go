@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-net/sluice/services/identity/internal/identity"
+	"github.com/sluice-net/sluice/model/identity"
 )
 
 func TestGraceIsOneUninterruptedTimeWithoutReferences(t *testing.T) {

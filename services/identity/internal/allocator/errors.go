@@ -9,7 +9,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sluice-net/sluice/services/identity/internal/identity"
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/services/identity/internal/labels"
 )
 
 // Errors of an Allocator, beside those of its Store.
@@ -36,7 +38,7 @@ var (
 // StoreError says that the store is needed and does not answer.
 type StoreError struct {
 	Endpoints []string
-	Labels    identity.Labels
+	Labels    label.Canonical
 	Err       error // may be nil: no attempt has ended yet
 }
 
@@ -79,7 +81,7 @@ func (e *NameError) Is(target error) bool { return target == ErrNameTaken || tar
 // StaleError says that the store is needed, because what this node remembers
 // of a label set is too old to be believed.
 type StaleError struct {
-	Labels identity.Labels
+	Labels label.Canonical
 	Number identity.Numeric // what it was when the store was last heard
 	Age    time.Duration    // since then
 	Never  bool             // nothing says when that was
@@ -106,7 +108,7 @@ type QuotaError struct {
 	Kind  error // ErrQuota or ErrExhausted
 	Used  int
 	Limit int
-	Keys  []identity.KeyCount // those with most values, most first
+	Keys  []labels.KeyCount // those with most values, most first
 }
 
 func (e *QuotaError) Error() string {

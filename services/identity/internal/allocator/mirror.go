@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
-	"github.com/sluice-net/sluice/services/identity/internal/identity"
+	"github.com/sluice-net/sluice/model/identity"
 )
 
 // learn puts an identity into the mirror as the store had it at a revision;

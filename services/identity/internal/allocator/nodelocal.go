@@ -7,12 +7,13 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/sluice-net/sluice/services/identity/internal/identity"
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
 )
 
 // HoldNodeLocal gives the holder a number that is valid on this node only. It
 // needs no store.
-func (a *Allocator) HoldNodeLocal(ctx context.Context, holder Holder, labels identity.Labels) (identity.Identity, error) {
+func (a *Allocator) HoldNodeLocal(ctx context.Context, holder Holder, labels label.Canonical) (identity.Identity, error) {
 	if err := holder.check(); err != nil {
 		return identity.Identity{}, err
 	}
@@ -31,7 +32,7 @@ func (a *Allocator) HoldNodeLocal(ctx context.Context, holder Holder, labels ide
 	return a.answer(ctx, id)
 }
 
-func (a *Allocator) holdNodeLocal(holder Holder, labels identity.Labels) (identity.Identity, error) {
+func (a *Allocator) holdNodeLocal(holder Holder, labels label.Canonical) (identity.Identity, error) {
 	a.mu.Lock(opHold)
 	defer a.mu.Unlock()
 	if n, ok := a.holders[holder]; ok {

@@ -17,9 +17,10 @@ import (
 
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator/storetest"
-	"github.com/sluice-net/sluice/services/identity/internal/identity"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -466,7 +467,7 @@ type lossy struct {
 	lose int
 }
 
-func (l *lossy) Claim(ctx context.Context, labels identity.Labels, known, candidate identity.Numeric) (allocator.Claim, error) {
+func (l *lossy) Claim(ctx context.Context, labels label.Canonical, known, candidate identity.Numeric) (allocator.Claim, error) {
 	c, err := l.Store.Claim(ctx, labels, known, candidate)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -493,7 +494,7 @@ func TestReferenceOfALostAnswerIsDropped(t *testing.T) {
 // hanging never answers a Claim.
 type hanging struct{ allocator.Store }
 
-func (h hanging) Claim(ctx context.Context, _ identity.Labels, _, _ identity.Numeric) (allocator.Claim, error) {
+func (h hanging) Claim(ctx context.Context, _ label.Canonical, _, _ identity.Numeric) (allocator.Claim, error) {
 	<-ctx.Done()
 	return allocator.Claim{}, allocator.ErrUnavailable
 }
@@ -743,7 +744,7 @@ type slowStore struct {
 	ping  chan chan error       // a ping that waits for its answer; nil: the store's
 }
 
-func (s *slowStore) Claim(ctx context.Context, l identity.Labels, known, candidate identity.Numeric) (allocator.Claim, error) {
+func (s *slowStore) Claim(ctx context.Context, l label.Canonical, known, candidate identity.Numeric) (allocator.Claim, error) {
 	s.mu.Lock()
 	answer := s.claim[l.Text()]
 	delete(s.claim, l.Text())
@@ -971,7 +972,7 @@ type betweenStore struct {
 	dropped          []identity.Numeric // references that were released
 }
 
-func (b *betweenStore) Claim(ctx context.Context, l identity.Labels, known, candidate identity.Numeric) (allocator.Claim, error) {
+func (b *betweenStore) Claim(ctx context.Context, l label.Canonical, known, candidate identity.Numeric) (allocator.Claim, error) {
 	c, err := b.Store.Claim(ctx, l, known, candidate)
 	close(b.claimed)
 	<-b.proceed

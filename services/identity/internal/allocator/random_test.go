@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator/storetest"
-	"github.com/sluice-net/sluice/services/identity/internal/identity"
 )
 
 // TestRandomLivesEndWithWhatIsHeld does anything in any order on three nodes

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
-	"github.com/sluice-net/sluice/services/identity/internal/identity"
+	"github.com/sluice-net/sluice/model/identity"
 )
 
 // writers is how many references are written at once after a reconnect.

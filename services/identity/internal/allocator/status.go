@@ -9,7 +9,9 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/busy"
-	"github.com/sluice-net/sluice/services/identity/internal/identity"
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/services/identity/internal/labels"
 )
 
 // Status is a summary.
@@ -21,7 +23,7 @@ type Status struct {
 	Known         int       // cluster identities
 	Held          int       // of them, held by this node
 	PendingWrites int       // references and releases that wait for the store
-	TopKeys       []identity.KeyCount
+	TopKeys       []labels.KeyCount
 }
 
 // Counters are events since the start, for metrics.
@@ -142,12 +144,12 @@ func (a *Allocator) Counters() Counters {
 // knows. It does not wait for the lock.
 func (a *Allocator) Busy() []busy.Figures { return a.mu.Times() }
 
-func (a *Allocator) topKeys() []identity.KeyCount {
+func (a *Allocator) topKeys() []labels.KeyCount {
 	a.mu.Lock(opRead)
-	sets := make([]identity.Labels, 0, len(a.known))
+	sets := make([]label.Canonical, 0, len(a.known))
 	for _, e := range a.known {
 		sets = append(sets, e.labels)
 	}
 	a.mu.Unlock()
-	return identity.TopKeys(slices.Values(sets), 10)
+	return labels.TopKeys(slices.Values(sets), 10)
 }

@@ -9,7 +9,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/sluice-net/sluice/services/identity/internal/identity"
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
 )
 
 // Errors of a Store.
@@ -126,7 +127,7 @@ type Store interface {
 	// Claim refers to the number of a label set, in one step that either
 	// happens wholly or not at all. known is the number it probably has, or 0.
 	// If it has none, it gets candidate: ErrOccupied if that is not free.
-	Claim(ctx context.Context, labels identity.Labels, known, candidate identity.Numeric) (Claim, error)
+	Claim(ctx context.Context, labels label.Canonical, known, candidate identity.Numeric) (Claim, error)
 	// Restore refers to an identity that this node held before, and creates it
 	// again if it is gone. ErrConflict if number or label set mean something else.
 	Restore(ctx context.Context, id identity.Identity) (Claim, error)

@@ -12,12 +12,13 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
-	"github.com/sluice-net/sluice/services/identity/internal/identity"
 )
 
 // put are the writes that make an identity referred to by this node.
-func (s *Store) put(n identity.Numeric, l identity.Labels, lease clientv3.LeaseID, create bool) []clientv3.Op {
+func (s *Store) put(n identity.Numeric, l label.Canonical, lease clientv3.LeaseID, create bool) []clientv3.Op {
 	ops := []clientv3.Op{
 		clientv3.OpPut(s.fenceKey(n), ""),
 		clientv3.OpPut(s.refKey(n), "", clientv3.WithLease(lease)),
@@ -30,7 +31,7 @@ func (s *Store) put(n identity.Numeric, l identity.Labels, lease clientv3.LeaseI
 
 // refer refers to an identity that exists just so. If it does not, ok is false
 // and have is what there is instead.
-func (s *Store) refer(ctx context.Context, n identity.Numeric, l identity.Labels, lease clientv3.LeaseID) (_ allocator.Claim, have state, ok bool, err error) {
+func (s *Store) refer(ctx context.Context, n identity.Numeric, l label.Canonical, lease clientv3.LeaseID) (_ allocator.Claim, have state, ok bool, err error) {
 	exists := func(labels string) []clientv3.Cmp {
 		return []clientv3.Cmp{
 			clientv3.Compare(clientv3.Value(s.labelsKey(l)), "=", labels),
@@ -75,14 +76,14 @@ func stateOf(resp []*etcdserverpb.ResponseOp) state {
 }
 
 // is says whether the number stands for the label set.
-func (h state) is(l identity.Labels) bool { return h.id != nil && string(h.id.Value) == l.Text() }
+func (h state) is(l label.Canonical) bool { return h.id != nil && string(h.id.Value) == l.Text() }
 
 // restsAfterAnother says whether another label set than this one had the number.
-func (h state) restsAfterAnother(l identity.Labels) bool {
+func (h state) restsAfterAnother(l label.Canonical) bool {
 	return h.rest != nil && string(h.rest.Value) != hashText(l)
 }
 
-func (s *Store) gets(n identity.Numeric, l identity.Labels) []clientv3.Op {
+func (s *Store) gets(n identity.Numeric, l label.Canonical) []clientv3.Op {
 	return []clientv3.Op{
 		clientv3.OpGet(s.labelsKey(l)),
 		clientv3.OpGet(s.idKey(n)),
@@ -91,7 +92,7 @@ func (s *Store) gets(n identity.Numeric, l identity.Labels) []clientv3.Op {
 }
 
 // Claim implements allocator.Store.
-func (s *Store) Claim(ctx context.Context, l identity.Labels, known, candidate identity.Numeric) (allocator.Claim, error) {
+func (s *Store) Claim(ctx context.Context, l label.Canonical, known, candidate identity.Numeric) (allocator.Claim, error) {
 	lease, err := s.session()
 	if err != nil {
 		return allocator.Claim{}, err
@@ -157,7 +158,7 @@ func (s *Store) Claim(ctx context.Context, l identity.Labels, known, candidate i
 }
 
 // create writes an identity if nothing about it has changed since it was read.
-func (s *Store) create(ctx context.Context, n identity.Numeric, l identity.Labels, lease clientv3.LeaseID, have state) (_ allocator.Claim, ok bool, err error) {
+func (s *Store) create(ctx context.Context, n identity.Numeric, l label.Canonical, lease clientv3.LeaseID, have state) (_ allocator.Claim, ok bool, err error) {
 	resp, err := s.commit(ctx, "create identity", s.client.Txn(ctx).If(
 		unchanged(s.labelsKey(l), have.labels),
 		unchanged(s.idKey(n), have.id),

@@ -20,10 +20,11 @@ import (
 
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator/storetest"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/etcdtest"
-	"github.com/sluice-net/sluice/services/identity/internal/identity"
 	"github.com/sluice-net/sluice/services/identity/internal/snapshot"
 )
 
@@ -136,7 +137,7 @@ func content(t testing.TB, admin *clientv3.Client) (numbers map[string]identity.
 		t.Errorf("%d label sets and %d numbers", len(byLabels), len(numbers))
 	}
 	for text, n := range numbers {
-		l, err := identity.ParseLabels(text)
+		l, err := label.Parse(text)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -592,7 +593,7 @@ func TestLongOutageEndsAnswersForSetsThatAreNotHeld(t *testing.T) {
 	joined := time.Now()
 	storetest.Eventually(t, "more than the quarantine time", func() bool { return time.Since(joined) > cfg.Rest+cfg.Rest/2 })
 	s.Down()
-	ask := func(h int, l identity.Labels) (identity.Identity, error) {
+	ask := func(h int, l label.Canonical) (identity.Identity, error) {
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 		defer cancel()
 		return a.Hold(ctx, holder(h), l, false)

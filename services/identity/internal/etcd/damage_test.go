@@ -13,10 +13,11 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator/storetest"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/etcdtest"
-	"github.com/sluice-net/sluice/services/identity/internal/identity"
 )
 
 // TestHalfAnIdentityIsWholeAgainAfterAClaim: one of the keys was deleted by hand.
@@ -171,11 +172,11 @@ func TestLargestLabelSetFitsIntoARequest(t *testing.T) {
 	if _, err := st.Join(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	var all []identity.Label
+	var all []label.Label
 	for i := range 63 {
-		all = append(all, identity.Label{Source: "cni", Key: fmt.Sprint("key", i), Value: strings.Repeat("v", 4096)})
+		all = append(all, label.Label{Source: "cni", Key: fmt.Sprint("key", i), Value: strings.Repeat("v", 4096)})
 	}
-	l, err := identity.NewLabels(all...)
+	l, err := label.Canonicalize(all...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,8 +18,8 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
-	"github.com/sluice-net/sluice/services/identity/internal/identity"
 )
 
 // errGap: the watch cannot continue where it was; list again.

@@ -12,8 +12,9 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
-	"github.com/sluice-net/sluice/services/identity/internal/identity"
 )
 
 // How a cluster comes from layout 1 to layout 2.
@@ -88,7 +89,7 @@ func (s *Store) setLayout(kv *mvccpb.KeyValue) error {
 
 // labelsValue is the value of labels/ in the form that the cluster makes
 // identities in.
-func (s *Store) labelsValue(n identity.Numeric, l identity.Labels) string {
+func (s *Store) labelsValue(n identity.Numeric, l label.Canonical) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.layout == layoutFinal {
@@ -100,7 +101,7 @@ func (s *Store) labelsValue(n identity.Numeric, l identity.Labels) string {
 func labelsValue(n identity.Numeric) string { return strconv.FormatUint(uint64(n), 10) }
 
 // labelsValue1 is the value in layout 1.
-func labelsValue1(n identity.Numeric, l identity.Labels) string {
+func labelsValue1(n identity.Numeric, l label.Canonical) string {
 	return labelsValue(n) + " " + l.Text()
 }
 
@@ -116,7 +117,7 @@ func parseLabelsValue(kv *mvccpb.KeyValue) (n identity.Numeric, text string, fin
 // numberOf reads which number the label set has by labels/. Two sets with one
 // hash would be damage or the end of SHA-256; either way neither gets the
 // number of the other: where the text is not here, id/ is compared with it.
-func numberOf(kv *mvccpb.KeyValue, l identity.Labels) (identity.Numeric, error) {
+func numberOf(kv *mvccpb.KeyValue, l label.Canonical) (identity.Numeric, error) {
 	n, text, final, err := parseLabelsValue(kv)
 	if err != nil {
 		return 0, err

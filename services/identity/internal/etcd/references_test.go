@@ -13,10 +13,11 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator/storetest"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/etcdtest"
-	"github.com/sluice-net/sluice/services/identity/internal/identity"
 )
 
 // fill writes keys in large transactions.
@@ -131,7 +132,7 @@ type oldNode struct {
 	name  string
 }
 
-func (o oldNode) create(n identity.Numeric, l identity.Labels) {
+func (o oldNode) create(n identity.Numeric, l label.Canonical) {
 	o.t.Helper()
 	for k, v := range map[string]string{"/labels/" + hashText(l): labelsValue1(n, l), "/id/" + fmt.Sprint(n): l.Text(), o.ref(n): ""} {
 		if _, err := o.admin.Put(o.t.Context(), testPrefix+k, v); err != nil {
@@ -143,7 +144,7 @@ func (o oldNode) create(n identity.Numeric, l identity.Labels) {
 func (o oldNode) ref(n identity.Numeric) string { return "/ref/" + o.name + "/" + fmt.Sprint(n) }
 
 // refer is the transaction of layout 1.
-func (o oldNode) refer(n identity.Numeric, l identity.Labels) bool {
+func (o oldNode) refer(n identity.Numeric, l label.Canonical) bool {
 	o.t.Helper()
 	labels, id := testPrefix+"/labels/"+hashText(l), testPrefix+"/id/"+fmt.Sprint(n)
 	resp, err := o.admin.Txn(o.t.Context()).If(

@@ -46,8 +46,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
-	"github.com/sluice-net/sluice/services/identity/internal/identity"
 )
 
 // Config of a Store.
@@ -140,7 +141,7 @@ func (s *Store) restKey(n identity.Numeric) string {
 	return s.cfg.Prefix + "/rest/" + strconv.FormatUint(uint64(n), 10)
 }
 
-func (s *Store) labelsKey(l identity.Labels) string {
+func (s *Store) labelsKey(l label.Canonical) string {
 	return s.cfg.Prefix + "/labels/" + hashText(l)
 }
 
@@ -150,7 +151,7 @@ func (s *Store) refKey(n identity.Numeric) string {
 	return s.refPrefix() + strconv.FormatUint(uint64(n), 10)
 }
 
-func hashText(l identity.Labels) string {
+func hashText(l label.Canonical) string {
 	sum := l.Hash()
 	return hex.EncodeToString(sum[:])
 }
@@ -169,11 +170,11 @@ func (s *Store) parseID(kv *mvccpb.KeyValue) (identity.Identity, error) {
 	if err != nil {
 		return identity.Identity{}, fmt.Errorf("%s: %w", kv.Key, err)
 	}
-	labels, err := identity.ParseLabels(string(kv.Value))
+	labels, err := label.Parse(string(kv.Value))
 	if err != nil {
 		return identity.Identity{}, fmt.Errorf("%s: %w: %w", kv.Key, allocator.ErrCorrupt, err)
 	}
-	if labels.Has(identity.SourceReserved) {
+	if labels.Set().HasSource(label.SourceReserved) {
 		// Nobody becomes the host or the world by a key in etcd.
 		return identity.Identity{}, fmt.Errorf("%s: %w: reserved labels %s", kv.Key, allocator.ErrCorrupt, labels)
 	}

@@ -23,10 +23,10 @@ import (
 
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator/storetest"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/etcdtest"
-	"github.com/sluice-net/sluice/services/identity/internal/identity"
 )
 
 func TestMain(m *testing.M) {

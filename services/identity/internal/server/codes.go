@@ -15,9 +15,10 @@ import (
 	"google.golang.org/protobuf/protoadapt"
 
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
+	"github.com/sluice-net/sluice/model/label"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
-	"github.com/sluice-net/sluice/services/identity/internal/identity"
+	"github.com/sluice-net/sluice/services/identity/internal/labels"
 )
 
 // retryAfter is when a caller may repeat a call that needs the store while it is
@@ -33,17 +34,17 @@ func statusOf(err error) error {
 		return answer(codes.Unavailable, reason, rpcerr.Retry(retryAfter))
 	}
 	var (
-		label *identity.LabelError
-		quota *allocator.QuotaError
+		invalid *label.Error
+		quota   *allocator.QuotaError
 	)
 	switch {
 	case err == nil:
 		return nil
-	case errors.As(err, &label):
-		return answer(codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_LABEL, rpcerr.Field(label.Field(), err.Error()))
-	case errors.Is(err, identity.ErrLabels):
+	case errors.As(err, &invalid):
+		return answer(codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_LABEL, rpcerr.Field(invalid.Field(), err.Error()))
+	case errors.Is(err, label.ErrInvalid):
 		return answer(codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_LABEL, rpcerr.Field("labels", err.Error()))
-	case errors.Is(err, identity.ErrNamedPort):
+	case errors.Is(err, labels.ErrNamedPort):
 		return answer(codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_NAMED_PORT, rpcerr.Field("named_ports", err.Error()))
 	case errors.Is(err, allocator.ErrHolder):
 		return answer(codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_REFERENCE, rpcerr.Field("reference", err.Error()))

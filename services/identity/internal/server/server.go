@@ -18,10 +18,12 @@ import (
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
-	"github.com/sluice-net/sluice/services/identity/internal/identity"
+	"github.com/sluice-net/sluice/services/identity/internal/labels"
 )
 
 // Hub is what WatchIdentities reads; the allocator publishes into it.
@@ -41,7 +43,7 @@ type Server struct {
 
 	Allocator *allocator.Allocator
 	Hub       *Hub
-	Filter    identity.Filter
+	Filter    labels.Filter
 	Node      string
 	Version   string
 	Started   time.Time
@@ -70,7 +72,7 @@ func Methods() rpc.Methods {
 
 // AllocateIdentity implements the service.
 func (s *Server) AllocateIdentity(ctx context.Context, req *identityv1.AllocateIdentityRequest) (*identityv1.AllocateIdentityResponse, error) {
-	labels, err := identity.Workload(s.Filter, fromLabels(req.GetLabels()), nil)
+	labels, err := labels.Workload(s.Filter, fromLabels(req.GetLabels()), nil)
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -103,7 +105,7 @@ func (s *Server) ReleaseIdentity(ctx context.Context, req *identityv1.ReleaseIde
 
 // ResolveEndpoint implements the service.
 func (s *Server) ResolveEndpoint(ctx context.Context, req *identityv1.ResolveEndpointRequest) (*identityv1.ResolveEndpointResponse, error) {
-	labels, err := identity.Workload(s.Filter, fromLabels(req.GetLabels()), fromPorts(req.GetNamedPorts()))
+	labels, err := labels.Workload(s.Filter, fromLabels(req.GetLabels()), fromPorts(req.GetNamedPorts()))
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -175,26 +177,26 @@ func endpoint(o *workloadv1.Owner) allocator.Holder {
 	return allocator.EndpointHolder(o.GetContainerId(), o.GetInterfaceName())
 }
 
-func fromLabels(in []*workloadv1.Label) []identity.Label {
-	out := make([]identity.Label, len(in))
+func fromLabels(in []*workloadv1.Label) []label.Label {
+	out := make([]label.Label, len(in))
 	for i, l := range in {
-		out[i] = identity.Label{Source: l.GetSource(), Key: l.GetKey(), Value: l.GetValue()}
+		out[i] = label.Label{Source: l.GetSource(), Key: l.GetKey(), Value: l.GetValue()}
 	}
 	return out
 }
 
-var protocols = map[workloadv1.Protocol]identity.Protocol{
-	workloadv1.Protocol_PROTOCOL_TCP:  identity.TCP,
-	workloadv1.Protocol_PROTOCOL_UDP:  identity.UDP,
-	workloadv1.Protocol_PROTOCOL_SCTP: identity.SCTP,
+var protocols = map[workloadv1.Protocol]labels.Protocol{
+	workloadv1.Protocol_PROTOCOL_TCP:  labels.TCP,
+	workloadv1.Protocol_PROTOCOL_UDP:  labels.UDP,
+	workloadv1.Protocol_PROTOCOL_SCTP: labels.SCTP,
 }
 
 // fromPorts relies on protovalidate for the range of ports; what it does not
 // know is refused by the core as 0 or without protocol.
-func fromPorts(in []*workloadv1.NamedPort) []identity.NamedPort {
-	out := make([]identity.NamedPort, len(in))
+func fromPorts(in []*workloadv1.NamedPort) []labels.NamedPort {
+	out := make([]labels.NamedPort, len(in))
 	for i, p := range in {
-		out[i] = identity.NamedPort{Name: p.GetName(), Protocol: protocols[p.GetProtocol()]}
+		out[i] = labels.NamedPort{Name: p.GetName(), Protocol: protocols[p.GetProtocol()]}
 		if p.GetPort() <= 65_535 {
 			out[i].Port = uint16(p.GetPort())
 		}
@@ -204,7 +206,7 @@ func fromPorts(in []*workloadv1.NamedPort) []identity.NamedPort {
 
 func toIdentity(id identity.Identity) *identityv1.Identity {
 	out := &identityv1.Identity{Number: uint32(id.Number), Scope: toScope(id.Number.Scope())}
-	for _, l := range id.Labels.List() {
+	for _, l := range id.Labels.All() {
 		out.Labels = append(out.Labels, &workloadv1.Label{Source: l.Source, Key: l.Key, Value: l.Value})
 	}
 	return out

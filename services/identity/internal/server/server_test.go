@@ -28,11 +28,12 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/rpc/client"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
+	"github.com/sluice-net/sluice/model/label"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator/storetest"
-	"github.com/sluice-net/sluice/services/identity/internal/identity"
+	"github.com/sluice-net/sluice/services/identity/internal/labels"
 	"github.com/sluice-net/sluice/services/identity/internal/snapshot"
 )
 
@@ -73,7 +74,7 @@ func serve(t *testing.T, opts ...option) *service {
 	if _, err := files.Load(); err != nil {
 		t.Fatal(err)
 	}
-	filter, err := identity.NewFilter(nil, nil)
+	filter, err := labels.NewFilter(nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +128,7 @@ func owner(container string) *workloadv1.Owner {
 	return &workloadv1.Owner{ContainerId: container, InterfaceName: "eth0"}
 }
 
-func label(source, key, value string) *workloadv1.Label {
+func newLabel(source, key, value string) *workloadv1.Label {
 	return &workloadv1.Label{Source: source, Key: key, Value: value}
 }
 
@@ -144,7 +145,7 @@ func TestResolveFiltersSortsAndAddsPorts(t *testing.T) {
 	s := serve(t)
 	resp, err := s.ResolveEndpoint(t.Context(), &identityv1.ResolveEndpointRequest{
 		Owner:      owner("c1"),
-		Labels:     []*workloadv1.Label{label("k8s", "pod-template-hash", "5d"), label("k8s", "app", "web"), label("cni", "zone", "a")},
+		Labels:     []*workloadv1.Label{newLabel("k8s", "pod-template-hash", "5d"), newLabel("k8s", "app", "web"), newLabel("cni", "zone", "a")},
 		NamedPorts: []*workloadv1.NamedPort{{Name: "http", Port: 80, Protocol: workloadv1.Protocol_PROTOCOL_TCP}},
 	})
 	if err != nil {
@@ -158,7 +159,7 @@ func TestResolveFiltersSortsAndAddsPorts(t *testing.T) {
 	if !slices.Equal(got, want) || resp.GetIdentity().GetScope() != identityv1.Scope_SCOPE_CLUSTER {
 		t.Errorf("identity %v, want the labels %v", resp.GetIdentity(), want)
 	}
-	plain := s.resolve("c2", label("k8s", "app", "web"), label("cni", "zone", "a"))
+	plain := s.resolve("c2", newLabel("k8s", "app", "web"), newLabel("cni", "zone", "a"))
 	if plain.GetNumber() == resp.GetIdentity().GetNumber() {
 		t.Error("other ports, same number")
 	}
@@ -173,7 +174,7 @@ func TestLifeOfAReference(t *testing.T) {
 	alloc := func(scope identityv1.Scope) *identityv1.Identity {
 		t.Helper()
 		resp, err := s.AllocateIdentity(t.Context(), &identityv1.AllocateIdentityRequest{
-			Reference: "ref-" + scope.String(), Labels: []*workloadv1.Label{label("cni", "app", "web")}, Scope: scope,
+			Reference: "ref-" + scope.String(), Labels: []*workloadv1.Label{newLabel("cni", "app", "web")}, Scope: scope,
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -201,8 +202,8 @@ func TestLifeOfAReference(t *testing.T) {
 
 func TestListIsSortedAndFiltered(t *testing.T) {
 	s := serve(t)
-	web := s.resolve("c1", label("cni", "app", "web"))
-	s.resolve("c2", label("cni", "app", "web"))
+	web := s.resolve("c1", newLabel("cni", "app", "web"))
+	s.resolve("c2", newLabel("cni", "app", "web"))
 	list := func(scopes ...identityv1.Scope) (numbers, counts []uint32) {
 		t.Helper()
 		stream, err := s.ListIdentities(t.Context(), &identityv1.ListIdentitiesRequest{Scopes: scopes})
@@ -231,7 +232,7 @@ func TestListIsSortedAndFiltered(t *testing.T) {
 
 func TestWatchResumesAfterTheToken(t *testing.T) {
 	s := serve(t)
-	web := s.resolve("c1", label("cni", "app", "web"))
+	web := s.resolve("c1", newLabel("cni", "app", "web"))
 	next := func(w grpc.ServerStreamingClient[identityv1.WatchIdentitiesResponse]) *identityv1.WatchIdentitiesResponse {
 		t.Helper()
 		m, err := w.Recv()
@@ -264,7 +265,7 @@ func TestWatchResumesAfterTheToken(t *testing.T) {
 		t.Errorf("listing %v, want the reserved ones and %d", numbers, web.GetNumber())
 	}
 	cancel()
-	db := s.resolve("c2", label("cni", "app", "db"))
+	db := s.resolve("c2", newLabel("cni", "app", "db"))
 	ctx, cancel = context.WithCancel(t.Context())
 	defer cancel()
 	if w, err = s.WatchIdentities(ctx, &identityv1.WatchIdentitiesRequest{ResumeToken: token}); err != nil {
@@ -287,8 +288,8 @@ func TestWatchResumesAfterTheToken(t *testing.T) {
 
 func TestStatusTellsWhatIsWrong(t *testing.T) {
 	s := serve(t)
-	s.resolve("c1", label("cni", "app", "web"))
-	s.resolve("c2", label("cni", "app", "db"))
+	s.resolve("c1", newLabel("cni", "app", "web"))
+	s.resolve("c2", newLabel("cni", "app", "db"))
 	get := func() *identityv1.GetStatusResponse {
 		t.Helper()
 		st, err := s.GetStatus(t.Context(), &identityv1.GetStatusRequest{})
@@ -313,7 +314,7 @@ func TestStatusTellsWhatIsWrong(t *testing.T) {
 
 func TestEveryFailureHasItsCode(t *testing.T) {
 	s := serve(t)
-	web := []*workloadv1.Label{label("cni", "app", "web")}
+	web := []*workloadv1.Label{newLabel("cni", "app", "web")}
 	allocate := func(ref string, labels ...*workloadv1.Label) error {
 		_, err := s.AllocateIdentity(t.Context(), &identityv1.AllocateIdentityRequest{Reference: ref, Labels: labels})
 		return err
@@ -325,7 +326,7 @@ func TestEveryFailureHasItsCode(t *testing.T) {
 	s.resolve("c1", web...)
 	many := make([]*workloadv1.Label, 300)
 	for i := range many {
-		many[i] = label("k8s", fmt.Sprint("key", i), "v")
+		many[i] = newLabel("k8s", fmt.Sprint("key", i), "v")
 	}
 	for _, c := range []struct {
 		name  string
@@ -335,10 +336,10 @@ func TestEveryFailureHasItsCode(t *testing.T) {
 	}{
 		{"no owner", resolve(&identityv1.ResolveEndpointRequest{}), codes.InvalidArgument, "owner"},
 		{"bad owner", resolve(&identityv1.ResolveEndpointRequest{Owner: owner("-x")}), codes.InvalidArgument, "container_id"},
-		{"reserved source", resolve(&identityv1.ResolveEndpointRequest{Owner: owner("c9"), Labels: []*workloadv1.Label{web[0], label("reserved", "host", "")}}), codes.InvalidArgument, "labels[1].source"},
-		{"generated source", resolve(&identityv1.ResolveEndpointRequest{Owner: owner("c9"), Labels: []*workloadv1.Label{label("generated", "named-ports", "x")}}), codes.InvalidArgument, "labels[0].source"},
-		{"two values", allocate("r", label("k8s", "a", "1"), label("k8s", "a", "2")), codes.InvalidArgument, "labels[1].key"},
-		{"control character", allocate("r", label("k8s", "a", "\x01")), codes.InvalidArgument, "labels[0].value"},
+		{"reserved source", resolve(&identityv1.ResolveEndpointRequest{Owner: owner("c9"), Labels: []*workloadv1.Label{web[0], newLabel("reserved", "host", "")}}), codes.InvalidArgument, "labels[1].source"},
+		{"generated source", resolve(&identityv1.ResolveEndpointRequest{Owner: owner("c9"), Labels: []*workloadv1.Label{newLabel("generated", "named-ports", "x")}}), codes.InvalidArgument, "labels[0].source"},
+		{"two values", allocate("r", newLabel("k8s", "a", "1"), newLabel("k8s", "a", "2")), codes.InvalidArgument, "labels[1].key"},
+		{"control character", allocate("r", newLabel("k8s", "a", "\x01")), codes.InvalidArgument, "labels[0].value"},
 		{"too many", resolve(&identityv1.ResolveEndpointRequest{Owner: owner("c9"), Labels: many}), codes.InvalidArgument, "300"},
 		{"no port", resolve(&identityv1.ResolveEndpointRequest{Owner: owner("c9"), NamedPorts: []*workloadv1.NamedPort{{Name: "http", Protocol: workloadv1.Protocol_PROTOCOL_TCP}}}), codes.InvalidArgument, "port"},
 		{"no labels", allocate("r"), codes.InvalidArgument, "labels"},
@@ -363,16 +364,16 @@ func TestEveryFailureHasItsCode(t *testing.T) {
 			if err := allocate("r1", web...); err != nil {
 				return err
 			}
-			return allocate("r1", label("cni", "app", "db"))
+			return allocate("r1", newLabel("cni", "app", "db"))
 		}(), codes.AlreadyExists, "reference:r1"},
 	} {
 		if status.Code(c.err) != c.code || !strings.Contains(c.err.Error(), c.words) {
 			t.Errorf("%s: %v, want %s with %q", c.name, c.err, c.code, c.words)
 		}
 	}
-	s.resolve("q1", label("cni", "app", "q1"))
-	s.resolve("q2", label("cni", "app", "q2"))
-	err := allocate("q3", label("cni", "app", "q3"))
+	s.resolve("q1", newLabel("cni", "app", "q1"))
+	s.resolve("q2", newLabel("cni", "app", "q2"))
+	err := allocate("q3", newLabel("cni", "app", "q3"))
 	if status.Code(err) != codes.ResourceExhausted || detail[*errdetails.QuotaFailure](err) == nil || !strings.Contains(err.Error(), "cni:app (3)") {
 		t.Errorf("over quota: %v, want RESOURCE_EXHAUSTED that names cni:app", err)
 	}
@@ -381,7 +382,7 @@ func TestEveryFailureHasItsCode(t *testing.T) {
 	}
 	s.fake.Down()
 	storetest.Eventually(t, "the loss", func() bool { return !s.alloc.Summary().Connected })
-	err = allocate("q3", label("cni", "app", "q3"))
+	err = allocate("q3", newLabel("cni", "app", "q3"))
 	if status.Code(err) != codes.Unavailable || detail[*errdetails.RetryInfo](err) == nil || !strings.Contains(err.Error(), "fake://cluster") {
 		t.Errorf("new set without store: %v, want UNAVAILABLE that names the endpoints", err)
 	}
@@ -405,9 +406,9 @@ func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 		code   codes.Code
 		reason identityv1.ErrorReason // unspecified: the answer has none
 	}{
-		{identity.ErrLabels, codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_LABEL},
-		{&identity.LabelError{Index: 1}, codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_LABEL},
-		{identity.ErrNamedPort, codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_NAMED_PORT},
+		{label.ErrInvalid, codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_LABEL},
+		{&label.Error{Index: 1}, codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_LABEL},
+		{labels.ErrNamedPort, codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_NAMED_PORT},
 		{allocator.ErrHolder, codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_REFERENCE},
 		{&allocator.QuotaError{Kind: allocator.ErrQuota}, codes.ResourceExhausted, identityv1.ErrorReason_ERROR_REASON_QUOTA_EXHAUSTED},
 		{&allocator.QuotaError{Kind: allocator.ErrExhausted}, codes.ResourceExhausted, identityv1.ErrorReason_ERROR_REASON_NUMBERS_EXHAUSTED},
@@ -444,7 +445,7 @@ func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 
 func TestMetricsHaveTheConventionsNames(t *testing.T) {
 	s := serve(t)
-	s.resolve("c1", label("cni", "app", "web"))
+	s.resolve("c1", newLabel("cni", "app", "web"))
 	r := prometheus.NewPedanticRegistry()
 	if err := r.Register(Collector{Allocator: s.alloc}); err != nil {
 		t.Fatal(err)
@@ -517,7 +518,7 @@ func TestTheOwnersTimeIsCountedByOperation(t *testing.T) {
 		return out
 	}
 	before := counts()
-	s.resolve("c1", label("cni", "app", "web"))
+	s.resolve("c1", newLabel("cni", "app", "web"))
 	after := counts()
 	for _, operation := range []string{"hold", "choose a number", "take over an update", "copy for the disk", "read"} {
 		if after[operation] <= before[operation] {

@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/durable"
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
-	"github.com/sluice-net/sluice/services/identity/internal/identity"
 )
 
 // The version before kept both in files of JSON, each written whole. They are

@@ -41,8 +41,9 @@ import (
 
 	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/kit/store"
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
-	"github.com/sluice-net/sluice/services/identity/internal/identity"
 )
 
 // Names of the files.
@@ -328,11 +329,11 @@ func parseHolder(key, value []byte) (allocator.HolderRecord, error) {
 }
 
 func parseIdentity(number uint32, text string) (identity.Identity, error) {
-	labels, err := identity.ParseLabels(text)
+	labels, err := label.Parse(text)
 	if err != nil {
 		return identity.Identity{}, fmt.Errorf("number %d: %w", number, err)
 	}
-	if labels.Has(identity.SourceReserved) {
+	if labels.Set().HasSource(label.SourceReserved) {
 		return identity.Identity{}, fmt.Errorf("number %d has reserved labels", number)
 	}
 	return identity.Identity{Number: identity.Numeric(number), Labels: labels}, nil

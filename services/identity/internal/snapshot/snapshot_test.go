@@ -20,8 +20,9 @@ import (
 	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/store"
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
-	"github.com/sluice-net/sluice/services/identity/internal/identity"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -30,7 +31,7 @@ const otherBoot = "99999999-2222-3333-4444-555555555555"
 
 func id(t testing.TB, n identity.Numeric, app string) identity.Identity {
 	t.Helper()
-	l, err := identity.NewLabels(identity.Label{Source: "k8s", Key: "app", Value: app})
+	l, err := label.Canonicalize(label.Label{Source: "k8s", Key: "app", Value: app})
 	if err != nil {
 		t.Fatal(err)
 	}

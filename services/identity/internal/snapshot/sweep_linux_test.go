@@ -21,8 +21,8 @@ import (
 	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/kit/store"
 	"github.com/sluice-net/sluice/kit/store/storetest"
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
-	"github.com/sluice-net/sluice/services/identity/internal/identity"
 )
 
 // TestDamageIsReported damages each file in every way. Holds are refused; the

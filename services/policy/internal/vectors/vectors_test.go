@@ -166,7 +166,7 @@ func runNames(c *Case) (bad []string) {
 // The identity service reads the same file in its tests.
 func TestLabelsAreChosenAsByTheIdentityService(t *testing.T) {
 	t.Parallel()
-	data, err := os.ReadFile(filepath.Join("..", "..", "..", "identity", "internal", "identity", "testdata", "default-filter.json"))
+	data, err := os.ReadFile(filepath.Join("..", "..", "..", "identity", "internal", "labels", "testdata", "default-filter.json"))
 	if err != nil {
 		t.Fatal(err)
 	}

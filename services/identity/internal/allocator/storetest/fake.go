@@ -12,8 +12,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
-	"github.com/sluice-net/sluice/services/identity/internal/identity"
 )
 
 // Fake is the shared memory of a cluster, in this process.
@@ -34,7 +35,7 @@ type Fake struct {
 }
 
 type fakeID struct {
-	labels   identity.Labels
+	labels   label.Canonical
 	revision int64
 }
 
@@ -163,7 +164,7 @@ func (s *fakeStore) Ping(ctx context.Context) error {
 	return nil
 }
 
-func (s *fakeStore) refer(l identity.Labels) allocator.Claim {
+func (s *fakeStore) refer(l label.Canonical) allocator.Claim {
 	s.revision++
 	e := s.byText[l.Text()]
 	e.revision = s.revision
@@ -176,7 +177,7 @@ func (s *fakeStore) refer(l identity.Labels) allocator.Claim {
 	return allocator.Claim{Number: e.number, Revision: s.revision}
 }
 
-func (s *fakeStore) create(n identity.Numeric, l identity.Labels) allocator.Claim {
+func (s *fakeStore) create(n identity.Numeric, l label.Canonical) allocator.Claim {
 	delete(s.rests, n)
 	s.byText[l.Text()] = fakeLabels{number: n}
 	c := s.refer(l)
@@ -188,12 +189,12 @@ func (s *fakeStore) create(n identity.Numeric, l identity.Labels) allocator.Clai
 }
 
 // rests says whether the number rests after another label set.
-func (s *fakeStore) restsFor(n identity.Numeric, l identity.Labels) bool {
+func (s *fakeStore) restsFor(n identity.Numeric, l label.Canonical) bool {
 	r, ok := s.rests[n]
 	return ok && r.text != l.Text() && time.Now().Before(r.ends)
 }
 
-func (s *fakeStore) Claim(ctx context.Context, l identity.Labels, _, candidate identity.Numeric) (allocator.Claim, error) {
+func (s *fakeStore) Claim(ctx context.Context, l label.Canonical, _, candidate identity.Numeric) (allocator.Claim, error) {
 	if err := s.enter(ctx); err != nil {
 		return allocator.Claim{}, err
 	}

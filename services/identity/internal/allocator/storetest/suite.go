@@ -12,8 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
-	"github.com/sluice-net/sluice/services/identity/internal/identity"
 )
 
 // Cluster is what the suite runs against.
@@ -29,9 +30,9 @@ type Cluster interface {
 const Patience = 20 * time.Second
 
 // Labels makes a label set from "key=value" values.
-func Labels(t testing.TB, app string) identity.Labels {
+func Labels(t testing.TB, app string) label.Canonical {
 	t.Helper()
-	l, err := identity.NewLabels(identity.Label{Source: "cni", Key: "app", Value: app})
+	l, err := label.Canonicalize(label.Label{Source: "cni", Key: "app", Value: app})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +64,7 @@ func (s suite) join(node string) allocator.Store {
 	return st
 }
 
-func (s suite) claim(st allocator.Store, l identity.Labels, known, candidate identity.Numeric) allocator.Claim {
+func (s suite) claim(st allocator.Store, l label.Canonical, known, candidate identity.Numeric) allocator.Claim {
 	s.t.Helper()
 	c, err := st.Claim(s.ctx, l, known, candidate)
 	if err != nil {
@@ -379,7 +380,7 @@ func restoreConflicts(s suite) {
 func collectFence(s suite) {
 	a, b := s.join("a"), s.join("b")
 	touched, quiet, used := Labels(s.t, "touched"), Labels(s.t, "quiet"), Labels(s.t, "used")
-	for i, l := range []identity.Labels{touched, quiet, used} {
+	for i, l := range []label.Canonical{touched, quiet, used} {
 		s.claim(a, l, 0, identity.Numeric(300+i))
 	}
 	s.claim(b, used, 0, 302)

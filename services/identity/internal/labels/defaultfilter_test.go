@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package identity
+package labels
 
 import (
 	"encoding/json"
 	"os"
 	"slices"
 	"testing"
+
+	"github.com/sluice-net/sluice/model/label"
 )
 
 // The policy service's runner of vectors makes identities as this service does.
@@ -36,7 +38,7 @@ func TestDefaultFilterIsTheOneThatPolicyIsTestedWith(t *testing.T) {
 		t.Fatal("the file has no labels")
 	}
 	for key, kept := range want.Kept {
-		if got := f.Keeps(Label{Source: "k8s", Key: key}); got != kept {
+		if got := f.Keeps(label.Label{Source: "k8s", Key: key}); got != kept {
 			t.Errorf("%s is kept: %t, in the file %t", key, got, kept)
 		}
 	}

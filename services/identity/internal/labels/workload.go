@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package identity
+package labels
 
 import (
 	"errors"
@@ -10,18 +10,16 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/sluice-net/sluice/model/label"
 )
 
-// Keys of the labels that Sluice adds under SourceGenerated. No selector sees them.
+// Keys of the labels that Sluice adds under label.SourceGenerated. No selector sees them.
 const (
 	// KeyNamedPorts carries the names of a workload's ports, because rules may
 	// refer to a port by name: two workloads with equal labels and different
 	// ports must be two identities.
 	KeyNamedPorts = "named-ports"
-	// KeyNoLabels makes the set of a workload without labels a set. Reserved
-	// numbers do not fit: "init" is always enforced, "unmanaged" says that it
-	// is not ours, and neither may be carried by a tunnel.
-	KeyNoLabels = "no-labels"
 )
 
 // Protocol is a transport protocol that has ports.
@@ -48,50 +46,50 @@ var portNameRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,13}[a-z0-9])?$`)
 
 // NamedPortsLabel returns the hidden label of some named ports, sorted and
 // deduplicated: "dns.UDP.53_http.TCP.80". ok is false if there are none.
-func NamedPortsLabel(ports []NamedPort) (l Label, ok bool, err error) {
+func NamedPortsLabel(ports []NamedPort) (l label.Label, ok bool, err error) {
 	if len(ports) == 0 {
-		return Label{}, false, nil
+		return label.Label{}, false, nil
 	}
 	texts := make([]string, len(ports))
 	for i, p := range ports {
 		switch {
 		case !portNameRE.MatchString(p.Name):
-			return Label{}, false, fmt.Errorf("%w: named_ports[%d].name: %q: want 1 to 15 of a-z, 0-9 and \"-\"", ErrNamedPort, i, p.Name)
+			return label.Label{}, false, fmt.Errorf("%w: named_ports[%d].name: %q: want 1 to 15 of a-z, 0-9 and \"-\"", ErrNamedPort, i, p.Name)
 		case p.Port == 0:
-			return Label{}, false, fmt.Errorf("%w: named_ports[%d].port: 0 is no port", ErrNamedPort, i)
+			return label.Label{}, false, fmt.Errorf("%w: named_ports[%d].port: 0 is no port", ErrNamedPort, i)
 		case p.Protocol != TCP && p.Protocol != UDP && p.Protocol != SCTP:
-			return Label{}, false, fmt.Errorf("%w: named_ports[%d].protocol: %q has no ports", ErrNamedPort, i, p.Protocol)
+			return label.Label{}, false, fmt.Errorf("%w: named_ports[%d].protocol: %q has no ports", ErrNamedPort, i, p.Protocol)
 		}
 		texts[i] = p.Name + "." + string(p.Protocol) + "." + strconv.Itoa(int(p.Port))
 	}
 	slices.Sort(texts)
 	value := strings.Join(slices.Compact(texts), "_")
-	if len(value) > MaxValue {
-		return Label{}, false, fmt.Errorf("%w: named_ports: %d bytes together, at most %d are allowed", ErrNamedPort, len(value), MaxValue)
+	if len(value) > label.MaxValue {
+		return label.Label{}, false, fmt.Errorf("%w: named_ports: %d bytes together, at most %d are allowed", ErrNamedPort, len(value), label.MaxValue)
 	}
-	return Label{Source: SourceGenerated, Key: KeyNamedPorts, Value: value}, true, nil
+	return label.Label{Source: label.SourceGenerated, Key: KeyNamedPorts, Value: value}, true, nil
 }
 
 // Workload makes the label set of a workload from what its runtime says:
 // checked, filtered, with the hidden label of its ports. A workload that has
 // nothing left gets the one set that stands for no labels.
-func Workload(f Filter, labels []Label, ports []NamedPort) (Labels, error) {
+func Workload(f Filter, labels []label.Label, ports []NamedPort) (label.Canonical, error) {
 	if err := CheckCaller(labels); err != nil {
-		return Labels{}, err
+		return label.Canonical{}, err
 	}
 	kept := f.Apply(labels)
 	port, ok, err := NamedPortsLabel(ports)
 	if err != nil {
-		return Labels{}, err
+		return label.Canonical{}, err
 	}
 	if ok {
 		kept = append(kept, port)
 	}
 	if len(kept) == 0 {
-		kept = append(kept, Label{Source: SourceGenerated, Key: KeyNoLabels})
+		kept = append(kept, label.Label{Source: label.SourceGenerated, Key: label.KeyNoLabels})
 	}
-	set, err := NewLabels(kept...)
-	if lerr := (*LabelError)(nil); errors.As(err, &lerr) && lerr.Index >= 0 {
+	set, err := label.Canonicalize(kept...)
+	if lerr := (*label.Error)(nil); errors.As(err, &lerr) && lerr.Index >= 0 {
 		// The index counts what the filter kept; the caller knows its own list.
 		lerr.Index = slices.Index(labels, kept[lerr.Index])
 	}

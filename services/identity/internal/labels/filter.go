@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package identity
+package labels
 
 import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/sluice-net/sluice/model/label"
 )
 
 // Filter says which labels count. Labels that differ per pod, or that no
@@ -89,7 +91,7 @@ func parseRule(text string) (rule, error) {
 	var r rule
 	prefix := text
 	if source, rest, ok := strings.Cut(text, ":"); ok {
-		if !sourceRE.MatchString(source) {
+		if !label.IsSource(source) {
 			return rule{}, fmt.Errorf("%q: %q is no label source", text, source)
 		}
 		r.source, prefix = source, rest
@@ -100,14 +102,14 @@ func parseRule(text string) (rule, error) {
 		}
 		r.domain, prefix = true, "."+rest
 	}
-	if prefix == "" || len(prefix) > MaxKey || !printable(prefix) {
+	if prefix == "" || len(prefix) > label.MaxKey || !label.IsText(prefix) {
 		return rule{}, fmt.Errorf("%q: want [source:]prefix", text)
 	}
 	r.prefix = prefix
 	return r, nil
 }
 
-func (r rule) matches(l Label) bool {
+func (r rule) matches(l label.Label) bool {
 	if r.source != "" && r.source != l.Source {
 		return false
 	}
@@ -119,7 +121,7 @@ func (r rule) matches(l Label) bool {
 }
 
 // Keeps says whether a label counts.
-func (f Filter) Keeps(l Label) bool {
+func (f Filter) Keeps(l label.Label) bool {
 	keep, longest := true, -1
 	for _, r := range f.rules {
 		n := len(r.prefix)
@@ -134,8 +136,8 @@ func (f Filter) Keeps(l Label) bool {
 }
 
 // Apply returns the labels that count, in a new slice.
-func (f Filter) Apply(labels []Label) []Label {
-	out := make([]Label, 0, len(labels)+2)
+func (f Filter) Apply(labels []label.Label) []label.Label {
+	out := make([]label.Label, 0, len(labels)+2)
 	for _, l := range labels {
 		if f.Keeps(l) {
 			out = append(out, l)

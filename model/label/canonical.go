@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package label
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Bounds of the label set of an identity.
+const (
+	MaxLabels = 256       // labels in a set
+	MaxSource = 63        // bytes
+	MaxKey    = 317       // bytes: a DNS prefix of 253, '/', a name of 63
+	MaxValue  = 4096      // bytes
+	MaxText   = 256 << 10 // bytes of the canonical text, well below etcd's limit of a request
+)
+
+// ErrInvalid is in every error about labels.
+var ErrInvalid = errors.New("invalid labels")
+
+// Error names the label and the part of it that is not acceptable.
+type Error struct {
+	Index  int    // in the caller's list; -1 for the set as a whole
+	Part   string // "source", "key", "value"; empty for the label as a whole
+	Reason string
+}
+
+// Field is the path of the bad value in a request.
+func (e *Error) Field() string {
+	f := "labels"
+	if e.Index >= 0 {
+		f += "[" + strconv.Itoa(e.Index) + "]"
+	}
+	if e.Part != "" {
+		f += "." + e.Part
+	}
+	return f
+}
+
+func (e *Error) Error() string { return e.Field() + ": " + e.Reason }
+
+// Is makes every Error an ErrInvalid.
+func (e *Error) Is(target error) bool { return target == ErrInvalid }
+
+var sourceRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?$`)
+
+// IsSource reports whether s has the form of a label's source.
+func IsSource(s string) bool { return len(s) <= MaxSource && sourceRE.MatchString(s) }
+
+// IsText reports whether s may be, or be part of, a key or a value.
+func IsText(s string) bool {
+	return utf8.ValidString(s) && strings.IndexFunc(s, unicode.IsControl) < 0
+}
+
+// Check returns an *Error with the index if the label is not one of an
+// identity.
+func (l Label) Check(index int) error {
+	bad := func(part, format string, args ...any) error {
+		return &Error{Index: index, Part: part, Reason: fmt.Sprintf(format, args...)}
+	}
+	switch {
+	case !IsSource(l.Source):
+		return bad("source", "%q: want 1 to %d of a-z, 0-9 and \"-\"", l.Source, MaxSource)
+	case l.Key == "":
+		return bad("key", "is empty")
+	case len(l.Key) > MaxKey:
+		return bad("key", "is %d bytes long, at most %d are allowed", len(l.Key), MaxKey)
+	case len(l.Value) > MaxValue:
+		return bad("value", "is %d bytes long, at most %d are allowed", len(l.Value), MaxValue)
+	case !IsText(l.Key):
+		return bad("key", "%q: control characters and broken UTF-8 are not allowed", l.Key)
+	case !IsText(l.Value):
+		return bad("value", "%q: control characters and broken UTF-8 are not allowed", l.Value)
+	}
+	return nil
+}
+
+// Canonical is a label set that an identity number can stand for, with its
+// text: it is not empty, each label is valid, no source:key has two values. Two
+// of them are equal exactly when their texts are. The zero value is no set.
+type Canonical struct {
+	set  Set
+	text string
+}
+
+// Canonicalize sorts, checks and deduplicates. The error is an *Error whose
+// index is that of the caller's list. The same source and key with two values
+// is refused.
+func Canonicalize(labels ...Label) (Canonical, error) {
+	if len(labels) == 0 {
+		return Canonical{}, &Error{Index: -1, Reason: "a label set has at least one label"}
+	}
+	for i, l := range labels {
+		if err := l.Check(i); err != nil {
+			return Canonical{}, err
+		}
+	}
+	c := Canonical{set: NewSet(labels...)}
+	list := c.set.list
+	for i := 1; i < len(list); i++ {
+		if list[i].Name() == list[i-1].Name() {
+			return Canonical{}, &Error{
+				Index: slices.Index(labels, list[i]), Part: "key",
+				Reason: fmt.Sprintf("%s is given twice, with the values %q and %q", list[i].Name(), list[i-1].Value, list[i].Value),
+			}
+		}
+	}
+	if len(list) > MaxLabels {
+		return Canonical{}, &Error{Index: -1, Reason: fmt.Sprintf("%d labels are left after filtering, at most %d are allowed", len(list), MaxLabels)}
+	}
+	c.text = c.set.Text()
+	if len(c.text) > MaxText {
+		return Canonical{}, &Error{Index: -1, Reason: fmt.Sprintf("the set is %d bytes long, at most %d are allowed", len(c.text), MaxText)}
+	}
+	return c, nil
+}
+
+// Set is the set without its text.
+func (c Canonical) Set() Set { return c.set }
+
+// All returns the labels in canonical order. The caller must not change them.
+func (c Canonical) All() []Label { return c.set.All() }
+
+// Text is the canonical text: what is hashed, stored and compared.
+func (c Canonical) Text() string { return c.text }
+
+// String is Text.
+func (c Canonical) String() string { return c.text }
+
+// IsZero reports that there is no set.
+func (c Canonical) IsZero() bool { return c.text == "" }
+
+// Hash is SHA-256 over the canonical text. It is part of keys in etcd.
+func (c Canonical) Hash() [sha256.Size]byte { return sha256.Sum256([]byte(c.text)) }
+
+// Parse reads a canonical text, and nothing but a canonical text: what Text
+// would not have written is refused, so equal sets have equal texts wherever
+// they come from.
+func Parse(text string) (Canonical, error) {
+	if len(text) > MaxText {
+		return Canonical{}, fmt.Errorf("%w: text of %d bytes, at most %d are allowed", ErrInvalid, len(text), MaxText)
+	}
+	var list []Label
+	rest := text
+	for rest != "" {
+		if len(list) == MaxLabels {
+			return Canonical{}, fmt.Errorf("%w: text has more than %d labels", ErrInvalid, MaxLabels)
+		}
+		source, after, ok := strings.Cut(rest, ":")
+		if !ok {
+			return Canonical{}, fmt.Errorf("%w: %q has no source", ErrInvalid, rest)
+		}
+		key, after, ok := cutUnescaped(after, '=')
+		if !ok {
+			return Canonical{}, fmt.Errorf("%w: %q has no value", ErrInvalid, rest)
+		}
+		value, after, ok := cutUnescaped(after, ';')
+		if !ok {
+			return Canonical{}, fmt.Errorf("%w: %q does not end in \";\"", ErrInvalid, rest)
+		}
+		list = append(list, Label{Source: source, Key: key, Value: value})
+		rest = after
+	}
+	c, err := Canonicalize(list...)
+	if err != nil {
+		return Canonical{}, err
+	}
+	if c.text != text {
+		return Canonical{}, fmt.Errorf("%w: %q is not in canonical form", ErrInvalid, text)
+	}
+	return c, nil
+}
+
+// cutUnescaped unescapes s up to the first stop that no '\' precedes.
+func cutUnescaped(s string, stop byte) (before, after string, ok bool) {
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		switch c := s[i]; {
+		case c == stop:
+			return b.String(), s[i+1:], true
+		case c == '\\' && i+1 < len(s):
+			i++
+			b.WriteByte(s[i])
+		default:
+			b.WriteByte(c)
+		}
+	}
+	return "", "", false
+}

@@ -13,6 +13,9 @@
 // cut with ErrSlow. So no reader has a gap that it does not know of, and none
 // costs more memory than its bound.
 //
+// Follow is the reader of such a set in another process: it keeps a Sink equal
+// to a Source, through the ends of watches and the restarts of the source.
+//
 // Order: a key's changes arrive in order, a new key never before one that was
 // added earlier, a deletion never before one that was made earlier. Merging may
 // show a later value earlier, or show a deletion of a key that the reader never
@@ -73,6 +76,9 @@ type Event[K comparable, V any] struct {
 	// Revision of the hub up to which the reader has everything after this event:
 	// the number of changes in the hub's run. 0 until the listing is complete.
 	Revision uint64
+	// Incarnation is the run that Revision counts in. It is nil with revision 0,
+	// or where the source has none.
+	Incarnation []byte
 }
 
 // Options of a Hub. The zero value is usable.
@@ -473,7 +479,7 @@ func (s *Subscription[K, V]) take() (Event[K, V], bool, error) {
 		delete(s.queued, c.key)
 	}
 	if s.marked || !s.fresh {
-		out.Token, out.Revision = s.hub.token(s.position), s.position
+		out.Token, out.Revision, out.Incarnation = s.hub.token(s.position), s.position, s.hub.Incarnation()
 	}
 	return out, true, nil
 }

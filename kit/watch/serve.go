@@ -89,7 +89,7 @@ func nextOrIdle[K comparable, V any](ctx context.Context, s *Subscription[K, V])
 	e, err := s.Next(idle)
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 		if token, revision := s.place(); token != nil {
-			return Event[K, V]{Kind: Bookmark, Token: token, Revision: revision}, nil
+			return Event[K, V]{Kind: Bookmark, Token: token, Revision: revision, Incarnation: s.hub.Incarnation()}, nil
 		}
 		return Event[K, V]{}, nil
 	}

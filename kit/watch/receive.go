@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package watch
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// Receive yields the messages of a Watch RPC as events, for Source.Watch. Open
+// makes the call; the stream ends with the context that it was made with. The
+// code OUT_OF_RANGE, with which Serve refuses a token, becomes ErrExpired.
+func Receive[M any, K comparable, V any](open func() (grpc.ServerStreamingClient[M], error), event func(*M) Event[K, V]) iter.Seq2[Event[K, V], error] {
+	return func(yield func(Event[K, V], error) bool) {
+		stream, err := open()
+		for err == nil {
+			var m *M
+			if m, err = stream.Recv(); err == nil && !yield(event(m), nil) {
+				return
+			}
+		}
+		switch {
+		case errors.Is(err, io.EOF):
+			return
+		case status.Code(err) == codes.OutOfRange:
+			err = fmt.Errorf("%w: %w", ErrExpired, err)
+		}
+		yield(Event[K, V]{}, err)
+	}
+}

@@ -176,7 +176,7 @@ func TestIdentitiesAreFollowedThroughRestartsOfTheService(t *testing.T) {
 		t.Fatal(err)
 	}
 	i := NewIdentities(conn, "identity", s, log.Discard())
-	i.RetryMin, i.RetryMax = time.Millisecond, 10*time.Millisecond
+	i.options.RetryMin, i.options.RetryMax = time.Millisecond, 10*time.Millisecond
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() {

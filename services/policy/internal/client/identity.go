@@ -83,7 +83,9 @@ func (i *Identities) event(m *identityv1.WatchIdentitiesResponse) watch.Event[id
 	case *identityv1.WatchIdentitiesResponse_Upsert:
 		id, err := i.fromIdentity(e.Upsert)
 		if err != nil {
+			// What the number stood for before is not what it stands for now.
 			i.log.Error("an identity is not understood and stays unknown", log.Err(err))
+			out.Kind, out.Key = watch.Delete, identity.Numeric(e.Upsert.GetNumber())
 			break
 		}
 		out.Kind, out.Key, out.Value = watch.Upsert, id.Number, id

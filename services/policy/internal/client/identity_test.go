@@ -40,13 +40,20 @@ type registry struct {
 	stop   func()
 }
 
+// notUnderstood is the app of an identity whose named ports have no meaning.
+const notUnderstood = "?"
+
 func (r *registry) WatchIdentities(req *identityv1.WatchIdentitiesRequest, s grpc.ServerStreamingServer[identityv1.WatchIdentitiesResponse]) error {
 	return watch.Serve(s.Context(), r.hub, req.GetResumeToken(), func(e watch.Event[uint32, string]) error {
 		m := &identityv1.WatchIdentitiesResponse{ResumeToken: e.Token, Incarnation: r.hub.Incarnation(), Revision: e.Revision}
+		ports := "http.TCP.80"
+		if e.Value == notUnderstood {
+			ports = "x"
+		}
 		switch e.Kind {
 		case watch.Upsert:
 			m.Event = &identityv1.WatchIdentitiesResponse_Upsert{Upsert: &identityv1.Identity{Number: e.Key, Labels: []*workloadv1.Label{
-				{Source: "k8s", Key: "app", Value: e.Value}, {Source: "generated", Key: "named-ports", Value: "http.TCP.80"},
+				{Source: "k8s", Key: "app", Value: e.Value}, {Source: "generated", Key: "named-ports", Value: ports},
 			}}}
 		case watch.Delete:
 			m.Event = &identityv1.WatchIdentitiesResponse_Delete{Delete: e.Key}
@@ -167,10 +174,9 @@ func (s *sink) wantAt(what string, h *watch.Hub[uint32, string]) {
 	s.t.Fatalf("%s: at revision %d of %x, want %d of %x", what, got.Number, got.Incarnation, want.Number, want.Incarnation)
 }
 
-func TestIdentitiesAreFollowedThroughRestartsOfTheService(t *testing.T) {
-	r := &registry{t: t, socket: filepath.Join(t.TempDir(), "s")}
-	r.start(map[uint32]string{300: "a", 301: "b"})
-	s := &sink{t: t, ids: map[identity.Numeric]peer.Identity{999: {Number: 999}}}
+// follow runs Identities until the end of the test.
+func (r *registry) follow(s *sink) {
+	t := r.t
 	conn, err := client.Dial(r.socket, client.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -185,6 +191,13 @@ func TestIdentitiesAreFollowedThroughRestartsOfTheService(t *testing.T) {
 		}
 	})
 	t.Cleanup(func() { cancel(); wg.Wait(); conn.Close() })
+}
+
+func TestIdentitiesAreFollowedThroughRestartsOfTheService(t *testing.T) {
+	r := &registry{t: t, socket: filepath.Join(t.TempDir(), "s")}
+	r.start(map[uint32]string{300: "a", 301: "b"})
+	s := &sink{t: t, ids: map[identity.Numeric]peer.Identity{999: {Number: 999}}}
+	r.follow(s)
 	s.want("the listing, without what is not in it", 1, "300=a", "301=b")
 	s.wantAt("the listing", r.hub)
 	s.mu.Lock()
@@ -239,6 +252,17 @@ func TestIdentitiesAreFollowedThroughRestartsOfTheService(t *testing.T) {
 }
 
 func TestIdentityThatIsNotUnderstoodStaysUnknown(t *testing.T) {
+	r := &registry{t: t, socket: filepath.Join(t.TempDir(), "s")}
+	r.start(map[uint32]string{300: "a", 301: notUnderstood, 302: "c"})
+	s := &sink{t: t, ids: map[identity.Numeric]peer.Identity{}}
+	r.follow(s)
+	s.want("the listing", 1, "300=a", "302=c")
+	// The hub merges a deletion with an upsert that follows it.
+	r.hub.Upsert(300, notUnderstood)
+	s.want("a number that was given out again", 1, "302=c")
+	r.hub.Upsert(300, "d")
+	s.want("understood again", 1, "300=d", "302=c")
+
 	_, err := new(Identities).fromIdentity(&identityv1.Identity{Number: 300, Labels: []*workloadv1.Label{{Source: "generated", Key: "named-ports", Value: "x"}}})
 	if err == nil || !strings.Contains(err.Error(), "named-ports") {
 		t.Errorf("got %v", err)

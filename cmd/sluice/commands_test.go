@@ -24,7 +24,7 @@ var update = flag.Bool("update", false, "write the files below testdata/ that th
 func TestCommandsAndFlagsAreThoseListed(t *testing.T) {
 	t.Setenv("SLUICE_INSTANCE", "")
 	var got strings.Builder
-	root := (&command{}).root()
+	root := (&command{}).root(commands...)
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	listCommand(t, &got, root)
@@ -66,7 +66,7 @@ func listCommand(t *testing.T, w *strings.Builder, cmd *cobra.Command) {
 	fmt.Fprintf(w, "==== %s\n", cmd.CommandPath())
 	var out, errOut bytes.Buffer
 	args := append(strings.Fields(cmd.CommandPath())[1:], "--help")
-	if code := run(args, &out, &errOut); code != 0 || errOut.Len() > 0 {
+	if code := run(args, &out, &errOut, commands...); code != 0 || errOut.Len() > 0 {
 		t.Fatalf("%s: exit code %d: %s", strings.Join(args, " "), code, errOut.String())
 	}
 	w.Write(out.Bytes())

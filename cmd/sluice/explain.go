@@ -33,7 +33,7 @@ or labels of exactly one pod of this node.`,
   sluice explain --from k8s:app=client --to k8s:app=web --port 53/udp -6`,
 		Args: args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			conn, err := c.resolveConnection(cmd.Context(), o, c.resolveLocal)
+			conn, err := c.resolveConnection(cmd.Context(), o, func(ctx context.Context, c *command, text string) (peer, error) { return c.resolveLocal(ctx, text) })
 			if err != nil {
 				return err
 			}

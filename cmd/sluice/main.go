@@ -35,34 +35,52 @@ const (
 	exitNotReady = 3 // `status`: a service does not serve, or ADD is refused; `policy`: the kernel does not enforce it
 )
 
-// errReported is returned by commands whose output says what is wrong.
-var errReported = errors.New("reported")
+// exitError ends the program with an exit code.
+type exitError struct {
+	code int
+	err  error // nil: the output has said why
+}
 
-func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
+func (e *exitError) Error() string { return fmt.Sprintf("exit code %d: %v", e.code, e.err) }
+func (e *exitError) Unwrap() error { return e.err }
 
-func run(args []string, stdout, stderr io.Writer) int {
+var (
+	// errReported is returned by commands whose output says what is wrong.
+	errReported error = &exitError{code: exitFailed}
+	// errNotReady is returned by commands whose output says why the node is not
+	// ready, or why the kernel does not enforce a change.
+	errNotReady error = &exitError{code: exitNotReady}
+)
+
+// commands are those of the program, in the order in which they were added.
+var commands = []func(*command) *cobra.Command{
+	(*command).statusCommand, (*command).endpointCommand, (*command).identityCommand, (*command).ipamCommand,
+	(*command).policyCommand, (*command).explainCommand, (*command).observeCommand, (*command).mapCommand, (*command).auditCommand,
+	(*command).prepareCommand, (*command).devCommand,
+}
+
+func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr, commands...)) }
+
+// run executes the program with some commands, and returns its exit code.
+func run(args []string, stdout, stderr io.Writer, commands ...func(*command) *cobra.Command) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	c := &command{out: stdout, errOut: stderr}
-	root := c.root()
+	root := c.root(commands...)
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	err := root.ExecuteContext(ctx)
+	var exit *exitError
 	var usage *usageError
-	var trouble *troubleError
 	switch {
 	case err == nil:
 		return 0
-	case errors.Is(err, errNotReady):
-		return exitNotReady // the tables have said why
-	case errors.Is(err, errDiffers):
-		return exitDiffers
-	case errors.Is(err, errReported):
-		return exitFailed
-	case errors.As(err, &trouble):
-		c.complain(trouble.err)
-		return exitTrouble
+	case errors.As(err, &exit):
+		if exit.err != nil {
+			c.complain(exit.err)
+		}
+		return exit.code
 	case errors.As(err, &usage):
 		c.complain(err)
 		return exitUsage
@@ -107,7 +125,8 @@ func (e *usageError) Unwrap() error { return e.err }
 
 func usagef(format string, args ...any) error { return &usageError{fmt.Errorf(format, args...)} }
 
-func (c *command) root() *cobra.Command {
+// root is the command that has all others.
+func (c *command) root(commands ...func(*command) *cobra.Command) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "sluice",
 		Short: "Show and run a Sluice node",
@@ -135,8 +154,9 @@ of group 65700 may open. The group may read; what changes something, audit and m
 	flags.StringVarP(&c.format, "output", "o", "table", "table or json")
 	flags.DurationVar(&c.timeout, "timeout", 10*time.Second, "how long one answer may take")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
-	root.AddCommand(c.statusCommand(), c.endpointCommand(), c.identityCommand(), c.ipamCommand(),
-		c.policyCommand(), c.explainCommand(), c.observeCommand(), c.mapCommand(), c.auditCommand(), c.prepareCommand(), c.devCommand())
+	for _, command := range commands {
+		root.AddCommand(command(c))
+	}
 	return root
 }
 
@@ -172,11 +192,11 @@ func args(n int, what string) cobra.PositionalArgs {
 func (c *command) socket(service string) (string, error) {
 	paths, err := instance.New(c.instance)
 	if err != nil {
-		return "", &usageError{fmt.Errorf("--instance: %w", err)}
+		return "", usagef("--instance: %w", err)
 	}
 	if c.runDir != "" {
 		if paths.RunDir, err = filepath.Abs(c.runDir); err != nil {
-			return "", &usageError{fmt.Errorf("--run-dir: %w", err)}
+			return "", usagef("--run-dir: %w", err)
 		}
 	}
 	return paths.Socket(service), nil

@@ -221,7 +221,7 @@ func (o *connectionFlags) add(cmd *cobra.Command) {
 }
 
 // resolve finds the ends and checks that they can talk to each other.
-func (c *command) resolveConnection(ctx context.Context, o connectionFlags, resolve func(context.Context, string) (peer, error)) (connection, error) {
+func (c *command) resolveConnection(ctx context.Context, o connectionFlags, resolve func(context.Context, *command, string) (peer, error)) (connection, error) {
 	var conn connection
 	for _, end := range []struct {
 		flag, text string
@@ -230,7 +230,7 @@ func (c *command) resolveConnection(ctx context.Context, o connectionFlags, reso
 		if end.text == "" {
 			return conn, usagef("%s is missing: want %s", end.flag, peerForms)
 		}
-		p, err := resolve(ctx, end.text)
+		p, err := resolve(ctx, c, end.text)
 		var usage *usageError
 		if errors.As(err, &usage) {
 			return conn, usagef("%s: %w", end.flag, err)

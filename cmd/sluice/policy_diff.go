@@ -19,18 +19,9 @@ import (
 
 // Exit codes of `policy diff`, as of diff(1).
 const (
-	exitDiffers = 1
+	exitDiffers = exitFailed
 	exitTrouble = 2
 )
-
-// errDiffers is returned by `policy diff` after it has printed differences.
-var errDiffers = errors.New("verdicts differ")
-
-// troubleError is why `policy diff` could not tell.
-type troubleError struct{ err error }
-
-func (e *troubleError) Error() string { return e.err.Error() }
-func (e *troubleError) Unwrap() error { return e.err }
 
 func (c *command) policyDiffCommand() *cobra.Command {
 	var (
@@ -51,8 +42,8 @@ said.`, exitDiffers, exitTrouble),
 		Args: onlyFiles,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			err := c.policyDiff(cmd.Context(), cmd.InOrStdin(), files, remove, namespace, allowUnknown, skipOthers)
-			if err != nil && !errors.Is(err, errDiffers) {
-				return &troubleError{err}
+			if err != nil && !errors.Is(err, errReported) {
+				return &exitError{exitTrouble, err}
 			}
 			return err
 		},
@@ -194,7 +185,7 @@ func (c *command) policyDiff(ctx context.Context, stdin io.Reader, files, remove
 	if len(all) == 0 {
 		return c.warnWithoutSubjects(ctx)
 	}
-	return errDiffers
+	return errReported
 }
 
 // warnWithoutSubjects says that no difference means nothing, where nothing was

@@ -30,7 +30,7 @@ Labels need not be those of a pod that exists.`,
   sluice policy explain --from 4caf --to 192.0.2.7 --icmp echo`,
 		Args: args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			conn, err := c.resolveConnection(cmd.Context(), o, c.resolvePeer)
+			conn, err := c.resolveConnection(cmd.Context(), o, func(ctx context.Context, c *command, text string) (peer, error) { return c.resolvePeer(ctx, text) })
 			if err != nil {
 				return err
 			}

@@ -799,7 +799,7 @@ func TestValidateNeedsNoService(t *testing.T) {
 	var out, errOut bytes.Buffer
 	t.Setenv("PATH", t.TempDir())
 	file := write(t, t.TempDir(), "web.yaml", webPolicy)
-	if code := run([]string{"--run-dir", "/nonexistent", "policy", "validate", "-f", file}, &out, &errOut); code != exitFailed ||
+	if code := run([]string{"--run-dir", "/nonexistent", "policy", "validate", "-f", file}, &out, &errOut, commands...); code != exitFailed ||
 		!strings.Contains(errOut.String(), "sluice-policy, which checks manifests, is neither ") {
 		t.Errorf("without the program: exit code %d\n%s%s", code, out.String(), errOut.String())
 	}
@@ -814,7 +814,7 @@ func TestValidateNeedsNoService(t *testing.T) {
 	t.Setenv("PATH", bin)
 	out.Reset()
 	errOut.Reset()
-	if code := run([]string{"policy", "validate", "-n", "shop", "-f", file, "-f", file}, &out, &errOut); code != exitFailed {
+	if code := run([]string{"policy", "validate", "-n", "shop", "-f", file, "-f", file}, &out, &errOut, commands...); code != exitFailed {
 		t.Errorf("with two wrong documents: exit code %d\n%s%s", code, out.String(), errOut.String())
 	}
 	place := file + ": document 1 (line 1): NetworkPolicy shop/web: "
@@ -823,7 +823,7 @@ func TestValidateNeedsNoService(t *testing.T) {
 	if given, err := os.ReadFile(filepath.Join(bin, "stdin")); err != nil || string(given) != "---\n"+webPolicy+"---\n"+webPolicy {
 		t.Errorf("the program was given %q, %v", given, err)
 	}
-	if code := run([]string{"policy", "validate", "-f", file}, &out, &errOut); code != exitFailed {
+	if code := run([]string{"policy", "validate", "-f", file}, &out, &errOut, commands...); code != exitFailed {
 		t.Errorf("a program of another mind: exit code %d", code)
 	}
 }

@@ -33,7 +33,7 @@ func (c *command) prepare() error {
 	}
 	paths, err := instance.New(c.instance)
 	if err != nil {
-		return &usageError{fmt.Errorf("--instance: %w", err)}
+		return usagef("--instance: %w", err)
 	}
 	if err := nodefiles.Root(); err != nil {
 		return err

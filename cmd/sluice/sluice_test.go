@@ -93,7 +93,7 @@ func newFakeNode(t *testing.T) *fakeNode {
 // sluice runs the command against the node.
 func (n *fakeNode) sluice(args ...string) (code int, stdout, stderr string) {
 	var out, errOut bytes.Buffer
-	code = run(append([]string{"--run-dir", n.runDir}, args...), &out, &errOut)
+	code = run(append([]string{"--run-dir", n.runDir}, args...), &out, &errOut, commands...)
 	return code, out.String(), errOut.String()
 }
 
@@ -415,7 +415,7 @@ func TestMistakesOnTheCommandLineAreExitCode2(t *testing.T) {
 		}
 	}
 	var out, errOut bytes.Buffer
-	if code := run([]string{"--instance", "../x", "status"}, &out, &errOut); code != exitUsage {
+	if code := run([]string{"--instance", "../x", "status"}, &out, &errOut, commands...); code != exitUsage {
 		t.Errorf("a bad instance: exit code %d", code)
 	}
 }

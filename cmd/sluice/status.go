@@ -5,7 +5,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -23,9 +22,6 @@ import (
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
-
-// errNotReady is returned by `status` after it has printed why.
-var errNotReady = errors.New("the node is not ready")
 
 func (c *command) statusCommand() *cobra.Command {
 	return &cobra.Command{

@@ -18,6 +18,7 @@
 package store
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -84,11 +85,10 @@ type Options struct {
 	Name   string // in the directory
 	Layout Layout
 
-	// Previous is the layout before Layout, which Migrate brings up to it in one
-	// transaction that sees the buckets of both. Without Migrate only Layout
-	// itself is read.
-	Previous Layout
-	Migrate  func(*Tx) error
+	// Previous are the earlier layouts that Migrate brings up to Layout, in one
+	// transaction that sees the buckets of both. From is the version of the file.
+	Previous []Layout
+	Migrate  func(t *Tx, from uint32) error
 
 	// Init fills a new file before it gets its name; nil leaves it empty.
 	Init func(*Tx) error
@@ -371,14 +371,14 @@ func (s *Store) guarded(kind error, f func() error) (err error) {
 
 // verify compares the file with its layout and its digest, and migrates it.
 func (s *Store) verify() error {
-	migrate := false
+	layout := s.o.Layout
 	err := s.guarded(errFault, func() error {
 		return s.db.View(func(tx *bolt.Tx) error {
-			layout, stored, err := s.readMeta(tx)
+			found, stored, err := s.readMeta(tx)
 			if err != nil {
 				return err
 			}
-			migrate = layout.Version != s.o.Layout.Version
+			layout = found
 			sum := digest{}
 			for _, name := range layout.Buckets {
 				b := tx.Bucket([]byte(name))
@@ -399,11 +399,11 @@ func (s *Store) verify() error {
 	if errors.Is(err, errFault) {
 		return s.refuse(ErrCorrupt, err)
 	}
-	if err != nil || !migrate {
+	if err != nil || layout.Version == s.o.Layout.Version {
 		return err
 	}
-	if err := s.migrate(); err != nil {
-		return fmt.Errorf("migrate state file %s from version %d to %d: %w", s.path, s.o.Previous.Version, s.o.Layout.Version, err)
+	if err := s.migrate(layout); err != nil {
+		return fmt.Errorf("migrate state file %s from version %d to %d: %w", s.path, layout.Version, s.o.Layout.Version, err)
 	}
 	return nil
 }
@@ -422,10 +422,11 @@ func (s *Store) readMeta(tx *bolt.Tx) (Layout, digest, error) {
 	}
 	layout := s.o.Layout
 	if got := binary.BigEndian.Uint32(schema); got != layout.Version {
-		if s.o.Migrate == nil || got != s.o.Previous.Version {
+		i := slices.IndexFunc(s.o.Previous, func(l Layout) bool { return l.Version == got })
+		if i < 0 {
 			return Layout{}, digest{}, s.refuse(ErrVersion, fmt.Errorf("its version is %d, this program reads %s", got, s.reads()))
 		}
-		layout = s.o.Previous
+		layout = s.o.Previous[i]
 	}
 	sum := meta.Get(keyDigest)
 	if len(sum) != 16 {
@@ -435,22 +436,23 @@ func (s *Store) readMeta(tx *bolt.Tx) (Layout, digest, error) {
 }
 
 func (s *Store) reads() string {
-	if s.o.Migrate == nil {
-		return fmt.Sprint(s.o.Layout.Version)
+	var text strings.Builder
+	for _, l := range s.o.Previous {
+		fmt.Fprintf(&text, "%d and ", l.Version)
 	}
-	return fmt.Sprintf("%d and %d", s.o.Previous.Version, s.o.Layout.Version)
+	return text.String() + fmt.Sprint(s.o.Layout.Version)
 }
 
-// migrate brings a file of the previous layout up to the present one.
-func (s *Store) migrate() error {
+// migrate brings a file of an earlier layout up to the present one.
+func (s *Store) migrate(from Layout) error {
 	return s.update(func(t *Tx) error {
 		if err := s.putLayout(t.tx); err != nil {
 			return err
 		}
-		if err := s.o.Migrate(t); err != nil {
+		if err := s.o.Migrate(t, from.Version); err != nil {
 			return s.refuse(ErrVersion, err) // by a record of the previous layout
 		}
-		for _, name := range s.o.Previous.Buckets {
+		for _, name := range from.Buckets {
 			if slices.Contains(s.o.Layout.Buckets, name) {
 				continue
 			}
@@ -623,6 +625,18 @@ func (t *Tx) Delete(bucket string, key []byte) {
 // bucket.
 func (t *Tx) ForEach(bucket string, f func(key, value []byte) error) error {
 	return t.tx.Bucket([]byte(bucket)).ForEach(f)
+}
+
+// ForEachWith calls f for each key of a bucket that begins with a prefix, in
+// order. F must not change the bucket.
+func (t *Tx) ForEachWith(bucket string, prefix []byte, f func(key, value []byte) error) error {
+	c := t.tx.Bucket([]byte(bucket)).Cursor()
+	for k, v := c.Seek(prefix); bytes.HasPrefix(k, prefix) && k != nil; k, v = c.Next() {
+		if err := f(k, v); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // finish writes the digest.

@@ -338,9 +338,9 @@ func TestReserveChangesNothingInTheFile(t *testing.T) {
 }
 
 // v3 reads version 2, whose records it moves to another bucket.
-func v3(migrate func(*store.Tx) error) store.Options {
+func v3(migrate func(*store.Tx, uint32) error) store.Options {
 	o := options()
-	o.Previous, o.Layout = o.Layout, store.Layout{Format: "test", Version: 3, Buckets: []string{"moved"}}
+	o.Previous, o.Layout = []store.Layout{{Format: "test", Version: 1, Buckets: []string{records}}, o.Layout}, store.Layout{Format: "test", Version: 3, Buckets: []string{"moved"}}
 	o.Migrate = migrate
 	return o
 }
@@ -351,7 +351,7 @@ func TestPreviousVersionIsMigratedInOneTransaction(t *testing.T) {
 	put(t, s, "a", "1", "b", "2")
 	done()
 	mine := errors.New("mine")
-	if _, _, err := open(t, dir, v3(func(tx *store.Tx) error {
+	if _, _, err := open(t, dir, v3(func(tx *store.Tx, _ uint32) error {
 		tx.Put("moved", []byte("half"), nil)
 		return mine
 	})); !errors.Is(err, mine) || !errors.Is(err, store.ErrVersion) || !strings.Contains(err.Error(), "start the version that wrote it") {
@@ -361,7 +361,10 @@ func TestPreviousVersionIsMigratedInOneTransaction(t *testing.T) {
 		t.Errorf("after a migration that went wrong: %q", contents(t, s))
 	}
 	done()
-	move := func(tx *store.Tx) error {
+	move := func(tx *store.Tx, from uint32) error {
+		if from != 2 {
+			return fmt.Errorf("from version %d", from)
+		}
 		return tx.ForEach(records, func(k, v []byte) error { tx.Put("moved", k, append([]byte("was "), v...)); return nil })
 	}
 	s, done, err := open(t, dir, v3(move))
@@ -369,7 +372,7 @@ func TestPreviousVersionIsMigratedInOneTransaction(t *testing.T) {
 		t.Fatalf("%v", err)
 	}
 	done()
-	if s, done, err = open(t, dir, v3(func(*store.Tx) error { return mine })); err != nil || contents(t, s, "moved") != "a=was 1 b=was 2" {
+	if s, done, err = open(t, dir, v3(func(*store.Tx, uint32) error { return mine })); err != nil || contents(t, s, "moved") != "a=was 1 b=was 2" {
 		t.Fatalf("the next start: %v", err)
 	}
 	done()
@@ -377,9 +380,51 @@ func TestPreviousVersionIsMigratedInOneTransaction(t *testing.T) {
 		t.Errorf("the version before: %v, want ErrVersion", err)
 	}
 	o := v3(move)
-	o.Layout.Version, o.Previous.Version = 5, 4
-	if _, _, err := open(t, dir, o); !errors.Is(err, store.ErrVersion) || !strings.Contains(err.Error(), "reads 4 and 5") {
-		t.Errorf("two versions later: %v, want ErrVersion", err)
+	o.Layout.Version, o.Previous = 6, []store.Layout{{Version: 4}, {Version: 5}}
+	if _, _, err := open(t, dir, o); !errors.Is(err, store.ErrVersion) || !strings.Contains(err.Error(), "reads 4 and 5 and 6") {
+		t.Errorf("with two earlier versions: %v, want ErrVersion", err)
+	}
+}
+
+func TestEachPreviousVersionIsMigrated(t *testing.T) {
+	for _, version := range []uint32{1, 2} {
+		dir := filepath.Join(t.TempDir(), "state")
+		o := options()
+		o.Layout.Version = version
+		s, done, err := open(t, dir, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		put(t, s, "a", "1")
+		done()
+		s, done, err = open(t, dir, v3(func(tx *store.Tx, from uint32) error {
+			tx.Put("moved", []byte("from"), []byte(fmt.Sprint(from)))
+			return nil
+		}))
+		if want := fmt.Sprint("from=", version); err != nil || contents(t, s, "moved") != want {
+			t.Fatalf("version %d: %v, want %s", version, err, want)
+		}
+		done()
+	}
+}
+
+func TestForEachWithVisitsTheKeysWithAPrefix(t *testing.T) {
+	s, done := mustOpen(t, filepath.Join(t.TempDir(), "state"))
+	defer done()
+	put(t, s, "a", "1", "b", "2", "ba", "3", "bb\xff", "4", "c", "5")
+	for prefix, want := range map[string]string{"": "a b ba bb\xff c", "b": "b ba bb\xff", "ba": "ba", "bb": "bb\xff", "bc": "", "c": "c", "d": "", "\xff": ""} {
+		var got []string
+		if err := s.View(func(tx *store.Tx) error {
+			return tx.ForEachWith(records, []byte(prefix), func(k, _ []byte) error { got = append(got, string(k)); return nil })
+		}); err != nil || strings.Join(got, " ") != want {
+			t.Errorf("%q: got %q, %v; want %q", prefix, got, err, want)
+		}
+	}
+	mine := errors.New("mine")
+	if err := s.View(func(tx *store.Tx) error {
+		return tx.ForEachWith(records, []byte("b"), func(_, _ []byte) error { return mine })
+	}); !errors.Is(err, mine) {
+		t.Errorf("%v, want the error of the function", err)
 	}
 }
 

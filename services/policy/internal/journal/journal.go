@@ -139,7 +139,7 @@ var (
 		Name:   File,
 		Layout: store.Layout{Format: "sluice-policy", Version: 2, Buckets: []string{bucketPolicies, bucketState}},
 		// Version 1 had policies as JSON, with the manifest in base64.
-		Previous: store.Layout{Format: "sluice-policy", Version: 1, Buckets: []string{bucketPolicies, bucketState}},
+		Previous: []store.Layout{{Format: "sluice-policy", Version: 1, Buckets: []string{bucketPolicies, bucketState}}},
 		Migrate:  migratePolicies,
 		Reserve:  reserve,
 		Loss:     "all policies will be applied again",

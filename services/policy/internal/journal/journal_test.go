@@ -228,7 +228,7 @@ func versionOne(t testing.TB, policies map[string][]byte) string {
 		t.Fatal(err)
 	}
 	o := policiesOptions
-	o.Layout, o.Migrate = o.Previous, nil
+	o.Layout, o.Previous = o.Previous[0], nil
 	s, err := d.Open(o)
 	if err != nil {
 		t.Fatal(err)
@@ -271,7 +271,7 @@ state: name
 	}
 	defer d.Close()
 	o := policiesOptions
-	o.Layout, o.Migrate = o.Previous, nil
+	o.Layout, o.Previous = o.Previous[0], nil
 	if _, err := d.Open(o); !errors.Is(err, store.ErrVersion) {
 		t.Errorf("the version before reads %v, want a later version", err)
 	}

@@ -55,7 +55,7 @@ func decode(b []byte, into any) error {
 }
 
 // migratePolicies brings the policies of version 1 up to this one.
-func migratePolicies(t *store.Tx) error {
+func migratePolicies(t *store.Tx, _ uint32) error {
 	var all []Policy
 	if err := t.ForEach(bucketPolicies, func(k, v []byte) error {
 		var p Policy

@@ -284,6 +284,21 @@ func allowPort(port int, size int) []byte {
 		port, strings.Repeat("x", size))
 }
 
+// allowInParts allows two ports by the first and the last policy of a change that
+// the journal writes in parts.
+func allowInParts(port int) []byte {
+	var b strings.Builder
+	b.Write(allowPort(port, 0))
+	for i := range 600 {
+		fmt.Fprintf(&b, "---\napiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: p%d, namespace: other}\nspec: {podSelector: {}, ingress: [{ports: [{port: %d}]}]}\n", i, port)
+	}
+	b.WriteString("---\n" + strings.Replace(string(allowPort(port+lastPort, 0)), "name: db", "name: last", 1))
+	return []byte(b.String())
+}
+
+// lastPort is what the port of the last policy of allowInParts is above the first.
+const lastPort = 20_000
+
 func (p *proc) apply(manifest []byte) (uint64, error) {
 	out, err := p.UpsertPolicies(p.ctx(), &policyv1.UpsertPoliciesRequest{Manifests: manifest})
 	return out.GetRevision(), err
@@ -412,7 +427,8 @@ func TestKernelKilledAnywhereLosesNoAnsweredChange(t *testing.T) {
 		t.Fatal(err)
 	}
 	points := []string{
-		"policy/change/before-answer", "policy/change/before-compile", "policy/change/before-journal", "policy/journal/before-write",
+		"policy/change/before-answer", "policy/change/before-compile", "policy/change/before-journal",
+		"policy/journal/before-stage", "policy/journal/before-tidy", "policy/journal/before-write",
 	}
 	if !slices.Equal(names, points) {
 		t.Fatalf("fault points %v, this test knows %v", names, points)
@@ -420,44 +436,63 @@ func TestKernelKilledAnywhereLosesNoAnsweredChange(t *testing.T) {
 	p.synced("identity")
 	p.tables(301)
 	port := 1000
-	answered, err := p.apply(allowPort(port, 0))
+	answered, err := p.apply(allowInParts(port))
 	if err != nil {
 		t.Fatal(err)
 	}
+	policies := p.status().GetPolicies()
 	p.kill()
-	for _, point := range points {
-		p := b.start()
-		p.synced("identity")
-		p.faults.KillAt(point, 0)
-		for range 4 {
-			port++
-			revision, err := p.apply(allowPort(port, 0))
-			if err != nil {
-				break
+	for _, manifests := range []func(int) []byte{func(port int) []byte { return allowPort(port, 0) }, allowInParts} {
+		for _, point := range points {
+			large := len(manifests(0)) > 1000
+			if !large && (point == "policy/journal/before-stage" || point == "policy/journal/before-tidy") {
+				continue // a small change does not get there
 			}
-			answered = revision
-		}
-		if code := p.exit(); code != -1 {
-			t.Fatalf("%s: exit code %d, want killed\n%s", point, code, p.log())
-		}
+			p := b.start()
+			p.synced("identity")
+			p.faults.KillAt(point, 0)
+			for range 4 {
+				port++
+				revision, err := p.apply(manifests(port))
+				if err != nil {
+					break
+				}
+				answered = revision
+			}
+			if code := p.exit(); code != -1 {
+				t.Fatalf("%s: exit code %d, want killed\n%s", point, code, p.log())
+			}
 
-		p = b.start()
-		p.serving()
-		_, revision := p.tables(301)
-		// The change that was not answered is whole, or not there.
-		switch {
-		case revision == answered && p.verdict(uint32(port-1)) == policyv1.Action_ACTION_ALLOW:
-		case revision == answered+1 && p.verdict(uint32(port)) == policyv1.Action_ACTION_ALLOW:
-		default:
-			t.Errorf("%s: revision %d, answered was %d; %d: %s, %d: %s", point, revision, answered,
-				port-1, p.verdict(uint32(port-1)), port, p.verdict(uint32(port)))
+			p = b.start()
+			p.serving()
+			allows := func(port int) bool {
+				first, last := p.verdict(uint32(port)), p.verdict(uint32(port+lastPort))
+				if large && first != last {
+					t.Errorf("%s: half of a change: %d: %s, %d: %s", point, port, first, port+lastPort, last)
+				}
+				return first == policyv1.Action_ACTION_ALLOW
+			}
+			_, revision := p.tables(301)
+			// The change that was not answered is whole, or not there.
+			before, after := allows(port-1), allows(port)
+			if !(revision == answered && before && !after || revision == answered+1 && after && !before) || p.status().GetPolicies() != policies {
+				t.Errorf("%s: revision %d, answered was %d; %d is allowed: %v, %d: %v; %d policies, want %d", point, revision, answered,
+					port-1, before, port, after, p.status().GetPolicies(), policies)
+			}
+			if answered, err = p.apply(manifests(port)); err != nil || !allows(port) {
+				t.Errorf("%s: the same again: %v", point, err)
+			}
+			if code := p.stop(); code != process.ExitOK {
+				t.Errorf("%s: exit code %d\n%s", point, code, p.log())
+			}
 		}
-		if answered, err = p.apply(allowPort(port, 0)); err != nil || p.verdict(uint32(port)) != policyv1.Action_ACTION_ALLOW {
-			t.Errorf("%s: the same again: %v, %s", point, err, p.verdict(uint32(port)))
+		// The next ones begin with both ports of the same change.
+		p := b.start()
+		port++
+		if answered, err = p.apply(allowInParts(port)); err != nil {
+			t.Fatal(err)
 		}
-		if code := p.stop(); code != process.ExitOK {
-			t.Errorf("%s: exit code %d\n%s", point, code, p.log())
-		}
+		p.kill()
 	}
 }
 

@@ -5,6 +5,7 @@ package journal
 
 import (
 	"bufio"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -194,11 +195,15 @@ func (o *first) initPolicies(t *store.Tx) error {
 	if o == nil {
 		return nil
 	}
-	c := Change{State: o.state, Revision: o.revision}
-	for _, x := range o.policies {
-		c.Policies = append(c.Policies, x)
+	if o.state != "" {
+		t.Put(bucketState, keyName, []byte(o.state))
 	}
-	putPolicies(t, c)
+	if o.revision != 0 {
+		t.Put(bucketState, keyRevision, binary.BigEndian.AppendUint64(nil, o.revision))
+	}
+	for _, x := range o.policies {
+		t.Put(bucketPolicies, recordKey(policyKey(x.Key), 0), encodePolicy(x))
+	}
 	return nil
 }
 

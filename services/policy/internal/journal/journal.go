@@ -19,6 +19,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/store"
@@ -46,6 +47,7 @@ const (
 var (
 	keyRevision = []byte("revision")
 	keyName     = []byte("name")
+	keyNumber   = []byte("change") // of the last one that counts
 )
 
 // beforeWrite is where a test may kill the process or make it fail.
@@ -119,12 +121,20 @@ type Address struct {
 	Expires int64  `json:"expires"` // seconds since 1970
 }
 
-// Journal is the open state. It belongs to one goroutine.
+// Journal is the open state. It belongs to one goroutine, but for changes of
+// policies: one at a time is staged by another.
 type Journal struct {
-	dir      *store.Dir
-	policies *store.Store
-	cache    *store.Store
-	waiting  map[record][]byte // for the cache, nil removes; what could not be written
+	dir     *store.Dir
+	cache   *store.Store
+	waiting map[record][]byte // for the cache, nil removes; what could not be written
+
+	policies  *store.Store
+	number    uint64   // of the last change of policies that counts
+	leftovers []string // policies with records of a later change, which have to go before the next one is committed
+	outdated  []string // policies with records that count no more
+
+	mu     sync.Mutex // held by each transaction of policies
+	closed bool       // guarded by mu
 }
 
 // record names a record of the cache.
@@ -137,13 +147,17 @@ const reserve = 256 << 20
 var (
 	policiesOptions = store.Options{
 		Name:   File,
-		Layout: store.Layout{Format: "sluice-policy", Version: 2, Buckets: []string{bucketPolicies, bucketState}},
-		// Version 1 had policies as JSON, with the manifest in base64.
-		Previous: []store.Layout{{Format: "sluice-policy", Version: 1, Buckets: []string{bucketPolicies, bucketState}}},
-		Migrate:  migratePolicies,
-		Reserve:  reserve,
-		Loss:     "all policies will be applied again",
-		Doc:      `docs/policy.md, "What it remembers"`,
+		Layout: store.Layout{Format: "sluice-policy", Version: 3, Buckets: []string{bucketPolicies, bucketState}},
+		// Version 1 had policies as JSON, with the manifest in base64, and version 2
+		// no numbers of changes.
+		Previous: []store.Layout{
+			{Format: "sluice-policy", Version: 1, Buckets: []string{bucketPolicies, bucketState}},
+			{Format: "sluice-policy", Version: 2, Buckets: []string{bucketPolicies, bucketState}},
+		},
+		Migrate: migratePolicies,
+		Reserve: reserve,
+		Loss:    "all policies will be applied again",
+		Doc:     `docs/policy.md, "What it remembers"`,
 	}
 	cacheOptions = store.Options{
 		Name:   CacheFile,
@@ -188,14 +202,23 @@ func (j *Journal) load(replay func(Change) error) (cached bool, err error) {
 	if err := old.retire(j.dir); err != nil {
 		return false, err
 	}
-	if err := j.policies.View(func(t *store.Tx) error { return j.replayPolicies(t, replay) }); err != nil {
+	if err := j.policies.View(func(t *store.Tx) error {
+		if err := j.replayState(t, replay); err != nil {
+			return err
+		}
+		return j.replayPolicies(t, replay)
+	}); err != nil {
+		return false, err
+	}
+	// On a full disk it stays: nothing is committed before it is removed.
+	if err := j.Tidy(context.Background()); err != nil && !errors.Is(err, store.ErrFull) {
 		return false, err
 	}
 	err = j.cache.View(func(t *store.Tx) error { cached, err = j.replayCache(t, replay); return err })
 	return cached, err
 }
 
-func (j *Journal) replayPolicies(t *store.Tx, replay func(Change) error) error {
+func (j *Journal) replayState(t *store.Tx, replay func(Change) error) error {
 	if name := t.Get(bucketState, keyName); name != nil {
 		if err := replay(Change{State: string(name)}); err != nil {
 			return err
@@ -205,17 +228,9 @@ func (j *Journal) replayPolicies(t *store.Tx, replay func(Change) error) error {
 		if len(b) != 8 {
 			return j.policies.Refuse(fmt.Errorf("a revision of %d bytes", len(b)))
 		}
-		if err := replay(Change{Revision: binary.BigEndian.Uint64(b)}); err != nil {
-			return err
-		}
+		return replay(Change{Revision: binary.BigEndian.Uint64(b)})
 	}
-	return t.ForEach(bucketPolicies, func(k, v []byte) error {
-		p, err := decodePolicy(v)
-		if err != nil {
-			return j.policies.Refuse(fmt.Errorf("%s %.100q: %w", bucketPolicies, k, err))
-		}
-		return replay(Change{Policies: []Policy{p}})
-	})
+	return nil
 }
 
 func (j *Journal) replayCache(t *store.Tx, replay func(Change) error) (some bool, err error) {
@@ -240,9 +255,7 @@ func each[T any](t *store.Tx, s *store.Store, bucket string, f func(T) error) er
 }
 
 // policyKey has no part with a zero byte: names of Kubernetes have none.
-func policyKey(k Key) []byte {
-	return fmt.Appendf(nil, "%s\x00%s\x00%s", k.Kind, k.Namespace, k.Name)
-}
+func policyKey(k Key) string { return k.Kind + "\x00" + k.Namespace + "\x00" + k.Name }
 
 func identityKey(number uint32) string {
 	return string(binary.BigEndian.AppendUint32(nil, number))
@@ -257,14 +270,21 @@ func encode(v any) []byte {
 	return b
 }
 
-// Commit writes the policies, the revision and the name of the state of a
-// change, which are on the disk when it returns nil. After ErrLost the process has to end; after any
-// other error everything is as before.
+// Commit stages and commits a change of policies, the revision and the name of
+// the state. After ErrLost the process has to end; after any other error
+// everything is as before.
 func (j *Journal) Commit(ctx context.Context, c Change) error {
-	if err := beforeWrite.Hit(ctx); err != nil {
+	s, err := j.Stage(ctx, c)
+	if err != nil {
 		return err
 	}
-	return j.policies.Update(func(t *store.Tx) error { putPolicies(t, c); return nil })
+	if err := s.Commit(ctx); err != nil {
+		return errors.Join(err, s.Discard())
+	}
+	if err := j.Tidy(ctx); errors.Is(err, ErrLost) {
+		return err
+	}
+	return nil // of what could not be tidied, Problem tells
 }
 
 // Note writes the rest of a change, which survives the process when it returns
@@ -276,21 +296,6 @@ func (j *Journal) Note(ctx context.Context, c Change) error {
 		return err
 	}
 	return j.flush()
-}
-
-func putPolicies(t *store.Tx, c Change) {
-	if c.State != "" {
-		t.Put(bucketState, keyName, []byte(c.State))
-	}
-	if c.Revision != 0 {
-		t.Put(bucketState, keyRevision, binary.BigEndian.AppendUint64(nil, c.Revision))
-	}
-	for _, p := range c.Policies {
-		t.Put(bucketPolicies, policyKey(p.Key), encodePolicy(p))
-	}
-	for _, k := range c.GonePolicies {
-		t.Delete(bucketPolicies, policyKey(k))
-	}
 }
 
 // keep adds the rest of a change to what waits for the cache.
@@ -339,7 +344,13 @@ func (j *Journal) flush() error {
 // Flush tries again what could not be written, and whether the disk takes
 // writes.
 func (j *Journal) Flush() error {
-	return errors.Join(j.policies.Probe(), j.flush())
+	return errors.Join(j.probe(), j.flush())
+}
+
+func (j *Journal) probe() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.policies.Probe()
 }
 
 // Problem is why there is something for Flush to do, on one line; nil if there
@@ -360,6 +371,9 @@ var ErrLost = store.ErrLost
 
 // Close gives the directory to the next process.
 func (j *Journal) Close() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.closed = true
 	var err error
 	for _, s := range []*store.Store{j.policies, j.cache} {
 		if s != nil {

@@ -192,7 +192,7 @@ func TestRecordThatIsNotUnderstoodIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	later := append(binary.AppendUvarint(nil, uint64(len(header))), header...)
-	if err := errors.Join(s.Update(func(t *store.Tx) error { t.Put(bucketPolicies, []byte("K\x00\x00n"), later); return nil }), s.Close(), d.Close()); err != nil {
+	if err := errors.Join(s.Update(func(t *store.Tx) error { t.Put(bucketPolicies, recordKey("K\x00\x00n", 0), later); return nil }), s.Close(), d.Close()); err != nil {
 		t.Fatal(err)
 	}
 	if _, _, _, err := open(t, dir); !errors.Is(err, store.ErrCorrupt) || !strings.Contains(err.Error(), "expression") {
@@ -219,17 +219,15 @@ func TestPolicyRecordsAreReadAsWritten(t *testing.T) {
 	}
 }
 
-// versionOne returns the directory of a service that wrote policies as JSON.
-func versionOne(t testing.TB, policies map[string][]byte) string {
+// ofVersion returns the directory of a service of an earlier version.
+func ofVersion(t testing.TB, version int, policies map[string][]byte) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "policy")
 	d, err := store.OpenDir(dir, dirMode)
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := policiesOptions
-	o.Layout, o.Previous = o.Previous[0], nil
-	s, err := d.Open(o)
+	s, err := d.Open(optionsOf(version))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -247,41 +245,72 @@ func versionOne(t testing.TB, policies map[string][]byte) string {
 	return dir
 }
 
-func TestPreviousVersionIsTakenOver(t *testing.T) {
-	dir := versionOne(t, map[string][]byte{ // as that version wrote them
-		"K\x00ns\x00a": []byte(`{"key":{"kind":"K","namespace":"ns","name":"a"},"source":"file","origin":"a.yaml","manifest":"a2luZDogSwo=","revision":6,"updated":1795000000}`),
-		"K\x00\x00b":   []byte(`{"key":{"kind":"K","name":"b"},"source":"grpc","manager":"m","manifest":"/wAK","revision":7,"updated":1795000001}`),
-	})
-	want := `K//b: grpc  m "\xff\x00\n" 7 1795000001
+func optionsOf(version int) store.Options {
+	o := policiesOptions
+	o.Layout, o.Previous = o.Previous[version-1], nil
+	return o
+}
+
+func TestPreviousVersionsAreTakenOver(t *testing.T) {
+	headers := map[string]string{
+		"K\x00ns\x00a": `{"key":{"kind":"K","namespace":"ns","name":"a"},"source":"file","origin":"a.yaml","revision":6,"updated":1795000000}`,
+		"K\x00\x00b":   `{"key":{"kind":"K","name":"b"},"source":"grpc","manager":"m","revision":7,"updated":1795000001}`,
+	}
+	manifests := map[string]string{"K\x00ns\x00a": "kind: K\n", "K\x00\x00b": "\xff\x00\n"}
+	two := make(map[string][]byte)
+	for k, h := range headers {
+		two[k] = fmt.Appendf(nil, "%c%s%s", len(h), h, manifests[k])
+	}
+	for version, policies := range map[int]map[string][]byte{
+		1: { // as that version wrote them
+			"K\x00ns\x00a": []byte(`{"key":{"kind":"K","namespace":"ns","name":"a"},"source":"file","origin":"a.yaml","manifest":"a2luZDogSwo=","revision":6,"updated":1795000000}`),
+			"K\x00\x00b":   []byte(`{"key":{"kind":"K","name":"b"},"source":"grpc","manager":"m","manifest":"/wAK","revision":7,"updated":1795000001}`),
+		},
+		2: two,
+	} {
+		dir := ofVersion(t, version, policies)
+		want := `K//b: grpc  m "\xff\x00\n" 7 1795000001
 K/ns/a: file a.yaml  "kind: K\n" 6 1795000000
 revision: 7
 state: name
 `
-	for _, start := range []string{"first", "second"} {
+		for _, start := range []string{"first", "second"} {
+			j, got, _ := mustOpen(t, dir)
+			if describe(got) != want {
+				t.Errorf("version %d, %s start: got\n%swant\n%s", version, start, describe(got), want)
+			}
+			if start == "second" {
+				commit(t, j, Change{Revision: 8, GonePolicies: []Key{{Kind: "K", Name: "b"}}})
+			}
+			closed(t, j)
+		}
 		j, got, _ := mustOpen(t, dir)
 		closed(t, j)
-		if describe(got) != want {
-			t.Errorf("%s start: got\n%swant\n%s", start, describe(got), want)
+		if _, there := got["K//b"]; there || len(got) != 3 {
+			t.Errorf("version %d: after a removal\n%s", version, describe(got))
 		}
-	}
-	// The version before must refuse what it would not understand.
-	d, err := store.OpenDir(dir, dirMode)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
-	o := policiesOptions
-	o.Layout, o.Previous = o.Previous[0], nil
-	if _, err := d.Open(o); !errors.Is(err, store.ErrVersion) {
-		t.Errorf("the version before reads %v, want a later version", err)
+		// The versions before must refuse what they would not understand.
+		d, err := store.OpenDir(dir, dirMode)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := d.Open(optionsOf(version)); !errors.Is(err, store.ErrVersion) {
+			t.Errorf("version %d reads %v, want a later version", version, err)
+		}
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }
 
-func TestPreviousVersionThatIsNotUnderstoodIsLeftAsItIs(t *testing.T) {
-	dir := versionOne(t, map[string][]byte{"K\x00\x00n": []byte(`{"key":{"kind":"K","name":"n"},"expression":"deny"}`)})
-	for range 2 {
-		if _, _, _, err := open(t, dir); !errors.Is(err, store.ErrVersion) || !strings.Contains(err.Error(), "expression") || !strings.Contains(err.Error(), "mv "+filepath.Join(dir, File)) {
-			t.Errorf("%v, want a refusal", err)
+func TestPreviousVersionsThatAreNotUnderstoodAreLeftAsTheyAre(t *testing.T) {
+	header := `{"key":{"kind":"K","name":"n"},"expression":"deny"}`
+	for version, record := range map[int][]byte{1: []byte(header), 2: fmt.Appendf(nil, "%c%s", len(header), header)} {
+		dir := ofVersion(t, version, map[string][]byte{"K\x00\x00n": record})
+		for range 2 {
+			if _, _, _, err := open(t, dir); !errors.Is(err, store.ErrVersion) || !strings.Contains(err.Error(), "expression") || !strings.Contains(err.Error(), "mv "+filepath.Join(dir, File)) {
+				t.Errorf("version %d: %v, want a refusal", version, err)
+			}
 		}
 	}
 }

@@ -54,19 +54,31 @@ func decode(b []byte, into any) error {
 	return d.Decode(into)
 }
 
-// migratePolicies brings the policies of version 1 up to this one.
-func migratePolicies(t *store.Tx, _ uint32) error {
-	var all []Policy
+// migratePolicies brings the policies of an earlier version up to this one: all
+// of them are of change 0.
+func migratePolicies(t *store.Tx, from uint32) error {
+	type old struct{ key, record []byte }
+	var all []old
 	if err := t.ForEach(bucketPolicies, func(k, v []byte) error {
+		if from > 1 {
+			if _, err := decodePolicy(v); err != nil {
+				return fmt.Errorf("%s %.100q: %w", bucketPolicies, k, err)
+			}
+			all = append(all, old{bytes.Clone(k), bytes.Clone(v)})
+			return nil
+		}
 		var p Policy
 		if err := decode(v, &p); err != nil {
 			return fmt.Errorf("%s %.100q: %w", bucketPolicies, k, err)
 		}
-		all = append(all, p)
+		all = append(all, old{bytes.Clone(k), encodePolicy(p)})
 		return nil
 	}); err != nil {
 		return err
 	}
-	putPolicies(t, Change{Policies: all})
+	for _, x := range all {
+		t.Delete(bucketPolicies, x.key)
+		t.Put(bucketPolicies, recordKey(string(x.key), 0), x.record)
+	}
 	return nil
 }

@@ -48,16 +48,7 @@ func TestPowerCutLosesNoPolicy(t *testing.T) {
 		after := t.TempDir()
 		marked := disk.Cut(t, n, random, after)
 		dir := filepath.Join(after, "policy")
-		// A loss of power is followed by another boot.
-		caches, err := filepath.Glob(filepath.Join(dir, "cache.*"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, c := range caches {
-			if err := os.Rename(c, filepath.Join(dir, "cache.1b4e28ba-2fa1-11d2-883f-0016d3cca427.db")); err != nil {
-				t.Fatal(err)
-			}
-		}
+		anotherBoot(t, dir)
 		j, got, cached, err := open(t, dir)
 		if err != nil {
 			t.Fatalf("a loss of power after %d of %d operations: %v", n, ops, err)
@@ -71,6 +62,20 @@ func TestPowerCutLosesNoPolicy(t *testing.T) {
 		}
 		if cached || last < marked || last > marked+1 || len(got) != min(last, 20)+min(last, 1) {
 			t.Fatalf("a loss of power after %d of %d operations: answered was %d, cached %v, got\n%s", n, ops, marked, cached, describe(got))
+		}
+	}
+}
+
+// anotherBoot follows a loss of power.
+func anotherBoot(t *testing.T, dir string) {
+	t.Helper()
+	caches, err := filepath.Glob(filepath.Join(dir, "cache.*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range caches {
+		if err := os.Rename(c, filepath.Join(dir, "cache.1b4e28ba-2fa1-11d2-883f-0016d3cca427.db")); err != nil {
+			t.Fatal(err)
 		}
 	}
 }

@@ -4,6 +4,7 @@
 package allocator
 
 import (
+	"slices"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
@@ -91,36 +92,46 @@ func (a *Allocator) note(u Update) {
 	}
 }
 
-// observe is the sink of Store.Follow.
+// takeStep is how many identities are taken over before the lock is given up:
+// a listing of the whole cluster must not keep callers waiting.
+const takeStep = 1024
+
+// observe is the sink of Store.Follow. Between two steps callers see a mirror
+// that is partly of before; it is said to be complete, and as new as the update,
+// after the last one.
 func (a *Allocator) observe(u Update) {
-	a.note(u)
+	if u.Complete {
+		for some := range slices.Chunk(a.unlisted(u), takeStep) {
+			a.mu.Lock(opUpdate)
+			for _, n := range some {
+				// A claim may have written it since.
+				if e, ok := a.known[n]; ok && e.revision <= u.Revision {
+					a.forget(n)
+				}
+			}
+			a.mu.Unlock()
+		}
+	}
+	for some := range slices.Chunk(u.Upserts, takeStep) {
+		a.note(Update{Upserts: some})
+		a.mu.Lock(opUpdate)
+		for _, e := range some {
+			a.learn(e.Identity, e.Revision)
+		}
+		a.mu.Unlock()
+	}
+	for some := range slices.Chunk(u.Deletes, takeStep) {
+		a.note(Update{Deletes: some})
+		a.mu.Lock(opUpdate)
+		for _, d := range some {
+			if e, ok := a.known[d.Number]; ok && e.revision < d.Revision {
+				a.forget(d.Number)
+			}
+		}
+		a.mu.Unlock()
+	}
 	a.mu.Lock(opUpdate)
 	defer a.mu.Unlock()
-	if u.Complete {
-		if u.Reset {
-			for n, e := range a.known {
-				e.revision = 0
-				a.known[n] = e
-			}
-		}
-		listed := make(map[identity.Numeric]struct{}, len(u.Upserts))
-		for _, e := range u.Upserts {
-			listed[e.Identity.Number] = struct{}{}
-		}
-		for n, e := range a.known {
-			if _, ok := listed[n]; !ok && e.revision <= u.Revision {
-				a.forget(n)
-			}
-		}
-	}
-	for _, e := range u.Upserts {
-		a.learn(e.Identity, e.Revision)
-	}
-	for _, d := range u.Deletes {
-		if e, ok := a.known[d.Number]; ok && e.revision < d.Revision {
-			a.forget(d.Number)
-		}
-	}
 	if u.Heard.After(a.heard) || a.heard.After(time.Now()) {
 		a.heard = u.Heard
 		if a.heard.Sub(a.heardKept) > a.cfg.Rest/heardSteps {
@@ -131,6 +142,28 @@ func (a *Allocator) observe(u Update) {
 		a.becomeReady()
 		a.dirtyKnown() // also an empty listing is something to know
 	}
+}
+
+// unlisted returns the numbers that a complete listing does not have, of those
+// that are not newer. What another history of the store said is older than any.
+func (a *Allocator) unlisted(u Update) []identity.Numeric {
+	listed := make(map[identity.Numeric]struct{}, len(u.Upserts))
+	for _, e := range u.Upserts {
+		listed[e.Identity.Number] = struct{}{}
+	}
+	a.mu.Lock(opUpdate)
+	defer a.mu.Unlock()
+	var out []identity.Numeric
+	for n, e := range a.known {
+		if u.Reset {
+			e.revision = 0
+			a.known[n] = e
+		}
+		if _, ok := listed[n]; !ok && e.revision <= u.Revision {
+			out = append(out, n)
+		}
+	}
+	return out
 }
 
 // heardSteps bounds how far the cache's time of the last sign of the store may

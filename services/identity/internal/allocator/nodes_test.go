@@ -33,6 +33,7 @@ type memory struct {
 	cached bool
 	saves  int
 	fail   error
+	noted  func() // by NoteKnown, if set
 }
 
 func (m *memory) SaveHolds(c allocator.HoldsChange) error {
@@ -52,6 +53,13 @@ func (m *memory) SaveHolds(c allocator.HoldsChange) error {
 
 // NoteKnown and SaveKnown keep the same: this memory survives everything.
 func (m *memory) NoteKnown(c allocator.KnownChange) error {
+	if m.noted != nil {
+		m.noted()
+	}
+	return m.change(c)
+}
+
+func (m *memory) change(c allocator.KnownChange) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	changed := map[identity.Numeric]bool{}
@@ -67,7 +75,7 @@ func (m *memory) NoteKnown(c allocator.KnownChange) error {
 }
 
 func (m *memory) SaveKnown(c allocator.KnownChange) error {
-	if err := m.NoteKnown(c); err != nil {
+	if err := m.change(c); err != nil {
 		return err
 	}
 	m.mu.Lock()
@@ -1029,5 +1037,90 @@ func TestStrayReferenceIsNotDroppedAtFirstSight(t *testing.T) {
 	defer st.mu.Unlock()
 	if len(st.dropped) != 0 {
 		t.Errorf("the reference was dropped: %v", st.dropped)
+	}
+}
+
+// listingStore brings the updates that a test makes.
+type listingStore struct {
+	allocator.Store
+	updates chan allocator.Update
+	taken   chan struct{}
+}
+
+func (s *listingStore) Follow(ctx context.Context, sink func(allocator.Update)) error {
+	for {
+		select {
+		case u := <-s.updates:
+			sink(u)
+			s.taken <- struct{}{}
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// TestCallersAreAnsweredWhileAListingIsTakenOver: a cluster of many identities
+// is taken over in steps, and what a call does between two of them stays.
+func TestCallersAreAnsweredWhileAListingIsTakenOver(t *testing.T) {
+	const listed = 5000
+	f := storetest.NewFake()
+	st := &listingStore{Store: f.Node("a"), updates: make(chan allocator.Update), taken: make(chan struct{})}
+	var a *node
+	var steps int
+	var inside bool // a call between two steps, which notes what it claims
+	var held []identity.Numeric
+	records := &memory{}
+	records.noted = func() {
+		if inside || a == nil {
+			return
+		}
+		if steps++; steps == 1 {
+			return
+		}
+		if s := a.Summary(); s.Known == 0 || s.Known >= listed {
+			t.Errorf("step %d: %d identities are known, want a part of the %d", steps, s.Known, listed)
+		}
+		inside = true
+		held = append(held, a.hold(fmt.Sprint("c", len(held)), fmt.Sprint("new", len(held))))
+		inside = false
+	}
+	a = start(t, st, records, quick())
+	st.updates <- allocator.Update{Complete: true, Reset: true, Revision: 1, Heard: time.Now()}
+	<-st.taken
+	a.connected()
+	other := f.Node("b")
+	if _, err := other.Join(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	u := allocator.Update{Complete: true, Heard: time.Now()}
+	for i := range listed {
+		id := identity.Identity{Number: identity.MinCluster + identity.Numeric(13*i), Labels: storetest.Labels(t, fmt.Sprint("app", i))}
+		claim, err := other.Claim(t.Context(), id.Labels, 0, id.Number)
+		if err != nil {
+			t.Fatal(err)
+		}
+		u.Revision = claim.Revision
+		u.Upserts = append(u.Upserts, allocator.Entry{Identity: id, Revision: claim.Revision})
+	}
+	st.updates <- u
+	<-st.taken
+	inside = true // what else is noted is none of the listing's
+	if steps < 4 || len(held) == 0 {
+		t.Fatalf("the listing was taken over in %d steps with %d calls between them", steps, len(held))
+	}
+	if s := a.Summary(); !s.Ready || s.Known != listed+len(held) {
+		t.Errorf("got %+v, want ready, and %d listed and %d held ones", s, listed, len(held))
+	}
+	// The next listing lacks most, and is older than what is held.
+	u.Upserts = u.Upserts[:10]
+	st.updates <- u
+	<-st.taken
+	if s := a.Summary(); s.Known != 10+len(held) {
+		t.Errorf("%d are known after a listing of 10, want these and the %d held ones", s.Known, len(held))
+	}
+	for i, n := range held {
+		if want := storetest.Labels(t, fmt.Sprint("new", i)).Text(); a.readers.see(n) != want {
+			t.Errorf("readers see %q at %d, want %s", a.readers.see(n), n, want)
+		}
 	}
 }

@@ -42,7 +42,10 @@ func TestKernelFloodOfOneEndpointPushesOutNobody(t *testing.T) {
 	r := runner{k}
 	publish(t, k, a)
 	other := publish(t, k, b)
-	col, err := k.NewCollector(CollectorOptions{})
+	// Nothing may expire meanwhile: under emulation the flood takes minutes.
+	patient := DefaultConnectionTimeouts()
+	patient.TCPOpening, patient.UDPUnanswered = time.Hour, time.Hour
+	col, err := k.NewCollector(CollectorOptions{Timeouts: patient})
 	must(t, "NewCollector", err)
 	defer col.Close()
 

@@ -18,8 +18,8 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
-	"github.com/sluice-net/sluice/services/policy/internal/label"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 )
 
@@ -51,7 +51,7 @@ type Identities struct {
 	name    string // of the source
 	log     *slog.Logger
 	options watch.FollowOptions
-	texts   label.Interner // of the watch's goroutine
+	texts   peer.Interner // of the watch's goroutine
 }
 
 // NewIdentities uses a connection to the identity service's socket.
@@ -118,7 +118,7 @@ func (i *Identities) fromIdentity(in *identityv1.Identity) (peer.Identity, error
 	for _, l := range in.GetLabels() {
 		out := label.Label{Source: l.GetSource(), Key: l.GetKey(), Value: l.GetValue()}
 		if out.Source == label.SourceGenerated && out.Key == namedPorts {
-			out.Key = label.KeyNamedPorts
+			out.Key = peer.KeyNamedPorts
 		}
 		labels = append(labels, i.texts.Label(out))
 	}

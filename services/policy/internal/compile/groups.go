@@ -11,7 +11,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/selector"
@@ -127,7 +127,7 @@ func (p *Program) matter(gs *Groups) ([]*policy.Group, rule.Digest) {
 		seen[peer.Selector] = struct{}{}
 		for _, r := range peer.Selector.Requirements() {
 			for g := range gs.byKey[r.Key] {
-				for _, l := range g.Labels.Key(r.Key) {
+				for l := range g.Labels.Key(r.Key) {
 					if concerns(r, l) {
 						add(g, l)
 					}
@@ -173,7 +173,12 @@ func (p *Program) Stale(gs *Groups, changed []*policy.Group) bool {
 	p.groupPeers(func(peer rule.GroupPeer) {
 		concerned = concerned || anyCounts(peer) || slices.ContainsFunc(changed, func(g *policy.Group) bool {
 			return slices.ContainsFunc(peer.Selector.Requirements(), func(r selector.Requirement) bool {
-				return slices.ContainsFunc(g.Labels.Key(r.Key), func(l label.Label) bool { return concerns(r, l) })
+				for l := range g.Labels.Key(r.Key) {
+					if concerns(r, l) {
+						return true
+					}
+				}
+				return false
 			})
 		})
 	})

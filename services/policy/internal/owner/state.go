@@ -14,9 +14,9 @@ import (
 
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/journal"
-	"github.com/sluice-net/sluice/services/policy/internal/label"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
@@ -69,7 +69,7 @@ func (o *Owner) restore(dir string) error {
 	policies := make(map[policy.Key]journal.Policy)
 	subscribers := make(map[string]journal.Subscriber)
 	names := make(map[string]journal.Name)
-	var texts label.Interner
+	var texts peer.Interner
 	j, cached, err := journal.Open(dir, func(c journal.Change) error {
 		if c.State != "" {
 			return o.takeState(c.State)

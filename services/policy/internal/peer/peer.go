@@ -15,7 +15,7 @@ import (
 	"strings"
 
 	"github.com/sluice-net/sluice/model/identity"
-	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 )
 
@@ -66,13 +66,13 @@ func New(n identity.Numeric, labels label.Set) (Identity, error) {
 	default:
 		id.Kind, id.Scope = identity.KindInCluster, identity.PeerScopeCluster
 	}
-	for _, l := range labels.Key(label.KeyNamedPorts) {
+	for l := range labels.Key(KeyNamedPorts) {
 		if l.Source != label.SourceGenerated {
 			continue
 		}
 		ports, err := ParseNamedPorts(l.Value)
 		if err != nil {
-			return Identity{}, fmt.Errorf("identity %d: label %s: %w", n, label.KeyNamedPorts, err)
+			return Identity{}, fmt.Errorf("identity %d: label %s: %w", n, KeyNamedPorts, err)
 		}
 		id.Ports = append(id.Ports, ports...)
 	}
@@ -105,9 +105,9 @@ func (id Identity) Complete(cluster string) Identity {
 	}
 	if _, ok := id.Labels.Value(label.SourceKubernetes, label.KeyNamespace); !ok {
 		add = append(add, label.Kubernetes(label.KeyNamespace, DefaultNamespace),
-			label.Kubernetes(label.KeyNamespaceLabels+"kubernetes.io/metadata.name", DefaultNamespace))
+			label.Kubernetes(label.KeyNamespaceName, DefaultNamespace))
 		for _, l := range id.Labels.All() {
-			derived := strings.HasPrefix(l.Key, "io.cilium.k8s.") || strings.HasPrefix(l.Key, "io.kubernetes.")
+			derived := strings.HasPrefix(l.Key, label.PrefixDerived) || strings.HasPrefix(l.Key, label.PrefixKubernetes)
 			if l.Source != label.SourceGenerated && l.Source != label.SourceKubernetes && !derived {
 				add = append(add, label.Kubernetes(l.Key, l.Value))
 			}
@@ -132,6 +132,10 @@ func sortPorts(ports []NamedPort) {
 	})
 }
 
+// KeyNamedPorts is the key of the generated label that carries the named ports
+// of a workload.
+const KeyNamedPorts = "io.cilium.k8s.named-ports"
+
 // NamedPortsLabel is the generated label that makes ports part of the
 // identity. It returns false for a pod without named ports, which gets none.
 func NamedPortsLabel(ports []NamedPort) (label.Label, bool) {
@@ -145,7 +149,7 @@ func NamedPortsLabel(ports []NamedPort) (label.Label, bool) {
 	for i, p := range ports {
 		parts[i] = fmt.Sprintf("%s.%s.%d", p.Name, p.Protocol, p.Port)
 	}
-	return label.Label{Source: label.SourceGenerated, Key: label.KeyNamedPorts, Value: strings.Join(parts, "_")}, true
+	return label.Label{Source: label.SourceGenerated, Key: KeyNamedPorts, Value: strings.Join(parts, "_")}, true
 }
 
 // ParseNamedPorts reads the value of the generated label: NAME.PROTO.PORT,

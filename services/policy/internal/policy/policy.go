@@ -13,10 +13,10 @@ import (
 	"net/netip"
 	"strings"
 
+	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/policy/internal/adminpolicy"
 	"github.com/sluice-net/sluice/services/policy/internal/cilium"
 	"github.com/sluice-net/sluice/services/policy/internal/kubernetes"
-	"github.com/sluice-net/sluice/services/policy/internal/label"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )

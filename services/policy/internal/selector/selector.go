@@ -18,7 +18,7 @@ import (
 	"sync"
 	"weak"
 
-	"github.com/sluice-net/sluice/services/policy/internal/label"
+	"github.com/sluice-net/sluice/model/label"
 )
 
 // Op is the operator of a requirement.
@@ -88,7 +88,7 @@ func (r Requirement) text() string {
 // NotIn by none of them.
 func (r Requirement) Matches(labels label.Set) bool {
 	present, listed := false, false
-	for _, l := range labels.Key(r.Key) {
+	for l := range labels.Key(r.Key) {
 		if l.Source == label.SourceGenerated || r.Source != "" && l.Source != r.Source {
 			continue
 		}

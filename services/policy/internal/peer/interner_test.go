@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package label
+package peer
 
 import (
 	"fmt"
 	"strings"
 	"testing"
 	"unsafe"
+
+	"github.com/sluice-net/sluice/model/label"
 )
 
 func TestInternerMakesEqualTextsOne(t *testing.T) {
 	var in Interner
-	fresh := func() Label {
-		return Label{strings.Clone("k8s"), strings.Clone("app"), strings.Clone("web")}
+	fresh := func() label.Label {
+		return label.Kubernetes(strings.Clone("app"), strings.Clone("web"))
 	}
 	a, b := in.Label(fresh()), in.Label(fresh())
 	if a != fresh() || unsafe.StringData(a.Key) != unsafe.StringData(b.Key) || unsafe.StringData(a.Value) != unsafe.StringData(b.Value) {
@@ -21,7 +23,7 @@ func TestInternerMakesEqualTextsOne(t *testing.T) {
 	}
 	// It does not remember without end.
 	for i := range 3 * maxInterned {
-		if l := (Label{"k8s", "app", fmt.Sprint(i)}); in.Label(l) != l {
+		if l := label.Kubernetes("app", fmt.Sprint(i)); in.Label(l) != l {
 			t.Fatalf("%v became %v", l, in.Label(l))
 		}
 	}

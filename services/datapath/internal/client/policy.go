@@ -15,6 +15,7 @@ import (
 
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/policy"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // Policy implements policy.Service.
@@ -58,13 +59,13 @@ type policyStream struct {
 }
 
 // Recv implements policy.Stream.
-func (s *policyStream) Recv() (policy.Message, error) {
+func (s *policyStream) Recv() (policytable.Message, error) {
 	m, err := s.stream.Recv()
 	if err != nil {
 		if terr := s.health.translate(err, nil); terr != nil {
 			err = terr
 		}
-		return policy.Message{}, fmt.Errorf("policy tables: %w", err)
+		return policytable.Message{}, fmt.Errorf("policy tables: %w", err)
 	}
 	s.health.note(nil)
 	return message(m)
@@ -150,15 +151,15 @@ const (
 
 // message takes the shape of a message apart: lengths, ranges of types, enums.
 // Whether the numbers in it mean anything is for package policy.
-func message(m *policyv1.WatchPolicyTablesResponse) (policy.Message, error) {
-	out := policy.Message{Incarnation: string(m.GetIncarnation()), Seq: m.GetSeq()}
+func message(m *policyv1.WatchPolicyTablesResponse) (policytable.Message, error) {
+	out := policytable.Message{Incarnation: string(m.GetIncarnation()), Seq: m.GetSeq()}
 	if n := len(m.GetIncarnation()); n == 0 || n > maxIncarnation {
 		return out, malformed("incarnation: %d bytes, want 1 to %d", n, maxIncarnation)
 	}
 	if n := len(m.GetSteps()); n > maxSteps {
 		return out, malformed("steps: %d, at most %d", n, maxSteps)
 	}
-	out.Steps = make([]policy.Step, len(m.GetSteps()))
+	out.Steps = make([]policytable.Step, len(m.GetSteps()))
 	for i, s := range m.GetSteps() {
 		st, err := step(s)
 		if err != nil {
@@ -170,19 +171,19 @@ func message(m *policyv1.WatchPolicyTablesResponse) (policy.Message, error) {
 }
 
 func malformed(format string, args ...any) error {
-	return fmt.Errorf(format+": %w", append(args, policy.ErrInvalid)...)
+	return fmt.Errorf(format+": %w", append(args, policytable.ErrInvalid)...)
 }
 
-func step(s *policyv1.Step) (policy.Step, error) {
+func step(s *policyv1.Step) (policytable.Step, error) {
 	switch s := s.GetStep().(type) {
 	case *policyv1.Step_NodeClassDefine:
 		x := s.NodeClassDefine
-		if len(x.GetKey()) != len(policy.ClassKey{}) {
-			return nil, malformed("node_class_define.key: %d bytes, want %d", len(x.GetKey()), len(policy.ClassKey{}))
+		if len(x.GetKey()) != len(policytable.ClassKey{}) {
+			return nil, malformed("node_class_define.key: %d bytes, want %d", len(x.GetKey()), len(policytable.ClassKey{}))
 		}
-		return policy.NodeClassDefine{NodeClass: x.GetNodeClass(), Key: policy.ClassKey(x.GetKey())}, nil
+		return policytable.DefineIdentityClass{IdentityClass: x.GetNodeClass(), Key: policytable.ClassKey(x.GetKey())}, nil
 	case *policyv1.Step_NodeClassRetire:
-		return policy.NodeClassRetire{NodeClass: s.NodeClassRetire.GetNodeClass()}, nil
+		return policytable.RetireIdentityClass{IdentityClass: s.NodeClassRetire.GetNodeClass()}, nil
 	case *policyv1.Step_IdentityUpdate:
 		return identityUpdate(s.IdentityUpdate)
 	case *policyv1.Step_TableDefine:
@@ -196,35 +197,41 @@ func step(s *policyv1.Step) (policy.Step, error) {
 		if err != nil {
 			return nil, fmt.Errorf("table_grow.%w", err)
 		}
-		return policy.TableGrow{Table: s.TableGrow.GetTable(), Nodes: ns, Classes: s.TableGrow.GetClasses()}, nil
+		return policytable.GrowTable{Table: s.TableGrow.GetTable(), Nodes: ns, Classes: s.TableGrow.GetClasses()}, nil
 	case *policyv1.Step_TableRetire:
-		return policy.TableRetire{Table: s.TableRetire.GetTable()}, nil
+		return policytable.RetireTable{Table: s.TableRetire.GetTable()}, nil
 	case *policyv1.Step_PeerUpdate:
 		r, err := row(s.PeerUpdate.GetRow())
 		if err != nil {
 			return nil, fmt.Errorf("peer_update.row.%w", err)
 		}
-		return policy.PeerUpdate{Table: s.PeerUpdate.GetTable(), Row: r, Delete: s.PeerUpdate.GetDelete()}, nil
+		if s.PeerUpdate.GetDelete() {
+			return policytable.DeletePeer{Table: s.PeerUpdate.GetTable(), IdentityClass: r.IdentityClass}, nil
+		}
+		return policytable.SetPeer{Table: s.PeerUpdate.GetTable(), Row: r}, nil
 	case *policyv1.Step_AddressUpdate:
 		x := s.AddressUpdate
 		prefix, classes, err := block(x.GetBlock(), x.GetDelete())
 		if err != nil {
 			return nil, fmt.Errorf("address_update.block.%w", err)
 		}
-		return policy.AddressUpdate{Table: x.GetTable(), Prefix: prefix, Classes: classes, Delete: x.GetDelete()}, nil
+		if x.GetDelete() {
+			return policytable.DeletePrefix{Table: x.GetTable(), Prefix: prefix}, nil
+		}
+		return policytable.SetPrefix{Table: x.GetTable(), Prefix: prefix, Classes: classes}, nil
 	case *policyv1.Step_Bind:
 		return bind(s.Bind)
 	case *policyv1.Step_SubjectGone:
-		return policy.SubjectGone{Subject: s.SubjectGone.GetSubject()}, nil
+		return policytable.RemoveSubject{Subject: s.SubjectGone.GetSubject()}, nil
 	case *policyv1.Step_Barrier:
 		return barrier(s.Barrier)
 	case *policyv1.Step_SnapshotComplete:
-		return policy.SnapshotComplete{}, nil
+		return policytable.SnapshotComplete{}, nil
 	}
 	return nil, malformed("step: of no known kind")
 }
 
-func barrier(x *policyv1.Barrier) (policy.Step, error) {
+func barrier(x *policyv1.Barrier) (policytable.Step, error) {
 	if n := len(x.GetState()); n > maxState {
 		return nil, malformed("barrier.state: %d bytes, at most %d", n, maxState)
 	}
@@ -236,7 +243,7 @@ func barrier(x *policyv1.Barrier) (policy.Step, error) {
 	if err != nil {
 		return nil, err
 	}
-	return policy.Barrier{
+	return policytable.Barrier{
 		PolicyRevision: x.GetPolicyRevision(), IdentityRevision: x.GetIdentityRevision(), AddressRevision: x.GetAddressRevision(),
 		State: string(x.GetState()), Sources: has, Incomplete: incomplete,
 	}, nil
@@ -254,23 +261,23 @@ func sourceNames(field string, names []string) ([]string, error) {
 	return names, nil
 }
 
-func identityUpdate(x *policyv1.IdentityUpdate) (policy.Step, error) {
-	st := policy.IdentityUpdate{Identity: x.GetIdentity(), NodeClass: x.GetNodeClass()}
+func identityUpdate(x *policyv1.IdentityUpdate) (policytable.Step, error) {
+	st := policytable.SetIdentity{Identity: x.GetIdentity(), IdentityClass: x.GetNodeClass()}
 	if x.GetNodeClass() == 0 {
 		return st, nil
 	}
-	if x.GetKind() < 1 || x.GetKind() > policy.Kinds {
+	if x.GetKind() < 1 || x.GetKind() > policytable.Kinds {
 		return nil, malformed("identity_update.kind: %d", x.GetKind())
 	}
-	if x.GetScope() < 1 || x.GetScope() > policy.Scopes {
+	if x.GetScope() < 1 || x.GetScope() > policytable.Scopes {
 		return nil, malformed("identity_update.scope: %d", x.GetScope())
 	}
-	st.Kind, st.Scope = uint8(x.GetKind()-1), uint8(x.GetScope()-1) //nolint:gosec // checked
+	st.Kind, st.Scope = policytable.Kind(x.GetKind()-1), policytable.Scope(x.GetScope()-1) //nolint:gosec // checked
 	return st, nil
 }
 
-func tableDefine(x *policyv1.TableDefine) (policy.Step, error) {
-	st := policy.TableDefine{Table: x.GetTable()}
+func tableDefine(x *policyv1.TableDefine) (policytable.Step, error) {
+	st := policytable.DefineTable{Table: x.GetTable()}
 	c := &st.Content
 	if len(x.GetStructureHash()) != len(c.Hash) {
 		return nil, malformed("structure_hash: %d bytes, want %d", len(x.GetStructureHash()), len(c.Hash))
@@ -283,34 +290,34 @@ func tableDefine(x *policyv1.TableDefine) (policy.Step, error) {
 	if err := classes("address_classes", x.GetAddressClasses(), c.AddressClasses[:]); err != nil {
 		return nil, err
 	}
-	c.Rules = make([]policy.Rule, len(x.GetRules()))
+	c.Rules = make([]policytable.Rule, len(x.GetRules()))
 	for i, r := range x.GetRules() {
-		if r.GetAction() < 1 || r.GetAction() > policy.ActionPass+1 || r.GetTier() > 3 || r.GetProxy() > 0xFFFF {
+		if r.GetAction() < 1 || r.GetAction() > policyv1.Action_ACTION_PASS || r.GetTier() > 3 || r.GetProxy() > 0xFFFF {
 			return nil, malformed("rules[%d]: action %d, tier %d, proxy %d", i, r.GetAction(), r.GetTier(), r.GetProxy())
 		}
-		c.Rules[i] = policy.Rule{Action: uint8(r.GetAction() - 1), Tier: uint8(r.GetTier()), Proxy: uint16(r.GetProxy())} //nolint:gosec // checked
+		c.Rules[i] = policytable.Rule{Action: policytable.Action(r.GetAction() - 1), Tier: uint8(r.GetTier()), Proxy: uint16(r.GetProxy())} //nolint:gosec // checked
 	}
 	c.Classes = x.GetClasses()
 	var err error
 	if c.Nodes, err = nodes(x.GetNodes()); err != nil {
 		return nil, err
 	}
-	st.Peers = make([]policy.Row, len(x.GetPeers()))
+	st.Peers = make([]policytable.Row, len(x.GetPeers()))
 	for i, p := range x.GetPeers() {
 		if st.Peers[i], err = row(p); err != nil {
 			return nil, fmt.Errorf("peers[%d].%w", i, err)
 		}
 	}
-	c.Blocks = make(map[netip.Prefix][policy.Scopes]uint16, len(x.GetBlocks()))
+	c.Prefixes = make(map[netip.Prefix]policytable.PrefixClasses, len(x.GetBlocks()))
 	for i, b := range x.GetBlocks() {
 		prefix, cs, err := block(b, false)
 		if err != nil {
 			return nil, fmt.Errorf("blocks[%d].%w", i, err)
 		}
-		if _, twice := c.Blocks[prefix]; twice {
+		if _, twice := c.Prefixes[prefix]; twice {
 			return nil, malformed("blocks[%d]: %v is there twice", i, prefix)
 		}
-		c.Blocks[prefix] = cs
+		c.Prefixes[prefix] = cs
 	}
 	return st, nil
 }
@@ -329,28 +336,28 @@ func classes(field string, from []uint32, to []uint16) error {
 	return nil
 }
 
-func nodes(list []*policyv1.PortNode) ([]policy.Node, error) {
-	out := make([]policy.Node, len(list))
+func nodes(list []*policyv1.PortNode) ([]policytable.PortNode, error) {
+	out := make([]policytable.PortNode, len(list))
 	for i, n := range list {
-		if len(n.GetHigh()) != policy.Fanout || len(n.GetValue()) != policy.Fanout {
-			return nil, malformed("nodes[%d]: %d highs and %d values, want %d", i, len(n.GetHigh()), len(n.GetValue()), policy.Fanout)
+		if len(n.GetHigh()) != policytable.Fanout || len(n.GetValue()) != policytable.Fanout {
+			return nil, malformed("nodes[%d]: %d highs and %d values, want %d", i, len(n.GetHigh()), len(n.GetValue()), policytable.Fanout)
 		}
-		out[i] = policy.Node{High: [policy.Fanout]uint32(n.GetHigh()), Value: [policy.Fanout]uint32(n.GetValue())}
+		out[i] = policytable.PortNode{High: [policytable.Fanout]uint32(n.GetHigh()), Value: [policytable.Fanout]uint32(n.GetValue())}
 	}
 	return out, nil
 }
 
-func row(r *policyv1.PeerRow) (policy.Row, error) {
+func row(r *policyv1.PeerRow) (policytable.Row, error) {
 	if r.GetNodeClass() == 0 {
-		return policy.Row{}, malformed("node_class is 0")
+		return policytable.Row{}, malformed("node_class is 0")
 	}
 	if r.GetClass() > 0xFFFF {
-		return policy.Row{}, malformed("class: there is no class %d", r.GetClass())
+		return policytable.Row{}, malformed("class: there is no class %d", r.GetClass())
 	}
-	return policy.Row{NodeClass: r.GetNodeClass(), Class: uint16(r.GetClass())}, nil
+	return policytable.Row{IdentityClass: r.GetNodeClass(), Class: uint16(r.GetClass())}, nil
 }
 
-func block(b *policyv1.AddressBlock, only bool) (p netip.Prefix, cs [policy.Scopes]uint16, err error) {
+func block(b *policyv1.AddressBlock, only bool) (p netip.Prefix, cs policytable.PrefixClasses, err error) {
 	addr, ok := netip.AddrFromSlice(b.GetAddress())
 	if !ok {
 		return p, cs, malformed("address: %d bytes, want 4 or 16", len(b.GetAddress()))
@@ -365,21 +372,21 @@ func block(b *policyv1.AddressBlock, only bool) (p netip.Prefix, cs [policy.Scop
 	return p, cs, classes("classes", b.GetClasses(), cs[:])
 }
 
-func bind(x *policyv1.Bind) (policy.Step, error) {
-	st := policy.Bind{Subject: x.GetSubject(), Table: x.GetTable(), Revision: x.GetPolicyRevision()}
+func bind(x *policyv1.Bind) (policytable.Step, error) {
+	st := policytable.BindSubject{Subject: x.GetSubject(), Table: x.GetTable(), Revision: x.GetPolicyRevision()}
 	switch x.GetDirection() {
 	case policyv1.TableDirection_TABLE_DIRECTION_EGRESS:
-		st.Direction = policy.Egress
+		st.Direction = policytable.Egress
 	case policyv1.TableDirection_TABLE_DIRECTION_INGRESS:
-		st.Direction = policy.Ingress
+		st.Direction = policytable.Ingress
 	default:
 		return nil, malformed("bind.direction: %d", x.GetDirection())
 	}
-	st.Rules = make([][]policy.Source, len(x.GetRules()))
+	st.Rules = make([][]policytable.Source, len(x.GetRules()))
 	for i, r := range x.GetRules() {
-		st.Rules[i] = make([]policy.Source, len(r.GetSources()))
+		st.Rules[i] = make([]policytable.Source, len(r.GetSources()))
 		for j, src := range r.GetSources() {
-			st.Rules[i][j] = policy.Source{Kind: src.GetKind(), Namespace: src.GetNamespace(), Name: src.GetName(), Path: src.GetPath()}
+			st.Rules[i][j] = policytable.Source{Kind: src.GetKind(), Namespace: src.GetNamespace(), Name: src.GetName(), Path: src.GetPath()}
 		}
 	}
 	return st, nil

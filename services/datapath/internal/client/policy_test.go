@@ -22,6 +22,7 @@ import (
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/policy"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // scriptedPolicy sends one message, hears six, and ends.
@@ -172,32 +173,32 @@ func wholeMessage() *policyv1.WatchPolicyTablesResponse {
 	}}
 }
 
-func wholeSteps() policy.Message {
-	var node policy.Node
+func wholeSteps() policytable.Message {
+	var node policytable.PortNode
 	for i := range node.High {
 		node.High[i], node.Value[i] = 0xFFFFFFFF, 0x7FFF0001
 	}
-	c := policy.Content{
-		DefaultAllow: true, HostAllow: true, HasAddresses: true, Rules: []policy.Rule{{Action: policy.ActionAllow, Tier: 1, Proxy: 2}},
-		Classes: []uint32{0}, Nodes: []policy.Node{node}, Blocks: map[netip.Prefix][policy.Scopes]uint16{netip.MustParsePrefix("10.0.0.0/8"): {}},
+	c := policytable.Content{
+		DefaultAllow: true, HostAllow: true, HasAddresses: true, Rules: []policytable.Rule{{Action: policytable.ActionAllow, Tier: 1, Proxy: 2}},
+		Classes: []uint32{0}, Nodes: []policytable.PortNode{node}, Prefixes: map[netip.Prefix]policytable.PrefixClasses{netip.MustParsePrefix("10.0.0.0/8"): {}},
 	}
 	for i := range c.Hash {
 		c.Hash[i] = 2
 	}
-	return policy.Message{Incarnation: "run", Seq: 1, Steps: []policy.Step{
-		policy.NodeClassDefine{NodeClass: 5, Key: policy.ClassKey(ints(16, byte(1)))},
-		policy.IdentityUpdate{Identity: 300, NodeClass: 5, Kind: policy.KindHost, Scope: 1},
-		policy.IdentityUpdate{Identity: 301},
-		policy.TableDefine{Table: 9, Content: c, Peers: []policy.Row{{NodeClass: 5}}},
-		policy.TableGrow{Table: 9, Nodes: []policy.Node{node}, Classes: []uint32{1}},
-		policy.PeerUpdate{Table: 9, Row: policy.Row{NodeClass: 5, Class: 1}, Delete: true},
-		policy.AddressUpdate{Table: 9, Prefix: netip.MustParsePrefix("10.0.0.0/8")},
-		policy.Bind{Subject: 300, Direction: policy.Ingress, Table: 9, Revision: 4, Rules: [][]policy.Source{{{Kind: "K", Namespace: "n", Name: "m", Path: "p"}}}},
-		policy.SubjectGone{Subject: 300},
-		policy.TableRetire{Table: 9},
-		policy.NodeClassRetire{NodeClass: 5},
-		policy.SnapshotComplete{},
-		policy.Barrier{
+	return policytable.Message{Incarnation: "run", Seq: 1, Steps: []policytable.Step{
+		policytable.DefineIdentityClass{IdentityClass: 5, Key: policytable.ClassKey(ints(16, byte(1)))},
+		policytable.SetIdentity{Identity: 300, IdentityClass: 5, Kind: policytable.KindHost, Scope: 1},
+		policytable.SetIdentity{Identity: 301},
+		policytable.DefineTable{Table: 9, Content: c, Peers: []policytable.Row{{IdentityClass: 5}}},
+		policytable.GrowTable{Table: 9, Nodes: []policytable.PortNode{node}, Classes: []uint32{1}},
+		policytable.DeletePeer{Table: 9, IdentityClass: 5},
+		policytable.SetPrefix{Table: 9, Prefix: netip.MustParsePrefix("10.0.0.0/8")},
+		policytable.BindSubject{Subject: 300, Direction: policytable.Ingress, Table: 9, Revision: 4, Rules: [][]policytable.Source{{{Kind: "K", Namespace: "n", Name: "m", Path: "p"}}}},
+		policytable.RemoveSubject{Subject: 300},
+		policytable.RetireTable{Table: 9},
+		policytable.RetireIdentityClass{IdentityClass: 5},
+		policytable.SnapshotComplete{},
+		policytable.Barrier{
 			PolicyRevision: 4, IdentityRevision: 5, AddressRevision: 6, State: "fedcba9876543210", Sources: []string{"file", "grpc"}, Incomplete: []string{"identity"},
 		},
 	}}
@@ -228,7 +229,7 @@ func TestMalformedStepsNameTheField(t *testing.T) {
 	} {
 		m := proto.Clone(wholeMessage()).(*policyv1.WatchPolicyTablesResponse)
 		change(m)
-		if _, err := message(m); !errors.Is(err, policy.ErrInvalid) || !strings.Contains(err.Error(), want) {
+		if _, err := message(m); !errors.Is(err, policytable.ErrInvalid) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
@@ -248,7 +249,7 @@ func FuzzMessage(f *testing.F) {
 			return
 		}
 		out, err := message(&m)
-		if err != nil && !errors.Is(err, policy.ErrInvalid) {
+		if err != nil && !errors.Is(err, policytable.ErrInvalid) {
 			t.Errorf("%v is no ErrInvalid", err)
 		}
 		if err == nil && len(out.Steps) != len(m.GetSteps()) {

@@ -25,7 +25,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/client"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/policy"
-	"github.com/sluice-net/sluice/services/datapath/internal/publish"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // node is a kernel with programs that can be asked.
@@ -92,7 +92,7 @@ func newNode(t testing.TB) *node {
 // kernelOf is the kernel as the subscriber has it. What was retired waits for
 // room to be wanted: a grace period for each of thousands of views would only
 // take time.
-type kernelOf struct{ publish.Policies }
+type kernelOf struct{ *kernel.Kernel }
 
 func (kernelOf) Barrier(ctx context.Context) error { return ctx.Err() }
 
@@ -119,7 +119,7 @@ func (n *node) begin(ctx context.Context) (*state, error) {
 	s := &state{n: n, service: newService(), anchors: map[uint32]uint16{}, done: make(chan error, 1)}
 	s.ctx, s.cancel = context.WithCancel(ctx)
 	s.applier = policy.New(policy.Config{
-		Name: "equivalence", Kernel: kernelOf{publish.Policies{Kernel: n.k}}, Service: client.NewPolicy(s.service),
+		Name: "equivalence", Kernel: kernelOf{n.k}, Service: client.NewPolicy(s.service),
 	})
 	if err := s.applier.Adopt(func(uint16) bool { return false }); err != nil {
 		return nil, fmt.Errorf("adopt: %w", err)
@@ -191,8 +191,8 @@ func (s *state) publish(subject uint32, addr netip.Addr, ifindex uint32) (uint16
 	} else {
 		e.IPv6 = addr
 	}
-	slot, err := s.applier.Publish(subject, []netip.Addr{addr}, func(egress, ingress policy.Table) (uint16, uint32, error) {
-		e.Policy = kernel.Policy{Egress: kernel.Table(egress), Ingress: kernel.Table(ingress)}
+	slot, err := s.applier.Publish(subject, []netip.Addr{addr}, func(egress, ingress policytable.ID) (uint16, uint32, error) {
+		e.Policy = kernel.Policy{Egress: policytable.ID(egress), Ingress: policytable.ID(ingress)}
 		slot, err := s.n.k.Publish(s.ctx, e)
 		if err != nil {
 			return 0, 0, err
@@ -243,7 +243,7 @@ func wanted(q *vectorv1.Question) verdict {
 // of a side on which nothing is enforced.
 func answerOf(side bpf.MapsSlSide) (verdict, error) {
 	v := verdict{policyv1.Action(side.Action) + 1, policyv1.DecidedBy(side.By), uint32(side.Rule)}
-	if side.By == uint8(bpf.MapsSlBySL_BY_TABLE) && side.Table != uint16(kernel.TableAllow) {
+	if side.By == uint8(bpf.MapsSlBySL_BY_TABLE) && side.Table != uint16(policytable.Allow) {
 		return v, fmt.Errorf("judged by table %d", side.Table)
 	}
 	return v, nil

@@ -14,6 +14,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // A process of the node's namespace that may set marks (CAP_NET_RAW is enough
@@ -46,7 +48,7 @@ func TestKernelSocketMarksOpenNothing(t *testing.T) {
 		must(t, "send", err)
 	}
 	for name, policy := range map[string]Policy{
-		"deny": {Egress: TableDeny, Ingress: TableDeny}, "friends": {Egress: TableDeny, Ingress: friends},
+		"deny": {Egress: policytable.Deny, Ingress: policytable.Deny}, "friends": {Egress: policytable.Deny, Ingress: friends},
 	} {
 		setPolicy(t, k, p.Slot, policy)
 		denied := func() uint64 { return th.counters(t)[cell{DropPolicyDenied, Ingress}].Packets }
@@ -195,7 +197,7 @@ func TestKernelAQuotationBehindThePacketIsNone(t *testing.T) {
 func TestKernelDeniedFragmentsTakeNoRoom(t *testing.T) {
 	th := newTheatre(t, false)
 	setPolicy(t, th.k, th.pods["a"].Slot, Policy{})
-	setPolicy(t, th.k, th.pods["b"].Slot, Policy{Egress: TableAllow})
+	setPolicy(t, th.k, th.pods["b"].Slot, Policy{Egress: policytable.Allow})
 	long := func(*theatre) (byte, []byte) { return 17, udp(4000, 53, make([]byte, 40)...) }
 	of := func(who string) skbContext { return skbContext{Ifindex: th.pods[who].Ifindex} }
 	good := th.pieces("b", "world", long, 1, 24)

@@ -13,6 +13,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // passOnly is a program that does nothing: what it takes is the harness's.
@@ -98,16 +100,16 @@ func BenchmarkConnection(b *testing.B) {
 		mirror.MAC, mirror.HostMAC = a.HostMAC, a.MAC
 		other := publish(b, k, mirror)
 		for _, addresses := range []uint16{0, 4} {
-			table := Table(40 + addresses)
+			table := policytable.ID(40 + addresses)
 			r := everyRule(table, addresses)
 			r.header.DefClass[0], r.header.DefClass[6] = 1, 1
 			r.put(b, k)
 			for _, c := range []struct {
 				name            string
-				egress, ingress Table
+				egress, ingress policytable.ID
 				in              []byte
 			}{
-				{"fixed tables", TableAllow, TableAllow, from4(mirror.IPv4, 6, tcp(1, 16, flagSYN))},
+				{"fixed tables", policytable.Allow, policytable.Allow, from4(mirror.IPv4, 6, tcp(1, 16, flagSYN))},
 				{"tables", table, table, from4(mirror.IPv4, 6, tcp(1, 16, flagSYN))},
 				{"tables, IPv6", table, table, from6(mirror.IPv6, 6, tcp(1, 16, flagSYN))},
 			} {
@@ -162,7 +164,7 @@ func BenchmarkSetPolicy(b *testing.B) {
 	k := openKernel(b, testOptions(newBPFFS(b)))
 	e := publish(b, k, a)
 	for b.Loop() {
-		if _, err := k.SetPolicy(e.Slot, TableAllow, TableAllow); err != nil {
+		if _, err := k.SetPolicy(e.Slot, policytable.Allow, policytable.Allow); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 const (
@@ -168,7 +169,7 @@ func (a act) throughStack() act                           { return a.fromDevice(
 func (a act) fromDevice(pod string) act                   { a.stack, a.via = true, pod; return a }
 func (a act) fromNowhere() act                            { a.stack, a.via = true, ""; return a }
 func change(f func(t *testing.T, th *theatre)) act        { return act{then: f} }
-func policy(who string, egress, ingress Table) act {
+func policy(who string, egress, ingress policytable.ID) act {
 	return change(func(t *testing.T, th *theatre) {
 		setPolicy(t, th.k, th.pods[who].Slot, Policy{Egress: egress, Ingress: ingress})
 	})
@@ -333,12 +334,12 @@ func forgetAll() act {
 
 // Tables of the plays.
 const (
-	only80    = Table(40) // TCP, UDP and SCTP to port 80, from and to anybody
-	only80b   = Table(41) // the same again
-	friends   = Table(42) // peers of node class 7, whatever they do
-	pings     = Table(43) // echo requests
-	redirects = Table(44) // TCP to a proxy that does not exist
-	worldly   = Table(45) // the world, and nobody else
+	only80    = policytable.ID(40) // TCP, UDP and SCTP to port 80, from and to anybody
+	only80b   = policytable.ID(41) // the same again
+	friends   = policytable.ID(42) // peers of node class 7, whatever they do
+	pings     = policytable.ID(43) // echo requests
+	redirects = policytable.ID(44) // TCP to a proxy that does not exist
+	worldly   = policytable.ID(45) // the world, and nobody else
 )
 
 // putTables writes them as their authors would.
@@ -349,7 +350,7 @@ func (th *theatre) putTables(t *testing.T) {
 	for _, proto := range []uint32{6, 17, 132} {
 		web[proto<<16|79], web[proto<<16|80] = none, rules(noAdmin, 1)
 	}
-	for _, id := range []Table{only80, only80b} {
+	for _, id := range []policytable.ID{only80, only80b} {
 		rawTable{id: id, rules: []uint8{actAllow}, classes: []map[uint32]uint32{web}}.put(t, th.k)
 	}
 	rawTable{
@@ -469,7 +470,7 @@ func handshake(sport, dport uint16) []act {
 
 // oneWay lets a talk to b and nothing else.
 func oneWay() []act {
-	return []act{policy("a", TableAllow, TableDeny), policy("b", TableDeny, TableAllow)}
+	return []act{policy("a", policytable.Allow, policytable.Deny), policy("b", policytable.Deny, policytable.Allow)}
 }
 
 type scene struct {
@@ -511,13 +512,13 @@ func scenes() []scene {
 			say("b", "a", ping(true, 8), DropPolicyDenied))},
 		{"an echo reply to no request begins nothing", play(
 			say("a", "b", ping(true, 7), ForwardPeer).check(remain(0)),
-			policy("a", TableDeny, TableAllow),
+			policy("a", policytable.Deny, policytable.Allow),
 			say("a", "b", ping(true, 7), DropPolicyDenied))},
 		{"an echo the other way with the same identifier is judged by itself", play(oneWay(),
 			say("a", "b", ping(false, 7), ForwardPeer),
 			say("b", "a", ping(false, 7), DropPolicyDenied),
 			say("b", "a", ping(true, 7), ForwardPeer).check(begunBy("a", SeenReply)))},
-		{"an echo that goes on by asking for something else is judged", play(policy("a", pings, TableDeny), policy("b", TableDeny, pings),
+		{"an echo that goes on by asking for something else is judged", play(policy("a", pings, policytable.Deny), policy("b", policytable.Deny, pings),
 			say("a", "b", ping(false, 7), ForwardPeer),
 			say("a", "b", ping(true, 7), DropIdentityUnknown),
 			say("a", "b", coded(ping(false, 7), 5), DropIdentityUnknown),
@@ -545,7 +546,7 @@ func scenes() []scene {
 				}
 				return 1, icmp(14, 0)
 			}, DropPolicyDenied))},
-		{"the host's probes are answered while the policy is unknown", play(policy("a", TablePending, TablePending),
+		{"the host's probes are answered while the policy is unknown", play(policy("a", policytable.Pending, policytable.Pending),
 			say("host", "a", segment(4000, 80, flagSYN), ForwardFromStack),
 			say("a", "host", segment(80, 4000, flagSYN|flagACK), ForwardHost),
 			say("host", "a", datagram(4000, 53), ForwardFromStack),
@@ -618,7 +619,7 @@ func scenes() []scene {
 			say("a", "b", segment(4000, 80, flagSYN|flagACK), ForwardPeer).check(begunBy("b", SeenReply)))},
 		{"a port that is used again is judged again", play(handshake(4000, 80),
 			say("a", "b", segment(4000, 80, flagRST|flagACK), ForwardPeer),
-			policy("b", TableAllow, TableDeny),
+			policy("b", policytable.Allow, policytable.Deny),
 			say("a", "b", segment(4000, 80, flagSYN), DropPolicyDenied).on(Ingress))},
 		{"an INIT the other way takes no live association over", play(
 			say("a", "b", chunk(4000, 80, 1), ForwardPeer),
@@ -651,7 +652,7 @@ func scenes() []scene {
 			say("b", "a", segment(80, 4000, data), DropPolicyDenied).check(remain(0)),
 			say("a", "b", segment(4000, 80, flagACK), ForwardOutside).check(begunBy("a", PickedUp|ViaStack)),
 			say("b", "a", segment(80, 4000, data), ForwardOutside).check(begunBy("a", PickedUp|ViaStack|SeenReply|Established)))},
-		{"a port is not scanned with anything but a SYN", play(policy("a", TableAllow, TableAllow), policy("b", TableAllow, only80),
+		{"a port is not scanned with anything but a SYN", play(policy("a", policytable.Allow, policytable.Allow), policy("b", policytable.Allow, only80),
 			say("a", "b", segment(4000, 22, flagACK), DropIdentityUnknown).on(Ingress).check(remain(0)),
 			say("a", "b", segment(4000, 22, flagFIN), DropConnectionInvalid),
 			say("a", "b", segment(4000, 22, 0), DropConnectionInvalid),
@@ -663,14 +664,14 @@ func scenes() []scene {
 		{"a connection that either end may have begun needs both permissions", play(handshake(4000, 22), forgetAll(),
 			say("b", "a", segment(22, 4000, data), ForwardOutside).check(begunBy("b", PickedUp|Unoriented|ViaStack)),
 			say("a", "b", segment(4000, 22, data), ForwardOutside),
-			policy("b", TableAllow, TableDeny),
+			policy("b", policytable.Allow, policytable.Deny),
 			say("a", "b", segment(4000, 22, data), DropPolicyDenied).on(Ingress).check(reported(0, 1)),
 			say("b", "a", segment(22, 4000, data), DropPolicyDenied).on(Egress).check(reported(0, 0)))},
 		{"the other end's permission alone keeps it neither", play(handshake(4000, 22), forgetAll(),
 			say("a", "b", segment(4000, 22, data), ForwardOutside).check(begunBy("a", PickedUp|Unoriented|ViaStack)),
-			policy("a", TableAllow, TableDeny),
+			policy("a", policytable.Allow, policytable.Deny),
 			say("b", "a", segment(22, 4000, data), DropPolicyDenied).on(Ingress),
-			policy("a", TableAllow, TableAllow),
+			policy("a", policytable.Allow, policytable.Allow),
 			say("b", "a", segment(22, 4000, data), ForwardOutside),
 			say("a", "b", segment(4000, 22, data), ForwardOutside))},
 		{"a connection that was picked up begins nothing the other way", play(oneWay(),
@@ -685,7 +686,7 @@ func scenes() []scene {
 			say("b", "a", segment(80, 4000, data), ForwardOutside),
 			say("a", "b", segment(4000, 80, data), ForwardFromStack).throughStack(),
 			say("b", "a", segment(80, 4000, data), ForwardOutside))},
-		{"nothing is picked up that neither way may begin", play(policy("a", TableDeny, TableDeny), policy("b", TableDeny, TableDeny),
+		{"nothing is picked up that neither way may begin", play(policy("a", policytable.Deny, policytable.Deny), policy("b", policytable.Deny, policytable.Deny),
 			say("b", "a", segment(80, 4000, data), DropPolicyDenied).check(remain(0)),
 			say("a", "b", segment(80, 4000, data), DropPolicyDenied).check(remain(0)))},
 		{"an evicted UDP flow is not picked up", play(oneWay(),
@@ -694,47 +695,47 @@ func scenes() []scene {
 
 		// what a policy has terminated
 		{"a revoked connection stays revoked without its entry", play(handshake(4000, 80),
-			policy("b", TableAllow, TableDeny),
+			policy("b", policytable.Allow, policytable.Deny),
 			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress).check(reported(0, 1)),
 			evict(),
 			say("b", "a", segment(80, 4000, data), DropPolicyDenied).check(remain(0)),
 			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress).check(remain(0)),
 			say("b", "a", segment(80, 4000, flagFIN|flagACK), DropPolicyDenied).check(remain(0)))},
 		{"one that the server's answer met first stays revoked", play(handshake(4000, 80),
-			policy("b", TableAllow, TableDeny),
+			policy("b", policytable.Allow, policytable.Deny),
 			say("b", "a", segment(80, 4000, data), DropPolicyDenied),
 			evict(),
 			say("b", "a", segment(80, 4000, data), DropPolicyDenied).check(remain(0)))},
 		{"a revoked connection that is allowed again goes on without its entry", play(handshake(4000, 80),
-			policy("b", TableAllow, TableDeny),
+			policy("b", policytable.Allow, policytable.Deny),
 			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress),
 			evict(),
-			policy("b", TableAllow, TableAllow),
+			policy("b", policytable.Allow, policytable.Allow),
 			say("b", "a", segment(80, 4000, data), ForwardOutside).check(begunBy("a", PickedUp|ByResponder|ViaStack)),
 			say("a", "b", segment(4000, 80, data), ForwardOutside),
-			policy("b", TableAllow, TableDeny),
+			policy("b", policytable.Allow, policytable.Deny),
 			say("b", "a", segment(80, 4000, data), DropPolicyDenied).check(reported(0, 1)),
 			evict(),
 			say("b", "a", segment(80, 4000, data), DropPolicyDenied).check(remain(0)))},
 		{"a connection that has ended is revoked all the same", play(handshake(4000, 80),
 			say("a", "b", segment(4000, 80, flagRST), ForwardPeer),
-			policy("b", TableAllow, TableDeny),
+			policy("b", policytable.Allow, policytable.Deny),
 			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress),
 			evict(),
 			say("b", "a", segment(80, 4000, data), DropPolicyDenied).check(remain(0)))},
 		{"ports that are used again the other way are remembered anew", play(handshake(4000, 80),
-			policy("b", TableAllow, TableDeny),
+			policy("b", policytable.Allow, policytable.Deny),
 			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress),
 			evict(),
-			policy("b", TableAllow, TableAllow),
+			policy("b", policytable.Allow, policytable.Allow),
 			say("b", "a", segment(80, 4000, flagSYN), ForwardPeer).check(begunBy("b", 0)),
-			policy("a", TableAllow, TableDeny),
+			policy("a", policytable.Allow, policytable.Deny),
 			say("b", "a", segment(80, 4000, data), DropPolicyDenied).on(Ingress),
 			evict(),
 			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Egress).check(remain(0)))},
 		{"without room to remember nothing is picked up", play(handshake(4000, 80),
 			fullOfRevoked(),
-			policy("b", TableAllow, TableDeny),
+			policy("b", policytable.Allow, policytable.Deny),
 			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress).check(stopped(2)),
 			evict(),
 			say("b", "a", segment(80, 4000, data), DropConnectionInvalid).check(remain(0)),
@@ -743,7 +744,7 @@ func scenes() []scene {
 			say("a", "world", segment(80, 4000, data), ForwardOutside),
 			change(func(t *testing.T, th *theatre) { th.k.allowPickUp() }))},
 		{"after a loss of connections nothing is picked up that could have been revoked", play(
-			policy("b", TableAllow, only80),
+			policy("b", policytable.Allow, only80),
 			change(func(t *testing.T, th *theatre) { th.k.stopPickUp() }),
 			say("b", "a", segment(22, 4000, data), DropConnectionInvalid),
 			say("a", "b", segment(4000, 80, data), DropConnectionInvalid),
@@ -754,45 +755,45 @@ func scenes() []scene {
 
 		// policy changes under a connection
 		{"a revoked connection is cut both ways and stays cut", play(handshake(4000, 80),
-			policy("b", TableAllow, TableDeny),
+			policy("b", policytable.Allow, policytable.Deny),
 			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress).check(reported(0, 1)),
 			say("b", "a", segment(80, 4000, data), DropPolicyDenied).on(Egress).check(reported(0, 0)),
 			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress).check(reported(0, 0)),
 			say("a", "b", segment(4000, 80, flagSYN), DropPolicyDenied).on(Ingress))},
 		{"a reply meets the revocation first", play(handshake(4000, 80),
-			policy("a", TableDeny, TableAllow),
+			policy("a", policytable.Deny, policytable.Allow),
 			say("b", "a", segment(80, 4000, data), DropPolicyDenied).on(Ingress).check(reported(0, 1)))},
 		{"a revoked connection that is allowed again goes on", play(handshake(4000, 80),
-			policy("b", TableAllow, TableDeny),
+			policy("b", policytable.Allow, policytable.Deny),
 			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress),
-			policy("b", TableAllow, TableAllow),
+			policy("b", policytable.Allow, policytable.Allow),
 			say("a", "b", segment(4000, 80, data), ForwardPeer),
 			say("b", "a", segment(80, 4000, data), ForwardPeer))},
 		{"a connection is revoked twice", play(handshake(4000, 80),
-			policy("b", TableAllow, TableDeny),
+			policy("b", policytable.Allow, policytable.Deny),
 			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress).check(reported(0, 1)),
-			policy("b", TableAllow, TableAllow),
+			policy("b", policytable.Allow, policytable.Allow),
 			say("a", "b", segment(4000, 80, data), ForwardPeer).check(begunBy("a", SeenReply|Established)),
 			say("b", "a", segment(80, 4000, flagSYN), DropConnectionInvalid),
-			policy("b", TableAllow, TableDeny),
+			policy("b", policytable.Allow, policytable.Deny),
 			say("b", "a", segment(80, 4000, data), DropPolicyDenied).on(Egress).check(reported(0, 1)))},
 		{"the end of a connection is told once, whatever the policy does", play(handshake(4000, 80),
 			say("b", "a", segment(80, 4000, flagRST), ForwardPeer).check(reported(0, 1)),
-			policy("b", TableAllow, TableDeny),
+			policy("b", policytable.Allow, policytable.Deny),
 			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress).check(reported(0, 0)),
-			policy("b", TableAllow, TableAllow),
+			policy("b", policytable.Allow, policytable.Allow),
 			say("a", "b", segment(4000, 80, data), ForwardPeer).check(begunBy("a", SeenReply|Established|Reset|ByResponderReset|CloseReported)))},
 		{"a revoked connection begins anew with a SYN", play(handshake(4000, 80),
-			policy("b", TableAllow, TableDeny),
+			policy("b", policytable.Allow, policytable.Deny),
 			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress),
-			policy("b", TableAllow, TableAllow),
+			policy("b", policytable.Allow, policytable.Allow),
 			say("a", "b", segment(4000, 80, flagSYN), ForwardPeer).check(begunBy("a", 0)))},
 		{"a revoked UDP flow is cut and forgotten", play(
 			say("a", "b", datagram(4000, 53), ForwardPeer),
-			policy("b", TableAllow, TableDeny),
+			policy("b", policytable.Allow, policytable.Deny),
 			say("a", "b", datagram(4000, 53), DropPolicyDenied).on(Ingress).check(all(reported(0, 1), remain(0))))},
 		{"a connection that stays allowed loses nothing and is judged once", play(handshake(4000, 80),
-			policy("b", TableAllow, only80),
+			policy("b", policytable.Allow, only80),
 			say("b", "a", segment(80, 4000, data), ForwardPeer).check(reported(1, 0)),
 			say("a", "b", segment(4000, 80, data), ForwardPeer).check(reported(0, 0)),
 			bumpGen("a"),
@@ -807,20 +808,20 @@ func scenes() []scene {
 					t.Errorf("gens %d and %d, rule %d, want %d, %d, 1", c.From.Gen, c.To.Gen, c.IngressRule, a.Policy.Gen, b.Policy.Gen)
 				}
 			}))},
-		{"an answer is judged by the ports of the question", play(policy("a", only80, TableDeny), policy("b", TableDeny, only80),
+		{"an answer is judged by the ports of the question", play(policy("a", only80, policytable.Deny), policy("b", policytable.Deny, only80),
 			handshake(4000, 80),
-			policy("b", TableDeny, only80b),
+			policy("b", policytable.Deny, only80b),
 			say("b", "a", segment(80, 4000, data), ForwardPeer),
-			policy("a", only80b, TableDeny),
+			policy("a", only80b, policytable.Deny),
 			say("b", "a", segment(80, 4000, data), ForwardPeer),
 			say("b", "a", segment(81, 4000, data), DropPolicyDenied))},
-		{"an echo reply is judged as the request", play(policy("a", pings, TableDeny), policy("b", TableDeny, pings),
+		{"an echo reply is judged as the request", play(policy("a", pings, policytable.Deny), policy("b", policytable.Deny, pings),
 			say("a", "b", ping(false, 7), ForwardPeer),
 			bumpGen("b"), bumpGen("a"),
 			say("b", "a", ping(true, 7), ForwardPeer))},
 		{"only the side that moved is judged", play(handshake(4000, 80),
 			// a's table is taken away in place, without a word to anybody
-			policy("a", only80, TableAllow),
+			policy("a", only80, policytable.Allow),
 			say("a", "b", segment(4000, 80, data), ForwardPeer),
 			change(func(t *testing.T, th *theatre) {
 				update(t, th.k, bpf.MapsMapSlRule, uint32(only80)*16, bpf.MapsSlRule{Action: actDeny})
@@ -834,13 +835,13 @@ func scenes() []scene {
 			bumpGen("a"),
 			say("a", "b", segment(4000, 80, data), DropIdentityUnknown))},
 		{"a connection that is to go through a proxy cannot be moved", play(handshake(4000, 80),
-			policy("b", TableAllow, redirects),
+			policy("b", policytable.Allow, redirects),
 			say("a", "b", segment(4000, 80, data), DropNoProxy).on(Ingress).check(reported(0, 1)))},
 		{"a relabelled pod's connections are judged again on both sides", play(
 			change(func(t *testing.T, th *theatre) {
 				must(t, "SetIdentity", th.k.SetIdentity(th.pods["b"].Slot, friend))
 			}),
-			policy("a", friends, TableAllow),
+			policy("a", friends, policytable.Allow),
 			handshake(4000, 80),
 			change(func(t *testing.T, th *theatre) {
 				must(t, "SetIdentity", th.k.SetIdentity(th.pods["b"].Slot, stranger))
@@ -848,7 +849,7 @@ func scenes() []scene {
 			say("a", "b", segment(4000, 80, data), DropPolicyDenied),
 			say("b", "a", segment(80, 4000, data), DropPolicyDenied).on(Ingress))},
 
-		{"what is denied in audit mode passes and says so", play(policy("b", TableDeny, only80), audit("b", true),
+		{"what is denied in audit mode passes and says so", play(policy("b", policytable.Deny, only80), audit("b", true),
 			say("a", "b", datagram(4000, 53), ForwardPeer).check(func(t *testing.T, th *theatre) {
 				if len(th.judged) != 1 || !th.judged[0].Ingress.Audited || th.judged[0].Egress.Audited {
 					t.Errorf("judged %+v, want the ingress side audited", th.judged)
@@ -877,7 +878,7 @@ func scenes() []scene {
 			budget("a", 2),
 			say("a", "b", datagram(4001, 53), ForwardPeer),
 			budget("a", 0))},
-		{"what the policy denies costs no budget", play(budget("a", 1), policy("b", TableAllow, only80),
+		{"what the policy denies costs no budget", play(budget("a", 1), policy("b", policytable.Allow, only80),
 			say("a", "b", datagram(4000, 53), DropIdentityUnknown).on(Ingress),
 			say("a", "b", datagram(4000, 80), ForwardPeer),
 			budget("a", 0))},
@@ -903,19 +904,19 @@ func scenes() []scene {
 			budget("a", 0), budget("b", 0))},
 
 		// addresses
-		{"an address that goes to another identity cuts when its gen moves", play(knows("world", friend), policy("a", friends, TableDeny),
+		{"an address that goes to another identity cuts when its gen moves", play(knows("world", friend), policy("a", friends, policytable.Deny),
 			say("a", "world", datagram(4000, 53), ForwardOutside),
 			knows("world", stranger),
 			say("a", "world", datagram(4000, 53), ForwardOutside),
 			bump("world"),
 			say("a", "world", datagram(4000, 53), DropPolicyDenied).check(remain(0)),
 			change(func(t *testing.T, th *theatre) { must(t, "DeleteIP", th.k.DeleteIP(hostPrefix(th.addr("world")))) }))},
-		{"the answer of an address that went meets the same", play(knows("world", friend), policy("a", friends, TableDeny),
+		{"the answer of an address that went meets the same", play(knows("world", friend), policy("a", friends, policytable.Deny),
 			say("a", "world", datagram(4000, 53), ForwardOutside),
 			knows("world", stranger), bump("world"),
 			say("world", "a", datagram(53, 4000), DropPolicyDenied).on(Ingress),
 			change(func(t *testing.T, th *theatre) { must(t, "DeleteIP", th.k.DeleteIP(hostPrefix(th.addr("world")))) }))},
-		{"an address that becomes the host's is judged as the host", play(policy("a", worldly, TableDeny),
+		{"an address that becomes the host's is judged as the host", play(policy("a", worldly, policytable.Deny),
 			say("a", "world", datagram(4000, 53), ForwardOutside),
 			hostHas("host", "world"),
 			say("a", "world", datagram(4000, 53), DropPolicyDenied),
@@ -955,17 +956,17 @@ func scenes() []scene {
 			say("a", "world", segment(4000, 80, flagSYN), ForwardOutside).check(begunBy("a", ViaStack)),
 			say("world", "a", segment(80, 4000, flagSYN|flagACK), ForwardFromStack).check(begunBy("a", ViaStack|SeenReply)),
 			say("a", "world", segment(4000, 80, flagACK), ForwardOutside))},
-		{"a flow to the host is the stack's", play(policy("a", TableAllow, TableDeny),
+		{"a flow to the host is the stack's", play(policy("a", policytable.Allow, policytable.Deny),
 			say("a", "host", datagram(4000, 53), ForwardHost).check(begunBy("a", ViaStack)),
 			say("host", "a", datagram(53, 4000), ForwardFromStack))},
-		{"what the stack forwards under the host's address is not the host's", play(policy("b", TableDeny, TablePending),
+		{"what the stack forwards under the host's address is not the host's", play(policy("b", policytable.Deny, policytable.Pending),
 			say("host", "b", datagram(4000, 53), ForwardFromStack),
 			say("host", "b", datagram(4001, 53), DropPolicyPending).forwarded(),
 			// who was allowed before it is judged again stays who it is
 			bumpGen("b"),
 			say("host", "b", datagram(4000, 53), ForwardFromStack))},
 		// who may say to be the sender
-		{"a mark opens nothing to processes of the host", play(policy("b", TableDeny, friends),
+		{"a mark opens nothing to processes of the host", play(policy("b", policytable.Deny, friends),
 			say("host", "b", datagram(4000, 53), DropPolicyDenied),
 			say("host", "b", datagram(4000, 53), DropPolicyDenied).marked(markOf(markPod, uint32(friend))),
 			say("host", "b", datagram(4000, 53), DropPolicyDenied).marked(0x0a00|uint32(friend)<<16),
@@ -977,7 +978,7 @@ func scenes() []scene {
 					t.Errorf("with the mark of a delivered packet: %v, verdict %d", o.reason, o.verdict)
 				}
 			}))},
-		{"a mark does not make a pod another one", play(policy("b", TableDeny, friends), labelled("a", stranger),
+		{"a mark does not make a pod another one", play(policy("b", policytable.Deny, friends), labelled("a", stranger),
 			say("a", "b", datagram(4000, 53), DropPolicyDenied).throughStack(),
 			say("a", "b", datagram(4000, 53), DropPolicyDenied).throughStack().marked(markOf(markPod, uint32(friend))),
 			labelled("a", friend),
@@ -986,23 +987,23 @@ func scenes() []scene {
 			say("a", "b", datagram(4000, 53), DropSpoofedIP).fromDevice("b").on(Ingress),
 			say("a", "b", datagram(4000, 53), DropSpoofedIP).fromNowhere().forwarded().on(Ingress),
 			say("a", "b", datagram(4000, 53), ForwardFromStack).throughStack())},
-		{"what is marked as forwarded is not the host's", play(policy("b", TableDeny, TablePending),
+		{"what is marked as forwarded is not the host's", play(policy("b", policytable.Deny, policytable.Pending),
 			say("host", "b", datagram(4000, 53), DropPolicyPending).marked(0x100),
 			say("host", "b", datagram(4000, 53), ForwardFromStack),
 			say("host", "b", datagram(4000, 53), DropPolicyPending).marked(0x100|0x8000),
 			say("host", "b", datagram(4000, 53), ForwardFromStack))},
-		{"a forwarded packet does not continue a flow of the host", play(policy("b", TableDeny, TablePending),
+		{"a forwarded packet does not continue a flow of the host", play(policy("b", policytable.Deny, policytable.Pending),
 			say("host", "b", datagram(4000, 53), ForwardFromStack).check(begunBy("host", ViaStack)),
 			say("host", "b", datagram(4000, 53), DropPolicyPending).forwarded().check(begunBy("host", ViaStack)),
 			say("host", "b", datagram(4000, 53), DropPolicyPending).fromDevice("a"),
 			say("host", "b", datagram(4000, 53), ForwardFromStack).check(reported(0, 0)),
 			say("b", "host", datagram(53, 4000), ForwardHost))},
-		{"a forwarded packet does not continue a flow that the host has answered", play(policy("b", TableAllow, TableDeny),
+		{"a forwarded packet does not continue a flow that the host has answered", play(policy("b", policytable.Allow, policytable.Deny),
 			say("b", "host", datagram(53, 4000), ForwardHost),
 			say("host", "b", datagram(4000, 53), ForwardFromStack),
 			say("host", "b", datagram(4000, 53), DropPolicyDenied).forwarded(),
 			say("host", "b", datagram(4000, 53), ForwardFromStack))},
-		{"the host does not continue what it forwards under its address", play(policy("b", TableAllow, worldly),
+		{"the host does not continue what it forwards under its address", play(policy("b", policytable.Allow, worldly),
 			say("host", "b", datagram(4000, 53), ForwardFromStack).forwarded(),
 			say("host", "b", datagram(4000, 53), DropPolicyDenied),
 			say("host", "b", datagram(4000, 53), ForwardFromStack).forwarded().check(reported(0, 0)))},
@@ -1011,7 +1012,7 @@ func scenes() []scene {
 			say("a", "b", datagram(4000, 53), DropSpoofedIP).fromNowhere().on(Ingress),
 			say("a", "b", datagram(4000, 53), DropSpoofedIP).fromDevice("b").on(Ingress),
 			say("a", "b", datagram(4000, 53), ForwardFromStack).throughStack().check(all(reported(0, 0), begunBy("a", ViaStack))))},
-		{"a SYN of another sender leaves the connection alone", play(policy("b", TableAllow, TableAllow),
+		{"a SYN of another sender leaves the connection alone", play(policy("b", policytable.Allow, policytable.Allow),
 			say("host", "b", segment(4000, 80, flagSYN), ForwardFromStack),
 			say("b", "host", segment(80, 4000, flagSYN|flagACK), ForwardHost),
 			say("host", "b", segment(4000, 80, flagSYN), ForwardFromStack).forwarded(),
@@ -1020,7 +1021,7 @@ func scenes() []scene {
 					t.Errorf("the connection is identity %d's, want the host's", c.From.Identity)
 				}
 			}))},
-		{"a change is not a way in", play(policy("b", TableDeny, TablePending),
+		{"a change is not a way in", play(policy("b", policytable.Deny, policytable.Pending),
 			say("host", "b", datagram(4000, 53), ForwardFromStack),
 			bumpGen("b"),
 			say("host", "b", datagram(4000, 53), DropPolicyPending).forwarded().check(begunBy("host", ViaStack)),
@@ -1035,20 +1036,20 @@ func scenes() []scene {
 		{"a forged packet terminates no TCP connection whose address has moved", play(oneWay(), handshake(4000, 80),
 			bump("a"),
 			say("a", "b", segment(4000, 80, flagACK), DropSpoofedIP).fromNowhere().check(begunBy("a", SeenReply|Established)))},
-		{"a forwarded packet takes over no flow to the host whose address has moved", play(policy("a", TableAllow, TableDeny),
+		{"a forwarded packet takes over no flow to the host whose address has moved", play(policy("a", policytable.Allow, policytable.Deny),
 			say("a", "host", datagram(4000, 53), ForwardHost), say("host", "a", datagram(53, 4000), ForwardFromStack),
 			bump("host"),
 			say("host", "a", datagram(53, 4000), DropPolicyDenied).forwarded(),
 			say("host", "a", datagram(53, 4000), ForwardFromStack))},
-		{"a client under the host's address is not judged as the host when that moves", play(policy("a", TableDeny, worldly),
+		{"a client under the host's address is not judged as the host when that moves", play(policy("a", policytable.Deny, worldly),
 			say("host", "a", datagram(4000, 53), ForwardFromStack).forwarded(),
 			say("a", "host", datagram(53, 4000), ForwardHost),
-			policy("a", TableDeny, TablePending),
+			policy("a", policytable.Deny, policytable.Pending),
 			bump("host"),
 			say("a", "host", datagram(53, 4000), DropPolicyPending).on(Egress))},
 
 		// ICMP errors
-		{"an error about a connection is delivered whoever sends it", play(policy("a", TableAllow, TableDeny),
+		{"an error about a connection is delivered whoever sends it", play(policy("a", policytable.Allow, policytable.Deny),
 			say("a", "world", segment(4000, 80, flagSYN), ForwardOutside),
 			say("router", "a", failure(11, "a", "world", segment(4000, 80, flagSYN)), ForwardFromStack),
 			say("router", "a", failure(2, "a", "world", segment(4000, 80, flagSYN)), ForwardFromStack),
@@ -1056,16 +1057,16 @@ func scenes() []scene {
 			say("router", "a", failure(3, "a", "world", segment(4001, 80, flagSYN)), DropPolicyDenied),
 			say("router", "a", failure(3, "b", "world", segment(4000, 80, flagSYN)), DropPolicyDenied))},
 		{"an error about somebody else's connection is judged", play(
-			policy("a", TableAllow, TableDeny),
+			policy("a", policytable.Allow, policytable.Deny),
 			say("b", "world", datagram(4000, 53), ForwardOutside),
 			say("router", "a", failure(3, "b", "world", datagram(4000, 53)), DropPolicyDenied),
 			say("router", "b", failure(3, "b", "world", datagram(4000, 53)), ForwardFromStack),
 		)},
-		{"an error about an echo is delivered", play(policy("a", TableAllow, TableDeny),
+		{"an error about an echo is delivered", play(policy("a", policytable.Allow, policytable.Deny),
 			say("a", "world", ping(false, 7), ForwardOutside),
 			say("router", "a", failure(3, "a", "world", ping(false, 7)), ForwardFromStack),
 			say("router", "a", failure(3, "a", "world", ping(false, 8)), DropPolicyDenied))},
-		{"an error about another protocol is delivered", play(policy("a", TableAllow, TableDeny),
+		{"an error about another protocol is delivered", play(policy("a", policytable.Allow, policytable.Deny),
 			say("a", "world", other(47), ForwardOutside),
 			say("router", "a", failure(3, "a", "world", other(47)), ForwardFromStack))},
 		{"a pod answers with an error that its policy does not know", play(oneWay(),
@@ -1074,7 +1075,7 @@ func scenes() []scene {
 			say("b", "a", failure(3, "a", "b", datagram(4001, 53)), DropPolicyDenied))},
 		{"an error about a connection under an older policy is judged", play(
 			say("a", "world", datagram(4000, 53), ForwardOutside),
-			policy("a", TableDeny, TableDeny),
+			policy("a", policytable.Deny, policytable.Deny),
 			say("router", "a", failure(3, "a", "world", datagram(4000, 53)), DropPolicyDenied))},
 		{"a pod sends no errors about what others talk", play(oneWay(),
 			say("a", "b", datagram(4000, 53), ForwardPeer),
@@ -1095,14 +1096,14 @@ func scenes() []scene {
 			}, DropConnectionInvalid),
 			say("a", "host", failure(3, "host", "a", datagram(4000, 53)), ForwardHost),
 			say("a", "b", failure(2, "b", "a", datagram(4000, 53)), ForwardPeer))},
-		{"an error about an address that went to another is judged", play(policy("a", TableAllow, TableDeny),
+		{"an error about an address that went to another is judged", play(policy("a", policytable.Allow, policytable.Deny),
 			say("a", "world", datagram(4000, 53), ForwardOutside),
 			say("world", "a", failure(3, "a", "world", datagram(4000, 53)), ForwardFromStack),
 			bump("world"),
 			say("world", "a", failure(3, "a", "world", datagram(4000, 53)), DropPolicyDenied),
 			say("a", "world", datagram(4000, 53), ForwardOutside),
 			say("world", "a", failure(3, "a", "world", datagram(4000, 53)), ForwardFromStack))},
-		{"an error quotes an error", play(policy("a", TableAllow, TableDeny),
+		{"an error quotes an error", play(policy("a", policytable.Allow, policytable.Deny),
 			say("router", "a", failure(3, "a", "world", failure(3, "a", "world", datagram(1, 2))), DropPolicyDenied))},
 	}
 }
@@ -1118,7 +1119,7 @@ func TestKernelConnectionLife(t *testing.T) {
 					defer func() {
 						for _, e := range th.pods {
 							must(t, "SetIdentity", th.k.SetIdentity(e.Slot, e.Identity))
-							setPolicy(t, th.k, e.Slot, Policy{Egress: TableAllow, Ingress: TableAllow})
+							setPolicy(t, th.k, e.Slot, Policy{Egress: policytable.Allow, Ingress: policytable.Allow})
 						}
 					}()
 					th.play(t, s.acts)
@@ -1179,8 +1180,8 @@ func TestKernelFragmentsAreJudgedByTheirPorts(t *testing.T) {
 					t.Errorf("%s: %v, want %v", what, got, want)
 				}
 			}
-			setPolicy(t, th.k, th.pods["a"].Slot, Policy{Egress: TableAllow, Ingress: TableDeny})
-			setPolicy(t, th.k, th.pods["b"].Slot, Policy{Egress: TableDeny, Ingress: only80})
+			setPolicy(t, th.k, th.pods["a"].Slot, Policy{Egress: policytable.Allow, Ingress: policytable.Deny})
+			setPolicy(t, th.k, th.pods["b"].Slot, Policy{Egress: policytable.Deny, Ingress: only80})
 
 			allowed := th.pieces("a", "b", long(4000, 80), 1, 8, 24)
 			expect("a later piece before the first", "a", allowed[2], DropFragment)
@@ -1223,7 +1224,7 @@ func TestKernelFragmentsAreJudgedByTheirPorts(t *testing.T) {
 				}
 			}
 
-			setPolicy(t, th.k, th.pods["b"].Slot, Policy{Egress: TableDeny, Ingress: pings})
+			setPolicy(t, th.k, th.pods["b"].Slot, Policy{Egress: policytable.Deny, Ingress: pings})
 			for _, in := range th.pieces("a", "b", longPing(false), 4, 8, 24) {
 				expect("a piece of an echo", "a", in, ForwardPeer)
 			}
@@ -1282,7 +1283,7 @@ func TestKernelCutQuotationsHelpNobody(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		t.Run(map[bool]string{false: "IPv4", true: "IPv6"}[v6], func(t *testing.T) {
 			th := newTheatre(t, v6)
-			setPolicy(t, th.k, th.pods["a"].Slot, Policy{Egress: TableAllow, Ingress: TableDeny})
+			setPolicy(t, th.k, th.pods["a"].Slot, Policy{Egress: policytable.Allow, Ingress: policytable.Deny})
 			_, ctx, in := th.frame(say("a", "world", segment(4000, 80, flagSYN), 0))
 			if o := th.run(t, fromPodName, in, ctx, 0); o.reason != ForwardOutside {
 				t.Fatalf("the connection is not begun: %v", o.reason)
@@ -1346,7 +1347,7 @@ func TestKernelTooBigAlwaysArrives(t *testing.T) {
 func TestKernelTooBigAboutNothingIsLimited(t *testing.T) {
 	stayOnOneCPU(t)
 	th := newTheatre(t, true)
-	setPolicy(t, th.k, th.pods["a"].Slot, Policy{Egress: TableAllow})
+	setPolicy(t, th.k, th.pods["a"].Slot, Policy{Egress: policytable.Allow})
 	th.expect(t, say("a", "world", datagram(1, 53), ForwardOutside))
 	_, ctx, in := th.frame(say("router", "a", failure(2, "a", "world", datagram(2, 53)), 0))
 	const sent = 10_000
@@ -1368,7 +1369,7 @@ func TestKernelAnAddressThatIsUsedAgainInheritsNothing(t *testing.T) {
 			th := newTheatre(t, v6)
 			th.putTables(t)
 			update(t, th.k, bpf.MapsMapSlId, uint32(th.pods["b"].Identity), knownWord(7, 0, 0))
-			setPolicy(t, th.k, th.pods["a"].Slot, Policy{Egress: friends, Ingress: TableDeny})
+			setPolicy(t, th.k, th.pods["a"].Slot, Policy{Egress: friends, Ingress: policytable.Deny})
 			send := func(a act) {
 				t.Helper()
 				prog, ctx, in := th.frame(a)
@@ -1385,7 +1386,7 @@ func TestKernelAnAddressThatIsUsedAgainInheritsNothing(t *testing.T) {
 			for _, identity := range []Identity{old.Identity, stranger} {
 				must(t, "Barrier", th.k.Barrier(t.Context()))
 				e := old
-				e.Identity, e.Policy = identity, Policy{Egress: TableAllow, Ingress: TableAllow}
+				e.Identity, e.Policy = identity, Policy{Egress: policytable.Allow, Ingress: policytable.Allow}
 				th.pods["b"] = publish(t, th.k, e)
 				// it sends nothing to a, whom nobody may reach
 				send(say("b", "a", datagram(53, 4000), DropPolicyDenied))
@@ -1433,7 +1434,7 @@ func TestKernelConnectionEventsCanBeLeftOut(t *testing.T) {
 // that deny: each packet is counted once, none passes, none leaves an entry.
 func TestKernelNoFlagsOpenWhatIsDenied(t *testing.T) {
 	th := newTheatre(t, false)
-	setPolicy(t, th.k, th.pods["a"].Slot, Policy{Egress: TableDeny, Ingress: TableDeny})
+	setPolicy(t, th.k, th.pods["a"].Slot, Policy{Egress: policytable.Deny, Ingress: policytable.Deny})
 	for flags := range 256 {
 		_, ctx, in := th.frame(say("a", "b", segment(4000, 80, byte(flags)), 0))
 		o := th.run(t, fromPodName, in, ctx, 0)

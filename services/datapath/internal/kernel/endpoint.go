@@ -17,10 +17,11 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // Slot is an index into the table of endpoints.
-type Slot uint16
+type Slot = uint16
 
 const (
 	// HostSlot is the node itself.
@@ -48,24 +49,9 @@ const (
 	MaxIdentity Identity = 1<<24 - 1
 )
 
-// Table is the number of a policy table: one direction of one policy.
-type Table uint16
-
-const (
-	// TableDeny denies everything. It is the zero value, so that a word that
-	// nobody wrote fails closed.
-	TableDeny Table = 0
-	// TableAllow allows everything.
-	TableAllow Table = 1
-	// TablePending stands for a policy that is not known yet: nothing may enter
-	// but from the own host, and nothing may leave but answers to it that
-	// cannot start a connection.
-	TablePending Table = 2
-)
-
 // Policy is the word that judges an endpoint's packets.
 type Policy struct {
-	Egress, Ingress Table
+	Egress, Ingress policytable.ID
 	// Gen is the endpoint's number from the node-wide counter; it changes with
 	// every change of the word, and no two endpoints ever share one.
 	Gen uint32
@@ -114,7 +100,7 @@ var (
 	// ErrExists says that a key already leads to another slot.
 	ErrExists = errors.New("already in use")
 	// ErrFull says that no slot is free, or that a map is full.
-	ErrFull = errors.New("no room")
+	ErrFull = policytable.ErrNoCapacity
 	// ErrNotFound says that the slot belongs to no endpoint.
 	ErrNotFound = errors.New("no such endpoint")
 	// ErrNoProgram says that the program id is not, or no longer, loaded.
@@ -176,7 +162,7 @@ func (p Policy) word() uint64 {
 }
 
 func policyOf(word uint64) Policy {
-	return Policy{Egress: Table(word), Ingress: Table(word >> 16), Gen: uint32(word >> 32)}
+	return Policy{Egress: policytable.ID(word), Ingress: policytable.ID(word >> 16), Gen: uint32(word >> 32)}
 }
 
 // addrs are the endpoint's addresses.
@@ -299,7 +285,7 @@ func (k *Kernel) initHost() error {
 		return nil
 	}
 	k.slotRecord(HostSlot).Identity = uint32(IdentityHost)
-	atomic.StoreUint64(k.word(HostSlot), Policy{Egress: TableAllow, Ingress: TableAllow, Gen: k.nextGen()}.word())
+	atomic.StoreUint64(k.word(HostSlot), Policy{Egress: policytable.Allow, Ingress: policytable.Allow, Gen: k.nextGen()}.word())
 	return nil
 }
 
@@ -416,7 +402,7 @@ func (k *Kernel) insertKeys(e Endpoint) (undo []func() error, err error) {
 // SetPolicy replaces both tables of the endpoint and its gen by one 64-bit
 // store, so that a packet sees wholly the old word or wholly the new one. A
 // table that was retired is ErrNoTable.
-func (k *Kernel) SetPolicy(s Slot, egress, ingress Table) (gen uint32, err error) {
+func (k *Kernel) SetPolicy(s Slot, egress, ingress policytable.ID) (gen uint32, err error) {
 	if err := k.lock(); err != nil {
 		return 0, err
 	}
@@ -424,7 +410,7 @@ func (k *Kernel) SetPolicy(s Slot, egress, ingress Table) (gen uint32, err error
 	if err := k.mustLead(s); err != nil {
 		return 0, err
 	}
-	for _, t := range []Table{egress, ingress} {
+	for _, t := range []policytable.ID{egress, ingress} {
 		if k.tables.drains(t) {
 			return 0, fmt.Errorf("table %d: %w: it is retired", t, ErrNoTable)
 		}
@@ -466,7 +452,7 @@ func (k *Kernel) SetIdentity(s Slot, id Identity) error {
 // Cut denies the endpoint everything in both directions by one store. It is
 // the first step of a deletion, and may be repeated.
 func (k *Kernel) Cut(s Slot) error {
-	_, err := k.SetPolicy(s, TableDeny, TableDeny)
+	_, err := k.SetPolicy(s, policytable.Deny, policytable.Deny)
 	return err
 }
 

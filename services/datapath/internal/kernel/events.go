@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // EventType is what an event is about.
@@ -88,7 +89,7 @@ type SideVerdict struct {
 	// By is ByNobody if the side was not asked; nothing else is set then.
 	By By
 	// Table is not known for the end of a connection.
-	Table Table
+	Table policytable.ID
 	// Gen of the endpoint's word that was read.
 	Gen uint32
 	// Rule is the number of the deciding rule in the table, 0 if none decided.
@@ -252,7 +253,7 @@ func sideOf(w bpf.MapsSlSide, t EventType) SideVerdict {
 		return SideVerdict{}
 	}
 	return SideVerdict{
-		By: By(w.By), Table: Table(w.Table), Gen: w.Gen, Rule: w.Rule, Action: w.Action, Audited: w.Audited != 0,
+		By: By(w.By), Table: policytable.ID(w.Table), Gen: w.Gen, Rule: w.Rule, Action: w.Action, Audited: w.Audited != 0,
 	}
 }
 

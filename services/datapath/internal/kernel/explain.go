@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // Peer is one end of a connection as the maps know it.
@@ -19,7 +20,7 @@ type Peer struct {
 	Addr     netip.Addr
 	Identity Identity
 	// Word of the identity; not Known: the tables do not know it.
-	Word IdentityWord
+	Word policytable.Identity
 	// Slot of the endpoint, HostSlot for the node's own addresses, NoSlot else.
 	Slot Slot
 	// Entry of the ipcache that holds the address; not valid: none does, and
@@ -161,7 +162,7 @@ func (k *Kernel) peer(a netip.Addr) (Peer, error) {
 		p.Identity = k.at(p.Slot).Identity
 	}
 	if i, ok := p.Identity.index(); ok {
-		p.Word = identityWordOf(k.tables.identity(i))
+		p.Word = unpacked(k.tables.identity(i))
 	}
 	return p, nil
 }
@@ -245,13 +246,13 @@ func (k *Kernel) explainSide(s Slot, d Direction, peer Peer, point uint32) (*Sid
 	}
 	reason := Reason(0)
 	switch t := side.Table; {
-	case t == TableDeny:
+	case t == policytable.Deny:
 		reason = DropPolicyDenied
-	case t == TableAllow:
+	case t == policytable.Allow:
 		side.Action = ActionAllow
-	case t == TablePending && d == Ingress && peer.Identity == IdentityHost:
+	case t == policytable.Pending && d == Ingress && peer.Identity == IdentityHost:
 		side.Action = ActionAllow
-	case t == TablePending:
+	case t == policytable.Pending:
 		reason = DropPolicyPending
 	default:
 		v, err := k.lookupTable(t, peer.Identity, peer.Addr, point)

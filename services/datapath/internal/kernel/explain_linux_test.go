@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // everything is the content of all maps, by its hash, but for the ring.
@@ -56,9 +58,9 @@ func everything(t testing.TB, k *Kernel) map[string][32]byte {
 }
 
 // port80 is a tree in which the rule decides port 80 of TCP and nothing else.
-func port80(rule uint32) PortNode {
+func port80(rule uint32) policytable.PortNode {
 	const none = 0x7fff<<16 | 0xffff
-	n := PortNode{}
+	n := policytable.PortNode{}
 	for i := range n.High {
 		n.High[i], n.Value[i] = 0xffffffff, none
 	}
@@ -69,26 +71,26 @@ func port80(rule uint32) PortNode {
 
 // explained are tables in which each kind of answer occurs: by identity row,
 // default class, block and default.
-func explained(t testing.TB, k *Kernel) (egress, ingress Table) {
+func explained(t testing.TB, k *Kernel) (egress, ingress policytable.ID) {
 	t.Helper()
-	class, err := k.NodeClass(ClassKey{1})
-	must(t, "NodeClass", err)
-	must(t, "SetIdentityWords", k.SetIdentityWords(map[Identity]IdentityWord{
-		a.Identity: {Class: class, Known: true}, b.Identity: {Class: class, Known: true},
-		IdentityHost:      {Class: class + 1, Kind: 3, Scope: 1, Known: true},
-		IdentityWorldIPv4: {Class: class + 2, Kind: 1, Scope: 2, Known: true},
-		IdentityWorldIPv6: {Class: class + 2, Kind: 2, Scope: 2, Known: true},
+	class, err := k.DefineIdentityClass(policytable.ClassKey{1})
+	must(t, "DefineIdentityClass", err)
+	must(t, "SetIdentities", k.SetIdentities(map[uint32]policytable.Identity{
+		uint32(a.Identity): {Class: class, Known: true}, uint32(b.Identity): {Class: class, Known: true},
+		uint32(IdentityHost):      {Class: class + 1, Kind: 3, Scope: 1, Known: true},
+		uint32(IdentityWorldIPv4): {Class: class + 2, Kind: 1, Scope: 2, Known: true},
+		uint32(IdentityWorldIPv6): {Class: class + 2, Kind: 2, Scope: 2, Known: true},
 	}))
 	nothing := port80(0xffff)
-	c := TableContent{
+	c := policytable.Content{
 		Hash: [32]byte{1}, HasAddresses: true,
-		Rules:   []TableRule{{Action: ActionAllow, Tier: 1}, {Action: ActionDeny, Tier: 1}, {Action: ActionAllow, Tier: 1}},
+		Rules:   []policytable.Rule{{Action: policytable.ActionAllow, Tier: 1}, {Action: policytable.ActionDeny, Tier: 1}, {Action: policytable.ActionAllow, Tier: 1}},
 		Classes: []uint32{0, 1, 2, 3},
-		Nodes:   []PortNode{nothing, port80(1), port80(2), port80(3)},
-		Peers:   map[NodeClass]uint16{class: 1},
-		Blocks: []Block{
-			{Prefix: netip.MustParsePrefix("198.51.100.0/24"), Classes: [3]uint16{0, 0, 3}},
-			{Prefix: netip.MustParsePrefix("198.51.0.0/16"), Classes: [3]uint16{0, 0, 2}},
+		Nodes:   []policytable.PortNode{nothing, port80(1), port80(2), port80(3)},
+		Peers:   map[policytable.IdentityClass]uint16{class: 1},
+		Prefixes: map[netip.Prefix]policytable.PrefixClasses{
+			netip.MustParsePrefix("198.51.100.0/24"): {0, 0, 3},
+			netip.MustParsePrefix("198.51.0.0/16"):   {0, 0, 2},
 		},
 	}
 	egress, err = k.DefineTable(c)
@@ -191,7 +193,7 @@ func TestKernelExplainKnowsTheConnection(t *testing.T) {
 	check(Tuple{netip.AddrPortFrom(a.IPv4, 77), netip.AddrPortFrom(b.IPv4, 8<<8), 1}, true, true)
 	must(t, "BumpAddress", r.k.BumpAddress(b.IPv4))
 	check(Tuple{from, to, 6}, true, false)
-	setPolicy(t, r.k, cast["a"].Slot, Policy{Egress: TableAllow, Ingress: TableAllow})
+	setPolicy(t, r.k, cast["a"].Slot, Policy{Egress: policytable.Allow, Ingress: policytable.Allow})
 	check(Tuple{from, to, 6}, true, false)
 }
 
@@ -201,7 +203,7 @@ func TestKernelExplainKnowsTheConnection(t *testing.T) {
 func TestKernelExplainSaysWhatTheProgramsDo(t *testing.T) {
 	r, cast := newStage(t)
 	egress, ingress := explained(t, r.k)
-	tables := []Table{TableDeny, TableAllow, TablePending, egress, ingress, 999}
+	tables := []policytable.ID{policytable.Deny, policytable.Allow, policytable.Pending, egress, ingress, 999}
 	places := []netip.Addr{
 		a.IPv4, b.IPv4, only4.IPv4, shaped.IPv4, host4, remote4, world4, nobody4, gateway4,
 		netip.MustParseAddr("198.51.9.9"), netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("0.1.2.3"), netip.MustParseAddr("240.0.0.1"),

@@ -18,6 +18,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // seen is what the recorder distinguishes: the device that a packet came in by,
@@ -270,17 +272,17 @@ func TestKernelFragmentsOfForwardedPacketsAreNotTheHosts(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		src     netip.Addr
-		ingress Table
+		ingress policytable.ID
 		pieces  uint64
 		reason  Reason
 	}{
-		{"IPv4, masqueraded", outside4, TableAllow, 3, ForwardFromStack},
-		{"IPv4, masqueraded", outside4, TablePending, 1, DropPolicyPending},
-		{"IPv6, of the world", world6, TableAllow, 3, ForwardFromStack},
-		{"IPv6, forged", host6, TablePending, 1, DropPolicyPending},
+		{"IPv4, masqueraded", outside4, policytable.Allow, 3, ForwardFromStack},
+		{"IPv4, masqueraded", outside4, policytable.Pending, 1, DropPolicyPending},
+		{"IPv6, of the world", world6, policytable.Allow, 3, ForwardFromStack},
+		{"IPv6, forged", host6, policytable.Pending, 1, DropPolicyPending},
 	} {
 		t.Run(fmt.Sprintf("%s, table %d", c.name, c.ingress), func(t *testing.T) {
-			setPolicy(t, n.k, n.pod.Slot, Policy{Egress: TableDeny, Ingress: c.ingress})
+			setPolicy(t, n.k, n.pod.Slot, Policy{Egress: policytable.Deny, Ingress: c.ingress})
 			got, verdicts := n.send(t, c.src, 0, c.pieces)
 			for s, count := range got {
 				if s.Ingress != uint32(n.uplink.Attrs().Index) {
@@ -301,7 +303,7 @@ func TestKernelFragmentsOfForwardedPacketsAreNotTheHosts(t *testing.T) {
 // keep the mark.
 func TestKernelCopiedIPv6FragmentsKeepTheirMark(t *testing.T) {
 	n := newFragmentNode(t)
-	setPolicy(t, n.k, n.pod.Slot, Policy{Egress: TableDeny, Ingress: TableAllow})
+	setPolicy(t, n.k, n.pod.Slot, Policy{Egress: policytable.Deny, Ingress: policytable.Allow})
 	got, _ := n.send(t, world6, 128, 4)
 	for s, count := range got {
 		t.Logf("%d fragments of device %d", count, s.Ingress)
@@ -314,7 +316,7 @@ func TestKernelCopiedIPv6FragmentsKeepTheirMark(t *testing.T) {
 // They are the world's by that mark, whatever address they have.
 func TestKernelCopiedFragmentsUnderTheHostsAddressAreTheWorlds(t *testing.T) {
 	n := newFragmentNode(t)
-	setPolicy(t, n.k, n.pod.Slot, Policy{Egress: TableDeny, Ingress: TablePending})
+	setPolicy(t, n.k, n.pod.Slot, Policy{Egress: policytable.Deny, Ingress: policytable.Pending})
 	if _, verdicts := n.send(t, host6, 128, 1); verdicts[ForwardFromStack] != 0 {
 		t.Errorf("into a pod that only the host may enter: %v", verdicts)
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // reopenWithout closes k, removes the pin of a map and opens the directory
@@ -33,7 +34,7 @@ func TestKernelGensAreNotUsedAgainWhenTheirCounterIsLost(t *testing.T) {
 
 	var gen uint32
 	for gen < to.Policy.Gen {
-		gen, err = k.SetPolicy(to.Slot, TableDeny, TableDeny)
+		gen, err = k.SetPolicy(to.Slot, policytable.Deny, policytable.Deny)
 		must(t, "SetPolicy", err)
 	}
 	if o := (runner{k}).run(t, fromPodName, in, skbContext{Ifindex: from.Ifindex}, 0); !o.reason.Dropped() {

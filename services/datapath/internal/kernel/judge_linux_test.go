@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // judge asks the function with which the programs decide, by itself.
@@ -52,7 +53,7 @@ func (j judge) ask(t testing.TB, q bpf.MapsSlQuestion) (Reason, bpf.MapsSlSide) 
 }
 
 // question about a peer of a pod's table.
-func question(table Table, peer Identity, addr netip.Addr, proto uint8, port uint16) bpf.MapsSlQuestion {
+func question(table policytable.ID, peer Identity, addr netip.Addr, proto uint8, port uint16) bpf.MapsSlQuestion {
 	q := bpf.MapsSlQuestion{
 		Identity:  uint32(peer),
 		Point:     uint32(proto)<<16 | uint32(port),
@@ -78,7 +79,7 @@ const (
 // rawTable is a table as its author writes it into the maps, entry for entry:
 // also one that no compiler would make.
 type rawTable struct {
-	id      Table
+	id      policytable.ID
 	header  bpf.MapsSlTable
 	rules   []uint8             // actions, number 1 first
 	classes []map[uint32]uint32 // point at which an interval ends -> its value
@@ -136,7 +137,7 @@ func knownWord(class uint16, kind, scope uint32) uint32 {
 
 // A table with every kind of rule: identity class 0 has none, 1 all of them by
 // port, 2 is what addresses in a block get.
-func everyRule(id Table, flags uint16) rawTable {
+func everyRule(id policytable.ID, flags uint16) rawTable {
 	const tcp = 6 << 16
 	return rawTable{
 		id:     id,
@@ -169,12 +170,12 @@ func TestKernelVerdictsAreThoseOfTheTable(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
 	j := newJudge(t, k)
 	const (
-		plain     = Table(16)
-		open      = Table(17)
-		host      = Table(18)
-		addresses = Table(19)
-		strict    = Table(20) // denies unknown peers by a rule
-		unused    = Table(21)
+		plain     = policytable.ID(16)
+		open      = policytable.ID(17)
+		host      = policytable.ID(18)
+		addresses = policytable.ID(19)
+		strict    = policytable.ID(20) // denies unknown peers by a rule
+		unused    = policytable.ID(21)
 	)
 	everyRule(plain, 0).put(t, k)
 	everyRule(open, 1).put(t, k)
@@ -192,12 +193,12 @@ func TestKernelVerdictsAreThoseOfTheTable(t *testing.T) {
 	} {
 		update(t, k, bpf.MapsMapSlId, identityIndex(id), word)
 	}
-	for _, table := range []Table{plain, open, host, addresses, strict} {
+	for _, table := range []policytable.ID{plain, open, host, addresses, strict} {
 		update(t, k, bpf.MapsMapSlPeer, bpf.MapsSlPeerKey{PeerSet: uint32(table), NodeClass: 7}, uint32(1))
 	}
 	in4, in6 := netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("2001:db8:f::/48")
 	block := bpf.MapsSlBlock{Class: [3]uint16{0, 0, 2}}
-	for _, table := range []Table{addresses, strict} {
+	for _, table := range []policytable.ID{addresses, strict} {
 		set := [4]byte(binary.BigEndian.AppendUint32(nil, uint32(table)))
 		key4 := bpf.MapsSlBlock4{Bits: 32 + 24, Set: binary.NativeEndian.Uint32(set[:]), Addr: in4.Addr().As4()}
 		key6 := bpf.MapsSlBlock6{Bits: 32 + 48, Set: binary.NativeEndian.Uint32(set[:]), Addr: in6.Addr().As16()}
@@ -209,7 +210,7 @@ func TestKernelVerdictsAreThoseOfTheTable(t *testing.T) {
 
 	for _, c := range []struct {
 		name   string
-		table  Table
+		table  policytable.ID
 		peer   Identity
 		addr   netip.Addr
 		port   uint16
@@ -218,13 +219,13 @@ func TestKernelVerdictsAreThoseOfTheTable(t *testing.T) {
 		reason Reason
 		side   bpf.MapsSlSide
 	}{
-		{name: "table 0 denies", table: TableDeny, peer: web, reason: DropPolicyDenied, side: bpf.MapsSlSide{By: byTable}},
-		{name: "table 0 passes in audit mode", table: TableDeny, peer: web, audit: true, side: bpf.MapsSlSide{By: byTable, Audited: 1}},
-		{name: "table 1 allows", table: TableAllow, peer: lost, side: bpf.MapsSlSide{By: byTable, Action: actAllow}},
-		{name: "pending lets the host in", table: TablePending, peer: IdentityHost, side: bpf.MapsSlSide{By: byTable, Action: actAllow}},
-		{name: "pending lets nobody else in", table: TablePending, peer: web, reason: DropPolicyPending, side: bpf.MapsSlSide{By: byTable}},
-		{name: "pending lets nothing out", table: TablePending, peer: IdentityHost, egress: true, reason: DropPolicyPending, side: bpf.MapsSlSide{By: byTable}},
-		{name: "pending passes in audit mode", table: TablePending, peer: web, audit: true, side: bpf.MapsSlSide{By: byTable, Audited: 1}},
+		{name: "table 0 denies", table: policytable.Deny, peer: web, reason: DropPolicyDenied, side: bpf.MapsSlSide{By: byTable}},
+		{name: "table 0 passes in audit mode", table: policytable.Deny, peer: web, audit: true, side: bpf.MapsSlSide{By: byTable, Audited: 1}},
+		{name: "table 1 allows", table: policytable.Allow, peer: lost, side: bpf.MapsSlSide{By: byTable, Action: actAllow}},
+		{name: "pending lets the host in", table: policytable.Pending, peer: IdentityHost, side: bpf.MapsSlSide{By: byTable, Action: actAllow}},
+		{name: "pending lets nobody else in", table: policytable.Pending, peer: web, reason: DropPolicyPending, side: bpf.MapsSlSide{By: byTable}},
+		{name: "pending lets nothing out", table: policytable.Pending, peer: IdentityHost, egress: true, reason: DropPolicyPending, side: bpf.MapsSlSide{By: byTable}},
+		{name: "pending passes in audit mode", table: policytable.Pending, peer: web, audit: true, side: bpf.MapsSlSide{By: byTable, Audited: 1}},
 		{name: "a number between the fixed ones and the others", table: 15, peer: web, reason: DropPolicyTable, side: bpf.MapsSlSide{By: byTable}},
 		{name: "a table that nobody wrote", table: unused, peer: web, reason: DropPolicyTable, side: bpf.MapsSlSide{By: byTable}},
 		{name: "a table that nobody wrote, in audit mode", table: unused, peer: web, audit: true, reason: DropPolicyTable, side: bpf.MapsSlSide{By: byTable}},
@@ -285,7 +286,7 @@ func TestKernelVerdictsAreThoseOfTheTable(t *testing.T) {
 func TestKernelDamagedTablesNeverAllow(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
 	j := newJudge(t, k)
-	const id, peer = Table(16), Identity(300)
+	const id, peer = policytable.ID(16), Identity(300)
 	update(t, k, bpf.MapsMapSlId, uint32(peer), knownWord(7, 0, 0))
 	base := uint32(id) * 16
 	for _, c := range []struct {
@@ -354,7 +355,7 @@ func TestKernelDamagedTablesNeverAllow(t *testing.T) {
 func TestKernelSearchFindsEveryInterval(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
 	j := newJudge(t, k)
-	const id, peer = Table(16), Identity(300)
+	const id, peer = policytable.ID(16), Identity(300)
 	const first = uint32(1000) // node
 	r := rand.New(rand.NewPCG(1, 2))
 	for _, n := range []int{1, 2, 15, 16, 17, 255, 256, 257, 4096} {

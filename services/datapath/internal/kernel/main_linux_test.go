@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // privateEnv marks the copy of the test binary that runs in namespaces of its
@@ -121,7 +122,7 @@ func testEndpoint(ifindex uint32, n byte) Endpoint {
 		HostMAC:  [6]byte{2, 0, 0, 0, 2, n},
 		MTU:      1500,
 		Deliver:  DeliverPeer,
-		Policy:   Policy{Egress: TableAllow, Ingress: TableAllow},
+		Policy:   Policy{Egress: policytable.Allow, Ingress: policytable.Allow},
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 func TestKernelPublishShowsWhatItWasGiven(t *testing.T) {
@@ -135,7 +136,7 @@ func TestKernelUnpublishLeavesNoKeyAndReusesTheSlotAfterABarrier(t *testing.T) {
 	if err := k.Unpublish(e.Slot); err != nil {
 		t.Fatalf("Unpublish: %v", err)
 	}
-	if p := k.at(e.Slot).Policy; p.Egress != TableDeny || p.Ingress != TableDeny || p.Gen == e.Policy.Gen {
+	if p := k.at(e.Slot).Policy; p.Egress != policytable.Deny || p.Ingress != policytable.Deny || p.Gen == e.Policy.Gen {
 		t.Errorf("word after Unpublish: %+v", p)
 	}
 	owners, err := k.addrOwners()
@@ -675,9 +676,9 @@ func TestKernelReadersNeverMissAnEndpoint(t *testing.T) {
 		for n := 0; n < flips/2 && err == nil; n++ {
 			// the egress table of dst and the ingress table of src are denied
 			// in turn: a reader that mixes up records or halves is denied too
-			other := Table(n & 1)
-			if _, err = k.SetPolicy(src.Slot, TableAllow, other); err == nil {
-				_, err = k.SetPolicy(dst.Slot, other, TableAllow)
+			other := policytable.ID(n & 1)
+			if _, err = k.SetPolicy(src.Slot, policytable.Allow, other); err == nil {
+				_, err = k.SetPolicy(dst.Slot, other, policytable.Allow)
 			}
 			if err == nil && n%100 == 0 {
 				err = errors.Join(

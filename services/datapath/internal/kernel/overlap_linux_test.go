@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf/swapped"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // swappedBuild has the layout of connections that is the previous one of this
@@ -89,11 +90,11 @@ func (th *theatre) held(t *testing.T) (current, previous int) {
 // world in the middle of a connection.
 func openings() []act {
 	return []act{
-		policy("a", TableAllow, TableDeny), policy("b", TableAllow, TableAllow),
+		policy("a", policytable.Allow, policytable.Deny), policy("b", policytable.Allow, policytable.Allow),
 		say("b", "world", segment(6000, 80, flagSYN), ForwardOutside),
 		say("world", "b", segment(80, 6000, flagSYN|flagACK), ForwardFromStack),
 		say("b", "world", segment(6000, 80, flagACK), ForwardOutside),
-		policy("b", TableDeny, TableAllow),
+		policy("b", policytable.Deny, policytable.Allow),
 		say("b", "world", segment(6000, 80, flagACK), DropPolicyDenied),
 		say("a", "b", datagram(4000, 53), ForwardPeer),
 		say("b", "a", datagram(53, 4000), ForwardPeer),
@@ -224,10 +225,10 @@ func TestKernelMovedConnectionsAreJudgedByTheirDirection(t *testing.T) {
 	th.toLegacy(t)
 	th.reopen(t, th.k.dir, build{})
 	th.goOn(t, "upgrade", []act{
-		policy("a", TableAllow, TableDeny), // the same under another gen
+		policy("a", policytable.Allow, policytable.Deny), // the same under another gen
 		say("b", "a", datagram(53, 4000), ForwardPeer),
 		say("b", "a", segment(80, 5000, flagACK), ForwardPeer),
-		policy("b", TableDeny, TableDeny),
+		policy("b", policytable.Deny, policytable.Deny),
 		say("b", "a", datagram(53, 4000), DropPolicyDenied),
 		say("a", "b", datagram(4000, 53), DropPolicyDenied),
 		say("b", "a", segment(80, 5000, flagACK), DropPolicyDenied),

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // shot is a packet that is ready to be sent often.
@@ -154,8 +155,8 @@ func TestKernelNoStampVouchesForTwoJudgements(t *testing.T) {
 	identity := func(id Identity) error {
 		return errors.Join(th.k.UpsertIP(hostPrefix(th.addr("world")), IPInfo{Identity: id}), th.k.BumpAddress(th.addr("world")))
 	}
-	table := func(egress Table) error {
-		_, err := th.k.SetPolicy(pod.Slot, egress, TableDeny)
+	table := func(egress policytable.ID) error {
+		_, err := th.k.SetPolicy(pod.Slot, egress, policytable.Deny)
 		return err
 	}
 	defer func() { must(t, "DeleteIP", th.k.DeleteIP(hostPrefix(th.addr("world")))) }()
@@ -178,7 +179,7 @@ func TestKernelNoStampVouchesForTwoJudgements(t *testing.T) {
 		defer close(start[0])
 		defer close(start[1])
 		for n := range rounds {
-			if err := errors.Join(identity(friend), table(TableAllow)); err != nil {
+			if err := errors.Join(identity(friend), table(policytable.Allow)); err != nil {
 				return err
 			}
 			if ok, err := out.fire(); !ok || err != nil {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // revokedConnection opens a connection from a to b, of which b's policy takes
@@ -16,7 +17,7 @@ import (
 func revokedConnection(t *testing.T, th *theatre) {
 	t.Helper()
 	th.play(t, handshake(4000, 80))
-	setPolicy(t, th.k, th.pods["b"].Slot, Policy{Egress: TableAllow, Ingress: TableDeny})
+	setPolicy(t, th.k, th.pods["b"].Slot, Policy{Egress: policytable.Allow, Ingress: policytable.Deny})
 	th.expect(t, say("a", "b", segment(4000, 80, flagACK), DropPolicyDenied))
 }
 
@@ -101,7 +102,7 @@ func TestKernelPickUpResumesWhenWhatWasForgottenIsOver(t *testing.T) {
 	for _, a := range handshake(4000, 80) {
 		th.expect(t, a)
 	}
-	setPolicy(t, th.k, th.pods["b"].Slot, Policy{Egress: TableAllow, Ingress: TableDeny})
+	setPolicy(t, th.k, th.pods["b"].Slot, Policy{Egress: policytable.Allow, Ingress: policytable.Deny})
 	th.expect(t, say("a", "b", segment(4000, 80, flagACK), DropPolicyDenied))
 	if c, err := th.k.ConnectionCounters(); err != nil || c.Unremembered != 1 {
 		t.Errorf("%d connections are not remembered, %v, want 1", c.Unremembered, err)

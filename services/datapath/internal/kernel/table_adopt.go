@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // openTableMaps finds the maps of tables among all.
@@ -35,7 +36,7 @@ type contents struct {
 	tableKeys []bpf.MapsSlTableKey
 	classKeys []bpf.MapsSlClassKey
 	ports     []bpf.MapsSlPortNode
-	peers     map[uint32]map[uint32]uint32 // set, node class, class
+	peers     map[uint32]map[uint32]uint32 // set, identity class, class
 	blocks    map[uint32]map[netip.Prefix]bpf.MapsSlBlock
 	rows      int
 }
@@ -81,13 +82,13 @@ func (k *Kernel) adoptTables() (*contents, error) {
 	if err != nil {
 		return nil, err
 	}
-	named := map[Table]bool{}
+	named := map[policytable.ID]bool{}
 	for slot := HostSlot; slot <= MaxEndpoints; slot++ {
 		p := k.policyAt(slot)
 		named[p.Egress], named[p.Ingress] = true, true
 	}
 	for i := firstTable; i < len(c.tableKeys); i++ {
-		t := Table(i)
+		t := policytable.ID(i)
 		if c.tableKeys[i].Hash == [32]byte{} && !named[t] {
 			continue
 		}
@@ -104,14 +105,14 @@ func (k *Kernel) adoptTables() (*contents, error) {
 	}
 	for i, key := range c.classKeys {
 		if key.Key != [16]byte{} && i > 0 {
-			s.identityClass[key.Key], s.classKey[NodeClass(i)] = NodeClass(i), key.Key
+			s.identityClass[key.Key], s.classKey[policytable.IdentityClass(i)] = policytable.IdentityClass(i), key.Key
 			s.identityNumber.takeAt(i)
 		}
 	}
 	// a number that something names rests, whether it has a key or not
 	for i := range s.identities {
 		if s.identities[i] = s.identity(i); s.identities[i] != 0 {
-			s.identityNumber.takeAt(int(identityWordOf(s.identities[i]).Class))
+			s.identityNumber.takeAt(int(unpacked(s.identities[i]).Class))
 		}
 	}
 	for _, lt := range s.tables {
@@ -123,9 +124,9 @@ func (k *Kernel) adoptTables() (*contents, error) {
 }
 
 // adopt takes over one table, if its parts are where they can be.
-func (s *tableStore) adopt(t Table, c *contents) (_ *liveTable, err error) {
+func (s *tableStore) adopt(t policytable.ID, c *contents) (_ *liveTable, err error) {
 	h := s.header(t)
-	lt := &liveTable{id: t, hash: c.tableKeys[t].Hash, header: h, peers: map[NodeClass]uint16{}}
+	lt := &liveTable{id: t, hash: c.tableKeys[t].Hash, header: h, peers: map[policytable.IdentityClass]uint16{}}
 	if h.PeerSet != uint32(t) {
 		return nil, fmt.Errorf("its rows are those of %d", h.PeerSet)
 	}
@@ -168,7 +169,7 @@ func (s *tableStore) adopt(t Table, c *contents) (_ *liveTable, err error) {
 		return nil, err
 	}
 	for _, r := range rules {
-		lt.rules = append(lt.rules, TableRule{Action: r.Action, Tier: r.Tier, Proxy: r.Redirect})
+		lt.rules = append(lt.rules, policytable.Rule{Action: policytable.Action(r.Action), Tier: r.Tier, Proxy: r.Redirect})
 	}
 	for _, n := range c.ports[lt.nodeSpan.base:lt.nodeSpan.end()] {
 		if n == (bpf.MapsSlPortNode{}) {
@@ -189,10 +190,10 @@ func (s *tableStore) adopt(t Table, c *contents) (_ *liveTable, err error) {
 	// nodes that no class leads to are what a killed process began to append
 	lt.nodes = lt.nodes[:reached(lt.classes, lt.nodes)]
 	for nc, class := range c.peers[h.PeerSet] {
-		if nc == 0 || nc > uint32(MaxNodeClass) || class > 0xffff {
+		if nc == 0 || nc > uint32(policytable.MaxIdentityClass) || class > 0xffff {
 			return nil, fmt.Errorf("row %d to %d", nc, class)
 		}
-		lt.peers[NodeClass(nc)] = uint16(class)
+		lt.peers[policytable.IdentityClass(nc)] = uint16(class)
 	}
 	if h.CidrSet != 0 {
 		if lt.addresses = s.adoptSet(h.CidrSet, c); lt.addresses == nil {
@@ -220,7 +221,7 @@ func (m *tableMaps) readRules(sp span) ([]bpf.MapsSlRule, error) {
 }
 
 // reached is the number of nodes up to the last one that a root leads to.
-func reached(roots []uint32, nodes []PortNode) int {
+func reached(roots []uint32, nodes []policytable.PortNode) int {
 	n := 0
 	seen := make([]bool, len(nodes))
 	var walk func(i uint32)
@@ -242,8 +243,8 @@ func reached(roots []uint32, nodes []PortNode) int {
 	return n
 }
 
-func nodeOf(n bpf.MapsSlPortNode, base int) PortNode {
-	pn := PortNode{High: n.Hi, Value: n.Val}
+func nodeOf(n bpf.MapsSlPortNode, base int) policytable.PortNode {
+	pn := policytable.PortNode{High: n.Hi, Value: n.Val}
 	for j, v := range n.Val {
 		if v&childBit != 0 {
 			pn.Value[j] = v - uint32(base)
@@ -261,7 +262,7 @@ func (s *tableStore) adoptSet(id uint32, c *contents) *addressSet {
 		return nil
 	}
 	s.setIDs.takeAt(int(id))
-	a := &addressSet{id: id, blocks: map[netip.Prefix][3]uint16{}}
+	a := &addressSet{id: id, blocks: map[netip.Prefix]policytable.PrefixClasses{}}
 	for p, v := range c.blocks[id] {
 		a.blocks[p] = v.Class
 		a.count[family(p)]++
@@ -327,8 +328,8 @@ func (a *tableAudit) differs(fix func() error, format string, args ...any) {
 }
 
 // drainingTables are the tables that are retired and still in the maps.
-func (s *tableStore) drainingTables() map[Table]*liveTable {
-	ts := map[Table]*liveTable{}
+func (s *tableStore) drainingTables() map[policytable.ID]*liveTable {
+	ts := map[policytable.ID]*liveTable{}
 	for _, r := range s.leaving() {
 		if r.lt != nil && r.lt.id != 0 {
 			ts[r.lt.id] = r.lt
@@ -341,7 +342,7 @@ func (a *tableAudit) headers() {
 	s := a.s
 	draining := s.drainingTables()
 	for i := firstTable; i < len(a.c.tableKeys); i++ {
-		t := Table(i)
+		t := policytable.ID(i)
 		want := bpf.MapsSlTable{}
 		switch {
 		case draining[t] != nil:
@@ -363,19 +364,19 @@ func (a *tableAudit) keys() {
 	s := a.s
 	for i := firstTable; i < len(a.c.tableKeys); i++ {
 		var want [32]byte
-		if lt := s.tables[Table(i)]; lt != nil {
+		if lt := s.tables[policytable.ID(i)]; lt != nil {
 			want = lt.hash
 		}
 		if got := a.c.tableKeys[i].Hash; got != want {
-			a.differs(func() error { return s.storeTableKey(Table(i), want) },
+			a.differs(func() error { return s.storeTableKey(policytable.ID(i), want) },
 				"table %d: key is %x, should be %x", i, got, want)
 		}
 	}
 	for i := range a.c.classKeys {
-		want := s.classKey[NodeClass(i)]
+		want := s.classKey[policytable.IdentityClass(i)]
 		if got := a.c.classKeys[i].Key; got != [16]byte(want) {
-			a.differs(func() error { return s.storeClassKey(NodeClass(i), want) },
-				"node class %d: key is %x, should be %x", i, got, want)
+			a.differs(func() error { return s.storeClassKey(policytable.IdentityClass(i), want) },
+				"identity class %d: key is %x, should be %x", i, got, want)
 		}
 	}
 }
@@ -446,7 +447,7 @@ func (a *tableAudit) rows() {
 			switch have, ok := got[uint32(nc)]; {
 			case !ok:
 				a.differs(func() error { return s.insertPeer(uint32(id), nc, class) },
-					"table %d: row of node class %d is missing, should be %d", id, nc, class)
+					"table %d: row of identity class %d is missing, should be %d", id, nc, class)
 			case have != uint32(class):
 				a.differs(func() error {
 					// a row is never replaced; meanwhile the default holds
@@ -454,26 +455,26 @@ func (a *tableAudit) rows() {
 						return err
 					}
 					return s.insertPeer(uint32(id), nc, class)
-				}, "table %d: row of node class %d is %d, should be %d", id, nc, have, class)
+				}, "table %d: row of identity class %d is %d, should be %d", id, nc, have, class)
 			}
 		}
 	}
 	for set, rows := range a.c.peers {
 		var lt *liveTable
 		if set <= 0xffff {
-			if draining[Table(set)] != nil {
+			if draining[policytable.ID(set)] != nil {
 				continue
 			}
-			lt = s.tables[Table(set)]
+			lt = s.tables[policytable.ID(set)]
 		}
 		for nc, class := range rows {
-			if lt != nil && nc <= uint32(MaxNodeClass) {
-				if _, ok := lt.peers[NodeClass(nc)]; ok {
+			if lt != nil && nc <= uint32(policytable.MaxIdentityClass) {
+				if _, ok := lt.peers[policytable.IdentityClass(nc)]; ok {
 					continue
 				}
 			}
 			a.differs(func() error { return s.deletePeer(set, nc) },
-				"table %d: row of node class %d to %d should not be there", set, nc, class)
+				"table %d: row of identity class %d to %d should not be there", set, nc, class)
 		}
 	}
 }

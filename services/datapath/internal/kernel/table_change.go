@@ -12,10 +12,11 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // change runs f on a table with the lock held.
-func (k *Kernel) change(t Table, f func(*tableStore, *liveTable) error) error {
+func (k *Kernel) change(t policytable.ID, f func(*tableStore, *liveTable) error) error {
 	if err := k.lock(); err != nil {
 		return err
 	}
@@ -37,7 +38,7 @@ func (k *Kernel) change(t Table, f func(*tableStore, *liveTable) error) error {
 //
 // A table that has outgrown its place is copied to a larger one and moved by
 // one store, which takes a grace period (8 to 16 ms).
-func (k *Kernel) GrowTable(t Table, nodes []PortNode, classes []uint32) error {
+func (k *Kernel) GrowTable(t policytable.ID, nodes []policytable.PortNode, classes []uint32) error {
 	return k.change(t, func(s *tableStore, lt *liveTable) error {
 		allNodes, allClasses := slices.Concat(lt.nodes, nodes), slices.Concat(lt.classes, classes)
 		if err := checkTrees(allClasses, allNodes, len(lt.rules)); err != nil {
@@ -50,7 +51,7 @@ func (k *Kernel) GrowTable(t Table, nodes []PortNode, classes []uint32) error {
 	})
 }
 
-func (s *tableStore) growInPlace(lt *liveTable, nodes []PortNode, classes []uint32) error {
+func (s *tableStore) growInPlace(lt *liveTable, nodes []policytable.PortNode, classes []uint32) error {
 	was := [2]int{len(lt.nodes), len(lt.classes)}
 	base := lt.nodeSpan.base
 	err := s.writeNodes(base+was[0], nodeValues(nodes, base)[was[0]:])
@@ -76,7 +77,7 @@ func (s *tableStore) clearNodes(sp span) error {
 // the header to them. The old place is free when no program uses it any more;
 // only then may the programs know that there are more classes than the old
 // place has.
-func (s *tableStore) growByMove(lt *liveTable, nodes []PortNode, classes []uint32) error {
+func (s *tableStore) growByMove(lt *liveTable, nodes []policytable.PortNode, classes []uint32) error {
 	moved := *lt
 	moved.nodes, moved.classes = nodes, classes
 	classNeed, classTotal := classHead+len(classes), classHead+len(classes)
@@ -127,12 +128,12 @@ func (s *tableStore) clearPlace(nodes, classes span) error {
 	return nil
 }
 
-// SetPeer adds a row: peers of the node class have the class from now on. A row
+// SetPeer adds a row: peers of the identity class have the class from now on. A row
 // that is there with the same class is not an error, one with another class is
 // ErrExists: rows are never replaced.
-func (k *Kernel) SetPeer(t Table, nc NodeClass, class uint16) error {
-	if nc == 0 || nc > MaxNodeClass {
-		return fmt.Errorf("%w: node class %d is not between 1 and %d", ErrInvalid, nc, MaxNodeClass)
+func (k *Kernel) SetPeer(t policytable.ID, nc policytable.IdentityClass, class uint16) error {
+	if nc == 0 || nc > policytable.MaxIdentityClass {
+		return fmt.Errorf("%w: identity class %d is not between 1 and %d", ErrInvalid, nc, policytable.MaxIdentityClass)
 	}
 	return k.change(t, func(s *tableStore, lt *liveTable) error {
 		if int(class) >= len(lt.classes) {
@@ -140,7 +141,7 @@ func (k *Kernel) SetPeer(t Table, nc NodeClass, class uint16) error {
 		}
 		if have, ok := lt.peers[nc]; ok {
 			if have != class {
-				return fmt.Errorf("row of node class %d: %w with class %d", nc, ErrExists, have)
+				return fmt.Errorf("row of identity class %d: %w with class %d", nc, ErrExists, have)
 			}
 			return nil
 		}
@@ -156,9 +157,9 @@ func (k *Kernel) SetPeer(t Table, nc NodeClass, class uint16) error {
 	})
 }
 
-// DeletePeer deletes a row: peers of the node class have the default of their
+// DeletePeer deletes a row: peers of the identity class have the default of their
 // kind from now on. A row that is not there is not an error.
-func (k *Kernel) DeletePeer(t Table, nc NodeClass) error {
+func (k *Kernel) DeletePeer(t policytable.ID, nc policytable.IdentityClass) error {
 	return k.change(t, func(s *tableStore, lt *liveTable) error {
 		if _, ok := lt.peers[nc]; !ok {
 			return nil
@@ -172,33 +173,33 @@ func (k *Kernel) DeletePeer(t Table, nc NodeClass) error {
 	})
 }
 
-// SetBlock adds a block of addresses to a table, or replaces its classes. A
+// SetPrefix adds a prefix to a table, or replaces its classes. A
 // set of blocks that other tables use too is copied first, unless the change
 // makes it equal to one that is there.
-func (k *Kernel) SetBlock(t Table, b Block) error {
-	if err := checkPrefix(b.Prefix); err != nil {
+func (k *Kernel) SetPrefix(t policytable.ID, p netip.Prefix, classes policytable.PrefixClasses) error {
+	if err := checkPrefix(p); err != nil {
 		return err
 	}
 	return k.change(t, func(s *tableStore, lt *liveTable) error {
-		for _, class := range b.Classes {
+		for _, class := range classes {
 			if int(class) >= len(lt.classes) {
-				return fmt.Errorf("block %v: %w: class %d of %d", b.Prefix, ErrInvalid, class, len(lt.classes))
+				return fmt.Errorf("prefix %v: %w: class %d of %d", p, ErrInvalid, class, len(lt.classes))
 			}
 		}
 		a := lt.addresses
-		var have [3]uint16
+		var have policytable.PrefixClasses
 		found := false
 		if a != nil {
-			have, found = a.blocks[b.Prefix]
+			have, found = a.blocks[p]
 		}
-		switch f := family(b.Prefix); {
-		case found && have == b.Classes:
+		switch f := family(p); {
+		case found && have == classes:
 			return nil
 		case a == nil || a.refs > 1:
-			blocks := map[netip.Prefix][3]uint16{b.Prefix: b.Classes}
+			blocks := map[netip.Prefix]policytable.PrefixClasses{p: classes}
 			if a != nil {
 				blocks = maps.Clone(a.blocks)
-				blocks[b.Prefix] = b.Classes
+				blocks[p] = classes
 			}
 			return s.replaceSet(lt, blocks)
 		case !found:
@@ -206,26 +207,26 @@ func (k *Kernel) SetBlock(t Table, b Block) error {
 				return err
 			}
 		}
-		if err := s.putBlock(a.id, b.Prefix, b.Classes); err != nil {
+		if err := s.putBlock(a.id, p, classes); err != nil {
 			return err
 		}
 		s.edit(a, func() {
 			if found {
-				a.sum -= s.sumOf(b.Prefix, have)
+				a.sum -= s.sumOf(p, have)
 			} else {
-				a.count[family(b.Prefix)]++
-				s.blocks[family(b.Prefix)]++
+				a.count[family(p)]++
+				s.blocks[family(p)]++
 			}
-			a.sum += s.sumOf(b.Prefix, b.Classes)
-			a.blocks[b.Prefix] = b.Classes
+			a.sum += s.sumOf(p, classes)
+			a.blocks[p] = classes
 		})
 		return nil
 	})
 }
 
-// DeleteBlock deletes a block of addresses from a table. One that is not there
+// DeletePrefix deletes a prefix from a table. One that is not there
 // is not an error.
-func (k *Kernel) DeleteBlock(t Table, p netip.Prefix) error {
+func (k *Kernel) DeletePrefix(t policytable.ID, p netip.Prefix) error {
 	if err := checkPrefix(p); err != nil {
 		return err
 	}
@@ -265,7 +266,7 @@ func (s *tableStore) edit(a *addressSet, change func()) {
 
 // replaceSet gives a table a set of its own, or another one that is equal, by
 // one store.
-func (s *tableStore) replaceSet(lt *liveTable, blocks map[netip.Prefix][3]uint16) error {
+func (s *tableStore) replaceSet(lt *liveTable, blocks map[netip.Prefix]policytable.PrefixClasses) error {
 	a := s.equalSet(blocks)
 	fresh := a == nil
 	if fresh {

@@ -8,10 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // ErrNoTable says that no table has the number.
@@ -28,12 +28,12 @@ const (
 
 // DefineTable writes a table under an unused number and returns that. Room is
 // checked before anything is written: a table that does not fit is a
-// NoRoomError, and after any error nothing of it remains. No packet is judged
+// NoCapacityError, and after any error nothing of it remains. No packet is judged
 // by the table before SetPolicy names it.
 //
 // Blocks that another table has too are stored once.
-func (k *Kernel) DefineTable(c TableContent) (Table, error) {
-	if err := c.validate(); err != nil {
+func (k *Kernel) DefineTable(c policytable.Content) (policytable.ID, error) {
+	if err := validate(&c); err != nil {
 		return 0, err
 	}
 	if err := k.lock(); err != nil {
@@ -41,7 +41,7 @@ func (k *Kernel) DefineTable(c TableContent) (Table, error) {
 	}
 	defer k.mu.Unlock()
 	t, err := k.tables.define(&c)
-	var full *NoRoomError
+	var full *policytable.NoCapacityError
 	if errors.As(err, &full) && len(k.tables.draining) > 0 {
 		// what was retired may make the room
 		if err := k.drain(); err != nil {
@@ -66,7 +66,7 @@ func (k *Kernel) drain() error {
 func headroom(n, least int) int { return max(least, n/4) }
 
 // define plans, writes, and takes everything back if a write fails.
-func (s *tableStore) define(c *TableContent) (_ Table, err error) {
+func (s *tableStore) define(c *policytable.Content) (_ policytable.ID, err error) {
 	lt, fresh, err := s.plan(c)
 	if err != nil {
 		return 0, err
@@ -88,21 +88,19 @@ func (s *tableStore) define(c *TableContent) (_ Table, err error) {
 
 // plan reserves everything that a table needs. fresh says that its address set
 // is new.
-func (s *tableStore) plan(c *TableContent) (_ *liveTable, fresh bool, err error) {
-	blocks := make(map[netip.Prefix][3]uint16, len(c.Blocks))
+func (s *tableStore) plan(c *policytable.Content) (_ *liveTable, fresh bool, err error) {
 	var count [2]int
-	for _, b := range c.Blocks {
-		blocks[b.Prefix] = b.Classes
-		count[family(b.Prefix)]++
+	for p := range c.Prefixes {
+		count[family(p)]++
 	}
 	var set *addressSet
-	if len(blocks) > 0 {
-		set = s.equalSet(blocks)
+	if len(c.Prefixes) > 0 {
+		set = s.equalSet(c.Prefixes)
 		fresh = set == nil
 	}
 
 	if s.ids.free() == 0 {
-		return nil, false, &NoRoomError{Map: bpf.MapsMapSlTable, Need: 1, Limit: len(s.ids.used) - firstTable}
+		return nil, false, &policytable.NoCapacityError{Map: bpf.MapsMapSlTable, Need: 1, Limit: len(s.ids.used) - firstTable}
 	}
 	err = errors.Join(
 		fitsRange(bpf.MapsMapSlRule, &s.ruleRoom, len(c.Rules)),
@@ -117,7 +115,7 @@ func (s *tableStore) plan(c *TableContent) (_ *liveTable, fresh bool, err error)
 		return nil, false, err
 	}
 	if fresh {
-		if set, err = s.newSet(blocks); err != nil {
+		if set, err = s.newSet(maps.Clone(c.Prefixes)); err != nil {
 			return nil, false, err
 		}
 		s.keep(set)
@@ -125,7 +123,7 @@ func (s *tableStore) plan(c *TableContent) (_ *liveTable, fresh bool, err error)
 
 	id, _ := s.ids.take()
 	lt := &liveTable{
-		id:        Table(id),
+		id:        policytable.ID(id),
 		hash:      c.Hash,
 		rules:     slices.Clone(c.Rules),
 		classes:   slices.Clone(c.Classes),
@@ -134,9 +132,9 @@ func (s *tableStore) plan(c *TableContent) (_ *liveTable, fresh bool, err error)
 		addresses: set,
 	}
 	if lt.peers == nil {
-		lt.peers = map[NodeClass]uint16{}
+		lt.peers = map[policytable.IdentityClass]uint16{}
 	}
-	lt.header.Flags, lt.header.DefClass, lt.header.AddrDef = c.flags(), c.DefaultClasses, c.AddressClasses
+	lt.header.Flags, lt.header.DefClass, lt.header.AddrDef = flags(c), c.DefaultClasses, c.AddressClasses
 	lt.ruleSpan, _ = s.ruleRoom.take(len(c.Rules))
 	lt.nodeSpan = takeWithHeadroom(&s.nodeRoom, len(c.Nodes), headroom(len(c.Nodes), 1))
 	lt.classSpan = takeWithHeadroom(&s.classRoom, classHead+len(c.Classes), headroom(len(c.Classes), 2))
@@ -231,7 +229,7 @@ func (s *tableStore) eraseRows(lt *liveTable) error {
 // still names is ErrInUse, and then none is retired. A table that does not
 // exist is not an error. What the tables took, their numbers too, is free
 // after the next Barrier.
-func (k *Kernel) RetireTables(ts ...Table) error {
+func (k *Kernel) RetireTables(ts ...policytable.ID) error {
 	if err := k.lock(); err != nil {
 		return err
 	}
@@ -256,10 +254,10 @@ func (k *Kernel) RetireTables(ts ...Table) error {
 var ErrInUse = errors.New("in use")
 
 // namedBy finds a slot whose word names one of the tables.
-func (k *Kernel) namedBy(ts []Table) (Slot, Table, bool) {
+func (k *Kernel) namedBy(ts []policytable.ID) (Slot, policytable.ID, bool) {
 	for s := HostSlot; s <= MaxEndpoints; s++ {
 		p := k.policyAt(s)
-		for _, t := range []Table{p.Egress, p.Ingress} {
+		for _, t := range []policytable.ID{p.Egress, p.Ingress} {
 			if slices.Contains(ts, t) {
 				return s, t, true
 			}
@@ -270,7 +268,7 @@ func (k *Kernel) namedBy(ts []Table) (Slot, Table, bool) {
 
 // retire forgets a table. Its key goes at once, so that a process that starts
 // before the grace period has passed frees it too.
-func (s *tableStore) retire(t Table) error {
+func (s *tableStore) retire(t policytable.ID) error {
 	lt := s.tables[t]
 	if lt == nil {
 		return nil
@@ -290,7 +288,7 @@ func (s *tableStore) retire(t Table) error {
 }
 
 // validate checks everything that a program relies on.
-func (c *TableContent) validate() error {
+func validate(c *policytable.Content) error {
 	var errs []error
 	bad := func(format string, args ...any) {
 		errs = append(errs, fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...))
@@ -322,20 +320,16 @@ func (c *TableContent) validate() error {
 	}
 	for nc, class := range c.Peers {
 		inRange("Peers", class)
-		if nc == 0 || nc > MaxNodeClass {
-			bad("Peers: node class %d is not between 1 and %d", nc, MaxNodeClass)
+		if nc == 0 || nc > policytable.MaxIdentityClass {
+			bad("Peers: identity class %d is not between 1 and %d", nc, policytable.MaxIdentityClass)
 		}
 	}
-	seen := make(map[netip.Prefix]bool, len(c.Blocks))
-	for _, b := range c.Blocks {
-		if checkPrefix(b.Prefix) != nil {
-			bad("Blocks: %v is not a masked prefix", b.Prefix)
-		} else if seen[b.Prefix] {
-			bad("Blocks: %v twice", b.Prefix)
+	for p, classes := range c.Prefixes {
+		if checkPrefix(p) != nil {
+			bad("Prefixes: %v is not masked", p)
 		}
-		seen[b.Prefix] = true
-		for _, class := range b.Classes {
-			inRange("Blocks", class)
+		for _, class := range classes {
+			inRange("Prefixes", class)
 		}
 	}
 	errs = append(errs, checkTrees(c.Classes, c.Nodes, len(c.Rules)))
@@ -344,7 +338,7 @@ func (c *TableContent) validate() error {
 
 // checkTrees checks that every point leads to a value through each root, in at
 // most treeDepth steps, and that the values name rules that there are.
-func checkTrees(roots []uint32, nodes []PortNode, rules int) error {
+func checkTrees(roots []uint32, nodes []policytable.PortNode, rules int) error {
 	bad := func(format string, args ...any) error {
 		return fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
 	}
@@ -363,7 +357,7 @@ func checkTrees(roots []uint32, nodes []PortNode, rules int) error {
 		heights[i] = 1
 		n := &nodes[i]
 		top := uint8(1)
-		if n.High[Fanout-1] == 0 {
+		if n.High[policytable.Fanout-1] == 0 {
 			return 0, bad("Nodes: node %d has no entry", i)
 		}
 		for j, v := range n.Value {
@@ -380,7 +374,7 @@ func checkTrees(roots []uint32, nodes []PortNode, rules int) error {
 			if err != nil {
 				return 0, err
 			}
-			if nodes[v&^childBit].High[Fanout-1] < n.High[j] {
+			if nodes[v&^childBit].High[policytable.Fanout-1] < n.High[j] {
 				return 0, bad("Nodes: node %d does not cover its place in node %d", v&^childBit, i)
 			}
 			top = max(top, below)
@@ -395,8 +389,8 @@ func checkTrees(roots []uint32, nodes []PortNode, rules int) error {
 		if _, err := height(root); err != nil {
 			return fmt.Errorf("class %d: %w", class, err)
 		}
-		if nodes[root].High[Fanout-1] != ^uint32(0) {
-			return bad("Classes: the list of class %d ends at %#x", class, nodes[root].High[Fanout-1])
+		if nodes[root].High[policytable.Fanout-1] != ^uint32(0) {
+			return bad("Classes: the list of class %d ends at %#x", class, nodes[root].High[policytable.Fanout-1])
 		}
 	}
 	for i := range nodes {

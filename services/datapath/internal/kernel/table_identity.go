@@ -12,6 +12,7 @@ import (
 	"unsafe"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // Identities that have a word: cluster-wide numbers, then those that mean
@@ -23,13 +24,10 @@ const (
 	knownBit            = 1 << 31
 	kindShift           = 16
 	scopeShift          = 24
-	kinds, scopes       = 8, 3
-	kindMask, scopeMask = kinds - 1, 3
-	kindHost            = 3
-	kindUnknown         = 6
+	kindMask, scopeMask = policytable.Kinds - 1, 3
 )
 
-// index is the place of an identity's word, false if it can have none.
+// index is the place of an identity's entry, false if it can have none.
 func (id Identity) index() (int, bool) {
 	switch {
 	case id > 0 && id < clusterWide:
@@ -47,23 +45,24 @@ func identityOfIndex(index int) Identity {
 	return Identity(index-clusterWide) + firstNodeLocal
 }
 
-func (w IdentityWord) word() uint32 {
+// packed is the entry of an identity as the map holds it.
+func packed(w policytable.Identity) uint32 {
 	if !w.Known {
 		return 0
 	}
 	return uint32(w.Class) | uint32(w.Kind)<<kindShift | uint32(w.Scope)<<scopeShift | knownBit
 }
 
-func identityWordOf(v uint32) IdentityWord {
+func unpacked(v uint32) policytable.Identity {
 	if v&knownBit == 0 {
-		return IdentityWord{}
+		return policytable.Identity{}
 	}
-	return IdentityWord{
-		Class: NodeClass(v), Kind: Kind(v >> kindShift & kindMask), Scope: Scope(v >> scopeShift & scopeMask), Known: true,
+	return policytable.Identity{
+		Class: policytable.IdentityClass(v), Kind: policytable.Kind(v >> kindShift & kindMask), Scope: policytable.Scope(v >> scopeShift & scopeMask), Known: true,
 	}
 }
 
-func (w IdentityWord) validate(id Identity) error {
+func validateIdentity(id Identity, w policytable.Identity) error {
 	bad := func(format string, args ...any) error {
 		return fmt.Errorf("identity %d: %w: "+format, append([]any{id, ErrInvalid}, args...)...)
 	}
@@ -73,26 +72,21 @@ func (w IdentityWord) validate(id Identity) error {
 	if !w.Known {
 		return nil
 	}
-	if w.Class == 0 || w.Class > MaxNodeClass {
-		return bad("Class: %d is not between 1 and %d", w.Class, MaxNodeClass)
+	if w.Class == 0 || w.Class > policytable.MaxIdentityClass {
+		return bad("Class: %d is not between 1 and %d", w.Class, policytable.MaxIdentityClass)
 	}
-	if w.Kind >= kinds || w.Scope >= scopes {
-		return bad("Kind %d, Scope %d: at most %d and %d", w.Kind, w.Scope, kinds-1, scopes-1)
+	if w.Kind >= policytable.Kinds || w.Scope >= policytable.Scopes {
+		return bad("Kind %d, Scope %d: at most %d and %d", w.Kind, w.Scope, policytable.Kinds-1, policytable.Scopes-1)
 	}
 	return nil
 }
 
-// SetIdentityWord says what an identity is, for all tables at once, by one
-// store. The zero word makes it unknown.
-func (k *Kernel) SetIdentityWord(id Identity, w IdentityWord) error {
-	return k.SetIdentityWords(map[Identity]IdentityWord{id: w})
-}
-
-// SetIdentityWords says what identities are, by one store each, in no
-// particular order. All words are checked before the first store.
-func (k *Kernel) SetIdentityWords(ws map[Identity]IdentityWord) error {
+// SetIdentities says what identities are, for all tables at once, by one store
+// each, in no particular order. The zero value makes an identity unknown. All of
+// them are checked before the first store.
+func (k *Kernel) SetIdentities(ws map[uint32]policytable.Identity) error {
 	for id, w := range ws {
-		if err := w.validate(id); err != nil {
+		if err := validateIdentity(Identity(id), w); err != nil {
 			return err
 		}
 	}
@@ -102,40 +96,41 @@ func (k *Kernel) SetIdentityWords(ws map[Identity]IdentityWord) error {
 	defer k.mu.Unlock()
 	s := k.tables
 	for id, w := range ws {
-		i, _ := id.index()
-		if s.identities[i] == w.word() && s.identity(i) == w.word() {
+		i, _ := Identity(id).index()
+		if s.identities[i] == packed(w) && s.identity(i) == packed(w) {
 			continue
 		}
-		if err := s.storeWord(bpf.MapsMapSlId, s.idMem, i, w.word()); err != nil {
+		if err := s.storeWord(bpf.MapsMapSlId, s.idMem, i, packed(w)); err != nil {
 			return fmt.Errorf("identity %d: %w", id, err)
 		}
-		s.identities[i] = w.word()
+		s.identities[i] = packed(w)
 	}
 	return nil
 }
 
 func (m *tableMaps) identity(i int) uint32 { return atomic.LoadUint32(element32(m.idMem, i)) }
 
-// IdentityWords reads the words of all known identities from the map.
-func (k *Kernel) IdentityWords() (map[Identity]IdentityWord, error) {
+// Identities reads the entries of all known identities from the map.
+func (k *Kernel) Identities() (map[uint32]policytable.Identity, error) {
 	if err := k.rlock(); err != nil {
 		return nil, err
 	}
 	defer k.mu.RUnlock()
-	ws := map[Identity]IdentityWord{}
+	ws := map[uint32]policytable.Identity{}
 	for i := range k.tables.identities {
 		if v := k.tables.identity(i); v&knownBit != 0 {
-			ws[identityOfIndex(i)] = identityWordOf(v)
+			ws[uint32(identityOfIndex(i))] = unpacked(v)
 		}
 	}
 	return ws, nil
 }
 
-// NodeClass finds the number of a node class, or gives it one. A NoRoomError
+// DefineIdentityClass finds the number of an identity class, or gives it one. A
+// NoCapacityError
 // says that all numbers are taken.
-func (k *Kernel) NodeClass(key ClassKey) (NodeClass, error) {
-	if key == (ClassKey{}) {
-		return 0, fmt.Errorf("%w: the key of a node class is zero", ErrInvalid)
+func (k *Kernel) DefineIdentityClass(key policytable.ClassKey) (policytable.IdentityClass, error) {
+	if key == (policytable.ClassKey{}) {
+		return 0, fmt.Errorf("%w: the key of an identity class is zero", ErrInvalid)
 	}
 	if err := k.lock(); err != nil {
 		return 0, err
@@ -153,27 +148,27 @@ func (k *Kernel) NodeClass(key ClassKey) (NodeClass, error) {
 		n, ok = s.identityNumber.take()
 	}
 	if !ok {
-		return 0, &NoRoomError{Map: bpf.MapsMapSlClassKey, Need: 1, Limit: int(MaxNodeClass)}
+		return 0, &policytable.NoCapacityError{Map: bpf.MapsMapSlClassKey, Need: 1, Limit: int(policytable.MaxIdentityClass)}
 	}
-	if err := s.storeClassKey(NodeClass(n), key); err != nil {
+	if err := s.storeClassKey(policytable.IdentityClass(n), key); err != nil {
 		s.identityNumber.give(n)
 		return 0, err
 	}
-	s.identityClass[key], s.classKey[NodeClass(n)] = NodeClass(n), key
-	return NodeClass(n), nil
+	s.identityClass[key], s.classKey[policytable.IdentityClass(n)] = policytable.IdentityClass(n), key
+	return policytable.IdentityClass(n), nil
 }
 
-// NodeClasses lists the node classes.
-func (k *Kernel) NodeClasses() map[ClassKey]NodeClass {
+// IdentityClasses lists the identity classes.
+func (k *Kernel) IdentityClasses() map[policytable.ClassKey]policytable.IdentityClass {
 	k.mu.RLock()
 	defer k.mu.RUnlock()
 	return maps.Clone(k.tables.identityClass)
 }
 
-// RetireNodeClasses ends node classes that no identity has and no table has a
+// RetireIdentityClasses ends identity classes that no identity has and no table has a
 // row for; the caller vouches for that. A number that is not in use is not an
 // error. The numbers are free after the next Barrier.
-func (k *Kernel) RetireNodeClasses(ncs ...NodeClass) error {
+func (k *Kernel) RetireIdentityClasses(ncs ...policytable.IdentityClass) error {
 	if err := k.lock(); err != nil {
 		return err
 	}
@@ -184,12 +179,12 @@ func (k *Kernel) RetireNodeClasses(ncs ...NodeClass) error {
 		if !ok {
 			continue
 		}
-		if err := s.storeClassKey(nc, ClassKey{}); err != nil {
-			return fmt.Errorf("node class %d: %w", nc, err)
+		if err := s.storeClassKey(nc, policytable.ClassKey{}); err != nil {
+			return fmt.Errorf("identity class %d: %w", nc, err)
 		}
 		delete(s.classKey, nc)
 		delete(s.identityClass, key)
-		s.draining = append(s.draining, &retired{what: fmt.Sprintf("node class %d", nc), free: func() error {
+		s.draining = append(s.draining, &retired{what: fmt.Sprintf("identity class %d", nc), free: func() error {
 			s.identityNumber.give(int(nc))
 			return nil
 		}})

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -16,25 +17,27 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // smallTable is the smallest table: one class, which denies port 80 of TCP by rule 1
 // and allows the rest by rule 2.
-func smallTable(hash uint64) TableContent {
-	c := TableContent{
-		Rules:   []TableRule{{Action: 0, Tier: 1}, {Action: 2, Tier: 1}},
-		Classes: []uint32{0},
-		Nodes:   []PortNode{leafNode([]uint32{6<<16 | 79, 6<<16 | 80, 0xffffffff}, []uint32{2, 1, 2})},
-		Peers:   map[NodeClass]uint16{},
+func smallTable(hash uint64) policytable.Content {
+	c := policytable.Content{
+		Rules:    []policytable.Rule{{Action: 0, Tier: 1}, {Action: 2, Tier: 1}},
+		Classes:  []uint32{0},
+		Nodes:    []policytable.PortNode{leafNode([]uint32{6<<16 | 79, 6<<16 | 80, 0xffffffff}, []uint32{2, 1, 2})},
+		Peers:    map[policytable.IdentityClass]uint16{},
+		Prefixes: map[netip.Prefix]policytable.PrefixClasses{},
 	}
 	binary.BigEndian.PutUint64(c.Hash[:], hash+1)
 	return c
 }
 
 // leafNode is a leaf with rules of the lower tiers.
-func leafNode(highs, rules []uint32) PortNode {
-	var n PortNode
-	for i := range Fanout {
+func leafNode(highs, rules []uint32) policytable.PortNode {
+	var n policytable.PortNode
+	for i := range policytable.Fanout {
 		at := min(i, len(highs)-1)
 		n.High[i], n.Value[i] = highs[at], noAdminRule<<16|rules[at]
 	}
@@ -42,7 +45,7 @@ func leafNode(highs, rules []uint32) PortNode {
 }
 
 // intact fails if the table that was there first has another verdict.
-func intact(t testing.TB, k *Kernel, id Table, when string) {
+func intact(t testing.TB, k *Kernel, id policytable.ID, when string) {
 	t.Helper()
 	for point, want := range map[uint32]TableVerdict{
 		6<<16 | 80: {Action: 0, Rule: 1, By: byUnknownIdentity}, // nobody has announced it
@@ -59,15 +62,15 @@ func intact(t testing.TB, k *Kernel, id Table, when string) {
 // figures, nothing of it remains, the tables that are there judge as before,
 // and when some of them have gone there is room again.
 func TestKernelAFullMapRefusesATableWhole(t *testing.T) {
-	manyNodes := func(n int) func(i uint64) TableContent {
-		return func(i uint64) TableContent {
+	manyNodes := func(n int) func(i uint64) policytable.Content {
+		return func(i uint64) policytable.Content {
 			c := smallTable(i)
 			c.Nodes = slices.Repeat(c.Nodes, n)
 			return c
 		}
 	}
-	blocks := func(family int) func(i uint64) TableContent {
-		return func(i uint64) TableContent {
+	blocks := func(family int) func(i uint64) policytable.Content {
+		return func(i uint64) policytable.Content {
 			c := smallTable(i)
 			c.HasAddresses = true
 			for b := range 16384 {
@@ -77,7 +80,7 @@ func TestKernelAFullMapRefusesATableWhole(t *testing.T) {
 				} else {
 					a = netip.AddrFrom16([16]byte{0xfd, byte(i), byte(b >> 8), byte(b)})
 				}
-				c.Blocks = append(c.Blocks, Block{Prefix: hostPrefix(a)})
+				c.Prefixes[hostPrefix(a)] = policytable.PrefixClasses{}
 			}
 			return c
 		}
@@ -86,40 +89,40 @@ func TestKernelAFullMapRefusesATableWhole(t *testing.T) {
 		full string // name of the map
 		size int    // its entries
 		need int    // of one table
-		make func(i uint64) TableContent
-		over func() TableContent // takes more than a quarter; nil: none can
+		make func(i uint64) policytable.Content
+		over func() policytable.Content // takes more than a quarter; nil: none can
 	}{
 		{bpf.MapsMapSlTable, 4096 - firstTable, 1, smallTable, nil},
-		{bpf.MapsMapSlPorts, 16384, 4096, manyNodes(4096), func() TableContent { return manyNodes(4097)(0) }},
-		{bpf.MapsMapSlClass, 65536, 16384, func(i uint64) TableContent {
+		{bpf.MapsMapSlPorts, 16384, 4096, manyNodes(4096), func() policytable.Content { return manyNodes(4097)(0) }},
+		{bpf.MapsMapSlClass, 65536, 16384, func(i uint64) policytable.Content {
 			c := smallTable(i)
 			c.Classes = make([]uint32, 16384-classHead)
 			return c
-		}, func() TableContent {
+		}, func() policytable.Content {
 			c := smallTable(0)
 			c.Classes = make([]uint32, 16384-classHead+1)
 			return c
 		}},
-		{bpf.MapsMapSlRule, 262144, 65534, func(i uint64) TableContent {
+		{bpf.MapsMapSlRule, 262144, 65534, func(i uint64) policytable.Content {
 			c := smallTable(i)
-			c.Rules = append(c.Rules, make([]TableRule, 65534-2)...)
+			c.Rules = append(c.Rules, make([]policytable.Rule, 65534-2)...)
 			return c
 		}, nil},
-		{bpf.MapsMapSlPeer, 262144, 32767, func(i uint64) TableContent {
+		{bpf.MapsMapSlPeer, 262144, 32767, func(i uint64) policytable.Content {
 			c := smallTable(i)
-			for nc := NodeClass(1); nc <= MaxNodeClass; nc++ {
+			for nc := policytable.IdentityClass(1); nc <= policytable.MaxIdentityClass; nc++ {
 				c.Peers[nc] = 0
 			}
 			return c
 		}, nil},
-		{bpf.MapsMapSlCidr4, 65536, 16384, blocks(0), func() TableContent {
+		{bpf.MapsMapSlCidr4, 65536, 16384, blocks(0), func() policytable.Content {
 			c := blocks(0)(0)
-			c.Blocks = append(c.Blocks, Block{Prefix: netip.MustParsePrefix("192.0.2.0/24")})
+			c.Prefixes[netip.MustParsePrefix("192.0.2.0/24")] = policytable.PrefixClasses{}
 			return c
 		}},
-		{bpf.MapsMapSlCidr6, 65536, 16384, blocks(1), func() TableContent {
+		{bpf.MapsMapSlCidr6, 65536, 16384, blocks(1), func() policytable.Content {
 			c := blocks(1)(0)
-			c.Blocks = append(c.Blocks, Block{Prefix: netip.MustParsePrefix("2001:db8::/32")})
+			c.Prefixes[netip.MustParsePrefix("2001:db8::/32")] = policytable.PrefixClasses{}
 			return c
 		}},
 	} {
@@ -131,13 +134,13 @@ func TestKernelAFullMapRefusesATableWhole(t *testing.T) {
 			}
 			if tc.over != nil {
 				_, err := k.DefineTable(tc.over())
-				var full *NoRoomError
+				var full *policytable.NoCapacityError
 				if !errors.As(err, &full) || full.Map != tc.full || full.Need != tc.need+1 || full.Limit != tc.need {
 					t.Fatalf("more than a quarter: %v", err)
 				}
 			}
 			// as many as fit while a tenth stays free for changes in place
-			var ids []Table
+			var ids []policytable.ID
 			var refused error
 			for refused == nil {
 				id, err := k.DefineTable(tc.make(uint64(len(ids))))
@@ -145,7 +148,7 @@ func TestKernelAFullMapRefusesATableWhole(t *testing.T) {
 					ids = append(ids, id)
 				}
 			}
-			var full *NoRoomError
+			var full *policytable.NoCapacityError
 			if !errors.As(refused, &full) || !errors.Is(refused, ErrFull) {
 				t.Fatalf("table %d: %v", len(ids), refused)
 			}
@@ -197,11 +200,11 @@ func usage(t testing.TB, k *Kernel, mapName string) int {
 // gets, with rows and blocks of tables that are in use.
 func TestKernelChangesInPlaceUseTheReserve(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
-	var ids []Table
+	var ids []policytable.ID
 	for i := range uint64(9) {
 		c := smallTable(i)
 		if i < 7 {
-			for nc := NodeClass(1); nc <= MaxNodeClass; nc++ {
+			for nc := policytable.IdentityClass(1); nc <= policytable.MaxIdentityClass; nc++ {
 				c.Peers[nc] = 0
 			}
 		}
@@ -213,14 +216,14 @@ func TestKernelChangesInPlaceUseTheReserve(t *testing.T) {
 	}
 	free := 262144 - 7*32767
 	for i := range free {
-		id, nc := ids[7+i/32767], NodeClass(1+i%32767)
+		id, nc := ids[7+i/32767], policytable.IdentityClass(1+i%32767)
 		if err := k.SetPeer(id, nc, 0); err != nil {
 			t.Fatalf("row %d of %d: %v", i+1, free, err)
 		}
 	}
-	err := k.SetPeer(ids[8], MaxNodeClass, 0)
-	var full *NoRoomError
-	if !errors.As(err, &full) || *full != (NoRoomError{Map: bpf.MapsMapSlPeer, Need: 1, Limit: 65536}) {
+	err := k.SetPeer(ids[8], policytable.MaxIdentityClass, 0)
+	var full *policytable.NoCapacityError
+	if !errors.As(err, &full) || *full != (policytable.NoCapacityError{Map: bpf.MapsMapSlPeer, Need: 1, Limit: 65536}) {
 		t.Fatalf("one row more: %v", err)
 	}
 	if n := usage(t, k, bpf.MapsMapSlPeer); n != 262144 {
@@ -230,37 +233,37 @@ func TestKernelChangesInPlaceUseTheReserve(t *testing.T) {
 	if err := k.DeletePeer(ids[0], 1); err != nil {
 		t.Fatal(err)
 	}
-	if err := k.SetPeer(ids[8], MaxNodeClass, 0); err != nil {
+	if err := k.SetPeer(ids[8], policytable.MaxIdentityClass, 0); err != nil {
 		t.Errorf("after a row has gone: %v", err)
 	}
 	audited(t, k, "full")
 }
 
-// TestKernelNodeClassesRunOut takes all numbers of node classes.
-func TestKernelNodeClassesRunOut(t *testing.T) {
+// TestKernelIdentityClassesRunOut takes all numbers of identity classes.
+func TestKernelIdentityClassesRunOut(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
-	key := func(i int) (c ClassKey) {
+	key := func(i int) (c policytable.ClassKey) {
 		binary.BigEndian.PutUint32(c[:], uint32(i+1))
 		return c
 	}
-	for i := range int(MaxNodeClass) {
-		if nc, err := k.NodeClass(key(i)); err != nil || nc == 0 || nc > MaxNodeClass {
-			t.Fatalf("node class %d: %d, %v", i, nc, err)
+	for i := range int(policytable.MaxIdentityClass) {
+		if nc, err := k.DefineIdentityClass(key(i)); err != nil || nc == 0 || nc > policytable.MaxIdentityClass {
+			t.Fatalf("identity class %d: %d, %v", i, nc, err)
 		}
 	}
-	_, err := k.NodeClass(key(1 << 20))
-	var full *NoRoomError
-	if !errors.As(err, &full) || full.Map != bpf.MapsMapSlClassKey || full.Limit != int(MaxNodeClass) {
+	_, err := k.DefineIdentityClass(key(1 << 20))
+	var full *policytable.NoCapacityError
+	if !errors.As(err, &full) || full.Map != bpf.MapsMapSlClassKey || full.Limit != int(policytable.MaxIdentityClass) {
 		t.Fatalf("one more: %v", err)
 	}
-	again, err := k.NodeClass(key(5))
+	again, err := k.DefineIdentityClass(key(5))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := k.RetireNodeClasses(again); err != nil {
+	if err := k.RetireIdentityClasses(again); err != nil {
 		t.Fatal(err)
 	}
-	if nc, err := k.NodeClass(key(1 << 20)); err != nil || nc != again {
+	if nc, err := k.DefineIdentityClass(key(1 << 20)); err != nil || nc != again {
 		t.Errorf("after one has gone: %d, %v, want %d", nc, err, again)
 	}
 }
@@ -269,7 +272,7 @@ func TestKernelNodeClassesRunOut(t *testing.T) {
 // costs, however many tables there are.
 func TestKernelAnIdentityIsOneWrite(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
-	nc, err := k.NodeClass(ClassKey{1})
+	nc, err := k.DefineIdentityClass(policytable.ClassKey{1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -286,7 +289,7 @@ func TestKernelAnIdentityIsOneWrite(t *testing.T) {
 		return nil
 	}
 	for range 2 { // the second time nothing has changed
-		if err := k.SetIdentityWord(300, IdentityWord{Class: nc, Known: true}); err != nil {
+		if err := k.SetIdentities(map[uint32]policytable.Identity{300: {Class: nc, Known: true}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -299,12 +302,12 @@ func TestKernelAnIdentityIsOneWrite(t *testing.T) {
 // changes.
 func TestKernelEqualBlocksAreStoredOnce(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
-	var ids []Table
+	var ids []policytable.ID
 	for i := range uint64(3) {
 		c := smallTable(i)
 		c.HasAddresses = true
 		for b := range 100 {
-			c.Blocks = append(c.Blocks, Block{Prefix: hostPrefix(netip.AddrFrom4([4]byte{10, 0, 0, byte(b)}))})
+			c.Prefixes[hostPrefix(netip.AddrFrom4([4]byte{10, 0, 0, byte(b)}))] = policytable.PrefixClasses{}
 		}
 		id, err := k.DefineTable(c)
 		if err != nil {
@@ -319,12 +322,12 @@ func TestKernelEqualBlocksAreStoredOnce(t *testing.T) {
 		}
 	}
 	count(100, "three tables")
-	more := Block{Prefix: netip.MustParsePrefix("192.0.2.0/24")}
-	if err := k.SetBlock(ids[0], more); err != nil {
+	more := netip.MustParsePrefix("192.0.2.0/24")
+	if err := k.SetPrefix(ids[0], more, policytable.PrefixClasses{}); err != nil {
 		t.Fatal(err)
 	}
 	count(201, "one has changed")
-	if err := k.SetBlock(ids[1], more); err != nil {
+	if err := k.SetPrefix(ids[1], more, policytable.PrefixClasses{}); err != nil {
 		t.Fatal(err)
 	}
 	count(201, "another has changed likewise")
@@ -345,12 +348,12 @@ func TestKernelAuditRepairsTables(t *testing.T) {
 	c := smallTable(0)
 	c.HasAddresses = true
 	c.Peers[7] = 0
-	c.Blocks = []Block{{Prefix: netip.MustParsePrefix("10.0.0.0/8")}, {Prefix: netip.MustParsePrefix("fd00::/8")}}
+	c.Prefixes = map[netip.Prefix]policytable.PrefixClasses{netip.MustParsePrefix("10.0.0.0/8"): {}, netip.MustParsePrefix("fd00::/8"): {}}
 	id, err := k.DefineTable(c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := k.SetIdentityWord(300, IdentityWord{Class: 7, Known: true}); err != nil {
+	if err := k.SetIdentities(map[uint32]policytable.Identity{300: {Class: 7, Known: true}}); err != nil {
 		t.Fatal(err)
 	}
 	was := snapshot(t, k, false)
@@ -361,21 +364,21 @@ func TestKernelAuditRepairsTables(t *testing.T) {
 		"a foreign row":       func() error { return s.insertPeer(uint32(id), 8, 0) },
 		"a row of no table":   func() error { return s.insertPeer(4000, 8, 0) },
 		"a row has changed":   func() error { return errors.Join(s.deletePeer(uint32(id), 7), s.insertPeer(uint32(id), 7, 3)) },
-		"a block is missing":  func() error { return s.deleteBlock(lt.header.CidrSet, c.Blocks[0].Prefix) },
-		"a block has changed": func() error { return s.putBlock(lt.header.CidrSet, c.Blocks[1].Prefix, [3]uint16{9}) },
-		"a foreign block":     func() error { return s.putBlock(77, c.Blocks[0].Prefix, [3]uint16{}) },
+		"a block is missing":  func() error { return s.deleteBlock(lt.header.CidrSet, netip.MustParsePrefix("10.0.0.0/8")) },
+		"a block has changed": func() error { return s.putBlock(lt.header.CidrSet, netip.MustParsePrefix("fd00::/8"), [3]uint16{9}) },
+		"a foreign block":     func() error { return s.putBlock(77, netip.MustParsePrefix("10.0.0.0/8"), [3]uint16{}) },
 		"a rule has changed": func() error {
 			return writeArray(&s.tableMaps, s.tableMaps.rules, "", lt.ruleSpan.base, []bpf.MapsSlRule{{Action: 2}})
 		},
-		"a node has changed":    func() error { return s.writeNodes(lt.nodeSpan.base, make([]bpf.MapsSlPortNode, 1)) },
-		"a foreign node":        func() error { return s.writeNodes(16000, []bpf.MapsSlPortNode{{Hi: [16]uint32{5}}}) },
-		"a class has changed":   func() error { return s.storeWord("", s.classMem, lt.classSpan.base+classHead, 9) },
-		"the header is zero":    func() error { return s.storeHeader(id, bpf.MapsSlTable{}) },
-		"a foreign header":      func() error { return s.storeHeader(99, bpf.MapsSlTable{N_class: 1}) },
-		"the key is gone":       func() error { return s.storeTableKey(id, [32]byte{}) },
-		"a foreign node class":  func() error { return s.storeClassKey(12, ClassKey{1}) },
-		"an identity is gone":   func() error { return s.storeWord("", s.idMem, 300, 0) },
-		"an identity is forged": func() error { return s.storeWord("", s.idMem, 301, knownBit|7) },
+		"a node has changed":       func() error { return s.writeNodes(lt.nodeSpan.base, make([]bpf.MapsSlPortNode, 1)) },
+		"a foreign node":           func() error { return s.writeNodes(16000, []bpf.MapsSlPortNode{{Hi: [16]uint32{5}}}) },
+		"a class has changed":      func() error { return s.storeWord("", s.classMem, lt.classSpan.base+classHead, 9) },
+		"the header is zero":       func() error { return s.storeHeader(id, bpf.MapsSlTable{}) },
+		"a foreign header":         func() error { return s.storeHeader(99, bpf.MapsSlTable{N_class: 1}) },
+		"the key is gone":          func() error { return s.storeTableKey(id, [32]byte{}) },
+		"a foreign identity class": func() error { return s.storeClassKey(12, policytable.ClassKey{1}) },
+		"an identity is gone":      func() error { return s.storeWord("", s.idMem, 300, 0) },
+		"an identity is forged":    func() error { return s.storeWord("", s.idMem, 301, knownBit|7) },
 	} {
 		if err := damage(); err != nil {
 			t.Fatalf("%s: %v", name, err)
@@ -427,20 +430,20 @@ func TestKernelReadersSeeNoThirdVerdict(t *testing.T) {
 	// class 0 denies everything by rule 4, class 1 port 80 by rule 1
 	c := smallTable(0)
 	c.HasAddresses = true
-	c.Rules = append(c.Rules, TableRule{Action: 0, Tier: 2}, TableRule{Action: 0, Tier: 2})
+	c.Rules = append(c.Rules, policytable.Rule{Action: 0, Tier: 2}, policytable.Rule{Action: 0, Tier: 2})
 	all := leafNode([]uint32{0xffffffff}, []uint32{4})
-	c.Nodes = []PortNode{all, leafNode([]uint32{6<<16 | 79, 6<<16 | 80, 0xffffffff}, []uint32{4, 1, 4})}
+	c.Nodes = []policytable.PortNode{all, leafNode([]uint32{6<<16 | 79, 6<<16 | 80, 0xffffffff}, []uint32{4, 1, 4})}
 	c.Classes = []uint32{0, 1}
-	c.Blocks = []Block{{Prefix: netip.MustParsePrefix("10.0.0.0/8")}}
+	c.Prefixes = map[netip.Prefix]policytable.PrefixClasses{netip.MustParsePrefix("10.0.0.0/8"): {}}
 	id, err := k.DefineTable(c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	nc, err := k.NodeClass(ClassKey{1})
+	nc, err := k.DefineIdentityClass(policytable.ClassKey{1})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := k.SetIdentityWord(300, IdentityWord{Class: nc, Known: true}); err != nil {
+	if err := k.SetIdentities(map[uint32]policytable.Identity{300: {Class: nc, Known: true}}); err != nil {
 		t.Fatal(err)
 	}
 	var done atomic.Bool
@@ -451,7 +454,7 @@ func TestKernelReadersSeeNoThirdVerdict(t *testing.T) {
 			seed := rand.Uint64()
 			r := rand.New(rand.NewPCG(seed, 5))
 			classes, nodes := 2, 2
-			var others []Table
+			var others []policytable.ID
 			for i := range changes {
 				var err error
 				switch r.IntN(10) {
@@ -460,9 +463,9 @@ func TestKernelReadersSeeNoThirdVerdict(t *testing.T) {
 				case 2, 3:
 					err = k.DeletePeer(id, nc)
 				case 4:
-					err = k.SetBlock(id, Block{Prefix: hostPrefix(netip.AddrFrom4([4]byte{10, 1, 1, byte(r.IntN(5))})), Classes: [3]uint16{1, 1, 1}})
+					err = k.SetPrefix(id, hostPrefix(netip.AddrFrom4([4]byte{10, 1, 1, byte(r.IntN(5))})), policytable.PrefixClasses{1, 1, 1})
 				case 5:
-					err = k.DeleteBlock(id, hostPrefix(netip.AddrFrom4([4]byte{10, 1, 1, byte(r.IntN(5))})))
+					err = k.DeletePrefix(id, hostPrefix(netip.AddrFrom4([4]byte{10, 1, 1, byte(r.IntN(5))})))
 				case 6:
 					if i%50 == 0 && classes < 1000 { // every few times it moves
 						more := 1 + classes/2
@@ -470,16 +473,16 @@ func TestKernelReadersSeeNoThirdVerdict(t *testing.T) {
 						for n := range roots {
 							roots[n] = uint32(nodes)
 						}
-						err = k.GrowTable(id, []PortNode{all}, roots)
+						err = k.GrowTable(id, []policytable.PortNode{all}, roots)
 						classes, nodes = classes+more, nodes+1
 					}
 				case 7: // another table with the same blocks: the set is shared
-					var content TableContent
+					var content policytable.Content
 					if content, err = k.TableContent(id); err == nil && len(others) < 50 {
 						other := smallTable(uint64(i))
 						other.HasAddresses, other.Classes = true, make([]uint32, len(content.Classes))
-						other.Blocks = content.Blocks
-						var t Table
+						other.Prefixes = content.Prefixes
+						var t policytable.ID
 						if t, err = k.DefineTable(other); err == nil {
 							others = append(others, t)
 						}
@@ -538,7 +541,7 @@ func TestKernelFlipsShowOldOrNewTable(t *testing.T) {
 	go func() {
 		defer running.Store(false)
 		done <- func() error {
-			var old Table
+			var old policytable.ID
 			for i := range flips {
 				// in turn port 80 is denied and allowed, by tables of all sizes
 				c := smallTable(uint64(i))
@@ -549,7 +552,7 @@ func TestKernelFlipsShowOldOrNewTable(t *testing.T) {
 				c.Classes = make([]uint32, 1+i%5)
 				c.HasAddresses = i%3 == 0
 				if c.HasAddresses {
-					c.Blocks = []Block{{Prefix: netip.MustParsePrefix("203.0.113.0/24")}}
+					c.Prefixes = map[netip.Prefix]policytable.PrefixClasses{netip.MustParsePrefix("203.0.113.0/24"): {}}
 				}
 				id, err := k.DefineTable(c)
 				if err == nil {
@@ -600,18 +603,18 @@ func TestKernelFlipsShowOldOrNewTable(t *testing.T) {
 // BenchmarkKernelTableChanges measures what a change of a policy costs.
 func BenchmarkKernelTableChanges(b *testing.B) {
 	k := openKernel(b, testOptions(newBPFFS(b)))
-	words := map[Identity]IdentityWord{}
+	words := map[uint32]policytable.Identity{}
 	b.Run("1000 identities", func(b *testing.B) {
 		for i := range b.N {
-			for id := range Identity(1000) {
-				words[256+id] = IdentityWord{Class: NodeClass(1 + (i+int(id))%100), Known: true}
+			for id := range uint32(1000) {
+				words[256+id] = policytable.Identity{Class: policytable.IdentityClass(1 + (i+int(id))%100), Known: true}
 			}
-			if err := k.SetIdentityWords(words); err != nil {
+			if err := k.SetIdentities(words); err != nil {
 				b.Fatal(err)
 			}
 		}
 	})
-	table := func(b *testing.B, c TableContent) {
+	table := func(b *testing.B, c policytable.Content) {
 		for i := range b.N {
 			c.Hash[8] = byte(i + 1)
 			id, err := k.DefineTable(c)
@@ -630,7 +633,7 @@ func BenchmarkKernelTableChanges(b *testing.B) {
 	}
 	b.Run("table of 1000 rows", func(b *testing.B) {
 		c := smallTable(1)
-		for nc := range NodeClass(1000) {
+		for nc := range policytable.IdentityClass(1000) {
 			c.Peers[nc+1] = 0
 		}
 		table(b, c)
@@ -638,7 +641,7 @@ func BenchmarkKernelTableChanges(b *testing.B) {
 	large := smallTable(2)
 	large.HasAddresses = true
 	for i := range 5000 {
-		large.Blocks = append(large.Blocks, Block{Prefix: hostPrefix(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}))})
+		large.Prefixes[hostPrefix(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}))] = policytable.PrefixClasses{}
 	}
 	b.Run("table of 5000 blocks", func(b *testing.B) { table(b, large) })
 	b.Run("table of 5000 blocks that another has", func(b *testing.B) {
@@ -649,7 +652,8 @@ func BenchmarkKernelTableChanges(b *testing.B) {
 	})
 	b.Run("a block among 5000", func(b *testing.B) {
 		c := large
-		c.Blocks = append(slices.Clone(large.Blocks), Block{Prefix: netip.MustParsePrefix("172.16.0.0/12")})
+		c.Prefixes = maps.Clone(large.Prefixes)
+		c.Prefixes[netip.MustParsePrefix("172.16.0.0/12")] = policytable.PrefixClasses{}
 		id, err := k.DefineTable(c)
 		if err != nil {
 			b.Fatal(err)
@@ -657,7 +661,7 @@ func BenchmarkKernelTableChanges(b *testing.B) {
 		b.ResetTimer()
 		for i := range b.N {
 			p := hostPrefix(netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}))
-			if err := errors.Join(k.SetBlock(id, Block{Prefix: p}), k.DeleteBlock(id, p)); err != nil {
+			if err := errors.Join(k.SetPrefix(id, p, policytable.PrefixClasses{}), k.DeletePrefix(id, p)); err != nil {
 				b.Fatal(err)
 			}
 		}

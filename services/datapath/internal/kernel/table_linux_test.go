@@ -18,83 +18,68 @@ import (
 	"unsafe"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // model is what the maps should hold, in the plainest form there is.
 type model struct {
-	tables  map[Table]*TableContent
-	words   map[Identity]IdentityWord
-	classes map[ClassKey]NodeClass
+	tables  map[policytable.ID]*policytable.Content
+	words   map[uint32]policytable.Identity
+	classes map[policytable.ClassKey]policytable.IdentityClass
 	// policies of the slots that the test has published
 	policies map[Slot]Policy
 }
 
 func newModel() *model {
 	return &model{
-		tables: map[Table]*TableContent{}, words: map[Identity]IdentityWord{},
-		classes: map[ClassKey]NodeClass{}, policies: map[Slot]Policy{},
+		tables: map[policytable.ID]*policytable.Content{}, words: map[uint32]policytable.Identity{},
+		classes: map[policytable.ClassKey]policytable.IdentityClass{}, policies: map[Slot]Policy{},
 	}
 }
 
-func cloneContent(c *TableContent) *TableContent {
+func cloneContent(c *policytable.Content) *policytable.Content {
 	d := *c
 	d.Rules, d.Classes, d.Nodes = slices.Clone(c.Rules), slices.Clone(c.Classes), slices.Clone(c.Nodes)
-	d.Peers, d.Blocks = maps.Clone(c.Peers), slices.Clone(c.Blocks)
+	d.Peers, d.Prefixes = maps.Clone(c.Peers), maps.Clone(c.Prefixes)
 	if d.Peers == nil {
-		d.Peers = map[NodeClass]uint16{}
+		d.Peers = map[policytable.IdentityClass]uint16{}
 	}
-	d.setBlocks(d.Blocks)
+	if d.Prefixes == nil {
+		d.Prefixes = map[netip.Prefix]policytable.PrefixClasses{}
+	}
 	return &d
 }
 
-// setBlocks sorts as TableContent does.
-func (c *TableContent) setBlocks(bs []Block) {
-	slices.SortFunc(bs, func(a, b Block) int { return comparePrefixes(a.Prefix, b.Prefix) })
-	c.Blocks = bs
-	if len(bs) == 0 {
-		c.Blocks = nil
-	}
-}
-
-func (c *TableContent) putBlock(b Block) {
-	bs := slices.DeleteFunc(slices.Clone(c.Blocks), func(x Block) bool { return x.Prefix == b.Prefix })
-	c.setBlocks(append(bs, b))
-}
-
-func (c *TableContent) dropBlock(p netip.Prefix) {
-	c.setBlocks(slices.DeleteFunc(slices.Clone(c.Blocks), func(x Block) bool { return x.Prefix == p }))
-}
-
 // lookup is the slow and obvious verdict.
-func (m *model) lookup(c *TableContent, id Identity, addr netip.Addr, point uint32) TableVerdict {
-	w, ok := m.words[id]
+func (m *model) lookup(c *policytable.Content, id Identity, addr netip.Addr, point uint32) TableVerdict {
+	w, ok := m.words[uint32(id)]
 	if !ok {
-		w = IdentityWord{Kind: kindUnknown}
+		w = policytable.Identity{Kind: policytable.KindUnknown}
 	}
 	class, row := c.Peers[w.Class]
 	if !w.Known || !row {
 		class, row = c.DefaultClasses[w.Kind], false
 	}
 	v := TableVerdict{IdentityClass: class, IdentityRow: row}
-	who := c.at(class, point)
+	who := valueAt(c, class, point)
 	both := [2]uint16{who[0], who[1]}
 	if c.HasAddresses {
 		v.AddressClass = c.AddressClasses[w.Scope]
-		for _, b := range c.Blocks {
-			if b.Prefix.Contains(addr) && (!v.AddressBlock.IsValid() || b.Prefix.Bits() > v.AddressBlock.Bits()) {
-				v.AddressClass, v.AddressBlock = b.Classes[w.Scope], b.Prefix
+		for p, classes := range c.Prefixes {
+			if p.Contains(addr) && (!v.AddressBlock.IsValid() || p.Bits() > v.AddressBlock.Bits()) {
+				v.AddressClass, v.AddressBlock = classes[w.Scope], p
 			}
 		}
-		where := c.at(v.AddressClass, point)
+		where := valueAt(c, v.AddressClass, point)
 		both = [2]uint16{min(who[0], where[0]), min(who[1], where[1])}
 	}
-	unknown := w.Kind == kindUnknown
+	unknown := w.Kind == policytable.KindUnknown
 	for i, none := range []uint16{noAdminRule, noOtherRule} {
 		if both[i] == none || c.Rules[both[i]-1].Action == 3 {
 			continue
 		}
 		r := c.Rules[both[i]-1]
-		v.Action, v.Proxy, v.Rule, v.By = r.Action, r.Proxy, both[i], byRule
+		v.Action, v.Proxy, v.Rule, v.By = uint8(r.Action), r.Proxy, both[i], byRule
 		if r.Action == 0 && unknown && who[i] == both[i] {
 			v.By = byUnknownIdentity
 		}
@@ -103,7 +88,7 @@ func (m *model) lookup(c *TableContent, id Identity, addr netip.Addr, point uint
 	switch {
 	case c.DefaultAllow:
 		v.Action, v.By = 2, byDefault
-	case c.HostAllow && w.Kind == kindHost:
+	case c.HostAllow && w.Kind == policytable.KindHost:
 		v.Action, v.By = 2, byHostAllow
 	case unknown:
 		v.By = byUnknownIdentity
@@ -113,8 +98,8 @@ func (m *model) lookup(c *TableContent, id Identity, addr netip.Addr, point uint
 	return v
 }
 
-// at is what the list of a class says.
-func (c *TableContent) at(class uint16, point uint32) [2]uint16 {
+// valueAt is what the list of a class says.
+func valueAt(c *policytable.Content, class uint16, point uint32) [2]uint16 {
 	n := c.Classes[class]
 	for {
 		i := slices.IndexFunc(c.Nodes[n].High[:], func(high uint32) bool { return point <= high })
@@ -154,8 +139,8 @@ func (r *randomTable) value(rules int) uint32 {
 var points = []uint32{0, 1, 6<<16 | 79, 6<<16 | 80, 6<<16 | 81, 6<<16 | 443, 17<<16 | 53, 58 << 16, 0xfffffffe, 0xffffffff}
 
 // leaf is a node with borders from low to high.
-func (r *randomTable) leaf(rules int, high uint32) PortNode {
-	var n PortNode
+func (r *randomTable) leaf(rules int, high uint32) policytable.PortNode {
+	var n policytable.PortNode
 	var borders []uint32
 	for _, p := range points {
 		if p < high && r.IntN(2) == 0 {
@@ -164,7 +149,7 @@ func (r *randomTable) leaf(rules int, high uint32) PortNode {
 	}
 	borders = append(borders, high)
 	v := uint32(0)
-	for i := range Fanout {
+	for i := range policytable.Fanout {
 		if i < len(borders) {
 			v = r.value(rules)
 		}
@@ -174,27 +159,28 @@ func (r *randomTable) leaf(rules int, high uint32) PortNode {
 }
 
 // class appends a list to nodes and returns its root.
-func (r *randomTable) class(nodes []PortNode, rules int) ([]PortNode, uint32) {
+func (r *randomTable) class(nodes []policytable.PortNode, rules int) ([]policytable.PortNode, uint32) {
 	if r.IntN(3) > 0 {
 		return append(nodes, r.leaf(rules, 0xffffffff)), uint32(len(nodes))
 	}
 	nodes = append(nodes, r.leaf(rules, 6<<16|80), r.leaf(rules, 0xffffffff))
 	at := uint32(len(nodes))
-	root := PortNode{}
-	for i := range Fanout {
+	root := policytable.PortNode{}
+	for i := range policytable.Fanout {
 		root.High[i], root.Value[i] = 0xffffffff, childBit|(at-1)
 	}
 	root.High[0], root.Value[0] = 6<<16|80, childBit|(at-2)
 	return append(nodes, root), at
 }
 
-func (r *randomTable) content() *TableContent {
-	c := &TableContent{
+func (r *randomTable) content() *policytable.Content {
+	c := &policytable.Content{
 		Hash: r.hash(), DefaultAllow: r.IntN(2) == 0, HostAllow: r.IntN(2) == 0, HasAddresses: r.IntN(2) == 0,
-		Peers: map[NodeClass]uint16{},
+		Peers:    map[policytable.IdentityClass]uint16{},
+		Prefixes: map[netip.Prefix]policytable.PrefixClasses{},
 	}
 	for range r.IntN(6) {
-		c.Rules = append(c.Rules, TableRule{Action: uint8(r.IntN(4)), Tier: uint8(r.IntN(4)), Proxy: uint16(r.IntN(4))})
+		c.Rules = append(c.Rules, policytable.Rule{Action: policytable.Action(r.IntN(4)), Tier: uint8(r.IntN(4)), Proxy: uint16(r.IntN(4))})
 	}
 	for range 1 + r.IntN(5) {
 		var root uint32
@@ -208,24 +194,24 @@ func (r *randomTable) content() *TableContent {
 		c.AddressClasses[i] = r.classOf(c)
 	}
 	for range r.IntN(8) {
-		c.Peers[NodeClass(1+r.IntN(20))] = r.classOf(c)
+		c.Peers[policytable.IdentityClass(1+r.IntN(20))] = r.classOf(c)
 	}
 	if c.HasAddresses {
 		for range r.IntN(6) {
-			c.putBlock(r.block(c))
+			p, classes := r.block(c)
+			c.Prefixes[p] = classes
 		}
 	}
 	return c
 }
 
-func (r *randomTable) classOf(c *TableContent) uint16 { return uint16(r.IntN(len(c.Classes))) }
+func (r *randomTable) classOf(c *policytable.Content) uint16 { return uint16(r.IntN(len(c.Classes))) }
 
-func (r *randomTable) block(c *TableContent) Block {
-	b := Block{Prefix: r.prefix()}
-	for i := range b.Classes {
-		b.Classes[i] = r.classOf(c)
+func (r *randomTable) block(c *policytable.Content) (p netip.Prefix, classes policytable.PrefixClasses) {
+	for i := range classes {
+		classes[i] = r.classOf(c)
 	}
-	return b
+	return r.prefix(), classes
 }
 
 func (r *randomTable) prefix() netip.Prefix {
@@ -249,11 +235,11 @@ func (r *randomTable) identity() Identity {
 	return []Identity{1, 9, 256, 257, 258, 65535, 0xff0000, 0xff0fff, 70000}[r.IntN(9)]
 }
 
-func (r *randomTable) word() IdentityWord {
+func (r *randomTable) word() policytable.Identity {
 	if r.IntN(4) == 0 {
-		return IdentityWord{}
+		return policytable.Identity{}
 	}
-	return IdentityWord{Class: NodeClass(1 + r.IntN(20)), Kind: Kind(r.IntN(8)), Scope: Scope(r.IntN(3)), Known: true}
+	return policytable.Identity{Class: policytable.IdentityClass(1 + r.IntN(20)), Kind: policytable.Kind(r.IntN(8)), Scope: policytable.Scope(r.IntN(3)), Known: true}
 }
 
 // randomKey is any key of m.
@@ -264,8 +250,8 @@ func randomKey[K comparable, V any](r *rand.Rand, m map[K]V, less func(a, b K) i
 	return slices.SortedFunc(maps.Keys(m), less)[r.IntN(len(m))], true
 }
 
-func (r *randomTable) table(m *model) (Table, bool) {
-	return randomKey(r.Rand, m.tables, func(a, b Table) int { return int(a) - int(b) })
+func (r *randomTable) table(m *model) (policytable.ID, bool) {
+	return randomKey(r.Rand, m.tables, func(a, b policytable.ID) int { return int(a) - int(b) })
 }
 
 // operation is one change of kernel and model alike. It answers what the model
@@ -279,7 +265,7 @@ type operation struct {
 // operation draws the next change.
 func (r *randomTable) operation(t testing.TB, m *model) operation {
 	id, some := r.table(m)
-	var c *TableContent
+	var c *policytable.Content
 	if some {
 		c = m.tables[id]
 	}
@@ -289,16 +275,16 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 		if some && r.IntN(3) == 0 && c.HasAddresses {
 			// the same blocks, if their classes are there
 			n.HasAddresses = true
-			n.setBlocks(nil)
-			for _, b := range c.Blocks {
-				if int(slices.Max(b.Classes[:])) < len(n.Classes) {
-					n.putBlock(b)
+			clear(n.Prefixes)
+			for p, classes := range c.Prefixes {
+				if int(slices.Max(classes[:])) < len(n.Classes) {
+					n.Prefixes[p] = classes
 				}
 			}
 		}
-		var defined Table
+		var defined policytable.ID
 		return operation{
-			fmt.Sprintf("define %d classes, %d rows, %d blocks", len(n.Classes), len(n.Peers), len(n.Blocks)),
+			fmt.Sprintf("define %d classes, %d rows, %d blocks", len(n.Classes), len(n.Peers), len(n.Prefixes)),
 			func(k *Kernel) (err error) {
 				defined, err = k.DefineTable(*n)
 				if err == nil && m.tables[defined] != nil {
@@ -324,7 +310,7 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 			}, func(m *model) { m.tables[id] = grown },
 		}
 	case op <= 4:
-		nc, class := NodeClass(1+r.IntN(20)), r.classOf(c)
+		nc, class := policytable.IdentityClass(1+r.IntN(20)), r.classOf(c)
 		have, there := c.Peers[nc]
 		return operation{
 			fmt.Sprintf("row of %d: %d to %d", id, nc, class),
@@ -341,25 +327,25 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 			},
 		}
 	case op == 5:
-		nc := NodeClass(1 + r.IntN(20))
+		nc := policytable.IdentityClass(1 + r.IntN(20))
 		return operation{
 			fmt.Sprintf("no row of %d: %d", id, nc),
 			func(k *Kernel) error { return k.DeletePeer(id, nc) },
 			func(m *model) { delete(m.tables[id].Peers, nc) },
 		}
 	case op <= 7:
-		b := r.block(c)
+		p, classes := r.block(c)
 		return operation{
-			fmt.Sprintf("block of %d: %v", id, b),
-			func(k *Kernel) error { return k.SetBlock(id, b) },
-			func(m *model) { m.tables[id].putBlock(b) },
+			fmt.Sprintf("prefix of %d: %v %v", id, p, classes),
+			func(k *Kernel) error { return k.SetPrefix(id, p, classes) },
+			func(m *model) { m.tables[id].Prefixes[p] = classes },
 		}
 	case op == 8:
 		p := r.prefix()
 		return operation{
 			fmt.Sprintf("no block of %d: %v", id, p),
-			func(k *Kernel) error { return k.DeleteBlock(id, p) },
-			func(m *model) { m.tables[id].dropBlock(p) },
+			func(k *Kernel) error { return k.DeletePrefix(id, p) },
+			func(m *model) { delete(m.tables[id].Prefixes, p) },
 		}
 	case op == 9:
 		named := slices.ContainsFunc(slices.Collect(maps.Values(m.policies)),
@@ -395,17 +381,17 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 			func(m *model) { m.policies[s] = Policy{Egress: id, Ingress: other} },
 		}
 	case op == 12:
-		key := ClassKey{byte(1 + r.IntN(30))}
+		key := policytable.ClassKey{byte(1 + r.IntN(30))}
 		if nc, ok := m.classes[key]; ok && r.IntN(2) == 0 {
 			return operation{
-				fmt.Sprintf("retire node class %d", nc),
-				func(k *Kernel) error { return k.RetireNodeClasses(nc) }, func(m *model) { delete(m.classes, key) },
+				fmt.Sprintf("retire identity class %d", nc),
+				func(k *Kernel) error { return k.RetireIdentityClasses(nc) }, func(m *model) { delete(m.classes, key) },
 			}
 		}
-		var nc NodeClass
+		var nc policytable.IdentityClass
 		return operation{
-			fmt.Sprintf("node class of %x", key[:1]),
-			func(k *Kernel) (err error) { nc, err = k.NodeClass(key); return err },
+			fmt.Sprintf("identity class of %x", key[:1]),
+			func(k *Kernel) (err error) { nc, err = k.DefineIdentityClass(key); return err },
 			func(m *model) { m.classes[key] = nc },
 		}
 	}
@@ -413,17 +399,17 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 	return operation{
 		fmt.Sprintf("identity %d is %+v", iden, w),
 		func(k *Kernel) error {
-			err := k.SetIdentityWord(iden, w)
+			err := k.SetIdentities(map[uint32]policytable.Identity{uint32(iden): w})
 			if iden == 70000 && errors.Is(err, ErrInvalid) {
 				return nil
 			}
 			return err
 		}, func(m *model) {
 			if iden == 70000 || !w.Known {
-				delete(m.words, iden)
+				delete(m.words, uint32(iden))
 				return
 			}
-			m.words[iden] = w
+			m.words[uint32(iden)] = w
 		},
 	}
 }
@@ -461,19 +447,19 @@ func (m *model) difference(k *Kernel) string {
 			return fmt.Sprintf("table %d is\n%+v, want\n%+v", info.ID, got, *want)
 		}
 		if info.Rules != len(want.Rules) || info.Classes != len(want.Classes) || info.Nodes != len(want.Nodes) ||
-			info.Peers != len(want.Peers) || info.Blocks != len(want.Blocks) || info.Hash != want.Hash {
+			info.Peers != len(want.Peers) || info.Prefixes != len(want.Prefixes) || info.Hash != want.Hash {
 			return fmt.Sprintf("table %d is listed as %+v", info.ID, info)
 		}
 	}
-	words, err := k.IdentityWords()
+	words, err := k.Identities()
 	if err != nil {
 		return err.Error()
 	}
 	if !maps.Equal(words, m.words) {
 		return fmt.Sprintf("words %v, want %v", words, m.words)
 	}
-	if got := k.NodeClasses(); !maps.Equal(got, m.classes) {
-		return fmt.Sprintf("node classes %v, want %v", got, m.classes)
+	if got := k.IdentityClasses(); !maps.Equal(got, m.classes) {
+		return fmt.Sprintf("identity classes %v, want %v", got, m.classes)
 	}
 	return ""
 }
@@ -551,12 +537,12 @@ func TestKernelTablesAreWhatWasWritten(t *testing.T) {
 		}
 	}
 	for _, nc := range m.classes {
-		if err := k.RetireNodeClasses(nc); err != nil {
+		if err := k.RetireIdentityClasses(nc); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for id := range m.words {
-		if err := k.SetIdentityWord(id, IdentityWord{}); err != nil {
+		if err := k.SetIdentities(map[uint32]policytable.Identity{uint32(id): {}}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -8,30 +8,30 @@ import (
 	"fmt"
 	"net/netip"
 	"reflect"
-	"slices"
 
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // Tables lists the tables that were made from policies, by number, those of an
 // earlier process too. Retired ones are left out.
-func (k *Kernel) Tables() ([]TableInfo, error) {
+func (k *Kernel) Tables() ([]policytable.Info, error) {
 	if err := k.rlock(); err != nil {
 		return nil, err
 	}
 	defer k.mu.RUnlock()
 	s := k.tables
-	var infos []TableInfo
+	var infos []policytable.Info
 	for _, t := range sortedKeys(s.tables) {
 		lt := s.tables[t]
-		info := TableInfo{
+		info := policytable.Info{
 			ID: t, Hash: lt.hash,
 			Rules: len(lt.rules), Classes: len(lt.classes), Nodes: len(lt.nodes), Peers: len(lt.peers),
 		}
 		if lt.addresses != nil {
-			info.Blocks = len(lt.addresses.blocks)
+			info.Prefixes = len(lt.addresses.blocks)
 		}
 		infos = append(infos, info)
 	}
@@ -40,44 +40,45 @@ func (k *Kernel) Tables() ([]TableInfo, error) {
 
 // TableContent reads a table back from the maps. Rows and blocks are looked up
 // by the keys that were written; AuditTables finds others.
-func (k *Kernel) TableContent(t Table) (TableContent, error) {
+func (k *Kernel) TableContent(t policytable.ID) (policytable.Content, error) {
 	if err := k.rlock(); err != nil {
-		return TableContent{}, err
+		return policytable.Content{}, err
 	}
 	defer k.mu.RUnlock()
 	s := k.tables
 	lt, err := s.live(t)
 	if err != nil {
-		return TableContent{}, err
+		return policytable.Content{}, err
 	}
 	c, err := s.readBack(lt)
 	if err != nil {
-		return TableContent{}, fmt.Errorf("table %d: %w", t, err)
+		return policytable.Content{}, fmt.Errorf("table %d: %w", t, err)
 	}
 	return c, nil
 }
 
-func (s *tableStore) readBack(lt *liveTable) (TableContent, error) {
+func (s *tableStore) readBack(lt *liveTable) (policytable.Content, error) {
 	h := s.header(lt.id)
 	var key bpf.MapsSlTableKey
 	if err := s.tableKeys.Lookup(uint32(lt.id), &key); err != nil {
-		return TableContent{}, fmt.Errorf("key: %w", err)
+		return policytable.Content{}, fmt.Errorf("key: %w", err)
 	}
-	c := TableContent{
+	c := policytable.Content{
 		Hash:           key.Hash,
 		DefaultAllow:   h.Flags&flagDefaultAllow != 0,
 		HostAllow:      h.Flags&flagHostAllow != 0,
 		HasAddresses:   h.Flags&flagAddresses != 0,
 		DefaultClasses: h.DefClass,
 		AddressClasses: h.AddrDef,
-		Peers:          make(map[NodeClass]uint16, len(lt.peers)),
+		Peers:          make(map[policytable.IdentityClass]policytable.Class, len(lt.peers)),
+		Prefixes:       map[netip.Prefix]policytable.PrefixClasses{},
 	}
 	for i := range int(h.N_rule) {
 		r, err := element[bpf.MapsSlRule](s.tableMaps.rules, bpf.MapsMapSlRule, h.RuleBase+uint32(i))
 		if err != nil {
 			return c, err
 		}
-		c.Rules = append(c.Rules, TableRule{Action: r.Action, Tier: r.Tier, Proxy: r.Redirect})
+		c.Rules = append(c.Rules, policytable.Rule{Action: policytable.Action(r.Action), Tier: r.Tier, Proxy: r.Redirect})
 	}
 	for i := range lt.nodes {
 		n, err := element[bpf.MapsSlPortNode](s.ports, bpf.MapsMapSlPorts, uint32(lt.nodeSpan.base+i))
@@ -111,10 +112,9 @@ func (s *tableStore) readBack(lt *liveTable) (TableContent, error) {
 			return c, err
 		}
 		if ok {
-			c.Blocks = append(c.Blocks, Block{Prefix: p, Classes: v.Class})
+			c.Prefixes[p] = v.Class
 		}
 	}
-	slices.SortFunc(c.Blocks, func(a, b Block) int { return comparePrefixes(a.Prefix, b.Prefix) })
 	return c, nil
 }
 
@@ -150,7 +150,7 @@ var ErrCorrupt = errors.New("table is damaged")
 //
 // ErrNoTable says that the table is not there, ErrCorrupt that it is damaged;
 // the programs drop in both cases.
-func (k *Kernel) LookupTable(t Table, id Identity, addr netip.Addr, point uint32) (TableVerdict, error) {
+func (k *Kernel) LookupTable(t policytable.ID, id Identity, addr netip.Addr, point uint32) (TableVerdict, error) {
 	if err := k.rlock(); err != nil {
 		return TableVerdict{}, err
 	}
@@ -158,11 +158,11 @@ func (k *Kernel) LookupTable(t Table, id Identity, addr netip.Addr, point uint32
 	return k.lookupTable(t, id, addr, point)
 }
 
-func (k *Kernel) lookupTable(t Table, id Identity, addr netip.Addr, point uint32) (TableVerdict, error) {
+func (k *Kernel) lookupTable(t policytable.ID, id Identity, addr netip.Addr, point uint32) (TableVerdict, error) {
 	switch {
-	case t == TableAllow:
+	case t == policytable.Allow:
 		return TableVerdict{Action: actionAllow, By: byTable}, nil
-	case t == TableDeny, t == TablePending:
+	case t == policytable.Deny, t == policytable.Pending:
 		return TableVerdict{Action: actionDeny, By: byTable}, nil
 	case t < firstTable, int(t) >= len(k.tables.ids.used):
 		return TableVerdict{}, fmt.Errorf("table %d: %w", t, ErrNoTable)
@@ -179,12 +179,12 @@ func (k *Kernel) lookupTable(t Table, id Identity, addr netip.Addr, point uint32
 }
 
 func (s *tableStore) lookup(h *bpf.MapsSlTable, id Identity, addr netip.Addr, point uint32) (v TableVerdict, err error) {
-	w := IdentityWord{}
+	w := policytable.Identity{}
 	if i, ok := id.index(); ok {
-		w = identityWordOf(s.identity(i))
+		w = unpacked(s.identity(i))
 	}
 	if !w.Known {
-		w.Kind, w.Scope = kindUnknown, 0
+		w.Kind, w.Scope = policytable.KindUnknown, 0
 	}
 	v.IdentityClass = h.DefClass[w.Kind]
 	if w.Known {
@@ -202,7 +202,7 @@ func (s *tableStore) lookup(h *bpf.MapsSlTable, id Identity, addr netip.Addr, po
 	}
 	best := byIdentity
 	if h.Flags&flagAddresses != 0 {
-		if w.Scope >= scopes {
+		if w.Scope >= policytable.Scopes {
 			return v, fmt.Errorf("%w: identity %d has scope %d", ErrCorrupt, id, w.Scope)
 		}
 		v.AddressClass = h.AddrDef[w.Scope]
@@ -221,7 +221,7 @@ func (s *tableStore) lookup(h *bpf.MapsSlTable, id Identity, addr netip.Addr, po
 		}
 		best = slotPair{min(best.admin, byAddress.admin), min(best.rest, byAddress.rest)}
 	}
-	unknown := w.Kind == kindUnknown
+	unknown := w.Kind == policytable.KindUnknown
 	for _, slot := range []struct {
 		number, none uint16
 		byIdentity   bool
@@ -252,7 +252,7 @@ func (s *tableStore) lookup(h *bpf.MapsSlTable, id Identity, addr netip.Addr, po
 	switch {
 	case h.Flags&flagDefaultAllow != 0:
 		v.Action = actionAllow
-	case h.Flags&flagHostAllow != 0 && w.Kind == kindHost:
+	case h.Flags&flagHostAllow != 0 && w.Kind == policytable.KindHost:
 		v.Action, v.By = actionAllow, byHostAllow
 	case unknown:
 		v.By = byUnknownIdentity
@@ -279,7 +279,7 @@ func (s *tableStore) search(h *bpf.MapsSlTable, class uint16, point uint32) (slo
 			return slotPair{}, err
 		}
 		i := 0
-		for i < Fanout-1 && point > n.Hi[i] {
+		for i < policytable.Fanout-1 && point > n.Hi[i] {
 			i++
 		}
 		if point > n.Hi[i] {

@@ -6,6 +6,8 @@ package kernel
 import (
 	"errors"
 	"testing"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // A table that cannot be adopted denies everything to the endpoints whose words
@@ -40,7 +42,7 @@ func TestKernelNumberOfADamagedTableInUseIsNotGivenOutAgain(t *testing.T) {
 	defined := 0
 	for {
 		id, err := k.DefineTable(smallTable(uint64(2 + defined)))
-		var full *NoRoomError
+		var full *policytable.NoCapacityError
 		if errors.As(err, &full) && full.Map == "sl_table" {
 			break
 		}

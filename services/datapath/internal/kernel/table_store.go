@@ -12,6 +12,7 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // firstTable is the first number that is made from a policy.
@@ -32,7 +33,7 @@ const childBit = 1 << 31
 type tableStore struct {
 	tableMaps
 
-	tables map[Table]*liveTable
+	tables map[policytable.ID]*liveTable
 	ids    numbers
 
 	classRoom, nodeRoom, ruleRoom rangeRoom
@@ -47,9 +48,9 @@ type tableStore struct {
 	blocks         [2]int // of sl_cidr4, sl_cidr6
 	blockRoom      int
 	identities     []uint32 // words of sl_id as they were written
-	identityClass  map[ClassKey]NodeClass
-	classKey       map[NodeClass]ClassKey
-	identityNumber numbers // of node classes
+	identityClass  map[policytable.ClassKey]policytable.IdentityClass
+	classKey       map[policytable.IdentityClass]policytable.ClassKey
+	identityNumber numbers // of identity classes
 
 	// draining is what the next grace period will free, underWay what one that
 	// is under way will.
@@ -65,14 +66,14 @@ type retired struct {
 
 // liveTable is a table as it should be in the maps.
 type liveTable struct {
-	id     Table
+	id     policytable.ID
 	hash   [32]byte
 	header bpf.MapsSlTable
 
-	rules     []TableRule
-	classes   []uint32   // indices into nodes
-	nodes     []PortNode // indices of children into nodes
-	peers     map[NodeClass]uint16
+	rules     []policytable.Rule
+	classes   []uint32               // indices into nodes
+	nodes     []policytable.PortNode // indices of children into nodes
+	peers     map[policytable.IdentityClass]uint16
 	addresses *addressSet // nil: none
 
 	ruleSpan  span
@@ -92,7 +93,7 @@ func (t *liveTable) nodeCap() int  { return t.nodeSpan.n }
 // addressSet is a set of blocks, shared by tables with equal ones.
 type addressSet struct {
 	id     uint32
-	blocks map[netip.Prefix][3]uint16
+	blocks map[netip.Prefix]policytable.PrefixClasses
 	count  [2]int // by family
 	sum    uint64 // of the blocks, whatever their order
 	refs   int
@@ -110,7 +111,7 @@ var familyMap = [2]string{bpf.MapsMapSlCidr4, bpf.MapsMapSlCidr6}
 func newTableStore(tm tableMaps) *tableStore {
 	return &tableStore{
 		tableMaps:      tm,
-		tables:         map[Table]*liveTable{},
+		tables:         map[policytable.ID]*liveTable{},
 		ids:            newNumbers(firstTable, len(tm.tableMem)/tableSize-1),
 		classRoom:      newRangeRoom(len(tm.classMem) / wordStride),
 		nodeRoom:       newRangeRoom(int(tm.ports.MaxEntries())),
@@ -122,9 +123,9 @@ func newTableStore(tm tableMaps) *tableStore {
 		rowRoom:        int(tm.peers.MaxEntries()),
 		blockRoom:      int(tm.cidr4.MaxEntries()),
 		identities:     make([]uint32, clusterWide+nodeLocal),
-		identityClass:  map[ClassKey]NodeClass{},
-		classKey:       map[NodeClass]ClassKey{},
-		identityNumber: newNumbers(1, int(MaxNodeClass)),
+		identityClass:  map[policytable.ClassKey]policytable.IdentityClass{},
+		classKey:       map[policytable.IdentityClass]policytable.ClassKey{},
+		identityNumber: newNumbers(1, int(policytable.MaxIdentityClass)),
 	}
 }
 
@@ -144,13 +145,13 @@ func fitsRange(mapName string, r *rangeRoom, need int) error {
 // with them, with what there is.
 func fits(mapName string, need, total, free, size int) error {
 	if need > free || total > quarter(size) {
-		return &NoRoomError{Map: mapName, Need: need, Free: free, Limit: quarter(size)}
+		return &policytable.NoCapacityError{Map: mapName, Need: need, Free: free, Limit: quarter(size)}
 	}
 	return nil
 }
 
 // live returns a table that may be changed.
-func (s *tableStore) live(t Table) (*liveTable, error) {
+func (s *tableStore) live(t policytable.ID) (*liveTable, error) {
 	if lt := s.tables[t]; lt != nil {
 		return lt, nil
 	}
@@ -158,7 +159,7 @@ func (s *tableStore) live(t Table) (*liveTable, error) {
 }
 
 // drains reports whether a table was retired and is not free yet.
-func (s *tableStore) drains(t Table) bool {
+func (s *tableStore) drains(t policytable.ID) bool {
 	return slices.ContainsFunc(s.leaving(), func(r *retired) bool { return r.lt != nil && r.lt.id == t })
 }
 
@@ -190,15 +191,15 @@ func (s *tableStore) endDrain(rs []*retired, passed bool) error {
 
 // ruleValues, nodeValues and classValues turn contents into what the maps hold.
 
-func ruleValues(rules []TableRule) []bpf.MapsSlRule {
+func ruleValues(rules []policytable.Rule) []bpf.MapsSlRule {
 	vs := make([]bpf.MapsSlRule, len(rules))
 	for i, r := range rules {
-		vs[i] = bpf.MapsSlRule{Action: r.Action, Tier: r.Tier, Redirect: r.Proxy}
+		vs[i] = bpf.MapsSlRule{Action: uint8(r.Action), Tier: r.Tier, Redirect: r.Proxy}
 	}
 	return vs
 }
 
-func nodeValues(nodes []PortNode, base int) []bpf.MapsSlPortNode {
+func nodeValues(nodes []policytable.PortNode, base int) []bpf.MapsSlPortNode {
 	vs := make([]bpf.MapsSlPortNode, len(nodes))
 	for i, n := range nodes {
 		vs[i] = bpf.MapsSlPortNode{Hi: n.High, Val: n.Value}
@@ -245,7 +246,7 @@ const (
 	flagAddresses    = 4
 )
 
-func (c *TableContent) flags() uint16 {
+func flags(c *policytable.Content) uint16 {
 	var f uint16
 	for _, b := range []struct {
 		on  bool
@@ -263,15 +264,18 @@ func comparePrefixes(a, b netip.Prefix) int {
 }
 
 // sumOf is the part of a block in the sum of a set.
-func (s *tableStore) sumOf(p netip.Prefix, classes [3]uint16) uint64 {
-	return maphash.Comparable(s.sumSeed, Block{Prefix: p, Classes: classes})
+func (s *tableStore) sumOf(p netip.Prefix, classes policytable.PrefixClasses) uint64 {
+	return maphash.Comparable(s.sumSeed, struct {
+		prefix  netip.Prefix
+		classes policytable.PrefixClasses
+	}{p, classes})
 }
 
 // newSet numbers a set. Nothing is written.
-func (s *tableStore) newSet(blocks map[netip.Prefix][3]uint16) (*addressSet, error) {
+func (s *tableStore) newSet(blocks map[netip.Prefix]policytable.PrefixClasses) (*addressSet, error) {
 	id, ok := s.setIDs.take()
 	if !ok {
-		return nil, &NoRoomError{Map: familyMap[0], Need: 1, Limit: 1}
+		return nil, &policytable.NoCapacityError{Map: familyMap[0], Need: 1, Limit: 1}
 	}
 	a := &addressSet{id: uint32(id), blocks: blocks}
 	for p, classes := range blocks {
@@ -310,7 +314,7 @@ func (s *tableStore) unlist(a *addressSet) {
 }
 
 // equalSet finds a set with just these blocks.
-func (s *tableStore) equalSet(blocks map[netip.Prefix][3]uint16) *addressSet {
+func (s *tableStore) equalSet(blocks map[netip.Prefix]policytable.PrefixClasses) *addressSet {
 	var sum uint64
 	for p, classes := range blocks {
 		sum += s.sumOf(p, classes)

@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // tableMaps are the maps that hold tables. Every write goes through one of
@@ -107,7 +108,7 @@ func headerWords(h *bpf.MapsSlTable) *[tableWords]uint64 {
 }
 
 // storeHeader writes a header that no word names.
-func (m *tableMaps) storeHeader(t Table, h bpf.MapsSlTable) error {
+func (m *tableMaps) storeHeader(t policytable.ID, h bpf.MapsSlTable) error {
 	if err := m.ask(bpf.MapsMapSlTable); err != nil {
 		return err
 	}
@@ -118,7 +119,7 @@ func (m *tableMaps) storeHeader(t Table, h bpf.MapsSlTable) error {
 }
 
 // storeHeaderWord changes a header by one store.
-func (m *tableMaps) storeHeaderWord(t Table, h bpf.MapsSlTable, i int) error {
+func (m *tableMaps) storeHeaderWord(t policytable.ID, h bpf.MapsSlTable, i int) error {
 	if err := m.ask(bpf.MapsMapSlTable); err != nil {
 		return err
 	}
@@ -126,7 +127,7 @@ func (m *tableMaps) storeHeaderWord(t Table, h bpf.MapsSlTable, i int) error {
 	return nil
 }
 
-func (m *tableMaps) header(t Table) bpf.MapsSlTable {
+func (m *tableMaps) header(t policytable.ID) bpf.MapsSlTable {
 	var h bpf.MapsSlTable
 	for i := range headerWords(&h) {
 		headerWords(&h)[i] = atomic.LoadUint64(word(m.tableMem, int(t)*tableSize+i*8))
@@ -150,21 +151,21 @@ func (m *tableMaps) clearClasses(s span) error {
 	return m.storeClasses(s.base, make([]uint32, s.n))
 }
 
-func (m *tableMaps) storeTableKey(t Table, hash [32]byte) error {
+func (m *tableMaps) storeTableKey(t policytable.ID, hash [32]byte) error {
 	return writeArray(m, m.tableKeys, bpf.MapsMapSlTableKey, int(t), []bpf.MapsSlTableKey{{Hash: hash}})
 }
 
-func (m *tableMaps) storeClassKey(nc NodeClass, key ClassKey) error {
+func (m *tableMaps) storeClassKey(nc policytable.IdentityClass, key policytable.ClassKey) error {
 	return writeArray(m, m.classKeys, bpf.MapsMapSlClassKey, int(nc), []bpf.MapsSlClassKey{{Key: key}})
 }
 
-func (m *tableMaps) insertPeer(set uint32, nc NodeClass, class uint16) error {
+func (m *tableMaps) insertPeer(set uint32, nc policytable.IdentityClass, class uint16) error {
 	if err := m.ask(bpf.MapsMapSlPeer); err != nil {
 		return err
 	}
 	key := bpf.MapsSlPeerKey{PeerSet: set, NodeClass: uint32(nc)}
 	if err := insertOnce(m.peers, &key, uint32(class)); err != nil {
-		return fmt.Errorf("row of node class %d: %w", nc, err)
+		return fmt.Errorf("row of identity class %d: %w", nc, err)
 	}
 	return nil
 }
@@ -174,20 +175,20 @@ func (m *tableMaps) deletePeer(set, nc uint32) error {
 		return err
 	}
 	if err := deleteKey(m.peers, &bpf.MapsSlPeerKey{PeerSet: set, NodeClass: nc}); err != nil {
-		return fmt.Errorf("row of node class %d: %w", nc, err)
+		return fmt.Errorf("row of identity class %d: %w", nc, err)
 	}
 	return nil
 }
 
 // peer returns the class of a row, false if there is none.
-func (m *tableMaps) peer(set uint32, nc NodeClass) (uint32, bool, error) {
+func (m *tableMaps) peer(set uint32, nc policytable.IdentityClass) (uint32, bool, error) {
 	var class uint32
 	key := bpf.MapsSlPeerKey{PeerSet: set, NodeClass: uint32(nc)}
 	switch err := m.peers.Lookup(&key, &class); {
 	case errors.Is(err, ebpf.ErrKeyNotExist):
 		return 0, false, nil
 	case err != nil:
-		return 0, false, fmt.Errorf("row of node class %d: %w", nc, err)
+		return 0, false, fmt.Errorf("row of identity class %d: %w", nc, err)
 	}
 	return class, true, nil
 }
@@ -209,7 +210,7 @@ func (m *tableMaps) blockTrie(set uint32, p netip.Prefix) (*ebpf.Map, string, an
 // for little-endian machines only.
 func bigEndian(v uint32) uint32 { return bits.ReverseBytes32(v) }
 
-func (m *tableMaps) putBlock(set uint32, p netip.Prefix, classes [3]uint16) error {
+func (m *tableMaps) putBlock(set uint32, p netip.Prefix, classes policytable.PrefixClasses) error {
 	trie, name, key := m.blockTrie(set, p)
 	if err := m.ask(name); err != nil {
 		return err

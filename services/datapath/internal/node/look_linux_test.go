@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
 	"github.com/sluice-net/sluice/services/datapath/internal/policy"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // await gives the first event that is wanted.
@@ -172,7 +173,7 @@ func TestKernelAuditPutsPolicyWordsRight(t *testing.T) {
 	if found := w.findings(true, subjectWord); len(found) > 0 {
 		t.Fatalf("before: %+v", found)
 	}
-	if _, err := w.node.Kernel.SetPolicy(kernel.Slot(a.ep.Slot), kernel.TableAllow, kernel.TableAllow); err != nil {
+	if _, err := w.node.Kernel.SetPolicy(kernel.Slot(a.ep.Slot), policytable.Allow, policytable.Allow); err != nil {
 		t.Fatal(err)
 	}
 	want := endpoint.Difference{Subject: subjectWord, Key: "1", Want: "egress table 2 ingress table 2", Have: "egress table 1 ingress table 1"}
@@ -182,7 +183,7 @@ func TestKernelAuditPutsPolicyWordsRight(t *testing.T) {
 			t.Errorf("repair %v: %+v, want %+v", repair, found, want)
 		}
 	}
-	if e, err := w.node.Kernel.Lookup(kernel.Slot(a.ep.Slot)); err != nil || e.Policy.Egress != kernel.TablePending || e.Policy.Ingress != kernel.TablePending {
+	if e, err := w.node.Kernel.Lookup(kernel.Slot(a.ep.Slot)); err != nil || e.Policy.Egress != policytable.Pending || e.Policy.Ingress != policytable.Pending {
 		t.Errorf("afterwards %+v, %v", e.Policy, err)
 	}
 }
@@ -198,7 +199,7 @@ func TestKernelWhatWasAllowedWithoutPoliciesJudgesNobodyNew(t *testing.T) {
 	w.stop()
 	w.policy = nil
 	w.start(false)
-	if e, err := w.node.Kernel.Lookup(kernel.Slot(a.ep.Slot)); err != nil || e.Policy.Egress != kernel.TableAllow {
+	if e, err := w.node.Kernel.Lookup(kernel.Slot(a.ep.Slot)); err != nil || e.Policy.Egress != policytable.Allow {
 		t.Fatalf("without policies: %+v, %v", e.Policy, err)
 	}
 	w.stop()

@@ -190,13 +190,13 @@ func (n *Node) openPolicy(o Options) (endpoint.Policies, error) {
 		if err := forgetJudged(o.Records); err != nil {
 			return nil, err
 		}
-		if err := publish.Unenforce(n.Kernel); err != nil {
+		if err := policy.Unenforce(n.Kernel); err != nil {
 			return nil, fmt.Errorf("remove policies: %w", err)
 		}
 		return nil, nil
 	}
 	n.Policy = policy.New(policy.Config{
-		Name: "datapath", Kernel: publish.Policies{Kernel: n.Kernel}, Service: o.Policy.Service,
+		Name: "datapath", Kernel: n.Kernel, Service: o.Policy.Service,
 		Wait: o.Policy.Wait, Audit: o.Policy.Audit, Linger: o.Policy.Linger, Timeout: o.Policy.Timeout, Memory: o.Policy.Memory, Log: o.Log,
 		Changed: func(slots []uint16) { n.Core.PolicyChanged(slots) },
 	})

@@ -17,6 +17,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // Config is what the applier has to know.
@@ -67,11 +68,11 @@ type Applier struct {
 
 	mu sync.Mutex
 	// What the kernel holds, as this process wrote or found it.
-	tables  map[Table]*kernelTable // guarded by mu
-	numbers map[ClassKey]NodeClass // guarded by mu
-	words   map[uint32]Word        // guarded by mu
-	members map[NodeClass]int      // guarded by mu; identities with a word of the class
-	slots   map[uint16]*slot       // guarded by mu
+	tables  map[policytable.ID]*kernelTable                    // guarded by mu
+	numbers map[policytable.ClassKey]policytable.IdentityClass // guarded by mu
+	words   map[uint32]policytable.Identity                    // guarded by mu
+	members map[policytable.IdentityClass]int                  // guarded by mu; identities with a word of the class
+	slots   map[uint16]*slot                                   // guarded by mu
 
 	// What the service has said; nil before its first snapshot, and after an
 	// error that makes it worthless.
@@ -106,15 +107,15 @@ type Applier struct {
 
 // kernelTable is a table in the kernel.
 type kernelTable struct {
-	id       Table
-	content  Content // as it is there
+	id       policytable.ID
+	content  policytable.Content // as it is there
 	owner    *serviceTable
-	meanings map[meaning]uint16 // of classes; nil until it is asked for
+	meanings map[policytable.Meaning]uint16 // of classes; nil until it is asked for
 }
 
 // slot is an endpoint.
 type slot struct {
-	Endpoint
+	policytable.Binding
 }
 
 // subject is an identity of endpoints.
@@ -124,9 +125,9 @@ type subject struct {
 	// ready: both tables are in the kernel, and were heard of in this
 	// subscription, or found by a process that began.
 	ready           bool
-	egress, ingress Table
+	egress, ingress policytable.ID
 	revision        uint64
-	rules           [2][][]Source
+	rules           [2][][]policytable.Source
 	refusal         string
 	dirty           bool // bindings have changed
 }
@@ -144,7 +145,7 @@ func New(cfg Config) *Applier {
 	cfg.Retry = cmp.Or(cfg.Retry, 5*time.Second)
 	a := &Applier{
 		cfg: cfg, log: cfg.Log,
-		tables: map[Table]*kernelTable{}, numbers: map[ClassKey]NodeClass{}, words: map[uint32]Word{}, members: map[NodeClass]int{},
+		tables: map[policytable.ID]*kernelTable{}, numbers: map[policytable.ClassKey]policytable.IdentityClass{}, words: map[uint32]policytable.Identity{}, members: map[policytable.IdentityClass]int{},
 		slots: map[uint16]*slot{}, subjects: map[uint32]*subject{}, changed: make(chan struct{}), synced: make(chan struct{}),
 		bumpAll: true, wake: make(chan struct{}, 1), drain: make(chan struct{}, 1), save: make(chan struct{}, 1),
 	}
@@ -160,42 +161,37 @@ func (a *Applier) Adopt(trusted func(slot uint16) bool) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.recall()
-	ids, err := a.cfg.Kernel.Tables()
+	infos, err := a.cfg.Kernel.Tables()
 	if err != nil {
 		return fmt.Errorf("list tables: %w", err)
 	}
-	for id := range ids {
+	for _, info := range infos {
+		id := info.ID
 		c, err := a.cfg.Kernel.TableContent(id)
 		if err == nil {
-			err = c.validate()
+			err = c.Validate()
 		}
 		if err != nil {
 			// It stays for those that use it, and nobody else will.
 			a.log.Error("table is not adopted", "table", id, log.Err(err))
-			c = Content{Classes: []uint32{0}, Nodes: []Node{{}}}
+			c = policytable.Content{Classes: []uint32{0}, Nodes: []policytable.PortNode{{}}}
 		}
-		a.tables[id] = &kernelTable{id: id, content: c.copied()}
+		a.tables[id] = &kernelTable{id: id, content: c.Clone()}
 	}
-	if a.numbers, err = a.cfg.Kernel.NodeClasses(); err != nil {
-		return fmt.Errorf("list node classes: %w", err)
-	}
-	a.numbers = maps.Clone(a.numbers)
-	if a.numbers == nil {
-		a.numbers = map[ClassKey]NodeClass{}
-	}
-	words, err := a.cfg.Kernel.Words()
+	maps.Copy(a.numbers, a.cfg.Kernel.IdentityClasses())
+	words, err := a.cfg.Kernel.Identities()
 	if err != nil {
 		return fmt.Errorf("list identities: %w", err)
 	}
 	for id, w := range words {
 		a.setWord(id, w)
 	}
-	endpoints, err := a.cfg.Kernel.Endpoints()
+	endpoints, err := a.cfg.Kernel.Bindings()
 	if err != nil {
 		return fmt.Errorf("list endpoints: %w", err)
 	}
 	for _, e := range endpoints {
-		if e.Cut() {
+		if e.Blocked() {
 			continue // whoever publishes it again attaches it
 		}
 		a.slots[e.Slot] = &slot{e}
@@ -214,35 +210,35 @@ func (a *Applier) Adopt(trusted func(slot uint16) bool) error {
 }
 
 // judged says whether a table is one that a policy service gave.
-func (a *Applier) judged(t Table) bool {
+func (a *Applier) judged(t policytable.ID) bool {
 	_, ok := a.tables[t]
-	return ok || t == Allow
+	return ok || t == policytable.Allow
 }
 
-func (a *Applier) setWord(id uint32, w Word) {
+func (a *Applier) setWord(id uint32, w policytable.Identity) {
 	if old, ok := a.words[id]; ok {
 		if a.members[old.Class]--; a.members[old.Class] == 0 {
 			delete(a.members, old.Class)
 		}
 		delete(a.words, id)
 	}
-	if w != (Word{}) {
+	if w != (policytable.Identity{}) {
 		a.words[id] = w
 		a.members[w.Class]++
 	}
 }
 
-// number is the kernel's number of a node class, 0 if there is no room for one.
-func (a *Applier) number(key ClassKey) (NodeClass, error) {
+// number is the kernel's number of an identity class, 0 if there is no room for one.
+func (a *Applier) number(key policytable.ClassKey) (policytable.IdentityClass, error) {
 	if nc, ok := a.numbers[key]; ok {
 		return nc, nil
 	}
-	nc, err := a.cfg.Kernel.NodeClass(key)
-	if errors.Is(err, ErrNoRoom) {
+	nc, err := a.cfg.Kernel.DefineIdentityClass(key)
+	if errors.Is(err, policytable.ErrNoCapacity) {
 		return 0, nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("number of a node class: %w", err)
+		return 0, fmt.Errorf("number of an identity class: %w", err)
 	}
 	a.numbers[key] = nc
 	return nc, nil
@@ -255,14 +251,14 @@ type work struct {
 	flips  []uint16            // slots whose policy has changed
 	nacks  []Nack
 	words  []uint32 // identities whose words may change
-	checks bool     // tables or node classes may have become unused
+	checks bool     // tables or identity classes may have become unused
 }
 
 func newWork(ctx context.Context) *work { return &work{ctx: ctx, bump: map[uint16]struct{}{}} }
 
 // apply carries out a message. After an error that is not the service's fault
 // the kernel may have part of it; the next snapshot puts that right.
-func (a *Applier) apply(ctx context.Context, m Message) (nacks []Nack, err error) {
+func (a *Applier) apply(ctx context.Context, m policytable.Message) (nacks []Nack, err error) {
 	w := newWork(ctx)
 	a.mu.Lock()
 	defer func() {
@@ -285,7 +281,7 @@ func (a *Applier) apply(ctx context.Context, m Message) (nacks []Nack, err error
 		}
 	}
 	if a.nextComplete && a.held == "" { // of a service that sends no barrier
-		if err := a.decide(w, Barrier{}); err != nil {
+		if err := a.decide(w, policytable.Barrier{}); err != nil {
 			return nil, fmt.Errorf("message %d: %w", m.Seq, err)
 		}
 	}
@@ -313,25 +309,25 @@ const maxSnapshot = 1 << 20
 // collect remembers a step of a snapshot. Nothing is written before the
 // snapshot is complete, because a service that began anew may have changed
 // everything at once. What follows belongs to it for as long as it is held.
-func (a *Applier) collect(w *work, st Step, seq uint64) error {
+func (a *Applier) collect(w *work, st policytable.Step, seq uint64) error {
 	if a.nextSteps++; a.nextSteps > maxSnapshot && !a.nextComplete {
-		return invalid("more than %d steps before snapshot_complete", maxSnapshot)
+		return policytable.Invalid("more than %d steps before snapshot_complete", maxSnapshot)
 	}
 	if err := a.next.take(st, seq, a.number); err != nil {
 		return err
 	}
 	switch st := st.(type) {
-	case SnapshotComplete:
+	case policytable.SnapshotComplete:
 		if a.nextComplete {
-			return invalid("snapshot_complete in the middle of a stream")
+			return policytable.Invalid("snapshot_complete in the middle of a stream")
 		}
 		a.nextComplete = true
-	case Barrier:
+	case policytable.Barrier:
 		if a.nextComplete {
 			return a.decide(w, st)
 		}
-	case IdentityUpdate:
-		if a.held != "" && st.NodeClass == 0 {
+	case policytable.SetIdentity:
+		if a.held != "" && st.IdentityClass == 0 {
 			return a.makeUnknown(w, []uint32{st.Identity})
 		}
 	}
@@ -339,51 +335,55 @@ func (a *Applier) collect(w *work, st Step, seq uint64) error {
 }
 
 // carryOut does one step.
-func (a *Applier) carryOut(w *work, st Step, seq uint64) error {
+func (a *Applier) carryOut(w *work, st policytable.Step, seq uint64) error {
 	m := a.model
 	var retired *serviceTable
 	grants := false
-	if _, ok := st.(IdentityUpdate); !ok {
+	if _, ok := st.(policytable.SetIdentity); !ok {
 		if err := a.flushWords(w); err != nil {
 			return err
 		}
 	}
 	switch st := st.(type) {
-	case SnapshotComplete:
-		return invalid("snapshot_complete in the middle of a stream")
-	case TableRetire:
+	case policytable.SnapshotComplete:
+		return policytable.Invalid("snapshot_complete in the middle of a stream")
+	case policytable.RetireTable:
 		retired = m.tables[st.Table]
-	case AddressUpdate:
-		if t := m.tables[st.Table]; t != nil && !st.Delete && t.content.validateBlock(st.Prefix, st.Classes) == nil {
-			grants = t.content.grants(st.Prefix, st.Classes)
+	case policytable.SetPrefix:
+		if t := m.tables[st.Table]; t != nil && t.content.ValidatePrefix(st.Prefix, st.Classes) == nil {
+			grants = t.content.Grants(st.Prefix, st.Classes)
 		}
 	}
 	if err := m.take(st, seq, a.number); err != nil {
 		return err
 	}
 	switch st := st.(type) {
-	case IdentityUpdate:
+	case policytable.SetIdentity:
 		w.words = append(w.words, st.Identity)
-	case NodeClassRetire:
+	case policytable.RetireIdentityClass:
 		w.checks = true
-	case TableDefine:
+	case policytable.DefineTable:
 		return a.place(w, m.tables[st.Table])
-	case TableGrow:
+	case policytable.GrowTable:
 		return a.grow(w, m.tables[st.Table])
-	case PeerUpdate:
-		return a.peer(w, m.tables[st.Table], m.classes[st.Row.NodeClass].number, st.Delete)
-	case AddressUpdate:
-		return a.block(w, m.tables[st.Table], st.Prefix, grants)
-	case Bind:
+	case policytable.SetPeer:
+		return a.peer(w, m.tables[st.Table], m.classes[st.Row.IdentityClass].number, false)
+	case policytable.DeletePeer:
+		return a.peer(w, m.tables[st.Table], m.classes[st.IdentityClass].number, true)
+	case policytable.SetPrefix:
+		return a.prefix(w, m.tables[st.Table], st.Prefix, grants)
+	case policytable.DeletePrefix:
+		return a.prefix(w, m.tables[st.Table], st.Prefix, false)
+	case policytable.BindSubject:
 		if s := a.subjects[st.Subject]; s != nil { // else it was let go meanwhile
 			s.dirty = true
 		}
-	case SubjectGone:
+	case policytable.RemoveSubject:
 		if err := a.flip(w); err != nil {
 			return err
 		}
 		a.gone(st.Subject)
-	case TableRetire:
+	case policytable.RetireTable:
 		if err := a.flip(w); err != nil {
 			return err
 		}
@@ -391,7 +391,7 @@ func (a *Applier) carryOut(w *work, st Step, seq uint64) error {
 			retired.kernel.owner = nil
 		}
 		w.checks = true
-	case Barrier:
+	case policytable.Barrier:
 		a.remember(st)
 		return a.flip(w)
 	}
@@ -423,7 +423,7 @@ func (a *Applier) settle(w *work) error {
 // used is the tables that judge somebody, with the slots that they judge.
 func (a *Applier) used() map[*kernelTable][]uint16 {
 	out := map[*kernelTable][]uint16{}
-	add := func(t Table, slots ...uint16) {
+	add := func(t policytable.ID, slots ...uint16) {
 		if k := a.tables[t]; k != nil {
 			out[k] = append(out[k], slots...)
 		}
@@ -503,17 +503,17 @@ func (a *Applier) candidate(t *serviceTable) (*kernelTable, *match) {
 // define writes a new table. Without room the table stays with the service.
 func (a *Applier) define(w *work, t *serviceTable) error {
 	id, err := a.cfg.Kernel.DefineTable(t.content)
-	if errors.Is(err, ErrNoRoom) {
+	if errors.Is(err, policytable.ErrNoCapacity) {
 		t.err = err
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("define table %d: %w", t.id, err)
 	}
-	k := &kernelTable{id: id, content: t.content.copied(), owner: t}
+	k := &kernelTable{id: id, content: t.content.Clone(), owner: t}
 	a.tables[id] = k
 	t.kernel, t.same, t.err = k, true, nil
-	t.missing, t.missingBlocks = nil, nil
+	t.missing, t.missingPrefixes = nil, nil
 	delete(a.model.lacking, t)
 	t.classes = make([]uint16, len(t.content.Classes))
 	for i := range t.classes {
@@ -531,7 +531,7 @@ func (a *Applier) grow(w *work, t *serviceTable) error {
 	for len(t.classes) < len(t.content.Classes) {
 		t.classes = append(t.classes, absent)
 	}
-	var nodes []Node
+	var nodes []policytable.PortNode
 	var roots []uint32
 	where := slices.Clone(t.classes)
 	if t.same {
@@ -542,18 +542,18 @@ func (a *Applier) grow(w *work, t *serviceTable) error {
 		}
 	} else {
 		known, taken := k.known(), map[uint32]uint32{}
-		added := map[meaning]uint16{}
+		added := map[policytable.Meaning]uint16{}
 		for i, c := range where {
 			if c != absent {
 				continue
 			}
-			what := t.content.meaning(uint16(i)) //nolint:gosec // at most maxClasses
+			what := t.content.Meaning(uint16(i)) //nolint:gosec // at most maxClasses
 			if c, ok := known[what]; ok {
 				where[i] = c
 			} else if c, ok := added[what]; ok {
 				where[i] = c
 			} else {
-				roots = append(roots, t.content.takeTree(t.content.Classes[i], len(k.content.Nodes), &nodes, taken))
+				roots = append(roots, t.content.TakeTree(t.content.Classes[i], len(k.content.Nodes), &nodes, taken))
 				where[i] = uint16(len(k.content.Classes) + len(roots) - 1) //nolint:gosec // at most twice maxClasses
 				added[what] = where[i]
 			}
@@ -561,7 +561,7 @@ func (a *Applier) grow(w *work, t *serviceTable) error {
 	}
 	if len(roots) > 0 || len(nodes) > 0 {
 		err := a.cfg.Kernel.GrowTable(k.id, nodes, roots)
-		if errors.Is(err, ErrNoRoom) {
+		if errors.Is(err, policytable.ErrNoCapacity) {
 			t.err = err
 			return nil
 		}
@@ -577,7 +577,7 @@ func (a *Applier) grow(w *work, t *serviceTable) error {
 }
 
 // peer brings one row of a table in line.
-func (a *Applier) peer(w *work, t *serviceTable, nc NodeClass, remove bool) error {
+func (a *Applier) peer(w *work, t *serviceTable, nc policytable.IdentityClass, remove bool) error {
 	k := t.kernel
 	if k == nil || nc == 0 {
 		return nil
@@ -590,9 +590,9 @@ func (a *Applier) peer(w *work, t *serviceTable, nc NodeClass, remove bool) erro
 		return a.dropRow(w, k, nc)
 	}
 	class := t.classes[t.content.Peers[nc]]
-	if err := a.addRow(k, nc, class); errors.Is(err, ErrNoRoom) || class == absent {
+	if err := a.addRow(k, nc, class); errors.Is(err, policytable.ErrNoCapacity) || class == absent {
 		if t.missing == nil {
-			t.missing = map[NodeClass]struct{}{}
+			t.missing = map[policytable.IdentityClass]struct{}{}
 		}
 		t.missing[nc] = struct{}{}
 		a.model.lacking[t] = struct{}{}
@@ -614,7 +614,7 @@ func (a *Applier) peer(w *work, t *serviceTable, nc NodeClass, remove bool) erro
 }
 
 // addRow writes a row, unless it is there.
-func (a *Applier) addRow(k *kernelTable, nc NodeClass, class uint16) error {
+func (a *Applier) addRow(k *kernelTable, nc policytable.IdentityClass, class uint16) error {
 	if class == absent {
 		return nil
 	}
@@ -622,7 +622,7 @@ func (a *Applier) addRow(k *kernelTable, nc NodeClass, class uint16) error {
 		if old == class || k.content.Classes[old] == k.content.Classes[class] {
 			return nil
 		}
-		return fmt.Errorf("node class %d has another row in table %d of the kernel", nc, k.id)
+		return fmt.Errorf("identity class %d has another row in table %d of the kernel", nc, k.id)
 	}
 	if err := a.cfg.Kernel.SetPeer(k.id, nc, class); err != nil {
 		return err
@@ -632,12 +632,12 @@ func (a *Applier) addRow(k *kernelTable, nc NodeClass, class uint16) error {
 }
 
 // dropRow deletes a row, if it is there.
-func (a *Applier) dropRow(w *work, k *kernelTable, nc NodeClass) error {
+func (a *Applier) dropRow(w *work, k *kernelTable, nc policytable.IdentityClass) error {
 	if _, ok := k.content.Peers[nc]; !ok {
 		return nil
 	}
 	if err := a.cfg.Kernel.DeletePeer(k.id, nc); err != nil {
-		return fmt.Errorf("row of node class %d in table %d: %w", nc, k.id, err)
+		return fmt.Errorf("row of identity class %d in table %d: %w", nc, k.id, err)
 	}
 	delete(k.content.Peers, nc)
 	if a.members[nc] > 0 {
@@ -646,23 +646,23 @@ func (a *Applier) dropRow(w *work, k *kernelTable, nc NodeClass) error {
 	return faultRows.Hit(w.ctx)
 }
 
-// block brings one block of a table in line.
-func (a *Applier) block(w *work, t *serviceTable, p netip.Prefix, grants bool) error {
+// prefix brings one prefix of a table in line.
+func (a *Applier) prefix(w *work, t *serviceTable, p netip.Prefix, grants bool) error {
 	k := t.kernel
 	if k == nil {
 		return nil
 	}
-	delete(t.missingBlocks, p)
-	want, wanted := t.content.Blocks[p]
-	have, there := k.content.Blocks[p]
+	delete(t.missingPrefixes, p)
+	want, wanted := t.content.Prefixes[p]
+	have, there := k.content.Prefixes[p]
 	if !wanted {
 		if !there {
 			return nil
 		}
-		if err := a.cfg.Kernel.DeleteBlock(k.id, p); err != nil {
+		if err := a.cfg.Kernel.DeletePrefix(k.id, p); err != nil {
 			return fmt.Errorf("block %v of table %d: %w", p, t.id, err)
 		}
-		delete(k.content.Blocks, p)
+		delete(k.content.Prefixes, p)
 		a.affect(w, k)
 		return faultBlocks.Hit(w.ctx)
 	}
@@ -676,13 +676,13 @@ func (a *Applier) block(w *work, t *serviceTable, p netip.Prefix, grants bool) e
 	}
 	err := error(nil)
 	if !lacks {
-		err = a.cfg.Kernel.SetBlock(k.id, p, want)
+		err = a.cfg.Kernel.SetPrefix(k.id, p, want)
 	}
-	if lacks || errors.Is(err, ErrNoRoom) {
-		if t.missingBlocks == nil {
-			t.missingBlocks = map[netip.Prefix]struct{}{}
+	if lacks || errors.Is(err, policytable.ErrNoCapacity) {
+		if t.missingPrefixes == nil {
+			t.missingPrefixes = map[netip.Prefix]struct{}{}
 		}
-		t.missingBlocks[p] = struct{}{}
+		t.missingPrefixes[p] = struct{}{}
 		if err != nil {
 			t.err = err
 		}
@@ -691,7 +691,7 @@ func (a *Applier) block(w *work, t *serviceTable, p netip.Prefix, grants bool) e
 	if err != nil {
 		return fmt.Errorf("block %v of table %d: %w", p, t.id, err)
 	}
-	k.content.Blocks[p] = want
+	k.content.Prefixes[p] = want
 	if !grants {
 		a.affect(w, k)
 	}
@@ -699,7 +699,7 @@ func (a *Applier) block(w *work, t *serviceTable, p netip.Prefix, grants bool) e
 }
 
 // forgetMembers makes identities unknown that have a class without its row.
-func (a *Applier) forgetMembers(w *work, nc NodeClass) error {
+func (a *Applier) forgetMembers(w *work, nc policytable.IdentityClass) error {
 	if a.members[nc] == 0 {
 		return nil
 	}
@@ -716,7 +716,7 @@ func (a *Applier) flushWords(w *work) error {
 	if len(w.words) == 0 {
 		return nil
 	}
-	want := make(map[uint32]Word, len(w.words))
+	want := make(map[uint32]policytable.Identity, len(w.words))
 	for _, id := range w.words {
 		want[id], _ = a.model.word(id)
 	}
@@ -727,11 +727,11 @@ func (a *Applier) flushWords(w *work) error {
 // storeWords changes words, and before that the tables that the service has
 // given up, but that still judge somebody because their successors have no
 // room: to them an identity stays what it was.
-func (a *Applier) storeWords(w *work, want map[uint32]Word) error {
+func (a *Applier) storeWords(w *work, want map[uint32]policytable.Identity) error {
 	used := a.used()
-	changes := make(map[uint32]Word, len(want))
-	type pair struct{ old, new Word }
-	seen := map[pair]Word{}
+	changes := make(map[uint32]policytable.Identity, len(want))
+	type pair struct{ old, new policytable.Identity }
+	seen := map[pair]policytable.Identity{}
 	for _, id := range slices.Sorted(maps.Keys(want)) {
 		p := pair{a.words[id], want[id]}
 		if p.old == p.new || !validIdentity(id) {
@@ -747,7 +747,7 @@ func (a *Applier) storeWords(w *work, want map[uint32]Word) error {
 			a.scarce = a.scarce || to != p.new
 			for k, slots := range used {
 				// what was unknown met every deny and no allow
-				if p.old.Known && !k.content.judgesAlike(p.old, to) {
+				if p.old.Known && !k.content.EvaluatesAlike(p.old, to) {
 					for _, s := range slots {
 						w.bump[s] = struct{}{}
 					}
@@ -761,7 +761,7 @@ func (a *Applier) storeWords(w *work, want map[uint32]Word) error {
 	if len(changes) == 0 {
 		return nil
 	}
-	if err := a.cfg.Kernel.SetWords(changes); err != nil {
+	if err := a.cfg.Kernel.SetIdentities(changes); err != nil {
 		return fmt.Errorf("words of %d identities: %w", len(changes), err)
 	}
 	for id, word := range changes {
@@ -773,22 +773,22 @@ func (a *Applier) storeWords(w *work, want map[uint32]Word) error {
 
 // cover adds rows to tables without an owner, so that they judge the new word
 // as the old one. If that cannot be, the identity has to be unknown.
-func (a *Applier) cover(used map[*kernelTable][]uint16, old, to Word) (Word, error) {
+func (a *Applier) cover(used map[*kernelTable][]uint16, old, to policytable.Identity) (policytable.Identity, error) {
 	if !to.Known {
 		return to, nil
 	}
 	for k := range used {
-		if k.owner != nil || k.content.judgesAlike(old, to) {
+		if k.owner != nil || k.content.EvaluatesAlike(old, to) {
 			continue
 		}
 		if _, ok := k.content.Peers[to.Class]; ok {
-			return Word{}, nil
+			return policytable.Identity{}, nil
 		}
-		switch err := a.addRow(k, to.Class, k.content.classOf(old)); {
-		case errors.Is(err, ErrNoRoom):
-			return Word{}, nil
+		switch err := a.addRow(k, to.Class, k.content.ClassOf(old)); {
+		case errors.Is(err, policytable.ErrNoCapacity):
+			return policytable.Identity{}, nil
 		case err != nil:
-			return Word{}, fmt.Errorf("row of table %d of the kernel: %w", k.id, err)
+			return policytable.Identity{}, fmt.Errorf("row of table %d of the kernel: %w", k.id, err)
 		}
 	}
 	return to, nil
@@ -811,7 +811,7 @@ func (a *Applier) flip(w *work) error {
 
 func (a *Applier) flipSubject(w *work, id uint32, s *subject) error {
 	list := a.model.binds[id]
-	if list == nil || !list[Egress].heard || !list[Ingress].heard {
+	if list == nil || !list[policytable.Egress].heard || !list[policytable.Ingress].heard {
 		return nil
 	}
 	refusal := ""
@@ -822,7 +822,7 @@ func (a *Applier) flipSubject(w *work, id uint32, s *subject) error {
 		if b.table == nil || b.table.kernel != nil {
 			continue
 		}
-		reason := refused(Direction(d), b) //nolint:gosec // 0 or 1
+		reason := refused(policytable.Direction(d), b) //nolint:gosec // 0 or 1
 		w.nacks = append(w.nacks, Nack{Seq: b.seq, Subject: id, Table: b.id, Reason: reason})
 		refusal = reason
 	}
@@ -839,9 +839,9 @@ func (a *Applier) flipSubject(w *work, id uint32, s *subject) error {
 	}
 	w.checks = true
 	s.refusal, s.ready = "", true
-	s.egress, s.ingress = kernelID(list[Egress]), kernelID(list[Ingress])
-	s.revision = max(list[Egress].revision, list[Ingress].revision)
-	s.rules = [2][][]Source{list[Egress].rules, list[Ingress].rules}
+	s.egress, s.ingress = kernelID(list[policytable.Egress]), kernelID(list[policytable.Ingress])
+	s.revision = max(list[policytable.Egress].revision, list[policytable.Ingress].revision)
+	s.rules = [2][][]policytable.Source{list[policytable.Egress].rules, list[policytable.Ingress].rules}
 	for _, n := range slices.Sorted(maps.Keys(a.slots)) {
 		e := a.slots[n]
 		if e.Identity != id {
@@ -875,15 +875,15 @@ func (a *Applier) setPolicy(e *slot, s *subject) error {
 	return nil
 }
 
-func kernelID(b binding) Table {
+func kernelID(b binding) policytable.ID {
 	if b.table == nil {
-		return Allow
+		return policytable.Allow
 	}
 	return b.table.kernel.id
 }
 
 // refused says why a table is not in the kernel, and whose rules it is made of.
-func refused(d Direction, b binding) string {
+func refused(d policytable.Direction, b binding) string {
 	shares := map[string]int{}
 	for _, sources := range b.rules {
 		for _, src := range sources {
@@ -945,7 +945,7 @@ func (a *Applier) revise() {
 	}
 	for _, t := range a.model.sortedTables() {
 		if t.kernel != nil && t.err != nil {
-			refusals = append(refusals, fmt.Sprintf("table %d: %v; %d rows and %d blocks are missing", t.kernel.id, t.err, len(t.missing), len(t.missingBlocks)))
+			refusals = append(refusals, fmt.Sprintf("table %d: %v; %d rows and %d blocks are missing", t.kernel.id, t.err, len(t.missing), len(t.missingPrefixes)))
 		}
 	}
 	lost := a.behind()
@@ -1008,10 +1008,10 @@ func (a *Applier) left() {
 }
 
 // sweep retires tables that judge nobody and that the service has given up,
-// and the node classes that nothing names.
+// and the identity classes that nothing names.
 func (a *Applier) sweep(w *work) error {
 	used := a.used()
-	var tables []Table
+	var tables []policytable.ID
 	for id, k := range a.tables {
 		if _, ok := used[k]; !ok && k.owner == nil {
 			tables = append(tables, id)
@@ -1032,13 +1032,13 @@ func (a *Applier) sweep(w *work) error {
 			return err
 		}
 	}
-	named := make(map[NodeClass]struct{}, len(a.numbers))
+	named := make(map[policytable.IdentityClass]struct{}, len(a.numbers))
 	if a.model != nil {
 		for _, nc := range a.model.classes {
 			named[nc.number] = struct{}{}
 		}
 	}
-	var classes []NodeClass
+	var classes []policytable.IdentityClass
 	for key, nc := range a.numbers {
 		if _, ok := named[nc]; ok || a.members[nc] > 0 {
 			continue
@@ -1058,8 +1058,8 @@ func (a *Applier) sweep(w *work) error {
 		return nil
 	}
 	slices.Sort(classes)
-	if err := a.cfg.Kernel.RetireNodeClasses(classes...); err != nil {
-		return fmt.Errorf("retire %d node classes: %w", len(classes), err)
+	if err := a.cfg.Kernel.RetireIdentityClasses(classes...); err != nil {
+		return fmt.Errorf("retire %d identity classes: %w", len(classes), err)
 	}
 	a.draining()
 	return faultRetire.Hit(w.ctx)

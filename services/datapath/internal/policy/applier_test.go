@@ -12,6 +12,8 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 const (
@@ -27,8 +29,12 @@ var testPoints = []uint32{0, dns, web - 1, web, web + 1, lastTop}
 // testStates differ in rules, in which selectors are in use, in who is known,
 // and in ports.
 func testStates() []state {
-	allow := func(bit uint8, not bool, from, to uint32) testRule { return testRule{bit, not, ActionAllow, from, to} }
-	deny := func(bit uint8, not bool, from, to uint32) testRule { return testRule{bit, not, ActionDeny, from, to} }
+	allow := func(bit uint8, not bool, from, to uint32) testRule {
+		return testRule{bit, not, policytable.ActionAllow, from, to}
+	}
+	deny := func(bit uint8, not bool, from, to uint32) testRule {
+		return testRule{bit, not, policytable.ActionDeny, from, to}
+	}
 	everybody := map[uint32]props{300: 1, 301: 2, 302: 3, 303: 4, 304: 7}
 	fewer := map[uint32]props{300: 1, 301: 2, 303: 4}
 	more := maps.Clone(everybody)
@@ -42,8 +48,8 @@ func testStates() []state {
 		return state{ids, map[uint32][2]testPolicy{300: a, 301: b}}
 	}
 	off := testPolicy{}
-	blocks := testPolicy{enforce: true, blocks: map[netip.Prefix]uint8{
-		netip.MustParsePrefix("10.0.0.0/8"): ActionAllow, netip.MustParsePrefix("10.0.0.0/24"): ActionDeny,
+	blocks := testPolicy{enforce: true, blocks: map[netip.Prefix]policytable.Action{
+		netip.MustParsePrefix("10.0.0.0/8"): policytable.ActionAllow, netip.MustParsePrefix("10.0.0.0/24"): policytable.ActionDeny,
 	}}
 	return []state{
 		with(everybody, [2]testPolicy{off, off}, [2]testPolicy{off, off}),
@@ -76,7 +82,7 @@ func start(t *testing.T, k *fakeKernel) *Applier {
 }
 
 // begin takes a snapshot.
-func (a *Applier) load(m Message) ([]Nack, error) {
+func (a *Applier) load(m policytable.Message) ([]Nack, error) {
 	a.begin(Subscription{}, m)
 	return a.apply(context.Background(), m)
 }
@@ -84,7 +90,7 @@ func (a *Applier) load(m Message) ([]Nack, error) {
 // question is one that a packet asks.
 type question struct {
 	slot  uint16
-	d     Direction
+	d     policytable.Direction
 	peer  uint32
 	addr  netip.Addr
 	point uint32
@@ -92,7 +98,7 @@ type question struct {
 
 func questions(k *fakeKernel) (qs []question) {
 	for _, slot := range slices.Sorted(maps.Keys(k.endpoints)) {
-		for _, d := range []Direction{Egress, Ingress} {
+		for _, d := range []policytable.Direction{policytable.Egress, policytable.Ingress} {
 			for peer := uint32(300); peer < 307; peer++ {
 				for _, addr := range testAddrs {
 					for _, point := range testPoints {
@@ -173,18 +179,18 @@ func nothingLeft(t *testing.T, k *fakeKernel, st state) {
 			}
 		}
 	}
-	classes := map[NodeClass]bool{}
+	classes := map[policytable.IdentityClass]bool{}
 	for _, w := range k.words {
 		classes[w.Class] = true
 	}
 	if len(k.tables) != len(tables) || len(k.words) != len(st.identities) || len(k.numbers) != len(classes) {
-		t.Fatalf("%d tables, want %d; %d words, want %d; %d node classes, want %d",
+		t.Fatalf("%d tables, want %d; %d words, want %d; %d identity classes, want %d",
 			len(k.tables), len(tables), len(k.words), len(st.identities), len(k.numbers), len(classes))
 	}
 	for id, c := range k.tables {
 		for nc := range c.Peers {
 			if !classes[nc] {
-				t.Fatalf("table %d has a row for node class %d, which nobody has", id, nc)
+				t.Fatalf("table %d has a row for identity class %d, which nobody has", id, nc)
 			}
 		}
 	}
@@ -360,7 +366,7 @@ func TestRandomChangesKeepEveryVerdictOldOrNew(t *testing.T) {
 }
 
 // snapshotAgain is everything, from a service that forgot its reader.
-func (s *service) snapshotAgain(st state) Message {
+func (s *service) snapshotAgain(st state) policytable.Message {
 	t := newService(s.seq)
 	*s = *t
 	return s.snapshot(st)

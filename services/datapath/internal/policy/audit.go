@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // Subjects of differences.
@@ -29,7 +31,7 @@ type Difference struct {
 func (a *Applier) Check(repair bool) ([]Difference, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	endpoints, err := a.cfg.Kernel.Endpoints()
+	endpoints, err := a.cfg.Kernel.Bindings()
 	if err != nil {
 		return nil, fmt.Errorf("list endpoints: %w", err)
 	}
@@ -40,26 +42,26 @@ func (a *Applier) Check(repair bool) ([]Difference, error) {
 		if want == nil || have.Egress == want.Egress && have.Ingress == want.Ingress {
 			continue
 		}
-		diffs = append(diffs, Difference{SubjectEndpoint, fmt.Sprint(have.Slot), describe(want.Endpoint), describe(have)})
+		diffs = append(diffs, Difference{SubjectEndpoint, fmt.Sprint(have.Slot), describe(want.Binding), describe(have)})
 		if repair {
 			errs = append(errs, a.setPolicy(want, &subject{egress: want.Egress, ingress: want.Ingress}))
 		}
 	}
-	words, err := a.cfg.Kernel.Words()
+	words, err := a.cfg.Kernel.Identities()
 	if err != nil {
 		return diffs, fmt.Errorf("list identities: %w", err)
 	}
-	changes := map[uint32]Word{}
+	changes := map[uint32]policytable.Identity{}
 	for id := range words {
 		changes[id] = a.words[id]
 	}
 	maps.Copy(changes, a.words)
-	maps.DeleteFunc(changes, func(id uint32, w Word) bool { return words[id] == w })
+	maps.DeleteFunc(changes, func(id uint32, w policytable.Identity) bool { return words[id] == w })
 	for _, id := range slices.Sorted(maps.Keys(changes)) {
 		diffs = append(diffs, Difference{SubjectIdentity, fmt.Sprint(id), fmt.Sprintf("%+v", changes[id]), fmt.Sprintf("%+v", words[id])})
 	}
 	if repair && len(changes) > 0 {
-		errs = append(errs, a.cfg.Kernel.SetWords(changes))
+		errs = append(errs, a.cfg.Kernel.SetIdentities(changes))
 	}
 	if repair && len(diffs) > 0 {
 		// whoever was let through meanwhile is looked at again
@@ -68,6 +70,6 @@ func (a *Applier) Check(repair bool) ([]Difference, error) {
 	return diffs, errors.Join(errs...)
 }
 
-func describe(e Endpoint) string {
+func describe(e policytable.Binding) string {
 	return fmt.Sprintf("egress table %d ingress table %d", e.Egress, e.Ingress)
 }

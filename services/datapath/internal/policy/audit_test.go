@@ -3,6 +3,10 @@
 
 package policy
 
+import (
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+)
+
 import "testing"
 
 func TestCheckFindsWhatWasChangedBehindItsBackAndRepairsIt(t *testing.T) {
@@ -16,9 +20,9 @@ func TestCheckFindsWhatWasChangedBehindItsBackAndRepairsIt(t *testing.T) {
 		t.Fatalf("nothing was changed: %+v, %v", diffs, err)
 	}
 	gens := k.gens()
-	k.endpoints[1].Egress = Allow
+	k.endpoints[1].Egress = policytable.Allow
 	delete(k.words, 301)
-	k.words[999] = Word{Class: 1, Known: true}
+	k.words[999] = policytable.Identity{Class: 1, Known: true}
 	for _, repair := range []bool{false, true} {
 		diffs, err := a.Check(repair)
 		if err != nil || len(diffs) != 3 || diffs[0].Subject != SubjectEndpoint || diffs[1].Key != "301" || diffs[2].Key != "999" {

@@ -6,6 +6,8 @@ package policy
 import (
 	"context"
 	"net/netip"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // What the tests on a real kernel share with those on the fake one.
@@ -23,13 +25,13 @@ var (
 )
 
 // Snapshot is a message with a whole state.
-func (s *service) Snapshot(st state) Message { return s.snapshot(st) }
+func (s *service) Snapshot(st state) policytable.Message { return s.snapshot(st) }
 
 // Change is a message that leads to a state.
-func (s *service) Change(st state) Message { return s.change(st) }
+func (s *service) Change(st state) policytable.Message { return s.change(st) }
 
 // Allows is the truth.
-func (s state) Allows(subject uint32, d Direction, peer uint32, addr netip.Addr, point uint32) bool {
+func (s state) Allows(subject uint32, d policytable.Direction, peer uint32, addr netip.Addr, point uint32) bool {
 	return s.allows(subject, d, peer, addr, point)
 }
 
@@ -47,13 +49,13 @@ func (s state) Figures() (tables, identities int) {
 }
 
 // Load takes a snapshot.
-func (a *Applier) Load(m Message) error {
+func (a *Applier) Load(m policytable.Message) error {
 	_, err := a.load(m)
 	return err
 }
 
 // Apply takes a message that goes on.
-func (a *Applier) Apply(ctx context.Context, m Message) error {
+func (a *Applier) Apply(ctx context.Context, m policytable.Message) error {
 	_, err := a.apply(ctx, m)
 	return err
 }

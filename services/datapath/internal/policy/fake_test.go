@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -20,17 +21,17 @@ func TestMain(m *testing.M) { leaktest.Main(m) }
 // fakeKernel has maps with limits, and refuses what the real one refuses. One
 // write is one call, but for words, of which each is one.
 type fakeKernel struct {
-	tables    map[Table]*Content
-	next      Table
-	numbers   map[ClassKey]NodeClass
-	words     map[uint32]Word
-	endpoints map[uint16]*Endpoint
+	tables    map[policytable.ID]*policytable.Content
+	next      policytable.ID
+	numbers   map[policytable.ClassKey]policytable.IdentityClass
+	words     map[uint32]policytable.Identity
+	endpoints map[uint16]*policytable.Binding
 	gen       uint32
-	retired   map[Table]bool
+	retired   map[policytable.ID]bool
 	audit     map[uint16]bool
 
 	maxTables, maxRows, maxClasses int
-	maxNumbers                     int // of node classes; 0: any
+	maxNumbers                     int // of identity classes; 0: any
 	writes                         int
 	bumps                          int
 	failAt                         int // number of the write that fails, and all after it; 0: none
@@ -42,8 +43,8 @@ var errKilled = errors.New("killed by the test")
 
 func newFakeKernel() *fakeKernel {
 	return &fakeKernel{
-		tables: map[Table]*Content{}, next: First, numbers: map[ClassKey]NodeClass{}, words: map[uint32]Word{},
-		endpoints: map[uint16]*Endpoint{}, retired: map[Table]bool{}, audit: map[uint16]bool{},
+		tables: map[policytable.ID]*policytable.Content{}, next: policytable.First, numbers: map[policytable.ClassKey]policytable.IdentityClass{}, words: map[uint32]policytable.Identity{},
+		endpoints: map[uint16]*policytable.Binding{}, retired: map[policytable.ID]bool{}, audit: map[uint16]bool{},
 		maxTables: 100, maxRows: 1000, maxClasses: 1000,
 	}
 }
@@ -65,8 +66,8 @@ func (k *fakeKernel) done(what string, args ...any) {
 
 func (k *fakeKernel) endpoint(slot uint16, identity uint32, addr string) {
 	k.gen++
-	k.endpoints[slot] = &Endpoint{
-		Slot: slot, Identity: identity, Addrs: []netip.Addr{netip.MustParseAddr(addr)}, Egress: Pending, Ingress: Pending, Generation: k.gen,
+	k.endpoints[slot] = &policytable.Binding{
+		Slot: slot, Identity: identity, Addrs: []netip.Addr{netip.MustParseAddr(addr)}, Egress: policytable.Pending, Ingress: policytable.Pending, Generation: k.gen,
 	}
 }
 
@@ -77,20 +78,20 @@ func (k *fakeKernel) rows() (n int) {
 	return n
 }
 
-func (k *fakeKernel) DefineTable(c Content) (Table, error) {
+func (k *fakeKernel) DefineTable(c policytable.Content) (policytable.ID, error) {
 	switch {
 	case len(k.tables) >= k.maxTables:
-		return 0, fmt.Errorf("map tables: 1 needed, 0 free: %w", ErrNoRoom)
+		return 0, fmt.Errorf("map tables: 1 needed, 0 free: %w", policytable.ErrNoCapacity)
 	case k.rows()+len(c.Peers) > k.maxRows:
-		return 0, fmt.Errorf("map rows: %d needed, %d free: %w", len(c.Peers), k.maxRows-k.rows(), ErrNoRoom)
+		return 0, fmt.Errorf("map rows: %d needed, %d free: %w", len(c.Peers), k.maxRows-k.rows(), policytable.ErrNoCapacity)
 	}
-	if err := c.validate(); err != nil {
+	if err := c.Validate(); err != nil {
 		return 0, err
 	}
 	if err := k.write(); err != nil {
 		return 0, err
 	}
-	d := c.copied()
+	d := c.Clone()
 	id := k.next
 	k.next++
 	k.tables[id] = &d
@@ -98,7 +99,7 @@ func (k *fakeKernel) DefineTable(c Content) (Table, error) {
 	return id, nil
 }
 
-func (k *fakeKernel) table(t Table) (*Content, error) {
+func (k *fakeKernel) table(t policytable.ID) (*policytable.Content, error) {
 	c := k.tables[t]
 	if c == nil {
 		return nil, fmt.Errorf("there is no table %d", t)
@@ -106,17 +107,17 @@ func (k *fakeKernel) table(t Table) (*Content, error) {
 	return c, nil
 }
 
-func (k *fakeKernel) GrowTable(t Table, nodes []Node, classes []uint32) error {
+func (k *fakeKernel) GrowTable(t policytable.ID, nodes []policytable.PortNode, classes []uint32) error {
 	c, err := k.table(t)
 	if err != nil {
 		return err
 	}
 	if len(c.Classes)+len(classes) > k.maxClasses {
-		return fmt.Errorf("map classes: %d needed: %w", len(classes), ErrNoRoom)
+		return fmt.Errorf("map classes: %d needed: %w", len(classes), policytable.ErrNoCapacity)
 	}
 	d := *c
 	d.Nodes, d.Classes = slices.Concat(c.Nodes, nodes), slices.Concat(c.Classes, classes)
-	if err := d.validate(); err != nil {
+	if err := d.Validate(); err != nil {
 		return err
 	}
 	if err := k.write(); err != nil {
@@ -127,7 +128,7 @@ func (k *fakeKernel) GrowTable(t Table, nodes []Node, classes []uint32) error {
 	return nil
 }
 
-func (k *fakeKernel) SetPeer(t Table, nc NodeClass, class uint16) error {
+func (k *fakeKernel) SetPeer(t policytable.ID, nc policytable.IdentityClass, class uint16) error {
 	c, err := k.table(t)
 	if err != nil {
 		return err
@@ -136,7 +137,7 @@ func (k *fakeKernel) SetPeer(t Table, nc NodeClass, class uint16) error {
 		return fmt.Errorf("row %d -> %d of table %d: there is %v", nc, class, t, c.Peers)
 	}
 	if k.rows() >= k.maxRows {
-		return fmt.Errorf("map rows: 1 needed, 0 free: %w", ErrNoRoom)
+		return fmt.Errorf("map rows: 1 needed, 0 free: %w", policytable.ErrNoCapacity)
 	}
 	if err := k.write(); err != nil {
 		return err
@@ -146,7 +147,7 @@ func (k *fakeKernel) SetPeer(t Table, nc NodeClass, class uint16) error {
 	return nil
 }
 
-func (k *fakeKernel) DeletePeer(t Table, nc NodeClass) error {
+func (k *fakeKernel) DeletePeer(t policytable.ID, nc policytable.IdentityClass) error {
 	c, err := k.table(t)
 	if err != nil {
 		return err
@@ -162,23 +163,23 @@ func (k *fakeKernel) DeletePeer(t Table, nc NodeClass) error {
 	return nil
 }
 
-func (k *fakeKernel) SetBlock(t Table, p netip.Prefix, classes [Scopes]uint16) error {
+func (k *fakeKernel) SetPrefix(t policytable.ID, p netip.Prefix, classes policytable.PrefixClasses) error {
 	c, err := k.table(t)
 	if err != nil {
 		return err
 	}
-	if err := c.validateBlock(p, classes); err != nil {
+	if err := c.ValidatePrefix(p, classes); err != nil {
 		return err
 	}
 	if err := k.write(); err != nil {
 		return err
 	}
-	c.Blocks[p] = classes
+	c.Prefixes[p] = classes
 	k.done("table %d: block %v -> %v", t, p, classes)
 	return nil
 }
 
-func (k *fakeKernel) DeleteBlock(t Table, p netip.Prefix) error {
+func (k *fakeKernel) DeletePrefix(t policytable.ID, p netip.Prefix) error {
 	c, err := k.table(t)
 	if err != nil {
 		return err
@@ -186,12 +187,12 @@ func (k *fakeKernel) DeleteBlock(t Table, p netip.Prefix) error {
 	if err := k.write(); err != nil {
 		return err
 	}
-	delete(c.Blocks, p)
+	delete(c.Prefixes, p)
 	k.done("table %d: no block %v", t, p)
 	return nil
 }
 
-func (k *fakeKernel) RetireTables(ts ...Table) error {
+func (k *fakeKernel) RetireTables(ts ...policytable.ID) error {
 	for _, t := range ts {
 		if _, err := k.table(t); err != nil {
 			return err
@@ -212,74 +213,76 @@ func (k *fakeKernel) RetireTables(ts ...Table) error {
 	return nil
 }
 
-func (k *fakeKernel) Tables() (map[Table][32]byte, error) {
-	out := map[Table][32]byte{}
-	for t, c := range k.tables {
-		out[t] = c.Hash
+func (k *fakeKernel) Tables() ([]policytable.Info, error) {
+	var out []policytable.Info
+	for _, t := range slices.Sorted(maps.Keys(k.tables)) {
+		out = append(out, policytable.Info{ID: t, Hash: k.tables[t].Hash})
 	}
 	return out, nil
 }
 
-func (k *fakeKernel) TableContent(t Table) (Content, error) {
+func (k *fakeKernel) TableContent(t policytable.ID) (policytable.Content, error) {
 	c, err := k.table(t)
 	if err != nil {
-		return Content{}, err
+		return policytable.Content{}, err
 	}
-	return c.copied(), nil
+	return c.Clone(), nil
 }
 
-func (k *fakeKernel) NodeClass(key ClassKey) (NodeClass, error) {
+func (k *fakeKernel) DefineIdentityClass(key policytable.ClassKey) (policytable.IdentityClass, error) {
 	if nc, ok := k.numbers[key]; ok {
 		return nc, nil
 	}
 	if k.maxNumbers > 0 && len(k.numbers) >= k.maxNumbers {
-		return 0, fmt.Errorf("map node classes: 1 needed, 0 free: %w", ErrNoRoom)
+		return 0, fmt.Errorf("map identity classes: 1 needed, 0 free: %w", policytable.ErrNoCapacity)
 	}
 	if err := k.write(); err != nil {
 		return 0, err
 	}
-	for nc := NodeClass(1); ; nc++ {
+	for nc := policytable.IdentityClass(1); ; nc++ {
 		taken := false
 		for _, n := range k.numbers {
 			taken = taken || n == nc
 		}
 		if !taken {
 			k.numbers[key] = nc
-			k.done("node class %d", nc)
+			k.done("identity class %d", nc)
 			return nc, nil
 		}
 	}
 }
 
-func (k *fakeKernel) NodeClasses() (map[ClassKey]NodeClass, error) { return maps.Clone(k.numbers), nil }
+func (k *fakeKernel) IdentityClasses() map[policytable.ClassKey]policytable.IdentityClass {
+	return maps.Clone(k.numbers)
+}
 
-func (k *fakeKernel) RetireNodeClasses(ncs ...NodeClass) error {
+func (k *fakeKernel) RetireIdentityClasses(ncs ...policytable.IdentityClass) error {
 	for _, nc := range ncs {
 		for t, c := range k.tables {
 			if _, ok := c.Peers[nc]; ok {
-				return fmt.Errorf("node class %d has a row in table %d", nc, t)
+				return fmt.Errorf("identity class %d has a row in table %d", nc, t)
 			}
 		}
 		for id, w := range k.words {
 			if w.Class == nc {
-				return fmt.Errorf("identity %d has node class %d", id, nc)
+				return fmt.Errorf("identity %d has identity class %d", id, nc)
 			}
 		}
 	}
 	if err := k.write(); err != nil {
 		return err
 	}
-	maps.DeleteFunc(k.numbers, func(_ ClassKey, nc NodeClass) bool { return slices.Contains(ncs, nc) })
-	k.done("retire node classes %v", ncs)
+	maps.DeleteFunc(k.numbers, func(_ policytable.ClassKey, nc policytable.IdentityClass) bool { return slices.Contains(ncs, nc) })
+	k.done("retire identity classes %v", ncs)
 	return nil
 }
 
-func (k *fakeKernel) SetWords(ws map[uint32]Word) error {
+func (k *fakeKernel) SetIdentities(ws map[uint32]policytable.Identity) error {
 	for id, w := range ws { // in any order, as the real one may
 		if err := k.write(); err != nil {
 			return err
 		}
-		if w == (Word{}) {
+		if w == (policytable.Identity{}) {
 			delete(k.words, id)
 		} else {
 			k.words[id] = w
@@ -289,11 +292,13 @@ func (k *fakeKernel) SetWords(ws map[uint32]Word) error {
 	return nil
 }
 
-func (k *fakeKernel) Words() (map[uint32]Word, error) { return maps.Clone(k.words), nil }
+func (k *fakeKernel) Identities() (map[uint32]policytable.Identity, error) {
+	return maps.Clone(k.words), nil
+}
 
-func (k *fakeKernel) SetPolicy(slot uint16, egress, ingress Table) (uint32, error) {
-	for _, t := range []Table{egress, ingress} {
-		if t >= First && k.tables[t] == nil {
+func (k *fakeKernel) SetPolicy(slot uint16, egress, ingress policytable.ID) (uint32, error) {
+	for _, t := range []policytable.ID{egress, ingress} {
+		if t >= policytable.First && k.tables[t] == nil {
 			return 0, fmt.Errorf("there is no table %d", t)
 		}
 	}
@@ -326,8 +331,8 @@ func (k *fakeKernel) SetAudit(slot uint16, on bool) error {
 	return nil
 }
 
-func (k *fakeKernel) Endpoints() ([]Endpoint, error) {
-	var out []Endpoint
+func (k *fakeKernel) Bindings() ([]policytable.Binding, error) {
+	var out []policytable.Binding
 	for _, e := range k.endpoints {
 		out = append(out, *e)
 	}
@@ -341,43 +346,43 @@ func (k *fakeKernel) Barrier(context.Context) error {
 
 // allows judges a new connection as the programs do, for the identity side and
 // one address.
-func (k *fakeKernel) allows(slot uint16, d Direction, peer uint32, addr netip.Addr, point uint32) bool {
+func (k *fakeKernel) allows(slot uint16, d policytable.Direction, peer uint32, addr netip.Addr, point uint32) bool {
 	e := k.endpoints[slot]
 	t := e.Egress
-	if d == Ingress {
+	if d == policytable.Ingress {
 		t = e.Ingress
 	}
 	w := k.words[peer]
 	switch t {
-	case Deny:
+	case policytable.Deny:
 		return false
-	case Allow:
+	case policytable.Allow:
 		return true
-	case Pending:
-		return d == Ingress && w.Kind == KindHost && w.Known
+	case policytable.Pending:
+		return d == policytable.Ingress && w.Kind == policytable.KindHost && w.Known
 	}
 	c := k.tables[t]
 	if c == nil {
 		panic(fmt.Sprintf("slot %d has table %d, which is not there", slot, t))
 	}
-	v := c.at(c.classOf(w), point)
+	v := c.At(c.ClassOf(w), point)
 	if c.HasAddresses {
 		classes, best := c.AddressClasses, -1
-		for p, cs := range c.Blocks {
+		for p, cs := range c.Prefixes {
 			if p.Contains(addr) && p.Bits() > best {
 				classes, best = cs, p.Bits()
 			}
 		}
-		x := c.at(classes[w.Scope], point)
+		x := c.At(classes[w.Scope], point)
 		v = min(v>>16, x>>16)<<16 | min(v&0xFFFF, x&0xFFFF)
 	}
 	for _, n := range []uint32{v >> 16, v & 0xFFFF} {
 		if n == noAdmin && n == v>>16 || n == noRest {
 			continue
 		}
-		if a := c.Rules[n-1].Action; a != ActionPass {
-			return a != ActionDeny
+		if a := c.Rules[n-1].Action; a != policytable.ActionPass {
+			return a != policytable.ActionDeny
 		}
 	}
-	return c.DefaultAllow || c.HostAllow && w.Known && w.Kind == KindHost
+	return c.DefaultAllow || c.HostAllow && w.Known && w.Kind == policytable.KindHost
 }

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"net/netip"
 	"testing"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // drawn is a source of small numbers.
@@ -21,7 +23,7 @@ func (d *drawn) next(n int) int {
 	return int(b) % n
 }
 
-func (d *drawn) node() (n Node) {
+func (d *drawn) node() (n policytable.PortNode) {
 	n = leaf(noAdmin<<16 | noRest)
 	for i := range d.next(4) {
 		n.High[i] = uint32(d.next(8)) << 28
@@ -30,19 +32,19 @@ func (d *drawn) node() (n Node) {
 	return n
 }
 
-func (d *drawn) step() Step {
+func (d *drawn) step() policytable.Step {
 	switch d.next(13) {
 	case 0:
-		return NodeClassDefine{uint32(d.next(5)), ClassKey{byte(d.next(4))}}
+		return policytable.DefineIdentityClass{IdentityClass: uint32(d.next(5)), Key: policytable.ClassKey{byte(d.next(4))}}
 	case 1:
-		return NodeClassRetire{uint32(d.next(5))}
+		return policytable.RetireIdentityClass{IdentityClass: uint32(d.next(5))}
 	case 2:
-		return IdentityUpdate{uint32(300 + d.next(4)), uint32(d.next(5)), uint8(d.next(9)), uint8(d.next(4))}
+		return policytable.SetIdentity{Identity: uint32(300 + d.next(4)), IdentityClass: uint32(d.next(5)), Kind: policytable.Kind(d.next(9)), Scope: policytable.Scope(d.next(4))}
 	case 3:
-		st := TableDefine{Table: uint64(d.next(5)), Content: Content{Hash: [32]byte{byte(d.next(4))}}}
+		st := policytable.DefineTable{Table: uint64(d.next(5)), Content: policytable.Content{Hash: [32]byte{byte(d.next(4))}}}
 		st.Content.HasAddresses = d.next(2) == 0
 		for range d.next(3) {
-			st.Content.Rules = append(st.Content.Rules, Rule{Action: uint8(d.next(5)), Tier: uint8(d.next(4))})
+			st.Content.Rules = append(st.Content.Rules, policytable.Rule{Action: policytable.Action(d.next(5)), Tier: uint8(d.next(4))})
 		}
 		for range 1 + d.next(3) {
 			st.Content.Nodes = append(st.Content.Nodes, d.node())
@@ -52,11 +54,11 @@ func (d *drawn) step() Step {
 		}
 		st.Content.DefaultClasses[d.next(8)] = uint16(d.next(3))
 		for range d.next(3) {
-			st.Peers = append(st.Peers, Row{uint32(d.next(5)), uint16(d.next(3))})
+			st.Peers = append(st.Peers, policytable.Row{IdentityClass: uint32(d.next(5)), Class: uint16(d.next(3))})
 		}
 		return st
 	case 4:
-		st := TableGrow{Table: uint64(d.next(5))}
+		st := policytable.GrowTable{Table: uint64(d.next(5))}
 		for range d.next(3) {
 			st.Nodes = append(st.Nodes, d.node())
 		}
@@ -65,18 +67,26 @@ func (d *drawn) step() Step {
 		}
 		return st
 	case 5:
-		return TableRetire{uint64(d.next(5))}
+		return policytable.RetireTable{Table: uint64(d.next(5))}
 	case 6, 7:
-		return PeerUpdate{uint64(d.next(5)), Row{uint32(d.next(5)), uint16(d.next(4))}, d.next(2) == 0}
+		table, row := uint64(d.next(5)), policytable.Row{IdentityClass: uint32(d.next(5)), Class: uint16(d.next(4))}
+		if d.next(2) == 0 {
+			return policytable.DeletePeer{Table: table, IdentityClass: row.IdentityClass}
+		}
+		return policytable.SetPeer{Table: table, Row: row}
 	case 8:
 		prefix := []netip.Prefix{{}, netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("10.0.0.1/8"), netip.MustParsePrefix("fd00::/8")}[d.next(4)]
-		return AddressUpdate{uint64(d.next(5)), prefix, [Scopes]uint16{uint16(d.next(4))}, d.next(2) == 0}
+		table, classes := uint64(d.next(5)), policytable.PrefixClasses{uint16(d.next(4))}
+		if d.next(2) == 0 {
+			return policytable.DeletePrefix{Table: table, Prefix: prefix}
+		}
+		return policytable.SetPrefix{Table: table, Prefix: prefix, Classes: classes}
 	case 9, 10:
-		return Bind{Subject: uint32(300 + d.next(2)), Direction: Direction(d.next(3)), Table: uint64(d.next(5))}
+		return policytable.BindSubject{Subject: uint32(300 + d.next(2)), Direction: policytable.Direction(d.next(3)), Table: uint64(d.next(5))}
 	case 11:
-		return SubjectGone{uint32(300 + d.next(2))}
+		return policytable.RemoveSubject{Subject: uint32(300 + d.next(2))}
 	}
-	return Barrier{PolicyRevision: uint64(d.next(9))}
+	return policytable.Barrier{PolicyRevision: uint64(d.next(9))}
 }
 
 // Steps that make no sense are refused before they are written: the kernel
@@ -91,18 +101,18 @@ func FuzzSteps(f *testing.F) {
 		k := scene()
 		a := start(t, k)
 		seq := uint64(1)
-		m := Message{Incarnation: "fuzz", Seq: seq}
+		m := policytable.Message{Incarnation: "fuzz", Seq: seq}
 		if d.next(2) == 0 {
-			m.Steps = append(m.Steps, SnapshotComplete{})
+			m.Steps = append(m.Steps, policytable.SnapshotComplete{})
 		}
 		for i := 0; len(d) > 0 && i < 200; i++ {
 			m.Steps = append(m.Steps, d.step())
 			if d.next(4) == 0 && i > 3 {
-				m.Steps = append(m.Steps, SnapshotComplete{})
+				m.Steps = append(m.Steps, policytable.SnapshotComplete{})
 				break
 			}
 		}
-		if _, err := a.load(m); err != nil && !errors.Is(err, ErrInvalid) {
+		if _, err := a.load(m); err != nil && !errors.Is(err, policytable.ErrInvalid) {
 			t.Fatalf("%v: %+v", err, m.Steps)
 		}
 		if err := a.again(t.Context()); err != nil {

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // Enforced is a policy state that the kernel enforces: what the service may not
@@ -61,7 +62,7 @@ func (a *Applier) before() *Enforced {
 
 // lags says why the service's state is not taken over at a barrier; empty: it is.
 // A state that lost its policies would open what they closed.
-func (a *Applier) lags(b Barrier) string {
+func (a *Applier) lags(b policytable.Barrier) string {
 	e := a.before()
 	if e == nil || b.State == "" || len(b.Incomplete) == 0 {
 		return ""
@@ -84,7 +85,7 @@ func (a *Applier) lags(b Barrier) string {
 }
 
 // decide takes a complete snapshot over, or keeps the tables as they are.
-func (a *Applier) decide(w *work, b Barrier) error {
+func (a *Applier) decide(w *work, b policytable.Barrier) error {
 	why := a.lags(b)
 	if why == "" {
 		if a.held != "" {
@@ -129,10 +130,10 @@ func (a *Applier) setHeld(why string) {
 // makeUnknown makes identities unknown while the tables stay: to them a number means
 // what it meant, also if another label set gets it.
 func (a *Applier) makeUnknown(w *work, gone []uint32) error {
-	want := make(map[uint32]Word, len(gone))
+	want := make(map[uint32]policytable.Identity, len(gone))
 	for _, id := range gone {
 		if _, ok := a.words[id]; ok && id >= minPodIdentity {
-			want[id] = Word{}
+			want[id] = policytable.Identity{}
 		}
 	}
 	if len(want) == 0 {
@@ -154,7 +155,7 @@ func (a *Applier) holding() (revision uint64, why string) {
 // remember notes the state that is enforced from here on. Another state is saved
 // before its tables are written: a kill in between must not make the service
 // prove again what it proved. A revision is saved beside everything else.
-func (a *Applier) remember(b Barrier) {
+func (a *Applier) remember(b policytable.Barrier) {
 	if a.cfg.Memory == nil || b.State == "" {
 		return
 	}

@@ -14,6 +14,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // memory is a file that outlives the process.
@@ -53,9 +55,9 @@ func (m *memory) wait(t *testing.T, want Enforced) {
 }
 
 // at gives a message's barrier.
-func at(m Message, b Barrier) Message {
+func at(m policytable.Message, b policytable.Barrier) policytable.Message {
 	m.Steps = slices.Clone(m.Steps)
-	m.Steps[slices.IndexFunc(m.Steps, func(s Step) bool { _, ok := s.(Barrier); return ok })] = b
+	m.Steps[slices.IndexFunc(m.Steps, func(s policytable.Step) bool { _, ok := s.(policytable.Barrier); return ok })] = b
 	return m
 }
 
@@ -63,7 +65,7 @@ func at(m Message, b Barrier) Message {
 func verdicts(k *fakeKernel) string {
 	var b strings.Builder
 	for _, slot := range []uint16{1, 2, 3} {
-		for _, d := range []Direction{Egress, Ingress} {
+		for _, d := range []policytable.Direction{policytable.Egress, policytable.Ingress} {
 			for peer := range uint32(8) {
 				for _, addr := range testAddrs {
 					for _, point := range testPoints {
@@ -81,35 +83,35 @@ func verdicts(k *fakeKernel) string {
 }
 
 // words are what the kernel knows of identities.
-func (k *fakeKernel) known() map[uint32]Word { w, _ := k.Words(); return w }
+func (k *fakeKernel) known() map[uint32]policytable.Identity { w, _ := k.Identities(); return w }
 
 const stateA, stateB = "0123456789abcdef", "fedcba9876543210"
 
-var closed = Barrier{PolicyRevision: 12, State: stateA, Sources: []string{"grpc"}}
+var closed = policytable.Barrier{PolicyRevision: 12, State: stateA, Sources: []string{"grpc"}}
 
 func TestTablesStayWhileTheServiceIsBehind(t *testing.T) {
 	states := testStates()
 	incomplete := []string{"grpc", "identity"}
 	for what, c := range map[string]struct {
-		before  Barrier // closed if zero
-		forget  bool    // the memory cannot be read after the restart
-		after   Barrier
+		before  policytable.Barrier // closed if zero
+		forget  bool                // the memory cannot be read after the restart
+		after   policytable.Barrier
 		held    string // what the reason says; empty: the tables change
 		restart bool   // only with a restart of the datapath in between
 	}{
-		"another state, lower revision":      {after: Barrier{PolicyRevision: 0, State: stateB, Incomplete: incomplete}, held: "another state"},
-		"another state, same revision":       {after: Barrier{PolicyRevision: 12, State: stateB, Incomplete: incomplete}, held: "another state"},
-		"another state, higher revision":     {after: Barrier{PolicyRevision: 99, State: stateB, Incomplete: incomplete}, held: "another state"},
-		"another state that is complete":     {after: Barrier{PolicyRevision: 1, State: stateB}},
-		"a backup":                           {after: Barrier{PolicyRevision: 11, State: stateA, Incomplete: incomplete}, held: "went back"},
-		"a backup that is complete":          {after: Barrier{PolicyRevision: 11, State: stateA}},
-		"the same":                           {after: Barrier{PolicyRevision: 12, State: stateA, Incomplete: incomplete}},
-		"more":                               {after: Barrier{PolicyRevision: 13, State: stateA, Incomplete: incomplete}},
-		"a service that names no state":      {after: Barrier{PolicyRevision: 1, Incomplete: incomplete}},
-		"there were no policies":             {before: Barrier{PolicyRevision: 12, State: stateA}, after: Barrier{State: stateB, Incomplete: incomplete}},
-		"what was enforced cannot be read":   {forget: true, restart: true, after: Barrier{PolicyRevision: 12, State: stateA, Incomplete: incomplete}, held: "cannot be read"},
-		"cannot be read, all is complete":    {forget: true, restart: true, after: Barrier{PolicyRevision: 12, State: stateA}},
-		"the kernel enforced no named state": {before: Barrier{PolicyRevision: 12}, after: Barrier{PolicyRevision: 1, State: stateB, Incomplete: incomplete}},
+		"another state, lower revision":      {after: policytable.Barrier{PolicyRevision: 0, State: stateB, Incomplete: incomplete}, held: "another state"},
+		"another state, same revision":       {after: policytable.Barrier{PolicyRevision: 12, State: stateB, Incomplete: incomplete}, held: "another state"},
+		"another state, higher revision":     {after: policytable.Barrier{PolicyRevision: 99, State: stateB, Incomplete: incomplete}, held: "another state"},
+		"another state that is complete":     {after: policytable.Barrier{PolicyRevision: 1, State: stateB}},
+		"a backup":                           {after: policytable.Barrier{PolicyRevision: 11, State: stateA, Incomplete: incomplete}, held: "went back"},
+		"a backup that is complete":          {after: policytable.Barrier{PolicyRevision: 11, State: stateA}},
+		"the same":                           {after: policytable.Barrier{PolicyRevision: 12, State: stateA, Incomplete: incomplete}},
+		"more":                               {after: policytable.Barrier{PolicyRevision: 13, State: stateA, Incomplete: incomplete}},
+		"a service that names no state":      {after: policytable.Barrier{PolicyRevision: 1, Incomplete: incomplete}},
+		"there were no policies":             {before: policytable.Barrier{PolicyRevision: 12, State: stateA}, after: policytable.Barrier{State: stateB, Incomplete: incomplete}},
+		"what was enforced cannot be read":   {forget: true, restart: true, after: policytable.Barrier{PolicyRevision: 12, State: stateA, Incomplete: incomplete}, held: "cannot be read"},
+		"cannot be read, all is complete":    {forget: true, restart: true, after: policytable.Barrier{PolicyRevision: 12, State: stateA}},
+		"the kernel enforced no named state": {before: policytable.Barrier{PolicyRevision: 12}, after: policytable.Barrier{PolicyRevision: 1, State: stateB, Incomplete: incomplete}},
 	} {
 		for _, restart := range []bool{false, true} {
 			if c.restart && !restart {
@@ -215,7 +217,7 @@ func held(t *testing.T, c Config) (*fakeKernel, *Applier, *script, *scripted, *s
 	st.end <- errors.New("ended by the test")
 	st = next(t, sc.subscribed)
 	sv := newService(2)
-	st.send(t, at(sv.snapshot(states[0]), Barrier{State: stateB, Incomplete: []string{"grpc"}}))
+	st.send(t, at(sv.snapshot(states[0]), policytable.Barrier{State: stateB, Incomplete: []string{"grpc"}}))
 	if said := next(t, st.said); !strings.HasPrefix(said, "hold ") {
 		t.Fatalf("said %q, want a hold", said)
 	}
@@ -229,7 +231,7 @@ func TestIdentityThatEndsWhileTablesStayBecomesUnknown(t *testing.T) {
 	if _, ok := k.known()[303]; !ok {
 		t.Fatal("identity 303 is not known")
 	}
-	gone := sv.message([]Step{IdentityUpdate{Identity: 303}, Barrier{State: stateB, Incomplete: []string{"grpc"}}})
+	gone := sv.message([]policytable.Step{policytable.SetIdentity{Identity: 303}, policytable.Barrier{State: stateB, Incomplete: []string{"grpc"}}})
 	st.send(t, gone)
 	next(t, st.said)
 	if w, ok := k.known()[303]; ok {
@@ -238,7 +240,7 @@ func TestIdentityThatEndsWhileTablesStayBecomesUnknown(t *testing.T) {
 	if _, ok := k.known()[302]; !ok {
 		t.Error("identity 302 has lost its word")
 	}
-	again := sv.message([]Step{IdentityUpdate{Identity: 303, NodeClass: sv.numbers[classKey(3, sv.selectors)]}, Barrier{State: stateB, Incomplete: []string{"grpc"}}})
+	again := sv.message([]policytable.Step{policytable.SetIdentity{Identity: 303, IdentityClass: sv.numbers[classKey(3, sv.selectors)]}, policytable.Barrier{State: stateB, Incomplete: []string{"grpc"}}})
 	st.send(t, again)
 	next(t, st.said)
 	if w, ok := k.known()[303]; ok {
@@ -264,7 +266,7 @@ func TestIdentityThatIsMissingInACompleteListingBecomesUnknown(t *testing.T) {
 		less := states[0]
 		less.identities = maps.Clone(less.identities)
 		delete(less.identities, 303)
-		st.send(t, at(newService(2).snapshot(less), Barrier{State: stateB, Incomplete: c.incomplete}))
+		st.send(t, at(newService(2).snapshot(less), policytable.Barrier{State: stateB, Incomplete: c.incomplete}))
 		next(t, st.said)
 		if _, ok := k.known()[303]; ok != c.known {
 			t.Errorf("incomplete %v: identity 303 is known: %t, want %t", c.incomplete, ok, c.known)
@@ -285,12 +287,12 @@ func TestNewEndpointsWhileTablesStay(t *testing.T) {
 	if err := a.Await(t.Context(), 305); err != nil {
 		t.Errorf("without waiting for policies: %v", err)
 	}
-	var egress, ingress Table
-	if _, err := a.Begin(t.Context(), 305, []netip.Addr{netip.MustParseAddr("10.0.0.5")}, func(e, i Table) (uint16, uint32, error) {
+	var egress, ingress policytable.ID
+	if _, err := a.Begin(t.Context(), 305, []netip.Addr{netip.MustParseAddr("10.0.0.5")}, func(e, i policytable.ID) (uint16, uint32, error) {
 		egress, ingress = e, i
 		return 9, 1, nil
-	}); err != nil || egress != Pending || ingress != Pending {
-		t.Errorf("it begins with tables %d and %d, %v; want %d, which lets in the local node alone", egress, ingress, err, Pending)
+	}); err != nil || egress != policytable.Pending || ingress != policytable.Pending {
+		t.Errorf("it begins with tables %d and %d, %v; want %d, which lets in the local node alone", egress, ingress, err, policytable.Pending)
 	}
 }
 
@@ -305,7 +307,7 @@ func TestHeldStateIsListedAgainAfterALostConnection(t *testing.T) {
 	if st.Enforced == nil || st.Enforced.Revision != 12 || st.Enforced.State != stateA || !slices.Equal(st.Enforced.Sources, []string{"grpc"}) {
 		t.Errorf("the subscription says that %+v is enforced", st.Enforced)
 	}
-	st.send(t, at(newService(2).snapshot(testStates()[0]), Barrier{State: stateB, Incomplete: []string{"grpc"}}))
+	st.send(t, at(newService(2).snapshot(testStates()[0]), policytable.Barrier{State: stateB, Incomplete: []string{"grpc"}}))
 	if said := next(t, st.said); !strings.HasPrefix(said, "hold ") || verdicts(k) != before {
 		t.Errorf("said %q; the verdicts are as before: %t", said, verdicts(k) == before)
 	}

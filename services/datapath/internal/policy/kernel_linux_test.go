@@ -15,13 +15,13 @@ import (
 
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/policy"
-	"github.com/sluice-net/sluice/services/datapath/internal/publish"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // watched calls after behind every write of the real maps, and fails from a
 // number of writes on, as if the process had been killed.
 type watched struct {
-	publish.Policies
+	*kernel.Kernel
 	after  func()
 	left   int // writes until it fails; negative: never
 	writes int
@@ -44,49 +44,49 @@ func (k *watched) write(f func() error) error {
 	return nil
 }
 
-func (k *watched) DefineTable(c policy.Content) (t policy.Table, err error) {
-	return t, k.write(func() error { t, err = k.Policies.DefineTable(c); return err })
+func (k *watched) DefineTable(c policytable.Content) (t policytable.ID, err error) {
+	return t, k.write(func() error { t, err = k.Kernel.DefineTable(c); return err })
 }
 
-func (k *watched) GrowTable(t policy.Table, nodes []policy.Node, classes []uint32) error {
-	return k.write(func() error { return k.Policies.GrowTable(t, nodes, classes) })
+func (k *watched) GrowTable(t policytable.ID, nodes []policytable.PortNode, classes []uint32) error {
+	return k.write(func() error { return k.Kernel.GrowTable(t, nodes, classes) })
 }
 
-func (k *watched) SetPeer(t policy.Table, nc policy.NodeClass, class uint16) error {
-	return k.write(func() error { return k.Policies.SetPeer(t, nc, class) })
+func (k *watched) SetPeer(t policytable.ID, nc policytable.IdentityClass, class uint16) error {
+	return k.write(func() error { return k.Kernel.SetPeer(t, nc, class) })
 }
 
-func (k *watched) DeletePeer(t policy.Table, nc policy.NodeClass) error {
-	return k.write(func() error { return k.Policies.DeletePeer(t, nc) })
+func (k *watched) DeletePeer(t policytable.ID, nc policytable.IdentityClass) error {
+	return k.write(func() error { return k.Kernel.DeletePeer(t, nc) })
 }
 
-func (k *watched) SetBlock(t policy.Table, p netip.Prefix, classes [policy.Scopes]uint16) error {
-	return k.write(func() error { return k.Policies.SetBlock(t, p, classes) })
+func (k *watched) SetPrefix(t policytable.ID, p netip.Prefix, classes policytable.PrefixClasses) error {
+	return k.write(func() error { return k.Kernel.SetPrefix(t, p, classes) })
 }
 
-func (k *watched) DeleteBlock(t policy.Table, p netip.Prefix) error {
-	return k.write(func() error { return k.Policies.DeleteBlock(t, p) })
+func (k *watched) DeletePrefix(t policytable.ID, p netip.Prefix) error {
+	return k.write(func() error { return k.Kernel.DeletePrefix(t, p) })
 }
 
-func (k *watched) RetireTables(ts ...policy.Table) error {
-	return k.write(func() error { return k.Policies.RetireTables(ts...) })
+func (k *watched) RetireTables(ts ...policytable.ID) error {
+	return k.write(func() error { return k.Kernel.RetireTables(ts...) })
 }
 
-func (k *watched) RetireNodeClasses(ncs ...policy.NodeClass) error {
-	return k.write(func() error { return k.Policies.RetireNodeClasses(ncs...) })
+func (k *watched) RetireIdentityClasses(ncs ...policytable.IdentityClass) error {
+	return k.write(func() error { return k.Kernel.RetireIdentityClasses(ncs...) })
 }
 
-func (k *watched) SetWords(ws map[uint32]policy.Word) error {
+func (k *watched) SetIdentities(ws map[uint32]policytable.Identity) error {
 	for id, w := range ws {
-		if err := k.write(func() error { return k.Policies.SetWords(map[uint32]policy.Word{id: w}) }); err != nil {
+		if err := k.write(func() error { return k.Kernel.SetIdentities(map[uint32]policytable.Identity{id: w}) }); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (k *watched) SetPolicy(slot uint16, egress, ingress policy.Table) (gen uint32, err error) {
-	return gen, k.write(func() error { gen, err = k.Policies.SetPolicy(slot, egress, ingress); return err })
+func (k *watched) SetPolicy(slot uint16, egress, ingress policytable.ID) (gen uint32, err error) {
+	return gen, k.write(func() error { gen, err = k.Kernel.SetPolicy(slot, egress, ingress); return err })
 }
 
 // stage is real maps with three endpoints.
@@ -121,7 +121,7 @@ func newStage(t *testing.T) *stage {
 		slot, err := s.kernel.Publish(t.Context(), kernel.Endpoint{
 			Ifindex: 1000 + uint32(n), Identity: kernel.Identity(identity), IPv4: netip.AddrFrom4([4]byte{10, 244, 0, n}),
 			MAC: [6]byte{2, 0, 0, 0, 0, n}, HostMAC: [6]byte{2, 0, 0, 0, 1, n}, MTU: 1500, Deliver: kernel.DeliverPeer,
-			Policy: kernel.Policy{Egress: kernel.TablePending, Ingress: kernel.TablePending},
+			Policy: kernel.Policy{Egress: policytable.Pending, Ingress: policytable.Pending},
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -153,7 +153,7 @@ func (s *stage) start() {
 // verifier.
 func (s *stage) adopt() {
 	s.t.Helper()
-	s.maps = &watched{Policies: publish.Policies{Kernel: s.kernel}, left: -1}
+	s.maps = &watched{Kernel: s.kernel, left: -1}
 	s.policies = policy.New(policy.Config{Name: "test", Kernel: s.maps, Wait: true})
 	if err := s.policies.Adopt(func(uint16) bool { return true }); err != nil {
 		s.t.Fatal(err)
@@ -167,22 +167,22 @@ func (s *stage) restart() {
 }
 
 // allows asks the live maps.
-func (s *stage) allows(e kernel.Endpoint, d policy.Direction, peer uint32, addr netip.Addr, point uint32) bool {
+func (s *stage) allows(e kernel.Endpoint, d policytable.Direction, peer uint32, addr netip.Addr, point uint32) bool {
 	table := e.Policy.Egress
-	if d == policy.Ingress {
+	if d == policytable.Ingress {
 		table = e.Policy.Ingress
 	}
 	switch table {
-	case kernel.TableDeny, kernel.TablePending:
+	case policytable.Deny, policytable.Pending:
 		return false
-	case kernel.TableAllow:
+	case policytable.Allow:
 		return true
 	}
 	v, err := s.kernel.LookupTable(table, kernel.Identity(peer), addr, point)
 	if err != nil {
 		s.t.Fatalf("table %d: %v", table, err)
 	}
-	return v.Action != policy.ActionDeny
+	return policytable.Action(v.Action) != policytable.ActionDeny
 }
 
 // check has every verdict be that of one of the states.
@@ -193,7 +193,7 @@ func (s *stage) check(what string, states ...policy.TestState) {
 		s.t.Fatal(err)
 	}
 	for _, e := range list {
-		for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
+		for _, d := range []policytable.Direction{policytable.Egress, policytable.Ingress} {
 			for peer := uint32(300); peer < 307; peer++ {
 				for _, addr := range policy.TestAddrs {
 					for _, point := range policy.TestPoints {
@@ -218,18 +218,18 @@ func (s *stage) holds(what string, st policy.TestState) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	words, err := s.kernel.IdentityWords()
+	words, err := s.kernel.Identities()
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	classes := map[kernel.NodeClass]bool{}
+	classes := map[policytable.IdentityClass]bool{}
 	for _, w := range words {
 		classes[w.Class] = true
 	}
 	wantTables, wantWords := st.Figures()
-	if len(tables) != wantTables || len(words) != wantWords || len(s.kernel.NodeClasses()) != len(classes) {
-		s.t.Fatalf("%s: %d tables, want %d; %d words, want %d; %d node classes, want %d",
-			what, len(tables), wantTables, len(words), wantWords, len(s.kernel.NodeClasses()), len(classes))
+	if len(tables) != wantTables || len(words) != wantWords || len(s.kernel.IdentityClasses()) != len(classes) {
+		s.t.Fatalf("%s: %d tables, want %d; %d words, want %d; %d identity classes, want %d",
+			what, len(tables), wantTables, len(words), wantWords, len(s.kernel.IdentityClasses()), len(classes))
 	}
 	if diffs, err := s.kernel.AuditTables(false); err != nil || len(diffs) > 0 {
 		s.t.Fatalf("%s: the maps differ from what was written: %q, %v", what, diffs, err)

@@ -8,20 +8,22 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // Bounds of what the service may make the process remember: some of what the
 // kernel holds at most.
 const (
-	maxTables      = 4096
-	maxNodeClasses = 1 << 16
-	maxIdentities  = 1 << 17
-	maxSubjects    = 4096
-	maxAllRows     = 1 << 19
-	maxAllBlocks   = 1 << 18
-	maxAllNodes    = 1 << 16
-	maxAllClasses  = 1 << 18
-	maxAllRules    = 1 << 20
+	maxTables          = 4096
+	maxIdentityClasses = 1 << 16
+	maxIdentities      = 1 << 17
+	maxSubjects        = 4096
+	maxAllRows         = 1 << 19
+	maxAllPrefixes     = 1 << 18
+	maxAllNodes        = 1 << 16
+	maxAllClasses      = 1 << 18
+	maxAllRules        = 1 << 20
 	// maxAllNames is the text of rules' places, in bytes. They are for people:
 	// beyond it, rules have none.
 	maxAllNames = 128 << 20
@@ -30,34 +32,35 @@ const (
 // model is what the service has said. It is changed by taking steps, which
 // checks them; nothing of it reaches the kernel by that.
 type model struct {
-	classes map[uint32]nodeClass
+	classes map[uint32]identityClass
 	wants   map[uint32]want
 	tables  map[uint64]*serviceTable
 	binds   map[uint32]*[2]binding
 	lacking map[*serviceTable]struct{} // tables with missing rows
-	// unnumbered counts node classes without a number in the kernel.
+	// unnumbered counts identity classes without a number in the kernel.
 	unnumbered int
 	revision   uint64
 	named      bool // the service names its state
 	rows       int
-	blocks     int
+	prefixes   int
 	nodes      int
 	trees      int // classes of all tables
 	rules      int
 	names      int // bytes
 }
 
-// nodeClass is a node class of the service with its number in the kernel, 0 if
+// identityClass is an identity class of the service with its number in the kernel, 0 if
 // there was no room.
-type nodeClass struct {
-	key    ClassKey
-	number NodeClass
+type identityClass struct {
+	key    policytable.ClassKey
+	number policytable.IdentityClass
 }
 
 // want is what an identity is, with the service's number of its class.
 type want struct {
-	class       uint32
-	kind, scope uint8
+	class uint32
+	kind  policytable.Kind
+	scope policytable.Scope
 }
 
 // binding is one direction of a subject.
@@ -67,7 +70,7 @@ type binding struct {
 	id       uint64        // the service's number of the table
 	table    *serviceTable // nil: everything is allowed
 	revision uint64
-	rules    [][]Source
+	rules    [][]policytable.Source
 	names    int // bytes of rules
 }
 
@@ -77,23 +80,23 @@ const sourceBytes = 64
 // serviceTable is a table as the service has it, and where it is in the kernel.
 type serviceTable struct {
 	id      uint64
-	content Content
+	content policytable.Content
 	kernel  *kernelTable // nil: it is not there
 	// classes leads from the service's classes to the kernel's; absent are those
 	// that the kernel has not.
 	classes []uint16
 	same    bool // classes and nodes are numbered alike
 	// missing rows and blocks had no room.
-	missing       map[NodeClass]struct{}
-	missingBlocks map[netip.Prefix]struct{}
-	err           error // why it is not in the kernel, or not wholly
+	missing         map[policytable.IdentityClass]struct{}
+	missingPrefixes map[netip.Prefix]struct{}
+	err             error // why it is not in the kernel, or not wholly
 }
 
 const absent = 0xFFFF
 
 func newModel() *model {
 	return &model{
-		classes: map[uint32]nodeClass{}, wants: map[uint32]want{}, tables: map[uint64]*serviceTable{}, binds: map[uint32]*[2]binding{},
+		classes: map[uint32]identityClass{}, wants: map[uint32]want{}, tables: map[uint64]*serviceTable{}, binds: map[uint32]*[2]binding{},
 		lacking: map[*serviceTable]struct{}{},
 	}
 }
@@ -103,71 +106,75 @@ func validIdentity(id uint32) bool {
 	return id > 0 && id < 1<<16 || id >= 0xFF0000 && id < 0xFF1000
 }
 
-// take checks a step and remembers it. Node classes come with the number that
+// take checks a step and remembers it. Identity classes come with the number that
 // the kernel gave.
-func (m *model) take(st Step, seq uint64, number func(ClassKey) (NodeClass, error)) error {
+func (m *model) take(st policytable.Step, seq uint64, number func(policytable.ClassKey) (policytable.IdentityClass, error)) error {
 	switch st := st.(type) {
-	case NodeClassDefine:
+	case policytable.DefineIdentityClass:
 		return m.defineClass(st, number)
-	case NodeClassRetire:
-		nc, ok := m.classes[st.NodeClass]
+	case policytable.RetireIdentityClass:
+		nc, ok := m.classes[st.IdentityClass]
 		if !ok {
-			return invalid("node_class_retire.node_class: there is no %d", st.NodeClass)
+			return policytable.Invalid("retire_identity_class.identity_class: there is no %d", st.IdentityClass)
 		}
 		if nc.number == 0 {
 			m.unnumbered--
 		}
-		delete(m.classes, st.NodeClass)
-	case IdentityUpdate:
+		delete(m.classes, st.IdentityClass)
+	case policytable.SetIdentity:
 		return m.takeIdentity(st)
-	case TableDefine:
+	case policytable.DefineTable:
 		return m.defineTable(st)
-	case TableGrow:
+	case policytable.GrowTable:
 		return m.growTable(st)
-	case TableRetire:
+	case policytable.RetireTable:
 		t, ok := m.tables[st.Table]
 		if !ok {
-			return invalid("table_retire.table: there is no %d", st.Table)
+			return policytable.Invalid("retire_table.table: there is no %d", st.Table)
 		}
 		delete(m.tables, st.Table)
 		delete(m.lacking, t)
 		m.rows -= len(t.content.Peers)
-		m.blocks -= len(t.content.Blocks)
+		m.prefixes -= len(t.content.Prefixes)
 		m.nodes -= len(t.content.Nodes)
 		m.trees -= len(t.content.Classes)
 		m.rules -= len(t.content.Rules)
-	case PeerUpdate:
-		return m.takePeer(st)
-	case AddressUpdate:
-		return m.takeBlock(st)
-	case Bind:
+	case policytable.SetPeer:
+		return m.setPeer(st)
+	case policytable.DeletePeer:
+		return m.deletePeer(st)
+	case policytable.SetPrefix:
+		return m.setPrefix(st)
+	case policytable.DeletePrefix:
+		return m.deletePrefix(st)
+	case policytable.BindSubject:
 		return m.bind(st, seq)
-	case SubjectGone:
+	case policytable.RemoveSubject:
 		if list := m.binds[st.Subject]; list != nil {
-			m.names -= list[Egress].names + list[Ingress].names
+			m.names -= list[policytable.Egress].names + list[policytable.Ingress].names
 		}
 		delete(m.binds, st.Subject)
-	case Barrier:
+	case policytable.Barrier:
 		m.revision, m.named = st.PolicyRevision, st.State != ""
-	case SnapshotComplete:
+	case policytable.SnapshotComplete:
 	default:
-		return invalid("step: %T", st)
+		return policytable.Invalid("step: %T", st)
 	}
 	return nil
 }
 
-func (m *model) defineClass(st NodeClassDefine, number func(ClassKey) (NodeClass, error)) error {
-	switch old, ok := m.classes[st.NodeClass]; {
-	case st.NodeClass == 0:
-		return invalid("node_class_define.node_class is 0")
-	case st.Key == ClassKey{}:
-		return invalid("node_class_define.key is zero")
+func (m *model) defineClass(st policytable.DefineIdentityClass, number func(policytable.ClassKey) (policytable.IdentityClass, error)) error {
+	switch old, ok := m.classes[st.IdentityClass]; {
+	case st.IdentityClass == 0:
+		return policytable.Invalid("define_identity_class.identity_class is 0")
+	case st.Key == policytable.ClassKey{}:
+		return policytable.Invalid("define_identity_class.key is zero")
 	case ok && old.key != st.Key:
-		return invalid("node_class_define.node_class: %d is another one", st.NodeClass)
+		return policytable.Invalid("define_identity_class.identity_class: %d is another one", st.IdentityClass)
 	case ok:
 		return nil
-	case len(m.classes) >= maxNodeClasses:
-		return invalid("node_class_define: more than %d node classes", maxNodeClasses)
+	case len(m.classes) >= maxIdentityClasses:
+		return policytable.Invalid("define_identity_class: more than %d identity classes", maxIdentityClasses)
 	}
 	nc, err := number(st.Key)
 	if err != nil {
@@ -176,64 +183,64 @@ func (m *model) defineClass(st NodeClassDefine, number func(ClassKey) (NodeClass
 	if nc == 0 {
 		m.unnumbered++
 	}
-	m.classes[st.NodeClass] = nodeClass{st.Key, nc}
+	m.classes[st.IdentityClass] = identityClass{st.Key, nc}
 	return nil
 }
 
-func (m *model) takeIdentity(st IdentityUpdate) error {
+func (m *model) takeIdentity(st policytable.SetIdentity) error {
 	if st.Identity == 0 || st.Identity >= 1<<24 {
-		return invalid("identity_update.identity: %d is none", st.Identity)
+		return policytable.Invalid("set_identity.identity: %d is none", st.Identity)
 	}
-	if st.NodeClass == 0 {
+	if st.IdentityClass == 0 {
 		delete(m.wants, st.Identity)
 		return nil
 	}
 	_, known := m.wants[st.Identity]
-	switch _, ok := m.classes[st.NodeClass]; {
+	switch _, ok := m.classes[st.IdentityClass]; {
 	case !ok:
-		return invalid("identity_update.node_class: there is no %d", st.NodeClass)
-	case st.Kind >= Kinds:
-		return invalid("identity_update.kind: there is no %d", st.Kind)
-	case st.Scope >= Scopes:
-		return invalid("identity_update.scope: there is no %d", st.Scope)
+		return policytable.Invalid("set_identity.identity_class: there is no %d", st.IdentityClass)
+	case st.Kind >= policytable.Kinds:
+		return policytable.Invalid("set_identity.kind: there is no %d", st.Kind)
+	case st.Scope >= policytable.Scopes:
+		return policytable.Invalid("set_identity.scope: there is no %d", st.Scope)
 	case !known && len(m.wants) >= maxIdentities:
-		return invalid("identity_update: more than %d identities", maxIdentities)
+		return policytable.Invalid("set_identity: more than %d identities", maxIdentities)
 	}
-	m.wants[st.Identity] = want{st.NodeClass, st.Kind, st.Scope}
+	m.wants[st.Identity] = want{st.IdentityClass, st.Kind, st.Scope}
 	return nil
 }
 
-func (m *model) defineTable(st TableDefine) error {
+func (m *model) defineTable(st policytable.DefineTable) error {
 	_, known := m.tables[st.Table]
 	switch {
 	case st.Table == 0:
-		return invalid("table_define.table is 0")
+		return policytable.Invalid("define_table.table is 0")
 	case known:
-		return invalid("table_define.table: there is a table %d", st.Table)
+		return policytable.Invalid("define_table.table: there is a table %d", st.Table)
 	case len(m.tables) >= maxTables:
-		return invalid("table_define: more than %d tables", maxTables)
+		return policytable.Invalid("define_table: more than %d tables", maxTables)
 	}
-	t := &serviceTable{id: st.Table, content: st.Content.copied()}
-	t.content.Peers = make(map[NodeClass]uint16, len(st.Peers))
+	t := &serviceTable{id: st.Table, content: st.Content.Clone()}
+	t.content.Peers = make(map[policytable.IdentityClass]uint16, len(st.Peers))
 	for i, row := range st.Peers {
 		if int(row.Class) >= len(t.content.Classes) {
-			return invalid("table_define.peers[%d].class: there is no class %d", i, row.Class)
+			return policytable.Invalid("define_table.peers[%d].class: there is no class %d", i, row.Class)
 		}
 		if err := m.row(t, row); err != nil {
-			return fmt.Errorf("table_define.peers[%d]: %w", i, err)
+			return fmt.Errorf("define_table.peers[%d]: %w", i, err)
 		}
 	}
-	if err := t.content.validate(); err != nil {
-		return fmt.Errorf("table_define of table %d: %w", st.Table, err)
+	if err := t.content.Validate(); err != nil {
+		return fmt.Errorf("define_table of table %d: %w", st.Table, err)
 	}
-	if m.rows+len(t.content.Peers) > maxAllRows || m.blocks+len(t.content.Blocks) > maxAllBlocks {
-		return invalid("table_define of table %d: more than %d rows or %d blocks in all", st.Table, maxAllRows, maxAllBlocks)
+	if m.rows+len(t.content.Peers) > maxAllRows || m.prefixes+len(t.content.Prefixes) > maxAllPrefixes {
+		return policytable.Invalid("define_table of table %d: more than %d rows or %d prefixes in all", st.Table, maxAllRows, maxAllPrefixes)
 	}
 	if err := m.roomFor(len(t.content.Nodes), len(t.content.Classes), len(t.content.Rules)); err != nil {
-		return fmt.Errorf("table_define of table %d: %w", st.Table, err)
+		return fmt.Errorf("define_table of table %d: %w", st.Table, err)
 	}
 	m.rows += len(t.content.Peers)
-	m.blocks += len(t.content.Blocks)
+	m.prefixes += len(t.content.Prefixes)
 	m.nodes += len(t.content.Nodes)
 	m.trees += len(t.content.Classes)
 	m.rules += len(t.content.Rules)
@@ -245,45 +252,45 @@ func (m *model) defineTable(st TableDefine) error {
 func (m *model) roomFor(nodes, classes, rules int) error {
 	switch {
 	case m.nodes+nodes > maxAllNodes:
-		return invalid("nodes: more than %d in all tables", maxAllNodes)
+		return policytable.Invalid("nodes: more than %d in all tables", maxAllNodes)
 	case m.trees+classes > maxAllClasses:
-		return invalid("classes: more than %d in all tables", maxAllClasses)
+		return policytable.Invalid("classes: more than %d in all tables", maxAllClasses)
 	case m.rules+rules > maxAllRules:
-		return invalid("rules: more than %d in all tables", maxAllRules)
+		return policytable.Invalid("rules: more than %d in all tables", maxAllRules)
 	}
 	return nil
 }
 
-// row adds a row to a table, if the kernel has a number for its node class.
-func (m *model) row(t *serviceTable, row Row) error {
-	nc, ok := m.classes[row.NodeClass]
+// row adds a row to a table, if the kernel has a number for its identity class.
+func (m *model) row(t *serviceTable, row policytable.Row) error {
+	nc, ok := m.classes[row.IdentityClass]
 	if !ok {
-		return invalid("node_class: there is no %d", row.NodeClass)
+		return policytable.Invalid("identity_class: there is no %d", row.IdentityClass)
 	}
 	if nc.number == 0 {
 		return nil // who has the class stays unknown
 	}
 	if old, ok := t.content.Peers[nc.number]; ok && old != row.Class {
-		return invalid("node_class: %d has a row already", row.NodeClass)
+		return policytable.Invalid("identity_class: %d has a row already", row.IdentityClass)
 	}
 	t.content.Peers[nc.number] = row.Class
 	return nil
 }
 
-func (m *model) growTable(st TableGrow) error {
+func (m *model) growTable(st policytable.GrowTable) error {
 	t, ok := m.tables[st.Table]
 	if !ok {
-		return invalid("table_grow.table: there is no %d", st.Table)
+		return policytable.Invalid("grow_table.table: there is no %d", st.Table)
 	}
 	if err := m.roomFor(len(st.Nodes), len(st.Classes), 0); err != nil {
-		return fmt.Errorf("table_grow of table %d: %w", st.Table, err)
+		return fmt.Errorf("grow_table of table %d: %w", st.Table, err)
 	}
 	grown := t.content
 	from := len(grown.Classes)
 	grown.Nodes = slices.Concat(grown.Nodes, st.Nodes)
 	grown.Classes = slices.Concat(grown.Classes, st.Classes)
-	if err := grown.validateClasses(from); err != nil {
-		return fmt.Errorf("table_grow of table %d: %w", st.Table, err)
+	if err := grown.ValidateClasses(from); err != nil {
+		return fmt.Errorf("grow_table of table %d: %w", st.Table, err)
 	}
 	t.content = grown
 	m.nodes += len(st.Nodes)
@@ -291,82 +298,91 @@ func (m *model) growTable(st TableGrow) error {
 	return nil
 }
 
-func (m *model) takePeer(st PeerUpdate) error {
+func (m *model) setPeer(st policytable.SetPeer) error {
 	t, ok := m.tables[st.Table]
-	if !ok {
-		return invalid("peer_update.table: there is no %d", st.Table)
-	}
-	if st.Delete {
-		nc, ok := m.classes[st.Row.NodeClass]
-		if !ok {
-			return invalid("peer_update.row.node_class: there is no %d", st.Row.NodeClass)
-		}
-		if _, ok := t.content.Peers[nc.number]; ok {
-			delete(t.content.Peers, nc.number)
-			m.rows--
-		}
-		return nil
-	}
 	switch {
+	case !ok:
+		return policytable.Invalid("set_peer.table: there is no %d", st.Table)
 	case int(st.Row.Class) >= len(t.content.Classes):
-		return invalid("peer_update.row.class: there is no class %d", st.Row.Class)
-	case len(t.content.Peers) >= maxPeers || m.rows >= maxAllRows:
-		return invalid("peer_update of table %d: more than %d rows, or %d in all", st.Table, maxPeers, maxAllRows)
+		return policytable.Invalid("set_peer.row.class: there is no class %d", st.Row.Class)
+	case len(t.content.Peers) >= policytable.MaxPeers || m.rows >= maxAllRows:
+		return policytable.Invalid("set_peer of table %d: more than %d rows, or %d in all", st.Table, policytable.MaxPeers, maxAllRows)
 	}
 	before := len(t.content.Peers)
 	if err := m.row(t, st.Row); err != nil {
-		return fmt.Errorf("peer_update.row: %w", err)
+		return fmt.Errorf("set_peer.row: %w", err)
 	}
 	m.rows += len(t.content.Peers) - before
 	return nil
 }
 
-func (m *model) takeBlock(st AddressUpdate) error {
+func (m *model) deletePeer(st policytable.DeletePeer) error {
 	t, ok := m.tables[st.Table]
 	if !ok {
-		return invalid("address_update.table: there is no %d", st.Table)
+		return policytable.Invalid("delete_peer.table: there is no %d", st.Table)
 	}
-	if st.Delete {
-		if _, ok := t.content.Blocks[st.Prefix]; ok {
-			delete(t.content.Blocks, st.Prefix)
-			m.blocks--
-		}
-		return nil
+	ic, ok := m.classes[st.IdentityClass]
+	if !ok {
+		return policytable.Invalid("delete_peer.identity_class: there is no %d", st.IdentityClass)
 	}
-	if err := t.content.validateBlock(st.Prefix, st.Classes); err != nil {
-		return fmt.Errorf("address_update: %w", err)
+	if _, ok := t.content.Peers[ic.number]; ok {
+		delete(t.content.Peers, ic.number)
+		m.rows--
 	}
-	if _, ok := t.content.Blocks[st.Prefix]; !ok {
-		if len(t.content.Blocks) >= maxBlocks || m.blocks >= maxAllBlocks {
-			return invalid("address_update of table %d: more than %d blocks, or %d in all", st.Table, maxBlocks, maxAllBlocks)
-		}
-		m.blocks++
-	}
-	t.content.Blocks[st.Prefix] = st.Classes
 	return nil
 }
 
-func (m *model) bind(st Bind, seq uint64) error {
+func (m *model) setPrefix(st policytable.SetPrefix) error {
+	t, ok := m.tables[st.Table]
+	if !ok {
+		return policytable.Invalid("set_prefix.table: there is no %d", st.Table)
+	}
+	if err := t.content.ValidatePrefix(st.Prefix, st.Classes); err != nil {
+		return fmt.Errorf("set_prefix: %w", err)
+	}
+	if _, ok := t.content.Prefixes[st.Prefix]; !ok {
+		if len(t.content.Prefixes) >= policytable.MaxPrefixes || m.prefixes >= maxAllPrefixes {
+			return policytable.Invalid("set_prefix of table %d: more than %d prefixes, or %d in all", st.Table, policytable.MaxPrefixes, maxAllPrefixes)
+		}
+		m.prefixes++
+	}
+	t.content.Prefixes[st.Prefix] = st.Classes
+	return nil
+}
+
+func (m *model) deletePrefix(st policytable.DeletePrefix) error {
+	t, ok := m.tables[st.Table]
+	if !ok {
+		return policytable.Invalid("delete_prefix.table: there is no %d", st.Table)
+	}
+	if _, ok := t.content.Prefixes[st.Prefix]; ok {
+		delete(t.content.Prefixes, st.Prefix)
+		m.prefixes--
+	}
+	return nil
+}
+
+func (m *model) bind(st policytable.BindSubject, seq uint64) error {
 	b := binding{heard: true, seq: seq, id: st.Table, revision: st.Revision, rules: st.Rules}
 	if st.Table != 0 {
 		t, ok := m.tables[st.Table]
 		if !ok {
-			return invalid("bind.table: there is no %d", st.Table)
+			return policytable.Invalid("bind_subject.table: there is no %d", st.Table)
 		}
 		b.table = t
 	}
 	switch {
 	case st.Subject == 0 || st.Subject >= 1<<24:
-		return invalid("bind.subject: %d is no identity", st.Subject)
-	case st.Direction > Ingress:
-		return invalid("bind.direction: there is no %d", st.Direction)
-	case len(st.Rules) > maxRules:
-		return invalid("bind.rules: %d, at most %d", len(st.Rules), maxRules)
+		return policytable.Invalid("bind_subject.subject: %d is no identity", st.Subject)
+	case st.Direction > policytable.Ingress:
+		return policytable.Invalid("bind_subject.direction: there is no %d", st.Direction)
+	case len(st.Rules) > policytable.MaxRules:
+		return policytable.Invalid("bind_subject.rules: %d, at most %d", len(st.Rules), policytable.MaxRules)
 	}
 	list := m.binds[st.Subject]
 	if list == nil {
 		if len(m.binds) >= maxSubjects {
-			return invalid("bind: more than %d subjects", maxSubjects)
+			return policytable.Invalid("bind_subject: more than %d subjects", maxSubjects)
 		}
 		list = &[2]binding{}
 		m.binds[st.Subject] = list
@@ -385,9 +401,9 @@ func (m *model) bind(st Bind, seq uint64) error {
 	return nil
 }
 
-// blocked says whether a table lacks the row of a node class, so that nobody
+// blocked says whether a table lacks the row of an identity class, so that nobody
 // may have the class.
-func (m *model) blocked(nc NodeClass) bool {
+func (m *model) blocked(nc policytable.IdentityClass) bool {
 	for t := range m.lacking {
 		if _, ok := t.missing[nc]; ok {
 			return true
@@ -398,19 +414,19 @@ func (m *model) blocked(nc NodeClass) bool {
 
 // word is what the kernel shall know of an identity, and whether that is less
 // than the service wants.
-func (m *model) word(id uint32) (w Word, waits bool) {
+func (m *model) word(id uint32) (w policytable.Identity, waits bool) {
 	want, ok := m.wants[id]
 	if !ok {
-		return Word{}, false
+		return policytable.Identity{}, false
 	}
 	nc, ok := m.classes[want.class]
 	if !validIdentity(id) {
-		return Word{}, false // of another cluster, for which the kernel has no place
+		return policytable.Identity{}, false // of another cluster, for which the kernel has no place
 	}
 	if !ok || nc.number == 0 || m.blocked(nc.number) {
-		return Word{}, true
+		return policytable.Identity{}, true
 	}
-	return Word{Class: nc.number, Kind: want.kind, Scope: want.scope, Known: true}, false
+	return policytable.Identity{Class: nc.number, Kind: want.kind, Scope: want.scope, Known: true}, false
 }
 
 // sortedTables is for an order that does not depend on chance.

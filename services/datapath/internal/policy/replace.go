@@ -11,6 +11,8 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // match is how a table of the kernel becomes one of the service in place.
@@ -32,12 +34,12 @@ func (m *match) better(o *match) bool {
 }
 
 // known are the classes by what they say; of equal ones the first.
-func (k *kernelTable) known() map[meaning]uint16 {
+func (k *kernelTable) known() map[policytable.Meaning]uint16 {
 	if k.meanings == nil {
-		k.meanings = make(map[meaning]uint16, len(k.content.Classes))
+		k.meanings = make(map[policytable.Meaning]uint16, len(k.content.Classes))
 		for i := range k.content.Classes {
 			class := uint16(i) //nolint:gosec // at most twice maxClasses
-			what := k.content.meaning(class)
+			what := k.content.Meaning(class)
 			if _, ok := k.meanings[what]; !ok {
 				k.meanings[what] = class
 			}
@@ -48,12 +50,12 @@ func (k *kernelTable) known() map[meaning]uint16 {
 
 // alike says whether two classes of the kernel's table say the same.
 func (k *kernelTable) alike(a, b uint16) bool {
-	return a == b || k.content.Classes[a] == k.content.Classes[b] || k.content.meaning(a) == k.content.meaning(b)
+	return a == b || k.content.Classes[a] == k.content.Classes[b] || k.content.Meaning(a) == k.content.Meaning(b)
 }
 
 // matches says how k becomes c without changing a verdict on the way; nil: it
 // cannot.
-func (k *kernelTable) matches(c *Content) *match {
+func (k *kernelTable) matches(c *policytable.Content) *match {
 	h := &k.content
 	if h.DefaultAllow != c.DefaultAllow || h.HostAllow != c.HostAllow || h.HasAddresses != c.HasAddresses || !slices.Equal(h.Rules, c.Rules) {
 		return nil
@@ -69,7 +71,7 @@ func (k *kernelTable) matches(c *Content) *match {
 		case m.same:
 			m.classes[i] = absent
 		default:
-			known, ok := k.known()[c.meaning(class)]
+			known, ok := k.known()[c.Meaning(class)]
 			if !ok {
 				known = absent
 			}
@@ -98,8 +100,8 @@ func (k *kernelTable) matches(c *Content) *match {
 			return nil
 		}
 	}
-	for p := range c.Blocks {
-		if _, ok := h.Blocks[p]; !ok {
+	for p := range c.Prefixes {
+		if _, ok := h.Prefixes[p]; !ok {
 			m.rows++
 		}
 	}
@@ -122,8 +124,8 @@ func (a *Applier) adopt(w *work, t *serviceTable, k *kernelTable, m *match) erro
 			return err
 		}
 	}
-	for p, want := range t.content.Blocks {
-		have, ok := k.content.Blocks[p]
+	for p, want := range t.content.Prefixes {
+		have, ok := k.content.Prefixes[p]
 		same := ok
 		for i := range want {
 			at := t.classes[want[i]]
@@ -132,7 +134,7 @@ func (a *Applier) adopt(w *work, t *serviceTable, k *kernelTable, m *match) erro
 		if same {
 			continue
 		}
-		if err := a.block(w, t, p, false); err != nil {
+		if err := a.prefix(w, t, p, false); err != nil {
 			return err
 		}
 	}
@@ -153,11 +155,11 @@ func (a *Applier) tidy(w *work, t *serviceTable) error {
 			return err
 		}
 	}
-	for p := range maps.Clone(k.content.Blocks) {
-		if _, ok := t.content.Blocks[p]; ok {
+	for p := range maps.Clone(k.content.Prefixes) {
+		if _, ok := t.content.Prefixes[p]; ok {
 			continue
 		}
-		if err := a.block(w, t, p, false); err != nil {
+		if err := a.prefix(w, t, p, false); err != nil {
 			return err
 		}
 	}
@@ -191,9 +193,9 @@ func (a *Applier) replace(w *work, next *model) error {
 		}
 	}
 
-	final := map[uint32]Word{}
+	final := map[uint32]policytable.Identity{}
 	for id := range a.words {
-		final[id] = Word{}
+		final[id] = policytable.Identity{}
 	}
 	for id := range next.wants {
 		final[id], _ = next.word(id)
@@ -235,7 +237,7 @@ func (a *Applier) replace(w *work, next *model) error {
 // between are the words of identities while endpoints change from tables that
 // leave to those that come: the final ones where that changes nothing for the
 // leaving tables.
-func (a *Applier) between(final map[uint32]Word) (map[uint32]Word, error) {
+func (a *Applier) between(final map[uint32]policytable.Identity) (map[uint32]policytable.Identity, error) {
 	var leaving, staying []*kernelTable
 	used := a.used()
 	for _, id := range slices.Sorted(maps.Keys(a.tables)) {
@@ -249,15 +251,15 @@ func (a *Applier) between(final map[uint32]Word) (map[uint32]Word, error) {
 	if len(leaving) == 0 {
 		return final, nil
 	}
-	type pair struct{ old, new Word }
-	seen := map[pair]Word{}
-	out := make(map[uint32]Word, len(final))
+	type pair struct{ old, new policytable.Identity }
+	seen := map[pair]policytable.Identity{}
+	out := make(map[uint32]policytable.Identity, len(final))
 	for _, id := range slices.Sorted(maps.Keys(final)) {
 		p := pair{a.words[id], final[id]}
 		to, ok := seen[p]
 		if !ok {
 			to = p.new
-			alike := func(k *kernelTable) bool { return k.content.judgesAlike(p.old, p.new) }
+			alike := func(k *kernelTable) bool { return k.content.EvaluatesAlike(p.old, p.new) }
 			if p.old != p.new && !all(leaving, alike) {
 				var err error
 				if to, err = a.classBetween(p.old, p.new, leaving, staying); err != nil {
@@ -275,45 +277,45 @@ func all(list []*kernelTable, f func(*kernelTable) bool) bool {
 	return !slices.ContainsFunc(list, func(k *kernelTable) bool { return !f(k) })
 }
 
-// classBetween makes a node class that the leaving tables judge as one word and
+// classBetween makes an identity class that the leaving tables judge as one word and
 // the others as another. Without room the identity is unknown for a moment.
-func (a *Applier) classBetween(old, to Word, leaving, staying []*kernelTable) (Word, error) {
+func (a *Applier) classBetween(old, to policytable.Identity, leaving, staying []*kernelTable) (policytable.Identity, error) {
 	nc, err := a.number(betweenKey(old, to))
 	if err != nil || nc == 0 {
-		return Word{}, err
+		return policytable.Identity{}, err
 	}
-	word := Word{Class: nc, Kind: to.Kind, Scope: to.Scope, Known: true}
+	word := policytable.Identity{Class: nc, Kind: to.Kind, Scope: to.Scope, Known: true}
 	if !to.Known {
 		word.Kind, word.Scope = old.Kind, old.Scope
 	}
 	for i, list := range [][]*kernelTable{leaving, staying} {
-		as := [2]Word{old, to}[i]
+		as := [2]policytable.Identity{old, to}[i]
 		for _, k := range list {
-			if k.content.judgesAlike(word, as) {
+			if k.content.EvaluatesAlike(word, as) {
 				continue
 			}
-			switch err := a.addRow(k, nc, k.content.classOf(as)); {
-			case errors.Is(err, ErrNoRoom):
-				return Word{}, nil
+			switch err := a.addRow(k, nc, k.content.ClassOf(as)); {
+			case errors.Is(err, policytable.ErrNoCapacity):
+				return policytable.Identity{}, nil
 			case err != nil:
-				return Word{}, fmt.Errorf("row between two policies: %w", err)
+				return policytable.Identity{}, fmt.Errorf("row between two policies: %w", err)
 			}
 		}
 	}
 	return word, nil
 }
 
-func betweenKey(old, to Word) ClassKey {
+func betweenKey(old, to policytable.Identity) policytable.ClassKey {
 	b := []byte("between")
-	for _, w := range []Word{old, to} {
+	for _, w := range []policytable.Identity{old, to} {
 		b = binary.LittleEndian.AppendUint16(b, uint16(w.Class))
-		b = append(b, w.Kind, w.Scope, 0)
+		b = append(b, byte(w.Kind), byte(w.Scope), 0)
 		if w.Known {
 			b[len(b)-1] = 1
 		}
 	}
 	sum := sha256.Sum256(b)
-	return ClassKey(sum[:16])
+	return policytable.ClassKey(sum[:16])
 }
 
 // retry tries again what had no room. It says whether a subject got tables that
@@ -339,7 +341,7 @@ func (a *Applier) retry(w *work) (recovered bool, err error) {
 	}
 	w.nacks = nil // they were said before
 	// Behind the flips: a table that has left stands in the way of nobody.
-	want := map[uint32]Word{}
+	want := map[uint32]policytable.Identity{}
 	for id := range a.model.wants {
 		if word, _ := a.model.word(id); word != a.words[id] {
 			want[id] = word
@@ -358,7 +360,7 @@ func (a *Applier) retry(w *work) (recovered bool, err error) {
 	return recovered || numbered, a.settle(w)
 }
 
-// numberOne tries to number a node class that found no room. Its rows and its
+// numberOne tries to number an identity class that found no room. Its rows and its
 // identities were left out, so that they have to come again.
 func (a *Applier) numberOne() (bool, error) {
 	if a.model.unnumbered == 0 {
@@ -377,7 +379,7 @@ func (a *Applier) retryTable(w *work, t *serviceTable) error {
 	if t.kernel == nil {
 		return a.place(w, t)
 	}
-	if t.err == nil && len(t.missing) == 0 && len(t.missingBlocks) == 0 {
+	if t.err == nil && len(t.missing) == 0 && len(t.missingPrefixes) == 0 {
 		return nil
 	}
 	t.err = nil
@@ -389,8 +391,8 @@ func (a *Applier) retryTable(w *work, t *serviceTable) error {
 			return err
 		}
 	}
-	for _, p := range slices.SortedFunc(maps.Keys(t.missingBlocks), netip.Prefix.Compare) {
-		if err := a.block(w, t, p, false); err != nil {
+	for _, p := range slices.SortedFunc(maps.Keys(t.missingPrefixes), netip.Prefix.Compare) {
+		if err := a.prefix(w, t, p, false); err != nil {
 			return err
 		}
 	}

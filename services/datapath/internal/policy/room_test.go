@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // A table that finds no room leaves its subjects on what they had, whoever
@@ -33,7 +35,7 @@ func TestRefusedTableLeavesTheOldOneBitForBit(t *testing.T) {
 				t.Fatal(err)
 			}
 			before := k.answers(qs)
-			endpoints := map[uint16]Endpoint{}
+			endpoints := map[uint16]policytable.Binding{}
 			for n, e := range k.endpoints {
 				endpoints[n] = *e
 			}
@@ -167,7 +169,7 @@ func TestIdentityWhoseRowFindsNoRoomStaysUnknownUntilThereIsRoom(t *testing.T) {
 }
 
 // Tables in which classes are numbered otherwise grow by what they lack.
-func TestIdentityOfANodeClassWithoutANumberIsKnownWhenThereIsRoom(t *testing.T) {
+func TestIdentityOfAnIdentityClassWithoutANumberIsKnownWhenThereIsRoom(t *testing.T) {
 	states := testStates()
 	k := scene()
 	k.maxNumbers = 1
@@ -178,7 +180,7 @@ func TestIdentityOfANodeClassWithoutANumberIsKnownWhenThereIsRoom(t *testing.T) 
 	st.send(t, m)
 	st.expect(t, fmt.Sprint("ack ", m.Seq))
 	if a.Status().Waiting == 0 {
-		t.Fatal("every identity is known, and there was room for one node class")
+		t.Fatal("every identity is known, and there was room for one identity class")
 	}
 	a.mu.Lock()
 	k.maxNumbers = 0
@@ -195,9 +197,9 @@ func TestIdentityOfANodeClassWithoutANumberIsKnownWhenThereIsRoom(t *testing.T) 
 
 // A service that never stops cannot have the process remember without end.
 func TestWhatAServiceSaysIsRememberedWithinBounds(t *testing.T) {
-	number := func(ClassKey) (NodeClass, error) { return 1, nil }
-	content := func() Content {
-		c := Content{Hash: [32]byte{1}, Classes: []uint32{0}, Nodes: make([]Node, 1024), Rules: make([]Rule, 16)}
+	number := func(policytable.ClassKey) (policytable.IdentityClass, error) { return 1, nil }
+	content := func() policytable.Content {
+		c := policytable.Content{Hash: [32]byte{1}, Classes: []uint32{0}, Nodes: make([]policytable.PortNode, 1024), Rules: make([]policytable.Rule, 16)}
 		for i := range c.Nodes {
 			c.Nodes[i] = leaf(noAdmin<<16 | noRest)
 		}
@@ -206,8 +208,8 @@ func TestWhatAServiceSaysIsRememberedWithinBounds(t *testing.T) {
 	m := newModel()
 	tables := uint64(0)
 	for ; ; tables++ {
-		err := m.take(TableDefine{Table: tables + 1, Content: content()}, 1, number)
-		if errors.Is(err, ErrInvalid) {
+		err := m.take(policytable.DefineTable{Table: tables + 1, Content: content()}, 1, number)
+		if errors.Is(err, policytable.ErrInvalid) {
 			break
 		}
 		if err != nil || tables > maxTables {
@@ -217,12 +219,12 @@ func TestWhatAServiceSaysIsRememberedWithinBounds(t *testing.T) {
 	if m.nodes > maxAllNodes || tables == 0 {
 		t.Errorf("%d tables have %d nodes", tables, m.nodes)
 	}
-	if err := m.take(TableGrow{Table: 1, Nodes: content().Nodes}, 1, number); !errors.Is(err, ErrInvalid) {
+	if err := m.take(policytable.GrowTable{Table: 1, Nodes: content().Nodes}, 1, number); !errors.Is(err, policytable.ErrInvalid) {
 		t.Errorf("it grows beyond: %v", err)
 	}
 	text := strings.Repeat("x", 1<<20)
 	for subject := uint32(300); subject < 300+2*maxAllNames>>20; subject++ {
-		if err := m.take(Bind{Subject: subject, Table: 1, Rules: [][]Source{{{Kind: text}}}}, 1, number); err != nil {
+		if err := m.take(policytable.BindSubject{Subject: subject, Table: 1, Rules: [][]policytable.Source{{{Kind: text}}}}, 1, number); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -230,16 +232,16 @@ func TestWhatAServiceSaysIsRememberedWithinBounds(t *testing.T) {
 		t.Errorf("%d bytes of names", m.names)
 	}
 	for subject := uint32(300); subject < 300+2*maxAllNames>>20; subject++ {
-		if err := m.take(SubjectGone{subject}, 1, number); err != nil {
+		if err := m.take(policytable.RemoveSubject{Subject: subject}, 1, number); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for id := uint64(1); id <= tables; id++ {
-		if err := m.take(TableRetire{id}, 1, number); err != nil {
+		if err := m.take(policytable.RetireTable{Table: id}, 1, number); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if m.names != 0 || m.nodes != 0 || m.trees != 0 || m.rules != 0 || m.rows != 0 || m.blocks != 0 {
+	if m.names != 0 || m.nodes != 0 || m.trees != 0 || m.rules != 0 || m.rows != 0 || m.prefixes != 0 {
 		t.Errorf("nothing is left, and counted are %d bytes of names, %d nodes, %d classes, %d rules", m.names, m.nodes, m.trees, m.rules)
 	}
 }
@@ -267,14 +269,14 @@ func TestAdoptedTableGrowsByTheClassesThatItLacks(t *testing.T) {
 			}
 			same(t, "grown", qs, k.answers(qs), now.answers(k, qs))
 		}
-		if !maps.EqualFunc(tables, k.tables, func(*Content, *Content) bool { return true }) {
+		if !maps.EqualFunc(tables, k.tables, func(*policytable.Content, *policytable.Content) bool { return true }) {
 			t.Errorf("tables %v became %v", tables, k.tables)
 		}
 		// and the next process reads back what was grown
 		if _, err := start(t, k).load(newService(seed + 50).snapshot(state{ids, states[6].policies})); err != nil {
 			t.Fatal(err)
 		}
-		if !maps.EqualFunc(tables, k.tables, func(*Content, *Content) bool { return true }) {
+		if !maps.EqualFunc(tables, k.tables, func(*policytable.Content, *policytable.Content) bool { return true }) {
 			t.Errorf("tables %v became %v after a restart", tables, k.tables)
 		}
 	}
@@ -282,49 +284,49 @@ func TestAdoptedTableGrowsByTheClassesThatItLacks(t *testing.T) {
 
 // INV-58
 func TestWrongStepsAreRefusedAndNameTheField(t *testing.T) {
-	define := func(change func(*TableDefine)) Step {
-		d := TableDefine{Table: 900, Content: Content{Hash: [32]byte{1}, Classes: []uint32{0}, Nodes: []Node{leaf(noAdmin<<16 | noRest)}}}
+	define := func(change func(*policytable.DefineTable)) policytable.Step {
+		d := policytable.DefineTable{Table: 900, Content: policytable.Content{Hash: [32]byte{1}, Classes: []uint32{0}, Nodes: []policytable.PortNode{leaf(noAdmin<<16 | noRest)}}}
 		change(&d)
 		return d
 	}
 	loop := leaf(0)
 	loop.Value[0] = child // itself
-	for want, st := range map[string]Step{
-		"node_class_define.node_class":              NodeClassDefine{Key: ClassKey{1}},
-		"node_class_define.key":                     NodeClassDefine{NodeClass: 999},
-		"node_class_retire.node_class":              NodeClassRetire{999},
-		"identity_update.identity":                  IdentityUpdate{Identity: 1 << 24, NodeClass: 11},
-		"identity_update.node_class":                IdentityUpdate{Identity: 300, NodeClass: 999},
-		"identity_update.kind":                      IdentityUpdate{Identity: 300, NodeClass: 11, Kind: 8},
-		"identity_update.scope":                     IdentityUpdate{Identity: 300, NodeClass: 11, Scope: 3},
-		"table_define.table":                        define(func(d *TableDefine) { d.Table = 0 }),
-		"there is a table 101":                      define(func(d *TableDefine) { d.Table = 101 }),
-		"structure_hash":                            define(func(d *TableDefine) { d.Content.Hash = [32]byte{} }),
-		"classes: there is none":                    define(func(d *TableDefine) { d.Content.Classes = nil }),
-		"classes[0]: there is no node":              define(func(d *TableDefine) { d.Content.Classes[0] = 7 }),
-		"default_classes[2]":                        define(func(d *TableDefine) { d.Content.DefaultClasses[2] = 1 }),
-		"address_classes[1]":                        define(func(d *TableDefine) { d.Content.AddressClasses[1] = 1 }),
-		"peers[0].class":                            define(func(d *TableDefine) { d.Peers = []Row{{11, 1}} }),
-		"node_class: there is no 999":               define(func(d *TableDefine) { d.Peers = []Row{{999, 0}} }),
-		"leads deeper than 3":                       define(func(d *TableDefine) { d.Content.Nodes[0] = loop }),
-		"value[0]: there is no node 8":              define(func(d *TableDefine) { d.Content.Nodes[0].Value[0] = child | 8 }),
-		"value[0]: there is no rule 5":              define(func(d *TableDefine) { d.Content.Nodes[0].Value[0] = noAdmin<<16 | 5 }),
-		"value[0]: there is no rule 0":              define(func(d *TableDefine) { d.Content.Nodes[0].Value[0] = noRest }),
-		"high[1] is below":                          define(func(d *TableDefine) { d.Content.Nodes[0].High[1] = 1 }),
-		"ends at 0x5":                               define(func(d *TableDefine) { d.Content.Nodes[0] = short() }),
-		"rules[0]":                                  define(func(d *TableDefine) { d.Content.Rules = []Rule{{Action: 9}} }),
-		"table_grow.table":                          TableGrow{Table: 999},
-		"there is no node 900":                      TableGrow{Table: 101, Classes: []uint32{0, 900}},
-		"table_retire.table":                        TableRetire{999},
-		"peer_update.table":                         PeerUpdate{Table: 999},
-		"peer_update.row.class":                     PeerUpdate{Table: 101, Row: Row{11, 999}},
-		"peer_update.row: invalid step: node_class": PeerUpdate{Table: 101, Row: Row{999, 0}},
-		"address_update.table":                      AddressUpdate{Table: 999},
-		"address_update: invalid step: block":       AddressUpdate{Table: 101},
-		"bind.table":                                Bind{Subject: 300, Table: 999},
-		"bind.subject":                              Bind{},
-		"bind.direction":                            Bind{Subject: 300, Direction: 2},
-		"snapshot_complete":                         SnapshotComplete{},
+	for want, st := range map[string]policytable.Step{
+		"define_identity_class.identity_class":       policytable.DefineIdentityClass{Key: policytable.ClassKey{1}},
+		"define_identity_class.key":                  policytable.DefineIdentityClass{IdentityClass: 999},
+		"retire_identity_class.identity_class":       policytable.RetireIdentityClass{IdentityClass: 999},
+		"set_identity.identity":                      policytable.SetIdentity{Identity: 1 << 24, IdentityClass: 11},
+		"set_identity.identity_class":                policytable.SetIdentity{Identity: 300, IdentityClass: 999},
+		"set_identity.kind":                          policytable.SetIdentity{Identity: 300, IdentityClass: 11, Kind: 8},
+		"set_identity.scope":                         policytable.SetIdentity{Identity: 300, IdentityClass: 11, Scope: 3},
+		"define_table.table":                         define(func(d *policytable.DefineTable) { d.Table = 0 }),
+		"there is a table 101":                       define(func(d *policytable.DefineTable) { d.Table = 101 }),
+		"structure_hash":                             define(func(d *policytable.DefineTable) { d.Content.Hash = [32]byte{} }),
+		"classes: there is none":                     define(func(d *policytable.DefineTable) { d.Content.Classes = nil }),
+		"classes[0]: there is no node":               define(func(d *policytable.DefineTable) { d.Content.Classes[0] = 7 }),
+		"default_classes[2]":                         define(func(d *policytable.DefineTable) { d.Content.DefaultClasses[2] = 1 }),
+		"address_classes[1]":                         define(func(d *policytable.DefineTable) { d.Content.AddressClasses[1] = 1 }),
+		"peers[0].class":                             define(func(d *policytable.DefineTable) { d.Peers = []policytable.Row{{IdentityClass: 11, Class: 1}} }),
+		"identity_class: there is no 999":            define(func(d *policytable.DefineTable) { d.Peers = []policytable.Row{{IdentityClass: 999, Class: 0}} }),
+		"leads deeper than 3":                        define(func(d *policytable.DefineTable) { d.Content.Nodes[0] = loop }),
+		"value[0]: there is no node 8":               define(func(d *policytable.DefineTable) { d.Content.Nodes[0].Value[0] = child | 8 }),
+		"value[0]: there is no rule 5":               define(func(d *policytable.DefineTable) { d.Content.Nodes[0].Value[0] = noAdmin<<16 | 5 }),
+		"value[0]: there is no rule 0":               define(func(d *policytable.DefineTable) { d.Content.Nodes[0].Value[0] = noRest }),
+		"high[1] is below":                           define(func(d *policytable.DefineTable) { d.Content.Nodes[0].High[1] = 1 }),
+		"ends at 0x5":                                define(func(d *policytable.DefineTable) { d.Content.Nodes[0] = short() }),
+		"rules[0]":                                   define(func(d *policytable.DefineTable) { d.Content.Rules = []policytable.Rule{{Action: 9}} }),
+		"grow_table.table":                           policytable.GrowTable{Table: 999},
+		"there is no node 900":                       policytable.GrowTable{Table: 101, Classes: []uint32{0, 900}},
+		"retire_table.table":                         policytable.RetireTable{Table: 999},
+		"set_peer.table":                             policytable.SetPeer{Table: 999},
+		"set_peer.row.class":                         policytable.SetPeer{Table: 101, Row: policytable.Row{IdentityClass: 11, Class: 999}},
+		"set_peer.row: invalid step: identity_class": policytable.SetPeer{Table: 101, Row: policytable.Row{IdentityClass: 999, Class: 0}},
+		"set_prefix.table":                           policytable.SetPrefix{Table: 999},
+		"set_prefix: invalid step: prefix":           policytable.SetPrefix{Table: 101},
+		"bind_subject.table":                         policytable.BindSubject{Subject: 300, Table: 999},
+		"bind_subject.subject":                       policytable.BindSubject{},
+		"bind_subject.direction":                     policytable.BindSubject{Subject: 300, Direction: 2},
+		"snapshot_complete":                          policytable.SnapshotComplete{},
 	} {
 		k := scene()
 		a, s := start(t, k), newService(1)
@@ -333,8 +335,8 @@ func TestWrongStepsAreRefusedAndNameTheField(t *testing.T) {
 			t.Fatal(err)
 		}
 		writes := k.writes
-		_, err := a.apply(t.Context(), s.message([]Step{st}))
-		if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), want) {
+		_, err := a.apply(t.Context(), s.message([]policytable.Step{st}))
+		if !errors.Is(err, policytable.ErrInvalid) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%T: %v, want %q", st, err, want)
 		}
 		if k.writes != writes {
@@ -346,16 +348,16 @@ func TestWrongStepsAreRefusedAndNameTheField(t *testing.T) {
 	}
 }
 
-func leaf(v uint32) (n Node) {
-	for i := range Fanout {
+func leaf(v uint32) (n policytable.PortNode) {
+	for i := range policytable.Fanout {
 		n.High[i], n.Value[i] = lastTop, v
 	}
 	return n
 }
 
-func short() (n Node) {
+func short() (n policytable.PortNode) {
 	n = leaf(noAdmin<<16 | noRest)
-	for i := range Fanout {
+	for i := range policytable.Fanout {
 		n.High[i] = 5
 	}
 	return n

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // health is whether a subscription is open.
@@ -131,7 +132,7 @@ func (a *Applier) subscribe(ctx context.Context) (heard bool, err error) {
 		return false, fmt.Errorf("%w: %w", errAway, err)
 	}
 	type received struct {
-		m   Message
+		m   policytable.Message
 		err error
 	}
 	messages := make(chan received)
@@ -172,7 +173,7 @@ func (a *Applier) subscribe(ctx context.Context) (heard bool, err error) {
 	}
 	tick := time.NewTicker(min(a.cfg.Retry, a.cfg.Linger))
 	defer tick.Stop()
-	var last Message // of this stream
+	var last policytable.Message // of this stream
 	for {
 		select {
 		case <-outer.Done():
@@ -189,9 +190,9 @@ func (a *Applier) subscribe(ctx context.Context) (heard bool, err error) {
 				open()
 			} else if r.m.Incarnation != last.Incarnation || r.m.Seq != last.Seq+1 {
 				a.reset()
-				return heard, invalid("seq %d of %x follows %d of %x", r.m.Seq, r.m.Incarnation, last.Seq, last.Incarnation)
+				return heard, policytable.Invalid("seq %d of %x follows %d of %x", r.m.Seq, r.m.Incarnation, last.Seq, last.Incarnation)
 			}
-			last = Message{Incarnation: r.m.Incarnation, Seq: r.m.Seq}
+			last = policytable.Message{Incarnation: r.m.Incarnation, Seq: r.m.Seq}
 			nacks, err := a.apply(ctx, r.m)
 			if err != nil {
 				return heard, err
@@ -257,7 +258,7 @@ func (a *Applier) barrier(ctx context.Context) <-chan error {
 }
 
 // begin decides whether the stream goes on where the last one ended.
-func (a *Applier) begin(sub Subscription, first Message) {
+func (a *Applier) begin(sub Subscription, first policytable.Message) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.model != nil && sub.Incarnation != "" && first.Incarnation == sub.Incarnation && first.Seq == sub.Seq+1 {

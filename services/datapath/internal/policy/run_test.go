@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // script is a service whose every answer the test gives.
@@ -23,13 +25,13 @@ type script struct {
 type scripted struct {
 	Subscription
 	ctx      context.Context
-	messages chan Message
+	messages chan policytable.Message
 	end      chan error
 	said     chan string // what the applier says
 }
 
 func (s *script) Subscribe(ctx context.Context, sub Subscription) (Stream, error) {
-	st := &scripted{Subscription: sub, ctx: ctx, messages: make(chan Message), end: make(chan error), said: make(chan string, 1000)}
+	st := &scripted{Subscription: sub, ctx: ctx, messages: make(chan policytable.Message), end: make(chan error), said: make(chan string, 1000)}
 	select {
 	case s.subscribed <- st:
 		return st, nil
@@ -38,14 +40,14 @@ func (s *script) Subscribe(ctx context.Context, sub Subscription) (Stream, error
 	}
 }
 
-func (s *scripted) Recv() (Message, error) {
+func (s *scripted) Recv() (policytable.Message, error) {
 	select {
 	case m := <-s.messages:
 		return m, nil
 	case err := <-s.end:
-		return Message{}, err
+		return policytable.Message{}, err
 	case <-s.ctx.Done():
-		return Message{}, s.ctx.Err()
+		return policytable.Message{}, s.ctx.Err()
 	}
 }
 
@@ -115,7 +117,7 @@ func (s *scripted) expect(t *testing.T, want string) {
 	}
 }
 
-func (s *scripted) send(t *testing.T, m Message) {
+func (s *scripted) send(t *testing.T, m policytable.Message) {
 	t.Helper()
 	select {
 	case s.messages <- m:
@@ -160,7 +162,7 @@ func TestStreamContinuesBehindTheLastMessageOrBeginsAnew(t *testing.T) {
 	// a service that began anew, in the middle of its snapshot gone again
 	sv = newService(2)
 	all := sv.snapshot(states[4])
-	part := Message{Incarnation: all.Incarnation, Seq: all.Seq, Steps: all.Steps[:len(all.Steps)-3]}
+	part := policytable.Message{Incarnation: all.Incarnation, Seq: all.Seq, Steps: all.Steps[:len(all.Steps)-3]}
 	st.send(t, part) // which is not acknowledged
 	st.end <- errors.New("cut by the test")
 	st = next(t, sc.subscribed)
@@ -241,8 +243,8 @@ func TestCreationWaitsForItsTablesAndBeginsWithThem(t *testing.T) {
 		t.Fatal(err)
 	}
 	addr := netip.MustParseAddr("10.0.0.1")
-	slot, err := a.Publish(300, []netip.Addr{addr}, func(egress, ingress Table) (uint16, uint32, error) {
-		if egress < First || ingress != Allow {
+	slot, err := a.Publish(300, []netip.Addr{addr}, func(egress, ingress policytable.ID) (uint16, uint32, error) {
+		if egress < policytable.First || ingress != policytable.Allow {
 			t.Errorf("it begins with tables %d and %d", egress, ingress)
 		}
 		k.endpoint(7, 300, addr.String())
@@ -281,7 +283,10 @@ func TestCreationWaitsForItsTablesAndBeginsWithThem(t *testing.T) {
 	if err := a.Await(t.Context(), 300); err != nil {
 		t.Error(err)
 	}
-	if err := a.Drop(7, func() error { k.endpoints[7].Egress, k.endpoints[7].Ingress = Deny, Deny; return nil }); err != nil {
+	if err := a.Drop(7, func() error {
+		k.endpoints[7].Egress, k.endpoints[7].Ingress = policytable.Deny, policytable.Deny
+		return nil
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if _, ok := a.Of(7); ok {
@@ -302,7 +307,7 @@ func TestAuditModeIsThatOfTheConfiguration(t *testing.T) {
 				t.Errorf("slot %d has audit mode %v, want %v", slot, k.audit[slot], on)
 			}
 		}
-		_, err := a.Publish(300, nil, func(Table, Table) (uint16, uint32, error) {
+		_, err := a.Publish(300, nil, func(policytable.ID, policytable.ID) (uint16, uint32, error) {
 			k.endpoint(9, 300, "10.0.0.9")
 			return 9, 1, nil
 		})
@@ -324,7 +329,7 @@ func TestCreationFailsInTimeWithoutItsTables(t *testing.T) {
 	sv := newService(1)
 	st.send(t, sv.snapshot(testStates()[2]))
 	deadline := time.Now().Add(20 * time.Second)
-	for err = nil; !errors.Is(err, ErrNoRoom); err = a.Await(t.Context(), 300) {
+	for err = nil; !errors.Is(err, policytable.ErrNoCapacity); err = a.Await(t.Context(), 300) {
 		if time.Now().After(deadline) {
 			t.Fatalf("no room: %v", err)
 		}
@@ -339,7 +344,7 @@ func TestEndpointsOfModeInitBeginPendingAndAreUpgraded(t *testing.T) {
 	if err := a.Await(t.Context(), 300); err != nil {
 		t.Fatal(err)
 	}
-	publish := func(egress, ingress Table) (uint16, uint32, error) {
+	publish := func(egress, ingress policytable.ID) (uint16, uint32, error) {
 		k.endpoint(7, 300, "10.0.0.1")
 		k.endpoints[7].Egress, k.endpoints[7].Ingress = egress, ingress
 		return 7, k.endpoints[7].Generation, nil
@@ -356,7 +361,7 @@ func TestEndpointsOfModeInitBeginPendingAndAreUpgraded(t *testing.T) {
 	if got := next(t, changed); !slices.Equal(got, []uint16{7}) {
 		t.Errorf("changed %v", got)
 	}
-	if p, _ := a.Of(7); p.Pending() || p.Egress < First {
+	if p, _ := a.Of(7); p.Pending() || p.Egress < policytable.First {
 		t.Errorf("it has %+v", p)
 	}
 }
@@ -379,7 +384,7 @@ func TestCreationWaitsAgainForTablesThatWentBeforeItBegan(t *testing.T) {
 	a, sc := play(t, k, Config{Wait: true})
 	st := next(t, sc.subscribed)
 	sv := newService(1)
-	send := func(m Message) {
+	send := func(m policytable.Message) {
 		t.Helper()
 		st.send(t, m)
 		st.expect(t, fmt.Sprint("ack ", m.Seq))
@@ -393,14 +398,14 @@ func TestCreationWaitsAgainForTablesThatWentBeforeItBegan(t *testing.T) {
 	}
 	st.expect(t, "subjects +[300] -[]")
 	farewell := sv.change(nobody)
-	farewell.Steps = slices.Concat([]Step{SubjectGone{300}}, farewell.Steps)
+	farewell.Steps = slices.Concat([]policytable.Step{policytable.RemoveSubject{Subject: 300}}, farewell.Steps)
 	send(farewell)
 	published := false
 	done := make(chan error, 1)
 	go func() {
-		_, err := a.Begin(t.Context(), 300, nil, func(egress, ingress Table) (uint16, uint32, error) {
+		_, err := a.Begin(t.Context(), 300, nil, func(egress, ingress policytable.ID) (uint16, uint32, error) {
 			published = true
-			if egress == Pending || ingress == Pending {
+			if egress == policytable.Pending || ingress == policytable.Pending {
 				t.Errorf("it begins with tables %d and %d", egress, ingress)
 			}
 			k.endpoint(7, 300, "10.0.0.1")
@@ -448,9 +453,9 @@ func TestServiceThatLostItsPoliciesIsReported(t *testing.T) {
 	a, sc := play(t, k, Config{Wait: true})
 	sv := newService(1)
 	st := next(t, sc.subscribed)
-	send := func(m Message, revision uint64) {
+	send := func(m policytable.Message, revision uint64) {
 		t.Helper()
-		m.Steps[slices.IndexFunc(m.Steps, func(s Step) bool { _, ok := s.(Barrier); return ok })] = Barrier{PolicyRevision: revision}
+		m.Steps[slices.IndexFunc(m.Steps, func(s policytable.Step) bool { _, ok := s.(policytable.Barrier); return ok })] = policytable.Barrier{PolicyRevision: revision}
 		st.send(t, m)
 		st.expect(t, fmt.Sprint("ack ", m.Seq))
 	}
@@ -484,17 +489,17 @@ func TestSnapshotThatNeverEndsKeepsKnownSubjectsGoing(t *testing.T) {
 	st.end <- errors.New("cut by the test")
 	st = next(t, sc.subscribed)
 	m = newService(2).snapshot(states[4])
-	m.Steps = slices.DeleteFunc(m.Steps, func(s Step) bool { _, ok := s.(SnapshotComplete); return ok })
+	m.Steps = slices.DeleteFunc(m.Steps, func(s policytable.Step) bool { _, ok := s.(policytable.SnapshotComplete); return ok })
 	a.mu.Lock()
 	tables, words := slices.Sorted(maps.Keys(k.tables)), maps.Clone(k.words)
 	a.mu.Unlock()
 	st.send(t, m)
 	for range 3 { // more of nothing
-		m = Message{Incarnation: m.Incarnation, Seq: m.Seq + 1, Steps: []Step{Barrier{}}}
+		m = policytable.Message{Incarnation: m.Incarnation, Seq: m.Seq + 1, Steps: []policytable.Step{policytable.Barrier{}}}
 		st.send(t, m)
 	}
-	if _, err := a.Begin(t.Context(), 300, nil, func(egress, ingress Table) (uint16, uint32, error) {
-		if egress == Pending || ingress == Pending {
+	if _, err := a.Begin(t.Context(), 300, nil, func(egress, ingress policytable.ID) (uint16, uint32, error) {
+		if egress == policytable.Pending || ingress == policytable.Pending {
 			t.Errorf("it begins with tables %d and %d", egress, ingress)
 		}
 		k.endpoint(9, 300, "10.0.0.9")
@@ -534,7 +539,7 @@ func BenchmarkKnownSubjectBegins(b *testing.B) {
 		if err := a.Await(b.Context(), 300); err != nil {
 			b.Fatal(err)
 		}
-		if _, err := a.Begin(b.Context(), 300, nil, func(Table, Table) (uint16, uint32, error) { return 200, 1, nil }); err != nil {
+		if _, err := a.Begin(b.Context(), 300, nil, func(policytable.ID, policytable.ID) (uint16, uint32, error) { return 200, 1, nil }); err != nil {
 			b.Fatal(err)
 		}
 		if err := a.Drop(200, func() error { return nil }); err != nil {

@@ -11,13 +11,14 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // subject is the memory of an identity that has, or had, endpoints.
 func (a *Applier) subject(id uint32) *subject {
 	s := a.subjects[id]
 	if s == nil {
-		s = &subject{egress: Pending, ingress: Pending}
+		s = &subject{egress: policytable.Pending, ingress: policytable.Pending}
 		a.subjects[id] = s
 		a.subscriptionChanged()
 		// The service may have it already: it was let go a moment ago, or while
@@ -48,7 +49,7 @@ func (a *Applier) release(s *subject) {
 
 // Await returns when the tables of an identity are in the kernel and know it, at
 // once if they are there already. Without Config.Wait it only asks for them.
-// ErrUnavailable if they do not come in time; ErrNoRoom if they do not fit.
+// ErrUnavailable if they do not come in time; ErrNoCapacity if they do not fit.
 func (a *Applier) Await(ctx context.Context, identity uint32) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -69,7 +70,7 @@ func (a *Applier) await(ctx context.Context, identity uint32) error {
 	defer cancel()
 	for {
 		if s.refusal != "" {
-			return fmt.Errorf("policy of identity %d: %w: %s", identity, ErrNoRoom, s.refusal)
+			return fmt.Errorf("policy of identity %d: %w: %s", identity, policytable.ErrNoCapacity, s.refusal)
 		}
 		changed := a.changed
 		a.mu.Unlock()
@@ -111,7 +112,7 @@ func (a *Applier) enforceable(identity uint32, s *subject) bool {
 
 // PublishFunc makes an endpoint known to the programs. It returns the slot and
 // the generation of its word.
-type PublishFunc func(egress, ingress Table) (slot uint16, gen uint32, err error)
+type PublishFunc func(egress, ingress policytable.ID) (slot uint16, gen uint32, err error)
 
 // Begin makes a new endpoint known to the programs by calling publish with its
 // tables; no change of them can come in between. If they have gone since Await,
@@ -136,7 +137,7 @@ func (a *Applier) Publish(identity uint32, addrs []netip.Addr, publish PublishFu
 
 func (a *Applier) publish(identity uint32, addrs []netip.Addr, publish PublishFunc) (uint16, error) {
 	s := a.subject(identity)
-	egress, ingress := Pending, Pending
+	egress, ingress := policytable.Pending, policytable.Pending
 	if s.ready {
 		egress, ingress = s.egress, s.ingress
 	}
@@ -148,7 +149,7 @@ func (a *Applier) publish(identity uint32, addrs []netip.Addr, publish PublishFu
 		}
 		return 0, err
 	}
-	a.slots[n] = &slot{Endpoint{Slot: n, Identity: identity, Addrs: addrs, Egress: egress, Ingress: ingress, Generation: gen}}
+	a.slots[n] = &slot{policytable.Binding{Slot: n, Identity: identity, Addrs: addrs, Egress: egress, Ingress: ingress, Generation: gen}}
 	s.users++
 	s.until = time.Time{}
 	a.view.set(n, gen, a.policyOf(n), a.cfg.Now())
@@ -208,7 +209,9 @@ func (a *Applier) SetIdentity(n uint16, identity uint32, set func() error) error
 }
 
 // Pending says whether the endpoint in a slot waits for its first policy.
-func (p EndpointPolicy) Pending() bool { return p.Egress == Pending || p.Ingress == Pending }
+func (p EndpointPolicy) Pending() bool {
+	return p.Egress == policytable.Pending || p.Ingress == policytable.Pending
+}
 
 // wanted is what the service shall know now.
 func (a *Applier) wanted() (subjects map[uint32]struct{}, locations map[netip.Addr]uint32) {

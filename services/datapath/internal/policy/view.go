@@ -7,18 +7,20 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // EndpointPolicy is what judges an endpoint.
 type EndpointPolicy struct {
 	// Revision of the policies that its tables belong to; 0: not known.
 	Revision        uint64
-	Egress, Ingress Table
+	Egress, Ingress policytable.ID
 	Generation      uint32
 	// Refusal says why a newer policy is not in force; empty: there is none.
 	Refusal string
 	Audit   bool
-	rules   [2][][]Source
+	rules   [2][][]policytable.Source
 }
 
 // Events lie in buffers for a while before somebody asks what they mean.
@@ -116,9 +118,9 @@ func (v *view) at(slot uint16, gen uint32) (EndpointPolicy, bool) {
 // as of a generation; none if that is not known any more. Rules count from 1.
 func (a *Applier) RuleSources(slot uint16, generation uint32, egress bool, rule uint16) []string {
 	p, ok := a.view.at(slot, generation)
-	d := Ingress
+	d := policytable.Ingress
 	if egress {
-		d = Egress
+		d = policytable.Egress
 	}
 	if !ok || rule == 0 || int(rule) > len(p.rules[d]) {
 		return nil

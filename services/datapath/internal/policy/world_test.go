@@ -12,6 +12,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // A world is a small policy service: identities with properties, rules that
@@ -25,7 +27,7 @@ type props uint8
 type testRule struct {
 	bit      uint8 // property; 8: everybody
 	not      bool
-	action   uint8
+	action   policytable.Action
 	from, to uint32 // points
 }
 
@@ -37,7 +39,7 @@ func (r testRule) matches(p props) bool { return r.bit == 8 || p>>r.bit&1 == 1 !
 type testPolicy struct {
 	enforce bool
 	rules   []testRule
-	blocks  map[netip.Prefix]uint8 // action for everybody there, after the rules
+	blocks  map[netip.Prefix]policytable.Action // action for everybody there, after the rules
 }
 
 func (p testPolicy) text() string {
@@ -50,7 +52,7 @@ type state struct {
 }
 
 // allows is the truth, asked without tables.
-func (s state) allows(subject uint32, d Direction, peer uint32, addr netip.Addr, point uint32) bool {
+func (s state) allows(subject uint32, d policytable.Direction, peer uint32, addr netip.Addr, point uint32) bool {
 	p := s.policies[subject][d]
 	if !p.enforce {
 		return true
@@ -60,17 +62,17 @@ func (s state) allows(subject uint32, d Direction, peer uint32, addr netip.Addr,
 		if point < r.from || point > r.to {
 			continue
 		}
-		if r.bit == 8 || known && r.matches(who) || !known && r.action == ActionDeny {
-			return r.action == ActionAllow
+		if r.bit == 8 || known && r.matches(who) || !known && r.action == policytable.ActionDeny {
+			return r.action == policytable.ActionAllow
 		}
 	}
-	best, action := -1, uint8(ActionDeny)
+	best, action := -1, policytable.ActionDeny
 	for b, a := range p.blocks {
 		if b.Contains(addr) && b.Bits() > best {
 			best, action = b.Bits(), a
 		}
 	}
-	return best >= 0 && action == ActionAllow
+	return best >= 0 && action == policytable.ActionAllow
 }
 
 // selectors in use, sorted.
@@ -99,9 +101,9 @@ func matched(p props, selectors map[string]testRule) (out []string) {
 	return out
 }
 
-func classKey(p props, selectors map[string]testRule) ClassKey {
+func classKey(p props, selectors map[string]testRule) policytable.ClassKey {
 	sum := sha256.Sum256([]byte("class " + strings.Join(matched(p, selectors), " ")))
-	return ClassKey(sum[:16])
+	return policytable.ClassKey(sum[:16])
 }
 
 // service numbers things at random, as one that began anew does.
@@ -110,8 +112,8 @@ type service struct {
 	run       string
 	seq       uint64
 	selectors map[string]testRule
-	numbers   map[ClassKey]uint32
-	members   map[ClassKey][]string // selectors that the class matches
+	numbers   map[policytable.ClassKey]uint32
+	members   map[policytable.ClassKey][]string // selectors that the class matches
 	nextClass uint32
 	tables    map[string]uint64 // text of the policy → table
 	contents  map[uint64]*builder
@@ -121,7 +123,7 @@ type service struct {
 
 func newService(seed uint64) *service {
 	s := &service{
-		rng: rand.New(rand.NewPCG(seed, 1)), run: fmt.Sprintf("run%d", seed), numbers: map[ClassKey]uint32{}, members: map[ClassKey][]string{}, //nolint:gosec // a test
+		rng: rand.New(rand.NewPCG(seed, 1)), run: fmt.Sprintf("run%d", seed), numbers: map[policytable.ClassKey]uint32{}, members: map[policytable.ClassKey][]string{}, //nolint:gosec // a test
 		tables: map[string]uint64{}, contents: map[uint64]*builder{}, selectors: map[string]testRule{},
 		seq: seed * 1000, nextTable: seed * 100, nextClass: uint32(seed * 10), //nolint:gosec // small
 	}
@@ -132,9 +134,9 @@ func newService(seed uint64) *service {
 type builder struct {
 	id      uint64
 	policy  testPolicy
-	content Content
+	content policytable.Content
 	classes map[string]uint16
-	peers   map[ClassKey]uint16
+	peers   map[policytable.ClassKey]uint16
 	sent    [2]int // nodes and classes that the reader has
 }
 
@@ -165,15 +167,26 @@ func (b *builder) class(matches func(testRule) bool) uint16 {
 	return b.add(list)
 }
 
+// interval ends at high and begins after the one before it.
+type interval struct{ high, value uint32 }
+
+// What the values of nodes consist of.
+const (
+	child   = 1 << 31
+	noAdmin = 0x7FFF
+	noRest  = 0xFFFF
+	lastTop = 0xFFFFFFFF
+)
+
 func (b *builder) add(list []interval) uint16 {
 	text := fmt.Sprint(list)
 	if c, ok := b.classes[text]; ok {
 		return c
 	}
 	var leaves []uint32
-	for part := range slices.Chunk(list, Fanout) {
-		var n Node
-		for i := range Fanout {
+	for part := range slices.Chunk(list, policytable.Fanout) {
+		var n policytable.PortNode
+		for i := range policytable.Fanout {
 			iv := part[min(i, len(part)-1)]
 			n.High[i], n.Value[i] = iv.high, iv.value
 		}
@@ -182,10 +195,10 @@ func (b *builder) add(list []interval) uint16 {
 	}
 	root := leaves[0]
 	if len(leaves) > 1 {
-		var n Node
-		for i := range Fanout {
+		var n policytable.PortNode
+		for i := range policytable.Fanout {
 			at := leaves[min(i, len(leaves)-1)]
-			n.High[i], n.Value[i] = b.content.Nodes[at].High[Fanout-1], child|at
+			n.High[i], n.Value[i] = b.content.Nodes[at].High[policytable.Fanout-1], child|at
 		}
 		b.content.Nodes = append(b.content.Nodes, n)
 		root = uint32(len(b.content.Nodes) - 1) //nolint:gosec // small
@@ -198,26 +211,28 @@ func (b *builder) add(list []interval) uint16 {
 
 func (s *service) build(p testPolicy) *builder {
 	s.nextTable++
-	b := &builder{id: s.nextTable, policy: p, classes: map[string]uint16{}, peers: map[ClassKey]uint16{}}
+	b := &builder{id: s.nextTable, policy: p, classes: map[string]uint16{}, peers: map[policytable.ClassKey]uint16{}}
 	b.content.Hash = sha256.Sum256([]byte(p.text()))
-	b.content.Blocks = map[netip.Prefix][Scopes]uint16{}
+	b.content.Prefixes = map[netip.Prefix]policytable.PrefixClasses{}
 	for _, r := range p.rules {
-		b.content.Rules = append(b.content.Rules, Rule{Action: r.action, Tier: 1})
+		b.content.Rules = append(b.content.Rules, policytable.Rule{Action: r.action, Tier: 1})
 	}
-	order := s.rng.Perm(Kinds)
+	order := s.rng.Perm(policytable.Kinds)
 	for _, kind := range order {
-		b.content.DefaultClasses[kind] = b.class(func(r testRule) bool { return r.bit == 8 || kind == KindUnknown && r.action == ActionDeny })
+		b.content.DefaultClasses[kind] = b.class(func(r testRule) bool {
+			return r.bit == 8 || policytable.Kind(kind) == policytable.KindUnknown && r.action == policytable.ActionDeny
+		})
 	}
 	if len(p.blocks) > 0 {
 		b.content.HasAddresses = true
-		for a := range uint8(3) {
-			b.content.Rules = append(b.content.Rules, Rule{Action: a, Tier: 1})
+		for a := range policytable.Action(3) {
+			b.content.Rules = append(b.content.Rules, policytable.Rule{Action: a, Tier: 1})
 		}
 		nothing := b.add([]interval{{lastTop, uint32(noAdmin)<<16 | noRest}})
-		b.content.AddressClasses = [Scopes]uint16{nothing, nothing, nothing}
+		b.content.AddressClasses = policytable.PrefixClasses{nothing, nothing, nothing}
 		for prefix, action := range p.blocks {
 			c := b.add([]interval{{lastTop, uint32(noAdmin)<<16 | uint32(len(p.rules)+1) + uint32(action)}}) //nolint:gosec // small
-			b.content.Blocks[prefix] = [Scopes]uint16{c, c, c}
+			b.content.Prefixes[prefix] = policytable.PrefixClasses{c, c, c}
 		}
 	}
 	for key, who := range s.members {
@@ -226,8 +241,8 @@ func (s *service) build(p testPolicy) *builder {
 	return b
 }
 
-// row is the class of a node class, and whether it needs a row.
-func (b *builder) row(key ClassKey, who []string) (uint16, bool) {
+// row is the class of an identity class, and whether it needs a row.
+func (b *builder) row(key policytable.ClassKey, who []string) (uint16, bool) {
 	c := b.class(func(r testRule) bool { return r.bit == 8 || slices.Contains(who, r.selector()) })
 	if c == b.content.DefaultClasses[0] {
 		return c, false
@@ -236,59 +251,59 @@ func (b *builder) row(key ClassKey, who []string) (uint16, bool) {
 	return c, true
 }
 
-func (s *service) define(b *builder) Step {
-	st := TableDefine{Table: b.id, Content: b.content.copied()}
-	for _, key := range slices.SortedFunc(maps.Keys(b.peers), func(x, y ClassKey) int { return cmp.Compare(s.numbers[x], s.numbers[y]) }) {
-		st.Peers = append(st.Peers, Row{s.numbers[key], b.peers[key]})
+func (s *service) define(b *builder) policytable.Step {
+	st := policytable.DefineTable{Table: b.id, Content: b.content.Clone()}
+	for _, key := range slices.SortedFunc(maps.Keys(b.peers), func(x, y policytable.ClassKey) int { return cmp.Compare(s.numbers[x], s.numbers[y]) }) {
+		st.Peers = append(st.Peers, policytable.Row{IdentityClass: s.numbers[key], Class: b.peers[key]})
 	}
 	b.sent = [2]int{len(b.content.Nodes), len(b.content.Classes)}
 	return st
 }
 
-func (s *service) grown(b *builder) []Step {
+func (s *service) grown(b *builder) []policytable.Step {
 	if b.sent == [2]int{len(b.content.Nodes), len(b.content.Classes)} {
 		return nil
 	}
-	st := TableGrow{Table: b.id, Nodes: slices.Clone(b.content.Nodes[b.sent[0]:]), Classes: slices.Clone(b.content.Classes[b.sent[1]:])}
+	st := policytable.GrowTable{Table: b.id, Nodes: slices.Clone(b.content.Nodes[b.sent[0]:]), Classes: slices.Clone(b.content.Classes[b.sent[1]:])}
 	b.sent = [2]int{len(b.content.Nodes), len(b.content.Classes)}
-	return []Step{st}
+	return []policytable.Step{st}
 }
 
-func (s *service) number(key ClassKey, who props) []Step {
+func (s *service) number(key policytable.ClassKey, who props) []policytable.Step {
 	if _, ok := s.numbers[key]; ok {
 		return nil
 	}
 	s.nextClass++
 	s.numbers[key], s.members[key] = s.nextClass, matched(who, s.selectors)
-	return []Step{NodeClassDefine{s.nextClass, key}}
+	return []policytable.Step{policytable.DefineIdentityClass{IdentityClass: s.nextClass, Key: key}}
 }
 
-func (s *service) message(steps []Step) Message {
+func (s *service) message(steps []policytable.Step) policytable.Message {
 	s.seq++
-	return Message{Incarnation: s.run, Seq: s.seq, Steps: steps}
+	return policytable.Message{Incarnation: s.run, Seq: s.seq, Steps: steps}
 }
 
 // snapshot says everything there is in a state.
-func (s *service) snapshot(st state) Message {
+func (s *service) snapshot(st state) policytable.Message {
 	s.state, s.selectors = st, st.selectors()
-	var steps []Step
+	var steps []policytable.Step
 	ids := slices.Collect(maps.Keys(st.identities))
 	s.rng.Shuffle(len(ids), func(i, j int) { ids[i], ids[j] = ids[j], ids[i] })
 	for _, id := range ids {
 		key := classKey(st.identities[id], s.selectors)
 		steps = append(steps, s.number(key, st.identities[id])...)
-		steps = append(steps, IdentityUpdate{Identity: id, NodeClass: s.numbers[key]})
+		steps = append(steps, policytable.SetIdentity{Identity: id, IdentityClass: s.numbers[key]})
 	}
 	steps = append(steps, s.bindAll(st)...)
-	return s.message(append(steps, SnapshotComplete{}, Barrier{PolicyRevision: s.seq}))
+	return s.message(append(steps, policytable.SnapshotComplete{}, policytable.Barrier{PolicyRevision: s.seq}))
 }
 
 // bindAll defines the tables that a state needs and binds its subjects.
-func (s *service) bindAll(st state) []Step {
-	var steps, binds []Step
+func (s *service) bindAll(st state) []policytable.Step {
+	var steps, binds []policytable.Step
 	for _, subject := range slices.Sorted(maps.Keys(st.policies)) {
 		for d, p := range st.policies[subject] {
-			bind := Bind{Subject: subject, Direction: Direction(d), Revision: s.seq + 1} //nolint:gosec // 0 or 1
+			bind := policytable.BindSubject{Subject: subject, Direction: policytable.Direction(d), Revision: s.seq + 1} //nolint:gosec // 0 or 1
 			if p.enforce {
 				text := p.text()
 				if _, ok := s.tables[text]; !ok {
@@ -298,7 +313,7 @@ func (s *service) bindAll(st state) []Step {
 				}
 				bind.Table = s.tables[text]
 				for i := range p.rules {
-					bind.Rules = append(bind.Rules, []Source{{Kind: "Test", Name: fmt.Sprint("policy of ", subject), Path: fmt.Sprint(i)}})
+					bind.Rules = append(bind.Rules, []policytable.Source{{Kind: "Test", Name: fmt.Sprint("policy of ", subject), Path: fmt.Sprint(i)}})
 				}
 			}
 			binds = append(binds, bind)
@@ -310,23 +325,23 @@ func (s *service) bindAll(st state) []Step {
 // change leads from the last state to the next as the real service does:
 // classes are split, identities come, tables come, endpoints are bound, tables
 // go, identities go.
-func (s *service) change(st state) Message {
+func (s *service) change(st state) policytable.Message {
 	old := s.state
 	s.state = st
 	before := maps.Clone(s.selectors)
 	maps.Copy(s.selectors, st.selectors())
-	var steps []Step
+	var steps []policytable.Step
 	place := func(id uint32, who props) {
 		key := classKey(who, s.selectors)
 		if _, ok := s.numbers[key]; !ok {
 			steps = append(steps, s.number(key, who)...)
 			for _, b := range s.live() {
 				if c, needed := b.row(key, s.members[key]); needed {
-					steps = append(append(steps, s.grown(b)...), PeerUpdate{Table: b.id, Row: Row{s.numbers[key], c}})
+					steps = append(append(steps, s.grown(b)...), policytable.SetPeer{Table: b.id, Row: policytable.Row{IdentityClass: s.numbers[key], Class: c}})
 				}
 			}
 		}
-		steps = append(steps, IdentityUpdate{Identity: id, NodeClass: s.numbers[key]})
+		steps = append(steps, policytable.SetIdentity{Identity: id, IdentityClass: s.numbers[key]})
 	}
 	ids := slices.Sorted(maps.Keys(old.identities))
 	for _, id := range ids { // split
@@ -347,16 +362,16 @@ func (s *service) change(st state) Message {
 		}
 	}
 	for _, text := range slices.Sorted(maps.Keys(retired)) {
-		steps = append(steps, TableRetire{s.tables[text]})
+		steps = append(steps, policytable.RetireTable{Table: s.tables[text]})
 		delete(s.contents, s.tables[text])
 		delete(s.tables, text)
 	}
 	for _, id := range ids { // go
 		if _, ok := st.identities[id]; !ok {
-			steps = append(steps, IdentityUpdate{Identity: id})
+			steps = append(steps, policytable.SetIdentity{Identity: id})
 		}
 	}
-	used := map[ClassKey]bool{}
+	used := map[policytable.ClassKey]bool{}
 	for _, who := range st.identities {
 		used[classKey(who, s.selectors)] = true
 	}
@@ -366,15 +381,15 @@ func (s *service) change(st state) Message {
 		}
 		for _, b := range s.live() {
 			if _, ok := b.peers[key]; ok {
-				steps = append(steps, PeerUpdate{Table: b.id, Row: Row{NodeClass: number}, Delete: true})
+				steps = append(steps, policytable.DeletePeer{Table: b.id, IdentityClass: number})
 				delete(b.peers, key)
 			}
 		}
-		steps = append(steps, NodeClassRetire{number})
+		steps = append(steps, policytable.RetireIdentityClass{IdentityClass: number})
 		delete(s.numbers, key)
 		delete(s.members, key)
 	}
-	return s.message(append(steps, Barrier{PolicyRevision: s.seq + 1}))
+	return s.message(append(steps, policytable.Barrier{PolicyRevision: s.seq + 1}))
 }
 
 func (s *service) live() []*builder {

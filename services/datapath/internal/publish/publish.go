@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/policy"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // Maps implements endpoint.Maps.
@@ -28,7 +29,7 @@ func (m Maps) Publish(ctx context.Context, e endpoint.Entry) (uint16, error) {
 	ke := kernel.Endpoint{
 		Ifindex: e.Ifindex, Identity: kernel.Identity(e.Identity), MAC: e.MAC, HostMAC: e.HostMAC, MTU: e.MTU,
 		Deliver: kernel.DeliverPeer,
-		Policy:  kernel.Policy{Egress: kernel.TableAllow, Ingress: kernel.TableAllow},
+		Policy:  kernel.Policy{Egress: policytable.Allow, Ingress: policytable.Allow},
 	}
 	for _, a := range e.Addrs {
 		if a.Is4() {
@@ -41,8 +42,8 @@ func (m Maps) Publish(ctx context.Context, e endpoint.Entry) (uint16, error) {
 		s, err := m.Kernel.Publish(ctx, ke)
 		return uint16(s), translate(err)
 	}
-	publish := func(egress, ingress policy.Table) (uint16, uint32, error) {
-		ke.Policy = kernel.Policy{Egress: kernel.Table(egress), Ingress: kernel.Table(ingress)}
+	publish := func(egress, ingress policytable.ID) (uint16, uint32, error) {
+		ke.Policy = kernel.Policy{Egress: policytable.ID(egress), Ingress: policytable.ID(ingress)}
 		s, err := m.Kernel.Publish(ctx, ke)
 		if err != nil {
 			return 0, 0, err
@@ -110,7 +111,7 @@ func (m Maps) Entries() ([]endpoint.Entry, error) {
 		e := endpoint.Entry{
 			Slot: uint16(ke.Slot), Ifindex: ke.Ifindex, Identity: uint32(ke.Identity), MAC: ke.MAC, HostMAC: ke.HostMAC,
 			MTU: ke.MTU, Damaged: ke.Incomplete, Generation: ke.Policy.Gen,
-			Forwards: ke.Policy.Egress != kernel.TableDeny || ke.Policy.Ingress != kernel.TableDeny,
+			Forwards: ke.Policy.Egress != policytable.Deny || ke.Policy.Ingress != policytable.Deny,
 		}
 		for _, a := range []netip.Addr{ke.IPv4, ke.IPv6} {
 			if a.IsValid() {
@@ -123,14 +124,13 @@ func (m Maps) Entries() ([]endpoint.Entry, error) {
 }
 
 func translate(err error) error {
-	for from, to := range map[error]error{
-		kernel.ErrExists:   endpoint.ErrAddressHeld,
-		kernel.ErrFull:     endpoint.ErrFull,
-		kernel.ErrNotFound: endpoint.ErrNotFound,
-	} {
-		if errors.Is(err, from) {
-			return fmt.Errorf("%w: %w", to, err)
-		}
+	switch {
+	case errors.Is(err, kernel.ErrExists):
+		return fmt.Errorf("%w: %w", endpoint.ErrAddressHeld, err)
+	case errors.Is(err, kernel.ErrNotFound):
+		return fmt.Errorf("%w: %w", endpoint.ErrNotFound, err)
+	case errors.Is(err, kernel.ErrFull) && !errors.Is(err, endpoint.ErrFull):
+		return fmt.Errorf("%w: %w", endpoint.ErrFull, err)
 	}
 	return err
 }

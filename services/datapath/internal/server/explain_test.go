@@ -19,6 +19,7 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // fakeMaps answer what they were given.
@@ -52,7 +53,7 @@ func (m *fakeMaps) Dump(name string, limit uint32, visit func(key, value string)
 func TestExplainTellsEveryStep(t *testing.T) {
 	m := &fakeMaps{answer: kernel.Explanation{
 		Reason: kernel.DropPolicyDenied,
-		Source: kernel.Peer{Identity: 300, Word: kernel.IdentityWord{Class: 5, Known: true}, Slot: 1, Entry: netip.MustParsePrefix("10.0.0.1/32")},
+		Source: kernel.Peer{Identity: 300, Word: policytable.Identity{Class: 5, Known: true}, Slot: 1, Entry: netip.MustParsePrefix("10.0.0.1/32")},
 		Destination: kernel.Peer{
 			Identity: 9, Slot: kernel.NoSlot,
 		},

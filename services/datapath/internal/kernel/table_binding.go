@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import "github.com/sluice-net/sluice/services/datapath/internal/policytable"
+
+// Bindings lists the endpoints with the tables that evaluate them.
+func (k *Kernel) Bindings() ([]policytable.Binding, error) {
+	endpoints, err := k.Endpoints()
+	if err != nil {
+		return nil, err
+	}
+	out := make([]policytable.Binding, len(endpoints))
+	for i := range endpoints {
+		e := &endpoints[i]
+		out[i] = policytable.Binding{
+			Slot: e.Slot, Identity: uint32(e.Identity), Addrs: e.addrs(),
+			Egress: e.Policy.Egress, Ingress: e.Policy.Ingress, Generation: e.Policy.Gen,
+		}
+	}
+	return out, nil
+}

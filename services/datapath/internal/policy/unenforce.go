@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policy
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+)
+
+// Unenforce gives every endpoint the table that allows everything and removes
+// what a policy service had brought: no policy is wanted any more.
+func Unenforce(k Kernel) error {
+	bindings, err := k.Bindings()
+	if err != nil {
+		return fmt.Errorf("list endpoints: %w", err)
+	}
+	for _, b := range bindings {
+		if b.Blocked() || b.Egress == policytable.Allow && b.Ingress == policytable.Allow {
+			continue
+		}
+		if _, err := k.SetPolicy(b.Slot, policytable.Allow, policytable.Allow); err != nil {
+			return fmt.Errorf("policy of slot %d: %w", b.Slot, err)
+		}
+	}
+	infos, err := k.Tables()
+	if err != nil {
+		return fmt.Errorf("list tables: %w", err)
+	}
+	var tables []policytable.ID
+	for _, t := range infos {
+		tables = append(tables, t.ID)
+	}
+	identities, err := k.Identities()
+	if err != nil {
+		return fmt.Errorf("list identities: %w", err)
+	}
+	for id := range identities {
+		identities[id] = policytable.Identity{}
+	}
+	var classes []policytable.IdentityClass
+	for _, ic := range k.IdentityClasses() {
+		classes = append(classes, ic)
+	}
+	return errors.Join(k.RetireTables(tables...), k.SetIdentities(identities), k.RetireIdentityClasses(classes...))
+}

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package policytable has the types of policy tables: what a table consists of,
+// what the tables know of identities, and the steps by which tables change.
+//
+// The client decodes the stream of the policy service into these types,
+// policysync keeps the kernel in step with them, and the kernel's edge stores
+// them in maps. The package is pure: it reads and writes nothing, and knows
+// neither the stream nor the maps.
+package policytable
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+)
+
+// ID is the kernel's number of a table: one direction of one policy.
+type ID uint16
+
+// Tables with a fixed meaning.
+const (
+	// Deny denies everything. It is the zero value, so that an entry that was
+	// never written fails closed.
+	Deny ID = 0
+	// Allow allows everything: nothing is enforced.
+	Allow ID = 1
+	// Pending stands for a policy that is not known yet: nothing may enter but
+	// from the local host, and nothing may leave but answers to it that cannot
+	// start a connection.
+	Pending ID = 2
+	// First is the smallest number of a table made from policies.
+	First ID = 16
+)
+
+// IdentityClass is the kernel's number of an identity class: identities that
+// every table of the node treats alike, 1 to MaxIdentityClass. It is stable over
+// restarts, because the maps hold the key of each number. 0 is none.
+type IdentityClass uint16
+
+// MaxIdentityClass is the largest number of an identity class.
+const MaxIdentityClass IdentityClass = 32768 - 1
+
+// ClassKey says what an identity class is, the same in every run of the policy
+// service. The zero key belongs to no class.
+type ClassKey [16]byte
+
+// Kind is the coarse sort of a peer, as in enum sl_kind.
+type Kind uint8
+
+// The kinds.
+const (
+	KindInCluster Kind = iota
+	KindWorldIPv4
+	KindWorldIPv6
+	KindHost
+	KindRemoteNode
+	KindKubeAPIServer
+	KindUnknown
+	KindOther
+)
+
+// Kinds is how many kinds there are.
+const Kinds = 8
+
+// Scope says which address rules reach a peer, as in enum sl_scope.
+type Scope uint8
+
+// The scopes.
+const (
+	ScopeCluster Scope = iota
+	ScopeNode
+	ScopeOutside
+)
+
+// Scopes is how many scopes there are.
+const Scopes = 3
+
+// Identity is what the tables know of an identity: the kernel's packed entry
+// for it. The zero value is an identity that was never announced.
+type Identity struct {
+	Class IdentityClass
+	Kind  Kind
+	Scope Scope
+	Known bool
+}
+
+// Action is what a rule or a table says, as in enum sl_action.
+type Action uint8
+
+// The actions.
+const (
+	ActionDeny Action = iota
+	ActionRedirect
+	ActionAllow
+	ActionPass // leaves the connection to the next tier; only of rules
+)
+
+// Rule is what the programs know of a rule.
+type Rule struct {
+	Action Action
+	Tier   uint8  // 0 Admin, 1 Normal, 2 Isolation, 3 Baseline
+	Proxy  uint16 // kind of proxy of a redirect, else 0
+}
+
+// Class is the number of a peer class in its table: peers that the table treats
+// alike.
+type Class = uint16
+
+// PrefixClasses are the classes of the addresses in a prefix, by scope.
+type PrefixClasses = [Scopes]Class
+
+// Fanout is the number of entries in a PortNode.
+const Fanout = 16
+
+// PortNode is a node of a tree of ranges over protocol << 16 | port: the first
+// entry whose High is not below the point is taken. High ascends, unused
+// entries repeat the last one, and the last High of a root is 0xFFFFFFFF.
+type PortNode struct {
+	High [Fanout]uint32
+	// Value of an entry: with bit 31 the index of another node in the same
+	// table; else bits 30 to 16 the number of an Admin rule (0x7FFF: none),
+	// bits 15 to 0 that of another tier's (0xFFFF: none).
+	Value [Fanout]uint32
+}
+
+// Content is one direction of one policy.
+type Content struct {
+	// Hash is the service's name for what never changes in place: the rules,
+	// the ports and the defaults. Not zero.
+	Hash         [32]byte
+	DefaultAllow bool // what no rule decides is allowed
+	HostAllow    bool // what no rule decides is allowed for the local host
+	HasAddresses bool // the address side has to be evaluated
+	// DefaultClasses are those of peers without a row, by kind.
+	DefaultClasses [Kinds]Class
+	// AddressClasses are those of addresses in no prefix.
+	AddressClasses PrefixClasses
+	Rules          []Rule   // number 1 first
+	Classes        []uint32 // class to the index of its root in Nodes
+	Nodes          []PortNode
+	Peers          map[IdentityClass]Class // the rows
+	Prefixes       map[netip.Prefix]PrefixClasses
+}
+
+// Info is a line about a table.
+type Info struct {
+	ID                                     ID
+	Hash                                   [32]byte
+	Rules, Classes, Nodes, Peers, Prefixes int
+}
+
+// Binding is an endpoint with the tables that evaluate its packets.
+type Binding struct {
+	Slot            uint16
+	Identity        uint32
+	Addrs           []netip.Addr
+	Egress, Ingress ID
+	// Generation is the epoch of the binding; it changes with every change of
+	// the tables.
+	Generation uint32
+}
+
+// Blocked says whether the endpoint is denied everything, as it is while it is
+// removed.
+func (b Binding) Blocked() bool { return b.Egress == Deny && b.Ingress == Deny }
+
+// Sentinels that callers branch on.
+var (
+	// ErrNoCapacity says that a map of the kernel is too small; the text has the
+	// figures.
+	ErrNoCapacity = errors.New("no capacity")
+	// ErrInvalid says that the service sent something that makes no sense; the
+	// text names the field.
+	ErrInvalid = errors.New("invalid step")
+)
+
+// NoCapacityError says that a table does not fit. Nothing of it was written. It
+// wraps ErrNoCapacity.
+type NoCapacityError struct {
+	// Map is the name of the map that is too small.
+	Map string
+	// Need is the number of entries that the table, or the change of it, takes;
+	// Free how many there are for it; Limit how many one table may have in all:
+	// a quarter of the map.
+	Need, Free, Limit int
+}
+
+// Error names the map and the figures.
+func (e *NoCapacityError) Error() string {
+	return fmt.Sprintf("map %s: %d entries needed, %d free, at most %d for one table", e.Map, e.Need, e.Free, e.Limit)
+}
+
+// Unwrap makes the error an ErrNoCapacity.
+func (e *NoCapacityError) Unwrap() error { return ErrNoCapacity }
+
+// Invalid names the field of a step that makes no sense.
+func Invalid(format string, args ...any) error {
+	return fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
+}

@@ -24,6 +24,7 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/client"
 	services "github.com/sluice-net/sluice/services/datapath/internal/client"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/node"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
 	"github.com/sluice-net/sluice/services/datapath/internal/record"
@@ -37,7 +38,7 @@ func main() {
 }
 
 func run(ctx context.Context, p *process.Process, cfg Config) error {
-	if err := p.Phase("probe the kernel", func() error { return kernel.Probe(ctx).Err() }); err != nil {
+	if err := p.Phase("probe the kernel", func() error { return pin.Probe(ctx).Err() }); err != nil {
 		return err
 	}
 	ipam, identity, policies, err := dial(p, cfg)
@@ -60,7 +61,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 	n, err := process.Phase(p, "open the node", func() (*node.Node, error) {
 		if !cfg.ValidateOnly {
-			if err := node.CheckBPF(cfg.BPFDir); err != nil {
+			if err := pin.CheckMounted(cfg.BPFDir); err != nil {
 				return nil, err
 			}
 		}

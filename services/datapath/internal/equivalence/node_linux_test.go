@@ -55,7 +55,7 @@ func newNode(t testing.TB) *node {
 		}
 	}
 	maps := map[string]*ebpf.Map{}
-	infos, err := k.Maps()
+	infos, err := k.Pins.Infos()
 	must("list the maps", err)
 	for _, info := range infos {
 		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, info.Pin), nil)

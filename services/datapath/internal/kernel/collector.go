@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
 // ConnectionTimeouts say how long a connection is remembered after its last
@@ -85,7 +86,9 @@ type CollectorOptions struct {
 
 // Collector removes connections that are idle, closed or of endpoints that are
 // gone, and gives every endpoint its budget of new ones. There is one per
-// Kernel.
+// Kernel, and Run has returned before that is closed. The last limits stay, and
+// the programs renew what is used up, an eighth at a time, until the next
+// collector comes.
 type Collector struct {
 	k      *Kernel
 	o      CollectorOptions
@@ -128,7 +131,7 @@ type Pass struct {
 // NewCollector prepares a collector. It changes nothing before the first pass.
 func (k *Kernel) NewCollector(o CollectorOptions) (*Collector, error) {
 	if k.validateOnly {
-		return nil, ErrValidateOnly
+		return nil, pin.ErrValidateOnly
 	}
 	if o.Timeouts == (ConnectionTimeouts{}) {
 		o.Timeouts = DefaultConnectionTimeouts()
@@ -146,7 +149,7 @@ func (k *Kernel) NewCollector(o CollectorOptions) (*Collector, error) {
 		o.now = monotonicSeconds
 	}
 	if o.MinInterval < 0 || o.MaxInterval < o.MinInterval {
-		return nil, fmt.Errorf("%w: MaxInterval: %s is below MinInterval %s", ErrInvalid, o.MaxInterval, o.MinInterval)
+		return nil, fmt.Errorf("%w: MaxInterval: %s is below MinInterval %s", pin.ErrInvalid, o.MaxInterval, o.MinInterval)
 	}
 	for name, d := range map[string]time.Duration{
 		"TCPOpening": o.Timeouts.TCPOpening, "TCPEstablished": o.Timeouts.TCPEstablished, "TCPClosing": o.Timeouts.TCPClosing,
@@ -154,24 +157,15 @@ func (k *Kernel) NewCollector(o CollectorOptions) (*Collector, error) {
 		"ICMP": o.Timeouts.ICMP, "Other": o.Timeouts.Other,
 	} {
 		if d < time.Second {
-			return nil, fmt.Errorf("%w: Timeouts.%s: %s is below a second", ErrInvalid, name, d)
+			return nil, fmt.Errorf("%w: Timeouts.%s: %s is below a second", pin.ErrInvalid, name, d)
 		}
 	}
 	if err := k.rlock(); err != nil {
 		return nil, err
 	}
 	defer k.mu.RUnlock()
-	mem, err := mapMemory(k.maps.byName[bpf.MapsMapSlBudget], false)
-	if err != nil {
-		return nil, fmt.Errorf("map the memory of %s: %w", bpf.MapsMapSlBudget, err)
-	}
-	return &Collector{k: k, o: o, budget: mem, interval: o.MinInterval, stoppedSince: o.now()}, nil
+	return &Collector{k: k, o: o, budget: k.Pins.Memory(bpf.MapsMapSlBudget), interval: o.MinInterval, stoppedSince: o.now()}, nil
 }
-
-// Close lets go of the map. Run has returned before. The last limits stay, and
-// the programs renew what is used up, an eighth at a time, until the next
-// collector comes.
-func (c *Collector) Close() error { return unix.Munmap(c.budget) }
 
 // Run collects until ctx ends: at once, then at an interval that follows the
 // load, and early if an endpoint uses up its budget. A pass that fails is
@@ -236,13 +230,13 @@ func (c *Collector) pressed() bool {
 func (c *Collector) cell(slot, family int) (begun, limit *uint64) {
 	const size = int(unsafe.Sizeof(bpf.MapsSlBudget{}))
 	at := (slot<<1 | family) * size
-	return word(c.budget, at), word(c.budget, at+int(unsafe.Offsetof(bpf.MapsSlBudget{}.Limit)))
+	return pin.Word(c.budget, at), pin.Word(c.budget, at+int(unsafe.Offsetof(bpf.MapsSlBudget{}.Limit)))
 }
 
 // capacity of the connection maps of IPv4 and IPv6.
 func (k *Kernel) capacity() [2]int {
 	return [2]int{
-		int(k.maps.byName[bpf.MapsMapSlCt4].MaxEntries()), int(k.maps.byName[bpf.MapsMapSlCt6].MaxEntries()),
+		int(k.Pins.Map(bpf.MapsMapSlCt4).MaxEntries()), int(k.Pins.Map(bpf.MapsMapSlCt6).MaxEntries()),
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"golang.org/x/sys/unix"
 )
 
@@ -22,7 +23,7 @@ const confinedEnv = "SLUICE_TEST_CONFINED"
 
 // confinedMain is what the child with few capabilities does.
 func confinedMain() int {
-	if err := Probe(context.Background()).Err(); err != nil {
+	if err := pin.Probe(context.Background()).Err(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 2
 	}

@@ -6,7 +6,6 @@ package kernel
 import (
 	"encoding/binary"
 	"fmt"
-	"maps"
 	"net/netip"
 	"testing"
 
@@ -14,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -307,15 +307,15 @@ func evict() act {
 // fullOfRevoked leaves no room for another revoked connection.
 func fullOfRevoked() act {
 	return change(func(t *testing.T, th *theatre) {
-		for n := range th.k.maps.byName[bpf.MapsMapSlRevoked4].MaxEntries() {
+		for n := range th.k.Pins.Map(bpf.MapsMapSlRevoked4).MaxEntries() {
 			tuple := tuple(6, fmt.Sprintf("192.0.2.77:%d", n), "192.0.2.78:80")
-			m, key := th.k.maps.byName[bpf.MapsMapSlRevoked4], any(tuple.key4())
+			m, key := th.k.Pins.Map(bpf.MapsMapSlRevoked4), any(tuple.key4())
 			if th.v6 {
 				tuple.Initiator = netip.AddrPortFrom(world6, uint16(n))
 				tuple.Responder = netip.AddrPortFrom(remote6, 80)
-				m, key = th.k.maps.byName[bpf.MapsMapSlRevoked6], tuple.key6()
+				m, key = th.k.Pins.Map(bpf.MapsMapSlRevoked6), tuple.key6()
 			}
-			must(t, "fill the map", insertOnce(m, key, bpf.MapsSlRevoked{}))
+			must(t, "fill the map", pin.InsertOnce(m, key, bpf.MapsSlRevoked{}))
 		}
 	})
 }
@@ -357,7 +357,7 @@ func (th *theatre) putTables(t *testing.T) {
 		id: friends, header: bpf.MapsSlTable{PeerSet: uint32(friends)}, rules: []uint8{actAllow},
 		classes: []map[uint32]uint32{{lastHi: none}, {lastHi: rules(noAdmin, 1)}},
 	}.put(t, th.k)
-	must(t, "befriend", th.k.maps.byName[bpf.MapsMapSlPeer].Update(
+	must(t, "befriend", th.k.Pins.Map(bpf.MapsMapSlPeer).Update(
 		bpf.MapsSlPeerKey{PeerSet: uint32(friends), NodeClass: 7}, uint32(1), ebpf.UpdateAny))
 	rawTable{
 		id: pings, rules: []uint8{actAllow},
@@ -445,7 +445,7 @@ func wornOut(who string, limit uint64, ago uint32) act {
 func spent(who string, want uint32) func(*testing.T, *theatre) {
 	return func(t *testing.T, th *theatre) {
 		var b bpf.MapsSlBudget
-		must(t, "look up", th.k.maps.byName[bpf.MapsMapSlBudget].Lookup(th.budgetOf(who), &b))
+		must(t, "look up", th.k.Pins.Map(bpf.MapsMapSlBudget).Lookup(th.budgetOf(who), &b))
 		if uint32(b.Begun) != want {
 			t.Errorf("%d connections are charged to %s, want %d", uint32(b.Begun), who, want)
 		}
@@ -1245,7 +1245,7 @@ func TestKernelConnectionWithoutRoomIsDropped(t *testing.T) {
 	must(t, "set constants", setConstants(spec, testOptions("")))
 	spec.Maps[bpf.MapsMapSlCt4].Type = ebpf.Hash
 	spec.Maps[bpf.MapsMapSlCt4].MaxEntries = 1
-	replace := maps.Clone(th.k.maps.byName)
+	replace := th.k.Pins.All()
 	delete(replace, bpf.MapsMapSlCt4)
 	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: replace})
 	must(t, "load", err)

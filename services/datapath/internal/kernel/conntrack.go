@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
 // ConnectionFlags are the state of a connection, as the programs set them.
@@ -137,7 +138,7 @@ func lower(a, b netip.AddrPort) bool {
 func (t Tuple) validate() error {
 	i, r := t.Initiator.Addr(), t.Responder.Addr()
 	if !i.IsValid() || !r.IsValid() || i.Is4() != r.Is4() || i.Is4In6() || r.Is4In6() || i.Zone() != "" || r.Zone() != "" {
-		return fmt.Errorf("%w: Tuple: %v and %v are no pair of plain addresses of one family", ErrInvalid, i, r)
+		return fmt.Errorf("%w: Tuple: %v and %v are no pair of plain addresses of one family", pin.ErrInvalid, i, r)
 	}
 	return nil
 }
@@ -206,10 +207,10 @@ func valueOf(c Connection) bpf.MapsSlCt {
 func (k *Kernel) connectionMap(t Tuple) (*ebpf.Map, any) {
 	if t.Initiator.Addr().Is4() {
 		key := t.key4()
-		return k.maps.byName[bpf.MapsMapSlCt4], &key
+		return k.Pins.Map(bpf.MapsMapSlCt4), &key
 	}
 	key := t.key6()
-	return k.maps.byName[bpf.MapsMapSlCt6], &key
+	return k.Pins.Map(bpf.MapsMapSlCt6), &key
 }
 
 // Connection looks up the connection between two ends, whichever began it. It
@@ -247,7 +248,7 @@ func (k *Kernel) DeleteConnection(c Connection) (bool, error) {
 		return false, err
 	}
 	if k.validateOnly {
-		return false, ErrValidateOnly
+		return false, pin.ErrValidateOnly
 	}
 	// the programs change this map at any time; the lock is for Close alone
 	if err := k.rlock(); err != nil {
@@ -276,10 +277,6 @@ func (k *Kernel) deleteConnection(c Connection) (bool, error) {
 	return true, nil
 }
 
-// connectionBatch is how many entries are read at once. A bucket that holds
-// more than that would be an error of the kernel's, not ours.
-const connectionBatch = 4096
-
 // Connections hands all tracked connections to visit, some thousand at a time,
 // until it returns an error. The slice is reused. Connections that come or go
 // meanwhile may be missing; one that stays is listed once.
@@ -305,14 +302,14 @@ func (k *Kernel) Connections(visit func([]Connection) error) error {
 // their lock, so that nothing that stays is missed or seen twice. The lock of k
 // is not held while visit runs.
 func eachBatch[K any](k *Kernel, name string, visit func([]K, []bpf.MapsSlCt, []Connection) error) error {
-	keys, values := make([]K, connectionBatch), make([]bpf.MapsSlCt, connectionBatch)
-	cs := make([]Connection, 0, connectionBatch)
+	keys, values := make([]K, pin.BatchSize), make([]bpf.MapsSlCt, pin.BatchSize)
+	cs := make([]Connection, 0, pin.BatchSize)
 	var cursor ebpf.MapBatchCursor
 	for {
 		if err := k.rlock(); err != nil {
 			return err
 		}
-		n, err := k.maps.byName[name].BatchLookup(&cursor, keys, values, nil)
+		n, err := k.Pins.Map(name).BatchLookup(&cursor, keys, values, nil)
 		k.mu.RUnlock()
 		end := errors.Is(err, ebpf.ErrKeyNotExist)
 		if err != nil && !end {
@@ -368,7 +365,7 @@ func (k *Kernel) ConnectionCounters() (ConnectionCounters, error) {
 		uint32(bpf.MapsSlCtStatSL_CT_STAT_UNREMEMBERED): &c.Unremembered, statExpired: &c.Expired,
 	} {
 		var perCPU []uint64
-		if err := k.maps.byName[bpf.MapsMapSlCtStats].Lookup(stat, &perCPU); err != nil {
+		if err := k.Pins.Map(bpf.MapsMapSlCtStats).Lookup(stat, &perCPU); err != nil {
 			return c, fmt.Errorf("read connection counter %d: %w", stat, err)
 		}
 		for _, v := range perCPU {
@@ -380,7 +377,7 @@ func (k *Kernel) ConnectionCounters() (ConnectionCounters, error) {
 
 // addExpired counts what the collector removed. There is one collector.
 func (k *Kernel) addExpired(n uint64) error {
-	m := k.maps.byName[bpf.MapsMapSlCtStats]
+	m := k.Pins.Map(bpf.MapsMapSlCtStats)
 	var perCPU []uint64
 	if err := m.Lookup(uint32(statExpired), &perCPU); err != nil {
 		return fmt.Errorf("read the count of expired connections: %w", err)

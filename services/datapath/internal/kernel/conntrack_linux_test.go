@@ -19,6 +19,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
 // put writes a connection as a program would, and says so in the counters.
@@ -45,12 +46,12 @@ func (k *Kernel) putAll(t testing.TB, cs []Connection) {
 		}
 	}
 	if len(keys4) > 0 {
-		if _, err := k.maps.byName[bpf.MapsMapSlCt4].BatchUpdate(keys4, values4, nil); err != nil {
+		if _, err := k.Pins.Map(bpf.MapsMapSlCt4).BatchUpdate(keys4, values4, nil); err != nil {
 			t.Fatalf("write %d connections: %v", len(keys4), err)
 		}
 	}
 	if len(keys6) > 0 {
-		if _, err := k.maps.byName[bpf.MapsMapSlCt6].BatchUpdate(keys6, values6, nil); err != nil {
+		if _, err := k.Pins.Map(bpf.MapsMapSlCt6).BatchUpdate(keys6, values6, nil); err != nil {
 			t.Fatalf("write %d connections: %v", len(keys6), err)
 		}
 	}
@@ -59,7 +60,7 @@ func (k *Kernel) putAll(t testing.TB, cs []Connection) {
 
 func (k *Kernel) addStat(t testing.TB, stat uint32, n int) {
 	t.Helper()
-	m := k.maps.byName[bpf.MapsMapSlCtStats]
+	m := k.Pins.Map(bpf.MapsMapSlCtStats)
 	var perCPU []uint64
 	if err := m.Lookup(stat, &perCPU); err != nil {
 		t.Fatal(err)
@@ -82,11 +83,6 @@ func newCollector(t testing.TB, k *Kernel, o CollectorOptions) (*Collector, *clo
 	if err != nil {
 		t.Fatalf("NewCollector: %v", err)
 	}
-	t.Cleanup(func() {
-		if err := c.Close(); err != nil {
-			t.Errorf("Close: %v", err)
-		}
-	})
 	return c, cl
 }
 
@@ -160,7 +156,7 @@ func TestKernelConnectionIsFoundFromBothEnds(t *testing.T) {
 			t.Errorf("another protocol: %v, %v", found, err)
 		}
 	}
-	if _, _, err := k.Connection(tuple(6, "10.0.0.1:1", "[fd00::1]:1")); !errors.Is(err, ErrInvalid) {
+	if _, _, err := k.Connection(tuple(6, "10.0.0.1:1", "[fd00::1]:1")); !errors.Is(err, pin.ErrInvalid) {
 		t.Errorf("two families: %v", err)
 	}
 }
@@ -336,7 +332,7 @@ func TestKernelCollectorReadsManyByBatches(t *testing.T) {
 	p := collect(t, col)
 	t.Logf("%d entries: %d batches, %s, %d removed", n, p.Batches, p.Took, p.Expired)
 	// two maps, and the last batch of each is short
-	if most := n/connectionBatch*2 + 4; p.Batches < n/connectionBatch || p.Batches > most {
+	if most := n/pin.BatchSize*2 + 4; p.Batches < n/pin.BatchSize || p.Batches > most {
 		t.Errorf("%d batches for %d entries, want at most %d", p.Batches, n, most)
 	}
 	idle := 0
@@ -409,7 +405,7 @@ func TestKernelCollectorDuringTrafficLosesNoFlow(t *testing.T) {
 	// flows in use: a packet within every 100 s, and 120 s are allowed
 	ticked := make(chan struct{})
 	go func() {
-		m := k.maps.byName[bpf.MapsMapSlCt4]
+		m := k.Pins.Map(bpf.MapsMapSlCt4)
 		for ctx.Err() == nil {
 			now := cl.now.Load()
 			for _, c := range busy {
@@ -430,7 +426,7 @@ func TestKernelCollectorDuringTrafficLosesNoFlow(t *testing.T) {
 	// others begin and stay idle
 	go func() {
 		for i := 1000; ctx.Err() == nil; i += 100 {
-			m := k.maps.byName[bpf.MapsMapSlCt4]
+			m := k.Pins.Map(bpf.MapsMapSlCt4)
 			for _, c := range remotes(e, 17, i%60000+1000, 100, 0, cl.now.Load()) {
 				key, v := c.key4(), valueOf(c)
 				if err := m.Update(&key, &v, ebpf.UpdateAny); err != nil {
@@ -604,10 +600,9 @@ func TestKernelBudgetsOutliveACollectorThatIsClosed(t *testing.T) {
 	col, err := k.NewCollector(CollectorOptions{})
 	must(t, "NewCollector", err)
 	collect(t, col)
-	must(t, "Close", col.Close())
 	var b bpf.MapsSlBudget
 	for at, want := range map[uint32]uint64{0: 0, 1: 0, 2: room4, 3: room6, MaxEndpoints << 1: room4, outside<<1 | 1: room6} {
-		if err := k.maps.byName[bpf.MapsMapSlBudget].Lookup(at, &b); err != nil || b.Limit != want {
+		if err := k.Pins.Map(bpf.MapsMapSlBudget).Lookup(at, &b); err != nil || b.Limit != want {
 			t.Errorf("cell %d: %+v, %v, want a limit of %d", at, b, err, want)
 		}
 	}
@@ -652,7 +647,7 @@ func TestKernelCollectorRefusesTimesThatMakeNoSense(t *testing.T) {
 		"Timeouts.ICMP": {Timeouts: bad},
 		"MaxInterval":   {MinInterval: time.Minute, MaxInterval: time.Second},
 	} {
-		if _, err := k.NewCollector(o); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), name) {
+		if _, err := k.NewCollector(o); !errors.Is(err, pin.ErrInvalid) || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -15,16 +15,14 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
-
-// ErrNoMap says that no map has the name; the text lists those there are.
-var ErrNoMap = errors.New("no such map")
 
 // errEnough ends a listing early.
 var errEnough = errors.New("enough")
 
 // MapNames lists the maps, sorted.
-func (k *Kernel) MapNames() []string { return sortedKeys(k.maps.byName) }
+func (k *Kernel) MapNames() []string { return k.Pins.Names() }
 
 // Dump hands the entries of a map to visit in words, in the order in which the
 // kernel lists them, at most limit of them unless it is 0, until visit returns
@@ -34,7 +32,7 @@ func (k *Kernel) MapNames() []string { return sortedKeys(k.maps.byName) }
 // No lock is held while visit runs, so that it may be as slow as it likes.
 func (k *Kernel) Dump(name string, limit uint32, visit func(key, value string) error) error {
 	d, ok := dumpers[name]
-	m, err := k.borrow(name)
+	m, err := k.Pins.Borrow(name)
 	if err != nil {
 		return err
 	}
@@ -56,23 +54,6 @@ func (k *Kernel) Dump(name string, limit uint32, visit func(key, value string) e
 		return nil
 	}
 	return err
-}
-
-// borrow gives a handle of one's own, which Close of the kernel leaves open.
-func (k *Kernel) borrow(name string) (*ebpf.Map, error) {
-	if err := k.rlock(); err != nil {
-		return nil, err
-	}
-	defer k.mu.RUnlock()
-	m, ok := k.maps.byName[name]
-	if !ok {
-		return nil, fmt.Errorf("%q: %w; there are %s", name, ErrNoMap, strings.Join(k.MapNames(), ", "))
-	}
-	c, err := m.Clone()
-	if err != nil {
-		return nil, fmt.Errorf("open map %s: %w", name, err)
-	}
-	return c, nil
 }
 
 type dumper func(m *ebpf.Map, visit func(key, value string) error) error
@@ -166,7 +147,7 @@ func entries[K, V any](key func(*K) string, value func(*V) string) dumper {
 // batched reads a large map by batches.
 func batched[K, V any](key func(*K) string, value func(*V) string) dumper {
 	return func(m *ebpf.Map, visit func(key, value string) error) error {
-		size := min(connectionBatch, int(m.MaxEntries()))
+		size := min(pin.BatchSize, int(m.MaxEntries()))
 		keys, values := make([]K, size), make([]V, size)
 		var cursor ebpf.MapBatchCursor
 		for {

@@ -16,6 +16,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
 func dump(t testing.TB, k *Kernel, name string, limit uint32) []string {
@@ -41,13 +42,13 @@ func TestKernelEveryMapCanBeDumped(t *testing.T) {
 		t.Errorf("words for %d maps, there are %d", len(dumpers), len(k.MapNames()))
 	}
 	err := k.Dump("sl_nothing", 0, func(string, string) error { return nil })
-	if !errors.Is(err, ErrNoMap) || !strings.Contains(err.Error(), "sl_ct4, sl_ct6") {
+	if !errors.Is(err, pin.ErrNoMap) || !strings.Contains(err.Error(), "sl_ct4, sl_ct6") {
 		t.Errorf("a map that does not exist: %v", err)
 	}
 	if err := k.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := k.Dump("sl_ep", 0, func(string, string) error { return nil }); !errors.Is(err, ErrClosed) {
+	if err := k.Dump("sl_ep", 0, func(string, string) error { return nil }); !errors.Is(err, pin.ErrClosed) {
 		t.Errorf("after Close: %v", err)
 	}
 }
@@ -57,7 +58,7 @@ func TestKernelDumpIsInWords(t *testing.T) {
 	e := publish(t, k, a)
 	put := func(name string, key, value any) {
 		t.Helper()
-		if err := k.maps.byName[name].Update(key, value, ebpf.UpdateAny); err != nil {
+		if err := k.Pins.Map(name).Update(key, value, ebpf.UpdateAny); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
 	}

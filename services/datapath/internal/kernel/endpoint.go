@@ -17,6 +17,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -95,23 +96,8 @@ type Endpoint struct {
 	Incomplete bool
 }
 
-// Sentinels that a caller branches on.
-var (
-	// ErrExists says that a key already leads to another slot.
-	ErrExists = errors.New("already in use")
-	// ErrFull says that no slot is free, or that a map is full.
-	ErrFull = policytable.ErrNoCapacity
-	// ErrNotFound says that the slot belongs to no endpoint.
-	ErrNotFound = errors.New("no such endpoint")
-	// ErrNoProgram says that the program id is not, or no longer, loaded.
-	ErrNoProgram = errors.New("no such program")
-	// ErrValidateOnly answers every change of a kernel that was opened to look.
-	ErrValidateOnly = errors.New("opened for validation only")
-	// ErrClosed says that Close was called.
-	ErrClosed = errors.New("closed")
-	// ErrInvalid says that an argument is out of range; the text names it.
-	ErrInvalid = errors.New("invalid argument")
-)
+// ErrNotFound says that the slot belongs to no endpoint.
+var ErrNotFound = errors.New("no such endpoint")
 
 // record is the endpoint as the map holds it. Its word still denies
 // everything.
@@ -178,7 +164,7 @@ func (e Endpoint) addrs() []netip.Addr {
 
 func (e Endpoint) validate() error {
 	bad := func(format string, args ...any) error {
-		return fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
+		return fmt.Errorf("%w: "+format, append([]any{pin.ErrInvalid}, args...)...)
 	}
 	if e.Ifindex == 0 {
 		return bad("Ifindex is 0")
@@ -215,7 +201,7 @@ func (e Endpoint) validate() error {
 // the host or the world to every table; node-local ones are those of addresses.
 func (id Identity) ofEndpoint() error {
 	if id < 256 || id >= firstNodeLocal {
-		return fmt.Errorf("%w: Identity: %d is not between 256 and %d", ErrInvalid, id, firstNodeLocal-1)
+		return fmt.Errorf("%w: Identity: %d is not between 256 and %d", pin.ErrInvalid, id, firstNodeLocal-1)
 	}
 	return nil
 }
@@ -230,7 +216,7 @@ func (k *Kernel) mayBeEndpoint(id Identity) error {
 
 func (id Identity) validate() error {
 	if id == 0 || id > MaxIdentity {
-		return fmt.Errorf("%w: Identity: %d is not between 1 and %d", ErrInvalid, id, MaxIdentity)
+		return fmt.Errorf("%w: Identity: %d is not between 1 and %d", pin.ErrInvalid, id, MaxIdentity)
 	}
 	return nil
 }
@@ -246,11 +232,11 @@ const slotSize = int(unsafe.Sizeof(bpf.MapsSlEndpoint{}))
 // word is the slot's pol, the only part of a published slot that changes but
 // for its identity.
 func (k *Kernel) word(s Slot) *uint64 {
-	return word(k.maps.slotMem, int(s)*slotSize+int(unsafe.Offsetof(bpf.MapsSlEndpoint{}.Pol)))
+	return pin.Word(k.Pins.Memory(bpf.MapsMapSlEp), int(s)*slotSize+int(unsafe.Offsetof(bpf.MapsSlEndpoint{}.Pol)))
 }
 
 func (k *Kernel) slotRecord(s Slot) *bpf.MapsSlEndpoint {
-	return (*bpf.MapsSlEndpoint)(unsafe.Pointer(&k.maps.slotMem[int(s)*slotSize]))
+	return (*bpf.MapsSlEndpoint)(unsafe.Pointer(&k.Pins.Memory(bpf.MapsMapSlEp)[int(s)*slotSize]))
 }
 
 // at reads a slot.
@@ -273,7 +259,7 @@ func (k *Kernel) at(s Slot) Endpoint {
 // that a program is changing a connection.
 func (k *Kernel) nextGen() uint32 {
 	for {
-		if g := uint32(atomic.AddUint64(word(k.maps.genMem, 0), 1)); g != 0 && g != math.MaxUint32 {
+		if g := uint32(atomic.AddUint64(pin.Word(k.Pins.Memory(bpf.MapsMapSlGen), 0), 1)); g != 0 && g != math.MaxUint32 {
 			return g
 		}
 	}
@@ -292,9 +278,9 @@ func (k *Kernel) initHost() error {
 // addrMap is the hash that leads from an address to its slot, and the key.
 func (k *Kernel) addrMap(a netip.Addr) (*ebpf.Map, any) {
 	if a.Is4() {
-		return k.maps.ip4, a.As4()
+		return k.Pins.Map(bpf.MapsMapSlIp4), a.As4()
 	}
-	return k.maps.ip6, a.As16()
+	return k.Pins.Map(bpf.MapsMapSlIp6), a.As16()
 }
 
 // slotOf is the slot that an address leads to, NoSlot if none.
@@ -319,8 +305,8 @@ func lookupSlot(m *ebpf.Map, key any) (Slot, error) {
 // is replaced by a new one. e.Slot is ignored. The ipcache learns the identity
 // of its addresses last.
 //
-// ErrExists says that the device or one of the addresses already belongs to
-// another slot; ErrFull that all MaxEndpoints slots are taken. On any error
+// pin.ErrExists says that the device or one of the addresses already belongs to
+// another slot; pin.ErrFull that all MaxEndpoints slots are taken. On any error
 // nothing of e remains visible.
 func (k *Kernel) Publish(ctx context.Context, e Endpoint) (Slot, error) {
 	if err := e.validate(); err != nil {
@@ -368,7 +354,7 @@ func (k *Kernel) takeSlot(ctx context.Context) (Slot, error) {
 		waiting := len(k.slots.draining) > 0
 		k.mu.Unlock()
 		if !waiting {
-			return NoSlot, fmt.Errorf("%w: all %d endpoint slots are taken", ErrFull, MaxEndpoints)
+			return NoSlot, fmt.Errorf("%w: all %d endpoint slots are taken", pin.ErrFull, MaxEndpoints)
 		}
 		if err := k.Barrier(ctx); err != nil {
 			return NoSlot, err
@@ -379,16 +365,16 @@ func (k *Kernel) takeSlot(ctx context.Context) (Slot, error) {
 // insertKeys writes the keys that lead to e's slot, and how to take them back.
 func (k *Kernel) insertKeys(e Endpoint) (undo []func() error, err error) {
 	slot := uint32(e.Slot)
-	if err := insertOnce(k.maps.ifs, e.Ifindex, slot); err != nil {
+	if err := pin.InsertOnce(k.Pins.Map(bpf.MapsMapSlIf), e.Ifindex, slot); err != nil {
 		return undo, fmt.Errorf("device %d: %w", e.Ifindex, err)
 	}
-	undo = append(undo, func() error { return deleteKey(k.maps.ifs, e.Ifindex) })
+	undo = append(undo, func() error { return pin.DeleteKey(k.Pins.Map(bpf.MapsMapSlIf), e.Ifindex) })
 	for _, a := range e.addrs() {
 		m, key := k.addrMap(a)
-		if err := insertOnce(m, key, slot); err != nil {
+		if err := pin.InsertOnce(m, key, slot); err != nil {
 			return undo, fmt.Errorf("address %v: %w", a, err)
 		}
-		undo = append(undo, func() error { return deleteKey(m, key) })
+		undo = append(undo, func() error { return pin.DeleteKey(m, key) })
 	}
 	for _, a := range e.addrs() {
 		if err := k.putIP(hostPrefix(a), IPInfo{Identity: e.Identity}); err != nil {
@@ -483,11 +469,11 @@ func (k *Kernel) Unpublish(s Slot) error {
 			return fmt.Errorf("ipcache of %v: %w", a, err)
 		}
 		m, key := k.addrMap(a)
-		if err := deleteKey(m, key); err != nil {
+		if err := pin.DeleteKey(m, key); err != nil {
 			return fmt.Errorf("address %v: %w", a, err)
 		}
 	}
-	if err := deleteKey(k.maps.ifs, e.Ifindex); err != nil {
+	if err := pin.DeleteKey(k.Pins.Map(bpf.MapsMapSlIf), e.Ifindex); err != nil {
 		return fmt.Errorf("device %d: %w", e.Ifindex, err)
 	}
 	k.slots.retire(s)
@@ -497,9 +483,9 @@ func (k *Kernel) Unpublish(s Slot) error {
 // mustLead checks that s is a pod's slot and published.
 func (k *Kernel) mustLead(s Slot) error {
 	if s == HostSlot || s > MaxEndpoints {
-		return fmt.Errorf("%w: slot %d is no pod's", ErrInvalid, s)
+		return fmt.Errorf("%w: slot %d is no pod's", pin.ErrInvalid, s)
 	}
-	owner, err := lookupSlot(k.maps.ifs, k.slotRecord(s).Ifindex)
+	owner, err := lookupSlot(k.Pins.Map(bpf.MapsMapSlIf), k.slotRecord(s).Ifindex)
 	if err != nil {
 		return fmt.Errorf("slot %d: %w", s, err)
 	}
@@ -567,7 +553,7 @@ func (k *Kernel) check(s Slot) (Endpoint, error) {
 func (k *Kernel) usedSlots() ([]Slot, error) {
 	var used []Slot
 	var ifindex, slot uint32
-	it := k.maps.ifs.Iterate()
+	it := k.Pins.Map(bpf.MapsMapSlIf).Iterate()
 	for it.Next(&ifindex, &slot) {
 		if slot > 0 && slot <= MaxEndpoints && k.slotRecord(Slot(slot)).Ifindex == ifindex {
 			used = append(used, Slot(slot))
@@ -594,7 +580,7 @@ func (k *Kernel) dropStrayKeys() error {
 
 	var strayDevices []uint32
 	var ifindex, slot uint32
-	it := k.maps.ifs.Iterate()
+	it := k.Pins.Map(bpf.MapsMapSlIf).Iterate()
 	for it.Next(&ifindex, &slot) {
 		if e, ok := published[Slot(slot)]; !ok || e.Ifindex != ifindex {
 			strayDevices = append(strayDevices, ifindex)
@@ -617,13 +603,13 @@ func (k *Kernel) dropStrayKeys() error {
 	for _, a := range strayAddrs {
 		k.log.Info("stray address removed", "address", a)
 		m, key := k.addrMap(a)
-		if err := errors.Join(k.dropIP(hostPrefix(a)), deleteKey(m, key)); err != nil {
+		if err := errors.Join(k.dropIP(hostPrefix(a)), pin.DeleteKey(m, key)); err != nil {
 			return fmt.Errorf("address %v: %w", a, err)
 		}
 	}
 	for _, ifindex := range strayDevices {
 		k.log.Info("stray device removed", "ifindex", ifindex)
-		if err := deleteKey(k.maps.ifs, ifindex); err != nil {
+		if err := pin.DeleteKey(k.Pins.Map(bpf.MapsMapSlIf), ifindex); err != nil {
 			return fmt.Errorf("device %d: %w", ifindex, err)
 		}
 	}
@@ -635,7 +621,7 @@ func (k *Kernel) addrOwners() (map[netip.Addr]Slot, error) {
 	owners := map[netip.Addr]Slot{}
 	var slot uint32
 	var a4 [4]byte
-	it := k.maps.ip4.Iterate()
+	it := k.Pins.Map(bpf.MapsMapSlIp4).Iterate()
 	for it.Next(&a4, &slot) {
 		owners[netip.AddrFrom4(a4)] = Slot(slot)
 	}
@@ -643,7 +629,7 @@ func (k *Kernel) addrOwners() (map[netip.Addr]Slot, error) {
 		return nil, fmt.Errorf("list IPv4 addresses: %w", err)
 	}
 	var a16 [16]byte
-	it = k.maps.ip6.Iterate()
+	it = k.Pins.Map(bpf.MapsMapSlIp6).Iterate()
 	for it.Next(&a16, &slot) {
 		owners[netip.AddrFrom16(a16)] = Slot(slot)
 	}
@@ -656,7 +642,7 @@ func (k *Kernel) addrOwners() (map[netip.Addr]Slot, error) {
 // SyncHostAddrs makes addrs the complete set of the host's own addresses: each
 // leads to slot 0 and has identity host in the ipcache. Only differences are
 // written; connections with an address that came or went are judged again. Loopback, multicast and IPv6 link-local addresses are left out: no
-// pod reaches them. An address that an endpoint holds is ErrExists, and the
+// pod reaches them. An address that an endpoint holds is pin.ErrExists, and the
 // rest is still applied. So it is if there are more addresses than fit beside
 // those of all endpoints: a HostAddrsError. Those that are known already and
 // the first of addrs are kept.
@@ -675,14 +661,14 @@ func (k *Kernel) SyncHostAddrs(addrs []netip.Addr) error {
 			continue
 		}
 		m, key := k.addrMap(a)
-		if err := errors.Join(deleteKey(m, key), k.dropIP(hostPrefix(a)), k.bumpAddress(a)); err != nil {
+		if err := errors.Join(pin.DeleteKey(m, key), k.dropIP(hostPrefix(a)), k.bumpAddress(a)); err != nil {
 			errs = append(errs, fmt.Errorf("host address %v: %w", a, err))
 		}
 	}
 	for a := range want {
 		s, known := owners[a]
 		if known && s != HostSlot {
-			errs = append(errs, fmt.Errorf("host address %v: %w by slot %d", a, ErrExists, s))
+			errs = append(errs, fmt.Errorf("host address %v: %w by slot %d", a, pin.ErrExists, s))
 			continue
 		}
 		if err := k.putIP(hostPrefix(a), IPInfo{Identity: IdentityHost}); err != nil {
@@ -693,7 +679,7 @@ func (k *Kernel) SyncHostAddrs(addrs []netip.Addr) error {
 			continue
 		}
 		m, key := k.addrMap(a)
-		if err := errors.Join(insertOnce(m, key, uint32(HostSlot)), k.bumpAddress(a)); err != nil {
+		if err := errors.Join(pin.InsertOnce(m, key, uint32(HostSlot)), k.bumpAddress(a)); err != nil {
 			errs = append(errs, fmt.Errorf("host address %v: %w", a, err))
 		}
 	}
@@ -701,7 +687,7 @@ func (k *Kernel) SyncHostAddrs(addrs []netip.Addr) error {
 }
 
 // HostAddrsError says that the host has more addresses than fit. It wraps
-// ErrFull.
+// pin.ErrFull.
 type HostAddrsError struct {
 	// Map is the name of the map of the family.
 	Map string
@@ -715,8 +701,8 @@ func (e *HostAddrsError) Error() string {
 		e.Map, e.Have, e.Limit, MaxEndpoints)
 }
 
-// Unwrap makes the error an ErrFull.
-func (e *HostAddrsError) Unwrap() error { return ErrFull }
+// Unwrap makes the error an pin.ErrFull.
+func (e *HostAddrsError) Unwrap() error { return pin.ErrFull }
 
 // wantedHostAddrs is the set that SyncHostAddrs makes: what a pod can reach, as
 // far as it fits.
@@ -742,7 +728,7 @@ func (k *Kernel) wantedHostAddrs(addrs []netip.Addr, owners map[netip.Addr]Slot)
 			delete(want, a)
 		}
 	}
-	for name, m := range map[string]*ebpf.Map{bpf.MapsMapSlIp4: k.maps.ip4, bpf.MapsMapSlIp6: k.maps.ip6} {
+	for name, m := range map[string]*ebpf.Map{bpf.MapsMapSlIp4: k.Pins.Map(bpf.MapsMapSlIp4), bpf.MapsMapSlIp6: k.Pins.Map(bpf.MapsMapSlIp6)} {
 		if limit := int(m.MaxEntries()) - MaxEndpoints; count[m] > limit {
 			errs = append(errs, &HostAddrsError{Map: name, Have: count[m], Limit: limit})
 		}

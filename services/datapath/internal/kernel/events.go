@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -157,16 +158,16 @@ func (k *Kernel) Events() (*EventReader, error) {
 	}
 	defer k.mu.RUnlock()
 	if k.validateOnly {
-		return nil, ErrValidateOnly
+		return nil, pin.ErrValidateOnly
 	}
-	ring, err := ringbuf.NewReader(k.maps.events)
+	ring, err := ringbuf.NewReader(k.Pins.Map(bpf.MapsMapSlEvents))
 	if err != nil {
 		return nil, fmt.Errorf("open the event ring: %w", err)
 	}
 	return &EventReader{ring: ring}, nil
 }
 
-// Read returns the next event. It ends with ctx's error, or with ErrClosed
+// Read returns the next event. It ends with ctx's error, or with pin.ErrClosed
 // after Close. One goroutine reads at a time.
 func (r *EventReader) Read(ctx context.Context) (Event, error) {
 	for {
@@ -181,7 +182,7 @@ func (r *EventReader) Read(ctx context.Context) (Event, error) {
 		case err == nil:
 			return decodeEvent(r.rec.RawSample)
 		case errors.Is(err, ringbuf.ErrClosed):
-			return Event{}, fmt.Errorf("read events: %w", ErrClosed)
+			return Event{}, fmt.Errorf("read events: %w", pin.ErrClosed)
 		case errors.Is(err, ringbuf.ErrFlushed):
 			// by this context, or late by that of an earlier call
 		default:

@@ -319,7 +319,7 @@ func (k *Kernel) explainConnection(x *Explanation, t Tuple) error {
 // addressGen is the part of an address's gen that connections remember.
 func (k *Kernel) addressGen(a netip.Addr) (uint16, error) {
 	var raw [8]byte
-	if err := k.maps.byName[bpf.MapsMapSlPgen].Lookup(uint32(addressBucket(a)), &raw); err != nil {
+	if err := k.Pins.Map(bpf.MapsMapSlPgen).Lookup(uint32(addressBucket(a)), &raw); err != nil {
 		return 0, fmt.Errorf("address gen of %v: %w", a, err)
 	}
 	return uint16(binary.NativeEndian.Uint64(raw[:])), nil

@@ -22,7 +22,7 @@ func everything(t testing.TB, k *Kernel) map[string][32]byte {
 	t.Helper()
 	all := map[string][32]byte{}
 	for _, name := range k.MapNames() {
-		m := k.maps.byName[name]
+		m := k.Pins.Map(name)
 		h := sha256.New()
 		switch m.Type() {
 		case ebpf.RingBuf:

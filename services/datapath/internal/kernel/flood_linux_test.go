@@ -11,7 +11,6 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 )
@@ -47,7 +46,6 @@ func TestKernelFloodOfOneEndpointPushesOutNobody(t *testing.T) {
 	patient.TCPOpening, patient.UDPUnanswered = time.Hour, time.Hour
 	col, err := k.NewCollector(CollectorOptions{Timeouts: patient})
 	must(t, "NewCollector", err)
-	defer col.Close()
 
 	const idle = 2000
 	k.putAll(t, begun(remotes(other, 6, 0, idle, SeenReply, monotonicSeconds())))
@@ -97,13 +95,12 @@ func TestKernelBudgetsOutliveTheirCollector(t *testing.T) {
 	col, err := k.NewCollector(CollectorOptions{})
 	must(t, "NewCollector", err)
 	collect(t, col)
-	budgets := k.maps.byName[bpf.MapsMapSlBudget]
+	budgets := k.Pins.Map(bpf.MapsMapSlBudget)
 	read := func() (v bpf.MapsSlBudget) {
 		must(t, "read the budget", budgets.Lookup(uint32(flooder.Slot)<<1, &v))
 		return v
 	}
 	// its memory goes with the process; nothing else does
-	must(t, "unmap", unix.Munmap(col.budget))
 
 	const talks = 2000
 	flows := begun(remotes(other, 17, 0, talks, SeenReply, monotonicSeconds()))
@@ -163,7 +160,6 @@ func TestKernelCollectorTakesNoFlowFromThePrograms(t *testing.T) {
 	times.UDPUnanswered = 2 * time.Second
 	col, err := k.NewCollector(CollectorOptions{Timeouts: times, MinInterval: 10 * time.Millisecond, MaxInterval: 20 * time.Millisecond})
 	must(t, "NewCollector", err)
-	defer col.Close()
 
 	const busy, idle = 300, 700
 	if passed := r.begin(t, 0, busy+idle); passed != busy+idle {

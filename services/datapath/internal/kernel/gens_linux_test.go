@@ -6,7 +6,6 @@ package kernel
 import (
 	"math"
 	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
@@ -18,7 +17,7 @@ import (
 func reopenWithout(t *testing.T, k *Kernel, name string) *Kernel {
 	t.Helper()
 	must(t, "Close", k.Close())
-	must(t, "remove a pin", os.Remove(filepath.Join(k.dir, k.maps.pins[name])))
+	must(t, "remove a pin", os.Remove(k.Pins.Pin(name)))
 	return openKernel(t, testOptions(k.dir))
 }
 

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
 func TestKernelTooManyHostAddressesAreOneErrorAndLeaveRoomForEndpoints(t *testing.T) {
@@ -26,7 +28,7 @@ func TestKernelTooManyHostAddressesAreOneErrorAndLeaveRoomForEndpoints(t *testin
 	all = append([]netip.Addr{first, six}, all...)
 	err := k.SyncHostAddrs(all)
 	var full *HostAddrsError
-	if !errors.As(err, &full) || *full != (HostAddrsError{Map: "sl_ip4", Have: 13_001, Limit: 12_289}) || !errors.Is(err, ErrFull) || strings.Contains(err.Error(), "\n") {
+	if !errors.As(err, &full) || *full != (HostAddrsError{Map: "sl_ip4", Have: 13_001, Limit: 12_289}) || !errors.Is(err, pin.ErrFull) || strings.Contains(err.Error(), "\n") {
 		t.Errorf("13,001 addresses: %v (%+v)", err, full)
 	}
 	have, err := k.HostAddrs()
@@ -36,7 +38,7 @@ func TestKernelTooManyHostAddressesAreOneErrorAndLeaveRoomForEndpoints(t *testin
 	publish(t, k, testEndpoint(10, 10))
 
 	// What is known already is kept when others come before it.
-	if err := k.SyncHostAddrs(append(slices.Clone(all[5:]), first, six)); !errors.Is(err, ErrFull) {
+	if err := k.SyncHostAddrs(append(slices.Clone(all[5:]), first, six)); !errors.Is(err, pin.ErrFull) {
 		t.Errorf("12,998 addresses: %v", err)
 	}
 	if have, err := k.HostAddrs(); err != nil || !slices.Contains(have, first) || len(have) != 12_289+1 {

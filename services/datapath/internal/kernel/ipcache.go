@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
 // IPInfo is what the ipcache knows about a prefix.
@@ -85,7 +86,7 @@ func (k *Kernel) ipcache() ([]IPEntry, error) {
 	var v bpf.MapsSlIpcache
 
 	var k4 bpf.MapsSlPrefix4
-	it := k.maps.ipc4.Iterate()
+	it := k.Pins.Map(bpf.MapsMapSlIpc4).Iterate()
 	for it.Next(&k4, &v) {
 		es = append(es, IPEntry{netip.PrefixFrom(netip.AddrFrom4(k4.Addr), int(k4.Bits)), infoOf(v)})
 	}
@@ -93,7 +94,7 @@ func (k *Kernel) ipcache() ([]IPEntry, error) {
 		return nil, fmt.Errorf("list the IPv4 ipcache: %w", err)
 	}
 	var k6 bpf.MapsSlPrefix6
-	it = k.maps.ipc6.Iterate()
+	it = k.Pins.Map(bpf.MapsMapSlIpc6).Iterate()
 	for it.Next(&k6, &v) {
 		es = append(es, IPEntry{netip.PrefixFrom(netip.AddrFrom16(k6.Addr), int(k6.Bits)), infoOf(v)})
 	}
@@ -112,7 +113,7 @@ func infoOf(v bpf.MapsSlIpcache) IPInfo {
 
 func checkPrefix(p netip.Prefix) error {
 	if !p.IsValid() || p.Addr().Is4In6() || p != p.Masked() {
-		return fmt.Errorf("%w: %v is not a masked prefix", ErrInvalid, p)
+		return fmt.Errorf("%w: %v is not a masked prefix", pin.ErrInvalid, p)
 	}
 	return nil
 }
@@ -122,21 +123,21 @@ func hostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen
 
 func (k *Kernel) trie(p netip.Prefix) (*ebpf.Map, any) {
 	if p.Addr().Is4() {
-		return k.maps.ipc4, &bpf.MapsSlPrefix4{Bits: uint32(p.Bits()), Addr: p.Addr().As4()}
+		return k.Pins.Map(bpf.MapsMapSlIpc4), &bpf.MapsSlPrefix4{Bits: uint32(p.Bits()), Addr: p.Addr().As4()}
 	}
-	return k.maps.ipc6, &bpf.MapsSlPrefix6{Bits: uint32(p.Bits()), Addr: p.Addr().As16()}
+	return k.Pins.Map(bpf.MapsMapSlIpc6), &bpf.MapsSlPrefix6{Bits: uint32(p.Bits()), Addr: p.Addr().As16()}
 }
 
 func (k *Kernel) putIP(p netip.Prefix, i IPInfo) error {
 	m, key := k.trie(p)
-	return replaceInTrie(m, key, &bpf.MapsSlIpcache{
+	return pin.ReplaceInTrie(m, key, &bpf.MapsSlIpcache{
 		Identity: uint32(i.Identity), Node: i.Node, Flags: uint16(i.Flags),
 	})
 }
 
 func (k *Kernel) dropIP(p netip.Prefix) error {
 	m, key := k.trie(p)
-	return deleteKey(m, key)
+	return pin.DeleteKey(m, key)
 }
 
 // getIP returns what the longest match of a host prefix says.

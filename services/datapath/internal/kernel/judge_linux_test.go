@@ -6,8 +6,10 @@ package kernel
 import (
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -26,7 +28,7 @@ func newJudge(t testing.TB, k *Kernel) judge {
 	t.Helper()
 	spec, err := bpf.LoadJudge()
 	must(t, "read the compiled judge", err)
-	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: k.maps.byName, Cache: btf.NewCache()})
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: k.Pins.All(), Cache: btf.NewCache()})
 	must(t, "load the judge", err)
 	t.Cleanup(coll.Close)
 	return judge{coll.Programs["sluice_judge"]}
@@ -105,7 +107,7 @@ func (r rawTable) put(t testing.TB, k *Kernel) {
 	for i, intervals := range r.classes {
 		var node bpf.MapsSlPortNode
 		var n int
-		for _, hi := range sortedKeys(intervals) {
+		for _, hi := range slices.Sorted(maps.Keys(intervals)) {
 			node.Hi[n], node.Val[n] = hi, intervals[hi]
 			n++
 		}
@@ -121,7 +123,7 @@ func (r rawTable) put(t testing.TB, k *Kernel) {
 
 func update(t testing.TB, k *Kernel, name string, key, value any) {
 	t.Helper()
-	must(t, "write "+name, k.maps.byName[name].Update(key, value, ebpf.UpdateAny))
+	must(t, "write "+name, k.Pins.Map(name).Update(key, value, ebpf.UpdateAny))
 }
 
 func identityIndex(id Identity) uint32 {
@@ -364,7 +366,7 @@ func TestKernelSearchFindsEveryInterval(t *testing.T) {
 			for len(his) < n {
 				his[6<<16|r.Uint32N(65536)] = true
 			}
-			list := sortedKeys(his)
+			list := slices.Sorted(maps.Keys(his))
 			level := make([][2]uint32, n)
 			for i, hi := range list {
 				level[i] = [2]uint32{hi, rules(noAdmin, uint32(i+1))}

@@ -28,12 +28,11 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
-	"unsafe"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
 // Options say where the maps are pinned and fix the values that the programs
@@ -96,7 +95,7 @@ type Kernel struct {
 	validateOnly bool
 	opened       Options // with defaults
 
-	maps     *pinnedMaps
+	Pins     *pin.Maps
 	progs    []*ebpf.Program
 	fromPod  Program
 	toPod    Program
@@ -108,6 +107,7 @@ type Kernel struct {
 	tables *tableStore
 
 	overlap overlap
+	states  map[string]stateAt // of the maps of connections, by name
 }
 
 // Open adopts the pinned maps of o.Dir whose layout is the one this build
@@ -131,7 +131,14 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 		}
 	}()
 
-	if k.maps, err = openMaps(o.Dir, o.build, o.ValidateOnly, o.Log); err != nil {
+	spec, err := o.build.maps()
+	if err != nil {
+		return nil, fmt.Errorf("read the compiled maps: %w", err)
+	}
+	if k.Pins, err = pin.Open(pin.Options{Dir: o.Dir, ValidateOnly: o.ValidateOnly, Log: o.Log}, spec); err != nil {
+		return nil, err
+	}
+	if err := k.findStates(); err != nil {
 		return nil, err
 	}
 	left, err := k.adoptTables()
@@ -146,8 +153,8 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 	if err := k.loadPrograms(o); err != nil {
 		return nil, err
 	}
-	if len(k.maps.previous) > 0 {
-		k.log.Info("connections of an earlier version are moved as their packets come", "maps", sortedKeys(k.maps.previous))
+	if len(k.Pins.PreviousNames()) > 0 {
+		k.log.Info("connections of an earlier version are moved as their packets come", "maps", k.Pins.PreviousNames())
 	}
 	return k, nil
 }
@@ -164,7 +171,7 @@ func (k *Kernel) settle(ctx context.Context, podCIDRs []netip.Prefix, left *cont
 	if err := k.initHost(); err != nil {
 		return fmt.Errorf("initialise the host's slot: %w", err)
 	}
-	if k.maps.lostConnections() {
+	if lostConnections(k.Pins) {
 		k.log.Warn("connections were lost: what a policy may have terminated is not picked up for the life of a connection")
 		k.stopPickUp()
 	}
@@ -180,8 +187,8 @@ func (k *Kernel) settle(ctx context.Context, podCIDRs []netip.Prefix, left *cont
 	}
 	// a slot that was unpublished just before the last process ended may
 	// still be in use by a program run
-	if k.maps.adopted {
-		if err := gracePeriod(ctx); err != nil {
+	if k.Pins.Adopted {
+		if err := pin.GracePeriod(ctx); err != nil {
 			return err
 		}
 	}
@@ -195,7 +202,7 @@ func (k *Kernel) settle(ctx context.Context, podCIDRs []netip.Prefix, left *cont
 func (o *Options) setDefaults() error {
 	var errs []error
 	bad := func(format string, args ...any) {
-		errs = append(errs, fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...))
+		errs = append(errs, fmt.Errorf("%w: "+format, append([]any{pin.ErrInvalid}, args...)...))
 	}
 	if o.Dir == "" {
 		bad("Dir is empty")
@@ -252,8 +259,8 @@ func (k *Kernel) Close() error {
 	for _, p := range k.progs {
 		errs = append(errs, p.Close())
 	}
-	if k.maps != nil {
-		errs = append(errs, k.maps.close())
+	if k.Pins != nil {
+		errs = append(errs, k.Pins.Close())
 	}
 	return errors.Join(errs...)
 }
@@ -261,12 +268,12 @@ func (k *Kernel) Close() error {
 // lock begins a change. The caller unlocks if it returns nil.
 func (k *Kernel) lock() error {
 	if k.validateOnly {
-		return ErrValidateOnly
+		return pin.ErrValidateOnly
 	}
 	k.mu.Lock()
 	if k.closed {
 		k.mu.Unlock()
-		return ErrClosed
+		return pin.ErrClosed
 	}
 	return nil
 }
@@ -276,45 +283,7 @@ func (k *Kernel) rlock() error {
 	k.mu.RLock()
 	if k.closed {
 		k.mu.RUnlock()
-		return ErrClosed
+		return pin.ErrClosed
 	}
 	return nil
-}
-
-// The hashes' values are written once: see the package comment.
-
-func insertOnce(m *ebpf.Map, key, value any) error {
-	return mapError(m.Update(key, value, ebpf.UpdateNoExist))
-}
-
-func deleteKey(m *ebpf.Map, key any) error {
-	if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return err
-	}
-	return nil
-}
-
-// replaceInTrie writes a value of at most eight bytes, over an older one if
-// there is one.
-func replaceInTrie[V bpf.MapsSlIpcache | bpf.MapsSlBlock](m *ebpf.Map, key any, value *V) error {
-	// in place: a trie's readers see the old value or the new one
-	return mapError(m.Update(key, value, ebpf.UpdateAny))
-}
-
-// mapError adds the sentinels of this package to what the kernel answers.
-func mapError(err error) error {
-	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, ebpf.ErrKeyExist):
-		return fmt.Errorf("%w: %w", ErrExists, err)
-	case errors.Is(err, unix.E2BIG), errors.Is(err, unix.ENOSPC), errors.Is(err, unix.ENOMEM):
-		return fmt.Errorf("%w: %w", ErrFull, err)
-	}
-	return err
-}
-
-// word is an aligned 64-bit word in shared memory.
-func word(mem []byte, offset int) *uint64 {
-	return (*uint64)(unsafe.Pointer(&mem[offset]))
 }

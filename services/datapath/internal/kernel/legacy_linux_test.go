@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
 // legacySpecs are the maps of the version whose pins legacyPins names: those of
@@ -43,10 +44,10 @@ func legacySpecs(t testing.TB) map[string]*ebpf.MapSpec {
 
 // legacyName is the file name that the map's pin had.
 func legacyName(ms *ebpf.MapSpec) string {
-	if l, ok := legacyPins[ms.Name]; ok {
-		return l.pin
+	if l, ok := pin.LegacyPins[ms.Name]; ok {
+		return l.Pin
 	}
-	return pinName(ms)
+	return pin.Name(ms)
 }
 
 // makeLegacy pins below dir what the earlier version had pinned, and returns
@@ -56,7 +57,7 @@ func makeLegacy(t testing.TB, dir string) map[string]*ebpf.Map {
 	must(t, "make the pin directory", os.MkdirAll(dir, 0o700))
 	maps := map[string]*ebpf.Map{}
 	for name, ms := range legacySpecs(t) {
-		m, err := createMap(filepath.Join(dir, legacyName(ms)), ms, false, leaveEmpty)
+		m, err := newPinned(filepath.Join(dir, legacyName(ms)), ms)
 		must(t, "create "+name, err)
 		t.Cleanup(func() { m.Close() })
 		maps[name] = m
@@ -64,15 +65,13 @@ func makeLegacy(t testing.TB, dir string) map[string]*ebpf.Map {
 	return maps
 }
 
-func leaveEmpty(*ebpf.Map) error { return nil }
-
 // renamePins gives the pins of this build's maps below dir the names that the
 // earlier version gave them.
 func renamePins(t testing.TB, dir string) {
 	t.Helper()
 	for _, ms := range legacySpecs(t) {
-		if l, ok := legacyPins[ms.Name]; ok && l.layout == layoutHash(ms) {
-			must(t, "rename a pin", os.Rename(filepath.Join(dir, pinName(ms)), filepath.Join(dir, l.pin)))
+		if l, ok := pin.LegacyPins[ms.Name]; ok && l.Layout == pin.Layout(ms) {
+			must(t, "rename a pin", os.Rename(filepath.Join(dir, pin.Name(ms)), filepath.Join(dir, l.Pin)))
 		}
 	}
 }
@@ -84,7 +83,7 @@ func TestKernelEndpointsOfTheEarlierVersionAreAdopted(t *testing.T) {
 	want := publish(t, k, a)
 	owners, err := k.addrOwners()
 	must(t, "list addresses", err)
-	id := mapID(t, k.maps.ep)
+	id := mapID(t, k.Pins.Map(bpf.MapsMapSlEp))
 	must(t, "Close", k.Close())
 	renamePins(t, dir)
 
@@ -96,12 +95,12 @@ func TestKernelEndpointsOfTheEarlierVersionAreAdopted(t *testing.T) {
 	if now, err := k.addrOwners(); err != nil || !reflect.DeepEqual(now, owners) {
 		t.Errorf("addresses %v, %v, want %v", now, err, owners)
 	}
-	if mapID(t, k.maps.ep) != id {
+	if mapID(t, k.Pins.Map(bpf.MapsMapSlEp)) != id {
 		t.Error("sl_ep is another map")
 	}
 	// both names lead to it: the next start needs the new one, a rollback the old
-	for _, pin := range []string{legacyPins["sl_ep"].pin, k.maps.pins["sl_ep"]} {
-		if same, err := leadsTo(filepath.Join(dir, pin), k.maps.ep); err != nil || !same {
+	for _, pin := range []string{pin.LegacyPins["sl_ep"].Pin, filepath.Base(k.Pins.Pin("sl_ep"))} {
+		if same, err := pinLeadsTo(filepath.Join(dir, pin), k.Pins.Map(bpf.MapsMapSlEp)); err != nil || !same {
 			t.Errorf("pin %s: leads to the map: %v, %v", pin, same, err)
 		}
 	}
@@ -112,7 +111,7 @@ func TestKernelAdoptsNoOtherMapUnderAnOldName(t *testing.T) {
 	must(t, "make the pin directory", os.MkdirAll(dir, 0o700))
 	other := legacySpecs(t)["sl_metrics"]
 	other.MaxEntries /= 2
-	m, err := createMap(filepath.Join(dir, legacyPins["sl_metrics"].pin), other, false, leaveEmpty)
+	m, err := newPinned(filepath.Join(dir, pin.LegacyPins["sl_metrics"].Pin), other)
 	must(t, "create another map", err)
 	defer m.Close()
 	if k, err := Open(t.Context(), testOptions(dir)); err == nil {
@@ -127,7 +126,7 @@ func TestKernelValidationPinsNothingBesideAnOldName(t *testing.T) {
 	o := testOptions(dir)
 	o.ValidateOnly = true
 	k := openKernel(t, o)
-	if _, err := os.Stat(filepath.Join(dir, k.maps.pins["sl_ep"])); !os.IsNotExist(err) {
+	if _, err := os.Stat(k.Pins.Pin("sl_ep")); !os.IsNotExist(err) {
 		t.Errorf("pin of sl_ep: %v, want %v", err, fs.ErrNotExist)
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -101,7 +102,7 @@ func (r runner) run(t testing.TB, prog string, in []byte, ctx skbContext, flags 
 func (r runner) forget(t testing.TB) {
 	t.Helper()
 	for _, name := range []string{bpf.MapsMapSlCt4, bpf.MapsMapSlCt6, bpf.MapsMapSlRevoked4, bpf.MapsMapSlRevoked6, bpf.MapsMapSlFrag} {
-		m := r.k.maps.byName[name]
+		m := r.k.Pins.Map(name)
 		var keys [][]byte
 		key, value := make([]byte, m.KeySize()), make([]byte, m.ValueSize())
 		it := m.Iterate()
@@ -988,7 +989,7 @@ func TestKernelEventReaderEndsWithItsContextAndItsClose(t *testing.T) {
 	if err := events.Close(); err != nil {
 		t.Fatalf("Close: %v", err)
 	}
-	if _, err := events.Read(t.Context()); !errors.Is(err, ErrClosed) {
+	if _, err := events.Read(t.Context()); !errors.Is(err, pin.ErrClosed) {
 		t.Errorf("Read after Close: %v", err)
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
@@ -57,11 +59,11 @@ func requireRoot(t testing.TB) {
 func requireKernel(t testing.TB, major, minor int, what string) {
 	t.Helper()
 	var gotMajor, gotMinor int
-	if _, err := fmt.Sscanf(release(), "%d.%d", &gotMajor, &gotMinor); err != nil {
-		t.Fatalf("kernel release %q: %v", release(), err)
+	if _, err := fmt.Sscanf(pin.Release(), "%d.%d", &gotMajor, &gotMinor); err != nil {
+		t.Fatalf("kernel release %q: %v", pin.Release(), err)
 	}
 	if gotMajor < major || gotMajor == major && gotMinor < minor {
-		t.Skipf("%s needs Linux %d.%d, this is %s", what, major, minor, release())
+		t.Skipf("%s needs Linux %d.%d, this is %s", what, major, minor, pin.Release())
 	}
 }
 

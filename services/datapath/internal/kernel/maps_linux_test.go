@@ -19,6 +19,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -65,8 +66,8 @@ func TestKernelPublishRefusesWhatIsTakenAndLeavesNothing(t *testing.T) {
 	} {
 		e := other
 		change(&e)
-		if s, err := k.Publish(t.Context(), e); !errors.Is(err, ErrExists) || s != NoSlot {
-			t.Errorf("%s taken: slot %d, %v, want ErrExists", name, s, err)
+		if s, err := k.Publish(t.Context(), e); !errors.Is(err, pin.ErrExists) || s != NoSlot {
+			t.Errorf("%s taken: slot %d, %v, want pin.ErrExists", name, s, err)
 		}
 	}
 	es, err := k.Endpoints()
@@ -105,13 +106,13 @@ func TestKernelPublishNamesTheBadField(t *testing.T) {
 	} {
 		e := a
 		change(&e)
-		if _, err := k.Publish(t.Context(), e); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), field) {
+		if _, err := k.Publish(t.Context(), e); !errors.Is(err, pin.ErrInvalid) || !strings.Contains(err.Error(), field) {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
 	s := publish(t, k, a)
 	for _, id := range []Identity{0, IdentityHost, IdentityInit, firstNodeLocal, MaxIdentity} {
-		if err := k.SetIdentity(s.Slot, id); !errors.Is(err, ErrInvalid) {
+		if err := k.SetIdentity(s.Slot, id); !errors.Is(err, pin.ErrInvalid) {
 			t.Errorf("SetIdentity to %d: %v", id, err)
 		}
 	}
@@ -130,8 +131,8 @@ func TestKernelUnpublishLeavesNoKeyAndReusesTheSlotAfterABarrier(t *testing.T) {
 		k.slots.state[s] = slotUsed
 	}
 	e := publish(t, k, a)
-	if _, err := k.Publish(t.Context(), b); !errors.Is(err, ErrFull) {
-		t.Errorf("Publish without a free slot: %v, want ErrFull", err)
+	if _, err := k.Publish(t.Context(), b); !errors.Is(err, pin.ErrFull) {
+		t.Errorf("Publish without a free slot: %v, want pin.ErrFull", err)
 	}
 	if err := k.Unpublish(e.Slot); err != nil {
 		t.Fatalf("Unpublish: %v", err)
@@ -162,8 +163,8 @@ func TestKernelUnpublishLeavesNoKeyAndReusesTheSlotAfterABarrier(t *testing.T) {
 		}
 	}
 	for _, s := range []Slot{HostSlot, NoSlot, MaxEndpoints + 1} {
-		if err := k.Cut(s); !errors.Is(err, ErrInvalid) {
-			t.Errorf("Cut(%d): %v, want ErrInvalid", s, err)
+		if err := k.Cut(s); !errors.Is(err, pin.ErrInvalid) {
+			t.Errorf("Cut(%d): %v, want pin.ErrInvalid", s, err)
 		}
 	}
 }
@@ -212,8 +213,8 @@ func TestKernelHostAddrsAreExactlyTheGivenOnes(t *testing.T) {
 			t.Errorf("ipcache has %v as the host, want %v", cached, c.want)
 		}
 	}
-	if err := k.SyncHostAddrs([]netip.Addr{a.IPv4, host4}); !errors.Is(err, ErrExists) {
-		t.Errorf("an endpoint's address: %v, want ErrExists", err)
+	if err := k.SyncHostAddrs([]netip.Addr{a.IPv4, host4}); !errors.Is(err, pin.ErrExists) {
+		t.Errorf("an endpoint's address: %v, want pin.ErrExists", err)
 	}
 	if got, _ := k.HostAddrs(); !slices.Equal(got, []netip.Addr{host4}) {
 		t.Errorf("host addresses %v, want the rest applied", got)
@@ -249,8 +250,8 @@ func TestKernelIPCacheHoldsPrefixesOfBothFamilies(t *testing.T) {
 		t.Errorf("ipcache after a deletion %v, %v", got, err)
 	}
 	for _, p := range []netip.Prefix{{}, netip.MustParsePrefix("10.0.0.1/8"), netip.MustParsePrefix("::ffff:10.0.0.0/104")} {
-		if err := k.UpsertIP(p, IPInfo{Identity: 300}); !errors.Is(err, ErrInvalid) {
-			t.Errorf("UpsertIP(%v): %v, want ErrInvalid", p, err)
+		if err := k.UpsertIP(p, IPInfo{Identity: 300}); !errors.Is(err, pin.ErrInvalid) {
+			t.Errorf("UpsertIP(%v): %v, want pin.ErrInvalid", p, err)
 		}
 	}
 }
@@ -265,7 +266,7 @@ func TestKernelOpenAdoptsMapsProgramsAndContents(t *testing.T) {
 	if err := first.SyncHostAddrs([]netip.Addr{host4}); err != nil {
 		t.Fatal(err)
 	}
-	ids, err := first.Maps()
+	ids, err := first.Pins.Infos()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -273,12 +274,12 @@ func TestKernelOpenAdoptsMapsProgramsAndContents(t *testing.T) {
 	if err := first.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := first.Endpoints(); !errors.Is(err, ErrClosed) {
+	if _, err := first.Endpoints(); !errors.Is(err, pin.ErrClosed) {
 		t.Errorf("Endpoints after Close: %v", err)
 	}
 
 	second := openKernel(t, o)
-	if got, err := second.Maps(); err != nil || !reflect.DeepEqual(got, ids) {
+	if got, err := second.Pins.Infos(); err != nil || !reflect.DeepEqual(got, ids) {
 		t.Errorf("maps\n got %+v, %v\nwant %+v", got, err, ids)
 	}
 	if second.FromPod().ID != from.ID || second.ToPod().ID != to.ID {
@@ -380,13 +381,13 @@ func TestKernelChangedLayoutIsANewMap(t *testing.T) {
 	dir := newBPFFS(t)
 	old := spec.Maps[bpf.MapsMapSlIf].Copy()
 	old.ValueSize, old.Value = 8, nil
-	if pinName(old) == pinName(spec.Maps[bpf.MapsMapSlIf]) {
-		t.Fatalf("two layouts have the pin name %s", pinName(old))
+	if pin.Name(old) == pin.Name(spec.Maps[bpf.MapsMapSlIf]) {
+		t.Fatalf("two layouts have the pin name %s", pin.Name(old))
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	was, err := createMap(filepath.Join(dir, pinName(old)), old, false, leaveEmpty)
+	was, err := newPinned(filepath.Join(dir, pin.Name(old)), old)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -401,7 +402,7 @@ func TestKernelChangedLayoutIsANewMap(t *testing.T) {
 	if err := was.Lookup(uint32(1), &v); err != nil || v != 2 {
 		t.Errorf("the older map holds %d, %v, want 2", v, err)
 	}
-	if _, err := os.Stat(filepath.Join(dir, pinName(old))); err != nil {
+	if _, err := os.Stat(filepath.Join(dir, pin.Name(old))); err != nil {
 		t.Errorf("the older pin: %v", err)
 	}
 }
@@ -422,7 +423,7 @@ func TestLayoutHashSeesEveryFieldAndNoName(t *testing.T) {
 	} {
 		m := base.Copy()
 		change(m)
-		if layoutHash(m) == layoutHash(base) {
+		if pin.Layout(m) == pin.Layout(base) {
 			t.Errorf("%s: the hash does not change", name)
 		}
 	}
@@ -432,7 +433,7 @@ func TestLayoutHashSeesEveryFieldAndNoName(t *testing.T) {
 	value.Members[0].Name = "a better word"
 	renamed.Value = &value
 	for name, m := range map[string]*ebpf.MapSpec{"the same": base.Copy(), "with another name of a field": renamed} {
-		if layoutHash(m) != layoutHash(base) {
+		if pin.Layout(m) != pin.Layout(base) {
 			t.Errorf("the hash of the layout %s differs", name)
 		}
 	}
@@ -447,8 +448,8 @@ func TestKernelAForeignPinIsRefusedAndKept(t *testing.T) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	pin := filepath.Join(dir, pinName(spec.Maps[bpf.MapsMapSlIp4]))
-	foreign, err := createMap(pin, &ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}, false, leaveEmpty)
+	pin := filepath.Join(dir, pin.Name(spec.Maps[bpf.MapsMapSlIp4]))
+	foreign, err := newPinned(pin, &ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -466,7 +467,7 @@ func TestKernelAForeignPinIsRefusedAndKept(t *testing.T) {
 
 func TestKernelOpenRefusesADirectoryThatIsNoBPFFS(t *testing.T) {
 	requireRoot(t)
-	if k, err := Open(t.Context(), testOptions(t.TempDir())); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "bpffs") {
+	if k, err := Open(t.Context(), testOptions(t.TempDir())); !errors.Is(err, pin.ErrInvalid) || !strings.Contains(err.Error(), "bpffs") {
 		if k != nil {
 			k.Close()
 		}
@@ -501,8 +502,8 @@ func TestKernelValidateOnlyChangesNothing(t *testing.T) {
 		"Publish": publishErr, "SyncHostAddrs": k.SyncHostAddrs(nil), "UpsertIP": k.UpsertIP(podCIDR4, IPInfo{Identity: 300}),
 		"DropOldPrograms": k.DropOldPrograms(), "Barrier": k.Barrier(t.Context()),
 	} {
-		if !errors.Is(err, ErrValidateOnly) {
-			t.Errorf("%s: %v, want ErrValidateOnly", name, err)
+		if !errors.Is(err, pin.ErrValidateOnly) {
+			t.Errorf("%s: %v, want pin.ErrValidateOnly", name, err)
 		}
 	}
 
@@ -533,13 +534,13 @@ func TestKernelOpenCompletesWhatAKilledProcessLeft(t *testing.T) {
 
 	// killed in Publish: the device leads to the slot, an address does not yet
 	_, key := first.addrMap(b.IPv6)
-	must(t, "delete", first.maps.ip6.Delete(key))
+	must(t, "delete", first.Pins.Map(bpf.MapsMapSlIp6).Delete(key))
 	// killed in a deletion by an older build: an address leads to a free slot
 	stray := netip.MustParseAddr("10.244.0.200")
-	must(t, "insert", insertOnce(first.maps.ip4, stray.As4(), uint32(900)))
+	must(t, "insert", pin.InsertOnce(first.Pins.Map(bpf.MapsMapSlIp4), stray.As4(), uint32(900)))
 	must(t, "insert", first.putIP(hostPrefix(stray), IPInfo{Identity: 300}))
 	// and a device that its slot does not know
-	must(t, "insert", insertOnce(first.maps.ifs, uint32(4242), uint32(whole.Slot)))
+	must(t, "insert", pin.InsertOnce(first.Pins.Map(bpf.MapsMapSlIf), uint32(4242), uint32(whole.Slot)))
 
 	second := openKernel(t, o)
 	es, err := second.Endpoints()
@@ -552,7 +553,7 @@ func TestKernelOpenCompletesWhatAKilledProcessLeft(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(owners, want) {
 		t.Errorf("addresses %v, %v, want %v", owners, err, want)
 	}
-	if s, err := lookupSlot(second.maps.ifs, uint32(4242)); err != nil || s != NoSlot {
+	if s, err := lookupSlot(second.Pins.Map(bpf.MapsMapSlIf), uint32(4242)); err != nil || s != NoSlot {
 		t.Errorf("the stray device leads to %d, %v", s, err)
 	}
 	must(t, "unpublish the half endpoint", second.Unpublish(half.Slot))
@@ -563,20 +564,20 @@ func TestKernelAuditPinsSeesAndRepairsWhatIsGone(t *testing.T) {
 	o := testOptions(newBPFFS(t))
 	k := openKernel(t, o)
 	e := publish(t, k, a)
-	if d, err := k.AuditPins(true); err != nil || d != nil {
+	if d, err := k.Pins.Audit(true); err != nil || d != nil {
 		t.Fatalf("audit of a whole instance: %v, %v", d, err)
 	}
-	gone := filepath.Join(o.Dir, k.maps.pins[bpf.MapsMapSlEp])
-	moved := filepath.Join(o.Dir, k.maps.pins[bpf.MapsMapSlIp4])
+	gone := k.Pins.Pin(bpf.MapsMapSlEp)
+	moved := k.Pins.Pin(bpf.MapsMapSlIp4)
 	must(t, "remove a pin", os.Remove(gone))
 	must(t, "remove a pin", os.Remove(moved))
-	must(t, "pin another map there", pinAgain(k.maps.ip6, moved))
+	must(t, "pin another map there", pinCopy(k.Pins.Map(bpf.MapsMapSlIp6), moved))
 
 	for _, c := range []struct {
 		repair bool
 		want   []string
 	}{{false, []string{gone, moved}}, {true, []string{gone, moved}}, {true, []string{moved}}} {
-		d, err := k.AuditPins(c.repair)
+		d, err := k.Pins.Audit(c.repair)
 		if err != nil || len(d) != len(c.want) {
 			t.Fatalf("audit: %v, %v, want %v", d, err, c.want)
 		}
@@ -587,7 +588,7 @@ func TestKernelAuditPinsSeesAndRepairsWhatIsGone(t *testing.T) {
 		}
 	}
 	must(t, "remove the other map", os.Remove(moved))
-	if _, err := k.AuditPins(true); err != nil {
+	if _, err := k.Pins.Audit(true); err != nil {
 		t.Fatal(err)
 	}
 	next := openKernel(t, o)
@@ -603,7 +604,7 @@ func TestKernelNothingRemainsWhenThePinsAreGone(t *testing.T) {
 	t.Run("an instance", func(t *testing.T) {
 		k := openKernel(t, testOptions(newBPFFS(t)))
 		publish(t, k, a)
-		infos, err := k.Maps()
+		infos, err := k.Pins.Infos()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -726,25 +727,30 @@ func TestKernelReadersNeverMissAnEndpoint(t *testing.T) {
 	}
 }
 
-// The rules can be broken in one line: hash maps are written through insertOnce
-// and deleteKey, tries through replaceInTrie, arrays through shared memory and
+// The rules can be broken in one line: hash maps are written through InsertOnce
+// and DeleteKey of package pin, tries through ReplaceInTrie, arrays through shared memory and
 // writeArray. No batch writes a hash: the kernel's batches overwrite. The
 // collector removes what the programs insert, and counts it in an array per
 // CPU.
 func TestMapsAreWrittenInFewPlacesOnly(t *testing.T) {
 	allowed := map[string]map[string]int{
-		"kernel.go":      {"ebpf.UpdateAny": 1, "ebpf.UpdateNoExist": 1, ".Delete(": 1},
+		"pin/write.go":   {"ebpf.UpdateAny": 1, "ebpf.UpdateNoExist": 1, ".Delete(": 1},
 		"table_write.go": {"BatchUpdate(": 1},
 		"conntrack.go":   {".Put(": 1, ".Delete(": 1},
 	}
 	files, err := filepath.Glob("*.go")
-	if err != nil {
-		t.Fatal(err)
+	must(t, "list files", err)
+	rooms, err := filepath.Glob("*/*.go")
+	must(t, "list files", err)
+	if len(rooms) == 0 {
+		t.Fatal("no rooms were found")
 	}
-	for _, f := range files {
+	seen := map[string]bool{}
+	for _, f := range append(files, rooms...) {
 		if strings.HasSuffix(f, "_test.go") {
 			continue
 		}
+		seen[f] = true
 		src, err := os.ReadFile(f)
 		if err != nil {
 			t.Fatal(err)
@@ -757,6 +763,11 @@ func TestMapsAreWrittenInFewPlacesOnly(t *testing.T) {
 			if n, want := strings.Count(code, call), allowed[f][call]; n != want {
 				t.Errorf("%s uses %s %d times, want %d", f, call, n, want)
 			}
+		}
+	}
+	for f := range allowed {
+		if !seen[f] {
+			t.Errorf("%s is allowed to write, and is not there", f)
 		}
 	}
 }

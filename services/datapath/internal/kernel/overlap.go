@@ -8,10 +8,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
-	"regexp"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -22,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
 // The layout of the connections changes between versions, and their maps are
@@ -30,88 +27,6 @@ import (
 // look a connection up in the map of this version, then in the previous one,
 // and move what they find (bpf/include/sluice/previous.h). After one idle time
 // nothing that lives is left there, and the pins are removed.
-
-// previousMaps are the maps with another layout in the version before: under
-// which name the programs know them, and their bit in the constant that says
-// which are there.
-var previousMaps = []struct {
-	current, previous string
-	bit               uint32
-}{
-	{bpf.MapsMapSlCt4, bpf.MapsMapSlPrev4, 1},
-	{bpf.MapsMapSlCt6, bpf.MapsMapSlPrev6, 2},
-}
-
-// previousConstant is set to the bits of the previous maps that are there.
-const previousConstant = "cfg_previous"
-
-func isPrevious(name string) bool {
-	for _, p := range previousMaps {
-		if p.previous == name {
-			return true
-		}
-	}
-	return false
-}
-
-// openPrevious opens the maps of the version before that are still pinned.
-func (pm *pinnedMaps) openPrevious(dir string, specs map[string]*ebpf.MapSpec) error {
-	for _, p := range previousMaps {
-		for _, name := range []string{p.current, p.previous} {
-			at, err := stateOf(specs[name])
-			if err != nil {
-				return err
-			}
-			pm.states[name] = at
-		}
-		ms := specs[p.previous].Copy()
-		ms.Name = p.current // as that version called it
-		pins := []string{pinName(ms)}
-		if l, ok := legacyPins[p.current]; ok && l.layout == layoutHash(ms) {
-			pins = append(pins, l.pin)
-		}
-		for _, pin := range pins {
-			m, err := adoptMap(filepath.Join(dir, pin), ms)
-			if errors.Is(err, fs.ErrNotExist) {
-				continue
-			}
-			if err != nil {
-				return fmt.Errorf("open the previous map of %s: %w", p.current, err)
-			}
-			pm.previous[p.previous] = m
-			pm.adopted = true
-			break
-		}
-	}
-	return nil
-}
-
-// bind prepares a program for the maps of this instance and returns them. A
-// program whose version before left no map is loaded without the code that
-// asks it, but not without a reference to it: the kernel resolves maps before
-// it removes what a constant switches off. It is given the current map there.
-func (pm *pinnedMaps) bind(spec *ebpf.CollectionSpec) (map[string]*ebpf.Map, error) {
-	bound := make(map[string]*ebpf.Map, len(pm.byName)+len(previousMaps))
-	for name, m := range pm.byName {
-		bound[name] = m
-	}
-	bits := uint32(0)
-	for _, p := range previousMaps {
-		if m := pm.previous[p.previous]; m != nil {
-			bits |= p.bit
-			bound[p.previous] = m
-			continue
-		}
-		spec.Maps[p.previous] = spec.Maps[p.current].Copy()
-		bound[p.previous] = pm.byName[p.current]
-	}
-	if v := spec.Variables[previousConstant]; v != nil {
-		if err := v.Set(bits); err != nil {
-			return nil, fmt.Errorf("constant %s: %w", previousConstant, err)
-		}
-	}
-	return bound, nil
-}
 
 // overlap is how far the maps of the version before are drained.
 type overlap struct {
@@ -157,7 +72,7 @@ func (k *Kernel) drainPrevious(ctx context.Context, now uint32, timeouts Connect
 	if int32(now-o.since) < int32(timeouts.longest()/time.Second) {
 		return p, nil
 	}
-	if err := k.dropOldPins(); err != nil {
+	if err := k.Pins.DropOld(); err != nil {
 		k.log.Warn("pins of earlier versions stay, trying again", "error", err)
 		return p, nil
 	}
@@ -177,12 +92,12 @@ func (k *Kernel) reading(f func() error) error {
 func drainFamily[K bpf.MapsSlCtKey4 | bpf.MapsSlCtKey6](ctx context.Context, k *Kernel, current, previous string, now uint32,
 	timeouts ConnectionTimeouts, p *PreviousPass,
 ) error {
-	from, to := k.maps.previous[previous], k.maps.byName[current]
+	from, to := k.Pins.Previous(previous), k.Pins.Map(current)
 	if from == nil {
 		return nil
 	}
-	was, is := k.maps.states[previous], k.maps.states[current]
-	return eachEntry(from, k.reading, func(keys []K, values []connectionValue) error {
+	was, is := k.states[previous], k.states[current]
+	return pin.EachEntry(from, k.reading, func(keys []K, values []connectionValue) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -211,7 +126,7 @@ func drainFamily[K bpf.MapsSlCtKey4 | bpf.MapsSlCtKey6](ctx context.Context, k *
 				p.Left++
 				continue
 			}
-			if err := deleteKey(from, &keys[i]); err != nil {
+			if err := pin.DeleteKey(from, &keys[i]); err != nil {
 				return fmt.Errorf("delete a connection of %s: %w", previous, err)
 			}
 			p.Removed++
@@ -235,7 +150,7 @@ func isNewer[K any](m *ebpf.Map, at stateAt, key *K, last uint32) (bool, error) 
 	if seen, _ := at.of(&v); int32(seen-last) >= 0 {
 		return true, nil
 	}
-	return false, deleteKey(m, key)
+	return false, pin.DeleteKey(m, key)
 }
 
 // dropStale deletes from the maps of this version what the previous ones know
@@ -248,14 +163,14 @@ func (k *Kernel) dropStale() error {
 }
 
 func dropStaleFamily[K any](k *Kernel, current, previous string) error {
-	from := k.maps.previous[previous]
-	if from == nil || k.maps.created[current] {
+	from := k.Pins.Previous(previous)
+	if from == nil || k.Pins.Created(current) {
 		return nil
 	}
-	return eachEntry(from, unguarded, func(keys []K, values []connectionValue) error {
+	return pin.EachEntry(from, pin.Unguarded, func(keys []K, values []connectionValue) error {
 		for i := range keys {
-			last, _ := k.maps.states[previous].of(&values[i])
-			if _, err := isNewer(k.maps.byName[current], k.maps.states[current], &keys[i], last); err != nil {
+			last, _ := k.states[previous].of(&values[i])
+			if _, err := isNewer(k.Pins.Map(current), k.states[current], &keys[i], last); err != nil {
 				return err
 			}
 		}
@@ -271,6 +186,21 @@ type stateAt struct{ last, flags int }
 
 func (at stateAt) of(v *connectionValue) (last, flags uint32) {
 	return binary.NativeEndian.Uint32(v[at.last:]), binary.NativeEndian.Uint32(v[at.flags:])
+}
+
+// findStates looks where the maps of connections have what every layout has.
+func (k *Kernel) findStates() error {
+	k.states = map[string]stateAt{}
+	for _, p := range pin.PreviousMaps {
+		for _, name := range []string{p.Current, p.Previous} {
+			at, err := stateOf(k.Pins.Spec(name))
+			if err != nil {
+				return err
+			}
+			k.states[name] = at
+		}
+	}
+	return nil
 }
 
 func stateOf(ms *ebpf.MapSpec) (stateAt, error) {
@@ -317,46 +247,4 @@ func (t ConnectionTimeouts) longest() time.Duration {
 	return slices.Max([]time.Duration{
 		t.TCPOpening, t.TCPEstablished, t.TCPClosing, t.UDPUnanswered, t.UDPAnswered, t.ICMP, t.Other,
 	})
-}
-
-// mapPin is what pinName gives.
-var mapPin = regexp.MustCompile(`^sl_\w+_v\d+_[0-9a-f]{8}$`)
-
-// dropOldPins removes the pins of maps that are not this build's. The programs
-// hold the previous maps, empty now, until the next start loads programs that do
-// not ask them.
-func (k *Kernel) dropOldPins() error {
-	if err := k.lock(); err != nil {
-		return err
-	}
-	defer k.mu.Unlock()
-	entries, err := os.ReadDir(k.dir)
-	if err != nil {
-		return fmt.Errorf("list pins: %w", err)
-	}
-	ours := map[string]bool{}
-	for _, pin := range k.maps.pins {
-		ours[pin] = true
-	}
-	var errs []error
-	removed := []string{}
-	for _, entry := range entries {
-		name := entry.Name()
-		if ours[name] || !mapPin.MatchString(name) {
-			continue
-		}
-		if err := os.Remove(filepath.Join(k.dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, fmt.Errorf("remove the pin of an old map: %w", err))
-			continue
-		}
-		removed = append(removed, name)
-	}
-	if len(removed) > 0 {
-		k.log.Info("pins of earlier versions removed", "pins", removed)
-	}
-	for name, m := range k.maps.previous {
-		errs = append(errs, m.Close())
-		delete(k.maps.previous, name)
-	}
-	return errors.Join(errs...)
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf/swapped"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -82,7 +83,7 @@ func (th *theatre) held(t *testing.T) (current, previous int) {
 		must(t, "count connections", it.Err())
 		return n
 	}
-	return count(th.k.maps.byName[previousMaps[i].current]), count(th.k.maps.previous[previousMaps[i].previous])
+	return count(th.k.Pins.Map(pin.PreviousMaps[i].Current)), count(th.k.Pins.Previous(pin.PreviousMaps[i].Previous))
 }
 
 // openings begin what must live on. The policies allow nothing but that a
@@ -167,8 +168,8 @@ func TestKernelConnectionsLiveOnOverAnUpgradeAndBack(t *testing.T) {
 func (th *theatre) toLegacy(t *testing.T) {
 	t.Helper()
 	specs := legacySpecs(t)
-	for i, p := range previousMaps {
-		old, err := createMap(filepath.Join(th.k.dir, legacyPins[p.current].pin), specs[p.current], false, leaveEmpty)
+	for i, p := range pin.PreviousMaps {
+		old, err := newPinned(filepath.Join(th.k.dir, pin.LegacyPins[p.Current].Pin), specs[p.Current])
 		must(t, "create an old map", err)
 		write := func(key any, v bpf.MapsSlCt) {
 			must(t, "write a connection", old.Put(key, &bpf.MapsSlCtPrev{
@@ -177,14 +178,14 @@ func (th *theatre) toLegacy(t *testing.T) {
 			}))
 		}
 		if i == 0 {
-			err = eachEntry(th.k.maps.byName[p.current], unguarded, func(keys []bpf.MapsSlCtKey4, values []bpf.MapsSlCt) error {
+			err = pin.EachEntry(th.k.Pins.Map(p.Current), pin.Unguarded, func(keys []bpf.MapsSlCtKey4, values []bpf.MapsSlCt) error {
 				for i := range keys {
 					write(&keys[i], values[i])
 				}
 				return nil
 			})
 		} else {
-			err = eachEntry(th.k.maps.byName[p.current], unguarded, func(keys []bpf.MapsSlCtKey6, values []bpf.MapsSlCt) error {
+			err = pin.EachEntry(th.k.Pins.Map(p.Current), pin.Unguarded, func(keys []bpf.MapsSlCtKey6, values []bpf.MapsSlCt) error {
 				for i := range keys {
 					write(&keys[i], values[i])
 				}
@@ -193,7 +194,7 @@ func (th *theatre) toLegacy(t *testing.T) {
 		}
 		must(t, "read connections", err)
 		must(t, "close an old map", old.Close())
-		must(t, "remove a pin", os.Remove(filepath.Join(th.k.dir, th.k.maps.pins[p.current])))
+		must(t, "remove a pin", os.Remove(th.k.Pins.Pin(p.Current)))
 	}
 	renamePins(t, th.k.dir)
 }
@@ -262,7 +263,7 @@ func TestKernelTheCounterOfGensGoesOnBehindThoseOfPreviousMaps(t *testing.T) {
 	th.k.put(t, Connection{
 		Tuple: tuple(6, "10.244.0.10:40000", "10.244.0.20:80"), From: End{Slot: 9, Gen: 500}, To: End{Slot: NoSlot},
 	})
-	dir, gens := th.k.dir, th.k.maps.pins[bpf.MapsMapSlGen]
+	dir, gens := th.k.dir, filepath.Base(th.k.Pins.Pin(bpf.MapsMapSlGen))
 	th.toLegacy(t)
 	must(t, "remove a pin", os.Remove(filepath.Join(dir, gens)))
 	th.reopen(t, dir, build{})
@@ -290,7 +291,7 @@ func TestKernelTheLaterOfTwoEntriesCounts(t *testing.T) {
 			must(t, "look up the connection", err)
 			v := was.value
 			key := tu.key4()
-			must(t, "write an entry of the version before", th.k.maps.previous[bpf.MapsMapSlPrev4].Put(&key, &bpf.MapsSlCtPrev{
+			must(t, "write an entry of the version before", th.k.Pins.Previous(bpf.MapsMapSlPrev4).Put(&key, &bpf.MapsSlCtPrev{
 				Gens: v.Gens, Where: v.Where, IdInit: v.IdInit, IdResp: v.IdResp, LastS: v.LastS + uint32(c.last), Flags: v.Flags, RuleEg: 77,
 			}))
 			th.reopen(t, dir, build{})
@@ -349,8 +350,8 @@ func TestKernelOldPinsGoAfterOneIdleTime(t *testing.T) {
 	dir := th.k.dir
 	th.reopen(t, dir, build{})
 	pins := func() (n int) {
-		for _, l := range legacyPins {
-			switch _, err := os.Stat(filepath.Join(dir, l.pin)); {
+		for _, l := range pin.LegacyPins {
+			switch _, err := os.Stat(filepath.Join(dir, l.Pin)); {
 			case err == nil:
 				n++
 			case !errors.Is(err, os.ErrNotExist):
@@ -361,7 +362,7 @@ func TestKernelOldPinsGoAfterOneIdleTime(t *testing.T) {
 	}
 	start := pins()
 	foreign := filepath.Join(dir, "sl_something")
-	must(t, "pin a map of another owner", pinAgain(th.k.maps.ifs, foreign))
+	must(t, "pin a map of another owner", pinCopy(th.k.Pins.Map(bpf.MapsMapSlIf), foreign))
 	drainAt := func(seconds uint32) PreviousPass {
 		p, err := th.k.drainPrevious(t.Context(), monotonicSeconds()+seconds, DefaultConnectionTimeouts())
 		must(t, "drainPrevious", err)
@@ -389,8 +390,8 @@ func TestKernelOldPinsGoAfterOneIdleTime(t *testing.T) {
 	// without them nothing is asked twice, from the next start on
 	th.goOn(t, "afterwards", []act{say("a", "b", datagram(4000, 53), ForwardPeer), say("b", "a", datagram(53, 4000), ForwardPeer)})
 	th.reopen(t, dir, build{})
-	if len(th.k.maps.previous) != 0 {
-		t.Errorf("previous maps %v, want none", th.k.maps.previous)
+	if len(th.k.Pins.PreviousNames()) != 0 {
+		t.Errorf("previous maps %v, want none", th.k.Pins.PreviousNames())
 	}
 	th.goOn(t, "the next start", []act{say("b", "a", datagram(53, 4000), ForwardPeer)})
 }
@@ -414,7 +415,7 @@ func TestKernelCollectorDrainsPreviousMaps(t *testing.T) {
 			t.Errorf("after %d s: %+v, want %+v", step.after, p, step)
 		}
 	}
-	if _, err := os.Stat(filepath.Join(dir, legacyPins[bpf.MapsMapSlCt4].pin)); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(filepath.Join(dir, pin.LegacyPins[bpf.MapsMapSlCt4].Pin)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the old pin after the idle time: %v, want none", err)
 	}
 }
@@ -450,7 +451,7 @@ func TestKernelVerifierAcceptsTheOverlap(t *testing.T) {
 	th.toLegacy(t)
 	th.reopen(t, th.k.dir, build{})
 	for _, p := range []Program{th.k.FromPod(), th.k.ToPod()} {
-		t.Logf("verified %s %s: %d instructions walked", release(), p.Name, p.VerifiedInstructions)
+		t.Logf("verified %s %s: %d instructions walked", pin.Release(), p.Name, p.VerifiedInstructions)
 		if p.VerifiedInstructions > 45_000 {
 			t.Errorf("%s: the verifier walked %d instructions, more than 45000", p.Name, p.VerifiedInstructions)
 		}
@@ -463,13 +464,13 @@ func TestSwappedLayoutsAreThoseOfTheOther(t *testing.T) {
 	must(t, "read the compiled maps", err)
 	theirs, err := swapped.LoadMaps()
 	must(t, "read the swapped maps", err)
-	for _, p := range previousMaps {
-		if layoutHash(ours.Maps[p.current]) != layoutHash(theirs.Maps[p.previous]) ||
-			layoutHash(ours.Maps[p.previous]) != layoutHash(theirs.Maps[p.current]) {
-			t.Errorf("%s and %s are not exchanged", p.current, p.previous)
+	for _, p := range pin.PreviousMaps {
+		if pin.Layout(ours.Maps[p.Current]) != pin.Layout(theirs.Maps[p.Previous]) ||
+			pin.Layout(ours.Maps[p.Previous]) != pin.Layout(theirs.Maps[p.Current]) {
+			t.Errorf("%s and %s are not exchanged", p.Current, p.Previous)
 		}
-		if l := legacyPins[p.current]; layoutHash(ours.Maps[p.previous]) != l.layout {
-			t.Errorf("%s is not the layout behind %s", p.previous, l.pin)
+		if l := pin.LegacyPins[p.Current]; pin.Layout(ours.Maps[p.Previous]) != l.Layout {
+			t.Errorf("%s is not the layout behind %s", p.Previous, l.Pin)
 		}
 	}
 }

@@ -5,14 +5,13 @@ package kernel
 
 import (
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 )
 
 // pinPath is where a map of the kernel is pinned.
-func (k *Kernel) pinPath(name string) string { return filepath.Join(k.dir, k.maps.pins[name]) }
+func (k *Kernel) pinPath(name string) string { return k.Pins.Pin(name) }
 
 func TestKernelPinThatIsNoMapIsNamed(t *testing.T) {
 	dir := newBPFFS(t)
@@ -38,7 +37,7 @@ func TestKernelPinThatIsNoMapIsNamed(t *testing.T) {
 		if err := put(); err != nil {
 			t.Fatal(err)
 		}
-		differences, err := k.AuditPins(false)
+		differences, err := k.Pins.Audit(false)
 		if err != nil || !slices.ContainsFunc(differences, func(d string) bool { return strings.Contains(d, path) && strings.Contains(d, "not a map") }) {
 			t.Errorf("%s: the audit says %q, %v, want a difference that names %s", what, differences, err, path)
 		}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,7 +17,11 @@ import (
 	"sync"
 
 	"github.com/cilium/ebpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
+
+// ErrNoProgram says that the program id is not, or no longer, loaded.
+var ErrNoProgram = errors.New("no such program")
 
 // ProgramID is the kernel's number of a loaded program.
 type ProgramID uint32
@@ -114,7 +119,7 @@ func (k *Kernel) loadProgram(name string, read func() (*ebpf.CollectionSpec, err
 	if err := setConstants(spec, o); err != nil {
 		return r, fmt.Errorf("program %s: %w", name, err)
 	}
-	bound, err := k.maps.bind(spec)
+	bound, err := k.Pins.Bind(spec)
 	if err != nil {
 		return r, fmt.Errorf("program %s: %w", name, err)
 	}
@@ -177,10 +182,10 @@ func programPin(name string, spec *ebpf.CollectionSpec, bound map[string]*ebpf.M
 		return "", fmt.Errorf("tag: %w", err)
 	}
 	fmt.Fprintln(h, tag)
-	for _, v := range sortedKeys(spec.Variables) {
+	for _, v := range slices.Sorted(maps.Keys(spec.Variables)) {
 		fmt.Fprintf(h, "%s %x\n", v, spec.Variables[v].Value)
 	}
-	for _, m := range sortedKeys(bound) {
+	for _, m := range slices.Sorted(maps.Keys(bound)) {
 		info, err := bound[m].Info()
 		if err != nil {
 			return "", fmt.Errorf("map %s: %w", m, err)
@@ -300,7 +305,7 @@ func (k *Kernel) Audit(id ProgramID, want Program) (Audit, error) {
 	defer k.mu.RUnlock()
 	ours, ok := k.programs[want.Name]
 	if !ok {
-		return Audit{}, fmt.Errorf("%w: program %q is not ours", ErrInvalid, want.Name)
+		return Audit{}, fmt.Errorf("%w: program %q is not ours", pin.ErrInvalid, want.Name)
 	}
 	if id == ours.ID {
 		return Audit{SameCode: true, SameMaps: true, SameConfig: true}, nil

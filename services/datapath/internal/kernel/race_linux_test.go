@@ -235,7 +235,7 @@ func TestKernelDeletedEntriesDropNothingThatIsAllowed(t *testing.T) {
 	apart(t, shoot(out), shoot(back), func() error {
 		defer done.Store(true)
 		for i := range flips {
-			err := th.k.maps.byName[bpf.MapsMapSlCt4].Delete(&key)
+			err := th.k.Pins.Map(bpf.MapsMapSlCt4).Delete(&key)
 			if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 				return err
 			}

@@ -4,12 +4,12 @@
 package kernel
 
 import (
-	"errors"
 	"fmt"
-
-	"github.com/cilium/ebpf"
+	"maps"
+	"slices"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
 // Reason says why a packet was forwarded or dropped. Its numbers are those of
@@ -113,7 +113,7 @@ var reasonNames = map[Reason]string{
 }
 
 // Reasons lists every reason this build knows, by number.
-func Reasons() []Reason { return sortedKeys(reasonNames) }
+func Reasons() []Reason { return slices.Sorted(maps.Keys(reasonNames)) }
 
 // String is the stable name, or the number of a reason that a newer or older
 // program has counted.
@@ -171,7 +171,7 @@ func (k *Kernel) Metrics() ([]Counter, error) {
 	}
 	defer k.mu.RUnlock()
 	var cs []Counter
-	err := eachPerCPU(k.maps.counters, func(key uint32, perCPU []bpf.MapsSlCounter) {
+	err := pin.EachPerCPU(k.Pins.Map(bpf.MapsMapSlMetrics), func(key uint32, perCPU []bpf.MapsSlCounter) {
 		c := Counter{Reason: Reason(key >> 1), Direction: Direction(key&1 + 1)}
 		for _, v := range perCPU {
 			c.Packets += v.Packets
@@ -196,7 +196,7 @@ func (k *Kernel) EventsLost() (uint64, error) {
 	}
 	defer k.mu.RUnlock()
 	var lost uint64
-	err := eachPerCPU(k.maps.limits, func(_ uint32, perCPU []bpf.MapsSlLimit) {
+	err := pin.EachPerCPU(k.Pins.Map(bpf.MapsMapSlLimits), func(_ uint32, perCPU []bpf.MapsSlLimit) {
 		for _, v := range perCPU {
 			lost += v.LostTotal
 		}
@@ -205,23 +205,4 @@ func (k *Kernel) EventsLost() (uint64, error) {
 		return 0, err
 	}
 	return lost, nil
-}
-
-// eachPerCPU reads a whole array of cells per CPU with one call of the kernel.
-func eachPerCPU[V any](m *ebpf.Map, visit func(key uint32, perCPU []V)) error {
-	cpus, err := ebpf.PossibleCPU()
-	if err != nil {
-		return fmt.Errorf("read %v: %w", m, err)
-	}
-	keys := make([]uint32, m.MaxEntries())
-	values := make([]V, len(keys)*cpus)
-	var cursor ebpf.MapBatchCursor
-	n, err := m.BatchLookup(&cursor, keys, values, nil)
-	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("read %v: %w", m, err)
-	}
-	for i, key := range keys[:n] {
-		visit(key, values[i*cpus:(i+1)*cpus])
-	}
-	return nil
 }

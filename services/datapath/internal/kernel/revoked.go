@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
 // TCP connections that a policy has terminated are remembered in sl_revoked4
@@ -24,7 +25,7 @@ import (
 const noPickUp = 0x1
 
 func (k *Kernel) state(s Slot) *uint64 {
-	return word(k.maps.slotMem, int(s)*slotSize+int(unsafe.Offsetof(bpf.MapsSlEndpoint{}.State)))
+	return pin.Word(k.Pins.Memory(bpf.MapsMapSlEp), int(s)*slotSize+int(unsafe.Offsetof(bpf.MapsSlEndpoint{}.State)))
 }
 
 // stopPickUp keeps connections of every endpoint from being picked up, because
@@ -60,14 +61,14 @@ func (k *Kernel) allowPickUp() {
 // lostConnections says whether the programs have forgotten connections: a map
 // of them was made while others of the instance were adopted. A map of another
 // layout that takes over the entries of the one before has lost none.
-func (pm *pinnedMaps) lostConnections() bool {
+func lostConnections(pm *pin.Maps) bool {
 	for _, m := range []struct{ connections, previous, revoked string }{
 		{bpf.MapsMapSlCt4, bpf.MapsMapSlPrev4, bpf.MapsMapSlRevoked4},
 		{bpf.MapsMapSlCt6, bpf.MapsMapSlPrev6, bpf.MapsMapSlRevoked6},
 	} {
-		lost := pm.created[m.connections] && pm.previous[m.previous] == nil ||
-			pm.created[m.revoked] && !pm.created[m.connections]
-		if pm.adopted && lost {
+		lost := pm.Created(m.connections) && pm.Previous(m.previous) == nil ||
+			pm.Created(m.revoked) && !pm.Created(m.connections)
+		if pm.Adopted && lost {
 			return true
 		}
 	}
@@ -85,13 +86,13 @@ func (k *Kernel) collectRevoked(now, life uint32) (remain [2]int, err error) {
 }
 
 func collectRecords[K any](k *Kernel, name string, now, life uint32) (remain int, err error) {
-	keys, values := make([]K, connectionBatch), make([]bpf.MapsSlRevoked, connectionBatch)
+	keys, values := make([]K, pin.BatchSize), make([]bpf.MapsSlRevoked, pin.BatchSize)
 	var cursor ebpf.MapBatchCursor
 	for end := false; !end; {
 		if err := k.rlock(); err != nil {
 			return remain, err
 		}
-		m := k.maps.byName[name]
+		m := k.Pins.Map(name)
 		n, err := m.BatchLookup(&cursor, keys, values, nil)
 		if end = errors.Is(err, ebpf.ErrKeyNotExist); err != nil && !end {
 			k.mu.RUnlock()
@@ -102,7 +103,7 @@ func collectRecords[K any](k *Kernel, name string, now, life uint32) (remain int
 			if int32(now-values[i].LastS) < int32(life) {
 				continue
 			}
-			if err := deleteKey(m, &keys[i]); err != nil {
+			if err := pin.DeleteKey(m, &keys[i]); err != nil {
 				k.mu.RUnlock()
 				return remain, fmt.Errorf("delete from %s: %w", name, err)
 			}

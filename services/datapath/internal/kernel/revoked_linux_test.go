@@ -5,10 +5,10 @@ package kernel
 
 import (
 	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -45,7 +45,7 @@ func TestKernelARevokedConnectionSurvivesTheEvictionOfItsEntry(t *testing.T) {
 		other := tuple(17, world4.String()+":1", "10.1.0.0:1")
 		other.Initiator = addrPort(other.Initiator, n)
 		_, k := th.k.connectionMap(other)
-		must(t, "insert", insertOnce(m, k, bpf.MapsSlCt{}))
+		must(t, "insert", pin.InsertOnce(m, k, bpf.MapsSlCt{}))
 		// in place: a second packet, as it were, so that it counts as used
 		must(t, "use", m.Put(k, bpf.MapsSlCt{}))
 		if n%1024 == 0 && m.Lookup(key, &v) != nil {
@@ -94,10 +94,10 @@ func TestKernelPickUpResumesWhenWhatWasForgottenIsOver(t *testing.T) {
 	check(0, 2)
 	check(7999, 2)
 	check(8000, 0)
-	for n := range th.k.maps.byName[bpf.MapsMapSlRevoked4].MaxEntries() {
+	for n := range th.k.Pins.Map(bpf.MapsMapSlRevoked4).MaxEntries() {
 		other := tuple(6, world4.String()+":1", "10.1.0.0:1")
 		other.Initiator = addrPort(other.Initiator, int(n))
-		must(t, "fill", insertOnce(th.k.maps.byName[bpf.MapsMapSlRevoked4], other.key4(), bpf.MapsSlRevoked{LastS: begin + 20000}))
+		must(t, "fill", pin.InsertOnce(th.k.Pins.Map(bpf.MapsMapSlRevoked4), other.key4(), bpf.MapsSlRevoked{LastS: begin + 20000}))
 	}
 	for _, a := range handshake(4000, 80) {
 		th.expect(t, a)
@@ -121,7 +121,7 @@ func TestKernelALostConnectionMapStopsPickUp(t *testing.T) {
 			must(t, "Open", err)
 			publish(t, k, a)
 			publish(t, k, b)
-			pin := filepath.Join(o.Dir, k.maps.pins[name])
+			pin := k.Pins.Pin(name)
 			must(t, "Close", k.Close())
 			want := 0
 			if name != "" {

@@ -18,7 +18,7 @@ import (
 // programs use, on every CPU.
 func (r runner) fillRunCells(t testing.TB, with byte) {
 	t.Helper()
-	m := r.k.maps.byName[bpf.MapsMapSlRun]
+	m := r.k.Pins.Map(bpf.MapsMapSlRun)
 	cpus, err := ebpf.PossibleCPU()
 	must(t, "count CPUs", err)
 	values := make([]bpf.MapsSlRunCell, cpus)

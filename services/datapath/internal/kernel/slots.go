@@ -6,10 +6,8 @@ package kernel
 import (
 	"context"
 	"errors"
-	"fmt"
-	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
 // slotTable knows which slots may be given out. It hands them out in a circle,
@@ -95,42 +93,14 @@ func (k *Kernel) Barrier(ctx context.Context) error {
 	tables := k.tables.beginDrain()
 	k.mu.Unlock()
 
-	err := gracePeriod(ctx)
+	err := pin.GracePeriod(ctx)
 
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.slots.endDrain(slots, err == nil)
 	if k.closed {
 		// the next process frees the tables
-		return errors.Join(err, ErrClosed)
+		return errors.Join(err, pin.ErrClosed)
 	}
 	return errors.Join(err, k.tables.endDrain(tables, err == nil))
-}
-
-// membarrierGlobal is MEMBARRIER_CMD_GLOBAL of linux/membarrier.h.
-const membarrierGlobal = 1
-
-// graceFallback is how long to wait where the kernel cannot say when all
-// program runs have ended. A run takes microseconds.
-const graceFallback = time.Second
-
-// gracePeriod returns after every program run that had begun has ended.
-// membarrier waits for an RCU grace period; a kernel with nohz_full CPUs
-// refuses it with EINVAL.
-func gracePeriod(ctx context.Context) error {
-	_, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, membarrierGlobal, 0, 0)
-	switch {
-	case errno == 0:
-		return nil
-	case !errors.Is(errno, unix.EINVAL) && !errors.Is(errno, unix.ENOSYS) && !errors.Is(errno, unix.EPERM):
-		return fmt.Errorf("membarrier: %w", errno)
-	}
-	timer := time.NewTimer(graceFallback)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("wait for program runs to end: %w", ctx.Err())
-	}
 }

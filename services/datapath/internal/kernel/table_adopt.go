@@ -10,23 +10,24 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // openTableMaps finds the maps of tables among all.
-func openTableMaps(pm *pinnedMaps) tableMaps {
+func openTableMaps(pm *pin.Maps) tableMaps {
 	return tableMaps{
-		tableKeys: pm.byName[bpf.MapsMapSlTableKey],
-		classKeys: pm.byName[bpf.MapsMapSlClassKey],
-		ports:     pm.byName[bpf.MapsMapSlPorts],
-		rules:     pm.byName[bpf.MapsMapSlRule],
-		peers:     pm.byName[bpf.MapsMapSlPeer],
-		cidr4:     pm.byName[bpf.MapsMapSlCidr4],
-		cidr6:     pm.byName[bpf.MapsMapSlCidr6],
-		tableMem:  pm.memory[bpf.MapsMapSlTable],
-		classMem:  pm.memory[bpf.MapsMapSlClass],
-		idMem:     pm.memory[bpf.MapsMapSlId],
-		pgenMem:   pm.memory[bpf.MapsMapSlPgen],
+		tableKeys: pm.Map(bpf.MapsMapSlTableKey),
+		classKeys: pm.Map(bpf.MapsMapSlClassKey),
+		ports:     pm.Map(bpf.MapsMapSlPorts),
+		rules:     pm.Map(bpf.MapsMapSlRule),
+		peers:     pm.Map(bpf.MapsMapSlPeer),
+		cidr4:     pm.Map(bpf.MapsMapSlCidr4),
+		cidr6:     pm.Map(bpf.MapsMapSlCidr6),
+		tableMem:  pm.Memory(bpf.MapsMapSlTable),
+		classMem:  pm.Memory(bpf.MapsMapSlClass),
+		idMem:     pm.Memory(bpf.MapsMapSlId),
+		pgenMem:   pm.Memory(bpf.MapsMapSlPgen),
 	}
 }
 
@@ -47,9 +48,9 @@ func (m *tableMaps) read() (*contents, error) {
 		blocks: map[uint32]map[netip.Prefix]bpf.MapsSlBlock{},
 	}
 	var errs [5]error
-	c.tableKeys, errs[0] = allElements[bpf.MapsSlTableKey](m.tableKeys)
-	c.classKeys, errs[1] = allElements[bpf.MapsSlClassKey](m.classKeys)
-	c.ports, errs[2] = allElements[bpf.MapsSlPortNode](m.ports)
+	c.tableKeys, errs[0] = pin.AllElements[bpf.MapsSlTableKey](m.tableKeys)
+	c.classKeys, errs[1] = pin.AllElements[bpf.MapsSlClassKey](m.classKeys)
+	c.ports, errs[2] = pin.AllElements[bpf.MapsSlPortNode](m.ports)
 	errs[3] = m.eachPeer(func(set, nc, class uint32) {
 		if c.peers[set] == nil {
 			c.peers[set] = map[uint32]uint32{}
@@ -73,9 +74,9 @@ func (m *tableMaps) read() (*contents, error) {
 // that are complete, or that a word names, are taken over as they are. Nothing
 // is written; what is left over comes back as garbage, which sweep removes.
 func (k *Kernel) adoptTables() (*contents, error) {
-	k.tables = newTableStore(openTableMaps(k.maps))
+	k.tables = newTableStore(openTableMaps(k.Pins))
 	s := k.tables
-	if !k.maps.adopted {
+	if !k.Pins.Adopted {
 		return nil, nil
 	}
 	c, err := s.read()

@@ -12,6 +12,7 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -107,7 +108,7 @@ func (s *tableStore) growByMove(lt *liveTable, nodes []policytable.PortNode, cla
 	old := *lt
 	*lt = moved
 	free := func() error { return s.clearPlace(old.nodeSpan, old.classSpan) }
-	if err := gracePeriod(context.Background()); err != nil {
+	if err := pin.GracePeriod(context.Background()); err != nil {
 		left := &liveTable{classSpan: old.classSpan, nodeSpan: old.nodeSpan} // of no table any more
 		s.draining = append(s.draining, &retired{what: fmt.Sprintf("the old place of table %d", lt.id), lt: left, free: free})
 		return err
@@ -130,18 +131,18 @@ func (s *tableStore) clearPlace(nodes, classes span) error {
 
 // SetPeer adds a row: peers of the identity class have the class from now on. A row
 // that is there with the same class is not an error, one with another class is
-// ErrExists: rows are never replaced.
+// pin.ErrExists: rows are never replaced.
 func (k *Kernel) SetPeer(t policytable.ID, nc policytable.IdentityClass, class uint16) error {
 	if nc == 0 || nc > policytable.MaxIdentityClass {
-		return fmt.Errorf("%w: identity class %d is not between 1 and %d", ErrInvalid, nc, policytable.MaxIdentityClass)
+		return fmt.Errorf("%w: identity class %d is not between 1 and %d", pin.ErrInvalid, nc, policytable.MaxIdentityClass)
 	}
 	return k.change(t, func(s *tableStore, lt *liveTable) error {
 		if int(class) >= len(lt.classes) {
-			return fmt.Errorf("%w: class %d of %d", ErrInvalid, class, len(lt.classes))
+			return fmt.Errorf("%w: class %d of %d", pin.ErrInvalid, class, len(lt.classes))
 		}
 		if have, ok := lt.peers[nc]; ok {
 			if have != class {
-				return fmt.Errorf("row of identity class %d: %w with class %d", nc, ErrExists, have)
+				return fmt.Errorf("row of identity class %d: %w with class %d", nc, pin.ErrExists, have)
 			}
 			return nil
 		}
@@ -183,7 +184,7 @@ func (k *Kernel) SetPrefix(t policytable.ID, p netip.Prefix, classes policytable
 	return k.change(t, func(s *tableStore, lt *liveTable) error {
 		for _, class := range classes {
 			if int(class) >= len(lt.classes) {
-				return fmt.Errorf("prefix %v: %w: class %d of %d", p, ErrInvalid, class, len(lt.classes))
+				return fmt.Errorf("prefix %v: %w: class %d of %d", p, pin.ErrInvalid, class, len(lt.classes))
 			}
 		}
 		a := lt.addresses

@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -58,7 +59,7 @@ func (k *Kernel) DefineTable(c policytable.Content) (policytable.ID, error) {
 // drain waits for a grace period with the lock held and frees what it can.
 func (k *Kernel) drain() error {
 	rs := k.tables.beginDrain()
-	err := gracePeriod(context.Background())
+	err := pin.GracePeriod(context.Background())
 	return errors.Join(err, k.tables.endDrain(rs, err == nil))
 }
 
@@ -236,7 +237,7 @@ func (k *Kernel) RetireTables(ts ...policytable.ID) error {
 	defer k.mu.Unlock()
 	for _, t := range ts {
 		if t < firstTable {
-			return fmt.Errorf("%w: table %d is not made from a policy", ErrInvalid, t)
+			return fmt.Errorf("%w: table %d is not made from a policy", pin.ErrInvalid, t)
 		}
 	}
 	if slot, t, named := k.namedBy(ts); named {
@@ -291,7 +292,7 @@ func (s *tableStore) retire(t policytable.ID) error {
 func validate(c *policytable.Content) error {
 	var errs []error
 	bad := func(format string, args ...any) {
-		errs = append(errs, fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...))
+		errs = append(errs, fmt.Errorf("%w: "+format, append([]any{pin.ErrInvalid}, args...)...))
 	}
 	if c.Hash == [32]byte{} {
 		bad("Hash is zero")
@@ -340,7 +341,7 @@ func validate(c *policytable.Content) error {
 // most treeDepth steps, and that the values name rules that there are.
 func checkTrees(roots []uint32, nodes []policytable.PortNode, rules int) error {
 	bad := func(format string, args ...any) error {
-		return fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
+		return fmt.Errorf("%w: "+format, append([]any{pin.ErrInvalid}, args...)...)
 	}
 	heights := make([]uint8, len(nodes)) // 0: not seen, 1: being seen
 	var height func(i uint32) (uint8, error)

@@ -12,6 +12,7 @@ import (
 	"unsafe"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -64,7 +65,7 @@ func unpacked(v uint32) policytable.Identity {
 
 func validateIdentity(id Identity, w policytable.Identity) error {
 	bad := func(format string, args ...any) error {
-		return fmt.Errorf("identity %d: %w: "+format, append([]any{id, ErrInvalid}, args...)...)
+		return fmt.Errorf("identity %d: %w: "+format, append([]any{id, pin.ErrInvalid}, args...)...)
 	}
 	if _, ok := id.index(); !ok {
 		return bad("it is neither cluster-wide, below %d, nor of this node", clusterWide)
@@ -130,7 +131,7 @@ func (k *Kernel) Identities() (map[uint32]policytable.Identity, error) {
 // says that all numbers are taken.
 func (k *Kernel) DefineIdentityClass(key policytable.ClassKey) (policytable.IdentityClass, error) {
 	if key == (policytable.ClassKey{}) {
-		return 0, fmt.Errorf("%w: the key of an identity class is zero", ErrInvalid)
+		return 0, fmt.Errorf("%w: the key of an identity class is zero", pin.ErrInvalid)
 	}
 	if err := k.lock(); err != nil {
 		return 0, err
@@ -241,7 +242,7 @@ func (k *Kernel) SetAudit(s Slot, on bool) error {
 		return err
 	}
 	const offset = int(unsafe.Offsetof(bpf.MapsSlEndpoint{}.Mtu)) // of the word that the byte is the last of
-	w := word32(k.maps.slotMem, int(s)*slotSize+offset)
+	w := pin.Word32(k.Pins.Memory(bpf.MapsMapSlEp), int(s)*slotSize+offset)
 	was := atomic.LoadUint32(w)
 	now := was &^ (auditBit << 24)
 	if on {
@@ -270,7 +271,7 @@ func addressBucket(a netip.Addr) int {
 // share its bucket, be judged again.
 func (k *Kernel) BumpAddress(a netip.Addr) error {
 	if !a.IsValid() || a.Is4In6() {
-		return fmt.Errorf("%w: %v is not an address", ErrInvalid, a)
+		return fmt.Errorf("%w: %v is not an address", pin.ErrInvalid, a)
 	}
 	if err := k.lock(); err != nil {
 		return err
@@ -283,6 +284,6 @@ func (k *Kernel) bumpAddress(a netip.Addr) error {
 	if err := k.tables.ask(bpf.MapsMapSlPgen); err != nil {
 		return err
 	}
-	atomic.AddUint64(word(k.tables.pgenMem, addressBucket(a)*8), 1)
+	atomic.AddUint64(pin.Word(k.tables.pgenMem, addressBucket(a)*8), 1)
 	return nil
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -149,7 +150,7 @@ func TestKernelAFullMapRefusesATableWhole(t *testing.T) {
 				}
 			}
 			var full *policytable.NoCapacityError
-			if !errors.As(refused, &full) || !errors.Is(refused, ErrFull) {
+			if !errors.As(refused, &full) || !errors.Is(refused, pin.ErrFull) {
 				t.Fatalf("table %d: %v", len(ids), refused)
 			}
 			if full.Map != tc.full || full.Need != tc.need || full.Free >= tc.need {

@@ -18,6 +18,7 @@ import (
 	"unsafe"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -316,7 +317,7 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 			fmt.Sprintf("row of %d: %d to %d", id, nc, class),
 			func(k *Kernel) error {
 				err := k.SetPeer(id, nc, class)
-				if there && have != class && errors.Is(err, ErrExists) {
+				if there && have != class && errors.Is(err, pin.ErrExists) {
 					return nil
 				}
 				return err
@@ -400,7 +401,7 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 		fmt.Sprintf("identity %d is %+v", iden, w),
 		func(k *Kernel) error {
 			err := k.SetIdentities(map[uint32]policytable.Identity{uint32(iden): w})
-			if iden == 70000 && errors.Is(err, ErrInvalid) {
+			if iden == 70000 && errors.Is(err, pin.ErrInvalid) {
 				return nil
 			}
 			return err
@@ -586,7 +587,7 @@ func snapshot(t testing.TB, k *Kernel, withRules bool) string {
 		b.Write(part)
 	}
 	if withRules {
-		rules, err := allElements[bpf.MapsSlRule](k.tables.tableMaps.rules)
+		rules, err := pin.AllElements[bpf.MapsSlRule](k.tables.tableMaps.rules)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -705,7 +706,7 @@ func TestKernelAFailedWriteLeavesTheMapsBitForBit(t *testing.T) {
 			writes := 0
 			k.tables.before = func(string) error {
 				if writes++; writes == n+1 {
-					return fmt.Errorf("%w: no memory", ErrFull)
+					return fmt.Errorf("%w: no memory", pin.ErrFull)
 				}
 				return nil
 			}
@@ -715,7 +716,7 @@ func TestKernelAFailedWriteLeavesTheMapsBitForBit(t *testing.T) {
 				op.then(m)
 				break
 			}
-			if !errors.Is(err, ErrFull) {
+			if !errors.Is(err, pin.ErrFull) {
 				t.Fatalf("%s, write %d: %v", op.name, n+1, err)
 			}
 			failures++

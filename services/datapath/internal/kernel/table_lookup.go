@@ -6,8 +6,9 @@ package kernel
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
-	"reflect"
+	"slices"
 
 	"github.com/cilium/ebpf"
 
@@ -24,7 +25,7 @@ func (k *Kernel) Tables() ([]policytable.Info, error) {
 	defer k.mu.RUnlock()
 	s := k.tables
 	var infos []policytable.Info
-	for _, t := range sortedKeys(s.tables) {
+	for _, t := range slices.Sorted(maps.Keys(s.tables)) {
 		lt := s.tables[t]
 		info := policytable.Info{
 			ID: t, Hash: lt.hash,
@@ -316,7 +317,7 @@ func (s *tableStore) longest(set uint32, addr netip.Addr) (v bpf.MapsSlBlock, p 
 // MapUsage says how full the maps are, sorted by name. Maps that hold a value
 // for every index count those that are in use.
 func (k *Kernel) MapUsage() ([]MapUsage, error) {
-	infos, err := k.Maps()
+	infos, err := k.Pins.Infos()
 	if err != nil {
 		return nil, err
 	}
@@ -330,8 +331,8 @@ func (k *Kernel) MapUsage() ([]MapUsage, error) {
 		u := MapUsage{Name: info.Name, MaxEntries: info.MaxEntries, Bytes: info.Bytes}
 		if n, ok := used[info.Name]; ok {
 			u.Entries = n
-		} else if u.Entries, err = countEntries(k.maps.byName[info.Name]); err != nil {
-			return nil, fmt.Errorf("count the entries of %s: %w", info.Name, err)
+		} else if u.Entries, err = k.Pins.Count(info.Name); err != nil {
+			return nil, err
 		}
 		us = append(us, u)
 	}
@@ -366,34 +367,5 @@ func (s *tableStore) usage() map[string]int {
 		bpf.MapsMapSlCidr6:    s.blocks[1],
 		bpf.MapsMapSlClassKey: s.identityNumber.n,
 		bpf.MapsMapSlId:       known,
-	}
-}
-
-// countEntries counts the keys of a map that has them, all of an array, none
-// of a ring.
-func countEntries(m *ebpf.Map) (int, error) {
-	switch m.Type() {
-	case ebpf.Hash, ebpf.LRUHash, ebpf.LPMTrie:
-	case ebpf.RingBuf:
-		return 0, nil
-	default:
-		return int(m.MaxEntries()), nil
-	}
-	chunk := min(batchSize, int(m.MaxEntries()))
-	room := func(size uint32) any {
-		return reflect.MakeSlice(reflect.SliceOf(reflect.ArrayOf(int(size), reflect.TypeFor[byte]())), chunk, chunk).Interface()
-	}
-	keys, values := room(m.KeySize()), room(m.ValueSize())
-	var cursor ebpf.MapBatchCursor
-	total := 0
-	for {
-		n, err := m.BatchLookup(&cursor, keys, values, nil)
-		total += n
-		switch {
-		case errors.Is(err, ebpf.ErrKeyNotExist):
-			return total, nil
-		case err != nil:
-			return 0, err
-		}
 	}
 }

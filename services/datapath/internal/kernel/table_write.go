@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -48,7 +49,7 @@ func writeArray[V any](tm *tableMaps, m *ebpf.Map, mapName string, base int, val
 		return nil
 	}
 	if m.Type() != ebpf.Array {
-		return fmt.Errorf("map %s: %w: it is no array", mapName, ErrInvalid)
+		return fmt.Errorf("map %s: %w: it is no array", mapName, pin.ErrInvalid)
 	}
 	if err := tm.ask(mapName); err != nil {
 		return err
@@ -63,7 +64,7 @@ func writeArray[V any](tm *tableMaps, m *ebpf.Map, mapName string, base int, val
 		err = fmt.Errorf("%d of %d elements were written", n, len(keys))
 	}
 	if err != nil {
-		return fmt.Errorf("map %s from %d: %w", mapName, base, mapError(err))
+		return fmt.Errorf("map %s from %d: %w", mapName, base, pin.MapError(err))
 	}
 	return nil
 }
@@ -82,13 +83,9 @@ func (m *tableMaps) storeWord(mapName string, mem []byte, index int, v uint32) e
 }
 
 // wordStride is the distance of two 32-bit values in a mapped array.
-var wordStride = stride(4)
+var wordStride = pin.Stride(4)
 
-func element32(mem []byte, index int) *uint32 { return word32(mem, index*wordStride) }
-
-func word32(mem []byte, offset int) *uint32 {
-	return (*uint32)(unsafe.Pointer(&mem[offset]))
-}
+func element32(mem []byte, index int) *uint32 { return pin.Word32(mem, index*wordStride) }
 
 const (
 	tableSize  = int(unsafe.Sizeof(bpf.MapsSlTable{}))
@@ -113,7 +110,7 @@ func (m *tableMaps) storeHeader(t policytable.ID, h bpf.MapsSlTable) error {
 		return err
 	}
 	for i, w := range headerWords(&h) {
-		atomic.StoreUint64(word(m.tableMem, int(t)*tableSize+i*8), w)
+		atomic.StoreUint64(pin.Word(m.tableMem, int(t)*tableSize+i*8), w)
 	}
 	return nil
 }
@@ -123,14 +120,14 @@ func (m *tableMaps) storeHeaderWord(t policytable.ID, h bpf.MapsSlTable, i int) 
 	if err := m.ask(bpf.MapsMapSlTable); err != nil {
 		return err
 	}
-	atomic.StoreUint64(word(m.tableMem, int(t)*tableSize+i*8), headerWords(&h)[i])
+	atomic.StoreUint64(pin.Word(m.tableMem, int(t)*tableSize+i*8), headerWords(&h)[i])
 	return nil
 }
 
 func (m *tableMaps) header(t policytable.ID) bpf.MapsSlTable {
 	var h bpf.MapsSlTable
 	for i := range headerWords(&h) {
-		headerWords(&h)[i] = atomic.LoadUint64(word(m.tableMem, int(t)*tableSize+i*8))
+		headerWords(&h)[i] = atomic.LoadUint64(pin.Word(m.tableMem, int(t)*tableSize+i*8))
 	}
 	return h
 }
@@ -164,7 +161,7 @@ func (m *tableMaps) insertPeer(set uint32, nc policytable.IdentityClass, class u
 		return err
 	}
 	key := bpf.MapsSlPeerKey{PeerSet: set, NodeClass: uint32(nc)}
-	if err := insertOnce(m.peers, &key, uint32(class)); err != nil {
+	if err := pin.InsertOnce(m.peers, &key, uint32(class)); err != nil {
 		return fmt.Errorf("row of identity class %d: %w", nc, err)
 	}
 	return nil
@@ -174,7 +171,7 @@ func (m *tableMaps) deletePeer(set, nc uint32) error {
 	if err := m.ask(bpf.MapsMapSlPeer); err != nil {
 		return err
 	}
-	if err := deleteKey(m.peers, &bpf.MapsSlPeerKey{PeerSet: set, NodeClass: nc}); err != nil {
+	if err := pin.DeleteKey(m.peers, &bpf.MapsSlPeerKey{PeerSet: set, NodeClass: nc}); err != nil {
 		return fmt.Errorf("row of identity class %d: %w", nc, err)
 	}
 	return nil
@@ -215,7 +212,7 @@ func (m *tableMaps) putBlock(set uint32, p netip.Prefix, classes policytable.Pre
 	if err := m.ask(name); err != nil {
 		return err
 	}
-	if err := replaceInTrie(trie, key, &bpf.MapsSlBlock{Class: classes}); err != nil {
+	if err := pin.ReplaceInTrie(trie, key, &bpf.MapsSlBlock{Class: classes}); err != nil {
 		return fmt.Errorf("map %s: block %v: %w", name, p, err)
 	}
 	return nil
@@ -226,7 +223,7 @@ func (m *tableMaps) deleteBlock(set uint32, p netip.Prefix) error {
 	if err := m.ask(name); err != nil {
 		return err
 	}
-	if err := deleteKey(trie, key); err != nil {
+	if err := pin.DeleteKey(trie, key); err != nil {
 		return fmt.Errorf("map %s: block %v: %w", name, p, err)
 	}
 	return nil
@@ -245,38 +242,9 @@ func (m *tableMaps) block(set uint32, p netip.Prefix) (v bpf.MapsSlBlock, found 
 	return v, true, nil
 }
 
-// batchSize is how many elements one call reads.
-const batchSize = 4096
-
-// eachElement calls f for all elements of a map. Nobody may write it meanwhile.
-func eachElement[K, V any](m *ebpf.Map, f func(K, V)) error {
-	var cursor ebpf.MapBatchCursor
-	n := min(batchSize, int(m.MaxEntries()))
-	keys, values := make([]K, n), make([]V, n)
-	for {
-		n, err := m.BatchLookup(&cursor, keys, values, nil)
-		for i := range n {
-			f(keys[i], values[i])
-		}
-		switch {
-		case errors.Is(err, ebpf.ErrKeyNotExist):
-			return nil
-		case err != nil:
-			return err
-		}
-	}
-}
-
-// allElements reads an array.
-func allElements[V any](m *ebpf.Map) ([]V, error) {
-	all := make([]V, m.MaxEntries())
-	err := eachElement(m, func(i uint32, v V) { all[i] = v })
-	return all, err
-}
-
 // eachPeer calls f for all rows of all tables.
 func (m *tableMaps) eachPeer(f func(set, nc, class uint32)) error {
-	err := eachElement(m.peers, func(key bpf.MapsSlPeerKey, class uint32) { f(key.PeerSet, key.NodeClass, class) })
+	err := pin.EachElement(m.peers, func(key bpf.MapsSlPeerKey, class uint32) { f(key.PeerSet, key.NodeClass, class) })
 	if err != nil {
 		return fmt.Errorf("list map %s: %w", bpf.MapsMapSlPeer, err)
 	}
@@ -285,13 +253,13 @@ func (m *tableMaps) eachPeer(f func(set, nc, class uint32)) error {
 
 // eachBlock calls f for all blocks of all sets.
 func (m *tableMaps) eachBlock(f func(set uint32, p netip.Prefix, v bpf.MapsSlBlock)) error {
-	err := eachElement(m.cidr4, func(key bpf.MapsSlBlock4, v bpf.MapsSlBlock) {
+	err := pin.EachElement(m.cidr4, func(key bpf.MapsSlBlock4, v bpf.MapsSlBlock) {
 		f(bigEndian(key.Set), netip.PrefixFrom(netip.AddrFrom4(key.Addr), int(key.Bits)-32), v)
 	})
 	if err != nil {
 		return fmt.Errorf("list map %s: %w", bpf.MapsMapSlCidr4, err)
 	}
-	err = eachElement(m.cidr6, func(key bpf.MapsSlBlock6, v bpf.MapsSlBlock) {
+	err = pin.EachElement(m.cidr6, func(key bpf.MapsSlBlock6, v bpf.MapsSlBlock) {
 		f(bigEndian(key.Set), netip.PrefixFrom(netip.AddrFrom16(key.Addr), int(key.Bits)-32), v)
 	})
 	if err != nil {

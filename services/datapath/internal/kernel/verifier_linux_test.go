@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
 // verifierLines is how much of a rejected program's log is shown: the last
@@ -22,7 +23,7 @@ func TestKernelVerifierAcceptsThePrograms(t *testing.T) {
 	k, err := Open(t.Context(), testOptions(newBPFFS(t)))
 	if rejected, ok := errors.AsType[*ebpf.VerifierError](err); ok {
 		lines := rejected.Log
-		t.Fatalf("%s: %v\n%s", release(), err, strings.Join(lines[max(0, len(lines)-verifierLines):], "\n"))
+		t.Fatalf("%s: %v\n%s", pin.Release(), err, strings.Join(lines[max(0, len(lines)-verifierLines):], "\n"))
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -38,7 +39,7 @@ func TestKernelVerifierAcceptsThePrograms(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Logf("verified %s %s: %d instructions walked, %d loaded", release(), p.Name, p.VerifiedInstructions, size/8)
+		t.Logf("verified %s %s: %d instructions walked, %d loaded", pin.Release(), p.Name, p.VerifiedInstructions, size/8)
 		if p.VerifiedInstructions > limit {
 			t.Errorf("%s: the verifier walked %d instructions, more than %d", p.Name, p.VerifiedInstructions, limit)
 		}

@@ -254,9 +254,6 @@ func (n *Node) Close() error {
 	if n.dev != nil {
 		n.dev.Close()
 	}
-	if n.Collector != nil {
-		errs = append(errs, n.Collector.Close())
-	}
 	if n.Kernel != nil {
 		errs = append(errs, n.Kernel.Close())
 	}
@@ -286,7 +283,7 @@ func (h host) Check() ([]endpoint.Difference, error) {
 	if h.n.o.ValidateOnly {
 		return diffs, nil // its maps are its own, and have no pins
 	}
-	pins, err := h.n.Kernel.AuditPins(false)
+	pins, err := h.n.Kernel.Pins.Audit(false)
 	for _, p := range pins {
 		diffs = append(diffs, endpoint.Difference{Subject: "pin", Key: p, Want: "the map in use"})
 	}
@@ -299,7 +296,7 @@ func (h host) Repair() error {
 	if err == nil && len(fw) > 0 {
 		err = h.n.guard.Repair()
 	}
-	_, perr := h.n.Kernel.AuditPins(true)
+	_, perr := h.n.Kernel.Pins.Audit(true)
 	return errors.Join(append(errs, err, perr)...)
 }
 
@@ -634,17 +631,4 @@ func (n *Node) Watch(ctx context.Context, repair bool) error {
 		}
 		return again
 	})
-}
-
-// CheckBPF refuses a directory that lies on no bpffs. Mounting one takes rights
-// over the machine's files, so whoever prepares the start does it.
-func CheckBPF(dir string) error {
-	var st unix.Statfs_t
-	if err := unix.Statfs(dir, &st); err != nil {
-		return fmt.Errorf("look at %s: %w; run `sluice prepare` as root before", dir, err)
-	}
-	if uint32(st.Type) != unix.BPF_FS_MAGIC {
-		return fmt.Errorf("no bpffs is mounted at %s; run `sluice prepare` as root before", dir)
-	}
-	return nil
 }

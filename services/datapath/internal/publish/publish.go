@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/policy"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -125,11 +126,11 @@ func (m Maps) Entries() ([]endpoint.Entry, error) {
 
 func translate(err error) error {
 	switch {
-	case errors.Is(err, kernel.ErrExists):
+	case errors.Is(err, pin.ErrExists):
 		return fmt.Errorf("%w: %w", endpoint.ErrAddressHeld, err)
 	case errors.Is(err, kernel.ErrNotFound):
 		return fmt.Errorf("%w: %w", endpoint.ErrNotFound, err)
-	case errors.Is(err, kernel.ErrFull) && !errors.Is(err, endpoint.ErrFull):
+	case errors.Is(err, pin.ErrFull) && !errors.Is(err, endpoint.ErrFull):
 		return fmt.Errorf("%w: %w", endpoint.ErrFull, err)
 	}
 	return err

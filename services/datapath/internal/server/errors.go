@@ -16,6 +16,7 @@ import (
 
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
 // statusOf is the one place where errors of the core get a code.
@@ -38,7 +39,7 @@ func statusOf(err error) error {
 		}})
 	case errors.Is(err, endpoint.ErrInvalid):
 		return detailed(codes.InvalidArgument, err)
-	case errors.Is(err, endpoint.ErrNotFound), errors.Is(err, kernel.ErrNotLocal), errors.Is(err, kernel.ErrNoMap):
+	case errors.Is(err, endpoint.ErrNotFound), errors.Is(err, kernel.ErrNotLocal), errors.Is(err, pin.ErrNoMap):
 		return detailed(codes.NotFound, err)
 	case errors.Is(err, endpoint.ErrUnreadable):
 		return detailed(codes.FailedPrecondition, err, &errdetails.PreconditionFailure{Violations: []*errdetails.PreconditionFailure_Violation{

@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -35,7 +36,7 @@ func TestEverySentinelHasItsCode(t *testing.T) {
 		{endpoint.ErrExists, codes.AlreadyExists, false, ""},
 		{endpoint.ErrNotFound, codes.NotFound, false, ""},
 		{kernel.ErrNotLocal, codes.NotFound, false, ""},
-		{kernel.ErrNoMap, codes.NotFound, false, ""},
+		{pin.ErrNoMap, codes.NotFound, false, ""},
 		{endpoint.ErrLease, codes.FailedPrecondition, false, ""},
 		{endpoint.ErrNameTaken, codes.FailedPrecondition, false, ""},
 		{endpoint.ErrSecond, codes.FailedPrecondition, false, ""},

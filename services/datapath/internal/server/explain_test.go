@@ -19,6 +19,7 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -166,7 +167,7 @@ func TestDumpMapEndsWithItsLimitItsClientOrItsMap(t *testing.T) {
 			t.Errorf("limit %d: %d entries, %v, want %d, %v", c.limit, len(stream.got), err, c.want, c.code)
 		}
 	}
-	s.Maps = &fakeMaps{err: fmt.Errorf("x: %w; there are sl_ct4", kernel.ErrNoMap)}
+	s.Maps = &fakeMaps{err: fmt.Errorf("x: %w; there are sl_ct4", pin.ErrNoMap)}
 	if err := s.DumpMap(&datapathv1.DumpMapRequest{Name: "x"}, &dumpStream{}); status.Code(err) != codes.NotFound || !strings.Contains(err.Error(), "sl_ct4") {
 		t.Errorf("no such map: %v", err)
 	}

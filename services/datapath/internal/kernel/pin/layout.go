@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package kernel
+package pin
 
 import (
 	"cmp"
@@ -16,17 +16,17 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// pinName is the file name of a map's pin: its name, the schema version and a
+// Name is the file name of a map's pin: its name, the schema version and a
 // hash of its layout, so that a build never takes another build's map for its
 // own. A bpffs refuses dots, hence the underscores.
-func pinName(ms *ebpf.MapSpec) string {
-	return fmt.Sprintf("%s_v%d_%s", ms.Name, schemaVersion, layoutHash(ms))
+func Name(ms *ebpf.MapSpec) string {
+	return fmt.Sprintf("%s_v%d_%s", ms.Name, schemaVersion, Layout(ms))
 }
 
-// layoutHash covers the kind of the map, its size and flags, and every field
+// Layout covers the kind of the map, its size and flags, and every field
 // of key and value by place and type. The name of a field is not part of it: a
 // better word for the same bytes is no reason to begin with empty maps.
-func layoutHash(ms *ebpf.MapSpec) string {
+func Layout(ms *ebpf.MapSpec) string {
 	h := sha256.New()
 	fmt.Fprintf(h, "type %v key %d value %d entries %d flags %#x\n",
 		ms.Type, ms.KeySize, ms.ValueSize, ms.MaxEntries, ms.Flags)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package kernel
+package pin
 
 import (
 	"errors"
@@ -14,16 +14,16 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 )
 
-// legacyPin is how a map was pinned while the names of fields were part of the
+// LegacyPin is how a map was pinned while the names of fields were part of the
 // layout hash.
-type legacyPin struct {
-	pin    string
-	layout string // layoutHash of what the pin leads to
+type LegacyPin struct {
+	Pin    string
+	Layout string // layoutHash of what the pin leads to
 }
 
-// legacyPins are the pins of that version, by map. A map whose layout is still
+// LegacyPins are the pins of that version, by map. A map whose layout is still
 // the same is adopted from there. Maps without fields have the names they had.
-var legacyPins = map[string]legacyPin{
+var LegacyPins = map[string]LegacyPin{
 	"sl_budget":    {"sl_budget_v1_d8c95a22", "0160a481"},
 	"sl_cidr4":     {"sl_cidr4_v1_98523794", "3d4a35b7"},
 	"sl_cidr6":     {"sl_cidr6_v1_1d430158", "7f6fddb0"},
@@ -61,7 +61,7 @@ func carryOver(dir, name string, to *ebpf.Map) (bool, error) {
 	if !ok {
 		return false, nil
 	}
-	path := filepath.Join(dir, legacyPins[name].pin)
+	path := filepath.Join(dir, LegacyPins[name].Pin)
 	from, err := ebpf.LoadPinnedMap(path, &ebpf.LoadPinOptions{ReadOnly: true})
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -85,7 +85,7 @@ func copyPrefixes[K bpf.MapsSlPrefix4 | bpf.MapsSlPrefix6](from, to *ebpf.Map) e
 	var value bpf.MapsSlIpcache
 	it := from.Iterate()
 	for it.Next(&key, &value) {
-		if err := replaceInTrie(to, &key, &value); err != nil {
+		if err := ReplaceInTrie(to, &key, &value); err != nil {
 			return err
 		}
 	}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package kernel
+package pin
 
 import (
 	"context"
@@ -44,7 +44,7 @@ const (
 // without changing anything. Without the capabilities the rest cannot be
 // checked, and is not in the report.
 func Probe(ctx context.Context) Report {
-	r := Report{Kernel: release()}
+	r := Report{Kernel: Release()}
 	add := func(name, hint string, missing error) {
 		r.Requirements = append(r.Requirements, Requirement{Name: name, Missing: missing, Hint: hint})
 	}
@@ -128,7 +128,7 @@ func effectiveCapabilities() (uint64, error) {
 	return uint64(data[0].Effective) | uint64(data[1].Effective)<<32, nil
 }
 
-func release() string {
+func Release() string {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
 		return "of unknown release"

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package pin
+
+import "sync"
+
+// Gate orders the calls of one room of the kernel edge: changes one after the
+// other, looks beside each other, and none after its close.
+type Gate struct {
+	ValidateOnly bool
+
+	mu     sync.RWMutex
+	closed bool // guarded by mu
+}
+
+// Lock begins a change. The caller unlocks if it returns nil.
+func (g *Gate) Lock() error {
+	if g.ValidateOnly {
+		return ErrValidateOnly
+	}
+	g.mu.Lock()
+	if g.closed {
+		g.mu.Unlock()
+		return ErrClosed
+	}
+	return nil
+}
+
+// Unlock ends a change.
+func (g *Gate) Unlock() { g.mu.Unlock() }
+
+// RLock begins a look. The caller unlocks if it returns nil.
+func (g *Gate) RLock() error {
+	g.mu.RLock()
+	if g.closed {
+		g.mu.RUnlock()
+		return ErrClosed
+	}
+	return nil
+}
+
+// RUnlock ends a look.
+func (g *Gate) RUnlock() { g.mu.RUnlock() }
+
+// Close waits for the calls that are under way and refuses every later one. It
+// says whether it was the first to do so.
+func (g *Gate) Close() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	was := g.closed
+	g.closed = true
+	return !was
+}

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package pin
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+)
+
+// previousMap is a map of another layout in the version before.
+type previousMap struct {
+	// Current is the name in this version and in that one, previous the one
+	// under which the programs of this version know it.
+	Current, Previous string
+	bit               uint32 // in the constant
+}
+
+// PreviousMaps are the maps with another layout in the version before: under
+// which name the programs know them, and their bit in the constant that says
+// which are there.
+var PreviousMaps = []previousMap{
+	{bpf.MapsMapSlCt4, bpf.MapsMapSlPrev4, 1},
+	{bpf.MapsMapSlCt6, bpf.MapsMapSlPrev6, 2},
+}
+
+// previousConstant is set to the bits of the previous maps that are there.
+const previousConstant = "cfg_previous"
+
+func isPrevious(name string) bool {
+	for _, p := range PreviousMaps {
+		if p.Previous == name {
+			return true
+		}
+	}
+	return false
+}
+
+// openPrevious opens the maps of the version before that are still pinned.
+func (pm *Maps) openPrevious() error {
+	for _, p := range PreviousMaps {
+		ms := pm.specs[p.Previous].Copy()
+		ms.Name = p.Current // as that version called it
+		pins := []string{Name(ms)}
+		if l, ok := LegacyPins[p.Current]; ok && l.Layout == Layout(ms) {
+			pins = append(pins, l.Pin)
+		}
+		for _, pin := range pins {
+			m, err := adoptMap(filepath.Join(pm.Dir, pin), ms)
+			if errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			if err != nil {
+				return fmt.Errorf("open the previous map of %s: %w", p.Current, err)
+			}
+			pm.previous[p.Previous] = m
+			pm.Adopted = true
+			break
+		}
+	}
+	return nil
+}
+
+// Bind prepares a program for the maps of this instance and returns them. A
+// program whose version before left no map is loaded without the code that
+// asks it, but not without a reference to it: the kernel resolves maps before
+// it removes what a constant switches off. It is given the current map there.
+func (pm *Maps) Bind(spec *ebpf.CollectionSpec) (map[string]*ebpf.Map, error) {
+	bound := pm.All()
+	bits := uint32(0)
+	for _, p := range PreviousMaps {
+		if m := pm.previous[p.Previous]; m != nil {
+			bits |= p.bit
+			bound[p.Previous] = m
+			continue
+		}
+		spec.Maps[p.Previous] = spec.Maps[p.Current].Copy()
+		bound[p.Previous] = pm.byName[p.Current]
+	}
+	if v := spec.Variables[previousConstant]; v != nil {
+		if err := v.Set(bits); err != nil {
+			return nil, fmt.Errorf("constant %s: %w", previousConstant, err)
+		}
+	}
+	return bound, nil
+}
+
+// mapPin is what pinName gives.
+var mapPin = regexp.MustCompile(`^sl_\w+_v\d+_[0-9a-f]{8}$`)
+
+// DropOld removes the pins of maps that are not this build's. The programs
+// hold the previous maps, empty now, until the next start loads programs that do
+// not ask them.
+func (pm *Maps) DropOld() error {
+	if err := pm.gate.Lock(); err != nil {
+		return err
+	}
+	defer pm.gate.Unlock()
+	entries, err := os.ReadDir(pm.Dir)
+	if err != nil {
+		return fmt.Errorf("list pins: %w", err)
+	}
+	ours := map[string]bool{}
+	for _, pin := range pm.pins {
+		ours[pin] = true
+	}
+	var errs []error
+	removed := []string{}
+	for _, entry := range entries {
+		name := entry.Name()
+		if ours[name] || !mapPin.MatchString(name) {
+			continue
+		}
+		if err := os.Remove(filepath.Join(pm.Dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("remove the pin of an old map: %w", err))
+			continue
+		}
+		removed = append(removed, name)
+	}
+	if len(removed) > 0 {
+		pm.log.Info("pins of earlier versions removed", "pins", removed)
+	}
+	for name, m := range pm.previous {
+		errs = append(errs, m.Close())
+		delete(pm.previous, name)
+	}
+	return errors.Join(errs...)
+}

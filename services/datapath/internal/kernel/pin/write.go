@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package pin
+
+import (
+	"errors"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+)
+
+// The hashes' values are written once: see the package comment.
+
+func InsertOnce(m *ebpf.Map, key, value any) error {
+	return MapError(m.Update(key, value, ebpf.UpdateNoExist))
+}
+
+func DeleteKey(m *ebpf.Map, key any) error {
+	if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return err
+	}
+	return nil
+}
+
+// ReplaceInTrie writes a value of at most eight bytes, over an older one if
+// there is one.
+func ReplaceInTrie[V bpf.MapsSlIpcache | bpf.MapsSlBlock](m *ebpf.Map, key any, value *V) error {
+	// in place: a trie's readers see the old value or the new one
+	return MapError(m.Update(key, value, ebpf.UpdateAny))
+}
+
+// Word is an aligned 64-bit word in shared memory.
+func Word(mem []byte, offset int) *uint64 {
+	return (*uint64)(unsafe.Pointer(&mem[offset]))
+}
+
+// Word32 is an aligned 32-bit word in shared memory.
+func Word32(mem []byte, offset int) *uint32 {
+	return (*uint32)(unsafe.Pointer(&mem[offset]))
+}

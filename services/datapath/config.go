@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-net/sluice/kit/sandbox"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/node"
-	"github.com/sluice-net/sluice/services/datapath/internal/policy"
+	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
 )
 
 // Config is the datapath's own part of the configuration.
@@ -59,7 +59,7 @@ const (
 )
 
 // options are nil if nothing judges.
-func (c PolicyConfig) options(s policy.Service, m policy.Memory) *node.PolicyOptions {
+func (c PolicyConfig) options(s policysync.Service, m policysync.Memory) *node.PolicyOptions {
 	if c.Mode == policyNone {
 		return nil
 	}

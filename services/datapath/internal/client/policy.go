@@ -14,11 +14,11 @@ import (
 	"google.golang.org/grpc"
 
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
-	"github.com/sluice-net/sluice/services/datapath/internal/policy"
+	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
-// Policy implements policy.Service.
+// Policy implements policysync.Service.
 type Policy struct {
 	Health
 	client policyv1.PolicyServiceClient
@@ -35,8 +35,8 @@ func (p *Policy) Ping(ctx context.Context) error {
 	return p.translate(err, nil)
 }
 
-// Subscribe implements policy.Service.
-func (p *Policy) Subscribe(ctx context.Context, s policy.Subscription) (policy.Stream, error) {
+// Subscribe implements policysync.Service.
+func (p *Policy) Subscribe(ctx context.Context, s policysync.Subscription) (policysync.Stream, error) {
 	stream, err := p.client.WatchPolicyTables(ctx)
 	if err != nil {
 		return nil, p.translate(err, nil)
@@ -52,13 +52,13 @@ func (p *Policy) Subscribe(ctx context.Context, s policy.Subscription) (policy.S
 	return st, nil
 }
 
-// policyStream implements policy.Stream.
+// policyStream implements policysync.Stream.
 type policyStream struct {
 	stream grpc.BidiStreamingClient[policyv1.WatchPolicyTablesRequest, policyv1.WatchPolicyTablesResponse]
 	health *Health
 }
 
-// Recv implements policy.Stream.
+// Recv implements policysync.Stream.
 func (s *policyStream) Recv() (policytable.Message, error) {
 	m, err := s.stream.Recv()
 	if err != nil {
@@ -79,14 +79,14 @@ func (s *policyStream) send(m *policyv1.WatchPolicyTablesRequest) error {
 	return nil
 }
 
-// Subjects implements policy.Stream.
+// Subjects implements policysync.Stream.
 func (s *policyStream) Subjects(add, remove []uint32) error {
 	return s.send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Subjects{
 		Subjects: &policyv1.SubjectChange{Add: add, Remove: remove},
 	}})
 }
 
-// Locate implements policy.Stream.
+// Locate implements policysync.Stream.
 func (s *policyStream) Locate(add map[netip.Addr]uint32, remove []netip.Addr) error {
 	m := &policyv1.Locate{Add: locations(add)}
 	for _, a := range remove {
@@ -95,13 +95,13 @@ func (s *policyStream) Locate(add map[netip.Addr]uint32, remove []netip.Addr) er
 	return s.send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Locate{Locate: m}})
 }
 
-// Ack implements policy.Stream.
+// Ack implements policysync.Stream.
 func (s *policyStream) Ack(seq uint64) error {
 	return s.send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Ack{Ack: &policyv1.Ack{Seq: seq}}})
 }
 
-// Hold implements policy.Stream.
-func (s *policyStream) Hold(h policy.Hold) error {
+// Hold implements policysync.Stream.
+func (s *policyStream) Hold(h policysync.Hold) error {
 	return s.send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Hold{Hold: &policyv1.Hold{
 		Seq: h.Seq, Revision: h.Revision, Reason: clip(h.Reason),
 	}}})
@@ -118,15 +118,15 @@ func clip(s string) string {
 	return strings.ToValidUTF8(s[:maxReason], "")
 }
 
-func enforced(e *policy.Enforced) *policyv1.EnforcedState {
+func enforced(e *policysync.Enforced) *policyv1.EnforcedState {
 	if e == nil {
 		return nil
 	}
 	return &policyv1.EnforcedState{State: []byte(e.State), Revision: e.Revision, Sources: e.Sources}
 }
 
-// Nack implements policy.Stream.
-func (s *policyStream) Nack(n policy.Nack) error {
+// Nack implements policysync.Stream.
+func (s *policyStream) Nack(n policysync.Nack) error {
 	return s.send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Nack{Nack: &policyv1.Nack{
 		Seq: n.Seq, Subject: n.Subject, Table: n.Table, Reason: n.Reason,
 	}}})

@@ -24,7 +24,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/client"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
-	"github.com/sluice-net/sluice/services/datapath/internal/policy"
+	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -103,7 +103,7 @@ type state struct {
 	cancel  context.CancelFunc
 	done    chan error
 	service *service
-	applier *policy.Applier
+	applier *policysync.Applier
 	anchors map[uint32]uint16 // subject to a slot that it judges
 	probe   probe
 }
@@ -118,7 +118,7 @@ type probe struct {
 func (n *node) begin(ctx context.Context) (*state, error) {
 	s := &state{n: n, service: newService(), anchors: map[uint32]uint16{}, done: make(chan error, 1)}
 	s.ctx, s.cancel = context.WithCancel(ctx)
-	s.applier = policy.New(policy.Config{
+	s.applier = policysync.New(policysync.Config{
 		Name: "equivalence", Kernel: kernelOf{n.k}, Service: client.NewPolicy(s.service),
 	})
 	if err := s.applier.Adopt(func(uint16) bool { return false }); err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
-	"github.com/sluice-net/sluice/services/datapath/internal/policy"
+	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -161,7 +161,7 @@ func TestKernelAuditPutsPolicyTablesRight(t *testing.T) {
 // nobody is a policy service that does not answer.
 type nobody struct{}
 
-func (nobody) Subscribe(context.Context, policy.Subscription) (policy.Stream, error) {
+func (nobody) Subscribe(context.Context, policysync.Subscription) (policysync.Stream, error) {
 	return nil, errors.New("nobody is there")
 }
 
@@ -205,7 +205,7 @@ func TestKernelWhatWasAllowedWithoutPoliciesJudgesNobodyNew(t *testing.T) {
 	w.stop()
 	w.policy = &PolicyOptions{Service: nobody{}, Wait: true, Timeout: time.Millisecond}
 	w.start(false)
-	if err := w.node.Policy.Await(t.Context(), identity); !errors.Is(err, policy.ErrUnavailable) {
+	if err := w.node.Policy.Await(t.Context(), identity); !errors.Is(err, policysync.ErrUnavailable) {
 		t.Errorf("a new endpoint would begin with tables that no policy gave: %v", err)
 	}
 }

@@ -29,7 +29,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/netdev"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
-	"github.com/sluice-net/sluice/services/datapath/internal/policy"
+	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
 	"github.com/sluice-net/sluice/services/datapath/internal/publish"
 	"github.com/sluice-net/sluice/services/datapath/internal/record"
 )
@@ -68,7 +68,7 @@ type Options struct {
 
 // PolicyOptions say where policies come from.
 type PolicyOptions struct {
-	Service policy.Service
+	Service policysync.Service
 	// Wait has creations wait for their tables.
 	Wait bool
 	// Audit lets pass what policies deny, and reports it.
@@ -78,14 +78,14 @@ type PolicyOptions struct {
 	// Timeout is how long a creation waits; 0 is 10 s.
 	Timeout time.Duration
 	// Memory keeps what was enforced; nil: nothing does.
-	Memory policy.Memory
+	Memory policysync.Memory
 }
 
 // Node is a running datapath without its server.
 type Node struct {
 	Core *endpoint.Core
 	// Policy keeps the tables; nil if nothing judges.
-	Policy *policy.Applier
+	Policy *policysync.Applier
 	Kernel *kernel.Kernel
 	// Collector of connections; nil with ValidateOnly.
 	Collector *kernel.Collector
@@ -190,12 +190,12 @@ func (n *Node) openPolicy(o Options) (endpoint.Policies, error) {
 		if err := forgetJudged(o.Records); err != nil {
 			return nil, err
 		}
-		if err := policy.Unenforce(n.Kernel); err != nil {
+		if err := policysync.Unenforce(n.Kernel); err != nil {
 			return nil, fmt.Errorf("remove policies: %w", err)
 		}
 		return nil, nil
 	}
-	n.Policy = policy.New(policy.Config{
+	n.Policy = policysync.New(policysync.Config{
 		Name: "datapath", Kernel: n.Kernel, Service: o.Policy.Service,
 		Wait: o.Policy.Wait, Audit: o.Policy.Audit, Linger: o.Policy.Linger, Timeout: o.Policy.Timeout, Memory: o.Policy.Memory, Log: o.Log,
 		Changed: func(slots []uint16) { n.Core.PolicyChanged(slots) },

@@ -5,13 +5,13 @@ package node
 
 import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/policy"
+	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
 )
 
 // Subjects of what auditTables finds.
 const (
 	subjectTable = "policy-table"
-	subjectWord  = policy.SubjectEndpoint
+	subjectWord  = policysync.SubjectEndpoint
 )
 
 // auditTables compares the maps of tables, classes, rows, blocks and

@@ -9,13 +9,13 @@ import (
 	"fmt"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/policy"
+	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // Judges implements endpoint.Policies.
 type Judges struct {
-	Policy *policy.Applier
+	Policy *policysync.Applier
 }
 
 // Await implements endpoint.Policies.
@@ -28,7 +28,7 @@ func judgement(err error) error {
 	switch {
 	case errors.Is(err, policytable.ErrNoCapacity):
 		return fmt.Errorf("%w: %w", endpoint.ErrFull, err)
-	case errors.Is(err, policy.ErrUnavailable):
+	case errors.Is(err, policysync.ErrUnavailable):
 		return fmt.Errorf("%w: %w", endpoint.ErrUnavailable, err)
 	}
 	return err

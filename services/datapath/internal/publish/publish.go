@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
-	"github.com/sluice-net/sluice/services/datapath/internal/policy"
+	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -22,7 +22,7 @@ import (
 type Maps struct {
 	Kernel *kernel.Kernel
 	// Policy decides which tables an endpoint gets; nil: everything is allowed.
-	Policy *policy.Applier
+	Policy *policysync.Applier
 }
 
 // Publish implements endpoint.Maps.

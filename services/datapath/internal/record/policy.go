@@ -11,7 +11,7 @@ import (
 	"os"
 
 	"github.com/sluice-net/sluice/kit/durable"
-	"github.com/sluice-net/sluice/services/datapath/internal/policy"
+	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
 )
 
 var policySchema = durable.Schema{Name: "sluice.datapath.policy", Version: 1}
@@ -44,8 +44,8 @@ type enforced struct {
 // that has the records open.
 func OpenPolicy(path string) *Policy { return &Policy{path: path} }
 
-// Load implements policy.Memory.
-func (p *Policy) Load() (policy.Enforced, error) {
+// Load implements policysync.Memory.
+func (p *Policy) Load() (policysync.Enforced, error) {
 	var e enforced
 	err := durable.Load(p.path, maxPolicy, policySchema, &e)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -54,18 +54,18 @@ func (p *Policy) Load() (policy.Enforced, error) {
 			err = fmt.Errorf("%s: %w, says %s", p.path, errLost, p.path+createdSuffix)
 		}
 		if err != nil {
-			return policy.Enforced{}, fmt.Errorf("read the enforced policy revision: %w", err)
+			return policysync.Enforced{}, fmt.Errorf("read the enforced policy revision: %w", err)
 		}
-		return policy.Enforced{}, nil
+		return policysync.Enforced{}, nil
 	}
 	if err != nil {
-		return policy.Enforced{}, fmt.Errorf("read the enforced policy revision: %w", err)
+		return policysync.Enforced{}, fmt.Errorf("read the enforced policy revision: %w", err)
 	}
 	state, err := hex.DecodeString(e.State)
 	if err != nil || len(state) == 0 {
-		return policy.Enforced{}, &durable.RecordError{File: p.path, Field: "state", Err: durable.ErrCorrupt}
+		return policysync.Enforced{}, &durable.RecordError{File: p.path, Field: "state", Err: durable.ErrCorrupt}
 	}
-	return policy.Enforced{State: string(state), Revision: e.Revision, Sources: e.Sources}, nil
+	return policysync.Enforced{State: string(state), Revision: e.Revision, Sources: e.Sources}, nil
 }
 
 // created reports whether the file was written since Forget.
@@ -77,8 +77,8 @@ func (p *Policy) created() (bool, error) {
 	return err == nil, err
 }
 
-// Save implements policy.Memory.
-func (p *Policy) Save(e policy.Enforced) error {
+// Save implements policysync.Memory.
+func (p *Policy) Save(e policysync.Enforced) error {
 	if err := durable.Save(p.path, policySchema, enforced{
 		State: hex.EncodeToString([]byte(e.State)), Revision: e.Revision, Sources: e.Sources,
 	}, durable.SyncAll); err != nil {

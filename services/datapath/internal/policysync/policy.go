@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package policy carries the tables of the policy service into the kernel.
+// Package policysync carries the tables of the policy service into the kernel.
 //
 // The service sends steps; carried out one by one and in order they lead from
 // one set of tables to the next, and after each of them every verdict is that
@@ -14,7 +14,7 @@
 // It owns the policy word of every endpoint, the tables, and the words of
 // identities. It refuses steps that make no sense, before any of them is
 // written: the process that runs it has rights that the service has not.
-package policy
+package policysync
 
 import (
 	"context"

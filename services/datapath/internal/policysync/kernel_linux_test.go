@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package policy_test
+package policysync_test
 
 import (
 	"errors"
@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
-	"github.com/sluice-net/sluice/services/datapath/internal/policy"
+	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -96,7 +96,7 @@ type stage struct {
 	kernel   *kernel.Kernel
 	maps     *watched
 	slots    map[uint16]uint32 // their identities
-	policies *policy.Applier
+	policies *policysync.Applier
 }
 
 func newStage(t *testing.T) *stage {
@@ -154,7 +154,7 @@ func (s *stage) start() {
 func (s *stage) adopt() {
 	s.t.Helper()
 	s.maps = &watched{Kernel: s.kernel, left: -1}
-	s.policies = policy.New(policy.Config{Name: "test", Kernel: s.maps, Wait: true})
+	s.policies = policysync.New(policysync.Config{Name: "test", Kernel: s.maps, Wait: true})
 	if err := s.policies.Adopt(func(uint16) bool { return true }); err != nil {
 		s.t.Fatal(err)
 	}
@@ -186,7 +186,7 @@ func (s *stage) allows(e kernel.Endpoint, d policytable.Direction, peer uint32, 
 }
 
 // check has every verdict be that of one of the states.
-func (s *stage) check(what string, states ...policy.TestState) {
+func (s *stage) check(what string, states ...policysync.TestState) {
 	s.t.Helper()
 	list, err := s.kernel.Endpoints()
 	if err != nil {
@@ -195,8 +195,8 @@ func (s *stage) check(what string, states ...policy.TestState) {
 	for _, e := range list {
 		for _, d := range []policytable.Direction{policytable.Egress, policytable.Ingress} {
 			for peer := uint32(300); peer < 307; peer++ {
-				for _, addr := range policy.TestAddrs {
-					for _, point := range policy.TestPoints {
+				for _, addr := range policysync.TestAddrs {
+					for _, point := range policysync.TestPoints {
 						got, ok := s.allows(e, d, peer, addr, point), false
 						for _, st := range states {
 							ok = ok || st.Allows(uint32(e.Identity), d, peer, addr, point) == got
@@ -212,7 +212,7 @@ func (s *stage) check(what string, states ...policy.TestState) {
 }
 
 // holds fails if the maps hold more than a state needs.
-func (s *stage) holds(what string, st policy.TestState) {
+func (s *stage) holds(what string, st policysync.TestState) {
 	s.t.Helper()
 	tables, err := s.kernel.Tables()
 	if err != nil {
@@ -243,8 +243,8 @@ func (s *stage) holds(what string, st policy.TestState) {
 // INV-50, INV-51, INV-55
 func TestKernelVerdictsAreOldOrNewBehindEveryWrite(t *testing.T) {
 	s := newStage(t)
-	states := policy.TestStates()
-	service, runs := policy.NewTestService(1), uint64(1)
+	states := policysync.TestStates()
+	service, runs := policysync.NewTestService(1), uint64(1)
 	at := states[0]
 	if err := s.policies.Load(service.Snapshot(at)); err != nil {
 		t.Fatal(err)
@@ -252,7 +252,7 @@ func TestKernelVerdictsAreOldOrNewBehindEveryWrite(t *testing.T) {
 	s.check("begin", at)
 	for round, turn := range [][]int{{1, 2, 3, 4, 5, 6, 7, 0}, {5, 3, 6, 2, 0}} {
 		for _, n := range turn {
-			for part, next := range policy.TestPath(at, states[n])[1:] {
+			for part, next := range policysync.TestPath(at, states[n])[1:] {
 				name := fmt.Sprintf("round %d to %d part %d", round, n, part)
 				s.maps.after = func() { s.check(name, at, next) }
 				var err error
@@ -261,7 +261,7 @@ func TestKernelVerdictsAreOldOrNewBehindEveryWrite(t *testing.T) {
 					s.restart()
 					s.maps.after = func() { s.check(name, at, next) }
 					runs++
-					service = policy.NewTestService(runs)
+					service = policysync.NewTestService(runs)
 					err = s.policies.Load(service.Snapshot(next))
 				} else {
 					err = s.policies.Apply(t.Context(), service.Change(next))
@@ -281,7 +281,7 @@ func TestKernelVerdictsAreOldOrNewBehindEveryWrite(t *testing.T) {
 	s.maps.after = nil
 	// Neither a new service nor a new process rewrites anything. A service that
 	// has seen many policies knows more kinds of peers than one that begins.
-	if err := s.policies.Load(policy.NewTestService(runs + 1).Snapshot(states[5])); err != nil {
+	if err := s.policies.Load(policysync.NewTestService(runs + 1).Snapshot(states[5])); err != nil {
 		t.Fatal(err)
 	}
 	at, runs = states[5], runs+1
@@ -291,7 +291,7 @@ func TestKernelVerdictsAreOldOrNewBehindEveryWrite(t *testing.T) {
 			s.restart()
 		}
 		runs++
-		if err := s.policies.Load(policy.NewTestService(runs).Snapshot(at)); err != nil {
+		if err := s.policies.Load(policysync.NewTestService(runs).Snapshot(at)); err != nil {
 			t.Fatal(err)
 		}
 		if s.maps.writes != 0 {
@@ -306,11 +306,11 @@ func TestKernelVerdictsAreOldOrNewBehindEveryWrite(t *testing.T) {
 // INV-50, INV-55
 func TestKernelProcessThatEndsBehindAnyWriteLeavesNothing(t *testing.T) {
 	s := newStage(t)
-	states := policy.TestStates()
+	states := policysync.TestStates()
 	runs := uint64(0)
-	load := func(st policy.TestState) (*policy.TestService, error) {
+	load := func(st policysync.TestState) (*policysync.TestService, error) {
 		runs++
-		service := policy.NewTestService(runs)
+		service := policysync.NewTestService(runs)
 		return service, s.policies.Load(service.Snapshot(st))
 	}
 	for _, pair := range [][2]int{{2, 3}, {6, 5}} {

@@ -24,13 +24,13 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/datapath/internal/client"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/guard"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/netdev"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
-	"github.com/sluice-net/sluice/services/datapath/internal/publish"
 	"github.com/sluice-net/sluice/services/datapath/internal/record"
 )
 
@@ -174,7 +174,7 @@ func Open(ctx context.Context, o Options) (_ *Node, err error) {
 	}
 	n.Core = endpoint.New(endpoint.Config{
 		Instance: o.Instance, BootID: o.BootID, PodCIDRs: o.PodCIDRs, MTU: o.MTU,
-		Maps: publish.Maps{Kernel: n.Kernel, Policy: n.Policy}, Policies: judges, Links: n.dev, Leases: o.Leases, Identities: o.Identities,
+		Maps: endpointmap.Maps{Kernel: n.Kernel, Policy: n.Policy}, Policies: judges, Links: n.dev, Leases: o.Leases, Identities: o.Identities,
 		RefuseSecond: o.RefuseSecond, Records: o.Records, Host: host{n}, Tables: n.auditTables, Repaired: n.repaired, Log: o.Log,
 	})
 	return n, nil
@@ -213,7 +213,7 @@ func (n *Node) openPolicy(o Options) (endpoint.Policies, error) {
 	if err := n.Policy.Adopt(func(slot uint16) bool { return judged[slot] }); err != nil {
 		return nil, fmt.Errorf("take over policies: %w", err)
 	}
-	return publish.Judges{Policy: n.Policy}, nil
+	return endpointmap.Policies{Policy: n.Policy}, nil
 }
 
 // forgetJudged has no record say that the tables of its endpoint came from a
@@ -559,7 +559,7 @@ func (n *Node) event(e kernel.Event) observe.Event {
 	if e.Reply {
 		sender, receiver = receiver, sender
 	}
-	o.Sender, o.Receiver = publish.Side(e.Egress, sender), publish.Side(e.Ingress, receiver)
+	o.Sender, o.Receiver = e.Egress.Observed(sender), e.Ingress.Observed(receiver)
 	if !o.Egress {
 		own, other = other, own
 	}

@@ -13,7 +13,6 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
-	"github.com/sluice-net/sluice/services/datapath/internal/publish"
 )
 
 // Maps are the kernel's, to be looked at.
@@ -103,7 +102,7 @@ func (s *Server) explainedSide(x *kernel.Side, slot kernel.Slot, egress bool) *d
 		return nil
 	}
 	side := &datapathv1.ExplainedSide{
-		Verdict: s.side(publish.Side(x.SideVerdict, slot), egress), IdentityClass: uint32(x.Lookup.IdentityClass), IdentityRow: x.Lookup.IdentityRow,
+		Verdict: s.side(x.Observed(slot), egress), IdentityClass: uint32(x.Lookup.IdentityClass), IdentityRow: x.Lookup.IdentityRow,
 		AddressClass: uint32(x.Lookup.AddressClass),
 	}
 	if x.Lookup.AddressBlock.IsValid() {

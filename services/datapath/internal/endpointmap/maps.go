@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package publish puts the core's endpoints, and the tables that judge them,
-// into the maps of package kernel: it translates between them.
-package publish
+// Package endpointmap is the one adapter between the core of endpoints and what
+// makes an endpoint known to the programs: the kernel's maps, and policysync,
+// which decides which tables evaluate it. It implements endpoint.Maps and
+// endpoint.Policies and keeps no state.
+package endpointmap
 
 import (
 	"context"
@@ -41,10 +43,10 @@ func (m Maps) Publish(ctx context.Context, e endpoint.Entry) (uint16, error) {
 	}
 	if m.Policy == nil {
 		s, err := m.Kernel.Publish(ctx, ke)
-		return uint16(s), translate(err)
+		return s, translate(err)
 	}
 	publish := func(egress, ingress policytable.ID) (uint16, uint32, error) {
-		ke.Policy = kernel.Policy{Egress: policytable.ID(egress), Ingress: policytable.ID(ingress)}
+		ke.Policy = kernel.Policy{Egress: egress, Ingress: ingress}
 		s, err := m.Kernel.Publish(ctx, ke)
 		if err != nil {
 			return 0, 0, err
@@ -53,7 +55,7 @@ func (m Maps) Publish(ctx context.Context, e endpoint.Entry) (uint16, error) {
 		if err != nil {
 			return 0, 0, errors.Join(err, m.Kernel.Unpublish(s))
 		}
-		return uint16(s), published.Policy.Gen, nil
+		return s, published.Policy.Gen, nil
 	}
 	var slot uint16
 	var err error
@@ -62,7 +64,7 @@ func (m Maps) Publish(ctx context.Context, e endpoint.Entry) (uint16, error) {
 	} else {
 		slot, err = m.Policy.Publish(e.Identity, e.Addrs, publish)
 	}
-	return slot, translate(judgement(err))
+	return slot, translate(err)
 }
 
 // Cut implements endpoint.Maps.
@@ -73,13 +75,13 @@ func (m Maps) Unpublish(slot uint16) error { return m.drop(slot, m.Kernel.Unpubl
 
 // drop ends the endpoint for the policy too: a change of tables would bring its
 // traffic back.
-func (m Maps) drop(slot uint16, end func(kernel.Slot) error) error {
+func (m Maps) drop(slot uint16, end func(uint16) error) error {
 	if m.Policy == nil {
-		return translate(end(kernel.Slot(slot)))
+		return translate(end(slot))
 	}
 	gone := false
 	err := m.Policy.Drop(slot, func() error {
-		err := end(kernel.Slot(slot))
+		err := end(slot)
 		gone = errors.Is(err, kernel.ErrNotFound)
 		if gone {
 			return nil
@@ -94,7 +96,7 @@ func (m Maps) drop(slot uint16, end func(kernel.Slot) error) error {
 
 // SetIdentity implements endpoint.Maps.
 func (m Maps) SetIdentity(slot uint16, identity uint32) error {
-	set := func() error { return m.Kernel.SetIdentity(kernel.Slot(slot), kernel.Identity(identity)) }
+	set := func() error { return m.Kernel.SetIdentity(slot, kernel.Identity(identity)) }
 	if m.Policy == nil {
 		return translate(set())
 	}
@@ -110,7 +112,7 @@ func (m Maps) Entries() ([]endpoint.Entry, error) {
 	entries := make([]endpoint.Entry, 0, len(list))
 	for _, ke := range list {
 		e := endpoint.Entry{
-			Slot: uint16(ke.Slot), Ifindex: ke.Ifindex, Identity: uint32(ke.Identity), MAC: ke.MAC, HostMAC: ke.HostMAC,
+			Slot: ke.Slot, Ifindex: ke.Ifindex, Identity: uint32(ke.Identity), MAC: ke.MAC, HostMAC: ke.HostMAC,
 			MTU: ke.MTU, Damaged: ke.Incomplete, Generation: ke.Policy.Gen,
 			Forwards: ke.Policy.Egress != policytable.Deny || ke.Policy.Ingress != policytable.Deny,
 		}
@@ -124,14 +126,18 @@ func (m Maps) Entries() ([]endpoint.Entry, error) {
 	return entries, nil
 }
 
+// translate gives errors of the kernel and of policysync their meaning in the
+// core.
 func translate(err error) error {
 	switch {
 	case errors.Is(err, pin.ErrExists):
 		return fmt.Errorf("%w: %w", endpoint.ErrAddressHeld, err)
 	case errors.Is(err, kernel.ErrNotFound):
 		return fmt.Errorf("%w: %w", endpoint.ErrNotFound, err)
-	case errors.Is(err, pin.ErrFull) && !errors.Is(err, endpoint.ErrFull):
+	case errors.Is(err, policytable.ErrNoCapacity):
 		return fmt.Errorf("%w: %w", endpoint.ErrFull, err)
+	case errors.Is(err, policysync.ErrUnavailable):
+		return fmt.Errorf("%w: %w", endpoint.ErrUnavailable, err)
 	}
 	return err
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-net/sluice/kit/sandbox"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
-	"github.com/sluice-net/sluice/services/identity/internal/etcd"
+	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
 	"github.com/sluice-net/sluice/services/identity/internal/labels"
 )
 
@@ -43,8 +43,8 @@ type EtcdConfig struct {
 	Heartbeat  time.Duration `config:"heartbeat" help:"between two looks whether etcd answers and this node has its name"`
 }
 
-func (c EtcdConfig) client() etcd.Client {
-	return etcd.Client{Endpoints: c.Endpoints, CA: c.CA, Cert: c.Cert, Key: c.Key, ServerName: c.ServerName}
+func (c EtcdConfig) client() session.Client {
+	return session.Client{Endpoints: c.Endpoints, CA: c.CA, Cert: c.Cert, Key: c.Key, ServerName: c.ServerName}
 }
 
 // LabelsConfig says which labels count.

@@ -25,6 +25,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator/storetest"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/etcdtest"
+	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
 	"github.com/sluice-net/sluice/services/identity/internal/snapshot"
 )
 
@@ -65,7 +66,7 @@ func startNode(t testing.TB, endpoint, name, dir string, cfg nodeConfig) *node {
 		t.Fatal(err)
 	}
 	store, err := New(Config{
-		Client: Client{Endpoints: []string{endpoint}}, Prefix: testPrefix, Node: name, TTL: cfg.ttl, AliveTTL: cfg.aliveTTL,
+		Client: session.Client{Endpoints: []string{endpoint}}, Prefix: testPrefix, Node: name, TTL: cfg.ttl, AliveTTL: cfg.aliveTTL,
 		Incarnation: last.Incarnation, Boot: files.BootID(), Session: last.Holds.Session,
 		Timeout: cfg.StoreTimeout, Listen: cfg.Rest / 4, Log: cfg.Log,
 	})

@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator/storetest"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/etcdtest"
+	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
 )
 
 // TestRestartWritesNothing: what is held is referred to already, under the
@@ -161,7 +162,7 @@ func TestCopiesOfOneDiskDoNotTakeTurns(t *testing.T) {
 	boots := func(boot string) *Store {
 		t.Helper()
 		st, err := New(Config{
-			Client: Client{Endpoints: []string{s.Endpoint}}, Prefix: testPrefix, Node: "a", TTL: time.Hour, AliveTTL: time.Minute,
+			Client: session.Client{Endpoints: []string{s.Endpoint}}, Prefix: testPrefix, Node: "a", TTL: time.Hour, AliveTTL: time.Minute,
 			Incarnation: "one", Boot: boot, Timeout: 2 * time.Second, Listen: time.Second, Log: slog.New(slog.DiscardHandler),
 		})
 		if err != nil {

@@ -41,19 +41,18 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
 )
 
 // Config of a Store.
 type Config struct {
-	Client  Client
+	Client  session.Client
 	Prefix  string        // of all keys, "/sluice/v1/identity" for example
 	Node    string        // name of this node in the cluster; without '/'
 	TTL     time.Duration // how long references outlive the last sign of life; whole seconds
@@ -102,7 +101,7 @@ func New(cfg Config) (*Store, error) {
 	if cfg.Incarnation == "" || strings.ContainsAny(cfg.Incarnation+cfg.Boot, " /") {
 		return nil, fmt.Errorf("incarnation %q, boot %q: want words", cfg.Incarnation, cfg.Boot)
 	}
-	client, err := cfg.Client.dial()
+	client, err := cfg.Client.Dial()
 	if err != nil {
 		return nil, err
 	}
@@ -338,13 +337,4 @@ func (s *Store) list(ctx context.Context, prefix string, keysOnly bool, f func(*
 		}
 		from = string(resp.Kvs[len(resp.Kvs)-1].Key) + "\x00"
 	}
-}
-
-// dialOptions make a lost connection come back within seconds: gRPC's own
-// pauses grow to two minutes.
-func dialOptions() []grpc.DialOption {
-	return []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{
-		Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second},
-		MinConnectTimeout: 2 * time.Second,
-	})}
 }

@@ -4,17 +4,9 @@
 package etcd
 
 import (
-	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	crand "crypto/rand"
-	"crypto/x509"
-	"encoding/pem"
 	"errors"
-	"math/big"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -27,6 +19,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator/storetest"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/etcdtest"
+	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
 )
 
 func TestMain(m *testing.M) {
@@ -54,7 +47,7 @@ func newCluster(t *testing.T) *cluster {
 func newStore(t testing.TB, endpoint, node string) *Store {
 	t.Helper()
 	s, err := New(Config{
-		Client: Client{Endpoints: []string{endpoint}}, Prefix: testPrefix, Node: node, TTL: time.Hour,
+		Client: session.Client{Endpoints: []string{endpoint}}, Prefix: testPrefix, Node: node, TTL: time.Hour,
 		AliveTTL: time.Minute, Incarnation: "state-of-" + node, Boot: "boot",
 		Timeout: 2 * time.Second, Listen: 50 * time.Millisecond, Log: log.Discard(),
 	})
@@ -281,22 +274,7 @@ func TestListingsOfManyPagesAreOfOneRevision(t *testing.T) {
 }
 
 func TestWrongConfigurationIsNamed(t *testing.T) {
-	for want, c := range map[string]Client{
-		"at least one":      {},
-		"endpoints[0]":      {Endpoints: []string{"localhost:2379"}},
-		"endpoints[1]":      {Endpoints: []string{"http://a:1", "http://b"}},
-		"same scheme":       {Endpoints: []string{"http://a:1", "unix:///x"}},
-		"absolute":          {Endpoints: []string{"unix://x/y"}},
-		"ca: is needed":     {Endpoints: []string{"https://a:1"}},
-		"need https":        {Endpoints: []string{"http://a:1"}, CA: "/x"},
-		"come together":     {Endpoints: []string{"https://a:1"}, CA: "/x", Cert: "/y"},
-		"username and pass": {Endpoints: []string{"http://a:1"}, Username: "u"},
-	} {
-		if err := c.Check(); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%+v: %v, want an error with %q", c, err, want)
-		}
-	}
-	good := Client{Endpoints: []string{"unix:///x"}}
+	good := session.Client{Endpoints: []string{"unix:///x"}}
 	for want, cfg := range map[string]Config{
 		"node name":  {Client: good, Prefix: "/p", Node: "a/b", TTL: time.Minute, AliveTTL: time.Minute, Incarnation: "i", Timeout: 1, Listen: 1},
 		"key prefix": {Client: good, Prefix: "/p/", Node: "a", TTL: time.Minute, AliveTTL: time.Minute, Incarnation: "i", Timeout: 1, Listen: 1},
@@ -304,49 +282,6 @@ func TestWrongConfigurationIsNamed(t *testing.T) {
 	} {
 		if s, err := New(cfg); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, %v, want an error with %q", cfg, s, err, want)
-		}
-	}
-}
-
-func TestTLSFilesAreReadAndNamed(t *testing.T) {
-	dir := t.TempDir()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), crand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Unix(0, 0), NotAfter: time.Now().Add(time.Hour)}
-	der, err := x509.CreateCertificate(crand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := func(name, kind string, b []byte) string {
-		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: b}), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
-	cert, keyFile := file("cert.pem", "CERTIFICATE", der), file("key.pem", "PRIVATE KEY", keyDER)
-	c := Client{Endpoints: []string{"https://localhost:1"}, CA: cert, Cert: cert, Key: keyFile, ServerName: "etcd"}
-	cfg, err := c.tls()
-	if err != nil || cfg.ServerName != "etcd" || cfg.RootCAs == nil || cfg.InsecureSkipVerify {
-		t.Fatalf("tls: %+v, %v", cfg, err)
-	}
-	if got, err := cfg.GetClientCertificate(nil); err != nil || !bytes.Equal(got.Certificate[0], der) {
-		t.Errorf("client certificate: %v, %v", got, err)
-	}
-	for _, bad := range []Client{
-		{Endpoints: c.Endpoints, CA: filepath.Join(dir, "none.pem")},
-		{Endpoints: c.Endpoints, CA: keyFile},
-		{Endpoints: c.Endpoints, CA: cert, Cert: cert, Key: cert},
-	} {
-		if client, err := bad.dial(); err == nil {
-			client.Close()
-			t.Errorf("%+v is accepted", bad)
 		}
 	}
 }

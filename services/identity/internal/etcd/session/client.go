@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package etcd
+// Package session connects a node to etcd.
+package session
 
 import (
 	"crypto/tls"
@@ -16,6 +17,8 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 )
 
 // Client says how to reach etcd.
@@ -104,7 +107,8 @@ func (c Client) tls() (*tls.Config, error) {
 	return t, nil
 }
 
-func (c Client) dial() (*clientv3.Client, error) {
+// Dial returns a client that connects when it is first used.
+func (c Client) Dial() (*clientv3.Client, error) {
 	if err := c.Check(); err != nil {
 		return nil, fmt.Errorf("etcd: %w", err)
 	}
@@ -129,4 +133,13 @@ func (c Client) dial() (*clientv3.Client, error) {
 		return nil, fmt.Errorf("etcd: %w", err)
 	}
 	return client, nil
+}
+
+// dialOptions make a lost connection come back within seconds: gRPC's own
+// pauses grow to two minutes.
+func dialOptions() []grpc.DialOption {
+	return []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{
+		Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second},
+		MinConnectTimeout: 2 * time.Second,
+	})}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd"
+	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
 	"github.com/sluice-net/sluice/services/identity/internal/labels"
 	"github.com/sluice-net/sluice/services/identity/internal/server"
 	"github.com/sluice-net/sluice/services/identity/internal/snapshot"
@@ -51,22 +52,22 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		p.Log.Error("the incarnation of this node cannot be read; it was put aside, and the node waits until its old name is free", "kept_as", snapshot.DamagedIncarnationFile, log.Err(last.DamagedIncarnation))
 	}
 
-	store, err := etcd.New(etcd.Config{
+	sess, err := session.Open(session.Config{
 		Client: cfg.Etcd.client(), Prefix: cfg.Etcd.Prefix, Node: cfg.Node, TTL: cfg.Etcd.LeaseTTL,
-		AliveTTL: time.Minute, Incarnation: last.Incarnation, Boot: dir.BootID(), Session: last.Holds.Session,
+		AliveTTL: time.Minute, Incarnation: last.Incarnation, Boot: dir.BootID(), Last: last.Holds.Session,
 		Timeout: cfg.Etcd.Timeout, Listen: cfg.listen(), Log: p.Log,
 	})
 	if err != nil {
 		return err
 	}
-	p.OnExit(store.Close)
+	p.OnExit(sess.Close)
 
 	if err := p.Confine(cfg.files()); err != nil {
 		return err
 	}
 
 	hub := server.NewHub()
-	alloc, err := allocator.New(cfg.allocator(p.Log), store, dir, hub, last.Holds, last.Known, last.Cached)
+	alloc, err := allocator.New(cfg.allocator(p.Log), etcd.New(sess), dir, hub, last.Holds, last.Known, last.Cached)
 	if err != nil {
 		return err
 	}

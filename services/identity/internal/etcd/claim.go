@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
 )
 
 // put are the writes that make an identity referred to by this node.
@@ -41,7 +42,7 @@ func (s *Store) refer(ctx context.Context, n identity.Numeric, l label.Canonical
 	put := s.put(n, l, lease, false)
 	// Nodes of layout 1 take labels/ for the fence.
 	both := append(slices.Clip(put), clientv3.OpPut(s.labelsKey(l), labelsValue1(n, l)))
-	resp, err := s.commit(ctx, "refer to identity", s.client.Txn(ctx).
+	resp, err := s.session.Commit(ctx, "refer to identity", s.session.Txn(ctx).
 		If(exists(labelsValue(n))...).Then(put...).
 		Else(clientv3.OpTxn(exists(labelsValue1(n, l)), both, s.gets(n, l))))
 	if err != nil {
@@ -93,7 +94,7 @@ func (s *Store) gets(n identity.Numeric, l label.Canonical) []clientv3.Op {
 
 // Claim implements allocator.Store.
 func (s *Store) Claim(ctx context.Context, l label.Canonical, known, candidate identity.Numeric) (allocator.Claim, error) {
-	lease, err := s.session()
+	lease, err := s.session.Lease()
 	if err != nil {
 		return allocator.Claim{}, err
 	}
@@ -105,7 +106,7 @@ func (s *Store) Claim(ctx context.Context, l label.Canonical, known, candidate i
 	for range maxRaces {
 		// One round trip creates it, or tells why not. Without a candidate it
 		// only tells: number 0 is never created.
-		txn := s.client.Txn(ctx)
+		txn := s.session.Txn(ctx)
 		if candidate != 0 {
 			txn = txn.If(
 				clientv3.Compare(clientv3.CreateRevision(s.labelsKey(l)), "=", 0),
@@ -115,7 +116,7 @@ func (s *Store) Claim(ctx context.Context, l label.Canonical, known, candidate i
 		} else {
 			txn = txn.Then(s.gets(candidate, l)...)
 		}
-		resp, err := s.commit(ctx, "allocate identity", txn)
+		resp, err := s.session.Commit(ctx, "allocate identity", txn)
 		if err != nil {
 			return allocator.Claim{}, err
 		}
@@ -137,8 +138,8 @@ func (s *Store) Claim(ctx context.Context, l label.Canonical, known, candidate i
 		case have.labels != nil && have.id == nil && have.restsAfterAnother(l):
 			// labels/ was left behind by the deletion of id/, and the number is
 			// another set's quarantine: this one has none.
-			if _, err := s.commit(ctx, "remove stray label set", s.client.Txn(ctx).If(
-				unchanged(s.labelsKey(l), have.labels), unchanged(s.idKey(n), nil),
+			if _, err := s.session.Commit(ctx, "remove stray label set", s.session.Txn(ctx).If(
+				session.Unchanged(s.labelsKey(l), have.labels), session.Unchanged(s.idKey(n), nil),
 			).Then(clientv3.OpDelete(s.labelsKey(l)))); err != nil {
 				return allocator.Claim{}, err
 			}
@@ -159,10 +160,10 @@ func (s *Store) Claim(ctx context.Context, l label.Canonical, known, candidate i
 
 // create writes an identity if nothing about it has changed since it was read.
 func (s *Store) create(ctx context.Context, n identity.Numeric, l label.Canonical, lease clientv3.LeaseID, have state) (_ allocator.Claim, ok bool, err error) {
-	resp, err := s.commit(ctx, "create identity", s.client.Txn(ctx).If(
-		unchanged(s.labelsKey(l), have.labels),
-		unchanged(s.idKey(n), have.id),
-		unchanged(s.restKey(n), have.rest),
+	resp, err := s.session.Commit(ctx, "create identity", s.session.Txn(ctx).If(
+		session.Unchanged(s.labelsKey(l), have.labels),
+		session.Unchanged(s.idKey(n), have.id),
+		session.Unchanged(s.restKey(n), have.rest),
 	).Then(append(s.put(n, l, lease, true), clientv3.OpDelete(s.restKey(n)))...))
 	if err != nil {
 		return allocator.Claim{}, false, err
@@ -170,18 +171,9 @@ func (s *Store) create(ctx context.Context, n identity.Numeric, l label.Canonica
 	return allocator.Claim{Number: n, Revision: resp.Header.Revision, Created: have.id == nil}, resp.Succeeded, nil
 }
 
-// unchanged compares a key with what was read of it; nil: it did not exist.
-func unchanged(key string, kv *mvccpb.KeyValue) clientv3.Cmp {
-	var revision int64 // that of a key that does not exist
-	if kv != nil {
-		revision = kv.ModRevision
-	}
-	return clientv3.Compare(clientv3.ModRevision(key), "=", revision)
-}
-
 // Restore implements allocator.Store.
 func (s *Store) Restore(ctx context.Context, id identity.Identity) (allocator.Claim, error) {
-	lease, err := s.session()
+	lease, err := s.session.Lease()
 	if err != nil {
 		return allocator.Claim{}, err
 	}
@@ -218,7 +210,7 @@ func (s *Store) Restore(ctx context.Context, id identity.Identity) (allocator.Cl
 
 // Renew implements allocator.Store.
 func (s *Store) Renew(ctx context.Context, ids []identity.Identity) ([]allocator.Claim, error) {
-	lease, err := s.session()
+	lease, err := s.session.Lease()
 	if err != nil {
 		return nil, err
 	}
@@ -232,7 +224,7 @@ func (s *Store) Renew(ctx context.Context, ids []identity.Identity) ([]allocator
 				clientv3.Compare(clientv3.Value(s.idKey(id.Number)), "=", id.Labels.Text()))
 			put = append(put, s.put(id.Number, id.Labels, lease, false)...)
 		}
-		resp, err := s.commit(ctx, "refer to identities", s.client.Txn(ctx).If(exist...).Then(put...))
+		resp, err := s.session.Commit(ctx, "refer to identities", s.session.Txn(ctx).If(exist...).Then(put...))
 		if err != nil {
 			return done, err
 		}

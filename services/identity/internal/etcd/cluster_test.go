@@ -65,16 +65,16 @@ func startNode(t testing.TB, endpoint, name, dir string, cfg nodeConfig) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	store, err := New(Config{
+	sess, err := session.Open(session.Config{
 		Client: session.Client{Endpoints: []string{endpoint}}, Prefix: testPrefix, Node: name, TTL: cfg.ttl, AliveTTL: cfg.aliveTTL,
-		Incarnation: last.Incarnation, Boot: files.BootID(), Session: last.Holds.Session,
+		Incarnation: last.Incarnation, Boot: files.BootID(), Last: last.Holds.Session,
 		Timeout: cfg.StoreTimeout, Listen: cfg.Rest / 4, Log: cfg.Log,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	n := &node{t: t, dir: dir, hub: watch.NewHub[identity.Numeric](watch.Options[identity.Identity]{Loading: true, Equal: identity.Identity.Equal})}
-	n.Allocator, err = allocator.New(cfg.Config, store, files, n.hub, last.Holds, last.Known, last.Cached)
+	n.Allocator, err = allocator.New(cfg.Config, New(sess), files, n.hub, last.Holds, last.Known, last.Cached)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +87,7 @@ func startNode(t testing.TB, endpoint, name, dir string, cfg nodeConfig) *node {
 	n.stop = sync.OnceFunc(func() {
 		cancel()
 		<-done
-		if err := errors.Join(store.Close(), files.Close()); err != nil {
+		if err := errors.Join(sess.Close(), files.Close()); err != nil {
 			t.Error(err)
 		}
 	})

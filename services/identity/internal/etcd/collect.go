@@ -15,17 +15,18 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
 )
 
 // Lead implements allocator.Store. It reads first: a write in every round of
 // every node would be a proposal that changes nothing.
 func (s *Store) Lead(ctx context.Context) (bool, error) {
-	lease, err := s.session()
+	lease, err := s.session.Lease()
 	if err != nil {
 		return false, err
 	}
 	key := s.collectorKey()
-	get, err := s.get(ctx, "read collector", key)
+	get, err := s.session.Get(ctx, "read collector", key)
 	if err != nil {
 		return false, err
 	}
@@ -37,7 +38,7 @@ func (s *Store) Lead(ctx context.Context) (bool, error) {
 		}
 		// Of the process before; it would go with that one's lease.
 	}
-	resp, err := s.commit(ctx, "lead collection", s.client.Txn(ctx).If(unchanged(key, have)).
+	resp, err := s.session.Commit(ctx, "lead collection", s.session.Txn(ctx).If(session.Unchanged(key, have)).
 		Then(clientv3.OpPut(key, s.cfg.Node, clientv3.WithLease(lease))))
 	if err != nil {
 		return false, err
@@ -58,7 +59,7 @@ func (s *Store) Candidates(ctx context.Context, ids []identity.Identity) ([]allo
 				clientv3.OpGet(s.labelsKey(id.Labels), clientv3.WithKeysOnly()),
 				clientv3.OpGet(s.fenceKey(id.Number), clientv3.WithKeysOnly()))
 		}
-		resp, err := s.commit(ctx, "read fences", s.client.Txn(ctx).Then(ops...))
+		resp, err := s.session.Commit(ctx, "read fences", s.session.Txn(ctx).Then(ops...))
 		if err != nil {
 			return nil, err
 		}
@@ -84,9 +85,9 @@ func (s *Store) Collect(ctx context.Context, unused []allocator.Candidate, rest 
 		return nil, nil
 	}
 	// One lease ends the quarantine of all; no node keeps it alive.
-	lease, err := s.client.Grant(ctx, max(1, int64((rest+time.Second-1)/time.Second)))
+	lease, err := s.session.Grant(ctx, max(rest, time.Second))
 	if err != nil {
-		return nil, s.fault(ctx, "grant lease of numbers in quarantine", err)
+		return nil, err
 	}
 	var gone []identity.Numeric
 	collect := func(some []allocator.Candidate) (ok bool, err error) {
@@ -100,9 +101,9 @@ func (s *Store) Collect(ctx context.Context, unused []allocator.Candidate, rest 
 				clientv3.Compare(clientv3.Value(s.idKey(n)), "=", l.Text()))
 			ops = append(ops,
 				clientv3.OpDelete(s.labelsKey(l)), clientv3.OpDelete(s.fenceKey(n)), clientv3.OpDelete(s.idKey(n)),
-				clientv3.OpPut(s.restKey(n), hashText(l), clientv3.WithLease(lease.ID)))
+				clientv3.OpPut(s.restKey(n), hashText(l), clientv3.WithLease(lease)))
 		}
-		resp, err := s.commit(ctx, "collect identities", s.client.Txn(ctx).If(conditions...).Then(ops...))
+		resp, err := s.session.Commit(ctx, "collect identities", s.session.Txn(ctx).If(conditions...).Then(ops...))
 		if err != nil {
 			return false, err
 		}
@@ -156,7 +157,7 @@ func chunks[T any](all []T, n int, size func(T) int) [][]T {
 func (s *Store) Tidy(ctx context.Context, references allocator.References) error {
 	var old []*mvccpb.KeyValue
 	strays := map[string]stray{}
-	if _, err := s.list(ctx, s.cfg.Prefix+"/labels/", false, func(kv *mvccpb.KeyValue) {
+	if _, err := s.session.List(ctx, s.cfg.Prefix+"/labels/", false, func(kv *mvccpb.KeyValue) {
 		n, _, final, err := parseLabelsValue(kv)
 		if err != nil {
 			s.cfg.Log.Error("unreadable label set in etcd is ignored", log.Err(err))
@@ -169,7 +170,7 @@ func (s *Store) Tidy(ctx context.Context, references allocator.References) error
 	}); err != nil {
 		return err
 	}
-	if _, err := s.list(ctx, s.cfg.Prefix+"/fence/", true, func(kv *mvccpb.KeyValue) {
+	if _, err := s.session.List(ctx, s.cfg.Prefix+"/fence/", true, func(kv *mvccpb.KeyValue) {
 		if n, err := parseNumber(strings.TrimPrefix(string(kv.Key), s.cfg.Prefix+"/fence/")); err == nil {
 			strays[string(kv.Key)] = stray{n, kv.ModRevision}
 		}
@@ -197,7 +198,7 @@ type stray struct {
 // It only deletes, which a full etcd allows.
 func (s *Store) removeStrays(ctx context.Context, keys map[string]stray, referred map[identity.Numeric]int) error {
 	exists := map[identity.Numeric]bool{}
-	if _, err := s.list(ctx, s.cfg.Prefix+"/id/", true, func(kv *mvccpb.KeyValue) {
+	if _, err := s.session.List(ctx, s.cfg.Prefix+"/id/", true, func(kv *mvccpb.KeyValue) {
 		if n, err := parseNumber(strings.TrimPrefix(string(kv.Key), s.cfg.Prefix+"/id/")); err == nil {
 			exists[n] = true
 		}
@@ -209,8 +210,8 @@ func (s *Store) removeStrays(ctx context.Context, keys map[string]stray, referre
 			continue
 		}
 		limited, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
-		resp, err := s.commit(limited, "remove stray key", s.client.Txn(limited).If(
-			clientv3.Compare(clientv3.ModRevision(key), "=", k.revision), unchanged(s.idKey(k.number), nil),
+		resp, err := s.session.Commit(limited, "remove stray key", s.session.Txn(limited).If(
+			clientv3.Compare(clientv3.ModRevision(key), "=", k.revision), session.Unchanged(s.idKey(k.number), nil),
 		).Then(clientv3.OpDelete(key)))
 		cancel()
 		if err != nil {

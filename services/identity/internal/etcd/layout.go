@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
 )
 
 // How a cluster comes from layout 1 to layout 2.
@@ -38,7 +39,7 @@ func (s *Store) layoutKey() string { return s.cfg.Prefix + "/layout" }
 // readLayout learns which form identities are made in. A prefix without
 // identities gets the final one.
 func (s *Store) readLayout(ctx context.Context) error {
-	resp, err := s.get(ctx, "read layout", s.layoutKey())
+	resp, err := s.session.Get(ctx, "read layout", s.layoutKey())
 	if err != nil {
 		return err
 	}
@@ -55,7 +56,7 @@ func (s *Store) readLayout(ctx context.Context) error {
 // writeLayout makes the layout the final one, on conditions, and learns what it is then.
 func (s *Store) writeLayout(ctx context.Context, conditions ...clientv3.Cmp) error {
 	want := strconv.Itoa(layoutFinal)
-	resp, err := s.commit(ctx, "write layout", s.client.Txn(ctx).
+	resp, err := s.session.Commit(ctx, "write layout", s.session.Txn(ctx).
 		If(append(conditions, clientv3.Compare(clientv3.CreateRevision(s.layoutKey()), "=", 0))...).
 		Then(clientv3.OpPut(s.layoutKey(), want)).Else(clientv3.OpGet(s.layoutKey())))
 	if err != nil {
@@ -139,7 +140,7 @@ func (s *Store) finish(ctx context.Context, nodes map[string]int) (bool, error) 
 	}
 	alive := map[string]bool{}
 	prefix := s.cfg.Prefix + "/alive/"
-	if _, err := s.list(ctx, prefix, true, func(kv *mvccpb.KeyValue) {
+	if _, err := s.session.List(ctx, prefix, true, func(kv *mvccpb.KeyValue) {
 		alive[strings.TrimPrefix(string(kv.Key), prefix)] = true
 	}); err != nil {
 		return false, err
@@ -165,8 +166,8 @@ func (s *Store) convert(ctx context.Context, old []*mvccpb.KeyValue) error {
 		}
 		limited, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 		// A reference meanwhile writes the key again; then it is tried again later.
-		_, err = s.commit(limited, "convert identity", s.client.Txn(limited).If(
-			unchanged(string(kv.Key), kv),
+		_, err = s.session.Commit(limited, "convert identity", s.session.Txn(limited).If(
+			session.Unchanged(string(kv.Key), kv),
 			clientv3.Compare(clientv3.Value(s.idKey(n)), "=", text),
 		).Then(clientv3.OpPut(string(kv.Key), labelsValue(n))))
 		cancel()

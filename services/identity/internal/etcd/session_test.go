@@ -18,7 +18,6 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator/storetest"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/etcdtest"
-	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
 )
 
 // TestRestartWritesNothing: what is held is referred to already, under the
@@ -153,38 +152,6 @@ func nameError(t *testing.T, n *node) error {
 	defer cancel()
 	_, err := n.Hold(ctx, holder(99), storetest.Labels(t, "another"), false)
 	return err
-}
-
-// TestCopiesOfOneDiskDoNotTakeTurns: two machines with the same state directory
-// differ in their boot. The one that started last has the name.
-func TestCopiesOfOneDiskDoNotTakeTurns(t *testing.T) {
-	s := etcdtest.Start(t)
-	boots := func(boot string) *Store {
-		t.Helper()
-		st, err := New(Config{
-			Client: session.Client{Endpoints: []string{s.Endpoint}}, Prefix: testPrefix, Node: "a", TTL: time.Hour, AliveTTL: time.Minute,
-			Incarnation: "one", Boot: boot, Timeout: 2 * time.Second, Listen: time.Second, Log: slog.New(slog.DiscardHandler),
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { st.Close() })
-		return st
-	}
-	first, second := boots("1"), boots("2")
-	for _, st := range []*Store{first, second} {
-		if _, err := st.Join(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for range 3 {
-		if err := first.Ping(t.Context()); !errors.Is(err, allocator.ErrNameTaken) {
-			t.Errorf("the first after the second started: %v, want ErrNameTaken", err)
-		}
-		if err := second.Ping(t.Context()); err != nil {
-			t.Errorf("the second: %v", err)
-		}
-	}
 }
 
 // logged counts messages that contain a text, with their attributes.

@@ -46,7 +46,7 @@ func newCluster(t *testing.T) *cluster {
 // newStore returns a store that is closed after the test.
 func newStore(t testing.TB, endpoint, node string) *Store {
 	t.Helper()
-	s, err := New(Config{
+	s, err := session.Open(session.Config{
 		Client: session.Client{Endpoints: []string{endpoint}}, Prefix: testPrefix, Node: node, TTL: time.Hour,
 		AliveTTL: time.Minute, Incarnation: "state-of-" + node, Boot: "boot",
 		Timeout: 2 * time.Second, Listen: 50 * time.Millisecond, Log: log.Discard(),
@@ -59,7 +59,7 @@ func newStore(t testing.TB, endpoint, node string) *Store {
 			t.Error(err)
 		}
 	})
-	return s
+	return New(s)
 }
 
 func (c *cluster) Node(name string) allocator.Store {
@@ -70,7 +70,7 @@ func (c *cluster) Node(name string) allocator.Store {
 
 func (c *cluster) Expire(node string) {
 	for _, s := range c.stores[node] {
-		lease, err := s.session()
+		lease, err := s.session.Lease()
 		if errors.Is(err, allocator.ErrSessionLost) {
 			continue
 		}
@@ -244,68 +244,4 @@ func TestAnEmptiedEtcdIsNoticedAndListedAgain(t *testing.T) {
 			return false
 		}
 	})
-}
-
-func TestListingsOfManyPagesAreOfOneRevision(t *testing.T) {
-	c := newCluster(t)
-	st := c.Node("a").(*Store)
-	if _, err := st.Join(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	const n = pageSize + 10
-	var ops []clientv3.Op
-	for i := range n {
-		l := storetest.Labels(t, strings.Repeat("x", i+1)[:1]+time.Duration(i).String())
-		ops = append(ops, clientv3.OpPut(st.idKey(identity.Numeric(300+i)), l.Text()))
-		if len(ops) == 100 || i == n-1 {
-			if _, err := c.admin.Txn(t.Context()).Then(ops...).Commit(); err != nil {
-				t.Fatal(err)
-			}
-			ops = nil
-		}
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	var first allocator.Update
-	st.Follow(ctx, func(u allocator.Update) { first = u; cancel() }) //nolint:errcheck // ends by cancel
-	if len(first.Upserts) != n {
-		t.Errorf("%d identities listed, want %d", len(first.Upserts), n)
-	}
-}
-
-func TestWrongConfigurationIsNamed(t *testing.T) {
-	good := session.Client{Endpoints: []string{"unix:///x"}}
-	for want, cfg := range map[string]Config{
-		"node name":  {Client: good, Prefix: "/p", Node: "a/b", TTL: time.Minute, AliveTTL: time.Minute, Incarnation: "i", Timeout: 1, Listen: 1},
-		"key prefix": {Client: good, Prefix: "/p/", Node: "a", TTL: time.Minute, AliveTTL: time.Minute, Incarnation: "i", Timeout: 1, Listen: 1},
-		"lease":      {Client: good, Prefix: "/p", Node: "a", AliveTTL: time.Minute, Incarnation: "i", Timeout: 1, Listen: 1},
-	} {
-		if s, err := New(cfg); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%+v: %v, %v, want an error with %q", cfg, s, err, want)
-		}
-	}
-}
-
-func TestWatchFromACompactedRevisionIsAGap(t *testing.T) {
-	t.Parallel() // it mostly waits
-	c := newCluster(t)
-	st := c.Node("a").(*Store)
-	if _, err := st.Join(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	first, err := st.Claim(t.Context(), storetest.Labels(t, "web"), 0, 300)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := st.Claim(t.Context(), storetest.Labels(t, "db"), 0, 301); err != nil {
-		t.Fatal(err)
-	}
-	c.Compact()
-	// What a node does that was away for so long: its client resumes here.
-	_, err = st.watch(t.Context(), reader{prefix: testPrefix + "/id/", changes: func(e []*clientv3.Event, _ int64, _ time.Time) {
-		t.Errorf("events %v out of a gap", e)
-	}}, first.Revision, st.history)
-	if !errors.Is(err, errGap) {
-		t.Errorf("watch: %v, want errGap", err)
-	}
 }

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+)
+
+// position is how far etcd has come, as this process knows.
+type position struct {
+	history  uint64 // counts how often etcd was found to have another past
+	cluster  uint64
+	revision int64
+}
+
+func (s *Session) position() position {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.pos
+}
+
+// errHistory: etcd has another past than what this process saw of it, because
+// its data was put back to an older state or is another cluster's. With it went
+// whatever this process knows: it is an ErrSessionLost.
+var errHistory = fmt.Errorf("etcd has another history than before: %w", allocator.ErrSessionLost)
+
+// saw compares the answer to a linearised request with where etcd was when the
+// request was made. Leases say nothing: they are part of a backup too. A watch
+// would wait in silence for revisions that etcd has not reached yet, and which
+// will be something else when they come.
+func (s *Session) saw(before position, h *etcdserverpb.ResponseHeader) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if before.history != s.pos.history {
+		return errHistory // an answer about the past, or to a session of the past
+	}
+	if before.cluster != 0 && (before.cluster != h.GetClusterId() || h.GetRevision() < before.revision) {
+		s.cfg.Log.Error("etcd went back to an older state, or is another cluster; everything is read again and held identities are claimed again",
+			"cluster", fmt.Sprintf("%x", h.GetClusterId()), "revision", h.GetRevision(),
+			"was_cluster", fmt.Sprintf("%x", before.cluster), "was_revision", before.revision)
+		s.pos = position{history: s.pos.history + 1, cluster: h.GetClusterId(), revision: h.GetRevision()}
+		s.leave()
+		s.last = 0 // a lease of that past may have the references of that past
+		close(s.history)
+		s.history = make(chan struct{})
+		return errHistory
+	}
+	s.pos.cluster = h.GetClusterId()
+	s.pos.revision = max(s.pos.revision, h.GetRevision())
+	return nil
+}
+
+// Get is a linearised read. What names it in errors.
+func (s *Session) Get(ctx context.Context, what, key string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
+	before := s.position()
+	resp, err := s.client.Get(ctx, key, opts...)
+	if err != nil {
+		return nil, s.fault(ctx, what, err)
+	}
+	if err := s.saw(before, resp.Header); err != nil {
+		return nil, fmt.Errorf("%s: %w", what, err)
+	}
+	return resp, nil
+}
+
+// Txn begins a transaction, for Commit.
+func (s *Session) Txn(ctx context.Context) clientv3.Txn { return s.client.Txn(ctx) }
+
+// Commit runs a transaction. What names it in errors.
+func (s *Session) Commit(ctx context.Context, what string, txn clientv3.Txn) (*clientv3.TxnResponse, error) {
+	before := s.position()
+	resp, err := txn.Commit()
+	if err != nil {
+		return nil, s.fault(ctx, what, err)
+	}
+	if err := s.saw(before, resp.Header); err != nil {
+		return nil, fmt.Errorf("%s: %w", what, err)
+	}
+	return resp, nil
+}
+
+// fault gives an error of the client its meaning.
+func (s *Session) fault(ctx context.Context, what string, err error) error {
+	switch {
+	case errors.Is(err, rpctypes.ErrLeaseNotFound):
+		s.mu.Lock()
+		s.leave()
+		s.mu.Unlock()
+		return fmt.Errorf("%s: %w: %w", what, allocator.ErrSessionLost, err)
+	case errors.Is(err, rpctypes.ErrNoSpace):
+		return fmt.Errorf("%s: %w: %w", what, allocator.ErrNoSpace, err)
+	case errors.Is(ctx.Err(), context.Canceled):
+		return fmt.Errorf("%s: %w", what, ctx.Err())
+	case errors.Is(err, rpctypes.ErrRequestTooLarge), errors.Is(err, rpctypes.ErrTooManyOps), status.Code(err) == codes.InvalidArgument:
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return fmt.Errorf("%s: %w: %w", what, allocator.ErrUnavailable, err)
+}
+
+// Keys in one answer of etcd to a listing. With each page etcd counts all that
+// is left, so that small pages cost the square of what is listed. Keys alone
+// are short enough for large ones.
+const (
+	pageSize = 1000
+	keysSize = 10_000
+)
+
+// List hands every key below a prefix to f, all as of one revision, which it
+// returns. Each page has a deadline of its own, the configured timeout.
+func (s *Session) List(ctx context.Context, prefix string, keysOnly bool, f func(*mvccpb.KeyValue)) (revision int64, err error) {
+	from, end := prefix, clientv3.GetPrefixRangeEnd(prefix)
+	for {
+		opts := []clientv3.OpOption{clientv3.WithRange(end), clientv3.WithLimit(pageSize), clientv3.WithRev(revision)}
+		if keysOnly {
+			opts = append(opts, clientv3.WithKeysOnly(), clientv3.WithLimit(keysSize))
+		}
+		page, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
+		resp, err := s.Get(page, "list "+prefix, from, opts...)
+		cancel()
+		if err != nil {
+			return 0, err
+		}
+		if revision == 0 {
+			revision = resp.Header.Revision
+		}
+		for _, kv := range resp.Kvs {
+			f(kv)
+		}
+		if !resp.More || len(resp.Kvs) == 0 {
+			return revision, nil
+		}
+		from = string(resp.Kvs[len(resp.Kvs)-1].Key) + "\x00"
+	}
+}
+
+// Unchanged compares a key with what was read of it; nil: it did not exist.
+func Unchanged(key string, kv *mvccpb.KeyValue) clientv3.Cmp {
+	var revision int64 // that of a key that does not exist
+	if kv != nil {
+		revision = kv.ModRevision
+	}
+	return clientv3.Compare(clientv3.ModRevision(key), "=", revision)
+}
+
+// History is closed when etcd turns out to have another past than this process
+// saw: what was read before means nothing then.
+func (s *Session) History() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.history
+}

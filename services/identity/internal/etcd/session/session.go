@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package session connects a node to etcd: the leases that its keys live on, the
+// claim of its name, and requests that notice when etcd has lost its history.
+//
+// A session is two leases: a long one, which the keys of this node live on, and
+// a short one for alive/<node>, the claim of the node's name. That key is the
+// only one that the package knows; whoever has a session writes keys of its own
+// with Commit, and hangs on the session with Lease what is to go with the node.
+//
+// The value of alive/<node> is "<incarnation> <boot id>": the incarnation is of
+// the state directory. A process takes the name over from one of the same
+// incarnation at once, because that one has ended: no two processes use a state
+// directory. A node with another state directory gets the name when the lease
+// has run out. After its start a process takes it over only from its own boot,
+// so that two copies of one machine's disk do not take it from each other again
+// and again.
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+)
+
+// Config of a Session.
+type Config struct {
+	Client  Client
+	Prefix  string        // of all keys, "/sluice/v1/identity" for example
+	Node    string        // name of this node in the cluster; without '/'
+	TTL     time.Duration // how long the keys of this node outlive its last sign of life; whole seconds
+	Timeout time.Duration // of what the session asks by itself
+	Listen  time.Duration // between two questions of Follow up to when it has heard everything
+	// AliveTTL is how long the name outlives the last sign of life; whole seconds.
+	AliveTTL    time.Duration
+	Incarnation string // of the state directory: another node with this name has another
+	Boot        string // of the machine
+	Last        string // session of the process before, as Name said; empty if there was none
+	Log         *slog.Logger
+}
+
+// Session is what a node has in etcd. All methods may be called concurrently.
+type Session struct {
+	cfg    Config
+	client *clientv3.Client
+	ctx    context.Context // of what keeps leases alive; ends with Close
+	cancel context.CancelFunc
+	wg     sync.WaitGroup // of the same
+
+	mu      sync.Mutex
+	keys    lease            // guarded by mu; of the node's keys; zero without a session
+	last    clientv3.LeaseID // guarded by mu; that of the last session, perhaps of the process before; 0: none
+	alive   lease            // guarded by mu; of the node's name; zero while it is not claimed
+	named   bool             // guarded by mu; this process had the name
+	pos     position         // guarded by mu
+	history chan struct{}    // guarded by mu; closed when etcd turns out to have lost its history
+}
+
+// Open returns a Session that connects when it is first used. The caller closes it.
+func Open(cfg Config) (*Session, error) {
+	if cfg.Node == "" || strings.ContainsAny(cfg.Node, "/\x00") {
+		return nil, fmt.Errorf("node name %q: want a name without '/'", cfg.Node)
+	}
+	if !strings.HasPrefix(cfg.Prefix, "/") || strings.HasSuffix(cfg.Prefix, "/") {
+		return nil, fmt.Errorf("key prefix %q: want a path that begins with '/' and does not end in one", cfg.Prefix)
+	}
+	if cfg.Listen <= 0 || cfg.Timeout <= 0 {
+		return nil, fmt.Errorf("listen interval %s, timeout %s: want more than 0", cfg.Listen, cfg.Timeout)
+	}
+	if cfg.TTL < time.Second || cfg.AliveTTL < time.Second {
+		return nil, fmt.Errorf("lease of %s, lease of the name %s: want at least 1s", cfg.TTL, cfg.AliveTTL)
+	}
+	if cfg.Incarnation == "" || strings.ContainsAny(cfg.Incarnation+cfg.Boot, " /") {
+		return nil, fmt.Errorf("incarnation %q, boot %q: want words", cfg.Incarnation, cfg.Boot)
+	}
+	client, err := cfg.Client.Dial()
+	if err != nil {
+		return nil, err
+	}
+	s := &Session{cfg: cfg, client: client, history: make(chan struct{})}
+	s.last, _ = parseName(cfg.Last)
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	return s, nil
+}
+
+// Close cuts the connection. The leases and the keys stay: they are for the
+// process that comes next.
+func (s *Session) Close() error {
+	s.cancel()
+	s.wg.Wait()
+	err := s.client.Close()
+	if errors.Is(err, context.Canceled) { // what the client returns for its own end
+		return nil
+	}
+	return err
+}
+
+// Config is what the session was opened with.
+func (s *Session) Config() Config { return s.cfg }
+
+// lease is a lease that is kept alive.
+type lease struct {
+	id   clientv3.LeaseID
+	stop context.CancelFunc
+}
+
+// aliveKey is the name of this node.
+func (s *Session) aliveKey() string { return s.cfg.Prefix + "/alive/" + s.cfg.Node }
+
+func (s *Session) aliveValue() string { return s.cfg.Incarnation + " " + s.cfg.Boot }
+
+// Join makes sure that this node has its name and a lease for its keys. fresh
+// says that the lease is a new one: keys of the one before it are gone or will
+// go. Before it claims the name for a new session it calls prepare, whose error
+// it returns.
+func (s *Session) Join(ctx context.Context, prepare func(context.Context) error) (fresh bool, err error) {
+	if id, err := s.Lease(); err == nil {
+		alive, err := s.isAlive(ctx, id)
+		if err != nil {
+			return false, err
+		}
+		if alive {
+			return false, s.Ping(ctx)
+		}
+		s.expired(id)
+	}
+	if err := prepare(ctx); err != nil {
+		return false, err
+	}
+	if err := s.claimName(ctx); err != nil {
+		return false, err
+	}
+	s.mu.Lock()
+	last := s.last
+	s.mu.Unlock()
+	id := last
+	alive, err := s.isAlive(ctx, last)
+	if err != nil {
+		return false, err
+	}
+	if !alive {
+		if id, err = s.Grant(ctx, s.cfg.TTL); err != nil {
+			return false, err
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.keys, s.last = s.keep(id), id
+	return !alive, nil
+}
+
+// Name is that of the session for the process that comes next: Config.Last.
+func (s *Session) Name() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return fmt.Sprintf("%x %x", int64(s.last), int64(s.alive.id))
+}
+
+// parseName reads what Name wrote; what it cannot read is no lease.
+func parseName(name string) (refs, alive clientv3.LeaseID) {
+	first, second, _ := strings.Cut(name, " ")
+	parse := func(text string) clientv3.LeaseID {
+		id, err := strconv.ParseInt(text, 16, 64)
+		if err != nil {
+			return 0
+		}
+		return clientv3.LeaseID(id)
+	}
+	return parse(first), parse(second)
+}
+
+// isAlive says whether a lease exists, and renews it.
+func (s *Session) isAlive(ctx context.Context, id clientv3.LeaseID) (bool, error) {
+	if id == 0 {
+		return false, nil
+	}
+	resp, err := s.client.KeepAliveOnce(ctx, id)
+	switch {
+	case errors.Is(err, rpctypes.ErrLeaseNotFound):
+		return false, nil
+	case err != nil:
+		return false, s.fault(ctx, "keep lease alive", err)
+	}
+	return resp.TTL > 0, nil
+}
+
+// Grant makes a lease of at least the given time, which nothing keeps alive.
+func (s *Session) Grant(ctx context.Context, ttl time.Duration) (clientv3.LeaseID, error) {
+	resp, err := s.client.Grant(ctx, int64((ttl+time.Second-1)/time.Second))
+	if err != nil {
+		return 0, s.fault(ctx, "grant lease", err)
+	}
+	return resp.ID, nil
+}
+
+// keep renews a lease whenever a third of its time is over, on the one stream
+// that the client has for all leases, until it is stopped or the lease is gone.
+// It runs with mu held.
+func (s *Session) keep(id clientv3.LeaseID) lease {
+	ctx, cancel := context.WithCancel(s.ctx)
+	s.wg.Go(func() {
+		defer cancel()
+		renewed, err := s.client.KeepAlive(ctx, id)
+		if err != nil {
+			return // the client is closed
+		}
+		for range renewed { //nolint:revive // only the end says something
+		}
+		if ctx.Err() == nil {
+			s.expired(id)
+		}
+	})
+	return lease{id: id, stop: cancel}
+}
+
+// expired forgets a lease that is gone.
+func (s *Session) expired(id clientv3.LeaseID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.keys.id == id {
+		s.leave()
+	}
+	if s.alive.id == id {
+		s.alive.stop()
+		s.alive = lease{}
+	}
+}
+
+// leave ends the session. It runs with mu held.
+func (s *Session) leave() {
+	if s.keys.stop != nil {
+		s.keys.stop()
+	}
+	s.keys = lease{}
+}
+
+// Ping finds out what no lease tells: that etcd has another history, or the name
+// another owner. ErrSessionLost without a session.
+func (s *Session) Ping(ctx context.Context) error {
+	if _, err := s.Lease(); err != nil {
+		return err
+	}
+	return s.claimName(ctx)
+}
+
+// maxRaces bounds how often one call starts over because another changed what
+// it had just read. Each time the other one made progress.
+const maxRaces = 16
+
+// claimName makes the name of this node that of this process. It writes nothing
+// if it is so already.
+func (s *Session) claimName(ctx context.Context) error {
+	for range maxRaces {
+		resp, err := s.Get(ctx, "read name", s.aliveKey())
+		if err != nil {
+			return err
+		}
+		s.mu.Lock()
+		id, named := s.alive.id, s.named
+		s.mu.Unlock()
+		if len(resp.Kvs) == 0 {
+			ok, err := s.takeName(ctx, Unchanged(s.aliveKey(), nil))
+			if err != nil || ok {
+				return err
+			}
+			continue
+		}
+		have := resp.Kvs[0]
+		if string(have.Value) == s.aliveValue() && clientv3.LeaseID(have.Lease) == s.lastAlive(id) {
+			if id != 0 {
+				return nil
+			}
+			// Of the process before this one. If the lease ends just now, the
+			// next ping claims the name anew.
+			s.mu.Lock()
+			s.alive, s.named = s.keep(clientv3.LeaseID(have.Lease)), true
+			s.mu.Unlock()
+			return nil
+		}
+		incarnation, boot, _ := strings.Cut(string(have.Value), " ")
+		if incarnation != s.cfg.Incarnation || named && boot != s.cfg.Boot {
+			return &allocator.NameError{Node: s.cfg.Node, Incarnation: incarnation, Boot: boot, Wait: s.cfg.AliveTTL}
+		}
+		ok, err := s.takeName(ctx, Unchanged(s.aliveKey(), have))
+		if err != nil || ok {
+			return err
+		}
+	}
+	return fmt.Errorf("%w: %s changes all the time", allocator.ErrUnavailable, s.aliveKey())
+}
+
+// lastAlive is the lease that alive/<node> should have: ours, or that of the
+// process before.
+func (s *Session) lastAlive(id clientv3.LeaseID) clientv3.LeaseID {
+	if id != 0 {
+		return id
+	}
+	_, last := parseName(s.cfg.Last)
+	return last
+}
+
+// takeName writes alive/<node> under a condition.
+func (s *Session) takeName(ctx context.Context, condition clientv3.Cmp) (bool, error) {
+	s.mu.Lock()
+	id := s.alive.id
+	s.mu.Unlock()
+	if id == 0 {
+		var err error
+		if id, err = s.Grant(ctx, s.cfg.AliveTTL); err != nil {
+			return false, err
+		}
+		s.mu.Lock()
+		s.alive = s.keep(id)
+		s.mu.Unlock()
+	}
+	resp, err := s.Commit(ctx, "claim name", s.client.Txn(ctx).If(condition).
+		Then(clientv3.OpPut(s.aliveKey(), s.aliveValue(), clientv3.WithLease(id))))
+	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		s.expired(id)
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	if resp.Succeeded {
+		s.mu.Lock()
+		s.named = true
+		s.mu.Unlock()
+	}
+	return resp.Succeeded, nil
+}
+
+// Lease is the lease of this node's keys; ErrSessionLost without a session.
+func (s *Session) Lease() (clientv3.LeaseID, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.keys.id == 0 {
+		return 0, allocator.ErrSessionLost
+	}
+	return s.keys.id, nil
+}

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/etcd/etcdtest"
+)
+
+func TestMain(m *testing.M) {
+	code := leaktest.Run(m)
+	etcdtest.Cleanup()
+	os.Exit(code)
+}
+
+const prefix = "/test/session"
+
+// prepared has nothing to prepare.
+func prepared(context.Context) error { return nil }
+
+// open returns a session of a node that is closed after the test.
+func open(t *testing.T, server *etcdtest.Server, node string) *Session {
+	t.Helper()
+	s, err := Open(Config{
+		Client: Client{Endpoints: []string{server.Endpoint}}, Prefix: prefix, Node: node, TTL: time.Hour, AliveTTL: time.Minute,
+		Incarnation: "state-of-" + node, Boot: "boot", Timeout: 2 * time.Second, Listen: 50 * time.Millisecond, Log: log.Discard(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+func TestWrongConfigurationIsNamed(t *testing.T) {
+	good := Client{Endpoints: []string{"unix:///x"}}
+	for want, cfg := range map[string]Config{
+		"node name":  {Client: good, Prefix: "/p", Node: "a/b", TTL: time.Minute, AliveTTL: time.Minute, Incarnation: "i", Timeout: 1, Listen: 1},
+		"key prefix": {Client: good, Prefix: "/p/", Node: "a", TTL: time.Minute, AliveTTL: time.Minute, Incarnation: "i", Timeout: 1, Listen: 1},
+		"lease":      {Client: good, Prefix: "/p", Node: "a", AliveTTL: time.Minute, Incarnation: "i", Timeout: 1, Listen: 1},
+	} {
+		if s, err := Open(cfg); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v, %v, want an error with %q", cfg, s, err, want)
+		}
+	}
+}
+
+// TestCopiesOfOneDiskDoNotTakeTurns: two machines with the same state directory
+// differ in their boot. The one that started last has the name.
+func TestCopiesOfOneDiskDoNotTakeTurns(t *testing.T) {
+	s := etcdtest.Start(t)
+	boots := func(boot string) *Session {
+		t.Helper()
+		st, err := Open(Config{
+			Client: Client{Endpoints: []string{s.Endpoint}}, Prefix: prefix, Node: "a", TTL: time.Hour, AliveTTL: time.Minute,
+			Incarnation: "one", Boot: boot, Timeout: 2 * time.Second, Listen: time.Second, Log: log.Discard(),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { st.Close() })
+		return st
+	}
+	first, second := boots("1"), boots("2")
+	for _, st := range []*Session{first, second} {
+		if _, err := st.Join(t.Context(), prepared); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 3 {
+		if err := first.Ping(t.Context()); !errors.Is(err, allocator.ErrNameTaken) {
+			t.Errorf("the first after the second started: %v, want ErrNameTaken", err)
+		}
+		if err := second.Ping(t.Context()); err != nil {
+			t.Errorf("the second: %v", err)
+		}
+	}
+}
+
+func TestWatchFromACompactedRevisionIsAGap(t *testing.T) {
+	server := etcdtest.Start(t)
+	s := open(t, server, "a")
+	var first int64
+	for i := range 2 {
+		resp, err := s.Commit(t.Context(), "write", s.Txn(t.Context()).Then(clientv3.OpPut(prefix+"/x", fmt.Sprint(i))))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if first == 0 {
+			first = resp.Header.Revision
+		}
+	}
+	server.Compact()
+	// What a node does that was away for so long: its client resumes here.
+	_, err := s.watch(t.Context(), Reader{Prefix: prefix + "/x", Changes: func(e []*clientv3.Event, _ int64, _ time.Time) {
+		t.Errorf("events %v out of a gap", e)
+	}}, first, s.History())
+	if !errors.Is(err, errGap) {
+		t.Errorf("watch: %v, want errGap", err)
+	}
+}
+
+func TestListingsOfManyPagesAreOfOneRevision(t *testing.T) {
+	s := open(t, etcdtest.Start(t), "a")
+	const n = pageSize + 10
+	put := func(first, end int) {
+		t.Helper()
+		var ops []clientv3.Op
+		for i := first; i < end; i++ {
+			ops = append(ops, clientv3.OpPut(fmt.Sprintf("%s/x/%05d", prefix, i), ""))
+			if len(ops) == 100 || i == end-1 {
+				if _, err := s.Commit(t.Context(), "write", s.Txn(t.Context()).Then(ops...)); err != nil {
+					t.Fatal(err)
+				}
+				ops = nil
+			}
+		}
+	}
+	put(0, n)
+	var listed int
+	if _, err := s.List(t.Context(), prefix+"/x/", false, func(*mvccpb.KeyValue) {
+		if listed++; listed == 1 {
+			put(n, n+5) // behind the first page
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if listed != n {
+		t.Errorf("%d keys listed, want the %d of the first page's revision", listed, n)
+	}
+}
+
+// TestKeysOfSeveralOwnersLiveOnOneSession: what a node has in etcd beside its
+// identities goes with the node too, and only that.
+func TestKeysOfSeveralOwnersLiveOnOneSession(t *testing.T) {
+	server := etcdtest.Start(t)
+	admin := server.Client()
+	s := open(t, server, "a")
+	if _, err := s.Lease(); !errors.Is(err, allocator.ErrSessionLost) {
+		t.Errorf("a lease before the session: %v, want ErrSessionLost", err)
+	}
+	broken := errors.New("not prepared")
+	if _, err := s.Join(t.Context(), func(context.Context) error { return broken }); !errors.Is(err, broken) {
+		t.Errorf("join: %v, want the error of its preparation", err)
+	}
+	if resp, err := admin.Get(t.Context(), prefix, clientv3.WithPrefix()); err != nil || len(resp.Kvs) != 0 {
+		t.Errorf("before it was prepared the session wrote %v, %v", resp.Kvs, err)
+	}
+	if fresh, err := s.Join(t.Context(), prepared); err != nil || !fresh {
+		t.Fatalf("join: fresh %t, %v", fresh, err)
+	}
+	lease, err := s.Lease()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Commit(t.Context(), "write", s.Txn(t.Context()).Then(
+		clientv3.OpPut(prefix+"/node/a", "address", clientv3.WithLease(lease)),
+		clientv3.OpPut(prefix+"/range/a", "10.0.0.0/24", clientv3.WithLease(lease)),
+		clientv3.OpPut(prefix+"/range/all", "10.0.0.0/16"))); err != nil {
+		t.Fatal(err)
+	}
+	// The next process of the node goes on with the lease.
+	next, err := Open(withLast(s.Config(), s.Name()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer next.Close()
+	if fresh, err := next.Join(t.Context(), prepared); err != nil || fresh {
+		t.Errorf("join of the next process: fresh %t, %v", fresh, err)
+	}
+	if id, err := next.Lease(); err != nil || id != lease {
+		t.Errorf("lease of the next process: %x, %v, want %x", id, err, lease)
+	}
+	if _, err := admin.Revoke(t.Context(), lease); err != nil {
+		t.Fatal(err)
+	}
+	resp, err := admin.Get(t.Context(), prefix, clientv3.WithPrefix(), clientv3.WithKeysOnly())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var left []string
+	for _, kv := range resp.Kvs {
+		left = append(left, strings.TrimPrefix(string(kv.Key), prefix))
+	}
+	if want := []string{"/alive/a", "/range/all"}; !slices.Equal(left, want) {
+		t.Errorf("keys %q after the lease, want %q", left, want)
+	}
+	if fresh, err := next.Join(t.Context(), prepared); err != nil || !fresh {
+		t.Errorf("join after the lease: fresh %t, %v; want a new one", fresh, err)
+	}
+}
+
+func withLast(c Config, last string) Config {
+	c.Last = last
+	return c
+}

@@ -28,9 +28,6 @@ var (
 	ErrContended = errors.New("lost too many races for a number")
 	// ErrNotFound: the number is not known here.
 	ErrNotFound = errors.New("no such identity")
-	// ErrNameTaken: another node with the name of this one is alive. It is
-	// always a *NameError.
-	ErrNameTaken = errors.New("the name of this node is taken")
 	// ErrRecords: the state could not be written to where it survives this process.
 	ErrRecords = errors.New("state was not written")
 )
@@ -61,22 +58,6 @@ func (e *StoreError) Unwrap() error { return e.Err }
 
 // Is makes it an ErrUnavailable.
 func (e *StoreError) Is(target error) bool { return target == ErrUnavailable }
-
-// NameError says that another node has the name of this one.
-type NameError struct {
-	Node        string
-	Incarnation string        // of the other
-	Boot        string        // of the other
-	Wait        time.Duration // how long it takes to free the name once the other is off
-}
-
-func (e *NameError) Error() string {
-	return fmt.Sprintf("%v: another machine, or another state directory, is alive as %q (incarnation %s, boot %s); give one of the two another name (--node), or switch the other off and wait %s",
-		ErrNameTaken, e.Node, e.Incarnation, e.Boot, e.Wait)
-}
-
-// Is makes it an ErrNameTaken, and so an ErrUnavailable.
-func (e *NameError) Is(target error) bool { return target == ErrNameTaken || target == ErrUnavailable }
 
 // StaleError says that the store is needed, because what this node remembers
 // of a label set is too old to be believed.

@@ -11,19 +11,19 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 )
 
-// Errors of a Store.
+// Errors of a Store that every part of the service has that keeps something in it.
 var (
-	// ErrUnavailable: the store does not answer. Nobody knows whether what was
-	// asked for happened.
-	ErrUnavailable = errors.New("store unavailable")
-	// ErrNoSpace: the store answers and takes no writes, only deletions, until
-	// its operator makes room.
-	ErrNoSpace = errors.New("store has no space")
-	// ErrSessionLost: the session ended, and with it every reference of this
-	// node. Join again and restore.
-	ErrSessionLost = errors.New("store session lost")
+	ErrUnavailable = cluster.ErrUnavailable
+	ErrNoSpace     = cluster.ErrNoSpace
+	ErrSessionLost = cluster.ErrSessionLost
+	ErrNameTaken   = cluster.ErrNameTaken
+)
+
+// Errors of a Store of identities.
+var (
 	// ErrOccupied: the candidate is another label set's, or rests.
 	ErrOccupied = errors.New("number is occupied")
 	// ErrConflict: the number or the label set means something else now. It

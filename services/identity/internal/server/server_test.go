@@ -33,6 +33,7 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator/storetest"
+	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 	"github.com/sluice-net/sluice/services/identity/internal/labels"
 	"github.com/sluice-net/sluice/services/identity/internal/snapshot"
 )
@@ -419,7 +420,7 @@ func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 		{&allocator.StoreError{}, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_STORE_UNAVAILABLE},
 		{&allocator.StaleError{}, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_STORE_UNAVAILABLE},
 		{&allocator.StoreError{Err: allocator.ErrNoSpace}, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_STORE_FULL},
-		{&allocator.StoreError{Err: &allocator.NameError{}}, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_NODE_NAME_TAKEN},
+		{&allocator.StoreError{Err: &cluster.NameError{}}, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_NODE_NAME_TAKEN},
 		{allocator.ErrSessionLost, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_SESSION_LOST},
 		{allocator.ErrRecords, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_STORAGE_FAILED},
 		{allocator.ErrCorrupt, codes.Internal, identityv1.ErrorReason_ERROR_REASON_STORE_CORRUPT},

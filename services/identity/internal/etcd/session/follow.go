@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/sluice-net/sluice/kit/log"
-	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 )
 
 // errGap: the watch cannot continue where it was; list again.
@@ -123,7 +123,7 @@ func (s *Session) watch(ctx context.Context, r Reader, next int64, history <-cha
 			case resp.Err() != nil:
 				return next, s.fault(ctx, "watch "+r.Prefix, resp.Err())
 			case !ok:
-				return next, fmt.Errorf("watch %s: %w: the watch ended", r.Prefix, allocator.ErrUnavailable)
+				return next, fmt.Errorf("watch %s: %w: the watch ended", r.Prefix, cluster.ErrUnavailable)
 			}
 			switch {
 			case resp.IsProgressNotify():

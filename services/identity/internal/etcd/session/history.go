@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 )
 
 // position is how far etcd has come, as this process knows.
@@ -34,7 +34,7 @@ func (s *Session) position() position {
 // errHistory: etcd has another past than what this process saw of it, because
 // its data was put back to an older state or is another cluster's. With it went
 // whatever this process knows: it is an ErrSessionLost.
-var errHistory = fmt.Errorf("etcd has another history than before: %w", allocator.ErrSessionLost)
+var errHistory = fmt.Errorf("etcd has another history than before: %w", cluster.ErrSessionLost)
 
 // saw compares the answer to a linearised request with where etcd was when the
 // request was made. Leases say nothing: they are part of a backup too. A watch
@@ -98,15 +98,15 @@ func (s *Session) fault(ctx context.Context, what string, err error) error {
 		s.mu.Lock()
 		s.leave()
 		s.mu.Unlock()
-		return fmt.Errorf("%s: %w: %w", what, allocator.ErrSessionLost, err)
+		return fmt.Errorf("%s: %w: %w", what, cluster.ErrSessionLost, err)
 	case errors.Is(err, rpctypes.ErrNoSpace):
-		return fmt.Errorf("%s: %w: %w", what, allocator.ErrNoSpace, err)
+		return fmt.Errorf("%s: %w: %w", what, cluster.ErrNoSpace, err)
 	case errors.Is(ctx.Err(), context.Canceled):
 		return fmt.Errorf("%s: %w", what, ctx.Err())
 	case errors.Is(err, rpctypes.ErrRequestTooLarge), errors.Is(err, rpctypes.ErrTooManyOps), status.Code(err) == codes.InvalidArgument:
 		return fmt.Errorf("%s: %w", what, err)
 	}
-	return fmt.Errorf("%s: %w: %w", what, allocator.ErrUnavailable, err)
+	return fmt.Errorf("%s: %w: %w", what, cluster.ErrUnavailable, err)
 }
 
 // Keys in one answer of etcd to a listing. With each page etcd counts all that

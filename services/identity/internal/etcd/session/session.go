@@ -31,7 +31,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 )
 
 // Config of a Session.
@@ -290,14 +290,14 @@ func (s *Session) claimName(ctx context.Context) error {
 		}
 		incarnation, boot, _ := strings.Cut(string(have.Value), " ")
 		if incarnation != s.cfg.Incarnation || named && boot != s.cfg.Boot {
-			return &allocator.NameError{Node: s.cfg.Node, Incarnation: incarnation, Boot: boot, Wait: s.cfg.AliveTTL}
+			return &cluster.NameError{Node: s.cfg.Node, Incarnation: incarnation, Boot: boot, Wait: s.cfg.AliveTTL}
 		}
 		ok, err := s.takeName(ctx, Unchanged(s.aliveKey(), have))
 		if err != nil || ok {
 			return err
 		}
 	}
-	return fmt.Errorf("%w: %s changes all the time", allocator.ErrUnavailable, s.aliveKey())
+	return fmt.Errorf("%w: %s changes all the time", cluster.ErrUnavailable, s.aliveKey())
 }
 
 // lastAlive is the lease that alive/<node> should have: ours, or that of the
@@ -346,7 +346,7 @@ func (s *Session) Lease() (clientv3.LeaseID, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.keys.id == 0 {
-		return 0, allocator.ErrSessionLost
+		return 0, cluster.ErrSessionLost
 	}
 	return s.keys.id, nil
 }

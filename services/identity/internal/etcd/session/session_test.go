@@ -18,7 +18,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
-	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/etcdtest"
 )
 
@@ -87,7 +87,7 @@ func TestCopiesOfOneDiskDoNotTakeTurns(t *testing.T) {
 		}
 	}
 	for range 3 {
-		if err := first.Ping(t.Context()); !errors.Is(err, allocator.ErrNameTaken) {
+		if err := first.Ping(t.Context()); !errors.Is(err, cluster.ErrNameTaken) {
 			t.Errorf("the first after the second started: %v, want ErrNameTaken", err)
 		}
 		if err := second.Ping(t.Context()); err != nil {
@@ -155,7 +155,7 @@ func TestKeysOfSeveralOwnersLiveOnOneSession(t *testing.T) {
 	server := etcdtest.Start(t)
 	admin := server.Client()
 	s := open(t, server, "a")
-	if _, err := s.Lease(); !errors.Is(err, allocator.ErrSessionLost) {
+	if _, err := s.Lease(); !errors.Is(err, cluster.ErrSessionLost) {
 		t.Errorf("a lease before the session: %v, want ErrSessionLost", err)
 	}
 	broken := errors.New("not prepared")

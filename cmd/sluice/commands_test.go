@@ -14,6 +14,9 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/nodetest"
 )
 
 var update = flag.Bool("update", false, "write the files below testdata/ that the tests compare with")
@@ -24,7 +27,7 @@ var update = flag.Bool("update", false, "write the files below testdata/ that th
 func TestCommandsAndFlagsAreThoseListed(t *testing.T) {
 	t.Setenv("SLUICE_INSTANCE", "")
 	var got strings.Builder
-	root := (&command{}).root(commands...)
+	root := (&invocation.Invocation{}).Root(commands...)
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	listCommand(t, &got, root)
@@ -66,7 +69,7 @@ func listCommand(t *testing.T, w *strings.Builder, cmd *cobra.Command) {
 	fmt.Fprintf(w, "==== %s\n", cmd.CommandPath())
 	var out, errOut bytes.Buffer
 	args := append(strings.Fields(cmd.CommandPath())[1:], "--help")
-	if code := run(args, &out, &errOut, commands...); code != 0 || errOut.Len() > 0 {
+	if code := invocation.Run(args, &out, &errOut, commands...); code != 0 || errOut.Len() > 0 {
 		t.Fatalf("%s: exit code %d: %s", strings.Join(args, " "), code, errOut.String())
 	}
 	w.Write(out.Bytes())
@@ -88,4 +91,38 @@ func mustExecutable(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return self
+}
+
+func TestMistakesOnTheCommandLineAreExitCode2(t *testing.T) {
+	n := nodetest.New(t, commands...)
+	for _, bad := range [][]string{
+		{"nonsense"},
+		{"endpoint", "nonsense"},
+		{"endpoint", "list", "x"},
+		{"--nonsense"},
+		{"status", "-o", "yaml"},
+		{"status", "--timeout", "0s"},
+		{"dev", "nonsense"},
+		{"dev", "up"}, // with --run-dir, which dev refuses
+	} {
+		_, errOut := n.Want(t, invocation.ExitUsage, bad...)
+		if !strings.HasPrefix(errOut, "sluice: ") {
+			t.Errorf("%q: standard error %q", bad, errOut)
+		}
+	}
+	var out, errOut bytes.Buffer
+	if code := invocation.Run([]string{"--instance", "../x", "status"}, &out, &errOut, commands...); code != invocation.ExitUsage {
+		t.Errorf("a bad instance: exit code %d", code)
+	}
+}
+
+func TestAnAbsentServiceIsExplained(t *testing.T) {
+	n := nodetest.New(t, commands...)
+	n.Servers["datapath"].Stop()
+	_, errOut := n.Want(t, invocation.ExitFailed, "endpoint", "list")
+	for _, want := range []string{"datapath.sock", "Does it run?", n.RunDir} {
+		if !strings.Contains(errOut, want) {
+			t.Errorf("no %q in %q", want, errOut)
+		}
+	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/sluice-net/sluice/cmd/sluice/internal/nodetest"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
@@ -25,28 +26,28 @@ var passing = regexp.MustCompile(`"\d{4}-\d\d-\d\dT[^"]*"|\d\d:\d\d:\d\d\.\d{3}|
 func TestOutputsAreThoseListed(t *testing.T) {
 	t.Setenv("SLUICE_INSTANCE", "")
 	t.Setenv("PATH", "")
-	n := newFakeNode(t)
-	n.differences = []*datapathv1.Difference{{Subject: "pin", Key: "sl_ct", Want: "a map", Have: "nothing"}}
-	n.flows = []*datapathv1.Flow{{
+	n := nodetest.New(t, commands...)
+	n.Differences = []*datapathv1.Difference{{Subject: "pin", Key: "sl_ct", Want: "a map", Have: "nothing"}}
+	n.Flows = []*datapathv1.Flow{{
 		Type: datapathv1.FlowType_FLOW_TYPE_CONNECTION_CLOSED, Time: timestamppb.New(time.Unix(1e9, 0)), Verdict: datapathv1.Verdict_VERDICT_FORWARDED,
 		Direction: datapathv1.Direction_DIRECTION_INGRESS, SourceAddress: []byte{10, 244, 0, 2}, DestinationAddress: []byte{10, 244, 0, 3},
 		SourcePort: 4000, DestinationPort: 80, Protocol: 6, TcpFlags: 0x12, SourceIdentity: 300, SourceLabels: []string{"k8s:app=web"}, Reply: true,
 		Ingress: &datapathv1.SideVerdict{Verdict: datapathv1.Verdict_VERDICT_FORWARDED, Table: 17, Rule: 1, DecidedBy: "rule", RuleSources: []string{"NetworkPolicy shop/web"}},
 	}}
-	n.policy.differences = []*policyv1.DiffResponse{{
+	n.Policy.Differences = []*policyv1.DiffResponse{{
 		Subject: 300, SubjectLabels: []string{"k8s:app=web"}, Direction: policyv1.TableDirection_TABLE_DIRECTION_INGRESS,
 		Peers: []*policyv1.DiffPeer{{Identity: 301, Labels: []string{"k8s:app=db"}, Prefix: "10.244.0.3/32"}, {Prefix: "192.0.2.0/24"}},
 		Ports: []*policyv1.DiffPorts{{FirstProtocol: 6, LastProtocol: 6, FirstPort: 80, LastPort: 81, Before: policyv1.Action_ACTION_ALLOW, After: policyv1.Action_ACTION_DENY}},
 	}}
-	n.policy.table = &policyv1.GetPolicyTableResponse{Revision: 6, Ingress: &policyv1.TableDefine{
+	n.Policy.Table = &policyv1.GetPolicyTableResponse{Revision: 6, Ingress: &policyv1.TableDefine{
 		StructureHash: []byte{1, 2}, Rules: []*policyv1.TableRule{{Action: policyv1.Action_ACTION_ALLOW, Tier: 1}},
 		Nodes:   []*policyv1.PortNode{{High: []uint32{6<<16 | 79, 6<<16 | 80, 0xFF<<16 | 0xFFFF}, Value: []uint32{0x7FFF<<16 | 0xFFFF, 0x7FFF<<16 | 1, 0x7FFF<<16 | 0xFFFF}}},
 		Classes: []uint32{0}, Peers: []*policyv1.PeerRow{{NodeClass: 4, Class: 0}},
 	}, IngressRules: []*policyv1.RuleSources{{Sources: []*policyv1.RuleSource{{Kind: "NetworkPolicy", Namespace: "shop", Name: "web", Path: "spec.ingress[0]"}}}}}
 	dir := t.TempDir()
-	file := write(t, dir, "web.yaml", webPolicy)
-	bad := write(t, dir, "bad.yaml", strings.Replace(webPolicy, "podSelector: {}", "refuse: why", 1))
-	broken := write(t, dir, "broken.yaml", "a: [\n")
+	file := nodetest.Write(t, dir, "web.yaml", nodetest.WebPolicy)
+	bad := nodetest.Write(t, dir, "bad.yaml", strings.Replace(nodetest.WebPolicy, "podSelector: {}", "refuse: why", 1))
+	broken := nodetest.Write(t, dir, "broken.yaml", "a: [\n")
 
 	var got strings.Builder
 	for _, line := range []string{
@@ -60,9 +61,9 @@ func TestOutputsAreThoseListed(t *testing.T) {
 		"prepare", "dev up", "nonsense", "endpoint nonsense", "--timeout 0s status", "-o yaml status", "--nonsense", "endpoint", "policy apply x",
 	} {
 		for _, format := range []string{"table", "json"} {
-			code, out, errOut := n.sluice(append([]string{"-o", format}, strings.Fields(line)...)...)
-			for len(n.observed) > 0 {
-				<-n.observed
+			code, out, errOut := n.Sluice(append([]string{"-o", format}, strings.Fields(line)...)...)
+			for len(n.Observed) > 0 {
+				<-n.Observed
 			}
 			fmt.Fprintf(&got, "==== sluice -o %s %s: exit code %d\n%s", format, line, code, out)
 			if errOut != "" {
@@ -70,6 +71,6 @@ func TestOutputsAreThoseListed(t *testing.T) {
 			}
 		}
 	}
-	text := strings.NewReplacer(dir, "DIR", n.runDir, "RUN", filepath.Dir(mustExecutable(t)), "SELF").Replace(got.String())
+	text := strings.NewReplacer(dir, "DIR", n.RunDir, "RUN", filepath.Dir(mustExecutable(t)), "SELF").Replace(got.String())
 	compareWithFile(t, "outputs.txt", passing.ReplaceAllString(text, "TIME"))
 }

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package bpfmap shows the eBPF maps and their entries.
+package bpfmap
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+)
+
+// Command is `map`.
+func Command(inv *invocation.Invocation) *cobra.Command {
+	var limit uint32
+	dump := &cobra.Command{
+		Use: "dump NAME", Short: "Print the entries of a map in words; JSON comes one object a line", Args: invocation.Args(1, "the name of a map; see `sluice map list`"),
+		RunE: func(cmd *cobra.Command, a []string) error { return dump(cmd.Context(), inv, a[0], limit) },
+	}
+	dump.Flags().Uint32Var(&limit, "limit", 0, "at most this many entries; 0: all")
+	return invocation.Group("map", "Show the eBPF maps", dump,
+		&cobra.Command{
+			Use: "list", Short: "List the maps, how full they are and the memory they take", Args: invocation.Args(0, ""),
+			RunE: func(cmd *cobra.Command, _ []string) error { return printList(cmd.Context(), inv) },
+		},
+	)
+}
+
+// Usage is how full a map is.
+type Usage struct {
+	Name       string `json:"name"`
+	Entries    int64  `json:"entries"` // -1: the kernel cannot say
+	MaxEntries uint32 `json:"maxEntries"`
+	Bytes      uint64 `json:"bytes"`
+}
+
+// UsagesOf shows how full the maps are.
+func UsagesOf(all []*datapathv1.MapUsage) []Usage {
+	shown := make([]Usage, 0, len(all))
+	for _, m := range all {
+		shown = append(shown, Usage{m.GetName(), m.GetEntries(), m.GetMaxEntries(), m.GetBytes()})
+	}
+	return shown
+}
+
+func printList(ctx context.Context, inv *invocation.Invocation) error {
+	conn, err := inv.Dial("datapath")
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(ctx, inv.Timeout)
+	defer cancel()
+	r, err := datapathv1.NewDatapathServiceClient(conn).GetStatus(ctx, &datapathv1.GetStatusRequest{})
+	if err != nil {
+		return err
+	}
+	all := UsagesOf(r.GetMaps())
+	return inv.Show(all, func(w io.Writer) {
+		output.Row(w, "MAP", "ENTRIES", "OF", "MEMORY")
+		var sum uint64
+		for _, m := range all {
+			entries := strconv.FormatInt(m.Entries, 10)
+			if m.Entries < 0 {
+				entries = "?"
+			}
+			output.Row(w, m.Name, entries, m.MaxEntries, output.Bytes(m.Bytes))
+			sum += m.Bytes
+		}
+		output.Row(w, fmt.Sprintf("%d maps", len(all)), "", "", output.Bytes(sum))
+	})
+}
+
+func dump(ctx context.Context, inv *invocation.Invocation, name string, limit uint32) error {
+	conn, err := inv.Dial("datapath")
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	stream, err := datapathv1.NewDatapathServiceClient(conn).DumpMap(ctx, &datapathv1.DumpMapRequest{Name: name, Limit: limit})
+	if err != nil {
+		return err
+	}
+	// Maps have up to a million entries, so they are printed as they come.
+	out := bufio.NewWriter(inv.Out)
+	encoder := json.NewEncoder(out)
+	encoder.SetEscapeHTML(false)
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return out.Flush()
+		}
+		if err != nil {
+			_ = out.Flush() // what came stays, and the reason is the other one
+			return err
+		}
+		if inv.Format == "json" {
+			err = encoder.Encode(map[string]string{"key": m.GetKey(), "value": m.GetValue()})
+		} else {
+			_, err = fmt.Fprintf(out, "%s  =>  %s\n", output.Printable(m.GetKey()), output.Printable(m.GetValue()))
+		}
+		if err != nil {
+			return err
+		}
+	}
+}

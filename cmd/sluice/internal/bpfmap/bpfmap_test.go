@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package bpfmap
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/nodetest"
+)
+
+func TestMaps(t *testing.T) {
+	n := nodetest.New(t, Command)
+	out, _ := n.Want(t, 0, "map", "list")
+	nodetest.WantLines(t, out, "MAP ENTRIES OF MEMORY", "sl_ct ? 65536 1.0 KiB", "sl_peer 3 16 512 B", "2 maps - - 1.5 KiB")
+	out, _ = n.Want(t, 0, "map", "dump", "sl_peer")
+	nodetest.WantLines(t, out, "set 16 class 2 => class 2")
+	out, _ = n.Want(t, 0, "map", "dump", "sl_peer", "--limit", "1", "-o", "json")
+	var entry map[string]string
+	if err := json.Unmarshal([]byte(out), &entry); err != nil || entry["key"] != "set 16 class 0" {
+		t.Errorf("JSON %v %s", err, out)
+	}
+	_, errOut := n.Want(t, invocation.ExitFailed, "map", "dump", "sl_x")
+	nodetest.WantLines(t, errOut, `sluice: no map "sl_x"; there are sl_ct, sl_peer`)
+	n.Want(t, invocation.ExitUsage, "map", "dump")
+}

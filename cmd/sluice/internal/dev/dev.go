@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package dev runs a whole node for development. It alone of the command line makes network namespaces and devices.
+package dev
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/status"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/devnode"
+)
+
+// defaultInstance is the instance of `dev` if no other is named.
+const defaultInstance = "dev"
+
+// Command is `dev`.
+func Command(inv *invocation.Invocation) *cobra.Command {
+	var (
+		podCIDRs []string
+		o        devnode.Options
+	)
+	up := &cobra.Command{
+		Use:   "up",
+		Short: "Start a node: its own network namespace, etcd and every service",
+		Long: `Start a whole node under the directories of one instance: a network namespace of
+its own, joined to the caller's by a veth pair, an embedded etcd, sluice-identity,
+sluice-ipam, sluice-policy and sluice-datapath, each as its own user. It returns when all of them
+serve. Of the caller's namespace, nothing changes but one device with its two
+addresses and one route for each pod range; ` + "`dev down`" + ` removes them.`,
+		Args: invocation.Args(0, ""),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if !slices.Contains(policyModes, o.PolicyMode) {
+				return invocation.Usagef("--policy-mode: %q is not one of %s", o.PolicyMode, strings.Join(policyModes, ", "))
+			}
+			return up(cmd.Context(), inv, podCIDRs, o)
+		},
+	}
+	up.Flags().StringSliceVar(&podCIDRs, "pod-cidr", nil, "range of pod addresses, one per family (default: the first 10.244.N.0/24 and fd00:244:N::/64 without a route)")
+	up.Flags().StringVar(&o.BinDir, "bin-dir", "", "directory of the services' programs (default: that of this program)")
+	up.Flags().DurationVar(&o.StartTimeout, "start-timeout", 30*time.Second, "how long the services may take to serve")
+	up.Flags().StringVar(&o.PolicyMode, "policy-mode", devnode.DefaultPolicyMode, "required: a container is connected when its policy is enforced; init: at once, with ingress from the own node only until then; none: no policy is enforced")
+	up.Flags().StringVar(&o.PolicyDir, "policy-dir", "", "directory of manifests that are in force besides what is applied (default: an empty one below the run directory)")
+	cmd := invocation.Group("dev", "Run a whole node for development and tests", up,
+		&cobra.Command{
+			Use: "down", Short: "End a node and remove everything that `dev up` made", Args: invocation.Args(0, ""),
+			RunE: func(cmd *cobra.Command, _ []string) error { return down(cmd.Context(), inv) },
+		},
+		&cobra.Command{
+			Use: "restart SERVICE", Short: "End one service of the node and start it again", Args: invocation.Args(1, "one of "+strings.Join(devnode.Services(), ", ")),
+			ValidArgs: devnode.Services(),
+			RunE:      func(cmd *cobra.Command, a []string) error { return restart(cmd.Context(), inv, a[0]) },
+		},
+		&cobra.Command{
+			Use: "status", Short: "Show the processes of the node", Args: invocation.Args(0, ""),
+			RunE: func(cmd *cobra.Command, _ []string) error { return printStatus(cmd.Context(), inv) },
+		},
+	)
+	cmd.PersistentPreRunE = func(cmd *cobra.Command, a []string) error {
+		if err := cmd.Root().PersistentPreRunE(cmd, a); err != nil {
+			return err
+		}
+		if inv.RunDir != "" {
+			return invocation.Usagef("--run-dir: a development node is named by --instance")
+		}
+		if inv.Instance == "" {
+			inv.Instance = defaultInstance
+		}
+		if os.Geteuid() != 0 {
+			return errors.New("dev must run as root: it makes network namespaces and starts the datapath")
+		}
+		return nil
+	}
+	return cmd
+}
+
+// policyModes are those of the datapath.
+var policyModes = []string{"required", "init", "none"}
+
+func up(ctx context.Context, inv *invocation.Invocation, podCIDRs []string, o devnode.Options) error {
+	o.Instance = inv.Instance
+	for _, s := range podCIDRs {
+		p, err := netip.ParsePrefix(s)
+		if err != nil {
+			return invocation.Usagef("--pod-cidr: %q is not a range of addresses", s)
+		}
+		if p != p.Masked() {
+			return invocation.Usagef("--pod-cidr: %q is an address within the range %s", s, p.Masked())
+		}
+		if slices.ContainsFunc(o.PodCIDRs, func(q netip.Prefix) bool { return q.Addr().Is4() == p.Addr().Is4() }) {
+			return invocation.Usagef("--pod-cidr: %s is the second one of its family", p)
+		}
+		o.PodCIDRs = append(o.PodCIDRs, p)
+	}
+	if o.BinDir == "" {
+		self, err := os.Executable()
+		if err != nil {
+			return err
+		}
+		o.BinDir = filepath.Dir(self)
+	}
+	began := time.Now()
+	node, err := devnode.Up(ctx, o)
+	if errors.Is(err, devnode.ErrRunning) {
+		return fmt.Errorf("%w; see `sluice dev status --instance %s`, end it with `sluice dev down --instance %s`", err, inv.Instance, inv.Instance)
+	}
+	if err != nil {
+		return err
+	}
+	return inv.Show(describe(ctx, inv, node), func(w io.Writer) { welcome(inv, w, node, time.Since(began)) })
+}
+
+// shownNode is what `dev up -o json` and `dev status -o json` print.
+type shownNode struct {
+	Instance   string         `json:"instance"`
+	RunDir     string         `json:"runDir"`
+	StateDir   string         `json:"stateDir"`
+	Netns      string         `json:"netns"`
+	PodCIDRs   []string       `json:"podCidrs"`
+	PolicyMode string         `json:"policyMode"`
+	PolicyDir  string         `json:"policyDir"`
+	Plugin     string         `json:"plugin"`
+	CNIConfDir string         `json:"cniConfDir"`
+	Services   []shownService `json:"services"`
+}
+
+type shownService struct {
+	Name    string `json:"name"`
+	PID     int    `json:"pid,omitempty"` // 0 if it does not run
+	Serving bool   `json:"serving"`
+	Error   string `json:"error,omitempty"`
+	Socket  string `json:"socket"`
+	Log     string `json:"log"`
+}
+
+func describe(ctx context.Context, inv *invocation.Invocation, node *devnode.Node) shownNode {
+	ctx, cancel := context.WithTimeout(ctx, inv.Timeout)
+	defer cancel()
+	d := shownNode{
+		Instance: node.Instance(), RunDir: node.Paths().RunDir, StateDir: node.Paths().StateDir, Netns: node.Netns(),
+		Plugin: node.Plugin(), CNIConfDir: node.CNIConfDir(), PolicyMode: node.PolicyMode(), PolicyDir: node.PolicyDir(),
+	}
+	for _, p := range node.PodCIDRs() {
+		d.PodCIDRs = append(d.PodCIDRs, p.String())
+	}
+	for _, name := range devnode.Services() {
+		s := shownService{Name: name, Socket: node.Socket(name), Log: node.Log(name)}
+		var err error
+		if s.PID, err = node.PID(name); err == nil {
+			err = node.Serving(ctx, name)
+		}
+		if s.Serving = err == nil; err != nil {
+			s.Error = err.Error()
+			if st, ok := status.FromError(err); ok {
+				s.Error = invocation.Reason(st)
+			}
+		}
+		d.Services = append(d.Services, s)
+	}
+	return d
+}
+
+func welcome(inv *invocation.Invocation, w io.Writer, node *devnode.Node, took time.Duration) {
+	fmt.Fprintf(w, "Node %s is up after %.1f s.\n\n", node.Instance(), took.Seconds())
+	output.Row(w, "SERVICE", "PID", "SOCKET")
+	for _, name := range devnode.Services() {
+		pid, err := node.PID(name)
+		if err != nil {
+			continue // it ended just now; dev status says so
+		}
+		output.Row(w, name, pid, node.Socket(name))
+	}
+	fmt.Fprintf(w, `
+Pods            %s
+Node's netns    %s
+CNI conflist    %s
+Policies        %s, enforcement: %s
+Logs            %s
+
+Look at it:
+  sluice status --instance %[7]s
+  sluice endpoint list --instance %[7]s
+  sluice policy list --instance %[7]s
+  sluice observe --follow --instance %[7]s
+
+Connect a network namespace by hand, as a container runtime would:
+  ip netns add pod1
+  CNI_COMMAND=ADD CNI_CONTAINERID=pod1 CNI_IFNAME=eth0 CNI_NETNS=/run/netns/pod1 CNI_PATH=%[8]s \
+    %[9]s < %[10]s
+
+End it:
+  sluice dev down --instance %[7]s
+`, strings.Join(prefixTexts(node.PodCIDRs()), ", "), node.Netns(), node.CNIConfDir(), node.PolicyDir(), node.PolicyMode(), filepath.Dir(node.Log("ipam")),
+		node.Instance(), filepath.Dir(node.Plugin()), node.Plugin(), node.PluginConfig())
+}
+
+func prefixTexts(prefixes []netip.Prefix) []string {
+	texts := make([]string, 0, len(prefixes))
+	for _, p := range prefixes {
+		texts = append(texts, p.String())
+	}
+	return texts
+}
+
+func down(ctx context.Context, inv *invocation.Invocation) error {
+	if err := devnode.Down(ctx, inv.Instance); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(inv.ErrOut, "Node %s is down.\n", inv.Instance)
+	return err
+}
+
+func restart(ctx context.Context, inv *invocation.Invocation, service string) error {
+	if !slices.Contains(devnode.Services(), service) {
+		return invocation.Usagef("%q is not one of %s", service, strings.Join(devnode.Services(), ", "))
+	}
+	node, err := devnode.Open(inv.Instance)
+	if err != nil {
+		return err
+	}
+	began := time.Now()
+	if err := node.Restart(ctx, service); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(inv.ErrOut, "%s serves again after %.2f s.\n", service, time.Since(began).Seconds())
+	return err
+}
+
+func printStatus(ctx context.Context, inv *invocation.Invocation) error {
+	node, err := devnode.Open(inv.Instance)
+	if err != nil {
+		return err
+	}
+	d := describe(ctx, inv, node)
+	if err := inv.Show(d, func(w io.Writer) {
+		output.Row(w, "SERVICE", "PID", "SERVING", "SOCKET", "LOG")
+		for _, s := range d.Services {
+			pid, serving := "-", "yes"
+			if s.PID != 0 {
+				pid = fmt.Sprint(s.PID)
+			}
+			if !s.Serving {
+				serving = "no: " + s.Error
+			}
+			output.Row(w, s.Name, pid, serving, s.Socket, s.Log)
+		}
+	}); err != nil {
+		return err
+	}
+	if slices.ContainsFunc(d.Services, func(s shownService) bool { return !s.Serving }) {
+		return invocation.ErrNotReady
+	}
+	return nil
+}

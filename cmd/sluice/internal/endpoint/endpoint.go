@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package endpoint shows the connected containers, and finds the one that a person means.
+package endpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/verdict"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+)
+
+// Command is `endpoint`.
+func Command(inv *invocation.Invocation) *cobra.Command {
+	return invocation.Group("endpoint", "Show the connected containers",
+		&cobra.Command{
+			Use: "list", Short: "List every endpoint of the node", Args: invocation.Args(0, ""),
+			RunE: func(cmd *cobra.Command, _ []string) error { return printList(cmd.Context(), inv) },
+		},
+		&cobra.Command{
+			Use: "get CONTAINER[/INTERFACE]", Short: "Show one endpoint; the start of the container's id is enough", Args: invocation.Args(1, "a container's id"),
+			RunE: func(cmd *cobra.Command, a []string) error { return printOne(cmd.Context(), inv, a[0]) },
+		},
+	)
+}
+
+// endpoint is what is shown of one.
+type endpoint struct {
+	Owner     workload.Owner `json:"owner"`
+	Manager   string         `json:"manager,omitempty"`
+	Network   string         `json:"network,omitempty"`
+	Pod       *podRef        `json:"pod,omitempty"`
+	Slot      uint32         `json:"slot"`
+	State     string         `json:"state"`
+	Identity  uint32         `json:"identity"`
+	Labels    []string       `json:"labels"`
+	Addresses []string       `json:"addresses"`
+	Gateways  []string       `json:"gateways,omitempty"`
+	Host      device         `json:"hostInterface"`
+	Container device         `json:"containerInterface"`
+	Namespace string         `json:"networkNamespace"`
+	MTU       uint32         `json:"mtu"`
+	// SourceRouted are addresses whose family has its default routes by another
+	// interface of the container.
+	SourceRouted []string   `json:"sourceRouted,omitempty"`
+	NamedPorts   []string   `json:"namedPorts,omitempty"`
+	Created      *time.Time `json:"createTime,omitempty"`
+	// Policy is what judges its packets; nil from a datapath that knows none.
+	Policy *policy `json:"policy,omitempty"`
+}
+
+type podRef struct {
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	UID       string `json:"uid"`
+}
+
+type policy struct {
+	Revision     uint64 `json:"revision"`
+	EgressTable  uint32 `json:"egressTable"`
+	IngressTable uint32 `json:"ingressTable"`
+	Generation   uint32 `json:"generation"`
+	Refusal      string `json:"refusal,omitempty"`
+	Audit        bool   `json:"audit,omitempty"`
+}
+
+// text is the state of an endpoint's policy, for a table.
+func (p *policy) text() string {
+	switch {
+	case p == nil:
+		return ""
+	case p.Refusal != "":
+		return fmt.Sprintf("revision %d, newer refused", p.Revision)
+	case p.Audit:
+		return fmt.Sprintf("revision %d, audit only", p.Revision)
+	case p.EgressTable == verdict.TableWaiting || p.IngressTable == verdict.TableWaiting:
+		return "waits for a policy"
+	case p.EgressTable == verdict.TableAllow && p.IngressTable == verdict.TableAllow:
+		return "none, all is allowed"
+	default:
+		return fmt.Sprintf("revision %d", p.Revision)
+	}
+}
+
+type device struct {
+	Name  string `json:"name"`
+	Index uint32 `json:"index"`
+	MAC   string `json:"mac"`
+}
+
+func shown(e *datapathv1.Endpoint) endpoint {
+	dev := func(d *datapathv1.Interface) device {
+		return device{Name: d.GetName(), Index: d.GetIndex(), MAC: workload.MACText(d.GetMac())}
+	}
+	shown := endpoint{
+		Owner: workload.OwnerOf(e.GetOwner()), Manager: e.GetManager(), Network: e.GetNetwork(), Slot: e.GetSlot(), State: output.Enum(e.GetState(), "ENDPOINT_STATE_"), Identity: e.GetIdentity(),
+		Labels: workload.LabelTexts(e.GetLabels()), Addresses: workload.AddressTexts(e.GetAddresses()), Gateways: workload.AddressTexts(e.GetGateways()),
+		Host: dev(e.GetHostInterface()), Container: dev(e.GetContainerInterface()),
+		SourceRouted: workload.AddressTexts(e.GetSourceRouted()),
+		Namespace:    e.GetNetworkNamespace(), MTU: e.GetMtu(), Created: output.When(e.GetCreateTime()),
+	}
+	if p := e.GetPod(); p != nil {
+		shown.Pod = &podRef{p.GetNamespace(), p.GetName(), p.GetUid()}
+	}
+	if p := e.GetPolicy(); p != nil {
+		shown.Policy = &policy{
+			Revision: p.GetRevision(), EgressTable: p.GetEgressTable(), IngressTable: p.GetIngressTable(),
+			Generation: p.GetGeneration(), Refusal: p.GetRefusal(), Audit: p.GetAudit(),
+		}
+	}
+	for _, p := range e.GetNamedPorts() {
+		shown.NamedPorts = append(shown.NamedPorts, namedPort(p))
+	}
+	return shown
+}
+
+// List asks the datapath for every endpoint.
+func List(ctx context.Context, inv *invocation.Invocation) ([]*datapathv1.Endpoint, error) {
+	conn, err := inv.Dial("datapath")
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(ctx, inv.Timeout)
+	defer cancel()
+	stream, err := datapathv1.NewDatapathServiceClient(conn).ListEndpoints(ctx, &datapathv1.ListEndpointsRequest{})
+	if err != nil {
+		return nil, err
+	}
+	var all []*datapathv1.Endpoint
+	if err := invocation.Each(stream, func(m *datapathv1.ListEndpointsResponse) { all = append(all, m.GetEndpoint()) }); err != nil {
+		return nil, err
+	}
+	return all, nil
+}
+
+func printList(ctx context.Context, inv *invocation.Invocation) error {
+	found, err := List(ctx, inv)
+	if err != nil {
+		return err
+	}
+	all := make([]endpoint, 0, len(found))
+	for _, e := range found {
+		all = append(all, shown(e))
+	}
+	return inv.Show(all, func(w io.Writer) {
+		output.Row(w, "CONTAINER", "SLOT", "STATE", "IDENTITY", "ADDRESSES", "DEVICE", "POLICY", "LABELS")
+		for _, e := range all {
+			output.Row(w, e.Owner, e.Slot, e.State, e.Identity, strings.Join(e.Addresses, ","), e.Host.Name, e.Policy.text(), strings.Join(e.Labels, ","))
+		}
+	})
+}
+
+// Find finds an endpoint by CONTAINER[/INTERFACE], of which the start of
+// the container's id is enough.
+func Find(ctx context.Context, inv *invocation.Invocation, name string) (*datapathv1.Endpoint, error) {
+	all, err := List(ctx, inv)
+	if err != nil {
+		return nil, err
+	}
+	found, err := Match(all, name)
+	if err == nil && found == nil {
+		err = errors.New("no endpoint of container " + output.Printable(name) + "; see `sluice endpoint list`")
+	}
+	return found, err
+}
+
+// Match gives nil if no endpoint has the name.
+func Match(all []*datapathv1.Endpoint, name string) (*datapathv1.Endpoint, error) {
+	id, ifname, _ := strings.Cut(name, "/")
+	if id == "" {
+		return nil, invocation.Usagef("%q is not CONTAINER or CONTAINER/INTERFACE", name)
+	}
+	matches := func(exact bool) []*datapathv1.Endpoint {
+		return slices.DeleteFunc(slices.Clone(all), func(e *datapathv1.Endpoint) bool {
+			o := workload.OwnerOf(e.GetOwner())
+			same := o.ContainerID == id || !exact && strings.HasPrefix(o.ContainerID, id)
+			return !same || ifname != "" && o.Interface != ifname
+		})
+	}
+	found := matches(true)
+	if len(found) == 0 {
+		found = matches(false)
+	}
+	switch len(found) {
+	case 0:
+		return nil, nil
+	case 1:
+		return found[0], nil
+	}
+	names := make([]string, 0, len(found))
+	for _, e := range found {
+		o := workload.OwnerOf(e.GetOwner())
+		names = append(names, o.ContainerID+"/"+o.Interface)
+	}
+	return nil, invocation.Usagef("%q could be %s", name, strings.Join(names, " or "))
+}
+
+func printOne(ctx context.Context, inv *invocation.Invocation, name string) error {
+	found, err := Find(ctx, inv, name)
+	if err != nil {
+		return err
+	}
+	e := shown(found)
+	return inv.Show(e, func(w io.Writer) {
+		output.Row(w, "Container", e.Owner.ContainerID)
+		output.Row(w, "Interface", e.Owner.Interface+" "+e.Container.MAC)
+		output.Row(w, "Manager", output.OrDash(e.Manager))
+		output.Row(w, "Network", output.OrDash(e.Network))
+		if e.Pod != nil {
+			output.Row(w, "Pod", e.Pod.Namespace+"/"+e.Pod.Name+" "+e.Pod.UID)
+		}
+		output.Row(w, "State", e.State)
+		output.Row(w, "Identity", e.Identity)
+		output.Row(w, "Labels", strings.Join(e.Labels, " "))
+		output.Row(w, "Addresses", strings.Join(e.Addresses, " "))
+		output.Row(w, "Gateways", strings.Join(e.Gateways, " "))
+		if len(e.SourceRouted) > 0 {
+			output.Row(w, "Source-routed", strings.Join(e.SourceRouted, " "))
+		}
+		output.Row(w, "Device", e.Host.Name+" "+e.Host.MAC)
+		output.Row(w, "MTU", e.MTU)
+		output.Row(w, "Namespace", e.Namespace)
+		output.Row(w, "Named ports", strings.Join(e.NamedPorts, " "))
+		output.Row(w, "Slot", e.Slot)
+		if p := e.Policy; p != nil {
+			output.Row(w, "Policy", p.text())
+			output.Row(w, "Egress table", verdict.TableText(p.EgressTable))
+			output.Row(w, "Ingress table", verdict.TableText(p.IngressTable))
+			output.Row(w, "Generation", p.Generation)
+			if p.Refusal != "" {
+				output.Row(w, "Refused", p.Refusal)
+			}
+		}
+		output.Row(w, "Age", output.Since(e.Created))
+	})
+}
+
+func namedPort(p *workloadv1.NamedPort) string {
+	return p.GetName() + "=" + portText(p.GetPort()) + "/" + output.Enum(p.GetProtocol(), "PROTOCOL_")
+}
+
+func portText(p uint32) string { return strconv.FormatUint(uint64(p), 10) }

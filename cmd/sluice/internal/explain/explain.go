@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package explain shows the steps by which the kernel's own tables decide on a connection.
+package explain
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/endpoint"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/peer"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/ports"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/verdict"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+)
+
+// Command is `explain`.
+func Command(inv *invocation.Invocation) *cobra.Command {
+	var o peer.Flags
+	cmd := &cobra.Command{
+		Use:   "explain --from POD --to POD --port PORT",
+		Short: "Say what the kernel's own tables say to a connection, step by step",
+		Long: `Say what the kernel's own tables say to a connection, step by step: the lookup of
+the eBPF programs is done on the live maps, nothing is changed and no packet is
+sent. ` + "`sluice policy explain`" + ` asks the policy service instead, which knows the
+rules' text.
+
+Each end is a pod (the start of its container's id), an address, or the identity
+or labels of exactly one pod of this node.`,
+		Example: `  sluice explain --from 4caf --to 10.244.0.2 --port 80
+  sluice explain --from k8s:app=client --to k8s:app=web --port 53/udp -6`,
+		Args: invocation.Args(0, ""),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			conn, err := peer.ResolveConnection(cmd.Context(), inv, o, func(ctx context.Context, c *invocation.Invocation, text string) (peer.Peer, error) {
+				return resolveLocal(ctx, c, text)
+			})
+			if err != nil {
+				return err
+			}
+			return run(cmd.Context(), inv, conn)
+		},
+	}
+	o.Add(cmd)
+	cmd.Flags().UintVar(&o.SourcePort, "source-port", 0, "source port (ICMP: identifier), to find the state of one connection")
+	return cmd
+}
+
+// resolveLocal finds a peer that has an address.
+func resolveLocal(ctx context.Context, inv *invocation.Invocation, text string) (peer.Peer, error) {
+	p, err := peer.Resolve(ctx, inv, text)
+	if err != nil || len(p.Addresses) > 0 {
+		return p, err
+	}
+	endpoints, err := endpoint.List(ctx, inv)
+	if err != nil {
+		return p, err
+	}
+	var found []peer.Peer
+	var names []string
+	for _, e := range endpoints {
+		texts := workload.LabelTexts(e.GetLabels())
+		all := p.Identity != 0 && e.GetIdentity() == p.Identity || p.Identity == 0
+		for _, want := range workload.LabelTexts(p.Labels) {
+			all = all && slices.Contains(texts, want)
+		}
+		if all {
+			found = append(found, p.At(e))
+			names = append(names, workload.OwnerOf(e.GetOwner()).String())
+		}
+	}
+	switch len(found) {
+	case 0:
+		return p, invocation.Usagef("no pod of this node is %s; the kernel judges addresses, so name a pod or an address", text)
+	case 1:
+		return found[0], nil
+	default:
+		return p, invocation.Usagef("%s could be %s", text, strings.Join(names, " or "))
+	}
+}
+
+// explanation is what `explain` prints.
+type explanation struct {
+	From       string             `json:"from"`
+	To         string             `json:"to"`
+	Protocol   string             `json:"protocol"`
+	Port       uint32             `json:"port"`
+	Verdict    string             `json:"verdict"`
+	Reason     string             `json:"reason"`
+	Source     explainedPeer      `json:"source"`
+	Dest       explainedPeer      `json:"destination"`
+	Egress     *explainedSide     `json:"egress,omitempty"`
+	Ingress    *explainedSide     `json:"ingress,omitempty"`
+	Connection *trackedConnection `json:"connection,omitempty"`
+}
+
+type explainedPeer struct {
+	Identity     uint32          `json:"identity"`
+	Known        bool            `json:"known"`
+	NodeClass    uint32          `json:"nodeClass"`
+	Owner        *workload.Owner `json:"owner,omitempty"`
+	Slot         uint32          `json:"slot"`
+	IPCacheEntry string          `json:"ipcacheEntry,omitempty"`
+	Labels       []string        `json:"labels,omitempty"`
+}
+
+type explainedSide struct {
+	Verdict       verdict.Side `json:"verdict"`
+	IdentityClass uint32       `json:"identityClass"`
+	IdentityRow   bool         `json:"identityRow"`
+	AddressClass  uint32       `json:"addressClass"`
+	AddressBlock  string       `json:"addressBlock,omitempty"`
+}
+
+type trackedConnection struct {
+	Initiator   string     `json:"initiator"`
+	Responder   string     `json:"responder"`
+	Protocol    string     `json:"protocol"`
+	State       []string   `json:"state"`
+	LastSeen    *time.Time `json:"lastSeen,omitempty"`
+	Current     bool       `json:"current"`
+	EgressRule  uint32     `json:"egressRule,omitempty"`
+	IngressRule uint32     `json:"ingressRule,omitempty"`
+}
+
+func explainedPeerOf(p *datapathv1.ExplainedPeer) explainedPeer {
+	shown := explainedPeer{
+		Identity: p.GetIdentity(), Known: p.GetKnown(), NodeClass: p.GetNodeClass(), Slot: p.GetSlot(), IPCacheEntry: p.GetIpcacheEntry(), Labels: p.GetLabels(),
+	}
+	if p.GetOwner() != nil {
+		o := workload.OwnerOf(p.GetOwner())
+		shown.Owner = &o
+	}
+	return shown
+}
+
+func explainedSideOf(s *datapathv1.ExplainedSide) *explainedSide {
+	if s == nil {
+		return nil
+	}
+	shown := &explainedSide{IdentityClass: s.GetIdentityClass(), IdentityRow: s.GetIdentityRow(), AddressClass: s.GetAddressClass(), AddressBlock: s.GetAddressBlock()}
+	if v := verdict.SideOf(s.GetVerdict()); v != nil {
+		shown.Verdict = *v
+	}
+	return shown
+}
+
+func run(ctx context.Context, inv *invocation.Invocation, conn peer.Connection) error {
+	from, _ := conn.From.Address(conn.V6)
+	to, _ := conn.To.Address(conn.V6)
+	dial, err := inv.Dial("datapath")
+	if err != nil {
+		return err
+	}
+	defer dial.Close()
+	ctx, cancel := context.WithTimeout(ctx, inv.Timeout)
+	defer cancel()
+	r, err := datapathv1.NewObserverServiceClient(dial).Explain(ctx, &datapathv1.ExplainRequest{
+		SourceAddress: from.AsSlice(), DestinationAddress: to.AsSlice(), Protocol: conn.Protocol, SourcePort: conn.SourcePort, DestinationPort: conn.Port,
+	})
+	if err != nil {
+		return err
+	}
+	x := explanation{
+		From: from.String(), To: to.String(), Protocol: ports.ProtocolText(conn.Protocol), Port: conn.Port,
+		Verdict: output.Enum(r.GetVerdict(), "VERDICT_"), Reason: r.GetReason(),
+		Source: explainedPeerOf(r.GetSource()), Dest: explainedPeerOf(r.GetDestination()),
+		Egress: explainedSideOf(r.GetEgress()), Ingress: explainedSideOf(r.GetIngress()),
+	}
+	if t := r.GetConnection(); t != nil {
+		x.Connection = &trackedConnection{
+			Initiator: t.GetInitiator(), Responder: t.GetResponder(), Protocol: ports.ProtocolText(t.GetProtocol()), State: t.GetState(), LastSeen: output.When(t.GetLastSeen()),
+			Current: t.GetCurrent(), EgressRule: t.GetEgressRule(), IngressRule: t.GetIngressRule(),
+		}
+	}
+	return inv.Show(x, func(w io.Writer) { x.lines(w, ports.ServiceText(conn.Protocol, conn.Port), conn.SourcePort) })
+}
+
+func (x explanation) lines(w io.Writer, service string, sourcePort uint32) {
+	fmt.Fprintln(w, output.Printable(fmt.Sprintf("%s -> %s, %s: %s (%s)", x.From, x.To, service, strings.ToUpper(x.Verdict), x.Reason)))
+	fmt.Fprintln(w)
+	output.Row(w, "END", "POD", "IDENTITY", "NODE CLASS", "IPCACHE", "LABELS")
+	for _, end := range []struct {
+		name string
+		peer explainedPeer
+	}{{"from", x.Source}, {"to", x.Dest}} {
+		pod := "none of this node"
+		switch {
+		case end.peer.Owner != nil:
+			pod = end.peer.Owner.String()
+		case end.peer.Identity == peer.IdentityHost:
+			pod = "this node"
+		}
+		class := fmt.Sprint(end.peer.NodeClass)
+		if !end.peer.Known {
+			class = "not known"
+		}
+		output.Row(w, end.name, pod, end.peer.Identity, class, end.peer.IPCacheEntry, workload.Text(end.peer.Labels))
+	}
+	x.Egress.lines(w, "Egress, what the sender's policy says")
+	x.Ingress.lines(w, "Ingress, what the receiver's policy says")
+	fmt.Fprintln(w)
+	t := x.Connection
+	switch {
+	case t == nil && sourcePort == 0:
+		fmt.Fprintln(w, "Connection: not asked for; --source-port names one")
+		return
+	case t == nil:
+		fmt.Fprintln(w, "Connection: none is tracked")
+		return
+	}
+	fmt.Fprintln(w, output.Printable(fmt.Sprintf("Connection: %s -> %s %s, %s", t.Initiator, t.Responder, t.Protocol, strings.Join(t.State, ", "))))
+	output.Row(w, "  last packet", output.Since(t.LastSeen)+" ago")
+	standing := "stands: packets pass without a lookup"
+	if !t.Current {
+		standing = "outdated: the next packet is judged anew"
+	}
+	output.Row(w, "  verdict", standing)
+	output.Row(w, "  rules", fmt.Sprintf("egress %s, ingress %s", ruleNumber(t.EgressRule), ruleNumber(t.IngressRule)))
+}
+
+func ruleNumber(n uint32) string {
+	if n == 0 {
+		return "default"
+	}
+	return strconv.FormatUint(uint64(n), 10)
+}
+
+func (s *explainedSide) lines(w io.Writer, title string) {
+	if s == nil {
+		return
+	}
+	fmt.Fprintf(w, "\n%s\n", output.Printable(fmt.Sprintf("%s: %s %s", title, s.Verdict.Verdict, s.Verdict.Because())))
+	output.Row(w, "  table", verdict.TableText(s.Verdict.Table))
+	output.Row(w, "  generation", s.Verdict.Generation)
+	if s.Verdict.Revision != 0 {
+		output.Row(w, "  policy revision", s.Verdict.Revision)
+	}
+	if s.Verdict.Table <= verdict.TableWaiting {
+		return
+	}
+	from := "by default for its kind"
+	if s.IdentityRow {
+		from = "by a row of the table"
+	}
+	output.Row(w, "  class by identity", fmt.Sprintf("%d, %s", s.IdentityClass, from))
+	if s.AddressBlock != "" || s.AddressClass != 0 {
+		block := "in no block"
+		if s.AddressBlock != "" {
+			block = "in " + s.AddressBlock
+		}
+		output.Row(w, "  class by address", fmt.Sprintf("%d, %s", s.AddressClass, block))
+	}
+	output.Row(w, "  rule", ruleNumber(s.Verdict.Rule))
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package identity shows which numbers stand for which labels.
+package identity
+
+import (
+	"context"
+	"io"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+)
+
+// Command is `identity`.
+func Command(inv *invocation.Invocation) *cobra.Command {
+	var all bool
+	list := &cobra.Command{
+		Use: "list", Short: "List the identities of the cluster and of this node", Args: invocation.Args(0, ""),
+		RunE: func(cmd *cobra.Command, _ []string) error { return printList(cmd.Context(), inv, all) },
+	}
+	list.Flags().BoolVar(&all, "all", false, "the reserved ones too")
+	return invocation.Group("identity", "Show what numbers stand for which labels", list,
+		&cobra.Command{
+			Use: "get NUMBER", Short: "Show one identity and who holds it on this node", Args: invocation.Args(1, "a number"),
+			RunE: func(cmd *cobra.Command, a []string) error { return printOne(cmd.Context(), inv, a[0]) },
+		},
+	)
+}
+
+type identity struct {
+	Number     uint32   `json:"number"`
+	Scope      string   `json:"scope"`
+	References uint32   `json:"references"`
+	Labels     []string `json:"labels"`
+	Holders    []string `json:"holders,omitempty"`
+}
+
+func shown(i *identityv1.Identity) identity {
+	return identity{Number: i.GetNumber(), Scope: output.Enum(i.GetScope(), "SCOPE_"), Labels: workload.LabelTexts(i.GetLabels())}
+}
+
+func printList(ctx context.Context, inv *invocation.Invocation, reserved bool) error {
+	conn, err := inv.Dial("identity")
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(ctx, inv.Timeout)
+	defer cancel()
+	req := &identityv1.ListIdentitiesRequest{}
+	if !reserved {
+		req.Scopes = []identityv1.Scope{identityv1.Scope_SCOPE_CLUSTER, identityv1.Scope_SCOPE_NODE_LOCAL}
+	}
+	stream, err := identityv1.NewIdentityServiceClient(conn).ListIdentities(ctx, req)
+	if err != nil {
+		return err
+	}
+	all := []identity{}
+	if err := invocation.Each(stream, func(m *identityv1.ListIdentitiesResponse) {
+		i := shown(m.GetIdentity())
+		i.References = m.GetReferenceCount()
+		all = append(all, i)
+	}); err != nil {
+		return err
+	}
+	return inv.Show(all, func(w io.Writer) {
+		output.Row(w, "IDENTITY", "SCOPE", "HELD BY", "LABELS")
+		for _, i := range all {
+			output.Row(w, i.Number, i.Scope, i.References, strings.Join(i.Labels, ","))
+		}
+	})
+}
+
+func printOne(ctx context.Context, inv *invocation.Invocation, text string) error {
+	number, err := strconv.ParseUint(text, 0, 32)
+	if err != nil || number == 0 || number > 0xFFFFFF {
+		return invocation.Usagef("%q is not an identity: want 1 to %d", text, 0xFFFFFF)
+	}
+	conn, err := inv.Dial("identity")
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	resp, err := identityv1.NewIdentityServiceClient(conn).GetIdentity(ctx, &identityv1.GetIdentityRequest{Number: uint32(number)})
+	if err != nil {
+		return err
+	}
+	i := shown(resp.GetIdentity())
+	i.Holders = resp.GetReferences()
+	i.References = uint32(len(i.Holders))
+	return inv.Show(i, func(w io.Writer) {
+		output.Row(w, "Identity", i.Number)
+		output.Row(w, "Scope", i.Scope)
+		output.Row(w, "Labels", strings.Join(i.Labels, " "))
+		for _, h := range i.Holders {
+			output.Row(w, "Held by", h)
+		}
+	})
+}

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package invocation is one run of the program: the flags that all commands share, the services' sockets, and what
+// is printed and returned at its end. It knows no command.
+package invocation
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+
+	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/kit/process"
+	"github.com/sluice-net/sluice/kit/rpc/client"
+)
+
+// Run executes the program with some commands, and returns its exit code.
+func Run(args []string, stdout, stderr io.Writer, commands ...func(*Invocation) *cobra.Command) int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	c := &Invocation{Out: stdout, ErrOut: stderr}
+	root := c.Root(commands...)
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	err := root.ExecuteContext(ctx)
+	var exit *ExitError
+	var usage *UsageError
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &exit):
+		if exit.Err != nil {
+			c.complain(exit.Err)
+		}
+		return exit.Code
+	case errors.As(err, &usage):
+		c.complain(err)
+		return ExitUsage
+	default:
+		c.complain(err)
+		return ExitFailed
+	}
+}
+
+// Invocation is what all subcommands share.
+type Invocation struct {
+	Out, ErrOut io.Writer
+
+	Instance string
+	RunDir   string // overrides the instance's
+	Format   string // "table" or "json"
+	Timeout  time.Duration
+}
+
+// Root is the command that has all others.
+func (c *Invocation) Root(commands ...func(*Invocation) *cobra.Command) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "sluice",
+		Short: "Show and run a Sluice node",
+		Long: `Show what the services of a Sluice node know and do, apply and explain network
+policies, and run a whole node for development. Every answer comes from a service's socket, which root and members
+of group 65700 may open. The group may read; what changes something, audit and map dump are for root alone.`,
+		Args:          cobra.ArbitraryArgs,
+		RunE:          onlyGroups,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Version:       process.Version().String(),
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			if c.Format != "table" && c.Format != "json" {
+				return Usagef("--output: %q is neither table nor json", c.Format)
+			}
+			if c.Timeout <= 0 {
+				return Usagef("--timeout: %s is not positive", c.Timeout)
+			}
+			return nil
+		},
+	}
+	flags := root.PersistentFlags()
+	flags.StringVar(&c.Instance, "instance", os.Getenv("SLUICE_INSTANCE"), "name of the copy of Sluice to talk to (or SLUICE_INSTANCE); empty for the machine's own")
+	flags.StringVar(&c.RunDir, "run-dir", "", "directory of the sockets, if it is not the instance's")
+	flags.StringVarP(&c.Format, "output", "o", "table", "table or json")
+	flags.DurationVar(&c.Timeout, "timeout", 10*time.Second, "how long one answer may take")
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &UsageError{err} })
+	for _, command := range commands {
+		root.AddCommand(command(c))
+	}
+	return root
+}
+
+// Group is a command that only has subcommands.
+func Group(use, short string, subcommands ...*cobra.Command) *cobra.Command {
+	cmd := &cobra.Command{Use: use, Short: short, Args: cobra.ArbitraryArgs, RunE: onlyGroups}
+	cmd.AddCommand(subcommands...)
+	return cmd
+}
+
+// onlyGroups runs when none of a command's subcommands was named.
+func onlyGroups(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return Usagef("%s has no command %q; see `%s --help`", cmd.CommandPath(), args[0], cmd.CommandPath())
+	}
+	return cmd.Help()
+}
+
+// Args checks the number of arguments.
+func Args(n int, what string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) == n {
+			return nil
+		}
+		if n == 0 {
+			return Usagef("%s takes no argument, got %q", cmd.CommandPath(), args)
+		}
+		return Usagef("%s wants %s", cmd.CommandPath(), what)
+	}
+}
+
+// socket is the path of a service's socket.
+func (c *Invocation) socket(service string) (string, error) {
+	paths, err := instance.New(c.Instance)
+	if err != nil {
+		return "", Usagef("--instance: %w", err)
+	}
+	if c.RunDir != "" {
+		if paths.RunDir, err = filepath.Abs(c.RunDir); err != nil {
+			return "", Usagef("--run-dir: %w", err)
+		}
+	}
+	return paths.Socket(service), nil
+}
+
+// Dial connects to a service. A call fails at once if nobody answers: a person
+// waits for it.
+func (c *Invocation) Dial(service string) (*grpc.ClientConn, error) {
+	path, err := c.socket(service)
+	if err != nil {
+		return nil, err
+	}
+	return client.Dial(path, client.Options{Timeout: c.Timeout})
+}
+
+// Show prints v as JSON, or what table writes.
+func (c *Invocation) Show(v any, table func(w io.Writer)) error {
+	if c.Format == "json" {
+		e := json.NewEncoder(c.Out)
+		e.SetIndent("", "  ")
+		e.SetEscapeHTML(false)
+		return e.Encode(v)
+	}
+	w := tabwriter.NewWriter(c.Out, 0, 4, 2, ' ', 0)
+	table(w)
+	return w.Flush()
+}
+
+// Each calls f for every message of a stream that ends by itself.
+func Each[T any](stream grpc.ServerStreamingClient[T], f func(*T)) error {
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		f(m)
+	}
+}

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package ipam shows the pools of addresses and their owners.
+package ipam
+
+import (
+	"context"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
+	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+)
+
+// Command is `ipam`.
+func Command(inv *invocation.Invocation) *cobra.Command {
+	return invocation.Group("ipam", "Show the addresses of the node",
+		&cobra.Command{
+			Use: "pools", Short: "Show the ranges and how full they are", Args: invocation.Args(0, ""),
+			RunE: func(cmd *cobra.Command, _ []string) error { return printPools(cmd.Context(), inv) },
+		},
+		&cobra.Command{
+			Use: "list", Short: "List who holds which addresses", Args: invocation.Args(0, ""),
+			RunE: func(cmd *cobra.Command, _ []string) error { return printAllocations(cmd.Context(), inv) },
+		},
+	)
+}
+
+// Pool is a range of addresses and how full it is.
+type Pool struct {
+	CIDR      string `json:"cidr"`
+	Gateway   string `json:"gateway"`
+	Size      uint64 `json:"size"`
+	Reserved  uint64 `json:"reserved"`
+	Leased    uint64 `json:"leased"`
+	Confirmed uint64 `json:"confirmed"`
+	Resting   uint64 `json:"resting"`
+	Free      uint64 `json:"free"`
+}
+
+// PoolOf shows a pool of the service.
+func PoolOf(p *ipamv1.Pool) Pool {
+	return Pool{
+		CIDR: p.GetCidr(), Gateway: p.GetGateway(), Size: p.GetSize(), Reserved: p.GetReserved(),
+		Leased: p.GetLeased(), Confirmed: p.GetConfirmed(), Resting: p.GetResting(), Free: p.GetFree(),
+	}
+}
+
+func printPools(ctx context.Context, inv *invocation.Invocation) error {
+	conn, err := inv.Dial("ipam")
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	resp, err := ipamv1.NewIPAMServiceClient(conn).ListPools(ctx, &ipamv1.ListPoolsRequest{})
+	if err != nil {
+		return err
+	}
+	all := []Pool{}
+	for _, p := range resp.GetPools() {
+		all = append(all, PoolOf(p))
+	}
+	return inv.Show(all, func(w io.Writer) {
+		output.Row(w, "POOL", "GATEWAY", "SIZE", "RESERVED", "LEASED", "CONFIRMED", "RESTING", "FREE")
+		for _, p := range all {
+			output.Row(w, p.CIDR, p.Gateway, output.Count(p.Size), output.Count(p.Reserved), p.Leased, p.Confirmed, p.Resting, output.Count(p.Free))
+		}
+	})
+}
+
+type allocation struct {
+	Owner     workload.Owner `json:"owner"`
+	State     string         `json:"state"`
+	Addresses []string       `json:"addresses"`
+	Expires   *time.Time     `json:"leaseExpireTime,omitempty"`
+}
+
+func printAllocations(ctx context.Context, inv *invocation.Invocation) error {
+	conn, err := inv.Dial("ipam")
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(ctx, inv.Timeout)
+	defer cancel()
+	stream, err := ipamv1.NewIPAMServiceClient(conn).ListAllocations(ctx, &ipamv1.ListAllocationsRequest{})
+	if err != nil {
+		return err
+	}
+	all := []allocation{}
+	if err := invocation.Each(stream, func(m *ipamv1.ListAllocationsResponse) {
+		a := m.GetAllocation()
+		shown := allocation{Owner: workload.OwnerOf(a.GetOwner()), State: output.Enum(a.GetState(), "ALLOCATION_STATE_"), Expires: output.When(a.GetLeaseExpireTime())}
+		for _, address := range a.GetAddresses() {
+			shown.Addresses = append(shown.Addresses, workload.AddressText(address.GetAddress()))
+		}
+		all = append(all, shown)
+	}); err != nil {
+		return err
+	}
+	return inv.Show(all, func(w io.Writer) {
+		output.Row(w, "CONTAINER", "STATE", "ADDRESSES", "LEASE ENDS IN")
+		for _, a := range all {
+			left := ""
+			if a.Expires != nil {
+				left = time.Until(*a.Expires).Round(time.Second).String()
+			}
+			output.Row(w, a.Owner, a.State, strings.Join(a.Addresses, ","), left)
+		}
+	})
+}

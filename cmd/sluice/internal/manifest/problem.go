@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package manifest
+
+import (
+	"errors"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/policykind"
+)
+
+// documentField is how the service's messages name a document of a stream, 0
+// first, and a field in it.
+var documentField = regexp.MustCompile(`^(?:manifests|documents?)\[(\d+)\]\.?(.*)$`)
+
+// InDocuments says in words of files what the service says about a refused
+// stream of documents.
+func InDocuments(err error, docs []Document) error {
+	st, ok := status.FromError(err)
+	if !ok || st.Code() != codes.InvalidArgument {
+		return err
+	}
+	var lines []string
+	for _, detail := range st.Details() {
+		bad, ok := detail.(*errdetails.BadRequest)
+		if !ok {
+			continue
+		}
+		for _, v := range bad.GetFieldViolations() {
+			match := documentField.FindStringSubmatch(v.GetField())
+			if match == nil {
+				lines = append(lines, strings.TrimPrefix(v.GetField()+": "+v.GetDescription(), ": "))
+				continue
+			}
+			text := v.GetDescription()
+			if match[2] != "" && !strings.HasPrefix(text, match[2]+": ") {
+				text = match[2] + ": " + text
+			}
+			n, err := strconv.Atoi(match[1])
+			if err != nil || n >= len(docs) {
+				lines = append(lines, "document "+match[1]+": "+text)
+				continue
+			}
+			lines = append(lines, docs[n].Problem(InFiles(text, docs)))
+		}
+	}
+	if len(lines) == 0 {
+		return err
+	}
+	return errors.New(strings.Join(lines, "\n"))
+}
+
+// samePolicy is how the service says that two documents have one name.
+var samePolicy = regexp.MustCompile(`document (\d+) is the same policy`)
+
+// InFiles replaces numbers of documents in a message by their places.
+func InFiles(text string, docs []Document) string {
+	match := samePolicy.FindStringSubmatch(text)
+	if match == nil {
+		return text
+	}
+	n, err := strconv.Atoi(match[1])
+	if err != nil || n >= len(docs) {
+		return text
+	}
+	return strings.Replace(text, match[0], "is the same policy as "+docs[n].Place(), 1)
+}
+
+// Problem is a message about the document.
+func (d Document) Problem(text string) string {
+	name := policykind.KeyText(d.Key)
+	if name != "" {
+		name += ": "
+	}
+	return output.Printable(d.Place() + ": " + name + text)
+}

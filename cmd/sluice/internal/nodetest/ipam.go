@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package nodetest
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+)
+
+type ipam struct {
+	ipamv1.UnimplementedIPAMServiceServer
+	Problems []string
+}
+
+func (*ipam) pools() []*ipamv1.Pool {
+	return []*ipamv1.Pool{
+		{Cidr: "10.244.0.0/24", Gateway: "10.244.0.1", Size: 256, Reserved: 3, Confirmed: 2, Free: 251},
+		{Cidr: "fd00:244::/64", Gateway: "fd00:244::1", Size: 1<<64 - 1, Reserved: 2, Confirmed: 2, Free: 1<<64 - 5},
+	}
+}
+
+func (f *ipam) ListPools(context.Context, *ipamv1.ListPoolsRequest) (*ipamv1.ListPoolsResponse, error) {
+	return &ipamv1.ListPoolsResponse{Pools: f.pools()}, nil
+}
+
+func (*ipam) ListAllocations(_ *ipamv1.ListAllocationsRequest, s grpc.ServerStreamingServer[ipamv1.ListAllocationsResponse]) error {
+	return s.Send(&ipamv1.ListAllocationsResponse{Allocation: &ipamv1.Allocation{
+		Owner:           &workloadv1.Owner{ContainerId: LongID, InterfaceName: "eth0"},
+		Addresses:       []*ipamv1.Address{{Address: []byte{10, 244, 0, 2}}},
+		State:           ipamv1.AllocationState_ALLOCATION_STATE_LEASED,
+		LeaseExpireTime: timestamppb.New(time.Now().Add(time.Minute)),
+	}})
+}
+
+func (f *ipam) GetStatus(context.Context, *ipamv1.GetStatusRequest) (*ipamv1.GetStatusResponse, error) {
+	return &ipamv1.GetStatusResponse{Version: "v1", Pools: f.pools(), StartTime: timestamppb.Now(), Problems: f.Problems}, nil
+}

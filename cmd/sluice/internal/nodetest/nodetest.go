@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package nodetest is a node for tests of commands: fakes of the four services on real sockets.
+package nodetest
+
+import (
+	"bytes"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	"google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+)
+
+// Write puts a file into a directory of the test.
+func Write(t *testing.T, dir, name, content string) string {
+	t.Helper()
+	path := filepath.Join(dir, name)
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// WebPolicy is the manifest of a NetworkPolicy.
+const WebPolicy = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: web, namespace: shop}\nspec: {podSelector: {}}\n"
+
+// Node answers as the services of a node with two containers do.
+type Node struct {
+	commands []func(*invocation.Invocation) *cobra.Command
+	RunDir   string
+	Servers  map[string]*grpc.Server
+	Observed chan *datapathv1.ObserveRequest
+	AddReady bool
+	// KnownReady: labels that an endpoint has can be connected all the same.
+	KnownReady bool
+	Identity   *identity
+
+	IPAM        *ipam
+	Policy      *policy
+	PolicyMode  string
+	Judged      *datapathv1.ExplainRequest
+	Differences []*datapathv1.Difference
+	Flows       []*datapathv1.Flow
+}
+
+// New starts the fakes of a node whose method Sluice runs some of the commands.
+func New(t *testing.T, commands ...func(*invocation.Invocation) *cobra.Command) *Node {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "sl") // t.TempDir may be too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &Node{commands: commands, RunDir: dir, Servers: map[string]*grpc.Server{}, Observed: make(chan *datapathv1.ObserveRequest, 1), AddReady: true, Identity: &identity{}, IPAM: &ipam{}, Policy: newPolicy(), PolicyMode: "none"}
+	for _, service := range []string{"identity", "ipam", "policy", "datapath"} {
+		if err := os.Mkdir(filepath.Join(dir, service), 0o750); err != nil {
+			t.Fatal(err)
+		}
+		l, err := net.Listen("unix", filepath.Join(dir, service, service+".sock"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := grpc.NewServer()
+		switch service {
+		case "identity":
+			identityv1.RegisterIdentityServiceServer(s, n.Identity)
+		case "ipam":
+			ipamv1.RegisterIPAMServiceServer(s, n.IPAM)
+		case "policy":
+			policyv1.RegisterPolicyServiceServer(s, n.Policy)
+		case "datapath":
+			datapathv1.RegisterDatapathServiceServer(s, &datapath{node: n})
+			datapathv1.RegisterObserverServiceServer(s, &observer{node: n})
+		}
+		grpc_health_v1.RegisterHealthServer(s, health.NewServer())
+		n.Servers[service] = s
+		go s.Serve(l) //nolint:errcheck // ends with Stop
+	}
+	t.Cleanup(func() {
+		for _, s := range n.Servers {
+			s.Stop()
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return n
+}
+
+// Sluice runs the command against the node.
+func (n *Node) Sluice(args ...string) (code int, stdout, stderr string) {
+	var out, errOut bytes.Buffer
+	code = invocation.Run(append([]string{"--run-dir", n.RunDir}, args...), &out, &errOut, n.commands...)
+	return code, out.String(), errOut.String()
+}
+
+// Want runs the command against the node, and fails the test at another exit code.
+func (n *Node) Want(t *testing.T, code int, args ...string) (stdout, stderr string) {
+	t.Helper()
+	got, stdout, stderr := n.Sluice(args...)
+	if got != code {
+		t.Fatalf("sluice %s: exit code %d, want %d\n%s%s", strings.Join(args, " "), got, code, stdout, stderr)
+	}
+	return stdout, stderr
+}
+
+const LongID = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+
+// Label is a label of Kubernetes.
+func Label(key, value string) *workloadv1.Label {
+	return &workloadv1.Label{Source: "k8s", Key: key, Value: value}
+}
+
+// WantLines fails the test if the output lacks a line, however its columns are aligned.
+func WantLines(t *testing.T, out string, lines ...string) {
+	t.Helper()
+	for _, line := range lines {
+		found := false
+		for have := range strings.Lines(out) {
+			if strings.Join(strings.Fields(have), " ") == line {
+				found = true
+			}
+		}
+		if !found {
+			t.Errorf("no line %q in\n%s", line, out)
+		}
+	}
+}

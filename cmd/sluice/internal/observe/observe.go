@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package observe shows what the eBPF programs report of packets.
+package observe
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/endpoint"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/ports"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+)
+
+// flags are the criteria as given.
+type flags struct {
+	follow     bool
+	since      time.Duration
+	owners     []string
+	identities []uint
+	prefixes   []string
+	reasons    []string
+	direction  string
+	protocols  []string
+	ports      []uint
+	labels     []string
+	verdicts   []string
+	types      []string
+}
+
+// Command is `observe`.
+func Command(inv *invocation.Invocation) *cobra.Command {
+	var o flags
+	cmd := &cobra.Command{
+		Use:   "observe",
+		Short: "Show what happens to packets",
+		Long: `Show what the eBPF programs report: drops with their reason, the policies' verdicts
+on connections with the deciding rule, and the ends of connections. Without
+--follow it shows what is remembered and ends. Criteria of different kinds must all hold; of
+one kind, one must hold. Events that were lost are shown where they are missing.`,
+		Args: invocation.Args(0, ""),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			req, err := o.request(time.Now())
+			if err != nil {
+				return err
+			}
+			if len(o.owners) > 0 {
+				if err := completeOwners(cmd.Context(), inv, o.owners, req.GetOwners()); err != nil {
+					return err
+				}
+			}
+			return run(cmd.Context(), inv, req)
+		},
+	}
+	f := cmd.Flags()
+	f.BoolVarP(&o.follow, "follow", "f", false, "stay and show new events")
+	f.DurationVar(&o.since, "since", 0, "begin with events of this long ago, for example 1m")
+	f.StringSliceVar(&o.owners, "container", nil, "events about CONTAINER or CONTAINER/INTERFACE; of a container that is there, the start of its id is enough")
+	f.UintSliceVar(&o.identities, "identity", nil, "events with this identity on either side")
+	f.StringSliceVar(&o.prefixes, "address", nil, "events with an address in this prefix on either side")
+	f.StringSliceVar(&o.reasons, "reason", nil, "events with this reason, for example spoofed-ip")
+	f.StringVar(&o.direction, "direction", "", "egress or ingress, seen from the container")
+	f.StringSliceVar(&o.protocols, "protocol", nil, "tcp, udp, sctp, icmp, icmpv6 or a number")
+	f.UintSliceVar(&o.ports, "port", nil, "events with this port on either side")
+	f.StringArrayVar(&o.labels, "label", nil, "events with a pod of these labels on either side, as kubectl selects: app=web,tier in (a,b),!x; may be repeated")
+	f.StringSliceVar(&o.verdicts, "verdict", nil, "forwarded, dropped, audited or redirected")
+	f.StringSliceVar(&o.types, "type", nil, "drop, policy-verdict or connection-closed")
+	return cmd
+}
+
+// completeOwners takes the start of a container's id for the container, where
+// one of this node begins so. Others may be gone, or may come.
+func completeOwners(ctx context.Context, inv *invocation.Invocation, names []string, owners []*workloadv1.Owner) error {
+	all, err := endpoint.List(ctx, inv)
+	if err != nil {
+		return err
+	}
+	for i, name := range names {
+		e, err := endpoint.Match(all, name)
+		if err != nil {
+			return invocation.Usagef("--container: %w", err)
+		}
+		if e != nil {
+			owners[i] = e.GetOwner()
+		}
+	}
+	return nil
+}
+
+// enumNamed finds a value by its last words, in lower case with "-".
+func enumNamed[E ~int32](flag, text, prefix string, values map[string]int32) (E, error) {
+	n, ok := values[prefix+strings.ToUpper(strings.ReplaceAll(text, "-", "_"))]
+	if ok && n != 0 {
+		return E(n), nil
+	}
+	var names []string
+	for name, n := range values {
+		if n != 0 {
+			names = append(names, strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(name, prefix), "_", "-")))
+		}
+	}
+	slices.Sort(names)
+	return 0, invocation.Usagef("%s: %q is not one of %s", flag, text, strings.Join(names, ", "))
+}
+
+func (o *flags) request(now time.Time) (*datapathv1.ObserveRequest, error) {
+	req := &datapathv1.ObserveRequest{Follow: o.follow, Reasons: o.reasons}
+	if o.since < 0 {
+		return nil, invocation.Usagef("--since: %s is negative", o.since)
+	}
+	if o.since > 0 {
+		req.Since = timestamppb.New(now.Add(-o.since))
+	}
+	for _, s := range o.owners {
+		id, ifname, found := strings.Cut(s, "/")
+		if !found {
+			ifname = "eth0"
+		}
+		req.Owners = append(req.Owners, &workloadv1.Owner{ContainerId: id, InterfaceName: ifname})
+	}
+	for _, n := range o.identities {
+		if n == 0 || n > 0xFFFFFF {
+			return nil, invocation.Usagef("--identity: %d is not an identity", n)
+		}
+		req.Identities = append(req.Identities, uint32(n))
+	}
+	for _, s := range o.prefixes {
+		p, err := netip.ParsePrefix(s)
+		if err != nil {
+			a, aerr := netip.ParseAddr(s)
+			if aerr != nil {
+				return nil, invocation.Usagef("--address: %q is neither an address nor a prefix", s)
+			}
+			p = netip.PrefixFrom(a, a.BitLen())
+		}
+		req.Prefixes = append(req.Prefixes, p.Masked().String())
+	}
+	switch o.direction {
+	case "":
+	case "egress":
+		req.Direction = datapathv1.Direction_DIRECTION_EGRESS
+	case "ingress":
+		req.Direction = datapathv1.Direction_DIRECTION_INGRESS
+	default:
+		return nil, invocation.Usagef("--direction: %q is neither egress nor ingress", o.direction)
+	}
+	for _, s := range o.protocols {
+		n, ok := ports.Protocols[strings.ToLower(s)]
+		if !ok {
+			v, err := strconv.ParseUint(s, 10, 8)
+			if err != nil {
+				return nil, invocation.Usagef("--protocol: %q is not a protocol", s)
+			}
+			n = uint32(v)
+		}
+		req.Protocols = append(req.Protocols, n)
+	}
+	for _, p := range o.ports {
+		if p > 65535 {
+			return nil, invocation.Usagef("--port: %d is not a port", p)
+		}
+		req.Ports = append(req.Ports, uint32(p))
+	}
+	for _, s := range o.labels {
+		if strings.TrimSpace(s) == "" {
+			return nil, invocation.Usagef("--label: an empty selector")
+		}
+		req.LabelSelectors = append(req.LabelSelectors, s)
+	}
+	for _, s := range o.verdicts {
+		v, err := enumNamed[datapathv1.Verdict]("--verdict", s, "VERDICT_", datapathv1.Verdict_value)
+		if err != nil {
+			return nil, err
+		}
+		req.Verdicts = append(req.Verdicts, v)
+	}
+	for _, s := range o.types {
+		v, err := enumNamed[datapathv1.FlowType]("--type", s, "FLOW_TYPE_", datapathv1.FlowType_value)
+		if err != nil {
+			return nil, err
+		}
+		req.Types = append(req.Types, v)
+	}
+	return req, nil
+}
+
+// criterion is a field of the request in a message of the service.
+var criterion = regexp.MustCompile(`^([a-z_]+)(?:\[\d+\])?: `)
+
+// inFlags names the flag that the service found a mistake in.
+func inFlags(err error) error {
+	st, ok := status.FromError(err)
+	if !ok || st.Code() != codes.InvalidArgument {
+		return err
+	}
+	match := criterion.FindStringSubmatch(st.Message())
+	if match == nil {
+		return err
+	}
+	flag, ok := map[string]string{"label_selectors": "--label", "reasons": "--reason", "owners": "--container", "prefixes": "--address"}[match[1]]
+	if !ok {
+		return err
+	}
+	return invocation.Usagef("%s: %s", flag, strings.TrimPrefix(st.Message(), match[0]))
+}
+
+func run(ctx context.Context, inv *invocation.Invocation, req *datapathv1.ObserveRequest) error {
+	conn, err := inv.Dial("datapath")
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	var cancel context.CancelFunc = func() {}
+	if !req.GetFollow() {
+		ctx, cancel = context.WithTimeout(ctx, inv.Timeout)
+	}
+	defer cancel()
+	stream, err := datapathv1.NewObserverServiceClient(conn).Observe(ctx, req)
+	if err != nil {
+		return inFlags(err)
+	}
+	// JSON comes one object a line: a stream has no end to close a list at.
+	encoder := json.NewEncoder(inv.Out)
+	for {
+		m, err := stream.Recv()
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil && req.GetFollow() && ctx.Err() != nil:
+			return nil // the person has seen enough
+		case err != nil:
+			return inFlags(err)
+		}
+		f := flowOf(m)
+		if inv.Format == "json" {
+			err = encoder.Encode(f)
+		} else {
+			_, err = fmt.Fprintln(inv.Out, f.line())
+		}
+		if err != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package peer
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/ports"
+)
+
+// Connection is what `explain` asks about.
+type Connection struct {
+	From, To   Peer
+	V6         bool
+	Protocol   uint32
+	SourcePort uint32
+	Port       uint32 // type << 8 | code for ICMP
+}
+
+// Flags are a connection as given.
+type Flags struct {
+	from, to, port, icmp, protocol string
+	SourcePort                     uint
+	v6                             bool
+}
+
+// Add defines the flags of a connection.
+func (o *Flags) Add(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&o.from, "from", "", "who begins the connection: "+Forms)
+	f.StringVar(&o.to, "to", "", "who is called, likewise")
+	f.StringVar(&o.port, "port", "", "destination port, as 80, 80/tcp, 53/udp or 5000/sctp")
+	f.StringVar(&o.icmp, "icmp", "", "ICMP type or TYPE/CODE instead of a port, or \"echo\"; of ICMPv6 for IPv6")
+	f.StringVar(&o.protocol, "protocol", "", "another protocol by its number instead of a port")
+	f.BoolVarP(&o.v6, "ipv6", "6", false, "take the IPv6 addresses of pods that have both")
+}
+
+// ResolveConnection finds the ends and checks that they can talk to each other.
+func ResolveConnection(ctx context.Context, inv *invocation.Invocation, o Flags, resolve func(context.Context, *invocation.Invocation, string) (Peer, error)) (Connection, error) {
+	var conn Connection
+	for _, end := range []struct {
+		flag, text string
+		into       *Peer
+	}{{"--from", o.from, &conn.From}, {"--to", o.to, &conn.To}} {
+		if end.text == "" {
+			return conn, invocation.Usagef("%s is missing: want %s", end.flag, Forms)
+		}
+		p, err := resolve(ctx, inv, end.text)
+		var usage *invocation.UsageError
+		if errors.As(err, &usage) {
+			return conn, invocation.Usagef("%s: %w", end.flag, err)
+		}
+		if err != nil {
+			return conn, err
+		}
+		*end.into = p
+	}
+	var err error
+	if conn.V6, err = family(conn.From, conn.To, o.v6); err != nil {
+		return conn, err
+	}
+	if conn.Protocol, conn.Port, err = o.service(conn.V6); err != nil {
+		return conn, err
+	}
+	if o.SourcePort > 65535 {
+		return conn, invocation.Usagef("--source-port: %d is not a port", o.SourcePort)
+	}
+	conn.SourcePort = uint32(o.SourcePort)
+	return conn, nil
+}
+
+// family chooses IPv4 or IPv6. Peers without an address have both.
+func family(from, to Peer, wantV6 bool) (v6 bool, err error) {
+	can := func(p Peer, v6 bool) bool {
+		_, ok := p.Address(v6)
+		return ok || len(p.Addresses) == 0
+	}
+	for _, v6 := range []bool{wantV6, !wantV6} {
+		if can(from, v6) && can(to, v6) {
+			if v6 != wantV6 && wantV6 {
+				return false, invocation.Usagef("--ipv6: %s and %s have no IPv6 address both", from.Text, to.Text)
+			}
+			return v6, nil
+		}
+	}
+	return false, invocation.Usagef("%s and %s have no address of the same family", from.Text, to.Text)
+}
+
+// service is the protocol and port that are asked about.
+func (o Flags) service(v6 bool) (protocol, port uint32, err error) {
+	given := 0
+	for _, s := range []string{o.port, o.icmp, o.protocol} {
+		if s != "" {
+			given++
+		}
+	}
+	if given != 1 {
+		return 0, 0, invocation.Usagef("want one of --port, --icmp and --protocol, for example --port 80/tcp")
+	}
+	switch {
+	case o.port != "":
+		number, name, found := strings.Cut(strings.ToLower(o.port), "/")
+		if !found {
+			name = "tcp"
+		}
+		protocol, ok := ports.Protocols[name]
+		if !ok || !ports.HasPorts(protocol) {
+			return 0, 0, invocation.Usagef("--port: %q: the protocol is none of tcp, udp, sctp", o.port)
+		}
+		n, err := strconv.ParseUint(number, 10, 16)
+		if err != nil || n == 0 {
+			return 0, 0, invocation.Usagef("--port: %q: want 1 to 65535", o.port)
+		}
+		return protocol, uint32(n), nil
+	case o.icmp != "":
+		number, code, found := strings.Cut(o.icmp, "/")
+		if number == "echo" {
+			number = "8"
+			if v6 {
+				number = "128"
+			}
+		}
+		t, err := strconv.ParseUint(number, 10, 8)
+		if err != nil {
+			return 0, 0, invocation.Usagef("--icmp: %q: want a type, 0 to 255, TYPE/CODE or echo", o.icmp)
+		}
+		var cd uint64
+		if found {
+			if cd, err = strconv.ParseUint(code, 10, 8); err != nil {
+				return 0, 0, invocation.Usagef("--icmp: %q: want a code, 0 to 255", o.icmp)
+			}
+		}
+		protocol = ports.Protocols["icmp"]
+		if v6 {
+			protocol = ports.Protocols["icmpv6"]
+		}
+		return protocol, uint32(t<<8 | cd), nil
+	default:
+		n, err := strconv.ParseUint(o.protocol, 10, 8)
+		if err != nil {
+			return 0, 0, invocation.Usagef("--protocol: %q: want 0 to 255", o.protocol)
+		}
+		if ports.HasPorts(uint32(n)) || ports.IsICMP(uint32(n)) {
+			return 0, 0, invocation.Usagef("--protocol: %s is %s; ask with --port or --icmp", o.protocol, ports.ProtocolText(uint32(n)))
+		}
+		return uint32(n), 0, nil
+	}
+}

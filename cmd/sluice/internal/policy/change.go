@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/manifest"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/policykind"
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+)
+
+// wait is the value of --wait: how long to wait until the kernel enforces a
+// change.
+type wait struct {
+	off   bool
+	limit time.Duration // 0: that of --timeout
+}
+
+func (w *wait) String() string {
+	switch {
+	case w.off:
+		return "false"
+	case w.limit == 0:
+		return "true"
+	default:
+		return w.limit.String()
+	}
+}
+
+func (w *wait) Set(text string) error {
+	if on, err := strconv.ParseBool(text); err == nil {
+		*w = wait{off: !on}
+		return nil
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil || d <= 0 {
+		return errors.New("want true, false or a time such as 5s")
+	}
+	*w = wait{limit: d}
+	return nil
+}
+
+func (*wait) Type() string { return "wait" }
+
+// changeFlags are those of commands that change policies.
+type changeFlags struct {
+	files        []string
+	namespace    string
+	allowUnknown bool
+	skipOthers   bool
+	manager      string
+	ifRevision   int64
+	prune        bool
+	validate     bool
+	wait         wait
+}
+
+// revision is the value of --if-revision; nil if it was not given.
+func (o *changeFlags) revision() *uint64 {
+	if o.ifRevision < 0 {
+		return nil
+	}
+	n := uint64(o.ifRevision)
+	return &n
+}
+
+func (o *changeFlags) add(cmd *cobra.Command, files string) {
+	f := cmd.Flags()
+	f.StringArrayVarP(&o.files, "filename", "f", nil, files)
+	f.StringVarP(&o.namespace, "namespace", "n", "", "namespace of what names none (default \"default\")")
+	f.BoolVar(&o.validate, "validate-only", false, "check and compile, but change nothing")
+	f.StringVar(&o.manager, "manager", "", "act as this program, whose policies are apart from those of others")
+	f.Int64Var(&o.ifRevision, "if-revision", -1, "change nothing unless this is the policy revision (default: whatever it is)")
+	f.Lookup("if-revision").DefValue = ""
+	f.Var(&o.wait, "wait", "wait until the kernel enforces it, so long at most; false: do not wait (default: as --timeout)")
+	f.Lookup("wait").NoOptDefVal = "true"
+	f.Lookup("wait").DefValue = ""
+}
+
+func applyCommand(inv *invocation.Invocation) *cobra.Command {
+	var o changeFlags
+	cmd := &cobra.Command{
+		Use:   "apply -f FILE",
+		Short: "Add or replace policies, all of them or none",
+		Long: fmt.Sprintf(`Add or replace the policies of files, of the YAML and JSON files of a directory,
+or of standard input, all of them or none; and wait until the kernel enforces
+them. The exit code is %d if they are in force in the policy service, but not
+(yet) in the kernel.`, invocation.ExitNotReady),
+		Args: onlyFiles,
+		RunE: func(cmd *cobra.Command, _ []string) error { return apply(cmd.Context(), inv, cmd.InOrStdin(), o) },
+	}
+	o.add(cmd, "file, directory or - for standard input; may be repeated")
+	manifestFlags(cmd, &o.allowUnknown, &o.skipOthers)
+	cmd.Flags().BoolVar(&o.prune, "prune", false, "delete the other policies of --manager")
+	return cmd
+}
+
+// change is what became of one policy.
+type change struct {
+	Kind      string   `json:"kind"`
+	Namespace string   `json:"namespace,omitempty"`
+	Name      string   `json:"name"`
+	Change    string   `json:"change"`
+	File      string   `json:"file,omitempty"`
+	Document  int      `json:"document,omitempty"`
+	Dropped   []string `json:"droppedFields,omitempty"`
+	Notes     []note   `json:"notes,omitempty"`
+}
+
+// changes is what `policy apply` and `policy delete` print.
+type changes struct {
+	Revision  uint64   `json:"revision"`
+	Validated bool     `json:"validatedOnly,omitempty"`
+	Changes   []change `json:"changes"`
+	// Enforced says whether the kernel enforces the revision; unset if that was
+	// not waited for.
+	Enforced *bool  `json:"enforced,omitempty"`
+	Pending  string `json:"pending,omitempty"` // why not
+	Took     string `json:"-"`
+}
+
+func changesOf(changes []*policyv1.PolicyChange, docs []manifest.Document) []change {
+	all := make([]change, 0, len(changes))
+	for i, ch := range changes {
+		shown := change{
+			Kind: ch.GetKey().GetKind(), Namespace: ch.GetKey().GetNamespace(), Name: ch.GetKey().GetName(),
+			Change: output.Enum(ch.GetType(), "CHANGE_TYPE_"), Dropped: ch.GetDroppedFields(), Notes: notesOf(ch.GetNotes()),
+		}
+		if i < len(docs) && len(docs) <= len(changes) {
+			shown.File, shown.Document = docs[i].File, docs[i].Index
+		}
+		all = append(all, shown)
+	}
+	return all
+}
+
+func apply(ctx context.Context, inv *invocation.Invocation, stdin io.Reader, o changeFlags) error {
+	if len(o.files) == 0 {
+		return invocation.Usagef("nothing to apply: name it with -f FILE, -f DIRECTORY or -f -")
+	}
+	if o.prune && o.manager == "" {
+		return invocation.Usagef("--prune deletes what else a program brought: name it with --manager NAME")
+	}
+	docs, err := readPolicies(inv, o.files, stdin, o.skipOthers)
+	if err != nil {
+		return err
+	}
+	return makeChange(ctx, inv, o, docs, func(ctx context.Context, client policyv1.PolicyServiceClient) (*changes, error) {
+		if o.prune {
+			r, err := client.ReplacePolicies(ctx, &policyv1.ReplacePoliciesRequest{
+				Manifests: manifest.Join(docs), DefaultNamespace: o.namespace, ValidateOnly: o.validate, AllowUnknownFields: o.allowUnknown,
+				Manager: o.manager, IfRevision: o.revision(),
+			})
+			if err != nil {
+				return nil, manifest.InDocuments(err, docs)
+			}
+			return &changes{Revision: r.GetRevision(), Changes: changesOf(r.GetChanges(), docs)}, nil
+		}
+		r, err := client.UpsertPolicies(ctx, &policyv1.UpsertPoliciesRequest{
+			Manifests: manifest.Join(docs), DefaultNamespace: o.namespace, ValidateOnly: o.validate, AllowUnknownFields: o.allowUnknown,
+			Manager: o.manager, IfRevision: o.revision(),
+		})
+		if err != nil {
+			return nil, manifest.InDocuments(err, docs)
+		}
+		return &changes{Revision: r.GetRevision(), Changes: changesOf(r.GetChanges(), docs)}, nil
+	})
+}
+
+func deleteCommand(inv *invocation.Invocation) *cobra.Command {
+	var o changeFlags
+	cmd := &cobra.Command{
+		Use:   "delete (-f FILE | KIND [NAMESPACE/]NAME...)",
+		Short: "Delete policies that `policy apply` brought",
+		Long: fmt.Sprintf(`Delete policies by name, or those that files, a directory or standard input name,
+all of them or none; and wait until the kernel enforces that. Deleting what does not exist
+succeeds. The exit code is %d if they are gone from the policy service, but not
+(yet) from the kernel.`, invocation.ExitNotReady),
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, a []string) error {
+			return deletePolicies(cmd.Context(), inv, cmd.InOrStdin(), a, o)
+		},
+	}
+	o.add(cmd, "file, directory or - for standard input that names the policies; may be repeated")
+	return cmd
+}
+
+// keysNamed are the keys of the arguments KIND NAME..., or of files.
+func keysNamed(a, files []string, namespace string, stdin io.Reader) ([]*policyv1.PolicyKey, error) {
+	var keys []*policyv1.PolicyKey
+	switch {
+	case len(a) > 0 && len(files) > 0:
+		return nil, invocation.Usagef("name policies either with -f or as KIND NAME, not both")
+	case len(a) == 0 && len(files) == 0:
+		return nil, invocation.Usagef("nothing named: want -f FILE or KIND [NAMESPACE/]NAME")
+	case len(a) == 1:
+		return nil, invocation.Usagef("%q: want a kind and a name, such as NetworkPolicy shop/web", a[0])
+	}
+	if len(a) > 0 {
+		for _, name := range a[1:] {
+			key, err := policykind.KeyNamed(a[0], name, namespace)
+			if err != nil {
+				return nil, err
+			}
+			keys = append(keys, key)
+		}
+		return keys, nil
+	}
+	docs, err := manifest.Read(files, stdin)
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range docs {
+		if d.Key.GetKind() == "" || d.Key.GetName() == "" {
+			return nil, fmt.Errorf("%s has no kind or no metadata.name", d.Place())
+		}
+		keys = append(keys, policykind.Complete(d.Key, namespace))
+	}
+	return keys, nil
+}
+
+func deletePolicies(ctx context.Context, inv *invocation.Invocation, stdin io.Reader, a []string, o changeFlags) error {
+	keys, err := keysNamed(a, o.files, o.namespace, stdin)
+	if err != nil {
+		return err
+	}
+	return makeChange(ctx, inv, o, nil, func(ctx context.Context, client policyv1.PolicyServiceClient) (*changes, error) {
+		r, err := client.DeletePolicies(ctx, &policyv1.DeletePoliciesRequest{
+			Keys: keys, ValidateOnly: o.validate, Manager: o.manager, IfRevision: o.revision(),
+		})
+		if err != nil {
+			return nil, err
+		}
+		return &changes{Revision: r.GetRevision(), Changes: changesOf(r.GetChanges(), nil)}, nil
+	})
+}
+
+// makeChange makes a change, waits until it is enforced, and shows both.
+func makeChange(ctx context.Context, inv *invocation.Invocation, o changeFlags, docs []manifest.Document, call func(context.Context, policyv1.PolicyServiceClient) (*changes, error)) error {
+	began := time.Now()
+	var done *changes
+	if err := withPolicy(ctx, inv, func(ctx context.Context, client policyv1.PolicyServiceClient) (err error) {
+		done, err = call(ctx, client)
+		return err
+	}); err != nil {
+		return err
+	}
+	done.Validated = o.validate
+	if !o.validate && !o.wait.off {
+		enforced := true
+		if err := awaitRevision(ctx, inv, done.Revision, o.wait.limit); err != nil {
+			enforced, done.Pending = false, err.Error()
+		}
+		done.Enforced = &enforced
+	}
+	done.Took = time.Since(began).Round(time.Millisecond).String()
+	for i, ch := range done.Changes {
+		where := policykind.KeyText(&policyv1.PolicyKey{Kind: ch.Kind, Namespace: ch.Namespace, Name: ch.Name}) + ": "
+		if i < len(docs) && len(docs) <= len(done.Changes) {
+			where = docs[i].Place() + ": " + where
+		}
+		for _, field := range ch.Dropped {
+			fmt.Fprintln(inv.ErrOut, output.Printable("warning: "+where+field+": no such field; it is ignored"))
+		}
+		for _, n := range ch.Notes {
+			fmt.Fprintln(inv.ErrOut, output.Printable(n.label()+where+n.String()))
+		}
+	}
+	if err := inv.Show(done, done.table); err != nil {
+		return err
+	}
+	if done.Pending != "" {
+		return invocation.ErrNotReady
+	}
+	return nil
+}
+
+func (p *changes) table(w io.Writer) {
+	for _, ch := range p.Changes {
+		output.Row(w, policykind.KeyText(&policyv1.PolicyKey{Kind: ch.Kind, Namespace: ch.Namespace, Name: ch.Name}), ch.Change)
+	}
+	switch {
+	case p.Validated:
+		fmt.Fprintln(w, "Nothing was changed: --validate-only.")
+	case p.Enforced == nil:
+		fmt.Fprintf(w, "Revision %d is in force in the policy service; that of the kernel was not waited for.\n", p.Revision)
+	case *p.Enforced:
+		fmt.Fprintf(w, "The kernel enforces revision %d, after %s.\n", p.Revision, p.Took)
+	default:
+		fmt.Fprintln(w, output.Printable(fmt.Sprintf("Revision %d is stored, but the kernel does not enforce it: %s.", p.Revision, p.Pending)))
+	}
+}
+
+// awaitRevision returns nil when a datapath is connected and the kernel
+// enforces the revision, else why it does not.
+func awaitRevision(ctx context.Context, inv *invocation.Invocation, revision uint64, limit time.Duration) error {
+	if limit == 0 {
+		limit = inv.Timeout
+	}
+	conn, err := inv.Dial("policy")
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	client := policyv1.NewPolicyServiceClient(conn)
+	r, err := client.WaitForRevision(ctx, &policyv1.WaitForRevisionRequest{Revision: revision})
+	if err != nil {
+		st, _ := status.FromError(err)
+		if st.Code() == codes.DeadlineExceeded {
+			return fmt.Errorf("not within %s; `sluice status` shows how far it is", limit)
+		}
+		return errors.New(invocation.Reason(st))
+	}
+	if away := r.GetDisconnected(); len(away) > 0 {
+		return fmt.Errorf("not connected: %s", strings.Join(away, ", "))
+	}
+	// Subscribers that only watch the tables say nothing about the kernel.
+	if len(r.GetEnforcing()) == 0 {
+		return errors.New("no datapath is connected to the policy service")
+	}
+	return nil
+}

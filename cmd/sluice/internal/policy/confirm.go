@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policy
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+)
+
+// confirmation is what `policy confirm` prints.
+type confirmation struct {
+	Revision uint64   `json:"revision"`
+	Policies uint32   `json:"policies"`
+	Held     []string `json:"held"` // subscribers that went on enforcing an earlier state, with why
+	Enforced bool     `json:"enforced"`
+	Pending  string   `json:"pending,omitempty"` // why not
+	Took     string   `json:"-"`
+}
+
+func confirmCommand(inv *invocation.Invocation) *cobra.Command {
+	return &cobra.Command{
+		Use:   "confirm",
+		Short: "Have the kernel take over policies that are behind what it enforces",
+		Long: fmt.Sprintf(`Say that the policies of the policy service, as `+"`sluice policy list`"+` shows them,
+are what shall be enforced, and wait until the kernel enforces them.
+
+After the state of the policy service was lost, reset, or restored from a
+backup, the kernel goes on enforcing what it enforced before: policies that are
+missing would open what they closed. Apply what is missing first. Without such
+a difference nothing changes. The exit code is %d if the kernel does not enforce
+the policies (yet).`, invocation.ExitNotReady),
+		Args: invocation.Args(0, ""),
+		RunE: func(cmd *cobra.Command, _ []string) error { return confirm(cmd.Context(), inv) },
+	}
+}
+
+func confirm(ctx context.Context, inv *invocation.Invocation) error {
+	began := time.Now()
+	done := confirmation{Held: []string{}}
+	if err := withPolicy(ctx, inv, func(ctx context.Context, client policyv1.PolicyServiceClient) error {
+		r, err := client.ConfirmPolicies(ctx, &policyv1.ConfirmPoliciesRequest{})
+		if err == nil {
+			done.Revision, done.Policies, done.Held = r.GetRevision(), r.GetPolicies(), append(done.Held, r.GetHeld()...)
+		}
+		return err
+	}); err != nil {
+		return err
+	}
+	if err := awaitRevision(ctx, inv, done.Revision, 0); err != nil {
+		done.Pending = err.Error()
+	}
+	done.Enforced, done.Took = done.Pending == "", time.Since(began).Round(time.Millisecond).String()
+	if err := inv.Show(&done, done.table); err != nil {
+		return err
+	}
+	if !done.Enforced {
+		return invocation.ErrNotReady
+	}
+	return nil
+}
+
+func (d *confirmation) table(w io.Writer) {
+	for _, held := range d.Held {
+		fmt.Fprintln(w, "Until now "+output.Printable(held))
+	}
+	if len(d.Held) == 0 {
+		fmt.Fprintln(w, "The kernel was not behind the policy service: nothing was held.")
+	}
+	if !d.Enforced {
+		fmt.Fprintln(w, output.Printable(fmt.Sprintf("Revision %d is confirmed, but the kernel does not enforce it: %s.", d.Revision, d.Pending)))
+		return
+	}
+	fmt.Fprintf(w, "The kernel enforces revision %d, of %d policies, after %s.\n", d.Revision, d.Policies, d.Took)
+}

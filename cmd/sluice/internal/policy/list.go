@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policy
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/peer"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/policykind"
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+)
+
+func listCommand(inv *invocation.Invocation) *cobra.Command {
+	var (
+		kind, namespace, subject string
+		short                    bool
+	)
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "List policies with their state, and what was refused",
+		Args:  invocation.Args(0, ""),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			req := &policyv1.ListPoliciesRequest{Namespace: namespace}
+			if kind != "" {
+				k, err := policykind.Named(kind)
+				if err != nil {
+					return err
+				}
+				req.Kind = k.Name
+			}
+			if subject != "" {
+				p, err := peer.Resolve(cmd.Context(), inv, subject)
+				if err != nil {
+					return err
+				}
+				if p.Identity == 0 {
+					return invocation.Usagef("--subject: %q is not a pod or an identity", subject)
+				}
+				req.Subject = p.Identity
+			}
+			return printList(cmd.Context(), inv, req, short)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&kind, "kind", "", "only this kind")
+	f.StringVarP(&namespace, "namespace", "n", "", "only this namespace")
+	f.StringVar(&subject, "subject", "", "only policies that select this pod or identity")
+	f.BoolVar(&short, "refused", false, "only what was refused")
+	return cmd
+}
+
+// state is what is shown of one policy.
+type state struct {
+	Kind      string     `json:"kind"`
+	Namespace string     `json:"namespace,omitempty"`
+	Name      string     `json:"name"`
+	Source    string     `json:"source"`
+	Manager   string     `json:"manager,omitempty"`
+	Origin    string     `json:"origin,omitempty"`
+	Accepted  bool       `json:"accepted"`
+	Error     string     `json:"error,omitempty"`
+	Revision  uint64     `json:"revision"`
+	Subjects  []uint32   `json:"subjects"`
+	Rules     uint32     `json:"rules"`
+	Updated   *time.Time `json:"updateTime,omitempty"`
+	Dropped   []string   `json:"droppedFields,omitempty"`
+	Notes     []note     `json:"notes,omitempty"`
+	Manifest  string     `json:"manifest,omitempty"`
+}
+
+func stateOf(p *policyv1.Policy) state {
+	s := state{
+		Kind: p.GetKey().GetKind(), Namespace: p.GetKey().GetNamespace(), Name: p.GetKey().GetName(),
+		Source: p.GetSource(), Manager: p.GetManager(), Origin: p.GetOrigin(), Accepted: p.GetAccepted(), Error: p.GetError(), Revision: p.GetRevision(),
+		Subjects: p.GetSubjects(), Rules: p.GetRules(), Updated: output.When(p.GetUpdateTime()), Dropped: p.GetDroppedFields(),
+		Notes: notesOf(p.GetNotes()), Manifest: string(p.GetManifest()),
+	}
+	if s.Subjects == nil {
+		s.Subjects = []uint32{}
+	}
+	return s
+}
+
+// state is what became of a policy, in a word or two.
+func (p state) state() string {
+	notes := len(p.remarks())
+	switch {
+	case p.Accepted && p.Error != "":
+		return "outdated" // a newer form was refused
+	case p.Accepted && notes == 1:
+		return "accepted, 1 note"
+	case p.Accepted && notes > 1:
+		return fmt.Sprintf("accepted, %d notes", notes)
+	case p.Accepted:
+		return "accepted"
+	default:
+		return "refused"
+	}
+}
+
+// remarks are the notes on a policy, and the fields that it lost. That it selects
+// no endpoint of this node is in a column of its own.
+func (p state) remarks() []string {
+	var all []string
+	for _, field := range p.Dropped {
+		all = append(all, field+": no such field; it is ignored")
+	}
+	for _, n := range p.Notes {
+		if n.Kind != noteSelectsNothing || n.Field != "" {
+			all = append(all, n.String())
+		}
+	}
+	return all
+}
+
+// title is the policy's name; of a file that could not be read as one, the
+// file's.
+func (p state) title() string {
+	if p.Name == "" {
+		return p.source()
+	}
+	return policykind.KeyText(&policyv1.PolicyKey{Kind: p.Kind, Namespace: p.Namespace, Name: p.Name})
+}
+
+func (p state) source() string {
+	switch {
+	case p.Origin != "":
+		return p.Source + ":" + p.Origin
+	case p.Manager != "":
+		return p.Source + ":" + p.Manager
+	}
+	return p.Source
+}
+
+func list(ctx context.Context, inv *invocation.Invocation, req *policyv1.ListPoliciesRequest) (all []state, revision uint64, err error) {
+	all = []state{}
+	err = withPolicy(ctx, inv, func(ctx context.Context, client policyv1.PolicyServiceClient) error {
+		stream, err := client.ListPolicies(ctx, req)
+		if err != nil {
+			return err
+		}
+		return invocation.Each(stream, func(m *policyv1.ListPoliciesResponse) {
+			revision = m.GetRevision()
+			if m.GetPolicy() != nil {
+				all = append(all, stateOf(m.GetPolicy()))
+			}
+		})
+	})
+	return all, revision, err
+}
+
+func printList(ctx context.Context, inv *invocation.Invocation, req *policyv1.ListPoliciesRequest, refused bool) error {
+	all, _, err := list(ctx, inv, req)
+	if err != nil {
+		return err
+	}
+	if refused {
+		all = slices.DeleteFunc(all, func(p state) bool { return p.Error == "" })
+	}
+	return inv.Show(all, func(w io.Writer) {
+		output.Row(w, "POLICY", "STATE", "REVISION", "SELECTS", "RULES", "AGE", "SOURCE")
+		for _, p := range all {
+			output.Row(w, p.title(), p.state(), p.Revision, identitiesText(len(p.Subjects)), p.Rules, output.Since(p.Updated), p.source())
+		}
+		first := true
+		line := func(text string) {
+			if first {
+				fmt.Fprintln(w)
+				first = false
+			}
+			fmt.Fprintln(w, output.Printable(strings.TrimSpace(text)))
+		}
+		for _, p := range all {
+			switch {
+			case p.Error != "" && p.Accepted:
+				line(p.title() + " stays as it is; a newer form was refused: " + p.Error)
+			case p.Error != "":
+				line(p.title() + " was refused: " + p.Error)
+			}
+			for _, text := range p.remarks() {
+				line(p.title() + ": " + text)
+			}
+		}
+	})
+}
+
+func identitiesText(n int) string {
+	if n == 1 {
+		return "1 identity"
+	}
+	return fmt.Sprintf("%d identities", n)
+}
+
+func getCommand(inv *invocation.Invocation) *cobra.Command {
+	var namespace string
+	cmd := &cobra.Command{
+		Use:   "get KIND [NAMESPACE/]NAME",
+		Short: "Print the manifest of a policy; with -o json its state too",
+		Args:  invocation.Args(2, "a kind and a name, such as NetworkPolicy shop/web"),
+		RunE: func(cmd *cobra.Command, a []string) error {
+			key, err := policykind.KeyNamed(a[0], a[1], namespace)
+			if err != nil {
+				return err
+			}
+			return printOne(cmd.Context(), inv, key)
+		},
+	}
+	cmd.Flags().StringVarP(&namespace, "namespace", "n", "", "namespace, if the name has none (default \"default\")")
+	return cmd
+}
+
+func printOne(ctx context.Context, inv *invocation.Invocation, key *policyv1.PolicyKey) error {
+	all, _, err := list(ctx, inv, &policyv1.ListPoliciesRequest{Kind: key.GetKind(), Namespace: key.GetNamespace(), Name: key.GetName(), WithManifests: true})
+	if err != nil {
+		return err
+	}
+	if len(all) == 0 {
+		return fmt.Errorf("there is no %s; see `sluice policy list`", policykind.KeyText(key))
+	}
+	if inv.Format == "json" {
+		return inv.Show(all[0], nil)
+	}
+	for _, p := range all {
+		if p.Error != "" {
+			fmt.Fprintln(inv.ErrOut, output.Printable("warning: a newer form was refused: "+p.Error))
+		}
+		for _, text := range p.remarks() {
+			fmt.Fprintln(inv.ErrOut, output.Printable("warning: "+text))
+		}
+	}
+	text := all[0].Manifest
+	if !strings.HasSuffix(text, "\n") {
+		text += "\n"
+	}
+	_, err = io.WriteString(inv.Out, text)
+	return err
+}

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package policy applies, checks and explains network policies.
+package policy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/manifest"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+)
+
+// Command is `policy`.
+func Command(inv *invocation.Invocation) *cobra.Command {
+	return invocation.Group("policy", "Apply, check and explain network policies",
+		applyCommand(inv), deleteCommand(inv), confirmCommand(inv), listCommand(inv), getCommand(inv),
+		explainCommand(inv), diffCommand(inv), validateCommand(inv), tableCommand(inv))
+}
+
+// withPolicy calls fn with a client of the policy service and a bounded
+// context.
+func withPolicy(ctx context.Context, inv *invocation.Invocation, fn func(context.Context, policyv1.PolicyServiceClient) error) error {
+	conn, err := inv.Dial("policy")
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(ctx, inv.Timeout)
+	defer cancel()
+	return fn(ctx, policyv1.NewPolicyServiceClient(conn))
+}
+
+// manifestFlags are flags of commands that send manifests.
+func manifestFlags(cmd *cobra.Command, allowUnknown, skipOthers *bool) {
+	cmd.Flags().BoolVar(allowUnknown, "allow-unknown-fields", false, "warn of fields that a kind does not have, and ignore them")
+	cmd.Flags().BoolVar(skipOthers, "skip-other-kinds", false, "leave out objects that are no policies")
+}
+
+// readPolicies is readManifests without objects that are no policies, if those
+// are to be left out.
+func readPolicies(inv *invocation.Invocation, files []string, stdin io.Reader, skipOthers bool) ([]manifest.Document, error) {
+	docs, err := manifest.Read(files, stdin)
+	if !skipOthers {
+		return docs, err
+	}
+	kept, others := manifest.PoliciesOnly(docs)
+	for _, text := range others {
+		fmt.Fprintln(inv.ErrOut, "note: "+text)
+	}
+	if err == nil && len(kept) == 0 {
+		err = errors.New("there is no policy among the objects")
+	}
+	return kept, err
+}
+
+// onlyFiles refuses arguments where files are named with -f.
+func onlyFiles(cmd *cobra.Command, a []string) error {
+	if len(a) > 0 {
+		return invocation.Usagef("%s takes no argument; name files with -f, as in `%s -f %s`", cmd.CommandPath(), cmd.CommandPath(), a[0])
+	}
+	return nil
+}
+
+// note is something about an accepted policy that its author should know.
+type note struct {
+	Kind  string `json:"kind"`
+	Field string `json:"field,omitempty"`
+	Text  string `json:"text"`
+}
+
+// String is "field: text".
+func (n note) String() string {
+	if n.Field == "" {
+		return n.Text
+	}
+	return n.Field + ": " + n.Text
+}
+
+// label is how much attention a note wants.
+func (n note) label() string {
+	if n.Kind == noteSelectsNothing {
+		return "note: "
+	}
+	return "warning: "
+}
+
+// noteSelectsNothing is the kind of a note on a policy without an endpoint.
+const noteSelectsNothing = "selects-nothing"
+
+func notesOf(list []*policyv1.PolicyNote) []note {
+	var all []note
+	for _, n := range list {
+		all = append(all, note{output.Enum(n.GetKind(), "POLICY_NOTE_KIND_"), n.GetField(), n.GetText()})
+	}
+	return all
+}

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policy
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"net/netip"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/peer"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/ports"
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+)
+
+func tableCommand(inv *invocation.Invocation) *cobra.Command {
+	return &cobra.Command{
+		Use:   "table PEER",
+		Short: "Print the compiled tables by which a pod or an identity is judged",
+		Long: `Print the compiled tables by which a pod or an identity is judged: the rules in
+the order in which they are asked, and for each class of peers the ports at which
+each decides. Of Admin rules, which are asked first, and of the others the best
+one is given.`,
+		Args: invocation.Args(1, "a pod or an identity number"),
+		RunE: func(cmd *cobra.Command, a []string) error {
+			p, err := peer.Resolve(cmd.Context(), inv, a[0])
+			if err != nil {
+				return err
+			}
+			if p.Identity == 0 {
+				return invocation.Usagef("%q is not a pod or an identity", a[0])
+			}
+			return printTables(cmd.Context(), inv, p.Identity)
+		},
+	}
+}
+
+// tables is what `policy table` prints.
+type tables struct {
+	Subject  uint32        `json:"subject"`
+	Revision uint64        `json:"revision"`
+	Egress   *compiledSide `json:"egress,omitempty"`
+	Ingress  *compiledSide `json:"ingress,omitempty"`
+}
+
+type compiledSide struct {
+	Hash           string         `json:"structureHash"`
+	DefaultAllow   bool           `json:"defaultAllow"`
+	HostAllow      bool           `json:"hostAllow"`
+	Rules          []compiledRule `json:"rules"`
+	Classes        []peerClass    `json:"classes"`
+	DefaultClasses map[string]int `json:"defaultClasses"`
+	AddressClasses map[string]int `json:"addressClasses,omitempty"`
+	Peers          map[uint32]int `json:"peers"` // node class to class
+	Blocks         []addressBlock `json:"blocks,omitempty"`
+}
+
+type compiledRule struct {
+	Number  int      `json:"number"`
+	Action  string   `json:"action"`
+	Tier    string   `json:"tier"`
+	Sources []string `json:"sources"`
+}
+
+type peerClass struct {
+	Class     int             `json:"class"`
+	Intervals []classInterval `json:"intervals"`
+}
+
+// classInterval names the best rule of each slot at some ports; 0: none.
+type classInterval struct {
+	Ports string `json:"ports"`
+	Admin uint32 `json:"adminRule,omitempty"`
+	Rule  uint32 `json:"rule,omitempty"`
+}
+
+type addressBlock struct {
+	Prefix  string            `json:"prefix"`
+	Classes map[string]uint32 `json:"classes"`
+}
+
+var tierNames = []string{"Admin", "Normal", "Isolation", "Baseline"}
+
+var scopeNames = []string{"cluster", "node", "outside"}
+
+func printTables(ctx context.Context, inv *invocation.Invocation, subject uint32) error {
+	var r *policyv1.GetPolicyTableResponse
+	if err := withPolicy(ctx, inv, func(ctx context.Context, client policyv1.PolicyServiceClient) (err error) {
+		r, err = client.GetPolicyTable(ctx, &policyv1.GetPolicyTableRequest{Subject: subject})
+		return err
+	}); err != nil {
+		return err
+	}
+	t := tables{Subject: subject, Revision: r.GetRevision()}
+	var err error
+	if t.Egress, err = compiledSideOf(r.GetEgress(), r.GetEgressRules()); err != nil {
+		return fmt.Errorf("egress table of %d: %w", subject, err)
+	}
+	if t.Ingress, err = compiledSideOf(r.GetIngress(), r.GetIngressRules()); err != nil {
+		return fmt.Errorf("ingress table of %d: %w", subject, err)
+	}
+	return inv.Show(t, func(w io.Writer) {
+		fmt.Fprintf(w, "Identity %d, policy revision %d\n", t.Subject, t.Revision)
+		t.Egress.lines(w, "Egress")
+		t.Ingress.lines(w, "Ingress")
+	})
+}
+
+func compiledSideOf(t *policyv1.TableDefine, sources []*policyv1.RuleSources) (*compiledSide, error) {
+	if t == nil {
+		return nil, nil
+	}
+	s := &compiledSide{
+		Hash: hex.EncodeToString(t.GetStructureHash()), DefaultAllow: t.GetDefaultAllow(), HostAllow: t.GetHostAllow(),
+		Rules: []compiledRule{}, Classes: []peerClass{}, DefaultClasses: map[string]int{}, Peers: map[uint32]int{},
+	}
+	for i, r := range t.GetRules() {
+		rule := compiledRule{Number: i + 1, Action: output.Enum(r.GetAction(), "ACTION_"), Sources: []string{}}
+		if int(r.GetTier()) < len(tierNames) {
+			rule.Tier = tierNames[r.GetTier()]
+		}
+		if i < len(sources) {
+			rule.Sources = sourceTexts(sources[i].GetSources())
+		}
+		s.Rules = append(s.Rules, rule)
+	}
+	for class, root := range t.GetClasses() {
+		shown := peerClass{Class: class}
+		if err := walk(t.GetNodes(), root, 0, 0, func(i ports.Interval, value uint32) {
+			one := classInterval{Ports: strings.Join(ports.Intervals{i}.Texts(), ", ")}
+			if admin := value >> 16; admin != 0x7FFF {
+				one.Admin = admin
+			}
+			if rule := value & 0xFFFF; rule != 0xFFFF {
+				one.Rule = rule
+			}
+			shown.Intervals = append(shown.Intervals, one)
+		}); err != nil {
+			return nil, err
+		}
+		s.Classes = append(s.Classes, shown)
+	}
+	for i, class := range t.GetDefaultClasses() {
+		s.DefaultClasses[output.Enum(policyv1.PeerKind(i+1), "PEER_KIND_")] = int(class)
+	}
+	if t.GetHasAddresses() {
+		s.AddressClasses = map[string]int{}
+		for i, class := range t.GetAddressClasses() {
+			s.AddressClasses[output.Enum(policyv1.PeerScope(i+1), "PEER_SCOPE_")] = int(class)
+		}
+	}
+	for _, p := range t.GetPeers() {
+		s.Peers[p.GetNodeClass()] = int(p.GetClass())
+	}
+	for _, b := range t.GetBlocks() {
+		a, ok := netip.AddrFromSlice(b.GetAddress())
+		if !ok {
+			return nil, fmt.Errorf("block of %d bytes", len(b.GetAddress()))
+		}
+		block := addressBlock{Prefix: netip.PrefixFrom(a, int(b.GetBits())).String(), Classes: map[string]uint32{}}
+		for i, class := range b.GetClasses() {
+			if i < len(scopeNames) {
+				block.Classes[scopeNames[i]] = class
+			}
+		}
+		s.Blocks = append(s.Blocks, block)
+	}
+	return s, nil
+}
+
+// walk visits the intervals of a tree that lie at or above a point, in order.
+// Trees are three nodes deep at most; a deeper one is broken.
+func walk(nodes []*policyv1.PortNode, index, from uint32, depth int, visit func(ports.Interval, uint32)) error {
+	if int(index) >= len(nodes) || depth > 2 {
+		return fmt.Errorf("node %d at depth %d of %d nodes", index, depth, len(nodes))
+	}
+	high, value := nodes[index].GetHigh(), nodes[index].GetValue()
+	if len(high) != len(value) {
+		return fmt.Errorf("node %d has %d ends and %d values", index, len(high), len(value))
+	}
+	for i, h := range high {
+		if h < from {
+			continue // an unused entry repeats the last
+		}
+		if value[i]&(1<<31) != 0 {
+			if err := walk(nodes, value[i]&^uint32(1<<31), from, depth+1, visit); err != nil {
+				return err
+			}
+		} else if from <= ports.LastPoint {
+			visit(ports.Interval{First: from, Last: min(h, ports.LastPoint)}, value[i])
+		}
+		if h >= ports.LastPoint {
+			return nil
+		}
+		from = h + 1
+	}
+	return nil
+}
+
+func (s *compiledSide) lines(w io.Writer, title string) {
+	if s == nil {
+		fmt.Fprintf(w, "\n%s: nothing is enforced\n", title)
+		return
+	}
+	otherwise := "denied"
+	switch {
+	case s.DefaultAllow:
+		otherwise = "allowed"
+	case s.HostAllow:
+		otherwise = "denied, but for the own node"
+	}
+	fmt.Fprintf(w, "\n%s: what no rule decides is %s\n", title, otherwise)
+	for _, r := range s.Rules {
+		output.Row(w, fmt.Sprintf("  rule %d", r.Number), r.Action, r.Tier, strings.Join(r.Sources, ", "))
+	}
+	// An empty line ends the columns of a table.
+	fmt.Fprintln(w)
+	for _, c := range s.Classes {
+		for i, in := range c.Intervals {
+			name := ""
+			if i == 0 {
+				name = fmt.Sprintf("class %d", c.Class)
+			}
+			var rules []string
+			if in.Admin != 0 {
+				rules = append(rules, fmt.Sprintf("rule %d", in.Admin))
+			}
+			if in.Rule != 0 {
+				rules = append(rules, fmt.Sprintf("rule %d", in.Rule))
+			}
+			if len(rules) == 0 {
+				rules = []string{"default"}
+			}
+			fmt.Fprintf(w, "  %s\t%s\t%s\n", name, output.Printable(in.Ports), strings.Join(rules, ", else "))
+		}
+	}
+	fmt.Fprintln(w)
+	for node, class := range output.Ordered(s.Peers) {
+		output.Row(w, fmt.Sprintf("  node class %d", node), fmt.Sprintf("class %d", class))
+	}
+	for kind, class := range output.Ordered(s.DefaultClasses) {
+		output.Row(w, "  other peers, "+kind, fmt.Sprintf("class %d", class))
+	}
+	for _, b := range s.Blocks {
+		var classes []string
+		for scope, class := range output.Ordered(b.Classes) {
+			classes = append(classes, fmt.Sprintf("%s: class %d", scope, class))
+		}
+		output.Row(w, "  "+b.Prefix, strings.Join(classes, ", "))
+	}
+	for scope, class := range output.Ordered(s.AddressClasses) {
+		output.Row(w, "  other addresses, "+scope, fmt.Sprintf("class %d", class))
+	}
+}

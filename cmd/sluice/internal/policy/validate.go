@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policy
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/manifest"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/policykind"
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+)
+
+// program checks manifests offline: the engine is that service's own.
+const program = "sluice-policy"
+
+func validateCommand(inv *invocation.Invocation) *cobra.Command {
+	var (
+		files        []string
+		namespace    string
+		allowUnknown bool
+		skipOthers   bool
+	)
+	cmd := &cobra.Command{
+		Use:   "validate -f FILE",
+		Short: "Check manifests offline, as the policy service would; for a CI of manifests",
+		Long: `Check manifests as the policy service would, without any service: the program
+` + program + ` is executed for it, from the directory of this program or from PATH.
+Every problem is named with file, document and field. The exit code is 1 if there
+is one.`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, a []string) error {
+			files = append(files, a...)
+			if len(files) == 0 {
+				return invocation.Usagef("nothing to check: name it with -f FILE, -f DIRECTORY or -f -")
+			}
+			docs, err := readPolicies(inv, files, cmd.InOrStdin(), skipOthers)
+			var broken manifest.FileErrors
+			if err != nil && !errors.As(err, &broken) {
+				return err
+			}
+			return validate(cmd.Context(), inv, docs, broken, namespace, allowUnknown)
+		},
+	}
+	manifestFlags(cmd, &allowUnknown, &skipOthers)
+	f := cmd.Flags()
+	f.StringArrayVarP(&files, "filename", "f", nil, "file, directory or - for standard input; may be repeated")
+	f.StringVarP(&namespace, "namespace", "n", "", "namespace of what names none (default \"default\")")
+	return cmd
+}
+
+// checked is what `policy validate -o json` prints of one document.
+type checked struct {
+	File      string   `json:"file"`
+	Document  int      `json:"document,omitempty"` // 0: the file could not be read
+	Item      int      `json:"item,omitempty"`     // of a list
+	Line      int      `json:"line,omitempty"`
+	Kind      string   `json:"kind,omitempty"`
+	Namespace string   `json:"namespace,omitempty"`
+	Name      string   `json:"name,omitempty"`
+	Problems  []string `json:"problems"`
+	Dropped   []string `json:"droppedFields,omitempty"`
+	Notes     []note   `json:"notes,omitempty"`
+}
+
+// verdictOnDocument is a line of what `sluice-policy validate` prints, one for
+// each document of its standard input in order.
+type verdictOnDocument struct {
+	Problems []string `json:"problems"`
+	Dropped  []string `json:"droppedFields"`
+	Notes    []note   `json:"notes"`
+}
+
+func validate(ctx context.Context, inv *invocation.Invocation, docs []manifest.Document, broken manifest.FileErrors, namespace string, allowUnknown bool) error {
+	var verdicts []verdictOnDocument
+	if len(docs) > 0 {
+		var err error
+		if verdicts, err = checkOffline(ctx, manifest.Join(docs), namespace, allowUnknown); err != nil {
+			return err
+		}
+	}
+	if len(verdicts) != len(docs) {
+		return fmt.Errorf("%s judged %d of %d documents; is it of another version?", program, len(verdicts), len(docs))
+	}
+	all := make([]checked, 0, len(docs))
+	refused, dropped := 0, 0
+	for i, d := range docs {
+		key := policykind.Complete(d.Key, namespace)
+		one := checked{
+			File: d.File, Document: d.Index, Item: d.Item, Line: d.Line, Kind: key.GetKind(), Namespace: key.GetNamespace(), Name: key.GetName(),
+			Problems: append([]string{}, verdicts[i].Problems...), Dropped: verdicts[i].Dropped, Notes: verdicts[i].Notes,
+		}
+		for i, p := range one.Problems {
+			one.Problems[i] = manifest.InFiles(p, docs)
+		}
+		if len(one.Problems) > 0 {
+			refused++
+		}
+		dropped += len(one.Dropped)
+		all = append(all, one)
+	}
+	shown := all
+	for _, f := range broken {
+		shown = append(shown, checked{File: f.File, Problems: []string{f.Err.Error()}})
+	}
+	if err := inv.Show(shown, func(w io.Writer) {
+		for _, f := range broken {
+			fmt.Fprintln(w, output.Printable(f.Err.Error()))
+		}
+		for i, d := range all {
+			for _, p := range d.Problems {
+				fmt.Fprintln(w, docs[i].Problem(p))
+			}
+			for _, field := range d.Dropped {
+				fmt.Fprintln(w, docs[i].Problem("warning: "+field+": no such field; it would be ignored"))
+			}
+			for _, n := range d.Notes {
+				fmt.Fprintln(w, docs[i].Problem(n.label()+n.String()))
+			}
+		}
+		switch {
+		case len(broken) > 0:
+			fmt.Fprintf(w, "%d of %d policies would be refused; files that cannot be read: %d.\n", refused, len(all), len(broken))
+		case refused > 0:
+			fmt.Fprintf(w, "%d of %d policies would be refused.\n", refused, len(all))
+		case len(all) == 1:
+			fmt.Fprintf(w, "%s would be accepted.\n", output.Printable(policykind.KeyText(&policyv1.PolicyKey{Kind: all[0].Kind, Namespace: all[0].Namespace, Name: all[0].Name})))
+		default:
+			fmt.Fprintf(w, "All %d policies would be accepted.\n", len(all))
+		}
+	}); err != nil {
+		return err
+	}
+	if refused > 0 || len(broken) > 0 {
+		return invocation.ErrReported
+	}
+	return nil
+}
+
+// checkOffline has the policy service's program judge a stream of documents.
+func checkOffline(ctx context.Context, manifests []byte, namespace string, allowUnknown bool) ([]verdictOnDocument, error) {
+	program, err := findProgram()
+	if err != nil {
+		return nil, err
+	}
+	args := []string{"validate", "--namespace=" + namespace}
+	if allowUnknown {
+		args = append(args, "--allow-unknown-fields")
+	}
+	cmd := exec.CommandContext(ctx, program, args...)
+	var out, errOut bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(manifests), &out, &errOut
+	if err := cmd.Run(); err != nil {
+		return nil, fmt.Errorf("%s validate: %w: %s", program, err, strings.TrimSpace(errOut.String()))
+	}
+	var all []verdictOnDocument
+	for decoder := json.NewDecoder(&out); ; {
+		var one verdictOnDocument
+		err := decoder.Decode(&one)
+		if errors.Is(err, io.EOF) {
+			return all, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s validate: %w", program, err)
+		}
+		all = append(all, one)
+	}
+}
+
+// findProgram prefers the program that was built with this one.
+func findProgram() (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	beside := filepath.Join(filepath.Dir(self), program)
+	if _, err := os.Stat(beside); err == nil {
+		return beside, nil
+	}
+	path, err := exec.LookPath(program)
+	if err != nil {
+		return "", fmt.Errorf("%s, which checks manifests, is neither %s nor in PATH", program, beside)
+	}
+	return path, nil
+}

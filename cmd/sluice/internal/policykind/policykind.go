@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package policykind has the kinds of policies and their names as people write them.
+package policykind
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+)
+
+// Kind is a kind of policy as a person may write it.
+type Kind struct {
+	Name       string
+	plural     string
+	short      string
+	namespaced bool
+	group      string
+}
+
+var kinds = []Kind{
+	{"NetworkPolicy", "networkpolicies", "netpol", true, "networking.k8s.io"},
+	{"CiliumNetworkPolicy", "ciliumnetworkpolicies", "cnp", true, "cilium.io"},
+	{"CiliumClusterwideNetworkPolicy", "ciliumclusterwidenetworkpolicies", "ccnp", false, "cilium.io"},
+	{"CiliumCIDRGroup", "ciliumcidrgroups", "ccg", false, "cilium.io"},
+	{"ClusterNetworkPolicy", "clusternetworkpolicies", "kcnp", false, "policy.networking.k8s.io"},
+	{"AdminNetworkPolicy", "adminnetworkpolicies", "anp", false, "policy.networking.k8s.io"},
+	{"BaselineAdminNetworkPolicy", "baselineadminnetworkpolicies", "banp", false, "policy.networking.k8s.io"},
+}
+
+// IsPolicy reports whether objects of a group and kind are policies. Whether
+// they are of a version that is known is for the policy service to judge.
+func IsPolicy(group, kind string) bool {
+	return slices.ContainsFunc(kinds, func(k Kind) bool { return k.group == group && k.Name == kind })
+}
+
+// defaultNamespace is where objects are that name no namespace.
+const defaultNamespace = "default"
+
+// Named finds a kind by its name, plural or short name, in any case.
+func Named(text string) (Kind, error) {
+	for _, k := range kinds {
+		if strings.EqualFold(text, k.Name) || strings.EqualFold(text, k.plural) || strings.EqualFold(text, k.short) {
+			return k, nil
+		}
+	}
+	names := make([]string, 0, len(kinds))
+	for _, k := range kinds {
+		names = append(names, k.Name+" ("+k.short+")")
+	}
+	return Kind{}, invocation.Usagef("%q is not a kind of policy; there are %s", text, strings.Join(names, ", "))
+}
+
+// KeyNamed is the key of the arguments KIND and [NAMESPACE/]NAME.
+func KeyNamed(kind, name, namespace string) (*policyv1.PolicyKey, error) {
+	k, err := Named(kind)
+	if err != nil {
+		return nil, err
+	}
+	given, rest, found := strings.Cut(name, "/")
+	switch {
+	case found && !k.namespaced:
+		return nil, invocation.Usagef("%q: a %s has no namespace", name, k.Name)
+	case found:
+		namespace, name = given, rest
+	case !k.namespaced:
+		namespace = ""
+	case namespace == "":
+		namespace = defaultNamespace
+	}
+	if name == "" || found && namespace == "" || strings.Contains(name, "/") {
+		return nil, invocation.Usagef("%q is not NAME or NAMESPACE/NAME", given+"/"+rest)
+	}
+	return &policyv1.PolicyKey{Kind: k.Name, Namespace: namespace, Name: name}, nil
+}
+
+// Complete is a document's key with the namespace that the service would give
+// it. The kind is taken as it is: the service refuses one that it does not
+// know.
+func Complete(key *policyv1.PolicyKey, namespace string) *policyv1.PolicyKey {
+	full := &policyv1.PolicyKey{Kind: key.GetKind(), Namespace: key.GetNamespace(), Name: key.GetName()}
+	if full.Namespace != "" {
+		return full
+	}
+	for _, k := range kinds {
+		if k.Name == full.Kind && k.namespaced {
+			full.Namespace = namespace
+			if namespace == "" {
+				full.Namespace = defaultNamespace
+			}
+		}
+	}
+	return full
+}
+
+// KeyText is "NetworkPolicy shop/web".
+func KeyText(k *policyv1.PolicyKey) string {
+	name := k.GetName()
+	if k.GetNamespace() != "" {
+		name = k.GetNamespace() + "/" + name
+	}
+	return strings.TrimSpace(k.GetKind() + " " + name)
+}

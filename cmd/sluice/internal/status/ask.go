@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package status
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/bpfmap"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/ipam"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+)
+
+// ask fills in what one service says. What it does not say is part of the
+// answer; only a mistake of the caller is an error.
+func ask(ctx context.Context, inv *invocation.Invocation, service *serviceStatus, s *nodeStatus) error {
+	conn, err := inv.Dial(service.Name)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	health, err := grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{})
+	if err == nil {
+		service.Serving = health.GetStatus() == grpc_health_v1.HealthCheckResponse_SERVING
+		switch service.Name {
+		case "identity":
+			err = s.askIdentity(ctx, service, identityv1.NewIdentityServiceClient(conn))
+		case "ipam":
+			err = s.askIPAM(ctx, service, ipamv1.NewIPAMServiceClient(conn))
+		case "policy":
+			err = s.askPolicy(ctx, service, policyv1.NewPolicyServiceClient(conn))
+		case "datapath":
+			err = s.askDatapath(ctx, service, datapathv1.NewDatapathServiceClient(conn))
+		}
+	}
+	if err != nil {
+		service.Error = invocation.Reason(status.Convert(err))
+	}
+	return nil
+}
+
+func (s *nodeStatus) askIdentity(ctx context.Context, service *serviceStatus, client identityv1.IdentityServiceClient) error {
+	r, err := client.GetStatus(ctx, &identityv1.GetStatusRequest{})
+	if err != nil {
+		return err
+	}
+	service.Version, service.Started = r.GetVersion(), output.When(r.GetStartTime())
+	s.Identity = &identityStatus{
+		Node: r.GetNodeName(), StoreReached: r.GetStoreConnected(), StoreError: r.GetStoreError(),
+		Cluster: r.GetClusterIdentities(), Held: r.GetHeldIdentities(), PendingWrites: r.GetPendingStoreWrites(),
+	}
+	if !s.Identity.StoreReached {
+		service.Error = "new label sets cannot be connected: etcd is away: " + s.Identity.StoreError
+	}
+	for _, k := range r.GetTopLabelKeys() {
+		s.Identity.TopLabelKeys = append(s.Identity.TopLabelKeys, fmt.Sprintf("%s (%d values)", k.GetKey(), k.GetDistinctValues()))
+	}
+	return nil
+}
+
+func (s *nodeStatus) askIPAM(ctx context.Context, service *serviceStatus, client ipamv1.IPAMServiceClient) error {
+	r, err := client.GetStatus(ctx, &ipamv1.GetStatusRequest{})
+	if err != nil {
+		return err
+	}
+	service.Version, service.Started = r.GetVersion(), output.When(r.GetStartTime())
+	for _, p := range r.GetPools() {
+		s.Pools = append(s.Pools, ipam.PoolOf(p))
+	}
+	if problems := r.GetProblems(); len(problems) > 0 {
+		service.Error = "no container can be connected now: " + strings.Join(problems, "; ")
+	}
+	return nil
+}
+
+func (s *nodeStatus) askPolicy(ctx context.Context, service *serviceStatus, client policyv1.PolicyServiceClient) error {
+	r, err := client.GetStatus(ctx, &policyv1.GetStatusRequest{})
+	if err != nil {
+		return err
+	}
+	service.Version, service.Started = r.GetVersion(), output.When(r.GetStartTime())
+	p := &policyStatus{
+		Revision: r.GetRevision(), Policies: r.GetPolicies(), Refused: r.GetRefused(), Identities: r.GetIdentities(),
+		WaitingIdentities: r.GetWaitingIdentities(), Subjects: r.GetSubjects(), Tables: r.GetTables(),
+		Sources: []policySource{}, Subscribers: []policySubscriber{}, Unsupported: r.GetPoliciesWithUnsupportedFields(),
+	}
+	for _, source := range r.GetSources() {
+		p.Sources = append(p.Sources, policySource{
+			source.GetName(), source.GetManager(), source.GetSynced(), source.GetError(), source.GetPolicies(),
+		})
+	}
+	for _, sub := range r.GetSubscribers() {
+		p.Subscribers = append(p.Subscribers, policySubscriber{sub.GetName(), sub.GetConnected(), sub.GetEnforces(), sub.GetRevision(), sub.GetBehind(), sub.GetRefusals()})
+	}
+	p.problems = r.GetProblems()
+	s.Policy = p
+	return nil
+}
+
+func (s *nodeStatus) askDatapath(ctx context.Context, service *serviceStatus, client datapathv1.DatapathServiceClient) error {
+	r, err := client.GetStatus(ctx, &datapathv1.GetStatusRequest{})
+	if err != nil {
+		return err
+	}
+	service.Version, service.Started = r.GetVersion(), output.When(r.GetStartTime())
+	d := &datapathStatus{
+		AddReady: r.GetAddReady(), PolicyMode: r.GetPolicyMode(), Kernel: r.GetKernelRelease(),
+		PodCIDRs: r.GetPodCidrs(), NodeAddresses: workload.AddressTexts(r.GetNodeAddresses()),
+		Endpoints: map[string]uint32{}, PendingReleases: r.GetPendingReleases(),
+		AttachmentRepair: r.GetAttachmentRepairs(), EventsLost: r.GetEventsLost(), Packets: []packets{},
+	}
+	for _, e := range r.GetEndpoints() {
+		if e.GetCount() > 0 {
+			d.Endpoints[output.Enum(e.GetState(), "ENDPOINT_STATE_")] = e.GetCount()
+		}
+	}
+	for _, p := range r.GetPacketCounters() {
+		if p.GetPackets() > 0 {
+			d.Packets = append(d.Packets, packets{p.GetReason(), output.Enum(p.GetDirection(), "DIRECTION_"), p.GetDropped(), p.GetPackets(), p.GetBytes()})
+		}
+	}
+	d.PolicyRevision, d.PolicyRefusals, d.Maps = r.GetPolicyRevision(), append([]string{}, r.GetPolicyRefusals()...), bpfmap.UsagesOf(r.GetMaps())
+	d.Warnings, d.DeviceRepairs, d.NodeRepairs = append([]string{}, r.GetWarnings()...), r.GetDeviceRepairs(), r.GetNodeRepairs()
+	if n := r.GetConnections(); n != nil {
+		d.Connections = &connectionCounts{n.GetLive(), n.GetCreated(), n.GetRevoked(), n.GetExpired(), n.GetEvicted(), n.GetPickedUp()}
+	}
+	s.Datapath = d
+	switch why := strings.Join(r.GetProblems(), "; "); {
+	case d.AddReady:
+	case r.GetKnownAddReady():
+		service.Error = "containers with new labels cannot be connected now: " + why
+	default:
+		service.Error = "no container can be connected now: " + why
+	}
+	return nil
+}

@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package status asks every service and says whether a container could be connected now.
+package status
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/bpfmap"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/ipam"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+)
+
+// Command is `status`.
+func Command(inv *invocation.Invocation) *cobra.Command {
+	return &cobra.Command{
+		Use:   "status",
+		Short: "Show whether every service answers and a container could be connected",
+		Long: fmt.Sprintf(`Show whether every service answers and a container could be connected now. The
+exit code is %d if not.`, invocation.ExitNotReady),
+		Args: invocation.Args(0, ""),
+		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), inv) },
+	}
+}
+
+// nodeStatus is what `status -o json` prints.
+type nodeStatus struct {
+	Ready    bool            `json:"ready"`
+	Problems []string        `json:"problems"`
+	Warnings []string        `json:"warnings"`
+	Services []serviceStatus `json:"services"`
+	Datapath *datapathStatus `json:"datapath,omitempty"`
+	Identity *identityStatus `json:"identity,omitempty"`
+	Pools    []ipam.Pool     `json:"pools,omitempty"`
+	Policy   *policyStatus   `json:"policy,omitempty"`
+}
+
+type serviceStatus struct {
+	Name    string     `json:"name"`
+	Serving bool       `json:"serving"`
+	Error   string     `json:"error,omitempty"`
+	Version string     `json:"version,omitempty"`
+	Started *time.Time `json:"startTime,omitempty"`
+}
+
+type datapathStatus struct {
+	AddReady         bool              `json:"addReady"`
+	PolicyMode       string            `json:"policyMode"`
+	Kernel           string            `json:"kernel"`
+	PodCIDRs         []string          `json:"podCidrs"`
+	NodeAddresses    []string          `json:"nodeAddresses"`
+	Endpoints        map[string]uint32 `json:"endpoints"`
+	PendingReleases  uint32            `json:"pendingReleases"`
+	AttachmentRepair uint64            `json:"attachmentRepairs"`
+	DeviceRepairs    uint64            `json:"deviceRepairs"`
+	NodeRepairs      uint64            `json:"nodeRepairs"`
+	EventsLost       uint64            `json:"eventsLost"`
+	Packets          []packets         `json:"packets"`
+	PolicyRevision   uint64            `json:"policyRevision"`
+	PolicyRefusals   []string          `json:"policyRefusals"`
+	Warnings         []string          `json:"warnings"`
+	Connections      *connectionCounts `json:"connections,omitempty"`
+	Maps             []bpfmap.Usage    `json:"maps"`
+}
+
+type connectionCounts struct {
+	Live     uint64 `json:"live"`
+	Created  uint64 `json:"created"`
+	Revoked  uint64 `json:"revoked"`
+	Expired  uint64 `json:"expired"`
+	Evicted  uint64 `json:"evicted"`
+	PickedUp uint64 `json:"pickedUp"`
+}
+
+// policyStatus is what the policy service says of itself.
+type policyStatus struct {
+	Revision          uint64             `json:"revision"`
+	Policies          uint32             `json:"policies"`
+	Refused           uint32             `json:"refused"`
+	Identities        uint32             `json:"identities"`
+	WaitingIdentities uint32             `json:"waitingIdentities"`
+	Subjects          uint32             `json:"subjects"`
+	Tables            uint32             `json:"tables"`
+	Sources           []policySource     `json:"sources"`
+	Subscribers       []policySubscriber `json:"subscribers"`
+	Unsupported       uint32             `json:"policiesWithUnsupportedFields"`
+
+	problems []string // as the service words them
+}
+
+type policySource struct {
+	Name     string `json:"name"`
+	Manager  string `json:"manager,omitempty"`
+	Synced   bool   `json:"synced"`
+	Error    string `json:"error,omitempty"`
+	Policies uint32 `json:"policies"`
+}
+
+type policySubscriber struct {
+	Name      string   `json:"name"`
+	Connected bool     `json:"connected"`
+	Enforces  bool     `json:"enforces"` // else it only watches
+	Revision  uint64   `json:"revision"`
+	Behind    uint64   `json:"behind"`
+	Refusals  []string `json:"refusals,omitempty"`
+}
+
+type packets struct {
+	Reason    string `json:"reason"`
+	Direction string `json:"direction"`
+	Dropped   bool   `json:"dropped"`
+	Packets   uint64 `json:"packets"`
+	Bytes     uint64 `json:"bytes"`
+}
+
+type identityStatus struct {
+	Node          string   `json:"node"`
+	StoreReached  bool     `json:"storeConnected"`
+	StoreError    string   `json:"storeError,omitempty"`
+	Cluster       uint32   `json:"clusterIdentities"`
+	Held          uint32   `json:"heldIdentities"`
+	PendingWrites uint32   `json:"pendingStoreWrites"`
+	TopLabelKeys  []string `json:"topLabelKeys,omitempty"`
+}
+
+func run(ctx context.Context, inv *invocation.Invocation) error {
+	ctx, cancel := context.WithTimeout(ctx, inv.Timeout)
+	defer cancel()
+	s := nodeStatus{Problems: []string{}, Services: []serviceStatus{{Name: "identity"}, {Name: "ipam"}, {Name: "policy"}, {Name: "datapath"}}}
+	var wg errgroup.Group
+	for i := range s.Services {
+		service := &s.Services[i]
+		wg.Go(func() error { return ask(ctx, inv, service, &s) })
+	}
+	if err := wg.Wait(); err != nil {
+		return err
+	}
+	s.dropUnusedPolicy()
+	for _, service := range s.Services {
+		switch {
+		case service.Error != "":
+			s.Problems = append(s.Problems, "sluice-"+service.Name+": "+service.Error)
+		case !service.Serving:
+			s.Problems = append(s.Problems, "sluice-"+service.Name+" is not ready")
+		}
+	}
+	s.Problems = append(s.Problems, exhausted(s.Pools)...)
+	s.Ready = len(s.Problems) == 0
+	s.Warnings = s.warnings()
+	if hint := inv.OtherNodes(); hint != "" && !slices.ContainsFunc(s.Services, func(service serviceStatus) bool { return service.Serving }) {
+		s.Warnings = append(s.Warnings, strings.TrimSpace(hint))
+	}
+	if hint := accessHint(s.Services); hint != "" {
+		s.Warnings = append(s.Warnings, hint)
+	}
+	if err := inv.Show(s, s.table); err != nil {
+		return err
+	}
+	if !s.Ready {
+		return invocation.ErrNotReady
+	}
+	return nil
+}
+
+// accessHint says who may ask, if a socket could not be opened for want of rights.
+func accessHint(services []serviceStatus) string {
+	if slices.ContainsFunc(services, func(service serviceStatus) bool { return strings.HasSuffix(service.Error, syscall.EACCES.Error()) }) {
+		return invocation.WhoMay
+	}
+	return ""
+}
+
+// dropUnusedPolicy leaves out a policy service that does not answer, and that
+// the datapath does not use.
+func (s *nodeStatus) dropUnusedPolicy() {
+	if s.Datapath == nil || s.Datapath.PolicyMode != "none" {
+		return
+	}
+	s.Services = slices.DeleteFunc(s.Services, func(service serviceStatus) bool {
+		return service.Name == "policy" && service.Error != "" && service.Version == ""
+	})
+}
+
+// exhausted names the families of which no pool has an address left. Resting
+// addresses come back by themselves, but not for a container that wants one now.
+func exhausted(pools []ipam.Pool) []string {
+	free, full := map[string]bool{}, map[string][]string{}
+	for _, p := range pools {
+		family := "IPv4"
+		if strings.Contains(p.CIDR, ":") {
+			family = "IPv6"
+		}
+		free[family] = free[family] || p.Free > 0
+		full[family] = append(full[family], fmt.Sprintf("%s: %d confirmed, %d leased, %d resting", p.CIDR, p.Confirmed, p.Leased, p.Resting))
+	}
+	var problems []string
+	for _, family := range []string{"IPv4", "IPv6"} {
+		if len(full[family]) > 0 && !free[family] {
+			problems = append(problems, fmt.Sprintf("sluice-ipam: no %s address is free (%s)", family, strings.Join(full[family], "; ")))
+		}
+	}
+	return problems
+}
+
+// warnings is what is wrong and keeps no container from being connected.
+func (s *nodeStatus) warnings() []string {
+	all := []string{}
+	if p := s.Policy; p != nil {
+		for _, problem := range p.problems {
+			all = append(all, "sluice-policy: "+problem)
+		}
+		if p.Refused > 0 && len(p.problems) == 0 {
+			all = append(all, fmt.Sprintf("sluice-policy: %d policies or files were refused; see `sluice policy list --refused`", p.Refused))
+		}
+		if p.Unsupported > 0 {
+			all = append(all, fmt.Sprintf("sluice-policy: policies with fields that Sluice does not support: %d; `sluice policy list` names them", p.Unsupported))
+		}
+		for _, source := range p.Sources {
+			if source.Error != "" {
+				all = append(all, "sluice-policy: source "+source.Name+": "+source.Error)
+			}
+		}
+	}
+	if d := s.Datapath; d != nil {
+		for _, refusal := range d.PolicyRefusals {
+			all = append(all, "sluice-datapath: not enforced: "+refusal)
+		}
+		for _, warning := range d.Warnings {
+			all = append(all, "sluice-datapath: "+warning)
+		}
+	}
+	// Two may say the same.
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+func (s *nodeStatus) table(w io.Writer) {
+	output.Row(w, "SERVICE", "SERVING", "UP", "VERSION")
+	for _, service := range s.Services {
+		serving := "no"
+		if service.Serving {
+			serving = "yes"
+		}
+		output.Row(w, "sluice-"+service.Name, serving, output.Since(service.Started), service.Version)
+	}
+	if s.Identity != nil || s.Datapath != nil || len(s.Pools) > 0 {
+		fmt.Fprintln(w)
+	}
+	if i := s.Identity; i != nil {
+		store := "reached"
+		if !i.StoreReached {
+			store = "away: " + i.StoreError
+		}
+		output.Row(w, "etcd", store)
+		output.Row(w, "Node", i.Node)
+		output.Row(w, "Identities", fmt.Sprintf("%d in the cluster, %d held here", i.Cluster, i.Held))
+	}
+	for _, p := range s.Pools {
+		output.Row(w, "Pool", fmt.Sprintf("%s: %d confirmed, %d leased, %d resting, %s free", p.CIDR, p.Confirmed, p.Leased, p.Resting, output.Count(p.Free)))
+	}
+	if p := s.Policy; p != nil {
+		output.Row(w, "Policies", fmt.Sprintf("%d in force, %d refused, revision %d", p.Policies, p.Refused, p.Revision))
+		output.Row(w, "Tables", fmt.Sprintf("%d for %d subjects, %d identities known", p.Tables, p.Subjects, p.Identities))
+		var sources []string
+		for _, source := range p.Sources {
+			name := strings.TrimSuffix(source.Name+" "+source.Manager, " ")
+			if !source.Synced {
+				name += " (not complete yet)"
+			}
+			sources = append(sources, name)
+		}
+		output.Row(w, "Sources", strings.Join(sources, ", "))
+		if p.WaitingIdentities > 0 {
+			output.Row(w, "Unknown", fmt.Sprintf("%d identities, because a table has no room", p.WaitingIdentities))
+		}
+	}
+	if d := s.Datapath; d != nil {
+		states := []string{}
+		for _, state := range []string{"ready", "waiting-for-identity", "waiting-for-policy", "restoring", "disconnecting"} {
+			if n := d.Endpoints[state]; n > 0 {
+				states = append(states, fmt.Sprintf("%d %s", n, state))
+			}
+		}
+		output.Row(w, "Endpoints", strings.Join(states, ", "))
+		output.Row(w, "Policy", d.policyText(s.Policy))
+		if n := d.Connections; n != nil {
+			output.Row(w, "Connections", fmt.Sprintf("%d live; %d begun, %d ended by policy, %d expired, %d evicted", n.Live, n.Created, n.Revoked, n.Expired, n.Evicted))
+		}
+		if len(d.Maps) > 0 {
+			var sum uint64
+			for _, m := range d.Maps {
+				sum += m.Bytes
+			}
+			output.Row(w, "Maps", fmt.Sprintf("%d, %s", len(d.Maps), output.Bytes(sum)))
+		}
+		output.Row(w, "Kernel", d.Kernel)
+		output.Row(w, "Repairs", fmt.Sprintf("%d of attachments, %d of devices, %d of the node", d.AttachmentRepair, d.DeviceRepairs, d.NodeRepairs))
+		if d.PendingReleases > 0 {
+			output.Row(w, "Pending", fmt.Sprintf("%d releases wait for identity or ipam", d.PendingReleases))
+		}
+		if len(d.Packets) > 0 {
+			fmt.Fprintln(w)
+			output.Row(w, "PACKETS", "DIRECTION", "VERDICT", "REASON")
+			for _, p := range d.Packets {
+				verdict := "forwarded"
+				if p.Dropped {
+					verdict = "dropped"
+				}
+				output.Row(w, p.Packets, p.Direction, verdict, p.Reason)
+			}
+		}
+	}
+	if len(s.Problems)+len(s.Warnings) > 0 {
+		fmt.Fprintln(w)
+	}
+	for _, problem := range s.Problems {
+		fmt.Fprintln(w, "Problem: "+output.Printable(problem))
+	}
+	for _, warning := range s.Warnings {
+		fmt.Fprintln(w, "Warning: "+output.Printable(warning))
+	}
+}
+
+// policyText says which policies the kernel enforces.
+func (d *datapathStatus) policyText(p *policyStatus) string {
+	if d.PolicyMode == "none" {
+		return "none: nothing is enforced, every pod may talk to every pod"
+	}
+	text := fmt.Sprintf("%s; the kernel enforces revision %d", d.PolicyMode, d.PolicyRevision)
+	if p != nil && p.Revision > d.PolicyRevision {
+		text += fmt.Sprintf(" of %d", p.Revision)
+	}
+	return text
+}

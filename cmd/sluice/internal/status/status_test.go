@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package status
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/ipam"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/nodetest"
+)
+
+func TestStatusTellsOfPolicies(t *testing.T) {
+	n := nodetest.New(t, Command)
+	n.PolicyMode = "required"
+	out, _ := n.Want(t, 0, "status")
+	nodetest.WantLines(t, out, "Policies 3 in force, 1 refused, revision 6", "Tables 4 for 2 subjects, 12 identities known", "Sources identity, file (not complete yet)",
+		"Policy required; the kernel enforces revision 5 of 6", "Connections 7 live; 9 begun, 1 ended by policy, 1 expired, 0 evicted", "Maps 2, 1.5 KiB",
+		"Warning: sluice-policy: 1 policies or files were refused; see `sluice policy list --refused`", "Warning: sluice-policy: source file: the directory is gone",
+		"Warning: sluice-datapath: not enforced: identity 300: no room", "Warning: sluice-datapath: a/eth0: tcx program sl1 egress: expected nothing, found passes, program 113")
+
+	n.Servers["policy"].Stop()
+	out, _ = n.Want(t, invocation.ExitNotReady, "status")
+	if !strings.Contains(out, "Problem: sluice-policy: ") {
+		t.Errorf("without the policy service that is required\n%s", out)
+	}
+	n.PolicyMode = "none"
+	out, _ = n.Want(t, 0, "status")
+	if strings.Contains(out, "sluice-policy") {
+		t.Errorf("without the policy service that nobody uses\n%s", out)
+	}
+}
+
+func TestStatusSaysWhatIsWrong(t *testing.T) {
+	n := nodetest.New(t, Command)
+	out, _ := n.Want(t, 0, "status")
+	nodetest.WantLines(t, out, "Identities 5 in the cluster, 1 held here", "etcd reached", "Endpoints 2 ready", "4 egress dropped no-route")
+	if strings.Contains(out, "unused") {
+		t.Errorf("counters of nothing are shown:\n%s", out)
+	}
+	n.IPAM.Problems = []string{"write state file /x/state.db: no space left on device"}
+	out, _ = n.Want(t, invocation.ExitNotReady, "status")
+	if !strings.Contains(out, "Problem: sluice-ipam: no container can be connected now: write state file /x/state.db: no space left on device") {
+		t.Errorf("status\n%s", out)
+	}
+	n.IPAM.Problems = nil
+	n.AddReady = false
+	out, _ = n.Want(t, invocation.ExitNotReady, "status")
+	if !strings.Contains(out, "Problem: sluice-datapath: no container can be connected now: identity does not answer") {
+		t.Errorf("status\n%s", out)
+	}
+	n.KnownReady = true
+	out, _ = n.Want(t, invocation.ExitNotReady, "status")
+	if !strings.Contains(out, "Problem: sluice-datapath: containers with new labels cannot be connected now: identity does not answer") {
+		t.Errorf("status, and known labels can be connected\n%s", out)
+	}
+	n.AddReady, n.Identity.StoreError = true, "etcd has gone"
+	out, _ = n.Want(t, invocation.ExitNotReady, "status")
+	nodetest.WantLines(t, out, "etcd away: etcd has gone", "Problem: sluice-identity: new label sets cannot be connected: etcd is away: etcd has gone")
+	n.AddReady, n.Identity.StoreError = false, ""
+	n.Servers["ipam"].Stop()
+	out, _ = n.Want(t, invocation.ExitNotReady, "status", "-o", "json")
+	var s nodeStatus
+	if err := json.Unmarshal([]byte(out), &s); err != nil {
+		t.Fatal(err)
+	}
+	if s.Ready || len(s.Problems) != 2 || s.Services[1].Serving || s.Services[1].Name != "ipam" {
+		t.Errorf("status %+v", s)
+	}
+}
+
+func TestStatusWithoutRightsSaysWhoMayAsk(t *testing.T) {
+	denied := serviceStatus{Name: "ipam", Error: "dial unix /run/x/ipam/ipam.sock: connect: permission denied"}
+	away := serviceStatus{Name: "policy", Error: "dial unix /run/x/policy/policy.sock: connect: connection refused"}
+	if got := accessHint([]serviceStatus{away, denied}); got != invocation.WhoMay {
+		t.Errorf("a socket that may not be opened: %q", got)
+	}
+	if got := accessHint([]serviceStatus{away, {Name: "datapath", Serving: true}}); got != "" {
+		t.Errorf("no socket is forbidden: %q", got)
+	}
+}
+
+func TestStatusTellsOfAFamilyWithoutAFreeAddress(t *testing.T) {
+	full, room, v6 := ipam.Pool{CIDR: "10.0.0.0/29", Confirmed: 4, Resting: 1}, ipam.Pool{CIDR: "10.1.0.0/24", Free: 1}, ipam.Pool{CIDR: "fd00::/64", Free: 9}
+	if got := exhausted([]ipam.Pool{full, room, v6}); len(got) != 0 {
+		t.Errorf("with room in another pool: %q", got)
+	}
+	got := exhausted([]ipam.Pool{full, v6})
+	if want := "sluice-ipam: no IPv4 address is free (10.0.0.0/29: 4 confirmed, 0 leased, 1 resting)"; len(got) != 1 || got[0] != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}

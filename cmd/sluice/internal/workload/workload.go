@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package workload writes owners, labels and addresses of workloads as people read them.
+package workload
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+)
+
+// Owner is who an endpoint or an allocation belongs to.
+type Owner struct {
+	ContainerID string `json:"containerId"`
+	Interface   string `json:"interfaceName"`
+}
+
+// OwnerOf shows an owner of the services.
+func OwnerOf(o *workloadv1.Owner) Owner {
+	return Owner{ContainerID: o.GetContainerId(), Interface: o.GetInterfaceName()}
+}
+
+// String shortens a container id as runtimes do.
+func (o Owner) String() string {
+	id := o.ContainerID
+	if len(id) == 64 && strings.Trim(id, "0123456789abcdef") == "" {
+		id = id[:13]
+	}
+	return id + "/" + o.Interface
+}
+
+// LabelTexts writes labels as SOURCE:KEY=VALUE, sorted.
+func LabelTexts(labels []*workloadv1.Label) []string {
+	texts := make([]string, 0, len(labels))
+	for _, l := range labels {
+		text := l.GetSource() + ":" + l.GetKey()
+		if l.GetValue() != "" {
+			text += "=" + l.GetValue()
+		}
+		texts = append(texts, text)
+	}
+	slices.Sort(texts)
+	return texts
+}
+
+// AddressTexts writes addresses of 4 or 16 bytes.
+func AddressTexts(addresses [][]byte) []string {
+	texts := make([]string, 0, len(addresses))
+	for _, b := range addresses {
+		texts = append(texts, AddressText(b))
+	}
+	return texts
+}
+
+// AddressText writes one address; anything else is empty.
+func AddressText(b []byte) string {
+	if a, ok := netip.AddrFromSlice(b); ok {
+		return a.String()
+	}
+	return ""
+}
+
+// MACText writes a hardware address.
+func MACText(b []byte) string { return net.HardwareAddr(b).String() }
+
+// The labels that say the namespace of a pod of Kubernetes: the pod's own, and
+// the one of the namespace that holds its name.
+const (
+	namespaceLabel     = "k8s:io.kubernetes.pod.namespace="
+	namespaceNameLabel = "k8s:io.cilium.k8s.namespace.labels.kubernetes.io/metadata.name="
+)
+
+// Text shortens labels for people: "shop/app=web,tier=front" are labels
+// of Kubernetes in the namespace shop. Those of other sources are written out.
+func Text(labels []string) string {
+	namespace := ""
+	for _, l := range labels {
+		if value, ok := strings.CutPrefix(l, namespaceLabel); ok {
+			namespace = value
+		}
+	}
+	short := make([]string, 0, len(labels))
+	for _, l := range labels {
+		if namespace != "" && (l == namespaceLabel+namespace || l == namespaceNameLabel+namespace) {
+			continue
+		}
+		short = append(short, strings.TrimPrefix(strings.TrimSuffix(l, "="), "k8s:"))
+	}
+	text := strings.Join(short, ",")
+	if namespace != "" {
+		text = namespace + "/" + text
+	}
+	return text
+}
+
+// IdentityText is an identity with its labels, for people.
+func IdentityText(identity uint32, labels []string) string {
+	text := Text(labels)
+	switch {
+	case text == "" && identity == 0:
+		return "unknown"
+	case text == "":
+		return fmt.Sprintf("identity %d", identity)
+	case identity == 0:
+		return text
+	default:
+		return fmt.Sprintf("%s (%d)", text, identity)
+	}
+}

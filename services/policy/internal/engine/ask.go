@@ -68,13 +68,22 @@ func (d Draft) Fork(extra []peer.Identity, subjects ...identity.Numeric) (*Engin
 	return out, out.Apply(c)
 }
 
+// Copy is Fork with all subjects.
+func (d Draft) Copy() (*Engine, error) {
+	out, err := d.Fork(nil, d.subjects...)
+	if err != nil {
+		return nil, fmt.Errorf("copy the engine: %w", err)
+	}
+	return out, nil
+}
+
 // Try says what Apply would answer, and what it would if other identities that
 // the policies select had endpoints here. The work is that of compiling from
 // scratch.
 func (d Draft) Try(c Change) error {
-	other, err := d.Fork(nil, d.subjects...)
+	other, err := d.Copy()
 	if err != nil {
-		return fmt.Errorf("copy the engine: %w", err)
+		return err
 	}
 	if err := other.Apply(c); err != nil {
 		return err

@@ -50,9 +50,9 @@ type Comparison struct {
 // is that of compiling from scratch, and then again the tables of the subjects
 // for which something changes.
 func (d Draft) Diff(upsert []policy.Object, remove []policy.Key) (*Comparison, error) {
-	after, err := d.Fork(nil, d.subjects...)
+	after, err := d.Copy()
 	if err != nil {
-		return nil, fmt.Errorf("copy the engine: %w", err)
+		return nil, err
 	}
 	changed := make(map[identity.Numeric]struct{})
 	after.config.Events = func(ev Event) {

@@ -20,43 +20,61 @@ import (
 // it compiled and the change then does not need is compiled in vain.
 type Preparation struct {
 	engine   *Engine
+	change   Change // of which is left to mark
+	dirty    map[identity.Numeric]struct{}
 	replaced map[policy.Key]struct{}
 	specs    map[string][]*rule.Spec // of the new policies, by namespace
 	subjects []identity.Numeric      // that are left
 	held     map[compile.Hash]struct{}
 }
 
-// Prepare begins with what the change says of policies. Nothing is compiled yet.
+// Prepare begins with what the change says of policies. Nothing is looked at yet.
 func (e *Engine) Prepare(c Change) *Preparation {
-	p := &Preparation{
-		engine: e, replaced: make(map[policy.Key]struct{}), specs: make(map[string][]*rule.Spec), held: make(map[compile.Hash]struct{}),
+	return &Preparation{
+		engine: e, change: c, replaced: make(map[policy.Key]struct{}), specs: make(map[string][]*rule.Spec),
+		dirty: make(map[identity.Numeric]struct{}), held: make(map[compile.Hash]struct{}),
 	}
+}
+
+// Mark looks which subjects that many policies of the change concern. It reports
+// whether any policies are left, and has to be called until there are none.
+func (p *Preparation) Mark(policies int) bool {
 	dirty := make(map[*subject]struct{})
-	replace := func(key policy.Key) {
-		p.replaced[key] = struct{}{}
-		if o := e.objects[key]; o != nil {
-			for i := range o.Specs {
-				e.markSelected(&o.Specs[i], dirty)
-			}
-		}
+	for ; policies > 0 && len(p.change.DeletePolicies) > 0; policies-- {
+		p.replace(p.change.DeletePolicies[0], dirty)
+		p.change.DeletePolicies = p.change.DeletePolicies[1:]
 	}
-	for _, key := range c.DeletePolicies {
-		replace(key)
-	}
-	for i := range c.UpsertPolicies {
-		o := &c.UpsertPolicies[i]
-		replace(o.Key)
+	for ; policies > 0 && len(p.change.UpsertPolicies) > 0; policies-- {
+		o := &p.change.UpsertPolicies[0]
+		p.replace(o.Key, dirty)
 		for j := range o.Specs {
 			spec := &o.Specs[j]
-			e.markSelected(spec, dirty)
+			p.engine.markSelected(spec, dirty)
 			p.specs[spec.Namespace] = append(p.specs[spec.Namespace], spec)
 		}
+		p.change.UpsertPolicies = p.change.UpsertPolicies[1:]
 	}
 	for s := range dirty {
-		p.subjects = append(p.subjects, s.number)
+		if _, ok := p.dirty[s.number]; !ok {
+			p.dirty[s.number] = struct{}{}
+			p.subjects = append(p.subjects, s.number)
+		}
 	}
+	if len(p.change.DeletePolicies)+len(p.change.UpsertPolicies) > 0 {
+		return true
+	}
+	p.dirty = nil
 	slices.Sort(p.subjects)
-	return p
+	return false
+}
+
+func (p *Preparation) replace(key policy.Key, dirty map[*subject]struct{}) {
+	p.replaced[key] = struct{}{}
+	if o := p.engine.objects[key]; o != nil {
+		for i := range o.Specs {
+			p.engine.markSelected(&o.Specs[i], dirty)
+		}
+	}
 }
 
 // Subjects is how many subjects the change concerns that were not looked at yet.

@@ -24,6 +24,8 @@ spec: {endpointSelector: {}, ingress: [{fromEndpoints: [{matchLabels: {app: app-
 		change := Change{UpsertPolicies: []policy.Object{decodeOne(t, strings.ReplaceAll(all, "PORT", port))}}
 		before := e.Size()
 		p := e.Prepare(change)
+		for p.Mark(1) { //nolint:revive // until all were marked
+		}
 		if got := p.Subjects(); got != before.Subjects {
 			t.Fatalf("%d subjects are concerned, want %d", got, before.Subjects)
 		}
@@ -91,6 +93,8 @@ func TestAPreparationChangesNoVerdictAndLeavesNothing(t *testing.T) {
 			}
 			planned := diff(s, next)
 			p := e.Prepare(planned)
+			for p.Mark(1) { //nolint:revive // until all were marked
+			}
 			for p.Step(1 + w.IntN(2)) {
 				checkAgreement(t, w, config, s, e, 10)
 				if !w.Chance(50) {

@@ -92,6 +92,18 @@ type Staged struct {
 	written []string // keys of policies
 }
 
+// Fits reports whether Stage of a change has nothing to write.
+func (j *Journal) Fits(c Change) bool {
+	if len(j.leftovers) > 0 || len(c.Policies)+len(c.GonePolicies) > partRecords {
+		return false
+	}
+	size := 0
+	for _, p := range c.Policies {
+		size += len(p.Manifest)
+	}
+	return size <= partBytes && len(divide(c)) == 1
+}
+
 // Stage writes a change of policies but for its last part. It may run beside
 // every call but those of Stage, Tidy and Commit, and those of another Staged.
 func (j *Journal) Stage(ctx context.Context, c Change) (*Staged, error) {

@@ -55,13 +55,13 @@ func (o *Owner) begin() turn {
 
 // spent notes that the owner was busy with n.operation in a turn.
 func (o *Owner) spent(t turn) {
-	b := o.took(o.operation, t)
+	b := o.spentOn(o.operation, t)
 	tables := o.engine.Counters().Tables
 	b.Tables, o.compiled = max(b.Tables, tables-o.compiled), tables
 }
 
-// took notes that an operation took the owner since the turn began.
-func (o *Owner) took(operation string, t turn) *Busy {
+// spentOn notes that an operation took the owner since the turn began.
+func (o *Owner) spentOn(operation string, t turn) *Busy {
 	d := time.Since(t.began)
 	b := o.busy[operation]
 	if b == nil {

@@ -40,16 +40,6 @@ func (o *Owner) read(r Request) ([]Decoded, error) {
 	return Reading{Rules: o.config.Rules, Namespace: r.Namespace, AllowUnknown: r.AllowUnknown}.Decode(r.Manifests)
 }
 
-// edit is a change of policies of the source "grpc".
-type edit struct {
-	Outcome
-	puts  []*Policy
-	gone  []policy.Key
-	named []policy.Key // that the caller named, changed or not
-	// completes says that the manager has named everything.
-	completes bool
-}
-
 // Upsert adds or replaces policies of calls without a manager.
 func (o *Owner) Upsert(ctx context.Context, manifests []byte, namespace string, validateOnly bool) (Outcome, error) {
 	return o.Apply(ctx, Request{Caller: Caller{ValidateOnly: validateOnly}, Manifests: manifests, Namespace: namespace})
@@ -238,28 +228,13 @@ func (o *Owner) changed(ctx context.Context, c Caller, find func() (edit, error)
 		return find()
 	}
 	if !c.ValidateOnly {
-		return o.prepared(ctx, func() engine.Change {
-			e, err := look()
-			if err != nil {
-				return engine.Change{} // the change will say why
+		return o.revise(ctx, opChange, look, func(e *edit) {
+			for _, k := range e.named {
+				o.policies[k].named = true
 			}
-			return comingChange(e.puts, e.gone)
-		}, func() (Outcome, error) {
-			o.operation = opChange
-			e, err := look()
-			if err == nil {
-				err = o.change(e.puts, e.gone)
+			if e.completes {
+				o.managers[c.Manager], o.stateChanged = true, true
 			}
-			if err == nil {
-				for _, k := range e.named {
-					o.policies[k].named = true
-				}
-				if e.completes {
-					o.managers[c.Manager], o.stateChanged = true, true
-				}
-			}
-			e.Revision = o.barrier.Policy
-			return e.Outcome, err
 		})
 	}
 	type trial struct {

@@ -5,10 +5,12 @@ package owner
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -18,6 +20,7 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
@@ -204,7 +207,7 @@ func TestStatusNamesSomeOfManyProblems(t *testing.T) {
 
 func hundred(c *Config) { c.MaxPolicies = 100 }
 
-func TestFilesBeyondTheLimitCostFewChanges(t *testing.T) {
+func TestFilesBeyondTheLimitAreLeftOutOfTheOneChange(t *testing.T) {
 	o, _ := run(t, t.TempDir(), hundred)
 	feed := o.Feed(SourceFile)
 	var files []File
@@ -223,36 +226,134 @@ func TestFilesBeyondTheLimitCostFewChanges(t *testing.T) {
 			t.Fatalf("%s: accepted %t, %s", l.Origin, l.Accepted, l.Error)
 		}
 	}
-	if len(list) != 300 || revision > 20 {
-		t.Errorf("%d files, taken over in changes up to revision %d, want at most 20", len(list), revision)
+	if len(list) != 300 || revision != 1 {
+		t.Errorf("%d files, taken over in changes up to revision %d, want one", len(list), revision)
 	}
 }
 
-func TestManyFilesAreTakenOverInSeveralChanges(t *testing.T) {
-	old := maxChange
-	maxChange = 2000
-	t.Cleanup(func() { maxChange = old })
+// The records are staged in many parts, and the tables compiled in many turns.
+func TestReadersSeeALargeChangeWholeOrNot(t *testing.T) {
+	const policies = 2000
 	dir := t.TempDir()
-	o, stop := run(t, dir, hundred)
-	var files []File
-	size := 0
-	for i := range 40 {
-		data := []byte(text("shop", fmt.Sprintf("p%03d", i), 80))
-		size += len(data)
-		files = append(files, File{Origin: fmt.Sprintf("%03d.yaml", i), Data: data})
+	many := func(c *Config) { c.MaxPolicies, c.MaxManifestBytes = policies, 64<<20 }
+	o, stop := run(t, dir, many)
+	listing := func(port int) (files []File) {
+		for i := range 40 {
+			var b strings.Builder
+			for p := range policies / 40 {
+				b.WriteString("---\n" + text("shop", fmt.Sprintf("p%d-%d", i, p), port))
+			}
+			files = append(files, File{Origin: fmt.Sprintf("%03d.yaml", i), Data: []byte(b.String())})
+		}
+		return files
 	}
-	if err := o.Feed(SourceFile).Set(t.Context(), files); err != nil {
+	feed := o.Feed(SourceFile)
+	for i, files := range [][]File{listing(80), listing(81), nil} {
+		ended := make(chan error, 1)
+		go func() { ended <- feed.Set(t.Context(), files) }()
+		looks := 0
+		for done := false; !done; looks++ {
+			select {
+			case err := <-ended:
+				if err != nil {
+					t.Fatal(err)
+				}
+				done = true
+			default:
+			}
+			list, revision, err := o.List(t.Context(), Filter{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			before, after := policies, policies
+			switch i {
+			case 0:
+				before = 0
+			case 2:
+				after = 0
+			}
+			if !(revision == uint64(i) && len(list) == before) && !(revision == uint64(i+1) && len(list) == after) {
+				t.Fatalf("change %d: %d policies at revision %d", i, len(list), revision)
+			}
+			port := fmt.Sprintf("port: %d", 79+revision)
+			if x := slices.IndexFunc(list, func(l Listed) bool { return !bytes.Contains(l.Manifest, []byte(port)) }); x >= 0 {
+				t.Fatalf("revision %d has %s", revision, list[x].Manifest)
+			}
+			if done && revision != uint64(i+1) {
+				t.Errorf("change %d is made, and the revision is %d", i, revision)
+			}
+		}
+		if looks < 3 {
+			t.Errorf("change %d: %d looks, the test does not ask what it should", i, looks)
+		}
+	}
+	if err := feed.Set(t.Context(), listing(82)); err != nil {
 		t.Fatal(err)
 	}
-	_, revision, err := o.List(t.Context(), Filter{})
-	if least := size / maxChange; err != nil || revision < uint64(least) {
-		t.Errorf("%d bytes of manifests in %d changes, %v; want at least %d", size, revision, err, least)
+	stop()
+	o, _ = run(t, dir, many)
+	if list, revision, err := o.List(t.Context(), Filter{}); err != nil || len(list) != policies || revision != 4 {
+		t.Errorf("%d policies at revision %d after a restart, %v", len(list), revision, err)
+	}
+}
+
+func TestCallerThatGoesLeavesNothingOfALargeChange(t *testing.T) {
+	dir := t.TempDir()
+	many := func(c *Config) { c.MaxPolicies, c.MaxManifestBytes = 5000, 64<<20 }
+	o, stop := run(t, dir, many)
+	var b strings.Builder
+	for i := range 2000 {
+		b.WriteString("---\n" + text("shop", fmt.Sprint("p", i), 80))
+	}
+	docs, err := o.read(Request{Manifests: []byte(b.String())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	made := 0
+	for turns := range 12 {
+		// The caller goes when it has had some turns of the owner.
+		ctx, cancel := context.WithCancel(t.Context())
+		left := turns
+		_, err := o.revise(ctx, opChange, func() (edit, error) {
+			if left--; left < 0 {
+				cancel()
+			} else {
+				time.AfterFunc(time.Duration(left)*5*time.Millisecond, cancel)
+			}
+			return o.upsert("", docs)
+		}, func(*edit) {})
+		cancel()
+		if err != nil && !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+		list, revision, lerr := o.List(t.Context(), Filter{})
+		if lerr != nil {
+			t.Fatal(lerr)
+		}
+		if len(list) == 2000 {
+			made++
+			if _, err := o.Delete(t.Context(), keysOf(list), false); err != nil {
+				t.Fatal(err)
+			}
+		} else if len(list) != 0 {
+			t.Fatalf("%d policies at revision %d", len(list), revision)
+		}
+	}
+	if made == 12 {
+		t.Error("no caller went before its change was made: the test does not ask what it should")
 	}
 	stop()
-	o, _ = run(t, dir, hundred)
-	if list, _, err := o.List(t.Context(), Filter{}); err != nil || len(list) != 40 {
+	o, _ = run(t, dir, many)
+	if list, _, err := o.List(t.Context(), Filter{}); err != nil || len(list) != 0 {
 		t.Errorf("%d policies after a restart, %v", len(list), err)
 	}
+}
+
+func keysOf(list []Listed) (keys []policy.Key) {
+	for _, l := range list {
+		keys = append(keys, l.Key)
+	}
+	return keys
 }
 
 func TestFilesThatAreInForceAreNotKeptTwice(t *testing.T) {

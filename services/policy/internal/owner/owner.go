@@ -135,9 +135,9 @@ type Owner struct {
 	done    chan struct{} // closed when Run has returned
 	// questions has one place, for the question that compiles beside the engine.
 	questions chan struct{}
-	// preparing has one place, for the change whose tables are compiled.
-	preparing chan struct{}
-	ctx       context.Context
+	// revising has one place, for the change of policies that is under way.
+	revising chan struct{}
+	ctx      context.Context
 
 	barrier   stream.Barrier // revisions now
 	published stream.Barrier
@@ -181,7 +181,7 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	}
 	o := &Owner{
 		config: config, stream: stream.NewLog(config.Stream), calls: make(chan func(), 64), done: make(chan struct{}), ctx: context.Background(),
-		questions: make(chan struct{}, 1), preparing: make(chan struct{}, 1),
+		questions: make(chan struct{}, 1), revising: make(chan struct{}, 1),
 		policies: make(map[policy.Key]*Policy), sources: map[string]*source{SourceGRPC: {synced: true}}, managers: make(map[string]bool),
 		identities: make(map[identity.Numeric]peer.Identity), subscribers: make(map[string]*subscriber),
 		names: make(map[string]map[netip.Addr]time.Time), crowded: make(map[identity.Numeric]error),
@@ -305,11 +305,12 @@ const retryStorage = time.Second
 // written as soon as that works.
 func (o *Owner) save(c journal.Change) { o.stored(o.journal.Note(o.ctx, c)) }
 
-// commit writes a change that has to be on the disk before it is answered.
-func (o *Owner) commit(c journal.Change) error {
+// commit makes a staged change count, which has to be so on the disk before it
+// is answered.
+func (o *Owner) commit(s *journal.Staged) error {
 	t := o.begin()
-	err := o.journal.Commit(o.ctx, c)
-	o.took(opCommit, t)
+	err := s.Commit(o.ctx)
+	o.spentOn(opCommit, t)
 	if err != nil {
 		o.stored(err)
 		return fmt.Errorf("%w: %w", ErrStorage, err)

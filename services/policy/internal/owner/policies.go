@@ -228,15 +228,6 @@ type Outcome struct {
 	Changes  []Changed
 }
 
-// comingChange is what a change will say to the engine.
-func comingChange(puts []*Policy, gone []policy.Key) engine.Change {
-	c := engine.Change{DeletePolicies: gone}
-	for _, p := range puts {
-		c.UpsertPolicies = append(c.UpsertPolicies, p.object)
-	}
-	return c
-}
-
 func (o *Owner) policy(d Decoded, source, origin string) *Policy {
 	p := &Policy{
 		Key: d.Object.Key, Source: source, Origin: origin, Manifest: d.Text, Updated: o.config.Now(),
@@ -248,16 +239,9 @@ func (o *Owner) policy(d Decoded, source, origin string) *Policy {
 	return p
 }
 
-// plan is a change of policies with the one that takes it back.
-type plan struct {
-	change, back engine.Change
-	bytes        int  // of all manifests afterwards
-	content      bool // what policies say changes
-}
-
 // plan looks whether there is room for a change.
 func (o *Owner) plan(puts []*Policy, gone []policy.Key) (plan, error) {
-	out := plan{change: engine.Change{DeletePolicies: gone}, bytes: o.bytes, content: len(gone) > 0}
+	out := plan{puts: puts, gone: gone, change: engine.Change{DeletePolicies: gone}, bytes: o.bytes, content: len(gone) > 0}
 	count := len(o.policies)
 	for _, p := range puts {
 		old := o.policies[p.Key]
@@ -297,19 +281,18 @@ func (o *Owner) plan(puts []*Policy, gone []policy.Key) (plan, error) {
 	return out, nil
 }
 
-// change replaces and deletes policies, all of it or nothing.
-func (o *Owner) change(puts []*Policy, gone []policy.Key) error {
+// change replaces and deletes policies, all of it or nothing. The records are
+// staged.
+func (o *Owner) change(p plan, staged *journal.Staged) error {
+	puts, gone := p.puts, p.gone
 	if len(puts) == 0 && len(gone) == 0 {
 		return nil
 	}
-	planned, err := o.plan(puts, gone)
+	err := beforeCompile.Hit(o.ctx)
+	if err == nil {
+		err = o.apply(p.change)
+	}
 	if err != nil {
-		return err
-	}
-	if err := beforeCompile.Hit(o.ctx); err != nil {
-		return err
-	}
-	if err := o.apply(planned.change); err != nil {
 		return err
 	}
 	replaced := make([]*Policy, len(puts))
@@ -323,19 +306,12 @@ func (o *Owner) change(puts []*Policy, gone []policy.Key) error {
 		delete(o.policies, k)
 	}
 	before := o.bytes
-	o.bytes = planned.bytes
-	if planned.content {
+	o.bytes = p.bytes
+	if p.content {
 		o.barrier.Policy++
 	}
-	rec := journal.Change{Revision: o.barrier.Policy}
-	for _, p := range puts {
-		rec.Policies = append(rec.Policies, policyRecord(p))
-	}
-	for _, k := range gone {
-		rec.GonePolicies = append(rec.GonePolicies, keyRecord(k))
-	}
 	if err = beforeJournal.Hit(o.ctx); err == nil {
-		err = o.commit(rec)
+		err = o.commit(staged)
 	}
 	if err != nil {
 		// Nobody has seen the steps yet, and both ways together change nothing.
@@ -350,10 +326,10 @@ func (o *Owner) change(puts []*Policy, gone []policy.Key) error {
 			o.policies[k] = removed[i]
 		}
 		o.bytes = before
-		if planned.content {
+		if p.content {
 			o.barrier.Policy--
 		}
-		if berr := o.apply(planned.back); berr != nil {
+		if berr := o.apply(p.back); berr != nil {
 			o.fatal = fmt.Errorf("put back what storage did not take: %w", berr)
 		}
 		return err
@@ -462,32 +438,7 @@ func (f *Feed) Set(ctx context.Context, files []File) error {
 	}
 	slices.Sort(order)
 	f.decoded = current
-	_, err := f.owner.prepared(ctx, func() engine.Change { return f.owner.coming(f.name, current) }, func() (Outcome, error) {
-		f.owner.operation = opFiles
-		return Outcome{}, f.owner.take(f.name, order, current)
-	})
-	return err
-}
-
-// coming is about what take will change: it does not look at what has to be
-// refused.
-func (o *Owner) coming(name string, files map[string]*file) engine.Change {
-	var c engine.Change
-	listed := make(map[policy.Key]struct{})
-	for _, f := range files {
-		for _, d := range f.docs {
-			listed[d.Object.Key] = struct{}{}
-			if p := o.policies[d.Object.Key]; p == nil || p.Broken != "" || !bytes.Equal(p.Manifest, d.Text) {
-				c.UpsertPolicies = append(c.UpsertPolicies, d.Object)
-			}
-		}
-	}
-	for k, p := range o.policies {
-		if _, ok := listed[k]; !ok && p.Source == name {
-			c.DeletePolicies = append(c.DeletePolicies, k)
-		}
-	}
-	return c
+	return f.owner.takeOver(ctx, &listing{source: f.name, order: order, files: current})
 }
 
 // inForce are the policies of the source by origin: after a restart most files
@@ -533,13 +484,18 @@ func same(data []byte, known []Decoded) []Decoded {
 	return out
 }
 
-// maxChange is how many bytes of manifests of a source are taken over in one
-// change, which is one commit. Tests have less.
-var maxChange = 32 << 20
+// listing is what a source has, and what has to be done for the policies to be
+// those of its files.
+type listing struct {
+	source string
+	order  []string // origins
+	files  map[string]*file
 
-// maxTries is how many changes of a listing may have no room before the rest is
-// not tried: each compiles.
-const maxTries = 1000
+	fresh []puts // of the files that are taken over
+	gone  []policy.Key
+	stuck error // why those that are gone stay
+	bad   map[string]refused
+}
 
 // puts are the policies of a file that are new, or another than before.
 type puts struct {
@@ -547,151 +503,209 @@ type puts struct {
 	policies []*Policy
 }
 
-// takeFiles puts the policies of files in force, and returns why not those of
-// some. All of them are tried at once, and halves if that is too much: so few
-// files without room cost few changes, and the others are in force together.
-func (o *Owner) takeFiles(files []puts, refuse func(origin string, why error)) error {
-	tries := maxTries
-	for len(files) > 0 {
-		end, size := 0, 0
-		for ; end < len(files) && (end == 0 || size < maxChange); end++ {
-			for _, p := range files[end].policies {
-				size += len(p.Manifest)
-			}
+// takeOver makes the policies of a source those of its files.
+func (o *Owner) takeOver(ctx context.Context, l *listing) error {
+	release, err := o.hold(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	done := func(*edit) { o.took(l) }
+	_, err = o.reviseHeld(ctx, opFiles, func() (edit, error) { o.compare(l); return l.edit(), nil }, done)
+	if errors.Is(err, ErrLimit) {
+		if err = o.fit(ctx, l); err == nil {
+			_, err = o.reviseHeld(ctx, opFiles, func() (edit, error) { return l.edit(), nil }, done)
 		}
-		if err := o.takeSome(files[:end], &tries, refuse); err != nil {
+	}
+	if err != nil && ctx.Err() == nil {
+		return errors.Join(err, o.SourceFailed(ctx, l.source, err))
+	}
+	return err
+}
+
+// edit is the change that the listing comes to.
+func (l *listing) edit() edit {
+	e := edit{gone: l.gone}
+	for _, f := range l.fresh {
+		e.puts = append(e.puts, f.policies...)
+	}
+	return e
+}
+
+// maxTries is how many parts of a listing may have no room before the rest is
+// not tried: each compiles.
+const maxTries = 1000
+
+// fit leaves of a listing that has no room as a whole the files that have. It
+// finds them beside the owner, on a copy of the engine: all of them are tried at
+// once, and halves if that is too much, so that few files without room cost few
+// tries.
+func (o *Owner) fit(ctx context.Context, l *listing) error {
+	return o.aside(ctx, func() error {
+		draft, err := ask(ctx, o, func() (engine.Draft, error) {
+			o.operation = opDraft
+			return o.engine.Draft(), nil
+		})
+		if err != nil {
 			return err
 		}
-		files = files[end:]
-	}
-	return nil
+		copied, err := draft.Copy()
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrLimit, err)
+		}
+		if err := copied.Apply(engine.Change{DeletePolicies: l.gone}); err != nil {
+			l.gone, l.stuck = nil, err
+		}
+		f := &fitting{owner: o, engine: copied, gone: l.gone, tries: maxTries, refuse: func(origin string, why error) { l.bad[origin] = refused{err: why.Error()} }}
+		err = f.try(ctx, l.fresh)
+		l.fresh = f.taken
+		return err
+	})
 }
 
-func (o *Owner) takeSome(files []puts, tries *int, refuse func(origin string, why error)) error {
-	if *tries == 0 {
-		for _, f := range files {
-			refuse(f.origin, fmt.Errorf("%w: not tried, after %d changes that had none", ErrLimit, maxTries))
+// fitting looks for the files that have room.
+type fitting struct {
+	owner  *Owner
+	engine *engine.Engine // a copy, which has the files that are taken
+	gone   []policy.Key
+	taken  []puts
+	tries  int
+	refuse func(origin string, why error)
+}
+
+func (f *fitting) try(ctx context.Context, files []puts) error {
+	if len(files) == 0 {
+		return nil
+	}
+	if f.tries == 0 {
+		for _, x := range files {
+			f.refuse(x.origin, fmt.Errorf("%w: not tried, after %d changes that had none", ErrLimit, maxTries))
 		}
 		return nil
 	}
-	var all []*Policy
-	for _, f := range files {
-		all = append(all, f.policies...)
-	}
-	err := o.change(all, nil)
+	why, err := f.room(ctx, files)
 	switch {
-	case !errors.Is(err, ErrLimit):
+	case err != nil:
 		return err
-	case len(files) == 1:
-		*tries--
-		refuse(files[0].origin, err)
+	case why == nil:
+		f.taken = append(f.taken, files...)
 		return nil
 	}
-	*tries--
-	if err := o.takeSome(files[:len(files)/2], tries, refuse); err != nil {
+	f.tries--
+	if len(files) == 1 {
+		f.refuse(files[0].origin, why)
+		return nil
+	}
+	if err := f.try(ctx, files[:len(files)/2]); err != nil {
 		return err
 	}
-	return o.takeSome(files[len(files)/2:], tries, refuse)
+	return f.try(ctx, files[len(files)/2:])
 }
 
-// take makes the policies of a source those of its files.
-func (o *Owner) take(name string, order []string, files map[string]*file) error {
-	src := o.sources[name]
-	bad := make(map[string]refused)
+// room says why there is none for files beside those that are taken.
+func (f *fitting) room(ctx context.Context, files []puts) (why, err error) {
+	all := (&listing{fresh: slices.Concat(f.taken, files)}).edit().puts
+	if _, err := ask(ctx, f.owner, func() (plan, error) {
+		f.owner.operation = opPrepare
+		return f.owner.plan(all, f.gone)
+	}); errors.Is(err, ErrLimit) {
+		return err, nil
+	} else if err != nil {
+		return nil, err
+	}
+	var c engine.Change
+	for _, x := range files {
+		for _, p := range x.policies {
+			c.UpsertPolicies = append(c.UpsertPolicies, p.object)
+		}
+	}
+	if err := f.engine.Apply(c); err != nil {
+		return fmt.Errorf("%w: %w", ErrLimit, err), nil
+	}
+	return nil, nil
+}
+
+// compare finds out what the listing changes.
+func (o *Owner) compare(l *listing) {
+	l.bad = make(map[string]refused)
+	l.fresh, l.gone = nil, nil
 	has := func(origin string, k policy.Key) bool {
-		f := files[origin]
+		f := l.files[origin]
 		return f != nil && slices.ContainsFunc(f.docs, func(d Decoded) bool { return d.Object.Key == k })
 	}
-	for _, origin := range order {
-		if err := files[origin].err; err != nil {
-			bad[origin] = refused{err: err.Error()}
+	for _, origin := range l.order {
+		if err := l.files[origin].err; err != nil {
+			l.bad[origin] = refused{err: err.Error()}
 		}
 	}
 	// Who has a policy keeps it; a second file with it is refused.
 	taken := make(map[policy.Key]string)
-	stays := func(origin string) bool { f := files[origin]; return f != nil && (f.err != nil || f.keep) }
-	for _, origin := range order {
+	stays := func(origin string) bool { f := l.files[origin]; return f != nil && (f.err != nil || f.keep) }
+	for _, origin := range l.order {
 		if stays(origin) {
 			continue
 		}
-		for _, d := range files[origin].docs {
+		for _, d := range l.files[origin].docs {
 			k := d.Object.Key
 			why := ""
 			if other, ok := taken[k]; ok {
 				why = fmt.Sprintf("%s is in %s already", k, other)
-			} else if p := o.policies[k]; p != nil && p.Source != name && o.sources[p.Source] != nil {
+			} else if p := o.policies[k]; p != nil && p.Source != l.source && o.sources[p.Source] != nil {
 				why = fmt.Sprintf("%s belongs to the source %s", k, p.Source)
 			} else if p != nil && p.Origin != origin && (has(p.Origin, k) || stays(p.Origin)) {
 				why = fmt.Sprintf("%s is in %s already", k, p.Origin)
 			}
 			if why != "" {
-				bad[origin] = refused{key: k, err: why}
+				l.bad[origin] = refused{key: k, err: why}
 				break
 			}
 		}
-		if _, ok := bad[origin]; ok {
+		if _, ok := l.bad[origin]; ok {
 			continue
 		}
-		for _, d := range files[origin].docs {
+		for _, d := range l.files[origin].docs {
 			taken[d.Object.Key] = origin
 		}
 	}
-	var fresh []puts
-	var all []*Policy
-	size := 0
-	for _, origin := range order {
-		if _, ok := bad[origin]; ok {
+	for _, origin := range l.order {
+		if _, ok := l.bad[origin]; ok {
 			continue
 		}
 		f := puts{origin: origin}
-		for i, d := range files[origin].docs {
+		for i, d := range l.files[origin].docs {
 			p := o.policies[d.Object.Key]
-			if p == nil || p.Source != name || p.Origin != origin || p.Broken != d.Object.Isolates || !bytes.Equal(p.Manifest, d.Text) {
-				f.policies = append(f.policies, o.policy(d, name, origin))
-				size += len(d.Text)
+			if p == nil || p.Source != l.source || p.Origin != origin || p.Broken != d.Object.Isolates || !bytes.Equal(p.Manifest, d.Text) {
+				f.policies = append(f.policies, o.policy(d, l.source, origin))
 			} else {
-				files[origin].docs[i] = Decoded{Object: p.object, Text: p.Manifest} // kept once
+				l.files[origin].docs[i] = Decoded{Object: p.object, Text: p.Manifest} // kept once
 			}
 		}
 		if len(f.policies) > 0 {
-			fresh = append(fresh, f)
-			all = append(all, f.policies...)
+			l.fresh = append(l.fresh, f)
 		}
 	}
-	var gone []policy.Key
 	for k, p := range o.policies {
-		if p.Source != name || taken[k] != "" {
+		if p.Source != l.source || taken[k] != "" {
 			continue
 		}
-		if _, ok := bad[p.Origin]; !ok && !stays(p.Origin) {
-			gone = append(gone, k)
+		if _, ok := l.bad[p.Origin]; !ok && !stays(p.Origin) {
+			l.gone = append(l.gone, k)
 		}
 	}
-	slices.SortFunc(gone, compareKeys)
+	slices.SortFunc(l.gone, compareKeys)
+}
 
-	err := error(nil)
-	if size <= maxChange {
-		err = o.change(all, gone)
-	}
-	if size > maxChange || errors.Is(err, ErrLimit) {
-		// Room first, then what fits.
-		o.problem("policies that are gone from "+name, o.change(nil, gone))
-		err = o.takeFiles(fresh, func(origin string, why error) { bad[origin] = refused{err: why.Error()} })
-	} else {
-		o.problem("policies that are gone from "+name, nil)
-	}
-	if err != nil {
-		src.err = err.Error()
-		return err
-	}
-	for origin, r := range bad {
+// took notes what became of a listing that is taken over.
+func (o *Owner) took(l *listing) {
+	src := o.sources[l.source]
+	o.problem("policies that are gone from "+l.source, l.stuck)
+	for origin, r := range l.bad {
 		if before, ok := src.refused[origin]; !ok || before.err != r.err {
-			o.config.Log.Warn("policies refused; what was in force of them stays", "source", name, "origin", origin, "reason", r.err)
+			o.config.Log.Warn("policies refused; what was in force of them stays", "source", l.source, "origin", origin, "reason", r.err)
 		}
 	}
-	src.refused, src.synced, src.err = bad, true, ""
+	src.refused, src.synced, src.err = l.bad, true, ""
 	o.stateChanged = true
-	return nil
 }
 
 func compareKeys(a, b policy.Key) int {

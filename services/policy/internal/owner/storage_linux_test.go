@@ -6,6 +6,7 @@ package owner
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"path/filepath"
 	"strings"
@@ -112,6 +113,89 @@ func TestFullDiskUndoesAChangeAndIsShownUntilItTakesWrites(t *testing.T) {
 		if err != nil || st.Names != 1 {
 			t.Errorf("%v: after a restart %d names, %v", errno, st.Names, err)
 		}
+	}
+}
+
+// The records of a large change are written beside the owner.
+func TestFullDiskUndoesALargeChange(t *testing.T) {
+	var b strings.Builder
+	for i := range 900 {
+		b.WriteString("---\n" + text("shop", fmt.Sprint("p", i), 80))
+	}
+	root := t.TempDir()
+	dir := filepath.Join(root, "policy")
+	o, stop := run(t, dir, func(c *Config) { c.MaxPolicies, c.MaxManifestBytes = 2000, 64<<20 })
+	disk := disktest.New(t, root)
+	disk.Run(t, func() {
+		if _, err := o.Upsert(t.Context(), []byte(text("shop", "one", 80)), "", false); err != nil {
+			t.Error(err)
+		}
+		for fail := range 6 { // at a write of some part, each after the one before
+			writes := 0
+			disk.Fail(func(o disktest.Op) error {
+				if o.Kind == disktest.Write || o.Kind == disktest.Truncate {
+					if writes++; writes > 7*fail {
+						return unix.ENOSPC
+					}
+				}
+				return nil
+			})
+			if _, err := o.Upsert(t.Context(), []byte(b.String()), "", false); !errors.Is(err, ErrStorage) || !errors.Is(err, unix.ENOSPC) {
+				t.Errorf("%d writes: %v, want ErrStorage", 7*fail, err)
+			}
+			if p := storageProblem(t, o); !strings.Contains(p, journal.File) {
+				t.Errorf("the status says %q", p)
+			}
+			disk.Fail(nil)
+			list, revision, err := o.List(t.Context(), Filter{})
+			if err != nil || len(list) != 1 || revision != 1 {
+				t.Errorf("%d policies at revision %d, %v; want one at 1", len(list), revision, err)
+			}
+		}
+		if _, err := o.Upsert(t.Context(), []byte(b.String()), "", false); err != nil {
+			t.Error(err)
+		}
+	})
+	stop()
+	o, _ = run(t, dir, func(c *Config) { c.MaxPolicies, c.MaxManifestBytes = 2000, 64<<20 })
+	if list, revision, err := o.List(t.Context(), Filter{}); err != nil || len(list) != 901 || revision != 2 {
+		t.Errorf("after a restart %d policies at revision %d, %v", len(list), revision, err)
+	}
+}
+
+func TestFailedSyncBesideTheOwnerEndsIt(t *testing.T) {
+	var b strings.Builder
+	for i := range 90 { // of more bytes than the owner writes itself
+		b.WriteString("---\n" + text("shop", fmt.Sprint("p", i), 80) + "# " + strings.Repeat("x", 4000) + "\n")
+	}
+	root := t.TempDir()
+	config := Config{
+		Engine: engine.Config{Cluster: "default", AllowHost: true}, MaxPolicies: 100, MaxManifestBytes: 1 << 20,
+		MaxNames: 10, MaxAddresses: 20, NameGrace: time.Minute, Linger: time.Hour, Stream: stream.Defaults(), Log: log.Discard(),
+	}
+	o, err := New(config, filepath.Join(root, "policy"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ran := make(chan error, 1)
+	go func() { ran <- o.Run(t.Context()) }()
+	disk := disktest.New(t, root)
+	disk.Fail(func(o disktest.Op) error {
+		if o.Kind == disktest.Sync {
+			return unix.EIO
+		}
+		return nil
+	})
+	disk.Run(t, func() {
+		if _, err := o.Upsert(t.Context(), []byte(b.String()), "", false); !errors.Is(err, ErrStorage) && !errors.Is(err, ErrStopped) {
+			t.Errorf("%v, want ErrStorage", err)
+		}
+	})
+	if err := <-ran; !errors.Is(err, journal.ErrLost) {
+		t.Errorf("the owner ended with %v, want ErrLost", err)
+	}
+	if err := o.Close(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -122,6 +122,27 @@ func (o *Owner) Subscribe(ctx context.Context, want Subscription) (*stream.Sessi
 	})
 }
 
+// approach brings a subscriber nearer to the subjects that it wants, by some at a
+// time, and reports whether any are left.
+func (o *Owner) approach(s *subscriber, want map[identity.Numeric]struct{}) bool {
+	var add, remove []identity.Numeric
+	for x := range s.subjects {
+		if _, ok := want[x]; !ok && len(remove) < subjectsAtOnce {
+			remove = append(remove, x)
+		}
+	}
+	for x := range want {
+		if _, ok := s.subjects[x]; !ok && len(add) < subjectsAtOnce {
+			add = append(add, x)
+		}
+	}
+	if len(remove) > 0 {
+		add = nil // room first
+	}
+	o.interest(s, add, remove, nil, nil)
+	return len(add)+len(remove) > 0
+}
+
 // subscriber is the one that connects; a new one is forgotten unless it does.
 func (o *Owner) subscriber(want Subscription) (*subscriber, error) {
 	s := o.subscribers[want.Name]

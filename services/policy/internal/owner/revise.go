@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package owner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/journal"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+)
+
+// What the owner does of a long operation before it looks at other calls.
+const (
+	subjectsAtOnce   = 16
+	identitiesAtOnce = 512
+	policiesAtOnce   = 1024
+)
+
+// edit is what a change does to policies.
+type edit struct {
+	Outcome
+	puts  []*Policy
+	gone  []policy.Key
+	named []policy.Key // that the caller named, changed or not
+	// completes says that the manager has named everything.
+	completes bool
+}
+
+// revision is a change of policies on its way. Only the caller that holds
+// Owner.revising has one, and only with one do the policies change: what is
+// decided in one turn of the owner is still right in a later one.
+type revision struct {
+	owner     *Owner
+	operation string
+	decide    func() (edit, error)
+	done      func(*edit) // the change is made
+
+	edit     edit
+	plan     plan
+	record   journal.Change
+	prepared *engine.Preparation
+	staged   *journal.Staged
+	ended    bool
+}
+
+// hold waits until no other change of policies is under way.
+func (o *Owner) hold(ctx context.Context) (release func(), err error) {
+	select {
+	case o.revising <- struct{}{}:
+		return func() { <-o.revising }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-o.done:
+		return nil, ErrStopped
+	}
+}
+
+// revise makes a change of policies: all of it at once, or nothing. A small one
+// is one turn of the owner. What takes longer of a large one is done beside the
+// owner, as is writing its records, or in many short turns, as is compiling its
+// tables; the last turn makes all of it count. Decide and done run in turns of
+// the owner.
+func (o *Owner) revise(ctx context.Context, operation string, decide func() (edit, error), done func(*edit)) (Outcome, error) {
+	release, err := o.hold(ctx)
+	if err != nil {
+		return Outcome{}, err
+	}
+	defer release()
+	return o.reviseHeld(ctx, operation, decide, done)
+}
+
+// reviseHeld is revise for who has held Owner.revising.
+func (o *Owner) reviseHeld(ctx context.Context, operation string, decide func() (edit, error), done func(*edit)) (Outcome, error) {
+	r := &revision{owner: o, operation: operation, decide: decide, done: done}
+	out, err := ask(ctx, o, r.begin)
+	if err != nil || r.ended {
+		return out, err
+	}
+	// Also without a caller that waits: what is staged and prepared goes again.
+	last := context.WithoutCancel(ctx)
+	if err = r.stage(ctx); err == nil {
+		if err = r.prepare(ctx); err == nil {
+			out, err = ask(last, o, r.finish)
+		}
+	}
+	if serr := r.clear(last, err != nil); serr != nil {
+		_, terr := ask(last, o, func() (struct{}, error) { o.stored(serr); return struct{}{}, nil })
+		if err == nil && terr == nil && errors.Is(serr, journal.ErrLost) {
+			err = fmt.Errorf("%w: %w", ErrStorage, serr)
+		}
+	}
+	return out, err
+}
+
+// begin finds out what the change is, and makes it if that takes no time.
+func (r *revision) begin() (out Outcome, err error) {
+	o := r.owner
+	o.operation = opPrepare
+	if r.edit, err = r.decide(); err != nil {
+		return r.edit.Outcome, err
+	}
+	if r.plan, err = o.plan(r.edit.puts, r.edit.gone); err != nil {
+		return r.edit.Outcome, err
+	}
+	r.record = r.plan.record(o.barrier.Policy)
+	r.prepared = o.engine.Prepare(r.plan.change)
+	if r.prepared.Mark(policiesAtOnce) || r.prepared.Subjects() > subjectsAtOnce || !o.journal.Fits(r.record) {
+		return r.edit.Outcome, nil
+	}
+	r.ended = true
+	if r.staged, err = o.journal.Stage(o.ctx, r.record); err != nil {
+		o.stored(err)
+		return r.edit.Outcome, fmt.Errorf("%w: %w", ErrStorage, err)
+	}
+	return r.finish()
+}
+
+// stage writes the records, beside the owner.
+func (r *revision) stage(ctx context.Context) (err error) {
+	if r.staged, err = r.owner.journal.Stage(ctx, r.record); err == nil || ctx.Err() != nil {
+		return err
+	}
+	why := err
+	if _, err := ask(ctx, r.owner, func() (struct{}, error) { r.owner.stored(why); return struct{}{}, nil }); err != nil {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrStorage, why)
+}
+
+// prepare compiles the tables, some subjects at a time.
+func (r *revision) prepare(ctx context.Context) (err error) {
+	steps := []func() bool{
+		func() bool { return r.prepared.Mark(policiesAtOnce) },
+		func() bool { return r.prepared.Step(subjectsAtOnce) },
+	}
+	for _, step := range steps {
+		if err = r.repeat(ctx, step); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// repeat takes turns of the owner until a step says that it was the last.
+func (r *revision) repeat(ctx context.Context, step func() (more bool)) error {
+	for more := true; more; {
+		var err error
+		if more, err = ask(ctx, r.owner, func() (bool, error) {
+			r.owner.operation = opPrepare
+			return step(), nil
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// finish makes the change.
+func (r *revision) finish() (Outcome, error) {
+	o := r.owner
+	o.operation = r.operation
+	err := o.change(r.plan, r.staged)
+	if err == nil {
+		r.done(&r.edit)
+	}
+	r.edit.Revision = o.barrier.Policy
+	return r.edit.Outcome, err
+}
+
+// clear removes what the change needs no more. Its error is one of storage; an
+// owner that has ended has no tables.
+func (r *revision) clear(ctx context.Context, failed bool) (err error) {
+	if r.staged != nil {
+		if failed {
+			err = r.staged.Discard()
+		} else {
+			err = r.owner.journal.Tidy(ctx)
+		}
+	}
+	_ = r.repeat(ctx, func() bool { return r.prepared.Release(2 * subjectsAtOnce) })
+	return err
+}
+
+// plan is a change of policies with the one that takes it back.
+type plan struct {
+	puts         []*Policy
+	gone         []policy.Key
+	change, back engine.Change
+	bytes        int  // of all manifests afterwards
+	content      bool // what policies say changes
+}
+
+// record is what the journal keeps of the change.
+func (p *plan) record(revision uint64) journal.Change {
+	if len(p.puts)+len(p.gone) == 0 {
+		return journal.Change{}
+	}
+	if p.content {
+		revision++
+	}
+	rec := journal.Change{Revision: revision}
+	for _, x := range p.puts {
+		rec.Policies = append(rec.Policies, policyRecord(x))
+	}
+	for _, k := range p.gone {
+		rec.GonePolicies = append(rec.GonePolicies, keyRecord(k))
+	}
+	return rec
+}

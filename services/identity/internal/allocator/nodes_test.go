@@ -29,7 +29,8 @@ func TestMain(m *testing.M) { leaktest.Main(m) }
 type memory struct {
 	mu     sync.Mutex
 	holds  allocator.Holds
-	known  allocator.Known
+	known  map[identity.Numeric]identity.Identity
+	heard  time.Time
 	cached bool
 	saves  int
 	fail   error
@@ -62,15 +63,15 @@ func (m *memory) NoteKnown(c allocator.KnownChange) error {
 func (m *memory) change(c allocator.KnownChange) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	changed := map[identity.Numeric]bool{}
+	if m.known == nil {
+		m.known = map[identity.Numeric]identity.Identity{}
+	}
 	for _, n := range c.Drop {
-		changed[n] = true
+		delete(m.known, n)
 	}
 	for _, id := range c.Put {
-		changed[id.Number] = true
+		m.known[id.Number] = id
 	}
-	m.known.Identities = slices.DeleteFunc(slices.Clone(m.known.Identities), func(id identity.Identity) bool { return changed[id.Number] })
-	m.known.Identities = append(m.known.Identities, c.Put...)
 	return nil
 }
 
@@ -80,7 +81,7 @@ func (m *memory) SaveKnown(c allocator.KnownChange) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.known.Heard, m.cached = c.Heard, true
+	m.heard, m.cached = c.Heard, true
 	return nil
 }
 
@@ -158,7 +159,8 @@ func start(t testing.TB, store allocator.Store, records *memory, cfg allocator.C
 	}
 	n := &node{t: t, store: store, records: records, readers: &readers{have: map[identity.Numeric]string{}}}
 	records.mu.Lock()
-	a, err := allocator.New(cfg, store, records, n.readers, records.holds, records.known, records.cached)
+	known := allocator.Known{Identities: slices.Collect(maps.Values(records.known)), Heard: records.heard}
+	a, err := allocator.New(cfg, store, records, n.readers, records.holds, known, records.cached)
 	records.mu.Unlock()
 	if err != nil {
 		t.Fatal(err)
@@ -336,7 +338,7 @@ func TestKnownSetsAreAnsweredWithoutTheStore(t *testing.T) {
 	storetest.Eventually(t, "the cache is written", func() bool {
 		records.mu.Lock()
 		defer records.mu.Unlock()
-		return len(records.known.Identities) == 2
+		return len(records.known) == 2
 	})
 	a.stop()
 	again := start(t, f.Node("a"), records, quick())

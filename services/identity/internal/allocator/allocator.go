@@ -95,6 +95,8 @@ type Allocator struct {
 	releases     map[identity.Numeric]int64      // guarded by mu; reference revisions to drop
 	strays       map[identity.Numeric]int64      // guarded by mu; references seen once without a hold
 	occupied     map[identity.Numeric]time.Time  // guarded by mu; numbers that rest, as far as we were told
+	picked       map[identity.Numeric]struct{}   // guarded by mu; candidates of claims under way
+	taken        numbers                         // guarded by mu; of known and holds, as far as a search has met them
 	heldCluster  int                             // guarded by mu; holds of cluster numbers
 	claiming     int                             // guarded by mu; claims under way that may add a hold
 	heard        time.Time                       // guarded by mu; the mirror is complete as of then; zero: never
@@ -147,6 +149,7 @@ func New(cfg Config, store Store, records Records, pub Publisher, holds Holds, k
 
 		strays:    map[identity.Numeric]int64{},
 		occupied:  map[identity.Numeric]time.Time{},
+		picked:    map[identity.Numeric]struct{}{},
 		joined:    holds.Session,
 		heard:     known.Heard,
 		heardKept: known.Heard,
@@ -402,17 +405,21 @@ func (a *Allocator) claim(ctx context.Context, labels label.Canonical, known ide
 	}
 	for range maxAttempts {
 		// A set that has, or had, a number keeps it if it can.
-		candidate, used, ok := known, 0, known != 0
-		if !ok {
+		candidate, used, done := known, 0, func() {}
+		if known == 0 {
 			// Without a free number the set may have one nonetheless: another
 			// node may have given it one that we have not seen yet.
-			candidate, used, ok = a.candidate(labels)
+			candidate, used, done = a.candidate(labels)
 		}
 		c, err := a.store.Claim(bounded, labels, known, candidate)
+		done()
 		switch {
 		case err == nil:
 			return c, nil
-		case errors.Is(err, ErrOccupied) && !ok:
+		case errors.Is(err, ErrOccupied) && candidate == 0 && used < identity.ClusterSize:
+			// Other calls of this node are about to take the last ones, or not.
+			return Claim{}, fmt.Errorf("%w: the last free numbers are being given to other label sets", ErrContended)
+		case errors.Is(err, ErrOccupied) && candidate == 0:
 			return Claim{}, &QuotaError{Kind: ErrExhausted, Used: used, Limit: identity.ClusterSize, Keys: a.topKeys()}
 		case errors.Is(err, ErrOccupied):
 			a.mu.Lock(opHold)
@@ -448,18 +455,25 @@ func (a *Allocator) unavailable(ctx context.Context, labels label.Canonical, err
 	return &StoreError{Endpoints: a.store.Endpoints(), Labels: labels, Err: err}
 }
 
-// awaitStore waits until the session is up.
+// errListing: nothing tells yet which numbers are free.
+var errListing = errors.New("the identities of the cluster are still being listed")
+
+// awaitStore waits until the session is up, and the cluster's identities are
+// known: a choice among unknown ones meets one taken number after the other.
 func (a *Allocator) awaitStore(ctx context.Context) error {
 	for {
 		a.mu.Lock(opRead)
-		connected, changed, err := a.connected, a.changed, a.storeErr
+		connected, ready, changed, err := a.connected, a.ready, a.changed, a.storeErr
 		a.mu.Unlock()
-		if connected {
+		if connected && ready {
 			return nil
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
+			if connected {
+				return errListing
+			}
 			return err
 		}
 	}
@@ -473,33 +487,41 @@ func (a *Allocator) fail(err error) {
 	}
 }
 
-// candidate picks a number for a label set that has none: the first free one
-// from a start that the set's hash gives. So two nodes rarely want the same
-// number for different sets, and a set that was collected and comes back
-// usually gets the number that it had.
-func (a *Allocator) candidate(labels label.Canonical) (n identity.Numeric, used int, ok bool) {
+// candidate picks a number for a label set that has none, and keeps other calls
+// of this node from picking it until done is called: the first free one from a
+// start that the set's hash gives. So two nodes rarely want the same number for
+// different sets, and a set that was collected and comes back usually gets the
+// number that it had. n is 0, and used how many are taken, if none is free.
+func (a *Allocator) candidate(labels label.Canonical) (n identity.Numeric, used int, done func()) {
 	sum := labels.Hash()
-	start := identity.Numeric(binary.BigEndian.Uint32(sum[:4]) % uint32(identity.ClusterSize))
+	start := int(binary.BigEndian.Uint32(sum[:4]) % uint32(identity.ClusterSize))
 	now := time.Now()
 	a.mu.Lock(opChoose)
 	defer a.mu.Unlock()
-	for i := range identity.Numeric(identity.ClusterSize) {
-		n = identity.MinCluster + (start+i)%identity.Numeric(identity.ClusterSize)
-		if _, taken := a.known[n]; taken {
+	for i := range a.taken.clear(start) {
+		n = identity.MinCluster + identity.Numeric(i)
+		_, known := a.known[n]
+		if known || a.holds[n] != nil {
+			a.taken.set(n)
 			continue
 		}
-		if _, taken := a.holds[n]; taken {
-			continue
-		}
-		if until, taken := a.occupied[n]; taken {
+		if until, rests := a.occupied[n]; rests {
 			if now.Before(until) {
 				continue
 			}
 			delete(a.occupied, n)
 		}
-		return n, 0, true
+		if _, picked := a.picked[n]; picked {
+			continue
+		}
+		a.picked[n] = struct{}{}
+		return n, 0, func() {
+			a.mu.Lock(opChoose)
+			defer a.mu.Unlock()
+			delete(a.picked, n)
+		}
 	}
-	return 0, identity.ClusterSize, false
+	return 0, identity.ClusterSize - len(a.picked), func() {}
 }
 
 // move puts a holder onto an identity and takes it off the one it had. It runs
@@ -554,6 +576,7 @@ func (a *Allocator) dropHolder(holder Holder) identity.Numeric {
 // dropHold runs with mu held.
 func (a *Allocator) dropHold(n identity.Numeric, h *hold) {
 	delete(a.holds, n)
+	a.taken.unset(n)
 	if n.Scope() == identity.ScopeCluster {
 		a.heldCluster--
 	}

@@ -47,6 +47,9 @@ func (e *StoreError) Error() string {
 		return fmt.Sprintf("label set %s gets no number: etcd (%s) has no space left; compact and defragment it, then disarm its alarm: %v",
 			clip(e.Labels.Text(), 200), strings.Join(e.Endpoints, ", "), e.Err)
 	}
+	if errors.Is(e.Err, errListing) {
+		return fmt.Sprintf("label set %s gets no number: %v", clip(e.Labels.Text(), 200), e.Err)
+	}
 	s := fmt.Sprintf("label set %s is not known on this node and etcd (%s) does not answer", clip(e.Labels.Text(), 200), strings.Join(e.Endpoints, ", "))
 	if e.Err != nil {
 		s += ": " + e.Err.Error()

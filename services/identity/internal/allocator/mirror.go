@@ -57,6 +57,7 @@ func (a *Allocator) forget(n identity.Numeric) {
 		}
 	}
 	delete(a.known, n)
+	a.taken.unset(n)
 	a.unsavedKnown[n] = struct{}{}
 	if a.byText[e.labels.Text()] == n {
 		delete(a.byText, e.labels.Text())

@@ -616,17 +616,32 @@ func TestQuotaBoundsIdentitiesAndNamesTheLabels(t *testing.T) {
 	a.hold("more", "more")
 }
 
-func TestFullRangeIsExhausted(t *testing.T) {
-	f := storetest.NewFake()
+// fullCluster has all numbers in use but some, and returns their listing.
+func fullCluster(t *testing.T, f *storetest.Fake, free map[identity.Numeric]bool) allocator.Update {
+	t.Helper()
 	b := f.Node("b")
 	if _, err := b.Join(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	u := allocator.Update{Complete: true, Heard: time.Now()}
 	for n := identity.MinCluster; n <= identity.MaxCluster; n++ {
-		if _, err := b.Claim(t.Context(), storetest.Labels(t, fmt.Sprint(n)), 0, n); err != nil {
+		if free[n] {
+			continue
+		}
+		id := identity.Identity{Number: n, Labels: storetest.Labels(t, fmt.Sprint(n))}
+		claim, err := b.Claim(t.Context(), id.Labels, 0, n)
+		if err != nil {
 			t.Fatalf("claim %d: %v", n, err)
 		}
+		u.Revision = claim.Revision
+		u.Upserts = append(u.Upserts, allocator.Entry{Identity: id, Revision: claim.Revision})
 	}
+	return u
+}
+
+func TestFullRangeIsExhausted(t *testing.T) {
+	f := storetest.NewFake()
+	fullCluster(t, f, nil)
 	a := startFake(t, f, "a", &memory{})
 	if s := a.Summary(); s.Known != identity.ClusterSize {
 		t.Fatalf("%d known, want %d", s.Known, identity.ClusterSize)
@@ -634,6 +649,46 @@ func TestFullRangeIsExhausted(t *testing.T) {
 	_, err := a.Hold(t.Context(), allocator.EndpointHolder("c1", "eth0"), storetest.Labels(t, "new"), true)
 	if !errors.Is(err, allocator.ErrExhausted) {
 		t.Errorf("hold: %v, want ErrExhausted", err)
+	}
+}
+
+// TestLastNumbersGoToABurst: the calls of one node do not race each other for
+// the few numbers that are left, from before the node knows which these are.
+func TestLastNumbersGoToABurst(t *testing.T) {
+	const calls = 100
+	f := storetest.NewFake()
+	free := map[identity.Numeric]bool{}
+	for i := range calls {
+		free[identity.MinCluster+identity.Numeric(600*i)] = true
+	}
+	listing := fullCluster(t, f, free)
+	st := &listingStore{Store: f.Node("a"), updates: make(chan allocator.Update), taken: make(chan struct{})}
+	cfg := quick()
+	cfg.StoreTimeout = storetest.Patience
+	a := start(t, st, &memory{}, cfg)
+	storetest.Eventually(t, "the session", func() bool { return a.Summary().Connected })
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	for i := range calls {
+		wg.Go(func() {
+			id, err := a.Hold(t.Context(), allocator.EndpointHolder(fmt.Sprint("c", i), "eth0"), storetest.Labels(t, fmt.Sprint("new", i)), true)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if !free[id.Number] {
+				t.Errorf("number %d was not free", id.Number)
+			}
+			delete(free, id.Number)
+		})
+	}
+	st.updates <- listing
+	<-st.taken
+	wg.Wait()
+	if len(free) != 0 {
+		t.Errorf("%d numbers were not given to any of %d calls", len(free), calls)
 	}
 }
 

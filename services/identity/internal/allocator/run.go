@@ -474,15 +474,13 @@ func (a *Allocator) resolve(ctx context.Context, c *ConflictError) error {
 	defer unlock()
 	var claim Claim
 	for range maxAttempts {
-		candidate, _, ok := a.candidate(c.Held.Labels)
-		if !ok {
-			candidate = 0
-		}
+		candidate, _, done := a.candidate(c.Held.Labels)
 		err = a.bounded(ctx, func(ctx context.Context) (err error) {
 			claim, err = a.store.Claim(ctx, c.Held.Labels, c.Moved, candidate)
 			return err
 		})
-		if !errors.Is(err, ErrOccupied) || !ok {
+		done()
+		if !errors.Is(err, ErrOccupied) || candidate == 0 {
 			break
 		}
 		a.mu.Lock(opReferences)
@@ -504,6 +502,7 @@ func (a *Allocator) resolve(ctx context.Context, c *ConflictError) error {
 	}
 	holders := slices.Sorted(maps.Keys(old.holders))
 	delete(a.holds, c.Held.Number)
+	a.taken.unset(c.Held.Number)
 	a.heldCluster--
 	a.learn(moved, claim.Revision)
 	for _, h := range holders {
@@ -511,6 +510,7 @@ func (a *Allocator) resolve(ctx context.Context, c *ConflictError) error {
 	}
 	// Readers are told what the old number is now.
 	delete(a.known, c.Held.Number)
+	a.taken.unset(c.Held.Number)
 	a.unsavedKnown[c.Held.Number] = struct{}{}
 	if c.Occupant.Labels.IsZero() {
 		a.pub.Delete(c.Held.Number)

@@ -16,9 +16,9 @@ import (
 
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/workload"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
-	"github.com/sluice-net/sluice/services/identity/internal/labels"
 )
 
 // retryAfter is when a caller may repeat a call that needs the store while it is
@@ -44,7 +44,7 @@ func statusOf(err error) error {
 		return answer(codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_LABEL, rpcerr.Field(invalid.Field(), err.Error()))
 	case errors.Is(err, label.ErrInvalid):
 		return answer(codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_LABEL, rpcerr.Field("labels", err.Error()))
-	case errors.Is(err, labels.ErrNamedPort):
+	case errors.Is(err, workload.ErrNamedPort):
 		return answer(codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_NAMED_PORT, rpcerr.Field("named_ports", err.Error()))
 	case errors.Is(err, allocator.ErrHolder):
 		return answer(codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_REFERENCE, rpcerr.Field("reference", err.Error()))

@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/workload"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
@@ -185,18 +186,18 @@ func fromLabels(in []*workloadv1.Label) []label.Label {
 	return out
 }
 
-var protocols = map[workloadv1.Protocol]labels.Protocol{
-	workloadv1.Protocol_PROTOCOL_TCP:  labels.TCP,
-	workloadv1.Protocol_PROTOCOL_UDP:  labels.UDP,
-	workloadv1.Protocol_PROTOCOL_SCTP: labels.SCTP,
+var protocols = map[workloadv1.Protocol]workload.Protocol{
+	workloadv1.Protocol_PROTOCOL_TCP:  workload.TCP,
+	workloadv1.Protocol_PROTOCOL_UDP:  workload.UDP,
+	workloadv1.Protocol_PROTOCOL_SCTP: workload.SCTP,
 }
 
 // fromPorts relies on protovalidate for the range of ports; what it does not
 // know is refused by the core as 0 or without protocol.
-func fromPorts(in []*workloadv1.NamedPort) []labels.NamedPort {
-	out := make([]labels.NamedPort, len(in))
+func fromPorts(in []*workloadv1.NamedPort) []workload.NamedPort {
+	out := make([]workload.NamedPort, len(in))
 	for i, p := range in {
-		out[i] = labels.NamedPort{Name: p.GetName(), Protocol: protocols[p.GetProtocol()]}
+		out[i] = workload.NamedPort{Name: p.GetName(), Protocol: protocols[p.GetProtocol()]}
 		if p.GetPort() <= 65_535 {
 			out[i].Port = uint16(p.GetPort())
 		}

@@ -29,6 +29,7 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/client"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/workload"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
@@ -409,7 +410,7 @@ func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 	}{
 		{label.ErrInvalid, codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_LABEL},
 		{&label.Error{Index: 1}, codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_LABEL},
-		{labels.ErrNamedPort, codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_NAMED_PORT},
+		{workload.ErrNamedPort, codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_NAMED_PORT},
 		{allocator.ErrHolder, codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_REFERENCE},
 		{&allocator.QuotaError{Kind: allocator.ErrQuota}, codes.ResourceExhausted, identityv1.ErrorReason_ERROR_REASON_QUOTA_EXHAUSTED},
 		{&allocator.QuotaError{Kind: allocator.ErrExhausted}, codes.ResourceExhausted, identityv1.ErrorReason_ERROR_REASON_NUMBERS_EXHAUSTED},

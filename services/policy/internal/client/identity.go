@@ -23,11 +23,6 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 )
 
-// namedPorts is the key of the hidden label in which the identity service
-// carries the named ports of a workload. Its value has the form that
-// peer.ParseNamedPorts reads.
-const namedPorts = "named-ports"
-
 // Sink takes what the identity service says.
 type Sink interface {
 	// TakeIdentities adds, replaces and removes identities. at is the revision of
@@ -117,9 +112,6 @@ func (i *Identities) fromIdentity(in *identityv1.Identity) (peer.Identity, error
 	labels := make([]label.Label, 0, len(in.GetLabels()))
 	for _, l := range in.GetLabels() {
 		out := label.Label{Source: l.GetSource(), Key: l.GetKey(), Value: l.GetValue()}
-		if out.Source == label.SourceGenerated && out.Key == namedPorts {
-			out.Key = peer.KeyNamedPorts
-		}
 		labels = append(labels, i.texts.Label(out))
 	}
 	return peer.New(identity.Numeric(in.GetNumber()), label.NewSet(labels...))

@@ -20,8 +20,8 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/policy/internal/dnsname"
-	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -32,10 +32,10 @@ import (
 // Input is everything a table is made of, apart from the peers.
 type Input struct {
 	Direction rule.Direction
-	Rules     []*rule.Rule     // in any order
-	Flags     table.Flags      // DefaultAllow and HostAllow
-	Ports     []peer.NamedPort // of the subject; they resolve names on ingress
-	Groups    *Groups          // all there are
+	Rules     []*rule.Rule         // in any order
+	Flags     table.Flags          // DefaultAllow and HostAllow
+	Ports     []workload.NamedPort // of the subject; they resolve names on ingress
+	Groups    *Groups              // all there are
 }
 
 // maxOverlaps bounds the work for the address side of a table: the sum, over all
@@ -139,7 +139,7 @@ func same(a, b *rule.Rule) bool {
 }
 
 // resolve splits ports into intervals and names that have to wait for a peer.
-func (n *numbered) resolve(d rule.Direction, own []peer.NamedPort) {
+func (n *numbered) resolve(d rule.Direction, own []workload.NamedPort) {
 	for _, p := range n.Ports {
 		switch {
 		case p.Name == "":
@@ -152,11 +152,11 @@ func (n *numbered) resolve(d rule.Direction, own []peer.NamedPort) {
 	}
 }
 
-func resolved(p rule.Port, ports []peer.NamedPort) []port.Range {
+func resolved(p rule.Port, ports []workload.NamedPort) []port.Range {
 	var out []port.Range
 	for _, np := range ports {
-		if p.Names(np.Name, np.Protocol) {
-			out = append(out, port.Ports(np.Protocol, np.Port, np.Port))
+		if proto := port.Protocol(np.Protocol); p.Names(np.Name, proto) {
+			out = append(out, port.Ports(proto, np.Port, np.Port))
 		}
 	}
 	return out
@@ -301,7 +301,7 @@ func (p *Program) UsesNames(numbers []uint16) bool {
 // Function is the list of intervals of a set of rules. Names are resolved with
 // the peer's ports; with unknown, a deny whose name cannot be resolved covers
 // every port of its protocols, and other rules none.
-func (p *Program) Function(numbers []uint16, ports []peer.NamedPort, unknown bool) []table.Interval {
+func (p *Program) Function(numbers []uint16, ports []workload.NamedPort, unknown bool) []table.Interval {
 	type claim struct {
 		port.Range
 		number uint16
@@ -447,8 +447,8 @@ func (f free) take(i int) int {
 // name, or that of a pod whose named ports matter.
 type Place struct {
 	Addr  netip.Addr
-	Names []string         // DNS names it was learned for
-	Ports []peer.NamedPort // of the pod that has it
+	Names []string             // DNS names it was learned for
+	Ports []workload.NamedPort // of the pod that has it
 }
 
 // entry is one reason why addresses match a rule.
@@ -467,7 +467,7 @@ type mark struct {
 
 // Blocks computes the address side: each prefix whose classes differ from those
 // of the block around it. class turns a rule set into a class.
-func (p *Program) Blocks(places []Place, class func(numbers []uint16, ports []peer.NamedPort) (table.Class, error)) (def [identity.PeerScopes]table.Class, out []Block, err error) {
+func (p *Program) Blocks(places []Place, class func(numbers []uint16, ports []workload.NamedPort) (table.Class, error)) (def [identity.PeerScopes]table.Class, out []Block, err error) {
 	base, err := class(p.addrEveryone, nil)
 	if err != nil {
 		return def, nil, err
@@ -550,7 +550,7 @@ type Block struct {
 // walk visits the prefixes in address order, a block before what lies in it,
 // with a stack of the blocks around the current one.
 func (p *Program) walk(def [identity.PeerScopes]table.Class, marks map[netip.Prefix]*mark, entries []entry,
-	class func([]uint16, []peer.NamedPort) (table.Class, error),
+	class func([]uint16, []workload.NamedPort) (table.Class, error),
 ) (_ [identity.PeerScopes]table.Class, out []Block, err error) {
 	prefixes := make([]netip.Prefix, 0, len(marks))
 	for x := range marks {
@@ -589,7 +589,7 @@ func (p *Program) walk(def [identity.PeerScopes]table.Class, marks map[netip.Pre
 			return def, nil, &table.ErrTooLarge{What: "rules around blocks of addresses, counted for each block", Got: work, Limit: maxOverlaps}
 		}
 		numbers := p.reached(f.active, f.groups, entries)
-		var ports []peer.NamedPort
+		var ports []workload.NamedPort
 		if m.place != nil {
 			ports = m.place.Ports
 		}
@@ -652,7 +652,7 @@ func (p *Program) reached(active []int, groups []*policy.Group, entries []entry)
 
 // Where returns the rules whose address peers cover an address, by reading the
 // rules and not the blocks. places are those that Blocks was given.
-func (p *Program) Where(addr netip.Addr, scope identity.PeerScope, places []Place) (numbers []uint16, ports []peer.NamedPort) {
+func (p *Program) Where(addr netip.Addr, scope identity.PeerScope, places []Place) (numbers []uint16, ports []workload.NamedPort) {
 	in := func(list []netip.Prefix) bool {
 		return slices.ContainsFunc(list, func(x netip.Prefix) bool { return x.Contains(addr) })
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
@@ -155,7 +156,7 @@ func BenchmarkAddNewKind(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				l, _ := peer.NamedPortsLabel([]peer.NamedPort{{Name: fmt.Sprintf("p%d", i%5000), Protocol: 6, Port: 80}})
+				l := label.Label{Source: label.SourceGenerated, Key: workload.KeyNamedPorts, Value: fmt.Sprintf("p%d.TCP.80", i%5000)}
 				if id, err = peer.New(50000, label.NewSet(append(slices.Clone(id.Labels.All()), l)...)); err != nil {
 					b.Fatal(err)
 				}

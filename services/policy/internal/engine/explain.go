@@ -9,7 +9,7 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/model/identity"
-	"github.com/sluice-net/sluice/services/policy/internal/peer"
+	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
@@ -49,7 +49,7 @@ func (e *Engine) Explain(subject identity.Numeric, d rule.Direction, number iden
 	x := Explanation{Verdict: verdict, Flags: l.table.Flags, Enforced: true}
 
 	var who []uint16
-	var ports []peer.NamedPort
+	var ports []workload.NamedPort
 	scope, unknown := identity.PeerScopeCluster, true
 	if p := e.peers[number]; p != nil && p.class != nil {
 		var brought [][]uint16
@@ -65,7 +65,7 @@ func (e *Engine) Explain(subject identity.Numeric, d rule.Direction, number iden
 	}
 	where, placePorts := l.program.Where(addr, scope, e.places(l))
 
-	covers := func(n uint16, ports []peer.NamedPort, unknown bool) bool {
+	covers := func(n uint16, ports []workload.NamedPort, unknown bool) bool {
 		for _, i := range l.program.Function([]uint16{n}, ports, unknown) {
 			if q <= i.Hi {
 				return i.Value != table.Nothing

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -119,7 +120,7 @@ func (n *naive) matches(r *rule.Rule, subject peer.Identity, q scenario.Question
 	return false
 }
 
-func (n *naive) covers(r *rule.Rule, q scenario.Question, owner []peer.NamedPort, pessimistic bool) bool {
+func (n *naive) covers(r *rule.Rule, q scenario.Question, owner []workload.NamedPort, pessimistic bool) bool {
 	if r.AllPorts {
 		return true
 	}
@@ -138,7 +139,7 @@ func (n *naive) covers(r *rule.Rule, q scenario.Question, owner []peer.NamedPort
 			continue
 		}
 		for _, np := range owner {
-			if p.Names(np.Name, np.Protocol) && port.At(np.Protocol, np.Port) == q.Point {
+			if p.Names(np.Name, port.Protocol(np.Protocol)) && port.At(port.Protocol(np.Protocol), np.Port) == q.Point {
 				return true
 			}
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/selector"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
@@ -29,7 +30,7 @@ type nodeClass struct {
 	key       string
 	number    table.NodeClass
 	kind      identity.Kind
-	ports     []peer.NamedPort
+	ports     []workload.NamedPort
 	portsText string
 	selectors []*liveSelector // by id
 	members   map[*member]struct{}
@@ -141,7 +142,7 @@ func classKey(kind identity.Kind, ports string, selectors []*liveSelector) strin
 }
 
 // newClass makes an empty node class without rows.
-func (e *Engine) newClass(key string, kind identity.Kind, ports []peer.NamedPort, portsText string, selectors []*liveSelector) *nodeClass {
+func (e *Engine) newClass(key string, kind identity.Kind, ports []workload.NamedPort, portsText string, selectors []*liveSelector) *nodeClass {
 	e.lastClass++
 	c := &nodeClass{
 		key: key, number: e.lastClass, kind: kind, ports: ports, portsText: portsText, selectors: selectors,
@@ -283,10 +284,7 @@ func (e *Engine) applyIdentities(c Change, dirty map[*subject]struct{}) {
 		}
 	}
 	for _, id := range c.AddIdentities {
-		text := ""
-		if l, ok := peer.NamedPortsLabel(id.Ports); ok {
-			text = l.Value
-		}
+		text, _ := id.Labels.Value(label.SourceGenerated, workload.KeyNamedPorts)
 		p := e.peers[id.Number]
 		if p == nil {
 			p = &member{id: id, ports: text}

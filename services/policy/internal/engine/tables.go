@@ -14,8 +14,8 @@ import (
 	"strings"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/policy/internal/compile"
-	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/selector"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
@@ -60,7 +60,7 @@ func (l *live) memoKey(numbers []uint16, portsText string, unknown bool) string 
 }
 
 // classFor returns the class of a rule set, resolved for a peer's ports.
-func (l *live) classFor(numbers []uint16, ports []peer.NamedPort, portsText string, unknown bool) (table.Class, error) {
+func (l *live) classFor(numbers []uint16, ports []workload.NamedPort, portsText string, unknown bool) (table.Class, error) {
 	key := l.memoKey(numbers, portsText, unknown)
 	if c, ok := l.memo[key]; ok {
 		return c, nil
@@ -311,11 +311,8 @@ func (e *Engine) place(l *live, a netip.Addr) compile.Place {
 }
 
 // addressClass is the class of a rule set on the address side.
-func (l *live) addressClass(numbers []uint16, ports []peer.NamedPort) (table.Class, error) {
-	text := ""
-	if lb, ok := peer.NamedPortsLabel(ports); ok {
-		text = lb.Value
-	}
+func (l *live) addressClass(numbers []uint16, ports []workload.NamedPort) (table.Class, error) {
+	text := workload.NamedPortsText(ports)
 	var c table.Class
 	var err error
 	if l.coarse {

@@ -212,6 +212,7 @@ func (o *first) initCache(t *store.Tx) error {
 		return nil
 	}
 	for _, x := range o.identities {
+		x, _ = rename(x)
 		t.Put(bucketIdentities, []byte(identityKey(x.Number)), encode(x))
 	}
 	for _, x := range o.subscribers {

@@ -161,8 +161,11 @@ var (
 	}
 	cacheOptions = store.Options{
 		Name:   CacheFile,
-		Layout: store.Layout{Format: "sluice-policy-cache", Version: 1, Buckets: []string{bucketIdentities, bucketSubscribers, bucketNames}},
-		Boot:   true,
+		Layout: store.Layout{Format: "sluice-policy-cache", Version: 2, Buckets: []string{bucketIdentities, bucketSubscribers, bucketNames}},
+		// Version 1 had the named ports of identities under another key.
+		Previous: []store.Layout{{Format: "sluice-policy-cache", Version: 1, Buckets: []string{bucketIdentities, bucketSubscribers, bucketNames}}},
+		Migrate:  migrateCache,
+		Boot:     true,
 
 		Reserve: reserve,
 		Loss:    "the sources of policies and identities answer",

@@ -315,6 +315,51 @@ func TestPreviousVersionsThatAreNotUnderstoodAreLeftAsTheyAre(t *testing.T) {
 	}
 }
 
+func TestNamedPortsOfThePreviousCacheGetTheirKey(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "policy")
+	d, err := store.OpenDir(dir, dirMode)
+	if err != nil {
+		t.Fatal(err)
+	}
+	one := cacheOptions
+	one.Layout, one.Previous, one.Migrate = one.Previous[0], nil, nil
+	one.Init = func(tx *store.Tx) error {
+		for k, v := range map[string]string{ // as that version wrote them
+			"300": `{"number":300,"labels":[["generated","io.cilium.k8s.named-ports","http.TCP.80"],["k8s","app","web"]]}`,
+			"301": `{"number":301,"labels":[["k8s","io.cilium.k8s.named-ports","x"],["k8s","app","web"]]}`,
+		} {
+			tx.Put(bucketIdentities, []byte(k), []byte(v))
+		}
+		return nil
+	}
+	cache, err := d.Open(one)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(cache.Close(), d.Close()); err != nil {
+		t.Fatal(err)
+	}
+	want := `identity 300: [[generated named-ports http.TCP.80] [k8s app web]]
+identity 301: [[k8s io.cilium.k8s.named-ports x] [k8s app web]]
+`
+	for _, start := range []string{"first", "second"} {
+		j, got, cached := mustOpen(t, dir)
+		closed(t, j)
+		if describe(got) != want || !cached {
+			t.Errorf("%s start: cached %v, got\n%swant\n%s", start, cached, describe(got), want)
+		}
+	}
+	old, err := durable.Encode(firstSchema, Change{Identities: []Identity{{Number: 300, Labels: [][3]string{{"generated", "io.cilium.k8s.named-ports", "http.TCP.80"}}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	j, got, _ := mustOpen(t, firstFormat(t, old))
+	closed(t, j)
+	if want := "identity 300: [[generated named-ports http.TCP.80]]\n"; describe(got) != want {
+		t.Errorf("of the first format: got\n%swant\n%s", describe(got), want)
+	}
+}
+
 // firstFormat returns a directory as version 1 left it.
 func firstFormat(t testing.TB, content []byte) string {
 	t.Helper()

@@ -18,6 +18,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
@@ -71,8 +72,7 @@ func TestRemovingWhatIsNotThereMakesNoRoomForASubscriber(t *testing.T) {
 func TestAddressBelongsToWhatStaysThere(t *testing.T) {
 	at := netip.MustParseAddr("192.0.2.7")
 	ports := func(name string) label.Label {
-		l, _ := peer.NamedPortsLabel([]peer.NamedPort{{Name: name, Protocol: port.TCP, Port: 8080}})
-		return l
+		return label.Label{Source: label.SourceGenerated, Key: workload.KeyNamedPorts, Value: name + ".TCP.8080"}
 	}
 	here := func(x identity.Numeric) Interest {
 		return Interest{Locations: []engine.Location{{Addr: at, Identity: x}}}

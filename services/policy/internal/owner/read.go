@@ -224,8 +224,8 @@ func (o *Owner) Explain(ctx context.Context, from, to Peer, q port.Point) (Expla
 	return x.answer, nil
 }
 
-// workload reports whether policies can select the identity on this node.
-func workload(id peer.Identity) bool {
+// selectable reports whether policies can select the identity on this node.
+func selectable(id peer.Identity) bool {
 	switch id.Kind {
 	case identity.KindInCluster, identity.KindHost, identity.KindOther:
 		return true
@@ -257,7 +257,7 @@ func (x *explanation) begin() (err error) {
 	}
 	x.aside = len(x.extra) > 0
 	for _, id := range []peer.Identity{x.src, x.dst} {
-		if workload(id) {
+		if selectable(id) {
 			x.subjects = append(x.subjects, id.Number)
 			x.aside = x.aside || !x.owner.engine.IsSubject(id.Number)
 		}
@@ -277,7 +277,7 @@ func (x *explanation) judge(e *engine.Engine) (err error) {
 
 func (x *explanation) side(e *engine.Engine, d rule.Direction, subject, peer peer.Identity, addr netip.Addr) (Side, error) {
 	s := Side{Subject: x.shown(subject), Peer: x.shown(peer)}
-	if !workload(subject) {
+	if !selectable(subject) {
 		return s, nil
 	}
 	s.Judged = true

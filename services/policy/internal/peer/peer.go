@@ -10,13 +10,11 @@ package peer
 
 import (
 	"fmt"
-	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
-	"github.com/sluice-net/sluice/services/policy/internal/port"
+	"github.com/sluice-net/sluice/model/workload"
 )
 
 // Identity is a peer as policy sees it. It is immutable: other labels are
@@ -30,14 +28,7 @@ type Identity struct {
 	Scope identity.PeerScope
 	// Ports are the named container ports of the peer, sorted; a name may
 	// occur several times.
-	Ports []NamedPort
-}
-
-// NamedPort is one named container port.
-type NamedPort struct {
-	Name     string
-	Protocol port.Protocol
-	Port     uint16
+	Ports []workload.NamedPort
 }
 
 // New derives the kind, the scope and the named ports from the labels.
@@ -66,17 +57,10 @@ func New(n identity.Numeric, labels label.Set) (Identity, error) {
 	default:
 		id.Kind, id.Scope = identity.KindInCluster, identity.PeerScopeCluster
 	}
-	for l := range labels.Key(KeyNamedPorts) {
-		if l.Source != label.SourceGenerated {
-			continue
-		}
-		ports, err := ParseNamedPorts(l.Value)
-		if err != nil {
-			return Identity{}, fmt.Errorf("identity %d: label %s: %w", n, KeyNamedPorts, err)
-		}
-		id.Ports = append(id.Ports, ports...)
+	var err error
+	if id.Ports, err = workload.NamedPortsOf(labels); err != nil {
+		return Identity{}, fmt.Errorf("identity %d: %w", n, err)
 	}
-	sortPorts(id.Ports)
 	return id, nil
 }
 
@@ -118,62 +102,4 @@ func (id Identity) Complete(cluster string) Identity {
 		id.Labels = label.NewSet(append(add, id.Labels.All()...)...)
 	}
 	return id
-}
-
-func sortPorts(ports []NamedPort) {
-	slices.SortFunc(ports, func(a, b NamedPort) int {
-		if c := strings.Compare(a.Name, b.Name); c != 0 {
-			return c
-		}
-		if a.Protocol != b.Protocol {
-			return int(a.Protocol) - int(b.Protocol)
-		}
-		return int(a.Port) - int(b.Port)
-	})
-}
-
-// KeyNamedPorts is the key of the generated label that carries the named ports
-// of a workload.
-const KeyNamedPorts = "io.cilium.k8s.named-ports"
-
-// NamedPortsLabel is the generated label that makes ports part of the
-// identity. It returns false for a pod without named ports, which gets none.
-func NamedPortsLabel(ports []NamedPort) (label.Label, bool) {
-	if len(ports) == 0 {
-		return label.Label{}, false
-	}
-	ports = slices.Clone(ports)
-	sortPorts(ports)
-	ports = slices.Compact(ports)
-	parts := make([]string, len(ports))
-	for i, p := range ports {
-		parts[i] = fmt.Sprintf("%s.%s.%d", p.Name, p.Protocol, p.Port)
-	}
-	return label.Label{Source: label.SourceGenerated, Key: KeyNamedPorts, Value: strings.Join(parts, "_")}, true
-}
-
-// ParseNamedPorts reads the value of the generated label: NAME.PROTO.PORT,
-// joined by underscores. Port names contain neither dots nor underscores.
-func ParseNamedPorts(value string) ([]NamedPort, error) {
-	if value == "" {
-		return nil, nil
-	}
-	var ports []NamedPort
-	for _, part := range strings.Split(value, "_") {
-		f := strings.Split(part, ".")
-		if len(f) != 3 || f[0] == "" {
-			return nil, fmt.Errorf("%q is not NAME.PROTOCOL.PORT", part)
-		}
-		proto, ok := port.ParseProtocol(f[1])
-		if !ok {
-			return nil, fmt.Errorf("%q: unknown protocol %q", part, f[1])
-		}
-		n, err := strconv.ParseUint(f[2], 10, 16)
-		if err != nil || n == 0 {
-			return nil, fmt.Errorf("%q: port %q is not a number from 1 to 65535", part, f[2])
-		}
-		ports = append(ports, NamedPort{Name: f[0], Protocol: proto, Port: uint16(n)})
-	}
-	sortPorts(ports)
-	return ports, nil
 }

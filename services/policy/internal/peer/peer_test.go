@@ -4,12 +4,13 @@
 package peer
 
 import (
-	"reflect"
+	"errors"
+	"slices"
 	"testing"
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
-	"github.com/sluice-net/sluice/services/policy/internal/port"
+	"github.com/sluice-net/sluice/model/workload"
 )
 
 func TestKindAndScopeComeFromTheLabels(t *testing.T) {
@@ -42,50 +43,18 @@ func TestKindAndScopeComeFromTheLabels(t *testing.T) {
 	}
 }
 
-func TestNamedPortsSurviveTheLabel(t *testing.T) {
-	ports := []NamedPort{{"web", port.TCP, 80}, {"dns", port.UDP, 53}, {"dns", port.TCP, 53}, {"web", port.TCP, 8080}, {"web", port.TCP, 80}}
-	l, ok := NamedPortsLabel(ports)
-	if !ok {
-		t.Fatal("no label")
-	}
-	id, err := New(300, label.NewSet(l))
+func TestNamedPortsComeFromTheHiddenLabel(t *testing.T) {
+	value := label.Label{Source: label.SourceGenerated, Key: workload.KeyNamedPorts, Value: "web.TCP.80_dns.UDP.53"}
+	id, err := New(300, label.NewSet(value, label.Kubernetes(label.KeyNamespace, "shop")))
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []NamedPort{{"dns", port.TCP, 53}, {"dns", port.UDP, 53}, {"web", port.TCP, 80}, {"web", port.TCP, 8080}}
-	if !reflect.DeepEqual(id.Ports, want) {
-		t.Errorf("%v from %s", id.Ports, l)
+	want := []workload.NamedPort{{Name: "dns", Protocol: workload.UDP, Port: 53}, {Name: "web", Protocol: workload.TCP, Port: 80}}
+	if !slices.Equal(id.Ports, want) {
+		t.Errorf("%v from %s", id.Ports, value)
 	}
-	if _, ok := NamedPortsLabel(nil); ok {
-		t.Error("a pod without named ports has a label")
+	value.Value = "web.TCP"
+	if _, err := New(300, label.NewSet(value)); !errors.Is(err, workload.ErrNamedPort) {
+		t.Errorf("%s gives %v", value, err)
 	}
-	for _, bad := range []string{"x", "x.TCP", "x.TCP.0", "x.TCP.70000", ".TCP.80", "x.FOO.80", "x.TCP.80_"} {
-		if _, err := ParseNamedPorts(bad); err == nil {
-			t.Errorf("%q is accepted", bad)
-		}
-	}
-}
-
-// FuzzParseNamedPorts looks for values that do not survive being written again.
-func FuzzParseNamedPorts(f *testing.F) {
-	for _, s := range []string{"http.TCP.80", "http.TCP.80_http.TCP.81_dns.udp.53", "a.SCTP.65535", "a.TCP.0", "_", "a..1", "a.TCP.65536", "a.TCP.+1"} {
-		f.Add(s)
-	}
-	f.Fuzz(func(t *testing.T, value string) {
-		ports, err := ParseNamedPorts(value)
-		if err != nil || len(ports) == 0 {
-			return
-		}
-		l, ok := NamedPortsLabel(ports)
-		if !ok {
-			t.Fatalf("%q gives no label", value)
-		}
-		again, err := ParseNamedPorts(l.Value)
-		if err != nil {
-			t.Fatalf("%q is written %q: %v", value, l.Value, err)
-		}
-		if m, _ := NamedPortsLabel(again); m != l {
-			t.Fatalf("%q is written %q, and that %q", value, l.Value, m.Value)
-		}
-	})
 }

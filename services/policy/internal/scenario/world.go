@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"strings"
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/policy/internal/dnsname"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
@@ -68,17 +70,13 @@ func NewWorld(r *rand.Rand) *World {
 			if (i+j)%2 == 0 {
 				ls = append(ls, k("tier", []string{"front", "back"}[j%2]))
 			}
-			var ports []peer.NamedPort
 			switch (i + 2*j) % 4 {
 			case 0:
-				ports = []peer.NamedPort{{Name: "http", Protocol: port.TCP, Port: 80}}
+				ls = append(ls, namedPorts("http.TCP.80"))
 			case 1:
-				ports = []peer.NamedPort{{Name: "http", Protocol: port.TCP, Port: 8080}, {Name: "dns", Protocol: port.UDP, Port: 53}}
+				ls = append(ls, namedPorts("dns.UDP.53_http.TCP.8080"))
 			case 2:
-				ports = []peer.NamedPort{{Name: "http", Protocol: port.TCP, Port: 80}, {Name: "http", Protocol: port.TCP, Port: 81}}
-			}
-			if l, ok := peer.NamedPortsLabel(ports); ok {
-				ls = append(ls, l)
+				ls = append(ls, namedPorts("http.TCP.80_http.TCP.81"))
 			}
 			add(n, fmt.Sprintf("10.0.%d.%d", i, 10+j), fmt.Sprintf("fd00:%d::%d", i, 10+j), ls...)
 			n++
@@ -200,7 +198,7 @@ func (w *World) ports() (list []rule.Port, all bool) {
 		case 4:
 			list = append(list, rule.Port{Range: port.ICMPType(port.ICMP, Pick[uint8](w, 0, 8))})
 		case 5:
-			list = append(list, rule.Port{Name: Pick(w, "http", "HTTP", "dns", "none"), Protocol: Pick(w, 0, port.TCP, port.UDP), FoldCase: w.Chance(50)})
+			list = append(list, rule.Port{Name: Pick(w, "http", "HTTP", "web", "dns", "none"), Protocol: Pick(w, 0, port.TCP, port.UDP), FoldCase: w.Chance(50)})
 		}
 	}
 	return list, false
@@ -297,14 +295,12 @@ func (w *World) podLabels() []label.Label {
 	if w.Chance(50) {
 		ls = append(ls, k("tier", Pick(w, "front", "back")))
 	}
-	var ports []peer.NamedPort
+	var ports []string
 	for range w.IntN(3) {
-		ports = append(ports, peer.NamedPort{
-			Name: Pick(w, "http", "HTTP", "dns"), Protocol: Pick(w, port.TCP, port.UDP), Port: Pick[uint16](w, 53, 80, 81, 8080),
-		})
+		ports = append(ports, Pick(w, "http", "web", "dns")+"."+Pick(w, "TCP", "UDP")+"."+Pick(w, "53", "80", "81", "8080"))
 	}
-	if l, ok := peer.NamedPortsLabel(ports); ok {
-		ls = append(ls, l)
+	if len(ports) > 0 {
+		ls = append(ls, namedPorts(strings.Join(ports, "_")))
 	}
 	return ls
 }
@@ -498,4 +494,9 @@ func (w *World) Question(s *State) (Question, bool) {
 		q.Addr = w.edge()
 	}
 	return q, true
+}
+
+// namedPorts is the hidden label of named ports.
+func namedPorts(value string) label.Label {
+	return label.Label{Source: label.SourceGenerated, Key: workload.KeyNamedPorts, Value: value}
 }

@@ -26,6 +26,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
@@ -434,14 +435,14 @@ func (w *World) podLabels(p *Pod) label.Set {
 	for k, v := range w.namespaces[p.Namespace] {
 		ls = append(ls, label.Kubernetes(label.KeyNamespaceLabels+k, v))
 	}
-	var ports []peer.NamedPort
+	var ports []workload.NamedPort
 	for _, cp := range p.Ports {
 		if proto, ok := port.ParseProtocol(cp.Proto); ok && cp.Name != "" {
-			ports = append(ports, peer.NamedPort{Name: cp.Name, Protocol: proto, Port: cp.Port})
+			ports = append(ports, workload.NamedPort{Name: cp.Name, Protocol: workload.Protocol(proto), Port: cp.Port})
 		}
 	}
-	if l, ok := peer.NamedPortsLabel(ports); ok {
-		ls = append(ls, l)
+	if len(ports) > 0 {
+		ls = append(ls, label.Label{Source: label.SourceGenerated, Key: workload.KeyNamedPorts, Value: workload.NamedPortsText(ports)})
 	}
 	return label.NewSet(ls...)
 }

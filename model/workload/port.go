@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package workload
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/sluice-net/sluice/model/label"
+)
+
+// Protocol is the IP protocol number of a transport protocol that has ports.
+type Protocol uint8
+
+// Protocols.
+const (
+	TCP  Protocol = 6
+	UDP  Protocol = 17
+	SCTP Protocol = 132
+)
+
+// String is the name of the protocol, or its number.
+func (p Protocol) String() string {
+	switch p {
+	case TCP:
+		return "TCP"
+	case UDP:
+		return "UDP"
+	case SCTP:
+		return "SCTP"
+	}
+	return strconv.Itoa(int(p))
+}
+
+func parseProtocol(s string) (Protocol, bool) {
+	for _, p := range []Protocol{TCP, UDP, SCTP} {
+		if s == p.String() {
+			return p, true
+		}
+	}
+	return 0, false
+}
+
+// NamedPort is a port that policies may refer to by name. Its JSON form is part
+// of the datapath's records of endpoints.
+type NamedPort struct {
+	Name     string   `json:"name"` // RFC 6335: 1 to 15 of a-z, 0-9 and "-"; compared with case
+	Port     uint16   `json:"port"` // not 0
+	Protocol Protocol `json:"protocol"`
+}
+
+// Compare orders by name, protocol and port.
+func (p NamedPort) Compare(q NamedPort) int {
+	return cmp.Or(strings.Compare(p.Name, q.Name), cmp.Compare(p.Protocol, q.Protocol), cmp.Compare(p.Port, q.Port))
+}
+
+// KeyNamedPorts is the key of the label that carries the named ports of a
+// workload, under label.SourceGenerated: rules may refer to a port by name, so
+// two workloads with equal labels and different ports must be two identities.
+const KeyNamedPorts = "named-ports"
+
+// ErrNamedPort is in every error about a named port.
+var ErrNamedPort = errors.New("invalid named port")
+
+var portNameRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,13}[a-z0-9])?$`)
+
+// NamedPortsLabel returns the hidden label of some named ports, sorted and
+// deduplicated: "dns.UDP.53_http.TCP.80". ok is false if there are none.
+func NamedPortsLabel(ports []NamedPort) (l label.Label, ok bool, err error) {
+	if len(ports) == 0 {
+		return label.Label{}, false, nil
+	}
+	for i, p := range ports {
+		_, known := parseProtocol(p.Protocol.String())
+		switch {
+		case !portNameRE.MatchString(p.Name):
+			return label.Label{}, false, fmt.Errorf("%w: named_ports[%d].name: %q: want 1 to 15 of a-z, 0-9 and \"-\"", ErrNamedPort, i, p.Name)
+		case p.Port == 0:
+			return label.Label{}, false, fmt.Errorf("%w: named_ports[%d].port: 0 is no port", ErrNamedPort, i)
+		case !known:
+			return label.Label{}, false, fmt.Errorf("%w: named_ports[%d].protocol: %q has no ports", ErrNamedPort, i, p.Protocol)
+		}
+	}
+	value := NamedPortsText(ports)
+	if len(value) > label.MaxValue {
+		return label.Label{}, false, fmt.Errorf("%w: named_ports: %d bytes together, at most %d are allowed", ErrNamedPort, len(value), label.MaxValue)
+	}
+	return label.Label{Source: label.SourceGenerated, Key: KeyNamedPorts, Value: value}, true, nil
+}
+
+// NamedPortsText is the value of the label, of ports that are valid.
+func NamedPortsText(ports []NamedPort) string {
+	texts := make([]string, len(ports))
+	for i, p := range ports {
+		texts[i] = p.Name + "." + p.Protocol.String() + "." + strconv.Itoa(int(p.Port))
+	}
+	// The order of the texts, and not that of the ports, is in stored label sets.
+	slices.Sort(texts)
+	return strings.Join(slices.Compact(texts), "_")
+}
+
+// NamedPortsOf reads the named ports from a label set, sorted by Compare. It
+// reads what NamedPortsLabel writes.
+func NamedPortsOf(labels label.Set) ([]NamedPort, error) {
+	value, ok := labels.Value(label.SourceGenerated, KeyNamedPorts)
+	if !ok {
+		return nil, nil
+	}
+	bad := func(format string, args ...any) error {
+		return fmt.Errorf("%w: label %s:%s: "+format, append([]any{ErrNamedPort, label.SourceGenerated, KeyNamedPorts}, args...)...)
+	}
+	if len(value) > label.MaxValue {
+		return nil, bad("%d bytes, at most %d are allowed", len(value), label.MaxValue)
+	}
+	var ports []NamedPort
+	for part := range strings.SplitSeq(value, "_") {
+		f := strings.Split(part, ".")
+		if len(f) != 3 || !portNameRE.MatchString(f[0]) {
+			return nil, bad("%q is not NAME.PROTOCOL.PORT", part)
+		}
+		proto, ok := parseProtocol(f[1])
+		if !ok {
+			return nil, bad("%q: unknown protocol %q", part, f[1])
+		}
+		n, err := strconv.ParseUint(f[2], 10, 16)
+		if err != nil || n == 0 {
+			return nil, bad("%q: port %q is not a number from 1 to 65535", part, f[2])
+		}
+		ports = append(ports, NamedPort{Name: f[0], Protocol: proto, Port: uint16(n)})
+	}
+	slices.SortFunc(ports, NamedPort.Compare)
+	return slices.Compact(ports), nil
+}

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package workload
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sluice-net/sluice/model/label"
+)
+
+func hidden(value string) label.Set {
+	return label.NewSet(label.Label{Source: "generated", Key: "named-ports", Value: value})
+}
+
+// The value of the label is part of label sets in etcd, so its form stays.
+func TestNamedPortsSurviveTheLabel(t *testing.T) {
+	ports := []NamedPort{{"web", 80, TCP}, {"dns", 53, UDP}, {"dns", 53, TCP}, {"web", 8080, TCP}, {"web", 80, TCP}, {"a", 9, SCTP}}
+	l, ok, err := NamedPortsLabel(ports)
+	if err != nil || !ok || l.String() != "generated:named-ports=a.SCTP.9_dns.TCP.53_dns.UDP.53_web.TCP.80_web.TCP.8080" {
+		t.Fatalf("label %s, %t, %v", l, ok, err)
+	}
+	got, err := NamedPortsOf(label.NewSet(l, label.Kubernetes("app", "web")))
+	want := []NamedPort{{"a", 9, SCTP}, {"dns", 53, TCP}, {"dns", 53, UDP}, {"web", 80, TCP}, {"web", 8080, TCP}}
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("%v, %v from %s, want %v", got, err, l, want)
+	}
+}
+
+func TestWorkloadWithoutNamedPortsHasNoLabel(t *testing.T) {
+	if l, ok, err := NamedPortsLabel(nil); ok || err != nil {
+		t.Errorf("label %s, %t, %v", l, ok, err)
+	}
+	other := label.NewSet(label.Label{Source: "k8s", Key: "named-ports", Value: "web.TCP.80"})
+	if ports, err := NamedPortsOf(other); len(ports) != 0 || err != nil {
+		t.Errorf("%v, %v from %s", ports, err, other)
+	}
+}
+
+func TestBadNamedPortsAreRefused(t *testing.T) {
+	for field, bad := range map[string]NamedPort{
+		"named_ports[1].name: \"\"":   {"", 80, TCP},
+		"named_ports[1].name: \"H\"":  {"H", 80, TCP},
+		"named_ports[1].name: \"nam":  {"name-of-sixteen-", 80, TCP},
+		"named_ports[1].port: 0":      {"http", 0, TCP},
+		"named_ports[1].protocol: \"": {"http", 80, 1},
+	} {
+		if _, _, err := NamedPortsLabel([]NamedPort{{"ok", 1, TCP}, bad}); !errors.Is(err, ErrNamedPort) || !strings.Contains(err.Error(), field) {
+			t.Errorf("%v: error %v, want one about %s", bad, err, field)
+		}
+	}
+	for _, value := range []string{
+		"", "x", "x.TCP", "x.TCP.0", "x.TCP.70000", "x.TCP.+1", ".TCP.80", "x.FOO.80", "x.tcp.80", "X.TCP.80", "x.TCP.80_", "x.TCP.80.1",
+		strings.Repeat("x.TCP.80_", label.MaxValue/9) + "x.TCP.80",
+	} {
+		if ports, err := NamedPortsOf(hidden(value)); !errors.Is(err, ErrNamedPort) {
+			t.Errorf("%.40q is read as %v, %v", value, ports, err)
+		}
+	}
+}
+
+// FuzzNamedPorts looks for values that do not survive being written again.
+func FuzzNamedPorts(f *testing.F) {
+	for _, s := range []string{"http.TCP.80", "http.TCP.80_http.TCP.81_dns.udp.53", "a.SCTP.65535", "a.TCP.0", "_", "a..1", "a.TCP.65536", "a.TCP.+1", "a.TCP.01"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, value string) {
+		ports, err := NamedPortsOf(hidden(value))
+		if err != nil {
+			return
+		}
+		l, ok, err := NamedPortsLabel(ports)
+		if err != nil || !ok {
+			t.Fatalf("%q gives %s, %v", value, l, err)
+		}
+		if again, err := NamedPortsOf(label.NewSet(l)); err != nil || !slices.Equal(again, ports) {
+			t.Fatalf("%q is written %q, and that is %v, %v", value, l.Value, again, err)
+		}
+	})
+}

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package journal
+
+import (
+	"fmt"
+
+	"github.com/sluice-net/sluice/kit/store"
+	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/workload"
+)
+
+// keyNamedPorts1 is the key that version 1 of the cache, and the first format,
+// had for workload.KeyNamedPorts.
+const keyNamedPorts1 = "io.cilium.k8s.named-ports"
+
+// rename gives the named ports of an identity the key that all services use.
+func rename(x Identity) (Identity, bool) {
+	renamed := false
+	for i, l := range x.Labels {
+		if l[0] == label.SourceGenerated && l[1] == keyNamedPorts1 {
+			x.Labels[i][1], renamed = workload.KeyNamedPorts, true
+		}
+	}
+	return x, renamed
+}
+
+// migrateCache brings the identities of version 1 up to this one.
+func migrateCache(t *store.Tx, _ uint32) error {
+	changed := map[string]Identity{}
+	if err := t.ForEach(bucketIdentities, func(k, v []byte) error {
+		var x Identity
+		if err := decode(v, &x); err != nil {
+			return fmt.Errorf("%s %.100q: %w", bucketIdentities, k, err)
+		}
+		if x, renamed := rename(x); renamed {
+			changed[string(k)] = x
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	for k, x := range changed {
+		t.Put(bucketIdentities, []byte(k), encode(x))
+	}
+	return nil
+}

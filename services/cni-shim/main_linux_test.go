@@ -32,12 +32,15 @@ import (
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/protoadapt"
+	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/sluice-net/sluice/kit/fault/faulttest"
 	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 
+	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/netns"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/nodetest"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/spool"
@@ -290,6 +293,11 @@ func withDetails(code codes.Code, text string, details ...protoadapt.MessageV1) 
 	return func(context.Context) error { return st.Err() }
 }
 
+// reasoned is an answer with a reason, as our servers give it.
+func reasoned(code codes.Code, reason protoreflect.Enum, text string) func(context.Context) error {
+	return func(context.Context) error { return rpcerr.New(code, rpcerr.Of(reason), errors.New(text)) }
+}
+
 func violation(field string) *errdetails.BadRequest {
 	return &errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{{Field: field, Description: "is wrong"}}}
 }
@@ -301,21 +309,24 @@ func TestKernelAddGivesEveryFailureItsCodeAndLeavesNothing(t *testing.T) {
 		fail func(context.Context) error
 		want uint
 	}{
-		"a field of the configuration":        {withDetails(codes.InvalidArgument, "bad", violation("mtu")), 7},
-		"the namespace":                       {withDetails(codes.InvalidArgument, "bad", violation("network_namespace")), 4},
-		"the interface name":                  {withDetails(codes.InvalidArgument, "bad", violation("owner.interface_name")), 4},
-		"the interface name is taken":         {withDetails(codes.FailedPrecondition, "taken", violation("owner.interface_name")), 4},
-		"the interface name is taken already": {withDetails(codes.FailedPrecondition, "taken", &errdetails.PreconditionFailure{Violations: []*errdetails.PreconditionFailure_Violation{{Type: "TAKEN", Subject: "owner.interface_name"}}}), 4},
-		"a lost lease":                        {withDetails(codes.FailedPrecondition, "gone"), 11},
-		"other addresses":                     {withDetails(codes.AlreadyExists, "other"), 7},
-		"a lost race":                         {withDetails(codes.Aborted, "race"), 11},
-		"full":                                {withDetails(codes.ResourceExhausted, "full", later), 11},
-		"a dependency":                        {withDetails(codes.Unavailable, "etcd does not answer", later), 11},
-		"too slow":                            {withDetails(codes.DeadlineExceeded, "slow"), 11},
-		"too old":                             {withDetails(codes.Unimplemented, "what"), 1},
-		"not root":                            {withDetails(codes.PermissionDenied, "no"), 102},
-		"a bug":                               {withDetails(codes.Internal, "panic"), 100},
-		"unheard of":                          {withDetails(codes.DataLoss, "lost"), 100},
+		"a field of the configuration":    {withDetails(codes.InvalidArgument, "bad", violation("mtu")), 7},
+		"the namespace":                   {withDetails(codes.InvalidArgument, "bad", violation("network_namespace")), 4},
+		"the interface name":              {withDetails(codes.InvalidArgument, "bad", violation("owner.interface_name")), 4},
+		"the interface name is taken":     {reasoned(codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_INTERFACE_NAME_TAKEN, "taken"), 4},
+		"a second interface":              {reasoned(codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_SECOND_INTERFACE_REFUSED, "has one"), 4},
+		"a namespace that is removed":     {reasoned(codes.InvalidArgument, datapathv1.ErrorReason_ERROR_REASON_NETWORK_NAMESPACE_REMOVED, "removed"), 4},
+		"a record that cannot be read":    {reasoned(codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_RECORD_UNREADABLE, "corrupt"), 11},
+		"a lost lease":                    {reasoned(codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_LEASE_LOST, "gone"), 11},
+		"a lease that ipam does not know": {reasoned(codes.FailedPrecondition, ipamv1.ErrorReason_ERROR_REASON_ALLOCATION_NOT_FOUND, "gone"), 11},
+		"other addresses":                 {withDetails(codes.AlreadyExists, "other"), 7},
+		"a lost race":                     {withDetails(codes.Aborted, "race"), 11},
+		"full":                            {withDetails(codes.ResourceExhausted, "full", later), 11},
+		"a dependency":                    {withDetails(codes.Unavailable, "etcd does not answer", later), 11},
+		"too slow":                        {withDetails(codes.DeadlineExceeded, "slow"), 11},
+		"too old":                         {withDetails(codes.Unimplemented, "what"), 1},
+		"not root":                        {withDetails(codes.PermissionDenied, "no"), 102},
+		"a bug":                           {withDetails(codes.Internal, "panic"), 100},
+		"unheard of":                      {withDetails(codes.DataLoss, "lost"), 100},
 	} {
 		for _, method := range []string{"Allocate", "CreateEndpoint"} {
 			if name == "other addresses" && method == "CreateEndpoint" {

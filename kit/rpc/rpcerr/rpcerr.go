@@ -143,11 +143,6 @@ func bound(m proto.Message) bool {
 			v.Field, v.Description = clip(v.GetField(), MaxWords), clip(v.GetDescription(), MaxWords)
 			v.Reason, v.LocalizedMessage = clip(v.GetReason(), MaxWords), nil
 		}
-	case *errdetails.PreconditionFailure:
-		m.Violations = first(m.GetViolations())
-		for _, v := range m.GetViolations() {
-			v.Type, v.Subject, v.Description = clip(v.GetType(), MaxWords), clip(v.GetSubject(), MaxWords), clip(v.GetDescription(), MaxWords)
-		}
 	case *errdetails.QuotaFailure:
 		violations := make([]*errdetails.QuotaFailure_Violation, 0, len(m.GetViolations()))
 		for _, v := range first(m.GetViolations()) {
@@ -182,13 +177,6 @@ func clip(s string, limit int) string {
 // Field is a detail that names a field of the request and its mistake.
 func Field(field, text string) *errdetails.BadRequest {
 	return &errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{{Field: field, Description: text}}}
-}
-
-// Precondition is a detail that names what the state of subject does not allow.
-func Precondition(kind, subject, text string) *errdetails.PreconditionFailure {
-	return &errdetails.PreconditionFailure{Violations: []*errdetails.PreconditionFailure_Violation{
-		{Type: kind, Subject: subject, Description: text},
-	}}
 }
 
 // Quota is a detail that names what is used up.
@@ -238,6 +226,11 @@ func errorInfo(st *status.Status) *errdetails.ErrorInfo {
 	return nil
 }
 
+// Facts are the metadata of the reason: "errno", and what Metadata added.
+func Facts(err error) map[string]string {
+	return detail[*errdetails.ErrorInfo](err).GetMetadata()
+}
+
 // Is says whether an answer that err is or wraps has one of these reasons.
 func Is(err error, values ...protoreflect.Enum) bool {
 	r, ok := ReasonIn(err)
@@ -265,12 +258,6 @@ func RetryDelay(err error) (time.Duration, bool) {
 // mistakes.
 func Fields(err error) []*errdetails.BadRequest_FieldViolation {
 	return detail[*errdetails.BadRequest](err).GetFieldViolations()
-}
-
-// Preconditions are what an answer names of the state that does not allow the
-// call.
-func Preconditions(err error) []*errdetails.PreconditionFailure_Violation {
-	return detail[*errdetails.PreconditionFailure](err).GetViolations()
 }
 
 // Quotas are what an answer names of what is used up.

@@ -64,7 +64,7 @@ func TestReasonIsNamedByTheEnumOfItsService(t *testing.T) {
 func TestAnswerIsReadAsItWasBuilt(t *testing.T) {
 	err := New(codes.ResourceExhausted, exhausted, errors.New("no free address"),
 		Quota("pool:10.0.0.0/24", "all in use"), Retry(time.Second), Quota("pool:fd00::/64", "all in use"),
-		Field("addresses", "is not in a pool"), Precondition("HELD", "owner", "by another"), Metadata(map[string]string{"family": "IPv4"}))
+		Field("addresses", "is not in a pool"), Metadata(map[string]string{"family": "IPv4"}))
 	wrapped := fmt.Errorf("add: %w", err)
 	if status.Code(wrapped) != codes.ResourceExhausted {
 		t.Errorf("code is %s", status.Code(wrapped))
@@ -83,9 +83,6 @@ func TestAnswerIsReadAsItWasBuilt(t *testing.T) {
 	}
 	if got := Fields(wrapped); len(got) != 1 || got[0].GetField() != "addresses" {
 		t.Errorf("fields are %v, want addresses", got)
-	}
-	if got := Preconditions(wrapped); len(got) != 1 || got[0].GetType() != "HELD" {
-		t.Errorf("preconditions are %v, want HELD", got)
 	}
 	seen := map[string]bool{}
 	for i, d := range status.Convert(err).Details() {
@@ -151,10 +148,10 @@ func TestAnswerOfAnotherServiceKeepsItsReason(t *testing.T) {
 func TestSystemCallsErrorIsNamed(t *testing.T) {
 	err := New(codes.Unavailable, Reason{"ipam.sluice.io", "STORAGE_FAILED"},
 		fmt.Errorf("commit: %w", &os.PathError{Op: "fdatasync", Path: "/state", Err: syscall.EROFS}), Metadata(map[string]string{"file": "/state"}))
-	if got := detail[*errdetails.ErrorInfo](err).GetMetadata(); got["errno"] != "EROFS" || got["file"] != "/state" {
+	if got := Facts(err); got["errno"] != "EROFS" || got["file"] != "/state" {
 		t.Errorf("metadata is %v, want errno EROFS beside the rest", got)
 	}
-	if got := detail[*errdetails.ErrorInfo](New(codes.Internal, exhausted, errors.New("x"))).GetMetadata(); len(got) != 0 {
+	if got := Facts(New(codes.Internal, exhausted, errors.New("x"))); len(got) != 0 {
 		t.Errorf("metadata is %v without a system call", got)
 	}
 }
@@ -163,29 +160,27 @@ func TestSystemCallsErrorIsNamed(t *testing.T) {
 func TestHostileDetailsAreBounded(t *testing.T) {
 	long := strings.Repeat("\xffä", 1<<20)
 	bad, quota := &errdetails.BadRequest{}, &errdetails.QuotaFailure{}
-	state := &errdetails.PreconditionFailure{}
 	for range 10_000 {
 		bad.FieldViolations = append(bad.FieldViolations, &errdetails.BadRequest_FieldViolation{Field: "f", Description: "d"})
 		quota.Violations = append(quota.Violations, &errdetails.QuotaFailure_Violation{Subject: "s"})
-		state.Violations = append(state.Violations, &errdetails.PreconditionFailure_Violation{Subject: "s"})
 	}
-	bad.FieldViolations[0].Description, quota.Violations[0].Subject, state.Violations[0].Type = long, long, long
+	bad.FieldViolations[0].Description, quota.Violations[0].Subject = long, long
 	info := &errdetails.ErrorInfo{Domain: long, Reason: long, Metadata: map[string]string{}}
 	for i := range 1000 {
 		info.Metadata[fmt.Sprint(i)] = long[:4000]
 	}
-	err := New(codes.Internal, Reason{long, long}, errors.New(long), bad, quota, state, info, Resource(long, long, long), &emptypb.Empty{})
+	err := New(codes.Internal, Reason{long, long}, errors.New(long), bad, quota, info, Resource(long, long, long), &emptypb.Empty{})
 	st := status.Convert(err)
 	if n := len(st.Message()); n > MaxText || !utf8.ValidString(st.Message()) {
 		t.Errorf("text has %d bytes, want at most %d of UTF-8", n, MaxText)
 	}
-	if n := len(st.Details()); n != 5 {
-		t.Errorf("%d details, want the five that services send", n)
+	if n := len(st.Details()); n != 4 {
+		t.Errorf("%d details, want the four that services send", n)
 	}
 	if n, limit := proto.Size(st.Proto()), 128<<10; n > limit {
 		t.Errorf("answer has %d bytes, want at most %d", n, limit)
 	}
-	if len(Fields(err)) != MaxViolations || len(Quotas(err)) != MaxViolations || len(Preconditions(err)) != MaxViolations {
-		t.Errorf("%d, %d, %d violations, want %d", len(Fields(err)), len(Quotas(err)), len(Preconditions(err)), MaxViolations)
+	if len(Fields(err)) != MaxViolations || len(Quotas(err)) != MaxViolations {
+		t.Errorf("%d and %d violations, want %d", len(Fields(err)), len(Quotas(err)), MaxViolations)
 	}
 }

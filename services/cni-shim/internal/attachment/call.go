@@ -9,10 +9,10 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/invocation"
 )
 
@@ -65,7 +65,7 @@ func call[T any](ctx context.Context, w *waiting, socket string, f func(context.
 			}
 			continue
 		}
-		if status.Code(err) != codes.Unavailable {
+		if status.Code(err) != codes.Unavailable || answered(err) {
 			return answer, err
 		}
 		now := time.Now()
@@ -86,18 +86,10 @@ func timeIsUp(ctx context.Context, err error) bool {
 }
 
 // retryDelay is when the server wants a call to come back that it has refused,
-// which it says in RetryInfo.
+// but not at once.
 func retryDelay(err error) (time.Duration, bool) {
-	st, ok := status.FromError(err)
-	if !ok || err == nil {
-		return 0, false
-	}
-	for _, d := range st.Details() {
-		if info, ok := d.(*errdetails.RetryInfo); ok {
-			return max(info.GetRetryDelay().AsDuration(), shortestPause), true
-		}
-	}
-	return 0, false
+	delay, ok := rpcerr.RetryDelay(err)
+	return max(delay, shortestPause), ok
 }
 
 // pause is how long a call waits that was refused so many times: at least the

@@ -7,14 +7,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/containernetworking/cni/pkg/types"
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/netns"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/spool"
 )
@@ -37,12 +41,8 @@ func cniError(what string, err error) *types.Error {
 	if errors.As(err, &ready) {
 		return ready
 	}
-	answer := func(code uint, details string) *types.Error {
-		text := message(err)
-		if strings.Contains(text, details) {
-			details = "" // most servers say it in the message too
-		}
-		return types.NewError(code, what+": "+text, details)
+	answer := func(code uint, advice string) *types.Error {
+		return types.NewError(code, what+": "+message(err), join(details(err), advice))
 	}
 	switch {
 	case errors.Is(err, netns.ErrInvalid):
@@ -60,30 +60,28 @@ func cniError(what string, err error) *types.Error {
 		return answer(CodeInternal, "")
 	}
 	switch st.Code() {
-	case codes.InvalidArgument:
-		if aboutEnvironment(st) {
-			return answer(types.ErrInvalidEnvironmentVariables, details(st))
+	case codes.InvalidArgument, codes.FailedPrecondition:
+		switch {
+		case aboutEnvironment(err):
+			return answer(types.ErrInvalidEnvironmentVariables, "")
+		case st.Code() == codes.InvalidArgument:
+			return answer(types.ErrInvalidNetworkConfig, "")
 		}
-		return answer(types.ErrInvalidNetworkConfig, details(st))
+		// A lease that was lost again and again, an address that another owner has,
+		// or a record that cannot be read.
+		return answer(types.ErrTryAgainLater, "")
 	case codes.AlreadyExists:
-		return answer(types.ErrInvalidNetworkConfig, details(st))
-	case codes.FailedPrecondition:
-		// A lease that was lost again and again, or an address that another owner
-		// has; but not a device name that is taken inside the container.
-		if aboutEnvironment(st) {
-			return answer(types.ErrInvalidEnvironmentVariables, details(st))
-		}
-		return answer(types.ErrTryAgainLater, details(st))
+		return answer(types.ErrInvalidNetworkConfig, "")
 	case codes.Unavailable:
 		return answer(types.ErrTryAgainLater, "see `sluice status`")
 	case codes.Aborted, codes.ResourceExhausted, codes.DeadlineExceeded, codes.Canceled:
-		return answer(types.ErrTryAgainLater, details(st))
+		return answer(types.ErrTryAgainLater, "")
 	case codes.Unimplemented:
 		return answer(types.ErrIncompatibleCNIVersion, "the services are older than the plugin")
 	case codes.PermissionDenied, codes.Unauthenticated:
 		return answer(CodePermission, "the plugin must run as root")
 	default:
-		return answer(CodeInternal, details(st))
+		return answer(CodeInternal, "")
 	}
 }
 
@@ -124,56 +122,59 @@ func connection(st *status.Status) string {
 
 // aboutEnvironment says whether what a service refuses came from a CNI
 // variable: the container id, the interface name or the namespace.
-func aboutEnvironment(st *status.Status) bool {
-	from := func(field string) bool {
-		return field == "network_namespace" || field == "owner" || strings.HasPrefix(field, "owner.") || field == "interface_name"
+func aboutEnvironment(err error) bool {
+	if rpcerr.Is(err,
+		datapathv1.ErrorReason_ERROR_REASON_NETWORK_NAMESPACE_UNUSABLE, datapathv1.ErrorReason_ERROR_REASON_NETWORK_NAMESPACE_REMOVED,
+		datapathv1.ErrorReason_ERROR_REASON_SECOND_INTERFACE_REFUSED, datapathv1.ErrorReason_ERROR_REASON_INTERFACE_NAME_TAKEN,
+	) {
+		return true
 	}
-	for _, d := range st.Details() {
-		switch d := d.(type) {
-		case *errdetails.BadRequest:
-			for _, v := range d.GetFieldViolations() {
-				if from(v.GetField()) {
-					return true
-				}
-			}
-		case *errdetails.PreconditionFailure:
-			for _, v := range d.GetViolations() {
-				if from(v.GetSubject()) {
-					return true
-				}
-			}
+	for _, v := range rpcerr.Fields(err) {
+		field := v.GetField()
+		if field == "network_namespace" || field == "owner" || strings.HasPrefix(field, "owner.") || field == "interface_name" {
+			return true
 		}
 	}
 	return false
 }
 
 // leaseLost says whether the datapath refuses because the lease of the addresses
-// is gone, which a new one cures; not because a device has the name already.
+// is gone, which a new one cures.
 func leaseLost(err error) bool {
-	st, ok := status.FromError(err)
-	return ok && st.Code() == codes.FailedPrecondition && !aboutEnvironment(st)
+	return rpcerr.Is(err,
+		datapathv1.ErrorReason_ERROR_REASON_LEASE_LOST, ipamv1.ErrorReason_ERROR_REASON_ALLOCATION_NOT_FOUND,
+		ipamv1.ErrorReason_ERROR_REASON_ADDRESSES_DIFFER, ipamv1.ErrorReason_ERROR_REASON_ADDRESS_UNAVAILABLE,
+	)
 }
 
-// details puts the details of a status into words.
-func details(st *status.Status) string {
+// details puts the reason and the details of a service's answer into words,
+// less what its text says already.
+func details(err error) string {
 	var words []string
-	for _, d := range st.Details() {
-		switch d := d.(type) {
-		case *errdetails.BadRequest:
-			for _, v := range d.GetFieldViolations() {
-				words = append(words, about(v.GetField(), v.GetDescription()))
-			}
-		case *errdetails.PreconditionFailure:
-			for _, v := range d.GetViolations() {
-				words = append(words, about(v.GetSubject(), v.GetDescription()))
-			}
-		case *errdetails.QuotaFailure:
-			for _, v := range d.GetViolations() {
-				words = append(words, about(v.GetSubject(), v.GetDescription()))
-			}
+	if reason, ok := rpcerr.ReasonIn(err); ok {
+		text := "reason " + reason.String()
+		facts := rpcerr.Facts(err)
+		for _, k := range slices.Sorted(maps.Keys(facts)) {
+			text += fmt.Sprintf(" %s=%s", k, facts[k])
+		}
+		words = append(words, text)
+	}
+	add := func(what, text string) {
+		if text = about(what, text); !strings.Contains(err.Error(), text) {
+			words = append(words, text)
 		}
 	}
-	return strings.Join(words, "; ")
+	for _, v := range rpcerr.Fields(err) {
+		add(v.GetField(), v.GetDescription())
+	}
+	for _, v := range rpcerr.Quotas(err) {
+		add(v.GetSubject(), v.GetDescription())
+	}
+	return join(words...)
+}
+
+func join(words ...string) string {
+	return strings.Join(slices.DeleteFunc(words, func(w string) bool { return w == "" }), "; ")
 }
 
 // about joins what and text, unless text begins with it already.
@@ -186,18 +187,14 @@ func about(what, text string) string {
 
 // answered says whether an error was decided by the server, rather than by the
 // way to it: then the server has undone what it did. An UNAVAILABLE that a
-// server decides on carries a delay, as RetryInfo; one of the connection does
-// not. INTERNAL may be a handler that broke off half-way.
+// service decides on has a reason; one of the connection does not. INTERNAL may
+// be a handler that broke off half-way.
 func answered(err error) bool {
-	st, ok := status.FromError(err)
-	if !ok {
-		return false
-	}
-	switch st.Code() {
+	switch status.Code(err) {
 	case codes.DeadlineExceeded, codes.Canceled, codes.Unknown, codes.Internal:
 		return false
 	case codes.Unavailable:
-		_, ok := retryDelay(err)
+		_, ok := rpcerr.ReasonIn(err)
 		return ok
 	}
 	return true

@@ -9,6 +9,7 @@ package nodetest
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -28,6 +29,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
@@ -310,7 +312,7 @@ func (n *Node) CreateEndpoint(_ context.Context, r *datapathv1.CreateEndpointReq
 	}
 	a := n.allocations[k]
 	if a == nil {
-		return nil, status.Error(codes.FailedPrecondition, "the lease is gone")
+		return nil, rpcerr.New(codes.FailedPrecondition, rpcerr.Of(datapathv1.ErrorReason_ERROR_REASON_LEASE_LOST), errors.New("the lease is gone"))
 	}
 	a.State = ipamv1.AllocationState_ALLOCATION_STATE_CONFIRMED
 	a.LeaseExpireTime = nil

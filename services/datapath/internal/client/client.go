@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
 
+	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
@@ -54,27 +56,31 @@ func (h *Health) note(err error) {
 	h.err = err
 }
 
-// translate names the service and gives the error its meaning in the core.
-func (h *Health) translate(err error, also map[codes.Code]error) error {
+// translate names the service and gives the error its meaning in the core, which
+// is ErrLease for the codes in lease. What the service answered stays in the
+// chain, so that the server passes its reason and details on.
+func (h *Health) translate(err error, lease ...codes.Code) error {
 	h.note(err)
 	if err == nil {
 		return nil
 	}
-	st := status.Convert(err)
-	meaning, ok := also[st.Code()]
-	if !ok {
-		meaning, ok = map[codes.Code]error{
-			codes.Unavailable:       endpoint.ErrUnavailable,
-			codes.DeadlineExceeded:  endpoint.ErrUnavailable,
-			codes.ResourceExhausted: endpoint.ErrExhausted,
-			codes.InvalidArgument:   endpoint.ErrInvalid,
-			codes.AlreadyExists:     endpoint.ErrExists,
-		}[st.Code()]
+	code := status.Code(err)
+	var meaning error
+	switch {
+	case slices.Contains(lease, code):
+		meaning = endpoint.ErrLease
+	case code == codes.Unavailable, code == codes.DeadlineExceeded:
+		meaning = endpoint.ErrUnavailable
+	case code == codes.ResourceExhausted:
+		meaning = endpoint.ErrExhausted
+	case code == codes.InvalidArgument:
+		meaning = endpoint.ErrInvalid
+	case code == codes.AlreadyExists:
+		meaning = endpoint.ErrExists
+	default:
+		return fmt.Errorf("%s: %s: %w", h.Name, code, rpcerr.Answer(err))
 	}
-	if !ok {
-		return fmt.Errorf("%s: %s: %s", h.Name, st.Code(), st.Message())
-	}
-	return fmt.Errorf("%s: %w: %s", h.Name, meaning, st.Message())
+	return fmt.Errorf("%s: %w: %w", h.Name, meaning, rpcerr.Answer(err))
 }
 
 // IPAM implements endpoint.Leases.
@@ -96,9 +102,7 @@ func (i *IPAM) Confirm(ctx context.Context, o endpoint.Owner, addrs []netip.Addr
 		req.Addresses = append(req.Addresses, a.AsSlice())
 	}
 	_, err := i.client.ConfirmAllocation(ctx, req)
-	return i.translate(err, map[codes.Code]error{
-		codes.NotFound: endpoint.ErrLease, codes.FailedPrecondition: endpoint.ErrLease,
-	})
+	return i.translate(err, codes.NotFound, codes.FailedPrecondition)
 }
 
 // Claim implements endpoint.Leases.
@@ -113,7 +117,7 @@ func (i *IPAM) Claim(ctx context.Context, o endpoint.Owner, addrs []netip.Addr) 
 		req.RequestedAddresses = append(req.RequestedAddresses, a.AsSlice())
 	}
 	if _, err := i.client.Allocate(ctx, req); err != nil {
-		return i.translate(err, map[codes.Code]error{codes.AlreadyExists: endpoint.ErrLease, codes.FailedPrecondition: endpoint.ErrLease})
+		return i.translate(err, codes.AlreadyExists, codes.FailedPrecondition)
 	}
 	return i.Confirm(ctx, o, addrs)
 }
@@ -159,7 +163,7 @@ func (i *IPAM) Reconnected(ctx context.Context) <-chan struct{} {
 // Release implements endpoint.Leases.
 func (i *IPAM) Release(ctx context.Context, o endpoint.Owner) error {
 	_, err := i.client.Release(ctx, &ipamv1.ReleaseRequest{Owner: owner(o)})
-	return i.translate(err, nil)
+	return i.translate(err)
 }
 
 // What an honest ipam never exceeds: the datapath has rights that ipam has not,
@@ -176,7 +180,7 @@ func (i *IPAM) Confirmed(ctx context.Context) ([]endpoint.Owner, error) {
 	defer cancel()
 	stream, err := i.client.ListAllocations(ctx, &ipamv1.ListAllocationsRequest{})
 	if err != nil {
-		return nil, i.translate(err, nil)
+		return nil, i.translate(err)
 	}
 	var owners []endpoint.Owner
 	for range maxListed {
@@ -186,7 +190,7 @@ func (i *IPAM) Confirmed(ctx context.Context) ([]endpoint.Owner, error) {
 			return owners, nil
 		}
 		if err != nil {
-			return nil, i.translate(err, nil)
+			return nil, i.translate(err)
 		}
 		if a := m.GetAllocation(); a.GetState() == ipamv1.AllocationState_ALLOCATION_STATE_CONFIRMED {
 			owners = append(owners, endpoint.Owner{
@@ -207,7 +211,7 @@ type Pool struct {
 func (i *IPAM) Pools(ctx context.Context) ([]Pool, error) {
 	resp, err := i.client.ListPools(ctx, &ipamv1.ListPoolsRequest{})
 	if err != nil {
-		return nil, i.translate(err, nil)
+		return nil, i.translate(err)
 	}
 	i.note(nil)
 	if n := len(resp.GetPools()); n > maxPools {
@@ -250,7 +254,7 @@ func (i *Identity) Resolve(ctx context.Context, o endpoint.Owner, labels []endpo
 	}
 	resp, err := i.client.ResolveEndpoint(ctx, req)
 	if err != nil {
-		return endpoint.Identity{}, i.translate(err, nil)
+		return endpoint.Identity{}, i.translate(err)
 	}
 	i.note(nil)
 	id := endpoint.Identity{Number: resp.GetIdentity().GetNumber()}
@@ -276,7 +280,7 @@ func (i *Identity) Labels(ctx context.Context, identity uint32) ([]endpoint.Labe
 		return nil, fmt.Errorf("identity %d: %w", identity, endpoint.ErrNotFound)
 	}
 	if err != nil {
-		return nil, i.translate(err, nil)
+		return nil, i.translate(err)
 	}
 	if n := len(resp.GetIdentity().GetLabels()); n > maxLabels {
 		return nil, fmt.Errorf("identity: identity %d has %d labels, at most %d are believed", identity, n, maxLabels)
@@ -293,7 +297,7 @@ func (i *Identity) Release(ctx context.Context, o endpoint.Owner) error {
 	_, err := i.client.ReleaseIdentity(ctx, &identityv1.ReleaseIdentityRequest{
 		Holder: &identityv1.ReleaseIdentityRequest_Owner{Owner: owner(o)},
 	})
-	return i.translate(err, nil)
+	return i.translate(err)
 }
 
 // Protocol numbers of IP.
@@ -336,5 +340,5 @@ func owner(o endpoint.Owner) *workloadv1.Owner {
 // Ping asks whether the service answers.
 func (i *Identity) Ping(ctx context.Context) error {
 	_, err := i.client.GetStatus(ctx, &identityv1.GetStatusRequest{})
-	return i.translate(err, nil)
+	return i.translate(err)
 }

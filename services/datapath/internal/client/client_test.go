@@ -13,13 +13,16 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/protoadapt"
 
+	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
@@ -185,5 +188,65 @@ func TestReconnectionIsToldWithoutACall(t *testing.T) {
 	stop()
 	cancel()
 	for range told { //nolint:revive // until it is closed
+	}
+}
+
+// refusing is an ipam that answers every call with an error.
+type refusing struct {
+	ipamv1.IPAMServiceClient
+	err error
+}
+
+func (r refusing) ConfirmAllocation(context.Context, *ipamv1.ConfirmAllocationRequest, ...grpc.CallOption) (*ipamv1.ConfirmAllocationResponse, error) {
+	return nil, r.err
+}
+
+func (r refusing) Allocate(context.Context, *ipamv1.AllocateRequest, ...grpc.CallOption) (*ipamv1.AllocateResponse, error) {
+	return nil, r.err
+}
+
+// What a service answered has a meaning in the core, and its reason and details
+// stay for the server to pass on.
+func TestAnswersKeepTheirReasonAndDetails(t *testing.T) {
+	owner := endpoint.Owner{ContainerID: "c1", InterfaceName: "eth0"}
+	answer := func(code codes.Code, reason ipamv1.ErrorReason, text string, details ...protoadapt.MessageV1) error {
+		return rpcerr.New(code, rpcerr.Of(reason), errors.New(text), details...)
+	}
+	for _, c := range []struct {
+		err  error
+		call func(*IPAM) error
+		want error
+		text string
+	}{
+		{
+			answer(codes.NotFound, ipamv1.ErrorReason_ERROR_REASON_ALLOCATION_NOT_FOUND, "nothing"),
+			func(i *IPAM) error { return i.Confirm(t.Context(), owner, nil) }, endpoint.ErrLease, "ipam: lease is gone: nothing",
+		},
+		{
+			answer(codes.ResourceExhausted, ipamv1.ErrorReason_ERROR_REASON_POOL_EXHAUSTED, "full", rpcerr.Quota("pool:10.0.0.0/24", "full"), rpcerr.Retry(time.Hour)),
+			func(i *IPAM) error { return i.Claim(t.Context(), owner, nil) }, endpoint.ErrExhausted, "ipam: exhausted: full",
+		},
+		{
+			answer(codes.Unavailable, ipamv1.ErrorReason_ERROR_REASON_STORAGE_FAILED, "no space", rpcerr.Retry(time.Second)),
+			func(i *IPAM) error { return i.Confirm(t.Context(), owner, nil) }, endpoint.ErrUnavailable, "ipam: unavailable: no space",
+		},
+		{
+			answer(codes.Internal, ipamv1.ErrorReason_ERROR_REASON_INTERNAL, "a bug"),
+			func(i *IPAM) error { return i.Confirm(t.Context(), owner, nil) }, nil, "ipam: Internal: a bug",
+		},
+	} {
+		i := &IPAM{Health: Health{Name: "ipam"}, client: refusing{err: c.err}}
+		got := c.call(i)
+		if got == nil || got.Error() != c.text || c.want != nil && !errors.Is(got, c.want) {
+			t.Errorf("%v becomes %v, want %q and %v", c.err, got, c.text, c.want)
+		}
+		theirs, _ := rpcerr.ReasonIn(c.err)
+		if ours, ok := rpcerr.ReasonIn(got); !ok || ours != theirs {
+			t.Errorf("%v: the reason is %v, want %v", c.err, ours, theirs)
+		}
+		delay, _ := rpcerr.RetryDelay(c.err)
+		if d, _ := rpcerr.RetryDelay(got); d != delay || len(rpcerr.Quotas(got)) != len(rpcerr.Quotas(c.err)) {
+			t.Errorf("%v: details are lost: retry after %v, quotas %v", c.err, d, rpcerr.Quotas(got))
+		}
 	}
 }

@@ -32,14 +32,14 @@ func NewPolicy(cc grpc.ClientConnInterface) *Policy {
 // Ping asks whether the service answers.
 func (p *Policy) Ping(ctx context.Context) error {
 	_, err := p.client.GetStatus(ctx, &policyv1.GetStatusRequest{})
-	return p.translate(err, nil)
+	return p.translate(err)
 }
 
 // Subscribe implements policysync.Service.
 func (p *Policy) Subscribe(ctx context.Context, s policysync.Subscription) (policysync.Stream, error) {
 	stream, err := p.client.WatchPolicyTables(ctx)
 	if err != nil {
-		return nil, p.translate(err, nil)
+		return nil, p.translate(err)
 	}
 	st := &policyStream{stream: stream, health: &p.Health}
 	err = st.send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Subscribe{Subscribe: &policyv1.Subscribe{
@@ -62,7 +62,7 @@ type policyStream struct {
 func (s *policyStream) Recv() (policytable.Message, error) {
 	m, err := s.stream.Recv()
 	if err != nil {
-		if terr := s.health.translate(err, nil); terr != nil {
+		if terr := s.health.translate(err); terr != nil {
 			err = terr
 		}
 		return policytable.Message{}, fmt.Errorf("policy tables: %w", err)

@@ -411,6 +411,8 @@ var (
 	ErrAddressHeld = errors.New("address belongs to a live endpoint")
 	// ErrFull: slots or map space are used up.
 	ErrFull = errors.New("no room")
+	// ErrStorage: the disk is full, or cannot be written to.
+	ErrStorage = errors.New("not written")
 	// ErrUnavailable: a service that is needed does not answer.
 	ErrUnavailable = errors.New("unavailable")
 	// ErrExhausted: a service that is needed has nothing left to give.

@@ -135,8 +135,8 @@ type Identities interface {
 
 // Records is the durable memory.
 type Records interface {
-	// Save writes or replaces the owner's record. ErrExhausted if the disk is
-	// full, ErrUnavailable if it cannot be written to.
+	// Save writes or replaces the owner's record. ErrStorage if the disk is
+	// full or cannot be written to.
 	Save(r Record) error
 	// Err says why Save would fail now, or nil.
 	Err() error

@@ -24,14 +24,13 @@ func TestKernelDiskThatTakesNoRecordsIsToldAndTriedAgain(t *testing.T) {
 	for _, c := range []struct {
 		name          string
 		breaks, mends func(dir string) error
-		want          error
 		text          string
 	}{
 		{
 			name:   "full",
 			breaks: func(dir string) error { return fill(filepath.Join(dir, "filler")) },
 			mends:  func(dir string) error { return os.Remove(filepath.Join(dir, "filler")) },
-			want:   endpoint.ErrExhausted, text: "no space left on device",
+			text:   "no space left on device",
 		},
 		{
 			name: "read-only",
@@ -39,7 +38,7 @@ func TestKernelDiskThatTakesNoRecordsIsToldAndTriedAgain(t *testing.T) {
 				return unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, "")
 			},
 			mends: func(dir string) error { return unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_BIND, "") },
-			want:  endpoint.ErrUnavailable, text: "read-only file system",
+			text:  "read-only file system",
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -72,11 +71,11 @@ func TestKernelDiskThatTakesNoRecordsIsToldAndTriedAgain(t *testing.T) {
 			}
 			problem("before any ADD")
 			s := w.spec("new", netnstest.New(t))
-			if _, err := w.node.Core.Create(t.Context(), s, false); !errors.Is(err, c.want) || !strings.Contains(err.Error(), dir) {
-				t.Errorf("ADD: %v, want %v with the file", err, c.want)
+			if _, err := w.node.Core.Create(t.Context(), s, false); !errors.Is(err, endpoint.ErrStorage) || !strings.Contains(err.Error(), dir) {
+				t.Errorf("ADD: %v, want ErrStorage with the file", err)
 			}
-			if _, err := w.node.Core.Delete(t.Context(), here.owner); !errors.Is(err, c.want) || !strings.Contains(err.Error(), dir) {
-				t.Errorf("DEL: %v, want %v with the file", err, c.want)
+			if _, err := w.node.Core.Delete(t.Context(), here.owner); !errors.Is(err, endpoint.ErrStorage) || !strings.Contains(err.Error(), dir) {
+				t.Errorf("DEL: %v, want ErrStorage with the file", err)
 			}
 			problem("after them")
 			if err := c.mends(dir); err != nil {

@@ -295,11 +295,8 @@ func (s *Store) written(err error) error {
 	full := errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
 	broken := errors.Is(err, unix.EROFS) || errors.Is(err, unix.EIO)
 	s.failed.Store(full || broken)
-	switch {
-	case full:
-		return fmt.Errorf("%w: %w", endpoint.ErrExhausted, err)
-	case broken:
-		return fmt.Errorf("%w: %w", endpoint.ErrUnavailable, err)
+	if full || broken {
+		return fmt.Errorf("%w: %w", endpoint.ErrStorage, err)
 	}
 	return err
 }

@@ -8,76 +8,73 @@ import (
 	"errors"
 	"time"
 
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/protoadapt"
-	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
 )
 
-// statusOf is the one place where errors of the core get a code.
+// retryAfter is when a caller may repeat a call for which something was away or
+// in use.
+const retryAfter = 100 * time.Millisecond
+
+// statusOf is the one place where errors of the core get code and reason. What
+// ipam, identity or policy answered keeps its own reason and details.
 func statusOf(err error) error {
-	if err == nil {
-		return nil
+	answer := func(code codes.Code, reason datapathv1.ErrorReason, details ...protoadapt.MessageV1) error {
+		return rpcerr.New(code, rpcerr.Of(reason), err, details...)
 	}
-	retry := &errdetails.RetryInfo{RetryDelay: durationpb.New(100 * time.Millisecond)}
+	again := rpcerr.Retry(retryAfter)
 	var field *endpoint.FieldError
 	switch {
+	case err == nil:
+		return nil
 	case errors.As(err, &field):
-		return detailed(codes.InvalidArgument, err, &errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{
-			{Field: field.Field, Description: err.Error()},
-		}})
+		return answer(codes.InvalidArgument, datapathv1.ErrorReason_ERROR_REASON_INVALID_REQUEST, rpcerr.Field(field.Field, field.Reason))
 	case errors.Is(err, endpoint.ErrDeleted):
-		return detailed(codes.Aborted, err)
-	case errors.Is(err, endpoint.ErrNamespace), errors.Is(err, endpoint.ErrNamespaceGone):
-		return detailed(codes.InvalidArgument, err, &errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{
-			{Field: "network_namespace", Description: err.Error()},
-		}})
+		return answer(codes.Aborted, datapathv1.ErrorReason_ERROR_REASON_ENDPOINT_DELETED)
+	case errors.Is(err, endpoint.ErrNamespace):
+		return answer(codes.InvalidArgument, datapathv1.ErrorReason_ERROR_REASON_NETWORK_NAMESPACE_UNUSABLE, rpcerr.Field("network_namespace", err.Error()))
+	case errors.Is(err, endpoint.ErrNamespaceGone):
+		return answer(codes.InvalidArgument, datapathv1.ErrorReason_ERROR_REASON_NETWORK_NAMESPACE_REMOVED, rpcerr.Field("network_namespace", err.Error()))
 	case errors.Is(err, endpoint.ErrInvalid):
-		return detailed(codes.InvalidArgument, err)
-	case errors.Is(err, endpoint.ErrNotFound), errors.Is(err, kernel.ErrNotLocal), errors.Is(err, pin.ErrNoMap):
-		return detailed(codes.NotFound, err)
+		return answer(codes.InvalidArgument, datapathv1.ErrorReason_ERROR_REASON_INVALID_REQUEST)
+	case errors.Is(err, endpoint.ErrNotFound):
+		return answer(codes.NotFound, datapathv1.ErrorReason_ERROR_REASON_ENDPOINT_NOT_FOUND)
+	case errors.Is(err, kernel.ErrNotLocal):
+		return answer(codes.NotFound, datapathv1.ErrorReason_ERROR_REASON_ADDRESSES_NOT_LOCAL)
+	case errors.Is(err, pin.ErrNoMap):
+		return answer(codes.NotFound, datapathv1.ErrorReason_ERROR_REASON_MAP_NOT_FOUND)
 	case errors.Is(err, endpoint.ErrUnreadable):
-		return detailed(codes.FailedPrecondition, err, &errdetails.PreconditionFailure{Violations: []*errdetails.PreconditionFailure_Violation{
-			{Type: "UNREADABLE", Subject: "record", Description: err.Error()},
-		}})
+		return answer(codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_RECORD_UNREADABLE)
 	case errors.Is(err, endpoint.ErrExists):
-		return detailed(codes.AlreadyExists, err)
+		return answer(codes.AlreadyExists, datapathv1.ErrorReason_ERROR_REASON_OWNER_HAS_OTHER_ENDPOINT)
 	case errors.Is(err, endpoint.ErrAddressHeld):
-		return detailed(codes.Aborted, err, retry)
+		return answer(codes.Aborted, datapathv1.ErrorReason_ERROR_REASON_ADDRESS_IN_USE, again)
 	case errors.Is(err, endpoint.ErrLease):
-		return detailed(codes.FailedPrecondition, err)
+		return answer(codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_LEASE_LOST)
 	case errors.Is(err, endpoint.ErrSecond):
-		return detailed(codes.FailedPrecondition, err, &errdetails.PreconditionFailure{Violations: []*errdetails.PreconditionFailure_Violation{
-			{Type: "TAKEN", Subject: "network_namespace", Description: err.Error()},
-		}})
+		return answer(codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_SECOND_INTERFACE_REFUSED)
 	case errors.Is(err, endpoint.ErrNameTaken):
-		// The subject tells this from a lost lease: trying again does not help.
-		return detailed(codes.FailedPrecondition, err, &errdetails.PreconditionFailure{Violations: []*errdetails.PreconditionFailure_Violation{
-			{Type: "TAKEN", Subject: "owner.interface_name", Description: err.Error()},
-		}})
-	case errors.Is(err, endpoint.ErrFull), errors.Is(err, endpoint.ErrExhausted):
-		return detailed(codes.ResourceExhausted, err, retry)
+		return answer(codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_INTERFACE_NAME_TAKEN)
+	case errors.Is(err, endpoint.ErrStorage):
+		return answer(codes.Unavailable, datapathv1.ErrorReason_ERROR_REASON_STORAGE_FAILED, again)
+	case errors.Is(err, endpoint.ErrFull):
+		return answer(codes.ResourceExhausted, datapathv1.ErrorReason_ERROR_REASON_NO_CAPACITY, again)
+	case errors.Is(err, endpoint.ErrExhausted):
+		return answer(codes.ResourceExhausted, datapathv1.ErrorReason_ERROR_REASON_SERVICE_EXHAUSTED, again)
+	case errors.Is(err, policysync.ErrUnavailable):
+		return answer(codes.Unavailable, datapathv1.ErrorReason_ERROR_REASON_POLICY_UNAVAILABLE, again)
 	case errors.Is(err, endpoint.ErrUnavailable):
-		return detailed(codes.Unavailable, err, retry)
-	case errors.Is(err, context.DeadlineExceeded):
-		return detailed(codes.DeadlineExceeded, err)
-	case errors.Is(err, context.Canceled):
-		return detailed(codes.Canceled, err)
+		return answer(codes.Unavailable, datapathv1.ErrorReason_ERROR_REASON_SERVICE_UNAVAILABLE, again)
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		return status.FromContextError(err).Err()
 	}
-	return detailed(codes.Internal, err)
-}
-
-func detailed(code codes.Code, err error, details ...protoadapt.MessageV1) error {
-	st := status.New(code, err.Error())
-	if len(details) > 0 {
-		if with, derr := st.WithDetails(details...); derr == nil {
-			st = with
-		}
-	}
-	return st.Err()
+	return answer(codes.Internal, datapathv1.ErrorReason_ERROR_REASON_INTERNAL)
 }

@@ -9,63 +9,71 @@ import (
 	"fmt"
 	"testing"
 
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-func TestEverySentinelHasItsCode(t *testing.T) {
+// TestEverySentinelHasItsCodeAndReason holds that statusOf answers every error
+// of the core as the API says, and that each reason of the API is given.
+func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
+	given := map[datapathv1.ErrorReason]bool{0: true}
 	for _, c := range []struct {
-		err  error
-		code codes.Code
+		err    error
+		code   codes.Code
+		reason datapathv1.ErrorReason // unspecified: the answer has none
 		// what the details must have
 		retry bool
 		field string
 	}{
-		{&endpoint.FieldError{Field: "mtu", Reason: "x"}, codes.InvalidArgument, false, "mtu"},
-		{endpoint.ErrInvalid, codes.InvalidArgument, false, ""},
-		{endpoint.ErrNamespace, codes.InvalidArgument, false, "network_namespace"},
-		{endpoint.ErrNamespaceGone, codes.InvalidArgument, false, "network_namespace"},
-		{endpoint.ErrExists, codes.AlreadyExists, false, ""},
-		{endpoint.ErrNotFound, codes.NotFound, false, ""},
-		{kernel.ErrNotLocal, codes.NotFound, false, ""},
-		{pin.ErrNoMap, codes.NotFound, false, ""},
-		{endpoint.ErrLease, codes.FailedPrecondition, false, ""},
-		{endpoint.ErrNameTaken, codes.FailedPrecondition, false, ""},
-		{endpoint.ErrSecond, codes.FailedPrecondition, false, ""},
-		{endpoint.ErrUnreadable, codes.FailedPrecondition, false, ""},
-		{endpoint.ErrAddressHeld, codes.Aborted, true, ""},
-		{endpoint.ErrDeleted, codes.Aborted, false, ""},
-		{endpoint.ErrFull, codes.ResourceExhausted, true, ""},
-		{endpoint.ErrExhausted, codes.ResourceExhausted, true, ""},
-		{endpoint.ErrUnavailable, codes.Unavailable, true, ""},
-		{context.DeadlineExceeded, codes.DeadlineExceeded, false, ""},
-		{context.Canceled, codes.Canceled, false, ""},
-		{errors.New("anything else"), codes.Internal, false, ""},
+		{&endpoint.FieldError{Field: "mtu", Reason: "x"}, codes.InvalidArgument, datapathv1.ErrorReason_ERROR_REASON_INVALID_REQUEST, false, "mtu"},
+		{endpoint.ErrInvalid, codes.InvalidArgument, datapathv1.ErrorReason_ERROR_REASON_INVALID_REQUEST, false, ""},
+		{endpoint.ErrNamespace, codes.InvalidArgument, datapathv1.ErrorReason_ERROR_REASON_NETWORK_NAMESPACE_UNUSABLE, false, "network_namespace"},
+		{endpoint.ErrNamespaceGone, codes.InvalidArgument, datapathv1.ErrorReason_ERROR_REASON_NETWORK_NAMESPACE_REMOVED, false, "network_namespace"},
+		{endpoint.ErrExists, codes.AlreadyExists, datapathv1.ErrorReason_ERROR_REASON_OWNER_HAS_OTHER_ENDPOINT, false, ""},
+		{endpoint.ErrNotFound, codes.NotFound, datapathv1.ErrorReason_ERROR_REASON_ENDPOINT_NOT_FOUND, false, ""},
+		{kernel.ErrNotLocal, codes.NotFound, datapathv1.ErrorReason_ERROR_REASON_ADDRESSES_NOT_LOCAL, false, ""},
+		{pin.ErrNoMap, codes.NotFound, datapathv1.ErrorReason_ERROR_REASON_MAP_NOT_FOUND, false, ""},
+		{endpoint.ErrLease, codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_LEASE_LOST, false, ""},
+		{endpoint.ErrNameTaken, codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_INTERFACE_NAME_TAKEN, false, ""},
+		{endpoint.ErrSecond, codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_SECOND_INTERFACE_REFUSED, false, ""},
+		{endpoint.ErrUnreadable, codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_RECORD_UNREADABLE, false, ""},
+		{endpoint.ErrAddressHeld, codes.Aborted, datapathv1.ErrorReason_ERROR_REASON_ADDRESS_IN_USE, true, ""},
+		{endpoint.ErrDeleted, codes.Aborted, datapathv1.ErrorReason_ERROR_REASON_ENDPOINT_DELETED, false, ""},
+		{endpoint.ErrFull, codes.ResourceExhausted, datapathv1.ErrorReason_ERROR_REASON_NO_CAPACITY, true, ""},
+		{endpoint.ErrExhausted, codes.ResourceExhausted, datapathv1.ErrorReason_ERROR_REASON_SERVICE_EXHAUSTED, true, ""},
+		{endpoint.ErrUnavailable, codes.Unavailable, datapathv1.ErrorReason_ERROR_REASON_SERVICE_UNAVAILABLE, true, ""},
+		{fmt.Errorf("%w: %w", endpoint.ErrUnavailable, policysync.ErrUnavailable), codes.Unavailable, datapathv1.ErrorReason_ERROR_REASON_POLICY_UNAVAILABLE, true, ""},
+		{endpoint.ErrStorage, codes.Unavailable, datapathv1.ErrorReason_ERROR_REASON_STORAGE_FAILED, true, ""},
+		{context.DeadlineExceeded, codes.DeadlineExceeded, 0, false, ""},
+		{context.Canceled, codes.Canceled, 0, false, ""},
+		{errors.New("anything else"), codes.Internal, datapathv1.ErrorReason_ERROR_REASON_INTERNAL, false, ""},
 	} {
-		st := status.Convert(statusOf(fmt.Errorf("some step: %w", c.err)))
-		if st.Code() != c.code {
-			t.Errorf("%v: %v, want %v", c.err, st.Code(), c.code)
+		given[c.reason] = true
+		got := statusOf(fmt.Errorf("some step: %w", c.err))
+		if reason, has := rpcerr.ReasonIn(got); status.Code(got) != c.code || has != (c.reason != 0) || has && reason != rpcerr.Of(c.reason) {
+			t.Errorf("%v is answered with %s, %v; want %s, %v", c.err, status.Code(got), reason, c.code, c.reason)
 		}
-		var retry bool
-		var field string
-		for _, d := range st.Details() {
-			switch d := d.(type) {
-			case *errdetails.RetryInfo:
-				retry = d.GetRetryDelay().AsDuration() > 0
-			case *errdetails.BadRequest:
-				field = d.GetFieldViolations()[0].GetField()
-			}
+		field := ""
+		for _, v := range rpcerr.Fields(got) {
+			field = v.GetField()
 		}
-		if retry != c.retry || field != c.field {
-			t.Errorf("%v: retry %v, field %q; want %v, %q", c.err, retry, field, c.retry, c.field)
+		if delay, _ := rpcerr.RetryDelay(got); delay > 0 != c.retry || field != c.field {
+			t.Errorf("%v: retry after %v, field %q; want %v, %q", c.err, delay, field, c.retry, c.field)
+		}
+	}
+	for number, name := range datapathv1.ErrorReason_name {
+		if !given[datapathv1.ErrorReason(number)] {
+			t.Errorf("%s is promised and never given", name)
 		}
 	}
 	if statusOf(nil) != nil {

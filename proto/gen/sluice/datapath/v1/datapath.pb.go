@@ -101,6 +101,136 @@ func (EndpointState) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{0}
 }
 
+// ErrorReason is the reason of an error that this service decides on: the
+// google.rpc.ErrorInfo among the details has it without "ERROR_REASON_", in the
+// domain datapath.sluice.io. If this service answers because ipam, identity or
+// policy answered with an error, reason, domain and details are of that service.
+type ErrorReason int32
+
+const (
+	// Never sent.
+	ErrorReason_ERROR_REASON_UNSPECIFIED ErrorReason = 0
+	// INTERNAL: a bug, or a system call's error that is not expected; the
+	// metadata's "errno" has its name.
+	ErrorReason_ERROR_REASON_INTERNAL ErrorReason = 1
+	// INVALID_ARGUMENT: a field is not what it should be; BadRequest names it.
+	ErrorReason_ERROR_REASON_INVALID_REQUEST ErrorReason = 2
+	// INVALID_ARGUMENT: the path is no network namespace that may be used.
+	ErrorReason_ERROR_REASON_NETWORK_NAMESPACE_UNUSABLE ErrorReason = 3
+	// INVALID_ARGUMENT: there is nothing at the path of the network namespace.
+	ErrorReason_ERROR_REASON_NETWORK_NAMESPACE_REMOVED ErrorReason = 4
+	// NOT_FOUND: the owner has no endpoint.
+	ErrorReason_ERROR_REASON_ENDPOINT_NOT_FOUND ErrorReason = 5
+	// ALREADY_EXISTS: the owner has an endpoint with other content.
+	ErrorReason_ERROR_REASON_OWNER_HAS_OTHER_ENDPOINT ErrorReason = 6
+	// ABORTED: the endpoint was deleted while it was created.
+	ErrorReason_ERROR_REASON_ENDPOINT_DELETED ErrorReason = 7
+	// ABORTED: a live endpoint has the address; RetryInfo says when to come back.
+	ErrorReason_ERROR_REASON_ADDRESS_IN_USE ErrorReason = 8
+	// FAILED_PRECONDITION: ipam leased other addresses to the owner, or none. A
+	// new lease cures it.
+	ErrorReason_ERROR_REASON_LEASE_LOST ErrorReason = 9
+	// FAILED_PRECONDITION: the network namespace has an attachment, and
+	// secondInterfaces refuses another one.
+	ErrorReason_ERROR_REASON_SECOND_INTERFACE_REFUSED ErrorReason = 10
+	// FAILED_PRECONDITION: the network namespace has an interface of the name.
+	ErrorReason_ERROR_REASON_INTERFACE_NAME_TAKEN ErrorReason = 11
+	// FAILED_PRECONDITION: the record of the owner cannot be read.
+	ErrorReason_ERROR_REASON_RECORD_UNREADABLE ErrorReason = 12
+	// RESOURCE_EXHAUSTED: endpoint slots or map space are used up.
+	ErrorReason_ERROR_REASON_NO_CAPACITY ErrorReason = 13
+	// RESOURCE_EXHAUSTED: a service that is needed has nothing left to give and
+	// gave no reason.
+	ErrorReason_ERROR_REASON_SERVICE_EXHAUSTED ErrorReason = 14
+	// UNAVAILABLE: a service that is needed does not answer.
+	ErrorReason_ERROR_REASON_SERVICE_UNAVAILABLE ErrorReason = 15
+	// UNAVAILABLE: the policy service has not sent what the endpoint must be
+	// evaluated by.
+	ErrorReason_ERROR_REASON_POLICY_UNAVAILABLE ErrorReason = 16
+	// UNAVAILABLE: the record of the endpoint could not be written; the metadata's
+	// "errno" has the system call's error, for example ENOSPC.
+	ErrorReason_ERROR_REASON_STORAGE_FAILED ErrorReason = 17
+	// NOT_FOUND: neither address belongs to an endpoint of this node.
+	ErrorReason_ERROR_REASON_ADDRESSES_NOT_LOCAL ErrorReason = 18
+	// NOT_FOUND: there is no map of the name.
+	ErrorReason_ERROR_REASON_MAP_NOT_FOUND ErrorReason = 19
+)
+
+// Enum value maps for ErrorReason.
+var (
+	ErrorReason_name = map[int32]string{
+		0:  "ERROR_REASON_UNSPECIFIED",
+		1:  "ERROR_REASON_INTERNAL",
+		2:  "ERROR_REASON_INVALID_REQUEST",
+		3:  "ERROR_REASON_NETWORK_NAMESPACE_UNUSABLE",
+		4:  "ERROR_REASON_NETWORK_NAMESPACE_REMOVED",
+		5:  "ERROR_REASON_ENDPOINT_NOT_FOUND",
+		6:  "ERROR_REASON_OWNER_HAS_OTHER_ENDPOINT",
+		7:  "ERROR_REASON_ENDPOINT_DELETED",
+		8:  "ERROR_REASON_ADDRESS_IN_USE",
+		9:  "ERROR_REASON_LEASE_LOST",
+		10: "ERROR_REASON_SECOND_INTERFACE_REFUSED",
+		11: "ERROR_REASON_INTERFACE_NAME_TAKEN",
+		12: "ERROR_REASON_RECORD_UNREADABLE",
+		13: "ERROR_REASON_NO_CAPACITY",
+		14: "ERROR_REASON_SERVICE_EXHAUSTED",
+		15: "ERROR_REASON_SERVICE_UNAVAILABLE",
+		16: "ERROR_REASON_POLICY_UNAVAILABLE",
+		17: "ERROR_REASON_STORAGE_FAILED",
+		18: "ERROR_REASON_ADDRESSES_NOT_LOCAL",
+		19: "ERROR_REASON_MAP_NOT_FOUND",
+	}
+	ErrorReason_value = map[string]int32{
+		"ERROR_REASON_UNSPECIFIED":                0,
+		"ERROR_REASON_INTERNAL":                   1,
+		"ERROR_REASON_INVALID_REQUEST":            2,
+		"ERROR_REASON_NETWORK_NAMESPACE_UNUSABLE": 3,
+		"ERROR_REASON_NETWORK_NAMESPACE_REMOVED":  4,
+		"ERROR_REASON_ENDPOINT_NOT_FOUND":         5,
+		"ERROR_REASON_OWNER_HAS_OTHER_ENDPOINT":   6,
+		"ERROR_REASON_ENDPOINT_DELETED":           7,
+		"ERROR_REASON_ADDRESS_IN_USE":             8,
+		"ERROR_REASON_LEASE_LOST":                 9,
+		"ERROR_REASON_SECOND_INTERFACE_REFUSED":   10,
+		"ERROR_REASON_INTERFACE_NAME_TAKEN":       11,
+		"ERROR_REASON_RECORD_UNREADABLE":          12,
+		"ERROR_REASON_NO_CAPACITY":                13,
+		"ERROR_REASON_SERVICE_EXHAUSTED":          14,
+		"ERROR_REASON_SERVICE_UNAVAILABLE":        15,
+		"ERROR_REASON_POLICY_UNAVAILABLE":         16,
+		"ERROR_REASON_STORAGE_FAILED":             17,
+		"ERROR_REASON_ADDRESSES_NOT_LOCAL":        18,
+		"ERROR_REASON_MAP_NOT_FOUND":              19,
+	}
+)
+
+func (x ErrorReason) Enum() *ErrorReason {
+	p := new(ErrorReason)
+	*p = x
+	return p
+}
+
+func (x ErrorReason) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ErrorReason) Descriptor() protoreflect.EnumDescriptor {
+	return file_sluice_datapath_v1_datapath_proto_enumTypes[1].Descriptor()
+}
+
+func (ErrorReason) Type() protoreflect.EnumType {
+	return &file_sluice_datapath_v1_datapath_proto_enumTypes[1]
+}
+
+func (x ErrorReason) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ErrorReason.Descriptor instead.
+func (ErrorReason) EnumDescriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{1}
+}
+
 // Direction is seen from the endpoint.
 type Direction int32
 
@@ -138,11 +268,11 @@ func (x Direction) String() string {
 }
 
 func (Direction) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_datapath_v1_datapath_proto_enumTypes[1].Descriptor()
+	return file_sluice_datapath_v1_datapath_proto_enumTypes[2].Descriptor()
 }
 
 func (Direction) Type() protoreflect.EnumType {
-	return &file_sluice_datapath_v1_datapath_proto_enumTypes[1]
+	return &file_sluice_datapath_v1_datapath_proto_enumTypes[2]
 }
 
 func (x Direction) Number() protoreflect.EnumNumber {
@@ -151,7 +281,7 @@ func (x Direction) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Direction.Descriptor instead.
 func (Direction) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{1}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{2}
 }
 
 // Endpoint is one connected container.
@@ -2559,7 +2689,29 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"!ENDPOINT_STATE_WAITING_FOR_POLICY\x10\x03\x12\x18\n" +
 	"\x14ENDPOINT_STATE_READY\x10\x04\x12 \n" +
 	"\x1cENDPOINT_STATE_DISCONNECTING\x10\x05\x12\x1a\n" +
-	"\x16ENDPOINT_STATE_DAMAGED\x10\x06*S\n" +
+	"\x16ENDPOINT_STATE_DAMAGED\x10\x06*\xdc\x05\n" +
+	"\vErrorReason\x12\x1c\n" +
+	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x19\n" +
+	"\x15ERROR_REASON_INTERNAL\x10\x01\x12 \n" +
+	"\x1cERROR_REASON_INVALID_REQUEST\x10\x02\x12+\n" +
+	"'ERROR_REASON_NETWORK_NAMESPACE_UNUSABLE\x10\x03\x12*\n" +
+	"&ERROR_REASON_NETWORK_NAMESPACE_REMOVED\x10\x04\x12#\n" +
+	"\x1fERROR_REASON_ENDPOINT_NOT_FOUND\x10\x05\x12)\n" +
+	"%ERROR_REASON_OWNER_HAS_OTHER_ENDPOINT\x10\x06\x12!\n" +
+	"\x1dERROR_REASON_ENDPOINT_DELETED\x10\a\x12\x1f\n" +
+	"\x1bERROR_REASON_ADDRESS_IN_USE\x10\b\x12\x1b\n" +
+	"\x17ERROR_REASON_LEASE_LOST\x10\t\x12)\n" +
+	"%ERROR_REASON_SECOND_INTERFACE_REFUSED\x10\n" +
+	"\x12%\n" +
+	"!ERROR_REASON_INTERFACE_NAME_TAKEN\x10\v\x12\"\n" +
+	"\x1eERROR_REASON_RECORD_UNREADABLE\x10\f\x12\x1c\n" +
+	"\x18ERROR_REASON_NO_CAPACITY\x10\r\x12\"\n" +
+	"\x1eERROR_REASON_SERVICE_EXHAUSTED\x10\x0e\x12$\n" +
+	" ERROR_REASON_SERVICE_UNAVAILABLE\x10\x0f\x12#\n" +
+	"\x1fERROR_REASON_POLICY_UNAVAILABLE\x10\x10\x12\x1f\n" +
+	"\x1bERROR_REASON_STORAGE_FAILED\x10\x11\x12$\n" +
+	" ERROR_REASON_ADDRESSES_NOT_LOCAL\x10\x12\x12\x1e\n" +
+	"\x1aERROR_REASON_MAP_NOT_FOUND\x10\x13*S\n" +
 	"\tDirection\x12\x19\n" +
 	"\x15DIRECTION_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10DIRECTION_EGRESS\x10\x01\x12\x15\n" +
@@ -2589,103 +2741,104 @@ func file_sluice_datapath_v1_datapath_proto_rawDescGZIP() []byte {
 	return file_sluice_datapath_v1_datapath_proto_rawDescData
 }
 
-var file_sluice_datapath_v1_datapath_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_sluice_datapath_v1_datapath_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
 var file_sluice_datapath_v1_datapath_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_sluice_datapath_v1_datapath_proto_goTypes = []any{
 	(EndpointState)(0),               // 0: sluice.datapath.v1.EndpointState
-	(Direction)(0),                   // 1: sluice.datapath.v1.Direction
-	(*Endpoint)(nil),                 // 2: sluice.datapath.v1.Endpoint
-	(*EndpointPolicy)(nil),           // 3: sluice.datapath.v1.EndpointPolicy
-	(*Interface)(nil),                // 4: sluice.datapath.v1.Interface
-	(*CreateEndpointRequest)(nil),    // 5: sluice.datapath.v1.CreateEndpointRequest
-	(*CreateEndpointResponse)(nil),   // 6: sluice.datapath.v1.CreateEndpointResponse
-	(*DeleteEndpointRequest)(nil),    // 7: sluice.datapath.v1.DeleteEndpointRequest
-	(*DeleteEndpointResponse)(nil),   // 8: sluice.datapath.v1.DeleteEndpointResponse
-	(*CheckEndpointRequest)(nil),     // 9: sluice.datapath.v1.CheckEndpointRequest
-	(*CheckEndpointResponse)(nil),    // 10: sluice.datapath.v1.CheckEndpointResponse
-	(*Difference)(nil),               // 11: sluice.datapath.v1.Difference
-	(*GetEndpointRequest)(nil),       // 12: sluice.datapath.v1.GetEndpointRequest
-	(*GetEndpointResponse)(nil),      // 13: sluice.datapath.v1.GetEndpointResponse
-	(*ListEndpointsRequest)(nil),     // 14: sluice.datapath.v1.ListEndpointsRequest
-	(*ListEndpointsResponse)(nil),    // 15: sluice.datapath.v1.ListEndpointsResponse
-	(*WatchEndpointsRequest)(nil),    // 16: sluice.datapath.v1.WatchEndpointsRequest
-	(*WatchEndpointsResponse)(nil),   // 17: sluice.datapath.v1.WatchEndpointsResponse
-	(*Bookmark)(nil),                 // 18: sluice.datapath.v1.Bookmark
-	(*ReclaimEndpointsRequest)(nil),  // 19: sluice.datapath.v1.ReclaimEndpointsRequest
-	(*ReclaimEndpointsResponse)(nil), // 20: sluice.datapath.v1.ReclaimEndpointsResponse
-	(*GetStatusRequest)(nil),         // 21: sluice.datapath.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),        // 22: sluice.datapath.v1.GetStatusResponse
-	(*MapUsage)(nil),                 // 23: sluice.datapath.v1.MapUsage
-	(*ConnectionCounts)(nil),         // 24: sluice.datapath.v1.ConnectionCounts
-	(*EndpointStateCount)(nil),       // 25: sluice.datapath.v1.EndpointStateCount
-	(*PacketCounter)(nil),            // 26: sluice.datapath.v1.PacketCounter
-	(*Dependency)(nil),               // 27: sluice.datapath.v1.Dependency
-	(*AuditMapsRequest)(nil),         // 28: sluice.datapath.v1.AuditMapsRequest
-	(*AuditMapsResponse)(nil),        // 29: sluice.datapath.v1.AuditMapsResponse
-	(*DumpMapRequest)(nil),           // 30: sluice.datapath.v1.DumpMapRequest
-	(*DumpMapResponse)(nil),          // 31: sluice.datapath.v1.DumpMapResponse
-	(*v1.Owner)(nil),                 // 32: sluice.workload.v1.Owner
-	(*v1.Label)(nil),                 // 33: sluice.workload.v1.Label
-	(*v1.NamedPort)(nil),             // 34: sluice.workload.v1.NamedPort
-	(*timestamppb.Timestamp)(nil),    // 35: google.protobuf.Timestamp
-	(*v1.PodReference)(nil),          // 36: sluice.workload.v1.PodReference
+	(ErrorReason)(0),                 // 1: sluice.datapath.v1.ErrorReason
+	(Direction)(0),                   // 2: sluice.datapath.v1.Direction
+	(*Endpoint)(nil),                 // 3: sluice.datapath.v1.Endpoint
+	(*EndpointPolicy)(nil),           // 4: sluice.datapath.v1.EndpointPolicy
+	(*Interface)(nil),                // 5: sluice.datapath.v1.Interface
+	(*CreateEndpointRequest)(nil),    // 6: sluice.datapath.v1.CreateEndpointRequest
+	(*CreateEndpointResponse)(nil),   // 7: sluice.datapath.v1.CreateEndpointResponse
+	(*DeleteEndpointRequest)(nil),    // 8: sluice.datapath.v1.DeleteEndpointRequest
+	(*DeleteEndpointResponse)(nil),   // 9: sluice.datapath.v1.DeleteEndpointResponse
+	(*CheckEndpointRequest)(nil),     // 10: sluice.datapath.v1.CheckEndpointRequest
+	(*CheckEndpointResponse)(nil),    // 11: sluice.datapath.v1.CheckEndpointResponse
+	(*Difference)(nil),               // 12: sluice.datapath.v1.Difference
+	(*GetEndpointRequest)(nil),       // 13: sluice.datapath.v1.GetEndpointRequest
+	(*GetEndpointResponse)(nil),      // 14: sluice.datapath.v1.GetEndpointResponse
+	(*ListEndpointsRequest)(nil),     // 15: sluice.datapath.v1.ListEndpointsRequest
+	(*ListEndpointsResponse)(nil),    // 16: sluice.datapath.v1.ListEndpointsResponse
+	(*WatchEndpointsRequest)(nil),    // 17: sluice.datapath.v1.WatchEndpointsRequest
+	(*WatchEndpointsResponse)(nil),   // 18: sluice.datapath.v1.WatchEndpointsResponse
+	(*Bookmark)(nil),                 // 19: sluice.datapath.v1.Bookmark
+	(*ReclaimEndpointsRequest)(nil),  // 20: sluice.datapath.v1.ReclaimEndpointsRequest
+	(*ReclaimEndpointsResponse)(nil), // 21: sluice.datapath.v1.ReclaimEndpointsResponse
+	(*GetStatusRequest)(nil),         // 22: sluice.datapath.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),        // 23: sluice.datapath.v1.GetStatusResponse
+	(*MapUsage)(nil),                 // 24: sluice.datapath.v1.MapUsage
+	(*ConnectionCounts)(nil),         // 25: sluice.datapath.v1.ConnectionCounts
+	(*EndpointStateCount)(nil),       // 26: sluice.datapath.v1.EndpointStateCount
+	(*PacketCounter)(nil),            // 27: sluice.datapath.v1.PacketCounter
+	(*Dependency)(nil),               // 28: sluice.datapath.v1.Dependency
+	(*AuditMapsRequest)(nil),         // 29: sluice.datapath.v1.AuditMapsRequest
+	(*AuditMapsResponse)(nil),        // 30: sluice.datapath.v1.AuditMapsResponse
+	(*DumpMapRequest)(nil),           // 31: sluice.datapath.v1.DumpMapRequest
+	(*DumpMapResponse)(nil),          // 32: sluice.datapath.v1.DumpMapResponse
+	(*v1.Owner)(nil),                 // 33: sluice.workload.v1.Owner
+	(*v1.Label)(nil),                 // 34: sluice.workload.v1.Label
+	(*v1.NamedPort)(nil),             // 35: sluice.workload.v1.NamedPort
+	(*timestamppb.Timestamp)(nil),    // 36: google.protobuf.Timestamp
+	(*v1.PodReference)(nil),          // 37: sluice.workload.v1.PodReference
 }
 var file_sluice_datapath_v1_datapath_proto_depIdxs = []int32{
-	32, // 0: sluice.datapath.v1.Endpoint.owner:type_name -> sluice.workload.v1.Owner
+	33, // 0: sluice.datapath.v1.Endpoint.owner:type_name -> sluice.workload.v1.Owner
 	0,  // 1: sluice.datapath.v1.Endpoint.state:type_name -> sluice.datapath.v1.EndpointState
-	33, // 2: sluice.datapath.v1.Endpoint.labels:type_name -> sluice.workload.v1.Label
-	4,  // 3: sluice.datapath.v1.Endpoint.host_interface:type_name -> sluice.datapath.v1.Interface
-	4,  // 4: sluice.datapath.v1.Endpoint.container_interface:type_name -> sluice.datapath.v1.Interface
-	34, // 5: sluice.datapath.v1.Endpoint.named_ports:type_name -> sluice.workload.v1.NamedPort
-	35, // 6: sluice.datapath.v1.Endpoint.create_time:type_name -> google.protobuf.Timestamp
-	3,  // 7: sluice.datapath.v1.Endpoint.policy:type_name -> sluice.datapath.v1.EndpointPolicy
-	36, // 8: sluice.datapath.v1.Endpoint.pod:type_name -> sluice.workload.v1.PodReference
-	32, // 9: sluice.datapath.v1.CreateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	35, // 10: sluice.datapath.v1.CreateEndpointRequest.lease_expire_time:type_name -> google.protobuf.Timestamp
-	33, // 11: sluice.datapath.v1.CreateEndpointRequest.labels:type_name -> sluice.workload.v1.Label
-	34, // 12: sluice.datapath.v1.CreateEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
-	36, // 13: sluice.datapath.v1.CreateEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
-	2,  // 14: sluice.datapath.v1.CreateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	32, // 15: sluice.datapath.v1.DeleteEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	32, // 16: sluice.datapath.v1.CheckEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	11, // 17: sluice.datapath.v1.CheckEndpointResponse.differences:type_name -> sluice.datapath.v1.Difference
-	32, // 18: sluice.datapath.v1.GetEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	2,  // 19: sluice.datapath.v1.GetEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	2,  // 20: sluice.datapath.v1.ListEndpointsResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	2,  // 21: sluice.datapath.v1.WatchEndpointsResponse.upsert:type_name -> sluice.datapath.v1.Endpoint
-	32, // 22: sluice.datapath.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
-	18, // 23: sluice.datapath.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.datapath.v1.Bookmark
-	32, // 24: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
-	32, // 25: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
-	35, // 26: sluice.datapath.v1.GetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
-	25, // 27: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
-	26, // 28: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
-	27, // 29: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency
-	23, // 30: sluice.datapath.v1.GetStatusResponse.maps:type_name -> sluice.datapath.v1.MapUsage
-	24, // 31: sluice.datapath.v1.GetStatusResponse.connections:type_name -> sluice.datapath.v1.ConnectionCounts
+	34, // 2: sluice.datapath.v1.Endpoint.labels:type_name -> sluice.workload.v1.Label
+	5,  // 3: sluice.datapath.v1.Endpoint.host_interface:type_name -> sluice.datapath.v1.Interface
+	5,  // 4: sluice.datapath.v1.Endpoint.container_interface:type_name -> sluice.datapath.v1.Interface
+	35, // 5: sluice.datapath.v1.Endpoint.named_ports:type_name -> sluice.workload.v1.NamedPort
+	36, // 6: sluice.datapath.v1.Endpoint.create_time:type_name -> google.protobuf.Timestamp
+	4,  // 7: sluice.datapath.v1.Endpoint.policy:type_name -> sluice.datapath.v1.EndpointPolicy
+	37, // 8: sluice.datapath.v1.Endpoint.pod:type_name -> sluice.workload.v1.PodReference
+	33, // 9: sluice.datapath.v1.CreateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	36, // 10: sluice.datapath.v1.CreateEndpointRequest.lease_expire_time:type_name -> google.protobuf.Timestamp
+	34, // 11: sluice.datapath.v1.CreateEndpointRequest.labels:type_name -> sluice.workload.v1.Label
+	35, // 12: sluice.datapath.v1.CreateEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
+	37, // 13: sluice.datapath.v1.CreateEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
+	3,  // 14: sluice.datapath.v1.CreateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	33, // 15: sluice.datapath.v1.DeleteEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	33, // 16: sluice.datapath.v1.CheckEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	12, // 17: sluice.datapath.v1.CheckEndpointResponse.differences:type_name -> sluice.datapath.v1.Difference
+	33, // 18: sluice.datapath.v1.GetEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	3,  // 19: sluice.datapath.v1.GetEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	3,  // 20: sluice.datapath.v1.ListEndpointsResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	3,  // 21: sluice.datapath.v1.WatchEndpointsResponse.upsert:type_name -> sluice.datapath.v1.Endpoint
+	33, // 22: sluice.datapath.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
+	19, // 23: sluice.datapath.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.datapath.v1.Bookmark
+	33, // 24: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
+	33, // 25: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
+	36, // 26: sluice.datapath.v1.GetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	26, // 27: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
+	27, // 28: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
+	28, // 29: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency
+	24, // 30: sluice.datapath.v1.GetStatusResponse.maps:type_name -> sluice.datapath.v1.MapUsage
+	25, // 31: sluice.datapath.v1.GetStatusResponse.connections:type_name -> sluice.datapath.v1.ConnectionCounts
 	0,  // 32: sluice.datapath.v1.EndpointStateCount.state:type_name -> sluice.datapath.v1.EndpointState
-	1,  // 33: sluice.datapath.v1.PacketCounter.direction:type_name -> sluice.datapath.v1.Direction
-	11, // 34: sluice.datapath.v1.AuditMapsResponse.difference:type_name -> sluice.datapath.v1.Difference
-	5,  // 35: sluice.datapath.v1.DatapathService.CreateEndpoint:input_type -> sluice.datapath.v1.CreateEndpointRequest
-	7,  // 36: sluice.datapath.v1.DatapathService.DeleteEndpoint:input_type -> sluice.datapath.v1.DeleteEndpointRequest
-	9,  // 37: sluice.datapath.v1.DatapathService.CheckEndpoint:input_type -> sluice.datapath.v1.CheckEndpointRequest
-	12, // 38: sluice.datapath.v1.DatapathService.GetEndpoint:input_type -> sluice.datapath.v1.GetEndpointRequest
-	14, // 39: sluice.datapath.v1.DatapathService.ListEndpoints:input_type -> sluice.datapath.v1.ListEndpointsRequest
-	16, // 40: sluice.datapath.v1.DatapathService.WatchEndpoints:input_type -> sluice.datapath.v1.WatchEndpointsRequest
-	19, // 41: sluice.datapath.v1.DatapathService.ReclaimEndpoints:input_type -> sluice.datapath.v1.ReclaimEndpointsRequest
-	21, // 42: sluice.datapath.v1.DatapathService.GetStatus:input_type -> sluice.datapath.v1.GetStatusRequest
-	28, // 43: sluice.datapath.v1.DatapathService.AuditMaps:input_type -> sluice.datapath.v1.AuditMapsRequest
-	30, // 44: sluice.datapath.v1.DatapathService.DumpMap:input_type -> sluice.datapath.v1.DumpMapRequest
-	6,  // 45: sluice.datapath.v1.DatapathService.CreateEndpoint:output_type -> sluice.datapath.v1.CreateEndpointResponse
-	8,  // 46: sluice.datapath.v1.DatapathService.DeleteEndpoint:output_type -> sluice.datapath.v1.DeleteEndpointResponse
-	10, // 47: sluice.datapath.v1.DatapathService.CheckEndpoint:output_type -> sluice.datapath.v1.CheckEndpointResponse
-	13, // 48: sluice.datapath.v1.DatapathService.GetEndpoint:output_type -> sluice.datapath.v1.GetEndpointResponse
-	15, // 49: sluice.datapath.v1.DatapathService.ListEndpoints:output_type -> sluice.datapath.v1.ListEndpointsResponse
-	17, // 50: sluice.datapath.v1.DatapathService.WatchEndpoints:output_type -> sluice.datapath.v1.WatchEndpointsResponse
-	20, // 51: sluice.datapath.v1.DatapathService.ReclaimEndpoints:output_type -> sluice.datapath.v1.ReclaimEndpointsResponse
-	22, // 52: sluice.datapath.v1.DatapathService.GetStatus:output_type -> sluice.datapath.v1.GetStatusResponse
-	29, // 53: sluice.datapath.v1.DatapathService.AuditMaps:output_type -> sluice.datapath.v1.AuditMapsResponse
-	31, // 54: sluice.datapath.v1.DatapathService.DumpMap:output_type -> sluice.datapath.v1.DumpMapResponse
+	2,  // 33: sluice.datapath.v1.PacketCounter.direction:type_name -> sluice.datapath.v1.Direction
+	12, // 34: sluice.datapath.v1.AuditMapsResponse.difference:type_name -> sluice.datapath.v1.Difference
+	6,  // 35: sluice.datapath.v1.DatapathService.CreateEndpoint:input_type -> sluice.datapath.v1.CreateEndpointRequest
+	8,  // 36: sluice.datapath.v1.DatapathService.DeleteEndpoint:input_type -> sluice.datapath.v1.DeleteEndpointRequest
+	10, // 37: sluice.datapath.v1.DatapathService.CheckEndpoint:input_type -> sluice.datapath.v1.CheckEndpointRequest
+	13, // 38: sluice.datapath.v1.DatapathService.GetEndpoint:input_type -> sluice.datapath.v1.GetEndpointRequest
+	15, // 39: sluice.datapath.v1.DatapathService.ListEndpoints:input_type -> sluice.datapath.v1.ListEndpointsRequest
+	17, // 40: sluice.datapath.v1.DatapathService.WatchEndpoints:input_type -> sluice.datapath.v1.WatchEndpointsRequest
+	20, // 41: sluice.datapath.v1.DatapathService.ReclaimEndpoints:input_type -> sluice.datapath.v1.ReclaimEndpointsRequest
+	22, // 42: sluice.datapath.v1.DatapathService.GetStatus:input_type -> sluice.datapath.v1.GetStatusRequest
+	29, // 43: sluice.datapath.v1.DatapathService.AuditMaps:input_type -> sluice.datapath.v1.AuditMapsRequest
+	31, // 44: sluice.datapath.v1.DatapathService.DumpMap:input_type -> sluice.datapath.v1.DumpMapRequest
+	7,  // 45: sluice.datapath.v1.DatapathService.CreateEndpoint:output_type -> sluice.datapath.v1.CreateEndpointResponse
+	9,  // 46: sluice.datapath.v1.DatapathService.DeleteEndpoint:output_type -> sluice.datapath.v1.DeleteEndpointResponse
+	11, // 47: sluice.datapath.v1.DatapathService.CheckEndpoint:output_type -> sluice.datapath.v1.CheckEndpointResponse
+	14, // 48: sluice.datapath.v1.DatapathService.GetEndpoint:output_type -> sluice.datapath.v1.GetEndpointResponse
+	16, // 49: sluice.datapath.v1.DatapathService.ListEndpoints:output_type -> sluice.datapath.v1.ListEndpointsResponse
+	18, // 50: sluice.datapath.v1.DatapathService.WatchEndpoints:output_type -> sluice.datapath.v1.WatchEndpointsResponse
+	21, // 51: sluice.datapath.v1.DatapathService.ReclaimEndpoints:output_type -> sluice.datapath.v1.ReclaimEndpointsResponse
+	23, // 52: sluice.datapath.v1.DatapathService.GetStatus:output_type -> sluice.datapath.v1.GetStatusResponse
+	30, // 53: sluice.datapath.v1.DatapathService.AuditMaps:output_type -> sluice.datapath.v1.AuditMapsResponse
+	32, // 54: sluice.datapath.v1.DatapathService.DumpMap:output_type -> sluice.datapath.v1.DumpMapResponse
 	45, // [45:55] is the sub-list for method output_type
 	35, // [35:45] is the sub-list for method input_type
 	35, // [35:35] is the sub-list for extension type_name
@@ -2708,7 +2861,7 @@ func file_sluice_datapath_v1_datapath_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_datapath_v1_datapath_proto_rawDesc), len(file_sluice_datapath_v1_datapath_proto_rawDesc)),
-			NumEnums:      2,
+			NumEnums:      3,
 			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,

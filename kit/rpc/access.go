@@ -13,7 +13,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/status"
+
+	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 )
 
 // Access says who may call a method. The zero value lets nobody.
@@ -103,14 +104,14 @@ func (s *Server) authorise(ctx context.Context, method string) error {
 	}
 	row, ok := s.methods[method]
 	if !ok {
-		return status.Errorf(codes.PermissionDenied, "nobody may call %s", method)
+		return rpcerr.New(codes.PermissionDenied, rpcerr.NotPermitted, fmt.Errorf("the method %s is for no caller", method))
 	}
 	cred, ok := PeerCred(ctx)
 	if !ok {
-		return status.Errorf(codes.Unauthenticated, "the caller of %s has no peer credentials", method)
+		return rpcerr.New(codes.Unauthenticated, rpcerr.NoCredentials, fmt.Errorf("the caller of %s has no peer credentials", method))
 	}
 	if !row.Access.allows(cred.UID, s.alsoRoot) {
-		return status.Errorf(codes.PermissionDenied, "uid %d may not call %s", cred.UID, method)
+		return rpcerr.New(codes.PermissionDenied, rpcerr.NotPermitted, fmt.Errorf("uid %d may not call %s", cred.UID, method))
 	}
 	return nil
 }

@@ -10,11 +10,11 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 )
 
 // Limit bounds one method, once for root and the users that a row of the table
@@ -107,11 +107,7 @@ func (l *limiter) enter(ctx context.Context, method string) (done func(), _ erro
 }
 
 func (l *limiter) refuse(format string, args ...any) error {
-	st := status.Newf(codes.ResourceExhausted, format, args...)
-	if detailed, err := st.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(l.limit.RetryAfter)}); err == nil {
-		st = detailed
-	}
-	return st.Err()
+	return rpcerr.New(codes.ResourceExhausted, rpcerr.TooManyCalls, fmt.Errorf(format, args...), rpcerr.Retry(l.limit.RetryAfter))
 }
 
 // enter takes a place for the caller that authorise let through.

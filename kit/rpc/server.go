@@ -30,6 +30,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/requestid"
+	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 )
 
 // Sizes of one message, in bytes, unless Options says otherwise.
@@ -259,7 +260,8 @@ func (s *Server) Stop() {
 func (s *Server) recovered(ctx context.Context, p any) error {
 	s.panics.Inc()
 	s.log.ErrorContext(ctx, "handler panicked", log.KeyError, fmt.Sprint(p), log.KeyStack, string(debug.Stack()))
-	return status.Error(codes.Internal, "internal error; the log of the server has the details under this request id: "+requestid.From(ctx))
+	return rpcerr.New(codes.Internal, rpcerr.Panicked,
+		errors.New("internal error; the log of the server has the details under this request id: "+requestid.From(ctx)))
 }
 
 // drainStream ends a stream's context when the server shuts down: watches
@@ -275,7 +277,7 @@ func (s *Server) drainStream(srv any, ss grpc.ServerStream, info *grpc.StreamSer
 	return err
 }
 
-var errStopping = status.Error(codes.Unavailable, "the server is shutting down")
+var errStopping = rpcerr.New(codes.Unavailable, rpcerr.ShuttingDown, errors.New("the server is shutting down"))
 
 type drainingStream struct {
 	grpc.ServerStream

@@ -25,7 +25,6 @@ import (
 	"buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
 	"buf.build/go/protovalidate"
 	"github.com/prometheus/client_golang/prometheus"
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/health/grpc_health_v1"
@@ -42,6 +41,7 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/requestid"
 	"github.com/sluice-net/sluice/kit/rpc/client"
+	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 )
 
 // testService is grpc's own test service; each test sets what it needs.
@@ -418,12 +418,8 @@ func TestFullQueueIsRefusedWithRetryInfo(t *testing.T) {
 
 	_, err := c.EmptyCall(t.Context(), &pb.Empty{})
 	wantCode(t, err, codes.ResourceExhausted, "2 calls run and 1 wait")
-	var info *errdetails.RetryInfo
-	for _, d := range status.Convert(err).Details() {
-		info, _ = d.(*errdetails.RetryInfo)
-	}
-	if info.GetRetryDelay().AsDuration() != 250*time.Millisecond {
-		t.Errorf("RetryInfo is %v, want 250ms", info)
+	if d, _ := rpcerr.RetryDelay(err); d != 250*time.Millisecond || !rpcerr.Has(err, rpcerr.TooManyCalls) {
+		t.Errorf("retry after %v, details %v; want 250ms and TOO_MANY_CALLS", d, status.Convert(err).Details())
 	}
 	if _, err := c.UnaryCall(t.Context(), &pb.SimpleRequest{}); err != nil {
 		t.Errorf("another method is limited too: %v", err)
@@ -915,7 +911,7 @@ func TestHostileMessageGetsAShortAnswer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, c := range map[string]struct{ bad, want int }{"small": {1000, maxViolations}, "large": {1 << 20, 1}} {
+	for name, c := range map[string]struct{ bad, want int }{"small": {1000, rpcerr.MaxViolations}, "large": {1 << 20, 1}} {
 		m := ruled(t)
 		b := protowire.AppendTag([]byte{0x0a, 3, 'a', 'b', 'c'}, 2, protowire.BytesType)
 		b = protowire.AppendBytes(b, make([]byte, c.bad)) // as many numbers that are not above 0
@@ -928,7 +924,7 @@ func TestHostileMessageGetsAShortAnswer(t *testing.T) {
 		runtime.ReadMemStats(&after)
 		wantCode(t, err, codes.InvalidArgument, "ports[0]")
 		st := status.Convert(err)
-		violations := st.Details()[0].(*errdetails.BadRequest).GetFieldViolations()
+		violations := rpcerr.Fields(err)
 		if len(violations) != c.want {
 			t.Errorf("%s: %d violations are named, want %d", name, len(violations), c.want)
 		}
@@ -953,12 +949,8 @@ func TestInvalidRequestNamesEveryField(t *testing.T) {
 	}
 	err = checkMessage(v, m)
 	wantCode(t, err, codes.InvalidArgument, "name")
-	var bad *errdetails.BadRequest
-	for _, d := range status.Convert(err).Details() {
-		bad, _ = d.(*errdetails.BadRequest)
-	}
 	got := map[string]string{}
-	for _, f := range bad.GetFieldViolations() {
+	for _, f := range rpcerr.Fields(err) {
 		got[f.Field] = f.Reason
 	}
 	if len(got) != 2 || got["name"] != "string.min_len" || got["ports[1]"] != "int32.gt" {
@@ -972,4 +964,33 @@ func TestInvalidRequestNamesEveryField(t *testing.T) {
 		t.Errorf("a valid message: %v", err)
 	}
 	wantCode(t, checkMessage(v, "text"), codes.Internal, "not a proto.Message")
+}
+
+// Each refusal of this package has a reason, so that a caller tells it from one
+// of the service.
+func TestRefusalsHaveReasons(t *testing.T) {
+	v, err := protovalidate.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &Server{
+		log: slog.New(slog.DiscardHandler), panics: prometheus.NewCounter(prometheus.CounterOpts{}),
+		methods: Methods{"/a/b": {Access: Root()}},
+	}
+	for name, c := range map[string]struct {
+		err  error
+		code codes.Code
+		want rpcerr.Reason
+	}{
+		"no row":         {s.authorise(t.Context(), "/c/d"), codes.PermissionDenied, rpcerr.NotPermitted},
+		"no credentials": {s.authorise(t.Context(), "/a/b"), codes.Unauthenticated, rpcerr.NoCredentials},
+		"a panic":        {s.recovered(t.Context(), "boom"), codes.Internal, rpcerr.Panicked},
+		"not a message":  {checkMessage(v, "text"), codes.Internal, rpcerr.Panicked},
+		"a bad message":  {checkMessage(v, ruled(t)), codes.InvalidArgument, rpcerr.InvalidMessage},
+		"the end":        {errStopping, codes.Unavailable, rpcerr.ShuttingDown},
+	} {
+		if got, _ := rpcerr.ReasonIn(c.err); status.Code(c.err) != c.code || got != c.want {
+			t.Errorf("%s: %s, %v; want %s, %v", name, status.Code(c.err), got, c.code, c.want)
+		}
+	}
 }

@@ -12,24 +12,22 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 )
 
-// What is said of a bad message: it goes into headers, of which clients take
-// little, and is made of what a hostile caller sent.
-const (
-	maxViolations = 32       // that are named; the others are counted
-	maxExplained  = 64 << 10 // bytes of a message of which more than the first violation is looked for
-)
+// maxExplained bounds, in bytes, the messages of which more than the first
+// violation is looked for.
+const maxExplained = 64 << 10
 
 // checkMessage answers INVALID_ARGUMENT with a BadRequest that names the fields
-// which break a rule of their proto file: at most maxViolations of them, and
+// which break a rule of their proto file: at most rpcerr.MaxViolations of them, and
 // one of a large message, whose millions of bad elements would each be an object.
 func checkMessage(v protovalidate.Validator, msg any) error {
 	m, ok := msg.(proto.Message)
 	if !ok {
-		return status.Errorf(codes.Internal, "a message of type %T is not a proto.Message", msg)
+		return rpcerr.New(codes.Internal, rpcerr.Panicked, fmt.Errorf("a message of type %T is not a proto.Message", msg))
 	}
 	err := v.Validate(m, protovalidate.WithFailFast())
 	if err == nil {
@@ -40,11 +38,11 @@ func checkMessage(v protovalidate.Validator, msg any) error {
 	}
 	var invalid *protovalidate.ValidationError
 	if !errors.As(err, &invalid) { // the rule itself does not compile or run
-		return status.Errorf(codes.Internal, "validate %s: %v", m.ProtoReflect().Descriptor().FullName(), err)
+		return rpcerr.New(codes.Internal, rpcerr.Panicked, fmt.Errorf("validate %s: %w", m.ProtoReflect().Descriptor().FullName(), err))
 	}
-	more := len(invalid.Violations) - maxViolations
+	more := len(invalid.Violations) - rpcerr.MaxViolations
 	if more > 0 {
-		invalid.Violations = invalid.Violations[:maxViolations]
+		invalid.Violations = invalid.Violations[:rpcerr.MaxViolations]
 	}
 	bad := &errdetails.BadRequest{}
 	for _, violation := range invalid.Violations {
@@ -58,11 +56,7 @@ func checkMessage(v protovalidate.Validator, msg any) error {
 	if more > 0 {
 		text += fmt.Sprintf("\n - and %d more", more)
 	}
-	st := status.New(codes.InvalidArgument, text)
-	if detailed, err := st.WithDetails(bad); err == nil {
-		st = detailed
-	}
-	return st.Err()
+	return rpcerr.New(codes.InvalidArgument, rpcerr.InvalidMessage, errors.New(text), bad)
 }
 
 func (s *Server) validateUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -209,7 +210,7 @@ func TestTokensThatCannotBeContinuedFromAreRefused(t *testing.T) {
 		"too old": old, "of another run": last(other), "from the future": future, "short": {1, 2}, "long": make([]byte, 64),
 	} {
 		_, err := h.Subscribe(token)
-		if !errors.Is(err, ErrExpired) || status.Code(Status(err)) != codes.OutOfRange {
+		if !errors.Is(err, ErrExpired) || status.Code(Status(err)) != codes.OutOfRange || !rpcerr.Has(Status(err), rpcerr.TokenExpired) {
 			t.Errorf("token %s: %v, want ErrExpired and OUT_OF_RANGE", name, err)
 		}
 	}
@@ -228,7 +229,7 @@ func TestSlowReaderIsCutAndOthersAreNot(t *testing.T) {
 	}
 	wantEvents(t, fast, "k0=0 k1=1 k2=2")
 	h.Upsert("k3", 3)
-	if _, err := slow.Next(t.Context()); !errors.Is(err, ErrSlow) || status.Code(Status(err)) != codes.ResourceExhausted {
+	if _, err := slow.Next(t.Context()); !errors.Is(err, ErrSlow) || status.Code(Status(err)) != codes.ResourceExhausted || !rpcerr.Has(Status(err), rpcerr.ReaderTooSlow) {
 		t.Fatalf("slow reader: %v, want ErrSlow and RESOURCE_EXHAUSTED", err)
 	}
 	wantEvents(t, fast, "k3=3")
@@ -283,7 +284,7 @@ func TestClosedHubEndsReadersAndRefusesNewOnes(t *testing.T) {
 	got := make(chan error)
 	go func() { _, err := s.Next(context.Background()); got <- err }()
 	h.Close()
-	if err := <-got; !errors.Is(err, ErrClosed) || status.Code(Status(err)) != codes.Unavailable {
+	if err := <-got; !errors.Is(err, ErrClosed) || status.Code(Status(err)) != codes.Unavailable || !rpcerr.Has(Status(err), rpcerr.ShuttingDown) {
 		t.Errorf("reader got %v, want ErrClosed and UNAVAILABLE", err)
 	}
 	if _, err := h.Subscribe(nil); !errors.Is(err, ErrClosed) {

@@ -11,6 +11,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 )
 
 // IdleBookmark is how long a reader of Serve hears nothing before it gets a
@@ -102,11 +104,11 @@ func Status(err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, ErrExpired):
-		return status.Error(codes.OutOfRange, err.Error()+"; watch again without a token")
+		return rpcerr.New(codes.OutOfRange, rpcerr.TokenExpired, fmt.Errorf("%w; watch again without a token", err))
 	case errors.Is(err, ErrSlow):
-		return status.Error(codes.ResourceExhausted, err.Error()+"; watch again from the last token")
+		return rpcerr.New(codes.ResourceExhausted, rpcerr.ReaderTooSlow, fmt.Errorf("%w; watch again from the last token", err))
 	case errors.Is(err, ErrClosed):
-		return status.Error(codes.Unavailable, err.Error())
+		return rpcerr.New(codes.Unavailable, rpcerr.ShuttingDown, err)
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return status.FromContextError(err).Err()
 	}

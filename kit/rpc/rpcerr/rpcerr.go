@@ -22,6 +22,7 @@ package rpcerr
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -71,6 +72,33 @@ func Of(value protoreflect.Enum) Reason {
 	}
 	return r
 }
+
+// Reasons that every service gives, because what all of them share decides: the
+// packages rpc and watch.
+var (
+	// InvalidMessage: INVALID_ARGUMENT, the message breaks rules of its proto
+	// file; BadRequest names fields and rules.
+	InvalidMessage = ofAll("INVALID_MESSAGE")
+	// NotPermitted: PERMISSION_DENIED, the method is not for the caller's user.
+	NotPermitted = ofAll("NOT_PERMITTED")
+	// NoCredentials: UNAUTHENTICATED, the kernel does not tell the caller's user.
+	NoCredentials = ofAll("NO_CREDENTIALS")
+	// TooManyCalls: RESOURCE_EXHAUSTED, the limit of the method is reached;
+	// RetryInfo says when to come back.
+	TooManyCalls = ofAll("TOO_MANY_CALLS")
+	// Panicked: INTERNAL, a bug; the log of the server has the request id.
+	Panicked = ofAll("PANICKED")
+	// ShuttingDown: UNAVAILABLE, a stream ends because the server does.
+	ShuttingDown = ofAll("SHUTTING_DOWN")
+	// TokenExpired: OUT_OF_RANGE, a watch cannot be resumed from the token; it
+	// begins anew, without one.
+	TokenExpired = ofAll("TOKEN_EXPIRED")
+	// ReaderTooSlow: RESOURCE_EXHAUSTED, the reader of a watch was disconnected
+	// because it is too far behind; it resumes from its last token.
+	ReaderTooSlow = ofAll("READER_TOO_SLOW")
+)
+
+func ofAll(name string) Reason { return Reason{Domain: "rpc" + suffix, Name: name} }
 
 // New is the answer to a call that ended with err: its code, its reason, the
 // text of err and the details. Details of one type are merged into one, as
@@ -234,15 +262,13 @@ func Facts(err error) map[string]string {
 // Is says whether an answer that err is or wraps has one of these reasons.
 func Is(err error, values ...protoreflect.Enum) bool {
 	r, ok := ReasonIn(err)
-	if !ok {
-		return false
-	}
-	for _, v := range values {
-		if r == Of(v) {
-			return true
-		}
-	}
-	return false
+	return ok && slices.ContainsFunc(values, func(v protoreflect.Enum) bool { return r == Of(v) })
+}
+
+// Has says whether an answer that err is or wraps has one of these reasons.
+func Has(err error, reasons ...Reason) bool {
+	r, ok := ReasonIn(err)
+	return ok && slices.Contains(reasons, r)
 }
 
 // RetryDelay is when the server wants the call again. It is false if the server

@@ -75,6 +75,9 @@ func TestAnswerIsReadAsItWasBuilt(t *testing.T) {
 	if !Is(wrapped, reason(0), reason(1)) || Is(wrapped, reason(0)) || Is(wrapped) {
 		t.Error("Is does not find the reason, or finds another")
 	}
+	if !Has(wrapped, TooManyCalls, exhausted) || Has(wrapped, TooManyCalls) {
+		t.Error("Has does not find the reason, or finds another")
+	}
 	if d, ok := RetryDelay(wrapped); !ok || d != time.Second {
 		t.Errorf("retry delay is %v, %v; want 1s", d, ok)
 	}

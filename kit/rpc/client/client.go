@@ -57,13 +57,11 @@ func Dial(path string, o Options) (*grpc.ClientConn, error) {
 	if o.MaxSend == 0 {
 		o.MaxSend = 4 << 20
 	}
+	to := &socket{path: path}
 	opts := []grpc.DialOption{
 		// The kernel guards the socket by its mode; there is nothing to encrypt.
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			var d net.Dialer
-			return d.DialContext(ctx, "unix", path)
-		}),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return to.dial(ctx) }),
 		grpc.WithAuthority("localhost"),
 		grpc.WithNoProxy(),
 		grpc.WithDisableServiceConfig(),
@@ -80,8 +78,8 @@ func Dial(path string, o Options) (*grpc.ClientConn, error) {
 			grpc.MaxCallSendMsgSize(o.MaxSend),
 			grpc.WaitForReady(o.WaitForReady),
 		),
-		grpc.WithChainUnaryInterceptor(requestid.UnaryClient(), deadline(o.Timeout), reconnectUnary(path)),
-		grpc.WithChainStreamInterceptor(requestid.StreamClient(), reconnectStream(path)),
+		grpc.WithChainUnaryInterceptor(requestid.UnaryClient(), deadline(o.Timeout), reconnectUnary(to)),
+		grpc.WithChainStreamInterceptor(requestid.StreamClient(), reconnectStream(to)),
 		grpc.WithIdleTimeout(0),
 	}
 	// "passthrough" keeps the resolver, which is not needed, out of the way.

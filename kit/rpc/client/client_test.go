@@ -4,9 +4,19 @@
 package client
 
 import (
+	"errors"
+	"fmt"
+	"net"
 	"os/exec"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
 )
 
 func TestBadOptionsAreRefused(t *testing.T) {
@@ -30,6 +40,49 @@ func TestDialSucceedsWhileNothingListens(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := cc.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// The first call and those after it say what the kernel says of the socket, and
+// nothing of gRPC's own.
+func TestAbsentServerIsNamedInTheKernelsWords(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "x.sock")
+	cc, err := Dial(path, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cc.Close()
+	check := func(what string, err error) {
+		t.Helper()
+		var absent *AbsentError
+		if !errors.As(err, &absent) || absent.Socket != path || !errors.Is(err, syscall.ENOENT) || status.Code(err) != codes.Unavailable {
+			t.Fatalf("%s: %v, want an AbsentError with ENOENT and the code UNAVAILABLE", what, err)
+		}
+		if want := "dial unix " + path + ": connect: no such file or directory"; err.Error() != want || status.Convert(err).Message() != want {
+			t.Errorf("%s: %q, want %q", what, err, want)
+		}
+	}
+	health := grpc_health_v1.NewHealthClient(cc)
+	for i := range 3 {
+		_, err := health.Check(t.Context(), &grpc_health_v1.HealthCheckRequest{})
+		check(fmt.Sprintf("call %d", i), err)
+		_, err = health.Watch(t.Context(), &grpc_health_v1.HealthCheckRequest{})
+		check(fmt.Sprintf("stream %d", i), err)
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := grpc.NewServer()
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(l) }()
+	_, err = health.Check(t.Context(), &grpc_health_v1.HealthCheckRequest{})
+	if status.Code(err) != codes.Unimplemented {
+		t.Errorf("a server that is back: %v, want its answer", err)
+	}
+	srv.Stop()
+	if err := <-served; err != nil {
 		t.Error(err)
 	}
 }

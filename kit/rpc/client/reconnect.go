@@ -6,13 +6,59 @@ package client
 import (
 	"context"
 	"net"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
+
+	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 )
+
+// AbsentError says that a call was not sent, because the socket could not be
+// connected to. Its code is UNAVAILABLE, and no server gave it a reason.
+type AbsentError struct {
+	Socket string
+	Err    error // the kernel's, for example a syscall.ECONNREFUSED
+}
+
+func (e *AbsentError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the kernel's error.
+func (e *AbsentError) Unwrap() error { return e.Err }
+
+// GRPCStatus is the error as those of gRPC.
+func (e *AbsentError) GRPCStatus() *status.Status { return status.New(codes.Unavailable, e.Error()) }
+
+// socket is what a connection goes to.
+type socket struct {
+	path string
+	last atomic.Pointer[AbsentError] // how the last attempt to connect ended; nil if it did well
+}
+
+func (s *socket) dial(ctx context.Context) (net.Conn, error) {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "unix", s.path)
+	if err != nil {
+		absent := &AbsentError{Socket: s.path, Err: err}
+		s.last.Store(absent)
+		return nil, absent
+	}
+	s.last.Store(nil)
+	return conn, nil
+}
+
+// explain gives an error of gRPC's the kernel's words, where gRPC has put its own
+// around them.
+func (s *socket) explain(err error) error {
+	absent := s.last.Load()
+	if _, decided := rpcerr.ReasonIn(err); absent == nil || decided || status.Code(err) != codes.Unavailable {
+		return err
+	}
+	return absent
+}
 
 // A server that listens is connected to in a fraction of these. One that closes
 // each connection, because it has too many, is left to gRPC after the last.
@@ -25,13 +71,12 @@ const (
 // calls until its next attempt, though the server is back: the kernel says at
 // once whether it is. A server that is away makes the call fail at once too,
 // unless it is to wait.
-func reconnect(ctx context.Context, cc *grpc.ClientConn, path string, opts []grpc.CallOption) error {
+func reconnect(ctx context.Context, cc *grpc.ClientConn, to *socket, opts []grpc.CallOption) error {
 	for range reconnectTries {
 		if cc.GetState() != connectivity.TransientFailure {
 			return nil
 		}
-		var d net.Dialer
-		probe, err := d.DialContext(ctx, "unix", path)
+		probe, err := to.dial(ctx)
 		switch {
 		case err == nil:
 			probe.Close()
@@ -40,7 +85,7 @@ func reconnect(ctx context.Context, cc *grpc.ClientConn, path string, opts []grp
 		case ctx.Err() != nil:
 			return status.FromContextError(ctx.Err()).Err()
 		default:
-			return status.Error(codes.Unavailable, err.Error())
+			return err
 		}
 		cc.ResetConnectBackoff()
 		try, cancel := context.WithTimeout(ctx, reconnectTime)
@@ -62,20 +107,21 @@ func waits(opts []grpc.CallOption) bool {
 	return wait
 }
 
-func reconnectUnary(path string) grpc.UnaryClientInterceptor {
+func reconnectUnary(to *socket) grpc.UnaryClientInterceptor {
 	return func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-		if err := reconnect(ctx, cc, path, opts); err != nil {
+		if err := reconnect(ctx, cc, to, opts); err != nil {
 			return err
 		}
-		return invoke(ctx, method, req, reply, cc, opts...)
+		return to.explain(invoke(ctx, method, req, reply, cc, opts...))
 	}
 }
 
-func reconnectStream(path string) grpc.StreamClientInterceptor {
+func reconnectStream(to *socket) grpc.StreamClientInterceptor {
 	return func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-		if err := reconnect(ctx, cc, path, opts); err != nil {
+		if err := reconnect(ctx, cc, to, opts); err != nil {
 			return nil, err
 		}
-		return open(ctx, desc, cc, method, opts...)
+		stream, err := open(ctx, desc, cc, method, opts...)
+		return stream, to.explain(err)
 	}
 }

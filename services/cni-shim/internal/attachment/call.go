@@ -115,7 +115,7 @@ type absentError struct {
 }
 
 func (e *absentError) Error() string {
-	return fmt.Sprintf("no answer on %s: %s", e.socket, connection(status.Convert(e.cause)))
+	return fmt.Sprintf("no answer on %s: %s", e.socket, status.Convert(e.cause).Message())
 }
 
 // GRPCStatus keeps the code.

@@ -105,19 +105,9 @@ func message(err error) string {
 		return away.Error()
 	}
 	if st, ok := status.FromError(err); ok {
-		return fmt.Sprintf("%s: %s", st.Code(), connection(st))
+		return fmt.Sprintf("%s: %s", st.Code(), st.Message())
 	}
 	return err.Error()
-}
-
-// connection is the text of a status; of a connection that could not be made,
-// what the kernel said, without gRPC's layers around it.
-func connection(st *status.Status) string {
-	text := st.Message()
-	if i := strings.Index(text, "dial unix "); st.Code() == codes.Unavailable && i >= 0 {
-		return strings.TrimSuffix(text[i:], `"`)
-	}
-	return text
 }
 
 // aboutEnvironment says whether what a service refuses came from a CNI

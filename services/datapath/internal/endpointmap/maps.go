@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
@@ -30,7 +31,7 @@ type Maps struct {
 // Publish implements endpoint.Maps.
 func (m Maps) Publish(ctx context.Context, e endpoint.Entry) (uint16, error) {
 	ke := kernel.Endpoint{
-		Ifindex: e.Ifindex, Identity: kernel.Identity(e.Identity), MAC: e.MAC, HostMAC: e.HostMAC, MTU: e.MTU,
+		Ifindex: e.Ifindex, Identity: identity.Numeric(e.Identity), MAC: e.MAC, HostMAC: e.HostMAC, MTU: e.MTU,
 		Deliver: kernel.DeliverPeer,
 		Policy:  kernel.Policy{Egress: policytable.Allow, Ingress: policytable.Allow},
 	}
@@ -95,12 +96,12 @@ func (m Maps) drop(slot uint16, end func(uint16) error) error {
 }
 
 // SetIdentity implements endpoint.Maps.
-func (m Maps) SetIdentity(slot uint16, identity uint32) error {
-	set := func() error { return m.Kernel.SetIdentity(slot, kernel.Identity(identity)) }
+func (m Maps) SetIdentity(slot uint16, id uint32) error {
+	set := func() error { return m.Kernel.SetIdentity(kernel.Slot(slot), identity.Numeric(id)) }
 	if m.Policy == nil {
 		return translate(set())
 	}
-	return translate(m.Policy.SetIdentity(slot, identity, set))
+	return translate(m.Policy.SetIdentity(slot, id, set))
 }
 
 // Entries implements endpoint.Maps.

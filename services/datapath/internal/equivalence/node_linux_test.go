@@ -19,6 +19,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/ringbuf"
 
+	"github.com/sluice-net/sluice/model/identity"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	vectorv1 "github.com/sluice-net/sluice/proto/gen/sluice/policyvector/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
@@ -36,7 +37,7 @@ type node struct {
 	events         *ringbuf.Reader
 	record         ringbuf.Record
 	flows          flows
-	addresses      map[netip.Addr]kernel.Identity
+	addresses      map[netip.Addr]identity.Numeric
 	ifindex        uint32 // of the last endpoint without a device
 
 	question, answer []byte // of judge
@@ -47,7 +48,7 @@ type node struct {
 func newNode(t testing.TB) *node {
 	t.Helper()
 	k, dir := openKernel(t)
-	n := &node{k: k, addresses: map[netip.Addr]kernel.Identity{}, ifindex: 1}
+	n := &node{k: k, addresses: map[netip.Addr]identity.Numeric{}, ifindex: 1}
 	must := func(what string, err error) {
 		t.Helper()
 		if err != nil {
@@ -184,7 +185,7 @@ var podMAC, hostMAC = [6]byte{2, 0, 0, 0, 0, 1}, [6]byte{2, 0, 0, 0, 0, 2}
 
 func (s *state) publish(subject uint32, addr netip.Addr, ifindex uint32) (uint16, error) {
 	e := kernel.Endpoint{
-		Ifindex: ifindex, Identity: kernel.Identity(subject), MAC: podMAC, HostMAC: hostMAC, MTU: 1500, Deliver: kernel.DeliverPeer,
+		Ifindex: ifindex, Identity: identity.Numeric(subject), MAC: podMAC, HostMAC: hostMAC, MTU: 1500, Deliver: kernel.DeliverPeer,
 	}
 	if addr.Is4() {
 		e.IPv4 = addr
@@ -331,15 +332,15 @@ func (s *state) askProgram(q *vectorv1.Question) (verdict, kernel.Reason, error)
 		}
 		s.probe = probe{slot, q.GetSubject(), subject}
 	}
-	if n.addresses[peer] != kernel.Identity(q.GetPeer()) {
+	if n.addresses[peer] != identity.Numeric(q.GetPeer()) {
 		// as every change of an address: the mapping, then its bucket
-		if err := n.k.UpsertIP(netip.PrefixFrom(peer, peer.BitLen()), kernel.IPInfo{Identity: kernel.Identity(q.GetPeer())}); err != nil {
+		if err := n.k.UpsertIP(netip.PrefixFrom(peer, peer.BitLen()), kernel.IPInfo{Identity: identity.Numeric(q.GetPeer())}); err != nil {
 			return verdict{}, 0, err
 		}
 		if err := n.k.BumpAddress(peer); err != nil {
 			return verdict{}, 0, err
 		}
-		n.addresses[peer] = kernel.Identity(q.GetPeer())
+		n.addresses[peer] = identity.Numeric(q.GetPeer())
 	}
 	prog, src, dst, srcMAC, dstMAC := n.fromPod, subject, peer, podMAC, hostMAC
 	egress := q.GetDirection() == policyv1.TableDirection_TABLE_DIRECTION_EGRESS
@@ -372,9 +373,9 @@ func (s *state) askProgram(q *vectorv1.Question) (verdict, kernel.Reason, error)
 		// it passed, and begins no connection
 		return verdict{action: policyv1.Action_ACTION_ALLOW}, 0, nil
 	}
-	side, other := e.Egress, kernel.Identity(e.DstIdentity)
+	side, other := e.Egress, identity.Numeric(e.DstIdentity)
 	if !egress {
-		side, other = e.Ingress, kernel.Identity(e.SrcIdentity)
+		side, other = e.Ingress, identity.Numeric(e.SrcIdentity)
 	}
 	reason := kernel.Reason(e.Reason)
 	if side.By == uint8(bpf.MapsSlBySL_BY_NOBODY) {
@@ -383,7 +384,7 @@ func (s *state) askProgram(q *vectorv1.Question) (verdict, kernel.Reason, error)
 		}
 		return verdict{}, reason, fmt.Errorf("%s, and the side was not asked", reason)
 	}
-	if other != kernel.Identity(q.GetPeer()) {
+	if other != identity.Numeric(q.GetPeer()) {
 		return verdict{}, reason, fmt.Errorf("the program takes the peer for %d", other)
 	}
 	v, err := answerOf(side)

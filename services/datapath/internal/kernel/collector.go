@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
@@ -251,7 +252,7 @@ func (c Connection) charged(k *Kernel) int {
 	switch {
 	case end.Slot > MaxEndpoints:
 		return outside
-	case end.Slot == HostSlot && end.Identity == [2]Identity{world4, world6}[c.family()]:
+	case end.Slot == HostSlot && end.Identity == [2]identity.Numeric{world4, world6}[c.family()]:
 		return outside
 	}
 	return int(end.Slot)

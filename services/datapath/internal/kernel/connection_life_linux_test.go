@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
@@ -375,9 +376,9 @@ func (th *theatre) putTables(t *testing.T) {
 		header:  bpf.MapsSlTable{DefClass: [8]uint16{bpf.MapsSlKindSL_KIND_WORLD4: 1, bpf.MapsSlKindSL_KIND_WORLD6: 1}},
 		classes: []map[uint32]uint32{{lastHi: none}, {lastHi: rules(noAdmin, 1)}},
 	}.put(t, th.k)
-	for id, word := range map[Identity]uint32{
-		IdentityHost: knownWord(0, uint32(bpf.MapsSlKindSL_KIND_HOST), 1), IdentityWorld: knownWord(0, uint32(bpf.MapsSlKindSL_KIND_WORLD4), 2),
-		IdentityWorldIPv4: knownWord(0, uint32(bpf.MapsSlKindSL_KIND_WORLD4), 2), IdentityWorldIPv6: knownWord(0, uint32(bpf.MapsSlKindSL_KIND_WORLD6), 2),
+	for id, word := range map[identity.Numeric]uint32{
+		identity.Host: knownWord(0, uint32(bpf.MapsSlKindSL_KIND_HOST), 1), identity.World: knownWord(0, uint32(bpf.MapsSlKindSL_KIND_WORLD4), 2),
+		identity.WorldIPv4: knownWord(0, uint32(bpf.MapsSlKindSL_KIND_WORLD4), 2), identity.WorldIPv6: knownWord(0, uint32(bpf.MapsSlKindSL_KIND_WORLD6), 2),
 	} {
 		update(t, th.k, bpf.MapsMapSlId, uint32(id), word)
 	}
@@ -385,17 +386,17 @@ func (th *theatre) putTables(t *testing.T) {
 	update(t, th.k, bpf.MapsMapSlId, uint32(stranger), knownWord(8, 0, 2))
 }
 
-const friend, stranger = Identity(3000), Identity(3001)
+const friend, stranger = identity.Numeric(3000), identity.Numeric(3001)
 
 // knows puts an actor's address into the ipcache.
-func knows(who string, id Identity) act {
+func knows(who string, id identity.Numeric) act {
 	return change(func(t *testing.T, th *theatre) {
 		must(t, "UpsertIP", th.k.UpsertIP(hostPrefix(th.addr(who)), IPInfo{Identity: id}))
 	})
 }
 
 // labelled gives a pod another identity.
-func labelled(who string, id Identity) act {
+func labelled(who string, id identity.Numeric) act {
 	return change(func(t *testing.T, th *theatre) {
 		must(t, "SetIdentity", th.k.SetIdentity(th.pods[who].Slot, id))
 	})
@@ -1017,7 +1018,7 @@ func scenes() []scene {
 			say("b", "host", segment(80, 4000, flagSYN|flagACK), ForwardHost),
 			say("host", "b", segment(4000, 80, flagSYN), ForwardFromStack).forwarded(),
 			change(func(t *testing.T, th *theatre) {
-				if c := th.only(t); c.From.Identity != IdentityHost {
+				if c := th.only(t); c.From.Identity != identity.Host {
 					t.Errorf("the connection is identity %d's, want the host's", c.From.Identity)
 				}
 			}))},
@@ -1383,7 +1384,7 @@ func TestKernelAnAddressThatIsUsedAgainInheritsNothing(t *testing.T) {
 			send(say("a", "b", datagram(4000, 53), DropPolicyDenied).on(Ingress))
 			must(t, "Unpublish", th.k.Unpublish(old.Slot))
 			send(say("a", "b", datagram(4000, 53), DropNoRoute))
-			for _, identity := range []Identity{old.Identity, stranger} {
+			for _, identity := range []identity.Numeric{old.Identity, stranger} {
 				must(t, "Barrier", th.k.Barrier(t.Context()))
 				e := old
 				e.Identity, e.Policy = identity, Policy{Egress: policytable.Allow, Ingress: policytable.Allow}

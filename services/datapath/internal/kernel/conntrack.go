@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
@@ -97,7 +98,7 @@ type End struct {
 	Gen uint32
 	// AddressGen is that of the address's bucket in sl_pgen.
 	AddressGen uint16
-	Identity   Identity
+	Identity   identity.Numeric
 }
 
 // Connection is an entry of the connection table.
@@ -182,8 +183,8 @@ func tupleOf(lo, hi netip.AddrPort, proto uint8, flags uint32) Tuple {
 func connectionOf(t Tuple, v *bpf.MapsSlCt) Connection {
 	return Connection{
 		Tuple:    t,
-		From:     End{Slot: Slot(v.Where >> 48), Gen: uint32(v.Gens >> 32), AddressGen: uint16(v.Where >> 16), Identity: Identity(v.IdInit)},
-		To:       End{Slot: Slot(v.Where >> 32), Gen: uint32(v.Gens), AddressGen: uint16(v.Where), Identity: Identity(v.IdResp)},
+		From:     End{Slot: Slot(v.Where >> 48), Gen: uint32(v.Gens >> 32), AddressGen: uint16(v.Where >> 16), Identity: identity.Numeric(v.IdInit)},
+		To:       End{Slot: Slot(v.Where >> 32), Gen: uint32(v.Gens), AddressGen: uint16(v.Where), Identity: identity.Numeric(v.IdResp)},
 		LastSeen: v.LastS, Flags: ConnectionFlags(v.Flags), EgressRule: v.RuleEg, IngressRule: v.RuleIn,
 		value: *v,
 	}

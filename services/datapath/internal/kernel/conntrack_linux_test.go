@@ -18,6 +18,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
@@ -121,7 +122,7 @@ func remotes(e Endpoint, proto uint8, from, n int, flags ConnectionFlags, last u
 		binary.BigEndian.PutUint32(a[:], 0xc0000000+uint32(i))
 		cs = append(cs, Connection{
 			Tuple: Tuple{netip.AddrPortFrom(netip.AddrFrom4(a), uint16(i)), netip.AddrPortFrom(e.IPv4, 80), proto},
-			From:  End{Slot: NoSlot, Identity: IdentityWorldIPv4}, To: End{Slot: e.Slot, Gen: e.Policy.Gen, Identity: e.Identity},
+			From:  End{Slot: NoSlot, Identity: identity.WorldIPv4}, To: End{Slot: e.Slot, Gen: e.Policy.Gen, Identity: e.Identity},
 			LastSeen: last, Flags: flags,
 		})
 	}

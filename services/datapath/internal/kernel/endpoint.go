@@ -16,6 +16,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
@@ -31,23 +32,6 @@ const (
 	NoSlot Slot = 0xFFFF
 	// MaxEndpoints is how many endpoints fit on a node; slot 0 is the host.
 	MaxEndpoints = 4096 - 1
-)
-
-// Identity is a security identity as it travels in the kernel, 24 bits wide.
-// Zero is not an identity.
-type Identity uint32
-
-// Reserved identities that the programs know by number.
-const (
-	IdentityHost             Identity = 1
-	IdentityWorld            Identity = 2
-	IdentityInit             Identity = 5
-	IdentityRemoteNode       Identity = 6
-	IdentityWorldIPv4        Identity = 9
-	IdentityWorldIPv6        Identity = 10
-	IdentityUnknownInCluster Identity = 255
-	// MaxIdentity is the largest number that a packet mark can carry.
-	MaxIdentity Identity = 1<<24 - 1
 )
 
 // Policy is the word that judges an endpoint's packets.
@@ -77,7 +61,7 @@ type Endpoint struct {
 	// Ifindex of the host end, in the node's network namespace.
 	Ifindex uint32
 	// Identity, 256 to 0xFEFFFF: neither reserved nor local to the node.
-	Identity Identity
+	Identity identity.Numeric
 	// IPv4 and IPv6 are the pod's addresses; one of them may be invalid.
 	IPv4, IPv6 netip.Addr
 	// MAC is the pod's own address, HostMAC that of the host end. The programs
@@ -125,7 +109,7 @@ func endpointOf(s Slot, r *bpf.MapsSlEndpoint, pol uint64) Endpoint {
 	e := Endpoint{
 		Slot:     s,
 		Ifindex:  r.Ifindex,
-		Identity: Identity(r.Identity),
+		Identity: identity.Numeric(r.Identity),
 		MAC:      r.Mac,
 		HostMAC:  r.Hmac,
 		MTU:      r.Mtu,
@@ -169,7 +153,7 @@ func (e Endpoint) validate() error {
 	if e.Ifindex == 0 {
 		return bad("Ifindex is 0")
 	}
-	if err := e.Identity.validate(); err != nil {
+	if err := checkIdentity(e.Identity); err != nil {
 		return err
 	}
 	if len(e.addrs()) == 0 {
@@ -199,24 +183,24 @@ func (e Endpoint) validate() error {
 
 // ofEndpoint says whether an endpoint may have the identity. Reserved ones mean
 // the host or the world to every table; node-local ones are those of addresses.
-func (id Identity) ofEndpoint() error {
-	if id < 256 || id >= firstNodeLocal {
-		return fmt.Errorf("%w: Identity: %d is not between 256 and %d", pin.ErrInvalid, id, firstNodeLocal-1)
+func ofEndpoint(id identity.Numeric) error {
+	if id < 256 || id >= identity.MinNodeLocal {
+		return fmt.Errorf("%w: Identity: %d is not between 256 and %d", pin.ErrInvalid, id, identity.MinNodeLocal-1)
 	}
 	return nil
 }
 
 // mayBeEndpoint is ofEndpoint, unless the options leave it out.
-func (k *Kernel) mayBeEndpoint(id Identity) error {
+func (k *Kernel) mayBeEndpoint(id identity.Numeric) error {
 	if k.opened.ReservedEndpoints {
-		return id.validate()
+		return checkIdentity(id)
 	}
-	return id.ofEndpoint()
+	return ofEndpoint(id)
 }
 
-func (id Identity) validate() error {
-	if id == 0 || id > MaxIdentity {
-		return fmt.Errorf("%w: Identity: %d is not between 1 and %d", pin.ErrInvalid, id, MaxIdentity)
+func checkIdentity(id identity.Numeric) error {
+	if id == 0 || id > identity.Max {
+		return fmt.Errorf("%w: Identity: %d is not between 1 and %d", pin.ErrInvalid, id, identity.Max)
 	}
 	return nil
 }
@@ -270,7 +254,7 @@ func (k *Kernel) initHost() error {
 	if atomic.LoadUint64(k.word(HostSlot)) != 0 {
 		return nil
 	}
-	k.slotRecord(HostSlot).Identity = uint32(IdentityHost)
+	k.slotRecord(HostSlot).Identity = uint32(identity.Host)
 	atomic.StoreUint64(k.word(HostSlot), Policy{Egress: policytable.Allow, Ingress: policytable.Allow, Gen: k.nextGen()}.word())
 	return nil
 }
@@ -409,7 +393,7 @@ func (k *Kernel) SetPolicy(s Slot, egress, ingress policytable.ID) (gen uint32, 
 // SetIdentity changes the identity of a published endpoint: first the slot,
 // then the gen, then the ipcache entries of its addresses and their gens, so
 // that its peers' connections are judged again too. It may be repeated.
-func (k *Kernel) SetIdentity(s Slot, id Identity) error {
+func (k *Kernel) SetIdentity(s Slot, id identity.Numeric) error {
 	if err := k.mayBeEndpoint(id); err != nil {
 		return err
 	}
@@ -671,7 +655,7 @@ func (k *Kernel) SyncHostAddrs(addrs []netip.Addr) error {
 			errs = append(errs, fmt.Errorf("host address %v: %w by slot %d", a, pin.ErrExists, s))
 			continue
 		}
-		if err := k.putIP(hostPrefix(a), IPInfo{Identity: IdentityHost}); err != nil {
+		if err := k.putIP(hostPrefix(a), IPInfo{Identity: identity.Host}); err != nil {
 			errs = append(errs, fmt.Errorf("host address %v: ipcache: %w", a, err))
 			continue
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf/ringbuf"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
@@ -131,7 +132,7 @@ type Event struct {
 	Protocol uint8
 	TCPFlags uint8
 	// SourceIdentity and DestinationIdentity are 0 if not determined.
-	SourceIdentity, DestinationIdentity Identity
+	SourceIdentity, DestinationIdentity identity.Numeric
 	// SourceSlot and DestinationSlot are NoSlot if not local or not determined.
 	SourceSlot, DestinationSlot Slot
 	// Egress and Ingress are what the policies of the sender and of the
@@ -217,8 +218,8 @@ func decodeEvent(raw []byte) (Event, error) {
 		SourceMAC:           w.SrcMac,
 		Protocol:            w.Proto,
 		TCPFlags:            w.TcpFlags,
-		SourceIdentity:      Identity(w.SrcIdentity),
-		DestinationIdentity: Identity(w.DstIdentity),
+		SourceIdentity:      identity.Numeric(w.SrcIdentity),
+		DestinationIdentity: identity.Numeric(w.DstIdentity),
 		SourceSlot:          Slot(w.SrcSlot),
 		DestinationSlot:     Slot(w.DstSlot),
 		Egress:              sideOf(w.Egress, EventType(w.Type)),

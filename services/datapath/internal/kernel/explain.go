@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -18,7 +19,7 @@ import (
 // Peer is one end of a connection as the maps know it.
 type Peer struct {
 	Addr     netip.Addr
-	Identity Identity
+	Identity identity.Numeric
 	// Word of the identity; not Known: the tables do not know it.
 	Word policytable.Identity
 	// Slot of the endpoint, HostSlot for the node's own addresses, NoSlot else.
@@ -157,11 +158,11 @@ func (k *Kernel) peer(a netip.Addr) (Peer, error) {
 	// whoever is local says it of itself
 	switch {
 	case p.Slot == HostSlot:
-		p.Identity = IdentityHost
+		p.Identity = identity.Host
 	case p.Slot != NoSlot:
 		p.Identity = k.at(p.Slot).Identity
 	}
-	if i, ok := p.Identity.index(); ok {
+	if i, ok := identityPlace(p.Identity); ok {
 		p.Word = unpacked(k.tables.identity(i))
 	}
 	return p, nil
@@ -203,7 +204,7 @@ func (k *Kernel) addressReason(x *Explanation, t Tuple, fromPod bool) Reason {
 			return DropNoRoute
 		}
 	}
-	if t.Protocol == unix.IPPROTO_UDP && (dst.Slot == HostSlot || dst.Identity == IdentityHost || dst.Identity == IdentityRemoteNode) {
+	if t.Protocol == unix.IPPROTO_UDP && (dst.Slot == HostSlot || dst.Identity == identity.Host || dst.Identity == identity.RemoteNode) {
 		for _, port := range k.opened.TunnelPorts {
 			if t.Responder.Port() == port {
 				return DropTunnelPort
@@ -250,7 +251,7 @@ func (k *Kernel) explainSide(s Slot, d Direction, peer Peer, point uint32) (*Sid
 		reason = DropPolicyDenied
 	case t == policytable.Allow:
 		side.Action = ActionAllow
-	case t == policytable.Pending && d == Ingress && peer.Identity == IdentityHost:
+	case t == policytable.Pending && d == Ingress && peer.Identity == identity.Host:
 		side.Action = ActionAllow
 	case t == policytable.Pending:
 		reason = DropPolicyPending

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -77,9 +78,9 @@ func explained(t testing.TB, k *Kernel) (egress, ingress policytable.ID) {
 	must(t, "DefineIdentityClass", err)
 	must(t, "SetIdentities", k.SetIdentities(map[uint32]policytable.Identity{
 		uint32(a.Identity): {Class: class, Known: true}, uint32(b.Identity): {Class: class, Known: true},
-		uint32(IdentityHost):      {Class: class + 1, Kind: 3, Scope: 1, Known: true},
-		uint32(IdentityWorldIPv4): {Class: class + 2, Kind: 1, Scope: 2, Known: true},
-		uint32(IdentityWorldIPv6): {Class: class + 2, Kind: 2, Scope: 2, Known: true},
+		uint32(identity.Host):      {Class: class + 1, Kind: 3, Scope: 1, Known: true},
+		uint32(identity.WorldIPv4): {Class: class + 2, Kind: 1, Scope: 2, Known: true},
+		uint32(identity.WorldIPv6): {Class: class + 2, Kind: 2, Scope: 2, Known: true},
 	}))
 	nothing := port80(0xffff)
 	c := policytable.Content{
@@ -136,7 +137,7 @@ func TestKernelExplainNamesEveryStep(t *testing.T) {
 	if x.Reason != ForwardOutside || x.Ingress != nil || x.Egress.Rule != 3 || x.Egress.Lookup.AddressBlock != netip.MustParsePrefix("198.51.100.0/24") {
 		t.Errorf("an address in two blocks: %v, %+v", x.Reason, x.Egress)
 	}
-	if d := x.Destination; d.Slot != NoSlot || d.Identity != IdentityWorldIPv4 || d.Entry.IsValid() {
+	if d := x.Destination; d.Slot != NoSlot || d.Identity != identity.WorldIPv4 || d.Entry.IsValid() {
 		t.Errorf("the world: %+v", d)
 	}
 	x = ask(6, from, netip.MustParseAddrPort("198.51.9.9:80"))

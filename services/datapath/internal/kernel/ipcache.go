@@ -12,13 +12,14 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
 // IPInfo is what the ipcache knows about a prefix.
 type IPInfo struct {
-	Identity Identity
+	Identity identity.Numeric
 	// Node is the number of the node that holds the prefix, 0 for this node or
 	// none.
 	Node uint16
@@ -43,7 +44,7 @@ type IPEntry struct {
 // counts. The entries of endpoints, of host addresses and of the node's pod
 // ranges are kept by Publish, SyncHostAddrs and Open.
 func (k *Kernel) UpsertIP(p netip.Prefix, i IPInfo) error {
-	if err := errors.Join(checkPrefix(p), i.Identity.validate()); err != nil {
+	if err := errors.Join(checkPrefix(p), checkIdentity(i.Identity)); err != nil {
 		return err
 	}
 	if err := k.lock(); err != nil {
@@ -108,7 +109,7 @@ func (k *Kernel) ipcache() ([]IPEntry, error) {
 }
 
 func infoOf(v bpf.MapsSlIpcache) IPInfo {
-	return IPInfo{Identity: Identity(v.Identity), Node: v.Node, Flags: IPFlags(v.Flags)}
+	return IPInfo{Identity: identity.Numeric(v.Identity), Node: v.Node, Flags: IPFlags(v.Flags)}
 }
 
 func checkPrefix(p netip.Prefix) error {
@@ -161,7 +162,7 @@ func (k *Kernel) syncPodRanges(ranges []netip.Prefix) error {
 	if err != nil {
 		return err
 	}
-	want := IPInfo{Identity: IdentityUnknownInCluster, Flags: FlagPodRange}
+	want := IPInfo{Identity: identity.UnknownInCluster, Flags: FlagPodRange}
 	for _, p := range ranges {
 		if err := k.putIP(p, want); err != nil {
 			return fmt.Errorf("%v: %w", p, err)

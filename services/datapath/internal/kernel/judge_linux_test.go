@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -55,7 +56,7 @@ func (j judge) ask(t testing.TB, q bpf.MapsSlQuestion) (Reason, bpf.MapsSlSide) 
 }
 
 // question about a peer of a pod's table.
-func question(table policytable.ID, peer Identity, addr netip.Addr, proto uint8, port uint16) bpf.MapsSlQuestion {
+func question(table policytable.ID, peer identity.Numeric, addr netip.Addr, proto uint8, port uint16) bpf.MapsSlQuestion {
 	q := bpf.MapsSlQuestion{
 		Identity:  uint32(peer),
 		Point:     uint32(proto)<<16 | uint32(port),
@@ -126,7 +127,7 @@ func update(t testing.TB, k *Kernel, name string, key, value any) {
 	must(t, "write "+name, k.Pins.Map(name).Update(key, value, ebpf.UpdateAny))
 }
 
-func identityIndex(id Identity) uint32 {
+func identityIndex(id identity.Numeric) uint32 {
 	if id >= 0xff0000 {
 		return uint32(id) - 0xff0000 + 65536
 	}
@@ -187,11 +188,11 @@ func TestKernelVerdictsAreThoseOfTheTable(t *testing.T) {
 	s.header.DefClass[6] = 1
 	s.put(t, k)
 
-	const web, local, lost = Identity(300), Identity(0xff0007), Identity(301)
-	for id, word := range map[Identity]uint32{
-		web:          knownWord(7, 0, 0),
-		local:        knownWord(7, 0, 2),
-		IdentityHost: knownWord(8, 3, 1),
+	const web, local, lost = identity.Numeric(300), identity.Numeric(0xff0007), identity.Numeric(301)
+	for id, word := range map[identity.Numeric]uint32{
+		web:           knownWord(7, 0, 0),
+		local:         knownWord(7, 0, 2),
+		identity.Host: knownWord(8, 3, 1),
 	} {
 		update(t, k, bpf.MapsMapSlId, identityIndex(id), word)
 	}
@@ -213,7 +214,7 @@ func TestKernelVerdictsAreThoseOfTheTable(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		table  policytable.ID
-		peer   Identity
+		peer   identity.Numeric
 		addr   netip.Addr
 		port   uint16
 		egress bool
@@ -224,9 +225,9 @@ func TestKernelVerdictsAreThoseOfTheTable(t *testing.T) {
 		{name: "table 0 denies", table: policytable.Deny, peer: web, reason: DropPolicyDenied, side: bpf.MapsSlSide{By: byTable}},
 		{name: "table 0 passes in audit mode", table: policytable.Deny, peer: web, audit: true, side: bpf.MapsSlSide{By: byTable, Audited: 1}},
 		{name: "table 1 allows", table: policytable.Allow, peer: lost, side: bpf.MapsSlSide{By: byTable, Action: actAllow}},
-		{name: "pending lets the host in", table: policytable.Pending, peer: IdentityHost, side: bpf.MapsSlSide{By: byTable, Action: actAllow}},
+		{name: "pending lets the host in", table: policytable.Pending, peer: identity.Host, side: bpf.MapsSlSide{By: byTable, Action: actAllow}},
 		{name: "pending lets nobody else in", table: policytable.Pending, peer: web, reason: DropPolicyPending, side: bpf.MapsSlSide{By: byTable}},
-		{name: "pending lets nothing out", table: policytable.Pending, peer: IdentityHost, egress: true, reason: DropPolicyPending, side: bpf.MapsSlSide{By: byTable}},
+		{name: "pending lets nothing out", table: policytable.Pending, peer: identity.Host, egress: true, reason: DropPolicyPending, side: bpf.MapsSlSide{By: byTable}},
 		{name: "pending passes in audit mode", table: policytable.Pending, peer: web, audit: true, side: bpf.MapsSlSide{By: byTable, Audited: 1}},
 		{name: "a number between the fixed ones and the others", table: 15, peer: web, reason: DropPolicyTable, side: bpf.MapsSlSide{By: byTable}},
 		{name: "a table that nobody wrote", table: unused, peer: web, reason: DropPolicyTable, side: bpf.MapsSlSide{By: byTable}},
@@ -246,8 +247,8 @@ func TestKernelVerdictsAreThoseOfTheTable(t *testing.T) {
 		{name: "a pass of the rest is the default", table: open, peer: web, port: 15, side: bpf.MapsSlSide{By: byDefault, Action: actAllow}},
 		{name: "an Admin allow beats a deny of the rest", table: plain, peer: web, port: 16, side: bpf.MapsSlSide{By: byRule, Rule: 3, Action: actAllow}},
 
-		{name: "the host where it is allowed", table: host, peer: IdentityHost, port: 10, side: bpf.MapsSlSide{By: byHost, Action: actAllow}},
-		{name: "the host where it is not", table: plain, peer: IdentityHost, port: 10, reason: DropPolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
+		{name: "the host where it is allowed", table: host, peer: identity.Host, port: 10, side: bpf.MapsSlSide{By: byHost, Action: actAllow}},
+		{name: "the host where it is not", table: plain, peer: identity.Host, port: 10, reason: DropPolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
 		{name: "another peer where the host is allowed", table: host, peer: web, port: 9, reason: DropPolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
 
 		{name: "an unknown peer", table: plain, peer: lost, port: 10, reason: DropIdentityUnknown, side: bpf.MapsSlSide{By: byUnknown}},
@@ -288,7 +289,7 @@ func TestKernelVerdictsAreThoseOfTheTable(t *testing.T) {
 func TestKernelDamagedTablesNeverAllow(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
 	j := newJudge(t, k)
-	const id, peer = policytable.ID(16), Identity(300)
+	const id, peer = policytable.ID(16), identity.Numeric(300)
 	update(t, k, bpf.MapsMapSlId, uint32(peer), knownWord(7, 0, 0))
 	base := uint32(id) * 16
 	for _, c := range []struct {
@@ -357,7 +358,7 @@ func TestKernelDamagedTablesNeverAllow(t *testing.T) {
 func TestKernelSearchFindsEveryInterval(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
 	j := newJudge(t, k)
-	const id, peer = policytable.ID(16), Identity(300)
+	const id, peer = policytable.ID(16), identity.Numeric(300)
 	const first = uint32(1000) // node
 	r := rand.New(rand.NewPCG(1, 2))
 	for _, n := range []int{1, 2, 15, 16, 17, 255, 256, 257, 4096} {

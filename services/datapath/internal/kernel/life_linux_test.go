@@ -17,6 +17,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
@@ -194,7 +195,7 @@ func newStage(t testing.TB) (runner, map[string]Endpoint) {
 		t.Fatalf("SyncHostAddrs: %v", err)
 	}
 	for _, x := range []netip.Addr{remote4, remote6} {
-		if err := k.UpsertIP(hostPrefix(x), IPInfo{Identity: IdentityRemoteNode, Node: 2}); err != nil {
+		if err := k.UpsertIP(hostPrefix(x), IPInfo{Identity: identity.RemoteNode, Node: 2}); err != nil {
 			t.Fatalf("UpsertIP(%v): %v", x, err)
 		}
 	}
@@ -468,9 +469,9 @@ func lives() []life {
 		{name: "ingress pending admits the own host", to: true, policies: deny("a", policytable.Pending, policytable.Pending), in: to4(host4, 6, web), reason: ForwardFromStack},
 		{name: "ingress pending denies a remote node", to: true, policies: deny("a", policytable.Pending, policytable.Pending), in: to4(remote4, 6, web), reason: DropPolicyPending},
 		{name: "ingress pending denies the world", to: true, policies: deny("a", policytable.Pending, policytable.Pending), in: to6(world6, 6, web), reason: DropPolicyPending},
-		{name: "the mark of an uplink names no sender", to: true, policies: deny("a", policytable.Pending, policytable.Pending), in: to4(host4, 6, web), mark: markOf(0x0a00, uint32(IdentityWorld)), reason: ForwardFromStack},
+		{name: "the mark of an uplink names no sender", to: true, policies: deny("a", policytable.Pending, policytable.Pending), in: to4(host4, 6, web), mark: markOf(0x0a00, uint32(identity.World)), reason: ForwardFromStack},
 		{name: "the mark of a pod names no sender", to: true, policies: deny("a", policytable.Pending, policytable.Pending), in: to4(host4, 6, web), mark: markOf(markPod, 300), reason: ForwardFromStack},
-		{name: "a mark does not make the world the host", to: true, policies: deny("a", policytable.Pending, policytable.Pending), in: to4(world4, 6, web), mark: markOf(markPod, uint32(IdentityHost)), reason: DropPolicyPending},
+		{name: "a mark does not make the world the host", to: true, policies: deny("a", policytable.Pending, policytable.Pending), in: to4(world4, 6, web), mark: markOf(markPod, uint32(identity.Host)), reason: DropPolicyPending},
 		{name: "a process of the host is not the pod whose address it uses", to: true, in: to4(b.IPv4, 6, web), mark: markOf(markPod, 300), reason: DropSpoofedIP},
 		{name: "the same in IPv6", to: true, in: to6(b.IPv6, 17, dns), reason: DropSpoofedIP},
 		{name: "a mark of the host's processes does not say that the packet was evaluated", to: true, policies: deny("a", policytable.Deny, policytable.Deny), in: to4(host4, 6, web), mark: markOf(markJudged, 1), reason: DropPolicyDenied},

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -117,7 +118,7 @@ func testEndpoint(ifindex uint32, n byte) Endpoint {
 	a6[15] = n
 	return Endpoint{
 		Ifindex:  ifindex,
-		Identity: 256 + Identity(n),
+		Identity: 256 + identity.Numeric(n),
 		IPv4:     netip.AddrFrom4([4]byte{10, 244, 0, n}),
 		IPv6:     netip.AddrFrom16(a6),
 		MAC:      [6]byte{2, 0, 0, 0, 1, n},

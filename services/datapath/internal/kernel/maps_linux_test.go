@@ -18,6 +18,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
@@ -89,8 +90,8 @@ func TestKernelPublishNamesTheBadField(t *testing.T) {
 	for field, change := range map[string]func(*Endpoint){
 		"Ifindex":            func(e *Endpoint) { e.Ifindex = 0 },
 		"Identity":           func(e *Endpoint) { e.Identity = 0 },
-		"Identity: 1 ":       func(e *Endpoint) { e.Identity = IdentityHost },
-		"Identity: 25":       func(e *Endpoint) { e.Identity = IdentityUnknownInCluster },
+		"Identity: 1 ":       func(e *Endpoint) { e.Identity = identity.Host },
+		"Identity: 25":       func(e *Endpoint) { e.Identity = identity.UnknownInCluster },
 		"Identity: 16711680": func(e *Endpoint) { e.Identity = firstNodeLocal },
 		"Identity: 16777216": func(e *Endpoint) { e.Identity = 1 << 24 },
 		"neither":            func(e *Endpoint) { *e = withAddrs(*e, false, false) },
@@ -111,7 +112,7 @@ func TestKernelPublishNamesTheBadField(t *testing.T) {
 		}
 	}
 	s := publish(t, k, a)
-	for _, id := range []Identity{0, IdentityHost, IdentityInit, firstNodeLocal, MaxIdentity} {
+	for _, id := range []identity.Numeric{0, identity.Host, identity.Init, firstNodeLocal, identity.Max} {
 		if err := k.SetIdentity(s.Slot, id); !errors.Is(err, pin.ErrInvalid) {
 			t.Errorf("SetIdentity to %d: %v", id, err)
 		}
@@ -205,7 +206,7 @@ func TestKernelHostAddrsAreExactlyTheGivenOnes(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, e := range es {
-			if e.Identity == IdentityHost {
+			if e.Identity == identity.Host {
 				cached = append(cached, e.Prefix.Addr())
 			}
 		}
@@ -226,10 +227,10 @@ func TestKernelIPCacheHoldsPrefixesOfBothFamilies(t *testing.T) {
 	want := []IPEntry{
 		{netip.MustParsePrefix("0.0.0.0/0"), IPInfo{Identity: 2}},
 		{netip.MustParsePrefix("10.0.0.0/8"), IPInfo{Identity: 300, Node: 7}},
-		{podCIDR4, IPInfo{Identity: IdentityUnknownInCluster, Flags: FlagPodRange}},
-		{netip.MustParsePrefix("10.244.0.5/32"), IPInfo{Identity: MaxIdentity, Node: 65535, Flags: 0xfffe}},
+		{podCIDR4, IPInfo{Identity: identity.UnknownInCluster, Flags: FlagPodRange}},
+		{netip.MustParsePrefix("10.244.0.5/32"), IPInfo{Identity: identity.Max, Node: 65535, Flags: 0xfffe}},
 		{netip.MustParsePrefix("2001:db8::/32"), IPInfo{Identity: 301}},
-		{podCIDR6, IPInfo{Identity: IdentityUnknownInCluster, Flags: FlagPodRange}},
+		{podCIDR6, IPInfo{Identity: identity.UnknownInCluster, Flags: FlagPodRange}},
 	}
 	for _, e := range want {
 		for range 2 {
@@ -331,7 +332,7 @@ func TestKernelOtherConstantsAreAnotherProgramOnTheSameMaps(t *testing.T) {
 		t.Errorf("audit of the program itself: %+v, %v", audit, err)
 	}
 	es, err := second.IPCache()
-	want := []IPEntry{{o.PodCIDRs[0], IPInfo{Identity: IdentityUnknownInCluster, Flags: FlagPodRange}}}
+	want := []IPEntry{{o.PodCIDRs[0], IPInfo{Identity: identity.UnknownInCluster, Flags: FlagPodRange}}}
 	if err != nil || !slices.Equal(es, want) {
 		t.Errorf("ipcache with other pod ranges %v, %v, want %v", es, err, want)
 	}
@@ -684,7 +685,7 @@ func TestKernelReadersNeverMissAnEndpoint(t *testing.T) {
 			if err == nil && n%100 == 0 {
 				err = errors.Join(
 					k.SyncHostAddrs([]netip.Addr{host4, netip.AddrFrom4([4]byte{192, 0, 2, byte(n / 100)})}),
-					k.UpsertIP(hostPrefix(b.IPv4), IPInfo{Identity: Identity(256 + n%1000)}))
+					k.UpsertIP(hostPrefix(b.IPv4), IPInfo{Identity: identity.Numeric(256 + n%1000)}))
 			}
 		}
 		done <- err

@@ -17,6 +17,7 @@ import (
 	"sync"
 
 	"github.com/cilium/ebpf"
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
@@ -138,11 +139,11 @@ func (k *Kernel) loadProgram(name string, read func() (*ebpf.CollectionSpec, err
 }
 
 // worlds are the identities of addresses that the ipcache does not know.
-func (o Options) worlds() (v4, v6 Identity) {
+func (o Options) worlds() (v4, v6 identity.Numeric) {
 	if len(o.PodCIDRs) == 2 {
-		return IdentityWorldIPv4, IdentityWorldIPv6
+		return identity.WorldIPv4, identity.WorldIPv6
 	}
-	return IdentityWorld, IdentityWorld
+	return identity.World, identity.World
 }
 
 // setConstants fixes what config.h declares.

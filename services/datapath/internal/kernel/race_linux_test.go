@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -152,7 +153,7 @@ func TestKernelNoStampVouchesForTwoJudgements(t *testing.T) {
 	pod := th.pods["a"]
 	out := th.shot(say("a", "world", datagram(4000, 53), 0))
 	back := th.shot(say("world", "a", datagram(53, 4000), 0))
-	identity := func(id Identity) error {
+	identity := func(id identity.Numeric) error {
 		return errors.Join(th.k.UpsertIP(hostPrefix(th.addr("world")), IPInfo{Identity: id}), th.k.BumpAddress(th.addr("world")))
 	}
 	table := func(egress policytable.ID) error {

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
@@ -28,8 +29,8 @@ const (
 	kindMask, scopeMask = policytable.Kinds - 1, 3
 )
 
-// index is the place of an identity's entry, false if it can have none.
-func (id Identity) index() (int, bool) {
+// identityPlace is the place of an identity's entry, false if it can have none.
+func identityPlace(id identity.Numeric) (int, bool) {
 	switch {
 	case id > 0 && id < clusterWide:
 		return int(id), true
@@ -39,11 +40,11 @@ func (id Identity) index() (int, bool) {
 	return 0, false
 }
 
-func identityOfIndex(index int) Identity {
+func identityOfIndex(index int) identity.Numeric {
 	if index < clusterWide {
-		return Identity(index)
+		return identity.Numeric(index)
 	}
-	return Identity(index-clusterWide) + firstNodeLocal
+	return identity.Numeric(index-clusterWide) + firstNodeLocal
 }
 
 // packed is the entry of an identity as the map holds it.
@@ -63,11 +64,11 @@ func unpacked(v uint32) policytable.Identity {
 	}
 }
 
-func validateIdentity(id Identity, w policytable.Identity) error {
+func validateIdentity(id identity.Numeric, w policytable.Identity) error {
 	bad := func(format string, args ...any) error {
 		return fmt.Errorf("identity %d: %w: "+format, append([]any{id, pin.ErrInvalid}, args...)...)
 	}
-	if _, ok := id.index(); !ok {
+	if _, ok := identityPlace(id); !ok {
 		return bad("it is neither cluster-wide, below %d, nor of this node", clusterWide)
 	}
 	if !w.Known {
@@ -87,7 +88,7 @@ func validateIdentity(id Identity, w policytable.Identity) error {
 // them are checked before the first store.
 func (k *Kernel) SetIdentities(ws map[uint32]policytable.Identity) error {
 	for id, w := range ws {
-		if err := validateIdentity(Identity(id), w); err != nil {
+		if err := validateIdentity(identity.Numeric(id), w); err != nil {
 			return err
 		}
 	}
@@ -97,7 +98,7 @@ func (k *Kernel) SetIdentities(ws map[uint32]policytable.Identity) error {
 	defer k.mu.Unlock()
 	s := k.tables
 	for id, w := range ws {
-		i, _ := Identity(id).index()
+		i, _ := identityPlace(identity.Numeric(id))
 		if s.identities[i] == packed(w) && s.identity(i) == packed(w) {
 			continue
 		}

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
@@ -52,7 +53,7 @@ func cloneContent(c *policytable.Content) *policytable.Content {
 }
 
 // lookup is the slow and obvious verdict.
-func (m *model) lookup(c *policytable.Content, id Identity, addr netip.Addr, point uint32) TableVerdict {
+func (m *model) lookup(c *policytable.Content, id identity.Numeric, addr netip.Addr, point uint32) TableVerdict {
 	w, ok := m.words[uint32(id)]
 	if !ok {
 		w = policytable.Identity{Kind: policytable.KindUnknown}
@@ -232,8 +233,8 @@ func (r *randomTable) addr() netip.Addr {
 	return netip.AddrFrom16([16]byte{0xfd, 15: byte(r.IntN(8))})
 }
 
-func (r *randomTable) identity() Identity {
-	return []Identity{1, 9, 256, 257, 258, 65535, 0xff0000, 0xff0fff, 70000}[r.IntN(9)]
+func (r *randomTable) identity() identity.Numeric {
+	return []identity.Numeric{1, 9, 256, 257, 258, 65535, 0xff0000, 0xff0fff, 70000}[r.IntN(9)]
 }
 
 func (r *randomTable) word() policytable.Identity {

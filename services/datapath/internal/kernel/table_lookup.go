@@ -12,6 +12,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -151,7 +152,7 @@ var ErrCorrupt = errors.New("table is damaged")
 //
 // ErrNoTable says that the table is not there, ErrCorrupt that it is damaged;
 // the programs drop in both cases.
-func (k *Kernel) LookupTable(t policytable.ID, id Identity, addr netip.Addr, point uint32) (TableVerdict, error) {
+func (k *Kernel) LookupTable(t policytable.ID, id identity.Numeric, addr netip.Addr, point uint32) (TableVerdict, error) {
 	if err := k.rlock(); err != nil {
 		return TableVerdict{}, err
 	}
@@ -159,7 +160,7 @@ func (k *Kernel) LookupTable(t policytable.ID, id Identity, addr netip.Addr, poi
 	return k.lookupTable(t, id, addr, point)
 }
 
-func (k *Kernel) lookupTable(t policytable.ID, id Identity, addr netip.Addr, point uint32) (TableVerdict, error) {
+func (k *Kernel) lookupTable(t policytable.ID, id identity.Numeric, addr netip.Addr, point uint32) (TableVerdict, error) {
 	switch {
 	case t == policytable.Allow:
 		return TableVerdict{Action: actionAllow, By: byTable}, nil
@@ -179,9 +180,9 @@ func (k *Kernel) lookupTable(t policytable.ID, id Identity, addr netip.Addr, poi
 	return v, nil
 }
 
-func (s *tableStore) lookup(h *bpf.MapsSlTable, id Identity, addr netip.Addr, point uint32) (v TableVerdict, err error) {
+func (s *tableStore) lookup(h *bpf.MapsSlTable, id identity.Numeric, addr netip.Addr, point uint32) (v TableVerdict, err error) {
 	w := policytable.Identity{}
-	if i, ok := id.index(); ok {
+	if i, ok := identityPlace(id); ok {
 		w = unpacked(s.identity(i))
 	}
 	if !w.Known {

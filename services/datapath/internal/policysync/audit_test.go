@@ -4,10 +4,10 @@
 package policysync
 
 import (
+	"testing"
+
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
-
-import "testing"
 
 func TestCheckFindsWhatWasChangedBehindItsBackAndRepairsIt(t *testing.T) {
 	k := scene()

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
@@ -116,17 +117,17 @@ func newStage(t *testing.T) *stage {
 	s := &stage{t: t, dir: filepath.Join(dir, "sluice"), slots: map[uint16]uint32{}}
 	s.start()
 	t.Cleanup(func() { s.close() })
-	for i, identity := range []uint32{300, 301, 300} {
+	for i, number := range []uint32{300, 301, 300} {
 		n := byte(i + 1)
 		slot, err := s.kernel.Publish(t.Context(), kernel.Endpoint{
-			Ifindex: 1000 + uint32(n), Identity: kernel.Identity(identity), IPv4: netip.AddrFrom4([4]byte{10, 244, 0, n}),
+			Ifindex: 1000 + uint32(n), Identity: identity.Numeric(number), IPv4: netip.AddrFrom4([4]byte{10, 244, 0, n}),
 			MAC: [6]byte{2, 0, 0, 0, 0, n}, HostMAC: [6]byte{2, 0, 0, 0, 1, n}, MTU: 1500, Deliver: kernel.DeliverPeer,
 			Policy: kernel.Policy{Egress: policytable.Pending, Ingress: policytable.Pending},
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.slots[uint16(slot)] = identity
+		s.slots[uint16(slot)] = number
 	}
 	s.restart()
 	return s
@@ -178,7 +179,7 @@ func (s *stage) allows(e kernel.Endpoint, d policytable.Direction, peer uint32, 
 	case policytable.Allow:
 		return true
 	}
-	v, err := s.kernel.LookupTable(table, kernel.Identity(peer), addr, point)
+	v, err := s.kernel.LookupTable(table, identity.Numeric(peer), addr, point)
 	if err != nil {
 		s.t.Fatalf("table %d: %v", table, err)
 	}

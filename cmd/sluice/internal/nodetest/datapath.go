@@ -5,6 +5,7 @@ package nodetest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/verdict"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
+	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
@@ -115,8 +117,10 @@ type observer struct {
 
 func (f *observer) Observe(r *datapathv1.ObserveRequest, s grpc.ServerStreamingServer[datapathv1.ObserveResponse]) error {
 	f.node.Observed <- r
-	if slices.Contains(r.GetLabelSelectors(), "app in (") {
-		return status.Error(codes.InvalidArgument, "label_selectors[0]: at its end: want a comma or )")
+	if i := slices.Index(r.GetReasons(), "nonsense"); i >= 0 {
+		field := fmt.Sprintf("reasons[%d]", i)
+		return rpcerr.New(codes.InvalidArgument, rpcerr.Reason{Domain: "datapath.sluice.io", Name: "INVALID"}, errors.New("a text that is for people"),
+			rpcerr.Field(field, field+`: "nonsense" is none of spoofed-ip, no-route`), rpcerr.Field("selectors[0].requirements[1].key", "must be shorter"))
 	}
 	for _, flow := range f.node.Flows {
 		if err := s.Send(&datapathv1.ObserveResponse{Event: &datapathv1.ObserveResponse_Flow{Flow: flow}}); err != nil {

@@ -11,20 +11,19 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/endpoint"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/ports"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/selector"
+	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
@@ -182,7 +181,11 @@ func (o *flags) request(now time.Time) (*datapathv1.ObserveRequest, error) {
 		if strings.TrimSpace(s) == "" {
 			return nil, invocation.Usagef("--label: an empty selector")
 		}
-		req.LabelSelectors = append(req.LabelSelectors, s)
+		sel, err := selector.Parse(s)
+		if err != nil {
+			return nil, invocation.Usagef("--label: %w", err)
+		}
+		req.Selectors = append(req.Selectors, sel)
 	}
 	for _, s := range o.verdicts {
 		v, err := enumNamed[datapathv1.Verdict]("--verdict", s, "VERDICT_", datapathv1.Verdict_value)
@@ -201,24 +204,30 @@ func (o *flags) request(now time.Time) (*datapathv1.ObserveRequest, error) {
 	return req, nil
 }
 
-// criterion is a field of the request in a message of the service.
-var criterion = regexp.MustCompile(`^([a-z_]+)(?:\[\d+\])?: `)
+// criteria are the flags by the field of the request.
+var criteria = map[string]string{
+	"since": "--since", "owners": "--container", "identities": "--identity", "prefixes": "--address", "reasons": "--reason", "direction": "--direction",
+	"protocols": "--protocol", "ports": "--port", "selectors": "--label", "verdicts": "--verdict", "types": "--type",
+}
 
-// inFlags names the flag that the service found a mistake in.
+// inFlags names the flags of the fields that the service found mistakes in.
 func inFlags(err error) error {
-	st, ok := status.FromError(err)
-	if !ok || st.Code() != codes.InvalidArgument {
+	var lines []string
+	for _, v := range rpcerr.Fields(err) {
+		name := v.GetField()
+		if i := strings.IndexAny(name, "[."); i >= 0 {
+			name = name[:i]
+		}
+		flag, ok := criteria[name]
+		if !ok {
+			return err
+		}
+		lines = append(lines, flag+": "+strings.TrimPrefix(v.GetDescription(), v.GetField()+": "))
+	}
+	if len(lines) == 0 {
 		return err
 	}
-	match := criterion.FindStringSubmatch(st.Message())
-	if match == nil {
-		return err
-	}
-	flag, ok := map[string]string{"label_selectors": "--label", "reasons": "--reason", "owners": "--container", "prefixes": "--address"}[match[1]]
-	if !ok {
-		return err
-	}
-	return invocation.Usagef("%s: %s", flag, strings.TrimPrefix(st.Message(), match[0]))
+	return invocation.Usagef("%s", strings.Join(lines, "\n"))
 }
 
 func run(ctx context.Context, inv *invocation.Invocation, req *datapathv1.ObserveRequest) error {

@@ -5,7 +5,6 @@ package observe
 
 import (
 	"encoding/json"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -29,7 +28,7 @@ func TestObserveShowsVerdictsWithTheirRules(t *testing.T) {
 	}}
 	out, _ := n.Want(t, 0, "observe", "--label", "app=web,tier in (a,b)", "--label", "!x", "--verdict", "dropped,audited", "--type", "policy-verdict")
 	r := <-n.Observed
-	if !slices.Equal(r.GetLabelSelectors(), []string{"app=web,tier in (a,b)", "!x"}) || len(r.GetVerdicts()) != 2 || r.GetVerdicts()[1] != datapathv1.Verdict_VERDICT_AUDITED ||
+	if len(r.GetSelectors()) != 2 || len(r.GetSelectors()[0].GetRequirements()) != 2 || r.GetSelectors()[1].GetRequirements()[0].GetOperator() != datapathv1.LabelOperator_LABEL_OPERATOR_NOT_EXISTS || len(r.GetVerdicts()) != 2 || r.GetVerdicts()[1] != datapathv1.Verdict_VERDICT_AUDITED ||
 		r.GetTypes()[0] != datapathv1.FlowType_FLOW_TYPE_POLICY_VERDICT {
 		t.Errorf("request %v", r)
 	}
@@ -47,8 +46,14 @@ func TestObserveShowsVerdictsWithTheirRules(t *testing.T) {
 		t.Errorf("JSON %v %s", err, out)
 	}
 	_, errOut := n.Want(t, invocation.ExitUsage, "observe", "--label", "app in (")
-	<-n.Observed
 	nodetest.WantLines(t, errOut, "sluice: --label: at its end: want a comma or )")
+	if len(n.Observed) > 0 {
+		t.Error("a selector with a mistake was sent")
+	}
+	// The service names the field, and the answer of the command the flag.
+	_, errOut = n.Want(t, invocation.ExitUsage, "observe", "--reason", "nonsense", "--label", "app")
+	<-n.Observed
+	nodetest.WantLines(t, errOut, `sluice: --reason: "nonsense" is none of spoofed-ip, no-route`, "--label: must be shorter")
 	for _, bad := range [][]string{{"--label", " "}, {"--verdict", "lost"}, {"--type", "unspecified"}} {
 		_, errOut := n.Want(t, invocation.ExitUsage, append([]string{"observe"}, bad...)...)
 		if bad[0] != "--label" && !strings.Contains(errOut, "is not one of ") {

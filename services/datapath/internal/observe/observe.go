@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/selector"
 )
 
 // Type is what an event is about.
@@ -209,7 +208,7 @@ type Filter struct {
 	Ports      map[uint16]bool
 	Verdicts   map[Verdict]bool
 	Types      map[Type]bool
-	Selectors  []selector.Selector
+	Selectors  []Selector
 }
 
 // Match says whether e passes. labels gives those of an identity; what is not
@@ -221,7 +220,7 @@ func (f Filter) Match(e Event, labels func(identity uint32) ([]endpoint.Label, b
 	}
 	selected := func(identity uint32) bool {
 		ls, ok := labels(identity)
-		return ok && slices.ContainsFunc(f.Selectors, func(s selector.Selector) bool { return s.Matches(ls) })
+		return ok && slices.ContainsFunc(f.Selectors, func(s Selector) bool { return s.Matches(ls) })
 	}
 	return either(len(f.Owners), f.Owners[e.Owner], f.Owners[e.OtherOwner]) &&
 		either(len(f.Identities), f.Identities[e.SourceIdentity], f.Identities[e.DestinationIdentity]) &&

@@ -56,24 +56,17 @@ func (s *Server) Explain(ctx context.Context, r *datapathv1.ExplainRequest) (*da
 }
 
 func tupleOf(r *datapathv1.ExplainRequest) (kernel.Tuple, error) {
-	src, ok := netip.AddrFromSlice(r.GetSourceAddress())
-	if !ok || src.Is4In6() {
-		return kernel.Tuple{}, &endpoint.FieldError{Field: "source_address", Reason: "is no address of 4 or 16 bytes"}
-	}
-	dst, ok := netip.AddrFromSlice(r.GetDestinationAddress())
-	if !ok || dst.Is4In6() {
-		return kernel.Tuple{}, &endpoint.FieldError{Field: "destination_address", Reason: "is no address of 4 or 16 bytes"}
-	}
-	if src.Is4() != dst.Is4() {
+	// The lengths of the addresses and the ranges of the numbers are rules of the
+	// proto file.
+	src, _ := netip.AddrFromSlice(r.GetSourceAddress())
+	dst, _ := netip.AddrFromSlice(r.GetDestinationAddress())
+	switch {
+	case src.Is4In6():
+		return kernel.Tuple{}, &endpoint.FieldError{Field: "source_address", Reason: "is an IPv4 address in 16 bytes"}
+	case dst.Is4In6():
+		return kernel.Tuple{}, &endpoint.FieldError{Field: "destination_address", Reason: "is an IPv4 address in 16 bytes"}
+	case src.Is4() != dst.Is4():
 		return kernel.Tuple{}, &endpoint.FieldError{Field: "destination_address", Reason: "is of another family than source_address"}
-	}
-	for field, n := range map[string]uint32{"source_port": r.GetSourcePort(), "destination_port": r.GetDestinationPort()} {
-		if n > 65535 {
-			return kernel.Tuple{}, &endpoint.FieldError{Field: field, Reason: "is above 65535"}
-		}
-	}
-	if r.GetProtocol() > 255 {
-		return kernel.Tuple{}, &endpoint.FieldError{Field: "protocol", Reason: "is above 255"}
 	}
 	return kernel.Tuple{
 		Initiator: netip.AddrPortFrom(src, uint16(r.GetSourcePort())), Responder: netip.AddrPortFrom(dst, uint16(r.GetDestinationPort())),

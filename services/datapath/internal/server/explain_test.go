@@ -111,14 +111,11 @@ func TestExplainNamesTheBadField(t *testing.T) {
 	s := &Server{Maps: &fakeMaps{}}
 	four, six := []byte{10, 0, 0, 1}, make([]byte, 16)
 	six[0] = 0xfd
+	mapped := append(make([]byte, 10), 0xff, 0xff, 1, 2, 3, 4)
 	for want, r := range map[string]*datapathv1.ExplainRequest{
-		"source_address":                     {SourceAddress: []byte{1, 2}, DestinationAddress: four},
-		"destination_address":                {SourceAddress: four},
-		"destination_address: is of another": {SourceAddress: four, DestinationAddress: six},
-		"source_address: is no address of 4": {SourceAddress: append(make([]byte, 10), 0xff, 0xff, 1, 2, 3, 4), DestinationAddress: six},
-		"destination_port: is above 65535":   {SourceAddress: four, DestinationAddress: four, DestinationPort: 1 << 16},
-		"source_port: is above 65535":        {SourceAddress: four, DestinationAddress: four, SourcePort: 1 << 31},
-		"protocol: is above 255":             {SourceAddress: four, DestinationAddress: four, Protocol: 256},
+		"destination_address: is of another":      {SourceAddress: four, DestinationAddress: six},
+		"source_address: is an IPv4 address":      {SourceAddress: mapped, DestinationAddress: six},
+		"destination_address: is an IPv4 address": {SourceAddress: six, DestinationAddress: mapped},
 	} {
 		_, err := s.Explain(t.Context(), r)
 		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), want) {

@@ -18,7 +18,6 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
-	"github.com/sluice-net/sluice/services/datapath/internal/selector"
 )
 
 // Observe implements the API.
@@ -107,28 +106,35 @@ func (s *Server) filterOf(r *datapathv1.ObserveRequest) (observe.Filter, error) 
 		egress := d == datapathv1.Direction_DIRECTION_EGRESS
 		f.Egress = &egress
 	}
-	for i, v := range r.GetVerdicts() {
-		verdict, ok := verdicts[v]
-		if !ok {
-			return f, &endpoint.FieldError{Field: fmt.Sprintf("verdicts[%d]", i), Reason: fmt.Sprintf("%d is no verdict", v)}
-		}
-		f.Verdicts[verdict] = true
+	for _, v := range r.GetVerdicts() {
+		f.Verdicts[verdicts[v]] = true
 	}
-	for i, t := range r.GetTypes() {
-		typ, ok := types[t]
-		if !ok {
-			return f, &endpoint.FieldError{Field: fmt.Sprintf("types[%d]", i), Reason: fmt.Sprintf("%d is no type of event", t)}
-		}
-		f.Types[typ] = true
+	for _, t := range r.GetTypes() {
+		f.Types[types[t]] = true
 	}
-	for i, text := range r.GetLabelSelectors() {
-		sel, err := selector.Parse(text)
-		if err != nil {
-			return f, &endpoint.FieldError{Field: fmt.Sprintf("label_selectors[%d]", i), Reason: err.Error()}
-		}
-		f.Selectors = append(f.Selectors, sel)
+	for _, sel := range r.GetSelectors() {
+		f.Selectors = append(f.Selectors, selectorOf(sel))
 	}
 	return f, nil
+}
+
+func selectorOf(sel *datapathv1.LabelSelector) observe.Selector {
+	var out observe.Selector
+	for _, r := range sel.GetRequirements() {
+		one := observe.Requirement{Source: r.GetSource(), Key: r.GetKey()}
+		switch r.GetOperator() {
+		case datapathv1.LabelOperator_LABEL_OPERATOR_NOT_EXISTS, datapathv1.LabelOperator_LABEL_OPERATOR_NOT_IN:
+			one.Not = true
+		}
+		if len(r.GetValues()) > 0 {
+			one.Values = make(map[string]bool, len(r.GetValues()))
+			for _, v := range r.GetValues() {
+				one.Values[v] = true
+			}
+		}
+		out = append(out, one)
+	}
+	return out
 }
 
 var (

@@ -6,10 +6,13 @@ package server
 import (
 	"fmt"
 	"net/netip"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"buf.build/go/protovalidate"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -28,11 +31,7 @@ func TestObserveRefusesWhatNoEventHas(t *testing.T) {
 	}
 	for want, r := range map[string]*datapathv1.ObserveRequest{
 		`reasons[1]: "spoofed" is none of spoofed-ip`: {Reasons: []string{"no-route", "spoofed"}},
-		"prefixes[0]":               {Prefixes: []string{"10.0.0.1"}},
-		"verdicts[0]: 0 is no":      {Verdicts: []datapathv1.Verdict{0}},
-		"verdicts[1]: 77 is no":     {Verdicts: []datapathv1.Verdict{1, 77}},
-		"types[0]: 9 is no type":    {Types: []datapathv1.FlowType{9}},
-		"label_selectors[1]: at by": {LabelSelectors: []string{"app=web", "app web"}},
+		"prefixes[0]": {Prefixes: []string{"10.0.0.1"}},
 	} {
 		_, err := s.filterOf(r)
 		st := status.Convert(statusOf(err))
@@ -49,15 +48,79 @@ func TestObserveFilterHasEveryCriterion(t *testing.T) {
 		Identities: []uint32{300}, Prefixes: []string{"10.1.2.3/8"}, Reasons: []string{"no-route"},
 		Direction: datapathv1.Direction_DIRECTION_INGRESS, Protocols: []uint32{6}, Ports: []uint32{80},
 		Verdicts: []datapathv1.Verdict{datapathv1.Verdict_VERDICT_AUDITED}, Types: []datapathv1.FlowType{datapathv1.FlowType_FLOW_TYPE_POLICY_VERDICT},
-		LabelSelectors: []string{"app=web"},
+		Selectors: []*datapathv1.LabelSelector{{Requirements: []*datapathv1.LabelRequirement{
+			{Source: "k8s", Key: "app", Operator: datapathv1.LabelOperator_LABEL_OPERATOR_IN, Values: []string{"web", "db"}},
+			{Key: "tier", Operator: datapathv1.LabelOperator_LABEL_OPERATOR_EXISTS},
+			{Key: "canary", Operator: datapathv1.LabelOperator_LABEL_OPERATOR_NOT_EXISTS},
+			{Key: "tier", Operator: datapathv1.LabelOperator_LABEL_OPERATOR_NOT_IN, Values: []string{"back"}},
+		}}},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !f.Owners["a/eth0"] || !f.Identities[300] || f.Prefixes[0] != netip.MustParsePrefix("10.0.0.0/8") || !f.Reasons["no-route"] ||
 		f.Egress == nil || *f.Egress || !f.Protocols[6] || !f.Ports[80] || !f.Verdicts[observe.Audited] || !f.Types[observe.PolicyVerdict] ||
-		len(f.Selectors) != 1 {
+		!reflect.DeepEqual(f.Selectors, []observe.Selector{{
+			{Source: "k8s", Key: "app", Values: map[string]bool{"web": true, "db": true}},
+			{Key: "tier"},
+			{Key: "canary", Not: true},
+			{Key: "tier", Values: map[string]bool{"back": true}, Not: true},
+		}}) {
 		t.Errorf("%+v", f)
+	}
+}
+
+// The server looks at nothing that the rules of the proto file refuse.
+func TestRulesOfTheProtoFileBoundObserveAndExplain(t *testing.T) {
+	validator, err := protovalidate.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	selector := func(r ...*datapathv1.LabelRequirement) *datapathv1.ObserveRequest {
+		return &datapathv1.ObserveRequest{Selectors: []*datapathv1.LabelSelector{{Requirements: r}}}
+	}
+	const (
+		exists = datapathv1.LabelOperator_LABEL_OPERATOR_EXISTS
+		notIn  = datapathv1.LabelOperator_LABEL_OPERATOR_NOT_IN
+	)
+	app := &datapathv1.LabelRequirement{Key: "app", Operator: exists}
+	four := []byte{10, 0, 0, 1}
+	for name, m := range map[string]proto.Message{
+		"a requirement":        selector(app),
+		"the empty value":      selector(&datapathv1.LabelRequirement{Key: "app", Operator: notIn, Values: []string{""}}),
+		"as much as is taken":  selector(slices.Repeat([]*datapathv1.LabelRequirement{app}, 16)...),
+		"a verdict and a type": &datapathv1.ObserveRequest{Verdicts: []datapathv1.Verdict{1}, Types: []datapathv1.FlowType{1}},
+		"a connection":         &datapathv1.ExplainRequest{SourceAddress: four, DestinationAddress: four, Protocol: 255, SourcePort: 65535, DestinationPort: 65535},
+	} {
+		if err := validator.Validate(m); err != nil {
+			t.Errorf("%s is refused: %v", name, err)
+		}
+	}
+	for name, m := range map[string]proto.Message{
+		"no requirement":         selector(),
+		"17 requirements":        selector(slices.Repeat([]*datapathv1.LabelRequirement{app}, 17)...),
+		"65 selectors":           &datapathv1.ObserveRequest{Selectors: slices.Repeat(selector(app).GetSelectors(), 65)},
+		"no key":                 selector(&datapathv1.LabelRequirement{Operator: exists}),
+		"a key too long":         selector(&datapathv1.LabelRequirement{Key: strings.Repeat("k", 318), Operator: exists}),
+		"a source too long":      selector(&datapathv1.LabelRequirement{Source: strings.Repeat("s", 64), Key: "app", Operator: exists}),
+		"no operator":            selector(&datapathv1.LabelRequirement{Key: "app"}),
+		"an unknown operator":    selector(&datapathv1.LabelRequirement{Key: "app", Operator: 5, Values: []string{"web"}}),
+		"NOT_IN without values":  selector(&datapathv1.LabelRequirement{Key: "app", Operator: notIn}),
+		"EXISTS with a value":    selector(&datapathv1.LabelRequirement{Key: "app", Operator: exists, Values: []string{"web"}}),
+		"65 values":              selector(&datapathv1.LabelRequirement{Key: "app", Operator: notIn, Values: slices.Repeat([]string{"web"}, 65)}),
+		"a value too long":       selector(&datapathv1.LabelRequirement{Key: "app", Operator: notIn, Values: []string{strings.Repeat("v", 4097)}}),
+		"verdict 0":              &datapathv1.ObserveRequest{Verdicts: []datapathv1.Verdict{0}},
+		"an unknown verdict":     &datapathv1.ObserveRequest{Verdicts: []datapathv1.Verdict{1, 77}},
+		"an unknown type":        &datapathv1.ObserveRequest{Types: []datapathv1.FlowType{9}},
+		"an address of 2 bytes":  &datapathv1.ExplainRequest{SourceAddress: []byte{1, 2}, DestinationAddress: four},
+		"no destination":         &datapathv1.ExplainRequest{SourceAddress: four},
+		"destination port 65536": &datapathv1.ExplainRequest{SourceAddress: four, DestinationAddress: four, DestinationPort: 1 << 16},
+		"source port 2^31":       &datapathv1.ExplainRequest{SourceAddress: four, DestinationAddress: four, SourcePort: 1 << 31},
+		"protocol 256":           &datapathv1.ExplainRequest{SourceAddress: four, DestinationAddress: four, Protocol: 256},
+	} {
+		if err := validator.Validate(m); err == nil {
+			t.Errorf("%s is taken", name)
+		}
 	}
 }
 

@@ -27,6 +27,67 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// LabelOperator is what a requirement asks of the labels of its key.
+type LabelOperator int32
+
+const (
+	// Never valid.
+	LabelOperator_LABEL_OPERATOR_UNSPECIFIED LabelOperator = 0
+	// A label has the key.
+	LabelOperator_LABEL_OPERATOR_EXISTS LabelOperator = 1
+	// No label has the key.
+	LabelOperator_LABEL_OPERATOR_NOT_EXISTS LabelOperator = 2
+	// A label has the key and one of the values.
+	LabelOperator_LABEL_OPERATOR_IN LabelOperator = 3
+	// No label has the key and one of the values.
+	LabelOperator_LABEL_OPERATOR_NOT_IN LabelOperator = 4
+)
+
+// Enum value maps for LabelOperator.
+var (
+	LabelOperator_name = map[int32]string{
+		0: "LABEL_OPERATOR_UNSPECIFIED",
+		1: "LABEL_OPERATOR_EXISTS",
+		2: "LABEL_OPERATOR_NOT_EXISTS",
+		3: "LABEL_OPERATOR_IN",
+		4: "LABEL_OPERATOR_NOT_IN",
+	}
+	LabelOperator_value = map[string]int32{
+		"LABEL_OPERATOR_UNSPECIFIED": 0,
+		"LABEL_OPERATOR_EXISTS":      1,
+		"LABEL_OPERATOR_NOT_EXISTS":  2,
+		"LABEL_OPERATOR_IN":          3,
+		"LABEL_OPERATOR_NOT_IN":      4,
+	}
+)
+
+func (x LabelOperator) Enum() *LabelOperator {
+	p := new(LabelOperator)
+	*p = x
+	return p
+}
+
+func (x LabelOperator) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (LabelOperator) Descriptor() protoreflect.EnumDescriptor {
+	return file_sluice_datapath_v1_observer_proto_enumTypes[0].Descriptor()
+}
+
+func (LabelOperator) Type() protoreflect.EnumType {
+	return &file_sluice_datapath_v1_observer_proto_enumTypes[0]
+}
+
+func (x LabelOperator) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use LabelOperator.Descriptor instead.
+func (LabelOperator) EnumDescriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{0}
+}
+
 // FlowType is the kind of an event.
 type FlowType int32
 
@@ -69,11 +130,11 @@ func (x FlowType) String() string {
 }
 
 func (FlowType) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_datapath_v1_observer_proto_enumTypes[0].Descriptor()
+	return file_sluice_datapath_v1_observer_proto_enumTypes[1].Descriptor()
 }
 
 func (FlowType) Type() protoreflect.EnumType {
-	return &file_sluice_datapath_v1_observer_proto_enumTypes[0]
+	return &file_sluice_datapath_v1_observer_proto_enumTypes[1]
 }
 
 func (x FlowType) Number() protoreflect.EnumNumber {
@@ -82,7 +143,7 @@ func (x FlowType) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use FlowType.Descriptor instead.
 func (FlowType) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{0}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{1}
 }
 
 // Verdict says what became of a packet.
@@ -130,11 +191,11 @@ func (x Verdict) String() string {
 }
 
 func (Verdict) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_datapath_v1_observer_proto_enumTypes[1].Descriptor()
+	return file_sluice_datapath_v1_observer_proto_enumTypes[2].Descriptor()
 }
 
 func (Verdict) Type() protoreflect.EnumType {
-	return &file_sluice_datapath_v1_observer_proto_enumTypes[1]
+	return &file_sluice_datapath_v1_observer_proto_enumTypes[2]
 }
 
 func (x Verdict) Number() protoreflect.EnumNumber {
@@ -143,7 +204,7 @@ func (x Verdict) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Verdict.Descriptor instead.
 func (Verdict) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{1}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{2}
 }
 
 // LossSource is where events were lost.
@@ -183,11 +244,11 @@ func (x LossSource) String() string {
 }
 
 func (LossSource) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_datapath_v1_observer_proto_enumTypes[2].Descriptor()
+	return file_sluice_datapath_v1_observer_proto_enumTypes[3].Descriptor()
 }
 
 func (LossSource) Type() protoreflect.EnumType {
-	return &file_sluice_datapath_v1_observer_proto_enumTypes[2]
+	return &file_sluice_datapath_v1_observer_proto_enumTypes[3]
 }
 
 func (x LossSource) Number() protoreflect.EnumNumber {
@@ -196,7 +257,7 @@ func (x LossSource) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use LossSource.Descriptor instead.
 func (LossSource) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{2}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{3}
 }
 
 // ObserveRequest is the input of Observe. Criteria of different kinds must all
@@ -227,11 +288,10 @@ type ObserveRequest struct {
 	Verdicts []Verdict `protobuf:"varint,10,rep,packed,name=verdicts,proto3,enum=sluice.datapath.v1.Verdict" json:"verdicts,omitempty"`
 	// Kinds of events.
 	Types []FlowType `protobuf:"varint,11,rep,packed,name=types,proto3,enum=sluice.datapath.v1.FlowType" json:"types,omitempty"`
-	// Label selectors in the syntax of kubectl ("app=web,tier in (a,b),!x"), on
-	// either side; a key without a source means any source.
-	LabelSelectors []string `protobuf:"bytes,12,rep,name=label_selectors,json=labelSelectors,proto3" json:"label_selectors,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Label selectors of which one must select the workload on either side.
+	Selectors     []*LabelSelector `protobuf:"bytes,13,rep,name=selectors,proto3" json:"selectors,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ObserveRequest) Reset() {
@@ -341,9 +401,130 @@ func (x *ObserveRequest) GetTypes() []FlowType {
 	return nil
 }
 
-func (x *ObserveRequest) GetLabelSelectors() []string {
+func (x *ObserveRequest) GetSelectors() []*LabelSelector {
 	if x != nil {
-		return x.LabelSelectors
+		return x.Selectors
+	}
+	return nil
+}
+
+// LabelSelector selects workloads by their labels: all requirements must hold.
+type LabelSelector struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What the labels must meet.
+	Requirements  []*LabelRequirement `protobuf:"bytes,1,rep,name=requirements,proto3" json:"requirements,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LabelSelector) Reset() {
+	*x = LabelSelector{}
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LabelSelector) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LabelSelector) ProtoMessage() {}
+
+func (x *LabelSelector) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LabelSelector.ProtoReflect.Descriptor instead.
+func (*LabelSelector) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *LabelSelector) GetRequirements() []*LabelRequirement {
+	if x != nil {
+		return x.Requirements
+	}
+	return nil
+}
+
+// LabelRequirement is about the labels of one key. Of a key that several
+// sources give, one label must meet EXISTS and IN, and none may contradict
+// NOT_EXISTS and NOT_IN: those hold also where the key is missing.
+type LabelRequirement struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Source of the label; empty: any.
+	Source string `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
+	// Key of the label.
+	Key string `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	// What must hold.
+	Operator LabelOperator `protobuf:"varint,3,opt,name=operator,proto3,enum=sluice.datapath.v1.LabelOperator" json:"operator,omitempty"`
+	// Values that IN and NOT_IN compare with.
+	Values        []string `protobuf:"bytes,4,rep,name=values,proto3" json:"values,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LabelRequirement) Reset() {
+	*x = LabelRequirement{}
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LabelRequirement) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LabelRequirement) ProtoMessage() {}
+
+func (x *LabelRequirement) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LabelRequirement.ProtoReflect.Descriptor instead.
+func (*LabelRequirement) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *LabelRequirement) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *LabelRequirement) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *LabelRequirement) GetOperator() LabelOperator {
+	if x != nil {
+		return x.Operator
+	}
+	return LabelOperator_LABEL_OPERATOR_UNSPECIFIED
+}
+
+func (x *LabelRequirement) GetValues() []string {
+	if x != nil {
+		return x.Values
 	}
 	return nil
 }
@@ -365,7 +546,7 @@ type ObserveResponse struct {
 
 func (x *ObserveResponse) Reset() {
 	*x = ObserveResponse{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[1]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -377,7 +558,7 @@ func (x *ObserveResponse) String() string {
 func (*ObserveResponse) ProtoMessage() {}
 
 func (x *ObserveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[1]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -390,7 +571,7 @@ func (x *ObserveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObserveResponse.ProtoReflect.Descriptor instead.
 func (*ObserveResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{1}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *ObserveResponse) GetEvent() isObserveResponse_Event {
@@ -476,7 +657,7 @@ type AttachmentRepair struct {
 
 func (x *AttachmentRepair) Reset() {
 	*x = AttachmentRepair{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[2]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -488,7 +669,7 @@ func (x *AttachmentRepair) String() string {
 func (*AttachmentRepair) ProtoMessage() {}
 
 func (x *AttachmentRepair) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[2]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -501,7 +682,7 @@ func (x *AttachmentRepair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachmentRepair.ProtoReflect.Descriptor instead.
 func (*AttachmentRepair) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{2}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *AttachmentRepair) GetTime() *timestamppb.Timestamp {
@@ -601,7 +782,7 @@ type Flow struct {
 
 func (x *Flow) Reset() {
 	*x = Flow{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[3]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -613,7 +794,7 @@ func (x *Flow) String() string {
 func (*Flow) ProtoMessage() {}
 
 func (x *Flow) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[3]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -626,7 +807,7 @@ func (x *Flow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Flow.ProtoReflect.Descriptor instead.
 func (*Flow) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{3}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Flow) GetTime() *timestamppb.Timestamp {
@@ -815,7 +996,7 @@ type SideVerdict struct {
 
 func (x *SideVerdict) Reset() {
 	*x = SideVerdict{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[4]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -827,7 +1008,7 @@ func (x *SideVerdict) String() string {
 func (*SideVerdict) ProtoMessage() {}
 
 func (x *SideVerdict) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[4]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -840,7 +1021,7 @@ func (x *SideVerdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SideVerdict.ProtoReflect.Descriptor instead.
 func (*SideVerdict) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{4}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *SideVerdict) GetVerdict() Verdict {
@@ -905,7 +1086,7 @@ type LostEvents struct {
 
 func (x *LostEvents) Reset() {
 	*x = LostEvents{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[5]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -917,7 +1098,7 @@ func (x *LostEvents) String() string {
 func (*LostEvents) ProtoMessage() {}
 
 func (x *LostEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[5]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -930,7 +1111,7 @@ func (x *LostEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LostEvents.ProtoReflect.Descriptor instead.
 func (*LostEvents) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{5}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *LostEvents) GetSource() LossSource {
@@ -966,7 +1147,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[6]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -978,7 +1159,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[6]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -991,7 +1172,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{6}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ExplainRequest) GetSourceAddress() []byte {
@@ -1052,7 +1233,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[7]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1064,7 +1245,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[7]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1077,7 +1258,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{7}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ExplainResponse) GetVerdict() Verdict {
@@ -1152,7 +1333,7 @@ type ExplainedPeer struct {
 
 func (x *ExplainedPeer) Reset() {
 	*x = ExplainedPeer{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[8]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1164,7 +1345,7 @@ func (x *ExplainedPeer) String() string {
 func (*ExplainedPeer) ProtoMessage() {}
 
 func (x *ExplainedPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[8]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1177,7 +1358,7 @@ func (x *ExplainedPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedPeer.ProtoReflect.Descriptor instead.
 func (*ExplainedPeer) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{8}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ExplainedPeer) GetIdentity() uint32 {
@@ -1248,7 +1429,7 @@ type ExplainedSide struct {
 
 func (x *ExplainedSide) Reset() {
 	*x = ExplainedSide{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[9]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1260,7 +1441,7 @@ func (x *ExplainedSide) String() string {
 func (*ExplainedSide) ProtoMessage() {}
 
 func (x *ExplainedSide) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[9]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1273,7 +1454,7 @@ func (x *ExplainedSide) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedSide.ProtoReflect.Descriptor instead.
 func (*ExplainedSide) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{9}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ExplainedSide) GetVerdict() *SideVerdict {
@@ -1337,7 +1518,7 @@ type Connection struct {
 
 func (x *Connection) Reset() {
 	*x = Connection{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[10]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1349,7 +1530,7 @@ func (x *Connection) String() string {
 func (*Connection) ProtoMessage() {}
 
 func (x *Connection) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[10]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1362,7 +1543,7 @@ func (x *Connection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Connection.ProtoReflect.Descriptor instead.
 func (*Connection) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{10}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Connection) GetInitiator() string {
@@ -1425,7 +1606,7 @@ var File_sluice_datapath_v1_observer_proto protoreflect.FileDescriptor
 
 const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\n" +
-	"!sluice/datapath/v1/observer.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!sluice/datapath/v1/datapath.proto\x1a!sluice/workload/v1/workload.proto\"\xeb\x04\n" +
+	"!sluice/datapath/v1/observer.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!sluice/datapath/v1/datapath.proto\x1a!sluice/workload/v1/workload.proto\"\xa3\x05\n" +
 	"\x0eObserveRequest\x12\x16\n" +
 	"\x06follow\x18\x01 \x01(\bR\x06follow\x120\n" +
 	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12<\n" +
@@ -1438,11 +1619,22 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\tdirection\x18\a \x01(\x0e2\x1d.sluice.datapath.v1.DirectionB\b\xbaH\x05\x82\x01\x02\x10\x01R\tdirection\x12.\n" +
 	"\tprotocols\x18\b \x03(\rB\x10\xbaH\r\x92\x01\n" +
 	"\x10\x80\x02\"\x05*\x03\x18\xff\x01R\tprotocols\x12'\n" +
-	"\x05ports\x18\t \x03(\rB\x11\xbaH\x0e\x92\x01\v\x10\x80\x02\"\x06*\x04\x18\xff\xff\x03R\x05ports\x12A\n" +
+	"\x05ports\x18\t \x03(\rB\x11\xbaH\x0e\x92\x01\v\x10\x80\x02\"\x06*\x04\x18\xff\xff\x03R\x05ports\x12J\n" +
 	"\bverdicts\x18\n" +
-	" \x03(\x0e2\x1b.sluice.datapath.v1.VerdictB\b\xbaH\x05\x92\x01\x02\x10\x10R\bverdicts\x12<\n" +
-	"\x05types\x18\v \x03(\x0e2\x1c.sluice.datapath.v1.FlowTypeB\b\xbaH\x05\x92\x01\x02\x10\x10R\x05types\x12:\n" +
-	"\x0flabel_selectors\x18\f \x03(\tB\x11\xbaH\x0e\x92\x01\v\x10@\"\ar\x05\x10\x01\x18\x80 R\x0elabelSelectors\"\xc0\x01\n" +
+	" \x03(\x0e2\x1b.sluice.datapath.v1.VerdictB\x11\xbaH\x0e\x92\x01\v\x10\x10\"\a\x82\x01\x04\x10\x01 \x00R\bverdicts\x12E\n" +
+	"\x05types\x18\v \x03(\x0e2\x1c.sluice.datapath.v1.FlowTypeB\x11\xbaH\x0e\x92\x01\v\x10\x10\"\a\x82\x01\x04\x10\x01 \x00R\x05types\x12I\n" +
+	"\tselectors\x18\r \x03(\v2!.sluice.datapath.v1.LabelSelectorB\b\xbaH\x05\x92\x01\x02\x10@R\tselectorsJ\x04\b\f\x10\rR\x0flabel_selectors\"e\n" +
+	"\rLabelSelector\x12T\n" +
+	"\frequirements\x18\x01 \x03(\v2$.sluice.datapath.v1.LabelRequirementB\n" +
+	"\xbaH\a\x92\x01\x04\b\x01\x10\x10R\frequirements\"\xc9\x02\n" +
+	"\x10LabelRequirement\x12\x1f\n" +
+	"\x06source\x18\x01 \x01(\tB\a\xbaH\x04r\x02\x18?R\x06source\x12\x1c\n" +
+	"\x03key\x18\x02 \x01(\tB\n" +
+	"\xbaH\ar\x05\x10\x01\x18\xbd\x02R\x03key\x12I\n" +
+	"\boperator\x18\x03 \x01(\x0e2!.sluice.datapath.v1.LabelOperatorB\n" +
+	"\xbaH\a\x82\x01\x04\x10\x01 \x00R\boperator\x12'\n" +
+	"\x06values\x18\x04 \x03(\tB\x0f\xbaH\f\x92\x01\t\x10@\"\x05r\x03\x18\x80 R\x06values:\x81\x01\xbaH~\x1a|\n" +
+	"\x0evalues_with_in\x124IN and NOT_IN need values, other operators have none\x1a4(this.operator in [3, 4]) == (size(this.values) > 0)\"\xc0\x01\n" +
 	"\x0fObserveResponse\x12.\n" +
 	"\x04flow\x18\x01 \x01(\v2\x18.sluice.datapath.v1.FlowH\x00R\x04flow\x124\n" +
 	"\x04lost\x18\x02 \x01(\v2\x1e.sluice.datapath.v1.LostEventsH\x00R\x04lost\x12>\n" +
@@ -1543,7 +1735,13 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\acurrent\x18\x06 \x01(\bR\acurrent\x12\x1f\n" +
 	"\vegress_rule\x18\a \x01(\rR\n" +
 	"egressRule\x12!\n" +
-	"\fingress_rule\x18\b \x01(\rR\vingressRule*x\n" +
+	"\fingress_rule\x18\b \x01(\rR\vingressRule*\x9b\x01\n" +
+	"\rLabelOperator\x12\x1e\n" +
+	"\x1aLABEL_OPERATOR_UNSPECIFIED\x10\x00\x12\x19\n" +
+	"\x15LABEL_OPERATOR_EXISTS\x10\x01\x12\x1d\n" +
+	"\x19LABEL_OPERATOR_NOT_EXISTS\x10\x02\x12\x15\n" +
+	"\x11LABEL_OPERATOR_IN\x10\x03\x12\x19\n" +
+	"\x15LABEL_OPERATOR_NOT_IN\x10\x04*x\n" +
 	"\bFlowType\x12\x19\n" +
 	"\x15FLOW_TYPE_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eFLOW_TYPE_DROP\x10\x01\x12\x1c\n" +
@@ -1577,67 +1775,73 @@ func file_sluice_datapath_v1_observer_proto_rawDescGZIP() []byte {
 	return file_sluice_datapath_v1_observer_proto_rawDescData
 }
 
-var file_sluice_datapath_v1_observer_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_sluice_datapath_v1_observer_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_sluice_datapath_v1_observer_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_sluice_datapath_v1_observer_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_sluice_datapath_v1_observer_proto_goTypes = []any{
-	(FlowType)(0),                 // 0: sluice.datapath.v1.FlowType
-	(Verdict)(0),                  // 1: sluice.datapath.v1.Verdict
-	(LossSource)(0),               // 2: sluice.datapath.v1.LossSource
-	(*ObserveRequest)(nil),        // 3: sluice.datapath.v1.ObserveRequest
-	(*ObserveResponse)(nil),       // 4: sluice.datapath.v1.ObserveResponse
-	(*AttachmentRepair)(nil),      // 5: sluice.datapath.v1.AttachmentRepair
-	(*Flow)(nil),                  // 6: sluice.datapath.v1.Flow
-	(*SideVerdict)(nil),           // 7: sluice.datapath.v1.SideVerdict
-	(*LostEvents)(nil),            // 8: sluice.datapath.v1.LostEvents
-	(*ExplainRequest)(nil),        // 9: sluice.datapath.v1.ExplainRequest
-	(*ExplainResponse)(nil),       // 10: sluice.datapath.v1.ExplainResponse
-	(*ExplainedPeer)(nil),         // 11: sluice.datapath.v1.ExplainedPeer
-	(*ExplainedSide)(nil),         // 12: sluice.datapath.v1.ExplainedSide
-	(*Connection)(nil),            // 13: sluice.datapath.v1.Connection
-	(*timestamppb.Timestamp)(nil), // 14: google.protobuf.Timestamp
-	(*v1.Owner)(nil),              // 15: sluice.workload.v1.Owner
-	(Direction)(0),                // 16: sluice.datapath.v1.Direction
-	(*Difference)(nil),            // 17: sluice.datapath.v1.Difference
+	(LabelOperator)(0),            // 0: sluice.datapath.v1.LabelOperator
+	(FlowType)(0),                 // 1: sluice.datapath.v1.FlowType
+	(Verdict)(0),                  // 2: sluice.datapath.v1.Verdict
+	(LossSource)(0),               // 3: sluice.datapath.v1.LossSource
+	(*ObserveRequest)(nil),        // 4: sluice.datapath.v1.ObserveRequest
+	(*LabelSelector)(nil),         // 5: sluice.datapath.v1.LabelSelector
+	(*LabelRequirement)(nil),      // 6: sluice.datapath.v1.LabelRequirement
+	(*ObserveResponse)(nil),       // 7: sluice.datapath.v1.ObserveResponse
+	(*AttachmentRepair)(nil),      // 8: sluice.datapath.v1.AttachmentRepair
+	(*Flow)(nil),                  // 9: sluice.datapath.v1.Flow
+	(*SideVerdict)(nil),           // 10: sluice.datapath.v1.SideVerdict
+	(*LostEvents)(nil),            // 11: sluice.datapath.v1.LostEvents
+	(*ExplainRequest)(nil),        // 12: sluice.datapath.v1.ExplainRequest
+	(*ExplainResponse)(nil),       // 13: sluice.datapath.v1.ExplainResponse
+	(*ExplainedPeer)(nil),         // 14: sluice.datapath.v1.ExplainedPeer
+	(*ExplainedSide)(nil),         // 15: sluice.datapath.v1.ExplainedSide
+	(*Connection)(nil),            // 16: sluice.datapath.v1.Connection
+	(*timestamppb.Timestamp)(nil), // 17: google.protobuf.Timestamp
+	(*v1.Owner)(nil),              // 18: sluice.workload.v1.Owner
+	(Direction)(0),                // 19: sluice.datapath.v1.Direction
+	(*Difference)(nil),            // 20: sluice.datapath.v1.Difference
 }
 var file_sluice_datapath_v1_observer_proto_depIdxs = []int32{
-	14, // 0: sluice.datapath.v1.ObserveRequest.since:type_name -> google.protobuf.Timestamp
-	15, // 1: sluice.datapath.v1.ObserveRequest.owners:type_name -> sluice.workload.v1.Owner
-	16, // 2: sluice.datapath.v1.ObserveRequest.direction:type_name -> sluice.datapath.v1.Direction
-	1,  // 3: sluice.datapath.v1.ObserveRequest.verdicts:type_name -> sluice.datapath.v1.Verdict
-	0,  // 4: sluice.datapath.v1.ObserveRequest.types:type_name -> sluice.datapath.v1.FlowType
-	6,  // 5: sluice.datapath.v1.ObserveResponse.flow:type_name -> sluice.datapath.v1.Flow
-	8,  // 6: sluice.datapath.v1.ObserveResponse.lost:type_name -> sluice.datapath.v1.LostEvents
-	5,  // 7: sluice.datapath.v1.ObserveResponse.repair:type_name -> sluice.datapath.v1.AttachmentRepair
-	14, // 8: sluice.datapath.v1.AttachmentRepair.time:type_name -> google.protobuf.Timestamp
-	15, // 9: sluice.datapath.v1.AttachmentRepair.owner:type_name -> sluice.workload.v1.Owner
-	17, // 10: sluice.datapath.v1.AttachmentRepair.difference:type_name -> sluice.datapath.v1.Difference
-	14, // 11: sluice.datapath.v1.Flow.time:type_name -> google.protobuf.Timestamp
-	1,  // 12: sluice.datapath.v1.Flow.verdict:type_name -> sluice.datapath.v1.Verdict
-	16, // 13: sluice.datapath.v1.Flow.direction:type_name -> sluice.datapath.v1.Direction
-	15, // 14: sluice.datapath.v1.Flow.owner:type_name -> sluice.workload.v1.Owner
-	0,  // 15: sluice.datapath.v1.Flow.type:type_name -> sluice.datapath.v1.FlowType
-	7,  // 16: sluice.datapath.v1.Flow.egress:type_name -> sluice.datapath.v1.SideVerdict
-	7,  // 17: sluice.datapath.v1.Flow.ingress:type_name -> sluice.datapath.v1.SideVerdict
-	1,  // 18: sluice.datapath.v1.SideVerdict.verdict:type_name -> sluice.datapath.v1.Verdict
-	2,  // 19: sluice.datapath.v1.LostEvents.source:type_name -> sluice.datapath.v1.LossSource
-	1,  // 20: sluice.datapath.v1.ExplainResponse.verdict:type_name -> sluice.datapath.v1.Verdict
-	11, // 21: sluice.datapath.v1.ExplainResponse.source:type_name -> sluice.datapath.v1.ExplainedPeer
-	11, // 22: sluice.datapath.v1.ExplainResponse.destination:type_name -> sluice.datapath.v1.ExplainedPeer
-	12, // 23: sluice.datapath.v1.ExplainResponse.egress:type_name -> sluice.datapath.v1.ExplainedSide
-	12, // 24: sluice.datapath.v1.ExplainResponse.ingress:type_name -> sluice.datapath.v1.ExplainedSide
-	13, // 25: sluice.datapath.v1.ExplainResponse.connection:type_name -> sluice.datapath.v1.Connection
-	15, // 26: sluice.datapath.v1.ExplainedPeer.owner:type_name -> sluice.workload.v1.Owner
-	7,  // 27: sluice.datapath.v1.ExplainedSide.verdict:type_name -> sluice.datapath.v1.SideVerdict
-	14, // 28: sluice.datapath.v1.Connection.last_seen:type_name -> google.protobuf.Timestamp
-	3,  // 29: sluice.datapath.v1.ObserverService.Observe:input_type -> sluice.datapath.v1.ObserveRequest
-	9,  // 30: sluice.datapath.v1.ObserverService.Explain:input_type -> sluice.datapath.v1.ExplainRequest
-	4,  // 31: sluice.datapath.v1.ObserverService.Observe:output_type -> sluice.datapath.v1.ObserveResponse
-	10, // 32: sluice.datapath.v1.ObserverService.Explain:output_type -> sluice.datapath.v1.ExplainResponse
-	31, // [31:33] is the sub-list for method output_type
-	29, // [29:31] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	17, // 0: sluice.datapath.v1.ObserveRequest.since:type_name -> google.protobuf.Timestamp
+	18, // 1: sluice.datapath.v1.ObserveRequest.owners:type_name -> sluice.workload.v1.Owner
+	19, // 2: sluice.datapath.v1.ObserveRequest.direction:type_name -> sluice.datapath.v1.Direction
+	2,  // 3: sluice.datapath.v1.ObserveRequest.verdicts:type_name -> sluice.datapath.v1.Verdict
+	1,  // 4: sluice.datapath.v1.ObserveRequest.types:type_name -> sluice.datapath.v1.FlowType
+	5,  // 5: sluice.datapath.v1.ObserveRequest.selectors:type_name -> sluice.datapath.v1.LabelSelector
+	6,  // 6: sluice.datapath.v1.LabelSelector.requirements:type_name -> sluice.datapath.v1.LabelRequirement
+	0,  // 7: sluice.datapath.v1.LabelRequirement.operator:type_name -> sluice.datapath.v1.LabelOperator
+	9,  // 8: sluice.datapath.v1.ObserveResponse.flow:type_name -> sluice.datapath.v1.Flow
+	11, // 9: sluice.datapath.v1.ObserveResponse.lost:type_name -> sluice.datapath.v1.LostEvents
+	8,  // 10: sluice.datapath.v1.ObserveResponse.repair:type_name -> sluice.datapath.v1.AttachmentRepair
+	17, // 11: sluice.datapath.v1.AttachmentRepair.time:type_name -> google.protobuf.Timestamp
+	18, // 12: sluice.datapath.v1.AttachmentRepair.owner:type_name -> sluice.workload.v1.Owner
+	20, // 13: sluice.datapath.v1.AttachmentRepair.difference:type_name -> sluice.datapath.v1.Difference
+	17, // 14: sluice.datapath.v1.Flow.time:type_name -> google.protobuf.Timestamp
+	2,  // 15: sluice.datapath.v1.Flow.verdict:type_name -> sluice.datapath.v1.Verdict
+	19, // 16: sluice.datapath.v1.Flow.direction:type_name -> sluice.datapath.v1.Direction
+	18, // 17: sluice.datapath.v1.Flow.owner:type_name -> sluice.workload.v1.Owner
+	1,  // 18: sluice.datapath.v1.Flow.type:type_name -> sluice.datapath.v1.FlowType
+	10, // 19: sluice.datapath.v1.Flow.egress:type_name -> sluice.datapath.v1.SideVerdict
+	10, // 20: sluice.datapath.v1.Flow.ingress:type_name -> sluice.datapath.v1.SideVerdict
+	2,  // 21: sluice.datapath.v1.SideVerdict.verdict:type_name -> sluice.datapath.v1.Verdict
+	3,  // 22: sluice.datapath.v1.LostEvents.source:type_name -> sluice.datapath.v1.LossSource
+	2,  // 23: sluice.datapath.v1.ExplainResponse.verdict:type_name -> sluice.datapath.v1.Verdict
+	14, // 24: sluice.datapath.v1.ExplainResponse.source:type_name -> sluice.datapath.v1.ExplainedPeer
+	14, // 25: sluice.datapath.v1.ExplainResponse.destination:type_name -> sluice.datapath.v1.ExplainedPeer
+	15, // 26: sluice.datapath.v1.ExplainResponse.egress:type_name -> sluice.datapath.v1.ExplainedSide
+	15, // 27: sluice.datapath.v1.ExplainResponse.ingress:type_name -> sluice.datapath.v1.ExplainedSide
+	16, // 28: sluice.datapath.v1.ExplainResponse.connection:type_name -> sluice.datapath.v1.Connection
+	18, // 29: sluice.datapath.v1.ExplainedPeer.owner:type_name -> sluice.workload.v1.Owner
+	10, // 30: sluice.datapath.v1.ExplainedSide.verdict:type_name -> sluice.datapath.v1.SideVerdict
+	17, // 31: sluice.datapath.v1.Connection.last_seen:type_name -> google.protobuf.Timestamp
+	4,  // 32: sluice.datapath.v1.ObserverService.Observe:input_type -> sluice.datapath.v1.ObserveRequest
+	12, // 33: sluice.datapath.v1.ObserverService.Explain:input_type -> sluice.datapath.v1.ExplainRequest
+	7,  // 34: sluice.datapath.v1.ObserverService.Observe:output_type -> sluice.datapath.v1.ObserveResponse
+	13, // 35: sluice.datapath.v1.ObserverService.Explain:output_type -> sluice.datapath.v1.ExplainResponse
+	34, // [34:36] is the sub-list for method output_type
+	32, // [32:34] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_sluice_datapath_v1_observer_proto_init() }
@@ -1646,7 +1850,7 @@ func file_sluice_datapath_v1_observer_proto_init() {
 		return
 	}
 	file_sluice_datapath_v1_datapath_proto_init()
-	file_sluice_datapath_v1_observer_proto_msgTypes[1].OneofWrappers = []any{
+	file_sluice_datapath_v1_observer_proto_msgTypes[3].OneofWrappers = []any{
 		(*ObserveResponse_Flow)(nil),
 		(*ObserveResponse_Lost)(nil),
 		(*ObserveResponse_Repair)(nil),
@@ -1656,8 +1860,8 @@ func file_sluice_datapath_v1_observer_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_datapath_v1_observer_proto_rawDesc), len(file_sluice_datapath_v1_observer_proto_rawDesc)),
-			NumEnums:      3,
-			NumMessages:   11,
+			NumEnums:      4,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

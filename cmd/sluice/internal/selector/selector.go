@@ -1,102 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package selector holds label selectors as people type them, in the syntax of
-// kubectl: "app=web, tier in (front, back), !canary".
+// Package selector reads label selectors as people type them, in the syntax of kubectl with an optional source before
+// a key: "k8s:app=web, tier in (front, back), !canary". The datapath gets them as messages and parses no text.
 //
-// It is for looking at things. Selectors of policies have rules of their own,
-// and are none of its business.
+// It is for looking at things. Selectors of policies have rules of their own, and are none of its business.
 package selector
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 )
-
-// Selector is a set of requirements that must all hold. The zero value has
-// none, and matches everything.
-type Selector struct {
-	requirements []requirement
-}
-
-// requirement is about one key. Those of a negative operator hold also where
-// the key is missing, as kubectl has it.
-type requirement struct {
-	source string // empty: any
-	key    string
-	op     op
-	values []string
-}
-
-type op uint8
 
 const (
-	exists op = iota
-	missing
-	in
-	notIn
+	exists    = datapathv1.LabelOperator_LABEL_OPERATOR_EXISTS
+	notExists = datapathv1.LabelOperator_LABEL_OPERATOR_NOT_EXISTS
+	in        = datapathv1.LabelOperator_LABEL_OPERATOR_IN
+	notIn     = datapathv1.LabelOperator_LABEL_OPERATOR_NOT_IN
 )
-
-// Matches says whether the labels meet all requirements. A key that several
-// sources give meets a positive requirement if one of its labels does, and a
-// negative one if none of them contradicts.
-func (s Selector) Matches(labels []endpoint.Label) bool {
-	for _, r := range s.requirements {
-		found := slices.ContainsFunc(labels, func(l endpoint.Label) bool {
-			return l.Key == r.key && (r.source == "" || r.source == l.Source) &&
-				(r.op == exists || r.op == missing || slices.Contains(r.values, l.Value))
-		})
-		if found == (r.op == missing || r.op == notIn) {
-			return false
-		}
-	}
-	return true
-}
-
-// String writes the selector in the form that Parse reads.
-func (s Selector) String() string {
-	var parts []string
-	for _, r := range s.requirements {
-		key := r.key
-		if r.source != "" {
-			key = r.source + ":" + key
-		}
-		switch r.op {
-		case exists:
-			parts = append(parts, key)
-		case missing:
-			parts = append(parts, "!"+key)
-		case in:
-			parts = append(parts, fmt.Sprintf("%s in (%s)", key, strings.Join(r.values, ",")))
-		case notIn:
-			parts = append(parts, fmt.Sprintf("%s notin (%s)", key, strings.Join(r.values, ",")))
-		}
-	}
-	return strings.Join(parts, ",")
-}
 
 // Parse reads requirements separated by commas: "key", "!key", "key=value",
 // "key==value", "key!=value", "key in (a,b)", "key notin (a,b)". A key may have
 // its source before it, as in "k8s:app". An error says at which byte and what
 // was expected.
-func Parse(text string) (Selector, error) {
+func Parse(text string) (*datapathv1.LabelSelector, error) {
 	p := parser{text: text}
-	var s Selector
+	s := &datapathv1.LabelSelector{}
 	for {
 		r, err := p.requirement()
 		if err != nil {
-			return Selector{}, err
+			return nil, err
 		}
-		s.requirements = append(s.requirements, r)
+		s.Requirements = append(s.Requirements, r)
 		p.space()
 		if p.at == len(p.text) {
 			return s, nil
 		}
 		if !p.take(",") {
-			return Selector{}, p.want("a comma")
+			return nil, p.want("a comma")
 		}
 	}
 }
@@ -147,34 +90,34 @@ func (p *parser) word(more string) string {
 	return p.text[start:p.at]
 }
 
-func (p *parser) requirement() (requirement, error) {
-	r := requirement{}
+func (p *parser) requirement() (*datapathv1.LabelRequirement, error) {
+	r := &datapathv1.LabelRequirement{Operator: exists}
 	if p.take("!") {
-		r.op = missing
+		r.Operator = notExists
 	}
 	p.space()
 	start := p.at
-	r.key = p.word(":/")
-	if source, key, ok := strings.Cut(r.key, ":"); ok {
-		r.source, r.key = source, key
+	r.Key = p.word(":/")
+	if source, key, ok := strings.Cut(r.Key, ":"); ok {
+		r.Source, r.Key = source, key
 		if source == "" || strings.ContainsAny(source, "/") || strings.Contains(key, ":") {
 			p.at = start
 			return r, p.want("a key, or a source, a colon and a key")
 		}
 	}
-	if r.key == "" {
+	if r.Key == "" {
 		p.at = start
 		return r, p.want("a key")
 	}
-	if r.op == missing {
+	if r.Operator == notExists {
 		return r, nil
 	}
 	switch {
 	case p.take("!="):
-		r.op, r.values = notIn, []string{p.value()}
+		r.Operator, r.Values = notIn, []string{p.value()}
 		return r, nil
 	case p.take("=="), p.take("="):
-		r.op, r.values = in, []string{p.value()}
+		r.Operator, r.Values = in, []string{p.value()}
 		return r, nil
 	}
 	p.space()
@@ -184,15 +127,15 @@ func (p *parser) requirement() (requirement, error) {
 	start = p.at
 	switch p.word("") {
 	case "in":
-		r.op = in
+		r.Operator = in
 	case "notin":
-		r.op = notIn
+		r.Operator = notIn
 	default:
 		p.at = start
 		return r, p.want("=, ==, !=, in, notin, or a comma")
 	}
 	var err error
-	r.values, err = p.values()
+	r.Values, err = p.values()
 	return r, err
 }
 

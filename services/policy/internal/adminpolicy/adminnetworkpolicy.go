@@ -7,15 +7,15 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/sluice-net/sluice/services/policy/internal/kubernetes"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
+	"github.com/sluice-net/sluice/services/policy/internal/networkpolicy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
 // OldPolicy is an AdminNetworkPolicy or a BaselineAdminNetworkPolicy.
 type OldPolicy struct {
-	kubernetes.Meta
+	networkpolicy.Meta
 	Spec OldSpec `json:"spec"`
 }
 
@@ -46,21 +46,21 @@ type OldEgressRule struct {
 // OldPeer is one of its fields; nodes, networks and domainNames are for egress,
 // domainNames of an AdminNetworkPolicy only.
 type OldPeer struct {
-	Namespaces  *OldNamespaces            `json:"namespaces"`
-	Pods        *OldPods                  `json:"pods"`
-	Nodes       *kubernetes.LabelSelector `json:"nodes"`
-	Networks    []string                  `json:"networks"`
-	DomainNames []string                  `json:"domainNames"`
+	Namespaces  *OldNamespaces               `json:"namespaces"`
+	Pods        *OldPods                     `json:"pods"`
+	Nodes       *networkpolicy.LabelSelector `json:"nodes"`
+	Networks    []string                     `json:"networks"`
+	DomainNames []string                     `json:"domainNames"`
 }
 
 // OldNamespaces is a label selector or, in version 0.1.0 of the API, an object
 // around one.
 type OldNamespaces struct {
-	kubernetes.LabelSelector
-	NamespaceSelector *kubernetes.LabelSelector `json:"namespaceSelector"`
+	networkpolicy.LabelSelector
+	NamespaceSelector *networkpolicy.LabelSelector `json:"namespaceSelector"`
 }
 
-func (n *OldNamespaces) selector() *kubernetes.LabelSelector {
+func (n *OldNamespaces) selector() *networkpolicy.LabelSelector {
 	if n == nil {
 		return nil
 	}
@@ -72,9 +72,9 @@ func (n *OldNamespaces) selector() *kubernetes.LabelSelector {
 
 // OldPods selects pods; the namespaces are under either name.
 type OldPods struct {
-	NamespaceSelector *kubernetes.LabelSelector `json:"namespaceSelector"`
-	Namespaces        *OldNamespaces            `json:"namespaces"`
-	PodSelector       *kubernetes.LabelSelector `json:"podSelector"`
+	NamespaceSelector *networkpolicy.LabelSelector `json:"namespaceSelector"`
+	Namespaces        *OldNamespaces               `json:"namespaces"`
+	PodSelector       *networkpolicy.LabelSelector `json:"podSelector"`
 }
 
 // OldPort is one of its fields.

@@ -18,8 +18,9 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/policy/internal/dnsname"
-	"github.com/sluice-net/sluice/services/policy/internal/kubernetes"
+
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
+	"github.com/sluice-net/sluice/services/policy/internal/networkpolicy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/selector"
@@ -27,7 +28,7 @@ import (
 
 // Policy is a ClusterNetworkPolicy.
 type Policy struct {
-	kubernetes.Meta
+	networkpolicy.Meta
 	Spec Spec `json:"spec"`
 }
 
@@ -42,14 +43,14 @@ type Spec struct {
 
 // Subject selects pods.
 type Subject struct {
-	Namespaces *kubernetes.LabelSelector `json:"namespaces"`
-	Pods       *NamespacedPod            `json:"pods"`
+	Namespaces *networkpolicy.LabelSelector `json:"namespaces"`
+	Pods       *NamespacedPod               `json:"pods"`
 }
 
 // NamespacedPod selects pods in selected namespaces.
 type NamespacedPod struct {
-	NamespaceSelector *kubernetes.LabelSelector `json:"namespaceSelector"`
-	PodSelector       *kubernetes.LabelSelector `json:"podSelector"`
+	NamespaceSelector *networkpolicy.LabelSelector `json:"namespaceSelector"`
+	PodSelector       *networkpolicy.LabelSelector `json:"podSelector"`
 }
 
 // IngressRule is one rule on incoming connections.
@@ -70,17 +71,17 @@ type EgressRule struct {
 
 // IngressPeer is one of namespaces or pods.
 type IngressPeer struct {
-	Namespaces *kubernetes.LabelSelector `json:"namespaces"`
-	Pods       *NamespacedPod            `json:"pods"`
+	Namespaces *networkpolicy.LabelSelector `json:"namespaces"`
+	Pods       *NamespacedPod               `json:"pods"`
 }
 
 // EgressPeer is one of its fields.
 type EgressPeer struct {
-	Namespaces  *kubernetes.LabelSelector `json:"namespaces"`
-	Pods        *NamespacedPod            `json:"pods"`
-	Nodes       *kubernetes.LabelSelector `json:"nodes"`
-	Networks    []string                  `json:"networks"`
-	DomainNames []string                  `json:"domainNames"`
+	Namespaces  *networkpolicy.LabelSelector `json:"namespaces"`
+	Pods        *NamespacedPod               `json:"pods"`
+	Nodes       *networkpolicy.LabelSelector `json:"nodes"`
+	Networks    []string                     `json:"networks"`
+	DomainNames []string                     `json:"domainNames"`
 }
 
 // Protocol is one of its fields.
@@ -474,7 +475,7 @@ func (c *converter) peer(r *rule.Rule, i int, p EgressPeer) {
 	case p.Pods != nil:
 		reqs := p.Pods.requirements()
 		if c.options.LocalClusterOnly && !p.Pods.PodSelector.Names(label.KeyCluster) {
-			reqs = append(reqs, kubernetes.InCluster(c.options.Cluster))
+			reqs = append(reqs, networkpolicy.InCluster(c.options.Cluster))
 		}
 		r.Peers.Selectors = append(r.Peers.Selectors, selector.New(reqs...))
 	case p.Nodes != nil:

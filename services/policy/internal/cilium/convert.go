@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/policy/internal/dnsname"
-	"github.com/sluice-net/sluice/services/policy/internal/kubernetes"
+	"github.com/sluice-net/sluice/services/policy/internal/networkpolicy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/selector"
@@ -61,7 +61,7 @@ func entity(out *rule.Peers, e string, o rule.Options) {
 	case EntityCluster, EntityClusterMesh:
 		add(identity.NameHost, identity.NameRemoteNode, identity.NameInit, identity.NameIngress,
 			identity.NameHealth, identity.NameUnmanaged, identity.NameKubeAPIServer)
-		pods := kubernetes.InCluster(o.Cluster)
+		pods := networkpolicy.InCluster(o.Cluster)
 		if e == EntityClusterMesh { // of every cluster
 			pods = selector.Requirement{Source: label.SourceKubernetes, Key: label.KeyCluster, Op: selector.Exists}
 		}
@@ -116,7 +116,7 @@ func (p *NetworkPolicy) Isolate(namespaced bool, bad func(path string) bool) []r
 			return // it selects nodes, no pod
 		}
 		spec := rule.Spec{Namespace: c.namespace}
-		var selected *kubernetes.LabelSelector
+		var selected *networkpolicy.LabelSelector
 		if r.EndpointSelector.Usable(path+".endpointSelector", true, bad) {
 			selected = r.EndpointSelector
 		}
@@ -153,17 +153,17 @@ func (p *NetworkPolicy) Isolate(namespaced bool, bad func(path string) bool) []r
 }
 
 // place puts a key without a source under every source.
-func place(key string) (string, string) { return kubernetes.SplitSource(key) }
+func place(key string) (string, string) { return networkpolicy.SplitSource(key) }
 
 // subject selects endpoints, those of the policy's namespace if it has one.
-func (c *converter) subject(s *kubernetes.LabelSelector) selector.Selector {
+func (c *converter) subject(s *networkpolicy.LabelSelector) selector.Selector {
 	if c.namespace == "" {
 		return selector.New(s.Convert(place)...)
 	}
 	// The policy's own namespace takes the place of one in matchLabels. One in
 	// matchExpressions is a requirement besides: another selects nothing.
 	reqs := s.Without(label.SourceKubernetes + ":" + label.KeyNamespace).Convert(place)
-	return selector.New(append(reqs, kubernetes.InNamespace(c.namespace))...)
+	return selector.New(append(reqs, networkpolicy.InNamespace(c.namespace))...)
 }
 
 func (c *converter) rule(path string, r *Rule) rule.Spec {
@@ -273,7 +273,7 @@ func (c *converter) names(f FQDN) []rule.NamePeer {
 // endpoints adds the automatic requirements: the policy's namespace, or any
 // namespace in a cluster-wide policy, and this cluster. Each is left out when
 // the selector speaks of it itself, all are when it names a reserved label.
-func (c *converter) endpoints(out *peers, list []kubernetes.LabelSelector) {
+func (c *converter) endpoints(out *peers, list []networkpolicy.LabelSelector) {
 	out.present = out.present || list != nil
 	for i := range list {
 		reqs := list[i].Convert(place)
@@ -290,13 +290,13 @@ func (c *converter) endpoints(out *peers, list []kubernetes.LabelSelector) {
 				})
 				switch {
 				case c.namespace == "" && !c.init:
-					reqs = append(reqs, kubernetes.InSomeNamespace())
+					reqs = append(reqs, networkpolicy.InSomeNamespace())
 				case c.namespace != "" && !byLabels:
-					reqs = append(reqs, kubernetes.InNamespace(c.namespace))
+					reqs = append(reqs, networkpolicy.InNamespace(c.namespace))
 				}
 			}
 			if c.options.LocalClusterOnly && !names(func(s, k string) bool { return own(s, k, label.KeyCluster) }) {
-				reqs = append(reqs, kubernetes.InCluster(c.options.Cluster))
+				reqs = append(reqs, networkpolicy.InCluster(c.options.Cluster))
 			}
 		}
 		if len(reqs) == 0 {
@@ -308,11 +308,11 @@ func (c *converter) endpoints(out *peers, list []kubernetes.LabelSelector) {
 }
 
 // nodes selects nodes by the labels that they have as Kubernetes objects.
-func (c *converter) nodes(out *peers, list []kubernetes.LabelSelector) {
+func (c *converter) nodes(out *peers, list []networkpolicy.LabelSelector) {
 	out.present = out.present || list != nil
 	for i := range list {
 		reqs := list[i].Convert(func(key string) (string, string) {
-			if source, rest := kubernetes.SplitSource(key); source != "" {
+			if source, rest := networkpolicy.SplitSource(key); source != "" {
 				return source, rest
 			}
 			return label.SourceNode, key
@@ -345,7 +345,7 @@ func (c *converter) cidrs(out *peers, list []string) {
 			}
 			p = netip.PrefixFrom(a, a.BitLen())
 		}
-		p = kubernetes.Unmap(p).Masked()
+		p = networkpolicy.Unmap(p).Masked()
 		out.Networks = append(out.Networks, rule.Network{Prefix: p, Reach: c.reach(p.Bits())})
 	}
 }
@@ -355,7 +355,7 @@ func (c *converter) cidrSet(out *peers, list []CIDRRule) {
 	for _, r := range list {
 		var except []netip.Prefix
 		for _, e := range r.Except {
-			except = append(except, kubernetes.Unmap(netip.MustParsePrefix(e)).Masked())
+			except = append(except, networkpolicy.Unmap(netip.MustParsePrefix(e)).Masked())
 		}
 		switch {
 		case r.CIDRGroupRef != "":
@@ -371,7 +371,7 @@ func (c *converter) cidrSet(out *peers, list []CIDRRule) {
 				Except:   except, NodesToo: c.options.CIDRSelectsNodes,
 			})
 		default:
-			p := kubernetes.Unmap(netip.MustParsePrefix(r.CIDR)).Masked()
+			p := networkpolicy.Unmap(netip.MustParsePrefix(r.CIDR)).Masked()
 			out.Networks = append(out.Networks, rule.Network{Prefix: p, Except: except, Reach: c.reach(p.Bits())})
 		}
 	}
@@ -547,7 +547,7 @@ func (g *CIDRGroup) Group() (name string, labels label.Set, prefixes []netip.Pre
 		ls = append(ls, label.Label{Source: label.SourceCIDRGroup, Key: k, Value: v})
 	}
 	for _, s := range g.Spec.ExternalCIDRs {
-		prefixes = append(prefixes, kubernetes.Unmap(netip.MustParsePrefix(s)).Masked())
+		prefixes = append(prefixes, networkpolicy.Unmap(netip.MustParsePrefix(s)).Masked())
 	}
 	return g.Metadata.Name, label.NewSet(ls...), prefixes
 }

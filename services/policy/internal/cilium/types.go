@@ -11,30 +11,30 @@
 package cilium
 
 import (
-	"github.com/sluice-net/sluice/services/policy/internal/kubernetes"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
+	"github.com/sluice-net/sluice/services/policy/internal/networkpolicy"
 )
 
 // NetworkPolicy is a CiliumNetworkPolicy or, without a namespace, a
 // CiliumClusterwideNetworkPolicy.
 type NetworkPolicy struct {
-	kubernetes.Meta
+	networkpolicy.Meta
 	Spec  *Rule  `json:"spec"`
 	Specs []Rule `json:"specs"`
 }
 
 // Rule is one subject with its rules.
 type Rule struct {
-	EndpointSelector  *kubernetes.LabelSelector `json:"endpointSelector"`
-	NodeSelector      *kubernetes.LabelSelector `json:"nodeSelector"`
-	Ingress           []IngressRule             `json:"ingress"`
-	IngressDeny       []IngressDenyRule         `json:"ingressDeny"`
-	Egress            []EgressRule              `json:"egress"`
-	EgressDeny        []EgressDenyRule          `json:"egressDeny"`
-	Labels            []Label                   `json:"labels"`
-	EnableDefaultDeny DefaultDeny               `json:"enableDefaultDeny"`
-	Description       string                    `json:"description"`
-	Log               Log                       `json:"log"`
+	EndpointSelector  *networkpolicy.LabelSelector `json:"endpointSelector"`
+	NodeSelector      *networkpolicy.LabelSelector `json:"nodeSelector"`
+	Ingress           []IngressRule                `json:"ingress"`
+	IngressDeny       []IngressDenyRule            `json:"ingressDeny"`
+	Egress            []EgressRule                 `json:"egress"`
+	EgressDeny        []EgressDenyRule             `json:"egressDeny"`
+	Labels            []Label                      `json:"labels"`
+	EnableDefaultDeny DefaultDeny                  `json:"enableDefaultDeny"`
+	Description       string                       `json:"description"`
+	Log               Log                          `json:"log"`
 }
 
 // DefaultDeny overrides whether a policy switches its subjects to default
@@ -59,13 +59,13 @@ type Log struct {
 
 // IngressPeers are the sources of a rule.
 type IngressPeers struct {
-	FromEndpoints []kubernetes.LabelSelector `json:"fromEndpoints"`
-	FromCIDR      []string                   `json:"fromCIDR"`
-	FromCIDRSet   []CIDRRule                 `json:"fromCIDRSet"`
-	FromEntities  []string                   `json:"fromEntities"`
-	FromGroups    []any                      `json:"fromGroups"`
-	FromNodes     []kubernetes.LabelSelector `json:"fromNodes"`
-	FromRequires  []any                      `json:"fromRequires"` // must be empty
+	FromEndpoints []networkpolicy.LabelSelector `json:"fromEndpoints"`
+	FromCIDR      []string                      `json:"fromCIDR"`
+	FromCIDRSet   []CIDRRule                    `json:"fromCIDRSet"`
+	FromEntities  []string                      `json:"fromEntities"`
+	FromGroups    []any                         `json:"fromGroups"`
+	FromNodes     []networkpolicy.LabelSelector `json:"fromNodes"`
+	FromRequires  []any                         `json:"fromRequires"` // must be empty
 }
 
 // IngressRule allows.
@@ -85,14 +85,14 @@ type IngressDenyRule struct {
 
 // EgressPeers are the destinations of a rule.
 type EgressPeers struct {
-	ToEndpoints []kubernetes.LabelSelector `json:"toEndpoints"`
-	ToCIDR      []string                   `json:"toCIDR"`
-	ToCIDRSet   []CIDRRule                 `json:"toCIDRSet"`
-	ToEntities  []string                   `json:"toEntities"`
-	ToServices  []Service                  `json:"toServices"`
-	ToGroups    []any                      `json:"toGroups"`
-	ToNodes     []kubernetes.LabelSelector `json:"toNodes"`
-	ToRequires  []any                      `json:"toRequires"` // must be empty
+	ToEndpoints []networkpolicy.LabelSelector `json:"toEndpoints"`
+	ToCIDR      []string                      `json:"toCIDR"`
+	ToCIDRSet   []CIDRRule                    `json:"toCIDRSet"`
+	ToEntities  []string                      `json:"toEntities"`
+	ToServices  []Service                     `json:"toServices"`
+	ToGroups    []any                         `json:"toGroups"`
+	ToNodes     []networkpolicy.LabelSelector `json:"toNodes"`
+	ToRequires  []any                         `json:"toRequires"` // must be empty
 }
 
 // EgressRule allows.
@@ -113,10 +113,10 @@ type EgressDenyRule struct {
 
 // CIDRRule is an address block, or the blocks of groups, with holes.
 type CIDRRule struct {
-	CIDR              string                    `json:"cidr"`
-	CIDRGroupRef      string                    `json:"cidrGroupRef"`
-	CIDRGroupSelector *kubernetes.LabelSelector `json:"cidrGroupSelector"`
-	Except            []string                  `json:"except"`
+	CIDR              string                       `json:"cidr"`
+	CIDRGroupRef      string                       `json:"cidrGroupRef"`
+	CIDRGroupSelector *networkpolicy.LabelSelector `json:"cidrGroupSelector"`
+	Except            []string                     `json:"except"`
 }
 
 // Service selects the endpoints of a service, which are not known here: see
@@ -134,8 +134,8 @@ type ServiceName struct {
 
 // ServiceSelector selects services by their labels.
 type ServiceSelector struct {
-	Namespace string                    `json:"namespace"`
-	Selector  *kubernetes.LabelSelector `json:"selector"`
+	Namespace string                       `json:"namespace"`
+	Selector  *networkpolicy.LabelSelector `json:"selector"`
 }
 
 // Authentication asks for mutual authentication, which is not offered: see Notes.
@@ -234,7 +234,7 @@ type ICMPField struct {
 
 // CIDRGroup is a CiliumCIDRGroup: address blocks with labels.
 type CIDRGroup struct {
-	kubernetes.Meta
+	networkpolicy.Meta
 	Spec CIDRGroupSpec `json:"spec"`
 }
 

@@ -13,8 +13,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/sluice-net/sluice/services/policy/internal/dnsname"
-	"github.com/sluice-net/sluice/services/policy/internal/kubernetes"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
+	"github.com/sluice-net/sluice/services/policy/internal/networkpolicy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
@@ -192,13 +192,13 @@ func (v *validator) requires(path string, list []any) {
 	}
 }
 
-func (v *validator) selectors(path string, list []kubernetes.LabelSelector) {
+func (v *validator) selectors(path string, list []networkpolicy.LabelSelector) {
 	for i := range list {
 		list[i].Validate(path+"["+strconv.Itoa(i)+"]", true, &v.Problems)
 	}
 }
 
-func (v *validator) nodes(path string, list []kubernetes.LabelSelector) {
+func (v *validator) nodes(path string, list []networkpolicy.LabelSelector) {
 	if len(list) > 0 && !v.options.NodeLabels {
 		v.Add(path, "needs the option that gives nodes their labels as identity")
 	}
@@ -233,7 +233,7 @@ func (v *validator) cidrSet(path string, list []CIDRRule) {
 			v.Add(p, "needs exactly one of cidr, cidrGroupRef and cidrGroupSelector")
 			continue
 		}
-		if c.CIDRGroupRef != "" && !kubernetes.IsSubdomain(c.CIDRGroupRef) {
+		if c.CIDRGroupRef != "" && !networkpolicy.IsSubdomain(c.CIDRGroupRef) {
 			v.AddSchema(p+".cidrGroupRef", "%q is not the name of an object", c.CIDRGroupRef)
 		}
 		c.CIDRGroupSelector.Validate(p+".cidrGroupSelector", true, &v.Problems)
@@ -497,7 +497,7 @@ func (v *validator) portNumber(path string, pp PortProtocol, protos []port.Proto
 }
 
 func parsePort(s string) (number uint16, named, ok bool) {
-	if kubernetes.IsPortName(s) {
+	if networkpolicy.IsPortName(s) {
 		return 0, true, true
 	}
 	n, err := strconv.ParseUint(s, 0, 16)

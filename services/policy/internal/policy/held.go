@@ -10,8 +10,8 @@ import (
 
 	"github.com/sluice-net/sluice/services/policy/internal/adminpolicy"
 	"github.com/sluice-net/sluice/services/policy/internal/cilium"
-	"github.com/sluice-net/sluice/services/policy/internal/kubernetes"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
+	"github.com/sluice-net/sluice/services/policy/internal/networkpolicy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
@@ -62,11 +62,11 @@ func Isolate(doc manifest.Document, why error) (Object, error) {
 			return problems.At(path) || slices.ContainsFunc(unknown, func(p string) bool { return manifest.Within(p, path) })
 		}
 	}
-	var meta *kubernetes.Meta
+	var meta *networkpolicy.Meta
 	var specs func() []rule.Spec
 	switch doc.Kind {
 	case "NetworkPolicy":
-		var p kubernetes.NetworkPolicy
+		var p networkpolicy.NetworkPolicy
 		bad := read(&p)
 		meta, specs = &p.Meta, func() []rule.Spec { return p.Isolate(bad) }
 	case "CiliumNetworkPolicy", "CiliumClusterwideNetworkPolicy":

@@ -16,8 +16,8 @@ import (
 
 	"github.com/sluice-net/sluice/services/policy/internal/adminpolicy"
 	"github.com/sluice-net/sluice/services/policy/internal/cilium"
-	"github.com/sluice-net/sluice/services/policy/internal/kubernetes"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
+	"github.com/sluice-net/sluice/services/policy/internal/networkpolicy"
 )
 
 // wrong is a value of another type than a field has, nil for a field that takes
@@ -76,7 +76,7 @@ func TestAWrongTypeInAnyFieldIsRefusedByItsPath(t *testing.T) {
 		version string
 		t       reflect.Type
 	}{
-		"NetworkPolicy":                  {networkingV1, reflect.TypeFor[kubernetes.NetworkPolicy]()},
+		"NetworkPolicy":                  {networkingV1, reflect.TypeFor[networkpolicy.NetworkPolicy]()},
 		"CiliumNetworkPolicy":            {ciliumV2, reflect.TypeFor[cilium.NetworkPolicy]()},
 		"CiliumClusterwideNetworkPolicy": {ciliumV2, reflect.TypeFor[cilium.NetworkPolicy]()},
 		"CiliumCIDRGroup":                {ciliumV2, reflect.TypeFor[cilium.CIDRGroup]()},

@@ -16,8 +16,9 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/policy/internal/adminpolicy"
 	"github.com/sluice-net/sluice/services/policy/internal/cilium"
-	"github.com/sluice-net/sluice/services/policy/internal/kubernetes"
+
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
+	"github.com/sluice-net/sluice/services/policy/internal/networkpolicy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
@@ -98,7 +99,7 @@ func Decode(doc manifest.Document, o rule.Options) (Object, error) {
 	}
 	switch doc.Kind {
 	case "NetworkPolicy":
-		var p kubernetes.NetworkPolicy
+		var p networkpolicy.NetworkPolicy
 		return decode(doc, &p, &p.Meta,
 			func() manifest.Problems { return p.Validate() },
 			func(ob *Object) { ob.Specs = []rule.Spec{p.Rules(o)} })
@@ -133,7 +134,7 @@ func Decode(doc manifest.Document, o rule.Options) (Object, error) {
 	}
 }
 
-func decode(doc manifest.Document, into any, meta *kubernetes.Meta, validate func() manifest.Problems, convert func(*Object)) (Object, error) {
+func decode(doc manifest.Document, into any, meta *networkpolicy.Meta, validate func() manifest.Problems, convert func(*Object)) (Object, error) {
 	unknown, err := doc.Decode(into)
 	if err != nil {
 		return Object{}, err

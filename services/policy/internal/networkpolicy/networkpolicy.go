@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package kubernetes
+package networkpolicy
 
 import (
 	"net/netip"

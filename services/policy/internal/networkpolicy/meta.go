@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package kubernetes holds the parts of the Kubernetes API that policies are
-// written with: object metadata, label selectors and NetworkPolicy, with the
+// Package networkpolicy holds Kubernetes' NetworkPolicy and what all kinds of
+// policy are written with, object metadata and label selectors, with the
 // validation an API server does.
-package kubernetes
+package networkpolicy
 
 import (
 	"maps"

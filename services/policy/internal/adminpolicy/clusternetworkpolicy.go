@@ -385,7 +385,8 @@ func isolate(source rule.Source, tier rule.Tier, priority *int64, subject Subjec
 		at = int32(*priority)
 	}
 	in, out := ingress > 0 || bad("spec.ingress"), egress > 0 || bad("spec.egress")
-	for d, has := range map[rule.Direction]bool{rule.Ingress: in, rule.Egress: out} {
+	for i, has := range [2]bool{rule.Ingress: in, rule.Egress: out} {
+		d := rule.Direction(i)
 		if has || !in && !out {
 			spec.Selects[d] = true
 			spec.Rules = append(spec.Rules, rule.Isolate(source, d, tier, at))

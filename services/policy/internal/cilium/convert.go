@@ -128,7 +128,8 @@ func (p *NetworkPolicy) Isolate(namespaced bool, bad func(path string) bool) []r
 		}
 		in := len(r.Ingress)+len(r.IngressDeny) > 0 || bad(path+".ingress") || bad(path+".ingressDeny")
 		out := len(r.Egress)+len(r.EgressDeny) > 0 || bad(path+".egress") || bad(path+".egressDeny")
-		for d, has := range map[rule.Direction]bool{rule.Ingress: in, rule.Egress: out} {
+		for i, has := range [2]bool{rule.Ingress: in, rule.Egress: out} {
+			d := rule.Direction(i)
 			if has || !in && !out {
 				spec.Selects[d], spec.DefaultDeny[d] = true, true
 				spec.Rules = append(spec.Rules, rule.Isolate(c.source, d, tier, 0))

@@ -222,7 +222,8 @@ func (p *NetworkPolicy) Isolate(bad func(path string) bool) []rule.Spec {
 	spec.Subject = selector.New(reqs...)
 	types := p.types(len(p.Spec.Egress) > 0 || bad("spec.egress"))
 	known := !bad("spec.policyTypes") && !slices.ContainsFunc(types, func(t string) bool { return t != "Ingress" && t != "Egress" })
-	for d, t := range map[rule.Direction]string{rule.Ingress: "Ingress", rule.Egress: "Egress"} {
+	for i, t := range [2]string{rule.Ingress: "Ingress", rule.Egress: "Egress"} {
+		d := rule.Direction(i)
 		if !known || slices.Contains(types, t) {
 			spec.Selects[d], spec.DefaultDeny[d] = true, true
 			spec.Rules = append(spec.Rules, rule.Isolate(p.source(), d, rule.Isolation, 0))

@@ -72,6 +72,22 @@ func pod(key, value, namespace string) label.Set {
 	return label.NewSet(label.Kubernetes(key, value), label.Kubernetes(label.KeyNamespace, namespace), label.Kubernetes(label.KeyCluster, "here"))
 }
 
+func TestIsolatingRulesAreInOneOrder(t *testing.T) {
+	const meta = "metadata: {name: p, namespace: a}\n"
+	for _, text := range []string{
+		"apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\n" + meta + "spec: {podSelector: {}, policyTypes: [Novel]}",
+		"apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\n" + meta + "spec: {endpointSelector: {}}",
+		"apiVersion: policy.networking.k8s.io/v1alpha2\nkind: ClusterNetworkPolicy\nmetadata: {name: p}\nspec: {tier: Admin, priority: 7, subject: {novel: {}}}",
+	} {
+		for range 50 { // the order of a map would be another in one of them
+			rules := held(t, text).Specs[0].Rules
+			if len(rules) != 2 || rules[0].Direction != rule.Ingress || rules[1].Direction != rule.Egress {
+				t.Fatalf("%s: %d rules, of which the first is for %s", text, len(rules), rules[0].Direction)
+			}
+		}
+	}
+}
+
 func TestObjectsThatCannotBeConvertedIsolate(t *testing.T) {
 	knp := "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: p, namespace: a}\n"
 	cnp := "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: p, namespace: a}\n"

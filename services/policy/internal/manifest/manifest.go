@@ -238,6 +238,9 @@ type Number struct {
 	Int      int64
 }
 
+// Type is the version and the kind.
+func (d Document) Type() (apiVersion, kind string) { return d.APIVersion, d.Kind }
+
 // Decode fills into, a pointer to a struct, and returns the paths of unknown
 // fields.
 func (d Document) Decode(into any) (unknown []string, err error) {

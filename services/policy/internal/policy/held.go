@@ -21,8 +21,8 @@ import (
 // allowed than its author wrote. So does a field of the spec that is not known
 // here: it may narrow a rule. The error is that of an object that is no policy
 // or has no name, or of a group, which selects nothing.
-func DecodeHeld(doc manifest.Document, o rule.Options) (Object, error) {
-	ob, err := Decode(doc, o)
+func DecodeHeld(form Form, o rule.Options) (Object, error) {
+	ob, err := Decode(form, o)
 	var problems manifest.Problems
 	if err != nil && !errors.As(err, &problems) {
 		return ob, err
@@ -36,9 +36,9 @@ func DecodeHeld(doc manifest.Document, o rule.Options) (Object, error) {
 		for _, path := range ob.Unknown {
 			fields.Add(path, "no such field")
 		}
-		return Isolate(doc, fields)
+		return Isolate(form, fields)
 	case !problems.Meaningful():
-		return Isolate(doc, err)
+		return Isolate(form, err)
 	}
 	for _, p := range problems {
 		ob.Notes.Add(manifest.NoteCanonical, p.Path, "%s", p.Text)
@@ -49,14 +49,15 @@ func DecodeHeld(doc manifest.Document, o rule.Options) (Object, error) {
 // Isolate converts an object that cannot be converted, for the given reason,
 // into rules that isolate what it selects. The error is the reason if that is
 // not possible.
-func Isolate(doc manifest.Document, why error) (Object, error) {
-	if !IsKind(doc.APIVersion, doc.Kind) || doc.Kind == "CiliumCIDRGroup" {
+func Isolate(form Form, why error) (Object, error) {
+	version, kind := form.Type()
+	if !IsKind(version, kind) || kind == "CiliumCIDRGroup" {
 		return Object{}, why
 	}
-	ob := Object{Key: Key{Kind: doc.Kind}, Isolates: why.Error()}
+	ob := Object{Key: Key{Kind: kind}, Isolates: why.Error()}
 	var problems manifest.Problems
 	read := func(into any) (bad func(path string) bool) {
-		unknown, err := doc.Decode(into)
+		unknown, err := form.Decode(into)
 		errors.As(err, &problems) //nolint:errcheck // Decode returns nothing else
 		return func(path string) bool {
 			return problems.At(path) || slices.ContainsFunc(unknown, func(p string) bool { return manifest.Within(p, path) })
@@ -64,7 +65,7 @@ func Isolate(doc manifest.Document, why error) (Object, error) {
 	}
 	var meta *networkpolicy.Meta
 	var specs func() []rule.Spec
-	switch doc.Kind {
+	switch kind {
 	case "NetworkPolicy":
 		var p networkpolicy.NetworkPolicy
 		bad := read(&p)
@@ -72,7 +73,7 @@ func Isolate(doc manifest.Document, why error) (Object, error) {
 	case "CiliumNetworkPolicy", "CiliumClusterwideNetworkPolicy":
 		var p cilium.NetworkPolicy
 		bad := read(&p)
-		meta, specs = &p.Meta, func() []rule.Spec { return p.Isolate(doc.Kind == "CiliumNetworkPolicy", bad) }
+		meta, specs = &p.Meta, func() []rule.Spec { return p.Isolate(kind == "CiliumNetworkPolicy", bad) }
 	case "ClusterNetworkPolicy":
 		var p adminpolicy.Policy
 		bad := read(&p)
@@ -80,10 +81,10 @@ func Isolate(doc manifest.Document, why error) (Object, error) {
 	default:
 		var p adminpolicy.OldPolicy
 		bad := read(&p)
-		meta, specs = &p.Meta, func() []rule.Spec { return p.Isolate(strings.HasPrefix(doc.Kind, "Baseline"), bad) }
+		meta, specs = &p.Meta, func() []rule.Spec { return p.Isolate(strings.HasPrefix(kind, "Baseline"), bad) }
 	}
 	var named manifest.Problems
-	meta.Metadata.Validate(Namespaced(doc.Kind), &named)
+	meta.Metadata.Validate(Namespaced(kind), &named)
 	misread := slices.ContainsFunc(problems, func(p manifest.Problem) bool { return p.Path != "" && manifest.Within(p.Path, "metadata") })
 	if len(named) > 0 || misread {
 		return Object{}, why

@@ -4,8 +4,8 @@
 // Package policy holds policy objects of every kind in the form the engine
 // takes: a key, and what the object says as rules or as an address group.
 //
-// Decode is the one way from a manifest to an Object. It refuses what the
-// kinds' own packages refuse.
+// Decode is the one way to an Object, from the document of a manifest or from a
+// typed object of a client. It refuses what the kinds' own packages refuse.
 package policy
 
 import (
@@ -86,27 +86,37 @@ func IsKind(apiVersion, kind string) bool {
 	return false
 }
 
-// Decode reads, validates and converts a document. The error is
-// manifest.Problems when the document is of a known kind. With problems that
-// leave its meaning clear the object is returned beside the error, for a caller
-// that is not bound to the schema.
-func Decode(doc manifest.Document, o rule.Options) (Object, error) {
-	if !IsKind(doc.APIVersion, doc.Kind) {
-		if doc.APIVersion == "" {
-			return Object{}, fmt.Errorf("%s without an apiVersion is not a kind of policy", doc.Kind)
+// Form is an object as its source has it: a manifest.Document, or a Typed.
+type Form interface {
+	// Type is its version and kind.
+	Type() (apiVersion, kind string)
+	// Decode fills a pointer to the struct of its kind and returns the paths of
+	// fields that the struct does not have. The error is manifest.Problems.
+	Decode(into any) (unknown []string, err error)
+}
+
+// Decode reads, validates and converts an object. The error is manifest.Problems
+// when the object is of a known kind. With problems that leave its meaning clear
+// the object is returned beside the error, for a caller that is not bound to the
+// schema.
+func Decode(form Form, o rule.Options) (Object, error) {
+	version, kind := form.Type()
+	if !IsKind(version, kind) {
+		if version == "" {
+			return Object{}, fmt.Errorf("%s without an apiVersion is not a kind of policy", kind)
 		}
-		return Object{}, fmt.Errorf("%s %s is not a kind of policy", doc.APIVersion, doc.Kind)
+		return Object{}, fmt.Errorf("%s %s is not a kind of policy", version, kind)
 	}
-	switch doc.Kind {
+	switch kind {
 	case "NetworkPolicy":
 		var p networkpolicy.NetworkPolicy
-		return decode(doc, &p, &p.Meta,
+		return decode(form, &p, &p.Meta,
 			func() manifest.Problems { return p.Validate() },
 			func(ob *Object) { ob.Specs = []rule.Spec{p.Rules(o)} })
 	case "CiliumNetworkPolicy", "CiliumClusterwideNetworkPolicy":
 		var p cilium.NetworkPolicy
-		namespaced := doc.Kind == "CiliumNetworkPolicy"
-		return decode(doc, &p, &p.Meta,
+		namespaced := kind == "CiliumNetworkPolicy"
+		return decode(form, &p, &p.Meta,
 			func() manifest.Problems { return p.Validate(namespaced, o) },
 			func(ob *Object) {
 				ob.Specs = p.Rules(namespaced, o)
@@ -114,7 +124,7 @@ func Decode(doc manifest.Document, o rule.Options) (Object, error) {
 			})
 	case "CiliumCIDRGroup":
 		var g cilium.CIDRGroup
-		return decode(doc, &g, &g.Meta,
+		return decode(form, &g, &g.Meta,
 			func() manifest.Problems { return g.Validate() },
 			func(ob *Object) {
 				ob.Group = &Group{}
@@ -122,26 +132,27 @@ func Decode(doc manifest.Document, o rule.Options) (Object, error) {
 			})
 	case "ClusterNetworkPolicy":
 		var p adminpolicy.Policy
-		return decode(doc, &p, &p.Meta,
+		return decode(form, &p, &p.Meta,
 			func() manifest.Problems { return p.Validate(o) },
 			func(ob *Object) { ob.Specs, ob.Notes = []rule.Spec{p.Rules(o)}, p.Notes() })
 	default:
 		var p adminpolicy.OldPolicy
-		baseline := strings.HasPrefix(doc.Kind, "Baseline")
-		return decode(doc, &p, &p.Meta,
+		baseline := strings.HasPrefix(kind, "Baseline")
+		return decode(form, &p, &p.Meta,
 			func() manifest.Problems { return p.Validate(baseline, o) },
 			func(ob *Object) { ob.Specs, ob.Notes = []rule.Spec{p.Rules(baseline, o)}, p.Notes() })
 	}
 }
 
-func decode(doc manifest.Document, into any, meta *networkpolicy.Meta, validate func() manifest.Problems, convert func(*Object)) (Object, error) {
-	unknown, err := doc.Decode(into)
+func decode(form Form, into any, meta *networkpolicy.Meta, validate func() manifest.Problems, convert func(*Object)) (Object, error) {
+	unknown, err := form.Decode(into)
 	if err != nil {
 		return Object{}, err
 	}
 	problems := validate()
+	_, kind := form.Type()
 	ob := Object{
-		Key:     Key{Kind: doc.Kind, Namespace: meta.Metadata.Namespace, Name: meta.Metadata.Name},
+		Key:     Key{Kind: kind, Namespace: meta.Metadata.Namespace, Name: meta.Metadata.Name},
 		Unknown: unknown,
 	}
 	if !problems.Meaningful() {

@@ -7,7 +7,6 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -51,10 +50,18 @@ func (e *Error) Error() string { return e.Field() + ": " + e.Reason }
 // Is makes every Error an ErrInvalid.
 func (e *Error) Is(target error) bool { return target == ErrInvalid }
 
-var sourceRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?$`)
-
-// IsSource reports whether s has the form of a label's source.
-func IsSource(s string) bool { return len(s) <= MaxSource && sourceRE.MatchString(s) }
+// IsSource reports whether s has the form of a label's source: a-z, 0-9 and
+// "-", with no "-" at either end. It is a loop because the CNI plugin links this
+// package, and compiling a pattern is a part of its short life.
+func IsSource(s string) bool {
+	for i := range len(s) {
+		c := s[i]
+		if edge := i == 0 || i == len(s)-1; (c < 'a' || c > 'z') && (c < '0' || c > '9') && (edge || c != '-') {
+			return false
+		}
+	}
+	return s != "" && len(s) <= MaxSource
+}
 
 // IsText reports whether s may be, or be part of, a key or a value.
 func IsText(s string) bool {

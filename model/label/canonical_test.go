@@ -100,6 +100,8 @@ func TestBadLabelsAreRefusedWithTheField(t *testing.T) {
 		{"none", nil, "labels"},
 		{"no source", []Label{good, {"", "a", "b"}}, "labels[1].source"},
 		{"upper case source", []Label{{"K8s", "a", "b"}}, "labels[0].source"},
+		{"source that begins with a hyphen", []Label{{"-k8s", "a", "b"}}, "labels[0].source"},
+		{"source that ends with a hyphen", []Label{{"k8s-", "a", "b"}}, "labels[0].source"},
 		{"long source", []Label{{strings.Repeat("a", 64), "a", "b"}}, "labels[0].source"},
 		{"no key", []Label{good, {"k8s", "", "b"}}, "labels[1].key"},
 		{"long key", []Label{{"k8s", strings.Repeat("k", MaxKey+1), ""}}, "labels[0].key"},

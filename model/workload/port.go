@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -68,7 +67,16 @@ const KeyNamedPorts = "named-ports"
 // ErrNamedPort is in every error about a named port.
 var ErrNamedPort = errors.New("invalid named port")
 
-var portNameRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,13}[a-z0-9])?$`)
+// isPortName reports whether s is 1 to 15 of a-z, 0-9 and "-", with no "-" at
+// either end.
+func isPortName(s string) bool {
+	for i := range len(s) {
+		if edge := i == 0 || i == len(s)-1; (!alphanumeric(s[i]) || s[i] >= 'A' && s[i] <= 'Z') && (edge || s[i] != '-') {
+			return false
+		}
+	}
+	return s != "" && len(s) <= 15
+}
 
 // NamedPortsLabel returns the hidden label of some named ports, sorted and
 // deduplicated: "dns.UDP.53_http.TCP.80". ok is false if there are none.
@@ -79,7 +87,7 @@ func NamedPortsLabel(ports []NamedPort) (l label.Label, ok bool, err error) {
 	for i, p := range ports {
 		_, known := parseProtocol(p.Protocol.String())
 		switch {
-		case !portNameRE.MatchString(p.Name):
+		case !isPortName(p.Name):
 			return label.Label{}, false, fmt.Errorf("%w: named_ports[%d].name: %q: want 1 to 15 of a-z, 0-9 and \"-\"", ErrNamedPort, i, p.Name)
 		case p.Port == 0:
 			return label.Label{}, false, fmt.Errorf("%w: named_ports[%d].port: 0 is no port", ErrNamedPort, i)
@@ -121,7 +129,7 @@ func NamedPortsOf(labels label.Set) ([]NamedPort, error) {
 	var ports []NamedPort
 	for part := range strings.SplitSeq(value, "_") {
 		f := strings.Split(part, ".")
-		if len(f) != 3 || !portNameRE.MatchString(f[0]) {
+		if len(f) != 3 || !isPortName(f[0]) {
 			return nil, bad("%q is not NAME.PROTOCOL.PORT", part)
 		}
 		proto, ok := parseProtocol(f[1])

@@ -45,6 +45,8 @@ func TestBadNamedPortsAreRefused(t *testing.T) {
 		"named_ports[1].name: \"\"":   {"", 80, TCP},
 		"named_ports[1].name: \"H\"":  {"H", 80, TCP},
 		"named_ports[1].name: \"nam":  {"name-of-sixteen-", 80, TCP},
+		"named_ports[1].name: \"-a\"": {"-a", 80, TCP},
+		"named_ports[1].name: \"a-\"": {"a-", 80, TCP},
 		"named_ports[1].port: 0":      {"http", 0, TCP},
 		"named_ports[1].protocol: \"": {"http", 80, 1},
 	} {

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"unicode/utf8"
+
+	"github.com/sluice-net/sluice/model/workload"
 )
 
 // Holder is who holds a number on this node: an endpoint or a reference that
@@ -23,7 +25,7 @@ const (
 
 // EndpointHolder is an attachment of a container.
 func EndpointHolder(containerID, interfaceName string) Holder {
-	return Holder(endpointPrefix + containerID + "/" + interfaceName)
+	return Holder(endpointPrefix + workload.Owner{ContainerID: containerID, Interface: interfaceName}.String())
 }
 
 // ReferenceHolder is a string of the caller's.

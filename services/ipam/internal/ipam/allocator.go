@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/busy"
 	"github.com/sluice-net/sluice/kit/fault"
+	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/ipam/internal/pool"
 )
 
@@ -391,7 +392,7 @@ func (a *Allocator) Allocate(ctx context.Context, r Request) (*Allocation, error
 }
 
 // Confirm makes a lease permanent if the addresses are those of the lease.
-func (a *Allocator) Confirm(ctx context.Context, o Owner, addrs []netip.Addr) (*Allocation, error) {
+func (a *Allocator) Confirm(ctx context.Context, o workload.Owner, addrs []netip.Addr) (*Allocation, error) {
 	got, err := a.do(ctx, verbConfirm, func(l *ledger, now time.Time) (answer, error) {
 		allocation, err := l.confirm(now, o, addrs)
 		return answer{allocation: allocation}, err
@@ -401,7 +402,7 @@ func (a *Allocator) Confirm(ctx context.Context, o Owner, addrs []netip.Addr) (*
 
 // Release takes everything from an owner and returns what that was; nil if it
 // held nothing, which is not an error.
-func (a *Allocator) Release(ctx context.Context, o Owner) (*Allocation, error) {
+func (a *Allocator) Release(ctx context.Context, o workload.Owner) (*Allocation, error) {
 	got, err := a.do(ctx, verbRelease, func(l *ledger, now time.Time) (answer, error) {
 		return answer{allocation: l.release(now, o)}, nil
 	})

@@ -19,6 +19,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/busy"
 	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam/ipamtest"
 	"github.com/sluice-net/sluice/services/ipam/internal/store"
@@ -51,7 +52,7 @@ func addrs(list ...string) []netip.Addr {
 	return out
 }
 
-func owner(id string) ipam.Owner { return ipam.Owner{ContainerID: id, Interface: "eth0"} }
+func owner(id string) workload.Owner { return workload.Owner{ContainerID: id, Interface: "eth0"} }
 
 // start runs an allocator; stop ends it and waits.
 func start(t testing.TB, s ipam.Store, o ipam.Options) (a *ipam.Allocator, stop func() error) {
@@ -138,7 +139,7 @@ func TestRefusalsNameTheirReason(t *testing.T) {
 		{"fewer families", a, ipam.Request{Owner: owner("a"), Families: []ipam.Family{ipam.IPv4}}, ipam.ErrOtherContent, "families"},
 		{"more families", a, ipam.Request{Owner: owner("four"), Families: []ipam.Family{ipam.IPv4, ipam.IPv6}}, ipam.ErrOtherContent, "families"},
 		{"no owner", a, ipam.Request{}, ipam.ErrBadRequest, "owner"},
-		{"owner with NUL", a, ipam.Request{Owner: ipam.Owner{ContainerID: "a\x00b", Interface: "eth0"}}, ipam.ErrBadRequest, "owner"},
+		{"owner with NUL", a, ipam.Request{Owner: workload.Owner{ContainerID: "a\x00b", Interface: "eth0"}}, ipam.ErrBadRequest, "owner"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			for _, validate := range []bool{true, false} {
@@ -478,7 +479,7 @@ func TestContradictingStateIsRefused(t *testing.T) {
 	twice := func(second ipam.Allocation) *ipamtest.Memory {
 		m := ipamtest.NewMemory()
 		one := &ipam.Allocation{Owner: owner("a"), State: ipam.Confirmed, Addresses: []ipam.Address{{Addr: addrs("10.0.0.2")[0], PoolBits: 24}}}
-		c := &ipam.Changes{Allocations: map[ipam.Owner]*ipam.Allocation{one.Owner: one}, Resting: map[netip.Addr]time.Time{}}
+		c := &ipam.Changes{Allocations: map[workload.Owner]*ipam.Allocation{one.Owner: one}, Resting: map[netip.Addr]time.Time{}}
 		if second.Owner.ContainerID == "" {
 			c.Resting[one.Addresses[0].Addr] = time.Now()
 		} else {

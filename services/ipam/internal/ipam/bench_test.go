@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
 	"github.com/sluice-net/sluice/services/ipam/internal/store"
 )
@@ -25,10 +26,10 @@ func filledStore(b *testing.B, cidr string, n int) *store.Store {
 		b.Fatal(err)
 	}
 	prefix := netip.MustParsePrefix(cidr)
-	c := &ipam.Changes{Allocations: map[ipam.Owner]*ipam.Allocation{}, Cursors: map[netip.Prefix]netip.Addr{}}
+	c := &ipam.Changes{Allocations: map[workload.Owner]*ipam.Allocation{}, Cursors: map[netip.Prefix]netip.Addr{}}
 	at := prefix.Addr().Next().Next()
 	for i := range n {
-		o := ipam.Owner{ContainerID: fmt.Sprintf("%064x", i*7919), Interface: "eth0"}
+		o := workload.Owner{ContainerID: fmt.Sprintf("%064x", i*7919), Interface: "eth0"}
 		c.Allocations[o] = &ipam.Allocation{Owner: o, State: ipam.Confirmed, Addresses: []ipam.Address{{Addr: at, PoolBits: prefix.Bits()}}}
 		at = at.Next()
 		c.Cursors[prefix] = at

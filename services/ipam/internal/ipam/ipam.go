@@ -19,14 +19,14 @@ import (
 	"net/netip"
 	"strings"
 	"time"
+
+	"github.com/sluice-net/sluice/model/workload"
 )
 
 // Limits and defaults.
 const (
 	DefaultLease = 120 * time.Second
 	DefaultRest  = 60 * time.Second
-	MaxOwnerID   = 128 // bytes of a container id
-	MaxOwnerIf   = 15  // bytes of an interface name
 )
 
 // Sentinels, for callers that branch.
@@ -61,35 +61,6 @@ var (
 	// ErrInconsistent says that the stored state contradicts itself.
 	ErrInconsistent = errors.New("the state contradicts itself")
 )
-
-// Owner is who holds addresses: one interface of one container.
-type Owner struct {
-	ContainerID string // 1 to MaxOwnerID bytes
-	Interface   string // 1 to MaxOwnerIf bytes
-}
-
-// Check says whether the owner can be one.
-func (o Owner) Check() error {
-	for _, f := range []struct {
-		name, value string
-		limit       int
-	}{{"container id", o.ContainerID, MaxOwnerID}, {"interface name", o.Interface, MaxOwnerIf}} {
-		if f.value == "" || len(f.value) > f.limit || strings.ContainsAny(f.value, "\x00/ \t\r\n") {
-			return fmt.Errorf("%s %q: want 1 to %d bytes without '/', NUL and white space", f.name, f.value, f.limit)
-		}
-	}
-	return nil
-}
-
-func (o Owner) String() string { return o.ContainerID + "/" + o.Interface }
-
-// Compare orders owners by container, then by interface.
-func (o Owner) Compare(p Owner) int {
-	if c := strings.Compare(o.ContainerID, p.ContainerID); c != 0 {
-		return c
-	}
-	return strings.Compare(o.Interface, p.Interface)
-}
 
 // Family is an IP version.
 type Family uint8
@@ -137,8 +108,8 @@ type Address struct {
 
 // Allocation is what one owner holds. It is never changed, only replaced.
 type Allocation struct {
-	Owner     Owner
-	Addresses []Address // one or two, IPv4 first
+	Owner     workload.Owner // one interface of one container
+	Addresses []Address      // one or two, IPv4 first
 	State     State
 	Expires   time.Time // of a lease; zero once confirmed
 }
@@ -167,7 +138,7 @@ func (a *Allocation) List() string {
 
 // Request asks for addresses.
 type Request struct {
-	Owner        Owner
+	Owner        workload.Owner
 	Families     []Family     // empty: every family that has a pool
 	Wanted       []netip.Addr // at most one per family
 	ValidateOnly bool         // answer, but lease nothing
@@ -251,8 +222,8 @@ type Contents struct {
 
 // Changes is what one commit writes. Each key appears once, with its last value.
 type Changes struct {
-	Allocations map[Owner]*Allocation    // nil removes
-	Resting     map[netip.Addr]time.Time // zero removes
+	Allocations map[workload.Owner]*Allocation // nil removes
+	Resting     map[netip.Addr]time.Time       // zero removes
 	Cursors     map[netip.Prefix]netip.Addr
 }
 

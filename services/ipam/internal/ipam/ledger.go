@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/ipam/internal/pool"
 )
 
@@ -18,9 +19,9 @@ import (
 type ledger struct {
 	lease, rest time.Duration
 	pools       []*poolState
-	held        map[Owner]*entry
+	held        map[workload.Owner]*entry
 	addrs       map[netip.Addr]use
-	leases      agenda[Owner]
+	leases      agenda[workload.Owner]
 	rests       agenda[netip.Addr]
 	outside     uint64
 	changes     Changes
@@ -33,12 +34,12 @@ type poolState struct {
 
 type entry struct {
 	*Allocation
-	expiry *deadline[Owner] // nil once confirmed
+	expiry *deadline[workload.Owner] // nil once confirmed
 }
 
 // use is what a taken address is taken by: an owner, or its rest.
 type use struct {
-	owner Owner
+	owner workload.Owner
 	rest  *deadline[netip.Addr]
 }
 
@@ -51,7 +52,7 @@ type use struct {
 func newLedger(pools []*pool.Pool, c *Contents, lease, rest time.Duration, now time.Time) (*ledger, error) {
 	l := &ledger{
 		lease: lease, rest: rest,
-		held:  make(map[Owner]*entry, len(c.Allocations)),
+		held:  make(map[workload.Owner]*entry, len(c.Allocations)),
 		addrs: make(map[netip.Addr]use, 2*len(c.Allocations)+len(c.Resting)),
 	}
 	for _, p := range pools {
@@ -113,7 +114,7 @@ func soonest(stored, now time.Time, most time.Duration) (time.Time, bool) {
 func (l *ledger) changed() *Changes {
 	if l.changes.Allocations == nil {
 		l.changes = Changes{
-			Allocations: map[Owner]*Allocation{},
+			Allocations: map[workload.Owner]*Allocation{},
 			Resting:     map[netip.Addr]time.Time{},
 			Cursors:     map[netip.Prefix]netip.Addr{},
 		}
@@ -342,7 +343,7 @@ func (l *ledger) choose(f Family, wanted netip.Addr) (netip.Addr, *poolState, er
 }
 
 // confirm makes a lease permanent.
-func (l *ledger) confirm(now time.Time, o Owner, addrs []netip.Addr) (*Allocation, error) {
+func (l *ledger) confirm(now time.Time, o workload.Owner, addrs []netip.Addr) (*Allocation, error) {
 	e := l.held[o]
 	if e != nil && e.State == Leased && !now.Before(e.Expires) {
 		l.drop(e)
@@ -377,7 +378,7 @@ func sameAddresses(held []Address, given []netip.Addr) bool {
 // release takes everything from an owner; nil if it held nothing. Confirmed
 // addresses rest. Those of a lease do not: a datapath confirms before it
 // configures, so no container has used them.
-func (l *ledger) release(now time.Time, o Owner) *Allocation {
+func (l *ledger) release(now time.Time, o workload.Owner) *Allocation {
 	e := l.held[o]
 	if e == nil {
 		return nil

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/ipam/internal/pool"
 )
 
@@ -30,12 +31,12 @@ func BenchmarkDecide(b *testing.B) {
 				b.Fatal(err)
 			}
 			for i := range c.fill {
-				if _, err := l.allocate(now, Request{Owner: Owner{fmt.Sprint(i), "eth0"}}); err != nil {
+				if _, err := l.allocate(now, Request{Owner: workload.Owner{ContainerID: fmt.Sprint(i), Interface: "eth0"}}); err != nil {
 					b.Fatal(err)
 				}
 			}
 			l.takeChanges()
-			o := Owner{"benchmark", "eth0"}
+			o := workload.Owner{ContainerID: "benchmark", Interface: "eth0"}
 			for b.Loop() {
 				a, err := l.allocate(now, Request{Owner: o})
 				if err != nil {

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam/ipamtest"
 	"github.com/sluice-net/sluice/services/ipam/internal/store"
@@ -25,7 +26,7 @@ type model struct {
 	now         time.Time
 	lease, rest time.Duration
 	pools       []*modelPool
-	held        map[ipam.Owner]*ipam.Allocation
+	held        map[workload.Owner]*ipam.Allocation
 	resting     map[netip.Addr]time.Time
 }
 
@@ -36,7 +37,7 @@ type modelPool struct {
 }
 
 func newModel(ranges, exclude []netip.Prefix, lease, rest time.Duration, now time.Time) *model {
-	m := &model{now: now, lease: lease, rest: rest, held: map[ipam.Owner]*ipam.Allocation{}, resting: map[netip.Addr]time.Time{}}
+	m := &model{now: now, lease: lease, rest: rest, held: map[workload.Owner]*ipam.Allocation{}, resting: map[netip.Addr]time.Time{}}
 	for _, r := range ranges {
 		p := &modelPool{prefix: r, position: r.Addr()}
 		for a := r.Addr().Next().Next(); r.Contains(a); a = a.Next() {
@@ -51,7 +52,7 @@ func newModel(ranges, exclude []netip.Prefix, lease, rest time.Duration, now tim
 }
 
 func (m *model) expire() {
-	maps.DeleteFunc(m.held, func(_ ipam.Owner, a *ipam.Allocation) bool {
+	maps.DeleteFunc(m.held, func(_ workload.Owner, a *ipam.Allocation) bool {
 		return a.State == ipam.Leased && !m.now.Before(a.Expires)
 	})
 	maps.DeleteFunc(m.resting, func(_ netip.Addr, until time.Time) bool { return !m.now.Before(until) })
@@ -136,7 +137,7 @@ func (m *model) allocate(r ipam.Request) (*ipam.Allocation, error) {
 	return next, nil
 }
 
-func (m *model) confirm(o ipam.Owner, list []netip.Addr) (*ipam.Allocation, error) {
+func (m *model) confirm(o workload.Owner, list []netip.Addr) (*ipam.Allocation, error) {
 	a := m.held[o]
 	if a == nil {
 		return nil, ipam.ErrNotHeld
@@ -148,7 +149,7 @@ func (m *model) confirm(o ipam.Owner, list []netip.Addr) (*ipam.Allocation, erro
 	return m.held[o], nil
 }
 
-func (m *model) release(o ipam.Owner) *ipam.Allocation {
+func (m *model) release(o workload.Owner) *ipam.Allocation {
 	a := m.held[o]
 	if a == nil {
 		return nil

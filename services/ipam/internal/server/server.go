@@ -16,6 +16,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/rpc"
+	"github.com/sluice-net/sluice/model/workload"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
@@ -149,8 +150,8 @@ func (s *Server) GetStatus(context.Context, *ipamv1.GetStatusRequest) (*ipamv1.G
 	}, nil
 }
 
-func toOwner(o *workloadv1.Owner) ipam.Owner {
-	return ipam.Owner{ContainerID: o.GetContainerId(), Interface: o.GetInterfaceName()}
+func toOwner(o *workloadv1.Owner) workload.Owner {
+	return workload.Owner{ContainerID: o.GetContainerId(), Interface: o.GetInterfaceName()}
 }
 
 func toAddrs(field string, list [][]byte) ([]netip.Addr, error) {

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
 	"github.com/sluice-net/sluice/services/ipam/internal/store"
 )
@@ -46,11 +47,11 @@ func TestKernelFullDiskRefusesAndLosesNothing(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ran := make(chan error, 1)
 	go func() { ran <- a.Run(ctx) }()
-	told := map[ipam.Owner]string{}
-	holder := map[string]ipam.Owner{}
+	told := map[workload.Owner]string{}
+	holder := map[string]workload.Owner{}
 	var full error
 	ask := func(i int) error {
-		o := ipam.Owner{ContainerID: fmt.Sprintf("%0100d", i), Interface: "eth0"}
+		o := workload.Owner{ContainerID: fmt.Sprintf("%0100d", i), Interface: "eth0"}
 		got, err := a.Allocate(t.Context(), ipam.Request{Owner: o})
 		if err != nil {
 			return err
@@ -135,9 +136,9 @@ func TestKernelReadOnlyFileSystemStopsTheStart(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		o := ipam.Owner{ContainerID: "c", Interface: "eth0"}
+		o := workload.Owner{ContainerID: "c", Interface: "eth0"}
 		a := &ipam.Allocation{Owner: o, State: ipam.Confirmed, Addresses: []ipam.Address{{Addr: netip.MustParseAddr("10.0.0.2"), PoolBits: 16}}}
-		return errors.Join(s.Commit(&ipam.Changes{Allocations: map[ipam.Owner]*ipam.Allocation{o: a}}), s.Close())
+		return errors.Join(s.Commit(&ipam.Changes{Allocations: map[workload.Owner]*ipam.Allocation{o: a}}), s.Close())
 	}
 	if err := write(); err != nil {
 		t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/disktest"
+	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
 	"github.com/sluice-net/sluice/services/ipam/internal/store"
 )
@@ -38,7 +39,7 @@ func TestPowerCutLosesNoAddress(t *testing.T) {
 		defer cancel()
 		note := func() { answered++; disk.Mark(answered) }
 		for i := range 40 {
-			o := ipam.Owner{ContainerID: fmt.Sprintf("%064x", i), Interface: "eth0"}
+			o := workload.Owner{ContainerID: fmt.Sprintf("%064x", i), Interface: "eth0"}
 			got, err := a.Allocate(ctx, ipam.Request{Owner: o})
 			if err != nil {
 				calls <- err

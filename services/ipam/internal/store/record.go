@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
 )
 
@@ -30,13 +31,13 @@ const recordVersion = 1
 
 var errRecord = errors.New("not a record of this program")
 
-func ownerKey(o ipam.Owner) []byte {
+func ownerKey(o workload.Owner) []byte {
 	return append(append([]byte(o.ContainerID), 0), o.Interface...)
 }
 
-func parseOwnerKey(key []byte) (ipam.Owner, error) {
+func parseOwnerKey(key []byte) (workload.Owner, error) {
 	id, name, ok := bytes.Cut(key, []byte{0})
-	o := ipam.Owner{ContainerID: string(id), Interface: string(name)}
+	o := workload.Owner{ContainerID: string(id), Interface: string(name)}
 	if !ok {
 		return o, fmt.Errorf("%w: the key has no interface name", errRecord)
 	}

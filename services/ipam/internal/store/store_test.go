@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/store"
 	"github.com/sluice-net/sluice/kit/store/storetest"
+	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam/ipamtest"
 )
@@ -71,9 +72,9 @@ func filled(t testing.TB, n int) string {
 func fill(t testing.TB, s *Store, n int) {
 	t.Helper()
 	a4, a6 := netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00::2")
-	c := &ipam.Changes{Allocations: map[ipam.Owner]*ipam.Allocation{}, Resting: map[netip.Addr]time.Time{}, Cursors: map[netip.Prefix]netip.Addr{}}
+	c := &ipam.Changes{Allocations: map[workload.Owner]*ipam.Allocation{}, Resting: map[netip.Addr]time.Time{}, Cursors: map[netip.Prefix]netip.Addr{}}
 	for i := range n {
-		o := ipam.Owner{ContainerID: fmt.Sprintf("%064x", i*7919), Interface: "eth0"}
+		o := workload.Owner{ContainerID: fmt.Sprintf("%064x", i*7919), Interface: "eth0"}
 		c.Allocations[o] = &ipam.Allocation{Owner: o, State: ipam.Confirmed, Addresses: []ipam.Address{{Addr: a4, PoolBits: 16}, {Addr: a6, PoolBits: 64}}}
 		a4, a6 = a4.Next(), a6.Next()
 	}
@@ -137,7 +138,7 @@ func TestRecordsOfAnotherKindAreRefused(t *testing.T) {
 }
 
 func FuzzRecords(f *testing.F) {
-	o := ipam.Owner{ContainerID: "c", Interface: "eth0"}
+	o := workload.Owner{ContainerID: "c", Interface: "eth0"}
 	v4, v6 := ipam.Address{Addr: netip.MustParseAddr("10.0.0.2"), PoolBits: 24}, ipam.Address{Addr: netip.MustParseAddr("fd00::2"), PoolBits: 64}
 	f.Add(ownerKey(o), encodeAllocation(&ipam.Allocation{Owner: o, State: ipam.Leased, Expires: time.Unix(1, 1), Addresses: []ipam.Address{v4, v6}}))
 	f.Add(ownerKey(o), encodeAllocation(&ipam.Allocation{Owner: o, State: ipam.Confirmed, Addresses: []ipam.Address{v6}}))

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
 )
 
@@ -25,9 +26,9 @@ var ErrDisk = errors.New("no space left on the pretended device")
 // Memory is a Store without a disk.
 type Memory struct {
 	mu          sync.Mutex
-	allocations map[ipam.Owner]*ipam.Allocation // guarded by mu
-	resting     map[netip.Addr]time.Time        // guarded by mu
-	cursors     map[netip.Prefix]netip.Addr     // guarded by mu
+	allocations map[workload.Owner]*ipam.Allocation // guarded by mu
+	resting     map[netip.Addr]time.Time            // guarded by mu
+	cursors     map[netip.Prefix]netip.Addr         // guarded by mu
 	fail        func(*ipam.Changes) (write bool, err error)
 	commits     int
 }
@@ -35,7 +36,7 @@ type Memory struct {
 // NewMemory returns an empty store.
 func NewMemory() *Memory {
 	return &Memory{
-		allocations: map[ipam.Owner]*ipam.Allocation{},
+		allocations: map[workload.Owner]*ipam.Allocation{},
 		resting:     map[netip.Addr]time.Time{},
 		cursors:     map[netip.Prefix]netip.Addr{},
 	}
@@ -118,11 +119,11 @@ func Suite(t *testing.T, open func(t *testing.T, old ipam.Store) ipam.Store) {
 	v4, v6 := netip.MustParseAddr("10.0.0.5"), netip.MustParseAddr("fd00::5")
 	range4 := netip.MustParsePrefix("10.0.0.0/24")
 	one := &ipam.Allocation{
-		Owner: ipam.Owner{ContainerID: "one", Interface: "eth0"}, State: ipam.Leased, Expires: at,
+		Owner: workload.Owner{ContainerID: "one", Interface: "eth0"}, State: ipam.Leased, Expires: at,
 		Addresses: []ipam.Address{{Addr: v4, PoolBits: 24}, {Addr: v6, PoolBits: 64}},
 	}
 	two := &ipam.Allocation{
-		Owner: ipam.Owner{ContainerID: "one", Interface: "eth1"}, State: ipam.Confirmed,
+		Owner: workload.Owner{ContainerID: "one", Interface: "eth1"}, State: ipam.Confirmed,
 		Addresses: []ipam.Address{{Addr: v6.Next(), PoolBits: 64}},
 	}
 	commit := func(t *testing.T, s ipam.Store, c ipam.Changes) {
@@ -146,7 +147,7 @@ func Suite(t *testing.T, open func(t *testing.T, old ipam.Store) ipam.Store) {
 		"10.0.0.9 rests 1800000000123456789\n" +
 		"10.0.0.0/24 at 10.0.0.6\n"
 	fill := ipam.Changes{
-		Allocations: map[ipam.Owner]*ipam.Allocation{one.Owner: one, two.Owner: two},
+		Allocations: map[workload.Owner]*ipam.Allocation{one.Owner: one, two.Owner: two},
 		Resting:     map[netip.Addr]time.Time{netip.MustParseAddr("10.0.0.9"): at},
 		Cursors:     map[netip.Prefix]netip.Addr{range4: v4.Next()},
 	}
@@ -162,7 +163,7 @@ func Suite(t *testing.T, open func(t *testing.T, old ipam.Store) ipam.Store) {
 		commit(t, s, fill)
 		for range 2 {
 			commit(t, s, ipam.Changes{
-				Allocations: map[ipam.Owner]*ipam.Allocation{one.Owner: nil},
+				Allocations: map[workload.Owner]*ipam.Allocation{one.Owner: nil},
 				Resting:     map[netip.Addr]time.Time{netip.MustParseAddr("10.0.0.9"): {}},
 			})
 			s = open(t, s)
@@ -173,7 +174,7 @@ func Suite(t *testing.T, open func(t *testing.T, old ipam.Store) ipam.Store) {
 		s := open(t, nil)
 		commit(t, s, fill)
 		confirmed := &ipam.Allocation{Owner: one.Owner, Addresses: one.Addresses, State: ipam.Confirmed}
-		commit(t, s, ipam.Changes{Allocations: map[ipam.Owner]*ipam.Allocation{one.Owner: confirmed}})
+		commit(t, s, ipam.Changes{Allocations: map[workload.Owner]*ipam.Allocation{one.Owner: confirmed}})
 		commit(t, s, ipam.Changes{Cursors: map[netip.Prefix]netip.Addr{range4: v4}})
 		expect(t, open(t, s), "one/eth0 [{10.0.0.5 24} {fd00::5 64}] confirmed\none/eth1 [{fd00::6 64}] confirmed\n"+
 			"10.0.0.9 rests 1800000000123456789\n10.0.0.0/24 at 10.0.0.5\n")
@@ -181,8 +182,10 @@ func Suite(t *testing.T, open func(t *testing.T, old ipam.Store) ipam.Store) {
 	t.Run("thousands of records come and go", func(t *testing.T) {
 		s := open(t, nil)
 		const n = 3000
-		owner := func(i int) ipam.Owner { return ipam.Owner{ContainerID: fmt.Sprintf("c%d", i), Interface: "eth0"} }
-		c := ipam.Changes{Allocations: map[ipam.Owner]*ipam.Allocation{}}
+		owner := func(i int) workload.Owner {
+			return workload.Owner{ContainerID: fmt.Sprintf("c%d", i), Interface: "eth0"}
+		}
+		c := ipam.Changes{Allocations: map[workload.Owner]*ipam.Allocation{}}
 		a := netip.MustParseAddr("10.1.0.0")
 		for i := range n {
 			a = a.Next()

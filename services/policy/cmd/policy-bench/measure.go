@@ -221,7 +221,7 @@ func measureTime(s synthetic.Shape, rounds int) (out []line, err error) {
 	say("from scratch, decoded policies to tables", "%s", percentiles(plain))
 	say("from scratch, decoded policies to bytes of the stream", "%s; %d steps, %s", percentiles(streamed), r.out.steps, kilobytes(r.out.bytes))
 	say("tables; node classes; peer rows; classes; intervals; blocks; rules", "%d; %d; %d; %d; %d; %d; %d",
-		size.Tables, size.NodeClasses, size.PeerRows, size.Classes, size.Intervals, size.Blocks, size.Rules)
+		size.Tables, size.IdentityClasses, size.PeerRows, size.Classes, size.Intervals, size.Blocks, size.Rules)
 	add, remove, err := r.churn(rounds)
 	if err != nil {
 		return nil, err
@@ -340,7 +340,7 @@ func single(manifests string, others []peer.Identity) ([]line, error) {
 	return []line{
 		{"policy to bytes of the stream", fmt.Sprintf("%s; %d steps, %s", percentiles(took), r.out.steps, kilobytes(r.out.bytes))},
 		{"identities; node classes; peer rows; classes; nodes; intervals; blocks", fmt.Sprintf("%d; %d; %d; %d; %d; %d; %d",
-			size.Identities, size.NodeClasses, size.PeerRows, size.Classes, size.Nodes, size.Intervals, size.Blocks)},
+			size.Identities, size.IdentityClasses, size.PeerRows, size.Classes, size.Nodes, size.Intervals, size.Blocks)},
 	}, r.out.err
 }
 

@@ -240,7 +240,7 @@ func (p *Program) NeedsPodAddresses() bool { return p.namedBlocks }
 
 // NewTable returns a table without peers and blocks.
 func (p *Program) NewTable() *table.Table {
-	t := &table.Table{Header: table.Header{Flags: p.flags}, Peers: make(map[table.NodeClass]table.Class)}
+	t := &table.Table{Header: table.Header{Flags: p.flags}, Peers: make(map[table.IdentityClass]table.Class)}
 	for _, r := range p.rules {
 		t.Rules = append(t.Rules, table.Rule{Action: r.Action, Tier: r.Tier, Proxy: r.Proxy})
 	}

@@ -118,10 +118,10 @@ func (e *Engine) Identities() int { return len(e.peers) }
 
 // BoundTable is a copy of the table that a direction of a subject is bound to;
 // false if nothing is enforced.
-func (e *Engine) BoundTable(n identity.Numeric, d rule.Direction) (TableDefined, bool) {
+func (e *Engine) BoundTable(n identity.Numeric, d rule.Direction) (DefineTable, bool) {
 	s := e.subjects[n]
 	if s == nil || s.bound[d] == nil {
-		return TableDefined{}, false
+		return DefineTable{}, false
 	}
 	return s.bound[d].definition(), true
 }

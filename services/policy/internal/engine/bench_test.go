@@ -99,7 +99,7 @@ func BenchmarkFromScratch(b *testing.B) {
 			}
 			size := e.Size()
 			b.ReportMetric(float64(size.Tables), "tables")
-			b.ReportMetric(float64(size.NodeClasses), "nodeclasses")
+			b.ReportMetric(float64(size.IdentityClasses), "nodeclasses")
 			b.ReportMetric(float64(size.PeerRows), "peerrows")
 			b.ReportMetric(float64(size.Intervals), "intervals")
 		})

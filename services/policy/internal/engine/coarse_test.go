@@ -95,9 +95,9 @@ func TestAddressClassesOfEqualVerdictAreMergedWhenThereAreTooMany(t *testing.T) 
 	}
 	for _, rules := range []int{400, table.MaxAddressClasses + 1, 3000} {
 		e := New(Config{})
-		var events []SubjectBound
+		var events []BindSubject
 		e.config.Events = func(ev Event) {
-			if b, ok := ev.(SubjectBound); ok && b.Direction == rule.Egress {
+			if b, ok := ev.(BindSubject); ok && b.Direction == rule.Egress {
 				events = append(events, b)
 			}
 		}
@@ -164,7 +164,7 @@ func TestALearnedAddressMergesTheClassesOfALiveTable(t *testing.T) {
 		t.Fatal("the classes are not merged")
 	}
 	b, _ := e.Bound(300, rule.Egress)
-	word := table.Word{NodeClass: 1, Kind: identity.KindWorld4, Scope: identity.PeerScopeOutside, Known: true}
+	word := table.Word{IdentityClass: 1, Kind: identity.KindWorld4, Scope: identity.PeerScopeOutside, Known: true}
 	for addr, want := range map[string]rule.Action{"192.0.2.7": rule.Allow, "192.0.2.8": rule.Deny, "10.1.7.9": rule.Allow} {
 		if got := b.Table.Lookup(word, netip.MustParseAddr(addr), port.At(port.TCP, 80)); got.Action != want {
 			t.Errorf("%s: %s, want %s", addr, got.Action, want)

@@ -56,7 +56,7 @@ func (d Draft) Diff(upsert []policy.Object, remove []policy.Key) (*Comparison, e
 	}
 	changed := make(map[identity.Numeric]struct{})
 	after.config.Events = func(ev Event) {
-		if b, ok := ev.(SubjectBound); ok {
+		if b, ok := ev.(BindSubject); ok {
 			changed[b.Subject] = struct{}{}
 		}
 	}

@@ -104,8 +104,8 @@ type Engine struct {
 	byLabel   map[string]map[*member]struct{} // key=value, and key alone
 	selectors selectorIndex
 	classes   map[string]*nodeClass
-	byNumber  map[table.NodeClass]*nodeClass
-	lastClass table.NodeClass
+	byNumber  map[table.IdentityClass]*nodeClass
+	lastClass table.IdentityClass
 	wide      [identity.Kinds]map[*live]struct{} // tables that may need a row for every class of the kind
 
 	subjects map[identity.Numeric]*subject
@@ -136,7 +136,7 @@ func New(config Config) *Engine {
 		byLabel:     make(map[string]map[*member]struct{}),
 		selectors:   newSelectorIndex(config.Cluster),
 		classes:     make(map[string]*nodeClass),
-		byNumber:    make(map[table.NodeClass]*nodeClass),
+		byNumber:    make(map[table.IdentityClass]*nodeClass),
 		subjects:    make(map[identity.Numeric]*subject),
 		local:       make(map[string]map[*subject]struct{}),
 		tables:      make(map[compile.Hash]*live),
@@ -408,7 +408,7 @@ func (e *Engine) applySubjects(c Change, dirty map[*subject]struct{}) (added []*
 		e.enlist(s, false)
 		delete(dirty, s)
 		delete(e.stuck, s)
-		e.emit(SubjectGone{n})
+		e.emit(RemoveSubject{n})
 		var dropped []*live
 		for d := range s.bound {
 			if l := s.bound[d]; l != nil {
@@ -663,7 +663,7 @@ func (e *Engine) commit(dirty map[*subject]struct{}) error {
 			if l != nil {
 				e.define(l)
 			}
-			e.emit(SubjectBound{Subject: b.s.number, Direction: b.d, Table: l.tableID(), Sources: l.sources(b.s.sources[b.d])})
+			e.emit(BindSubject{Subject: b.s.number, Direction: b.d, Table: l.tableID(), Sources: l.sources(b.s.sources[b.d])})
 		}
 		if before != nil {
 			dropped = append(dropped, before)
@@ -702,7 +702,7 @@ func (e *Engine) Word(n identity.Numeric) table.Word {
 	if p == nil || p.class == nil {
 		return table.Word{}
 	}
-	return table.Word{NodeClass: p.class.number, Kind: p.id.Kind, Scope: p.id.Scope, Known: true}
+	return table.Word{IdentityClass: p.class.number, Kind: p.id.Kind, Scope: p.id.Scope, Known: true}
 }
 
 // Lookup judges one side of a connection as the kernel does.
@@ -719,16 +719,16 @@ func (e *Engine) Lookup(subject identity.Numeric, d rule.Direction, peer identit
 
 // Size is what the live tables and the index of peers hold.
 type Size struct {
-	Tables, Subjects, Identities, NodeClasses, Selectors int
-	PeerRows, Classes, Nodes, Intervals, Blocks, Rules   int
-	Merged                                               int // tables whose rules with equal verdicts share address classes
+	Tables, Subjects, Identities, IdentityClasses, Selectors int
+	PeerRows, Classes, Nodes, Intervals, Blocks, Rules       int
+	Merged                                                   int // tables whose rules with equal verdicts share address classes
 }
 
 // Size counts.
 func (e *Engine) Size() Size {
 	s := Size{
 		Tables: len(e.tables), Subjects: len(e.subjects), Identities: len(e.peers),
-		NodeClasses: len(e.classes), Selectors: len(e.selectors.byText),
+		IdentityClasses: len(e.classes), Selectors: len(e.selectors.byText),
 	}
 	for _, l := range e.tables {
 		s.PeerRows += len(l.table.Peers)

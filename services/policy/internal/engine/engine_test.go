@@ -96,11 +96,11 @@ spec: {endpointSelector: {}, ingress: [{fromEndpoints: [{matchExpressions: [
 	b, _ := e.Bound(subject, rule.Ingress)
 	selected := 0
 	for _, id := range c.Identities {
-		if _, ok := b.Table.Peers[e.Word(id.Number).NodeClass]; ok {
+		if _, ok := b.Table.Peers[e.Word(id.Number).IdentityClass]; ok {
 			selected++
 		}
 	}
-	rows, intervals := len(b.Table.Peers), len(b.Table.Intervals(b.Table.Peers[e.Word(identity.MinCluster).NodeClass]))
+	rows, intervals := len(b.Table.Peers), len(b.Table.Intervals(b.Table.Peers[e.Word(identity.MinCluster).IdentityClass]))
 	t.Logf("%d of %d identities are selected by %d peer rows; the class has %d intervals", selected, len(c.Identities), rows, intervals)
 	if selected != 5000 || rows != 1 || intervals != 81 {
 		t.Fatalf("selected %d, rows %d, intervals %d; want 5000, 1, 81", selected, rows, intervals)
@@ -207,7 +207,7 @@ func TestATableThatIsTooLargeIsRefusedWithThePolicysName(t *testing.T) {
 		t.Fatal(err)
 	}
 	size.Identities++
-	size.NodeClasses++
+	size.IdentityClasses++
 	size.PeerRows++
 	size.Classes, size.Nodes, size.Intervals = e.Size().Classes, e.Size().Nodes, e.Size().Intervals
 

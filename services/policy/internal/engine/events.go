@@ -16,8 +16,9 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
-// Event is one step of what the engine does to its tables. Whoever carries the
-// steps out in their order has the same tables: after every single one, each
+// Event is one step of what the engine does to its tables, with the name that
+// it has in the stream and in the datapath. A reader that carries the steps out
+// in their order has the same tables: after every single one, each
 // verdict is that of before the change or that of after it.
 type Event interface{ event() }
 
@@ -29,89 +30,89 @@ type TableID uint64
 // never defined.
 const AllowAll TableID = 0
 
-// ClassKey is the stable name of a node class: it depends on what the class is,
+// ClassKey is the stable name of an identity class: it depends on what the class is,
 // and not on when the engine met it.
 type ClassKey [16]byte
 
 type (
-	// NodeClassDefined gives a node class its name, before it is used.
-	NodeClassDefined struct {
-		NodeClass table.NodeClass
-		Key       ClassKey
+	// DefineIdentityClass gives an identity class its name, before it is used.
+	DefineIdentityClass struct {
+		IdentityClass table.IdentityClass
+		Key           ClassKey
 	}
-	// NodeClassRetired says that no identity has the class and no table a row.
-	NodeClassRetired struct{ NodeClass table.NodeClass }
+	// RetireIdentityClass says that no identity has the class and no table a row.
+	RetireIdentityClass struct{ IdentityClass table.IdentityClass }
 
-	// IdentitySet stores the word of an identity; a word that is not Known
+	// SetIdentity stores the word of an identity; a word that is not Known
 	// forgets it.
-	IdentitySet struct {
+	SetIdentity struct {
 		Identity identity.Numeric
 		Word     table.Word
 	}
 
-	// TableDefined brings a whole table. It belongs to the receiver.
-	TableDefined struct {
+	// DefineTable brings a whole table. It belongs to the receiver.
+	DefineTable struct {
 		Table   TableID
 		Hash    compile.Hash
 		Content *table.Table
 	}
-	// TableGrown appends nodes and classes to a table.
-	TableGrown struct {
+	// GrowTable appends nodes and classes to a table.
+	GrowTable struct {
 		Table   TableID
 		Nodes   []table.Node
 		Classes []uint32
 	}
-	// TableRetired says that no direction is bound to the table any more.
-	TableRetired struct{ Table TableID }
+	// RetireTable says that no direction is bound to the table any more.
+	RetireTable struct{ Table TableID }
 
-	// PeerSet inserts a row; it replaces none.
-	PeerSet struct {
-		Table     TableID
-		NodeClass table.NodeClass
-		Class     table.Class
+	// SetPeer inserts a row; it replaces none.
+	SetPeer struct {
+		Table         TableID
+		IdentityClass table.IdentityClass
+		Class         table.Class
 	}
-	// PeerDeleted deletes a row.
-	PeerDeleted struct {
-		Table     TableID
-		NodeClass table.NodeClass
+	// DeletePeer deletes a row.
+	DeletePeer struct {
+		Table         TableID
+		IdentityClass table.IdentityClass
 	}
 
-	// BlockSet inserts or replaces a prefix.
-	BlockSet struct {
+	// SetPrefix inserts or replaces a prefix.
+	SetPrefix struct {
 		Table   TableID
 		Prefix  netip.Prefix
 		Classes [identity.PeerScopes]table.Class
 	}
-	// BlockDeleted deletes a prefix.
-	BlockDeleted struct {
+	// DeletePrefix deletes a prefix.
+	DeletePrefix struct {
 		Table  TableID
 		Prefix netip.Prefix
 	}
 
-	// SubjectBound points a direction of a subject at a table. The sources are
-	// the places of each rule, number 1 first.
-	SubjectBound struct {
+	// BindSubject points a direction of a subject at a table. The sources are
+	// the source locations of each rule, number 1 first.
+	BindSubject struct {
 		Subject   identity.Numeric
 		Direction rule.Direction
 		Table     TableID
 		Sources   [][]rule.Source
 	}
-	// SubjectGone says that the node has no such subject any more.
-	SubjectGone struct{ Subject identity.Numeric }
+	// RemoveSubject says that the node has no such subject any more.
+	RemoveSubject struct{ Subject identity.Numeric }
 )
 
-func (NodeClassDefined) event() {}
-func (NodeClassRetired) event() {}
-func (IdentitySet) event()      {}
-func (TableDefined) event()     {}
-func (TableGrown) event()       {}
-func (TableRetired) event()     {}
-func (PeerSet) event()          {}
-func (PeerDeleted) event()      {}
-func (BlockSet) event()         {}
-func (BlockDeleted) event()     {}
-func (SubjectBound) event()     {}
-func (SubjectGone) event()      {}
+func (DefineIdentityClass) event() {}
+func (RetireIdentityClass) event() {}
+func (SetIdentity) event()         {}
+func (DefineTable) event()         {}
+func (GrowTable) event()           {}
+func (RetireTable) event()         {}
+func (SetPeer) event()             {}
+func (DeletePeer) event()          {}
+func (SetPrefix) event()           {}
+func (DeletePrefix) event()        {}
+func (BindSubject) event()         {}
+func (RemoveSubject) event()       {}
 
 func (e *Engine) emit(ev Event) {
 	if e.config.Events != nil {
@@ -131,7 +132,7 @@ func (e *Engine) emitFor(l *live, ev Event) {
 func (e *Engine) grown(l *live) {
 	t := l.table
 	if len(t.Classes) > l.sentClasses {
-		e.config.Events(TableGrown{Table: l.id, Nodes: slices.Clone(t.Nodes[l.sentNodes:]), Classes: slices.Clone(t.Classes[l.sentClasses:])})
+		e.config.Events(GrowTable{Table: l.id, Nodes: slices.Clone(t.Nodes[l.sentNodes:]), Classes: slices.Clone(t.Classes[l.sentClasses:])})
 		l.sentNodes, l.sentClasses = len(t.Nodes), len(t.Classes)
 	}
 }
@@ -148,13 +149,13 @@ func (e *Engine) define(l *live) {
 	}
 }
 
-func (l *live) definition() TableDefined {
+func (l *live) definition() DefineTable {
 	t := &table.Table{
 		Header: l.table.Header, Rules: slices.Clone(l.table.Rules), Classes: slices.Clone(l.table.Classes),
 		Nodes: slices.Clone(l.table.Nodes), Peers: maps.Clone(l.table.Peers),
 	}
 	l.table.Blocks.All(t.Blocks.Set)
-	return TableDefined{Table: l.id, Hash: l.program.Hash, Content: t}
+	return DefineTable{Table: l.id, Hash: l.program.Hash, Content: t}
 }
 
 func (l *live) tableID() TableID {
@@ -186,11 +187,11 @@ func (c *nodeClass) stableKey() ClassKey {
 // depends on nothing but the numbers.
 func (e *Engine) Snapshot(report func(Event)) {
 	for _, n := range slices.Sorted(maps.Keys(e.byNumber)) {
-		report(NodeClassDefined{NodeClass: n, Key: e.byNumber[n].stableKey()})
+		report(DefineIdentityClass{IdentityClass: n, Key: e.byNumber[n].stableKey()})
 	}
 	for _, n := range slices.Sorted(maps.Keys(e.peers)) {
 		if e.peers[n].class != nil {
-			report(IdentitySet{Identity: n, Word: e.Word(n)})
+			report(SetIdentity{Identity: n, Word: e.Word(n)})
 		}
 	}
 	tables := slices.SortedFunc(maps.Values(e.tables), func(a, b *live) int { return cmp.Compare(a.id, b.id) })
@@ -202,7 +203,7 @@ func (e *Engine) Snapshot(report func(Event)) {
 	for _, n := range slices.Sorted(maps.Keys(e.subjects)) {
 		s := e.subjects[n]
 		for d, l := range s.bound {
-			report(SubjectBound{Subject: n, Direction: rule.Direction(d), Table: l.tableID(), Sources: l.sources(s.sources[d])})
+			report(BindSubject{Subject: n, Direction: rule.Direction(d), Table: l.tableID(), Sources: l.sources(s.sources[d])})
 		}
 	}
 }

@@ -17,21 +17,21 @@ import (
 // replica carries out events, as the datapath would.
 type replica struct {
 	words   map[identity.Numeric]table.Word
-	classes map[table.NodeClass]ClassKey
+	classes map[table.IdentityClass]ClassKey
 	tables  map[TableID]*table.Table
 	bound   map[identity.Numeric]*[2]*TableID
 	broken  string
 	// What has been in use, ever. Packets on their way, and readers that have
 	// not got so far yet, may still name it.
 	usedTables  map[TableID]bool
-	usedClasses map[table.NodeClass]bool
+	usedClasses map[table.IdentityClass]bool
 }
 
 func newReplica() *replica {
 	return &replica{
-		words: make(map[identity.Numeric]table.Word), classes: make(map[table.NodeClass]ClassKey),
+		words: make(map[identity.Numeric]table.Word), classes: make(map[table.IdentityClass]ClassKey),
 		tables: make(map[TableID]*table.Table), bound: make(map[identity.Numeric]*[2]*TableID),
-		usedTables: make(map[TableID]bool), usedClasses: make(map[table.NodeClass]bool),
+		usedTables: make(map[TableID]bool), usedClasses: make(map[table.IdentityClass]bool),
 	}
 }
 
@@ -46,13 +46,13 @@ func (r *replica) apply(ev Event) {
 		t := r.tables[id]
 		if t == nil {
 			r.fail(ev, "no such table")
-			return &table.Table{Peers: map[table.NodeClass]table.Class{}}
+			return &table.Table{Peers: map[table.IdentityClass]table.Class{}}
 		}
 		return t
 	}
 	switch x := ev.(type) {
-	case NodeClassDefined:
-		if r.usedClasses[x.NodeClass] || x.NodeClass == 0 {
+	case DefineIdentityClass:
+		if r.usedClasses[x.IdentityClass] || x.IdentityClass == 0 {
 			r.fail(ev, "the number was used before")
 		}
 		for n, key := range r.classes {
@@ -60,42 +60,42 @@ func (r *replica) apply(ev Event) {
 				r.fail(ev, fmt.Sprint("class has the same key: ", n))
 			}
 		}
-		r.usedClasses[x.NodeClass] = true
-		r.classes[x.NodeClass] = x.Key
-	case NodeClassRetired:
+		r.usedClasses[x.IdentityClass] = true
+		r.classes[x.IdentityClass] = x.Key
+	case RetireIdentityClass:
 		for n, w := range r.words {
-			if w.NodeClass == x.NodeClass {
+			if w.IdentityClass == x.IdentityClass {
 				r.fail(ev, fmt.Sprint("identity has the class: ", n))
 			}
 		}
 		for id, t := range r.tables {
-			if _, ok := t.Peers[x.NodeClass]; ok {
+			if _, ok := t.Peers[x.IdentityClass]; ok {
 				r.fail(ev, fmt.Sprint("table has a row of the class: ", id))
 			}
 		}
-		delete(r.classes, x.NodeClass)
-	case IdentitySet:
+		delete(r.classes, x.IdentityClass)
+	case SetIdentity:
 		if !x.Word.Known {
 			delete(r.words, x.Identity)
 			return
 		}
-		if _, ok := r.classes[x.Word.NodeClass]; !ok {
+		if _, ok := r.classes[x.Word.IdentityClass]; !ok {
 			r.fail(ev, "no such class")
 		}
 		r.words[x.Identity] = x.Word
-	case TableDefined:
+	case DefineTable:
 		if r.usedTables[x.Table] || x.Table == AllowAll {
 			r.fail(ev, "the number was used before")
 		}
 		r.usedTables[x.Table] = true
 		r.tables[x.Table] = x.Content
-	case TableGrown:
+	case GrowTable:
 		t := target(x.Table)
 		if len(x.Classes) == 0 {
 			r.fail(ev, "nothing new")
 		}
 		t.Nodes, t.Classes = append(t.Nodes, x.Nodes...), append(t.Classes, x.Classes...)
-	case TableRetired:
+	case RetireTable:
 		target(x.Table)
 		for n, b := range r.bound {
 			for _, id := range b {
@@ -105,30 +105,30 @@ func (r *replica) apply(ev Event) {
 			}
 		}
 		delete(r.tables, x.Table)
-	case PeerSet:
+	case SetPeer:
 		t := target(x.Table)
-		if _, ok := t.Peers[x.NodeClass]; ok {
+		if _, ok := t.Peers[x.IdentityClass]; ok {
 			r.fail(ev, "row exists")
 		}
 		if int(x.Class) >= len(t.Classes) {
 			r.fail(ev, "no such class in the table")
 		}
-		t.Peers[x.NodeClass] = x.Class
-	case PeerDeleted:
+		t.Peers[x.IdentityClass] = x.Class
+	case DeletePeer:
 		t := target(x.Table)
-		if _, ok := t.Peers[x.NodeClass]; !ok {
+		if _, ok := t.Peers[x.IdentityClass]; !ok {
 			r.fail(ev, "no such row")
 		}
-		delete(t.Peers, x.NodeClass)
-	case BlockSet:
+		delete(t.Peers, x.IdentityClass)
+	case SetPrefix:
 		target(x.Table).Blocks.Set(x.Prefix, x.Classes)
-	case BlockDeleted:
+	case DeletePrefix:
 		t := target(x.Table)
 		if _, ok := t.Blocks.Exact(x.Prefix); !ok {
 			r.fail(ev, "no such block")
 		}
 		t.Blocks.Delete(x.Prefix)
-	case SubjectBound:
+	case BindSubject:
 		if x.Table != AllowAll {
 			target(x.Table)
 			if len(x.Sources) != len(r.tables[x.Table].Rules) {
@@ -140,7 +140,7 @@ func (r *replica) apply(ev Event) {
 		}
 		id := x.Table
 		r.bound[x.Subject][x.Direction] = &id
-	case SubjectGone:
+	case RemoveSubject:
 		delete(r.bound, x.Subject)
 	default:
 		r.fail(ev, "unknown event")
@@ -319,15 +319,15 @@ func TestNodeClassKeysDependOnlyOnTheClass(t *testing.T) {
 			return out
 		}
 		x, y := keys(a), keys(b)
-		seen := make(map[ClassKey]table.NodeClass)
+		seen := make(map[ClassKey]table.IdentityClass)
 		for n, key := range x {
 			if y[n] != key {
 				t.Fatalf("identity %d is in %x and %x", n, key, y[n])
 			}
-			if c, ok := seen[key]; ok && c != a.Word(n).NodeClass {
+			if c, ok := seen[key]; ok && c != a.Word(n).IdentityClass {
 				t.Fatalf("two classes with key %x", key)
 			}
-			seen[key] = a.Word(n).NodeClass
+			seen[key] = a.Word(n).IdentityClass
 		}
 	}
 }

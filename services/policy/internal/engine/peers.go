@@ -28,7 +28,7 @@ type member struct {
 // match the same selectors of the live tables.
 type nodeClass struct {
 	key       string
-	number    table.NodeClass
+	number    table.IdentityClass
 	kind      identity.Kind
 	ports     []workload.NamedPort
 	portsText string
@@ -154,7 +154,7 @@ func (e *Engine) newClass(key string, kind identity.Kind, ports []workload.Named
 		s.classes[c] = struct{}{}
 	}
 	if e.config.Events != nil {
-		e.emit(NodeClassDefined{NodeClass: c.number, Key: c.stableKey()})
+		e.emit(DefineIdentityClass{IdentityClass: c.number, Key: c.stableKey()})
 	}
 	return c
 }
@@ -164,21 +164,21 @@ func (e *Engine) setRow(l *live, c *nodeClass, class table.Class) {
 	l.table.Peers[c.number] = class
 	c.rows[l] = struct{}{}
 	e.counters.PeerRows++
-	e.emitFor(l, PeerSet{l.id, c.number, class})
+	e.emitFor(l, SetPeer{l.id, c.number, class})
 }
 
 func (e *Engine) deleteRow(l *live, c *nodeClass) {
 	delete(l.table.Peers, c.number)
 	e.counters.PeerDeletes++
 	e.freed++
-	e.emitFor(l, PeerDeleted{l.id, c.number})
+	e.emitFor(l, DeletePeer{l.id, c.number})
 }
 
 // setWord stores what the identity array holds for a peer now.
 func (e *Engine) setWord(n identity.Numeric) {
 	e.counters.IdentityRows++
 	if e.config.Events != nil {
-		e.emit(IdentitySet{n, e.Word(n)})
+		e.emit(SetIdentity{n, e.Word(n)})
 	}
 }
 
@@ -192,7 +192,7 @@ func (e *Engine) dropClass(c *nodeClass) {
 	}
 	delete(e.classes, c.key)
 	delete(e.byNumber, c.number)
-	e.emit(NodeClassRetired{c.number})
+	e.emit(RetireIdentityClass{c.number})
 }
 
 // enter puts a peer into a class; one store makes it known to every table.

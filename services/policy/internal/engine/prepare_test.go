@@ -48,7 +48,7 @@ spec: {endpointSelector: {}, ingress: [{fromEndpoints: [{matchLabels: {app: app-
 		if err := after.Apply(Change{AddSubjects: e.Draft().subjects}); err != nil {
 			t.Fatal(err)
 		}
-		if got, want := e.Size(), after.Size(); got.Tables != want.Tables || got.Selectors != want.Selectors || got.NodeClasses != want.NodeClasses {
+		if got, want := e.Size(), after.Size(); got.Tables != want.Tables || got.Selectors != want.Selectors || got.IdentityClasses != want.IdentityClasses {
 			t.Errorf("after all was released: %+v, from scratch %+v", got, want)
 		}
 	}
@@ -56,7 +56,7 @@ spec: {endpointSelector: {}, ingress: [{fromEndpoints: [{matchLabels: {app: app-
 
 // own is an event for a second reader: what defines a table belongs to one.
 func own(ev Event) Event {
-	d, ok := ev.(TableDefined)
+	d, ok := ev.(DefineTable)
 	if !ok {
 		return ev
 	}

@@ -223,7 +223,7 @@ func canonical(e *Engine, s *scenario.State) map[string]string {
 			out[key] = fmt.Sprint(t.Flags, t.Rules, b.Hash, b.Sources)
 			for m := range s.Identities {
 				w := e.Word(m)
-				class, row := t.Peers[w.NodeClass]
+				class, row := t.Peers[w.IdentityClass]
 				if !row {
 					class = t.Default[w.Kind]
 				}

@@ -362,13 +362,13 @@ func (e *Engine) updateAddresses(l *live, addrs map[netip.Addr]struct{}) error {
 		case classes == outer && present:
 			l.table.Blocks.Delete(prefix)
 			e.counters.Blocks++
-			e.emitFor(l, BlockDeleted{l.id, prefix})
+			e.emitFor(l, DeletePrefix{l.id, prefix})
 		case classes != outer && !present && l.table.Blocks.Full(a):
 			return &table.ErrTooLarge{What: "blocks of addresses", Got: table.MaxBlocks + 1, Limit: table.MaxBlocks}
 		case classes != outer && (!present || now != classes):
 			l.table.Blocks.Set(prefix, classes)
 			e.counters.Blocks++
-			e.emitFor(l, BlockSet{l.id, prefix, classes})
+			e.emitFor(l, SetPrefix{l.id, prefix, classes})
 		}
 	}
 	return nil
@@ -397,10 +397,10 @@ func (e *Engine) blocks(l *live) (changed int, err error) {
 	}
 	l.table.Address, l.table.Blocks = def, blocks
 	for _, b := range set {
-		e.emitFor(l, BlockSet{l.id, b.Prefix, b.Classes})
+		e.emitFor(l, SetPrefix{l.id, b.Prefix, b.Classes})
 	}
 	for _, p := range slices.SortedFunc(maps.Keys(before), comparePrefixes) {
-		e.emitFor(l, BlockDeleted{l.id, p})
+		e.emitFor(l, DeletePrefix{l.id, p})
 	}
 	return len(set) + len(before), nil
 }
@@ -454,7 +454,7 @@ func (e *Engine) replaceTable(l *live) bool {
 				s.bound[d] = next
 				e.counters.Binds++
 				e.define(next)
-				e.emit(SubjectBound{Subject: s.number, Direction: rule.Direction(d), Table: next.id, Sources: next.sources(s.sources[d])})
+				e.emit(BindSubject{Subject: s.number, Direction: rule.Direction(d), Table: next.id, Sources: next.sources(s.sources[d])})
 			}
 		}
 	}
@@ -498,7 +498,7 @@ func (e *Engine) remove(l *live) (unused []*liveSelector) {
 		}
 	}
 	if l.defined {
-		e.emit(TableRetired{l.id})
+		e.emit(RetireTable{l.id})
 	}
 	for k := range e.wide {
 		delete(e.wide[k], l)

@@ -92,7 +92,7 @@ func (s *source) refusal(origin string) (refused, bool) {
 // Judged are the tables of a subject.
 type Judged struct {
 	Bound    [2]bool // by rule.Direction; false: nothing is enforced
-	Tables   [2]engine.TableDefined
+	Tables   [2]engine.DefineTable
 	Sources  [2][][]rule.Source
 	Revision uint64
 }

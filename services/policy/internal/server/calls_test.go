@@ -535,7 +535,7 @@ func TestTheLargestTablesFitIntoAnAnswer(t *testing.T) {
 	for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
 		content := &table.Table{
 			Rules: make([]table.Rule, table.MaxRules), Classes: make([]uint32, table.MaxIdentityClasses+table.MaxAddressClasses),
-			Nodes: make([]table.Node, table.MaxNodes), Peers: make(map[table.NodeClass]table.Class),
+			Nodes: make([]table.Node, table.MaxNodes), Peers: make(map[table.IdentityClass]table.Class),
 		}
 		for i := range content.Nodes {
 			for k := range content.Nodes[i].Hi {
@@ -543,14 +543,14 @@ func TestTheLargestTablesFitIntoAnAnswer(t *testing.T) {
 			}
 		}
 		for i := range table.MaxPeers {
-			content.Peers[table.NodeClass(1<<31+i)] = 5000
+			content.Peers[table.IdentityClass(1<<31+i)] = 5000
 		}
 		for i := range table.MaxBlocks {
 			at := [16]byte{0x20, 1, 14: byte(i >> 8), 15: byte(i)}
 			content.Blocks.Set(netip.PrefixFrom(netip.AddrFrom16(at), 128), [identity.PeerScopes]table.Class{5000, 5000, 5000})
 			content.Blocks.Set(netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 32), [identity.PeerScopes]table.Class{5000, 5000, 5000})
 		}
-		j.Tables[d] = engine.TableDefined{Table: 1 << 40, Content: content}
+		j.Tables[d] = engine.DefineTable{Table: 1 << 40, Content: content}
 		for i := range table.MaxRules {
 			j.Sources[d] = append(j.Sources[d], []rule.Source{{
 				Kind: "CiliumClusterwideNetworkPolicy", Name: strings.Repeat("n", 253), Path: fmt.Sprintf("spec.egress[%d].toPorts[%d]", i, i),

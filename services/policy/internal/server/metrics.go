@@ -44,7 +44,7 @@ var metrics = []metric{
 	newMetric("table_blocks", "Blocks of addresses of all tables.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.Blocks) }),
 	newMetric("merged_tables", "Tables with so many classes of addresses that those of equal verdict are one: of them the number of a rule names several.",
 		prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.Merged) }),
-	newMetric("node_classes", "Sets of peers that no table tells apart.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.NodeClasses) }),
+	newMetric("node_classes", "Sets of peers that no table tells apart.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.IdentityClasses) }),
 	newMetric("compiled_tables_total", "Tables compiled.", prometheus.CounterValue, func(f figures) float64 { return float64(f.Counters.Tables) }),
 	newMetric("learned_names", "DNS names with learned addresses.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Names) }),
 	newMetric("learned_addresses", "Addresses learned for DNS names, with those that only old connections use.", prometheus.GaugeValue,

@@ -119,7 +119,7 @@ func barrier(b *stream.Barrier, enforced *policyv1.EnforcedState) *policyv1.Barr
 
 // cutSources leaves out the places of the last rules if there are too many.
 func cutSources(ev engine.Event) engine.Event {
-	b, ok := ev.(engine.SubjectBound)
+	b, ok := ev.(engine.BindSubject)
 	if !ok || stream.Weight(b) <= maxSources {
 		return ev
 	}
@@ -131,7 +131,7 @@ func cutSources(ev engine.Event) engine.Event {
 func firstSources(all [][]rule.Source) [][]rule.Source {
 	weight := 0
 	for i := range all {
-		if weight += stream.Weight(engine.SubjectBound{Sources: all[i : i+1]}); weight > maxSources {
+		if weight += stream.Weight(engine.BindSubject{Sources: all[i : i+1]}); weight > maxSources {
 			return all[:i]
 		}
 	}

@@ -66,7 +66,7 @@ func prefixOf(b *policyv1.AddressBlock) netip.Prefix {
 }
 
 func (r *replica) define(d *policyv1.TableDefine) *table.Table {
-	t := &table.Table{Classes: slices.Clone(d.GetClasses()), Nodes: nodesOf(d.GetNodes()), Peers: map[table.NodeClass]table.Class{}}
+	t := &table.Table{Classes: slices.Clone(d.GetClasses()), Nodes: nodesOf(d.GetNodes()), Peers: map[table.IdentityClass]table.Class{}}
 	if d.GetDefaultAllow() {
 		t.Flags |= table.DefaultAllow
 	}
@@ -84,7 +84,7 @@ func (r *replica) define(d *policyv1.TableDefine) *table.Table {
 		t.Rules = append(t.Rules, table.Rule{Action: rule.Action(x.GetAction() - 1), Tier: rule.Tier(x.GetTier()), Proxy: rule.Proxy(x.GetProxy())})
 	}
 	for _, p := range d.GetPeers() {
-		t.Peers[table.NodeClass(p.GetNodeClass())] = table.Class(p.GetClass())
+		t.Peers[table.IdentityClass(p.GetNodeClass())] = table.Class(p.GetClass())
 	}
 	for _, b := range d.GetBlocks() {
 		t.Blocks.Set(prefixOf(b), classesOf(b.GetClasses()))
@@ -109,7 +109,7 @@ func (r *replica) apply(s *policyv1.Step) error {
 			return fmt.Errorf("identity %d has a class without a name", u.GetIdentity())
 		}
 		r.words[u.GetIdentity()] = table.Word{
-			NodeClass: table.NodeClass(u.GetNodeClass()), Kind: identity.Kind(u.GetKind() - 1), Scope: identity.PeerScope(u.GetScope() - 1), Known: true,
+			IdentityClass: table.IdentityClass(u.GetNodeClass()), Kind: identity.Kind(u.GetKind() - 1), Scope: identity.PeerScope(u.GetScope() - 1), Known: true,
 		}
 	case *policyv1.Step_TableDefine:
 		d := x.TableDefine
@@ -137,7 +137,7 @@ func (r *replica) apply(s *policyv1.Step) error {
 		if t == nil {
 			return fmt.Errorf("row for table %d, which is not there", x.PeerUpdate.GetTable())
 		}
-		c := table.NodeClass(x.PeerUpdate.GetRow().GetNodeClass())
+		c := table.IdentityClass(x.PeerUpdate.GetRow().GetNodeClass())
 		_, there := t.Peers[c]
 		if there != x.PeerUpdate.GetDelete() {
 			return fmt.Errorf("row %d of table %d: there %t, deleted %t", c, x.PeerUpdate.GetTable(), there, x.PeerUpdate.GetDelete())

@@ -216,9 +216,9 @@ func (l *Log) Append(steps []engine.Event, b Barrier) {
 	}
 	for _, ev := range steps {
 		switch x := ev.(type) {
-		case engine.SubjectBound:
+		case engine.BindSubject:
 			l.unrefuse(Refused{x.Subject, x.Direction})
-		case engine.SubjectGone:
+		case engine.RemoveSubject:
 			l.unrefuse(Refused{x.Subject, rule.Ingress})
 			l.unrefuse(Refused{x.Subject, rule.Egress})
 		}
@@ -588,12 +588,12 @@ func (l *Log) Figures() Figures {
 // Weight is about the size of an event in a message.
 func Weight(ev engine.Event) int {
 	switch x := ev.(type) {
-	case engine.TableDefined:
+	case engine.DefineTable:
 		t := x.Content
 		return 128 + 160*len(t.Nodes) + 8*len(t.Rules) + 4*len(t.Classes) + 10*len(t.Peers) + 36*t.Blocks.Len()
-	case engine.TableGrown:
+	case engine.GrowTable:
 		return 16 + 160*len(x.Nodes) + 4*len(x.Classes)
-	case engine.SubjectBound:
+	case engine.BindSubject:
 		w := 32
 		for _, sources := range x.Sources {
 			w += 4

@@ -27,9 +27,9 @@ type world map[identity.Numeric]bool
 
 func (w world) apply(ev engine.Event) {
 	switch x := ev.(type) {
-	case engine.SubjectBound:
+	case engine.BindSubject:
 		w[x.Subject] = true
-	case engine.SubjectGone:
+	case engine.RemoveSubject:
 		delete(w, x.Subject)
 	}
 }
@@ -37,7 +37,7 @@ func (w world) apply(ev engine.Event) {
 func (w world) snapshot() []engine.Event {
 	var all []engine.Event
 	for n := range w {
-		all = append(all, engine.SubjectBound{Subject: n})
+		all = append(all, engine.BindSubject{Subject: n})
 	}
 	return all
 }
@@ -71,9 +71,9 @@ func TestReadersThatComeAndGoSeeTheSame(t *testing.T) {
 		case 0, 1: // a change
 			var events []engine.Event
 			for range r.IntN(5) {
-				var ev engine.Event = engine.SubjectGone{Subject: identity.Numeric(r.IntN(20))}
+				var ev engine.Event = engine.RemoveSubject{Subject: identity.Numeric(r.IntN(20))}
 				if r.IntN(2) == 0 {
-					ev = engine.SubjectBound{Subject: identity.Numeric(r.IntN(20))}
+					ev = engine.BindSubject{Subject: identity.Numeric(r.IntN(20))}
 				}
 				truth.apply(ev)
 				events = append(events, ev)
@@ -191,7 +191,7 @@ func TestBarrierOfAResumedSubscriberCounts(t *testing.T) {
 
 // bound is a step with the weight of n sources.
 func bound(n int) []engine.Event {
-	return []engine.Event{engine.SubjectBound{Subject: 300, Sources: make([][]rule.Source, n)}}
+	return []engine.Event{engine.BindSubject{Subject: 300, Sources: make([][]rule.Source, n)}}
 }
 
 func ended(s *Session) error {

@@ -5,7 +5,7 @@
 // up, and the lookup itself, step for step as the kernel takes it.
 //
 // A Table judges one direction of one subject. A peer is classified twice: by
-// who it is (identity → node class → class) and by where it is (longest prefix
+// who it is (identity → identity class → class) and by where it is (longest prefix
 // of its address → class per scope). A class leads to a total, sorted list of
 // intervals over protocol and port; an interval's value holds two rule
 // numbers, the best of the Admin tier and the best of the rest. The lower
@@ -102,8 +102,8 @@ const (
 // Class is the index of a class in its table.
 type Class = uint16
 
-// NodeClass numbers the peers that match the same selectors; 0 is never used.
-type NodeClass uint32
+// IdentityClass numbers the peers that match the same selectors; 0 is never used.
+type IdentityClass uint32
 
 // Header is the fixed part of a table.
 type Header struct {
@@ -118,16 +118,16 @@ type Table struct {
 	Rules   []Rule   // number 1 first
 	Classes []uint32 // class → root node
 	Nodes   []Node
-	Peers   map[NodeClass]Class
+	Peers   map[IdentityClass]Class
 	Blocks  Blocks
 }
 
 // Word is what the kernel's identity array holds for a number; 0 is unknown.
 type Word struct {
-	NodeClass NodeClass
-	Kind      identity.Kind
-	Scope     identity.PeerScope
-	Known     bool
+	IdentityClass IdentityClass
+	Kind          identity.Kind
+	Scope         identity.PeerScope
+	Known         bool
 }
 
 // Reason says what decided.
@@ -166,7 +166,7 @@ func (t *Table) ClassOf(w Word) Class {
 	if !w.Known {
 		return t.Default[identity.KindUnknown]
 	}
-	if class, ok := t.Peers[w.NodeClass]; ok {
+	if class, ok := t.Peers[w.IdentityClass]; ok {
 		return class
 	}
 	return t.Default[w.Kind]

@@ -98,7 +98,7 @@ func TestPassOnOneSideDecidesForBoth(t *testing.T) {
 		{Action: rule.Deny, Tier: rule.Normal},
 		{Action: rule.Pass, Tier: rule.Baseline},
 		{Action: rule.Deny, Tier: rule.Baseline},
-	}, Peers: map[NodeClass]Class{}}
+	}, Peers: map[IdentityClass]Class{}}
 	b := NewBuilder()
 	class := func(v Value) Class {
 		c, err := b.Class(tbl, []Interval{{port.Last, v}})
@@ -109,7 +109,7 @@ func TestPassOnOneSideDecidesForBoth(t *testing.T) {
 	}
 	tbl.Flags = HasAddresses
 	a := netip.MustParseAddr("192.0.2.1")
-	w := Word{NodeClass: 1, Known: true, Scope: identity.PeerScopeOutside}
+	w := Word{IdentityClass: 1, Known: true, Scope: identity.PeerScopeOutside}
 	for _, tc := range []struct {
 		who, where Value
 		flags      Flags
@@ -139,7 +139,7 @@ func TestPassOnOneSideDecidesForBoth(t *testing.T) {
 }
 
 func TestAnUnknownPeerTakesItsOwnDefault(t *testing.T) {
-	tbl := &Table{Rules: []Rule{{Action: rule.Deny, Tier: rule.Normal}, {Action: rule.Allow, Tier: rule.Normal}}, Peers: map[NodeClass]Class{0: 9}}
+	tbl := &Table{Rules: []Rule{{Action: rule.Deny, Tier: rule.Normal}, {Action: rule.Allow, Tier: rule.Normal}}, Peers: map[IdentityClass]Class{0: 9}}
 	b := NewBuilder()
 	denied, err := b.Class(tbl, []Interval{{port.Last, MakeValue(NoAdmin, 1)}})
 	if err != nil {
@@ -154,7 +154,7 @@ func TestAnUnknownPeerTakesItsOwnDefault(t *testing.T) {
 	if v := tbl.Lookup(Word{}, a, 0); v != (Verdict{Action: rule.Deny, Rule: 1, Reason: ByUnknownIdentity}) {
 		t.Errorf("unknown: %+v", v)
 	}
-	if v := tbl.Lookup(Word{NodeClass: 5, Known: true}, a, 0); v.Action != rule.Allow {
+	if v := tbl.Lookup(Word{IdentityClass: 5, Known: true}, a, 0); v.Action != rule.Allow {
 		t.Errorf("known without a row: %+v", v)
 	}
 }

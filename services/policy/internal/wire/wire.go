@@ -26,45 +26,45 @@ import (
 // belongs to; other events have none.
 func Step(ev engine.Event, revision uint64) *policyv1.Step {
 	switch x := ev.(type) {
-	case engine.NodeClassDefined:
+	case engine.DefineIdentityClass:
 		return &policyv1.Step{Step: &policyv1.Step_NodeClassDefine{NodeClassDefine: &policyv1.NodeClassDefine{
-			NodeClass: uint32(x.NodeClass), Key: slices.Clone(x.Key[:]),
+			NodeClass: uint32(x.IdentityClass), Key: slices.Clone(x.Key[:]),
 		}}}
-	case engine.NodeClassRetired:
-		return &policyv1.Step{Step: &policyv1.Step_NodeClassRetire{NodeClassRetire: &policyv1.NodeClassRetire{NodeClass: uint32(x.NodeClass)}}}
-	case engine.IdentitySet:
+	case engine.RetireIdentityClass:
+		return &policyv1.Step{Step: &policyv1.Step_NodeClassRetire{NodeClassRetire: &policyv1.NodeClassRetire{NodeClass: uint32(x.IdentityClass)}}}
+	case engine.SetIdentity:
 		return &policyv1.Step{Step: &policyv1.Step_IdentityUpdate{IdentityUpdate: Identity(x.Identity, x.Word)}}
-	case engine.TableDefined:
+	case engine.DefineTable:
 		return &policyv1.Step{Step: &policyv1.Step_TableDefine{TableDefine: Table(x)}}
-	case engine.TableGrown:
+	case engine.GrowTable:
 		return &policyv1.Step{Step: &policyv1.Step_TableGrow{TableGrow: &policyv1.TableGrow{
 			Table: uint64(x.Table), Nodes: nodes(x.Nodes), Classes: x.Classes,
 		}}}
-	case engine.TableRetired:
+	case engine.RetireTable:
 		return &policyv1.Step{Step: &policyv1.Step_TableRetire{TableRetire: &policyv1.TableRetire{Table: uint64(x.Table)}}}
-	case engine.PeerSet:
+	case engine.SetPeer:
 		return &policyv1.Step{Step: &policyv1.Step_PeerUpdate{PeerUpdate: &policyv1.PeerUpdate{
-			Table: uint64(x.Table), Row: &policyv1.PeerRow{NodeClass: uint32(x.NodeClass), Class: uint32(x.Class)},
+			Table: uint64(x.Table), Row: &policyv1.PeerRow{NodeClass: uint32(x.IdentityClass), Class: uint32(x.Class)},
 		}}}
-	case engine.PeerDeleted:
+	case engine.DeletePeer:
 		return &policyv1.Step{Step: &policyv1.Step_PeerUpdate{PeerUpdate: &policyv1.PeerUpdate{
-			Table: uint64(x.Table), Row: &policyv1.PeerRow{NodeClass: uint32(x.NodeClass)}, Delete: true,
+			Table: uint64(x.Table), Row: &policyv1.PeerRow{NodeClass: uint32(x.IdentityClass)}, Delete: true,
 		}}}
-	case engine.BlockSet:
+	case engine.SetPrefix:
 		return &policyv1.Step{Step: &policyv1.Step_AddressUpdate{AddressUpdate: &policyv1.AddressUpdate{
 			Table: uint64(x.Table), Block: block(x.Prefix, x.Classes),
 		}}}
-	case engine.BlockDeleted:
+	case engine.DeletePrefix:
 		return &policyv1.Step{Step: &policyv1.Step_AddressUpdate{AddressUpdate: &policyv1.AddressUpdate{
 			Table: uint64(x.Table), Delete: true,
 			Block: &policyv1.AddressBlock{Address: x.Prefix.Addr().AsSlice(), Bits: uint32(x.Prefix.Bits())},
 		}}}
-	case engine.SubjectBound:
+	case engine.BindSubject:
 		return &policyv1.Step{Step: &policyv1.Step_Bind{Bind: &policyv1.Bind{
 			Subject: uint32(x.Subject), Direction: Direction(x.Direction), Table: uint64(x.Table),
 			PolicyRevision: revision, Rules: Sources(x.Sources),
 		}}}
-	case engine.SubjectGone:
+	case engine.RemoveSubject:
 		return &policyv1.Step{Step: &policyv1.Step_SubjectGone{SubjectGone: &policyv1.SubjectGone{Subject: uint32(x.Subject)}}}
 	}
 	panic(fmt.Sprintf("event %T has no message", ev)) // a new kind of event needs one
@@ -76,12 +76,12 @@ func Identity(n identity.Numeric, w table.Word) *policyv1.IdentityUpdate {
 		return &policyv1.IdentityUpdate{Identity: uint32(n)}
 	}
 	return &policyv1.IdentityUpdate{
-		Identity: uint32(n), NodeClass: uint32(w.NodeClass), Kind: policyv1.PeerKind(w.Kind) + 1, Scope: policyv1.PeerScope(w.Scope) + 1,
+		Identity: uint32(n), NodeClass: uint32(w.IdentityClass), Kind: policyv1.PeerKind(w.Kind) + 1, Scope: policyv1.PeerScope(w.Scope) + 1,
 	}
 }
 
 // Table writes a table, its rows and blocks in order.
-func Table(d engine.TableDefined) *policyv1.TableDefine {
+func Table(d engine.DefineTable) *policyv1.TableDefine {
 	t := d.Content
 	out := &policyv1.TableDefine{
 		Table: uint64(d.Table), StructureHash: slices.Clone(d.Hash[:]),

@@ -65,7 +65,7 @@ func TestEveryEventBecomesItsStep(t *testing.T) {
 		},
 		Rules:   []table.Rule{{Action: rule.Pass, Tier: rule.Admin}, {Action: rule.Redirect, Tier: rule.Normal, Proxy: rule.ProxyHTTP}},
 		Classes: []uint32{0, 1}, Nodes: make([]table.Node, 2),
-		Peers: map[table.NodeClass]table.Class{9: 1, 3: 0, 5: 1},
+		Peers: map[table.IdentityClass]table.Class{9: 1, 3: 0, 5: 1},
 	}
 	content.Nodes[1].Hi[15], content.Nodes[1].Value[0] = 77, 78
 	content.Blocks.Set(netip.MustParsePrefix("fd00::/8"), [identity.PeerScopes]table.Class{1, 1, 1})
@@ -79,16 +79,16 @@ func TestEveryEventBecomesItsStep(t *testing.T) {
 		event engine.Event
 		want  *policyv1.Step
 	}{
-		{engine.NodeClassDefined{NodeClass: 4, Key: key}, &policyv1.Step{Step: &policyv1.Step_NodeClassDefine{
+		{engine.DefineIdentityClass{IdentityClass: 4, Key: key}, &policyv1.Step{Step: &policyv1.Step_NodeClassDefine{
 			NodeClassDefine: &policyv1.NodeClassDefine{NodeClass: 4, Key: key[:]},
 		}}},
-		{engine.NodeClassRetired{NodeClass: 4}, &policyv1.Step{Step: &policyv1.Step_NodeClassRetire{NodeClassRetire: &policyv1.NodeClassRetire{NodeClass: 4}}}},
-		{engine.IdentitySet{Identity: 300, Word: table.Word{NodeClass: 4, Kind: identity.KindHost, Scope: identity.PeerScopeNode, Known: true}}, &policyv1.Step{
+		{engine.RetireIdentityClass{IdentityClass: 4}, &policyv1.Step{Step: &policyv1.Step_NodeClassRetire{NodeClassRetire: &policyv1.NodeClassRetire{NodeClass: 4}}}},
+		{engine.SetIdentity{Identity: 300, Word: table.Word{IdentityClass: 4, Kind: identity.KindHost, Scope: identity.PeerScopeNode, Known: true}}, &policyv1.Step{
 			Step: &policyv1.Step_IdentityUpdate{IdentityUpdate: &policyv1.IdentityUpdate{
 				Identity: 300, NodeClass: 4, Kind: policyv1.PeerKind_PEER_KIND_HOST, Scope: policyv1.PeerScope_PEER_SCOPE_NODE,
 			}},
 		}},
-		{engine.TableDefined{Table: 6, Hash: hash, Content: content}, &policyv1.Step{Step: &policyv1.Step_TableDefine{TableDefine: &policyv1.TableDefine{
+		{engine.DefineTable{Table: 6, Hash: hash, Content: content}, &policyv1.Step{Step: &policyv1.Step_TableDefine{TableDefine: &policyv1.TableDefine{
 			Table: 6, StructureHash: hash[:], DefaultAllow: true, HasAddresses: true,
 			DefaultClasses: []uint32{0, 1, 0, 1, 0, 1, 0, 1}, AddressClasses: []uint32{1, 0, 1},
 			Rules:   []*policyv1.TableRule{{Action: policyv1.Action_ACTION_PASS}, {Action: policyv1.Action_ACTION_REDIRECT, Tier: 1, Proxy: 2}},
@@ -100,29 +100,29 @@ func TestEveryEventBecomesItsStep(t *testing.T) {
 				{Address: []byte{0: 0xfd, 15: 0}, Bits: 8, Classes: []uint32{1, 1, 1}},
 			},
 		}}}},
-		{engine.TableGrown{Table: 6, Nodes: content.Nodes[1:], Classes: []uint32{2}}, &policyv1.Step{Step: &policyv1.Step_TableGrow{
+		{engine.GrowTable{Table: 6, Nodes: content.Nodes[1:], Classes: []uint32{2}}, &policyv1.Step{Step: &policyv1.Step_TableGrow{
 			TableGrow: &policyv1.TableGrow{Table: 6, Nodes: []*policyv1.PortNode{{High: high, Value: value}}, Classes: []uint32{2}},
 		}}},
-		{engine.TableRetired{Table: 6}, &policyv1.Step{Step: &policyv1.Step_TableRetire{TableRetire: &policyv1.TableRetire{Table: 6}}}},
-		{engine.PeerSet{Table: 6, NodeClass: 4, Class: 1}, &policyv1.Step{Step: &policyv1.Step_PeerUpdate{
+		{engine.RetireTable{Table: 6}, &policyv1.Step{Step: &policyv1.Step_TableRetire{TableRetire: &policyv1.TableRetire{Table: 6}}}},
+		{engine.SetPeer{Table: 6, IdentityClass: 4, Class: 1}, &policyv1.Step{Step: &policyv1.Step_PeerUpdate{
 			PeerUpdate: &policyv1.PeerUpdate{Table: 6, Row: &policyv1.PeerRow{NodeClass: 4, Class: 1}},
 		}}},
-		{engine.PeerDeleted{Table: 6, NodeClass: 4}, &policyv1.Step{Step: &policyv1.Step_PeerUpdate{
+		{engine.DeletePeer{Table: 6, IdentityClass: 4}, &policyv1.Step{Step: &policyv1.Step_PeerUpdate{
 			PeerUpdate: &policyv1.PeerUpdate{Table: 6, Row: &policyv1.PeerRow{NodeClass: 4}, Delete: true},
 		}}},
-		{engine.BlockSet{Table: 6, Prefix: prefix, Classes: [identity.PeerScopes]table.Class{1, 2, 3}}, &policyv1.Step{Step: &policyv1.Step_AddressUpdate{
+		{engine.SetPrefix{Table: 6, Prefix: prefix, Classes: [identity.PeerScopes]table.Class{1, 2, 3}}, &policyv1.Step{Step: &policyv1.Step_AddressUpdate{
 			AddressUpdate: &policyv1.AddressUpdate{Table: 6, Block: &policyv1.AddressBlock{Address: []byte{10, 1, 0, 0}, Bits: 16, Classes: []uint32{1, 2, 3}}},
 		}}},
-		{engine.BlockDeleted{Table: 6, Prefix: prefix}, &policyv1.Step{Step: &policyv1.Step_AddressUpdate{
+		{engine.DeletePrefix{Table: 6, Prefix: prefix}, &policyv1.Step{Step: &policyv1.Step_AddressUpdate{
 			AddressUpdate: &policyv1.AddressUpdate{Table: 6, Block: &policyv1.AddressBlock{Address: []byte{10, 1, 0, 0}, Bits: 16}, Delete: true},
 		}}},
-		{engine.SubjectBound{Subject: 300, Direction: rule.Egress, Table: 6, Sources: [][]rule.Source{{{Kind: "K", Name: "n", Path: "p"}, {Kind: "L", Namespace: "s"}}}}, &policyv1.Step{
+		{engine.BindSubject{Subject: 300, Direction: rule.Egress, Table: 6, Sources: [][]rule.Source{{{Kind: "K", Name: "n", Path: "p"}, {Kind: "L", Namespace: "s"}}}}, &policyv1.Step{
 			Step: &policyv1.Step_Bind{Bind: &policyv1.Bind{
 				Subject: 300, Direction: policyv1.TableDirection_TABLE_DIRECTION_EGRESS, Table: 6, PolicyRevision: 12,
 				Rules: []*policyv1.RuleSources{{Sources: []*policyv1.RuleSource{{Kind: "K", Name: "n", Path: "p"}, {Kind: "L", Namespace: "s"}}}},
 			}},
 		}},
-		{engine.SubjectGone{Subject: 300}, &policyv1.Step{Step: &policyv1.Step_SubjectGone{SubjectGone: &policyv1.SubjectGone{Subject: 300}}}},
+		{engine.RemoveSubject{Subject: 300}, &policyv1.Step{Step: &policyv1.Step_SubjectGone{SubjectGone: &policyv1.SubjectGone{Subject: 300}}}},
 	} {
 		if got := Step(c.event, 12); !proto.Equal(got, c.want) {
 			t.Errorf("%T is\n%v, want\n%v", c.event, got, c.want)

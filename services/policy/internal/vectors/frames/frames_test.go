@@ -57,7 +57,7 @@ func grow(t *table.Table, nodes []*policyv1.PortNode, classes []uint32) {
 }
 
 func define(d *policyv1.TableDefine) *table.Table {
-	t := &table.Table{Peers: make(map[table.NodeClass]table.Class)}
+	t := &table.Table{Peers: make(map[table.IdentityClass]table.Class)}
 	for flag, on := range map[table.Flags]bool{table.DefaultAllow: d.DefaultAllow, table.HostAllow: d.HostAllow, table.HasAddresses: d.HasAddresses} {
 		if on {
 			t.Flags |= flag
@@ -72,7 +72,7 @@ func define(d *policyv1.TableDefine) *table.Table {
 	}
 	grow(t, d.Nodes, d.Classes)
 	for _, x := range d.Peers {
-		t.Peers[table.NodeClass(x.NodeClass)] = table.Class(x.Class)
+		t.Peers[table.IdentityClass(x.NodeClass)] = table.Class(x.Class)
 	}
 	for _, b := range d.Blocks {
 		t.Blocks.Set(prefix(b), three(b.Classes))
@@ -91,7 +91,7 @@ func (r *reader) step(t *testing.T, s *policyv1.Step) {
 			return
 		}
 		r.words[u.Identity] = table.Word{
-			NodeClass: table.NodeClass(u.NodeClass), Kind: identity.Kind(u.Kind - 1), Scope: identity.PeerScope(u.Scope - 1), Known: true,
+			IdentityClass: table.IdentityClass(u.NodeClass), Kind: identity.Kind(u.Kind - 1), Scope: identity.PeerScope(u.Scope - 1), Known: true,
 		}
 	case *policyv1.Step_TableDefine:
 		count("define")
@@ -103,7 +103,7 @@ func (r *reader) step(t *testing.T, s *policyv1.Step) {
 		count("retire")
 		delete(r.tables, x.TableRetire.Table)
 	case *policyv1.Step_PeerUpdate:
-		tab, n := r.tables[x.PeerUpdate.Table], table.NodeClass(x.PeerUpdate.Row.NodeClass)
+		tab, n := r.tables[x.PeerUpdate.Table], table.IdentityClass(x.PeerUpdate.Row.NodeClass)
 		if x.PeerUpdate.Delete {
 			count("delete row")
 			delete(tab.Peers, n)

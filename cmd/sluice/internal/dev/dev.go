@@ -165,7 +165,7 @@ func describe(ctx context.Context, inv *invocation.Invocation, node *devnode.Nod
 		if s.Serving = err == nil; err != nil {
 			s.Error = err.Error()
 			if st, ok := status.FromError(err); ok {
-				s.Error = invocation.Reason(st)
+				s.Error = st.Message()
 			}
 		}
 		d.Services = append(d.Services, s)

@@ -11,8 +11,11 @@ import (
 	"strings"
 	"syscall"
 
+	"google.golang.org/genproto/googleapis/rpc/code"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 )
 
 // Exit codes.
@@ -50,11 +53,30 @@ func (c *Invocation) complain(err error) {
 	if c.Format == "json" {
 		encoder := json.NewEncoder(c.ErrOut)
 		encoder.SetEscapeHTML(false)
-		if encoder.Encode(map[string]string{"error": text}) == nil {
+		if encoder.Encode(objectOf(text, err)) == nil {
 			return
 		}
 	}
 	fmt.Fprintf(c.ErrOut, "sluice: %s\n", text)
+}
+
+// object is an error as JSON. What follows the text is there if a service
+// decided on it, and what a program branches on.
+type object struct {
+	Error    string            `json:"error"`
+	Code     string            `json:"code,omitempty"`
+	Reason   string            `json:"reason,omitempty"`
+	Domain   string            `json:"domain,omitempty"`
+	Metadata map[string]string `json:"metadata,omitempty"`
+}
+
+func objectOf(text string, err error) object {
+	o := object{Error: text}
+	if reason, ok := rpcerr.ReasonIn(err); ok {
+		o.Code, o.Reason, o.Domain = code.Code(status.Code(err)).String(), reason.Name, reason.Domain
+		o.Metadata = rpcerr.Facts(err)
+	}
+	return o
 }
 
 // UsageError is a mistake on the command line.
@@ -74,11 +96,14 @@ func (c *Invocation) explain(err error) string {
 	if !ok {
 		return err.Error()
 	}
-	text := Reason(st)
+	text := st.Message()
 	switch st.Code() {
 	case codes.Unavailable:
-		if strings.HasSuffix(text, syscall.EACCES.Error()) {
+		if errors.Is(err, syscall.EACCES) {
 			return text + "\n" + WhoMay
+		}
+		if reason, ok := rpcerr.ReasonIn(err); ok { // the service answered
+			return fmt.Sprintf("%s\nThe reason is %s; `sluice status` shows what the services report.", text, reason)
 		}
 		if dir, err := c.socket("ipam"); err == nil {
 			return fmt.Sprintf("%s\n%sDoes it run? Its sockets are expected under %s; `sluice status` shows which services answer.", text, c.OtherNodes(), filepath.Dir(filepath.Dir(dir)))
@@ -114,13 +139,3 @@ const (
 	WhoMay   = "Be root, or a member of group 65700."
 	rootOnly = "Only root may do this; the group may only read."
 )
-
-// Reason is a status in words. Of a connection that could not be made it is
-// what the kernel said, without gRPC's layers around it.
-func Reason(st *status.Status) string {
-	text := st.Message()
-	if i := strings.Index(text, "dial unix "); st.Code() == codes.Unavailable && i >= 0 {
-		return strings.TrimSuffix(text[i:], `"`)
-	}
-	return text
-}

@@ -325,7 +325,7 @@ func awaitRevision(ctx context.Context, inv *invocation.Invocation, revision uin
 		if st.Code() == codes.DeadlineExceeded {
 			return fmt.Errorf("not within %s; `sluice status` shows how far it is", limit)
 		}
-		return errors.New(invocation.Reason(st))
+		return errors.New(st.Message())
 	}
 	if away := r.GetDisconnected(); len(away) > 0 {
 		return fmt.Errorf("not connected: %s", strings.Join(away, ", "))

@@ -5,8 +5,10 @@ package status
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
+	"syscall"
 
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
@@ -45,7 +47,7 @@ func ask(ctx context.Context, inv *invocation.Invocation, service *serviceStatus
 		}
 	}
 	if err != nil {
-		service.Error = invocation.Reason(status.Convert(err))
+		service.Error, service.denied = status.Convert(err).Message(), errors.Is(err, syscall.EACCES)
 	}
 	return nil
 }

@@ -10,7 +10,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -52,6 +51,7 @@ type serviceStatus struct {
 	Error   string     `json:"error,omitempty"`
 	Version string     `json:"version,omitempty"`
 	Started *time.Time `json:"startTime,omitempty"`
+	denied  bool       // the caller may not open the socket
 }
 
 type datapathStatus struct {
@@ -175,7 +175,7 @@ func run(ctx context.Context, inv *invocation.Invocation) error {
 
 // accessHint says who may ask, if a socket could not be opened for want of rights.
 func accessHint(services []serviceStatus) string {
-	if slices.ContainsFunc(services, func(service serviceStatus) bool { return strings.HasSuffix(service.Error, syscall.EACCES.Error()) }) {
+	if slices.ContainsFunc(services, func(service serviceStatus) bool { return service.denied }) {
 		return invocation.WhoMay
 	}
 	return ""

@@ -73,7 +73,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 }
 
 func TestStatusWithoutRightsSaysWhoMayAsk(t *testing.T) {
-	denied := serviceStatus{Name: "ipam", Error: "dial unix /run/x/ipam/ipam.sock: connect: permission denied"}
+	denied := serviceStatus{Name: "ipam", Error: "dial unix /run/x/ipam/ipam.sock: connect: permission denied", denied: true}
 	away := serviceStatus{Name: "policy", Error: "dial unix /run/x/policy/policy.sock: connect: connection refused"}
 	if got := accessHint([]serviceStatus{away, denied}); got != invocation.WhoMay {
 		t.Errorf("a socket that may not be opened: %q", got)

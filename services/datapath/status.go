@@ -238,7 +238,7 @@ func (m *metrics) collectConnections(ch chan<- prometheus.Metric) {
 	} {
 		ch <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(n))
 	}
-	if n, err := m.node.Kernel.PickUpStopped(); err == nil {
+	if n, err := m.node.Kernel.Endpoints.PickUpStopped(); err == nil {
 		ch <- prometheus.MustNewConstMetric(m.stopped, prometheus.GaugeValue, float64(n))
 	}
 	ch <- prometheus.MustNewConstMetric(m.collecting, prometheus.GaugeValue, last.Took.Seconds())

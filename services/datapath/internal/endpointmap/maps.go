@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -30,10 +31,10 @@ type Maps struct {
 
 // Publish implements endpoint.Maps.
 func (m Maps) Publish(ctx context.Context, e endpoint.Entry) (uint16, error) {
-	ke := kernel.Endpoint{
+	ke := slotmap.Endpoint{
 		Ifindex: e.Ifindex, Identity: identity.Numeric(e.Identity), MAC: e.MAC, HostMAC: e.HostMAC, MTU: e.MTU,
-		Deliver: kernel.DeliverPeer,
-		Policy:  kernel.Policy{Egress: policytable.Allow, Ingress: policytable.Allow},
+		Deliver: slotmap.DeliverPeer,
+		Policy:  slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Allow},
 	}
 	for _, a := range e.Addrs {
 		if a.Is4() {
@@ -43,18 +44,18 @@ func (m Maps) Publish(ctx context.Context, e endpoint.Entry) (uint16, error) {
 		}
 	}
 	if m.Policy == nil {
-		s, err := m.Kernel.Publish(ctx, ke)
+		s, err := m.Kernel.Endpoints.Publish(ctx, ke)
 		return s, translate(err)
 	}
 	publish := func(egress, ingress policytable.ID) (uint16, uint32, error) {
-		ke.Policy = kernel.Policy{Egress: egress, Ingress: ingress}
-		s, err := m.Kernel.Publish(ctx, ke)
+		ke.Policy = slotmap.Policy{Egress: egress, Ingress: ingress}
+		s, err := m.Kernel.Endpoints.Publish(ctx, ke)
 		if err != nil {
 			return 0, 0, err
 		}
-		published, err := m.Kernel.Lookup(s)
+		published, err := m.Kernel.Endpoints.Lookup(s)
 		if err != nil {
-			return 0, 0, errors.Join(err, m.Kernel.Unpublish(s))
+			return 0, 0, errors.Join(err, m.Kernel.Endpoints.Unpublish(s))
 		}
 		return s, published.Policy.Gen, nil
 	}
@@ -69,10 +70,10 @@ func (m Maps) Publish(ctx context.Context, e endpoint.Entry) (uint16, error) {
 }
 
 // Cut implements endpoint.Maps.
-func (m Maps) Cut(slot uint16) error { return m.drop(slot, m.Kernel.Cut) }
+func (m Maps) Cut(slot uint16) error { return m.drop(slot, m.Kernel.Endpoints.Cut) }
 
 // Unpublish implements endpoint.Maps.
-func (m Maps) Unpublish(slot uint16) error { return m.drop(slot, m.Kernel.Unpublish) }
+func (m Maps) Unpublish(slot uint16) error { return m.drop(slot, m.Kernel.Endpoints.Unpublish) }
 
 // drop ends the endpoint for the policy too: a change of tables would bring its
 // traffic back.
@@ -83,7 +84,7 @@ func (m Maps) drop(slot uint16, end func(uint16) error) error {
 	gone := false
 	err := m.Policy.Drop(slot, func() error {
 		err := end(slot)
-		gone = errors.Is(err, kernel.ErrNotFound)
+		gone = errors.Is(err, slotmap.ErrNotFound)
 		if gone {
 			return nil
 		}
@@ -97,7 +98,7 @@ func (m Maps) drop(slot uint16, end func(uint16) error) error {
 
 // SetIdentity implements endpoint.Maps.
 func (m Maps) SetIdentity(slot uint16, id uint32) error {
-	set := func() error { return m.Kernel.SetIdentity(kernel.Slot(slot), identity.Numeric(id)) }
+	set := func() error { return m.Kernel.Endpoints.SetIdentity(slotmap.Slot(slot), identity.Numeric(id)) }
 	if m.Policy == nil {
 		return translate(set())
 	}
@@ -106,7 +107,7 @@ func (m Maps) SetIdentity(slot uint16, id uint32) error {
 
 // Entries implements endpoint.Maps.
 func (m Maps) Entries() ([]endpoint.Entry, error) {
-	list, err := m.Kernel.Endpoints()
+	list, err := m.Kernel.Endpoints.List()
 	if err != nil {
 		return nil, translate(err)
 	}
@@ -133,7 +134,7 @@ func translate(err error) error {
 	switch {
 	case errors.Is(err, pin.ErrExists):
 		return fmt.Errorf("%w: %w", endpoint.ErrAddressHeld, err)
-	case errors.Is(err, kernel.ErrNotFound):
+	case errors.Is(err, slotmap.ErrNotFound):
 		return fmt.Errorf("%w: %w", endpoint.ErrNotFound, err)
 	case errors.Is(err, policytable.ErrNoCapacity):
 		return fmt.Errorf("%w: %w", endpoint.ErrFull, err)

@@ -25,6 +25,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/client"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -93,7 +95,7 @@ func newNode(t testing.TB) *node {
 // kernelOf is the kernel as the subscriber has it. What was retired waits for
 // room to be wanted: a grace period for each of thousands of views would only
 // take time.
-type kernelOf struct{ *kernel.Kernel }
+type kernelOf struct{ kernel.Policies }
 
 func (kernelOf) Barrier(ctx context.Context) error { return ctx.Err() }
 
@@ -120,7 +122,7 @@ func (n *node) begin(ctx context.Context) (*state, error) {
 	s := &state{n: n, service: newService(), anchors: map[uint32]uint16{}, done: make(chan error, 1)}
 	s.ctx, s.cancel = context.WithCancel(ctx)
 	s.applier = policysync.New(policysync.Config{
-		Name: "equivalence", Kernel: kernelOf{n.k}, Service: client.NewPolicy(s.service),
+		Name: "equivalence", Kernel: kernelOf{n.k.Policies()}, Service: client.NewPolicy(s.service),
 	})
 	if err := s.applier.Adopt(func(uint16) bool { return false }); err != nil {
 		return nil, fmt.Errorf("adopt: %w", err)
@@ -184,8 +186,8 @@ func (s *state) tables(m *policyv1.WatchPolicyTablesResponse) error {
 var podMAC, hostMAC = [6]byte{2, 0, 0, 0, 0, 1}, [6]byte{2, 0, 0, 0, 0, 2}
 
 func (s *state) publish(subject uint32, addr netip.Addr, ifindex uint32) (uint16, error) {
-	e := kernel.Endpoint{
-		Ifindex: ifindex, Identity: identity.Numeric(subject), MAC: podMAC, HostMAC: hostMAC, MTU: 1500, Deliver: kernel.DeliverPeer,
+	e := slotmap.Endpoint{
+		Ifindex: ifindex, Identity: identity.Numeric(subject), MAC: podMAC, HostMAC: hostMAC, MTU: 1500, Deliver: slotmap.DeliverPeer,
 	}
 	if addr.Is4() {
 		e.IPv4 = addr
@@ -193,12 +195,12 @@ func (s *state) publish(subject uint32, addr netip.Addr, ifindex uint32) (uint16
 		e.IPv6 = addr
 	}
 	slot, err := s.applier.Publish(subject, []netip.Addr{addr}, func(egress, ingress policytable.ID) (uint16, uint32, error) {
-		e.Policy = kernel.Policy{Egress: policytable.ID(egress), Ingress: policytable.ID(ingress)}
-		slot, err := s.n.k.Publish(s.ctx, e)
+		e.Policy = slotmap.Policy{Egress: policytable.ID(egress), Ingress: policytable.ID(ingress)}
+		slot, err := s.n.k.Endpoints.Publish(s.ctx, e)
 		if err != nil {
 			return 0, 0, err
 		}
-		now, err := s.n.k.Lookup(slot)
+		now, err := s.n.k.Endpoints.Lookup(slot)
 		return uint16(slot), now.Policy.Gen, err
 	})
 	if err != nil {
@@ -206,11 +208,11 @@ func (s *state) publish(subject uint32, addr netip.Addr, ifindex uint32) (uint16
 	}
 	// the programs looked its address up before it was there, perhaps
 	s.n.addresses[addr] = 0
-	return slot, s.n.k.BumpAddress(addr)
+	return slot, s.n.k.Addresses.Bump(addr)
 }
 
 func (s *state) drop(slot uint16) error {
-	return s.applier.Drop(slot, func() error { return s.n.k.Unpublish(kernel.Slot(slot)) })
+	return s.applier.Drop(slot, func() error { return s.n.k.Endpoints.Unpublish(slotmap.Slot(slot)) })
 }
 
 func (s *state) dropProbe() error {
@@ -334,10 +336,10 @@ func (s *state) askProgram(q *vectorv1.Question) (verdict, kernel.Reason, error)
 	}
 	if n.addresses[peer] != identity.Numeric(q.GetPeer()) {
 		// as every change of an address: the mapping, then its bucket
-		if err := n.k.UpsertIP(netip.PrefixFrom(peer, peer.BitLen()), kernel.IPInfo{Identity: identity.Numeric(q.GetPeer())}); err != nil {
+		if err := n.k.Addresses.Set(netip.PrefixFrom(peer, peer.BitLen()), ipmap.Info{Identity: identity.Numeric(q.GetPeer())}); err != nil {
 			return verdict{}, 0, err
 		}
-		if err := n.k.BumpAddress(peer); err != nil {
+		if err := n.k.Addresses.Bump(peer); err != nil {
 			return verdict{}, 0, err
 		}
 		n.addresses[peer] = identity.Numeric(q.GetPeer())

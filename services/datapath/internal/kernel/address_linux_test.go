@@ -19,7 +19,7 @@ func TestKernelAPodOfOneFamilySendsNothingInTheOther(t *testing.T) {
 			k := openKernel(t, testOptions(newBPFFS(t)))
 			publish(t, k, withAddrs(a, c.v4, c.v6))
 			publish(t, k, b)
-			must(t, "SyncHostAddrs", k.SyncHostAddrs([]netip.Addr{host4, host6}))
+			must(t, "SyncHostAddrs", k.Endpoints.SyncHostAddrs([]netip.Addr{host4, host6}))
 			r := runner{k}
 			dns := udp(4000, 53)
 			for name, src := range map[string]netip.Addr{"no address": netip.IPv4Unspecified(), "the other's": a.IPv4} {

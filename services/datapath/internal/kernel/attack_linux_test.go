@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -23,9 +24,9 @@ import (
 func TestKernelSocketMarksOpenNothing(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
 	makeNode(t, k)
-	p := newPod(t, k, "slmark", 33, DeliverPeer)
+	p := newPod(t, k, "slmark", 33, slotmap.DeliverPeer)
 	routeToPod(t, "slmark", p)
-	th := &theatre{runner: runner{k}, pods: map[string]Endpoint{}}
+	th := &theatre{runner: runner{k}, pods: map[string]slotmap.Endpoint{}}
 	th.putTables(t)
 	var l *net.UDPConn
 	inNetns(t, p.ns, func() {
@@ -47,7 +48,7 @@ func TestKernelSocketMarksOpenNothing(t *testing.T) {
 		_, err = c.Write([]byte("marked"))
 		must(t, "send", err)
 	}
-	for name, policy := range map[string]Policy{
+	for name, policy := range map[string]slotmap.Policy{
 		"deny": {Egress: policytable.Deny, Ingress: policytable.Deny}, "friends": {Egress: policytable.Deny, Ingress: friends},
 	} {
 		setPolicy(t, k, p.Slot, policy)
@@ -82,7 +83,7 @@ func newUplink(t *testing.T) netlink.Link {
 func TestKernelPodsCannotSetThePathMTUOfOthers(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
 	makeNode(t, k)
-	evil := newPod(t, k, "slevil", 33, DeliverPeer)
+	evil := newPod(t, k, "slevil", 33, slotmap.DeliverPeer)
 	routeToPod(t, "slevil", evil)
 	up := newUplink(t)
 	node := map[bool]netip.Addr{false: netip.MustParseAddr("203.0.113.1"), true: netip.MustParseAddr("2001:db8:113::1")}
@@ -92,7 +93,7 @@ func TestKernelPodsCannotSetThePathMTUOfOthers(t *testing.T) {
 			IPNet: &net.IPNet{IP: node[v6].AsSlice(), Mask: net.CIDRMask(bits, node[v6].BitLen())}, Flags: unix.IFA_F_NODAD,
 		}))
 	}
-	must(t, "host addresses", k.SyncHostAddrs([]netip.Addr{host4, host6, node[false], node[true]}))
+	must(t, "host addresses", k.Endpoints.SyncHostAddrs([]netip.Addr{host4, host6, node[false], node[true]}))
 
 	r := runner{k}
 	invalid := func() uint64 { return r.counters(t)[cell{DropConnectionInvalid, Egress}].Packets }
@@ -145,12 +146,12 @@ func TestKernelHalfOpenConnectionsDoNotStay(t *testing.T) {
 func TestKernelAQuotationBehindThePacketSetsNoPathMTU(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
 	makeNode(t, k)
-	evil := newPod(t, k, "slevil", 33, DeliverPeer)
+	evil := newPod(t, k, "slevil", 33, slotmap.DeliverPeer)
 	routeToPod(t, "slevil", evil)
 	up := newUplink(t)
 	node, other := netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("203.0.113.9")
 	must(t, "add an address", netlink.AddrAdd(up, &netlink.Addr{IPNet: &net.IPNet{IP: node.AsSlice(), Mask: net.CIDRMask(24, 32)}}))
-	must(t, "host addresses", k.SyncHostAddrs([]netip.Addr{host4, host6, node}))
+	must(t, "host addresses", k.Endpoints.SyncHostAddrs([]netip.Addr{host4, host6, node}))
 
 	r := runner{k}
 	seen := func() (n uint64) {
@@ -196,8 +197,8 @@ func TestKernelAQuotationBehindThePacketIsNone(t *testing.T) {
 // First fragments that policy denies take no room from those of others.
 func TestKernelDeniedFragmentsTakeNoRoom(t *testing.T) {
 	th := newTheatre(t, false)
-	setPolicy(t, th.k, th.pods["a"].Slot, Policy{})
-	setPolicy(t, th.k, th.pods["b"].Slot, Policy{Egress: policytable.Allow})
+	setPolicy(t, th.k, th.pods["a"].Slot, slotmap.Policy{})
+	setPolicy(t, th.k, th.pods["b"].Slot, slotmap.Policy{Egress: policytable.Allow})
 	long := func(*theatre) (byte, []byte) { return 17, udp(4000, 53, make([]byte, 40)...) }
 	of := func(who string) skbContext { return skbContext{Ifindex: th.pods[who].Ifindex} }
 	good := th.pieces("b", "world", long, 1, 24)

@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -43,7 +44,7 @@ func faster(best, d time.Duration) time.Duration {
 func BenchmarkProgram(b *testing.B) {
 	k := openKernel(b, testOptions(newBPFFS(b)))
 	publish(b, k, a)
-	must(b, "SyncHostAddrs", k.SyncHostAddrs([]netip.Addr{host4, host6}))
+	must(b, "SyncHostAddrs", k.Endpoints.SyncHostAddrs([]netip.Addr{host4, host6}))
 	mirror := testEndpoint(1002, 20)
 	mirror.MAC, mirror.HostMAC = a.HostMAC, a.MAC
 	publish(b, k, mirror)
@@ -114,8 +115,8 @@ func BenchmarkConnection(b *testing.B) {
 				{"tables, IPv6", table, table, from6(mirror.IPv6, 6, tcp(1, 16, flagSYN))},
 			} {
 				b.Run(fmt.Sprintf("%s/addresses=%v/events=%v", c.name, addresses != 0, events), func(b *testing.B) {
-					for _, s := range []Slot{one.Slot, other.Slot} {
-						setPolicy(b, k, s, Policy{Egress: c.egress, Ingress: c.ingress})
+					for _, s := range []slotmap.Slot{one.Slot, other.Slot} {
+						setPolicy(b, k, s, slotmap.Policy{Egress: c.egress, Ingress: c.ingress})
 					}
 					in := c.in
 					if in[12] == 0x86 {
@@ -149,9 +150,9 @@ func BenchmarkConnection(b *testing.B) {
 func BenchmarkPublish(b *testing.B) {
 	k := openKernel(b, testOptions(newBPFFS(b)))
 	for b.Loop() {
-		s, err := k.Publish(b.Context(), a)
+		s, err := k.Endpoints.Publish(b.Context(), a)
 		if err == nil {
-			err = k.Unpublish(s)
+			err = k.Endpoints.Unpublish(s)
 		}
 		if err != nil {
 			b.Fatal(err)
@@ -164,7 +165,7 @@ func BenchmarkSetPolicy(b *testing.B) {
 	k := openKernel(b, testOptions(newBPFFS(b)))
 	e := publish(b, k, a)
 	for b.Loop() {
-		if _, err := k.SetPolicy(e.Slot, policytable.Allow, policytable.Allow); err != nil {
+		if _, err := k.Endpoints.SetPolicy(e.Slot, policytable.Allow, policytable.Allow); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
 
 // ConnectionTimeouts say how long a connection is remembered after its last
@@ -211,7 +212,7 @@ func nextInterval(last time.Duration, p Pass, capacity [2]int, o CollectorOption
 }
 
 // outside stands for the slot of what no local endpoint begins.
-const outside = MaxEndpoints + 1
+const outside = slotmap.MaxEndpoints + 1
 
 // pressed says whether a quarter of any budget is used, so that a recount may
 // give its owner more, or less to others.
@@ -250,9 +251,9 @@ func (c Connection) charged(k *Kernel) int {
 	}
 	world4, world6 := k.opened.worlds()
 	switch {
-	case end.Slot > MaxEndpoints:
+	case end.Slot > slotmap.MaxEndpoints:
 		return outside
-	case end.Slot == HostSlot && end.Identity == [2]identity.Numeric{world4, world6}[c.family()]:
+	case end.Slot == slotmap.HostSlot && end.Identity == [2]identity.Numeric{world4, world6}[c.family()]:
 		return outside
 	}
 	return int(end.Slot)
@@ -297,7 +298,7 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 		}
 		p.Batches++
 		// read after the batch: whoever is not there now is gone
-		present := map[Slot]Endpoint{}
+		present := map[slotmap.Slot]slotmap.Endpoint{}
 		now := c.o.now()
 		for _, conn := range cs {
 			idle := int32(now - conn.LastSeen)
@@ -372,7 +373,7 @@ func (c *Collector) resumePickUp(now uint32, unremembered uint64) {
 	case unremembered != c.unremembered:
 		c.unremembered, c.stoppedSince, c.mayPickUp = unremembered, now, false
 	case !c.mayPickUp && int32(now-c.stoppedSince) >= int32(c.o.Timeouts.TCPEstablished/time.Second):
-		c.k.allowPickUp()
+		c.k.Endpoints.AllowPickUp()
 		c.mayPickUp = true
 	}
 }
@@ -403,19 +404,19 @@ func (c *Collector) count(n uint64) error {
 // orphaned says whether a local end of the connection belongs to no endpoint
 // any more: nobody leads to its slot, or whoever has the slot has another
 // address. The host is never gone.
-func (c *Collector) orphaned(conn Connection, present map[Slot]Endpoint) (bool, error) {
+func (c *Collector) orphaned(conn Connection, present map[slotmap.Slot]slotmap.Endpoint) (bool, error) {
 	for _, end := range []struct {
 		End
 		addr any
 	}{{conn.From, conn.Initiator.Addr()}, {conn.To, conn.Responder.Addr()}} {
 		s := end.Slot
-		if s == HostSlot || s > MaxEndpoints {
+		if s == slotmap.HostSlot || s > slotmap.MaxEndpoints {
 			continue
 		}
 		e, ok := present[s]
 		if !ok {
 			var err error
-			if e, err = c.k.Lookup(s); err != nil && !errors.Is(err, ErrNotFound) {
+			if e, err = c.k.Endpoints.Lookup(s); err != nil && !errors.Is(err, slotmap.ErrNotFound) {
 				return false, err
 			}
 			present[s] = e // without addresses if nobody is there
@@ -462,7 +463,7 @@ func budgetOf(capacity, open, owned, sharers int) int {
 func (c *Collector) renew(owned [][2]int, open [2]int) (sharers int) {
 	var sharing [2]int
 	for s, n := range owned {
-		if s == int(HostSlot) || s == outside {
+		if s == int(slotmap.HostSlot) || s == outside {
 			continue
 		}
 		if n != [2]int{} {
@@ -483,7 +484,7 @@ func (c *Collector) renew(owned [][2]int, open [2]int) (sharers int) {
 				shares *= 2
 			}
 			limit := budgetOf(capacity[f], open[f], n[f], shares)
-			if s == int(HostSlot) {
+			if s == int(slotmap.HostSlot) {
 				limit = 0
 			}
 			begunCell, limitCell := c.cell(s, f)

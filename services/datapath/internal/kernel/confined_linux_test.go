@@ -33,15 +33,15 @@ func confinedMain() int {
 		return 3
 	}
 	defer k.Close()
-	s, err := k.Publish(context.Background(), testEndpoint(1, 10))
+	s, err := k.Endpoints.Publish(context.Background(), testEndpoint(1, 10))
 	if err == nil {
-		err = k.Cut(s)
+		err = k.Endpoints.Cut(s)
 	}
 	if err == nil {
-		err = k.Unpublish(s)
+		err = k.Endpoints.Unpublish(s)
 	}
 	if err == nil {
-		err = k.Barrier(context.Background())
+		err = k.Endpoints.Barrier(context.Background())
 	}
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "%+v\n", err)

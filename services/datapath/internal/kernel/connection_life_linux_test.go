@@ -14,7 +14,9 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -28,7 +30,7 @@ const (
 // run, and everybody else that they may talk to.
 type theatre struct {
 	runner
-	pods   map[string]Endpoint
+	pods   map[string]slotmap.Endpoint
 	v6     bool
 	events *EventReader
 	judged []Event // connections judged by the last packet
@@ -39,7 +41,7 @@ type theatre struct {
 func newTheatre(t *testing.T, v6 bool) *theatre {
 	t.Helper()
 	k := openKernel(t, testOptions(newBPFFS(t)))
-	th := &theatre{runner: runner{k}, pods: map[string]Endpoint{}, v6: v6}
+	th := &theatre{runner: runner{k}, pods: map[string]slotmap.Endpoint{}, v6: v6}
 	must(t, "add a pair of devices", netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "slta"}, PeerName: "sltb"}))
 	t.Cleanup(func() {
 		link, err := netlink.LinkByName("slta")
@@ -53,7 +55,7 @@ func newTheatre(t *testing.T, v6 bool) *theatre {
 		e := testEndpoint(uint32(link.Attrs().Index), map[string]byte{"a": 10, "b": 20}[name])
 		th.pods[name] = publish(t, k, e)
 	}
-	must(t, "SyncHostAddrs", k.SyncHostAddrs([]netip.Addr{host4, host6}))
+	must(t, "SyncHostAddrs", k.Endpoints.SyncHostAddrs([]netip.Addr{host4, host6}))
 	var err error
 	th.events, err = k.Events()
 	must(t, "Events", err)
@@ -172,7 +174,7 @@ func (a act) fromNowhere() act                            { a.stack, a.via = tru
 func change(f func(t *testing.T, th *theatre)) act        { return act{then: f} }
 func policy(who string, egress, ingress policytable.ID) act {
 	return change(func(t *testing.T, th *theatre) {
-		setPolicy(t, th.k, th.pods[who].Slot, Policy{Egress: egress, Ingress: ingress})
+		setPolicy(t, th.k, th.pods[who].Slot, slotmap.Policy{Egress: egress, Ingress: ingress})
 	})
 }
 
@@ -323,7 +325,7 @@ func fullOfRevoked() act {
 
 func stopped(want int) func(*testing.T, *theatre) {
 	return func(t *testing.T, th *theatre) {
-		if n, err := th.k.PickUpStopped(); err != nil || n != want {
+		if n, err := th.k.Endpoints.PickUpStopped(); err != nil || n != want {
 			t.Errorf("nothing is picked up for %d endpoints, %v; want %d", n, err, want)
 		}
 	}
@@ -391,14 +393,14 @@ const friend, stranger = identity.Numeric(3000), identity.Numeric(3001)
 // knows puts an actor's address into the ipcache.
 func knows(who string, id identity.Numeric) act {
 	return change(func(t *testing.T, th *theatre) {
-		must(t, "UpsertIP", th.k.UpsertIP(hostPrefix(th.addr(who)), IPInfo{Identity: id}))
+		must(t, "UpsertIP", th.k.Addresses.Set(ipmap.HostPrefix(th.addr(who)), ipmap.Info{Identity: id}))
 	})
 }
 
 // labelled gives a pod another identity.
 func labelled(who string, id identity.Numeric) act {
 	return change(func(t *testing.T, th *theatre) {
-		must(t, "SetIdentity", th.k.SetIdentity(th.pods[who].Slot, id))
+		must(t, "SetIdentity", th.k.Endpoints.SetIdentity(th.pods[who].Slot, id))
 	})
 }
 
@@ -409,20 +411,20 @@ func hostHas(who ...string) act {
 		for _, name := range who {
 			as = append(as, th.addr(name))
 		}
-		must(t, "SyncHostAddrs", th.k.SyncHostAddrs(as))
+		must(t, "SyncHostAddrs", th.k.Endpoints.SyncHostAddrs(as))
 	})
 }
 
 func bump(who string) act {
-	return change(func(t *testing.T, th *theatre) { must(t, "BumpAddress", th.k.BumpAddress(th.addr(who))) })
+	return change(func(t *testing.T, th *theatre) { must(t, "BumpAddress", th.k.Addresses.Bump(th.addr(who))) })
 }
 
 func bumpGen(who string) act {
-	return change(func(t *testing.T, th *theatre) { must(t, "BumpGens", th.k.BumpGens(th.pods[who].Slot)) })
+	return change(func(t *testing.T, th *theatre) { must(t, "BumpGens", th.k.Endpoints.BumpGens(th.pods[who].Slot)) })
 }
 
 func audit(who string, on bool) act {
-	return change(func(t *testing.T, th *theatre) { must(t, "SetAudit", th.k.SetAudit(th.pods[who].Slot, on)) })
+	return change(func(t *testing.T, th *theatre) { must(t, "SetAudit", th.k.Endpoints.SetAudit(th.pods[who].Slot, on)) })
 }
 
 // budgetOf is the cell of a pod in sl_budget.
@@ -743,15 +745,15 @@ func scenes() []scene {
 			say("b", "world", segment(80, 4000, data), DropConnectionInvalid),
 			// what allows everything can have revoked nothing
 			say("a", "world", segment(80, 4000, data), ForwardOutside),
-			change(func(t *testing.T, th *theatre) { th.k.allowPickUp() }))},
+			change(func(t *testing.T, th *theatre) { th.k.Endpoints.AllowPickUp() }))},
 		{"after a loss of connections nothing is picked up that could have been revoked", play(
 			policy("b", policytable.Allow, only80),
-			change(func(t *testing.T, th *theatre) { th.k.stopPickUp() }),
+			change(func(t *testing.T, th *theatre) { th.k.Endpoints.StopPickUp() }),
 			say("b", "a", segment(22, 4000, data), DropConnectionInvalid),
 			say("a", "b", segment(4000, 80, data), DropConnectionInvalid),
 			say("a", "b", segment(4000, 80, flagSYN), ForwardPeer),
 			say("a", "world", segment(4000, 80, data), ForwardOutside),
-			change(func(t *testing.T, th *theatre) { th.k.allowPickUp() }),
+			change(func(t *testing.T, th *theatre) { th.k.Endpoints.AllowPickUp() }),
 			say("b", "a", segment(22, 4000, data), ForwardOutside))},
 
 		// policy changes under a connection
@@ -801,9 +803,9 @@ func scenes() []scene {
 			say("a", "b", segment(4000, 80, data), ForwardPeer).check(reported(1, 0)),
 			change(func(t *testing.T, th *theatre) {
 				c := th.only(t)
-				a, err := th.k.Lookup(th.pods["a"].Slot)
+				a, err := th.k.Endpoints.Lookup(th.pods["a"].Slot)
 				must(t, "Lookup", err)
-				b, err := th.k.Lookup(th.pods["b"].Slot)
+				b, err := th.k.Endpoints.Lookup(th.pods["b"].Slot)
 				must(t, "Lookup", err)
 				if c.From.Gen != a.Policy.Gen || c.To.Gen != b.Policy.Gen || c.IngressRule != 1 {
 					t.Errorf("gens %d and %d, rule %d, want %d, %d, 1", c.From.Gen, c.To.Gen, c.IngressRule, a.Policy.Gen, b.Policy.Gen)
@@ -840,12 +842,12 @@ func scenes() []scene {
 			say("a", "b", segment(4000, 80, data), DropNoProxy).on(Ingress).check(reported(0, 1)))},
 		{"a relabelled pod's connections are judged again on both sides", play(
 			change(func(t *testing.T, th *theatre) {
-				must(t, "SetIdentity", th.k.SetIdentity(th.pods["b"].Slot, friend))
+				must(t, "SetIdentity", th.k.Endpoints.SetIdentity(th.pods["b"].Slot, friend))
 			}),
 			policy("a", friends, policytable.Allow),
 			handshake(4000, 80),
 			change(func(t *testing.T, th *theatre) {
-				must(t, "SetIdentity", th.k.SetIdentity(th.pods["b"].Slot, stranger))
+				must(t, "SetIdentity", th.k.Endpoints.SetIdentity(th.pods["b"].Slot, stranger))
 			}),
 			say("a", "b", segment(4000, 80, data), DropPolicyDenied),
 			say("b", "a", segment(80, 4000, data), DropPolicyDenied).on(Ingress))},
@@ -911,12 +913,16 @@ func scenes() []scene {
 			say("a", "world", datagram(4000, 53), ForwardOutside),
 			bump("world"),
 			say("a", "world", datagram(4000, 53), DropPolicyDenied).check(remain(0)),
-			change(func(t *testing.T, th *theatre) { must(t, "DeleteIP", th.k.DeleteIP(hostPrefix(th.addr("world")))) }))},
+			change(func(t *testing.T, th *theatre) {
+				must(t, "DeleteIP", th.k.Addresses.Remove(ipmap.HostPrefix(th.addr("world"))))
+			}))},
 		{"the answer of an address that went meets the same", play(knows("world", friend), policy("a", friends, policytable.Deny),
 			say("a", "world", datagram(4000, 53), ForwardOutside),
 			knows("world", stranger), bump("world"),
 			say("world", "a", datagram(53, 4000), DropPolicyDenied).on(Ingress),
-			change(func(t *testing.T, th *theatre) { must(t, "DeleteIP", th.k.DeleteIP(hostPrefix(th.addr("world")))) }))},
+			change(func(t *testing.T, th *theatre) {
+				must(t, "DeleteIP", th.k.Addresses.Remove(ipmap.HostPrefix(th.addr("world"))))
+			}))},
 		{"an address that becomes the host's is judged as the host", play(policy("a", worldly, policytable.Deny),
 			say("a", "world", datagram(4000, 53), ForwardOutside),
 			hostHas("host", "world"),
@@ -1119,8 +1125,8 @@ func TestKernelConnectionLife(t *testing.T) {
 					th.putTables(t)
 					defer func() {
 						for _, e := range th.pods {
-							must(t, "SetIdentity", th.k.SetIdentity(e.Slot, e.Identity))
-							setPolicy(t, th.k, e.Slot, Policy{Egress: policytable.Allow, Ingress: policytable.Allow})
+							must(t, "SetIdentity", th.k.Endpoints.SetIdentity(e.Slot, e.Identity))
+							setPolicy(t, th.k, e.Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Allow})
 						}
 					}()
 					th.play(t, s.acts)
@@ -1181,8 +1187,8 @@ func TestKernelFragmentsAreJudgedByTheirPorts(t *testing.T) {
 					t.Errorf("%s: %v, want %v", what, got, want)
 				}
 			}
-			setPolicy(t, th.k, th.pods["a"].Slot, Policy{Egress: policytable.Allow, Ingress: policytable.Deny})
-			setPolicy(t, th.k, th.pods["b"].Slot, Policy{Egress: policytable.Deny, Ingress: only80})
+			setPolicy(t, th.k, th.pods["a"].Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Deny})
+			setPolicy(t, th.k, th.pods["b"].Slot, slotmap.Policy{Egress: policytable.Deny, Ingress: only80})
 
 			allowed := th.pieces("a", "b", long(4000, 80), 1, 8, 24)
 			expect("a later piece before the first", "a", allowed[2], DropFragment)
@@ -1225,7 +1231,7 @@ func TestKernelFragmentsAreJudgedByTheirPorts(t *testing.T) {
 				}
 			}
 
-			setPolicy(t, th.k, th.pods["b"].Slot, Policy{Egress: policytable.Deny, Ingress: pings})
+			setPolicy(t, th.k, th.pods["b"].Slot, slotmap.Policy{Egress: policytable.Deny, Ingress: pings})
 			for _, in := range th.pieces("a", "b", longPing(false), 4, 8, 24) {
 				expect("a piece of an echo", "a", in, ForwardPeer)
 			}
@@ -1284,7 +1290,7 @@ func TestKernelCutQuotationsHelpNobody(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		t.Run(map[bool]string{false: "IPv4", true: "IPv6"}[v6], func(t *testing.T) {
 			th := newTheatre(t, v6)
-			setPolicy(t, th.k, th.pods["a"].Slot, Policy{Egress: policytable.Allow, Ingress: policytable.Deny})
+			setPolicy(t, th.k, th.pods["a"].Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Deny})
 			_, ctx, in := th.frame(say("a", "world", segment(4000, 80, flagSYN), 0))
 			if o := th.run(t, fromPodName, in, ctx, 0); o.reason != ForwardOutside {
 				t.Fatalf("the connection is not begun: %v", o.reason)
@@ -1332,7 +1338,7 @@ func TestKernelCutQuotationsHelpNobody(t *testing.T) {
 // what the receiver did not send.
 func TestKernelTooBigAlwaysArrives(t *testing.T) {
 	th := newTheatre(t, true)
-	setPolicy(t, th.k, th.pods["a"].Slot, Policy{})
+	setPolicy(t, th.k, th.pods["a"].Slot, slotmap.Policy{})
 	in := failure(2, "a", "world", segment(4000, 80, flagACK))
 	for _, c := range []act{
 		say("router", "a", in, ForwardFromStack),
@@ -1348,7 +1354,7 @@ func TestKernelTooBigAlwaysArrives(t *testing.T) {
 func TestKernelTooBigAboutNothingIsLimited(t *testing.T) {
 	stayOnOneCPU(t)
 	th := newTheatre(t, true)
-	setPolicy(t, th.k, th.pods["a"].Slot, Policy{Egress: policytable.Allow})
+	setPolicy(t, th.k, th.pods["a"].Slot, slotmap.Policy{Egress: policytable.Allow})
 	th.expect(t, say("a", "world", datagram(1, 53), ForwardOutside))
 	_, ctx, in := th.frame(say("router", "a", failure(2, "a", "world", datagram(2, 53)), 0))
 	const sent = 10_000
@@ -1370,7 +1376,7 @@ func TestKernelAnAddressThatIsUsedAgainInheritsNothing(t *testing.T) {
 			th := newTheatre(t, v6)
 			th.putTables(t)
 			update(t, th.k, bpf.MapsMapSlId, uint32(th.pods["b"].Identity), knownWord(7, 0, 0))
-			setPolicy(t, th.k, th.pods["a"].Slot, Policy{Egress: friends, Ingress: policytable.Deny})
+			setPolicy(t, th.k, th.pods["a"].Slot, slotmap.Policy{Egress: friends, Ingress: policytable.Deny})
 			send := func(a act) {
 				t.Helper()
 				prog, ctx, in := th.frame(a)
@@ -1380,14 +1386,14 @@ func TestKernelAnAddressThatIsUsedAgainInheritsNothing(t *testing.T) {
 			}
 			send(say("a", "b", datagram(4000, 53), ForwardPeer))
 			old := th.pods["b"]
-			must(t, "Cut", th.k.Cut(old.Slot))
+			must(t, "Cut", th.k.Endpoints.Cut(old.Slot))
 			send(say("a", "b", datagram(4000, 53), DropPolicyDenied).on(Ingress))
-			must(t, "Unpublish", th.k.Unpublish(old.Slot))
+			must(t, "Unpublish", th.k.Endpoints.Unpublish(old.Slot))
 			send(say("a", "b", datagram(4000, 53), DropNoRoute))
 			for _, identity := range []identity.Numeric{old.Identity, stranger} {
-				must(t, "Barrier", th.k.Barrier(t.Context()))
+				must(t, "Barrier", th.k.Endpoints.Barrier(t.Context()))
 				e := old
-				e.Identity, e.Policy = identity, Policy{Egress: policytable.Allow, Ingress: policytable.Allow}
+				e.Identity, e.Policy = identity, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Allow}
 				th.pods["b"] = publish(t, th.k, e)
 				// it sends nothing to a, whom nobody may reach
 				send(say("b", "a", datagram(53, 4000), DropPolicyDenied))
@@ -1396,7 +1402,7 @@ func TestKernelAnAddressThatIsUsedAgainInheritsNothing(t *testing.T) {
 					want = DropPolicyDenied
 				}
 				send(say("a", "b", datagram(4000, 53), want))
-				must(t, "Unpublish", th.k.Unpublish(th.pods["b"].Slot))
+				must(t, "Unpublish", th.k.Endpoints.Unpublish(th.pods["b"].Slot))
 			}
 		})
 	}
@@ -1418,13 +1424,13 @@ func TestKernelConnectionEventsCanBeLeftOut(t *testing.T) {
 	if got := drain(t, events); len(got) != 0 {
 		t.Errorf("events %+v, want none", got)
 	}
-	setPolicy(t, k, one.Slot, Policy{})
-	must(t, "SetAudit", k.SetAudit(one.Slot, true))
+	setPolicy(t, k, one.Slot, slotmap.Policy{})
+	must(t, "SetAudit", k.Endpoints.SetAudit(one.Slot, true))
 	r.run(t, fromPodName, from4(world4, 6, tcp(4001, 80, flagSYN)), skbContext{}, 0)
 	if got := drain(t, events); len(got) != 1 || got[0].Type != ConnectionJudged || !got[0].Egress.Audited {
 		t.Errorf("events %+v, want one of an audited connection", got)
 	}
-	must(t, "SetAudit", k.SetAudit(one.Slot, false))
+	must(t, "SetAudit", k.Endpoints.SetAudit(one.Slot, false))
 	r.run(t, fromPodName, from4(world4, 6, tcp(4001, 80, flagACK)), skbContext{}, 0)
 	if got := drain(t, events); len(got) != 1 || got[0].Type != PacketDropped {
 		t.Errorf("events %+v, want one of a drop", got)
@@ -1435,7 +1441,7 @@ func TestKernelConnectionEventsCanBeLeftOut(t *testing.T) {
 // that deny: each packet is counted once, none passes, none leaves an entry.
 func TestKernelNoFlagsOpenWhatIsDenied(t *testing.T) {
 	th := newTheatre(t, false)
-	setPolicy(t, th.k, th.pods["a"].Slot, Policy{Egress: policytable.Deny, Ingress: policytable.Deny})
+	setPolicy(t, th.k, th.pods["a"].Slot, slotmap.Policy{Egress: policytable.Deny, Ingress: policytable.Deny})
 	for flags := range 256 {
 		_, ctx, in := th.frame(say("a", "b", segment(4000, 80, byte(flags)), 0))
 		o := th.run(t, fromPodName, in, ctx, 0)

@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
 
 // ConnectionFlags are the state of a connection, as the programs set them.
@@ -92,7 +93,7 @@ type Tuple struct {
 // End is one end of a connection.
 type End struct {
 	// Slot of the endpoint, NoSlot if it is not local.
-	Slot Slot
+	Slot slotmap.Slot
 	// Gen is that of the word that last judged the connection, 0 if the end is
 	// not local.
 	Gen uint32
@@ -183,8 +184,8 @@ func tupleOf(lo, hi netip.AddrPort, proto uint8, flags uint32) Tuple {
 func connectionOf(t Tuple, v *bpf.MapsSlCt) Connection {
 	return Connection{
 		Tuple:    t,
-		From:     End{Slot: Slot(v.Where >> 48), Gen: uint32(v.Gens >> 32), AddressGen: uint16(v.Where >> 16), Identity: identity.Numeric(v.IdInit)},
-		To:       End{Slot: Slot(v.Where >> 32), Gen: uint32(v.Gens), AddressGen: uint16(v.Where), Identity: identity.Numeric(v.IdResp)},
+		From:     End{Slot: slotmap.Slot(v.Where >> 48), Gen: uint32(v.Gens >> 32), AddressGen: uint16(v.Where >> 16), Identity: identity.Numeric(v.IdInit)},
+		To:       End{Slot: slotmap.Slot(v.Where >> 32), Gen: uint32(v.Gens), AddressGen: uint16(v.Where), Identity: identity.Numeric(v.IdResp)},
 		LastSeen: v.LastS, Flags: ConnectionFlags(v.Flags), EgressRule: v.RuleEg, IngressRule: v.RuleIn,
 		value: *v,
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
 
 // put writes a connection as a program would, and says so in the counters.
@@ -115,14 +116,14 @@ func (k *Kernel) tracked(t testing.TB) map[Tuple]Connection {
 }
 
 // remotes are connections from outside to endpoint e, numbered.
-func remotes(e Endpoint, proto uint8, from, n int, flags ConnectionFlags, last uint32) []Connection {
+func remotes(e slotmap.Endpoint, proto uint8, from, n int, flags ConnectionFlags, last uint32) []Connection {
 	cs := make([]Connection, 0, n)
 	for i := from; i < from+n; i++ {
 		var a [4]byte
 		binary.BigEndian.PutUint32(a[:], 0xc0000000+uint32(i))
 		cs = append(cs, Connection{
 			Tuple: Tuple{netip.AddrPortFrom(netip.AddrFrom4(a), uint16(i)), netip.AddrPortFrom(e.IPv4, 80), proto},
-			From:  End{Slot: NoSlot, Identity: identity.WorldIPv4}, To: End{Slot: e.Slot, Gen: e.Policy.Gen, Identity: e.Identity},
+			From:  End{Slot: slotmap.NoSlot, Identity: identity.WorldIPv4}, To: End{Slot: e.Slot, Gen: e.Policy.Gen, Identity: e.Identity},
 			LastSeen: last, Flags: flags,
 		})
 	}
@@ -219,12 +220,12 @@ func TestKernelCollectorRemovesExactlyWhatIsOver(t *testing.T) {
 		}
 		return 600
 	}
-	ends := []Endpoint{first, second}
+	ends := []slotmap.Endpoint{first, second}
 	for step := range 60 {
 		for range 200 {
 			e := ends[rng.IntN(len(ends))]
 			local, peer := netip.AddrPortFrom(e.IPv4, uint16(rng.IntN(40))), netip.AddrPort{}
-			other := End{Slot: NoSlot}
+			other := End{Slot: slotmap.NoSlot}
 			switch rng.IntN(3) {
 			case 0:
 				peer = netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 51, 100, byte(rng.IntN(8))}), 80)
@@ -260,7 +261,7 @@ func TestKernelCollectorRemovesExactlyWhatIsOver(t *testing.T) {
 			// the second endpoint goes, and another comes with its slot or its
 			// address
 			gone := ends[1]
-			if err := k.Unpublish(gone.Slot); err != nil {
+			if err := k.Endpoints.Unpublish(gone.Slot); err != nil {
 				t.Fatal(err)
 			}
 			for _, l := range model {
@@ -272,7 +273,7 @@ func TestKernelCollectorRemovesExactlyWhatIsOver(t *testing.T) {
 			if step%20 == 9 {
 				next = testEndpoint(1002, 21+byte(step))
 			}
-			if err := k.Barrier(t.Context()); err != nil {
+			if err := k.Endpoints.Barrier(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			ends[1] = publish(t, k, next)
@@ -467,9 +468,9 @@ func TestKernelCollectorDuringTrafficLosesNoFlow(t *testing.T) {
 }
 
 // budgetOf is a slot's budget of IPv4, or that of outside.
-func (c *Collector) budgetOf(s Slot) (used, limit uint64) { return c.budgetIn(s, 0) }
+func (c *Collector) budgetOf(s slotmap.Slot) (used, limit uint64) { return c.budgetIn(s, 0) }
 
-func (c *Collector) budgetIn(s Slot, family int) (used, limit uint64) {
+func (c *Collector) budgetIn(s slotmap.Slot, family int) (used, limit uint64) {
 	u, l := c.cell(int(s), family)
 	return atomic.LoadUint64(u), atomic.LoadUint64(l)
 }
@@ -485,12 +486,12 @@ func TestKernelBudgetShrinksForWhoHasMuch(t *testing.T) {
 	col, cl := newCollector(t, k, CollectorOptions{})
 	collect(t, col)
 	for family, room := range []uint64{room4, room6} {
-		for _, s := range []Slot{greedy.Slot, modest.Slot, MaxEndpoints, outside} {
+		for _, s := range []slotmap.Slot{greedy.Slot, modest.Slot, slotmap.MaxEndpoints, outside} {
 			if used, limit := col.budgetIn(s, family); used != 0 || limit != room {
 				t.Errorf("without connections: slot %d has used %d of %d, want 0 of %d", s, used, limit, room)
 			}
 		}
-		if used, limit := col.budgetIn(HostSlot, family); used != 0 || limit != 0 {
+		if used, limit := col.budgetIn(slotmap.HostSlot, family); used != 0 || limit != 0 {
 			t.Errorf("the host has used %d of %d, want no limit", used, limit)
 		}
 	}
@@ -587,7 +588,7 @@ func TestKernelWhatComesFromOutsideHasABudget(t *testing.T) {
 	if _, limit := col.budgetOf(outside); limit != leastBudget {
 		t.Errorf("outside has %d connections and may begin %d more", room4, limit)
 	}
-	for _, s := range []Slot{e.Slot, th.pods["b"].Slot} {
+	for _, s := range []slotmap.Slot{e.Slot, th.pods["b"].Slot} {
 		if _, limit := col.budgetOf(s); limit < room4/2-2 {
 			t.Errorf("slot %d may begin %d, want %d", s, limit, room4/2)
 		}
@@ -602,7 +603,7 @@ func TestKernelBudgetsOutliveACollectorThatIsClosed(t *testing.T) {
 	must(t, "NewCollector", err)
 	collect(t, col)
 	var b bpf.MapsSlBudget
-	for at, want := range map[uint32]uint64{0: 0, 1: 0, 2: room4, 3: room6, MaxEndpoints << 1: room4, outside<<1 | 1: room6} {
+	for at, want := range map[uint32]uint64{0: 0, 1: 0, 2: room4, 3: room6, slotmap.MaxEndpoints << 1: room4, outside<<1 | 1: room6} {
 		if err := k.Pins.Map(bpf.MapsMapSlBudget).Lookup(at, &b); err != nil || b.Limit != want {
 			t.Errorf("cell %d: %+v, %v, want a limit of %d", at, b, err, want)
 		}

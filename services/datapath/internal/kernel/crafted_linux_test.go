@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
 
 // crafted is a packet as somebody hostile makes it.
@@ -47,9 +48,9 @@ func newCrafter(t *testing.T, v6 bool) *crafter {
 
 func (c *crafter) policy(t *testing.T, open bool) {
 	c.open = open
-	to, from := Policy{}, Policy{}
+	to, from := slotmap.Policy{}, slotmap.Policy{}
 	if open {
-		to, from = Policy{Egress: only80}, Policy{Ingress: only80}
+		to, from = slotmap.Policy{Egress: only80}, slotmap.Policy{Ingress: only80}
 	}
 	setPolicy(t, c.k, c.pods["a"].Slot, to)
 	setPolicy(t, c.k, c.pods["b"].Slot, from)

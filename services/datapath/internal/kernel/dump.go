@@ -15,7 +15,9 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
 
 // errEnough ends a listing early.
@@ -254,7 +256,7 @@ func ipcacheWords(v *bpf.MapsSlIpcache) string {
 	if v.Node != 0 {
 		s += fmt.Sprintf(" node %d", v.Node)
 	}
-	if IPFlags(v.Flags)&FlagPodRange != 0 {
+	if ipmap.Flags(v.Flags)&ipmap.PodRange != 0 {
 		s += " pod-range"
 	}
 	return s
@@ -263,24 +265,21 @@ func ipcacheWords(v *bpf.MapsSlIpcache) string {
 // endpointWords are an endpoint's record. A slot that was given back keeps its record
 // and denies everything.
 func endpointWords(r *bpf.MapsSlEndpoint) string {
-	e := endpointOf(0, r, r.Pol)
+	e := slotmap.EndpointOf(0, r)
 	s := fmt.Sprintf("egress table %d ingress table %d generation %d device %d identity %d",
 		e.Policy.Egress, e.Policy.Ingress, e.Policy.Gen, e.Ifindex, e.Identity)
-	for _, a := range e.addrs() {
+	for _, a := range e.Addrs() {
 		s += " " + a.String()
 	}
 	if e.Ifindex != 0 {
 		s += fmt.Sprintf(" mac %v host mac %v mtu %d", net.HardwareAddr(e.MAC[:]), net.HardwareAddr(e.HostMAC[:]), e.MTU)
-		s += map[Deliver]string{DeliverPeer: " deliver peer", DeliverRedirect: " deliver redirect"}[e.Deliver]
+		s += map[slotmap.Deliver]string{slotmap.DeliverPeer: " deliver peer", slotmap.DeliverRedirect: " deliver redirect"}[e.Deliver]
 	}
-	if r.Flags&endpointAudited != 0 {
+	if e.Audit {
 		s += " audit"
 	}
 	return s
 }
-
-// endpointAudited is SL_EP_AUDIT; a test compares it with the header.
-const endpointAudited = 0x1
 
 // kindNames and scopeNames are those of enum sl_kind and enum sl_scope.
 var (
@@ -402,7 +401,7 @@ func connectionWords(v *bpf.MapsSlCt) string {
 		rule uint16
 	}{{"initiator", c.From, c.EgressRule}, {"responder", c.To, c.IngressRule}} {
 		s += fmt.Sprintf(" %s identity %d", e.name, e.Identity)
-		if e.Slot != NoSlot {
+		if e.Slot != slotmap.NoSlot {
 			s += fmt.Sprintf(" slot %d generation %d rule %d", e.Slot, e.Gen, e.rule)
 		}
 		if e.AddressGen != 0 {
@@ -418,7 +417,7 @@ func fragmentKey(f *bpf.MapsSlFragment) string {
 		src, dst = netip.AddrFrom4([4]byte(f.Src[:4])), netip.AddrFrom4([4]byte(f.Dst[:4]))
 	}
 	s := fmt.Sprintf("protocol %d %v %v id %d", f.Proto, src, dst, f.Id)
-	if Slot(f.Slot) != NoSlot {
+	if slotmap.Slot(f.Slot) != slotmap.NoSlot {
 		s += fmt.Sprintf(" slot %d", f.Slot)
 	}
 	return s

@@ -17,6 +17,7 @@ import (
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
 
 func dump(t testing.TB, k *Kernel, name string, limit uint32) []string {
@@ -90,10 +91,10 @@ func TestKernelDumpIsInWords(t *testing.T) {
 	put(bpf.MapsMapSlFrag, &bpf.MapsSlFragment{Src: [16]byte{10, 0, 0, 1}, Dst: [16]byte{10, 0, 0, 2}, Id: 5, Proto: 17, Family: 4, Slot: 1}, uint32(1000<<16|53))
 	k.addStat(t, uint32(bpf.MapsSlCtStatSL_CT_STAT_PICKED_UP), 4)
 	k.put(t, Connection{
-		Tuple: tuple(6, "10.244.0.20:80", "10.244.0.10:4000"), From: End{Slot: NoSlot, Identity: 9}, To: End{Slot: 1, Gen: 2, AddressGen: 3, Identity: 266},
+		Tuple: tuple(6, "10.244.0.20:80", "10.244.0.10:4000"), From: End{Slot: slotmap.NoSlot, Identity: 9}, To: End{Slot: 1, Gen: 2, AddressGen: 3, Identity: 266},
 		LastSeen: monotonicSeconds(), Flags: SeenReply | Established | ViaStack, IngressRule: 8,
 	})
-	k.put(t, Connection{Tuple: tuple(17, "[fd00::1]:5", "[fd00::2]:53"), From: End{Slot: NoSlot}, To: End{Slot: NoSlot}, LastSeen: monotonicSeconds()})
+	k.put(t, Connection{Tuple: tuple(17, "[fd00::1]:5", "[fd00::2]:53"), From: End{Slot: slotmap.NoSlot}, To: End{Slot: slotmap.NoSlot}, LastSeen: monotonicSeconds()})
 
 	for name, want := range map[string][]string{
 		"sl_if":    {"device 1: slot 1"},
@@ -158,7 +159,7 @@ func TestKernelDumpEndsWhereItIsAsked(t *testing.T) {
 	}
 	// a slow visitor holds nobody up
 	err := k.Dump("sl_ct4", 1, func(string, string) error {
-		_, err := k.Publish(t.Context(), b)
+		_, err := k.Endpoints.Publish(t.Context(), b)
 		return err
 	})
 	if err != nil {
@@ -171,7 +172,7 @@ func TestAuditFlagIsThatOfTheHeader(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(string(header), fmt.Sprintf("#define SL_EP_AUDIT %#x ", endpointAudited)) {
-		t.Errorf("SL_EP_AUDIT is not %#x", endpointAudited)
+	if !strings.Contains(string(header), fmt.Sprintf("#define SL_EP_AUDIT %#x ", slotmap.AuditBit)) {
+		t.Errorf("SL_EP_AUDIT is not %#x", slotmap.AuditBit)
 	}
 }

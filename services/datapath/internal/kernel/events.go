@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -134,7 +135,7 @@ type Event struct {
 	// SourceIdentity and DestinationIdentity are 0 if not determined.
 	SourceIdentity, DestinationIdentity identity.Numeric
 	// SourceSlot and DestinationSlot are NoSlot if not local or not determined.
-	SourceSlot, DestinationSlot Slot
+	SourceSlot, DestinationSlot slotmap.Slot
 	// Egress and Ingress are what the policies of the sender and of the
 	// receiver said. For a reply they are those of its connection: the sender
 	// of the connection's first packet has the egress side.
@@ -220,8 +221,8 @@ func decodeEvent(raw []byte) (Event, error) {
 		TCPFlags:            w.TcpFlags,
 		SourceIdentity:      identity.Numeric(w.SrcIdentity),
 		DestinationIdentity: identity.Numeric(w.DstIdentity),
-		SourceSlot:          Slot(w.SrcSlot),
-		DestinationSlot:     Slot(w.DstSlot),
+		SourceSlot:          slotmap.Slot(w.SrcSlot),
+		DestinationSlot:     slotmap.Slot(w.DstSlot),
 		Egress:              sideOf(w.Egress, EventType(w.Type)),
 		Ingress:             sideOf(w.Ingress, EventType(w.Type)),
 		Connection:          ConnectionFlags(w.CtFlags),

@@ -4,7 +4,6 @@
 package kernel
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -12,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/model/identity"
-	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -23,7 +23,7 @@ type Peer struct {
 	// Word of the identity; not Known: the tables do not know it.
 	Word policytable.Identity
 	// Slot of the endpoint, HostSlot for the node's own addresses, NoSlot else.
-	Slot Slot
+	Slot slotmap.Slot
 	// Entry of the ipcache that holds the address; not valid: none does, and
 	// the address is the world's.
 	Entry netip.Prefix
@@ -92,12 +92,12 @@ func (k *Kernel) Explain(t Tuple) (Explanation, error) {
 	// what the programs ask: both ends if they are local, the host's too
 	point := uint32(t.Protocol)<<16 | uint32(point(t))
 	var egress, ingress Reason
-	if x.Source.Slot != NoSlot {
+	if x.Source.Slot != slotmap.NoSlot {
 		if x.Egress, egress, err = k.explainSide(x.Source.Slot, Egress, x.Destination, point); err != nil {
 			return x, err
 		}
 	}
-	if x.Destination.Slot != NoSlot {
+	if x.Destination.Slot != slotmap.NoSlot {
 		if x.Ingress, ingress, err = k.explainSide(x.Destination.Slot, Ingress, x.Source, point); err != nil {
 			return x, err
 		}
@@ -109,14 +109,19 @@ func (k *Kernel) Explain(t Tuple) (Explanation, error) {
 		x.Reason = ingress
 	case !fromPod:
 		x.Reason = ForwardFromStack
-	case x.Destination.Slot == HostSlot:
+	case x.Destination.Slot == slotmap.HostSlot:
 		x.Reason = ForwardHost
 	case !toPod:
 		x.Reason = ForwardOutside
-	case k.at(x.Destination.Slot).Deliver == DeliverRedirect:
-		x.Reason = ForwardRedirect
 	default:
+		to, err := k.Endpoints.At(x.Destination.Slot)
+		if err != nil {
+			return x, err
+		}
 		x.Reason = ForwardPeer
+		if to.Deliver == slotmap.DeliverRedirect {
+			x.Reason = ForwardRedirect
+		}
 	}
 	return x, nil
 }
@@ -131,13 +136,13 @@ func point(t Tuple) uint16 {
 }
 
 // endpoint says whether the end is a pod.
-func (p Peer) endpoint() bool { return p.Slot != NoSlot && p.Slot != HostSlot }
+func (p Peer) endpoint() bool { return p.Slot != slotmap.NoSlot && p.Slot != slotmap.HostSlot }
 
 // peer finds out what the maps know of an address.
 func (k *Kernel) peer(a netip.Addr) (Peer, error) {
 	p := Peer{Addr: a}
 	var err error
-	if p.Slot, err = k.slotOf(a); err != nil {
+	if p.Slot, err = k.Endpoints.SlotOf(a); err != nil {
 		return p, fmt.Errorf("slot of %v: %w", a, err)
 	}
 	world4, world6 := k.opened.worlds()
@@ -145,7 +150,7 @@ func (k *Kernel) peer(a netip.Addr) (Peer, error) {
 	if a.Is6() {
 		p.Identity = world6
 	}
-	info, found, err := k.getIP(hostPrefix(a))
+	info, found, err := k.Addresses.Match(a)
 	if err != nil {
 		return p, fmt.Errorf("ipcache of %v: %w", a, err)
 	}
@@ -157,10 +162,14 @@ func (k *Kernel) peer(a netip.Addr) (Peer, error) {
 	}
 	// whoever is local says it of itself
 	switch {
-	case p.Slot == HostSlot:
+	case p.Slot == slotmap.HostSlot:
 		p.Identity = identity.Host
-	case p.Slot != NoSlot:
-		p.Identity = k.at(p.Slot).Identity
+	case p.Slot != slotmap.NoSlot:
+		e, err := k.Endpoints.At(p.Slot)
+		if err != nil {
+			return p, err
+		}
+		p.Identity = e.Identity
 	}
 	if i, ok := identityPlace(p.Identity); ok {
 		p.Word = unpacked(k.tables.identity(i))
@@ -171,7 +180,7 @@ func (k *Kernel) peer(a netip.Addr) (Peer, error) {
 // entryOf is the prefix of the ipcache that counts for an address: a lookup
 // says what an entry holds, and not which it is.
 func (k *Kernel) entryOf(a netip.Addr) (netip.Prefix, error) {
-	all, err := k.ipcache()
+	all, err := k.Addresses.List()
 	if err != nil {
 		return netip.Prefix{}, err
 	}
@@ -198,13 +207,13 @@ func (k *Kernel) addressReason(x *Explanation, t Tuple, fromPod bool) Reason {
 		return DropLinkLocal
 	case dst.Slot == x.Source.Slot:
 		return DropHairpin
-	case dst.Slot == NoSlot:
-		info, found, err := k.getIP(hostPrefix(dst.Addr))
-		if err == nil && found && info.Flags&FlagPodRange != 0 {
+	case dst.Slot == slotmap.NoSlot:
+		info, found, err := k.Addresses.Match(dst.Addr)
+		if err == nil && found && info.Flags&ipmap.PodRange != 0 {
 			return DropNoRoute
 		}
 	}
-	if t.Protocol == unix.IPPROTO_UDP && (dst.Slot == HostSlot || dst.Identity == identity.Host || dst.Identity == identity.RemoteNode) {
+	if t.Protocol == unix.IPPROTO_UDP && (dst.Slot == slotmap.HostSlot || dst.Identity == identity.Host || dst.Identity == identity.RemoteNode) {
 		for _, port := range k.opened.TunnelPorts {
 			if t.Responder.Port() == port {
 				return DropTunnelPort
@@ -239,8 +248,12 @@ func destinationReason(a netip.Addr) Reason {
 
 // explainSide asks the table of a slot about a peer: what it says, and why the
 // packet would be dropped, 0 if it would not.
-func (k *Kernel) explainSide(s Slot, d Direction, peer Peer, point uint32) (*Side, Reason, error) {
-	pol := k.policyAt(s)
+func (k *Kernel) explainSide(s slotmap.Slot, d Direction, peer Peer, point uint32) (*Side, Reason, error) {
+	own, err := k.Endpoints.At(s)
+	if err != nil {
+		return nil, 0, err
+	}
+	pol := own.Policy
 	side := &Side{SideVerdict: SideVerdict{By: ByTable, Table: pol.Egress, Gen: pol.Gen, Action: ActionDeny}}
 	if d == Ingress {
 		side.Table = pol.Ingress
@@ -258,7 +271,7 @@ func (k *Kernel) explainSide(s Slot, d Direction, peer Peer, point uint32) (*Sid
 	default:
 		v, err := k.lookupTable(t, peer.Identity, peer.Addr, point)
 		switch {
-		case errors.Is(err, ErrNoTable):
+		case errors.Is(err, policytable.ErrNoTable):
 			return side, DropPolicyTable, nil
 		case errors.Is(err, ErrCorrupt):
 			return side, DropTableCorrupt, nil
@@ -276,7 +289,7 @@ func (k *Kernel) explainSide(s Slot, d Direction, peer Peer, point uint32) (*Sid
 			reason = DropPolicyDenied
 		}
 	}
-	if reason != 0 && k.slotRecord(s).Flags&endpointAudited != 0 {
+	if reason != 0 && own.Audit {
 		side.Audited = true
 		reason = 0
 	}
@@ -303,10 +316,12 @@ func (k *Kernel) explainConnection(x *Explanation, t Tuple) error {
 		End
 		addr netip.Addr
 	}{{c.From, c.Initiator.Addr()}, {c.To, c.Responder.Addr()}} {
-		if e.Gen != 0 && (e.Slot > MaxEndpoints || k.policyAt(e.Slot).Gen != e.Gen) {
-			x.Current = false
+		if e.Gen != 0 {
+			if local, err := k.Endpoints.At(e.Slot); err != nil || local.Policy.Gen != e.Gen {
+				x.Current = false
+			}
 		}
-		gen, err := k.addressGen(e.addr)
+		gen, err := k.Addresses.Epoch(e.addr)
 		if err != nil {
 			return err
 		}
@@ -315,13 +330,4 @@ func (k *Kernel) explainConnection(x *Explanation, t Tuple) error {
 		}
 	}
 	return nil
-}
-
-// addressGen is the part of an address's gen that connections remember.
-func (k *Kernel) addressGen(a netip.Addr) (uint16, error) {
-	var raw [8]byte
-	if err := k.Pins.Map(bpf.MapsMapSlPgen).Lookup(uint32(addressBucket(a)), &raw); err != nil {
-		return 0, fmt.Errorf("address gen of %v: %w", a, err)
-	}
-	return uint16(binary.NativeEndian.Uint64(raw[:])), nil
 }

@@ -15,6 +15,8 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -105,8 +107,8 @@ func explained(t testing.TB, k *Kernel) (egress, ingress policytable.ID) {
 func TestKernelExplainNamesEveryStep(t *testing.T) {
 	r, cast := newStage(t)
 	egress, ingress := explained(t, r.k)
-	setPolicy(t, r.k, cast["a"].Slot, Policy{Egress: egress, Ingress: ingress})
-	setPolicy(t, r.k, cast["b"].Slot, Policy{Egress: egress, Ingress: ingress})
+	setPolicy(t, r.k, cast["a"].Slot, slotmap.Policy{Egress: egress, Ingress: ingress})
+	setPolicy(t, r.k, cast["b"].Slot, slotmap.Policy{Egress: egress, Ingress: ingress})
 	from := netip.AddrPortFrom(a.IPv4, 40000)
 	ask := func(proto uint8, src, dst netip.AddrPort) Explanation {
 		t.Helper()
@@ -122,7 +124,7 @@ func TestKernelExplainNamesEveryStep(t *testing.T) {
 	if s := x.Egress; s.By != ByRule || s.Rule != 1 || s.Action != ActionAllow || s.Table != egress || !s.Lookup.IdentityRow || s.Lookup.IdentityClass != 1 {
 		t.Errorf("pod to pod, egress: %+v", s)
 	}
-	if s := x.Source; s.Slot != cast["a"].Slot || s.Identity != a.Identity || !s.Word.Known || s.Entry != hostPrefix(a.IPv4) {
+	if s := x.Source; s.Slot != cast["a"].Slot || s.Identity != a.Identity || !s.Word.Known || s.Entry != ipmap.HostPrefix(a.IPv4) {
 		t.Errorf("the sender: %+v", s)
 	}
 	if x.Tracked {
@@ -137,7 +139,7 @@ func TestKernelExplainNamesEveryStep(t *testing.T) {
 	if x.Reason != ForwardOutside || x.Ingress != nil || x.Egress.Rule != 3 || x.Egress.Lookup.AddressBlock != netip.MustParsePrefix("198.51.100.0/24") {
 		t.Errorf("an address in two blocks: %v, %+v", x.Reason, x.Egress)
 	}
-	if d := x.Destination; d.Slot != NoSlot || d.Identity != identity.WorldIPv4 || d.Entry.IsValid() {
+	if d := x.Destination; d.Slot != slotmap.NoSlot || d.Identity != identity.WorldIPv4 || d.Entry.IsValid() {
 		t.Errorf("the world: %+v", d)
 	}
 	x = ask(6, from, netip.MustParseAddrPort("198.51.9.9:80"))
@@ -149,10 +151,10 @@ func TestKernelExplainNamesEveryStep(t *testing.T) {
 		t.Errorf("an identity that nobody announced: %v, %+v", x.Reason, x.Egress)
 	}
 	x = ask(6, netip.AddrPortFrom(host4, 1), from)
-	if x.Reason != ForwardFromStack || x.Ingress.By != ByHostAllow || x.Source.Slot != HostSlot {
+	if x.Reason != ForwardFromStack || x.Ingress.By != ByHostAllow || x.Source.Slot != slotmap.HostSlot {
 		t.Errorf("the own host: %v, %+v, %+v", x.Reason, x.Ingress, x.Source)
 	}
-	must(t, "SetAudit", r.k.SetAudit(cast["a"].Slot, true))
+	must(t, "SetAudit", r.k.Endpoints.SetAudit(cast["a"].Slot, true))
 	x = ask(6, from, netip.MustParseAddrPort("198.51.9.9:80"))
 	if x.Reason != ForwardOutside || !x.Egress.Audited || x.Egress.Action != ActionDeny {
 		t.Errorf("in audit mode: %v, %+v", x.Reason, x.Egress)
@@ -171,14 +173,18 @@ func TestKernelExplainNamesEveryStep(t *testing.T) {
 func TestKernelExplainKnowsTheConnection(t *testing.T) {
 	r, cast := newStage(t)
 	from, to := netip.AddrPortFrom(a.IPv4, 40000), netip.AddrPortFrom(b.IPv4, 80)
-	gen := func(name string) uint32 { return r.k.policyAt(cast[name].Slot).Gen }
-	bucket, err := r.k.addressGen(b.IPv4)
+	gen := func(name string) uint32 {
+		e, err := r.k.Endpoints.At(cast[name].Slot)
+		must(t, "At", err)
+		return e.Policy.Gen
+	}
+	bucket, err := r.k.Addresses.Epoch(b.IPv4)
 	must(t, "addressGen", err)
 	r.k.put(t, Connection{
 		Tuple: Tuple{from, to, 6}, From: End{Slot: cast["a"].Slot, Gen: gen("a")}, To: End{Slot: cast["b"].Slot, Gen: gen("b"), AddressGen: bucket},
 		Flags: SeenReply, EgressRule: 5,
 	})
-	r.k.put(t, Connection{Tuple: Tuple{netip.AddrPortFrom(a.IPv4, 77), netip.AddrPortFrom(b.IPv4, 77), 1}, From: End{Slot: NoSlot}, To: End{Slot: NoSlot}})
+	r.k.put(t, Connection{Tuple: Tuple{netip.AddrPortFrom(a.IPv4, 77), netip.AddrPortFrom(b.IPv4, 77), 1}, From: End{Slot: slotmap.NoSlot}, To: End{Slot: slotmap.NoSlot}})
 	check := func(tu Tuple, tracked, current bool) {
 		t.Helper()
 		x, err := r.k.Explain(tu)
@@ -192,9 +198,9 @@ func TestKernelExplainKnowsTheConnection(t *testing.T) {
 	check(Tuple{from, to, 17}, false, false)
 	// the identifier of an echo
 	check(Tuple{netip.AddrPortFrom(a.IPv4, 77), netip.AddrPortFrom(b.IPv4, 8<<8), 1}, true, true)
-	must(t, "BumpAddress", r.k.BumpAddress(b.IPv4))
+	must(t, "BumpAddress", r.k.Addresses.Bump(b.IPv4))
 	check(Tuple{from, to, 6}, true, false)
-	setPolicy(t, r.k, cast["a"].Slot, Policy{Egress: policytable.Allow, Ingress: policytable.Allow})
+	setPolicy(t, r.k, cast["a"].Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Allow})
 	check(Tuple{from, to, 6}, true, false)
 }
 
@@ -217,8 +223,8 @@ func TestKernelExplainSaysWhatTheProgramsDo(t *testing.T) {
 		in := tables[(i*5+3)%len(tables)]
 		for _, audit := range []bool{false, true} {
 			for _, who := range []string{"a", "b", "shaped"} {
-				setPolicy(t, r.k, cast[who].Slot, Policy{Egress: e, Ingress: in})
-				must(t, "SetAudit", r.k.SetAudit(cast[who].Slot, audit))
+				setPolicy(t, r.k, cast[who].Slot, slotmap.Policy{Egress: e, Ingress: in})
+				must(t, "SetAudit", r.k.Endpoints.SetAudit(cast[who].Slot, audit))
 			}
 			var cs []firstPacket
 			for _, addr := range places {
@@ -291,9 +297,9 @@ func (r runner) firstPacket(t *testing.T, proto uint8, addr netip.Addr, port uin
 		}
 		return c, true
 	}
-	s, err := r.k.slotOf(addr)
+	s, err := r.k.Endpoints.SlotOf(addr)
 	must(t, "slotOf", err)
-	if addr.IsMulticast() || addr.IsLinkLocalUnicast() || s != NoSlot && s != HostSlot {
+	if addr.IsMulticast() || addr.IsLinkLocalUnicast() || s != slotmap.NoSlot && s != slotmap.HostSlot {
 		return c, false // no sender, or one that is judged where its packets leave it
 	}
 	c = firstPacket{Tuple{netip.AddrPortFrom(addr, 40000), netip.AddrPortFrom(own, port), proto}, toPodName, to6(addr, proto, payload)}

@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
 
 // begin sends n first packets of UDP flows from pod a to the world, numbered
@@ -139,7 +140,7 @@ func TestKernelBudgetsOutliveTheirCollector(t *testing.T) {
 }
 
 // talk sends a packet of each of an endpoint's UDP flows.
-func (r runner) talk(t testing.TB, e Endpoint, flows []Tuple) {
+func (r runner) talk(t testing.TB, e slotmap.Endpoint, flows []Tuple) {
 	t.Helper()
 	prog := r.k.program(fromPodName)
 	for _, tu := range flows {

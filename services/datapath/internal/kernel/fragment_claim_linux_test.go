@@ -19,6 +19,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -193,7 +194,7 @@ func newFragmentNode(t *testing.T) *fragmentNode {
 	t.Helper()
 	k := openKernel(t, testOptions(newBPFFS(t)))
 	makeNode(t, k)
-	n := &fragmentNode{runner: runner{k}, pod: newPodMTU(t, k, "sl-narrow", 20, DeliverPeer, 1280), outside: newNetns(t)}
+	n := &fragmentNode{runner: runner{k}, pod: newPodMTU(t, k, "sl-narrow", 20, slotmap.DeliverPeer, 1280), outside: newNetns(t)}
 	routeToPod(t, "sl-narrow", n.pod)
 	n.uplink = newUplink(t)
 	end, err := netlink.LinkByName("slup1")
@@ -201,7 +202,7 @@ func newFragmentNode(t *testing.T) *fragmentNode {
 	must(t, "move slup1 outside", netlink.LinkSetNsFd(end, int(n.outside)))
 	uplink4 := netip.MustParseAddr("203.0.113.1")
 	must(t, "address of the uplink", netlink.AddrAdd(n.uplink, &netlink.Addr{IPNet: &net.IPNet{IP: uplink4.AsSlice(), Mask: net.CIDRMask(24, 32)}}))
-	must(t, "host addresses", k.SyncHostAddrs([]netip.Addr{host4, host6, uplink4}))
+	must(t, "host addresses", k.Endpoints.SyncHostAddrs([]netip.Addr{host4, host6, uplink4}))
 	inNetns(t, n.outside, func() {
 		end, err := netlink.LinkByName("slup1")
 		if err == nil {
@@ -282,7 +283,7 @@ func TestKernelFragmentsOfForwardedPacketsAreNotTheHosts(t *testing.T) {
 		{"IPv6, forged", host6, policytable.Pending, 1, DropPolicyPending},
 	} {
 		t.Run(fmt.Sprintf("%s, table %d", c.name, c.ingress), func(t *testing.T) {
-			setPolicy(t, n.k, n.pod.Slot, Policy{Egress: policytable.Deny, Ingress: c.ingress})
+			setPolicy(t, n.k, n.pod.Slot, slotmap.Policy{Egress: policytable.Deny, Ingress: c.ingress})
 			got, verdicts := n.send(t, c.src, 0, c.pieces)
 			for s, count := range got {
 				if s.Ingress != uint32(n.uplink.Attrs().Index) {
@@ -303,7 +304,7 @@ func TestKernelFragmentsOfForwardedPacketsAreNotTheHosts(t *testing.T) {
 // keep the mark.
 func TestKernelCopiedIPv6FragmentsKeepTheirMark(t *testing.T) {
 	n := newFragmentNode(t)
-	setPolicy(t, n.k, n.pod.Slot, Policy{Egress: policytable.Deny, Ingress: policytable.Allow})
+	setPolicy(t, n.k, n.pod.Slot, slotmap.Policy{Egress: policytable.Deny, Ingress: policytable.Allow})
 	got, _ := n.send(t, world6, 128, 4)
 	for s, count := range got {
 		t.Logf("%d fragments of device %d", count, s.Ingress)
@@ -316,7 +317,7 @@ func TestKernelCopiedIPv6FragmentsKeepTheirMark(t *testing.T) {
 // They are the world's by that mark, whatever address they have.
 func TestKernelCopiedFragmentsUnderTheHostsAddressAreTheWorlds(t *testing.T) {
 	n := newFragmentNode(t)
-	setPolicy(t, n.k, n.pod.Slot, Policy{Egress: policytable.Deny, Ingress: policytable.Pending})
+	setPolicy(t, n.k, n.pod.Slot, slotmap.Policy{Egress: policytable.Deny, Ingress: policytable.Pending})
 	if _, verdicts := n.send(t, host6, 128, 1); verdicts[ForwardFromStack] != 0 {
 		t.Errorf("into a pod that only the host may enter: %v", verdicts)
 	}

@@ -5,7 +5,6 @@ package kernel
 
 import (
 	"encoding/binary"
-	"sync/atomic"
 
 	"github.com/cilium/ebpf"
 
@@ -13,34 +12,13 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// firstMarker is where the numbers begin that stand in a connection for a gen
-// that it does not have: SL_GENS_BUSY less the number of a CPU. The counter
-// does not get there: it would take a century of a thousand changes a minute.
-const firstMarker = 0xffff0000
-
-// raiseGens continues the counter of gens behind every gen that is in use. It
-// is needed if sl_gen is new and other maps are not: gens that were used twice
-// would vouch for verdicts of another policy.
-func (k *Kernel) raiseGens() error {
-	if !k.Pins.Created(bpf.MapsMapSlGen) || !k.Pins.Adopted {
-		return nil
-	}
-	most := uint32(0)
-	raise := func(gen uint32) {
-		if gen < firstMarker {
-			most = max(most, gen)
-		}
-	}
-	for s := range MaxEndpoints + 1 {
-		raise(policyOf(atomic.LoadUint64(k.word(Slot(s)))).Gen)
-	}
-	for _, m := range connectionMaps(k.Pins) {
-		if err := m.eachGens(raise); err != nil {
+// eachGen visits the gens of all connections.
+func eachGen(pm *pin.Maps, visit func(uint32)) error {
+	for _, m := range connectionMaps(pm) {
+		if err := m.eachGens(visit); err != nil {
 			return err
 		}
 	}
-	atomic.StoreUint64(pin.Word(k.Pins.Memory(bpf.MapsMapSlGen), 0), uint64(most))
-	k.log.Warn("counter of gens was lost and continues behind those in use", "gen", most)
 	return nil
 }
 

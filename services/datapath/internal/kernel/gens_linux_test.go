@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -33,7 +34,7 @@ func TestKernelGensAreNotUsedAgainWhenTheirCounterIsLost(t *testing.T) {
 
 	var gen uint32
 	for gen < to.Policy.Gen {
-		gen, err = k.SetPolicy(to.Slot, policytable.Deny, policytable.Deny)
+		gen, err = k.Endpoints.SetPolicy(to.Slot, policytable.Deny, policytable.Deny)
 		must(t, "SetPolicy", err)
 	}
 	if o := (runner{k}).run(t, fromPodName, in, skbContext{Ifindex: from.Ifindex}, 0); !o.reason.Dropped() {
@@ -54,7 +55,7 @@ func TestKernelTheCounterOfGensGoesOnBehindThoseOfConnections(t *testing.T) {
 		{tuple(6, "[fd00:244::a]:40000", "[fd00:244::14]:80"), 0, 90},
 		{tuple(6, "10.244.0.10:40001", "10.244.0.20:80"), math.MaxUint32, math.MaxUint32 - 1},
 	} {
-		k.put(t, Connection{Tuple: e.tu, From: End{Slot: Slot(i + 1), Gen: e.from}, To: End{Slot: Slot(i + 2), Gen: e.to}})
+		k.put(t, Connection{Tuple: e.tu, From: End{Slot: slotmap.Slot(i + 1), Gen: e.from}, To: End{Slot: slotmap.Slot(i + 2), Gen: e.to}})
 	}
 	k = reopenWithout(t, k, bpf.MapsMapSlGen)
 	if e := publish(t, k, a); e.Policy.Gen <= 90 || e.Policy.Gen > 100 {

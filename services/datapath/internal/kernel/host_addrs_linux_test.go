@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
 
 func TestKernelTooManyHostAddressesAreOneErrorAndLeaveRoomForEndpoints(t *testing.T) {
@@ -26,28 +27,28 @@ func TestKernelTooManyHostAddressesAreOneErrorAndLeaveRoomForEndpoints(t *testin
 	}
 	// the first ones count most
 	all = append([]netip.Addr{first, six}, all...)
-	err := k.SyncHostAddrs(all)
-	var full *HostAddrsError
-	if !errors.As(err, &full) || *full != (HostAddrsError{Map: "sl_ip4", Have: 13_001, Limit: 12_289}) || !errors.Is(err, pin.ErrFull) || strings.Contains(err.Error(), "\n") {
+	err := k.Endpoints.SyncHostAddrs(all)
+	var full *slotmap.HostAddrsError
+	if !errors.As(err, &full) || *full != (slotmap.HostAddrsError{Map: "sl_ip4", Have: 13_001, Limit: 12_289}) || !errors.Is(err, pin.ErrFull) || strings.Contains(err.Error(), "\n") {
 		t.Errorf("13,001 addresses: %v (%+v)", err, full)
 	}
-	have, err := k.HostAddrs()
+	have, err := k.Endpoints.HostAddrs()
 	if err != nil || len(have) != 12_289+1 || !slices.Contains(have, first) || !slices.Contains(have, six) {
 		t.Errorf("%d host addresses, %v; want 12,289 and one, the first among them", len(have), err)
 	}
 	publish(t, k, testEndpoint(10, 10))
 
 	// What is known already is kept when others come before it.
-	if err := k.SyncHostAddrs(append(slices.Clone(all[5:]), first, six)); !errors.Is(err, pin.ErrFull) {
+	if err := k.Endpoints.SyncHostAddrs(append(slices.Clone(all[5:]), first, six)); !errors.Is(err, pin.ErrFull) {
 		t.Errorf("12,998 addresses: %v", err)
 	}
-	if have, err := k.HostAddrs(); err != nil || !slices.Contains(have, first) || len(have) != 12_289+1 {
+	if have, err := k.Endpoints.HostAddrs(); err != nil || !slices.Contains(have, first) || len(have) != 12_289+1 {
 		t.Errorf("%d host addresses, %v; want %v among them", len(have), err, first)
 	}
-	if err := k.SyncHostAddrs([]netip.Addr{first}); err != nil {
+	if err := k.Endpoints.SyncHostAddrs([]netip.Addr{first}); err != nil {
 		t.Errorf("one address: %v", err)
 	}
-	if have, err := k.HostAddrs(); err != nil || !slices.Equal(have, []netip.Addr{first}) {
+	if have, err := k.Endpoints.HostAddrs(); err != nil || !slices.Equal(have, []netip.Addr{first}) {
 		t.Errorf("host addresses %v, %v", have, err)
 	}
 }

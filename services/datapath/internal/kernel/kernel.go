@@ -32,7 +32,9 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
 
 // Options say where the maps are pinned and fix the values that the programs
@@ -101,14 +103,29 @@ type Kernel struct {
 	toPod    Program
 	programs map[string]loadedProgram // by filter name
 
+	Endpoints *slotmap.Maps
+	Addresses *ipmap.Maps
+
 	mu     sync.RWMutex // held for writing by every change, and by Close
 	closed bool
-	slots  slotTable
 	tables *tableStore
 
 	overlap overlap
 	states  map[string]stateAt // of the maps of connections, by name
 }
+
+// Policies are the handles that keep policies in the kernel: the tables, and
+// the endpoints whose words name them.
+type Policies struct {
+	*Kernel
+	*slotmap.Maps
+}
+
+// Policies gives the handles to one who keeps policies.
+func (k *Kernel) Policies() Policies { return Policies{k, k.Endpoints} }
+
+// Barrier frees what was retired of tables.
+func (p Policies) Barrier(ctx context.Context) error { return p.Kernel.Barrier(ctx) }
 
 // Open adopts the pinned maps of o.Dir whose layout is the one this build
 // knows, creates those that are missing, and loads the programs against them.
@@ -141,6 +158,8 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 	if err := k.findStates(); err != nil {
 		return nil, err
 	}
+	k.Addresses = ipmap.Open(k.Pins)
+	k.Endpoints = slotmap.Open(k.Pins, k.Addresses, slotmap.Options{Reserved: o.ReservedEndpoints, Log: o.Log})
 	left, err := k.adoptTables()
 	if err != nil {
 		return nil, fmt.Errorf("adopt the policy tables: %w", err)
@@ -162,28 +181,24 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 // settle makes adopted and fresh maps ready for use; left is what the maps of
 // tables hold. No other process writes them meanwhile.
 func (k *Kernel) settle(ctx context.Context, podCIDRs []netip.Prefix, left *contents) error {
-	if err := k.raiseGens(); err != nil {
-		return fmt.Errorf("continue the counter of gens: %w", err)
+	if k.Pins.Created(bpf.MapsMapSlGen) && k.Pins.Adopted {
+		err := k.Endpoints.ContinueGens(func(visit func(uint32)) error { return eachGen(k.Pins, visit) })
+		if err != nil {
+			return fmt.Errorf("continue the counter of gens: %w", err)
+		}
 	}
 	if err := k.dropStale(); err != nil {
 		return fmt.Errorf("compare connections with those of the version before: %w", err)
 	}
-	if err := k.initHost(); err != nil {
-		return fmt.Errorf("initialise the host's slot: %w", err)
+	if err := k.Endpoints.Settle(); err != nil {
+		return err
 	}
 	if lostConnections(k.Pins) {
 		k.log.Warn("connections were lost: what a policy may have terminated is not picked up for the life of a connection")
-		k.stopPickUp()
+		k.Endpoints.StopPickUp()
 	}
-	if err := k.dropStrayKeys(); err != nil {
-		return fmt.Errorf("complete earlier deletions: %w", err)
-	}
-	if err := k.syncPodRanges(podCIDRs); err != nil {
+	if err := k.Addresses.SyncPodRanges(podCIDRs, k.log); err != nil {
 		return fmt.Errorf("put the pod ranges into the ipcache: %w", err)
-	}
-	used, err := k.usedSlots()
-	if err != nil {
-		return err
 	}
 	// a slot that was unpublished just before the last process ended may
 	// still be in use by a program run
@@ -192,7 +207,6 @@ func (k *Kernel) settle(ctx context.Context, podCIDRs []netip.Prefix, left *cont
 			return err
 		}
 	}
-	k.slots = newSlotTable(used)
 	if err := k.sweep(left); err != nil {
 		return fmt.Errorf("remove what is left of policy tables: %w", err)
 	}
@@ -255,6 +269,10 @@ func (k *Kernel) Close() error {
 		return nil
 	}
 	k.closed = true
+	if k.Endpoints != nil {
+		k.Endpoints.Close()
+		k.Addresses.Close()
+	}
 	var errs []error
 	for _, p := range k.progs {
 		errs = append(errs, p.Close())

@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
@@ -81,18 +82,18 @@ func TestKernelEndpointsOfTheEarlierVersionAreAdopted(t *testing.T) {
 	k, err := Open(t.Context(), testOptions(dir))
 	must(t, "Open", err)
 	want := publish(t, k, a)
-	owners, err := k.addrOwners()
+	owners, err := addrOwners(k)
 	must(t, "list addresses", err)
 	id := mapID(t, k.Pins.Map(bpf.MapsMapSlEp))
 	must(t, "Close", k.Close())
 	renamePins(t, dir)
 
 	k = openKernel(t, testOptions(dir))
-	got, err := k.Lookup(want.Slot)
+	got, err := k.Endpoints.Lookup(want.Slot)
 	if err != nil || got != want {
 		t.Errorf("endpoint %+v, %v, want %+v", got, err, want)
 	}
-	if now, err := k.addrOwners(); err != nil || !reflect.DeepEqual(now, owners) {
+	if now, err := addrOwners(k); err != nil || !reflect.DeepEqual(now, owners) {
 		t.Errorf("addresses %v, %v, want %v", now, err, owners)
 	}
 	if mapID(t, k.Pins.Map(bpf.MapsMapSlEp)) != id {
@@ -145,12 +146,12 @@ func TestKernelIPCacheOfTheEarlierVersionIsCarriedOver(t *testing.T) {
 	for range 3 { // a validation, the upgrade, a restart
 		k, err := Open(t.Context(), o)
 		must(t, "Open", err)
-		entries, err := k.IPCache()
+		entries, err := k.Addresses.List()
 		must(t, "IPCache", err)
 		must(t, "Close", k.Close())
 		n := 0
 		for _, e := range entries {
-			if e.IPInfo == (IPInfo{Identity: 777, Node: 3}) {
+			if e.Info == (ipmap.Info{Identity: 777, Node: 3}) {
 				n++
 			}
 		}

@@ -19,7 +19,9 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -154,7 +156,7 @@ var (
 	a       = testEndpoint(1, 10)
 	b       = testEndpoint(1002, 20)
 	only4   = withAddrs(testEndpoint(1003, 30), true, false)
-	shaped  = withDeliver(testEndpoint(1004, 40), DeliverRedirect)
+	shaped  = withDeliver(testEndpoint(1004, 40), slotmap.DeliverRedirect)
 	narrow  = withMTU(testEndpoint(1005, 50), 1280)
 	host4   = netip.MustParseAddr("192.0.2.1")
 	host6   = netip.MustParseAddr("2001:db8::1")
@@ -170,7 +172,7 @@ var (
 	podLocal = netip.MustParseAddr("fe80::aa")
 )
 
-func withAddrs(e Endpoint, v4, v6 bool) Endpoint {
+func withAddrs(e slotmap.Endpoint, v4, v6 bool) slotmap.Endpoint {
 	if !v4 {
 		e.IPv4 = netip.Addr{}
 	}
@@ -180,22 +182,25 @@ func withAddrs(e Endpoint, v4, v6 bool) Endpoint {
 	return e
 }
 
-func withDeliver(e Endpoint, d Deliver) Endpoint { e.Deliver = d; return e }
-func withMTU(e Endpoint, mtu uint16) Endpoint    { e.MTU = mtu; return e }
+func withDeliver(e slotmap.Endpoint, d slotmap.Deliver) slotmap.Endpoint {
+	e.Deliver = d
+	return e
+}
+func withMTU(e slotmap.Endpoint, mtu uint16) slotmap.Endpoint { e.MTU = mtu; return e }
 
 // newStage publishes the cast.
-func newStage(t testing.TB) (runner, map[string]Endpoint) {
+func newStage(t testing.TB) (runner, map[string]slotmap.Endpoint) {
 	t.Helper()
 	k := openKernel(t, testOptions(newBPFFS(t)))
-	cast := map[string]Endpoint{}
-	for name, e := range map[string]Endpoint{"a": a, "b": b, "only4": only4, "shaped": shaped, "narrow": narrow} {
+	cast := map[string]slotmap.Endpoint{}
+	for name, e := range map[string]slotmap.Endpoint{"a": a, "b": b, "only4": only4, "shaped": shaped, "narrow": narrow} {
 		cast[name] = publish(t, k, e)
 	}
-	if err := k.SyncHostAddrs([]netip.Addr{host4, host6}); err != nil {
+	if err := k.Endpoints.SyncHostAddrs([]netip.Addr{host4, host6}); err != nil {
 		t.Fatalf("SyncHostAddrs: %v", err)
 	}
 	for _, x := range []netip.Addr{remote4, remote6} {
-		if err := k.UpsertIP(hostPrefix(x), IPInfo{Identity: identity.RemoteNode, Node: 2}); err != nil {
+		if err := k.Addresses.Set(ipmap.HostPrefix(x), ipmap.Info{Identity: identity.RemoteNode, Node: 2}); err != nil {
 			t.Fatalf("UpsertIP(%v): %v", x, err)
 		}
 	}
@@ -229,7 +234,7 @@ var (
 type life struct {
 	name      string
 	to        bool // sluice_to_pod, else sluice_from_pod
-	policies  map[string]Policy
+	policies  map[string]slotmap.Policy
 	before    []byte // sent by the same program before
 	in        []byte
 	mark      uint32
@@ -249,8 +254,8 @@ func (l life) verdict() uint32 {
 
 func lives() []life {
 	dns, web := udp(40000, 53), tcp(40000, 80, flagSYN)
-	deny := func(who string, egress, ingress policytable.ID) map[string]Policy {
-		return map[string]Policy{who: {Egress: egress, Ingress: ingress}}
+	deny := func(who string, egress, ingress policytable.ID) map[string]slotmap.Policy {
+		return map[string]slotmap.Policy{who: {Egress: egress, Ingress: ingress}}
 	}
 	spoof4 := frame(a.HostMAC, a.MAC, etherIPv4, ip4Header{src: b.IPv4, dst: world4, proto: 17}.with(dns))
 	spoof6 := frame(a.HostMAC, a.MAC, etherIPv6, ip6(b.IPv6, world6, 17, dns))
@@ -496,7 +501,7 @@ func TestKernelPacketLife(t *testing.T) {
 		t.Run(l.name, func(t *testing.T) {
 			for who, p := range l.policies {
 				setPolicy(t, r.k, cast[who].Slot, p)
-				defer setPolicy(t, r.k, cast[who].Slot, Policy{Egress: policytable.Allow, Ingress: policytable.Allow})
+				defer setPolicy(t, r.k, cast[who].Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Allow})
 			}
 			prog, direction := fromPodName, Egress
 			if l.to {
@@ -549,9 +554,9 @@ func (l life) markAfter() uint32 {
 	return l.mark
 }
 
-func setPolicy(t testing.TB, k *Kernel, s Slot, p Policy) {
+func setPolicy(t testing.TB, k *Kernel, s slotmap.Slot, p slotmap.Policy) {
 	t.Helper()
-	if _, err := k.SetPolicy(s, p.Egress, p.Ingress); err != nil {
+	if _, err := k.Endpoints.SetPolicy(s, p.Egress, p.Ingress); err != nil {
 		t.Fatalf("SetPolicy(%d, %+v): %v", s, p, err)
 	}
 }
@@ -587,7 +592,7 @@ func TestKernelEventsTellWhoAndWhere(t *testing.T) {
 		t.Fatalf("Events: %v", err)
 	}
 	defer events.Close()
-	gen, err := r.k.SetPolicy(cast["b"].Slot, policytable.Allow, policytable.Deny)
+	gen, err := r.k.Endpoints.SetPolicy(cast["b"].Slot, policytable.Allow, policytable.Deny)
 	must(t, "SetPolicy", err)
 
 	for _, c := range []struct {
@@ -634,7 +639,7 @@ var delivered = []struct {
 	name string
 	in   []byte
 	hops int // offset of TTL or hop limit
-	to   Endpoint
+	to   slotmap.Endpoint
 }{
 	{"IPv4", from4(b.IPv4, 17, udp(1, 2, 3, 4)), 14 + 8, b},
 	{"IPv6", from6(b.IPv6, 17, udp(1, 2, 3, 4)), 14 + 7, b},
@@ -823,7 +828,7 @@ func TestKernelUnknownDeviceIsDropped(t *testing.T) {
 // endpoint, and its mark names this one.
 func TestKernelJudgedPacketsPassUncountedAndUnmarked(t *testing.T) {
 	r, cast := newStage(t)
-	setPolicy(t, r.k, cast["a"].Slot, Policy{})
+	setPolicy(t, r.k, cast["a"].Slot, slotmap.Policy{})
 	in := to4(world4, 17, udp(1, 2))
 	o := r.run(t, toPodName, in, skbContext{Mark: markJudged | 1<<16, IngressIfindex: cast["b"].Ifindex}, 0)
 	if o.verdict != verdictOK || o.packets != 0 || o.mark != 0 {
@@ -893,7 +898,7 @@ func TestKernelEventsOfOneEndpointLeaveRoomForOthers(t *testing.T) {
 	o.EventsPerSecond = 4
 	k := openKernel(t, o)
 	for _, e := range th.pods {
-		e.Policy = Policy{}
+		e.Policy = slotmap.Policy{}
 		publish(t, k, e)
 	}
 	events, err := k.Events()

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 
 	"github.com/cilium/ebpf"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -113,10 +115,10 @@ func openKernel(t testing.TB, o Options) *Kernel {
 }
 
 // testEndpoint is a valid endpoint with addresses that end in n.
-func testEndpoint(ifindex uint32, n byte) Endpoint {
+func testEndpoint(ifindex uint32, n byte) slotmap.Endpoint {
 	a6 := netip.MustParseAddr("fd00:244::").As16()
 	a6[15] = n
-	return Endpoint{
+	return slotmap.Endpoint{
 		Ifindex:  ifindex,
 		Identity: 256 + identity.Numeric(n),
 		IPv4:     netip.AddrFrom4([4]byte{10, 244, 0, n}),
@@ -124,18 +126,18 @@ func testEndpoint(ifindex uint32, n byte) Endpoint {
 		MAC:      [6]byte{2, 0, 0, 0, 1, n},
 		HostMAC:  [6]byte{2, 0, 0, 0, 2, n},
 		MTU:      1500,
-		Deliver:  DeliverPeer,
-		Policy:   Policy{Egress: policytable.Allow, Ingress: policytable.Allow},
+		Deliver:  slotmap.DeliverPeer,
+		Policy:   slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Allow},
 	}
 }
 
-func publish(t testing.TB, k *Kernel, e Endpoint) Endpoint {
+func publish(t testing.TB, k *Kernel, e slotmap.Endpoint) slotmap.Endpoint {
 	t.Helper()
-	s, err := k.Publish(t.Context(), e)
+	s, err := k.Endpoints.Publish(t.Context(), e)
 	if err != nil {
 		t.Fatalf("Publish(%+v): %v", e, err)
 	}
-	got, err := k.Lookup(s)
+	got, err := k.Endpoints.Lookup(s)
 	if err != nil {
 		t.Fatalf("Lookup(%d): %v", s, err)
 	}
@@ -150,4 +152,24 @@ func (k *Kernel) program(name string) *ebpf.Program {
 		}
 	}
 	return nil
+}
+
+// addrOwners is every local address with its slot, as the maps hold them.
+func addrOwners(k *Kernel) (map[netip.Addr]slotmap.Slot, error) {
+	owners := map[netip.Addr]slotmap.Slot{}
+	var slot uint32
+	var a4 [4]byte
+	it := k.Pins.Map(bpf.MapsMapSlIp4).Iterate()
+	for it.Next(&a4, &slot) {
+		owners[netip.AddrFrom4(a4)] = slotmap.Slot(slot)
+	}
+	if err := it.Err(); err != nil {
+		return nil, err
+	}
+	var a16 [16]byte
+	it = k.Pins.Map(bpf.MapsMapSlIp6).Iterate()
+	for it.Next(&a16, &slot) {
+		owners[netip.AddrFrom16(a16)] = slotmap.Slot(slot)
+	}
+	return owners, it.Err()
 }

@@ -20,18 +20,20 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 func TestKernelPublishShowsWhatItWasGiven(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
-	for _, e := range []Endpoint{a, only4, withAddrs(testEndpoint(1006, 60), false, true), shaped} {
-		s, err := k.Publish(t.Context(), e)
+	for _, e := range []slotmap.Endpoint{a, only4, withAddrs(testEndpoint(1006, 60), false, true), shaped} {
+		s, err := k.Endpoints.Publish(t.Context(), e)
 		if err != nil {
 			t.Fatalf("Publish: %v", err)
 		}
-		got, err := k.Lookup(s)
+		got, err := k.Endpoints.Lookup(s)
 		if err != nil {
 			t.Fatalf("Lookup: %v", err)
 		}
@@ -43,9 +45,9 @@ func TestKernelPublishShowsWhatItWasGiven(t *testing.T) {
 		if got != want {
 			t.Errorf("published\n got %+v\nwant %+v", got, want)
 		}
-		for _, addr := range e.addrs() {
-			info, found, err := k.getIP(hostPrefix(addr))
-			if err != nil || !found || info != (IPInfo{Identity: e.Identity}) {
+		for _, addr := range e.Addrs() {
+			info, found, err := k.Addresses.Match(addr)
+			if err != nil || !found || info != (ipmap.Info{Identity: e.Identity}) {
 				t.Errorf("ipcache of %v: %+v, %v, %v", addr, info, found, err)
 			}
 		}
@@ -55,65 +57,65 @@ func TestKernelPublishShowsWhatItWasGiven(t *testing.T) {
 func TestKernelPublishRefusesWhatIsTakenAndLeavesNothing(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
 	first := publish(t, k, a)
-	if err := k.SyncHostAddrs([]netip.Addr{host4}); err != nil {
+	if err := k.Endpoints.SyncHostAddrs([]netip.Addr{host4}); err != nil {
 		t.Fatal(err)
 	}
 	other := testEndpoint(77, 77)
-	for name, change := range map[string]func(*Endpoint){
-		"device":       func(e *Endpoint) { e.Ifindex = a.Ifindex },
-		"IPv4":         func(e *Endpoint) { e.IPv4 = a.IPv4 },
-		"IPv6":         func(e *Endpoint) { e.IPv6 = a.IPv6 },
-		"host address": func(e *Endpoint) { e.IPv4 = host4 },
+	for name, change := range map[string]func(*slotmap.Endpoint){
+		"device":       func(e *slotmap.Endpoint) { e.Ifindex = a.Ifindex },
+		"IPv4":         func(e *slotmap.Endpoint) { e.IPv4 = a.IPv4 },
+		"IPv6":         func(e *slotmap.Endpoint) { e.IPv6 = a.IPv6 },
+		"host address": func(e *slotmap.Endpoint) { e.IPv4 = host4 },
 	} {
 		e := other
 		change(&e)
-		if s, err := k.Publish(t.Context(), e); !errors.Is(err, pin.ErrExists) || s != NoSlot {
+		if s, err := k.Endpoints.Publish(t.Context(), e); !errors.Is(err, pin.ErrExists) || s != slotmap.NoSlot {
 			t.Errorf("%s taken: slot %d, %v, want pin.ErrExists", name, s, err)
 		}
 	}
-	es, err := k.Endpoints()
-	if err != nil || !reflect.DeepEqual(es, []Endpoint{first}) {
+	es, err := k.Endpoints.List()
+	if err != nil || !reflect.DeepEqual(es, []slotmap.Endpoint{first}) {
 		t.Errorf("endpoints %+v, %v, want %+v", es, err, first)
 	}
-	owners, err := k.addrOwners()
-	want := map[netip.Addr]Slot{a.IPv4: first.Slot, a.IPv6: first.Slot, host4: HostSlot}
+	owners, err := addrOwners(k)
+	want := map[netip.Addr]slotmap.Slot{a.IPv4: first.Slot, a.IPv6: first.Slot, host4: slotmap.HostSlot}
 	if err != nil || !reflect.DeepEqual(owners, want) {
 		t.Errorf("addresses %v, %v, want %v", owners, err, want)
 	}
-	if _, err := k.Publish(t.Context(), other); err != nil {
+	if _, err := k.Endpoints.Publish(t.Context(), other); err != nil {
 		t.Errorf("the same endpoint without what was taken: %v", err)
 	}
 }
 
 func TestKernelPublishNamesTheBadField(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
-	for field, change := range map[string]func(*Endpoint){
-		"Ifindex":            func(e *Endpoint) { e.Ifindex = 0 },
-		"Identity":           func(e *Endpoint) { e.Identity = 0 },
-		"Identity: 1 ":       func(e *Endpoint) { e.Identity = identity.Host },
-		"Identity: 25":       func(e *Endpoint) { e.Identity = identity.UnknownInCluster },
-		"Identity: 16711680": func(e *Endpoint) { e.Identity = firstNodeLocal },
-		"Identity: 16777216": func(e *Endpoint) { e.Identity = 1 << 24 },
-		"neither":            func(e *Endpoint) { *e = withAddrs(*e, false, false) },
-		"IPv4: 224":          func(e *Endpoint) { e.IPv4 = netip.MustParseAddr("224.0.0.1") },
-		"IPv4: fd00":         func(e *Endpoint) { e.IPv4 = a.IPv6 },
-		"IPv6: 10.":          func(e *Endpoint) { e.IPv6 = a.IPv4 },
-		"IPv6: fe80":         func(e *Endpoint) { e.IPv6 = podLocal },
-		"IPv6: ::ffff":       func(e *Endpoint) { e.IPv6 = netip.MustParseAddr("::ffff:10.0.0.1") },
-		"MAC: 00":            func(e *Endpoint) { e.MAC = [6]byte{} },
-		"HostMAC: ff":        func(e *Endpoint) { e.HostMAC = broadcastMAC },
-		"MTU: 1279":          func(e *Endpoint) { e.MTU = 1279 },
-		"Deliver":            func(e *Endpoint) { e.Deliver = 0 },
+	for field, change := range map[string]func(*slotmap.Endpoint){
+		"Ifindex":            func(e *slotmap.Endpoint) { e.Ifindex = 0 },
+		"Identity":           func(e *slotmap.Endpoint) { e.Identity = 0 },
+		"Identity: 1 ":       func(e *slotmap.Endpoint) { e.Identity = identity.Host },
+		"Identity: 25":       func(e *slotmap.Endpoint) { e.Identity = identity.UnknownInCluster },
+		"Identity: 16711680": func(e *slotmap.Endpoint) { e.Identity = firstNodeLocal },
+		"Identity: 16777216": func(e *slotmap.Endpoint) { e.Identity = 1 << 24 },
+		"neither":            func(e *slotmap.Endpoint) { *e = withAddrs(*e, false, false) },
+		"IPv4: 224":          func(e *slotmap.Endpoint) { e.IPv4 = netip.MustParseAddr("224.0.0.1") },
+		"IPv4: fd00":         func(e *slotmap.Endpoint) { e.IPv4 = a.IPv6 },
+		"IPv6: 10.":          func(e *slotmap.Endpoint) { e.IPv6 = a.IPv4 },
+		"IPv6: fe80":         func(e *slotmap.Endpoint) { e.IPv6 = podLocal },
+		"IPv6: ::ffff":       func(e *slotmap.Endpoint) { e.IPv6 = netip.MustParseAddr("::ffff:10.0.0.1") },
+		"MAC: 00":            func(e *slotmap.Endpoint) { e.MAC = [6]byte{} },
+		"HostMAC: ff":        func(e *slotmap.Endpoint) { e.HostMAC = broadcastMAC },
+		"MTU: 1279":          func(e *slotmap.Endpoint) { e.MTU = 1279 },
+		"Deliver":            func(e *slotmap.Endpoint) { e.Deliver = 0 },
 	} {
 		e := a
 		change(&e)
-		if _, err := k.Publish(t.Context(), e); !errors.Is(err, pin.ErrInvalid) || !strings.Contains(err.Error(), field) {
+		if _, err := k.Endpoints.Publish(t.Context(), e); !errors.Is(err, pin.ErrInvalid) || !strings.Contains(err.Error(), field) {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
 	s := publish(t, k, a)
 	for _, id := range []identity.Numeric{0, identity.Host, identity.Init, firstNodeLocal, identity.Max} {
-		if err := k.SetIdentity(s.Slot, id); !errors.Is(err, pin.ErrInvalid) {
+		if err := k.Endpoints.SetIdentity(s.Slot, id); !errors.Is(err, pin.ErrInvalid) {
 			t.Errorf("SetIdentity to %d: %v", id, err)
 		}
 	}
@@ -122,49 +124,54 @@ func TestKernelPublishNamesTheBadField(t *testing.T) {
 // INV-36
 func TestKernelUnpublishLeavesNoKeyAndReusesTheSlotAfterABarrier(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
-	before, err := k.IPCache()
-	if err != nil {
-		t.Fatal(err)
-	}
 	// all slots but one
-	k.slots.next = 1
-	for s := Slot(2); s <= MaxEndpoints; s++ {
-		k.slots.state[s] = slotUsed
+	var others []slotmap.Slot
+	for i := range uint32(slotmap.MaxEndpoints - 1) {
+		other := a
+		other.Ifindex, other.IPv6 = 10_000+i, netip.Addr{}
+		other.IPv4 = netip.AddrFrom4([4]byte{10, 250, byte(i >> 8), byte(i)})
+		s, err := k.Endpoints.Publish(t.Context(), other)
+		must(t, "publish another", err)
+		others = append(others, s)
 	}
+	before, err := k.Addresses.List()
+	must(t, "list the ipcache", err)
 	e := publish(t, k, a)
-	if _, err := k.Publish(t.Context(), b); !errors.Is(err, pin.ErrFull) {
+	if _, err := k.Endpoints.Publish(t.Context(), b); !errors.Is(err, pin.ErrFull) {
 		t.Errorf("Publish without a free slot: %v, want pin.ErrFull", err)
 	}
-	if err := k.Unpublish(e.Slot); err != nil {
+	if err := k.Endpoints.Unpublish(e.Slot); err != nil {
 		t.Fatalf("Unpublish: %v", err)
 	}
-	if p := k.at(e.Slot).Policy; p.Egress != policytable.Deny || p.Ingress != policytable.Deny || p.Gen == e.Policy.Gen {
+	cut, err := k.Endpoints.At(e.Slot)
+	must(t, "At", err)
+	if p := cut.Policy; p.Egress != policytable.Deny || p.Ingress != policytable.Deny || p.Gen == e.Policy.Gen {
 		t.Errorf("word after Unpublish: %+v", p)
 	}
-	owners, err := k.addrOwners()
-	if err != nil || len(owners) != 0 {
-		t.Errorf("addresses %v, %v, want none", owners, err)
+	owners, err := addrOwners(k)
+	if err != nil || len(owners) != len(others) {
+		t.Errorf("%d addresses, %v, want those of the %d others", len(owners), err, len(others))
 	}
-	if after, err := k.IPCache(); err != nil || !slices.Equal(after, before) {
+	if after, err := k.Addresses.List(); err != nil || !slices.Equal(after, before) {
 		t.Errorf("ipcache %+v, %v, want %+v", after, err, before)
-	}
-	if _, ok := k.slots.take(); ok {
-		t.Error("the slot was free before a barrier")
 	}
 	// Publish runs the barrier that it needs
 	again := publish(t, k, b)
 	if again.Slot != e.Slot || again.Policy.Gen <= e.Policy.Gen {
 		t.Errorf("slot %d, gen %d, want %d, above %d", again.Slot, again.Policy.Gen, e.Slot, e.Policy.Gen)
 	}
+	for _, s := range others {
+		must(t, "unpublish another", k.Endpoints.Unpublish(s))
+	}
 	for name, err := range map[string]error{
-		"Unpublish": k.Unpublish(4000), "Cut": k.Cut(4000), "SetIdentity": k.SetIdentity(4000, 300),
+		"Unpublish": k.Endpoints.Unpublish(4000), "Cut": k.Endpoints.Cut(4000), "SetIdentity": k.Endpoints.SetIdentity(4000, 300),
 	} {
-		if !errors.Is(err, ErrNotFound) {
+		if !errors.Is(err, slotmap.ErrNotFound) {
 			t.Errorf("%s of nobody: %v, want ErrNotFound", name, err)
 		}
 	}
-	for _, s := range []Slot{HostSlot, NoSlot, MaxEndpoints + 1} {
-		if err := k.Cut(s); !errors.Is(err, pin.ErrInvalid) {
+	for _, s := range []slotmap.Slot{slotmap.HostSlot, slotmap.NoSlot, slotmap.MaxEndpoints + 1} {
+		if err := k.Endpoints.Cut(s); !errors.Is(err, pin.ErrInvalid) {
 			t.Errorf("Cut(%d): %v, want pin.ErrInvalid", s, err)
 		}
 	}
@@ -173,10 +180,10 @@ func TestKernelUnpublishLeavesNoKeyAndReusesTheSlotAfterABarrier(t *testing.T) {
 func TestKernelSetIdentityReachesSlotAndIPCache(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
 	e := publish(t, k, a)
-	if err := k.SetIdentity(e.Slot, 4711); err != nil {
+	if err := k.Endpoints.SetIdentity(e.Slot, 4711); err != nil {
 		t.Fatal(err)
 	}
-	got, err := k.Lookup(e.Slot)
+	got, err := k.Endpoints.Lookup(e.Slot)
 	if err != nil || got.Identity != 4711 || got.Incomplete || got.Policy.Gen <= e.Policy.Gen ||
 		got.Policy.Egress != e.Policy.Egress || got.Policy.Ingress != e.Policy.Ingress {
 		t.Errorf("after SetIdentity: %+v, %v, before %+v", got, err, e)
@@ -193,15 +200,15 @@ func TestKernelHostAddrsAreExactlyTheGivenOnes(t *testing.T) {
 		{[]netip.Addr{host4, other}, []netip.Addr{host4, other}},
 		{nil, nil},
 	} {
-		if err := k.SyncHostAddrs(c.give); err != nil {
+		if err := k.Endpoints.SyncHostAddrs(c.give); err != nil {
 			t.Fatalf("SyncHostAddrs(%v): %v", c.give, err)
 		}
-		got, err := k.HostAddrs()
+		got, err := k.Endpoints.HostAddrs()
 		if err != nil || !slices.Equal(got, c.want) {
 			t.Errorf("host addresses %v, %v, want %v", got, err, c.want)
 		}
 		var cached []netip.Addr
-		es, err := k.IPCache()
+		es, err := k.Addresses.List()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -214,44 +221,44 @@ func TestKernelHostAddrsAreExactlyTheGivenOnes(t *testing.T) {
 			t.Errorf("ipcache has %v as the host, want %v", cached, c.want)
 		}
 	}
-	if err := k.SyncHostAddrs([]netip.Addr{a.IPv4, host4}); !errors.Is(err, pin.ErrExists) {
+	if err := k.Endpoints.SyncHostAddrs([]netip.Addr{a.IPv4, host4}); !errors.Is(err, pin.ErrExists) {
 		t.Errorf("an endpoint's address: %v, want pin.ErrExists", err)
 	}
-	if got, _ := k.HostAddrs(); !slices.Equal(got, []netip.Addr{host4}) {
+	if got, _ := k.Endpoints.HostAddrs(); !slices.Equal(got, []netip.Addr{host4}) {
 		t.Errorf("host addresses %v, want the rest applied", got)
 	}
 }
 
 func TestKernelIPCacheHoldsPrefixesOfBothFamilies(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
-	want := []IPEntry{
-		{netip.MustParsePrefix("0.0.0.0/0"), IPInfo{Identity: 2}},
-		{netip.MustParsePrefix("10.0.0.0/8"), IPInfo{Identity: 300, Node: 7}},
-		{podCIDR4, IPInfo{Identity: identity.UnknownInCluster, Flags: FlagPodRange}},
-		{netip.MustParsePrefix("10.244.0.5/32"), IPInfo{Identity: identity.Max, Node: 65535, Flags: 0xfffe}},
-		{netip.MustParsePrefix("2001:db8::/32"), IPInfo{Identity: 301}},
-		{podCIDR6, IPInfo{Identity: identity.UnknownInCluster, Flags: FlagPodRange}},
+	want := []ipmap.Entry{
+		{Prefix: netip.MustParsePrefix("0.0.0.0/0"), Info: ipmap.Info{Identity: 2}},
+		{Prefix: netip.MustParsePrefix("10.0.0.0/8"), Info: ipmap.Info{Identity: 300, Node: 7}},
+		{Prefix: podCIDR4, Info: ipmap.Info{Identity: identity.UnknownInCluster, Flags: ipmap.PodRange}},
+		{Prefix: netip.MustParsePrefix("10.244.0.5/32"), Info: ipmap.Info{Identity: identity.Max, Node: 65535, Flags: 0xfffe}},
+		{Prefix: netip.MustParsePrefix("2001:db8::/32"), Info: ipmap.Info{Identity: 301}},
+		{Prefix: podCIDR6, Info: ipmap.Info{Identity: identity.UnknownInCluster, Flags: ipmap.PodRange}},
 	}
 	for _, e := range want {
 		for range 2 {
-			if err := k.UpsertIP(e.Prefix, e.IPInfo); err != nil {
+			if err := k.Addresses.Set(e.Prefix, e.Info); err != nil {
 				t.Fatalf("UpsertIP(%v): %v", e.Prefix, err)
 			}
 		}
 	}
-	if got, err := k.IPCache(); err != nil || !slices.Equal(got, want) {
+	if got, err := k.Addresses.List(); err != nil || !slices.Equal(got, want) {
 		t.Errorf("ipcache\n got %v, %v\nwant %v", got, err, want)
 	}
 	for range 2 {
-		if err := k.DeleteIP(want[1].Prefix); err != nil {
+		if err := k.Addresses.Remove(want[1].Prefix); err != nil {
 			t.Errorf("DeleteIP: %v", err)
 		}
 	}
-	if got, err := k.IPCache(); err != nil || !slices.Equal(got, slices.Delete(slices.Clone(want), 1, 2)) {
+	if got, err := k.Addresses.List(); err != nil || !slices.Equal(got, slices.Delete(slices.Clone(want), 1, 2)) {
 		t.Errorf("ipcache after a deletion %v, %v", got, err)
 	}
 	for _, p := range []netip.Prefix{{}, netip.MustParsePrefix("10.0.0.1/8"), netip.MustParsePrefix("::ffff:10.0.0.0/104")} {
-		if err := k.UpsertIP(p, IPInfo{Identity: 300}); !errors.Is(err, pin.ErrInvalid) {
+		if err := k.Addresses.Set(p, ipmap.Info{Identity: 300}); !errors.Is(err, pin.ErrInvalid) {
 			t.Errorf("UpsertIP(%v): %v, want pin.ErrInvalid", p, err)
 		}
 	}
@@ -264,7 +271,7 @@ func TestKernelOpenAdoptsMapsProgramsAndContents(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := publish(t, first, a)
-	if err := first.SyncHostAddrs([]netip.Addr{host4}); err != nil {
+	if err := first.Endpoints.SyncHostAddrs([]netip.Addr{host4}); err != nil {
 		t.Fatal(err)
 	}
 	ids, err := first.Pins.Infos()
@@ -275,7 +282,7 @@ func TestKernelOpenAdoptsMapsProgramsAndContents(t *testing.T) {
 	if err := first.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := first.Endpoints(); !errors.Is(err, pin.ErrClosed) {
+	if _, err := first.Endpoints.List(); !errors.Is(err, pin.ErrClosed) {
 		t.Errorf("Endpoints after Close: %v", err)
 	}
 
@@ -286,10 +293,10 @@ func TestKernelOpenAdoptsMapsProgramsAndContents(t *testing.T) {
 	if second.FromPod().ID != from.ID || second.ToPod().ID != to.ID {
 		t.Errorf("programs %d, %d, want %d, %d", second.FromPod().ID, second.ToPod().ID, from.ID, to.ID)
 	}
-	if es, err := second.Endpoints(); err != nil || !reflect.DeepEqual(es, []Endpoint{e}) {
+	if es, err := second.Endpoints.List(); err != nil || !reflect.DeepEqual(es, []slotmap.Endpoint{e}) {
 		t.Errorf("endpoints %+v, %v, want %+v", es, err, e)
 	}
-	if as, err := second.HostAddrs(); err != nil || !slices.Equal(as, []netip.Addr{host4}) {
+	if as, err := second.Endpoints.HostAddrs(); err != nil || !slices.Equal(as, []netip.Addr{host4}) {
 		t.Errorf("host addresses %v, %v", as, err)
 	}
 	next := publish(t, second, b)
@@ -331,8 +338,8 @@ func TestKernelOtherConstantsAreAnotherProgramOnTheSameMaps(t *testing.T) {
 	if audit, err := second.Audit(second.FromPod().ID, second.FromPod()); err != nil || !audit.Current() {
 		t.Errorf("audit of the program itself: %+v, %v", audit, err)
 	}
-	es, err := second.IPCache()
-	want := []IPEntry{{o.PodCIDRs[0], IPInfo{Identity: identity.UnknownInCluster, Flags: FlagPodRange}}}
+	es, err := second.Addresses.List()
+	want := []ipmap.Entry{{Prefix: o.PodCIDRs[0], Info: ipmap.Info{Identity: identity.UnknownInCluster, Flags: ipmap.PodRange}}}
 	if err != nil || !slices.Equal(es, want) {
 		t.Errorf("ipcache with other pod ranges %v, %v, want %v", es, err, want)
 	}
@@ -498,9 +505,9 @@ func TestKernelValidateOnlyChangesNothing(t *testing.T) {
 	if k.FromPod().VerifiedInstructions == 0 {
 		t.Error("nothing was verified")
 	}
-	_, publishErr := k.Publish(t.Context(), a)
+	_, publishErr := k.Endpoints.Publish(t.Context(), a)
 	for name, err := range map[string]error{
-		"Publish": publishErr, "SyncHostAddrs": k.SyncHostAddrs(nil), "UpsertIP": k.UpsertIP(podCIDR4, IPInfo{Identity: 300}),
+		"Publish": publishErr, "SyncHostAddrs": k.Endpoints.SyncHostAddrs(nil), "UpsertIP": k.Addresses.Set(podCIDR4, ipmap.Info{Identity: 300}),
 		"DropOldPrograms": k.DropOldPrograms(), "Barrier": k.Barrier(t.Context()),
 	} {
 		if !errors.Is(err, pin.ErrValidateOnly) {
@@ -517,7 +524,7 @@ func TestKernelValidateOnlyChangesNothing(t *testing.T) {
 	}
 	o.ValidateOnly, o.TunnelPorts = true, []uint16{1}
 	look := openKernel(t, o)
-	if es, err := look.Endpoints(); err != nil || !reflect.DeepEqual(es, []Endpoint{e}) {
+	if es, err := look.Endpoints.List(); err != nil || !reflect.DeepEqual(es, []slotmap.Endpoint{e}) {
 		t.Errorf("a validation sees %+v, %v, want %+v", es, err, e)
 	}
 	after, err := os.ReadDir(o.Dir)
@@ -534,30 +541,30 @@ func TestKernelOpenCompletesWhatAKilledProcessLeft(t *testing.T) {
 	whole, half := publish(t, first, a), publish(t, first, b)
 
 	// killed in Publish: the device leads to the slot, an address does not yet
-	_, key := first.addrMap(b.IPv6)
-	must(t, "delete", first.Pins.Map(bpf.MapsMapSlIp6).Delete(key))
+	must(t, "delete", first.Pins.Map(bpf.MapsMapSlIp6).Delete(b.IPv6.As16()))
 	// killed in a deletion by an older build: an address leads to a free slot
 	stray := netip.MustParseAddr("10.244.0.200")
 	must(t, "insert", pin.InsertOnce(first.Pins.Map(bpf.MapsMapSlIp4), stray.As4(), uint32(900)))
-	must(t, "insert", first.putIP(hostPrefix(stray), IPInfo{Identity: 300}))
+	must(t, "insert", first.Addresses.Set(ipmap.HostPrefix(stray), ipmap.Info{Identity: 300}))
 	// and a device that its slot does not know
 	must(t, "insert", pin.InsertOnce(first.Pins.Map(bpf.MapsMapSlIf), uint32(4242), uint32(whole.Slot)))
 
 	second := openKernel(t, o)
-	es, err := second.Endpoints()
+	es, err := second.Endpoints.List()
 	half.Incomplete = true
-	if err != nil || !reflect.DeepEqual(es, []Endpoint{whole, half}) {
-		t.Errorf("endpoints %+v, %v, want %+v", es, err, []Endpoint{whole, half})
+	if err != nil || !reflect.DeepEqual(es, []slotmap.Endpoint{whole, half}) {
+		t.Errorf("endpoints %+v, %v, want %+v", es, err, []slotmap.Endpoint{whole, half})
 	}
-	owners, err := second.addrOwners()
-	want := map[netip.Addr]Slot{a.IPv4: whole.Slot, a.IPv6: whole.Slot, b.IPv4: half.Slot}
+	owners, err := addrOwners(second)
+	want := map[netip.Addr]slotmap.Slot{a.IPv4: whole.Slot, a.IPv6: whole.Slot, b.IPv4: half.Slot}
 	if err != nil || !reflect.DeepEqual(owners, want) {
 		t.Errorf("addresses %v, %v, want %v", owners, err, want)
 	}
-	if s, err := lookupSlot(second.Pins.Map(bpf.MapsMapSlIf), uint32(4242)); err != nil || s != NoSlot {
+	var s uint32
+	if err := second.Pins.Map(bpf.MapsMapSlIf).Lookup(uint32(4242), &s); !errors.Is(err, ebpf.ErrKeyNotExist) {
 		t.Errorf("the stray device leads to %d, %v", s, err)
 	}
-	must(t, "unpublish the half endpoint", second.Unpublish(half.Slot))
+	must(t, "unpublish the half endpoint", second.Endpoints.Unpublish(half.Slot))
 	publish(t, second, b)
 }
 
@@ -593,7 +600,7 @@ func TestKernelAuditPinsSeesAndRepairsWhatIsGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	next := openKernel(t, o)
-	if es, err := next.Endpoints(); err != nil || !reflect.DeepEqual(es, []Endpoint{e}) {
+	if es, err := next.Endpoints.List(); err != nil || !reflect.DeepEqual(es, []slotmap.Endpoint{e}) {
 		t.Errorf("endpoints after the repair %+v, %v, want %+v", es, err, e)
 	}
 }
@@ -657,10 +664,10 @@ func TestKernelReadersNeverMissAnEndpoint(t *testing.T) {
 		var err error
 		for n := 0; ctx.Err() == nil && err == nil; n++ {
 			e := testEndpoint(5000+uint32(n%50), byte(100+n%50))
-			var s Slot
-			if s, err = k.Publish(ctx, e); err == nil {
-				if err = k.SetIdentity(s, 5000); err == nil {
-					err = k.Unpublish(s)
+			var s slotmap.Slot
+			if s, err = k.Endpoints.Publish(ctx, e); err == nil {
+				if err = k.Endpoints.SetIdentity(s, 5000); err == nil {
+					err = k.Endpoints.Unpublish(s)
 				}
 			}
 			others.Add(1)
@@ -679,13 +686,13 @@ func TestKernelReadersNeverMissAnEndpoint(t *testing.T) {
 			// the egress table of dst and the ingress table of src are denied
 			// in turn: a reader that mixes up records or halves is denied too
 			other := policytable.ID(n & 1)
-			if _, err = k.SetPolicy(src.Slot, policytable.Allow, other); err == nil {
-				_, err = k.SetPolicy(dst.Slot, other, policytable.Allow)
+			if _, err = k.Endpoints.SetPolicy(src.Slot, policytable.Allow, other); err == nil {
+				_, err = k.Endpoints.SetPolicy(dst.Slot, other, policytable.Allow)
 			}
 			if err == nil && n%100 == 0 {
 				err = errors.Join(
-					k.SyncHostAddrs([]netip.Addr{host4, netip.AddrFrom4([4]byte{192, 0, 2, byte(n / 100)})}),
-					k.UpsertIP(hostPrefix(b.IPv4), IPInfo{Identity: identity.Numeric(256 + n%1000)}))
+					k.Endpoints.SyncHostAddrs([]netip.Addr{host4, netip.AddrFrom4([4]byte{192, 0, 2, byte(n / 100)})}),
+					k.Addresses.Set(ipmap.HostPrefix(b.IPv4), ipmap.Info{Identity: identity.Numeric(256 + n%1000)}))
 			}
 		}
 		done <- err

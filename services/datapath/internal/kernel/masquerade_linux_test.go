@@ -13,6 +13,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -47,7 +48,7 @@ func TestKernelMasqueradedUDPIsNotTheHostsFlow(t *testing.T) {
 	}
 	denied := func() uint64 { return n.counters(t)[cell{DropPolicyPending, Ingress}].Packets }
 
-	setPolicy(t, n.k, n.pod.Slot, Policy{Egress: policytable.Deny, Ingress: policytable.Allow})
+	setPolicy(t, n.k, n.pod.Slot, slotmap.Policy{Egress: policytable.Deny, Ingress: policytable.Allow})
 	container(4000)
 	masquerade := receive("container").Addr().Unmap()
 	if masquerade == outside4 {
@@ -55,7 +56,7 @@ func TestKernelMasqueradedUDPIsNotTheHostsFlow(t *testing.T) {
 	}
 
 	// Only the own host may enter.
-	setPolicy(t, n.k, n.pod.Slot, Policy{Egress: policytable.Deny, Ingress: policytable.Pending})
+	setPolicy(t, n.k, n.pod.Slot, slotmap.Policy{Egress: policytable.Deny, Ingress: policytable.Pending})
 	own := netip.AddrPortFrom(masquerade, 4001)
 	c, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(own), net.UDPAddrFromAddrPort(netip.AddrPortFrom(n.pod.IPv4, 53)))
 	must(t, "dial from the node", err)

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -22,17 +23,17 @@ import (
 
 // pod is a network namespace with a device, attached as the service does it.
 type pod struct {
-	Endpoint
+	slotmap.Endpoint
 	ns netns.NsHandle
 }
 
 // newPod makes a namespace, a device into it, the filters and the endpoint.
-func newPod(t *testing.T, k *Kernel, name string, n byte, deliver Deliver) *pod {
+func newPod(t *testing.T, k *Kernel, name string, n byte, deliver slotmap.Deliver) *pod {
 	t.Helper()
 	return newPodMTU(t, k, name, n, deliver, 1500)
 }
 
-func newPodMTU(t *testing.T, k *Kernel, name string, n byte, deliver Deliver, mtu uint16) *pod {
+func newPodMTU(t *testing.T, k *Kernel, name string, n byte, deliver slotmap.Deliver, mtu uint16) *pod {
 	t.Helper()
 	p := &pod{Endpoint: testEndpoint(0, n), ns: newNetns(t)}
 	p.Deliver, p.MTU = deliver, mtu
@@ -79,7 +80,7 @@ func newPodMTU(t *testing.T, k *Kernel, name string, n byte, deliver Deliver, mt
 		l, err := netlink.LinkByIndex(link.Attrs().Index)
 		return err == nil && l.Attrs().OperState == netlink.OperUp
 	})
-	for _, a := range p.addrs() {
+	for _, a := range p.Addrs() {
 		must(t, "add address", h.AddrAdd(eth0, &netlink.Addr{IPNet: ipNet(a), Flags: unix.IFA_F_NODAD}))
 		gw, zero := gateway4, netip.MustParsePrefix("0.0.0.0/0")
 		if a.Is6() {
@@ -93,7 +94,7 @@ func newPodMTU(t *testing.T, k *Kernel, name string, n byte, deliver Deliver, mt
 		}))
 	}
 
-	s, err := k.Publish(t.Context(), p.Endpoint)
+	s, err := k.Endpoints.Publish(t.Context(), p.Endpoint)
 	must(t, "publish "+name, err)
 	p.Slot = s
 	return p
@@ -160,14 +161,14 @@ func must(t testing.TB, what string, err error) {
 // gateway's answers let them find their way, and the programs carry them.
 func TestKernelPodsExchangePackets(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
-	client := newPod(t, k, "sl-client", 10, DeliverPeer)
+	client := newPod(t, k, "sl-client", 10, slotmap.DeliverPeer)
 	servers := map[string]*pod{
-		"peer":     newPod(t, k, "sl-peer", 20, DeliverPeer),
-		"redirect": newPod(t, k, "sl-redirect", 30, DeliverRedirect),
+		"peer":     newPod(t, k, "sl-peer", 20, slotmap.DeliverPeer),
+		"redirect": newPod(t, k, "sl-redirect", 30, slotmap.DeliverRedirect),
 	}
 	r := runner{k}
 	for name, server := range servers {
-		for _, addr := range server.addrs() {
+		for _, addr := range server.Addrs() {
 			t.Run(name+" "+addr.String(), func(t *testing.T) {
 				local := client.IPv4
 				if addr.Is6() {
@@ -178,7 +179,7 @@ func TestKernelPodsExchangePackets(t *testing.T) {
 				after := r.counters(t)
 
 				there := ForwardPeer
-				if server.Deliver == DeliverRedirect {
+				if server.Deliver == slotmap.DeliverRedirect {
 					there = ForwardRedirect
 				}
 				want := map[Reason]uint64{there: 1}
@@ -211,8 +212,8 @@ func TestKernelPodsExchangePackets(t *testing.T) {
 
 func TestKernelTruncatedIPHeadersAreNeverForwarded(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
-	from := newPod(t, k, "sl-from", 10, DeliverPeer)
-	to := newPod(t, k, "sl-to", 20, DeliverPeer)
+	from := newPod(t, k, "sl-from", 10, slotmap.DeliverPeer)
+	to := newPod(t, k, "sl-to", 20, slotmap.DeliverPeer)
 	r := runner{k}
 	before := r.counters(t)
 	var sent uint64
@@ -247,10 +248,10 @@ func TestKernelTruncatedIPHeadersAreNeverForwarded(t *testing.T) {
 // it takes the short way.
 func TestKernelSegmentsOfALargePacketDecideWhetherItFits(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
-	client := newPod(t, k, "sl-client", 10, DeliverPeer)
-	server := newPod(t, k, "sl-server", 20, DeliverPeer)
+	client := newPod(t, k, "sl-client", 10, slotmap.DeliverPeer)
+	server := newPod(t, k, "sl-server", 20, slotmap.DeliverPeer)
 	r := runner{k}
-	for _, addr := range server.addrs() {
+	for _, addr := range server.Addrs() {
 		before := r.counters(t)
 		const size = 4 << 20
 		stream(t, client, server, addr, size)
@@ -271,9 +272,9 @@ func TestKernelSegmentsOfALargePacketDecideWhetherItFits(t *testing.T) {
 // same: packet sockets build such frames above a page.
 func TestKernelPacketsInPiecesAreJudgedLikeOthers(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
-	from := newPodMTU(t, k, "sl-from", 10, DeliverPeer, 9000)
-	to := newPodMTU(t, k, "sl-to", 20, DeliverPeer, 9000)
-	for _, addr := range to.addrs() {
+	from := newPodMTU(t, k, "sl-from", 10, slotmap.DeliverPeer, 9000)
+	to := newPodMTU(t, k, "sl-to", 20, slotmap.DeliverPeer, 9000)
+	for _, addr := range to.Addrs() {
 		t.Run(addr.String(), func(t *testing.T) {
 			var l *net.UDPConn
 			inNetns(t, to.ns, func() {
@@ -312,8 +313,8 @@ func TestKernelPacketsInPiecesAreJudgedLikeOthers(t *testing.T) {
 func TestKernelPodsLearnWhyAPacketCannotArrive(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
 	makeNode(t, k)
-	from := newPod(t, k, "sl-from", 10, DeliverPeer)
-	to := newPodMTU(t, k, "sl-narrow", 20, DeliverPeer, 1280)
+	from := newPod(t, k, "sl-from", 10, slotmap.DeliverPeer)
+	to := newPodMTU(t, k, "sl-narrow", 20, slotmap.DeliverPeer, 1280)
 	routeToPod(t, "sl-from", from)
 	routeToPod(t, "sl-narrow", to)
 	r := runner{k}
@@ -375,8 +376,8 @@ func TestKernelPodsLearnWhyAPacketCannotArrive(t *testing.T) {
 func TestKernelTooBigPacketsArriveInFragments(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
 	makeNode(t, k)
-	from := newPod(t, k, "sl-from", 10, DeliverPeer)
-	to := newPodMTU(t, k, "sl-narrow", 20, DeliverPeer, 1280)
+	from := newPod(t, k, "sl-from", 10, slotmap.DeliverPeer)
+	to := newPodMTU(t, k, "sl-narrow", 20, slotmap.DeliverPeer, 1280)
 	routeToPod(t, "sl-from", from)
 	routeToPod(t, "sl-narrow", to)
 	r := runner{k}
@@ -443,13 +444,13 @@ func makeNode(t *testing.T, k *Kernel) {
 			}
 		})
 	}
-	must(t, "host addresses", k.SyncHostAddrs([]netip.Addr{host4, host6}))
+	must(t, "host addresses", k.Endpoints.SyncHostAddrs([]netip.Addr{host4, host6}))
 }
 
 // routeToPod makes the host's stack reach the pod.
 func routeToPod(t *testing.T, dev string, p *pod) {
 	t.Helper()
-	for _, a := range p.addrs() {
+	for _, a := range p.Addrs() {
 		src, family := host4, netlink.FAMILY_V4
 		if a.Is6() {
 			src, family = host6, netlink.FAMILY_V6

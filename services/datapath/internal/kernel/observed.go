@@ -3,11 +3,14 @@
 
 package kernel
 
-import "github.com/sluice-net/sluice/services/datapath/internal/observe"
+import (
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/observe"
+)
 
 // Observed is what one side said, as observers see it; empty if it was not
 // evaluated.
-func (s SideVerdict) Observed(slot Slot) observe.Side {
+func (s SideVerdict) Observed(slot slotmap.Slot) observe.Side {
 	if s.By == ByNobody {
 		return observe.Side{}
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf/swapped"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -30,7 +31,7 @@ func (th *theatre) begin(t *testing.T, b build) {
 	for name, e := range th.pods {
 		th.pods[name] = publish(t, th.k, e)
 	}
-	must(t, "SyncHostAddrs", th.k.SyncHostAddrs([]netip.Addr{host4, host6}))
+	must(t, "SyncHostAddrs", th.k.Endpoints.SyncHostAddrs([]netip.Addr{host4, host6}))
 }
 
 // reopen ends the process and starts another build on the same pins.
@@ -261,13 +262,15 @@ func TestKernelAClaimedEntryIsMovedUnclaimed(t *testing.T) {
 func TestKernelTheCounterOfGensGoesOnBehindThoseOfPreviousMaps(t *testing.T) {
 	th := newTheatre(t, false)
 	th.k.put(t, Connection{
-		Tuple: tuple(6, "10.244.0.10:40000", "10.244.0.20:80"), From: End{Slot: 9, Gen: 500}, To: End{Slot: NoSlot},
+		Tuple: tuple(6, "10.244.0.10:40000", "10.244.0.20:80"), From: End{Slot: 9, Gen: 500}, To: End{Slot: slotmap.NoSlot},
 	})
 	dir, gens := th.k.dir, filepath.Base(th.k.Pins.Pin(bpf.MapsMapSlGen))
 	th.toLegacy(t)
 	must(t, "remove a pin", os.Remove(filepath.Join(dir, gens)))
 	th.reopen(t, dir, build{})
-	if gen := th.k.nextGen(); gen <= 500 {
+	gen, err := th.k.Endpoints.SetPolicy(publish(t, th.k, testEndpoint(9001, 91)).Slot, policytable.Allow, policytable.Allow)
+	must(t, "SetPolicy", err)
+	if gen <= 500 {
 		t.Errorf("the next gen is %d, want one behind 500", gen)
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -154,13 +155,13 @@ func TestKernelNoStampVouchesForTwoJudgements(t *testing.T) {
 	out := th.shot(say("a", "world", datagram(4000, 53), 0))
 	back := th.shot(say("world", "a", datagram(53, 4000), 0))
 	identity := func(id identity.Numeric) error {
-		return errors.Join(th.k.UpsertIP(hostPrefix(th.addr("world")), IPInfo{Identity: id}), th.k.BumpAddress(th.addr("world")))
+		return errors.Join(th.k.Addresses.Set(ipmap.HostPrefix(th.addr("world")), ipmap.Info{Identity: id}), th.k.Addresses.Bump(th.addr("world")))
 	}
 	table := func(egress policytable.ID) error {
-		_, err := th.k.SetPolicy(pod.Slot, egress, policytable.Deny)
+		_, err := th.k.Endpoints.SetPolicy(pod.Slot, egress, policytable.Deny)
 		return err
 	}
-	defer func() { must(t, "DeleteIP", th.k.DeleteIP(hostPrefix(th.addr("world")))) }()
+	defer func() { must(t, "DeleteIP", th.k.Addresses.Remove(ipmap.HostPrefix(th.addr("world")))) }()
 	const volley = 40 // packets of each CPU in a round
 	start := [2]chan struct{}{make(chan struct{}), make(chan struct{})}
 	rested := make(chan error)
@@ -240,7 +241,7 @@ func TestKernelDeletedEntriesDropNothingThatIsAllowed(t *testing.T) {
 			if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 				return err
 			}
-			if err := th.k.BumpGens(th.pods[[]string{"a", "b"}[i%2]].Slot); err != nil {
+			if err := th.k.Endpoints.BumpGens(th.pods[[]string{"a", "b"}[i%2]].Slot); err != nil {
 				return err
 			}
 			if i%8 == 0 {

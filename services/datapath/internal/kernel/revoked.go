@@ -6,8 +6,6 @@ package kernel
 import (
 	"errors"
 	"fmt"
-	"sync/atomic"
-	"unsafe"
 
 	"github.com/cilium/ebpf"
 
@@ -19,44 +17,6 @@ import (
 // and sl_revoked6 beside their entries, which the kernel may evict. The
 // programs insert and refresh the records; the collector removes those that
 // were not used for the life of an established connection.
-
-// noPickUp is SL_EP_NO_PICK_UP: a bit of an endpoint's state that the programs
-// set and the collector takes back.
-const noPickUp = 0x1
-
-func (k *Kernel) state(s Slot) *uint64 {
-	return pin.Word(k.Pins.Memory(bpf.MapsMapSlEp), int(s)*slotSize+int(unsafe.Offsetof(bpf.MapsSlEndpoint{}.State)))
-}
-
-// stopPickUp keeps connections of every endpoint from being picked up, because
-// the programs no longer know which of them a policy has terminated. Endpoints
-// that are published later have none.
-func (k *Kernel) stopPickUp() {
-	for s := Slot(1); s <= MaxEndpoints; s++ {
-		atomic.OrUint64(k.state(s), noPickUp)
-	}
-}
-
-// PickUpStopped says for how many endpoints nothing is picked up.
-func (k *Kernel) PickUpStopped() (n int, err error) {
-	if err := k.rlock(); err != nil {
-		return 0, err
-	}
-	defer k.mu.RUnlock()
-	for s := Slot(1); s <= MaxEndpoints; s++ {
-		if atomic.LoadUint64(k.state(s))&noPickUp != 0 && k.slotRecord(s).Ifindex != 0 {
-			n++
-		}
-	}
-	return n, nil
-}
-
-// allowPickUp takes back what stopPickUp and the programs have set.
-func (k *Kernel) allowPickUp() {
-	for s := Slot(1); s <= MaxEndpoints; s++ {
-		atomic.AndUint64(k.state(s), ^uint64(noPickUp))
-	}
-}
 
 // lostConnections says whether the programs have forgotten connections: a map
 // of them was made while others of the instance were adopted. A map of another

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -17,7 +18,7 @@ import (
 func revokedConnection(t *testing.T, th *theatre) {
 	t.Helper()
 	th.play(t, handshake(4000, 80))
-	setPolicy(t, th.k, th.pods["b"].Slot, Policy{Egress: policytable.Allow, Ingress: policytable.Deny})
+	setPolicy(t, th.k, th.pods["b"].Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Deny})
 	th.expect(t, say("a", "b", segment(4000, 80, flagACK), DropPolicyDenied))
 }
 
@@ -90,7 +91,7 @@ func TestKernelPickUpResumesWhenWhatWasForgottenIsOver(t *testing.T) {
 		collect(t, col)
 		stopped(want)(t, th)
 	}
-	th.k.stopPickUp()
+	th.k.Endpoints.StopPickUp()
 	check(0, 2)
 	check(7999, 2)
 	check(8000, 0)
@@ -102,7 +103,7 @@ func TestKernelPickUpResumesWhenWhatWasForgottenIsOver(t *testing.T) {
 	for _, a := range handshake(4000, 80) {
 		th.expect(t, a)
 	}
-	setPolicy(t, th.k, th.pods["b"].Slot, Policy{Egress: policytable.Allow, Ingress: policytable.Deny})
+	setPolicy(t, th.k, th.pods["b"].Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Deny})
 	th.expect(t, say("a", "b", segment(4000, 80, flagACK), DropPolicyDenied))
 	if c, err := th.k.ConnectionCounters(); err != nil || c.Unremembered != 1 {
 		t.Errorf("%d connections are not remembered, %v, want 1", c.Unremembered, err)
@@ -129,12 +130,12 @@ func TestKernelALostConnectionMapStopsPickUp(t *testing.T) {
 				want = 2
 			}
 			k = openKernel(t, o)
-			if n, err := k.PickUpStopped(); err != nil || n != want {
+			if n, err := k.Endpoints.PickUpStopped(); err != nil || n != want {
 				t.Errorf("nothing is picked up for %d endpoints, %v, want %d", n, err, want)
 			}
 			// an endpoint that comes later has lost nothing
 			late := publish(t, k, testEndpoint(1007, 70))
-			if n, err := k.PickUpStopped(); err != nil || n != want {
+			if n, err := k.Endpoints.PickUpStopped(); err != nil || n != want {
 				t.Errorf("with slot %d: %d endpoints, %v, want %d", late.Slot, n, err, want)
 			}
 		})

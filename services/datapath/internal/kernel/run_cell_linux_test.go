@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -62,7 +63,7 @@ func TestKernelRunsDoNotInheritFromEarlierPackets(t *testing.T) {
 			told = append(told, got)
 		}
 		for who := range l.policies {
-			setPolicy(t, r.k, cast[who].Slot, Policy{Egress: policytable.Allow, Ingress: policytable.Allow})
+			setPolicy(t, r.k, cast[who].Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Allow})
 		}
 		for i := range outcomes[1:] {
 			a, b := outcomes[0], outcomes[i+1]

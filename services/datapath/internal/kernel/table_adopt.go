@@ -27,7 +27,6 @@ func openTableMaps(pm *pin.Maps) tableMaps {
 		tableMem:  pm.Memory(bpf.MapsMapSlTable),
 		classMem:  pm.Memory(bpf.MapsMapSlClass),
 		idMem:     pm.Memory(bpf.MapsMapSlId),
-		pgenMem:   pm.Memory(bpf.MapsMapSlPgen),
 	}
 }
 
@@ -83,11 +82,7 @@ func (k *Kernel) adoptTables() (*contents, error) {
 	if err != nil {
 		return nil, err
 	}
-	named := map[policytable.ID]bool{}
-	for slot := HostSlot; slot <= MaxEndpoints; slot++ {
-		p := k.policyAt(slot)
-		named[p.Egress], named[p.Ingress] = true, true
-	}
+	named := k.Endpoints.Named()
 	for i := firstTable; i < len(c.tableKeys); i++ {
 		t := policytable.ID(i)
 		if c.tableKeys[i].Hash == [32]byte{} && !named[t] {

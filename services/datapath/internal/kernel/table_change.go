@@ -12,6 +12,7 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -178,7 +179,7 @@ func (k *Kernel) DeletePeer(t policytable.ID, nc policytable.IdentityClass) erro
 // set of blocks that other tables use too is copied first, unless the change
 // makes it equal to one that is there.
 func (k *Kernel) SetPrefix(t policytable.ID, p netip.Prefix, classes policytable.PrefixClasses) error {
-	if err := checkPrefix(p); err != nil {
+	if err := ipmap.CheckPrefix(p); err != nil {
 		return err
 	}
 	return k.change(t, func(s *tableStore, lt *liveTable) error {
@@ -228,7 +229,7 @@ func (k *Kernel) SetPrefix(t policytable.ID, p netip.Prefix, classes policytable
 // DeletePrefix deletes a prefix from a table. One that is not there
 // is not an error.
 func (k *Kernel) DeletePrefix(t policytable.ID, p netip.Prefix) error {
-	if err := checkPrefix(p); err != nil {
+	if err := ipmap.CheckPrefix(p); err != nil {
 		return err
 	}
 	return k.change(t, func(s *tableStore, lt *liveTable) error {

@@ -11,12 +11,10 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
-
-// ErrNoTable says that no table has the number.
-var ErrNoTable = errors.New("no such table")
 
 // Limits of the numbers of rules.
 const (
@@ -240,36 +238,24 @@ func (k *Kernel) RetireTables(ts ...policytable.ID) error {
 			return fmt.Errorf("%w: table %d is not made from a policy", pin.ErrInvalid, t)
 		}
 	}
-	if slot, t, named := k.namedBy(ts); named {
-		return fmt.Errorf("retire table %d: %w by slot %d", t, ErrInUse, slot)
+	live := slices.DeleteFunc(slices.Clone(ts), func(t policytable.ID) bool { return k.tables.tables[t] == nil })
+	if err := k.Endpoints.Withdraw(live...); err != nil {
+		return fmt.Errorf("retire: %w", err)
 	}
-	for _, t := range ts {
-		if err := k.tables.retire(t); err != nil {
+	for i, t := range live {
+		if err := k.tables.retire(t, func() { k.Endpoints.Release(t) }); err != nil {
+			for _, t := range live[i:] {
+				k.Endpoints.Release(t)
+			}
 			return fmt.Errorf("retire table %d: %w", t, err)
 		}
 	}
 	return nil
 }
 
-// ErrInUse says that an endpoint's word names the table.
-var ErrInUse = errors.New("in use")
-
-// namedBy finds a slot whose word names one of the tables.
-func (k *Kernel) namedBy(ts []policytable.ID) (Slot, policytable.ID, bool) {
-	for s := HostSlot; s <= MaxEndpoints; s++ {
-		p := k.policyAt(s)
-		for _, t := range []policytable.ID{p.Egress, p.Ingress} {
-			if slices.Contains(ts, t) {
-				return s, t, true
-			}
-		}
-	}
-	return NoSlot, 0, false
-}
-
 // retire forgets a table. Its key goes at once, so that a process that starts
 // before the grace period has passed frees it too.
-func (s *tableStore) retire(t policytable.ID) error {
+func (s *tableStore) retire(t policytable.ID, released func()) error {
 	lt := s.tables[t]
 	if lt == nil {
 		return nil
@@ -282,6 +268,7 @@ func (s *tableStore) retire(t policytable.ID) error {
 		if err := errors.Join(s.erase(lt, false), s.unref(lt.addresses)); err != nil {
 			return err
 		}
+		released()
 		s.unplan(lt, false)
 		return nil
 	}})
@@ -326,7 +313,7 @@ func validate(c *policytable.Content) error {
 		}
 	}
 	for p, classes := range c.Prefixes {
-		if checkPrefix(p) != nil {
+		if ipmap.CheckPrefix(p) != nil {
 			bad("Prefixes: %v is not masked", p)
 		}
 		for _, class := range classes {
@@ -405,4 +392,26 @@ func checkTrees(roots []uint32, nodes []policytable.PortNode, rules int) error {
 // names reports whether a slot's number is "none" or that of a rule.
 func names(number, none uint16, rules int) bool {
 	return number == none || number >= 1 && int(number) <= rules
+}
+
+// Barrier waits until every program run that started before the call has
+// ended (8 to 16 ms), then frees what was retired before it: policy tables and
+// identity classes. One call covers any number of them. Nothing has to call it:
+// DefineTable does when it runs out of room.
+func (k *Kernel) Barrier(ctx context.Context) error {
+	if err := k.lock(); err != nil {
+		return err
+	}
+	tables := k.tables.beginDrain()
+	k.mu.Unlock()
+
+	err := pin.GracePeriod(ctx)
+
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.closed {
+		// the next process frees the tables
+		return errors.Join(err, pin.ErrClosed)
+	}
+	return errors.Join(err, k.tables.endDrain(tables, err == nil))
 }

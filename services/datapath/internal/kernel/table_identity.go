@@ -4,12 +4,9 @@
 package kernel
 
 import (
-	"encoding/binary"
 	"fmt"
 	"maps"
-	"net/netip"
 	"sync/atomic"
-	"unsafe"
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
@@ -191,100 +188,5 @@ func (k *Kernel) RetireIdentityClasses(ncs ...policytable.IdentityClass) error {
 			return nil
 		}})
 	}
-	return nil
-}
-
-// BumpGens gives endpoints a new gen and leaves their tables, by one store
-// each, so that their connections are judged again; without slots, every
-// endpoint and the host.
-func (k *Kernel) BumpGens(slots ...Slot) error {
-	if err := k.lock(); err != nil {
-		return err
-	}
-	defer k.mu.Unlock()
-	if len(slots) == 0 {
-		used, err := k.usedSlots()
-		if err != nil {
-			return err
-		}
-		slots = append(used, HostSlot)
-	}
-	for _, s := range slots {
-		if s != HostSlot {
-			if err := k.mustLead(s); err != nil {
-				return err
-			}
-		}
-		k.bumpGen(s)
-	}
-	return nil
-}
-
-func (k *Kernel) bumpGen(s Slot) {
-	p := k.policyAt(s)
-	p.Gen = k.nextGen()
-	atomic.StoreUint64(k.word(s), p.word())
-}
-
-// policyAt reads a slot's word.
-func (k *Kernel) policyAt(s Slot) Policy { return policyOf(atomic.LoadUint64(k.word(s))) }
-
-// auditBit is SL_EP_AUDIT, in the byte behind mtu and deliver.
-const auditBit = 1
-
-// SetAudit switches audit mode for an endpoint: what its policy denies passes
-// and is reported. What has begun meanwhile is judged again.
-func (k *Kernel) SetAudit(s Slot, on bool) error {
-	if err := k.lock(); err != nil {
-		return err
-	}
-	defer k.mu.Unlock()
-	if err := k.mustLead(s); err != nil {
-		return err
-	}
-	const offset = int(unsafe.Offsetof(bpf.MapsSlEndpoint{}.Mtu)) // of the word that the byte is the last of
-	w := pin.Word32(k.Pins.Memory(bpf.MapsMapSlEp), int(s)*slotSize+offset)
-	was := atomic.LoadUint32(w)
-	now := was &^ (auditBit << 24)
-	if on {
-		now |= auditBit << 24
-	}
-	if now == was {
-		return nil
-	}
-	atomic.StoreUint32(w, now)
-	k.bumpGen(s)
-	return nil
-}
-
-// addressBucket is the place of an address in sl_pgen, as address_gen_bucket of
-// the programs computes it.
-func addressBucket(a netip.Addr) int {
-	b := a.AsSlice()
-	h := uint32(0)
-	for i := 0; i < len(b); i += 4 {
-		h = (h ^ binary.BigEndian.Uint32(b[i:])) * 0x9e3779b1
-	}
-	return int(h >> 20)
-}
-
-// BumpAddress makes every connection with an address, and with those that
-// share its bucket, be judged again.
-func (k *Kernel) BumpAddress(a netip.Addr) error {
-	if !a.IsValid() || a.Is4In6() {
-		return fmt.Errorf("%w: %v is not an address", pin.ErrInvalid, a)
-	}
-	if err := k.lock(); err != nil {
-		return err
-	}
-	defer k.mu.Unlock()
-	return k.bumpAddress(a)
-}
-
-func (k *Kernel) bumpAddress(a netip.Addr) error {
-	if err := k.tables.ask(bpf.MapsMapSlPgen); err != nil {
-		return err
-	}
-	atomic.AddUint64(pin.Word(k.tables.pgenMem, addressBucket(a)*8), 1)
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
 
 // TestKernelABumpedAddressIsJudgedAgain checks that both sides agree on the
@@ -40,7 +41,7 @@ func TestKernelABumpedAddressIsJudgedAgain(t *testing.T) {
 			t.Fatalf("%v: judged again without a reason", dst)
 		}
 		for _, other := range []netip.Addr{dst.Next(), dst.Prev()} {
-			if err := k.BumpAddress(other); err != nil {
+			if err := k.Addresses.Bump(other); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -48,7 +49,7 @@ func TestKernelABumpedAddressIsJudgedAgain(t *testing.T) {
 		if n := redecided(); n != was {
 			t.Errorf("%v: judged again after a neighbour was bumped", dst)
 		}
-		if err := k.BumpAddress(dst); err != nil {
+		if err := k.Addresses.Bump(dst); err != nil {
 			t.Fatal(err)
 		}
 		send(dst)
@@ -64,20 +65,22 @@ func TestKernelAuditModeAndGensChangeOneWord(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
 	one, two := publish(t, k, testEndpoint(1001, 11)), publish(t, k, testEndpoint(1002, 12))
 	gens := func() (g [3]uint32) {
-		for i, s := range []Slot{HostSlot, one.Slot, two.Slot} {
-			g[i] = k.policyAt(s).Gen
+		for i, s := range []slotmap.Slot{slotmap.HostSlot, one.Slot, two.Slot} {
+			e, err := k.Endpoints.At(s)
+			must(t, "At", err)
+			g[i] = e.Policy.Gen
 		}
 		return g
 	}
 	was := gens()
-	if err := k.BumpGens(one.Slot); err != nil {
+	if err := k.Endpoints.BumpGens(one.Slot); err != nil {
 		t.Fatal(err)
 	}
 	now := gens()
 	if now[0] != was[0] || now[1] == was[1] || now[2] != was[2] {
 		t.Errorf("gens %v after %v", now, was)
 	}
-	if err := k.BumpGens(); err != nil {
+	if err := k.Endpoints.BumpGens(); err != nil {
 		t.Fatal(err)
 	}
 	for i, g := range gens() {
@@ -86,15 +89,16 @@ func TestKernelAuditModeAndGensChangeOneWord(t *testing.T) {
 		}
 	}
 	for _, on := range []bool{true, true, false} {
-		if err := k.SetAudit(one.Slot, on); err != nil {
+		if err := k.Endpoints.SetAudit(one.Slot, on); err != nil {
 			t.Fatal(err)
 		}
-		r := k.slotRecord(one.Slot)
-		if got := r.Flags == auditBit; got != on || r.Mtu != 1500 || r.Deliver != uint8(DeliverPeer) {
-			t.Errorf("audit %t: flags %#x, MTU %d, deliver %d", on, r.Flags, r.Mtu, r.Deliver)
+		e, err := k.Endpoints.At(one.Slot)
+		must(t, "At", err)
+		if e.Audit != on || e.MTU != 1500 || e.Deliver != slotmap.DeliverPeer {
+			t.Errorf("audit %t: %+v", on, e)
 		}
 	}
-	for _, err := range []error{k.BumpGens(77), k.SetAudit(77, true)} {
+	for _, err := range []error{k.Endpoints.BumpGens(77), k.Endpoints.SetAudit(77, true)} {
 		if err == nil {
 			t.Error("a slot without an endpoint is no error")
 		}

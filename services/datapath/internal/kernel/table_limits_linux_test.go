@@ -17,6 +17,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -81,7 +82,7 @@ func TestKernelAFullMapRefusesATableWhole(t *testing.T) {
 				} else {
 					a = netip.AddrFrom16([16]byte{0xfd, byte(i), byte(b >> 8), byte(b)})
 				}
-				c.Prefixes[hostPrefix(a)] = policytable.PrefixClasses{}
+				c.Prefixes[ipmap.HostPrefix(a)] = policytable.PrefixClasses{}
 			}
 			return c
 		}
@@ -308,7 +309,7 @@ func TestKernelEqualBlocksAreStoredOnce(t *testing.T) {
 		c := smallTable(i)
 		c.HasAddresses = true
 		for b := range 100 {
-			c.Prefixes[hostPrefix(netip.AddrFrom4([4]byte{10, 0, 0, byte(b)}))] = policytable.PrefixClasses{}
+			c.Prefixes[ipmap.HostPrefix(netip.AddrFrom4([4]byte{10, 0, 0, byte(b)}))] = policytable.PrefixClasses{}
 		}
 		id, err := k.DefineTable(c)
 		if err != nil {
@@ -464,9 +465,9 @@ func TestKernelReadersSeeNoThirdVerdict(t *testing.T) {
 				case 2, 3:
 					err = k.DeletePeer(id, nc)
 				case 4:
-					err = k.SetPrefix(id, hostPrefix(netip.AddrFrom4([4]byte{10, 1, 1, byte(r.IntN(5))})), policytable.PrefixClasses{1, 1, 1})
+					err = k.SetPrefix(id, ipmap.HostPrefix(netip.AddrFrom4([4]byte{10, 1, 1, byte(r.IntN(5))})), policytable.PrefixClasses{1, 1, 1})
 				case 5:
-					err = k.DeletePrefix(id, hostPrefix(netip.AddrFrom4([4]byte{10, 1, 1, byte(r.IntN(5))})))
+					err = k.DeletePrefix(id, ipmap.HostPrefix(netip.AddrFrom4([4]byte{10, 1, 1, byte(r.IntN(5))})))
 				case 6:
 					if i%50 == 0 && classes < 1000 { // every few times it moves
 						more := 1 + classes/2
@@ -557,7 +558,7 @@ func TestKernelFlipsShowOldOrNewTable(t *testing.T) {
 				}
 				id, err := k.DefineTable(c)
 				if err == nil {
-					_, err = k.SetPolicy(pod.Slot, id, id)
+					_, err = k.Endpoints.SetPolicy(pod.Slot, id, id)
 				}
 				if err == nil && old != 0 {
 					err = k.RetireTables(old)
@@ -642,7 +643,7 @@ func BenchmarkKernelTableChanges(b *testing.B) {
 	large := smallTable(2)
 	large.HasAddresses = true
 	for i := range 5000 {
-		large.Prefixes[hostPrefix(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}))] = policytable.PrefixClasses{}
+		large.Prefixes[ipmap.HostPrefix(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}))] = policytable.PrefixClasses{}
 	}
 	b.Run("table of 5000 blocks", func(b *testing.B) { table(b, large) })
 	b.Run("table of 5000 blocks that another has", func(b *testing.B) {
@@ -661,7 +662,7 @@ func BenchmarkKernelTableChanges(b *testing.B) {
 		}
 		b.ResetTimer()
 		for i := range b.N {
-			p := hostPrefix(netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}))
+			p := ipmap.HostPrefix(netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}))
 			if err := errors.Join(k.SetPrefix(id, p, policytable.PrefixClasses{}), k.DeletePrefix(id, p)); err != nil {
 				b.Fatal(err)
 			}

@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -29,13 +30,13 @@ type model struct {
 	words   map[uint32]policytable.Identity
 	classes map[policytable.ClassKey]policytable.IdentityClass
 	// policies of the slots that the test has published
-	policies map[Slot]Policy
+	policies map[slotmap.Slot]slotmap.Policy
 }
 
 func newModel() *model {
 	return &model{
 		tables: map[policytable.ID]*policytable.Content{}, words: map[uint32]policytable.Identity{},
-		classes: map[policytable.ClassKey]policytable.IdentityClass{}, policies: map[Slot]Policy{},
+		classes: map[policytable.ClassKey]policytable.IdentityClass{}, policies: map[slotmap.Slot]slotmap.Policy{},
 	}
 }
 
@@ -351,13 +352,13 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 		}
 	case op == 9:
 		named := slices.ContainsFunc(slices.Collect(maps.Values(m.policies)),
-			func(p Policy) bool { return p.Egress == id || p.Ingress == id })
+			func(p slotmap.Policy) bool { return p.Egress == id || p.Ingress == id })
 		return operation{
 			fmt.Sprintf("retire %d", id),
 			func(k *Kernel) error {
 				err := k.RetireTables(id)
 				if named {
-					if !errors.Is(err, ErrInUse) {
+					if !errors.Is(err, slotmap.ErrInUse) {
 						return fmt.Errorf("a table in use is retired: %w", err)
 					}
 					return nil
@@ -372,15 +373,15 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 	case op == 10:
 		return operation{"barrier", func(k *Kernel) error { return k.Barrier(t.Context()) }, func(*model) {}}
 	case op == 11:
-		s, ok := randomKey(r.Rand, m.policies, func(a, b Slot) int { return int(a) - int(b) })
+		s, ok := randomKey(r.Rand, m.policies, func(a, b slotmap.Slot) int { return int(a) - int(b) })
 		if !ok {
 			break
 		}
 		other, _ := r.table(m)
 		return operation{
 			fmt.Sprintf("slot %d by %d and %d", s, id, other),
-			func(k *Kernel) error { _, err := k.SetPolicy(s, id, other); return err },
-			func(m *model) { m.policies[s] = Policy{Egress: id, Ingress: other} },
+			func(k *Kernel) error { _, err := k.Endpoints.SetPolicy(s, id, other); return err },
+			func(m *model) { m.policies[s] = slotmap.Policy{Egress: id, Ingress: other} },
 		}
 	case op == 12:
 		key := policytable.ClassKey{byte(1 + r.IntN(30))}
@@ -529,7 +530,7 @@ func TestKernelTablesAreWhatWasWritten(t *testing.T) {
 	}
 	// all gone, nothing remains
 	for s := range m.policies {
-		if err := k.Unpublish(s); err != nil {
+		if err := k.Endpoints.Unpublish(s); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -150,7 +151,7 @@ var ErrCorrupt = errors.New("table is damaged")
 // nothing. The table of a policy that is not known denies here; that the own
 // host may come in nevertheless is for the caller to add.
 //
-// ErrNoTable says that the table is not there, ErrCorrupt that it is damaged;
+// policytable.ErrNoTable says that the table is not there, ErrCorrupt that it is damaged;
 // the programs drop in both cases.
 func (k *Kernel) LookupTable(t policytable.ID, id identity.Numeric, addr netip.Addr, point uint32) (TableVerdict, error) {
 	if err := k.rlock(); err != nil {
@@ -167,11 +168,11 @@ func (k *Kernel) lookupTable(t policytable.ID, id identity.Numeric, addr netip.A
 	case t == policytable.Deny, t == policytable.Pending:
 		return TableVerdict{Action: actionDeny, By: byTable}, nil
 	case t < firstTable, int(t) >= len(k.tables.ids.used):
-		return TableVerdict{}, fmt.Errorf("table %d: %w", t, ErrNoTable)
+		return TableVerdict{}, fmt.Errorf("table %d: %w", t, policytable.ErrNoTable)
 	}
 	h := k.tables.header(t)
 	if h.N_class == 0 {
-		return TableVerdict{}, fmt.Errorf("table %d: %w", t, ErrNoTable)
+		return TableVerdict{}, fmt.Errorf("table %d: %w", t, policytable.ErrNoTable)
 	}
 	v, err := k.tables.lookup(&h, id, addr.Unmap(), point)
 	if err != nil {
@@ -299,7 +300,7 @@ func (s *tableStore) search(h *bpf.MapsSlTable, class uint16, point uint32) (slo
 // longest finds the block of a set that counts for an address. The map says
 // its value; which prefix it was is known from what was written.
 func (s *tableStore) longest(set uint32, addr netip.Addr) (v bpf.MapsSlBlock, p netip.Prefix, found bool, err error) {
-	v, found, err = s.block(set, hostPrefix(addr))
+	v, found, err = s.block(set, ipmap.HostPrefix(addr))
 	if err != nil || !found {
 		return v, p, false, err
 	}
@@ -337,13 +338,13 @@ func (k *Kernel) MapUsage() ([]MapUsage, error) {
 		}
 		us = append(us, u)
 	}
-	slots, err := k.usedSlots()
+	endpoints, err := k.Endpoints.Count()
 	if err != nil {
 		return nil, err
 	}
 	for i := range us {
 		if us[i].Name == bpf.MapsMapSlEp {
-			us[i].Entries = len(slots) + 1
+			us[i].Entries = endpoints + 1
 		}
 	}
 	return us, nil

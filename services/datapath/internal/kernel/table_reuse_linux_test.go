@@ -7,6 +7,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -24,7 +25,7 @@ func TestKernelNumberOfADamagedTableInUseIsNotGivenOutAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := testEndpoint(10, 10)
-	e.Policy = Policy{Egress: damaged, Ingress: damaged}
+	e.Policy = slotmap.Policy{Egress: damaged, Ingress: damaged}
 	e = publish(t, k, e)
 	h := k.tables.header(damaged)
 	h.PeerSet++
@@ -36,7 +37,7 @@ func TestKernelNumberOfADamagedTableInUseIsNotGivenOutAgain(t *testing.T) {
 	}
 
 	k = openKernel(t, testOptions(dir))
-	if got, err := k.Lookup(e.Slot); err != nil || got.Policy.Egress != damaged || got.Policy.Ingress != damaged {
+	if got, err := k.Endpoints.Lookup(e.Slot); err != nil || got.Policy.Egress != damaged || got.Policy.Ingress != damaged {
 		t.Fatalf("after the restart: %+v, %v; want table %d", got.Policy, err, damaged)
 	}
 	defined := 0

@@ -155,12 +155,7 @@ func (s *tableStore) live(t policytable.ID) (*liveTable, error) {
 	if lt := s.tables[t]; lt != nil {
 		return lt, nil
 	}
-	return nil, fmt.Errorf("table %d: %w", t, ErrNoTable)
-}
-
-// drains reports whether a table was retired and is not free yet.
-func (s *tableStore) drains(t policytable.ID) bool {
-	return slices.ContainsFunc(s.leaving(), func(r *retired) bool { return r.lt != nil && r.lt.id == t })
+	return nil, fmt.Errorf("table %d: %w", t, policytable.ErrNoTable)
 }
 
 // leaving is everything that is retired and not free yet.

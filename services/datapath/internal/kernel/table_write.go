@@ -29,7 +29,6 @@ type tableMaps struct {
 	tableMem []byte // sl_table
 	classMem []byte // sl_class
 	idMem    []byte // sl_id
-	pgenMem  []byte // sl_pgen
 
 	// before is asked ahead of every write with the name of the map. What it
 	// answers fails the write. Only tests set it.

@@ -101,7 +101,7 @@ func TestKernelAddressThatTheHostGotMeanwhileIsTheHosts(t *testing.T) {
 	}
 	w.start(true)
 	eventually(t, "the address is the host's", func() error {
-		have, err := w.node.Kernel.HostAddrs()
+		have, err := w.node.Kernel.Endpoints.HostAddrs()
 		if err == nil && !slices.Contains(have, late) {
 			err = fmt.Errorf("host addresses %v", have)
 		}

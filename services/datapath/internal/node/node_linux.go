@@ -27,6 +27,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/guard"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/netdev"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
@@ -190,13 +191,13 @@ func (n *Node) openPolicy(o Options) (endpoint.Policies, error) {
 		if err := forgetJudged(o.Records); err != nil {
 			return nil, err
 		}
-		if err := policysync.Unenforce(n.Kernel); err != nil {
+		if err := policysync.Unenforce(n.Kernel.Policies()); err != nil {
 			return nil, fmt.Errorf("remove policies: %w", err)
 		}
 		return nil, nil
 	}
 	n.Policy = policysync.New(policysync.Config{
-		Name: "datapath", Kernel: n.Kernel, Service: o.Policy.Service,
+		Name: "datapath", Kernel: n.Kernel.Policies(), Service: o.Policy.Service,
 		Wait: o.Policy.Wait, Audit: o.Policy.Audit, Linger: o.Policy.Linger, Timeout: o.Policy.Timeout, Memory: o.Policy.Memory, Log: o.Log,
 		Changed: func(slots []uint16) { n.Core.PolicyChanged(slots) },
 	})
@@ -305,11 +306,11 @@ func (n *Node) syncHostAddrs() error {
 	if err != nil {
 		return err
 	}
-	return n.Kernel.SyncHostAddrs(addrs)
+	return n.Kernel.Endpoints.SyncHostAddrs(addrs)
 }
 
 func (n *Node) checkHostAddrs() ([]endpoint.Difference, error) {
-	have, err := n.Kernel.HostAddrs()
+	have, err := n.Kernel.Endpoints.HostAddrs()
 	if err != nil {
 		return nil, err
 	}
@@ -563,13 +564,13 @@ func (n *Node) event(e kernel.Event) observe.Event {
 	if !o.Egress {
 		own, other = other, own
 	}
-	if own != kernel.NoSlot {
+	if own != slotmap.NoSlot {
 		o.Slot = uint16(own)
 		if owner, ok := n.Core.OwnerOfSlot(uint16(own)); ok {
 			o.Owner, o.ContainerID, o.InterfaceName = owner.String(), owner.ContainerID, owner.InterfaceName
 		}
 	}
-	if other != kernel.NoSlot {
+	if other != slotmap.NoSlot {
 		if owner, ok := n.Core.OwnerOfSlot(uint16(other)); ok {
 			o.OtherOwner = owner.String()
 		}

@@ -573,7 +573,7 @@ func TestKernelRestartFindsWhatChangedMeanwhile(t *testing.T) {
 	if n := w.node.Core.Counts().Repairs; n != 1 {
 		t.Errorf("%d attachment repairs, want 1", n)
 	}
-	entries, err := w.node.Kernel.Endpoints()
+	entries, err := w.node.Kernel.Endpoints.List()
 	if err != nil || len(entries) != 2 {
 		t.Errorf("%d published endpoints (%v), want 2", len(entries), err)
 	}

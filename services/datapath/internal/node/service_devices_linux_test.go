@@ -45,13 +45,13 @@ func TestKernelAddressesOfServicesAreNotTheHosts(t *testing.T) {
 	w.addBridge("br0", both)
 	w.addBridge("br1", own)
 	eventually(t, "the host's own address", func() error {
-		have, err := w.node.Kernel.HostAddrs()
+		have, err := w.node.Kernel.Endpoints.HostAddrs()
 		if err == nil && !(slices.Contains(have, own) && slices.Contains(have, both)) {
 			err = fmt.Errorf("host addresses %v", have)
 		}
 		return err
 	})
-	have, err := w.node.Kernel.HostAddrs()
+	have, err := w.node.Kernel.Endpoints.HostAddrs()
 	if err != nil || slices.Contains(have, service) || slices.Contains(have, vip) {
 		t.Errorf("host addresses %v, %v; want neither %v nor %v", have, err, service, vip)
 	}

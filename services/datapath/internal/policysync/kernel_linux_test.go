@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -22,7 +23,7 @@ import (
 // watched calls after behind every write of the real maps, and fails from a
 // number of writes on, as if the process had been killed.
 type watched struct {
-	*kernel.Kernel
+	kernel.Policies
 	after  func()
 	left   int // writes until it fails; negative: never
 	writes int
@@ -46,40 +47,40 @@ func (k *watched) write(f func() error) error {
 }
 
 func (k *watched) DefineTable(c policytable.Content) (t policytable.ID, err error) {
-	return t, k.write(func() error { t, err = k.Kernel.DefineTable(c); return err })
+	return t, k.write(func() error { t, err = k.Policies.DefineTable(c); return err })
 }
 
 func (k *watched) GrowTable(t policytable.ID, nodes []policytable.PortNode, classes []uint32) error {
-	return k.write(func() error { return k.Kernel.GrowTable(t, nodes, classes) })
+	return k.write(func() error { return k.Policies.GrowTable(t, nodes, classes) })
 }
 
 func (k *watched) SetPeer(t policytable.ID, nc policytable.IdentityClass, class uint16) error {
-	return k.write(func() error { return k.Kernel.SetPeer(t, nc, class) })
+	return k.write(func() error { return k.Policies.SetPeer(t, nc, class) })
 }
 
 func (k *watched) DeletePeer(t policytable.ID, nc policytable.IdentityClass) error {
-	return k.write(func() error { return k.Kernel.DeletePeer(t, nc) })
+	return k.write(func() error { return k.Policies.DeletePeer(t, nc) })
 }
 
 func (k *watched) SetPrefix(t policytable.ID, p netip.Prefix, classes policytable.PrefixClasses) error {
-	return k.write(func() error { return k.Kernel.SetPrefix(t, p, classes) })
+	return k.write(func() error { return k.Policies.SetPrefix(t, p, classes) })
 }
 
 func (k *watched) DeletePrefix(t policytable.ID, p netip.Prefix) error {
-	return k.write(func() error { return k.Kernel.DeletePrefix(t, p) })
+	return k.write(func() error { return k.Policies.DeletePrefix(t, p) })
 }
 
 func (k *watched) RetireTables(ts ...policytable.ID) error {
-	return k.write(func() error { return k.Kernel.RetireTables(ts...) })
+	return k.write(func() error { return k.Policies.RetireTables(ts...) })
 }
 
 func (k *watched) RetireIdentityClasses(ncs ...policytable.IdentityClass) error {
-	return k.write(func() error { return k.Kernel.RetireIdentityClasses(ncs...) })
+	return k.write(func() error { return k.Policies.RetireIdentityClasses(ncs...) })
 }
 
 func (k *watched) SetIdentities(ws map[uint32]policytable.Identity) error {
 	for id, w := range ws {
-		if err := k.write(func() error { return k.Kernel.SetIdentities(map[uint32]policytable.Identity{id: w}) }); err != nil {
+		if err := k.write(func() error { return k.Policies.SetIdentities(map[uint32]policytable.Identity{id: w}) }); err != nil {
 			return err
 		}
 	}
@@ -87,7 +88,7 @@ func (k *watched) SetIdentities(ws map[uint32]policytable.Identity) error {
 }
 
 func (k *watched) SetPolicy(slot uint16, egress, ingress policytable.ID) (gen uint32, err error) {
-	return gen, k.write(func() error { gen, err = k.Kernel.SetPolicy(slot, egress, ingress); return err })
+	return gen, k.write(func() error { gen, err = k.Policies.SetPolicy(slot, egress, ingress); return err })
 }
 
 // stage is real maps with three endpoints.
@@ -119,10 +120,10 @@ func newStage(t *testing.T) *stage {
 	t.Cleanup(func() { s.close() })
 	for i, number := range []uint32{300, 301, 300} {
 		n := byte(i + 1)
-		slot, err := s.kernel.Publish(t.Context(), kernel.Endpoint{
+		slot, err := s.kernel.Endpoints.Publish(t.Context(), slotmap.Endpoint{
 			Ifindex: 1000 + uint32(n), Identity: identity.Numeric(number), IPv4: netip.AddrFrom4([4]byte{10, 244, 0, n}),
-			MAC: [6]byte{2, 0, 0, 0, 0, n}, HostMAC: [6]byte{2, 0, 0, 0, 1, n}, MTU: 1500, Deliver: kernel.DeliverPeer,
-			Policy: kernel.Policy{Egress: policytable.Pending, Ingress: policytable.Pending},
+			MAC: [6]byte{2, 0, 0, 0, 0, n}, HostMAC: [6]byte{2, 0, 0, 0, 1, n}, MTU: 1500, Deliver: slotmap.DeliverPeer,
+			Policy: slotmap.Policy{Egress: policytable.Pending, Ingress: policytable.Pending},
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -154,7 +155,7 @@ func (s *stage) start() {
 // verifier.
 func (s *stage) adopt() {
 	s.t.Helper()
-	s.maps = &watched{Kernel: s.kernel, left: -1}
+	s.maps = &watched{Policies: s.kernel.Policies(), left: -1}
 	s.policies = policysync.New(policysync.Config{Name: "test", Kernel: s.maps, Wait: true})
 	if err := s.policies.Adopt(func(uint16) bool { return true }); err != nil {
 		s.t.Fatal(err)
@@ -168,7 +169,7 @@ func (s *stage) restart() {
 }
 
 // allows asks the live maps.
-func (s *stage) allows(e kernel.Endpoint, d policytable.Direction, peer uint32, addr netip.Addr, point uint32) bool {
+func (s *stage) allows(e slotmap.Endpoint, d policytable.Direction, peer uint32, addr netip.Addr, point uint32) bool {
 	table := e.Policy.Egress
 	if d == policytable.Ingress {
 		table = e.Policy.Ingress
@@ -189,7 +190,7 @@ func (s *stage) allows(e kernel.Endpoint, d policytable.Direction, peer uint32, 
 // check has every verdict be that of one of the states.
 func (s *stage) check(what string, states ...policysync.TestState) {
 	s.t.Helper()
-	list, err := s.kernel.Endpoints()
+	list, err := s.kernel.Endpoints.List()
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -171,6 +171,8 @@ var (
 	// ErrNoCapacity says that a map of the kernel is too small; the text has the
 	// figures.
 	ErrNoCapacity = errors.New("no capacity")
+	// ErrNoTable says that no table has the number.
+	ErrNoTable = errors.New("no such table")
 	// ErrInvalid says that the service sent something that makes no sense; the
 	// text names the field.
 	ErrInvalid = errors.New("invalid step")

@@ -13,6 +13,7 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
 
 // Maps are the kernel's, to be looked at.
@@ -81,7 +82,7 @@ func (s *Server) explainedPeer(ctx context.Context, p kernel.Peer) *datapathv1.E
 	if p.Entry.IsValid() {
 		e.IpcacheEntry = p.Entry.String()
 	}
-	if p.Slot != kernel.NoSlot && p.Slot != kernel.HostSlot {
+	if p.Slot != slotmap.NoSlot && p.Slot != slotmap.HostSlot {
 		e.Slot = uint32(p.Slot)
 		if o, ok := s.Core.OwnerOfSlot(uint16(p.Slot)); ok {
 			e.Owner = protoOwner(o)
@@ -90,7 +91,7 @@ func (s *Server) explainedPeer(ctx context.Context, p kernel.Peer) *datapathv1.E
 	return e
 }
 
-func (s *Server) explainedSide(x *kernel.Side, slot kernel.Slot, egress bool) *datapathv1.ExplainedSide {
+func (s *Server) explainedSide(x *kernel.Side, slot slotmap.Slot, egress bool) *datapathv1.ExplainedSide {
 	if x == nil {
 		return nil
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -56,7 +57,7 @@ func TestExplainTellsEveryStep(t *testing.T) {
 		Reason: kernel.DropPolicyDenied,
 		Source: kernel.Peer{Identity: 300, Word: policytable.Identity{Class: 5, Known: true}, Slot: 1, Entry: netip.MustParsePrefix("10.0.0.1/32")},
 		Destination: kernel.Peer{
-			Identity: 9, Slot: kernel.NoSlot,
+			Identity: 9, Slot: slotmap.NoSlot,
 		},
 		Egress: &kernel.Side{
 			SideVerdict: kernel.SideVerdict{By: kernel.ByRule, Table: 16, Gen: 21, Rule: 7, Action: kernel.ActionDeny},

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package kernel
+package slotmap
 
 import (
 	"context"
@@ -18,6 +18,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -74,7 +75,10 @@ type Endpoint struct {
 	Deliver Deliver
 	// Policy that judges the endpoint's first packet. Gen is set by Publish.
 	Policy Policy
-	// Incomplete is set by Endpoints if some of the keys that should lead to
+	// Audit is set by At, Lookup and List: what the policy denies passes and is
+	// reported.
+	Audit bool
+	// Incomplete is set by Lookup and List if some of the keys that should lead to
 	// the slot are missing: a process was killed between two writes. Unpublish
 	// it, or unpublish and publish it anew.
 	Incomplete bool
@@ -104,8 +108,8 @@ func (e Endpoint) record() bpf.MapsSlEndpoint {
 	return r
 }
 
-// endpointOf is the reverse of record, with the word.
-func endpointOf(s Slot, r *bpf.MapsSlEndpoint, pol uint64) Endpoint {
+// EndpointOf is the endpoint that a record of sl_ep says.
+func EndpointOf(s Slot, r *bpf.MapsSlEndpoint) Endpoint {
 	e := Endpoint{
 		Slot:     s,
 		Ifindex:  r.Ifindex,
@@ -114,7 +118,8 @@ func endpointOf(s Slot, r *bpf.MapsSlEndpoint, pol uint64) Endpoint {
 		HostMAC:  r.Hmac,
 		MTU:      r.Mtu,
 		Deliver:  Deliver(r.Deliver),
-		Policy:   policyOf(pol),
+		Policy:   policyOf(r.Pol),
+		Audit:    r.Flags&AuditBit != 0,
 	}
 	if r.Ip4 != 0 {
 		var a [4]byte
@@ -135,8 +140,8 @@ func policyOf(word uint64) Policy {
 	return Policy{Egress: policytable.ID(word), Ingress: policytable.ID(word >> 16), Gen: uint32(word >> 32)}
 }
 
-// addrs are the endpoint's addresses.
-func (e Endpoint) addrs() []netip.Addr {
+// Addrs are the endpoint's addresses.
+func (e Endpoint) Addrs() []netip.Addr {
 	var as []netip.Addr
 	for _, a := range []netip.Addr{e.IPv4, e.IPv6} {
 		if a.IsValid() {
@@ -153,10 +158,10 @@ func (e Endpoint) validate() error {
 	if e.Ifindex == 0 {
 		return bad("Ifindex is 0")
 	}
-	if err := checkIdentity(e.Identity); err != nil {
+	if err := ipmap.CheckIdentity(e.Identity); err != nil {
 		return err
 	}
-	if len(e.addrs()) == 0 {
+	if len(e.Addrs()) == 0 {
 		return bad("the endpoint has neither IPv4 nor IPv6 address")
 	}
 	if e.IPv4.IsValid() && (!e.IPv4.Is4() || !unicast(e.IPv4)) {
@@ -191,18 +196,11 @@ func ofEndpoint(id identity.Numeric) error {
 }
 
 // mayBeEndpoint is ofEndpoint, unless the options leave it out.
-func (k *Kernel) mayBeEndpoint(id identity.Numeric) error {
-	if k.opened.ReservedEndpoints {
-		return checkIdentity(id)
+func (eps *Maps) mayBeEndpoint(id identity.Numeric) error {
+	if eps.reserved {
+		return ipmap.CheckIdentity(id)
 	}
 	return ofEndpoint(id)
-}
-
-func checkIdentity(id identity.Numeric) error {
-	if id == 0 || id > identity.Max {
-		return fmt.Errorf("%w: Identity: %d is not between 1 and %d", pin.ErrInvalid, id, identity.Max)
-	}
-	return nil
 }
 
 func unicast(a netip.Addr) bool {
@@ -215,17 +213,29 @@ const slotSize = int(unsafe.Sizeof(bpf.MapsSlEndpoint{}))
 
 // word is the slot's pol, the only part of a published slot that changes but
 // for its identity.
-func (k *Kernel) word(s Slot) *uint64 {
-	return pin.Word(k.Pins.Memory(bpf.MapsMapSlEp), int(s)*slotSize+int(unsafe.Offsetof(bpf.MapsSlEndpoint{}.Pol)))
+func (eps *Maps) word(s Slot) *uint64 {
+	return pin.Word(eps.mem, int(s)*slotSize+int(unsafe.Offsetof(bpf.MapsSlEndpoint{}.Pol)))
 }
 
-func (k *Kernel) slotRecord(s Slot) *bpf.MapsSlEndpoint {
-	return (*bpf.MapsSlEndpoint)(unsafe.Pointer(&k.Pins.Memory(bpf.MapsMapSlEp)[int(s)*slotSize]))
+func (eps *Maps) slotRecord(s Slot) *bpf.MapsSlEndpoint {
+	return (*bpf.MapsSlEndpoint)(unsafe.Pointer(&eps.mem[int(s)*slotSize]))
+}
+
+// At reads a slot, that of the host too, whether a device leads to it or not.
+func (eps *Maps) At(s Slot) (Endpoint, error) {
+	if s > MaxEndpoints {
+		return Endpoint{}, fmt.Errorf("%w: slot %d is none", pin.ErrInvalid, s)
+	}
+	if err := eps.gate.RLock(); err != nil {
+		return Endpoint{}, err
+	}
+	defer eps.gate.RUnlock()
+	return eps.at(s), nil
 }
 
 // at reads a slot.
-func (k *Kernel) at(s Slot) Endpoint {
-	r := k.slotRecord(s)
+func (eps *Maps) at(s Slot) Endpoint {
+	r := eps.slotRecord(s)
 	c := bpf.MapsSlEndpoint{
 		Ifindex:  r.Ifindex,
 		Identity: atomic.LoadUint32(&r.Identity),
@@ -235,41 +245,53 @@ func (k *Kernel) at(s Slot) Endpoint {
 		Mac:      r.Mac,
 		Hmac:     r.Hmac,
 		Ip6:      r.Ip6,
+		Pol:      atomic.LoadUint64(eps.word(s)),
+		Flags:    uint8(atomic.LoadUint32(eps.flagsWord(s)) >> 24),
 	}
-	return endpointOf(s, &c, atomic.LoadUint64(k.word(s)))
+	return EndpointOf(s, &c)
 }
 
 // nextGen counts on the node-wide counter. 0 is nobody's, and the greatest says
 // that a program is changing a connection.
-func (k *Kernel) nextGen() uint32 {
+func (eps *Maps) nextGen() uint32 {
 	for {
-		if g := uint32(atomic.AddUint64(pin.Word(k.Pins.Memory(bpf.MapsMapSlGen), 0), 1)); g != 0 && g != math.MaxUint32 {
+		if g := uint32(atomic.AddUint64(pin.Word(eps.counter, 0), 1)); g != 0 && g != math.MaxUint32 {
 			return g
 		}
 	}
 }
 
 // initHost gives slot 0 its record: the host itself, which nothing judges yet.
-func (k *Kernel) initHost() error {
-	if atomic.LoadUint64(k.word(HostSlot)) != 0 {
+func (eps *Maps) initHost() error {
+	if atomic.LoadUint64(eps.word(HostSlot)) != 0 {
 		return nil
 	}
-	k.slotRecord(HostSlot).Identity = uint32(identity.Host)
-	atomic.StoreUint64(k.word(HostSlot), Policy{Egress: policytable.Allow, Ingress: policytable.Allow, Gen: k.nextGen()}.word())
+	eps.slotRecord(HostSlot).Identity = uint32(identity.Host)
+	atomic.StoreUint64(eps.word(HostSlot), Policy{Egress: policytable.Allow, Ingress: policytable.Allow, Gen: eps.nextGen()}.word())
 	return nil
 }
 
 // addrMap is the hash that leads from an address to its slot, and the key.
-func (k *Kernel) addrMap(a netip.Addr) (*ebpf.Map, any) {
+func (eps *Maps) addrMap(a netip.Addr) (*ebpf.Map, any) {
 	if a.Is4() {
-		return k.Pins.Map(bpf.MapsMapSlIp4), a.As4()
+		return eps.ip4, a.As4()
 	}
-	return k.Pins.Map(bpf.MapsMapSlIp6), a.As16()
+	return eps.ip6, a.As16()
+}
+
+// SlotOf is the slot that an address leads to: HostSlot for one of the host,
+// NoSlot if none.
+func (eps *Maps) SlotOf(a netip.Addr) (Slot, error) {
+	if err := eps.gate.RLock(); err != nil {
+		return NoSlot, err
+	}
+	defer eps.gate.RUnlock()
+	return eps.slotOf(a)
 }
 
 // slotOf is the slot that an address leads to, NoSlot if none.
-func (k *Kernel) slotOf(a netip.Addr) (Slot, error) {
-	m, key := k.addrMap(a)
+func (eps *Maps) slotOf(a netip.Addr) (Slot, error) {
+	m, key := eps.addrMap(a)
 	return lookupSlot(m, key)
 }
 
@@ -292,34 +314,34 @@ func lookupSlot(m *ebpf.Map, key any) (Slot, error) {
 // pin.ErrExists says that the device or one of the addresses already belongs to
 // another slot; pin.ErrFull that all MaxEndpoints slots are taken. On any error
 // nothing of e remains visible.
-func (k *Kernel) Publish(ctx context.Context, e Endpoint) (Slot, error) {
+func (eps *Maps) Publish(ctx context.Context, e Endpoint) (Slot, error) {
 	if err := e.validate(); err != nil {
 		return NoSlot, err
 	}
-	if err := k.mayBeEndpoint(e.Identity); err != nil {
+	if err := eps.mayBeEndpoint(e.Identity); err != nil {
 		return NoSlot, err
 	}
-	s, err := k.takeSlot(ctx)
+	s, err := eps.takeSlot(ctx)
 	if err != nil {
 		return NoSlot, err
 	}
-	defer k.mu.Unlock()
+	defer eps.gate.Unlock()
 
 	e.Slot = s
-	e.Policy.Gen = k.nextGen()
-	*k.slotRecord(s) = e.record()
-	atomic.StoreUint64(k.word(s), e.Policy.word())
+	e.Policy.Gen = eps.nextGen()
+	*eps.slotRecord(s) = e.record()
+	atomic.StoreUint64(eps.word(s), e.Policy.word())
 
-	undo, err := k.insertKeys(e)
+	undo, err := eps.insertKeys(e)
 	if err != nil {
-		atomic.StoreUint64(k.word(s), Policy{Gen: k.nextGen()}.word())
+		atomic.StoreUint64(eps.word(s), Policy{Gen: eps.nextGen()}.word())
 		for i := len(undo) - 1; i >= 0; i-- {
 			err = errors.Join(err, undo[i]())
 		}
 		if len(undo) == 0 {
-			k.slots.giveBack(s)
+			eps.slots.giveBack(s)
 		} else {
-			k.slots.retire(s)
+			eps.slots.retire(s)
 		}
 		return NoSlot, err
 	}
@@ -327,92 +349,92 @@ func (k *Kernel) Publish(ctx context.Context, e Endpoint) (Slot, error) {
 }
 
 // takeSlot returns with the lock held if it returns no error.
-func (k *Kernel) takeSlot(ctx context.Context) (Slot, error) {
+func (eps *Maps) takeSlot(ctx context.Context) (Slot, error) {
 	for {
-		if err := k.lock(); err != nil {
+		if err := eps.gate.Lock(); err != nil {
 			return NoSlot, err
 		}
-		if s, ok := k.slots.take(); ok {
+		if s, ok := eps.slots.take(); ok {
 			return s, nil
 		}
-		waiting := len(k.slots.draining) > 0
-		k.mu.Unlock()
+		waiting := len(eps.slots.draining) > 0
+		eps.gate.Unlock()
 		if !waiting {
 			return NoSlot, fmt.Errorf("%w: all %d endpoint slots are taken", pin.ErrFull, MaxEndpoints)
 		}
-		if err := k.Barrier(ctx); err != nil {
+		if err := eps.Barrier(ctx); err != nil {
 			return NoSlot, err
 		}
 	}
 }
 
 // insertKeys writes the keys that lead to e's slot, and how to take them back.
-func (k *Kernel) insertKeys(e Endpoint) (undo []func() error, err error) {
+func (eps *Maps) insertKeys(e Endpoint) (undo []func() error, err error) {
 	slot := uint32(e.Slot)
-	if err := pin.InsertOnce(k.Pins.Map(bpf.MapsMapSlIf), e.Ifindex, slot); err != nil {
+	if err := pin.InsertOnce(eps.devices, e.Ifindex, slot); err != nil {
 		return undo, fmt.Errorf("device %d: %w", e.Ifindex, err)
 	}
-	undo = append(undo, func() error { return pin.DeleteKey(k.Pins.Map(bpf.MapsMapSlIf), e.Ifindex) })
-	for _, a := range e.addrs() {
-		m, key := k.addrMap(a)
+	undo = append(undo, func() error { return pin.DeleteKey(eps.devices, e.Ifindex) })
+	for _, a := range e.Addrs() {
+		m, key := eps.addrMap(a)
 		if err := pin.InsertOnce(m, key, slot); err != nil {
 			return undo, fmt.Errorf("address %v: %w", a, err)
 		}
 		undo = append(undo, func() error { return pin.DeleteKey(m, key) })
 	}
-	for _, a := range e.addrs() {
-		if err := k.putIP(hostPrefix(a), IPInfo{Identity: e.Identity}); err != nil {
+	for _, a := range e.Addrs() {
+		if err := eps.addresses.Set(ipmap.HostPrefix(a), ipmap.Info{Identity: e.Identity}); err != nil {
 			return undo, fmt.Errorf("ipcache of %v: %w", a, err)
 		}
-		undo = append(undo, func() error { return k.dropIP(hostPrefix(a)) })
+		undo = append(undo, func() error { return eps.addresses.Remove(ipmap.HostPrefix(a)) })
 	}
 	return undo, nil
 }
 
 // SetPolicy replaces both tables of the endpoint and its gen by one 64-bit
 // store, so that a packet sees wholly the old word or wholly the new one. A
-// table that was retired is ErrNoTable.
-func (k *Kernel) SetPolicy(s Slot, egress, ingress policytable.ID) (gen uint32, err error) {
-	if err := k.lock(); err != nil {
+// table that was retired is policytable.ErrNoTable.
+func (eps *Maps) SetPolicy(s Slot, egress, ingress policytable.ID) (gen uint32, err error) {
+	if err := eps.gate.Lock(); err != nil {
 		return 0, err
 	}
-	defer k.mu.Unlock()
-	if err := k.mustLead(s); err != nil {
+	defer eps.gate.Unlock()
+	if err := eps.mustLead(s); err != nil {
 		return 0, err
 	}
 	for _, t := range []policytable.ID{egress, ingress} {
-		if k.tables.drains(t) {
-			return 0, fmt.Errorf("table %d: %w: it is retired", t, ErrNoTable)
+		if eps.withdrawn[t] {
+			return 0, fmt.Errorf("table %d: %w: it is retired", t, policytable.ErrNoTable)
 		}
 	}
-	gen = k.nextGen()
-	atomic.StoreUint64(k.word(s), Policy{Egress: egress, Ingress: ingress, Gen: gen}.word())
+	gen = eps.nextGen()
+	atomic.StoreUint64(eps.word(s), Policy{Egress: egress, Ingress: ingress, Gen: gen}.word())
 	return gen, nil
 }
 
 // SetIdentity changes the identity of a published endpoint: first the slot,
 // then the gen, then the ipcache entries of its addresses and their gens, so
 // that its peers' connections are judged again too. It may be repeated.
-func (k *Kernel) SetIdentity(s Slot, id identity.Numeric) error {
-	if err := k.mayBeEndpoint(id); err != nil {
+func (eps *Maps) SetIdentity(s Slot, id identity.Numeric) error {
+	if err := eps.mayBeEndpoint(id); err != nil {
 		return err
 	}
-	if err := k.lock(); err != nil {
+	if err := eps.gate.Lock(); err != nil {
 		return err
 	}
-	defer k.mu.Unlock()
-	if err := k.mustLead(s); err != nil {
+	defer eps.gate.Unlock()
+	if err := eps.mustLead(s); err != nil {
 		return err
 	}
-	atomic.StoreUint32(&k.slotRecord(s).Identity, uint32(id))
-	p := policyOf(atomic.LoadUint64(k.word(s)))
-	p.Gen = k.nextGen()
-	atomic.StoreUint64(k.word(s), p.word())
-	for _, a := range k.at(s).addrs() {
-		if err := k.putIP(hostPrefix(a), IPInfo{Identity: id}); err != nil {
+	atomic.StoreUint32(&eps.slotRecord(s).Identity, uint32(id))
+	p := policyOf(atomic.LoadUint64(eps.word(s)))
+	p.Gen = eps.nextGen()
+	atomic.StoreUint64(eps.word(s), p.word())
+	for _, a := range eps.at(s).Addrs() {
+		if err := eps.addresses.Set(ipmap.HostPrefix(a), ipmap.Info{Identity: id}); err != nil {
 			return fmt.Errorf("ipcache of %v: %w", a, err)
 		}
-		if err := k.bumpAddress(a); err != nil {
+		if err := eps.addresses.Bump(a); err != nil {
 			return fmt.Errorf("gen of %v: %w", a, err)
 		}
 	}
@@ -421,8 +443,8 @@ func (k *Kernel) SetIdentity(s Slot, id identity.Numeric) error {
 
 // Cut denies the endpoint everything in both directions by one store. It is
 // the first step of a deletion, and may be repeated.
-func (k *Kernel) Cut(s Slot) error {
-	_, err := k.SetPolicy(s, policytable.Deny, policytable.Deny)
+func (eps *Maps) Cut(s Slot) error {
+	_, err := eps.SetPolicy(s, policytable.Deny, policytable.Deny)
 	return err
 }
 
@@ -431,45 +453,45 @@ func (k *Kernel) Cut(s Slot) error {
 // is not given out again before a grace period has passed (see Barrier).
 //
 // After an error the endpoint is cut, and the call may be repeated.
-func (k *Kernel) Unpublish(s Slot) error {
-	if err := k.lock(); err != nil {
+func (eps *Maps) Unpublish(s Slot) error {
+	if err := eps.gate.Lock(); err != nil {
 		return err
 	}
-	defer k.mu.Unlock()
-	if err := k.mustLead(s); err != nil {
+	defer eps.gate.Unlock()
+	if err := eps.mustLead(s); err != nil {
 		return err
 	}
-	atomic.StoreUint64(k.word(s), Policy{Gen: k.nextGen()}.word())
-	e := k.at(s)
-	for _, a := range e.addrs() {
-		owner, err := k.slotOf(a)
+	atomic.StoreUint64(eps.word(s), Policy{Gen: eps.nextGen()}.word())
+	e := eps.at(s)
+	for _, a := range e.Addrs() {
+		owner, err := eps.slotOf(a)
 		if err != nil {
 			return fmt.Errorf("address %v: %w", a, err)
 		}
 		if owner != s {
 			continue
 		}
-		if err := k.dropIP(hostPrefix(a)); err != nil {
+		if err := eps.addresses.Remove(ipmap.HostPrefix(a)); err != nil {
 			return fmt.Errorf("ipcache of %v: %w", a, err)
 		}
-		m, key := k.addrMap(a)
+		m, key := eps.addrMap(a)
 		if err := pin.DeleteKey(m, key); err != nil {
 			return fmt.Errorf("address %v: %w", a, err)
 		}
 	}
-	if err := pin.DeleteKey(k.Pins.Map(bpf.MapsMapSlIf), e.Ifindex); err != nil {
+	if err := pin.DeleteKey(eps.devices, e.Ifindex); err != nil {
 		return fmt.Errorf("device %d: %w", e.Ifindex, err)
 	}
-	k.slots.retire(s)
+	eps.slots.retire(s)
 	return nil
 }
 
 // mustLead checks that s is a pod's slot and published.
-func (k *Kernel) mustLead(s Slot) error {
+func (eps *Maps) mustLead(s Slot) error {
 	if s == HostSlot || s > MaxEndpoints {
 		return fmt.Errorf("%w: slot %d is no pod's", pin.ErrInvalid, s)
 	}
-	owner, err := lookupSlot(k.Pins.Map(bpf.MapsMapSlIf), k.slotRecord(s).Ifindex)
+	owner, err := lookupSlot(eps.devices, eps.slotRecord(s).Ifindex)
 	if err != nil {
 		return fmt.Errorf("slot %d: %w", s, err)
 	}
@@ -481,31 +503,31 @@ func (k *Kernel) mustLead(s Slot) error {
 
 // Lookup returns the endpoint of one slot as the maps hold it. ErrNotFound
 // says that no device leads to the slot.
-func (k *Kernel) Lookup(s Slot) (Endpoint, error) {
-	if err := k.rlock(); err != nil {
+func (eps *Maps) Lookup(s Slot) (Endpoint, error) {
+	if err := eps.gate.RLock(); err != nil {
 		return Endpoint{}, err
 	}
-	defer k.mu.RUnlock()
-	if err := k.mustLead(s); err != nil {
+	defer eps.gate.RUnlock()
+	if err := eps.mustLead(s); err != nil {
 		return Endpoint{}, err
 	}
-	return k.check(s)
+	return eps.check(s)
 }
 
-// Endpoints lists what the kernel's maps hold, by slot, without the host. It
+// List lists what the kernel's maps hold, by slot, without the host. It
 // is read from the maps at each call, never from memory.
-func (k *Kernel) Endpoints() ([]Endpoint, error) {
-	if err := k.rlock(); err != nil {
+func (eps *Maps) List() ([]Endpoint, error) {
+	if err := eps.gate.RLock(); err != nil {
 		return nil, err
 	}
-	defer k.mu.RUnlock()
-	slots, err := k.usedSlots()
+	defer eps.gate.RUnlock()
+	slots, err := eps.usedSlots()
 	if err != nil {
 		return nil, err
 	}
 	var es []Endpoint
 	for _, s := range slots {
-		e, err := k.check(s)
+		e, err := eps.check(s)
 		if err != nil {
 			return nil, err
 		}
@@ -515,14 +537,14 @@ func (k *Kernel) Endpoints() ([]Endpoint, error) {
 }
 
 // check reads a slot and whether all keys lead to it.
-func (k *Kernel) check(s Slot) (Endpoint, error) {
-	e := k.at(s)
-	for _, a := range e.addrs() {
-		owner, err := k.slotOf(a)
+func (eps *Maps) check(s Slot) (Endpoint, error) {
+	e := eps.at(s)
+	for _, a := range e.Addrs() {
+		owner, err := eps.slotOf(a)
 		if err != nil {
 			return e, fmt.Errorf("address %v: %w", a, err)
 		}
-		info, found, err := k.getIP(hostPrefix(a))
+		info, found, err := eps.addresses.Match(a)
 		if err != nil {
 			return e, fmt.Errorf("ipcache of %v: %w", a, err)
 		}
@@ -534,12 +556,12 @@ func (k *Kernel) check(s Slot) (Endpoint, error) {
 }
 
 // usedSlots are the slots that a device leads to, in order.
-func (k *Kernel) usedSlots() ([]Slot, error) {
+func (eps *Maps) usedSlots() ([]Slot, error) {
 	var used []Slot
 	var ifindex, slot uint32
-	it := k.Pins.Map(bpf.MapsMapSlIf).Iterate()
+	it := eps.devices.Iterate()
 	for it.Next(&ifindex, &slot) {
-		if slot > 0 && slot <= MaxEndpoints && k.slotRecord(Slot(slot)).Ifindex == ifindex {
+		if slot > 0 && slot <= MaxEndpoints && eps.slotRecord(Slot(slot)).Ifindex == ifindex {
 			used = append(used, Slot(slot))
 		}
 	}
@@ -552,19 +574,19 @@ func (k *Kernel) usedSlots() ([]Slot, error) {
 
 // dropStrayKeys deletes keys that lead to a slot which does not know them: a
 // process was killed while it undid or deleted.
-func (k *Kernel) dropStrayKeys() error {
-	used, err := k.usedSlots()
+func (eps *Maps) dropStrayKeys() error {
+	used, err := eps.usedSlots()
 	if err != nil {
 		return err
 	}
 	published := map[Slot]Endpoint{}
 	for _, s := range used {
-		published[s] = k.at(s)
+		published[s] = eps.at(s)
 	}
 
 	var strayDevices []uint32
 	var ifindex, slot uint32
-	it := k.Pins.Map(bpf.MapsMapSlIf).Iterate()
+	it := eps.devices.Iterate()
 	for it.Next(&ifindex, &slot) {
 		if e, ok := published[Slot(slot)]; !ok || e.Ifindex != ifindex {
 			strayDevices = append(strayDevices, ifindex)
@@ -573,27 +595,27 @@ func (k *Kernel) dropStrayKeys() error {
 	if err := it.Err(); err != nil {
 		return fmt.Errorf("list devices: %w", err)
 	}
-	owners, err := k.addrOwners()
+	owners, err := eps.addrOwners()
 	if err != nil {
 		return err
 	}
 	var strayAddrs []netip.Addr
 	for a, s := range owners {
-		if e, ok := published[s]; s != HostSlot && (!ok || !slices.Contains(e.addrs(), a)) {
+		if e, ok := published[s]; s != HostSlot && (!ok || !slices.Contains(e.Addrs(), a)) {
 			strayAddrs = append(strayAddrs, a)
 		}
 	}
 
 	for _, a := range strayAddrs {
-		k.log.Info("stray address removed", "address", a)
-		m, key := k.addrMap(a)
-		if err := errors.Join(k.dropIP(hostPrefix(a)), pin.DeleteKey(m, key)); err != nil {
+		eps.log.Info("stray address removed", "address", a)
+		m, key := eps.addrMap(a)
+		if err := errors.Join(eps.addresses.Remove(ipmap.HostPrefix(a)), pin.DeleteKey(m, key)); err != nil {
 			return fmt.Errorf("address %v: %w", a, err)
 		}
 	}
 	for _, ifindex := range strayDevices {
-		k.log.Info("stray device removed", "ifindex", ifindex)
-		if err := pin.DeleteKey(k.Pins.Map(bpf.MapsMapSlIf), ifindex); err != nil {
+		eps.log.Info("stray device removed", "ifindex", ifindex)
+		if err := pin.DeleteKey(eps.devices, ifindex); err != nil {
 			return fmt.Errorf("device %d: %w", ifindex, err)
 		}
 	}
@@ -601,11 +623,11 @@ func (k *Kernel) dropStrayKeys() error {
 }
 
 // addrOwners is every local address with its slot.
-func (k *Kernel) addrOwners() (map[netip.Addr]Slot, error) {
+func (eps *Maps) addrOwners() (map[netip.Addr]Slot, error) {
 	owners := map[netip.Addr]Slot{}
 	var slot uint32
 	var a4 [4]byte
-	it := k.Pins.Map(bpf.MapsMapSlIp4).Iterate()
+	it := eps.ip4.Iterate()
 	for it.Next(&a4, &slot) {
 		owners[netip.AddrFrom4(a4)] = Slot(slot)
 	}
@@ -613,7 +635,7 @@ func (k *Kernel) addrOwners() (map[netip.Addr]Slot, error) {
 		return nil, fmt.Errorf("list IPv4 addresses: %w", err)
 	}
 	var a16 [16]byte
-	it = k.Pins.Map(bpf.MapsMapSlIp6).Iterate()
+	it = eps.ip6.Iterate()
 	for it.Next(&a16, &slot) {
 		owners[netip.AddrFrom16(a16)] = Slot(slot)
 	}
@@ -621,121 +643,4 @@ func (k *Kernel) addrOwners() (map[netip.Addr]Slot, error) {
 		return nil, fmt.Errorf("list IPv6 addresses: %w", err)
 	}
 	return owners, nil
-}
-
-// SyncHostAddrs makes addrs the complete set of the host's own addresses: each
-// leads to slot 0 and has identity host in the ipcache. Only differences are
-// written; connections with an address that came or went are judged again. Loopback, multicast and IPv6 link-local addresses are left out: no
-// pod reaches them. An address that an endpoint holds is pin.ErrExists, and the
-// rest is still applied. So it is if there are more addresses than fit beside
-// those of all endpoints: a HostAddrsError. Those that are known already and
-// the first of addrs are kept.
-func (k *Kernel) SyncHostAddrs(addrs []netip.Addr) error {
-	if err := k.lock(); err != nil {
-		return err
-	}
-	defer k.mu.Unlock()
-	owners, err := k.addrOwners()
-	if err != nil {
-		return err
-	}
-	want, errs := k.wantedHostAddrs(addrs, owners)
-	for a, s := range owners {
-		if s != HostSlot || want[a] {
-			continue
-		}
-		m, key := k.addrMap(a)
-		if err := errors.Join(pin.DeleteKey(m, key), k.dropIP(hostPrefix(a)), k.bumpAddress(a)); err != nil {
-			errs = append(errs, fmt.Errorf("host address %v: %w", a, err))
-		}
-	}
-	for a := range want {
-		s, known := owners[a]
-		if known && s != HostSlot {
-			errs = append(errs, fmt.Errorf("host address %v: %w by slot %d", a, pin.ErrExists, s))
-			continue
-		}
-		if err := k.putIP(hostPrefix(a), IPInfo{Identity: identity.Host}); err != nil {
-			errs = append(errs, fmt.Errorf("host address %v: ipcache: %w", a, err))
-			continue
-		}
-		if known {
-			continue
-		}
-		m, key := k.addrMap(a)
-		if err := errors.Join(pin.InsertOnce(m, key, uint32(HostSlot)), k.bumpAddress(a)); err != nil {
-			errs = append(errs, fmt.Errorf("host address %v: %w", a, err))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// HostAddrsError says that the host has more addresses than fit. It wraps
-// pin.ErrFull.
-type HostAddrsError struct {
-	// Map is the name of the map of the family.
-	Map string
-	// Have is how many addresses there are, Limit how many fit.
-	Have, Limit int
-}
-
-// Error names the map and the figures.
-func (e *HostAddrsError) Error() string {
-	return fmt.Sprintf("map %s: the host has %d addresses, %d fit beside those of %d endpoints; the rest count as the world's",
-		e.Map, e.Have, e.Limit, MaxEndpoints)
-}
-
-// Unwrap makes the error an pin.ErrFull.
-func (e *HostAddrsError) Unwrap() error { return pin.ErrFull }
-
-// wantedHostAddrs is the set that SyncHostAddrs makes: what a pod can reach, as
-// far as it fits.
-func (k *Kernel) wantedHostAddrs(addrs []netip.Addr, owners map[netip.Addr]Slot) (want map[netip.Addr]bool, errs []error) {
-	want = map[netip.Addr]bool{}
-	var known, fresh []netip.Addr
-	for _, a := range addrs {
-		a = a.Unmap().WithZone("")
-		if !a.IsValid() || !unicast(a) || a.Is6() && a.IsLinkLocalUnicast() || want[a] {
-			continue
-		}
-		want[a] = true
-		if s, ok := owners[a]; ok && s == HostSlot {
-			known = append(known, a)
-		} else {
-			fresh = append(fresh, a)
-		}
-	}
-	count := map[*ebpf.Map]int{}
-	for _, a := range slices.Concat(known, fresh) {
-		m, _ := k.addrMap(a)
-		if count[m]++; count[m] > int(m.MaxEntries())-MaxEndpoints {
-			delete(want, a)
-		}
-	}
-	for name, m := range map[string]*ebpf.Map{bpf.MapsMapSlIp4: k.Pins.Map(bpf.MapsMapSlIp4), bpf.MapsMapSlIp6: k.Pins.Map(bpf.MapsMapSlIp6)} {
-		if limit := int(m.MaxEntries()) - MaxEndpoints; count[m] > limit {
-			errs = append(errs, &HostAddrsError{Map: name, Have: count[m], Limit: limit})
-		}
-	}
-	return want, errs
-}
-
-// HostAddrs lists the host's own addresses as the maps hold them, sorted.
-func (k *Kernel) HostAddrs() ([]netip.Addr, error) {
-	if err := k.rlock(); err != nil {
-		return nil, err
-	}
-	defer k.mu.RUnlock()
-	owners, err := k.addrOwners()
-	if err != nil {
-		return nil, err
-	}
-	var as []netip.Addr
-	for a, s := range owners {
-		if s == HostSlot {
-			as = append(as, a)
-		}
-	}
-	slices.SortFunc(as, netip.Addr.Compare)
-	return as, nil
 }

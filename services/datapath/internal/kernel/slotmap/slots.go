@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package kernel
+package slotmap
 
 import (
 	"context"
@@ -81,26 +81,21 @@ func (t *slotTable) endDrain(slots []Slot, passed bool) {
 }
 
 // Barrier waits until every program run that started before the call has
-// ended (8 to 16 ms), then frees what was unpublished or retired before it:
-// slots, policy tables, node classes. One call covers any number of them.
-// Nobody has to call it: Publish does when it runs out of slots, DefineTable
-// when it runs out of room.
-func (k *Kernel) Barrier(ctx context.Context) error {
-	if err := k.lock(); err != nil {
+// ended (8 to 16 ms), then frees the slots that were unpublished before it.
+// Nothing has to call it: Publish does when it runs out of slots.
+func (eps *Maps) Barrier(ctx context.Context) error {
+	if err := eps.gate.Lock(); err != nil {
 		return err
 	}
-	slots := k.slots.beginDrain()
-	tables := k.tables.beginDrain()
-	k.mu.Unlock()
+	slots := eps.slots.beginDrain()
+	eps.gate.Unlock()
 
 	err := pin.GracePeriod(ctx)
 
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.slots.endDrain(slots, err == nil)
-	if k.closed {
-		// the next process frees the tables
-		return errors.Join(err, pin.ErrClosed)
+	if lerr := eps.gate.Lock(); lerr != nil {
+		return errors.Join(err, lerr)
 	}
-	return errors.Join(err, k.tables.endDrain(tables, err == nil))
+	defer eps.gate.Unlock()
+	eps.slots.endDrain(slots, err == nil)
+	return err
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package kernel
+package slotmap
 
 import "github.com/sluice-net/sluice/services/datapath/internal/policytable"
 
 // Bindings lists the endpoints with the tables that evaluate them.
-func (k *Kernel) Bindings() ([]policytable.Binding, error) {
-	endpoints, err := k.Endpoints()
+func (eps *Maps) Bindings() ([]policytable.Binding, error) {
+	endpoints, err := eps.List()
 	if err != nil {
 		return nil, err
 	}
@@ -15,7 +15,7 @@ func (k *Kernel) Bindings() ([]policytable.Binding, error) {
 	for i := range endpoints {
 		e := &endpoints[i]
 		out[i] = policytable.Binding{
-			Slot: e.Slot, Identity: uint32(e.Identity), Addrs: e.addrs(),
+			Slot: e.Slot, Identity: uint32(e.Identity), Addrs: e.Addrs(),
 			Egress: e.Policy.Egress, Ingress: e.Policy.Ingress, Generation: e.Policy.Gen,
 		}
 	}

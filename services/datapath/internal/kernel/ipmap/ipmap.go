@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package ipmap writes and reads the maps of addresses: the ipcache, which says
+// whose a prefix is, and the epochs of addresses, which make what was decided
+// about them stale. It does not know why a prefix is there.
+package ipmap
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+)
+
+// Info is what the ipcache knows about a prefix.
+type Info struct {
+	Identity identity.Numeric
+	// Node is the number of the node that holds the prefix, 0 for this node or
+	// none.
+	Node uint16
+	// Flags say what kind of prefix it is.
+	Flags Flags
+}
+
+// Flags describe an ipcache entry.
+type Flags uint16
+
+// PodRange marks a range of which every address in use has an endpoint on
+// this node: what has none is dropped with the reason no-route.
+const PodRange Flags = 1
+
+// Entry is one entry of the ipcache.
+type Entry struct {
+	Prefix netip.Prefix
+	Info
+}
+
+// Maps are the maps of the ipcache, and the epochs of addresses.
+type Maps struct {
+	gate       pin.Gate
+	ipc4, ipc6 *ebpf.Map
+	epochs     []byte // of sl_pgen
+}
+
+// Open finds the maps of addresses among all. It writes nothing.
+func Open(pm *pin.Maps) *Maps {
+	return &Maps{
+		gate: pin.Gate{ValidateOnly: pm.ValidateOnly},
+		ipc4: pm.Map(bpf.MapsMapSlIpc4), ipc6: pm.Map(bpf.MapsMapSlIpc6), epochs: pm.Memory(bpf.MapsMapSlPgen),
+	}
+}
+
+// Close refuses every later call.
+func (as *Maps) Close() { as.gate.Close() }
+
+// Set sets what is known about a prefix: the longest matching prefix counts.
+func (as *Maps) Set(p netip.Prefix, i Info) error {
+	if err := errors.Join(CheckPrefix(p), CheckIdentity(i.Identity)); err != nil {
+		return err
+	}
+	if err := as.gate.Lock(); err != nil {
+		return err
+	}
+	defer as.gate.Unlock()
+	m, key := as.trie(p)
+	return pin.ReplaceInTrie(m, key, &bpf.MapsSlIpcache{
+		Identity: uint32(i.Identity), Node: i.Node, Flags: uint16(i.Flags),
+	})
+}
+
+// Remove removes a prefix. One that is not there is not an error.
+func (as *Maps) Remove(p netip.Prefix) error {
+	if err := CheckPrefix(p); err != nil {
+		return err
+	}
+	if err := as.gate.Lock(); err != nil {
+		return err
+	}
+	defer as.gate.Unlock()
+	m, key := as.trie(p)
+	return pin.DeleteKey(m, key)
+}
+
+// Match is what the longest prefix that holds an address says.
+func (as *Maps) Match(a netip.Addr) (Info, bool, error) {
+	if err := as.gate.RLock(); err != nil {
+		return Info{}, false, err
+	}
+	defer as.gate.RUnlock()
+	m, key := as.trie(HostPrefix(a))
+	var v bpf.MapsSlIpcache
+	switch err := m.Lookup(key, &v); {
+	case errors.Is(err, ebpf.ErrKeyNotExist):
+		return Info{}, false, nil
+	case err != nil:
+		return Info{}, false, err
+	}
+	return infoOf(v), true, nil
+}
+
+// List lists all prefixes, sorted by prefix, IPv4 first.
+func (as *Maps) List() ([]Entry, error) {
+	if err := as.gate.RLock(); err != nil {
+		return nil, err
+	}
+	defer as.gate.RUnlock()
+	var es []Entry
+	var v bpf.MapsSlIpcache
+
+	var k4 bpf.MapsSlPrefix4
+	it := as.ipc4.Iterate()
+	for it.Next(&k4, &v) {
+		es = append(es, Entry{netip.PrefixFrom(netip.AddrFrom4(k4.Addr), int(k4.Bits)), infoOf(v)})
+	}
+	if err := it.Err(); err != nil {
+		return nil, fmt.Errorf("list the IPv4 ipcache: %w", err)
+	}
+	var k6 bpf.MapsSlPrefix6
+	it = as.ipc6.Iterate()
+	for it.Next(&k6, &v) {
+		es = append(es, Entry{netip.PrefixFrom(netip.AddrFrom16(k6.Addr), int(k6.Bits)), infoOf(v)})
+	}
+	if err := it.Err(); err != nil {
+		return nil, fmt.Errorf("list the IPv6 ipcache: %w", err)
+	}
+	slices.SortFunc(es, func(a, b Entry) int {
+		return cmp.Or(a.Prefix.Addr().Compare(b.Prefix.Addr()), cmp.Compare(a.Prefix.Bits(), b.Prefix.Bits()))
+	})
+	return es, nil
+}
+
+func infoOf(v bpf.MapsSlIpcache) Info {
+	return Info{Identity: identity.Numeric(v.Identity), Node: v.Node, Flags: Flags(v.Flags)}
+}
+
+func CheckPrefix(p netip.Prefix) error {
+	if !p.IsValid() || p.Addr().Is4In6() || p != p.Masked() {
+		return fmt.Errorf("%w: %v is not a masked prefix", pin.ErrInvalid, p)
+	}
+	return nil
+}
+
+// CheckIdentity refuses what is no identity.
+func CheckIdentity(id identity.Numeric) error {
+	if id == 0 || id > identity.Max {
+		return fmt.Errorf("%w: Identity: %d is not between 1 and %d", pin.ErrInvalid, id, identity.Max)
+	}
+	return nil
+}
+
+// HostPrefix is the prefix that holds a alone.
+func HostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+func (as *Maps) trie(p netip.Prefix) (*ebpf.Map, any) {
+	if p.Addr().Is4() {
+		return as.ipc4, &bpf.MapsSlPrefix4{Bits: uint32(p.Bits()), Addr: p.Addr().As4()}
+	}
+	return as.ipc6, &bpf.MapsSlPrefix6{Bits: uint32(p.Bits()), Addr: p.Addr().As16()}
+}
+
+// SyncPodRanges makes the node's pod ranges unknown-in-cluster, so that an
+// address without an endpoint is never taken for the world, and removes the
+// ranges of an earlier configuration.
+func (as *Maps) SyncPodRanges(ranges []netip.Prefix, log *slog.Logger) error {
+	have, err := as.List()
+	if err != nil {
+		return err
+	}
+	want := Info{Identity: identity.UnknownInCluster, Flags: PodRange}
+	for _, p := range ranges {
+		if err := as.Set(p, want); err != nil {
+			return fmt.Errorf("%v: %w", p, err)
+		}
+	}
+	for _, e := range have {
+		if e.Flags&PodRange != 0 && !slices.Contains(ranges, e.Prefix) {
+			log.Info("earlier pod range removed", "prefix", e.Prefix)
+			if err := as.Remove(e.Prefix); err != nil {
+				return fmt.Errorf("%v: %w", e.Prefix, err)
+			}
+		}
+	}
+	return nil
+}
+
+// addressBucket is the place of an address in sl_pgen, as address_gen_bucket of
+// the programs computes it.
+func addressBucket(a netip.Addr) int {
+	b := a.AsSlice()
+	h := uint32(0)
+	for i := 0; i < len(b); i += 4 {
+		h = (h ^ binary.BigEndian.Uint32(b[i:])) * 0x9e3779b1
+	}
+	return int(h >> 20)
+}
+
+// Bump makes every connection with an address, and with those that
+// share its bucket, be judged again.
+func (as *Maps) Bump(a netip.Addr) error {
+	if !a.IsValid() || a.Is4In6() {
+		return fmt.Errorf("%w: %v is not an address", pin.ErrInvalid, a)
+	}
+	if err := as.gate.Lock(); err != nil {
+		return err
+	}
+	defer as.gate.Unlock()
+	atomic.AddUint64(pin.Word(as.epochs, addressBucket(a)*8), 1)
+	return nil
+}
+
+// Epoch is the part of an address's gen that connections remember.
+func (as *Maps) Epoch(a netip.Addr) (uint16, error) {
+	if err := as.gate.RLock(); err != nil {
+		return 0, err
+	}
+	defer as.gate.RUnlock()
+	return uint16(atomic.LoadUint64(pin.Word(as.epochs, addressBucket(a)*8))), nil
+}

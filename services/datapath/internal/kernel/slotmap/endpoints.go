@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package slotmap writes and reads the maps of endpoints: the array with a
+// slot for each, the keys by which devices and addresses lead there, and the
+// epochs of slots, which make verdicts stale. The host is slot 0, and its
+// addresses are here too.
+//
+// A slot is written before the first key leads to it, and not again before every
+// key is gone and a grace period has passed. What changes meanwhile is one
+// aligned word. Who may be an endpoint and which tables evaluate it is the
+// caller's business.
+package slotmap
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+)
+
+// Maps are the endpoints of the node, and the addresses of the host, as
+// the programs see them. Its methods may be called concurrently; changes are
+// applied one after the other.
+type Maps struct {
+	log       *slog.Logger
+	reserved  bool
+	addresses *ipmap.Maps
+
+	devices, ip4, ip6 *ebpf.Map
+	mem               []byte // of sl_ep
+	counter           []byte // of sl_gen
+
+	gate      pin.Gate
+	slots     slotTable
+	withdrawn map[policytable.ID]bool // tables that no word may name any more
+}
+
+// Options say what an endpoint may be.
+type Options struct {
+	// Reserved lets endpoints have reserved identities.
+	Reserved bool
+	Log      *slog.Logger
+}
+
+// Open finds the maps of endpoints among all. It writes nothing.
+func Open(pm *pin.Maps, addresses *ipmap.Maps, o Options) *Maps {
+	return &Maps{
+		log: o.Log, reserved: o.Reserved, addresses: addresses,
+		devices: pm.Map(bpf.MapsMapSlIf), ip4: pm.Map(bpf.MapsMapSlIp4), ip6: pm.Map(bpf.MapsMapSlIp6),
+		mem: pm.Memory(bpf.MapsMapSlEp), counter: pm.Memory(bpf.MapsMapSlGen),
+		gate: pin.Gate{ValidateOnly: pm.ValidateOnly}, withdrawn: map[policytable.ID]bool{},
+	}
+}
+
+// Settle completes what a killed process left half-deleted. Nothing is
+// published before.
+func (eps *Maps) Settle() error {
+	if err := eps.initHost(); err != nil {
+		return fmt.Errorf("initialise the host's slot: %w", err)
+	}
+	if err := eps.dropStrayKeys(); err != nil {
+		return fmt.Errorf("complete earlier deletions: %w", err)
+	}
+	used, err := eps.usedSlots()
+	if err != nil {
+		return err
+	}
+	eps.slots = newSlotTable(used)
+	return nil
+}
+
+// Close refuses every later call.
+func (eps *Maps) Close() { eps.gate.Close() }
+
+// ErrInUse says that an endpoint's word names the table.
+var ErrInUse = errors.New("in use")
+
+// Withdraw has no word name the tables any more. If one does, it is
+// ErrInUse, and none is withdrawn.
+func (eps *Maps) Withdraw(ts ...policytable.ID) error {
+	if err := eps.gate.Lock(); err != nil {
+		return err
+	}
+	defer eps.gate.Unlock()
+	for s := HostSlot; s <= MaxEndpoints; s++ {
+		p := eps.policyAt(s)
+		for _, t := range []policytable.ID{p.Egress, p.Ingress} {
+			if slices.Contains(ts, t) {
+				return fmt.Errorf("table %d: %w by slot %d", t, ErrInUse, s)
+			}
+		}
+	}
+	for _, t := range ts {
+		eps.withdrawn[t] = true
+	}
+	return nil
+}
+
+// Release lets words name a table again: its number has another meaning, or it
+// was not retired after all.
+func (eps *Maps) Release(t policytable.ID) {
+	if err := eps.gate.Lock(); err != nil {
+		return // no word changes any more
+	}
+	defer eps.gate.Unlock()
+	delete(eps.withdrawn, t)
+}
+
+// Count is how many endpoints there are, without the host.
+func (eps *Maps) Count() (int, error) {
+	if err := eps.gate.RLock(); err != nil {
+		return 0, err
+	}
+	defer eps.gate.RUnlock()
+	used, err := eps.usedSlots()
+	return len(used), err
+}
+
+// Named are the tables that a word names.
+func (eps *Maps) Named() map[policytable.ID]bool {
+	named := map[policytable.ID]bool{}
+	for s := HostSlot; s <= MaxEndpoints; s++ {
+		p := eps.policyAt(s)
+		named[p.Egress], named[p.Ingress] = true, true
+	}
+	return named
+}

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package slotmap
+
+import (
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+)
+
+// noPickUp is SL_EP_NO_PICK_UP: a bit of an endpoint's state that the programs
+// set and the collector takes back.
+const noPickUp = 0x1
+
+func (eps *Maps) state(s Slot) *uint64 {
+	return pin.Word(eps.mem, int(s)*slotSize+int(unsafe.Offsetof(bpf.MapsSlEndpoint{}.State)))
+}
+
+// StopPickUp keeps connections of every endpoint from being picked up, because
+// the programs no longer know which of them a policy has terminated. Endpoints
+// that are published later have none.
+func (eps *Maps) StopPickUp() {
+	for s := Slot(1); s <= MaxEndpoints; s++ {
+		atomic.OrUint64(eps.state(s), noPickUp)
+	}
+}
+
+// PickUpStopped says for how many endpoints nothing is picked up.
+func (eps *Maps) PickUpStopped() (n int, err error) {
+	if err := eps.gate.RLock(); err != nil {
+		return 0, err
+	}
+	defer eps.gate.RUnlock()
+	for s := Slot(1); s <= MaxEndpoints; s++ {
+		if atomic.LoadUint64(eps.state(s))&noPickUp != 0 && eps.slotRecord(s).Ifindex != 0 {
+			n++
+		}
+	}
+	return n, nil
+}
+
+// AllowPickUp takes back what StopPickUp and the programs have set.
+func (eps *Maps) AllowPickUp() {
+	for s := Slot(1); s <= MaxEndpoints; s++ {
+		atomic.AndUint64(eps.state(s), ^uint64(noPickUp))
+	}
+}

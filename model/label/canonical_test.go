@@ -5,6 +5,7 @@ package label
 
 import (
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -64,6 +65,13 @@ func TestStoredFormsStayWhatTheyAre(t *testing.T) {
 		if hash := set.Hash(); set.Text() != c.text || hex.EncodeToString(hash[:]) != c.hash {
 			t.Errorf("%v is stored as %s under %x, want %s under %s", c.labels, set, hash, c.text, c.hash)
 		}
+	}
+}
+
+func TestStoredLabelsOfEndpointsStayWhatTheyAre(t *testing.T) {
+	b, err := json.Marshal([]Label{{"k8s", "app", "web"}, {"cni", "team", ""}})
+	if want := `[{"source":"k8s","key":"app","value":"web"},{"source":"cni","key":"team"}]`; err != nil || string(b) != want {
+		t.Errorf("%s, %v, want %s", b, err, want)
 	}
 }
 

@@ -61,11 +61,12 @@ const (
 	KeyNoLabels = "no-labels"
 )
 
-// Label is one property of a workload.
+// Label is one property of a workload. Its JSON form is part of the datapath's
+// records of endpoints.
 type Label struct {
-	Source string
-	Key    string
-	Value  string // may be empty
+	Source string `json:"source"`
+	Key    string `json:"key"`
+	Value  string `json:"value,omitempty"` // may be empty
 }
 
 // Name is "source:key".

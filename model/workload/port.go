@@ -54,9 +54,10 @@ type NamedPort struct {
 	Protocol Protocol `json:"protocol"`
 }
 
-// Compare orders by name, protocol and port.
+// Compare orders by name, port and protocol. Records of endpoints hold ports in
+// this order.
 func (p NamedPort) Compare(q NamedPort) int {
-	return cmp.Or(strings.Compare(p.Name, q.Name), cmp.Compare(p.Protocol, q.Protocol), cmp.Compare(p.Port, q.Port))
+	return cmp.Or(strings.Compare(p.Name, q.Name), cmp.Compare(p.Port, q.Port), cmp.Compare(p.Protocol, q.Protocol))
 }
 
 // KeyNamedPorts is the key of the label that carries the named ports of a

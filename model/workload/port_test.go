@@ -28,6 +28,11 @@ func TestNamedPortsSurviveTheLabel(t *testing.T) {
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("%v, %v from %s, want %v", got, err, l, want)
 	}
+	// In records of endpoints the port is before the protocol.
+	stored := []NamedPort{{"dns", 53, UDP}, {"dns", 5353, TCP}}
+	if !slices.IsSortedFunc(stored, NamedPort.Compare) {
+		t.Errorf("%v is not in the stored order", stored)
+	}
 }
 
 func TestWorkloadWithoutNamedPortsHasNoLabel(t *testing.T) {

@@ -57,10 +57,16 @@ func (o Owner) Check() error {
 	if !isContainerID(o.ContainerID) {
 		return &OwnerError{"container_id", fmt.Sprintf("%.80q is no container id: want 1 to %d letters, digits, '_', '.' and '-', a letter or digit first", o.ContainerID, MaxContainerID)}
 	}
-	if n := o.Interface; n == "" || len(n) > MaxInterface || strings.ContainsFunc(n, func(r rune) bool { return r == '/' || r == ':' || r == 0 || unicode.IsSpace(r) }) {
-		return &OwnerError{"interface_name", fmt.Sprintf("%.80q is no interface name: want 1 to %d bytes without '/', ':', NUL and white space", n, MaxInterface)}
+	if !IsInterface(o.Interface) {
+		return &OwnerError{"interface_name", fmt.Sprintf("%.80q is no interface name: want 1 to %d bytes without '/', ':', NUL and white space", o.Interface, MaxInterface)}
 	}
 	return nil
+}
+
+// IsInterface reports whether the kernel could give a device this name.
+func IsInterface(s string) bool {
+	return s != "" && len(s) <= MaxInterface &&
+		!strings.ContainsFunc(s, func(r rune) bool { return r == '/' || r == ':' || r == 0 || unicode.IsSpace(r) })
 }
 
 func isContainerID(s string) bool {

@@ -21,6 +21,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
+	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/workload"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
@@ -96,7 +98,7 @@ func NewIPAM(cc grpc.ClientConnInterface) *IPAM {
 }
 
 // Confirm implements endpoint.Leases.
-func (i *IPAM) Confirm(ctx context.Context, o endpoint.Owner, addrs []netip.Addr) error {
+func (i *IPAM) Confirm(ctx context.Context, o workload.Owner, addrs []netip.Addr) error {
 	req := &ipamv1.ConfirmAllocationRequest{Owner: owner(o)}
 	for _, a := range addrs {
 		req.Addresses = append(req.Addresses, a.AsSlice())
@@ -106,7 +108,7 @@ func (i *IPAM) Confirm(ctx context.Context, o endpoint.Owner, addrs []netip.Addr
 }
 
 // Claim implements endpoint.Leases.
-func (i *IPAM) Claim(ctx context.Context, o endpoint.Owner, addrs []netip.Addr) error {
+func (i *IPAM) Claim(ctx context.Context, o workload.Owner, addrs []netip.Addr) error {
 	req := &ipamv1.AllocateRequest{Owner: owner(o)}
 	for _, a := range addrs {
 		family := ipamv1.Family_FAMILY_IPV6
@@ -161,7 +163,7 @@ func (i *IPAM) Reconnected(ctx context.Context) <-chan struct{} {
 }
 
 // Release implements endpoint.Leases.
-func (i *IPAM) Release(ctx context.Context, o endpoint.Owner) error {
+func (i *IPAM) Release(ctx context.Context, o workload.Owner) error {
 	_, err := i.client.Release(ctx, &ipamv1.ReleaseRequest{Owner: owner(o)})
 	return i.translate(err)
 }
@@ -175,14 +177,14 @@ const (
 )
 
 // Confirmed implements endpoint.Leases.
-func (i *IPAM) Confirmed(ctx context.Context) ([]endpoint.Owner, error) {
+func (i *IPAM) Confirmed(ctx context.Context) ([]workload.Owner, error) {
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
 	stream, err := i.client.ListAllocations(ctx, &ipamv1.ListAllocationsRequest{})
 	if err != nil {
 		return nil, i.translate(err)
 	}
-	var owners []endpoint.Owner
+	var owners []workload.Owner
 	for range maxListed {
 		m, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
@@ -193,8 +195,8 @@ func (i *IPAM) Confirmed(ctx context.Context) ([]endpoint.Owner, error) {
 			return nil, i.translate(err)
 		}
 		if a := m.GetAllocation(); a.GetState() == ipamv1.AllocationState_ALLOCATION_STATE_CONFIRMED {
-			owners = append(owners, endpoint.Owner{
-				ContainerID: a.GetOwner().GetContainerId(), InterfaceName: a.GetOwner().GetInterfaceName(),
+			owners = append(owners, workload.Owner{
+				ContainerID: a.GetOwner().GetContainerId(), Interface: a.GetOwner().GetInterfaceName(),
 			})
 		}
 	}
@@ -244,7 +246,7 @@ func NewIdentity(cc grpc.ClientConnInterface) *Identity {
 }
 
 // Resolve implements endpoint.Identities.
-func (i *Identity) Resolve(ctx context.Context, o endpoint.Owner, labels []endpoint.Label, ports []endpoint.NamedPort) (endpoint.Identity, error) {
+func (i *Identity) Resolve(ctx context.Context, o workload.Owner, labels []label.Label, ports []workload.NamedPort) (endpoint.Identity, error) {
 	req := &identityv1.ResolveEndpointRequest{Owner: owner(o)}
 	for _, l := range labels {
 		req.Labels = append(req.Labels, &workloadv1.Label{Source: l.Source, Key: l.Key, Value: l.Value})
@@ -264,7 +266,7 @@ func (i *Identity) Resolve(ctx context.Context, o endpoint.Owner, labels []endpo
 		return endpoint.Identity{}, fmt.Errorf("identity: answer for endpoint %s: %s", o, err.Error())
 	}
 	for _, l := range resp.GetIdentity().GetLabels() {
-		id.Labels = append(id.Labels, endpoint.Label{Source: l.GetSource(), Key: l.GetKey(), Value: l.GetValue()})
+		id.Labels = append(id.Labels, label.Label{Source: l.GetSource(), Key: l.GetKey(), Value: l.GetValue()})
 	}
 	return id, nil
 }
@@ -274,7 +276,7 @@ const maxLabels = 1024
 
 // Labels implements observe.LabelSource. That the number is nobody's is
 // endpoint.ErrNotFound.
-func (i *Identity) Labels(ctx context.Context, identity uint32) ([]endpoint.Label, error) {
+func (i *Identity) Labels(ctx context.Context, identity uint32) ([]label.Label, error) {
 	resp, err := i.client.GetIdentity(ctx, &identityv1.GetIdentityRequest{Number: identity})
 	if status.Code(err) == codes.NotFound {
 		return nil, fmt.Errorf("identity %d: %w", identity, endpoint.ErrNotFound)
@@ -285,56 +287,49 @@ func (i *Identity) Labels(ctx context.Context, identity uint32) ([]endpoint.Labe
 	if n := len(resp.GetIdentity().GetLabels()); n > maxLabels {
 		return nil, fmt.Errorf("identity: identity %d has %d labels, at most %d are believed", identity, n, maxLabels)
 	}
-	var labels []endpoint.Label
+	var labels []label.Label
 	for _, l := range resp.GetIdentity().GetLabels() {
-		labels = append(labels, endpoint.Label{Source: l.GetSource(), Key: l.GetKey(), Value: l.GetValue()})
+		labels = append(labels, label.Label{Source: l.GetSource(), Key: l.GetKey(), Value: l.GetValue()})
 	}
 	return labels, nil
 }
 
 // Release implements endpoint.Identities.
-func (i *Identity) Release(ctx context.Context, o endpoint.Owner) error {
+func (i *Identity) Release(ctx context.Context, o workload.Owner) error {
 	_, err := i.client.ReleaseIdentity(ctx, &identityv1.ReleaseIdentityRequest{
 		Holder: &identityv1.ReleaseIdentityRequest_Owner{Owner: owner(o)},
 	})
 	return i.translate(err)
 }
 
-// Protocol numbers of IP.
-const (
-	tcp  = 6
-	udp  = 17
-	sctp = 132
-)
-
-// Protocol gives an IP protocol number its name in the API.
-func Protocol(number uint8) workloadv1.Protocol {
-	switch number {
-	case tcp:
+// Protocol is the protocol in the API.
+func Protocol(p workload.Protocol) workloadv1.Protocol {
+	switch p {
+	case workload.TCP:
 		return workloadv1.Protocol_PROTOCOL_TCP
-	case udp:
+	case workload.UDP:
 		return workloadv1.Protocol_PROTOCOL_UDP
-	case sctp:
+	case workload.SCTP:
 		return workloadv1.Protocol_PROTOCOL_SCTP
 	}
 	return workloadv1.Protocol_PROTOCOL_UNSPECIFIED
 }
 
 // ProtocolNumber is the reverse; 0 for none.
-func ProtocolNumber(p workloadv1.Protocol) uint8 {
+func ProtocolNumber(p workloadv1.Protocol) workload.Protocol {
 	switch p {
 	case workloadv1.Protocol_PROTOCOL_TCP:
-		return tcp
+		return workload.TCP
 	case workloadv1.Protocol_PROTOCOL_UDP:
-		return udp
+		return workload.UDP
 	case workloadv1.Protocol_PROTOCOL_SCTP:
-		return sctp
+		return workload.SCTP
 	}
 	return 0
 }
 
-func owner(o endpoint.Owner) *workloadv1.Owner {
-	return &workloadv1.Owner{ContainerId: o.ContainerID, InterfaceName: o.InterfaceName}
+func owner(o workload.Owner) *workloadv1.Owner {
+	return &workloadv1.Owner{ContainerId: o.ContainerID, InterfaceName: o.Interface}
 }
 
 // Ping asks whether the service answers.

@@ -23,6 +23,8 @@ import (
 	"google.golang.org/protobuf/protoadapt"
 
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
+	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/workload"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
@@ -119,7 +121,7 @@ func TestReservedIdentitiesAreRefusedForEndpoints(t *testing.T) {
 		0xFEFFFF: true, 0xFF0000: false, 0xFF0FFF: false, 0xFFFFFF: false, 0x1000000: false,
 	} {
 		i := &Identity{Health: Health{Name: "identity"}, client: labelled{number: number}}
-		id, err := i.Resolve(t.Context(), endpoint.Owner{ContainerID: "c1", InterfaceName: "eth0"}, nil, nil)
+		id, err := i.Resolve(t.Context(), workload.Owner{ContainerID: "c1", Interface: "eth0"}, nil, nil)
 		switch {
 		case ok && (err != nil || id.Number != number):
 			t.Errorf("%d: %+v, %v", number, id, err)
@@ -132,7 +134,7 @@ func TestReservedIdentitiesAreRefusedForEndpoints(t *testing.T) {
 func TestLabelsOfAnIdentityHaveABound(t *testing.T) {
 	i := &Identity{Health: Health{Name: "identity"}, client: labelled{number: 300, labels: 2}}
 	labels, err := i.Labels(t.Context(), 300)
-	if want := (endpoint.Label{Source: "k8s", Key: "app", Value: "web"}); err != nil || len(labels) != 2 || labels[0] != want {
+	if want := (label.Label{Source: "k8s", Key: "app", Value: "web"}); err != nil || len(labels) != 2 || labels[0] != want {
 		t.Errorf("labels %v, %v", labels, err)
 	}
 	if _, err := i.Labels(t.Context(), 301); !errors.Is(err, endpoint.ErrNotFound) {
@@ -208,7 +210,7 @@ func (r refusing) Allocate(context.Context, *ipamv1.AllocateRequest, ...grpc.Cal
 // What a service answered has a meaning in the core, and its reason and details
 // stay for the server to pass on.
 func TestAnswersKeepTheirReasonAndDetails(t *testing.T) {
-	owner := endpoint.Owner{ContainerID: "c1", InterfaceName: "eth0"}
+	owner := workload.Owner{ContainerID: "c1", Interface: "eth0"}
 	answer := func(code codes.Code, reason ipamv1.ErrorReason, text string, details ...protoadapt.MessageV1) error {
 		return rpcerr.New(code, rpcerr.Of(reason), errors.New(text), details...)
 	}

@@ -12,6 +12,7 @@ import (
 	"strconv"
 
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/workload"
 )
 
 // Finding is a difference, and what became of it.
@@ -515,7 +516,7 @@ func (u unrepaired) settles(diffs []Difference) bool {
 }
 
 // setUnrepaired notes what a look at the endpoint's host end has left.
-func (c *Core) setUnrepaired(o Owner, left []Difference) {
+func (c *Core) setUnrepaired(o workload.Owner, left []Difference) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	before := c.unrepaired[o].noDevice()
@@ -537,7 +538,7 @@ func (d Difference) isNoDevice() bool { return d.Subject == SubjectDevice && d.H
 
 // count notes what a repair of an endpoint's host end did. A repaired attachment
 // is an alarm, because a program was off a container.
-func (c *Core) count(o Owner, diffs, left []Difference, err error) {
+func (c *Core) count(o workload.Owner, diffs, left []Difference, err error) {
 	attachment := slices.IndexFunc(diffs, Difference.ofAttachment)
 	if attachment >= 0 {
 		c.countAttachment(o, diffs[attachment], outcome(diffs[attachment], left, err))
@@ -554,7 +555,7 @@ func (d Difference) ofAttachment() bool {
 	return d.Subject == SubjectQdisc || d.Subject == SubjectFilter
 }
 
-func (c *Core) countAttachment(o Owner, d Difference, err error) {
+func (c *Core) countAttachment(o workload.Owner, d Difference, err error) {
 	if e, gone := c.Get(o); gone == nil && c.cfg.Repaired != nil {
 		c.cfg.Repaired(e, d, err)
 	}
@@ -591,7 +592,7 @@ func (c *Core) AddrChanged(ctx context.Context, a netip.Addr, emit func(Finding)
 	return c.hostEndChanged(ctx, o, emit)
 }
 
-func (c *Core) hostEndChanged(ctx context.Context, o Owner, emit func(Finding) error) (again bool, err error) {
+func (c *Core) hostEndChanged(ctx context.Context, o workload.Owner, emit func(Finding) error) (again bool, err error) {
 	// A creation or a deletion under way ends with a device as it should be.
 	steady := func() (Record, bool) {
 		r, ok := c.record(o)
@@ -649,7 +650,7 @@ type Beliefs struct {
 
 // Check compares one endpoint with the kernel, its interior included, and with
 // what the caller believes.
-func (c *Core) Check(ctx context.Context, o Owner, b Beliefs) ([]Difference, error) {
+func (c *Core) Check(ctx context.Context, o workload.Owner, b Beliefs) ([]Difference, error) {
 	leave, err := c.turns.enter(ctx, o)
 	if err != nil {
 		return nil, err

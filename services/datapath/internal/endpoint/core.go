@@ -19,6 +19,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/model/workload"
 )
 
 // Config is what the core has to know.
@@ -64,17 +65,17 @@ type Core struct {
 	cfg   Config
 	log   *slog.Logger
 	turns *turns
-	hub   *watch.Hub[Owner, Endpoint]
+	hub   *watch.Hub[workload.Owner, Endpoint]
 
 	mu         sync.Mutex
-	records    map[Owner]Record         // guarded by mu; tombstones too
-	states     map[Owner]State          // guarded by mu; of those that are no tombstones
-	holders    map[netip.Addr]Owner     // guarded by mu; of live endpoints
-	byIndex    map[uint32]Owner         // guarded by mu; host ends of ready endpoints
-	doomed     map[HostDevice]time.Time // guarded by mu; when to remove
-	unclaimed  map[Owner]error          // guarded by mu; live endpoints that ipam refuses to confirm again
-	unreadable map[string]Unreadable    // guarded by mu; files that are no records, by name
-	unrepaired map[Owner]unrepaired     // guarded by mu; of host ends
+	records    map[workload.Owner]Record     // guarded by mu; tombstones too
+	states     map[workload.Owner]State      // guarded by mu; of those that are no tombstones
+	holders    map[netip.Addr]workload.Owner // guarded by mu; of live endpoints
+	byIndex    map[uint32]workload.Owner     // guarded by mu; host ends of ready endpoints
+	doomed     map[HostDevice]time.Time      // guarded by mu; when to remove
+	unclaimed  map[workload.Owner]error      // guarded by mu; live endpoints that ipam refuses to confirm again
+	unreadable map[string]Unreadable         // guarded by mu; files that are no records, by name
+	unrepaired map[workload.Owner]unrepaired // guarded by mu; of host ends
 
 	hostUnrepaired unrepaired // guarded by mu; of what belongs to no endpoint
 	closedDevices  []string   // guarded by mu; devices that the last audit kept for an unreadable record
@@ -107,18 +108,18 @@ func New(cfg Config) *Core {
 	}
 	return &Core{
 		cfg: cfg, log: cfg.Log, turns: newTurns(),
-		hub:     watch.NewHub[Owner, Endpoint](watch.Options[Endpoint]{Loading: true}),
-		records: map[Owner]Record{}, states: map[Owner]State{}, holders: map[netip.Addr]Owner{},
-		byIndex: map[uint32]Owner{}, doomed: map[HostDevice]time.Time{},
-		unrepaired: map[Owner]unrepaired{}, unreadable: map[string]Unreadable{}, wakeReleases: make(chan struct{}, 1), wakeReaper: make(chan struct{}, 1),
+		hub:     watch.NewHub[workload.Owner, Endpoint](watch.Options[Endpoint]{Loading: true}),
+		records: map[workload.Owner]Record{}, states: map[workload.Owner]State{}, holders: map[netip.Addr]workload.Owner{},
+		byIndex: map[uint32]workload.Owner{}, doomed: map[HostDevice]time.Time{},
+		unrepaired: map[workload.Owner]unrepaired{}, unreadable: map[string]Unreadable{}, wakeReleases: make(chan struct{}, 1), wakeReaper: make(chan struct{}, 1),
 	}
 }
 
 // Hub distributes the changes of endpoints.
-func (c *Core) Hub() *watch.Hub[Owner, Endpoint] { return c.hub }
+func (c *Core) Hub() *watch.Hub[workload.Owner, Endpoint] { return c.hub }
 
 // Get gives one endpoint.
-func (c *Core) Get(o Owner) (Endpoint, error) {
+func (c *Core) Get(o workload.Owner) (Endpoint, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r, ok := c.records[o]
@@ -145,7 +146,7 @@ func (c *Core) List() []Endpoint {
 }
 
 // OwnerOfSlot says whose slot it is.
-func (c *Core) OwnerOfSlot(slot uint16) (Owner, bool) {
+func (c *Core) OwnerOfSlot(slot uint16) (workload.Owner, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for o, r := range c.records {
@@ -153,7 +154,7 @@ func (c *Core) OwnerOfSlot(slot uint16) (Owner, bool) {
 			return o, true
 		}
 	}
-	return Owner{}, false
+	return workload.Owner{}, false
 }
 
 // Counts is a summary of the core.
@@ -246,7 +247,7 @@ func (c *Core) PolicyChanged(slots []uint16) {
 }
 
 // awaits notes that a creation waits for something else now.
-func (c *Core) awaits(o Owner, s State) {
+func (c *Core) awaits(o workload.Owner, s State) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if r, ok := c.records[o]; ok && r.Phase == PhaseCreating {
@@ -282,7 +283,7 @@ func (c *Core) setLocked(r Record, s State) {
 }
 
 // forget removes all memory of the owner.
-func (c *Core) forget(o Owner) {
+func (c *Core) forget(o workload.Owner) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.forgetLocked(o)
@@ -290,7 +291,7 @@ func (c *Core) forget(o Owner) {
 	c.hub.Delete(o)
 }
 
-func (c *Core) forgetLocked(o Owner) {
+func (c *Core) forgetLocked(o workload.Owner) {
 	r, ok := c.records[o]
 	if !ok {
 		return
@@ -307,7 +308,7 @@ func (c *Core) forgetLocked(o Owner) {
 	}
 }
 
-func (c *Core) record(o Owner) (Record, bool) {
+func (c *Core) record(o workload.Owner) (Record, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r, ok := c.records[o]
@@ -385,10 +386,10 @@ func (c *Core) live() []Record {
 	return rs
 }
 
-func (c *Core) tombstones() []Owner {
+func (c *Core) tombstones() []workload.Owner {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var os []Owner
+	var os []workload.Owner
 	for o, r := range c.records {
 		if r.Phase == PhaseDeleted {
 			os = append(os, o)
@@ -411,7 +412,7 @@ func (c *Core) device(s Spec) Device {
 	d := Device{
 		HostName: "sl" + hex.EncodeToString(sum("device"))[:11],
 		HostMAC:  mac("host"),
-		Name:     s.Owner.InterfaceName,
+		Name:     s.Owner.Interface,
 		MAC:      s.MAC,
 		MTU:      s.MTU,
 		Addrs:    s.Addrs,

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/workload"
 )
 
 // every operation of a creation, in order, and of a deletion
@@ -180,7 +182,7 @@ func TestIdentityIsReleasedBeforeTheAddressesAndBoth(t *testing.T) {
 	if _, err := c.Create(t.Context(), m.wanted("b", 3), false); err != nil {
 		t.Fatal(err)
 	}
-	m.records = map[Owner]Record{}
+	m.records = map[workload.Owner]Record{}
 	restarted := m.start(t)
 	m.calls = nil
 	if n, err := restarted.Reconcile(t.Context()); err != nil || n != 1 {
@@ -290,7 +292,7 @@ func TestDeletionEndsACreationUnderWay(t *testing.T) {
 }
 
 // interrupted says whether a deletion waits for the owner.
-func (c *Core) interrupted(o Owner) bool {
+func (c *Core) interrupted(o workload.Owner) bool {
 	c.turns.mu.Lock()
 	defer c.turns.mu.Unlock()
 	e := c.turns.owners[o]
@@ -302,15 +304,15 @@ func TestSameContentAgainIsTheSameAndOtherContentIsRefused(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)
 	s := m.wanted("a", 2)
-	s.Labels = []Label{{"cni", "a", "1"}, {"cni", "b", "2"}}
-	s.Ports = []NamedPort{{"http", 80, 6}, {"dns", 53, 17}}
+	s.Labels = []label.Label{{Source: "cni", Key: "a", Value: "1"}, {Source: "cni", Key: "b", Value: "2"}}
+	s.Ports = []workload.NamedPort{{Name: "http", Port: 80, Protocol: 6}, {Name: "dns", Port: 53, Protocol: 17}}
 	first, err := c.Create(t.Context(), s, false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	same := s
-	same.Labels = []Label{s.Labels[1], s.Labels[0]}
-	same.Ports = []NamedPort{s.Ports[1], s.Ports[0]}
+	same.Labels = []label.Label{s.Labels[1], s.Labels[0]}
+	same.Ports = []workload.NamedPort{s.Ports[1], s.Ports[0]}
 	same.Addrs = []netip.Addr{s.Addrs[1], s.Addrs[0]}
 	same.LeaseExpiry = time.Now().Add(time.Hour)
 	if e, err := c.Create(t.Context(), same, false); err != nil || e.Slot != first.Slot || !e.Created.Equal(first.Created) {
@@ -386,7 +388,7 @@ func TestBadRequestsNameTheField(t *testing.T) {
 	c := m.start(t)
 	for field, change := range map[string]func(*Spec){
 		"owner.container_id":   func(s *Spec) { s.Owner.ContainerID = "../x" },
-		"owner.interface_name": func(s *Spec) { s.Owner.InterfaceName = "sixteen-bytes-ab" },
+		"owner.interface_name": func(s *Spec) { s.Owner.Interface = "sixteen-bytes-ab" },
 		"network_namespace":    func(s *Spec) { s.Netns = "relative" },
 		"addresses":            func(s *Spec) { s.Addrs = []netip.Addr{netip.MustParseAddr("192.0.2.1")} },
 		"mtu":                  func(s *Spec) { s.MTU = 1000 },
@@ -497,7 +499,7 @@ func TestRestoreFromEveryStateToEveryState(t *testing.T) {
 	}
 }
 
-func (m *machine) deviceOf(o Owner) *device { return m.devices[m.records[o].Device.HostIndex] }
+func (m *machine) deviceOf(o workload.Owner) *device { return m.devices[m.records[o].Device.HostIndex] }
 
 func TestInspectChangesNothing(t *testing.T) {
 	m := newMachine()
@@ -581,7 +583,7 @@ func TestReclaimDeletesWhatNobodyOwns(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)
 	k8s := Scope{"cni", "k8s"}
-	var keep Owner
+	var keep workload.Owner
 	for i := range byte(5) {
 		s := m.wanted(fmt.Sprint("p", i), 2+i)
 		s.Manager, s.Network = k8s.Manager, k8s.Network
@@ -590,7 +592,7 @@ func TestReclaimDeletesWhatNobodyOwns(t *testing.T) {
 		}
 		keep = s.Owner
 	}
-	reclaimed, err := c.Reclaim(t.Context(), k8s, []Owner{keep, {"other", "eth0"}})
+	reclaimed, err := c.Reclaim(t.Context(), k8s, []workload.Owner{keep, {ContainerID: "other", Interface: "eth0"}})
 	if err != nil || len(reclaimed) != 4 || slices.Contains(reclaimed, keep) {
 		t.Fatalf("reclaimed %v, %v", reclaimed, err)
 	}
@@ -617,7 +619,7 @@ func TestReclaimStaysWithinManagerAndNetwork(t *testing.T) {
 		}
 	}
 	for i, s := range scopes[:4] {
-		want := []Owner{{fmt.Sprint("p", i), "eth0"}}
+		want := []workload.Owner{{ContainerID: fmt.Sprint("p", i), Interface: "eth0"}}
 		if got, err := c.Reclaim(t.Context(), s, nil); err != nil || !slices.Equal(got, want) {
 			t.Errorf("%+v: reclaimed %v, %v, want %v", s, got, err, want)
 		}
@@ -635,7 +637,7 @@ func TestUnknownManagerIsLearntFromARepetition(t *testing.T) {
 	if _, err := c.Create(t.Context(), s, false); err != nil {
 		t.Fatal(err)
 	}
-	s.Manager, s.Network, s.Pod = "cni", "k8s", Pod{"shop", "web-0", "1"}
+	s.Manager, s.Network, s.Pod = "cni", "k8s", workload.PodReference{Namespace: "shop", Name: "web-0", UID: "1"}
 	if _, err := c.Create(t.Context(), s, true); err != nil {
 		t.Fatal(err)
 	}
@@ -669,7 +671,7 @@ func TestReconcileReleasesOnlyOwnersNobodyKnows(t *testing.T) {
 	if _, err := c.Create(t.Context(), s, false); err != nil {
 		t.Fatal(err)
 	}
-	lost, leased := Owner{"lost", "eth0"}, Owner{"adding", "eth0"}
+	lost, leased := workload.Owner{ContainerID: "lost", Interface: "eth0"}, workload.Owner{ContainerID: "adding", Interface: "eth0"}
 	m.leases[lost] = lease{confirmed: true}
 	m.identities[lost] = true
 	m.leases[leased] = lease{} // an ADD that has not come to us yet
@@ -694,7 +696,7 @@ func TestReconcileClaimsWhatIpamHasForgotten(t *testing.T) {
 		}
 	}
 	clear(m.leases)
-	thief := Owner{"thief", "eth0"} // an ADD that came before us
+	thief := workload.Owner{ContainerID: "thief", Interface: "eth0"} // an ADD that came before us
 	m.leases[thief] = lease{addrs: specs[2].Addrs}
 	if n, err := c.Reconcile(t.Context()); n != 0 || !errors.Is(err, ErrLease) || !strings.Contains(err.Error(), "10.0.0.4") {
 		t.Errorf("released %d, %v, want 0 and the address that another has", n, err)
@@ -771,7 +773,7 @@ func TestWatchShowsALife(t *testing.T) {
 	}
 	defer sub.Close()
 	s := m.wanted("a", 2)
-	next := func() watch.Event[Owner, Endpoint] {
+	next := func() watch.Event[workload.Owner, Endpoint] {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
@@ -832,7 +834,7 @@ func TestWithoutIdentityAnEqualEndpointLendsItsNumber(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)
 	first := m.wanted("a", 2)
-	first.Ports = []NamedPort{{"http", 80, 6}}
+	first.Ports = []workload.NamedPort{{Name: "http", Port: 80, Protocol: 6}}
 	if _, err := c.Create(t.Context(), first, false); err != nil {
 		t.Fatal(err)
 	}

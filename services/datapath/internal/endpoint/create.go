@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/workload"
 )
 
 // step is one act of a creation and how to take it back. Taking back must also
@@ -367,7 +368,7 @@ func (c *Core) halfDeleted(r Record) bool {
 
 // disconnecting says whether a deletion of the owner has begun. To whoever has
 // the owner's turn that means that it failed.
-func (c *Core) disconnecting(o Owner) bool {
+func (c *Core) disconnecting(o workload.Owner) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.states[o] == Disconnecting

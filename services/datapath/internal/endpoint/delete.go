@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/workload"
 )
 
 var (
@@ -29,8 +30,8 @@ var (
 // tombstone; the rest happens afterwards (see Releases and Reaper). A creation
 // of the same owner that is under way is undone first. existed says whether
 // there was an endpoint.
-func (c *Core) Delete(ctx context.Context, o Owner) (existed bool, err error) {
-	if err := o.validate(); err != nil {
+func (c *Core) Delete(ctx context.Context, o workload.Owner) (existed bool, err error) {
+	if err := validateOwner(o); err != nil {
 		return false, err
 	}
 	c.turns.interrupt(o, ErrDeleted)
@@ -62,8 +63,8 @@ type Spooled struct {
 // DeleteSpooled deletes the owner's endpoint as Delete does, and takes the
 // deletion back, unless another has done so. It does not interrupt a creation,
 // which is younger. No clock decides: one may have been set back since.
-func (c *Core) DeleteSpooled(ctx context.Context, o Owner, s Spooled) (existed bool, err error) {
-	if err := o.validate(); err != nil {
+func (c *Core) DeleteSpooled(ctx context.Context, o workload.Owner, s Spooled) (existed bool, err error) {
+	if err := validateOwner(o); err != nil {
 		return false, err
 	}
 	leave, err := c.turns.enter(ctx, o)
@@ -329,7 +330,7 @@ func (c *Core) releaseAll(ctx context.Context) error {
 
 // release gives back what a deleted owner holds, the identity first: as long
 // as ipam knows the owner, the reconciliation finds an identity that is left.
-func (c *Core) release(ctx context.Context, o Owner) error {
+func (c *Core) release(ctx context.Context, o workload.Owner) error {
 	leave, err := c.turns.enter(ctx, o)
 	if err != nil {
 		return err
@@ -360,11 +361,11 @@ func (c *Core) release(ctx context.Context, o Owner) error {
 // Reclaim deletes the endpoints of a network whose owners are not in valid, but
 // for those that were created after the call began. What it says nothing about
 // are other networks, other managers, and endpoints of which no manager is known.
-func (c *Core) Reclaim(ctx context.Context, in Scope, valid []Owner) (reclaimed []Owner, err error) {
+func (c *Core) Reclaim(ctx context.Context, in Scope, valid []workload.Owner) (reclaimed []workload.Owner, err error) {
 	if in.Manager == "" {
 		return nil, invalid("manager", "is not set")
 	}
-	keep := map[Owner]bool{}
+	keep := map[workload.Owner]bool{}
 	for _, o := range valid {
 		keep[o] = true
 	}
@@ -402,13 +403,13 @@ func (c *Core) deleteIfSame(ctx context.Context, r Record) (bool, error) {
 // claimUnconfirmed leases the addresses of endpoints that ipam does not list as
 // confirmed again: it has lost its state while they live, and would give them to
 // others, whose creation would fail.
-func (c *Core) claimUnconfirmed(ctx context.Context, confirmed []Owner) (claimed int, err error) {
-	known := map[Owner]bool{}
+func (c *Core) claimUnconfirmed(ctx context.Context, confirmed []workload.Owner) (claimed int, err error) {
+	known := map[workload.Owner]bool{}
 	for _, o := range confirmed {
 		known[o] = true
 	}
 	var errs []error
-	unclaimed := map[Owner]error{}
+	unclaimed := map[workload.Owner]error{}
 	for _, r := range c.live() {
 		o := r.Spec.Owner
 		if known[o] {
@@ -432,7 +433,7 @@ func (c *Core) claimUnconfirmed(ctx context.Context, confirmed []Owner) (claimed
 	return claimed, errors.Join(errs...)
 }
 
-func (c *Core) claimAgain(ctx context.Context, o Owner) (bool, error) {
+func (c *Core) claimAgain(ctx context.Context, o workload.Owner) (bool, error) {
 	leave, err := c.turns.enter(ctx, o)
 	if err != nil {
 		return false, err
@@ -476,7 +477,7 @@ func (c *Core) Reconcile(ctx context.Context) (released int, err error) {
 	return released, errors.Join(errs...)
 }
 
-func (c *Core) releaseUnknown(ctx context.Context, o Owner) (bool, error) {
+func (c *Core) releaseUnknown(ctx context.Context, o workload.Owner) (bool, error) {
 	leave, err := c.turns.enter(ctx, o)
 	if err != nil {
 		return false, err

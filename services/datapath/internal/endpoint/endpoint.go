@@ -13,59 +13,27 @@ package endpoint
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/netip"
-	"regexp"
 	"slices"
 	"time"
+
+	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/workload"
 )
 
-// Owner names one attachment of a container to the network.
-type Owner struct {
-	ContainerID   string `json:"containerId"`
-	InterfaceName string `json:"interfaceName"`
-}
-
-// String is "container/interface".
-func (o Owner) String() string { return o.ContainerID + "/" + o.InterfaceName }
-
-// Key is the owner as a file name: the SHA-256 of String in hexadecimal.
-func (o Owner) Key() string {
-	sum := sha256.Sum256([]byte(o.String()))
-	return hex.EncodeToString(sum[:])
-}
-
-var (
-	containerIDRE   = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,127}$`)
-	interfaceNameRE = regexp.MustCompile(`^[^/:\s\x00]{1,15}$`)
-)
-
-func (o Owner) validate() error {
-	if !containerIDRE.MatchString(o.ContainerID) {
-		return invalid("owner.container_id", "%q is no container id", clip(o.ContainerID))
+// validateOwner refuses owners that the API refuses, and names that no device of
+// a container can have.
+func validateOwner(o workload.Owner) error {
+	if err := (*workload.OwnerError)(nil); errors.As(o.Check(), &err) {
+		return invalid("owner."+err.Field, "%s", err.Reason)
 	}
-	if !interfaceNameRE.MatchString(o.InterfaceName) || o.InterfaceName == "." || o.InterfaceName == ".." || o.InterfaceName == "lo" {
-		return invalid("owner.interface_name", "%q is no usable interface name", clip(o.InterfaceName))
+	if n := o.Interface; n == "." || n == ".." || n == "lo" {
+		return invalid("owner.interface_name", "%q is no usable interface name", n)
 	}
 	return nil
-}
-
-// Label is one property of a workload.
-type Label struct {
-	Source string `json:"source"`
-	Key    string `json:"key"`
-	Value  string `json:"value,omitempty"`
-}
-
-// NamedPort gives a port a name that policies may use.
-type NamedPort struct {
-	Name string `json:"name"`
-	Port uint16 `json:"port"`
-	// Protocol is the IP protocol number: 6, 17 or 132.
-	Protocol uint8 `json:"protocol"`
 }
 
 // MAC is an Ethernet address.
@@ -100,13 +68,6 @@ func (m *MAC) UnmarshalText(text []byte) error {
 
 func (m MAC) unicast() bool { return m != MAC{} && m[0]&1 == 0 }
 
-// Pod names a Kubernetes pod.
-type Pod struct {
-	Namespace string `json:"namespace"`
-	Name      string `json:"name"`
-	UID       string `json:"uid"`
-}
-
 // Scope is a network of a manager. Managers know when their endpoints are no
 // longer needed, and each only its own.
 type Scope struct {
@@ -116,21 +77,21 @@ type Scope struct {
 
 // Spec is what a caller asks for.
 type Spec struct {
-	Owner Owner `json:"owner"`
+	Owner workload.Owner `json:"owner"`
 	// Manager made the endpoint: "cni" for the plugin. Empty if not known, as in
 	// records of version 1.
 	Manager string `json:"manager,omitempty"`
 	// Network of the manager.
 	Network string `json:"network,omitempty"`
 	// Pod is zero without Kubernetes.
-	Pod Pod `json:"pod,omitzero"`
+	Pod workload.PodReference `json:"pod,omitzero"`
 	// Netns is the path of the container's network namespace.
 	Netns string `json:"netns"`
 	// Addrs are the leased addresses, at most one per family, IPv4 first.
 	Addrs []netip.Addr `json:"addrs"`
 	// Labels as the runtime gave them.
-	Labels []Label     `json:"labels,omitempty"`
-	Ports  []NamedPort `json:"ports,omitempty"`
+	Labels []label.Label        `json:"labels,omitempty"`
+	Ports  []workload.NamedPort `json:"ports,omitempty"`
 	// MAC wanted inside the container; zero for one derived from the owner.
 	MAC MAC `json:"mac,omitzero"`
 	// MTU in bytes; 0 for the node's.
@@ -148,29 +109,10 @@ func (s Spec) normalise() Spec {
 	}
 	slices.SortFunc(s.Addrs, netip.Addr.Compare)
 	s.Labels = slices.Clone(s.Labels)
-	slices.SortFunc(s.Labels, func(a, b Label) int {
-		return compareStrings(a.Source, b.Source, a.Key, b.Key, a.Value, b.Value)
-	})
+	slices.SortFunc(s.Labels, label.Label.Compare)
 	s.Ports = slices.Clone(s.Ports)
-	slices.SortFunc(s.Ports, func(a, b NamedPort) int {
-		if d := compareStrings(a.Name, b.Name); d != 0 {
-			return d
-		}
-		return int(a.Port)<<8 + int(a.Protocol) - int(b.Port)<<8 - int(b.Protocol)
-	})
+	slices.SortFunc(s.Ports, workload.NamedPort.Compare)
 	return s
-}
-
-func compareStrings(pairs ...string) int {
-	for i := 0; i < len(pairs); i += 2 {
-		if pairs[i] < pairs[i+1] {
-			return -1
-		}
-		if pairs[i] > pairs[i+1] {
-			return 1
-		}
-	}
-	return 0
 }
 
 // sameContent says whether two normalised requests ask for the same. A manager
@@ -178,7 +120,7 @@ func compareStrings(pairs ...string) int {
 func (s Spec) sameContent(t Spec) bool {
 	return s.Owner == t.Owner &&
 		(s.Manager == "" || t.Manager == "" || s.scope() == t.scope()) &&
-		(s.Pod == Pod{} || t.Pod == Pod{} || s.Pod == t.Pod) && s.Netns == t.Netns && s.MAC == t.MAC && s.MTU == t.MTU &&
+		(s.Pod == workload.PodReference{} || t.Pod == workload.PodReference{} || s.Pod == t.Pod) && s.Netns == t.Netns && s.MAC == t.MAC && s.MTU == t.MTU &&
 		slices.Equal(s.Addrs, t.Addrs) && slices.Equal(s.Labels, t.Labels) && slices.Equal(s.Ports, t.Ports)
 }
 
@@ -189,14 +131,14 @@ func (s Spec) learn(t Spec) Spec {
 	if s.Manager == "" {
 		s.Manager, s.Network = t.Manager, t.Network
 	}
-	if s.Pod == (Pod{}) {
+	if s.Pod == (workload.PodReference{}) {
 		s.Pod = t.Pod
 	}
 	return s
 }
 
 func (s Spec) validate(podCIDRs []netip.Prefix) error {
-	if err := s.Owner.validate(); err != nil {
+	if err := validateOwner(s.Owner); err != nil {
 		return err
 	}
 	if len(s.Netns) == 0 || s.Netns[0] != '/' || len(s.Netns) > 4095 || bytes.IndexByte([]byte(s.Netns), 0) >= 0 {
@@ -279,8 +221,8 @@ type Device struct {
 
 // Identity is the number of a label set.
 type Identity struct {
-	Number uint32  `json:"number"`
-	Labels []Label `json:"labels,omitempty"`
+	Number uint32        `json:"number"`
+	Labels []label.Label `json:"labels,omitempty"`
 }
 
 // The numbers that an endpoint may have. Below are the reserved identities: 1 is
@@ -335,7 +277,7 @@ type Record struct {
 
 // Validate says whether the record makes sense; the error names the field.
 func (r Record) Validate() error {
-	if err := r.Spec.Owner.validate(); err != nil {
+	if err := validateOwner(r.Spec.Owner); err != nil {
 		return err
 	}
 	switch r.Phase {
@@ -356,7 +298,7 @@ func (r Record) Validate() error {
 	if r.Spec.Netns == "" || r.Spec.Netns[0] != '/' {
 		return invalid("spec.netns", "%q is no absolute path", clip(r.Spec.Netns))
 	}
-	if !interfaceNameRE.MatchString(r.Device.HostName) || !interfaceNameRE.MatchString(r.Device.Name) {
+	if !workload.IsInterface(r.Device.HostName) || !workload.IsInterface(r.Device.Name) {
 		return invalid("device", "no usable device names")
 	}
 	for _, a := range r.Device.SourceRouted {

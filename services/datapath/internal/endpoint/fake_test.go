@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/workload"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -31,9 +33,9 @@ type machine struct {
 	slots      map[uint16]Entry
 	nextSlot   uint16
 	gen        uint32
-	leases     map[Owner]lease
-	identities map[Owner]bool
-	records    map[Owner]Record
+	leases     map[workload.Owner]lease
+	identities map[workload.Owner]bool
+	records    map[workload.Owner]Record
 	bad        []Unreadable
 
 	fail   map[string]error         // operations that fail, by name
@@ -67,7 +69,7 @@ func newMachine() *machine {
 	return &machine{
 		number:     1000,
 		namespaces: map[string]*namespace{}, devices: map[uint32]*device{}, nextIndex: 10, slots: map[uint16]Entry{}, nextSlot: 1,
-		leases: map[Owner]lease{}, identities: map[Owner]bool{}, records: map[Owner]Record{},
+		leases: map[workload.Owner]lease{}, identities: map[workload.Owner]bool{}, records: map[workload.Owner]Record{},
 		fail: map[string]error{}, block: map[string]chan struct{}{}, held: map[string]bool{},
 	}
 }
@@ -351,7 +353,7 @@ func (f fakeMaps) Entries() ([]Entry, error) {
 
 type fakeLeases struct{ *machine }
 
-func (f fakeLeases) Confirm(_ context.Context, o Owner, addrs []netip.Addr) error {
+func (f fakeLeases) Confirm(_ context.Context, o workload.Owner, addrs []netip.Addr) error {
 	if err := f.do("confirm"); err != nil {
 		return err
 	}
@@ -364,7 +366,7 @@ func (f fakeLeases) Confirm(_ context.Context, o Owner, addrs []netip.Addr) erro
 	return nil
 }
 
-func (f fakeLeases) Release(_ context.Context, o Owner) error {
+func (f fakeLeases) Release(_ context.Context, o workload.Owner) error {
 	if err := f.do("release lease"); err != nil {
 		return err
 	}
@@ -373,7 +375,7 @@ func (f fakeLeases) Release(_ context.Context, o Owner) error {
 	return nil
 }
 
-func (f fakeLeases) Claim(_ context.Context, o Owner, addrs []netip.Addr) error {
+func (f fakeLeases) Claim(_ context.Context, o workload.Owner, addrs []netip.Addr) error {
 	if err := f.do("claim"); err != nil {
 		return err
 	}
@@ -387,12 +389,12 @@ func (f fakeLeases) Claim(_ context.Context, o Owner, addrs []netip.Addr) error 
 	return nil
 }
 
-func (f fakeLeases) Confirmed(context.Context) ([]Owner, error) {
+func (f fakeLeases) Confirmed(context.Context) ([]workload.Owner, error) {
 	if err := f.do("list leases"); err != nil {
 		return nil, err
 	}
 	defer f.mu.Unlock()
-	var os []Owner
+	var os []workload.Owner
 	for o, l := range f.leases {
 		if l.confirmed {
 			os = append(os, o)
@@ -403,7 +405,7 @@ func (f fakeLeases) Confirmed(context.Context) ([]Owner, error) {
 
 type fakeIdentities struct{ *machine }
 
-func (f fakeIdentities) Resolve(_ context.Context, o Owner, labels []Label, _ []NamedPort) (Identity, error) {
+func (f fakeIdentities) Resolve(_ context.Context, o workload.Owner, labels []label.Label, _ []workload.NamedPort) (Identity, error) {
 	if err := f.do("resolve"); err != nil {
 		return Identity{}, err
 	}
@@ -412,7 +414,7 @@ func (f fakeIdentities) Resolve(_ context.Context, o Owner, labels []Label, _ []
 	return Identity{Number: f.number, Labels: labels}, nil
 }
 
-func (f fakeIdentities) Release(_ context.Context, o Owner) error {
+func (f fakeIdentities) Release(_ context.Context, o workload.Owner) error {
 	if err := f.do("release identity"); err != nil {
 		return err
 	}
@@ -438,7 +440,7 @@ func (f fakeRecords) Save(r Record) error {
 
 func (fakeRecords) Err() error { return nil }
 
-func (f fakeRecords) Remove(o Owner) error {
+func (f fakeRecords) Remove(o workload.Owner) error {
 	if err := f.do("remove record"); err != nil {
 		return err
 	}
@@ -490,9 +492,9 @@ func (m *machine) start(t *testing.T) *Core {
 
 // wanted is a request for which the machine has a namespace and a lease.
 func (m *machine) wanted(name string, last byte) Spec {
-	o := Owner{ContainerID: name, InterfaceName: "eth0"}
+	o := workload.Owner{ContainerID: name, Interface: "eth0"}
 	s := Spec{
-		Owner: o, Netns: "/run/netns/" + name, Labels: []Label{{"cni", "app", name}},
+		Owner: o, Netns: "/run/netns/" + name, Labels: []label.Label{{Source: "cni", Key: "app", Value: name}},
 		Addrs: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, last}), netip.AddrFrom16([16]byte{0: 0xfd, 15: last})},
 	}
 	if m.namespaces[s.Netns] == nil {

@@ -3,7 +3,11 @@
 
 package endpoint
 
-import "net/netip"
+import (
+	"net/netip"
+
+	"github.com/sluice-net/sluice/model/label"
+)
 
 // HolderOf gives the endpoint that has an address.
 func (c *Core) HolderOf(a netip.Addr) (Endpoint, bool) {
@@ -21,7 +25,7 @@ func (c *Core) HolderOf(a netip.Addr) (Endpoint, bool) {
 }
 
 // LabelsOf gives the labels of an identity that an endpoint of this node has.
-func (c *Core) LabelsOf(identity uint32) ([]Label, bool) {
+func (c *Core) LabelsOf(identity uint32) ([]label.Label, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, r := range c.records {

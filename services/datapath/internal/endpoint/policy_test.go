@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/model/workload"
 )
 
 // fakePolicies holds creations back until the test lets them go.
@@ -148,7 +149,7 @@ func TestPendingEndpointWaitsUntilItsPolicyComesAndWatchersHearOfIt(t *testing.T
 	defer cancel()
 	states := make(chan State, 16)
 	go func() {
-		_ = watch.Serve(ctx, c.Hub(), nil, func(e watch.Event[Owner, Endpoint]) error {
+		_ = watch.Serve(ctx, c.Hub(), nil, func(e watch.Event[workload.Owner, Endpoint]) error {
 			if e.Kind == watch.Upsert {
 				states <- e.Value.State
 			} else if e.SnapshotComplete {
@@ -246,7 +247,7 @@ func (m *machine) slotsNow() map[uint16]Entry {
 	return out
 }
 
-func (m *machine) recordOf(o Owner) Record {
+func (m *machine) recordOf(o workload.Owner) Record {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.records[o]

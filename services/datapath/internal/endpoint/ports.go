@@ -7,6 +7,9 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+
+	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/workload"
 )
 
 // Entry is an endpoint in the maps of the programs.
@@ -114,23 +117,23 @@ type Links interface {
 type Leases interface {
 	// Confirm makes the owner's lease permanent. ErrLease if it is gone or is
 	// of other addresses, ErrUnavailable if the service does not answer.
-	Confirm(ctx context.Context, o Owner, addrs []netip.Addr) error
+	Confirm(ctx context.Context, o workload.Owner, addrs []netip.Addr) error
 	// Release gives up what the owner holds, if anything.
-	Release(ctx context.Context, o Owner) error
+	Release(ctx context.Context, o workload.Owner) error
 	// Claim leases exactly these addresses to the owner and confirms them, although
 	// the service may know nothing of it. ErrLease if it has given one of them to
 	// another owner, ErrUnavailable if it does not answer.
-	Claim(ctx context.Context, o Owner, addrs []netip.Addr) error
+	Claim(ctx context.Context, o workload.Owner, addrs []netip.Addr) error
 	// Confirmed lists the owners of confirmed allocations.
-	Confirmed(ctx context.Context) ([]Owner, error)
+	Confirmed(ctx context.Context) ([]workload.Owner, error)
 }
 
 // Identities is the service of numbers.
 type Identities interface {
 	// Resolve gives the number of a workload and holds it for the owner.
-	Resolve(ctx context.Context, o Owner, labels []Label, ports []NamedPort) (Identity, error)
+	Resolve(ctx context.Context, o workload.Owner, labels []label.Label, ports []workload.NamedPort) (Identity, error)
 	// Release gives up what the owner holds, if anything.
-	Release(ctx context.Context, o Owner) error
+	Release(ctx context.Context, o workload.Owner) error
 }
 
 // Records is the durable memory.
@@ -141,7 +144,7 @@ type Records interface {
 	// Err says why Save would fail now, or nil.
 	Err() error
 	// Remove removes it, if it is there.
-	Remove(o Owner) error
+	Remove(o workload.Owner) error
 	// Load reads all of them. Those that cannot be read are in bad, and stay; a
 	// record that one of them comes after is not among the records.
 	Load() (records []Record, bad []Unreadable, err error)

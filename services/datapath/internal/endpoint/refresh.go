@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+
+	"github.com/sluice-net/sluice/model/workload"
 )
 
 // Refresh asks for the identity of every endpoint again, which renews the hold
@@ -40,7 +42,7 @@ func (c *Core) Refresh(ctx context.Context) (changed int, err error) {
 // was away, or the last Refresh was incomplete.
 func (c *Core) RefreshDue() bool { return c.refreshDue.Load() }
 
-func (c *Core) refresh(ctx context.Context, o Owner) (bool, error) {
+func (c *Core) refresh(ctx context.Context, o workload.Owner) (bool, error) {
 	ctx, abort := context.WithCancelCause(ctx)
 	defer abort(nil)
 	leave, err := c.turns.enterWith(ctx, o, abort)

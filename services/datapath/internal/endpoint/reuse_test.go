@@ -10,6 +10,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+
+	"github.com/sluice-net/sluice/model/workload"
 )
 
 // replaceNamespace gives the path a new namespace with the number of the old
@@ -221,7 +223,7 @@ func (m *machine) secondOf(s Spec, name string, last byte) Spec {
 	t := m.wanted(s.Owner.ContainerID+"-"+name, last)
 	l := m.leases[t.Owner]
 	delete(m.leases, t.Owner)
-	t.Owner = Owner{s.Owner.ContainerID, name}
+	t.Owner = workload.Owner{ContainerID: s.Owner.ContainerID, Interface: name}
 	m.leases[t.Owner] = l
 	t.Netns = s.Netns
 	return t

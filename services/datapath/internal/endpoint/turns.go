@@ -6,12 +6,14 @@ package endpoint
 import (
 	"context"
 	"sync"
+
+	"github.com/sluice-net/sluice/model/workload"
 )
 
 // turns lets one call at a time work on an owner.
 type turns struct {
 	mu     sync.Mutex
-	owners map[Owner]*turn // guarded by mu
+	owners map[workload.Owner]*turn // guarded by mu
 }
 
 type turn struct {
@@ -22,15 +24,15 @@ type turn struct {
 	aborts map[*context.CancelCauseFunc]struct{}
 }
 
-func newTurns() *turns { return &turns{owners: map[Owner]*turn{}} }
+func newTurns() *turns { return &turns{owners: map[workload.Owner]*turn{}} }
 
 // enter waits for the owner's turn. leave must be called.
-func (t *turns) enter(ctx context.Context, o Owner) (leave func(), err error) {
+func (t *turns) enter(ctx context.Context, o workload.Owner) (leave func(), err error) {
 	return t.enterWith(ctx, o, nil)
 }
 
 // tryEnter is enter for a caller that comes back later instead of waiting.
-func (t *turns) tryEnter(o Owner) (leave func(), ok bool) {
+func (t *turns) tryEnter(o workload.Owner) (leave func(), ok bool) {
 	e, done := t.join(o, nil)
 	select {
 	case <-e.free:
@@ -43,7 +45,7 @@ func (t *turns) tryEnter(o Owner) (leave func(), ok bool) {
 
 // enterWith is enter for a creation, or a wait, which interrupt may end by
 // abort.
-func (t *turns) enterWith(ctx context.Context, o Owner, abort context.CancelCauseFunc) (leave func(), err error) {
+func (t *turns) enterWith(ctx context.Context, o workload.Owner, abort context.CancelCauseFunc) (leave func(), err error) {
 	e, done := t.join(o, abort)
 	select {
 	case <-e.free:
@@ -55,7 +57,7 @@ func (t *turns) enterWith(ctx context.Context, o Owner, abort context.CancelCaus
 }
 
 // join notes the interest in the owner's turn until done is called.
-func (t *turns) join(o Owner, abort context.CancelCauseFunc) (e *turn, done func()) {
+func (t *turns) join(o workload.Owner, abort context.CancelCauseFunc) (e *turn, done func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	e = t.owners[o]
@@ -79,7 +81,7 @@ func (t *turns) join(o Owner, abort context.CancelCauseFunc) (e *turn, done func
 }
 
 // interrupt ends the creations, and waits, that work on the owner or wait for it.
-func (t *turns) interrupt(o Owner, cause error) {
+func (t *turns) interrupt(o workload.Owner, cause error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if e := t.owners[o]; e != nil {

@@ -9,8 +9,10 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/workload"
 )
 
 // Unreadable is a file among the records that is no record: corrupt, of a newer
@@ -34,7 +36,7 @@ var ErrUnreadable = errors.New("record cannot be read")
 const wayOut = "repair or remove the file, or delete the container; until then its endpoint has no traffic and keeps its addresses and slot"
 
 // unreadableOf finds the file that should be the owner's record.
-func (c *Core) unreadableOf(o Owner) (Unreadable, bool) {
+func (c *Core) unreadableOf(o workload.Owner) (Unreadable, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, u := range c.unreadable {
@@ -47,7 +49,7 @@ func (c *Core) unreadableOf(o Owner) (Unreadable, bool) {
 
 // mayBeUnreadable says whether a file that cannot be read may be the owner's
 // record: it has the owner's name, or one that says nothing.
-func (c *Core) mayBeUnreadable(o Owner) bool {
+func (c *Core) mayBeUnreadable(o workload.Owner) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, u := range c.unreadable {
@@ -65,7 +67,7 @@ func (c *Core) anyUnreadable() bool {
 }
 
 // resolved forgets the files that should be the owner's record.
-func (c *Core) resolved(o Owner) {
+func (c *Core) resolved(o workload.Owner) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for file, u := range c.unreadable {
@@ -107,7 +109,7 @@ func (c *Core) reread(ctx context.Context) error {
 
 // adopt takes over a record that has become readable. A creation or deletion of
 // the owner may have written or removed it since it was listed.
-func (c *Core) adopt(ctx context.Context, o Owner) error {
+func (c *Core) adopt(ctx context.Context, o workload.Owner) error {
 	leave, err := c.turns.enter(ctx, o)
 	if err != nil {
 		return err
@@ -135,7 +137,7 @@ func (c *Core) adopt(ctx context.Context, o Owner) error {
 
 // disposeUnreadable deletes the endpoint of an owner whose record cannot be
 // read, by what follows from the owner. The caller has the owner's turn.
-func (c *Core) disposeUnreadable(ctx context.Context, o Owner) error {
+func (c *Core) disposeUnreadable(ctx context.Context, o workload.Owner) error {
 	r := Record{Phase: PhaseReady, BootID: c.cfg.BootID, Spec: Spec{Owner: o}}
 	r.Device = c.device(r.Spec)
 	devices, err := c.cfg.Links.Devices()
@@ -205,7 +207,7 @@ func (c *Core) auditClosed(slots []Entry, links []HostDevice, report reporter) e
 		}
 	}
 	c.mu.Unlock()
-	slices.SortFunc(files, func(a, b Unreadable) int { return compareStrings(a.File, b.File) })
+	slices.SortFunc(files, func(a, b Unreadable) int { return strings.Compare(a.File, b.File) })
 	for _, u := range files {
 		d := Difference{Subject: "record", Key: u.File, Want: "a record", Have: u.Err.Error()}
 		if err := report(d, func() error { return fmt.Errorf("%w: %s", ErrUnreadable, wayOut) }); err != nil {

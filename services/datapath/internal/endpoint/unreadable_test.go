@@ -8,10 +8,12 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/sluice-net/sluice/model/workload"
 )
 
 // damage makes the owner's record unreadable.
-func (m *machine) damage(o Owner) (r Record) {
+func (m *machine) damage(o workload.Owner) (r Record) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	r = m.records[o]
@@ -25,7 +27,7 @@ func (m *machine) repair(r Record) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.bad = nil
-	if r.Spec.Owner != (Owner{}) {
+	if r.Spec.Owner != (workload.Owner{}) {
 		m.records[r.Spec.Owner] = r
 	}
 }
@@ -95,9 +97,9 @@ func TestUnreadableRecordKeepsItsEndpointClosed(t *testing.T) {
 }
 
 func TestDeletionResolvesAnUnreadableRecord(t *testing.T) {
-	for name, del := range map[string]func(*Core, Owner) (bool, error){
-		"by call": func(c *Core, o Owner) (bool, error) { return c.Delete(t.Context(), o) },
-		"by spool": func(c *Core, o Owner) (bool, error) {
+	for name, del := range map[string]func(*Core, workload.Owner) (bool, error){
+		"by call": func(c *Core, o workload.Owner) (bool, error) { return c.Delete(t.Context(), o) },
+		"by spool": func(c *Core, o workload.Owner) (bool, error) {
 			var e entry
 			e.there.Store(true)
 			return c.DeleteSpooled(t.Context(), o, e.spooled())

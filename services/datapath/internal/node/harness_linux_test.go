@@ -22,6 +22,8 @@ import (
 
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
@@ -64,11 +66,11 @@ func path(ns *netns.Namespace) string { return fmt.Sprintf("/proc/self/fd/%d", n
 // leases and identities that behave.
 type leases struct {
 	mu   sync.Mutex
-	held map[endpoint.Owner][]netip.Addr
+	held map[workload.Owner][]netip.Addr
 	down error
 }
 
-func (l *leases) Confirm(_ context.Context, o endpoint.Owner, addrs []netip.Addr) error {
+func (l *leases) Confirm(_ context.Context, o workload.Owner, addrs []netip.Addr) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.down != nil {
@@ -78,7 +80,7 @@ func (l *leases) Confirm(_ context.Context, o endpoint.Owner, addrs []netip.Addr
 	return nil
 }
 
-func (l *leases) Release(_ context.Context, o endpoint.Owner) error {
+func (l *leases) Release(_ context.Context, o workload.Owner) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.down != nil {
@@ -88,14 +90,14 @@ func (l *leases) Release(_ context.Context, o endpoint.Owner) error {
 	return nil
 }
 
-func (l *leases) Claim(ctx context.Context, o endpoint.Owner, addrs []netip.Addr) error {
+func (l *leases) Claim(ctx context.Context, o workload.Owner, addrs []netip.Addr) error {
 	return l.Confirm(ctx, o, addrs)
 }
 
-func (l *leases) Confirmed(context.Context) ([]endpoint.Owner, error) {
+func (l *leases) Confirmed(context.Context) ([]workload.Owner, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var os []endpoint.Owner
+	var os []workload.Owner
 	for o := range l.held {
 		os = append(os, o)
 	}
@@ -104,17 +106,17 @@ func (l *leases) Confirmed(context.Context) ([]endpoint.Owner, error) {
 
 type identities struct {
 	mu   sync.Mutex
-	held map[endpoint.Owner]uint32
+	held map[workload.Owner]uint32
 }
 
-func (i *identities) Resolve(_ context.Context, o endpoint.Owner, labels []endpoint.Label, _ []endpoint.NamedPort) (endpoint.Identity, error) {
+func (i *identities) Resolve(_ context.Context, o workload.Owner, labels []label.Label, _ []workload.NamedPort) (endpoint.Identity, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.held[o] = 256 + uint32(len(labels))
 	return endpoint.Identity{Number: i.held[o], Labels: labels}, nil
 }
 
-func (i *identities) Release(_ context.Context, o endpoint.Owner) error {
+func (i *identities) Release(_ context.Context, o workload.Owner) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	delete(i.held, o)
@@ -145,8 +147,8 @@ var (
 func newWorld(t *testing.T) *world {
 	w := &world{
 		t: t, home: netnstest.New(t), dir: t.TempDir(), next: 2,
-		leases:     &leases{held: map[endpoint.Owner][]netip.Addr{}},
-		identities: &identities{held: map[endpoint.Owner]uint32{}},
+		leases:     &leases{held: map[workload.Owner][]netip.Addr{}},
+		identities: &identities{held: map[workload.Owner]uint32{}},
 	}
 	bpf := filepath.Join(w.dir, "bpf")
 	if err := os.Mkdir(bpf, 0o700); err != nil {
@@ -228,7 +230,7 @@ func (w *world) start(repair bool) {
 type pod struct {
 	t     *testing.T
 	ns    *netns.Namespace
-	owner endpoint.Owner
+	owner workload.Owner
 	spec  endpoint.Spec
 	ep    endpoint.Endpoint
 }
@@ -238,7 +240,7 @@ func (w *world) spec(name string, ns *netns.Namespace) endpoint.Spec {
 	a4[3], a6[15] = w.next, w.next
 	w.next++
 	return endpoint.Spec{
-		Owner: endpoint.Owner{ContainerID: name, InterfaceName: "eth0"}, Netns: path(ns),
+		Owner: workload.Owner{ContainerID: name, Interface: "eth0"}, Netns: path(ns),
 		Addrs: []netip.Addr{netip.AddrFrom4(a4), netip.AddrFrom16(a6)},
 	}
 }

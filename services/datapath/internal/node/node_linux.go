@@ -567,7 +567,7 @@ func (n *Node) event(e kernel.Event) observe.Event {
 	if own != slotmap.NoSlot {
 		o.Slot = uint16(own)
 		if owner, ok := n.Core.OwnerOfSlot(uint16(own)); ok {
-			o.Owner, o.ContainerID, o.InterfaceName = owner.String(), owner.ContainerID, owner.InterfaceName
+			o.Owner, o.ContainerID, o.InterfaceName = owner.String(), owner.ContainerID, owner.Interface
 		}
 	}
 	if other != slotmap.NoSlot {
@@ -595,7 +595,7 @@ func verdictOf(e kernel.Event) observe.Verdict {
 func (n *Node) repaired(e endpoint.Endpoint, d endpoint.Difference, err error) {
 	o := observe.Event{
 		Type: observe.Repair, Time: time.Now(), Slot: e.Slot, SourceIdentity: e.Identity.Number,
-		Owner: e.Spec.Owner.String(), ContainerID: e.Spec.Owner.ContainerID, InterfaceName: e.Spec.Owner.InterfaceName,
+		Owner: e.Spec.Owner.String(), ContainerID: e.Spec.Owner.ContainerID, InterfaceName: e.Spec.Owner.Interface,
 		Repair: observe.RepairDetails{Subject: d.Subject, Device: d.Key, Want: d.Want, Have: d.Have},
 	}
 	if err != nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns/netnstest"
@@ -559,7 +560,7 @@ func TestKernelRestartFindsWhatChangedMeanwhile(t *testing.T) {
 	if err := w.node.Replay(t.Context(), record.OpenSpool(spool)); err != nil {
 		t.Fatal(err)
 	}
-	for _, o := range []endpoint.Owner{gone.owner, deleted.owner} {
+	for _, o := range []workload.Owner{gone.owner, deleted.owner} {
 		if _, err := w.node.Core.Get(o); !errors.Is(err, endpoint.ErrNotFound) {
 			t.Errorf("endpoint of %s: %v, want it gone", o, err)
 		}
@@ -607,7 +608,7 @@ func TestKernelSpoolIsReplayedWhileServing(t *testing.T) {
 		}
 		return nil
 	})
-	for _, o := range []endpoint.Owner{early.owner, deleted.owner} {
+	for _, o := range []workload.Owner{early.owner, deleted.owner} {
 		if _, err := w.node.Core.Get(o); !errors.Is(err, endpoint.ErrNotFound) {
 			t.Errorf("endpoint of %s: %v, want it gone", o, err)
 		}
@@ -624,7 +625,7 @@ func TestKernelSpoolIsReplayedWhileServing(t *testing.T) {
 // stubborn are records in which one owner's endpoint cannot be buried.
 type stubborn struct {
 	*record.Store
-	owner endpoint.Owner
+	owner workload.Owner
 }
 
 func (s stubborn) Save(r endpoint.Record) error {
@@ -637,7 +638,7 @@ func (s stubborn) Save(r endpoint.Record) error {
 // TestKernelOneStubbornDeletionKeepsNoOtherWaiting: it stays in the spool.
 func TestKernelOneStubbornDeletionKeepsNoOtherWaiting(t *testing.T) {
 	w := newWorld(t)
-	bad := endpoint.Owner{ContainerID: "bad", InterfaceName: "eth0"}
+	bad := workload.Owner{ContainerID: "bad", Interface: "eth0"}
 	w.records = func(s *record.Store) endpoint.Records { return stubborn{s, bad} }
 	w.start(true)
 	pods := []*pod{w.pod("a"), w.pod("bad"), w.pod("z")}
@@ -659,12 +660,12 @@ func TestKernelOneStubbornDeletionKeepsNoOtherWaiting(t *testing.T) {
 	}
 }
 
-func writeSpool(t *testing.T, dir string, o endpoint.Owner, at time.Time) {
+func writeSpool(t *testing.T, dir string, o workload.Owner, at time.Time) {
 	t.Helper()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	content := fmt.Sprintf(`{"version":1,"containerId":%q,"interfaceName":%q,"time":%q}`, o.ContainerID, o.InterfaceName, at.UTC().Format(time.RFC3339Nano))
+	content := fmt.Sprintf(`{"version":1,"containerId":%q,"interfaceName":%q,"time":%q}`, o.ContainerID, o.Interface, at.UTC().Format(time.RFC3339Nano))
 	if err := os.WriteFile(filepath.Join(dir, o.Key()), []byte(content), 0o600); err != nil {
 		t.Fatal(err)
 	}

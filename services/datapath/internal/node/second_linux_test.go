@@ -23,7 +23,7 @@ import (
 func (w *world) attach(p *pod, name string) *pod {
 	w.t.Helper()
 	q := &pod{t: w.t, ns: p.ns, spec: w.spec(p.owner.ContainerID, p.ns)}
-	q.spec.Owner.InterfaceName = name
+	q.spec.Owner.Interface = name
 	q.owner = q.spec.Owner
 	var err error
 	if q.ep, err = w.node.Core.Create(w.t.Context(), q.spec, false); err != nil {
@@ -38,7 +38,7 @@ func (w *world) del(p *pod) {
 		w.t.Fatal(err)
 	}
 	eventually(w.t, "the device of "+p.owner.String()+" goes", func() error {
-		if hasLink(p.ns, p.owner.InterfaceName) == nil {
+		if hasLink(p.ns, p.owner.Interface) == nil {
 			return errors.New("it is there")
 		}
 		return nil
@@ -160,7 +160,7 @@ func TestKernelTwoAttachmentsOfOnePod(t *testing.T) {
 			} else {
 				leadsNowhere(t, eth0.ns, net1, peer)
 			}
-			again := w.attach(goes, goes.owner.InterfaceName)
+			again := w.attach(goes, goes.owner.Interface)
 			again.works(w, peer)
 			stays.works(w, peer)
 			leadsBy(t, eth0.ns, map[bool]*pod{true: stays, false: again}[stays == eth0], peer)

@@ -17,12 +17,13 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
 )
 
 // recordFile is where the endpoint's record lies.
-func (w *world) recordFile(o endpoint.Owner) string {
+func (w *world) recordFile(o workload.Owner) string {
 	return filepath.Join(w.dir, "endpoints", o.Key()+".ready.json")
 }
 

@@ -9,13 +9,14 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
 // LabelSource knows the labels of identities that no endpoint of this node has.
 type LabelSource interface {
 	// Labels of an identity. endpoint.ErrNotFound: the number is nobody's.
-	Labels(ctx context.Context, identity uint32) ([]endpoint.Label, error)
+	Labels(ctx context.Context, identity uint32) ([]label.Label, error)
 }
 
 // Labels remembers labels of identities, so that a reader of events does not
@@ -23,7 +24,7 @@ type LabelSource interface {
 // cannot learn at once, has no labels here.
 type Labels struct {
 	// Local knows the endpoints of this node.
-	Local func(identity uint32) ([]endpoint.Label, bool)
+	Local func(identity uint32) ([]label.Label, bool)
 	// Source is asked about the others; nil: nobody is.
 	Source LabelSource
 	// Now is time.Now if nil.
@@ -35,7 +36,7 @@ type Labels struct {
 }
 
 type labelEntry struct {
-	labels []endpoint.Label
+	labels []label.Label
 	found  bool
 	until  time.Time
 }
@@ -53,7 +54,7 @@ const (
 )
 
 // Of gives the labels of an identity. ok is false if they are not known.
-func (l *Labels) Of(ctx context.Context, identity uint32) (labels []endpoint.Label, ok bool) {
+func (l *Labels) Of(ctx context.Context, identity uint32) (labels []label.Label, ok bool) {
 	if identity == 0 {
 		return nil, false
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
@@ -19,7 +20,7 @@ type source struct {
 	err   error
 }
 
-func (s *source) Labels(_ context.Context, identity uint32) ([]endpoint.Label, error) {
+func (s *source) Labels(_ context.Context, identity uint32) ([]label.Label, error) {
 	s.asked++
 	switch {
 	case s.err != nil:
@@ -27,7 +28,7 @@ func (s *source) Labels(_ context.Context, identity uint32) ([]endpoint.Label, e
 	case identity%2 == 1:
 		return nil, fmt.Errorf("identity %d: %w", identity, endpoint.ErrNotFound)
 	}
-	return []endpoint.Label{{Source: "k8s", Key: "id", Value: fmt.Sprint(identity)}}, nil
+	return []label.Label{{Source: "k8s", Key: "id", Value: fmt.Sprint(identity)}}, nil
 }
 
 func TestLabelsAreAskedForOnce(t *testing.T) {
@@ -35,8 +36,8 @@ func TestLabelsAreAskedForOnce(t *testing.T) {
 	s := &source{}
 	l := &Labels{
 		Source: s, Now: func() time.Time { return now },
-		Local: func(id uint32) ([]endpoint.Label, bool) {
-			return []endpoint.Label{{Key: "local"}}, id == 300
+		Local: func(id uint32) ([]label.Label, bool) {
+			return []label.Label{{Key: "local"}}, id == 300
 		},
 	}
 	check := func(id uint32, key string, asked int) {

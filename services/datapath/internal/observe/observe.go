@@ -16,7 +16,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/model/label"
 )
 
 // Type is what an event is about.
@@ -213,7 +213,7 @@ type Filter struct {
 
 // Match says whether e passes. labels gives those of an identity; what is not
 // known matches no selector. It is asked only if everything else holds.
-func (f Filter) Match(e Event, labels func(identity uint32) ([]endpoint.Label, bool)) bool {
+func (f Filter) Match(e Event, labels func(identity uint32) ([]label.Label, bool)) bool {
 	either := func(n int, a, b bool) bool { return n == 0 || a || b }
 	inAny := func(a netip.Addr) bool {
 		return slices.ContainsFunc(f.Prefixes, func(p netip.Prefix) bool { return p.Contains(a) })

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/leaktest"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/model/label"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -87,7 +87,7 @@ func TestWaitingReaderIsWokenAndCanGiveUp(t *testing.T) {
 func TestFilterForPacketsLeavesRepairsOut(t *testing.T) {
 	yes := true
 	e := Event{Type: Repair, Owner: "a/eth0", SourceIdentity: 300}
-	nobody := func(uint32) ([]endpoint.Label, bool) { return nil, false }
+	nobody := func(uint32) ([]label.Label, bool) { return nil, false }
 	for name, c := range map[string]struct {
 		f    Filter
 		want bool
@@ -112,7 +112,7 @@ func TestFilterForPacketsLeavesRepairsOut(t *testing.T) {
 func TestPortOfAProtocolWithoutPortsMatchesNothing(t *testing.T) {
 	f := Filter{Ports: map[uint16]bool{0x0800: true}}
 	e := Event{Type: Drop, Protocol: 1, Destination: netip.MustParseAddrPort("10.0.0.1:2048")} // echo request
-	nobody := func(uint32) ([]endpoint.Label, bool) { return nil, false }
+	nobody := func(uint32) ([]label.Label, bool) { return nil, false }
 	if f.Match(e, nobody) {
 		t.Error("type and code of ICMP are taken for a port")
 	}
@@ -128,9 +128,9 @@ func TestFilterNeedsOneOfEachKind(t *testing.T) {
 		Source: netip.MustParseAddrPort("10.0.0.2:1000"), Destination: netip.MustParseAddrPort("10.0.0.3:80"),
 		SourceIdentity: 300, DestinationIdentity: 400,
 	}
-	labels := func(identity uint32) ([]endpoint.Label, bool) {
+	labels := func(identity uint32) ([]label.Label, bool) {
 		if identity == 400 {
-			return []endpoint.Label{{Source: "k8s", Key: "app", Value: "web"}}, true
+			return []label.Label{{Source: "k8s", Key: "app", Value: "web"}}, true
 		}
 		return nil, false
 	}

@@ -6,7 +6,7 @@ package observe
 import (
 	"slices"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/model/label"
 )
 
 // Selector is a set of requirements that must all hold; without any it selects
@@ -24,9 +24,9 @@ type Requirement struct {
 // Matches says whether the labels meet all requirements. A key that several
 // sources give meets a positive requirement if one of its labels does, and a
 // negative one if none of them contradicts.
-func (s Selector) Matches(labels []endpoint.Label) bool {
+func (s Selector) Matches(labels []label.Label) bool {
 	for _, r := range s {
-		found := slices.ContainsFunc(labels, func(l endpoint.Label) bool {
+		found := slices.ContainsFunc(labels, func(l label.Label) bool {
 			return l.Key == r.Key && (r.Source == "" || r.Source == l.Source) && (r.Values == nil || r.Values[l.Value])
 		})
 		if found == r.Not {

@@ -6,7 +6,7 @@ package observe
 import (
 	"testing"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/model/label"
 )
 
 // is requires a label of a key with one of the values, if there are any.
@@ -28,7 +28,7 @@ func isNot(source, key string, values ...string) Requirement {
 }
 
 func TestSelectorMatchesAsKubectlSelects(t *testing.T) {
-	web := []endpoint.Label{
+	web := []label.Label{
 		{Source: "k8s", Key: "app", Value: "web"},
 		{Source: "cni", Key: "app", Value: "shop"},
 		{Source: "k8s", Key: "tier", Value: "front"},

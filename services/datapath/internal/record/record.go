@@ -33,6 +33,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
@@ -103,11 +104,11 @@ func (s *Store) Close() error {
 // OpenReadOnly opens the directory, which need not exist, and changes nothing.
 func OpenReadOnly(dir string) *Store { return &Store{dir: dir} }
 
-func (s *Store) path(o endpoint.Owner, p endpoint.Phase) string {
+func (s *Store) path(o workload.Owner, p endpoint.Phase) string {
 	return filepath.Join(s.dir, name(o, p)+suffix)
 }
 
-func name(o endpoint.Owner, p endpoint.Phase) string { return o.Key() + "." + string(p) }
+func name(o workload.Owner, p endpoint.Phase) string { return o.Key() + "." + string(p) }
 
 // phases in the order in which a later one counts. A tombstone beside anything
 // else means that the rest was about to be removed, or a new creation had only
@@ -131,11 +132,11 @@ func (s *Store) Save(r endpoint.Record) error {
 }
 
 // Remove implements endpoint.Records.
-func (s *Store) Remove(o endpoint.Owner) error { return s.remove(o, "") }
+func (s *Store) Remove(o workload.Owner) error { return s.remove(o, "") }
 
 // remove removes the owner's files, but for the one of a phase; the latest
 // phase last, so that an earlier one never counts again.
-func (s *Store) remove(o endpoint.Owner, but endpoint.Phase) error {
+func (s *Store) remove(o workload.Owner, but endpoint.Phase) error {
 	for _, p := range phases {
 		if p == but {
 			continue

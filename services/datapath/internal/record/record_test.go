@@ -16,6 +16,8 @@ import (
 	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
@@ -26,16 +28,16 @@ func sample() endpoint.Record {
 	return endpoint.Record{
 		Phase: endpoint.PhaseReady, BootID: "boot",
 		Spec: endpoint.Spec{
-			Owner: endpoint.Owner{ContainerID: "c1", InterfaceName: "eth0"}, Netns: "/run/netns/c1", Addrs: addrs,
-			Labels: []endpoint.Label{{Source: "cni", Key: "app", Value: "web"}},
-			Ports:  []endpoint.NamedPort{{Name: "http", Port: 80, Protocol: 6}},
+			Owner: workload.Owner{ContainerID: "c1", Interface: "eth0"}, Netns: "/run/netns/c1", Addrs: addrs,
+			Labels: []label.Label{{Source: "cni", Key: "app", Value: "web"}},
+			Ports:  []workload.NamedPort{{Name: "http", Port: 80, Protocol: 6}},
 		},
 		Namespace: endpoint.NamespaceID{Dev: 4, Inode: 4026532000},
 		Device: endpoint.Device{
 			HostName: "sl0123456789a", HostIndex: 7, HostMAC: endpoint.MAC{2, 0, 0, 0, 0, 1},
 			Name: "eth0", Index: 2, MAC: endpoint.MAC{2, 0, 0, 0, 0, 2}, MTU: 1500, Addrs: addrs,
 		},
-		Identity: endpoint.Identity{Number: 256, Labels: []endpoint.Label{{Source: "cni", Key: "app", Value: "web"}}},
+		Identity: endpoint.Identity{Number: 256, Labels: []label.Label{{Source: "cni", Key: "app", Value: "web"}}},
 		Slot:     3, Created: time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC),
 	}
 }
@@ -413,7 +415,7 @@ const entry = `{"version":1,"containerId":"c1","interfaceName":"eth0","time":"20
 func TestSpoolListsEntriesAndReportsTheRest(t *testing.T) {
 	dir := t.TempDir()
 	s := OpenSpool(dir)
-	owner, untimed := endpoint.Owner{ContainerID: "c1", InterfaceName: "eth0"}, endpoint.Owner{ContainerID: "c2", InterfaceName: "eth0"}
+	owner, untimed := workload.Owner{ContainerID: "c1", Interface: "eth0"}, workload.Owner{ContainerID: "c2", Interface: "eth0"}
 	for name, content := range map[string]string{
 		owner.Key(): entry, ".new-1": "half", ".lock": "", "nonsense": "nonsense", "wrongname": entry, "old.bad": "x",
 		"version":     `{"version":2,"containerId":"c1","interfaceName":"eth0"}`,
@@ -449,7 +451,7 @@ func TestSpoolListsEntriesAndReportsTheRest(t *testing.T) {
 }
 
 func FuzzSpool(f *testing.F) {
-	name := endpoint.Owner{ContainerID: "c1", InterfaceName: "eth0"}.Key()
+	name := workload.Owner{ContainerID: "c1", Interface: "eth0"}.Key()
 	f.Add(name, []byte(entry))
 	f.Add("", []byte(`{}`))
 	f.Fuzz(func(t *testing.T, name string, content []byte) {

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/durable"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/model/workload"
 )
 
 // Spool is the directory in which the CNI plugin leaves deletions that came
@@ -47,7 +47,7 @@ type spooled struct {
 
 // Deletion is an entry of the spool.
 type Deletion struct {
-	Owner endpoint.Owner
+	Owner workload.Owner
 	// Time is when the plugin was asked, by the machine's clock: for people.
 	Time time.Time
 }
@@ -103,7 +103,7 @@ func parseSpooled(name string, b []byte) (Deletion, error) {
 	if e.Version != spoolVersion {
 		return Deletion{}, fmt.Errorf("version: %d, this program reads %d", e.Version, spoolVersion)
 	}
-	o := endpoint.Owner{ContainerID: e.ContainerID, InterfaceName: e.InterfaceName}
+	o := workload.Owner{ContainerID: e.ContainerID, Interface: e.InterfaceName}
 	if o.Key() != name {
 		return Deletion{}, fmt.Errorf("containerId, interfaceName: the file is not that of %q", o)
 	}
@@ -130,7 +130,7 @@ func (s *Spool) SetAside(e *SpoolError) error { return os.Rename(e.Path, e.Path+
 
 // Has says whether the owner's entry is there: the plugin takes it back when it
 // has carried it out itself.
-func (s *Spool) Has(o endpoint.Owner) (bool, error) {
+func (s *Spool) Has(o workload.Owner) (bool, error) {
 	_, err := os.Lstat(filepath.Join(s.dir, o.Key()))
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -139,7 +139,7 @@ func (s *Spool) Has(o endpoint.Owner) (bool, error) {
 }
 
 // Done removes the owner's entry.
-func (s *Spool) Done(o endpoint.Owner) error {
+func (s *Spool) Done(o workload.Owner) error {
 	_, err := durable.Remove(filepath.Join(s.dir, o.Key()), durable.SyncNone)
 	return err
 }

@@ -9,6 +9,8 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/client"
@@ -16,12 +18,12 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/netdev"
 )
 
-func ownerOf(o *workloadv1.Owner) endpoint.Owner {
-	return endpoint.Owner{ContainerID: o.GetContainerId(), InterfaceName: o.GetInterfaceName()}
+func ownerOf(o *workloadv1.Owner) workload.Owner {
+	return workload.Owner{ContainerID: o.GetContainerId(), Interface: o.GetInterfaceName()}
 }
 
-func protoOwner(o endpoint.Owner) *workloadv1.Owner {
-	return &workloadv1.Owner{ContainerId: o.ContainerID, InterfaceName: o.InterfaceName}
+func protoOwner(o workload.Owner) *workloadv1.Owner {
+	return &workloadv1.Owner{ContainerId: o.ContainerID, InterfaceName: o.Interface}
 }
 
 func addrsOf(field string, raw [][]byte) ([]netip.Addr, error) {
@@ -47,7 +49,7 @@ func protoAddrs(as []netip.Addr) [][]byte {
 func specOf(r *datapathv1.CreateEndpointRequest) (endpoint.Spec, error) {
 	s := endpoint.Spec{
 		Owner: ownerOf(r.GetOwner()), Manager: r.GetManager(), Network: r.GetNetwork(), Netns: r.GetNetworkNamespace(),
-		Pod: endpoint.Pod{Namespace: r.GetPod().GetNamespace(), Name: r.GetPod().GetName(), UID: r.GetPod().GetUid()},
+		Pod: workload.PodReference{Namespace: r.GetPod().GetNamespace(), Name: r.GetPod().GetName(), UID: r.GetPod().GetUid()},
 	}
 	if s.Network != "" && s.Manager == "" {
 		return s, &endpoint.FieldError{Field: "manager", Reason: "is not set, and network " + s.Network + " needs one"}
@@ -61,10 +63,10 @@ func specOf(r *datapathv1.CreateEndpointRequest) (endpoint.Spec, error) {
 		return s, err
 	}
 	for _, l := range r.GetLabels() {
-		s.Labels = append(s.Labels, endpoint.Label{Source: l.GetSource(), Key: l.GetKey(), Value: l.GetValue()})
+		s.Labels = append(s.Labels, label.Label{Source: l.GetSource(), Key: l.GetKey(), Value: l.GetValue()})
 	}
 	for _, p := range r.GetNamedPorts() {
-		s.Ports = append(s.Ports, endpoint.NamedPort{
+		s.Ports = append(s.Ports, workload.NamedPort{
 			Name: p.GetName(), Port: uint16(p.GetPort()), Protocol: client.ProtocolNumber(p.GetProtocol()),
 		})
 	}
@@ -117,7 +119,7 @@ func protoEndpoint(e endpoint.Endpoint) *datapathv1.Endpoint {
 		Mtu:              uint32(e.Device.MTU),
 	}
 	p.SourceRouted = protoAddrs(e.Device.SourceRouted)
-	if e.Spec.Pod != (endpoint.Pod{}) {
+	if e.Spec.Pod != (workload.PodReference{}) {
 		p.Pod = &workloadv1.PodReference{Namespace: e.Spec.Pod.Namespace, Name: e.Spec.Pod.Name, Uid: e.Spec.Pod.UID}
 	}
 	for _, l := range e.Identity.Labels {

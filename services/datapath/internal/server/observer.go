@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/sluice-net/sluice/model/label"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
@@ -56,7 +57,7 @@ func (s *Server) Observe(r *datapathv1.ObserveRequest, stream grpc.ServerStreami
 		if e.Type == 0 {
 			continue // nothing but a loss
 		}
-		if !filter.Match(e, func(id uint32) ([]endpoint.Label, bool) { return s.labels(stream.Context(), id) }) {
+		if !filter.Match(e, func(id uint32) ([]label.Label, bool) { return s.labels(stream.Context(), id) }) {
 			continue
 		}
 		if err := stream.Send(s.observed(stream.Context(), e)); err != nil {
@@ -177,7 +178,7 @@ type Rules interface {
 }
 
 // labels of an identity, if anybody knows them.
-func (s *Server) labels(ctx context.Context, identity uint32) ([]endpoint.Label, bool) {
+func (s *Server) labels(ctx context.Context, identity uint32) ([]label.Label, bool) {
 	if s.Labels == nil {
 		return nil, false
 	}

@@ -18,9 +18,9 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/sluice-net/sluice/model/label"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
 )
 
@@ -134,11 +134,11 @@ func (rules) RuleSources(slot uint16, gen uint32, egress bool, rule uint16) []st
 }
 
 func labelled() *observe.Labels {
-	return &observe.Labels{Local: func(id uint32) ([]endpoint.Label, bool) {
+	return &observe.Labels{Local: func(id uint32) ([]label.Label, bool) {
 		if id != 300 {
 			return nil, false
 		}
-		return []endpoint.Label{{Source: "k8s", Key: "app", Value: "web"}, {Source: "reserved", Key: "x"}}, true
+		return []label.Label{{Source: "k8s", Key: "app", Value: "web"}, {Source: "reserved", Key: "x"}}, true
 	}}
 }
 

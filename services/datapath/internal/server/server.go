@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/model/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
@@ -189,7 +190,7 @@ func (s *Server) ListEndpoints(r *datapathv1.ListEndpointsRequest, stream grpc.S
 
 // WatchEndpoints implements the API.
 func (s *Server) WatchEndpoints(r *datapathv1.WatchEndpointsRequest, stream grpc.ServerStreamingServer[datapathv1.WatchEndpointsResponse]) error {
-	return watch.Serve(stream.Context(), s.Core.Hub(), r.GetResumeToken(), func(e watch.Event[endpoint.Owner, endpoint.Endpoint]) error {
+	return watch.Serve(stream.Context(), s.Core.Hub(), r.GetResumeToken(), func(e watch.Event[workload.Owner, endpoint.Endpoint]) error {
 		m := &datapathv1.WatchEndpointsResponse{ResumeToken: e.Token}
 		switch e.Kind {
 		case watch.Upsert:
@@ -211,7 +212,7 @@ func (s *Server) ReclaimEndpoints(ctx context.Context, r *datapathv1.ReclaimEndp
 	if len(r.GetValidOwners()) > 0 && r.GetNoneValid() {
 		return nil, statusOf(&endpoint.FieldError{Field: "none_valid", Reason: "is set, and valid_owners is not empty"})
 	}
-	var valid []endpoint.Owner
+	var valid []workload.Owner
 	for _, o := range r.GetValidOwners() {
 		valid = append(valid, ownerOf(o))
 	}

@@ -103,7 +103,10 @@ type state struct {
 // not ask who writes, and members of the services' group may only read.
 var users = func() map[string]nodefiles.Service {
 	m := map[string]nodefiles.Service{}
-	for _, s := range append(nodefiles.Services(), nodefiles.Service{Name: Etcd, UID: instance.EtcdID, GID: instance.EtcdID, Former: 64705}) {
+	for _, s := range append(nodefiles.Services(), nodefiles.Service{
+		Name: Etcd, UID: instance.EtcdID,
+		GID: instance.EtcdID, Former: 64705,
+	}) {
 		m[s.Name] = s
 	}
 	return m
@@ -468,7 +471,8 @@ func (o Options) withDefaults() (state, error) {
 		case !info.IsDir():
 			err = fmt.Errorf("%s is not a directory", o.PolicyDir)
 		case !readableBy(info, users[Policy].UID):
-			err = fmt.Errorf("%s has mode %v and cannot be read by uid %d, as which sluice-policy runs; try chmod o+rx", o.PolicyDir, info.Mode(), users[Policy].UID)
+			err = fmt.Errorf("%s has mode %v and cannot be read by uid %d, as which sluice-policy runs; try chmod o+rx",
+				o.PolicyDir, info.Mode(), users[Policy].UID)
 		}
 		if err != nil {
 			return s, fmt.Errorf("policies: %w", err)

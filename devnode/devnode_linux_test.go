@@ -38,7 +38,8 @@ import (
 // are tested in the test module.
 func TestMain(m *testing.M) {
 	switch base := filepath.Base(os.Args[0]); {
-	case base == "sluice-devetcd", base == "sluice-identity", base == "sluice-ipam", base == "sluice-policy", base == "sluice-datapath":
+	case base == "sluice-devetcd", base == "sluice-identity", base == "sluice-ipam", base == "sluice-policy",
+		base == "sluice-datapath":
 		os.Exit(standIn(os.Args[1:]))
 	case os.Getenv("DEVNODE_TEST_CONNECT") != "":
 		conn, err := net.Dial("unix", os.Getenv("DEVNODE_TEST_CONNECT"))
@@ -181,7 +182,10 @@ func trace(t *testing.T, name string) []string {
 		t.Fatal(err)
 	}
 	var found []string
-	for _, path := range []string{n.paths.RunDir, n.paths.StateDir, n.paths.ConfigDir, n.Netns(), "/sys/fs/bpf/sluice-" + name} {
+	for _, path := range []string{
+		n.paths.RunDir, n.paths.StateDir, n.paths.ConfigDir, n.Netns(),
+		"/sys/fs/bpf/sluice-" + name,
+	} {
 		if exists(path) {
 			found = append(found, path)
 		}
@@ -232,7 +236,10 @@ func surroundings(t *testing.T) string {
 	for _, r := range rules {
 		fmt.Fprintln(&b, "rule", r)
 	}
-	for _, path := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding", "net/ipv4/conf/all/rp_filter", "net/ipv4/conf/all/arp_ignore"} {
+	for _, path := range []string{
+		"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding", "net/ipv4/conf/all/rp_filter",
+		"net/ipv4/conf/all/arp_ignore",
+	} {
 		v, err := os.ReadFile("/proc/sys/" + path)
 		if err != nil {
 			t.Fatal(err)
@@ -726,7 +733,8 @@ func TestKernelRestartGivesStateToTheUserOfToday(t *testing.T) {
 	}
 	dir := n.Paths().ServiceStateDir(IPAM)
 	file := filepath.Join(dir, "db")
-	if err := errors.Join(os.WriteFile(file, nil, 0o600), os.Chown(file, 64702, 64700), os.Chown(dir, 64702, 64700)); err != nil {
+	if err := errors.Join(os.WriteFile(file, nil, 0o600), os.Chown(file, 64702, 64700),
+		os.Chown(dir, 64702, 64700)); err != nil {
 		t.Fatal(err)
 	}
 	if err := n.Restart(t.Context(), IPAM); err != nil {

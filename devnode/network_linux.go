@@ -83,7 +83,10 @@ func (n *Node) makeNetwork() error {
 	}
 	attributes := netlink.NewLinkAttrs()
 	attributes.Name, attributes.MTU = n.link(), mtu
-	pair := &netlink.Veth{LinkAttrs: attributes, PeerName: uplink, PeerMTU: uint32(mtu), PeerNamespace: netlink.NsFd(int(node.Fd()))}
+	pair := &netlink.Veth{
+		LinkAttrs: attributes, PeerName: uplink, PeerMTU: uint32(mtu),
+		PeerNamespace: netlink.NsFd(int(node.Fd())),
+	}
 	if err := netlink.LinkAdd(pair); err != nil {
 		return fmt.Errorf("make device %s: %w", n.link(), err)
 	}

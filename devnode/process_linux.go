@@ -87,7 +87,8 @@ func (n *Node) arguments(service string) []string {
 	case Policy:
 		args = append(args, "--sources-directory="+n.PolicyDir())
 	case Datapath:
-		args = append(args, "--bpf-dir="+n.paths.BPFDir, "--pod-cidrs="+strings.Join(cidrs, ","), "--policy-mode="+n.state.Policy)
+		args = append(args, "--bpf-dir="+n.paths.BPFDir, "--pod-cidrs="+strings.Join(cidrs, ","),
+			"--policy-mode="+n.state.Policy)
 	}
 	return append(args, n.state.Args[service]...)
 }
@@ -191,7 +192,8 @@ func (n *Node) waitUntilServing(ctx context.Context, service string, exited <-ch
 		case exit := <-exited:
 			return fmt.Errorf("%s ended before it served (%v); its log %s ends with:\n%s", service, exit, n.Log(service), n.logTail(service)) //nolint:errorlint // nil after status 0
 		case <-ctx.Done():
-			return fmt.Errorf("%s does not serve: %w (%w); its log %s ends with:\n%s", service, ctx.Err(), err, n.Log(service), n.logTail(service))
+			return fmt.Errorf("%s does not serve: %w (%w); its log %s ends with:\n%s", service, ctx.Err(), err, n.Log(service),
+				n.logTail(service))
 		case <-tick.C:
 		}
 	}

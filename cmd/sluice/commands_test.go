@@ -51,7 +51,8 @@ func compareWithFile(t *testing.T, name, got string) {
 	gotLines, wantLines := strings.Split(got, "\n"), strings.Split(string(content), "\n")
 	for i := range max(len(gotLines), len(wantLines)) {
 		if i >= len(gotLines) || i >= len(wantLines) || gotLines[i] != wantLines[i] {
-			t.Fatalf("line %d is not that of %s:\ngot  %q\nwant %q\n`go test . -run Listed -update` writes the file anew", i+1, file, lineOf(gotLines, i), lineOf(wantLines, i))
+			t.Fatalf("line %d is not that of %s:\ngot  %q\nwant %q\n`go test . -run Listed -update` writes the file anew", i+1,
+				file, lineOf(gotLines, i), lineOf(wantLines, i))
 		}
 	}
 }
@@ -74,7 +75,8 @@ func listCommand(t *testing.T, w *strings.Builder, cmd *cobra.Command) {
 	}
 	w.Write(out.Bytes())
 	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
-		fmt.Fprintf(w, "---- --%s -%s type=%s default=%q without-value=%q hidden=%v\n", f.Name, f.Shorthand, f.Value.Type(), f.DefValue, f.NoOptDefVal, f.Hidden)
+		fmt.Fprintf(w, "---- --%s -%s type=%s default=%q without-value=%q hidden=%v\n", f.Name, f.Shorthand, f.Value.Type(),
+			f.DefValue, f.NoOptDefVal, f.Hidden)
 	})
 	if len(cmd.ValidArgs) > 0 {
 		fmt.Fprintf(w, "---- arguments %q\n", cmd.ValidArgs)
@@ -111,7 +113,8 @@ func TestMistakesOnTheCommandLineAreExitCode2(t *testing.T) {
 		}
 	}
 	var out, errOut bytes.Buffer
-	if code := invocation.Run([]string{"--instance", "../x", "status"}, &out, &errOut, commands...); code != invocation.ExitUsage {
+	if code := invocation.Run([]string{"--instance", "../x", "status"}, &out, &errOut,
+		commands...); code != invocation.ExitUsage {
 		t.Errorf("a bad instance: exit code %d", code)
 	}
 }

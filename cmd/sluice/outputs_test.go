@@ -29,21 +29,39 @@ func TestOutputsAreThoseListed(t *testing.T) {
 	n := nodetest.New(t, commands...)
 	n.Differences = []*datapathv1.Difference{{Subject: "pin", Key: "sl_ct", Want: "a map", Have: "nothing"}}
 	n.Flows = []*datapathv1.Flow{{
-		Type: datapathv1.FlowType_FLOW_TYPE_CONNECTION_CLOSED, Time: timestamppb.New(time.Unix(1e9, 0)), Verdict: datapathv1.Verdict_VERDICT_FORWARDED,
-		Direction: datapathv1.Direction_DIRECTION_INGRESS, SourceAddress: []byte{10, 244, 0, 2}, DestinationAddress: []byte{10, 244, 0, 3},
-		SourcePort: 4000, DestinationPort: 80, Protocol: 6, TcpFlags: 0x12, SourceIdentity: 300, SourceLabels: []string{"k8s:app=web"}, Reply: true,
-		Ingress: &datapathv1.SideVerdict{Verdict: datapathv1.Verdict_VERDICT_FORWARDED, Table: 17, Rule: 1, DecidedBy: "rule", RuleSources: []string{"NetworkPolicy shop/web"}},
+		Type: datapathv1.FlowType_FLOW_TYPE_CONNECTION_CLOSED, Time: timestamppb.New(time.Unix(1e9, 0)),
+		Verdict:   datapathv1.Verdict_VERDICT_FORWARDED,
+		Direction: datapathv1.Direction_DIRECTION_INGRESS, SourceAddress: []byte{10, 244, 0, 2},
+		DestinationAddress: []byte{10, 244, 0, 3},
+		SourcePort:         4000, DestinationPort: 80, Protocol: 6, TcpFlags: 0x12, SourceIdentity: 300,
+		SourceLabels: []string{"k8s:app=web"}, Reply: true,
+		Ingress: &datapathv1.SideVerdict{
+			Verdict: datapathv1.Verdict_VERDICT_FORWARDED, Table: 17, Rule: 1, DecidedBy: "rule",
+			RuleSources: []string{"NetworkPolicy shop/web"},
+		},
 	}}
 	n.Policy.Differences = []*policyv1.DiffResponse{{
 		Subject: 300, SubjectLabels: []string{"k8s:app=web"}, Direction: policyv1.TableDirection_TABLE_DIRECTION_INGRESS,
-		Peers: []*policyv1.DiffPeer{{Identity: 301, Labels: []string{"k8s:app=db"}, Prefix: "10.244.0.3/32"}, {Prefix: "192.0.2.0/24"}},
-		Ports: []*policyv1.DiffPorts{{FirstProtocol: 6, LastProtocol: 6, FirstPort: 80, LastPort: 81, Before: policyv1.Action_ACTION_ALLOW, After: policyv1.Action_ACTION_DENY}},
+		Peers: []*policyv1.DiffPeer{
+			{Identity: 301, Labels: []string{"k8s:app=db"}, Prefix: "10.244.0.3/32"},
+			{Prefix: "192.0.2.0/24"},
+		},
+		Ports: []*policyv1.DiffPorts{{
+			FirstProtocol: 6, LastProtocol: 6, FirstPort: 80, LastPort: 81,
+			Before: policyv1.Action_ACTION_ALLOW, After: policyv1.Action_ACTION_DENY,
+		}},
 	}}
 	n.Policy.Table = &policyv1.GetPolicyTableResponse{Revision: 6, Ingress: &policyv1.TableDefine{
 		StructureHash: []byte{1, 2}, Rules: []*policyv1.TableRule{{Action: policyv1.Action_ACTION_ALLOW, Tier: 1}},
-		Nodes:   []*policyv1.PortNode{{High: []uint32{6<<16 | 79, 6<<16 | 80, 0xFF<<16 | 0xFFFF}, Value: []uint32{0x7FFF<<16 | 0xFFFF, 0x7FFF<<16 | 1, 0x7FFF<<16 | 0xFFFF}}},
+		Nodes: []*policyv1.PortNode{{
+			High:  []uint32{6<<16 | 79, 6<<16 | 80, 0xFF<<16 | 0xFFFF},
+			Value: []uint32{0x7FFF<<16 | 0xFFFF, 0x7FFF<<16 | 1, 0x7FFF<<16 | 0xFFFF},
+		}},
 		Classes: []uint32{0}, Peers: []*policyv1.PeerRow{{NodeClass: 4, Class: 0}},
-	}, IngressRules: []*policyv1.RuleSources{{Sources: []*policyv1.RuleSource{{Kind: "NetworkPolicy", Namespace: "shop", Name: "web", Path: "spec.ingress[0]"}}}}}
+	}, IngressRules: []*policyv1.RuleSources{{Sources: []*policyv1.RuleSource{{
+		Kind: "NetworkPolicy", Namespace: "shop",
+		Name: "web", Path: "spec.ingress[0]",
+	}}}}}
 	dir := t.TempDir()
 	file := nodetest.Write(t, dir, "web.yaml", nodetest.WebPolicy)
 	bad := nodetest.Write(t, dir, "bad.yaml", strings.Replace(nodetest.WebPolicy, "podSelector: {}", "refuse: why", 1))
@@ -51,14 +69,23 @@ func TestOutputsAreThoseListed(t *testing.T) {
 
 	var got strings.Builder
 	for _, line := range []string{
-		"status", "endpoint list", "endpoint get 0123", "endpoint get x", "identity list", "identity list --all", "identity get 300", "identity get 301", "identity get x",
-		"ipam pools", "ipam list", "explain --from 0123 --to 10.244.0.3 --port 80", "explain --from 300 --to 10.244.0.3 --port 80 --source-port 4000", "explain --from 0123 --to 192.0.2.1 --icmp echo",
-		"observe", "observe --label app", "observe --label =", "observe --verdict lost", "map list", "map dump sl_peer", "map dump sl_peer --limit 1", "map dump x", "audit", "audit --repair",
-		"policy validate -f " + file, "policy apply", "policy apply -f " + file + " --if-revision 6", "policy apply -f " + file + " --wait=false", "policy apply -f " + bad, "policy apply -f " + broken, "policy apply -f " + dir,
-		"policy apply -f " + file + " --prune", "policy list", "policy list --refused", "policy list --kind x", "policy get netpol shop/web", "policy get netpol x",
-		"policy explain --from 0123 --to 301 --port 80", "policy explain --from 0123", "policy explain --from reserved:x --to 301 --port 80", "policy table 300", "policy table x",
-		"policy diff -f " + file, "policy diff --delete netpol/shop/web", "policy diff", "policy diff -f " + bad, "policy confirm", "policy delete netpol shop/web shop/none", "policy delete netpol",
-		"prepare", "dev up", "nonsense", "endpoint nonsense", "--timeout 0s status", "-o yaml status", "--nonsense", "endpoint", "policy apply x",
+		"status", "endpoint list", "endpoint get 0123", "endpoint get x", "identity list", "identity list --all",
+		"identity get 300", "identity get 301", "identity get x",
+		"ipam pools", "ipam list", "explain --from 0123 --to 10.244.0.3 --port 80",
+		"explain --from 300 --to 10.244.0.3 --port 80 --source-port 4000", "explain --from 0123 --to 192.0.2.1 --icmp echo",
+		"observe", "observe --label app", "observe --label =", "observe --verdict lost", "map list", "map dump sl_peer",
+		"map dump sl_peer --limit 1", "map dump x", "audit", "audit --repair",
+		"policy validate -f " + file, "policy apply", "policy apply -f " + file + " --if-revision 6",
+		"policy apply -f " + file + " --wait=false", "policy apply -f " + bad, "policy apply -f " + broken,
+		"policy apply -f " + dir,
+		"policy apply -f " + file + " --prune", "policy list", "policy list --refused", "policy list --kind x",
+		"policy get netpol shop/web", "policy get netpol x",
+		"policy explain --from 0123 --to 301 --port 80", "policy explain --from 0123",
+		"policy explain --from reserved:x --to 301 --port 80", "policy table 300", "policy table x",
+		"policy diff -f " + file, "policy diff --delete netpol/shop/web", "policy diff", "policy diff -f " + bad,
+		"policy confirm", "policy delete netpol shop/web shop/none", "policy delete netpol",
+		"prepare", "dev up", "nonsense", "endpoint nonsense", "--timeout 0s status", "-o yaml status", "--nonsense",
+		"endpoint", "policy apply x",
 	} {
 		for _, format := range []string{"table", "json"} {
 			code, out, errOut := n.Sluice(append([]string{"-o", format}, strings.Fields(line)...)...)

@@ -15,7 +15,10 @@ func TestAuditSaysWhetherAllIsWell(t *testing.T) {
 	n := nodetest.New(t, Command)
 	out, _ := n.Want(t, 0, "audit")
 	nodetest.WantLines(t, out, "The kernel is as it should be.")
-	n.Differences = []*datapathv1.Difference{{Subject: "sl_ip4", Key: "10.244.0.2", Want: "identity 300"}, {Subject: "pin", Key: "sl_x", Have: "map 7"}}
+	n.Differences = []*datapathv1.Difference{
+		{Subject: "sl_ip4", Key: "10.244.0.2", Want: "identity 300"},
+		{Subject: "pin", Key: "sl_x", Have: "map 7"},
+	}
 	out, _ = n.Want(t, invocation.ExitFailed, "audit")
 	nodetest.WantLines(t, out, "WHAT WHICH WANT HAVE REPAIRED", "sl_ip4 10.244.0.2 identity 300 - no")
 	out, _ = n.Want(t, invocation.ExitFailed, "audit", "--repair")

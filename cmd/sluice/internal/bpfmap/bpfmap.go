@@ -24,7 +24,8 @@ import (
 func Command(inv *invocation.Invocation) *cobra.Command {
 	var limit uint32
 	dump := &cobra.Command{
-		Use: "dump NAME", Short: "Print the entries of a map in words; JSON comes one object a line", Args: invocation.Args(1, "the name of a map; see `sluice map list`"),
+		Use: "dump NAME", Short: "Print the entries of a map in words; JSON comes one object a line",
+		Args: invocation.Args(1, "the name of a map; see `sluice map list`"),
 		RunE: func(cmd *cobra.Command, a []string) error { return dump(cmd.Context(), inv, a[0], limit) },
 	}
 	dump.Flags().Uint32Var(&limit, "limit", 0, "at most this many entries; 0: all")
@@ -87,7 +88,8 @@ func dump(ctx context.Context, inv *invocation.Invocation, name string, limit ui
 		return err
 	}
 	defer conn.Close()
-	stream, err := datapathv1.NewDatapathServiceClient(conn).DumpMap(ctx, &datapathv1.DumpMapRequest{Name: name, Limit: limit})
+	stream, err := datapathv1.NewDatapathServiceClient(conn).DumpMap(ctx,
+		&datapathv1.DumpMapRequest{Name: name, Limit: limit})
 	if err != nil {
 		return err
 	}

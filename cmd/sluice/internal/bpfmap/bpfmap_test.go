@@ -14,7 +14,8 @@ import (
 func TestMaps(t *testing.T) {
 	n := nodetest.New(t, Command)
 	out, _ := n.Want(t, 0, "map", "list")
-	nodetest.WantLines(t, out, "MAP ENTRIES OF MEMORY", "sl_ct ? 65536 1.0 KiB", "sl_peer 3 16 512 B", "2 maps - - 1.5 KiB")
+	nodetest.WantLines(t, out, "MAP ENTRIES OF MEMORY", "sl_ct ? 65536 1.0 KiB", "sl_peer 3 16 512 B",
+		"2 maps - - 1.5 KiB")
 	out, _ = n.Want(t, 0, "map", "dump", "sl_peer")
 	nodetest.WantLines(t, out, "set 16 class 2 => class 2")
 	out, _ = n.Want(t, 0, "map", "dump", "sl_peer", "--limit", "1", "-o", "json")

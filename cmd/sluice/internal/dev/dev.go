@@ -49,18 +49,22 @@ addresses and one route for each pod range; ` + "`dev down`" + ` removes them.`,
 			return up(cmd.Context(), inv, podCIDRs, o)
 		},
 	}
-	up.Flags().StringSliceVar(&podCIDRs, "pod-cidr", nil, "range of pod addresses, one per family (default: the first 10.244.N.0/24 and fd00:244:N::/64 without a route)")
+	up.Flags().StringSliceVar(&podCIDRs, "pod-cidr", nil,
+		"range of pod addresses, one per family (default: the first 10.244.N.0/24 and fd00:244:N::/64 without a route)")
 	up.Flags().StringVar(&o.BinDir, "bin-dir", "", "directory of the services' programs (default: that of this program)")
 	up.Flags().DurationVar(&o.StartTimeout, "start-timeout", 30*time.Second, "how long the services may take to serve")
-	up.Flags().StringVar(&o.PolicyMode, "policy-mode", devnode.DefaultPolicyMode, "required: a container is connected when its policy is enforced; init: at once, with ingress from the own node only until then; none: no policy is enforced")
-	up.Flags().StringVar(&o.PolicyDir, "policy-dir", "", "directory of manifests that are in force besides what is applied (default: an empty one below the run directory)")
+	up.Flags().StringVar(&o.PolicyMode, "policy-mode", devnode.DefaultPolicyMode,
+		"required: a container is connected when its policy is enforced; init: at once, with ingress from the own node only until then; none: no policy is enforced")
+	up.Flags().StringVar(&o.PolicyDir, "policy-dir", "",
+		"directory of manifests that are in force besides what is applied (default: an empty one below the run directory)")
 	cmd := invocation.Group("dev", "Run a whole node for development and tests", up,
 		&cobra.Command{
 			Use: "down", Short: "End a node and remove everything that `dev up` made", Args: invocation.Args(0, ""),
 			RunE: func(cmd *cobra.Command, _ []string) error { return down(cmd.Context(), inv) },
 		},
 		&cobra.Command{
-			Use: "restart SERVICE", Short: "End one service of the node and start it again", Args: invocation.Args(1, "one of "+strings.Join(devnode.Services(), ", ")),
+			Use: "restart SERVICE", Short: "End one service of the node and start it again",
+			Args:      invocation.Args(1, "one of "+strings.Join(devnode.Services(), ", ")),
 			ValidArgs: devnode.Services(),
 			RunE:      func(cmd *cobra.Command, a []string) error { return restart(cmd.Context(), inv, a[0]) },
 		},
@@ -115,7 +119,8 @@ func up(ctx context.Context, inv *invocation.Invocation, podCIDRs []string, o de
 	began := time.Now()
 	node, err := devnode.Up(ctx, o)
 	if errors.Is(err, devnode.ErrRunning) {
-		return fmt.Errorf("%w; see `sluice dev status --instance %s`, end it with `sluice dev down --instance %s`", err, inv.Instance, inv.Instance)
+		return fmt.Errorf("%w; see `sluice dev status --instance %s`, end it with `sluice dev down --instance %s`", err,
+			inv.Instance, inv.Instance)
 	}
 	if err != nil {
 		return err

@@ -32,7 +32,8 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 			RunE: func(cmd *cobra.Command, _ []string) error { return printList(cmd.Context(), inv) },
 		},
 		&cobra.Command{
-			Use: "get CONTAINER[/INTERFACE]", Short: "Show one endpoint; the start of the container's id is enough", Args: invocation.Args(1, "a container's id"),
+			Use: "get CONTAINER[/INTERFACE]", Short: "Show one endpoint; the start of the container's id is enough",
+			Args: invocation.Args(1, "a container's id"),
 			RunE: func(cmd *cobra.Command, a []string) error { return printOne(cmd.Context(), inv, a[0]) },
 		},
 	)
@@ -107,9 +108,11 @@ func shown(e *datapathv1.Endpoint) endpoint {
 		return device{Name: d.GetName(), Index: d.GetIndex(), MAC: workload.MACText(d.GetMac())}
 	}
 	shown := endpoint{
-		Owner: workload.OwnerOf(e.GetOwner()), Manager: e.GetManager(), Network: e.GetNetwork(), Slot: e.GetSlot(), State: output.Enum(e.GetState(), "ENDPOINT_STATE_"), Identity: e.GetIdentity(),
-		Labels: workload.LabelTexts(e.GetLabels()), Addresses: workload.AddressTexts(e.GetAddresses()), Gateways: workload.AddressTexts(e.GetGateways()),
-		Host: dev(e.GetHostInterface()), Container: dev(e.GetContainerInterface()),
+		Owner: workload.OwnerOf(e.GetOwner()), Manager: e.GetManager(), Network: e.GetNetwork(), Slot: e.GetSlot(),
+		State: output.Enum(e.GetState(), "ENDPOINT_STATE_"), Identity: e.GetIdentity(),
+		Labels: workload.LabelTexts(e.GetLabels()), Addresses: workload.AddressTexts(e.GetAddresses()),
+		Gateways: workload.AddressTexts(e.GetGateways()),
+		Host:     dev(e.GetHostInterface()), Container: dev(e.GetContainerInterface()),
 		SourceRouted: workload.AddressTexts(e.GetSourceRouted()),
 		Namespace:    e.GetNetworkNamespace(), MTU: e.GetMtu(), Created: output.When(e.GetCreateTime()),
 	}
@@ -142,7 +145,8 @@ func List(ctx context.Context, inv *invocation.Invocation) ([]*datapathv1.Endpoi
 		return nil, err
 	}
 	var all []*datapathv1.Endpoint
-	if err := invocation.Each(stream, func(m *datapathv1.ListEndpointsResponse) { all = append(all, m.GetEndpoint()) }); err != nil {
+	if err := invocation.Each(stream,
+		func(m *datapathv1.ListEndpointsResponse) { all = append(all, m.GetEndpoint()) }); err != nil {
 		return nil, err
 	}
 	return all, nil
@@ -160,7 +164,8 @@ func printList(ctx context.Context, inv *invocation.Invocation) error {
 	return inv.Show(all, func(w io.Writer) {
 		output.Row(w, "CONTAINER", "SLOT", "STATE", "IDENTITY", "ADDRESSES", "DEVICE", "POLICY", "LABELS")
 		for _, e := range all {
-			output.Row(w, e.Owner, e.Slot, e.State, e.Identity, strings.Join(e.Addresses, ","), e.Host.Name, e.Policy.text(), strings.Join(e.Labels, ","))
+			output.Row(w, e.Owner, e.Slot, e.State, e.Identity, strings.Join(e.Addresses, ","), e.Host.Name, e.Policy.text(),
+				strings.Join(e.Labels, ","))
 		}
 	})
 }

@@ -16,7 +16,8 @@ import (
 func TestEndpointsShowTheirPolicy(t *testing.T) {
 	n := nodetest.New(t, Command)
 	out, _ := n.Want(t, 0, "endpoint", "get", "0123")
-	nodetest.WantLines(t, out, "Policy revision 6, newer refused", "Egress table 1 (allows everything)", "Ingress table 17", "Generation 9", "Refused no room")
+	nodetest.WantLines(t, out, "Policy revision 6, newer refused", "Egress table 1 (allows everything)",
+		"Ingress table 17", "Generation 9", "Refused no room")
 	for _, c := range []struct {
 		policy *policy
 		want   string
@@ -48,7 +49,8 @@ func TestEndpointListIsATableOrJSON(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &list); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	if len(list) != 2 || list[0].Owner.ContainerID != nodetest.LongID || list[0].Addresses[0] != "10.244.0.2" || list[0].Container.MAC != "02:00:00:00:00:02" {
+	if len(list) != 2 || list[0].Owner.ContainerID != nodetest.LongID || list[0].Addresses[0] != "10.244.0.2" ||
+		list[0].Container.MAC != "02:00:00:00:00:02" {
 		t.Errorf("list %+v", list)
 	}
 }

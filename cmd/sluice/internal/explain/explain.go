@@ -42,9 +42,10 @@ or labels of exactly one pod of this node.`,
   sluice explain --from k8s:app=client --to k8s:app=web --port 53/udp -6`,
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			conn, err := peer.ResolveConnection(cmd.Context(), inv, o, func(ctx context.Context, c *invocation.Invocation, text string) (peer.Peer, error) {
-				return resolveLocal(ctx, c, text)
-			})
+			conn, err := peer.ResolveConnection(cmd.Context(), inv, o,
+				func(ctx context.Context, c *invocation.Invocation, text string) (peer.Peer, error) {
+					return resolveLocal(ctx, c, text)
+				})
 			if err != nil {
 				return err
 			}
@@ -52,7 +53,8 @@ or labels of exactly one pod of this node.`,
 		},
 	}
 	o.Add(cmd)
-	cmd.Flags().UintVar(&o.SourcePort, "source-port", 0, "source port (ICMP: identifier), to find the state of one connection")
+	cmd.Flags().UintVar(&o.SourcePort, "source-port", 0,
+		"source port (ICMP: identifier), to find the state of one connection")
 	return cmd
 }
 
@@ -81,7 +83,8 @@ func resolveLocal(ctx context.Context, inv *invocation.Invocation, text string) 
 	}
 	switch len(found) {
 	case 0:
-		return p, invocation.Usagef("no pod of this node is %s; the kernel judges addresses, so name a pod or an address", text)
+		return p, invocation.Usagef("no pod of this node is %s; the kernel judges addresses, so name a pod or an address",
+			text)
 	case 1:
 		return found[0], nil
 	default:
@@ -135,7 +138,8 @@ type trackedConnection struct {
 
 func explainedPeerOf(p *datapathv1.ExplainedPeer) explainedPeer {
 	shown := explainedPeer{
-		Identity: p.GetIdentity(), Known: p.GetKnown(), NodeClass: p.GetNodeClass(), Slot: p.GetSlot(), IPCacheEntry: p.GetIpcacheEntry(), Labels: p.GetLabels(),
+		Identity: p.GetIdentity(), Known: p.GetKnown(), NodeClass: p.GetNodeClass(), Slot: p.GetSlot(),
+		IPCacheEntry: p.GetIpcacheEntry(), Labels: p.GetLabels(),
 	}
 	if p.GetOwner() != nil {
 		o := workload.OwnerOf(p.GetOwner())
@@ -148,7 +152,10 @@ func explainedSideOf(s *datapathv1.ExplainedSide) *explainedSide {
 	if s == nil {
 		return nil
 	}
-	shown := &explainedSide{IdentityClass: s.GetIdentityClass(), IdentityRow: s.GetIdentityRow(), AddressClass: s.GetAddressClass(), AddressBlock: s.GetAddressBlock()}
+	shown := &explainedSide{
+		IdentityClass: s.GetIdentityClass(), IdentityRow: s.GetIdentityRow(),
+		AddressClass: s.GetAddressClass(), AddressBlock: s.GetAddressBlock(),
+	}
 	if v := verdict.SideOf(s.GetVerdict()); v != nil {
 		shown.Verdict = *v
 	}
@@ -166,7 +173,8 @@ func run(ctx context.Context, inv *invocation.Invocation, conn peer.Connection) 
 	ctx, cancel := context.WithTimeout(ctx, inv.Timeout)
 	defer cancel()
 	r, err := datapathv1.NewObserverServiceClient(dial).Explain(ctx, &datapathv1.ExplainRequest{
-		SourceAddress: from.AsSlice(), DestinationAddress: to.AsSlice(), Protocol: conn.Protocol, SourcePort: conn.SourcePort, DestinationPort: conn.Port,
+		SourceAddress: from.AsSlice(), DestinationAddress: to.AsSlice(), Protocol: conn.Protocol, SourcePort: conn.SourcePort,
+		DestinationPort: conn.Port,
 	})
 	if err != nil {
 		return err
@@ -179,7 +187,8 @@ func run(ctx context.Context, inv *invocation.Invocation, conn peer.Connection) 
 	}
 	if t := r.GetConnection(); t != nil {
 		x.Connection = &trackedConnection{
-			Initiator: t.GetInitiator(), Responder: t.GetResponder(), Protocol: ports.ProtocolText(t.GetProtocol()), State: t.GetState(), LastSeen: output.When(t.GetLastSeen()),
+			Initiator: t.GetInitiator(), Responder: t.GetResponder(), Protocol: ports.ProtocolText(t.GetProtocol()),
+			State: t.GetState(), LastSeen: output.When(t.GetLastSeen()),
 			Current: t.GetCurrent(), EgressRule: t.GetEgressRule(), IngressRule: t.GetIngressRule(),
 		}
 	}
@@ -187,7 +196,8 @@ func run(ctx context.Context, inv *invocation.Invocation, conn peer.Connection) 
 }
 
 func (x explanation) lines(w io.Writer, service string, sourcePort uint32) {
-	fmt.Fprintln(w, output.Printable(fmt.Sprintf("%s -> %s, %s: %s (%s)", x.From, x.To, service, strings.ToUpper(x.Verdict), x.Reason)))
+	fmt.Fprintln(w, output.Printable(fmt.Sprintf("%s -> %s, %s: %s (%s)", x.From, x.To, service,
+		strings.ToUpper(x.Verdict), x.Reason)))
 	fmt.Fprintln(w)
 	output.Row(w, "END", "POD", "IDENTITY", "NODE CLASS", "IPCACHE", "LABELS")
 	for _, end := range []struct {
@@ -219,7 +229,8 @@ func (x explanation) lines(w io.Writer, service string, sourcePort uint32) {
 		fmt.Fprintln(w, "Connection: none is tracked")
 		return
 	}
-	fmt.Fprintln(w, output.Printable(fmt.Sprintf("Connection: %s -> %s %s, %s", t.Initiator, t.Responder, t.Protocol, strings.Join(t.State, ", "))))
+	fmt.Fprintln(w, output.Printable(fmt.Sprintf("Connection: %s -> %s %s, %s", t.Initiator, t.Responder, t.Protocol,
+		strings.Join(t.State, ", "))))
 	output.Row(w, "  last packet", output.Since(t.LastSeen)+" ago")
 	standing := "stands: packets pass without a lookup"
 	if !t.Current {

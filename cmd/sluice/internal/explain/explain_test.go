@@ -15,15 +15,18 @@ import (
 func TestExplainShowsEveryStepOfTheKernel(t *testing.T) {
 	n := nodetest.New(t, Command)
 	out, _ := n.Want(t, 0, "explain", "--from", "0123", "--to", "10.244.0.3", "--port", "80/tcp", "--source-port", "4000")
-	if r := n.Judged; workload.AddressText(r.GetSourceAddress()) != "10.244.0.2" || r.GetProtocol() != 6 || r.GetSourcePort() != 4000 || r.GetDestinationPort() != 80 {
+	if r := n.Judged; workload.AddressText(r.GetSourceAddress()) != "10.244.0.2" || r.GetProtocol() != 6 ||
+		r.GetSourcePort() != 4000 || r.GetDestinationPort() != 80 {
 		t.Errorf("asked %v", r)
 	}
 	nodetest.WantLines(t, out, "10.244.0.2 -> 10.244.0.3, tcp port 80: DROPPED (policy-denied)",
-		"END POD IDENTITY NODE CLASS IPCACHE LABELS", `from 0123456789abc/eth0 300 4 10.244.0.2/32 app=web\a`, "to none of this node 301 not known 10.244.0.3/32 -",
+		"END POD IDENTITY NODE CLASS IPCACHE LABELS", `from 0123456789abc/eth0 300 4 10.244.0.2/32 app=web\a`,
+		"to none of this node 301 not known 10.244.0.3/32 -",
 		"Egress, what the sender's policy says: forwarded because no policy selects it", "table 1 (allows everything)",
 		"Ingress, what the receiver's policy says: dropped by NetworkPolicy shop/db", "table 17", "policy revision 6",
 		"class by identity 3, by a row of the table", "class by address 1, in 10.244.0.0/24", "rule 2",
-		"Connection: 10.244.0.2:4000 -> 10.244.0.3:80 tcp, established", "verdict outdated: the next packet is judged anew", "rules egress default, ingress 1")
+		"Connection: 10.244.0.2:4000 -> 10.244.0.3:80 tcp, established", "verdict outdated: the next packet is judged anew",
+		"rules egress default, ingress 1")
 
 	n.Want(t, 0, "explain", "--from", "fd00:244::2", "--to", "0123", "--icmp", "128/0", "-o", "json", "-6")
 	if r := n.Judged; r.GetProtocol() != 58 || r.GetDestinationPort() != 128<<8 {

@@ -43,7 +43,10 @@ type identity struct {
 }
 
 func shown(i *identityv1.Identity) identity {
-	return identity{Number: i.GetNumber(), Scope: output.Enum(i.GetScope(), "SCOPE_"), Labels: workload.LabelTexts(i.GetLabels())}
+	return identity{
+		Number: i.GetNumber(), Scope: output.Enum(i.GetScope(), "SCOPE_"),
+		Labels: workload.LabelTexts(i.GetLabels()),
+	}
 }
 
 func printList(ctx context.Context, inv *invocation.Invocation, reserved bool) error {
@@ -88,7 +91,8 @@ func printOne(ctx context.Context, inv *invocation.Invocation, text string) erro
 		return err
 	}
 	defer conn.Close()
-	resp, err := identityv1.NewIdentityServiceClient(conn).GetIdentity(ctx, &identityv1.GetIdentityRequest{Number: uint32(number)})
+	resp, err := identityv1.NewIdentityServiceClient(conn).GetIdentity(ctx,
+		&identityv1.GetIdentityRequest{Number: uint32(number)})
 	if err != nil {
 		return err
 	}

@@ -110,7 +110,8 @@ func (c *Invocation) explain(err error) string {
 		}
 	case codes.PermissionDenied: // the socket let the caller in, the method did not
 		return text + "\n" + rootOnly
-	case codes.NotFound, codes.InvalidArgument, codes.AlreadyExists, codes.FailedPrecondition, codes.ResourceExhausted, codes.OutOfRange, codes.Aborted:
+	case codes.NotFound, codes.InvalidArgument, codes.AlreadyExists, codes.FailedPrecondition, codes.ResourceExhausted,
+		codes.OutOfRange, codes.Aborted:
 		return text
 	case codes.Unimplemented:
 		return text + "\nIs the service of an older version than this program?"

@@ -24,7 +24,8 @@ import (
 func TestASocketThatMayNotBeOpenedIsExplained(t *testing.T) {
 	c := &Invocation{RunDir: "/run/x"}
 	got := c.explain(&client.AbsentError{Socket: "/run/x/ipam/ipam.sock", Err: &net.OpError{
-		Op: "dial", Net: "unix", Addr: &net.UnixAddr{Name: "/run/x/ipam/ipam.sock", Net: "unix"}, Err: os.NewSyscallError("connect", syscall.EACCES),
+		Op: "dial", Net: "unix", Addr: &net.UnixAddr{Name: "/run/x/ipam/ipam.sock", Net: "unix"},
+		Err: os.NewSyscallError("connect", syscall.EACCES),
 	}})
 	want := "dial unix /run/x/ipam/ipam.sock: connect: permission denied\nBe root, or a member of group 65700."
 	if got != want {
@@ -36,20 +37,24 @@ func TestASocketThatMayNotBeOpenedIsExplained(t *testing.T) {
 // that would send it in a circle.
 func TestCallForRootIsExplainedAsOne(t *testing.T) {
 	c := &Invocation{RunDir: "/run/x"}
-	got := c.explain(status.Error(codes.PermissionDenied, "uid 65534 may not call /sluice.policy.v1.PolicyService/UpsertPolicies"))
-	if !strings.Contains(got, "uid 65534 may not call") || !strings.HasSuffix(got, "\n"+rootOnly) || strings.Contains(got, WhoMay) {
+	got := c.explain(status.Error(codes.PermissionDenied,
+		"uid 65534 may not call /sluice.policy.v1.PolicyService/UpsertPolicies"))
+	if !strings.Contains(got, "uid 65534 may not call") || !strings.HasSuffix(got, "\n"+rootOnly) ||
+		strings.Contains(got, WhoMay) {
 		t.Errorf("got %q", got)
 	}
 }
 
 // A service that answers that it cannot is not one that does not answer.
 func TestReasonOfAServiceIsShown(t *testing.T) {
-	err := fmt.Errorf("apply: %w", rpcerr.New(codes.Unavailable, rpcerr.Reason{Domain: "policy.sluice.io", Name: "STORAGE_FAILED"},
+	err := fmt.Errorf("apply: %w", rpcerr.New(codes.Unavailable,
+		rpcerr.Reason{Domain: "policy.sluice.io", Name: "STORAGE_FAILED"},
 		fmt.Errorf("storage: %w", syscall.ENOSPC)))
 	var out bytes.Buffer
 	c := &Invocation{RunDir: "/run/x", ErrOut: &out}
 	c.complain(err)
-	if got := out.String(); !strings.Contains(got, "no space left on device\n") || !strings.Contains(got, "policy.sluice.io/STORAGE_FAILED") || strings.Contains(got, "Does it run") {
+	if got := out.String(); !strings.Contains(got, "no space left on device\n") ||
+		!strings.Contains(got, "policy.sluice.io/STORAGE_FAILED") || strings.Contains(got, "Does it run") {
 		t.Errorf("text is %q, want the service's, and its reason", got)
 	}
 	out.Reset()
@@ -59,7 +64,10 @@ func TestReasonOfAServiceIsShown(t *testing.T) {
 	if err := json.Unmarshal(out.Bytes(), &got); err != nil {
 		t.Fatal(err)
 	}
-	want := object{Error: got.Error, Code: "UNAVAILABLE", Reason: "STORAGE_FAILED", Domain: "policy.sluice.io", Metadata: map[string]string{"errno": "ENOSPC"}}
+	want := object{
+		Error: got.Error, Code: "UNAVAILABLE", Reason: "STORAGE_FAILED", Domain: "policy.sluice.io",
+		Metadata: map[string]string{"errno": "ENOSPC"},
+	}
 	if !reflect.DeepEqual(got, want) || !strings.Contains(got.Error, "no space left on device") {
 		t.Errorf("object is %+v, want %+v", got, want)
 	}

@@ -88,7 +88,8 @@ of group 65700 may open. The group may read; what changes something, audit and m
 		},
 	}
 	flags := root.PersistentFlags()
-	flags.StringVar(&c.Instance, "instance", os.Getenv("SLUICE_INSTANCE"), "name of the copy of Sluice to talk to (or SLUICE_INSTANCE); empty for the machine's own")
+	flags.StringVar(&c.Instance, "instance", os.Getenv("SLUICE_INSTANCE"),
+		"name of the copy of Sluice to talk to (or SLUICE_INSTANCE); empty for the machine's own")
 	flags.StringVar(&c.RunDir, "run-dir", "", "directory of the sockets, if it is not the instance's")
 	flags.StringVarP(&c.Format, "output", "o", "table", "table or json")
 	flags.DurationVar(&c.Timeout, "timeout", 10*time.Second, "how long one answer may take")

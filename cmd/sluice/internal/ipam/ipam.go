@@ -69,7 +69,8 @@ func printPools(ctx context.Context, inv *invocation.Invocation) error {
 	return inv.Show(all, func(w io.Writer) {
 		output.Row(w, "POOL", "GATEWAY", "SIZE", "RESERVED", "LEASED", "CONFIRMED", "RESTING", "FREE")
 		for _, p := range all {
-			output.Row(w, p.CIDR, p.Gateway, output.Count(p.Size), output.Count(p.Reserved), p.Leased, p.Confirmed, p.Resting, output.Count(p.Free))
+			output.Row(w, p.CIDR, p.Gateway, output.Count(p.Size), output.Count(p.Reserved), p.Leased, p.Confirmed, p.Resting,
+				output.Count(p.Free))
 		}
 	})
 }
@@ -96,7 +97,10 @@ func printAllocations(ctx context.Context, inv *invocation.Invocation) error {
 	all := []allocation{}
 	if err := invocation.Each(stream, func(m *ipamv1.ListAllocationsResponse) {
 		a := m.GetAllocation()
-		shown := allocation{Owner: workload.OwnerOf(a.GetOwner()), State: output.Enum(a.GetState(), "ALLOCATION_STATE_"), Expires: output.When(a.GetLeaseExpireTime())}
+		shown := allocation{
+			Owner: workload.OwnerOf(a.GetOwner()), State: output.Enum(a.GetState(), "ALLOCATION_STATE_"),
+			Expires: output.When(a.GetLeaseExpireTime()),
+		}
 		for _, address := range a.GetAddresses() {
 			shown.Addresses = append(shown.Addresses, workload.AddressText(address.GetAddress()))
 		}

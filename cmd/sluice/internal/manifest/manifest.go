@@ -287,10 +287,14 @@ func (d Document) items(object *yaml.Node) ([]Document, error) {
 		one := Document{File: d.File, Index: d.Index, Item: i + 1, Line: node.Line}
 		item := *node
 		if kind != "" && node.Kind == yaml.MappingNode { // items of a typed list need not say it
-			for _, missing := range []struct{ key, value string }{{"kind", kind}, {"apiVersion", scalar(field(object, "apiVersion"))}} {
+			for _, missing := range []struct{ key, value string }{
+				{"kind", kind},
+				{"apiVersion", scalar(field(object, "apiVersion"))},
+			} {
 				if field(node, missing.key) == nil {
 					item.Content = append([]*yaml.Node{
-						{Kind: yaml.ScalarNode, Tag: "!!str", Value: missing.key}, {Kind: yaml.ScalarNode, Tag: "!!str", Value: missing.value},
+						{Kind: yaml.ScalarNode, Tag: "!!str", Value: missing.key},
+						{Kind: yaml.ScalarNode, Tag: "!!str", Value: missing.value},
 					}, item.Content...)
 				}
 			}

@@ -30,18 +30,33 @@ func (f *observer) Explain(_ context.Context, r *datapathv1.ExplainRequest) (*da
 	}
 	return &datapathv1.ExplainResponse{
 		Verdict: datapathv1.Verdict_VERDICT_DROPPED, Reason: "policy-denied",
-		Source:      &datapathv1.ExplainedPeer{Identity: 300, Known: true, NodeClass: 4, Owner: &workloadv1.Owner{ContainerId: LongID, InterfaceName: "eth0"}, Slot: 1, IpcacheEntry: "10.244.0.2/32", Labels: []string{"k8s:app=web\a"}},
+		Source: &datapathv1.ExplainedPeer{
+			Identity: 300, Known: true, NodeClass: 4,
+			Owner: &workloadv1.Owner{ContainerId: LongID, InterfaceName: "eth0"}, Slot: 1, IpcacheEntry: "10.244.0.2/32",
+			Labels: []string{"k8s:app=web\a"},
+		},
 		Destination: &datapathv1.ExplainedPeer{Identity: 301, IpcacheEntry: "10.244.0.3/32"},
-		Egress:      &datapathv1.ExplainedSide{Verdict: &datapathv1.SideVerdict{Verdict: datapathv1.Verdict_VERDICT_FORWARDED, Table: verdict.TableAllow, DecidedBy: "no-table"}},
+		Egress: &datapathv1.ExplainedSide{Verdict: &datapathv1.SideVerdict{
+			Verdict: datapathv1.Verdict_VERDICT_FORWARDED,
+			Table:   verdict.TableAllow, DecidedBy: "no-table",
+		}},
 		Ingress: &datapathv1.ExplainedSide{
-			Verdict:       &datapathv1.SideVerdict{Verdict: datapathv1.Verdict_VERDICT_DROPPED, Table: 17, Rule: 2, Generation: 9, Revision: 6, DecidedBy: "rule", RuleSources: []string{"NetworkPolicy shop/db"}},
+			Verdict: &datapathv1.SideVerdict{
+				Verdict: datapathv1.Verdict_VERDICT_DROPPED, Table: 17, Rule: 2,
+				Generation: 9, Revision: 6, DecidedBy: "rule", RuleSources: []string{"NetworkPolicy shop/db"},
+			},
 			IdentityClass: 3, IdentityRow: true, AddressClass: 1, AddressBlock: "10.244.0.0/24",
 		},
-		Connection: &datapathv1.Connection{Initiator: "10.244.0.2:4000", Responder: "10.244.0.3:80", Protocol: 6, State: []string{"established"}, LastSeen: timestamppb.New(time.Now().Add(-3 * time.Second)), IngressRule: 1},
+		Connection: &datapathv1.Connection{
+			Initiator: "10.244.0.2:4000", Responder: "10.244.0.3:80", Protocol: 6,
+			State: []string{"established"}, LastSeen: timestamppb.New(time.Now().Add(-3 * time.Second)), IngressRule: 1,
+		},
 	}, nil
 }
 
-func (f *datapath) DumpMap(r *datapathv1.DumpMapRequest, s grpc.ServerStreamingServer[datapathv1.DumpMapResponse]) error {
+func (f *datapath) DumpMap(r *datapathv1.DumpMapRequest,
+	s grpc.ServerStreamingServer[datapathv1.DumpMapResponse],
+) error {
 	if r.GetName() != "sl_peer" {
 		return status.Error(codes.NotFound, fmt.Sprintf("no map %q; there are sl_ct, sl_peer", r.GetName()))
 	}
@@ -56,14 +71,20 @@ func (f *datapath) DumpMap(r *datapathv1.DumpMapRequest, s grpc.ServerStreamingS
 	return nil
 }
 
-func (f *datapath) AuditMaps(r *datapathv1.AuditMapsRequest, s grpc.ServerStreamingServer[datapathv1.AuditMapsResponse]) error {
+func (f *datapath) AuditMaps(r *datapathv1.AuditMapsRequest,
+	s grpc.ServerStreamingServer[datapathv1.AuditMapsResponse],
+) error {
 	for _, d := range f.node.Differences {
-		if err := s.Send(&datapathv1.AuditMapsResponse{Difference: d, Repaired: r.GetRepair() && d.GetSubject() != "pin"}); err != nil {
+		if err := s.Send(&datapathv1.AuditMapsResponse{
+			Difference: d,
+			Repaired:   r.GetRepair() && d.GetSubject() != "pin",
+		}); err != nil {
 			return err
 		}
 	}
 	if r.GetRepair() {
-		f.node.Differences = slices.DeleteFunc(f.node.Differences, func(d *datapathv1.Difference) bool { return d.GetSubject() != "pin" })
+		f.node.Differences = slices.DeleteFunc(f.node.Differences,
+			func(d *datapathv1.Difference) bool { return d.GetSubject() != "pin" })
 	}
 	return nil
 }
@@ -73,16 +94,23 @@ type datapath struct {
 	node *Node
 }
 
-func (*datapath) ListEndpoints(_ *datapathv1.ListEndpointsRequest, s grpc.ServerStreamingServer[datapathv1.ListEndpointsResponse]) error {
+func (*datapath) ListEndpoints(_ *datapathv1.ListEndpointsRequest,
+	s grpc.ServerStreamingServer[datapathv1.ListEndpointsResponse],
+) error {
 	for i, id := range []string{LongID, "evil\x1b[2J"} {
 		e := &datapathv1.Endpoint{
-			Owner: &workloadv1.Owner{ContainerId: id, InterfaceName: "eth0"}, Slot: uint32(i + 1), State: datapathv1.EndpointState_ENDPOINT_STATE_READY,
-			Identity: 300, Labels: []*workloadv1.Label{Label("app", "web\x1b]0;x\a")}, Mtu: 1500, NetworkNamespace: "/run/netns/x",
+			Owner: &workloadv1.Owner{ContainerId: id, InterfaceName: "eth0"}, Slot: uint32(i + 1),
+			State:    datapathv1.EndpointState_ENDPOINT_STATE_READY,
+			Identity: 300, Labels: []*workloadv1.Label{Label("app", "web\x1b]0;x\a")}, Mtu: 1500,
+			NetworkNamespace:   "/run/netns/x",
 			Addresses:          [][]byte{{10, 244, 0, byte(i + 2)}, netip.MustParseAddr("fd00:244::2").AsSlice()},
 			HostInterface:      &datapathv1.Interface{Name: "sl0", Index: 7, Mac: []byte{2, 0, 0, 0, 0, 1}},
 			ContainerInterface: &datapathv1.Interface{Name: "eth0", Index: 2, Mac: []byte{2, 0, 0, 0, 0, 2}},
 			NamedPorts:         []*workloadv1.NamedPort{{Name: "http", Port: 80, Protocol: workloadv1.Protocol_PROTOCOL_TCP}},
-			Policy:             &datapathv1.EndpointPolicy{Revision: 6, EgressTable: verdict.TableAllow, IngressTable: 17, Generation: 9, Refusal: "no room"},
+			Policy: &datapathv1.EndpointPolicy{
+				Revision: 6, EgressTable: verdict.TableAllow, IngressTable: 17,
+				Generation: 9, Refusal: "no room",
+			},
 		}
 		if err := s.Send(&datapathv1.ListEndpointsResponse{Endpoint: e}); err != nil {
 			return err
@@ -93,12 +121,17 @@ func (*datapath) ListEndpoints(_ *datapathv1.ListEndpointsRequest, s grpc.Server
 
 func (f *datapath) GetStatus(context.Context, *datapathv1.GetStatusRequest) (*datapathv1.GetStatusResponse, error) {
 	r := &datapathv1.GetStatusResponse{
-		Version: "v1", StartTime: timestamppb.Now(), AddReady: f.node.AddReady, KnownAddReady: f.node.KnownReady, PolicyMode: f.node.PolicyMode, KernelRelease: "6.18",
-		NodeAddresses: [][]byte{{10, 244, 0, 1}}, PodCidrs: []string{"10.244.0.0/24", "fd00:244::/64"}, PolicyRevision: 5, PolicyRefusals: []string{"identity 300: no room"},
-		Warnings:    []string{"a/eth0: tcx program sl1 egress: expected nothing, found passes, program 113"},
-		Connections: &datapathv1.ConnectionCounts{Live: 7, Created: 9, Revoked: 1, Expired: 1},
-		Maps:        []*datapathv1.MapUsage{{Name: "sl_ct", Entries: -1, MaxEntries: 65536, Bytes: 1024}, {Name: "sl_peer", Entries: 3, MaxEntries: 16, Bytes: 512}},
-		Endpoints:   []*datapathv1.EndpointStateCount{{State: datapathv1.EndpointState_ENDPOINT_STATE_READY, Count: 2}},
+		Version: "v1", StartTime: timestamppb.Now(), AddReady: f.node.AddReady, KnownAddReady: f.node.KnownReady,
+		PolicyMode: f.node.PolicyMode, KernelRelease: "6.18",
+		NodeAddresses: [][]byte{{10, 244, 0, 1}}, PodCidrs: []string{"10.244.0.0/24", "fd00:244::/64"}, PolicyRevision: 5,
+		PolicyRefusals: []string{"identity 300: no room"},
+		Warnings:       []string{"a/eth0: tcx program sl1 egress: expected nothing, found passes, program 113"},
+		Connections:    &datapathv1.ConnectionCounts{Live: 7, Created: 9, Revoked: 1, Expired: 1},
+		Maps: []*datapathv1.MapUsage{
+			{Name: "sl_ct", Entries: -1, MaxEntries: 65536, Bytes: 1024},
+			{Name: "sl_peer", Entries: 3, MaxEntries: 16, Bytes: 512},
+		},
+		Endpoints: []*datapathv1.EndpointStateCount{{State: datapathv1.EndpointState_ENDPOINT_STATE_READY, Count: 2}},
 		PacketCounters: []*datapathv1.PacketCounter{
 			{Reason: "no-route", Direction: datapathv1.Direction_DIRECTION_EGRESS, Dropped: true, Packets: 4, Bytes: 400},
 			{Reason: "unused", Direction: datapathv1.Direction_DIRECTION_EGRESS},
@@ -115,12 +148,16 @@ type observer struct {
 	node *Node
 }
 
-func (f *observer) Observe(r *datapathv1.ObserveRequest, s grpc.ServerStreamingServer[datapathv1.ObserveResponse]) error {
+func (f *observer) Observe(r *datapathv1.ObserveRequest,
+	s grpc.ServerStreamingServer[datapathv1.ObserveResponse],
+) error {
 	f.node.Observed <- r
 	if i := slices.Index(r.GetReasons(), "nonsense"); i >= 0 {
 		field := fmt.Sprintf("reasons[%d]", i)
-		return rpcerr.New(codes.InvalidArgument, rpcerr.Reason{Domain: "datapath.sluice.io", Name: "INVALID"}, errors.New("a text that is for people"),
-			rpcerr.Field(field, field+`: "nonsense" is none of spoofed-ip, no-route`), rpcerr.Field("selectors[0].requirements[1].key", "must be shorter"))
+		return rpcerr.New(codes.InvalidArgument, rpcerr.Reason{Domain: "datapath.sluice.io", Name: "INVALID"},
+			errors.New("a text that is for people"),
+			rpcerr.Field(field, field+`: "nonsense" is none of spoofed-ip, no-route`),
+			rpcerr.Field("selectors[0].requirements[1].key", "must be shorter"))
 	}
 	for _, flow := range f.node.Flows {
 		if err := s.Send(&datapathv1.ObserveResponse{Event: &datapathv1.ObserveResponse_Flow{Flow: flow}}); err != nil {
@@ -129,9 +166,12 @@ func (f *observer) Observe(r *datapathv1.ObserveRequest, s grpc.ServerStreamingS
 	}
 	for _, m := range []*datapathv1.ObserveResponse{
 		{Event: &datapathv1.ObserveResponse_Flow{Flow: &datapathv1.Flow{
-			Time: timestamppb.New(time.Unix(1e9, 0)), Verdict: datapathv1.Verdict_VERDICT_DROPPED, Reason: "spoofed-ip", Direction: datapathv1.Direction_DIRECTION_EGRESS,
-			Owner: &workloadv1.Owner{ContainerId: LongID, InterfaceName: "eth0"}, SourceAddress: []byte{198, 51, 100, 7}, DestinationAddress: []byte{10, 244, 0, 2},
-			Protocol: 17, SourcePort: 1234, DestinationPort: 53, SourceIdentity: 300, Length: 60, SourceMac: []byte{2, 0, 0, 0, 0, 2}, Ethertype: 0x800,
+			Time: timestamppb.New(time.Unix(1e9, 0)), Verdict: datapathv1.Verdict_VERDICT_DROPPED, Reason: "spoofed-ip",
+			Direction: datapathv1.Direction_DIRECTION_EGRESS,
+			Owner:     &workloadv1.Owner{ContainerId: LongID, InterfaceName: "eth0"}, SourceAddress: []byte{198, 51, 100, 7},
+			DestinationAddress: []byte{10, 244, 0, 2},
+			Protocol:           17, SourcePort: 1234, DestinationPort: 53, SourceIdentity: 300, Length: 60,
+			SourceMac: []byte{2, 0, 0, 0, 0, 2}, Ethertype: 0x800,
 		}}},
 		{Event: &datapathv1.ObserveResponse_Lost{Lost: &datapathv1.LostEvents{Source: datapathv1.LossSource_LOSS_SOURCE_KERNEL, Count: 12}}},
 	} {

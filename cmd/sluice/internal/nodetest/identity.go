@@ -20,27 +20,43 @@ type identity struct {
 	StoreError string // why etcd is away
 }
 
-func (*identity) ListIdentities(r *identityv1.ListIdentitiesRequest, s grpc.ServerStreamingServer[identityv1.ListIdentitiesResponse]) error {
+func (*identity) ListIdentities(r *identityv1.ListIdentitiesRequest,
+	s grpc.ServerStreamingServer[identityv1.ListIdentitiesResponse],
+) error {
 	if len(r.GetScopes()) == 0 || r.GetScopes()[0] == identityv1.Scope_SCOPE_RESERVED {
-		host := &identityv1.Identity{Number: 1, Scope: identityv1.Scope_SCOPE_RESERVED, Labels: []*workloadv1.Label{{Source: "reserved", Key: "host"}}}
+		host := &identityv1.Identity{
+			Number: 1, Scope: identityv1.Scope_SCOPE_RESERVED,
+			Labels: []*workloadv1.Label{{Source: "reserved", Key: "host"}},
+		}
 		if err := s.Send(&identityv1.ListIdentitiesResponse{Identity: host}); err != nil {
 			return err
 		}
 	}
-	web := &identityv1.Identity{Number: 300, Scope: identityv1.Scope_SCOPE_CLUSTER, Labels: []*workloadv1.Label{Label("tier", ""), Label("app", "web")}}
+	web := &identityv1.Identity{
+		Number: 300, Scope: identityv1.Scope_SCOPE_CLUSTER,
+		Labels: []*workloadv1.Label{Label("tier", ""), Label("app", "web")},
+	}
 	return s.Send(&identityv1.ListIdentitiesResponse{Identity: web, ReferenceCount: 2})
 }
 
-func (*identity) GetIdentity(_ context.Context, r *identityv1.GetIdentityRequest) (*identityv1.GetIdentityResponse, error) {
+func (*identity) GetIdentity(_ context.Context, r *identityv1.GetIdentityRequest) (*identityv1.GetIdentityResponse,
+	error,
+) {
 	if r.GetNumber() != 300 {
 		return nil, status.Error(codes.NotFound, "no such identity")
 	}
 	return &identityv1.GetIdentityResponse{
-		Identity:   &identityv1.Identity{Number: 300, Scope: identityv1.Scope_SCOPE_CLUSTER, Labels: []*workloadv1.Label{Label("app", "web")}},
+		Identity: &identityv1.Identity{
+			Number: 300, Scope: identityv1.Scope_SCOPE_CLUSTER,
+			Labels: []*workloadv1.Label{Label("app", "web")},
+		},
 		References: []string{"a/eth0", "b/eth0"},
 	}, nil
 }
 
 func (f *identity) GetStatus(context.Context, *identityv1.GetStatusRequest) (*identityv1.GetStatusResponse, error) {
-	return &identityv1.GetStatusResponse{Version: "v1", NodeName: "node-a", StoreConnected: f.StoreError == "", StoreError: f.StoreError, ClusterIdentities: 5, HeldIdentities: 1, StartTime: timestamppb.Now()}, nil
+	return &identityv1.GetStatusResponse{
+		Version: "v1", NodeName: "node-a", StoreConnected: f.StoreError == "",
+		StoreError: f.StoreError, ClusterIdentities: 5, HeldIdentities: 1, StartTime: timestamppb.Now(),
+	}, nil
 }

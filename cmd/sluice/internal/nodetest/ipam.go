@@ -30,7 +30,9 @@ func (f *ipam) ListPools(context.Context, *ipamv1.ListPoolsRequest) (*ipamv1.Lis
 	return &ipamv1.ListPoolsResponse{Pools: f.pools()}, nil
 }
 
-func (*ipam) ListAllocations(_ *ipamv1.ListAllocationsRequest, s grpc.ServerStreamingServer[ipamv1.ListAllocationsResponse]) error {
+func (*ipam) ListAllocations(_ *ipamv1.ListAllocationsRequest,
+	s grpc.ServerStreamingServer[ipamv1.ListAllocationsResponse],
+) error {
 	return s.Send(&ipamv1.ListAllocationsResponse{Allocation: &ipamv1.Allocation{
 		Owner:           &workloadv1.Owner{ContainerId: LongID, InterfaceName: "eth0"},
 		Addresses:       []*ipamv1.Address{{Address: []byte{10, 244, 0, 2}}},
@@ -40,5 +42,6 @@ func (*ipam) ListAllocations(_ *ipamv1.ListAllocationsRequest, s grpc.ServerStre
 }
 
 func (f *ipam) GetStatus(context.Context, *ipamv1.GetStatusRequest) (*ipamv1.GetStatusResponse, error) {
-	return &ipamv1.GetStatusResponse{Version: "v1", Pools: f.pools(), StartTime: timestamppb.Now(), Problems: f.Problems}, nil
+	return &ipamv1.GetStatusResponse{Version: "v1", Pools: f.pools(), StartTime: timestamppb.Now(), Problems: f.Problems},
+		nil
 }

@@ -64,7 +64,11 @@ func New(t *testing.T, commands ...func(*invocation.Invocation) *cobra.Command) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &Node{commands: commands, RunDir: dir, Servers: map[string]*grpc.Server{}, Observed: make(chan *datapathv1.ObserveRequest, 1), AddReady: true, Identity: &identity{}, IPAM: &ipam{}, Policy: newPolicy(), PolicyMode: "none"}
+	n := &Node{
+		commands: commands, RunDir: dir, Servers: map[string]*grpc.Server{},
+		Observed: make(chan *datapathv1.ObserveRequest, 1), AddReady: true, Identity: &identity{}, IPAM: &ipam{},
+		Policy: newPolicy(), PolicyMode: "none",
+	}
 	for _, service := range []string{"identity", "ipam", "policy", "datapath"} {
 		if err := os.Mkdir(filepath.Join(dir, service), 0o750); err != nil {
 			t.Fatal(err)

@@ -60,7 +60,9 @@ type document struct {
 	Spec     struct{ Refuse, Unknown, Unsupported string }
 }
 
-func (f *policy) UpsertPolicies(_ context.Context, r *policyv1.UpsertPoliciesRequest) (*policyv1.UpsertPoliciesResponse, error) {
+func (f *policy) UpsertPolicies(_ context.Context, r *policyv1.UpsertPoliciesRequest) (*policyv1.UpsertPoliciesResponse,
+	error,
+) {
 	f.Mu.Lock()
 	defer f.Mu.Unlock()
 	if r.IfRevision != nil && r.GetIfRevision() != f.Revision {
@@ -75,7 +77,11 @@ func (f *policy) UpsertPolicies(_ context.Context, r *policyv1.UpsertPoliciesReq
 			return nil, status.Error(codes.InvalidArgument, err.Error())
 		}
 		if d.Spec.Refuse != "" {
-			bad.FieldViolations = append(bad.FieldViolations, &errdetails.BadRequest_FieldViolation{Field: fmt.Sprintf("manifests[%d].spec.refuse", i), Description: d.Spec.Refuse})
+			bad.FieldViolations = append(bad.FieldViolations,
+				&errdetails.BadRequest_FieldViolation{
+					Field:       fmt.Sprintf("manifests[%d].spec.refuse", i),
+					Description: d.Spec.Refuse,
+				})
 		}
 		if d.Metadata.Namespace == "" {
 			d.Metadata.Namespace = r.GetDefaultNamespace()
@@ -89,22 +95,32 @@ func (f *policy) UpsertPolicies(_ context.Context, r *policyv1.UpsertPoliciesReq
 			}
 		}
 		if d.Spec.Unknown != "" && !r.GetAllowUnknownFields() {
-			bad.FieldViolations = append(bad.FieldViolations, &errdetails.BadRequest_FieldViolation{Field: fmt.Sprintf("manifests[%d].spec.unknown", i), Description: "no such field"})
+			bad.FieldViolations = append(bad.FieldViolations,
+				&errdetails.BadRequest_FieldViolation{
+					Field:       fmt.Sprintf("manifests[%d].spec.unknown", i),
+					Description: "no such field",
+				})
 		}
 		if d.Spec.Unknown != "" {
 			change.DroppedFields = []string{"spec.unknown"}
 		}
 		if d.Spec.Unsupported != "" {
 			change.Notes = []*policyv1.PolicyNote{{
-				Kind: policyv1.PolicyNoteKind_POLICY_NOTE_KIND_UNSUPPORTED, Field: "spec.unsupported", Text: "not supported by Sluice: " + d.Spec.Unsupported,
+				Kind: policyv1.PolicyNoteKind_POLICY_NOTE_KIND_UNSUPPORTED, Field: "spec.unsupported",
+				Text: "not supported by Sluice: " + d.Spec.Unsupported,
 			}}
 		}
 		if f.SelectsNothing {
-			change.Notes = append(change.Notes, &policyv1.PolicyNote{Kind: policyv1.PolicyNoteKind_POLICY_NOTE_KIND_SELECTS_NOTHING, Text: "selects no endpoint of this node"})
+			change.Notes = append(change.Notes,
+				&policyv1.PolicyNote{
+					Kind: policyv1.PolicyNoteKind_POLICY_NOTE_KIND_SELECTS_NOTHING,
+					Text: "selects no endpoint of this node",
+				})
 		}
 		resp.Changes = append(resp.Changes, change)
 		taken = append(taken, &policyv1.Policy{
-			Key: key, Source: "grpc", Accepted: true, Revision: f.Revision + 1, Subjects: []uint32{300}, Rules: 2, UpdateTime: timestamppb.Now(), Manifest: []byte(text),
+			Key: key, Source: "grpc", Accepted: true, Revision: f.Revision + 1, Subjects: []uint32{300}, Rules: 2,
+			UpdateTime: timestamppb.Now(), Manifest: []byte(text),
 			Notes: change.GetNotes(), Manager: r.GetManager(),
 		})
 	}
@@ -125,8 +141,13 @@ func (f *policy) UpsertPolicies(_ context.Context, r *policyv1.UpsertPoliciesReq
 	return resp, nil
 }
 
-func (f *policy) ReplacePolicies(ctx context.Context, r *policyv1.ReplacePoliciesRequest) (*policyv1.ReplacePoliciesResponse, error) {
-	out, err := f.UpsertPolicies(ctx, &policyv1.UpsertPoliciesRequest{Manifests: r.GetManifests(), Manager: r.GetManager(), IfRevision: r.IfRevision})
+func (f *policy) ReplacePolicies(ctx context.Context,
+	r *policyv1.ReplacePoliciesRequest,
+) (*policyv1.ReplacePoliciesResponse, error) {
+	out, err := f.UpsertPolicies(ctx, &policyv1.UpsertPoliciesRequest{
+		Manifests: r.GetManifests(), Manager: r.GetManager(),
+		IfRevision: r.IfRevision,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -135,13 +156,18 @@ func (f *policy) ReplacePolicies(ctx context.Context, r *policyv1.ReplacePolicie
 	for text, p := range f.Policies {
 		if p.GetManager() == r.GetManager() && p.GetRevision() < f.Revision {
 			delete(f.Policies, text)
-			out.Changes = append(out.Changes, &policyv1.PolicyChange{Key: p.GetKey(), Type: policyv1.ChangeType_CHANGE_TYPE_DELETED})
+			out.Changes = append(out.Changes, &policyv1.PolicyChange{
+				Key:  p.GetKey(),
+				Type: policyv1.ChangeType_CHANGE_TYPE_DELETED,
+			})
 		}
 	}
 	return &policyv1.ReplacePoliciesResponse{Revision: out.GetRevision(), Changes: out.GetChanges()}, nil
 }
 
-func (f *policy) DeletePolicies(_ context.Context, r *policyv1.DeletePoliciesRequest) (*policyv1.DeletePoliciesResponse, error) {
+func (f *policy) DeletePolicies(_ context.Context, r *policyv1.DeletePoliciesRequest) (*policyv1.DeletePoliciesResponse,
+	error,
+) {
 	f.Mu.Lock()
 	defer f.Mu.Unlock()
 	f.Revision++
@@ -157,18 +183,23 @@ func (f *policy) DeletePolicies(_ context.Context, r *policyv1.DeletePoliciesReq
 	return resp, nil
 }
 
-func (f *policy) ListPolicies(r *policyv1.ListPoliciesRequest, s grpc.ServerStreamingServer[policyv1.ListPoliciesResponse]) error {
+func (f *policy) ListPolicies(r *policyv1.ListPoliciesRequest,
+	s grpc.ServerStreamingServer[policyv1.ListPoliciesResponse],
+) error {
 	f.Mu.Lock()
 	defer f.Mu.Unlock()
 	keep := func(want, have string) bool { return want == "" || want == have }
 	for _, p := range output.Ordered(f.Policies) {
-		if !keep(r.GetKind(), p.GetKey().GetKind()) || !keep(r.GetNamespace(), p.GetKey().GetNamespace()) || !keep(r.GetName(), p.GetKey().GetName()) ||
+		if !keep(r.GetKind(), p.GetKey().GetKind()) || !keep(r.GetNamespace(), p.GetKey().GetNamespace()) ||
+			!keep(r.GetName(), p.GetKey().GetName()) ||
 			r.GetSubject() != 0 && !slices.Contains(p.GetSubjects(), r.GetSubject()) {
 			continue
 		}
 		shown := &policyv1.Policy{
-			Key: p.GetKey(), Source: p.GetSource(), Origin: p.GetOrigin(), Accepted: p.GetAccepted(), Error: p.GetError(), Revision: p.GetRevision(),
-			Subjects: p.GetSubjects(), Rules: p.GetRules(), UpdateTime: p.GetUpdateTime(), Notes: p.GetNotes(), Manager: p.GetManager(),
+			Key: p.GetKey(), Source: p.GetSource(), Origin: p.GetOrigin(), Accepted: p.GetAccepted(), Error: p.GetError(),
+			Revision: p.GetRevision(),
+			Subjects: p.GetSubjects(), Rules: p.GetRules(), UpdateTime: p.GetUpdateTime(), Notes: p.GetNotes(),
+			Manager: p.GetManager(),
 		}
 		if r.GetWithManifests() {
 			shown.Manifest = p.GetManifest()
@@ -180,14 +211,18 @@ func (f *policy) ListPolicies(r *policyv1.ListPoliciesRequest, s grpc.ServerStre
 	return nil
 }
 
-func (f *policy) ConfirmPolicies(context.Context, *policyv1.ConfirmPoliciesRequest) (*policyv1.ConfirmPoliciesResponse, error) {
+func (f *policy) ConfirmPolicies(context.Context, *policyv1.ConfirmPoliciesRequest) (*policyv1.ConfirmPoliciesResponse,
+	error,
+) {
 	f.Mu.Lock()
 	defer f.Mu.Unlock()
 	f.WaitError = f.Confirmed
 	return &policyv1.ConfirmPoliciesResponse{Revision: f.Revision, Policies: uint32(len(f.Policies)), Held: f.Held}, nil
 }
 
-func (f *policy) WaitForRevision(ctx context.Context, r *policyv1.WaitForRevisionRequest) (*policyv1.WaitForRevisionResponse, error) {
+func (f *policy) WaitForRevision(ctx context.Context,
+	r *policyv1.WaitForRevisionRequest,
+) (*policyv1.WaitForRevisionResponse, error) {
 	f.Mu.Lock()
 	defer f.Mu.Unlock()
 	if r.GetRevision() > f.Revision {
@@ -197,7 +232,8 @@ func (f *policy) WaitForRevision(ctx context.Context, r *policyv1.WaitForRevisio
 		<-ctx.Done() // the kernel is slow
 		return nil, status.FromContextError(ctx.Err()).Err()
 	}
-	return &policyv1.WaitForRevisionResponse{Revision: f.Revision, Disconnected: f.Disconnected, Enforcing: f.Enforcing}, f.WaitError
+	return &policyv1.WaitForRevisionResponse{Revision: f.Revision, Disconnected: f.Disconnected, Enforcing: f.Enforcing},
+		f.WaitError
 }
 
 func (f *policy) Explain(_ context.Context, r *policyv1.ExplainRequest) (*policyv1.ExplainResponse, error) {
@@ -209,9 +245,13 @@ func (f *policy) Explain(_ context.Context, r *policyv1.ExplainRequest) (*policy
 	}
 	return &policyv1.ExplainResponse{
 		Verdict: policyv1.Action_ACTION_DENY, Revision: f.Revision,
-		Egress: &policyv1.SideExplanation{Subject: 300, SubjectLabels: []string{"k8s:app=web"}, Peer: 301, Action: policyv1.Action_ACTION_ALLOW, DecidedBy: policyv1.DecidedBy_DECIDED_BY_NOT_ENFORCED},
+		Egress: &policyv1.SideExplanation{
+			Subject: 300, SubjectLabels: []string{"k8s:app=web"}, Peer: 301,
+			Action: policyv1.Action_ACTION_ALLOW, DecidedBy: policyv1.DecidedBy_DECIDED_BY_NOT_ENFORCED,
+		},
 		Ingress: &policyv1.SideExplanation{
-			Subject: 301, SubjectLabels: []string{"k8s:app=db\x1b[2J"}, Peer: 300, Action: policyv1.Action_ACTION_DENY, DecidedBy: policyv1.DecidedBy_DECIDED_BY_RULE, Rule: 2, Enforced: true,
+			Subject: 301, SubjectLabels: []string{"k8s:app=db\x1b[2J"}, Peer: 300, Action: policyv1.Action_ACTION_DENY,
+			DecidedBy: policyv1.DecidedBy_DECIDED_BY_RULE, Rule: 2, Enforced: true,
 			Matches: []*policyv1.MatchingRule{{
 				Number: 2, Action: policyv1.Action_ACTION_DENY, Tier: "Isolation", Decides: true, Text: "everything from everybody",
 				Sources: []*policyv1.RuleSource{{Kind: "NetworkPolicy", Namespace: "shop", Name: "db"}},
@@ -235,7 +275,9 @@ func (f *policy) Diff(r *policyv1.DiffRequest, s grpc.ServerStreamingServer[poli
 	return nil
 }
 
-func (f *policy) GetPolicyTable(context.Context, *policyv1.GetPolicyTableRequest) (*policyv1.GetPolicyTableResponse, error) {
+func (f *policy) GetPolicyTable(context.Context, *policyv1.GetPolicyTableRequest) (*policyv1.GetPolicyTableResponse,
+	error,
+) {
 	f.Mu.Lock()
 	defer f.Mu.Unlock()
 	return f.Table, nil
@@ -245,7 +287,11 @@ func (f *policy) GetStatus(context.Context, *policyv1.GetStatusRequest) (*policy
 	f.Mu.Lock()
 	defer f.Mu.Unlock()
 	return &policyv1.GetStatusResponse{
-		Version: "v1", StartTime: timestamppb.Now(), Revision: f.Revision, Policies: 3, Refused: 1, Identities: 12, Subjects: f.Subjects, Tables: 4, PoliciesWithUnsupportedFields: f.Unsupported,
-		Sources: []*policyv1.SourceStatus{{Name: "identity", Synced: true}, {Name: "file", Synced: false, Error: "the directory is gone"}}, Subscribers: f.Subscribers,
+		Version: "v1", StartTime: timestamppb.Now(), Revision: f.Revision, Policies: 3, Refused: 1, Identities: 12,
+		Subjects: f.Subjects, Tables: 4, PoliciesWithUnsupportedFields: f.Unsupported,
+		Sources: []*policyv1.SourceStatus{
+			{Name: "identity", Synced: true},
+			{Name: "file", Synced: false, Error: "the directory is gone"},
+		}, Subscribers: f.Subscribers,
 	}, nil
 }

@@ -52,12 +52,18 @@ func flowOf(m *datapathv1.ObserveResponse) flow {
 	}
 	f := m.GetFlow()
 	shown := flow{
-		Time: output.When(f.GetTime()), Verdict: output.Enum(f.GetVerdict(), "VERDICT_"), Reason: f.GetReason(), Direction: output.Enum(f.GetDirection(), "DIRECTION_"), Slot: f.GetSlot(),
-		Source: workload.AddressText(f.GetSourceAddress()), SourcePort: f.GetSourcePort(), SourceIdentity: f.GetSourceIdentity(),
-		Destination: workload.AddressText(f.GetDestinationAddress()), DestinationPort: f.GetDestinationPort(), DestinationIdentity: f.GetDestinationIdentity(),
-		Protocol: ports.ProtocolText(f.GetProtocol()), Length: f.GetLength(), SourceMAC: workload.MACText(f.GetSourceMac()), Ethertype: f.GetEthertype(),
-		Egress: verdict.SideOf(f.GetEgress()), Ingress: verdict.SideOf(f.GetIngress()),
-		SourceLabels: f.GetSourceLabels(), DestinationLabels: f.GetDestinationLabels(), TCPFlags: tcpFlagsText(f.GetTcpFlags()), Reply: f.GetReply(),
+		Time: output.When(f.GetTime()), Verdict: output.Enum(f.GetVerdict(), "VERDICT_"), Reason: f.GetReason(),
+		Direction: output.Enum(f.GetDirection(), "DIRECTION_"), Slot: f.GetSlot(),
+		Source: workload.AddressText(f.GetSourceAddress()), SourcePort: f.GetSourcePort(),
+		SourceIdentity: f.GetSourceIdentity(),
+		Destination:    workload.AddressText(f.GetDestinationAddress()), DestinationPort: f.GetDestinationPort(),
+		DestinationIdentity: f.GetDestinationIdentity(),
+		Protocol:            ports.ProtocolText(f.GetProtocol()), Length: f.GetLength(),
+		SourceMAC: workload.MACText(f.GetSourceMac()),
+		Ethertype: f.GetEthertype(),
+		Egress:    verdict.SideOf(f.GetEgress()), Ingress: verdict.SideOf(f.GetIngress()),
+		SourceLabels: f.GetSourceLabels(), DestinationLabels: f.GetDestinationLabels(),
+		TCPFlags: tcpFlagsText(f.GetTcpFlags()), Reply: f.GetReply(),
 	}
 	if f.GetType() != datapathv1.FlowType_FLOW_TYPE_UNSPECIFIED {
 		shown.Type = output.Enum(f.GetType(), "FLOW_TYPE_")

@@ -71,14 +71,16 @@ one kind, one must hold. Events that were lost are shown where they are missing.
 	f := cmd.Flags()
 	f.BoolVarP(&o.follow, "follow", "f", false, "stay and show new events")
 	f.DurationVar(&o.since, "since", 0, "begin with events of this long ago, for example 1m")
-	f.StringSliceVar(&o.owners, "container", nil, "events about CONTAINER or CONTAINER/INTERFACE; of a container that is there, the start of its id is enough")
+	f.StringSliceVar(&o.owners, "container", nil,
+		"events about CONTAINER or CONTAINER/INTERFACE; of a container that is there, the start of its id is enough")
 	f.UintSliceVar(&o.identities, "identity", nil, "events with this identity on either side")
 	f.StringSliceVar(&o.prefixes, "address", nil, "events with an address in this prefix on either side")
 	f.StringSliceVar(&o.reasons, "reason", nil, "events with this reason, for example spoofed-ip")
 	f.StringVar(&o.direction, "direction", "", "egress or ingress, seen from the container")
 	f.StringSliceVar(&o.protocols, "protocol", nil, "tcp, udp, sctp, icmp, icmpv6 or a number")
 	f.UintSliceVar(&o.ports, "port", nil, "events with this port on either side")
-	f.StringArrayVar(&o.labels, "label", nil, "events with a pod of these labels on either side, as kubectl selects: app=web,tier in (a,b),!x; may be repeated")
+	f.StringArrayVar(&o.labels, "label", nil,
+		"events with a pod of these labels on either side, as kubectl selects: app=web,tier in (a,b),!x; may be repeated")
 	f.StringSliceVar(&o.verdicts, "verdict", nil, "forwarded, dropped, audited or redirected")
 	f.StringSliceVar(&o.types, "type", nil, "drop, policy-verdict or connection-closed")
 	return cmd
@@ -206,7 +208,8 @@ func (o *flags) request(now time.Time) (*datapathv1.ObserveRequest, error) {
 
 // criteria are the flags by the field of the request.
 var criteria = map[string]string{
-	"since": "--since", "owners": "--container", "identities": "--identity", "prefixes": "--address", "reasons": "--reason", "direction": "--direction",
+	"since": "--since", "owners": "--container", "identities": "--identity", "prefixes": "--address",
+	"reasons": "--reason", "direction": "--direction",
 	"protocols": "--protocol", "ports": "--port", "selectors": "--label", "verdicts": "--verdict", "types": "--type",
 }
 

@@ -20,15 +20,26 @@ import (
 func TestObserveShowsVerdictsWithTheirRules(t *testing.T) {
 	n := nodetest.New(t, Command)
 	n.Flows = []*datapathv1.Flow{{
-		Type: datapathv1.FlowType_FLOW_TYPE_DROP, Time: timestamppb.New(time.Unix(1e9, 0)), Verdict: datapathv1.Verdict_VERDICT_DROPPED, Reason: "policy-denied",
-		Direction: datapathv1.Direction_DIRECTION_INGRESS, SourceAddress: []byte{10, 244, 0, 2}, DestinationAddress: []byte{10, 244, 0, 3}, Protocol: 6, SourcePort: 4000, DestinationPort: 80,
+		Type: datapathv1.FlowType_FLOW_TYPE_DROP, Time: timestamppb.New(time.Unix(1e9, 0)),
+		Verdict: datapathv1.Verdict_VERDICT_DROPPED, Reason: "policy-denied",
+		Direction: datapathv1.Direction_DIRECTION_INGRESS, SourceAddress: []byte{10, 244, 0, 2},
+		DestinationAddress: []byte{10, 244, 0, 3}, Protocol: 6, SourcePort: 4000, DestinationPort: 80,
 		SourceIdentity: 300, DestinationIdentity: 301, SourceLabels: []string{"k8s:app=client"}, TcpFlags: 2, Length: 74,
-		Egress:  &datapathv1.SideVerdict{Verdict: datapathv1.Verdict_VERDICT_FORWARDED, Table: verdict.TableAllow, DecidedBy: "no-table"},
-		Ingress: &datapathv1.SideVerdict{Verdict: datapathv1.Verdict_VERDICT_DROPPED, Table: 17, Rule: 2, Revision: 6, DecidedBy: "rule", RuleSources: []string{"NetworkPolicy shop/db spec"}},
+		Egress: &datapathv1.SideVerdict{
+			Verdict: datapathv1.Verdict_VERDICT_FORWARDED, Table: verdict.TableAllow,
+			DecidedBy: "no-table",
+		},
+		Ingress: &datapathv1.SideVerdict{
+			Verdict: datapathv1.Verdict_VERDICT_DROPPED, Table: 17, Rule: 2, Revision: 6,
+			DecidedBy: "rule", RuleSources: []string{"NetworkPolicy shop/db spec"},
+		},
 	}}
-	out, _ := n.Want(t, 0, "observe", "--label", "app=web,tier in (a,b)", "--label", "!x", "--verdict", "dropped,audited", "--type", "policy-verdict")
+	out, _ := n.Want(t, 0, "observe", "--label", "app=web,tier in (a,b)", "--label", "!x", "--verdict", "dropped,audited",
+		"--type", "policy-verdict")
 	r := <-n.Observed
-	if len(r.GetSelectors()) != 2 || len(r.GetSelectors()[0].GetRequirements()) != 2 || r.GetSelectors()[1].GetRequirements()[0].GetOperator() != datapathv1.LabelOperator_LABEL_OPERATOR_NOT_EXISTS || len(r.GetVerdicts()) != 2 || r.GetVerdicts()[1] != datapathv1.Verdict_VERDICT_AUDITED ||
+	if len(r.GetSelectors()) != 2 || len(r.GetSelectors()[0].GetRequirements()) != 2 ||
+		r.GetSelectors()[1].GetRequirements()[0].GetOperator() != datapathv1.LabelOperator_LABEL_OPERATOR_NOT_EXISTS ||
+		len(r.GetVerdicts()) != 2 || r.GetVerdicts()[1] != datapathv1.Verdict_VERDICT_AUDITED ||
 		r.GetTypes()[0] != datapathv1.FlowType_FLOW_TYPE_POLICY_VERDICT {
 		t.Errorf("request %v", r)
 	}
@@ -42,7 +53,8 @@ func TestObserveShowsVerdictsWithTheirRules(t *testing.T) {
 	out, _ = n.Want(t, 0, "observe", "-o", "json")
 	<-n.Observed
 	var f flow
-	if err := json.NewDecoder(strings.NewReader(out)).Decode(&f); err != nil || f.Type != "drop" || f.Ingress.Sources[0] != "NetworkPolicy shop/db spec" || f.TCPFlags != "SYN" {
+	if err := json.NewDecoder(strings.NewReader(out)).Decode(&f); err != nil || f.Type != "drop" ||
+		f.Ingress.Sources[0] != "NetworkPolicy shop/db spec" || f.TCPFlags != "SYN" {
 		t.Errorf("JSON %v %s", err, out)
 	}
 	_, errOut := n.Want(t, invocation.ExitUsage, "observe", "--label", "app in (")
@@ -53,7 +65,8 @@ func TestObserveShowsVerdictsWithTheirRules(t *testing.T) {
 	// The service names the field, and the answer of the command the flag.
 	_, errOut = n.Want(t, invocation.ExitUsage, "observe", "--reason", "nonsense", "--label", "app")
 	<-n.Observed
-	nodetest.WantLines(t, errOut, `sluice: --reason: "nonsense" is none of spoofed-ip, no-route`, "--label: must be shorter")
+	nodetest.WantLines(t, errOut, `sluice: --reason: "nonsense" is none of spoofed-ip, no-route`,
+		"--label: must be shorter")
 	for _, bad := range [][]string{{"--label", " "}, {"--verdict", "lost"}, {"--type", "unspecified"}} {
 		_, errOut := n.Want(t, invocation.ExitUsage, append([]string{"observe"}, bad...)...)
 		if bad[0] != "--label" && !strings.Contains(errOut, "is not one of ") {
@@ -64,19 +77,26 @@ func TestObserveShowsVerdictsWithTheirRules(t *testing.T) {
 
 func TestObserveSendsItsCriteria(t *testing.T) {
 	n := nodetest.New(t, Command)
-	out, _ := n.Want(t, 0, "observe", "--since", "1m", "--reason", "spoofed-ip", "--container", "c1", "--container", "c2/net1", "--identity", "300",
+	out, _ := n.Want(t, 0, "observe", "--since", "1m", "--reason", "spoofed-ip", "--container", "c1", "--container",
+		"c2/net1", "--identity", "300",
 		"--address", "10.0.0.7/8", "--address", "fd00::1", "--direction", "egress", "--protocol", "udp,47", "--port", "53")
 	r := <-n.Observed
-	if r.GetFollow() || r.GetSince() == nil || len(r.GetOwners()) != 2 || r.GetOwners()[0].GetInterfaceName() != "eth0" || r.GetOwners()[1].GetInterfaceName() != "net1" ||
-		r.GetPrefixes()[0] != "10.0.0.0/8" || r.GetPrefixes()[1] != "fd00::1/128" || r.GetDirection() != datapathv1.Direction_DIRECTION_EGRESS ||
-		r.GetProtocols()[0] != 17 || r.GetProtocols()[1] != 47 || r.GetPorts()[0] != 53 || r.GetIdentities()[0] != 300 || r.GetReasons()[0] != "spoofed-ip" {
+	if r.GetFollow() || r.GetSince() == nil || len(r.GetOwners()) != 2 || r.GetOwners()[0].GetInterfaceName() != "eth0" ||
+		r.GetOwners()[1].GetInterfaceName() != "net1" ||
+		r.GetPrefixes()[0] != "10.0.0.0/8" || r.GetPrefixes()[1] != "fd00::1/128" ||
+		r.GetDirection() != datapathv1.Direction_DIRECTION_EGRESS ||
+		r.GetProtocols()[0] != 17 || r.GetProtocols()[1] != 47 || r.GetPorts()[0] != 53 || r.GetIdentities()[0] != 300 ||
+		r.GetReasons()[0] != "spoofed-ip" {
 		t.Errorf("request %v", r)
 	}
 	n.Want(t, 0, "observe", "--container", "0123")
 	if r := <-n.Observed; r.GetOwners()[0].GetContainerId() != nodetest.LongID {
 		t.Errorf("the start of an id is asked for as %v", r.GetOwners())
 	}
-	for _, want := range []string{"spoofed-ip", "198.51.100.7:1234 (identity 300) -> 10.244.0.2:53", "12 events were lost by the kernel"} {
+	for _, want := range []string{
+		"spoofed-ip", "198.51.100.7:1234 (identity 300) -> 10.244.0.2:53",
+		"12 events were lost by the kernel",
+	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
@@ -94,7 +114,14 @@ func TestObserveSendsItsCriteria(t *testing.T) {
 	if f.Protocol != "udp" || f.DestinationPort != 53 || lost.Lost != 12 {
 		t.Errorf("flows %+v, %+v", f, lost)
 	}
-	for _, bad := range [][]string{{"--direction", "up"}, {"--address", "x"}, {"--protocol", "300"}, {"--port", "70000"}, {"--identity", "0"}, {"--since", "-1s"}} {
+	for _, bad := range [][]string{
+		{"--direction", "up"},
+		{"--address", "x"},
+		{"--protocol", "300"},
+		{"--port", "70000"},
+		{"--identity", "0"},
+		{"--since", "-1s"},
+	} {
 		n.Want(t, invocation.ExitUsage, append([]string{"observe"}, bad...)...)
 	}
 }

@@ -43,7 +43,9 @@ func (o *Flags) Add(cmd *cobra.Command) {
 }
 
 // ResolveConnection finds the ends and checks that they can talk to each other.
-func ResolveConnection(ctx context.Context, inv *invocation.Invocation, o Flags, resolve func(context.Context, *invocation.Invocation, string) (Peer, error)) (Connection, error) {
+func ResolveConnection(ctx context.Context, inv *invocation.Invocation, o Flags,
+	resolve func(context.Context, *invocation.Invocation, string) (Peer, error),
+) (Connection, error) {
 	var conn Connection
 	for _, end := range []struct {
 		flag, text string
@@ -148,7 +150,8 @@ func (o Flags) service(v6 bool) (protocol, port uint32, err error) {
 			return 0, 0, invocation.Usagef("--protocol: %q: want 0 to 255", o.protocol)
 		}
 		if ports.HasPorts(uint32(n)) || ports.IsICMP(uint32(n)) {
-			return 0, 0, invocation.Usagef("--protocol: %s is %s; ask with --port or --icmp", o.protocol, ports.ProtocolText(uint32(n)))
+			return 0, 0, invocation.Usagef("--protocol: %s is %s; ask with --port or --icmp", o.protocol,
+				ports.ProtocolText(uint32(n)))
 		}
 		return uint32(n), 0, nil
 	}

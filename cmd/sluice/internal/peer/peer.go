@@ -130,7 +130,8 @@ func resolveReserved(ctx context.Context, inv *invocation.Invocation, p Peer) (P
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(ctx, inv.Timeout)
 	defer cancel()
-	stream, err := identityv1.NewIdentityServiceClient(conn).ListIdentities(ctx, &identityv1.ListIdentitiesRequest{Scopes: []identityv1.Scope{identityv1.Scope_SCOPE_RESERVED}})
+	stream, err := identityv1.NewIdentityServiceClient(conn).ListIdentities(ctx,
+		&identityv1.ListIdentitiesRequest{Scopes: []identityv1.Scope{identityv1.Scope_SCOPE_RESERVED}})
 	if err != nil {
 		return p, err
 	}
@@ -168,7 +169,8 @@ func parseLabels(text string) ([]*workloadv1.Label, error) {
 		if source == "" || key == "" {
 			return nil, invocation.Usagef("%q is not a label: want [SOURCE:]KEY[=VALUE]", one)
 		}
-		if slices.ContainsFunc(labels, func(l *workloadv1.Label) bool { return l.GetSource() == source && l.GetKey() == key }) {
+		if slices.ContainsFunc(labels,
+			func(l *workloadv1.Label) bool { return l.GetSource() == source && l.GetKey() == key }) {
 			return nil, invocation.Usagef("%q: the label %s:%s is there twice", text, source, key)
 		}
 		labels = append(labels, &workloadv1.Label{Source: source, Key: key, Value: value})

@@ -84,7 +84,8 @@ func (o *changeFlags) add(cmd *cobra.Command, files string) {
 	f.StringVarP(&o.namespace, "namespace", "n", "", "namespace of what names none (default \"default\")")
 	f.BoolVar(&o.validate, "validate-only", false, "check and compile, but change nothing")
 	f.StringVar(&o.manager, "manager", "", "act as this program, whose policies are apart from those of others")
-	f.Int64Var(&o.ifRevision, "if-revision", -1, "change nothing unless this is the policy revision (default: whatever it is)")
+	f.Int64Var(&o.ifRevision, "if-revision", -1,
+		"change nothing unless this is the policy revision (default: whatever it is)")
 	f.Lookup("if-revision").DefValue = ""
 	f.Var(&o.wait, "wait", "wait until the kernel enforces it, so long at most; false: do not wait (default: as --timeout)")
 	f.Lookup("wait").NoOptDefVal = "true"
@@ -162,8 +163,9 @@ func apply(ctx context.Context, inv *invocation.Invocation, stdin io.Reader, o c
 	return makeChange(ctx, inv, o, docs, func(ctx context.Context, client policyv1.PolicyServiceClient) (*changes, error) {
 		if o.prune {
 			r, err := client.ReplacePolicies(ctx, &policyv1.ReplacePoliciesRequest{
-				Manifests: manifest.Join(docs), DefaultNamespace: o.namespace, ValidateOnly: o.validate, AllowUnknownFields: o.allowUnknown,
-				Manager: o.manager, IfRevision: o.revision(),
+				Manifests: manifest.Join(docs), DefaultNamespace: o.namespace, ValidateOnly: o.validate,
+				AllowUnknownFields: o.allowUnknown,
+				Manager:            o.manager, IfRevision: o.revision(),
 			})
 			if err != nil {
 				return nil, manifest.InDocuments(err, docs)
@@ -171,8 +173,9 @@ func apply(ctx context.Context, inv *invocation.Invocation, stdin io.Reader, o c
 			return &changes{Revision: r.GetRevision(), Changes: changesOf(r.GetChanges(), docs)}, nil
 		}
 		r, err := client.UpsertPolicies(ctx, &policyv1.UpsertPoliciesRequest{
-			Manifests: manifest.Join(docs), DefaultNamespace: o.namespace, ValidateOnly: o.validate, AllowUnknownFields: o.allowUnknown,
-			Manager: o.manager, IfRevision: o.revision(),
+			Manifests: manifest.Join(docs), DefaultNamespace: o.namespace, ValidateOnly: o.validate,
+			AllowUnknownFields: o.allowUnknown,
+			Manager:            o.manager, IfRevision: o.revision(),
 		})
 		if err != nil {
 			return nil, manifest.InDocuments(err, docs)
@@ -250,7 +253,9 @@ func deletePolicies(ctx context.Context, inv *invocation.Invocation, stdin io.Re
 }
 
 // makeChange makes a change, waits until it is enforced, and shows both.
-func makeChange(ctx context.Context, inv *invocation.Invocation, o changeFlags, docs []manifest.Document, call func(context.Context, policyv1.PolicyServiceClient) (*changes, error)) error {
+func makeChange(ctx context.Context, inv *invocation.Invocation, o changeFlags, docs []manifest.Document,
+	call func(context.Context, policyv1.PolicyServiceClient) (*changes, error),
+) error {
 	began := time.Now()
 	var done *changes
 	if err := withPolicy(ctx, inv, func(ctx context.Context, client policyv1.PolicyServiceClient) (err error) {
@@ -291,7 +296,8 @@ func makeChange(ctx context.Context, inv *invocation.Invocation, o changeFlags, 
 
 func (p *changes) table(w io.Writer) {
 	for _, ch := range p.Changes {
-		output.Row(w, policykind.KeyText(&policyv1.PolicyKey{Kind: ch.Kind, Namespace: ch.Namespace, Name: ch.Name}), ch.Change)
+		output.Row(w, policykind.KeyText(&policyv1.PolicyKey{Kind: ch.Kind, Namespace: ch.Namespace, Name: ch.Name}),
+			ch.Change)
 	}
 	switch {
 	case p.Validated:
@@ -301,7 +307,8 @@ func (p *changes) table(w io.Writer) {
 	case *p.Enforced:
 		fmt.Fprintf(w, "The kernel enforces revision %d, after %s.\n", p.Revision, p.Took)
 	default:
-		fmt.Fprintln(w, output.Printable(fmt.Sprintf("Revision %d is stored, but the kernel does not enforce it: %s.", p.Revision, p.Pending)))
+		fmt.Fprintln(w, output.Printable(fmt.Sprintf("Revision %d is stored, but the kernel does not enforce it: %s.",
+			p.Revision, p.Pending)))
 	}
 }
 

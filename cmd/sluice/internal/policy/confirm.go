@@ -76,7 +76,8 @@ func (d *confirmation) table(w io.Writer) {
 		fmt.Fprintln(w, "The kernel was not behind the policy service: nothing was held.")
 	}
 	if !d.Enforced {
-		fmt.Fprintln(w, output.Printable(fmt.Sprintf("Revision %d is confirmed, but the kernel does not enforce it: %s.", d.Revision, d.Pending)))
+		fmt.Fprintln(w, output.Printable(fmt.Sprintf("Revision %d is confirmed, but the kernel does not enforce it: %s.",
+			d.Revision, d.Pending)))
 		return
 	}
 	fmt.Fprintf(w, "The kernel enforces revision %d, of %d policies, after %s.\n", d.Revision, d.Policies, d.Took)

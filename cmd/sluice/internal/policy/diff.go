@@ -57,7 +57,8 @@ said.`, exitDiffers, exitTrouble),
 	}
 	manifestFlags(cmd, &allowUnknown, &skipOthers)
 	f := cmd.Flags()
-	f.StringArrayVarP(&files, "filename", "f", nil, "file, directory or - for standard input with policies to apply; may be repeated")
+	f.StringArrayVarP(&files, "filename", "f", nil,
+		"file, directory or - for standard input with policies to apply; may be repeated")
 	f.StringArrayVar(&remove, "delete", nil, "policy to delete, KIND/[NAMESPACE/]NAME; may be repeated")
 	f.StringVarP(&namespace, "namespace", "n", "", "namespace of what names none (default \"default\")")
 	return cmd
@@ -86,8 +87,9 @@ type diffPorts struct {
 
 func differenceOf(r *policyv1.DiffResponse) difference {
 	d := difference{
-		Subject: r.GetSubject(), SubjectLabels: r.GetSubjectLabels(), Direction: output.Enum(r.GetDirection(), "TABLE_DIRECTION_"),
-		Peers: []diffPeer{}, Ports: []diffPorts{},
+		Subject: r.GetSubject(), SubjectLabels: r.GetSubjectLabels(),
+		Direction: output.Enum(r.GetDirection(), "TABLE_DIRECTION_"),
+		Peers:     []diffPeer{}, Ports: []diffPorts{},
 	}
 	for _, p := range r.GetPeers() {
 		d.addPeer(diffPeer{Identity: p.GetIdentity(), Labels: p.GetLabels(), Prefix: p.GetPrefix()})
@@ -135,9 +137,10 @@ func (d *difference) addPeer(p diffPeer) {
 // addDifference puts peers for which the same changes together.
 func addDifference(all []difference, d difference) []difference {
 	i := slices.IndexFunc(all, func(o difference) bool {
-		return o.Subject == d.Subject && o.Direction == d.Direction && slices.EqualFunc(o.Ports, d.Ports, func(a, b diffPorts) bool {
-			return a.Before == b.Before && a.After == b.After && slices.Equal(a.Ports, b.Ports)
-		})
+		return o.Subject == d.Subject && o.Direction == d.Direction &&
+			slices.EqualFunc(o.Ports, d.Ports, func(a, b diffPorts) bool {
+				return a.Before == b.Before && a.After == b.After && slices.Equal(a.Ports, b.Ports)
+			})
 	})
 	if i < 0 {
 		return append(all, d)
@@ -148,7 +151,9 @@ func addDifference(all []difference, d difference) []difference {
 	return all
 }
 
-func diff(ctx context.Context, inv *invocation.Invocation, stdin io.Reader, files, remove []string, namespace string, allowUnknown, skipOthers bool) error {
+func diff(ctx context.Context, inv *invocation.Invocation, stdin io.Reader, files, remove []string, namespace string,
+	allowUnknown, skipOthers bool,
+) error {
 	if len(files) == 0 && len(remove) == 0 {
 		return invocation.Usagef("nothing to compare: want -f FILE, --delete KIND/[NAMESPACE/]NAME, or both")
 	}

@@ -36,9 +36,10 @@ Labels need not be those of a pod that exists.`,
   sluice policy explain --from 4caf --to 192.0.2.7 --icmp echo`,
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			conn, err := peer.ResolveConnection(cmd.Context(), inv, o, func(ctx context.Context, c *invocation.Invocation, text string) (peer.Peer, error) {
-				return peer.Resolve(ctx, c, text)
-			})
+			conn, err := peer.ResolveConnection(cmd.Context(), inv, o,
+				func(ctx context.Context, c *invocation.Invocation, text string) (peer.Peer, error) {
+					return peer.Resolve(ctx, c, text)
+				})
 			if err != nil {
 				return err
 			}
@@ -89,12 +90,14 @@ func sideExplanationOf(s *policyv1.SideExplanation) *sideExplanation {
 	}
 	shown := &sideExplanation{
 		Subject: s.GetSubject(), SubjectLabels: s.GetSubjectLabels(), Peer: s.GetPeer(), PeerLabels: s.GetPeerLabels(),
-		Action: output.Enum(s.GetAction(), "ACTION_"), Proxy: s.GetProxy(), DecidedBy: output.Enum(s.GetDecidedBy(), "DECIDED_BY_"),
-		Rule: s.GetRule(), Enforced: s.GetEnforced(), Matches: []matchingRule{},
+		Action: output.Enum(s.GetAction(), "ACTION_"), Proxy: s.GetProxy(),
+		DecidedBy: output.Enum(s.GetDecidedBy(), "DECIDED_BY_"),
+		Rule:      s.GetRule(), Enforced: s.GetEnforced(), Matches: []matchingRule{},
 	}
 	for _, m := range s.GetMatches() {
 		shown.Matches = append(shown.Matches, matchingRule{
-			Number: m.GetNumber(), Action: output.Enum(m.GetAction(), "ACTION_"), Tier: m.GetTier(), Sources: sourceTexts(m.GetSources()), Text: m.GetText(), Decides: m.GetDecides(),
+			Number: m.GetNumber(), Action: output.Enum(m.GetAction(), "ACTION_"), Tier: m.GetTier(),
+			Sources: sourceTexts(m.GetSources()), Text: m.GetText(), Decides: m.GetDecides(),
 		})
 	}
 	return shown
@@ -104,7 +107,10 @@ func sideExplanationOf(s *policyv1.SideExplanation) *sideExplanation {
 func sourceTexts(sources []*policyv1.RuleSource) []string {
 	texts := make([]string, 0, len(sources))
 	for _, s := range sources {
-		texts = append(texts, strings.TrimSpace(policykind.KeyText(&policyv1.PolicyKey{Kind: s.GetKind(), Namespace: s.GetNamespace(), Name: s.GetName()})+" "+s.GetPath()))
+		texts = append(texts, strings.TrimSpace(policykind.KeyText(&policyv1.PolicyKey{
+			Kind:      s.GetKind(),
+			Namespace: s.GetNamespace(), Name: s.GetName(),
+		})+" "+s.GetPath()))
 	}
 	return texts
 }
@@ -122,14 +128,19 @@ func verdictWord(action string) string {
 func explain(ctx context.Context, inv *invocation.Invocation, conn peer.Connection) error {
 	var r *policyv1.ExplainResponse
 	if err := withPolicy(ctx, inv, func(ctx context.Context, client policyv1.PolicyServiceClient) (err error) {
-		r, err = client.Explain(ctx, &policyv1.ExplainRequest{From: conn.From.Proto(conn.V6), To: conn.To.Proto(conn.V6), Protocol: conn.Protocol, Port: conn.Port})
+		r, err = client.Explain(ctx, &policyv1.ExplainRequest{
+			From: conn.From.Proto(conn.V6), To: conn.To.Proto(conn.V6),
+			Protocol: conn.Protocol, Port: conn.Port,
+		})
 		return err
 	}); err != nil {
 		return err
 	}
 	x := explanation{
-		From: conn.From.Name(conn.V6), To: conn.To.Name(conn.V6), Protocol: ports.ProtocolText(conn.Protocol), Port: conn.Port,
-		Verdict: verdictWord(output.Enum(r.GetVerdict(), "ACTION_")), Egress: sideExplanationOf(r.GetEgress()), Ingress: sideExplanationOf(r.GetIngress()), Revision: r.GetRevision(),
+		From: conn.From.Name(conn.V6), To: conn.To.Name(conn.V6), Protocol: ports.ProtocolText(conn.Protocol),
+		Port:    conn.Port,
+		Verdict: verdictWord(output.Enum(r.GetVerdict(), "ACTION_")), Egress: sideExplanationOf(r.GetEgress()),
+		Ingress: sideExplanationOf(r.GetIngress()), Revision: r.GetRevision(),
 	}
 	// Labels that nobody has stand for an identity that exists for the answer
 	// alone.
@@ -140,7 +151,8 @@ func explain(ctx context.Context, inv *invocation.Invocation, conn peer.Connecti
 		x.Ingress.Subject = 0
 	}
 	return inv.Show(x, func(w io.Writer) {
-		fmt.Fprintln(w, output.Printable(fmt.Sprintf("%s -> %s, %s: %s by policy revision %d", x.From, x.To, ports.ServiceText(conn.Protocol, conn.Port), strings.ToUpper(x.Verdict), x.Revision)))
+		fmt.Fprintln(w, output.Printable(fmt.Sprintf("%s -> %s, %s: %s by policy revision %d", x.From, x.To,
+			ports.ServiceText(conn.Protocol, conn.Port), strings.ToUpper(x.Verdict), x.Revision)))
 		x.Egress.lines(w, "Egress", "what %s may send")
 		x.Ingress.lines(w, "Ingress", "what %s may receive")
 		if x.Egress == nil && x.Ingress == nil {
@@ -153,7 +165,8 @@ func (s *sideExplanation) lines(w io.Writer, title, what string) {
 	if s == nil {
 		return
 	}
-	fmt.Fprintf(w, "\n%s\n", output.Printable(fmt.Sprintf("%s, "+what+": %s%s", title, workload.IdentityText(s.Subject, s.SubjectLabels), verdictWord(s.Action), s.because())))
+	fmt.Fprintf(w, "\n%s\n", output.Printable(fmt.Sprintf("%s, "+what+": %s%s", title,
+		workload.IdentityText(s.Subject, s.SubjectLabels), verdictWord(s.Action), s.because())))
 	for _, m := range s.Matches {
 		mark := " "
 		if m.Decides {

@@ -81,9 +81,11 @@ type state struct {
 func stateOf(p *policyv1.Policy) state {
 	s := state{
 		Kind: p.GetKey().GetKind(), Namespace: p.GetKey().GetNamespace(), Name: p.GetKey().GetName(),
-		Source: p.GetSource(), Manager: p.GetManager(), Origin: p.GetOrigin(), Accepted: p.GetAccepted(), Error: p.GetError(), Revision: p.GetRevision(),
-		Subjects: p.GetSubjects(), Rules: p.GetRules(), Updated: output.When(p.GetUpdateTime()), Dropped: p.GetDroppedFields(),
-		Notes: notesOf(p.GetNotes()), Manifest: string(p.GetManifest()),
+		Source: p.GetSource(), Manager: p.GetManager(), Origin: p.GetOrigin(), Accepted: p.GetAccepted(), Error: p.GetError(),
+		Revision: p.GetRevision(),
+		Subjects: p.GetSubjects(), Rules: p.GetRules(), Updated: output.When(p.GetUpdateTime()),
+		Dropped: p.GetDroppedFields(),
+		Notes:   notesOf(p.GetNotes()), Manifest: string(p.GetManifest()),
 	}
 	if s.Subjects == nil {
 		s.Subjects = []uint32{}
@@ -142,7 +144,9 @@ func (p state) source() string {
 	return p.Source
 }
 
-func list(ctx context.Context, inv *invocation.Invocation, req *policyv1.ListPoliciesRequest) (all []state, revision uint64, err error) {
+func list(ctx context.Context, inv *invocation.Invocation, req *policyv1.ListPoliciesRequest) (all []state,
+	revision uint64, err error,
+) {
 	all = []state{}
 	err = withPolicy(ctx, inv, func(ctx context.Context, client policyv1.PolicyServiceClient) error {
 		stream, err := client.ListPolicies(ctx, req)
@@ -170,7 +174,8 @@ func printList(ctx context.Context, inv *invocation.Invocation, req *policyv1.Li
 	return inv.Show(all, func(w io.Writer) {
 		output.Row(w, "POLICY", "STATE", "REVISION", "SELECTS", "RULES", "AGE", "SOURCE")
 		for _, p := range all {
-			output.Row(w, p.title(), p.state(), p.Revision, identitiesText(len(p.Subjects)), p.Rules, output.Since(p.Updated), p.source())
+			output.Row(w, p.title(), p.state(), p.Revision, identitiesText(len(p.Subjects)), p.Rules, output.Since(p.Updated),
+				p.source())
 		}
 		first := true
 		line := func(text string) {
@@ -220,7 +225,10 @@ func getCommand(inv *invocation.Invocation) *cobra.Command {
 }
 
 func printOne(ctx context.Context, inv *invocation.Invocation, key *policyv1.PolicyKey) error {
-	all, _, err := list(ctx, inv, &policyv1.ListPoliciesRequest{Kind: key.GetKind(), Namespace: key.GetNamespace(), Name: key.GetName(), WithManifests: true})
+	all, _, err := list(ctx, inv, &policyv1.ListPoliciesRequest{
+		Kind: key.GetKind(), Namespace: key.GetNamespace(),
+		Name: key.GetName(), WithManifests: true,
+	})
 	if err != nil {
 		return err
 	}

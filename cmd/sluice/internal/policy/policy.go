@@ -27,7 +27,9 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 
 // withPolicy calls fn with a client of the policy service and a bounded
 // context.
-func withPolicy(ctx context.Context, inv *invocation.Invocation, fn func(context.Context, policyv1.PolicyServiceClient) error) error {
+func withPolicy(ctx context.Context, inv *invocation.Invocation,
+	fn func(context.Context, policyv1.PolicyServiceClient) error,
+) error {
 	conn, err := inv.Dial("policy")
 	if err != nil {
 		return err
@@ -40,13 +42,16 @@ func withPolicy(ctx context.Context, inv *invocation.Invocation, fn func(context
 
 // manifestFlags are flags of commands that send manifests.
 func manifestFlags(cmd *cobra.Command, allowUnknown, skipOthers *bool) {
-	cmd.Flags().BoolVar(allowUnknown, "allow-unknown-fields", false, "warn of fields that a kind does not have, and ignore them")
+	cmd.Flags().BoolVar(allowUnknown, "allow-unknown-fields", false,
+		"warn of fields that a kind does not have, and ignore them")
 	cmd.Flags().BoolVar(skipOthers, "skip-other-kinds", false, "leave out objects that are no policies")
 }
 
 // readPolicies is readManifests without objects that are no policies, if those
 // are to be left out.
-func readPolicies(inv *invocation.Invocation, files []string, stdin io.Reader, skipOthers bool) ([]manifest.Document, error) {
+func readPolicies(inv *invocation.Invocation, files []string, stdin io.Reader, skipOthers bool) ([]manifest.Document,
+	error,
+) {
 	docs, err := manifest.Read(files, stdin)
 	if !skipOthers {
 		return docs, err
@@ -64,7 +69,8 @@ func readPolicies(inv *invocation.Invocation, files []string, stdin io.Reader, s
 // onlyFiles refuses arguments where files are named with -f.
 func onlyFiles(cmd *cobra.Command, a []string) error {
 	if len(a) > 0 {
-		return invocation.Usagef("%s takes no argument; name files with -f, as in `%s -f %s`", cmd.CommandPath(), cmd.CommandPath(), a[0])
+		return invocation.Usagef("%s takes no argument; name files with -f, as in `%s -f %s`", cmd.CommandPath(),
+			cmd.CommandPath(), a[0])
 	}
 	return nil
 }

@@ -36,14 +36,18 @@ func TestConfirmEndsWhatTheKernelHolds(t *testing.T) {
 		t.Errorf("apply says\n%s", out)
 	}
 	out, _ = n.Want(t, 0, "policy", "confirm")
-	for _, want := range []string{"Until now datapath: the kernel goes on enforcing revision 12", "The kernel enforces revision 7, of "} {
+	for _, want := range []string{
+		"Until now datapath: the kernel goes on enforcing revision 12",
+		"The kernel enforces revision 7, of ",
+	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("confirm says\n%s, want %q", out, want)
 		}
 	}
 	n.Policy.Held, n.Policy.Confirmed = nil, status.Error(codes.FailedPrecondition, "incomplete: identity")
 	out, _ = n.Want(t, invocation.ExitNotReady, "policy", "confirm")
-	if !strings.Contains(out, "nothing was held") || !strings.Contains(out, "Revision 7 is confirmed, but the kernel does not enforce it: incomplete: identity") {
+	if !strings.Contains(out, "nothing was held") || !strings.Contains(out,
+		"Revision 7 is confirmed, but the kernel does not enforce it: incomplete: identity") {
 		t.Errorf("confirm says\n%s", out)
 	}
 }
@@ -61,7 +65,8 @@ func TestApplyWaitsUntilTheKernelEnforces(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &done); err != nil {
 		t.Fatal(err)
 	}
-	if done.Enforced != nil || len(done.Changes) != 1 || done.Changes[0].Change != "unchanged" || done.Changes[0].File != file {
+	if done.Enforced != nil || len(done.Changes) != 1 || done.Changes[0].Change != "unchanged" ||
+		done.Changes[0].File != file {
 		t.Errorf("apply --wait=false: %+v", done)
 	}
 	out, _ = n.Want(t, 0, "policy", "apply", "-f", file, "--validate-only")
@@ -78,7 +83,8 @@ func TestApplyWaitsUntilTheKernelEnforces(t *testing.T) {
 			n.Policy.Enforcing, n.Policy.Subscribers = nil, []*policyv1.SubscriberStatus{{Name: "nc-sub", Connected: true}}
 		}, "no datapath is connected"},
 		{"a refused table", func() {
-			n.Policy.WaitError = status.Error(codes.FailedPrecondition, "identity 300: table of NetworkPolicy shop/web: 9 of 8 rows")
+			n.Policy.WaitError = status.Error(codes.FailedPrecondition,
+				"identity 300: table of NetworkPolicy shop/web: 9 of 8 rows")
 		}, "9 of 8 rows"},
 		{"a slow kernel", func() { n.Policy.WaitError = status.Error(codes.DeadlineExceeded, "") }, "not within 50ms"},
 	} {
@@ -97,18 +103,22 @@ func TestProblemsNameFileDocumentAndField(t *testing.T) {
 	n := nodetest.New(t, Command)
 	dir := t.TempDir()
 	good := nodetest.Write(t, dir, "a.yaml", "# a comment alone\n---\n"+nodetest.WebPolicy)
-	bad := nodetest.Write(t, dir, "b.yaml", nodetest.WebPolicy+"---\n# nothing\n---\nkind: NetworkPolicy\nmetadata: {name: db}\nspec: {refuse: \"is no port\"}\n")
+	bad := nodetest.Write(t, dir, "b.yaml", nodetest.WebPolicy+
+		"---\n# nothing\n---\nkind: NetworkPolicy\nmetadata: {name: db}\nspec: {refuse: \"is no port\"}\n")
 	_, errOut := n.Want(t, invocation.ExitFailed, "policy", "apply", "-f", good, "-f", bad)
 	nodetest.WantLines(t, errOut, "sluice: "+bad+": document 2 (line 8): NetworkPolicy db: spec.refuse: is no port")
 	if len(n.Policy.Policies) != 0 {
 		t.Errorf("something was applied: %v", n.Policy.Policies)
 	}
 
-	dropped := nodetest.Write(t, dir, "c.yaml", "kind: NetworkPolicy\nmetadata: {name: web, namespace: shop}\nspec: {unknown: x}\n")
+	dropped := nodetest.Write(t, dir, "c.yaml",
+		"kind: NetworkPolicy\nmetadata: {name: web, namespace: shop}\nspec: {unknown: x}\n")
 	_, errOut = n.Want(t, invocation.ExitFailed, "policy", "apply", "-f", dropped)
-	nodetest.WantLines(t, errOut, "sluice: "+dropped+": document 1 (line 1): NetworkPolicy shop/web: spec.unknown: no such field")
+	nodetest.WantLines(t, errOut, "sluice: "+dropped+
+		": document 1 (line 1): NetworkPolicy shop/web: spec.unknown: no such field")
 	_, errOut = n.Want(t, 0, "policy", "apply", "-f", dropped, "--allow-unknown-fields")
-	nodetest.WantLines(t, errOut, "warning: "+dropped+": document 1 (line 1): NetworkPolicy shop/web: spec.unknown: no such field; it is ignored")
+	nodetest.WantLines(t, errOut, "warning: "+dropped+
+		": document 1 (line 1): NetworkPolicy shop/web: spec.unknown: no such field; it is ignored")
 
 	for name, content := range map[string]string{
 		"syntax.yaml":  "kind: NetworkPolicy\n---\n\nmetadata: name: x\n",
@@ -135,7 +145,8 @@ func TestProblemsNameFileDocumentAndField(t *testing.T) {
 
 func TestUnsupportedFieldsStayInSight(t *testing.T) {
 	n := nodetest.New(t, Command, statuscommand.Command)
-	file := nodetest.Write(t, t.TempDir(), "a.yaml", "kind: NetworkPolicy\nmetadata: {name: web, namespace: shop}\nspec: {unsupported: such peers}\n")
+	file := nodetest.Write(t, t.TempDir(), "a.yaml",
+		"kind: NetworkPolicy\nmetadata: {name: web, namespace: shop}\nspec: {unsupported: such peers}\n")
 	const text = "NetworkPolicy shop/web: spec.unsupported: not supported by Sluice: such peers"
 	_, errOut := n.Want(t, 0, "policy", "apply", "-f", file)
 	nodetest.WantLines(t, errOut, "warning: "+file+": document 1 (line 1): "+text)
@@ -143,7 +154,8 @@ func TestUnsupportedFieldsStayInSight(t *testing.T) {
 	nodetest.WantLines(t, out, "NetworkPolicy shop/web accepted, 1 note 7 1 identity 2 0s grpc", text)
 	out, _ = n.Want(t, 0, "policy", "list", "-o", "json")
 	var all []state
-	if err := json.Unmarshal([]byte(out), &all); err != nil || len(all) != 1 || len(all[0].Notes) != 1 || all[0].Notes[0].Kind != "unsupported" {
+	if err := json.Unmarshal([]byte(out), &all); err != nil || len(all) != 1 || len(all[0].Notes) != 1 ||
+		all[0].Notes[0].Kind != "unsupported" {
 		t.Errorf("list -o json: %v, %s", err, out)
 	}
 	_, errOut = n.Want(t, 0, "policy", "get", "netpol", "shop/web")
@@ -158,15 +170,19 @@ func TestUnsupportedFieldsStayInSight(t *testing.T) {
 func TestListsAndOtherKindsAreRead(t *testing.T) {
 	n := nodetest.New(t, Command)
 	dir := t.TempDir()
-	list := nodetest.Write(t, dir, "list.yaml", "apiVersion: v1\nkind: List\nitems:\n- apiVersion: networking.k8s.io/v1\n  kind: NetworkPolicy\n  metadata: {name: a, namespace: shop}\n"+
-		"- {apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: b, namespace: shop}, spec: {refuse: is no port}}\n")
+	list := nodetest.Write(t, dir, "list.yaml",
+		"apiVersion: v1\nkind: List\nitems:\n- apiVersion: networking.k8s.io/v1\n  kind: NetworkPolicy\n  metadata: {name: a, namespace: shop}\n"+
+			"- {apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: b, namespace: shop}, spec: {refuse: is no port}}\n")
 	_, errOut := n.Want(t, invocation.ExitFailed, "policy", "apply", "-f", list)
-	nodetest.WantLines(t, errOut, "sluice: "+list+": document 1, item 2 (line 7): NetworkPolicy shop/b: spec.refuse: is no port")
-	typed := nodetest.Write(t, dir, "typed.json", `{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicyList", "items": [{"metadata": {"name": "c", "namespace": "shop"}}]}`)
+	nodetest.WantLines(t, errOut, "sluice: "+list+
+		": document 1, item 2 (line 7): NetworkPolicy shop/b: spec.refuse: is no port")
+	typed := nodetest.Write(t, dir, "typed.json",
+		`{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicyList", "items": [{"metadata": {"name": "c", "namespace": "shop"}}]}`)
 	out, _ := n.Want(t, 0, "policy", "apply", "-f", typed)
 	nodetest.WantLines(t, out, "NetworkPolicy shop/c created")
 
-	mixed := nodetest.Write(t, dir, "mixed.yaml", "apiVersion: v1\nkind: Service\nmetadata: {name: s}\n---\n"+nodetest.WebPolicy+"---\napiVersion: crd.projectcalico.org/v1\nkind: NetworkPolicy\nmetadata: {name: x}\n")
+	mixed := nodetest.Write(t, dir, "mixed.yaml", "apiVersion: v1\nkind: Service\nmetadata: {name: s}\n---\n"+
+		nodetest.WebPolicy+"---\napiVersion: crd.projectcalico.org/v1\nkind: NetworkPolicy\nmetadata: {name: x}\n")
 	out, errOut = n.Want(t, 0, "policy", "apply", "-f", mixed, "--skip-other-kinds")
 	nodetest.WantLines(t, out, "NetworkPolicy shop/web created")
 	nodetest.WantLines(t, errOut, "note: "+mixed+": document 1 (line 1): Service s: is no policy, and left out",
@@ -197,7 +213,8 @@ func TestBrokenFilesHideNoOthers(t *testing.T) {
 		t.Errorf("apply -o json: %v: %q", err, errOut)
 	}
 	_, errOut = n.Want(t, invocation.ExitUsage, "policy", "apply", "-o", "json")
-	if err := json.Unmarshal([]byte(errOut), &failure); err != nil || !strings.Contains(failure.Error, "nothing to apply") {
+	if err := json.Unmarshal([]byte(errOut), &failure); err != nil ||
+		!strings.Contains(failure.Error, "nothing to apply") {
 		t.Errorf("wrong usage with -o json: %v: %q", err, errOut)
 	}
 
@@ -208,13 +225,15 @@ func TestBrokenFilesHideNoOthers(t *testing.T) {
 	}
 	t.Setenv("PATH", bin)
 	out, _ := n.Want(t, invocation.ExitFailed, "policy", "validate", "-f", dir)
-	if !strings.Contains(out, filepath.Join(dir, "a.yaml")+": ") || !strings.Contains(out, filepath.Join(dir, "c.yaml")+": ") ||
+	if !strings.Contains(out, filepath.Join(dir, "a.yaml")+": ") ||
+		!strings.Contains(out, filepath.Join(dir, "c.yaml")+": ") ||
 		!strings.Contains(out, "0 of 1 policies would be refused; files that cannot be read: 2.") {
 		t.Errorf("validate says\n%s", out)
 	}
 	out, _ = n.Want(t, invocation.ExitFailed, "policy", "validate", "-f", dir, "-o", "json")
 	var all []checked
-	if err := json.Unmarshal([]byte(out), &all); err != nil || len(all) != 3 || all[0].Name != "web" || len(all[0].Problems) != 0 || len(all[2].Problems) != 1 {
+	if err := json.Unmarshal([]byte(out), &all); err != nil || len(all) != 3 || all[0].Name != "web" ||
+		len(all[0].Problems) != 0 || len(all[2].Problems) != 1 {
 		t.Errorf("validate -o json: %v, %s", err, out)
 	}
 }
@@ -240,7 +259,8 @@ func TestPolicyThatSelectsNothingIsNoted(t *testing.T) {
 	n.Policy.SelectsNothing = true
 	file := nodetest.Write(t, t.TempDir(), "web.yaml", nodetest.WebPolicy)
 	_, errOut := n.Want(t, 0, "policy", "apply", "-f", file)
-	nodetest.WantLines(t, errOut, "note: "+file+": document 1 (line 1): NetworkPolicy shop/web: selects no endpoint of this node")
+	nodetest.WantLines(t, errOut, "note: "+file+
+		": document 1 (line 1): NetworkPolicy shop/web: selects no endpoint of this node")
 	// The list has a column for it.
 	out, _ := n.Want(t, 0, "policy", "list")
 	nodetest.WantLines(t, out, "NetworkPolicy shop/web accepted 7 1 identity 2 0s grpc")
@@ -257,17 +277,21 @@ func TestApplyTakesDirectoriesAndStandardInput(t *testing.T) {
 		t.Fatal(err)
 	}
 	out, _ := n.Want(t, 0, "policy", "apply", "-f", dir, "-n", "shop")
-	if got := strings.Join(strings.Fields(out)[:6], " "); got != "NetworkPolicy shop/a created NetworkPolicy shop/b created" {
+	if got := strings.Join(strings.Fields(out)[:6],
+		" "); got != "NetworkPolicy shop/a created NetworkPolicy shop/b created" {
 		t.Errorf("apply says\n%s", out)
 	}
 	docs, err := manifest.Read([]string{"-"}, strings.NewReader(nodetest.WebPolicy))
-	if err != nil || len(docs) != 1 || docs[0].Place() != "standard input: document 1 (line 1)" || string(manifest.Join(docs)) != "---\n"+nodetest.WebPolicy {
+	if err != nil || len(docs) != 1 || docs[0].Place() != "standard input: document 1 (line 1)" ||
+		string(manifest.Join(docs)) != "---\n"+nodetest.WebPolicy {
 		t.Errorf("standard input: %+v, %v", docs, err)
 	}
-	if _, err := manifest.Read([]string{"-"}, strings.NewReader("{")); err == nil || !strings.HasPrefix(err.Error(), "standard input: yaml: ") {
+	if _, err := manifest.Read([]string{"-"}, strings.NewReader("{")); err == nil ||
+		!strings.HasPrefix(err.Error(), "standard input: yaml: ") {
 		t.Errorf("no YAML on standard input: %v", err)
 	}
-	if _, err := manifest.Read([]string{t.TempDir()}, nil); err == nil || !strings.Contains(err.Error(), "no .yaml, .yml or .json file") {
+	if _, err := manifest.Read([]string{t.TempDir()}, nil); err == nil ||
+		!strings.Contains(err.Error(), "no .yaml, .yml or .json file") {
 		t.Errorf("an empty directory: %v", err)
 	}
 }
@@ -299,14 +323,20 @@ func TestDeleteListAndGet(t *testing.T) {
 	n.Want(t, 0, "policy", "apply", "-f", file)
 	n.Policy.Mu.Lock()
 	n.Policy.Policies["NetworkPolicy shop/x"] = &policyv1.Policy{
-		Key: &policyv1.PolicyKey{Kind: "NetworkPolicy", Namespace: "shop", Name: "x"}, Source: "file", Origin: "x.yaml", Error: "spec.ingress: is a number", Accepted: true, Revision: 2,
+		Key: &policyv1.PolicyKey{Kind: "NetworkPolicy", Namespace: "shop", Name: "x"}, Source: "file", Origin: "x.yaml",
+		Error: "spec.ingress: is a number", Accepted: true, Revision: 2,
 	}
-	n.Policy.Policies["z"] = &policyv1.Policy{Key: &policyv1.PolicyKey{}, Source: "file", Origin: "z.yaml", Error: "is no YAML"}
+	n.Policy.Policies["z"] = &policyv1.Policy{
+		Key: &policyv1.PolicyKey{}, Source: "file", Origin: "z.yaml",
+		Error: "is no YAML",
+	}
 	n.Policy.Mu.Unlock()
 
 	out, _ := n.Want(t, 0, "policy", "list")
-	nodetest.WantLines(t, out, "POLICY STATE REVISION SELECTS RULES AGE SOURCE", "NetworkPolicy shop/web accepted 7 1 identity 2 0s grpc",
-		"NetworkPolicy shop/x outdated 2 0 identities 0 - file:x.yaml", "file:z.yaml refused 0 0 identities 0 - file:z.yaml", "file:z.yaml was refused: is no YAML",
+	nodetest.WantLines(t, out, "POLICY STATE REVISION SELECTS RULES AGE SOURCE",
+		"NetworkPolicy shop/web accepted 7 1 identity 2 0s grpc",
+		"NetworkPolicy shop/x outdated 2 0 identities 0 - file:x.yaml", "file:z.yaml refused 0 0 identities 0 - file:z.yaml",
+		"file:z.yaml was refused: is no YAML",
 		"NetworkPolicy shop/x stays as it is; a newer form was refused: spec.ingress: is a number")
 	out, _ = n.Want(t, 0, "policy", "list", "--subject", "300", "-o", "json")
 	var all []state
@@ -406,7 +436,8 @@ func TestPolicyExplainShowsBothSidesAndEveryRule(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &x); err != nil {
 		t.Fatal(err)
 	}
-	if x.Verdict != "denied" || x.Ingress.Rule != 2 || x.Ingress.Matches[0].Sources[0] != "NetworkPolicy shop/db" || !x.Ingress.Matches[0].Decides {
+	if x.Verdict != "denied" || x.Ingress.Rule != 2 || x.Ingress.Matches[0].Sources[0] != "NetworkPolicy shop/db" ||
+		!x.Ingress.Matches[0].Decides {
 		t.Errorf("JSON %+v", x)
 	}
 }
@@ -426,23 +457,47 @@ func TestDiffExitsAsDiffDoes(t *testing.T) {
 
 	n.Policy.Differences = []*policyv1.DiffResponse{{
 		Subject: 300, SubjectLabels: []string{"k8s:app=web"}, Direction: policyv1.TableDirection_TABLE_DIRECTION_INGRESS,
-		Peers: []*policyv1.DiffPeer{{Identity: 301, Labels: []string{"k8s:app=client"}, Prefix: "0.0.0.0/0"}, {Identity: 301, Labels: []string{"k8s:app=client"}, Prefix: "::/0"}, {Identity: 302, Prefix: "::/0"}, {Identity: 302, Prefix: "10.0.0.7/32"}, {Prefix: "192.0.2.0/24"}, {Identity: 1, Labels: []string{"reserved:host="}}, {}},
+		Peers: []*policyv1.DiffPeer{
+			{Identity: 301, Labels: []string{"k8s:app=client"}, Prefix: "0.0.0.0/0"},
+			{Identity: 301, Labels: []string{"k8s:app=client"}, Prefix: "::/0"},
+			{Identity: 302, Prefix: "::/0"},
+			{Identity: 302, Prefix: "10.0.0.7/32"},
+			{Prefix: "192.0.2.0/24"},
+			{Identity: 1, Labels: []string{"reserved:host="}},
+			{},
+		},
 		Ports: []*policyv1.DiffPorts{
-			{FirstProtocol: 0, FirstPort: 0, LastProtocol: 6, LastPort: 79, Before: policyv1.Action_ACTION_ALLOW, After: policyv1.Action_ACTION_DENY},
-			{FirstProtocol: 6, FirstPort: 80, LastProtocol: 6, LastPort: 80, Before: policyv1.Action_ACTION_ALLOW, After: policyv1.Action_ACTION_REDIRECT},
-			{FirstProtocol: 6, FirstPort: 81, LastProtocol: 65535, LastPort: 65535, Before: policyv1.Action_ACTION_ALLOW, After: policyv1.Action_ACTION_DENY},
+			{
+				FirstProtocol: 0, FirstPort: 0, LastProtocol: 6, LastPort: 79, Before: policyv1.Action_ACTION_ALLOW,
+				After: policyv1.Action_ACTION_DENY,
+			},
+			{
+				FirstProtocol: 6, FirstPort: 80, LastProtocol: 6, LastPort: 80, Before: policyv1.Action_ACTION_ALLOW,
+				After: policyv1.Action_ACTION_REDIRECT,
+			},
+			{
+				FirstProtocol: 6, FirstPort: 81, LastProtocol: 65535, LastPort: 65535, Before: policyv1.Action_ACTION_ALLOW,
+				After: policyv1.Action_ACTION_DENY,
+			},
 		},
 	}}
 	// The same for other peers, of which one was named.
 	n.Policy.Differences = append(n.Policy.Differences, proto.Clone(n.Policy.Differences[0]).(*policyv1.DiffResponse))
-	n.Policy.Differences[1].Peers = []*policyv1.DiffPeer{{Identity: 301, Labels: []string{"k8s:app=client"}}, {Identity: 7, Labels: []string{"reserved:a", "reserved:b="}}}
-	out, _ = n.Want(t, exitDiffers, "policy", "diff", "-f", file, "--delete", "NetworkPolicy/shop/old", "--delete", "ccnp/all")
-	nodetest.WantLines(t, out, "What app=web (300) may receive", "everything but tcp 80: allowed -> denied", "tcp 80: allowed -> redirected",
-		"from app=client (301)", "from identity 302 at ::/0, 10.0.0.7", "from reserved:host, reserved:a+reserved:b", "from 192.0.2.0/24, every other address outside")
+	n.Policy.Differences[1].Peers = []*policyv1.DiffPeer{
+		{Identity: 301, Labels: []string{"k8s:app=client"}},
+		{Identity: 7, Labels: []string{"reserved:a", "reserved:b="}},
+	}
+	out, _ = n.Want(t, exitDiffers, "policy", "diff", "-f", file, "--delete", "NetworkPolicy/shop/old", "--delete",
+		"ccnp/all")
+	nodetest.WantLines(t, out, "What app=web (300) may receive", "everything but tcp 80: allowed -> denied",
+		"tcp 80: allowed -> redirected",
+		"from app=client (301)", "from identity 302 at ::/0, 10.0.0.7", "from reserved:host, reserved:a+reserved:b",
+		"from 192.0.2.0/24, every other address outside")
 	if strings.Count(out, "What ") != 1 {
 		t.Errorf("one subject and direction is said more than once:\n%s", out)
 	}
-	if d := n.Policy.Compared.GetDelete(); len(d) != 2 || policykind.KeyText(d[0]) != "NetworkPolicy shop/old" || policykind.KeyText(d[1]) != "CiliumClusterwideNetworkPolicy all" {
+	if d := n.Policy.Compared.GetDelete(); len(d) != 2 || policykind.KeyText(d[0]) != "NetworkPolicy shop/old" ||
+		policykind.KeyText(d[1]) != "CiliumClusterwideNetworkPolicy all" {
 		t.Errorf("deletions %v", d)
 	}
 	out, _ = n.Want(t, exitDiffers, "policy", "diff", "-f", file, "-o", "json")
@@ -474,19 +529,32 @@ func TestPolicyTableReadsTheTree(t *testing.T) {
 		Revision: 9,
 		Ingress: &policyv1.TableDefine{
 			HostAllow: true, HasAddresses: true,
-			Rules:          []*policyv1.TableRule{{Action: policyv1.Action_ACTION_ALLOW, Tier: 1}, {Action: policyv1.Action_ACTION_DENY, Tier: 2}},
-			Classes:        []uint32{0, 1},
-			Nodes:          []*policyv1.PortNode{node([2]uint32{0xFFFFFFFF, 0x7FFF<<16 | 2}), node([2]uint32{ports.Point(6, 0) - 1, nothing}, [2]uint32{ports.Point(6, 65535), 1<<31 | 2}, [2]uint32{0xFFFFFFFF, nothing}), node([2]uint32{ports.Point(6, 79), nothing}, [2]uint32{ports.Point(6, 80), 0x7FFF<<16 | 1}, [2]uint32{ports.Point(6, 65535), 3<<16 | 1})},
+			Rules: []*policyv1.TableRule{
+				{Action: policyv1.Action_ACTION_ALLOW, Tier: 1},
+				{Action: policyv1.Action_ACTION_DENY, Tier: 2},
+			},
+			Classes: []uint32{0, 1},
+			Nodes: []*policyv1.PortNode{
+				node([2]uint32{0xFFFFFFFF, 0x7FFF<<16 | 2}),
+				node([2]uint32{ports.Point(6, 0) - 1, nothing}, [2]uint32{ports.Point(6, 65535), 1<<31 | 2},
+					[2]uint32{0xFFFFFFFF, nothing}), node([2]uint32{ports.Point(6, 79), nothing},
+					[2]uint32{ports.Point(6, 80), 0x7FFF<<16 | 1}, [2]uint32{ports.Point(6, 65535), 3<<16 | 1}),
+			},
 			DefaultClasses: make([]uint32, 8), AddressClasses: make([]uint32, 3),
 			Peers:  []*policyv1.PeerRow{{NodeClass: 5, Class: 1}},
 			Blocks: []*policyv1.AddressBlock{{Address: []byte{192, 0, 2, 0}, Bits: 24, Classes: []uint32{0, 0, 1}}},
 		},
-		IngressRules: []*policyv1.RuleSources{{Sources: []*policyv1.RuleSource{{Kind: "NetworkPolicy", Namespace: "shop", Name: "web", Path: "spec.ingress[0]"}}}},
+		IngressRules: []*policyv1.RuleSources{{Sources: []*policyv1.RuleSource{{
+			Kind: "NetworkPolicy", Namespace: "shop",
+			Name: "web", Path: "spec.ingress[0]",
+		}}}},
 	}
 	out, _ := n.Want(t, 0, "policy", "table", "300")
-	nodetest.WantLines(t, out, "Identity 300, policy revision 9", "Egress: nothing is enforced", "Ingress: what no rule decides is denied, but for the own node",
+	nodetest.WantLines(t, out, "Identity 300, policy revision 9", "Egress: nothing is enforced",
+		"Ingress: what no rule decides is denied, but for the own node",
 		"rule 1 allow Normal NetworkPolicy shop/web spec.ingress[0]", "rule 2 deny Isolation -",
-		"class 0 everything rule 2", "tcp 80 rule 1", "tcp 81-65535 rule 3, else rule 1", "node class 5 class 1", "192.0.2.0/24 cluster: class 0, node: class 0, outside: class 1")
+		"class 0 everything rule 2", "tcp 80 rule 1", "tcp 81-65535 rule 3, else rule 1", "node class 5 class 1",
+		"192.0.2.0/24 cluster: class 0, node: class 0, outside: class 1")
 
 	n.Policy.Table.Ingress.Nodes[2].Value[1] = 1<<31 | 2 // a tree that never ends
 	_, errOut := n.Want(t, invocation.ExitFailed, "policy", "table", "300")
@@ -499,31 +567,38 @@ func TestValidateNeedsNoService(t *testing.T) {
 	var out, errOut bytes.Buffer
 	t.Setenv("PATH", t.TempDir())
 	file := nodetest.Write(t, t.TempDir(), "web.yaml", nodetest.WebPolicy)
-	if code := invocation.Run([]string{"--run-dir", "/nonexistent", "policy", "validate", "-f", file}, &out, &errOut, Command); code != invocation.ExitFailed ||
+	if code := invocation.Run([]string{"--run-dir", "/nonexistent", "policy", "validate", "-f", file}, &out, &errOut,
+		Command); code != invocation.ExitFailed ||
 		!strings.Contains(errOut.String(), "sluice-policy, which checks manifests, is neither ") {
 		t.Errorf("without the program: exit code %d\n%s%s", code, out.String(), errOut.String())
 	}
 	// A stand-in for the program answers as it does.
 	bin := t.TempDir()
 	program := filepath.Join(bin, "sluice-policy")
-	script := "#!/bin/sh\n[ \"$*\" = 'validate --namespace=shop' ] || exit 2\n/bin/cat > " + filepath.Join(bin, "stdin") + "\n" +
-		`echo '{"problems":["spec.ingress[0].ports[0].port: is no port"]}'` + "\n" + `echo '{"problems":["metadata.name: document 0 is the same policy"],"droppedFields":["spec.x"]}'` + "\n"
+	script := "#!/bin/sh\n[ \"$*\" = 'validate --namespace=shop' ] || exit 2\n/bin/cat > " + filepath.Join(bin, "stdin") +
+		"\n" +
+		`echo '{"problems":["spec.ingress[0].ports[0].port: is no port"]}'` + "\n" +
+		`echo '{"problems":["metadata.name: document 0 is the same policy"],"droppedFields":["spec.x"]}'` + "\n"
 	if err := os.WriteFile(program, []byte(script), 0o700); err != nil { //nolint:gosec // executable
 		t.Fatal(err)
 	}
 	t.Setenv("PATH", bin)
 	out.Reset()
 	errOut.Reset()
-	if code := invocation.Run([]string{"policy", "validate", "-n", "shop", "-f", file, "-f", file}, &out, &errOut, Command); code != invocation.ExitFailed {
+	if code := invocation.Run([]string{"policy", "validate", "-n", "shop", "-f", file, "-f", file}, &out, &errOut,
+		Command); code != invocation.ExitFailed {
 		t.Errorf("with two wrong documents: exit code %d\n%s%s", code, out.String(), errOut.String())
 	}
 	place := file + ": document 1 (line 1): NetworkPolicy shop/web: "
-	nodetest.WantLines(t, out.String(), place+"spec.ingress[0].ports[0].port: is no port", place+"metadata.name: is the same policy as "+file+": document 1 (line 1)",
+	nodetest.WantLines(t, out.String(), place+"spec.ingress[0].ports[0].port: is no port",
+		place+"metadata.name: is the same policy as "+file+": document 1 (line 1)",
 		place+"warning: spec.x: no such field; it would be ignored", "2 of 2 policies would be refused.")
-	if given, err := os.ReadFile(filepath.Join(bin, "stdin")); err != nil || string(given) != "---\n"+nodetest.WebPolicy+"---\n"+nodetest.WebPolicy {
+	if given, err := os.ReadFile(filepath.Join(bin, "stdin")); err != nil || string(given) != "---\n"+nodetest.WebPolicy+
+		"---\n"+nodetest.WebPolicy {
 		t.Errorf("the program was given %q, %v", given, err)
 	}
-	if code := invocation.Run([]string{"policy", "validate", "-f", file}, &out, &errOut, Command); code != invocation.ExitFailed {
+	if code := invocation.Run([]string{"policy", "validate", "-f", file}, &out, &errOut,
+		Command); code != invocation.ExitFailed {
 		t.Errorf("a program of another mind: exit code %d", code)
 	}
 }

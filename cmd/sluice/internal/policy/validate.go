@@ -84,7 +84,9 @@ type verdictOnDocument struct {
 	Notes    []note   `json:"notes"`
 }
 
-func validate(ctx context.Context, inv *invocation.Invocation, docs []manifest.Document, broken manifest.FileErrors, namespace string, allowUnknown bool) error {
+func validate(ctx context.Context, inv *invocation.Invocation, docs []manifest.Document, broken manifest.FileErrors,
+	namespace string, allowUnknown bool,
+) error {
 	var verdicts []verdictOnDocument
 	if len(docs) > 0 {
 		var err error
@@ -100,7 +102,8 @@ func validate(ctx context.Context, inv *invocation.Invocation, docs []manifest.D
 	for i, d := range docs {
 		key := policykind.Complete(d.Key, namespace)
 		one := checked{
-			File: d.File, Document: d.Index, Item: d.Item, Line: d.Line, Kind: key.GetKind(), Namespace: key.GetNamespace(), Name: key.GetName(),
+			File: d.File, Document: d.Index, Item: d.Item, Line: d.Line, Kind: key.GetKind(), Namespace: key.GetNamespace(),
+			Name:     key.GetName(),
 			Problems: append([]string{}, verdicts[i].Problems...), Dropped: verdicts[i].Dropped, Notes: verdicts[i].Notes,
 		}
 		for i, p := range one.Problems {
@@ -133,11 +136,16 @@ func validate(ctx context.Context, inv *invocation.Invocation, docs []manifest.D
 		}
 		switch {
 		case len(broken) > 0:
-			fmt.Fprintf(w, "%d of %d policies would be refused; files that cannot be read: %d.\n", refused, len(all), len(broken))
+			fmt.Fprintf(w, "%d of %d policies would be refused; files that cannot be read: %d.\n", refused, len(all),
+				len(broken))
 		case refused > 0:
 			fmt.Fprintf(w, "%d of %d policies would be refused.\n", refused, len(all))
 		case len(all) == 1:
-			fmt.Fprintf(w, "%s would be accepted.\n", output.Printable(policykind.KeyText(&policyv1.PolicyKey{Kind: all[0].Kind, Namespace: all[0].Namespace, Name: all[0].Name})))
+			fmt.Fprintf(w, "%s would be accepted.\n",
+				output.Printable(policykind.KeyText(&policyv1.PolicyKey{
+					Kind: all[0].Kind, Namespace: all[0].Namespace,
+					Name: all[0].Name,
+				})))
 		default:
 			fmt.Fprintf(w, "All %d policies would be accepted.\n", len(all))
 		}
@@ -151,7 +159,9 @@ func validate(ctx context.Context, inv *invocation.Invocation, docs []manifest.D
 }
 
 // checkOffline has the policy service's program judge a stream of documents.
-func checkOffline(ctx context.Context, manifests []byte, namespace string, allowUnknown bool) ([]verdictOnDocument, error) {
+func checkOffline(ctx context.Context, manifests []byte, namespace string, allowUnknown bool) ([]verdictOnDocument,
+	error,
+) {
 	program, err := findProgram()
 	if err != nil {
 		return nil, err

@@ -52,7 +52,9 @@ func ask(ctx context.Context, inv *invocation.Invocation, service *serviceStatus
 	return nil
 }
 
-func (s *nodeStatus) askIdentity(ctx context.Context, service *serviceStatus, client identityv1.IdentityServiceClient) error {
+func (s *nodeStatus) askIdentity(ctx context.Context, service *serviceStatus,
+	client identityv1.IdentityServiceClient,
+) error {
 	r, err := client.GetStatus(ctx, &identityv1.GetStatusRequest{})
 	if err != nil {
 		return err
@@ -66,7 +68,8 @@ func (s *nodeStatus) askIdentity(ctx context.Context, service *serviceStatus, cl
 		service.Error = "new label sets cannot be connected: etcd is away: " + s.Identity.StoreError
 	}
 	for _, k := range r.GetTopLabelKeys() {
-		s.Identity.TopLabelKeys = append(s.Identity.TopLabelKeys, fmt.Sprintf("%s (%d values)", k.GetKey(), k.GetDistinctValues()))
+		s.Identity.TopLabelKeys = append(s.Identity.TopLabelKeys, fmt.Sprintf("%s (%d values)", k.GetKey(),
+			k.GetDistinctValues()))
 	}
 	return nil
 }
@@ -103,14 +106,19 @@ func (s *nodeStatus) askPolicy(ctx context.Context, service *serviceStatus, clie
 		})
 	}
 	for _, sub := range r.GetSubscribers() {
-		p.Subscribers = append(p.Subscribers, policySubscriber{sub.GetName(), sub.GetConnected(), sub.GetEnforces(), sub.GetRevision(), sub.GetBehind(), sub.GetRefusals()})
+		p.Subscribers = append(p.Subscribers, policySubscriber{
+			sub.GetName(), sub.GetConnected(), sub.GetEnforces(),
+			sub.GetRevision(), sub.GetBehind(), sub.GetRefusals(),
+		})
 	}
 	p.problems = r.GetProblems()
 	s.Policy = p
 	return nil
 }
 
-func (s *nodeStatus) askDatapath(ctx context.Context, service *serviceStatus, client datapathv1.DatapathServiceClient) error {
+func (s *nodeStatus) askDatapath(ctx context.Context, service *serviceStatus,
+	client datapathv1.DatapathServiceClient,
+) error {
 	r, err := client.GetStatus(ctx, &datapathv1.GetStatusRequest{})
 	if err != nil {
 		return err
@@ -129,13 +137,21 @@ func (s *nodeStatus) askDatapath(ctx context.Context, service *serviceStatus, cl
 	}
 	for _, p := range r.GetPacketCounters() {
 		if p.GetPackets() > 0 {
-			d.Packets = append(d.Packets, packets{p.GetReason(), output.Enum(p.GetDirection(), "DIRECTION_"), p.GetDropped(), p.GetPackets(), p.GetBytes()})
+			d.Packets = append(d.Packets, packets{
+				p.GetReason(), output.Enum(p.GetDirection(), "DIRECTION_"), p.GetDropped(),
+				p.GetPackets(), p.GetBytes(),
+			})
 		}
 	}
-	d.PolicyRevision, d.PolicyRefusals, d.Maps = r.GetPolicyRevision(), append([]string{}, r.GetPolicyRefusals()...), bpfmap.UsagesOf(r.GetMaps())
-	d.Warnings, d.DeviceRepairs, d.NodeRepairs = append([]string{}, r.GetWarnings()...), r.GetDeviceRepairs(), r.GetNodeRepairs()
+	d.PolicyRevision, d.PolicyRefusals, d.Maps = r.GetPolicyRevision(), append([]string{}, r.GetPolicyRefusals()...),
+		bpfmap.UsagesOf(r.GetMaps())
+	d.Warnings, d.DeviceRepairs, d.NodeRepairs = append([]string{}, r.GetWarnings()...), r.GetDeviceRepairs(),
+		r.GetNodeRepairs()
 	if n := r.GetConnections(); n != nil {
-		d.Connections = &connectionCounts{n.GetLive(), n.GetCreated(), n.GetRevoked(), n.GetExpired(), n.GetEvicted(), n.GetPickedUp()}
+		d.Connections = &connectionCounts{
+			n.GetLive(), n.GetCreated(), n.GetRevoked(), n.GetExpired(), n.GetEvicted(),
+			n.GetPickedUp(),
+		}
 	}
 	s.Datapath = d
 	switch why := strings.Join(r.GetProblems(), "; "); {

@@ -137,7 +137,12 @@ type identityStatus struct {
 func run(ctx context.Context, inv *invocation.Invocation) error {
 	ctx, cancel := context.WithTimeout(ctx, inv.Timeout)
 	defer cancel()
-	s := nodeStatus{Problems: []string{}, Services: []serviceStatus{{Name: "identity"}, {Name: "ipam"}, {Name: "policy"}, {Name: "datapath"}}}
+	s := nodeStatus{Problems: []string{}, Services: []serviceStatus{
+		{Name: "identity"},
+		{Name: "ipam"},
+		{Name: "policy"},
+		{Name: "datapath"},
+	}}
 	var wg errgroup.Group
 	for i := range s.Services {
 		service := &s.Services[i]
@@ -158,7 +163,8 @@ func run(ctx context.Context, inv *invocation.Invocation) error {
 	s.Problems = append(s.Problems, exhausted(s.Pools)...)
 	s.Ready = len(s.Problems) == 0
 	s.Warnings = s.warnings()
-	if hint := inv.OtherNodes(); hint != "" && !slices.ContainsFunc(s.Services, func(service serviceStatus) bool { return service.Serving }) {
+	if hint := inv.OtherNodes(); hint != "" && !slices.ContainsFunc(s.Services,
+		func(service serviceStatus) bool { return service.Serving }) {
 		s.Warnings = append(s.Warnings, strings.TrimSpace(hint))
 	}
 	if hint := accessHint(s.Services); hint != "" {
@@ -202,12 +208,14 @@ func exhausted(pools []ipam.Pool) []string {
 			family = "IPv6"
 		}
 		free[family] = free[family] || p.Free > 0
-		full[family] = append(full[family], fmt.Sprintf("%s: %d confirmed, %d leased, %d resting", p.CIDR, p.Confirmed, p.Leased, p.Resting))
+		full[family] = append(full[family], fmt.Sprintf("%s: %d confirmed, %d leased, %d resting", p.CIDR, p.Confirmed,
+			p.Leased, p.Resting))
 	}
 	var problems []string
 	for _, family := range []string{"IPv4", "IPv6"} {
 		if len(full[family]) > 0 && !free[family] {
-			problems = append(problems, fmt.Sprintf("sluice-ipam: no %s address is free (%s)", family, strings.Join(full[family], "; ")))
+			problems = append(problems, fmt.Sprintf("sluice-ipam: no %s address is free (%s)", family,
+				strings.Join(full[family], "; ")))
 		}
 	}
 	return problems
@@ -221,7 +229,8 @@ func (s *nodeStatus) warnings() []string {
 			all = append(all, "sluice-policy: "+problem)
 		}
 		if p.Refused > 0 && len(p.problems) == 0 {
-			all = append(all, fmt.Sprintf("sluice-policy: %d policies or files were refused; see `sluice policy list --refused`", p.Refused))
+			all = append(all, fmt.Sprintf("sluice-policy: %d policies or files were refused; see `sluice policy list --refused`",
+				p.Refused))
 		}
 		if p.Unsupported > 0 {
 			all = append(all, fmt.Sprintf("sluice-policy: policies with fields that Sluice does not support: %d; `sluice policy list` names them", p.Unsupported))
@@ -267,7 +276,8 @@ func (s *nodeStatus) table(w io.Writer) {
 		output.Row(w, "Identities", fmt.Sprintf("%d in the cluster, %d held here", i.Cluster, i.Held))
 	}
 	for _, p := range s.Pools {
-		output.Row(w, "Pool", fmt.Sprintf("%s: %d confirmed, %d leased, %d resting, %s free", p.CIDR, p.Confirmed, p.Leased, p.Resting, output.Count(p.Free)))
+		output.Row(w, "Pool", fmt.Sprintf("%s: %d confirmed, %d leased, %d resting, %s free", p.CIDR, p.Confirmed, p.Leased,
+			p.Resting, output.Count(p.Free)))
 	}
 	if p := s.Policy; p != nil {
 		output.Row(w, "Policies", fmt.Sprintf("%d in force, %d refused, revision %d", p.Policies, p.Refused, p.Revision))
@@ -295,7 +305,8 @@ func (s *nodeStatus) table(w io.Writer) {
 		output.Row(w, "Endpoints", strings.Join(states, ", "))
 		output.Row(w, "Policy", d.policyText(s.Policy))
 		if n := d.Connections; n != nil {
-			output.Row(w, "Connections", fmt.Sprintf("%d live; %d begun, %d ended by policy, %d expired, %d evicted", n.Live, n.Created, n.Revoked, n.Expired, n.Evicted))
+			output.Row(w, "Connections", fmt.Sprintf("%d live; %d begun, %d ended by policy, %d expired, %d evicted", n.Live,
+				n.Created, n.Revoked, n.Expired, n.Evicted))
 		}
 		if len(d.Maps) > 0 {
 			var sum uint64
@@ -305,7 +316,8 @@ func (s *nodeStatus) table(w io.Writer) {
 			output.Row(w, "Maps", fmt.Sprintf("%d, %s", len(d.Maps), output.Bytes(sum)))
 		}
 		output.Row(w, "Kernel", d.Kernel)
-		output.Row(w, "Repairs", fmt.Sprintf("%d of attachments, %d of devices, %d of the node", d.AttachmentRepair, d.DeviceRepairs, d.NodeRepairs))
+		output.Row(w, "Repairs", fmt.Sprintf("%d of attachments, %d of devices, %d of the node", d.AttachmentRepair,
+			d.DeviceRepairs, d.NodeRepairs))
 		if d.PendingReleases > 0 {
 			output.Row(w, "Pending", fmt.Sprintf("%d releases wait for identity or ipam", d.PendingReleases))
 		}

@@ -17,10 +17,14 @@ func TestStatusTellsOfPolicies(t *testing.T) {
 	n := nodetest.New(t, Command)
 	n.PolicyMode = "required"
 	out, _ := n.Want(t, 0, "status")
-	nodetest.WantLines(t, out, "Policies 3 in force, 1 refused, revision 6", "Tables 4 for 2 subjects, 12 identities known", "Sources identity, file (not complete yet)",
-		"Policy required; the kernel enforces revision 5 of 6", "Connections 7 live; 9 begun, 1 ended by policy, 1 expired, 0 evicted", "Maps 2, 1.5 KiB",
-		"Warning: sluice-policy: 1 policies or files were refused; see `sluice policy list --refused`", "Warning: sluice-policy: source file: the directory is gone",
-		"Warning: sluice-datapath: not enforced: identity 300: no room", "Warning: sluice-datapath: a/eth0: tcx program sl1 egress: expected nothing, found passes, program 113")
+	nodetest.WantLines(t, out, "Policies 3 in force, 1 refused, revision 6",
+		"Tables 4 for 2 subjects, 12 identities known", "Sources identity, file (not complete yet)",
+		"Policy required; the kernel enforces revision 5 of 6",
+		"Connections 7 live; 9 begun, 1 ended by policy, 1 expired, 0 evicted", "Maps 2, 1.5 KiB",
+		"Warning: sluice-policy: 1 policies or files were refused; see `sluice policy list --refused`",
+		"Warning: sluice-policy: source file: the directory is gone",
+		"Warning: sluice-datapath: not enforced: identity 300: no room",
+		"Warning: sluice-datapath: a/eth0: tcx program sl1 egress: expected nothing, found passes, program 113")
 
 	n.Servers["policy"].Stop()
 	out, _ = n.Want(t, invocation.ExitNotReady, "status")
@@ -37,7 +41,8 @@ func TestStatusTellsOfPolicies(t *testing.T) {
 func TestStatusSaysWhatIsWrong(t *testing.T) {
 	n := nodetest.New(t, Command)
 	out, _ := n.Want(t, 0, "status")
-	nodetest.WantLines(t, out, "Identities 5 in the cluster, 1 held here", "etcd reached", "Endpoints 2 ready", "4 egress dropped no-route")
+	nodetest.WantLines(t, out, "Identities 5 in the cluster, 1 held here", "etcd reached", "Endpoints 2 ready",
+		"4 egress dropped no-route")
 	if strings.Contains(out, "unused") {
 		t.Errorf("counters of nothing are shown:\n%s", out)
 	}
@@ -59,7 +64,8 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 	}
 	n.AddReady, n.Identity.StoreError = true, "etcd has gone"
 	out, _ = n.Want(t, invocation.ExitNotReady, "status")
-	nodetest.WantLines(t, out, "etcd away: etcd has gone", "Problem: sluice-identity: new label sets cannot be connected: etcd is away: etcd has gone")
+	nodetest.WantLines(t, out, "etcd away: etcd has gone",
+		"Problem: sluice-identity: new label sets cannot be connected: etcd is away: etcd has gone")
 	n.AddReady, n.Identity.StoreError = false, ""
 	n.Servers["ipam"].Stop()
 	out, _ = n.Want(t, invocation.ExitNotReady, "status", "-o", "json")
@@ -84,12 +90,14 @@ func TestStatusWithoutRightsSaysWhoMayAsk(t *testing.T) {
 }
 
 func TestStatusTellsOfAFamilyWithoutAFreeAddress(t *testing.T) {
-	full, room, v6 := ipam.Pool{CIDR: "10.0.0.0/29", Confirmed: 4, Resting: 1}, ipam.Pool{CIDR: "10.1.0.0/24", Free: 1}, ipam.Pool{CIDR: "fd00::/64", Free: 9}
+	full, room, v6 := ipam.Pool{CIDR: "10.0.0.0/29", Confirmed: 4, Resting: 1}, ipam.Pool{CIDR: "10.1.0.0/24", Free: 1},
+		ipam.Pool{CIDR: "fd00::/64", Free: 9}
 	if got := exhausted([]ipam.Pool{full, room, v6}); len(got) != 0 {
 		t.Errorf("with room in another pool: %q", got)
 	}
 	got := exhausted([]ipam.Pool{full, v6})
-	if want := "sluice-ipam: no IPv4 address is free (10.0.0.0/29: 4 confirmed, 0 leased, 1 resting)"; len(got) != 1 || got[0] != want {
+	if want := "sluice-ipam: no IPv4 address is free (10.0.0.0/29: 4 confirmed, 0 leased, 1 resting)"; len(got) != 1 ||
+		got[0] != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }

@@ -30,8 +30,9 @@ func SideOf(v *datapathv1.SideVerdict) *Side {
 		return nil
 	}
 	return &Side{
-		Verdict: output.Enum(v.GetVerdict(), "VERDICT_"), DecidedBy: v.GetDecidedBy(), Rule: v.GetRule(), Sources: v.GetRuleSources(),
-		Table: v.GetTable(), Generation: v.GetGeneration(), Revision: v.GetRevision(),
+		Verdict: output.Enum(v.GetVerdict(), "VERDICT_"), DecidedBy: v.GetDecidedBy(), Rule: v.GetRule(),
+		Sources: v.GetRuleSources(),
+		Table:   v.GetTable(), Generation: v.GetGeneration(), Revision: v.GetRevision(),
 	}
 }
 

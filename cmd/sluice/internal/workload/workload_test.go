@@ -10,7 +10,10 @@ import (
 func TestLabelsAreShortenedForPeople(t *testing.T) {
 	for want, labels := range map[string][]string{
 		"shop/app=web,tier": {"k8s:app=web", "k8s:io.kubernetes.pod.namespace=shop", "k8s:tier="},
-		"shop/app=db":       {"k8s:app=db", "k8s:io.cilium.k8s.namespace.labels.kubernetes.io/metadata.name=shop", "k8s:io.kubernetes.pod.namespace=shop"},
+		"shop/app=db": {
+			"k8s:app=db", "k8s:io.cilium.k8s.namespace.labels.kubernetes.io/metadata.name=shop",
+			"k8s:io.kubernetes.pod.namespace=shop",
+		},
 		"shop/io.cilium.k8s.namespace.labels.kubernetes.io/metadata.name=b": {
 			"k8s:io.cilium.k8s.namespace.labels.kubernetes.io/metadata.name=b", "k8s:io.kubernetes.pod.namespace=shop",
 		},

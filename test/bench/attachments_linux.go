@@ -48,12 +48,14 @@ func (b *bench) attachments(ctx context.Context) (err error) {
 		times := make([]attachmentTimes, len(networks))
 		for round := range b.sizes.rounds {
 			for i, n := range networks {
-				if err := b.attachAndDetach(ctx, n, fmt.Sprintf("%s-%d-%d-%d", b.prefix, atOnce, round, i), max(count/n.share, 1), atOnce, &times[i]); err != nil {
+				if err := b.attachAndDetach(ctx, n, fmt.Sprintf("%s-%d-%d-%d", b.prefix, atOnce, round, i), max(count/n.share, 1),
+					atOnce, &times[i]); err != nil {
 					return err
 				}
 			}
 		}
-		fmt.Fprintf(b.out, "%d at a time, interleaved in %d rounds; IPv4 alone where nothing else is said:\n\n", atOnce, b.sizes.rounds)
+		fmt.Fprintf(b.out, "%d at a time, interleaved in %d rounds; IPv4 alone where nothing else is said:\n\n", atOnce,
+			b.sizes.rounds)
 		fmt.Fprintln(b.out, "| network | pods | ADD p50 | ADD p99 | ADD p50 ratio to ptp | DEL p50 | DEL p99 | DEL worst | DEL p50 ratio to ptp |")
 		fmt.Fprintln(b.out, "|---|---|---|---|---|---|---|---|---|")
 		ptp := times[1]
@@ -95,7 +97,9 @@ func (b *bench) judgeAttachments(atOnce int, sluice, ptp, dualStack, guarded att
 
 // attachAndDetach connects count pods, then disconnects them. The namespaces
 // are made before and removed after, outside the measured times.
-func (b *bench) attachAndDetach(ctx context.Context, n network, prefix string, count, atOnce int, times *attachmentTimes) (err error) {
+func (b *bench) attachAndDetach(ctx context.Context, n network, prefix string, count, atOnce int,
+	times *attachmentTimes,
+) (err error) {
 	pods := make([]pod.Pod, count)
 	defer func() {
 		for _, p := range pods {

@@ -133,9 +133,11 @@ func (b *bench) byFile(ctx context.Context) (err error) {
 		what string
 		of   samples
 	}{{"by call", called}, {"by file", filed}, {"by file, above the call before it", above}} {
-		fmt.Fprintf(b.out, "| %s | %s | %s | %s |\n", row.what, milliseconds(row.of.quantile(0.5)), milliseconds(row.of.quantile(0.99)), milliseconds(row.of.worst()))
+		fmt.Fprintf(b.out, "| %s | %s | %s | %s |\n", row.what, milliseconds(row.of.quantile(0.5)),
+			milliseconds(row.of.quantile(0.99)), milliseconds(row.of.worst()))
 	}
-	b.wantTime(fmt.Sprintf("change enforced, p50 above the call before it: a file beside %d", filesBeside), 2*time.Millisecond, above.quantile(0.5))
+	b.wantTime(fmt.Sprintf("change enforced, p50 above the call before it: a file beside %d", filesBeside),
+		2*time.Millisecond, above.quantile(0.5))
 	return nil
 }
 

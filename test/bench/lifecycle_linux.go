@@ -68,10 +68,13 @@ func (b *bench) lifecycle(ctx context.Context) (err error) {
 
 	fmt.Fprintln(b.out, "| what | measured |")
 	fmt.Fprintln(b.out, "|---|---|")
-	fmt.Fprintf(b.out, "| datapath: process start → serving, median of %d | %s |\n", len(start), milliseconds(start.quantile(0.5)))
+	fmt.Fprintf(b.out, "| datapath: process start → serving, median of %d | %s |\n", len(start),
+		milliseconds(start.quantile(0.5)))
 	fmt.Fprintf(b.out, "| first ADD after it, median | %s |\n", milliseconds(firstAdd.quantile(0.5)))
-	fmt.Fprintf(b.out, "| restart with %d endpoints → all served again, median of %d | %s |\n", restartEndpoints, len(restart), milliseconds(restart.quantile(0.5)))
-	fmt.Fprintf(b.out, "| an ADD issued at the stop, retried as runtimes do, median | %s |\n", milliseconds(addAtStop.quantile(0.5)))
+	fmt.Fprintf(b.out, "| restart with %d endpoints → all served again, median of %d | %s |\n", restartEndpoints,
+		len(restart), milliseconds(restart.quantile(0.5)))
+	fmt.Fprintf(b.out, "| an ADD issued at the stop, retried as runtimes do, median | %s |\n",
+		milliseconds(addAtStop.quantile(0.5)))
 	fmt.Fprintln(b.out)
 	fmt.Fprintf(b.out, "Memory in MiB, as the kernel reports it in /proc/PID/status.\n\n")
 	fmt.Fprintf(b.out, "| process | idle: resident / anonymous | %d endpoints: resident / anonymous |\n", len(pods))
@@ -79,7 +82,8 @@ func (b *bench) lifecycle(ctx context.Context) (err error) {
 	var sum [4]float64
 	for _, service := range measuredServices {
 		i, l := idle[service], loaded[service]
-		fmt.Fprintf(b.out, "| sluice-%s | %.1f / %.1f | %.1f / %.1f |\n", service, i.resident, i.anonymous, l.resident, l.anonymous)
+		fmt.Fprintf(b.out, "| sluice-%s | %.1f / %.1f | %.1f / %.1f |\n", service, i.resident, i.anonymous, l.resident,
+			l.anonymous)
 		for k, v := range []float64{i.resident, i.anonymous, l.resident, l.anonymous} {
 			sum[k] += v
 		}
@@ -88,7 +92,8 @@ func (b *bench) lifecycle(ctx context.Context) (err error) {
 
 	b.wantTime("datapath: start to serving", 500*time.Millisecond, start.quantile(0.5))
 	b.wantTime("first ADD after a start, like any other: within their p99", b.addP99, firstAdd.quantile(0.5))
-	b.wantTime(fmt.Sprintf("restart with %d endpoints to all served", restartEndpoints), 500*time.Millisecond, restart.quantile(0.5))
+	b.wantTime(fmt.Sprintf("restart with %d endpoints to all served", restartEndpoints), 500*time.Millisecond,
+		restart.quantile(0.5))
 	b.wantTime("ADD issued at the stop", 700*time.Millisecond, addAtStop.quantile(0.5))
 	b.wantMemory("resident, all processes, idle", 120, sum[0])
 	b.wantMemory("anonymous, all processes, idle", 70, sum[1])

@@ -52,9 +52,15 @@ func main() {
 	defer stop()
 	// A reader that leaves must not keep the benchmark from cleaning up.
 	signal.Ignore(unix.SIGPIPE)
-	s := sizes{rounds: 10, pods: 20, parallelPods: 24, exchanges: 20000, connects: 2000, datagrams: 50000, changes: 100, endpoints: 100}
+	s := sizes{
+		rounds: 10, pods: 20, parallelPods: 24, exchanges: 20000, connects: 2000, datagrams: 50000, changes: 100,
+		endpoints: 100,
+	}
 	if *quick {
-		s = sizes{rounds: 2, pods: 3, parallelPods: 8, exchanges: 500, connects: 100, datagrams: 1000, changes: 5, endpoints: 8}
+		s = sizes{
+			rounds: 2, pods: 3, parallelPods: 8, exchanges: 500, connects: 100, datagrams: 1000, changes: 5,
+			endpoints: 8,
+		}
 	}
 	if err := run(ctx, os.Stdout, *binDir, s); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)

@@ -38,7 +38,10 @@ type change struct {
 // upsert applies manifests and waits until the kernel enforces them.
 func (p policies) upsert(ctx context.Context, manifests string) (change, error) {
 	start := time.Now()
-	answer, err := p.client.UpsertPolicies(ctx, &policyv1.UpsertPoliciesRequest{Manifests: []byte(manifests), DefaultNamespace: podNamespace})
+	answer, err := p.client.UpsertPolicies(ctx, &policyv1.UpsertPoliciesRequest{
+		Manifests:        []byte(manifests),
+		DefaultNamespace: podNamespace,
+	})
 	if err != nil {
 		return change{}, fmt.Errorf("apply policies: %w", err)
 	}
@@ -126,9 +129,12 @@ func situations(most int) []situation {
 		},
 		{what: "a port", endpoints: most, peers: 1000, manifest: port},
 		{what: "a port; 10,000 identities are allowed", endpoints: most, peers: 10_000, manifest: crowded},
-		{what: "a port, and which half of 10,000 identities is allowed", endpoints: most, peers: 10_000, manifest: func(turn int) string {
-			return serverPolicy(portOf(turn), fmt.Sprintf(`, {podSelector: {matchLabels: {half: "%d"}}}`, turn%2))
-		}},
+		{
+			what: "a port, and which half of 10,000 identities is allowed", endpoints: most, peers: 10_000,
+			manifest: func(turn int) string {
+				return serverPolicy(portOf(turn), fmt.Sprintf(`, {podSelector: {matchLabels: {half: "%d"}}}`, turn%2))
+			},
+		},
 		{
 			what: "a port; 5,000 blocks are allowed by another policy", endpoints: most, peers: 10_000,
 			beside: blockPolicy(7100, 5000), manifest: port,
@@ -194,7 +200,8 @@ func (b *bench) changes(ctx context.Context) (err error) {
 			return fmt.Errorf("%s, %d endpoints: %w", s.what, len(pods), err)
 		}
 		if s.wanted > 0 {
-			b.wantTime(fmt.Sprintf("change enforced, p50, %d endpoints: %s", len(pods), s.what), s.wanted, enforced.quantile(0.5))
+			b.wantTime(fmt.Sprintf("change enforced, p50, %d endpoints: %s", len(pods), s.what), s.wanted,
+				enforced.quantile(0.5))
 		}
 	}
 	fmt.Fprintln(b.out)
@@ -235,8 +242,10 @@ func (b *bench) changeOften(ctx context.Context, s situation, from pod.Pod, pods
 	for _, m := range status.GetMaps() {
 		bytes += m.GetBytes()
 	}
-	fmt.Fprintf(b.out, "| %s | %d | %s | %s | %s | %s | %.1f MiB |\n", s.what, len(pods), milliseconds(stored.quantile(0.5)),
-		milliseconds(enforced.quantile(0.5)), milliseconds(enforced.quantile(0.99)), milliseconds(enforced.worst()), float64(bytes)/(1<<20))
+	fmt.Fprintf(b.out, "| %s | %d | %s | %s | %s | %s | %.1f MiB |\n", s.what, len(pods),
+		milliseconds(stored.quantile(0.5)),
+		milliseconds(enforced.quantile(0.5)), milliseconds(enforced.quantile(0.99)), milliseconds(enforced.worst()),
+		float64(bytes)/(1<<20))
 	return enforced, b.policies.removeAndWait(ctx, "bench-changes", "bench-blocks")
 }
 
@@ -270,13 +279,19 @@ func (b *bench) makeIdentities(ctx context.Context, from, until int) error {
 		group.Go(func() error {
 			var labels []*workloadv1.Label
 			for _, l := range [][2]string{
-				{"io.kubernetes.pod.namespace", podNamespace}, {"crowd", "yes"}, {"half", fmt.Sprint(i % 2)}, {"number", fmt.Sprint(i)},
+				{"io.kubernetes.pod.namespace", podNamespace},
+				{"crowd", "yes"},
+				{"half", fmt.Sprint(i % 2)},
+				{"number", fmt.Sprint(i)},
 			} {
 				labels = append(labels, &workloadv1.Label{Source: "k8s", Key: l[0], Value: l[1]})
 			}
 			// A busy etcd may miss a deadline of the service; asking again is safe.
 			for tries := 0; ; tries++ {
-				_, err := b.identity.AllocateIdentity(groupCtx, &identityv1.AllocateIdentityRequest{Labels: labels, Reference: b.reference(i)})
+				_, err := b.identity.AllocateIdentity(groupCtx, &identityv1.AllocateIdentityRequest{
+					Labels:    labels,
+					Reference: b.reference(i),
+				})
 				if status.Code(err) != codes.Unavailable || tries == 10 {
 					return err
 				}

@@ -20,17 +20,26 @@ type result struct {
 
 // wantTime wants a duration of at most limit.
 func (b *bench) wantTime(what string, limit, measured time.Duration) {
-	b.results = append(b.results, result{what, "at most " + milliseconds(limit), milliseconds(measured), measured <= limit})
+	b.results = append(b.results, result{
+		what, "at most " + milliseconds(limit), milliseconds(measured),
+		measured <= limit,
+	})
 }
 
 // wantRatio wants a ratio of at most limit.
 func (b *bench) wantRatio(what string, limit, measured float64) {
-	b.results = append(b.results, result{what, fmt.Sprintf("at most %.3f", limit), fmt.Sprintf("%.3f", measured), measured <= limit})
+	b.results = append(b.results, result{
+		what, fmt.Sprintf("at most %.3f", limit), fmt.Sprintf("%.3f", measured),
+		measured <= limit,
+	})
 }
 
 // wantAtLeast wants a ratio of at least limit.
 func (b *bench) wantAtLeast(what string, limit, measured float64) {
-	b.results = append(b.results, result{what, fmt.Sprintf("at least %.3f", limit), fmt.Sprintf("%.3f", measured), measured >= limit})
+	b.results = append(b.results, result{
+		what, fmt.Sprintf("at least %.3f", limit), fmt.Sprintf("%.3f", measured),
+		measured >= limit,
+	})
 }
 
 // wantCount wants fewer than limit.
@@ -40,7 +49,10 @@ func (b *bench) wantCount(what string, limit, measured int) {
 
 // wantMemory wants at most limit MiB.
 func (b *bench) wantMemory(what string, limit, measured float64) {
-	b.results = append(b.results, result{what, fmt.Sprintf("at most %.0f MiB", limit), fmt.Sprintf("%.1f MiB", measured), measured <= limit})
+	b.results = append(b.results, result{
+		what, fmt.Sprintf("at most %.0f MiB", limit), fmt.Sprintf("%.1f MiB", measured),
+		measured <= limit,
+	})
 }
 
 func printResults(out io.Writer, results []result) {

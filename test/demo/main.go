@@ -4,7 +4,8 @@
 // Command demo shows Sluice at work: a node with every service, a real
 // containerd that runs three pods through the CNI shim, packets between them,
 // what the datapath counted, network policies with a connection that they allow
-// and those that they deny, a lie that was refused, and nothing left at the end. Each step says in a line what it is about to do.
+// and those that they deny, a lie that was refused, and nothing left at the end. Each step says in a line
+// what it is about to do.
 package main
 
 import (
@@ -52,7 +53,8 @@ func main() {
 		fmt.Fprintln(os.Stderr, "\ndemo:", err)
 		os.Exit(1)
 	}
-	fmt.Printf("\nDone in %.1f s. Next: README.md, or keep a node with `bin/sluice dev up`.\n", time.Since(start).Seconds())
+	fmt.Printf("\nDone in %.1f s. Next: README.md, or keep a node with `bin/sluice dev up`.\n",
+		time.Since(start).Seconds())
 }
 
 type demo struct {
@@ -230,7 +232,8 @@ func (d *demo) talk(ctx context.Context) error {
 			if err := pod.ExchangeTCP(ctx, way.from, way.to, address, message); err != nil {
 				return err
 			}
-			fmt.Printf("   %-6s → %-6s %-18s ping %d µs, ttl %d; TCP: %d bytes there and back in %.1f ms\n", way.from.Name, way.to.Name, address,
+			fmt.Printf("   %-6s → %-6s %-18s ping %d µs, ttl %d; TCP: %d bytes there and back in %.1f ms\n", way.from.Name,
+				way.to.Name, address,
 				rtt.Microseconds(), ttl, len(message), float64(time.Since(begin).Microseconds())/1000)
 		}
 	}

@@ -194,6 +194,7 @@ func (d *demo) denied(ctx context.Context, from pod.Pod, to netip.AddrPort) erro
 	if rule == "" {
 		rule = "no rule allows it"
 	}
-	fmt.Printf("   %-7s → %-21s dropped, reported after %d µs: %s side, %s\n", from.Name, to, took.Microseconds(), side, rule)
+	fmt.Printf("   %-7s → %-21s dropped, reported after %d µs: %s side, %s\n", from.Name, to, took.Microseconds(), side,
+		rule)
 	return nil
 }

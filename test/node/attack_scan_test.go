@@ -99,7 +99,8 @@ func TestKernelSYNCookiesOpenNoDeniedPort(t *testing.T) {
 	take := func(s segment) segment {
 		s.flags, s.seq = syn, 100
 		own.send(t, own.frame(s))
-		answer := own.await(t, "a cookie", func(a segment) bool { return a.from == s.to && a.to == s.from && a.flags&(syn|ack) == syn|ack })
+		answer := own.await(t, "a cookie",
+			func(a segment) bool { return a.from == s.to && a.to == s.from && a.flags&(syn|ack) == syn|ack })
 		s.flags, s.seq, s.ack, s.payload = ack|psh, 101, answer.seq+1, "hello"
 		return s
 	}

@@ -64,7 +64,9 @@ func TestKernelARevokedConnectionDoesNotComeBack(t *testing.T) {
 				return nil
 			})
 		}},
-		{"collected", []func(*devnode.Options){shortLife}, true, func(t *testing.T, n *testNode, _ netip.Addr, expired uint64) {
+		{"collected", []func(*devnode.Options){shortLife}, true, func(t *testing.T, n *testNode, _ netip.Addr,
+			expired uint64,
+		) {
 			waitUntil(t, "the connections are collected", func() error {
 				if got := n.connections(t).GetExpired(); got < expired {
 					return fmt.Errorf("%d of %d have expired", got, expired)
@@ -158,14 +160,16 @@ func (held *revokedConnection) goOn(t *testing.T, flows *flowLog, server netip.A
 		return flows.dropped(mark, from, to)
 	})
 	if got := in.String(); got != "" {
-		t.Errorf("%q has arrived from %v at %v over a revoked connection; denied before: %v, server first: %v", got, from, to, held.denied, held.serverFirst)
+		t.Errorf("%q has arrived from %v at %v over a revoked connection; denied before: %v, server first: %v", got, from, to,
+			held.denied, held.serverFirst)
 	}
 }
 
 // dropped says whether there is a dropped packet behind a mark.
 func (l *flowLog) dropped(mark int, from, to netip.AddrPort) error {
 	for _, f := range l.since(mark) {
-		if f.GetSourcePort() == uint32(from.Port()) && isFlow(f, from.Addr(), to.Addr(), to.Port()) && f.GetVerdict() == datapathv1.Verdict_VERDICT_DROPPED {
+		if f.GetSourcePort() == uint32(from.Port()) && isFlow(f, from.Addr(), to.Addr(), to.Port()) &&
+			f.GetVerdict() == datapathv1.Verdict_VERDICT_DROPPED {
 			return nil
 		}
 	}

@@ -114,7 +114,8 @@ func TestKernelAddWorksAtOnceAfterARestart(t *testing.T) {
 				t.Fatal(err)
 			}
 			p := newPod(t, "again")
-			if _, err := n.call(t.Context(), "ADD", p, n.config(t, "1.0.0", mergeConfig(labels("app", fmt.Sprint(service, round)), map[string]any{"timeout": "1s"}))); err == nil {
+			if _, err := n.call(t.Context(), "ADD", p, n.config(t, "1.0.0",
+				mergeConfig(labels("app", fmt.Sprint(service, round)), map[string]any{"timeout": "1s"}))); err == nil {
 				t.Errorf("ADD without %s succeeded", service)
 			}
 			if err := n.Start(t.Context(), service); err != nil {

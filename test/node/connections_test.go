@@ -150,11 +150,13 @@ func TestKernelBareSYNIsNoReply(t *testing.T) {
 	push(t, c.server, c.client, "before")
 	local := c.client.LocalAddr().(*net.TCPAddr)
 	mark := flows.mark()
-	if err := web.SendSYN(netip.AddrPortFrom(web.IPv4, 8080), netip.AddrPortFrom(client.IPv4, uint16(local.Port))); err != nil {
+	if err := web.SendSYN(netip.AddrPortFrom(web.IPv4, 8080), netip.AddrPortFrom(client.IPv4,
+		uint16(local.Port))); err != nil {
 		t.Fatal(err)
 	}
 	flows.waitFrom(t, mark, "the SYN is dropped by the policy of its sender", func(f *datapathv1.Flow) bool {
-		return isFlow(f, web.IPv4, client.IPv4, uint16(local.Port)) && f.GetEgress().GetVerdict() == datapathv1.Verdict_VERDICT_DROPPED
+		return isFlow(f, web.IPv4, client.IPv4, uint16(local.Port)) &&
+			f.GetEgress().GetVerdict() == datapathv1.Verdict_VERDICT_DROPPED
 	})
 	push(t, c.server, c.client, "after")
 	push(t, c.client, c.server, "after")
@@ -175,7 +177,8 @@ func TestKernelForgedTunnelPacketsAreDropped(t *testing.T) {
 			t.Fatal(err)
 		}
 		// Flags, a VNI, and the frame that would be believed.
-		if _, err := sender.WriteToUDPAddrPort(append([]byte{8, 0, 0, 0, 0, 1, 0, 0}, make([]byte, 60)...), netip.AddrPortFrom(address, vxlan)); err != nil {
+		if _, err := sender.WriteToUDPAddrPort(append([]byte{8, 0, 0, 0, 0, 1, 0, 0}, make([]byte, 60)...),
+			netip.AddrPortFrom(address, vxlan)); err != nil {
 			t.Error(err)
 		}
 		_ = sender.Close()

@@ -51,7 +51,10 @@ func (n *testNode) inContainer(t *testing.T, r rules) {
 	copyProgram(t, args[0], program)
 	args[0] = "/sluice-datapath"
 	bind := func(path string, options ...string) map[string]any {
-		return map[string]any{"destination": path, "type": "bind", "source": path, "options": append([]string{"rbind", "rslave"}, options...)}
+		return map[string]any{
+			"destination": path, "type": "bind", "source": path,
+			"options": append([]string{"rbind", "rslave"}, options...),
+		}
 	}
 	mounts := []any{
 		map[string]any{"destination": "/proc", "type": "proc", "source": "proc"},
@@ -71,7 +74,8 @@ func (n *testNode) inContainer(t *testing.T, r rules) {
 			"user": map[string]any{"uid": r.uid, "gid": r.gid, "additionalGids": []uint32{r.gid}},
 			"args": args, "cwd": "/", "env": []string{}, "noNewPrivileges": r.noNewPrivs,
 			"capabilities": map[string]any{
-				"bounding": r.bounding, "effective": r.permitted, "permitted": r.permitted, "inheritable": r.ambient, "ambient": r.ambient,
+				"bounding": r.bounding, "effective": r.permitted, "permitted": r.permitted, "inheritable": r.ambient,
+				"ambient": r.ambient,
 			},
 		},
 		"root":   map[string]any{"path": "rootfs", "readonly": true},
@@ -144,7 +148,10 @@ func fromUnit(t *testing.T, n *testNode, unit string) rules {
 			has[k] = v
 		}
 	}
-	for key, value := range map[string]string{"NoNewPrivileges": "yes", "ProtectSystem": "strict", "SupplementaryGroups": "65700"} {
+	for key, value := range map[string]string{
+		"NoNewPrivileges": "yes", "ProtectSystem": "strict",
+		"SupplementaryGroups": "65700",
+	} {
 		if has[key] != value {
 			t.Errorf("%s: %s is %q, want %q", unit, key, has[key], value)
 		}
@@ -174,7 +181,11 @@ func TestKernelDatapathServesInAContainer(t *testing.T) {
 		bounding string
 	}{
 		{"as root", func(*testing.T, *testNode) rules { return rules{bounding: six, permitted: six} }, "000000c0002010c0"},
-		{"by the rules of its unit", func(t *testing.T, n *testNode) rules { return fromUnit(t, n, "sluice-datapath.service") }, "000000c000201000"},
+		{"by the rules of its unit", func(t *testing.T,
+			n *testNode,
+		) rules {
+			return fromUnit(t, n, "sluice-datapath.service")
+		}, "000000c000201000"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			n := newNode(t)

@@ -46,12 +46,18 @@ func (s scenario) likely(point string) bool {
 }
 
 var scenarios = []scenario{
-	{name: "ADD", owes: []string{"add", "allocate", "confirm", "resolve", "create"}, run: func(ctx context.Context, n *testNode, p pod.Pod, config []byte, files []*os.File) ([]byte, error) {
-		return n.call(ctx, "ADD", p, config, files...)
-	}},
-	{name: "DEL", connectFirst: true, owes: []string{"del", "delete", "release"}, run: func(ctx context.Context, n *testNode, p pod.Pod, config []byte, files []*os.File) ([]byte, error) {
-		return n.call(ctx, "DEL", p, config, files...)
-	}},
+	{
+		name: "ADD", owes: []string{"add", "allocate", "confirm", "resolve", "create"},
+		run: func(ctx context.Context, n *testNode, p pod.Pod, config []byte, files []*os.File) ([]byte, error) {
+			return n.call(ctx, "ADD", p, config, files...)
+		},
+	},
+	{
+		name: "DEL", connectFirst: true, owes: []string{"del", "delete", "release"},
+		run: func(ctx context.Context, n *testNode, p pod.Pod, config []byte, files []*os.File) ([]byte, error) {
+			return n.call(ctx, "DEL", p, config, files...)
+		},
+	},
 }
 
 // TestFaultKillEveryServiceAtEveryPoint proves INV-20 to INV-23 and INV-10:
@@ -289,7 +295,8 @@ func (n *testNode) wantOnly(t *testing.T, pods []pod.Pod) {
 			switch {
 			case strings.HasPrefix(h, "record "), strings.HasPrefix(h, "identity "):
 				// Counted below.
-			case slices.ContainsFunc(pods, func(p pod.Pod) bool { return strings.HasSuffix(h, " of "+p.Name) || h == "endpoint "+p.Name }):
+			case slices.ContainsFunc(pods,
+				func(p pod.Pod) bool { return strings.HasSuffix(h, " of "+p.Name) || h == "endpoint "+p.Name }):
 				endpoints++
 			default:
 				foreign = append(foreign, h)
@@ -297,7 +304,8 @@ func (n *testNode) wantOnly(t *testing.T, pods []pod.Pod) {
 		}
 		// An endpoint and two addresses each, an identity and a record each.
 		if endpoints != 3*len(pods) {
-			foreign = append(foreign, fmt.Sprintf("%d endpoints and addresses of the bystanders, want %d", endpoints, 3*len(pods)))
+			foreign = append(foreign, fmt.Sprintf("%d endpoints and addresses of the bystanders, want %d", endpoints,
+				3*len(pods)))
 		}
 		for _, kind := range []string{"identity ", "record "} {
 			if got := countPrefix(held, kind); got != len(pods) {
@@ -363,7 +371,10 @@ func (n *testNode) faultPoints(t *testing.T, service string) []string {
 func (n *testNode) shimFaultPoints(t *testing.T) []string {
 	t.Helper()
 	controller, files := newController(t)
-	if _, err := cni.Run(t.Context(), cni.Call{Plugin: n.Plugin(), Command: "VERSION", Config: []byte(`{"cniVersion":"1.0.0"}`), ExtraFiles: files}); err != nil {
+	if _, err := cni.Run(t.Context(), cni.Call{
+		Plugin: n.Plugin(), Command: "VERSION",
+		Config: []byte(`{"cniVersion":"1.0.0"}`), ExtraFiles: files,
+	}); err != nil {
 		t.Fatal(err)
 	}
 	controller.Started()

@@ -149,7 +149,9 @@ func labels(pairs ...string) map[string]any {
 }
 
 // call executes the shim for a pod.
-func (n *testNode) call(ctx context.Context, command string, p pod.Pod, config []byte, files ...*os.File) ([]byte, error) {
+func (n *testNode) call(ctx context.Context, command string, p pod.Pod, config []byte, files ...*os.File) ([]byte,
+	error,
+) {
 	return cni.Run(ctx, cni.Call{
 		Plugin: n.Plugin(), Command: command, ContainerID: p.Name, Netns: p.Netns, IfName: "eth0",
 		Args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=test;K8S_POD_NAME=" + p.Name, Path: filepath.Dir(n.Plugin()),
@@ -330,7 +332,8 @@ func (n *testNode) holdings(ctx context.Context) ([]string, error) {
 	}
 	for _, i := range identityList {
 		if i.GetReferenceCount() > 0 {
-			held = append(held, fmt.Sprintf("identity %d with %d references", i.GetIdentity().GetNumber(), i.GetReferenceCount()))
+			held = append(held, fmt.Sprintf("identity %d with %d references", i.GetIdentity().GetNumber(),
+				i.GetReferenceCount()))
 		}
 	}
 	audit, err := n.datapath.AuditMaps(ctx, &datapathv1.AuditMapsRequest{})

@@ -30,7 +30,8 @@ func TestKernelPodsTalkThroughTheDatapath(t *testing.T) {
 	exchange(t, pods[0], pods[1])
 	after := n.counters(t)
 	if delivered := after[deliveredLocal] - before[deliveredLocal]; delivered < 20 {
-		t.Errorf("%s grew by %d packets, want at least the 20 of the exchange: the eBPF path did not carry it", deliveredLocal, delivered)
+		t.Errorf("%s grew by %d packets, want at least the 20 of the exchange: the eBPF path did not carry it",
+			deliveredLocal, delivered)
 	}
 	for _, p := range pods {
 		n.del(t, p)
@@ -56,7 +57,8 @@ func TestKernelContainerdRunsPods(t *testing.T) {
 		}
 	})
 	image := oci.Image{Name: "sluice.test/pause:1", Binary: filepath.Join(dir, "pause"), Entrypoint: "/pause"}
-	cmd := run(ctx, t, "env", "CGO_ENABLED=0", "go", "build", "-trimpath", "-ldflags=-s -w", "-o", image.Binary, "../pause")
+	cmd := run(ctx, t, "env", "CGO_ENABLED=0", "go", "build", "-trimpath", "-ldflags=-s -w", "-o", image.Binary,
+		"../pause")
 	if cmd != "" {
 		t.Logf("build pause: %s", cmd)
 	}
@@ -65,7 +67,8 @@ func TestKernelContainerdRunsPods(t *testing.T) {
 		t.Fatal(err)
 	}
 	runtime, err := cri.Start(ctx, cri.Options{
-		Dir: dir, CNIPlugins: []string{n.Plugin()}, CNIConfig: n.CNIConflist(), PauseImage: archive, PauseImageName: image.Name,
+		Dir: dir, CNIPlugins: []string{n.Plugin()}, CNIConfig: n.CNIConflist(), PauseImage: archive,
+		PauseImageName: image.Name,
 	})
 	if err != nil {
 		t.Fatal(err)

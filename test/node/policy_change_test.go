@@ -69,7 +69,8 @@ func TestKernelVerdictsWhilePoliciesFlipAreOldOrNew(t *testing.T) {
 	sent, received := flood.end(t)
 	t.Logf("%d flips; sent %v, received %v by port", flips, sent, received)
 	if sent[openPort] != received[openPort] {
-		t.Errorf("%d of %d datagrams arrived at the port that both revisions always allowed", received[openPort], sent[openPort])
+		t.Errorf("%d of %d datagrams arrived at the port that both revisions always allowed", received[openPort],
+			sent[openPort])
 	}
 	if received[closedPort] > 0 {
 		t.Errorf("%d datagrams arrived at the port that no revision allowed", received[closedPort])
@@ -91,7 +92,8 @@ func TestKernelVerdictsWhilePoliciesFlipAreOldOrNew(t *testing.T) {
 			}
 			allowed := int(f.GetDestinationPort()) == openPort || int(f.GetDestinationPort()) == portAfter(flip)
 			if passed := side.GetVerdict() == datapathv1.Verdict_VERDICT_FORWARDED; passed != allowed {
-				t.Fatalf("%s to port %d: %v by revision %d (flip %d), which allows port %d", name, f.GetDestinationPort(), side.GetVerdict(), side.GetRevision(), flip, portAfter(flip))
+				t.Fatalf("%s to port %d: %v by revision %d (flip %d), which allows port %d", name, f.GetDestinationPort(),
+					side.GetVerdict(), side.GetRevision(), flip, portAfter(flip))
 			}
 			judged++
 		}
@@ -170,7 +172,8 @@ func (f *flood) receive(socket *net.UDPConn, port int, begun *atomic.Int64) {
 			continue
 		}
 		if portAfter(int(first)) != port {
-			f.fail(fmt.Errorf("a datagram came to port %d that was sent when flip %d was enforced, which allows port %d", port, first, portAfter(int(first))))
+			f.fail(fmt.Errorf("a datagram came to port %d that was sent when flip %d was enforced, which allows port %d", port,
+				first, portAfter(int(first))))
 		}
 	}
 }
@@ -426,7 +429,8 @@ func TestKernelReusedAddressInheritsNothing(t *testing.T) {
 		if _, err := socket.WriteToUDPAddrPort([]byte("hello"), netip.AddrPortFrom(a, 7003)); err != nil {
 			t.Error(err)
 		}
-		flows.waitFrom(t, mark, "the heir's datagram is dropped", func(f *datapathv1.Flow) bool { return isFlow(f, local, a, 7003) })
+		flows.waitFrom(t, mark, "the heir's datagram is dropped",
+			func(f *datapathv1.Flow) bool { return isFlow(f, local, a, 7003) })
 		_ = socket.Close()
 	}
 }

@@ -70,12 +70,20 @@ var changes = []change{
 		return err
 	}},
 	{"identities of new kinds", func(ctx context.Context, n *testNode, _ policyv1.PolicyServiceClient) error {
-		for _, labels := range [][]string{{"tier", "gold"}, {"stage", "late"}, {"tier", "gold", "stage", "late"}, {"app", "client", "tier", "gold"}} {
+		for _, labels := range [][]string{
+			{"tier", "gold"},
+			{"stage", "late"},
+			{"tier", "gold", "stage", "late"},
+			{"app", "client", "tier", "gold"},
+		} {
 			set := []*workloadv1.Label{{Source: "k8s", Key: "io.kubernetes.pod.namespace", Value: "test"}}
 			for i := 0; i < len(labels); i += 2 {
 				set = append(set, &workloadv1.Label{Source: "k8s", Key: labels[i], Value: labels[i+1]})
 			}
-			_, err := n.identity.AllocateIdentity(ctx, &identityv1.AllocateIdentityRequest{Labels: set, Reference: strings.Join(labels, "-")})
+			_, err := n.identity.AllocateIdentity(ctx, &identityv1.AllocateIdentityRequest{
+				Labels:    set,
+				Reference: strings.Join(labels, "-"),
+			})
 			if err != nil {
 				return err
 			}
@@ -86,7 +94,8 @@ var changes = []change{
 	{"one port less", upsert(blockPolicy(3, 8080, talkPort) + named)},
 	{"policies gone", func(ctx context.Context, n *testNode, policies policyv1.PolicyServiceClient) error {
 		_, err := policies.DeletePolicies(ctx, &policyv1.DeletePoliciesRequest{Keys: []*policyv1.PolicyKey{
-			{Kind: "CiliumNetworkPolicy", Namespace: "test", Name: "named"}, {Kind: "NetworkPolicy", Namespace: "test", Name: "blocks"},
+			{Kind: "CiliumNetworkPolicy", Namespace: "test", Name: "named"},
+			{Kind: "NetworkPolicy", Namespace: "test", Name: "blocks"},
 		}})
 		return err
 	}},
@@ -95,7 +104,10 @@ var changes = []change{
 
 func upsert(manifests string) func(context.Context, *testNode, policyv1.PolicyServiceClient) error {
 	return func(ctx context.Context, _ *testNode, policies policyv1.PolicyServiceClient) error {
-		_, err := policies.UpsertPolicies(ctx, &policyv1.UpsertPoliciesRequest{Manifests: []byte(manifests), DefaultNamespace: "test"})
+		_, err := policies.UpsertPolicies(ctx, &policyv1.UpsertPoliciesRequest{
+			Manifests:        []byte(manifests),
+			DefaultNamespace: "test",
+		})
 		return err
 	}
 }
@@ -125,7 +137,9 @@ func TestFaultKillPolicyServiceAtAnyPointOfAChange(t *testing.T) {
 	killWhileApplying(t, n, policies, devnode.Policy, points)
 }
 
-func killWhileApplying(t *testing.T, n *testNode, policies policyv1.PolicyServiceClient, service string, points []string) {
+func killWhileApplying(t *testing.T, n *testNode, policies policyv1.PolicyServiceClient, service string,
+	points []string,
+) {
 	t.Helper()
 	pods := n.addPods(t, "web", "client", "stranger")
 	web, client, stranger := pods[0], pods[1], pods[2]
@@ -218,7 +232,9 @@ func (n *testNode) killAtEachChange(t *testing.T, policies policyv1.PolicyServic
 
 // carryOut makes a change and waits until it is enforced, or until the point is
 // reached at which the service dies.
-func (n *testNode) carryOut(t *testing.T, policies policyv1.PolicyServiceClient, c change, controller *faulttest.Controller, point string) {
+func (n *testNode) carryOut(t *testing.T, policies policyv1.PolicyServiceClient, c change,
+	controller *faulttest.Controller, point string,
+) {
 	t.Helper()
 	ctx, cancel := deadline(t)
 	defer cancel()
@@ -266,7 +282,11 @@ func (n *testNode) carryOut(t *testing.T, policies policyv1.PolicyServiceClient,
 // waitConnected waits until the datapath has heard everything.
 func (n *testNode) waitConnected(t *testing.T, policies policyv1.PolicyServiceClient) {
 	t.Helper()
-	n.carryOut(t, policies, change{name: "the state", make: func(context.Context, *testNode, policyv1.PolicyServiceClient) error { return nil }}, nil, "")
+	n.carryOut(t, policies, change{name: "the state", make: func(context.Context, *testNode,
+		policyv1.PolicyServiceClient,
+	) error {
+		return nil
+	}}, nil, "")
 }
 
 // settled waits until the revision is enforced and nothing is on its way.

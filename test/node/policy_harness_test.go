@@ -39,7 +39,10 @@ func enforce(t testing.TB, policies policyv1.PolicyServiceClient, manifests stri
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	answer, err := policies.UpsertPolicies(ctx, &policyv1.UpsertPoliciesRequest{Manifests: []byte(manifests), DefaultNamespace: "test"})
+	answer, err := policies.UpsertPolicies(ctx, &policyv1.UpsertPoliciesRequest{
+		Manifests:        []byte(manifests),
+		DefaultNamespace: "test",
+	})
 	if err != nil {
 		t.Fatalf("apply %s: %v", manifests, err)
 	}
@@ -191,9 +194,10 @@ func (n *testNode) wantDenied(t *testing.T, flows *flowLog, from, to pod.Pod, po
 		connected := make(chan error, 1)
 		go func() { connected <- talk(ctx, from, netip.AddrPortFrom(address, port)) }()
 		source, _ := sameFamily(from, address)
-		flow := flows.waitFrom(t, mark, fmt.Sprintf("a packet of %s to %s port %d is dropped", from.Name, address, port), func(f *datapathv1.Flow) bool {
-			return f.GetVerdict() == datapathv1.Verdict_VERDICT_DROPPED && isFlow(f, source, address, port)
-		})
+		flow := flows.waitFrom(t, mark, fmt.Sprintf("a packet of %s to %s port %d is dropped", from.Name, address, port),
+			func(f *datapathv1.Flow) bool {
+				return f.GetVerdict() == datapathv1.Verdict_VERDICT_DROPPED && isFlow(f, source, address, port)
+			})
 		cancel()
 		if err := <-connected; err == nil {
 			t.Errorf("%s talked to %s port %d, want it denied", from.Name, address, port)
@@ -281,7 +285,9 @@ func (l *flowLog) since(mark int) []*datapathv1.Flow {
 }
 
 // waitFrom waits for an event behind a mark.
-func (l *flowLog) waitFrom(t *testing.T, mark int, what string, match func(*datapathv1.Flow) bool) (found *datapathv1.Flow) {
+func (l *flowLog) waitFrom(t *testing.T, mark int, what string,
+	match func(*datapathv1.Flow) bool,
+) (found *datapathv1.Flow) {
 	t.Helper()
 	waitUntil(t, what, func() error {
 		flows := l.since(mark)

@@ -272,7 +272,8 @@ spec: {podSelector: {}, policyTypes: [Ingress]}
 	}
 	unknown := newPod(t, "unknown")
 	short, cancelShort := context.WithTimeout(ctx, patience)
-	_, err = n.call(short, "ADD", unknown, n.config(t, "1.0.0", mergeConfig(labels("app", "unknown"), map[string]any{"timeout": "2s"})))
+	_, err = n.call(short, "ADD", unknown, n.config(t, "1.0.0",
+		mergeConfig(labels("app", "unknown"), map[string]any{"timeout": "2s"})))
 	cancelShort()
 	var object *cni.Error
 	const tryAgain = 11
@@ -297,7 +298,11 @@ func TestKernelPoliciesOutliveALostStateOfTheService(t *testing.T) {
 	serve(t, web, 8080)
 	enforce(t, policies, webAndClient(8080))
 	state := n.Paths().ServiceStateDir(devnode.Policy)
-	for _, order := range [][]string{{devnode.Policy}, {devnode.Policy, devnode.Datapath}, {devnode.Datapath, devnode.Policy}} {
+	for _, order := range [][]string{
+		{devnode.Policy},
+		{devnode.Policy, devnode.Datapath},
+		{devnode.Datapath, devnode.Policy},
+	} {
 		for _, service := range order {
 			if err := n.Kill(t.Context(), service); err != nil {
 				t.Fatal(err)
@@ -320,7 +325,8 @@ func TestKernelPoliciesOutliveALostStateOfTheService(t *testing.T) {
 		}
 		waitUntil(t, "the datapath says that it holds the earlier state", func() error {
 			st := n.datapathStatus(t)
-			if st.GetAddReady() || !slices.ContainsFunc(st.GetProblems(), func(p string) bool { return strings.Contains(p, "sluice policy confirm") }) {
+			if st.GetAddReady() || !slices.ContainsFunc(st.GetProblems(),
+				func(p string) bool { return strings.Contains(p, "sluice policy confirm") }) {
 				return fmt.Errorf("ready %t, problems %q", st.GetAddReady(), st.GetProblems())
 			}
 			return nil
@@ -330,14 +336,19 @@ func TestKernelPoliciesOutliveALostStateOfTheService(t *testing.T) {
 		n.wantDenied(t, flows, stranger, web, 8080)
 
 		ctx, cancel := deadline(t)
-		answer, err := policies.UpsertPolicies(ctx, &policyv1.UpsertPoliciesRequest{Manifests: []byte(webAndClient(8080)), DefaultNamespace: "test"})
+		answer, err := policies.UpsertPolicies(ctx, &policyv1.UpsertPoliciesRequest{
+			Manifests:        []byte(webAndClient(8080)),
+			DefaultNamespace: "test",
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := policies.WaitForRevision(ctx, &policyv1.WaitForRevisionRequest{Revision: answer.GetRevision()}); status.Code(err) != codes.FailedPrecondition {
+		if _, err := policies.WaitForRevision(ctx,
+			&policyv1.WaitForRevisionRequest{Revision: answer.GetRevision()}); status.Code(err) != codes.FailedPrecondition {
 			t.Errorf("after %v: wait for revision %d: %v, want FAILED_PRECONDITION", order, answer.GetRevision(), err)
 		}
-		if confirmed, err := policies.ConfirmPolicies(ctx, &policyv1.ConfirmPoliciesRequest{}); err != nil || len(confirmed.GetHeld()) != 1 {
+		if confirmed, err := policies.ConfirmPolicies(ctx, &policyv1.ConfirmPoliciesRequest{}); err != nil ||
+			len(confirmed.GetHeld()) != 1 {
 			t.Errorf("after %v: confirmation %v, %v; want that one subscriber held", order, confirmed, err)
 		}
 		cancel()
@@ -368,7 +379,8 @@ func (n *testNode) enforcedState(t *testing.T, pods []pod.Pod) []string {
 	var all []string
 	for _, p := range pods {
 		policy := n.endpoint(t, p).GetPolicy()
-		all = append(all, fmt.Sprintf("%s: tables %d and %d, generation %d", p.Name, policy.GetEgressTable(), policy.GetIngressTable(), policy.GetGeneration()))
+		all = append(all, fmt.Sprintf("%s: tables %d and %d, generation %d", p.Name, policy.GetEgressTable(),
+			policy.GetIngressTable(), policy.GetGeneration()))
 	}
 	for _, m := range append([]string{"sl_id"}, tableMaps...) {
 		for _, e := range n.dumpMap(t, m) {
@@ -401,7 +413,8 @@ func TestKernelPodsOfOneSubjectShareTables(t *testing.T) {
 	for _, p := range pods {
 		policy := n.endpoint(t, p).GetPolicy()
 		if policy.GetIngressTable() != first.GetIngressTable() || policy.GetIngressTable() < 16 {
-			t.Errorf("%s is judged by table %d, want %d like the others", p.Name, policy.GetIngressTable(), first.GetIngressTable())
+			t.Errorf("%s is judged by table %d, want %d like the others", p.Name, policy.GetIngressTable(),
+				first.GetIngressTable())
 		}
 		n.del(t, p)
 	}

@@ -57,7 +57,10 @@ func (n *testNode) asEarlierVersionsLeftIt(t *testing.T) (former string) {
 	if err := errors.Join(unix.Unmount(own, 0), os.Remove(own)); err != nil {
 		t.Fatal(err)
 	}
-	for _, dir := range []string{former, n.Paths().ServiceStateDir(devnode.Datapath), n.Paths().ServiceRunDir(devnode.Datapath)} {
+	for _, dir := range []string{
+		former, n.Paths().ServiceStateDir(devnode.Datapath),
+		n.Paths().ServiceRunDir(devnode.Datapath),
+	} {
 		err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
 			return errors.Join(err, os.Lchown(path, 0, 65700))
 		})

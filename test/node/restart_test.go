@@ -32,7 +32,9 @@ type conversation struct {
 
 // converse opens connections between two pods, to the port or to any if it is
 // 0, and keeps them talking until the context ends. The function that it returns waits and gives the first error.
-func converse(ctx context.Context, t *testing.T, from, to pod.Pod, port uint16, connections int) ([]*conversation, func() error) {
+func converse(ctx context.Context, t *testing.T, from, to pod.Pod, port uint16, connections int) ([]*conversation,
+	func() error,
+) {
 	t.Helper()
 	var all []*conversation
 	var wg sync.WaitGroup
@@ -144,7 +146,8 @@ func TestKernelConnectionsSurviveDatapathRestarts(t *testing.T) {
 	}
 	// Each exchange is a packet each way at least; acknowledgements come on top.
 	if delivered := after[deliveredLocal] - before[deliveredLocal]; delivered < 2*exchanged {
-		t.Errorf("%s grew by %d packets over %d exchanges, want at least %d: packets went another way", deliveredLocal, delivered, exchanged, 2*exchanged)
+		t.Errorf("%s grew by %d packets over %d exchanges, want at least %d: packets went another way", deliveredLocal,
+			delivered, exchanged, 2*exchanged)
 	}
 	if bypassed := after[fromStack] - before[fromStack]; bypassed > 0 {
 		t.Errorf("%s grew by %d packets: the host's stack forwarded traffic between the pods", fromStack, bypassed)

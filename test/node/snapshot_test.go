@@ -119,7 +119,8 @@ func TestInterruptedDumpIsReadAgain(t *testing.T) {
 	if err != nil || len(got) != 2 {
 		t.Errorf("after %d calls: %v, %v, want the third answer", calls, got, err)
 	}
-	if got, err := whole(func() ([]int, error) { return []int{1}, netlink.ErrDumpInterrupted }); !errors.Is(err, netlink.ErrDumpInterrupted) || got != nil {
+	if got, err := whole(func() ([]int, error) { return []int{1}, netlink.ErrDumpInterrupted }); !errors.Is(err,
+		netlink.ErrDumpInterrupted) || got != nil {
 		t.Errorf("a list that changes all the time: %v, %v", got, err)
 	}
 	wrong := errors.New("wrong")

@@ -79,7 +79,8 @@ func Run(ctx context.Context, c Call) ([]byte, error) {
 	if json.Unmarshal(stdout.Bytes(), &object) == nil && object.Code != 0 {
 		return stdout.Bytes(), &object
 	}
-	return stdout.Bytes(), fmt.Errorf("%s %s: %w: stdout %q, stderr %q", c.Plugin, c.Command, err, stdout.String(), stderr.String())
+	return stdout.Bytes(), fmt.Errorf("%s %s: %w: stdout %q, stderr %q", c.Plugin, c.Command, err, stdout.String(),
+		stderr.String())
 }
 
 // Addresses reads the addresses out of a result of any version from 0.3.1 on.

@@ -115,7 +115,8 @@ func Start(ctx context.Context, o Options) (_ *Runtime, err error) {
 		}
 	}()
 
-	r.conn, err = grpc.NewClient("unix://"+filepath.Join(o.Dir, "c.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	r.conn, err = grpc.NewClient("unix://"+filepath.Join(o.Dir, "c.sock"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return nil, err
 	}

@@ -58,8 +58,14 @@ func WriteArchive(file string, img Image) error {
 	manifest, err := json.Marshal(map[string]any{
 		"schemaVersion": 2,
 		"mediaType":     "application/vnd.oci.image.manifest.v1+json",
-		"config":        descriptor{MediaType: "application/vnd.oci.image.config.v1+json", Digest: digest(config), Size: len(config)},
-		"layers":        []descriptor{{MediaType: "application/vnd.oci.image.layer.v1.tar", Digest: digest(layer), Size: len(layer)}},
+		"config": descriptor{
+			MediaType: "application/vnd.oci.image.config.v1+json", Digest: digest(config),
+			Size: len(config),
+		},
+		"layers": []descriptor{{
+			MediaType: "application/vnd.oci.image.layer.v1.tar", Digest: digest(layer),
+			Size: len(layer),
+		}},
 	})
 	if err != nil {
 		return err

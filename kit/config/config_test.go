@@ -92,10 +92,14 @@ func TestStrongerSourceWins(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if cfg.Lease != 3*time.Second || cfg.Store.MaxSize != 3<<20 || cfg.Workers != 1 || cfg.Offset != 0 || !cfg.Common.Verbose || cfg.internal != 7 {
+	if cfg.Lease != 3*time.Second || cfg.Store.MaxSize != 3<<20 || cfg.Workers != 1 || cfg.Offset != 0 ||
+		!cfg.Common.Verbose || cfg.internal != 7 {
 		t.Errorf("got %+v", cfg)
 	}
-	want := map[string]Source{"lease": FromFlag, "store.maxSize": FromEnv, "workers": FromFile, "mode": FromFile, "offset": FromDefault, "verbose": FromFlag}
+	want := map[string]Source{
+		"lease": FromFlag, "store.maxSize": FromEnv, "workers": FromFile, "mode": FromFile,
+		"offset": FromDefault, "verbose": FromFlag,
+	}
 	for _, e := range eff.Entries {
 		if w, ok := want[e.Key]; ok && e.Source != w {
 			t.Errorf("%s comes from %s, want %s", e.Key, e.Source, w)
@@ -138,7 +142,8 @@ verbose: true
 	if err != nil || !reflect.DeepEqual(fromFile, want) {
 		t.Errorf("file: %+v, %v\nwant %+v", fromFile, err, want)
 	}
-	fromFlags, _, err := load(t, "", nil, "--lease", "90s", "--pod-cidrs=10.0.0.0/8, fd00::/64", "--listen=[::1]:9", "--mode=none",
+	fromFlags, _, err := load(t, "", nil, "--lease", "90s", "--pod-cidrs=10.0.0.0/8, fd00::/64", "--listen=[::1]:9",
+		"--mode=none",
 		"--workers=7", "--offset=-5", "--ratio=.25", "--names=a,b c", "--labels=app=web,tier=front", "--token=t0k",
 		"--store-path=/x", "--store-max-size=64MiB", "--verbose=true")
 	if err != nil || !reflect.DeepEqual(fromFlags, want) {
@@ -146,8 +151,10 @@ verbose: true
 	}
 	fromEnv, _, err := load(t, "", []string{
 		"SLUICE_DEMO_LEASE=1.5m", "SLUICE_DEMO_POD_CIDRS=10.0.0.0/8,fd00::/64", "SLUICE_DEMO_LISTEN=[::1]:9",
-		"SLUICE_DEMO_MODE=none", "SLUICE_DEMO_WORKERS=7", "SLUICE_DEMO_OFFSET=-5", "SLUICE_DEMO_RATIO=0.25", "SLUICE_DEMO_NAMES=a,b c",
-		"SLUICE_DEMO_LABELS=app=web,tier=front", "SLUICE_DEMO_TOKEN=t0k", "SLUICE_DEMO_STORE_PATH=/x", "SLUICE_DEMO_STORE_MAX_SIZE=67108864", "SLUICE_DEMO_VERBOSE=true",
+		"SLUICE_DEMO_MODE=none", "SLUICE_DEMO_WORKERS=7", "SLUICE_DEMO_OFFSET=-5", "SLUICE_DEMO_RATIO=0.25",
+		"SLUICE_DEMO_NAMES=a,b c",
+		"SLUICE_DEMO_LABELS=app=web,tier=front", "SLUICE_DEMO_TOKEN=t0k", "SLUICE_DEMO_STORE_PATH=/x",
+		"SLUICE_DEMO_STORE_MAX_SIZE=67108864", "SLUICE_DEMO_VERBOSE=true",
 	})
 	if err != nil || !reflect.DeepEqual(fromEnv, want) {
 		t.Errorf("environment: %+v, %v\nwant %+v", fromEnv, err, want)
@@ -235,7 +242,10 @@ func TestFileIsOptionalUnlessNamed(t *testing.T) {
 			t.Errorf("file %q: %v", empty, err)
 		}
 	}
-	for _, bad := range []string{"- a\n", "text\n", "a: b: c\n", "mode: none\n---\nmode: none\n", "mode: &x none\ntoken: *x\n", "<<: {mode: none}\n", strings.Repeat("# x\n", MaxFileSize/4+1)} {
+	for _, bad := range []string{
+		"- a\n", "text\n", "a: b: c\n", "mode: none\n---\nmode: none\n",
+		"mode: &x none\ntoken: *x\n", "<<: {mode: none}\n", strings.Repeat("# x\n", MaxFileSize/4+1),
+	} {
 		if _, _, err := load(t, bad, nil); err == nil {
 			t.Errorf("file %.40q was accepted", bad)
 		}
@@ -252,12 +262,16 @@ func TestFileThatOthersCouldChangeIsRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for mode, ok := range map[os.FileMode]bool{0o600: true, 0o644: true, 0o440: true, 0o664: false, 0o646: false, 0o622: false} {
+	for mode, ok := range map[os.FileMode]bool{
+		0o600: true, 0o644: true, 0o440: true, 0o664: false, 0o646: false,
+		0o622: false,
+	} {
 		if err := os.Chmod(path, mode); err != nil {
 			t.Fatal(err)
 		}
 		_, _, err := load(t, "", nil, "--config", path)
-		if ok && err != nil || !ok && (err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "chmod go-w")) {
+		if ok && err != nil || !ok && (err == nil || !strings.Contains(err.Error(), path) ||
+			!strings.Contains(err.Error(), "chmod go-w")) {
 			t.Errorf("mode %#o: %v, want accepted: %v", mode, err, ok)
 		}
 	}
@@ -274,7 +288,8 @@ func TestKernelFileOfAnotherUserIsRefused(t *testing.T) {
 	if err := os.Chown(path, 65702, 0); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := load(t, "", nil, "--config", path); err == nil || !strings.Contains(err.Error(), "belongs to uid 65702") {
+	if _, _, err := load(t, "", nil, "--config", path); err == nil ||
+		!strings.Contains(err.Error(), "belongs to uid 65702") {
 		t.Errorf("got %v, want the owner refused", err)
 	}
 }
@@ -289,14 +304,18 @@ func TestInstanceMovesFileAndDefaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range []struct{ args, env []string }{
-		{[]string{"--instance=blue"}, nil}, {[]string{"-instance", "blue"}, nil}, {nil, []string{"SLUICE_DEMO_INSTANCE=blue"}},
+		{[]string{"--instance=blue"}, nil},
+		{[]string{"-instance", "blue"}, nil},
+		{nil, []string{"SLUICE_DEMO_INSTANCE=blue"}},
 	} {
 		cfg, eff, err := Load(Options{Service: "demo", Args: c.args, Environ: c.env, Root: root}, testDefaults)
-		if err != nil || cfg.Workers != 9 || cfg.Store.Path != filepath.Join(root, "/var/lib/sluice-blue/demo") || eff.Paths.Name != "blue" {
+		if err != nil || cfg.Workers != 9 || cfg.Store.Path != filepath.Join(root, "/var/lib/sluice-blue/demo") ||
+			eff.Paths.Name != "blue" {
 			t.Errorf("%v: workers %d, path %s, %v", c, cfg.Workers, cfg.Store.Path, err)
 		}
 	}
-	if _, _, err := Load(Options{Service: "demo", Args: []string{"--instance=../x"}, Root: root}, testDefaults); !errors.Is(err, instance.ErrName) {
+	if _, _, err := Load(Options{Service: "demo", Args: []string{"--instance=../x"}, Root: root},
+		testDefaults); !errors.Is(err, instance.ErrName) {
 		t.Errorf("a bad instance name: %v", err)
 	}
 }
@@ -310,14 +329,21 @@ func TestBadArgumentsAreRefused(t *testing.T) {
 }
 
 func TestPrintedConfigurationGivesTheSameConfiguration(t *testing.T) {
-	args := []string{"--pod-cidrs=10.0.0.0/8,fd00::/64", "--labels=a=1,b=true", "--mode=none", "--lease=1h", "--names=null,x: y"}
+	args := []string{
+		"--pod-cidrs=10.0.0.0/8,fd00::/64", "--labels=a=1,b=true", "--mode=none", "--lease=1h",
+		"--names=null,x: y",
+	}
 	want, _, err := load(t, "", nil, args...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	_, _, err = Load(Options{Service: "demo", Args: append(args, "--print-config", "--token=hidden"), Output: &out, Root: t.TempDir()}, testDefaults)
-	if !errors.Is(err, ErrPrinted) || strings.Contains(out.String(), "hidden") || !strings.Contains(out.String(), "# flag\nlease: 1h0m0s") {
+	_, _, err = Load(Options{
+		Service: "demo", Args: append(args, "--print-config", "--token=hidden"), Output: &out,
+		Root: t.TempDir(),
+	}, testDefaults)
+	if !errors.Is(err, ErrPrinted) || strings.Contains(out.String(), "hidden") ||
+		!strings.Contains(out.String(), "# flag\nlease: 1h0m0s") {
 		t.Fatalf("%v, printed:\n%s", err, out.String())
 	}
 	got, _, err := load(t, out.String(), nil)
@@ -330,15 +356,18 @@ func TestPrintedConfigurationGivesTheSameConfiguration(t *testing.T) {
 func TestHelpVersionAndReferenceComeFromTheStruct(t *testing.T) {
 	var out bytes.Buffer
 	_, _, err := Load(Options{Service: "demo", Args: []string{"--help"}, Output: &out}, testDefaults)
-	if !errors.Is(err, ErrHelp) || !strings.Contains(out.String(), "--store-max-size") || !strings.Contains(out.String(), "[1MiB]") || !strings.Contains(out.String(), "/etc/sluice/demo.yaml") {
+	if !errors.Is(err, ErrHelp) || !strings.Contains(out.String(), "--store-max-size") ||
+		!strings.Contains(out.String(), "[1MiB]") || !strings.Contains(out.String(), "/etc/sluice/demo.yaml") {
 		t.Errorf("%v, help:\n%s", err, out.String())
 	}
 	out.Reset()
-	if _, _, err := Load(Options{Service: "demo", Args: []string{"--version"}, Output: &out, Version: "v9"}, testDefaults); !errors.Is(err, ErrPrinted) || out.String() != "v9\n" {
+	if _, _, err := Load(Options{Service: "demo", Args: []string{"--version"}, Output: &out, Version: "v9"},
+		testDefaults); !errors.Is(err, ErrPrinted) || out.String() != "v9\n" {
 		t.Errorf("%v, version %q", err, out.String())
 	}
 	md, err := Markdown("demo", testDefaults)
-	if err != nil || !strings.Contains(md, "| `lease` | `--lease` | `SLUICE_DEMO_LEASE` | `2m0s` | how long \\| at most |") ||
+	if err != nil || !strings.Contains(md,
+		"| `lease` | `--lease` | `SLUICE_DEMO_LEASE` | `2m0s` | how long \\| at most |") ||
 		!strings.Contains(md, "(one of none, required)") || strings.Count(md, "\n") != 2+13 {
 		t.Errorf("%v, reference:\n%s", err, md)
 	}
@@ -351,7 +380,8 @@ func TestSecretsAreNotLogged(t *testing.T) {
 	}
 	var out bytes.Buffer
 	eff.Log(t.Context(), slog.New(slog.NewJSONHandler(&out, nil)))
-	if s := out.String(); strings.Contains(s, "hunter2") || !strings.Contains(s, `"token":{"value":"(secret)","source":"file"}`) {
+	if s := out.String(); strings.Contains(s, "hunter2") || !strings.Contains(s,
+		`"token":{"value":"(secret)","source":"file"}`) {
 		t.Errorf("logged %s", s)
 	}
 }
@@ -382,7 +412,10 @@ func TestMistakesInTheStructAreFound(t *testing.T) {
 		A [][]string `config:"a"`
 	}
 	_ = hidden{a: ""}
-	for name, v := range map[string]any{"clash": &clash{}, "reserved": &reserved{}, "hidden": &hidden{}, "dotted": &dotted{}, "channel": &channel{}, "nested": &nested{}} {
+	for name, v := range map[string]any{
+		"clash": &clash{}, "reserved": &reserved{}, "hidden": &hidden{},
+		"dotted": &dotted{}, "channel": &channel{}, "nested": &nested{},
+	} {
 		_, err := fieldsOf(v)
 		check(name, err)
 	}
@@ -391,7 +424,10 @@ func TestMistakesInTheStructAreFound(t *testing.T) {
 }
 
 func TestByteSizeTextIsReadBack(t *testing.T) {
-	for text, want := range map[string]ByteSize{"0": 0, "7B": 7, "1KiB": 1024, "1 kB": 1000, "3GB": 3e9, "2TiB": 2 << 40, "1536": 1536} {
+	for text, want := range map[string]ByteSize{
+		"0": 0, "7B": 7, "1KiB": 1024, "1 kB": 1000, "3GB": 3e9, "2TiB": 2 << 40,
+		"1536": 1536,
+	} {
 		var b, again ByteSize
 		if err := b.UnmarshalText([]byte(text)); err != nil || b != want {
 			t.Errorf("%q = %d, %v; want %d", text, b, err, want)
@@ -408,7 +444,10 @@ func TestByteSizeTextIsReadBack(t *testing.T) {
 }
 
 func TestKeysBecomeFlags(t *testing.T) {
-	for key, want := range map[string]string{"lease": "lease", "podCIDRs": "pod-cidrs", "store.maxSize": "store-max-size", "IPv4": "ipv4", "useBPF": "use-bpf"} {
+	for key, want := range map[string]string{
+		"lease": "lease", "podCIDRs": "pod-cidrs", "store.maxSize": "store-max-size",
+		"IPv4": "ipv4", "useBPF": "use-bpf",
+	} {
 		if got := kebab(key); got != want {
 			t.Errorf("kebab(%q) = %q, want %q", key, got, want)
 		}
@@ -416,7 +455,10 @@ func TestKeysBecomeFlags(t *testing.T) {
 }
 
 func FuzzFileIsReadOrRefusedWithItsPlace(f *testing.F) {
-	for _, s := range []string{"lease: 1s\n", "store: {path: x}\n", "labels:\n  a: b\n", "podCIDRs: [1.2.3.0/24]\n", "a: &a [*a]\n", "? [x]\n: y\n", "!!binary x: y", "{{{{", "workers: !!str 5"} {
+	for _, s := range []string{
+		"lease: 1s\n", "store: {path: x}\n", "labels:\n  a: b\n", "podCIDRs: [1.2.3.0/24]\n",
+		"a: &a [*a]\n", "? [x]\n: y\n", "!!binary x: y", "{{{{", "workers: !!str 5",
+	} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {

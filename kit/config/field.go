@@ -172,7 +172,10 @@ func (f *field) set(text string, from Source, where string) []error {
 			k, v, ok := strings.Cut(item, "=")
 			k = strings.TrimSpace(k)
 			if _, twice := m[k]; !ok || k == "" || twice {
-				errs = append(errs, &Problem{Key: f.key, Where: where, Err: fmt.Errorf("%q is not name=value, or its name is there twice", item)})
+				errs = append(errs, &Problem{
+					Key: f.key, Where: where,
+					Err: fmt.Errorf("%q is not name=value, or its name is there twice", item),
+				})
 				continue
 			}
 			m[k] = strings.TrimSpace(v)

@@ -98,12 +98,15 @@ func Reference[C any](service string, defaults func(instance.Paths) C) (string, 
 //
 // Before main is called, and before anything but the configuration is opened,
 // the process gives up every right that no option asks for.
-func Run[C any](service string, defaults func(instance.Paths) C, main func(context.Context, *Process, C) error, options ...Option) int {
+func Run[C any](service string, defaults func(instance.Paths) C, main func(context.Context, *Process, C) error,
+	options ...Option,
+) int {
 	r := &rights{}
 	for _, o := range options {
 		o(r)
 	}
-	return run(environment{args: os.Args[1:], environ: os.Environ(), stdout: os.Stdout, stderr: os.Stderr, rights: r}, service, defaults, main)
+	return run(environment{args: os.Args[1:], environ: os.Environ(), stdout: os.Stdout, stderr: os.Stderr, rights: r},
+		service, defaults, main)
 }
 
 // OneShot is implemented by the pointer to a configuration that can ask for a
@@ -121,7 +124,9 @@ type environment struct {
 	ctx     context.Context // ends like a signal; nil for none
 }
 
-func run[C any](env environment, service string, defaults func(instance.Paths) C, main func(context.Context, *Process, C) error) int {
+func run[C any](env environment, service string, defaults func(instance.Paths) C,
+	main func(context.Context, *Process, C) error,
+) int {
 	started := time.Now()
 	cfg, effective, err := config.Load(config.Options{
 		Service: service, Args: env.args, Environ: env.environ, Output: env.stdout,
@@ -238,7 +243,8 @@ func (p *Process) registerMetrics() error {
 		Name: p.name("ready_seconds"), Help: "From the start of the process until it was ready; 0 before.",
 	})
 	p.sandbox = prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: p.name("sandbox_enforced"), Help: "1 if the kernel enforces this layer of the sandbox, 0 if it does not have it.",
+		Name: p.name("sandbox_enforced"),
+		Help: "1 if the kernel enforces this layer of the sandbox, 0 if it does not have it.",
 	}, []string{"layer"})
 	v := Version()
 	info := prometheus.NewGauge(prometheus.GaugeOpts{
@@ -359,7 +365,8 @@ func (p *Process) Listen(trusted ...uint32) (*rpc.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.Log.Info("listening", log.KeySocket, p.Config.Socket.Path, "connections", conns, "descriptors", p.descriptors, "open", open)
+	p.Log.Info("listening", log.KeySocket, p.Config.Socket.Path, "connections", conns, "descriptors", p.descriptors,
+		"open", open)
 	if scarce {
 		p.Log.Warn("few descriptors: calls may fail while connections are open; raise RLIMIT_NOFILE",
 			"descriptors", p.descriptors, "open", open, "connections", conns)
@@ -369,7 +376,8 @@ func (p *Process) Listen(trusted ...uint32) (*rpc.Listener, error) {
 			Name: p.name("socket_connections"), Help: "Connections that are open on the service's socket.",
 		}, func() float64 { open, _ := l.Conns(); return float64(open) }),
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
-			Name: p.name("socket_refused_connections_total"), Help: "Connections closed at once because too many were open, of all users or of one.",
+			Name: p.name("socket_refused_connections_total"),
+			Help: "Connections closed at once because too many were open, of all users or of one.",
 		}, func() float64 { _, refused := l.Conns(); return float64(refused) }),
 	} {
 		if err := p.Metrics.Register(c); err != nil {

@@ -199,7 +199,11 @@ func TestServiceStartsServesAndStopsInOrder(t *testing.T) {
 		t.Errorf("health is %v, %v", h, err)
 	}
 	code, body := get(t, s.metrics(), "/metrics")
-	for _, want := range []string{`sluice_demo_start_phase_seconds{phase="open store"}`, "sluice_demo_ready_seconds ", "sluice_demo_build_info{", "process_resident_memory_bytes", "sluice_demo_socket_connections 1", "sluice_demo_socket_refused_connections_total 0", "grpc_server_handled_total"} {
+	for _, want := range []string{
+		`sluice_demo_start_phase_seconds{phase="open store"}`, "sluice_demo_ready_seconds ",
+		"sluice_demo_build_info{", "process_resident_memory_bytes", "sluice_demo_socket_connections 1",
+		"sluice_demo_socket_refused_connections_total 0", "grpc_server_handled_total",
+	} {
 		if code != 200 || !strings.Contains(body, want) {
 			t.Errorf("metrics (%d) lack %s", code, want)
 		}
@@ -258,7 +262,8 @@ func TestWrongConfigurationIsPrintedAndExitsWithTwo(t *testing.T) {
 		}
 	}
 	for _, address := range []string{"nonsense", "/" + strings.Repeat("x", 200)} {
-		s := start(t, func(context.Context, *Process, own) error { t.Error("main ran"); return nil }, "--metrics-address="+address)
+		s := start(t, func(context.Context, *Process, own) error { t.Error("main ran"); return nil },
+			"--metrics-address="+address)
 		s.wantExit(t, ExitUsage)
 	}
 }
@@ -303,7 +308,10 @@ func TestSecondCopyIsRefusedWhileTheFirstServes(t *testing.T) {
 	}, "--metrics-address=off")
 	<-listening
 	out := &output{}
-	code := run(environment{args: []string{"--socket-group=-1", "--metrics-address=off"}, stdout: out, stderr: out, root: s.root}, "demo", ownDefaults,
+	code := run(environment{
+		args: []string{"--socket-group=-1", "--metrics-address=off"}, stdout: out, stderr: out,
+		root: s.root,
+	}, "demo", ownDefaults,
 		func(ctx context.Context, p *Process, _ own) error {
 			srv, err := p.NewServer(options(&service{}))
 			if err != nil {
@@ -449,7 +457,8 @@ func TestReferenceHasCommonAndOwnKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"| `log.level` | `--log-level` | `SLUICE_DEMO_LOG_LEVEL` | `info` |", "| `size` | `--size` | `SLUICE_DEMO_SIZE` | `3` |",
+		"| `log.level` | `--log-level` | `SLUICE_DEMO_LOG_LEVEL` | `info` |",
+		"| `size` | `--size` | `SLUICE_DEMO_SIZE` | `3` |",
 		"| `socket.path` | `--socket-path` | `SLUICE_DEMO_SOCKET_PATH` | `/run/sluice/demo/demo.sock` |",
 	} {
 		if !strings.Contains(table, want) {
@@ -498,7 +507,8 @@ func TestDocumentationHasTheCommonKeysAndMetrics(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	reference = strings.NewReplacer("/demo", "/<service>", "demo.", "<service>.", "SLUICE_DEMO", "SLUICE_<SERVICE>").Replace(reference)
+	reference = strings.NewReplacer("/demo", "/<service>", "demo.", "<service>.", "SLUICE_DEMO",
+		"SLUICE_<SERVICE>").Replace(reference)
 	for line := range strings.Lines(reference) {
 		if !strings.Contains(doc, strings.TrimSpace(line)) {
 			t.Errorf("docs/process.md does not have the line\n%s", line)

@@ -53,8 +53,9 @@ func (r rights) take(logger *slog.Logger) (whole bool, err error) {
 		return false, err
 	}
 	if err := privilege.KeepCapabilities(r.capabilities...); err != nil {
-		return false, errors.Join(err, fmt.Errorf("start it as uid %d with ambient capabilities %s, or as root with these, CAP_SETUID and CAP_SETGID",
-			r.uid, privilege.SetOf(r.capabilities...)))
+		return false, errors.Join(err,
+			fmt.Errorf("start it as uid %d with ambient capabilities %s, or as root with these, CAP_SETUID and CAP_SETGID",
+				r.uid, privilege.SetOf(r.capabilities...)))
 	}
 	return true, nil
 }

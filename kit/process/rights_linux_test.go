@@ -18,14 +18,16 @@ import (
 // TestMissingLayersOfTheSandboxAreTold: a kernel without one is no error, and
 // an operator sees it without reading the log.
 func TestMissingLayersOfTheSandboxAreTold(t *testing.T) {
-	p := &Process{Log: log.Discard(), sandbox: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "x", Help: "x"}, []string{"layer"})}
+	p := &Process{Log: log.Discard(), sandbox: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "x", Help: "x"},
+		[]string{"layer"})}
 	if err := p.sandboxed("seccomp", nil); err != nil || len(p.MissingLayers()) != 0 {
 		t.Errorf("a layer that is enforced: %v, %q", err, p.MissingLayers())
 	}
 	if err := p.sandboxed("landlock", fmt.Errorf("restrict files: %w", sandbox.ErrUnsupported)); err != nil {
 		t.Errorf("a layer that the kernel does not have: %v", err)
 	}
-	if told := p.MissingLayers(); len(told) != 1 || !strings.Contains(told[0], "landlock") || !strings.Contains(told[0], sandbox.ErrUnsupported.Error()) {
+	if told := p.MissingLayers(); len(told) != 1 || !strings.Contains(told[0], "landlock") ||
+		!strings.Contains(told[0], sandbox.ErrUnsupported.Error()) {
 		t.Errorf("told %q, want landlock and the reason", told)
 	}
 	if err := p.sandboxed("seccomp", errors.New("refused")); err == nil || len(p.MissingLayers()) != 1 {

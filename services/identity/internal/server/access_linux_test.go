@@ -45,7 +45,8 @@ func calls(socket string) (map[string]codes.Code, error) {
 	note("AllocateIdentity", err)
 	_, err = c.ResolveEndpoint(ctx, &identityv1.ResolveEndpointRequest{Owner: o, Labels: labels})
 	note("ResolveEndpoint", err)
-	_, err = c.ReleaseIdentity(ctx, &identityv1.ReleaseIdentityRequest{Holder: &identityv1.ReleaseIdentityRequest_Owner{Owner: o}})
+	_, err = c.ReleaseIdentity(ctx,
+		&identityv1.ReleaseIdentityRequest{Holder: &identityv1.ReleaseIdentityRequest_Owner{Owner: o}})
 	note("ReleaseIdentity", err)
 	_, err = c.GetIdentity(ctx, &identityv1.GetIdentityRequest{Number: 1})
 	note("GetIdentity", err)

@@ -41,21 +41,28 @@ func statusOf(err error) error {
 	case err == nil:
 		return nil
 	case errors.As(err, &invalid):
-		return answer(codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_LABEL, rpcerr.Field(invalid.Field(), err.Error()))
+		return answer(codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_LABEL,
+			rpcerr.Field(invalid.Field(), err.Error()))
 	case errors.Is(err, label.ErrInvalid):
-		return answer(codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_LABEL, rpcerr.Field("labels", err.Error()))
+		return answer(codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_LABEL,
+			rpcerr.Field("labels", err.Error()))
 	case errors.Is(err, workload.ErrNamedPort):
-		return answer(codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_NAMED_PORT, rpcerr.Field("named_ports", err.Error()))
+		return answer(codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_NAMED_PORT,
+			rpcerr.Field("named_ports", err.Error()))
 	case errors.Is(err, allocator.ErrHolder):
-		return answer(codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_REFERENCE, rpcerr.Field("reference", err.Error()))
+		return answer(codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_REFERENCE,
+			rpcerr.Field("reference", err.Error()))
 	case errors.As(err, &quota) && errors.Is(err, allocator.ErrQuota):
-		return answer(codes.ResourceExhausted, identityv1.ErrorReason_ERROR_REASON_QUOTA_EXHAUSTED, rpcerr.Quota("identities", describe(quota)))
+		return answer(codes.ResourceExhausted, identityv1.ErrorReason_ERROR_REASON_QUOTA_EXHAUSTED,
+			rpcerr.Quota("identities", describe(quota)))
 	case errors.As(err, &quota):
-		return answer(codes.ResourceExhausted, identityv1.ErrorReason_ERROR_REASON_NUMBERS_EXHAUSTED, rpcerr.Quota("identities", describe(quota)))
+		return answer(codes.ResourceExhausted, identityv1.ErrorReason_ERROR_REASON_NUMBERS_EXHAUSTED,
+			rpcerr.Quota("identities", describe(quota)))
 	case errors.Is(err, allocator.ErrHeldOther):
 		return answer(codes.AlreadyExists, identityv1.ErrorReason_ERROR_REASON_REFERENCE_HAS_OTHER_LABELS)
 	case errors.Is(err, allocator.ErrNotFound):
-		return answer(codes.NotFound, identityv1.ErrorReason_ERROR_REASON_IDENTITY_NOT_FOUND, rpcerr.Resource("identity", "", err.Error()))
+		return answer(codes.NotFound, identityv1.ErrorReason_ERROR_REASON_IDENTITY_NOT_FOUND,
+			rpcerr.Resource("identity", "", err.Error()))
 	case errors.Is(err, allocator.ErrContended):
 		return answer(codes.Aborted, identityv1.ErrorReason_ERROR_REASON_CONTENDED, rpcerr.Retry(retryAfter))
 	case errors.Is(err, allocator.ErrNameTaken):

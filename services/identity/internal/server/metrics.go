@@ -15,7 +15,9 @@ type metric struct {
 	value func(allocator.Status, allocator.Counters) float64
 }
 
-func newMetric(name, help string, kind prometheus.ValueType, value func(allocator.Status, allocator.Counters) float64) metric {
+func newMetric(name, help string, kind prometheus.ValueType,
+	value func(allocator.Status, allocator.Counters) float64,
+) metric {
 	return metric{prometheus.NewDesc("sluice_identity_"+name, help, nil, nil), kind, value}
 }
 
@@ -35,7 +37,8 @@ var metrics = []metric{
 		}),
 	newMetric("allocated_identities_total", "Identities that this node created.", prometheus.CounterValue,
 		func(_ allocator.Status, c allocator.Counters) float64 { return float64(c.Allocated) }),
-	newMetric("collected_identities_total", "Identities without references that this node removed.", prometheus.CounterValue,
+	newMetric("collected_identities_total", "Identities without references that this node removed.",
+		prometheus.CounterValue,
 		func(_ allocator.Status, c allocator.Counters) float64 { return float64(c.Collected) }),
 	newMetric("restored_references_total", "References of this node that were written again.", prometheus.CounterValue,
 		func(_ allocator.Status, c allocator.Counters) float64 { return float64(c.Restored) }),
@@ -48,8 +51,10 @@ var metrics = []metric{
 // The lock's time; the label operation is one of those that package allocator lists.
 var (
 	busyDesc = prometheus.NewDesc("sluice_identity_owner_busy_seconds",
-		"How long each operation held the one lock on what the allocator knows; every other waits as long.", []string{"operation"}, nil)
-	longestDesc = prometheus.NewDesc("sluice_identity_owner_busy_longest_seconds", "The longest of them since the start.", []string{"operation"}, nil)
+		"How long each operation held the one lock on what the allocator knows; every other waits as long.",
+		[]string{"operation"}, nil)
+	longestDesc = prometheus.NewDesc("sluice_identity_owner_busy_longest_seconds", "The longest of them since the start.",
+		[]string{"operation"}, nil)
 )
 
 // Collector gives the allocator's figures to Prometheus.

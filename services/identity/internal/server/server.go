@@ -65,14 +65,19 @@ func Methods() rpc.Methods {
 		identityv1.IdentityService_ReleaseIdentity_FullMethodName:  {Access: rpc.RootAnd(instance.DatapathID), Limit: change},
 		identityv1.IdentityService_ResolveEndpoint_FullMethodName:  {Access: rpc.RootAnd(instance.DatapathID), Limit: change},
 		identityv1.IdentityService_GetIdentity_FullMethodName:      {Access: rpc.Group(), Limit: read},
-		identityv1.IdentityService_ListIdentities_FullMethodName:   {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 8, Waiting: 32}},
-		identityv1.IdentityService_WatchIdentities_FullMethodName:  {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64}},
-		identityv1.IdentityService_GetStatus_FullMethodName:        {Access: rpc.Group(), Limit: read},
+		identityv1.IdentityService_ListIdentities_FullMethodName: {
+			Access: rpc.Group(),
+			Limit:  rpc.Limit{InFlight: 8, Waiting: 32},
+		},
+		identityv1.IdentityService_WatchIdentities_FullMethodName: {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64}},
+		identityv1.IdentityService_GetStatus_FullMethodName:       {Access: rpc.Group(), Limit: read},
 	}
 }
 
 // AllocateIdentity implements the service.
-func (s *Server) AllocateIdentity(ctx context.Context, req *identityv1.AllocateIdentityRequest) (*identityv1.AllocateIdentityResponse, error) {
+func (s *Server) AllocateIdentity(ctx context.Context,
+	req *identityv1.AllocateIdentityRequest,
+) (*identityv1.AllocateIdentityResponse, error) {
 	labels, err := labels.Workload(s.Filter, fromLabels(req.GetLabels()), nil)
 	if err != nil {
 		return nil, statusOf(err)
@@ -92,7 +97,9 @@ func (s *Server) AllocateIdentity(ctx context.Context, req *identityv1.AllocateI
 }
 
 // ReleaseIdentity implements the service.
-func (s *Server) ReleaseIdentity(ctx context.Context, req *identityv1.ReleaseIdentityRequest) (*identityv1.ReleaseIdentityResponse, error) {
+func (s *Server) ReleaseIdentity(ctx context.Context,
+	req *identityv1.ReleaseIdentityRequest,
+) (*identityv1.ReleaseIdentityResponse, error) {
 	holder := allocator.ReferenceHolder(req.GetReference())
 	if o := req.GetOwner(); o != nil {
 		holder = endpoint(o)
@@ -105,7 +112,9 @@ func (s *Server) ReleaseIdentity(ctx context.Context, req *identityv1.ReleaseIde
 }
 
 // ResolveEndpoint implements the service.
-func (s *Server) ResolveEndpoint(ctx context.Context, req *identityv1.ResolveEndpointRequest) (*identityv1.ResolveEndpointResponse, error) {
+func (s *Server) ResolveEndpoint(ctx context.Context,
+	req *identityv1.ResolveEndpointRequest,
+) (*identityv1.ResolveEndpointResponse, error) {
 	labels, err := labels.Workload(s.Filter, fromLabels(req.GetLabels()), fromPorts(req.GetNamedPorts()))
 	if err != nil {
 		return nil, statusOf(err)
@@ -118,7 +127,9 @@ func (s *Server) ResolveEndpoint(ctx context.Context, req *identityv1.ResolveEnd
 }
 
 // GetIdentity implements the service.
-func (s *Server) GetIdentity(_ context.Context, req *identityv1.GetIdentityRequest) (*identityv1.GetIdentityResponse, error) {
+func (s *Server) GetIdentity(_ context.Context, req *identityv1.GetIdentityRequest) (*identityv1.GetIdentityResponse,
+	error,
+) {
 	id, holders, err := s.Allocator.Get(identity.Numeric(req.GetNumber()))
 	if err != nil {
 		return nil, statusOf(err)
@@ -127,12 +138,17 @@ func (s *Server) GetIdentity(_ context.Context, req *identityv1.GetIdentityReque
 }
 
 // ListIdentities implements the service.
-func (s *Server) ListIdentities(req *identityv1.ListIdentitiesRequest, stream grpc.ServerStreamingServer[identityv1.ListIdentitiesResponse]) error {
+func (s *Server) ListIdentities(req *identityv1.ListIdentitiesRequest,
+	stream grpc.ServerStreamingServer[identityv1.ListIdentitiesResponse],
+) error {
 	for _, l := range s.Allocator.List() {
 		if len(req.GetScopes()) > 0 && !slices.Contains(req.GetScopes(), toScope(l.Identity.Number.Scope())) {
 			continue
 		}
-		if err := stream.Send(&identityv1.ListIdentitiesResponse{Identity: toIdentity(l.Identity), ReferenceCount: uint32(l.Holders)}); err != nil {
+		if err := stream.Send(&identityv1.ListIdentitiesResponse{
+			Identity:       toIdentity(l.Identity),
+			ReferenceCount: uint32(l.Holders),
+		}); err != nil {
 			return err
 		}
 	}
@@ -140,19 +156,25 @@ func (s *Server) ListIdentities(req *identityv1.ListIdentitiesRequest, stream gr
 }
 
 // WatchIdentities implements the service.
-func (s *Server) WatchIdentities(req *identityv1.WatchIdentitiesRequest, stream grpc.ServerStreamingServer[identityv1.WatchIdentitiesResponse]) error {
-	return watch.Serve(stream.Context(), s.Hub, req.GetResumeToken(), func(e watch.Event[identity.Numeric, identity.Identity]) error {
-		m := &identityv1.WatchIdentitiesResponse{ResumeToken: e.Token, Incarnation: s.Hub.Incarnation(), Revision: e.Revision}
-		switch e.Kind {
-		case watch.Upsert:
-			m.Event = &identityv1.WatchIdentitiesResponse_Upsert{Upsert: toIdentity(e.Value)}
-		case watch.Delete:
-			m.Event = &identityv1.WatchIdentitiesResponse_Delete{Delete: uint32(e.Key)}
-		default:
-			m.Event = &identityv1.WatchIdentitiesResponse_Bookmark{Bookmark: &identityv1.Bookmark{SnapshotComplete: e.SnapshotComplete}}
-		}
-		return stream.Send(m)
-	})
+func (s *Server) WatchIdentities(req *identityv1.WatchIdentitiesRequest,
+	stream grpc.ServerStreamingServer[identityv1.WatchIdentitiesResponse],
+) error {
+	return watch.Serve(stream.Context(), s.Hub, req.GetResumeToken(),
+		func(e watch.Event[identity.Numeric, identity.Identity]) error {
+			m := &identityv1.WatchIdentitiesResponse{
+				ResumeToken: e.Token, Incarnation: s.Hub.Incarnation(),
+				Revision: e.Revision,
+			}
+			switch e.Kind {
+			case watch.Upsert:
+				m.Event = &identityv1.WatchIdentitiesResponse_Upsert{Upsert: toIdentity(e.Value)}
+			case watch.Delete:
+				m.Event = &identityv1.WatchIdentitiesResponse_Delete{Delete: uint32(e.Key)}
+			default:
+				m.Event = &identityv1.WatchIdentitiesResponse_Bookmark{Bookmark: &identityv1.Bookmark{SnapshotComplete: e.SnapshotComplete}}
+			}
+			return stream.Send(m)
+		})
 }
 
 // GetStatus implements the service.

@@ -83,15 +83,17 @@ func serve(t *testing.T, opts ...option) *service {
 	s := &service{t: t, fake: storetest.NewFake(), hub: NewHub(), socket: filepath.Join(dir, "s")}
 	cfg := allocator.Config{
 		Quota: 3, StoreTimeout: 200 * time.Millisecond, Heartbeat: 10 * time.Millisecond, Reconcile: 10 * time.Millisecond,
-		Grace: time.Hour, Rest: time.Hour, KnownDelay: time.Millisecond, RetryMin: time.Millisecond, RetryMax: 10 * time.Millisecond,
-		Log: log.Discard(),
+		Grace: time.Hour, Rest: time.Hour, KnownDelay: time.Millisecond, RetryMin: time.Millisecond,
+		RetryMax: 10 * time.Millisecond,
+		Log:      log.Discard(),
 	}
 	impl := &Server{Hub: s.hub, Filter: filter, Node: "n1", Version: "test", Started: time.Now()}
 	ro := rpc.Options{Register: impl.Register, Methods: Methods(), AlsoRoot: []uint32{uint32(os.Getuid())}}
 	for _, o := range opts {
 		o(&cfg, &ro)
 	}
-	if s.alloc, err = allocator.New(cfg, s.fake.Node("n1"), files, s.hub, allocator.Holds{}, allocator.Known{}, false); err != nil {
+	if s.alloc, err = allocator.New(cfg, s.fake.Node("n1"), files, s.hub, allocator.Holds{}, allocator.Known{},
+		false); err != nil {
 		t.Fatal(err)
 	}
 	impl.Allocator = s.alloc
@@ -136,7 +138,10 @@ func newLabel(source, key, value string) *workloadv1.Label {
 
 func (s *service) resolve(container string, labels ...*workloadv1.Label) *identityv1.Identity {
 	s.t.Helper()
-	resp, err := s.ResolveEndpoint(s.t.Context(), &identityv1.ResolveEndpointRequest{Owner: owner(container), Labels: labels})
+	resp, err := s.ResolveEndpoint(s.t.Context(), &identityv1.ResolveEndpointRequest{
+		Owner:  owner(container),
+		Labels: labels,
+	})
 	if err != nil {
 		s.t.Fatalf("resolve %s: %v", container, err)
 	}
@@ -146,8 +151,11 @@ func (s *service) resolve(container string, labels ...*workloadv1.Label) *identi
 func TestResolveFiltersSortsAndAddsPorts(t *testing.T) {
 	s := serve(t)
 	resp, err := s.ResolveEndpoint(t.Context(), &identityv1.ResolveEndpointRequest{
-		Owner:      owner("c1"),
-		Labels:     []*workloadv1.Label{newLabel("k8s", "pod-template-hash", "5d"), newLabel("k8s", "app", "web"), newLabel("cni", "zone", "a")},
+		Owner: owner("c1"),
+		Labels: []*workloadv1.Label{
+			newLabel("k8s", "pod-template-hash", "5d"), newLabel("k8s", "app", "web"),
+			newLabel("cni", "zone", "a"),
+		},
 		NamedPorts: []*workloadv1.NamedPort{{Name: "http", Port: 80, Protocol: workloadv1.Protocol_PROTOCOL_TCP}},
 	})
 	if err != nil {
@@ -184,18 +192,23 @@ func TestLifeOfAReference(t *testing.T) {
 		return resp.GetIdentity()
 	}
 	cluster, local := alloc(identityv1.Scope_SCOPE_CLUSTER), alloc(identityv1.Scope_SCOPE_NODE_LOCAL)
-	if cluster.GetScope() != identityv1.Scope_SCOPE_CLUSTER || local.GetScope() != identityv1.Scope_SCOPE_NODE_LOCAL || local.GetNumber() != 0xFF0000 {
+	if cluster.GetScope() != identityv1.Scope_SCOPE_CLUSTER || local.GetScope() != identityv1.Scope_SCOPE_NODE_LOCAL ||
+		local.GetNumber() != 0xFF0000 {
 		t.Errorf("identities %v and %v", cluster, local)
 	}
 	if same := alloc(identityv1.Scope_SCOPE_UNSPECIFIED); same.GetNumber() != cluster.GetNumber() {
 		t.Errorf("unspecified scope gives %v, want %v", same, cluster)
 	}
 	got, err := s.GetIdentity(t.Context(), &identityv1.GetIdentityRequest{Number: cluster.GetNumber()})
-	if err != nil || !slices.Equal(got.GetReferences(), []string{"reference:ref-SCOPE_CLUSTER", "reference:ref-SCOPE_UNSPECIFIED"}) {
+	if err != nil || !slices.Equal(got.GetReferences(), []string{
+		"reference:ref-SCOPE_CLUSTER",
+		"reference:ref-SCOPE_UNSPECIFIED",
+	}) {
 		t.Errorf("get: %v, %v", got, err)
 	}
 	for _, want := range []uint32{local.GetNumber(), 0} {
-		resp, err := s.ReleaseIdentity(t.Context(), &identityv1.ReleaseIdentityRequest{Holder: &identityv1.ReleaseIdentityRequest_Reference{Reference: "ref-SCOPE_NODE_LOCAL"}})
+		resp, err := s.ReleaseIdentity(t.Context(),
+			&identityv1.ReleaseIdentityRequest{Holder: &identityv1.ReleaseIdentityRequest_Reference{Reference: "ref-SCOPE_NODE_LOCAL"}})
 		if err != nil || resp.GetReleasedNumber() != want {
 			t.Errorf("release: %v, %v, want %d", resp, err, want)
 		}
@@ -227,7 +240,8 @@ func TestListIsSortedAndFiltered(t *testing.T) {
 	if want := []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 255, web.GetNumber()}; !slices.Equal(all, want) {
 		t.Errorf("list %v, want %v", all, want)
 	}
-	if cluster, counts := list(identityv1.Scope_SCOPE_CLUSTER); !slices.Equal(cluster, []uint32{web.GetNumber()}) || counts[0] != 2 {
+	if cluster, counts := list(identityv1.Scope_SCOPE_CLUSTER); !slices.Equal(cluster, []uint32{web.GetNumber()}) ||
+		counts[0] != 2 {
 		t.Errorf("cluster list %v %v, want %d with 2 references", cluster, counts, web.GetNumber())
 	}
 }
@@ -253,7 +267,8 @@ func TestWatchResumesAfterTheToken(t *testing.T) {
 	var token []byte
 	for token == nil {
 		m := next(w)
-		if complete := m.GetBookmark().GetSnapshotComplete(); (m.GetRevision() != 0) != complete || len(m.GetIncarnation()) != 8 {
+		if complete := m.GetBookmark().GetSnapshotComplete(); (m.GetRevision() != 0) != complete ||
+			len(m.GetIncarnation()) != 8 {
 			t.Errorf("revision %d of %x, and the snapshot is complete: %t", m.GetRevision(), m.GetIncarnation(), complete)
 		}
 		if u := m.GetUpsert(); u != nil {
@@ -275,12 +290,14 @@ func TestWatchResumesAfterTheToken(t *testing.T) {
 	}
 	m := next(w)
 	if len(m.GetIncarnation()) != 8 || m.GetRevision() != s.hub.Revision() {
-		t.Errorf("the change is at revision %d of %x, want %d, the last", m.GetRevision(), m.GetIncarnation(), s.hub.Revision())
+		t.Errorf("the change is at revision %d of %x, want %d, the last", m.GetRevision(), m.GetIncarnation(),
+			s.hub.Revision())
 	}
 	if m.GetUpsert().GetNumber() != db.GetNumber() || len(m.GetResumeToken()) == 0 {
 		t.Errorf("first after the token: %v, want %d", m, db.GetNumber())
 	}
-	if w, err = s.WatchIdentities(t.Context(), &identityv1.WatchIdentitiesRequest{ResumeToken: []byte("of another run")}); err == nil {
+	if w, err = s.WatchIdentities(t.Context(),
+		&identityv1.WatchIdentitiesRequest{ResumeToken: []byte("of another run")}); err == nil {
 		_, err = w.Recv()
 	}
 	if status.Code(err) != codes.OutOfRange {
@@ -301,7 +318,8 @@ func TestStatusTellsWhatIsWrong(t *testing.T) {
 		return st
 	}
 	st := get()
-	if !st.GetStoreConnected() || st.GetStoreError() != "" || st.GetHeldIdentities() != 2 || st.GetClusterIdentities() != 2 || st.GetNodeName() != "n1" || st.GetVersion() != "test" {
+	if !st.GetStoreConnected() || st.GetStoreError() != "" || st.GetHeldIdentities() != 2 ||
+		st.GetClusterIdentities() != 2 || st.GetNodeName() != "n1" || st.GetVersion() != "test" {
 		t.Errorf("status %v", st)
 	}
 	if k := st.GetTopLabelKeys(); len(k) != 1 || k[0].GetKey() != "cni:app" || k[0].GetDistinctValues() != 2 {
@@ -338,16 +356,37 @@ func TestEveryFailureHasItsCode(t *testing.T) {
 	}{
 		{"no owner", resolve(&identityv1.ResolveEndpointRequest{}), codes.InvalidArgument, "owner"},
 		{"bad owner", resolve(&identityv1.ResolveEndpointRequest{Owner: owner("-x")}), codes.InvalidArgument, "container_id"},
-		{"reserved source", resolve(&identityv1.ResolveEndpointRequest{Owner: owner("c9"), Labels: []*workloadv1.Label{web[0], newLabel("reserved", "host", "")}}), codes.InvalidArgument, "labels[1].source"},
-		{"generated source", resolve(&identityv1.ResolveEndpointRequest{Owner: owner("c9"), Labels: []*workloadv1.Label{newLabel("generated", "named-ports", "x")}}), codes.InvalidArgument, "labels[0].source"},
-		{"two values", allocate("r", newLabel("k8s", "a", "1"), newLabel("k8s", "a", "2")), codes.InvalidArgument, "labels[1].key"},
+		{"reserved source", resolve(&identityv1.ResolveEndpointRequest{
+			Owner:  owner("c9"),
+			Labels: []*workloadv1.Label{web[0], newLabel("reserved", "host", "")},
+		}), codes.InvalidArgument, "labels[1].source"},
+		{"generated source", resolve(&identityv1.ResolveEndpointRequest{
+			Owner:  owner("c9"),
+			Labels: []*workloadv1.Label{newLabel("generated", "named-ports", "x")},
+		}), codes.InvalidArgument, "labels[0].source"},
+		{
+			"two values", allocate("r", newLabel("k8s", "a", "1"), newLabel("k8s", "a", "2")), codes.InvalidArgument,
+			"labels[1].key",
+		},
 		{"control character", allocate("r", newLabel("k8s", "a", "\x01")), codes.InvalidArgument, "labels[0].value"},
-		{"too many", resolve(&identityv1.ResolveEndpointRequest{Owner: owner("c9"), Labels: many}), codes.InvalidArgument, "300"},
-		{"no port", resolve(&identityv1.ResolveEndpointRequest{Owner: owner("c9"), NamedPorts: []*workloadv1.NamedPort{{Name: "http", Protocol: workloadv1.Protocol_PROTOCOL_TCP}}}), codes.InvalidArgument, "port"},
+		{
+			"too many", resolve(&identityv1.ResolveEndpointRequest{Owner: owner("c9"), Labels: many}), codes.InvalidArgument,
+			"300",
+		},
+		{
+			"no port", resolve(&identityv1.ResolveEndpointRequest{
+				Owner:      owner("c9"),
+				NamedPorts: []*workloadv1.NamedPort{{Name: "http", Protocol: workloadv1.Protocol_PROTOCOL_TCP}},
+			}),
+			codes.InvalidArgument, "port",
+		},
 		{"no labels", allocate("r"), codes.InvalidArgument, "labels"},
 		{"no reference", allocate("", web...), codes.InvalidArgument, "reference"},
 		{"reserved scope", func() error {
-			_, err := s.AllocateIdentity(t.Context(), &identityv1.AllocateIdentityRequest{Reference: "r", Labels: web, Scope: identityv1.Scope_SCOPE_RESERVED})
+			_, err := s.AllocateIdentity(t.Context(), &identityv1.AllocateIdentityRequest{
+				Reference: "r", Labels: web,
+				Scope: identityv1.Scope_SCOPE_RESERVED,
+			})
 			return err
 		}(), codes.InvalidArgument, "scope"},
 		{"no holder", func() error {
@@ -376,16 +415,19 @@ func TestEveryFailureHasItsCode(t *testing.T) {
 	s.resolve("q1", newLabel("cni", "app", "q1"))
 	s.resolve("q2", newLabel("cni", "app", "q2"))
 	err := allocate("q3", newLabel("cni", "app", "q3"))
-	if status.Code(err) != codes.ResourceExhausted || detail[*errdetails.QuotaFailure](err) == nil || !strings.Contains(err.Error(), "cni:app (3)") {
+	if status.Code(err) != codes.ResourceExhausted || detail[*errdetails.QuotaFailure](err) == nil ||
+		!strings.Contains(err.Error(), "cni:app (3)") {
 		t.Errorf("over quota: %v, want RESOURCE_EXHAUSTED that names cni:app", err)
 	}
-	if _, err := s.ReleaseIdentity(t.Context(), &identityv1.ReleaseIdentityRequest{Holder: &identityv1.ReleaseIdentityRequest_Owner{Owner: owner("q1")}}); err != nil {
+	if _, err := s.ReleaseIdentity(t.Context(),
+		&identityv1.ReleaseIdentityRequest{Holder: &identityv1.ReleaseIdentityRequest_Owner{Owner: owner("q1")}}); err != nil {
 		t.Fatal(err)
 	}
 	s.fake.Down()
 	storetest.Eventually(t, "the loss", func() bool { return !s.alloc.Summary().Connected })
 	err = allocate("q3", newLabel("cni", "app", "q3"))
-	if status.Code(err) != codes.Unavailable || detail[*errdetails.RetryInfo](err) == nil || !strings.Contains(err.Error(), "fake://cluster") {
+	if status.Code(err) != codes.Unavailable || detail[*errdetails.RetryInfo](err) == nil ||
+		!strings.Contains(err.Error(), "fake://cluster") {
 		t.Errorf("new set without store: %v, want UNAVAILABLE that names the endpoints", err)
 	}
 }
@@ -412,8 +454,14 @@ func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 		{&label.Error{Index: 1}, codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_LABEL},
 		{workload.ErrNamedPort, codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_NAMED_PORT},
 		{allocator.ErrHolder, codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_REFERENCE},
-		{&allocator.QuotaError{Kind: allocator.ErrQuota}, codes.ResourceExhausted, identityv1.ErrorReason_ERROR_REASON_QUOTA_EXHAUSTED},
-		{&allocator.QuotaError{Kind: allocator.ErrExhausted}, codes.ResourceExhausted, identityv1.ErrorReason_ERROR_REASON_NUMBERS_EXHAUSTED},
+		{
+			&allocator.QuotaError{Kind: allocator.ErrQuota}, codes.ResourceExhausted,
+			identityv1.ErrorReason_ERROR_REASON_QUOTA_EXHAUSTED,
+		},
+		{
+			&allocator.QuotaError{Kind: allocator.ErrExhausted}, codes.ResourceExhausted,
+			identityv1.ErrorReason_ERROR_REASON_NUMBERS_EXHAUSTED,
+		},
 		{allocator.ErrHeldOther, codes.AlreadyExists, identityv1.ErrorReason_ERROR_REASON_REFERENCE_HAS_OTHER_LABELS},
 		{allocator.ErrNotFound, codes.NotFound, identityv1.ErrorReason_ERROR_REASON_IDENTITY_NOT_FOUND},
 		{allocator.ErrContended, codes.Aborted, identityv1.ErrorReason_ERROR_REASON_CONTENDED},
@@ -421,7 +469,10 @@ func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 		{&allocator.StoreError{}, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_STORE_UNAVAILABLE},
 		{&allocator.StaleError{}, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_STORE_UNAVAILABLE},
 		{&allocator.StoreError{Err: allocator.ErrNoSpace}, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_STORE_FULL},
-		{&allocator.StoreError{Err: &cluster.NameError{}}, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_NODE_NAME_TAKEN},
+		{
+			&allocator.StoreError{Err: &cluster.NameError{}}, codes.Unavailable,
+			identityv1.ErrorReason_ERROR_REASON_NODE_NAME_TAKEN,
+		},
 		{allocator.ErrSessionLost, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_SESSION_LOST},
 		{allocator.ErrRecords, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_STORAGE_FAILED},
 		{allocator.ErrCorrupt, codes.Internal, identityv1.ErrorReason_ERROR_REASON_STORE_CORRUPT},
@@ -431,7 +482,8 @@ func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 	} {
 		given[c.reason] = true
 		got := statusOf(fmt.Errorf("outer: %w", c.err))
-		if reason, has := rpcerr.ReasonIn(got); status.Code(got) != c.code || has != (c.reason != 0) || has && reason != rpcerr.Of(c.reason) {
+		if reason, has := rpcerr.ReasonIn(got); status.Code(got) != c.code || has != (c.reason != 0) || has &&
+			reason != rpcerr.Of(c.reason) {
 			t.Errorf("%v is answered with %s, %v; want %s, %v", c.err, status.Code(got), reason, c.code, c.reason)
 		}
 	}
@@ -466,7 +518,8 @@ func TestMetricsHaveTheConventionsNames(t *testing.T) {
 	}
 	for name, want := range map[string]float64{
 		"sluice_identity_cluster_identities": 1, "sluice_identity_held_identities": 1, "sluice_identity_store_connected": 1,
-		"sluice_identity_allocated_identities_total": 1, "sluice_identity_conflicts_total": 0, "sluice_identity_pending_store_writes": 0,
+		"sluice_identity_allocated_identities_total": 1, "sluice_identity_conflicts_total": 0,
+		"sluice_identity_pending_store_writes": 0,
 	} {
 		if v, ok := got[name]; !ok || v != want {
 			t.Errorf("%s is %v (there: %t), want %v", name, v, ok, want)
@@ -524,7 +577,8 @@ func TestTheOwnersTimeIsCountedByOperation(t *testing.T) {
 	after := counts()
 	for _, operation := range []string{"hold", "choose a number", "take over an update", "copy for the disk", "read"} {
 		if after[operation] <= before[operation] {
-			t.Errorf("%q was counted %d times before and %d after an identity was resolved", operation, before[operation], after[operation])
+			t.Errorf("%q was counted %d times before and %d after an identity was resolved", operation, before[operation],
+				after[operation])
 		}
 	}
 	for _, b := range s.alloc.Busy() {

@@ -15,6 +15,8 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 )
@@ -41,6 +43,37 @@ func TestDialSucceedsWhileNothingListens(t *testing.T) {
 	}
 	if err := cc.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// A call that waits for the server waits for one that was never there, too.
+func TestCallWaitsForAServerThatIsAbsentAtFirst(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "x.sock")
+	cc, err := Dial(path, Options{WaitForReady: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cc.Close()
+	answered := make(chan error, 1)
+	go func() {
+		_, err := grpc_health_v1.NewHealthClient(cc).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{})
+		answered <- err
+	}()
+	for cc.GetState() != connectivity.TransientFailure { // it was looked for
+		if !cc.WaitForStateChange(t.Context(), cc.GetState()) {
+			t.Fatal("it was not looked for")
+		}
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := grpc.NewServer()
+	grpc_health_v1.RegisterHealthServer(srv, health.NewServer())
+	go srv.Serve(l) //nolint:errcheck // it ends with the test
+	defer srv.Stop()
+	if err := <-answered; err != nil {
+		t.Errorf("the call ended with %v, want the server's answer", err)
 	}
 }
 

@@ -38,13 +38,15 @@ type socket struct {
 	last atomic.Pointer[AbsentError] // how the last attempt to connect ended; nil if it did well
 }
 
+// dial connects. The error is the kernel's, not an AbsentError: gRPC ends also
+// those calls that wait for a server when an attempt to connect fails with a
+// status.
 func (s *socket) dial(ctx context.Context) (net.Conn, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unix", s.path)
 	if err != nil {
-		absent := &AbsentError{Socket: s.path, Err: err}
-		s.last.Store(absent)
-		return nil, absent
+		s.last.Store(&AbsentError{Socket: s.path, Err: err})
+		return nil, err
 	}
 	s.last.Store(nil)
 	return conn, nil
@@ -85,7 +87,7 @@ func reconnect(ctx context.Context, cc *grpc.ClientConn, to *socket, opts []grpc
 		case ctx.Err() != nil:
 			return status.FromContextError(ctx.Err()).Err()
 		default:
-			return err
+			return &AbsentError{Socket: to.path, Err: err}
 		}
 		cc.ResetConnectBackoff()
 		try, cancel := context.WithTimeout(ctx, reconnectTime)

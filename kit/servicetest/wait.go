@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package servicetest runs services as processes for tests, and waits for what
+// they do.
+package servicetest
+
+import (
+	"context"
+	"testing"
+	"time"
+)
+
+// Patience is how long a test waits for what should come at once. It is much
+// more than that on purpose: it only has to be longer than the pauses of a
+// machine that runs many tests, since a test that passes does not wait.
+const Patience = time.Minute
+
+// interval is the time between two looks.
+const interval = 5 * time.Millisecond
+
+// Eventually waits until ok, and fails the test if that takes longer than
+// Patience. What names the condition.
+func Eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	wait(t, what, func() (string, bool) { return "", ok() })
+}
+
+// EventuallyNil is Eventually for a condition that can say what is missing: it
+// waits until get returns nil.
+func EventuallyNil(t testing.TB, what string, get func() error) {
+	t.Helper()
+	wait(t, what, func() (string, bool) {
+		if err := get(); err != nil {
+			return ": " + err.Error(), false
+		}
+		return "", true
+	})
+}
+
+func wait(t testing.TB, what string, look func() (why string, ok bool)) {
+	t.Helper()
+	for end := time.Now().Add(Patience); ; time.Sleep(interval) {
+		why, ok := look()
+		if ok {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("not within %s: %s%s", Patience, what, why)
+		}
+	}
+}
+
+// Context ends with the test, or after Patience.
+func Context(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	t.Cleanup(cancel)
+	return ctx
+}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
@@ -187,17 +188,17 @@ func startFake(t testing.TB, c cluster, name string, records *memory) *node {
 
 func (n *node) connected() {
 	n.t.Helper()
-	storetest.Eventually(n.t, "the session", func() bool { s := n.Summary(); return s.Connected && s.Ready })
+	servicetest.Eventually(n.t, "the session", func() bool { s := n.Summary(); return s.Connected && s.Ready })
 }
 
 func (n *node) disconnected() {
 	n.t.Helper()
-	storetest.Eventually(n.t, "the loss of the session", func() bool { return !n.Summary().Connected })
+	servicetest.Eventually(n.t, "the loss of the session", func() bool { return !n.Summary().Connected })
 }
 
 func (n *node) settled() {
 	n.t.Helper()
-	storetest.Eventually(n.t, "that nothing waits for the store", func() bool { s := n.Summary(); return s.Connected && s.PendingWrites == 0 })
+	servicetest.Eventually(n.t, "that nothing waits for the store", func() bool { s := n.Summary(); return s.Connected && s.PendingWrites == 0 })
 }
 
 func (n *node) hold(holder, app string) identity.Numeric {
@@ -239,7 +240,7 @@ func (n *node) references() []identity.Numeric {
 func (n *node) refersTo(want ...identity.Numeric) {
 	n.t.Helper()
 	slices.Sort(want)
-	storetest.Eventually(n.t, "the references become what is held", func() bool { return slices.Equal(n.references(), want) })
+	servicetest.Eventually(n.t, "the references become what is held", func() bool { return slices.Equal(n.references(), want) })
 }
 
 func TestHolderAskingAgainGetsTheSame(t *testing.T) {
@@ -303,7 +304,7 @@ func TestNodesShareNumbers(t *testing.T) {
 	f := storetest.NewFake()
 	a, b := startFake(t, f, "a", &memory{}), startFake(t, f, "b", &memory{})
 	web := a.hold("c1", "web")
-	storetest.Eventually(t, "the other node sees it", func() bool { return b.readers.see(web) == "cni:app=web;" })
+	servicetest.Eventually(t, "the other node sees it", func() bool { return b.readers.see(web) == "cni:app=web;" })
 	if got := b.hold("c1", "web"); got != web {
 		t.Errorf("b has %d, want %d", got, web)
 	}
@@ -315,7 +316,7 @@ func TestKnownSetsAreAnsweredWithoutTheStore(t *testing.T) {
 	records := &memory{}
 	a, b := startFake(t, f, "a", records), startFake(t, f, "b", &memory{})
 	web, db := a.hold("c1", "web"), b.hold("c1", "db")
-	storetest.Eventually(t, "a knows b's", func() bool { return a.readers.see(db) != "" })
+	servicetest.Eventually(t, "a knows b's", func() bool { return a.readers.see(db) != "" })
 	f.Down()
 	a.disconnected()
 	check := func(a *node, holder string) {
@@ -335,7 +336,7 @@ func TestKnownSetsAreAnsweredWithoutTheStore(t *testing.T) {
 		}
 	}
 	check(a, "c2")
-	storetest.Eventually(t, "the cache is written", func() bool {
+	servicetest.Eventually(t, "the cache is written", func() bool {
 		records.mu.Lock()
 		defer records.mu.Unlock()
 		return len(records.known) == 2
@@ -358,13 +359,13 @@ func TestWithoutCacheAndStoreItIsNotReady(t *testing.T) {
 	f := storetest.NewFake()
 	f.Down()
 	a := start(t, f.Node("a"), &memory{}, quick())
-	storetest.Eventually(t, "a failed attempt", func() bool { return a.Summary().StoreError == allocator.ErrUnavailable.Error() })
+	servicetest.Eventually(t, "a failed attempt", func() bool { return a.Summary().StoreError == allocator.ErrUnavailable.Error() })
 	ready, changed := a.Ready()
 	if ready {
 		t.Fatal("ready without knowing anything")
 	}
 	f.Up()
-	storetest.Eventually(t, "readiness", func() bool {
+	servicetest.Eventually(t, "readiness", func() bool {
 		<-changed
 		ready, changed = a.Ready()
 		return ready
@@ -450,7 +451,7 @@ func TestNumberTakenMeanwhileMovesItsHolders(t *testing.T) {
 			}
 		}
 		a = start(t, f.Node("a"), a.records, quick())
-		storetest.Eventually(t, "the conflict is settled", func() bool { return a.Counters().Conflicts == 1 })
+		servicetest.Eventually(t, "the conflict is settled", func() bool { return a.Counters().Conflicts == 1 })
 		now := a.hold("c1", "web")
 		if now == old || elsewhere && now != moved || a.hold("c2", "web") != now {
 			t.Errorf("web has %d, want not %d, and %d if that is not 0", now, old, moved)
@@ -459,7 +460,7 @@ func TestNumberTakenMeanwhileMovesItsHolders(t *testing.T) {
 		if got := a.hold("c3", "thief"); got != old {
 			t.Errorf("thief has %d, want %d", got, old)
 		}
-		storetest.Eventually(t, "readers see both", func() bool {
+		servicetest.Eventually(t, "readers see both", func() bool {
 			return a.readers.see(now) == "cni:app=web;" && a.readers.see(old) == "cni:app=thief;"
 		})
 		want := map[string]identity.Numeric{"endpoint:c1/eth0": now, "endpoint:c2/eth0": now, "endpoint:c3/eth0": old}
@@ -664,9 +665,9 @@ func TestLastNumbersGoToABurst(t *testing.T) {
 	listing := fullCluster(t, f, free)
 	st := &listingStore{Store: f.Node("a"), updates: make(chan allocator.Update), taken: make(chan struct{})}
 	cfg := quick()
-	cfg.StoreTimeout = storetest.Patience
+	cfg.StoreTimeout = servicetest.Patience
 	a := start(t, st, &memory{}, cfg)
-	storetest.Eventually(t, "the session", func() bool { return a.Summary().Connected })
+	servicetest.Eventually(t, "the session", func() bool { return a.Summary().Connected })
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	for i := range calls {
@@ -720,7 +721,7 @@ func TestCollectionTakesWhatNobodyRefersTo(t *testing.T) {
 	a.connected()
 	web, db := a.hold("c1", "web"), a.hold("c2", "db")
 	a.release("c1")
-	storetest.Eventually(t, "the deletion is seen", func() bool { return a.readers.see(web) == "" })
+	servicetest.Eventually(t, "the deletion is seen", func() bool { return a.readers.see(web) == "" })
 	if a.readers.see(db) == "" {
 		t.Error("a held identity was collected")
 	}
@@ -842,7 +843,7 @@ func TestLateNewsOfAnOldSessionDoesNotEndTheNewOneForEver(t *testing.T) {
 	f := storetest.NewFake()
 	s := &slowStore{Store: f.Node("a"), claim: map[string]chan error{}}
 	cfg := quick()
-	cfg.Heartbeat, cfg.Reconcile, cfg.StoreTimeout = time.Hour, time.Hour, storetest.Patience
+	cfg.Heartbeat, cfg.Reconcile, cfg.StoreTimeout = time.Hour, time.Hour, servicetest.Patience
 	a := start(t, s, &memory{}, cfg)
 	a.connected()
 
@@ -915,7 +916,7 @@ func TestManyIdentitiesAreCollectedInBoundedSteps(t *testing.T) {
 	a.connected()
 	other.stop()
 	f.Expire("b")
-	storetest.Eventually(t, "the collection", func() bool { return a.Counters().Collected == many })
+	servicetest.Eventually(t, "the collection", func() bool { return a.Counters().Collected == many })
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.most > step {
@@ -978,7 +979,7 @@ func TestFailedCollectionIsNotALostSession(t *testing.T) {
 	a.connected()
 	web := a.hold("c1", "web")
 	a.release("c1")
-	storetest.Eventually(t, "the collection", func() bool { return a.readers.see(web) == "" })
+	servicetest.Eventually(t, "the collection", func() bool { return a.readers.see(web) == "" })
 	if n := said.count("store session is up"); n != 1 {
 		t.Errorf("%d sessions, want 1: collection is not part of it", n)
 	}
@@ -1084,7 +1085,7 @@ func TestStrayReferenceIsNotDroppedAtFirstSight(t *testing.T) {
 	}()
 	<-st.claimed
 	// One comparison is over, and what it found to do is done, when the next begins.
-	storetest.Eventually(t, "a second comparison", func() bool { st.mu.Lock(); defer st.mu.Unlock(); return st.looks == 2 })
+	servicetest.Eventually(t, "a second comparison", func() bool { st.mu.Lock(); defer st.mu.Unlock(); return st.looks == 2 })
 	close(st.proceed)
 	web := <-number
 	close(st.limit)

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator/storetest"
@@ -47,7 +48,7 @@ func randomLife(t *testing.T, r *rand.Rand) {
 			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 			if !down {
 				cancel()
-				ctx, cancel = context.WithTimeout(t.Context(), storetest.Patience)
+				ctx, cancel = context.WithTimeout(t.Context(), servicetest.Patience)
 			}
 			id, err := n.Hold(ctx, allocator.EndpointHolder(holder, "eth0"), storetest.Labels(t, set), true)
 			cancel()
@@ -107,7 +108,7 @@ func randomLife(t *testing.T, r *rand.Rand) {
 		t.Errorf("numbers %v are not unique", numbers)
 	}
 	// Nothing that is held was collected, and in the end nothing else is left.
-	storetest.Eventually(t, "only what is held is left", func() bool {
+	servicetest.Eventually(t, "only what is held is left", func() bool {
 		for _, n := range all {
 			if n.Summary().Known != len(numbers) {
 				return false

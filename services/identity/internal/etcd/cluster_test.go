@@ -19,6 +19,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
@@ -97,12 +98,12 @@ func startNode(t testing.TB, endpoint, name, dir string, cfg nodeConfig) *node {
 
 func (n *node) connected() {
 	n.t.Helper()
-	storetest.Eventually(n.t, "the session", func() bool { s := n.Summary(); return s.Connected && s.Ready })
+	servicetest.Eventually(n.t, "the session", func() bool { s := n.Summary(); return s.Connected && s.Ready })
 }
 
 func (n *node) settled() {
 	n.t.Helper()
-	storetest.Eventually(n.t, "that nothing waits for etcd", func() bool { s := n.Summary(); return s.Connected && s.PendingWrites == 0 })
+	servicetest.Eventually(n.t, "that nothing waits for etcd", func() bool { s := n.Summary(); return s.Connected && s.PendingWrites == 0 })
 }
 
 func holder(i int) allocator.Holder { return allocator.EndpointHolder(fmt.Sprint("c", i), "eth0") }
@@ -342,7 +343,7 @@ func TestCollectionNeverTakesWhatIsHeld(t *testing.T) {
 	work.Wait()
 	close(stop)
 	collectors.Wait()
-	storetest.Eventually(t, "only what is held is left", func() bool {
+	servicetest.Eventually(t, "only what is held is left", func() bool {
 		numbers, refs := content(t, admin)
 		return len(numbers) == workers && len(refs) == workers
 	})
@@ -403,7 +404,7 @@ func TestGraceStartsOverWhenTheStoreComesBack(t *testing.T) {
 	}
 	n.settled()
 	s.Down()
-	storetest.Eventually(t, "the node notices", func() bool { return !n.Summary().Connected })
+	servicetest.Eventually(t, "the node notices", func() bool { return !n.Summary().Connected })
 	s.Up()
 	n.connected()
 	if got, err := n.Hold(t.Context(), holder(1), id.Labels, true); err != nil || got.Number != id.Number {
@@ -428,7 +429,7 @@ func TestWatchersSeeWhatHappenedWhileEtcdWasAway(t *testing.T) {
 	var token []byte
 	until := func(what string, ok func() bool) {
 		t.Helper()
-		ctx, cancel := context.WithTimeout(t.Context(), storetest.Patience)
+		ctx, cancel := context.WithTimeout(t.Context(), servicetest.Patience)
 		defer cancel()
 		for !ok() {
 			e, err := sub.Next(ctx)
@@ -488,7 +489,7 @@ func TestRestartWithoutEtcdKnowsWhatItKnew(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	storetest.Eventually(t, "a knows b's", func() bool { _, _, err := a.Get(db.Number); return err == nil })
+	servicetest.Eventually(t, "a knows b's", func() bool { _, _, err := a.Get(db.Number); return err == nil })
 	a.stop() // writes the cache at the end
 	s.Down()
 	a = startNode(t, s.Endpoint, "a", a.dir, quick())
@@ -528,7 +529,7 @@ func cutOff(t *testing.T, s *etcdtest.Server, cfg nodeConfig) (dir string, admin
 	if err != nil {
 		t.Fatal(err)
 	}
-	storetest.Eventually(t, "b knows", func() bool { _, _, err := b.Get(admin.Number); return err == nil })
+	servicetest.Eventually(t, "b knows", func() bool { _, _, err := b.Get(admin.Number); return err == nil })
 	b.stop()
 	if _, err := a.Release(t.Context(), holder(1)); err != nil {
 		t.Fatal(err)
@@ -537,7 +538,7 @@ func cutOff(t *testing.T, s *etcdtest.Server, cfg nodeConfig) (dir string, admin
 	if _, err := other.Join(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	storetest.Eventually(t, "the end of the quarantine", func() bool {
+	servicetest.Eventually(t, "the end of the quarantine", func() bool {
 		unused, err := storetest.Unused(t.Context(), other)
 		if err == nil {
 			_, err = other.Collect(t.Context(), unused, cfg.Rest)
@@ -589,10 +590,10 @@ func TestLongOutageEndsAnswersForSetsThatAreNotHeld(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	storetest.Eventually(t, "a knows b's", func() bool { _, _, err := a.Get(known.Number); return err == nil })
+	servicetest.Eventually(t, "a knows b's", func() bool { _, _, err := a.Get(known.Number); return err == nil })
 	// As long as etcd answers, time does not make the mirror old.
 	joined := time.Now()
-	storetest.Eventually(t, "more than the quarantine time", func() bool { return time.Since(joined) > cfg.Rest+cfg.Rest/2 })
+	servicetest.Eventually(t, "more than the quarantine time", func() bool { return time.Since(joined) > cfg.Rest+cfg.Rest/2 })
 	s.Down()
 	ask := func(h int, l label.Canonical) (identity.Identity, error) {
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
@@ -605,7 +606,7 @@ func TestLongOutageEndsAnswersForSetsThatAreNotHeld(t *testing.T) {
 	if _, err := a.Release(t.Context(), holder(2)); err != nil {
 		t.Fatal(err)
 	}
-	storetest.Eventually(t, "the cache is too old", func() bool {
+	servicetest.Eventually(t, "the cache is too old", func() bool {
 		_, err := ask(2, known.Labels)
 		var stale *allocator.StaleError
 		if err == nil {
@@ -646,7 +647,7 @@ func TestRestoredBackupIsNoticed(t *testing.T) {
 		}
 		after = append(after, id)
 	}
-	storetest.Eventually(t, "b knows them", func() bool { return b.Summary().Known == late+1 })
+	servicetest.Eventually(t, "b knows them", func() bool { return b.Summary().Known == late+1 })
 	for i := range late - 1 { // the last one stays held
 		if _, err := a.Release(t.Context(), holder(100+i)); err != nil {
 			t.Fatal(err)
@@ -658,7 +659,7 @@ func TestRestoredBackupIsNoticed(t *testing.T) {
 	s.Up()
 	last := after[late-1]
 	for name, n := range map[string]*node{"a": a, "b": b} {
-		storetest.Eventually(t, name+" knows what is left", func() bool { return n.Summary().Connected && n.Summary().Known == 2 })
+		servicetest.Eventually(t, name+" knows what is left", func() bool { return n.Summary().Connected && n.Summary().Known == 2 })
 	}
 	numbers, refs := content(t, s.Client())
 	if numbers[last.Labels.Text()] != last.Number || refs["a/"+fmt.Sprint(last.Number)] != 1 || refs["a/"+fmt.Sprint(one.Number)] != 1 {
@@ -669,7 +670,7 @@ func TestRestoredBackupIsNoticed(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, n := range map[string]*node{"a": a, "b": b} {
-		storetest.Eventually(t, name+" sees a new identity", func() bool { _, _, err := n.Get(fresh.Number); return err == nil })
+		servicetest.Eventually(t, name+" sees a new identity", func() bool { _, _, err := n.Get(fresh.Number); return err == nil })
 	}
 }
 
@@ -691,7 +692,7 @@ func TestKilledNodeKnowsWhatItToldReaders(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	storetest.Eventually(t, "b tells readers", func() bool { _, _, err := b.Get(id.Number); return err == nil })
+	servicetest.Eventually(t, "b tells readers", func() bool { _, _, err := b.Get(id.Number); return err == nil })
 	killed := filepath.Join(t.TempDir(), "state")
 	if err := os.CopyFS(killed, os.DirFS(b.dir)); err != nil { // what kill -9 leaves
 		t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
@@ -127,7 +128,7 @@ func TestFullEtcdIsSaidAndEndsNoSession(t *testing.T) {
 	if _, err := a.Hold(t.Context(), holder(2), storetest.Labels(t, "released"), false); err != nil {
 		t.Fatal(err)
 	}
-	storetest.Eventually(t, "a knows b's", func() bool { _, _, err := a.Get(known.Number); return err == nil })
+	servicetest.Eventually(t, "a knows b's", func() bool { _, _, err := a.Get(known.Number); return err == nil })
 	s.Full(true)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
@@ -146,9 +147,9 @@ func TestFullEtcdIsSaidAndEndsNoSession(t *testing.T) {
 		t.Fatal(err)
 	}
 	admin := s.Client()
-	storetest.Eventually(t, "the reference goes", func() bool { _, refs := content(t, admin); return len(refs) == 2 })
+	servicetest.Eventually(t, "the reference goes", func() bool { _, refs := content(t, admin); return len(refs) == 2 })
 	// etcd has deleted it before a hears so.
-	storetest.Eventually(t, "status is connected, no space, one pending write", func() bool {
+	servicetest.Eventually(t, "status is connected, no space, one pending write", func() bool {
 		sum := a.Summary()
 		return sum.Connected && strings.Contains(sum.StoreError, "no space") && sum.PendingWrites == 1
 	})

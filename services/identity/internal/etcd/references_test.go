@@ -13,6 +13,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
@@ -87,7 +88,7 @@ func TestReferencesAreListedOnceAndThenCounted(t *testing.T) {
 		}
 	}()
 	defer func() { cancel(); <-done }()
-	storetest.Eventually(t, "the listing", got.are("node-000", each, 300, nodes))
+	servicetest.Eventually(t, "the listing", got.are("node-000", each, 300, nodes))
 	put := func(key string, opts ...clientv3.OpOption) {
 		t.Helper()
 		if _, err := c.admin.Put(t.Context(), testPrefix+key, "", opts...); err != nil {
@@ -102,22 +103,22 @@ func TestReferencesAreListedOnceAndThenCounted(t *testing.T) {
 	put("/ref/new/300", clientv3.WithLease(lease.ID))
 	put("/ref/new/301", clientv3.WithLease(lease.ID))
 	put("/ref/new/x")
-	storetest.Eventually(t, "a new node", got.are("new", 2, 300, nodes+1))
+	servicetest.Eventually(t, "a new node", got.are("new", 2, 300, nodes+1))
 	for i := range 50 { // what the watch does not see
 		put(fmt.Sprint("/elsewhere/", i))
 	}
 	seen := got.listings
 	c.Down()
 	c.Up()
-	storetest.Eventually(t, "etcd is back", func() bool { _, err := c.admin.Get(t.Context(), "x"); return err == nil })
+	servicetest.Eventually(t, "etcd is back", func() bool { _, err := c.admin.Get(t.Context(), "x"); return err == nil })
 	if _, err := c.admin.Revoke(t.Context(), lease.ID); err != nil {
 		t.Fatal(err)
 	}
-	storetest.Eventually(t, "a lease that ended", got.are("new", 0, 300, nodes))
+	servicetest.Eventually(t, "a lease that ended", got.are("new", 0, 300, nodes))
 	if _, err := c.admin.Delete(t.Context(), testPrefix+"/ref/node-000/300"); err != nil {
 		t.Fatal(err)
 	}
-	storetest.Eventually(t, "a release", got.are("node-000", each-1, 300, nodes-1))
+	servicetest.Eventually(t, "a release", got.are("node-000", each-1, 300, nodes-1))
 	got.mu.Lock()
 	defer got.mu.Unlock()
 	if got.listings != seen || seen != 1 {
@@ -332,6 +333,6 @@ func BenchmarkCollection(b *testing.B) {
 	began := time.Now()
 	n := startNode(b, s.Endpoint, "a", b.TempDir(), cfg)
 	n.connected()
-	storetest.Eventually(b, "the collection of what is unused", func() bool { return n.Counters().Collected >= 5000 })
+	servicetest.Eventually(b, "the collection of what is unused", func() bool { return n.Counters().Collected >= 5000 })
 	b.ReportMetric(float64(time.Since(began).Milliseconds()), "ms/collected-5000")
 }

@@ -15,6 +15,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator/storetest"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/etcdtest"
@@ -114,7 +115,7 @@ func TestOneNodeHasAName(t *testing.T) {
 		t.Fatal(err)
 	}
 	second := startNode(t, s.Endpoint, "a", t.TempDir(), cfg)
-	storetest.Eventually(t, "the refusal", func() bool { return strings.Contains(second.Summary().StoreError, "is taken") })
+	servicetest.Eventually(t, "the refusal", func() bool { return strings.Contains(second.Summary().StoreError, "is taken") })
 	if ready, _ := second.Ready(); ready || second.Summary().Ready {
 		t.Error("the second node calls itself ready")
 	}
@@ -144,7 +145,7 @@ func TestOneNodeHasAName(t *testing.T) {
 		t.Error("the second node has the name and is not ready")
 	}
 	first = startNode(t, s.Endpoint, "a", first.dir, cfg)
-	storetest.Eventually(t, "the refusal of the first", func() bool { return errors.Is(nameError(t, first), allocator.ErrNameTaken) })
+	servicetest.Eventually(t, "the refusal of the first", func() bool { return errors.Is(nameError(t, first), allocator.ErrNameTaken) })
 }
 
 func nameError(t *testing.T, n *node) error {
@@ -212,14 +213,14 @@ func TestCompactionOfOtherKeysMakesNoNodeListAgain(t *testing.T) {
 	written := time.Now()
 	heard := func(n *node) bool { return n.Summary().Connected && n.Summary().Heard.After(written) }
 	for _, n := range all {
-		storetest.Eventually(t, "that a node has heard everything", func() bool { return heard(n) })
+		servicetest.Eventually(t, "that a node has heard everything", func() bool { return heard(n) })
 	}
 	s.Compact()
 	s.Down()
 	s.Up()
 	written = time.Now()
 	for _, n := range all {
-		storetest.Eventually(t, "that a node hears etcd again", func() bool { return heard(n) })
+		servicetest.Eventually(t, "that a node hears etcd again", func() bool { return heard(n) })
 	}
 	// The collector's watch of references may be a moment behind.
 	if n := said.count("listing again prefix=" + testPrefix + "/id/"); n != 0 {

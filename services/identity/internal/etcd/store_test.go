@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator/storetest"
@@ -232,11 +233,11 @@ func TestAnEmptiedEtcdIsNoticedAndListedAgain(t *testing.T) {
 	c.Down()
 	c.Wipe()
 	c.Up()
-	storetest.Eventually(t, "a new session", func() bool {
+	servicetest.Eventually(t, "a new session", func() bool {
 		fresh, err := st.Join(t.Context())
 		return err == nil && fresh
 	})
-	storetest.Eventually(t, "a listing that says so", func() bool {
+	servicetest.Eventually(t, "a listing that says so", func() bool {
 		select {
 		case u := <-updates:
 			return u.Complete && u.Reset && len(u.Upserts) == 0

@@ -28,6 +28,7 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/rpc/client"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
@@ -124,7 +125,7 @@ func serve(t *testing.T, opts ...option) *service {
 		cancel()
 		wg.Wait()
 	})
-	storetest.Eventually(t, "the session", func() bool { return s.alloc.Summary().Connected })
+	servicetest.Eventually(t, "the session", func() bool { return s.alloc.Summary().Connected })
 	return s
 }
 
@@ -326,7 +327,7 @@ func TestStatusTellsWhatIsWrong(t *testing.T) {
 		t.Errorf("top label keys %v", k)
 	}
 	s.fake.Down()
-	storetest.Eventually(t, "the loss", func() bool { return !s.alloc.Summary().Connected })
+	servicetest.Eventually(t, "the loss", func() bool { return !s.alloc.Summary().Connected })
 	if st := get(); st.GetStoreConnected() || st.GetStoreError() == "" {
 		t.Errorf("status without store: %v", st)
 	}
@@ -424,7 +425,7 @@ func TestEveryFailureHasItsCode(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.fake.Down()
-	storetest.Eventually(t, "the loss", func() bool { return !s.alloc.Summary().Connected })
+	servicetest.Eventually(t, "the loss", func() bool { return !s.alloc.Summary().Connected })
 	err = allocate("q3", newLabel("cni", "app", "q3"))
 	if status.Code(err) != codes.Unavailable || detail[*errdetails.RetryInfo](err) == nil ||
 		!strings.Contains(err.Error(), "fake://cluster") {

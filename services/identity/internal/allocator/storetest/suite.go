@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
@@ -26,9 +27,6 @@ type Cluster interface {
 	Up()                              // answers again, with all it had
 }
 
-// Patience is how long a condition may take that should come at once.
-const Patience = 20 * time.Second
-
 // Labels makes a label set from "key=value" values.
 func Labels(t testing.TB, app string) label.Canonical {
 	t.Helper()
@@ -37,16 +35,6 @@ func Labels(t testing.TB, app string) label.Canonical {
 		t.Fatal(err)
 	}
 	return l
-}
-
-// Eventually waits for a condition.
-func Eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(Patience); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s did not happen within %s", what, Patience)
-		}
-	}
 }
 
 type suite struct {
@@ -162,7 +150,7 @@ func Run(t *testing.T, newCluster func(t *testing.T) Cluster) {
 		{"ADownStoreIsUnavailableWithinTheDeadline", unavailable},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), 2*Patience)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*servicetest.Patience)
 			defer cancel()
 			c.test(suite{t: t, ctx: ctx, Cluster: newCluster(t)})
 		})
@@ -428,7 +416,7 @@ func collectedRest(s suite) {
 		drop(c)
 	}
 	s.collectAll(a, time.Second)
-	Eventually(s.t, "the end of the rest", func() bool {
+	servicetest.Eventually(s.t, "the end of the rest", func() bool {
 		c, err := a.Claim(s.ctx, db, 0, 300)
 		return err == nil && c.Number == 300
 	})
@@ -451,7 +439,7 @@ func oneLeads(s suite) {
 		s.t.Error("want the next process of a to lead")
 	}
 	s.Expire("a")
-	Eventually(s.t, "b leads", func() bool { return leads(b) })
+	servicetest.Eventually(s.t, "b leads", func() bool { return leads(b) })
 }
 
 // follower collects what Follow brings.
@@ -514,14 +502,14 @@ func followChanges(s suite) {
 	a := s.join("a")
 	s.claim(a, Labels(s.t, "web"), 0, 300)
 	f := s.follow(s.Node("b"))
-	Eventually(s.t, "the listing", f.is(1, 300))
+	servicetest.Eventually(s.t, "the listing", f.is(1, 300))
 	c := s.claim(a, Labels(s.t, "db"), 0, 301)
-	Eventually(s.t, "the change", f.is(1, 300, 301))
+	servicetest.Eventually(s.t, "the change", f.is(1, 300, 301))
 	if err := a.Release(s.ctx, allocator.Reference{Number: 301, Revision: c.Revision}); err != nil {
 		s.t.Fatal(err)
 	}
 	s.collectAll(a, time.Second)
-	Eventually(s.t, "the deletion", f.is(1, 300))
+	servicetest.Eventually(s.t, "the deletion", f.is(1, 300))
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.complete != 1 {
@@ -533,10 +521,10 @@ func followGap(s suite) {
 	a := s.join("a")
 	web := s.claim(a, Labels(s.t, "web"), 0, 300)
 	f := s.follow(s.Node("b"))
-	Eventually(s.t, "the listing", f.is(1, 300))
+	servicetest.Eventually(s.t, "the listing", f.is(1, 300))
 	s.Down()
 	s.Up()
-	Eventually(s.t, "the store answers", func() bool { _, err := a.Join(s.ctx); return err == nil })
+	servicetest.Eventually(s.t, "the store answers", func() bool { _, err := a.Join(s.ctx); return err == nil })
 	s.claim(a, Labels(s.t, "db"), 0, 301)
 	refs := s.references(a)
 	if err := a.Release(s.ctx, allocator.Reference{Number: 300, Revision: max(web.Revision, refs[300])}); err != nil {
@@ -544,9 +532,9 @@ func followGap(s suite) {
 	}
 	s.collectAll(a, time.Second)
 	s.Compact()
-	Eventually(s.t, "what happened meanwhile", f.is(1, 301))
+	servicetest.Eventually(s.t, "what happened meanwhile", f.is(1, 301))
 	s.claim(a, Labels(s.t, "cache"), 0, 302)
-	Eventually(s.t, "what happened afterwards", f.is(1, 301, 302))
+	servicetest.Eventually(s.t, "what happened afterwards", f.is(1, 301, 302))
 }
 
 func unavailable(s suite) {
@@ -578,7 +566,7 @@ func unavailable(s suite) {
 		cancel()
 	}
 	s.Up()
-	Eventually(s.t, "the store answers again", func() bool { _, err := a.Join(s.ctx); return err == nil })
+	servicetest.Eventually(s.t, "the store answers again", func() bool { _, err := a.Join(s.ctx); return err == nil })
 	if c := s.claim(a, l, 0, 301); c.Number != 300 {
 		s.t.Errorf("after the store came back the set has %d, want 300", c.Number)
 	}

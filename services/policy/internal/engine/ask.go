@@ -5,6 +5,7 @@ package engine
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/sluice-net/sluice/model/identity"
@@ -159,26 +160,37 @@ func (e *Engine) LargestShare(n identity.Numeric, d rule.Direction) string {
 	return worst.String()
 }
 
-// Selected lists the subjects that a policy selects, sorted.
-func (e *Engine) Selected(key policy.Key) []identity.Numeric {
-	o := e.objects[key]
-	if o == nil {
-		return nil
+// Subjects are the subjects of one moment, with what selects them. They share
+// nothing that changes.
+type Subjects struct {
+	all         []peer.Identity // sorted by number
+	byNamespace map[string][]peer.Identity
+}
+
+// Subjects returns the subjects as they are.
+func (e *Engine) Subjects() *Subjects {
+	out := &Subjects{byNamespace: make(map[string][]peer.Identity, len(e.local))}
+	for _, n := range slices.Sorted(maps.Keys(e.subjects)) {
+		if p := e.peers[n]; p != nil {
+			out.all = append(out.all, p.id)
+			out.byNamespace[e.subjects[n].namespace] = append(out.byNamespace[e.subjects[n].namespace], p.id)
+		}
 	}
+	return out
+}
+
+// Selected lists those that a policy selects, sorted.
+func (s *Subjects) Selected(o *policy.Object) []identity.Numeric {
 	var out []identity.Numeric
 	for i := range o.Specs {
 		spec := &o.Specs[i]
+		list := s.all
 		if spec.Namespace != "" {
-			for s := range e.local[spec.Namespace] {
-				if e.selects(spec, s) {
-					out = append(out, s.number)
-				}
-			}
-			continue
+			list = s.byNamespace[spec.Namespace]
 		}
-		for _, s := range e.subjects {
-			if e.selects(spec, s) {
-				out = append(out, s.number)
+		for _, id := range list {
+			if selects(spec, id) {
+				out = append(out, id.Number)
 			}
 		}
 	}
@@ -186,11 +198,7 @@ func (e *Engine) Selected(key policy.Key) []identity.Numeric {
 	return slices.Compact(out)
 }
 
-// Selects reports whether a policy selects a known identity, subject or not.
-func (e *Engine) Selects(key policy.Key, n identity.Numeric) bool {
-	o := e.objects[key]
-	if o == nil {
-		return false
-	}
-	return slices.ContainsFunc(o.Specs, func(s rule.Spec) bool { return e.selects(&s, &subject{number: n}) })
+// Selects reports whether a policy selects an identity, a subject or not.
+func Selects(o *policy.Object, id peer.Identity) bool {
+	return slices.ContainsFunc(o.Specs, func(s rule.Spec) bool { return selects(&s, id) })
 }

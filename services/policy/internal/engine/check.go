@@ -5,6 +5,7 @@ package engine
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/compile"
@@ -70,11 +71,7 @@ func (d Draft) trySelected(other *Engine, c Change) error {
 		if other.IsSubject(id.Number) || id.Kind != identity.KindInCluster && id.Kind != identity.KindOther {
 			continue
 		}
-		selected := false
-		for i := range c.UpsertPolicies {
-			selected = selected || other.Selects(c.UpsertPolicies[i].Key, id.Number)
-		}
-		if !selected {
+		if !slices.ContainsFunc(c.UpsertPolicies, func(o policy.Object) bool { return Selects(&o, id) }) {
 			continue
 		}
 		tried++

@@ -387,15 +387,19 @@ func (e *Engine) enlist(s *subject, add bool) {
 
 func (e *Engine) selects(spec *rule.Spec, s *subject) bool {
 	p := e.peers[s.number]
-	if p == nil || spec.Host != (p.id.Kind == identity.KindHost) {
+	return p != nil && selects(spec, p.id)
+}
+
+func selects(spec *rule.Spec, id peer.Identity) bool {
+	if spec.Host != (id.Kind == identity.KindHost) {
 		return false
 	}
 	if spec.Namespace != "" {
-		if ns, _ := p.id.Labels.Value(label.SourceKubernetes, label.KeyNamespace); ns != spec.Namespace {
+		if ns, _ := id.Labels.Value(label.SourceKubernetes, label.KeyNamespace); ns != spec.Namespace {
 			return false
 		}
 	}
-	return spec.Subject.Matches(p.id.Labels)
+	return spec.Subject.Matches(id.Labels)
 }
 
 func (e *Engine) applySubjects(c Change, dirty map[*subject]struct{}) (added []*subject) {

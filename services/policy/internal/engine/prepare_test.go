@@ -10,7 +10,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-net/sluice/model/identity"
+
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/scenario"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
@@ -128,5 +131,40 @@ func TestAPreparationChangesNoVerdictAndLeavesNothing(t *testing.T) {
 		if size := e.Size(); size != (Size{}) || len(r.tables)+len(r.classes) != 0 {
 			t.Fatalf("left: %+v, %d tables and %d classes of the reader", size, len(r.tables), len(r.classes))
 		}
+	}
+}
+
+func TestSubjectsOfAMomentAreSelectedAsTheEngineSelects(t *testing.T) {
+	e := loaded(t, shapes[0].Shape)
+	at, found := e.Subjects(), 0
+	for key, o := range e.objects {
+		var want []identity.Numeric
+		for n, s := range e.subjects {
+			if slices.ContainsFunc(o.Specs, func(spec rule.Spec) bool { return e.selects(&spec, s) }) {
+				want = append(want, n)
+			}
+		}
+		slices.Sort(want)
+		if got := at.Selected(o); !slices.Equal(got, want) {
+			t.Errorf("%s selects %v, want %v", key, got, want)
+		}
+		found += len(want)
+	}
+	if found == 0 {
+		t.Error("no policy selects anything: the test does not ask what it should")
+	}
+	var gone []identity.Numeric
+	for n := range e.subjects {
+		gone = append(gone, n)
+	}
+	if err := e.Apply(Change{RemoveSubjects: gone}); err != nil {
+		t.Fatal(err)
+	}
+	after := 0
+	for _, o := range e.objects {
+		after += len(at.Selected(o))
+	}
+	if after != found {
+		t.Errorf("when the subjects are gone from the engine, %d are selected, want %d of the moment before", after, found)
 	}
 }

@@ -37,48 +37,73 @@ type Listed struct {
 	Subjects []identity.Numeric
 }
 
-// List returns policies sorted by key, and the revision they are of.
+// List returns policies sorted by key, and the revision they are of. The owner
+// copies them; what each of them selects is found in the caller's goroutine.
 func (o *Owner) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
-	var revision uint64
-	list, err := ask(ctx, o, func() ([]Listed, error) {
+	type copied struct {
+		list     []Listed
+		revision uint64
+		subjects *engine.Subjects
+		subject  *peer.Identity // of the filter; nil if it is not known
+	}
+	takes := func(k policy.Key) bool {
+		return (f.Kind == "" || k.Kind == f.Kind) && (f.Namespace == "" || k.Namespace == f.Namespace) && (f.Name == "" || k.Name == f.Name)
+	}
+	c, err := ask(ctx, o, func() (copied, error) {
 		o.operation = opRead
-		revision = o.barrier.Policy
-		var out []Listed
-		takes := func(k policy.Key) bool {
-			return (f.Kind == "" || k.Kind == f.Kind) && (f.Namespace == "" || k.Namespace == f.Namespace) && (f.Name == "" || k.Name == f.Name)
+		c := copied{revision: o.barrier.Policy, subjects: o.engine.Subjects()}
+		if id, ok := o.engine.Identity(f.Subject); ok {
+			c.subject = &id
 		}
 		for k, p := range o.policies {
-			if !takes(k) || f.Subject != 0 && !o.engine.Selects(k, f.Subject) {
+			if !takes(k) || f.Manager != nil && (p.Source != SourceGRPC || p.Manager != *f.Manager) {
 				continue
 			}
-			if f.Manager != nil && (p.Source != SourceGRPC || p.Manager != *f.Manager) {
-				continue
-			}
-			l := Listed{Policy: *p, Accepted: p.Broken == "", Error: p.Broken, Subjects: o.engine.Selected(k)}
+			l := Listed{Policy: *p, Accepted: p.Broken == "", Error: p.Broken}
 			if r, ok := o.sources[p.Source].refusal(p.Origin); ok {
 				l.Error = r.err
 			}
-			if len(l.Subjects) == 0 && p.inForce() && p.object.Group == nil {
+			c.list = append(c.list, l)
+		}
+		if f.Subject == 0 && f.Manager == nil {
+			c.list = append(c.list, o.withoutPolicy(c.list, takes)...)
+		}
+		return c, nil
+	})
+	out := c.list[:0]
+	for _, l := range c.list {
+		if f.Subject != 0 && (c.subject == nil || !engine.Selects(&l.object, *c.subject)) {
+			continue
+		}
+		if l.inForce() {
+			l.Subjects = c.subjects.Selected(&l.object)
+			if len(l.Subjects) == 0 && l.object.Group == nil {
 				l.Notes = append(slices.Clone(l.Notes), noneSelected)
 			}
-			out = append(out, l)
 		}
-		type place struct{ source, origin string }
-		has := make(map[place]bool, len(out))
-		for i := range out {
-			has[place{out[i].Source, out[i].Origin}] = true
+		out = append(out, l)
+	}
+	slices.SortFunc(out, func(a, b Listed) int { return cmp.Or(compareKeys(a.Key, b.Key), cmp.Compare(a.Origin, b.Origin)) })
+	return out, c.revision, err
+}
+
+// withoutPolicy are the refused files of which no policy is listed.
+func (o *Owner) withoutPolicy(listed []Listed, takes func(policy.Key) bool) (out []Listed) {
+	type place struct{ source, origin string }
+	has := make(map[place]bool)
+	for i := range listed {
+		if l := &listed[i]; l.Error != "" {
+			has[place{l.Source, l.Origin}] = true
 		}
-		for name, s := range o.sources {
-			for origin, r := range s.refused {
-				if !has[place{name, origin}] && takes(r.key) && f.Subject == 0 && f.Manager == nil {
-					out = append(out, Listed{Policy: Policy{Key: r.key, Source: name, Origin: origin}, Error: r.err})
-				}
+	}
+	for name, s := range o.sources {
+		for origin, r := range s.refused {
+			if !has[place{name, origin}] && takes(r.key) {
+				out = append(out, Listed{Policy: Policy{Key: r.key, Source: name, Origin: origin}, Error: r.err})
 			}
 		}
-		return out, nil
-	})
-	slices.SortFunc(list, func(a, b Listed) int { return cmp.Or(compareKeys(a.Key, b.Key), cmp.Compare(a.Origin, b.Origin)) })
-	return list, revision, err
+	}
+	return out
 }
 
 func (s *source) refusal(origin string) (refused, bool) {

@@ -22,7 +22,7 @@ import (
 const (
 	maxWaiting = 1024 // calls in the queue; beyond that ErrBusy
 	maxBatch   = 256  // calls that share a commit
-	maxExpire  = 4096 // deadlines that are handled in one commit
+	maxExpire  = 256  // deadlines that are handled in one commit; calls wait for it
 	retryAfter = time.Second
 )
 
@@ -111,7 +111,7 @@ type call struct {
 
 type answer struct {
 	allocation *Allocation
-	all        []*Allocation
+	all        []*entry
 }
 
 // New reads the state and returns an Allocator that answers once Run runs.
@@ -414,8 +414,15 @@ func (a *Allocator) List(ctx context.Context) ([]*Allocation, error) {
 	got, err := a.do(ctx, verbList, func(l *ledger, _ time.Time) (answer, error) {
 		return answer{all: l.list()}, nil
 	})
-	slices.SortFunc(got.all, func(x, y *Allocation) int { return x.Owner.Compare(y.Owner) })
-	return got.all, err
+	if err != nil {
+		return nil, err
+	}
+	out := make([]*Allocation, len(got.all))
+	for i, e := range got.all {
+		out[i] = e.Allocation
+	}
+	slices.SortFunc(out, func(x, y *Allocation) int { return x.Owner.Compare(y.Owner) })
+	return out, nil
 }
 
 // Summary returns the figures as of the last commit. It never waits.

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -592,4 +593,45 @@ func TestTheOwnersTimeIsCountedByOperation(t *testing.T) {
 	if turn := got["turn"].Sum; turn < parts {
 		t.Errorf("the turns took %s, and what was decided in them %s", turn, parts)
 	}
+}
+
+// sizes is a store that knows its largest commit.
+type sizes struct {
+	ipam.Store
+	most atomic.Int64
+}
+
+func (s *sizes) Commit(c *ipam.Changes) error {
+	s.most.Store(max(s.most.Load(), int64(len(c.Allocations)+len(c.Resting))))
+	return s.Store.Commit(c)
+}
+
+// TestWhatEndsTogetherEndsInSmallCommits: a call that comes while thousands of
+// leases end waits for one commit of some of them, not for all.
+func TestWhatEndsTogetherEndsInSmallCommits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const leases = 5000
+		s := &sizes{Store: ipamtest.NewMemory()}
+		a, stop := start(t, s, ipam.Options{Ranges: prefixes("10.0.0.0/16", "fd00::/64"), Lease: time.Minute})
+		for i := range leases {
+			allocate(t, a, ipam.Request{Owner: owner(fmt.Sprint(i))})
+		}
+		if all, err := a.List(t.Context()); err != nil || len(all) != leases {
+			t.Fatalf("%d allocations, %v, want %d", len(all), err, leases)
+		}
+		synctest.Wait() // the loop waits for the clock
+		s.most.Store(0)
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		if n := s.most.Load(); n == 0 || n > 256 {
+			t.Errorf("one commit had %d changes, want 1 to 256", n)
+		}
+		all, err := a.List(t.Context())
+		if err != nil || len(all) != 0 {
+			t.Errorf("%d allocations, %v, want none", len(all), err)
+		}
+		if err := stop(); err != nil {
+			t.Error(err)
+		}
+	})
 }

@@ -20,6 +20,7 @@ type ledger struct {
 	lease, rest time.Duration
 	pools       []*poolState
 	held        map[workload.Owner]*entry
+	all         []*entry // of held, in no order: a listing is one copy
 	addrs       map[netip.Addr]use
 	leases      agenda[workload.Owner]
 	rests       agenda[netip.Addr]
@@ -35,6 +36,7 @@ type poolState struct {
 type entry struct {
 	*Allocation
 	expiry *deadline[workload.Owner] // nil once confirmed
+	index  int                       // in ledger.all
 }
 
 // use is what a taken address is taken by: an owner, or its rest.
@@ -144,7 +146,8 @@ func (l *ledger) poolFor(a netip.Addr) *poolState {
 
 // enter puts an allocation into the index.
 func (l *ledger) enter(a *Allocation) {
-	e := &entry{Allocation: a}
+	e := &entry{Allocation: a, index: len(l.all)}
+	l.all = append(l.all, e)
 	if a.State == Leased {
 		e.expiry = l.leases.add(a.Expires, a.Owner)
 	}
@@ -156,6 +159,10 @@ func (l *ledger) enter(a *Allocation) {
 func (l *ledger) leave(e *entry) {
 	l.leases.remove(e.expiry)
 	delete(l.held, e.Owner)
+	last := l.all[len(l.all)-1]
+	l.all[e.index], last.index = last, e.index
+	l.all[len(l.all)-1] = nil
+	l.all = l.all[:len(l.all)-1]
 	l.count(e.Allocation, ^uint64(0))
 }
 
@@ -455,11 +462,6 @@ func (l *ledger) summary() *Summary {
 	return s
 }
 
-// list returns every allocation, in no order.
-func (l *ledger) list() []*Allocation {
-	out := make([]*Allocation, 0, len(l.held))
-	for _, e := range l.held {
-		out = append(out, e.Allocation)
-	}
-	return out
-}
+// list returns every entry, in no order. Allocations do not change; entries are
+// not to be looked at otherwise.
+func (l *ledger) list() []*entry { return slices.Clone(l.all) }

@@ -20,8 +20,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/busy"
@@ -58,7 +58,6 @@ type Config struct {
 
 // Operations that the time of the lock is counted by.
 const (
-	opLoad       = "load"
 	opHold       = "hold"
 	opChoose     = "choose a number"
 	opRelease    = "release"
@@ -165,9 +164,7 @@ func New(cfg Config, store Store, records Records, pub Publisher, holds Holds, k
 	for _, id := range identity.Reserved() {
 		pub.Upsert(id.Number, id)
 	}
-	a.mu.Lock(opLoad)
-	defer a.mu.Unlock()
-	// What is held comes first: where the cache says something else, it is older.
+	// Without the lock: it is not shared yet. What is held comes first: where the cache says something else, it is older.
 	for _, r := range holds.Holders {
 		if s := r.Identity.Number.Scope(); s != identity.ScopeCluster && s != identity.ScopeNodeLocal {
 			return nil, fmt.Errorf("holder %s: %d is not a number that can be held", r.Holder, r.Identity.Number)
@@ -641,7 +638,7 @@ func (a *Allocator) wake() {
 func (a *Allocator) saveHolds() error {
 	a.mu.Lock(opSave)
 	c := HoldsChange{NextNodeLocal: a.localNext, Session: a.joined}
-	for _, holder := range slices.Sorted(maps.Keys(a.unsaved)) {
+	for holder := range a.unsaved {
 		if n, ok := a.holders[holder]; ok {
 			c.Put = append(c.Put, HolderRecord{Holder: holder, Identity: identity.Identity{Number: n, Labels: a.holds[n].labels}})
 		} else {
@@ -650,6 +647,8 @@ func (a *Allocator) saveHolds() error {
 	}
 	clear(a.unsaved)
 	a.mu.Unlock()
+	slices.Sort(c.Drop)
+	slices.SortFunc(c.Put, func(x, y HolderRecord) int { return strings.Compare(string(x.Holder), string(y.Holder)) })
 	err := a.records.SaveHolds(c)
 	if err != nil {
 		a.mu.Lock(opSave)
@@ -687,7 +686,7 @@ func (a *Allocator) saveKnown() error {
 	was := a.heardKept
 	a.heardKept = a.heard
 	c := KnownChange{Heard: a.heard}
-	for _, n := range slices.Sorted(maps.Keys(a.unsavedKnown)) {
+	for n := range a.unsavedKnown {
 		if e, ok := a.known[n]; ok {
 			c.Put = append(c.Put, identity.Identity{Number: n, Labels: e.labels})
 		} else {
@@ -696,6 +695,9 @@ func (a *Allocator) saveKnown() error {
 	}
 	clear(a.unsavedKnown)
 	a.mu.Unlock()
+	// Without the lock, and in the order of the file, which takes it faster.
+	slices.Sort(c.Drop)
+	slices.SortFunc(c.Put, identity.Compare)
 	err := a.records.SaveKnown(c)
 	if err != nil {
 		a.mu.Lock(opSave)

@@ -257,13 +257,15 @@ func (a *Allocator) reconcile(ctx context.Context, strict bool) error {
 	}); err != nil {
 		return err
 	}
-	a.mu.Lock(opCompare)
-	defer a.mu.Unlock()
 	have := make(map[identity.Numeric]int64, len(refs))
 	present := make(map[identity.Numeric]bool, len(refs))
-	strays := map[identity.Numeric]int64{}
 	for _, r := range refs {
 		have[r.Number], present[r.Number] = r.Revision, r.Present
+	}
+	strays := map[identity.Numeric]int64{}
+	a.mu.Lock(opCompare)
+	defer a.mu.Unlock()
+	for _, r := range refs {
 		if a.holds[r.Number] != nil {
 			continue
 		}

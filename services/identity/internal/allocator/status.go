@@ -79,6 +79,13 @@ type Listed struct {
 
 // List returns all identities, sorted by number, as of one point in time.
 func (a *Allocator) List() []Listed {
+	out := a.list()
+	// Without the lock: it is most of the work.
+	slices.SortFunc(out, func(x, y Listed) int { return identity.Compare(x.Identity, y.Identity) })
+	return out
+}
+
+func (a *Allocator) list() []Listed {
 	a.mu.Lock(opRead)
 	defer a.mu.Unlock()
 	out := make([]Listed, 0, len(a.known)+16)
@@ -97,7 +104,6 @@ func (a *Allocator) List() []Listed {
 			out = append(out, Listed{Identity: identity.Identity{Number: n, Labels: h.labels}, Holders: len(h.holders)})
 		}
 	}
-	slices.SortFunc(out, func(x, y Listed) int { return identity.Compare(x.Identity, y.Identity) })
 	return out
 }
 

@@ -294,13 +294,11 @@ func TestLayoutOfANewerVersionIsRefused(t *testing.T) {
 	}
 }
 
-// BenchmarkCollection is a round of collection on a full cluster: 65,000
-// identities, 200,000 references of 2,000 nodes.
-func BenchmarkCollection(b *testing.B) {
-	const identities, nodes, each = 65_000, 2000, 100
-	s := etcdtest.Start(b)
-	admin := s.Client()
-	seed := newStore(b, s.Endpoint, "seed")
+// fillCluster writes identities, and references of nodes, as if they had been
+// claimed. It returns a store of one more node.
+func fillCluster(b *testing.B, s *etcdtest.Server, identities, nodes, each int) *Store {
+	b.Helper()
+	admin, seed := s.Client(), newStore(b, s.Endpoint, "seed")
 	if _, err := seed.Join(b.Context()); err != nil {
 		b.Fatal(err)
 	}
@@ -313,6 +311,15 @@ func BenchmarkCollection(b *testing.B) {
 	fill(b, admin, nodes*each, func(i int) []clientv3.Op {
 		return []clientv3.Op{clientv3.OpPut(fmt.Sprintf("%s/ref/node-%04d/%d", testPrefix, i/each, 256+(i*7)%60_000), "")}
 	})
+	return seed
+}
+
+// BenchmarkCollection is a round of collection on a full cluster: 65,000
+// identities, 200,000 references of 2,000 nodes.
+func BenchmarkCollection(b *testing.B) {
+	const identities, nodes, each = 65_000, 2000, 100
+	s := etcdtest.Start(b)
+	seed := fillCluster(b, s, identities, nodes, each)
 	for b.Loop() {
 		began := time.Now()
 		unused, err := storetest.Unused(b.Context(), seed)

@@ -403,6 +403,63 @@ func TestKernelAddLeasesAgainWhatWasLost(t *testing.T) {
 	wantHeld(t, n, 1, 1)
 }
 
+// An ipam that lost its state gives out addresses of live endpoints: ADD takes
+// others, unless they are fixed, or its own endpoint may have them.
+func TestKernelAddExchangesAddressesOfALiveEndpoint(t *testing.T) {
+	inUse := rpcerr.New(codes.Aborted, rpcerr.Of(datapathv1.ErrorReason_ERROR_REASON_ADDRESS_IN_USE),
+		errors.New("refused"), rpcerr.Retry(time.Millisecond))
+	calls := func(n *nodetest.Node, method string) (count int) {
+		for _, m := range n.Calls() {
+			if m == method {
+				count++
+			}
+		}
+		return count
+	}
+	t.Run("three times", func(t *testing.T) {
+		n, ns := nodetest.New(t), newNetns(t)
+		n.Fail("CreateEndpoint", func(context.Context) error {
+			if calls(n, "CreateEndpoint") <= 3 {
+				return inUse
+			}
+			return nil
+		})
+		wantCode(t, add(n, ns), 0)
+		wantHeld(t, n, 1, 1)
+		if a := n.Request("c1/eth0").GetAddresses()[0]; !bytes.Equal(a, []byte{10, 244, 0, 5}) {
+			t.Errorf("the endpoint has %v, want the fourth address, 10.244.0.5", a)
+		}
+		if got := calls(n, "Release"); got != 3 {
+			t.Errorf("%d releases, want 3: %v", got, n.Calls())
+		}
+	})
+	t.Run("fixed", func(t *testing.T) {
+		n, ns := nodetest.New(t), newNetns(t)
+		n.Fail("CreateEndpoint", func(context.Context) error { return inUse })
+		c := add(n, ns)
+		c.stdin = config(n, "1.0.0", `"timeout":"1s","runtimeConfig":{"ips":["10.244.0.9/24"]},"capabilities":{"ips":true}`)
+		wantCode(t, c, 11)
+		if got := calls(n, "Release"); got != 1 {
+			t.Errorf("%d releases, want only that of the undo: %v", got, n.Calls())
+		}
+	})
+	t.Run("open", func(t *testing.T) {
+		n, ns := nodetest.New(t), newNetns(t)
+		n.Fail("CreateEndpoint", func(context.Context) error {
+			if calls(n, "CreateEndpoint") == 1 {
+				return status.Error(codes.Unavailable, "the connection broke")
+			}
+			return inUse
+		})
+		c := add(n, ns)
+		c.stdin = config(n, "1.0.0", `"timeout":"1s"`)
+		wantCode(t, c, 11)
+		if i, j := slices.Index(n.Calls(), "Release"), slices.Index(n.Calls(), "DeleteEndpoint"); i >= 0 && i < j {
+			t.Errorf("addresses that its endpoint may have were released before it was deleted: %v", n.Calls())
+		}
+	})
+}
+
 // That a later request is refused says nothing about one whose answer was lost.
 func TestKernelAddUndoesAnEarlierRequestThatWasNotAnswered(t *testing.T) {
 	n, ns := nodetest.New(t), newNetns(t)

@@ -7,6 +7,8 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -126,6 +128,67 @@ func TestKernelAddWorksAtOnceAfterARestart(t *testing.T) {
 			}
 			n.del(t, p)
 		}
+	}
+	n.wantNothingHeld(t)
+}
+
+// TestKernelBurstBesideALostStateOfIPAM: an ipam that begins without its state
+// knows nothing of the addresses that endpoints have, and gives them out. The
+// datapath refuses them, and each ADD takes others.
+func TestKernelBurstBesideALostStateOfIPAM(t *testing.T) {
+	const before, burst = 20, 30
+	n := newNode(t)
+	config := n.config(t, "1.0.0", labels("app", "lost"))
+	holders := map[netip.Addr]string{}
+	var all []pod.Pod
+	for range before {
+		p := n.add(t, newPod(t, "before"), config)
+		all = append(all, p)
+		for _, a := range p.Addresses() {
+			holders[a] = p.Name
+		}
+	}
+	if err := n.Kill(t.Context(), devnode.IPAM); err != nil {
+		t.Fatal(err)
+	}
+	// As the message about a corrupt file says.
+	dir := n.Paths().ServiceStateDir(devnode.IPAM)
+	for _, file := range []string{"state.db", "created"} {
+		if err := os.Remove(filepath.Join(dir, file)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := n.Start(t.Context(), devnode.IPAM); err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	for range burst {
+		p := newPod(t, "after")
+		wg.Go(func() {
+			result, err := n.call(t.Context(), "ADD", p, config)
+			if err != nil {
+				t.Errorf("ADD %s: %v", p.Name, err)
+				return
+			}
+			p := withAddresses(t, p, result)
+			mu.Lock()
+			defer mu.Unlock()
+			all = append(all, p)
+			for _, a := range p.Addresses() {
+				if other := holders[a]; other != "" {
+					t.Errorf("address %s was given to %s while %s has it", a, p.Name, other)
+				}
+				holders[a] = p.Name
+			}
+		})
+	}
+	wg.Wait()
+	if len(all) == before+burst {
+		exchange(t, all[0], all[len(all)-1])
+	}
+	for _, p := range all {
+		n.del(t, p)
 	}
 	n.wantNothingHeld(t)
 }

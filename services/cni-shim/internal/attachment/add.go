@@ -4,6 +4,7 @@
 package attachment
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -84,7 +85,7 @@ func (p *Plugin) add(ctx context.Context, stdout io.Writer) (err error) {
 	}
 
 	p.phases.begin("create")
-	endpoint, open, err := p.create(ctx, path, lease)
+	endpoint, open, err := p.create(ctx, path, lease, ours)
 	if err != nil {
 		if ours && open {
 			// The endpoint may exist, and its addresses may be in use.
@@ -157,8 +158,8 @@ func (p *Plugin) allocate(ctx context.Context) (*ipamv1.Allocation, error) {
 
 // create also says whether the outcome is open: a request has reached the
 // datapath, and its answer did not come back. That of a later one says nothing
-// about it.
-func (p *Plugin) create(ctx context.Context, path string, lease *ipamv1.Allocation) (_ *datapathv1.Endpoint, open bool, _ error) {
+// about it. ours says that the lease is this ADD's.
+func (p *Plugin) create(ctx context.Context, path string, lease *ipamv1.Allocation, ours bool) (_ *datapathv1.Endpoint, open bool, _ error) {
 	req := &datapathv1.CreateEndpointRequest{
 		Owner:            p.owner(),
 		Manager:          manager,
@@ -171,7 +172,7 @@ func (p *Plugin) create(ctx context.Context, path string, lease *ipamv1.Allocati
 		req.Labels = append(req.Labels, &workloadv1.Label{Source: l.Source, Key: l.Key, Value: l.Value})
 	}
 	renew := useLease(req, lease)
-	request := func(ctx context.Context) (*datapathv1.CreateEndpointResponse, error) {
+	ask := func(ctx context.Context) (*datapathv1.CreateEndpointResponse, error) {
 		if !renew.IsZero() && !time.Now().Before(renew) {
 			lease, err := p.allocate(ctx)
 			if err != nil {
@@ -183,6 +184,29 @@ func (p *Plugin) create(ctx context.Context, path string, lease *ipamv1.Allocati
 		resp, err := p.datapath.CreateEndpoint(ctx, req, grpc.Peer(&to))
 		open = open || err != nil && to.Addr != nil && !answered(err)
 		return resp, err
+	}
+	request := func(ctx context.Context) (*datapathv1.CreateEndpointResponse, error) {
+		for {
+			resp, err := ask(ctx)
+			// An ipam that lost its state gives out what live endpoints have. Other
+			// addresses are free; those that an operator fixed are not exchanged,
+			// nor those that an endpoint of this very ADD may have.
+			if !ours || open || len(p.in.Config.Addresses) > 0 || !addressInUse(err) {
+				return resp, err
+			}
+			refused := req.GetAddresses()
+			if rerr := p.release(ctx); rerr != nil {
+				return nil, err
+			}
+			lease, lerr := p.allocate(ctx)
+			if lerr != nil {
+				return nil, lerr
+			}
+			renew = useLease(req, lease)
+			if slices.EqualFunc(refused, req.GetAddresses(), bytes.Equal) {
+				return nil, err // there is no other; call waits before it asks again
+			}
+		}
 	}
 	var cause error // why addresses were leased again
 	for lost := 1; ; lost++ {

@@ -137,6 +137,12 @@ func leaseLost(err error) bool {
 	)
 }
 
+// addressInUse says whether the datapath refuses because a live endpoint has one
+// of the addresses.
+func addressInUse(err error) bool {
+	return rpcerr.Is(err, datapathv1.ErrorReason_ERROR_REASON_ADDRESS_IN_USE)
+}
+
 // details puts the reason and the details of a service's answer into words,
 // less what its text says already.
 func details(err error) string {

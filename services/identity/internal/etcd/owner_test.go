@@ -13,6 +13,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/sluice-net/sluice/kit/busy/busytest"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
@@ -139,7 +140,7 @@ func bursts(b *testing.B) {
 		if _, err := s.Client().Revoke(b.Context(), referenceLease(b, s)); err != nil {
 			b.Fatal(err)
 		}
-		storetest.Eventually(b, "every reference is written again", func() bool {
+		servicetest.Eventually(b, "every reference is written again", func() bool {
 			return o.Counters().Restored >= before+ownerBurst && o.Summary().PendingWrites == 0
 		})
 	})
@@ -150,7 +151,7 @@ func bursts(b *testing.B) {
 		burst(b, ownerBurst, func(ctx context.Context, i int) error { return release(ctx, holder(i)) })
 	})
 	o.Step("collect them", func() {
-		storetest.Eventually(b, "the collection", func() bool { return o.Counters().Collected >= ownerBurst+ownerCallers })
+		servicetest.Eventually(b, "the collection", func() bool { return o.Counters().Collected >= ownerBurst+ownerCallers })
 	})
 	o.stop()
 }
@@ -208,13 +209,13 @@ func fullCluster(b *testing.B) {
 				b.Fatal(err)
 			}
 		}
-		storetest.Eventually(b, "they are forgotten", func() bool { return o.Summary().Known < 10_000+ownerHeld })
+		servicetest.Eventually(b, "they are forgotten", func() bool { return o.Summary().Known < 10_000+ownerHeld })
 	})
 	o.Step("etcd loses everything, what is held is created again", func() {
 		s.Down()
 		s.Wipe()
 		s.Up()
-		storetest.Eventually(b, "only what is held is left", func() bool {
+		servicetest.Eventually(b, "only what is held is left", func() bool {
 			return o.Summary().Known == ownerHeld && o.Summary().PendingWrites == 0
 		})
 	})

@@ -350,23 +350,31 @@ func (n *Node) report(f endpoint.Finding) {
 	}
 }
 
-// Replay does the deletions that came while nobody listened. What cannot be
-// read is reported and set aside.
+// Replay does the deletions that came while nobody listened. One that cannot be
+// read is reported and set aside once it is done: its name says whose it is.
 func (n *Node) Replay(ctx context.Context, s *record.Spool) error {
 	deletions, bad, err := s.List()
 	if err != nil {
 		return err
 	}
-	for _, err := range bad {
-		n.log.Error("spooled deletion is unreadable and set aside", log.Err(err))
-		var se *record.SpoolError
-		if errors.As(err, &se) {
-			if err := s.SetAside(se); err != nil {
-				n.log.Error("spooled deletion not set aside", log.Err(err))
-			}
-		}
-	}
 	var errs []error
+	for _, b := range bad {
+		o, found := n.Core.OwnerOf(b.Key())
+		err := error(nil)
+		if found {
+			_, err = n.Core.DeleteSpooled(ctx, o, endpoint.Spooled{
+				Waits: func() (bool, error) { return s.Has(o) },
+				Done:  func() error { return s.SetAside(b) },
+			})
+		} else {
+			err = s.SetAside(b)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("spooled deletion %w: delete by the name of the file, set aside: %w", b, err))
+			continue
+		}
+		n.log.Error("spooled deletion is unreadable; it was done by its name and set aside", "owner", o.String(), "existed", found, log.Err(b))
+	}
 	done := 0
 	for _, d := range deletions {
 		_, err := n.Core.DeleteSpooled(ctx, d.Owner, endpoint.Spooled{

@@ -53,7 +53,7 @@ type Deletion struct {
 }
 
 // List reads the entries. What cannot be read is in bad and stays.
-func (s *Spool) List() (deletions []Deletion, bad []error, err error) {
+func (s *Spool) List() (deletions []Deletion, bad []*SpoolError, err error) {
 	entries, err := os.ReadDir(s.dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, nil
@@ -69,7 +69,7 @@ func (s *Spool) List() (deletions []Deletion, bad []error, err error) {
 		switch {
 		case errors.Is(err, fs.ErrNotExist): // taken back meanwhile
 		case err != nil:
-			bad = append(bad, err)
+			bad = append(bad, &SpoolError{filepath.Join(s.dir, e.Name()), err})
 		default:
 			deletions = append(deletions, d)
 		}
@@ -78,16 +78,11 @@ func (s *Spool) List() (deletions []Deletion, bad []error, err error) {
 }
 
 func (s *Spool) read(name string) (Deletion, error) {
-	path := filepath.Join(s.dir, name)
-	b, err := durable.ReadFile(path, spoolMaxSize)
+	b, err := durable.ReadFile(filepath.Join(s.dir, name), spoolMaxSize)
 	if err != nil {
-		return Deletion{}, &SpoolError{path, err}
+		return Deletion{}, err
 	}
-	d, err := parseSpooled(name, b)
-	if err != nil {
-		return Deletion{}, &SpoolError{path, err}
-	}
-	return d, nil
+	return parseSpooled(name, b)
 }
 
 func parseSpooled(name string, b []byte) (Deletion, error) {
@@ -120,6 +115,9 @@ type SpoolError struct {
 }
 
 func (e *SpoolError) Error() string { return e.Path + ": " + e.Err.Error() }
+
+// Key is Owner.Key of the owner whose deletion it is, by the name of the file.
+func (e *SpoolError) Key() string { return filepath.Base(e.Path) }
 
 // Unwrap is the cause.
 func (e *SpoolError) Unwrap() error { return e.Err }

@@ -49,12 +49,17 @@ func validate(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 		fmt.Fprintf(stderr, "sluice-policy validate: %q is not a flag; manifests come on standard input\n", flags.Arg(0))
 		return 2
 	}
-	data, err := io.ReadAll(io.LimitReader(stdin, manifest.MaxBytes+1))
+	config := defaults(instance.Paths{})
+	limit := int64(config.Limits.Manifests)
+	data, err := io.ReadAll(io.LimitReader(stdin, limit+1))
+	if err == nil && int64(len(data)) > limit {
+		err = fmt.Errorf("larger than %d bytes (limits.manifests)", limit)
+	}
 	if err != nil {
 		fmt.Fprintln(stderr, "sluice-policy validate: standard input:", err)
 		return 2
 	}
-	judged, err := judge(data, *namespace, *allowUnknown)
+	judged, err := judge(data, owner.Reading{Rules: config.owner(nil).Rules, Namespace: *namespace, AllowUnknown: *allowUnknown, Large: true})
 	if err != nil {
 		fmt.Fprintln(stderr, "sluice-policy validate:", err)
 		return 2
@@ -71,17 +76,15 @@ func validate(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 }
 
 // judge fails if the text cannot be cut into documents.
-func judge(data []byte, namespace string, allowUnknown bool) ([]judgement, error) {
-	texts, _, err := manifest.Split(data)
-	if err != nil {
+func judge(data []byte, as owner.Reading) ([]judgement, error) {
+	var all []judgement
+	if err := manifest.Each(data, func(manifest.Document, []byte) error {
+		all = append(all, judgement{Problems: []string{}})
+		return nil
+	}); err != nil {
 		return nil, err
 	}
-	all := make([]judgement, len(texts))
-	for i := range all {
-		all[i].Problems = []string{}
-	}
-	config := defaults(instance.Paths{})
-	decoded, err := owner.Reading{Rules: config.owner(nil).Rules, Namespace: namespace, AllowUnknown: allowUnknown}.Decode(data)
+	decoded, err := as.Decode(data)
 	var bad *owner.ManifestError
 	switch {
 	case errors.As(err, &bad) && bad.Whole == nil:

@@ -38,7 +38,7 @@ func TestValidateJudgesEveryDocument(t *testing.T) {
 		{"no kind of policy", "apiVersion: v1\nkind: Pod\n", 0, `{"problems":["kind: `},
 		{"the same twice", good + "---\n" + good, 0, `{"problems":[]}` + "\n" + `{"problems":["metadata.name: document 0 is the same policy"]}`},
 		{"no YAML", "{", 2, "sluice-policy validate: document 0: "},
-		{"too large", strings.Repeat("#", 3<<20+1), 2, "sluice-policy validate: manifest of "},
+		{"too large", strings.Repeat("#", 3<<20+1), 2, "sluice-policy validate: document 0: manifest of "},
 	} {
 		var out, errOut bytes.Buffer
 		code := validate([]string{"--namespace=shop"}, strings.NewReader(c.in), &out, &errOut)

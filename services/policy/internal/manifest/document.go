@@ -13,27 +13,68 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Split parses a stream of documents like Parse and returns the text of each
-// beside it, as it came.
-func Split(data []byte) ([]Document, [][]byte, error) {
-	docs, err := Parse(data)
-	if err != nil {
-		return nil, nil, err
-	}
-	chunks := chunked(data)
-	raw := make([][]byte, len(docs))
-	c, last := 0, -1
-	for i, d := range docs {
-		for c+1 < len(chunks) && chunks[c+1].line <= d.node.Line {
-			c++
+// Each parses the documents of a stream one by one and gives each to take with
+// its text as it came. Empty documents are skipped. The bounds are those of one
+// document: the stream may have any number.
+func Each(data []byte, take func(d Document, text []byte) error) error {
+	i, directives := 0, -1
+	for _, c := range chunked(data) {
+		text := data[c.begin:c.end]
+		if empty, directive := nothing(text); empty && c.end < len(data) {
+			if directive && directives < 0 {
+				directives = c.begin // they are of the next document
+			}
+			continue
 		}
-		if c == last {
-			return nil, nil, fmt.Errorf("document %d: has no marker of its own (a line of ---) before it", i)
+		if err := Check(text); err != nil {
+			return fmt.Errorf("document %d: %w", i, err)
 		}
-		last = c
-		raw[i] = data[chunks[c].begin:chunks[c].end]
+		whole, line := text, c.line
+		if directives >= 0 {
+			whole, line = data[directives:c.end], 1+bytes.Count(data[:directives], []byte("\n"))
+		} else if bytes.HasPrefix(text, []byte("...")) {
+			if end := bytes.IndexByte(text, '\n'); end >= 0 { // without it, the text is no end but a document
+				if empty, _ := nothing(text[:end]); empty {
+					whole, line = text[end+1:], line+1
+				}
+			}
+		}
+		directives = -1
+		docs, err := parse(whole, i)
+		if err != nil && line > 1 { // once more, for the lines in the message
+			_, err = parse(append(bytes.Repeat([]byte("\n"), line-1), whole...), i)
+		}
+		switch {
+		case err != nil:
+			return err
+		case len(docs) > 1:
+			return fmt.Errorf("document %d: has no marker of its own (a line of ---) before it", i+1)
+		case len(docs) == 1:
+			if err := take(docs[0], text); err != nil {
+				return err
+			}
+			i++
+		}
 	}
-	return docs, raw, nil
+	return nil
+}
+
+// nothing reports whether a part of a stream has no document, and whether it has
+// directives for the next one.
+func nothing(text []byte) (empty, directive bool) {
+	for line := range bytes.Lines(text) {
+		if marker(line) {
+			line = line[3:]
+		}
+		switch line = bytes.TrimSpace(line); {
+		case len(line) == 0, line[0] == '#':
+		case line[0] == '%':
+			directive = true
+		default:
+			return false, false
+		}
+	}
+	return true, directive
 }
 
 // Item is an object of a list.

@@ -5,11 +5,22 @@ package manifest
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 )
 
-func TestSplitGivesEachDocumentItsText(t *testing.T) {
+// split is all that Each gives.
+func split(data []byte) (docs []Document, texts [][]byte, err error) {
+	err = Each(data, func(d Document, text []byte) error {
+		docs, texts = append(docs, d), append(texts, text)
+		return nil
+	})
+	return docs, texts, err
+}
+
+func TestEachDocumentComesWithItsText(t *testing.T) {
 	t.Parallel()
 	for in, want := range map[string][]string{
 		"":                                       nil,
@@ -23,7 +34,7 @@ func TestSplitGivesEachDocumentItsText(t *testing.T) {
 		`{"a": 1}` + "\n---\n" + `{"b": 2}`:      {`{"a": 1}` + "\n", "---\n" + `{"b": 2}`},
 		"a: ---x\nb: 1\n":                        {"a: ---x\nb: 1\n"},
 	} {
-		docs, texts, err := Split([]byte(in))
+		docs, texts, err := split([]byte(in))
 		if err != nil || len(docs) != len(want) || len(texts) != len(want) {
 			t.Errorf("%q: %d documents, %q, %v; want %q", in, len(docs), texts, err, want)
 			continue
@@ -37,7 +48,7 @@ func TestSplitGivesEachDocumentItsText(t *testing.T) {
 }
 
 // What is kept of a document has to say what the document said.
-func TestTextsOfASplitParseToTheSame(t *testing.T) {
+func TestTextsOfDocumentsParseToTheSame(t *testing.T) {
 	t.Parallel()
 	var all strings.Builder
 	for i := range 50 {
@@ -46,7 +57,7 @@ func TestTextsOfASplitParseToTheSame(t *testing.T) {
 			all.WriteString("...\n")
 		}
 	}
-	docs, texts, err := Split([]byte(all.String()))
+	docs, texts, err := split([]byte(all.String()))
 	if err != nil || len(docs) != 50 {
 		t.Fatalf("%d documents, %v", len(docs), err)
 	}
@@ -90,5 +101,84 @@ func TestNamespaceIsAddedWhereNoneIs(t *testing.T) {
 		if want == "x" && out.Metadata.Namespace == "x" {
 			t.Errorf("%q: the document itself was changed", in)
 		}
+	}
+}
+
+// Each has to take a stream as Parse takes it, which reads it as a whole.
+func TestEachReadsWhatParseReads(t *testing.T) {
+	t.Parallel()
+	pieces := []string{
+		"kind: A\n", "---\n", "--- \n", "...\n", "... # end\n", "--- # begin\n", "--- {kind: B}\n", "# comment\n", "\n", "   \n", "%YAML 1.2\n", "%TAG ! tag:x,2000:\n",
+		"kind: C\nx: |\n  text\n  --- \n", "kind: \"D\n", "\"\n", "- list\n", "text\n", "null\n", "kind: E\n  bad: x\n", "{\"kind\": \"F\"}\n", "---x\n", "....\n", "a: &a {kind: G}\nb: *a\n", "'\n",
+	}
+	random := rand.New(rand.NewPCG(3, 4)) //nolint:gosec // the same texts in each run
+	read, refused := 0, 0
+	for range 30_000 {
+		var b strings.Builder
+		for range 1 + random.IntN(7) {
+			b.WriteString(pieces[random.IntN(len(pieces))])
+		}
+		text := b.String()
+		want, werr := Parse([]byte(text))
+		got, _, err := split([]byte(text))
+		switch {
+		case werr != nil && err == nil && strings.Contains(text, "..."):
+			continue // the end of a document that there is not, which harms nothing
+		case err != nil && werr == nil && strings.Contains(text, "\n%"):
+			continue // a directive before a document has ended, which is no YAML
+		case (err == nil) != (werr == nil):
+			t.Fatalf("%q: %v, want %v", text, err, werr)
+		case err != nil:
+			refused++
+			continue
+		}
+		kinds := func(docs []Document) (out []string) {
+			for _, d := range docs {
+				var all any
+				if err := d.node.Decode(&all); err != nil {
+					all = err
+				}
+				out = append(out, fmt.Sprint(d.Kind, all))
+			}
+			return out
+		}
+		if !slices.Equal(kinds(got), kinds(want)) {
+			t.Fatalf("%q: %q, want %q", text, kinds(got), kinds(want))
+		}
+		read += len(got)
+	}
+	if read < 1000 || refused < 1000 {
+		t.Errorf("%d documents, %d texts refused: the test does not ask what it should", read, refused)
+	}
+}
+
+func TestBoundsOfEachAreThoseOfADocument(t *testing.T) {
+	t.Parallel()
+	line := strings.Repeat("x: [a, b, c, d]\n", 1000)
+	many := strings.Repeat("---\nkind: K\n# "+strings.Repeat("c", 10_000)+"\n", 400) + strings.Repeat("---\nlist: [a, b, c, d, e]\n", 30_000)
+	docs, _, err := split([]byte(many))
+	if err != nil || len(docs) != 30_400 {
+		t.Errorf("%d documents, %v", len(docs), err)
+	}
+	for what, text := range map[string]string{
+		"document 1: manifest of":   "a: 1\n---\n# " + strings.Repeat("c", MaxBytes) + "\nb: 2\n",
+		"document 2: manifest has":  "a: 1\n---\nb: 1\n---\nc: [" + strings.Repeat("[],", maxMarks) + "]\n",
+		"line 1004":                 "a: 1\n---\n" + "b: 1\n" + strings.Repeat("# \n", 1001) + "b: [}\n",
+		"document 1: is not an obj": "a: 1\n---\n- b\n---\n" + line,
+	} {
+		if _, _, err := split([]byte(text)); err == nil || !strings.Contains(err.Error(), what) {
+			t.Errorf("%.200v, want %s", err, what)
+		}
+	}
+	if err := Check([]byte(many)); err == nil {
+		t.Error("all of them together are within the bounds: the test does not ask what it should")
+	}
+}
+
+// An alias of another document would leave a text that cannot be read alone.
+func TestDocumentsHaveNoAnchorsInCommon(t *testing.T) {
+	t.Parallel()
+	if _, _, err := split([]byte("a: &a {kind: G}\n---\nb: *a\n")); err == nil || !strings.Contains(err.Error(), "document 1: yaml: unknown anchor 'a'") {
+		t.Errorf("%v, want a refusal", err)
 	}
 }

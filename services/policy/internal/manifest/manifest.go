@@ -26,8 +26,8 @@ import (
 // Limits on what is read. An API server takes objects of about 1.5 MB. They
 // bound the memory that hostile input can take to some tens of megabytes.
 const (
-	MaxBytes = 3 << 20 // of one stream of documents
-	maxMarks = 120_000 // signs in a stream that can begin a value, see marks
+	MaxBytes = 3 << 20 // of one stream of documents, see Parse; of one document, see Each
+	maxMarks = 120_000 // signs in it that can begin a value, see marks
 	maxNodes = 100_000 // values visited in one document, aliases expanded
 	maxDepth = 64
 	maxKey   = 1 << 10   // bytes of a key
@@ -167,15 +167,28 @@ type Document struct {
 // Parse splits a stream of YAML or JSON documents. Empty documents are
 // skipped.
 func Parse(data []byte) ([]Document, error) {
+	if err := Check(data); err != nil {
+		return nil, err
+	}
+	return parse(data, 0)
+}
+
+// Check says why a text is too much to be read at once.
+func Check(data []byte) error {
 	if len(data) > MaxBytes {
-		return nil, fmt.Errorf("manifest of %d bytes is larger than %d", len(data), MaxBytes)
+		return fmt.Errorf("manifest of %d bytes is larger than %d", len(data), MaxBytes)
 	}
 	if n := marks(data); n > maxMarks {
-		return nil, fmt.Errorf("manifest has %d signs that can begin a value, more than %d: divide it", n, maxMarks)
+		return fmt.Errorf("manifest has %d signs that can begin a value, more than %d: divide it", n, maxMarks)
 	}
+	return nil
+}
+
+// parse parses documents; first is the number of the first of them.
+func parse(data []byte, first int) ([]Document, error) {
 	dec := yaml.NewDecoder(bytes.NewReader(data))
 	var docs []Document
-	for i := 0; ; i++ {
+	for i := first; ; i++ {
 		var root yaml.Node
 		err := dec.Decode(&root)
 		if errors.Is(err, io.EOF) {

@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
@@ -294,6 +295,44 @@ func TestReadersSeeALargeChangeWholeOrNot(t *testing.T) {
 	o, _ = run(t, dir, many)
 	if list, revision, err := o.List(t.Context(), Filter{}); err != nil || len(list) != policies || revision != 4 {
 		t.Errorf("%d policies at revision %d after a restart, %v", len(list), revision, err)
+	}
+}
+
+// The bounds of a file are those of its documents, and limits.manifests.
+func TestOneFileMayHaveAllPolicies(t *testing.T) {
+	const policies = 10_000
+	dir := t.TempDir()
+	many := func(c *Config) { c.MaxPolicies, c.MaxManifestBytes = policies, 64<<20 }
+	o, stop := run(t, dir, many)
+	var b strings.Builder
+	for i := range policies {
+		b.WriteString("---\n# " + strings.Repeat("x", 200) + "\n" + text("shop", fmt.Sprint("p", i), 80))
+	}
+	if err := manifest.Check([]byte(b.String())); err == nil {
+		t.Fatal("the file is within the bounds of one document: the test does not ask what it should")
+	}
+	for range 2 { // what is in force is found again after a restart
+		if err := o.Feed(SourceFile).Set(t.Context(), []File{{Origin: "all.yaml", Data: []byte(b.String())}}); err != nil {
+			t.Fatal(err)
+		}
+		st, err := o.Status(t.Context())
+		if err != nil || st.Policies != policies || st.Revision != 1 || len(st.Problems) != 0 {
+			t.Fatalf("%d policies at revision %d, problems %q, %v", st.Policies, st.Revision, st.Problems, err)
+		}
+		stop()
+		o, stop = run(t, dir, many)
+	}
+	large := "---\n# " + strings.Repeat("x", manifest.MaxBytes) + "\n" + text("shop", "large", 80)
+	if err := o.Feed(SourceFile).Set(t.Context(), []File{{Origin: "all.yaml", Data: []byte(b.String() + large)}}); err != nil {
+		t.Fatal(err)
+	}
+	st, err := o.Status(t.Context())
+	if want := "file all.yaml is refused: document 10000: manifest of "; err != nil || st.Policies != policies || len(st.Problems) != 1 || !strings.HasPrefix(st.Problems[0], want) {
+		t.Errorf("%d policies, problems %q, %v; want %q", st.Policies, st.Problems, err, want)
+	}
+	// One call is still bounded as a whole.
+	if _, err := o.Upsert(t.Context(), []byte(b.String()), "", false); err == nil || !strings.Contains(err.Error(), "is larger than") {
+		t.Errorf("a call: %v", err)
 	}
 }
 

@@ -114,13 +114,17 @@ type Reading struct {
 	// Stored takes a policy that alone is too large for any table: it may be from
 	// a version that did not look, and no pod that it selects starts without it.
 	Stored bool
+	// Large says that the bounds of manifests are those of each document. Else they
+	// are those of all together, which is what one caller may take of the memory.
+	Large bool
 }
 
 // Decode understands documents, all of them or none.
 func (r Reading) Decode(data []byte) ([]Decoded, error) {
-	docs, texts, err := manifest.Split(data)
-	if err != nil {
-		return nil, &ManifestError{Whole: err}
+	if !r.Large {
+		if err := manifest.Check(data); err != nil {
+			return nil, &ManifestError{Whole: err}
+		}
 	}
 	namespace := r.Namespace
 	if namespace == "" {
@@ -168,7 +172,8 @@ func (r Reading) Decode(data []byte) ([]Decoded, error) {
 			out = append(out, Decoded{object, trim(text), i})
 		}
 	}
-	for i, doc := range docs {
+	i := 0
+	if err := manifest.Each(data, func(doc manifest.Document, text []byte) error {
 		items, err := doc.Items()
 		var problems manifest.Problems
 		errors.As(err, &problems) //nolint:errcheck // Items returns nothing else
@@ -176,11 +181,15 @@ func (r Reading) Decode(data []byte) ([]Decoded, error) {
 			bad.Violations = append(bad.Violations, Violation{i, "", p.Path, p.Text})
 		}
 		if items == nil && err == nil {
-			one(i, "", doc, texts[i])
+			one(i, "", doc, text)
 		}
 		for k, item := range items {
 			one(i, fmt.Sprintf("items[%d].", k), item.Document, item.Text)
 		}
+		i++
+		return nil
+	}); err != nil {
+		return nil, &ManifestError{Whole: err}
 	}
 	if len(bad.Violations) > 0 {
 		return nil, &bad
@@ -429,7 +438,7 @@ func (f *Feed) Set(ctx context.Context, files []File) error {
 		} else if docs := same(in.Data, known[in.Origin]); in.Err == nil && docs != nil {
 			d.docs = docs
 		} else if in.Err == nil {
-			if d.docs, d.err = (Reading{Rules: f.owner.config.Rules, Held: f.name == SourceKubernetes}).Decode(in.Data); errors.Is(d.err, errEmpty) {
+			if d.docs, d.err = (Reading{Rules: f.owner.config.Rules, Held: f.name == SourceKubernetes, Large: true}).Decode(in.Data); errors.Is(d.err, errEmpty) {
 				d.err = nil
 			}
 		}
@@ -629,9 +638,19 @@ func (f *fitting) room(ctx context.Context, files []puts) (why, err error) {
 func (o *Owner) compare(l *listing) {
 	l.bad = make(map[string]refused)
 	l.fresh, l.gone = nil, nil
+	keys := make(map[string]map[policy.Key]bool) // of files that were asked about
 	has := func(origin string, k policy.Key) bool {
 		f := l.files[origin]
-		return f != nil && slices.ContainsFunc(f.docs, func(d Decoded) bool { return d.Object.Key == k })
+		if f == nil {
+			return false
+		}
+		if keys[origin] == nil {
+			keys[origin] = make(map[policy.Key]bool, len(f.docs))
+			for _, d := range f.docs {
+				keys[origin][d.Object.Key] = true
+			}
+		}
+		return keys[origin][k]
 	}
 	for _, origin := range l.order {
 		if err := l.files[origin].err; err != nil {

@@ -57,8 +57,9 @@ func TestDirectoryUnderConstantRenamesMissesNothing(t *testing.T) {
 	p.want("afterwards", append([]string{"stays.yaml: stays 2"}, last...)...)
 }
 
-// Thousands of policies fit into a file. One that has too many values for the
-// memory it would take is refused whole, by name.
+// Thousands of policies fit into a file. One that has more than there may be is
+// refused whole, by name, and so is one with a document of too many values for the
+// memory that it would take.
 func TestFileOfThousandsOfPolicies(t *testing.T) {
 	many := func(n int) string {
 		var b strings.Builder
@@ -68,11 +69,14 @@ func TestFileOfThousandsOfPolicies(t *testing.T) {
 		return b.String()
 	}
 	p := newPlace(t)
-	p.ready(map[string]string{"few.yaml": many(900), "large.yaml": strings.ReplaceAll(many(20_000), "name: p", "name: q"), "a.yaml": policy("a", 1)})
-	const why = "large.yaml: !manifest has "
+	p.ready(map[string]string{
+		"few.yaml": many(900), "large.yaml": strings.ReplaceAll(many(20_000), "name: p", "name: q"), "a.yaml": policy("a", 1),
+		"values.yaml": policy("b", 1) + "---\n[" + strings.Repeat("[],", 200_000) + "]\n",
+	})
 	matches := func() bool {
 		state := p.state()
-		return len(state) == 902 && state[0] == "a.yaml: a 1" && strings.HasPrefix(state[901], why)
+		return len(state) == 903 && state[0] == "a.yaml: a 1" && strings.HasPrefix(state[901], "large.yaml: !no room: there would be 20901 policies") &&
+			strings.HasPrefix(state[902], "values.yaml: !document 1: manifest has ")
 	}
 	for end := time.Now().Add(patience); !matches(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {

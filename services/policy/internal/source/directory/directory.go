@@ -29,7 +29,6 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
-	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 )
 
@@ -96,11 +95,13 @@ func (s stamp) holds(read time.Time) bool { return !s.weak && !read.Before(s.cha
 
 // New returns a source with the usual times.
 func New(path string, feed Feed, failed func(context.Context, error) error, l *slog.Logger) *Source {
-	return &Source{
+	s := &Source{
 		Path: path, Feed: feed, Failed: failed, Log: l, Settle: 50 * time.Millisecond, Patience: 2 * time.Second, Rescan: 30 * time.Second,
 		Rest: 3, Empty: 15 * time.Second, MaxBytes: 256 << 20, pending: newPending(),
-		taken: make(map[string]stamp), open: read, stat: look, now: time.Now,
+		taken: make(map[string]stamp), stat: look, now: time.Now,
 	}
+	s.open = s.read
+	return s
 }
 
 // what says what happened to a name.
@@ -439,7 +440,7 @@ func (s *Source) scan(ctx context.Context) error {
 		}
 		if size += len(f.Data); size > s.MaxBytes && f.Err == nil {
 			size -= len(f.Data)
-			f.Data, f.Err = nil, fmt.Errorf("no room: the files together may have %d bytes, those before it have %d", s.MaxBytes, size)
+			f.Data, f.Err = nil, fmt.Errorf("no room: the files together may have %d bytes (limits.manifests), those before it have %d", s.MaxBytes, size)
 		}
 		if f.Err == nil && is.holds(began) && is.size == int64(len(f.Data)) {
 			taken[n] = is
@@ -486,9 +487,9 @@ func look(path string) (stamp, error) {
 	return stampOf(fi), nil
 }
 
-// read reads a regular file of a size that a manifest may have, and returns the
+// read reads a regular file of a size that all together may have, and returns the
 // stamp that it had afterwards.
-func read(path string) ([]byte, stamp, error) {
+func (s *Source) read(path string) ([]byte, stamp, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, stamp{}, err
@@ -501,12 +502,12 @@ func read(path string) ([]byte, stamp, error) {
 	if !fi.Mode().IsRegular() {
 		return nil, stamp{}, errors.New("not a regular file")
 	}
-	data, err := io.ReadAll(io.LimitReader(f, manifest.MaxBytes+1))
+	data, err := io.ReadAll(io.LimitReader(f, int64(s.MaxBytes)+1))
 	if err != nil {
 		return nil, stamp{}, err
 	}
-	if len(data) > manifest.MaxBytes {
-		return nil, stamp{}, fmt.Errorf("larger than %d bytes", manifest.MaxBytes)
+	if len(data) > s.MaxBytes {
+		return nil, stamp{}, fmt.Errorf("larger than %d bytes, which all files together may have (limits.manifests)", s.MaxBytes)
 	}
 	if fi, err = f.Stat(); err != nil { // after what was read
 		return nil, stamp{}, err

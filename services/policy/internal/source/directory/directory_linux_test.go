@@ -370,7 +370,7 @@ func TestFileThatVanishesWhileItIsListedIsNotDeletedYet(t *testing.T) {
 		if filepath.Base(path) == "b.yaml" {
 			p.do(os.Rename(path, filepath.Join(dir, ".away")))
 		}
-		return read(path)
+		return s.read(path)
 	}
 	s.open = vanish
 	p.do(s.scan(t.Context()))
@@ -379,7 +379,7 @@ func TestFileThatVanishesWhileItIsListedIsNotDeletedYet(t *testing.T) {
 		t.Error("no other scan is due")
 	}
 	p.do(os.Rename(filepath.Join(dir, ".away"), filepath.Join(dir, "b.yaml")))
-	s.open = read
+	s.open = s.read
 	p.do(s.scan(t.Context()))
 	p.want("it is back", "a.yaml: a 1", "b.yaml: b 1", "c.yaml: c 2")
 	p.do(os.Remove(filepath.Join(dir, "b.yaml")))
@@ -420,7 +420,7 @@ func TestFileOfLimitIsRefusedAndTheOthersAreTaken(t *testing.T) {
 	p.do(os.Mkdir(p.path(""), 0o755))
 	p.write("big.yaml", policy("big", 1)+"# "+strings.Repeat("x", 4<<20))
 	p.write("a.yaml", policy("a", 1))
-	p.want("too large", "a.yaml: a 1", "big.yaml: !larger than 3145728 bytes")
+	p.want("too large", "a.yaml: a 1", "big.yaml: !document 0: manifest of 4194439 bytes is larger than 3145728")
 }
 
 func TestFileWithTheSizeAndTimeOfBeforeIsRead(t *testing.T) {

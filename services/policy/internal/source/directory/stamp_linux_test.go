@@ -52,7 +52,7 @@ func newStamped(t *testing.T) *stamped {
 	s.now = func() time.Time { return s.clock }
 	s.open = func(path string) ([]byte, stamp, error) {
 		s.read = append(s.read, filepath.Base(path))
-		data, is, err := read(path)
+		data, is, err := s.Source.read(path)
 		if s.frozen != nil {
 			is = *s.frozen
 			is.size = int64(len(data))
@@ -171,7 +171,7 @@ func TestChangeThatLeavesTheStampIsTakenOver(t *testing.T) {
 		}
 		s.stat = stat
 		s.open = func(path string) ([]byte, stamp, error) {
-			data, _, err := read(path)
+			data, _, err := s.read(path)
 			if err != nil {
 				return nil, stamp{}, err
 			}
@@ -260,7 +260,7 @@ func TestRefusedFileIsTriedAgainWithoutReadingIt(t *testing.T) {
 	p.do(s.scan(t.Context()))
 	s.open = func(path string) ([]byte, stamp, error) {
 		t.Errorf("%s is read again", path)
-		return read(path)
+		return s.read(path)
 	}
 	p.do(s.scan(t.Context()))
 	p.want("of calls", ": a 1", "a.yaml: a !NetworkPolicy default/a belongs to the source grpc", "b.yaml: !document 0…")

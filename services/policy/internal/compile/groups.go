@@ -36,6 +36,15 @@ func NewGroups() *Groups {
 	return &Groups{byName: make(map[string]*group), byKey: make(map[string]map[*group]struct{})}
 }
 
+// Clone returns a copy of the index; the groups themselves do not change.
+func (gs *Groups) Clone() *Groups {
+	out := &Groups{byName: maps.Clone(gs.byName), byKey: make(map[string]map[*group]struct{}, len(gs.byKey))}
+	for key, groups := range gs.byKey {
+		out.byKey[key] = maps.Clone(groups)
+	}
+	return out
+}
+
 // Set adds a group, or replaces the one of its name.
 func (gs *Groups) Set(in *policy.Group) {
 	gs.Delete(in.Name)

@@ -537,7 +537,7 @@ func forget[K, V comparable](m map[K]map[V]struct{}, k K, v V) {
 // is enforced.
 func (e *Engine) program(s *subject, d rule.Direction) (*compile.Program, error) {
 	ns, _ := e.peers[s.number].id.Labels.Value(label.SourceKubernetes, label.KeyNamespace)
-	return e.programOf(s, d, func(visit func(*rule.Spec)) {
+	return e.programOf(s, d, e.groups, func(visit func(*rule.Spec)) {
 		for spec := range e.byNamespace[ns] {
 			visit(spec)
 		}
@@ -547,10 +547,11 @@ func (e *Engine) program(s *subject, d rule.Direction) (*compile.Program, error)
 	})
 }
 
-// programOf is program with the specs that may select the subject.
-func (e *Engine) programOf(s *subject, d rule.Direction, specs func(visit func(*rule.Spec))) (*compile.Program, error) {
+// programOf is program with given address groups and specs that may select the
+// subject.
+func (e *Engine) programOf(s *subject, d rule.Direction, groups *compile.Groups, specs func(visit func(*rule.Spec))) (*compile.Program, error) {
 	p := e.peers[s.number]
-	in := compile.Input{Direction: d, Ports: p.id.Ports, Groups: e.groups}
+	in := compile.Input{Direction: d, Ports: p.id.Ports, Groups: groups}
 	if e.config.Enforcement == EnforceNever {
 		return nil, nil
 	}

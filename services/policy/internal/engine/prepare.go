@@ -24,6 +24,9 @@ type Preparation struct {
 	dirty    map[identity.Numeric]struct{}
 	replaced map[policy.Key]struct{}
 	specs    map[string][]*rule.Spec // of the new policies, by namespace
+	groups   *compile.Groups         // of after the change
+	changed  []*policy.Group         // that are others then
+	grouped  []identity.Numeric      // subjects whose tables may depend on them, that are left to mark
 	subjects []identity.Numeric      // that are left
 	held     map[compile.Hash]struct{}
 }
@@ -31,7 +34,7 @@ type Preparation struct {
 // Prepare begins with what the change says of policies. Nothing is looked at yet.
 func (e *Engine) Prepare(c Change) *Preparation {
 	return &Preparation{
-		engine: e, change: c, replaced: make(map[policy.Key]struct{}), specs: make(map[string][]*rule.Spec),
+		engine: e, groups: e.groups, change: c, replaced: make(map[policy.Key]struct{}), specs: make(map[string][]*rule.Spec),
 		dirty: make(map[identity.Numeric]struct{}), held: make(map[compile.Hash]struct{}),
 	}
 }
@@ -41,26 +44,22 @@ func (e *Engine) Prepare(c Change) *Preparation {
 func (p *Preparation) Mark(policies int) bool {
 	dirty := make(map[*subject]struct{})
 	for ; policies > 0 && len(p.change.DeletePolicies) > 0; policies-- {
-		p.replace(p.change.DeletePolicies[0], dirty)
+		p.replace(p.change.DeletePolicies[0], nil, dirty)
 		p.change.DeletePolicies = p.change.DeletePolicies[1:]
 	}
 	for ; policies > 0 && len(p.change.UpsertPolicies) > 0; policies-- {
 		o := &p.change.UpsertPolicies[0]
-		p.replace(o.Key, dirty)
-		for j := range o.Specs {
-			spec := &o.Specs[j]
-			p.engine.markSelected(spec, dirty)
-			p.specs[spec.Namespace] = append(p.specs[spec.Namespace], spec)
-		}
+		p.replace(o.Key, o, dirty)
 		p.change.UpsertPolicies = p.change.UpsertPolicies[1:]
 	}
+	p.markGrouped(policies, dirty)
 	for s := range dirty {
 		if _, ok := p.dirty[s.number]; !ok {
 			p.dirty[s.number] = struct{}{}
 			p.subjects = append(p.subjects, s.number)
 		}
 	}
-	if len(p.change.DeletePolicies)+len(p.change.UpsertPolicies) > 0 {
+	if len(p.change.DeletePolicies)+len(p.change.UpsertPolicies)+len(p.grouped) > 0 {
 		return true
 	}
 	p.dirty = nil
@@ -68,11 +67,58 @@ func (p *Preparation) Mark(policies int) bool {
 	return false
 }
 
-func (p *Preparation) replace(key policy.Key, dirty map[*subject]struct{}) {
+func (p *Preparation) replace(key policy.Key, after *policy.Object, dirty map[*subject]struct{}) {
 	p.replaced[key] = struct{}{}
-	if o := p.engine.objects[key]; o != nil {
-		for i := range o.Specs {
-			p.engine.markSelected(&o.Specs[i], dirty)
+	before := p.engine.objects[key]
+	if before != nil {
+		for i := range before.Specs {
+			p.engine.markSelected(&before.Specs[i], dirty)
+		}
+	}
+	if after != nil {
+		for i := range after.Specs {
+			spec := &after.Specs[i]
+			p.engine.markSelected(spec, dirty)
+			p.specs[spec.Namespace] = append(p.specs[spec.Namespace], spec)
+		}
+	}
+	if before != nil && before.Group != nil {
+		p.regroup(before.Group).Delete(before.Group.Name)
+	}
+	if after != nil && after.Group != nil {
+		p.regroup(after.Group).Set(after.Group)
+	}
+}
+
+// regroup notes that a group comes, goes or changes, and returns the groups of
+// after the change.
+func (p *Preparation) regroup(g *policy.Group) *compile.Groups {
+	if p.groups == p.engine.groups {
+		p.groups = p.groups.Clone()
+		for n, s := range p.engine.subjects {
+			if slices.ContainsFunc(s.bound[:], func(l *live) bool { return l != nil && l.program.UsesGroups() }) {
+				p.grouped = append(p.grouped, n)
+			}
+		}
+	}
+	p.changed = append(p.changed, g)
+	return p.groups
+}
+
+// subjectCost is how many policies are marked in the time that it takes to find
+// out whether a subject's tables depend on groups.
+const subjectCost = 16
+
+// markGrouped marks subjects whose tables depend on what changes about groups,
+// when all policies are marked.
+func (p *Preparation) markGrouped(policies int, dirty map[*subject]struct{}) {
+	for ; policies > 0 && len(p.grouped) > 0; policies -= subjectCost {
+		s := p.engine.subjects[p.grouped[0]]
+		p.grouped = p.grouped[1:]
+		if s != nil && slices.ContainsFunc(s.bound[:], func(l *live) bool {
+			return l != nil && l.program.UsesGroups() && l.program.Stale(p.groups, p.changed)
+		}) {
+			dirty[s] = struct{}{}
 		}
 	}
 }
@@ -93,7 +139,7 @@ func (p *Preparation) Step(subjects int) bool {
 			if l := s.bound[d]; l != nil {
 				p.hold(l)
 			}
-			prog, err := p.engine.programOf(s, d, p.rules(s))
+			prog, err := p.engine.programOf(s, d, p.groups, p.rules(s))
 			if err == nil && prog != nil && p.engine.tables[prog.Hash] == nil {
 				var built map[compile.Hash]*live
 				if built, _, err = p.engine.build([]*compile.Program{prog}); err == nil {

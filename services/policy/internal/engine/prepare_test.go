@@ -168,3 +168,43 @@ func TestSubjectsOfAMomentAreSelectedAsTheEngineSelects(t *testing.T) {
 		t.Errorf("when the subjects are gone from the engine, %d are selected, want %d of the moment before", after, found)
 	}
 }
+
+func TestAPreparedChangeOfGroupsCompilesNothing(t *testing.T) {
+	for name, peer := range map[string]func(i int) string{
+		"by name":  func(i int) string { return fmt.Sprintf("{cidrGroupRef: g%d}", i%100) },
+		"by label": func(i int) string { return fmt.Sprintf("{cidrGroupSelector: {matchLabels: {team: t%d}}}", i%10) },
+		"by other labels": func(int) string {
+			return "{cidrGroupSelector: {matchExpressions: [{key: team, operator: NotIn, values: [t7]}]}}"
+		},
+	} {
+		e := New(Config{Cluster: "default", AllowHost: true})
+		c := groupSubjects(t, 60, peer)
+		for i := range 100 {
+			c.UpsertPolicies = append(c.UpsertPolicies, addressGroup(t, i, 5))
+		}
+		_, before := apply(t, e, c)
+		for what, change := range map[string]Change{
+			"other prefixes":   {UpsertPolicies: []policy.Object{addressGroup(t, 7, 9), addressGroup(t, 8, 9)}},
+			"a group goes":     {DeletePolicies: []policy.Key{addressGroup(t, 17, 5).Key}},
+			"a group comes":    {UpsertPolicies: []policy.Object{labelledGroup(t, 200, 5, "{team: t3}")}},
+			"another comes":    {UpsertPolicies: []policy.Object{addressGroup(t, 201, 5)}, DeletePolicies: []policy.Key{addressGroup(t, 9, 5).Key}},
+			"a policy as well": {UpsertPolicies: append(groupSubjects(t, 3, func(int) string { return "{cidrGroupRef: g3}" }).UpsertPolicies, addressGroup(t, 4, 30))},
+		} {
+			p := e.Prepare(change)
+			for p.Mark(20) { //nolint:revive // until all were marked
+			}
+			concerned := p.Subjects()
+			for p.Step(8) { //nolint:revive // until all were looked at
+			}
+			from, to := apply(t, e, change)
+			if to.Tables != from.Tables || to.Binds-from.Binds > 2*concerned {
+				t.Errorf("%s, %s: the prepared change compiled %d tables and bound %d directions of %d subjects", name, what, to.Tables-from.Tables, to.Binds-from.Binds, concerned)
+			}
+			for p.Release(8) { //nolint:revive // until all are released
+			}
+		}
+		if tables := e.Counters().Tables - before.Tables; tables < 3 {
+			t.Errorf("%s: %d tables were compiled: the test does not ask what it should", name, tables)
+		}
+	}
+}

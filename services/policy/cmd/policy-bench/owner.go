@@ -95,6 +95,7 @@ func measureOwner(s synthetic.Shape) (out []line, err error) {
 		{"the rest of the policies deleted in one call", o.deleteAll},
 		{"all policies as 200 files, all at once", o.files},
 		{"one of the files changes", o.fileChanges},
+		{"all policies as one file, in the place of the 200", o.oneFile},
 		{"all files go", func() error { return o.Feed(owner.SourceFile).Set(o.ctx, nil) }},
 	} {
 		began := time.Now()
@@ -122,15 +123,34 @@ func measureOwner(s synthetic.Shape) (out []line, err error) {
 		return nil, err
 	}
 	for _, b := range st.Busy {
-		over := b.Count
-		for i, bound := range busy.Bounds {
-			if bound <= 100*time.Millisecond {
-				over -= b.Buckets[i]
-			}
-		}
-		out = append(out, line{"the owner, " + b.Operation, fmt.Sprintf("longest %s, most processor time %s, %d of %d longer than 100 ms, %s in all", short(b.Longest), short(b.Processor), over, b.Count, short(b.Sum))})
+		out = append(out,
+			line{"the owner, " + b.Operation, histogram(b.Figures)},
+			line{"its processor time", histogram(b.Processor)})
 	}
 	return out, nil
+}
+
+// wanted is how long an operation of the owner may last.
+const wanted = 100 * time.Millisecond
+
+// histogram says how many operations were how long, in bounds that are further
+// apart than those of the figures.
+func histogram(f busy.Figures) string {
+	var b strings.Builder
+	count, over := uint64(0), f.Count
+	for i, bound := range busy.Bounds {
+		count += f.Buckets[i]
+		if bound <= wanted {
+			over -= f.Buckets[i]
+		}
+		switch bound {
+		case time.Millisecond, 10 * time.Millisecond, 25 * time.Millisecond, 50 * time.Millisecond, wanted, 250 * time.Millisecond:
+			fmt.Fprintf(&b, "≤ %s: %d, ", bound, count)
+			count = 0
+		}
+	}
+	fmt.Fprintf(&b, "all: %d; longer than %s: %d; longest %s", f.Count, wanted, over, short(f.Longest))
+	return b.String()
 }
 
 func (o *owned) identities() error {
@@ -292,6 +312,18 @@ func (o *owned) listing() []owner.File {
 }
 
 func (o *owned) files() error { return o.Feed(owner.SourceFile).Set(o.ctx, o.listing()) }
+
+func (o *owned) oneFile() error {
+	all := []byte(strings.Join(o.cluster.Manifests, "---\n"))
+	if err := o.Feed(owner.SourceFile).Set(o.ctx, []owner.File{{Origin: "all.yaml", Data: all}}); err != nil {
+		return err
+	}
+	st, err := o.Status(o.ctx)
+	if err == nil && (st.Policies != len(o.cluster.Manifests) || len(st.Problems) > 0) {
+		err = fmt.Errorf("%d policies in force, problems %q", st.Policies, st.Problems)
+	}
+	return err
+}
 
 func (o *owned) fileChanges() error {
 	o.manifest = "---\n" + strings.ReplaceAll(ofTen, "PORT", "99")

@@ -33,10 +33,10 @@ const (
 type Busy struct {
 	busy.Figures
 	Tables int // the most that one of them compiled
-	// Processor is the most processor time that one of them took; 0 without
+	// Processor are the figures of the processor time that they took; empty without
 	// Config.Processor. The rest of its time the owner waited for the disk, or for
 	// a processor.
-	Processor time.Duration
+	Processor busy.Figures
 }
 
 // turn is when the owner began something.
@@ -70,7 +70,7 @@ func (o *Owner) spentOn(operation string, t turn) *Busy {
 	}
 	b.Add(d)
 	if o.config.Processor != nil {
-		b.Processor = max(b.Processor, o.config.Processor()-t.used)
+		b.Processor.Add(o.config.Processor() - t.used)
 	}
 	return b
 }

@@ -4,20 +4,14 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
-	"syscall"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -25,80 +19,33 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/sluice-net/sluice/kit/durable"
-	"github.com/sluice-net/sluice/kit/fault/faulttest"
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kit/rpc/client"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/journal"
 )
 
-// asService makes this test binary the service itself.
-const asService = "SLUICE_TEST_AS_SERVICE"
-
-const patience = 30 * time.Second
-
-// user is the service's own.
-const user = instance.PolicyID
-
 func TestMain(m *testing.M) {
-	if os.Getenv(asService) != "" {
-		main()
-	}
+	servicetest.Main(main)
 	leaktest.Main(m)
 }
 
-// bench is a place where processes of the service run as their own user, with
-// an identity service.
+// bench is a place for processes of the service, with an identity service.
 type bench struct {
-	t   *testing.T
-	dir string
-	exe string
-	ids *registry
+	*servicetest.Place
+	t *testing.T
 }
 
 func newBench(t *testing.T) *bench {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Fatal("needs root: the service runs as a user of its own")
-	}
-	dir, err := os.MkdirTemp("", "policy-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	b := &bench{t: t, dir: dir, exe: filepath.Join(dir, "sluice-policy")}
-	// go test's own directory may be closed to other users.
-	self, err := os.Open("/proc/self/exe")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer self.Close()
-	exe, err := os.OpenFile(b.exe, os.O_CREATE|os.O_WRONLY, 0o755)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := io.Copy(exe, self); err != nil {
-		t.Fatal(err)
-	}
-	if err := exe.Close(); err != nil {
-		t.Fatal(err)
-	}
-	for _, d := range []string{"run", "state", "files"} {
-		if err := os.Mkdir(filepath.Join(dir, d), 0o750); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chown(filepath.Join(dir, d), int(user), int(instance.GroupID)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	b.ids = newRegistry(t, filepath.Join(dir, "identity.sock"))
+	b := &bench{Place: servicetest.NewPlace(t, instance.PolicyID), t: t}
+	b.Mkdir("files")
+	serveRegistry(t, filepath.Join(b.Dir, "identity.sock"))
 	return b
 }
 
@@ -108,7 +55,7 @@ type registry struct {
 	ids map[uint32][]*workloadv1.Label
 }
 
-func newRegistry(t *testing.T, socket string) *registry {
+func serveRegistry(t *testing.T, socket string) {
 	t.Helper()
 	k8s := func(pairs ...string) (out []*workloadv1.Label) {
 		for i := 0; i < len(pairs); i += 2 {
@@ -138,7 +85,6 @@ func newRegistry(t *testing.T, socket string) *registry {
 		srv.Serve(l) //nolint:errcheck // it ends when the test does
 	}()
 	t.Cleanup(func() { srv.Stop(); <-done })
-	return r
 }
 
 func (r *registry) WatchIdentities(_ *identityv1.WatchIdentitiesRequest, s grpc.ServerStreamingServer[identityv1.WatchIdentitiesResponse]) error {
@@ -161,118 +107,32 @@ func (r *registry) WatchIdentities(_ *identityv1.WatchIdentitiesRequest, s grpc.
 // proc is one process of the service.
 type proc struct {
 	policyv1.PolicyServiceClient
-	t      *testing.T
-	cmd    *exec.Cmd
-	health grpc_health_v1.HealthClient
-	conn   *grpc.ClientConn
-	faults *faulttest.Controller
-	ended  chan struct{}
-	mu     sync.Mutex
-	stderr bytes.Buffer // guarded by mu
-}
-
-func (p *proc) Write(b []byte) (int, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.stderr.Write(b)
-}
-
-func (p *proc) log() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.stderr.String()
+	*servicetest.Process
+	t *testing.T
 }
 
 func (b *bench) start(args ...string) *proc {
 	b.t.Helper()
-	p := &proc{t: b.t, ended: make(chan struct{})}
-	socket := filepath.Join(b.dir, "run", "policy.sock")
-	p.cmd = exec.Command(b.exe, append([]string{
-		"--socket-path", socket, "--metrics-address", "off", "--state-dir", filepath.Join(b.dir, "state"),
-		"--sources-identity", filepath.Join(b.dir, "identity.sock"),
-	}, args...)...)
-	p.cmd.Env = []string{asService + "=1", "GORACE=atexit_sleep_ms=0"} // -race waits a second otherwise
-	p.cmd.Stderr = p
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: instance.GroupID}, Pdeathsig: syscall.SIGKILL}
-	p.faults = faulttest.Start(b.t, p.cmd)
-	go func() {
-		defer close(p.ended)
-		p.cmd.Wait() //nolint:errcheck // the state is looked at by who cares
-	}()
-	var err error
-	if p.conn, err = client.Dial(socket, client.Options{WaitForReady: true}); err != nil {
-		b.t.Fatal(err)
-	}
-	p.PolicyServiceClient, p.health = policyv1.NewPolicyServiceClient(p.conn), grpc_health_v1.NewHealthClient(p.conn)
-	b.t.Cleanup(p.kill)
-	return p
-}
-
-func (p *proc) kill() {
-	p.cmd.Process.Kill() //nolint:errcheck // it may have ended
-	<-p.ended
-	p.conn.Close()
-}
-
-// stop asks the process to end and returns its exit code.
-func (p *proc) stop() int {
-	p.t.Helper()
-	p.cmd.Process.Signal(syscall.SIGTERM) //nolint:errcheck // it may have ended
-	return p.exit()
-}
-
-func (p *proc) exit() int {
-	p.t.Helper()
-	select {
-	case <-p.ended:
-	case <-time.After(patience):
-		p.t.Fatalf("the process does not end:\n%s", p.log())
-	}
-	p.conn.Close()
-	return p.cmd.ProcessState.ExitCode()
-}
-
-func (p *proc) ctx() context.Context {
-	ctx, cancel := context.WithTimeout(p.t.Context(), patience)
-	p.t.Cleanup(cancel)
-	return ctx
-}
-
-func (p *proc) state() grpc_health_v1.HealthCheckResponse_ServingStatus {
-	p.t.Helper()
-	resp, err := p.health.Check(p.ctx(), &grpc_health_v1.HealthCheckRequest{Service: policyv1.PolicyService_ServiceDesc.ServiceName})
-	if err != nil {
-		p.t.Fatalf("health: %v\n%s", err, p.log())
-	}
-	return resp.GetStatus()
-}
-
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not in time: %s", what)
-		}
-	}
-}
-
-func (p *proc) serving() {
-	p.t.Helper()
-	eventually(p.t, "SERVING", func() bool { return p.state() == grpc_health_v1.HealthCheckResponse_SERVING })
+	socket := filepath.Join(b.Dir, "run", "policy.sock")
+	p := servicetest.Start(b.t, b.Command(append([]string{
+		"--socket-path", socket, "--metrics-address", "off", "--state-dir", filepath.Join(b.Dir, "state"),
+		"--sources-identity", filepath.Join(b.Dir, "identity.sock"),
+	}, args...)...), socket, client.Options{WaitForReady: true})
+	return &proc{Process: p, PolicyServiceClient: policyv1.NewPolicyServiceClient(p.Conn), t: b.t}
 }
 
 func (p *proc) status() *policyv1.GetStatusResponse {
 	p.t.Helper()
-	st, err := p.GetStatus(p.ctx(), &policyv1.GetStatusRequest{})
+	st, err := p.GetStatus(servicetest.Context(p.t), &policyv1.GetStatusRequest{})
 	if err != nil {
-		p.t.Fatalf("%v\n%s", err, p.log())
+		p.t.Fatal(err)
 	}
 	return st
 }
 
 func (p *proc) synced(name string) {
 	p.t.Helper()
-	eventually(p.t, name+" has said everything", func() bool {
+	servicetest.Eventually(p.t, name+" has said everything", func() bool {
 		return slices.ContainsFunc(p.status().GetSources(), func(s *policyv1.SourceStatus) bool { return s.GetName() == name && s.GetSynced() })
 	})
 }
@@ -300,16 +160,16 @@ func allowInParts(port int) []byte {
 const lastPort = 20_000
 
 func (p *proc) apply(manifest []byte) (uint64, error) {
-	out, err := p.UpsertPolicies(p.ctx(), &policyv1.UpsertPoliciesRequest{Manifests: manifest})
+	out, err := p.UpsertPolicies(servicetest.Context(p.t), &policyv1.UpsertPoliciesRequest{Manifests: manifest})
 	return out.GetRevision(), err
 }
 
 // verdict of web to db on a port.
 func (p *proc) verdict(port uint32) policyv1.Action {
 	p.t.Helper()
-	x, err := p.Explain(p.ctx(), &policyv1.ExplainRequest{From: &policyv1.Peer{Identity: 300}, To: &policyv1.Peer{Identity: 301}, Protocol: 6, Port: port})
+	x, err := p.Explain(servicetest.Context(p.t), &policyv1.ExplainRequest{From: &policyv1.Peer{Identity: 300}, To: &policyv1.Peer{Identity: 301}, Protocol: 6, Port: port})
 	if err != nil {
-		p.t.Fatalf("%v\n%s", err, p.log())
+		p.t.Fatal(err)
 	}
 	return x.GetVerdict()
 }
@@ -318,7 +178,7 @@ func (p *proc) verdict(port uint32) policyv1.Action {
 // one run of the service.
 func (p *proc) tables(subject uint32) (hash string, revision uint64) {
 	p.t.Helper()
-	ctx, cancel := context.WithTimeout(p.t.Context(), patience)
+	ctx, cancel := context.WithCancel(servicetest.Context(p.t))
 	defer cancel()
 	w, err := p.WatchPolicyTables(ctx)
 	if err != nil {
@@ -333,7 +193,7 @@ func (p *proc) tables(subject uint32) (hash string, revision uint64) {
 	for {
 		m, err := w.Recv()
 		if err != nil {
-			p.t.Fatalf("%v\n%s", err, p.log())
+			p.t.Fatal(err)
 		}
 		for _, s := range m.GetSteps() {
 			if d := s.GetTableDefine(); d != nil {
@@ -350,11 +210,11 @@ func (p *proc) tables(subject uint32) (hash string, revision uint64) {
 func TestKernelRunsWithoutAnyRight(t *testing.T) {
 	b := newBench(t)
 	p := b.start()
-	p.serving()
+	p.Serving()
 	if _, err := p.apply(allowPort(5432, 0)); err != nil {
 		t.Fatal(err)
 	}
-	rights, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+	rights, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Cmd.Process.Pid))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -363,33 +223,33 @@ func TestKernelRunsWithoutAnyRight(t *testing.T) {
 			t.Errorf("status of the process has no line %q:\n%s", line, rights)
 		}
 	}
-	if fi, err := os.Stat(filepath.Join(b.dir, "state", journal.File)); err != nil || fi.Mode() != 0o600 {
+	if fi, err := os.Stat(filepath.Join(b.Dir, "state", journal.File)); err != nil || fi.Mode() != 0o600 {
 		t.Errorf("journal: %v, %v", fi, err)
 	}
-	if code := p.stop(); code != process.ExitOK {
-		t.Errorf("exit code %d after SIGTERM\n%s", code, p.log())
+	if code := p.Stop(); code != process.ExitOK {
+		t.Errorf("exit code %d after SIGTERM\n%s", code, p.Log())
 	}
 }
 
 // INV-60, INV-61
 func TestKernelRestartServesTheSameBeforeAnySourceAnswers(t *testing.T) {
 	b := newBench(t)
-	file := filepath.Join(b.dir, "files", "db.yaml")
+	file := filepath.Join(b.Dir, "files", "db.yaml")
 	if err := os.WriteFile(file, allowPort(5432, 0), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	p := b.start("--sources-directory", filepath.Join(b.dir, "files"))
+	p := b.start("--sources-directory", filepath.Join(b.Dir, "files"))
 	p.synced("identity")
 	p.synced("file")
 	hash, revision := p.tables(301)
 	if hash == "" || revision != 1 {
 		t.Fatalf("tables %q at revision %d", hash, revision)
 	}
-	p.kill()
+	p.Kill()
 
 	// Neither source can be asked.
-	p = b.start("--sources-directory", filepath.Join(b.dir, "absent"), "--sources-identity", filepath.Join(b.dir, "absent.sock"))
-	p.serving()
+	p = b.start("--sources-directory", filepath.Join(b.Dir, "absent"), "--sources-identity", filepath.Join(b.Dir, "absent.sock"))
+	p.Serving()
 	if again, r := p.tables(301); again != hash || r != revision {
 		t.Errorf("after a restart: %q at %d, want %q at %d", again, r, hash, revision)
 	}
@@ -401,7 +261,7 @@ func TestKernelRestartServesTheSameBeforeAnySourceAnswers(t *testing.T) {
 			t.Errorf("source %v has synced", s)
 		}
 	}
-	p.kill()
+	p.Kill()
 
 	// What is gone when the source can be asked is gone. A directory without any
 	// file would be looked at twice.
@@ -411,10 +271,10 @@ func TestKernelRestartServesTheSameBeforeAnySourceAnswers(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(filepath.Dir(file), "none.yaml"), []byte("# no policy\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	p = b.start("--sources-directory", filepath.Join(b.dir, "files"))
-	eventually(t, "the policy is gone", func() bool { return p.status().GetPolicies() == 0 })
-	if code := p.stop(); code != process.ExitOK {
-		t.Errorf("exit code %d\n%s", code, p.log())
+	p = b.start("--sources-directory", filepath.Join(b.Dir, "files"))
+	servicetest.Eventually(t, "the policy is gone", func() bool { return p.status().GetPolicies() == 0 })
+	if code := p.Stop(); code != process.ExitOK {
+		t.Errorf("exit code %d\n%s", code, p.Log())
 	}
 }
 
@@ -422,7 +282,7 @@ func TestKernelRestartServesTheSameBeforeAnySourceAnswers(t *testing.T) {
 func TestKernelKilledAnywhereLosesNoAnsweredChange(t *testing.T) {
 	b := newBench(t)
 	p := b.start()
-	names, err := p.faults.Names(t.Context())
+	names, err := p.Faults.Names(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -441,7 +301,7 @@ func TestKernelKilledAnywhereLosesNoAnsweredChange(t *testing.T) {
 		t.Fatal(err)
 	}
 	policies := p.status().GetPolicies()
-	p.kill()
+	p.Kill()
 	for _, manifests := range []func(int) []byte{func(port int) []byte { return allowPort(port, 0) }, allowInParts} {
 		for _, point := range points {
 			large := len(manifests(0)) > 1000
@@ -450,7 +310,7 @@ func TestKernelKilledAnywhereLosesNoAnsweredChange(t *testing.T) {
 			}
 			p := b.start()
 			p.synced("identity")
-			p.faults.KillAt(point, 0)
+			p.Faults.KillAt(point, 0)
 			for range 4 {
 				port++
 				revision, err := p.apply(manifests(port))
@@ -459,12 +319,12 @@ func TestKernelKilledAnywhereLosesNoAnsweredChange(t *testing.T) {
 				}
 				answered = revision
 			}
-			if code := p.exit(); code != -1 {
-				t.Fatalf("%s: exit code %d, want killed\n%s", point, code, p.log())
+			if code := p.Exit(); code != -1 {
+				t.Fatalf("%s: exit code %d, want killed\n%s", point, code, p.Log())
 			}
 
 			p = b.start()
-			p.serving()
+			p.Serving()
 			allows := func(port int) bool {
 				first, last := p.verdict(uint32(port)), p.verdict(uint32(port+lastPort))
 				if large && first != last {
@@ -482,8 +342,8 @@ func TestKernelKilledAnywhereLosesNoAnsweredChange(t *testing.T) {
 			if answered, err = p.apply(manifests(port)); err != nil || !allows(port) {
 				t.Errorf("%s: the same again: %v", point, err)
 			}
-			if code := p.stop(); code != process.ExitOK {
-				t.Errorf("%s: exit code %d\n%s", point, code, p.log())
+			if code := p.Stop(); code != process.ExitOK {
+				t.Errorf("%s: exit code %d\n%s", point, code, p.Log())
 			}
 		}
 		// The next ones begin with both ports of the same change.
@@ -492,7 +352,7 @@ func TestKernelKilledAnywhereLosesNoAnsweredChange(t *testing.T) {
 		if answered, err = p.apply(allowInParts(port)); err != nil {
 			t.Fatal(err)
 		}
-		p.kill()
+		p.Kill()
 	}
 }
 
@@ -509,11 +369,11 @@ func TestKernelChangeThatStorageDoesNotTakeIsUndone(t *testing.T) {
 	}
 	hash, _ = p.tables(301)
 	for _, point := range []string{"policy/journal/before-write", "policy/change/before-journal"} {
-		p.faults.FailAt(point, 0, "no space left on device")
+		p.Faults.FailAt(point, 0, "no space left on device")
 		if _, err := p.apply(allowPort(80, 0)); status.Code(err) != codes.Unavailable && point != "policy/change/before-journal" || err == nil {
 			t.Errorf("%s: %v, want UNAVAILABLE", point, err)
 		}
-		p.faults.Pass(point)
+		p.Faults.Pass(point)
 		if again, revision := p.tables(301); again != hash || revision != 1 {
 			t.Errorf("%s: tables %q at %d, want %q at 1", point, again, revision, hash)
 		}
@@ -521,9 +381,9 @@ func TestKernelChangeThatStorageDoesNotTakeIsUndone(t *testing.T) {
 	if revision, err := p.apply(allowPort(81, 0)); err != nil || revision != 2 {
 		t.Errorf("afterwards: %d, %v", revision, err)
 	}
-	p.kill()
+	p.Kill()
 	p = b.start()
-	p.serving()
+	p.Serving()
 	if a := p.verdict(81); a != policyv1.Action_ACTION_ALLOW {
 		t.Errorf("after a restart: %s", a)
 	}
@@ -541,49 +401,49 @@ func TestKernelLostPoliciesStopTheStart(t *testing.T) {
 		if _, err := p.apply(allowPort(5432, 0)); err != nil {
 			t.Fatal(err)
 		}
-		p.kill()
-		file := filepath.Join(b.dir, "state", journal.File)
+		p.Kill()
+		file := filepath.Join(b.Dir, "state", journal.File)
 		if err := damage(file); err != nil {
 			t.Fatal(err)
 		}
 		p = b.start()
-		if code := p.exit(); code != process.ExitFailed || !strings.Contains(p.log(), file) || !strings.Contains(p.log(), "restore a copy of it") {
-			t.Errorf("%s: exit code %d, want %d and the file's name in\n%s", what, code, process.ExitFailed, p.log())
+		if code := p.Exit(); code != process.ExitFailed || !strings.Contains(p.Log(), file) || !strings.Contains(p.Log(), "restore a copy of it") {
+			t.Errorf("%s: exit code %d, want %d and the file's name in\n%s", what, code, process.ExitFailed, p.Log())
 		}
 	}
 }
 
 func TestKernelHealthWaitsForTheSources(t *testing.T) {
 	b := newBench(t)
-	p := b.start("--sources-directory", filepath.Join(b.dir, "absent"))
+	p := b.start("--sources-directory", filepath.Join(b.Dir, "absent"))
 	p.synced("identity")
-	if s := p.state(); s != grpc_health_v1.HealthCheckResponse_NOT_SERVING {
+	if s := p.Health(policyv1.PolicyService_ServiceDesc.ServiceName); s != grpc_health_v1.HealthCheckResponse_NOT_SERVING {
 		t.Errorf("without the directory: %s, want NOT_SERVING", s)
 	}
-	eventually(t, "a reason in the status", func() bool {
+	servicetest.Eventually(t, "a reason in the status", func() bool {
 		return slices.ContainsFunc(p.status().GetSources(), func(s *policyv1.SourceStatus) bool {
 			return s.GetName() == "file" && strings.Contains(s.GetError(), "no such file")
 		})
 	})
-	if err := os.Mkdir(filepath.Join(b.dir, "absent"), 0o755); err != nil {
+	if err := os.Mkdir(filepath.Join(b.Dir, "absent"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	p.serving()
-	if code := p.stop(); code != process.ExitOK {
-		t.Errorf("exit code %d\n%s", code, p.log())
+	p.Serving()
+	if code := p.Stop(); code != process.ExitOK {
+		t.Errorf("exit code %d\n%s", code, p.Log())
 	}
 }
 
 func TestKernelSecondCopyOnOneStateIsRefused(t *testing.T) {
 	b := newBench(t)
 	first := b.start()
-	first.serving()
-	second := b.start("--socket-path", filepath.Join(b.dir, "run", "second.sock"))
-	if code := second.exit(); code != process.ExitFailed || !strings.Contains(second.log(), durable.ErrLocked.Error()) {
-		t.Errorf("the second ended with %d:\n%s", code, second.log())
+	first.Serving()
+	second := b.start("--socket-path", filepath.Join(b.Dir, "run", "second.sock"))
+	if code := second.Exit(); code != process.ExitFailed || !strings.Contains(second.Log(), durable.ErrLocked.Error()) {
+		t.Errorf("the second ended with %d:\n%s", code, second.Log())
 	}
-	if code := first.stop(); code != process.ExitOK {
-		t.Errorf("the first ended with %d:\n%s", code, first.log())
+	if code := first.Stop(); code != process.ExitOK {
+		t.Errorf("the first ended with %d:\n%s", code, first.Log())
 	}
 }
 
@@ -591,15 +451,15 @@ func TestKernelWrongConfigurationIsNamedAtOnce(t *testing.T) {
 	b := newBench(t)
 	p := b.start("--sources-identity", "x", "--sources-directory", "y", "--cluster-name", "", "--enforcement-mode", "z",
 		"--limits-policies", "0", "--limits-manifests", "0", "--names-max", "0", "--names-addresses", "0", "--names-grace", "-1s", "--subscribers-linger", "-1s")
-	if code := p.exit(); code != 2 {
+	if code := p.Exit(); code != 2 {
 		t.Errorf("exit code %d, want 2", code)
 	}
 	for _, key := range []string{
 		"sources.identity:", "sources.directory:", "cluster.name:", "enforcement.mode:", "limits.policies:", "limits.manifests:",
 		"names.max:", "names.addresses:", "names.grace:", "subscribers.linger:",
 	} {
-		if !strings.Contains(p.log(), key) {
-			t.Errorf("no word about %s in\n%s", key, p.log())
+		if !strings.Contains(p.Log(), key) {
+			t.Errorf("no word about %s in\n%s", key, p.Log())
 		}
 	}
 }

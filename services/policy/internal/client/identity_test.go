@@ -20,14 +20,13 @@ import (
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/rpc/client"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/identity"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 )
-
-const patience = 30 * time.Second
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
@@ -140,38 +139,34 @@ func (s *sink) SourceFailed(_ context.Context, _ string, why error) error {
 // want waits for the identities as NUMBER=app, and for the listings.
 func (s *sink) want(what string, full int, list ...string) {
 	s.t.Helper()
-	var got []string
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
+	servicetest.EventuallyNil(s.t, what, func() error {
 		s.mu.Lock()
-		got = nil
+		defer s.mu.Unlock()
+		var got []string
 		for n, id := range s.ids {
 			app, _ := id.Labels.Value("k8s", "app")
 			got = append(got, fmt.Sprintf("%d=%s", n, app))
 		}
-		ok := s.full == full && s.err == ""
-		s.mu.Unlock()
 		slices.Sort(got)
-		if ok && slices.Equal(got, list) {
-			return
+		if s.full != full || s.err != "" || !slices.Equal(got, list) {
+			return fmt.Errorf("got %v, %d listings, error %q; want %v, %d", got, s.full, s.err, list, full)
 		}
-	}
-	s.t.Fatalf("%s: got %v, %d listings, error %q; want %v, %d", what, got, s.full, s.err, list, full)
+		return nil
+	})
 }
 
 // wantAt waits until the sink is at the hub's revision.
 func (s *sink) wantAt(what string, h *watch.Hub[uint32, string]) {
 	s.t.Helper()
 	want := peer.Revision{Incarnation: string(h.Incarnation()), Number: h.Revision()}
-	var got peer.Revision
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
+	servicetest.EventuallyNil(s.t, what, func() error {
 		s.mu.Lock()
-		got = s.at
-		s.mu.Unlock()
-		if got == want {
-			return
+		defer s.mu.Unlock()
+		if got := s.at; got != want {
+			return fmt.Errorf("at revision %d of %x, want %d of %x", got.Number, got.Incarnation, want.Number, want.Incarnation)
 		}
-	}
-	s.t.Fatalf("%s: at revision %d of %x, want %d of %x", what, got.Number, got.Incarnation, want.Number, want.Incarnation)
+		return nil
+	})
 }
 
 // follow runs Identities until the end of the test.
@@ -213,17 +208,11 @@ func TestIdentitiesAreFollowedThroughRestartsOfTheService(t *testing.T) {
 	// The connection is lost; the service is the same.
 	r.stop()
 	r.hub.Upsert(303, "d")
-	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+	servicetest.Eventually(t, "a word about the service that is away", func() bool {
 		s.mu.Lock()
-		failed := s.err
-		s.mu.Unlock()
-		if failed != "" {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatal("nobody says that the service is away")
-		}
-	}
+		defer s.mu.Unlock()
+		return s.err != ""
+	})
 	r.serve()
 	s.want("continued without a listing", 1, "301=b", "302=c", "303=d")
 	s.wantAt("continued without a listing", r.hub)

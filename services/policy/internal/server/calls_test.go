@@ -27,6 +27,7 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/rpc/client"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/identity"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
@@ -54,7 +55,7 @@ func calls(socket string) (map[string]codes.Code, error) {
 	}
 	defer conn.Close()
 	c := policyv1.NewPolicyServiceClient(conn)
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), servicetest.Patience)
 	defer cancel()
 	got := map[string]codes.Code{}
 	note := func(method string, err error) {
@@ -522,11 +523,7 @@ func TestLearnedNamesOutliveARestartAndEnd(t *testing.T) {
 	}
 	clock.Add(time.Minute)
 	s.poke()
-	for end := time.Now().Add(patience); verdict() != policyv1.Action_ACTION_DENY; time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("the address does not end")
-		}
-	}
+	servicetest.Eventually(t, "the end of the address", func() bool { return verdict() == policyv1.Action_ACTION_DENY })
 }
 
 // The largest tables that there can be fit into an answer.

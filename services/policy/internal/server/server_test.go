@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/rpc/client"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
@@ -29,9 +30,6 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
-
-// patience is how long a condition may take on a busy machine.
-const patience = 30 * time.Second
 
 // service is the real server on a real socket.
 type service struct {
@@ -116,11 +114,7 @@ func (s *service) start(opts ...option) {
 	})
 }
 
-func (s *service) ctx() context.Context {
-	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
-	s.t.Cleanup(cancel)
-	return ctx
-}
+func (s *service) ctx() context.Context { return servicetest.Context(s.t) }
 
 // know makes the owner know identities: number → labels as "source:key=value".
 func (s *service) know(ids map[uint32]string) {

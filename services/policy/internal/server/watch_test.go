@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/sluice-net/sluice/kit/rpc/client"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/identity"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
@@ -217,7 +218,7 @@ func (s *service) watch(sub *policyv1.Subscribe, decide ...func(*follower, *poli
 // continueWith subscribes with the tables of before.
 func (s *service) continueWith(sub *policyv1.Subscribe, r *replica, seq uint64, decide ...func(*follower, *policyv1.WatchPolicyTablesResponse) bool) *follower {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(s.t.Context(), 4*patience)
+	ctx, cancel := context.WithTimeout(s.t.Context(), 2*servicetest.Patience)
 	w, err := s.WatchPolicyTables(ctx)
 	if err != nil {
 		s.t.Fatal(err)
@@ -299,17 +300,15 @@ func (f *follower) look(at func()) {
 // until waits for a condition, which is looked at under the lock.
 func (f *follower) until(what string, ok func() bool) {
 	f.t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(2 * time.Millisecond) {
+	servicetest.Eventually(f.t, what, func() bool {
 		f.mu.Lock()
 		good, err := ok(), f.err
 		f.mu.Unlock()
-		if good {
-			return
-		}
-		if err != nil || time.Now().After(end) {
+		if !good && err != nil {
 			f.t.Fatalf("until %s: %v", what, err)
 		}
-	}
+		return good
+	})
 }
 
 func (f *follower) snapshot() *follower {
@@ -325,18 +324,16 @@ func subscribe(name string, subjects ...uint32) *policyv1.Subscribe {
 // status waits until the service says what is wanted.
 func (s *service) eventually(what string, ok func(*policyv1.GetStatusResponse) bool) {
 	s.t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+	servicetest.EventuallyNil(s.t, what, func() error {
 		st, err := s.GetStatus(s.ctx(), &policyv1.GetStatusRequest{})
 		if err != nil {
 			s.t.Fatal(err)
 		}
-		if ok(st) {
-			return
+		if !ok(st) {
+			return fmt.Errorf("the status is %v", st)
 		}
-		if time.Now().After(end) {
-			s.t.Fatalf("not %s: %v", what, st)
-		}
-	}
+		return nil
+	})
 }
 
 const tcp5432 = port.Point(6<<16 | 5432)

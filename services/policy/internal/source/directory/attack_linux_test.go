@@ -10,7 +10,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
+
+	"github.com/sluice-net/sluice/kit/servicetest"
 )
 
 // Files come and go by rename without a pause. What is written in place and what
@@ -78,9 +79,10 @@ func TestFileOfThousandsOfPolicies(t *testing.T) {
 		return len(state) == 903 && state[0] == "a.yaml: a 1" && strings.HasPrefix(state[901], "large.yaml: !no room: there would be 20901 policies") &&
 			strings.HasPrefix(state[902], "values.yaml: !document 1: manifest has ")
 	}
-	for end := time.Now().Add(patience); !matches(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%d lines: %.2000q", len(p.state()), p.state())
+	servicetest.EventuallyNil(t, "the state of the files", func() error {
+		if !matches() {
+			return fmt.Errorf("%d lines: %.2000q", len(p.state()), p.state())
 		}
-	}
+		return nil
+	})
 }

@@ -19,13 +19,12 @@ import (
 
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	enginepolicy "github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
-
-const patience = 30 * time.Second
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
@@ -105,13 +104,12 @@ func (p *place) want(what string, lines ...string) {
 		}
 		return got == want
 	}
-	var got []string
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		if got = p.state(); slices.EqualFunc(got, lines, matches) {
-			return
+	servicetest.EventuallyNil(p.t, what, func() error {
+		if got := p.state(); !slices.EqualFunc(got, lines, matches) {
+			return fmt.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(lines, "\n"))
 		}
-	}
-	p.t.Fatalf("%s: got\n%s\nwant\n%s", what, strings.Join(got, "\n"), strings.Join(lines, "\n"))
+		return nil
+	})
 }
 
 func (p *place) path(name string) string { return filepath.Join(p.dir, "policies", name) }
@@ -331,11 +329,12 @@ func TestDirectoryThatBecomesEmptyKeepsItsPoliciesForAWhile(t *testing.T) {
 	p.do(os.Remove(p.path("a.yaml")))
 	p.want("one is removed", "b.yaml: b 1")
 	p.do(os.Remove(p.path("b.yaml")))
-	for end := time.Now().Add(patience); !strings.Contains(p.fileError(), "has no file any more; if it stays so, its 1 policies are deleted after 1h0m0s"); {
-		if time.Now().After(end) {
-			t.Fatalf("the source says %q", p.fileError())
+	servicetest.EventuallyNil(t, "the announcement", func() error {
+		if e := p.fileError(); !strings.Contains(e, "has no file any more; if it stays so, its 1 policies are deleted after 1h0m0s") {
+			return fmt.Errorf("the source says %q", e)
 		}
-	}
+		return nil
+	})
 	p.want("empty", "b.yaml: b 1")
 	p.write("c.yaml", policy("c", 1))
 	p.want("mounted", "c.yaml: c 1")
@@ -402,16 +401,7 @@ func TestDirectoryMayItselfBeSwapped(t *testing.T) {
 	p.want("the new one is watched", "a.yaml: a 3")
 	// Without the directory nothing is taken for gone.
 	p.do(os.Remove(filepath.Join(p.dir, "policies")))
-	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
-		st, err := p.owner.Status(t.Context())
-		p.do(err)
-		if i := slices.IndexFunc(st.Sources, func(s owner.SourceStatus) bool { return s.Name == owner.SourceFile }); st.Sources[i].Error != "" {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatal("nobody says that the directory is gone")
-		}
-	}
+	servicetest.Eventually(t, "a word about the directory that is gone", func() bool { return p.fileError() != "" })
 	p.want("gone", "a.yaml: a 3")
 }
 
@@ -523,7 +513,7 @@ func TestDirectoryThatNeverRestsIsRead(t *testing.T) {
 			if len(files) != 1 {
 				t.Errorf("%d files", len(files))
 			}
-		case <-time.After(patience):
+		case <-time.After(servicetest.Patience):
 			t.Fatal("the directory was not read")
 		}
 	}

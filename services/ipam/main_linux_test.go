@@ -5,7 +5,6 @@ package main
 
 import (
 	"bufio"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -18,24 +17,16 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
-	"github.com/sluice-net/sluice/kit/fault/faulttest"
 	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/kit/rpc/client"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
-
-// asService makes this test binary be the service, so that what is killed is
-// the code under test, with the race detector if the tests have it.
-const asService = "SLUICE_TEST_BE_IPAM"
 
 // asHolder makes it a client that holds idle connections to this socket until
 // its standard input ends.
@@ -45,106 +36,62 @@ func TestMain(m *testing.M) {
 	if socket := os.Getenv(asHolder); socket != "" {
 		os.Exit(holdConnections(socket))
 	}
-	if os.Getenv(asService) != "" {
-		os.Unsetenv(asService) //nolint:errcheck // cannot fail with this name
-		main()
-		return
-	}
+	servicetest.Main(main)
 	leaktest.Main(m)
 }
 
 // node is one state directory and the process that uses it, if any.
 type node struct {
-	t      *testing.T
-	dir    string
-	flags  []string
-	limit  int // RLIMIT_NOFILE of the process; 0: that of the test
-	cmd    *exec.Cmd
-	faults *faulttest.Controller
-	conn   *grpc.ClientConn
-	ipam   ipamv1.IPAMServiceClient
+	*servicetest.Process // nil: none
+	t                    *testing.T
+	dir                  string
+	flags                []string
+	limit                int // RLIMIT_NOFILE of the process; 0: that of the test
+	ipam                 ipamv1.IPAMServiceClient
 }
 
 func newNode(t *testing.T, flags ...string) *node {
-	n := &node{t: t, dir: t.TempDir(), flags: flags}
-	t.Cleanup(n.stop)
-	return n
+	t.Helper()
+	dir, err := os.MkdirTemp("", "ipam-") // t.TempDir is too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return &node{t: t, dir: dir, flags: flags}
 }
 
-// start starts the service and waits until it serves.
+func (n *node) socket() string { return filepath.Join(n.dir, "run", "ipam.sock") }
+
+// start starts the service and waits until it serves. The end of the test stops
+// it as an operator would.
 func (n *node) start() {
 	n.t.Helper()
-	socket := filepath.Join(n.dir, "run", "ipam.sock")
-	args := append([]string{
-		"--state-dir", filepath.Join(n.dir, "state"), "--socket-path", socket, "--socket-group", "-1",
+	cmd := servicetest.Command(append([]string{
+		"--state-dir", filepath.Join(n.dir, "state"), "--socket-path", n.socket(), "--socket-group", "-1",
 		"--socket-also-root", fmt.Sprint(os.Getuid()), "--metrics-address", "off", "--log-level", "warn",
-	}, n.flags...)
-	n.cmd = exec.Command(os.Args[0], args...) //nolint:gosec // this very binary
+	}, n.flags...)...)
 	if n.limit > 0 {
 		script := fmt.Sprintf(`ulimit -n %d && exec "$0" "$@"`, n.limit)
-		n.cmd = exec.Command("/bin/sh", append([]string{"-c", script, os.Args[0]}, args...)...)
+		cmd.Path, cmd.Args = "/bin/sh", append([]string{"/bin/sh", "-c", script, os.Args[0]}, cmd.Args[1:]...)
 	}
-	// Without the second that the race detector sleeps at the end.
-	n.cmd.Env = append(os.Environ(), asService+"=1", "GORACE=atexit_sleep_ms=0 "+os.Getenv("GORACE"))
-	n.cmd.Stderr = os.Stderr
-	n.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	n.faults = faulttest.Start(n.t, n.cmd)
-	n.conn = n.dial()
-	n.ipam = ipamv1.NewIPAMServiceClient(n.conn)
-	ctx, cancel := context.WithTimeout(n.t.Context(), 30*time.Second)
-	defer cancel()
-	watch, err := grpc_health_v1.NewHealthClient(n.conn).Watch(ctx, &grpc_health_v1.HealthCheckRequest{}, grpc.WaitForReady(true))
-	for err == nil {
-		var got *grpc_health_v1.HealthCheckResponse
-		if got, err = watch.Recv(); err == nil && got.GetStatus() == grpc_health_v1.HealthCheckResponse_SERVING {
-			return
+	p := servicetest.Start(n.t, cmd, n.socket(), client.Options{})
+	n.Process, n.ipam = p, ipamv1.NewIPAMServiceClient(p.Conn)
+	n.t.Cleanup(func() {
+		if n.Process != p {
+			return // dead
 		}
-	}
-	n.t.Fatalf("the service does not serve: %v", err)
-}
-
-// dial gives a connection that is tried again soon when it fails: the socket may
-// not be there yet.
-func (n *node) dial() *grpc.ClientConn {
-	n.t.Helper()
-	conn, err := grpc.NewClient("unix:"+filepath.Join(n.dir, "run", "ipam.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.5, MaxDelay: 100 * time.Millisecond},
-			MinConnectTimeout: 20 * time.Second,
-		}))
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	return conn
+		if code := p.Stop(); code != 0 {
+			n.t.Errorf("the service ended with %d", code)
+		}
+	})
+	p.Serving()
 }
 
 // dead waits for the end of the process, which must be by SIGKILL.
 func (n *node) dead() {
 	n.t.Helper()
-	err := n.cmd.Wait()
-	var exit *exec.ExitError
-	if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
-		n.t.Fatalf("the process ended with %v, want SIGKILL", err)
-	}
-	n.cmd = nil
-	n.conn.Close() //nolint:errcheck // nobody is at the other end
-	n.faults.Close()
-}
-
-// stop ends the process, if there is one, as an operator would.
-func (n *node) stop() {
-	if n.cmd == nil {
-		return
-	}
-	n.conn.Close() //nolint:errcheck // the test is over
-	if err := n.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		n.t.Errorf("end the service: %v", err)
-	}
-	if err := n.cmd.Wait(); err != nil {
-		n.t.Errorf("the service ended with %v", err)
-	}
-	n.faults.Close()
-	n.cmd = nil
+	n.Killed()
+	n.Process = nil
 }
 
 // held is how many connections a holder opens.
@@ -173,7 +120,7 @@ func holdConnections(socket string) int {
 func (n *node) hold(uid uint32) {
 	n.t.Helper()
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), asHolder+"="+filepath.Join(n.dir, "run", "ipam.sock"))
+	cmd.Env = append(os.Environ(), asHolder+"="+n.socket())
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Credential: &syscall.Credential{Uid: uid}}
 	cmd.Stderr = os.Stderr
 	stdin, err := cmd.StdinPipe()
@@ -213,14 +160,15 @@ func TestKernelIdleConnectionsLeaveDescriptorsToWorkAndRoot(t *testing.T) {
 	for _, uid := range []uint32{65799, 64798, 0} {
 		n.hold(uid)
 		for i := range 4 {
-			conn := n.dial()
+			conn, err := client.Dial(n.socket(), client.Options{WaitForReady: true})
+			if err != nil {
+				t.Fatal(err)
+			}
 			// The service may still hold the connection before this one.
-			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-			_, err := ipamv1.NewIPAMServiceClient(conn).Allocate(ctx, &ipamv1.AllocateRequest{Owner: owner(fmt.Sprintf("c-%d-%d", uid, i))}, grpc.WaitForReady(true))
+			_, err = ipamv1.NewIPAMServiceClient(conn).Allocate(servicetest.Context(t), &ipamv1.AllocateRequest{Owner: owner(fmt.Sprintf("c-%d-%d", uid, i))})
 			if err != nil {
 				t.Errorf("connection %d of root beside %d idle ones of uid %d: %v", i, held, uid, err)
 			}
-			cancel()
 			conn.Close() //nolint:errcheck // the next one is new
 		}
 	}
@@ -324,7 +272,7 @@ func TestKillAtAnyPointLosesNothingAndGivesNoAddressTwice(t *testing.T) {
 				t.Run(fmt.Sprintf("%s/%s/%d", verb, place, skip), func(t *testing.T) {
 					n := newNode(t, "--pools", "10.0.0.0/28,fd00::/124", "--rest", "1h", "--lease", "1h")
 					n.start()
-					n.faults.KillAt(point, skip)
+					n.Faults.KillAt(point, skip)
 					h := &history{told: map[string]string{}}
 					if err := h.run(n); status.Code(err) != codes.Unavailable {
 						t.Fatalf("the history ended with %v, want the death of the service", err)
@@ -378,7 +326,7 @@ func TestKillWhileALeaseExpiresFreesItOnce(t *testing.T) {
 		t.Run(place, func(t *testing.T) {
 			n := newNode(t, "--pools", "10.0.0.0/29", "--rest", "0s", "--lease", "1s")
 			n.start()
-			n.faults.KillAt("ipam/expire/"+place, 0)
+			n.Faults.KillAt("ipam/expire/"+place, 0)
 			for _, id := range []string{"kept", "left"} {
 				if _, err := n.ipam.Allocate(t.Context(), &ipamv1.AllocateRequest{Owner: owner(id)}); err != nil {
 					t.Fatal(err)
@@ -404,11 +352,11 @@ func TestInjectedErrorIsUnavailableAndAskingAgainSucceeds(t *testing.T) {
 	n.start()
 	for _, place := range []string{"before-commit", "after-commit"} {
 		point := "ipam/allocate/" + place
-		n.faults.FailAt(point, 0, "as the test wants")
+		n.Faults.FailAt(point, 0, "as the test wants")
 		if _, err := n.ipam.Allocate(t.Context(), &ipamv1.AllocateRequest{Owner: owner(place)}); status.Code(err) != codes.Unavailable {
 			t.Fatalf("%s: %v", place, err)
 		}
-		n.faults.Pass(point)
+		n.Faults.Pass(point)
 		if _, err := n.ipam.Allocate(t.Context(), &ipamv1.AllocateRequest{Owner: owner(place)}); err != nil {
 			t.Fatalf("%s, asked again: %v", place, err)
 		}
@@ -421,7 +369,7 @@ func TestInjectedErrorIsUnavailableAndAskingAgainSucceeds(t *testing.T) {
 func TestEveryFaultPointIsTested(t *testing.T) {
 	n := newNode(t)
 	n.start()
-	names, err := n.faults.Names(t.Context())
+	names, err := n.Faults.Names(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -436,9 +384,7 @@ func TestEveryFaultPointIsTested(t *testing.T) {
 }
 
 func TestConfigurationIsRefusedWithEveryProblem(t *testing.T) {
-	cmd := exec.Command(os.Args[0], "--pools", "10.0.0.1/24,10.1.0.0/16,10.1.2.0/24,nonsense", "--exclude", "x", "--lease", "0s", "--rest", "-1s", "--state-dir", "here") //nolint:gosec // this very binary
-	cmd.Env = append(os.Environ(), asService+"=1")
-	out, err := cmd.CombinedOutput()
+	out, err := servicetest.Command("--pools", "10.0.0.1/24,10.1.0.0/16,10.1.2.0/24,nonsense", "--exclude", "x", "--lease", "0s", "--rest", "-1s", "--state-dir", "here").CombinedOutput()
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.ExitCode() != 2 {
 		t.Fatalf("ended with %v, want exit code 2:\n%s", err, out)

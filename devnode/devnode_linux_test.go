@@ -32,7 +32,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 )
 
-// The test binary also plays the services: copies of it under their names do
+// TestMain has the test binary play the services too: copies of it under their names do
 // what a service does as far as this package can see, so that these tests are
 // about the node and not about what runs on it. The real services on a node
 // are tested in the test module.
@@ -452,7 +452,7 @@ func TestKernelNodesRunSideBySide(t *testing.T) {
 	wantNothing(t, b.Instance)
 }
 
-// Nodes that start at the same moment see the same ranges as free.
+// TestKernelNodesStartedAtOnceHaveRangesOfTheirOwn: nodes that start at the same moment see the same ranges as free.
 func TestKernelNodesStartedAtOnceHaveRangesOfTheirOwn(t *testing.T) {
 	bin := programs(t)
 	nodes := make([]*Node, 4)

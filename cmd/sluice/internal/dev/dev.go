@@ -54,7 +54,8 @@ addresses and one route for each pod range; ` + "`dev down`" + ` removes them.`,
 	up.Flags().StringVar(&o.BinDir, "bin-dir", "", "directory of the services' programs (default: that of this program)")
 	up.Flags().DurationVar(&o.StartTimeout, "start-timeout", 30*time.Second, "how long the services may take to serve")
 	up.Flags().StringVar(&o.PolicyMode, "policy-mode", devnode.DefaultPolicyMode,
-		"required: a container is connected when its policy is enforced; init: at once, with ingress from the own node only until then; none: no policy is enforced")
+		"required: a container is connected when its policy is enforced; init: at once, with ingress from the own "+
+			"node only until then; none: no policy is enforced")
 	up.Flags().StringVar(&o.PolicyDir, "policy-dir", "",
 		"directory of manifests that are in force besides what is applied (default: an empty one below the run directory)")
 	cmd := invocation.Group("dev", "Run a whole node for development and tests", up,

@@ -106,7 +106,8 @@ func (c *Invocation) explain(err error) string {
 			return fmt.Sprintf("%s\nThe reason is %s; `sluice status` shows what the services report.", text, reason)
 		}
 		if dir, err := c.socket("ipam"); err == nil {
-			return fmt.Sprintf("%s\n%sDoes it run? Its sockets are expected under %s; `sluice status` shows which services answer.", text, c.OtherNodes(), filepath.Dir(filepath.Dir(dir)))
+			return fmt.Sprintf("%s\n%sDoes it run? Its sockets are expected under %s; `sluice status` shows which "+
+				"services answer.", text, c.OtherNodes(), filepath.Dir(filepath.Dir(dir)))
 		}
 	case codes.PermissionDenied: // the socket let the caller in, the method did not
 		return text + "\n" + rootOnly

@@ -33,8 +33,8 @@ func TestASocketThatMayNotBeOpenedIsExplained(t *testing.T) {
 	}
 }
 
-// Who gets as far as a method is root or in the group already: to tell it to be
-// that would send it in a circle.
+// TestCallForRootIsExplainedAsOne: a caller that gets as far as a method is root or in the group already, and advice
+// to be that would not help.
 func TestCallForRootIsExplainedAsOne(t *testing.T) {
 	c := &Invocation{RunDir: "/run/x"}
 	got := c.explain(status.Error(codes.PermissionDenied,
@@ -45,7 +45,7 @@ func TestCallForRootIsExplainedAsOne(t *testing.T) {
 	}
 }
 
-// A service that answers that it cannot is not one that does not answer.
+// TestReasonOfAServiceIsShown: a service that answers that it cannot is not one that does not answer.
 func TestReasonOfAServiceIsShown(t *testing.T) {
 	err := fmt.Errorf("apply: %w", rpcerr.New(codes.Unavailable,
 		rpcerr.Reason{Domain: "policy.sluice.io", Name: "STORAGE_FAILED"},

@@ -93,7 +93,8 @@ func Read(paths []string, stdin io.Reader) ([]Document, error) {
 				continue
 			}
 			if size += len(content); size > MaxBytes {
-				return nil, fmt.Errorf("%s: the manifests are larger than %d bytes together, which is all that the policy service takes at once", fileText(file), MaxBytes)
+				return nil, fmt.Errorf("%s: the manifests are larger than %d bytes together, which is all that the policy "+
+					"service takes at once", fileText(file), MaxBytes)
 			}
 			docs, err := splitDocuments(file, content)
 			if err != nil {

@@ -36,7 +36,8 @@ func Write(t *testing.T, dir, name, content string) string {
 }
 
 // WebPolicy is the manifest of a NetworkPolicy.
-const WebPolicy = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: web, namespace: shop}\nspec: {podSelector: {}}\n"
+const WebPolicy = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: web, namespace: " +
+	"shop}\nspec: {podSelector: {}}\n"
 
 // Node answers as the services of a node with two containers do.
 type Node struct {

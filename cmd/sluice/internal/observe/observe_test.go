@@ -44,7 +44,8 @@ func TestObserveShowsVerdictsWithTheirRules(t *testing.T) {
 		t.Errorf("request %v", r)
 	}
 	for _, want := range []string{
-		"10.244.0.2:4000 (app=client) -> 10.244.0.3:80 (identity 301)  tcp SYN, 74 bytes; ingress dropped by NetworkPolicy shop/db spec",
+		"10.244.0.2:4000 (app=client) -> 10.244.0.3:80 (identity 301)  tcp SYN, 74 bytes; ingress dropped by " +
+			"NetworkPolicy shop/db spec",
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)

@@ -21,7 +21,8 @@ import (
 )
 
 // Forms is how a person may name one end of a connection.
-const Forms = "a pod (start of its container's id), an address, an identity number, or labels such as k8s:app=web,k8s:tier=front"
+const Forms = "a pod (start of its container's id), an address, an identity number, or labels such as " +
+	"k8s:app=web,k8s:tier=front"
 
 // Identities with a number that never changes.
 const (

@@ -87,7 +87,8 @@ func (o *changeFlags) add(cmd *cobra.Command, files string) {
 	f.Int64Var(&o.ifRevision, "if-revision", -1,
 		"change nothing unless this is the policy revision (default: whatever it is)")
 	f.Lookup("if-revision").DefValue = ""
-	f.Var(&o.wait, "wait", "wait until the kernel enforces it, so long at most; false: do not wait (default: as --timeout)")
+	f.Var(&o.wait, "wait", "wait until the kernel enforces it, so long at most; false: do not wait (default: as "+
+		"--timeout)")
 	f.Lookup("wait").NoOptDefVal = "true"
 	f.Lookup("wait").DefValue = ""
 }

@@ -206,7 +206,8 @@ func warnWithoutSubjects(ctx context.Context, inv *invocation.Invocation) error 
 	return withPolicy(ctx, inv, func(ctx context.Context, client policyv1.PolicyServiceClient) error {
 		s, err := client.GetStatus(ctx, &policyv1.GetStatusRequest{})
 		if err == nil && s.GetSubjects() == 0 {
-			fmt.Fprintln(inv.ErrOut, "warning: the policy service knows no pod of this node, so nothing was compared; `sluice status` shows whether a datapath is connected")
+			fmt.Fprintln(inv.ErrOut, "warning: the policy service knows no pod of this node, so nothing was compared; "+
+				"`sluice status` shows whether a datapath is connected")
 		}
 		return err
 	})

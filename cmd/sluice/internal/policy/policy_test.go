@@ -32,7 +32,8 @@ func TestConfirmEndsWhatTheKernelHolds(t *testing.T) {
 	n.Policy.Held = []string{"datapath: the kernel goes on enforcing revision 12: the policy service began another state"}
 	n.Policy.WaitError = status.Error(codes.FailedPrecondition, "an earlier state stays enforced: "+n.Policy.Held[0])
 	out, _ := n.Want(t, invocation.ExitNotReady, "policy", "apply", "-f", file)
-	if !strings.Contains(out, "Revision 7 is stored, but the kernel does not enforce it: an earlier state stays enforced: datapath: the kernel goes on enforcing revision 12") {
+	if !strings.Contains(out, "Revision 7 is stored, but the kernel does not enforce it: an earlier state stays "+
+		"enforced: datapath: the kernel goes on enforcing revision 12") {
 		t.Errorf("apply says\n%s", out)
 	}
 	out, _ = n.Want(t, 0, "policy", "confirm")
@@ -164,15 +165,18 @@ func TestUnsupportedFieldsStayInSight(t *testing.T) {
 	n.Policy.Unsupported = 1
 	n.Policy.Mu.Unlock()
 	out, _ = n.Want(t, 0, "status")
-	nodetest.WantLines(t, out, "Warning: sluice-policy: policies with fields that Sluice does not support: 1; `sluice policy list` names them")
+	nodetest.WantLines(t, out, "Warning: sluice-policy: policies with fields that Sluice does not support: 1; "+
+		"`sluice policy list` names them")
 }
 
 func TestListsAndOtherKindsAreRead(t *testing.T) {
 	n := nodetest.New(t, Command)
 	dir := t.TempDir()
 	list := nodetest.Write(t, dir, "list.yaml",
-		"apiVersion: v1\nkind: List\nitems:\n- apiVersion: networking.k8s.io/v1\n  kind: NetworkPolicy\n  metadata: {name: a, namespace: shop}\n"+
-			"- {apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: b, namespace: shop}, spec: {refuse: is no port}}\n")
+		"apiVersion: v1\nkind: List\nitems:\n- apiVersion: networking.k8s.io/v1\n  kind: NetworkPolicy\n  metadata: "+
+			"{name: a, namespace: shop}\n"+
+			"- {apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: b, namespace: shop}, spec: "+
+			"{refuse: is no port}}\n")
 	_, errOut := n.Want(t, invocation.ExitFailed, "policy", "apply", "-f", list)
 	nodetest.WantLines(t, errOut, "sluice: "+list+
 		": document 1, item 2 (line 7): NetworkPolicy shop/b: spec.refuse: is no port")

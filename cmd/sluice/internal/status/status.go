@@ -233,7 +233,8 @@ func (s *nodeStatus) warnings() []string {
 				p.Refused))
 		}
 		if p.Unsupported > 0 {
-			all = append(all, fmt.Sprintf("sluice-policy: policies with fields that Sluice does not support: %d; `sluice policy list` names them", p.Unsupported))
+			all = append(all, fmt.Sprintf("sluice-policy: policies with fields that Sluice does not support: %d; `sluice "+
+				"policy list` names them", p.Unsupported))
 		}
 		for _, source := range p.Sources {
 			if source.Error != "" {

@@ -48,7 +48,8 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 	}
 	n.IPAM.Problems = []string{"write state file /x/state.db: no space left on device"}
 	out, _ = n.Want(t, invocation.ExitNotReady, "status")
-	if !strings.Contains(out, "Problem: sluice-ipam: no container can be connected now: write state file /x/state.db: no space left on device") {
+	if !strings.Contains(out, "Problem: sluice-ipam: no container can be connected now: write state file "+
+		"/x/state.db: no space left on device") {
 		t.Errorf("status\n%s", out)
 	}
 	n.IPAM.Problems = nil
@@ -59,7 +60,8 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 	}
 	n.KnownReady = true
 	out, _ = n.Want(t, invocation.ExitNotReady, "status")
-	if !strings.Contains(out, "Problem: sluice-datapath: containers with new labels cannot be connected now: identity does not answer") {
+	if !strings.Contains(out, "Problem: sluice-datapath: containers with new labels cannot be connected now: "+
+		"identity does not answer") {
 		t.Errorf("status, and known labels can be connected\n%s", out)
 	}
 	n.AddReady, n.Identity.StoreError = true, "etcd has gone"
@@ -79,7 +81,10 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 }
 
 func TestStatusWithoutRightsSaysWhoMayAsk(t *testing.T) {
-	denied := serviceStatus{Name: "ipam", Error: "dial unix /run/x/ipam/ipam.sock: connect: permission denied", denied: true}
+	denied := serviceStatus{
+		Name: "ipam", Error: "dial unix /run/x/ipam/ipam.sock: connect: permission denied",
+		denied: true,
+	}
 	away := serviceStatus{Name: "policy", Error: "dial unix /run/x/policy/policy.sock: connect: connection refused"}
 	if got := accessHint([]serviceStatus{away, denied}); got != invocation.WhoMay {
 		t.Errorf("a socket that may not be opened: %q", got)

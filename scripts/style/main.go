@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Style judges what no linter here does: a doc comment begins with the name of
+// what it documents, and a line ends at 120 columns, of which a tab takes one.
+// It reads the names of Go files from standard input.
+//
+// What a directory with all below it still has of both stands in its line of the
+// allow list, "DIRECTORY LONG-LINES UNNAMED-COMMENTS"; more of either is an error.
+// With -shrink it lowers the numbers of the list to what is there, and raises none.
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"unicode/utf8"
+)
+
+const (
+	allowList = "scripts/style/allowed.txt"
+	columns   = 120
+)
+
+// found are the places below one directory, as "FILE:LINE: what".
+type found struct{ long, unnamed []string }
+
+func main() {
+	if err := run(len(os.Args) > 1 && os.Args[1] == "-shrink"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func run(shrink bool) error {
+	allowed, err := readAllowed()
+	if err != nil {
+		return err
+	}
+	all := map[string]*found{}
+	for names := bufio.NewScanner(os.Stdin); names.Scan(); {
+		dir := filepath.Dir(names.Text())
+		for _, listed := allowed[dir]; !listed && dir != "."; _, listed = allowed[dir] {
+			dir = filepath.Dir(dir)
+		}
+		if all[dir] == nil {
+			all[dir] = &found{}
+		}
+		if err := all[dir].judge(names.Text()); err != nil {
+			return err
+		}
+	}
+	if shrink {
+		return writeAllowed(allowed, all)
+	}
+	var excess []string
+	for dir, f := range all {
+		for kind, places := range [][]string{f.long, f.unnamed} {
+			if len(places) > allowed[dir][kind] {
+				excess = append(excess, places...)
+				if n := allowed[dir][kind]; n > 0 {
+					excess = append(excess, fmt.Sprintf("%s: %d of these, of which %s allows %d", dir, len(places), allowList, n))
+				}
+			}
+		}
+	}
+	if len(excess) > 0 {
+		slices.Sort(excess)
+		return fmt.Errorf("%s", strings.Join(excess, "\n"))
+	}
+	return nil
+}
+
+// judge looks at one file.
+func (f *found) judge(name string) error {
+	content, err := os.ReadFile(name)
+	if err != nil {
+		return err
+	}
+	line := 0
+	for text := range strings.Lines(string(content)) {
+		line++
+		if n := utf8.RuneCountInString(strings.TrimRight(text, "\n")); n > columns {
+			f.long = append(f.long, fmt.Sprintf("%s:%d: %d columns, more than %d", name, line, n, columns))
+		}
+	}
+	files := token.NewFileSet()
+	file, err := parser.ParseFile(files, name, content, parser.ParseComments)
+	if err != nil {
+		return err
+	}
+	for _, decl := range file.Decls {
+		documented := ""
+		var doc *ast.CommentGroup
+		switch d := decl.(type) {
+		case *ast.FuncDecl:
+			documented, doc = d.Name.Name, d.Doc
+		case *ast.GenDecl:
+			// The comment of a group is about all that is in it.
+			if d.Lparen.IsValid() || d.Tok == token.IMPORT {
+				continue
+			}
+			doc = d.Doc
+			switch s := d.Specs[0].(type) {
+			case *ast.TypeSpec:
+				documented = s.Name.Name
+			case *ast.ValueSpec:
+				documented = s.Names[0].Name
+			}
+		}
+		if documented != "_" && !begins(doc.Text(), documented) {
+			at := files.Position(doc.Pos())
+			f.unnamed = append(f.unnamed, fmt.Sprintf("%s:%d: the comment does not begin with %s", name, at.Line, documented))
+		}
+	}
+	return nil
+}
+
+// begins reports whether a comment, if there is one, begins with a name or an
+// article and the name.
+func begins(comment, name string) bool {
+	for _, article := range []string{"A ", "An ", "The "} {
+		comment = strings.TrimPrefix(comment, article)
+	}
+	rest, ok := strings.CutPrefix(comment, name)
+	next, _ := utf8.DecodeRuneInString(rest)
+	return comment == "" || ok && (rest == "" || !token.IsIdentifier("x"+string(next)))
+}
+
+func readAllowed() (map[string][2]int, error) {
+	allowed := map[string][2]int{}
+	content, err := os.ReadFile(allowList)
+	if err != nil {
+		return nil, err
+	}
+	for text := range strings.Lines(string(content)) {
+		var dir string
+		var n [2]int
+		if _, err := fmt.Sscan(text, &dir, &n[0], &n[1]); err != nil {
+			return nil, fmt.Errorf("%s: %q: %w", allowList, text, err)
+		}
+		allowed[dir] = n
+	}
+	return allowed, nil
+}
+
+func writeAllowed(allowed map[string][2]int, all map[string]*found) error {
+	var b strings.Builder
+	for _, dir := range slices.Sorted(maps.Keys(allowed)) {
+		f := all[dir]
+		if f == nil {
+			continue // there is no such directory any more
+		}
+		n := allowed[dir]
+		n[0], n[1] = min(n[0], len(f.long)), min(n[1], len(f.unnamed))
+		if n != [2]int{} {
+			fmt.Fprintln(&b, dir, n[0], n[1])
+		}
+	}
+	return os.WriteFile(allowList, []byte(b.String()), 0o600)
+}

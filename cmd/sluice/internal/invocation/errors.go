@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 )
 
@@ -57,7 +58,13 @@ func (c *Invocation) complain(err error) {
 			return
 		}
 	}
-	fmt.Fprintf(c.ErrOut, "sluice: %s\n", text)
+	// What a service answers may repeat what a container is called.
+	for i, line := range strings.Split(text, "\n") {
+		if i == 0 {
+			line = "sluice: " + line
+		}
+		fmt.Fprintln(c.ErrOut, output.Printable(line))
+	}
 }
 
 // object is an error as JSON. What follows the text is there if a service

@@ -25,8 +25,8 @@ import (
 	"github.com/sluice-net/sluice/model/workload"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
-	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/wire"
 )
 
 // Health remembers how the last call of a service ended.
@@ -99,7 +99,7 @@ func NewIPAM(cc grpc.ClientConnInterface) *IPAM {
 
 // Confirm implements endpoint.Leases.
 func (i *IPAM) Confirm(ctx context.Context, o workload.Owner, addrs []netip.Addr) error {
-	req := &ipamv1.ConfirmAllocationRequest{Owner: owner(o)}
+	req := &ipamv1.ConfirmAllocationRequest{Owner: wire.Owner(o)}
 	for _, a := range addrs {
 		req.Addresses = append(req.Addresses, a.AsSlice())
 	}
@@ -109,7 +109,7 @@ func (i *IPAM) Confirm(ctx context.Context, o workload.Owner, addrs []netip.Addr
 
 // Claim implements endpoint.Leases.
 func (i *IPAM) Claim(ctx context.Context, o workload.Owner, addrs []netip.Addr) error {
-	req := &ipamv1.AllocateRequest{Owner: owner(o)}
+	req := &ipamv1.AllocateRequest{Owner: wire.Owner(o)}
 	for _, a := range addrs {
 		family := ipamv1.Family_FAMILY_IPV6
 		if a.Is4() {
@@ -164,7 +164,7 @@ func (i *IPAM) Reconnected(ctx context.Context) <-chan struct{} {
 
 // Release implements endpoint.Leases.
 func (i *IPAM) Release(ctx context.Context, o workload.Owner) error {
-	_, err := i.client.Release(ctx, &ipamv1.ReleaseRequest{Owner: owner(o)})
+	_, err := i.client.Release(ctx, &ipamv1.ReleaseRequest{Owner: wire.Owner(o)})
 	return i.translate(err)
 }
 
@@ -195,9 +195,7 @@ func (i *IPAM) Confirmed(ctx context.Context) ([]workload.Owner, error) {
 			return nil, i.translate(err)
 		}
 		if a := m.GetAllocation(); a.GetState() == ipamv1.AllocationState_ALLOCATION_STATE_CONFIRMED {
-			owners = append(owners, workload.Owner{
-				ContainerID: a.GetOwner().GetContainerId(), Interface: a.GetOwner().GetInterfaceName(),
-			})
+			owners = append(owners, wire.OwnerOf(a.GetOwner()))
 		}
 	}
 	return nil, fmt.Errorf("ipam: it lists more than %d allocations", maxListed)
@@ -247,13 +245,7 @@ func NewIdentity(cc grpc.ClientConnInterface) *Identity {
 
 // Resolve implements endpoint.Identities.
 func (i *Identity) Resolve(ctx context.Context, o workload.Owner, labels []label.Label, ports []workload.NamedPort) (endpoint.Identity, error) {
-	req := &identityv1.ResolveEndpointRequest{Owner: owner(o)}
-	for _, l := range labels {
-		req.Labels = append(req.Labels, &workloadv1.Label{Source: l.Source, Key: l.Key, Value: l.Value})
-	}
-	for _, p := range ports {
-		req.NamedPorts = append(req.NamedPorts, &workloadv1.NamedPort{Name: p.Name, Port: uint32(p.Port), Protocol: Protocol(p.Protocol)})
-	}
+	req := &identityv1.ResolveEndpointRequest{Owner: wire.Owner(o), Labels: wire.Labels(labels), NamedPorts: wire.NamedPorts(ports)}
 	resp, err := i.client.ResolveEndpoint(ctx, req)
 	if err != nil {
 		return endpoint.Identity{}, i.translate(err)
@@ -265,9 +257,7 @@ func (i *Identity) Resolve(ctx context.Context, o workload.Owner, labels []label
 	if err := id.Validate(); err != nil {
 		return endpoint.Identity{}, fmt.Errorf("identity: answer for endpoint %s: %s", o, err.Error())
 	}
-	for _, l := range resp.GetIdentity().GetLabels() {
-		id.Labels = append(id.Labels, label.Label{Source: l.GetSource(), Key: l.GetKey(), Value: l.GetValue()})
-	}
+	id.Labels = wire.LabelsOf(resp.GetIdentity().GetLabels())
 	return id, nil
 }
 
@@ -287,49 +277,15 @@ func (i *Identity) Labels(ctx context.Context, identity uint32) ([]label.Label, 
 	if n := len(resp.GetIdentity().GetLabels()); n > maxLabels {
 		return nil, fmt.Errorf("identity: identity %d has %d labels, at most %d are believed", identity, n, maxLabels)
 	}
-	var labels []label.Label
-	for _, l := range resp.GetIdentity().GetLabels() {
-		labels = append(labels, label.Label{Source: l.GetSource(), Key: l.GetKey(), Value: l.GetValue()})
-	}
-	return labels, nil
+	return wire.LabelsOf(resp.GetIdentity().GetLabels()), nil
 }
 
 // Release implements endpoint.Identities.
 func (i *Identity) Release(ctx context.Context, o workload.Owner) error {
 	_, err := i.client.ReleaseIdentity(ctx, &identityv1.ReleaseIdentityRequest{
-		Holder: &identityv1.ReleaseIdentityRequest_Owner{Owner: owner(o)},
+		Holder: &identityv1.ReleaseIdentityRequest_Owner{Owner: wire.Owner(o)},
 	})
 	return i.translate(err)
-}
-
-// Protocol is the protocol in the API.
-func Protocol(p workload.Protocol) workloadv1.Protocol {
-	switch p {
-	case workload.TCP:
-		return workloadv1.Protocol_PROTOCOL_TCP
-	case workload.UDP:
-		return workloadv1.Protocol_PROTOCOL_UDP
-	case workload.SCTP:
-		return workloadv1.Protocol_PROTOCOL_SCTP
-	}
-	return workloadv1.Protocol_PROTOCOL_UNSPECIFIED
-}
-
-// ProtocolNumber is the reverse; 0 for none.
-func ProtocolNumber(p workloadv1.Protocol) workload.Protocol {
-	switch p {
-	case workloadv1.Protocol_PROTOCOL_TCP:
-		return workload.TCP
-	case workloadv1.Protocol_PROTOCOL_UDP:
-		return workload.UDP
-	case workloadv1.Protocol_PROTOCOL_SCTP:
-		return workload.SCTP
-	}
-	return 0
-}
-
-func owner(o workload.Owner) *workloadv1.Owner {
-	return &workloadv1.Owner{ContainerId: o.ContainerID, InterfaceName: o.Interface}
 }
 
 // Ping asks whether the service answers.

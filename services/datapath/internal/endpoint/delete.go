@@ -90,7 +90,7 @@ func (c *Core) DeleteSpooled(ctx context.Context, o workload.Owner, s Spooled) (
 }
 
 // OwnerOf finds the owner of an endpoint by its Owner.Key.
-func (c *Core) OwnerOf(key string) (Owner, bool) {
+func (c *Core) OwnerOf(key string) (workload.Owner, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for o := range c.records {
@@ -98,7 +98,7 @@ func (c *Core) OwnerOf(key string) (Owner, bool) {
 			return o, true
 		}
 	}
-	return Owner{}, false
+	return workload.Owner{}, false
 }
 
 // dispose deletes what the record describes. The caller has the owner's turn.

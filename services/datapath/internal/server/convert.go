@@ -9,22 +9,13 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
-	"github.com/sluice-net/sluice/services/datapath/internal/client"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/netdev"
+	"github.com/sluice-net/sluice/services/datapath/internal/wire"
 )
-
-func ownerOf(o *workloadv1.Owner) workload.Owner {
-	return workload.Owner{ContainerID: o.GetContainerId(), Interface: o.GetInterfaceName()}
-}
-
-func protoOwner(o workload.Owner) *workloadv1.Owner {
-	return &workloadv1.Owner{ContainerId: o.ContainerID, InterfaceName: o.Interface}
-}
 
 func addrsOf(field string, raw [][]byte) ([]netip.Addr, error) {
 	var as []netip.Addr
@@ -48,7 +39,7 @@ func protoAddrs(as []netip.Addr) [][]byte {
 
 func specOf(r *datapathv1.CreateEndpointRequest) (endpoint.Spec, error) {
 	s := endpoint.Spec{
-		Owner: ownerOf(r.GetOwner()), Manager: r.GetManager(), Network: r.GetNetwork(), Netns: r.GetNetworkNamespace(),
+		Owner: wire.OwnerOf(r.GetOwner()), Manager: r.GetManager(), Network: r.GetNetwork(), Netns: r.GetNetworkNamespace(),
 		Pod: workload.PodReference{Namespace: r.GetPod().GetNamespace(), Name: r.GetPod().GetName(), UID: r.GetPod().GetUid()},
 	}
 	if s.Network != "" && s.Manager == "" {
@@ -62,14 +53,7 @@ func specOf(r *datapathv1.CreateEndpointRequest) (endpoint.Spec, error) {
 	if s.Addrs, err = addrsOf("addresses", r.GetAddresses()); err != nil {
 		return s, err
 	}
-	for _, l := range r.GetLabels() {
-		s.Labels = append(s.Labels, label.Label{Source: l.GetSource(), Key: l.GetKey(), Value: l.GetValue()})
-	}
-	for _, p := range r.GetNamedPorts() {
-		s.Ports = append(s.Ports, workload.NamedPort{
-			Name: p.GetName(), Port: uint16(p.GetPort()), Protocol: client.ProtocolNumber(p.GetProtocol()),
-		})
-	}
+	s.Labels, s.Ports = wire.LabelsOf(r.GetLabels()), wire.NamedPortsOf(r.GetNamedPorts())
 	if len(r.GetMac()) > 0 {
 		if len(r.GetMac()) != len(s.MAC) {
 			return s, &endpoint.FieldError{Field: "mac", Reason: fmt.Sprintf("%d bytes, want 6", len(r.GetMac()))}
@@ -108,7 +92,7 @@ func protoState(s endpoint.State) datapathv1.EndpointState {
 
 func protoEndpoint(e endpoint.Endpoint) *datapathv1.Endpoint {
 	p := &datapathv1.Endpoint{
-		Owner:            protoOwner(e.Spec.Owner),
+		Owner:            wire.Owner(e.Spec.Owner),
 		Manager:          e.Spec.Manager,
 		Network:          e.Spec.Network,
 		Slot:             uint32(e.Slot),
@@ -122,12 +106,7 @@ func protoEndpoint(e endpoint.Endpoint) *datapathv1.Endpoint {
 	if e.Spec.Pod != (workload.PodReference{}) {
 		p.Pod = &workloadv1.PodReference{Namespace: e.Spec.Pod.Namespace, Name: e.Spec.Pod.Name, Uid: e.Spec.Pod.UID}
 	}
-	for _, l := range e.Identity.Labels {
-		p.Labels = append(p.Labels, &workloadv1.Label{Source: l.Source, Key: l.Key, Value: l.Value})
-	}
-	for _, n := range e.Spec.Ports {
-		p.NamedPorts = append(p.NamedPorts, &workloadv1.NamedPort{Name: n.Name, Port: uint32(n.Port), Protocol: client.Protocol(n.Protocol)})
-	}
+	p.Labels, p.NamedPorts = wire.Labels(e.Identity.Labels), wire.NamedPorts(e.Spec.Ports)
 	for _, a := range e.Spec.Addrs {
 		gw := netdev.Gateway4
 		if a.Is6() {

@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/wire"
 )
 
 // Maps are the kernel's, to be looked at.
@@ -85,7 +86,7 @@ func (s *Server) explainedPeer(ctx context.Context, p kernel.Peer) *datapathv1.E
 	if p.Slot != slotmap.NoSlot && p.Slot != slotmap.HostSlot {
 		e.Slot = uint32(p.Slot)
 		if o, ok := s.Core.OwnerOfSlot(uint16(p.Slot)); ok {
-			e.Owner = protoOwner(o)
+			e.Owner = wire.Owner(o)
 		}
 	}
 	return e

@@ -15,10 +15,11 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
-	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
+	"github.com/sluice-net/sluice/services/datapath/internal/wire"
 )
 
 // Observe implements the API.
@@ -79,7 +80,7 @@ func (s *Server) filterOf(r *datapathv1.ObserveRequest) (observe.Filter, error) 
 		Verdicts: map[observe.Verdict]bool{}, Types: map[observe.Type]bool{},
 	}
 	for _, o := range r.GetOwners() {
-		f.Owners[ownerOf(o).String()] = true
+		f.Owners[wire.OwnerOf(o).String()] = true
 	}
 	for _, id := range r.GetIdentities() {
 		f.Identities[id] = true
@@ -202,7 +203,7 @@ func (s *Server) observed(ctx context.Context, e observe.Event) *datapathv1.Obse
 	if e.Type == observe.Repair {
 		return &datapathv1.ObserveResponse{Event: &datapathv1.ObserveResponse_Repair{Repair: &datapathv1.AttachmentRepair{
 			Time: timestamppb.New(e.Time), Slot: uint32(e.Slot), Identity: e.SourceIdentity, Error: e.Repair.Err,
-			Owner:      &workloadv1.Owner{ContainerId: e.ContainerID, InterfaceName: e.InterfaceName},
+			Owner:      wire.Owner(workload.Owner{ContainerID: e.ContainerID, Interface: e.InterfaceName}),
 			Difference: &datapathv1.Difference{Subject: e.Repair.Subject, Key: e.Repair.Device, Want: e.Repair.Want, Have: e.Repair.Have},
 		}}}
 	}
@@ -244,7 +245,7 @@ func flow(e observe.Event) *datapathv1.Flow {
 		TcpFlags: uint32(e.TCPFlags), Reply: e.Reply,
 	}
 	if e.ContainerID != "" {
-		f.Owner = &workloadv1.Owner{ContainerId: e.ContainerID, InterfaceName: e.InterfaceName}
+		f.Owner = wire.Owner(workload.Owner{ContainerID: e.ContainerID, Interface: e.InterfaceName})
 	}
 	if e.Source.IsValid() {
 		f.SourceAddress = e.Source.Addr().AsSlice()

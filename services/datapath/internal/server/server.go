@@ -19,6 +19,7 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
+	"github.com/sluice-net/sluice/services/datapath/internal/wire"
 )
 
 // Status is what GetStatus reports beside the endpoints.
@@ -139,7 +140,7 @@ func (s *Server) CreateEndpoint(ctx context.Context, r *datapathv1.CreateEndpoin
 
 // DeleteEndpoint implements the API.
 func (s *Server) DeleteEndpoint(ctx context.Context, r *datapathv1.DeleteEndpointRequest) (*datapathv1.DeleteEndpointResponse, error) {
-	existed, err := s.Core.Delete(ctx, ownerOf(r.GetOwner()))
+	existed, err := s.Core.Delete(ctx, wire.OwnerOf(r.GetOwner()))
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -152,7 +153,7 @@ func (s *Server) CheckEndpoint(ctx context.Context, r *datapathv1.CheckEndpointR
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	diffs, err := s.Core.Check(ctx, ownerOf(r.GetOwner()), endpoint.Beliefs{Netns: r.GetNetworkNamespace(), Addrs: addrs})
+	diffs, err := s.Core.Check(ctx, wire.OwnerOf(r.GetOwner()), endpoint.Beliefs{Netns: r.GetNetworkNamespace(), Addrs: addrs})
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -165,7 +166,7 @@ func (s *Server) CheckEndpoint(ctx context.Context, r *datapathv1.CheckEndpointR
 
 // GetEndpoint implements the API.
 func (s *Server) GetEndpoint(_ context.Context, r *datapathv1.GetEndpointRequest) (*datapathv1.GetEndpointResponse, error) {
-	e, err := s.Core.Get(ownerOf(r.GetOwner()))
+	e, err := s.Core.Get(wire.OwnerOf(r.GetOwner()))
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -196,7 +197,7 @@ func (s *Server) WatchEndpoints(r *datapathv1.WatchEndpointsRequest, stream grpc
 		case watch.Upsert:
 			m.Event = &datapathv1.WatchEndpointsResponse_Upsert{Upsert: protoEndpoint(e.Value)}
 		case watch.Delete:
-			m.Event = &datapathv1.WatchEndpointsResponse_Delete{Delete: protoOwner(e.Key)}
+			m.Event = &datapathv1.WatchEndpointsResponse_Delete{Delete: wire.Owner(e.Key)}
 		case watch.Bookmark:
 			m.Event = &datapathv1.WatchEndpointsResponse_Bookmark{Bookmark: &datapathv1.Bookmark{SnapshotComplete: e.SnapshotComplete}}
 		}
@@ -214,7 +215,7 @@ func (s *Server) ReclaimEndpoints(ctx context.Context, r *datapathv1.ReclaimEndp
 	}
 	var valid []workload.Owner
 	for _, o := range r.GetValidOwners() {
-		valid = append(valid, ownerOf(o))
+		valid = append(valid, wire.OwnerOf(o))
 	}
 	reclaimed, err := s.Core.Reclaim(ctx, endpoint.Scope{Manager: r.GetManager(), Network: r.GetNetwork()}, valid)
 	if err != nil {
@@ -222,7 +223,7 @@ func (s *Server) ReclaimEndpoints(ctx context.Context, r *datapathv1.ReclaimEndp
 	}
 	resp := &datapathv1.ReclaimEndpointsResponse{}
 	for _, o := range reclaimed {
-		resp.Reclaimed = append(resp.Reclaimed, protoOwner(o))
+		resp.Reclaimed = append(resp.Reclaimed, wire.Owner(o))
 	}
 	return resp, nil
 }

@@ -8,6 +8,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -21,8 +22,8 @@ import (
 	"github.com/sluice-net/sluice/kit/privilege"
 	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kit/rpc"
-	"github.com/sluice-net/sluice/kit/rpc/client"
-	services "github.com/sluice-net/sluice/services/datapath/internal/client"
+	rpcclient "github.com/sluice-net/sluice/kit/rpc/client"
+	"github.com/sluice-net/sluice/services/datapath/internal/client"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/node"
@@ -41,7 +42,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	if err := p.Phase("probe the kernel", func() error { return pin.Probe(ctx).Err() }); err != nil {
 		return err
 	}
-	ipam, identity, policies, err := dial(p, cfg)
+	called, err := dial(p, cfg)
 	if err != nil {
 		return err
 	}
@@ -69,8 +70,8 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 			Instance: p.Paths.Name, BPFDir: cfg.BPFDir, PodCIDRs: cfg.PodCIDRs, MTU: cfg.MTU, TunnelPorts: cfg.TunnelPorts,
 			ServiceDevices: cfg.ServiceDevices, RefuseSecond: cfg.SecondInterfaces == "refuse",
 			EventsPerSecond: cfg.Events.PerSecond, NodeSysctls: cfg.NodeSysctls,
-			Leases: ipam, Identities: identity, Records: store, Log: p.Log, ValidateOnly: cfg.ValidateOnly,
-			Policy: cfg.Policy.options(policies, memory), Connections: cfg.Connections.options(), BootID: bootID,
+			Leases: called.ipam, Identities: called.identity, Records: store, Log: p.Log, ValidateOnly: cfg.ValidateOnly,
+			Policy: cfg.Policy.options(called.policy, memory), Connections: cfg.Connections.options(), BootID: bootID,
 		})
 	})
 	if err != nil {
@@ -94,8 +95,8 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 
-	s := &server.Server{Core: n.Core, Ring: n.Ring, Maps: n.Kernel, Status: statusOf(p, cfg, n, ipam, identity, policies)}
-	s.Labels = &observe.Labels{Local: n.Core.LabelsOf, Source: identity}
+	s := &server.Server{Core: n.Core, Ring: n.Ring, Maps: n.Kernel, Status: statusOf(p, cfg, n, called)}
+	s.Labels = &observe.Labels{Local: n.Core.LabelsOf, Source: called.identity}
 	if n.Policy != nil {
 		s.Rules = n.Policy
 	}
@@ -116,7 +117,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	p.Go("kernel changes", func(ctx context.Context) error { return n.Watch(ctx, cfg.Audit.Repair) })
 	p.Go("audit", func(ctx context.Context) error { return n.AuditLoop(ctx, cfg.Audit.Interval, cfg.Audit.Repair) })
 	p.Go("replay deletions", func(ctx context.Context) error { return n.ReplayLoop(ctx, spool) })
-	p.Go("reconcile", func(ctx context.Context) error { return n.ReconcileLoop(ctx, ipam, identity) })
+	p.Go("reconcile", func(ctx context.Context) error { return n.ReconcileLoop(ctx, called.ipam, called.identity) })
 	if n.Policy == nil {
 		srv.SetAllServing(true)
 		p.Ready()
@@ -145,27 +146,27 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 // Files are opened as its user: it reads nothing that is root's alone.
 var capabilities = []privilege.Cap{unix.CAP_BPF, unix.CAP_PERFMON, unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN}
 
-// dial prepares the connections to the services that are called; there is none
-// to policy if no policy is wanted.
-func dial(p *process.Process, cfg Config) (*services.IPAM, *services.Identity, *services.Policy, error) {
-	paths := []string{cfg.Services.IPAM, cfg.Services.Identity}
-	if cfg.Policy.Mode != policyNone {
-		paths = append(paths, cfg.Services.Policy)
-	}
-	var conns []*grpc.ClientConn
-	for _, path := range paths {
-		cc, err := client.Dial(path, client.Options{Timeout: cfg.Services.Timeout})
-		if err != nil {
-			return nil, nil, nil, err
+// services are those that this one calls.
+type services struct {
+	ipam     *client.IPAM
+	identity *client.Identity
+	policy   *client.Policy // nil if no policy is wanted
+}
+
+// dial prepares the connections; they need no service to be there.
+func dial(p *process.Process, cfg Config) (s services, err error) {
+	open := func(path string) grpc.ClientConnInterface {
+		cc, derr := rpcclient.Dial(path, rpcclient.Options{Timeout: cfg.Services.Timeout})
+		if err = errors.Join(err, derr); derr == nil {
+			p.OnExit(cc.Close)
 		}
-		p.OnExit(cc.Close)
-		conns = append(conns, cc)
+		return cc
 	}
-	var policies *services.Policy
-	if len(conns) > 2 {
-		policies = services.NewPolicy(conns[2])
+	s.ipam, s.identity = client.NewIPAM(open(cfg.Services.IPAM)), client.NewIdentity(open(cfg.Services.Identity))
+	if cfg.Policy.Mode != policyNone {
+		s.policy = client.NewPolicy(open(cfg.Services.Policy))
 	}
-	return services.NewIPAM(conns[0]), services.NewIdentity(conns[1]), policies, nil
+	return s, err
 }
 
 // openMemory is where the enforced policy revision is kept. Without policies

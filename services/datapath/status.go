@@ -11,7 +11,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/sluice-net/sluice/kit/process"
-	services "github.com/sluice-net/sluice/services/datapath/internal/client"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/node"
@@ -21,7 +20,7 @@ import (
 // probeTimeout bounds what GetStatus asks other services.
 const probeTimeout = 2 * time.Second
 
-func statusOf(p *process.Process, cfg Config, n *node.Node, ipam *services.IPAM, identity *services.Identity, policies *services.Policy) func(context.Context) (server.Status, error) {
+func statusOf(p *process.Process, cfg Config, n *node.Node, called services) func(context.Context) (server.Status, error) {
 	start := time.Now()
 	return func(ctx context.Context) (server.Status, error) {
 		st := server.Status{
@@ -53,18 +52,18 @@ func statusOf(p *process.Process, cfg Config, n *node.Node, ipam *services.IPAM,
 		}
 		ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 		defer cancel()
-		st.Problems, st.Warnings = n.Problems(ctx, ipam), append(n.Warnings(), p.MissingLayers()...)
+		st.Problems, st.Warnings = n.Problems(ctx, called.ipam), append(n.Warnings(), p.MissingLayers()...)
 		st.KnownReady = len(st.Problems) == 0 // those that follow are about new labels
-		ierr := identity.Ping(ctx)
+		ierr := called.identity.Ping(ctx)
 		if ierr != nil {
 			st.Problems = append(st.Problems, ierr.Error())
 		}
-		st.Dependencies = []server.Dependency{{Name: "identity", Err: ierr}, {Name: "ipam", Err: ipam.Err()}}
+		st.Dependencies = []server.Dependency{{Name: "identity", Err: ierr}, {Name: "ipam", Err: called.ipam.Err()}}
 		if n.Policy != nil {
 			ps := n.Policy.Status()
 			perr := ps.Err
 			if perr == nil {
-				perr = policies.Ping(ctx)
+				perr = called.policy.Ping(ctx)
 			}
 			if perr != nil && cfg.Policy.Mode == policyRequired {
 				st.Problems = append(st.Problems, perr.Error())

@@ -49,7 +49,7 @@ demo: build ## Show two pods on a real datapath with a real container runtime (r
 .PHONY: test
 test: build ## Run every test with the race detector; no test may be skipped (root)
 	@scripts/deps test demo
-	@scripts/tools gotestsum cnitool
+	@scripts/tools gotestsum cnitool grpcurl
 	@scripts/test
 
 .PHONY: test-faults

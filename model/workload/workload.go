@@ -90,5 +90,6 @@ type PodReference struct {
 	UID       string `json:"uid"` // another pod of the same name has another one
 }
 
-// ManagerCNI is the manager of the endpoints that the CNI plugin makes.
+// ManagerCNI is the manager of the endpoints that the CNI plugin makes, in the
+// datapath's records: GC asks about the endpoints of the plugin alone.
 const ManagerCNI = "cni"

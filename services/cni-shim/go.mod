@@ -5,6 +5,7 @@ go 1.26.0
 require (
 	github.com/containernetworking/cni v1.3.0
 	github.com/sluice-net/sluice/kit v0.0.0
+	github.com/sluice-net/sluice/model v0.0.0
 	github.com/sluice-net/sluice/proto v0.0.0
 	golang.org/x/sys v0.49.0
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20261019180522-ce908d29299b
@@ -20,5 +21,6 @@ require (
 
 replace (
 	github.com/sluice-net/sluice/kit => ../../kit
+	github.com/sluice-net/sluice/model => ../../model
 	github.com/sluice-net/sluice/proto => ../../proto
 )

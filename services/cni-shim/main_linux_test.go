@@ -38,8 +38,9 @@ import (
 	"github.com/sluice-net/sluice/kit/fault/faulttest"
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
+	"github.com/sluice-net/sluice/model/deletion"
+	"github.com/sluice-net/sluice/model/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
-
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/netns"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/nodetest"
@@ -784,23 +785,22 @@ func TestKernelHostileNamespacesAreRefused(t *testing.T) {
 	}
 }
 
+// c1 is the owner of most tests.
+var c1 = workload.Owner{ContainerID: "c1", Interface: "eth0"}
+
 func TestDelSpoolsWhileTheDatapathIsAway(t *testing.T) {
 	n := nodetest.New(t)
 	n.Stop("datapath")
 	del := call{command: "DEL", container: "c1", ifname: "eth0", stdin: config(n, "1.0.0", "")}
 	wantCode(t, del, 0)
 	wantCode(t, del, 0)
-	dir := spool.Dir(n.StateDir)
-	b, err := os.ReadFile(filepath.Join(dir, spool.Name("c1", "eth0")))
+	dir := deletion.Dir(n.StateDir)
+	b, err := os.ReadFile(filepath.Join(dir, c1.Key()))
 	if err != nil {
 		t.Fatal(err)
 	}
-	var e spool.Entry
-	if err := json.Unmarshal(b, &e); err != nil {
-		t.Fatal(err)
-	}
-	if e.Version != 1 || e.ContainerID != "c1" || e.InterfaceName != "eth0" || e.Time.IsZero() {
-		t.Errorf("entry %s", b)
+	if e, err := deletion.Parse(c1.Key(), b); err != nil || e.Owner != c1 {
+		t.Errorf("entry %s: %v", b, err)
 	}
 	// Without its socket, too: the node has just booted.
 	if err := os.RemoveAll(n.RunDir); err != nil {
@@ -838,7 +838,7 @@ func TestKernelDelAsksADatapathThatCameUpMeanwhile(t *testing.T) {
 	if err := controller.WaitHits(t.Context(), "cni/del/spooled", 1); err != nil {
 		t.Fatal(err)
 	}
-	if waits, err := spool.Has(spool.Dir(n.StateDir), "c1", "eth0"); err != nil || !waits {
+	if waits, err := spool.Has(deletion.Dir(n.StateDir), c1); err != nil || !waits {
 		t.Errorf("the entry: %v, %v", waits, err)
 	}
 	n.Start(t, "datapath")
@@ -847,7 +847,7 @@ func TestKernelDelAsksADatapathThatCameUpMeanwhile(t *testing.T) {
 		t.Fatalf("DEL: %v", err)
 	}
 	wantHeld(t, n, 0, 0)
-	if waits, err := spool.Has(spool.Dir(n.StateDir), "c1", "eth0"); err != nil || waits {
+	if waits, err := spool.Has(deletion.Dir(n.StateDir), c1); err != nil || waits {
 		t.Errorf("the entry that was carried out: %v, %v", waits, err)
 	}
 }
@@ -915,7 +915,7 @@ func TestKernelAddCarriesOutASpooledDeletionFirst(t *testing.T) {
 	again.stdin = config(n, "1.0.0", `"mtu":1400`) // other content than the one that was deleted
 	wantCode(t, again, 0)
 	wantHeld(t, n, 1, 1)
-	waits, err := spool.Has(spool.Dir(n.StateDir), "c1", "eth0")
+	waits, err := spool.Has(deletion.Dir(n.StateDir), c1)
 	if err != nil || waits {
 		t.Errorf("the deletion still waits (%v)", err)
 	}
@@ -923,7 +923,7 @@ func TestKernelAddCarriesOutASpooledDeletionFirst(t *testing.T) {
 	wantCode(t, del, 0)
 	n.Start(t, "datapath")
 	wantCode(t, del, 0) // the runtime repeats it
-	if waits, err := spool.Has(spool.Dir(n.StateDir), "c1", "eth0"); err != nil || waits {
+	if waits, err := spool.Has(deletion.Dir(n.StateDir), c1); err != nil || waits {
 		t.Errorf("the deletion still waits (%v)", err)
 	}
 }
@@ -935,7 +935,7 @@ func TestDelDoesNotSpoolWhatTheDatapathRefuses(t *testing.T) {
 		n.Fail("DeleteEndpoint", withDetails(code, "no"))
 		wantCode(t, del, want)
 	}
-	if left, err := os.ReadDir(spool.Dir(n.StateDir)); err != nil || len(left) > 0 {
+	if left, err := os.ReadDir(deletion.Dir(n.StateDir)); err != nil || len(left) > 0 {
 		t.Errorf("something was spooled: %v, %v", left, err)
 	}
 }
@@ -1172,7 +1172,7 @@ func TestKernelFullOrReadOnlyDiskIsTriedAgain(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := nodetest.New(t)
-			spoolDir := spool.Dir(n.StateDir)
+			spoolDir := deletion.Dir(n.StateDir)
 			limited(t, spoolDir, c.flags, c.options)
 			if strings.Contains(c.options, "size") {
 				// One page, which is taken.

@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-net/sluice/kit/config"
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/sandbox"
+	"github.com/sluice-net/sluice/model/deletion"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/node"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
@@ -121,7 +122,7 @@ type EventsConfig struct {
 func defaults(p instance.Paths) Config {
 	return Config{
 		StateDir:    p.ServiceStateDir(service),
-		SpoolDir:    filepath.Join(p.ServiceStateDir("cni"), "deletes"),
+		SpoolDir:    deletion.Dir(p.StateDir),
 		BPFDir:      p.BPFDir,
 		NetnsDirs:   []string{"/run"},
 		PodCIDRs:    []netip.Prefix{netip.MustParsePrefix("10.244.0.0/24"), netip.MustParsePrefix("fd00:244::/64")},

@@ -21,10 +21,10 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
+	"github.com/sluice-net/sluice/model/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
-
 	"github.com/sluice-net/sluice/services/cni-shim/internal/invocation"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/netns"
 )
@@ -162,7 +162,7 @@ func (p *Plugin) allocate(ctx context.Context) (*ipamv1.Allocation, error) {
 func (p *Plugin) create(ctx context.Context, path string, lease *ipamv1.Allocation, ours bool) (_ *datapathv1.Endpoint, open bool, _ error) {
 	req := &datapathv1.CreateEndpointRequest{
 		Owner:            p.owner(),
-		Manager:          manager,
+		Manager:          workload.ManagerCNI,
 		Network:          p.in.Config.Name,
 		NetworkNamespace: path,
 		Mac:              p.in.Config.MAC,

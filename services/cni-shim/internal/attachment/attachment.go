@@ -110,10 +110,6 @@ func (p *Plugin) Run(ctx context.Context, stdout io.Writer) error {
 	}
 }
 
-// manager is who made an endpoint, in the datapath's records: GC asks about the
-// endpoints of the plugin alone.
-const manager = "cni"
-
 func (p *Plugin) owner() *workloadv1.Owner {
 	return &workloadv1.Owner{ContainerId: p.in.Owner.ContainerID, InterfaceName: p.in.Owner.Interface}
 }

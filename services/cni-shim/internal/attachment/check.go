@@ -17,10 +17,10 @@ import (
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
+	"github.com/sluice-net/sluice/model/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
-
 	"github.com/sluice-net/sluice/services/cni-shim/internal/invocation"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/netns"
 )
@@ -159,7 +159,7 @@ func (p *Plugin) status(ctx context.Context) error {
 // gc deletes every attachment to the network that the runtime does not list. An
 // empty list is meant: without one the configuration was refused.
 func (p *Plugin) gc(ctx context.Context) error {
-	req := &datapathv1.ReclaimEndpointsRequest{Manager: manager, Network: p.in.Config.Name, NoneValid: len(p.in.Config.ValidAttachments) == 0}
+	req := &datapathv1.ReclaimEndpointsRequest{Manager: workload.ManagerCNI, Network: p.in.Config.Name, NoneValid: len(p.in.Config.ValidAttachments) == 0}
 	keep := make([]string, 0, len(p.in.Config.ValidAttachments))
 	for _, o := range p.in.Config.ValidAttachments {
 		req.ValidOwners = append(req.ValidOwners, &workloadv1.Owner{ContainerId: o.ContainerID, InterfaceName: o.Interface})

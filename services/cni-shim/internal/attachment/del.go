@@ -12,9 +12,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
-
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/deletion"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/netns"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/spool"
 )
@@ -87,8 +87,7 @@ func (p *Plugin) deleteEndpoint(ctx context.Context) (existed bool, err error) {
 // read the spool before the entry was there, so it is asked once more.
 func (p *Plugin) spool(ctx context.Context) error {
 	p.phases.begin("spool")
-	id, name := p.in.Owner.ContainerID, p.in.Owner.Interface
-	if err := spool.Put(ctx, p.in.Config.StateDir, spool.Entry{ContainerID: id, InterfaceName: name, Time: time.Now().UTC()}); err != nil {
+	if err := spool.Put(ctx, p.in.Config.StateDir, deletion.Entry{Owner: p.in.Owner, Time: time.Now()}); err != nil {
 		return err
 	}
 	if err := faultDelSpooled.Hit(ctx); err != nil {
@@ -101,16 +100,16 @@ func (p *Plugin) spool(ctx context.Context) error {
 			return nil
 		}
 	}
-	p.did("deletion spooled, sluice-datapath does not run", slog.String(log.KeyPath, spool.Dir(p.in.Config.StateDir)))
+	p.did("deletion spooled, sluice-datapath does not run", slog.String(log.KeyPath, deletion.Dir(p.in.Config.StateDir)))
 	return nil
 }
 
 // takeBack removes a spooled deletion that has been carried out.
 func (p *Plugin) takeBack(ctx context.Context) {
 	// To remove what is not there fails on a read-only disk.
-	waits, err := spool.Has(spool.Dir(p.in.Config.StateDir), p.in.Owner.ContainerID, p.in.Owner.Interface)
+	waits, err := spool.Has(deletion.Dir(p.in.Config.StateDir), p.in.Owner)
 	if waits {
-		err = spool.Remove(spool.Dir(p.in.Config.StateDir), p.in.Owner.ContainerID, p.in.Owner.Interface)
+		err = spool.Remove(deletion.Dir(p.in.Config.StateDir), p.in.Owner)
 	}
 	if err != nil {
 		p.log.WarnContext(ctx, "spool entry stays", log.KeyError, err.Error())
@@ -121,12 +120,12 @@ func (p *Plugin) takeBack(ctx context.Context) {
 // datapath that came up just when the entry was written has not read it, and
 // would at its next start delete what this ADD is about to make.
 func (p *Plugin) settle(ctx context.Context) error {
-	waits, err := spool.Has(spool.Dir(p.in.Config.StateDir), p.in.Owner.ContainerID, p.in.Owner.Interface)
+	waits, err := spool.Has(deletion.Dir(p.in.Config.StateDir), p.in.Owner)
 	if err != nil || !waits {
 		return err
 	}
 	if _, err := call(ctx, &p.waits, p.datapathSocket, p.deleteEndpoint); err != nil {
 		return err
 	}
-	return spool.Remove(spool.Dir(p.in.Config.StateDir), p.in.Owner.ContainerID, p.in.Owner.Interface)
+	return spool.Remove(deletion.Dir(p.in.Config.StateDir), p.in.Owner)
 }

@@ -21,6 +21,8 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/types/create"
+
+	"github.com/sluice-net/sluice/model/workload"
 )
 
 // Limits on standard input. The largest honest document is that of GC on a
@@ -61,7 +63,7 @@ type Config struct {
 	// answered; nil if there is none.
 	PrevResult *types100.Result
 	// ValidAttachments is nil if the key is missing, which differs from empty.
-	ValidAttachments []Owner
+	ValidAttachments []workload.Owner
 	// Addresses that the runtime asks for, at most one per family, IPv4 first.
 	Addresses []netip.Addr
 	// MAC that the runtime asks for; nil for any.
@@ -422,7 +424,7 @@ func (c *Config) parseAttachments(d fields) error {
 	if len(list) > maxAttachments {
 		return Field(keyValidAttachments, "%d attachments; at most %d are taken", len(list), maxAttachments)
 	}
-	c.ValidAttachments = make([]Owner, 0, len(list))
+	c.ValidAttachments = make([]workload.Owner, 0, len(list))
 	for i, a := range list {
 		if err := checkContainerID(a.ContainerID); err != "" {
 			return Field(keyValidAttachments, "[%d]: containerID: %s", i, err)
@@ -430,7 +432,7 @@ func (c *Config) parseAttachments(d fields) error {
 		if err := checkInterfaceName(a.IfName); err != "" {
 			return Field(keyValidAttachments, "[%d]: ifname: %s", i, err)
 		}
-		c.ValidAttachments = append(c.ValidAttachments, Owner{ContainerID: a.ContainerID, Interface: a.IfName})
+		c.ValidAttachments = append(c.ValidAttachments, workload.Owner{ContainerID: a.ContainerID, Interface: a.IfName})
 	}
 	return nil
 }

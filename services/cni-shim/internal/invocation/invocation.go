@@ -20,6 +20,9 @@ import (
 	"unicode/utf8"
 
 	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/workload"
 )
 
 // Versions are the CNI versions that the plugin speaks, oldest first.
@@ -44,19 +47,11 @@ const (
 // since is the oldest version of Versions that has the verb.
 var since = map[Command]string{Add: "0.3.1", Del: "0.3.1", Check: "0.4.0", Status: "1.1.0", GC: "1.1.0"}
 
-// Owner names an attachment: the pair is unique on a node.
-type Owner struct {
-	ContainerID string
-	Interface   string
-}
-
-func (o Owner) String() string { return o.ContainerID + "/" + o.Interface }
-
 // Invocation is one execution of the plugin, checked.
 type Invocation struct {
 	Command Command
-	Owner   Owner  // of ADD, DEL and CHECK
-	Netns   string // of ADD and CHECK: an absolute path; of DEL possibly empty
+	Owner   workload.Owner // of ADD, DEL and CHECK
+	Netns   string         // of ADD and CHECK: an absolute path; of DEL possibly empty
 	Config  Config
 
 	// PodNamespace is K8S_POD_NAMESPACE; empty without Kubernetes.
@@ -64,7 +59,7 @@ type Invocation struct {
 	// Pod is K8S_POD_NAME, for logs only.
 	Pod string
 	// Labels of the workload, sorted, without duplicates.
-	Labels []Label
+	Labels []label.Label
 }
 
 // The environment variables that CNI defines and the plugin reads.
@@ -77,9 +72,8 @@ const (
 )
 
 const (
-	maxContainerID = 128
-	maxNetns       = 4095 // PATH_MAX without its terminator
-	maxArgs        = 64 << 10
+	maxNetns = 4095 // PATH_MAX without its terminator
+	maxArgs  = 64 << 10
 )
 
 // isName says whether s is letters, digits, "_", "." and "-", with a letter or
@@ -174,7 +168,7 @@ func (in *Invocation) parseEnvironment(getenv func(string) string) error {
 	if err := checkInterfaceName(name); err != "" {
 		return environment(EnvIfName, "%s", err)
 	}
-	in.Owner = Owner{ContainerID: id, Interface: name}
+	in.Owner = workload.Owner{ContainerID: id, Interface: name}
 
 	in.Netns = getenv(EnvNetns)
 	switch {
@@ -214,8 +208,8 @@ func checkContainerID(id string) string {
 	switch {
 	case id == "":
 		return "is not set"
-	case len(id) > maxContainerID:
-		return fmt.Sprintf("is %d bytes long, at most %d are allowed", len(id), maxContainerID)
+	case len(id) > workload.MaxContainerID:
+		return fmt.Sprintf("is %d bytes long, at most %d are allowed", len(id), workload.MaxContainerID)
 	case !isName(id):
 		return fmt.Sprintf("%q is not an id: want letters, digits, \"_\", \".\" and \"-\", a letter or digit first", clip(id))
 	}
@@ -232,8 +226,8 @@ func checkInterfaceName(name string) string {
 	switch {
 	case name == "":
 		return "is not set"
-	case len(name) > 15:
-		return fmt.Sprintf("%q is %d bytes long, at most 15 make a device name", clip(name), len(name))
+	case len(name) > workload.MaxInterface:
+		return fmt.Sprintf("%q is %d bytes long, at most %d make a device name", clip(name), len(name), workload.MaxInterface)
 	case name == ".", name == "..", name == "all", name == "default":
 		return fmt.Sprintf("%q cannot be a device name", name)
 	case strings.IndexFunc(name, bad) >= 0:

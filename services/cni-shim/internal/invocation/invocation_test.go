@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/sluice-net/sluice/model/label"
 )
 
 func env(more ...string) func(string) string {
@@ -298,14 +300,14 @@ func TestLogFileIsTakenWhereLogsBelong(t *testing.T) {
 func TestLabelsHaveTheirSourceAndOrder(t *testing.T) {
 	body := doc(`"runtimeConfig":{"labels":[{"key":"b","value":"2"},{"key":"example.com/a","value":""}],
 		"io.kubernetes.cri.pod-annotations":{"sluice.io/labels":" app = web ,,b=2,"}},"args":{"cni":{"labels":[{"key":"b","value":"2"}]}}`)
-	for args, want := range map[string][]Label{
-		"": {{"cni", "app", "web"}, {"cni", "b", "2"}, {"cni", "example.com/a", ""}},
+	for args, want := range map[string][]label.Label{
+		"": {{Source: "cni", Key: "app", Value: "web"}, {Source: "cni", Key: "b", Value: "2"}, {Source: "cni", Key: "example.com/a", Value: ""}},
 		"IgnoreUnknown=true;K8S_POD_NAMESPACE=ns;X=1": {
-			{"k8s", "app", "web"},
-			{"k8s", "b", "2"},
-			{"k8s", "example.com/a", ""},
-			{"k8s", "io.cilium.k8s.namespace.labels.kubernetes.io/metadata.name", "ns"},
-			{"k8s", "io.kubernetes.pod.namespace", "ns"},
+			{Source: "k8s", Key: "app", Value: "web"},
+			{Source: "k8s", Key: "b", Value: "2"},
+			{Source: "k8s", Key: "example.com/a", Value: ""},
+			{Source: "k8s", Key: "io.cilium.k8s.namespace.labels.kubernetes.io/metadata.name", Value: "ns"},
+			{Source: "k8s", Key: "io.kubernetes.pod.namespace", Value: "ns"},
 		},
 	} {
 		in, err := Parse(Add, env(EnvArgs, args), []byte(body))
@@ -384,7 +386,7 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("%d addresses, %d labels", len(in.Config.Addresses), len(in.Labels))
 		}
 		for i, l := range in.Labels {
-			if l.Source != SourceCNI && l.Source != SourceKubernetes {
+			if l.Source != label.SourceCNI && l.Source != label.SourceKubernetes {
 				t.Fatalf("label %v", l)
 			}
 			if i > 0 && in.Labels[i-1].Key >= l.Key {

@@ -4,55 +4,35 @@
 package invocation
 
 import (
-	"cmp"
 	"slices"
 	"strings"
 	"unicode"
+
+	"github.com/sluice-net/sluice/model/label"
 )
 
 // AnnotationLabels is the pod annotation whose "key=value,key=value" become
 // labels where a runtime passes annotations on.
 const AnnotationLabels = "sluice.io/labels"
 
-// The labels that every pod of Kubernetes gets from K8S_POD_NAMESPACE, under the
-// keys that policies select by: the namespace, and of the namespace's own labels
-// the one that the API server sets on each namespace.
-const (
-	LabelPodNamespace  = "io.kubernetes.pod.namespace"
-	LabelNamespaceName = "io.cilium.k8s.namespace.labels.kubernetes.io/metadata.name"
-)
+// derived are the prefixes of the keys that no pod and no runtime may write.
+var derived = []string{label.PrefixKubernetes, label.PrefixDerived}
 
-// derived are the prefixes of the keys that say what Kubernetes knows about a
-// pod: its namespace, the labels of that namespace, its service account, its
-// cluster. Policies trust them, so no pod and no runtime may write them.
-var derived = []string{"io.kubernetes.", "io.cilium.k8s."}
-
-// Sources of labels.
-const (
-	SourceKubernetes = "k8s"
-	SourceCNI        = "cni"
-)
-
-// Label is one property of the workload.
-type Label struct{ Source, Key, Value string }
-
-const (
-	maxLabelName  = 63
-	maxLabelKey   = 317 // a DNS name, "/" and a name
-	maxLabelValue = 4096
-)
+// maxLabelName is the length of the name in a key, in bytes.
+const maxLabelName = 63
 
 // workloadLabels joins the labels of every place they may come from, gives
 // them their source and refuses what a caller may not say.
-func workloadLabels(c Config, podNamespace string) ([]Label, error) {
-	source := SourceCNI
+func workloadLabels(c Config, podNamespace string) ([]label.Label, error) {
+	source := label.SourceCNI
 	if podNamespace != "" {
-		source = SourceKubernetes
+		source = label.SourceKubernetes
 	}
 	set := map[string]string{} // key to value
 	if podNamespace != "" {
-		set[LabelPodNamespace] = podNamespace
-		set[LabelNamespaceName] = podNamespace
+		// The namespace, and of its own labels the one that the API server sets.
+		set[label.KeyNamespace] = podNamespace
+		set[label.KeyNamespaceName] = podNamespace
 	}
 	add := func(place string, kv keyValue) error {
 		if why := checkLabel(kv); why != "" {
@@ -91,11 +71,11 @@ func workloadLabels(c Config, podNamespace string) ([]Label, error) {
 	if len(set) > maxRuntimeLabels {
 		return nil, Field("labels", "%d labels; at most %d are taken", len(set), maxRuntimeLabels)
 	}
-	labels := make([]Label, 0, len(set))
+	labels := make([]label.Label, 0, len(set))
 	for key, value := range set {
-		labels = append(labels, Label{Source: source, Key: key, Value: value})
+		labels = append(labels, label.Label{Source: source, Key: key, Value: value})
 	}
-	slices.SortFunc(labels, func(a, b Label) int { return cmp.Compare(a.Key, b.Key) })
+	slices.SortFunc(labels, label.Label.Compare)
 	return labels, nil
 }
 
@@ -104,7 +84,7 @@ func workloadLabels(c Config, podNamespace string) ([]Label, error) {
 func checkLabel(kv keyValue) string {
 	if source, _, found := strings.Cut(kv.Key, ":"); found {
 		switch source {
-		case "reserved", "generated":
+		case label.SourceReserved, label.SourceGenerated:
 			return "labels of the source \"" + source + "\" are given by the system only: " + clip(kv.Key)
 		}
 		return "a key has no source, it is given by where the label comes from: " + clip(kv.Key)
@@ -122,11 +102,11 @@ func checkLabel(kv keyValue) string {
 		name = kv.Key[i+1:]
 	}
 	switch {
-	case len(kv.Key) > maxLabelKey || len(name) > maxLabelName:
+	case len(kv.Key) > label.MaxKey || len(name) > maxLabelName:
 		return "key \"" + clip(kv.Key) + "\" is too long"
 	case !isName(name) || !alphanumeric(name[len(name)-1]):
 		return "key \"" + clip(kv.Key) + "\" is not a label key: want letters, digits, \"_\", \".\" and \"-\""
-	case len(kv.Value) > maxLabelValue:
+	case len(kv.Value) > label.MaxValue:
 		return "the value of \"" + clip(kv.Key) + "\" is too long"
 	case strings.IndexFunc(kv.Value, unicode.IsControl) >= 0:
 		return "the value of \"" + clip(kv.Key) + "\" holds control characters"

@@ -1,24 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package spool remembers deletions that nobody was there to take.
+// Package spool writes deletions that the datapath was not there to take.
 //
-// When the datapath does not run, DEL writes one file here and succeeds; the
-// datapath reads the directory at its start, deletes those endpoints and then
-// the files. A file's name is the SHA-256 of the owner in hexadecimal, so
-// writing twice is writing once; its content is
-//
-//	{"version":1,"containerId":"…","interfaceName":"eth0","time":"2026-01-02T03:04:05Z"}
-//
-// A name that begins with "." is not an entry: it is being written. Writers
-// hold a lock on the directory itself.
+// When the datapath does not run, DEL writes one file here, in the form of
+// package deletion, and succeeds; the datapath reads the directory, deletes
+// those endpoints and then the files. Writers hold a lock on the directory
+// itself.
 package spool
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -32,6 +24,8 @@ import (
 
 	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/model/deletion"
+	"github.com/sluice-net/sluice/model/workload"
 )
 
 // Max is how many deletions wait at most.
@@ -45,26 +39,6 @@ var ErrFull = errors.New("the spool is full")
 // missing, or others could put deletions there.
 var ErrNoState = errors.New("not the spool of a node")
 
-// Version is the format that is written.
-const Version = 1
-
-// Entry is the content of a file.
-type Entry struct {
-	Version       int       `json:"version"`
-	ContainerID   string    `json:"containerId"`
-	InterfaceName string    `json:"interfaceName"`
-	Time          time.Time `json:"time"` // of the DEL, UTC
-}
-
-// Dir is the spool's directory below an instance's state directory.
-func Dir(stateDir string) string { return filepath.Join(stateDir, "cni", "deletes") }
-
-// Name is the file of an owner.
-func Name(containerID, interfaceName string) string {
-	sum := sha256.Sum256([]byte(containerID + "/" + interfaceName))
-	return hex.EncodeToString(sum[:])
-}
-
 // check says whether a datapath looks for deletions in the spool of a state
 // directory. What prepares a node makes it, and gives it to the datapath's user:
 // that tells it from any other directory that a configuration could name. A
@@ -75,7 +49,7 @@ func check(stateDir string) error {
 	if self == 0 {
 		datapath = instance.DatapathID
 	}
-	dir := Dir(stateDir)
+	dir := deletion.Dir(stateDir)
 	for _, d := range []struct {
 		path  string
 		owner uint32
@@ -107,8 +81,8 @@ func check(stateDir string) error {
 
 // Put adds a deletion to the spool of a state directory, which must be prepared,
 // and returns when it is on stable storage, or ctx ends while others write.
-func Put(ctx context.Context, stateDir string, e Entry) (err error) {
-	dir := Dir(stateDir)
+func Put(ctx context.Context, stateDir string, e deletion.Entry) (err error) {
+	dir := deletion.Dir(stateDir)
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("spool the deletion in %s: %w", dir, err)
@@ -124,7 +98,7 @@ func Put(ctx context.Context, stateDir string, e Entry) (err error) {
 	}
 	defer unlock()
 
-	path := filepath.Join(dir, Name(e.ContainerID, e.InterfaceName))
+	path := filepath.Join(dir, e.Owner.Key())
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		// The lock is ours, so nobody else is writing.
 		if _, err := durable.RemoveTemp(dir); err != nil {
@@ -144,19 +118,18 @@ func Put(ctx context.Context, stateDir string, e Entry) (err error) {
 			return fmt.Errorf("%w: %d deletions wait for the datapath", ErrFull, n)
 		}
 	}
-	e.Version = Version
-	b, err := json.Marshal(e)
+	b, err := e.Format()
 	if err != nil {
 		return err
 	}
 	// The datapath, which reads it, is another user; nobody else may enter the
 	// directory.
-	return durable.WriteFile(path, append(b, '\n'), 0o644, durable.SyncAll)
+	return durable.WriteFile(path, b, 0o644, durable.SyncAll)
 }
 
 // Has says whether a deletion waits.
-func Has(dir, containerID, interfaceName string) (bool, error) {
-	_, err := os.Lstat(filepath.Join(dir, Name(containerID, interfaceName)))
+func Has(dir string, o workload.Owner) (bool, error) {
+	_, err := os.Lstat(filepath.Join(dir, o.Key()))
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
@@ -165,8 +138,8 @@ func Has(dir, containerID, interfaceName string) (bool, error) {
 
 // Remove takes a deletion back, because the datapath has done it after all. It
 // is no error if there is none.
-func Remove(dir, containerID, interfaceName string) error {
-	_, err := durable.Remove(filepath.Join(dir, Name(containerID, interfaceName)), durable.SyncNone)
+func Remove(dir string, o workload.Owner) error {
+	_, err := durable.Remove(filepath.Join(dir, o.Key()), durable.SyncNone)
 	return err
 }
 

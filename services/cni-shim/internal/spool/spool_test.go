@@ -20,12 +20,18 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/model/deletion"
+	"github.com/sluice-net/sluice/model/workload"
 )
+
+func owner(container string) workload.Owner {
+	return workload.Owner{ContainerID: container, Interface: "eth0"}
+}
 
 // prepare makes the spool of a state directory as what prepares a node does.
 func prepare(t *testing.T, state string) (dir string) {
 	t.Helper()
-	dir = Dir(state)
+	dir = deletion.Dir(state)
 	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // the directory above is for all
 		t.Fatal(err)
 	}
@@ -60,7 +66,7 @@ func TestPutIsBoundedUnderConcurrentWriters(t *testing.T) {
 	)
 	for i := range 16 {
 		wg.Go(func() {
-			err := Put(t.Context(), state, Entry{ContainerID: fmt.Sprint("c", i), InterfaceName: "eth0", Time: time.Now()})
+			err := Put(t.Context(), state, deletion.Entry{Owner: owner(fmt.Sprint("c", i)), Time: time.Now()})
 			mu.Lock()
 			defer mu.Unlock()
 			switch {
@@ -89,7 +95,7 @@ func TestKernelOnlyThePreparedSpoolOfANodeTakesDeletions(t *testing.T) {
 		t.Fatal("this test gives directories to other users and needs root")
 	}
 	own := func(uid int) func(state string) error {
-		return func(state string) error { return os.Chown(Dir(state), uid, uid) }
+		return func(state string) error { return os.Chown(deletion.Dir(state), uid, uid) }
 	}
 	mode := func(dir func(state string) string, m os.FileMode) func(state string) error {
 		return func(state string) error { return os.Chmod(dir(state), m) }
@@ -100,18 +106,20 @@ func TestKernelOnlyThePreparedSpoolOfANodeTakesDeletions(t *testing.T) {
 		ok   bool
 	}{
 		"a spool of the datapath's":      {make: func(string) error { return nil }, ok: true},
-		"no spool, as of another runDir": {make: func(state string) error { return os.RemoveAll(Dir(state)) }},
-		"an empty state directory":       {make: func(state string) error { return os.RemoveAll(filepath.Dir(Dir(state))) }},
+		"no spool, as of another runDir": {make: func(state string) error { return os.RemoveAll(deletion.Dir(state)) }},
+		"an empty state directory":       {make: func(state string) error { return os.RemoveAll(filepath.Dir(deletion.Dir(state))) }},
 		"nothing, as after a typo":       {make: os.RemoveAll},
 		"a file":                         {make: func(state string) error { return errors.Join(os.RemoveAll(state), os.WriteFile(state, nil, 0o600)) }},
 		"root's":                         {make: own(0)},
 		"another user's":                 {make: own(65799)},
-		"writable to all":                {make: mode(Dir, 0o777)},
-		"open to a group":                {make: mode(Dir, 0o770)},
+		"writable to all":                {make: mode(deletion.Dir, 0o777)},
+		"open to a group":                {make: mode(deletion.Dir, 0o770)},
 		"in a directory open to all":     {make: mode(itself, 0o777)},
-		"in a directory of the service":  {make: func(state string) error { return os.Chown(filepath.Dir(Dir(state)), int(instance.DatapathID), 0) }},
+		"in a directory of the service": {make: func(state string) error {
+			return os.Chown(filepath.Dir(deletion.Dir(state)), int(instance.DatapathID), 0)
+		}},
 		"a link to another": {make: func(state string) error {
-			return errors.Join(os.Rename(Dir(state), state+"/real"), os.Symlink(state+"/real", Dir(state)))
+			return errors.Join(os.Rename(deletion.Dir(state), state+"/real"), os.Symlink(state+"/real", deletion.Dir(state)))
 		}},
 	} {
 		state := filepath.Join(t.TempDir(), "sluice")
@@ -119,16 +127,16 @@ func TestKernelOnlyThePreparedSpoolOfANodeTakesDeletions(t *testing.T) {
 		if err := c.make(state); err != nil {
 			t.Fatal(err)
 		}
-		before, _ := os.Lstat(Dir(state))
-		err := Put(t.Context(), state, Entry{ContainerID: "a", InterfaceName: "eth0"})
+		before, _ := os.Lstat(deletion.Dir(state))
+		err := Put(t.Context(), state, deletion.Entry{Owner: owner("a")})
 		if c.ok != (err == nil) || !c.ok && !errors.Is(err, ErrNoState) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if err != nil && !strings.Contains(err.Error(), state) {
 			t.Errorf("%s: %v does not name the directory", name, err)
 		}
-		entries, _ := os.ReadDir(Dir(state))
-		if after, _ := os.Lstat(Dir(state)); c.ok != (len(entries) == 1) || (before == nil) != (after == nil) {
+		entries, _ := os.ReadDir(deletion.Dir(state))
+		if after, _ := os.Lstat(deletion.Dir(state)); c.ok != (len(entries) == 1) || (before == nil) != (after == nil) {
 			t.Errorf("%s: it has %v", name, entries)
 		}
 	}
@@ -148,10 +156,10 @@ func TestKernelDatapathReadsAndRemovesWhatIsSpooled(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := prepare(t, state)
-	if err := Put(t.Context(), state, Entry{ContainerID: "a", InterfaceName: "eth0", Time: time.Now()}); err != nil {
+	if err := Put(t.Context(), state, deletion.Entry{Owner: owner("a"), Time: time.Now()}); err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(dir, Name("a", "eth0"))
+	path := filepath.Join(dir, owner("a").Key())
 	as := func(uid uint32, name string, args ...string) error {
 		cmd := exec.Command(name, args...)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: instance.GroupID, Groups: []uint32{instance.GroupID}}}
@@ -174,18 +182,18 @@ func TestKernelDatapathReadsAndRemovesWhatIsSpooled(t *testing.T) {
 func TestRemoveOfWhatIsNotThereSucceeds(t *testing.T) {
 	state := t.TempDir()
 	dir := prepare(t, state)
-	if err := Remove(dir, "a", "eth0"); err != nil {
+	if err := Remove(dir, owner("a")); err != nil {
 		t.Fatal(err)
 	}
-	if err := Put(t.Context(), state, Entry{ContainerID: "a", InterfaceName: "eth0"}); err != nil {
+	if err := Put(t.Context(), state, deletion.Entry{Owner: owner("a")}); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := Remove(dir, "a", "eth0"); err != nil {
+		if err := Remove(dir, owner("a")); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := os.Stat(filepath.Join(dir, Name("a", "eth0"))); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(filepath.Join(dir, owner("a").Key())); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the entry is still there: %v", err)
 	}
 }
@@ -205,7 +213,7 @@ func TestPutWaitsForTheLockUntilItsTimeIsUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		err := Put(ctx, state, Entry{ContainerID: "a", InterfaceName: "eth0"})
+		err := Put(ctx, state, deletion.Entry{Owner: owner("a")})
 		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), dir) {
 			t.Errorf("got %v, want the deadline and %s", err, dir)
 		}
@@ -217,11 +225,11 @@ func TestPutWaitsForTheLockUntilItsTimeIsUp(t *testing.T) {
 		})
 		ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		if err := Put(ctx, state, Entry{ContainerID: "a", InterfaceName: "eth0"}); err != nil {
+		if err := Put(ctx, state, deletion.Entry{Owner: owner("a")}); err != nil {
 			t.Error(err)
 		}
 	})
-	if waits, err := Has(dir, "a", "eth0"); err != nil || !waits {
+	if waits, err := Has(dir, owner("a")); err != nil || !waits {
 		t.Errorf("the entry: %v, %v", waits, err)
 	}
 }

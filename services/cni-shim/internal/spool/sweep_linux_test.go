@@ -4,7 +4,6 @@
 package spool
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -16,27 +15,27 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/disktest"
+	"github.com/sluice-net/sluice/model/deletion"
 )
 
 // whole says whether the entry of the owner is what Put writes.
-func whole(path string, want Entry) error {
+func whole(path string, want deletion.Entry) error {
 	b, err := os.ReadFile(path)
 	if err != nil {
 		return err
 	}
-	var got Entry
-	if err := json.Unmarshal(b, &got); err != nil {
+	got, err := deletion.Parse(filepath.Base(path), b)
+	if err != nil {
 		return fmt.Errorf("%s: %w: %q", path, err, b)
 	}
-	want.Version = Version
 	if got != want {
 		return fmt.Errorf("%s: %+v, want %+v", path, got, want)
 	}
 	return nil
 }
 
-func deletion(container string) Entry {
-	return Entry{ContainerID: container, InterfaceName: "eth0", Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}
+func entry(container string) deletion.Entry {
+	return deletion.Entry{Owner: owner(container), Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}
 }
 
 // TestDamagedEntryIsWrittenAgain: a DEL that is repeated repairs the entry of its
@@ -44,8 +43,8 @@ func deletion(container string) Entry {
 func TestDamagedEntryIsWrittenAgain(t *testing.T) {
 	state := t.TempDir()
 	dir := prepare(t, state)
-	mine := deletion("a")
-	path, others := filepath.Join(dir, Name("a", "eth0")), filepath.Join(dir, Name("b", "eth0"))
+	mine := entry("a")
+	path, others := filepath.Join(dir, owner("a").Key()), filepath.Join(dir, owner("b").Key())
 	if err := Put(t.Context(), state, mine); err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +60,7 @@ func TestDamagedEntryIsWrittenAgain(t *testing.T) {
 		if err := errors.Join(os.WriteFile(path, content, 0o600), os.WriteFile(others, content, 0o600)); err != nil {
 			t.Fatal(err)
 		}
-		if waits, err := Has(dir, "a", "eth0"); err != nil || !waits {
+		if waits, err := Has(dir, owner("a")); err != nil || !waits {
 			t.Errorf("%q: waits %v, %v; a damaged entry is one", content, waits, err)
 		}
 		if err := errors.Join(Put(t.Context(), state, mine), whole(path, mine)); err != nil {
@@ -81,11 +80,11 @@ func TestPutOnADiskThatTakesNoWrites(t *testing.T) {
 			for n := 0; ; n++ {
 				state := t.TempDir()
 				dir := prepare(t, state)
-				before := deletion("before")
+				before := entry("before")
 				if err := Put(t.Context(), state, before); err != nil {
 					t.Fatal(err)
 				}
-				e := deletion("a")
+				e := entry("a")
 				if there {
 					e = before
 				}
@@ -99,14 +98,14 @@ func TestPutOnADiskThatTakesNoWrites(t *testing.T) {
 				})
 				var err error
 				disk.Run(t, func() { err = Put(t.Context(), state, e) })
-				path := filepath.Join(dir, Name(e.ContainerID, e.InterfaceName))
+				path := filepath.Join(dir, e.Owner.Key())
 				if err != nil && (!errors.Is(err, errno) || !strings.Contains(err.Error(), dir)) {
 					t.Errorf("%v after %d operations: %v, want the error of the disk with %s", errno, n, err, dir)
 				}
 				if err := whole(path, e); err != nil && (seen <= n || there || !errors.Is(err, os.ErrNotExist)) {
 					t.Errorf("%v after %d operations: %v", errno, n, err)
 				}
-				if err := whole(filepath.Join(dir, Name("before", "eth0")), before); err != nil {
+				if err := whole(filepath.Join(dir, owner("before").Key()), before); err != nil {
 					t.Errorf("%v after %d operations: the entry that was there: %v", errno, n, err)
 				}
 				// The runtime repeats a DEL that was not answered.
@@ -132,7 +131,7 @@ func TestPowerCutKeepsAnsweredDeletions(t *testing.T) {
 	const puts = 20
 	disk.Run(t, func() {
 		for n := range puts {
-			if err := Put(t.Context(), state, deletion(fmt.Sprint("c", n))); err != nil {
+			if err := Put(t.Context(), state, entry(fmt.Sprint("c", n))); err != nil {
 				t.Error(err)
 			}
 			disk.Mark(n + 1)
@@ -145,8 +144,8 @@ func TestPowerCutKeepsAnsweredDeletions(t *testing.T) {
 		after := t.TempDir()
 		marked := disk.Cut(t, n, random, after)
 		for k := range puts {
-			e := deletion(fmt.Sprint("c", k))
-			err := whole(filepath.Join(after, Name(e.ContainerID, e.InterfaceName)), e)
+			e := entry(fmt.Sprint("c", k))
+			err := whole(filepath.Join(after, e.Owner.Key()), e)
 			if err != nil && (k < marked || !errors.Is(err, os.ErrNotExist)) {
 				t.Errorf("a loss of power after %d of %d operations, %d answered: %v", n, ops, marked, err)
 			}

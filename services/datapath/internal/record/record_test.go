@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/deletion"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
@@ -425,7 +426,7 @@ func TestSpoolListsEntriesAndReportsTheRest(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	want := Deletion{Owner: owner, Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}
+	want := deletion.Entry{Owner: owner, Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}
 	deletions, bad, err := s.List()
 	if err != nil || len(deletions) != 1 || deletions[0] != want || len(bad) != 4 {
 		t.Fatalf("%v, %v, %v", deletions, bad, err)
@@ -448,15 +449,4 @@ func TestSpoolListsEntriesAndReportsTheRest(t *testing.T) {
 	if owners, bad, err := OpenSpool(filepath.Join(dir, "missing")).List(); len(owners)+len(bad) != 0 || err != nil {
 		t.Errorf("without a directory: %v, %v, %v", owners, bad, err)
 	}
-}
-
-func FuzzSpool(f *testing.F) {
-	name := workload.Owner{ContainerID: "c1", Interface: "eth0"}.Key()
-	f.Add(name, []byte(entry))
-	f.Add("", []byte(`{}`))
-	f.Fuzz(func(t *testing.T, name string, content []byte) {
-		if d, err := parseSpooled(name, content); err == nil && (d.Owner.Key() != name || d.Time.IsZero()) {
-			t.Fatalf("%q is taken for the deletion %v", name, d)
-		}
-	})
 }

@@ -6,6 +6,7 @@ require (
 	buf.build/go/protovalidate v1.4.0
 	github.com/sluice-net/sluice/devnode v0.0.0
 	github.com/sluice-net/sluice/kit v0.0.0
+	github.com/sluice-net/sluice/model v0.0.0
 	github.com/sluice-net/sluice/proto v0.0.0
 	github.com/spf13/cobra v1.10.2
 	github.com/spf13/pflag v1.0.9
@@ -48,5 +49,6 @@ require (
 replace (
 	github.com/sluice-net/sluice/devnode => ../../devnode
 	github.com/sluice-net/sluice/kit => ../../kit
+	github.com/sluice-net/sluice/model => ../../model
 	github.com/sluice-net/sluice/proto => ../../proto
 )

@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/ports"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/verdict"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
+	"github.com/sluice-net/sluice/model/identity"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 )
 
@@ -208,7 +209,7 @@ func (x explanation) lines(w io.Writer, service string, sourcePort uint32) {
 		switch {
 		case end.peer.Owner != nil:
 			pod = end.peer.Owner.String()
-		case end.peer.Identity == peer.IdentityHost:
+		case end.peer.Identity == uint32(identity.Host):
 			pod = "this node"
 		}
 		class := fmt.Sprint(end.peer.NodeClass)

@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
+	numbers "github.com/sluice-net/sluice/model/identity"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 )
 
@@ -83,8 +84,8 @@ func printList(ctx context.Context, inv *invocation.Invocation, reserved bool) e
 
 func printOne(ctx context.Context, inv *invocation.Invocation, text string) error {
 	number, err := strconv.ParseUint(text, 0, 32)
-	if err != nil || number == 0 || number > 0xFFFFFF {
-		return invocation.Usagef("%q is not an identity: want 1 to %d", text, 0xFFFFFF)
+	if err != nil || number == 0 || number > uint64(numbers.Max) {
+		return invocation.Usagef("%q is not an identity: want 1 to %d", text, numbers.Max)
 	}
 	conn, err := inv.Dial("identity")
 	if err != nil {

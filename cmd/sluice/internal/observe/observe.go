@@ -24,6 +24,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/ports"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/selector"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
+	"github.com/sluice-net/sluice/model/identity"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
@@ -137,7 +138,7 @@ func (o *flags) request(now time.Time) (*datapathv1.ObserveRequest, error) {
 		req.Owners = append(req.Owners, &workloadv1.Owner{ContainerId: id, InterfaceName: ifname})
 	}
 	for _, n := range o.identities {
-		if n == 0 || n > 0xFFFFFF {
+		if n == 0 || n > uint(identity.Max) {
 			return nil, invocation.Usagef("--identity: %d is not an identity", n)
 		}
 		req.Identities = append(req.Identities, uint32(n))

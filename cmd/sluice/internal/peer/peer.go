@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/endpoint"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
+	"github.com/sluice-net/sluice/model/identity"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
@@ -23,12 +24,6 @@ import (
 // Forms is how a person may name one end of a connection.
 const Forms = "a pod (start of its container's id), an address, an identity number, or labels such as " +
 	"k8s:app=web,k8s:tier=front"
-
-// Identities with a number that never changes.
-const (
-	IdentityHost             = 1
-	IdentityUnknownInCluster = 255
-)
 
 // Peer is one end of a connection.
 type Peer struct {
@@ -52,8 +47,8 @@ func Resolve(ctx context.Context, inv *invocation.Invocation, text string) (Peer
 	// Digits alone are an identity. The start of an id that has only digits has
 	// to be given up to its first letter, or with the interface.
 	if n, err := strconv.ParseUint(text, 10, 64); err == nil && len(text) <= 8 && text[0] != '0' {
-		if n > 0xFFFFFF {
-			return p, invocation.Usagef("%q is not an identity: want 1 to %d", text, 0xFFFFFF)
+		if n > uint64(identity.Max) {
+			return p, invocation.Usagef("%q is not an identity: want 1 to %d", text, identity.Max)
 		}
 		p.Identity = uint32(n)
 		return p, nil
@@ -112,12 +107,12 @@ func resolveAddress(ctx context.Context, inv *invocation.Invocation, p Peer) (Pe
 		return p, err
 	}
 	if slices.ContainsFunc(node.GetNodeAddresses(), func(b []byte) bool { return slices.Equal(b, a.AsSlice()) }) {
-		p.Identity = IdentityHost
+		p.Identity = uint32(identity.Host)
 		return p, nil
 	}
 	for _, text := range node.GetPodCidrs() {
 		if cidr, err := netip.ParsePrefix(text); err == nil && cidr.Contains(a) {
-			p.Identity = IdentityUnknownInCluster
+			p.Identity = uint32(identity.UnknownInCluster)
 		}
 	}
 	return p, nil

@@ -17,10 +17,10 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/manifest"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
-	"github.com/sluice-net/sluice/cmd/sluice/internal/peer"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/policykind"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/ports"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
+	"github.com/sluice-net/sluice/model/identity"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
@@ -254,7 +254,7 @@ func peerLines(peers []diffPeer) []string {
 		switch {
 		case p.Identity == 0:
 			blocks = append(blocks, p.text())
-		case p.Identity <= peer.IdentityUnknownInCluster && len(p.Labels) > 0:
+		case p.Identity <= uint32(identity.MaxReserved) && len(p.Labels) > 0:
 			reserved = append(reserved, strings.ReplaceAll(workload.Text(p.Labels), ",", "+"))
 		default:
 			if _, ok := places[p.Identity]; !ok {

@@ -18,11 +18,11 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/manifest"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/nodetest"
-	"github.com/sluice-net/sluice/cmd/sluice/internal/peer"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/policykind"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/ports"
 	statuscommand "github.com/sluice-net/sluice/cmd/sluice/internal/status"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
+	"github.com/sluice-net/sluice/model/identity"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
@@ -384,8 +384,8 @@ func TestPolicyExplainFindsWhoIsMeant(t *testing.T) {
 		{"10.244.0.3", want{300, "10.244.0.3", 0}},
 		{"300", want{300, "", 0}},
 		{"192.0.2.7", want{0, "192.0.2.7", 0}},
-		{"10.244.0.1", want{peer.IdentityHost, "10.244.0.1", 0}},
-		{"10.244.0.99", want{peer.IdentityUnknownInCluster, "10.244.0.99", 0}},
+		{"10.244.0.1", want{uint32(identity.Host), "10.244.0.1", 0}},
+		{"10.244.0.99", want{uint32(identity.UnknownInCluster), "10.244.0.99", 0}},
 		{"k8s:app=web,tier", want{0, "", 2}},
 		{"reserved:host", want{1, "", 0}},
 	} {

@@ -20,6 +20,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
 )
@@ -225,20 +226,16 @@ type Identity struct {
 	Labels []label.Label `json:"labels,omitempty"`
 }
 
-// The numbers that an endpoint may have. Below are the reserved identities: 1 is
-// the host, which every policy lets in. Above are those that never leave a node.
-const (
-	MinIdentity = 256
-	MaxIdentity = 0xFEFFFF
-)
-
-// Validate says whether an endpoint may have the identity.
+// Validate says whether an endpoint may have the identity. Below are the reserved
+// ones: 1 is the host, which every policy lets in. Above are those that never
+// leave a node. Between are those of this cluster and of others.
 func (i Identity) Validate() error {
-	switch {
-	case i.Number == 0 || i.Number > 0xFFFFFF:
-		return invalid("identity.number", "%d is no identity", i.Number)
-	case i.Number < MinIdentity || i.Number > MaxIdentity:
-		return invalid("identity.number", "%d is reserved or local to the node; an endpoint has %d to %d", i.Number, MinIdentity, MaxIdentity)
+	switch n := identity.Numeric(i.Number); {
+	case n == 0 || n > identity.Max:
+		return invalid("identity.number", "%d is no identity", n)
+	case n < identity.MinCluster || n >= identity.MinNodeLocal:
+		return invalid("identity.number", "%d is reserved or local to the node; an endpoint has %d to %d",
+			n, identity.MinCluster, identity.MinNodeLocal-1)
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -103,7 +104,7 @@ func newModel() *model {
 
 // validIdentity says whether the kernel has a place for the number.
 func validIdentity(id uint32) bool {
-	return id > 0 && id < 1<<16 || id >= 0xFF0000 && id < 0xFF1000
+	return identity.Numeric(id).Scope() != identity.ScopeInvalid
 }
 
 // take checks a step and remembers it. Identity classes come with the number that
@@ -188,7 +189,7 @@ func (m *model) defineClass(st policytable.DefineIdentityClass, number func(poli
 }
 
 func (m *model) takeIdentity(st policytable.SetIdentity) error {
-	if st.Identity == 0 || st.Identity >= 1<<24 {
+	if st.Identity == 0 || st.Identity > uint32(identity.Max) {
 		return policytable.Invalid("set_identity.identity: %d is none", st.Identity)
 	}
 	if st.IdentityClass == 0 {
@@ -372,7 +373,7 @@ func (m *model) bind(st policytable.BindSubject, seq uint64) error {
 		b.table = t
 	}
 	switch {
-	case st.Subject == 0 || st.Subject >= 1<<24:
+	case st.Subject == 0 || st.Subject > uint32(identity.Max):
 		return policytable.Invalid("bind_subject.subject: %d is no identity", st.Subject)
 	case st.Direction > policytable.Ingress:
 		return policytable.Invalid("bind_subject.direction: there is no %d", st.Direction)

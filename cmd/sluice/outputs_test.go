@@ -51,17 +51,11 @@ func TestOutputsAreThoseListed(t *testing.T) {
 			Before: policyv1.Action_ACTION_ALLOW, After: policyv1.Action_ACTION_DENY,
 		}},
 	}}
-	n.Policy.Table = &policyv1.GetPolicyTableResponse{Revision: 6, Ingress: &policyv1.TableDefine{
+	n.Policy.Table = &policyv1.GetPolicyTableResponse{Revision: 6, Ingress: &policyv1.PolicyTable{
 		StructureHash: []byte{1, 2}, Rules: []*policyv1.TableRule{{Action: policyv1.Action_ACTION_ALLOW, Tier: 1}},
-		Nodes: []*policyv1.PortNode{{
-			High:  []uint32{6<<16 | 79, 6<<16 | 80, 0xFF<<16 | 0xFFFF},
-			Value: []uint32{0x7FFF<<16 | 0xFFFF, 0x7FFF<<16 | 1, 0x7FFF<<16 | 0xFFFF},
-		}},
-		Classes: []uint32{0}, Peers: []*policyv1.PeerRow{{NodeClass: 4, Class: 0}},
-	}, IngressRules: []*policyv1.RuleSources{{Sources: []*policyv1.RuleSource{{
-		Kind: "NetworkPolicy", Namespace: "shop",
-		Name: "web", Path: "spec.ingress[0]",
-	}}}}}
+		Classes: []*policyv1.PeerClass{{Ranges: []*policyv1.PortRange{{First: 6<<16 | 80, Last: 6<<16 | 80, Rest: 1}}}},
+		Peers:   []*policyv1.PeerRow{{IdentityClass: 4, Class: 0}},
+	}, IngressRules: []*policyv1.RuleSources{{Sources: []*policyv1.RuleSource{{Kind: "NetworkPolicy", Namespace: "shop", Name: "web", Path: "spec.ingress[0]"}}}}}
 	dir := t.TempDir()
 	file := nodetest.Write(t, dir, "web.yaml", nodetest.WebPolicy)
 	bad := nodetest.Write(t, dir, "bad.yaml", strings.Replace(nodetest.WebPolicy, "podSelector: {}", "refuse: why", 1))

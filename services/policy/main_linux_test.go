@@ -185,7 +185,7 @@ func (p *proc) tables(subject uint32) (hash string, revision uint64) {
 		p.t.Fatal(err)
 	}
 	if err := w.Send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Subscribe{
-		Subscribe: &policyv1.Subscribe{Name: "datapath", Subjects: []uint32{subject}},
+		Subscribe: &policyv1.Subscribe{Name: "datapath", Subjects: []uint32{subject}, Formats: []policyv1.TableFormat{policyv1.TableFormat_TABLE_FORMAT_RANGES}},
 	}}); err != nil {
 		p.t.Fatal(err)
 	}
@@ -196,7 +196,7 @@ func (p *proc) tables(subject uint32) (hash string, revision uint64) {
 			p.t.Fatal(err)
 		}
 		for _, s := range m.GetSteps() {
-			if d := s.GetTableDefine(); d != nil {
+			if d := s.GetDefineTable(); d != nil {
 				hashes = append(hashes, fmt.Sprintf("%x", d.GetStructureHash()))
 			}
 			if b := s.GetBarrier(); b != nil {

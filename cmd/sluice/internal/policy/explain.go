@@ -90,9 +90,11 @@ func sideExplanationOf(s *policyv1.SideExplanation) *sideExplanation {
 	}
 	shown := &sideExplanation{
 		Subject: s.GetSubject(), SubjectLabels: s.GetSubjectLabels(), Peer: s.GetPeer(), PeerLabels: s.GetPeerLabels(),
-		Action: output.Enum(s.GetAction(), "ACTION_"), Proxy: s.GetProxy(),
-		DecidedBy: output.Enum(s.GetDecidedBy(), "DECIDED_BY_"),
-		Rule:      s.GetRule(), Enforced: s.GetEnforced(), Matches: []matchingRule{},
+		Action: output.Enum(s.GetAction(), "ACTION_"), DecidedBy: output.Enum(s.GetDecidedBy(), "DECIDED_BY_"),
+		Rule: s.GetRule(), Enforced: s.GetEnforced(), Matches: []matchingRule{},
+	}
+	if s.GetProxy() != policyv1.Proxy_PROXY_UNSPECIFIED {
+		shown.Proxy = output.Enum(s.GetProxy(), "PROXY_")
 	}
 	for _, m := range s.GetMatches() {
 		shown.Matches = append(shown.Matches, matchingRule{

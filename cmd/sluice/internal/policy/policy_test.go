@@ -518,35 +518,26 @@ func TestDiffExitsAsDiffDoes(t *testing.T) {
 	n.Want(t, exitTrouble, "policy", "diff", "--nonsense")
 }
 
-func TestPolicyTableReadsTheTree(t *testing.T) {
+func TestPolicyTableShowsRangesAndWhatLiesBetween(t *testing.T) {
 	n := nodetest.New(t, Command)
-	node := func(entries ...[2]uint32) *policyv1.PortNode {
-		p := &policyv1.PortNode{}
-		for i := range 16 {
-			e := entries[min(i, len(entries)-1)]
-			p.High, p.Value = append(p.High, e[0]), append(p.Value, e[1])
-		}
-		return p
-	}
-	const nothing = 0x7FFF<<16 | 0xFFFF
 	n.Policy.Table = &policyv1.GetPolicyTableResponse{
 		Revision: 9,
-		Ingress: &policyv1.TableDefine{
+		Ingress: &policyv1.PolicyTable{
 			HostAllow: true, HasAddresses: true,
-			Rules: []*policyv1.TableRule{
-				{Action: policyv1.Action_ACTION_ALLOW, Tier: 1},
-				{Action: policyv1.Action_ACTION_DENY, Tier: 2},
+			Rules: []*policyv1.TableRule{{Action: policyv1.Action_ACTION_ALLOW, Tier: 1}, {Action: policyv1.Action_ACTION_DENY, Tier: 2}},
+			Classes: []*policyv1.PeerClass{
+				{Ranges: []*policyv1.PortRange{{First: 0, Last: 0xFFFFFFFF, Rest: 2}}},
+				{Ranges: []*policyv1.PortRange{
+					{First: ports.Point(6, 80), Last: ports.Point(6, 80), Rest: 1},
+					{First: ports.Point(6, 81), Last: ports.Point(6, 65535), Admin: 3, Rest: 1},
+				}},
 			},
-			Classes: []uint32{0, 1},
-			Nodes: []*policyv1.PortNode{
-				node([2]uint32{0xFFFFFFFF, 0x7FFF<<16 | 2}),
-				node([2]uint32{ports.Point(6, 0) - 1, nothing}, [2]uint32{ports.Point(6, 65535), 1<<31 | 2},
-					[2]uint32{0xFFFFFFFF, nothing}), node([2]uint32{ports.Point(6, 79), nothing},
-					[2]uint32{ports.Point(6, 80), 0x7FFF<<16 | 1}, [2]uint32{ports.Point(6, 65535), 3<<16 | 1}),
-			},
-			DefaultClasses: make([]uint32, 8), AddressClasses: make([]uint32, 3),
-			Peers:  []*policyv1.PeerRow{{NodeClass: 5, Class: 1}},
-			Blocks: []*policyv1.AddressBlock{{Address: []byte{192, 0, 2, 0}, Bits: 24, Classes: []uint32{0, 0, 1}}},
+			DefaultClasses: []*policyv1.KindClass{{Kind: policyv1.PeerKind_PEER_KIND_HOST, Class: 1}},
+			AddressClasses: []*policyv1.ScopeClass{{Scope: policyv1.PeerScope_PEER_SCOPE_OUTSIDE, Class: 1}},
+			Peers:          []*policyv1.PeerRow{{IdentityClass: 5, Class: 1}},
+			Prefixes: []*policyv1.PrefixClasses{{Address: []byte{192, 0, 2, 0}, Length: 24, Classes: []*policyv1.ScopeClass{
+				{Scope: policyv1.PeerScope_PEER_SCOPE_OUTSIDE, Class: 1}, {Scope: policyv1.PeerScope_PEER_SCOPE_CLUSTER},
+			}}},
 		},
 		IngressRules: []*policyv1.RuleSources{{Sources: []*policyv1.RuleSource{{
 			Kind: "NetworkPolicy", Namespace: "shop",
@@ -557,13 +548,10 @@ func TestPolicyTableReadsTheTree(t *testing.T) {
 	nodetest.WantLines(t, out, "Identity 300, policy revision 9", "Egress: nothing is enforced",
 		"Ingress: what no rule decides is denied, but for the own node",
 		"rule 1 allow Normal NetworkPolicy shop/web spec.ingress[0]", "rule 2 deny Isolation -",
-		"class 0 everything rule 2", "tcp 80 rule 1", "tcp 81-65535 rule 3, else rule 1", "node class 5 class 1",
-		"192.0.2.0/24 cluster: class 0, node: class 0, outside: class 1")
-
-	n.Policy.Table.Ingress.Nodes[2].Value[1] = 1<<31 | 2 // a tree that never ends
-	_, errOut := n.Want(t, invocation.ExitFailed, "policy", "table", "300")
-	if !strings.Contains(errOut, "ingress table of 300: node 2 at depth 3") {
-		t.Errorf("a broken tree: %q", errOut)
+		"class 0 everything rule 2", "tcp 80 rule 1", "tcp 81-65535 rule 3, else rule 1", "identity class 5 class 1", "192.0.2.0/24 cluster: class 0, outside: class 1",
+		"other peers, host class 1", "other addresses, outside class 1")
+	if first := strings.Index(out, "class 1"); !strings.Contains(out[first:], "default") {
+		t.Errorf("ports without a rule are not shown as decided by default:\n%s", out)
 	}
 }
 

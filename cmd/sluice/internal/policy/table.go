@@ -58,7 +58,7 @@ type compiledSide struct {
 	Classes        []peerClass    `json:"classes"`
 	DefaultClasses map[string]int `json:"defaultClasses"`
 	AddressClasses map[string]int `json:"addressClasses,omitempty"`
-	Peers          map[uint32]int `json:"peers"` // node class to class
+	Peers          map[uint32]int `json:"peers"` // identity class to class
 	Blocks         []addressBlock `json:"blocks,omitempty"`
 }
 
@@ -88,8 +88,6 @@ type addressBlock struct {
 
 var tierNames = []string{"Admin", "Normal", "Isolation", "Baseline"}
 
-var scopeNames = []string{"cluster", "node", "outside"}
-
 func printTables(ctx context.Context, inv *invocation.Invocation, subject uint32) error {
 	var r *policyv1.GetPolicyTableResponse
 	if err := withPolicy(ctx, inv, func(ctx context.Context, client policyv1.PolicyServiceClient) (err error) {
@@ -113,7 +111,7 @@ func printTables(ctx context.Context, inv *invocation.Invocation, subject uint32
 	})
 }
 
-func compiledSideOf(t *policyv1.TableDefine, sources []*policyv1.RuleSources) (*compiledSide, error) {
+func compiledSideOf(t *policyv1.PolicyTable, sources []*policyv1.RuleSources) (*compiledSide, error) {
 	if t == nil {
 		return nil, nil
 	}
@@ -131,77 +129,61 @@ func compiledSideOf(t *policyv1.TableDefine, sources []*policyv1.RuleSources) (*
 		}
 		s.Rules = append(s.Rules, rule)
 	}
-	for class, root := range t.GetClasses() {
-		shown := peerClass{Class: class}
-		if err := walk(t.GetNodes(), root, 0, 0, func(i ports.Interval, value uint32) {
-			one := classInterval{Ports: strings.Join(ports.Intervals{i}.Texts(), ", ")}
-			if admin := value >> 16; admin != 0x7FFF {
-				one.Admin = admin
-			}
-			if rule := value & 0xFFFF; rule != 0xFFFF {
-				one.Rule = rule
-			}
-			shown.Intervals = append(shown.Intervals, one)
-		}); err != nil {
-			return nil, err
-		}
-		s.Classes = append(s.Classes, shown)
+	for class, c := range t.GetClasses() {
+		s.Classes = append(s.Classes, peerClass{Class: class, Intervals: intervalsOf(c.GetRanges())})
 	}
-	for i, class := range t.GetDefaultClasses() {
-		s.DefaultClasses[output.Enum(policyv1.PeerKind(i+1), "PEER_KIND_")] = int(class)
+	for _, c := range t.GetDefaultClasses() {
+		s.DefaultClasses[output.Enum(c.GetKind(), "PEER_KIND_")] = int(c.GetClass())
 	}
 	if t.GetHasAddresses() {
 		s.AddressClasses = map[string]int{}
-		for i, class := range t.GetAddressClasses() {
-			s.AddressClasses[output.Enum(policyv1.PeerScope(i+1), "PEER_SCOPE_")] = int(class)
+		for _, c := range t.GetAddressClasses() {
+			s.AddressClasses[output.Enum(c.GetScope(), "PEER_SCOPE_")] = int(c.GetClass())
 		}
 	}
 	for _, p := range t.GetPeers() {
-		s.Peers[p.GetNodeClass()] = int(p.GetClass())
+		s.Peers[p.GetIdentityClass()] = int(p.GetClass())
 	}
-	for _, b := range t.GetBlocks() {
+	for _, b := range t.GetPrefixes() {
 		a, ok := netip.AddrFromSlice(b.GetAddress())
 		if !ok {
-			return nil, fmt.Errorf("block of %d bytes", len(b.GetAddress()))
+			return nil, fmt.Errorf("prefix of %d bytes", len(b.GetAddress()))
 		}
-		block := addressBlock{Prefix: netip.PrefixFrom(a, int(b.GetBits())).String(), Classes: map[string]uint32{}}
-		for i, class := range b.GetClasses() {
-			if i < len(scopeNames) {
-				block.Classes[scopeNames[i]] = class
-			}
+		block := addressBlock{Prefix: netip.PrefixFrom(a, int(b.GetLength())).String(), Classes: map[string]uint32{}}
+		for _, c := range b.GetClasses() {
+			block.Classes[output.Enum(c.GetScope(), "PEER_SCOPE_")] = c.GetClass()
 		}
 		s.Blocks = append(s.Blocks, block)
 	}
 	return s, nil
 }
 
-// walk visits the intervals of a tree that lie at or above a point, in order.
-// Trees are three nodes deep at most; a deeper one is broken.
-func walk(nodes []*policyv1.PortNode, index, from uint32, depth int, visit func(ports.Interval, uint32)) error {
-	if int(index) >= len(nodes) || depth > 2 {
-		return fmt.Errorf("node %d at depth %d of %d nodes", index, depth, len(nodes))
-	}
-	high, value := nodes[index].GetHigh(), nodes[index].GetValue()
-	if len(high) != len(value) {
-		return fmt.Errorf("node %d has %d ends and %d values", index, len(high), len(value))
-	}
-	for i, h := range high {
-		if h < from {
-			continue // an unused entry repeats the last
+// intervalsOf lists all ports in order, those without a rule too.
+func intervalsOf(ranges []*policyv1.PortRange) []classInterval {
+	var out []classInterval
+	add := func(first, last, admin, rule uint32) {
+		if first <= last {
+			out = append(out, classInterval{
+				Ports: strings.Join(ports.Intervals{{First: first, Last: last}}.Texts(), ", "), Admin: admin, Rule: rule,
+			})
 		}
-		if value[i]&(1<<31) != 0 {
-			if err := walk(nodes, value[i]&^uint32(1<<31), from, depth+1, visit); err != nil {
-				return err
-			}
-		} else if from <= ports.LastPoint {
-			visit(ports.Interval{First: from, Last: min(h, ports.LastPoint)}, value[i])
-		}
-		if h >= ports.LastPoint {
-			return nil
-		}
-		from = h + 1
 	}
-	return nil
+	next := uint32(0)
+	for _, r := range ranges {
+		if r.GetFirst() > ports.LastPoint {
+			break
+		}
+		if r.GetFirst() > next {
+			add(next, r.GetFirst()-1, 0, 0)
+		}
+		add(r.GetFirst(), min(r.GetLast(), ports.LastPoint), r.GetAdmin(), r.GetRest())
+		if r.GetLast() >= ports.LastPoint {
+			return out
+		}
+		next = r.GetLast() + 1
+	}
+	add(next, ports.LastPoint, 0, 0)
+	return out
 }
 
 func (s *compiledSide) lines(w io.Writer, title string) {
@@ -243,7 +225,7 @@ func (s *compiledSide) lines(w io.Writer, title string) {
 	}
 	fmt.Fprintln(w)
 	for node, class := range output.Ordered(s.Peers) {
-		output.Row(w, fmt.Sprintf("  node class %d", node), fmt.Sprintf("class %d", class))
+		output.Row(w, fmt.Sprintf("  identity class %d", node), fmt.Sprintf("class %d", class))
 	}
 	for kind, class := range output.Ordered(s.DefaultClasses) {
 		output.Row(w, "  other peers, "+kind, fmt.Sprintf("class %d", class))

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/encoding/protowire"
 
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
@@ -44,7 +45,7 @@ func (p *Policy) Subscribe(ctx context.Context, s policysync.Subscription) (poli
 	st := &policyStream{stream: stream, health: &p.Health}
 	err = st.send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Subscribe{Subscribe: &policyv1.Subscribe{
 		Name: s.Name, Incarnation: []byte(s.Incarnation), Seq: s.Seq, Subjects: s.Subjects, Locations: locations(s.Locations),
-		Role: policyv1.SubscriberRole_SUBSCRIBER_ROLE_ENFORCES, Enforced: enforced(s.Enforced),
+		Role: policyv1.SubscriberRole_SUBSCRIBER_ROLE_ENFORCES, Enforced: enforced(s.Enforced), Formats: []policyv1.TableFormat{format},
 	}}})
 	if err != nil {
 		return nil, err
@@ -140,6 +141,9 @@ func locations(m map[netip.Addr]uint32) []*policyv1.Location {
 	return out
 }
 
+// format is what the steps look like that this datapath understands.
+const format = policyv1.TableFormat_TABLE_FORMAT_RANGES
+
 // Bounds of what one message may bring, before anything of it is looked at.
 const (
 	maxIncarnation = 16
@@ -153,6 +157,9 @@ const (
 // Whether the numbers in it mean anything is for package policy.
 func message(m *policyv1.WatchPolicyTablesResponse) (policytable.Message, error) {
 	out := policytable.Message{Incarnation: string(m.GetIncarnation()), Seq: m.GetSeq()}
+	if m.GetFormat() != format {
+		return out, malformed("format: the policy service sends tables as %v, this datapath understands %v: both must be of one release", m.GetFormat(), format)
+	}
 	if n := len(m.GetIncarnation()); n == 0 || n > maxIncarnation {
 		return out, malformed("incarnation: %d bytes, want 1 to %d", n, maxIncarnation)
 	}
@@ -176,59 +183,61 @@ func malformed(format string, args ...any) error {
 
 func step(s *policyv1.Step) (policytable.Step, error) {
 	switch s := s.GetStep().(type) {
-	case *policyv1.Step_NodeClassDefine:
-		x := s.NodeClassDefine
+	case *policyv1.Step_DefineIdentityClass:
+		x := s.DefineIdentityClass
 		if len(x.GetKey()) != len(policytable.ClassKey{}) {
-			return nil, malformed("node_class_define.key: %d bytes, want %d", len(x.GetKey()), len(policytable.ClassKey{}))
+			return nil, malformed("define_identity_class.key: %d bytes, want %d", len(x.GetKey()), len(policytable.ClassKey{}))
 		}
-		return policytable.DefineIdentityClass{IdentityClass: x.GetNodeClass(), Key: policytable.ClassKey(x.GetKey())}, nil
-	case *policyv1.Step_NodeClassRetire:
-		return policytable.RetireIdentityClass{IdentityClass: s.NodeClassRetire.GetNodeClass()}, nil
-	case *policyv1.Step_IdentityUpdate:
-		return identityUpdate(s.IdentityUpdate)
-	case *policyv1.Step_TableDefine:
-		st, err := tableDefine(s.TableDefine)
+		return policytable.DefineIdentityClass{IdentityClass: x.GetIdentityClass(), Key: policytable.ClassKey(x.GetKey())}, nil
+	case *policyv1.Step_RetireIdentityClass:
+		return policytable.RetireIdentityClass{IdentityClass: s.RetireIdentityClass.GetIdentityClass()}, nil
+	case *policyv1.Step_SetIdentity:
+		return setIdentity(s.SetIdentity)
+	case *policyv1.Step_DefineTable:
+		st, err := defineTable(s.DefineTable)
 		if err != nil {
-			return nil, fmt.Errorf("table_define.%w", err)
+			return nil, fmt.Errorf("define_table.%w", err)
 		}
 		return st, nil
-	case *policyv1.Step_TableGrow:
-		ns, err := nodes(s.TableGrow.GetNodes())
+	case *policyv1.Step_GrowTable:
+		classes, err := peerClasses(s.GrowTable.GetClasses())
 		if err != nil {
-			return nil, fmt.Errorf("table_grow.%w", err)
+			return nil, fmt.Errorf("grow_table.%w", err)
 		}
-		return policytable.GrowTable{Table: s.TableGrow.GetTable(), Nodes: ns, Classes: s.TableGrow.GetClasses()}, nil
-	case *policyv1.Step_TableRetire:
-		return policytable.RetireTable{Table: s.TableRetire.GetTable()}, nil
-	case *policyv1.Step_PeerUpdate:
-		r, err := row(s.PeerUpdate.GetRow())
+		return policytable.GrowTable{Table: s.GrowTable.GetTable(), Classes: classes}, nil
+	case *policyv1.Step_RetireTable:
+		return policytable.RetireTable{Table: s.RetireTable.GetTable()}, nil
+	case *policyv1.Step_SetPeer:
+		r, err := row(s.SetPeer.GetRow())
 		if err != nil {
-			return nil, fmt.Errorf("peer_update.row.%w", err)
+			return nil, fmt.Errorf("set_peer.row.%w", err)
 		}
-		if s.PeerUpdate.GetDelete() {
-			return policytable.DeletePeer{Table: s.PeerUpdate.GetTable(), IdentityClass: r.IdentityClass}, nil
-		}
-		return policytable.SetPeer{Table: s.PeerUpdate.GetTable(), Row: r}, nil
-	case *policyv1.Step_AddressUpdate:
-		x := s.AddressUpdate
-		prefix, classes, err := block(x.GetBlock(), x.GetDelete())
+		return policytable.SetPeer{Table: s.SetPeer.GetTable(), Row: r}, nil
+	case *policyv1.Step_DeletePeer:
+		return policytable.DeletePeer{Table: s.DeletePeer.GetTable(), IdentityClass: s.DeletePeer.GetIdentityClass()}, nil
+	case *policyv1.Step_SetPrefix:
+		p, classes, err := prefixClasses(s.SetPrefix.GetPrefix())
 		if err != nil {
-			return nil, fmt.Errorf("address_update.block.%w", err)
+			return nil, fmt.Errorf("set_prefix.prefix.%w", err)
 		}
-		if x.GetDelete() {
-			return policytable.DeletePrefix{Table: x.GetTable(), Prefix: prefix}, nil
+		return policytable.SetPrefix{Table: s.SetPrefix.GetTable(), Prefix: p, Classes: classes}, nil
+	case *policyv1.Step_DeletePrefix:
+		p, err := prefix(s.DeletePrefix.GetAddress(), s.DeletePrefix.GetLength())
+		if err != nil {
+			return nil, fmt.Errorf("delete_prefix.%w", err)
 		}
-		return policytable.SetPrefix{Table: x.GetTable(), Prefix: prefix, Classes: classes}, nil
-	case *policyv1.Step_Bind:
-		return bind(s.Bind)
-	case *policyv1.Step_SubjectGone:
-		return policytable.RemoveSubject{Subject: s.SubjectGone.GetSubject()}, nil
+		return policytable.DeletePrefix{Table: s.DeletePrefix.GetTable(), Prefix: p}, nil
+	case *policyv1.Step_BindSubject:
+		return bindSubject(s.BindSubject)
+	case *policyv1.Step_RemoveSubject:
+		return policytable.RemoveSubject{Subject: s.RemoveSubject.GetSubject()}, nil
 	case *policyv1.Step_Barrier:
 		return barrier(s.Barrier)
 	case *policyv1.Step_SnapshotComplete:
 		return policytable.SnapshotComplete{}, nil
 	}
-	return nil, malformed("step: of no known kind")
+	field, _, _ := protowire.ConsumeTag(s.ProtoReflect().GetUnknown())
+	return policytable.UnknownStep{Field: int32(field)}, nil
 }
 
 func barrier(x *policyv1.Barrier) (policytable.Step, error) {
@@ -261,22 +270,22 @@ func sourceNames(field string, names []string) ([]string, error) {
 	return names, nil
 }
 
-func identityUpdate(x *policyv1.IdentityUpdate) (policytable.Step, error) {
-	st := policytable.SetIdentity{Identity: x.GetIdentity(), IdentityClass: x.GetNodeClass()}
-	if x.GetNodeClass() == 0 {
+func setIdentity(x *policyv1.SetIdentity) (policytable.Step, error) {
+	st := policytable.SetIdentity{Identity: x.GetIdentity(), IdentityClass: x.GetIdentityClass()}
+	if x.GetIdentityClass() == 0 {
 		return st, nil
 	}
 	if x.GetKind() < 1 || x.GetKind() > policytable.Kinds {
-		return nil, malformed("identity_update.kind: %d", x.GetKind())
+		return nil, malformed("set_identity.kind: %d", x.GetKind())
 	}
 	if x.GetScope() < 1 || x.GetScope() > policytable.Scopes {
-		return nil, malformed("identity_update.scope: %d", x.GetScope())
+		return nil, malformed("set_identity.scope: %d", x.GetScope())
 	}
 	st.Kind, st.Scope = policytable.Kind(x.GetKind()-1), policytable.Scope(x.GetScope()-1) //nolint:gosec // checked
 	return st, nil
 }
 
-func tableDefine(x *policyv1.TableDefine) (policytable.Step, error) {
+func defineTable(x *policyv1.PolicyTable) (policytable.Step, error) {
 	st := policytable.DefineTable{Table: x.GetTable()}
 	c := &st.Content
 	if len(x.GetStructureHash()) != len(c.Hash) {
@@ -284,22 +293,24 @@ func tableDefine(x *policyv1.TableDefine) (policytable.Step, error) {
 	}
 	c.Hash = [32]byte(x.GetStructureHash())
 	c.DefaultAllow, c.HostAllow, c.HasAddresses = x.GetDefaultAllow(), x.GetHostAllow(), x.GetHasAddresses()
-	if err := classes("default_classes", x.GetDefaultClasses(), c.DefaultClasses[:]); err != nil {
+	err := keyed("default_classes", len(x.GetDefaultClasses()), c.DefaultClasses[:], func(i int) (int32, uint32) {
+		e := x.GetDefaultClasses()[i]
+		return int32(e.GetKind()), e.GetClass()
+	})
+	if err != nil {
 		return nil, err
 	}
-	if err := classes("address_classes", x.GetAddressClasses(), c.AddressClasses[:]); err != nil {
+	if c.AddressClasses, err = scopeClasses("address_classes", x.GetAddressClasses()); err != nil {
 		return nil, err
 	}
 	c.Rules = make([]policytable.Rule, len(x.GetRules()))
 	for i, r := range x.GetRules() {
-		if r.GetAction() < 1 || r.GetAction() > policyv1.Action_ACTION_PASS || r.GetTier() > 3 || r.GetProxy() > 0xFFFF {
+		if r.GetAction() < 1 || r.GetAction() > policyv1.Action_ACTION_PASS || r.GetTier() > 3 || r.GetProxy() < 0 || r.GetProxy() > 0xFFFF {
 			return nil, malformed("rules[%d]: action %d, tier %d, proxy %d", i, r.GetAction(), r.GetTier(), r.GetProxy())
 		}
 		c.Rules[i] = policytable.Rule{Action: policytable.Action(r.GetAction() - 1), Tier: uint8(r.GetTier()), Proxy: uint16(r.GetProxy())} //nolint:gosec // checked
 	}
-	c.Classes = x.GetClasses()
-	var err error
-	if c.Nodes, err = nodes(x.GetNodes()); err != nil {
+	if c.Classes, err = peerClasses(x.GetClasses()); err != nil {
 		return nil, err
 	}
 	st.Peers = make([]policytable.Row, len(x.GetPeers()))
@@ -308,71 +319,91 @@ func tableDefine(x *policyv1.TableDefine) (policytable.Step, error) {
 			return nil, fmt.Errorf("peers[%d].%w", i, err)
 		}
 	}
-	c.Prefixes = make(map[netip.Prefix]policytable.PrefixClasses, len(x.GetBlocks()))
-	for i, b := range x.GetBlocks() {
-		prefix, cs, err := block(b, false)
+	c.Prefixes = make(map[netip.Prefix]policytable.PrefixClasses, len(x.GetPrefixes()))
+	for i, b := range x.GetPrefixes() {
+		p, cs, err := prefixClasses(b)
 		if err != nil {
-			return nil, fmt.Errorf("blocks[%d].%w", i, err)
+			return nil, fmt.Errorf("prefixes[%d].%w", i, err)
 		}
-		if _, twice := c.Prefixes[prefix]; twice {
-			return nil, malformed("blocks[%d]: %v is there twice", i, prefix)
+		if _, twice := c.Prefixes[p]; twice {
+			return nil, malformed("prefixes[%d]: %v is there twice", i, p)
 		}
-		c.Prefixes[prefix] = cs
+		c.Prefixes[p] = cs
 	}
 	return st, nil
 }
 
-// classes are exactly as many as there is room for.
-func classes(field string, from []uint32, to []uint16) error {
-	if len(from) != len(to) {
-		return malformed("%s: %d entries, want %d", field, len(from), len(to))
+// keyed takes the entries of a list that goes by an enum: each of its values
+// after 0 once. entry gives value and class of an entry.
+func keyed(field string, n int, to []policytable.Class, entry func(i int) (key int32, class uint32)) error {
+	if n != len(to) {
+		return malformed("%s: %d entries, want %d", field, n, len(to))
 	}
-	for i, c := range from {
-		if c > 0xFFFF {
-			return malformed("%s[%d]: there is no class %d", field, i, c)
+	seen := make([]bool, len(to))
+	for i := range n {
+		key, class := entry(i)
+		switch {
+		case key < 1 || int(key) > len(to):
+			return malformed("%s[%d]: there is no %d", field, i, key)
+		case seen[key-1]:
+			return malformed("%s[%d]: %d is there twice", field, i, key)
+		case class > 0xFFFF:
+			return malformed("%s[%d].class: there is no class %d", field, i, class)
 		}
-		to[i] = uint16(c)
+		seen[key-1], to[key-1] = true, policytable.Class(class)
 	}
 	return nil
 }
 
-func nodes(list []*policyv1.PortNode) ([]policytable.PortNode, error) {
-	out := make([]policytable.PortNode, len(list))
-	for i, n := range list {
-		if len(n.GetHigh()) != policytable.Fanout || len(n.GetValue()) != policytable.Fanout {
-			return nil, malformed("nodes[%d]: %d highs and %d values, want %d", i, len(n.GetHigh()), len(n.GetValue()), policytable.Fanout)
+func scopeClasses(field string, list []*policyv1.ScopeClass) (out policytable.PrefixClasses, err error) {
+	err = keyed(field, len(list), out[:], func(i int) (int32, uint32) { return int32(list[i].GetScope()), list[i].GetClass() })
+	return out, err
+}
+
+func peerClasses(list []*policyv1.PeerClass) ([]policytable.Ranges, error) {
+	out := make([]policytable.Ranges, len(list))
+	for i, c := range list {
+		out[i] = make(policytable.Ranges, len(c.GetRanges()))
+		for j, r := range c.GetRanges() {
+			if r.GetAdmin() > 0xFFFF || r.GetRest() > 0xFFFF {
+				return nil, malformed("classes[%d].ranges[%d]: rules %d and %d", i, j, r.GetAdmin(), r.GetRest())
+			}
+			out[i][j] = policytable.PortRange{First: r.GetFirst(), Last: r.GetLast(), Admin: uint16(r.GetAdmin()), Rest: uint16(r.GetRest())} //nolint:gosec // checked
 		}
-		out[i] = policytable.PortNode{High: [policytable.Fanout]uint32(n.GetHigh()), Value: [policytable.Fanout]uint32(n.GetValue())}
 	}
 	return out, nil
 }
 
 func row(r *policyv1.PeerRow) (policytable.Row, error) {
-	if r.GetNodeClass() == 0 {
-		return policytable.Row{}, malformed("node_class is 0")
+	if r.GetIdentityClass() == 0 {
+		return policytable.Row{}, malformed("identity_class is 0")
 	}
 	if r.GetClass() > 0xFFFF {
 		return policytable.Row{}, malformed("class: there is no class %d", r.GetClass())
 	}
-	return policytable.Row{IdentityClass: r.GetNodeClass(), Class: uint16(r.GetClass())}, nil
+	return policytable.Row{IdentityClass: r.GetIdentityClass(), Class: uint16(r.GetClass())}, nil
 }
 
-func block(b *policyv1.AddressBlock, only bool) (p netip.Prefix, cs policytable.PrefixClasses, err error) {
-	addr, ok := netip.AddrFromSlice(b.GetAddress())
+func prefixClasses(b *policyv1.PrefixClasses) (p netip.Prefix, cs policytable.PrefixClasses, err error) {
+	if p, err = prefix(b.GetAddress(), b.GetLength()); err != nil {
+		return p, cs, err
+	}
+	cs, err = scopeClasses("classes", b.GetClasses())
+	return p, cs, err
+}
+
+func prefix(address []byte, length uint32) (netip.Prefix, error) {
+	addr, ok := netip.AddrFromSlice(address)
 	if !ok {
-		return p, cs, malformed("address: %d bytes, want 4 or 16", len(b.GetAddress()))
+		return netip.Prefix{}, malformed("address: %d bytes, want 4 or 16", len(address))
 	}
-	if b.GetBits() > uint32(addr.BitLen()) { //nolint:gosec // 32 or 128
-		return p, cs, malformed("bits: %d, at most %d", b.GetBits(), addr.BitLen())
+	if length > uint32(addr.BitLen()) { //nolint:gosec // 32 or 128
+		return netip.Prefix{}, malformed("length: %d, at most %d", length, addr.BitLen())
 	}
-	p = netip.PrefixFrom(addr, int(b.GetBits()))
-	if only {
-		return p, cs, nil
-	}
-	return p, cs, classes("classes", b.GetClasses(), cs[:])
+	return netip.PrefixFrom(addr, int(length)), nil
 }
 
-func bind(x *policyv1.Bind) (policytable.Step, error) {
+func bindSubject(x *policyv1.BindSubject) (policytable.Step, error) {
 	st := policytable.BindSubject{Subject: x.GetSubject(), Table: x.GetTable(), Revision: x.GetPolicyRevision()}
 	switch x.GetDirection() {
 	case policyv1.TableDirection_TABLE_DIRECTION_EGRESS:
@@ -380,7 +411,7 @@ func bind(x *policyv1.Bind) (policytable.Step, error) {
 	case policyv1.TableDirection_TABLE_DIRECTION_INGRESS:
 		st.Direction = policytable.Ingress
 	default:
-		return nil, malformed("bind.direction: %d", x.GetDirection())
+		return nil, malformed("bind_subject.direction: %d", x.GetDirection())
 	}
 	st.Rules = make([][]policytable.Source, len(x.GetRules()))
 	for i, r := range x.GetRules() {

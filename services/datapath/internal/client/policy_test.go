@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/sluice-net/sluice/kit/rpc/client"
@@ -97,6 +98,7 @@ func TestPolicyStreamCarriesEverythingBothWays(t *testing.T) {
 		{Message: &policyv1.WatchPolicyTablesRequest_Subscribe{Subscribe: &policyv1.Subscribe{
 			Name: "node", Incarnation: []byte("run"), Seq: 7, Subjects: []uint32{300}, Locations: here,
 			Role:     policyv1.SubscriberRole_SUBSCRIBER_ROLE_ENFORCES,
+			Formats:  []policyv1.TableFormat{policyv1.TableFormat_TABLE_FORMAT_RANGES},
 			Enforced: &policyv1.EnforcedState{State: []byte("0123456789abcdef"), Revision: 12, Sources: []string{"file"}},
 		}}},
 		{Message: &policyv1.WatchPolicyTablesRequest_Subjects{Subjects: &policyv1.SubjectChange{Add: []uint32{301}, Remove: []uint32{300}}}},
@@ -145,27 +147,36 @@ func ints[T any](n int, v T) []T {
 
 func wholeMessage() *policyv1.WatchPolicyTablesResponse {
 	key, hash := ints(16, byte(1)), ints(32, byte(2))
-	node := []*policyv1.PortNode{{High: ints(16, uint32(0xFFFFFFFF)), Value: ints(16, uint32(0x7FFF0001))}}
-	block := &policyv1.AddressBlock{Address: []byte{10, 0, 0, 0}, Bits: 8, Classes: []uint32{0, 0, 0}}
-	return &policyv1.WatchPolicyTablesResponse{Incarnation: []byte("run"), Seq: 1, Steps: []*policyv1.Step{
-		{Step: &policyv1.Step_NodeClassDefine{NodeClassDefine: &policyv1.NodeClassDefine{NodeClass: 5, Key: key}}},
-		{Step: &policyv1.Step_IdentityUpdate{IdentityUpdate: &policyv1.IdentityUpdate{Identity: 300, NodeClass: 5, Kind: 4, Scope: 2}}},
-		{Step: &policyv1.Step_IdentityUpdate{IdentityUpdate: &policyv1.IdentityUpdate{Identity: 301}}},
-		{Step: &policyv1.Step_TableDefine{TableDefine: &policyv1.TableDefine{
-			Table: 9, StructureHash: hash, DefaultAllow: true, HostAllow: true, HasAddresses: true, DefaultClasses: ints(8, uint32(0)), AddressClasses: ints(3, uint32(0)),
-			Rules: []*policyv1.TableRule{{Action: 3, Tier: 1, Proxy: 2}}, Classes: []uint32{0}, Nodes: node,
-			Peers: []*policyv1.PeerRow{{NodeClass: 5}}, Blocks: []*policyv1.AddressBlock{block},
+	classes := []*policyv1.PeerClass{{Ranges: []*policyv1.PortRange{{First: 5, Last: 9, Admin: 1}, {First: 12, Last: 12, Rest: 1}}}, {}}
+	scopes := func() []*policyv1.ScopeClass {
+		return []*policyv1.ScopeClass{{Scope: 3, Class: 1}, {Scope: 1}, {Scope: 2}}
+	}
+	prefix := &policyv1.PrefixClasses{Address: []byte{10, 0, 0, 0}, Length: 8, Classes: scopes()}
+	kinds := make([]*policyv1.KindClass, 8)
+	for i := range kinds { // in any order
+		kinds[i] = &policyv1.KindClass{Kind: policyv1.PeerKind(8 - i), Class: uint32(i % 2)}
+	}
+	return &policyv1.WatchPolicyTablesResponse{Format: format, Incarnation: []byte("run"), Seq: 1, Steps: []*policyv1.Step{
+		{Step: &policyv1.Step_DefineIdentityClass{DefineIdentityClass: &policyv1.DefineIdentityClass{IdentityClass: 5, Key: key}}},
+		{Step: &policyv1.Step_SetIdentity{SetIdentity: &policyv1.SetIdentity{Identity: 300, IdentityClass: 5, Kind: 4, Scope: 2}}},
+		{Step: &policyv1.Step_SetIdentity{SetIdentity: &policyv1.SetIdentity{Identity: 301}}},
+		{Step: &policyv1.Step_DefineTable{DefineTable: &policyv1.PolicyTable{
+			Table: 9, StructureHash: hash, DefaultAllow: true, HostAllow: true, HasAddresses: true, DefaultClasses: kinds, AddressClasses: scopes(),
+			Rules: []*policyv1.TableRule{{Action: 3, Tier: 1, Proxy: 2}}, Classes: classes,
+			Peers: []*policyv1.PeerRow{{IdentityClass: 5}}, Prefixes: []*policyv1.PrefixClasses{prefix},
 		}}},
-		{Step: &policyv1.Step_TableGrow{TableGrow: &policyv1.TableGrow{Table: 9, Nodes: node, Classes: []uint32{1}}}},
-		{Step: &policyv1.Step_PeerUpdate{PeerUpdate: &policyv1.PeerUpdate{Table: 9, Row: &policyv1.PeerRow{NodeClass: 5, Class: 1}, Delete: true}}},
-		{Step: &policyv1.Step_AddressUpdate{AddressUpdate: &policyv1.AddressUpdate{Table: 9, Block: block}}},
-		{Step: &policyv1.Step_Bind{Bind: &policyv1.Bind{
+		{Step: &policyv1.Step_GrowTable{GrowTable: &policyv1.GrowTable{Table: 9, Classes: classes[:1]}}},
+		{Step: &policyv1.Step_SetPeer{SetPeer: &policyv1.SetPeer{Table: 9, Row: &policyv1.PeerRow{IdentityClass: 5, Class: 1}}}},
+		{Step: &policyv1.Step_SetPrefix{SetPrefix: &policyv1.SetPrefix{Table: 9, Prefix: prefix}}},
+		{Step: &policyv1.Step_BindSubject{BindSubject: &policyv1.BindSubject{
 			Subject: 300, Direction: 1, Table: 9, PolicyRevision: 4,
 			Rules: []*policyv1.RuleSources{{Sources: []*policyv1.RuleSource{{Kind: "K", Namespace: "n", Name: "m", Path: "p"}}}},
 		}}},
-		{Step: &policyv1.Step_SubjectGone{SubjectGone: &policyv1.SubjectGone{Subject: 300}}},
-		{Step: &policyv1.Step_TableRetire{TableRetire: &policyv1.TableRetire{Table: 9}}},
-		{Step: &policyv1.Step_NodeClassRetire{NodeClassRetire: &policyv1.NodeClassRetire{NodeClass: 5}}},
+		{Step: &policyv1.Step_DeletePeer{DeletePeer: &policyv1.DeletePeer{Table: 9, IdentityClass: 5}}},
+		{Step: &policyv1.Step_DeletePrefix{DeletePrefix: &policyv1.DeletePrefix{Table: 9, Address: []byte{10, 0, 0, 0}, Length: 8}}},
+		{Step: &policyv1.Step_RemoveSubject{RemoveSubject: &policyv1.RemoveSubject{Subject: 300}}},
+		{Step: &policyv1.Step_RetireTable{RetireTable: &policyv1.RetireTable{Table: 9}}},
+		{Step: &policyv1.Step_RetireIdentityClass{RetireIdentityClass: &policyv1.RetireIdentityClass{IdentityClass: 5}}},
 		{Step: &policyv1.Step_SnapshotComplete{SnapshotComplete: &policyv1.SnapshotComplete{}}},
 		{Step: &policyv1.Step_Barrier{Barrier: &policyv1.Barrier{
 			PolicyRevision: 4, IdentityRevision: 5, AddressRevision: 6, State: []byte("fedcba9876543210"), Sources: []string{"file", "grpc"}, Incomplete: []string{"identity"},
@@ -174,13 +185,13 @@ func wholeMessage() *policyv1.WatchPolicyTablesResponse {
 }
 
 func wholeSteps() policytable.Message {
-	var node policytable.PortNode
-	for i := range node.High {
-		node.High[i], node.Value[i] = 0xFFFFFFFF, 0x7FFF0001
-	}
+	ranges := policytable.Ranges{{First: 5, Last: 9, Admin: 1}, {First: 12, Last: 12, Rest: 1}}
+	byScope := policytable.PrefixClasses{0, 0, 1}
+	prefix := netip.MustParsePrefix("10.0.0.0/8")
 	c := policytable.Content{
 		DefaultAllow: true, HostAllow: true, HasAddresses: true, Rules: []policytable.Rule{{Action: policytable.ActionAllow, Tier: 1, Proxy: 2}},
-		Classes: []uint32{0}, Nodes: []policytable.PortNode{node}, Prefixes: map[netip.Prefix]policytable.PrefixClasses{netip.MustParsePrefix("10.0.0.0/8"): {}},
+		Classes: []policytable.Ranges{ranges, {}}, Prefixes: map[netip.Prefix]policytable.PrefixClasses{prefix: byScope},
+		DefaultClasses: [policytable.Kinds]policytable.Class{1, 0, 1, 0, 1, 0, 1, 0}, AddressClasses: byScope,
 	}
 	for i := range c.Hash {
 		c.Hash[i] = 2
@@ -190,10 +201,12 @@ func wholeSteps() policytable.Message {
 		policytable.SetIdentity{Identity: 300, IdentityClass: 5, Kind: policytable.KindHost, Scope: 1},
 		policytable.SetIdentity{Identity: 301},
 		policytable.DefineTable{Table: 9, Content: c, Peers: []policytable.Row{{IdentityClass: 5}}},
-		policytable.GrowTable{Table: 9, Nodes: []policytable.PortNode{node}, Classes: []uint32{1}},
-		policytable.DeletePeer{Table: 9, IdentityClass: 5},
-		policytable.SetPrefix{Table: 9, Prefix: netip.MustParsePrefix("10.0.0.0/8")},
+		policytable.GrowTable{Table: 9, Classes: []policytable.Ranges{ranges}},
+		policytable.SetPeer{Table: 9, Row: policytable.Row{IdentityClass: 5, Class: 1}},
+		policytable.SetPrefix{Table: 9, Prefix: prefix, Classes: byScope},
 		policytable.BindSubject{Subject: 300, Direction: policytable.Ingress, Table: 9, Revision: 4, Rules: [][]policytable.Source{{{Kind: "K", Namespace: "n", Name: "m", Path: "p"}}}},
+		policytable.DeletePeer{Table: 9, IdentityClass: 5},
+		policytable.DeletePrefix{Table: 9, Prefix: prefix},
 		policytable.RemoveSubject{Subject: 300},
 		policytable.RetireTable{Table: 9},
 		policytable.RetireIdentityClass{IdentityClass: 5},
@@ -206,32 +219,61 @@ func wholeSteps() policytable.Message {
 
 func TestMalformedStepsNameTheField(t *testing.T) {
 	for want, change := range map[string]func(m *policyv1.WatchPolicyTablesResponse){
-		"incarnation":                        func(m *policyv1.WatchPolicyTablesResponse) { m.Incarnation = nil },
-		"steps[0].node_class_define.key":     func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[0].GetNodeClassDefine().Key = nil },
-		"steps[1].identity_update.kind":      func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[1].GetIdentityUpdate().Kind = 9 },
-		"steps[1].identity_update.scope":     func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[1].GetIdentityUpdate().Scope = 0 },
-		"steps[3].table_define.structure_ha": func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[3].GetTableDefine().StructureHash = nil },
-		"table_define.default_classes: 7": func(m *policyv1.WatchPolicyTablesResponse) {
-			m.Steps[3].GetTableDefine().DefaultClasses = ints(7, uint32(0))
+		"incarnation": func(m *policyv1.WatchPolicyTablesResponse) { m.Incarnation = nil },
+		"format: the policy service sends tables as TABLE_FORMAT_UNSPECIFIED": func(m *policyv1.WatchPolicyTablesResponse) { m.Format = 0 },
+		"format: the policy service sends tables as 3":                        func(m *policyv1.WatchPolicyTablesResponse) { m.Format = 3 },
+		"steps[0].define_identity_class.key":                                  func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[0].GetDefineIdentityClass().Key = nil },
+		"steps[1].set_identity.kind":                                          func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[1].GetSetIdentity().Kind = 9 },
+		"steps[1].set_identity.scope":                                         func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[1].GetSetIdentity().Scope = 0 },
+		"steps[3].define_table.structure_ha":                                  func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[3].GetDefineTable().StructureHash = nil },
+		"define_table.default_classes: 7 entries": func(m *policyv1.WatchPolicyTablesResponse) {
+			t := m.Steps[3].GetDefineTable()
+			t.DefaultClasses = t.DefaultClasses[1:]
 		},
-		"table_define.address_classes[0]": func(m *policyv1.WatchPolicyTablesResponse) {
-			m.Steps[3].GetTableDefine().AddressClasses = ints(3, uint32(1<<16))
+		"define_table.default_classes[0]: there is no 9":    func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[3].GetDefineTable().DefaultClasses[0].Kind = 9 },
+		"define_table.default_classes[1]: 8 is there twice": func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[3].GetDefineTable().DefaultClasses[1].Kind = 8 },
+		"define_table.address_classes[0].class": func(m *policyv1.WatchPolicyTablesResponse) {
+			m.Steps[3].GetDefineTable().AddressClasses[0].Class = 1 << 16
 		},
-		"table_define.rules[0]":            func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[3].GetTableDefine().Rules[0].Action = 0 },
-		"table_define.nodes[0]":            func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[3].GetTableDefine().Nodes[0] = nil },
-		"table_define.peers[0].node_class": func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[3].GetTableDefine().Peers[0].NodeClass = 0 },
-		"table_define.blocks[0].bits":      func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[3].GetTableDefine().Blocks[0].Bits = 33 },
-		"table_grow.nodes[0]":              func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[4].GetTableGrow().Nodes[0].High = nil },
-		"peer_update.row.class":            func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[5].GetPeerUpdate().Row.Class = 1 << 16 },
-		"address_update.block.address":     func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[6].GetAddressUpdate().Block.Address = nil },
-		"bind.direction":                   func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[7].GetBind().Direction = 3 },
-		"steps[2].step":                    func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[2] = &policyv1.Step{} },
+		"define_table.address_classes[2]: there is no 0": func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[3].GetDefineTable().AddressClasses[2] = nil },
+		"define_table.rules[0]":                          func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[3].GetDefineTable().Rules[0].Action = 0 },
+		"define_table.classes[0].ranges[1]": func(m *policyv1.WatchPolicyTablesResponse) {
+			m.Steps[3].GetDefineTable().Classes[0].Ranges[1].Rest = 1 << 16
+		},
+		"define_table.peers[0].identity_class": func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[3].GetDefineTable().Peers[0].IdentityClass = 0 },
+		"define_table.prefixes[0].length":      func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[3].GetDefineTable().Prefixes[0].Length = 33 },
+		"grow_table.classes[0].ranges[0]": func(m *policyv1.WatchPolicyTablesResponse) {
+			m.Steps[4].GetGrowTable().Classes[0].Ranges[0].Admin = 1 << 16
+		},
+		"set_peer.row.class":        func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[5].GetSetPeer().Row.Class = 1 << 16 },
+		"set_prefix.prefix.address": func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[6].GetSetPrefix().Prefix.Address = nil },
+		"set_prefix.prefix.classes": func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[6].GetSetPrefix().Prefix.Classes = nil },
+		"bind_subject.direction":    func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[7].GetBindSubject().Direction = 3 },
+		"delete_prefix.length":      func(m *policyv1.WatchPolicyTablesResponse) { m.Steps[9].GetDeletePrefix().Length = 33 },
 	} {
 		m := proto.Clone(wholeMessage()).(*policyv1.WatchPolicyTablesResponse)
 		change(m)
 		if _, err := message(m); !errors.Is(err, policytable.ErrInvalid) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
+	}
+}
+
+// A step of a later release is no error: the applier refuses the message.
+func TestUnknownStepIsAStepWithItsNumber(t *testing.T) {
+	m := wholeMessage()
+	later := &policyv1.Step{}
+	later.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 40, protowire.VarintType), 1))
+	m.Steps = []*policyv1.Step{m.Steps[0], later, {}}
+	got, err := message(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := (policytable.UnknownStep{Field: 40}); got.Steps[1] != want {
+		t.Errorf("step 40 is %#v", got.Steps[1])
+	}
+	if want := (policytable.UnknownStep{}); got.Steps[2] != want {
+		t.Errorf("a step without anything is %#v", got.Steps[2])
 	}
 }
 

@@ -100,7 +100,7 @@ func TestKernelExaminationGoesOnAfterAMismatch(t *testing.T) {
 			}
 		case *vectorv1.Frame_Tables:
 			if views == 3 { // steps that make no sense
-				x.Tables.Steps = []*policyv1.Step{{Step: &policyv1.Step_Bind{Bind: &policyv1.Bind{Subject: 300, Table: 4711}}}}
+				x.Tables.Steps = []*policyv1.Step{{Step: &policyv1.Step_BindSubject{BindSubject: &policyv1.BindSubject{Subject: 300, Table: 4711}}}}
 			}
 		}
 		if _, err := protodelim.MarshalTo(&changed, f); err != nil {

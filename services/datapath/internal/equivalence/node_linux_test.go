@@ -148,7 +148,7 @@ func (s *state) end() error {
 func (s *state) tables(m *policyv1.WatchPolicyTablesResponse) error {
 	// a subject goes when the last endpoint has gone
 	for _, step := range m.GetSteps() {
-		gone := step.GetSubjectGone()
+		gone := step.GetRemoveSubject()
 		if gone == nil || s.anchors[gone.GetSubject()] == 0 {
 			continue
 		}
@@ -164,7 +164,7 @@ func (s *state) tables(m *policyv1.WatchPolicyTablesResponse) error {
 	}
 	// the node asks for the policy of those that it has
 	for _, step := range m.GetSteps() {
-		b := step.GetBind()
+		b := step.GetBindSubject()
 		if b == nil || s.anchors[b.GetSubject()] != 0 {
 			continue
 		}

@@ -60,16 +60,9 @@ func everything(t testing.TB, k *Kernel) map[string][32]byte {
 	return all
 }
 
-// port80 is a tree in which the rule decides port 80 of TCP and nothing else.
-func port80(rule uint32) policytable.PortNode {
-	const none = 0x7fff<<16 | 0xffff
-	n := policytable.PortNode{}
-	for i := range n.High {
-		n.High[i], n.Value[i] = 0xffffffff, none
-	}
-	n.High[0], n.Value[0] = 6<<16|79, none
-	n.High[1], n.Value[1] = 6<<16|80, 0x7fff<<16|rule
-	return n
+// port80 is a list in which the rule decides port 80 of TCP and nothing else.
+func port80(rule uint16) policytable.Ranges {
+	return policytable.Ranges{{First: 6<<16 | 80, Last: 6<<16 | 80, Rest: rule}}
 }
 
 // explained are tables in which each kind of answer occurs: by identity row,
@@ -84,12 +77,10 @@ func explained(t testing.TB, k *Kernel) (egress, ingress policytable.ID) {
 		uint32(identity.WorldIPv4): {Class: class + 2, Kind: 1, Scope: 2, Known: true},
 		uint32(identity.WorldIPv6): {Class: class + 2, Kind: 2, Scope: 2, Known: true},
 	}))
-	nothing := port80(0xffff)
 	c := policytable.Content{
 		Hash: [32]byte{1}, HasAddresses: true,
 		Rules:   []policytable.Rule{{Action: policytable.ActionAllow, Tier: 1}, {Action: policytable.ActionDeny, Tier: 1}, {Action: policytable.ActionAllow, Tier: 1}},
-		Classes: []uint32{0, 1, 2, 3},
-		Nodes:   []policytable.PortNode{nothing, port80(1), port80(2), port80(3)},
+		Classes: []policytable.Ranges{nil, port80(1), port80(2), port80(3)},
 		Peers:   map[policytable.IdentityClass]uint16{class: 1},
 		Prefixes: map[netip.Prefix]policytable.PrefixClasses{
 			netip.MustParsePrefix("198.51.100.0/24"): {0, 0, 3},

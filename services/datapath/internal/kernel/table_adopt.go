@@ -217,7 +217,7 @@ func (m *tableMaps) readRules(sp span) ([]bpf.MapsSlRule, error) {
 }
 
 // reached is the number of nodes up to the last one that a root leads to.
-func reached(roots []uint32, nodes []policytable.PortNode) int {
+func reached(roots []uint32, nodes []portNode) int {
 	n := 0
 	seen := make([]bool, len(nodes))
 	var walk func(i uint32)
@@ -227,7 +227,7 @@ func reached(roots []uint32, nodes []policytable.PortNode) int {
 		}
 		seen[i] = true
 		n = max(n, int(i)+1)
-		for _, v := range nodes[i].Value {
+		for _, v := range nodes[i].value {
 			if v&childBit != 0 {
 				walk(v &^ childBit)
 			}
@@ -239,11 +239,11 @@ func reached(roots []uint32, nodes []policytable.PortNode) int {
 	return n
 }
 
-func nodeOf(n bpf.MapsSlPortNode, base int) policytable.PortNode {
-	pn := policytable.PortNode{High: n.Hi, Value: n.Val}
+func nodeOf(n bpf.MapsSlPortNode, base int) portNode {
+	pn := portNode{high: n.Hi, value: n.Val}
 	for j, v := range n.Val {
 		if v&childBit != 0 {
-			pn.Value[j] = v - uint32(base)
+			pn.value[j] = v - uint32(base)
 		}
 	}
 	return pn

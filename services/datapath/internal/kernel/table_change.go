@@ -33,27 +33,27 @@ func (k *Kernel) change(t policytable.ID, f func(*tableStore, *liveTable) error)
 	return nil
 }
 
-// GrowTable appends nodes and classes to a table, whose verdicts stay what
-// they are: no row leads to the new classes yet. Children and roots are
-// indices into all nodes of the table, old ones first. On an error nothing was
-// appended.
+// GrowTable appends classes to a table, whose verdicts stay what they are: no
+// row leads to the new classes yet. On an error nothing was appended.
 //
 // A table that has outgrown its place is copied to a larger one and moved by
 // one store, which takes a grace period (8 to 16 ms).
-func (k *Kernel) GrowTable(t policytable.ID, nodes []policytable.PortNode, classes []uint32) error {
+func (k *Kernel) GrowTable(t policytable.ID, classes []policytable.Ranges) error {
 	return k.change(t, func(s *tableStore, lt *liveTable) error {
-		allNodes, allClasses := slices.Concat(lt.nodes, nodes), slices.Concat(lt.classes, classes)
-		if err := checkTrees(allClasses, allNodes, len(lt.rules)); err != nil {
-			return err
+		added := policytable.Content{Rules: lt.rules, Classes: classes}
+		if err := added.ValidateClasses(0); err != nil {
+			return fmt.Errorf("%w: %w", pin.ErrInvalid, err)
 		}
-		if len(allNodes) <= lt.nodeCap() && len(allClasses) <= lt.classCap() {
-			return s.growInPlace(lt, allNodes, allClasses)
+		trees := newTreeBuilder(lt.nodes)
+		roots := slices.Concat(lt.classes, trees.addAll(classes))
+		if len(trees.nodes) <= lt.nodeCap() && len(roots) <= lt.classCap() {
+			return s.growInPlace(lt, trees.nodes, roots)
 		}
-		return s.growByMove(lt, allNodes, allClasses)
+		return s.growByMove(lt, trees.nodes, roots)
 	})
 }
 
-func (s *tableStore) growInPlace(lt *liveTable, nodes []policytable.PortNode, classes []uint32) error {
+func (s *tableStore) growInPlace(lt *liveTable, nodes []portNode, classes []uint32) error {
 	was := [2]int{len(lt.nodes), len(lt.classes)}
 	base := lt.nodeSpan.base
 	err := s.writeNodes(base+was[0], nodeValues(nodes, base)[was[0]:])
@@ -79,7 +79,7 @@ func (s *tableStore) clearNodes(sp span) error {
 // the header to them. The old place is free when no program uses it any more;
 // only then may the programs know that there are more classes than the old
 // place has.
-func (s *tableStore) growByMove(lt *liveTable, nodes []policytable.PortNode, classes []uint32) error {
+func (s *tableStore) growByMove(lt *liveTable, nodes []portNode, classes []uint32) error {
 	moved := *lt
 	moved.nodes, moved.classes = nodes, classes
 	classNeed, classTotal := classHead+len(classes), classHead+len(classes)

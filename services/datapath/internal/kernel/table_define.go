@@ -18,11 +18,9 @@ import (
 
 // Limits of the numbers of rules.
 const (
-	maxRules      = 65534
-	maxAdminRules = 32766
-	noAdminRule   = 0x7fff
-	noOtherRule   = 0xffff
-	treeDepth     = 3
+	noAdminRule = 0x7fff
+	noOtherRule = 0xffff
+	treeDepth   = 3
 )
 
 // DefineTable writes a table under an unused number and returns that. Room is
@@ -32,21 +30,23 @@ const (
 //
 // Blocks that another table has too are stored once.
 func (k *Kernel) DefineTable(c policytable.Content) (policytable.ID, error) {
-	if err := validate(&c); err != nil {
-		return 0, err
+	if err := c.Validate(); err != nil {
+		return 0, fmt.Errorf("%w: %w", pin.ErrInvalid, err)
 	}
 	if err := k.lock(); err != nil {
 		return 0, err
 	}
 	defer k.mu.Unlock()
-	t, err := k.tables.define(&c)
+	trees := newTreeBuilder(nil)
+	roots := trees.addAll(c.Classes)
+	t, err := k.tables.define(&c, roots, trees.nodes)
 	var full *policytable.NoCapacityError
 	if errors.As(err, &full) && len(k.tables.draining) > 0 {
 		// what was retired may make the room
 		if err := k.drain(); err != nil {
 			return 0, err
 		}
-		t, err = k.tables.define(&c)
+		t, err = k.tables.define(&c, roots, trees.nodes)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("define a table: %w", err)
@@ -65,8 +65,8 @@ func (k *Kernel) drain() error {
 func headroom(n, least int) int { return max(least, n/4) }
 
 // define plans, writes, and takes everything back if a write fails.
-func (s *tableStore) define(c *policytable.Content) (_ policytable.ID, err error) {
-	lt, fresh, err := s.plan(c)
+func (s *tableStore) define(c *policytable.Content, roots []uint32, nodes []portNode) (_ policytable.ID, err error) {
+	lt, fresh, err := s.plan(c, roots, nodes)
 	if err != nil {
 		return 0, err
 	}
@@ -87,7 +87,7 @@ func (s *tableStore) define(c *policytable.Content) (_ policytable.ID, err error
 
 // plan reserves everything that a table needs. fresh says that its address set
 // is new.
-func (s *tableStore) plan(c *policytable.Content) (_ *liveTable, fresh bool, err error) {
+func (s *tableStore) plan(c *policytable.Content, roots []uint32, nodes []portNode) (_ *liveTable, fresh bool, err error) {
 	var count [2]int
 	for p := range c.Prefixes {
 		count[family(p)]++
@@ -103,8 +103,8 @@ func (s *tableStore) plan(c *policytable.Content) (_ *liveTable, fresh bool, err
 	}
 	err = errors.Join(
 		fitsRange(bpf.MapsMapSlRule, &s.ruleRoom, len(c.Rules)),
-		fitsRange(bpf.MapsMapSlPorts, &s.nodeRoom, len(c.Nodes)),
-		fitsRange(bpf.MapsMapSlClass, &s.classRoom, classHead+len(c.Classes)),
+		fitsRange(bpf.MapsMapSlPorts, &s.nodeRoom, len(nodes)),
+		fitsRange(bpf.MapsMapSlClass, &s.classRoom, classHead+len(roots)),
 		fits(bpf.MapsMapSlPeer, len(c.Peers), len(c.Peers), max(s.rowRoom-reserve(s.rowRoom)-s.rows, 0), s.rowRoom),
 	)
 	if fresh {
@@ -125,8 +125,8 @@ func (s *tableStore) plan(c *policytable.Content) (_ *liveTable, fresh bool, err
 		id:        policytable.ID(id),
 		hash:      c.Hash,
 		rules:     slices.Clone(c.Rules),
-		classes:   slices.Clone(c.Classes),
-		nodes:     slices.Clone(c.Nodes),
+		classes:   roots,
+		nodes:     nodes,
 		peers:     maps.Clone(c.Peers),
 		addresses: set,
 	}
@@ -135,8 +135,8 @@ func (s *tableStore) plan(c *policytable.Content) (_ *liveTable, fresh bool, err
 	}
 	lt.header.Flags, lt.header.DefClass, lt.header.AddrDef = flags(c), c.DefaultClasses, c.AddressClasses
 	lt.ruleSpan, _ = s.ruleRoom.take(len(c.Rules))
-	lt.nodeSpan = takeWithHeadroom(&s.nodeRoom, len(c.Nodes), headroom(len(c.Nodes), 1))
-	lt.classSpan = takeWithHeadroom(&s.classRoom, classHead+len(c.Classes), headroom(len(c.Classes), 2))
+	lt.nodeSpan = takeWithHeadroom(&s.nodeRoom, len(nodes), headroom(len(nodes), 1))
+	lt.classSpan = takeWithHeadroom(&s.classRoom, classHead+len(roots), headroom(len(roots), 2))
 	s.rows += len(lt.peers)
 	lt.fillHeader()
 	return lt, fresh, nil
@@ -273,145 +273,4 @@ func (s *tableStore) retire(t policytable.ID, released func()) error {
 		return nil
 	}})
 	return nil
-}
-
-// validate checks everything that a program relies on.
-func validate(c *policytable.Content) error {
-	var errs []error
-	bad := func(format string, args ...any) {
-		errs = append(errs, fmt.Errorf("%w: "+format, append([]any{pin.ErrInvalid}, args...)...))
-	}
-	if c.Hash == [32]byte{} {
-		bad("Hash is zero")
-	}
-	if len(c.Rules) > maxRules {
-		bad("Rules: %d, at most %d", len(c.Rules), maxRules)
-	}
-	for i, r := range c.Rules {
-		if r.Action > 3 || r.Tier > 3 {
-			bad("Rules: number %d has action %d and tier %d, at most 3 each", i+1, r.Action, r.Tier)
-		}
-	}
-	if len(c.Classes) == 0 {
-		bad("Classes is empty")
-	}
-	inRange := func(what string, class uint16) {
-		if int(class) >= len(c.Classes) {
-			bad("%s: class %d of %d", what, class, len(c.Classes))
-		}
-	}
-	for _, class := range c.DefaultClasses {
-		inRange("DefaultClasses", class)
-	}
-	for _, class := range c.AddressClasses {
-		inRange("AddressClasses", class)
-	}
-	for nc, class := range c.Peers {
-		inRange("Peers", class)
-		if nc == 0 || nc > policytable.MaxIdentityClass {
-			bad("Peers: identity class %d is not between 1 and %d", nc, policytable.MaxIdentityClass)
-		}
-	}
-	for p, classes := range c.Prefixes {
-		if ipmap.CheckPrefix(p) != nil {
-			bad("Prefixes: %v is not masked", p)
-		}
-		for _, class := range classes {
-			inRange("Prefixes", class)
-		}
-	}
-	errs = append(errs, checkTrees(c.Classes, c.Nodes, len(c.Rules)))
-	return errors.Join(errs...)
-}
-
-// checkTrees checks that every point leads to a value through each root, in at
-// most treeDepth steps, and that the values name rules that there are.
-func checkTrees(roots []uint32, nodes []policytable.PortNode, rules int) error {
-	bad := func(format string, args ...any) error {
-		return fmt.Errorf("%w: "+format, append([]any{pin.ErrInvalid}, args...)...)
-	}
-	heights := make([]uint8, len(nodes)) // 0: not seen, 1: being seen
-	var height func(i uint32) (uint8, error)
-	height = func(i uint32) (uint8, error) {
-		if i >= uint32(len(nodes)) {
-			return 0, bad("Nodes: index %d of %d", i, len(nodes))
-		}
-		if heights[i] == 1 {
-			return 0, bad("Nodes: node %d is below itself", i)
-		}
-		if heights[i] != 0 {
-			return heights[i], nil
-		}
-		heights[i] = 1
-		n := &nodes[i]
-		top := uint8(1)
-		if n.High[policytable.Fanout-1] == 0 {
-			return 0, bad("Nodes: node %d has no entry", i)
-		}
-		for j, v := range n.Value {
-			if j > 0 && n.High[j] < n.High[j-1] {
-				return 0, bad("Nodes: node %d does not ascend", i)
-			}
-			if v&childBit == 0 {
-				if !names(uint16(v>>16), noAdminRule, min(rules, maxAdminRules)) || !names(uint16(v), noOtherRule, rules) {
-					return 0, bad("Nodes: node %d names a rule that is not there: %#x of %d", i, v, rules)
-				}
-				continue
-			}
-			below, err := height(v &^ childBit)
-			if err != nil {
-				return 0, err
-			}
-			if nodes[v&^childBit].High[policytable.Fanout-1] < n.High[j] {
-				return 0, bad("Nodes: node %d does not cover its place in node %d", v&^childBit, i)
-			}
-			top = max(top, below)
-		}
-		heights[i] = top + 1
-		if top > treeDepth {
-			return 0, bad("Nodes: node %d is a tree of more than %d steps", i, treeDepth)
-		}
-		return heights[i], nil
-	}
-	for class, root := range roots {
-		if _, err := height(root); err != nil {
-			return fmt.Errorf("class %d: %w", class, err)
-		}
-		if nodes[root].High[policytable.Fanout-1] != ^uint32(0) {
-			return bad("Classes: the list of class %d ends at %#x", class, nodes[root].High[policytable.Fanout-1])
-		}
-	}
-	for i := range nodes {
-		if _, err := height(uint32(i)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// names reports whether a slot's number is "none" or that of a rule.
-func names(number, none uint16, rules int) bool {
-	return number == none || number >= 1 && int(number) <= rules
-}
-
-// Barrier waits until every program run that started before the call has
-// ended (8 to 16 ms), then frees what was retired before it: policy tables and
-// identity classes. One call covers any number of them. Nothing has to call it:
-// DefineTable does when it runs out of room.
-func (k *Kernel) Barrier(ctx context.Context) error {
-	if err := k.lock(); err != nil {
-		return err
-	}
-	tables := k.tables.beginDrain()
-	k.mu.Unlock()
-
-	err := pin.GracePeriod(ctx)
-
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.closed {
-		// the next process frees the tables
-		return errors.Join(err, pin.ErrClosed)
-	}
-	return errors.Join(err, k.tables.endDrain(tables, err == nil))
 }

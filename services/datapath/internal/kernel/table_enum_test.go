@@ -31,7 +31,6 @@ func TestPolicyTableEnumsAreThoseOfThePrograms(t *testing.T) {
 		"Scope Outside":      {uint32(policytable.ScopeOutside), uint32(bpf.MapsSlScopeSL_SCOPE_OUTSIDE)},
 		"Kinds":              {policytable.Kinds, uint32(bpf.MapsSlKindSL_KINDS)},
 		"Scopes":             {policytable.Scopes, uint32(bpf.MapsSlScopeSL_SCOPES)},
-		"Fanout":             {policytable.Fanout, uint32(len(bpf.MapsSlPortNode{}.Hi))},
 	} {
 		if pair[0] != pair[1] {
 			t.Errorf("%s is %d in Go and %d in the programs", name, pair[0], pair[1])

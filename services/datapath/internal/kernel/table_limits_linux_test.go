@@ -27,8 +27,7 @@ import (
 func smallTable(hash uint64) policytable.Content {
 	c := policytable.Content{
 		Rules:    []policytable.Rule{{Action: 0, Tier: 1}, {Action: 2, Tier: 1}},
-		Classes:  []uint32{0},
-		Nodes:    []policytable.PortNode{leafNode([]uint32{6<<16 | 79, 6<<16 | 80, 0xffffffff}, []uint32{2, 1, 2})},
+		Classes:  []policytable.Ranges{allBut80(2)},
 		Peers:    map[policytable.IdentityClass]uint16{},
 		Prefixes: map[netip.Prefix]policytable.PrefixClasses{},
 	}
@@ -36,14 +35,23 @@ func smallTable(hash uint64) policytable.Content {
 	return c
 }
 
-// leafNode is a leaf with rules of the lower tiers.
-func leafNode(highs, rules []uint32) policytable.PortNode {
-	var n policytable.PortNode
-	for i := range policytable.Fanout {
-		at := min(i, len(highs)-1)
-		n.High[i], n.Value[i] = highs[at], noAdminRule<<16|rules[at]
+// allBut80 is a list in which rule 1 decides port 80 of TCP and another one the
+// rest.
+func allBut80(rest uint16) policytable.Ranges {
+	return policytable.Ranges{
+		{First: 0, Last: 6<<16 | 79, Rest: rest},
+		{First: 6<<16 | 80, Last: 6<<16 | 80, Rest: 1},
+		{First: 6<<16 | 81, Last: policytable.LastPoint, Rest: rest},
 	}
-	return n
+}
+
+// distinct are n lists of a node each, no two alike.
+func distinct(n int) []policytable.Ranges {
+	out := make([]policytable.Ranges, n)
+	for i := range out {
+		out[i] = policytable.Ranges{{First: uint32(i), Last: uint32(i), Rest: 1}}
+	}
+	return out
 }
 
 // intact fails if the table that was there first has another verdict.
@@ -67,7 +75,7 @@ func TestKernelAFullMapRefusesATableWhole(t *testing.T) {
 	manyNodes := func(n int) func(i uint64) policytable.Content {
 		return func(i uint64) policytable.Content {
 			c := smallTable(i)
-			c.Nodes = slices.Repeat(c.Nodes, n)
+			c.Classes = append(c.Classes, distinct(n-1)...)
 			return c
 		}
 	}
@@ -96,15 +104,11 @@ func TestKernelAFullMapRefusesATableWhole(t *testing.T) {
 	}{
 		{bpf.MapsMapSlTable, 4096 - firstTable, 1, smallTable, nil},
 		{bpf.MapsMapSlPorts, 16384, 4096, manyNodes(4096), func() policytable.Content { return manyNodes(4097)(0) }},
-		{bpf.MapsMapSlClass, 65536, 16384, func(i uint64) policytable.Content {
+		{bpf.MapsMapSlClass, 65536, classHead + policytable.MaxClasses, func(i uint64) policytable.Content {
 			c := smallTable(i)
-			c.Classes = make([]uint32, 16384-classHead)
+			c.Classes = slices.Repeat(c.Classes, policytable.MaxClasses)
 			return c
-		}, func() policytable.Content {
-			c := smallTable(0)
-			c.Classes = make([]uint32, 16384-classHead+1)
-			return c
-		}},
+		}, nil},
 		{bpf.MapsMapSlRule, 262144, 65534, func(i uint64) policytable.Content {
 			c := smallTable(i)
 			c.Rules = append(c.Rules, make([]policytable.Rule, 65534-2)...)
@@ -161,7 +165,11 @@ func TestKernelAFullMapRefusesATableWhole(t *testing.T) {
 			if tc.need == 1 {
 				kept = 0
 			}
-			if want := (tc.size - kept - 1) / tc.need; len(ids) != want {
+			takes := tc.need
+			if tc.full == bpf.MapsMapSlClass {
+				takes += headroom(policytable.MaxClasses, 2) // it may grow
+			}
+			if want := (tc.size - kept - 1) / takes; len(ids) != want {
 				t.Errorf("%d tables fit, want %d", len(ids), want)
 			}
 			audited(t, k, "full")
@@ -433,9 +441,8 @@ func TestKernelReadersSeeNoThirdVerdict(t *testing.T) {
 	c := smallTable(0)
 	c.HasAddresses = true
 	c.Rules = append(c.Rules, policytable.Rule{Action: 0, Tier: 2}, policytable.Rule{Action: 0, Tier: 2})
-	all := leafNode([]uint32{0xffffffff}, []uint32{4})
-	c.Nodes = []policytable.PortNode{all, leafNode([]uint32{6<<16 | 79, 6<<16 | 80, 0xffffffff}, []uint32{4, 1, 4})}
-	c.Classes = []uint32{0, 1}
+	all := policytable.Ranges{{Last: policytable.LastPoint, Rest: 4}}
+	c.Classes = []policytable.Ranges{all, allBut80(4)}
 	c.Prefixes = map[netip.Prefix]policytable.PrefixClasses{netip.MustParsePrefix("10.0.0.0/8"): {}}
 	id, err := k.DefineTable(c)
 	if err != nil {
@@ -455,7 +462,7 @@ func TestKernelReadersSeeNoThirdVerdict(t *testing.T) {
 		result <- func() error {
 			seed := rand.Uint64()
 			r := rand.New(rand.NewPCG(seed, 5))
-			classes, nodes := 2, 2
+			classes := 2
 			var others []policytable.ID
 			for i := range changes {
 				var err error
@@ -471,18 +478,16 @@ func TestKernelReadersSeeNoThirdVerdict(t *testing.T) {
 				case 6:
 					if i%50 == 0 && classes < 1000 { // every few times it moves
 						more := 1 + classes/2
-						roots := make([]uint32, more)
-						for n := range roots {
-							roots[n] = uint32(nodes)
-						}
-						err = k.GrowTable(id, []policytable.PortNode{all}, roots)
-						classes, nodes = classes+more, nodes+1
+						added := slices.Repeat([]policytable.Ranges{all}, more)
+						added[0] = distinct(classes)[classes-1] // and with it a node
+						err = k.GrowTable(id, added)
+						classes += more
 					}
 				case 7: // another table with the same blocks: the set is shared
 					var content policytable.Content
 					if content, err = k.TableContent(id); err == nil && len(others) < 50 {
 						other := smallTable(uint64(i))
-						other.HasAddresses, other.Classes = true, make([]uint32, len(content.Classes))
+						other.HasAddresses, other.Classes = true, slices.Repeat(other.Classes, len(content.Classes))
 						other.Prefixes = content.Prefixes
 						var t policytable.ID
 						if t, err = k.DefineTable(other); err == nil {
@@ -550,8 +555,7 @@ func TestKernelFlipsShowOldOrNewTable(t *testing.T) {
 				if i%2 == 0 {
 					c.Rules[0].Action = 2
 				}
-				c.Nodes = slices.Repeat(c.Nodes, 1+i%7)
-				c.Classes = make([]uint32, 1+i%5)
+				c.Classes = append(slices.Repeat(c.Classes, 1+i%5), distinct(i%7)...)
 				c.HasAddresses = i%3 == 0
 				if c.HasAddresses {
 					c.Prefixes = map[netip.Prefix]policytable.PrefixClasses{netip.MustParsePrefix("203.0.113.0/24"): {}}

@@ -42,7 +42,7 @@ func newModel() *model {
 
 func cloneContent(c *policytable.Content) *policytable.Content {
 	d := *c
-	d.Rules, d.Classes, d.Nodes = slices.Clone(c.Rules), slices.Clone(c.Classes), slices.Clone(c.Nodes)
+	d.Rules, d.Classes = slices.Clone(c.Rules), slices.Clone(c.Classes)
 	d.Peers, d.Prefixes = maps.Clone(c.Peers), maps.Clone(c.Prefixes)
 	if d.Peers == nil {
 		d.Peers = map[policytable.IdentityClass]uint16{}
@@ -103,15 +103,13 @@ func (m *model) lookup(c *policytable.Content, id identity.Numeric, addr netip.A
 
 // valueAt is what the list of a class says.
 func valueAt(c *policytable.Content, class uint16, point uint32) [2]uint16 {
-	n := c.Classes[class]
-	for {
-		i := slices.IndexFunc(c.Nodes[n].High[:], func(high uint32) bool { return point <= high })
-		v := c.Nodes[n].Value[i]
-		if v&childBit == 0 {
+	for _, r := range c.Classes[class] {
+		if r.First <= point && point <= r.Last {
+			v := packRules(r)
 			return [2]uint16{uint16(v >> 16), uint16(v)}
 		}
-		n = v &^ childBit
 	}
+	return [2]uint16{noAdminRule, noOtherRule}
 }
 
 // randomTable makes contents; small numbers, so that things coincide.
@@ -127,53 +125,46 @@ func (r *randomTable) hash() (h [32]byte) {
 	return h
 }
 
-func (r *randomTable) value(rules int) uint32 {
-	admin, rest := uint32(noAdminRule), uint32(noOtherRule)
+// rules of a range, 0: none.
+func (r *randomTable) rules(rules int) (admin, rest uint16) {
 	if rules > 0 && r.IntN(2) == 0 {
-		admin = uint32(1 + r.IntN(rules))
+		admin = uint16(1 + r.IntN(rules))
 	}
 	if rules > 0 && r.IntN(3) > 0 {
-		rest = uint32(1 + r.IntN(rules))
+		rest = uint16(1 + r.IntN(rules))
 	}
-	return admin<<16 | rest
+	return admin, rest
 }
 
 // points are borders and what is asked about.
 var points = []uint32{0, 1, 6<<16 | 79, 6<<16 | 80, 6<<16 | 81, 6<<16 | 443, 17<<16 | 53, 58 << 16, 0xfffffffe, 0xffffffff}
 
-// leaf is a node with borders from low to high.
-func (r *randomTable) leaf(rules int, high uint32) policytable.PortNode {
-	var n policytable.PortNode
-	var borders []uint32
-	for _, p := range points {
-		if p < high && r.IntN(2) == 0 {
-			borders = append(borders, p)
+// class is a list as the maps give it back: with no ranges without a rule, and
+// none that could be one with the next. Some have more than a node takes.
+func (r *randomTable) class(rules int) policytable.Ranges {
+	borders := slices.Clone(points)
+	if r.IntN(3) == 0 {
+		for range r.IntN(400) {
+			borders = append(borders, r.Uint32())
 		}
 	}
-	borders = append(borders, high)
-	v := uint32(0)
-	for i := range policytable.Fanout {
-		if i < len(borders) {
-			v = r.value(rules)
+	slices.Sort(borders)
+	var out policytable.Ranges
+	first := uint32(0)
+	for _, border := range slices.Compact(borders) {
+		if border != policytable.LastPoint && r.IntN(2) == 0 {
+			continue
 		}
-		n.High[i], n.Value[i] = borders[min(i, len(borders)-1)], v
+		x := policytable.PortRange{First: first, Last: border}
+		x.Admin, x.Rest = r.rules(rules)
+		first = border + 1
+		if n := len(out); n > 0 && out[n-1].Last+1 == x.First && packRules(out[n-1]) == packRules(x) {
+			out[n-1].Last = x.Last
+		} else if x.Admin != 0 || x.Rest != 0 {
+			out = append(out, x)
+		}
 	}
-	return n
-}
-
-// class appends a list to nodes and returns its root.
-func (r *randomTable) class(nodes []policytable.PortNode, rules int) ([]policytable.PortNode, uint32) {
-	if r.IntN(3) > 0 {
-		return append(nodes, r.leaf(rules, 0xffffffff)), uint32(len(nodes))
-	}
-	nodes = append(nodes, r.leaf(rules, 6<<16|80), r.leaf(rules, 0xffffffff))
-	at := uint32(len(nodes))
-	root := policytable.PortNode{}
-	for i := range policytable.Fanout {
-		root.High[i], root.Value[i] = 0xffffffff, childBit|(at-1)
-	}
-	root.High[0], root.Value[0] = 6<<16|80, childBit|(at-2)
-	return append(nodes, root), at
+	return out
 }
 
 func (r *randomTable) content() *policytable.Content {
@@ -186,9 +177,7 @@ func (r *randomTable) content() *policytable.Content {
 		c.Rules = append(c.Rules, policytable.Rule{Action: policytable.Action(r.IntN(4)), Tier: uint8(r.IntN(4)), Proxy: uint16(r.IntN(4))})
 	}
 	for range 1 + r.IntN(5) {
-		var root uint32
-		c.Nodes, root = r.class(c.Nodes, len(c.Rules))
-		c.Classes = append(c.Classes, root)
+		c.Classes = append(c.Classes, r.class(len(c.Rules)))
 	}
 	for i := range c.DefaultClasses {
 		c.DefaultClasses[i] = r.classOf(c)
@@ -299,17 +288,15 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 	case op <= 2:
 		grown := cloneContent(c)
 		for range 1 + r.IntN(4) {
-			var root uint32
-			grown.Nodes, root = r.class(grown.Nodes, len(grown.Rules))
-			grown.Classes = append(grown.Classes, root)
+			grown.Classes = append(grown.Classes, r.class(len(grown.Rules)))
 		}
 		if len(grown.Classes) > 60 {
 			grown = cloneContent(c)
 		}
 		return operation{
-			fmt.Sprintf("grow %d to %d nodes, %d classes", id, len(grown.Nodes), len(grown.Classes)),
+			fmt.Sprintf("grow %d to %d classes", id, len(grown.Classes)),
 			func(k *Kernel) error {
-				return k.GrowTable(id, grown.Nodes[len(c.Nodes):], grown.Classes[len(c.Classes):])
+				return k.GrowTable(id, grown.Classes[len(c.Classes):])
 			}, func(m *model) { m.tables[id] = grown },
 		}
 	case op <= 4:
@@ -449,7 +436,7 @@ func (m *model) difference(k *Kernel) string {
 		if !reflect.DeepEqual(&got, want) {
 			return fmt.Sprintf("table %d is\n%+v, want\n%+v", info.ID, got, *want)
 		}
-		if info.Rules != len(want.Rules) || info.Classes != len(want.Classes) || info.Nodes != len(want.Nodes) ||
+		if info.Rules != len(want.Rules) || info.Classes != len(want.Classes) || info.Nodes < 1 ||
 			info.Peers != len(want.Peers) || info.Prefixes != len(want.Prefixes) || info.Hash != want.Hash {
 			return fmt.Sprintf("table %d is listed as %+v", info.ID, info)
 		}

@@ -83,19 +83,27 @@ func (s *tableStore) readBack(lt *liveTable) (policytable.Content, error) {
 		}
 		c.Rules = append(c.Rules, policytable.Rule{Action: policytable.Action(r.Action), Tier: r.Tier, Proxy: r.Redirect})
 	}
+	nodes, roots := make([]portNode, len(lt.nodes)), make([]uint32, len(lt.classes))
 	for i := range lt.nodes {
 		n, err := element[bpf.MapsSlPortNode](s.ports, bpf.MapsMapSlPorts, uint32(lt.nodeSpan.base+i))
 		if err != nil {
 			return c, err
 		}
-		c.Nodes = append(c.Nodes, nodeOf(n, lt.nodeSpan.base))
+		nodes[i] = nodeOf(n, lt.nodeSpan.base)
 	}
 	for i := range lt.classes {
 		at := int(h.ClassBase) + i
 		if at >= s.classRoom.size {
 			return c, fmt.Errorf("class base %d leads nowhere", h.ClassBase)
 		}
-		c.Classes = append(c.Classes, s.class(at)-uint32(lt.nodeSpan.base))
+		roots[i] = s.class(at) - uint32(lt.nodeSpan.base)
+	}
+	if err := checkTrees(roots, nodes, len(c.Rules)); err != nil {
+		return c, err
+	}
+	c.Classes = make([]policytable.Ranges, len(roots))
+	for i, root := range roots {
+		c.Classes[i] = rangesOf(nodes, root)
 	}
 	for nc := range lt.peers {
 		class, ok, err := s.peer(h.PeerSet, nc)
@@ -282,7 +290,7 @@ func (s *tableStore) search(h *bpf.MapsSlTable, class uint16, point uint32) (slo
 			return slotPair{}, err
 		}
 		i := 0
-		for i < policytable.Fanout-1 && point > n.Hi[i] {
+		for i < fanout-1 && point > n.Hi[i] {
 			i++
 		}
 		if point > n.Hi[i] {

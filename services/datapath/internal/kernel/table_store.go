@@ -71,8 +71,8 @@ type liveTable struct {
 	header bpf.MapsSlTable
 
 	rules     []policytable.Rule
-	classes   []uint32               // indices into nodes
-	nodes     []policytable.PortNode // indices of children into nodes
+	classes   []uint32   // indices into nodes
+	nodes     []portNode // indices of children into nodes
 	peers     map[policytable.IdentityClass]uint16
 	addresses *addressSet // nil: none
 
@@ -194,11 +194,11 @@ func ruleValues(rules []policytable.Rule) []bpf.MapsSlRule {
 	return vs
 }
 
-func nodeValues(nodes []policytable.PortNode, base int) []bpf.MapsSlPortNode {
+func nodeValues(nodes []portNode, base int) []bpf.MapsSlPortNode {
 	vs := make([]bpf.MapsSlPortNode, len(nodes))
 	for i, n := range nodes {
-		vs[i] = bpf.MapsSlPortNode{Hi: n.High, Val: n.Value}
-		for j, v := range n.Value {
+		vs[i] = bpf.MapsSlPortNode{Hi: n.high, Val: n.value}
+		for j, v := range n.value {
 			if v&childBit != 0 {
 				vs[i].Val[j] = v + uint32(base)
 			}

@@ -87,6 +87,9 @@ type Applier struct {
 	held         string   // guarded by mu
 	enforced     Enforced // guarded by mu
 	unknown      error    // guarded by mu; why it is not known what was enforced
+	// refused is why nothing of the stream is carried out any more: it has a step
+	// that this process does not know.
+	refused string // guarded by mu
 
 	subjects map[uint32]*subject // guarded by mu
 	changed  chan struct{}       // guarded by mu; closed and replaced when subjects change
@@ -174,7 +177,7 @@ func (a *Applier) Adopt(trusted func(slot uint16) bool) error {
 		if err != nil {
 			// It stays for those that use it, and nobody else will.
 			a.log.Error("table is not adopted", "table", id, log.Err(err))
-			c = policytable.Content{Classes: []uint32{0}, Nodes: []policytable.PortNode{{}}}
+			c = policytable.Content{Classes: []policytable.Ranges{nil}}
 		}
 		a.tables[id] = &kernelTable{id: id, content: c.Clone()}
 	}
@@ -270,6 +273,9 @@ func (a *Applier) apply(ctx context.Context, m policytable.Message) (nacks []Nac
 			a.cfg.Changed(w.flips)
 		}
 	}()
+	if nacks, err = a.refuse(w, m); a.refused != "" {
+		return nacks, err
+	}
 	for i, st := range m.Steps {
 		if a.next != nil {
 			err = a.collect(w, st, m.Seq)
@@ -531,36 +537,32 @@ func (a *Applier) grow(w *work, t *serviceTable) error {
 	for len(t.classes) < len(t.content.Classes) {
 		t.classes = append(t.classes, absent)
 	}
-	var nodes []policytable.PortNode
-	var roots []uint32
+	var added []policytable.Ranges
 	where := slices.Clone(t.classes)
 	if t.same {
 		have := len(k.content.Classes)
-		nodes, roots = t.content.Nodes[len(k.content.Nodes):], t.content.Classes[have:]
+		added = t.content.Classes[have:]
 		for i := have; i < len(where); i++ {
-			where[i] = uint16(i) //nolint:gosec // at most maxClasses
+			where[i] = uint16(i) //nolint:gosec // at most MaxClasses
 		}
 	} else {
-		known, taken := k.known(), map[uint32]uint32{}
-		added := map[policytable.Meaning]uint16{}
+		known := maps.Clone(k.known())
 		for i, c := range where {
 			if c != absent {
 				continue
 			}
-			what := t.content.Meaning(uint16(i)) //nolint:gosec // at most maxClasses
-			if c, ok := known[what]; ok {
-				where[i] = c
-			} else if c, ok := added[what]; ok {
-				where[i] = c
-			} else {
-				roots = append(roots, t.content.TakeTree(t.content.Classes[i], len(k.content.Nodes), &nodes, taken))
-				where[i] = uint16(len(k.content.Classes) + len(roots) - 1) //nolint:gosec // at most twice maxClasses
-				added[what] = where[i]
+			ranges := t.content.Classes[i]
+			what := ranges.Meaning()
+			at, ok := known[what]
+			if !ok {
+				at = uint16(len(k.content.Classes) + len(added)) //nolint:gosec // at most twice MaxClasses
+				added, known[what] = append(added, ranges), at
 			}
+			where[i] = at
 		}
 	}
-	if len(roots) > 0 || len(nodes) > 0 {
-		err := a.cfg.Kernel.GrowTable(k.id, nodes, roots)
+	if len(added) > 0 {
+		err := a.cfg.Kernel.GrowTable(k.id, added)
 		if errors.Is(err, policytable.ErrNoCapacity) {
 			t.err = err
 			return nil
@@ -568,8 +570,7 @@ func (a *Applier) grow(w *work, t *serviceTable) error {
 		if err != nil {
 			return fmt.Errorf("grow table %d: %w", t.id, err)
 		}
-		k.content.Nodes = slices.Concat(k.content.Nodes, nodes)
-		k.content.Classes = slices.Concat(k.content.Classes, roots)
+		k.content.Classes = slices.Concat(k.content.Classes, added)
 		k.meanings = nil
 	}
 	t.classes, t.err = where, nil
@@ -619,7 +620,7 @@ func (a *Applier) addRow(k *kernelTable, nc policytable.IdentityClass, class uin
 		return nil
 	}
 	if old, ok := k.content.Peers[nc]; ok {
-		if old == class || k.content.Classes[old] == k.content.Classes[class] {
+		if old == class || slices.Equal(k.content.Classes[old], k.content.Classes[class]) {
 			return nil
 		}
 		return fmt.Errorf("identity class %d has another row in table %d of the kernel", nc, k.id)

@@ -107,7 +107,7 @@ func (k *fakeKernel) table(t policytable.ID) (*policytable.Content, error) {
 	return c, nil
 }
 
-func (k *fakeKernel) GrowTable(t policytable.ID, nodes []policytable.PortNode, classes []uint32) error {
+func (k *fakeKernel) GrowTable(t policytable.ID, classes []policytable.Ranges) error {
 	c, err := k.table(t)
 	if err != nil {
 		return err
@@ -116,7 +116,7 @@ func (k *fakeKernel) GrowTable(t policytable.ID, nodes []policytable.PortNode, c
 		return fmt.Errorf("map classes: %d needed: %w", len(classes), policytable.ErrNoCapacity)
 	}
 	d := *c
-	d.Nodes, d.Classes = slices.Concat(c.Nodes, nodes), slices.Concat(c.Classes, classes)
+	d.Classes = slices.Concat(c.Classes, classes)
 	if err := d.Validate(); err != nil {
 		return err
 	}
@@ -365,19 +365,25 @@ func (k *fakeKernel) allows(slot uint16, d policytable.Direction, peer uint32, a
 	if c == nil {
 		panic(fmt.Sprintf("slot %d has table %d, which is not there", slot, t))
 	}
-	v := c.At(c.ClassOf(w), point)
+	v := c.Classes[c.ClassOf(w)].At(point)
+	best := func(x, y uint16) uint16 {
+		if x == 0 || y != 0 && y < x {
+			return y
+		}
+		return x
+	}
 	if c.HasAddresses {
-		classes, best := c.AddressClasses, -1
+		classes, longest := c.AddressClasses, -1
 		for p, cs := range c.Prefixes {
-			if p.Contains(addr) && p.Bits() > best {
-				classes, best = cs, p.Bits()
+			if p.Contains(addr) && p.Bits() > longest {
+				classes, longest = cs, p.Bits()
 			}
 		}
-		x := c.At(classes[w.Scope], point)
-		v = min(v>>16, x>>16)<<16 | min(v&0xFFFF, x&0xFFFF)
+		x := c.Classes[classes[w.Scope]].At(point)
+		v.Admin, v.Rest = best(v.Admin, x.Admin), best(v.Rest, x.Rest)
 	}
-	for _, n := range []uint32{v >> 16, v & 0xFFFF} {
-		if n == noAdmin && n == v>>16 || n == noRest {
+	for _, n := range []uint16{v.Admin, v.Rest} {
+		if n == 0 {
 			continue
 		}
 		if a := c.Rules[n-1].Action; a != policytable.ActionPass {

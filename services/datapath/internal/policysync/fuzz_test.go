@@ -23,13 +23,14 @@ func (d *drawn) next(n int) int {
 	return int(b) % n
 }
 
-func (d *drawn) node() (n policytable.PortNode) {
-	n = leaf(noAdmin<<16 | noRest)
-	for i := range d.next(4) {
-		n.High[i] = uint32(d.next(8)) << 28
-		n.Value[i] = []uint32{child, child | 1, child | 9, noAdmin<<16 | 1, 1<<16 | noRest, 0}[d.next(6)]
+func (d *drawn) ranges() (out policytable.Ranges) {
+	for range d.next(4) {
+		first := uint32(d.next(8)) << 28
+		out = append(out, policytable.PortRange{
+			First: first, Last: first + uint32(d.next(3))<<28, Admin: uint16(d.next(3)), Rest: uint16(d.next(3)),
+		})
 	}
-	return n
+	return out
 }
 
 func (d *drawn) step() policytable.Step {
@@ -47,10 +48,7 @@ func (d *drawn) step() policytable.Step {
 			st.Content.Rules = append(st.Content.Rules, policytable.Rule{Action: policytable.Action(d.next(5)), Tier: uint8(d.next(4))})
 		}
 		for range 1 + d.next(3) {
-			st.Content.Nodes = append(st.Content.Nodes, d.node())
-		}
-		for range 1 + d.next(3) {
-			st.Content.Classes = append(st.Content.Classes, uint32(d.next(4)))
+			st.Content.Classes = append(st.Content.Classes, d.ranges())
 		}
 		st.Content.DefaultClasses[d.next(8)] = uint16(d.next(3))
 		for range d.next(3) {
@@ -60,10 +58,7 @@ func (d *drawn) step() policytable.Step {
 	case 4:
 		st := policytable.GrowTable{Table: uint64(d.next(5))}
 		for range d.next(3) {
-			st.Nodes = append(st.Nodes, d.node())
-		}
-		for range d.next(3) {
-			st.Classes = append(st.Classes, uint32(d.next(6)))
+			st.Classes = append(st.Classes, d.ranges())
 		}
 		return st
 	case 5:

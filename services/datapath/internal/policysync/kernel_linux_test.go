@@ -50,8 +50,8 @@ func (k *watched) DefineTable(c policytable.Content) (t policytable.ID, err erro
 	return t, k.write(func() error { t, err = k.Policies.DefineTable(c); return err })
 }
 
-func (k *watched) GrowTable(t policytable.ID, nodes []policytable.PortNode, classes []uint32) error {
-	return k.write(func() error { return k.Policies.GrowTable(t, nodes, classes) })
+func (k *watched) GrowTable(t policytable.ID, classes []policytable.Ranges) error {
+	return k.write(func() error { return k.Kernel.GrowTable(t, classes) })
 }
 
 func (k *watched) SetPeer(t policytable.ID, nc policytable.IdentityClass, class uint16) error {

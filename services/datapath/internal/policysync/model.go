@@ -22,7 +22,7 @@ const (
 	maxSubjects        = 4096
 	maxAllRows         = 1 << 19
 	maxAllPrefixes     = 1 << 18
-	maxAllNodes        = 1 << 16
+	maxAllRanges       = 1 << 16
 	maxAllClasses      = 1 << 18
 	maxAllRules        = 1 << 20
 	// maxAllNames is the text of rules' places, in bytes. They are for people:
@@ -44,7 +44,7 @@ type model struct {
 	named      bool // the service names its state
 	rows       int
 	prefixes   int
-	nodes      int
+	ranges     int // of all classes
 	trees      int // classes of all tables
 	rules      int
 	names      int // bytes
@@ -137,7 +137,7 @@ func (m *model) take(st policytable.Step, seq uint64, number func(policytable.Cl
 		delete(m.lacking, t)
 		m.rows -= len(t.content.Peers)
 		m.prefixes -= len(t.content.Prefixes)
-		m.nodes -= len(t.content.Nodes)
+		m.ranges -= countRanges(t.content.Classes)
 		m.trees -= len(t.content.Classes)
 		m.rules -= len(t.content.Rules)
 	case policytable.SetPeer:
@@ -237,12 +237,12 @@ func (m *model) defineTable(st policytable.DefineTable) error {
 	if m.rows+len(t.content.Peers) > maxAllRows || m.prefixes+len(t.content.Prefixes) > maxAllPrefixes {
 		return policytable.Invalid("define_table of table %d: more than %d rows or %d prefixes in all", st.Table, maxAllRows, maxAllPrefixes)
 	}
-	if err := m.roomFor(len(t.content.Nodes), len(t.content.Classes), len(t.content.Rules)); err != nil {
+	if err := m.roomFor(t.content.Classes, len(t.content.Rules)); err != nil {
 		return fmt.Errorf("define_table of table %d: %w", st.Table, err)
 	}
 	m.rows += len(t.content.Peers)
 	m.prefixes += len(t.content.Prefixes)
-	m.nodes += len(t.content.Nodes)
+	m.ranges += countRanges(t.content.Classes)
 	m.trees += len(t.content.Classes)
 	m.rules += len(t.content.Rules)
 	m.tables[st.Table] = t
@@ -250,16 +250,25 @@ func (m *model) defineTable(st policytable.DefineTable) error {
 }
 
 // roomFor says whether so much more of all tables may be remembered.
-func (m *model) roomFor(nodes, classes, rules int) error {
+func (m *model) roomFor(classes []policytable.Ranges, rules int) error {
 	switch {
-	case m.nodes+nodes > maxAllNodes:
-		return policytable.Invalid("nodes: more than %d in all tables", maxAllNodes)
-	case m.trees+classes > maxAllClasses:
+	case m.ranges+countRanges(classes) > maxAllRanges:
+		return policytable.Invalid("ranges: more than %d in all tables", maxAllRanges)
+	case m.trees+len(classes) > maxAllClasses:
 		return policytable.Invalid("classes: more than %d in all tables", maxAllClasses)
 	case m.rules+rules > maxAllRules:
 		return policytable.Invalid("rules: more than %d in all tables", maxAllRules)
 	}
 	return nil
+}
+
+// countRanges is what classes take of what may be remembered: an empty one too.
+func countRanges(classes []policytable.Ranges) int {
+	n := len(classes)
+	for _, ranges := range classes {
+		n += len(ranges)
+	}
+	return n
 }
 
 // row adds a row to a table, if the kernel has a number for its identity class.
@@ -283,18 +292,17 @@ func (m *model) growTable(st policytable.GrowTable) error {
 	if !ok {
 		return policytable.Invalid("grow_table.table: there is no %d", st.Table)
 	}
-	if err := m.roomFor(len(st.Nodes), len(st.Classes), 0); err != nil {
+	if err := m.roomFor(st.Classes, 0); err != nil {
 		return fmt.Errorf("grow_table of table %d: %w", st.Table, err)
 	}
 	grown := t.content
 	from := len(grown.Classes)
-	grown.Nodes = slices.Concat(grown.Nodes, st.Nodes)
 	grown.Classes = slices.Concat(grown.Classes, st.Classes)
 	if err := grown.ValidateClasses(from); err != nil {
 		return fmt.Errorf("grow_table of table %d: %w", st.Table, err)
 	}
 	t.content = grown
-	m.nodes += len(st.Nodes)
+	m.ranges += countRanges(st.Classes)
 	m.trees += len(st.Classes)
 	return nil
 }

@@ -31,8 +31,8 @@ type Kernel interface {
 	// DefineTable writes a table under an unused number. ErrNoCapacity with the
 	// figures if it does not fit.
 	DefineTable(c policytable.Content) (policytable.ID, error)
-	// GrowTable appends nodes and classes. ErrNoCapacity.
-	GrowTable(t policytable.ID, nodes []policytable.PortNode, classes []uint32) error
+	// GrowTable appends classes. ErrNoCapacity.
+	GrowTable(t policytable.ID, classes []policytable.Ranges) error
 	// SetPeer adds a row. ErrNoCapacity.
 	SetPeer(t policytable.ID, ic policytable.IdentityClass, class policytable.Class) error
 	DeletePeer(t policytable.ID, ic policytable.IdentityClass) error
@@ -88,7 +88,8 @@ type Hold struct {
 	Reason   string
 }
 
-// Nack says that a subject stays on the tables it had.
+// Nack says that a subject stays on the tables it had; without a subject, that
+// the message is refused as a whole.
 type Nack struct {
 	Seq     uint64
 	Subject uint32

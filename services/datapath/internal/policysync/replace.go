@@ -37,11 +37,10 @@ func (m *match) better(o *match) bool {
 func (k *kernelTable) known() map[policytable.Meaning]uint16 {
 	if k.meanings == nil {
 		k.meanings = make(map[policytable.Meaning]uint16, len(k.content.Classes))
-		for i := range k.content.Classes {
-			class := uint16(i) //nolint:gosec // at most twice maxClasses
-			what := k.content.Meaning(class)
+		for i, ranges := range k.content.Classes {
+			what := ranges.Meaning()
 			if _, ok := k.meanings[what]; !ok {
-				k.meanings[what] = class
+				k.meanings[what] = uint16(i) //nolint:gosec // at most twice MaxClasses
 			}
 		}
 	}
@@ -50,7 +49,7 @@ func (k *kernelTable) known() map[policytable.Meaning]uint16 {
 
 // alike says whether two classes of the kernel's table say the same.
 func (k *kernelTable) alike(a, b uint16) bool {
-	return a == b || k.content.Classes[a] == k.content.Classes[b] || k.content.Meaning(a) == k.content.Meaning(b)
+	return a == b || k.content.Classes[a].Meaning() == k.content.Classes[b].Meaning()
 }
 
 // matches says how k becomes c without changing a verdict on the way; nil: it
@@ -61,8 +60,8 @@ func (k *kernelTable) matches(c *policytable.Content) *match {
 		return nil
 	}
 	m := &match{classes: make([]uint16, len(c.Classes))}
-	m.same = len(h.Classes) <= len(c.Classes) && len(h.Nodes) <= len(c.Nodes) &&
-		slices.Equal(h.Classes, c.Classes[:len(h.Classes)]) && slices.Equal(h.Nodes, c.Nodes[:len(h.Nodes)])
+	m.same = len(h.Classes) <= len(c.Classes) &&
+		slices.EqualFunc(h.Classes, c.Classes[:len(h.Classes)], func(x, y policytable.Ranges) bool { return slices.Equal(x, y) })
 	for i := range m.classes {
 		class := uint16(i) //nolint:gosec // at most maxClasses
 		switch {
@@ -71,7 +70,7 @@ func (k *kernelTable) matches(c *policytable.Content) *match {
 		case m.same:
 			m.classes[i] = absent
 		default:
-			known, ok := k.known()[c.Meaning(class)]
+			known, ok := k.known()[c.Classes[i].Meaning()]
 			if !ok {
 				known = absent
 			}

@@ -199,9 +199,11 @@ func TestIdentityOfAnIdentityClassWithoutANumberIsKnownWhenThereIsRoom(t *testin
 func TestWhatAServiceSaysIsRememberedWithinBounds(t *testing.T) {
 	number := func(policytable.ClassKey) (policytable.IdentityClass, error) { return 1, nil }
 	content := func() policytable.Content {
-		c := policytable.Content{Hash: [32]byte{1}, Classes: []uint32{0}, Nodes: make([]policytable.PortNode, 1024), Rules: make([]policytable.Rule, 16)}
-		for i := range c.Nodes {
-			c.Nodes[i] = leaf(noAdmin<<16 | noRest)
+		c := policytable.Content{Hash: [32]byte{1}, Rules: make([]policytable.Rule, 16), Classes: make([]policytable.Ranges, 64)}
+		for i := range c.Classes {
+			for j := range uint32(256) {
+				c.Classes[i] = append(c.Classes[i], policytable.PortRange{First: 2 * j, Last: 2 * j, Rest: 1})
+			}
 		}
 		return c
 	}
@@ -216,10 +218,10 @@ func TestWhatAServiceSaysIsRememberedWithinBounds(t *testing.T) {
 			t.Fatal(tables, err)
 		}
 	}
-	if m.nodes > maxAllNodes || tables == 0 {
-		t.Errorf("%d tables have %d nodes", tables, m.nodes)
+	if m.ranges > maxAllRanges || tables == 0 {
+		t.Errorf("%d tables have %d ranges", tables, m.ranges)
 	}
-	if err := m.take(policytable.GrowTable{Table: 1, Nodes: content().Nodes}, 1, number); !errors.Is(err, policytable.ErrInvalid) {
+	if err := m.take(policytable.GrowTable{Table: 1, Classes: content().Classes}, 1, number); !errors.Is(err, policytable.ErrInvalid) {
 		t.Errorf("it grows beyond: %v", err)
 	}
 	text := strings.Repeat("x", 1<<20)
@@ -241,8 +243,8 @@ func TestWhatAServiceSaysIsRememberedWithinBounds(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if m.names != 0 || m.nodes != 0 || m.trees != 0 || m.rules != 0 || m.rows != 0 || m.prefixes != 0 {
-		t.Errorf("nothing is left, and counted are %d bytes of names, %d nodes, %d classes, %d rules", m.names, m.nodes, m.trees, m.rules)
+	if m.names != 0 || m.ranges != 0 || m.trees != 0 || m.rules != 0 || m.rows != 0 || m.prefixes != 0 {
+		t.Errorf("nothing is left, and counted are %d bytes of names, %d ranges, %d classes, %d rules", m.names, m.ranges, m.trees, m.rules)
 	}
 }
 
@@ -285,38 +287,45 @@ func TestAdoptedTableGrowsByTheClassesThatItLacks(t *testing.T) {
 // INV-58
 func TestWrongStepsAreRefusedAndNameTheField(t *testing.T) {
 	define := func(change func(*policytable.DefineTable)) policytable.Step {
-		d := policytable.DefineTable{Table: 900, Content: policytable.Content{Hash: [32]byte{1}, Classes: []uint32{0}, Nodes: []policytable.PortNode{leaf(noAdmin<<16 | noRest)}}}
+		d := policytable.DefineTable{Table: 900, Content: policytable.Content{Hash: [32]byte{1}, Classes: []policytable.Ranges{everywhere(0)}}}
 		change(&d)
 		return d
 	}
-	loop := leaf(0)
-	loop.Value[0] = child // itself
+	ranges := func(list ...policytable.PortRange) func(d *policytable.DefineTable) {
+		return func(d *policytable.DefineTable) { d.Content.Classes[0] = list }
+	}
+	var many policytable.Ranges
+	for i := range uint32(policytable.MaxRanges) {
+		many = append(many, policytable.PortRange{First: 2 * i, Last: 2 * i})
+		many[i].Rest = uint16(1 + i%2)
+	}
 	for want, st := range map[string]policytable.Step{
-		"define_identity_class.identity_class":       policytable.DefineIdentityClass{Key: policytable.ClassKey{1}},
-		"define_identity_class.key":                  policytable.DefineIdentityClass{IdentityClass: 999},
-		"retire_identity_class.identity_class":       policytable.RetireIdentityClass{IdentityClass: 999},
-		"set_identity.identity":                      policytable.SetIdentity{Identity: 1 << 24, IdentityClass: 11},
-		"set_identity.identity_class":                policytable.SetIdentity{Identity: 300, IdentityClass: 999},
-		"set_identity.kind":                          policytable.SetIdentity{Identity: 300, IdentityClass: 11, Kind: 8},
-		"set_identity.scope":                         policytable.SetIdentity{Identity: 300, IdentityClass: 11, Scope: 3},
-		"define_table.table":                         define(func(d *policytable.DefineTable) { d.Table = 0 }),
-		"there is a table 101":                       define(func(d *policytable.DefineTable) { d.Table = 101 }),
-		"structure_hash":                             define(func(d *policytable.DefineTable) { d.Content.Hash = [32]byte{} }),
-		"classes: there is none":                     define(func(d *policytable.DefineTable) { d.Content.Classes = nil }),
-		"classes[0]: there is no node":               define(func(d *policytable.DefineTable) { d.Content.Classes[0] = 7 }),
-		"default_classes[2]":                         define(func(d *policytable.DefineTable) { d.Content.DefaultClasses[2] = 1 }),
-		"address_classes[1]":                         define(func(d *policytable.DefineTable) { d.Content.AddressClasses[1] = 1 }),
-		"peers[0].class":                             define(func(d *policytable.DefineTable) { d.Peers = []policytable.Row{{IdentityClass: 11, Class: 1}} }),
-		"identity_class: there is no 999":            define(func(d *policytable.DefineTable) { d.Peers = []policytable.Row{{IdentityClass: 999, Class: 0}} }),
-		"leads deeper than 3":                        define(func(d *policytable.DefineTable) { d.Content.Nodes[0] = loop }),
-		"value[0]: there is no node 8":               define(func(d *policytable.DefineTable) { d.Content.Nodes[0].Value[0] = child | 8 }),
-		"value[0]: there is no rule 5":               define(func(d *policytable.DefineTable) { d.Content.Nodes[0].Value[0] = noAdmin<<16 | 5 }),
-		"value[0]: there is no rule 0":               define(func(d *policytable.DefineTable) { d.Content.Nodes[0].Value[0] = noRest }),
-		"high[1] is below":                           define(func(d *policytable.DefineTable) { d.Content.Nodes[0].High[1] = 1 }),
-		"ends at 0x5":                                define(func(d *policytable.DefineTable) { d.Content.Nodes[0] = short() }),
+		"define_identity_class.identity_class": policytable.DefineIdentityClass{Key: policytable.ClassKey{1}},
+		"define_identity_class.key":            policytable.DefineIdentityClass{IdentityClass: 999},
+		"retire_identity_class.identity_class": policytable.RetireIdentityClass{IdentityClass: 999},
+		"set_identity.identity":                policytable.SetIdentity{Identity: 1 << 24, IdentityClass: 11},
+		"set_identity.identity_class":          policytable.SetIdentity{Identity: 300, IdentityClass: 999},
+		"set_identity.kind":                    policytable.SetIdentity{Identity: 300, IdentityClass: 11, Kind: 8},
+		"set_identity.scope":                   policytable.SetIdentity{Identity: 300, IdentityClass: 11, Scope: 3},
+		"define_table.table":                   define(func(d *policytable.DefineTable) { d.Table = 0 }),
+		"there is a table 101":                 define(func(d *policytable.DefineTable) { d.Table = 101 }),
+		"structure_hash":                       define(func(d *policytable.DefineTable) { d.Content.Hash = [32]byte{} }),
+		"classes: there is none":               define(func(d *policytable.DefineTable) { d.Content.Classes = nil }),
+		"default_classes[2]":                   define(func(d *policytable.DefineTable) { d.Content.DefaultClasses[2] = 1 }),
+		"address_classes[1]":                   define(func(d *policytable.DefineTable) { d.Content.AddressClasses[1] = 1 }),
+		"peers[0].class":                       define(func(d *policytable.DefineTable) { d.Peers = []policytable.Row{{IdentityClass: 11, Class: 1}} }),
+		"identity_class: there is no 999":      define(func(d *policytable.DefineTable) { d.Peers = []policytable.Row{{IdentityClass: 999, Class: 0}} }),
+		"classes[0]: invalid step: ranges[0].rest: there is no rule 5":  define(ranges(policytable.PortRange{Last: 9, Rest: 5})),
+		"classes[0]: invalid step: ranges[0].admin: there is no rule 5": define(ranges(policytable.PortRange{Last: 9, Admin: 5})),
+		"ranges[0]: begins at 0x9 behind its end 0x5":                   define(ranges(policytable.PortRange{First: 9, Last: 5})),
+		"ranges[1]: begins at 0x5, not behind the one before it":        define(ranges(policytable.PortRange{First: 1, Last: 5}, policytable.PortRange{First: 5, Last: 6})),
+		"classes[0]: invalid step: ranges: 8192 with those between them": define(func(d *policytable.DefineTable) {
+			d.Content.Rules = make([]policytable.Rule, 2)
+			d.Content.Classes[0] = many
+		}),
 		"rules[0]":                                   define(func(d *policytable.DefineTable) { d.Content.Rules = []policytable.Rule{{Action: 9}} }),
 		"grow_table.table":                           policytable.GrowTable{Table: 999},
-		"there is no node 900":                       policytable.GrowTable{Table: 101, Classes: []uint32{0, 900}},
+		"ranges[0].rest: there is no rule 900":       policytable.GrowTable{Table: 101, Classes: []policytable.Ranges{everywhere(900)}},
 		"retire_table.table":                         policytable.RetireTable{Table: 999},
 		"set_peer.table":                             policytable.SetPeer{Table: 999},
 		"set_peer.row.class":                         policytable.SetPeer{Table: 101, Row: policytable.Row{IdentityClass: 11, Class: 999}},
@@ -346,19 +355,4 @@ func TestWrongStepsAreRefusedAndNameTheField(t *testing.T) {
 			t.Errorf("%q: afterwards %v, %d writes", want, err, k.writes-writes)
 		}
 	}
-}
-
-func leaf(v uint32) (n policytable.PortNode) {
-	for i := range policytable.Fanout {
-		n.High[i], n.Value[i] = lastTop, v
-	}
-	return n
-}
-
-func short() (n policytable.PortNode) {
-	n = leaf(noAdmin<<16 | noRest)
-	for i := range policytable.Fanout {
-		n.High[i] = 5
-	}
-	return n
 }

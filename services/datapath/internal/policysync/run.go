@@ -111,6 +111,10 @@ func (a *Applier) subscription() (Subscription, told) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.dropNext()
+	if a.refused != "" {
+		a.refused = ""
+		a.setHeld("")
+	}
 	subjects, locations := a.wanted()
 	s := Subscription{
 		Name: a.cfg.Name, Incarnation: a.incarnation, Seq: a.seq,
@@ -131,18 +135,77 @@ func (a *Applier) subscribe(ctx context.Context) (heard bool, err error) {
 		cancel()
 		return false, fmt.Errorf("%w: %w", errAway, err)
 	}
-	type received struct {
-		m   policytable.Message
-		err error
+	messages, received := receive(ctx, stream)
+	grace := gracePeriods{wait: a.barrier}
+	defer func() {
+		cancel()
+		<-received
+		if grace.end() {
+			a.draining() // the next stream's
+		}
+	}()
+	// A stream that goes on may have nothing to say.
+	settled := time.NewTimer(time.Second)
+	defer settled.Stop()
+	tick := time.NewTicker(min(a.cfg.Retry, a.cfg.Linger))
+	defer tick.Stop()
+	s := &session{a: a, stream: stream, sub: sub}
+	for {
+		err := error(nil)
+		select {
+		case <-outer.Done():
+			return s.heard, ctx.Err()
+		case <-settled.C:
+			a.opened()
+		case r := <-messages:
+			if err = r.err; err == nil {
+				err = s.take(ctx, r.m)
+			}
+		case <-a.wake:
+			err = a.tell(stream, &told)
+		case <-tick.C:
+			if err = a.tell(stream, &told); err == nil {
+				err = a.again(ctx)
+			}
+		case <-a.drain:
+			grace.begin(ctx)
+		case failed := <-grace.under:
+			grace.passed(ctx)
+			if failed != nil && ctx.Err() == nil {
+				a.log.Error("grace period not awaited, what was retired keeps its room", log.Err(failed))
+				continue
+			}
+			err = a.again(ctx)
+		}
+		if err != nil {
+			return s.heard, err
+		}
 	}
-	messages := make(chan received)
-	done := make(chan struct{})
+}
+
+// opened notes that a subscription is open.
+func (a *Applier) opened() {
+	if a.session.set(true, nil) {
+		a.log.Info("policy subscription open")
+	}
+}
+
+// received is what Recv of a stream returned.
+type received struct {
+	m   policytable.Message
+	err error
+}
+
+// receive hands on what comes, until ctx ends or the stream does; done is closed
+// then.
+func receive(ctx context.Context, stream Stream) (messages <-chan received, done <-chan struct{}) {
+	out, end := make(chan received), make(chan struct{})
 	go func() {
-		defer close(done)
+		defer close(end)
 		for {
 			m, err := stream.Recv()
 			select {
-			case messages <- received{m, err}:
+			case out <- received{m, err}:
 			case <-ctx.Done():
 				return
 			}
@@ -151,103 +214,83 @@ func (a *Applier) subscribe(ctx context.Context) (heard bool, err error) {
 			}
 		}
 	}()
-	var drained <-chan error // a grace period that is waited for
-	var due bool             // another, for what was retired meanwhile
-	defer func() {
-		cancel()
-		<-done
-		if drained != nil {
-			<-drained
-		}
-		if due {
-			a.draining() // the next stream's
-		}
-	}()
-	// A stream that goes on may have nothing to say.
-	settled := time.NewTimer(time.Second)
-	defer settled.Stop()
-	open := func() {
-		if a.session.set(true, nil) {
-			a.log.Info("policy subscription open")
+	return out, end
+}
+
+// gracePeriods waits for one grace period after the other, beside everything
+// else: no change waits for either.
+type gracePeriods struct {
+	wait  func(context.Context) <-chan error
+	under <-chan error // one that is under way; nil: none
+	due   bool         // another, for what was retired meanwhile
+}
+
+func (g *gracePeriods) begin(ctx context.Context) {
+	if g.under != nil {
+		g.due = true
+		return
+	}
+	g.under = g.wait(ctx)
+}
+
+// passed begins the one that is due.
+func (g *gracePeriods) passed(ctx context.Context) {
+	g.under = nil
+	if g.due {
+		g.due, g.under = false, g.wait(ctx)
+	}
+}
+
+// end waits for the one that is under way, and says whether another is due.
+func (g *gracePeriods) end() (due bool) {
+	if g.under != nil {
+		<-g.under
+	}
+	return g.due
+}
+
+// session is what one stream has brought.
+type session struct {
+	a      *Applier
+	stream Stream
+	sub    Subscription
+	heard  bool
+	last   policytable.Message // without its steps
+}
+
+// take carries a message out and answers it.
+func (s *session) take(ctx context.Context, m policytable.Message) error {
+	if !s.heard {
+		s.a.begin(s.sub, m)
+		s.heard = true
+		s.a.opened()
+	} else if m.Incarnation != s.last.Incarnation || m.Seq != s.last.Seq+1 {
+		s.a.reset()
+		return policytable.Invalid("seq %d of %x follows %d of %x", m.Seq, m.Incarnation, s.last.Seq, s.last.Incarnation)
+	}
+	s.last = policytable.Message{Incarnation: m.Incarnation, Seq: m.Seq}
+	nacks, err := s.a.apply(ctx, m)
+	if err != nil {
+		return err
+	}
+	for _, n := range nacks {
+		if err := s.stream.Nack(n); err != nil {
+			return err
 		}
 	}
-	tick := time.NewTicker(min(a.cfg.Retry, a.cfg.Linger))
-	defer tick.Stop()
-	var last policytable.Message // of this stream
-	for {
-		select {
-		case <-outer.Done():
-			return heard, ctx.Err()
-		case <-settled.C:
-			open()
-		case r := <-messages:
-			if r.err != nil {
-				return heard, r.err
-			}
-			if !heard {
-				a.begin(sub, r.m)
-				heard = true
-				open()
-			} else if r.m.Incarnation != last.Incarnation || r.m.Seq != last.Seq+1 {
-				a.reset()
-				return heard, policytable.Invalid("seq %d of %x follows %d of %x", r.m.Seq, r.m.Incarnation, last.Seq, last.Incarnation)
-			}
-			last = policytable.Message{Incarnation: r.m.Incarnation, Seq: r.m.Seq}
-			nacks, err := a.apply(ctx, r.m)
-			if err != nil {
-				return heard, err
-			}
-			for _, n := range nacks {
-				if err := stream.Nack(n); err != nil {
-					return heard, err
-				}
-			}
-			if revision, why := a.holding(); why != "" {
-				if err := stream.Hold(Hold{Seq: r.m.Seq, Revision: revision, Reason: why}); err != nil {
-					return heard, err
-				}
-				continue
-			}
-			if a.collecting() {
-				continue // nothing of it is in the kernel yet
-			}
-			if err := faultAck.Hit(ctx); err != nil {
-				return heard, err
-			}
-			if err := stream.Ack(r.m.Seq); err != nil {
-				return heard, err
-			}
-		case <-a.wake:
-			if err := a.tell(stream, &told); err != nil {
-				return heard, err
-			}
-		case <-tick.C:
-			if err := a.tell(stream, &told); err != nil {
-				return heard, err
-			}
-			if err := a.again(ctx); err != nil {
-				return heard, err
-			}
-		case <-a.drain:
-			if drained != nil {
-				due = true // one after the other, and no change waits for either
-				continue
-			}
-			drained = a.barrier(ctx)
-		case err := <-drained:
-			drained = nil
-			if due {
-				due, drained = false, a.barrier(ctx)
-			}
-			if err != nil && ctx.Err() == nil {
-				a.log.Error("grace period not awaited, what was retired keeps its room", log.Err(err))
-				continue
-			}
-			if err := a.again(ctx); err != nil {
-				return heard, err
-			}
-		}
+	if s.a.refusing() {
+		return nil
 	}
+	if revision, why := s.a.holding(); why != "" {
+		return s.stream.Hold(Hold{Seq: m.Seq, Revision: revision, Reason: why})
+	}
+	if s.a.collecting() {
+		return nil // nothing of it is in the kernel yet
+	}
+	if err := faultAck.Hit(ctx); err != nil {
+		return err
+	}
+	return s.stream.Ack(m.Seq)
 }
 
 // barrier waits for a grace period beside everything else.

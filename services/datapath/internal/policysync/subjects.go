@@ -4,6 +4,7 @@
 package policysync
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -88,8 +89,8 @@ func (a *Applier) await(ctx context.Context, identity uint32) error {
 			if _, err := a.session.state(); err != nil {
 				return fmt.Errorf("policy of identity %d: %w: %w", identity, ErrUnavailable, err)
 			}
-			if a.held != "" {
-				return fmt.Errorf("policy of identity %d: %w: %s", identity, ErrUnavailable, a.held)
+			if why := cmp.Or(a.held, a.refused); why != "" {
+				return fmt.Errorf("policy of identity %d: %w: %s", identity, ErrUnavailable, why)
 			}
 			return fmt.Errorf("policy of identity %d: %w: the policy service has not sent its tables", identity, ErrUnavailable)
 		}

@@ -137,7 +137,7 @@ type builder struct {
 	content policytable.Content
 	classes map[string]uint16
 	peers   map[policytable.ClassKey]uint16
-	sent    [2]int // nodes and classes that the reader has
+	sent    int // classes that the reader has
 }
 
 // class is the class of what matches.
@@ -149,64 +149,42 @@ func (b *builder) class(matches func(testRule) bool) uint16 {
 			cuts[r.from-1] = struct{}{}
 		}
 	}
-	var list []interval
+	var list policytable.Ranges
+	first := uint32(0)
 	for _, high := range slices.Sorted(maps.Keys(cuts)) {
-		v := uint32(noAdmin)<<16 | noRest
+		rule := uint16(0)
 		for i, r := range b.policy.rules {
 			if high >= r.from && high <= r.to && matches(r) {
-				v = uint32(noAdmin)<<16 | uint32(i+1) //nolint:gosec // small
+				rule = uint16(i + 1) //nolint:gosec // small
 				break
 			}
 		}
-		if n := len(list); n > 0 && list[n-1].value == v {
-			list[n-1].high = high
+		if n := len(list); n > 0 && list[n-1].Rest == rule {
+			list[n-1].Last = high
 		} else {
-			list = append(list, interval{high, v})
+			list = append(list, policytable.PortRange{First: first, Last: high, Rest: rule})
 		}
+		first = high + 1
 	}
-	return b.add(list)
+	return b.add(slices.DeleteFunc(list, func(r policytable.PortRange) bool { return r.Rest == 0 }))
 }
 
-// interval ends at high and begins after the one before it.
-type interval struct{ high, value uint32 }
+const lastTop = policytable.LastPoint
 
-// What the values of nodes consist of.
-const (
-	child   = 1 << 31
-	noAdmin = 0x7FFF
-	noRest  = 0xFFFF
-	lastTop = 0xFFFFFFFF
-)
-
-func (b *builder) add(list []interval) uint16 {
+func (b *builder) add(list policytable.Ranges) uint16 {
 	text := fmt.Sprint(list)
 	if c, ok := b.classes[text]; ok {
 		return c
 	}
-	var leaves []uint32
-	for part := range slices.Chunk(list, policytable.Fanout) {
-		var n policytable.PortNode
-		for i := range policytable.Fanout {
-			iv := part[min(i, len(part)-1)]
-			n.High[i], n.Value[i] = iv.high, iv.value
-		}
-		b.content.Nodes = append(b.content.Nodes, n)
-		leaves = append(leaves, uint32(len(b.content.Nodes)-1)) //nolint:gosec // small
-	}
-	root := leaves[0]
-	if len(leaves) > 1 {
-		var n policytable.PortNode
-		for i := range policytable.Fanout {
-			at := leaves[min(i, len(leaves)-1)]
-			n.High[i], n.Value[i] = b.content.Nodes[at].High[policytable.Fanout-1], child|at
-		}
-		b.content.Nodes = append(b.content.Nodes, n)
-		root = uint32(len(b.content.Nodes) - 1) //nolint:gosec // small
-	}
 	c := uint16(len(b.content.Classes)) //nolint:gosec // small
-	b.content.Classes = append(b.content.Classes, root)
+	b.content.Classes = append(b.content.Classes, list)
 	b.classes[text] = c
 	return c
+}
+
+// everywhere is one rule at all ports.
+func everywhere(rule uint16) policytable.Ranges {
+	return policytable.Ranges{{Last: policytable.LastPoint, Rest: rule}}
 }
 
 func (s *service) build(p testPolicy) *builder {
@@ -228,10 +206,10 @@ func (s *service) build(p testPolicy) *builder {
 		for a := range policytable.Action(3) {
 			b.content.Rules = append(b.content.Rules, policytable.Rule{Action: a, Tier: 1})
 		}
-		nothing := b.add([]interval{{lastTop, uint32(noAdmin)<<16 | noRest}})
+		nothing := b.add(nil)
 		b.content.AddressClasses = policytable.PrefixClasses{nothing, nothing, nothing}
 		for prefix, action := range p.blocks {
-			c := b.add([]interval{{lastTop, uint32(noAdmin)<<16 | uint32(len(p.rules)+1) + uint32(action)}}) //nolint:gosec // small
+			c := b.add(everywhere(uint16(len(p.rules)+1) + uint16(action))) //nolint:gosec // small
 			b.content.Prefixes[prefix] = policytable.PrefixClasses{c, c, c}
 		}
 	}
@@ -256,16 +234,16 @@ func (s *service) define(b *builder) policytable.Step {
 	for _, key := range slices.SortedFunc(maps.Keys(b.peers), func(x, y policytable.ClassKey) int { return cmp.Compare(s.numbers[x], s.numbers[y]) }) {
 		st.Peers = append(st.Peers, policytable.Row{IdentityClass: s.numbers[key], Class: b.peers[key]})
 	}
-	b.sent = [2]int{len(b.content.Nodes), len(b.content.Classes)}
+	b.sent = len(b.content.Classes)
 	return st
 }
 
 func (s *service) grown(b *builder) []policytable.Step {
-	if b.sent == [2]int{len(b.content.Nodes), len(b.content.Classes)} {
+	if b.sent == len(b.content.Classes) {
 		return nil
 	}
-	st := policytable.GrowTable{Table: b.id, Nodes: slices.Clone(b.content.Nodes[b.sent[0]:]), Classes: slices.Clone(b.content.Classes[b.sent[1]:])}
-	b.sent = [2]int{len(b.content.Nodes), len(b.content.Classes)}
+	st := policytable.GrowTable{Table: b.id, Classes: slices.Clone(b.content.Classes[b.sent:])}
+	b.sent = len(b.content.Classes)
 	return []policytable.Step{st}
 }
 

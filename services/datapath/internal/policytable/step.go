@@ -44,11 +44,10 @@ type (
 		IdentityClass uint32
 		Class         Class
 	}
-	// GrowTable appends nodes and classes.
+	// GrowTable appends classes.
 	GrowTable struct {
 		Table   uint64
-		Nodes   []PortNode
-		Classes []uint32
+		Classes []Ranges
 	}
 	// RetireTable ends a table.
 	RetireTable struct{ Table uint64 }
@@ -97,6 +96,9 @@ type (
 	}
 	// SnapshotComplete ends a beginning that names everything.
 	SnapshotComplete struct{}
+	// UnknownStep is a step that this process does not know. The message that it
+	// is in cannot be carried out.
+	UnknownStep struct{ Field int32 } // its number in the message Step
 )
 
 func (DefineIdentityClass) step() {}
@@ -113,6 +115,7 @@ func (BindSubject) step()         {}
 func (RemoveSubject) step()       {}
 func (Barrier) step()             {}
 func (SnapshotComplete) step()    {}
+func (UnknownStep) step()         {}
 
 // Direction is the side of a connection that a table evaluates.
 type Direction uint8

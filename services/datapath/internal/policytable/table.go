@@ -111,20 +111,6 @@ type Class = uint16
 // PrefixClasses are the classes of the addresses in a prefix, by scope.
 type PrefixClasses = [Scopes]Class
 
-// Fanout is the number of entries in a PortNode.
-const Fanout = 16
-
-// PortNode is a node of a tree of ranges over protocol << 16 | port: the first
-// entry whose High is not below the point is taken. High ascends, unused
-// entries repeat the last one, and the last High of a root is 0xFFFFFFFF.
-type PortNode struct {
-	High [Fanout]uint32
-	// Value of an entry: with bit 31 the index of another node in the same
-	// table; else bits 30 to 16 the number of an Admin rule (0x7FFF: none),
-	// bits 15 to 0 that of another tier's (0xFFFF: none).
-	Value [Fanout]uint32
-}
-
 // Content is one direction of one policy.
 type Content struct {
 	// Hash is the service's name for what never changes in place: the rules,
@@ -137,9 +123,8 @@ type Content struct {
 	DefaultClasses [Kinds]Class
 	// AddressClasses are those of addresses in no prefix.
 	AddressClasses PrefixClasses
-	Rules          []Rule   // number 1 first
-	Classes        []uint32 // class to the index of its root in Nodes
-	Nodes          []PortNode
+	Rules          []Rule                  // number 1 first
+	Classes        []Ranges                // by class
 	Peers          map[IdentityClass]Class // the rows
 	Prefixes       map[netip.Prefix]PrefixClasses
 }
@@ -148,7 +133,7 @@ type Content struct {
 type Info struct {
 	ID                                     ID
 	Hash                                   [32]byte
-	Rules, Classes, Nodes, Peers, Prefixes int
+	Rules, Classes, Nodes, Peers, Prefixes int // Nodes of the trees of ranges
 }
 
 // Binding is an endpoint with the tables that evaluate its packets.

@@ -26,6 +26,7 @@ import (
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/synthetic"
+	"github.com/sluice-net/sluice/services/policy/internal/wire"
 )
 
 // user is the service's own.
@@ -138,7 +139,7 @@ func (m *measured) follow(ctx context.Context, subjects []uint32) (ended chan er
 		return nil, err
 	}
 	if err := w.Send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Subscribe{
-		Subscribe: &policyv1.Subscribe{Name: "datapath", Subjects: subjects, Role: policyv1.SubscriberRole_SUBSCRIBER_ROLE_ENFORCES},
+		Subscribe: &policyv1.Subscribe{Name: "datapath", Subjects: subjects, Role: policyv1.SubscriberRole_SUBSCRIBER_ROLE_ENFORCES, Formats: []policyv1.TableFormat{wire.Format}},
 	}}); err != nil {
 		return nil, err
 	}

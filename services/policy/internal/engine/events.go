@@ -56,11 +56,10 @@ type (
 		Hash    compile.Hash
 		Content *table.Table
 	}
-	// GrowTable appends nodes and classes to a table.
+	// GrowTable appends classes to a table.
 	GrowTable struct {
 		Table   TableID
-		Nodes   []table.Node
-		Classes []uint32
+		Classes [][]table.Interval
 	}
 	// RetireTable says that no direction is bound to the table any more.
 	RetireTable struct{ Table TableID }
@@ -128,12 +127,12 @@ func (e *Engine) emitFor(l *live, ev Event) {
 	}
 }
 
-// grown reports the nodes and classes that a table has gained.
+// grown reports the classes that a table has gained.
 func (e *Engine) grown(l *live) {
 	t := l.table
 	if len(t.Classes) > l.sentClasses {
-		e.config.Events(GrowTable{Table: l.id, Nodes: slices.Clone(t.Nodes[l.sentNodes:]), Classes: slices.Clone(t.Classes[l.sentClasses:])})
-		l.sentNodes, l.sentClasses = len(t.Nodes), len(t.Classes)
+		e.config.Events(GrowTable{Table: l.id, Classes: t.Lists(l.sentClasses)})
+		l.sentClasses = len(t.Classes)
 	}
 }
 
@@ -144,7 +143,7 @@ func (e *Engine) define(l *live) {
 	}
 	l.defined = true
 	if e.config.Events != nil {
-		l.sentNodes, l.sentClasses = len(l.table.Nodes), len(l.table.Classes)
+		l.sentClasses = len(l.table.Classes)
 		e.emit(l.definition())
 	}
 }
@@ -153,6 +152,7 @@ func (l *live) definition() DefineTable {
 	t := &table.Table{
 		Header: l.table.Header, Rules: slices.Clone(l.table.Rules), Classes: slices.Clone(l.table.Classes),
 		Nodes: slices.Clone(l.table.Nodes), Peers: maps.Clone(l.table.Peers),
+		Listed: l.table.Listed,
 	}
 	l.table.Blocks.All(t.Blocks.Set)
 	return DefineTable{Table: l.id, Hash: l.program.Hash, Content: t}

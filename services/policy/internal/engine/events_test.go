@@ -94,7 +94,11 @@ func (r *replica) apply(ev Event) {
 		if len(x.Classes) == 0 {
 			r.fail(ev, "nothing new")
 		}
-		t.Nodes, t.Classes = append(t.Nodes, x.Nodes...), append(t.Classes, x.Classes...)
+		for _, list := range x.Classes {
+			if _, err := table.NewBuilder().Class(t, list); err != nil {
+				r.fail(ev, err.Error())
+			}
+		}
 	case RetireTable:
 		target(x.Table)
 		for n, b := range r.bound {

@@ -36,10 +36,10 @@ type live struct {
 	// coarse says that classes of addresses with equal verdicts are one, since
 	// there were too many: a number stands for all rules that are alike.
 	coarse bool
-	// defined says that readers of the events know the table; sentNodes and
-	// sentClasses are how much of it.
-	defined                bool
-	sentNodes, sentClasses int
+	// defined says that readers of the events know the table, and sentClasses of
+	// its classes.
+	defined     bool
+	sentClasses int
 }
 
 // memoKey stands for a rule set, resolved for a peer's ports.

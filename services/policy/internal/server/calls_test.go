@@ -32,6 +32,7 @@ import (
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
+	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
@@ -484,7 +485,7 @@ func TestNoMessageIsLargerThanAClientTakes(t *testing.T) {
 	s.watch(subscribe("datapath", 301), func(_ *follower, m *policyv1.WatchPolicyTablesResponse) bool {
 		largest = max(largest, proto.Size(m))
 		for _, step := range m.GetSteps() {
-			places = max(places, len(step.GetBind().GetRules()))
+			places = max(places, len(step.GetBindSubject().GetRules()))
 		}
 		return true
 	}).snapshot().leave()
@@ -531,13 +532,22 @@ func TestTheLargestTablesFitIntoAnAnswer(t *testing.T) {
 	j := owner.Judged{Bound: [2]bool{true, true}}
 	for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
 		content := &table.Table{
-			Rules: make([]table.Rule, table.MaxRules), Classes: make([]uint32, table.MaxIdentityClasses+table.MaxAddressClasses),
-			Nodes: make([]table.Node, table.MaxNodes), Peers: make(map[table.IdentityClass]table.Class),
+			Rules: make([]table.Rule, table.MaxRules), Peers: make(map[table.IdentityClass]table.Class),
 		}
-		for i := range content.Nodes {
-			for k := range content.Nodes[i].Hi {
-				content.Nodes[i].Hi[k], content.Nodes[i].Value[k] = 1<<32-1, 1<<32-1
+		b := table.NewBuilder()
+		for n := 0; ; n++ { // as many ranges as there can be, none of them short
+			list := make([]table.Interval, 1024)
+			for i := range list {
+				list[i] = table.Interval{Hi: port.Point(1<<31 + i), Value: table.MakeValue(table.MaxAdminRules, uint16(table.MaxRules-i%2))}
 			}
+			list[0].Value = table.MakeValue(uint16(n+1), table.MaxRules)
+			list[1023].Hi = port.Last
+			if _, err := b.Class(content, list); err != nil {
+				break
+			}
+		}
+		if content.Listed != table.MaxAllIntervals {
+			t.Errorf("%d ranges, and there can be %d", content.Listed, table.MaxAllIntervals)
 		}
 		for i := range table.MaxPeers {
 			content.Peers[table.IdentityClass(1<<31+i)] = 5000

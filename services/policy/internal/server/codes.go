@@ -53,6 +53,8 @@ func statusOf(err error) error {
 		return answer(codes.ResourceExhausted, policyv1.ErrorReason_ERROR_REASON_LIMIT_EXCEEDED, rpcerr.Quota("policy", err.Error()))
 	case errors.Is(err, stream.ErrSlow):
 		return answer(codes.ResourceExhausted, policyv1.ErrorReason_ERROR_REASON_SUBSCRIBER_TOO_SLOW, rpcerr.Retry(0))
+	case errors.Is(err, errFormat):
+		return answer(codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_TABLE_FORMAT)
 	case errors.Is(err, stream.ErrReplaced):
 		return answer(codes.Aborted, policyv1.ErrorReason_ERROR_REASON_SUBSCRIBER_REPLACED)
 	case errors.Is(err, owner.ErrChanged):

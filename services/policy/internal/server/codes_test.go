@@ -40,6 +40,7 @@ func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 		{owner.ErrStorage, codes.Unavailable, policyv1.ErrorReason_ERROR_REASON_STORAGE_FAILED},
 		{owner.ErrStopped, codes.Unavailable, policyv1.ErrorReason_ERROR_REASON_STOPPING},
 		{stream.ErrSlow, codes.ResourceExhausted, policyv1.ErrorReason_ERROR_REASON_SUBSCRIBER_TOO_SLOW},
+		{errFormat, codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_TABLE_FORMAT},
 		{stream.ErrReplaced, codes.Aborted, policyv1.ErrorReason_ERROR_REASON_SUBSCRIBER_REPLACED},
 		{stream.ErrAck, codes.InvalidArgument, policyv1.ErrorReason_ERROR_REASON_UNKNOWN_ACK},
 		{context.Canceled, codes.Canceled, 0},

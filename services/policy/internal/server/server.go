@@ -334,7 +334,7 @@ func side(x owner.Side) *policyv1.SideExplanation {
 		Action: wire.Action(x.Verdict.Action), DecidedBy: wire.DecidedBy(x.Verdict, x.Enforced), Rule: uint32(x.Verdict.Rule), Enforced: x.Enforced,
 	}
 	if x.Verdict.Action == rule.Redirect {
-		out.Proxy = x.Verdict.Proxy.String()
+		out.Proxy = wire.Proxy(x.Verdict.Proxy)
 	}
 	for _, m := range x.Matches {
 		r := &policyv1.MatchingRule{

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -26,6 +27,9 @@ import (
 // is beyond it is left out, so that a message fits into what a client takes.
 const maxSources = 3 << 20
 
+// errFormat says that a subscriber understands no format that the service sends.
+var errFormat = errors.New("no common format of tables")
+
 type tables = grpc.BidiStreamingServer[policyv1.WatchPolicyTablesRequest, policyv1.WatchPolicyTablesResponse]
 
 // WatchPolicyTables implements the service.
@@ -39,6 +43,9 @@ func (s *Server) WatchPolicyTables(conn tables) error {
 	sub := first.GetSubscribe()
 	if sub == nil {
 		return statusOf(&owner.FieldError{Field: "message", Err: errors.New("the first message is not subscribe")})
+	}
+	if !slices.Contains(sub.GetFormats(), wire.Format) {
+		return statusOf(fmt.Errorf("%w: the subscriber understands %v, this service sends %v: both must be of one release", errFormat, sub.GetFormats(), wire.Format))
 	}
 	var in stream.Incarnation
 	if b := sub.GetIncarnation(); len(b) == len(in) {
@@ -89,7 +96,7 @@ func (s *Server) send(ctx context.Context, conn tables, session *stream.Session,
 		if err != nil {
 			return statusOf(err)
 		}
-		out := &policyv1.WatchPolicyTablesResponse{Incarnation: incarnation[:], Seq: m.Seq, Steps: make([]*policyv1.Step, 0, len(m.Steps)+2)}
+		out := &policyv1.WatchPolicyTablesResponse{Incarnation: incarnation[:], Seq: m.Seq, Format: wire.Format, Steps: make([]*policyv1.Step, 0, len(m.Steps)+2)}
 		for _, ev := range m.Steps {
 			out.Steps = append(out.Steps, wire.Step(cutSources(ev), m.Revision))
 		}
@@ -160,6 +167,9 @@ func (s *Server) take(ctx context.Context, m *policyv1.WatchPolicyTablesRequest,
 	case *policyv1.WatchPolicyTablesRequest_Hold:
 		return session.Hold(x.Hold.GetSeq(), stream.Hold{Revision: x.Hold.GetRevision(), Reason: x.Hold.GetReason()})
 	case *policyv1.WatchPolicyTablesRequest_Nack:
+		if x.Nack.GetSubject() == 0 {
+			return session.RefuseMessage(x.Nack.GetSeq(), x.Nack.GetReason())
+		}
 		return s.Owner.Refuse(ctx, session, identity.Numeric(x.Nack.GetSubject()), engine.TableID(x.Nack.GetTable()), x.Nack.GetReason())
 	case *policyv1.WatchPolicyTablesRequest_Subjects:
 		return s.Owner.Change(ctx, name, session,

@@ -27,6 +27,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
+	"github.com/sluice-net/sluice/services/policy/internal/wire"
 )
 
 // replica is what a datapath has: tables made of messages, and nothing else.
@@ -35,39 +36,59 @@ type replica struct {
 	classes map[uint32]string
 	tables  map[uint64]*table.Table
 	bound   map[uint32]*[2]*uint64
-	binds   map[uint32]*policyv1.Bind // the last ingress one
+	binds   map[uint32]*policyv1.BindSubject // the last ingress one
 }
 
 func newReplica() *replica {
 	return &replica{
 		words: map[uint32]table.Word{}, classes: map[uint32]string{}, tables: map[uint64]*table.Table{},
-		bound: map[uint32]*[2]*uint64{}, binds: map[uint32]*policyv1.Bind{},
+		bound: map[uint32]*[2]*uint64{}, binds: map[uint32]*policyv1.BindSubject{},
 	}
 }
 
-func classesOf(in []uint32) (out [identity.PeerScopes]table.Class) {
-	for i, c := range in {
-		out[i] = table.Class(c)
-	}
-	return out
-}
-
-func nodesOf(in []*policyv1.PortNode) []table.Node {
-	out := make([]table.Node, len(in))
-	for i, n := range in {
-		copy(out[i].Hi[:], n.GetHigh())
-		copy(out[i].Value[:], n.GetValue())
+func classesOf(in []*policyv1.ScopeClass) (out table.PrefixClasses) {
+	for _, c := range in {
+		out[c.GetScope()-1] = table.Class(c.GetClass())
 	}
 	return out
 }
 
-func prefixOf(b *policyv1.AddressBlock) netip.Prefix {
-	a, _ := netip.AddrFromSlice(b.GetAddress())
-	return netip.PrefixFrom(a, int(b.GetBits()))
+// grow adds classes as they came: each a list of its own.
+func grow(t *table.Table, classes []*policyv1.PeerClass) {
+	for _, c := range classes {
+		list, next := []table.Interval(nil), uint64(0)
+		gap := func(until uint64) {
+			if until > next {
+				list = append(list, table.Interval{Hi: port.Point(until - 1), Value: table.Nothing})
+			}
+		}
+		for _, r := range c.GetRanges() {
+			gap(uint64(r.GetFirst()))
+			admin, rest := uint16(table.NoAdmin), uint16(table.NoRest)
+			if r.GetAdmin() != 0 {
+				admin = uint16(r.GetAdmin())
+			}
+			if r.GetRest() != 0 {
+				rest = uint16(r.GetRest())
+			}
+			list = append(list, table.Interval{Hi: port.Point(r.GetLast()), Value: table.MakeValue(admin, rest)})
+			next = uint64(r.GetLast()) + 1
+		}
+		gap(1 << 32)
+		if _, err := table.NewBuilder().Class(t, list); err != nil {
+			panic(err)
+		}
+	}
 }
 
-func (r *replica) define(d *policyv1.TableDefine) *table.Table {
-	t := &table.Table{Classes: slices.Clone(d.GetClasses()), Nodes: nodesOf(d.GetNodes()), Peers: map[table.IdentityClass]table.Class{}}
+func prefixOf(address []byte, length uint32) netip.Prefix {
+	a, _ := netip.AddrFromSlice(address)
+	return netip.PrefixFrom(a, int(length))
+}
+
+func (r *replica) define(d *policyv1.PolicyTable) *table.Table {
+	t := &table.Table{Peers: map[table.IdentityClass]table.Class{}}
+	grow(t, d.GetClasses())
 	if d.GetDefaultAllow() {
 		t.Flags |= table.DefaultAllow
 	}
@@ -77,18 +98,18 @@ func (r *replica) define(d *policyv1.TableDefine) *table.Table {
 	if d.GetHasAddresses() {
 		t.Flags |= table.HasAddresses
 	}
-	for i, c := range d.GetDefaultClasses() {
-		t.Default[i] = table.Class(c)
+	for _, c := range d.GetDefaultClasses() {
+		t.Default[c.GetKind()-1] = table.Class(c.GetClass())
 	}
 	t.Address = classesOf(d.GetAddressClasses())
 	for _, x := range d.GetRules() {
 		t.Rules = append(t.Rules, table.Rule{Action: rule.Action(x.GetAction() - 1), Tier: rule.Tier(x.GetTier()), Proxy: rule.Proxy(x.GetProxy())})
 	}
 	for _, p := range d.GetPeers() {
-		t.Peers[table.IdentityClass(p.GetNodeClass())] = table.Class(p.GetClass())
+		t.Peers[table.IdentityClass(p.GetIdentityClass())] = table.Class(p.GetClass())
 	}
-	for _, b := range d.GetBlocks() {
-		t.Blocks.Set(prefixOf(b), classesOf(b.GetClasses()))
+	for _, b := range d.GetPrefixes() {
+		t.Blocks.Set(prefixOf(b.GetAddress(), b.GetLength()), classesOf(b.GetClasses()))
 	}
 	return t
 }
@@ -96,70 +117,75 @@ func (r *replica) define(d *policyv1.TableDefine) *table.Table {
 // apply carries out one step; an error is a broken promise of the stream.
 func (r *replica) apply(s *policyv1.Step) error {
 	switch x := s.GetStep().(type) {
-	case *policyv1.Step_NodeClassDefine:
-		r.classes[x.NodeClassDefine.GetNodeClass()] = string(x.NodeClassDefine.GetKey())
-	case *policyv1.Step_NodeClassRetire:
-		delete(r.classes, x.NodeClassRetire.GetNodeClass())
-	case *policyv1.Step_IdentityUpdate:
-		u := x.IdentityUpdate
-		if u.GetNodeClass() == 0 {
+	case *policyv1.Step_DefineIdentityClass:
+		r.classes[x.DefineIdentityClass.GetIdentityClass()] = string(x.DefineIdentityClass.GetKey())
+	case *policyv1.Step_RetireIdentityClass:
+		delete(r.classes, x.RetireIdentityClass.GetIdentityClass())
+	case *policyv1.Step_SetIdentity:
+		u := x.SetIdentity
+		if u.GetIdentityClass() == 0 {
 			delete(r.words, u.GetIdentity())
 			break
 		}
-		if _, ok := r.classes[u.GetNodeClass()]; !ok {
+		if _, ok := r.classes[u.GetIdentityClass()]; !ok {
 			return fmt.Errorf("identity %d has a class without a name", u.GetIdentity())
 		}
 		r.words[u.GetIdentity()] = table.Word{
-			IdentityClass: table.IdentityClass(u.GetNodeClass()), Kind: identity.Kind(u.GetKind() - 1), Scope: identity.PeerScope(u.GetScope() - 1), Known: true,
+			IdentityClass: table.IdentityClass(u.GetIdentityClass()), Kind: identity.Kind(u.GetKind() - 1), Scope: identity.PeerScope(u.GetScope() - 1), Known: true,
 		}
-	case *policyv1.Step_TableDefine:
-		d := x.TableDefine
+	case *policyv1.Step_DefineTable:
+		d := x.DefineTable
 		if r.tables[d.GetTable()] != nil || d.GetTable() == 0 || len(d.GetStructureHash()) != 32 {
 			return fmt.Errorf("table %d is defined wrongly", d.GetTable())
 		}
 		r.tables[d.GetTable()] = r.define(d)
-	case *policyv1.Step_TableGrow:
-		t := r.tables[x.TableGrow.GetTable()]
+	case *policyv1.Step_GrowTable:
+		t := r.tables[x.GrowTable.GetTable()]
 		if t == nil {
-			return fmt.Errorf("table %d grows and is not there", x.TableGrow.GetTable())
+			return fmt.Errorf("table %d grows and is not there", x.GrowTable.GetTable())
 		}
-		t.Nodes, t.Classes = append(t.Nodes, nodesOf(x.TableGrow.GetNodes())...), append(t.Classes, x.TableGrow.GetClasses()...)
-	case *policyv1.Step_TableRetire:
+		grow(t, x.GrowTable.GetClasses())
+	case *policyv1.Step_RetireTable:
 		for n, b := range r.bound {
 			for _, id := range b {
-				if id != nil && *id == x.TableRetire.GetTable() {
+				if id != nil && *id == x.RetireTable.GetTable() {
 					return fmt.Errorf("table %d is retired and identity %d bound to it", *id, n)
 				}
 			}
 		}
-		delete(r.tables, x.TableRetire.GetTable())
-	case *policyv1.Step_PeerUpdate:
-		t := r.tables[x.PeerUpdate.GetTable()]
+		delete(r.tables, x.RetireTable.GetTable())
+	case *policyv1.Step_SetPeer:
+		t, c := r.tables[x.SetPeer.GetTable()], table.IdentityClass(x.SetPeer.GetRow().GetIdentityClass())
 		if t == nil {
-			return fmt.Errorf("row for table %d, which is not there", x.PeerUpdate.GetTable())
+			return fmt.Errorf("row for table %d, which is not there", x.SetPeer.GetTable())
 		}
-		c := table.IdentityClass(x.PeerUpdate.GetRow().GetNodeClass())
-		_, there := t.Peers[c]
-		if there != x.PeerUpdate.GetDelete() {
-			return fmt.Errorf("row %d of table %d: there %t, deleted %t", c, x.PeerUpdate.GetTable(), there, x.PeerUpdate.GetDelete())
+		if _, there := t.Peers[c]; there {
+			return fmt.Errorf("row %d of table %d is there", c, x.SetPeer.GetTable())
 		}
-		if there {
-			delete(t.Peers, c)
-		} else {
-			t.Peers[c] = table.Class(x.PeerUpdate.GetRow().GetClass())
-		}
-	case *policyv1.Step_AddressUpdate:
-		t := r.tables[x.AddressUpdate.GetTable()]
+		t.Peers[c] = table.Class(x.SetPeer.GetRow().GetClass())
+	case *policyv1.Step_DeletePeer:
+		t, c := r.tables[x.DeletePeer.GetTable()], table.IdentityClass(x.DeletePeer.GetIdentityClass())
 		if t == nil {
-			return fmt.Errorf("block for table %d, which is not there", x.AddressUpdate.GetTable())
+			return fmt.Errorf("row of table %d, which is not there", x.DeletePeer.GetTable())
 		}
-		if p := prefixOf(x.AddressUpdate.GetBlock()); x.AddressUpdate.GetDelete() {
-			t.Blocks.Delete(p)
-		} else {
-			t.Blocks.Set(p, classesOf(x.AddressUpdate.GetBlock().GetClasses()))
+		if _, there := t.Peers[c]; !there {
+			return fmt.Errorf("row %d of table %d is not there", c, x.DeletePeer.GetTable())
 		}
-	case *policyv1.Step_Bind:
-		b := x.Bind
+		delete(t.Peers, c)
+	case *policyv1.Step_SetPrefix:
+		t, p := r.tables[x.SetPrefix.GetTable()], x.SetPrefix.GetPrefix()
+		if t == nil {
+			return fmt.Errorf("prefix for table %d, which is not there", x.SetPrefix.GetTable())
+		}
+		t.Blocks.Set(prefixOf(p.GetAddress(), p.GetLength()), classesOf(p.GetClasses()))
+	case *policyv1.Step_DeletePrefix:
+		t := r.tables[x.DeletePrefix.GetTable()]
+		if t == nil {
+			return fmt.Errorf("prefix of table %d, which is not there", x.DeletePrefix.GetTable())
+		}
+		t.Blocks.Delete(prefixOf(x.DeletePrefix.GetAddress(), x.DeletePrefix.GetLength()))
+	case *policyv1.Step_BindSubject:
+		b := x.BindSubject
 		if t := r.tables[b.GetTable()]; b.GetTable() != 0 && (t == nil || len(t.Rules) != len(b.GetRules())) {
 			return fmt.Errorf("identity %d is bound to table %d, which is not there or has other rules", b.GetSubject(), b.GetTable())
 		}
@@ -174,8 +200,8 @@ func (r *replica) apply(s *policyv1.Step) error {
 			r.binds[b.GetSubject()] = b
 		}
 		r.bound[b.GetSubject()][d] = &id
-	case *policyv1.Step_SubjectGone:
-		delete(r.bound, x.SubjectGone.GetSubject())
+	case *policyv1.Step_RemoveSubject:
+		delete(r.bound, x.RemoveSubject.GetSubject())
 	}
 	return nil
 }
@@ -225,6 +251,9 @@ func (s *service) continueWith(sub *policyv1.Subscribe, r *replica, seq uint64, 
 	}
 	f := &follower{t: s.t, PolicyService_WatchPolicyTablesClient: w, replica: r, seq: seq, cancel: cancel, ended: make(chan struct{})}
 	s.t.Cleanup(f.leave)
+	if sub.Formats == nil {
+		sub.Formats = []policyv1.TableFormat{wire.Format}
+	}
 	f.send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Subscribe{Subscribe: sub}})
 	go func() {
 		defer close(f.ended)
@@ -318,7 +347,7 @@ func (f *follower) snapshot() *follower {
 }
 
 func subscribe(name string, subjects ...uint32) *policyv1.Subscribe {
-	return &policyv1.Subscribe{Name: name, Subjects: subjects, Role: policyv1.SubscriberRole_SUBSCRIBER_ROLE_ENFORCES}
+	return &policyv1.Subscribe{Name: name, Subjects: subjects, Role: policyv1.SubscriberRole_SUBSCRIBER_ROLE_ENFORCES, Formats: []policyv1.TableFormat{wire.Format}}
 }
 
 // status waits until the service says what is wanted.
@@ -755,7 +784,7 @@ func TestRefusedTableIsNamedUntilItIsReplaced(t *testing.T) {
 	refuse := true
 	f := s.watch(subscribe("datapath", 301), func(f *follower, m *policyv1.WatchPolicyTablesResponse) bool {
 		for _, step := range m.GetSteps() {
-			if b := step.GetBind(); b.GetTable() != 0 && refuse {
+			if b := step.GetBindSubject(); b.GetTable() != 0 && refuse {
 				refuse = f.Send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Nack{Nack: &policyv1.Nack{
 					Seq: m.GetSeq(), Subject: b.GetSubject(), Table: b.GetTable(), Reason: "the map has no room",
 				}}}) != nil

@@ -506,6 +506,16 @@ func (s *Session) Hold(seq uint64, h Hold) error {
 	return nil
 }
 
+// RefuseMessage says that the subscriber does not know a step of the message. It
+// goes on enforcing what it acknowledged last, which is a reason to wait for it
+// as little as a hold is.
+func (s *Session) RefuseMessage(seq uint64, reason string) error {
+	s.log.mu.Lock()
+	enforced := s.pos.at.Policy
+	s.log.mu.Unlock()
+	return s.Hold(seq, Hold{Revision: enforced, Reason: reason})
+}
+
 // Release forgets that subscribers hold: the next entry tells them that they need
 // not. What they say of entries before it does not count any more.
 func (l *Log) Release() {
@@ -590,9 +600,13 @@ func Weight(ev engine.Event) int {
 	switch x := ev.(type) {
 	case engine.DefineTable:
 		t := x.Content
-		return 128 + 160*len(t.Nodes) + 8*len(t.Rules) + 4*len(t.Classes) + 10*len(t.Peers) + 36*t.Blocks.Len()
+		return 128 + 24*t.Listed + 8*len(t.Rules) + 4*len(t.Classes) + 10*len(t.Peers) + 64*t.Blocks.Len()
 	case engine.GrowTable:
-		return 16 + 160*len(x.Nodes) + 4*len(x.Classes)
+		w := 16 + 4*len(x.Classes)
+		for _, list := range x.Classes {
+			w += 24 * len(list)
+		}
+		return w
 	case engine.BindSubject:
 		w := 32
 		for _, sources := range x.Sources {

@@ -26,7 +26,8 @@ import (
 const (
 	MaxIdentityClasses = 4096
 	MaxAddressClasses  = 1024
-	MaxIntervals       = 4096 // of one class
+	MaxIntervals       = 4096    // of one class
+	MaxAllIntervals    = 1 << 17 // of all classes, so that a table fits into a message
 	MaxRules           = 65534
 	MaxAdminRules      = 32766
 
@@ -120,6 +121,8 @@ type Table struct {
 	Nodes   []Node
 	Peers   map[IdentityClass]Class
 	Blocks  Blocks
+	// Listed is how many intervals the lists of all classes have together.
+	Listed int
 }
 
 // Word is what the kernel's identity array holds for a number; 0 is unknown.
@@ -225,6 +228,18 @@ func (t *Table) search(class Class, q port.Point) Value {
 		}
 		n = &t.Nodes[v&^child]
 	}
+}
+
+// PrefixClasses are the classes of the addresses in a prefix, by scope.
+type PrefixClasses = [identity.PeerScopes]Class
+
+// Lists are the lists of the classes from a number on.
+func (t *Table) Lists(from int) [][]Interval {
+	out := make([][]Interval, 0, len(t.Classes)-from)
+	for class := from; class < len(t.Classes); class++ {
+		out = append(out, t.Intervals(Class(class)))
+	}
+	return out
 }
 
 // Intervals returns the list that a class stands for.
@@ -416,6 +431,10 @@ func (b *Builder) Class(t *Table, list []Interval) (Class, error) {
 	if n := len(t.Classes); n >= MaxIdentityClasses+MaxAddressClasses {
 		return 0, &ErrTooLarge{"classes", n + 1, MaxIdentityClasses + MaxAddressClasses}
 	}
+	if n := t.Listed + len(list); n > MaxAllIntervals {
+		return 0, &ErrTooLarge{"intervals in all classes", n, MaxAllIntervals}
+	}
+	t.Listed += len(list)
 	c := Class(len(t.Classes))
 	t.Classes = append(t.Classes, root)
 	b.class[root] = c

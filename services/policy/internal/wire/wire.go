@@ -22,116 +22,136 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
+// Format is what the messages look like.
+const Format = policyv1.TableFormat_TABLE_FORMAT_RANGES
+
 // Step writes one event. The revision is that of the policies which a binding
 // belongs to; other events have none.
 func Step(ev engine.Event, revision uint64) *policyv1.Step {
 	switch x := ev.(type) {
 	case engine.DefineIdentityClass:
-		return &policyv1.Step{Step: &policyv1.Step_NodeClassDefine{NodeClassDefine: &policyv1.NodeClassDefine{
-			NodeClass: uint32(x.IdentityClass), Key: slices.Clone(x.Key[:]),
+		return &policyv1.Step{Step: &policyv1.Step_DefineIdentityClass{DefineIdentityClass: &policyv1.DefineIdentityClass{
+			IdentityClass: uint32(x.IdentityClass), Key: slices.Clone(x.Key[:]),
 		}}}
 	case engine.RetireIdentityClass:
-		return &policyv1.Step{Step: &policyv1.Step_NodeClassRetire{NodeClassRetire: &policyv1.NodeClassRetire{NodeClass: uint32(x.IdentityClass)}}}
+		return &policyv1.Step{Step: &policyv1.Step_RetireIdentityClass{
+			RetireIdentityClass: &policyv1.RetireIdentityClass{IdentityClass: uint32(x.IdentityClass)},
+		}}
 	case engine.SetIdentity:
-		return &policyv1.Step{Step: &policyv1.Step_IdentityUpdate{IdentityUpdate: Identity(x.Identity, x.Word)}}
+		return &policyv1.Step{Step: &policyv1.Step_SetIdentity{SetIdentity: Identity(x.Identity, x.Word)}}
 	case engine.DefineTable:
-		return &policyv1.Step{Step: &policyv1.Step_TableDefine{TableDefine: Table(x)}}
+		return &policyv1.Step{Step: &policyv1.Step_DefineTable{DefineTable: Table(x)}}
 	case engine.GrowTable:
-		return &policyv1.Step{Step: &policyv1.Step_TableGrow{TableGrow: &policyv1.TableGrow{
-			Table: uint64(x.Table), Nodes: nodes(x.Nodes), Classes: x.Classes,
+		return &policyv1.Step{Step: &policyv1.Step_GrowTable{GrowTable: &policyv1.GrowTable{
+			Table: uint64(x.Table), Classes: peerClasses(x.Classes),
 		}}}
 	case engine.RetireTable:
-		return &policyv1.Step{Step: &policyv1.Step_TableRetire{TableRetire: &policyv1.TableRetire{Table: uint64(x.Table)}}}
+		return &policyv1.Step{Step: &policyv1.Step_RetireTable{RetireTable: &policyv1.RetireTable{Table: uint64(x.Table)}}}
 	case engine.SetPeer:
-		return &policyv1.Step{Step: &policyv1.Step_PeerUpdate{PeerUpdate: &policyv1.PeerUpdate{
-			Table: uint64(x.Table), Row: &policyv1.PeerRow{NodeClass: uint32(x.IdentityClass), Class: uint32(x.Class)},
+		return &policyv1.Step{Step: &policyv1.Step_SetPeer{SetPeer: &policyv1.SetPeer{
+			Table: uint64(x.Table), Row: &policyv1.PeerRow{IdentityClass: uint32(x.IdentityClass), Class: uint32(x.Class)},
 		}}}
 	case engine.DeletePeer:
-		return &policyv1.Step{Step: &policyv1.Step_PeerUpdate{PeerUpdate: &policyv1.PeerUpdate{
-			Table: uint64(x.Table), Row: &policyv1.PeerRow{NodeClass: uint32(x.IdentityClass)}, Delete: true,
+		return &policyv1.Step{Step: &policyv1.Step_DeletePeer{DeletePeer: &policyv1.DeletePeer{
+			Table: uint64(x.Table), IdentityClass: uint32(x.IdentityClass),
 		}}}
 	case engine.SetPrefix:
-		return &policyv1.Step{Step: &policyv1.Step_AddressUpdate{AddressUpdate: &policyv1.AddressUpdate{
-			Table: uint64(x.Table), Block: block(x.Prefix, x.Classes),
+		return &policyv1.Step{Step: &policyv1.Step_SetPrefix{SetPrefix: &policyv1.SetPrefix{
+			Table: uint64(x.Table), Prefix: prefix(x.Prefix, x.Classes),
 		}}}
 	case engine.DeletePrefix:
-		return &policyv1.Step{Step: &policyv1.Step_AddressUpdate{AddressUpdate: &policyv1.AddressUpdate{
-			Table: uint64(x.Table), Delete: true,
-			Block: &policyv1.AddressBlock{Address: x.Prefix.Addr().AsSlice(), Bits: uint32(x.Prefix.Bits())},
+		return &policyv1.Step{Step: &policyv1.Step_DeletePrefix{DeletePrefix: &policyv1.DeletePrefix{
+			Table: uint64(x.Table), Address: x.Prefix.Addr().AsSlice(), Length: uint32(x.Prefix.Bits()),
 		}}}
 	case engine.BindSubject:
-		return &policyv1.Step{Step: &policyv1.Step_Bind{Bind: &policyv1.Bind{
+		return &policyv1.Step{Step: &policyv1.Step_BindSubject{BindSubject: &policyv1.BindSubject{
 			Subject: uint32(x.Subject), Direction: Direction(x.Direction), Table: uint64(x.Table),
 			PolicyRevision: revision, Rules: Sources(x.Sources),
 		}}}
 	case engine.RemoveSubject:
-		return &policyv1.Step{Step: &policyv1.Step_SubjectGone{SubjectGone: &policyv1.SubjectGone{Subject: uint32(x.Subject)}}}
+		return &policyv1.Step{Step: &policyv1.Step_RemoveSubject{RemoveSubject: &policyv1.RemoveSubject{Subject: uint32(x.Subject)}}}
 	}
 	panic(fmt.Sprintf("event %T has no message", ev)) // a new kind of event needs one
 }
 
 // Identity writes the word of an identity.
-func Identity(n identity.Numeric, w table.Word) *policyv1.IdentityUpdate {
+func Identity(n identity.Numeric, w table.Word) *policyv1.SetIdentity {
 	if !w.Known {
-		return &policyv1.IdentityUpdate{Identity: uint32(n)}
+		return &policyv1.SetIdentity{Identity: uint32(n)}
 	}
-	return &policyv1.IdentityUpdate{
-		Identity: uint32(n), NodeClass: uint32(w.IdentityClass), Kind: policyv1.PeerKind(w.Kind) + 1, Scope: policyv1.PeerScope(w.Scope) + 1,
+	return &policyv1.SetIdentity{
+		Identity: uint32(n), IdentityClass: uint32(w.IdentityClass), Kind: policyv1.PeerKind(w.Kind) + 1, Scope: policyv1.PeerScope(w.Scope) + 1,
 	}
 }
 
-// Table writes a table, its rows and blocks in order.
-func Table(d engine.DefineTable) *policyv1.TableDefine {
+// Table writes a table, its rows and prefixes in order.
+func Table(d engine.DefineTable) *policyv1.PolicyTable {
 	t := d.Content
-	out := &policyv1.TableDefine{
+	out := &policyv1.PolicyTable{
 		Table: uint64(d.Table), StructureHash: slices.Clone(d.Hash[:]),
 		DefaultAllow:   t.Flags&table.DefaultAllow != 0,
 		HostAllow:      t.Flags&table.HostAllow != 0,
 		HasAddresses:   t.Flags&table.HasAddresses != 0,
-		DefaultClasses: classes(t.Default[:]),
-		AddressClasses: classes(t.Address[:]),
+		DefaultClasses: make([]*policyv1.KindClass, len(t.Default)),
+		AddressClasses: scopeClasses(t.Address),
 		Rules:          make([]*policyv1.TableRule, len(t.Rules)),
-		Classes:        slices.Clone(t.Classes),
-		Nodes:          nodes(t.Nodes),
+		Classes:        peerClasses(t.Lists(0)),
 		Peers:          make([]*policyv1.PeerRow, 0, len(t.Peers)),
-		Blocks:         make([]*policyv1.AddressBlock, 0, t.Blocks.Len()),
+		Prefixes:       make([]*policyv1.PrefixClasses, 0, t.Blocks.Len()),
+	}
+	for kind, class := range t.Default {
+		out.DefaultClasses[kind] = &policyv1.KindClass{Kind: policyv1.PeerKind(kind) + 1, Class: uint32(class)}
 	}
 	rules := make([]policyv1.TableRule, len(t.Rules))
 	for i, r := range t.Rules {
-		rules[i].Action, rules[i].Tier, rules[i].Proxy = Action(r.Action), uint32(r.Tier), uint32(r.Proxy)
+		rules[i].Action, rules[i].Tier, rules[i].Proxy = Action(r.Action), uint32(r.Tier), Proxy(r.Proxy)
 		out.Rules[i] = &rules[i]
 	}
 	for n, c := range t.Peers {
-		out.Peers = append(out.Peers, &policyv1.PeerRow{NodeClass: uint32(n), Class: uint32(c)})
+		out.Peers = append(out.Peers, &policyv1.PeerRow{IdentityClass: uint32(n), Class: uint32(c)})
 	}
-	slices.SortFunc(out.Peers, func(a, b *policyv1.PeerRow) int { return cmp.Compare(a.NodeClass, b.NodeClass) })
-	t.Blocks.All(func(p netip.Prefix, v [identity.PeerScopes]table.Class) { out.Blocks = append(out.Blocks, block(p, v)) })
-	slices.SortFunc(out.Blocks, func(a, b *policyv1.AddressBlock) int {
-		return cmp.Or(cmp.Compare(len(a.Address), len(b.Address)), slices.Compare(a.Address, b.Address), cmp.Compare(a.Bits, b.Bits))
+	slices.SortFunc(out.Peers, func(a, b *policyv1.PeerRow) int { return cmp.Compare(a.IdentityClass, b.IdentityClass) })
+	t.Blocks.All(func(p netip.Prefix, v table.PrefixClasses) { out.Prefixes = append(out.Prefixes, prefix(p, v)) })
+	slices.SortFunc(out.Prefixes, func(a, b *policyv1.PrefixClasses) int {
+		return cmp.Or(cmp.Compare(len(a.Address), len(b.Address)), slices.Compare(a.Address, b.Address), cmp.Compare(a.Length, b.Length))
 	})
 	return out
 }
 
-func classes(list []table.Class) []uint32 {
-	out := make([]uint32, len(list))
-	for i, c := range list {
-		out[i] = uint32(c)
+// scopeClasses writes the classes of addresses.
+func scopeClasses(classes table.PrefixClasses) []*policyv1.ScopeClass {
+	out := make([]*policyv1.ScopeClass, len(classes))
+	for scope, class := range classes {
+		out[scope] = &policyv1.ScopeClass{Scope: policyv1.PeerScope(scope) + 1, Class: uint32(class)}
 	}
 	return out
 }
 
-func nodes(list []table.Node) []*policyv1.PortNode {
-	out := make([]*policyv1.PortNode, len(list))
-	all := make([]policyv1.PortNode, len(list))
-	for i := range list {
-		all[i].High, all[i].Value = slices.Clone(list[i].Hi[:]), slices.Clone(list[i].Value[:])
-		out[i] = &all[i]
+// peerClasses writes lists of intervals; those without a rule are left out.
+func peerClasses(lists [][]table.Interval) []*policyv1.PeerClass {
+	out := make([]*policyv1.PeerClass, len(lists))
+	for i, list := range lists {
+		out[i] = &policyv1.PeerClass{}
+		first := uint32(0)
+		for _, in := range list {
+			r := &policyv1.PortRange{First: first, Last: uint32(in.Hi)}
+			first = r.Last + 1
+			if admin := in.Value.Admin(); admin != table.NoAdmin {
+				r.Admin = uint32(admin)
+			}
+			if rest := in.Value.Rest(); rest != table.NoRest {
+				r.Rest = uint32(rest)
+			}
+			if in.Value != table.Nothing {
+				out[i].Ranges = append(out[i].Ranges, r)
+			}
+		}
 	}
 	return out
 }
 
-func block(p netip.Prefix, v [identity.PeerScopes]table.Class) *policyv1.AddressBlock {
-	return &policyv1.AddressBlock{Address: p.Addr().AsSlice(), Bits: uint32(p.Bits()), Classes: classes(v[:])}
+func prefix(p netip.Prefix, classes table.PrefixClasses) *policyv1.PrefixClasses {
+	return &policyv1.PrefixClasses{Address: p.Addr().AsSlice(), Length: uint32(p.Bits()), Classes: scopeClasses(classes)}
 }
 
 // Sources writes the places of rules, number 1 first.
@@ -159,6 +179,9 @@ func Direction(d rule.Direction) policyv1.TableDirection {
 	}
 	return policyv1.TableDirection_TABLE_DIRECTION_INGRESS
 }
+
+// Proxy writes where a redirect leads to.
+func Proxy(p rule.Proxy) policyv1.Proxy { return policyv1.Proxy(p) }
 
 // Action writes what a rule or a verdict says.
 func Action(a rule.Action) policyv1.Action { return policyv1.Action(a) + 1 }

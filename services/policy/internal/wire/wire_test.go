@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
@@ -42,6 +43,14 @@ func TestEnumsAreThoseOfTheEnginePlusOne(t *testing.T) {
 			t.Errorf("scope %d is %s", scope, got)
 		}
 	}
+	for proxy, want := range map[rule.Proxy]policyv1.Proxy{
+		rule.NoProxy: policyv1.Proxy_PROXY_UNSPECIFIED, rule.ProxyDNS: policyv1.Proxy_PROXY_DNS, rule.ProxyHTTP: policyv1.Proxy_PROXY_HTTP,
+		rule.ProxyTLS: policyv1.Proxy_PROXY_TLS, rule.ProxyListener: policyv1.Proxy_PROXY_LISTENER,
+	} {
+		if got := Proxy(proxy); got != want {
+			t.Errorf("proxy %s is %s", proxy, got)
+		}
+	}
 	for action, want := range map[rule.Action]policyv1.Action{
 		rule.Deny: policyv1.Action_ACTION_DENY, rule.Redirect: policyv1.Action_ACTION_REDIRECT,
 		rule.Allow: policyv1.Action_ACTION_ALLOW, rule.Pass: policyv1.Action_ACTION_PASS,
@@ -50,7 +59,7 @@ func TestEnumsAreThoseOfTheEnginePlusOne(t *testing.T) {
 			t.Errorf("action %s is %s", action, got)
 		}
 	}
-	if got := Identity(7, table.Word{}); !proto.Equal(got, &policyv1.IdentityUpdate{Identity: 7}) {
+	if got := Identity(7, table.Word{}); !proto.Equal(got, &policyv1.SetIdentity{Identity: 7}) {
 		t.Errorf("unknown identity is %v", got)
 	}
 }
@@ -63,66 +72,84 @@ func TestEveryEventBecomesItsStep(t *testing.T) {
 			Flags:   table.DefaultAllow | table.HasAddresses,
 			Default: [identity.Kinds]table.Class{0, 1, 0, 1, 0, 1, 0, 1}, Address: [identity.PeerScopes]table.Class{1, 0, 1},
 		},
-		Rules:   []table.Rule{{Action: rule.Pass, Tier: rule.Admin}, {Action: rule.Redirect, Tier: rule.Normal, Proxy: rule.ProxyHTTP}},
-		Classes: []uint32{0, 1}, Nodes: make([]table.Node, 2),
+		Rules: []table.Rule{{Action: rule.Pass, Tier: rule.Admin}, {Action: rule.Redirect, Tier: rule.Normal, Proxy: rule.ProxyHTTP}},
 		Peers: map[table.IdentityClass]table.Class{9: 1, 3: 0, 5: 1},
 	}
-	content.Nodes[1].Hi[15], content.Nodes[1].Value[0] = 77, 78
+	lists := [][]table.Interval{
+		{{Hi: port.Last, Value: table.MakeValue(1, 2)}},
+		{{Hi: 79, Value: table.Nothing}, {Hi: 80, Value: table.MakeValue(table.NoAdmin, 2)}, {Hi: 90, Value: table.MakeValue(1, table.NoRest)}, {Hi: port.Last, Value: table.Nothing}},
+	}
+	b := table.NewBuilder()
+	for _, list := range lists {
+		if _, err := b.Class(content, list); err != nil {
+			t.Fatal(err)
+		}
+	}
+	classes := []*policyv1.PeerClass{
+		{Ranges: []*policyv1.PortRange{{First: 0, Last: 0xFFFFFFFF, Admin: 1, Rest: 2}}},
+		{Ranges: []*policyv1.PortRange{{First: 80, Last: 80, Rest: 2}, {First: 81, Last: 90, Admin: 1}}},
+	}
+	scopes := func(classes ...uint32) (out []*policyv1.ScopeClass) {
+		for i, c := range classes {
+			out = append(out, &policyv1.ScopeClass{Scope: policyv1.PeerScope(i + 1), Class: c})
+		}
+		return out
+	}
+	var kinds []*policyv1.KindClass
+	for i := range uint32(8) {
+		kinds = append(kinds, &policyv1.KindClass{Kind: policyv1.PeerKind(i + 1), Class: i % 2})
+	}
 	content.Blocks.Set(netip.MustParsePrefix("fd00::/8"), [identity.PeerScopes]table.Class{1, 1, 1})
 	content.Blocks.Set(prefix, [identity.PeerScopes]table.Class{0, 1, 0})
 	content.Blocks.Set(netip.MustParsePrefix("10.1.0.0/24"), [identity.PeerScopes]table.Class{1, 1, 0})
-	high, value := make([]uint32, table.Fanout), make([]uint32, table.Fanout)
-	zero := &policyv1.PortNode{High: make([]uint32, table.Fanout), Value: make([]uint32, table.Fanout)}
-	high[15], value[0] = 77, 78
 	key, hash := engine.ClassKey{1, 2}, [32]byte{3, 31: 4}
 	for _, c := range []struct {
 		event engine.Event
 		want  *policyv1.Step
 	}{
-		{engine.DefineIdentityClass{IdentityClass: 4, Key: key}, &policyv1.Step{Step: &policyv1.Step_NodeClassDefine{
-			NodeClassDefine: &policyv1.NodeClassDefine{NodeClass: 4, Key: key[:]},
+		{engine.DefineIdentityClass{IdentityClass: 4, Key: key}, &policyv1.Step{Step: &policyv1.Step_DefineIdentityClass{
+			DefineIdentityClass: &policyv1.DefineIdentityClass{IdentityClass: 4, Key: key[:]},
 		}}},
-		{engine.RetireIdentityClass{IdentityClass: 4}, &policyv1.Step{Step: &policyv1.Step_NodeClassRetire{NodeClassRetire: &policyv1.NodeClassRetire{NodeClass: 4}}}},
+		{engine.RetireIdentityClass{IdentityClass: 4}, &policyv1.Step{Step: &policyv1.Step_RetireIdentityClass{RetireIdentityClass: &policyv1.RetireIdentityClass{IdentityClass: 4}}}},
 		{engine.SetIdentity{Identity: 300, Word: table.Word{IdentityClass: 4, Kind: identity.KindHost, Scope: identity.PeerScopeNode, Known: true}}, &policyv1.Step{
-			Step: &policyv1.Step_IdentityUpdate{IdentityUpdate: &policyv1.IdentityUpdate{
-				Identity: 300, NodeClass: 4, Kind: policyv1.PeerKind_PEER_KIND_HOST, Scope: policyv1.PeerScope_PEER_SCOPE_NODE,
+			Step: &policyv1.Step_SetIdentity{SetIdentity: &policyv1.SetIdentity{
+				Identity: 300, IdentityClass: 4, Kind: policyv1.PeerKind_PEER_KIND_HOST, Scope: policyv1.PeerScope_PEER_SCOPE_NODE,
 			}},
 		}},
-		{engine.DefineTable{Table: 6, Hash: hash, Content: content}, &policyv1.Step{Step: &policyv1.Step_TableDefine{TableDefine: &policyv1.TableDefine{
-			Table: 6, StructureHash: hash[:], DefaultAllow: true, HasAddresses: true,
-			DefaultClasses: []uint32{0, 1, 0, 1, 0, 1, 0, 1}, AddressClasses: []uint32{1, 0, 1},
-			Rules:   []*policyv1.TableRule{{Action: policyv1.Action_ACTION_PASS}, {Action: policyv1.Action_ACTION_REDIRECT, Tier: 1, Proxy: 2}},
-			Classes: []uint32{0, 1}, Nodes: []*policyv1.PortNode{zero, {High: high, Value: value}},
-			Peers: []*policyv1.PeerRow{{NodeClass: 3}, {NodeClass: 5, Class: 1}, {NodeClass: 9, Class: 1}},
-			Blocks: []*policyv1.AddressBlock{
-				{Address: []byte{10, 1, 0, 0}, Bits: 16, Classes: []uint32{0, 1, 0}},
-				{Address: []byte{10, 1, 0, 0}, Bits: 24, Classes: []uint32{1, 1, 0}},
-				{Address: []byte{0: 0xfd, 15: 0}, Bits: 8, Classes: []uint32{1, 1, 1}},
+		{engine.DefineTable{Table: 6, Hash: hash, Content: content}, &policyv1.Step{Step: &policyv1.Step_DefineTable{DefineTable: &policyv1.PolicyTable{
+			Table: 6, StructureHash: hash[:], DefaultAllow: true, HasAddresses: true, DefaultClasses: kinds, AddressClasses: scopes(1, 0, 1),
+			Rules: []*policyv1.TableRule{
+				{Action: policyv1.Action_ACTION_PASS}, {Action: policyv1.Action_ACTION_REDIRECT, Tier: 1, Proxy: policyv1.Proxy_PROXY_HTTP},
+			},
+			Classes: classes,
+			Peers:   []*policyv1.PeerRow{{IdentityClass: 3}, {IdentityClass: 5, Class: 1}, {IdentityClass: 9, Class: 1}},
+			Prefixes: []*policyv1.PrefixClasses{
+				{Address: []byte{10, 1, 0, 0}, Length: 16, Classes: scopes(0, 1, 0)},
+				{Address: []byte{10, 1, 0, 0}, Length: 24, Classes: scopes(1, 1, 0)},
+				{Address: []byte{0: 0xfd, 15: 0}, Length: 8, Classes: scopes(1, 1, 1)},
 			},
 		}}}},
-		{engine.GrowTable{Table: 6, Nodes: content.Nodes[1:], Classes: []uint32{2}}, &policyv1.Step{Step: &policyv1.Step_TableGrow{
-			TableGrow: &policyv1.TableGrow{Table: 6, Nodes: []*policyv1.PortNode{{High: high, Value: value}}, Classes: []uint32{2}},
+		{engine.GrowTable{Table: 6, Classes: lists[1:]}, &policyv1.Step{Step: &policyv1.Step_GrowTable{GrowTable: &policyv1.GrowTable{Table: 6, Classes: classes[1:]}}}},
+		{engine.RetireTable{Table: 6}, &policyv1.Step{Step: &policyv1.Step_RetireTable{RetireTable: &policyv1.RetireTable{Table: 6}}}},
+		{engine.SetPeer{Table: 6, IdentityClass: 4, Class: 1}, &policyv1.Step{Step: &policyv1.Step_SetPeer{
+			SetPeer: &policyv1.SetPeer{Table: 6, Row: &policyv1.PeerRow{IdentityClass: 4, Class: 1}},
 		}}},
-		{engine.RetireTable{Table: 6}, &policyv1.Step{Step: &policyv1.Step_TableRetire{TableRetire: &policyv1.TableRetire{Table: 6}}}},
-		{engine.SetPeer{Table: 6, IdentityClass: 4, Class: 1}, &policyv1.Step{Step: &policyv1.Step_PeerUpdate{
-			PeerUpdate: &policyv1.PeerUpdate{Table: 6, Row: &policyv1.PeerRow{NodeClass: 4, Class: 1}},
+		{engine.DeletePeer{Table: 6, IdentityClass: 4}, &policyv1.Step{Step: &policyv1.Step_DeletePeer{
+			DeletePeer: &policyv1.DeletePeer{Table: 6, IdentityClass: 4},
 		}}},
-		{engine.DeletePeer{Table: 6, IdentityClass: 4}, &policyv1.Step{Step: &policyv1.Step_PeerUpdate{
-			PeerUpdate: &policyv1.PeerUpdate{Table: 6, Row: &policyv1.PeerRow{NodeClass: 4}, Delete: true},
+		{engine.SetPrefix{Table: 6, Prefix: prefix, Classes: table.PrefixClasses{1, 2, 3}}, &policyv1.Step{Step: &policyv1.Step_SetPrefix{
+			SetPrefix: &policyv1.SetPrefix{Table: 6, Prefix: &policyv1.PrefixClasses{Address: []byte{10, 1, 0, 0}, Length: 16, Classes: scopes(1, 2, 3)}},
 		}}},
-		{engine.SetPrefix{Table: 6, Prefix: prefix, Classes: [identity.PeerScopes]table.Class{1, 2, 3}}, &policyv1.Step{Step: &policyv1.Step_AddressUpdate{
-			AddressUpdate: &policyv1.AddressUpdate{Table: 6, Block: &policyv1.AddressBlock{Address: []byte{10, 1, 0, 0}, Bits: 16, Classes: []uint32{1, 2, 3}}},
-		}}},
-		{engine.DeletePrefix{Table: 6, Prefix: prefix}, &policyv1.Step{Step: &policyv1.Step_AddressUpdate{
-			AddressUpdate: &policyv1.AddressUpdate{Table: 6, Block: &policyv1.AddressBlock{Address: []byte{10, 1, 0, 0}, Bits: 16}, Delete: true},
+		{engine.DeletePrefix{Table: 6, Prefix: prefix}, &policyv1.Step{Step: &policyv1.Step_DeletePrefix{
+			DeletePrefix: &policyv1.DeletePrefix{Table: 6, Address: []byte{10, 1, 0, 0}, Length: 16},
 		}}},
 		{engine.BindSubject{Subject: 300, Direction: rule.Egress, Table: 6, Sources: [][]rule.Source{{{Kind: "K", Name: "n", Path: "p"}, {Kind: "L", Namespace: "s"}}}}, &policyv1.Step{
-			Step: &policyv1.Step_Bind{Bind: &policyv1.Bind{
+			Step: &policyv1.Step_BindSubject{BindSubject: &policyv1.BindSubject{
 				Subject: 300, Direction: policyv1.TableDirection_TABLE_DIRECTION_EGRESS, Table: 6, PolicyRevision: 12,
 				Rules: []*policyv1.RuleSources{{Sources: []*policyv1.RuleSource{{Kind: "K", Name: "n", Path: "p"}, {Kind: "L", Namespace: "s"}}}},
 			}},
 		}},
-		{engine.RemoveSubject{Subject: 300}, &policyv1.Step{Step: &policyv1.Step_SubjectGone{SubjectGone: &policyv1.SubjectGone{Subject: 300}}}},
+		{engine.RemoveSubject{Subject: 300}, &policyv1.Step{Step: &policyv1.Step_RemoveSubject{RemoveSubject: &policyv1.RemoveSubject{Subject: 300}}}},
 	} {
 		if got := Step(c.event, 12); !proto.Equal(got, c.want) {
 			t.Errorf("%T is\n%v, want\n%v", c.event, got, c.want)

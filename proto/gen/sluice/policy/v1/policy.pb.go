@@ -75,6 +75,9 @@ const (
 	ErrorReason_ERROR_REASON_STORAGE_FAILED ErrorReason = 15
 	// UNAVAILABLE: the service is stopping.
 	ErrorReason_ERROR_REASON_STOPPING ErrorReason = 16
+	// The subscriber understands no format of tables that the service sends: one of
+	// the two is of another release.
+	ErrorReason_ERROR_REASON_TABLE_FORMAT ErrorReason = 17
 )
 
 // Enum value maps for ErrorReason.
@@ -97,6 +100,7 @@ var (
 		14: "ERROR_REASON_UNKNOWN_ACK",
 		15: "ERROR_REASON_STORAGE_FAILED",
 		16: "ERROR_REASON_STOPPING",
+		17: "ERROR_REASON_TABLE_FORMAT",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":            0,
@@ -116,6 +120,7 @@ var (
 		"ERROR_REASON_UNKNOWN_ACK":            14,
 		"ERROR_REASON_STORAGE_FAILED":         15,
 		"ERROR_REASON_STOPPING":               16,
+		"ERROR_REASON_TABLE_FORMAT":           17,
 	}
 )
 
@@ -1484,9 +1489,9 @@ func (x *GetPolicyTableRequest) GetSubject() uint32 {
 type GetPolicyTableResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What the subject sends is judged by this; unset if nothing is enforced.
-	Egress *TableDefine `protobuf:"bytes,1,opt,name=egress,proto3" json:"egress,omitempty"`
+	Egress *PolicyTable `protobuf:"bytes,1,opt,name=egress,proto3" json:"egress,omitempty"`
 	// What the subject receives is judged by this; unset if nothing is enforced.
-	Ingress *TableDefine `protobuf:"bytes,2,opt,name=ingress,proto3" json:"ingress,omitempty"`
+	Ingress *PolicyTable `protobuf:"bytes,2,opt,name=ingress,proto3" json:"ingress,omitempty"`
 	// Places of the rules of egress, number 1 first; of very many rules only the
 	// first, as many as about 3 MiB hold.
 	EgressRules []*RuleSources `protobuf:"bytes,3,rep,name=egress_rules,json=egressRules,proto3" json:"egress_rules,omitempty"`
@@ -1528,14 +1533,14 @@ func (*GetPolicyTableResponse) Descriptor() ([]byte, []int) {
 	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{17}
 }
 
-func (x *GetPolicyTableResponse) GetEgress() *TableDefine {
+func (x *GetPolicyTableResponse) GetEgress() *PolicyTable {
 	if x != nil {
 		return x.Egress
 	}
 	return nil
 }
 
-func (x *GetPolicyTableResponse) GetIngress() *TableDefine {
+func (x *GetPolicyTableResponse) GetIngress() *PolicyTable {
 	if x != nil {
 		return x.Ingress
 	}
@@ -2020,8 +2025,8 @@ type SideExplanation struct {
 	PeerLabels []string `protobuf:"bytes,4,rep,name=peer_labels,json=peerLabels,proto3" json:"peer_labels,omitempty"`
 	// The verdict.
 	Action Action `protobuf:"varint,5,opt,name=action,proto3,enum=sluice.policy.v1.Action" json:"action,omitempty"`
-	// Proxy of a redirect: "http", "dns", "tls", "listener".
-	Proxy string `protobuf:"bytes,6,opt,name=proxy,proto3" json:"proxy,omitempty"`
+	// Proxy of a redirect; else unspecified.
+	Proxy Proxy `protobuf:"varint,6,opt,name=proxy,proto3,enum=sluice.policy.v1.Proxy" json:"proxy,omitempty"`
 	// What decided.
 	DecidedBy DecidedBy `protobuf:"varint,7,opt,name=decided_by,json=decidedBy,proto3,enum=sluice.policy.v1.DecidedBy" json:"decided_by,omitempty"`
 	// Number of the deciding rule, 1 first; 0 if none.
@@ -2099,11 +2104,11 @@ func (x *SideExplanation) GetAction() Action {
 	return Action_ACTION_UNSPECIFIED
 }
 
-func (x *SideExplanation) GetProxy() string {
+func (x *SideExplanation) GetProxy() Proxy {
 	if x != nil {
 		return x.Proxy
 	}
-	return ""
+	return Proxy_PROXY_UNSPECIFIED
 }
 
 func (x *SideExplanation) GetDecidedBy() DecidedBy {
@@ -3019,8 +3024,8 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\x15GetPolicyTableRequest\x12&\n" +
 	"\asubject\x18\x01 \x01(\rB\f\xbaH\t*\a\x18\xff\xff\xff\a(\x01R\asubject\"\xaa\x02\n" +
 	"\x16GetPolicyTableResponse\x125\n" +
-	"\x06egress\x18\x01 \x01(\v2\x1d.sluice.policy.v1.TableDefineR\x06egress\x127\n" +
-	"\aingress\x18\x02 \x01(\v2\x1d.sluice.policy.v1.TableDefineR\aingress\x12@\n" +
+	"\x06egress\x18\x01 \x01(\v2\x1d.sluice.policy.v1.PolicyTableR\x06egress\x127\n" +
+	"\aingress\x18\x02 \x01(\v2\x1d.sluice.policy.v1.PolicyTableR\aingress\x12@\n" +
 	"\fegress_rules\x18\x03 \x03(\v2\x1d.sluice.policy.v1.RuleSourcesR\vegressRules\x12B\n" +
 	"\ringress_rules\x18\x04 \x03(\v2\x1d.sluice.policy.v1.RuleSourcesR\fingressRules\x12\x1a\n" +
 	"\brevision\x18\x05 \x01(\x04R\brevision\"[\n" +
@@ -3054,15 +3059,15 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\averdict\x18\x01 \x01(\x0e2\x18.sluice.policy.v1.ActionR\averdict\x129\n" +
 	"\x06egress\x18\x02 \x01(\v2!.sluice.policy.v1.SideExplanationR\x06egress\x12;\n" +
 	"\aingress\x18\x03 \x01(\v2!.sluice.policy.v1.SideExplanationR\aingress\x12\x1a\n" +
-	"\brevision\x18\x04 \x01(\x04R\brevision\"\xf5\x02\n" +
+	"\brevision\x18\x04 \x01(\x04R\brevision\"\x8e\x03\n" +
 	"\x0fSideExplanation\x12\x18\n" +
 	"\asubject\x18\x01 \x01(\rR\asubject\x12%\n" +
 	"\x0esubject_labels\x18\x02 \x03(\tR\rsubjectLabels\x12\x12\n" +
 	"\x04peer\x18\x03 \x01(\rR\x04peer\x12\x1f\n" +
 	"\vpeer_labels\x18\x04 \x03(\tR\n" +
 	"peerLabels\x120\n" +
-	"\x06action\x18\x05 \x01(\x0e2\x18.sluice.policy.v1.ActionR\x06action\x12\x14\n" +
-	"\x05proxy\x18\x06 \x01(\tR\x05proxy\x12:\n" +
+	"\x06action\x18\x05 \x01(\x0e2\x18.sluice.policy.v1.ActionR\x06action\x12-\n" +
+	"\x05proxy\x18\x06 \x01(\x0e2\x17.sluice.policy.v1.ProxyR\x05proxy\x12:\n" +
 	"\n" +
 	"decided_by\x18\a \x01(\x0e2\x1b.sluice.policy.v1.DecidedByR\tdecidedBy\x12\x12\n" +
 	"\x04rule\x18\b \x01(\rR\x04rule\x12\x1a\n" +
@@ -3134,7 +3139,7 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\x06behind\x18\x04 \x01(\x04R\x06behind\x12\x1a\n" +
 	"\brefusals\x18\x05 \x03(\tR\brefusals\x12\x1a\n" +
 	"\benforces\x18\x06 \x01(\bR\benforces\x12\x12\n" +
-	"\x04held\x18\a \x01(\tR\x04held*\xcb\x04\n" +
+	"\x04held\x18\a \x01(\tR\x04held*\xea\x04\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15ERROR_REASON_INTERNAL\x10\x01\x12!\n" +
@@ -3153,7 +3158,8 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	" ERROR_REASON_SUBSCRIBER_REPLACED\x10\r\x12\x1c\n" +
 	"\x18ERROR_REASON_UNKNOWN_ACK\x10\x0e\x12\x1f\n" +
 	"\x1bERROR_REASON_STORAGE_FAILED\x10\x0f\x12\x19\n" +
-	"\x15ERROR_REASON_STOPPING\x10\x10*\xb9\x01\n" +
+	"\x15ERROR_REASON_STOPPING\x10\x10\x12\x1d\n" +
+	"\x19ERROR_REASON_TABLE_FORMAT\x10\x11*\xb9\x01\n" +
 	"\x0ePolicyNoteKind\x12 \n" +
 	"\x1cPOLICY_NOTE_KIND_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cPOLICY_NOTE_KIND_UNSUPPORTED\x10\x01\x12\x1e\n" +
@@ -3239,16 +3245,17 @@ var file_sluice_policy_v1_policy_proto_goTypes = []any{
 	(*SourceStatus)(nil),              // 36: sluice.policy.v1.SourceStatus
 	(*SubscriberStatus)(nil),          // 37: sluice.policy.v1.SubscriberStatus
 	(*timestamppb.Timestamp)(nil),     // 38: google.protobuf.Timestamp
-	(*TableDefine)(nil),               // 39: sluice.policy.v1.TableDefine
+	(*PolicyTable)(nil),               // 39: sluice.policy.v1.PolicyTable
 	(*RuleSources)(nil),               // 40: sluice.policy.v1.RuleSources
 	(*durationpb.Duration)(nil),       // 41: google.protobuf.Duration
 	(*v1.Label)(nil),                  // 42: sluice.workload.v1.Label
 	(Action)(0),                       // 43: sluice.policy.v1.Action
-	(DecidedBy)(0),                    // 44: sluice.policy.v1.DecidedBy
-	(*RuleSource)(nil),                // 45: sluice.policy.v1.RuleSource
-	(TableDirection)(0),               // 46: sluice.policy.v1.TableDirection
-	(*WatchPolicyTablesRequest)(nil),  // 47: sluice.policy.v1.WatchPolicyTablesRequest
-	(*WatchPolicyTablesResponse)(nil), // 48: sluice.policy.v1.WatchPolicyTablesResponse
+	(Proxy)(0),                        // 44: sluice.policy.v1.Proxy
+	(DecidedBy)(0),                    // 45: sluice.policy.v1.DecidedBy
+	(*RuleSource)(nil),                // 46: sluice.policy.v1.RuleSource
+	(TableDirection)(0),               // 47: sluice.policy.v1.TableDirection
+	(*WatchPolicyTablesRequest)(nil),  // 48: sluice.policy.v1.WatchPolicyTablesRequest
+	(*WatchPolicyTablesResponse)(nil), // 49: sluice.policy.v1.WatchPolicyTablesResponse
 }
 var file_sluice_policy_v1_policy_proto_depIdxs = []int32{
 	10, // 0: sluice.policy.v1.UpsertPoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
@@ -3264,8 +3271,8 @@ var file_sluice_policy_v1_policy_proto_depIdxs = []int32{
 	3,  // 10: sluice.policy.v1.Policy.key:type_name -> sluice.policy.v1.PolicyKey
 	38, // 11: sluice.policy.v1.Policy.update_time:type_name -> google.protobuf.Timestamp
 	11, // 12: sluice.policy.v1.Policy.notes:type_name -> sluice.policy.v1.PolicyNote
-	39, // 13: sluice.policy.v1.GetPolicyTableResponse.egress:type_name -> sluice.policy.v1.TableDefine
-	39, // 14: sluice.policy.v1.GetPolicyTableResponse.ingress:type_name -> sluice.policy.v1.TableDefine
+	39, // 13: sluice.policy.v1.GetPolicyTableResponse.egress:type_name -> sluice.policy.v1.PolicyTable
+	39, // 14: sluice.policy.v1.GetPolicyTableResponse.ingress:type_name -> sluice.policy.v1.PolicyTable
 	40, // 15: sluice.policy.v1.GetPolicyTableResponse.egress_rules:type_name -> sluice.policy.v1.RuleSources
 	40, // 16: sluice.policy.v1.GetPolicyTableResponse.ingress_rules:type_name -> sluice.policy.v1.RuleSources
 	41, // 17: sluice.policy.v1.LearnNamesRequest.ttl:type_name -> google.protobuf.Duration
@@ -3276,50 +3283,51 @@ var file_sluice_policy_v1_policy_proto_depIdxs = []int32{
 	28, // 22: sluice.policy.v1.ExplainResponse.egress:type_name -> sluice.policy.v1.SideExplanation
 	28, // 23: sluice.policy.v1.ExplainResponse.ingress:type_name -> sluice.policy.v1.SideExplanation
 	43, // 24: sluice.policy.v1.SideExplanation.action:type_name -> sluice.policy.v1.Action
-	44, // 25: sluice.policy.v1.SideExplanation.decided_by:type_name -> sluice.policy.v1.DecidedBy
-	29, // 26: sluice.policy.v1.SideExplanation.matches:type_name -> sluice.policy.v1.MatchingRule
-	43, // 27: sluice.policy.v1.MatchingRule.action:type_name -> sluice.policy.v1.Action
-	45, // 28: sluice.policy.v1.MatchingRule.sources:type_name -> sluice.policy.v1.RuleSource
-	3,  // 29: sluice.policy.v1.DiffRequest.delete:type_name -> sluice.policy.v1.PolicyKey
-	46, // 30: sluice.policy.v1.DiffResponse.direction:type_name -> sluice.policy.v1.TableDirection
-	32, // 31: sluice.policy.v1.DiffResponse.peers:type_name -> sluice.policy.v1.DiffPeer
-	33, // 32: sluice.policy.v1.DiffResponse.ports:type_name -> sluice.policy.v1.DiffPorts
-	43, // 33: sluice.policy.v1.DiffPorts.before:type_name -> sluice.policy.v1.Action
-	43, // 34: sluice.policy.v1.DiffPorts.after:type_name -> sluice.policy.v1.Action
-	38, // 35: sluice.policy.v1.GetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
-	36, // 36: sluice.policy.v1.GetStatusResponse.sources:type_name -> sluice.policy.v1.SourceStatus
-	37, // 37: sluice.policy.v1.GetStatusResponse.subscribers:type_name -> sluice.policy.v1.SubscriberStatus
-	4,  // 38: sluice.policy.v1.PolicyService.UpsertPolicies:input_type -> sluice.policy.v1.UpsertPoliciesRequest
-	12, // 39: sluice.policy.v1.PolicyService.DeletePolicies:input_type -> sluice.policy.v1.DeletePoliciesRequest
-	6,  // 40: sluice.policy.v1.PolicyService.ReplacePolicies:input_type -> sluice.policy.v1.ReplacePoliciesRequest
-	8,  // 41: sluice.policy.v1.PolicyService.CompleteSource:input_type -> sluice.policy.v1.CompleteSourceRequest
-	14, // 42: sluice.policy.v1.PolicyService.ConfirmPolicies:input_type -> sluice.policy.v1.ConfirmPoliciesRequest
-	16, // 43: sluice.policy.v1.PolicyService.ListPolicies:input_type -> sluice.policy.v1.ListPoliciesRequest
-	19, // 44: sluice.policy.v1.PolicyService.GetPolicyTable:input_type -> sluice.policy.v1.GetPolicyTableRequest
-	47, // 45: sluice.policy.v1.PolicyService.WatchPolicyTables:input_type -> sluice.policy.v1.WatchPolicyTablesRequest
-	21, // 46: sluice.policy.v1.PolicyService.WaitForRevision:input_type -> sluice.policy.v1.WaitForRevisionRequest
-	23, // 47: sluice.policy.v1.PolicyService.LearnNames:input_type -> sluice.policy.v1.LearnNamesRequest
-	26, // 48: sluice.policy.v1.PolicyService.Explain:input_type -> sluice.policy.v1.ExplainRequest
-	30, // 49: sluice.policy.v1.PolicyService.Diff:input_type -> sluice.policy.v1.DiffRequest
-	34, // 50: sluice.policy.v1.PolicyService.GetStatus:input_type -> sluice.policy.v1.GetStatusRequest
-	5,  // 51: sluice.policy.v1.PolicyService.UpsertPolicies:output_type -> sluice.policy.v1.UpsertPoliciesResponse
-	13, // 52: sluice.policy.v1.PolicyService.DeletePolicies:output_type -> sluice.policy.v1.DeletePoliciesResponse
-	7,  // 53: sluice.policy.v1.PolicyService.ReplacePolicies:output_type -> sluice.policy.v1.ReplacePoliciesResponse
-	9,  // 54: sluice.policy.v1.PolicyService.CompleteSource:output_type -> sluice.policy.v1.CompleteSourceResponse
-	15, // 55: sluice.policy.v1.PolicyService.ConfirmPolicies:output_type -> sluice.policy.v1.ConfirmPoliciesResponse
-	17, // 56: sluice.policy.v1.PolicyService.ListPolicies:output_type -> sluice.policy.v1.ListPoliciesResponse
-	20, // 57: sluice.policy.v1.PolicyService.GetPolicyTable:output_type -> sluice.policy.v1.GetPolicyTableResponse
-	48, // 58: sluice.policy.v1.PolicyService.WatchPolicyTables:output_type -> sluice.policy.v1.WatchPolicyTablesResponse
-	22, // 59: sluice.policy.v1.PolicyService.WaitForRevision:output_type -> sluice.policy.v1.WaitForRevisionResponse
-	24, // 60: sluice.policy.v1.PolicyService.LearnNames:output_type -> sluice.policy.v1.LearnNamesResponse
-	27, // 61: sluice.policy.v1.PolicyService.Explain:output_type -> sluice.policy.v1.ExplainResponse
-	31, // 62: sluice.policy.v1.PolicyService.Diff:output_type -> sluice.policy.v1.DiffResponse
-	35, // 63: sluice.policy.v1.PolicyService.GetStatus:output_type -> sluice.policy.v1.GetStatusResponse
-	51, // [51:64] is the sub-list for method output_type
-	38, // [38:51] is the sub-list for method input_type
-	38, // [38:38] is the sub-list for extension type_name
-	38, // [38:38] is the sub-list for extension extendee
-	0,  // [0:38] is the sub-list for field type_name
+	44, // 25: sluice.policy.v1.SideExplanation.proxy:type_name -> sluice.policy.v1.Proxy
+	45, // 26: sluice.policy.v1.SideExplanation.decided_by:type_name -> sluice.policy.v1.DecidedBy
+	29, // 27: sluice.policy.v1.SideExplanation.matches:type_name -> sluice.policy.v1.MatchingRule
+	43, // 28: sluice.policy.v1.MatchingRule.action:type_name -> sluice.policy.v1.Action
+	46, // 29: sluice.policy.v1.MatchingRule.sources:type_name -> sluice.policy.v1.RuleSource
+	3,  // 30: sluice.policy.v1.DiffRequest.delete:type_name -> sluice.policy.v1.PolicyKey
+	47, // 31: sluice.policy.v1.DiffResponse.direction:type_name -> sluice.policy.v1.TableDirection
+	32, // 32: sluice.policy.v1.DiffResponse.peers:type_name -> sluice.policy.v1.DiffPeer
+	33, // 33: sluice.policy.v1.DiffResponse.ports:type_name -> sluice.policy.v1.DiffPorts
+	43, // 34: sluice.policy.v1.DiffPorts.before:type_name -> sluice.policy.v1.Action
+	43, // 35: sluice.policy.v1.DiffPorts.after:type_name -> sluice.policy.v1.Action
+	38, // 36: sluice.policy.v1.GetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	36, // 37: sluice.policy.v1.GetStatusResponse.sources:type_name -> sluice.policy.v1.SourceStatus
+	37, // 38: sluice.policy.v1.GetStatusResponse.subscribers:type_name -> sluice.policy.v1.SubscriberStatus
+	4,  // 39: sluice.policy.v1.PolicyService.UpsertPolicies:input_type -> sluice.policy.v1.UpsertPoliciesRequest
+	12, // 40: sluice.policy.v1.PolicyService.DeletePolicies:input_type -> sluice.policy.v1.DeletePoliciesRequest
+	6,  // 41: sluice.policy.v1.PolicyService.ReplacePolicies:input_type -> sluice.policy.v1.ReplacePoliciesRequest
+	8,  // 42: sluice.policy.v1.PolicyService.CompleteSource:input_type -> sluice.policy.v1.CompleteSourceRequest
+	14, // 43: sluice.policy.v1.PolicyService.ConfirmPolicies:input_type -> sluice.policy.v1.ConfirmPoliciesRequest
+	16, // 44: sluice.policy.v1.PolicyService.ListPolicies:input_type -> sluice.policy.v1.ListPoliciesRequest
+	19, // 45: sluice.policy.v1.PolicyService.GetPolicyTable:input_type -> sluice.policy.v1.GetPolicyTableRequest
+	48, // 46: sluice.policy.v1.PolicyService.WatchPolicyTables:input_type -> sluice.policy.v1.WatchPolicyTablesRequest
+	21, // 47: sluice.policy.v1.PolicyService.WaitForRevision:input_type -> sluice.policy.v1.WaitForRevisionRequest
+	23, // 48: sluice.policy.v1.PolicyService.LearnNames:input_type -> sluice.policy.v1.LearnNamesRequest
+	26, // 49: sluice.policy.v1.PolicyService.Explain:input_type -> sluice.policy.v1.ExplainRequest
+	30, // 50: sluice.policy.v1.PolicyService.Diff:input_type -> sluice.policy.v1.DiffRequest
+	34, // 51: sluice.policy.v1.PolicyService.GetStatus:input_type -> sluice.policy.v1.GetStatusRequest
+	5,  // 52: sluice.policy.v1.PolicyService.UpsertPolicies:output_type -> sluice.policy.v1.UpsertPoliciesResponse
+	13, // 53: sluice.policy.v1.PolicyService.DeletePolicies:output_type -> sluice.policy.v1.DeletePoliciesResponse
+	7,  // 54: sluice.policy.v1.PolicyService.ReplacePolicies:output_type -> sluice.policy.v1.ReplacePoliciesResponse
+	9,  // 55: sluice.policy.v1.PolicyService.CompleteSource:output_type -> sluice.policy.v1.CompleteSourceResponse
+	15, // 56: sluice.policy.v1.PolicyService.ConfirmPolicies:output_type -> sluice.policy.v1.ConfirmPoliciesResponse
+	17, // 57: sluice.policy.v1.PolicyService.ListPolicies:output_type -> sluice.policy.v1.ListPoliciesResponse
+	20, // 58: sluice.policy.v1.PolicyService.GetPolicyTable:output_type -> sluice.policy.v1.GetPolicyTableResponse
+	49, // 59: sluice.policy.v1.PolicyService.WatchPolicyTables:output_type -> sluice.policy.v1.WatchPolicyTablesResponse
+	22, // 60: sluice.policy.v1.PolicyService.WaitForRevision:output_type -> sluice.policy.v1.WaitForRevisionResponse
+	24, // 61: sluice.policy.v1.PolicyService.LearnNames:output_type -> sluice.policy.v1.LearnNamesResponse
+	27, // 62: sluice.policy.v1.PolicyService.Explain:output_type -> sluice.policy.v1.ExplainResponse
+	31, // 63: sluice.policy.v1.PolicyService.Diff:output_type -> sluice.policy.v1.DiffResponse
+	35, // 64: sluice.policy.v1.PolicyService.GetStatus:output_type -> sluice.policy.v1.GetStatusResponse
+	52, // [52:65] is the sub-list for method output_type
+	39, // [39:52] is the sub-list for method input_type
+	39, // [39:39] is the sub-list for extension type_name
+	39, // [39:39] is the sub-list for extension extendee
+	0,  // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_sluice_policy_v1_policy_proto_init() }

@@ -25,6 +25,57 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// TableFormat is what the steps of a stream look like. A new kind of step, or a
+// new meaning of a field, is a new format.
+type TableFormat int32
+
+const (
+	// Of a peer that does not know the field: its steps cannot be understood.
+	TableFormat_TABLE_FORMAT_UNSPECIFIED TableFormat = 0
+	// Classes are lists of ranges of ports, and lists that go by kind or scope
+	// name them.
+	TableFormat_TABLE_FORMAT_RANGES TableFormat = 2
+)
+
+// Enum value maps for TableFormat.
+var (
+	TableFormat_name = map[int32]string{
+		0: "TABLE_FORMAT_UNSPECIFIED",
+		2: "TABLE_FORMAT_RANGES",
+	}
+	TableFormat_value = map[string]int32{
+		"TABLE_FORMAT_UNSPECIFIED": 0,
+		"TABLE_FORMAT_RANGES":      2,
+	}
+)
+
+func (x TableFormat) Enum() *TableFormat {
+	p := new(TableFormat)
+	*p = x
+	return p
+}
+
+func (x TableFormat) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (TableFormat) Descriptor() protoreflect.EnumDescriptor {
+	return file_sluice_policy_v1_table_proto_enumTypes[0].Descriptor()
+}
+
+func (TableFormat) Type() protoreflect.EnumType {
+	return &file_sluice_policy_v1_table_proto_enumTypes[0]
+}
+
+func (x TableFormat) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use TableFormat.Descriptor instead.
+func (TableFormat) EnumDescriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{0}
+}
+
 // SubscriberRole says what a subscriber does with the tables. WaitForRevision
 // and LearnNames wait for those that enforce them. Only root and the datapath's
 // user may subscribe, so only they can say that they enforce.
@@ -67,11 +118,11 @@ func (x SubscriberRole) String() string {
 }
 
 func (SubscriberRole) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_policy_v1_table_proto_enumTypes[0].Descriptor()
+	return file_sluice_policy_v1_table_proto_enumTypes[1].Descriptor()
 }
 
 func (SubscriberRole) Type() protoreflect.EnumType {
-	return &file_sluice_policy_v1_table_proto_enumTypes[0]
+	return &file_sluice_policy_v1_table_proto_enumTypes[1]
 }
 
 func (x SubscriberRole) Number() protoreflect.EnumNumber {
@@ -80,7 +131,7 @@ func (x SubscriberRole) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SubscriberRole.Descriptor instead.
 func (SubscriberRole) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{0}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{1}
 }
 
 // PeerKind is the coarse sort of a peer.
@@ -144,11 +195,11 @@ func (x PeerKind) String() string {
 }
 
 func (PeerKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_policy_v1_table_proto_enumTypes[1].Descriptor()
+	return file_sluice_policy_v1_table_proto_enumTypes[2].Descriptor()
 }
 
 func (PeerKind) Type() protoreflect.EnumType {
-	return &file_sluice_policy_v1_table_proto_enumTypes[1]
+	return &file_sluice_policy_v1_table_proto_enumTypes[2]
 }
 
 func (x PeerKind) Number() protoreflect.EnumNumber {
@@ -157,7 +208,7 @@ func (x PeerKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PeerKind.Descriptor instead.
 func (PeerKind) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{1}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{2}
 }
 
 // PeerScope says which address rules reach a peer.
@@ -201,11 +252,11 @@ func (x PeerScope) String() string {
 }
 
 func (PeerScope) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_policy_v1_table_proto_enumTypes[2].Descriptor()
+	return file_sluice_policy_v1_table_proto_enumTypes[3].Descriptor()
 }
 
 func (PeerScope) Type() protoreflect.EnumType {
-	return &file_sluice_policy_v1_table_proto_enumTypes[2]
+	return &file_sluice_policy_v1_table_proto_enumTypes[3]
 }
 
 func (x PeerScope) Number() protoreflect.EnumNumber {
@@ -214,7 +265,68 @@ func (x PeerScope) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PeerScope.Descriptor instead.
 func (PeerScope) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{2}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{3}
+}
+
+// Proxy is where a redirect leads to.
+type Proxy int32
+
+const (
+	// Of a rule or a verdict that does not redirect.
+	Proxy_PROXY_UNSPECIFIED Proxy = 0
+	// DNS.
+	Proxy_PROXY_DNS Proxy = 1
+	// HTTP.
+	Proxy_PROXY_HTTP Proxy = 2
+	// TLS.
+	Proxy_PROXY_TLS Proxy = 3
+	// A listener that the policy names.
+	Proxy_PROXY_LISTENER Proxy = 4
+)
+
+// Enum value maps for Proxy.
+var (
+	Proxy_name = map[int32]string{
+		0: "PROXY_UNSPECIFIED",
+		1: "PROXY_DNS",
+		2: "PROXY_HTTP",
+		3: "PROXY_TLS",
+		4: "PROXY_LISTENER",
+	}
+	Proxy_value = map[string]int32{
+		"PROXY_UNSPECIFIED": 0,
+		"PROXY_DNS":         1,
+		"PROXY_HTTP":        2,
+		"PROXY_TLS":         3,
+		"PROXY_LISTENER":    4,
+	}
+)
+
+func (x Proxy) Enum() *Proxy {
+	p := new(Proxy)
+	*p = x
+	return p
+}
+
+func (x Proxy) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Proxy) Descriptor() protoreflect.EnumDescriptor {
+	return file_sluice_policy_v1_table_proto_enumTypes[4].Descriptor()
+}
+
+func (Proxy) Type() protoreflect.EnumType {
+	return &file_sluice_policy_v1_table_proto_enumTypes[4]
+}
+
+func (x Proxy) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Proxy.Descriptor instead.
+func (Proxy) EnumDescriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{4}
 }
 
 // Action is what a rule or a table says.
@@ -262,11 +374,11 @@ func (x Action) String() string {
 }
 
 func (Action) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_policy_v1_table_proto_enumTypes[3].Descriptor()
+	return file_sluice_policy_v1_table_proto_enumTypes[5].Descriptor()
 }
 
 func (Action) Type() protoreflect.EnumType {
-	return &file_sluice_policy_v1_table_proto_enumTypes[3]
+	return &file_sluice_policy_v1_table_proto_enumTypes[5]
 }
 
 func (x Action) Number() protoreflect.EnumNumber {
@@ -275,7 +387,7 @@ func (x Action) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Action.Descriptor instead.
 func (Action) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{3}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{5}
 }
 
 // DecidedBy says what a verdict comes from.
@@ -327,11 +439,11 @@ func (x DecidedBy) String() string {
 }
 
 func (DecidedBy) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_policy_v1_table_proto_enumTypes[4].Descriptor()
+	return file_sluice_policy_v1_table_proto_enumTypes[6].Descriptor()
 }
 
 func (DecidedBy) Type() protoreflect.EnumType {
-	return &file_sluice_policy_v1_table_proto_enumTypes[4]
+	return &file_sluice_policy_v1_table_proto_enumTypes[6]
 }
 
 func (x DecidedBy) Number() protoreflect.EnumNumber {
@@ -340,7 +452,7 @@ func (x DecidedBy) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use DecidedBy.Descriptor instead.
 func (DecidedBy) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{4}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{6}
 }
 
 // TableDirection is the side that a table judges.
@@ -380,11 +492,11 @@ func (x TableDirection) String() string {
 }
 
 func (TableDirection) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_policy_v1_table_proto_enumTypes[5].Descriptor()
+	return file_sluice_policy_v1_table_proto_enumTypes[7].Descriptor()
 }
 
 func (TableDirection) Type() protoreflect.EnumType {
-	return &file_sluice_policy_v1_table_proto_enumTypes[5]
+	return &file_sluice_policy_v1_table_proto_enumTypes[7]
 }
 
 func (x TableDirection) Number() protoreflect.EnumNumber {
@@ -393,7 +505,7 @@ func (x TableDirection) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use TableDirection.Descriptor instead.
 func (TableDirection) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{5}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{7}
 }
 
 // WatchPolicyTablesRequest is one message of a subscriber.
@@ -570,7 +682,11 @@ type Subscribe struct {
 	Role SubscriberRole `protobuf:"varint,6,opt,name=role,proto3,enum=sluice.policy.v1.SubscriberRole" json:"role,omitempty"`
 	// What the subscriber's kernel enforces since before this subscription, also
 	// before a restart of either side; unset: nothing.
-	Enforced      *EnforcedState `protobuf:"bytes,7,opt,name=enforced,proto3" json:"enforced,omitempty"`
+	Enforced *EnforcedState `protobuf:"bytes,7,opt,name=enforced,proto3" json:"enforced,omitempty"`
+	// Formats of steps that the subscriber understands. The service chooses one
+	// and names it in every response; without one that it sends too it answers
+	// FAILED_PRECONDITION. Empty: the subscriber is of before formats had numbers.
+	Formats       []TableFormat `protobuf:"varint,8,rep,packed,name=formats,proto3,enum=sluice.policy.v1.TableFormat" json:"formats,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -650,6 +766,13 @@ func (x *Subscribe) GetRole() SubscriberRole {
 func (x *Subscribe) GetEnforced() *EnforcedState {
 	if x != nil {
 		return x.Enforced
+	}
+	return nil
+}
+
+func (x *Subscribe) GetFormats() []TableFormat {
+	if x != nil {
+		return x.Formats
 	}
 	return nil
 }
@@ -887,14 +1010,18 @@ func (x *Hold) GetReason() string {
 	return ""
 }
 
-// Nack says that a subject stays on the tables it had.
+// Nack says that a subject stays on the tables it had. Without a subject it
+// refuses the message as a whole, because it has a step that the subscriber does
+// not know: the subscriber goes on enforcing what it enforced and carries out
+// nothing of this stream from there on, so it refuses every later message too.
+// WaitForRevision and LearnNames answer FAILED_PRECONDITION meanwhile.
 type Nack struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The message that brought the Bind.
+	// The message that brought the BindSubject, or that is refused.
 	Seq uint64 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
-	// The subject.
+	// The subject; 0: the message is refused.
 	Subject uint32 `protobuf:"varint,2,opt,name=subject,proto3" json:"subject,omitempty"`
-	// The table.
+	// The table; 0: the message is refused.
 	Table uint64 `protobuf:"varint,3,opt,name=table,proto3" json:"table,omitempty"`
 	// Why, with the figures.
 	Reason        string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
@@ -1081,7 +1208,9 @@ type WatchPolicyTablesResponse struct {
 	// that resumes begins with the successor of the number it was asked for.
 	Seq uint64 `protobuf:"varint,2,opt,name=seq,proto3" json:"seq,omitempty"`
 	// The steps.
-	Steps         []*Step `protobuf:"bytes,3,rep,name=steps,proto3" json:"steps,omitempty"`
+	Steps []*Step `protobuf:"bytes,3,rep,name=steps,proto3" json:"steps,omitempty"`
+	// What they look like: one of Subscribe.formats.
+	Format        TableFormat `protobuf:"varint,4,opt,name=format,proto3,enum=sluice.policy.v1.TableFormat" json:"format,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1137,25 +1266,35 @@ func (x *WatchPolicyTablesResponse) GetSteps() []*Step {
 	return nil
 }
 
-// Step is one change.
+func (x *WatchPolicyTablesResponse) GetFormat() TableFormat {
+	if x != nil {
+		return x.Format
+	}
+	return TableFormat_TABLE_FORMAT_UNSPECIFIED
+}
+
+// Step is one change. A subscriber that does not know a step refuses the message
+// that it is in.
 type Step struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What changes.
 	//
 	// Types that are valid to be assigned to Step:
 	//
-	//	*Step_NodeClassDefine
-	//	*Step_NodeClassRetire
-	//	*Step_IdentityUpdate
-	//	*Step_TableDefine
-	//	*Step_TableGrow
-	//	*Step_TableRetire
-	//	*Step_PeerUpdate
-	//	*Step_AddressUpdate
-	//	*Step_Bind
-	//	*Step_SubjectGone
+	//	*Step_DefineIdentityClass
+	//	*Step_RetireIdentityClass
+	//	*Step_SetIdentity
+	//	*Step_DefineTable
+	//	*Step_GrowTable
+	//	*Step_RetireTable
+	//	*Step_SetPeer
+	//	*Step_SetPrefix
+	//	*Step_BindSubject
+	//	*Step_RemoveSubject
 	//	*Step_Barrier
 	//	*Step_SnapshotComplete
+	//	*Step_DeletePeer
+	//	*Step_DeletePrefix
 	Step          isStep_Step `protobuf_oneof:"step"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1198,91 +1337,91 @@ func (x *Step) GetStep() isStep_Step {
 	return nil
 }
 
-func (x *Step) GetNodeClassDefine() *NodeClassDefine {
+func (x *Step) GetDefineIdentityClass() *DefineIdentityClass {
 	if x != nil {
-		if x, ok := x.Step.(*Step_NodeClassDefine); ok {
-			return x.NodeClassDefine
+		if x, ok := x.Step.(*Step_DefineIdentityClass); ok {
+			return x.DefineIdentityClass
 		}
 	}
 	return nil
 }
 
-func (x *Step) GetNodeClassRetire() *NodeClassRetire {
+func (x *Step) GetRetireIdentityClass() *RetireIdentityClass {
 	if x != nil {
-		if x, ok := x.Step.(*Step_NodeClassRetire); ok {
-			return x.NodeClassRetire
+		if x, ok := x.Step.(*Step_RetireIdentityClass); ok {
+			return x.RetireIdentityClass
 		}
 	}
 	return nil
 }
 
-func (x *Step) GetIdentityUpdate() *IdentityUpdate {
+func (x *Step) GetSetIdentity() *SetIdentity {
 	if x != nil {
-		if x, ok := x.Step.(*Step_IdentityUpdate); ok {
-			return x.IdentityUpdate
+		if x, ok := x.Step.(*Step_SetIdentity); ok {
+			return x.SetIdentity
 		}
 	}
 	return nil
 }
 
-func (x *Step) GetTableDefine() *TableDefine {
+func (x *Step) GetDefineTable() *PolicyTable {
 	if x != nil {
-		if x, ok := x.Step.(*Step_TableDefine); ok {
-			return x.TableDefine
+		if x, ok := x.Step.(*Step_DefineTable); ok {
+			return x.DefineTable
 		}
 	}
 	return nil
 }
 
-func (x *Step) GetTableGrow() *TableGrow {
+func (x *Step) GetGrowTable() *GrowTable {
 	if x != nil {
-		if x, ok := x.Step.(*Step_TableGrow); ok {
-			return x.TableGrow
+		if x, ok := x.Step.(*Step_GrowTable); ok {
+			return x.GrowTable
 		}
 	}
 	return nil
 }
 
-func (x *Step) GetTableRetire() *TableRetire {
+func (x *Step) GetRetireTable() *RetireTable {
 	if x != nil {
-		if x, ok := x.Step.(*Step_TableRetire); ok {
-			return x.TableRetire
+		if x, ok := x.Step.(*Step_RetireTable); ok {
+			return x.RetireTable
 		}
 	}
 	return nil
 }
 
-func (x *Step) GetPeerUpdate() *PeerUpdate {
+func (x *Step) GetSetPeer() *SetPeer {
 	if x != nil {
-		if x, ok := x.Step.(*Step_PeerUpdate); ok {
-			return x.PeerUpdate
+		if x, ok := x.Step.(*Step_SetPeer); ok {
+			return x.SetPeer
 		}
 	}
 	return nil
 }
 
-func (x *Step) GetAddressUpdate() *AddressUpdate {
+func (x *Step) GetSetPrefix() *SetPrefix {
 	if x != nil {
-		if x, ok := x.Step.(*Step_AddressUpdate); ok {
-			return x.AddressUpdate
+		if x, ok := x.Step.(*Step_SetPrefix); ok {
+			return x.SetPrefix
 		}
 	}
 	return nil
 }
 
-func (x *Step) GetBind() *Bind {
+func (x *Step) GetBindSubject() *BindSubject {
 	if x != nil {
-		if x, ok := x.Step.(*Step_Bind); ok {
-			return x.Bind
+		if x, ok := x.Step.(*Step_BindSubject); ok {
+			return x.BindSubject
 		}
 	}
 	return nil
 }
 
-func (x *Step) GetSubjectGone() *SubjectGone {
+func (x *Step) GetRemoveSubject() *RemoveSubject {
 	if x != nil {
-		if x, ok := x.Step.(*Step_SubjectGone); ok {
-			return x.SubjectGone
+		if x, ok := x.Step.(*Step_RemoveSubject); ok {
+			return x.RemoveSubject
 		}
 	}
 	return nil
@@ -1306,58 +1445,76 @@ func (x *Step) GetSnapshotComplete() *SnapshotComplete {
 	return nil
 }
 
+func (x *Step) GetDeletePeer() *DeletePeer {
+	if x != nil {
+		if x, ok := x.Step.(*Step_DeletePeer); ok {
+			return x.DeletePeer
+		}
+	}
+	return nil
+}
+
+func (x *Step) GetDeletePrefix() *DeletePrefix {
+	if x != nil {
+		if x, ok := x.Step.(*Step_DeletePrefix); ok {
+			return x.DeletePrefix
+		}
+	}
+	return nil
+}
+
 type isStep_Step interface {
 	isStep_Step()
 }
 
-type Step_NodeClassDefine struct {
-	// A node class gets its name, before it is used.
-	NodeClassDefine *NodeClassDefine `protobuf:"bytes,1,opt,name=node_class_define,json=nodeClassDefine,proto3,oneof"`
+type Step_DefineIdentityClass struct {
+	// An identity class gets its name, before it is used.
+	DefineIdentityClass *DefineIdentityClass `protobuf:"bytes,1,opt,name=define_identity_class,json=defineIdentityClass,proto3,oneof"`
 }
 
-type Step_NodeClassRetire struct {
+type Step_RetireIdentityClass struct {
 	// No identity has the class and no table a row for it.
-	NodeClassRetire *NodeClassRetire `protobuf:"bytes,2,opt,name=node_class_retire,json=nodeClassRetire,proto3,oneof"`
+	RetireIdentityClass *RetireIdentityClass `protobuf:"bytes,2,opt,name=retire_identity_class,json=retireIdentityClass,proto3,oneof"`
 }
 
-type Step_IdentityUpdate struct {
+type Step_SetIdentity struct {
 	// What an identity is.
-	IdentityUpdate *IdentityUpdate `protobuf:"bytes,3,opt,name=identity_update,json=identityUpdate,proto3,oneof"`
+	SetIdentity *SetIdentity `protobuf:"bytes,3,opt,name=set_identity,json=setIdentity,proto3,oneof"`
 }
 
-type Step_TableDefine struct {
+type Step_DefineTable struct {
 	// A table, whole.
-	TableDefine *TableDefine `protobuf:"bytes,4,opt,name=table_define,json=tableDefine,proto3,oneof"`
+	DefineTable *PolicyTable `protobuf:"bytes,4,opt,name=define_table,json=defineTable,proto3,oneof"`
 }
 
-type Step_TableGrow struct {
-	// More nodes and classes for a table.
-	TableGrow *TableGrow `protobuf:"bytes,5,opt,name=table_grow,json=tableGrow,proto3,oneof"`
+type Step_GrowTable struct {
+	// More classes for a table.
+	GrowTable *GrowTable `protobuf:"bytes,5,opt,name=grow_table,json=growTable,proto3,oneof"`
 }
 
-type Step_TableRetire struct {
+type Step_RetireTable struct {
 	// No subject uses the table any more.
-	TableRetire *TableRetire `protobuf:"bytes,6,opt,name=table_retire,json=tableRetire,proto3,oneof"`
+	RetireTable *RetireTable `protobuf:"bytes,6,opt,name=retire_table,json=retireTable,proto3,oneof"`
 }
 
-type Step_PeerUpdate struct {
-	// A row of a table.
-	PeerUpdate *PeerUpdate `protobuf:"bytes,7,opt,name=peer_update,json=peerUpdate,proto3,oneof"`
+type Step_SetPeer struct {
+	// A new row of a table.
+	SetPeer *SetPeer `protobuf:"bytes,7,opt,name=set_peer,json=setPeer,proto3,oneof"`
 }
 
-type Step_AddressUpdate struct {
-	// A block of addresses of a table.
-	AddressUpdate *AddressUpdate `protobuf:"bytes,8,opt,name=address_update,json=addressUpdate,proto3,oneof"`
+type Step_SetPrefix struct {
+	// A prefix of a table.
+	SetPrefix *SetPrefix `protobuf:"bytes,8,opt,name=set_prefix,json=setPrefix,proto3,oneof"`
 }
 
-type Step_Bind struct {
-	// A subject is judged by a table.
-	Bind *Bind `protobuf:"bytes,9,opt,name=bind,proto3,oneof"`
+type Step_BindSubject struct {
+	// A subject is evaluated by a table.
+	BindSubject *BindSubject `protobuf:"bytes,9,opt,name=bind_subject,json=bindSubject,proto3,oneof"`
 }
 
-type Step_SubjectGone struct {
+type Step_RemoveSubject struct {
 	// The node has no such subject any more.
-	SubjectGone *SubjectGone `protobuf:"bytes,10,opt,name=subject_gone,json=subjectGone,proto3,oneof"`
+	RemoveSubject *RemoveSubject `protobuf:"bytes,10,opt,name=remove_subject,json=removeSubject,proto3,oneof"`
 }
 
 type Step_Barrier struct {
@@ -1370,56 +1527,70 @@ type Step_SnapshotComplete struct {
 	SnapshotComplete *SnapshotComplete `protobuf:"bytes,12,opt,name=snapshot_complete,json=snapshotComplete,proto3,oneof"`
 }
 
-func (*Step_NodeClassDefine) isStep_Step() {}
+type Step_DeletePeer struct {
+	// A row of a table is no more.
+	DeletePeer *DeletePeer `protobuf:"bytes,13,opt,name=delete_peer,json=deletePeer,proto3,oneof"`
+}
 
-func (*Step_NodeClassRetire) isStep_Step() {}
+type Step_DeletePrefix struct {
+	// A prefix of a table is no more.
+	DeletePrefix *DeletePrefix `protobuf:"bytes,14,opt,name=delete_prefix,json=deletePrefix,proto3,oneof"`
+}
 
-func (*Step_IdentityUpdate) isStep_Step() {}
+func (*Step_DefineIdentityClass) isStep_Step() {}
 
-func (*Step_TableDefine) isStep_Step() {}
+func (*Step_RetireIdentityClass) isStep_Step() {}
 
-func (*Step_TableGrow) isStep_Step() {}
+func (*Step_SetIdentity) isStep_Step() {}
 
-func (*Step_TableRetire) isStep_Step() {}
+func (*Step_DefineTable) isStep_Step() {}
 
-func (*Step_PeerUpdate) isStep_Step() {}
+func (*Step_GrowTable) isStep_Step() {}
 
-func (*Step_AddressUpdate) isStep_Step() {}
+func (*Step_RetireTable) isStep_Step() {}
 
-func (*Step_Bind) isStep_Step() {}
+func (*Step_SetPeer) isStep_Step() {}
 
-func (*Step_SubjectGone) isStep_Step() {}
+func (*Step_SetPrefix) isStep_Step() {}
+
+func (*Step_BindSubject) isStep_Step() {}
+
+func (*Step_RemoveSubject) isStep_Step() {}
 
 func (*Step_Barrier) isStep_Step() {}
 
 func (*Step_SnapshotComplete) isStep_Step() {}
 
-// NodeClassDefine names a node class: the peers of one kind, with equal named
-// ports, that match the same selectors.
-type NodeClassDefine struct {
+func (*Step_DeletePeer) isStep_Step() {}
+
+func (*Step_DeletePrefix) isStep_Step() {}
+
+// DefineIdentityClass names an identity class: the peers of one kind, with equal
+// named ports, that match the same selectors.
+type DefineIdentityClass struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Number, 1 and up, of this run of the service.
-	NodeClass uint32 `protobuf:"varint,1,opt,name=node_class,json=nodeClass,proto3" json:"node_class,omitempty"`
+	IdentityClass uint32 `protobuf:"varint,1,opt,name=identity_class,json=identityClass,proto3" json:"identity_class,omitempty"`
 	// What the class is, 16 bytes: the same for ever, in every run.
 	Key           []byte `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *NodeClassDefine) Reset() {
-	*x = NodeClassDefine{}
+func (x *DefineIdentityClass) Reset() {
+	*x = DefineIdentityClass{}
 	mi := &file_sluice_policy_v1_table_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *NodeClassDefine) String() string {
+func (x *DefineIdentityClass) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*NodeClassDefine) ProtoMessage() {}
+func (*DefineIdentityClass) ProtoMessage() {}
 
-func (x *NodeClassDefine) ProtoReflect() protoreflect.Message {
+func (x *DefineIdentityClass) ProtoReflect() protoreflect.Message {
 	mi := &file_sluice_policy_v1_table_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1431,48 +1602,48 @@ func (x *NodeClassDefine) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use NodeClassDefine.ProtoReflect.Descriptor instead.
-func (*NodeClassDefine) Descriptor() ([]byte, []int) {
+// Deprecated: Use DefineIdentityClass.ProtoReflect.Descriptor instead.
+func (*DefineIdentityClass) Descriptor() ([]byte, []int) {
 	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{11}
 }
 
-func (x *NodeClassDefine) GetNodeClass() uint32 {
+func (x *DefineIdentityClass) GetIdentityClass() uint32 {
 	if x != nil {
-		return x.NodeClass
+		return x.IdentityClass
 	}
 	return 0
 }
 
-func (x *NodeClassDefine) GetKey() []byte {
+func (x *DefineIdentityClass) GetKey() []byte {
 	if x != nil {
 		return x.Key
 	}
 	return nil
 }
 
-// NodeClassRetire ends a node class.
-type NodeClassRetire struct {
+// RetireIdentityClass ends an identity class.
+type RetireIdentityClass struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Number.
-	NodeClass     uint32 `protobuf:"varint,1,opt,name=node_class,json=nodeClass,proto3" json:"node_class,omitempty"`
+	IdentityClass uint32 `protobuf:"varint,1,opt,name=identity_class,json=identityClass,proto3" json:"identity_class,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *NodeClassRetire) Reset() {
-	*x = NodeClassRetire{}
+func (x *RetireIdentityClass) Reset() {
+	*x = RetireIdentityClass{}
 	mi := &file_sluice_policy_v1_table_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *NodeClassRetire) String() string {
+func (x *RetireIdentityClass) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*NodeClassRetire) ProtoMessage() {}
+func (*RetireIdentityClass) ProtoMessage() {}
 
-func (x *NodeClassRetire) ProtoReflect() protoreflect.Message {
+func (x *RetireIdentityClass) ProtoReflect() protoreflect.Message {
 	mi := &file_sluice_policy_v1_table_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1484,25 +1655,25 @@ func (x *NodeClassRetire) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use NodeClassRetire.ProtoReflect.Descriptor instead.
-func (*NodeClassRetire) Descriptor() ([]byte, []int) {
+// Deprecated: Use RetireIdentityClass.ProtoReflect.Descriptor instead.
+func (*RetireIdentityClass) Descriptor() ([]byte, []int) {
 	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{12}
 }
 
-func (x *NodeClassRetire) GetNodeClass() uint32 {
+func (x *RetireIdentityClass) GetIdentityClass() uint32 {
 	if x != nil {
-		return x.NodeClass
+		return x.IdentityClass
 	}
 	return 0
 }
 
-// IdentityUpdate says what an identity is.
-type IdentityUpdate struct {
+// SetIdentity says what an identity is.
+type SetIdentity struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Identity number.
 	Identity uint32 `protobuf:"varint,1,opt,name=identity,proto3" json:"identity,omitempty"`
-	// Its node class; 0: the identity is not known any more.
-	NodeClass uint32 `protobuf:"varint,2,opt,name=node_class,json=nodeClass,proto3" json:"node_class,omitempty"`
+	// Its identity class; 0: the identity is not known any more.
+	IdentityClass uint32 `protobuf:"varint,2,opt,name=identity_class,json=identityClass,proto3" json:"identity_class,omitempty"`
 	// Its kind.
 	Kind PeerKind `protobuf:"varint,3,opt,name=kind,proto3,enum=sluice.policy.v1.PeerKind" json:"kind,omitempty"`
 	// Which address rules reach it.
@@ -1511,20 +1682,20 @@ type IdentityUpdate struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *IdentityUpdate) Reset() {
-	*x = IdentityUpdate{}
+func (x *SetIdentity) Reset() {
+	*x = SetIdentity{}
 	mi := &file_sluice_policy_v1_table_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *IdentityUpdate) String() string {
+func (x *SetIdentity) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*IdentityUpdate) ProtoMessage() {}
+func (*SetIdentity) ProtoMessage() {}
 
-func (x *IdentityUpdate) ProtoReflect() protoreflect.Message {
+func (x *SetIdentity) ProtoReflect() protoreflect.Message {
 	mi := &file_sluice_policy_v1_table_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1536,86 +1707,84 @@ func (x *IdentityUpdate) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use IdentityUpdate.ProtoReflect.Descriptor instead.
-func (*IdentityUpdate) Descriptor() ([]byte, []int) {
+// Deprecated: Use SetIdentity.ProtoReflect.Descriptor instead.
+func (*SetIdentity) Descriptor() ([]byte, []int) {
 	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{13}
 }
 
-func (x *IdentityUpdate) GetIdentity() uint32 {
+func (x *SetIdentity) GetIdentity() uint32 {
 	if x != nil {
 		return x.Identity
 	}
 	return 0
 }
 
-func (x *IdentityUpdate) GetNodeClass() uint32 {
+func (x *SetIdentity) GetIdentityClass() uint32 {
 	if x != nil {
-		return x.NodeClass
+		return x.IdentityClass
 	}
 	return 0
 }
 
-func (x *IdentityUpdate) GetKind() PeerKind {
+func (x *SetIdentity) GetKind() PeerKind {
 	if x != nil {
 		return x.Kind
 	}
 	return PeerKind_PEER_KIND_UNSPECIFIED
 }
 
-func (x *IdentityUpdate) GetScope() PeerScope {
+func (x *SetIdentity) GetScope() PeerScope {
 	if x != nil {
 		return x.Scope
 	}
 	return PeerScope_PEER_SCOPE_UNSPECIFIED
 }
 
-// TableDefine is one direction of one policy.
-type TableDefine struct {
+// PolicyTable is one direction of one policy.
+type PolicyTable struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Number of the table in this run of the service, never used twice. 0 is
 	// never defined: it allows everything.
 	Table uint64 `protobuf:"varint,1,opt,name=table,proto3" json:"table,omitempty"`
 	// Hash of rules, ports and defaults, 32 bytes: equal tables have equal hashes
-	// in every run. Rows and blocks, which come and go, are not in it.
+	// in every run. Rows and prefixes, which come and go, are not in it.
 	StructureHash []byte `protobuf:"bytes,2,opt,name=structure_hash,json=structureHash,proto3" json:"structure_hash,omitempty"`
 	// What no rule decides is allowed.
 	DefaultAllow bool `protobuf:"varint,3,opt,name=default_allow,json=defaultAllow,proto3" json:"default_allow,omitempty"`
-	// What no rule decides is allowed for the subject's own node.
+	// What no rule decides is allowed for the subject's local node.
 	HostAllow bool `protobuf:"varint,4,opt,name=host_allow,json=hostAllow,proto3" json:"host_allow,omitempty"`
-	// The address side has to be asked.
+	// The address side has to be evaluated.
 	HasAddresses bool `protobuf:"varint,5,opt,name=has_addresses,json=hasAddresses,proto3" json:"has_addresses,omitempty"`
-	// Class of a peer without a row; 8 entries, at PeerKind - 1.
-	DefaultClasses []uint32 `protobuf:"varint,6,rep,packed,name=default_classes,json=defaultClasses,proto3" json:"default_classes,omitempty"`
-	// Class of an address in no block; 3 entries, at PeerScope - 1.
-	AddressClasses []uint32 `protobuf:"varint,7,rep,packed,name=address_classes,json=addressClasses,proto3" json:"address_classes,omitempty"`
+	// Class of a peer without a row: one entry for each kind.
+	DefaultClasses []*KindClass `protobuf:"bytes,6,rep,name=default_classes,json=defaultClasses,proto3" json:"default_classes,omitempty"`
+	// Class of an address in no prefix: one entry for each scope.
+	AddressClasses []*ScopeClass `protobuf:"bytes,7,rep,name=address_classes,json=addressClasses,proto3" json:"address_classes,omitempty"`
 	// The rules, number 1 first.
 	Rules []*TableRule `protobuf:"bytes,8,rep,name=rules,proto3" json:"rules,omitempty"`
-	// Class → index of its root in nodes.
-	Classes []uint32 `protobuf:"varint,9,rep,packed,name=classes,proto3" json:"classes,omitempty"`
-	// Trees of intervals.
-	Nodes []*PortNode `protobuf:"bytes,10,rep,name=nodes,proto3" json:"nodes,omitempty"`
-	// Rows: node class → class.
-	Peers []*PeerRow `protobuf:"bytes,11,rep,name=peers,proto3" json:"peers,omitempty"`
-	// Blocks of addresses; the longest that holds an address counts.
-	Blocks        []*AddressBlock `protobuf:"bytes,12,rep,name=blocks,proto3" json:"blocks,omitempty"`
+	// The peer classes, number 0 first.
+	Classes []*PeerClass `protobuf:"bytes,9,rep,name=classes,proto3" json:"classes,omitempty"`
+	// Rows: identity class → peer class.
+	Peers []*PeerRow `protobuf:"bytes,10,rep,name=peers,proto3" json:"peers,omitempty"`
+	// Prefixes of addresses; the longest that holds an address counts.
+	Prefixes      []*PrefixClasses `protobuf:"bytes,11,rep,name=prefixes,proto3" json:"prefixes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *TableDefine) Reset() {
-	*x = TableDefine{}
+func (x *PolicyTable) Reset() {
+	*x = PolicyTable{}
 	mi := &file_sluice_policy_v1_table_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *TableDefine) String() string {
+func (x *PolicyTable) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*TableDefine) ProtoMessage() {}
+func (*PolicyTable) ProtoMessage() {}
 
-func (x *TableDefine) ProtoReflect() protoreflect.Message {
+func (x *PolicyTable) ProtoReflect() protoreflect.Message {
 	mi := &file_sluice_policy_v1_table_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1627,93 +1796,196 @@ func (x *TableDefine) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use TableDefine.ProtoReflect.Descriptor instead.
-func (*TableDefine) Descriptor() ([]byte, []int) {
+// Deprecated: Use PolicyTable.ProtoReflect.Descriptor instead.
+func (*PolicyTable) Descriptor() ([]byte, []int) {
 	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{14}
 }
 
-func (x *TableDefine) GetTable() uint64 {
+func (x *PolicyTable) GetTable() uint64 {
 	if x != nil {
 		return x.Table
 	}
 	return 0
 }
 
-func (x *TableDefine) GetStructureHash() []byte {
+func (x *PolicyTable) GetStructureHash() []byte {
 	if x != nil {
 		return x.StructureHash
 	}
 	return nil
 }
 
-func (x *TableDefine) GetDefaultAllow() bool {
+func (x *PolicyTable) GetDefaultAllow() bool {
 	if x != nil {
 		return x.DefaultAllow
 	}
 	return false
 }
 
-func (x *TableDefine) GetHostAllow() bool {
+func (x *PolicyTable) GetHostAllow() bool {
 	if x != nil {
 		return x.HostAllow
 	}
 	return false
 }
 
-func (x *TableDefine) GetHasAddresses() bool {
+func (x *PolicyTable) GetHasAddresses() bool {
 	if x != nil {
 		return x.HasAddresses
 	}
 	return false
 }
 
-func (x *TableDefine) GetDefaultClasses() []uint32 {
+func (x *PolicyTable) GetDefaultClasses() []*KindClass {
 	if x != nil {
 		return x.DefaultClasses
 	}
 	return nil
 }
 
-func (x *TableDefine) GetAddressClasses() []uint32 {
+func (x *PolicyTable) GetAddressClasses() []*ScopeClass {
 	if x != nil {
 		return x.AddressClasses
 	}
 	return nil
 }
 
-func (x *TableDefine) GetRules() []*TableRule {
+func (x *PolicyTable) GetRules() []*TableRule {
 	if x != nil {
 		return x.Rules
 	}
 	return nil
 }
 
-func (x *TableDefine) GetClasses() []uint32 {
+func (x *PolicyTable) GetClasses() []*PeerClass {
 	if x != nil {
 		return x.Classes
 	}
 	return nil
 }
 
-func (x *TableDefine) GetNodes() []*PortNode {
-	if x != nil {
-		return x.Nodes
-	}
-	return nil
-}
-
-func (x *TableDefine) GetPeers() []*PeerRow {
+func (x *PolicyTable) GetPeers() []*PeerRow {
 	if x != nil {
 		return x.Peers
 	}
 	return nil
 }
 
-func (x *TableDefine) GetBlocks() []*AddressBlock {
+func (x *PolicyTable) GetPrefixes() []*PrefixClasses {
 	if x != nil {
-		return x.Blocks
+		return x.Prefixes
 	}
 	return nil
+}
+
+// KindClass is the class of peers of a kind.
+type KindClass struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Kind.
+	Kind PeerKind `protobuf:"varint,1,opt,name=kind,proto3,enum=sluice.policy.v1.PeerKind" json:"kind,omitempty"`
+	// Class in this table.
+	Class         uint32 `protobuf:"varint,2,opt,name=class,proto3" json:"class,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KindClass) Reset() {
+	*x = KindClass{}
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KindClass) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KindClass) ProtoMessage() {}
+
+func (x *KindClass) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KindClass.ProtoReflect.Descriptor instead.
+func (*KindClass) Descriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *KindClass) GetKind() PeerKind {
+	if x != nil {
+		return x.Kind
+	}
+	return PeerKind_PEER_KIND_UNSPECIFIED
+}
+
+func (x *KindClass) GetClass() uint32 {
+	if x != nil {
+		return x.Class
+	}
+	return 0
+}
+
+// ScopeClass is the class of addresses, for peers of a scope.
+type ScopeClass struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Scope.
+	Scope PeerScope `protobuf:"varint,1,opt,name=scope,proto3,enum=sluice.policy.v1.PeerScope" json:"scope,omitempty"`
+	// Class in this table.
+	Class         uint32 `protobuf:"varint,2,opt,name=class,proto3" json:"class,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ScopeClass) Reset() {
+	*x = ScopeClass{}
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScopeClass) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScopeClass) ProtoMessage() {}
+
+func (x *ScopeClass) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScopeClass.ProtoReflect.Descriptor instead.
+func (*ScopeClass) Descriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ScopeClass) GetScope() PeerScope {
+	if x != nil {
+		return x.Scope
+	}
+	return PeerScope_PEER_SCOPE_UNSPECIFIED
+}
+
+func (x *ScopeClass) GetClass() uint32 {
+	if x != nil {
+		return x.Class
+	}
+	return 0
 }
 
 // TableRule is what a kernel knows of a rule.
@@ -1723,15 +1995,15 @@ type TableRule struct {
 	Action Action `protobuf:"varint,1,opt,name=action,proto3,enum=sluice.policy.v1.Action" json:"action,omitempty"`
 	// 0 Admin, 1 Normal, 2 Isolation, 3 Baseline.
 	Tier uint32 `protobuf:"varint,2,opt,name=tier,proto3" json:"tier,omitempty"`
-	// Proxy of a redirect: 1 DNS, 2 HTTP, 3 TLS, 4 listener; else 0.
-	Proxy         uint32 `protobuf:"varint,3,opt,name=proxy,proto3" json:"proxy,omitempty"`
+	// Proxy of a redirect; else unspecified.
+	Proxy         Proxy `protobuf:"varint,3,opt,name=proxy,proto3,enum=sluice.policy.v1.Proxy" json:"proxy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TableRule) Reset() {
 	*x = TableRule{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[15]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1743,7 +2015,7 @@ func (x *TableRule) String() string {
 func (*TableRule) ProtoMessage() {}
 
 func (x *TableRule) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[15]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1756,7 +2028,7 @@ func (x *TableRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableRule.ProtoReflect.Descriptor instead.
 func (*TableRule) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{15}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *TableRule) GetAction() Action {
@@ -1773,43 +2045,38 @@ func (x *TableRule) GetTier() uint32 {
 	return 0
 }
 
-func (x *TableRule) GetProxy() uint32 {
+func (x *TableRule) GetProxy() Proxy {
 	if x != nil {
 		return x.Proxy
 	}
-	return 0
+	return Proxy_PROXY_UNSPECIFIED
 }
 
-// PortNode is a node of a tree over protocol << 16 | port: the first entry
-// whose high is not below the point is taken; the last high of a root is
-// 0xFFFFFFFF.
-type PortNode struct {
+// PeerClass says which rules there are for the peers of a class.
+type PeerClass struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Last points of the entries, 16, ascending; unused ones repeat the last.
-	High []uint32 `protobuf:"varint,1,rep,packed,name=high,proto3" json:"high,omitempty"`
-	// Bit 31 set: index of another node. Else bits 30 to 16 the number of the
-	// Admin rule (0x7FFF: none), bits 15 to 0 that of the other tiers' (0xFFFF:
-	// none).
-	Value         []uint32 `protobuf:"varint,2,rep,packed,name=value,proto3" json:"value,omitempty"`
+	// Ranges of ports in ascending order that do not overlap. Ports in no range
+	// have no rule.
+	Ranges        []*PortRange `protobuf:"bytes,1,rep,name=ranges,proto3" json:"ranges,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *PortNode) Reset() {
-	*x = PortNode{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[16]
+func (x *PeerClass) Reset() {
+	*x = PeerClass{}
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *PortNode) String() string {
+func (x *PeerClass) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*PortNode) ProtoMessage() {}
+func (*PeerClass) ProtoMessage() {}
 
-func (x *PortNode) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[16]
+func (x *PeerClass) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1820,30 +2087,97 @@ func (x *PortNode) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use PortNode.ProtoReflect.Descriptor instead.
-func (*PortNode) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{16}
+// Deprecated: Use PeerClass.ProtoReflect.Descriptor instead.
+func (*PeerClass) Descriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{18}
 }
 
-func (x *PortNode) GetHigh() []uint32 {
+func (x *PeerClass) GetRanges() []*PortRange {
 	if x != nil {
-		return x.High
+		return x.Ranges
 	}
 	return nil
 }
 
-func (x *PortNode) GetValue() []uint32 {
-	if x != nil {
-		return x.Value
-	}
-	return nil
+// PortRange is a run of points with their rules. A point is a protocol with what
+// comes behind it: protocol << 16 | port, or type << 8 | code of ICMP.
+type PortRange struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// First point.
+	First uint32 `protobuf:"varint,1,opt,name=first,proto3" json:"first,omitempty"`
+	// Last point.
+	Last uint32 `protobuf:"varint,2,opt,name=last,proto3" json:"last,omitempty"`
+	// Number of the best rule of the Admin tier; 0: none.
+	Admin uint32 `protobuf:"varint,3,opt,name=admin,proto3" json:"admin,omitempty"`
+	// Number of the best rule of the other tiers; 0: none.
+	Rest          uint32 `protobuf:"varint,4,opt,name=rest,proto3" json:"rest,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
-// PeerRow is a row: node class → class.
+func (x *PortRange) Reset() {
+	*x = PortRange{}
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PortRange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PortRange) ProtoMessage() {}
+
+func (x *PortRange) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PortRange.ProtoReflect.Descriptor instead.
+func (*PortRange) Descriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *PortRange) GetFirst() uint32 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *PortRange) GetLast() uint32 {
+	if x != nil {
+		return x.Last
+	}
+	return 0
+}
+
+func (x *PortRange) GetAdmin() uint32 {
+	if x != nil {
+		return x.Admin
+	}
+	return 0
+}
+
+func (x *PortRange) GetRest() uint32 {
+	if x != nil {
+		return x.Rest
+	}
+	return 0
+}
+
+// PeerRow is a row: identity class → peer class.
 type PeerRow struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Node class.
-	NodeClass uint32 `protobuf:"varint,1,opt,name=node_class,json=nodeClass,proto3" json:"node_class,omitempty"`
+	// Identity class.
+	IdentityClass uint32 `protobuf:"varint,1,opt,name=identity_class,json=identityClass,proto3" json:"identity_class,omitempty"`
 	// Class in this table.
 	Class         uint32 `protobuf:"varint,2,opt,name=class,proto3" json:"class,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1852,7 +2186,7 @@ type PeerRow struct {
 
 func (x *PeerRow) Reset() {
 	*x = PeerRow{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[17]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1864,7 +2198,7 @@ func (x *PeerRow) String() string {
 func (*PeerRow) ProtoMessage() {}
 
 func (x *PeerRow) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[17]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1877,12 +2211,12 @@ func (x *PeerRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerRow.ProtoReflect.Descriptor instead.
 func (*PeerRow) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{17}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{20}
 }
 
-func (x *PeerRow) GetNodeClass() uint32 {
+func (x *PeerRow) GetIdentityClass() uint32 {
 	if x != nil {
-		return x.NodeClass
+		return x.IdentityClass
 	}
 	return 0
 }
@@ -1894,34 +2228,34 @@ func (x *PeerRow) GetClass() uint32 {
 	return 0
 }
 
-// AddressBlock is a block of addresses with its classes.
-type AddressBlock struct {
+// PrefixClasses is a prefix of addresses with its classes.
+type PrefixClasses struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Address, 4 or 16 bytes, masked.
 	Address []byte `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
 	// Prefix length.
-	Bits uint32 `protobuf:"varint,2,opt,name=bits,proto3" json:"bits,omitempty"`
-	// Classes; 3 entries, at PeerScope - 1.
-	Classes       []uint32 `protobuf:"varint,3,rep,packed,name=classes,proto3" json:"classes,omitempty"`
+	Length uint32 `protobuf:"varint,2,opt,name=length,proto3" json:"length,omitempty"`
+	// Classes: one entry for each scope.
+	Classes       []*ScopeClass `protobuf:"bytes,3,rep,name=classes,proto3" json:"classes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *AddressBlock) Reset() {
-	*x = AddressBlock{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[18]
+func (x *PrefixClasses) Reset() {
+	*x = PrefixClasses{}
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *AddressBlock) String() string {
+func (x *PrefixClasses) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*AddressBlock) ProtoMessage() {}
+func (*PrefixClasses) ProtoMessage() {}
 
-func (x *AddressBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[18]
+func (x *PrefixClasses) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1932,60 +2266,58 @@ func (x *AddressBlock) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use AddressBlock.ProtoReflect.Descriptor instead.
-func (*AddressBlock) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{18}
+// Deprecated: Use PrefixClasses.ProtoReflect.Descriptor instead.
+func (*PrefixClasses) Descriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{21}
 }
 
-func (x *AddressBlock) GetAddress() []byte {
+func (x *PrefixClasses) GetAddress() []byte {
 	if x != nil {
 		return x.Address
 	}
 	return nil
 }
 
-func (x *AddressBlock) GetBits() uint32 {
+func (x *PrefixClasses) GetLength() uint32 {
 	if x != nil {
-		return x.Bits
+		return x.Length
 	}
 	return 0
 }
 
-func (x *AddressBlock) GetClasses() []uint32 {
+func (x *PrefixClasses) GetClasses() []*ScopeClass {
 	if x != nil {
 		return x.Classes
 	}
 	return nil
 }
 
-// TableGrow appends nodes and classes to a table.
-type TableGrow struct {
+// GrowTable appends classes to a table.
+type GrowTable struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Table.
 	Table uint64 `protobuf:"varint,1,opt,name=table,proto3" json:"table,omitempty"`
-	// Nodes behind those there are.
-	Nodes []*PortNode `protobuf:"bytes,2,rep,name=nodes,proto3" json:"nodes,omitempty"`
-	// Classes behind those there are; roots count from the table's first node.
-	Classes       []uint32 `protobuf:"varint,3,rep,packed,name=classes,proto3" json:"classes,omitempty"`
+	// Classes behind those there are.
+	Classes       []*PeerClass `protobuf:"bytes,2,rep,name=classes,proto3" json:"classes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *TableGrow) Reset() {
-	*x = TableGrow{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[19]
+func (x *GrowTable) Reset() {
+	*x = GrowTable{}
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *TableGrow) String() string {
+func (x *GrowTable) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*TableGrow) ProtoMessage() {}
+func (*GrowTable) ProtoMessage() {}
 
-func (x *TableGrow) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[19]
+func (x *GrowTable) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1996,34 +2328,27 @@ func (x *TableGrow) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use TableGrow.ProtoReflect.Descriptor instead.
-func (*TableGrow) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{19}
+// Deprecated: Use GrowTable.ProtoReflect.Descriptor instead.
+func (*GrowTable) Descriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{22}
 }
 
-func (x *TableGrow) GetTable() uint64 {
+func (x *GrowTable) GetTable() uint64 {
 	if x != nil {
 		return x.Table
 	}
 	return 0
 }
 
-func (x *TableGrow) GetNodes() []*PortNode {
-	if x != nil {
-		return x.Nodes
-	}
-	return nil
-}
-
-func (x *TableGrow) GetClasses() []uint32 {
+func (x *GrowTable) GetClasses() []*PeerClass {
 	if x != nil {
 		return x.Classes
 	}
 	return nil
 }
 
-// TableRetire ends a table.
-type TableRetire struct {
+// RetireTable ends a table.
+type RetireTable struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Table.
 	Table         uint64 `protobuf:"varint,1,opt,name=table,proto3" json:"table,omitempty"`
@@ -2031,21 +2356,21 @@ type TableRetire struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *TableRetire) Reset() {
-	*x = TableRetire{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[20]
+func (x *RetireTable) Reset() {
+	*x = RetireTable{}
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *TableRetire) String() string {
+func (x *RetireTable) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*TableRetire) ProtoMessage() {}
+func (*RetireTable) ProtoMessage() {}
 
-func (x *TableRetire) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[20]
+func (x *RetireTable) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2056,46 +2381,44 @@ func (x *TableRetire) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use TableRetire.ProtoReflect.Descriptor instead.
-func (*TableRetire) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{20}
+// Deprecated: Use RetireTable.ProtoReflect.Descriptor instead.
+func (*RetireTable) Descriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{23}
 }
 
-func (x *TableRetire) GetTable() uint64 {
+func (x *RetireTable) GetTable() uint64 {
 	if x != nil {
 		return x.Table
 	}
 	return 0
 }
 
-// PeerUpdate inserts or deletes a row. An existing row is never replaced.
-type PeerUpdate struct {
+// SetPeer inserts a row. An existing row is never replaced.
+type SetPeer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Table.
 	Table uint64 `protobuf:"varint,1,opt,name=table,proto3" json:"table,omitempty"`
-	// The row; of a deletion, class means nothing.
-	Row *PeerRow `protobuf:"bytes,2,opt,name=row,proto3" json:"row,omitempty"`
-	// Delete it.
-	Delete        bool `protobuf:"varint,3,opt,name=delete,proto3" json:"delete,omitempty"`
+	// The row.
+	Row           *PeerRow `protobuf:"bytes,2,opt,name=row,proto3" json:"row,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *PeerUpdate) Reset() {
-	*x = PeerUpdate{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[21]
+func (x *SetPeer) Reset() {
+	*x = SetPeer{}
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *PeerUpdate) String() string {
+func (x *SetPeer) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*PeerUpdate) ProtoMessage() {}
+func (*SetPeer) ProtoMessage() {}
 
-func (x *PeerUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[21]
+func (x *SetPeer) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2106,60 +2429,51 @@ func (x *PeerUpdate) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use PeerUpdate.ProtoReflect.Descriptor instead.
-func (*PeerUpdate) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{21}
+// Deprecated: Use SetPeer.ProtoReflect.Descriptor instead.
+func (*SetPeer) Descriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{24}
 }
 
-func (x *PeerUpdate) GetTable() uint64 {
+func (x *SetPeer) GetTable() uint64 {
 	if x != nil {
 		return x.Table
 	}
 	return 0
 }
 
-func (x *PeerUpdate) GetRow() *PeerRow {
+func (x *SetPeer) GetRow() *PeerRow {
 	if x != nil {
 		return x.Row
 	}
 	return nil
 }
 
-func (x *PeerUpdate) GetDelete() bool {
-	if x != nil {
-		return x.Delete
-	}
-	return false
-}
-
-// AddressUpdate inserts, replaces or deletes a block.
-type AddressUpdate struct {
+// DeletePeer deletes a row.
+type DeletePeer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Table.
 	Table uint64 `protobuf:"varint,1,opt,name=table,proto3" json:"table,omitempty"`
-	// The block; of a deletion, classes mean nothing.
-	Block *AddressBlock `protobuf:"bytes,2,opt,name=block,proto3" json:"block,omitempty"`
-	// Delete it.
-	Delete        bool `protobuf:"varint,3,opt,name=delete,proto3" json:"delete,omitempty"`
+	// Identity class of the row.
+	IdentityClass uint32 `protobuf:"varint,2,opt,name=identity_class,json=identityClass,proto3" json:"identity_class,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *AddressUpdate) Reset() {
-	*x = AddressUpdate{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[22]
+func (x *DeletePeer) Reset() {
+	*x = DeletePeer{}
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *AddressUpdate) String() string {
+func (x *DeletePeer) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*AddressUpdate) ProtoMessage() {}
+func (*DeletePeer) ProtoMessage() {}
 
-func (x *AddressUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[22]
+func (x *DeletePeer) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2170,34 +2484,146 @@ func (x *AddressUpdate) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use AddressUpdate.ProtoReflect.Descriptor instead.
-func (*AddressUpdate) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{22}
+// Deprecated: Use DeletePeer.ProtoReflect.Descriptor instead.
+func (*DeletePeer) Descriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{25}
 }
 
-func (x *AddressUpdate) GetTable() uint64 {
+func (x *DeletePeer) GetTable() uint64 {
 	if x != nil {
 		return x.Table
 	}
 	return 0
 }
 
-func (x *AddressUpdate) GetBlock() *AddressBlock {
+func (x *DeletePeer) GetIdentityClass() uint32 {
 	if x != nil {
-		return x.Block
+		return x.IdentityClass
+	}
+	return 0
+}
+
+// SetPrefix inserts or replaces a prefix.
+type SetPrefix struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Table.
+	Table uint64 `protobuf:"varint,1,opt,name=table,proto3" json:"table,omitempty"`
+	// The prefix.
+	Prefix        *PrefixClasses `protobuf:"bytes,2,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetPrefix) Reset() {
+	*x = SetPrefix{}
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetPrefix) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetPrefix) ProtoMessage() {}
+
+func (x *SetPrefix) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetPrefix.ProtoReflect.Descriptor instead.
+func (*SetPrefix) Descriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *SetPrefix) GetTable() uint64 {
+	if x != nil {
+		return x.Table
+	}
+	return 0
+}
+
+func (x *SetPrefix) GetPrefix() *PrefixClasses {
+	if x != nil {
+		return x.Prefix
 	}
 	return nil
 }
 
-func (x *AddressUpdate) GetDelete() bool {
-	if x != nil {
-		return x.Delete
-	}
-	return false
+// DeletePrefix deletes a prefix.
+type DeletePrefix struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Table.
+	Table uint64 `protobuf:"varint,1,opt,name=table,proto3" json:"table,omitempty"`
+	// Address, 4 or 16 bytes, masked.
+	Address []byte `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	// Prefix length.
+	Length        uint32 `protobuf:"varint,3,opt,name=length,proto3" json:"length,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
-// Bind points a direction of a subject at a table that was defined before.
-type Bind struct {
+func (x *DeletePrefix) Reset() {
+	*x = DeletePrefix{}
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeletePrefix) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeletePrefix) ProtoMessage() {}
+
+func (x *DeletePrefix) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeletePrefix.ProtoReflect.Descriptor instead.
+func (*DeletePrefix) Descriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *DeletePrefix) GetTable() uint64 {
+	if x != nil {
+		return x.Table
+	}
+	return 0
+}
+
+func (x *DeletePrefix) GetAddress() []byte {
+	if x != nil {
+		return x.Address
+	}
+	return nil
+}
+
+func (x *DeletePrefix) GetLength() uint32 {
+	if x != nil {
+		return x.Length
+	}
+	return 0
+}
+
+// BindSubject points a direction of a subject at a table that was defined before.
+type BindSubject struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Identity.
 	Subject uint32 `protobuf:"varint,1,opt,name=subject,proto3" json:"subject,omitempty"`
@@ -2214,21 +2640,21 @@ type Bind struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Bind) Reset() {
-	*x = Bind{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[23]
+func (x *BindSubject) Reset() {
+	*x = BindSubject{}
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Bind) String() string {
+func (x *BindSubject) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Bind) ProtoMessage() {}
+func (*BindSubject) ProtoMessage() {}
 
-func (x *Bind) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[23]
+func (x *BindSubject) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2239,40 +2665,40 @@ func (x *Bind) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Bind.ProtoReflect.Descriptor instead.
-func (*Bind) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{23}
+// Deprecated: Use BindSubject.ProtoReflect.Descriptor instead.
+func (*BindSubject) Descriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{28}
 }
 
-func (x *Bind) GetSubject() uint32 {
+func (x *BindSubject) GetSubject() uint32 {
 	if x != nil {
 		return x.Subject
 	}
 	return 0
 }
 
-func (x *Bind) GetDirection() TableDirection {
+func (x *BindSubject) GetDirection() TableDirection {
 	if x != nil {
 		return x.Direction
 	}
 	return TableDirection_TABLE_DIRECTION_UNSPECIFIED
 }
 
-func (x *Bind) GetTable() uint64 {
+func (x *BindSubject) GetTable() uint64 {
 	if x != nil {
 		return x.Table
 	}
 	return 0
 }
 
-func (x *Bind) GetPolicyRevision() uint64 {
+func (x *BindSubject) GetPolicyRevision() uint64 {
 	if x != nil {
 		return x.PolicyRevision
 	}
 	return 0
 }
 
-func (x *Bind) GetRules() []*RuleSources {
+func (x *BindSubject) GetRules() []*RuleSources {
 	if x != nil {
 		return x.Rules
 	}
@@ -2290,7 +2716,7 @@ type RuleSources struct {
 
 func (x *RuleSources) Reset() {
 	*x = RuleSources{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[24]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2302,7 +2728,7 @@ func (x *RuleSources) String() string {
 func (*RuleSources) ProtoMessage() {}
 
 func (x *RuleSources) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[24]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2315,7 +2741,7 @@ func (x *RuleSources) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuleSources.ProtoReflect.Descriptor instead.
 func (*RuleSources) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{24}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RuleSources) GetSources() []*RuleSource {
@@ -2343,7 +2769,7 @@ type RuleSource struct {
 
 func (x *RuleSource) Reset() {
 	*x = RuleSource{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[25]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2355,7 +2781,7 @@ func (x *RuleSource) String() string {
 func (*RuleSource) ProtoMessage() {}
 
 func (x *RuleSource) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[25]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2368,7 +2794,7 @@ func (x *RuleSource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuleSource.ProtoReflect.Descriptor instead.
 func (*RuleSource) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{25}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RuleSource) GetKind() string {
@@ -2399,8 +2825,8 @@ func (x *RuleSource) GetPath() string {
 	return ""
 }
 
-// SubjectGone says that a subject has no tables any more.
-type SubjectGone struct {
+// RemoveSubject says that a subject has no tables any more.
+type RemoveSubject struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Identity.
 	Subject       uint32 `protobuf:"varint,1,opt,name=subject,proto3" json:"subject,omitempty"`
@@ -2408,21 +2834,21 @@ type SubjectGone struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *SubjectGone) Reset() {
-	*x = SubjectGone{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[26]
+func (x *RemoveSubject) Reset() {
+	*x = RemoveSubject{}
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *SubjectGone) String() string {
+func (x *RemoveSubject) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*SubjectGone) ProtoMessage() {}
+func (*RemoveSubject) ProtoMessage() {}
 
-func (x *SubjectGone) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[26]
+func (x *RemoveSubject) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2433,12 +2859,12 @@ func (x *SubjectGone) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use SubjectGone.ProtoReflect.Descriptor instead.
-func (*SubjectGone) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{26}
+// Deprecated: Use RemoveSubject.ProtoReflect.Descriptor instead.
+func (*RemoveSubject) Descriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{31}
 }
 
-func (x *SubjectGone) GetSubject() uint32 {
+func (x *RemoveSubject) GetSubject() uint32 {
 	if x != nil {
 		return x.Subject
 	}
@@ -2478,7 +2904,7 @@ type Barrier struct {
 
 func (x *Barrier) Reset() {
 	*x = Barrier{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[27]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2490,7 +2916,7 @@ func (x *Barrier) String() string {
 func (*Barrier) ProtoMessage() {}
 
 func (x *Barrier) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[27]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2503,7 +2929,7 @@ func (x *Barrier) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Barrier.ProtoReflect.Descriptor instead.
 func (*Barrier) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{27}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Barrier) GetPolicyRevision() uint64 {
@@ -2571,7 +2997,7 @@ type SnapshotComplete struct {
 
 func (x *SnapshotComplete) Reset() {
 	*x = SnapshotComplete{}
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[28]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2583,7 +3009,7 @@ func (x *SnapshotComplete) String() string {
 func (*SnapshotComplete) ProtoMessage() {}
 
 func (x *SnapshotComplete) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_table_proto_msgTypes[28]
+	mi := &file_sluice_policy_v1_table_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2596,7 +3022,7 @@ func (x *SnapshotComplete) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotComplete.ProtoReflect.Descriptor instead.
 func (*SnapshotComplete) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{28}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{33}
 }
 
 var File_sluice_policy_v1_table_proto protoreflect.FileDescriptor
@@ -2611,7 +3037,7 @@ const file_sluice_policy_v1_table_proto_rawDesc = "" +
 	"\x04nack\x18\x04 \x01(\v2\x16.sluice.policy.v1.NackH\x00R\x04nack\x122\n" +
 	"\x06locate\x18\x05 \x01(\v2\x18.sluice.policy.v1.LocateH\x00R\x06locate\x12,\n" +
 	"\x04hold\x18\x06 \x01(\v2\x16.sluice.policy.v1.HoldH\x00R\x04holdB\x10\n" +
-	"\amessage\x12\x05\xbaH\x02\b\x01\"\xd1\x02\n" +
+	"\amessage\x12\x05\xbaH\x02\b\x01\"\x94\x03\n" +
 	"\tSubscribe\x12\x1d\n" +
 	"\x04name\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18?R\x04name\x12)\n" +
 	"\vincarnation\x18\x02 \x01(\fB\a\xbaH\x04z\x02\x18\x10R\vincarnation\x12\x10\n" +
@@ -2620,7 +3046,8 @@ const file_sluice_policy_v1_table_proto_rawDesc = "" +
 	"\tlocations\x18\x05 \x03(\v2\x1a.sluice.policy.v1.LocationB\n" +
 	"\xbaH\a\x92\x01\x04\x10\x80\x80\x01R\tlocations\x12>\n" +
 	"\x04role\x18\x06 \x01(\x0e2 .sluice.policy.v1.SubscriberRoleB\b\xbaH\x05\x82\x01\x02\x10\x01R\x04role\x12;\n" +
-	"\benforced\x18\a \x01(\v2\x1f.sluice.policy.v1.EnforcedStateR\benforced\"v\n" +
+	"\benforced\x18\a \x01(\v2\x1f.sluice.policy.v1.EnforcedStateR\benforced\x12A\n" +
+	"\aformats\x18\b \x03(\x0e2\x1d.sluice.policy.v1.TableFormatB\b\xbaH\x05\x92\x01\x02\x10\x10R\aformats\"v\n" +
 	"\rEnforcedState\x12\x1d\n" +
 	"\x05state\x18\x01 \x01(\fB\a\xbaH\x04z\x02\x18\x10R\x05state\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\x12*\n" +
@@ -2645,87 +3072,101 @@ const file_sluice_policy_v1_table_proto_rawDesc = "" +
 	"\x06remove\x18\x02 \x03(\fB\t\xbaH\x06\x92\x01\x03\x10\x80 R\x06remove\"@\n" +
 	"\bLocation\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\fR\aaddress\x12\x1a\n" +
-	"\bidentity\x18\x02 \x01(\rR\bidentity\"}\n" +
+	"\bidentity\x18\x02 \x01(\rR\bidentity\"\xb4\x01\n" +
 	"\x19WatchPolicyTablesResponse\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\fR\vincarnation\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12,\n" +
-	"\x05steps\x18\x03 \x03(\v2\x16.sluice.policy.v1.StepR\x05steps\"\xca\x06\n" +
-	"\x04Step\x12O\n" +
-	"\x11node_class_define\x18\x01 \x01(\v2!.sluice.policy.v1.NodeClassDefineH\x00R\x0fnodeClassDefine\x12O\n" +
-	"\x11node_class_retire\x18\x02 \x01(\v2!.sluice.policy.v1.NodeClassRetireH\x00R\x0fnodeClassRetire\x12K\n" +
-	"\x0fidentity_update\x18\x03 \x01(\v2 .sluice.policy.v1.IdentityUpdateH\x00R\x0eidentityUpdate\x12B\n" +
-	"\ftable_define\x18\x04 \x01(\v2\x1d.sluice.policy.v1.TableDefineH\x00R\vtableDefine\x12<\n" +
+	"\x05steps\x18\x03 \x03(\v2\x16.sluice.policy.v1.StepR\x05steps\x125\n" +
+	"\x06format\x18\x04 \x01(\x0e2\x1d.sluice.policy.v1.TableFormatR\x06format\"\xe8\a\n" +
+	"\x04Step\x12[\n" +
+	"\x15define_identity_class\x18\x01 \x01(\v2%.sluice.policy.v1.DefineIdentityClassH\x00R\x13defineIdentityClass\x12[\n" +
+	"\x15retire_identity_class\x18\x02 \x01(\v2%.sluice.policy.v1.RetireIdentityClassH\x00R\x13retireIdentityClass\x12B\n" +
+	"\fset_identity\x18\x03 \x01(\v2\x1d.sluice.policy.v1.SetIdentityH\x00R\vsetIdentity\x12B\n" +
+	"\fdefine_table\x18\x04 \x01(\v2\x1d.sluice.policy.v1.PolicyTableH\x00R\vdefineTable\x12<\n" +
 	"\n" +
-	"table_grow\x18\x05 \x01(\v2\x1b.sluice.policy.v1.TableGrowH\x00R\ttableGrow\x12B\n" +
-	"\ftable_retire\x18\x06 \x01(\v2\x1d.sluice.policy.v1.TableRetireH\x00R\vtableRetire\x12?\n" +
-	"\vpeer_update\x18\a \x01(\v2\x1c.sluice.policy.v1.PeerUpdateH\x00R\n" +
-	"peerUpdate\x12H\n" +
-	"\x0eaddress_update\x18\b \x01(\v2\x1f.sluice.policy.v1.AddressUpdateH\x00R\raddressUpdate\x12,\n" +
-	"\x04bind\x18\t \x01(\v2\x16.sluice.policy.v1.BindH\x00R\x04bind\x12B\n" +
-	"\fsubject_gone\x18\n" +
-	" \x01(\v2\x1d.sluice.policy.v1.SubjectGoneH\x00R\vsubjectGone\x125\n" +
+	"grow_table\x18\x05 \x01(\v2\x1b.sluice.policy.v1.GrowTableH\x00R\tgrowTable\x12B\n" +
+	"\fretire_table\x18\x06 \x01(\v2\x1d.sluice.policy.v1.RetireTableH\x00R\vretireTable\x126\n" +
+	"\bset_peer\x18\a \x01(\v2\x19.sluice.policy.v1.SetPeerH\x00R\asetPeer\x12<\n" +
+	"\n" +
+	"set_prefix\x18\b \x01(\v2\x1b.sluice.policy.v1.SetPrefixH\x00R\tsetPrefix\x12B\n" +
+	"\fbind_subject\x18\t \x01(\v2\x1d.sluice.policy.v1.BindSubjectH\x00R\vbindSubject\x12H\n" +
+	"\x0eremove_subject\x18\n" +
+	" \x01(\v2\x1f.sluice.policy.v1.RemoveSubjectH\x00R\rremoveSubject\x125\n" +
 	"\abarrier\x18\v \x01(\v2\x19.sluice.policy.v1.BarrierH\x00R\abarrier\x12Q\n" +
-	"\x11snapshot_complete\x18\f \x01(\v2\".sluice.policy.v1.SnapshotCompleteH\x00R\x10snapshotCompleteB\x06\n" +
-	"\x04step\"B\n" +
-	"\x0fNodeClassDefine\x12\x1d\n" +
-	"\n" +
-	"node_class\x18\x01 \x01(\rR\tnodeClass\x12\x10\n" +
-	"\x03key\x18\x02 \x01(\fR\x03key\"0\n" +
-	"\x0fNodeClassRetire\x12\x1d\n" +
-	"\n" +
-	"node_class\x18\x01 \x01(\rR\tnodeClass\"\xae\x01\n" +
-	"\x0eIdentityUpdate\x12\x1a\n" +
-	"\bidentity\x18\x01 \x01(\rR\bidentity\x12\x1d\n" +
-	"\n" +
-	"node_class\x18\x02 \x01(\rR\tnodeClass\x12.\n" +
+	"\x11snapshot_complete\x18\f \x01(\v2\".sluice.policy.v1.SnapshotCompleteH\x00R\x10snapshotComplete\x12?\n" +
+	"\vdelete_peer\x18\r \x01(\v2\x1c.sluice.policy.v1.DeletePeerH\x00R\n" +
+	"deletePeer\x12E\n" +
+	"\rdelete_prefix\x18\x0e \x01(\v2\x1e.sluice.policy.v1.DeletePrefixH\x00R\fdeletePrefixB\x06\n" +
+	"\x04step\"N\n" +
+	"\x13DefineIdentityClass\x12%\n" +
+	"\x0eidentity_class\x18\x01 \x01(\rR\ridentityClass\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\fR\x03key\"<\n" +
+	"\x13RetireIdentityClass\x12%\n" +
+	"\x0eidentity_class\x18\x01 \x01(\rR\ridentityClass\"\xb3\x01\n" +
+	"\vSetIdentity\x12\x1a\n" +
+	"\bidentity\x18\x01 \x01(\rR\bidentity\x12%\n" +
+	"\x0eidentity_class\x18\x02 \x01(\rR\ridentityClass\x12.\n" +
 	"\x04kind\x18\x03 \x01(\x0e2\x1a.sluice.policy.v1.PeerKindR\x04kind\x121\n" +
-	"\x05scope\x18\x04 \x01(\x0e2\x1b.sluice.policy.v1.PeerScopeR\x05scope\"\xed\x03\n" +
-	"\vTableDefine\x12\x14\n" +
+	"\x05scope\x18\x04 \x01(\x0e2\x1b.sluice.policy.v1.PeerScopeR\x05scope\"\x98\x04\n" +
+	"\vPolicyTable\x12\x14\n" +
 	"\x05table\x18\x01 \x01(\x04R\x05table\x12%\n" +
 	"\x0estructure_hash\x18\x02 \x01(\fR\rstructureHash\x12#\n" +
 	"\rdefault_allow\x18\x03 \x01(\bR\fdefaultAllow\x12\x1d\n" +
 	"\n" +
 	"host_allow\x18\x04 \x01(\bR\thostAllow\x12#\n" +
-	"\rhas_addresses\x18\x05 \x01(\bR\fhasAddresses\x12'\n" +
-	"\x0fdefault_classes\x18\x06 \x03(\rR\x0edefaultClasses\x12'\n" +
-	"\x0faddress_classes\x18\a \x03(\rR\x0eaddressClasses\x121\n" +
-	"\x05rules\x18\b \x03(\v2\x1b.sluice.policy.v1.TableRuleR\x05rules\x12\x18\n" +
-	"\aclasses\x18\t \x03(\rR\aclasses\x120\n" +
-	"\x05nodes\x18\n" +
-	" \x03(\v2\x1a.sluice.policy.v1.PortNodeR\x05nodes\x12/\n" +
-	"\x05peers\x18\v \x03(\v2\x19.sluice.policy.v1.PeerRowR\x05peers\x126\n" +
-	"\x06blocks\x18\f \x03(\v2\x1e.sluice.policy.v1.AddressBlockR\x06blocks\"g\n" +
+	"\rhas_addresses\x18\x05 \x01(\bR\fhasAddresses\x12D\n" +
+	"\x0fdefault_classes\x18\x06 \x03(\v2\x1b.sluice.policy.v1.KindClassR\x0edefaultClasses\x12E\n" +
+	"\x0faddress_classes\x18\a \x03(\v2\x1c.sluice.policy.v1.ScopeClassR\x0eaddressClasses\x121\n" +
+	"\x05rules\x18\b \x03(\v2\x1b.sluice.policy.v1.TableRuleR\x05rules\x125\n" +
+	"\aclasses\x18\t \x03(\v2\x1b.sluice.policy.v1.PeerClassR\aclasses\x12/\n" +
+	"\x05peers\x18\n" +
+	" \x03(\v2\x19.sluice.policy.v1.PeerRowR\x05peers\x12;\n" +
+	"\bprefixes\x18\v \x03(\v2\x1f.sluice.policy.v1.PrefixClassesR\bprefixes\"Q\n" +
+	"\tKindClass\x12.\n" +
+	"\x04kind\x18\x01 \x01(\x0e2\x1a.sluice.policy.v1.PeerKindR\x04kind\x12\x14\n" +
+	"\x05class\x18\x02 \x01(\rR\x05class\"U\n" +
+	"\n" +
+	"ScopeClass\x121\n" +
+	"\x05scope\x18\x01 \x01(\x0e2\x1b.sluice.policy.v1.PeerScopeR\x05scope\x12\x14\n" +
+	"\x05class\x18\x02 \x01(\rR\x05class\"\x80\x01\n" +
 	"\tTableRule\x120\n" +
 	"\x06action\x18\x01 \x01(\x0e2\x18.sluice.policy.v1.ActionR\x06action\x12\x12\n" +
-	"\x04tier\x18\x02 \x01(\rR\x04tier\x12\x14\n" +
-	"\x05proxy\x18\x03 \x01(\rR\x05proxy\"4\n" +
-	"\bPortNode\x12\x12\n" +
-	"\x04high\x18\x01 \x03(\rR\x04high\x12\x14\n" +
-	"\x05value\x18\x02 \x03(\rR\x05value\">\n" +
-	"\aPeerRow\x12\x1d\n" +
-	"\n" +
-	"node_class\x18\x01 \x01(\rR\tnodeClass\x12\x14\n" +
-	"\x05class\x18\x02 \x01(\rR\x05class\"V\n" +
-	"\fAddressBlock\x12\x18\n" +
-	"\aaddress\x18\x01 \x01(\fR\aaddress\x12\x12\n" +
-	"\x04bits\x18\x02 \x01(\rR\x04bits\x12\x18\n" +
-	"\aclasses\x18\x03 \x03(\rR\aclasses\"m\n" +
-	"\tTableGrow\x12\x14\n" +
-	"\x05table\x18\x01 \x01(\x04R\x05table\x120\n" +
-	"\x05nodes\x18\x02 \x03(\v2\x1a.sluice.policy.v1.PortNodeR\x05nodes\x12\x18\n" +
-	"\aclasses\x18\x03 \x03(\rR\aclasses\"#\n" +
-	"\vTableRetire\x12\x14\n" +
-	"\x05table\x18\x01 \x01(\x04R\x05table\"g\n" +
-	"\n" +
-	"PeerUpdate\x12\x14\n" +
+	"\x04tier\x18\x02 \x01(\rR\x04tier\x12-\n" +
+	"\x05proxy\x18\x03 \x01(\x0e2\x17.sluice.policy.v1.ProxyR\x05proxy\"@\n" +
+	"\tPeerClass\x123\n" +
+	"\x06ranges\x18\x01 \x03(\v2\x1b.sluice.policy.v1.PortRangeR\x06ranges\"_\n" +
+	"\tPortRange\x12\x14\n" +
+	"\x05first\x18\x01 \x01(\rR\x05first\x12\x12\n" +
+	"\x04last\x18\x02 \x01(\rR\x04last\x12\x14\n" +
+	"\x05admin\x18\x03 \x01(\rR\x05admin\x12\x12\n" +
+	"\x04rest\x18\x04 \x01(\rR\x04rest\"F\n" +
+	"\aPeerRow\x12%\n" +
+	"\x0eidentity_class\x18\x01 \x01(\rR\ridentityClass\x12\x14\n" +
+	"\x05class\x18\x02 \x01(\rR\x05class\"y\n" +
+	"\rPrefixClasses\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\fR\aaddress\x12\x16\n" +
+	"\x06length\x18\x02 \x01(\rR\x06length\x126\n" +
+	"\aclasses\x18\x03 \x03(\v2\x1c.sluice.policy.v1.ScopeClassR\aclasses\"X\n" +
+	"\tGrowTable\x12\x14\n" +
+	"\x05table\x18\x01 \x01(\x04R\x05table\x125\n" +
+	"\aclasses\x18\x02 \x03(\v2\x1b.sluice.policy.v1.PeerClassR\aclasses\"#\n" +
+	"\vRetireTable\x12\x14\n" +
+	"\x05table\x18\x01 \x01(\x04R\x05table\"L\n" +
+	"\aSetPeer\x12\x14\n" +
 	"\x05table\x18\x01 \x01(\x04R\x05table\x12+\n" +
-	"\x03row\x18\x02 \x01(\v2\x19.sluice.policy.v1.PeerRowR\x03row\x12\x16\n" +
-	"\x06delete\x18\x03 \x01(\bR\x06delete\"s\n" +
-	"\rAddressUpdate\x12\x14\n" +
-	"\x05table\x18\x01 \x01(\x04R\x05table\x124\n" +
-	"\x05block\x18\x02 \x01(\v2\x1e.sluice.policy.v1.AddressBlockR\x05block\x12\x16\n" +
-	"\x06delete\x18\x03 \x01(\bR\x06delete\"\xd4\x01\n" +
-	"\x04Bind\x12\x18\n" +
+	"\x03row\x18\x02 \x01(\v2\x19.sluice.policy.v1.PeerRowR\x03row\"I\n" +
+	"\n" +
+	"DeletePeer\x12\x14\n" +
+	"\x05table\x18\x01 \x01(\x04R\x05table\x12%\n" +
+	"\x0eidentity_class\x18\x02 \x01(\rR\ridentityClass\"Z\n" +
+	"\tSetPrefix\x12\x14\n" +
+	"\x05table\x18\x01 \x01(\x04R\x05table\x127\n" +
+	"\x06prefix\x18\x02 \x01(\v2\x1f.sluice.policy.v1.PrefixClassesR\x06prefix\"V\n" +
+	"\fDeletePrefix\x12\x14\n" +
+	"\x05table\x18\x01 \x01(\x04R\x05table\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\fR\aaddress\x12\x16\n" +
+	"\x06length\x18\x03 \x01(\rR\x06length\"\xdb\x01\n" +
+	"\vBindSubject\x12\x18\n" +
 	"\asubject\x18\x01 \x01(\rR\asubject\x12>\n" +
 	"\tdirection\x18\x02 \x01(\x0e2 .sluice.policy.v1.TableDirectionR\tdirection\x12\x14\n" +
 	"\x05table\x18\x03 \x01(\x04R\x05table\x12'\n" +
@@ -2738,8 +3179,8 @@ const file_sluice_policy_v1_table_proto_rawDesc = "" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x12\x12\n" +
-	"\x04path\x18\x04 \x01(\tR\x04path\"'\n" +
-	"\vSubjectGone\x12\x18\n" +
+	"\x04path\x18\x04 \x01(\tR\x04path\")\n" +
+	"\rRemoveSubject\x12\x18\n" +
 	"\asubject\x18\x01 \x01(\rR\asubject\"\xd8\x02\n" +
 	"\aBarrier\x12'\n" +
 	"\x0fpolicy_revision\x18\x01 \x01(\x04R\x0epolicyRevision\x12+\n" +
@@ -2752,7 +3193,10 @@ const file_sluice_policy_v1_table_proto_rawDesc = "" +
 	"incomplete\x12@\n" +
 	"\x1cidentity_service_incarnation\x18\a \x01(\fR\x1aidentityServiceIncarnation\x12:\n" +
 	"\x19identity_service_revision\x18\b \x01(\x04R\x17identityServiceRevision\"\x12\n" +
-	"\x10SnapshotComplete*l\n" +
+	"\x10SnapshotComplete*D\n" +
+	"\vTableFormat\x12\x1c\n" +
+	"\x18TABLE_FORMAT_UNSPECIFIED\x10\x00\x12\x17\n" +
+	"\x13TABLE_FORMAT_RANGES\x10\x02*l\n" +
 	"\x0eSubscriberRole\x12\x1f\n" +
 	"\x1bSUBSCRIBER_ROLE_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18SUBSCRIBER_ROLE_ENFORCES\x10\x01\x12\x1b\n" +
@@ -2771,7 +3215,14 @@ const file_sluice_policy_v1_table_proto_rawDesc = "" +
 	"\x16PEER_SCOPE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12PEER_SCOPE_CLUSTER\x10\x01\x12\x13\n" +
 	"\x0fPEER_SCOPE_NODE\x10\x02\x12\x16\n" +
-	"\x12PEER_SCOPE_OUTSIDE\x10\x03*i\n" +
+	"\x12PEER_SCOPE_OUTSIDE\x10\x03*`\n" +
+	"\x05Proxy\x12\x15\n" +
+	"\x11PROXY_UNSPECIFIED\x10\x00\x12\r\n" +
+	"\tPROXY_DNS\x10\x01\x12\x0e\n" +
+	"\n" +
+	"PROXY_HTTP\x10\x02\x12\r\n" +
+	"\tPROXY_TLS\x10\x03\x12\x12\n" +
+	"\x0ePROXY_LISTENER\x10\x04*i\n" +
 	"\x06Action\x12\x16\n" +
 	"\x12ACTION_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vACTION_DENY\x10\x01\x12\x13\n" +
@@ -2804,87 +3255,105 @@ func file_sluice_policy_v1_table_proto_rawDescGZIP() []byte {
 	return file_sluice_policy_v1_table_proto_rawDescData
 }
 
-var file_sluice_policy_v1_table_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_sluice_policy_v1_table_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_sluice_policy_v1_table_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
+var file_sluice_policy_v1_table_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
 var file_sluice_policy_v1_table_proto_goTypes = []any{
-	(SubscriberRole)(0),               // 0: sluice.policy.v1.SubscriberRole
-	(PeerKind)(0),                     // 1: sluice.policy.v1.PeerKind
-	(PeerScope)(0),                    // 2: sluice.policy.v1.PeerScope
-	(Action)(0),                       // 3: sluice.policy.v1.Action
-	(DecidedBy)(0),                    // 4: sluice.policy.v1.DecidedBy
-	(TableDirection)(0),               // 5: sluice.policy.v1.TableDirection
-	(*WatchPolicyTablesRequest)(nil),  // 6: sluice.policy.v1.WatchPolicyTablesRequest
-	(*Subscribe)(nil),                 // 7: sluice.policy.v1.Subscribe
-	(*EnforcedState)(nil),             // 8: sluice.policy.v1.EnforcedState
-	(*SubjectChange)(nil),             // 9: sluice.policy.v1.SubjectChange
-	(*Ack)(nil),                       // 10: sluice.policy.v1.Ack
-	(*Hold)(nil),                      // 11: sluice.policy.v1.Hold
-	(*Nack)(nil),                      // 12: sluice.policy.v1.Nack
-	(*Locate)(nil),                    // 13: sluice.policy.v1.Locate
-	(*Location)(nil),                  // 14: sluice.policy.v1.Location
-	(*WatchPolicyTablesResponse)(nil), // 15: sluice.policy.v1.WatchPolicyTablesResponse
-	(*Step)(nil),                      // 16: sluice.policy.v1.Step
-	(*NodeClassDefine)(nil),           // 17: sluice.policy.v1.NodeClassDefine
-	(*NodeClassRetire)(nil),           // 18: sluice.policy.v1.NodeClassRetire
-	(*IdentityUpdate)(nil),            // 19: sluice.policy.v1.IdentityUpdate
-	(*TableDefine)(nil),               // 20: sluice.policy.v1.TableDefine
-	(*TableRule)(nil),                 // 21: sluice.policy.v1.TableRule
-	(*PortNode)(nil),                  // 22: sluice.policy.v1.PortNode
-	(*PeerRow)(nil),                   // 23: sluice.policy.v1.PeerRow
-	(*AddressBlock)(nil),              // 24: sluice.policy.v1.AddressBlock
-	(*TableGrow)(nil),                 // 25: sluice.policy.v1.TableGrow
-	(*TableRetire)(nil),               // 26: sluice.policy.v1.TableRetire
-	(*PeerUpdate)(nil),                // 27: sluice.policy.v1.PeerUpdate
-	(*AddressUpdate)(nil),             // 28: sluice.policy.v1.AddressUpdate
-	(*Bind)(nil),                      // 29: sluice.policy.v1.Bind
-	(*RuleSources)(nil),               // 30: sluice.policy.v1.RuleSources
-	(*RuleSource)(nil),                // 31: sluice.policy.v1.RuleSource
-	(*SubjectGone)(nil),               // 32: sluice.policy.v1.SubjectGone
-	(*Barrier)(nil),                   // 33: sluice.policy.v1.Barrier
-	(*SnapshotComplete)(nil),          // 34: sluice.policy.v1.SnapshotComplete
+	(TableFormat)(0),                  // 0: sluice.policy.v1.TableFormat
+	(SubscriberRole)(0),               // 1: sluice.policy.v1.SubscriberRole
+	(PeerKind)(0),                     // 2: sluice.policy.v1.PeerKind
+	(PeerScope)(0),                    // 3: sluice.policy.v1.PeerScope
+	(Proxy)(0),                        // 4: sluice.policy.v1.Proxy
+	(Action)(0),                       // 5: sluice.policy.v1.Action
+	(DecidedBy)(0),                    // 6: sluice.policy.v1.DecidedBy
+	(TableDirection)(0),               // 7: sluice.policy.v1.TableDirection
+	(*WatchPolicyTablesRequest)(nil),  // 8: sluice.policy.v1.WatchPolicyTablesRequest
+	(*Subscribe)(nil),                 // 9: sluice.policy.v1.Subscribe
+	(*EnforcedState)(nil),             // 10: sluice.policy.v1.EnforcedState
+	(*SubjectChange)(nil),             // 11: sluice.policy.v1.SubjectChange
+	(*Ack)(nil),                       // 12: sluice.policy.v1.Ack
+	(*Hold)(nil),                      // 13: sluice.policy.v1.Hold
+	(*Nack)(nil),                      // 14: sluice.policy.v1.Nack
+	(*Locate)(nil),                    // 15: sluice.policy.v1.Locate
+	(*Location)(nil),                  // 16: sluice.policy.v1.Location
+	(*WatchPolicyTablesResponse)(nil), // 17: sluice.policy.v1.WatchPolicyTablesResponse
+	(*Step)(nil),                      // 18: sluice.policy.v1.Step
+	(*DefineIdentityClass)(nil),       // 19: sluice.policy.v1.DefineIdentityClass
+	(*RetireIdentityClass)(nil),       // 20: sluice.policy.v1.RetireIdentityClass
+	(*SetIdentity)(nil),               // 21: sluice.policy.v1.SetIdentity
+	(*PolicyTable)(nil),               // 22: sluice.policy.v1.PolicyTable
+	(*KindClass)(nil),                 // 23: sluice.policy.v1.KindClass
+	(*ScopeClass)(nil),                // 24: sluice.policy.v1.ScopeClass
+	(*TableRule)(nil),                 // 25: sluice.policy.v1.TableRule
+	(*PeerClass)(nil),                 // 26: sluice.policy.v1.PeerClass
+	(*PortRange)(nil),                 // 27: sluice.policy.v1.PortRange
+	(*PeerRow)(nil),                   // 28: sluice.policy.v1.PeerRow
+	(*PrefixClasses)(nil),             // 29: sluice.policy.v1.PrefixClasses
+	(*GrowTable)(nil),                 // 30: sluice.policy.v1.GrowTable
+	(*RetireTable)(nil),               // 31: sluice.policy.v1.RetireTable
+	(*SetPeer)(nil),                   // 32: sluice.policy.v1.SetPeer
+	(*DeletePeer)(nil),                // 33: sluice.policy.v1.DeletePeer
+	(*SetPrefix)(nil),                 // 34: sluice.policy.v1.SetPrefix
+	(*DeletePrefix)(nil),              // 35: sluice.policy.v1.DeletePrefix
+	(*BindSubject)(nil),               // 36: sluice.policy.v1.BindSubject
+	(*RuleSources)(nil),               // 37: sluice.policy.v1.RuleSources
+	(*RuleSource)(nil),                // 38: sluice.policy.v1.RuleSource
+	(*RemoveSubject)(nil),             // 39: sluice.policy.v1.RemoveSubject
+	(*Barrier)(nil),                   // 40: sluice.policy.v1.Barrier
+	(*SnapshotComplete)(nil),          // 41: sluice.policy.v1.SnapshotComplete
 }
 var file_sluice_policy_v1_table_proto_depIdxs = []int32{
-	7,  // 0: sluice.policy.v1.WatchPolicyTablesRequest.subscribe:type_name -> sluice.policy.v1.Subscribe
-	9,  // 1: sluice.policy.v1.WatchPolicyTablesRequest.subjects:type_name -> sluice.policy.v1.SubjectChange
-	10, // 2: sluice.policy.v1.WatchPolicyTablesRequest.ack:type_name -> sluice.policy.v1.Ack
-	12, // 3: sluice.policy.v1.WatchPolicyTablesRequest.nack:type_name -> sluice.policy.v1.Nack
-	13, // 4: sluice.policy.v1.WatchPolicyTablesRequest.locate:type_name -> sluice.policy.v1.Locate
-	11, // 5: sluice.policy.v1.WatchPolicyTablesRequest.hold:type_name -> sluice.policy.v1.Hold
-	14, // 6: sluice.policy.v1.Subscribe.locations:type_name -> sluice.policy.v1.Location
-	0,  // 7: sluice.policy.v1.Subscribe.role:type_name -> sluice.policy.v1.SubscriberRole
-	8,  // 8: sluice.policy.v1.Subscribe.enforced:type_name -> sluice.policy.v1.EnforcedState
-	14, // 9: sluice.policy.v1.Locate.add:type_name -> sluice.policy.v1.Location
-	16, // 10: sluice.policy.v1.WatchPolicyTablesResponse.steps:type_name -> sluice.policy.v1.Step
-	17, // 11: sluice.policy.v1.Step.node_class_define:type_name -> sluice.policy.v1.NodeClassDefine
-	18, // 12: sluice.policy.v1.Step.node_class_retire:type_name -> sluice.policy.v1.NodeClassRetire
-	19, // 13: sluice.policy.v1.Step.identity_update:type_name -> sluice.policy.v1.IdentityUpdate
-	20, // 14: sluice.policy.v1.Step.table_define:type_name -> sluice.policy.v1.TableDefine
-	25, // 15: sluice.policy.v1.Step.table_grow:type_name -> sluice.policy.v1.TableGrow
-	26, // 16: sluice.policy.v1.Step.table_retire:type_name -> sluice.policy.v1.TableRetire
-	27, // 17: sluice.policy.v1.Step.peer_update:type_name -> sluice.policy.v1.PeerUpdate
-	28, // 18: sluice.policy.v1.Step.address_update:type_name -> sluice.policy.v1.AddressUpdate
-	29, // 19: sluice.policy.v1.Step.bind:type_name -> sluice.policy.v1.Bind
-	32, // 20: sluice.policy.v1.Step.subject_gone:type_name -> sluice.policy.v1.SubjectGone
-	33, // 21: sluice.policy.v1.Step.barrier:type_name -> sluice.policy.v1.Barrier
-	34, // 22: sluice.policy.v1.Step.snapshot_complete:type_name -> sluice.policy.v1.SnapshotComplete
-	1,  // 23: sluice.policy.v1.IdentityUpdate.kind:type_name -> sluice.policy.v1.PeerKind
-	2,  // 24: sluice.policy.v1.IdentityUpdate.scope:type_name -> sluice.policy.v1.PeerScope
-	21, // 25: sluice.policy.v1.TableDefine.rules:type_name -> sluice.policy.v1.TableRule
-	22, // 26: sluice.policy.v1.TableDefine.nodes:type_name -> sluice.policy.v1.PortNode
-	23, // 27: sluice.policy.v1.TableDefine.peers:type_name -> sluice.policy.v1.PeerRow
-	24, // 28: sluice.policy.v1.TableDefine.blocks:type_name -> sluice.policy.v1.AddressBlock
-	3,  // 29: sluice.policy.v1.TableRule.action:type_name -> sluice.policy.v1.Action
-	22, // 30: sluice.policy.v1.TableGrow.nodes:type_name -> sluice.policy.v1.PortNode
-	23, // 31: sluice.policy.v1.PeerUpdate.row:type_name -> sluice.policy.v1.PeerRow
-	24, // 32: sluice.policy.v1.AddressUpdate.block:type_name -> sluice.policy.v1.AddressBlock
-	5,  // 33: sluice.policy.v1.Bind.direction:type_name -> sluice.policy.v1.TableDirection
-	30, // 34: sluice.policy.v1.Bind.rules:type_name -> sluice.policy.v1.RuleSources
-	31, // 35: sluice.policy.v1.RuleSources.sources:type_name -> sluice.policy.v1.RuleSource
-	36, // [36:36] is the sub-list for method output_type
-	36, // [36:36] is the sub-list for method input_type
-	36, // [36:36] is the sub-list for extension type_name
-	36, // [36:36] is the sub-list for extension extendee
-	0,  // [0:36] is the sub-list for field type_name
+	9,  // 0: sluice.policy.v1.WatchPolicyTablesRequest.subscribe:type_name -> sluice.policy.v1.Subscribe
+	11, // 1: sluice.policy.v1.WatchPolicyTablesRequest.subjects:type_name -> sluice.policy.v1.SubjectChange
+	12, // 2: sluice.policy.v1.WatchPolicyTablesRequest.ack:type_name -> sluice.policy.v1.Ack
+	14, // 3: sluice.policy.v1.WatchPolicyTablesRequest.nack:type_name -> sluice.policy.v1.Nack
+	15, // 4: sluice.policy.v1.WatchPolicyTablesRequest.locate:type_name -> sluice.policy.v1.Locate
+	13, // 5: sluice.policy.v1.WatchPolicyTablesRequest.hold:type_name -> sluice.policy.v1.Hold
+	16, // 6: sluice.policy.v1.Subscribe.locations:type_name -> sluice.policy.v1.Location
+	1,  // 7: sluice.policy.v1.Subscribe.role:type_name -> sluice.policy.v1.SubscriberRole
+	10, // 8: sluice.policy.v1.Subscribe.enforced:type_name -> sluice.policy.v1.EnforcedState
+	0,  // 9: sluice.policy.v1.Subscribe.formats:type_name -> sluice.policy.v1.TableFormat
+	16, // 10: sluice.policy.v1.Locate.add:type_name -> sluice.policy.v1.Location
+	18, // 11: sluice.policy.v1.WatchPolicyTablesResponse.steps:type_name -> sluice.policy.v1.Step
+	0,  // 12: sluice.policy.v1.WatchPolicyTablesResponse.format:type_name -> sluice.policy.v1.TableFormat
+	19, // 13: sluice.policy.v1.Step.define_identity_class:type_name -> sluice.policy.v1.DefineIdentityClass
+	20, // 14: sluice.policy.v1.Step.retire_identity_class:type_name -> sluice.policy.v1.RetireIdentityClass
+	21, // 15: sluice.policy.v1.Step.set_identity:type_name -> sluice.policy.v1.SetIdentity
+	22, // 16: sluice.policy.v1.Step.define_table:type_name -> sluice.policy.v1.PolicyTable
+	30, // 17: sluice.policy.v1.Step.grow_table:type_name -> sluice.policy.v1.GrowTable
+	31, // 18: sluice.policy.v1.Step.retire_table:type_name -> sluice.policy.v1.RetireTable
+	32, // 19: sluice.policy.v1.Step.set_peer:type_name -> sluice.policy.v1.SetPeer
+	34, // 20: sluice.policy.v1.Step.set_prefix:type_name -> sluice.policy.v1.SetPrefix
+	36, // 21: sluice.policy.v1.Step.bind_subject:type_name -> sluice.policy.v1.BindSubject
+	39, // 22: sluice.policy.v1.Step.remove_subject:type_name -> sluice.policy.v1.RemoveSubject
+	40, // 23: sluice.policy.v1.Step.barrier:type_name -> sluice.policy.v1.Barrier
+	41, // 24: sluice.policy.v1.Step.snapshot_complete:type_name -> sluice.policy.v1.SnapshotComplete
+	33, // 25: sluice.policy.v1.Step.delete_peer:type_name -> sluice.policy.v1.DeletePeer
+	35, // 26: sluice.policy.v1.Step.delete_prefix:type_name -> sluice.policy.v1.DeletePrefix
+	2,  // 27: sluice.policy.v1.SetIdentity.kind:type_name -> sluice.policy.v1.PeerKind
+	3,  // 28: sluice.policy.v1.SetIdentity.scope:type_name -> sluice.policy.v1.PeerScope
+	23, // 29: sluice.policy.v1.PolicyTable.default_classes:type_name -> sluice.policy.v1.KindClass
+	24, // 30: sluice.policy.v1.PolicyTable.address_classes:type_name -> sluice.policy.v1.ScopeClass
+	25, // 31: sluice.policy.v1.PolicyTable.rules:type_name -> sluice.policy.v1.TableRule
+	26, // 32: sluice.policy.v1.PolicyTable.classes:type_name -> sluice.policy.v1.PeerClass
+	28, // 33: sluice.policy.v1.PolicyTable.peers:type_name -> sluice.policy.v1.PeerRow
+	29, // 34: sluice.policy.v1.PolicyTable.prefixes:type_name -> sluice.policy.v1.PrefixClasses
+	2,  // 35: sluice.policy.v1.KindClass.kind:type_name -> sluice.policy.v1.PeerKind
+	3,  // 36: sluice.policy.v1.ScopeClass.scope:type_name -> sluice.policy.v1.PeerScope
+	5,  // 37: sluice.policy.v1.TableRule.action:type_name -> sluice.policy.v1.Action
+	4,  // 38: sluice.policy.v1.TableRule.proxy:type_name -> sluice.policy.v1.Proxy
+	27, // 39: sluice.policy.v1.PeerClass.ranges:type_name -> sluice.policy.v1.PortRange
+	24, // 40: sluice.policy.v1.PrefixClasses.classes:type_name -> sluice.policy.v1.ScopeClass
+	26, // 41: sluice.policy.v1.GrowTable.classes:type_name -> sluice.policy.v1.PeerClass
+	28, // 42: sluice.policy.v1.SetPeer.row:type_name -> sluice.policy.v1.PeerRow
+	29, // 43: sluice.policy.v1.SetPrefix.prefix:type_name -> sluice.policy.v1.PrefixClasses
+	7,  // 44: sluice.policy.v1.BindSubject.direction:type_name -> sluice.policy.v1.TableDirection
+	37, // 45: sluice.policy.v1.BindSubject.rules:type_name -> sluice.policy.v1.RuleSources
+	38, // 46: sluice.policy.v1.RuleSources.sources:type_name -> sluice.policy.v1.RuleSource
+	47, // [47:47] is the sub-list for method output_type
+	47, // [47:47] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_sluice_policy_v1_table_proto_init() }
@@ -2901,26 +3370,28 @@ func file_sluice_policy_v1_table_proto_init() {
 		(*WatchPolicyTablesRequest_Hold)(nil),
 	}
 	file_sluice_policy_v1_table_proto_msgTypes[10].OneofWrappers = []any{
-		(*Step_NodeClassDefine)(nil),
-		(*Step_NodeClassRetire)(nil),
-		(*Step_IdentityUpdate)(nil),
-		(*Step_TableDefine)(nil),
-		(*Step_TableGrow)(nil),
-		(*Step_TableRetire)(nil),
-		(*Step_PeerUpdate)(nil),
-		(*Step_AddressUpdate)(nil),
-		(*Step_Bind)(nil),
-		(*Step_SubjectGone)(nil),
+		(*Step_DefineIdentityClass)(nil),
+		(*Step_RetireIdentityClass)(nil),
+		(*Step_SetIdentity)(nil),
+		(*Step_DefineTable)(nil),
+		(*Step_GrowTable)(nil),
+		(*Step_RetireTable)(nil),
+		(*Step_SetPeer)(nil),
+		(*Step_SetPrefix)(nil),
+		(*Step_BindSubject)(nil),
+		(*Step_RemoveSubject)(nil),
 		(*Step_Barrier)(nil),
 		(*Step_SnapshotComplete)(nil),
+		(*Step_DeletePeer)(nil),
+		(*Step_DeletePrefix)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_policy_v1_table_proto_rawDesc), len(file_sluice_policy_v1_table_proto_rawDesc)),
-			NumEnums:      6,
-			NumMessages:   29,
+			NumEnums:      8,
+			NumMessages:   34,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

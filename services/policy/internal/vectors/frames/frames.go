@@ -93,6 +93,7 @@ func (w *writer) flush() {
 	}
 	w.seq++
 	w.frame(&vectorv1.Frame{Frame: &vectorv1.Frame_Tables{Tables: &policyv1.WatchPolicyTablesResponse{
+		Format:      wire.Format,
 		Incarnation: []byte("0123456789abcdef"), Seq: w.seq, Steps: w.steps,
 	}}})
 	w.steps, w.size = nil, 0

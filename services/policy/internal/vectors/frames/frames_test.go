@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	vectorv1 "github.com/sluice-net/sluice/proto/gen/sluice/policyvector/v1"
+	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 	"github.com/sluice-net/sluice/services/policy/internal/wire"
@@ -37,45 +38,66 @@ func (r *reader) forget() {
 	r.words, r.tables, r.bound = make(map[uint32]table.Word), make(map[uint64]*table.Table), make(map[[2]uint32]uint64)
 }
 
-func three(list []uint32) (out [identity.PeerScopes]table.Class) {
-	for i := range out {
-		out[i] = table.Class(list[i])
+func three(list []*policyv1.ScopeClass) (out table.PrefixClasses) {
+	for _, c := range list {
+		out[c.Scope-1] = table.Class(c.Class)
 	}
 	return out
 }
 
-func prefix(b *policyv1.AddressBlock) netip.Prefix {
-	a, _ := netip.AddrFromSlice(b.Address)
-	return netip.PrefixFrom(a, int(b.Bits))
+func prefix(address []byte, length uint32) netip.Prefix {
+	a, _ := netip.AddrFromSlice(address)
+	return netip.PrefixFrom(a, int(length))
 }
 
-func grow(t *table.Table, nodes []*policyv1.PortNode, classes []uint32) {
-	for _, n := range nodes {
-		t.Nodes = append(t.Nodes, table.Node{Hi: [table.Fanout]uint32(n.High), Value: [table.Fanout]uint32(n.Value)})
+// grow adds classes as they came: each a list of its own.
+func grow(t *table.Table, classes []*policyv1.PeerClass) {
+	for _, c := range classes {
+		list, next := []table.Interval(nil), uint64(0)
+		gap := func(until uint64) {
+			if until > next {
+				list = append(list, table.Interval{Hi: port.Point(until - 1), Value: table.Nothing})
+			}
+		}
+		for _, r := range c.GetRanges() {
+			gap(uint64(r.GetFirst()))
+			admin, rest := uint16(table.NoAdmin), uint16(table.NoRest)
+			if r.GetAdmin() != 0 {
+				admin = uint16(r.GetAdmin())
+			}
+			if r.GetRest() != 0 {
+				rest = uint16(r.GetRest())
+			}
+			list = append(list, table.Interval{Hi: port.Point(r.GetLast()), Value: table.MakeValue(admin, rest)})
+			next = uint64(r.GetLast()) + 1
+		}
+		gap(1 << 32)
+		if _, err := table.NewBuilder().Class(t, list); err != nil {
+			panic(err)
+		}
 	}
-	t.Classes = append(t.Classes, classes...)
 }
 
-func define(d *policyv1.TableDefine) *table.Table {
+func define(d *policyv1.PolicyTable) *table.Table {
 	t := &table.Table{Peers: make(map[table.IdentityClass]table.Class)}
 	for flag, on := range map[table.Flags]bool{table.DefaultAllow: d.DefaultAllow, table.HostAllow: d.HostAllow, table.HasAddresses: d.HasAddresses} {
 		if on {
 			t.Flags |= flag
 		}
 	}
-	for i, c := range d.DefaultClasses {
-		t.Default[i] = table.Class(c)
+	for _, c := range d.DefaultClasses {
+		t.Default[c.Kind-1] = table.Class(c.Class)
 	}
 	t.Address = three(d.AddressClasses)
 	for _, x := range d.Rules {
 		t.Rules = append(t.Rules, table.Rule{Action: rule.Action(x.Action - 1), Tier: rule.Tier(x.Tier), Proxy: rule.Proxy(x.Proxy)})
 	}
-	grow(t, d.Nodes, d.Classes)
+	grow(t, d.Classes)
 	for _, x := range d.Peers {
-		t.Peers[table.IdentityClass(x.NodeClass)] = table.Class(x.Class)
+		t.Peers[table.IdentityClass(x.IdentityClass)] = table.Class(x.Class)
 	}
-	for _, b := range d.Blocks {
-		t.Blocks.Set(prefix(b), three(b.Classes))
+	for _, b := range d.Prefixes {
+		t.Blocks.Set(prefix(b.Address, b.Length), three(b.Classes))
 	}
 	return t
 }
@@ -83,57 +105,52 @@ func define(d *policyv1.TableDefine) *table.Table {
 func (r *reader) step(t *testing.T, s *policyv1.Step) {
 	count := func(what string) { r.steps[what]++ }
 	switch x := s.Step.(type) {
-	case *policyv1.Step_IdentityUpdate:
+	case *policyv1.Step_SetIdentity:
 		count("identity")
-		u := x.IdentityUpdate
-		if u.NodeClass == 0 {
+		u := x.SetIdentity
+		if u.IdentityClass == 0 {
 			delete(r.words, u.Identity)
 			return
 		}
 		r.words[u.Identity] = table.Word{
-			IdentityClass: table.IdentityClass(u.NodeClass), Kind: identity.Kind(u.Kind - 1), Scope: identity.PeerScope(u.Scope - 1), Known: true,
+			IdentityClass: table.IdentityClass(u.IdentityClass), Kind: identity.Kind(u.Kind - 1), Scope: identity.PeerScope(u.Scope - 1), Known: true,
 		}
-	case *policyv1.Step_TableDefine:
+	case *policyv1.Step_DefineTable:
 		count("define")
-		r.tables[x.TableDefine.Table] = define(x.TableDefine)
-	case *policyv1.Step_TableGrow:
+		r.tables[x.DefineTable.Table] = define(x.DefineTable)
+	case *policyv1.Step_GrowTable:
 		count("grow")
-		grow(r.tables[x.TableGrow.Table], x.TableGrow.Nodes, x.TableGrow.Classes)
-	case *policyv1.Step_TableRetire:
+		grow(r.tables[x.GrowTable.Table], x.GrowTable.Classes)
+	case *policyv1.Step_RetireTable:
 		count("retire")
-		delete(r.tables, x.TableRetire.Table)
-	case *policyv1.Step_PeerUpdate:
-		tab, n := r.tables[x.PeerUpdate.Table], table.IdentityClass(x.PeerUpdate.Row.NodeClass)
-		if x.PeerUpdate.Delete {
-			count("delete row")
-			delete(tab.Peers, n)
-			return
-		}
+		delete(r.tables, x.RetireTable.Table)
+	case *policyv1.Step_SetPeer:
 		count("row")
-		tab.Peers[n] = table.Class(x.PeerUpdate.Row.Class)
-	case *policyv1.Step_AddressUpdate:
-		tab, b := r.tables[x.AddressUpdate.Table], x.AddressUpdate.Block
-		if x.AddressUpdate.Delete {
-			count("delete block")
-			tab.Blocks.Delete(prefix(b))
-			return
-		}
+		r.tables[x.SetPeer.Table].Peers[table.IdentityClass(x.SetPeer.Row.IdentityClass)] = table.Class(x.SetPeer.Row.Class)
+	case *policyv1.Step_DeletePeer:
+		count("delete row")
+		delete(r.tables[x.DeletePeer.Table].Peers, table.IdentityClass(x.DeletePeer.IdentityClass))
+	case *policyv1.Step_SetPrefix:
 		count("block")
-		tab.Blocks.Set(prefix(b), three(b.Classes))
-	case *policyv1.Step_Bind:
+		p := x.SetPrefix.Prefix
+		r.tables[x.SetPrefix.Table].Blocks.Set(prefix(p.Address, p.Length), three(p.Classes))
+	case *policyv1.Step_DeletePrefix:
+		count("delete block")
+		r.tables[x.DeletePrefix.Table].Blocks.Delete(prefix(x.DeletePrefix.Address, x.DeletePrefix.Length))
+	case *policyv1.Step_BindSubject:
 		count("bind")
-		if tab := r.tables[x.Bind.Table]; x.Bind.Table != 0 && len(tab.Rules) != len(x.Bind.Rules) {
-			t.Fatalf("table %d has %d rules, the binding places of %d", x.Bind.Table, len(tab.Rules), len(x.Bind.Rules))
+		if tab := r.tables[x.BindSubject.Table]; x.BindSubject.Table != 0 && len(tab.Rules) != len(x.BindSubject.Rules) {
+			t.Fatalf("table %d has %d rules, the binding places of %d", x.BindSubject.Table, len(tab.Rules), len(x.BindSubject.Rules))
 		}
-		r.bound[[2]uint32{x.Bind.Subject, uint32(x.Bind.Direction)}] = x.Bind.Table
-	case *policyv1.Step_SubjectGone:
+		r.bound[[2]uint32{x.BindSubject.Subject, uint32(x.BindSubject.Direction)}] = x.BindSubject.Table
+	case *policyv1.Step_RemoveSubject:
 		count("gone")
 		for _, d := range []policyv1.TableDirection{policyv1.TableDirection_TABLE_DIRECTION_INGRESS, policyv1.TableDirection_TABLE_DIRECTION_EGRESS} {
-			delete(r.bound, [2]uint32{x.SubjectGone.Subject, uint32(d)})
+			delete(r.bound, [2]uint32{x.RemoveSubject.Subject, uint32(d)})
 		}
-	case *policyv1.Step_NodeClassDefine:
+	case *policyv1.Step_DefineIdentityClass:
 		count("class")
-	case *policyv1.Step_NodeClassRetire:
+	case *policyv1.Step_RetireIdentityClass:
 		count("retire class")
 	case *policyv1.Step_Barrier:
 		count("barrier")

@@ -44,8 +44,7 @@ func (e *StoreError) Error() string {
 		return fmt.Sprintf("label set %s gets no number: %v", clip(e.Labels.Text(), 200), e.Err)
 	}
 	if errors.Is(e.Err, ErrNoSpace) {
-		return fmt.Sprintf("label set %s gets no number: etcd (%s) has no space left; compact and defragment it, then disarm its alarm: %v",
-			clip(e.Labels.Text(), 200), strings.Join(e.Endpoints, ", "), e.Err)
+		return fmt.Sprintf("label set %s gets no number: %s", clip(e.Labels.Text(), 200), noSpace(e.Endpoints, e.Err))
 	}
 	if errors.Is(e.Err, errListing) {
 		return fmt.Sprintf("label set %s gets no number: %v", clip(e.Labels.Text(), 200), e.Err)
@@ -55,6 +54,11 @@ func (e *StoreError) Error() string {
 		s += ": " + e.Err.Error()
 	}
 	return s
+}
+
+// noSpace says what an operator has to do.
+func noSpace(endpoints []string, err error) string {
+	return fmt.Sprintf("etcd (%s) has no space left; compact and defragment it, then disarm its alarm: %v", strings.Join(endpoints, ", "), err)
 }
 
 func (e *StoreError) Unwrap() error { return e.Err }

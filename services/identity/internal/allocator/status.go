@@ -128,7 +128,7 @@ func (a *Allocator) Summary() Status {
 		}
 	}
 	if a.connected && a.problem != nil {
-		s.StoreError = a.problem.Error()
+		s.StoreError = noSpace(a.store.Endpoints(), a.problem)
 	}
 	if !a.connected {
 		s.StoreError = "not connected yet"

@@ -151,7 +151,7 @@ func TestFullEtcdIsSaidAndEndsNoSession(t *testing.T) {
 	// etcd has deleted it before a hears so.
 	servicetest.Eventually(t, "status is connected, no space, one pending write", func() bool {
 		sum := a.Summary()
-		return sum.Connected && strings.Contains(sum.StoreError, "no space") && sum.PendingWrites == 1
+		return sum.Connected && strings.Contains(sum.StoreError, "no space left; compact") && sum.PendingWrites == 1
 	})
 	s.Full(false)
 	a.settled()

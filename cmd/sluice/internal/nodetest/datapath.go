@@ -137,6 +137,9 @@ func (f *datapath) GetStatus(context.Context, *datapathv1.GetStatusRequest) (*da
 			{Reason: "unused", Direction: datapathv1.Direction_DIRECTION_EGRESS},
 		},
 	}
+	if f.node.Healthy {
+		r.PolicyRefusals, r.Warnings = nil, nil
+	}
 	if !f.node.AddReady {
 		r.Problems = []string{"identity does not answer"}
 	}

@@ -18,6 +18,7 @@ import (
 type identity struct {
 	identityv1.UnimplementedIdentityServiceServer
 	StoreError string // why etcd is away
+	StoreFull  string // what it refuses although it answers
 }
 
 func (*identity) ListIdentities(r *identityv1.ListIdentitiesRequest,
@@ -57,6 +58,6 @@ func (*identity) GetIdentity(_ context.Context, r *identityv1.GetIdentityRequest
 func (f *identity) GetStatus(context.Context, *identityv1.GetStatusRequest) (*identityv1.GetStatusResponse, error) {
 	return &identityv1.GetStatusResponse{
 		Version: "v1", NodeName: "node-a", StoreConnected: f.StoreError == "",
-		StoreError: f.StoreError, ClusterIdentities: 5, HeldIdentities: 1, StartTime: timestamppb.Now(),
+		StoreError: f.StoreError + f.StoreFull, ClusterIdentities: 5, HeldIdentities: 1, StartTime: timestamppb.Now(),
 	}, nil
 }

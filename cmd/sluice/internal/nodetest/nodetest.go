@@ -48,6 +48,7 @@ type Node struct {
 	AddReady bool
 	// KnownReady: labels that an endpoint has can be connected all the same.
 	KnownReady bool
+	Healthy    bool // the datapath has no warnings
 	Identity   *identity
 
 	IPAM        *ipam

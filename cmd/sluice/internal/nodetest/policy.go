@@ -31,6 +31,7 @@ type policy struct {
 	Revision     uint64
 	Subjects     uint32
 	Unsupported  uint32
+	Healthy      bool // nothing is refused or missing
 	Policies     map[string]*policyv1.Policy
 	Subscribers  []*policyv1.SubscriberStatus
 	Disconnected []string
@@ -286,12 +287,16 @@ func (f *policy) GetPolicyTable(context.Context, *policyv1.GetPolicyTableRequest
 func (f *policy) GetStatus(context.Context, *policyv1.GetStatusRequest) (*policyv1.GetStatusResponse, error) {
 	f.Mu.Lock()
 	defer f.Mu.Unlock()
-	return &policyv1.GetStatusResponse{
+	r := &policyv1.GetStatusResponse{
 		Version: "v1", StartTime: timestamppb.Now(), Revision: f.Revision, Policies: 3, Refused: 1, Identities: 12,
 		Subjects: f.Subjects, Tables: 4, PoliciesWithUnsupportedFields: f.Unsupported,
 		Sources: []*policyv1.SourceStatus{
 			{Name: "identity", Synced: true},
 			{Name: "file", Synced: false, Error: "the directory is gone"},
 		}, Subscribers: f.Subscribers,
-	}, nil
+	}
+	if f.Healthy {
+		r.Refused, r.Sources[1] = 0, &policyv1.SourceStatus{Name: "file", Synced: true}
+	}
+	return r, nil
 }

@@ -164,7 +164,7 @@ func TestUnsupportedFieldsStayInSight(t *testing.T) {
 	n.Policy.Mu.Lock()
 	n.Policy.Unsupported = 1
 	n.Policy.Mu.Unlock()
-	out, _ = n.Want(t, 0, "status")
+	out, _ = n.Want(t, invocation.ExitNotReady, "status")
 	nodetest.WantLines(t, out, "Warning: sluice-policy: policies with fields that Sluice does not support: 1; "+
 		"`sluice policy list` names them")
 }

@@ -64,8 +64,11 @@ func (s *nodeStatus) askIdentity(ctx context.Context, service *serviceStatus,
 		Node: r.GetNodeName(), StoreReached: r.GetStoreConnected(), StoreError: r.GetStoreError(),
 		Cluster: r.GetClusterIdentities(), Held: r.GetHeldIdentities(), PendingWrites: r.GetPendingStoreWrites(),
 	}
-	if !s.Identity.StoreReached {
-		service.Error = "new label sets cannot be connected: etcd is away: " + s.Identity.StoreError
+	switch {
+	case !s.Identity.StoreReached:
+		service.Error, service.known = "new label sets cannot be connected: etcd is away: "+s.Identity.StoreError, true
+	case s.Identity.StoreError != "":
+		service.Error, service.known = "new label sets cannot be connected: "+s.Identity.StoreError, true
 	}
 	for _, k := range r.GetTopLabelKeys() {
 		s.Identity.TopLabelKeys = append(s.Identity.TopLabelKeys, fmt.Sprintf("%s (%d values)", k.GetKey(),
@@ -157,7 +160,7 @@ func (s *nodeStatus) askDatapath(ctx context.Context, service *serviceStatus,
 	switch why := strings.Join(r.GetProblems(), "; "); {
 	case d.AddReady:
 	case r.GetKnownAddReady():
-		service.Error = "containers with new labels cannot be connected now: " + why
+		service.Error, service.known = "containers with new labels cannot be connected now: "+why, true
 	default:
 		service.Error = "no container can be connected now: " + why
 	}

@@ -26,8 +26,9 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 	return &cobra.Command{
 		Use:   "status",
 		Short: "Show whether every service answers and a container could be connected",
-		Long: fmt.Sprintf(`Show whether every service answers and a container could be connected now. The
-exit code is %d if not.`, invocation.ExitNotReady),
+		Long: fmt.Sprintf(`Show whether every service answers and a container could be connected now, also
+one with labels that no container of this node has. The exit code is %d if not,
+and if anything else is not as it should be: then there are warnings.`, invocation.ExitNotReady),
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), inv) },
 	}
@@ -35,7 +36,8 @@ exit code is %d if not.`, invocation.ExitNotReady),
 
 // nodeStatus is what `status -o json` prints.
 type nodeStatus struct {
-	Ready    bool            `json:"ready"`
+	Ready    bool            `json:"ready"`         // an ADD with a new label set works
+	Known    bool            `json:"readyForKnown"` // one with a label set that this node has does
 	Problems []string        `json:"problems"`
 	Warnings []string        `json:"warnings"`
 	Services []serviceStatus `json:"services"`
@@ -52,6 +54,7 @@ type serviceStatus struct {
 	Version string     `json:"version,omitempty"`
 	Started *time.Time `json:"startTime,omitempty"`
 	denied  bool       // the caller may not open the socket
+	known   bool       // Error is about label sets that this node does not have
 }
 
 type datapathStatus struct {
@@ -152,15 +155,18 @@ func run(ctx context.Context, inv *invocation.Invocation) error {
 		return err
 	}
 	s.dropUnusedPolicy()
+	s.Problems = append(s.Problems, exhausted(s.Pools)...)
+	s.Known = len(s.Problems) == 0
 	for _, service := range s.Services {
 		switch {
 		case service.Error != "":
 			s.Problems = append(s.Problems, "sluice-"+service.Name+": "+service.Error)
+			s.Known = s.Known && service.known
 		case !service.Serving:
 			s.Problems = append(s.Problems, "sluice-"+service.Name+" is not ready")
+			s.Known = false
 		}
 	}
-	s.Problems = append(s.Problems, exhausted(s.Pools)...)
 	s.Ready = len(s.Problems) == 0
 	s.Warnings = s.warnings()
 	if hint := inv.OtherNodes(); hint != "" && !slices.ContainsFunc(s.Services,
@@ -173,10 +179,21 @@ func run(ctx context.Context, inv *invocation.Invocation) error {
 	if err := inv.Show(s, s.table); err != nil {
 		return err
 	}
-	if !s.Ready {
+	if !s.Ready || len(s.Warnings) > 0 {
 		return invocation.ErrNotReady
 	}
 	return nil
+}
+
+// readyText says for which containers an ADD works.
+func (s *nodeStatus) readyText() string {
+	switch {
+	case s.Ready:
+		return "yes"
+	case s.Known:
+		return "only for label sets that this node has"
+	}
+	return "no"
 }
 
 // accessHint says who may ask, if a socket could not be opened for want of rights.
@@ -237,12 +254,23 @@ func (s *nodeStatus) warnings() []string {
 				"policy list` names them", p.Unsupported))
 		}
 		for _, source := range p.Sources {
-			if source.Error != "" {
+			switch {
+			case source.Error != "":
 				all = append(all, "sluice-policy: source "+source.Name+": "+source.Error)
+			case !source.Synced:
+				all = append(all, "sluice-policy: source "+source.Name+" is not complete yet")
 			}
 		}
 	}
+	if p := s.Policy; p != nil && p.WaitingIdentities > 0 {
+		all = append(all, fmt.Sprintf("sluice-policy: %d identities are unknown to a table that has no room", p.WaitingIdentities))
+	}
 	if d := s.Datapath; d != nil {
+		for _, state := range []string{"waiting-for-identity", "waiting-for-policy", "restoring"} {
+			if n := d.Endpoints[state]; n > 0 {
+				all = append(all, fmt.Sprintf("sluice-datapath: %d endpoints are %s", n, state))
+			}
+		}
 		for _, refusal := range d.PolicyRefusals {
 			all = append(all, "sluice-datapath: not enforced: "+refusal)
 		}
@@ -264,13 +292,15 @@ func (s *nodeStatus) table(w io.Writer) {
 		}
 		output.Row(w, "sluice-"+service.Name, serving, output.Since(service.Started), service.Version)
 	}
-	if s.Identity != nil || s.Datapath != nil || len(s.Pools) > 0 {
-		fmt.Fprintln(w)
-	}
+	fmt.Fprintln(w)
+	output.Row(w, "Ready", s.readyText())
 	if i := s.Identity; i != nil {
 		store := "reached"
-		if !i.StoreReached {
+		switch {
+		case !i.StoreReached:
 			store = "away: " + i.StoreError
+		case i.StoreError != "":
+			store = "takes no writes"
 		}
 		output.Row(w, "etcd", store)
 		output.Row(w, "Node", i.Node)

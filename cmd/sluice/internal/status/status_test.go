@@ -16,7 +16,7 @@ import (
 func TestStatusTellsOfPolicies(t *testing.T) {
 	n := nodetest.New(t, Command)
 	n.PolicyMode = "required"
-	out, _ := n.Want(t, 0, "status")
+	out, _ := n.Want(t, invocation.ExitNotReady, "status")
 	nodetest.WantLines(t, out, "Policies 3 in force, 1 refused, revision 6",
 		"Tables 4 for 2 subjects, 12 identities known", "Sources identity, file (not complete yet)",
 		"Policy required; the kernel enforces revision 5 of 6",
@@ -32,7 +32,7 @@ func TestStatusTellsOfPolicies(t *testing.T) {
 		t.Errorf("without the policy service that is required\n%s", out)
 	}
 	n.PolicyMode = "none"
-	out, _ = n.Want(t, 0, "status")
+	out, _ = n.Want(t, invocation.ExitNotReady, "status")
 	if strings.Contains(out, "sluice-policy") {
 		t.Errorf("without the policy service that nobody uses\n%s", out)
 	}
@@ -40,7 +40,7 @@ func TestStatusTellsOfPolicies(t *testing.T) {
 
 func TestStatusSaysWhatIsWrong(t *testing.T) {
 	n := nodetest.New(t, Command)
-	out, _ := n.Want(t, 0, "status")
+	out, _ := n.Want(t, invocation.ExitNotReady, "status")
 	nodetest.WantLines(t, out, "Identities 5 in the cluster, 1 held here", "etcd reached", "Endpoints 2 ready",
 		"4 egress dropped no-route")
 	if strings.Contains(out, "unused") {
@@ -78,6 +78,36 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 	if s.Ready || len(s.Problems) != 2 || s.Services[1].Serving || s.Services[1].Name != "ipam" {
 		t.Errorf("status %+v", s)
 	}
+}
+
+// TestStatusEndsWithZeroOnlyIfAllIsAsItShouldBe: Ready is about an ADD, the exit
+// code about everything that is shown.
+func TestStatusEndsWithZeroOnlyIfAllIsAsItShouldBe(t *testing.T) {
+	n := nodetest.New(t, Command)
+	n.Healthy, n.Policy.Healthy = true, true
+	want := func(code int, lines ...string) {
+		t.Helper()
+		out, _ := n.Want(t, code, "status")
+		nodetest.WantLines(t, out, lines...)
+		if code == 0 && (strings.Contains(out, "Warning") || strings.Contains(out, "Problem")) {
+			t.Errorf("exit code 0 beside\n%s", out)
+		}
+	}
+	want(0, "Ready yes")
+	n.Healthy = false // a warning alone
+	want(invocation.ExitNotReady, "Ready yes")
+	n.Healthy = true
+	n.Policy.Unsupported = 1
+	want(invocation.ExitNotReady, "Ready yes")
+	n.Policy.Unsupported = 0
+
+	n.Identity.StoreFull = "etcd (e) has no space left; compact and defragment it, then disarm its alarm: no space"
+	want(invocation.ExitNotReady, "Ready only for label sets that this node has", "etcd takes no writes",
+		"Problem: sluice-identity: new label sets cannot be connected: "+n.Identity.StoreFull)
+	n.Identity.StoreFull, n.Identity.StoreError = "", "connection refused"
+	want(invocation.ExitNotReady, "Ready only for label sets that this node has", "etcd away: connection refused")
+	n.IPAM.Problems = []string{"no space left on device"}
+	want(invocation.ExitNotReady, "Ready no")
 }
 
 func TestStatusWithoutRightsSaysWhoMayAsk(t *testing.T) {

@@ -257,19 +257,26 @@ func (c *Core) settleHost(diffs []Difference, repair bool, emit func(Finding) er
 
 // HostChanged looks at once at what belongs to no endpoint, about which the
 // kernel has sent an event, and repairs it. What several repairs in a row have
-// left is left to the audit.
-func (c *Core) HostChanged(emit func(Finding) error) error {
+// left is left to the audit. again is as of LinkChanged.
+func (c *Core) HostChanged(emit func(Finding) error) (again bool, err error) {
 	diffs, err := c.cfg.Host.Check()
 	if err != nil {
-		return fmt.Errorf("check the host: %w", err)
+		return true, fmt.Errorf("check the host: %w", err)
 	}
 	c.mu.Lock()
 	settled := c.hostUnrepaired.settles(diffs)
 	c.mu.Unlock()
 	if settled {
-		return nil
+		return false, nil
 	}
-	return c.settleHost(diffs, true, emit)
+	failed := false
+	err = c.settleHost(diffs, true, func(f Finding) error {
+		failed = failed || f.Err != nil
+		return emit(f)
+	})
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return err != nil || failed && !c.hostUnrepaired.settles(c.hostUnrepaired.left), err
 }
 
 type reporter func(Difference, func() error) error
@@ -569,7 +576,8 @@ func (c *Core) countAttachment(o workload.Owner, d Difference, err error) {
 
 // LinkChanged looks at once at the host end with an index, about which the
 // kernel has sent an event, and repairs it. It does not wait for another call
-// of the same owner: with again set, the caller should call again later.
+// of the same owner: with again set, the caller should call again later. So it
+// should after a look or a repair that failed, of which no event may tell.
 func (c *Core) LinkChanged(ctx context.Context, ifindex uint32, emit func(Finding) error) (again bool, err error) {
 	c.mu.Lock()
 	o, ok := c.byIndex[ifindex]
@@ -612,7 +620,7 @@ func (c *Core) hostEndChanged(ctx context.Context, o workload.Owner, emit func(F
 	}
 	diffs, err := c.cfg.Links.CheckHost(r.Device)
 	if err != nil {
-		return false, fmt.Errorf("check device %s of %s: %w", r.Device.HostName, o, err)
+		return true, fmt.Errorf("check device %s of %s: %w", r.Device.HostName, o, err)
 	}
 	c.mu.Lock()
 	settled := c.unrepaired[o].settles(diffs)
@@ -629,6 +637,12 @@ func (c *Core) hostEndChanged(ctx context.Context, o workload.Owner, emit func(F
 		left, fixErr = c.repairHost(r, diffs)
 	}
 	c.setUnrepaired(o, left)
+	if fixErr != nil {
+		// What failed has perhaps changed nothing, and then no event follows.
+		c.mu.Lock()
+		again = !c.unrepaired[o].settles(left)
+		c.mu.Unlock()
+	}
 	for _, d := range diffs {
 		if d.ofAttachment() {
 			continue // countAttachment has logged it
@@ -636,10 +650,10 @@ func (c *Core) hostEndChanged(ctx context.Context, o workload.Owner, emit func(F
 		f := Finding{Difference: d, Err: outcome(d, left, fixErr)}
 		f.Repaired = f.Err == nil
 		if err := emit(f); err != nil {
-			return false, err
+			return again, err
 		}
 	}
-	return false, nil
+	return again, nil
 }
 
 // Beliefs are what a caller of Check thinks of an endpoint; zero for nothing.

@@ -42,6 +42,31 @@ func TestChangedHostEndIsRepairedAndCounted(t *testing.T) {
 	}
 }
 
+// TestChangeIsLookedAtAgainAfterAnError: the kernel tells of a change once. A look
+// that failed, because a list of the kernel's changed all the while for example,
+// and a repair that failed are no end of it.
+func TestChangeIsLookedAtAgainAfterAnError(t *testing.T) {
+	for _, op := range []string{"check device", "repair device"} {
+		m := newMachine()
+		c := m.start(t)
+		s := m.wanted("a", 2)
+		e, err := c.Create(t.Context(), s, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.setFail(op, errTest)
+		m.deviceOf(s.Owner).up = false
+		if again, _ := c.LinkChanged(t.Context(), e.Device.HostIndex, nothing); !again {
+			t.Errorf("%s failed, and the change is not to be looked at again", op)
+		}
+		m.setFail(op, nil)
+		again, err := c.LinkChanged(t.Context(), e.Device.HostIndex, nothing)
+		if err != nil || again || !m.deviceOf(s.Owner).up || c.Counts().DeviceRepairs != 1 {
+			t.Errorf("after %s failed: again %v, %v, up %v, %d repairs", op, again, err, m.deviceOf(s.Owner).up, c.Counts().DeviceRepairs)
+		}
+	}
+}
+
 // A repair sends events. If repairs change nothing, events must not lead to the
 // next one for ever.
 func TestEventsEndWithRepairsThatChangeNothing(t *testing.T) {
@@ -60,8 +85,12 @@ func TestEventsEndWithRepairsThatChangeNothing(t *testing.T) {
 	}
 	m.setFail("repair device", errTest)
 	m.deviceOf(s.Owner).up = false
-	for range 3 * mostVain {
-		changed()
+	for i := range 3 * mostVain {
+		// One that failed sent no event, perhaps.
+		again, err := c.LinkChanged(t.Context(), e.Device.HostIndex, nothing)
+		if err != nil || again != (i < mostVain-1) {
+			t.Fatalf("repair %d: again %v, %v", i, again, err)
+		}
 	}
 	if n := m.count("repair device"); n != mostVain {
 		t.Errorf("%d repairs in vain, want %d", n, mostVain)
@@ -149,7 +178,7 @@ func TestChangedHostIsRepairedAndCounted(t *testing.T) {
 	h.stuck = []Difference{{Subject: "sysctl", Key: "net/ipv4/ip_forward", Want: "1", Have: "0"}}
 	var found []Finding
 	for range 3 * mostVain {
-		if err := c.HostChanged(func(f Finding) error { found = append(found, f); return nil }); err != nil {
+		if _, err := c.HostChanged(func(f Finding) error { found = append(found, f); return nil }); err != nil {
 			t.Fatal(err)
 		}
 	}

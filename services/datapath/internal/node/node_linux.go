@@ -617,6 +617,7 @@ func (n *Node) repaired(e endpoint.Endpoint, d endpoint.Difference, err error) {
 // they should be; the host's addresses are always kept up to date.
 func (n *Node) Watch(ctx context.Context, repair bool) error {
 	emit := func(f endpoint.Finding) error { n.report(f); return nil }
+	failing := map[netdev.Change]bool{}
 	return n.dev.Watch(ctx, func(c netdev.Change) (again bool) {
 		var err error
 		switch {
@@ -629,15 +630,21 @@ func (n *Node) Watch(ctx context.Context, repair bool) error {
 				err = errors.Join(err, n.Audit(ctx, true))
 			}
 		case c.Node && repair:
-			err = n.Core.HostChanged(emit)
+			again, err = n.Core.HostChanged(emit)
 		case c.Ifindex != 0 && repair:
 			again, err = n.Core.LinkChanged(ctx, c.Ifindex, emit)
 		case c.Addr.IsValid() && repair:
 			again, err = n.Core.AddrChanged(ctx, c.Addr, emit)
 		}
-		if err != nil && ctx.Err() == nil {
-			n.log.Error("change of the kernel not handled", log.Err(err))
+		if err == nil {
+			delete(failing, c)
+			return again
 		}
-		return again
+		if ctx.Err() == nil && !failing[c] {
+			failing[c] = true
+			n.log.Error("change of the kernel not handled, trying again", log.Err(err))
+		}
+		// The kernel does not tell of it a second time.
+		return true
 	})
 }

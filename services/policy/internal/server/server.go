@@ -339,7 +339,7 @@ func side(x owner.Side) *policyv1.SideExplanation {
 	for _, m := range x.Matches {
 		r := &policyv1.MatchingRule{
 			Number: uint32(m.Number), Action: wire.Action(m.Rule.Action), Tier: m.Rule.Tier.String(),
-			Text: owner.Text(m.Rule), Decides: m.Number == x.Verdict.Rule,
+			Text: m.Rule.Text(), Decides: m.Number == x.Verdict.Rule,
 		}
 		for _, src := range m.Sources {
 			r.Sources = append(r.Sources, wire.Source(src))

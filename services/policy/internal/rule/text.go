@@ -1,27 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package owner
+package rule
 
 import (
 	"fmt"
 	"strings"
 
 	"github.com/sluice-net/sluice/services/policy/internal/port"
-	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
 // maxListed is how many peers or ports of a rule its text names.
 const maxListed = 8
 
-// Text says in one line what a rule does.
-func Text(r *rule.Rule) string {
+// Text says in one line what the rule does.
+func (r *Rule) Text() string {
 	var b strings.Builder
 	b.WriteString(r.Action.String())
-	if r.Action == rule.Redirect {
+	if r.Action == Redirect {
 		b.WriteString(" to " + r.Proxy.String())
 	}
-	if r.Direction == rule.Egress {
+	if r.Direction == Egress {
 		b.WriteString(" to ")
 	} else {
 		b.WriteString(" from ")
@@ -85,7 +84,7 @@ func list(n int, item func(int) string) string {
 	return b.String()
 }
 
-func portText(p rule.Port) string {
+func portText(p Port) string {
 	if p.Name != "" {
 		if p.Protocol == 0 {
 			return fmt.Sprintf("port %q", p.Name)

@@ -80,13 +80,13 @@ func (o *Owner) learn(name string, addrs []netip.Addr, ttl time.Duration) error 
 	}
 	var skipped []string // nothing of them may go
 	for o.addresses+len(fresh) > o.config.MaxAddresses {
-		other, at, ok := o.ending.first(o.endsFirst)
+		other, at, ok := o.ending.First(o.endsFirst)
 		if !ok || !at.Before(now) {
 			break
 		}
 		had := o.addresses
 		if evict(other, had+len(fresh)-o.config.MaxAddresses); o.addresses == had {
-			o.ending.drop()
+			o.ending.Drop()
 			skipped = append(skipped, other)
 		}
 	}
@@ -153,16 +153,16 @@ func (o *Owner) ends(name string, better func(a, b time.Time) bool) (at time.Tim
 // noteTimes puts a name into the agendas.
 func (o *Owner) noteTimes(name string) {
 	if at, ok := o.endsFirst(name); ok {
-		o.ending.note(name, at)
+		o.ending.Note(name, at)
 	}
 	if at, ok := o.endsLast(name); ok {
-		o.ended.note(name, at)
+		o.ended.Note(name, at)
 	}
 }
 
 // evictName drops the name whose time is over since longest, if there is one.
 func (o *Owner) evictName(now time.Time) {
-	if name, at, ok := o.ended.first(o.endsLast); ok && at.Before(now) {
+	if name, at, ok := o.ended.First(o.endsLast); ok && at.Before(now) {
 		o.forget(name, slices.Collect(maps.Keys(o.names[name])))
 	}
 }
@@ -186,7 +186,7 @@ func (o *Owner) forget(name string, addrs []netip.Addr) {
 // sweepNames drops addresses whose time and grace are over.
 func (o *Owner) sweepNames(now time.Time) {
 	for {
-		name, at, ok := o.ending.first(o.endsFirst)
+		name, at, ok := o.ending.First(o.endsFirst)
 		if !ok {
 			return
 		}

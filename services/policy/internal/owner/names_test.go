@@ -56,7 +56,7 @@ func TestSweepLooksOnlyAtNamesThatEnd(t *testing.T) {
 	now := time.Now()
 	o := idle(t, func() time.Time { return now }, names, 16*names)
 	learnMany(t, o, &now, names)
-	o.ending.visits = 0
+	o.ending.Visits = 0
 	for left := names; left > 0; left-- {
 		if len(o.names) != left {
 			t.Fatalf("%d names are left, want %d", len(o.names), left)
@@ -69,8 +69,8 @@ func TestSweepLooksOnlyAtNamesThatEnd(t *testing.T) {
 	}
 	// One look finds the name that ends, one the name after it, and one that the
 	// name has gone.
-	if most := 3 * names; o.ending.visits > most {
-		t.Errorf("%d sweeps looked at %d names, want at most %d", names, o.ending.visits, most)
+	if most := 3 * names; o.ending.Visits > most {
+		t.Errorf("%d sweeps looked at %d names, want at most %d", names, o.ending.Visits, most)
 	}
 }
 
@@ -80,7 +80,7 @@ func TestFullMemoryOfNamesLooksOnlyAtNamesThatEnd(t *testing.T) {
 		now := time.Now()
 		o := idle(t, func() time.Time { return now }, limit[0], limit[1])
 		learnMany(t, o, &now, names)
-		o.ending.visits, o.ended.visits = 0, 0
+		o.ending.Visits, o.ended.Visits = 0, 0
 		for i := range names {
 			at := []netip.Addr{netip.AddrFrom4([4]byte{30, 0, byte(i >> 8), byte(i)})}
 			if err := o.learn(fmt.Sprintf("x%d.example.com", i), at, time.Minute); err == nil {
@@ -94,7 +94,7 @@ func TestFullMemoryOfNamesLooksOnlyAtNamesThatEnd(t *testing.T) {
 				t.Fatalf("full of %s in their grace: %v", what, err)
 			}
 		}
-		if visits, most := o.ending.visits+o.ended.visits, 8*names; visits > most {
+		if visits, most := o.ending.Visits+o.ended.Visits, 8*names; visits > most {
 			t.Errorf("%s: %d calls looked at %d names, want at most %d", what, names+names/2, visits, most)
 		}
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/agenda"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/journal"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
@@ -150,8 +151,8 @@ type Owner struct {
 	identities  map[identity.Numeric]peer.Identity
 	subscribers map[string]*subscriber
 	names       map[string]map[netip.Addr]time.Time // until when each is valid
-	ending      agenda                              // names by the time of the address that ends first
-	ended       agenda                              // names by the time of the address that ends last
+	ending      agenda.Agenda                       // names by the time of the address that ends first
+	ended       agenda.Agenda                       // names by the time of the address that ends last
 	addresses   int
 	crowded     map[identity.Numeric]error // subjects without room for their tables
 	problems    map[string]string

@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package owner
+// Package agenda finds the name whose time comes first among many, without a look
+// at the others.
+package agenda
 
 import (
 	"container/heap"
 	"time"
 )
 
-// agenda finds the name whose time comes first without a look at all others. A
-// time that moves back is noted at once; one that moves forward is noticed when
-// the name is first in line.
-type agenda struct {
+// Agenda has names by their times. A time that moves back is noted at once; one
+// that moves forward is noticed when the name is first in line. The zero value is
+// ready.
+type Agenda struct {
 	heap   dates
 	queued map[string]time.Time // by name; other entries of the heap are outdated
-	visits int                  // names that were looked at
+	Visits int                  // names that were looked at, for tests
 }
 
 type date struct {
@@ -37,8 +39,8 @@ func (d *dates) Pop() any {
 	return x
 }
 
-// note puts a name into line, or forward.
-func (g *agenda) note(name string, at time.Time) {
+// Note puts a name into line, or forward.
+func (g *Agenda) Note(name string, at time.Time) {
 	if old, ok := g.queued[name]; ok && !at.Before(old) {
 		return
 	}
@@ -49,30 +51,30 @@ func (g *agenda) note(name string, at time.Time) {
 	heap.Push(&g.heap, date{at, name})
 }
 
-// first is the name whose time comes first. when says a name's time now, false
+// First is the name whose time comes first. when says a name's time now, false
 // if it has none any more.
-func (g *agenda) first(when func(name string) (time.Time, bool)) (name string, at time.Time, ok bool) {
+func (g *Agenda) First(when func(name string) (time.Time, bool)) (name string, at time.Time, ok bool) {
 	for len(g.heap) > 0 {
 		top := g.heap[0]
 		if at, ok := g.queued[top.name]; !ok || !at.Equal(top.at) {
 			heap.Pop(&g.heap)
 			continue
 		}
-		g.visits++
+		g.Visits++
 		at, ok := when(top.name)
 		if ok && !at.After(top.at) {
 			return top.name, at, true
 		}
-		g.drop()
+		g.Drop()
 		if ok {
-			g.note(top.name, at)
+			g.Note(top.name, at)
 		}
 	}
 	return "", time.Time{}, false
 }
 
-// drop takes the one that is first out of line.
-func (g *agenda) drop() {
+// Drop takes the one that is first out of line.
+func (g *Agenda) Drop() {
 	delete(g.queued, g.heap[0].name)
 	heap.Pop(&g.heap)
 }

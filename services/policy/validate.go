@@ -12,7 +12,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
-	"github.com/sluice-net/sluice/services/policy/internal/owner"
+	"github.com/sluice-net/sluice/services/policy/internal/reading"
 )
 
 // judgement is what `sluice-policy validate` prints of one document, as one
@@ -59,7 +59,7 @@ func validate(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stderr, "sluice-policy validate: standard input:", err)
 		return 2
 	}
-	judged, err := judge(data, owner.Reading{Rules: config.owner(nil).Rules, Namespace: *namespace, AllowUnknown: *allowUnknown, Large: true})
+	judged, err := judge(data, reading.Options{Rules: config.owner(nil).Rules, Namespace: *namespace, AllowUnknown: *allowUnknown, Large: true})
 	if err != nil {
 		fmt.Fprintln(stderr, "sluice-policy validate:", err)
 		return 2
@@ -76,7 +76,7 @@ func validate(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 }
 
 // judge fails if the text cannot be cut into documents.
-func judge(data []byte, as owner.Reading) ([]judgement, error) {
+func judge(data []byte, as reading.Options) ([]judgement, error) {
 	var all []judgement
 	if err := manifest.Each(data, func(manifest.Document, []byte) error {
 		all = append(all, judgement{Problems: []string{}})
@@ -85,7 +85,7 @@ func judge(data []byte, as owner.Reading) ([]judgement, error) {
 		return nil, err
 	}
 	decoded, err := as.Decode(data)
-	var bad *owner.ManifestError
+	var bad *reading.Error
 	switch {
 	case errors.As(err, &bad) && bad.Whole == nil:
 		for _, v := range bad.Violations {

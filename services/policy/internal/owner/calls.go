@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/reading"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
@@ -33,11 +34,11 @@ type Request struct {
 }
 
 // read understands the manifests of a request; there may be none.
-func (o *Owner) read(r Request) ([]Decoded, error) {
+func (o *Owner) read(r Request) ([]reading.Decoded, error) {
 	if len(r.Manifests) == 0 {
 		return nil, nil
 	}
-	return Reading{Rules: o.config.Rules, Namespace: r.Namespace, AllowUnknown: r.AllowUnknown}.Decode(r.Manifests)
+	return reading.Options{Rules: o.config.Rules, Namespace: r.Namespace, AllowUnknown: r.AllowUnknown}.Decode(r.Manifests)
 }
 
 // Upsert adds or replaces policies of calls without a manager.
@@ -89,7 +90,7 @@ var noneSelected = manifest.Note{Kind: manifest.NoteSelectsNothing, Text: "selec
 
 // noteSelection notes which of the documents select no endpoint of this node.
 // The changes of the documents come first. It looks in the caller's goroutine.
-func (o *Owner) noteSelection(ctx context.Context, docs []Decoded, changes []Changed) error {
+func (o *Owner) noteSelection(ctx context.Context, docs []reading.Decoded, changes []Changed) error {
 	subjects, err := ask(ctx, o, func() ([]label.Set, error) {
 		var out []label.Set
 		for _, s := range o.subscribers {
@@ -155,7 +156,7 @@ func (o *Owner) Remove(ctx context.Context, c Caller, keys []policy.Key) (Outcom
 }
 
 // upsert is the change that documents of a manager are.
-func (o *Owner) upsert(manager string, docs []Decoded) (edit, error) {
+func (o *Owner) upsert(manager string, docs []reading.Decoded) (edit, error) {
 	var e edit
 	for _, d := range docs {
 		c := Changed{Key: d.Object.Key, Type: Created, Dropped: d.Object.Unknown, Notes: d.Object.Notes}

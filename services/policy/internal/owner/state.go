@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/reading"
 )
 
 func keyRecord(k policy.Key) journal.Key {
@@ -216,13 +217,13 @@ func (o *Owner) decodeAll(stored map[policy.Key]journal.Policy) []*Policy {
 
 func (o *Owner) decode(r journal.Policy) *Policy {
 	// What an earlier version took stays as that version took it.
-	reading := Reading{Rules: o.config.Rules, Namespace: r.Key.Namespace, AllowUnknown: true, Stored: true, Held: r.Source == SourceKubernetes}
-	docs, err := reading.Decode(r.Manifest)
+	as := reading.Options{Rules: o.config.Rules, Namespace: r.Key.Namespace, AllowUnknown: true, Stored: true, Held: r.Source == SourceKubernetes}
+	docs, err := as.Decode(r.Manifest)
 	if err == nil && (len(docs) != 1 || docs[0].Object.Key != keyOf(r.Key)) {
 		err = fmt.Errorf("the text is not that of %s", keyOf(r.Key))
 	}
 	if err != nil {
-		docs = []Decoded{{Object: isolated(r, err)}}
+		docs = []reading.Decoded{{Object: isolated(r, err)}}
 	}
 	p := o.policy(docs[0], r.Source, r.Origin)
 	p.Key, p.Manager, p.Manifest, p.Revision, p.Updated = keyOf(r.Key), r.Manager, r.Manifest, r.Revision, time.Unix(r.Updated, 0)

@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/journal"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/reading"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
@@ -98,7 +99,7 @@ func TestAPolicyTooLargeForAnyTableIsRefusedWithoutASubject(t *testing.T) {
 	large := portBlocks("large", "large", 0, 1100)
 	for _, validateOnly := range []bool{true, false} {
 		_, err := o.Upsert(t.Context(), []byte(large), "", validateOnly)
-		var bad *ManifestError
+		var bad *reading.Error
 		if !errors.As(err, &bad) || len(bad.Violations) != 1 || bad.Violations[0].Path != "spec" ||
 			!strings.Contains(err.Error(), "1025 address classes, the limit is 1024") {
 			t.Errorf("validate only %t: %v", validateOnly, err)

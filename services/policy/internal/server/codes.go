@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
+	"github.com/sluice-net/sluice/services/policy/internal/reading"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
@@ -29,7 +30,7 @@ func statusOf(err error) error {
 		return rpcerr.New(code, rpcerr.Of(reason), err, details...)
 	}
 	var (
-		manifest *owner.ManifestError
+		manifest *reading.Error
 		field    *owner.FieldError
 	)
 	switch {
@@ -74,7 +75,7 @@ func statusOf(err error) error {
 }
 
 // violations names document and field of each problem.
-func violations(m *owner.ManifestError) *errdetails.BadRequest {
+func violations(m *reading.Error) *errdetails.BadRequest {
 	if m.Whole != nil {
 		return rpcerr.Field("manifests", m.Whole.Error())
 	}

@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package owner
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/reading"
+)
+
+// Feed is a source that lists everything it has, again and again.
+type Feed struct {
+	owner   *Owner
+	name    string
+	decoded map[string]*file // by origin
+}
+
+type file struct {
+	sum  [sha256.Size]byte
+	docs []reading.Decoded
+	err  error
+	keep bool // it was not read, and its policies stay
+}
+
+// Feed returns the feed of a source that New was told of. It belongs to one
+// goroutine.
+func (o *Owner) Feed(name string) *Feed {
+	return &Feed{owner: o, name: name, decoded: make(map[string]*file)}
+}
+
+// File is one file or object of a source.
+type File struct {
+	Origin string
+	Data   []byte
+	Err    error // it cannot be read
+	// Keep says that it was not read, because it is being changed: its policies
+	// stay. Err, if set, is told besides.
+	Keep bool
+	// Same says that it was not read, because it is what the listing before had,
+	// with Data: it is neither hashed nor decoded again.
+	Same bool
+}
+
+// Held is how many policies of the source there are.
+func (f *Feed) Held(ctx context.Context) (int, error) {
+	return ask(ctx, f.owner, func() (int, error) {
+		held := 0
+		for _, p := range f.owner.policies {
+			if p.Source == f.name {
+				held++
+			}
+		}
+		return held, nil
+	})
+}
+
+// Set says that these are all files of the source. A file is taken over whole
+// or not at all; the policies of one that is refused stay as they were.
+func (f *Feed) Set(ctx context.Context, files []File) error {
+	var known map[string][]reading.Decoded
+	if len(f.decoded) == 0 {
+		var err error
+		if known, err = f.inForce(ctx); err != nil {
+			return err
+		}
+	}
+	current := make(map[string]*file, len(files))
+	var order []string
+	for _, in := range files {
+		if in.Same {
+			old := f.decoded[in.Origin]
+			if old == nil || old.keep {
+				return fmt.Errorf("%s %s: it is listed as the same, and the listing before did not have what it says", f.name, in.Origin)
+			}
+			current[in.Origin] = old
+			order = append(order, in.Origin)
+			continue
+		}
+		d := &file{sum: sha256.Sum256(in.Data), err: in.Err, keep: in.Keep}
+		if old := f.decoded[in.Origin]; in.Keep {
+			if old != nil && d.err == nil {
+				d.err = old.err
+			}
+		} else if old != nil && in.Err == nil && old.sum == d.sum && !old.keep {
+			d = old
+		} else if docs := reading.Same(in.Data, known[in.Origin]); in.Err == nil && docs != nil {
+			d.docs = docs
+		} else if in.Err == nil {
+			if d.docs, d.err = (reading.Options{Rules: f.owner.config.Rules, Held: f.name == SourceKubernetes, Large: true}).Decode(in.Data); errors.Is(d.err, reading.ErrEmpty) {
+				d.err = nil
+			}
+		}
+		current[in.Origin] = d
+		order = append(order, in.Origin)
+	}
+	slices.Sort(order)
+	f.decoded = current
+	return f.owner.takeOver(ctx, &listing{source: f.name, order: order, files: current})
+}
+
+// inForce are the policies of the source by origin: after a restart most files
+// are what they were, and need not be understood once more.
+func (f *Feed) inForce(ctx context.Context) (map[string][]reading.Decoded, error) {
+	return ask(ctx, f.owner, func() (map[string][]reading.Decoded, error) {
+		out := make(map[string][]reading.Decoded)
+		for _, p := range f.owner.policies {
+			if p.Source == f.name && p.Broken == "" && len(p.Dropped) == 0 {
+				out[p.Origin] = append(out[p.Origin], reading.Decoded{Object: p.object, Text: p.Manifest})
+			}
+		}
+		return out, nil
+	})
+}
+
+// listing is what a source has, and what has to be done for the policies to be
+// those of its files.
+type listing struct {
+	source string
+	order  []string // origins
+	files  map[string]*file
+
+	fresh []puts // of the files that are taken over
+	gone  []policy.Key
+	stuck error // why those that are gone stay
+	bad   map[string]refused
+}
+
+// puts are the policies of a file that are new, or another than before.
+type puts struct {
+	origin   string
+	policies []*Policy
+}
+
+// takeOver makes the policies of a source those of its files.
+func (o *Owner) takeOver(ctx context.Context, l *listing) error {
+	release, err := o.hold(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	done := func(*edit) { o.took(l) }
+	_, err = o.reviseHeld(ctx, opFiles, func() (edit, error) { o.compare(l); return l.edit(), nil }, done)
+	if errors.Is(err, ErrLimit) {
+		if err = o.fit(ctx, l); err == nil {
+			_, err = o.reviseHeld(ctx, opFiles, func() (edit, error) { return l.edit(), nil }, done)
+		}
+	}
+	if err != nil && ctx.Err() == nil {
+		return errors.Join(err, o.SourceFailed(ctx, l.source, err))
+	}
+	return err
+}
+
+// edit is the change that the listing comes to.
+func (l *listing) edit() edit {
+	e := edit{gone: l.gone}
+	for _, f := range l.fresh {
+		e.puts = append(e.puts, f.policies...)
+	}
+	return e
+}
+
+// maxTries is how many parts of a listing may have no room before the rest is
+// not tried: each compiles.
+const maxTries = 1000
+
+// fit leaves of a listing that has no room as a whole the files that have. It
+// finds them beside the owner, on a copy of the engine: all of them are tried at
+// once, and halves if that is too much, so that few files without room cost few
+// tries.
+func (o *Owner) fit(ctx context.Context, l *listing) error {
+	return o.aside(ctx, func() error {
+		draft, err := ask(ctx, o, func() (engine.Draft, error) {
+			o.operation = opDraft
+			return o.engine.Draft(), nil
+		})
+		if err != nil {
+			return err
+		}
+		copied, err := draft.Copy()
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrLimit, err)
+		}
+		if err := copied.Apply(engine.Change{DeletePolicies: l.gone}); err != nil {
+			l.gone, l.stuck = nil, err
+		}
+		f := &fitting{owner: o, engine: copied, gone: l.gone, tries: maxTries, refuse: func(origin string, why error) { l.bad[origin] = refused{err: why.Error()} }}
+		err = f.try(ctx, l.fresh)
+		l.fresh = f.taken
+		return err
+	})
+}
+
+// fitting looks for the files that have room.
+type fitting struct {
+	owner  *Owner
+	engine *engine.Engine // a copy, which has the files that are taken
+	gone   []policy.Key
+	taken  []puts
+	tries  int
+	refuse func(origin string, why error)
+}
+
+func (f *fitting) try(ctx context.Context, files []puts) error {
+	if len(files) == 0 {
+		return nil
+	}
+	if f.tries == 0 {
+		for _, x := range files {
+			f.refuse(x.origin, fmt.Errorf("%w: not tried, after %d changes that had none", ErrLimit, maxTries))
+		}
+		return nil
+	}
+	why, err := f.room(ctx, files)
+	switch {
+	case err != nil:
+		return err
+	case why == nil:
+		f.taken = append(f.taken, files...)
+		return nil
+	}
+	f.tries--
+	if len(files) == 1 {
+		f.refuse(files[0].origin, why)
+		return nil
+	}
+	if err := f.try(ctx, files[:len(files)/2]); err != nil {
+		return err
+	}
+	return f.try(ctx, files[len(files)/2:])
+}
+
+// room says why there is none for files beside those that are taken.
+func (f *fitting) room(ctx context.Context, files []puts) (why, err error) {
+	all := (&listing{fresh: slices.Concat(f.taken, files)}).edit().puts
+	if _, err := ask(ctx, f.owner, func() (plan, error) {
+		f.owner.operation = opPrepare
+		return f.owner.plan(all, f.gone)
+	}); errors.Is(err, ErrLimit) {
+		return err, nil
+	} else if err != nil {
+		return nil, err
+	}
+	var c engine.Change
+	for _, x := range files {
+		for _, p := range x.policies {
+			c.UpsertPolicies = append(c.UpsertPolicies, p.object)
+		}
+	}
+	if err := f.engine.Apply(c); err != nil {
+		return fmt.Errorf("%w: %w", ErrLimit, err), nil
+	}
+	return nil, nil
+}
+
+// compare finds out what the listing changes.
+func (o *Owner) compare(l *listing) {
+	l.bad = make(map[string]refused)
+	l.fresh, l.gone = nil, nil
+	keys := make(map[string]map[policy.Key]bool) // of files that were asked about
+	has := func(origin string, k policy.Key) bool {
+		f := l.files[origin]
+		if f == nil {
+			return false
+		}
+		if keys[origin] == nil {
+			keys[origin] = make(map[policy.Key]bool, len(f.docs))
+			for _, d := range f.docs {
+				keys[origin][d.Object.Key] = true
+			}
+		}
+		return keys[origin][k]
+	}
+	for _, origin := range l.order {
+		if err := l.files[origin].err; err != nil {
+			l.bad[origin] = refused{err: err.Error()}
+		}
+	}
+	// Who has a policy keeps it; a second file with it is refused.
+	taken := make(map[policy.Key]string)
+	stays := func(origin string) bool { f := l.files[origin]; return f != nil && (f.err != nil || f.keep) }
+	for _, origin := range l.order {
+		if stays(origin) {
+			continue
+		}
+		for _, d := range l.files[origin].docs {
+			k := d.Object.Key
+			why := ""
+			if other, ok := taken[k]; ok {
+				why = fmt.Sprintf("%s is in %s already", k, other)
+			} else if p := o.policies[k]; p != nil && p.Source != l.source && o.sources[p.Source] != nil {
+				why = fmt.Sprintf("%s belongs to the source %s", k, p.Source)
+			} else if p != nil && p.Origin != origin && (has(p.Origin, k) || stays(p.Origin)) {
+				why = fmt.Sprintf("%s is in %s already", k, p.Origin)
+			}
+			if why != "" {
+				l.bad[origin] = refused{key: k, err: why}
+				break
+			}
+		}
+		if _, ok := l.bad[origin]; ok {
+			continue
+		}
+		for _, d := range l.files[origin].docs {
+			taken[d.Object.Key] = origin
+		}
+	}
+	for _, origin := range l.order {
+		if _, ok := l.bad[origin]; ok {
+			continue
+		}
+		f := puts{origin: origin}
+		for i, d := range l.files[origin].docs {
+			p := o.policies[d.Object.Key]
+			if p == nil || p.Source != l.source || p.Origin != origin || p.Broken != d.Object.Isolates || !bytes.Equal(p.Manifest, d.Text) {
+				f.policies = append(f.policies, o.policy(d, l.source, origin))
+			} else {
+				l.files[origin].docs[i] = reading.Decoded{Object: p.object, Text: p.Manifest} // kept once
+			}
+		}
+		if len(f.policies) > 0 {
+			l.fresh = append(l.fresh, f)
+		}
+	}
+	for k, p := range o.policies {
+		if p.Source != l.source || taken[k] != "" {
+			continue
+		}
+		if _, ok := l.bad[p.Origin]; !ok && !stays(p.Origin) {
+			l.gone = append(l.gone, k)
+		}
+	}
+	slices.SortFunc(l.gone, compareKeys)
+}
+
+// took notes what became of a listing that is taken over.
+func (o *Owner) took(l *listing) {
+	src := o.sources[l.source]
+	o.problem("policies that are gone from "+l.source, l.stuck)
+	for origin, r := range l.bad {
+		if before, ok := src.refused[origin]; !ok || before.err != r.err {
+			o.config.Log.Warn("policies refused; what was in force of them stays", "source", l.source, "origin", origin, "reason", r.err)
+		}
+	}
+	src.refused, src.synced, src.err = l.bad, true, ""
+	o.stateChanged = true
+}

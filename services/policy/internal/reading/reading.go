@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package reading understands the documents that say policies: those of a call, of
+// a file, of an API server, and those that were stored. It decides what is an
+// error where, and names the fields.
+package reading
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/manifest"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+)
+
+// Decoded is a document that was understood.
+type Decoded struct {
+	Object   policy.Object
+	Text     []byte
+	Document int // that it is, or is an item of; from 0
+}
+
+// Violation is one thing that is wrong with a document.
+type Violation struct {
+	Document int // from 0, empty documents not counted
+	Name     string
+	Path     string
+	Text     string
+}
+
+// Error says what is wrong with manifests.
+type Error struct {
+	Violations []Violation
+	Whole      error // the text as such cannot be read
+}
+
+// ErrEmpty: as a file is whose policies were all removed.
+var ErrEmpty = errors.New("there is no document in the manifests")
+
+// Unwrap gives the error of the whole.
+func (e *Error) Unwrap() error { return e.Whole }
+
+// Error names the first problems.
+func (e *Error) Error() string {
+	if e.Whole != nil {
+		return e.Whole.Error()
+	}
+	var b strings.Builder
+	for i, v := range e.Violations {
+		if i == 5 {
+			fmt.Fprintf(&b, "; and %d more", len(e.Violations)-i)
+			break
+		}
+		if i > 0 {
+			b.WriteString("; ")
+		}
+		fmt.Fprintf(&b, "document %d", v.Document)
+		if v.Name != "" {
+			fmt.Fprintf(&b, " (%s)", v.Name)
+		}
+		b.WriteString(": ")
+		if v.Path != "" {
+			b.WriteString(v.Path + ": ")
+		}
+		b.WriteString(v.Text)
+	}
+	return b.String()
+}
+
+// Options say how manifests are understood.
+type Options struct {
+	Rules     rule.Options
+	Namespace string // of documents that name none; empty: default
+	// AllowUnknown drops fields that a kind does not have. Without it they are
+	// errors: a peer or a port that is misspelt would be one that was left out,
+	// which is all of them.
+	AllowUnknown bool
+	// Held says that the documents are objects of an API server, which cannot be
+	// refused: see policy.DecodeHeld.
+	Held bool
+	// Stored takes a policy that alone is too large for any table: it may be from
+	// a version that did not look, and no pod that it selects starts without it.
+	Stored bool
+	// Large says that the bounds of manifests are those of each document. Else they
+	// are those of all together, which is what one caller may take of the memory.
+	Large bool
+}
+
+// Decode understands documents, all of them or none.
+func (r Options) Decode(data []byte) ([]Decoded, error) {
+	if !r.Large {
+		if err := manifest.Check(data); err != nil {
+			return nil, &Error{Whole: err}
+		}
+	}
+	namespace := r.Namespace
+	if namespace == "" {
+		namespace = "default"
+	}
+	var out []Decoded
+	var bad Error
+	seen := make(map[policy.Key]int)
+	one := func(i int, at string, doc manifest.Document, text []byte) {
+		if policy.Namespaced(doc.Kind) {
+			doc = doc.WithNamespace(namespace)
+		}
+		decode := policy.Decode
+		if r.Held {
+			decode = policy.DecodeHeld
+		}
+		object, err := decode(doc, r.Rules)
+		name := ""
+		if object.Key.Name != "" {
+			name = object.Key.String()
+		}
+		var problems manifest.Problems
+		if !r.AllowUnknown && !r.Held {
+			for _, path := range object.Unknown {
+				bad.Violations = append(bad.Violations, Violation{i, name, at + path, "no such field"})
+			}
+		}
+		switch {
+		case errors.As(err, &problems):
+			for _, p := range problems {
+				bad.Violations = append(bad.Violations, Violation{i, name, strings.TrimSuffix(at+p.Path, "."), p.Text})
+			}
+		case err != nil:
+			bad.Violations = append(bad.Violations, Violation{i, name, at + "kind", err.Error()})
+		default:
+			if !r.Stored && !r.Held { // as a pod that a held one selects cannot start
+				if err := engine.Check(object); err != nil {
+					bad.Violations = append(bad.Violations, Violation{i, name, "spec", err.Error()})
+				}
+			}
+			if first, ok := seen[object.Key]; ok {
+				bad.Violations = append(bad.Violations, Violation{i, name, at + "metadata.name", fmt.Sprintf("document %d is the same policy", first)})
+			}
+			seen[object.Key] = i
+			out = append(out, Decoded{object, trim(text), i})
+		}
+	}
+	i := 0
+	if err := manifest.Each(data, func(doc manifest.Document, text []byte) error {
+		items, err := doc.Items()
+		var problems manifest.Problems
+		errors.As(err, &problems) //nolint:errcheck // Items returns nothing else
+		for _, p := range problems {
+			bad.Violations = append(bad.Violations, Violation{i, "", p.Path, p.Text})
+		}
+		if items == nil && err == nil {
+			one(i, "", doc, text)
+		}
+		for k, item := range items {
+			one(i, fmt.Sprintf("items[%d].", k), item.Document, item.Text)
+		}
+		i++
+		return nil
+	}); err != nil {
+		return nil, &Error{Whole: err}
+	}
+	if len(bad.Violations) > 0 {
+		return nil, &bad
+	}
+	if len(out) == 0 {
+		return nil, &Error{Whole: ErrEmpty}
+	}
+	return out, nil
+}
+
+// trim takes off the marker before a document and the blanks around it, so
+// that its place among others does not change it.
+func trim(text []byte) []byte {
+	if first, rest, ok := bytes.Cut(text, []byte("\n")); ok {
+		if f := strings.TrimSpace(string(first)); f == "---" || f == "..." {
+			text = rest
+		}
+	}
+	return bytes.Clone(append(bytes.TrimSpace(text), '\n'))
+}
+
+// Same are the documents of a file, if its text is that of the given ones and
+// nothing else; nil if it has to be understood.
+func Same(data []byte, known []Decoded) []Decoded {
+	if len(known) == 0 {
+		return nil
+	}
+	left := make(map[string]Decoded, len(known))
+	for _, d := range known {
+		left[string(d.Text)] = d
+	}
+	var out []Decoded
+	for _, chunk := range manifest.Chunks(data) {
+		text := string(trim(chunk))
+		if text == "\n" {
+			continue // a marker alone
+		}
+		d, ok := left[text]
+		if !ok {
+			return nil
+		}
+		delete(left, text)
+		out = append(out, d)
+	}
+	if len(left) > 0 {
+		return nil
+	}
+	return out
+}

@@ -24,7 +24,7 @@ bin/sluice-datapath: main := services/datapath
 
 # Static binaries that say the same wherever the checkout lies. grpcnotrace
 # leaves out a debug page that nobody reaches, and 4 MB of each binary with it.
-go_build := CGO_ENABLED=0 go build -tags grpcnotrace -trimpath -buildvcs=false -ldflags "-s -w -X github.com/sluice-net/sluice/kit/process.linkVersion=$(VERSION)"
+go_build := CGO_ENABLED=0 go build -tags grpcnotrace -trimpath -buildvcs=false -ldflags "-s -w -X github.com/sluice-net/sluice/kit/version.linkVersion=$(VERSION)"
 
 .PHONY: help
 help: ## Say what there is to make

@@ -34,6 +34,7 @@ import (
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/rpc"
+	"github.com/sluice-net/sluice/kit/version"
 )
 
 // Exit codes of Run.
@@ -130,7 +131,7 @@ func run[C any](env environment, service string, defaults func(instance.Paths) C
 	started := time.Now()
 	cfg, effective, err := config.Load(config.Options{
 		Service: service, Args: env.args, Environ: env.environ, Output: env.stdout,
-		Version: Version().String(), Root: env.root,
+		Version: version.Get().String(), Root: env.root,
 	}, settingsOf(service, defaults))
 	switch {
 	case errors.Is(err, config.ErrHelp), errors.Is(err, config.ErrPrinted):
@@ -167,7 +168,7 @@ func run[C any](env environment, service string, defaults func(instance.Paths) C
 	}
 	p.work, p.endWork = context.WithCancelCause(context.WithoutCancel(ctx))
 	defer p.endWork(nil)
-	logger.Info("starting", log.KeyVersion, Version().String(), "go", runtime.Version(), "pid", os.Getpid(),
+	logger.Info("starting", log.KeyVersion, version.Get().String(), "go", runtime.Version(), "pid", os.Getpid(),
 		"uid", os.Geteuid(), "config", effective)
 	if also := cfg.Process.Socket.AlsoRoot; len(also) > 0 {
 		logger.Warn("users beside root may call what only root may", "users", also)
@@ -246,7 +247,7 @@ func (p *Process) registerMetrics() error {
 		Name: p.name("sandbox_enforced"),
 		Help: "1 if the kernel enforces this layer of the sandbox, 0 if it does not have it.",
 	}, []string{"layer"})
-	v := Version()
+	v := version.Get()
 	info := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: p.name("build_info"), Help: "1, with the version in the labels.",
 		ConstLabels: prometheus.Labels{"version": v.Version, "revision": v.Revision, "go": runtime.Version()},
@@ -430,49 +431,4 @@ func causeOf(ctx context.Context, err error) string {
 		return err.Error()
 	}
 	return context.Cause(ctx).Error()
-}
-
-// BuildInfo says what was built.
-type BuildInfo struct {
-	Version  string // of the module, "devel" for a working copy
-	Revision string // of the repository; "" if it was not recorded
-	Modified bool   // the working copy had changes
-}
-
-// linkVersion is set with -ldflags "-X github.com/sluice-net/sluice/kit/process.linkVersion=v1.2.3".
-var linkVersion string
-
-// Version returns what the linker recorded.
-func Version() BuildInfo {
-	v := BuildInfo{Version: linkVersion}
-	info, ok := debug.ReadBuildInfo()
-	if ok {
-		if v.Version == "" {
-			v.Version = strings.Trim(info.Main.Version, "()")
-		}
-		for _, s := range info.Settings {
-			switch s.Key {
-			case "vcs.revision":
-				v.Revision = s.Value
-			case "vcs.modified":
-				v.Modified = s.Value == "true"
-			}
-		}
-	}
-	if v.Version == "" {
-		v.Version = "devel"
-	}
-	return v
-}
-
-func (v BuildInfo) String() string {
-	s := v.Version
-	if v.Revision != "" {
-		s += " (" + v.Revision[:min(12, len(v.Revision))]
-		if v.Modified {
-			s += ", modified"
-		}
-		s += ")"
-	}
-	return s
 }

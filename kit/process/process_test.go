@@ -419,16 +419,6 @@ func TestMetricsOnTCPWithPprofWhenAskedFor(t *testing.T) {
 	s.wantExit(t, ExitOK)
 }
 
-func TestVersionSaysSomething(t *testing.T) {
-	if Version().Version == "" {
-		t.Error("no version")
-	}
-	v := BuildInfo{Version: "v1", Revision: "0123456789abcdef", Modified: true}
-	if got := v.String(); got != "v1 (0123456789ab, modified)" {
-		t.Errorf("got %q", got)
-	}
-}
-
 func TestFailureWhileStoppingIsNotTakenForTheSignal(t *testing.T) {
 	for name, c := range map[string]struct {
 		err  error

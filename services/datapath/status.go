@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/sluice-net/sluice/kit/process"
+	"github.com/sluice-net/sluice/kit/version"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/node"
@@ -24,7 +25,7 @@ func statusOf(p *process.Process, cfg Config, n *node.Node, called services) fun
 	start := time.Now()
 	return func(ctx context.Context) (server.Status, error) {
 		st := server.Status{
-			Version: process.Version().String(), Start: start, PolicyMode: cfg.Policy.Mode, KernelRelease: n.KernelRelease,
+			Version: version.Get().String(), Start: start, PolicyMode: cfg.Policy.Mode, KernelRelease: n.KernelRelease,
 		}
 		for _, c := range cfg.PodCIDRs {
 			st.PodCIDRs = append(st.PodCIDRs, c.String())

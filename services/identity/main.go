@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kit/rpc"
+	"github.com/sluice-net/sluice/kit/version"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
@@ -77,7 +78,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 
 	service := &server.Server{
 		Allocator: alloc, Hub: hub, Filter: filter,
-		Node: cfg.Node, Version: process.Version().String(), Started: started,
+		Node: cfg.Node, Version: version.Get().String(), Started: started,
 	}
 	srv, err := p.NewServer(rpc.Options{Register: service.Register, Methods: server.Methods()})
 	if err != nil {

@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/sandbox"
+	"github.com/sluice-net/sluice/kit/version"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
 	"github.com/sluice-net/sluice/services/ipam/internal/pool"
 	"github.com/sluice-net/sluice/services/ipam/internal/server"
@@ -110,7 +111,7 @@ func run(ctx context.Context, p *process.Process, cfg settings) error {
 		return err
 	}
 	srv, err := p.NewServer(rpc.Options{
-		Register: server.New(addresses, metrics, process.Version().String(), started).Register,
+		Register: server.New(addresses, metrics, version.Get().String(), started).Register,
 		Methods:  server.Methods(),
 	})
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/rpc/client"
+	"github.com/sluice-net/sluice/kit/version"
 	identities "github.com/sluice-net/sluice/services/policy/internal/client"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/server"
@@ -64,7 +65,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 
-	service := &server.Server{Owner: o, Version: process.Version().String(), Started: started}
+	service := &server.Server{Owner: o, Version: version.Get().String(), Started: started}
 	srv, err := p.NewServer(rpc.Options{Register: service.Register, Methods: server.Methods()})
 	if err != nil {
 		return err

@@ -21,8 +21,8 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/sluice-net/sluice/kit/instance"
-	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kit/rpc/client"
+	"github.com/sluice-net/sluice/kit/version"
 )
 
 // Run executes the program with some commands, and returns its exit code.
@@ -76,7 +76,7 @@ of group 65700 may open. The group may read; what changes something, audit and m
 		RunE:          onlyGroups,
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Version:       process.Version().String(),
+		Version:       version.Get().String(),
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
 			if c.Format != "table" && c.Format != "json" {
 				return Usagef("--output: %q is neither table nor json", c.Format)

@@ -16,9 +16,11 @@ const (
 	line = `{"version":1,"containerId":"c1","interfaceName":"eth0","time":"2026-01-02T03:04:05Z"}` + "\n"
 )
 
-// A plugin and a datapath of different versions share the directory.
+// TestStoredFormStaysWhatItIs because a plugin and a datapath of different
+// versions share the directory.
 func TestStoredFormStaysWhatItIs(t *testing.T) {
-	e := Entry{Owner: workload.Owner{ContainerID: "c1", Interface: "eth0"}, Time: time.Date(2026, 1, 2, 4, 4, 5, 0, time.FixedZone("", 3600))}
+	at := time.Date(2026, 1, 2, 4, 4, 5, 0, time.FixedZone("", 3600))
+	e := Entry{Owner: workload.Owner{ContainerID: "c1", Interface: "eth0"}, Time: at}
 	b, err := e.Format()
 	if err != nil || string(b) != line || e.Owner.Key() != name {
 		t.Errorf("%s is written as %s into %s, %v", e.Owner, b, e.Owner.Key(), err)
@@ -34,15 +36,17 @@ func TestStoredFormStaysWhatItIs(t *testing.T) {
 
 func TestWhatIsNoEntryIsRefused(t *testing.T) {
 	for what, c := range map[string]struct{ name, content string }{
-		"another owner's":        {"wrong", line},
-		"a later version":        {name, strings.Replace(line, `"version":1`, `"version":2`, 1)},
-		"no version":             {name, strings.Replace(line, `"version":1,`, "", 1)},
-		"a field of the future":  {name, strings.Replace(line, `"time"`, `"manager":"x","time"`, 1)},
-		"no time":                {name, strings.Replace(line, `,"time":"2026-01-02T03:04:05Z"`, "", 1)},
-		"two entries":            {name, line + line},
-		"half of one":            {name, line[:40]},
-		"nothing":                {name, ""},
-		"the owner as an object": {name, `{"version":1,"Owner":{"containerId":"c1","interfaceName":"eth0"},"time":"2026-01-02T03:04:05Z"}`},
+		"another owner's":       {"wrong", line},
+		"a later version":       {name, strings.Replace(line, `"version":1`, `"version":2`, 1)},
+		"no version":            {name, strings.Replace(line, `"version":1,`, "", 1)},
+		"a field of the future": {name, strings.Replace(line, `"time"`, `"manager":"x","time"`, 1)},
+		"no time":               {name, strings.Replace(line, `,"time":"2026-01-02T03:04:05Z"`, "", 1)},
+		"two entries":           {name, line + line},
+		"half of one":           {name, line[:40]},
+		"nothing":               {name, ""},
+		"the owner as an object": {
+			name, `{"version":1,"Owner":{"containerId":"c1","interfaceName":"eth0"},"time":"2026-01-02T03:04:05Z"}`,
+		},
 	} {
 		if e, err := Parse(c.name, []byte(c.content)); err == nil {
 			t.Errorf("%s is read as %v", what, e)

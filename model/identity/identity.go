@@ -117,7 +117,9 @@ const (
 	Kinds                         // the number of kinds
 )
 
-var kindNames = [Kinds]string{"in-cluster", "world-ipv4", "world-ipv6", "host", "remote-node", "kube-apiserver", "unknown", "other"}
+var kindNames = [Kinds]string{
+	"in-cluster", "world-ipv4", "world-ipv6", "host", "remote-node", "kube-apiserver", "unknown", "other",
+}
 
 // String is the kind in the words of the API.
 func (k Kind) String() string {

@@ -122,11 +122,13 @@ func Canonicalize(labels ...Label) (Canonical, error) {
 		}
 	}
 	if len(list) > MaxLabels {
-		return Canonical{}, &Error{Index: -1, Reason: fmt.Sprintf("%d labels are left after filtering, at most %d are allowed", len(list), MaxLabels)}
+		reason := fmt.Sprintf("%d labels are left after filtering, at most %d are allowed", len(list), MaxLabels)
+		return Canonical{}, &Error{Index: -1, Reason: reason}
 	}
 	c.text = c.set.Text()
 	if len(c.text) > MaxText {
-		return Canonical{}, &Error{Index: -1, Reason: fmt.Sprintf("the set is %d bytes long, at most %d are allowed", len(c.text), MaxText)}
+		reason := fmt.Sprintf("the set is %d bytes long, at most %d are allowed", len(c.text), MaxText)
+		return Canonical{}, &Error{Index: -1, Reason: reason}
 	}
 	return c, nil
 }

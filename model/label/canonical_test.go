@@ -25,7 +25,12 @@ func must(t testing.TB, labels ...Label) Canonical {
 
 func TestEqualSetsHaveEqualTexts(t *testing.T) {
 	labels := []Label{
-		{"k8s", "app", "web"}, {"k8s", "a;b=c\\", "x=y;z\\"}, {"cni", "app", "web"}, {"k8s", "empty", ""}, {"k8s", "with:colon", "v:w"}, {"k8s", "ключ", "знач"},
+		{"k8s", "app", "web"},
+		{"k8s", "a;b=c\\", "x=y;z\\"},
+		{"cni", "app", "web"},
+		{"k8s", "empty", ""},
+		{"k8s", "with:colon", "v:w"},
+		{"k8s", "ключ", "знач"},
 	}
 	want := must(t, labels...)
 	for range 50 {
@@ -45,21 +50,43 @@ func TestEqualSetsHaveEqualTexts(t *testing.T) {
 	}
 }
 
-// Both forms are in etcd and on the disks of nodes. Whatever this test refuses
-// needs a migration.
+// TestStoredFormsStayWhatTheyAre because both forms are in etcd and on the disks
+// of nodes. Whatever this test refuses needs a migration.
 func TestStoredFormsStayWhatTheyAre(t *testing.T) {
 	for _, c := range []struct {
 		labels     []Label
 		text, hash string
 	}{
-		{[]Label{{"k8s", "app", "web"}}, "k8s:app=web;", "d7733133299d1e288889f2837ba173f9d90e620d3019f7d357cc10f2ec3dcdd7"},
 		{
-			[]Label{{"k8s", "io.kubernetes.pod.namespace", "shop"}, {"k8s", "app", "web"}, {"cni", "team", ""}, {"generated", "named-ports", "http.TCP.80"}},
-			"cni:team=;generated:named-ports=http.TCP.80;k8s:app=web;k8s:io.kubernetes.pod.namespace=shop;", "72530e0c96bb9e720f2b1ef353e37436a84baf2ba8fb6394b683cd98c1f41f02",
+			[]Label{{"k8s", "app", "web"}},
+			"k8s:app=web;",
+			"d7733133299d1e288889f2837ba173f9d90e620d3019f7d357cc10f2ec3dcdd7",
 		},
-		{[]Label{{"k8s", "b", "1"}, {"cni", "z", "2"}, {"k8s", "a", "3"}}, "cni:z=2;k8s:a=3;k8s:b=1;", "be04747f5f5e213e46a90970f9a384c47be0c67a2be2d55738119fb2c4bc0e23"},
-		{[]Label{{"cni", `a;b=c\`, `x=y;z\`}}, `cni:a\;b\=c\\=x=y\;z\\;`, "3a5bdc15f1c065c2011cf17075c75634279c7bc9c69178b752cec5d4605f3c8e"},
-		{[]Label{{"generated", "no-labels", ""}}, "generated:no-labels=;", "c348510ee9c624337a4401f95c4618500863c05dcc6f741791e838fb6e5e2993"},
+		{
+			[]Label{
+				{"k8s", "io.kubernetes.pod.namespace", "shop"},
+				{"k8s", "app", "web"},
+				{"cni", "team", ""},
+				{"generated", "named-ports", "http.TCP.80"},
+			},
+			"cni:team=;generated:named-ports=http.TCP.80;k8s:app=web;k8s:io.kubernetes.pod.namespace=shop;",
+			"72530e0c96bb9e720f2b1ef353e37436a84baf2ba8fb6394b683cd98c1f41f02",
+		},
+		{
+			[]Label{{"k8s", "b", "1"}, {"cni", "z", "2"}, {"k8s", "a", "3"}},
+			"cni:z=2;k8s:a=3;k8s:b=1;",
+			"be04747f5f5e213e46a90970f9a384c47be0c67a2be2d55738119fb2c4bc0e23",
+		},
+		{
+			[]Label{{"cni", `a;b=c\`, `x=y;z\`}},
+			`cni:a\;b\=c\\=x=y\;z\\;`,
+			"3a5bdc15f1c065c2011cf17075c75634279c7bc9c69178b752cec5d4605f3c8e",
+		},
+		{
+			[]Label{{"generated", "no-labels", ""}},
+			"generated:no-labels=;",
+			"c348510ee9c624337a4401f95c4618500863c05dcc6f741791e838fb6e5e2993",
+		},
 	} {
 		set := must(t, c.labels...)
 		if hash := set.Hash(); set.Text() != c.text || hex.EncodeToString(hash[:]) != c.hash {
@@ -131,7 +158,8 @@ func TestBadLabelsAreRefusedWithTheField(t *testing.T) {
 
 func TestTextThatIsNotCanonicalIsRefused(t *testing.T) {
 	for _, text := range []string{
-		"", "k8s", "k8s:", "k8s:a", "k8s:a=b", "a=b;", "k8s:b=;k8s:a=;", "k8s:a=;k8s:a=;", `k8s:a=\b;`, `k8s:a=b\=c;`, `k8s:a=b\`, "K8s:a=b;", "k8s:=b;", "k8s:a=b;;",
+		"", "k8s", "k8s:", "k8s:a", "k8s:a=b", "a=b;", "k8s:b=;k8s:a=;", "k8s:a=;k8s:a=;",
+		`k8s:a=\b;`, `k8s:a=b\=c;`, `k8s:a=b\`, "K8s:a=b;", "k8s:=b;", "k8s:a=b;;",
 	} {
 		if set, err := Parse(text); err == nil {
 			t.Errorf("Parse(%q) = %q, want an error", text, set)

@@ -13,7 +13,8 @@ import (
 func TestSetFindsWhatAScanOfTheListFinds(t *testing.T) {
 	pick := func(of ...string) string { return of[rand.IntN(len(of))] }
 	draw := func() Label {
-		return Label{pick("k8s", "cni", "reserved"), pick("a", "app", "ap", "io.kubernetes.pod.namespace"), pick("", "1", "2")}
+		key := pick("a", "app", "ap", "io.kubernetes.pod.namespace")
+		return Label{pick("k8s", "cni", "reserved"), key, pick("", "1", "2")}
 	}
 	for range 2000 {
 		list := make([]Label, rand.IntN(9))
@@ -38,7 +39,8 @@ func TestSetFindsWhatAScanOfTheListFinds(t *testing.T) {
 		if ok != (at >= 0) || ok && value != want[at].Value {
 			t.Fatalf("%v has the value %q, %t of %s", list, value, ok, l.Name())
 		}
-		if got, want := set.HasSource(l.Source), slices.ContainsFunc(list, func(x Label) bool { return x.Source == l.Source }); got != want {
+		from := slices.ContainsFunc(list, func(x Label) bool { return x.Source == l.Source })
+		if got := set.HasSource(l.Source); got != from {
 			t.Fatalf("%v has a label of %s: %t", list, l.Source, got)
 		}
 		again := NewSet(append(slices.Clone(list), list...)...)

@@ -85,20 +85,23 @@ func NamedPortsLabel(ports []NamedPort) (l label.Label, ok bool, err error) {
 	if len(ports) == 0 {
 		return label.Label{}, false, nil
 	}
+	bad := func(format string, args ...any) (label.Label, bool, error) {
+		return label.Label{}, false, fmt.Errorf("%w: "+format, append([]any{ErrNamedPort}, args...)...)
+	}
 	for i, p := range ports {
 		_, known := parseProtocol(p.Protocol.String())
 		switch {
 		case !isPortName(p.Name):
-			return label.Label{}, false, fmt.Errorf("%w: named_ports[%d].name: %q: want 1 to 15 of a-z, 0-9 and \"-\"", ErrNamedPort, i, p.Name)
+			return bad("named_ports[%d].name: %q: want 1 to 15 of a-z, 0-9 and \"-\"", i, p.Name)
 		case p.Port == 0:
-			return label.Label{}, false, fmt.Errorf("%w: named_ports[%d].port: 0 is no port", ErrNamedPort, i)
+			return bad("named_ports[%d].port: 0 is no port", i)
 		case !known:
-			return label.Label{}, false, fmt.Errorf("%w: named_ports[%d].protocol: %q has no ports", ErrNamedPort, i, p.Protocol)
+			return bad("named_ports[%d].protocol: %q has no ports", i, p.Protocol)
 		}
 	}
 	value := NamedPortsText(ports)
 	if len(value) > label.MaxValue {
-		return label.Label{}, false, fmt.Errorf("%w: named_ports: %d bytes together, at most %d are allowed", ErrNamedPort, len(value), label.MaxValue)
+		return bad("named_ports: %d bytes together, at most %d are allowed", len(value), label.MaxValue)
 	}
 	return label.Label{Source: label.SourceGenerated, Key: KeyNamedPorts, Value: value}, true, nil
 }
@@ -122,7 +125,8 @@ func NamedPortsOf(labels label.Set) ([]NamedPort, error) {
 		return nil, nil
 	}
 	bad := func(format string, args ...any) error {
-		return fmt.Errorf("%w: label %s:%s: "+format, append([]any{ErrNamedPort, label.SourceGenerated, KeyNamedPorts}, args...)...)
+		args = append([]any{ErrNamedPort, label.SourceGenerated, KeyNamedPorts}, args...)
+		return fmt.Errorf("%w: label %s:%s: "+format, args...)
 	}
 	if len(value) > label.MaxValue {
 		return nil, bad("%d bytes, at most %d are allowed", len(value), label.MaxValue)

@@ -16,9 +16,12 @@ func hidden(value string) label.Set {
 	return label.NewSet(label.Label{Source: "generated", Key: "named-ports", Value: value})
 }
 
-// The value of the label is part of label sets in etcd, so its form stays.
+// TestNamedPortsSurviveTheLabel holds the literal value too: it is part of label
+// sets in etcd.
 func TestNamedPortsSurviveTheLabel(t *testing.T) {
-	ports := []NamedPort{{"web", 80, TCP}, {"dns", 53, UDP}, {"dns", 53, TCP}, {"web", 8080, TCP}, {"web", 80, TCP}, {"a", 9, SCTP}}
+	ports := []NamedPort{
+		{"web", 80, TCP}, {"dns", 53, UDP}, {"dns", 53, TCP}, {"web", 8080, TCP}, {"web", 80, TCP}, {"a", 9, SCTP},
+	}
 	l, ok, err := NamedPortsLabel(ports)
 	if err != nil || !ok || l.String() != "generated:named-ports=a.SCTP.9_dns.TCP.53_dns.UDP.53_web.TCP.80_web.TCP.8080" {
 		t.Fatalf("label %s, %t, %v", l, ok, err)
@@ -55,12 +58,14 @@ func TestBadNamedPortsAreRefused(t *testing.T) {
 		"named_ports[1].port: 0":      {"http", 0, TCP},
 		"named_ports[1].protocol: \"": {"http", 80, 1},
 	} {
-		if _, _, err := NamedPortsLabel([]NamedPort{{"ok", 1, TCP}, bad}); !errors.Is(err, ErrNamedPort) || !strings.Contains(err.Error(), field) {
+		_, _, err := NamedPortsLabel([]NamedPort{{"ok", 1, TCP}, bad})
+		if !errors.Is(err, ErrNamedPort) || !strings.Contains(err.Error(), field) {
 			t.Errorf("%v: error %v, want one about %s", bad, err, field)
 		}
 	}
 	for _, value := range []string{
-		"", "x", "x.TCP", "x.TCP.0", "x.TCP.70000", "x.TCP.+1", ".TCP.80", "x.FOO.80", "x.tcp.80", "X.TCP.80", "x.TCP.80_", "x.TCP.80.1",
+		"", "x", "x.TCP", "x.TCP.0", "x.TCP.70000", "x.TCP.+1", ".TCP.80", "x.FOO.80", "x.tcp.80",
+		"X.TCP.80", "x.TCP.80_", "x.TCP.80.1",
 		strings.Repeat("x.TCP.80_", label.MaxValue/9) + "x.TCP.80",
 	} {
 		if ports, err := NamedPortsOf(hidden(value)); !errors.Is(err, ErrNamedPort) {
@@ -71,7 +76,10 @@ func TestBadNamedPortsAreRefused(t *testing.T) {
 
 // FuzzNamedPorts looks for values that do not survive being written again.
 func FuzzNamedPorts(f *testing.F) {
-	for _, s := range []string{"http.TCP.80", "http.TCP.80_http.TCP.81_dns.udp.53", "a.SCTP.65535", "a.TCP.0", "_", "a..1", "a.TCP.65536", "a.TCP.+1", "a.TCP.01"} {
+	for _, s := range []string{
+		"http.TCP.80", "http.TCP.80_http.TCP.81_dns.udp.53", "a.SCTP.65535", "a.TCP.0", "_", "a..1",
+		"a.TCP.65536", "a.TCP.+1", "a.TCP.01",
+	} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, value string) {

@@ -55,10 +55,14 @@ func (e *OwnerError) Error() string { return e.Field + ": " + e.Reason }
 // Check returns an *OwnerError if the owner is not one that the API accepts.
 func (o Owner) Check() error {
 	if !isContainerID(o.ContainerID) {
-		return &OwnerError{"container_id", fmt.Sprintf("%.80q is no container id: want 1 to %d letters, digits, '_', '.' and '-', a letter or digit first", o.ContainerID, MaxContainerID)}
+		return &OwnerError{"container_id", fmt.Sprintf(
+			"%.80q is no container id: want 1 to %d letters, digits, '_', '.' and '-', a letter or digit first",
+			o.ContainerID, MaxContainerID)}
 	}
 	if !IsInterface(o.Interface) {
-		return &OwnerError{"interface_name", fmt.Sprintf("%.80q is no interface name: want 1 to %d bytes without '/', ':', NUL and white space", o.Interface, MaxInterface)}
+		return &OwnerError{"interface_name", fmt.Sprintf(
+			"%.80q is no interface name: want 1 to %d bytes without '/', ':', NUL and white space",
+			o.Interface, MaxInterface)}
 	}
 	return nil
 }

@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// Records and spooled deletions on the disks of nodes have these forms.
+// TestStoredFormsStayWhatTheyAre because records and spooled deletions on the
+// disks of nodes have these forms.
 func TestStoredFormsStayWhatTheyAre(t *testing.T) {
 	o := Owner{ContainerID: "abc", Interface: "eth0"}
 	if o.String() != "abc/eth0" || o.Key() != "538f587a23655f38bbcd8344b3c3eab0963f28045c7aa32182e0c7ae75d90366" {
@@ -31,7 +32,8 @@ func TestStoredFormsStayWhatTheyAre(t *testing.T) {
 }
 
 func TestOwnersThatTheAPIRefusesAreRefused(t *testing.T) {
-	for _, good := range []Owner{{"a", "e"}, {"0a_.-", "eth0"}, {strings.Repeat("a", 128), strings.Repeat("é", 7)}, {"a", "lo"}} {
+	long := Owner{strings.Repeat("a", 128), strings.Repeat("é", 7)}
+	for _, good := range []Owner{{"a", "e"}, {"0a_.-", "eth0"}, long, {"a", "lo"}} {
 		if err := good.Check(); err != nil {
 			t.Errorf("%s: %v", good, err)
 		}

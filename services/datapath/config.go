@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/sandbox"
 	"github.com/sluice-net/sluice/model/deletion"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/node"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
 )
@@ -95,10 +95,10 @@ type ConnectionsConfig struct {
 	MaxInterval    time.Duration `config:"maxInterval" help:"most time between two collections; budgets of new connections hold for that long"`
 }
 
-func (c ConnectionsConfig) options() kernel.CollectorOptions {
-	return kernel.CollectorOptions{
+func (c ConnectionsConfig) options() conntrack.CollectorOptions {
+	return conntrack.CollectorOptions{
 		MinInterval: c.MinInterval, MaxInterval: c.MaxInterval,
-		Timeouts: kernel.ConnectionTimeouts{
+		Timeouts: conntrack.Timeouts{
 			TCPOpening: c.TCPOpening, TCPEstablished: c.TCPEstablished, TCPClosing: c.TCPClosing,
 			UDPUnanswered: c.UDPUnanswered, UDPAnswered: c.UDPAnswered, ICMP: c.ICMP, Other: c.Other,
 		},
@@ -106,7 +106,7 @@ func (c ConnectionsConfig) options() kernel.CollectorOptions {
 }
 
 func defaultConnections() ConnectionsConfig {
-	t := kernel.DefaultConnectionTimeouts()
+	t := conntrack.DefaultTimeouts()
 	return ConnectionsConfig{
 		TCPOpening: t.TCPOpening, TCPEstablished: t.TCPEstablished, TCPClosing: t.TCPClosing,
 		UDPUnanswered: t.UDPUnanswered, UDPAnswered: t.UDPAnswered, ICMP: t.ICMP, Other: t.Other,

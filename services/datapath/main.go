@@ -24,7 +24,7 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc"
 	rpcclient "github.com/sluice-net/sluice/kit/rpc/client"
 	"github.com/sluice-net/sluice/services/datapath/internal/client"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/node"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
@@ -100,7 +100,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	if n.Policy != nil {
 		s.Rules = n.Policy
 	}
-	for _, r := range kernel.Reasons() {
+	for _, r := range event.Reasons() {
 		s.Reasons = append(s.Reasons, r.String())
 	}
 	if err := p.Metrics.Register(newMetrics(n)); err != nil {

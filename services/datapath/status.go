@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kit/version"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/node"
 	"github.com/sluice-net/sluice/services/datapath/internal/server"
 )
@@ -33,16 +33,16 @@ func statusOf(p *process.Process, cfg Config, n *node.Node, called services) fun
 		for _, a := range n.NodeAddrs {
 			st.NodeAddrs = append(st.NodeAddrs, a.AsSlice())
 		}
-		counters, err := n.Kernel.Metrics()
+		counters, err := n.Kernel.Events.Metrics()
 		if err != nil {
 			return st, fmt.Errorf("read counters: %w", err)
 		}
 		for _, c := range counters {
 			st.Counters = append(st.Counters, server.Counter{
-				Reason: c.Reason.String(), Egress: c.Direction == kernel.Egress, Dropped: c.Reason.Dropped(), Packets: c.Packets, Bytes: c.Bytes,
+				Reason: c.Reason.String(), Egress: c.Direction == event.Egress, Dropped: c.Reason.Dropped(), Packets: c.Packets, Bytes: c.Bytes,
 			})
 		}
-		if st.EventsLost, err = n.Kernel.EventsLost(); err != nil {
+		if st.EventsLost, err = n.Kernel.Events.Lost(); err != nil {
 			return st, fmt.Errorf("read lost events: %w", err)
 		}
 		if st.Maps, err = mapUsage(n); err != nil {
@@ -102,7 +102,7 @@ func mapUsage(n *node.Node) ([]server.MapUsage, error) {
 }
 
 func connections(n *node.Node) (server.Connections, error) {
-	c, err := n.Kernel.ConnectionCounters()
+	c, err := n.Kernel.Connections.Counters()
 	if err != nil {
 		return server.Connections{}, err
 	}
@@ -175,7 +175,7 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (m *metrics) Collect(ch chan<- prometheus.Metric) {
-	counters, err := m.node.Kernel.Metrics()
+	counters, err := m.node.Kernel.Events.Metrics()
 	if err != nil {
 		ch <- prometheus.NewInvalidMetric(m.packets, err)
 	}
@@ -193,7 +193,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(m.nodeRepairs, prometheus.CounterValue, float64(n.NodeRepairs))
 	ch <- prometheus.MustNewConstMetric(m.unrepaired, prometheus.GaugeValue, float64(len(n.Unrepaired)))
 	ch <- prometheus.MustNewConstMetric(m.pending, prometheus.GaugeValue, float64(n.PendingReleases))
-	if lost, err := m.node.Kernel.EventsLost(); err == nil {
+	if lost, err := m.node.Kernel.Events.Lost(); err == nil {
 		ch <- prometheus.MustNewConstMetric(m.lost, prometheus.CounterValue, float64(lost))
 	}
 	usage, err := m.node.Kernel.MapUsage()
@@ -221,7 +221,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 var connectionMaps = map[string]string{"sl_ct4": "ipv4", "sl_ct6": "ipv6"}
 
 func (m *metrics) collectConnections(ch chan<- prometheus.Metric) {
-	c, err := m.node.Kernel.ConnectionCounters()
+	c, err := m.node.Kernel.Connections.Counters()
 	if err != nil {
 		ch <- prometheus.NewInvalidMetric(m.begun, err)
 		return

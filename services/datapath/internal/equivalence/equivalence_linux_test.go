@@ -25,7 +25,7 @@ import (
 	"google.golang.org/protobuf/encoding/protodelim"
 
 	vectorv1 "github.com/sluice-net/sluice/proto/gen/sluice/policyvector/v1"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 )
 
 // What the tests take from the environment.
@@ -46,7 +46,7 @@ type figures struct {
 	cases     map[string]bool // with a failure?
 	questions int             // answered by the judging function
 	packets   int             // answered by a program of a pod
-	elsewhere map[kernel.Reason]int
+	elsewhere map[event.Reason]int
 	failures  int
 }
 
@@ -76,7 +76,7 @@ type examiner struct {
 func (x *examiner) figures() *figures {
 	f := x.files[x.view.GetFile()]
 	if f == nil {
-		f = &figures{cases: map[string]bool{}, elsewhere: map[kernel.Reason]int{}}
+		f = &figures{cases: map[string]bool{}, elsewhere: map[event.Reason]int{}}
 		x.files[x.view.GetFile()] = f
 	}
 	return f
@@ -246,7 +246,7 @@ func (x *examiner) examine(ctx context.Context, in io.Reader) error {
 // report prints the figures of each file, with the cases that failed. A file
 // that asks nothing fails.
 func (x *examiner) report(took time.Duration) {
-	total := &figures{elsewhere: map[kernel.Reason]int{}}
+	total := &figures{elsewhere: map[event.Reason]int{}}
 	for _, name := range slices.Sorted(maps.Keys(x.files)) {
 		f := x.files[name]
 		x.t.Logf("%-28s %5d cases %7d probes %7d packets %4d failures", name, len(f.cases), f.questions, f.packets, f.failures)

@@ -25,6 +25,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/client"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
@@ -253,16 +255,16 @@ func answerOf(side bpf.MapsSlSide) (verdict, error) {
 }
 
 // reasonOf is the reason that belongs to a verdict; 0: it passes.
-func reasonOf(v verdict) kernel.Reason {
+func reasonOf(v verdict) event.Reason {
 	switch {
 	case v.action == policyv1.Action_ACTION_ALLOW:
 		return 0
 	case v.action == policyv1.Action_ACTION_REDIRECT:
-		return kernel.DropNoProxy
+		return event.DropNoProxy
 	case v.by == policyv1.DecidedBy_DECIDED_BY_UNKNOWN_IDENTITY:
-		return kernel.DropIdentityUnknown
+		return event.DropIdentityUnknown
 	}
-	return kernel.DropPolicyDenied
+	return event.DropPolicyDenied
 }
 
 // askJudge asks the function by which the programs decide.
@@ -301,10 +303,10 @@ func (s *state) askJudge(q *vectorv1.Question) (verdict, error) {
 	}
 	v, err := answerOf(out.Side)
 	if err != nil {
-		return v, fmt.Errorf("%w: %s", err, kernel.Reason(out.Reason))
+		return v, fmt.Errorf("%w: %s", err, event.Reason(out.Reason))
 	}
-	if want := reasonOf(v); kernel.Reason(out.Reason) != want {
-		return v, fmt.Errorf("%s, with the reason %s, want %s", v, kernel.Reason(out.Reason), want)
+	if want := reasonOf(v); event.Reason(out.Reason) != want {
+		return v, fmt.Errorf("%s, with the reason %s, want %s", v, event.Reason(out.Reason), want)
 	}
 	return v, nil
 }
@@ -314,7 +316,7 @@ func (s *state) askJudge(q *vectorv1.Question) (verdict, error) {
 var errElsewhere = errors.New("no policy was asked")
 
 // askProgram sends a packet out of the subject's device, or into it.
-func (s *state) askProgram(q *vectorv1.Question) (verdict, kernel.Reason, error) {
+func (s *state) askProgram(q *vectorv1.Question) (verdict, event.Reason, error) {
 	n := s.n
 	subject, ok := netip.AddrFromSlice(q.GetSubjectAddress())
 	peer, ok2 := netip.AddrFromSlice(q.GetPeerAddress())
@@ -322,7 +324,7 @@ func (s *state) askProgram(q *vectorv1.Question) (verdict, kernel.Reason, error)
 		return verdict{}, 0, fmt.Errorf("addresses %x and %x", q.GetSubjectAddress(), q.GetPeerAddress())
 	}
 	if subject == peer {
-		return verdict{}, kernel.DropHairpin, errElsewhere
+		return verdict{}, event.DropHairpin, errElsewhere
 	}
 	if s.probe.subject != q.GetSubject() || s.probe.addr != subject {
 		if err := s.dropProbe(); err != nil {
@@ -353,7 +355,7 @@ func (s *state) askProgram(q *vectorv1.Question) (verdict, kernel.Reason, error)
 	n.frame = packet(n.frame[:0], srcMAC, dstMAC, src, dst, uint8(q.GetProtocol()), sport, uint16(q.GetPort()))
 	if !fresh {
 		// one connection, whoever began it: an earlier question's, perhaps
-		if err := n.forget(kernel.Tuple{
+		if err := n.forget(conntrack.Tuple{
 			Initiator: netip.AddrPortFrom(src, 0), Responder: netip.AddrPortFrom(dst, 0), Protocol: uint8(q.GetProtocol()),
 		}); err != nil {
 			return verdict{}, 0, err
@@ -379,7 +381,7 @@ func (s *state) askProgram(q *vectorv1.Question) (verdict, kernel.Reason, error)
 	if !egress {
 		side, other = e.Ingress, identity.Numeric(e.SrcIdentity)
 	}
-	reason := kernel.Reason(e.Reason)
+	reason := event.Reason(e.Reason)
 	if side.By == uint8(bpf.MapsSlBySL_BY_NOBODY) {
 		if reason.Dropped() {
 			return verdict{}, reason, errElsewhere
@@ -454,12 +456,12 @@ func hasPorts(proto uint8) bool {
 	return false
 }
 
-func (n *node) forget(tuple kernel.Tuple) error {
-	c, found, err := n.k.Connection(tuple)
+func (n *node) forget(tuple conntrack.Tuple) error {
+	c, found, err := n.k.Connections.Lookup(tuple)
 	if err != nil || !found {
 		return err
 	}
-	_, err = n.k.DeleteConnection(c)
+	_, err = n.k.Connections.Remove(c)
 	return err
 }
 

@@ -6,6 +6,8 @@ package kernel
 import (
 	"net/netip"
 	"testing"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 )
 
 // A pod of one family sends nothing in the other, under no address either
@@ -24,9 +26,9 @@ func TestKernelAPodOfOneFamilySendsNothingInTheOther(t *testing.T) {
 			dns := udp(4000, 53)
 			for name, src := range map[string]netip.Addr{"no address": netip.IPv4Unspecified(), "the other's": a.IPv4} {
 				in := frame(a.HostMAC, a.MAC, etherIPv4, ip4Header{src: src, dst: b.IPv4, proto: 17}.with(dns))
-				want := DropSpoofedIP
+				want := event.DropSpoofedIP
 				if c.v4 && src == a.IPv4 {
-					want = ForwardPeer
+					want = event.ForwardPeer
 				}
 				if o := r.run(t, fromPodName, in, skbContext{}, 0); o.reason != want {
 					t.Errorf("IPv4, %s: %v, want %v", name, o.reason, want)
@@ -34,9 +36,9 @@ func TestKernelAPodOfOneFamilySendsNothingInTheOther(t *testing.T) {
 			}
 			for name, src := range map[string]netip.Addr{"no address": netip.IPv6Unspecified(), "the other's": a.IPv6} {
 				in := frame(a.HostMAC, a.MAC, etherIPv6, ip6(src, b.IPv6, 17, dns))
-				want := DropSpoofedIP
+				want := event.DropSpoofedIP
 				if c.v6 && src == a.IPv6 {
-					want = ForwardPeer
+					want = event.ForwardPeer
 				}
 				if o := r.run(t, fromPodName, in, skbContext{}, 0); o.reason != want {
 					t.Errorf("IPv6, %s: %v, want %v", name, o.reason, want)
@@ -54,28 +56,28 @@ func TestKernelFragmentsOfThePodAndOfTheStackAreApart(t *testing.T) {
 			th := newTheatre(t, v6)
 			long := func(*theatre) (byte, []byte) { return 17, udp(4000, 80, make([]byte, 40)...) }
 			pieces := th.pieces("a", "b", long, 9, 8)
-			fromPod := func(in []byte) Reason {
+			fromPod := func(in []byte) event.Reason {
 				return th.run(t, fromPodName, in, skbContext{Ifindex: th.pods["a"].Ifindex}, 0).reason
 			}
-			fromStack := func(in []byte) Reason {
+			fromStack := func(in []byte) event.Reason {
 				in = append([]byte(nil), in...)
 				to := th.pods["b"]
 				copy(in, to.MAC[:])
 				copy(in[6:], to.HostMAC[:])
 				return th.run(t, toPodName, in, skbContext{Ifindex: to.Ifindex, IngressIfindex: th.pods["a"].Ifindex}, 0).reason
 			}
-			if got := fromPod(pieces[0]); got != ForwardPeer {
+			if got := fromPod(pieces[0]); got != event.ForwardPeer {
 				t.Errorf("the pod's first piece: %v", got)
 			}
-			if got := fromStack(pieces[1]); got != DropFragment {
-				t.Errorf("a later piece from the stack, with ports of the pod's: %v, want %v", got, DropFragment)
+			if got := fromStack(pieces[1]); got != event.DropFragment {
+				t.Errorf("a later piece from the stack, with ports of the pod's: %v, want %v", got, event.DropFragment)
 			}
 			th.forget(t)
-			if got := fromStack(pieces[0]); got != ForwardFromStack {
+			if got := fromStack(pieces[0]); got != event.ForwardFromStack {
 				t.Errorf("a first piece from the stack: %v", got)
 			}
-			if got := fromPod(pieces[1]); got != DropFragment {
-				t.Errorf("the pod's later piece, with ports from the stack: %v, want %v", got, DropFragment)
+			if got := fromPod(pieces[1]); got != event.DropFragment {
+				t.Errorf("the pod's later piece, with ports from the stack: %v, want %v", got, event.DropFragment)
 			}
 		})
 	}

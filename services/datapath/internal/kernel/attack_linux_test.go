@@ -15,6 +15,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -52,7 +54,7 @@ func TestKernelSocketMarksOpenNothing(t *testing.T) {
 		"deny": {Egress: policytable.Deny, Ingress: policytable.Deny}, "friends": {Egress: policytable.Deny, Ingress: friends},
 	} {
 		setPolicy(t, k, p.Slot, policy)
-		denied := func() uint64 { return th.counters(t)[cell{DropPolicyDenied, Ingress}].Packets }
+		denied := func() uint64 { return th.counters(t)[cell{event.DropPolicyDenied, event.Ingress}].Packets }
 		before := denied()
 		marks := []uint32{markJudged | p.Ifindex<<16, markPod | uint32(friend)<<16, 0x0a00 | uint32(friend)<<16}
 		for _, mark := range marks {
@@ -96,7 +98,7 @@ func TestKernelPodsCannotSetThePathMTUOfOthers(t *testing.T) {
 	must(t, "host addresses", k.Endpoints.SyncHostAddrs([]netip.Addr{host4, host6, node[false], node[true]}))
 
 	r := runner{k}
-	invalid := func() uint64 { return r.counters(t)[cell{DropConnectionInvalid, Egress}].Packets }
+	invalid := func() uint64 { return r.counters(t)[cell{event.DropConnectionInvalid, event.Egress}].Packets }
 	before := invalid()
 	inner4 := ip4Header{src: node[false], dst: other[false], proto: 1}.with(icmp(0, 0, make([]byte, 64)...))
 	msg := icmp(3, 4, inner4...)
@@ -125,13 +127,13 @@ func TestKernelPodsCannotSetThePathMTUOfOthers(t *testing.T) {
 // opening time: who sends SYNs under other addresses holds no room for longer.
 func TestKernelHalfOpenConnectionsDoNotStay(t *testing.T) {
 	th := newTheatre(t, false)
-	col, cl := newCollector(t, th.k, CollectorOptions{})
+	col, cl := newCollector(t, th.k, conntrack.CollectorOptions{})
 	const n = 500
 	for port := range uint16(n) {
-		th.expect(t, say("world", "b", segment(1000+port, 80, flagSYN), ForwardFromStack))
-		th.expect(t, say("b", "world", segment(80, 1000+port, flagSYN|flagACK), ForwardOutside))
+		th.expect(t, say("world", "b", segment(1000+port, 80, flagSYN), event.ForwardFromStack))
+		th.expect(t, say("b", "world", segment(80, 1000+port, flagSYN|flagACK), event.ForwardOutside))
 	}
-	cl.now.Store(monotonicSeconds())
+	cl.now.Store(conntrack.MonotonicSeconds())
 	if p := collect(t, col); p.Live[0] != n {
 		t.Fatalf("%d connections are open, want %d", p.Live[0], n)
 	}
@@ -156,8 +158,8 @@ func TestKernelAQuotationBehindThePacketSetsNoPathMTU(t *testing.T) {
 	r := runner{k}
 	seen := func() (n uint64) {
 		all := r.counters(t)
-		for _, reason := range []Reason{ForwardHost, DropConnectionInvalid, DropFragment} {
-			n += all[cell{reason, Egress}].Packets
+		for _, reason := range []event.Reason{event.ForwardHost, event.DropConnectionInvalid, event.DropFragment} {
+			n += all[cell{reason, event.Egress}].Packets
 		}
 		return n
 	}
@@ -189,8 +191,8 @@ func TestKernelAQuotationBehindThePacketIsNone(t *testing.T) {
 	th := newTheatre(t, false)
 	_, ctx, in := th.frame(say("a", "host", failure(3, "host", "a", datagram(53, 4000)), 0))
 	binary.BigEndian.PutUint16(in[14+2:], 28)
-	if o := th.run(t, fromPodName, in, ctx, 0); o.reason != DropConnectionInvalid {
-		t.Errorf("an error of 8 bytes with a quotation behind it: %v, want %v", o.reason, DropConnectionInvalid)
+	if o := th.run(t, fromPodName, in, ctx, 0); o.reason != event.DropConnectionInvalid {
+		t.Errorf("an error of 8 bytes with a quotation behind it: %v, want %v", o.reason, event.DropConnectionInvalid)
 	}
 }
 
@@ -202,7 +204,7 @@ func TestKernelDeniedFragmentsTakeNoRoom(t *testing.T) {
 	long := func(*theatre) (byte, []byte) { return 17, udp(4000, 53, make([]byte, 40)...) }
 	of := func(who string) skbContext { return skbContext{Ifindex: th.pods[who].Ifindex} }
 	good := th.pieces("b", "world", long, 1, 24)
-	if o := th.run(t, fromPodName, good[0], of("b"), 0); o.reason != ForwardOutside {
+	if o := th.run(t, fromPodName, good[0], of("b"), 0); o.reason != event.ForwardOutside {
 		t.Fatalf("the first piece: %v", o.reason)
 	}
 	ctx := of("a")
@@ -212,7 +214,7 @@ func TestKernelDeniedFragmentsTakeNoRoom(t *testing.T) {
 			t.Fatalf("a denied piece: %d, %v", v, err)
 		}
 	}
-	if o := th.run(t, fromPodName, good[1], of("b"), 0); o.reason != ForwardOutside {
-		t.Errorf("the second piece: %v, want %v", o.reason, ForwardOutside)
+	if o := th.run(t, fromPodName, good[1], of("b"), 0); o.reason != event.ForwardOutside {
+		t.Errorf("the second piece: %v, want %v", o.reason, event.ForwardOutside)
 	}
 }

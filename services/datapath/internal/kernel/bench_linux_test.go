@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -124,11 +125,11 @@ func BenchmarkConnection(b *testing.B) {
 					} else {
 						in[14+8] = 255
 					}
-					of := Tuple{netip.AddrPortFrom(a.IPv4, 1), netip.AddrPortFrom(mirror.IPv4, 16), 6}
+					of := conntrack.Tuple{Initiator: netip.AddrPortFrom(a.IPv4, 1), Responder: netip.AddrPortFrom(mirror.IPv4, 16), Protocol: 6}
 					if in[12] == 0x86 {
 						of.Initiator, of.Responder = netip.AddrPortFrom(a.IPv6, 1), netip.AddrPortFrom(mirror.IPv6, 16)
 					}
-					connections, key := k.connectionMap(of)
+					connections, key := k.Connections.Map(of)
 					var best time.Duration
 					for range b.N {
 						verdict, d, err := k.program(fromPodName).Benchmark(in, 1, nil)

@@ -14,6 +14,8 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
@@ -32,10 +34,10 @@ type theatre struct {
 	runner
 	pods   map[string]slotmap.Endpoint
 	v6     bool
-	events *EventReader
-	judged []Event // connections judged by the last packet
-	closed []Event
-	drops  []Event
+	events *event.Reader
+	judged []event.Event // connections judged by the last packet
+	closed []event.Event
+	drops  []event.Event
 }
 
 func newTheatre(t *testing.T, v6 bool) *theatre {
@@ -57,7 +59,7 @@ func newTheatre(t *testing.T, v6 bool) *theatre {
 	}
 	must(t, "SyncHostAddrs", k.Endpoints.SyncHostAddrs([]netip.Addr{host4, host6}))
 	var err error
-	th.events, err = k.Events()
+	th.events, err = k.Events.Read()
 	must(t, "Events", err)
 	t.Cleanup(func() { th.events.Close() })
 	return th
@@ -154,17 +156,17 @@ type act struct {
 	device   uint32 // that the stack got it from, 0: the host's own
 	via      string // the pod by whose device the stack got it
 	what     l4
-	want     Reason
-	wantDir  Direction // 0: that of the program
+	want     event.Reason
+	wantDir  event.Direction // 0: that of the program
 	then     func(t *testing.T, th *theatre)
 }
 
 // say is a packet that one actor sends to another.
-func say(from, to string, what l4, want Reason) act {
+func say(from, to string, what l4, want event.Reason) act {
 	return act{from: from, to: to, what: what, want: want, stack: from != "a" && from != "b"}
 }
 
-func (a act) on(d Direction) act                          { a.wantDir = d; return a }
+func (a act) on(d event.Direction) act                    { a.wantDir = d; return a }
 func (a act) check(f func(t *testing.T, th *theatre)) act { a.then = f; return a }
 func (a act) marked(mark uint32) act                      { a.mark = mark; return a }
 func (a act) forwarded() act                              { a.device = 77; return a }
@@ -210,7 +212,7 @@ func (th *theatre) play(t *testing.T, acts []act) {
 			th.sort(drain(t, th.events))
 			direction := a.wantDir
 			if direction == 0 {
-				direction = map[string]Direction{fromPodName: Egress, toPodName: Ingress}[prog]
+				direction = map[string]event.Direction{fromPodName: event.Egress, toPodName: event.Ingress}[prog]
 			}
 			if o.reason != a.want || o.direction != direction || o.packets != 1 {
 				t.Fatalf("act %d, %s to %s: %v %v, counted %d; want %v %v", i, a.from, a.to, o.reason, o.direction, o.packets, a.want, direction)
@@ -228,13 +230,13 @@ func (th *theatre) play(t *testing.T, acts []act) {
 	}
 }
 
-func (th *theatre) sort(events []Event) {
+func (th *theatre) sort(events []event.Event) {
 	th.judged, th.closed, th.drops = nil, nil, nil
 	for _, e := range events {
 		switch e.Type {
-		case ConnectionJudged:
+		case event.ConnectionJudged:
 			th.judged = append(th.judged, e)
-		case ConnectionClosed:
+		case event.ConnectionClosed:
 			th.closed = append(th.closed, e)
 		default:
 			th.drops = append(th.drops, e)
@@ -243,10 +245,10 @@ func (th *theatre) sort(events []Event) {
 }
 
 // connections lists the table.
-func (th *theatre) connections(t *testing.T) []Connection {
+func (th *theatre) connections(t *testing.T) []conntrack.Connection {
 	t.Helper()
-	var all []Connection
-	must(t, "Connections", th.k.Connections(func(cs []Connection) error {
+	var all []conntrack.Connection
+	must(t, "Connections", th.k.Connections.Each(func(cs []conntrack.Connection) error {
 		all = append(all, cs...)
 		return nil
 	}))
@@ -254,7 +256,7 @@ func (th *theatre) connections(t *testing.T) []Connection {
 }
 
 // only is the one entry there is.
-func (th *theatre) only(t *testing.T) Connection {
+func (th *theatre) only(t *testing.T) conntrack.Connection {
 	t.Helper()
 	all := th.connections(t)
 	if len(all) != 1 {
@@ -271,10 +273,10 @@ func remain(n int) func(*testing.T, *theatre) {
 	}
 }
 
-func begunBy(who string, flags ConnectionFlags) func(*testing.T, *theatre) {
+func begunBy(who string, flags conntrack.Flags) func(*testing.T, *theatre) {
 	return func(t *testing.T, th *theatre) {
 		c := th.only(t)
-		if c.Initiator.Addr() != th.addr(who) || c.Flags&^OriginLow != flags {
+		if c.Initiator.Addr() != th.addr(who) || c.Flags&^conntrack.OriginLow != flags {
 			t.Errorf("begun by %v with flags %v, want %v and %v", c.Initiator, c.Flags.Words(), th.addr(who), flags.Words())
 		}
 	}
@@ -301,7 +303,7 @@ func all(fs ...func(*testing.T, *theatre)) func(*testing.T, *theatre) {
 func evict() act {
 	return change(func(t *testing.T, th *theatre) {
 		for _, c := range th.connections(t) {
-			m, key := th.k.connectionMap(c.Tuple)
+			m, key := th.k.Connections.Map(c.Tuple)
 			must(t, "delete a connection", m.Delete(key))
 		}
 	})
@@ -312,11 +314,11 @@ func fullOfRevoked() act {
 	return change(func(t *testing.T, th *theatre) {
 		for n := range th.k.Pins.Map(bpf.MapsMapSlRevoked4).MaxEntries() {
 			tuple := tuple(6, fmt.Sprintf("192.0.2.77:%d", n), "192.0.2.78:80")
-			m, key := th.k.Pins.Map(bpf.MapsMapSlRevoked4), any(tuple.key4())
+			m, key := th.k.Pins.Map(bpf.MapsMapSlRevoked4), any(tuple.Key4())
 			if th.v6 {
 				tuple.Initiator = netip.AddrPortFrom(world6, uint16(n))
 				tuple.Responder = netip.AddrPortFrom(remote6, 80)
-				m, key = th.k.Pins.Map(bpf.MapsMapSlRevoked6), tuple.key6()
+				m, key = th.k.Pins.Map(bpf.MapsMapSlRevoked6), tuple.Key6()
 			}
 			must(t, "fill the map", pin.InsertOnce(m, key, bpf.MapsSlRevoked{}))
 		}
@@ -440,7 +442,7 @@ func (th *theatre) budgetOf(who string) uint32 {
 func wornOut(who string, limit uint64, ago uint32) act {
 	return change(func(t *testing.T, th *theatre) {
 		update(t, th.k, bpf.MapsMapSlBudget, th.budgetOf(who),
-			bpf.MapsSlBudget{Begun: uint64(monotonicSeconds()-ago)<<32 | limit, Limit: limit})
+			bpf.MapsSlBudget{Begun: uint64(conntrack.MonotonicSeconds()-ago)<<32 | limit, Limit: limit})
 	})
 }
 
@@ -465,9 +467,9 @@ func budget(who string, limit uint64) act {
 // handshake opens a connection from a to b.
 func handshake(sport, dport uint16) []act {
 	return []act{
-		say("a", "b", segment(sport, dport, flagSYN), ForwardPeer),
-		say("b", "a", segment(dport, sport, flagSYN|flagACK), ForwardPeer),
-		say("a", "b", segment(sport, dport, flagACK), ForwardPeer),
+		say("a", "b", segment(sport, dport, flagSYN), event.ForwardPeer),
+		say("b", "a", segment(dport, sport, flagSYN|flagACK), event.ForwardPeer),
+		say("a", "b", segment(sport, dport, flagACK), event.ForwardPeer),
 	}
 }
 
@@ -498,309 +500,309 @@ func scenes() []scene {
 	return []scene{
 		// answers
 		{"a TCP connection needs permission one way only", play(oneWay(), handshake(4000, 80),
-			say("b", "a", segment(80, 4000, data), ForwardPeer).check(begunBy("a", SeenReply|Established)))},
+			say("b", "a", segment(80, 4000, data), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply|conntrack.Established)))},
 		{"a UDP flow needs permission one way only", play(oneWay(),
-			say("a", "b", datagram(4000, 53), ForwardPeer).check(begunBy("a", 0)),
-			say("b", "a", datagram(53, 4000), ForwardPeer).check(begunBy("a", SeenReply)),
-			say("a", "b", datagram(4000, 53), ForwardPeer))},
+			say("a", "b", datagram(4000, 53), event.ForwardPeer).check(begunBy("a", 0)),
+			say("b", "a", datagram(53, 4000), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply)),
+			say("a", "b", datagram(4000, 53), event.ForwardPeer))},
 		{"a UDP answer to another port is none", play(oneWay(),
-			say("a", "b", datagram(4000, 53), ForwardPeer),
-			say("b", "a", datagram(53, 4001), DropPolicyDenied).check(remain(1)))},
-		{"a UDP packet before the question is none", play(oneWay(), say("b", "a", datagram(53, 4000), DropPolicyDenied).check(remain(0)))},
+			say("a", "b", datagram(4000, 53), event.ForwardPeer),
+			say("b", "a", datagram(53, 4001), event.DropPolicyDenied).check(remain(1)))},
+		{"a UDP packet before the question is none", play(oneWay(), say("b", "a", datagram(53, 4000), event.DropPolicyDenied).check(remain(0)))},
 		{"an echo is answered", play(oneWay(),
-			say("a", "b", ping(false, 7), ForwardPeer).check(begunBy("a", 0)),
-			say("b", "a", ping(true, 7), ForwardPeer).check(begunBy("a", SeenReply)))},
+			say("a", "b", ping(false, 7), event.ForwardPeer).check(begunBy("a", 0)),
+			say("b", "a", ping(true, 7), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply)))},
 		{"an echo of another identifier is not answered", play(oneWay(),
-			say("a", "b", ping(false, 7), ForwardPeer),
-			say("b", "a", ping(true, 8), DropPolicyDenied))},
+			say("a", "b", ping(false, 7), event.ForwardPeer),
+			say("b", "a", ping(true, 8), event.DropPolicyDenied))},
 		{"an echo reply to no request begins nothing", play(
-			say("a", "b", ping(true, 7), ForwardPeer).check(remain(0)),
+			say("a", "b", ping(true, 7), event.ForwardPeer).check(remain(0)),
 			policy("a", policytable.Deny, policytable.Allow),
-			say("a", "b", ping(true, 7), DropPolicyDenied))},
+			say("a", "b", ping(true, 7), event.DropPolicyDenied))},
 		{"an echo the other way with the same identifier is judged by itself", play(oneWay(),
-			say("a", "b", ping(false, 7), ForwardPeer),
-			say("b", "a", ping(false, 7), DropPolicyDenied),
-			say("b", "a", ping(true, 7), ForwardPeer).check(begunBy("a", SeenReply)))},
+			say("a", "b", ping(false, 7), event.ForwardPeer),
+			say("b", "a", ping(false, 7), event.DropPolicyDenied),
+			say("b", "a", ping(true, 7), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply)))},
 		{"an echo that goes on by asking for something else is judged", play(policy("a", pings, policytable.Deny), policy("b", policytable.Deny, pings),
-			say("a", "b", ping(false, 7), ForwardPeer),
-			say("a", "b", ping(true, 7), DropIdentityUnknown),
-			say("a", "b", coded(ping(false, 7), 5), DropIdentityUnknown),
-			say("b", "a", coded(ping(true, 7), 5), DropPolicyDenied),
-			say("b", "a", ping(true, 7), ForwardPeer).check(begunBy("a", SeenReply)))},
+			say("a", "b", ping(false, 7), event.ForwardPeer),
+			say("a", "b", ping(true, 7), event.DropIdentityUnknown),
+			say("a", "b", coded(ping(false, 7), 5), event.DropIdentityUnknown),
+			say("b", "a", coded(ping(true, 7), 5), event.DropPolicyDenied),
+			say("b", "a", ping(true, 7), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply)))},
 		{"an SCTP association needs permission one way only", play(oneWay(),
-			say("a", "b", chunk(4000, 80, 1), ForwardPeer),
-			say("b", "a", chunk(80, 4000, 2), ForwardPeer),
-			say("a", "b", chunk(4000, 80, 10), ForwardPeer).check(begunBy("a", SeenReply|Established)))},
+			say("a", "b", chunk(4000, 80, 1), event.ForwardPeer),
+			say("b", "a", chunk(80, 4000, 2), event.ForwardPeer),
+			say("a", "b", chunk(4000, 80, 10), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply|conntrack.Established)))},
 		{"another protocol needs permission one way only", play(oneWay(),
-			say("b", "a", other(47), DropPolicyDenied),
-			say("a", "b", other(47), ForwardPeer),
-			say("b", "a", other(47), ForwardPeer),
-			say("b", "a", other(50), DropPolicyDenied))},
+			say("b", "a", other(47), event.DropPolicyDenied),
+			say("a", "b", other(47), event.ForwardPeer),
+			say("b", "a", other(47), event.ForwardPeer),
+			say("b", "a", other(50), event.DropPolicyDenied))},
 		{"ICMP that is neither echo nor error is judged by itself", play(oneWay(),
 			say("a", "b", func(th *theatre) (byte, []byte) {
 				if th.v6 {
 					return 58, icmp(200, 0)
 				}
 				return 1, icmp(13, 0)
-			}, ForwardPeer).check(remain(0)),
+			}, event.ForwardPeer).check(remain(0)),
 			say("b", "a", func(th *theatre) (byte, []byte) {
 				if th.v6 {
 					return 58, icmp(200, 0)
 				}
 				return 1, icmp(14, 0)
-			}, DropPolicyDenied))},
+			}, event.DropPolicyDenied))},
 		{"the host's probes are answered while the policy is unknown", play(policy("a", policytable.Pending, policytable.Pending),
-			say("host", "a", segment(4000, 80, flagSYN), ForwardFromStack),
-			say("a", "host", segment(80, 4000, flagSYN|flagACK), ForwardHost),
-			say("host", "a", datagram(4000, 53), ForwardFromStack),
-			say("a", "host", datagram(53, 4000), ForwardHost),
-			say("host", "a", ping(false, 7), ForwardFromStack),
-			say("a", "host", ping(true, 7), ForwardHost),
-			say("a", "host", datagram(53, 4001), DropPolicyPending),
-			say("a", "host", segment(80, 4001, flagSYN), DropPolicyPending),
-			say("world", "a", datagram(4000, 53), DropPolicyPending))},
+			say("host", "a", segment(4000, 80, flagSYN), event.ForwardFromStack),
+			say("a", "host", segment(80, 4000, flagSYN|flagACK), event.ForwardHost),
+			say("host", "a", datagram(4000, 53), event.ForwardFromStack),
+			say("a", "host", datagram(53, 4000), event.ForwardHost),
+			say("host", "a", ping(false, 7), event.ForwardFromStack),
+			say("a", "host", ping(true, 7), event.ForwardHost),
+			say("a", "host", datagram(53, 4001), event.DropPolicyPending),
+			say("a", "host", segment(80, 4001, flagSYN), event.DropPolicyPending),
+			say("world", "a", datagram(4000, 53), event.DropPolicyPending))},
 
 		// life and end
 		{"each connection is reported when it is judged and when it ends", play(
-			say("a", "b", segment(4000, 80, flagSYN), ForwardPeer).check(reported(1, 0)),
-			say("b", "a", segment(80, 4000, flagSYN|flagACK), ForwardPeer).check(reported(0, 0)),
-			say("a", "b", segment(4000, 80, flagFIN|flagACK), ForwardPeer).check(all(reported(0, 0), begunBy("a", SeenReply|Established|InitiatorFinished))),
-			say("b", "a", segment(80, 4000, flagFIN|flagACK), ForwardPeer).check(all(reported(0, 1), begunBy("a", SeenReply|Established|InitiatorFinished|ResponderFinished|CloseReported))),
-			say("a", "b", segment(4000, 80, flagACK), ForwardPeer).check(reported(0, 0)),
-			say("b", "a", segment(80, 4000, flagFIN|flagACK), ForwardPeer).check(reported(0, 0)))},
+			say("a", "b", segment(4000, 80, flagSYN), event.ForwardPeer).check(reported(1, 0)),
+			say("b", "a", segment(80, 4000, flagSYN|flagACK), event.ForwardPeer).check(reported(0, 0)),
+			say("a", "b", segment(4000, 80, flagFIN|flagACK), event.ForwardPeer).check(all(reported(0, 0), begunBy("a", conntrack.SeenReply|conntrack.Established|conntrack.InitiatorFinished))),
+			say("b", "a", segment(80, 4000, flagFIN|flagACK), event.ForwardPeer).check(all(reported(0, 1), begunBy("a", conntrack.SeenReply|conntrack.Established|conntrack.InitiatorFinished|conntrack.ResponderFinished|conntrack.CloseReported))),
+			say("a", "b", segment(4000, 80, flagACK), event.ForwardPeer).check(reported(0, 0)),
+			say("b", "a", segment(80, 4000, flagFIN|flagACK), event.ForwardPeer).check(reported(0, 0)))},
 		{"a reset ends a connection and cuts nothing", play(handshake(4000, 80),
-			say("b", "a", segment(80, 4000, flagRST), ForwardPeer).check(all(reported(0, 1), begunBy("a", SeenReply|Established|Reset|ByResponderReset|CloseReported))),
-			say("a", "b", segment(4000, 80, data), ForwardPeer).check(all(reported(0, 0), begunBy("a", SeenReply|Established|Reset|ByResponderReset|CloseReported))))},
+			say("b", "a", segment(80, 4000, flagRST), event.ForwardPeer).check(all(reported(0, 1), begunBy("a", conntrack.SeenReply|conntrack.Established|conntrack.Reset|conntrack.ByResponderReset|conntrack.CloseReported))),
+			say("a", "b", segment(4000, 80, data), event.ForwardPeer).check(all(reported(0, 0), begunBy("a", conntrack.SeenReply|conntrack.Established|conntrack.Reset|conntrack.ByResponderReset|conntrack.CloseReported))))},
 		{"a reset whose sender goes on was none", play(handshake(4000, 80),
-			say("b", "a", segment(80, 4000, flagRST), ForwardPeer).check(reported(0, 1)),
-			say("b", "a", segment(80, 4000, flagRST|flagACK), ForwardPeer),
-			say("b", "a", segment(80, 4000, data), ForwardPeer).check(begunBy("a", SeenReply|Established)),
-			say("a", "b", segment(4000, 80, flagRST|flagACK), ForwardPeer).check(all(reported(0, 1), begunBy("a", SeenReply|Established|Reset|CloseReported))),
-			say("b", "a", segment(80, 4000, data), ForwardPeer).check(begunBy("a", SeenReply|Established|Reset|CloseReported)),
-			say("a", "b", segment(4000, 80, data), ForwardPeer).check(begunBy("a", SeenReply|Established)))},
+			say("b", "a", segment(80, 4000, flagRST), event.ForwardPeer).check(reported(0, 1)),
+			say("b", "a", segment(80, 4000, flagRST|flagACK), event.ForwardPeer),
+			say("b", "a", segment(80, 4000, data), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply|conntrack.Established)),
+			say("a", "b", segment(4000, 80, flagRST|flagACK), event.ForwardPeer).check(all(reported(0, 1), begunBy("a", conntrack.SeenReply|conntrack.Established|conntrack.Reset|conntrack.CloseReported))),
+			say("b", "a", segment(80, 4000, data), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply|conntrack.Established|conntrack.Reset|conntrack.CloseReported)),
+			say("a", "b", segment(4000, 80, data), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply|conntrack.Established)))},
 		{"an SCTP association ends by shutdown", play(
-			say("a", "b", chunk(4000, 80, 1), ForwardPeer),
-			say("b", "a", chunk(80, 4000, 2), ForwardPeer),
-			say("a", "b", chunk(4000, 80, 7), ForwardPeer).check(reported(0, 0)),
-			say("b", "a", chunk(80, 4000, 8), ForwardPeer).check(all(reported(0, 1), begunBy("a", SeenReply|Established|InitiatorFinished|ResponderFinished|CloseReported))))},
+			say("a", "b", chunk(4000, 80, 1), event.ForwardPeer),
+			say("b", "a", chunk(80, 4000, 2), event.ForwardPeer),
+			say("a", "b", chunk(4000, 80, 7), event.ForwardPeer).check(reported(0, 0)),
+			say("b", "a", chunk(80, 4000, 8), event.ForwardPeer).check(all(reported(0, 1), begunBy("a", conntrack.SeenReply|conntrack.Established|conntrack.InitiatorFinished|conntrack.ResponderFinished|conntrack.CloseReported))))},
 		{"an SCTP association ends by abort", play(
-			say("a", "b", chunk(4000, 80, 1), ForwardPeer),
-			say("b", "a", chunk(80, 4000, 6), ForwardPeer).check(all(reported(0, 1), begunBy("a", SeenReply|Reset|ByResponderReset|CloseReported))))},
+			say("a", "b", chunk(4000, 80, 1), event.ForwardPeer),
+			say("b", "a", chunk(80, 4000, 6), event.ForwardPeer).check(all(reported(0, 1), begunBy("a", conntrack.SeenReply|conntrack.Reset|conntrack.ByResponderReset|conntrack.CloseReported))))},
 
 		{"an answer to a SYN establishes nothing", play(
-			say("a", "b", segment(4000, 80, flagSYN), ForwardPeer),
-			say("b", "a", segment(80, 4000, flagSYN|flagACK), ForwardPeer).check(begunBy("a", SeenReply)),
-			say("b", "a", segment(80, 4000, flagSYN|flagACK), ForwardPeer).check(begunBy("a", SeenReply)),
-			say("a", "b", segment(4000, 80, flagSYN), ForwardPeer).check(begunBy("a", SeenReply)),
-			say("a", "b", segment(4000, 80, flagACK), ForwardPeer).check(begunBy("a", SeenReply|Established)))},
+			say("a", "b", segment(4000, 80, flagSYN), event.ForwardPeer),
+			say("b", "a", segment(80, 4000, flagSYN|flagACK), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply)),
+			say("b", "a", segment(80, 4000, flagSYN|flagACK), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply)),
+			say("a", "b", segment(4000, 80, flagSYN), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply)),
+			say("a", "b", segment(4000, 80, flagACK), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply|conntrack.Established)))},
 
 		// SYN
 		{"a repeated SYN is the same connection", play(
-			say("a", "b", segment(4000, 80, flagSYN), ForwardPeer),
-			say("a", "b", segment(4000, 80, flagSYN), ForwardPeer).check(all(begunBy("a", 0), reported(0, 0))))},
+			say("a", "b", segment(4000, 80, flagSYN), event.ForwardPeer),
+			say("a", "b", segment(4000, 80, flagSYN), event.ForwardPeer).check(all(begunBy("a", 0), reported(0, 0))))},
 		{"a SYN the other way needs its own permission", play(oneWay(), handshake(4000, 80),
-			say("b", "a", segment(80, 4000, flagSYN), DropPolicyDenied).check(begunBy("a", SeenReply|Established)),
-			say("a", "b", segment(4000, 80, data), ForwardPeer))},
+			say("b", "a", segment(80, 4000, flagSYN), event.DropPolicyDenied).check(begunBy("a", conntrack.SeenReply|conntrack.Established)),
+			say("a", "b", segment(4000, 80, data), event.ForwardPeer))},
 		{"a SYN the other way takes no live connection over", play(handshake(4000, 80),
-			say("b", "a", segment(80, 4000, flagSYN), DropConnectionInvalid).check(begunBy("a", SeenReply|Established)))},
+			say("b", "a", segment(80, 4000, flagSYN), event.DropConnectionInvalid).check(begunBy("a", conntrack.SeenReply|conntrack.Established)))},
 		{"both ends may open at once under a one-way policy", play(oneWay(),
-			say("a", "b", segment(4000, 4000, flagSYN), ForwardPeer),
-			say("b", "a", segment(4000, 4000, flagSYN), DropPolicyDenied),
-			say("b", "a", segment(4000, 4000, flagSYN|flagACK), ForwardPeer))},
+			say("a", "b", segment(4000, 4000, flagSYN), event.ForwardPeer),
+			say("b", "a", segment(4000, 4000, flagSYN), event.DropPolicyDenied),
+			say("b", "a", segment(4000, 4000, flagSYN|flagACK), event.ForwardPeer))},
 		{"a port is used again after the end", play(handshake(4000, 80),
-			say("a", "b", segment(4000, 80, flagFIN|flagACK), ForwardPeer),
-			say("b", "a", segment(80, 4000, flagFIN|flagACK), ForwardPeer),
-			say("a", "b", segment(4000, 80, flagSYN), ForwardPeer).check(all(begunBy("a", 0), reported(1, 0))))},
+			say("a", "b", segment(4000, 80, flagFIN|flagACK), event.ForwardPeer),
+			say("b", "a", segment(80, 4000, flagFIN|flagACK), event.ForwardPeer),
+			say("a", "b", segment(4000, 80, flagSYN), event.ForwardPeer).check(all(begunBy("a", 0), reported(1, 0))))},
 		{"a port is used again by the same end before the other has finished", play(handshake(4000, 80),
-			say("a", "b", segment(4000, 80, flagFIN|flagACK), ForwardPeer),
-			say("a", "b", segment(4000, 80, flagSYN), ForwardPeer).check(begunBy("a", 0)))},
+			say("a", "b", segment(4000, 80, flagFIN|flagACK), event.ForwardPeer),
+			say("a", "b", segment(4000, 80, flagSYN), event.ForwardPeer).check(begunBy("a", 0)))},
 		{"a port is used again the other way after the end", play(handshake(4000, 80),
-			say("a", "b", segment(4000, 80, flagFIN|flagACK), ForwardPeer),
-			say("b", "a", segment(80, 4000, flagSYN), DropConnectionInvalid),
-			say("b", "a", segment(80, 4000, flagFIN|flagACK), ForwardPeer),
-			say("b", "a", segment(80, 4000, flagSYN), ForwardPeer).check(begunBy("b", 0)),
-			say("a", "b", segment(4000, 80, flagSYN|flagACK), ForwardPeer).check(begunBy("b", SeenReply)))},
+			say("a", "b", segment(4000, 80, flagFIN|flagACK), event.ForwardPeer),
+			say("b", "a", segment(80, 4000, flagSYN), event.DropConnectionInvalid),
+			say("b", "a", segment(80, 4000, flagFIN|flagACK), event.ForwardPeer),
+			say("b", "a", segment(80, 4000, flagSYN), event.ForwardPeer).check(begunBy("b", 0)),
+			say("a", "b", segment(4000, 80, flagSYN|flagACK), event.ForwardPeer).check(begunBy("b", conntrack.SeenReply)))},
 		{"a port that is used again is judged again", play(handshake(4000, 80),
-			say("a", "b", segment(4000, 80, flagRST|flagACK), ForwardPeer),
+			say("a", "b", segment(4000, 80, flagRST|flagACK), event.ForwardPeer),
 			policy("b", policytable.Allow, policytable.Deny),
-			say("a", "b", segment(4000, 80, flagSYN), DropPolicyDenied).on(Ingress))},
+			say("a", "b", segment(4000, 80, flagSYN), event.DropPolicyDenied).on(event.Ingress))},
 		{"an INIT the other way takes no live association over", play(
-			say("a", "b", chunk(4000, 80, 1), ForwardPeer),
-			say("b", "a", chunk(80, 4000, 2), ForwardPeer),
-			say("b", "a", chunk(80, 4000, 1), DropConnectionInvalid))},
+			say("a", "b", chunk(4000, 80, 1), event.ForwardPeer),
+			say("b", "a", chunk(80, 4000, 2), event.ForwardPeer),
+			say("b", "a", chunk(80, 4000, 1), event.DropConnectionInvalid))},
 
 		// what fits nothing
 		{"a segment without ACK begins nothing", play(
-			say("a", "b", segment(4000, 80, 0), DropConnectionInvalid),
-			say("a", "b", segment(4000, 80, flagFIN), DropConnectionInvalid),
-			say("a", "b", segment(4000, 80, flagRST), DropConnectionInvalid),
-			say("a", "b", segment(4000, 80, flagSYN|flagACK), DropConnectionInvalid),
-			say("host", "a", segment(4000, 80, flagPSH), DropConnectionInvalid).check(remain(0)))},
+			say("a", "b", segment(4000, 80, 0), event.DropConnectionInvalid),
+			say("a", "b", segment(4000, 80, flagFIN), event.DropConnectionInvalid),
+			say("a", "b", segment(4000, 80, flagRST), event.DropConnectionInvalid),
+			say("a", "b", segment(4000, 80, flagSYN|flagACK), event.DropConnectionInvalid),
+			say("host", "a", segment(4000, 80, flagPSH), event.DropConnectionInvalid).check(remain(0)))},
 		{"a SYN that ends at once is none", play(budget("a", 3),
-			say("a", "b", segment(4000, 80, flagSYN|flagFIN), DropConnectionInvalid),
-			say("a", "b", segment(4000, 80, flagSYN|flagRST), DropConnectionInvalid),
-			say("a", "b", segment(4000, 80, 0xff), DropConnectionInvalid).check(all(remain(0), spent("a", 0))),
+			say("a", "b", segment(4000, 80, flagSYN|flagFIN), event.DropConnectionInvalid),
+			say("a", "b", segment(4000, 80, flagSYN|flagRST), event.DropConnectionInvalid),
+			say("a", "b", segment(4000, 80, 0xff), event.DropConnectionInvalid).check(all(remain(0), spent("a", 0))),
 			handshake(4000, 80),
-			say("a", "b", segment(4000, 80, flagSYN|flagFIN), DropConnectionInvalid),
-			say("a", "b", segment(4000, 80, flagSYN|flagRST), DropConnectionInvalid).check(begunBy("a", SeenReply|Established)),
+			say("a", "b", segment(4000, 80, flagSYN|flagFIN), event.DropConnectionInvalid),
+			say("a", "b", segment(4000, 80, flagSYN|flagRST), event.DropConnectionInvalid).check(begunBy("a", conntrack.SeenReply|conntrack.Established)),
 			budget("a", 0))},
 		{"a reset of what is not known leaves nothing behind", play(
-			say("a", "b", segment(4000, 80, flagRST|flagACK), ForwardPeer).check(remain(0)))},
+			say("a", "b", segment(4000, 80, flagRST|flagACK), event.ForwardPeer).check(remain(0)))},
 
 		// eviction
 		{"an evicted connection goes on from the client", play(oneWay(), handshake(4000, 80), forgetAll(),
-			say("a", "b", segment(4000, 80, data), ForwardOutside).check(all(begunBy("a", PickedUp|ViaStack), reported(1, 0))),
-			say("b", "a", segment(80, 4000, data), ForwardOutside))},
+			say("a", "b", segment(4000, 80, data), event.ForwardOutside).check(all(begunBy("a", conntrack.PickedUp|conntrack.ViaStack), reported(1, 0))),
+			say("b", "a", segment(80, 4000, data), event.ForwardOutside))},
 		{"a server waits for a silent client", play(oneWay(), handshake(4000, 80), forgetAll(),
-			say("b", "a", segment(80, 4000, data), DropPolicyDenied).check(remain(0)),
-			say("a", "b", segment(4000, 80, flagACK), ForwardOutside).check(begunBy("a", PickedUp|ViaStack)),
-			say("b", "a", segment(80, 4000, data), ForwardOutside).check(begunBy("a", PickedUp|ViaStack|SeenReply|Established)))},
+			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).check(remain(0)),
+			say("a", "b", segment(4000, 80, flagACK), event.ForwardOutside).check(begunBy("a", conntrack.PickedUp|conntrack.ViaStack)),
+			say("b", "a", segment(80, 4000, data), event.ForwardOutside).check(begunBy("a", conntrack.PickedUp|conntrack.ViaStack|conntrack.SeenReply|conntrack.Established)))},
 		{"a port is not scanned with anything but a SYN", play(policy("a", policytable.Allow, policytable.Allow), policy("b", policytable.Allow, only80),
-			say("a", "b", segment(4000, 22, flagACK), DropIdentityUnknown).on(Ingress).check(remain(0)),
-			say("a", "b", segment(4000, 22, flagFIN), DropConnectionInvalid),
-			say("a", "b", segment(4000, 22, 0), DropConnectionInvalid),
-			say("a", "b", segment(4000, 22, flagFIN|flagPSH|0x20), DropConnectionInvalid),
-			say("a", "b", segment(4000, 22, flagRST), DropConnectionInvalid),
-			say("a", "b", segment(4000, 22, flagSYN|flagACK), DropConnectionInvalid),
-			say("a", "b", segment(4000, 22, data), DropIdentityUnknown).on(Ingress).check(remain(0)),
-			say("world", "b", segment(4000, 22, flagACK), DropPolicyDenied).check(remain(0)))},
+			say("a", "b", segment(4000, 22, flagACK), event.DropIdentityUnknown).on(event.Ingress).check(remain(0)),
+			say("a", "b", segment(4000, 22, flagFIN), event.DropConnectionInvalid),
+			say("a", "b", segment(4000, 22, 0), event.DropConnectionInvalid),
+			say("a", "b", segment(4000, 22, flagFIN|flagPSH|0x20), event.DropConnectionInvalid),
+			say("a", "b", segment(4000, 22, flagRST), event.DropConnectionInvalid),
+			say("a", "b", segment(4000, 22, flagSYN|flagACK), event.DropConnectionInvalid),
+			say("a", "b", segment(4000, 22, data), event.DropIdentityUnknown).on(event.Ingress).check(remain(0)),
+			say("world", "b", segment(4000, 22, flagACK), event.DropPolicyDenied).check(remain(0)))},
 		{"a connection that either end may have begun needs both permissions", play(handshake(4000, 22), forgetAll(),
-			say("b", "a", segment(22, 4000, data), ForwardOutside).check(begunBy("b", PickedUp|Unoriented|ViaStack)),
-			say("a", "b", segment(4000, 22, data), ForwardOutside),
+			say("b", "a", segment(22, 4000, data), event.ForwardOutside).check(begunBy("b", conntrack.PickedUp|conntrack.Unoriented|conntrack.ViaStack)),
+			say("a", "b", segment(4000, 22, data), event.ForwardOutside),
 			policy("b", policytable.Allow, policytable.Deny),
-			say("a", "b", segment(4000, 22, data), DropPolicyDenied).on(Ingress).check(reported(0, 1)),
-			say("b", "a", segment(22, 4000, data), DropPolicyDenied).on(Egress).check(reported(0, 0)))},
+			say("a", "b", segment(4000, 22, data), event.DropPolicyDenied).on(event.Ingress).check(reported(0, 1)),
+			say("b", "a", segment(22, 4000, data), event.DropPolicyDenied).on(event.Egress).check(reported(0, 0)))},
 		{"the other end's permission alone keeps it neither", play(handshake(4000, 22), forgetAll(),
-			say("a", "b", segment(4000, 22, data), ForwardOutside).check(begunBy("a", PickedUp|Unoriented|ViaStack)),
+			say("a", "b", segment(4000, 22, data), event.ForwardOutside).check(begunBy("a", conntrack.PickedUp|conntrack.Unoriented|conntrack.ViaStack)),
 			policy("a", policytable.Allow, policytable.Deny),
-			say("b", "a", segment(22, 4000, data), DropPolicyDenied).on(Ingress),
+			say("b", "a", segment(22, 4000, data), event.DropPolicyDenied).on(event.Ingress),
 			policy("a", policytable.Allow, policytable.Allow),
-			say("b", "a", segment(22, 4000, data), ForwardOutside),
-			say("a", "b", segment(4000, 22, data), ForwardOutside))},
+			say("b", "a", segment(22, 4000, data), event.ForwardOutside),
+			say("a", "b", segment(4000, 22, data), event.ForwardOutside))},
 		{"a connection that was picked up begins nothing the other way", play(oneWay(),
-			say("a", "b", segment(4000, 80, data), ForwardOutside),
-			say("b", "a", segment(80, 4000, flagRST|flagACK), ForwardOutside),
-			say("b", "a", segment(80, 4000, flagFIN|flagACK), ForwardOutside),
-			say("b", "a", segment(80, 4000, flagSYN), DropPolicyDenied))},
+			say("a", "b", segment(4000, 80, data), event.ForwardOutside),
+			say("b", "a", segment(80, 4000, flagRST|flagACK), event.ForwardOutside),
+			say("b", "a", segment(80, 4000, flagFIN|flagACK), event.ForwardOutside),
+			say("b", "a", segment(80, 4000, flagSYN), event.DropPolicyDenied))},
 		{"what the stack translated goes on through it", play(
-			say("a", "b", segment(4000, 80, flagSYN), ForwardFromStack).throughStack(),
-			say("b", "a", segment(80, 4000, flagSYN|flagACK), ForwardOutside),
+			say("a", "b", segment(4000, 80, flagSYN), event.ForwardFromStack).throughStack(),
+			say("b", "a", segment(80, 4000, flagSYN|flagACK), event.ForwardOutside),
 			forgetAll(),
-			say("b", "a", segment(80, 4000, data), ForwardOutside),
-			say("a", "b", segment(4000, 80, data), ForwardFromStack).throughStack(),
-			say("b", "a", segment(80, 4000, data), ForwardOutside))},
+			say("b", "a", segment(80, 4000, data), event.ForwardOutside),
+			say("a", "b", segment(4000, 80, data), event.ForwardFromStack).throughStack(),
+			say("b", "a", segment(80, 4000, data), event.ForwardOutside))},
 		{"nothing is picked up that neither way may begin", play(policy("a", policytable.Deny, policytable.Deny), policy("b", policytable.Deny, policytable.Deny),
-			say("b", "a", segment(80, 4000, data), DropPolicyDenied).check(remain(0)),
-			say("a", "b", segment(80, 4000, data), DropPolicyDenied).check(remain(0)))},
+			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).check(remain(0)),
+			say("a", "b", segment(80, 4000, data), event.DropPolicyDenied).check(remain(0)))},
 		{"an evicted UDP flow is not picked up", play(oneWay(),
-			say("a", "b", datagram(4000, 53), ForwardPeer), forgetAll(),
-			say("b", "a", datagram(53, 4000), DropPolicyDenied).check(remain(0)))},
+			say("a", "b", datagram(4000, 53), event.ForwardPeer), forgetAll(),
+			say("b", "a", datagram(53, 4000), event.DropPolicyDenied).check(remain(0)))},
 
 		// what a policy has terminated
 		{"a revoked connection stays revoked without its entry", play(handshake(4000, 80),
 			policy("b", policytable.Allow, policytable.Deny),
-			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress).check(reported(0, 1)),
+			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Ingress).check(reported(0, 1)),
 			evict(),
-			say("b", "a", segment(80, 4000, data), DropPolicyDenied).check(remain(0)),
-			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress).check(remain(0)),
-			say("b", "a", segment(80, 4000, flagFIN|flagACK), DropPolicyDenied).check(remain(0)))},
+			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).check(remain(0)),
+			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Ingress).check(remain(0)),
+			say("b", "a", segment(80, 4000, flagFIN|flagACK), event.DropPolicyDenied).check(remain(0)))},
 		{"one that the server's answer met first stays revoked", play(handshake(4000, 80),
 			policy("b", policytable.Allow, policytable.Deny),
-			say("b", "a", segment(80, 4000, data), DropPolicyDenied),
+			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied),
 			evict(),
-			say("b", "a", segment(80, 4000, data), DropPolicyDenied).check(remain(0)))},
+			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).check(remain(0)))},
 		{"a revoked connection that is allowed again goes on without its entry", play(handshake(4000, 80),
 			policy("b", policytable.Allow, policytable.Deny),
-			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress),
+			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Ingress),
 			evict(),
 			policy("b", policytable.Allow, policytable.Allow),
-			say("b", "a", segment(80, 4000, data), ForwardOutside).check(begunBy("a", PickedUp|ByResponder|ViaStack)),
-			say("a", "b", segment(4000, 80, data), ForwardOutside),
+			say("b", "a", segment(80, 4000, data), event.ForwardOutside).check(begunBy("a", conntrack.PickedUp|conntrack.ByResponder|conntrack.ViaStack)),
+			say("a", "b", segment(4000, 80, data), event.ForwardOutside),
 			policy("b", policytable.Allow, policytable.Deny),
-			say("b", "a", segment(80, 4000, data), DropPolicyDenied).check(reported(0, 1)),
+			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).check(reported(0, 1)),
 			evict(),
-			say("b", "a", segment(80, 4000, data), DropPolicyDenied).check(remain(0)))},
+			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).check(remain(0)))},
 		{"a connection that has ended is revoked all the same", play(handshake(4000, 80),
-			say("a", "b", segment(4000, 80, flagRST), ForwardPeer),
+			say("a", "b", segment(4000, 80, flagRST), event.ForwardPeer),
 			policy("b", policytable.Allow, policytable.Deny),
-			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress),
+			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Ingress),
 			evict(),
-			say("b", "a", segment(80, 4000, data), DropPolicyDenied).check(remain(0)))},
+			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).check(remain(0)))},
 		{"ports that are used again the other way are remembered anew", play(handshake(4000, 80),
 			policy("b", policytable.Allow, policytable.Deny),
-			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress),
+			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Ingress),
 			evict(),
 			policy("b", policytable.Allow, policytable.Allow),
-			say("b", "a", segment(80, 4000, flagSYN), ForwardPeer).check(begunBy("b", 0)),
+			say("b", "a", segment(80, 4000, flagSYN), event.ForwardPeer).check(begunBy("b", 0)),
 			policy("a", policytable.Allow, policytable.Deny),
-			say("b", "a", segment(80, 4000, data), DropPolicyDenied).on(Ingress),
+			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).on(event.Ingress),
 			evict(),
-			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Egress).check(remain(0)))},
+			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Egress).check(remain(0)))},
 		{"without room to remember nothing is picked up", play(handshake(4000, 80),
 			fullOfRevoked(),
 			policy("b", policytable.Allow, policytable.Deny),
-			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress).check(stopped(2)),
+			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Ingress).check(stopped(2)),
 			evict(),
-			say("b", "a", segment(80, 4000, data), DropConnectionInvalid).check(remain(0)),
-			say("b", "world", segment(80, 4000, data), DropConnectionInvalid),
+			say("b", "a", segment(80, 4000, data), event.DropConnectionInvalid).check(remain(0)),
+			say("b", "world", segment(80, 4000, data), event.DropConnectionInvalid),
 			// what allows everything can have revoked nothing
-			say("a", "world", segment(80, 4000, data), ForwardOutside),
+			say("a", "world", segment(80, 4000, data), event.ForwardOutside),
 			change(func(t *testing.T, th *theatre) { th.k.Endpoints.AllowPickUp() }))},
 		{"after a loss of connections nothing is picked up that could have been revoked", play(
 			policy("b", policytable.Allow, only80),
 			change(func(t *testing.T, th *theatre) { th.k.Endpoints.StopPickUp() }),
-			say("b", "a", segment(22, 4000, data), DropConnectionInvalid),
-			say("a", "b", segment(4000, 80, data), DropConnectionInvalid),
-			say("a", "b", segment(4000, 80, flagSYN), ForwardPeer),
-			say("a", "world", segment(4000, 80, data), ForwardOutside),
+			say("b", "a", segment(22, 4000, data), event.DropConnectionInvalid),
+			say("a", "b", segment(4000, 80, data), event.DropConnectionInvalid),
+			say("a", "b", segment(4000, 80, flagSYN), event.ForwardPeer),
+			say("a", "world", segment(4000, 80, data), event.ForwardOutside),
 			change(func(t *testing.T, th *theatre) { th.k.Endpoints.AllowPickUp() }),
-			say("b", "a", segment(22, 4000, data), ForwardOutside))},
+			say("b", "a", segment(22, 4000, data), event.ForwardOutside))},
 
 		// policy changes under a connection
 		{"a revoked connection is cut both ways and stays cut", play(handshake(4000, 80),
 			policy("b", policytable.Allow, policytable.Deny),
-			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress).check(reported(0, 1)),
-			say("b", "a", segment(80, 4000, data), DropPolicyDenied).on(Egress).check(reported(0, 0)),
-			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress).check(reported(0, 0)),
-			say("a", "b", segment(4000, 80, flagSYN), DropPolicyDenied).on(Ingress))},
+			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Ingress).check(reported(0, 1)),
+			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).on(event.Egress).check(reported(0, 0)),
+			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Ingress).check(reported(0, 0)),
+			say("a", "b", segment(4000, 80, flagSYN), event.DropPolicyDenied).on(event.Ingress))},
 		{"a reply meets the revocation first", play(handshake(4000, 80),
 			policy("a", policytable.Deny, policytable.Allow),
-			say("b", "a", segment(80, 4000, data), DropPolicyDenied).on(Ingress).check(reported(0, 1)))},
+			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).on(event.Ingress).check(reported(0, 1)))},
 		{"a revoked connection that is allowed again goes on", play(handshake(4000, 80),
 			policy("b", policytable.Allow, policytable.Deny),
-			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress),
+			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Ingress),
 			policy("b", policytable.Allow, policytable.Allow),
-			say("a", "b", segment(4000, 80, data), ForwardPeer),
-			say("b", "a", segment(80, 4000, data), ForwardPeer))},
+			say("a", "b", segment(4000, 80, data), event.ForwardPeer),
+			say("b", "a", segment(80, 4000, data), event.ForwardPeer))},
 		{"a connection is revoked twice", play(handshake(4000, 80),
 			policy("b", policytable.Allow, policytable.Deny),
-			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress).check(reported(0, 1)),
+			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Ingress).check(reported(0, 1)),
 			policy("b", policytable.Allow, policytable.Allow),
-			say("a", "b", segment(4000, 80, data), ForwardPeer).check(begunBy("a", SeenReply|Established)),
-			say("b", "a", segment(80, 4000, flagSYN), DropConnectionInvalid),
+			say("a", "b", segment(4000, 80, data), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply|conntrack.Established)),
+			say("b", "a", segment(80, 4000, flagSYN), event.DropConnectionInvalid),
 			policy("b", policytable.Allow, policytable.Deny),
-			say("b", "a", segment(80, 4000, data), DropPolicyDenied).on(Egress).check(reported(0, 1)))},
+			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).on(event.Egress).check(reported(0, 1)))},
 		{"the end of a connection is told once, whatever the policy does", play(handshake(4000, 80),
-			say("b", "a", segment(80, 4000, flagRST), ForwardPeer).check(reported(0, 1)),
+			say("b", "a", segment(80, 4000, flagRST), event.ForwardPeer).check(reported(0, 1)),
 			policy("b", policytable.Allow, policytable.Deny),
-			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress).check(reported(0, 0)),
+			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Ingress).check(reported(0, 0)),
 			policy("b", policytable.Allow, policytable.Allow),
-			say("a", "b", segment(4000, 80, data), ForwardPeer).check(begunBy("a", SeenReply|Established|Reset|ByResponderReset|CloseReported)))},
+			say("a", "b", segment(4000, 80, data), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply|conntrack.Established|conntrack.Reset|conntrack.ByResponderReset|conntrack.CloseReported)))},
 		{"a revoked connection begins anew with a SYN", play(handshake(4000, 80),
 			policy("b", policytable.Allow, policytable.Deny),
-			say("a", "b", segment(4000, 80, data), DropPolicyDenied).on(Ingress),
+			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Ingress),
 			policy("b", policytable.Allow, policytable.Allow),
-			say("a", "b", segment(4000, 80, flagSYN), ForwardPeer).check(begunBy("a", 0)))},
+			say("a", "b", segment(4000, 80, flagSYN), event.ForwardPeer).check(begunBy("a", 0)))},
 		{"a revoked UDP flow is cut and forgotten", play(
-			say("a", "b", datagram(4000, 53), ForwardPeer),
+			say("a", "b", datagram(4000, 53), event.ForwardPeer),
 			policy("b", policytable.Allow, policytable.Deny),
-			say("a", "b", datagram(4000, 53), DropPolicyDenied).on(Ingress).check(all(reported(0, 1), remain(0))))},
+			say("a", "b", datagram(4000, 53), event.DropPolicyDenied).on(event.Ingress).check(all(reported(0, 1), remain(0))))},
 		{"a connection that stays allowed loses nothing and is judged once", play(handshake(4000, 80),
 			policy("b", policytable.Allow, only80),
-			say("b", "a", segment(80, 4000, data), ForwardPeer).check(reported(1, 0)),
-			say("a", "b", segment(4000, 80, data), ForwardPeer).check(reported(0, 0)),
+			say("b", "a", segment(80, 4000, data), event.ForwardPeer).check(reported(1, 0)),
+			say("a", "b", segment(4000, 80, data), event.ForwardPeer).check(reported(0, 0)),
 			bumpGen("a"),
-			say("a", "b", segment(4000, 80, data), ForwardPeer).check(reported(1, 0)),
+			say("a", "b", segment(4000, 80, data), event.ForwardPeer).check(reported(1, 0)),
 			change(func(t *testing.T, th *theatre) {
 				c := th.only(t)
 				a, err := th.k.Endpoints.Lookup(th.pods["a"].Slot)
@@ -814,32 +816,32 @@ func scenes() []scene {
 		{"an answer is judged by the ports of the question", play(policy("a", only80, policytable.Deny), policy("b", policytable.Deny, only80),
 			handshake(4000, 80),
 			policy("b", policytable.Deny, only80b),
-			say("b", "a", segment(80, 4000, data), ForwardPeer),
+			say("b", "a", segment(80, 4000, data), event.ForwardPeer),
 			policy("a", only80b, policytable.Deny),
-			say("b", "a", segment(80, 4000, data), ForwardPeer),
-			say("b", "a", segment(81, 4000, data), DropPolicyDenied))},
+			say("b", "a", segment(80, 4000, data), event.ForwardPeer),
+			say("b", "a", segment(81, 4000, data), event.DropPolicyDenied))},
 		{"an echo reply is judged as the request", play(policy("a", pings, policytable.Deny), policy("b", policytable.Deny, pings),
-			say("a", "b", ping(false, 7), ForwardPeer),
+			say("a", "b", ping(false, 7), event.ForwardPeer),
 			bumpGen("b"), bumpGen("a"),
-			say("b", "a", ping(true, 7), ForwardPeer))},
+			say("b", "a", ping(true, 7), event.ForwardPeer))},
 		{"only the side that moved is judged", play(handshake(4000, 80),
 			// a's table is taken away in place, without a word to anybody
 			policy("a", only80, policytable.Allow),
-			say("a", "b", segment(4000, 80, data), ForwardPeer),
+			say("a", "b", segment(4000, 80, data), event.ForwardPeer),
 			change(func(t *testing.T, th *theatre) {
 				update(t, th.k, bpf.MapsMapSlRule, uint32(only80)*16, bpf.MapsSlRule{Action: actDeny})
 			}),
 			bumpGen("b"),
-			say("a", "b", segment(4000, 80, data), ForwardPeer).check(func(t *testing.T, th *theatre) {
-				if len(th.judged) != 1 || th.judged[0].Egress.By != ByNobody || th.judged[0].Ingress.By == ByNobody {
+			say("a", "b", segment(4000, 80, data), event.ForwardPeer).check(func(t *testing.T, th *theatre) {
+				if len(th.judged) != 1 || th.judged[0].Egress.By != event.ByNobody || th.judged[0].Ingress.By == event.ByNobody {
 					t.Errorf("judged %+v, want the ingress side alone", th.judged)
 				}
 			}),
 			bumpGen("a"),
-			say("a", "b", segment(4000, 80, data), DropIdentityUnknown))},
+			say("a", "b", segment(4000, 80, data), event.DropIdentityUnknown))},
 		{"a connection that is to go through a proxy cannot be moved", play(handshake(4000, 80),
 			policy("b", policytable.Allow, redirects),
-			say("a", "b", segment(4000, 80, data), DropNoProxy).on(Ingress).check(reported(0, 1)))},
+			say("a", "b", segment(4000, 80, data), event.DropNoProxy).on(event.Ingress).check(reported(0, 1)))},
 		{"a relabelled pod's connections are judged again on both sides", play(
 			change(func(t *testing.T, th *theatre) {
 				must(t, "SetIdentity", th.k.Endpoints.SetIdentity(th.pods["b"].Slot, friend))
@@ -849,269 +851,269 @@ func scenes() []scene {
 			change(func(t *testing.T, th *theatre) {
 				must(t, "SetIdentity", th.k.Endpoints.SetIdentity(th.pods["b"].Slot, stranger))
 			}),
-			say("a", "b", segment(4000, 80, data), DropPolicyDenied),
-			say("b", "a", segment(80, 4000, data), DropPolicyDenied).on(Ingress))},
+			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied),
+			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).on(event.Ingress))},
 
 		{"what is denied in audit mode passes and says so", play(policy("b", policytable.Deny, only80), audit("b", true),
-			say("a", "b", datagram(4000, 53), ForwardPeer).check(func(t *testing.T, th *theatre) {
+			say("a", "b", datagram(4000, 53), event.ForwardPeer).check(func(t *testing.T, th *theatre) {
 				if len(th.judged) != 1 || !th.judged[0].Ingress.Audited || th.judged[0].Egress.Audited {
 					t.Errorf("judged %+v, want the ingress side audited", th.judged)
 				}
 			}),
-			say("a", "b", datagram(4000, 53), ForwardPeer).check(reported(0, 0)),
-			say("a", "b", datagram(4000, 80), ForwardPeer).check(func(t *testing.T, th *theatre) {
+			say("a", "b", datagram(4000, 53), event.ForwardPeer).check(reported(0, 0)),
+			say("a", "b", datagram(4000, 80), event.ForwardPeer).check(func(t *testing.T, th *theatre) {
 				if len(th.judged) != 1 || th.judged[0].Ingress.Audited || th.judged[0].Ingress.Rule != 1 {
 					t.Errorf("judged %+v, want rule 1 and nothing audited", th.judged)
 				}
 			}),
 			audit("b", false),
-			say("a", "b", datagram(4000, 53), DropIdentityUnknown).on(Ingress),
-			say("a", "b", datagram(4000, 80), ForwardPeer))},
+			say("a", "b", datagram(4000, 53), event.DropIdentityUnknown).on(event.Ingress),
+			say("a", "b", datagram(4000, 80), event.ForwardPeer))},
 
 		// budgets
 		{"who begins too much must wait", play(budget("a", 2),
-			say("a", "b", datagram(4000, 53), ForwardPeer),
-			say("a", "world", segment(4000, 80, flagSYN), ForwardOutside),
-			say("a", "b", datagram(4001, 53), DropConnectionBudget),
-			say("a", "b", segment(4000, 80, flagSYN), DropConnectionBudget),
-			say("a", "b", datagram(4000, 53), ForwardPeer),
-			say("b", "a", datagram(53, 4000), ForwardPeer),
-			say("b", "a", datagram(4000, 53), ForwardPeer),
-			say("world", "a", datagram(4001, 53), ForwardFromStack).check(remain(4)),
+			say("a", "b", datagram(4000, 53), event.ForwardPeer),
+			say("a", "world", segment(4000, 80, flagSYN), event.ForwardOutside),
+			say("a", "b", datagram(4001, 53), event.DropConnectionBudget),
+			say("a", "b", segment(4000, 80, flagSYN), event.DropConnectionBudget),
+			say("a", "b", datagram(4000, 53), event.ForwardPeer),
+			say("b", "a", datagram(53, 4000), event.ForwardPeer),
+			say("b", "a", datagram(4000, 53), event.ForwardPeer),
+			say("world", "a", datagram(4001, 53), event.ForwardFromStack).check(remain(4)),
 			budget("a", 2),
-			say("a", "b", datagram(4001, 53), ForwardPeer),
+			say("a", "b", datagram(4001, 53), event.ForwardPeer),
 			budget("a", 0))},
 		{"what the policy denies costs no budget", play(budget("a", 1), policy("b", policytable.Allow, only80),
-			say("a", "b", datagram(4000, 53), DropIdentityUnknown).on(Ingress),
-			say("a", "b", datagram(4000, 80), ForwardPeer),
+			say("a", "b", datagram(4000, 53), event.DropIdentityUnknown).on(event.Ingress),
+			say("a", "b", datagram(4000, 80), event.ForwardPeer),
 			budget("a", 0))},
 		{"a budget that nobody renews renews itself, in part", play(wornOut("a", 2000, 11),
-			say("a", "b", datagram(4000, 53), ForwardPeer).check(spent("a", 2000-250+1)),
-			say("a", "b", datagram(4001, 53), ForwardPeer).check(spent("a", 2000-250+2)),
+			say("a", "b", datagram(4000, 53), event.ForwardPeer).check(spent("a", 2000-250+1)),
+			say("a", "b", datagram(4001, 53), event.ForwardPeer).check(spent("a", 2000-250+2)),
 			wornOut("a", 200, 11),
-			say("a", "b", datagram(4002, 53), ForwardPeer).check(spent("a", 200-128+1)),
+			say("a", "b", datagram(4002, 53), event.ForwardPeer).check(spent("a", 200-128+1)),
 			wornOut("a", 3, 11),
-			say("a", "b", datagram(4003, 53), ForwardPeer).check(spent("a", 1)),
-			say("a", "b", datagram(4004, 53), ForwardPeer),
-			say("a", "b", datagram(4005, 53), ForwardPeer),
-			say("a", "b", datagram(4006, 53), DropConnectionBudget),
+			say("a", "b", datagram(4003, 53), event.ForwardPeer).check(spent("a", 1)),
+			say("a", "b", datagram(4004, 53), event.ForwardPeer),
+			say("a", "b", datagram(4005, 53), event.ForwardPeer),
+			say("a", "b", datagram(4006, 53), event.DropConnectionBudget),
 			budget("a", 0))},
 		{"a budget is not renewed before its time", play(wornOut("a", 2000, 5),
-			say("a", "b", datagram(4000, 53), DropConnectionBudget).check(spent("a", 2000)),
+			say("a", "b", datagram(4000, 53), event.DropConnectionBudget).check(spent("a", 2000)),
 			budget("a", 0))},
 		{"what a pod makes the node pick up is charged to that pod", play(budget("a", 1), budget("b", 2),
-			say("b", "a", segment(80, 4000, data), ForwardOutside).check(all(begunBy("b", PickedUp|Unoriented|ViaStack), spent("a", 0), spent("b", 1))),
-			say("b", "a", segment(80, 4001, data), ForwardOutside),
-			say("b", "a", segment(80, 4002, data), DropConnectionBudget),
-			say("a", "b", segment(4003, 80, flagSYN), ForwardPeer).check(spent("a", 1)),
+			say("b", "a", segment(80, 4000, data), event.ForwardOutside).check(all(begunBy("b", conntrack.PickedUp|conntrack.Unoriented|conntrack.ViaStack), spent("a", 0), spent("b", 1))),
+			say("b", "a", segment(80, 4001, data), event.ForwardOutside),
+			say("b", "a", segment(80, 4002, data), event.DropConnectionBudget),
+			say("a", "b", segment(4003, 80, flagSYN), event.ForwardPeer).check(spent("a", 1)),
 			budget("a", 0), budget("b", 0))},
 
 		// addresses
 		{"an address that goes to another identity cuts when its gen moves", play(knows("world", friend), policy("a", friends, policytable.Deny),
-			say("a", "world", datagram(4000, 53), ForwardOutside),
+			say("a", "world", datagram(4000, 53), event.ForwardOutside),
 			knows("world", stranger),
-			say("a", "world", datagram(4000, 53), ForwardOutside),
+			say("a", "world", datagram(4000, 53), event.ForwardOutside),
 			bump("world"),
-			say("a", "world", datagram(4000, 53), DropPolicyDenied).check(remain(0)),
+			say("a", "world", datagram(4000, 53), event.DropPolicyDenied).check(remain(0)),
 			change(func(t *testing.T, th *theatre) {
 				must(t, "DeleteIP", th.k.Addresses.Remove(ipmap.HostPrefix(th.addr("world"))))
 			}))},
 		{"the answer of an address that went meets the same", play(knows("world", friend), policy("a", friends, policytable.Deny),
-			say("a", "world", datagram(4000, 53), ForwardOutside),
+			say("a", "world", datagram(4000, 53), event.ForwardOutside),
 			knows("world", stranger), bump("world"),
-			say("world", "a", datagram(53, 4000), DropPolicyDenied).on(Ingress),
+			say("world", "a", datagram(53, 4000), event.DropPolicyDenied).on(event.Ingress),
 			change(func(t *testing.T, th *theatre) {
 				must(t, "DeleteIP", th.k.Addresses.Remove(ipmap.HostPrefix(th.addr("world"))))
 			}))},
 		{"an address that becomes the host's is judged as the host", play(policy("a", worldly, policytable.Deny),
-			say("a", "world", datagram(4000, 53), ForwardOutside),
+			say("a", "world", datagram(4000, 53), event.ForwardOutside),
 			hostHas("host", "world"),
-			say("a", "world", datagram(4000, 53), DropPolicyDenied),
+			say("a", "world", datagram(4000, 53), event.DropPolicyDenied),
 			hostHas("host"),
-			say("a", "world", datagram(4000, 53), ForwardOutside))},
+			say("a", "world", datagram(4000, 53), event.ForwardOutside))},
 		{"an answer to a tunnel port is none", play(
-			say("host", "a", datagram(4789, 53), ForwardFromStack),
-			say("a", "host", datagram(53, 4789), DropTunnelPort),
-			say("a", "world", datagram(53, 4789), ForwardOutside),
+			say("host", "a", datagram(4789, 53), event.ForwardFromStack),
+			say("a", "host", datagram(53, 4789), event.DropTunnelPort),
+			say("a", "world", datagram(53, 4789), event.ForwardOutside),
 			hostHas("host", "world"),
-			say("a", "world", datagram(53, 4789), DropTunnelPort),
+			say("a", "world", datagram(53, 4789), event.DropTunnelPort),
 			hostHas("host"))},
 		{"an address gen moves its own connections only", play(
-			say("a", "world", datagram(4000, 53), ForwardOutside),
-			say("a", "b", datagram(4000, 53), ForwardPeer),
+			say("a", "world", datagram(4000, 53), event.ForwardOutside),
+			say("a", "b", datagram(4000, 53), event.ForwardPeer),
 			bump("world"),
-			say("a", "b", datagram(4000, 53), ForwardPeer).check(reported(0, 0)),
-			say("a", "world", datagram(4000, 53), ForwardOutside).check(reported(1, 0)),
-			say("a", "world", datagram(4000, 53), ForwardOutside).check(reported(0, 0)))},
+			say("a", "b", datagram(4000, 53), event.ForwardPeer).check(reported(0, 0)),
+			say("a", "world", datagram(4000, 53), event.ForwardOutside).check(reported(1, 0)),
+			say("a", "world", datagram(4000, 53), event.ForwardOutside).check(reported(0, 0)))},
 
 		// through the stack
 		{"what came through the stack is answered through it", play(
-			say("a", "b", datagram(4000, 53), ForwardFromStack).throughStack().check(begunBy("a", ViaStack)),
-			say("b", "a", datagram(53, 4000), ForwardOutside).check(begunBy("a", ViaStack|SeenReply)),
-			say("b", "a", datagram(53, 4001), ForwardPeer))},
+			say("a", "b", datagram(4000, 53), event.ForwardFromStack).throughStack().check(begunBy("a", conntrack.ViaStack)),
+			say("b", "a", datagram(53, 4000), event.ForwardOutside).check(begunBy("a", conntrack.ViaStack|conntrack.SeenReply)),
+			say("b", "a", datagram(53, 4001), event.ForwardPeer))},
 		{"an error about what came through the stack goes back through it", play(
-			say("a", "b", datagram(4000, 53), ForwardFromStack).throughStack(),
-			say("b", "a", failure(3, "a", "b", datagram(4000, 53)), ForwardOutside),
-			say("b", "a", failure(11, "a", "b", datagram(4000, 53)), ForwardOutside),
-			say("a", "b", datagram(4001, 53), ForwardPeer),
-			say("b", "a", failure(3, "a", "b", datagram(4001, 53)), ForwardPeer))},
+			say("a", "b", datagram(4000, 53), event.ForwardFromStack).throughStack(),
+			say("b", "a", failure(3, "a", "b", datagram(4000, 53)), event.ForwardOutside),
+			say("b", "a", failure(11, "a", "b", datagram(4000, 53)), event.ForwardOutside),
+			say("a", "b", datagram(4001, 53), event.ForwardPeer),
+			say("b", "a", failure(3, "a", "b", datagram(4001, 53)), event.ForwardPeer))},
 		{"a port that was used directly is used through the stack", play(
-			say("a", "b", segment(4000, 80, flagSYN), ForwardPeer),
-			say("a", "b", segment(4000, 80, flagSYN), ForwardFromStack).throughStack().check(begunBy("a", ViaStack)),
-			say("b", "a", segment(80, 4000, flagSYN|flagACK), ForwardOutside))},
+			say("a", "b", segment(4000, 80, flagSYN), event.ForwardPeer),
+			say("a", "b", segment(4000, 80, flagSYN), event.ForwardFromStack).throughStack().check(begunBy("a", conntrack.ViaStack)),
+			say("b", "a", segment(80, 4000, flagSYN|flagACK), event.ForwardOutside))},
 		{"a flow to the outside is the stack's", play(
-			say("a", "world", segment(4000, 80, flagSYN), ForwardOutside).check(begunBy("a", ViaStack)),
-			say("world", "a", segment(80, 4000, flagSYN|flagACK), ForwardFromStack).check(begunBy("a", ViaStack|SeenReply)),
-			say("a", "world", segment(4000, 80, flagACK), ForwardOutside))},
+			say("a", "world", segment(4000, 80, flagSYN), event.ForwardOutside).check(begunBy("a", conntrack.ViaStack)),
+			say("world", "a", segment(80, 4000, flagSYN|flagACK), event.ForwardFromStack).check(begunBy("a", conntrack.ViaStack|conntrack.SeenReply)),
+			say("a", "world", segment(4000, 80, flagACK), event.ForwardOutside))},
 		{"a flow to the host is the stack's", play(policy("a", policytable.Allow, policytable.Deny),
-			say("a", "host", datagram(4000, 53), ForwardHost).check(begunBy("a", ViaStack)),
-			say("host", "a", datagram(53, 4000), ForwardFromStack))},
+			say("a", "host", datagram(4000, 53), event.ForwardHost).check(begunBy("a", conntrack.ViaStack)),
+			say("host", "a", datagram(53, 4000), event.ForwardFromStack))},
 		{"what the stack forwards under the host's address is not the host's", play(policy("b", policytable.Deny, policytable.Pending),
-			say("host", "b", datagram(4000, 53), ForwardFromStack),
-			say("host", "b", datagram(4001, 53), DropPolicyPending).forwarded(),
+			say("host", "b", datagram(4000, 53), event.ForwardFromStack),
+			say("host", "b", datagram(4001, 53), event.DropPolicyPending).forwarded(),
 			// who was allowed before it is judged again stays who it is
 			bumpGen("b"),
-			say("host", "b", datagram(4000, 53), ForwardFromStack))},
+			say("host", "b", datagram(4000, 53), event.ForwardFromStack))},
 		// who may say to be the sender
 		{"a mark opens nothing to processes of the host", play(policy("b", policytable.Deny, friends),
-			say("host", "b", datagram(4000, 53), DropPolicyDenied),
-			say("host", "b", datagram(4000, 53), DropPolicyDenied).marked(markOf(markPod, uint32(friend))),
-			say("host", "b", datagram(4000, 53), DropPolicyDenied).marked(0x0a00|uint32(friend)<<16),
+			say("host", "b", datagram(4000, 53), event.DropPolicyDenied),
+			say("host", "b", datagram(4000, 53), event.DropPolicyDenied).marked(markOf(markPod, uint32(friend))),
+			say("host", "b", datagram(4000, 53), event.DropPolicyDenied).marked(0x0a00|uint32(friend)<<16),
 			change(func(t *testing.T, th *theatre) {
 				a := say("host", "b", datagram(4000, 53), 0)
 				prog, ctx, in := th.frame(a)
 				ctx.Mark = markOf(markJudged, ctx.Ifindex)
-				if o := th.run(t, prog, in, ctx, 0); o.reason != DropPolicyDenied {
+				if o := th.run(t, prog, in, ctx, 0); o.reason != event.DropPolicyDenied {
 					t.Errorf("with the mark of a delivered packet: %v, verdict %d", o.reason, o.verdict)
 				}
 			}))},
 		{"a mark does not make a pod another one", play(policy("b", policytable.Deny, friends), labelled("a", stranger),
-			say("a", "b", datagram(4000, 53), DropPolicyDenied).throughStack(),
-			say("a", "b", datagram(4000, 53), DropPolicyDenied).throughStack().marked(markOf(markPod, uint32(friend))),
+			say("a", "b", datagram(4000, 53), event.DropPolicyDenied).throughStack(),
+			say("a", "b", datagram(4000, 53), event.DropPolicyDenied).throughStack().marked(markOf(markPod, uint32(friend))),
 			labelled("a", friend),
-			say("a", "b", datagram(4000, 53), ForwardFromStack).throughStack().marked(markOf(markPod, uint32(stranger))))},
+			say("a", "b", datagram(4000, 53), event.ForwardFromStack).throughStack().marked(markOf(markPod, uint32(stranger))))},
 		{"a pod's address by another device is forged", play(
-			say("a", "b", datagram(4000, 53), DropSpoofedIP).fromDevice("b").on(Ingress),
-			say("a", "b", datagram(4000, 53), DropSpoofedIP).fromNowhere().forwarded().on(Ingress),
-			say("a", "b", datagram(4000, 53), ForwardFromStack).throughStack())},
+			say("a", "b", datagram(4000, 53), event.DropSpoofedIP).fromDevice("b").on(event.Ingress),
+			say("a", "b", datagram(4000, 53), event.DropSpoofedIP).fromNowhere().forwarded().on(event.Ingress),
+			say("a", "b", datagram(4000, 53), event.ForwardFromStack).throughStack())},
 		{"what is marked as forwarded is not the host's", play(policy("b", policytable.Deny, policytable.Pending),
-			say("host", "b", datagram(4000, 53), DropPolicyPending).marked(0x100),
-			say("host", "b", datagram(4000, 53), ForwardFromStack),
-			say("host", "b", datagram(4000, 53), DropPolicyPending).marked(0x100|0x8000),
-			say("host", "b", datagram(4000, 53), ForwardFromStack))},
+			say("host", "b", datagram(4000, 53), event.DropPolicyPending).marked(0x100),
+			say("host", "b", datagram(4000, 53), event.ForwardFromStack),
+			say("host", "b", datagram(4000, 53), event.DropPolicyPending).marked(0x100|0x8000),
+			say("host", "b", datagram(4000, 53), event.ForwardFromStack))},
 		{"a forwarded packet does not continue a flow of the host", play(policy("b", policytable.Deny, policytable.Pending),
-			say("host", "b", datagram(4000, 53), ForwardFromStack).check(begunBy("host", ViaStack)),
-			say("host", "b", datagram(4000, 53), DropPolicyPending).forwarded().check(begunBy("host", ViaStack)),
-			say("host", "b", datagram(4000, 53), DropPolicyPending).fromDevice("a"),
-			say("host", "b", datagram(4000, 53), ForwardFromStack).check(reported(0, 0)),
-			say("b", "host", datagram(53, 4000), ForwardHost))},
+			say("host", "b", datagram(4000, 53), event.ForwardFromStack).check(begunBy("host", conntrack.ViaStack)),
+			say("host", "b", datagram(4000, 53), event.DropPolicyPending).forwarded().check(begunBy("host", conntrack.ViaStack)),
+			say("host", "b", datagram(4000, 53), event.DropPolicyPending).fromDevice("a"),
+			say("host", "b", datagram(4000, 53), event.ForwardFromStack).check(reported(0, 0)),
+			say("b", "host", datagram(53, 4000), event.ForwardHost))},
 		{"a forwarded packet does not continue a flow that the host has answered", play(policy("b", policytable.Allow, policytable.Deny),
-			say("b", "host", datagram(53, 4000), ForwardHost),
-			say("host", "b", datagram(4000, 53), ForwardFromStack),
-			say("host", "b", datagram(4000, 53), DropPolicyDenied).forwarded(),
-			say("host", "b", datagram(4000, 53), ForwardFromStack))},
+			say("b", "host", datagram(53, 4000), event.ForwardHost),
+			say("host", "b", datagram(4000, 53), event.ForwardFromStack),
+			say("host", "b", datagram(4000, 53), event.DropPolicyDenied).forwarded(),
+			say("host", "b", datagram(4000, 53), event.ForwardFromStack))},
 		{"the host does not continue what it forwards under its address", play(policy("b", policytable.Allow, worldly),
-			say("host", "b", datagram(4000, 53), ForwardFromStack).forwarded(),
-			say("host", "b", datagram(4000, 53), DropPolicyDenied),
-			say("host", "b", datagram(4000, 53), ForwardFromStack).forwarded().check(reported(0, 0)))},
+			say("host", "b", datagram(4000, 53), event.ForwardFromStack).forwarded(),
+			say("host", "b", datagram(4000, 53), event.DropPolicyDenied),
+			say("host", "b", datagram(4000, 53), event.ForwardFromStack).forwarded().check(reported(0, 0)))},
 		{"a process of the host does not continue a pod's flow", play(
-			say("a", "b", datagram(4000, 53), ForwardFromStack).throughStack().check(begunBy("a", ViaStack)),
-			say("a", "b", datagram(4000, 53), DropSpoofedIP).fromNowhere().on(Ingress),
-			say("a", "b", datagram(4000, 53), DropSpoofedIP).fromDevice("b").on(Ingress),
-			say("a", "b", datagram(4000, 53), ForwardFromStack).throughStack().check(all(reported(0, 0), begunBy("a", ViaStack))))},
+			say("a", "b", datagram(4000, 53), event.ForwardFromStack).throughStack().check(begunBy("a", conntrack.ViaStack)),
+			say("a", "b", datagram(4000, 53), event.DropSpoofedIP).fromNowhere().on(event.Ingress),
+			say("a", "b", datagram(4000, 53), event.DropSpoofedIP).fromDevice("b").on(event.Ingress),
+			say("a", "b", datagram(4000, 53), event.ForwardFromStack).throughStack().check(all(reported(0, 0), begunBy("a", conntrack.ViaStack))))},
 		{"a SYN of another sender leaves the connection alone", play(policy("b", policytable.Allow, policytable.Allow),
-			say("host", "b", segment(4000, 80, flagSYN), ForwardFromStack),
-			say("b", "host", segment(80, 4000, flagSYN|flagACK), ForwardHost),
-			say("host", "b", segment(4000, 80, flagSYN), ForwardFromStack).forwarded(),
+			say("host", "b", segment(4000, 80, flagSYN), event.ForwardFromStack),
+			say("b", "host", segment(80, 4000, flagSYN|flagACK), event.ForwardHost),
+			say("host", "b", segment(4000, 80, flagSYN), event.ForwardFromStack).forwarded(),
 			change(func(t *testing.T, th *theatre) {
 				if c := th.only(t); c.From.Identity != identity.Host {
 					t.Errorf("the connection is identity %d's, want the host's", c.From.Identity)
 				}
 			}))},
 		{"a change is not a way in", play(policy("b", policytable.Deny, policytable.Pending),
-			say("host", "b", datagram(4000, 53), ForwardFromStack),
+			say("host", "b", datagram(4000, 53), event.ForwardFromStack),
 			bumpGen("b"),
-			say("host", "b", datagram(4000, 53), DropPolicyPending).forwarded().check(begunBy("host", ViaStack)),
-			say("host", "b", datagram(4000, 53), ForwardFromStack))},
+			say("host", "b", datagram(4000, 53), event.DropPolicyPending).forwarded().check(begunBy("host", conntrack.ViaStack)),
+			say("host", "b", datagram(4000, 53), event.ForwardFromStack))},
 
 		// senders while an address has moved
 		{"a forged packet ends no flow whose address has moved", play(oneWay(),
-			say("a", "b", datagram(4000, 53), ForwardPeer), say("b", "a", datagram(53, 4000), ForwardPeer),
+			say("a", "b", datagram(4000, 53), event.ForwardPeer), say("b", "a", datagram(53, 4000), event.ForwardPeer),
 			bump("a"),
-			say("a", "b", datagram(4000, 53), DropSpoofedIP).fromNowhere(),
-			say("b", "a", datagram(53, 4000), ForwardPeer))},
+			say("a", "b", datagram(4000, 53), event.DropSpoofedIP).fromNowhere(),
+			say("b", "a", datagram(53, 4000), event.ForwardPeer))},
 		{"a forged packet terminates no TCP connection whose address has moved", play(oneWay(), handshake(4000, 80),
 			bump("a"),
-			say("a", "b", segment(4000, 80, flagACK), DropSpoofedIP).fromNowhere().check(begunBy("a", SeenReply|Established)))},
+			say("a", "b", segment(4000, 80, flagACK), event.DropSpoofedIP).fromNowhere().check(begunBy("a", conntrack.SeenReply|conntrack.Established)))},
 		{"a forwarded packet takes over no flow to the host whose address has moved", play(policy("a", policytable.Allow, policytable.Deny),
-			say("a", "host", datagram(4000, 53), ForwardHost), say("host", "a", datagram(53, 4000), ForwardFromStack),
+			say("a", "host", datagram(4000, 53), event.ForwardHost), say("host", "a", datagram(53, 4000), event.ForwardFromStack),
 			bump("host"),
-			say("host", "a", datagram(53, 4000), DropPolicyDenied).forwarded(),
-			say("host", "a", datagram(53, 4000), ForwardFromStack))},
+			say("host", "a", datagram(53, 4000), event.DropPolicyDenied).forwarded(),
+			say("host", "a", datagram(53, 4000), event.ForwardFromStack))},
 		{"a client under the host's address is not judged as the host when that moves", play(policy("a", policytable.Deny, worldly),
-			say("host", "a", datagram(4000, 53), ForwardFromStack).forwarded(),
-			say("a", "host", datagram(53, 4000), ForwardHost),
+			say("host", "a", datagram(4000, 53), event.ForwardFromStack).forwarded(),
+			say("a", "host", datagram(53, 4000), event.ForwardHost),
 			policy("a", policytable.Deny, policytable.Pending),
 			bump("host"),
-			say("a", "host", datagram(53, 4000), DropPolicyPending).on(Egress))},
+			say("a", "host", datagram(53, 4000), event.DropPolicyPending).on(event.Egress))},
 
 		// ICMP errors
 		{"an error about a connection is delivered whoever sends it", play(policy("a", policytable.Allow, policytable.Deny),
-			say("a", "world", segment(4000, 80, flagSYN), ForwardOutside),
-			say("router", "a", failure(11, "a", "world", segment(4000, 80, flagSYN)), ForwardFromStack),
-			say("router", "a", failure(2, "a", "world", segment(4000, 80, flagSYN)), ForwardFromStack),
-			say("router", "a", failure(3, "a", "world", segment(4000, 80, flagSYN)), ForwardFromStack).check(remain(1)),
-			say("router", "a", failure(3, "a", "world", segment(4001, 80, flagSYN)), DropPolicyDenied),
-			say("router", "a", failure(3, "b", "world", segment(4000, 80, flagSYN)), DropPolicyDenied))},
+			say("a", "world", segment(4000, 80, flagSYN), event.ForwardOutside),
+			say("router", "a", failure(11, "a", "world", segment(4000, 80, flagSYN)), event.ForwardFromStack),
+			say("router", "a", failure(2, "a", "world", segment(4000, 80, flagSYN)), event.ForwardFromStack),
+			say("router", "a", failure(3, "a", "world", segment(4000, 80, flagSYN)), event.ForwardFromStack).check(remain(1)),
+			say("router", "a", failure(3, "a", "world", segment(4001, 80, flagSYN)), event.DropPolicyDenied),
+			say("router", "a", failure(3, "b", "world", segment(4000, 80, flagSYN)), event.DropPolicyDenied))},
 		{"an error about somebody else's connection is judged", play(
 			policy("a", policytable.Allow, policytable.Deny),
-			say("b", "world", datagram(4000, 53), ForwardOutside),
-			say("router", "a", failure(3, "b", "world", datagram(4000, 53)), DropPolicyDenied),
-			say("router", "b", failure(3, "b", "world", datagram(4000, 53)), ForwardFromStack),
+			say("b", "world", datagram(4000, 53), event.ForwardOutside),
+			say("router", "a", failure(3, "b", "world", datagram(4000, 53)), event.DropPolicyDenied),
+			say("router", "b", failure(3, "b", "world", datagram(4000, 53)), event.ForwardFromStack),
 		)},
 		{"an error about an echo is delivered", play(policy("a", policytable.Allow, policytable.Deny),
-			say("a", "world", ping(false, 7), ForwardOutside),
-			say("router", "a", failure(3, "a", "world", ping(false, 7)), ForwardFromStack),
-			say("router", "a", failure(3, "a", "world", ping(false, 8)), DropPolicyDenied))},
+			say("a", "world", ping(false, 7), event.ForwardOutside),
+			say("router", "a", failure(3, "a", "world", ping(false, 7)), event.ForwardFromStack),
+			say("router", "a", failure(3, "a", "world", ping(false, 8)), event.DropPolicyDenied))},
 		{"an error about another protocol is delivered", play(policy("a", policytable.Allow, policytable.Deny),
-			say("a", "world", other(47), ForwardOutside),
-			say("router", "a", failure(3, "a", "world", other(47)), ForwardFromStack))},
+			say("a", "world", other(47), event.ForwardOutside),
+			say("router", "a", failure(3, "a", "world", other(47)), event.ForwardFromStack))},
 		{"a pod answers with an error that its policy does not know", play(oneWay(),
-			say("a", "b", datagram(4000, 53), ForwardPeer),
-			say("b", "a", failure(3, "a", "b", datagram(4000, 53)), ForwardPeer),
-			say("b", "a", failure(3, "a", "b", datagram(4001, 53)), DropPolicyDenied))},
+			say("a", "b", datagram(4000, 53), event.ForwardPeer),
+			say("b", "a", failure(3, "a", "b", datagram(4000, 53)), event.ForwardPeer),
+			say("b", "a", failure(3, "a", "b", datagram(4001, 53)), event.DropPolicyDenied))},
 		{"an error about a connection under an older policy is judged", play(
-			say("a", "world", datagram(4000, 53), ForwardOutside),
+			say("a", "world", datagram(4000, 53), event.ForwardOutside),
 			policy("a", policytable.Deny, policytable.Deny),
-			say("router", "a", failure(3, "a", "world", datagram(4000, 53)), DropPolicyDenied))},
+			say("router", "a", failure(3, "a", "world", datagram(4000, 53)), event.DropPolicyDenied))},
 		{"a pod sends no errors about what others talk", play(oneWay(),
-			say("a", "b", datagram(4000, 53), ForwardPeer),
-			say("a", "world", datagram(4000, 53), ForwardOutside),
-			say("b", "a", failure(3, "a", "world", datagram(4000, 53)), DropConnectionInvalid),
-			say("b", "a", failure(2, "a", "world", datagram(4000, 53)), DropConnectionInvalid),
-			say("router", "a", failure(3, "a", "world", datagram(4000, 53)), ForwardFromStack),
-			say("b", "a", failure(3, "a", "b", datagram(4000, 53)), ForwardPeer))},
+			say("a", "b", datagram(4000, 53), event.ForwardPeer),
+			say("a", "world", datagram(4000, 53), event.ForwardOutside),
+			say("b", "a", failure(3, "a", "world", datagram(4000, 53)), event.DropConnectionInvalid),
+			say("b", "a", failure(2, "a", "world", datagram(4000, 53)), event.DropConnectionInvalid),
+			say("router", "a", failure(3, "a", "world", datagram(4000, 53)), event.ForwardFromStack),
+			say("b", "a", failure(3, "a", "b", datagram(4000, 53)), event.ForwardPeer))},
 		{"a pod that may send everything forges no errors either", play(
-			say("a", "b", failure(2, "b", "world", datagram(4000, 53)), DropConnectionInvalid),
-			say("a", "host", failure(2, "host", "world", ping(true, 7)), DropConnectionInvalid),
-			say("a", "host", failure(3, "host", "world", segment(4000, 80, flagACK)), DropConnectionInvalid),
-			say("a", "world", failure(11, "world", "b", datagram(4000, 53)), DropConnectionInvalid),
-			say("a", "host", failure(3, "b", "a", datagram(4000, 53)), DropConnectionInvalid),
+			say("a", "b", failure(2, "b", "world", datagram(4000, 53)), event.DropConnectionInvalid),
+			say("a", "host", failure(2, "host", "world", ping(true, 7)), event.DropConnectionInvalid),
+			say("a", "host", failure(3, "host", "world", segment(4000, 80, flagACK)), event.DropConnectionInvalid),
+			say("a", "world", failure(11, "world", "b", datagram(4000, 53)), event.DropConnectionInvalid),
+			say("a", "host", failure(3, "b", "a", datagram(4000, 53)), event.DropConnectionInvalid),
 			say("a", "host", func(th *theatre) (byte, []byte) {
 				proto, b := failure(2, "host", "world", datagram(4000, 53))(th)
 				return proto, b[:8+12]
-			}, DropConnectionInvalid),
-			say("a", "host", failure(3, "host", "a", datagram(4000, 53)), ForwardHost),
-			say("a", "b", failure(2, "b", "a", datagram(4000, 53)), ForwardPeer))},
+			}, event.DropConnectionInvalid),
+			say("a", "host", failure(3, "host", "a", datagram(4000, 53)), event.ForwardHost),
+			say("a", "b", failure(2, "b", "a", datagram(4000, 53)), event.ForwardPeer))},
 		{"an error about an address that went to another is judged", play(policy("a", policytable.Allow, policytable.Deny),
-			say("a", "world", datagram(4000, 53), ForwardOutside),
-			say("world", "a", failure(3, "a", "world", datagram(4000, 53)), ForwardFromStack),
+			say("a", "world", datagram(4000, 53), event.ForwardOutside),
+			say("world", "a", failure(3, "a", "world", datagram(4000, 53)), event.ForwardFromStack),
 			bump("world"),
-			say("world", "a", failure(3, "a", "world", datagram(4000, 53)), DropPolicyDenied),
-			say("a", "world", datagram(4000, 53), ForwardOutside),
-			say("world", "a", failure(3, "a", "world", datagram(4000, 53)), ForwardFromStack))},
+			say("world", "a", failure(3, "a", "world", datagram(4000, 53)), event.DropPolicyDenied),
+			say("a", "world", datagram(4000, 53), event.ForwardOutside),
+			say("world", "a", failure(3, "a", "world", datagram(4000, 53)), event.ForwardFromStack))},
 		{"an error quotes an error", play(policy("a", policytable.Allow, policytable.Deny),
-			say("router", "a", failure(3, "a", "world", failure(3, "a", "world", datagram(1, 2))), DropPolicyDenied))},
+			say("router", "a", failure(3, "a", "world", failure(3, "a", "world", datagram(1, 2))), event.DropPolicyDenied))},
 	}
 }
 
@@ -1177,11 +1179,11 @@ func TestKernelFragmentsAreJudgedByTheirPorts(t *testing.T) {
 		t.Run(map[bool]string{false: "IPv4", true: "IPv6"}[v6], func(t *testing.T) {
 			th := newTheatre(t, v6)
 			th.putTables(t)
-			send := func(from string, in []byte) Reason {
+			send := func(from string, in []byte) event.Reason {
 				t.Helper()
 				return th.run(t, fromPodName, in, skbContext{Ifindex: th.pods[from].Ifindex}, 0).reason
 			}
-			expect := func(what, from string, in []byte, want Reason) {
+			expect := func(what, from string, in []byte, want event.Reason) {
 				t.Helper()
 				if got := send(from, in); got != want {
 					t.Errorf("%s: %v, want %v", what, got, want)
@@ -1191,22 +1193,22 @@ func TestKernelFragmentsAreJudgedByTheirPorts(t *testing.T) {
 			setPolicy(t, th.k, th.pods["b"].Slot, slotmap.Policy{Egress: policytable.Deny, Ingress: only80})
 
 			allowed := th.pieces("a", "b", long(4000, 80), 1, 8, 24)
-			expect("a later piece before the first", "a", allowed[2], DropFragment)
+			expect("a later piece before the first", "a", allowed[2], event.DropFragment)
 			for i, in := range allowed {
-				expect([]string{"the first piece", "the second", "the last"}[i], "a", in, ForwardPeer)
+				expect([]string{"the first piece", "the second", "the last"}[i], "a", in, event.ForwardPeer)
 			}
 			for _, in := range th.pieces("b", "a", long(80, 4000), 2, 8, 24) {
-				expect("a piece of the answer", "b", in, ForwardPeer)
+				expect("a piece of the answer", "b", in, event.ForwardPeer)
 			}
 			for i, in := range th.pieces("a", "b", long(4000, 53), 3, 8, 24) {
-				expect("a piece of what is denied", "a", in, []Reason{DropIdentityUnknown, DropFragment, DropFragment}[i])
+				expect("a piece of what is denied", "a", in, []event.Reason{event.DropIdentityUnknown, event.DropFragment, event.DropFragment}[i])
 			}
 			// the identification is used again, for other ports
 			again := th.pieces("a", "b", long(4000, 53), 1, 8)
-			expect("another first piece", "a", again[0], DropIdentityUnknown)
-			expect("its second", "a", again[1], DropFragment)
+			expect("another first piece", "a", again[0], event.DropIdentityUnknown)
+			expect("its second", "a", again[1], event.DropFragment)
 			// another pod's pieces with the same numbers are not these
-			expect("the other pod's piece", "b", th.pieces("b", "a", long(80, 4000), 1, 8)[1], DropFragment)
+			expect("the other pod's piece", "b", th.pieces("b", "a", long(80, 4000), 1, 8)[1], event.DropFragment)
 
 			// pieces that would write over flags that were judged
 			for proto, what := range map[string]l4{
@@ -1218,25 +1220,25 @@ func TestKernelFragmentsAreJudgedByTheirPorts(t *testing.T) {
 			} {
 				over := th.pieces("a", "b", what, 6, 8, 16, 24)
 				whole := th.pieces("a", "b", what, 6, 24)
-				expect("the first piece of "+proto, "a", whole[0], ForwardPeer)
-				expect("one over its flags", "a", over[1], DropMalformed)
-				expect("one over its end", "a", over[2], DropMalformed)
-				expect("the next", "a", whole[1], ForwardPeer)
+				expect("the first piece of "+proto, "a", whole[0], event.ForwardPeer)
+				expect("one over its flags", "a", over[1], event.DropMalformed)
+				expect("one over its end", "a", over[2], event.DropMalformed)
+				expect("the next", "a", whole[1], event.ForwardPeer)
 			}
 			if v6 {
 				// what is behind the fragment header must be what pieces say
 				hidden := func(*theatre) (byte, []byte) { return 60, append(ext(17), udp(4000, 80, make([]byte, 40)...)...) }
 				for i, in := range th.pieces("a", "b", hidden, 7, 24) {
-					expect("an option behind a fragment header", "a", in, []Reason{DropExtHeaders, DropFragment}[i])
+					expect("an option behind a fragment header", "a", in, []event.Reason{event.DropExtHeaders, event.DropFragment}[i])
 				}
 			}
 
 			setPolicy(t, th.k, th.pods["b"].Slot, slotmap.Policy{Egress: policytable.Deny, Ingress: pings})
 			for _, in := range th.pieces("a", "b", longPing(false), 4, 8, 24) {
-				expect("a piece of an echo", "a", in, ForwardPeer)
+				expect("a piece of an echo", "a", in, event.ForwardPeer)
 			}
 			for _, in := range th.pieces("b", "a", longPing(true), 5, 8, 24) {
-				expect("a piece of its answer", "b", in, ForwardPeer)
+				expect("a piece of its answer", "b", in, event.ForwardPeer)
 			}
 		})
 	}
@@ -1257,7 +1259,7 @@ func TestKernelConnectionWithoutRoomIsDropped(t *testing.T) {
 	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: replace})
 	must(t, "load", err)
 	defer coll.Close()
-	send := func(a act) Reason {
+	send := func(a act) event.Reason {
 		_, ctx, in := th.frame(a)
 		before := th.counters(t)
 		_, err := coll.Programs[fromPodName].Run(&ebpf.RunOptions{Data: in, DataOut: make([]byte, len(in)+256), Context: ctx})
@@ -1271,12 +1273,12 @@ func TestKernelConnectionWithoutRoomIsDropped(t *testing.T) {
 	}
 	for i, c := range []struct {
 		a    act
-		want Reason
+		want event.Reason
 	}{
-		{say("a", "b", datagram(4000, 53), 0), ForwardPeer},
-		{say("a", "b", datagram(4001, 53), 0), DropConnectionInsert},
-		{say("a", "b", datagram(4000, 53), 0), ForwardPeer},
-		{say("b", "a", datagram(53, 4000), 0), ForwardPeer},
+		{say("a", "b", datagram(4000, 53), 0), event.ForwardPeer},
+		{say("a", "b", datagram(4001, 53), 0), event.DropConnectionInsert},
+		{say("a", "b", datagram(4000, 53), 0), event.ForwardPeer},
+		{say("b", "a", datagram(53, 4000), 0), event.ForwardPeer},
 	} {
 		if got := send(c.a); got != c.want {
 			t.Errorf("packet %d: %v, want %v", i, got, c.want)
@@ -1292,7 +1294,7 @@ func TestKernelCutQuotationsHelpNobody(t *testing.T) {
 			th := newTheatre(t, v6)
 			setPolicy(t, th.k, th.pods["a"].Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Deny})
 			_, ctx, in := th.frame(say("a", "world", segment(4000, 80, flagSYN), 0))
-			if o := th.run(t, fromPodName, in, ctx, 0); o.reason != ForwardOutside {
+			if o := th.run(t, fromPodName, in, ctx, 0); o.reason != event.ForwardOutside {
 				t.Fatalf("the connection is not begun: %v", o.reason)
 			}
 			_, ctx, in = th.frame(say("router", "a", failure(11, "a", "world", segment(4000, 80, flagSYN)), 0))
@@ -1302,12 +1304,12 @@ func TestKernelCutQuotationsHelpNobody(t *testing.T) {
 				cut := append([]byte(nil), in[:n]...)
 				truthful(cut)
 				o := th.run(t, toPodName, cut, ctx, 0)
-				want := DropPolicyDenied
+				want := event.DropPolicyDenied
 				switch {
 				case n < quoted:
-					want = DropMalformed
+					want = event.DropMalformed
 				case n >= quoted+ip+8:
-					want = ForwardFromStack
+					want = event.ForwardFromStack
 				}
 				if o.reason != want {
 					t.Errorf("%d bytes of the quotation: %v, want %v", n-quoted, o.reason, want)
@@ -1325,8 +1327,8 @@ func TestKernelCutQuotationsHelpNobody(t *testing.T) {
 				}
 				bad := append([]byte(nil), in...)
 				spoil(bad[quoted:])
-				if o := th.run(t, toPodName, bad, ctx, 0); o.reason != DropPolicyDenied {
-					t.Errorf("%s: %v, want %v", name, o.reason, DropPolicyDenied)
+				if o := th.run(t, toPodName, bad, ctx, 0); o.reason != event.DropPolicyDenied {
+					t.Errorf("%s: %v, want %v", name, o.reason, event.DropPolicyDenied)
 				}
 			}
 		})
@@ -1341,10 +1343,10 @@ func TestKernelTooBigAlwaysArrives(t *testing.T) {
 	setPolicy(t, th.k, th.pods["a"].Slot, slotmap.Policy{})
 	in := failure(2, "a", "world", segment(4000, 80, flagACK))
 	for _, c := range []act{
-		say("router", "a", in, ForwardFromStack),
-		say("b", "a", in, DropConnectionInvalid),
-		say("router", "a", failure(2, "b", "world", segment(4000, 80, flagACK)), DropPolicyDenied),
-		say("router", "a", failure(11, "a", "world", segment(4000, 80, flagACK)), DropPolicyDenied),
+		say("router", "a", in, event.ForwardFromStack),
+		say("b", "a", in, event.DropConnectionInvalid),
+		say("router", "a", failure(2, "b", "world", segment(4000, 80, flagACK)), event.DropPolicyDenied),
+		say("router", "a", failure(11, "a", "world", segment(4000, 80, flagACK)), event.DropPolicyDenied),
 	} {
 		th.expect(t, c)
 	}
@@ -1355,17 +1357,17 @@ func TestKernelTooBigAboutNothingIsLimited(t *testing.T) {
 	stayOnOneCPU(t)
 	th := newTheatre(t, true)
 	setPolicy(t, th.k, th.pods["a"].Slot, slotmap.Policy{Egress: policytable.Allow})
-	th.expect(t, say("a", "world", datagram(1, 53), ForwardOutside))
+	th.expect(t, say("a", "world", datagram(1, 53), event.ForwardOutside))
 	_, ctx, in := th.frame(say("router", "a", failure(2, "a", "world", datagram(2, 53)), 0))
 	const sent = 10_000
 	_, err := th.k.program(toPodName).Run(&ebpf.RunOptions{Data: in, DataOut: make([]byte, 256+len(in)), Context: ctx, Repeat: sent})
 	must(t, "run", err)
-	passed := th.counters(t)[cell{ForwardFromStack, Ingress}].Packets
-	denied := th.counters(t)[cell{DropPolicyDenied, Ingress}].Packets
+	passed := th.counters(t)[cell{event.ForwardFromStack, event.Ingress}].Packets
+	denied := th.counters(t)[cell{event.DropPolicyDenied, event.Ingress}].Packets
 	if passed < 100 || passed > 200 || passed+denied != sent {
 		t.Errorf("%d of %d passed, %d were denied, want 100 in each second", passed, sent, denied)
 	}
-	th.expect(t, say("router", "a", failure(2, "a", "world", datagram(1, 53)), ForwardFromStack))
+	th.expect(t, say("router", "a", failure(2, "a", "world", datagram(1, 53)), event.ForwardFromStack))
 }
 
 // A new pod with an old one's address, in its slot or in another, inherits no
@@ -1384,22 +1386,22 @@ func TestKernelAnAddressThatIsUsedAgainInheritsNothing(t *testing.T) {
 					t.Errorf("%s to %s: %v, want %v", a.from, a.to, o.reason, a.want)
 				}
 			}
-			send(say("a", "b", datagram(4000, 53), ForwardPeer))
+			send(say("a", "b", datagram(4000, 53), event.ForwardPeer))
 			old := th.pods["b"]
 			must(t, "Cut", th.k.Endpoints.Cut(old.Slot))
-			send(say("a", "b", datagram(4000, 53), DropPolicyDenied).on(Ingress))
+			send(say("a", "b", datagram(4000, 53), event.DropPolicyDenied).on(event.Ingress))
 			must(t, "Unpublish", th.k.Endpoints.Unpublish(old.Slot))
-			send(say("a", "b", datagram(4000, 53), DropNoRoute))
+			send(say("a", "b", datagram(4000, 53), event.DropNoRoute))
 			for _, identity := range []identity.Numeric{old.Identity, stranger} {
 				must(t, "Barrier", th.k.Endpoints.Barrier(t.Context()))
 				e := old
 				e.Identity, e.Policy = identity, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Allow}
 				th.pods["b"] = publish(t, th.k, e)
 				// it sends nothing to a, whom nobody may reach
-				send(say("b", "a", datagram(53, 4000), DropPolicyDenied))
-				want := ForwardPeer
+				send(say("b", "a", datagram(53, 4000), event.DropPolicyDenied))
+				want := event.ForwardPeer
 				if identity == stranger {
-					want = DropPolicyDenied
+					want = event.DropPolicyDenied
 				}
 				send(say("a", "b", datagram(4000, 53), want))
 				must(t, "Unpublish", th.k.Endpoints.Unpublish(th.pods["b"].Slot))
@@ -1416,7 +1418,7 @@ func TestKernelConnectionEventsCanBeLeftOut(t *testing.T) {
 	k := openKernel(t, o)
 	r := runner{k}
 	one := publish(t, k, a)
-	events, err := k.Events()
+	events, err := k.Events.Read()
 	must(t, "Events", err)
 	defer events.Close()
 	r.run(t, fromPodName, from4(world4, 6, tcp(4000, 80, flagSYN)), skbContext{}, 0)
@@ -1427,12 +1429,12 @@ func TestKernelConnectionEventsCanBeLeftOut(t *testing.T) {
 	setPolicy(t, k, one.Slot, slotmap.Policy{})
 	must(t, "SetAudit", k.Endpoints.SetAudit(one.Slot, true))
 	r.run(t, fromPodName, from4(world4, 6, tcp(4001, 80, flagSYN)), skbContext{}, 0)
-	if got := drain(t, events); len(got) != 1 || got[0].Type != ConnectionJudged || !got[0].Egress.Audited {
+	if got := drain(t, events); len(got) != 1 || got[0].Type != event.ConnectionJudged || !got[0].Egress.Audited {
 		t.Errorf("events %+v, want one of an audited connection", got)
 	}
 	must(t, "SetAudit", k.Endpoints.SetAudit(one.Slot, false))
 	r.run(t, fromPodName, from4(world4, 6, tcp(4001, 80, flagACK)), skbContext{}, 0)
-	if got := drain(t, events); len(got) != 1 || got[0].Type != PacketDropped {
+	if got := drain(t, events); len(got) != 1 || got[0].Type != event.PacketDropped {
 		t.Errorf("events %+v, want one of a drop", got)
 	}
 }
@@ -1450,7 +1452,7 @@ func TestKernelNoFlagsOpenWhatIsDenied(t *testing.T) {
 		}
 		_, ctx, in = th.frame(say("a", "b", chunk(4000, 80, byte(flags)), 0))
 		o = th.run(t, fromPodName, in, ctx, 0)
-		if o.reason != DropPolicyDenied || o.packets != 1 {
+		if o.reason != event.DropPolicyDenied || o.packets != 1 {
 			t.Errorf("chunk %d: %v, counted %d", flags, o.reason, o.packets)
 		}
 	}

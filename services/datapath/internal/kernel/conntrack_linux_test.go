@@ -15,36 +15,39 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
 
 // put writes a connection as a program would, and says so in the counters.
-func (k *Kernel) put(t testing.TB, c Connection) {
+func (k *Kernel) put(t testing.TB, c conntrack.Connection) {
 	t.Helper()
-	m, key := k.connectionMap(c.Tuple)
-	v := valueOf(c)
+	m, key := k.Connections.Map(c.Tuple)
+	v := conntrack.ValueOf(c)
 	if err := m.Update(key, &v, ebpf.UpdateAny); err != nil {
 		t.Fatalf("write connection %v: %v", c.Tuple, err)
 	}
 }
 
 // putAll writes many at once.
-func (k *Kernel) putAll(t testing.TB, cs []Connection) {
+func (k *Kernel) putAll(t testing.TB, cs []conntrack.Connection) {
 	t.Helper()
 	var keys4 []bpf.MapsSlCtKey4
 	var keys6 []bpf.MapsSlCtKey6
 	var values4, values6 []bpf.MapsSlCt
 	for _, c := range cs {
 		if c.Initiator.Addr().Is4() {
-			keys4, values4 = append(keys4, c.key4()), append(values4, valueOf(c))
+			keys4, values4 = append(keys4, c.Key4()), append(values4, conntrack.ValueOf(c))
 		} else {
-			keys6, values6 = append(keys6, c.key6()), append(values6, valueOf(c))
+			keys6, values6 = append(keys6, c.Key6()), append(values6, conntrack.ValueOf(c))
 		}
 	}
 	if len(keys4) > 0 {
@@ -76,19 +79,19 @@ func (k *Kernel) addStat(t testing.TB, stat uint32, n int) {
 // clock is a collector's, in seconds.
 type clock struct{ now atomic.Uint32 }
 
-func newCollector(t testing.TB, k *Kernel, o CollectorOptions) (*Collector, *clock) {
+func newCollector(t testing.TB, k *Kernel, o conntrack.CollectorOptions) (*conntrack.Collector, *clock) {
 	t.Helper()
 	cl := &clock{}
 	cl.now.Store(100_000)
-	o.now = cl.now.Load
-	c, err := k.NewCollector(o)
+	o.Now = cl.now.Load
+	c, err := k.Connections.NewCollector(o)
 	if err != nil {
 		t.Fatalf("NewCollector: %v", err)
 	}
 	return c, cl
 }
 
-func collect(t testing.TB, c *Collector) Pass {
+func collect(t testing.TB, c *conntrack.Collector) conntrack.Pass {
 	t.Helper()
 	p, err := c.Collect(t.Context())
 	if err != nil {
@@ -97,10 +100,10 @@ func collect(t testing.TB, c *Collector) Pass {
 	return p
 }
 
-func (k *Kernel) tracked(t testing.TB) map[Tuple]Connection {
+func (k *Kernel) tracked(t testing.TB) map[conntrack.Tuple]conntrack.Connection {
 	t.Helper()
-	all := map[Tuple]Connection{}
-	err := k.Connections(func(cs []Connection) error {
+	all := map[conntrack.Tuple]conntrack.Connection{}
+	err := k.Connections.Each(func(cs []conntrack.Connection) error {
 		for _, c := range cs {
 			if _, twice := all[c.Tuple]; twice {
 				t.Errorf("%v is listed twice", c.Tuple)
@@ -116,14 +119,14 @@ func (k *Kernel) tracked(t testing.TB) map[Tuple]Connection {
 }
 
 // remotes are connections from outside to endpoint e, numbered.
-func remotes(e slotmap.Endpoint, proto uint8, from, n int, flags ConnectionFlags, last uint32) []Connection {
-	cs := make([]Connection, 0, n)
+func remotes(e slotmap.Endpoint, proto uint8, from, n int, flags conntrack.Flags, last uint32) []conntrack.Connection {
+	cs := make([]conntrack.Connection, 0, n)
 	for i := from; i < from+n; i++ {
 		var a [4]byte
 		binary.BigEndian.PutUint32(a[:], 0xc0000000+uint32(i))
-		cs = append(cs, Connection{
-			Tuple: Tuple{netip.AddrPortFrom(netip.AddrFrom4(a), uint16(i)), netip.AddrPortFrom(e.IPv4, 80), proto},
-			From:  End{Slot: slotmap.NoSlot, Identity: identity.WorldIPv4}, To: End{Slot: e.Slot, Gen: e.Policy.Gen, Identity: e.Identity},
+		cs = append(cs, conntrack.Connection{
+			Tuple: conntrack.Tuple{Initiator: netip.AddrPortFrom(netip.AddrFrom4(a), uint16(i)), Responder: netip.AddrPortFrom(e.IPv4, 80), Protocol: proto},
+			From:  conntrack.End{Slot: slotmap.NoSlot, Identity: identity.WorldIPv4}, To: conntrack.End{Slot: e.Slot, Gen: e.Policy.Gen, Identity: e.Identity},
 			LastSeen: last, Flags: flags,
 		})
 	}
@@ -131,7 +134,7 @@ func remotes(e slotmap.Endpoint, proto uint8, from, n int, flags ConnectionFlags
 }
 
 // begun are the same from the endpoint to outside.
-func begun(cs []Connection) []Connection {
+func begun(cs []conntrack.Connection) []conntrack.Connection {
 	for i, c := range cs {
 		cs[i].Initiator, cs[i].Responder, cs[i].From, cs[i].To = c.Responder, c.Initiator, c.To, c.From
 	}
@@ -140,25 +143,25 @@ func begun(cs []Connection) []Connection {
 
 func TestKernelConnectionIsFoundFromBothEnds(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
-	for _, tu := range []Tuple{
+	for _, tu := range []conntrack.Tuple{
 		tuple(6, "10.244.0.10:40000", "10.244.0.20:80"), tuple(6, "10.244.0.20:40000", "10.244.0.10:80"),
 		tuple(17, "[fd00::2]:53", "[fd00::1]:53"),
 	} {
-		want := Connection{Tuple: tu, From: End{1, 2, 3, 4}, To: End{5, 6, 7, 8}, LastSeen: 9, Flags: SeenReply, EgressRule: 1, IngressRule: 2}
+		want := conntrack.Connection{Tuple: tu, From: conntrack.End{Slot: 1, Gen: 2, AddressGen: 3, Identity: 4}, To: conntrack.End{Slot: 5, Gen: 6, AddressGen: 7, Identity: 8}, LastSeen: 9, Flags: conntrack.SeenReply, EgressRule: 1, IngressRule: 2}
 		k.put(t, want)
-		for _, asked := range []Tuple{tu, {tu.Responder, tu.Initiator, tu.Protocol}} {
-			got, found, err := k.Connection(asked)
+		for _, asked := range []conntrack.Tuple{tu, {Initiator: tu.Responder, Responder: tu.Initiator, Protocol: tu.Protocol}} {
+			got, found, err := k.Connections.Lookup(asked)
 			if err != nil || !found || got.Tuple != tu || got.From != want.From || got.To != want.To || got.EgressRule != 1 || got.IngressRule != 2 {
 				t.Errorf("Connection(%v): %+v, %v, %v", asked, got, found, err)
 			}
 		}
 		other := tu
 		other.Protocol = 132
-		if _, found, err := k.Connection(other); found || err != nil {
+		if _, found, err := k.Connections.Lookup(other); found || err != nil {
 			t.Errorf("another protocol: %v, %v", found, err)
 		}
 	}
-	if _, _, err := k.Connection(tuple(6, "10.0.0.1:1", "[fd00::1]:1")); !errors.Is(err, pin.ErrInvalid) {
+	if _, _, err := k.Connections.Lookup(tuple(6, "10.0.0.1:1", "[fd00::1]:1")); !errors.Is(err, pin.ErrInvalid) {
 		t.Errorf("two families: %v", err)
 	}
 }
@@ -166,23 +169,23 @@ func TestKernelConnectionIsFoundFromBothEnds(t *testing.T) {
 func TestKernelConnectionThatChangedIsNotDeleted(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
 	tu := tuple(6, "10.244.0.10:40000", "192.0.2.1:80")
-	k.put(t, Connection{Tuple: tu, LastSeen: 5})
-	old, _, err := k.Connection(tu)
+	k.put(t, conntrack.Connection{Tuple: tu, LastSeen: 5})
+	old, _, err := k.Connections.Lookup(tu)
 	if err != nil {
 		t.Fatal(err)
 	}
-	k.put(t, Connection{Tuple: tu, LastSeen: 6})
-	if deleted, err := k.DeleteConnection(old); deleted || err != nil {
+	k.put(t, conntrack.Connection{Tuple: tu, LastSeen: 6})
+	if deleted, err := k.Connections.Remove(old); deleted || err != nil {
 		t.Errorf("seen since: %v, %v", deleted, err)
 	}
-	now, found, err := k.Connection(tu)
+	now, found, err := k.Connections.Lookup(tu)
 	if err != nil || !found {
 		t.Fatalf("afterwards: %v, %v", found, err)
 	}
-	if deleted, err := k.DeleteConnection(now); !deleted || err != nil {
+	if deleted, err := k.Connections.Remove(now); !deleted || err != nil {
 		t.Errorf("as it was read: %v, %v", deleted, err)
 	}
-	if deleted, err := k.DeleteConnection(now); deleted || err != nil {
+	if deleted, err := k.Connections.Remove(now); deleted || err != nil {
 		t.Errorf("a second time: %v, %v", deleted, err)
 	}
 }
@@ -192,26 +195,26 @@ func TestKernelConnectionThatChangedIsNotDeleted(t *testing.T) {
 func TestKernelCollectorRemovesExactlyWhatIsOver(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
 	first, second := publish(t, k, a), publish(t, k, b)
-	col, cl := newCollector(t, k, CollectorOptions{})
+	col, cl := newCollector(t, k, conntrack.CollectorOptions{})
 	rng := rand.New(rand.NewPCG(1, 2))
 
 	type life struct {
-		c    Connection
+		c    conntrack.Connection
 		dead bool // an end is gone
 	}
-	model := map[Tuple]*life{}
-	order := []Tuple{} // a map's order is not reproducible
+	model := map[conntrack.Tuple]*life{}
+	order := []conntrack.Tuple{} // a map's order is not reproducible
 	created, expired, orphaned := 0, 0, 0
-	limit := func(c Connection) uint32 { // seconds, from the documentation
-		closed := c.Flags&Reset != 0 || c.Flags&InitiatorFinished != 0 && c.Flags&ResponderFinished != 0
+	limit := func(c conntrack.Connection) uint32 { // seconds, from the documentation
+		closed := c.Flags&conntrack.Reset != 0 || c.Flags&conntrack.InitiatorFinished != 0 && c.Flags&conntrack.ResponderFinished != 0
 		switch {
 		case (c.Protocol == 6 || c.Protocol == 132) && closed:
 			return 10
-		case (c.Protocol == 6 || c.Protocol == 132) && c.Flags&(Established|Terminated) == 0:
+		case (c.Protocol == 6 || c.Protocol == 132) && c.Flags&(conntrack.Established|conntrack.Terminated) == 0:
 			return 60
 		case c.Protocol == 6 || c.Protocol == 132:
 			return 8000
-		case c.Protocol == 17 && c.Flags&SeenReply != 0:
+		case c.Protocol == 17 && c.Flags&conntrack.SeenReply != 0:
 			return 120
 		case c.Protocol == 17:
 			return 30
@@ -225,26 +228,26 @@ func TestKernelCollectorRemovesExactlyWhatIsOver(t *testing.T) {
 		for range 200 {
 			e := ends[rng.IntN(len(ends))]
 			local, peer := netip.AddrPortFrom(e.IPv4, uint16(rng.IntN(40))), netip.AddrPort{}
-			other := End{Slot: slotmap.NoSlot}
+			other := conntrack.End{Slot: slotmap.NoSlot}
 			switch rng.IntN(3) {
 			case 0:
 				peer = netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 51, 100, byte(rng.IntN(8))}), 80)
 			case 1:
 				o := ends[rng.IntN(len(ends))]
-				peer, other = netip.AddrPortFrom(o.IPv4, 80), End{Slot: o.Slot, Gen: o.Policy.Gen}
+				peer, other = netip.AddrPortFrom(o.IPv4, 80), conntrack.End{Slot: o.Slot, Gen: o.Policy.Gen}
 			case 2:
 				local, peer = netip.AddrPortFrom(e.IPv6, uint16(rng.IntN(40))), netip.AddrPortFrom(world6, 80)
 			}
-			c := Connection{
-				Tuple: Tuple{local, peer, []uint8{6, 17, 1, 132, 47}[rng.IntN(5)]},
-				From:  End{Slot: e.Slot, Gen: e.Policy.Gen}, To: other, LastSeen: cl.now.Load(),
-				Flags: ConnectionFlags(rng.IntN(0x4000)) &^ (OriginLow | ByResponder),
+			c := conntrack.Connection{
+				Tuple: conntrack.Tuple{Initiator: local, Responder: peer, Protocol: []uint8{6, 17, 1, 132, 47}[rng.IntN(5)]},
+				From:  conntrack.End{Slot: e.Slot, Gen: e.Policy.Gen}, To: other, LastSeen: cl.now.Load(),
+				Flags: conntrack.Flags(rng.IntN(0x4000)) &^ (conntrack.OriginLow | conntrack.ByResponder),
 			}
 			if rng.IntN(2) == 0 {
 				c.Initiator, c.Responder, c.From, c.To = c.Responder, c.Initiator, c.To, c.From
 			}
 			// one key, one entry
-			back := Tuple{c.Responder, c.Initiator, c.Protocol}
+			back := conntrack.Tuple{Initiator: c.Responder, Responder: c.Initiator, Protocol: c.Protocol}
 			_, there := model[c.Tuple]
 			_, reverse := model[back]
 			if reverse && back != c.Tuple {
@@ -286,7 +289,7 @@ func TestKernelCollectorRemovesExactlyWhatIsOver(t *testing.T) {
 		cl.now.Add(uint32(rng.IntN(90)))
 		p := collect(t, col)
 		wantExpired, wantOrphaned := 0, 0
-		order = slices.DeleteFunc(order, func(tu Tuple) bool {
+		order = slices.DeleteFunc(order, func(tu conntrack.Tuple) bool {
 			l := model[tu]
 			switch {
 			case cl.now.Load()-l.c.LastSeen >= limit(l.c):
@@ -316,7 +319,7 @@ func TestKernelCollectorRemovesExactlyWhatIsOver(t *testing.T) {
 	if expired == 0 || orphaned == 0 || len(model) == 0 {
 		t.Errorf("nothing proven: %d expired, %d orphaned, %d live", expired, orphaned, len(model))
 	}
-	cs, err := k.ConnectionCounters()
+	cs, err := k.Connections.Counters()
 	if err != nil || cs.Expired != uint64(expired+orphaned) {
 		t.Errorf("counted %d removed, %v, want %d", cs.Expired, err, expired+orphaned)
 	}
@@ -325,10 +328,10 @@ func TestKernelCollectorRemovesExactlyWhatIsOver(t *testing.T) {
 func TestKernelCollectorReadsManyByBatches(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
 	e := publish(t, k, a)
-	col, cl := newCollector(t, k, CollectorOptions{})
+	col, cl := newCollector(t, k, conntrack.CollectorOptions{})
 	const n = 100_000
 	now := cl.now.Load()
-	k.putAll(t, remotes(e, 6, 0, n/2, SeenReply, now))
+	k.putAll(t, remotes(e, 6, 0, n/2, conntrack.SeenReply, now))
 	k.putAll(t, remotes(e, 17, n/2, n/2, 0, now-61))
 	before := k.tracked(t)
 	p := collect(t, col)
@@ -357,10 +360,10 @@ func TestKernelCollectorReadsManyByBatches(t *testing.T) {
 func TestKernelEvictedConnectionsAreCounted(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
 	e := publish(t, k, a)
-	col, cl := newCollector(t, k, CollectorOptions{})
+	col, cl := newCollector(t, k, conntrack.CollectorOptions{})
 	total := 0
 	for range 4 {
-		k.putAll(t, remotes(e, 6, total, 50_000, SeenReply, cl.now.Load()))
+		k.putAll(t, remotes(e, 6, total, 50_000, conntrack.SeenReply, cl.now.Load()))
 		total += 50_000
 		p := collect(t, col)
 		if live := len(k.tracked(t)); p.Evicted != uint64(total-live) || p.Live[0] != live {
@@ -377,7 +380,7 @@ func TestKernelEvictedConnectionsAreCounted(t *testing.T) {
 		if gone == 1000 {
 			break
 		}
-		if deleted, err := k.DeleteConnection(c); err != nil || !deleted {
+		if deleted, err := k.Connections.Remove(c); err != nil || !deleted {
 			t.Fatalf("delete: %v, %v", deleted, err)
 		}
 		gone++
@@ -388,7 +391,7 @@ func TestKernelEvictedConnectionsAreCounted(t *testing.T) {
 		t.Errorf("after removals %d evicted and %d live, want %d and 0", p.Evicted, p.Live[0], evicted)
 	}
 	// the figure outlives the process
-	again, _ := newCollector(t, k, CollectorOptions{})
+	again, _ := newCollector(t, k, conntrack.CollectorOptions{})
 	if p := collect(t, again); p.Evicted != evicted {
 		t.Errorf("another collector counts %d evicted, want %d", p.Evicted, evicted)
 	}
@@ -397,8 +400,8 @@ func TestKernelEvictedConnectionsAreCounted(t *testing.T) {
 func TestKernelCollectorDuringTrafficLosesNoFlow(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
 	e := publish(t, k, a)
-	col, cl := newCollector(t, k, CollectorOptions{})
-	busy := remotes(e, 17, 0, 500, SeenReply, cl.now.Load())
+	col, cl := newCollector(t, k, conntrack.CollectorOptions{})
+	busy := remotes(e, 17, 0, 500, conntrack.SeenReply, cl.now.Load())
 	k.putAll(t, busy)
 
 	ctx, stop := context.WithCancel(t.Context())
@@ -412,7 +415,7 @@ func TestKernelCollectorDuringTrafficLosesNoFlow(t *testing.T) {
 			now := cl.now.Load()
 			for _, c := range busy {
 				c.LastSeen = now
-				key, v := c.key4(), valueOf(c)
+				key, v := c.Key4(), conntrack.ValueOf(c)
 				if err := m.Update(&key, &v, ebpf.UpdateExist); err != nil {
 					done <- fmt.Errorf("flow %v is lost: %w", c.Tuple, err)
 					return
@@ -430,7 +433,7 @@ func TestKernelCollectorDuringTrafficLosesNoFlow(t *testing.T) {
 		for i := 1000; ctx.Err() == nil; i += 100 {
 			m := k.Pins.Map(bpf.MapsMapSlCt4)
 			for _, c := range remotes(e, 17, i%60000+1000, 100, 0, cl.now.Load()) {
-				key, v := c.key4(), valueOf(c)
+				key, v := c.Key4(), conntrack.ValueOf(c)
 				if err := m.Update(&key, &v, ebpf.UpdateAny); err != nil {
 					done <- err
 					return
@@ -467,14 +470,6 @@ func TestKernelCollectorDuringTrafficLosesNoFlow(t *testing.T) {
 	}
 }
 
-// budgetOf is a slot's budget of IPv4, or that of outside.
-func (c *Collector) budgetOf(s slotmap.Slot) (used, limit uint64) { return c.budgetIn(s, 0) }
-
-func (c *Collector) budgetIn(s slotmap.Slot, family int) (used, limit uint64) {
-	u, l := c.cell(int(s), family)
-	return atomic.LoadUint64(u), atomic.LoadUint64(l)
-}
-
 const (
 	room4 = 131072 - 131072/8
 	room6 = 65536 - 65536/8
@@ -483,15 +478,15 @@ const (
 func TestKernelBudgetShrinksForWhoHasMuch(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
 	greedy, modest := publish(t, k, a), publish(t, k, b)
-	col, cl := newCollector(t, k, CollectorOptions{})
+	col, cl := newCollector(t, k, conntrack.CollectorOptions{})
 	collect(t, col)
 	for family, room := range []uint64{room4, room6} {
-		for _, s := range []slotmap.Slot{greedy.Slot, modest.Slot, slotmap.MaxEndpoints, outside} {
-			if used, limit := col.budgetIn(s, family); used != 0 || limit != room {
+		for _, s := range []slotmap.Slot{greedy.Slot, modest.Slot, slotmap.MaxEndpoints, conntrack.Outside} {
+			if used, limit := col.Budget(s, family); used != 0 || limit != room {
 				t.Errorf("without connections: slot %d has used %d of %d, want 0 of %d", s, used, limit, room)
 			}
 		}
-		if used, limit := col.budgetIn(slotmap.HostSlot, family); used != 0 || limit != 0 {
+		if used, limit := col.Budget(slotmap.HostSlot, family); used != 0 || limit != 0 {
 			t.Errorf("the host has used %d of %d, want no limit", used, limit)
 		}
 	}
@@ -505,27 +500,27 @@ func TestKernelBudgetShrinksForWhoHasMuch(t *testing.T) {
 	// the greedy one fills what an endpoint may fill
 	k.putAll(t, begun(remotes(greedy, 17, 0, room4, 0, cl.now.Load())))
 	k.putAll(t, begun(remotes(modest, 17, room4, 10, 0, cl.now.Load())))
-	used, _ := col.cell(int(greedy.Slot), 0)
+	used, _ := budgetCell(k, int(greedy.Slot))
 	atomic.StoreUint64(used, 30_000)
-	if !col.pressed() {
+	if !col.Pressed() {
 		t.Error("a quarter of a budget is used, and nobody looks")
 	}
 	p := collect(t, col)
 	if p.Endpoints != 2 {
 		t.Errorf("%d endpoints with connections, want 2", p.Endpoints)
 	}
-	if used, limit := col.budgetOf(greedy.Slot); used != 0 || limit != leastBudget {
-		t.Errorf("the greedy endpoint has used %d of %d, want 0 of %d", used, limit, leastBudget)
+	if used, limit := col.Budget(greedy.Slot, 0); used != 0 || limit != conntrack.LeastBudget {
+		t.Errorf("the greedy endpoint has used %d of %d, want 0 of %d", used, limit, conntrack.LeastBudget)
 	}
-	if _, limit := col.budgetOf(modest.Slot); limit < room4/2-10 {
+	if _, limit := col.Budget(modest.Slot, 0); limit < room4/2-10 {
 		t.Errorf("the modest endpoint may begin %d, want %d or more", limit, room4/2-10)
 	}
 	// closed connections do not count: they go when they must
 	cl.now.Add(100)
 	collect(t, col)
-	k.putAll(t, begun(remotes(greedy, 6, 0, 50_000, SeenReply|Reset, cl.now.Load())))
+	k.putAll(t, begun(remotes(greedy, 6, 0, 50_000, conntrack.SeenReply|conntrack.Reset, cl.now.Load())))
 	collect(t, col)
-	if _, limit := col.budgetOf(greedy.Slot); limit != room4 {
+	if _, limit := col.Budget(greedy.Slot, 0); limit != room4 {
 		t.Errorf("with closed connections only it may begin %d, want %d", limit, room4)
 	}
 }
@@ -534,7 +529,7 @@ func TestKernelBudgetShrinksForWhoHasMuch(t *testing.T) {
 func TestKernelAFloodOfOneFamilyLeavesTheOther(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
 	flooder, idle := publish(t, k, a), publish(t, k, b)
-	col, cl := newCollector(t, k, CollectorOptions{})
+	col, cl := newCollector(t, k, conntrack.CollectorOptions{})
 	flood := remotes(flooder, 17, 0, room6, 0, cl.now.Load())
 	for i := range flood {
 		// the same ends in IPv6
@@ -553,10 +548,10 @@ func TestKernelAFloodOfOneFamilyLeavesTheOther(t *testing.T) {
 	if p.Live[1] < room6*9/10 {
 		t.Fatalf("%d connections of IPv6, want about %d", p.Live[1], room6)
 	}
-	if _, limit := col.budgetIn(idle.Slot, 0); limit != room4 {
+	if _, limit := col.Budget(idle.Slot, 0); limit != room4 {
 		t.Errorf("an idle endpoint may begin %d connections of IPv4, want %d", limit, room4)
 	}
-	if _, limit := col.budgetIn(flooder.Slot, 1); limit > 2000 {
+	if _, limit := col.Budget(flooder.Slot, 1); limit > 2000 {
 		t.Errorf("the flooding endpoint may begin %d connections of IPv6", limit)
 	}
 }
@@ -565,31 +560,31 @@ func TestKernelAFloodOfOneFamilyLeavesTheOther(t *testing.T) {
 // host, and leaves half of the map to the endpoints.
 func TestKernelWhatComesFromOutsideHasABudget(t *testing.T) {
 	th := newTheatre(t, false)
-	col, cl := newCollector(t, th.k, CollectorOptions{})
+	col, cl := newCollector(t, th.k, conntrack.CollectorOptions{})
 	set := func(limit uint64) {
-		begun, cell := col.cell(outside, 0)
+		begun, cell := budgetCell(th.k, conntrack.Outside)
 		atomic.StoreUint64(begun, 0)
 		atomic.StoreUint64(cell, limit)
 	}
 	set(2)
-	th.expect(t, say("world", "a", datagram(1, 53), ForwardFromStack))
-	th.expect(t, say("host", "a", datagram(1, 53), ForwardFromStack).forwarded())
-	th.expect(t, say("world", "a", datagram(2, 53), DropConnectionBudget))
-	th.expect(t, say("host", "a", datagram(2, 53), DropConnectionBudget).forwarded())
-	th.expect(t, say("router", "b", segment(2, 53, flagSYN), DropConnectionBudget))
-	th.expect(t, say("world", "a", datagram(1, 53), ForwardFromStack))
-	th.expect(t, say("host", "a", datagram(2, 53), ForwardFromStack))
-	th.expect(t, say("a", "world", datagram(2, 53), ForwardOutside))
+	th.expect(t, say("world", "a", datagram(1, 53), event.ForwardFromStack))
+	th.expect(t, say("host", "a", datagram(1, 53), event.ForwardFromStack).forwarded())
+	th.expect(t, say("world", "a", datagram(2, 53), event.DropConnectionBudget))
+	th.expect(t, say("host", "a", datagram(2, 53), event.DropConnectionBudget).forwarded())
+	th.expect(t, say("router", "b", segment(2, 53, flagSYN), event.DropConnectionBudget))
+	th.expect(t, say("world", "a", datagram(1, 53), event.ForwardFromStack))
+	th.expect(t, say("host", "a", datagram(2, 53), event.ForwardFromStack))
+	th.expect(t, say("a", "world", datagram(2, 53), event.ForwardOutside))
 	set(0)
 
 	e := th.pods["a"]
 	th.k.putAll(t, remotes(e, 17, 0, room4, 0, cl.now.Load()))
 	collect(t, col)
-	if _, limit := col.budgetOf(outside); limit != leastBudget {
+	if _, limit := col.Budget(conntrack.Outside, 0); limit != conntrack.LeastBudget {
 		t.Errorf("outside has %d connections and may begin %d more", room4, limit)
 	}
 	for _, s := range []slotmap.Slot{e.Slot, th.pods["b"].Slot} {
-		if _, limit := col.budgetOf(s); limit < room4/2-2 {
+		if _, limit := col.Budget(s, 0); limit < room4/2-2 {
 			t.Errorf("slot %d may begin %d, want %d", s, limit, room4/2)
 		}
 	}
@@ -599,11 +594,11 @@ func TestKernelWhatComesFromOutsideHasABudget(t *testing.T) {
 // which one endpoint pushes out everybody.
 func TestKernelBudgetsOutliveACollectorThatIsClosed(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
-	col, err := k.NewCollector(CollectorOptions{})
+	col, err := k.Connections.NewCollector(conntrack.CollectorOptions{})
 	must(t, "NewCollector", err)
 	collect(t, col)
 	var b bpf.MapsSlBudget
-	for at, want := range map[uint32]uint64{0: 0, 1: 0, 2: room4, 3: room6, slotmap.MaxEndpoints << 1: room4, outside<<1 | 1: room6} {
+	for at, want := range map[uint32]uint64{0: 0, 1: 0, 2: room4, 3: room6, slotmap.MaxEndpoints << 1: room4, conntrack.Outside<<1 | 1: room6} {
 		if err := k.Pins.Map(bpf.MapsMapSlBudget).Lookup(at, &b); err != nil || b.Limit != want {
 			t.Errorf("cell %d: %+v, %v, want a limit of %d", at, b, err, want)
 		}
@@ -613,7 +608,7 @@ func TestKernelBudgetsOutliveACollectorThatIsClosed(t *testing.T) {
 func TestKernelCollectorRunsUntilItIsStopped(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
 	e := publish(t, k, a)
-	col, cl := newCollector(t, k, CollectorOptions{MinInterval: time.Millisecond, MaxInterval: 5 * time.Millisecond})
+	col, cl := newCollector(t, k, conntrack.CollectorOptions{MinInterval: time.Millisecond, MaxInterval: 5 * time.Millisecond})
 	k.putAll(t, remotes(e, 17, 0, 10, 0, cl.now.Load()))
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -643,14 +638,22 @@ func wait(t testing.TB, holds func() bool) {
 
 func TestKernelCollectorRefusesTimesThatMakeNoSense(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
-	bad := DefaultConnectionTimeouts()
+	bad := conntrack.DefaultTimeouts()
 	bad.ICMP = time.Millisecond
-	for name, o := range map[string]CollectorOptions{
+	for name, o := range map[string]conntrack.CollectorOptions{
 		"Timeouts.ICMP": {Timeouts: bad},
 		"MaxInterval":   {MinInterval: time.Minute, MaxInterval: time.Second},
 	} {
-		if _, err := k.NewCollector(o); !errors.Is(err, pin.ErrInvalid) || !strings.Contains(err.Error(), name) {
+		if _, err := k.Connections.NewCollector(o); !errors.Is(err, pin.ErrInvalid) || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+}
+
+// budgetCell is the budget of IPv4 of a slot, or of outside, in memory.
+func budgetCell(k *Kernel, slot int) (begun, limit *uint64) {
+	var b bpf.MapsSlBudget
+	mem := k.Pins.Memory(bpf.MapsMapSlBudget)
+	at := (slot << 1) * int(unsafe.Sizeof(b))
+	return pin.Word(mem, at), pin.Word(mem, at+int(unsafe.Offsetof(b.Limit)))
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
 
@@ -29,12 +30,12 @@ type crafted struct {
 // that to pod b, and nothing else may begin.
 type crafter struct {
 	*theatre
-	open    bool             // false: nothing may begin at all
-	live    map[string]bool  // connections whose first packet passed
-	pieces  map[string]bool  // fragmented packets whose first piece passed
-	before  map[cell]Counter // as the last packet left them
-	count   map[string]int   // packets of each class
-	passed  map[string]int   // of those
+	open    bool                   // false: nothing may begin at all
+	live    map[string]bool        // connections whose first packet passed
+	pieces  map[string]bool        // fragmented packets whose first piece passed
+	before  map[cell]event.Counter // as the last packet left them
+	count   map[string]int         // packets of each class
+	passed  map[string]int         // of those
 	failure int
 }
 
@@ -235,7 +236,7 @@ func (c *crafter) fire(t *testing.T, p crafted) {
 		t.Fatalf("%s: run %s on %x: %v", p.class, p.prog, p.in, err)
 	}
 	after := c.counters(t)
-	counted, reason := uint64(0), Reason(0)
+	counted, reason := uint64(0), event.Reason(0)
 	for key, n := range after {
 		if d := n.Packets - c.before[key].Packets; d != 0 {
 			counted += d

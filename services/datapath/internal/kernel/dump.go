@@ -15,6 +15,8 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
@@ -117,7 +119,7 @@ var dumpers = map[string]dumper{
 
 func budgetKey(at *uint32) string {
 	family := []string{"IPv4", "IPv6"}[*at&1]
-	if *at>>1 == outside {
+	if *at>>1 == conntrack.Outside {
 		return "outside " + family
 	}
 	return fmt.Sprintf("%d %s", *at>>1, family)
@@ -231,10 +233,12 @@ func limitName(i *uint32) string {
 	if *i == 0 {
 		return "connection-closed"
 	}
-	return Reason(*i).String()
+	return event.Reason(*i).String()
 }
 
-func cellName(i *uint32) string               { return fmt.Sprintf("%s %s", Reason(*i>>1), Direction(*i&1+1)) }
+func cellName(i *uint32) string {
+	return fmt.Sprintf("%s %s", event.Reason(*i>>1), event.Direction(*i&1+1))
+}
 func bitsOf(a netip.Addr, bits uint32) string { return fmt.Sprintf("%v/%d", a, bits) }
 
 // the set counts with the prefix, and travels in network byte order
@@ -369,35 +373,39 @@ func ruleWords(r *bpf.MapsSlRule) string {
 	return s
 }
 
-func connectionKey4(k *bpf.MapsSlCtKey4) string { return connectionKey(tuple4(k, uint32(OriginLow))) }
+func connectionKey4(k *bpf.MapsSlCtKey4) string {
+	return connectionKey(conntrack.Tuple4(k, uint32(conntrack.OriginLow)))
+}
 
-func connectionKey6(k *bpf.MapsSlCtKey6) string { return connectionKey(tuple6(k, uint32(OriginLow))) }
+func connectionKey6(k *bpf.MapsSlCtKey6) string {
+	return connectionKey(conntrack.Tuple6(k, uint32(conntrack.OriginLow)))
+}
 
-func connectionKey(t Tuple) string {
+func connectionKey(t conntrack.Tuple) string {
 	return fmt.Sprintf("protocol %d %v %v", t.Protocol, t.Initiator, t.Responder)
 }
 
 func revokedWords(v *bpf.MapsSlRevoked) string {
 	words := "begun by the second"
-	switch f := ConnectionFlags(v.Flags); {
-	case f&Unoriented != 0:
+	switch f := conntrack.Flags(v.Flags); {
+	case f&conntrack.Unoriented != 0:
 		words = "begun by either"
-	case f&OriginLow != 0:
+	case f&conntrack.OriginLow != 0:
 		words = "begun by the first"
 	}
 	return fmt.Sprintf("%s, last denied at %d s", words, v.LastS)
 }
 
 func connectionWords(v *bpf.MapsSlCt) string {
-	c := connectionOf(Tuple{}, v)
+	c := conntrack.Of(conntrack.Tuple{}, v)
 	began := "second"
-	if c.Flags&OriginLow != 0 {
+	if c.Flags&conntrack.OriginLow != 0 {
 		began = "first"
 	}
-	s := fmt.Sprintf("begun by the %s %s, idle %d s,", began, strings.Join(c.Flags.Words(), " "), int32(monotonicSeconds()-c.LastSeen))
+	s := fmt.Sprintf("begun by the %s %s, idle %d s,", began, strings.Join(c.Flags.Words(), " "), int32(conntrack.MonotonicSeconds()-c.LastSeen))
 	for _, e := range []struct {
 		name string
-		End
+		conntrack.End
 		rule uint16
 	}{{"initiator", c.From, c.EgressRule}, {"responder", c.To, c.IngressRule}} {
 		s += fmt.Sprintf(" %s identity %d", e.name, e.Identity)
@@ -425,7 +433,7 @@ func fragmentKey(f *bpf.MapsSlFragment) string {
 
 func statName(i *uint32) string {
 	names := []string{"created", "deleted", "revoked", "picked-up", "redecided", "related", "unremembered"}
-	if *i == statExpired {
+	if *i == conntrack.StatExpired {
 		return "expired"
 	}
 	return nameOf(names, *i)

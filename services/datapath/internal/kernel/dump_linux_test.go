@@ -16,6 +16,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
@@ -86,15 +87,15 @@ func TestKernelDumpIsInWords(t *testing.T) {
 	put(bpf.MapsMapSlClassKey, uint32(7), &bpf.MapsSlClassKey{Key: [16]byte{0xab, 15: 0xcd}})
 	put(bpf.MapsMapSlTableKey, uint32(16), &bpf.MapsSlTableKey{Hash: [32]byte{0xef, 31: 0x01}})
 	put(bpf.MapsMapSlBudget, uint32(2), &bpf.MapsSlBudget{Begun: 3, Limit: 5})
-	put(bpf.MapsMapSlBudget, uint32(outside<<1|1), &bpf.MapsSlBudget{Begun: 77<<32 | 5, Limit: 5})
+	put(bpf.MapsMapSlBudget, uint32(conntrack.Outside<<1|1), &bpf.MapsSlBudget{Begun: 77<<32 | 5, Limit: 5})
 	put(bpf.MapsMapSlPgen, uint32(77), uint64(2))
 	put(bpf.MapsMapSlFrag, &bpf.MapsSlFragment{Src: [16]byte{10, 0, 0, 1}, Dst: [16]byte{10, 0, 0, 2}, Id: 5, Proto: 17, Family: 4, Slot: 1}, uint32(1000<<16|53))
 	k.addStat(t, uint32(bpf.MapsSlCtStatSL_CT_STAT_PICKED_UP), 4)
-	k.put(t, Connection{
-		Tuple: tuple(6, "10.244.0.20:80", "10.244.0.10:4000"), From: End{Slot: slotmap.NoSlot, Identity: 9}, To: End{Slot: 1, Gen: 2, AddressGen: 3, Identity: 266},
-		LastSeen: monotonicSeconds(), Flags: SeenReply | Established | ViaStack, IngressRule: 8,
+	k.put(t, conntrack.Connection{
+		Tuple: tuple(6, "10.244.0.20:80", "10.244.0.10:4000"), From: conntrack.End{Slot: slotmap.NoSlot, Identity: 9}, To: conntrack.End{Slot: 1, Gen: 2, AddressGen: 3, Identity: 266},
+		LastSeen: conntrack.MonotonicSeconds(), Flags: conntrack.SeenReply | conntrack.Established | conntrack.ViaStack, IngressRule: 8,
 	})
-	k.put(t, Connection{Tuple: tuple(17, "[fd00::1]:5", "[fd00::2]:53"), From: End{Slot: slotmap.NoSlot}, To: End{Slot: slotmap.NoSlot}, LastSeen: monotonicSeconds()})
+	k.put(t, conntrack.Connection{Tuple: tuple(17, "[fd00::1]:5", "[fd00::2]:53"), From: conntrack.End{Slot: slotmap.NoSlot}, To: conntrack.End{Slot: slotmap.NoSlot}, LastSeen: conntrack.MonotonicSeconds()})
 
 	for name, want := range map[string][]string{
 		"sl_if":    {"device 1: slot 1"},
@@ -142,7 +143,7 @@ func TestKernelDumpIsInWords(t *testing.T) {
 func TestKernelDumpEndsWhereItIsAsked(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
 	e := publish(t, k, a)
-	k.putAll(t, remotes(e, 6, 0, 10_000, SeenReply, 1))
+	k.putAll(t, remotes(e, 6, 0, 10_000, conntrack.SeenReply, 1))
 	for _, limit := range []uint32{1, 10, 4097} {
 		if got := dump(t, k, "sl_ct4", limit); len(got) != int(limit) {
 			t.Errorf("%d entries, want %d", len(got), limit)

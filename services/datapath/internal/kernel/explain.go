@@ -11,6 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
@@ -31,7 +33,7 @@ type Peer struct {
 
 // Side is what one side's table says, step by step.
 type Side struct {
-	SideVerdict
+	event.SideVerdict
 	// Lookup is what the table said; zero for tables with a fixed meaning.
 	Lookup TableVerdict
 }
@@ -40,7 +42,7 @@ type Side struct {
 // why.
 type Explanation struct {
 	// Reason is why it would be forwarded or dropped.
-	Reason              Reason
+	Reason              event.Reason
 	Source, Destination Peer
 	// Egress and Ingress are the sides that are judged: those of local ends.
 	// With a drop on one side the other is explained all the same, unless the
@@ -48,7 +50,7 @@ type Explanation struct {
 	Egress, Ingress *Side
 	// Connection is the tracked one, if Tracked. Current says whether nothing
 	// by which it was judged has changed since.
-	Connection       Connection
+	Connection       conntrack.Connection
 	Tracked, Current bool
 }
 
@@ -63,8 +65,8 @@ var ErrNotLocal = errors.New("neither address belongs to an endpoint of this nod
 //
 // What needs a packet is taken for granted: whole headers, the endpoint's own
 // Ethernet addresses, a size that fits, no mark of another program.
-func (k *Kernel) Explain(t Tuple) (Explanation, error) {
-	if err := t.validate(); err != nil {
+func (k *Kernel) Explain(t conntrack.Tuple) (Explanation, error) {
+	if err := t.Validate(); err != nil {
 		return Explanation{}, err
 	}
 	if err := k.rlock(); err != nil {
@@ -91,14 +93,14 @@ func (k *Kernel) Explain(t Tuple) (Explanation, error) {
 	}
 	// what the programs ask: both ends if they are local, the host's too
 	point := uint32(t.Protocol)<<16 | uint32(point(t))
-	var egress, ingress Reason
+	var egress, ingress event.Reason
 	if x.Source.Slot != slotmap.NoSlot {
-		if x.Egress, egress, err = k.explainSide(x.Source.Slot, Egress, x.Destination, point); err != nil {
+		if x.Egress, egress, err = k.explainSide(x.Source.Slot, event.Egress, x.Destination, point); err != nil {
 			return x, err
 		}
 	}
 	if x.Destination.Slot != slotmap.NoSlot {
-		if x.Ingress, ingress, err = k.explainSide(x.Destination.Slot, Ingress, x.Source, point); err != nil {
+		if x.Ingress, ingress, err = k.explainSide(x.Destination.Slot, event.Ingress, x.Source, point); err != nil {
 			return x, err
 		}
 	}
@@ -108,26 +110,26 @@ func (k *Kernel) Explain(t Tuple) (Explanation, error) {
 	case ingress != 0:
 		x.Reason = ingress
 	case !fromPod:
-		x.Reason = ForwardFromStack
+		x.Reason = event.ForwardFromStack
 	case x.Destination.Slot == slotmap.HostSlot:
-		x.Reason = ForwardHost
+		x.Reason = event.ForwardHost
 	case !toPod:
-		x.Reason = ForwardOutside
+		x.Reason = event.ForwardOutside
 	default:
 		to, err := k.Endpoints.At(x.Destination.Slot)
 		if err != nil {
 			return x, err
 		}
-		x.Reason = ForwardPeer
+		x.Reason = event.ForwardPeer
 		if to.Deliver == slotmap.DeliverRedirect {
-			x.Reason = ForwardRedirect
+			x.Reason = event.ForwardRedirect
 		}
 	}
 	return x, nil
 }
 
 // point is the port that tables are asked about; other protocols have none.
-func point(t Tuple) uint16 {
+func point(t conntrack.Tuple) uint16 {
 	switch t.Protocol {
 	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP, unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6:
 		return t.Responder.Port()
@@ -194,7 +196,7 @@ func (k *Kernel) entryOf(a netip.Addr) (netip.Prefix, error) {
 }
 
 // addressReason is what the addresses alone decide, 0 if nothing.
-func (k *Kernel) addressReason(x *Explanation, t Tuple, fromPod bool) Reason {
+func (k *Kernel) addressReason(x *Explanation, t conntrack.Tuple, fromPod bool) event.Reason {
 	if r := destinationReason(x.Destination.Addr); r != 0 {
 		return r
 	}
@@ -204,19 +206,19 @@ func (k *Kernel) addressReason(x *Explanation, t Tuple, fromPod bool) Reason {
 	dst := x.Destination
 	switch {
 	case linkLocal(dst.Addr):
-		return DropLinkLocal
+		return event.DropLinkLocal
 	case dst.Slot == x.Source.Slot:
-		return DropHairpin
+		return event.DropHairpin
 	case dst.Slot == slotmap.NoSlot:
 		info, found, err := k.Addresses.Match(dst.Addr)
 		if err == nil && found && info.Flags&ipmap.PodRange != 0 {
-			return DropNoRoute
+			return event.DropNoRoute
 		}
 	}
 	if t.Protocol == unix.IPPROTO_UDP && (dst.Slot == slotmap.HostSlot || dst.Identity == identity.Host || dst.Identity == identity.RemoteNode) {
 		for _, port := range k.opened.TunnelPorts {
 			if t.Responder.Port() == port {
-				return DropTunnelPort
+				return event.DropTunnelPort
 			}
 		}
 	}
@@ -229,64 +231,64 @@ func linkLocal(a netip.Addr) bool {
 }
 
 // destinationReason is about addresses that nobody can have.
-func destinationReason(a netip.Addr) Reason {
+func destinationReason(a netip.Addr) event.Reason {
 	switch {
 	case a == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
-		return QuietBroadcast
+		return event.QuietBroadcast
 	case a.IsMulticast():
-		return QuietMulticast
+		return event.QuietMulticast
 	case a.Is4():
 		first := a.As4()[0]
 		if first >= 240 || first == 127 || first == 0 {
-			return DropMartian
+			return event.DropMartian
 		}
 	case a.IsUnspecified(), a.IsLoopback(), a.Is4In6():
-		return DropMartian
+		return event.DropMartian
 	}
 	return 0
 }
 
 // explainSide asks the table of a slot about a peer: what it says, and why the
 // packet would be dropped, 0 if it would not.
-func (k *Kernel) explainSide(s slotmap.Slot, d Direction, peer Peer, point uint32) (*Side, Reason, error) {
+func (k *Kernel) explainSide(s slotmap.Slot, d event.Direction, peer Peer, point uint32) (*Side, event.Reason, error) {
 	own, err := k.Endpoints.At(s)
 	if err != nil {
 		return nil, 0, err
 	}
 	pol := own.Policy
-	side := &Side{SideVerdict: SideVerdict{By: ByTable, Table: pol.Egress, Gen: pol.Gen, Action: ActionDeny}}
-	if d == Ingress {
+	side := &Side{SideVerdict: event.SideVerdict{By: event.ByTable, Table: pol.Egress, Gen: pol.Gen, Action: event.ActionDeny}}
+	if d == event.Ingress {
 		side.Table = pol.Ingress
 	}
-	reason := Reason(0)
+	reason := event.Reason(0)
 	switch t := side.Table; {
 	case t == policytable.Deny:
-		reason = DropPolicyDenied
+		reason = event.DropPolicyDenied
 	case t == policytable.Allow:
-		side.Action = ActionAllow
-	case t == policytable.Pending && d == Ingress && peer.Identity == identity.Host:
-		side.Action = ActionAllow
+		side.Action = event.ActionAllow
+	case t == policytable.Pending && d == event.Ingress && peer.Identity == identity.Host:
+		side.Action = event.ActionAllow
 	case t == policytable.Pending:
-		reason = DropPolicyPending
+		reason = event.DropPolicyPending
 	default:
 		v, err := k.lookupTable(t, peer.Identity, peer.Addr, point)
 		switch {
 		case errors.Is(err, policytable.ErrNoTable):
-			return side, DropPolicyTable, nil
+			return side, event.DropPolicyTable, nil
 		case errors.Is(err, ErrCorrupt):
-			return side, DropTableCorrupt, nil
+			return side, event.DropTableCorrupt, nil
 		case err != nil:
 			return nil, 0, err
 		}
 		side.Lookup = v
-		side.By, side.Rule, side.Action = By(v.By), v.Rule, v.Action
+		side.By, side.Rule, side.Action = event.By(v.By), v.Rule, v.Action
 		switch {
-		case v.Action == ActionRedirect:
-			return side, DropNoProxy, nil
-		case v.Action == ActionDeny && side.By == ByUnknownIdentity:
-			reason = DropIdentityUnknown
-		case v.Action == ActionDeny:
-			reason = DropPolicyDenied
+		case v.Action == event.ActionRedirect:
+			return side, event.DropNoProxy, nil
+		case v.Action == event.ActionDeny && side.By == event.ByUnknownIdentity:
+			reason = event.DropIdentityUnknown
+		case v.Action == event.ActionDeny:
+			reason = event.DropPolicyDenied
 		}
 	}
 	if reason != 0 && own.Audit {
@@ -297,7 +299,7 @@ func (k *Kernel) explainSide(s slotmap.Slot, d Direction, peer Peer, point uint3
 }
 
 // explainConnection looks for the tracked connection.
-func (k *Kernel) explainConnection(x *Explanation, t Tuple) error {
+func (k *Kernel) explainConnection(x *Explanation, t conntrack.Tuple) error {
 	switch t.Protocol {
 	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP:
 	case unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6:
@@ -307,13 +309,13 @@ func (k *Kernel) explainConnection(x *Explanation, t Tuple) error {
 		t.Responder = netip.AddrPortFrom(t.Responder.Addr(), 0)
 	}
 	var err error
-	if x.Connection, x.Tracked, err = k.connection(t); err != nil || !x.Tracked {
+	if x.Connection, x.Tracked, err = k.Connections.Lookup(t); err != nil || !x.Tracked {
 		return err
 	}
 	c := x.Connection
 	x.Current = true
 	for _, e := range []struct {
-		End
+		conntrack.End
 		addr netip.Addr
 	}{{c.From, c.Initiator.Addr()}, {c.To, c.Responder.Addr()}} {
 		if e.Gen != 0 {

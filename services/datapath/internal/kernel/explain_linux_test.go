@@ -15,6 +15,8 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
@@ -103,16 +105,16 @@ func TestKernelExplainNamesEveryStep(t *testing.T) {
 	from := netip.AddrPortFrom(a.IPv4, 40000)
 	ask := func(proto uint8, src, dst netip.AddrPort) Explanation {
 		t.Helper()
-		x, err := r.k.Explain(Tuple{src, dst, proto})
+		x, err := r.k.Explain(conntrack.Tuple{Initiator: src, Responder: dst, Protocol: proto})
 		must(t, fmt.Sprintf("Explain %v to %v", src, dst), err)
 		return x
 	}
 
 	x := ask(6, from, netip.AddrPortFrom(b.IPv4, 80))
-	if x.Reason != ForwardPeer || x.Egress == nil || x.Ingress == nil {
+	if x.Reason != event.ForwardPeer || x.Egress == nil || x.Ingress == nil {
 		t.Fatalf("pod to pod: %+v", x)
 	}
-	if s := x.Egress; s.By != ByRule || s.Rule != 1 || s.Action != ActionAllow || s.Table != egress || !s.Lookup.IdentityRow || s.Lookup.IdentityClass != 1 {
+	if s := x.Egress; s.By != event.ByRule || s.Rule != 1 || s.Action != event.ActionAllow || s.Table != egress || !s.Lookup.IdentityRow || s.Lookup.IdentityClass != 1 {
 		t.Errorf("pod to pod, egress: %+v", s)
 	}
 	if s := x.Source; s.Slot != cast["a"].Slot || s.Identity != a.Identity || !s.Word.Known || s.Entry != ipmap.HostPrefix(a.IPv4) {
@@ -123,37 +125,37 @@ func TestKernelExplainNamesEveryStep(t *testing.T) {
 	}
 
 	x = ask(6, from, netip.AddrPortFrom(b.IPv4, 81))
-	if x.Reason != DropPolicyDenied || x.Egress.By != ByDefault || x.Egress.Rule != 0 || x.Ingress == nil {
+	if x.Reason != event.DropPolicyDenied || x.Egress.By != event.ByDefault || x.Egress.Rule != 0 || x.Ingress == nil {
 		t.Errorf("a port without a rule: %v, %+v", x.Reason, x.Egress)
 	}
 	x = ask(6, from, netip.AddrPortFrom(world4, 80))
-	if x.Reason != ForwardOutside || x.Ingress != nil || x.Egress.Rule != 3 || x.Egress.Lookup.AddressBlock != netip.MustParsePrefix("198.51.100.0/24") {
+	if x.Reason != event.ForwardOutside || x.Ingress != nil || x.Egress.Rule != 3 || x.Egress.Lookup.AddressBlock != netip.MustParsePrefix("198.51.100.0/24") {
 		t.Errorf("an address in two blocks: %v, %+v", x.Reason, x.Egress)
 	}
 	if d := x.Destination; d.Slot != slotmap.NoSlot || d.Identity != identity.WorldIPv4 || d.Entry.IsValid() {
 		t.Errorf("the world: %+v", d)
 	}
 	x = ask(6, from, netip.MustParseAddrPort("198.51.9.9:80"))
-	if x.Reason != DropPolicyDenied || x.Egress.By != ByRule || x.Egress.Rule != 2 {
+	if x.Reason != event.DropPolicyDenied || x.Egress.By != event.ByRule || x.Egress.Rule != 2 {
 		t.Errorf("the wider block denies: %v, %+v", x.Reason, x.Egress)
 	}
 	x = ask(6, from, netip.AddrPortFrom(remote4, 80))
-	if x.Reason != DropIdentityUnknown || x.Egress.By != ByUnknownIdentity || x.Destination.Word.Known {
+	if x.Reason != event.DropIdentityUnknown || x.Egress.By != event.ByUnknownIdentity || x.Destination.Word.Known {
 		t.Errorf("an identity that nobody announced: %v, %+v", x.Reason, x.Egress)
 	}
 	x = ask(6, netip.AddrPortFrom(host4, 1), from)
-	if x.Reason != ForwardFromStack || x.Ingress.By != ByHostAllow || x.Source.Slot != slotmap.HostSlot {
+	if x.Reason != event.ForwardFromStack || x.Ingress.By != event.ByHostAllow || x.Source.Slot != slotmap.HostSlot {
 		t.Errorf("the own host: %v, %+v, %+v", x.Reason, x.Ingress, x.Source)
 	}
 	must(t, "SetAudit", r.k.Endpoints.SetAudit(cast["a"].Slot, true))
 	x = ask(6, from, netip.MustParseAddrPort("198.51.9.9:80"))
-	if x.Reason != ForwardOutside || !x.Egress.Audited || x.Egress.Action != ActionDeny {
+	if x.Reason != event.ForwardOutside || !x.Egress.Audited || x.Egress.Action != event.ActionDeny {
 		t.Errorf("in audit mode: %v, %+v", x.Reason, x.Egress)
 	}
 
-	for _, tu := range []Tuple{
-		{netip.AddrPortFrom(world4, 1), netip.AddrPortFrom(remote4, 2), 6},
-		{netip.AddrPortFrom(host4, 1), netip.AddrPortFrom(world4, 2), 6},
+	for _, tu := range []conntrack.Tuple{
+		{Initiator: netip.AddrPortFrom(world4, 1), Responder: netip.AddrPortFrom(remote4, 2), Protocol: 6},
+		{Initiator: netip.AddrPortFrom(host4, 1), Responder: netip.AddrPortFrom(world4, 2), Protocol: 6},
 	} {
 		if _, err := r.k.Explain(tu); !errors.Is(err, ErrNotLocal) {
 			t.Errorf("Explain(%v): %v, want ErrNotLocal", tu, err)
@@ -171,12 +173,12 @@ func TestKernelExplainKnowsTheConnection(t *testing.T) {
 	}
 	bucket, err := r.k.Addresses.Epoch(b.IPv4)
 	must(t, "addressGen", err)
-	r.k.put(t, Connection{
-		Tuple: Tuple{from, to, 6}, From: End{Slot: cast["a"].Slot, Gen: gen("a")}, To: End{Slot: cast["b"].Slot, Gen: gen("b"), AddressGen: bucket},
-		Flags: SeenReply, EgressRule: 5,
+	r.k.put(t, conntrack.Connection{
+		Tuple: conntrack.Tuple{Initiator: from, Responder: to, Protocol: 6}, From: conntrack.End{Slot: cast["a"].Slot, Gen: gen("a")}, To: conntrack.End{Slot: cast["b"].Slot, Gen: gen("b"), AddressGen: bucket},
+		Flags: conntrack.SeenReply, EgressRule: 5,
 	})
-	r.k.put(t, Connection{Tuple: Tuple{netip.AddrPortFrom(a.IPv4, 77), netip.AddrPortFrom(b.IPv4, 77), 1}, From: End{Slot: slotmap.NoSlot}, To: End{Slot: slotmap.NoSlot}})
-	check := func(tu Tuple, tracked, current bool) {
+	r.k.put(t, conntrack.Connection{Tuple: conntrack.Tuple{Initiator: netip.AddrPortFrom(a.IPv4, 77), Responder: netip.AddrPortFrom(b.IPv4, 77), Protocol: 1}, From: conntrack.End{Slot: slotmap.NoSlot}, To: conntrack.End{Slot: slotmap.NoSlot}})
+	check := func(tu conntrack.Tuple, tracked, current bool) {
 		t.Helper()
 		x, err := r.k.Explain(tu)
 		must(t, "Explain", err)
@@ -184,15 +186,15 @@ func TestKernelExplainKnowsTheConnection(t *testing.T) {
 			t.Errorf("%v: tracked %v, current %v, %+v", tu, x.Tracked, x.Current, x.Connection)
 		}
 	}
-	check(Tuple{from, to, 6}, true, true)
-	check(Tuple{to, from, 6}, true, true)
-	check(Tuple{from, to, 17}, false, false)
+	check(conntrack.Tuple{Initiator: from, Responder: to, Protocol: 6}, true, true)
+	check(conntrack.Tuple{Initiator: to, Responder: from, Protocol: 6}, true, true)
+	check(conntrack.Tuple{Initiator: from, Responder: to, Protocol: 17}, false, false)
 	// the identifier of an echo
-	check(Tuple{netip.AddrPortFrom(a.IPv4, 77), netip.AddrPortFrom(b.IPv4, 8<<8), 1}, true, true)
+	check(conntrack.Tuple{Initiator: netip.AddrPortFrom(a.IPv4, 77), Responder: netip.AddrPortFrom(b.IPv4, 8<<8), Protocol: 1}, true, true)
 	must(t, "BumpAddress", r.k.Addresses.Bump(b.IPv4))
-	check(Tuple{from, to, 6}, true, false)
+	check(conntrack.Tuple{Initiator: from, Responder: to, Protocol: 6}, true, false)
 	setPolicy(t, r.k, cast["a"].Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Allow})
-	check(Tuple{from, to, 6}, true, false)
+	check(conntrack.Tuple{Initiator: from, Responder: to, Protocol: 6}, true, false)
 }
 
 // What Explain says is what the programs do, for first packets from and to a
@@ -209,7 +211,7 @@ func TestKernelExplainSaysWhatTheProgramsDo(t *testing.T) {
 		a.IPv6, b.IPv6, shaped.IPv6, host6, remote6, world6, nobody6, gateway6, podLocal,
 		netip.MustParseAddr("::1"), netip.MustParseAddr("ff02::5"),
 	}
-	reasons := map[Reason]int{}
+	reasons := map[event.Reason]int{}
 	for i, e := range tables {
 		in := tables[(i*5+3)%len(tables)]
 		for _, audit := range []bool{false, true} {
@@ -251,7 +253,7 @@ func TestKernelExplainSaysWhatTheProgramsDo(t *testing.T) {
 						c.prog, c.tuple.Protocol, c.tuple.Initiator, c.tuple.Responder, o.reason, x.Reason, x.Egress, x.Ingress)
 				}
 				for tu := range r.k.tracked(t) {
-					m, key := r.k.connectionMap(tu)
+					m, key := r.k.Connections.Map(tu)
 					must(t, "forget the connection", m.Delete(key))
 				}
 			}
@@ -263,7 +265,7 @@ func TestKernelExplainSaysWhatTheProgramsDo(t *testing.T) {
 }
 
 type firstPacket struct {
-	tuple Tuple
+	tuple conntrack.Tuple
 	prog  string
 	in    []byte
 }
@@ -282,7 +284,7 @@ func (r runner) firstPacket(t *testing.T, proto uint8, addr netip.Addr, port uin
 	}
 	here, there := netip.AddrPortFrom(own, 40000), netip.AddrPortFrom(addr, port)
 	if !to {
-		c = firstPacket{Tuple{here, there, proto}, fromPodName, from6(addr, proto, payload)}
+		c = firstPacket{conntrack.Tuple{Initiator: here, Responder: there, Protocol: proto}, fromPodName, from6(addr, proto, payload)}
 		if addr.Is4() {
 			c.in = from4(addr, proto, payload)
 		}
@@ -293,7 +295,7 @@ func (r runner) firstPacket(t *testing.T, proto uint8, addr netip.Addr, port uin
 	if addr.IsMulticast() || addr.IsLinkLocalUnicast() || s != slotmap.NoSlot && s != slotmap.HostSlot {
 		return c, false // no sender, or one that is judged where its packets leave it
 	}
-	c = firstPacket{Tuple{netip.AddrPortFrom(addr, 40000), netip.AddrPortFrom(own, port), proto}, toPodName, to6(addr, proto, payload)}
+	c = firstPacket{conntrack.Tuple{Initiator: netip.AddrPortFrom(addr, 40000), Responder: netip.AddrPortFrom(own, port), Protocol: proto}, toPodName, to6(addr, proto, payload)}
 	if addr.Is4() {
 		c.in = to4(addr, proto, payload)
 	}

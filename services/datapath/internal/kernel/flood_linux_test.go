@@ -13,6 +13,8 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
 
@@ -43,13 +45,13 @@ func TestKernelFloodOfOneEndpointPushesOutNobody(t *testing.T) {
 	publish(t, k, a)
 	other := publish(t, k, b)
 	// Nothing may expire meanwhile: under emulation the flood takes minutes.
-	patient := DefaultConnectionTimeouts()
+	patient := conntrack.DefaultTimeouts()
 	patient.TCPOpening, patient.UDPUnanswered = time.Hour, time.Hour
-	col, err := k.NewCollector(CollectorOptions{Timeouts: patient})
+	col, err := k.Connections.NewCollector(conntrack.CollectorOptions{Timeouts: patient})
 	must(t, "NewCollector", err)
 
 	const idle = 2000
-	k.putAll(t, begun(remotes(other, 6, 0, idle, SeenReply, monotonicSeconds())))
+	k.putAll(t, begun(remotes(other, 6, 0, idle, conntrack.SeenReply, conntrack.MonotonicSeconds())))
 	sent, passed := 0, 0
 	for range 12 {
 		collect(t, col)
@@ -68,14 +70,14 @@ func TestKernelFloodOfOneEndpointPushesOutNobody(t *testing.T) {
 		t.Errorf("%d connections of the other endpoint are left of %d", kept, idle)
 	}
 	const room = 131072 - 131072/8
-	if p.Evicted != 0 || p.Live[0] > room+13*leastBudget {
+	if p.Evicted != 0 || p.Live[0] > room+13*conntrack.LeastBudget {
 		t.Errorf("%d evicted and %d live, want none and at most %d", p.Evicted, p.Live[0], room)
 	}
-	dropped := r.counters(t)[cell{DropConnectionBudget, Egress}].Packets
+	dropped := r.counters(t)[cell{event.DropConnectionBudget, event.Egress}].Packets
 	if passed+int(dropped) != sent || dropped == 0 {
 		t.Errorf("%d passed and %d were over the budget, want together %d", passed, dropped, sent)
 	}
-	if _, limit := col.budgetOf(other.Slot); limit < 20_000 {
+	if _, limit := col.Budget(other.Slot, 0); limit < 20_000 {
 		t.Errorf("the other endpoint may begin %d connections", limit)
 	}
 }
@@ -93,7 +95,7 @@ func TestKernelBudgetsOutliveTheirCollector(t *testing.T) {
 	defer func() { must(t, "delete the device", netlink.LinkDel(link)) }()
 	must(t, "set the device up", netlink.LinkSetUp(link))
 	flooder, other := publish(t, k, a), publish(t, k, testEndpoint(uint32(link.Attrs().Index), 20))
-	col, err := k.NewCollector(CollectorOptions{})
+	col, err := k.Connections.NewCollector(conntrack.CollectorOptions{})
 	must(t, "NewCollector", err)
 	collect(t, col)
 	budgets := k.Pins.Map(bpf.MapsMapSlBudget)
@@ -104,9 +106,9 @@ func TestKernelBudgetsOutliveTheirCollector(t *testing.T) {
 	// its memory goes with the process; nothing else does
 
 	const talks = 2000
-	flows := begun(remotes(other, 17, 0, talks, SeenReply, monotonicSeconds()))
+	flows := begun(remotes(other, 17, 0, talks, conntrack.SeenReply, conntrack.MonotonicSeconds()))
 	k.putAll(t, flows)
-	tuples := make([]Tuple, 0, talks)
+	tuples := make([]conntrack.Tuple, 0, talks)
 	for _, c := range flows {
 		tuples = append(tuples, c.Tuple)
 	}
@@ -140,7 +142,7 @@ func TestKernelBudgetsOutliveTheirCollector(t *testing.T) {
 }
 
 // talk sends a packet of each of an endpoint's UDP flows.
-func (r runner) talk(t testing.TB, e slotmap.Endpoint, flows []Tuple) {
+func (r runner) talk(t testing.TB, e slotmap.Endpoint, flows []conntrack.Tuple) {
 	t.Helper()
 	prog := r.k.program(fromPodName)
 	for _, tu := range flows {
@@ -157,9 +159,9 @@ func TestKernelCollectorTakesNoFlowFromThePrograms(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
 	r := runner{k}
 	publish(t, k, a)
-	times := DefaultConnectionTimeouts()
+	times := conntrack.DefaultTimeouts()
 	times.UDPUnanswered = 2 * time.Second
-	col, err := k.NewCollector(CollectorOptions{Timeouts: times, MinInterval: 10 * time.Millisecond, MaxInterval: 20 * time.Millisecond})
+	col, err := k.Connections.NewCollector(conntrack.CollectorOptions{Timeouts: times, MinInterval: 10 * time.Millisecond, MaxInterval: 20 * time.Millisecond})
 	must(t, "NewCollector", err)
 
 	const busy, idle = 300, 700
@@ -175,7 +177,7 @@ func TestKernelCollectorTakesNoFlowFromThePrograms(t *testing.T) {
 	})
 	stop()
 	<-ended
-	c, err := k.ConnectionCounters()
+	c, err := k.Connections.Counters()
 	must(t, "ConnectionCounters", err)
 	if c.Created != busy+idle || c.Expired != idle {
 		t.Errorf("%d begun and %d expired, want %d and %d: a flow in use was taken and began again", c.Created, c.Expired, busy+idle, idle)
@@ -191,7 +193,7 @@ func TestKernelFloodOfVerdictsTellsWhatIsMissing(t *testing.T) {
 	k := openKernel(t, o)
 	r := runner{k}
 	publish(t, k, a)
-	events, err := k.Events()
+	events, err := k.Events.Read()
 	must(t, "Events", err)
 	defer events.Close()
 	const sent = 3000
@@ -202,25 +204,25 @@ func TestKernelFloodOfVerdictsTellsWhatIsMissing(t *testing.T) {
 	next := func() {
 		e, err := events.Read(t.Context())
 		must(t, "Read", err)
-		if e.Type != ConnectionJudged || e.Egress.By != ByTable {
+		if e.Type != event.ConnectionJudged || e.Egress.By != event.ByTable {
 			t.Errorf("event %+v, want a verdict", e)
 		}
 		read++
 		told += uint64(e.Lost)
 	}
-	for events.ring.AvailableBytes() > 0 {
+	for events.Waiting() > 0 {
 		next()
 	}
 	// the next second's first event tells of the rest
 	more := uint64(0)
 	wait(t, func() bool {
 		more += uint64(r.begin(t, sent+int(more), 1))
-		return events.ring.AvailableBytes() > 0
+		return events.Waiting() > 0
 	})
-	for events.ring.AvailableBytes() > 0 {
+	for events.Waiting() > 0 {
 		next()
 	}
-	lost, err := k.EventsLost()
+	lost, err := k.Events.Lost()
 	must(t, "EventsLost", err)
 	if read+told != sent+more || told != lost || lost == 0 {
 		t.Errorf("%d events read, %d told as missing, %d lost, of %d", read, told, lost, sent+more)

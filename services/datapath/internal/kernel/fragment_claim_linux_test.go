@@ -19,6 +19,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -224,7 +225,7 @@ func newFragmentNode(t *testing.T) *fragmentNode {
 // send sends a datagram from outside in fragments, and gives what the recorder
 // and the counters have seen more when so many pieces have reached the pod's
 // device. A piece that our program drops is the last.
-func (n *fragmentNode) send(t *testing.T, src netip.Addr, options int, pieces uint64) (map[seen]uint64, map[Reason]uint64) {
+func (n *fragmentNode) send(t *testing.T, src netip.Addr, options int, pieces uint64) (map[seen]uint64, map[event.Reason]uint64) {
 	t.Helper()
 	n.sent++
 	dst := n.pod.IPv4
@@ -244,7 +245,7 @@ func (n *fragmentNode) send(t *testing.T, src netip.Addr, options int, pieces ui
 			sendRaw(t, "slup1", frame([6]byte(n.uplink.Attrs().HardwareAddr), [6]byte{2, 0, 0, 0, 9, 2}, protocol, b))
 		}
 	})
-	got, verdicts := map[seen]uint64{}, map[Reason]uint64{}
+	got, verdicts := map[seen]uint64{}, map[event.Reason]uint64{}
 	waitFor(t, "the fragments at the pod's device", func() bool {
 		var arrived, judged uint64
 		for s, c := range n.record() {
@@ -254,8 +255,8 @@ func (n *fragmentNode) send(t *testing.T, src netip.Addr, options int, pieces ui
 			arrived += got[s]
 		}
 		after := n.counters(t)
-		for _, r := range []Reason{ForwardFromStack, DropPolicyPending} {
-			if c := (cell{r, Ingress}); after[c].Packets > counters[c].Packets {
+		for _, r := range []event.Reason{event.ForwardFromStack, event.DropPolicyPending} {
+			if c := (cell{r, event.Ingress}); after[c].Packets > counters[c].Packets {
 				verdicts[r] = after[c].Packets - counters[c].Packets
 			}
 			judged += verdicts[r]
@@ -275,12 +276,12 @@ func TestKernelFragmentsOfForwardedPacketsAreNotTheHosts(t *testing.T) {
 		src     netip.Addr
 		ingress policytable.ID
 		pieces  uint64
-		reason  Reason
+		reason  event.Reason
 	}{
-		{"IPv4, masqueraded", outside4, policytable.Allow, 3, ForwardFromStack},
-		{"IPv4, masqueraded", outside4, policytable.Pending, 1, DropPolicyPending},
-		{"IPv6, of the world", world6, policytable.Allow, 3, ForwardFromStack},
-		{"IPv6, forged", host6, policytable.Pending, 1, DropPolicyPending},
+		{"IPv4, masqueraded", outside4, policytable.Allow, 3, event.ForwardFromStack},
+		{"IPv4, masqueraded", outside4, policytable.Pending, 1, event.DropPolicyPending},
+		{"IPv6, of the world", world6, policytable.Allow, 3, event.ForwardFromStack},
+		{"IPv6, forged", host6, policytable.Pending, 1, event.DropPolicyPending},
 	} {
 		t.Run(fmt.Sprintf("%s, table %d", c.name, c.ingress), func(t *testing.T) {
 			setPolicy(t, n.k, n.pod.Slot, slotmap.Policy{Egress: policytable.Deny, Ingress: c.ingress})
@@ -318,7 +319,7 @@ func TestKernelCopiedIPv6FragmentsKeepTheirMark(t *testing.T) {
 func TestKernelCopiedFragmentsUnderTheHostsAddressAreTheWorlds(t *testing.T) {
 	n := newFragmentNode(t)
 	setPolicy(t, n.k, n.pod.Slot, slotmap.Policy{Egress: policytable.Deny, Ingress: policytable.Pending})
-	if _, verdicts := n.send(t, host6, 128, 1); verdicts[ForwardFromStack] != 0 {
+	if _, verdicts := n.send(t, host6, 128, 1); verdicts[event.ForwardFromStack] != 0 {
 		t.Errorf("into a pod that only the host may enter: %v", verdicts)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -48,14 +49,14 @@ func TestKernelTheCounterOfGensGoesOnBehindThoseOfConnections(t *testing.T) {
 	k, err := Open(t.Context(), testOptions(newBPFFS(t)))
 	must(t, "Open", err)
 	for i, e := range []struct {
-		tu       Tuple
+		tu       conntrack.Tuple
 		from, to uint32
 	}{
 		{tuple(6, "10.244.0.10:40000", "10.244.0.20:80"), 70, 0},
 		{tuple(6, "[fd00:244::a]:40000", "[fd00:244::14]:80"), 0, 90},
 		{tuple(6, "10.244.0.10:40001", "10.244.0.20:80"), math.MaxUint32, math.MaxUint32 - 1},
 	} {
-		k.put(t, Connection{Tuple: e.tu, From: End{Slot: slotmap.Slot(i + 1), Gen: e.from}, To: End{Slot: slotmap.Slot(i + 2), Gen: e.to}})
+		k.put(t, conntrack.Connection{Tuple: e.tu, From: conntrack.End{Slot: slotmap.Slot(i + 1), Gen: e.from}, To: conntrack.End{Slot: slotmap.Slot(i + 2), Gen: e.to}})
 	}
 	k = reopenWithout(t, k, bpf.MapsMapSlGen)
 	if e := publish(t, k, a); e.Policy.Gen <= 90 || e.Policy.Gen > 100 {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -37,7 +38,7 @@ func newJudge(t testing.TB, k *Kernel) judge {
 
 // ask puts the question behind an Ethernet header and reads the answer from
 // behind the question.
-func (j judge) ask(t testing.TB, q bpf.MapsSlQuestion) (Reason, bpf.MapsSlSide) {
+func (j judge) ask(t testing.TB, q bpf.MapsSlQuestion) (event.Reason, bpf.MapsSlSide) {
 	t.Helper()
 	in, err := binary.Append(make([]byte, 14), binary.NativeEndian, q)
 	must(t, "encode the question", err)
@@ -52,7 +53,7 @@ func (j judge) ask(t testing.TB, q bpf.MapsSlQuestion) (Reason, bpf.MapsSlSide) 
 	var answer bpf.MapsSlAnswer
 	_, err = binary.Decode(opts.DataOut[at:], binary.NativeEndian, &answer)
 	must(t, "decode the answer", err)
-	return Reason(answer.Reason), answer.Side
+	return event.Reason(answer.Reason), answer.Side
 }
 
 // question about a peer of a pod's table.
@@ -62,7 +63,7 @@ func question(table policytable.ID, peer identity.Numeric, addr netip.Addr, prot
 		Point:     uint32(proto)<<16 | uint32(port),
 		Table:     uint16(table),
 		Family:    6,
-		Direction: uint8(Ingress),
+		Direction: uint8(event.Ingress),
 	}
 	copy(q.Addr[:], addr.AsSlice())
 	if addr.Is4() {
@@ -219,51 +220,51 @@ func TestKernelVerdictsAreThoseOfTheTable(t *testing.T) {
 		port   uint16
 		egress bool
 		audit  bool
-		reason Reason
+		reason event.Reason
 		side   bpf.MapsSlSide
 	}{
-		{name: "table 0 denies", table: policytable.Deny, peer: web, reason: DropPolicyDenied, side: bpf.MapsSlSide{By: byTable}},
+		{name: "table 0 denies", table: policytable.Deny, peer: web, reason: event.DropPolicyDenied, side: bpf.MapsSlSide{By: byTable}},
 		{name: "table 0 passes in audit mode", table: policytable.Deny, peer: web, audit: true, side: bpf.MapsSlSide{By: byTable, Audited: 1}},
 		{name: "table 1 allows", table: policytable.Allow, peer: lost, side: bpf.MapsSlSide{By: byTable, Action: actAllow}},
 		{name: "pending lets the host in", table: policytable.Pending, peer: identity.Host, side: bpf.MapsSlSide{By: byTable, Action: actAllow}},
-		{name: "pending lets nobody else in", table: policytable.Pending, peer: web, reason: DropPolicyPending, side: bpf.MapsSlSide{By: byTable}},
-		{name: "pending lets nothing out", table: policytable.Pending, peer: identity.Host, egress: true, reason: DropPolicyPending, side: bpf.MapsSlSide{By: byTable}},
+		{name: "pending lets nobody else in", table: policytable.Pending, peer: web, reason: event.DropPolicyPending, side: bpf.MapsSlSide{By: byTable}},
+		{name: "pending lets nothing out", table: policytable.Pending, peer: identity.Host, egress: true, reason: event.DropPolicyPending, side: bpf.MapsSlSide{By: byTable}},
 		{name: "pending passes in audit mode", table: policytable.Pending, peer: web, audit: true, side: bpf.MapsSlSide{By: byTable, Audited: 1}},
-		{name: "a number between the fixed ones and the others", table: 15, peer: web, reason: DropPolicyTable, side: bpf.MapsSlSide{By: byTable}},
-		{name: "a table that nobody wrote", table: unused, peer: web, reason: DropPolicyTable, side: bpf.MapsSlSide{By: byTable}},
-		{name: "a table that nobody wrote, in audit mode", table: unused, peer: web, audit: true, reason: DropPolicyTable, side: bpf.MapsSlSide{By: byTable}},
-		{name: "a table beyond the map", table: 65535, peer: web, reason: DropPolicyTable, side: bpf.MapsSlSide{By: byTable}},
+		{name: "a number between the fixed ones and the others", table: 15, peer: web, reason: event.DropPolicyTable, side: bpf.MapsSlSide{By: byTable}},
+		{name: "a table that nobody wrote", table: unused, peer: web, reason: event.DropPolicyTable, side: bpf.MapsSlSide{By: byTable}},
+		{name: "a table that nobody wrote, in audit mode", table: unused, peer: web, audit: true, reason: event.DropPolicyTable, side: bpf.MapsSlSide{By: byTable}},
+		{name: "a table beyond the map", table: 65535, peer: web, reason: event.DropPolicyTable, side: bpf.MapsSlSide{By: byTable}},
 
-		{name: "no rule", table: plain, peer: web, port: 9, reason: DropPolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
+		{name: "no rule", table: plain, peer: web, port: 9, reason: event.DropPolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
 		{name: "no rule in audit mode", table: plain, peer: web, port: 9, audit: true, side: bpf.MapsSlSide{By: byDefault, Audited: 1}},
 		{name: "no rule where the default allows", table: open, peer: web, port: 9, side: bpf.MapsSlSide{By: byDefault, Action: actAllow}},
-		{name: "an Admin deny beats the rest", table: open, peer: web, port: 10, reason: DropPolicyDenied, side: bpf.MapsSlSide{By: byRule, Rule: 1}},
+		{name: "an Admin deny beats the rest", table: open, peer: web, port: 10, reason: event.DropPolicyDenied, side: bpf.MapsSlSide{By: byRule, Rule: 1}},
 		{name: "an Admin pass leaves it to the rest", table: plain, peer: web, port: 11, side: bpf.MapsSlSide{By: byRule, Rule: 3, Action: actAllow}},
-		{name: "a redirect needs a proxy", table: plain, peer: web, port: 12, reason: DropNoProxy, side: bpf.MapsSlSide{By: byRule, Rule: 4, Action: actRedirect}},
-		{name: "a redirect in audit mode is one", table: plain, peer: web, port: 12, audit: true, reason: DropNoProxy, side: bpf.MapsSlSide{By: byRule, Rule: 4, Action: actRedirect}},
-		{name: "a deny of the rest", table: open, peer: web, port: 13, reason: DropPolicyDenied, side: bpf.MapsSlSide{By: byRule, Rule: 5}},
+		{name: "a redirect needs a proxy", table: plain, peer: web, port: 12, reason: event.DropNoProxy, side: bpf.MapsSlSide{By: byRule, Rule: 4, Action: actRedirect}},
+		{name: "a redirect in audit mode is one", table: plain, peer: web, port: 12, audit: true, reason: event.DropNoProxy, side: bpf.MapsSlSide{By: byRule, Rule: 4, Action: actRedirect}},
+		{name: "a deny of the rest", table: open, peer: web, port: 13, reason: event.DropPolicyDenied, side: bpf.MapsSlSide{By: byRule, Rule: 5}},
 		{name: "a deny in audit mode names its rule", table: open, peer: web, port: 13, audit: true, side: bpf.MapsSlSide{By: byRule, Rule: 5, Audited: 1}},
-		{name: "an Admin pass without a rest is the default", table: plain, peer: web, port: 14, reason: DropPolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
+		{name: "an Admin pass without a rest is the default", table: plain, peer: web, port: 14, reason: event.DropPolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
 		{name: "a pass of the rest is the default", table: open, peer: web, port: 15, side: bpf.MapsSlSide{By: byDefault, Action: actAllow}},
 		{name: "an Admin allow beats a deny of the rest", table: plain, peer: web, port: 16, side: bpf.MapsSlSide{By: byRule, Rule: 3, Action: actAllow}},
 
 		{name: "the host where it is allowed", table: host, peer: identity.Host, port: 10, side: bpf.MapsSlSide{By: byHost, Action: actAllow}},
-		{name: "the host where it is not", table: plain, peer: identity.Host, port: 10, reason: DropPolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
-		{name: "another peer where the host is allowed", table: host, peer: web, port: 9, reason: DropPolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
+		{name: "the host where it is not", table: plain, peer: identity.Host, port: 10, reason: event.DropPolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
+		{name: "another peer where the host is allowed", table: host, peer: web, port: 9, reason: event.DropPolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
 
-		{name: "an unknown peer", table: plain, peer: lost, port: 10, reason: DropIdentityUnknown, side: bpf.MapsSlSide{By: byUnknown}},
+		{name: "an unknown peer", table: plain, peer: lost, port: 10, reason: event.DropIdentityUnknown, side: bpf.MapsSlSide{By: byUnknown}},
 		{name: "an unknown peer where the default allows", table: open, peer: lost, port: 10, side: bpf.MapsSlSide{By: byDefault, Action: actAllow}},
 		{name: "an unknown peer in audit mode", table: plain, peer: lost, port: 10, audit: true, side: bpf.MapsSlSide{By: byUnknown, Audited: 1}},
-		{name: "an unknown peer denied by a rule", table: strict, peer: lost, port: 13, addr: world4, reason: DropIdentityUnknown, side: bpf.MapsSlSide{By: byUnknown, Rule: 5}},
+		{name: "an unknown peer denied by a rule", table: strict, peer: lost, port: 13, addr: world4, reason: event.DropIdentityUnknown, side: bpf.MapsSlSide{By: byUnknown, Rule: 5}},
 		{name: "an unknown peer allowed by a wildcard", table: strict, peer: lost, port: 16, addr: world4, side: bpf.MapsSlSide{By: byRule, Rule: 3, Action: actAllow}},
-		{name: "a number of another cluster", table: plain, peer: 0x10000 + 300, port: 16, reason: DropIdentityUnknown, side: bpf.MapsSlSide{By: byUnknown}},
-		{name: "a node-local number beyond the array", table: plain, peer: 0xff1000, port: 16, reason: DropIdentityUnknown, side: bpf.MapsSlSide{By: byUnknown}},
+		{name: "a number of another cluster", table: plain, peer: 0x10000 + 300, port: 16, reason: event.DropIdentityUnknown, side: bpf.MapsSlSide{By: byUnknown}},
+		{name: "a node-local number beyond the array", table: plain, peer: 0xff1000, port: 16, reason: event.DropIdentityUnknown, side: bpf.MapsSlSide{By: byUnknown}},
 
 		{name: "an address in a block", table: addresses, peer: local, addr: inside4, port: 20, side: bpf.MapsSlSide{By: byRule, Rule: 6, Action: actAllow}},
 		{name: "an IPv6 address in a block", table: addresses, peer: local, addr: inside6, port: 20, side: bpf.MapsSlSide{By: byRule, Rule: 6, Action: actAllow}},
-		{name: "an address in no block", table: addresses, peer: local, addr: host4, port: 20, reason: DropPolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
-		{name: "another scope in the block", table: addresses, peer: web, addr: inside4, port: 20, reason: DropPolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
-		{name: "an address where the table does not ask", table: plain, peer: local, addr: inside4, port: 20, reason: DropPolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
+		{name: "an address in no block", table: addresses, peer: local, addr: host4, port: 20, reason: event.DropPolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
+		{name: "another scope in the block", table: addresses, peer: web, addr: inside4, port: 20, reason: event.DropPolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
+		{name: "an address where the table does not ask", table: plain, peer: local, addr: inside4, port: 20, reason: event.DropPolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
 		{name: "the identity's rule has the lower number", table: addresses, peer: local, addr: inside4, port: 16, side: bpf.MapsSlSide{By: byRule, Rule: 3, Action: actAllow}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -272,7 +273,7 @@ func TestKernelVerdictsAreThoseOfTheTable(t *testing.T) {
 			}
 			q := question(c.table, c.peer, c.addr, 6, c.port)
 			if c.egress {
-				q.Direction = uint8(Egress)
+				q.Direction = uint8(event.Egress)
 			}
 			if c.audit {
 				q.Flags = 1
@@ -347,8 +348,8 @@ func TestKernelDamagedTablesNeverAllow(t *testing.T) {
 			update(t, k, bpf.MapsMapSlTable, uint32(id), h)
 			q := question(id, peer, b.IPv4, 6, 16)
 			q.Flags = 1
-			if reason, side := j.ask(t, q); reason != DropTableCorrupt {
-				t.Errorf("%v, %+v, want %v", reason, side, DropTableCorrupt)
+			if reason, side := j.ask(t, q); reason != event.DropTableCorrupt {
+				t.Errorf("%v, %+v, want %v", reason, side, event.DropTableCorrupt)
 			}
 		})
 	}

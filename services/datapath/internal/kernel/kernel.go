@@ -31,7 +31,10 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
@@ -106,12 +109,12 @@ type Kernel struct {
 	Endpoints *slotmap.Maps
 	Addresses *ipmap.Maps
 
+	Connections *conntrack.Connections
+	Events      *event.Events
+
 	mu     sync.RWMutex // held for writing by every change, and by Close
 	closed bool
 	tables *tableStore
-
-	overlap overlap
-	states  map[string]stateAt // of the maps of connections, by name
 }
 
 // Policies are the handles that keep policies in the kernel: the tables, and
@@ -155,11 +158,16 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 	if k.Pins, err = pin.Open(pin.Options{Dir: o.Dir, ValidateOnly: o.ValidateOnly, Log: o.Log}, spec); err != nil {
 		return nil, err
 	}
-	if err := k.findStates(); err != nil {
-		return nil, err
-	}
 	k.Addresses = ipmap.Open(k.Pins)
 	k.Endpoints = slotmap.Open(k.Pins, k.Addresses, slotmap.Options{Reserved: o.ReservedEndpoints, Log: o.Log})
+	k.Events = event.Open(k.Pins)
+	world4, world6 := o.worlds()
+	k.Connections, err = conntrack.Open(k.Pins, conntrack.Options{
+		Endpoints: k.Endpoints, Worlds: [2]identity.Numeric{world4, world6}, Log: o.Log,
+	})
+	if err != nil {
+		return nil, err
+	}
 	left, err := k.adoptTables()
 	if err != nil {
 		return nil, fmt.Errorf("adopt the policy tables: %w", err)
@@ -182,20 +190,15 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 // tables hold. No other process writes them meanwhile.
 func (k *Kernel) settle(ctx context.Context, podCIDRs []netip.Prefix, left *contents) error {
 	if k.Pins.Created(bpf.MapsMapSlGen) && k.Pins.Adopted {
-		err := k.Endpoints.ContinueGens(func(visit func(uint32)) error { return eachGen(k.Pins, visit) })
-		if err != nil {
+		if err := k.Endpoints.ContinueGens(k.Connections.EachGen); err != nil {
 			return fmt.Errorf("continue the counter of gens: %w", err)
 		}
-	}
-	if err := k.dropStale(); err != nil {
-		return fmt.Errorf("compare connections with those of the version before: %w", err)
 	}
 	if err := k.Endpoints.Settle(); err != nil {
 		return err
 	}
-	if lostConnections(k.Pins) {
-		k.log.Warn("connections were lost: what a policy may have terminated is not picked up for the life of a connection")
-		k.Endpoints.StopPickUp()
+	if err := k.Connections.Settle(); err != nil {
+		return err
 	}
 	if err := k.Addresses.SyncPodRanges(podCIDRs, k.log); err != nil {
 		return fmt.Errorf("put the pod ranges into the ipcache: %w", err)
@@ -269,6 +272,12 @@ func (k *Kernel) Close() error {
 		return nil
 	}
 	k.closed = true
+	if k.Connections != nil {
+		k.Connections.Close()
+	}
+	if k.Events != nil {
+		k.Events.Close()
+	}
 	if k.Endpoints != nil {
 		k.Endpoints.Close()
 		k.Addresses.Close()

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 
 	"github.com/cilium/ebpf"
@@ -172,4 +173,15 @@ func addrOwners(k *Kernel) (map[netip.Addr]slotmap.Slot, error) {
 		owners[netip.AddrFrom16(a16)] = slotmap.Slot(slot)
 	}
 	return owners, it.Err()
+}
+
+func tuple(proto uint8, initiator, responder string) conntrack.Tuple {
+	return conntrack.Tuple{Initiator: netip.MustParseAddrPort(initiator), Responder: netip.MustParseAddrPort(responder), Protocol: proto}
+}
+
+// addrPort is the n-th end after ap.
+func addrPort(ap netip.AddrPort, n int) netip.AddrPort {
+	b := ap.Addr().As4()
+	b[1] ^= byte(n >> 16)
+	return netip.AddrPortFrom(netip.AddrFrom4(b), uint16(n))
 }

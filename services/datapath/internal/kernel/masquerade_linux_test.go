@@ -13,6 +13,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -46,7 +47,7 @@ func TestKernelMasqueradedUDPIsNotTheHostsFlow(t *testing.T) {
 		}
 		return from
 	}
-	denied := func() uint64 { return n.counters(t)[cell{DropPolicyPending, Ingress}].Packets }
+	denied := func() uint64 { return n.counters(t)[cell{event.DropPolicyPending, event.Ingress}].Packets }
 
 	setPolicy(t, n.k, n.pod.Slot, slotmap.Policy{Egress: policytable.Deny, Ingress: policytable.Allow})
 	container(4000)

@@ -15,6 +15,8 @@ import (
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf/swapped"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
@@ -43,7 +45,7 @@ func (th *theatre) reopen(t *testing.T, dir string, b build) {
 	o.build = b
 	th.k = openKernel(t, o)
 	var err error
-	th.events, err = th.k.Events()
+	th.events, err = th.k.Events.Read()
 	must(t, "Events", err)
 	t.Cleanup(func() { th.events.Close() })
 }
@@ -93,35 +95,35 @@ func (th *theatre) held(t *testing.T) (current, previous int) {
 func openings() []act {
 	return []act{
 		policy("a", policytable.Allow, policytable.Deny), policy("b", policytable.Allow, policytable.Allow),
-		say("b", "world", segment(6000, 80, flagSYN), ForwardOutside),
-		say("world", "b", segment(80, 6000, flagSYN|flagACK), ForwardFromStack),
-		say("b", "world", segment(6000, 80, flagACK), ForwardOutside),
+		say("b", "world", segment(6000, 80, flagSYN), event.ForwardOutside),
+		say("world", "b", segment(80, 6000, flagSYN|flagACK), event.ForwardFromStack),
+		say("b", "world", segment(6000, 80, flagACK), event.ForwardOutside),
 		policy("b", policytable.Deny, policytable.Allow),
-		say("b", "world", segment(6000, 80, flagACK), DropPolicyDenied),
-		say("a", "b", datagram(4000, 53), ForwardPeer),
-		say("b", "a", datagram(53, 4000), ForwardPeer),
-		say("a", "b", segment(5000, 80, flagSYN), ForwardPeer),
-		say("b", "a", segment(80, 5000, flagSYN|flagACK), ForwardPeer),
-		say("a", "b", segment(5000, 80, flagACK), ForwardPeer),
-		say("a", "b", ping(false, 7), ForwardPeer),
-		say("b", "a", ping(true, 7), ForwardPeer),
+		say("b", "world", segment(6000, 80, flagACK), event.DropPolicyDenied),
+		say("a", "b", datagram(4000, 53), event.ForwardPeer),
+		say("b", "a", datagram(53, 4000), event.ForwardPeer),
+		say("a", "b", segment(5000, 80, flagSYN), event.ForwardPeer),
+		say("b", "a", segment(80, 5000, flagSYN|flagACK), event.ForwardPeer),
+		say("a", "b", segment(5000, 80, flagACK), event.ForwardPeer),
+		say("a", "b", ping(false, 7), event.ForwardPeer),
+		say("b", "a", ping(true, 7), event.ForwardPeer),
 	}
 }
 
 // sequels are what the connections say next: the server first.
 func sequels() []act {
 	return []act{
-		say("b", "a", datagram(53, 4000), ForwardPeer),
-		say("a", "b", datagram(4000, 53), ForwardPeer),
-		say("b", "a", segment(80, 5000, flagACK|flagPSH), ForwardPeer),
-		say("a", "b", segment(5000, 80, flagACK), ForwardPeer),
-		say("b", "a", ping(true, 7), ForwardPeer),
-		say("a", "b", ping(false, 7), ForwardPeer),
+		say("b", "a", datagram(53, 4000), event.ForwardPeer),
+		say("a", "b", datagram(4000, 53), event.ForwardPeer),
+		say("b", "a", segment(80, 5000, flagACK|flagPSH), event.ForwardPeer),
+		say("a", "b", segment(5000, 80, flagACK), event.ForwardPeer),
+		say("b", "a", ping(true, 7), event.ForwardPeer),
+		say("a", "b", ping(false, 7), event.ForwardPeer),
 		// cut, and not picked up
-		say("world", "b", segment(80, 6000, flagACK|flagPSH), DropPolicyDenied),
-		say("b", "world", segment(6000, 80, flagACK), DropPolicyDenied),
+		say("world", "b", segment(80, 6000, flagACK|flagPSH), event.DropPolicyDenied),
+		say("b", "world", segment(6000, 80, flagACK), event.DropPolicyDenied),
 		// never begun
-		say("b", "a", datagram(53, 4999), DropPolicyDenied),
+		say("b", "a", datagram(53, 4999), event.DropPolicyDenied),
 	}
 }
 
@@ -129,12 +131,12 @@ const kept = 4 // connections that openings leave
 
 // unjudged checks that the connections were moved and not judged, and that each
 // is in one map.
-func (th *theatre) unjudged(t *testing.T, when string, before ConnectionCounters) {
+func (th *theatre) unjudged(t *testing.T, when string, before conntrack.Counters) {
 	t.Helper()
 	if len(th.judged) > 0 {
 		t.Errorf("%s: judged again: %+v", when, th.judged)
 	}
-	after, err := th.k.ConnectionCounters()
+	after, err := th.k.Connections.Counters()
 	must(t, "ConnectionCounters", err)
 	if after != before {
 		t.Errorf("%s: counters %+v, before %+v", when, after, before)
@@ -150,7 +152,7 @@ func TestKernelConnectionsLiveOnOverAnUpgradeAndBack(t *testing.T) {
 			th := newTheatre(t, v6)
 			th.begin(t, swappedBuild)
 			th.goOn(t, "the beginning", openings())
-			before, err := th.k.ConnectionCounters()
+			before, err := th.k.Connections.Counters()
 			must(t, "ConnectionCounters", err)
 			for _, step := range []struct {
 				when string
@@ -205,14 +207,14 @@ func TestKernelConnectionsOfTheEarlierVersionLiveOn(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			th := newTheatre(t, v6)
 			th.goOn(t, "the beginning", openings())
-			before, err := th.k.ConnectionCounters()
+			before, err := th.k.Connections.Counters()
 			must(t, "ConnectionCounters", err)
 			th.toLegacy(t)
 			th.reopen(t, th.k.dir, build{})
 			th.goOn(t, "upgrade", sequels())
 			th.unjudged(t, "upgrade", before)
 			for _, c := range th.connections(t) {
-				if tcp := c.Protocol == 6; tcp != (c.Flags&Established != 0) {
+				if tcp := c.Protocol == 6; tcp != (c.Flags&conntrack.Established != 0) {
 					t.Errorf("%v: flags %v, want established of TCP alone", c.Tuple, c.Flags)
 				}
 			}
@@ -228,12 +230,12 @@ func TestKernelMovedConnectionsAreJudgedByTheirDirection(t *testing.T) {
 	th.reopen(t, th.k.dir, build{})
 	th.goOn(t, "upgrade", []act{
 		policy("a", policytable.Allow, policytable.Deny), // the same under another gen
-		say("b", "a", datagram(53, 4000), ForwardPeer),
-		say("b", "a", segment(80, 5000, flagACK), ForwardPeer),
+		say("b", "a", datagram(53, 4000), event.ForwardPeer),
+		say("b", "a", segment(80, 5000, flagACK), event.ForwardPeer),
 		policy("b", policytable.Deny, policytable.Deny),
-		say("b", "a", datagram(53, 4000), DropPolicyDenied),
-		say("a", "b", datagram(4000, 53), DropPolicyDenied),
-		say("b", "a", segment(80, 5000, flagACK), DropPolicyDenied),
+		say("b", "a", datagram(53, 4000), event.DropPolicyDenied),
+		say("a", "b", datagram(4000, 53), event.DropPolicyDenied),
+		say("b", "a", segment(80, 5000, flagACK), event.DropPolicyDenied),
 	})
 }
 
@@ -241,7 +243,7 @@ func TestKernelMovedConnectionsAreJudgedByTheirDirection(t *testing.T) {
 func TestKernelAClaimedEntryIsMovedUnclaimed(t *testing.T) {
 	th := newTheatre(t, false)
 	th.goOn(t, "the beginning", openings())
-	c, found, err := th.k.Connection(Tuple{netip.AddrPortFrom(th.addr("a"), 4000), netip.AddrPortFrom(th.addr("b"), 53), 17})
+	c, found, err := th.k.Connections.Lookup(conntrack.Tuple{Initiator: netip.AddrPortFrom(th.addr("a"), 4000), Responder: netip.AddrPortFrom(th.addr("b"), 53), Protocol: 17})
 	if err != nil || !found {
 		t.Fatalf("the connection: %v, %v", found, err)
 	}
@@ -250,19 +252,19 @@ func TestKernelAClaimedEntryIsMovedUnclaimed(t *testing.T) {
 	th.k.put(t, c)
 	th.toLegacy(t)
 	th.reopen(t, th.k.dir, build{})
-	th.goOn(t, "upgrade", []act{say("b", "a", datagram(53, 4000), ForwardPeer)})
+	th.goOn(t, "upgrade", []act{say("b", "a", datagram(53, 4000), event.ForwardPeer)})
 	if len(th.judged) != 1 {
 		t.Errorf("judged %+v, want once", th.judged)
 	}
-	if c, _, err = th.k.Connection(c.Tuple); err != nil || c.From.Gen != from || c.To.Gen != to || c.Initiator.Port() != 4000 {
+	if c, _, err = th.k.Connections.Lookup(c.Tuple); err != nil || c.From.Gen != from || c.To.Gen != to || c.Initiator.Port() != 4000 {
 		t.Errorf("afterwards: %+v, %v; want gens %d and %d", c, err, from, to)
 	}
 }
 
 func TestKernelTheCounterOfGensGoesOnBehindThoseOfPreviousMaps(t *testing.T) {
 	th := newTheatre(t, false)
-	th.k.put(t, Connection{
-		Tuple: tuple(6, "10.244.0.10:40000", "10.244.0.20:80"), From: End{Slot: 9, Gen: 500}, To: End{Slot: slotmap.NoSlot},
+	th.k.put(t, conntrack.Connection{
+		Tuple: tuple(6, "10.244.0.10:40000", "10.244.0.20:80"), From: conntrack.End{Slot: 9, Gen: 500}, To: conntrack.End{Slot: slotmap.NoSlot},
 	})
 	dir, gens := th.k.dir, filepath.Base(th.k.Pins.Pin(bpf.MapsMapSlGen))
 	th.toLegacy(t)
@@ -289,20 +291,20 @@ func TestKernelTheLaterOfTwoEntriesCounts(t *testing.T) {
 			dir := th.k.dir
 			th.reopen(t, dir, build{})
 			th.goOn(t, "upgrade", sequels())
-			tu := Tuple{netip.AddrPortFrom(th.addr("a"), 4000), netip.AddrPortFrom(th.addr("b"), 53), 17}
-			was, _, err := th.k.Connection(tu)
+			tu := conntrack.Tuple{Initiator: netip.AddrPortFrom(th.addr("a"), 4000), Responder: netip.AddrPortFrom(th.addr("b"), 53), Protocol: 17}
+			was, _, err := th.k.Connections.Lookup(tu)
 			must(t, "look up the connection", err)
-			v := was.value
-			key := tu.key4()
+			v := was.Value
+			key := tu.Key4()
 			must(t, "write an entry of the version before", th.k.Pins.Previous(bpf.MapsMapSlPrev4).Put(&key, &bpf.MapsSlCtPrev{
 				Gens: v.Gens, Where: v.Where, IdInit: v.IdInit, IdResp: v.IdResp, LastS: v.LastS + uint32(c.last), Flags: v.Flags, RuleEg: 77,
 			}))
 			th.reopen(t, dir, build{})
 			must(t, "DropOldPrograms", th.k.DropOldPrograms())
-			_, err = th.k.drainPrevious(t.Context(), monotonicSeconds(), DefaultConnectionTimeouts())
+			_, err = th.k.Connections.DrainPrevious(t.Context(), conntrack.MonotonicSeconds(), conntrack.DefaultTimeouts())
 			must(t, "drainPrevious", err)
 			th.goOn(t, "upgrade again", sequels())
-			if now, found, err := th.k.Connection(tu); err != nil || !found || now.EgressRule != c.want {
+			if now, found, err := th.k.Connections.Lookup(tu); err != nil || !found || now.EgressRule != c.want {
 				t.Errorf("%+v, %v, %v; want egress rule %d", now, found, err, c.want)
 			}
 			if _, previous := th.held(t); previous != 0 {
@@ -320,9 +322,9 @@ func TestKernelBothVersionsForwardSideBySide(t *testing.T) {
 	previous, current := th.k, openKernel(t, testOptions(th.k.dir))
 	// the entry is moved, and made again by the version that does not find it
 	th.k = current
-	th.goOn(t, "upgrade", []act{say("b", "a", segment(80, 5000, flagACK), ForwardPeer)})
+	th.goOn(t, "upgrade", []act{say("b", "a", segment(80, 5000, flagACK), event.ForwardPeer)})
 	th.k = previous
-	th.goOn(t, "the previous version", []act{say("a", "b", segment(5000, 80, flagACK), ForwardOutside)})
+	th.goOn(t, "the previous version", []act{say("a", "b", segment(5000, 80, flagACK), event.ForwardOutside)})
 	th.k = current
 	if _, previous := th.held(t); previous != kept {
 		t.Fatalf("%d connections in the previous map, want %d", previous, kept)
@@ -331,16 +333,16 @@ func TestKernelBothVersionsForwardSideBySide(t *testing.T) {
 	if current, previous := th.held(t); current != kept || previous != 1 {
 		t.Errorf("%d connections, %d in the previous map, want %d and the one that was made again", current, previous, kept)
 	}
-	pass := func() PreviousPass {
-		p, err := th.k.drainPrevious(t.Context(), monotonicSeconds(), DefaultConnectionTimeouts())
+	pass := func() conntrack.PreviousPass {
+		p, err := th.k.Connections.DrainPrevious(t.Context(), conntrack.MonotonicSeconds(), conntrack.DefaultTimeouts())
 		must(t, "drainPrevious", err)
 		return p
 	}
-	if p := pass(); p != (PreviousPass{Left: 1}) {
+	if p := pass(); p != (conntrack.PreviousPass{Left: 1}) {
 		t.Errorf("while filters hold programs of the previous version: %+v, want one connection left", p)
 	}
 	must(t, "DropOldPrograms", th.k.DropOldPrograms())
-	if p := pass(); p != (PreviousPass{Removed: 1}) {
+	if p := pass(); p != (conntrack.PreviousPass{Removed: 1}) {
 		t.Errorf("when all are replaced: %+v, want that one removed", p)
 	}
 	th.goOn(t, "after the pass", sequels())
@@ -366,12 +368,12 @@ func TestKernelOldPinsGoAfterOneIdleTime(t *testing.T) {
 	start := pins()
 	foreign := filepath.Join(dir, "sl_something")
 	must(t, "pin a map of another owner", pinCopy(th.k.Pins.Map(bpf.MapsMapSlIf), foreign))
-	drainAt := func(seconds uint32) PreviousPass {
-		p, err := th.k.drainPrevious(t.Context(), monotonicSeconds()+seconds, DefaultConnectionTimeouts())
+	drainAt := func(seconds uint32) conntrack.PreviousPass {
+		p, err := th.k.Connections.DrainPrevious(t.Context(), conntrack.MonotonicSeconds()+seconds, conntrack.DefaultTimeouts())
 		must(t, "drainPrevious", err)
 		return p
 	}
-	if p := drainAt(0); p != (PreviousPass{Left: kept}) {
+	if p := drainAt(0); p != (conntrack.PreviousPass{Left: kept}) {
 		t.Errorf("at the start: %+v, want %d connections left", p, kept)
 	}
 	drainAt(9000) // a filter may still hold an old program
@@ -391,12 +393,12 @@ func TestKernelOldPinsGoAfterOneIdleTime(t *testing.T) {
 		t.Errorf("the pin of another owner: %v", err)
 	}
 	// without them nothing is asked twice, from the next start on
-	th.goOn(t, "afterwards", []act{say("a", "b", datagram(4000, 53), ForwardPeer), say("b", "a", datagram(53, 4000), ForwardPeer)})
+	th.goOn(t, "afterwards", []act{say("a", "b", datagram(4000, 53), event.ForwardPeer), say("b", "a", datagram(53, 4000), event.ForwardPeer)})
 	th.reopen(t, dir, build{})
 	if len(th.k.Pins.PreviousNames()) != 0 {
 		t.Errorf("previous maps %v, want none", th.k.Pins.PreviousNames())
 	}
-	th.goOn(t, "the next start", []act{say("b", "a", datagram(53, 4000), ForwardPeer)})
+	th.goOn(t, "the next start", []act{say("b", "a", datagram(53, 4000), event.ForwardPeer)})
 }
 
 func TestKernelCollectorDrainsPreviousMaps(t *testing.T) {
@@ -405,10 +407,10 @@ func TestKernelCollectorDrainsPreviousMaps(t *testing.T) {
 	th.toLegacy(t)
 	dir := th.k.dir
 	th.reopen(t, dir, build{})
-	th.goOn(t, "upgrade", []act{say("b", "a", datagram(53, 4000), ForwardPeer)})
+	th.goOn(t, "upgrade", []act{say("b", "a", datagram(53, 4000), event.ForwardPeer)})
 	must(t, "DropOldPrograms", th.k.DropOldPrograms())
-	c, cl := newCollector(t, th.k, CollectorOptions{})
-	start := monotonicSeconds()
+	c, cl := newCollector(t, th.k, conntrack.CollectorOptions{})
+	start := conntrack.MonotonicSeconds()
 	for _, step := range []struct {
 		after                  uint32
 		live, expired, evicted int
@@ -426,23 +428,23 @@ func TestKernelCollectorDrainsPreviousMaps(t *testing.T) {
 func TestKernelIdleConnectionsExpireInPreviousMaps(t *testing.T) {
 	th := newTheatre(t, false)
 	// the entries are from between the two, however slow the machine is
-	first := monotonicSeconds()
+	first := conntrack.MonotonicSeconds()
 	th.goOn(t, "the beginning", openings())
-	last := monotonicSeconds()
+	last := conntrack.MonotonicSeconds()
 	th.toLegacy(t)
 	th.reopen(t, th.k.dir, build{})
-	timeouts := DefaultConnectionTimeouts()
+	timeouts := conntrack.DefaultTimeouts()
 	for _, c := range []struct {
 		since uint32
 		after time.Duration
-		want  PreviousPass
+		want  conntrack.PreviousPass
 	}{
-		{last, timeouts.ICMP + 2*time.Second, PreviousPass{Left: 3, Removed: 1}},
-		{last, timeouts.UDPAnswered + 2*time.Second, PreviousPass{Left: 2, Removed: 1}},
-		{first, timeouts.TCPEstablished - 2*time.Second, PreviousPass{Left: 2}},
-		{last, timeouts.TCPEstablished + 2*time.Second, PreviousPass{Removed: 2}},
+		{last, timeouts.ICMP + 2*time.Second, conntrack.PreviousPass{Left: 3, Removed: 1}},
+		{last, timeouts.UDPAnswered + 2*time.Second, conntrack.PreviousPass{Left: 2, Removed: 1}},
+		{first, timeouts.TCPEstablished - 2*time.Second, conntrack.PreviousPass{Left: 2}},
+		{last, timeouts.TCPEstablished + 2*time.Second, conntrack.PreviousPass{Removed: 2}},
 	} {
-		p, err := th.k.drainPrevious(t.Context(), c.since+uint32(c.after/time.Second), timeouts)
+		p, err := th.k.Connections.DrainPrevious(t.Context(), c.since+uint32(c.after/time.Second), timeouts)
 		if err != nil || p != c.want {
 			t.Errorf("after %v: %+v, %v, want %+v", c.after, p, err, c.want)
 		}

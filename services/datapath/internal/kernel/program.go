@@ -247,7 +247,7 @@ func (k *Kernel) DropOldPrograms() error {
 		return err
 	}
 	defer k.mu.Unlock()
-	k.overlap.replaced.Store(true)
+	k.Connections.FiltersReplaced()
 	entries, err := os.ReadDir(k.dir)
 	if err != nil {
 		return fmt.Errorf("list pins: %w", err)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -131,8 +132,8 @@ func TestKernelBothEndsBeginAtOnce(t *testing.T) {
 			if !passed[0][1][i] || !passed[1][1][i] {
 				t.Errorf("UDP %d: passed %t from a and %t from b, want both", i, passed[0][1][i], passed[1][1][i])
 			}
-			_, byA := all[Tuple{one, other, 6}]
-			_, byB := all[Tuple{other, one, 6}]
+			_, byA := all[conntrack.Tuple{Initiator: one, Responder: other, Protocol: 6}]
+			_, byB := all[conntrack.Tuple{Initiator: other, Responder: one, Protocol: 6}]
 			if passed[0][0][i] == passed[1][0][i] || byA != passed[0][0][i] || byB != passed[1][0][i] {
 				t.Errorf("TCP %d: passed %t from a and %t from b, entries %t and %t", i, passed[0][0][i], passed[1][0][i], byA, byB)
 			}
@@ -216,7 +217,7 @@ func TestKernelDeletedEntriesDropNothingThatIsAllowed(t *testing.T) {
 	const flips = 4000
 	th := newTheatre(t, false)
 	out, back := th.shot(say("a", "b", datagram(4000, 53), 0)), th.shot(say("b", "a", datagram(53, 4000), 0))
-	key := (Tuple{netip.AddrPortFrom(th.addr("a"), 4000), netip.AddrPortFrom(th.addr("b"), 53), 17}).key4()
+	key := (conntrack.Tuple{Initiator: netip.AddrPortFrom(th.addr("a"), 4000), Responder: netip.AddrPortFrom(th.addr("b"), 53), Protocol: 17}).Key4()
 	var done atomic.Bool
 	var sent, dropped atomic.Int64
 	shoot := func(s shot) func() error {

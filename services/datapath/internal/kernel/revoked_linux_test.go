@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
@@ -19,7 +21,7 @@ func revokedConnection(t *testing.T, th *theatre) {
 	t.Helper()
 	th.play(t, handshake(4000, 80))
 	setPolicy(t, th.k, th.pods["b"].Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Deny})
-	th.expect(t, say("a", "b", segment(4000, 80, flagACK), DropPolicyDenied))
+	th.expect(t, say("a", "b", segment(4000, 80, flagACK), event.DropPolicyDenied))
 }
 
 // expect runs one packet on what is there.
@@ -37,7 +39,7 @@ func TestKernelARevokedConnectionSurvivesTheEvictionOfItsEntry(t *testing.T) {
 	th := newTheatre(t, false)
 	revokedConnection(t, th)
 	of := tuple(6, a.IPv4.String()+":4000", b.IPv4.String()+":80")
-	m, key := th.k.connectionMap(of)
+	m, key := th.k.Connections.Map(of)
 	var v bpf.MapsSlCt
 	for n := 0; ; n++ {
 		if n > 4*int(m.MaxEntries()) {
@@ -45,7 +47,7 @@ func TestKernelARevokedConnectionSurvivesTheEvictionOfItsEntry(t *testing.T) {
 		}
 		other := tuple(17, world4.String()+":1", "10.1.0.0:1")
 		other.Initiator = addrPort(other.Initiator, n)
-		_, k := th.k.connectionMap(other)
+		_, k := th.k.Connections.Map(other)
 		must(t, "insert", pin.InsertOnce(m, k, bpf.MapsSlCt{}))
 		// in place: a second packet, as it were, so that it counts as used
 		must(t, "use", m.Put(k, bpf.MapsSlCt{}))
@@ -53,8 +55,8 @@ func TestKernelARevokedConnectionSurvivesTheEvictionOfItsEntry(t *testing.T) {
 			break
 		}
 	}
-	th.expect(t, say("b", "a", segment(80, 4000, flagACK|flagPSH), DropPolicyDenied))
-	th.expect(t, say("a", "b", segment(4000, 80, flagACK|flagPSH), DropPolicyDenied))
+	th.expect(t, say("b", "a", segment(80, 4000, flagACK|flagPSH), event.DropPolicyDenied))
+	th.expect(t, say("a", "b", segment(4000, 80, flagACK|flagPSH), event.DropPolicyDenied))
 }
 
 // A record goes when it was not used for the life of a connection; denied
@@ -63,9 +65,9 @@ func TestKernelTheCollectorForgetsRevokedConnectionsThatAreOver(t *testing.T) {
 	for family, v6 := range []bool{false, true} {
 		t.Run([]string{"IPv4", "IPv6"}[family], func(t *testing.T) {
 			th := newTheatre(t, v6)
-			col, cl := newCollector(t, th.k, CollectorOptions{})
+			col, cl := newCollector(t, th.k, conntrack.CollectorOptions{})
 			revokedConnection(t, th)
-			begin := monotonicSeconds()
+			begin := conntrack.MonotonicSeconds()
 			for _, c := range []struct {
 				after   uint32
 				records int
@@ -83,7 +85,7 @@ func TestKernelTheCollectorForgetsRevokedConnectionsThatAreOver(t *testing.T) {
 // picked up: for the life of a connection after the last one.
 func TestKernelPickUpResumesWhenWhatWasForgottenIsOver(t *testing.T) {
 	th := newTheatre(t, false)
-	col, cl := newCollector(t, th.k, CollectorOptions{})
+	col, cl := newCollector(t, th.k, conntrack.CollectorOptions{})
 	begin := cl.now.Load()
 	check := func(after uint32, want int) {
 		t.Helper()
@@ -98,14 +100,14 @@ func TestKernelPickUpResumesWhenWhatWasForgottenIsOver(t *testing.T) {
 	for n := range th.k.Pins.Map(bpf.MapsMapSlRevoked4).MaxEntries() {
 		other := tuple(6, world4.String()+":1", "10.1.0.0:1")
 		other.Initiator = addrPort(other.Initiator, int(n))
-		must(t, "fill", pin.InsertOnce(th.k.Pins.Map(bpf.MapsMapSlRevoked4), other.key4(), bpf.MapsSlRevoked{LastS: begin + 20000}))
+		must(t, "fill", pin.InsertOnce(th.k.Pins.Map(bpf.MapsMapSlRevoked4), other.Key4(), bpf.MapsSlRevoked{LastS: begin + 20000}))
 	}
 	for _, a := range handshake(4000, 80) {
 		th.expect(t, a)
 	}
 	setPolicy(t, th.k, th.pods["b"].Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Deny})
-	th.expect(t, say("a", "b", segment(4000, 80, flagACK), DropPolicyDenied))
-	if c, err := th.k.ConnectionCounters(); err != nil || c.Unremembered != 1 {
+	th.expect(t, say("a", "b", segment(4000, 80, flagACK), event.DropPolicyDenied))
+	if c, err := th.k.Connections.Counters(); err != nil || c.Unremembered != 1 {
 		t.Errorf("%d connections are not remembered, %v, want 1", c.Unremembered, err)
 	}
 	check(8100, 2)

@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -38,7 +39,7 @@ func (r runner) fillRunCells(t testing.TB, with byte) {
 // next one: every packet fares alike, with the same event, whatever is there.
 func TestKernelRunsDoNotInheritFromEarlierPackets(t *testing.T) {
 	r, cast := newStage(t)
-	events, err := r.k.Events()
+	events, err := r.k.Events.Read()
 	must(t, "Events", err)
 	defer events.Close()
 	for _, l := range lives() {
@@ -50,7 +51,7 @@ func TestKernelRunsDoNotInheritFromEarlierPackets(t *testing.T) {
 			setPolicy(t, r.k, cast[who].Slot, p)
 		}
 		var outcomes []outcome
-		var told [][]Event
+		var told [][]event.Event
 		for _, left := range []byte{0, 0xff, 0x5a} {
 			r.forget(t)
 			if l.before != nil {
@@ -79,7 +80,7 @@ func TestKernelRunsDoNotInheritFromEarlierPackets(t *testing.T) {
 }
 
 // sameEvents compares all but the times.
-func sameEvents(a, b []Event) bool {
+func sameEvents(a, b []event.Event) bool {
 	if len(a) != len(b) {
 		return false
 	}

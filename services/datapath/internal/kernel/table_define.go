@@ -11,7 +11,6 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -273,4 +272,26 @@ func (s *tableStore) retire(t policytable.ID, released func()) error {
 		return nil
 	}})
 	return nil
+}
+
+// Barrier waits until every program run that started before the call has
+// ended (8 to 16 ms), then frees what was retired before it: policy tables and
+// identity classes. One call covers any number of them. Nothing has to call it:
+// DefineTable does when it runs out of room.
+func (k *Kernel) Barrier(ctx context.Context) error {
+	if err := k.lock(); err != nil {
+		return err
+	}
+	tables := k.tables.beginDrain()
+	k.mu.Unlock()
+
+	err := pin.GracePeriod(ctx)
+
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.closed {
+		// the next process frees the tables
+		return errors.Join(err, pin.ErrClosed)
+	}
+	return errors.Join(err, k.tables.endDrain(tables, err == nil))
 }

@@ -17,7 +17,7 @@ func TestKernelABumpedAddressIsJudgedAgain(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
 	publish(t, k, a)
 	redecided := func() uint64 {
-		c, err := k.ConnectionCounters()
+		c, err := k.Connections.Counters()
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
@@ -518,9 +519,9 @@ func TestKernelReadersSeeNoThirdVerdict(t *testing.T) {
 		reason, side := j.ask(t, q)
 		asked++
 		switch {
-		case side.Rule == 1 && reason == DropPolicyDenied:
+		case side.Rule == 1 && reason == event.DropPolicyDenied:
 			denied++
-		case side.Rule == 4 && reason == DropPolicyDenied:
+		case side.Rule == 4 && reason == event.DropPolicyDenied:
 		default:
 			t.Fatalf("question %d: %v by %+v", asked, reason, side)
 		}
@@ -589,19 +590,19 @@ func TestKernelFlipsShowOldOrNewTable(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	cs, err := k.Metrics()
+	cs, err := k.Events.Metrics()
 	if err != nil {
 		t.Fatal(err)
 	}
-	seen := map[Reason]uint64{}
+	seen := map[event.Reason]uint64{}
 	for _, c := range cs {
 		seen[c.Reason] += c.Packets
 	}
 	t.Logf("%d flips, %d packets: %v", flips, packets, seen)
 	// nobody has announced who is there, so that a denial says so
-	allowed, denied := seen[ForwardOutside], seen[DropIdentityUnknown]
+	allowed, denied := seen[event.ForwardOutside], seen[event.DropIdentityUnknown]
 	if allowed == 0 || denied == 0 || allowed+denied < packets || len(seen) != 2 {
-		t.Errorf("%d packets counted as %v, want them all as %v or %v", packets, seen, ForwardOutside, DropIdentityUnknown)
+		t.Errorf("%d packets counted as %v, want them all as %v or %v", packets, seen, event.ForwardOutside, event.DropIdentityUnknown)
 	}
 	audited(t, k, "at the end")
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns/netnstest"
 )
 
@@ -126,7 +126,7 @@ func TestKernelAddressesThatTheUplinkSharesAreTheHosts(t *testing.T) {
 	} {
 		l := host.listen(c.network, c.listen).(*net.UDPConn)
 		defer l.Close()
-		before := w.counted(kernel.ForwardHost)
+		before := w.counted(event.ForwardHost)
 		to := netip.AddrPortFrom(netip.MustParseAddr(c.to), l.LocalAddr().(*net.UDPAddr).AddrPort().Port())
 		conn, err := dialIn(a.ns, "udp", to, patience)
 		if err != nil {
@@ -143,7 +143,7 @@ func TestKernelAddressesThatTheUplinkSharesAreTheHosts(t *testing.T) {
 		if n, err := l.Read(got); err != nil || string(got[:n]) != "everybody" {
 			t.Errorf("%s: the host received %q, %v: then it is nothing to guard", c.to, got[:n], err)
 		}
-		if after := w.counted(kernel.ForwardHost); after != before+1 {
+		if after := w.counted(event.ForwardHost); after != before+1 {
 			t.Errorf("%s: %d packets went to the host as such, want 1", c.to, after-before)
 		}
 	}

@@ -25,7 +25,7 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns/netnstest"
 	"github.com/sluice-net/sluice/services/datapath/internal/record"
@@ -258,9 +258,9 @@ func (w *world) pod(name string) *pod {
 }
 
 // counted is how many packets the programs counted for a reason.
-func (w *world) counted(r kernel.Reason) uint64 {
+func (w *world) counted(r event.Reason) uint64 {
 	w.t.Helper()
-	counters, err := w.node.Kernel.Metrics()
+	counters, err := w.node.Kernel.Events.Metrics()
 	if err != nil {
 		w.t.Fatal(err)
 	}

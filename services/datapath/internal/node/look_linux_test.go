@@ -15,7 +15,8 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
@@ -58,18 +59,18 @@ func TestKernelLossIsToldThoughNoEventFollows(t *testing.T) {
 	w.start(false)
 	a, b := w.pod("a"), w.pod("b")
 	reader := w.node.Ring.Read(time.Time{})
-	before := w.counted(kernel.DropSpoofedIP)
+	before := w.counted(event.DropSpoofedIP)
 	for range 50 {
 		a.sendFrom(netip.MustParseAddr("10.99.0.77"), netip.AddrPortFrom(b.spec.Addrs[0], 9))
 	}
-	sent := w.counted(kernel.DropSpoofedIP) - before
+	sent := w.counted(event.DropSpoofedIP) - before
 	seen, lost := uint64(0), uint64(0)
 	w.await(reader, func(e observe.Event) bool {
-		if e.Reason == kernel.DropSpoofedIP.String() {
+		if e.Reason == event.DropSpoofedIP.String() {
 			seen++
 		}
 		lost += uint64(e.KernelLost)
-		total, err := w.node.Kernel.EventsLost()
+		total, err := w.node.Kernel.Events.Lost()
 		return err == nil && lost == total && seen+lost >= sent
 	})
 	if lost == 0 {
@@ -92,8 +93,8 @@ func TestKernelConnectionIsReportedTrackedAndExplained(t *testing.T) {
 			e.Sender.Slot != a.ep.Slot || e.Receiver.Slot != b.ep.Slot || e.Sender.By == "" || e.Receiver.Verdict != observe.Forwarded {
 			t.Errorf("event %+v", e)
 		}
-		x, err := w.node.Kernel.Explain(kernel.Tuple{Initiator: e.Source, Responder: addr, Protocol: e.Protocol})
-		if err != nil || x.Reason != kernel.ForwardPeer || !x.Tracked || !x.Current || x.Connection.Initiator != e.Source {
+		x, err := w.node.Kernel.Explain(conntrack.Tuple{Initiator: e.Source, Responder: addr, Protocol: e.Protocol})
+		if err != nil || x.Reason != event.ForwardPeer || !x.Tracked || !x.Current || x.Connection.Initiator != e.Source {
 			t.Errorf("explained: %+v, %v", x, err)
 		}
 		p, err := w.node.Collector.Collect(t.Context())

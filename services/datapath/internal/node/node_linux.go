@@ -27,6 +27,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/guard"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/netdev"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
@@ -54,7 +56,7 @@ type Options struct {
 	// Policy judges endpoints; nil: everything is allowed.
 	Policy *PolicyOptions
 	// Connections say how long they are remembered.
-	Connections kernel.CollectorOptions
+	Connections conntrack.CollectorOptions
 
 	Leases     endpoint.Leases
 	Identities endpoint.Identities
@@ -89,7 +91,7 @@ type Node struct {
 	Policy *policysync.Applier
 	Kernel *kernel.Kernel
 	// Collector of connections; nil with ValidateOnly.
-	Collector *kernel.Collector
+	Collector *conntrack.Collector
 	Ring      *observe.Ring
 	// NodeAddrs are the node's own addresses on the pod side, one per range.
 	NodeAddrs []netip.Addr
@@ -150,7 +152,7 @@ func Open(ctx context.Context, o Options) (_ *Node, err error) {
 	}
 	if !o.ValidateOnly {
 		o.Connections.Log = o.Log
-		if n.Collector, err = n.Kernel.NewCollector(o.Connections); err != nil {
+		if n.Collector, err = n.Kernel.Connections.NewCollector(o.Connections); err != nil {
 			return nil, err
 		}
 	}
@@ -511,12 +513,12 @@ const lossInterval = time.Second
 // kernel has left out is told with the next event that knows of a loss, and
 // without one after a while: a flood may end with what was left out.
 func (n *Node) ReadEvents(ctx context.Context) error {
-	reader, err := n.Kernel.Events()
+	reader, err := n.Kernel.Events.Read()
 	if err != nil {
 		return err
 	}
 	defer reader.Close()
-	told, err := n.Kernel.EventsLost()
+	told, err := n.Kernel.Events.Lost()
 	if err != nil {
 		return err
 	}
@@ -533,7 +535,7 @@ func (n *Node) ReadEvents(ctx context.Context) error {
 		// has that too, and is told once.
 		var lost uint64
 		if quiet || e.Lost > 0 {
-			total, err := n.Kernel.EventsLost()
+			total, err := n.Kernel.Events.Lost()
 			if err != nil {
 				return err
 			}
@@ -550,15 +552,15 @@ func (n *Node) ReadEvents(ctx context.Context) error {
 	}
 }
 
-func readWithin(ctx context.Context, r *kernel.EventReader, d time.Duration) (kernel.Event, error) {
+func readWithin(ctx context.Context, r *event.Reader, d time.Duration) (event.Event, error) {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
 	return r.Read(ctx)
 }
 
-func (n *Node) event(e kernel.Event) observe.Event {
+func (n *Node) event(e event.Event) observe.Event {
 	o := observe.Event{
-		Type: observe.Type(e.Type), Time: e.Time, Reason: e.Reason.String(), Egress: e.Direction == kernel.Egress, Verdict: verdictOf(e),
+		Type: observe.Type(e.Type), Time: e.Time, Reason: e.Reason.String(), Egress: e.Direction == event.Egress, Verdict: verdictOf(e),
 		Source: e.Source, Destination: e.Destination, Protocol: e.Protocol, TCPFlags: e.TCPFlags,
 		SourceIdentity: uint32(e.SourceIdentity), DestinationIdentity: uint32(e.DestinationIdentity),
 		Length: e.Length, SourceMAC: e.SourceMAC, EtherType: e.EtherType, Reply: e.Reply,
@@ -587,7 +589,7 @@ func (n *Node) event(e kernel.Event) observe.Event {
 }
 
 // verdictOf says what became of the packet.
-func verdictOf(e kernel.Event) observe.Verdict {
+func verdictOf(e event.Event) observe.Verdict {
 	switch {
 	case e.Reason.Dropped():
 		return observe.Dropped

@@ -11,7 +11,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 )
 
 // addBridge gives the node a device with an address.
@@ -55,7 +55,7 @@ func TestKernelAddressesOfServicesAreNotTheHosts(t *testing.T) {
 	if err != nil || slices.Contains(have, service) || slices.Contains(have, vip) {
 		t.Errorf("host addresses %v, %v; want neither %v nor %v", have, err, service, vip)
 	}
-	for to, want := range map[netip.Addr]kernel.Reason{service: kernel.ForwardOutside, own: kernel.ForwardHost} {
+	for to, want := range map[netip.Addr]event.Reason{service: event.ForwardOutside, own: event.ForwardHost} {
 		before := w.counted(want)
 		a.sendFrom(a.spec.Addrs[0], netip.AddrPortFrom(to, 53))
 		if n := w.counted(want) - before; n != 1 {

@@ -13,6 +13,7 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/wire"
 )
@@ -21,7 +22,7 @@ import (
 type Maps interface {
 	// Explain takes the programs' steps; kernel.ErrNotLocal if neither end is
 	// an endpoint.
-	Explain(t kernel.Tuple) (kernel.Explanation, error)
+	Explain(t conntrack.Tuple) (kernel.Explanation, error)
 	// Dump reads a map in words; kernel.ErrNoMap if there is none of the name.
 	Dump(name string, limit uint32, visit func(key, value string) error) error
 }
@@ -57,20 +58,20 @@ func (s *Server) Explain(ctx context.Context, r *datapathv1.ExplainRequest) (*da
 	return resp, nil
 }
 
-func tupleOf(r *datapathv1.ExplainRequest) (kernel.Tuple, error) {
+func tupleOf(r *datapathv1.ExplainRequest) (conntrack.Tuple, error) {
 	// The lengths of the addresses and the ranges of the numbers are rules of the
 	// proto file.
 	src, _ := netip.AddrFromSlice(r.GetSourceAddress())
 	dst, _ := netip.AddrFromSlice(r.GetDestinationAddress())
 	switch {
 	case src.Is4In6():
-		return kernel.Tuple{}, &endpoint.FieldError{Field: "source_address", Reason: "is an IPv4 address in 16 bytes"}
+		return conntrack.Tuple{}, &endpoint.FieldError{Field: "source_address", Reason: "is an IPv4 address in 16 bytes"}
 	case dst.Is4In6():
-		return kernel.Tuple{}, &endpoint.FieldError{Field: "destination_address", Reason: "is an IPv4 address in 16 bytes"}
+		return conntrack.Tuple{}, &endpoint.FieldError{Field: "destination_address", Reason: "is an IPv4 address in 16 bytes"}
 	case src.Is4() != dst.Is4():
-		return kernel.Tuple{}, &endpoint.FieldError{Field: "destination_address", Reason: "is of another family than source_address"}
+		return conntrack.Tuple{}, &endpoint.FieldError{Field: "destination_address", Reason: "is of another family than source_address"}
 	}
-	return kernel.Tuple{
+	return conntrack.Tuple{
 		Initiator: netip.AddrPortFrom(src, uint16(r.GetSourcePort())), Responder: netip.AddrPortFrom(dst, uint16(r.GetDestinationPort())),
 		Protocol: uint8(r.GetProtocol()),
 	}, nil

@@ -19,6 +19,8 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
@@ -26,13 +28,13 @@ import (
 
 // fakeMaps answer what they were given.
 type fakeMaps struct {
-	asked   kernel.Tuple
+	asked   conntrack.Tuple
 	answer  kernel.Explanation
 	entries int
 	err     error
 }
 
-func (m *fakeMaps) Explain(t kernel.Tuple) (kernel.Explanation, error) {
+func (m *fakeMaps) Explain(t conntrack.Tuple) (kernel.Explanation, error) {
 	m.asked = t
 	return m.answer, m.err
 }
@@ -54,19 +56,19 @@ func (m *fakeMaps) Dump(name string, limit uint32, visit func(key, value string)
 
 func TestExplainTellsEveryStep(t *testing.T) {
 	m := &fakeMaps{answer: kernel.Explanation{
-		Reason: kernel.DropPolicyDenied,
+		Reason: event.DropPolicyDenied,
 		Source: kernel.Peer{Identity: 300, Word: policytable.Identity{Class: 5, Known: true}, Slot: 1, Entry: netip.MustParsePrefix("10.0.0.1/32")},
 		Destination: kernel.Peer{
 			Identity: 9, Slot: slotmap.NoSlot,
 		},
 		Egress: &kernel.Side{
-			SideVerdict: kernel.SideVerdict{By: kernel.ByRule, Table: 16, Gen: 21, Rule: 7, Action: kernel.ActionDeny},
+			SideVerdict: event.SideVerdict{By: event.ByRule, Table: 16, Gen: 21, Rule: 7, Action: event.ActionDeny},
 			Lookup:      kernel.TableVerdict{IdentityClass: 2, IdentityRow: true, AddressClass: 3, AddressBlock: netip.MustParsePrefix("198.51.100.0/24")},
 		},
 		Tracked: true, Current: true,
-		Connection: kernel.Connection{
-			Tuple: kernel.Tuple{Initiator: netip.MustParseAddrPort("10.0.0.1:1000"), Responder: netip.MustParseAddrPort("198.51.100.7:80"), Protocol: 6},
-			Flags: kernel.SeenReply | kernel.PickedUp | kernel.Established, EgressRule: 7,
+		Connection: conntrack.Connection{
+			Tuple: conntrack.Tuple{Initiator: netip.MustParseAddrPort("10.0.0.1:1000"), Responder: netip.MustParseAddrPort("198.51.100.7:80"), Protocol: 6},
+			Flags: conntrack.SeenReply | conntrack.PickedUp | conntrack.Established, EgressRule: 7,
 		},
 	}}
 	s := &Server{Maps: m, Rules: rules{}, Labels: labelled(), Core: endpoint.New(endpoint.Config{})}
@@ -101,7 +103,7 @@ func TestExplainTellsEveryStep(t *testing.T) {
 	if !proto.Equal(got, want) {
 		t.Errorf("explanation\n got %v\nwant %v", got, want)
 	}
-	m.answer.Reason, m.answer.Egress.Audited = kernel.ForwardOutside, true
+	m.answer.Reason, m.answer.Egress.Audited = event.ForwardOutside, true
 	got, err = s.Explain(t.Context(), &datapathv1.ExplainRequest{SourceAddress: []byte{10, 0, 0, 1}, DestinationAddress: []byte{198, 51, 100, 7}})
 	if err != nil || got.GetVerdict() != datapathv1.Verdict_VERDICT_AUDITED || got.GetEgress().GetVerdict().GetVerdict() != datapathv1.Verdict_VERDICT_AUDITED {
 		t.Errorf("in audit mode: %v, %v", got, err)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package kernel
+package conntrack
 
 import (
 	"encoding/binary"
@@ -12,9 +12,9 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// eachGen visits the gens of all connections.
-func eachGen(pm *pin.Maps, visit func(uint32)) error {
-	for _, m := range connectionMaps(pm) {
+// EachGen visits the gens of all connections.
+func (ct *Connections) EachGen(visit func(uint32)) error {
+	for _, m := range connectionMaps(ct.pins) {
 		if err := m.eachGens(visit); err != nil {
 			return err
 		}

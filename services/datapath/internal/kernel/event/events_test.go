@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package kernel
+package event
 
 import (
 	"bytes"
@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 )
 
 func rawEvent(t testing.TB, w bpf.MapsSlEvent) []byte {
@@ -38,7 +39,7 @@ func TestDecodeEventReadsEveryField(t *testing.T) {
 		EtherType: 10, SourceMAC: [6]byte{13}, Protocol: 14, TCPFlags: 15,
 		Egress:     SideVerdict{By: ByRule, Table: 22, Gen: 21, Rule: 23, Action: ActionAllow},
 		Ingress:    SideVerdict{By: ByDefault, Table: 32, Gen: 31, Action: ActionDeny, Audited: true},
-		Connection: OriginLow | SeenReply | PickedUp, Reply: true,
+		Connection: conntrack.OriginLow | conntrack.SeenReply | conntrack.PickedUp, Reply: true,
 		Source: netip.MustParseAddrPort("10.0.0.1:11"), Destination: netip.MustParseAddrPort("10.0.0.2:12"),
 	}
 	// a newer program may append

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package kernel
+// Package event reads what the programs report: events of packets and
+// connections, and the counters of every reason to forward or drop. The numbers
+// of the programs get their names here.
+package event
 
 import (
 	"context"
@@ -12,30 +15,30 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf/ringbuf"
-	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
-// EventType is what an event is about.
-type EventType uint32
+// Type is what an event is about.
+type Type uint32
 
 const (
 	// PacketDropped is a packet that ended here.
-	PacketDropped = EventType(bpf.MapsSlEventTypeSL_EVENT_DROP)
+	PacketDropped = Type(bpf.MapsSlEventTypeSL_EVENT_DROP)
 	// ConnectionJudged is the first packet of a connection, or the first after
 	// a policy had changed.
-	ConnectionJudged = EventType(bpf.MapsSlEventTypeSL_EVENT_VERDICT)
+	ConnectionJudged = Type(bpf.MapsSlEventTypeSL_EVENT_VERDICT)
 	// ConnectionClosed is the packet that ended a connection.
-	ConnectionClosed = EventType(bpf.MapsSlEventTypeSL_EVENT_CLOSED)
+	ConnectionClosed = Type(bpf.MapsSlEventTypeSL_EVENT_CLOSED)
 )
 
 // String is "drop", "verdict" or "closed".
-func (t EventType) String() string {
+func (t Type) String() string {
 	switch t {
 	case PacketDropped:
 		return "drop"
@@ -108,7 +111,7 @@ func (s SideVerdict) Redirects() bool { return s.By != ByNobody && s.Action == A
 
 // Event is what the programs report about one packet.
 type Event struct {
-	Type EventType
+	Type Type
 	// Time is when the program saw the packet.
 	Time time.Time
 	// Lost is how many events of this reason this CPU left out since the last
@@ -141,37 +144,37 @@ type Event struct {
 	// of the connection's first packet has the egress side.
 	Egress, Ingress SideVerdict
 	// Connection is the state of the packet's connection, 0 if it has none.
-	Connection ConnectionFlags
+	Connection conntrack.Flags
 	// Reply is set if the connection began in the other direction.
 	Reply bool
 }
 
-// EventReader reads events in the order in which they were sent.
-type EventReader struct {
+// Reader reads events in the order in which they were sent.
+type Reader struct {
 	ring *ringbuf.Reader
 	rec  ringbuf.Record
 }
 
-// Events opens a reader on the programs' events. The ring buffer has one reader:
+// Read opens a reader on the programs' events. The ring buffer has one reader:
 // two would share the events between them. The caller closes it.
-func (k *Kernel) Events() (*EventReader, error) {
-	if err := k.rlock(); err != nil {
+func (es *Events) Read() (*Reader, error) {
+	if err := es.gate.RLock(); err != nil {
 		return nil, err
 	}
-	defer k.mu.RUnlock()
-	if k.validateOnly {
+	defer es.gate.RUnlock()
+	if es.gate.ValidateOnly {
 		return nil, pin.ErrValidateOnly
 	}
-	ring, err := ringbuf.NewReader(k.Pins.Map(bpf.MapsMapSlEvents))
+	ring, err := ringbuf.NewReader(es.ring)
 	if err != nil {
 		return nil, fmt.Errorf("open the event ring: %w", err)
 	}
-	return &EventReader{ring: ring}, nil
+	return &Reader{ring: ring}, nil
 }
 
 // Read returns the next event. It ends with ctx's error, or with pin.ErrClosed
 // after Close. One goroutine reads at a time.
-func (r *EventReader) Read(ctx context.Context) (Event, error) {
+func (r *Reader) Read(ctx context.Context) (Event, error) {
 	for {
 		if err := ctx.Err(); err != nil {
 			return Event{}, err
@@ -193,8 +196,11 @@ func (r *EventReader) Read(ctx context.Context) (Event, error) {
 	}
 }
 
+// Waiting is how many bytes of events have not been read.
+func (r *Reader) Waiting() int { return r.ring.AvailableBytes() }
+
 // Close ends a Read that waits.
-func (r *EventReader) Close() error { return r.ring.Close() }
+func (r *Reader) Close() error { return r.ring.Close() }
 
 // decodeEvent reads what the programs wrote. A longer record is one of a newer
 // program: what it appends is ignored.
@@ -208,8 +214,8 @@ func decodeEvent(raw []byte) (Event, error) {
 		return Event{}, fmt.Errorf("decode event: %w", err)
 	}
 	e := Event{
-		Type:                EventType(w.Type),
-		Time:                timeOf(w.Time),
+		Type:                Type(w.Type),
+		Time:                conntrack.TimeOf(w.Time),
 		Lost:                w.Lost,
 		Reason:              Reason(w.Reason),
 		Direction:           Direction(w.Direction),
@@ -223,9 +229,9 @@ func decodeEvent(raw []byte) (Event, error) {
 		DestinationIdentity: identity.Numeric(w.DstIdentity),
 		SourceSlot:          slotmap.Slot(w.SrcSlot),
 		DestinationSlot:     slotmap.Slot(w.DstSlot),
-		Egress:              sideOf(w.Egress, EventType(w.Type)),
-		Ingress:             sideOf(w.Ingress, EventType(w.Type)),
-		Connection:          ConnectionFlags(w.CtFlags),
+		Egress:              sideOf(w.Egress, Type(w.Type)),
+		Ingress:             sideOf(w.Ingress, Type(w.Type)),
+		Connection:          conntrack.Flags(w.CtFlags),
 		Reply:               w.Reply != 0,
 	}
 	var src, dst netip.Addr
@@ -242,7 +248,7 @@ func decodeEvent(raw []byte) (Event, error) {
 	return e, nil
 }
 
-func sideOf(w bpf.MapsSlSide, t EventType) SideVerdict {
+func sideOf(w bpf.MapsSlSide, t Type) SideVerdict {
 	switch {
 	case By(w.By) != ByNobody:
 	case t == ConnectionClosed && w.Gen != 0:
@@ -258,13 +264,4 @@ func sideOf(w bpf.MapsSlSide, t EventType) SideVerdict {
 	return SideVerdict{
 		By: By(w.By), Table: policytable.ID(w.Table), Gen: w.Gen, Rule: w.Rule, Action: w.Action, Audited: w.Audited != 0,
 	}
-}
-
-// timeOf turns the kernel's monotonic clock into wall time.
-func timeOf(monotonic uint64) time.Time {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
-		return time.Now()
-	}
-	return time.Now().Add(time.Duration(int64(monotonic) - ts.Nano()))
 }

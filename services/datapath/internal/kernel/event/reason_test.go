@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package kernel
+package event
 
 import (
 	"fmt"
@@ -13,11 +13,11 @@ import (
 
 // Every number of the programs has a name here, every name is explained.
 func TestReasonsOfTheProgramsAreNamedAndExplained(t *testing.T) {
-	generated, err := os.ReadFile("../bpf/maps_bpfel.go")
+	generated, err := os.ReadFile("../../bpf/maps_bpfel.go")
 	if err != nil {
 		t.Fatal(err)
 	}
-	doc, err := os.ReadFile("../../../../docs/datapath.md")
+	doc, err := os.ReadFile("../../../../../docs/datapath.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package kernel
+package event
 
 import (
 	"fmt"
 	"maps"
 	"slices"
 
+	"github.com/cilium/ebpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
@@ -152,6 +153,23 @@ func (d Direction) String() string {
 	return fmt.Sprintf("direction-%d", uint32(d))
 }
 
+// Events are what the programs report and count.
+type Events struct {
+	gate                   pin.Gate
+	ring, counters, limits *ebpf.Map
+}
+
+// Open finds the maps of events among all.
+func Open(pm *pin.Maps) *Events {
+	return &Events{
+		gate: pin.Gate{ValidateOnly: pm.ValidateOnly},
+		ring: pm.Map(bpf.MapsMapSlEvents), counters: pm.Map(bpf.MapsMapSlMetrics), limits: pm.Map(bpf.MapsMapSlLimits),
+	}
+}
+
+// Close refuses every later call. Readers are closed by their owner.
+func (es *Events) Close() { es.gate.Close() }
+
 // Counter is one cell of the metrics.
 type Counter struct {
 	Reason    Reason
@@ -165,13 +183,13 @@ type Counter struct {
 // anything, summed over the CPUs, by reason. They only grow while the maps
 // live. A packet between two local pods is counted once: as egress, or as
 // ingress if the receiver's policy dropped it.
-func (k *Kernel) Metrics() ([]Counter, error) {
-	if err := k.rlock(); err != nil {
+func (es *Events) Metrics() ([]Counter, error) {
+	if err := es.gate.RLock(); err != nil {
 		return nil, err
 	}
-	defer k.mu.RUnlock()
+	defer es.gate.RUnlock()
 	var cs []Counter
-	err := pin.EachPerCPU(k.Pins.Map(bpf.MapsMapSlMetrics), func(key uint32, perCPU []bpf.MapsSlCounter) {
+	err := pin.EachPerCPU(es.counters, func(key uint32, perCPU []bpf.MapsSlCounter) {
 		c := Counter{Reason: Reason(key >> 1), Direction: Direction(key&1 + 1)}
 		for _, v := range perCPU {
 			c.Packets += v.Packets
@@ -187,16 +205,16 @@ func (k *Kernel) Metrics() ([]Counter, error) {
 	return cs, nil
 }
 
-// EventsLost is how many events were left out since the maps were made, because
+// Lost is how many events were left out since the maps were made, because
 // a reason exceeded its rate or the reader was behind. The packets themselves
 // are counted in Metrics.
-func (k *Kernel) EventsLost() (uint64, error) {
-	if err := k.rlock(); err != nil {
+func (es *Events) Lost() (uint64, error) {
+	if err := es.gate.RLock(); err != nil {
 		return 0, err
 	}
-	defer k.mu.RUnlock()
+	defer es.gate.RUnlock()
 	var lost uint64
-	err := pin.EachPerCPU(k.Pins.Map(bpf.MapsMapSlLimits), func(_ uint32, perCPU []bpf.MapsSlLimit) {
+	err := pin.EachPerCPU(es.limits, func(_ uint32, perCPU []bpf.MapsSlLimit) {
 		for _, v := range perCPU {
 			lost += v.LostTotal
 		}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package kernel
+package conntrack
 
 import (
 	"net/netip"
@@ -18,11 +18,11 @@ import (
 
 // The generated code has no preprocessor constants.
 func TestConnectionFlagsAreThoseOfTheHeader(t *testing.T) {
-	header, err := os.ReadFile("../../../../bpf/include/sluice/abi.h")
+	header, err := os.ReadFile("../../../../../bpf/include/sluice/abi.h")
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := map[string]ConnectionFlags{
+	want := map[string]Flags{
 		"ORIG_LO": OriginLow, "SEEN_REPLY": SeenReply, "FIN_I": InitiatorFinished, "FIN_R": ResponderFinished, "RST": Reset,
 		"VIA_STACK": ViaStack, "PROXY": Proxied, "HAIRPIN": Hairpin, "PICKED_UP": PickedUp, "CLOSED_SENT": CloseReported, "BY_RESPONDER": ByResponder,
 		"UNORIENTED": Unoriented, "REVOKED": Terminated, "ESTABLISHED": Established, "RST_R": ByResponderReset,
@@ -32,7 +32,7 @@ func TestConnectionFlagsAreThoseOfTheHeader(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, ok := want[m[1]]; !ok || got != ConnectionFlags(n) {
+		if got, ok := want[m[1]]; !ok || got != Flags(n) {
 			t.Errorf("SL_CT_%s is %#x in the header, %#x here", m[1], n, uint32(got))
 		}
 		delete(want, m[1])
@@ -40,8 +40,8 @@ func TestConnectionFlagsAreThoseOfTheHeader(t *testing.T) {
 	if len(want) > 0 {
 		t.Errorf("not in the header: %v", want)
 	}
-	if statExpired < uint32(bpf.MapsSlCtStatSL_CT_STAT_UNREMEMBERED)+1 || statExpired >= uint32(bpf.MapsSlCtStatSL_CT_STATS) {
-		t.Errorf("the collector's cell %d is a program's, or outside", statExpired)
+	if StatExpired < uint32(bpf.MapsSlCtStatSL_CT_STAT_UNREMEMBERED)+1 || StatExpired >= uint32(bpf.MapsSlCtStatSL_CT_STATS) {
+		t.Errorf("the collector's cell %d is a program's, or outside", StatExpired)
 	}
 }
 
@@ -73,25 +73,25 @@ func TestBothDirectionsOfAConnectionHaveOneKey(t *testing.T) {
 			t.Errorf("%v: lower end %v, initiator is lower: %v", c.tuple, lo, low)
 		}
 		if c.tuple.Initiator.Addr().Is4() {
-			if a, b := c.tuple.key4(), back.key4(); a != b {
+			if a, b := c.tuple.Key4(), back.Key4(); a != b {
 				t.Errorf("%v: keys %+v and %+v", c.tuple, a, b)
 			}
-		} else if a, b := c.tuple.key6(), back.key6(); a != b {
+		} else if a, b := c.tuple.Key6(), back.Key6(); a != b {
 			t.Errorf("%v: keys %+v and %+v", c.tuple, a, b)
 		}
 		conn := Connection{
 			Tuple: c.tuple, From: End{1, 2, 3, 4}, To: End{5, 6, 7, 8}, LastSeen: 9, Flags: SeenReply, EgressRule: 10, IngressRule: 11,
 		}
-		v := valueOf(conn)
+		v := ValueOf(conn)
 		var got Connection
 		if c.tuple.Initiator.Addr().Is4() {
-			key := c.tuple.key4()
-			got = connectionOf(tuple4(&key, v.Flags), &v)
+			key := c.tuple.Key4()
+			got = Of(Tuple4(&key, v.Flags), &v)
 		} else {
-			key := c.tuple.key6()
-			got = connectionOf(tuple6(&key, v.Flags), &v)
+			key := c.tuple.Key6()
+			got = Of(Tuple6(&key, v.Flags), &v)
 		}
-		got.value, got.Flags = bpf.MapsSlCt{}, got.Flags&^OriginLow
+		got.Value, got.Flags = bpf.MapsSlCt{}, got.Flags&^OriginLow
 		if got != conn {
 			t.Errorf("written and read\n got %+v\nwant %+v", got, conn)
 		}
@@ -99,11 +99,11 @@ func TestBothDirectionsOfAConnectionHaveOneKey(t *testing.T) {
 }
 
 func TestTimeoutFollowsProtocolAndState(t *testing.T) {
-	d := DefaultConnectionTimeouts()
+	d := DefaultTimeouts()
 	const both = InitiatorFinished | ResponderFinished
 	for _, c := range []struct {
 		proto uint8
-		flags ConnectionFlags
+		flags Flags
 		want  time.Duration
 	}{
 		{6, 0, d.TCPOpening},
@@ -131,7 +131,7 @@ func TestTimeoutFollowsProtocolAndState(t *testing.T) {
 		{58, 0, d.ICMP},
 		{47, SeenReply, d.Other},
 	} {
-		if got := d.of(c.proto, c.flags); got != c.want {
+		if got := d.Of(c.proto, c.flags); got != c.want {
 			t.Errorf("protocol %d, %v: %s, want %s", c.proto, c.flags.Words(), got, c.want)
 		}
 	}
@@ -140,7 +140,7 @@ func TestTimeoutFollowsProtocolAndState(t *testing.T) {
 // The host's translation gives a port to another client when nf_conntrack has
 // forgotten the flow of the last one: ours must be gone by then.
 func TestUDPIsForgottenNoLaterThanByTheHostsTranslation(t *testing.T) {
-	d := DefaultConnectionTimeouts()
+	d := DefaultTimeouts()
 	for path, ours := range map[string]time.Duration{"": d.UDPUnanswered, "_stream": d.UDPAnswered} {
 		// nf_conntrack's default; kernels without it have no such file
 		theirs := map[string]time.Duration{"": 30 * time.Second, "_stream": 120 * time.Second}[path]
@@ -158,7 +158,7 @@ func TestUDPIsForgottenNoLaterThanByTheHostsTranslation(t *testing.T) {
 }
 
 func TestWordsOfAConnectionBeginWithItsStage(t *testing.T) {
-	for flags, want := range map[ConnectionFlags]string{
+	for flags, want := range map[Flags]string{
 		0:                                        "opening",
 		OriginLow:                                "opening",
 		SeenReply:                                "opening",
@@ -218,11 +218,11 @@ func TestBudgetLeavesRoomForOthers(t *testing.T) {
 	for name, c := range map[string]struct{ open, owned, sharers, want int }{
 		"nobody has anything":        {0, 0, 0, room},
 		"alone with some":            {10000, 10000, 1, room - 10000},
-		"alone and at the end":       {room, room, 1, leastBudget},
-		"a flood beside one other":   {room, room - 100, 2, leastBudget},
+		"alone and at the end":       {room, room, 1, LeastBudget},
+		"a flood beside one other":   {room, room - 100, 2, LeastBudget},
 		"the other of the two":       {room, 100, 2, room/2 - 100},
 		"one of many, room left":     {1000, 10, 100, (room - 1000) / 2},
-		"one of many, over its part": {room + 5000, 2000, 100, leastBudget},
+		"one of many, over its part": {room + 5000, 2000, 100, LeastBudget},
 	} {
 		if got := budgetOf(capacity, c.open, c.owned, c.sharers); got != c.want {
 			t.Errorf("%s: %d, want %d", name, got, c.want)
@@ -238,7 +238,7 @@ func TestBudgetLeavesRoomForOthers(t *testing.T) {
 			}
 			sharers := slices.Max([]int{1, min(others, 1) + min(own, 1)})
 			b := budgetOf(capacity, open, max(own, 0), sharers)
-			if total := open + b; b > leastBudget && total > capacity-capacity/8+others {
+			if total := open + b; b > LeastBudget && total > capacity-capacity/8+others {
 				t.Errorf("others %d, own %d: %d more make %d of %d", others, own, b, total, capacity)
 			}
 		}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package kernel
+package conntrack
 
 import (
 	"bytes"
@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
@@ -20,43 +19,43 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
 
-// ConnectionFlags are the state of a connection, as the programs set them.
-type ConnectionFlags uint32
+// Flags are the state of a connection, as the programs set them.
+type Flags uint32
 
 // The flags, as bpf/include/sluice/abi.h explains them. The generated code has
 // no preprocessor constants, so the numbers are repeated here; a test compares
 // them with the header.
 const (
-	OriginLow         ConnectionFlags = 0x0001
-	SeenReply         ConnectionFlags = 0x0002
-	InitiatorFinished ConnectionFlags = 0x0004
-	ResponderFinished ConnectionFlags = 0x0008
-	Reset             ConnectionFlags = 0x0010
-	ViaStack          ConnectionFlags = 0x0020
-	Proxied           ConnectionFlags = 0x0040
-	Hairpin           ConnectionFlags = 0x0080
-	PickedUp          ConnectionFlags = 0x0100
-	CloseReported     ConnectionFlags = 0x0200
-	ByResponder       ConnectionFlags = 0x0400
-	Unoriented        ConnectionFlags = 0x0800
-	Established       ConnectionFlags = 0x1000
-	Terminated        ConnectionFlags = 0x2000
-	ByResponderReset  ConnectionFlags = 0x4000
+	OriginLow         Flags = 0x0001
+	SeenReply         Flags = 0x0002
+	InitiatorFinished Flags = 0x0004
+	ResponderFinished Flags = 0x0008
+	Reset             Flags = 0x0010
+	ViaStack          Flags = 0x0020
+	Proxied           Flags = 0x0040
+	Hairpin           Flags = 0x0080
+	PickedUp          Flags = 0x0100
+	CloseReported     Flags = 0x0200
+	ByResponder       Flags = 0x0400
+	Unoriented        Flags = 0x0800
+	Established       Flags = 0x1000
+	Terminated        Flags = 0x2000
+	ByResponderReset  Flags = 0x4000
 )
 
 // Closing says whether both ends have finished, or one has reset: nothing but
 // late packets is to come.
-func (f ConnectionFlags) Closing() bool {
+func (f Flags) Closing() bool {
 	const both = InitiatorFinished | ResponderFinished
 	return f&Reset != 0 || f&both == both
 }
 
 // Revoked says whether a policy has terminated the connection. Of TCP its entry
 // stays, so that its next segment is evaluated as the connection.
-func (f ConnectionFlags) Revoked() bool { return f&Terminated != 0 }
+func (f Flags) Revoked() bool { return f&Terminated != 0 }
 
 // Words are the flags for people, the stage of the connection first.
-func (f ConnectionFlags) Words() []string {
+func (f Flags) Words() []string {
 	stage := "opening"
 	switch {
 	case f.Revoked():
@@ -72,7 +71,7 @@ func (f ConnectionFlags) Words() []string {
 	}
 	words := []string{stage}
 	for _, w := range []struct {
-		flag ConnectionFlags
+		flag Flags
 		word string
 	}{{PickedUp, "picked-up"}, {Unoriented, "either-way"}, {ViaStack, "via-stack"}, {Proxied, "proxied"}, {Hairpin, "hairpin"}} {
 		if f&w.flag != 0 {
@@ -109,15 +108,15 @@ type Connection struct {
 	// LastSeen is when the last packet was seen, in seconds of
 	// CLOCK_MONOTONIC.
 	LastSeen uint32
-	Flags    ConnectionFlags
+	Flags    Flags
 	// EgressRule let it out, IngressRule let it in; 0 for a default.
 	EgressRule, IngressRule uint16
 
-	value bpf.MapsSlCt // as it was read
+	Value bpf.MapsSlCt // as it was read
 }
 
 // Time is LastSeen by the wall clock, to a second.
-func (c Connection) Time() time.Time { return timeOf(uint64(c.LastSeen) * uint64(time.Second)) }
+func (c Connection) Time() time.Time { return TimeOf(uint64(c.LastSeen) * uint64(time.Second)) }
 
 // sorted gives the addresses in the order of the key, and says whether the
 // first one given is the lower one.
@@ -137,7 +136,7 @@ func lower(a, b netip.AddrPort) bool {
 	return a.Port() <= b.Port()
 }
 
-func (t Tuple) validate() error {
+func (t Tuple) Validate() error {
 	i, r := t.Initiator.Addr(), t.Responder.Addr()
 	if !i.IsValid() || !r.IsValid() || i.Is4() != r.Is4() || i.Is4In6() || r.Is4In6() || i.Zone() != "" || r.Zone() != "" {
 		return fmt.Errorf("%w: Tuple: %v and %v are no pair of plain addresses of one family", pin.ErrInvalid, i, r)
@@ -156,43 +155,43 @@ func addr4(v uint32) netip.Addr {
 	return netip.AddrFrom4(b)
 }
 
-func (t Tuple) key4() bpf.MapsSlCtKey4 {
+func (t Tuple) Key4() bpf.MapsSlCtKey4 {
 	lo, hi, _ := t.sorted()
 	return bpf.MapsSlCtKey4{Lo: be32(lo.Addr()), Hi: be32(hi.Addr()), Plo: lo.Port(), Phi: hi.Port(), Proto: t.Protocol}
 }
 
-func (t Tuple) key6() bpf.MapsSlCtKey6 {
+func (t Tuple) Key6() bpf.MapsSlCtKey6 {
 	lo, hi, _ := t.sorted()
 	return bpf.MapsSlCtKey6{Lo: lo.Addr().As16(), Hi: hi.Addr().As16(), Plo: lo.Port(), Phi: hi.Port(), Proto: t.Protocol}
 }
 
-func tuple4(k *bpf.MapsSlCtKey4, flags uint32) Tuple {
+func Tuple4(k *bpf.MapsSlCtKey4, flags uint32) Tuple {
 	return tupleOf(netip.AddrPortFrom(addr4(k.Lo), k.Plo), netip.AddrPortFrom(addr4(k.Hi), k.Phi), k.Proto, flags)
 }
 
-func tuple6(k *bpf.MapsSlCtKey6, flags uint32) Tuple {
+func Tuple6(k *bpf.MapsSlCtKey6, flags uint32) Tuple {
 	return tupleOf(netip.AddrPortFrom(netip.AddrFrom16(k.Lo), k.Plo), netip.AddrPortFrom(netip.AddrFrom16(k.Hi), k.Phi), k.Proto, flags)
 }
 
 func tupleOf(lo, hi netip.AddrPort, proto uint8, flags uint32) Tuple {
-	if ConnectionFlags(flags)&OriginLow != 0 {
+	if Flags(flags)&OriginLow != 0 {
 		return Tuple{lo, hi, proto}
 	}
 	return Tuple{hi, lo, proto}
 }
 
-func connectionOf(t Tuple, v *bpf.MapsSlCt) Connection {
+func Of(t Tuple, v *bpf.MapsSlCt) Connection {
 	return Connection{
 		Tuple:    t,
 		From:     End{Slot: slotmap.Slot(v.Where >> 48), Gen: uint32(v.Gens >> 32), AddressGen: uint16(v.Where >> 16), Identity: identity.Numeric(v.IdInit)},
 		To:       End{Slot: slotmap.Slot(v.Where >> 32), Gen: uint32(v.Gens), AddressGen: uint16(v.Where), Identity: identity.Numeric(v.IdResp)},
-		LastSeen: v.LastS, Flags: ConnectionFlags(v.Flags), EgressRule: v.RuleEg, IngressRule: v.RuleIn,
-		value: *v,
+		LastSeen: v.LastS, Flags: Flags(v.Flags), EgressRule: v.RuleEg, IngressRule: v.RuleIn,
+		Value: *v,
 	}
 }
 
-// valueOf is the reverse of connectionOf.
-func valueOf(c Connection) bpf.MapsSlCt {
+// ValueOf is the reverse of connectionOf.
+func ValueOf(c Connection) bpf.MapsSlCt {
 	v := bpf.MapsSlCt{
 		Gens:   uint64(c.From.Gen)<<32 | uint64(c.To.Gen),
 		Where:  uint64(c.From.Slot)<<48 | uint64(c.To.Slot)<<32 | uint64(c.From.AddressGen)<<16 | uint64(c.To.AddressGen),
@@ -205,31 +204,31 @@ func valueOf(c Connection) bpf.MapsSlCt {
 	return v
 }
 
-// connectionMap is the map of the tuple's family, and its key there.
-func (k *Kernel) connectionMap(t Tuple) (*ebpf.Map, any) {
+// Map is the map of the tuple's family, and its key there.
+func (ct *Connections) Map(t Tuple) (*ebpf.Map, any) {
 	if t.Initiator.Addr().Is4() {
-		key := t.key4()
-		return k.Pins.Map(bpf.MapsMapSlCt4), &key
+		key := t.Key4()
+		return ct.pins.Map(bpf.MapsMapSlCt4), &key
 	}
-	key := t.key6()
-	return k.Pins.Map(bpf.MapsMapSlCt6), &key
+	key := t.Key6()
+	return ct.pins.Map(bpf.MapsMapSlCt6), &key
 }
 
-// Connection looks up the connection between two ends, whichever began it. It
+// Lookup looks up the connection between two ends, whichever began it. It
 // does not count as use: the kernel's eviction order stays as it is.
-func (k *Kernel) Connection(t Tuple) (c Connection, found bool, err error) {
-	if err := t.validate(); err != nil {
+func (ct *Connections) Lookup(t Tuple) (c Connection, found bool, err error) {
+	if err := t.Validate(); err != nil {
 		return Connection{}, false, err
 	}
-	if err := k.rlock(); err != nil {
+	if err := ct.gate.RLock(); err != nil {
 		return Connection{}, false, err
 	}
-	defer k.mu.RUnlock()
-	return k.connection(t)
+	defer ct.gate.RUnlock()
+	return ct.connection(t)
 }
 
-func (k *Kernel) connection(t Tuple) (Connection, bool, error) {
-	m, key := k.connectionMap(t)
+func (ct *Connections) connection(t Tuple) (Connection, bool, error) {
+	m, key := ct.Map(t)
 	var v bpf.MapsSlCt
 	switch err := m.Lookup(key, &v); {
 	case errors.Is(err, ebpf.ErrKeyNotExist):
@@ -238,34 +237,34 @@ func (k *Kernel) connection(t Tuple) (Connection, bool, error) {
 		return Connection{}, false, fmt.Errorf("look up connection %v: %w", t, err)
 	}
 	lo, hi, _ := t.sorted()
-	return connectionOf(tupleOf(lo, hi, t.Protocol, v.Flags), &v), true, nil
+	return Of(tupleOf(lo, hi, t.Protocol, v.Flags), &v), true, nil
 }
 
-// DeleteConnection deletes c if it is still as it was read, and says whether
+// Remove deletes c if it is still as it was read, and says whether
 // it did. A packet that is seen between the comparison and the deletion, about
 // a microsecond, loses its entry all the same: it has been judged, and the
 // next packet of its connection is judged again, as after an eviction.
-func (k *Kernel) DeleteConnection(c Connection) (bool, error) {
-	if err := c.validate(); err != nil {
+func (ct *Connections) Remove(c Connection) (bool, error) {
+	if err := c.Validate(); err != nil {
 		return false, err
 	}
-	if k.validateOnly {
+	if ct.gate.ValidateOnly {
 		return false, pin.ErrValidateOnly
 	}
 	// the programs change this map at any time; the lock is for Close alone
-	if err := k.rlock(); err != nil {
+	if err := ct.gate.RLock(); err != nil {
 		return false, err
 	}
-	defer k.mu.RUnlock()
-	return k.deleteConnection(c)
+	defer ct.gate.RUnlock()
+	return ct.deleteConnection(c)
 }
 
-func (k *Kernel) deleteConnection(c Connection) (bool, error) {
-	m, key := k.connectionMap(c.Tuple)
+func (ct *Connections) deleteConnection(c Connection) (bool, error) {
+	m, key := ct.Map(c.Tuple)
 	var now bpf.MapsSlCt
 	err := m.Lookup(key, &now)
 	if err == nil {
-		if now != c.value {
+		if now != c.Value {
 			return false, nil
 		}
 		err = m.Delete(key)
@@ -279,22 +278,22 @@ func (k *Kernel) deleteConnection(c Connection) (bool, error) {
 	return true, nil
 }
 
-// Connections hands all tracked connections to visit, some thousand at a time,
+// Each hands all tracked connections to visit, some thousand at a time,
 // until it returns an error. The slice is reused. Connections that come or go
 // meanwhile may be missing; one that stays is listed once.
-func (k *Kernel) Connections(visit func([]Connection) error) error {
-	err := eachBatch(k, bpf.MapsMapSlCt4, func(keys []bpf.MapsSlCtKey4, values []bpf.MapsSlCt, cs []Connection) error {
+func (ct *Connections) Each(visit func([]Connection) error) error {
+	err := eachBatch(ct, bpf.MapsMapSlCt4, func(keys []bpf.MapsSlCtKey4, values []bpf.MapsSlCt, cs []Connection) error {
 		for i := range keys {
-			cs = append(cs, connectionOf(tuple4(&keys[i], values[i].Flags), &values[i]))
+			cs = append(cs, Of(Tuple4(&keys[i], values[i].Flags), &values[i]))
 		}
 		return visit(cs)
 	})
 	if err != nil {
 		return err
 	}
-	return eachBatch(k, bpf.MapsMapSlCt6, func(keys []bpf.MapsSlCtKey6, values []bpf.MapsSlCt, cs []Connection) error {
+	return eachBatch(ct, bpf.MapsMapSlCt6, func(keys []bpf.MapsSlCtKey6, values []bpf.MapsSlCt, cs []Connection) error {
 		for i := range keys {
-			cs = append(cs, connectionOf(tuple6(&keys[i], values[i].Flags), &values[i]))
+			cs = append(cs, Of(Tuple6(&keys[i], values[i].Flags), &values[i]))
 		}
 		return visit(cs)
 	})
@@ -303,16 +302,16 @@ func (k *Kernel) Connections(visit func([]Connection) error) error {
 // eachBatch reads a hash by batches: the kernel copies whole buckets under
 // their lock, so that nothing that stays is missed or seen twice. The lock of k
 // is not held while visit runs.
-func eachBatch[K any](k *Kernel, name string, visit func([]K, []bpf.MapsSlCt, []Connection) error) error {
+func eachBatch[K any](ct *Connections, name string, visit func([]K, []bpf.MapsSlCt, []Connection) error) error {
 	keys, values := make([]K, pin.BatchSize), make([]bpf.MapsSlCt, pin.BatchSize)
 	cs := make([]Connection, 0, pin.BatchSize)
 	var cursor ebpf.MapBatchCursor
 	for {
-		if err := k.rlock(); err != nil {
+		if err := ct.gate.RLock(); err != nil {
 			return err
 		}
-		n, err := k.Pins.Map(name).BatchLookup(&cursor, keys, values, nil)
-		k.mu.RUnlock()
+		n, err := ct.pins.Map(name).BatchLookup(&cursor, keys, values, nil)
+		ct.gate.RUnlock()
 		end := errors.Is(err, ebpf.ErrKeyNotExist)
 		if err != nil && !end {
 			return fmt.Errorf("list %s: %w", name, err)
@@ -328,8 +327,8 @@ func eachBatch[K any](k *Kernel, name string, visit func([]K, []bpf.MapsSlCt, []
 	}
 }
 
-// ConnectionCounters count since the maps were made.
-type ConnectionCounters struct {
+// Counters count since the maps were made.
+type Counters struct {
 	Created uint64
 	// Deleted by a program: revoked, or replaced by a new connection.
 	Deleted uint64
@@ -349,25 +348,25 @@ type ConnectionCounters struct {
 	Expired uint64
 }
 
-// statExpired is the last cell of sl_ct_stats, which no program counts in: the
+// StatExpired is the last cell of sl_ct_stats, which no program counts in: the
 // collector keeps its own count there, so that it is as old as the others.
-const statExpired = 7
+const StatExpired = 7
 
-// ConnectionCounters reads the counters.
-func (k *Kernel) ConnectionCounters() (ConnectionCounters, error) {
-	if err := k.rlock(); err != nil {
-		return ConnectionCounters{}, err
+// Counters reads the counters.
+func (ct *Connections) Counters() (Counters, error) {
+	if err := ct.gate.RLock(); err != nil {
+		return Counters{}, err
 	}
-	defer k.mu.RUnlock()
-	var c ConnectionCounters
+	defer ct.gate.RUnlock()
+	var c Counters
 	for stat, to := range map[uint32]*uint64{
 		uint32(bpf.MapsSlCtStatSL_CT_STAT_CREATED): &c.Created, uint32(bpf.MapsSlCtStatSL_CT_STAT_DELETED): &c.Deleted,
 		uint32(bpf.MapsSlCtStatSL_CT_STAT_REVOKED): &c.Revoked, uint32(bpf.MapsSlCtStatSL_CT_STAT_PICKED_UP): &c.PickedUp,
 		uint32(bpf.MapsSlCtStatSL_CT_STAT_REDECIDED): &c.Redecided, uint32(bpf.MapsSlCtStatSL_CT_STAT_RELATED): &c.Related,
-		uint32(bpf.MapsSlCtStatSL_CT_STAT_UNREMEMBERED): &c.Unremembered, statExpired: &c.Expired,
+		uint32(bpf.MapsSlCtStatSL_CT_STAT_UNREMEMBERED): &c.Unremembered, StatExpired: &c.Expired,
 	} {
 		var perCPU []uint64
-		if err := k.Pins.Map(bpf.MapsMapSlCtStats).Lookup(stat, &perCPU); err != nil {
+		if err := ct.pins.Map(bpf.MapsMapSlCtStats).Lookup(stat, &perCPU); err != nil {
 			return c, fmt.Errorf("read connection counter %d: %w", stat, err)
 		}
 		for _, v := range perCPU {
@@ -378,25 +377,16 @@ func (k *Kernel) ConnectionCounters() (ConnectionCounters, error) {
 }
 
 // addExpired counts what the collector removed. There is one collector.
-func (k *Kernel) addExpired(n uint64) error {
-	m := k.Pins.Map(bpf.MapsMapSlCtStats)
+func (ct *Connections) addExpired(n uint64) error {
+	m := ct.pins.Map(bpf.MapsMapSlCtStats)
 	var perCPU []uint64
-	if err := m.Lookup(uint32(statExpired), &perCPU); err != nil {
+	if err := m.Lookup(uint32(StatExpired), &perCPU); err != nil {
 		return fmt.Errorf("read the count of expired connections: %w", err)
 	}
 	perCPU[0] += n
 	// in place: the collector alone writes this counter
-	if err := m.Put(uint32(statExpired), perCPU); err != nil {
+	if err := m.Put(uint32(StatExpired), perCPU); err != nil {
 		return fmt.Errorf("count expired connections: %w", err)
 	}
 	return nil
-}
-
-// monotonicSeconds is the clock of sl_ct.last_s.
-func monotonicSeconds() uint32 {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
-		return 0 // nothing has expired at the beginning of time
-	}
-	return uint32(ts.Sec)
 }

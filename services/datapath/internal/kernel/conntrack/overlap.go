@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package kernel
+package conntrack
 
 import (
 	"context"
@@ -47,21 +47,21 @@ type PreviousPass struct {
 	Over bool
 }
 
-// drainPrevious removes from the maps of the version before what is idle, and
+// DrainPrevious removes from the maps of the version before what is idle, and
 // what a program of that version has created again after it was moved. One
 // idle time after the last filter was replaced it removes their pins, and those
 // of all maps that are not this build's.
-func (k *Kernel) drainPrevious(ctx context.Context, now uint32, timeouts ConnectionTimeouts) (PreviousPass, error) {
-	k.overlap.mu.Lock()
-	defer k.overlap.mu.Unlock()
-	o := &k.overlap
+func (ct *Connections) DrainPrevious(ctx context.Context, now uint32, timeouts Timeouts) (PreviousPass, error) {
+	ct.overlap.mu.Lock()
+	defer ct.overlap.mu.Unlock()
+	o := &ct.overlap
 	if o.over {
 		return PreviousPass{Over: true}, nil
 	}
 	var p PreviousPass
 	err := errors.Join(
-		drainFamily[bpf.MapsSlCtKey4](ctx, k, bpf.MapsMapSlCt4, bpf.MapsMapSlPrev4, now, timeouts, &p),
-		drainFamily[bpf.MapsSlCtKey6](ctx, k, bpf.MapsMapSlCt6, bpf.MapsMapSlPrev6, now, timeouts, &p),
+		drainFamily[bpf.MapsSlCtKey4](ctx, ct, bpf.MapsMapSlCt4, bpf.MapsMapSlPrev4, now, timeouts, &p),
+		drainFamily[bpf.MapsSlCtKey6](ctx, ct, bpf.MapsMapSlCt6, bpf.MapsMapSlPrev6, now, timeouts, &p),
 	)
 	if err != nil || !o.replaced.Load() {
 		return p, err
@@ -72,8 +72,8 @@ func (k *Kernel) drainPrevious(ctx context.Context, now uint32, timeouts Connect
 	if int32(now-o.since) < int32(timeouts.longest()/time.Second) {
 		return p, nil
 	}
-	if err := k.Pins.DropOld(); err != nil {
-		k.log.Warn("pins of earlier versions stay, trying again", "error", err)
+	if err := ct.pins.DropOld(); err != nil {
+		ct.log.Warn("pins of earlier versions stay, trying again", "error", err)
 		return p, nil
 	}
 	o.over, p.Over = true, true
@@ -81,31 +81,31 @@ func (k *Kernel) drainPrevious(ctx context.Context, now uint32, timeouts Connect
 }
 
 // reading runs f as a look.
-func (k *Kernel) reading(f func() error) error {
-	if err := k.rlock(); err != nil {
+func (ct *Connections) reading(f func() error) error {
+	if err := ct.gate.RLock(); err != nil {
 		return err
 	}
-	defer k.mu.RUnlock()
+	defer ct.gate.RUnlock()
 	return f()
 }
 
-func drainFamily[K bpf.MapsSlCtKey4 | bpf.MapsSlCtKey6](ctx context.Context, k *Kernel, current, previous string, now uint32,
-	timeouts ConnectionTimeouts, p *PreviousPass,
+func drainFamily[K bpf.MapsSlCtKey4 | bpf.MapsSlCtKey6](ctx context.Context, ct *Connections, current, previous string, now uint32,
+	timeouts Timeouts, p *PreviousPass,
 ) error {
-	from, to := k.Pins.Previous(previous), k.Pins.Map(current)
+	from, to := ct.pins.Previous(previous), ct.pins.Map(current)
 	if from == nil {
 		return nil
 	}
-	was, is := k.states[previous], k.states[current]
-	return pin.EachEntry(from, k.reading, func(keys []K, values []connectionValue) error {
+	was, is := ct.states[previous], ct.states[current]
+	return pin.EachEntry(from, ct.reading, func(keys []K, values []connectionValue) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		for i := range keys {
 			last, flags := was.of(&values[i])
 			proto := protocolOf(&keys[i])
-			over := int32(now-last) >= int32(timeouts.of(proto, previousFlags(proto, flags))/time.Second)
-			if !over && k.overlap.replaced.Load() {
+			over := int32(now-last) >= int32(timeouts.Of(proto, previousFlags(proto, flags))/time.Second)
+			if !over && ct.overlap.replaced.Load() {
 				var err error
 				if over, err = isNewer(to, is, &keys[i], last); err != nil {
 					return fmt.Errorf("compare a connection of %s: %w", previous, err)
@@ -155,22 +155,22 @@ func isNewer[K any](m *ebpf.Map, at stateAt, key *K, last uint32) (bool, error) 
 
 // dropStale deletes from the maps of this version what the previous ones know
 // better. Open does so before a packet can find it.
-func (k *Kernel) dropStale() error {
+func (ct *Connections) dropStale() error {
 	return errors.Join(
-		dropStaleFamily[bpf.MapsSlCtKey4](k, bpf.MapsMapSlCt4, bpf.MapsMapSlPrev4),
-		dropStaleFamily[bpf.MapsSlCtKey6](k, bpf.MapsMapSlCt6, bpf.MapsMapSlPrev6),
+		dropStaleFamily[bpf.MapsSlCtKey4](ct, bpf.MapsMapSlCt4, bpf.MapsMapSlPrev4),
+		dropStaleFamily[bpf.MapsSlCtKey6](ct, bpf.MapsMapSlCt6, bpf.MapsMapSlPrev6),
 	)
 }
 
-func dropStaleFamily[K any](k *Kernel, current, previous string) error {
-	from := k.Pins.Previous(previous)
-	if from == nil || k.Pins.Created(current) {
+func dropStaleFamily[K any](ct *Connections, current, previous string) error {
+	from := ct.pins.Previous(previous)
+	if from == nil || ct.pins.Created(current) {
 		return nil
 	}
 	return pin.EachEntry(from, pin.Unguarded, func(keys []K, values []connectionValue) error {
 		for i := range keys {
-			last, _ := k.states[previous].of(&values[i])
-			if _, err := isNewer(k.Pins.Map(current), k.states[current], &keys[i], last); err != nil {
+			last, _ := ct.states[previous].of(&values[i])
+			if _, err := isNewer(ct.pins.Map(current), ct.states[current], &keys[i], last); err != nil {
 				return err
 			}
 		}
@@ -189,15 +189,15 @@ func (at stateAt) of(v *connectionValue) (last, flags uint32) {
 }
 
 // findStates looks where the maps of connections have what every layout has.
-func (k *Kernel) findStates() error {
-	k.states = map[string]stateAt{}
+func (ct *Connections) findStates() error {
+	ct.states = map[string]stateAt{}
 	for _, p := range pin.PreviousMaps {
 		for _, name := range []string{p.Current, p.Previous} {
-			at, err := stateOf(k.Pins.Spec(name))
+			at, err := stateOf(ct.pins.Spec(name))
 			if err != nil {
 				return err
 			}
-			k.states[name] = at
+			ct.states[name] = at
 		}
 	}
 	return nil
@@ -234,8 +234,8 @@ func protocolOf[K bpf.MapsSlCtKey4 | bpf.MapsSlCtKey6](key *K) uint8 {
 }
 
 // previousFlags are the flags that a connection will have when it is moved.
-func previousFlags(protocol uint8, flags uint32) ConnectionFlags {
-	f := ConnectionFlags(flags)
+func previousFlags(protocol uint8, flags uint32) Flags {
+	f := Flags(flags)
 	if (protocol == unix.IPPROTO_TCP || protocol == unix.IPPROTO_SCTP) && f&SeenReply != 0 {
 		f |= Established
 	}
@@ -243,7 +243,7 @@ func previousFlags(protocol uint8, flags uint32) ConnectionFlags {
 }
 
 // longest is how long any connection is remembered.
-func (t ConnectionTimeouts) longest() time.Duration {
+func (t Timeouts) longest() time.Duration {
 	return slices.Max([]time.Duration{
 		t.TCPOpening, t.TCPEstablished, t.TCPClosing, t.UDPUnanswered, t.UDPAnswered, t.ICMP, t.Other,
 	})

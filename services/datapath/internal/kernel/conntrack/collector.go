@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package kernel
+package conntrack
 
 import (
 	"context"
@@ -15,15 +15,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
 
-// ConnectionTimeouts say how long a connection is remembered after its last
+// Timeouts say how long a connection is remembered after its last
 // packet. SCTP has the times of TCP. All are whole seconds, one at least.
-type ConnectionTimeouts struct {
+type Timeouts struct {
 	// TCPOpening holds until the initiator has gone on after an answer, and for
 	// one that was picked up until it is answered.
 	TCPOpening time.Duration
@@ -44,17 +43,17 @@ type ConnectionTimeouts struct {
 	Other time.Duration
 }
 
-// DefaultConnectionTimeouts are what docs/datapath.md explains.
-func DefaultConnectionTimeouts() ConnectionTimeouts {
-	return ConnectionTimeouts{
+// DefaultTimeouts are what docs/datapath.md explains.
+func DefaultTimeouts() Timeouts {
+	return Timeouts{
 		TCPOpening: time.Minute, TCPEstablished: 8000 * time.Second, TCPClosing: 10 * time.Second,
 		UDPUnanswered: 30 * time.Second, UDPAnswered: 2 * time.Minute,
 		ICMP: time.Minute, Other: 10 * time.Minute,
 	}
 }
 
-// of is the time of a connection.
-func (t ConnectionTimeouts) of(protocol uint8, flags ConnectionFlags) time.Duration {
+// Of is the time of a connection.
+func (t Timeouts) Of(protocol uint8, flags Flags) time.Duration {
 	switch protocol {
 	case unix.IPPROTO_TCP, unix.IPPROTO_SCTP:
 		switch {
@@ -77,13 +76,13 @@ func (t ConnectionTimeouts) of(protocol uint8, flags ConnectionFlags) time.Durat
 
 // CollectorOptions configure a Collector; zero fields have defaults.
 type CollectorOptions struct {
-	Timeouts ConnectionTimeouts // zero: DefaultConnectionTimeouts
+	Timeouts Timeouts // zero: DefaultConnectionTimeouts
 	// MinInterval and MaxInterval bound the time between two passes, 1 s and
 	// 60 s by default.
 	MinInterval, MaxInterval time.Duration
 	Log                      *slog.Logger // nil discards
 
-	now func() uint32 // tests have a clock of their own
+	Now func() uint32 // tests have a clock of their own
 }
 
 // Collector removes connections that are idle, closed or of endpoints that are
@@ -92,7 +91,7 @@ type CollectorOptions struct {
 // the programs renew what is used up, an eighth at a time, until the next
 // collector comes.
 type Collector struct {
-	k      *Kernel
+	ct     *Connections
 	o      CollectorOptions
 	budget []byte // memory of sl_budget
 
@@ -131,12 +130,12 @@ type Pass struct {
 }
 
 // NewCollector prepares a collector. It changes nothing before the first pass.
-func (k *Kernel) NewCollector(o CollectorOptions) (*Collector, error) {
-	if k.validateOnly {
+func (ct *Connections) NewCollector(o CollectorOptions) (*Collector, error) {
+	if ct.gate.ValidateOnly {
 		return nil, pin.ErrValidateOnly
 	}
-	if o.Timeouts == (ConnectionTimeouts{}) {
-		o.Timeouts = DefaultConnectionTimeouts()
+	if o.Timeouts == (Timeouts{}) {
+		o.Timeouts = DefaultTimeouts()
 	}
 	if o.MinInterval == 0 {
 		o.MinInterval = time.Second
@@ -147,8 +146,8 @@ func (k *Kernel) NewCollector(o CollectorOptions) (*Collector, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	if o.now == nil {
-		o.now = monotonicSeconds
+	if o.Now == nil {
+		o.Now = MonotonicSeconds
 	}
 	if o.MinInterval < 0 || o.MaxInterval < o.MinInterval {
 		return nil, fmt.Errorf("%w: MaxInterval: %s is below MinInterval %s", pin.ErrInvalid, o.MaxInterval, o.MinInterval)
@@ -162,11 +161,11 @@ func (k *Kernel) NewCollector(o CollectorOptions) (*Collector, error) {
 			return nil, fmt.Errorf("%w: Timeouts.%s: %s is below a second", pin.ErrInvalid, name, d)
 		}
 	}
-	if err := k.rlock(); err != nil {
+	if err := ct.gate.RLock(); err != nil {
 		return nil, err
 	}
-	defer k.mu.RUnlock()
-	return &Collector{k: k, o: o, budget: k.Pins.Memory(bpf.MapsMapSlBudget), interval: o.MinInterval, stoppedSince: o.now()}, nil
+	defer ct.gate.RUnlock()
+	return &Collector{ct: ct, o: o, budget: ct.pins.Memory(bpf.MapsMapSlBudget), interval: o.MinInterval, stoppedSince: o.Now()}, nil
 }
 
 // Run collects until ctx ends: at once, then at an interval that follows the
@@ -177,12 +176,12 @@ func (c *Collector) Run(ctx context.Context) error {
 	defer t.Stop()
 	var due time.Time
 	for {
-		if now := time.Now(); !now.Before(due) || c.pressed() {
+		if now := time.Now(); !now.Before(due) || c.Pressed() {
 			p, err := c.Collect(ctx)
 			if err != nil && ctx.Err() == nil {
 				c.o.Log.Error("connections not collected, trying again", "error", err)
 			} else if err == nil {
-				c.interval = nextInterval(c.interval, p, c.k.capacity(), c.o)
+				c.interval = nextInterval(c.interval, p, c.ct.capacity(), c.o)
 			}
 			due = now.Add(c.interval)
 		}
@@ -211,13 +210,13 @@ func nextInterval(last time.Duration, p Pass, capacity [2]int, o CollectorOption
 	return max(o.MinInterval, min(next, most, o.MaxInterval))
 }
 
-// outside stands for the slot of what no local endpoint begins.
-const outside = slotmap.MaxEndpoints + 1
+// Outside stands for the slot of what no local endpoint begins.
+const Outside = slotmap.MaxEndpoints + 1
 
-// pressed says whether a quarter of any budget is used, so that a recount may
+// Pressed says whether a quarter of any budget is used, so that a recount may
 // give its owner more, or less to others.
-func (c *Collector) pressed() bool {
-	for s := range outside + 1 {
+func (c *Collector) Pressed() bool {
+	for s := range Outside + 1 {
 		for family := range 2 {
 			begun, limit := c.cell(s, family)
 			if l := atomic.LoadUint64(limit); l > 0 && uint64(uint32(atomic.LoadUint64(begun))) >= max(l/4, 1) {
@@ -235,26 +234,32 @@ func (c *Collector) cell(slot, family int) (begun, limit *uint64) {
 	return pin.Word(c.budget, at), pin.Word(c.budget, at+int(unsafe.Offsetof(bpf.MapsSlBudget{}.Limit)))
 }
 
+// Budget is what a slot, or Outside, has begun in a family since the last pass,
+// and how much it may begin; a limit of 0 is none.
+func (c *Collector) Budget(slot slotmap.Slot, family int) (begun, limit uint64) {
+	b, l := c.cell(int(slot), family)
+	return atomic.LoadUint64(b), atomic.LoadUint64(l)
+}
+
 // capacity of the connection maps of IPv4 and IPv6.
-func (k *Kernel) capacity() [2]int {
+func (ct *Connections) capacity() [2]int {
 	return [2]int{
-		int(k.Pins.Map(bpf.MapsMapSlCt4).MaxEntries()), int(k.Pins.Map(bpf.MapsMapSlCt6).MaxEntries()),
+		int(ct.pins.Map(bpf.MapsMapSlCt4).MaxEntries()), int(ct.pins.Map(bpf.MapsMapSlCt6).MaxEntries()),
 	}
 }
 
 // charged is the slot, or outside, in whose budget the programs count the
 // connection: of the end whose packet made the entry.
-func (c Connection) charged(k *Kernel) int {
+func (c Connection) charged(ct *Connections) int {
 	end := c.From
 	if c.Flags&ByResponder != 0 {
 		end = c.To
 	}
-	world4, world6 := k.opened.worlds()
 	switch {
 	case end.Slot > slotmap.MaxEndpoints:
-		return outside
-	case end.Slot == slotmap.HostSlot && end.Identity == [2]identity.Numeric{world4, world6}[c.family()]:
-		return outside
+		return Outside
+	case end.Slot == slotmap.HostSlot && end.Identity == ct.worlds[c.family()]:
+		return Outside
 	}
 	return int(end.Slot)
 }
@@ -268,42 +273,42 @@ func (c Connection) family() int {
 
 // Collect makes one pass. Every candidate is looked at again right before it
 // is deleted, so that a connection in use is not disturbed: see
-// DeleteConnection for what remains.
+// Remove for what remains.
 func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 	start := time.Now()
-	before, err := c.k.ConnectionCounters()
+	before, err := c.ct.Counters()
 	if err != nil {
 		return Pass{}, err
 	}
 	// before the maps of this version are read: a connection that is moved
 	// meanwhile is counted in both, not in neither
-	drained, err := c.k.drainPrevious(ctx, c.o.now(), c.o.Timeouts)
+	drained, err := c.ct.DrainPrevious(ctx, c.o.Now(), c.o.Timeouts)
 	if err != nil {
 		return Pass{}, fmt.Errorf("drain the maps of the version before: %w", err)
 	}
 	p := Pass{Expired: drained.Removed}
 	previous := c.Last()
-	capacity := c.k.capacity()
-	var timeouts [2]ConnectionTimeouts
+	capacity := c.ct.capacity()
+	var timeouts [2]Timeouts
 	for f := range timeouts {
 		timeouts[f] = c.o.Timeouts
 		timeouts[f].TCPClosing = closingTime(c.o.Timeouts.TCPClosing, previous.Live[f], capacity[f])
 	}
 	var open [2]int
-	owned := make([][2]int, outside+1)
+	owned := make([][2]int, Outside+1)
 
-	err = c.k.Connections(func(cs []Connection) error {
+	err = c.ct.Each(func(cs []Connection) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		p.Batches++
 		// read after the batch: whoever is not there now is gone
 		present := map[slotmap.Slot]slotmap.Endpoint{}
-		now := c.o.now()
+		now := c.o.Now()
 		for _, conn := range cs {
 			idle := int32(now - conn.LastSeen)
 			f := conn.family()
-			expired := idle >= int32(timeouts[f].of(conn.Protocol, conn.Flags)/time.Second)
+			expired := idle >= int32(timeouts[f].Of(conn.Protocol, conn.Flags)/time.Second)
 			orphaned := false
 			if !expired {
 				if orphaned, err = c.orphaned(conn, present); err != nil {
@@ -332,7 +337,7 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 				continue // it may go at any moment and needs no room
 			}
 			open[f]++
-			owned[conn.charged(c.k)][f]++
+			owned[conn.charged(c.ct)][f]++
 		}
 		return nil
 	})
@@ -342,12 +347,12 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 	if err != nil {
 		return p, err
 	}
-	after, err := c.k.ConnectionCounters()
+	after, err := c.ct.Counters()
 	if err != nil {
 		return p, err
 	}
-	now := c.o.now()
-	if p.Revoked, err = c.k.collectRevoked(now, uint32(c.o.Timeouts.TCPEstablished/time.Second)); err != nil {
+	now := c.o.Now()
+	if p.Revoked, err = c.ct.collectRevoked(now, uint32(c.o.Timeouts.TCPEstablished/time.Second)); err != nil {
 		return p, err
 	}
 	c.resumePickUp(now, after.Unremembered)
@@ -373,7 +378,7 @@ func (c *Collector) resumePickUp(now uint32, unremembered uint64) {
 	case unremembered != c.unremembered:
 		c.unremembered, c.stoppedSince, c.mayPickUp = unremembered, now, false
 	case !c.mayPickUp && int32(now-c.stoppedSince) >= int32(c.o.Timeouts.TCPEstablished/time.Second):
-		c.k.Endpoints.AllowPickUp()
+		c.ct.endpoints.AllowPickUp()
 		c.mayPickUp = true
 	}
 }
@@ -386,19 +391,19 @@ func (c *Collector) Last() Pass {
 }
 
 func (c *Collector) remove(conn Connection) (bool, error) {
-	if err := c.k.rlock(); err != nil {
+	if err := c.ct.gate.RLock(); err != nil {
 		return false, err
 	}
-	defer c.k.mu.RUnlock()
-	return c.k.deleteConnection(conn)
+	defer c.ct.gate.RUnlock()
+	return c.ct.deleteConnection(conn)
 }
 
 func (c *Collector) count(n uint64) error {
-	if err := c.k.rlock(); err != nil {
+	if err := c.ct.gate.RLock(); err != nil {
 		return err
 	}
-	defer c.k.mu.RUnlock()
-	return c.k.addExpired(n)
+	defer c.ct.gate.RUnlock()
+	return c.ct.addExpired(n)
 }
 
 // orphaned says whether a local end of the connection belongs to no endpoint
@@ -416,7 +421,7 @@ func (c *Collector) orphaned(conn Connection, present map[slotmap.Slot]slotmap.E
 		e, ok := present[s]
 		if !ok {
 			var err error
-			if e, err = c.k.Endpoints.Lookup(s); err != nil && !errors.Is(err, slotmap.ErrNotFound) {
+			if e, err = c.ct.endpoints.Lookup(s); err != nil && !errors.Is(err, slotmap.ErrNotFound) {
 				return false, err
 			}
 			present[s] = e // without addresses if nobody is there
@@ -437,9 +442,9 @@ func closingTime(full time.Duration, live, capacity int) time.Duration {
 	return max(t.Truncate(time.Second), time.Second)
 }
 
-// leastBudget is what every endpoint may begin until the next pass, however
+// LeastBudget is what every endpoint may begin until the next pass, however
 // full the maps are.
-const leastBudget = 128
+const LeastBudget = 128
 
 // budgetOf is how many connections an endpoint may begin until the next pass
 // in a map of the capacity, in which it has owned of open ones, and of which its
@@ -450,7 +455,7 @@ func budgetOf(capacity, open, owned, sharers int) int {
 	room := capacity - capacity/8
 	fair := room/max(sharers, 1) - owned
 	unused := (room - open) / 2
-	return max(leastBudget, fair, unused)
+	return max(LeastBudget, fair, unused)
 }
 
 // renew begins a new period of all budgets, and says how many endpoints have
@@ -463,7 +468,7 @@ func budgetOf(capacity, open, owned, sharers int) int {
 func (c *Collector) renew(owned [][2]int, open [2]int) (sharers int) {
 	var sharing [2]int
 	for s, n := range owned {
-		if s == int(slotmap.HostSlot) || s == outside {
+		if s == int(slotmap.HostSlot) || s == Outside {
 			continue
 		}
 		if n != [2]int{} {
@@ -473,14 +478,14 @@ func (c *Collector) renew(owned [][2]int, open [2]int) (sharers int) {
 			sharing[f] += min(n[f], 1)
 		}
 	}
-	capacity := c.k.capacity()
+	capacity := c.ct.capacity()
 	for s, n := range owned {
 		for f := range n {
 			shares := max(sharing[f], 1)
 			switch {
-			case s == outside:
+			case s == Outside:
 				shares = min(sharing[f], 1) + 1
-			case owned[outside][f] > 0:
+			case owned[Outside][f] > 0:
 				shares *= 2
 			}
 			limit := budgetOf(capacity[f], open[f], n[f], shares)

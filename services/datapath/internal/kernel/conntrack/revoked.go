@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package kernel
+package conntrack
 
 import (
 	"errors"
@@ -37,25 +37,25 @@ func lostConnections(pm *pin.Maps) bool {
 
 // collectRevoked removes the records that were not used for the life of an
 // established connection, in seconds, and counts those that remain.
-func (k *Kernel) collectRevoked(now, life uint32) (remain [2]int, err error) {
-	if remain[0], err = collectRecords[bpf.MapsSlCtKey4](k, bpf.MapsMapSlRevoked4, now, life); err != nil {
+func (ct *Connections) collectRevoked(now, life uint32) (remain [2]int, err error) {
+	if remain[0], err = collectRecords[bpf.MapsSlCtKey4](ct, bpf.MapsMapSlRevoked4, now, life); err != nil {
 		return remain, err
 	}
-	remain[1], err = collectRecords[bpf.MapsSlCtKey6](k, bpf.MapsMapSlRevoked6, now, life)
+	remain[1], err = collectRecords[bpf.MapsSlCtKey6](ct, bpf.MapsMapSlRevoked6, now, life)
 	return remain, err
 }
 
-func collectRecords[K any](k *Kernel, name string, now, life uint32) (remain int, err error) {
+func collectRecords[K any](ct *Connections, name string, now, life uint32) (remain int, err error) {
 	keys, values := make([]K, pin.BatchSize), make([]bpf.MapsSlRevoked, pin.BatchSize)
 	var cursor ebpf.MapBatchCursor
 	for end := false; !end; {
-		if err := k.rlock(); err != nil {
+		if err := ct.gate.RLock(); err != nil {
 			return remain, err
 		}
-		m := k.Pins.Map(name)
+		m := ct.pins.Map(name)
 		n, err := m.BatchLookup(&cursor, keys, values, nil)
 		if end = errors.Is(err, ebpf.ErrKeyNotExist); err != nil && !end {
-			k.mu.RUnlock()
+			ct.gate.RUnlock()
 			return remain, fmt.Errorf("list %s: %w", name, err)
 		}
 		for i := range n {
@@ -64,12 +64,12 @@ func collectRecords[K any](k *Kernel, name string, now, life uint32) (remain int
 				continue
 			}
 			if err := pin.DeleteKey(m, &keys[i]); err != nil {
-				k.mu.RUnlock()
+				ct.gate.RUnlock()
 				return remain, fmt.Errorf("delete from %s: %w", name, err)
 			}
 			remain--
 		}
-		k.mu.RUnlock()
+		ct.gate.RUnlock()
 	}
 	return remain, nil
 }

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package conntrack reads and tidies the maps of connections. The programs write
+// them; this package lists what is tracked, removes what is over, gives every
+// endpoint its budget of new connections, and drains the maps that a version
+// before has left.
+package conntrack
+
+import (
+	"fmt"
+	"log/slog"
+
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
+)
+
+// Connections are the tracked connections of an instance, those that a policy
+// has terminated, and those of the version before. Its methods may be called
+// concurrently.
+type Connections struct {
+	log       *slog.Logger
+	pins      *pin.Maps
+	endpoints *slotmap.Maps
+	worlds    [2]identity.Numeric // of addresses that the ipcache does not know
+
+	gate    pin.Gate
+	overlap overlap
+	states  map[string]stateAt // of the maps of connections, by name
+}
+
+// Options say what is needed to understand a connection.
+type Options struct {
+	// Endpoints that connections belong to.
+	Endpoints *slotmap.Maps
+	// Worlds are the identities of addresses outside, IPv4 and IPv6.
+	Worlds [2]identity.Numeric
+	Log    *slog.Logger
+}
+
+// Open finds the maps of connections among all. It writes nothing.
+func Open(pm *pin.Maps, o Options) (*Connections, error) {
+	ct := &Connections{
+		log: o.Log, pins: pm, endpoints: o.Endpoints, worlds: o.Worlds, gate: pin.Gate{ValidateOnly: pm.ValidateOnly},
+	}
+	return ct, ct.findStates()
+}
+
+// Settle makes adopted maps ready before a program uses them.
+func (ct *Connections) Settle() error {
+	if err := ct.dropStale(); err != nil {
+		return fmt.Errorf("compare connections with those of the version before: %w", err)
+	}
+	if lostConnections(ct.pins) {
+		ct.log.Warn("connections were lost: what a policy may have terminated is not picked up for the life of a connection")
+		ct.endpoints.StopPickUp()
+	}
+	return nil
+}
+
+// FiltersReplaced says that every filter holds a program of this build: from
+// now on the maps of the version before drain.
+func (ct *Connections) FiltersReplaced() { ct.overlap.replaced.Store(true) }
+
+// Close refuses every later call.
+func (ct *Connections) Close() { ct.gate.Close() }

@@ -4,10 +4,14 @@
 package main
 
 import (
+	"net/netip"
 	"os"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/sluice-net/sluice/kit/config"
+	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/process"
 )
 
@@ -28,4 +32,47 @@ func TestSettingsAreThoseOfTheDocumentation(t *testing.T) {
 		return
 	}
 	t.Errorf("docs/endpoints.md does not have these rows:\n%s", own)
+}
+
+func TestConfigurationProblemsNameTheirKey(t *testing.T) {
+	paths, err := instance.New("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	good := defaults(paths)
+	if err := good.Validate(); err != nil {
+		t.Errorf("the defaults: %v", err)
+	}
+	for key, change := range map[string]func(*Config){
+		"stateDir":       func(c *Config) { c.StateDir = "here" },
+		"bpfDir":         func(c *Config) { c.BPFDir = "" },
+		"services.ipam":  func(c *Config) { c.Services.IPAM = "ipam.sock" },
+		"netnsDirs":      func(c *Config) { c.NetnsDirs = []string{"/"} },
+		"podCIDRs":       func(c *Config) { c.PodCIDRs = nil },
+		"podCIDRs two":   func(c *Config) { c.PodCIDRs = []netip.Prefix{c.PodCIDRs[0], netip.MustParsePrefix("10.9.0.0/24")} },
+		"podCIDRs bits":  func(c *Config) { c.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.9.0.1/24")} },
+		"podCIDRs tiny":  func(c *Config) { c.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.9.0.0/31")} },
+		"mtu":            func(c *Config) { c.MTU = 1000 },
+		"tunnelPorts":    func(c *Config) { c.TunnelPorts = []uint16{1, 2, 3, 4, 5} },
+		"serviceDevices": func(c *Config) { c.ServiceDevices = []string{"kube-["} },
+
+		"serviceDevices lo":  func(c *Config) { c.ServiceDevices = []string{"lo"} },
+		"serviceDevices all": func(c *Config) { c.ServiceDevices = []string{"*"} },
+
+		"policy.linger":  func(c *Config) { c.Policy.Linger = 0 },
+		"audit.interval": func(c *Config) { c.Audit.Interval = 0 },
+
+		"connections.icmp":        func(c *Config) { c.Connections.ICMP = time.Millisecond },
+		"connections.tcpClosing":  func(c *Config) { c.Connections.TCPClosing = 365 * 24 * time.Hour },
+		"connections.maxInterval": func(c *Config) { c.Connections.MaxInterval = 500 * time.Millisecond },
+		"services.timeout":        func(c *Config) { c.Services.Timeout = 0 },
+	} {
+		c := defaults(paths)
+		change(&c)
+		want, _, _ := strings.Cut(key, " ")
+		all := config.All(c.Validate())
+		if len(all) != 1 || !strings.HasPrefix(all[0].Error(), want) {
+			t.Errorf("%s: %v", key, all)
+		}
+	}
 }

@@ -95,7 +95,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 
-	s := &server.Server{Core: n.Core, Ring: n.Ring, Maps: n.Kernel, Status: statusOf(p, cfg, n, called)}
+	s := &server.Server{Core: n.Core, Ring: n.Ring, Maps: n.Kernel, Status: statusOf(p, cfg, n, called), Counts: counts{n}, Policy: n.Policy}
 	s.Labels = &observe.Labels{Local: n.Core.LabelsOf, Source: called.identity}
 	if n.Policy != nil {
 		s.Rules = n.Policy
@@ -103,7 +103,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	for _, r := range event.Reasons() {
 		s.Reasons = append(s.Reasons, r.String())
 	}
-	if err := p.Metrics.Register(newMetrics(n)); err != nil {
+	if err := p.Metrics.Register(s.Metrics()); err != nil {
 		return err
 	}
 	srv, err := p.NewServer(rpc.Options{Register: s.Register, Methods: server.Methods()})

@@ -8,11 +8,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kit/version"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/node"
 	"github.com/sluice-net/sluice/services/datapath/internal/server"
@@ -21,9 +18,9 @@ import (
 // probeTimeout bounds what GetStatus asks other services.
 const probeTimeout = 2 * time.Second
 
-func statusOf(p *process.Process, cfg Config, n *node.Node, called services) func(context.Context) (server.Status, error) {
+func statusOf(p *process.Process, cfg Config, n *node.Node, called services) func(context.Context) server.Status {
 	start := time.Now()
-	return func(ctx context.Context) (server.Status, error) {
+	return func(ctx context.Context) server.Status {
 		st := server.Status{
 			Version: version.Get().String(), Start: start, PolicyMode: cfg.Policy.Mode, KernelRelease: n.KernelRelease,
 		}
@@ -32,24 +29,6 @@ func statusOf(p *process.Process, cfg Config, n *node.Node, called services) fun
 		}
 		for _, a := range n.NodeAddrs {
 			st.NodeAddrs = append(st.NodeAddrs, a.AsSlice())
-		}
-		counters, err := n.Kernel.Events.Metrics()
-		if err != nil {
-			return st, fmt.Errorf("read counters: %w", err)
-		}
-		for _, c := range counters {
-			st.Counters = append(st.Counters, server.Counter{
-				Reason: c.Reason.String(), Egress: c.Direction == event.Egress, Dropped: c.Reason.Dropped(), Packets: c.Packets, Bytes: c.Bytes,
-			})
-		}
-		if st.EventsLost, err = n.Kernel.Events.Lost(); err != nil {
-			return st, fmt.Errorf("read lost events: %w", err)
-		}
-		if st.Maps, err = mapUsage(n); err != nil {
-			return st, err
-		}
-		if st.Connections, err = connections(n); err != nil {
-			return st, err
 		}
 		ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 		defer cancel()
@@ -85,12 +64,40 @@ func statusOf(p *process.Process, cfg Config, n *node.Node, called services) fun
 				st.PolicyRefusals = append(st.PolicyRefusals, fmt.Sprintf("%d identities stay unknown, because tables have no room for them", ps.Waiting))
 			}
 		}
-		return st, nil
+		return st
 	}
 }
 
-func mapUsage(n *node.Node) ([]server.MapUsage, error) {
-	usage, err := n.Kernel.MapUsage()
+// counts implements server.Counts.
+type counts struct{ node *node.Node }
+
+// Packets implements server.Counts.
+func (c counts) Packets() ([]server.Counter, error) {
+	counters, err := c.node.Kernel.Events.Metrics()
+	if err != nil {
+		return nil, fmt.Errorf("read counters: %w", err)
+	}
+	var all []server.Counter
+	for _, k := range counters {
+		all = append(all, server.Counter{
+			Reason: k.Reason.String(), Egress: k.Direction == event.Egress, Dropped: k.Reason.Dropped(), Packets: k.Packets, Bytes: k.Bytes,
+		})
+	}
+	return all, nil
+}
+
+// EventsLost implements server.Counts.
+func (c counts) EventsLost() (uint64, error) {
+	lost, err := c.node.Kernel.Events.Lost()
+	if err != nil {
+		return 0, fmt.Errorf("read lost events: %w", err)
+	}
+	return lost, nil
+}
+
+// MapUsage implements server.Counts.
+func (c counts) MapUsage() ([]server.MapUsage, error) {
+	usage, err := c.node.Kernel.MapUsage()
 	if err != nil {
 		return nil, fmt.Errorf("read the usage of maps: %w", err)
 	}
@@ -101,145 +108,20 @@ func mapUsage(n *node.Node) ([]server.MapUsage, error) {
 	return all, nil
 }
 
-func connections(n *node.Node) (server.Connections, error) {
-	c, err := n.Kernel.Connections.Counters()
+// Connections implements server.Counts.
+func (c counts) Connections() (server.Connections, error) {
+	k, err := c.node.Kernel.Connections.Counters()
+	if err != nil {
+		return server.Connections{}, fmt.Errorf("read the counters of connections: %w", err)
+	}
+	stopped, err := c.node.Kernel.Endpoints.PickUpStopped()
 	if err != nil {
 		return server.Connections{}, err
 	}
-	last := n.Collector.Last()
+	last := c.node.Collector.Last()
 	return server.Connections{
-		Live: uint64(last.Live[0] + last.Live[1]), Created: c.Created, Revoked: c.Revoked, Expired: c.Expired,
-		Evicted: last.Evicted, PickedUp: c.PickedUp,
+		LiveIPv4: uint64(last.Live[0]), LiveIPv6: uint64(last.Live[1]), Created: k.Created, Revoked: k.Revoked, Expired: k.Expired,
+		Evicted: last.Evicted, PickedUp: k.PickedUp, Redecided: k.Redecided, Related: k.Related, Unremembered: k.Unremembered,
+		PickUpStopped: stopped, Collected: last.Took,
 	}, nil
-}
-
-// metrics reads the kernel's and the core's counters when they are asked for.
-type metrics struct {
-	node *node.Node
-
-	packets, bytes, endpoints, repairs, deviceRepairs, nodeRepairs, unrepaired, pending, lost, entries *prometheus.Desc
-
-	live, capacity, begun, ended, evicted, pickedUp, redecided, related, unremembered, stopped, collecting *prometheus.Desc
-
-	used, size, revision, refusals, unknown *prometheus.Desc
-}
-
-func newMetrics(n *node.Node) *metrics {
-	desc := func(name, help string, labels ...string) *prometheus.Desc {
-		return prometheus.NewDesc("sluice_datapath_"+name, help, labels, nil)
-	}
-	return &metrics{
-		node:          n,
-		packets:       desc("packets_total", "Packets by reason and direction, since the maps were made.", "reason", "direction", "dropped"),
-		bytes:         desc("bytes_total", "Bytes by reason and direction, Ethernet headers included.", "reason", "direction", "dropped"),
-		endpoints:     desc("endpoints", "Endpoints by state.", "state"),
-		repairs:       desc("attachment_repairs_total", "Attachments that were found missing or changed and were repaired."),
-		deviceRepairs: desc("device_repairs_total", "Host ends that were found changed and were repaired."),
-		nodeRepairs:   desc("node_repairs_total", "Repairs of addresses, rules, routes, firewall and sysctls of the node."),
-		unrepaired:    desc("unrepaired_differences", "Differences of host ends and of the node that the last look at each did not repair."),
-		pending:       desc("pending_releases", "Deleted endpoints whose addresses or identity wait to be released."),
-		lost:          desc("events_lost_total", "Drop events that the kernel left out, since the maps were made."),
-		entries:       desc("map_bytes", "Memory of each map as the kernel accounts it.", "map"),
-
-		live:         desc("connections", "Tracked connections as of the last collection.", "family"),
-		capacity:     desc("connections_max", "Connections that fit.", "family"),
-		begun:        desc("connections_created_total", "Connections begun, since the maps were made."),
-		ended:        desc("connections_ended_total", "Connections removed, by why.", "reason"),
-		evicted:      desc("connections_evicted_total", "Connections pushed out by newer ones because the table was full; a lower bound."),
-		pickedUp:     desc("connections_picked_up_total", "Connections found again in mid-flow after they had been pushed out."),
-		unremembered: desc("connections_unremembered_total", "Revoked connections that are remembered by their entry alone, because the map of revoked ones was full."),
-		stopped:      desc("endpoints_without_pick_up", "Endpoints of which no connection is picked up, because a revoked one may be forgotten."),
-		redecided:    desc("connections_redecided_total", "Packets whose connection was judged anew because a policy or an address had changed."),
-		related:      desc("connections_related_total", "ICMP errors that passed because they are about a connection."),
-		collecting:   desc("connection_collect_seconds", "How long the last collection took."),
-
-		used: desc("map_entries", "Entries of each map that are in use.", "map"),
-		size: desc("map_entries_max", "Entries of each map that fit.", "map"),
-
-		revision: desc("policy_revision", "Policy revision that the kernel enforces for all endpoints."),
-		refusals: desc("policy_refusals", "Subjects whose newest policy does not fit; they stay on the one before."),
-		unknown:  desc("policy_waiting_identities", "Identities that stay unknown because tables have no room for them."),
-	}
-}
-
-// Describe implements prometheus.Collector.
-func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{
-		m.packets, m.bytes, m.endpoints, m.repairs, m.deviceRepairs, m.nodeRepairs, m.unrepaired, m.pending, m.lost, m.entries,
-		m.live, m.capacity, m.begun, m.ended, m.evicted, m.pickedUp, m.redecided, m.related, m.unremembered, m.stopped, m.collecting, m.used, m.size,
-		m.revision, m.refusals, m.unknown,
-	} {
-		ch <- d
-	}
-}
-
-// Collect implements prometheus.Collector.
-func (m *metrics) Collect(ch chan<- prometheus.Metric) {
-	counters, err := m.node.Kernel.Events.Metrics()
-	if err != nil {
-		ch <- prometheus.NewInvalidMetric(m.packets, err)
-	}
-	for _, c := range counters {
-		labels := []string{c.Reason.String(), c.Direction.String(), fmt.Sprint(c.Reason.Dropped())}
-		ch <- prometheus.MustNewConstMetric(m.packets, prometheus.CounterValue, float64(c.Packets), labels...)
-		ch <- prometheus.MustNewConstMetric(m.bytes, prometheus.CounterValue, float64(c.Bytes), labels...)
-	}
-	n := m.node.Core.Counts()
-	for s := endpoint.Restoring; s <= endpoint.Damaged; s++ {
-		ch <- prometheus.MustNewConstMetric(m.endpoints, prometheus.GaugeValue, float64(n.ByState[s]), s.String())
-	}
-	ch <- prometheus.MustNewConstMetric(m.repairs, prometheus.CounterValue, float64(n.Repairs))
-	ch <- prometheus.MustNewConstMetric(m.deviceRepairs, prometheus.CounterValue, float64(n.DeviceRepairs))
-	ch <- prometheus.MustNewConstMetric(m.nodeRepairs, prometheus.CounterValue, float64(n.NodeRepairs))
-	ch <- prometheus.MustNewConstMetric(m.unrepaired, prometheus.GaugeValue, float64(len(n.Unrepaired)))
-	ch <- prometheus.MustNewConstMetric(m.pending, prometheus.GaugeValue, float64(n.PendingReleases))
-	if lost, err := m.node.Kernel.Events.Lost(); err == nil {
-		ch <- prometheus.MustNewConstMetric(m.lost, prometheus.CounterValue, float64(lost))
-	}
-	usage, err := m.node.Kernel.MapUsage()
-	if err != nil {
-		ch <- prometheus.NewInvalidMetric(m.entries, err)
-	}
-	for _, u := range usage {
-		ch <- prometheus.MustNewConstMetric(m.entries, prometheus.GaugeValue, float64(u.Bytes), u.Name)
-		ch <- prometheus.MustNewConstMetric(m.used, prometheus.GaugeValue, float64(u.Entries), u.Name)
-		ch <- prometheus.MustNewConstMetric(m.size, prometheus.GaugeValue, float64(u.MaxEntries), u.Name)
-		if family, ok := connectionMaps[u.Name]; ok {
-			ch <- prometheus.MustNewConstMetric(m.capacity, prometheus.GaugeValue, float64(u.MaxEntries), family)
-		}
-	}
-	m.collectConnections(ch)
-	if m.node.Policy != nil {
-		st := m.node.Policy.Status()
-		ch <- prometheus.MustNewConstMetric(m.revision, prometheus.GaugeValue, float64(st.Revision))
-		ch <- prometheus.MustNewConstMetric(m.refusals, prometheus.GaugeValue, float64(len(st.Refusals)))
-		ch <- prometheus.MustNewConstMetric(m.unknown, prometheus.GaugeValue, float64(st.Waiting))
-	}
-}
-
-// connectionMaps are the families of the connection table.
-var connectionMaps = map[string]string{"sl_ct4": "ipv4", "sl_ct6": "ipv6"}
-
-func (m *metrics) collectConnections(ch chan<- prometheus.Metric) {
-	c, err := m.node.Kernel.Connections.Counters()
-	if err != nil {
-		ch <- prometheus.NewInvalidMetric(m.begun, err)
-		return
-	}
-	last := m.node.Collector.Last()
-	for i, family := range []string{"ipv4", "ipv6"} {
-		ch <- prometheus.MustNewConstMetric(m.live, prometheus.GaugeValue, float64(last.Live[i]), family)
-	}
-	for reason, n := range map[string]uint64{"revoked": c.Revoked, "expired": c.Expired} {
-		ch <- prometheus.MustNewConstMetric(m.ended, prometheus.CounterValue, float64(n), reason)
-	}
-	for desc, n := range map[*prometheus.Desc]uint64{
-		m.begun: c.Created, m.evicted: last.Evicted, m.pickedUp: c.PickedUp, m.redecided: c.Redecided, m.related: c.Related, m.unremembered: c.Unremembered,
-	} {
-		ch <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(n))
-	}
-	if n, err := m.node.Kernel.Endpoints.PickUpStopped(); err == nil {
-		ch <- prometheus.MustNewConstMetric(m.stopped, prometheus.GaugeValue, float64(n))
-	}
-	ch <- prometheus.MustNewConstMetric(m.collecting, prometheus.GaugeValue, last.Took.Seconds())
 }

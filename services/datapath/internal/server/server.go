@@ -19,6 +19,7 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
+	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
 	"github.com/sluice-net/sluice/services/datapath/internal/wire"
 )
 
@@ -35,10 +36,6 @@ type Status struct {
 	// Warnings name what keeps no ADD from being served and needs an operator.
 	Warnings     []string
 	Dependencies []Dependency
-	Counters     []Counter
-	EventsLost   uint64
-	Maps         []MapUsage
-	Connections  Connections
 	// PolicyRevision is in force for every endpoint; PolicyRefusals is what
 	// could not be, one line each.
 	PolicyRevision uint64
@@ -55,7 +52,19 @@ type MapUsage struct {
 
 // Connections counts tracked connections.
 type Connections struct {
-	Live, Created, Revoked, Expired, Evicted, PickedUp uint64
+	LiveIPv4, LiveIPv6                           uint64 // as of the last collection
+	Created, Revoked, Expired, Evicted, PickedUp uint64
+	Redecided, Related, Unremembered             uint64
+	PickUpStopped                                int           // endpoints of which none is picked up
+	Collected                                    time.Duration // how long the last collection took
+}
+
+// Counts are the kernel's, read when they are asked for.
+type Counts interface {
+	Packets() ([]Counter, error)
+	EventsLost() (uint64, error)
+	MapUsage() ([]MapUsage, error)
+	Connections() (Connections, error)
 }
 
 // Dependency is a service that the datapath calls.
@@ -79,7 +88,10 @@ type Server struct {
 
 	Core   *endpoint.Core
 	Ring   *observe.Ring
-	Status func(context.Context) (Status, error)
+	Status func(context.Context) Status
+	Counts Counts
+	// Policy keeps the tables; nil if nothing evaluates policies.
+	Policy *policysync.Applier
 	// Maps are what Explain and DumpMap look at.
 	Maps Maps
 	// Labels are those of identities; nil: none are known.
@@ -230,30 +242,42 @@ func (s *Server) ReclaimEndpoints(ctx context.Context, r *datapathv1.ReclaimEndp
 
 // GetStatus implements the API.
 func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) (*datapathv1.GetStatusResponse, error) {
-	st, err := s.Status(ctx)
+	st, n := s.Status(ctx), s.Core.Counts()
+	packets, err := s.Counts.Packets()
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	n := s.Core.Counts()
+	lost, err := s.Counts.EventsLost()
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	usage, err := s.Counts.MapUsage()
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	conns, err := s.Counts.Connections()
+	if err != nil {
+		return nil, statusOf(err)
+	}
 	resp := &datapathv1.GetStatusResponse{
 		Version: st.Version, StartTime: timestamppb.New(st.Start), AddReady: len(st.Problems) == 0, Problems: st.Problems,
 		KnownAddReady: st.KnownReady,
 		PolicyMode:    st.PolicyMode, AttachmentRepairs: n.Repairs, PendingReleases: uint32(n.PendingReleases),
-		KernelRelease: st.KernelRelease, PodCidrs: st.PodCIDRs, NodeAddresses: st.NodeAddrs, EventsLost: st.EventsLost,
+		KernelRelease: st.KernelRelease, PodCidrs: st.PodCIDRs, NodeAddresses: st.NodeAddrs, EventsLost: lost,
 		PolicyRevision: st.PolicyRevision, PolicyRefusals: st.PolicyRefusals,
 		Warnings: slices.Concat(st.Warnings, n.BadRecords, n.Unrepaired), DeviceRepairs: n.DeviceRepairs, NodeRepairs: n.NodeRepairs,
 		Connections: &datapathv1.ConnectionCounts{
-			Live: st.Connections.Live, Created: st.Connections.Created, Revoked: st.Connections.Revoked,
-			Expired: st.Connections.Expired, Evicted: st.Connections.Evicted, PickedUp: st.Connections.PickedUp,
+			Live: conns.LiveIPv4 + conns.LiveIPv6, Created: conns.Created, Revoked: conns.Revoked,
+			Expired: conns.Expired, Evicted: conns.Evicted, PickedUp: conns.PickedUp,
 		},
 	}
-	for _, m := range st.Maps {
+	for _, m := range usage {
 		resp.Maps = append(resp.Maps, &datapathv1.MapUsage{Name: m.Name, Entries: m.Entries, MaxEntries: m.MaxEntries, Bytes: m.Bytes})
 	}
 	for state := endpoint.Restoring; state <= endpoint.Damaged; state++ {
 		resp.Endpoints = append(resp.Endpoints, &datapathv1.EndpointStateCount{State: protoState(state), Count: uint32(n.ByState[state])})
 	}
-	for _, c := range st.Counters {
+	for _, c := range packets {
 		resp.PacketCounters = append(resp.PacketCounters, &datapathv1.PacketCounter{
 			Reason: c.Reason, Direction: direction(c.Egress), Dropped: c.Dropped, Packets: c.Packets, Bytes: c.Bytes,
 		})

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package server
+
+import (
+	"os"
+	"regexp"
+	"slices"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// The documentation has every metric, and no other.
+func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
+	page, err := os.ReadFile("../../../../docs/endpoints.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var documented, exported []string
+	for _, m := range regexp.MustCompile("(?m)^\\| `(sluice_datapath_[a-z_]+)`").FindAllStringSubmatch(string(page), -1) {
+		documented = append(documented, m[1])
+	}
+	ch := make(chan *prometheus.Desc, 64)
+	(&Server{}).Metrics().Describe(ch)
+	close(ch)
+	for d := range ch {
+		name := regexp.MustCompile(`fqName: "([^"]+)"`).FindStringSubmatch(d.String())[1]
+		exported = append(exported, name)
+	}
+	slices.Sort(documented)
+	slices.Sort(exported)
+	if !slices.Equal(documented, exported) {
+		t.Errorf("documented %v\nexported   %v", documented, exported)
+	}
+}

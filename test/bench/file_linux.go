@@ -37,24 +37,15 @@ func (b *bench) byFile(ctx context.Context) (err error) {
 			err = b.policies.waitForCount(ctx, 1)
 		}
 	}()
-	put := func(name, manifest string) (string, error) {
-		next := filepath.Join(b.node.PolicyDir(), ".next")
-		return filepath.Join(b.node.PolicyDir(), name+".yaml"), errors.Join(
-			os.WriteFile(next, []byte(manifest), 0o644), os.Chmod(next, 0o644))
-	}
-	replace := func(path string) error { return os.Rename(filepath.Join(b.node.PolicyDir(), ".next"), path) }
-	manifest := func(name string, port int) string {
-		return strings.ReplaceAll(serverPolicy(port, ""), "bench-changes", name)
-	}
 	for i := range filesBeside + 1 {
 		name := fmt.Sprintf("bench-file-%d", i)
-		text := manifest(name, 7200)
+		text := renamedPolicy(name, 7200)
 		if i > 0 {
 			text = strings.ReplaceAll(text, "part: changes", "part: beside")
 		}
-		path, err := put(name, text)
+		path, err := b.putNext(name, text)
 		if err == nil {
-			err = replace(path)
+			err = b.replaceByNext(path)
 		}
 		if err != nil {
 			return err
@@ -96,30 +87,14 @@ func (b *bench) byFile(ctx context.Context) (err error) {
 			return ctx.Err()
 		case <-time.After(100 * time.Millisecond): // between two changes: the source rests for some times as long as a scan took
 		}
-		c, err := b.policies.upsert(ctx, manifest("bench-called", portOf(turn)))
+		byCall, took, err := b.callThenFile(ctx, turn)
 		if err != nil {
 			return err
 		}
-		path, err := put("bench-file-0", manifest("bench-file-0", 100+portOf(turn)))
-		if err != nil {
-			return err
-		}
-		before, err := b.policies.client.GetStatus(ctx, &policyv1.GetStatusRequest{})
-		if err != nil {
-			return err
-		}
-		begin := time.Now()
-		if err := replace(path); err != nil {
-			return err
-		}
-		if err := b.policies.waitForNext(ctx, before.GetRevision()); err != nil {
-			return err
-		}
-		took := time.Since(begin)
 		if turn == 0 {
 			continue
 		}
-		called, filed, above = append(called, c.enforced), append(filed, took), append(above, took-c.enforced)
+		called, filed, above = append(called, byCall), append(filed, took), append(above, took-byCall)
 		for _, more := range []int{0, 100} {
 			if err := onlyOnePortOpen(from, to, more+portOf(turn-1), more+portOf(turn)); err != nil {
 				return fmt.Errorf("change %d: %w", turn, err)
@@ -139,6 +114,47 @@ func (b *bench) byFile(ctx context.Context) (err error) {
 	b.wantTime(fmt.Sprintf("change enforced, p50 above the call before it: a file beside %d", filesBeside),
 		2*time.Millisecond, above.quantile(0.5))
 	return nil
+}
+
+// callThenFile makes one change by a call and then the same by a file, and
+// returns how long each took to be enforced.
+func (b *bench) callThenFile(ctx context.Context, turn int) (byCall, byFile time.Duration, err error) {
+	c, err := b.policies.upsert(ctx, renamedPolicy("bench-called", portOf(turn)))
+	if err != nil {
+		return 0, 0, err
+	}
+	path, err := b.putNext("bench-file-0", renamedPolicy("bench-file-0", 100+portOf(turn)))
+	if err != nil {
+		return 0, 0, err
+	}
+	before, err := b.policies.client.GetStatus(ctx, &policyv1.GetStatusRequest{})
+	if err != nil {
+		return 0, 0, err
+	}
+	begin := time.Now()
+	if err := b.replaceByNext(path); err != nil {
+		return 0, 0, err
+	}
+	if err := b.policies.waitForNext(ctx, before.GetRevision()); err != nil {
+		return 0, 0, err
+	}
+	return c.enforced, time.Since(begin), nil
+}
+
+// putNext writes a manifest beside the file of a policy, whose path it returns.
+func (b *bench) putNext(name, manifest string) (string, error) {
+	next := filepath.Join(b.node.PolicyDir(), ".next")
+	return filepath.Join(b.node.PolicyDir(), name+".yaml"), errors.Join(
+		os.WriteFile(next, []byte(manifest), 0o644), os.Chmod(next, 0o644))
+}
+
+// replaceByNext puts what putNext wrote in the place of a file.
+func (b *bench) replaceByNext(path string) error {
+	return os.Rename(filepath.Join(b.node.PolicyDir(), ".next"), path)
+}
+
+func renamedPolicy(name string, port int) string {
+	return strings.ReplaceAll(serverPolicy(port, ""), "bench-changes", name)
 }
 
 // waitForNext waits until there is a revision after the given one, and the

@@ -55,7 +55,10 @@ func TestOutputsAreThoseListed(t *testing.T) {
 		StructureHash: []byte{1, 2}, Rules: []*policyv1.TableRule{{Action: policyv1.Action_ACTION_ALLOW, Tier: 1}},
 		Classes: []*policyv1.PeerClass{{Ranges: []*policyv1.PortRange{{First: 6<<16 | 80, Last: 6<<16 | 80, Rest: 1}}}},
 		Peers:   []*policyv1.PeerRow{{IdentityClass: 4, Class: 0}},
-	}, IngressRules: []*policyv1.RuleSources{{Sources: []*policyv1.RuleSource{{Kind: "NetworkPolicy", Namespace: "shop", Name: "web", Path: "spec.ingress[0]"}}}}}
+	}, IngressRules: []*policyv1.RuleSources{{Sources: []*policyv1.RuleSource{{
+		Kind: "NetworkPolicy", Namespace: "shop",
+		Name: "web", Path: "spec.ingress[0]",
+	}}}}}
 	dir := t.TempDir()
 	file := nodetest.Write(t, dir, "web.yaml", nodetest.WebPolicy)
 	bad := nodetest.Write(t, dir, "bad.yaml", strings.Replace(nodetest.WebPolicy, "podSelector: {}", "refuse: why", 1))

@@ -27,6 +27,7 @@ import (
 const (
 	allowList = "scripts/style/allowed.txt"
 	columns   = 120
+	shown     = 20 // places of a directory that are named
 )
 
 // found are the places below one directory, as "FILE:LINE: what".
@@ -64,7 +65,7 @@ func run(shrink bool) error {
 	for dir, f := range all {
 		for kind, places := range [][]string{f.long, f.unnamed} {
 			if len(places) > allowed[dir][kind] {
-				excess = append(excess, places...)
+				excess = append(excess, places[:min(len(places), shown)]...)
 				if n := allowed[dir][kind]; n > 0 {
 					excess = append(excess, fmt.Sprintf("%s: %d of these, of which %s allows %d", dir, len(places), allowList, n))
 				}

@@ -102,7 +102,8 @@ func (n *testNode) grpcurl(t *testing.T, service, method string, message any) st
 	if err != nil {
 		t.Fatal(err)
 	}
-	return command(t, "tools/grpcurl", "-plaintext", "-unix", "-authority", "localhost", "-d", string(data), n.Socket(service), method)
+	return command(t, "tools/grpcurl", "-plaintext", "-unix", "-authority", "localhost", "-d", string(data),
+		n.Socket(service), method)
 }
 
 func wantAll(t *testing.T, where, text string, want ...string) {
@@ -134,11 +135,13 @@ func TestKernelOneErrorIsTheSameEverywhere(t *testing.T) {
 	fillIPAM()
 	var full error
 	for i := 0; full == nil && i < 200; i++ {
-		_, full = n.ipam.Allocate(ctx, &ipamv1.AllocateRequest{Owner: &workloadv1.Owner{ContainerId: fmt.Sprintf("%0100d", i), InterfaceName: "eth0"}})
+		_, full = n.ipam.Allocate(ctx,
+			&ipamv1.AllocateRequest{Owner: &workloadv1.Owner{ContainerId: fmt.Sprintf("%0100d", i), InterfaceName: "eth0"}})
 	}
 	reason := ipamv1.ErrorReason_ERROR_REASON_STORAGE_FAILED
 	if status.Code(full) != codes.Unavailable || !rpcerr.Is(full, reason) || rpcerr.Facts(full)["errno"] != "ENOSPC" {
-		t.Fatalf("ipam on a full disk: %v with %v, want UNAVAILABLE, %s and ENOSPC", full, status.Convert(full).Details(), rpcerr.Of(reason))
+		t.Fatalf("ipam on a full disk: %v with %v, want UNAVAILABLE, %s and ENOSPC", full, status.Convert(full).Details(),
+			rpcerr.Of(reason))
 	}
 	delay, ok := rpcerr.RetryDelay(full)
 	if !ok || delay <= 0 {
@@ -160,10 +163,11 @@ func TestKernelOneErrorIsTheSameEverywhere(t *testing.T) {
 	for _, a := range lease.GetAllocation().GetAddresses() {
 		addresses = append(addresses, base64.StdEncoding.EncodeToString(a.GetAddress()))
 	}
-	wantAll(t, "grpcurl of the datapath", n.grpcurl(t, devnode.Datapath, "sluice.datapath.v1.DatapathService/CreateEndpoint", map[string]any{
-		"owner":             map[string]string{"container_id": leased.Name, "interface_name": "eth0"},
-		"network_namespace": leased.Netns, "addresses": addresses,
-	}), append(details, "confirm the lease: ipam: unavailable: ")...)
+	wantAll(t, "grpcurl of the datapath", n.grpcurl(t, devnode.Datapath,
+		"sluice.datapath.v1.DatapathService/CreateEndpoint", map[string]any{
+			"owner":             map[string]string{"container_id": leased.Name, "interface_name": "eth0"},
+			"network_namespace": leased.Netns, "addresses": addresses,
+		}), append(details, "confirm the lease: ipam: unavailable: ")...)
 
 	_, err = n.call(ctx, "ADD", pod, n.config(t, "1.0.0", map[string]any{"timeout": "2s"}))
 	var refused *cni.Error
@@ -171,7 +175,8 @@ func TestKernelOneErrorIsTheSameEverywhere(t *testing.T) {
 		t.Fatalf("ADD: %v, want code 11", err)
 	}
 	wantAll(t, "the plugin's msg", refused.Message, "allocate addresses: Unavailable: ", words)
-	wantAll(t, "the plugin's details", refused.Details, "reason ipam.sluice.io/STORAGE_FAILED errno=ENOSPC", "sluice status")
+	wantAll(t, "the plugin's details", refused.Details, "reason ipam.sluice.io/STORAGE_FAILED errno=ENOSPC",
+		"sluice status")
 	wantAll(t, "sluice status", command(t, "sluice", "--instance", n.Instance(), "status"), "sluice-ipam", words)
 
 	fillPolicy()
@@ -194,7 +199,8 @@ func TestKernelOneErrorIsTheSameEverywhere(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &object); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	if want := rpcerr.Of(policyv1.ErrorReason_ERROR_REASON_STORAGE_FAILED); object.Code != "UNAVAILABLE" || object.Reason != want.Name ||
+	if want := rpcerr.Of(policyv1.ErrorReason_ERROR_REASON_STORAGE_FAILED); object.Code != "UNAVAILABLE" ||
+		object.Reason != want.Name ||
 		object.Domain != want.Domain || object.Metadata["errno"] != "ENOSPC" || !strings.Contains(object.Error, words) {
 		t.Errorf("sluice policy apply -o json says %+v, want UNAVAILABLE, %s and ENOSPC", object, want)
 	}

@@ -19,7 +19,10 @@ func TestKernelUnreadableSpooledDeletionIsDone(t *testing.T) {
 	n := newNode(t)
 	config := n.config(t, "1.0.0", labels("app", "spool"))
 	spool := filepath.Join(n.Paths().ServiceStateDir("cni"), "deletes")
-	for name, content := range map[string]string{"empty": "", "garbled": "\x00\xff{", "newer": `{"version":9,"owner":"x"}`} {
+	for name, content := range map[string]string{
+		"empty": "", "garbled": "\x00\xff{",
+		"newer": `{"version":9,"owner":"x"}`,
+	} {
 		kept, deleted := n.add(t, newPod(t, "kept"), config), n.add(t, newPod(t, "deleted"), config)
 		if err := n.Kill(t.Context(), devnode.Datapath); err != nil {
 			t.Fatal(err)
@@ -60,7 +63,8 @@ func TestKernelUnreadableSpooledDeletionIsDone(t *testing.T) {
 		if b, err := os.ReadFile(entry + ".bad"); err != nil || string(b) != content {
 			t.Errorf("%s: the file is not kept for a look: %q, %v", name, b, err)
 		}
-		if log, err := os.ReadFile(n.Log(devnode.Datapath)); err != nil || !strings.Contains(string(log), filepath.Base(entry)) {
+		if log, err := os.ReadFile(n.Log(devnode.Datapath)); err != nil ||
+			!strings.Contains(string(log), filepath.Base(entry)) {
 			t.Errorf("%s: the log does not name the file: %v", name, err)
 		}
 		n.del(t, kept)

@@ -524,7 +524,10 @@ func TestPolicyTableShowsRangesAndWhatLiesBetween(t *testing.T) {
 		Revision: 9,
 		Ingress: &policyv1.PolicyTable{
 			HostAllow: true, HasAddresses: true,
-			Rules: []*policyv1.TableRule{{Action: policyv1.Action_ACTION_ALLOW, Tier: 1}, {Action: policyv1.Action_ACTION_DENY, Tier: 2}},
+			Rules: []*policyv1.TableRule{
+				{Action: policyv1.Action_ACTION_ALLOW, Tier: 1},
+				{Action: policyv1.Action_ACTION_DENY, Tier: 2},
+			},
 			Classes: []*policyv1.PeerClass{
 				{Ranges: []*policyv1.PortRange{{First: 0, Last: 0xFFFFFFFF, Rest: 2}}},
 				{Ranges: []*policyv1.PortRange{
@@ -548,7 +551,8 @@ func TestPolicyTableShowsRangesAndWhatLiesBetween(t *testing.T) {
 	nodetest.WantLines(t, out, "Identity 300, policy revision 9", "Egress: nothing is enforced",
 		"Ingress: what no rule decides is denied, but for the own node",
 		"rule 1 allow Normal NetworkPolicy shop/web spec.ingress[0]", "rule 2 deny Isolation -",
-		"class 0 everything rule 2", "tcp 80 rule 1", "tcp 81-65535 rule 3, else rule 1", "identity class 5 class 1", "192.0.2.0/24 cluster: class 0, outside: class 1",
+		"class 0 everything rule 2", "tcp 80 rule 1", "tcp 81-65535 rule 3, else rule 1", "identity class 5 class 1",
+		"192.0.2.0/24 cluster: class 0, outside: class 1",
 		"other peers, host class 1", "other addresses, outside class 1")
 	if first := strings.Index(out, "class 1"); !strings.Contains(out[first:], "default") {
 		t.Errorf("ports without a rule are not shown as decided by default:\n%s", out)

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policysync
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+)
+
+// Adopt reads what the kernel holds: tables, classes, identities, endpoints and
+// their words, all of which stay in force until the service speaks. trusted
+// says whether an endpoint's tables came from a policy service, so that a new
+// endpoint of the same identity may have them too.
+func (a *Applier) Adopt(trusted func(slot uint16) bool) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.recall()
+	infos, err := a.cfg.Kernel.Tables()
+	if err != nil {
+		return fmt.Errorf("list tables: %w", err)
+	}
+	for _, info := range infos {
+		id := info.ID
+		c, err := a.cfg.Kernel.TableContent(id)
+		if err == nil {
+			err = c.Validate()
+		}
+		if err != nil {
+			// It stays for those that use it, and nobody else will.
+			a.log.Error("table is not adopted", "table", id, log.Err(err))
+			c = policytable.Content{Classes: []policytable.Ranges{nil}}
+		}
+		a.tables[id] = &kernelTable{id: id, content: c.Clone()}
+	}
+	maps.Copy(a.numbers, a.cfg.Kernel.IdentityClasses())
+	words, err := a.cfg.Kernel.Identities()
+	if err != nil {
+		return fmt.Errorf("list identities: %w", err)
+	}
+	for id, w := range words {
+		a.setWord(id, w)
+	}
+	endpoints, err := a.cfg.Kernel.Bindings()
+	if err != nil {
+		return fmt.Errorf("list endpoints: %w", err)
+	}
+	for _, e := range endpoints {
+		if e.Blocked() {
+			continue // whoever publishes it again attaches it
+		}
+		a.slots[e.Slot] = &slot{e}
+		s := a.subject(e.Identity)
+		s.users++
+		if a.judged(e.Egress) && a.judged(e.Ingress) && trusted(e.Slot) {
+			s.ready, s.egress, s.ingress = true, e.Egress, e.Ingress
+		}
+		a.view.set(e.Slot, e.Generation, a.policyOf(e.Slot), a.cfg.Now())
+		if err := a.cfg.Kernel.SetAudit(e.Slot, a.cfg.Audit); err != nil {
+			return fmt.Errorf("audit mode of slot %d: %w", e.Slot, err)
+		}
+	}
+	a.left()
+	return nil
+}
+
+// judged says whether a table is one that a policy service gave.
+func (a *Applier) judged(t policytable.ID) bool {
+	_, ok := a.tables[t]
+	return ok || t == policytable.Allow
+}
+
+func (a *Applier) setWord(id uint32, w policytable.Identity) {
+	if old, ok := a.words[id]; ok {
+		if a.members[old.Class]--; a.members[old.Class] == 0 {
+			delete(a.members, old.Class)
+		}
+		delete(a.words, id)
+	}
+	if w != (policytable.Identity{}) {
+		a.words[id] = w
+		a.members[w.Class]++
+	}
+}
+
+// number is the kernel's number of an identity class, 0 if there is no room for one.
+func (a *Applier) number(key policytable.ClassKey) (policytable.IdentityClass, error) {
+	if nc, ok := a.numbers[key]; ok {
+		return nc, nil
+	}
+	nc, err := a.cfg.Kernel.DefineIdentityClass(key)
+	if errors.Is(err, policytable.ErrNoCapacity) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("number of an identity class: %w", err)
+	}
+	a.numbers[key] = nc
+	return nc, nil
+}

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policysync
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+)
+
+// flip gives endpoints the tables that their subjects are bound to.
+func (a *Applier) flip(w *work) error {
+	for _, id := range slices.Sorted(maps.Keys(a.subjects)) {
+		s := a.subjects[id]
+		if !s.dirty {
+			continue
+		}
+		s.dirty = false
+		if err := a.flipSubject(w, id, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (a *Applier) flipSubject(w *work, id uint32, s *subject) error {
+	list := a.model.binds[id]
+	if list == nil || !list[policytable.Egress].heard || !list[policytable.Ingress].heard {
+		return nil
+	}
+	refusal := ""
+	for d, b := range list {
+		if b.table != nil && a.model.tables[b.id] != b.table {
+			return nil // it has ended: the subject is about to be bound anew, or to go
+		}
+		if b.table == nil || b.table.kernel != nil {
+			continue
+		}
+		reason := refused(policytable.Direction(d), b) //nolint:gosec // 0 or 1
+		w.nacks = append(w.nacks, Nack{Seq: b.seq, Subject: id, Table: b.id, Reason: reason})
+		refusal = reason
+	}
+	if refusal != "" {
+		if s.refusal != refusal {
+			a.log.Warn("policy refused, the old one stays", "subject", id, "reason", refusal)
+		}
+		s.refusal = refusal
+		a.refreshView(w, id)
+		return nil
+	}
+	if s.refusal != "" {
+		a.log.Info("policy in force that had been refused", "subject", id)
+	}
+	w.checks = true
+	s.refusal, s.ready = "", true
+	s.egress, s.ingress = kernelID(list[policytable.Egress]), kernelID(list[policytable.Ingress])
+	s.revision = max(list[policytable.Egress].revision, list[policytable.Ingress].revision)
+	s.rules = [2][][]policytable.Source{list[policytable.Egress].rules, list[policytable.Ingress].rules}
+	for _, n := range slices.Sorted(maps.Keys(a.slots)) {
+		e := a.slots[n]
+		if e.Identity != id {
+			continue
+		}
+		if e.Egress != s.egress || e.Ingress != s.ingress {
+			if err := a.setPolicy(e, s); err != nil {
+				return err
+			}
+			delete(w.bump, n)
+			if err := faultFlip.Hit(w.ctx); err != nil {
+				return err
+			}
+		}
+	}
+	a.refreshView(w, id)
+	return nil
+}
+
+// setPolicy flips one endpoint. Events with the new generation have to wait
+// until the view knows it.
+func (a *Applier) setPolicy(e *slot, s *subject) error {
+	a.view.mu.Lock()
+	defer a.view.mu.Unlock()
+	gen, err := a.cfg.Kernel.SetPolicy(e.Slot, s.egress, s.ingress)
+	if err != nil {
+		return fmt.Errorf("policy of slot %d: %w", e.Slot, err)
+	}
+	e.Egress, e.Ingress, e.Generation = s.egress, s.ingress, gen
+	a.view.setLocked(e.Slot, gen, a.policyOf(e.Slot), a.cfg.Now())
+	return nil
+}
+
+func kernelID(b binding) policytable.ID {
+	if b.table == nil {
+		return policytable.Allow
+	}
+	return b.table.kernel.id
+}
+
+// refused says why a table is not in the kernel, and whose rules it is made of.
+func refused(d policytable.Direction, b binding) string {
+	shares := map[string]int{}
+	for _, sources := range b.rules {
+		for _, src := range sources {
+			shares[src.Policy()]++
+		}
+	}
+	names := slices.SortedFunc(maps.Keys(shares), func(x, y string) int {
+		return cmp.Or(cmp.Compare(shares[y], shares[x]), cmp.Compare(x, y))
+	})
+	text := fmt.Sprintf("%s: %v", d, b.table.err)
+	const shown = 3
+	for i, n := range names {
+		switch {
+		case i == 0:
+			text += fmt.Sprintf("; of its %d rules %s has the most, %d", len(b.rules), n, shares[n])
+		case i < shown:
+			text += fmt.Sprintf(", %s %d", n, shares[n])
+		}
+	}
+	if len(text) > 1000 {
+		text = text[:1000]
+	}
+	return text
+}
+
+// policyOf is what judges a slot.
+func (a *Applier) policyOf(n uint16) EndpointPolicy {
+	e := a.slots[n]
+	p := EndpointPolicy{Egress: e.Egress, Ingress: e.Ingress, Generation: e.Generation, Audit: a.cfg.Audit}
+	if s := a.subjects[e.Identity]; s != nil {
+		p.Refusal = s.refusal
+		if s.ready && s.egress == e.Egress && s.ingress == e.Ingress {
+			p.Revision, p.rules = s.revision, s.rules
+		}
+	}
+	return p
+}
+
+// refreshView tells the view of everything but a flip: names, revision, refusal.
+func (a *Applier) refreshView(w *work, id uint32) {
+	for n, e := range a.slots {
+		if e.Identity == id {
+			a.view.set(n, e.Generation, a.policyOf(n), a.cfg.Now())
+			w.flips = append(w.flips, n)
+		}
+	}
+}
+
+// revise brings the summary up to date after a message.
+func (a *Applier) revise() {
+	if a.scarce || len(a.model.lacking) > 0 || a.model.unnumbered > 0 {
+		a.left()
+	}
+	var refusals []string
+	for _, id := range slices.Sorted(maps.Keys(a.subjects)) {
+		if s := a.subjects[id]; s.refusal != "" {
+			refusals = append(refusals, fmt.Sprintf("subject %d: %s", id, s.refusal))
+		}
+	}
+	for _, t := range a.model.sortedTables() {
+		if t.kernel != nil && t.err != nil {
+			refusals = append(refusals, fmt.Sprintf("table %d: %v; %d rows and %d blocks are missing", t.kernel.id, t.err, len(t.missing), len(t.missingPrefixes)))
+		}
+	}
+	lost := a.behind()
+	a.view.mu.Lock()
+	defer a.view.mu.Unlock()
+	if len(refusals) == 0 {
+		a.view.revision = a.model.revision
+	}
+	if lost != "" {
+		refusals = append(refusals, lost)
+	}
+	a.view.refusals, a.view.waiting = refusals, a.waiting
+}
+
+// behind says so if the service's policies are older than those that it sent
+// before. A service keeps its revision over restarts, so it has lost what it
+// kept, and what it says now may be that there are no policies: that is carried
+// out like any other revision, but not in silence.
+func (a *Applier) behind() string {
+	if a.model.named {
+		a.lost, a.highest = false, a.model.revision // decide has looked at it
+		return ""
+	}
+	lost := a.model.revision < a.highest
+	if lost && !a.lost {
+		a.log.Error("policy service has lost policies", "revision", a.model.revision, "enforced", a.highest)
+	}
+	a.lost, a.highest = lost, max(a.highest, a.model.revision)
+	if !lost {
+		return ""
+	}
+	return fmt.Sprintf("policies up to revision %d: the policy service has lost them and is at revision %d; apply them again", a.highest, a.model.revision)
+}
+
+// gone is a subject that the service has no more. Endpoints that have the
+// identity all the same keep their tables.
+func (a *Applier) gone(id uint32) {
+	s := a.subjects[id]
+	if s == nil {
+		return
+	}
+	s.ready, s.dirty, s.refusal = false, false, ""
+	if s.users == 0 && s.until.IsZero() {
+		delete(a.subjects, id)
+	}
+}

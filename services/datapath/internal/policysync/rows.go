@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policysync
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+)
+
+// place finds or makes the table of the service in the kernel.
+func (a *Applier) place(w *work, t *serviceTable) error {
+	if k, match := a.candidate(t); k != nil {
+		return a.adopt(w, t, k, match)
+	}
+	return a.define(w, t)
+}
+
+// candidate is a table of the kernel that the service has given up, and that
+// can become t by changes in place.
+func (a *Applier) candidate(t *serviceTable) (*kernelTable, *match) {
+	var best *kernelTable
+	var bestMatch *match
+	used := a.used()
+	for _, id := range slices.Sorted(maps.Keys(a.tables)) {
+		k := a.tables[id]
+		if k.owner != nil || k.content.Hash != t.content.Hash {
+			continue
+		}
+		m := k.matches(&t.content)
+		if m == nil {
+			continue
+		}
+		_, inUse := used[k]
+		m.inUse = inUse
+		if bestMatch == nil || m.better(bestMatch) {
+			best, bestMatch = k, m
+		}
+	}
+	return best, bestMatch
+}
+
+// define writes a new table. Without room the table stays with the service.
+func (a *Applier) define(w *work, t *serviceTable) error {
+	id, err := a.cfg.Kernel.DefineTable(t.content)
+	if errors.Is(err, policytable.ErrNoCapacity) {
+		t.err = err
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("define table %d: %w", t.id, err)
+	}
+	k := &kernelTable{id: id, content: t.content.Clone(), owner: t}
+	a.tables[id] = k
+	t.kernel, t.same, t.err = k, true, nil
+	t.missing, t.missingPrefixes = nil, nil
+	delete(a.model.lacking, t)
+	t.classes = make([]uint16, len(t.content.Classes))
+	for i := range t.classes {
+		t.classes[i] = uint16(i) //nolint:gosec // at most maxClasses
+	}
+	return faultDefine.Hit(w.ctx)
+}
+
+// grow gives the kernel the classes that it has not.
+func (a *Applier) grow(w *work, t *serviceTable) error {
+	k := t.kernel
+	if k == nil {
+		return nil
+	}
+	for len(t.classes) < len(t.content.Classes) {
+		t.classes = append(t.classes, absent)
+	}
+	var added []policytable.Ranges
+	where := slices.Clone(t.classes)
+	if t.same {
+		have := len(k.content.Classes)
+		added = t.content.Classes[have:]
+		for i := have; i < len(where); i++ {
+			where[i] = uint16(i) //nolint:gosec // at most MaxClasses
+		}
+	} else {
+		known := maps.Clone(k.known())
+		for i, c := range where {
+			if c != absent {
+				continue
+			}
+			ranges := t.content.Classes[i]
+			what := ranges.Meaning()
+			at, ok := known[what]
+			if !ok {
+				at = uint16(len(k.content.Classes) + len(added)) //nolint:gosec // at most twice MaxClasses
+				added, known[what] = append(added, ranges), at
+			}
+			where[i] = at
+		}
+	}
+	if len(added) > 0 {
+		err := a.cfg.Kernel.GrowTable(k.id, added)
+		if errors.Is(err, policytable.ErrNoCapacity) {
+			t.err = err
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("grow table %d: %w", t.id, err)
+		}
+		k.content.Classes = slices.Concat(k.content.Classes, added)
+		k.meanings = nil
+	}
+	t.classes, t.err = where, nil
+	return faultGrow.Hit(w.ctx)
+}
+
+// peer brings one row of a table in line.
+func (a *Applier) peer(w *work, t *serviceTable, nc policytable.IdentityClass, remove bool) error {
+	k := t.kernel
+	if k == nil || nc == 0 {
+		return nil
+	}
+	if remove {
+		delete(t.missing, nc)
+		if len(t.missing) == 0 {
+			delete(a.model.lacking, t)
+		}
+		return a.dropRow(w, k, nc)
+	}
+	class := t.classes[t.content.Peers[nc]]
+	if err := a.addRow(k, nc, class); errors.Is(err, policytable.ErrNoCapacity) || class == absent {
+		if t.missing == nil {
+			t.missing = map[policytable.IdentityClass]struct{}{}
+		}
+		t.missing[nc] = struct{}{}
+		a.model.lacking[t] = struct{}{}
+		if err != nil {
+			t.err = err
+		}
+		// Whoever has the class would be judged as one without a row.
+		return a.forgetMembers(w, nc)
+	} else if err != nil {
+		return fmt.Errorf("row of table %d: %w", t.id, err)
+	}
+	if _, ok := t.missing[nc]; ok {
+		delete(t.missing, nc)
+		if len(t.missing) == 0 {
+			delete(a.model.lacking, t)
+		}
+	}
+	return faultRows.Hit(w.ctx)
+}
+
+// addRow writes a row, unless it is there.
+func (a *Applier) addRow(k *kernelTable, nc policytable.IdentityClass, class uint16) error {
+	if class == absent {
+		return nil
+	}
+	if old, ok := k.content.Peers[nc]; ok {
+		if old == class || slices.Equal(k.content.Classes[old], k.content.Classes[class]) {
+			return nil
+		}
+		return fmt.Errorf("identity class %d has another row in table %d of the kernel", nc, k.id)
+	}
+	if err := a.cfg.Kernel.SetPeer(k.id, nc, class); err != nil {
+		return err
+	}
+	k.content.Peers[nc] = class
+	return nil
+}
+
+// dropRow deletes a row, if it is there.
+func (a *Applier) dropRow(w *work, k *kernelTable, nc policytable.IdentityClass) error {
+	if _, ok := k.content.Peers[nc]; !ok {
+		return nil
+	}
+	if err := a.cfg.Kernel.DeletePeer(k.id, nc); err != nil {
+		return fmt.Errorf("row of identity class %d in table %d: %w", nc, k.id, err)
+	}
+	delete(k.content.Peers, nc)
+	if a.members[nc] > 0 {
+		a.affect(w, k)
+	}
+	return faultRows.Hit(w.ctx)
+}
+
+// prefix brings one prefix of a table in line.
+func (a *Applier) prefix(w *work, t *serviceTable, p netip.Prefix, grants bool) error {
+	k := t.kernel
+	if k == nil {
+		return nil
+	}
+	delete(t.missingPrefixes, p)
+	want, wanted := t.content.Prefixes[p]
+	have, there := k.content.Prefixes[p]
+	if !wanted {
+		if !there {
+			return nil
+		}
+		if err := a.cfg.Kernel.DeletePrefix(k.id, p); err != nil {
+			return fmt.Errorf("block %v of table %d: %w", p, t.id, err)
+		}
+		delete(k.content.Prefixes, p)
+		a.affect(w, k)
+		return faultBlocks.Hit(w.ctx)
+	}
+	lacks := false
+	for i, c := range want {
+		want[i] = t.classes[c]
+		lacks = lacks || want[i] == absent
+	}
+	if there && have == want {
+		return nil
+	}
+	err := error(nil)
+	if !lacks {
+		err = a.cfg.Kernel.SetPrefix(k.id, p, want)
+	}
+	if lacks || errors.Is(err, policytable.ErrNoCapacity) {
+		if t.missingPrefixes == nil {
+			t.missingPrefixes = map[netip.Prefix]struct{}{}
+		}
+		t.missingPrefixes[p] = struct{}{}
+		if err != nil {
+			t.err = err
+		}
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("block %v of table %d: %w", p, t.id, err)
+	}
+	k.content.Prefixes[p] = want
+	if !grants {
+		a.affect(w, k)
+	}
+	return faultBlocks.Hit(w.ctx)
+}

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policysync
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+)
+
+// forgetMembers makes identities unknown that have a class without its row.
+func (a *Applier) forgetMembers(w *work, nc policytable.IdentityClass) error {
+	if a.members[nc] == 0 {
+		return nil
+	}
+	for id, word := range a.words {
+		if word.Class == nc {
+			w.words = append(w.words, id)
+		}
+	}
+	return a.flushWords(w)
+}
+
+// flushWords brings the words of the collected identities in line.
+func (a *Applier) flushWords(w *work) error {
+	if len(w.words) == 0 {
+		return nil
+	}
+	want := make(map[uint32]policytable.Identity, len(w.words))
+	for _, id := range w.words {
+		want[id], _ = a.model.word(id)
+	}
+	w.words = w.words[:0]
+	return a.storeWords(w, want)
+}
+
+// storeWords changes words, and before that the tables that the service has
+// given up, but that still judge somebody because their successors have no
+// room: to them an identity stays what it was.
+func (a *Applier) storeWords(w *work, want map[uint32]policytable.Identity) error {
+	used := a.used()
+	changes := make(map[uint32]policytable.Identity, len(want))
+	type pair struct{ old, new policytable.Identity }
+	seen := map[pair]policytable.Identity{}
+	for _, id := range slices.Sorted(maps.Keys(want)) {
+		p := pair{a.words[id], want[id]}
+		if p.old == p.new || !validIdentity(id) {
+			continue
+		}
+		to, ok := seen[p]
+		if !ok {
+			var err error
+			if to, err = a.cover(used, p.old, p.new); err != nil {
+				return err
+			}
+			seen[p] = to
+			a.scarce = a.scarce || to != p.new
+			for k, slots := range used {
+				// what was unknown met every deny and no allow
+				if p.old.Known && !k.content.EvaluatesAlike(p.old, to) {
+					for _, s := range slots {
+						w.bump[s] = struct{}{}
+					}
+				}
+			}
+		}
+		if to != p.old {
+			changes[id] = to
+		}
+	}
+	if len(changes) == 0 {
+		return nil
+	}
+	if err := a.cfg.Kernel.SetIdentities(changes); err != nil {
+		return fmt.Errorf("words of %d identities: %w", len(changes), err)
+	}
+	for id, word := range changes {
+		a.setWord(id, word)
+	}
+	w.checks = true
+	return faultWords.Hit(w.ctx)
+}
+
+// cover adds rows to tables without an owner, so that they judge the new word
+// as the old one. If that cannot be, the identity has to be unknown.
+func (a *Applier) cover(used map[*kernelTable][]uint16, old, to policytable.Identity) (policytable.Identity, error) {
+	if !to.Known {
+		return to, nil
+	}
+	for k := range used {
+		if k.owner != nil || k.content.EvaluatesAlike(old, to) {
+			continue
+		}
+		if _, ok := k.content.Peers[to.Class]; ok {
+			return policytable.Identity{}, nil
+		}
+		switch err := a.addRow(k, to.Class, k.content.ClassOf(old)); {
+		case errors.Is(err, policytable.ErrNoCapacity):
+			return policytable.Identity{}, nil
+		case err != nil:
+			return policytable.Identity{}, fmt.Errorf("row of table %d of the kernel: %w", k.id, err)
+		}
+	}
+	return to, nil
+}
+
+// left counts what is kept back, after everything has changed.
+func (a *Applier) left() {
+	a.waiting = 0
+	if a.model == nil {
+		return
+	}
+	for id := range a.model.wants {
+		if _, known := a.words[id]; !known && validIdentity(id) {
+			a.waiting++
+		}
+	}
+	a.scarce = a.waiting > 0
+}

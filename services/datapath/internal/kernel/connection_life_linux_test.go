@@ -392,6 +392,28 @@ func (th *theatre) putTables(t *testing.T) {
 
 const friend, stranger = identity.Numeric(3000), identity.Numeric(3001)
 
+// within puts a prefix around an actor's address into the ipcache, shorter by
+// that many bits.
+func within(who string, bits int, id identity.Numeric) act {
+	return change(func(t *testing.T, th *theatre) {
+		must(t, "set a prefix", th.k.Addresses.Set(around(t, th.addr(who), bits), ipmap.Info{Identity: id}))
+	})
+}
+
+// forgets removes what knows, or within, has put into the ipcache.
+func forgets(who string, bits int) act {
+	return change(func(t *testing.T, th *theatre) {
+		must(t, "remove a prefix", th.k.Addresses.Remove(around(t, th.addr(who), bits)))
+	})
+}
+
+func around(t *testing.T, a netip.Addr, bits int) netip.Prefix {
+	t.Helper()
+	p, err := a.Prefix(a.BitLen() - bits)
+	must(t, "prefix", err)
+	return p
+}
+
 // knows puts an actor's address into the ipcache.
 func knows(who string, id identity.Numeric) act {
 	return change(func(t *testing.T, th *theatre) {
@@ -909,15 +931,26 @@ func scenes() []scene {
 			budget("a", 0), budget("b", 0))},
 
 		// addresses
-		{"an address that goes to another identity cuts when its gen moves", play(knows("world", friend), policy("a", friends, policytable.Deny),
+		{"an address that goes to another identity ends its connection at once", play(knows("world", friend), policy("a", friends, policytable.Deny),
 			say("a", "world", datagram(4000, 53), event.ForwardOutside),
 			knows("world", stranger),
-			say("a", "world", datagram(4000, 53), event.ForwardOutside),
-			bump("world"),
 			say("a", "world", datagram(4000, 53), event.DropPolicyDenied).check(remain(0)),
-			change(func(t *testing.T, th *theatre) {
-				must(t, "DeleteIP", th.k.Addresses.Remove(ipmap.HostPrefix(th.addr("world"))))
-			}))},
+			forgets("world", 0))},
+		{"an address whose prefix becomes more specific is evaluated again", play(within("world", 8, friend), policy("a", friends, policytable.Deny),
+			say("a", "world", datagram(4000, 53), event.ForwardOutside),
+			knows("world", stranger),
+			say("a", "world", datagram(4000, 53), event.DropPolicyDenied).check(remain(0)),
+			forgets("world", 0),
+			say("a", "world", datagram(4000, 53), event.ForwardOutside).check(remain(1)),
+			forgets("world", 8),
+			say("a", "world", datagram(4000, 53), event.DropPolicyDenied).check(remain(0)))},
+		{"a prefix that a longer one hides has no say", play(knows("world", friend), policy("a", friends, policytable.Deny),
+			say("a", "world", datagram(4000, 53), event.ForwardOutside),
+			within("world", 8, stranger),
+			say("a", "world", datagram(4000, 53), event.ForwardOutside).check(remain(1)),
+			forgets("world", 0),
+			say("a", "world", datagram(4000, 53), event.DropPolicyDenied).check(remain(0)),
+			forgets("world", 8))},
 		{"the answer of an address that went meets the same", play(knows("world", friend), policy("a", friends, policytable.Deny),
 			say("a", "world", datagram(4000, 53), event.ForwardOutside),
 			knows("world", stranger), bump("world"),

@@ -171,13 +171,20 @@ func TestKernelExplainKnowsTheConnection(t *testing.T) {
 		must(t, "At", err)
 		return e.Policy.Gen
 	}
-	bucket, err := r.k.Addresses.Epoch(b.IPv4)
-	must(t, "addressGen", err)
+	epochA, err := r.k.Addresses.Epoch(a.IPv4)
+	must(t, "Epoch", err)
+	epochB, err := r.k.Addresses.Epoch(b.IPv4)
+	must(t, "Epoch", err)
 	r.k.put(t, conntrack.Connection{
-		Tuple: conntrack.Tuple{Initiator: from, Responder: to, Protocol: 6}, From: conntrack.End{Slot: cast["a"].Slot, Gen: gen("a")}, To: conntrack.End{Slot: cast["b"].Slot, Gen: gen("b"), AddressGen: bucket},
+		Tuple: conntrack.Tuple{Initiator: from, Responder: to, Protocol: 6},
+		From:  conntrack.End{Slot: cast["a"].Slot, Gen: gen("a"), AddressGen: epochA},
+		To:    conntrack.End{Slot: cast["b"].Slot, Gen: gen("b"), AddressGen: epochB},
 		Flags: conntrack.SeenReply, EgressRule: 5,
 	})
-	r.k.put(t, conntrack.Connection{Tuple: conntrack.Tuple{Initiator: netip.AddrPortFrom(a.IPv4, 77), Responder: netip.AddrPortFrom(b.IPv4, 77), Protocol: 1}, From: conntrack.End{Slot: slotmap.NoSlot}, To: conntrack.End{Slot: slotmap.NoSlot}})
+	r.k.put(t, conntrack.Connection{
+		Tuple: conntrack.Tuple{Initiator: netip.AddrPortFrom(a.IPv4, 77), Responder: netip.AddrPortFrom(b.IPv4, 77), Protocol: 1},
+		From:  conntrack.End{Slot: slotmap.NoSlot, AddressGen: epochA}, To: conntrack.End{Slot: slotmap.NoSlot, AddressGen: epochB},
+	})
 	check := func(tu conntrack.Tuple, tracked, current bool) {
 		t.Helper()
 		x, err := r.k.Explain(tu)

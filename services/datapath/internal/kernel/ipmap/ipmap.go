@@ -65,32 +65,80 @@ func Open(pm *pin.Maps) *Maps {
 func (as *Maps) Close() { as.gate.Close() }
 
 // Set sets what is known about a prefix: the longest matching prefix counts.
+// Connections with an address for which the answer changes are evaluated again.
 func (as *Maps) Set(p netip.Prefix, i Info) error {
 	if err := errors.Join(CheckPrefix(p), CheckIdentity(i.Identity)); err != nil {
 		return err
 	}
-	if err := as.gate.Lock(); err != nil {
-		return err
-	}
-	defer as.gate.Unlock()
-	m, key := as.trie(p)
-	return pin.ReplaceInTrie(m, key, &bpf.MapsSlIpcache{
-		Identity: uint32(i.Identity), Node: i.Node, Flags: uint16(i.Flags),
+	return as.change(p, func(m *ebpf.Map, key any) error {
+		return pin.ReplaceInTrie(m, key, &bpf.MapsSlIpcache{
+			Identity: uint32(i.Identity), Node: i.Node, Flags: uint16(i.Flags),
+		})
 	})
 }
 
-// Remove removes a prefix. One that is not there is not an error.
+// Remove removes a prefix: the next shorter one that matches counts from now
+// on, and what Set says of connections holds here too. One that is not there is
+// not an error.
 func (as *Maps) Remove(p netip.Prefix) error {
 	if err := CheckPrefix(p); err != nil {
 		return err
 	}
+	return as.change(p, pin.DeleteKey)
+}
+
+// change writes a prefix. If it says another thing to the addresses below it
+// than before, or than the shorter prefix that counted for them, their epochs
+// are bumped after the write: a verdict that was stored with an epoch from after
+// the bump has seen the new entry. Addresses that a longer prefix answers for
+// are bumped too, which costs an evaluation and nothing else.
+func (as *Maps) change(p netip.Prefix, write func(m *ebpf.Map, key any) error) error {
 	if err := as.gate.Lock(); err != nil {
 		return err
 	}
 	defer as.gate.Unlock()
 	m, key := as.trie(p)
-	return pin.DeleteKey(m, key)
+	was, err := longest(m, key)
+	if err != nil {
+		return err
+	}
+	if err := write(m, key); err != nil {
+		return err
+	}
+	is, err := longest(m, key)
+	if err != nil || is != was {
+		as.bumpPrefix(p)
+	}
+	return err
 }
+
+// longest is what the longest prefix says that holds all of a key's; zero if
+// none does.
+func longest(m *ebpf.Map, key any) (v bpf.MapsSlIpcache, err error) {
+	if err := m.Lookup(key, &v); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return v, err
+	}
+	return v, nil
+}
+
+// buckets is how many epochs there are. Addresses share them.
+const buckets = 4096
+
+// bumpPrefix bumps the epochs of all addresses of a prefix: one by one if there
+// are fewer than epochs, else all epochs.
+func (as *Maps) bumpPrefix(p netip.Prefix) {
+	if p.Addr().BitLen()-p.Bits() >= 12 {
+		for i := range buckets {
+			as.bump(i)
+		}
+		return
+	}
+	for a := p.Addr(); p.Contains(a); a = a.Next() {
+		as.bump(addressBucket(a))
+	}
+}
+
+func (as *Maps) bump(bucket int) { atomic.AddUint64(pin.Word(as.epochs, bucket*8), 1) }
 
 // Match is what the longest prefix that holds an address says.
 func (as *Maps) Match(a netip.Addr) (Info, bool, error) {
@@ -215,7 +263,7 @@ func (as *Maps) Bump(a netip.Addr) error {
 		return err
 	}
 	defer as.gate.Unlock()
-	atomic.AddUint64(pin.Word(as.epochs, addressBucket(a)*8), 1)
+	as.bump(addressBucket(a))
 	return nil
 }
 

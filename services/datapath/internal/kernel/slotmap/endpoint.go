@@ -413,8 +413,8 @@ func (eps *Maps) SetPolicy(s Slot, egress, ingress policytable.ID) (gen uint32, 
 }
 
 // SetIdentity changes the identity of a published endpoint: first the slot,
-// then the gen, then the ipcache entries of its addresses and their gens, so
-// that its peers' connections are judged again too. It may be repeated.
+// then the gen, then the ipcache entries of its addresses, which bump their
+// epochs, so that its peers' connections are evaluated again too. It may be repeated.
 func (eps *Maps) SetIdentity(s Slot, id identity.Numeric) error {
 	if err := eps.mayBeEndpoint(id); err != nil {
 		return err
@@ -433,9 +433,6 @@ func (eps *Maps) SetIdentity(s Slot, id identity.Numeric) error {
 	for _, a := range eps.at(s).Addrs() {
 		if err := eps.addresses.Set(ipmap.HostPrefix(a), ipmap.Info{Identity: id}); err != nil {
 			return fmt.Errorf("ipcache of %v: %w", a, err)
-		}
-		if err := eps.addresses.Bump(a); err != nil {
-			return fmt.Errorf("gen of %v: %w", a, err)
 		}
 	}
 	return nil

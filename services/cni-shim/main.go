@@ -98,8 +98,8 @@ func execute(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writ
 	if in.Owner.ContainerID != "" {
 		logger = logger.With("container_id", in.Owner.ContainerID, "interface", in.Owner.Interface)
 	}
-	if in.Pod != "" {
-		logger = logger.With("pod", in.PodNamespace+"/"+in.Pod)
+	if in.Pod.Name != "" {
+		logger = logger.With("pod", in.Pod.Namespace+"/"+in.Pod.Name)
 	}
 
 	plugin, err := attachment.New(in, logger, start)

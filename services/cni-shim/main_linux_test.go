@@ -239,6 +239,9 @@ func TestKernelAddPassesOnWhatTheRuntimeAsksFor(t *testing.T) {
 	if !slices.Equal(labels, want) {
 		t.Errorf("labels %q, want %q", labels, want)
 	}
+	if p := req.GetPod(); p.GetNamespace() != "prod" || p.GetName() != "web-0" || p.GetUid() != "u" {
+		t.Errorf("pod %v, want prod/web-0 with the uid u", p)
+	}
 	if req.GetLeaseExpireTime() == nil || req.GetMtu() != 1400 || req.GetNetworkNamespace() != ns {
 		t.Errorf("request %v", req)
 	}

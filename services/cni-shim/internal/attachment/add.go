@@ -168,6 +168,9 @@ func (p *Plugin) create(ctx context.Context, path string, lease *ipamv1.Allocati
 		Mac:              p.in.Config.MAC,
 		Mtu:              p.in.Config.MTU,
 	}
+	if pod := p.in.Pod; pod.Name != "" {
+		req.Pod = &workloadv1.PodReference{Namespace: pod.Namespace, Name: pod.Name, Uid: pod.UID}
+	}
 	for _, l := range p.in.Labels {
 		req.Labels = append(req.Labels, &workloadv1.Label{Source: l.Source, Key: l.Key, Value: l.Value})
 	}

@@ -54,10 +54,8 @@ type Invocation struct {
 	Netns   string         // of ADD and CHECK: an absolute path; of DEL possibly empty
 	Config  Config
 
-	// PodNamespace is K8S_POD_NAMESPACE; empty without Kubernetes.
-	PodNamespace string
-	// Pod is K8S_POD_NAME, for logs only.
-	Pod string
+	// Pod is what the runtime says in CNI_ARGS; zero without Kubernetes.
+	Pod workload.PodReference
 	// Labels of the workload, sorted, without duplicates.
 	Labels []label.Label
 }
@@ -144,7 +142,7 @@ func Parse(command Command, getenv func(string) string, stdin []byte) (Invocatio
 	}
 	switch command {
 	case Add:
-		if in.Labels, err = workloadLabels(config, in.PodNamespace); err != nil {
+		if in.Labels, err = workloadLabels(config, in.Pod.Namespace); err != nil {
 			return Invocation{}, err
 		}
 	case Check:
@@ -191,14 +189,17 @@ func (in *Invocation) parseEnvironment(getenv func(string) string) error {
 	if err != nil {
 		return err
 	}
-	in.PodNamespace, in.Pod = args[argPodNamespace], args[argPodName]
+	in.Pod = workload.PodReference{Namespace: args[argPodNamespace], Name: args[argPodName], UID: args[argPodUID]}
 	// Not only names that Kubernetes would allow: podman, for one, says the
 	// container's name here.
-	if in.PodNamespace != "" && (len(in.PodNamespace) > 253 || !isName(in.PodNamespace)) {
-		return environment(EnvArgs, "%s: %q is not a namespace", argPodNamespace, clip(in.PodNamespace))
-	}
-	if in.Pod != "" && (len(in.Pod) > 253 || !isName(in.Pod)) {
-		return environment(EnvArgs, "%s: %q is not the name of a pod", argPodName, clip(in.Pod))
+	for _, v := range []struct{ key, value, what string }{
+		{argPodNamespace, in.Pod.Namespace, "a namespace"},
+		{argPodName, in.Pod.Name, "the name of a pod"},
+		{argPodUID, in.Pod.UID, "the id of a pod"},
+	} {
+		if v.value != "" && (len(v.value) > 253 || !isName(v.value)) {
+			return environment(EnvArgs, "%s: %q is not %s", v.key, clip(v.value), v.what)
+		}
 	}
 	return nil
 }

@@ -244,8 +244,14 @@ func NewIdentity(cc grpc.ClientConnInterface) *Identity {
 }
 
 // Resolve implements endpoint.Identities.
-func (i *Identity) Resolve(ctx context.Context, o workload.Owner, labels []label.Label, ports []workload.NamedPort) (endpoint.Identity, error) {
-	req := &identityv1.ResolveEndpointRequest{Owner: wire.Owner(o), Labels: wire.Labels(labels), NamedPorts: wire.NamedPorts(ports)}
+func (i *Identity) Resolve(ctx context.Context, s endpoint.Spec) (endpoint.Identity, error) {
+	req := &identityv1.ResolveEndpointRequest{
+		Owner: wire.Owner(s.Owner), Labels: wire.Labels(s.Labels), NamedPorts: wire.NamedPorts(s.Ports),
+		Manager: s.Manager, Network: s.Network, Pod: wire.Pod(s.Pod),
+	}
+	for _, a := range s.Addrs {
+		req.Addresses = append(req.Addresses, a.AsSlice())
+	}
 	resp, err := i.client.ResolveEndpoint(ctx, req)
 	if err != nil {
 		return endpoint.Identity{}, i.translate(err)
@@ -255,7 +261,7 @@ func (i *Identity) Resolve(ctx context.Context, o workload.Owner, labels []label
 	// The datapath has rights that identity has not: it does not take its word
 	// that a container is the host. Not ErrInvalid: the caller did nothing wrong.
 	if err := id.Validate(); err != nil {
-		return endpoint.Identity{}, fmt.Errorf("identity: answer for endpoint %s: %s", o, err.Error())
+		return endpoint.Identity{}, fmt.Errorf("identity: answer for endpoint %s: %s", s.Owner, err.Error())
 	}
 	id.Labels = wire.LabelsOf(resp.GetIdentity().GetLabels())
 	return id, nil

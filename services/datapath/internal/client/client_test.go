@@ -121,7 +121,7 @@ func TestReservedIdentitiesAreRefusedForEndpoints(t *testing.T) {
 		0xFEFFFF: true, 0xFF0000: false, 0xFF0FFF: false, 0xFFFFFF: false, 0x1000000: false,
 	} {
 		i := &Identity{Health: Health{Name: "identity"}, client: labelled{number: number}}
-		id, err := i.Resolve(t.Context(), workload.Owner{ContainerID: "c1", Interface: "eth0"}, nil, nil)
+		id, err := i.Resolve(t.Context(), endpoint.Spec{Owner: workload.Owner{ContainerID: "c1", Interface: "eth0"}})
 		switch {
 		case ok && (err != nil || id.Number != number):
 			t.Errorf("%d: %+v, %v", number, id, err)

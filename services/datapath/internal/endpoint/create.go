@@ -300,7 +300,7 @@ func (c *Core) claim(ctx context.Context, s Spec) *claim {
 // live endpoint with the same labels and ports stands in: that endpoint holds
 // the number, and Refresh takes a hold for this one as soon as it can.
 func (c *Core) resolve(ctx context.Context, s Spec) (Identity, error) {
-	id, err := c.cfg.Identities.Resolve(ctx, s.Owner, s.Labels, s.Ports)
+	id, err := c.cfg.Identities.Resolve(ctx, s)
 	if !errors.Is(err, ErrUnavailable) || ctx.Err() != nil {
 		return id, err
 	}

@@ -405,7 +405,8 @@ func (f fakeLeases) Confirmed(context.Context) ([]workload.Owner, error) {
 
 type fakeIdentities struct{ *machine }
 
-func (f fakeIdentities) Resolve(_ context.Context, o workload.Owner, labels []label.Label, _ []workload.NamedPort) (Identity, error) {
+func (f fakeIdentities) Resolve(_ context.Context, s Spec) (Identity, error) {
+	o, labels := s.Owner, s.Labels
 	if err := f.do("resolve"); err != nil {
 		return Identity{}, err
 	}

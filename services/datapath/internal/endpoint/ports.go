@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net/netip"
 
-	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
 )
 
@@ -131,7 +130,7 @@ type Leases interface {
 // Identities is the service of numbers.
 type Identities interface {
 	// Resolve gives the number of a workload and holds it for the owner.
-	Resolve(ctx context.Context, o workload.Owner, labels []label.Label, ports []workload.NamedPort) (Identity, error)
+	Resolve(ctx context.Context, s Spec) (Identity, error)
 	// Release gives up what the owner holds, if anything.
 	Release(ctx context.Context, o workload.Owner) error
 }

@@ -55,7 +55,7 @@ func (c *Core) refresh(ctx context.Context, o workload.Owner) (bool, error) {
 		// without a slot its deletion, or its repair, is half done
 		return false, nil
 	}
-	id, err := c.cfg.Identities.Resolve(ctx, o, r.Spec.Labels, r.Spec.Ports)
+	id, err := c.cfg.Identities.Resolve(ctx, r.Spec)
 	if err != nil {
 		return false, fmt.Errorf("resolve the identity of %s: %w", o, err)
 	}

@@ -22,7 +22,6 @@ import (
 
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
-	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
@@ -109,7 +108,8 @@ type identities struct {
 	held map[workload.Owner]uint32
 }
 
-func (i *identities) Resolve(_ context.Context, o workload.Owner, labels []label.Label, _ []workload.NamedPort) (endpoint.Identity, error) {
+func (i *identities) Resolve(_ context.Context, s endpoint.Spec) (endpoint.Identity, error) {
+	o, labels := s.Owner, s.Labels
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.held[o] = 256 + uint32(len(labels))

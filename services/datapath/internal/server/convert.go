@@ -11,7 +11,6 @@ import (
 
 	"github.com/sluice-net/sluice/model/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
-	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/netdev"
 	"github.com/sluice-net/sluice/services/datapath/internal/wire"
@@ -103,9 +102,7 @@ func protoEndpoint(e endpoint.Endpoint) *datapathv1.Endpoint {
 		Mtu:              uint32(e.Device.MTU),
 	}
 	p.SourceRouted = protoAddrs(e.Device.SourceRouted)
-	if e.Spec.Pod != (workload.PodReference{}) {
-		p.Pod = &workloadv1.PodReference{Namespace: e.Spec.Pod.Namespace, Name: e.Spec.Pod.Name, Uid: e.Spec.Pod.UID}
-	}
+	p.Pod = wire.Pod(e.Spec.Pod)
 	p.Labels, p.NamedPorts = wire.Labels(e.Identity.Labels), wire.NamedPorts(e.Spec.Ports)
 	for _, a := range e.Spec.Addrs {
 		gw := netdev.Gateway4

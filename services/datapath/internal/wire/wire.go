@@ -22,6 +22,14 @@ func OwnerOf(o *workloadv1.Owner) workload.Owner {
 	return workload.Owner{ContainerID: o.GetContainerId(), Interface: o.GetInterfaceName()}
 }
 
+// Pod writes a reference to a pod; nil without one.
+func Pod(p workload.PodReference) *workloadv1.PodReference {
+	if p == (workload.PodReference{}) {
+		return nil
+	}
+	return &workloadv1.PodReference{Namespace: p.Namespace, Name: p.Name, Uid: p.UID}
+}
+
 // Labels are labels as messages, in their order.
 func Labels(all []label.Label) []*workloadv1.Label {
 	var out []*workloadv1.Label

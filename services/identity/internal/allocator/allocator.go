@@ -87,6 +87,7 @@ type Allocator struct {
 	byText       map[string]identity.Numeric     // guarded by mu; canonical text → cluster number
 	holds        map[identity.Numeric]*hold      // guarded by mu
 	holders      map[Holder]identity.Numeric     // guarded by mu
+	workloads    map[Holder]Workload             // guarded by mu; of holders that were described
 	unsaved      map[Holder]struct{}             // guarded by mu; what SaveHolds has not got yet
 	unsavedKnown map[identity.Numeric]struct{}   // guarded by mu; what SaveKnown has not got yet
 	localText    map[string]identity.Numeric     // guarded by mu; canonical text → node-local number
@@ -139,6 +140,7 @@ func New(cfg Config, store Store, records Records, pub Publisher, holds Holds, k
 		byText:    map[string]identity.Numeric{},
 		holds:     map[identity.Numeric]*hold{},
 		holders:   map[Holder]identity.Numeric{},
+		workloads: map[Holder]Workload{},
 		localText: map[string]identity.Numeric{},
 		localNext: identity.MinNodeLocal,
 		unsaved:   map[Holder]struct{}{},
@@ -176,6 +178,9 @@ func New(cfg Config, store Store, records Records, pub Publisher, holds Holds, k
 			return nil, fmt.Errorf("holder %s is listed twice", r.Holder)
 		}
 		a.addHolder(r.Holder, r.Identity, 0)
+		if !r.Workload.equal(Workload{}) {
+			a.workloads[r.Holder] = r.Workload
+		}
 		if r.Identity.Number.Scope() == identity.ScopeNodeLocal {
 			a.localText[r.Identity.Labels.Text()] = r.Identity.Number
 			pub.Upsert(r.Identity.Number, r.Identity)
@@ -233,6 +238,16 @@ func (a *Allocator) notify() {
 // If the holder has another label set, it moves when move is set, and gets
 // ErrHeldOther otherwise. The answer survives this process.
 func (a *Allocator) Hold(ctx context.Context, holder Holder, labels label.Canonical, move bool) (identity.Identity, error) {
+	return a.hold(ctx, holder, labels, Workload{}, move)
+}
+
+// HoldEndpoint is Hold for an endpoint, which moves, and remembers what it is.
+// What w does not say stays.
+func (a *Allocator) HoldEndpoint(ctx context.Context, holder Holder, labels label.Canonical, w Workload) (identity.Identity, error) {
+	return a.hold(ctx, holder, labels, w, true)
+}
+
+func (a *Allocator) hold(ctx context.Context, holder Holder, labels label.Canonical, w Workload, move bool) (identity.Identity, error) {
 	if err := holder.check(); err != nil {
 		return identity.Identity{}, err
 	}
@@ -247,6 +262,7 @@ func (a *Allocator) Hold(ctx context.Context, holder Holder, labels label.Canoni
 	if held {
 		h := a.holds[n]
 		if n.Scope() == identity.ScopeCluster && h.labels.Text() == labels.Text() {
+			a.describe(holder, w)
 			a.mu.Unlock()
 			return a.answer(ctx, identity.Identity{Number: n, Labels: labels})
 		}
@@ -269,7 +285,20 @@ func (a *Allocator) Hold(ctx context.Context, holder Holder, labels label.Canoni
 	if err != nil {
 		return identity.Identity{}, err
 	}
+	a.mu.Lock(opHold)
+	a.describe(holder, w)
+	a.mu.Unlock()
 	return a.answer(ctx, id)
+}
+
+// describe runs with mu held.
+func (a *Allocator) describe(holder Holder, w Workload) {
+	have := a.workloads[holder]
+	if known := have.learn(w); !known.equal(have) {
+		a.workloads[holder] = known
+		a.unsaved[holder] = struct{}{}
+		a.saver.dirty()
+	}
 }
 
 // answer waits until everything that the answer says survives this process.
@@ -529,7 +558,9 @@ func (a *Allocator) move(holder Holder, id identity.Identity, ref int64) {
 			a.addHolder(holder, id, ref)
 			return
 		}
+		w := a.workloads[holder]
 		a.dropHolder(holder)
+		a.describe(holder, w)
 	}
 	a.addHolder(holder, id, ref)
 	a.saver.dirty()
@@ -561,6 +592,7 @@ func (a *Allocator) dropHolder(holder Holder) identity.Numeric {
 		return 0
 	}
 	delete(a.holders, holder)
+	delete(a.workloads, holder)
 	a.unsaved[holder] = struct{}{}
 	h := a.holds[n]
 	delete(h.holders, holder)
@@ -640,7 +672,7 @@ func (a *Allocator) saveHolds() error {
 	c := HoldsChange{NextNodeLocal: a.localNext, Session: a.joined}
 	for holder := range a.unsaved {
 		if n, ok := a.holders[holder]; ok {
-			c.Put = append(c.Put, HolderRecord{Holder: holder, Identity: identity.Identity{Number: n, Labels: a.holds[n].labels}})
+			c.Put = append(c.Put, HolderRecord{Holder: holder, Identity: identity.Identity{Number: n, Labels: a.holds[n].labels}, Workload: a.workloads[holder]})
 		} else {
 			c.Drop = append(c.Drop, holder)
 		}

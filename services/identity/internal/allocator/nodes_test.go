@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -1181,4 +1182,44 @@ func TestCallersAreAnsweredWhileAListingIsTakenOver(t *testing.T) {
 			t.Errorf("readers see %q at %d, want %s", a.readers.see(n), n, want)
 		}
 	}
+}
+
+// TestWhatAHolderIsSurvivesWithTheHold: through saves that other changes make, a
+// restart, a move to another label set, and a caller that says nothing of it.
+func TestWhatAHolderIsSurvivesWithTheHold(t *testing.T) {
+	f, records := storetest.NewFake(), &memory{}
+	a := startFake(t, f, "a", records)
+	holder := allocator.EndpointHolder("c1", "eth0")
+	want := allocator.Workload{Manager: "cni", Network: "sluice", Pod: "prod/web-0", PodUID: "u1", Addresses: []string{"10.0.0.2", "fd00::2"}}
+	hold := func(app string, w allocator.Workload) identity.Numeric {
+		t.Helper()
+		id, err := a.HoldEndpoint(t.Context(), holder, storetest.Labels(t, app), w)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return id.Number
+	}
+	is := func(when string, n identity.Numeric, want map[allocator.Holder]allocator.Workload) {
+		t.Helper()
+		if got := a.Endpoints(n); !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: got %+v, want %+v", when, got, want)
+		}
+	}
+	known := map[allocator.Holder]allocator.Workload{holder: want}
+	// By a datapath that says nothing, and by a later one.
+	is("held", hold("web", allocator.Workload{}), map[allocator.Holder]allocator.Workload{})
+	is("described", hold("web", want), known)
+	is("asked again", hold("web", allocator.Workload{}), known)
+	is("moved", hold("db", allocator.Workload{}), known)
+	want.Addresses = []string{"10.0.0.3"}
+	known[holder] = want
+	n := hold("db", allocator.Workload{Addresses: want.Addresses})
+	is("another address", n, known)
+	a.hold("c2", "db")
+	a.stop()
+	a = startFake(t, f, "a", records)
+	is("after a restart", n, known)
+	a.hold("c3", "db")
+	a.release("c1")
+	is("released", n, map[allocator.Holder]allocator.Workload{})
 }

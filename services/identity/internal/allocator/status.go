@@ -53,6 +53,21 @@ func (a *Allocator) Get(n identity.Numeric) (identity.Identity, []string, error)
 	return id, holders, nil
 }
 
+// Endpoints describes the holders of a number that were described.
+func (a *Allocator) Endpoints(n identity.Numeric) map[Holder]Workload {
+	a.mu.Lock(opRead)
+	defer a.mu.Unlock()
+	out := map[Holder]Workload{}
+	if h := a.holds[n]; h != nil {
+		for holder := range h.holders {
+			if w, ok := a.workloads[holder]; ok {
+				out[holder] = w
+			}
+		}
+	}
+	return out
+}
+
 // lookup runs with mu held.
 func (a *Allocator) lookup(n identity.Numeric) (identity.Identity, bool) {
 	if n.Scope() == identity.ScopeReserved {

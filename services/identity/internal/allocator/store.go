@@ -4,9 +4,11 @@
 package allocator
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/sluice-net/sluice/model/identity"
@@ -187,12 +189,29 @@ type HolderRecord struct {
 	Workload Workload
 }
 
-// Workload says what a holder is. Each field may be empty; nothing fills them yet.
+// Workload says what a holder is. Each field may be empty.
 type Workload struct {
 	Manager   string   // who made it, for example "kubernetes"
 	Network   string   // name of the CNI network
 	Pod       string   // namespace/name
+	PodUID    string   // another pod of the same name has another one
 	Addresses []string // of the endpoint
+}
+
+// learn is w with what v says where w says something else, or nothing.
+func (w Workload) learn(v Workload) Workload {
+	w.Manager, w.Network = cmp.Or(v.Manager, w.Manager), cmp.Or(v.Network, w.Network)
+	if v.Pod != "" {
+		w.Pod, w.PodUID = v.Pod, v.PodUID
+	}
+	if len(v.Addresses) > 0 {
+		w.Addresses = slices.Clone(v.Addresses)
+	}
+	return w
+}
+
+func (w Workload) equal(v Workload) bool {
+	return w.Manager == v.Manager && w.Network == v.Network && w.Pod == v.Pod && w.PodUID == v.PodUID && slices.Equal(w.Addresses, v.Addresses)
 }
 
 // HoldsChange is what changed in the holds since they were last saved.

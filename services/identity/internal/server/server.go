@@ -9,7 +9,10 @@ package server
 
 import (
 	"context"
+	"maps"
+	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -119,7 +122,7 @@ func (s *Server) ResolveEndpoint(ctx context.Context,
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	id, err := s.Allocator.Hold(ctx, endpoint(req.GetOwner()), labels, true)
+	id, err := s.Allocator.HoldEndpoint(ctx, endpoint(req.GetOwner()), labels, fromWorkload(req))
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -134,7 +137,9 @@ func (s *Server) GetIdentity(_ context.Context, req *identityv1.GetIdentityReque
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	return &identityv1.GetIdentityResponse{Identity: toIdentity(id), References: holders}, nil
+	return &identityv1.GetIdentityResponse{
+		Identity: toIdentity(id), References: holders, Endpoints: toEndpoints(s.Allocator.Endpoints(id.Number)),
+	}, nil
 }
 
 // ListIdentities implements the service.
@@ -194,6 +199,41 @@ func (s *Server) GetStatus(context.Context, *identityv1.GetStatusRequest) (*iden
 		resp.TopLabelKeys = append(resp.TopLabelKeys, &identityv1.LabelKeyCount{Key: k.Key, DistinctValues: uint32(k.Values)})
 	}
 	return resp, nil
+}
+
+func fromWorkload(req *identityv1.ResolveEndpointRequest) allocator.Workload {
+	w := allocator.Workload{Manager: req.GetManager(), Network: req.GetNetwork()}
+	if p := req.GetPod(); p.GetName() != "" {
+		w.Pod, w.PodUID = p.GetNamespace()+"/"+p.GetName(), p.GetUid()
+	}
+	for _, b := range req.GetAddresses() {
+		if a, ok := netip.AddrFromSlice(b); ok {
+			w.Addresses = append(w.Addresses, a.String())
+		}
+	}
+	return w
+}
+
+func toEndpoints(all map[allocator.Holder]allocator.Workload) []*identityv1.HoldingEndpoint {
+	var out []*identityv1.HoldingEndpoint
+	for _, holder := range slices.Sorted(maps.Keys(all)) {
+		w := all[holder]
+		// A container id has no "/".
+		container, name, _ := strings.Cut(strings.TrimPrefix(holder.String(), "endpoint:"), "/")
+		e := &identityv1.HoldingEndpoint{
+			Owner: &workloadv1.Owner{ContainerId: container, InterfaceName: name}, Manager: w.Manager, Network: w.Network,
+		}
+		if namespace, pod, ok := strings.Cut(w.Pod, "/"); ok {
+			e.Pod = &workloadv1.PodReference{Namespace: namespace, Name: pod, Uid: w.PodUID}
+		}
+		for _, text := range w.Addresses {
+			if a, err := netip.ParseAddr(text); err == nil {
+				e.Addresses = append(e.Addresses, a.AsSlice())
+			}
+		}
+		out = append(out, e)
+	}
+	return out
 }
 
 func endpoint(o *workloadv1.Owner) allocator.Holder {

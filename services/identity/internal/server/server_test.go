@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -22,6 +23,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
@@ -147,6 +149,33 @@ func (s *service) resolve(container string, labels ...*workloadv1.Label) *identi
 		s.t.Fatalf("resolve %s: %v", container, err)
 	}
 	return resp.GetIdentity()
+}
+
+// TestGetIdentityDescribesTheEndpointsThatHoldIt as ResolveEndpoint did.
+func TestGetIdentityDescribesTheEndpointsThatHoldIt(t *testing.T) {
+	s := serve(t)
+	req := &identityv1.ResolveEndpointRequest{
+		Owner: owner("c1"), Labels: []*workloadv1.Label{newLabel("k8s", "app", "web")}, Manager: "cni", Network: "sluice",
+		Pod:       &workloadv1.PodReference{Namespace: "prod", Name: "web-0", Uid: "u1"},
+		Addresses: [][]byte{{10, 0, 0, 2}, netip.MustParseAddr("fd00::2").AsSlice()},
+	}
+	resp, err := s.ResolveEndpoint(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.resolve("c2", newLabel("k8s", "app", "web")) // by a caller that says nothing of it
+	got, err := s.GetIdentity(t.Context(), &identityv1.GetIdentityRequest{Number: resp.GetIdentity().GetNumber()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &identityv1.HoldingEndpoint{Owner: req.GetOwner(), Manager: "cni", Network: "sluice", Pod: req.GetPod(), Addresses: req.GetAddresses()}
+	if len(got.GetReferences()) != 2 || len(got.GetEndpoints()) != 1 || !proto.Equal(got.GetEndpoints()[0], want) {
+		t.Errorf("got %v, want two references and %v", got, want)
+	}
+	req.Addresses = [][]byte{{1, 2, 3}}
+	if _, err := s.ResolveEndpoint(t.Context(), req); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("an address of 3 bytes: %v, want INVALID_ARGUMENT", err)
+	}
 }
 
 func TestResolveFiltersSortsAndAddsPorts(t *testing.T) {

@@ -90,6 +90,7 @@ type holderRecord struct {
 	Manager   string   `json:"manager,omitempty"`
 	Network   string   `json:"network,omitempty"`
 	Pod       string   `json:"pod,omitempty"` // namespace/name
+	PodUID    string   `json:"podUid,omitempty"`
 	Addresses []string `json:"addresses,omitempty"`
 }
 
@@ -324,7 +325,7 @@ func parseHolder(key, value []byte) (allocator.HolderRecord, error) {
 	}
 	return allocator.HolderRecord{
 		Holder: holder, Identity: id,
-		Workload: allocator.Workload{Manager: r.Manager, Network: r.Network, Pod: r.Pod, Addresses: r.Addresses},
+		Workload: allocator.Workload{Manager: r.Manager, Network: r.Network, Pod: r.Pod, PodUID: r.PodUID, Addresses: r.Addresses},
 	}, nil
 }
 
@@ -477,7 +478,7 @@ func putHolds(t *store.Tx, c allocator.HoldsChange) error {
 		w := r.Workload
 		value, err := json.Marshal(holderRecord{
 			Number: uint32(r.Identity.Number), Labels: r.Identity.Labels.Text(),
-			Manager: w.Manager, Network: w.Network, Pod: w.Pod, Addresses: w.Addresses,
+			Manager: w.Manager, Network: w.Network, Pod: w.Pod, PodUID: w.PodUID, Addresses: w.Addresses,
 		})
 		if err != nil {
 			return err

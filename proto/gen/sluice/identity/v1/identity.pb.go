@@ -563,7 +563,9 @@ type GetIdentityResponse struct {
 	Identity *Identity `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
 	// Holders on this node, sorted: "endpoint:<container id>/<interface name>"
 	// or "reference:<reference>".
-	References    []string `protobuf:"bytes,2,rep,name=references,proto3" json:"references,omitempty"`
+	References []string `protobuf:"bytes,2,rep,name=references,proto3" json:"references,omitempty"`
+	// What is known of the holders that are endpoints, sorted by owner.
+	Endpoints     []*HoldingEndpoint `protobuf:"bytes,3,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -612,6 +614,96 @@ func (x *GetIdentityResponse) GetReferences() []string {
 	return nil
 }
 
+func (x *GetIdentityResponse) GetEndpoints() []*HoldingEndpoint {
+	if x != nil {
+		return x.Endpoints
+	}
+	return nil
+}
+
+// HoldingEndpoint is an endpoint of this node that holds an identity, as
+// ResolveEndpoint described it. A field that was never given is unset.
+type HoldingEndpoint struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The endpoint.
+	Owner *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
+	// What manages it.
+	Manager string `protobuf:"bytes,2,opt,name=manager,proto3" json:"manager,omitempty"`
+	// Network of the manager.
+	Network string `protobuf:"bytes,3,opt,name=network,proto3" json:"network,omitempty"`
+	// Kubernetes pod.
+	Pod *v1.PodReference `protobuf:"bytes,4,opt,name=pod,proto3" json:"pod,omitempty"`
+	// Addresses, 4 or 16 bytes each.
+	Addresses     [][]byte `protobuf:"bytes,5,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HoldingEndpoint) Reset() {
+	*x = HoldingEndpoint{}
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HoldingEndpoint) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HoldingEndpoint) ProtoMessage() {}
+
+func (x *HoldingEndpoint) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HoldingEndpoint.ProtoReflect.Descriptor instead.
+func (*HoldingEndpoint) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *HoldingEndpoint) GetOwner() *v1.Owner {
+	if x != nil {
+		return x.Owner
+	}
+	return nil
+}
+
+func (x *HoldingEndpoint) GetManager() string {
+	if x != nil {
+		return x.Manager
+	}
+	return ""
+}
+
+func (x *HoldingEndpoint) GetNetwork() string {
+	if x != nil {
+		return x.Network
+	}
+	return ""
+}
+
+func (x *HoldingEndpoint) GetPod() *v1.PodReference {
+	if x != nil {
+		return x.Pod
+	}
+	return nil
+}
+
+func (x *HoldingEndpoint) GetAddresses() [][]byte {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
 // ListIdentitiesRequest is the input of ListIdentities.
 type ListIdentitiesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -623,7 +715,7 @@ type ListIdentitiesRequest struct {
 
 func (x *ListIdentitiesRequest) Reset() {
 	*x = ListIdentitiesRequest{}
-	mi := &file_sluice_identity_v1_identity_proto_msgTypes[7]
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -635,7 +727,7 @@ func (x *ListIdentitiesRequest) String() string {
 func (*ListIdentitiesRequest) ProtoMessage() {}
 
 func (x *ListIdentitiesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_identity_proto_msgTypes[7]
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -648,7 +740,7 @@ func (x *ListIdentitiesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListIdentitiesRequest.ProtoReflect.Descriptor instead.
 func (*ListIdentitiesRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{7}
+	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListIdentitiesRequest) GetScopes() []Scope {
@@ -671,7 +763,7 @@ type ListIdentitiesResponse struct {
 
 func (x *ListIdentitiesResponse) Reset() {
 	*x = ListIdentitiesResponse{}
-	mi := &file_sluice_identity_v1_identity_proto_msgTypes[8]
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -683,7 +775,7 @@ func (x *ListIdentitiesResponse) String() string {
 func (*ListIdentitiesResponse) ProtoMessage() {}
 
 func (x *ListIdentitiesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_identity_proto_msgTypes[8]
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -696,7 +788,7 @@ func (x *ListIdentitiesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListIdentitiesResponse.ProtoReflect.Descriptor instead.
 func (*ListIdentitiesResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{8}
+	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListIdentitiesResponse) GetIdentity() *Identity {
@@ -724,7 +816,7 @@ type WatchIdentitiesRequest struct {
 
 func (x *WatchIdentitiesRequest) Reset() {
 	*x = WatchIdentitiesRequest{}
-	mi := &file_sluice_identity_v1_identity_proto_msgTypes[9]
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -736,7 +828,7 @@ func (x *WatchIdentitiesRequest) String() string {
 func (*WatchIdentitiesRequest) ProtoMessage() {}
 
 func (x *WatchIdentitiesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_identity_proto_msgTypes[9]
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -749,7 +841,7 @@ func (x *WatchIdentitiesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchIdentitiesRequest.ProtoReflect.Descriptor instead.
 func (*WatchIdentitiesRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{9}
+	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *WatchIdentitiesRequest) GetResumeToken() []byte {
@@ -783,7 +875,7 @@ type WatchIdentitiesResponse struct {
 
 func (x *WatchIdentitiesResponse) Reset() {
 	*x = WatchIdentitiesResponse{}
-	mi := &file_sluice_identity_v1_identity_proto_msgTypes[10]
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -795,7 +887,7 @@ func (x *WatchIdentitiesResponse) String() string {
 func (*WatchIdentitiesResponse) ProtoMessage() {}
 
 func (x *WatchIdentitiesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_identity_proto_msgTypes[10]
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -808,7 +900,7 @@ func (x *WatchIdentitiesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchIdentitiesResponse.ProtoReflect.Descriptor instead.
 func (*WatchIdentitiesResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{10}
+	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *WatchIdentitiesResponse) GetResumeToken() []byte {
@@ -903,7 +995,7 @@ type Bookmark struct {
 
 func (x *Bookmark) Reset() {
 	*x = Bookmark{}
-	mi := &file_sluice_identity_v1_identity_proto_msgTypes[11]
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -915,7 +1007,7 @@ func (x *Bookmark) String() string {
 func (*Bookmark) ProtoMessage() {}
 
 func (x *Bookmark) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_identity_proto_msgTypes[11]
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -928,7 +1020,7 @@ func (x *Bookmark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bookmark.ProtoReflect.Descriptor instead.
 func (*Bookmark) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{11}
+	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Bookmark) GetSnapshotComplete() bool {
@@ -946,14 +1038,23 @@ type ResolveEndpointRequest struct {
 	// Labels that the runtime gives, unfiltered.
 	Labels []*v1.Label `protobuf:"bytes,2,rep,name=labels,proto3" json:"labels,omitempty"`
 	// Ports that policies may refer to by name.
-	NamedPorts    []*v1.NamedPort `protobuf:"bytes,3,rep,name=named_ports,json=namedPorts,proto3" json:"named_ports,omitempty"`
+	NamedPorts []*v1.NamedPort `protobuf:"bytes,3,rep,name=named_ports,json=namedPorts,proto3" json:"named_ports,omitempty"`
+	// What manages the endpoint, for example "cni"; kept with the reference, and
+	// shown by GetIdentity. Empty: what was given before stays.
+	Manager string `protobuf:"bytes,4,opt,name=manager,proto3" json:"manager,omitempty"`
+	// Network of the manager that the endpoint belongs to; as manager.
+	Network string `protobuf:"bytes,5,opt,name=network,proto3" json:"network,omitempty"`
+	// Kubernetes pod; unset without one; as manager.
+	Pod *v1.PodReference `protobuf:"bytes,6,opt,name=pod,proto3" json:"pod,omitempty"`
+	// Addresses of the endpoint, 4 or 16 bytes each; as manager.
+	Addresses     [][]byte `protobuf:"bytes,7,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ResolveEndpointRequest) Reset() {
 	*x = ResolveEndpointRequest{}
-	mi := &file_sluice_identity_v1_identity_proto_msgTypes[12]
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -965,7 +1066,7 @@ func (x *ResolveEndpointRequest) String() string {
 func (*ResolveEndpointRequest) ProtoMessage() {}
 
 func (x *ResolveEndpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_identity_proto_msgTypes[12]
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -978,7 +1079,7 @@ func (x *ResolveEndpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveEndpointRequest.ProtoReflect.Descriptor instead.
 func (*ResolveEndpointRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{12}
+	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ResolveEndpointRequest) GetOwner() *v1.Owner {
@@ -1002,6 +1103,34 @@ func (x *ResolveEndpointRequest) GetNamedPorts() []*v1.NamedPort {
 	return nil
 }
 
+func (x *ResolveEndpointRequest) GetManager() string {
+	if x != nil {
+		return x.Manager
+	}
+	return ""
+}
+
+func (x *ResolveEndpointRequest) GetNetwork() string {
+	if x != nil {
+		return x.Network
+	}
+	return ""
+}
+
+func (x *ResolveEndpointRequest) GetPod() *v1.PodReference {
+	if x != nil {
+		return x.Pod
+	}
+	return nil
+}
+
+func (x *ResolveEndpointRequest) GetAddresses() [][]byte {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
 // ResolveEndpointResponse is the answer of ResolveEndpoint.
 type ResolveEndpointResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1013,7 +1142,7 @@ type ResolveEndpointResponse struct {
 
 func (x *ResolveEndpointResponse) Reset() {
 	*x = ResolveEndpointResponse{}
-	mi := &file_sluice_identity_v1_identity_proto_msgTypes[13]
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1025,7 +1154,7 @@ func (x *ResolveEndpointResponse) String() string {
 func (*ResolveEndpointResponse) ProtoMessage() {}
 
 func (x *ResolveEndpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_identity_proto_msgTypes[13]
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1038,7 +1167,7 @@ func (x *ResolveEndpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveEndpointResponse.ProtoReflect.Descriptor instead.
 func (*ResolveEndpointResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{13}
+	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ResolveEndpointResponse) GetIdentity() *Identity {
@@ -1057,7 +1186,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_sluice_identity_v1_identity_proto_msgTypes[14]
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1069,7 +1198,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_identity_proto_msgTypes[14]
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1082,7 +1211,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{14}
+	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{15}
 }
 
 // GetStatusResponse is the answer of GetStatus.
@@ -1113,7 +1242,7 @@ type GetStatusResponse struct {
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_sluice_identity_v1_identity_proto_msgTypes[15]
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1125,7 +1254,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_identity_proto_msgTypes[15]
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1138,7 +1267,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{15}
+	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *GetStatusResponse) GetVersion() string {
@@ -1217,7 +1346,7 @@ type LabelKeyCount struct {
 
 func (x *LabelKeyCount) Reset() {
 	*x = LabelKeyCount{}
-	mi := &file_sluice_identity_v1_identity_proto_msgTypes[16]
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1229,7 +1358,7 @@ func (x *LabelKeyCount) String() string {
 func (*LabelKeyCount) ProtoMessage() {}
 
 func (x *LabelKeyCount) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_identity_v1_identity_proto_msgTypes[16]
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1242,7 +1371,7 @@ func (x *LabelKeyCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LabelKeyCount.ProtoReflect.Descriptor instead.
 func (*LabelKeyCount) Descriptor() ([]byte, []int) {
-	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{16}
+	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *LabelKeyCount) GetKey() string {
@@ -1284,12 +1413,19 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\x17ReleaseIdentityResponse\x12'\n" +
 	"\x0freleased_number\x18\x01 \x01(\rR\x0ereleasedNumber\":\n" +
 	"\x12GetIdentityRequest\x12$\n" +
-	"\x06number\x18\x01 \x01(\rB\f\xbaH\t*\a\x18\xff\xff\xff\a(\x01R\x06number\"o\n" +
+	"\x06number\x18\x01 \x01(\rB\f\xbaH\t*\a\x18\xff\xff\xff\a(\x01R\x06number\"\xb2\x01\n" +
 	"\x13GetIdentityResponse\x128\n" +
 	"\bidentity\x18\x01 \x01(\v2\x1c.sluice.identity.v1.IdentityR\bidentity\x12\x1e\n" +
 	"\n" +
 	"references\x18\x02 \x03(\tR\n" +
-	"references\"]\n" +
+	"references\x12A\n" +
+	"\tendpoints\x18\x03 \x03(\v2#.sluice.identity.v1.HoldingEndpointR\tendpoints\"\xc8\x01\n" +
+	"\x0fHoldingEndpoint\x12/\n" +
+	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerR\x05owner\x12\x18\n" +
+	"\amanager\x18\x02 \x01(\tR\amanager\x12\x18\n" +
+	"\anetwork\x18\x03 \x01(\tR\anetwork\x122\n" +
+	"\x03pod\x18\x04 \x01(\v2 .sluice.workload.v1.PodReferenceR\x03pod\x12\x1c\n" +
+	"\taddresses\x18\x05 \x03(\fR\taddresses\"]\n" +
 	"\x15ListIdentitiesRequest\x12D\n" +
 	"\x06scopes\x18\x01 \x03(\x0e2\x19.sluice.identity.v1.ScopeB\x11\xbaH\x0e\x92\x01\v\x10\x03\"\a\x82\x01\x04\x10\x01 \x00R\x06scopes\"{\n" +
 	"\x16ListIdentitiesResponse\x128\n" +
@@ -1306,12 +1442,17 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\brevision\x18\x06 \x01(\x04R\brevisionB\a\n" +
 	"\x05event\"7\n" +
 	"\bBookmark\x12+\n" +
-	"\x11snapshot_complete\x18\x01 \x01(\bR\x10snapshotComplete\"\xda\x01\n" +
+	"\x11snapshot_complete\x18\x01 \x01(\bR\x10snapshotComplete\"\xce\x03\n" +
 	"\x16ResolveEndpointRequest\x127\n" +
 	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerB\x06\xbaH\x03\xc8\x01\x01R\x05owner\x12<\n" +
 	"\x06labels\x18\x02 \x03(\v2\x19.sluice.workload.v1.LabelB\t\xbaH\x06\x92\x01\x03\x10\x80\bR\x06labels\x12I\n" +
 	"\vnamed_ports\x18\x03 \x03(\v2\x1d.sluice.workload.v1.NamedPortB\t\xbaH\x06\x92\x01\x03\x10\x80\x02R\n" +
-	"namedPorts\"S\n" +
+	"namedPorts\x12!\n" +
+	"\amanager\x18\x04 \x01(\tB\a\xbaH\x04r\x02\x18?R\amanager\x12\"\n" +
+	"\anetwork\x18\x05 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\anetwork\x122\n" +
+	"\x03pod\x18\x06 \x01(\v2 .sluice.workload.v1.PodReferenceR\x03pod\x12w\n" +
+	"\taddresses\x18\a \x03(\fBY\xbaHV\x92\x01S\x10\x10\"O\xba\x01L\n" +
+	"\x0eaddress.length\x12\x15must be 4 or 16 bytes\x1a#size(this) == 4 || size(this) == 16R\taddresses\"S\n" +
 	"\x17ResolveEndpointResponse\x128\n" +
 	"\bidentity\x18\x01 \x01(\v2\x1c.sluice.identity.v1.IdentityR\bidentity\"\x12\n" +
 	"\x10GetStatusRequest\"\xa2\x03\n" +
@@ -1376,7 +1517,7 @@ func file_sluice_identity_v1_identity_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_identity_v1_identity_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_sluice_identity_v1_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_sluice_identity_v1_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_sluice_identity_v1_identity_proto_goTypes = []any{
 	(Scope)(0),                       // 0: sluice.identity.v1.Scope
 	(ErrorReason)(0),                 // 1: sluice.identity.v1.ErrorReason
@@ -1387,58 +1528,64 @@ var file_sluice_identity_v1_identity_proto_goTypes = []any{
 	(*ReleaseIdentityResponse)(nil),  // 6: sluice.identity.v1.ReleaseIdentityResponse
 	(*GetIdentityRequest)(nil),       // 7: sluice.identity.v1.GetIdentityRequest
 	(*GetIdentityResponse)(nil),      // 8: sluice.identity.v1.GetIdentityResponse
-	(*ListIdentitiesRequest)(nil),    // 9: sluice.identity.v1.ListIdentitiesRequest
-	(*ListIdentitiesResponse)(nil),   // 10: sluice.identity.v1.ListIdentitiesResponse
-	(*WatchIdentitiesRequest)(nil),   // 11: sluice.identity.v1.WatchIdentitiesRequest
-	(*WatchIdentitiesResponse)(nil),  // 12: sluice.identity.v1.WatchIdentitiesResponse
-	(*Bookmark)(nil),                 // 13: sluice.identity.v1.Bookmark
-	(*ResolveEndpointRequest)(nil),   // 14: sluice.identity.v1.ResolveEndpointRequest
-	(*ResolveEndpointResponse)(nil),  // 15: sluice.identity.v1.ResolveEndpointResponse
-	(*GetStatusRequest)(nil),         // 16: sluice.identity.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),        // 17: sluice.identity.v1.GetStatusResponse
-	(*LabelKeyCount)(nil),            // 18: sluice.identity.v1.LabelKeyCount
-	(*v1.Label)(nil),                 // 19: sluice.workload.v1.Label
-	(*v1.Owner)(nil),                 // 20: sluice.workload.v1.Owner
-	(*v1.NamedPort)(nil),             // 21: sluice.workload.v1.NamedPort
-	(*timestamppb.Timestamp)(nil),    // 22: google.protobuf.Timestamp
+	(*HoldingEndpoint)(nil),          // 9: sluice.identity.v1.HoldingEndpoint
+	(*ListIdentitiesRequest)(nil),    // 10: sluice.identity.v1.ListIdentitiesRequest
+	(*ListIdentitiesResponse)(nil),   // 11: sluice.identity.v1.ListIdentitiesResponse
+	(*WatchIdentitiesRequest)(nil),   // 12: sluice.identity.v1.WatchIdentitiesRequest
+	(*WatchIdentitiesResponse)(nil),  // 13: sluice.identity.v1.WatchIdentitiesResponse
+	(*Bookmark)(nil),                 // 14: sluice.identity.v1.Bookmark
+	(*ResolveEndpointRequest)(nil),   // 15: sluice.identity.v1.ResolveEndpointRequest
+	(*ResolveEndpointResponse)(nil),  // 16: sluice.identity.v1.ResolveEndpointResponse
+	(*GetStatusRequest)(nil),         // 17: sluice.identity.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),        // 18: sluice.identity.v1.GetStatusResponse
+	(*LabelKeyCount)(nil),            // 19: sluice.identity.v1.LabelKeyCount
+	(*v1.Label)(nil),                 // 20: sluice.workload.v1.Label
+	(*v1.Owner)(nil),                 // 21: sluice.workload.v1.Owner
+	(*v1.PodReference)(nil),          // 22: sluice.workload.v1.PodReference
+	(*v1.NamedPort)(nil),             // 23: sluice.workload.v1.NamedPort
+	(*timestamppb.Timestamp)(nil),    // 24: google.protobuf.Timestamp
 }
 var file_sluice_identity_v1_identity_proto_depIdxs = []int32{
-	19, // 0: sluice.identity.v1.Identity.labels:type_name -> sluice.workload.v1.Label
+	20, // 0: sluice.identity.v1.Identity.labels:type_name -> sluice.workload.v1.Label
 	0,  // 1: sluice.identity.v1.Identity.scope:type_name -> sluice.identity.v1.Scope
-	19, // 2: sluice.identity.v1.AllocateIdentityRequest.labels:type_name -> sluice.workload.v1.Label
+	20, // 2: sluice.identity.v1.AllocateIdentityRequest.labels:type_name -> sluice.workload.v1.Label
 	0,  // 3: sluice.identity.v1.AllocateIdentityRequest.scope:type_name -> sluice.identity.v1.Scope
 	2,  // 4: sluice.identity.v1.AllocateIdentityResponse.identity:type_name -> sluice.identity.v1.Identity
-	20, // 5: sluice.identity.v1.ReleaseIdentityRequest.owner:type_name -> sluice.workload.v1.Owner
+	21, // 5: sluice.identity.v1.ReleaseIdentityRequest.owner:type_name -> sluice.workload.v1.Owner
 	2,  // 6: sluice.identity.v1.GetIdentityResponse.identity:type_name -> sluice.identity.v1.Identity
-	0,  // 7: sluice.identity.v1.ListIdentitiesRequest.scopes:type_name -> sluice.identity.v1.Scope
-	2,  // 8: sluice.identity.v1.ListIdentitiesResponse.identity:type_name -> sluice.identity.v1.Identity
-	2,  // 9: sluice.identity.v1.WatchIdentitiesResponse.upsert:type_name -> sluice.identity.v1.Identity
-	13, // 10: sluice.identity.v1.WatchIdentitiesResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
-	20, // 11: sluice.identity.v1.ResolveEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	19, // 12: sluice.identity.v1.ResolveEndpointRequest.labels:type_name -> sluice.workload.v1.Label
-	21, // 13: sluice.identity.v1.ResolveEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
-	2,  // 14: sluice.identity.v1.ResolveEndpointResponse.identity:type_name -> sluice.identity.v1.Identity
-	22, // 15: sluice.identity.v1.GetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
-	18, // 16: sluice.identity.v1.GetStatusResponse.top_label_keys:type_name -> sluice.identity.v1.LabelKeyCount
-	3,  // 17: sluice.identity.v1.IdentityService.AllocateIdentity:input_type -> sluice.identity.v1.AllocateIdentityRequest
-	5,  // 18: sluice.identity.v1.IdentityService.ReleaseIdentity:input_type -> sluice.identity.v1.ReleaseIdentityRequest
-	7,  // 19: sluice.identity.v1.IdentityService.GetIdentity:input_type -> sluice.identity.v1.GetIdentityRequest
-	9,  // 20: sluice.identity.v1.IdentityService.ListIdentities:input_type -> sluice.identity.v1.ListIdentitiesRequest
-	11, // 21: sluice.identity.v1.IdentityService.WatchIdentities:input_type -> sluice.identity.v1.WatchIdentitiesRequest
-	14, // 22: sluice.identity.v1.IdentityService.ResolveEndpoint:input_type -> sluice.identity.v1.ResolveEndpointRequest
-	16, // 23: sluice.identity.v1.IdentityService.GetStatus:input_type -> sluice.identity.v1.GetStatusRequest
-	4,  // 24: sluice.identity.v1.IdentityService.AllocateIdentity:output_type -> sluice.identity.v1.AllocateIdentityResponse
-	6,  // 25: sluice.identity.v1.IdentityService.ReleaseIdentity:output_type -> sluice.identity.v1.ReleaseIdentityResponse
-	8,  // 26: sluice.identity.v1.IdentityService.GetIdentity:output_type -> sluice.identity.v1.GetIdentityResponse
-	10, // 27: sluice.identity.v1.IdentityService.ListIdentities:output_type -> sluice.identity.v1.ListIdentitiesResponse
-	12, // 28: sluice.identity.v1.IdentityService.WatchIdentities:output_type -> sluice.identity.v1.WatchIdentitiesResponse
-	15, // 29: sluice.identity.v1.IdentityService.ResolveEndpoint:output_type -> sluice.identity.v1.ResolveEndpointResponse
-	17, // 30: sluice.identity.v1.IdentityService.GetStatus:output_type -> sluice.identity.v1.GetStatusResponse
-	24, // [24:31] is the sub-list for method output_type
-	17, // [17:24] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	9,  // 7: sluice.identity.v1.GetIdentityResponse.endpoints:type_name -> sluice.identity.v1.HoldingEndpoint
+	21, // 8: sluice.identity.v1.HoldingEndpoint.owner:type_name -> sluice.workload.v1.Owner
+	22, // 9: sluice.identity.v1.HoldingEndpoint.pod:type_name -> sluice.workload.v1.PodReference
+	0,  // 10: sluice.identity.v1.ListIdentitiesRequest.scopes:type_name -> sluice.identity.v1.Scope
+	2,  // 11: sluice.identity.v1.ListIdentitiesResponse.identity:type_name -> sluice.identity.v1.Identity
+	2,  // 12: sluice.identity.v1.WatchIdentitiesResponse.upsert:type_name -> sluice.identity.v1.Identity
+	14, // 13: sluice.identity.v1.WatchIdentitiesResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
+	21, // 14: sluice.identity.v1.ResolveEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	20, // 15: sluice.identity.v1.ResolveEndpointRequest.labels:type_name -> sluice.workload.v1.Label
+	23, // 16: sluice.identity.v1.ResolveEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
+	22, // 17: sluice.identity.v1.ResolveEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
+	2,  // 18: sluice.identity.v1.ResolveEndpointResponse.identity:type_name -> sluice.identity.v1.Identity
+	24, // 19: sluice.identity.v1.GetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	19, // 20: sluice.identity.v1.GetStatusResponse.top_label_keys:type_name -> sluice.identity.v1.LabelKeyCount
+	3,  // 21: sluice.identity.v1.IdentityService.AllocateIdentity:input_type -> sluice.identity.v1.AllocateIdentityRequest
+	5,  // 22: sluice.identity.v1.IdentityService.ReleaseIdentity:input_type -> sluice.identity.v1.ReleaseIdentityRequest
+	7,  // 23: sluice.identity.v1.IdentityService.GetIdentity:input_type -> sluice.identity.v1.GetIdentityRequest
+	10, // 24: sluice.identity.v1.IdentityService.ListIdentities:input_type -> sluice.identity.v1.ListIdentitiesRequest
+	12, // 25: sluice.identity.v1.IdentityService.WatchIdentities:input_type -> sluice.identity.v1.WatchIdentitiesRequest
+	15, // 26: sluice.identity.v1.IdentityService.ResolveEndpoint:input_type -> sluice.identity.v1.ResolveEndpointRequest
+	17, // 27: sluice.identity.v1.IdentityService.GetStatus:input_type -> sluice.identity.v1.GetStatusRequest
+	4,  // 28: sluice.identity.v1.IdentityService.AllocateIdentity:output_type -> sluice.identity.v1.AllocateIdentityResponse
+	6,  // 29: sluice.identity.v1.IdentityService.ReleaseIdentity:output_type -> sluice.identity.v1.ReleaseIdentityResponse
+	8,  // 30: sluice.identity.v1.IdentityService.GetIdentity:output_type -> sluice.identity.v1.GetIdentityResponse
+	11, // 31: sluice.identity.v1.IdentityService.ListIdentities:output_type -> sluice.identity.v1.ListIdentitiesResponse
+	13, // 32: sluice.identity.v1.IdentityService.WatchIdentities:output_type -> sluice.identity.v1.WatchIdentitiesResponse
+	16, // 33: sluice.identity.v1.IdentityService.ResolveEndpoint:output_type -> sluice.identity.v1.ResolveEndpointResponse
+	18, // 34: sluice.identity.v1.IdentityService.GetStatus:output_type -> sluice.identity.v1.GetStatusResponse
+	28, // [28:35] is the sub-list for method output_type
+	21, // [21:28] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_sluice_identity_v1_identity_proto_init() }
@@ -1450,7 +1597,7 @@ func file_sluice_identity_v1_identity_proto_init() {
 		(*ReleaseIdentityRequest_Reference)(nil),
 		(*ReleaseIdentityRequest_Owner)(nil),
 	}
-	file_sluice_identity_v1_identity_proto_msgTypes[10].OneofWrappers = []any{
+	file_sluice_identity_v1_identity_proto_msgTypes[11].OneofWrappers = []any{
 		(*WatchIdentitiesResponse_Upsert)(nil),
 		(*WatchIdentitiesResponse_Delete)(nil),
 		(*WatchIdentitiesResponse_Bookmark)(nil),
@@ -1461,7 +1608,7 @@ func file_sluice_identity_v1_identity_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_identity_v1_identity_proto_rawDesc), len(file_sluice_identity_v1_identity_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   17,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -167,6 +167,22 @@ func (m *measured) follow(ctx context.Context, subjects []uint32) (ended chan er
 	}
 }
 
+// serveIdentities is an identity service with the identities of a cluster.
+func serveIdentities(cluster *synthetic.Cluster, socket string) (stop func(), err error) {
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(socket, 0o666); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	srv := grpc.NewServer()
+	identityv1.RegisterIdentityServiceServer(srv, &registry{cluster: cluster})
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(l) }()
+	return func() { srv.Stop(); <-served }, nil
+}
+
 // measureService measures the whole process: with its identities, policies and
 // the subscriber of a datapath.
 func measureService(binary string, s synthetic.Shape) (out []line, err error) {
@@ -186,18 +202,11 @@ func measureService(binary string, s synthetic.Shape) (out []line, err error) {
 			return nil, err
 		}
 	}
-	l, err := net.Listen("unix", filepath.Join(dir, "identity.sock"))
+	stop, err := serveIdentities(cluster, filepath.Join(dir, "identity.sock"))
 	if err != nil {
 		return nil, err
 	}
-	if err := os.Chmod(filepath.Join(dir, "identity.sock"), 0o666); err != nil {
-		return nil, err
-	}
-	srv := grpc.NewServer()
-	identityv1.RegisterIdentityServiceServer(srv, &registry{cluster: cluster})
-	served := make(chan error, 1)
-	go func() { served <- srv.Serve(l) }()
-	defer func() { srv.Stop(); <-served }()
+	defer stop()
 
 	m, err := begin(ctx, binary, dir)
 	if err != nil {

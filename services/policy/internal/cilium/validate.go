@@ -354,51 +354,68 @@ func (v *validator) portRule(path string, r *PortRule, d rule.Direction, host bo
 		}
 	}
 	if r.Rules != nil {
-		p := path + ".rules"
-		switch {
-		case r.Rules.HTTP != nil && r.Rules.DNS != nil:
-			v.Add(p, "has rules for more than one protocol")
-		case r.Rules.HTTP == nil && r.Rules.DNS == nil:
-			v.AddSchema(p, "needs http or dns rules")
-		}
-		if hasDNS && d == rule.Ingress {
-			v.Add(p+".dns", "DNS rules are not supported on ingress")
-		}
-		if hasDNS && len(r.Ports) == 0 {
-			v.Add(p+".dns", "DNS rules need a port")
-		}
-		if l7 && zero {
-			v.Add(p, "layer 7 rules cannot be used with port 0")
-		}
-		if host && (hasHTTP || hasDNS && d == rule.Ingress) {
-			v.Add(p, "layer 7 rules are not supported for nodes")
-		}
-		for i, f := range r.Rules.DNS {
-			v.fqdn(p+".dns["+strconv.Itoa(i)+"]", f)
-		}
-		for i, h := range r.Rules.HTTP {
-			p := p + ".http[" + strconv.Itoa(i) + "]"
-			v.regexp(p+".path", h.Path)
-			v.regexp(p+".method", h.Method)
-			for j, m := range h.HeaderMatches {
-				p := p + ".headerMatches[" + strconv.Itoa(j) + "]"
-				if m.Name == "" {
-					v.AddSchema(p+".name", "is required")
-				}
-				if !slices.Contains([]string{"", "LOG", "ADD", "DELETE", "REPLACE"}, m.Mismatch) {
-					v.AddSchema(p+".mismatch", "%q is not LOG, ADD, DELETE or REPLACE", m.Mismatch)
-				}
-				if m.Secret != nil && m.Secret.Name == "" {
-					v.AddSchema(p+".secret.name", "is required")
-				}
+		v.layer7(path+".rules", r, d, host, zero)
+	}
+	v.serverNames(path+".serverNames", r.ServerNames)
+	v.tls(path+".terminatingTLS", r.TerminatingTLS)
+	v.tls(path+".originatingTLS", r.OriginatingTLS)
+	if len(r.ServerNames) > 0 && l7 && r.TerminatingTLS == nil {
+		v.Add(path+".serverNames", "cannot be combined with layer 7 rules without TLS termination")
+	}
+	if r.Listener != nil {
+		v.listener(path+".listener", r.Listener, d, l7)
+	}
+}
+
+// layer7 checks the rules of an application's protocol. Zero says that a port is 0.
+func (v *validator) layer7(p string, r *PortRule, d rule.Direction, host, zero bool) {
+	hasDNS, hasHTTP := len(r.Rules.DNS) > 0, len(r.Rules.HTTP) > 0
+	switch {
+	case r.Rules.HTTP != nil && r.Rules.DNS != nil:
+		v.Add(p, "has rules for more than one protocol")
+	case r.Rules.HTTP == nil && r.Rules.DNS == nil:
+		v.AddSchema(p, "needs http or dns rules")
+	}
+	if hasDNS && d == rule.Ingress {
+		v.Add(p+".dns", "DNS rules are not supported on ingress")
+	}
+	if hasDNS && len(r.Ports) == 0 {
+		v.Add(p+".dns", "DNS rules need a port")
+	}
+	if (hasDNS || hasHTTP) && zero {
+		v.Add(p, "layer 7 rules cannot be used with port 0")
+	}
+	if host && (hasHTTP || hasDNS && d == rule.Ingress) {
+		v.Add(p, "layer 7 rules are not supported for nodes")
+	}
+	for i, f := range r.Rules.DNS {
+		v.fqdn(p+".dns["+strconv.Itoa(i)+"]", f)
+	}
+	for i, h := range r.Rules.HTTP {
+		p := p + ".http[" + strconv.Itoa(i) + "]"
+		v.regexp(p+".path", h.Path)
+		v.regexp(p+".method", h.Method)
+		for j, m := range h.HeaderMatches {
+			p := p + ".headerMatches[" + strconv.Itoa(j) + "]"
+			if m.Name == "" {
+				v.AddSchema(p+".name", "is required")
+			}
+			if !slices.Contains([]string{"", "LOG", "ADD", "DELETE", "REPLACE"}, m.Mismatch) {
+				v.AddSchema(p+".mismatch", "%q is not LOG, ADD, DELETE or REPLACE", m.Mismatch)
+			}
+			if m.Secret != nil && m.Secret.Name == "" {
+				v.AddSchema(p+".secret.name", "is required")
 			}
 		}
 	}
-	if r.ServerNames != nil && len(r.ServerNames) == 0 {
-		v.AddSchema(path+".serverNames", "is empty")
+}
+
+func (v *validator) serverNames(path string, names []string) {
+	if names != nil && len(names) == 0 {
+		v.AddSchema(path, "is empty")
 	}
-	for i, n := range r.ServerNames {
-		p := path + ".serverNames[" + strconv.Itoa(i) + "]"
+	for i, n := range names {
+		p := path + "[" + strconv.Itoa(i) + "]"
 		if n == "" {
 			v.Add(p, "is empty")
 			continue
@@ -408,31 +425,26 @@ func (v *validator) portRule(path string, r *PortRule, d rule.Direction, host bo
 			v.AddSchema(p, "%v", err)
 		}
 	}
-	v.tls(path+".terminatingTLS", r.TerminatingTLS)
-	v.tls(path+".originatingTLS", r.OriginatingTLS)
-	if len(r.ServerNames) > 0 && l7 && r.TerminatingTLS == nil {
-		v.Add(path+".serverNames", "cannot be combined with layer 7 rules without TLS termination")
+}
+
+func (v *validator) listener(p string, l *Listener, d rule.Direction, l7 bool) {
+	if l.Name == "" {
+		v.AddSchema(p+".name", "is required")
 	}
-	if r.Listener != nil {
-		p := path + ".listener"
-		if r.Listener.Name == "" {
-			v.AddSchema(p+".name", "is required")
-		}
-		if n := r.Listener.Priority; n != nil && (*n < 1 || *n > maxListener) {
-			v.AddSchema(p+".priority", "%d is not from 1 to %d", *n, maxListener)
-		}
-		if k := r.Listener.EnvoyConfig.Kind; k != "" && k != "CiliumEnvoyConfig" && k != "CiliumClusterwideEnvoyConfig" {
-			v.AddSchema(p+".envoyConfig.kind", "%q is not CiliumEnvoyConfig or CiliumClusterwideEnvoyConfig", k)
-		}
-		if r.Listener.EnvoyConfig.Name == "" {
-			v.AddSchema(p+".envoyConfig.name", "is required")
-		}
-		if d == rule.Ingress {
-			v.Add(p, "is not supported on ingress")
-		}
-		if l7 {
-			v.Add(p, "cannot be combined with layer 7 rules")
-		}
+	if n := l.Priority; n != nil && (*n < 1 || *n > maxListener) {
+		v.AddSchema(p+".priority", "%d is not from 1 to %d", *n, maxListener)
+	}
+	if k := l.EnvoyConfig.Kind; k != "" && k != "CiliumEnvoyConfig" && k != "CiliumClusterwideEnvoyConfig" {
+		v.AddSchema(p+".envoyConfig.kind", "%q is not CiliumEnvoyConfig or CiliumClusterwideEnvoyConfig", k)
+	}
+	if l.EnvoyConfig.Name == "" {
+		v.AddSchema(p+".envoyConfig.name", "is required")
+	}
+	if d == rule.Ingress {
+		v.Add(p, "is not supported on ingress")
+	}
+	if l7 {
+		v.Add(p, "cannot be combined with layer 7 rules")
 	}
 }
 

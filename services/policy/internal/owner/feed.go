@@ -126,6 +126,12 @@ type listing struct {
 	source string
 	order  []string // origins
 	files  map[string]*file
+	// Of a source that says what changes: the files are those that did, the others
+	// stay but for the removed ones. With listed, which are the origins of all that
+	// there is, the source is complete.
+	deltas  bool
+	removed map[string]policy.Key
+	listed  map[string]struct{}
 
 	fresh []puts // of the files that are taken over
 	gone  []policy.Key
@@ -265,6 +271,13 @@ func (f *fitting) room(ctx context.Context, files []puts) (why, err error) {
 func (o *Owner) compare(l *listing) {
 	l.bad = make(map[string]refused)
 	l.fresh, l.gone = nil, nil
+	if l.deltas {
+		for origin, r := range o.sources[l.source].refused {
+			if l.files[origin] == nil && !l.without(origin) {
+				l.bad[origin] = r
+			}
+		}
+	}
 	keys := make(map[string]map[policy.Key]bool) // of files that were asked about
 	has := func(origin string, k policy.Key) bool {
 		f := l.files[origin]
@@ -330,15 +343,32 @@ func (o *Owner) compare(l *listing) {
 			l.fresh = append(l.fresh, f)
 		}
 	}
-	for k, p := range o.policies {
-		if p.Source != l.source || taken[k] != "" {
-			continue
+	look := func(k policy.Key, p *Policy) {
+		if p == nil || p.Source != l.source || taken[k] != "" {
+			return
 		}
-		if _, ok := l.bad[p.Origin]; !ok && !stays(p.Origin) {
+		if _, ok := l.bad[p.Origin]; !ok && !stays(p.Origin) && l.without(p.Origin) {
 			l.gone = append(l.gone, k)
 		}
 	}
+	if l.deltas && l.listed == nil {
+		for _, k := range l.removed {
+			look(k, o.policies[k])
+		}
+	} else {
+		for k, p := range o.policies {
+			look(k, p)
+		}
+	}
 	slices.SortFunc(l.gone, compareKeys)
+}
+
+// without says whether the source has nothing of an origin any more that the
+// files do not have.
+func (l *listing) without(origin string) bool {
+	_, removed := l.removed[origin]
+	_, listed := l.listed[origin]
+	return !l.deltas || removed || l.listed != nil && !listed
 }
 
 // took notes what became of a listing that is taken over.
@@ -350,6 +380,9 @@ func (o *Owner) took(l *listing) {
 			o.config.Log.Warn("policies refused; what was in force of them stays", "source", l.source, "origin", origin, "reason", r.err)
 		}
 	}
-	src.refused, src.synced, src.err = l.bad, true, ""
-	o.stateChanged = true
+	src.refused = l.bad
+	if !l.deltas || l.listed != nil {
+		src.synced, src.err = true, ""
+		o.stateChanged = true
+	}
 }

@@ -52,3 +52,12 @@ func (t Typed) Text() ([]byte, error) {
 	}
 	return manifest.Encode(object.Interface())
 }
+
+// Written is an object as a document, with its text and no other.
+type Written struct {
+	manifest.Document
+	Manifest []byte
+}
+
+// Text is the manifest.
+func (w Written) Text() ([]byte, error) { return w.Manifest, nil }

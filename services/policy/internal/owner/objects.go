@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package owner
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/reading"
+)
+
+// Object is an object of a source: a policy.Typed or a policy.Written.
+type Object interface {
+	policy.Form
+	Text() ([]byte, error)
+}
+
+// Objects is the feed of a source that says what changes, one object at a time,
+// and when it has said everything: a watch.Sink. Its objects cannot be refused
+// for what they say, see policy.DecodeHeld; those that have no room, or belong
+// to another source, are refused one by one.
+type Objects struct {
+	owner *Owner
+	name  string
+	// refused may be taken over later. A call of Apply without upserts tries them
+	// again.
+	refused map[policy.Key]*file
+}
+
+// Objects returns the feed of a source that New was told of. It belongs to one
+// goroutine.
+func (o *Owner) Objects(name string) *Objects {
+	return &Objects{owner: o, name: name, refused: make(map[policy.Key]*file)}
+}
+
+// Apply implements watch.Sink. A deletion that the source names is made at once,
+// before it is complete too.
+func (f *Objects) Apply(ctx context.Context, c watch.Changes[policy.Key, Object]) error {
+	l := &listing{source: f.name, files: make(map[string]*file), deltas: true, removed: make(map[string]policy.Key, len(c.Deletes))}
+	keys := make(map[string]policy.Key)
+	if len(c.Upserts) == 0 {
+		for k, d := range f.refused {
+			keys[k.String()], l.files[k.String()] = k, d
+		}
+	}
+	for k, object := range c.Upserts {
+		keys[k.String()], l.files[k.String()] = k, f.decode(k, object)
+	}
+	for k := range c.Deletes {
+		delete(l.files, k.String())
+		l.removed[k.String()] = k
+	}
+	if len(l.files)+len(l.removed) == 0 {
+		return nil
+	}
+	l.order = slices.Sorted(maps.Keys(l.files))
+	if err := f.owner.takeOver(ctx, l); err != nil {
+		return err
+	}
+	for k := range c.Deletes {
+		delete(f.refused, k)
+	}
+	for origin, d := range l.files {
+		delete(f.refused, keys[origin])
+		if _, ok := l.bad[origin]; ok && d.err == nil {
+			f.refused[keys[origin]] = d
+		}
+	}
+	return nil
+}
+
+// decode is an object in the form of a file.
+func (f *Objects) decode(k policy.Key, object Object) *file {
+	text, err := object.Text()
+	if err != nil {
+		return &file{err: err}
+	}
+	decoded, err := policy.DecodeHeld(object, f.owner.config.Rules)
+	if err == nil && decoded.Key != k {
+		err = fmt.Errorf("is %s, and the source calls it %s", decoded.Key, k)
+	}
+	if err != nil {
+		return &file{err: err}
+	}
+	return &file{docs: []reading.Decoded{{Object: decoded, Text: text}}}
+}
+
+// Complete implements watch.Sink.
+func (f *Objects) Complete(ctx context.Context, listed map[policy.Key]struct{}) error {
+	origins := make(map[string]struct{}, len(listed))
+	for k := range listed {
+		origins[k.String()] = struct{}{}
+	}
+	if err := f.owner.takeOver(ctx, &listing{source: f.name, deltas: true, listed: origins}); err != nil {
+		return err
+	}
+	maps.DeleteFunc(f.refused, func(k policy.Key, _ *file) bool { _, ok := listed[k]; return !ok })
+	return nil
+}
+
+// Failed implements watch.Sink.
+func (f *Objects) Failed(ctx context.Context, why error) error {
+	return f.owner.SourceFailed(ctx, f.name, why)
+}

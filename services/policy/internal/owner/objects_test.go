@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package owner
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/cilium"
+	"github.com/sluice-net/sluice/services/policy/internal/manifest"
+	"github.com/sluice-net/sluice/services/policy/internal/networkpolicy"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+)
+
+// deltas is a feed of objects under test, with what it takes.
+type deltas struct {
+	*Objects
+	t *testing.T
+}
+
+func network(name string) policy.Key {
+	return policy.Key{Kind: "NetworkPolicy", Namespace: "shop", Name: name}
+}
+
+// isolating is a typed object that lets nothing into the pods with app=NAME.
+func isolating(name string) policy.Typed {
+	return policy.Typed{APIVersion: "networking.k8s.io/v1", Kind: "NetworkPolicy", Object: &networkpolicy.NetworkPolicy{
+		Meta: networkpolicy.Meta{Metadata: networkpolicy.ObjectMeta{Name: name, Namespace: "shop"}},
+		Spec: networkpolicy.NetworkPolicySpec{PodSelector: &networkpolicy.LabelSelector{MatchLabels: map[string]string{"app": name}}},
+	}}
+}
+
+func (d deltas) apply(upserts map[policy.Key]Object, deletes ...policy.Key) {
+	d.t.Helper()
+	c := watch.Changes[policy.Key, Object]{Upserts: upserts, Deletes: make(map[policy.Key]struct{})}
+	for _, k := range deletes {
+		c.Deletes[k] = struct{}{}
+	}
+	if err := d.Apply(d.t.Context(), c); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+func (d deltas) complete(keys ...policy.Key) {
+	d.t.Helper()
+	listed := make(map[policy.Key]struct{})
+	for _, k := range keys {
+		listed[k] = struct{}{}
+	}
+	if err := d.Complete(d.t.Context(), listed); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+// want compares the policies, as "SOURCE KIND NAMESPACE/NAME", with ": ERROR" of
+// those that are refused.
+func (d deltas) want(what string, want ...string) {
+	d.t.Helper()
+	list, _, err := d.owner.List(d.t.Context(), Filter{})
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	var got []string
+	for _, l := range list {
+		name := l.Key.String()
+		if l.Key.Name == "" {
+			name = l.Origin
+		}
+		text := l.Source + " " + name
+		if l.Error != "" {
+			text += ": " + l.Error
+		}
+		got = append(got, text)
+	}
+	slices.Sort(got)
+	if !slices.EqualFunc(got, want, func(got, want string) bool {
+		if w, ok := strings.CutSuffix(want, "…"); ok {
+			return strings.HasPrefix(got, w)
+		}
+		return got == want
+	}) {
+		d.t.Errorf("%s: %q, want %q", what, got, want)
+	}
+}
+
+func objects(t *testing.T, dir string, change ...func(*Config)) (deltas, func()) {
+	o, stop := runWith(t, dir, []string{SourceIdentity, SourceFile, SourceKubernetes}, change...)
+	return deltas{o.Objects(SourceKubernetes), t}, stop
+}
+
+// INV-61
+func TestObjectsThatAreNotNamedStayUntilTheSourceIsComplete(t *testing.T) {
+	dir := t.TempDir()
+	d, stop := objects(t, dir)
+	pods(t, d.owner, "shop")
+	group := policy.Key{Kind: "CiliumCIDRGroup", Name: "office"}
+	cluster := policy.Key{Kind: "CiliumClusterwideNetworkPolicy", Name: "all"}
+	d.apply(map[policy.Key]Object{
+		network("db"): isolating("db"), network("web"): isolating("web"),
+		group: policy.Typed{APIVersion: "cilium.io/v2", Kind: group.Kind, Object: &cilium.CIDRGroup{
+			Meta: networkpolicy.Meta{Metadata: networkpolicy.ObjectMeta{Name: group.Name}},
+		}},
+	})
+	d.want("before it is complete", "kubernetes CiliumCIDRGroup office", "kubernetes NetworkPolicy shop/db", "kubernetes NetworkPolicy shop/web")
+	if passes(t, d.owner, 300, 301) {
+		t.Error("the policy of a source that is not complete is not in force")
+	}
+	d.complete(network("db"), network("web"), group)
+	stop()
+
+	d, stop = objects(t, dir)
+	d.want("after a restart", "kubernetes CiliumCIDRGroup office", "kubernetes NetworkPolicy shop/db", "kubernetes NetworkPolicy shop/web")
+	_, revision, err := d.owner.List(t.Context(), Filter{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.apply(map[policy.Key]Object{network("db"): isolating("db")})
+	d.apply(nil)
+	if _, again, err := d.owner.List(t.Context(), Filter{}); err != nil || again != revision {
+		t.Errorf("the same object again is revision %d, %v, want %d", again, err, revision)
+	}
+	if err := d.Failed(t.Context(), errors.New("groups are forbidden")); err != nil {
+		t.Fatal(err)
+	}
+	d.want("one kind cannot be listed", "kubernetes CiliumCIDRGroup office", "kubernetes NetworkPolicy shop/db", "kubernetes NetworkPolicy shop/web")
+	st, err := d.owner.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if i := slices.IndexFunc(st.Sources, func(s SourceStatus) bool { return s.Name == SourceKubernetes }); st.Sources[i].Synced || st.Sources[i].Error != "groups are forbidden" {
+		t.Errorf("the source is %+v", st.Sources[i])
+	}
+	d.apply(map[policy.Key]Object{cluster: written(t, "apiVersion: cilium.io/v2\nkind: CiliumClusterwideNetworkPolicy\nmetadata: {name: all}\nspec: {endpointSelector: {}, ingress: [{fromEntities: [all]}]}\n")}, network("web"))
+	d.want("a deletion that is named", "kubernetes CiliumCIDRGroup office", "kubernetes CiliumClusterwideNetworkPolicy all", "kubernetes NetworkPolicy shop/db")
+	d.complete(cluster, network("db"))
+	d.want("complete", "kubernetes CiliumClusterwideNetworkPolicy all", "kubernetes NetworkPolicy shop/db")
+	d.complete()
+	d.want("complete and empty")
+	if !passes(t, d.owner, 300, 301) {
+		t.Error("nothing is left, and the pods are isolated")
+	}
+	stop()
+}
+
+// written is an object as a document.
+func written(t *testing.T, text string) policy.Written {
+	t.Helper()
+	docs, err := manifest.Parse([]byte(text))
+	if err != nil || len(docs) != 1 {
+		t.Fatal(err)
+	}
+	return policy.Written{Document: docs[0], Manifest: []byte(text)}
+}
+
+// INV-61
+func TestObjectsTouchNoPolicyOfAnotherSource(t *testing.T) {
+	d, _ := objects(t, t.TempDir())
+	files := d.owner.Feed(SourceFile)
+	set := func(files2 ...File) {
+		t.Helper()
+		if err := files.Set(t.Context(), files2); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(File{Origin: "db.yaml", Data: []byte(text("shop", "db", 80))})
+	d.apply(map[policy.Key]Object{network("db"): isolating("db"), network("web"): isolating("web")})
+	const belongs = "kubernetes NetworkPolicy shop/db: NetworkPolicy shop/db belongs to the source file"
+	d.want("one belongs to a file", "file NetworkPolicy shop/db", belongs, "kubernetes NetworkPolicy shop/web")
+	d.apply(map[policy.Key]Object{network("other"): isolating("other")})
+	d.complete(network("db"), network("web"), network("other"))
+	d.want("another changed", "file NetworkPolicy shop/db", belongs, "kubernetes NetworkPolicy shop/other", "kubernetes NetworkPolicy shop/web")
+	set()
+	d.apply(nil)
+	d.want("the file is gone", "kubernetes NetworkPolicy shop/db", "kubernetes NetworkPolicy shop/other", "kubernetes NetworkPolicy shop/web")
+	set(File{Origin: "db.yaml", Data: []byte(text("shop", "db", 80))})
+	d.apply(nil, network("never was"), network("other"))
+	d.want("a file with the same", "file NetworkPolicy shop/db: NetworkPolicy shop/db belongs…", "kubernetes NetworkPolicy shop/db", "kubernetes NetworkPolicy shop/web")
+	d.complete()
+	d.want("all objects are gone", "file NetworkPolicy shop/db: NetworkPolicy shop/db belongs…")
+	set(File{Origin: "db.yaml", Data: []byte(text("shop", "db", 81))})
+	d.apply(map[policy.Key]Object{network("db"): isolating("db")})
+	d.apply(nil, network("db"))
+	d.complete()
+	d.want("a refused object is gone", "file NetworkPolicy shop/db")
+}
+
+func TestEachRefusedObjectIsReportedAndTheOthersAreTaken(t *testing.T) {
+	d, _ := objects(t, t.TempDir())
+	pods(t, d.owner, "shop")
+	bad := isolating("Not A Name")
+	d.apply(map[policy.Key]Object{
+		network("web"): isolating("web"), network("Not A Name"): bad, network("elsewhere"): isolating("db"),
+		network("broken"): policy.Typed{APIVersion: "networking.k8s.io/v1", Kind: "NetworkPolicy"},
+	})
+	d.want("refused", "kubernetes NetworkPolicy shop/Not A Name: …", "kubernetes NetworkPolicy shop/broken: is no object",
+		"kubernetes NetworkPolicy shop/elsewhere: is NetworkPolicy shop/db, and the source calls it NetworkPolicy shop/elsewhere", "kubernetes NetworkPolicy shop/web")
+	// What cannot be converted isolates, as any object that an API server holds.
+	odd := isolating("db")
+	odd.Object.(*networkpolicy.NetworkPolicy).Spec.PolicyTypes = []string{"Novel"} //nolint:forcetypeassert // it is one
+	d.apply(map[policy.Key]Object{network("db"): odd})
+	if passes(t, d.owner, 300, 301) {
+		t.Error("an object that cannot be converted does not isolate")
+	}
+	// What was in force of a refused object stays.
+	d.apply(map[policy.Key]Object{network("web"): policy.Typed{Kind: "NetworkPolicy", Object: 7}})
+	if passes(t, d.owner, 301, 300) {
+		t.Error("the policy of an object that is refused now is not in force any more")
+	}
+	d.apply(nil, network("Not A Name"), network("elsewhere"), network("broken"))
+	d.complete(network("web"), network("db"))
+	d.want("less", "kubernetes NetworkPolicy shop/db: spec.policyTypes[0]…", "kubernetes NetworkPolicy shop/web: …")
+}
+
+func TestObjectWithoutRoomIsTakenWhenThereIsSome(t *testing.T) {
+	d, _ := objects(t, t.TempDir(), func(c *Config) { c.MaxPolicies = 3 })
+	all := make(map[policy.Key]Object)
+	var keys []policy.Key
+	for i := range 5 {
+		k := network(fmt.Sprint("p", i))
+		all[k], keys = isolating(k.Name), append(keys, k)
+	}
+	d.apply(all)
+	d.complete(keys...)
+	count := func() (taken, refused int) {
+		list, _, err := d.owner.List(t.Context(), Filter{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, l := range list {
+			if l.Error != "" {
+				refused++
+			} else {
+				taken++
+			}
+		}
+		return taken, refused
+	}
+	if taken, refused := count(); taken != 3 || refused != 2 {
+		t.Fatalf("%d are taken and %d refused, want 3 and 2", taken, refused)
+	}
+	for range 2 {
+		list, _, err := d.owner.List(t.Context(), Filter{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		i := slices.IndexFunc(list, func(l Listed) bool { return l.Error == "" })
+		d.apply(nil, list[i].Key)
+	}
+	if taken, refused := count(); taken != 3 || refused != 0 {
+		t.Errorf("%d are taken and %d refused after two were deleted, want 3 and none", taken, refused)
+	}
+	if len(d.refused) != 0 {
+		t.Errorf("%d objects are kept", len(d.refused))
+	}
+}
+
+func TestOwnerIsReadyWhenTheObjectsAreComplete(t *testing.T) {
+	o, _ := runWith(t, t.TempDir(), []string{SourceIdentity, SourceKubernetes})
+	d := deltas{o.Objects(SourceKubernetes), t}
+	if err := o.CompleteIdentities(t.Context(), map[identity.Numeric]struct{}{}); err != nil {
+		t.Fatal(err)
+	}
+	d.apply(map[policy.Key]Object{network("db"): isolating("db")})
+	select {
+	case <-o.Ready():
+		t.Error("ready before the objects are complete")
+	default:
+	}
+	d.complete(network("db"))
+	select {
+	case <-o.Ready():
+	default:
+		t.Error("not ready, and the objects are complete")
+	}
+}

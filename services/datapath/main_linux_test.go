@@ -25,19 +25,17 @@ import (
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/sluice-net/sluice/kit/fault/faulttest"
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/privilege"
 	"github.com/sluice-net/sluice/kit/privilege/privilegetest"
 	"github.com/sluice-net/sluice/kit/process"
+	"github.com/sluice-net/sluice/kit/rpc/client"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
@@ -76,8 +74,6 @@ func TestMain(m *testing.M) {
 	}
 	os.Exit(code)
 }
-
-const patience = 20 * time.Second
 
 // ipam and identity are what the datapath calls, as far as it can tell.
 type fakeServices struct {
@@ -179,15 +175,14 @@ func (i ipamOnly) ListPools(ctx context.Context, r *ipamv1.ListPoolsRequest) (*i
 
 // testNode is a machine with one datapath.
 type testNode struct {
+	*servicetest.Process // nil: none
+
 	t        *testing.T
 	whole    *testing.T // outlives subtests, as the process does
 	dir      string
 	home     int // the network namespace
 	services *fakeServices
-	cmd      *exec.Cmd
-	launch   func(start func() error) error // how it is started; as root if nil
-	faults   *faulttest.Controller
-	conn     *grpc.ClientConn
+	launch   func(cmd *exec.Cmd, start func() error) error // how it is started; as root if nil
 	datapath datapathv1.DatapathServiceClient
 }
 
@@ -264,7 +259,6 @@ func newNode(t *testing.T) *testNode {
 		}
 	}
 	t.Cleanup(func() {
-		n.stop()
 		if err := unix.Unmount(bpf, unix.MNT_DETACH); err != nil {
 			t.Error(err)
 		}
@@ -287,64 +281,35 @@ func (n *testNode) command(flags ...string) *exec.Cmd {
 		"--services-ipam", filepath.Join(n.dir, "ipam.sock"), "--services-identity", filepath.Join(n.dir, "identity.sock"),
 		"--policy-mode", "none", "--socket-path", filepath.Join(n.dir, "run", "datapath.sock"), "--metrics-address", filepath.Join(n.dir, "metrics.sock"), "--log-level", "error",
 	}, flags...)
-	cmd := exec.Command(binary, args...) //nolint:gosec // built by TestMain
-	cmd.Stderr = os.Stderr
-	return cmd
+	return exec.Command(binary, args...) //nolint:gosec // built by TestMain
 }
 
 // start starts the process and waits until it serves.
 func (n *testNode) start() {
 	n.t.Helper()
-	n.cmd = n.command()
-	n.faults = faulttest.New(n.whole, n.cmd)
-	err := in(n.home, func() error {
-		if n.launch != nil {
-			return n.launch(n.cmd.Start)
-		}
-		return n.cmd.Start()
-	})
-	n.faults.Started()
-	if err != nil {
-		n.cmd = nil
-		n.t.Fatal(err)
-	}
-	n.conn, err = grpc.NewClient("unix:"+filepath.Join(n.dir, "run", "datapath.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.5, MaxDelay: 100 * time.Millisecond}}))
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	n.datapath = datapathv1.NewDatapathServiceClient(n.conn)
-	ctx, cancel := context.WithTimeout(n.t.Context(), patience)
-	defer cancel()
-	watch, err := grpc_health_v1.NewHealthClient(n.conn).Watch(ctx, &grpc_health_v1.HealthCheckRequest{}, grpc.WaitForReady(true))
-	for err == nil {
-		var got *grpc_health_v1.HealthCheckResponse
-		if got, err = watch.Recv(); err == nil && got.GetStatus() == grpc_health_v1.HealthCheckResponse_SERVING {
-			return
-		}
-	}
-	n.t.Fatalf("the service does not serve: %v", err)
+	cmd := n.command()
+	n.Process = servicetest.StartBy(n.whole, func(start func() error) error {
+		return in(n.home, func() error {
+			if n.launch != nil {
+				return n.launch(cmd, start)
+			}
+			return start()
+		})
+	}, cmd, filepath.Join(n.dir, "run", "datapath.sock"), client.Options{})
+	n.datapath = datapathv1.NewDatapathServiceClient(n.Conn)
+	n.whole.Cleanup(n.stop)
+	n.Serving()
 }
 
-// ended cleans up after the process has gone, and says how it went.
-func (n *testNode) ended() error {
-	err := n.cmd.Wait()
-	n.cmd = nil
-	n.conn.Close() //nolint:errcheck // nobody is at the other end
-	n.faults.Close()
-	return err
-}
-
+// stop asks the process to end, if there is one, which must go well.
 func (n *testNode) stop() {
-	if n.cmd == nil {
+	if n.Process == nil {
 		return
 	}
-	if err := n.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		n.t.Error(err)
+	if code := n.Stop(); code != 0 {
+		n.t.Errorf("the service ended with %d", code)
 	}
-	if err := n.ended(); err != nil {
-		n.t.Errorf("the service ended with %v", err)
-	}
+	n.Process = nil
 }
 
 // pod binds a new network namespace to a file, as runtimes do: the process may
@@ -410,20 +375,12 @@ const nothing = "0 leases, 0 identities; 0 records <nil>; 0 devices <nil>; 0 pen
 
 func (n *testNode) nothingIsLeft() {
 	n.t.Helper()
-	deadline := time.After(patience)
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		left := n.leftovers()
-		if left == nothing {
-			break
+	servicetest.EventuallyNil(n.t, "nothing is left", func() error {
+		if left := n.leftovers(); left != nothing {
+			return errors.New(left)
 		}
-		select {
-		case <-tick.C:
-		case <-deadline:
-			n.t.Fatalf("left behind: %s", left)
-		}
-	}
+		return nil
+	})
 	audit, err := n.datapath.AuditMaps(n.t.Context(), &datapathv1.AuditMapsRequest{})
 	for err == nil {
 		var m *datapathv1.AuditMapsResponse
@@ -440,28 +397,24 @@ func TestKernelProcessHasExactlyItsCapabilities(t *testing.T) {
 	six := append([]privilege.Cap{unix.CAP_SETUID, unix.CAP_SETGID}, four...)
 	for _, c := range []struct {
 		name     string
-		launch   func(*testNode)
+		launch   func(cmd *exec.Cmd, start func() error) error
 		bounding []privilege.Cap
 	}{
-		{"as root", func(*testNode) {}, four},
-		{"as root in a container with these and the right to change the user", func(n *testNode) {
-			n.launch = func(start func() error) error {
-				return errors.Join(bound(six), start())
-			}
+		{"as root", nil, four},
+		{"as root in a container with these and the right to change the user", func(_ *exec.Cmd, start func() error) error {
+			return errors.Join(bound(six), start())
 		}, six},
-		{"as its user with ambient capabilities, as systemd does", func(n *testNode) {
-			n.launch = func(start func() error) error {
-				n.cmd.SysProcAttr = &syscall.SysProcAttr{
-					Credential:  &syscall.Credential{Uid: instance.DatapathID, Gid: instance.GroupID, Groups: []uint32{instance.GroupID}},
-					AmbientCaps: []uintptr{unix.CAP_BPF, unix.CAP_PERFMON, unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN},
-				}
-				return errors.Join(bound(four), start())
+		{"as its user with ambient capabilities, as systemd does", func(cmd *exec.Cmd, start func() error) error {
+			cmd.SysProcAttr = &syscall.SysProcAttr{
+				Credential:  &syscall.Credential{Uid: instance.DatapathID, Gid: instance.GroupID, Groups: []uint32{instance.GroupID}},
+				AmbientCaps: []uintptr{unix.CAP_BPF, unix.CAP_PERFMON, unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN},
 			}
+			return errors.Join(bound(four), start())
 		}, four},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			n := newNode(t)
-			c.launch(n)
+			n.launch = c.launch
 			n.start()
 			n.wantRights(privilege.SetOf(four...), privilege.SetOf(c.bounding...))
 			// And it is enough.
@@ -500,7 +453,7 @@ func (n *testNode) wantRights(capabilities, bounding privilege.Set) {
 		"CapPrm": set(capabilities), "CapEff": set(capabilities), "CapBnd": set(bounding),
 		"CapInh": set(0), "CapAmb": set(0), "NoNewPrivs": "1", "Seccomp": "2",
 	}
-	for _, have := range privilegetest.Threads(n.t, n.cmd.Process.Pid) {
+	for _, have := range privilegetest.Threads(n.t, n.Cmd.Process.Pid) {
 		for k, v := range want {
 			if have[k] != v {
 				n.t.Errorf("thread %s: %s is %q, want %q", have["Pid"], k, have[k], v)
@@ -514,9 +467,7 @@ func (n *testNode) wantRights(capabilities, bounding privilege.Set) {
 func TestKernelKilledAtEveryFaultPointLeavesNothing(t *testing.T) {
 	n := newNode(t)
 	n.start()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	points, err := n.faults.Names(ctx)
+	points, err := n.Faults.Names(servicetest.Context(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -530,7 +481,7 @@ func TestKernelKilledAtEveryFaultPointLeavesNothing(t *testing.T) {
 			n.t = t
 			pod := n.pod()
 			r := n.request("killed", 2, pod)
-			n.faults.KillAt(point, 0)
+			n.Faults.KillAt(point, 0)
 			_, err := n.datapath.CreateEndpoint(t.Context(), r)
 			if strings.HasPrefix(point, "datapath/delete/") {
 				if err != nil {
@@ -544,9 +495,8 @@ func TestKernelKilledAtEveryFaultPointLeavesNothing(t *testing.T) {
 			} else if status.Code(err) != codes.Unavailable {
 				t.Fatalf("create: %v, want the connection to break", err)
 			}
-			var exit *exec.ExitError
-			if err := n.ended(); !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
-				t.Fatalf("the process ended with %v, want SIGKILL", err)
+			if n.Exit(); n.Cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+				t.Fatalf("the process ended with %s, want SIGKILL", n.Cmd.ProcessState)
 			}
 			n.start()
 			// what the runtime does after an error: clean up, by name
@@ -680,7 +630,7 @@ func TestKernelEveryCallTellsTheSameAboutAnEndpoint(t *testing.T) {
 			t.Errorf("listed for %v: %v, %v", other, m, err)
 		}
 	}
-	watched, cancel := context.WithTimeout(ctx, patience)
+	watched, cancel := context.WithTimeout(ctx, servicetest.Patience)
 	defer cancel()
 	watch, err := n.datapath.WatchEndpoints(watched, &datapathv1.WatchEndpointsRequest{})
 	if err != nil {

@@ -38,6 +38,7 @@ import (
 	"github.com/sluice-net/sluice/kit/fault/faulttest"
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/deletion"
 	"github.com/sluice-net/sluice/model/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
@@ -49,24 +50,18 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files instead of comparing with them")
 
-// asPlugin makes this program the plugin: tests of several processes, or of a
-// process's own, execute themselves.
-const asPlugin = "SLUICE_TEST_AS_PLUGIN"
-
 func TestMain(m *testing.M) {
-	if os.Getenv(asPlugin) != "" {
-		main()
-	}
+	servicetest.Main(main) // tests of several processes, or of a process's own, execute themselves
 	os.Exit(m.Run())
 }
 
 // process is the same execution in a process of its own.
 func (c call) process() *exec.Cmd {
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = []string{
-		asPlugin + "=1", "CNI_COMMAND=" + c.command, "CNI_CONTAINERID=" + c.container, "CNI_IFNAME=" + c.ifname,
-		"CNI_NETNS=" + c.netns, "CNI_ARGS=" + c.args, "CNI_PATH=/opt/cni/bin",
-	}
+	cmd := servicetest.Command()
+	cmd.Env = append(cmd.Env,
+		"CNI_COMMAND="+c.command, "CNI_CONTAINERID="+c.container, "CNI_IFNAME="+c.ifname,
+		"CNI_NETNS="+c.netns, "CNI_ARGS="+c.args, "CNI_PATH=/opt/cni/bin",
+	)
 	cmd.Stdin = strings.NewReader(c.stdin)
 	return cmd
 }

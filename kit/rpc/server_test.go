@@ -42,6 +42,7 @@ import (
 	"github.com/sluice-net/sluice/kit/requestid"
 	"github.com/sluice-net/sluice/kit/rpc/client"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
+	"github.com/sluice-net/sluice/kit/servicetest"
 )
 
 // testService is grpc's own test service; each test sets what it needs.
@@ -414,7 +415,7 @@ func TestFullQueueIsRefusedWithRetryInfo(t *testing.T) {
 	<-entered
 	go call() // waits
 	lim := f.server.limiters[pb.TestService_EmptyCall_FullMethodName].of(os.Geteuid() == 0)
-	waitFor(t, func() bool { return len(lim.places) == 3 })
+	servicetest.Eventually(t, "three calls in their places", func() bool { return len(lim.places) == 3 })
 
 	_, err := c.EmptyCall(t.Context(), &pb.Empty{})
 	wantCode(t, err, codes.ResourceExhausted, "2 calls run and 1 wait")
@@ -432,17 +433,7 @@ func TestFullQueueIsRefusedWithRetryInfo(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	waitFor(t, func() bool { return len(lim.places) == 0 && len(lim.running) == 0 })
-}
-
-// waitFor waits for a condition that becomes true soon.
-func waitFor(t *testing.T, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the condition did not become true")
-		}
-	}
+	servicetest.Eventually(t, "the end of all calls", func() bool { return len(lim.places) == 0 && len(lim.running) == 0 })
 }
 
 func TestWaiterThatGivesUpFreesItsPlace(t *testing.T) {
@@ -601,7 +592,7 @@ func TestStreamsOfHealthAndReflectionAreLimited(t *testing.T) {
 		t.Errorf("%v refusals are counted, want %d", n, refused)
 	}
 	cancel()
-	waitFor(t, func() bool { return len(server.always.others.running) == 0 })
+	servicetest.Eventually(t, "the end of the call", func() bool { return len(server.always.others.running) == 0 })
 	if err := reflect(readers[0]); err != nil {
 		t.Errorf("after the watches have ended: %v", err)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/nodetest"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
 // passing is what differs from run to run: times, and how long something took.
@@ -34,7 +35,7 @@ func TestOutputsAreThoseListed(t *testing.T) {
 		Direction: datapathv1.Direction_DIRECTION_INGRESS, SourceAddress: []byte{10, 244, 0, 2},
 		DestinationAddress: []byte{10, 244, 0, 3},
 		SourcePort:         4000, DestinationPort: 80, Protocol: 6, TcpFlags: 0x12, SourceIdentity: 300,
-		SourceLabels: []string{"k8s:app=web"}, Reply: true,
+		SourceLabels: []*workloadv1.Label{nodetest.Label("app", "web")}, Reply: true,
 		Ingress: &datapathv1.SideVerdict{
 			Verdict: datapathv1.Verdict_VERDICT_FORWARDED, Table: 17, Rule: 1, DecidedBy: "rule",
 			RuleSources: []string{"NetworkPolicy shop/web"},

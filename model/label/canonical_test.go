@@ -97,7 +97,8 @@ func TestStoredFormsStayWhatTheyAre(t *testing.T) {
 
 func TestStoredLabelsOfEndpointsStayWhatTheyAre(t *testing.T) {
 	b, err := json.Marshal([]Label{{"k8s", "app", "web"}, {"cni", "team", ""}})
-	if want := `[{"source":"k8s","key":"app","value":"web"},{"source":"cni","key":"team"}]`; err != nil || string(b) != want {
+	want := `[{"source":"k8s","key":"app","value":"web"},{"source":"cni","key":"team"}]`
+	if err != nil || string(b) != want {
 		t.Errorf("%s, %v, want %s", b, err, want)
 	}
 }

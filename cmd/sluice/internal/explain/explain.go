@@ -140,7 +140,7 @@ type trackedConnection struct {
 func explainedPeerOf(p *datapathv1.ExplainedPeer) explainedPeer {
 	shown := explainedPeer{
 		Identity: p.GetIdentity(), Known: p.GetKnown(), NodeClass: p.GetNodeClass(), Slot: p.GetSlot(),
-		IPCacheEntry: p.GetIpcacheEntry(), Labels: p.GetLabels(),
+		IPCacheEntry: p.GetIpcacheEntry(), Labels: workload.LabelTextsInOrder(p.GetLabels()),
 	}
 	if p.GetOwner() != nil {
 		o := workload.OwnerOf(p.GetOwner())

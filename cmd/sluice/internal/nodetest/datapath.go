@@ -33,7 +33,7 @@ func (f *observer) Explain(_ context.Context, r *datapathv1.ExplainRequest) (*da
 		Source: &datapathv1.ExplainedPeer{
 			Identity: 300, Known: true, NodeClass: 4,
 			Owner: &workloadv1.Owner{ContainerId: LongID, InterfaceName: "eth0"}, Slot: 1, IpcacheEntry: "10.244.0.2/32",
-			Labels: []string{"k8s:app=web\a"},
+			Labels: []*workloadv1.Label{Label("app", "web\a")},
 		},
 		Destination: &datapathv1.ExplainedPeer{Identity: 301, IpcacheEntry: "10.244.0.3/32"},
 		Egress: &datapathv1.ExplainedSide{Verdict: &datapathv1.SideVerdict{

@@ -62,8 +62,9 @@ func flowOf(m *datapathv1.ObserveResponse) flow {
 		SourceMAC: workload.MACText(f.GetSourceMac()),
 		Ethertype: f.GetEthertype(),
 		Egress:    verdict.SideOf(f.GetEgress()), Ingress: verdict.SideOf(f.GetIngress()),
-		SourceLabels: f.GetSourceLabels(), DestinationLabels: f.GetDestinationLabels(),
-		TCPFlags: tcpFlagsText(f.GetTcpFlags()), Reply: f.GetReply(),
+		SourceLabels:      workload.LabelTextsInOrder(f.GetSourceLabels()),
+		DestinationLabels: workload.LabelTextsInOrder(f.GetDestinationLabels()),
+		TCPFlags:          tcpFlagsText(f.GetTcpFlags()), Reply: f.GetReply(),
 	}
 	if f.GetType() != datapathv1.FlowType_FLOW_TYPE_UNSPECIFIED {
 		shown.Type = output.Enum(f.GetType(), "FLOW_TYPE_")

@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/nodetest"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/verdict"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
 func TestObserveShowsVerdictsWithTheirRules(t *testing.T) {
@@ -24,7 +25,7 @@ func TestObserveShowsVerdictsWithTheirRules(t *testing.T) {
 		Verdict: datapathv1.Verdict_VERDICT_DROPPED, Reason: "policy-denied",
 		Direction: datapathv1.Direction_DIRECTION_INGRESS, SourceAddress: []byte{10, 244, 0, 2},
 		DestinationAddress: []byte{10, 244, 0, 3}, Protocol: 6, SourcePort: 4000, DestinationPort: 80,
-		SourceIdentity: 300, DestinationIdentity: 301, SourceLabels: []string{"k8s:app=client"}, TcpFlags: 2, Length: 74,
+		SourceIdentity: 300, DestinationIdentity: 301, SourceLabels: []*workloadv1.Label{nodetest.Label("app", "client")}, TcpFlags: 2, Length: 74,
 		Egress: &datapathv1.SideVerdict{
 			Verdict: datapathv1.Verdict_VERDICT_FORWARDED, Table: verdict.TableAllow,
 			DecidedBy: "no-table",

@@ -36,7 +36,14 @@ func (o Owner) String() string {
 
 // LabelTexts writes labels as SOURCE:KEY=VALUE, sorted.
 func LabelTexts(labels []*workloadv1.Label) []string {
-	texts := make([]string, 0, len(labels))
+	texts := append([]string{}, LabelTextsInOrder(labels)...)
+	slices.Sort(texts)
+	return texts
+}
+
+// LabelTextsInOrder writes labels as SOURCE:KEY=VALUE; nil if there are none.
+func LabelTextsInOrder(labels []*workloadv1.Label) []string {
+	var texts []string
 	for _, l := range labels {
 		text := l.GetSource() + ":" + l.GetKey()
 		if l.GetValue() != "" {
@@ -44,7 +51,6 @@ func LabelTexts(labels []*workloadv1.Label) []string {
 		}
 		texts = append(texts, text)
 	}
-	slices.Sort(texts)
 	return texts
 }
 

@@ -79,7 +79,7 @@ func tupleOf(r *datapathv1.ExplainRequest) (conntrack.Tuple, error) {
 
 func (s *Server) explainedPeer(ctx context.Context, p kernel.Peer) *datapathv1.ExplainedPeer {
 	e := &datapathv1.ExplainedPeer{
-		Identity: uint32(p.Identity), Known: p.Word.Known, NodeClass: uint32(p.Word.Class), Labels: s.labelTexts(ctx, uint32(p.Identity)),
+		Identity: uint32(p.Identity), Known: p.Word.Known, NodeClass: uint32(p.Word.Class), Labels: s.labelsOf(ctx, uint32(p.Identity)),
 	}
 	if p.Entry.IsValid() {
 		e.IpcacheEntry = p.Entry.String()

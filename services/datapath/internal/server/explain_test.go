@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
@@ -85,7 +86,8 @@ func TestExplainTellsEveryStep(t *testing.T) {
 	want := &datapathv1.ExplainResponse{
 		Verdict: datapathv1.Verdict_VERDICT_DROPPED, Reason: "policy-denied",
 		Source: &datapathv1.ExplainedPeer{
-			Identity: 300, Known: true, NodeClass: 5, Slot: 1, IpcacheEntry: "10.0.0.1/32", Labels: []string{"k8s:app=web", "reserved:x"},
+			Identity: 300, Known: true, NodeClass: 5, Slot: 1, IpcacheEntry: "10.0.0.1/32",
+			Labels: []*workloadv1.Label{{Source: "k8s", Key: "app", Value: "web"}, {Source: "reserved", Key: "x"}},
 		},
 		Destination: &datapathv1.ExplainedPeer{Identity: 9},
 		Egress: &datapathv1.ExplainedSide{

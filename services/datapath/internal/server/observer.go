@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
 	"github.com/sluice-net/sluice/services/datapath/internal/wire"
@@ -186,17 +187,9 @@ func (s *Server) labels(ctx context.Context, identity uint32) ([]label.Label, bo
 	return s.Labels.Of(ctx, identity)
 }
 
-func (s *Server) labelTexts(ctx context.Context, identity uint32) []string {
+func (s *Server) labelsOf(ctx context.Context, identity uint32) []*workloadv1.Label {
 	labels, _ := s.labels(ctx, identity)
-	var texts []string
-	for _, l := range labels {
-		text := l.Source + ":" + l.Key
-		if l.Value != "" {
-			text += "=" + l.Value
-		}
-		texts = append(texts, text)
-	}
-	return texts
+	return wire.Labels(labels)
 }
 
 func (s *Server) observed(ctx context.Context, e observe.Event) *datapathv1.ObserveResponse {
@@ -208,8 +201,8 @@ func (s *Server) observed(ctx context.Context, e observe.Event) *datapathv1.Obse
 		}}}
 	}
 	f := flow(e)
-	f.SourceLabels = s.labelTexts(ctx, e.SourceIdentity)
-	f.DestinationLabels = s.labelTexts(ctx, e.DestinationIdentity)
+	f.SourceLabels = s.labelsOf(ctx, e.SourceIdentity)
+	f.DestinationLabels = s.labelsOf(ctx, e.DestinationIdentity)
 	f.Egress = s.side(e.Sender, true)
 	f.Ingress = s.side(e.Receiver, false)
 	return &datapathv1.ObserveResponse{Event: &datapathv1.ObserveResponse_Flow{Flow: f}}

@@ -159,7 +159,7 @@ func TestFlowTellsWhatBothSidesSaid(t *testing.T) {
 		Slot: 1, Owner: &workloadv1.Owner{ContainerId: "a", InterfaceName: "eth0"}, Protocol: 6, TcpFlags: 2, Reply: true,
 		SourceAddress: []byte{10, 0, 0, 1}, DestinationAddress: []byte{10, 0, 0, 2}, SourcePort: 1000, DestinationPort: 80,
 		SourceIdentity: 300, DestinationIdentity: 400, Length: 60, Ethertype: 0x0800, SourceMac: make([]byte, 6),
-		SourceLabels: []string{"k8s:app=web", "reserved:x"},
+		SourceLabels: []*workloadv1.Label{{Source: "k8s", Key: "app", Value: "web"}, {Source: "reserved", Key: "x"}},
 		Egress: &datapathv1.SideVerdict{
 			Verdict: datapathv1.Verdict_VERDICT_FORWARDED, Rule: 7, Table: 16, Generation: 21, Revision: 42, DecidedBy: "rule",
 			RuleSources: []string{"slot 1 gen 21 egress true rule 7"},

@@ -768,10 +768,10 @@ type Flow struct {
 	Egress *SideVerdict `protobuf:"bytes,18,opt,name=egress,proto3" json:"egress,omitempty"`
 	// What the receiver's policy said; unset if it was not asked.
 	Ingress *SideVerdict `protobuf:"bytes,19,opt,name=ingress,proto3" json:"ingress,omitempty"`
-	// Labels of the sender, as "source:key=value", if known.
-	SourceLabels []string `protobuf:"bytes,20,rep,name=source_labels,json=sourceLabels,proto3" json:"source_labels,omitempty"`
+	// Labels of the sender, if known.
+	SourceLabels []*v1.Label `protobuf:"bytes,20,rep,name=source_labels,json=sourceLabels,proto3" json:"source_labels,omitempty"`
 	// Labels of the receiver, if known.
-	DestinationLabels []string `protobuf:"bytes,21,rep,name=destination_labels,json=destinationLabels,proto3" json:"destination_labels,omitempty"`
+	DestinationLabels []*v1.Label `protobuf:"bytes,21,rep,name=destination_labels,json=destinationLabels,proto3" json:"destination_labels,omitempty"`
 	// TCP flags, 0 for other protocols (RFC 9293 section 3.1).
 	TcpFlags uint32 `protobuf:"varint,22,opt,name=tcp_flags,json=tcpFlags,proto3" json:"tcp_flags,omitempty"`
 	// The packet belongs to a connection that began in the other direction.
@@ -943,14 +943,14 @@ func (x *Flow) GetIngress() *SideVerdict {
 	return nil
 }
 
-func (x *Flow) GetSourceLabels() []string {
+func (x *Flow) GetSourceLabels() []*v1.Label {
 	if x != nil {
 		return x.SourceLabels
 	}
 	return nil
 }
 
-func (x *Flow) GetDestinationLabels() []string {
+func (x *Flow) GetDestinationLabels() []*v1.Label {
 	if x != nil {
 		return x.DestinationLabels
 	}
@@ -1325,8 +1325,8 @@ type ExplainedPeer struct {
 	Slot uint32 `protobuf:"varint,5,opt,name=slot,proto3" json:"slot,omitempty"`
 	// Entry of the ipcache that holds the address, in CIDR notation.
 	IpcacheEntry string `protobuf:"bytes,6,opt,name=ipcache_entry,json=ipcacheEntry,proto3" json:"ipcache_entry,omitempty"`
-	// Labels, as "source:key=value", if known.
-	Labels        []string `protobuf:"bytes,7,rep,name=labels,proto3" json:"labels,omitempty"`
+	// Labels, if known.
+	Labels        []*v1.Label `protobuf:"bytes,7,rep,name=labels,proto3" json:"labels,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1403,7 +1403,7 @@ func (x *ExplainedPeer) GetIpcacheEntry() string {
 	return ""
 }
 
-func (x *ExplainedPeer) GetLabels() []string {
+func (x *ExplainedPeer) GetLabels() []*v1.Label {
 	if x != nil {
 		return x.Labels
 	}
@@ -1648,7 +1648,7 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\n" +
 	"difference\x18\x05 \x01(\v2\x1e.sluice.datapath.v1.DifferenceR\n" +
 	"difference\x12\x14\n" +
-	"\x05error\x18\x06 \x01(\tR\x05error\"\xa5\a\n" +
+	"\x05error\x18\x06 \x01(\tR\x05error\"\xdb\a\n" +
 	"\x04Flow\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x125\n" +
 	"\averdict\x18\x02 \x01(\x0e2\x1b.sluice.datapath.v1.VerdictR\averdict\x12\x16\n" +
@@ -1671,9 +1671,9 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\tethertype\x18\x10 \x01(\rR\tethertype\x120\n" +
 	"\x04type\x18\x11 \x01(\x0e2\x1c.sluice.datapath.v1.FlowTypeR\x04type\x127\n" +
 	"\x06egress\x18\x12 \x01(\v2\x1f.sluice.datapath.v1.SideVerdictR\x06egress\x129\n" +
-	"\aingress\x18\x13 \x01(\v2\x1f.sluice.datapath.v1.SideVerdictR\aingress\x12#\n" +
-	"\rsource_labels\x18\x14 \x03(\tR\fsourceLabels\x12-\n" +
-	"\x12destination_labels\x18\x15 \x03(\tR\x11destinationLabels\x12\x1b\n" +
+	"\aingress\x18\x13 \x01(\v2\x1f.sluice.datapath.v1.SideVerdictR\aingress\x12>\n" +
+	"\rsource_labels\x18\x14 \x03(\v2\x19.sluice.workload.v1.LabelR\fsourceLabels\x12H\n" +
+	"\x12destination_labels\x18\x15 \x03(\v2\x19.sluice.workload.v1.LabelR\x11destinationLabels\x12\x1b\n" +
 	"\ttcp_flags\x18\x16 \x01(\rR\btcpFlags\x12\x14\n" +
 	"\x05reply\x18\x17 \x01(\bR\x05reply\"\xec\x01\n" +
 	"\vSideVerdict\x125\n" +
@@ -1709,7 +1709,7 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\aingress\x18\x06 \x01(\v2!.sluice.datapath.v1.ExplainedSideR\aingress\x12>\n" +
 	"\n" +
 	"connection\x18\a \x01(\v2\x1e.sluice.datapath.v1.ConnectionR\n" +
-	"connection\"\xe2\x01\n" +
+	"connection\"\xfd\x01\n" +
 	"\rExplainedPeer\x12\x1a\n" +
 	"\bidentity\x18\x01 \x01(\rR\bidentity\x12\x14\n" +
 	"\x05known\x18\x02 \x01(\bR\x05known\x12\x1d\n" +
@@ -1717,8 +1717,8 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"node_class\x18\x03 \x01(\rR\tnodeClass\x12/\n" +
 	"\x05owner\x18\x04 \x01(\v2\x19.sluice.workload.v1.OwnerR\x05owner\x12\x12\n" +
 	"\x04slot\x18\x05 \x01(\rR\x04slot\x12#\n" +
-	"\ripcache_entry\x18\x06 \x01(\tR\fipcacheEntry\x12\x16\n" +
-	"\x06labels\x18\a \x03(\tR\x06labels\"\xde\x01\n" +
+	"\ripcache_entry\x18\x06 \x01(\tR\fipcacheEntry\x121\n" +
+	"\x06labels\x18\a \x03(\v2\x19.sluice.workload.v1.LabelR\x06labels\"\xde\x01\n" +
 	"\rExplainedSide\x129\n" +
 	"\averdict\x18\x01 \x01(\v2\x1f.sluice.datapath.v1.SideVerdictR\averdict\x12%\n" +
 	"\x0eidentity_class\x18\x02 \x01(\rR\ridentityClass\x12!\n" +
@@ -1799,6 +1799,7 @@ var file_sluice_datapath_v1_observer_proto_goTypes = []any{
 	(*v1.Owner)(nil),              // 18: sluice.workload.v1.Owner
 	(Direction)(0),                // 19: sluice.datapath.v1.Direction
 	(*Difference)(nil),            // 20: sluice.datapath.v1.Difference
+	(*v1.Label)(nil),              // 21: sluice.workload.v1.Label
 }
 var file_sluice_datapath_v1_observer_proto_depIdxs = []int32{
 	17, // 0: sluice.datapath.v1.ObserveRequest.since:type_name -> google.protobuf.Timestamp
@@ -1822,26 +1823,29 @@ var file_sluice_datapath_v1_observer_proto_depIdxs = []int32{
 	1,  // 18: sluice.datapath.v1.Flow.type:type_name -> sluice.datapath.v1.FlowType
 	10, // 19: sluice.datapath.v1.Flow.egress:type_name -> sluice.datapath.v1.SideVerdict
 	10, // 20: sluice.datapath.v1.Flow.ingress:type_name -> sluice.datapath.v1.SideVerdict
-	2,  // 21: sluice.datapath.v1.SideVerdict.verdict:type_name -> sluice.datapath.v1.Verdict
-	3,  // 22: sluice.datapath.v1.LostEvents.source:type_name -> sluice.datapath.v1.LossSource
-	2,  // 23: sluice.datapath.v1.ExplainResponse.verdict:type_name -> sluice.datapath.v1.Verdict
-	14, // 24: sluice.datapath.v1.ExplainResponse.source:type_name -> sluice.datapath.v1.ExplainedPeer
-	14, // 25: sluice.datapath.v1.ExplainResponse.destination:type_name -> sluice.datapath.v1.ExplainedPeer
-	15, // 26: sluice.datapath.v1.ExplainResponse.egress:type_name -> sluice.datapath.v1.ExplainedSide
-	15, // 27: sluice.datapath.v1.ExplainResponse.ingress:type_name -> sluice.datapath.v1.ExplainedSide
-	16, // 28: sluice.datapath.v1.ExplainResponse.connection:type_name -> sluice.datapath.v1.Connection
-	18, // 29: sluice.datapath.v1.ExplainedPeer.owner:type_name -> sluice.workload.v1.Owner
-	10, // 30: sluice.datapath.v1.ExplainedSide.verdict:type_name -> sluice.datapath.v1.SideVerdict
-	17, // 31: sluice.datapath.v1.Connection.last_seen:type_name -> google.protobuf.Timestamp
-	4,  // 32: sluice.datapath.v1.ObserverService.Observe:input_type -> sluice.datapath.v1.ObserveRequest
-	12, // 33: sluice.datapath.v1.ObserverService.Explain:input_type -> sluice.datapath.v1.ExplainRequest
-	7,  // 34: sluice.datapath.v1.ObserverService.Observe:output_type -> sluice.datapath.v1.ObserveResponse
-	13, // 35: sluice.datapath.v1.ObserverService.Explain:output_type -> sluice.datapath.v1.ExplainResponse
-	34, // [34:36] is the sub-list for method output_type
-	32, // [32:34] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	21, // 21: sluice.datapath.v1.Flow.source_labels:type_name -> sluice.workload.v1.Label
+	21, // 22: sluice.datapath.v1.Flow.destination_labels:type_name -> sluice.workload.v1.Label
+	2,  // 23: sluice.datapath.v1.SideVerdict.verdict:type_name -> sluice.datapath.v1.Verdict
+	3,  // 24: sluice.datapath.v1.LostEvents.source:type_name -> sluice.datapath.v1.LossSource
+	2,  // 25: sluice.datapath.v1.ExplainResponse.verdict:type_name -> sluice.datapath.v1.Verdict
+	14, // 26: sluice.datapath.v1.ExplainResponse.source:type_name -> sluice.datapath.v1.ExplainedPeer
+	14, // 27: sluice.datapath.v1.ExplainResponse.destination:type_name -> sluice.datapath.v1.ExplainedPeer
+	15, // 28: sluice.datapath.v1.ExplainResponse.egress:type_name -> sluice.datapath.v1.ExplainedSide
+	15, // 29: sluice.datapath.v1.ExplainResponse.ingress:type_name -> sluice.datapath.v1.ExplainedSide
+	16, // 30: sluice.datapath.v1.ExplainResponse.connection:type_name -> sluice.datapath.v1.Connection
+	18, // 31: sluice.datapath.v1.ExplainedPeer.owner:type_name -> sluice.workload.v1.Owner
+	21, // 32: sluice.datapath.v1.ExplainedPeer.labels:type_name -> sluice.workload.v1.Label
+	10, // 33: sluice.datapath.v1.ExplainedSide.verdict:type_name -> sluice.datapath.v1.SideVerdict
+	17, // 34: sluice.datapath.v1.Connection.last_seen:type_name -> google.protobuf.Timestamp
+	4,  // 35: sluice.datapath.v1.ObserverService.Observe:input_type -> sluice.datapath.v1.ObserveRequest
+	12, // 36: sluice.datapath.v1.ObserverService.Explain:input_type -> sluice.datapath.v1.ExplainRequest
+	7,  // 37: sluice.datapath.v1.ObserverService.Observe:output_type -> sluice.datapath.v1.ObserveResponse
+	13, // 38: sluice.datapath.v1.ObserverService.Explain:output_type -> sluice.datapath.v1.ExplainResponse
+	37, // [37:39] is the sub-list for method output_type
+	35, // [35:37] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_sluice_datapath_v1_observer_proto_init() }

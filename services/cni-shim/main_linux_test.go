@@ -43,6 +43,7 @@ import (
 	"github.com/sluice-net/sluice/model/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/netns"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/nodetest"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/spool"
@@ -976,7 +977,7 @@ func TestStatusSaysWhatSuffers(t *testing.T) {
 	old.stdin = config(n, "1.0.0", "")
 	wantCode(t, old, 1)
 
-	n.SetStatus(&datapathv1.GetStatusResponse{Problems: []string{"identity does not answer"}})
+	n.SetStatus(&datapathv1.GetStatusResponse{Service: &statusv1.ServiceStatus{Problems: []*statusv1.Problem{{Text: "identity does not answer"}}}})
 	if out := wantCode(t, c, 50); !strings.Contains(out, "identity does not answer") {
 		t.Errorf("answer %s", out)
 	}

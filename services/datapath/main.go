@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
@@ -23,6 +24,7 @@ import (
 	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kit/rpc"
 	rpcclient "github.com/sluice-net/sluice/kit/rpc/client"
+	"github.com/sluice-net/sluice/kit/version"
 	"github.com/sluice-net/sluice/services/datapath/internal/client"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
@@ -39,6 +41,7 @@ func main() {
 }
 
 func run(ctx context.Context, p *process.Process, cfg Config) error {
+	started := time.Now()
 	if err := p.Phase("probe the kernel", func() error { return pin.Probe(ctx).Err() }); err != nil {
 		return err
 	}
@@ -95,7 +98,15 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 
-	s := &server.Server{Core: n.Core, Ring: n.Ring, Maps: n.Kernel, Status: statusOf(p, cfg, n, called), Counts: counts{n}, Policy: n.Policy}
+	s := &server.Server{
+		Core: n.Core, Ring: n.Ring, Maps: n.Kernel, Counts: counts{n}, Policy: n.Policy, Records: store,
+		Facts: server.Facts{
+			Version: version.Get().String(), Start: started, KernelRelease: n.KernelRelease, PodCIDRs: cfg.PodCIDRs, NodeAddrs: n.NodeAddrs,
+			PolicyMode: cfg.Policy.Mode, PolicyRequired: cfg.Policy.Mode == policyRequired,
+		},
+		Called:   server.Called{IPAM: called.ipam, Identity: called.identity, Policy: called.policy},
+		Warnings: func() []string { return append(n.Warnings(), p.MissingLayers()...) },
+	}
 	s.Labels = &observe.Labels{Local: n.Core.LabelsOf, Source: called.identity}
 	if n.Policy != nil {
 		s.Rules = n.Policy

@@ -578,7 +578,7 @@ func TestKernelBadFieldIsNamedAndStatusSaysReady(t *testing.T) {
 		t.Errorf("an MTU of 70000: %v", err)
 	}
 	st, err := n.datapath.GetStatus(t.Context(), &datapathv1.GetStatusRequest{})
-	if err != nil || !st.GetAddReady() || len(st.GetProblems()) != 0 || st.GetPolicyMode() != "none" {
+	if err != nil || !st.GetAddReady() || len(st.GetService().GetProblems()) != 0 || st.GetPolicyMode() != "none" {
 		t.Errorf("status %v, %v", st, err)
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/sluice-net/sluice/devnode"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	"github.com/sluice-net/sluice/test/internal/cni"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
@@ -325,9 +326,9 @@ func TestKernelPoliciesOutliveALostStateOfTheService(t *testing.T) {
 		}
 		waitUntil(t, "the datapath says that it holds the earlier state", func() error {
 			st := n.datapathStatus(t)
-			if st.GetAddReady() || !slices.ContainsFunc(st.GetProblems(),
-				func(p string) bool { return strings.Contains(p, "sluice policy confirm") }) {
-				return fmt.Errorf("ready %t, problems %q", st.GetAddReady(), st.GetProblems())
+			if st.GetAddReady() || !slices.ContainsFunc(st.GetService().GetProblems(),
+				func(p *statusv1.Problem) bool { return strings.Contains(p.GetText(), "sluice policy confirm") }) {
+				return fmt.Errorf("ready %t, problems %v", st.GetAddReady(), st.GetService().GetProblems())
 			}
 			return nil
 		})
@@ -354,7 +355,7 @@ func TestKernelPoliciesOutliveALostStateOfTheService(t *testing.T) {
 		cancel()
 		awaitRevision(t, policies, answer.GetRevision())
 		if st := n.datapathStatus(t); !st.GetAddReady() {
-			t.Errorf("after the confirmation: problems %q", st.GetProblems())
+			t.Errorf("after the confirmation: problems %v", st.GetService().GetProblems())
 		}
 		wantAllowed(t, client, web, 8080)
 		n.wantDenied(t, flows, stranger, web, 8080)

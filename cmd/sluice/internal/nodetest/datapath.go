@@ -121,7 +121,7 @@ func (*datapath) ListEndpoints(_ *datapathv1.ListEndpointsRequest,
 
 func (f *datapath) GetStatus(context.Context, *datapathv1.GetStatusRequest) (*datapathv1.GetStatusResponse, error) {
 	r := &datapathv1.GetStatusResponse{
-		Version: "v1", StartTime: timestamppb.Now(), AddReady: f.node.AddReady, KnownAddReady: f.node.KnownReady,
+		Service: serviceStatus(), AddReady: f.node.AddReady, KnownAddReady: f.node.KnownReady,
 		PolicyMode: f.node.PolicyMode, KernelRelease: "6.18",
 		NodeAddresses: [][]byte{{10, 244, 0, 1}}, PodCidrs: []string{"10.244.0.0/24", "fd00:244::/64"}, PolicyRevision: 5,
 		PolicyRefusals: []string{"identity 300: no room"},
@@ -141,7 +141,7 @@ func (f *datapath) GetStatus(context.Context, *datapathv1.GetStatusRequest) (*da
 		r.PolicyRefusals, r.Warnings = nil, nil
 	}
 	if !f.node.AddReady {
-		r.Problems = []string{"identity does not answer"}
+		r.Service = serviceStatus("identity does not answer")
 	}
 	return r, nil
 }

@@ -9,7 +9,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
@@ -57,7 +56,7 @@ func (*identity) GetIdentity(_ context.Context, r *identityv1.GetIdentityRequest
 
 func (f *identity) GetStatus(context.Context, *identityv1.GetStatusRequest) (*identityv1.GetStatusResponse, error) {
 	return &identityv1.GetStatusResponse{
-		Version: "v1", NodeName: "node-a", StoreConnected: f.StoreError == "",
-		StoreError: f.StoreError + f.StoreFull, ClusterIdentities: 5, HeldIdentities: 1, StartTime: timestamppb.Now(),
+		Service: serviceStatus(), NodeName: "node-a", StoreConnected: f.StoreError == "",
+		StoreError: f.StoreError + f.StoreFull, ClusterIdentities: 5, HeldIdentities: 1,
 	}, nil
 }

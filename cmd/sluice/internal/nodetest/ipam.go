@@ -42,6 +42,6 @@ func (*ipam) ListAllocations(_ *ipamv1.ListAllocationsRequest,
 }
 
 func (f *ipam) GetStatus(context.Context, *ipamv1.GetStatusRequest) (*ipamv1.GetStatusResponse, error) {
-	return &ipamv1.GetStatusResponse{Version: "v1", Pools: f.pools(), StartTime: timestamppb.Now(), Problems: f.Problems},
+	return &ipamv1.GetStatusResponse{Service: serviceStatus(f.Problems...), Pools: f.pools()},
 		nil
 }

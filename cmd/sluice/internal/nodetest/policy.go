@@ -288,7 +288,7 @@ func (f *policy) GetStatus(context.Context, *policyv1.GetStatusRequest) (*policy
 	f.Mu.Lock()
 	defer f.Mu.Unlock()
 	r := &policyv1.GetStatusResponse{
-		Version: "v1", StartTime: timestamppb.Now(), Revision: f.Revision, Policies: 3, Refused: 1, Identities: 12,
+		Service: serviceStatus(), Revision: f.Revision, Policies: 3, Refused: 1, Identities: 12,
 		Subjects: f.Subjects, Tables: 4, PoliciesWithUnsupportedFields: f.Unsupported,
 		Sources: []*policyv1.SourceStatus{
 			{Name: "identity", Synced: true},

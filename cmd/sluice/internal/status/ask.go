@@ -22,6 +22,7 @@ import (
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 )
 
 // ask fills in what one service says. What it does not say is part of the
@@ -52,6 +53,20 @@ func ask(ctx context.Context, inv *invocation.Invocation, service *serviceStatus
 	return nil
 }
 
+// about takes what every service says of itself.
+func (s *serviceStatus) about(said *statusv1.ServiceStatus) {
+	s.Version, s.Started = said.GetVersion(), output.When(said.GetStartTime())
+}
+
+// textsOf are the problems of a service, as it words them.
+func textsOf(said *statusv1.ServiceStatus) []string {
+	var texts []string
+	for _, p := range said.GetProblems() {
+		texts = append(texts, p.GetText())
+	}
+	return texts
+}
+
 func (s *nodeStatus) askIdentity(ctx context.Context, service *serviceStatus,
 	client identityv1.IdentityServiceClient,
 ) error {
@@ -59,7 +74,7 @@ func (s *nodeStatus) askIdentity(ctx context.Context, service *serviceStatus,
 	if err != nil {
 		return err
 	}
-	service.Version, service.Started = r.GetVersion(), output.When(r.GetStartTime())
+	service.about(r.GetService())
 	s.Identity = &identityStatus{
 		Node: r.GetNodeName(), StoreReached: r.GetStoreConnected(), StoreError: r.GetStoreError(),
 		Cluster: r.GetClusterIdentities(), Held: r.GetHeldIdentities(), PendingWrites: r.GetPendingStoreWrites(),
@@ -82,11 +97,11 @@ func (s *nodeStatus) askIPAM(ctx context.Context, service *serviceStatus, client
 	if err != nil {
 		return err
 	}
-	service.Version, service.Started = r.GetVersion(), output.When(r.GetStartTime())
+	service.about(r.GetService())
 	for _, p := range r.GetPools() {
 		s.Pools = append(s.Pools, ipam.PoolOf(p))
 	}
-	if problems := r.GetProblems(); len(problems) > 0 {
+	if problems := textsOf(r.GetService()); len(problems) > 0 {
 		service.Error = "no container can be connected now: " + strings.Join(problems, "; ")
 	}
 	return nil
@@ -97,7 +112,7 @@ func (s *nodeStatus) askPolicy(ctx context.Context, service *serviceStatus, clie
 	if err != nil {
 		return err
 	}
-	service.Version, service.Started = r.GetVersion(), output.When(r.GetStartTime())
+	service.about(r.GetService())
 	p := &policyStatus{
 		Revision: r.GetRevision(), Policies: r.GetPolicies(), Refused: r.GetRefused(), Identities: r.GetIdentities(),
 		WaitingIdentities: r.GetWaitingIdentities(), Subjects: r.GetSubjects(), Tables: r.GetTables(),
@@ -114,7 +129,7 @@ func (s *nodeStatus) askPolicy(ctx context.Context, service *serviceStatus, clie
 			sub.GetRevision(), sub.GetBehind(), sub.GetRefusals(),
 		})
 	}
-	p.problems = r.GetProblems()
+	p.problems = textsOf(r.GetService())
 	s.Policy = p
 	return nil
 }
@@ -126,7 +141,7 @@ func (s *nodeStatus) askDatapath(ctx context.Context, service *serviceStatus,
 	if err != nil {
 		return err
 	}
-	service.Version, service.Started = r.GetVersion(), output.When(r.GetStartTime())
+	service.about(r.GetService())
 	d := &datapathStatus{
 		AddReady: r.GetAddReady(), PolicyMode: r.GetPolicyMode(), Kernel: r.GetKernelRelease(),
 		PodCIDRs: r.GetPodCidrs(), NodeAddresses: workload.AddressTexts(r.GetNodeAddresses()),
@@ -157,7 +172,7 @@ func (s *nodeStatus) askDatapath(ctx context.Context, service *serviceStatus,
 		}
 	}
 	s.Datapath = d
-	switch why := strings.Join(r.GetProblems(), "; "); {
+	switch why := strings.Join(textsOf(r.GetService()), "; "); {
 	case d.AddReady:
 	case r.GetKnownAddReady():
 		service.Error, service.known = "containers with new labels cannot be connected now: "+why, true

@@ -133,10 +133,10 @@ func (p *Plugin) status(ctx context.Context) error {
 	case err != nil:
 		problems = append(problems, "sluice-datapath: "+message(err))
 	case !st.GetAddReady():
-		for _, problem := range st.GetProblems() {
-			problems = append(problems, "sluice-datapath: "+problem)
+		for _, problem := range st.GetService().GetProblems() {
+			problems = append(problems, "sluice-datapath: "+problem.GetText())
 		}
-		if len(st.GetProblems()) == 0 {
+		if len(st.GetService().GetProblems()) == 0 {
 			problems = append(problems, "sluice-datapath: it is not ready")
 		}
 		// Endpoints that wait have no traffic, or that of their own node only.

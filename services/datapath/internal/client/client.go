@@ -201,14 +201,8 @@ func (i *IPAM) Confirmed(ctx context.Context) ([]workload.Owner, error) {
 	return nil, fmt.Errorf("ipam: it lists more than %d allocations", maxListed)
 }
 
-// Pool is a range of ipam with the node's own address in it.
-type Pool struct {
-	CIDR    netip.Prefix
-	Gateway netip.Addr
-}
-
 // Pools lists the ranges.
-func (i *IPAM) Pools(ctx context.Context) ([]Pool, error) {
+func (i *IPAM) Pools(ctx context.Context) ([]endpoint.Pool, error) {
 	resp, err := i.client.ListPools(ctx, &ipamv1.ListPoolsRequest{})
 	if err != nil {
 		return nil, i.translate(err)
@@ -217,7 +211,7 @@ func (i *IPAM) Pools(ctx context.Context) ([]Pool, error) {
 	if n := len(resp.GetPools()); n > maxPools {
 		return nil, fmt.Errorf("ipam: it has %d pools, at most %d are expected", n, maxPools)
 	}
-	var pools []Pool
+	var pools []endpoint.Pool
 	for _, p := range resp.GetPools() {
 		cidr, err := netip.ParsePrefix(p.GetCidr())
 		if err != nil {
@@ -227,7 +221,7 @@ func (i *IPAM) Pools(ctx context.Context) ([]Pool, error) {
 		if err != nil {
 			return nil, fmt.Errorf("ipam: gateway of pool %s: %w", p.GetCidr(), err)
 		}
-		pools = append(pools, Pool{cidr, gw})
+		pools = append(pools, endpoint.Pool{CIDR: cidr, Gateway: gw})
 	}
 	return pools, nil
 }

@@ -176,3 +176,9 @@ type Host interface {
 	// Repair puts right what Check finds, and says per difference why not.
 	Repair() error
 }
+
+// Pool is a range of ipam with the node's own address in it.
+type Pool struct {
+	CIDR    netip.Prefix
+	Gateway netip.Addr
+}

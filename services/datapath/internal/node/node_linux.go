@@ -479,33 +479,6 @@ func (n *Node) ReconcileLoop(ctx context.Context, ipam *client.IPAM, identity *c
 	}
 }
 
-// Problems say why an ADD could not be served now, one line each.
-func (n *Node) Problems(ctx context.Context, ipam *client.IPAM) []string {
-	var problems []string
-	if err := n.o.Records.Err(); err != nil {
-		problems = append(problems, err.Error())
-	}
-	pools, err := ipam.Pools(ctx)
-	if err != nil {
-		return append(problems, err.Error())
-	}
-	for _, c := range n.o.PodCIDRs {
-		i := slices.IndexFunc(pools, func(p client.Pool) bool { return p.CIDR == c })
-		switch {
-		case i < 0:
-			problems = append(problems, fmt.Sprintf("podCIDRs: ipam has no pool %v; it has %v", c, pools))
-		case pools[i].Gateway != c.Addr().Next():
-			problems = append(problems, fmt.Sprintf("podCIDRs: ipam's gateway of %v is %v, the node's address here is %v", c, pools[i].Gateway, c.Addr().Next()))
-		}
-	}
-	for _, p := range pools {
-		if !slices.Contains(n.o.PodCIDRs, p.CIDR) {
-			problems = append(problems, fmt.Sprintf("podCIDRs: ipam has the pool %v, which is not among them", p.CIDR))
-		}
-	}
-	return problems
-}
-
 // lossInterval is how long a loss may stay untold when no event follows.
 const lossInterval = time.Second
 

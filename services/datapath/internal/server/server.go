@@ -7,11 +7,8 @@ package server
 
 import (
 	"context"
-	"slices"
-	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/watch"
@@ -23,64 +20,6 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/wire"
 )
 
-// Status is what GetStatus reports beside the endpoints.
-type Status struct {
-	Version, PolicyMode, KernelRelease string
-	Start                              time.Time
-	PodCIDRs                           []string
-	NodeAddrs                          [][]byte
-	// Problems say why an ADD cannot be served now; KnownReady, whether one can
-	// be whose labels an endpoint of this node has.
-	Problems   []string
-	KnownReady bool
-	// Warnings name what keeps no ADD from being served and needs an operator.
-	Warnings     []string
-	Dependencies []Dependency
-	// PolicyRevision is in force for every endpoint; PolicyRefusals is what
-	// could not be, one line each.
-	PolicyRevision uint64
-	PolicyRefusals []string
-}
-
-// MapUsage says how full a map is; Entries is -1 if nobody can say.
-type MapUsage struct {
-	Name       string
-	Entries    int64
-	MaxEntries uint32
-	Bytes      uint64
-}
-
-// Connections counts tracked connections.
-type Connections struct {
-	LiveIPv4, LiveIPv6                           uint64 // as of the last collection
-	Created, Revoked, Expired, Evicted, PickedUp uint64
-	Redecided, Related, Unremembered             uint64
-	PickUpStopped                                int           // endpoints of which none is picked up
-	Collected                                    time.Duration // how long the last collection took
-}
-
-// Counts are the kernel's, read when they are asked for.
-type Counts interface {
-	Packets() ([]Counter, error)
-	EventsLost() (uint64, error)
-	MapUsage() ([]MapUsage, error)
-	Connections() (Connections, error)
-}
-
-// Dependency is a service that the datapath calls.
-type Dependency struct {
-	Name string
-	Err  error
-}
-
-// Counter is a packet counter.
-type Counter struct {
-	Reason         string
-	Egress         bool
-	Dropped        bool
-	Packets, Bytes uint64
-}
-
 // Server implements both services of the datapath.
 type Server struct {
 	datapathv1.UnimplementedDatapathServiceServer
@@ -88,10 +27,15 @@ type Server struct {
 
 	Core   *endpoint.Core
 	Ring   *observe.Ring
-	Status func(context.Context) Status
+	Facts  Facts
 	Counts Counts
+	Called Called
 	// Policy keeps the tables; nil if nothing evaluates policies.
 	Policy *policysync.Applier
+	// Records say whether they can be written.
+	Records interface{ Err() error }
+	// Warnings name what keeps no ADD from being served and needs an operator.
+	Warnings func() []string
 	// Maps are what Explain and DumpMap look at.
 	Maps Maps
 	// Labels are those of identities; nil: none are known.
@@ -236,58 +180,6 @@ func (s *Server) ReclaimEndpoints(ctx context.Context, r *datapathv1.ReclaimEndp
 	resp := &datapathv1.ReclaimEndpointsResponse{}
 	for _, o := range reclaimed {
 		resp.Reclaimed = append(resp.Reclaimed, wire.Owner(o))
-	}
-	return resp, nil
-}
-
-// GetStatus implements the API.
-func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) (*datapathv1.GetStatusResponse, error) {
-	st, n := s.Status(ctx), s.Core.Counts()
-	packets, err := s.Counts.Packets()
-	if err != nil {
-		return nil, statusOf(err)
-	}
-	lost, err := s.Counts.EventsLost()
-	if err != nil {
-		return nil, statusOf(err)
-	}
-	usage, err := s.Counts.MapUsage()
-	if err != nil {
-		return nil, statusOf(err)
-	}
-	conns, err := s.Counts.Connections()
-	if err != nil {
-		return nil, statusOf(err)
-	}
-	resp := &datapathv1.GetStatusResponse{
-		Version: st.Version, StartTime: timestamppb.New(st.Start), AddReady: len(st.Problems) == 0, Problems: st.Problems,
-		KnownAddReady: st.KnownReady,
-		PolicyMode:    st.PolicyMode, AttachmentRepairs: n.Repairs, PendingReleases: uint32(n.PendingReleases),
-		KernelRelease: st.KernelRelease, PodCidrs: st.PodCIDRs, NodeAddresses: st.NodeAddrs, EventsLost: lost,
-		PolicyRevision: st.PolicyRevision, PolicyRefusals: st.PolicyRefusals,
-		Warnings: slices.Concat(st.Warnings, n.BadRecords, n.Unrepaired), DeviceRepairs: n.DeviceRepairs, NodeRepairs: n.NodeRepairs,
-		Connections: &datapathv1.ConnectionCounts{
-			Live: conns.LiveIPv4 + conns.LiveIPv6, Created: conns.Created, Revoked: conns.Revoked,
-			Expired: conns.Expired, Evicted: conns.Evicted, PickedUp: conns.PickedUp,
-		},
-	}
-	for _, m := range usage {
-		resp.Maps = append(resp.Maps, &datapathv1.MapUsage{Name: m.Name, Entries: m.Entries, MaxEntries: m.MaxEntries, Bytes: m.Bytes})
-	}
-	for state := endpoint.Restoring; state <= endpoint.Damaged; state++ {
-		resp.Endpoints = append(resp.Endpoints, &datapathv1.EndpointStateCount{State: protoState(state), Count: uint32(n.ByState[state])})
-	}
-	for _, c := range packets {
-		resp.PacketCounters = append(resp.PacketCounters, &datapathv1.PacketCounter{
-			Reason: c.Reason, Direction: direction(c.Egress), Dropped: c.Dropped, Packets: c.Packets, Bytes: c.Bytes,
-		})
-	}
-	for _, d := range st.Dependencies {
-		dep := &datapathv1.Dependency{Name: d.Name, Serving: d.Err == nil}
-		if d.Err != nil {
-			dep.Error = d.Err.Error()
-		}
-		resp.Dependencies = append(resp.Dependencies, dep)
 	}
 	return resp, nil
 }

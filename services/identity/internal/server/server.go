@@ -25,6 +25,7 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/labels"
@@ -186,14 +187,20 @@ func (s *Server) WatchIdentities(req *identityv1.WatchIdentitiesRequest,
 func (s *Server) GetStatus(context.Context, *identityv1.GetStatusRequest) (*identityv1.GetStatusResponse, error) {
 	st := s.Allocator.Status()
 	resp := &identityv1.GetStatusResponse{
-		Version:            s.Version,
-		StartTime:          timestamppb.New(s.Started),
+		Service:            &statusv1.ServiceStatus{Version: s.Version, StartTime: timestamppb.New(s.Started)},
 		NodeName:           s.Node,
 		StoreConnected:     st.Connected,
 		StoreError:         st.StoreError,
 		ClusterIdentities:  uint32(st.Known),
 		HeldIdentities:     uint32(st.Held),
 		PendingStoreWrites: uint32(st.PendingWrites),
+	}
+	if st.StoreError != "" {
+		text := "etcd refuses something: " + st.StoreError
+		if !st.Connected {
+			text = "etcd does not answer: " + st.StoreError
+		}
+		resp.Service.Problems = []*statusv1.Problem{{Reason: statusv1.ProblemReason_PROBLEM_REASON_STORE, Text: text}}
 	}
 	for _, k := range st.TopKeys {
 		resp.TopLabelKeys = append(resp.TopLabelKeys, &identityv1.LabelKeyCount{Key: k.Key, DistinctValues: uint32(k.Values)})

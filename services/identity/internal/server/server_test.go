@@ -349,7 +349,7 @@ func TestStatusTellsWhatIsWrong(t *testing.T) {
 	}
 	st := get()
 	if !st.GetStoreConnected() || st.GetStoreError() != "" || st.GetHeldIdentities() != 2 ||
-		st.GetClusterIdentities() != 2 || st.GetNodeName() != "n1" || st.GetVersion() != "test" {
+		st.GetClusterIdentities() != 2 || st.GetNodeName() != "n1" || st.GetService().GetVersion() != "test" {
 		t.Errorf("status %v", st)
 	}
 	if k := st.GetTopLabelKeys(); len(k) != 1 || k[0].GetKey() != "cni:app" || k[0].GetDistinctValues() != 2 {

@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/model/workload"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
 )
@@ -136,17 +137,15 @@ func (s *Server) ListPools(context.Context, *ipamv1.ListPoolsRequest) (*ipamv1.L
 // GetStatus implements the RPC.
 func (s *Server) GetStatus(context.Context, *ipamv1.GetStatusRequest) (*ipamv1.GetStatusResponse, error) {
 	sum := s.ipam.Summary()
-	var problems []string
+	service := &statusv1.ServiceStatus{Version: s.version, StartTime: timestamppb.New(s.started)}
 	if err := s.ipam.Problem(); err != nil {
-		problems = append(problems, err.Error())
+		service.Problems = []*statusv1.Problem{{Reason: statusv1.ProblemReason_PROBLEM_REASON_STORAGE, Text: err.Error()}}
 	}
 	return &ipamv1.GetStatusResponse{
-		Version:          s.version,
-		StartTime:        timestamppb.New(s.started),
+		Service:          service,
 		Pools:            fromFigures(sum.Pools),
 		StateBytes:       uint64(s.ipam.StateBytes()),
 		OutsideAddresses: sum.Outside,
-		Problems:         problems,
 	}, nil
 }
 

@@ -182,7 +182,7 @@ func TestALifeOverTheSocket(t *testing.T) {
 		}
 	}
 	st, err := s.GetStatus(t.Context(), &ipamv1.GetStatusRequest{})
-	if err != nil || st.GetVersion() != "v1" || st.GetStateBytes() == 0 || st.GetStartTime().AsTime().Unix() != 1_800_000_000 {
+	if err != nil || st.GetService().GetVersion() != "v1" || st.GetStateBytes() == 0 || st.GetService().GetStartTime().AsTime().Unix() != 1_800_000_000 {
 		t.Fatalf("GetStatus: %v %v", st, err)
 	}
 	want := &ipamv1.Pool{Cidr: "10.0.0.0/29", Gateway: "10.0.0.1", Size: 8, Reserved: 3, Leased: 1, Resting: 1, Free: 3}

@@ -80,11 +80,11 @@ func TestKubernetesObjectThatCannotBeConvertedIsolatesWhatItSelects(t *testing.T
 			t.Errorf("%s: accepted %t, %q, web to db %t, db to web %t", what, p.Accepted, p.Error, passes(t, o, 300, 301), passes(t, o, 301, 300))
 		}
 		st, err := o.Status(t.Context())
-		said := slices.ContainsFunc(st.Problems, func(s string) bool {
-			return strings.HasPrefix(s, "NetworkPolicy shop/db cannot be converted, and what it selects is isolated: ")
+		said := slices.ContainsFunc(st.Problems, func(p Problem) bool {
+			return p.Kind == ProblemPolicy && strings.HasPrefix(p.Text, "NetworkPolicy shop/db cannot be converted, and what it selects is isolated: ")
 		})
 		if err != nil || said == accepted {
-			t.Errorf("%s: problems %q, %v", what, st.Problems, err)
+			t.Errorf("%s: problems %v, %v", what, st.Problems, err)
 		}
 	}
 	set("10.0.0.1/24")

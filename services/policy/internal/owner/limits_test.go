@@ -198,8 +198,8 @@ func TestStatusNamesSomeOfManyProblems(t *testing.T) {
 	if st.Refused != len(files) {
 		t.Errorf("%d are refused, want %d", st.Refused, len(files))
 	}
-	if last := st.Problems[len(st.Problems)-1]; len(st.Problems) != maxProblems+1 || !strings.HasPrefix(last, "and 2900 more") || st.Problems[0] != "file 0000.yaml is refused: not a regular file" {
-		t.Errorf("%d problems, from %q to %q", len(st.Problems), st.Problems[0], last)
+	if last := st.Problems[len(st.Problems)-1]; len(st.Problems) != maxProblems+1 || !strings.HasPrefix(last.Text, "and 2900 more") || st.Problems[0].Text != "file 0000.yaml is refused: not a regular file" {
+		t.Errorf("%d problems, from %v to %v", len(st.Problems), st.Problems[0], last)
 	}
 	if st.ProblemCount != 3000 {
 		t.Errorf("%d problems are counted", st.ProblemCount)
@@ -327,7 +327,7 @@ func TestOneFileMayHaveAllPolicies(t *testing.T) {
 		t.Fatal(err)
 	}
 	st, err := o.Status(t.Context())
-	if want := "file all.yaml is refused: document 10000: manifest of "; err != nil || st.Policies != policies || len(st.Problems) != 1 || !strings.HasPrefix(st.Problems[0], want) {
+	if want := "file all.yaml is refused: document 10000: manifest of "; err != nil || st.Policies != policies || len(st.Problems) != 1 || !strings.HasPrefix(st.Problems[0].Text, want) {
 		t.Errorf("%d policies, problems %q, %v; want %q", st.Policies, st.Problems, err, want)
 	}
 	// One call is still bounded as a whole.
@@ -448,8 +448,8 @@ func TestPoliciesOfASourceThatIsNotConfiguredStayAndAreReported(t *testing.T) {
 		t.Fatalf("%+v, %v; want that the policy stays", list, err)
 	}
 	st, err := o.Status(t.Context())
-	if want := "the source file is not configured, and 1 of its policies are in force: delete them, or configure it again"; err != nil || len(st.Problems) != 1 || st.Problems[0] != want {
-		t.Errorf("problems %q, %v; want %q", st.Problems, err, want)
+	if want := "the source file is not configured, and 1 of its policies are in force: delete them, or configure it again"; err != nil || len(st.Problems) != 1 || st.Problems[0] != (Problem{ProblemSettings, want}) {
+		t.Errorf("problems %v, %v; want %q", st.Problems, err, want)
 	}
 	stop()
 	// Configured again, it has what it had.
@@ -458,7 +458,7 @@ func TestPoliciesOfASourceThatIsNotConfiguredStayAndAreReported(t *testing.T) {
 		t.Fatal(err)
 	}
 	if st, err := o.Status(t.Context()); err != nil || st.Policies != 0 || len(st.Problems) != 0 {
-		t.Errorf("%d policies, problems %q, %v", st.Policies, st.Problems, err)
+		t.Errorf("%d policies, problems %v, %v", st.Policies, st.Problems, err)
 	}
 }
 

@@ -330,11 +330,14 @@ func (o *Owner) stored(err error) {
 	if err != nil {
 		o.retryAt = o.config.Now().Add(retryStorage)
 	}
-	o.problem("storage", err)
+	o.problem(partStorage, err)
 	if errors.Is(err, journal.ErrLost) {
 		o.fatal = err
 	}
 }
+
+// partStorage is the part of a problem that is the disk's.
+const partStorage = "storage"
 
 // problem notes what is wrong, for the status and, when it is news, the log;
 // nil takes it back.

@@ -449,8 +449,24 @@ type Status struct {
 	Sources     []SourceStatus
 	Subscribers []SubscriberStatus
 	// Problems are the first of them, and a line about the rest.
-	Problems     []string
+	Problems     []Problem
 	ProblemCount int
+}
+
+// ProblemKind says where to look.
+type ProblemKind uint8
+
+// The kinds of problems.
+const (
+	ProblemPolicy   ProblemKind = iota + 1 // one is refused, or is not enforced as it should be
+	ProblemStorage                         // the disk takes no writes
+	ProblemSettings                        // they contradict the state
+)
+
+// Problem is one thing that needs an operator.
+type Problem struct {
+	Kind ProblemKind
+	Text string // one line
 }
 
 // maxProblems is how many are listed: every file of a directory can be one, and
@@ -498,14 +514,14 @@ func (o *Owner) Status(ctx context.Context) (Status, error) {
 				if p.inForce() {
 					what = "cannot be converted, and what it selects is isolated"
 				}
-				s.Problems = append(s.Problems, fmt.Sprintf("%s %s: %s", p.Key, what, p.Broken))
+				s.Problems = append(s.Problems, Problem{ProblemPolicy, fmt.Sprintf("%s %s: %s", p.Key, what, p.Broken)})
 			}
 		}
 		s.Sources = o.sourceStates()
 		for name, src := range o.sources {
 			s.Refused += len(src.refused)
 			for origin, r := range src.refused {
-				s.Problems = append(s.Problems, fmt.Sprintf("%s %s is refused: %s", name, origin, r.err))
+				s.Problems = append(s.Problems, Problem{ProblemPolicy, fmt.Sprintf("%s %s is refused: %s", name, origin, r.err)})
 			}
 		}
 		states, _ := o.stream.States()
@@ -528,7 +544,11 @@ func (o *Owner) Status(ctx context.Context) (Status, error) {
 		}
 		slices.SortFunc(s.Subscribers, func(a, b SubscriberStatus) int { return compareText(a.Name, b.Name) })
 		for what, text := range o.problems {
-			s.Problems = append(s.Problems, what+": "+text)
+			kind := ProblemPolicy
+			if what == partStorage {
+				kind = ProblemStorage
+			}
+			s.Problems = append(s.Problems, Problem{kind, what + ": " + text})
 		}
 		orphans := make(map[string]int)
 		for _, p := range o.policies {
@@ -537,11 +557,13 @@ func (o *Owner) Status(ctx context.Context) (Status, error) {
 			}
 		}
 		for name, count := range orphans {
-			s.Problems = append(s.Problems, fmt.Sprintf("the source %s is not configured, and %d of its policies are in force: delete them, or configure it again", name, count))
+			s.Problems = append(s.Problems, Problem{
+				ProblemSettings, fmt.Sprintf("the source %s is not configured, and %d of its policies are in force: delete them, or configure it again", name, count),
+			})
 		}
-		slices.Sort(s.Problems)
+		slices.SortFunc(s.Problems, func(a, b Problem) int { return compareText(a.Text, b.Text) })
 		if s.ProblemCount = len(s.Problems); s.ProblemCount > maxProblems {
-			s.Problems = append(s.Problems[:maxProblems], fmt.Sprintf("and %d more: the refused ones are in the list of policies", s.ProblemCount-maxProblems))
+			s.Problems = append(s.Problems[:maxProblems], Problem{ProblemPolicy, fmt.Sprintf("and %d more: the refused ones are in the list of policies", s.ProblemCount-maxProblems)})
 		}
 		return s, nil
 	})

@@ -57,8 +57,8 @@ func storageProblem(t *testing.T, o *Owner) string {
 		return ""
 	}
 	for _, p := range st.Problems {
-		if strings.Contains(p, "storage") {
-			return p
+		if p.Kind == ProblemStorage {
+			return p.Text
 		}
 	}
 	return ""

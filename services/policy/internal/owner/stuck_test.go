@@ -56,10 +56,10 @@ func TestTheProblemOfARelabelledSubjectStaysUntilItIsResolved(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := slices.ContainsFunc(st.Problems, func(p string) bool {
-			return strings.Contains(p, "identity 300") && strings.Contains(p, "1025 address classes, the limit is 1024")
+		if got := slices.ContainsFunc(st.Problems, func(p Problem) bool {
+			return strings.Contains(p.Text, "identity 300") && strings.Contains(p.Text, "1025 address classes, the limit is 1024")
 		}); got != want {
-			t.Errorf("%s: the problem is shown: %t, want %t; all: %q", when, got, want, st.Problems)
+			t.Errorf("%s: the problem is shown: %t, want %t; all: %v", when, got, want, st.Problems)
 		}
 	}
 	for _, m := range []string{portBlocks("small", "small", 0, 3), portBlocks("one", "large", 0, 600), portBlocks("two", "large", 600, 600)} {

@@ -21,6 +21,7 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
@@ -222,6 +223,20 @@ func (s *Server) Diff(req *policyv1.DiffRequest, stream grpc.ServerStreamingServ
 	return statusOf(err)
 }
 
+// problems have the reasons of the API.
+func problems(all []owner.Problem) []*statusv1.Problem {
+	reasons := map[owner.ProblemKind]statusv1.ProblemReason{
+		owner.ProblemPolicy:   statusv1.ProblemReason_PROBLEM_REASON_POLICY,
+		owner.ProblemStorage:  statusv1.ProblemReason_PROBLEM_REASON_STORAGE,
+		owner.ProblemSettings: statusv1.ProblemReason_PROBLEM_REASON_SETTINGS,
+	}
+	out := make([]*statusv1.Problem, 0, len(all))
+	for _, p := range all {
+		out = append(out, &statusv1.Problem{Reason: reasons[p.Kind], Text: p.Text})
+	}
+	return out
+}
+
 // GetStatus implements the service.
 func (s *Server) GetStatus(ctx context.Context, _ *policyv1.GetStatusRequest) (*policyv1.GetStatusResponse, error) {
 	st, err := s.Owner.Status(ctx)
@@ -229,10 +244,11 @@ func (s *Server) GetStatus(ctx context.Context, _ *policyv1.GetStatusRequest) (*
 		return nil, statusOf(err)
 	}
 	out := &policyv1.GetStatusResponse{
-		Version: s.Version, StartTime: timestamppb.New(s.Started), Revision: st.Revision,
+		Service:  &statusv1.ServiceStatus{Version: s.Version, StartTime: timestamppb.New(s.Started), Problems: problems(st.Problems)},
+		Revision: st.Revision,
 		Policies: uint32(st.Policies), Refused: uint32(st.Refused), Identities: uint32(st.Identities),
 		WaitingIdentities: uint32(st.Waiting), Subjects: uint32(st.Size.Subjects), Tables: uint32(st.Size.Tables),
-		Problems: st.Problems, PoliciesWithUnsupportedFields: uint32(st.Unsupported),
+		PoliciesWithUnsupportedFields: uint32(st.Unsupported),
 	}
 	run := s.Owner.Incarnation()
 	out.Incarnation = run[:]

@@ -14,6 +14,7 @@ package datapathv1
 
 import (
 	_ "buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
+	v11 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	v1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
@@ -1679,15 +1680,11 @@ func (*GetStatusRequest) Descriptor() ([]byte, []int) {
 // GetStatusResponse is the answer of GetStatus.
 type GetStatusResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Version of the binary.
-	Version string `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
-	// When the process started.
-	StartTime *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
+	// Version, start, and the problems: why an ADD cannot be served now, if it
+	// cannot, naming the service or the kernel feature.
+	Service *v11.ServiceStatus `protobuf:"bytes,23,opt,name=service,proto3" json:"service,omitempty"`
 	// Whether an ADD can be served now, whatever its labels.
 	AddReady bool `protobuf:"varint,3,opt,name=add_ready,json=addReady,proto3" json:"add_ready,omitempty"`
-	// Why not, if not: one line per reason, naming the service or the kernel
-	// feature.
-	Problems []string `protobuf:"bytes,4,rep,name=problems,proto3" json:"problems,omitempty"`
 	// Policy mode: "none", "required" or "init".
 	PolicyMode string `protobuf:"bytes,5,opt,name=policy_mode,json=policyMode,proto3" json:"policy_mode,omitempty"`
 	// Endpoints by state.
@@ -1767,16 +1764,9 @@ func (*GetStatusResponse) Descriptor() ([]byte, []int) {
 	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{20}
 }
 
-func (x *GetStatusResponse) GetVersion() string {
+func (x *GetStatusResponse) GetService() *v11.ServiceStatus {
 	if x != nil {
-		return x.Version
-	}
-	return ""
-}
-
-func (x *GetStatusResponse) GetStartTime() *timestamppb.Timestamp {
-	if x != nil {
-		return x.StartTime
+		return x.Service
 	}
 	return nil
 }
@@ -1786,13 +1776,6 @@ func (x *GetStatusResponse) GetAddReady() bool {
 		return x.AddReady
 	}
 	return false
-}
-
-func (x *GetStatusResponse) GetProblems() []string {
-	if x != nil {
-		return x.Problems
-	}
-	return nil
 }
 
 func (x *GetStatusResponse) GetPolicyMode() string {
@@ -2511,7 +2494,7 @@ var File_sluice_datapath_v1_datapath_proto protoreflect.FileDescriptor
 
 const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\n" +
-	"!sluice/datapath/v1/datapath.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!sluice/workload/v1/workload.proto\"\xac\x06\n" +
+	"!sluice/datapath/v1/datapath.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dsluice/status/v1/status.proto\x1a!sluice/workload/v1/workload.proto\"\xac\x06\n" +
 	"\bEndpoint\x12/\n" +
 	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerR\x05owner\x12\x12\n" +
 	"\x04slot\x18\x02 \x01(\rR\x04slot\x127\n" +
@@ -2613,13 +2596,10 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"none_valid\x18\x04 \x01(\bR\tnoneValid\"S\n" +
 	"\x18ReclaimEndpointsResponse\x127\n" +
 	"\treclaimed\x18\x01 \x03(\v2\x19.sluice.workload.v1.OwnerR\treclaimed\"\x12\n" +
-	"\x10GetStatusRequest\"\xd8\a\n" +
-	"\x11GetStatusResponse\x12\x18\n" +
-	"\aversion\x18\x01 \x01(\tR\aversion\x129\n" +
-	"\n" +
-	"start_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\tstartTime\x12\x1b\n" +
-	"\tadd_ready\x18\x03 \x01(\bR\baddReady\x12\x1a\n" +
-	"\bproblems\x18\x04 \x03(\tR\bproblems\x12\x1f\n" +
+	"\x10GetStatusRequest\"\xd3\a\n" +
+	"\x11GetStatusResponse\x129\n" +
+	"\aservice\x18\x17 \x01(\v2\x1f.sluice.status.v1.ServiceStatusR\aservice\x12\x1b\n" +
+	"\tadd_ready\x18\x03 \x01(\bR\baddReady\x12\x1f\n" +
 	"\vpolicy_mode\x18\x05 \x01(\tR\n" +
 	"policyMode\x12D\n" +
 	"\tendpoints\x18\x06 \x03(\v2&.sluice.datapath.v1.EndpointStateCountR\tendpoints\x12J\n" +
@@ -2640,7 +2620,8 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\bwarnings\x18\x13 \x03(\tR\bwarnings\x12%\n" +
 	"\x0edevice_repairs\x18\x14 \x01(\x04R\rdeviceRepairs\x12!\n" +
 	"\fnode_repairs\x18\x15 \x01(\x04R\vnodeRepairs\x12&\n" +
-	"\x0fknown_add_ready\x18\x16 \x01(\bR\rknownAddReady\"o\n" +
+	"\x0fknown_add_ready\x18\x16 \x01(\bR\rknownAddReadyJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03J\x04\b\x04\x10\x05R\aversionR\n" +
+	"start_timeR\bproblems\"o\n" +
 	"\bMapUsage\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aentries\x18\x02 \x01(\x03R\aentries\x12\x1f\n" +
@@ -2782,6 +2763,7 @@ var file_sluice_datapath_v1_datapath_proto_goTypes = []any{
 	(*v1.NamedPort)(nil),             // 35: sluice.workload.v1.NamedPort
 	(*timestamppb.Timestamp)(nil),    // 36: google.protobuf.Timestamp
 	(*v1.PodReference)(nil),          // 37: sluice.workload.v1.PodReference
+	(*v11.ServiceStatus)(nil),        // 38: sluice.status.v1.ServiceStatus
 }
 var file_sluice_datapath_v1_datapath_proto_depIdxs = []int32{
 	33, // 0: sluice.datapath.v1.Endpoint.owner:type_name -> sluice.workload.v1.Owner
@@ -2810,7 +2792,7 @@ var file_sluice_datapath_v1_datapath_proto_depIdxs = []int32{
 	19, // 23: sluice.datapath.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.datapath.v1.Bookmark
 	33, // 24: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
 	33, // 25: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
-	36, // 26: sluice.datapath.v1.GetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	38, // 26: sluice.datapath.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
 	26, // 27: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
 	27, // 28: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
 	28, // 29: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency

@@ -14,10 +14,10 @@ package identityv1
 
 import (
 	_ "buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
+	v11 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	v1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
-	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -1217,10 +1217,8 @@ func (*GetStatusRequest) Descriptor() ([]byte, []int) {
 // GetStatusResponse is the answer of GetStatus.
 type GetStatusResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Version of the binary.
-	Version string `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
-	// When the process started.
-	StartTime *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
+	// Version, start and problems.
+	Service *v11.ServiceStatus `protobuf:"bytes,10,opt,name=service,proto3" json:"service,omitempty"`
 	// Name of this node in the cluster.
 	NodeName string `protobuf:"bytes,3,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
 	// Whether etcd answers.
@@ -1270,16 +1268,9 @@ func (*GetStatusResponse) Descriptor() ([]byte, []int) {
 	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{16}
 }
 
-func (x *GetStatusResponse) GetVersion() string {
+func (x *GetStatusResponse) GetService() *v11.ServiceStatus {
 	if x != nil {
-		return x.Version
-	}
-	return ""
-}
-
-func (x *GetStatusResponse) GetStartTime() *timestamppb.Timestamp {
-	if x != nil {
-		return x.StartTime
+		return x.Service
 	}
 	return nil
 }
@@ -1392,7 +1383,7 @@ var File_sluice_identity_v1_identity_proto protoreflect.FileDescriptor
 
 const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\n" +
-	"!sluice/identity/v1/identity.proto\x12\x12sluice.identity.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!sluice/workload/v1/workload.proto\"\x86\x01\n" +
+	"!sluice/identity/v1/identity.proto\x12\x12sluice.identity.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1dsluice/status/v1/status.proto\x1a!sluice/workload/v1/workload.proto\"\x86\x01\n" +
 	"\bIdentity\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\rR\x06number\x121\n" +
 	"\x06labels\x18\x02 \x03(\v2\x19.sluice.workload.v1.LabelR\x06labels\x12/\n" +
@@ -1455,11 +1446,10 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\x0eaddress.length\x12\x15must be 4 or 16 bytes\x1a#size(this) == 4 || size(this) == 16R\taddresses\"S\n" +
 	"\x17ResolveEndpointResponse\x128\n" +
 	"\bidentity\x18\x01 \x01(\v2\x1c.sluice.identity.v1.IdentityR\bidentity\"\x12\n" +
-	"\x10GetStatusRequest\"\xa2\x03\n" +
-	"\x11GetStatusResponse\x12\x18\n" +
-	"\aversion\x18\x01 \x01(\tR\aversion\x129\n" +
-	"\n" +
-	"start_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\tstartTime\x12\x1b\n" +
+	"\x10GetStatusRequest\"\xa9\x03\n" +
+	"\x11GetStatusResponse\x129\n" +
+	"\aservice\x18\n" +
+	" \x01(\v2\x1f.sluice.status.v1.ServiceStatusR\aservice\x12\x1b\n" +
 	"\tnode_name\x18\x03 \x01(\tR\bnodeName\x12'\n" +
 	"\x0fstore_connected\x18\x04 \x01(\bR\x0estoreConnected\x12\x1f\n" +
 	"\vstore_error\x18\x05 \x01(\tR\n" +
@@ -1467,7 +1457,8 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\x12cluster_identities\x18\x06 \x01(\rR\x11clusterIdentities\x12'\n" +
 	"\x0fheld_identities\x18\a \x01(\rR\x0eheldIdentities\x120\n" +
 	"\x14pending_store_writes\x18\b \x01(\rR\x12pendingStoreWrites\x12G\n" +
-	"\x0etop_label_keys\x18\t \x03(\v2!.sluice.identity.v1.LabelKeyCountR\ftopLabelKeys\"J\n" +
+	"\x0etop_label_keys\x18\t \x03(\v2!.sluice.identity.v1.LabelKeyCountR\ftopLabelKeysJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03R\aversionR\n" +
+	"start_time\"J\n" +
 	"\rLabelKeyCount\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12'\n" +
 	"\x0fdistinct_values\x18\x02 \x01(\rR\x0edistinctValues*[\n" +
@@ -1543,7 +1534,7 @@ var file_sluice_identity_v1_identity_proto_goTypes = []any{
 	(*v1.Owner)(nil),                 // 21: sluice.workload.v1.Owner
 	(*v1.PodReference)(nil),          // 22: sluice.workload.v1.PodReference
 	(*v1.NamedPort)(nil),             // 23: sluice.workload.v1.NamedPort
-	(*timestamppb.Timestamp)(nil),    // 24: google.protobuf.Timestamp
+	(*v11.ServiceStatus)(nil),        // 24: sluice.status.v1.ServiceStatus
 }
 var file_sluice_identity_v1_identity_proto_depIdxs = []int32{
 	20, // 0: sluice.identity.v1.Identity.labels:type_name -> sluice.workload.v1.Label
@@ -1565,7 +1556,7 @@ var file_sluice_identity_v1_identity_proto_depIdxs = []int32{
 	23, // 16: sluice.identity.v1.ResolveEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
 	22, // 17: sluice.identity.v1.ResolveEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
 	2,  // 18: sluice.identity.v1.ResolveEndpointResponse.identity:type_name -> sluice.identity.v1.Identity
-	24, // 19: sluice.identity.v1.GetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	24, // 19: sluice.identity.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
 	19, // 20: sluice.identity.v1.GetStatusResponse.top_label_keys:type_name -> sluice.identity.v1.LabelKeyCount
 	3,  // 21: sluice.identity.v1.IdentityService.AllocateIdentity:input_type -> sluice.identity.v1.AllocateIdentityRequest
 	5,  // 22: sluice.identity.v1.IdentityService.ReleaseIdentity:input_type -> sluice.identity.v1.ReleaseIdentityRequest

@@ -13,6 +13,7 @@ package ipamv1
 
 import (
 	_ "buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
+	v11 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	v1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
@@ -995,10 +996,9 @@ func (*GetStatusRequest) Descriptor() ([]byte, []int) {
 // GetStatusResponse is the answer of GetStatus.
 type GetStatusResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Version of the binary.
-	Version string `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
-	// When the process started.
-	StartTime *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
+	// Version, start, and the problems: the state file that cannot be written,
+	// until a write succeeds, so that no address can be given out or released.
+	Service *v11.ServiceStatus `protobuf:"bytes,7,opt,name=service,proto3" json:"service,omitempty"`
 	// All pools and their fill.
 	Pools []*Pool `protobuf:"bytes,3,rep,name=pools,proto3" json:"pools,omitempty"`
 	// Bytes of the state file.
@@ -1007,11 +1007,8 @@ type GetStatusResponse struct {
 	// allow them: they lie in no pool or are reserved by now. They are kept
 	// until their owners release them, and count in no pool.
 	OutsideAddresses uint64 `protobuf:"varint,5,opt,name=outside_addresses,json=outsideAddresses,proto3" json:"outside_addresses,omitempty"`
-	// Why no address can be given out or released now, one line each: the state
-	// file that cannot be written, until a write succeeds.
-	Problems      []string `protobuf:"bytes,6,rep,name=problems,proto3" json:"problems,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
@@ -1044,16 +1041,9 @@ func (*GetStatusResponse) Descriptor() ([]byte, []int) {
 	return file_sluice_ipam_v1_ipam_proto_rawDescGZIP(), []int{14}
 }
 
-func (x *GetStatusResponse) GetVersion() string {
+func (x *GetStatusResponse) GetService() *v11.ServiceStatus {
 	if x != nil {
-		return x.Version
-	}
-	return ""
-}
-
-func (x *GetStatusResponse) GetStartTime() *timestamppb.Timestamp {
-	if x != nil {
-		return x.StartTime
+		return x.Service
 	}
 	return nil
 }
@@ -1079,18 +1069,11 @@ func (x *GetStatusResponse) GetOutsideAddresses() uint64 {
 	return 0
 }
 
-func (x *GetStatusResponse) GetProblems() []string {
-	if x != nil {
-		return x.Problems
-	}
-	return nil
-}
-
 var File_sluice_ipam_v1_ipam_proto protoreflect.FileDescriptor
 
 const file_sluice_ipam_v1_ipam_proto_rawDesc = "" +
 	"\n" +
-	"\x19sluice/ipam/v1/ipam.proto\x12\x0esluice.ipam.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!sluice/workload/v1/workload.proto\"Q\n" +
+	"\x19sluice/ipam/v1/ipam.proto\x12\x0esluice.ipam.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dsluice/status/v1/status.proto\x1a!sluice/workload/v1/workload.proto\"Q\n" +
 	"\aAddress\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\fR\aaddress\x12,\n" +
 	"\x12pool_prefix_length\x18\x02 \x01(\rR\x10poolPrefixLength\"\xf3\x01\n" +
@@ -1139,16 +1122,14 @@ const file_sluice_ipam_v1_ipam_proto_rawDesc = "" +
 	"\tconfirmed\x18\x06 \x01(\x04R\tconfirmed\x12\x18\n" +
 	"\aresting\x18\a \x01(\x04R\aresting\x12\x12\n" +
 	"\x04free\x18\b \x01(\x04R\x04free\"\x12\n" +
-	"\x10GetStatusRequest\"\xfe\x01\n" +
-	"\x11GetStatusResponse\x12\x18\n" +
-	"\aversion\x18\x01 \x01(\tR\aversion\x129\n" +
-	"\n" +
-	"start_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\tstartTime\x12*\n" +
+	"\x10GetStatusRequest\"\xf9\x01\n" +
+	"\x11GetStatusResponse\x129\n" +
+	"\aservice\x18\a \x01(\v2\x1f.sluice.status.v1.ServiceStatusR\aservice\x12*\n" +
 	"\x05pools\x18\x03 \x03(\v2\x14.sluice.ipam.v1.PoolR\x05pools\x12\x1f\n" +
 	"\vstate_bytes\x18\x04 \x01(\x04R\n" +
 	"stateBytes\x12+\n" +
-	"\x11outside_addresses\x18\x05 \x01(\x04R\x10outsideAddresses\x12\x1a\n" +
-	"\bproblems\x18\x06 \x03(\tR\bproblems*B\n" +
+	"\x11outside_addresses\x18\x05 \x01(\x04R\x10outsideAddressesJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03J\x04\b\x06\x10\aR\aversionR\n" +
+	"start_timeR\bproblems*B\n" +
 	"\x06Family\x12\x16\n" +
 	"\x12FAMILY_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vFAMILY_IPV4\x10\x01\x12\x0f\n" +
@@ -1216,6 +1197,7 @@ var file_sluice_ipam_v1_ipam_proto_goTypes = []any{
 	(*GetStatusResponse)(nil),         // 17: sluice.ipam.v1.GetStatusResponse
 	(*v1.Owner)(nil),                  // 18: sluice.workload.v1.Owner
 	(*timestamppb.Timestamp)(nil),     // 19: google.protobuf.Timestamp
+	(*v11.ServiceStatus)(nil),         // 20: sluice.status.v1.ServiceStatus
 }
 var file_sluice_ipam_v1_ipam_proto_depIdxs = []int32{
 	18, // 0: sluice.ipam.v1.Allocation.owner:type_name -> sluice.workload.v1.Owner
@@ -1231,7 +1213,7 @@ var file_sluice_ipam_v1_ipam_proto_depIdxs = []int32{
 	4,  // 10: sluice.ipam.v1.ReleaseResponse.released:type_name -> sluice.ipam.v1.Allocation
 	4,  // 11: sluice.ipam.v1.ListAllocationsResponse.allocation:type_name -> sluice.ipam.v1.Allocation
 	15, // 12: sluice.ipam.v1.ListPoolsResponse.pools:type_name -> sluice.ipam.v1.Pool
-	19, // 13: sluice.ipam.v1.GetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	20, // 13: sluice.ipam.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
 	15, // 14: sluice.ipam.v1.GetStatusResponse.pools:type_name -> sluice.ipam.v1.Pool
 	5,  // 15: sluice.ipam.v1.IPAMService.Allocate:input_type -> sluice.ipam.v1.AllocateRequest
 	7,  // 16: sluice.ipam.v1.IPAMService.ConfirmAllocation:input_type -> sluice.ipam.v1.ConfirmAllocationRequest

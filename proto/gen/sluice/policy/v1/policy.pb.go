@@ -14,6 +14,7 @@ package policyv1
 
 import (
 	_ "buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
+	v11 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	v1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
@@ -2581,10 +2582,8 @@ func (*GetStatusRequest) Descriptor() ([]byte, []int) {
 // GetStatusResponse is the answer of GetStatus.
 type GetStatusResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Version of the binary.
-	Version string `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
-	// When the process started.
-	StartTime *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
+	// Version, start and problems, of which at most 101 are listed.
+	Service *v11.ServiceStatus `protobuf:"bytes,15,opt,name=service,proto3" json:"service,omitempty"`
 	// Policy revision.
 	Revision uint64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
 	// Policies in force.
@@ -2603,8 +2602,6 @@ type GetStatusResponse struct {
 	Sources []*SourceStatus `protobuf:"bytes,10,rep,name=sources,proto3" json:"sources,omitempty"`
 	// Subscribers of WatchPolicyTables.
 	Subscribers []*SubscriberStatus `protobuf:"bytes,11,rep,name=subscribers,proto3" json:"subscribers,omitempty"`
-	// What is wrong, one line each.
-	Problems []string `protobuf:"bytes,12,rep,name=problems,proto3" json:"problems,omitempty"`
 	// This run of the service, for CompleteSource; 16 bytes.
 	Incarnation []byte `protobuf:"bytes,13,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	// Policies in force with a field that is not supported.
@@ -2643,16 +2640,9 @@ func (*GetStatusResponse) Descriptor() ([]byte, []int) {
 	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{32}
 }
 
-func (x *GetStatusResponse) GetVersion() string {
+func (x *GetStatusResponse) GetService() *v11.ServiceStatus {
 	if x != nil {
-		return x.Version
-	}
-	return ""
-}
-
-func (x *GetStatusResponse) GetStartTime() *timestamppb.Timestamp {
-	if x != nil {
-		return x.StartTime
+		return x.Service
 	}
 	return nil
 }
@@ -2716,13 +2706,6 @@ func (x *GetStatusResponse) GetSources() []*SourceStatus {
 func (x *GetStatusResponse) GetSubscribers() []*SubscriberStatus {
 	if x != nil {
 		return x.Subscribers
-	}
-	return nil
-}
-
-func (x *GetStatusResponse) GetProblems() []string {
-	if x != nil {
-		return x.Problems
 	}
 	return nil
 }
@@ -2929,7 +2912,7 @@ var File_sluice_policy_v1_policy_proto protoreflect.FileDescriptor
 
 const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\n" +
-	"\x1dsluice/policy/v1/policy.proto\x12\x10sluice.policy.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1csluice/policy/v1/table.proto\x1a!sluice/workload/v1/workload.proto\"r\n" +
+	"\x1dsluice/policy/v1/policy.proto\x12\x10sluice.policy.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1csluice/policy/v1/table.proto\x1a\x1dsluice/status/v1/status.proto\x1a!sluice/workload/v1/workload.proto\"r\n" +
 	"\tPolicyKey\x12\x1d\n" +
 	"\x04kind\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18?R\x04kind\x12&\n" +
 	"\tnamespace\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\tnamespace\x12\x1e\n" +
@@ -3106,11 +3089,9 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\tlast_port\x18\x04 \x01(\rR\blastPort\x120\n" +
 	"\x06before\x18\x05 \x01(\x0e2\x18.sluice.policy.v1.ActionR\x06before\x12.\n" +
 	"\x05after\x18\x06 \x01(\x0e2\x18.sluice.policy.v1.ActionR\x05after\"\x12\n" +
-	"\x10GetStatusRequest\"\xc4\x04\n" +
-	"\x11GetStatusResponse\x12\x18\n" +
-	"\aversion\x18\x01 \x01(\tR\aversion\x129\n" +
-	"\n" +
-	"start_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\tstartTime\x12\x1a\n" +
+	"\x10GetStatusRequest\"\xbf\x04\n" +
+	"\x11GetStatusResponse\x129\n" +
+	"\aservice\x18\x0f \x01(\v2\x1f.sluice.status.v1.ServiceStatusR\aservice\x12\x1a\n" +
 	"\brevision\x18\x03 \x01(\x04R\brevision\x12\x1a\n" +
 	"\bpolicies\x18\x04 \x01(\rR\bpolicies\x12\x18\n" +
 	"\arefused\x18\x05 \x01(\rR\arefused\x12\x1e\n" +
@@ -3122,10 +3103,10 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\x06tables\x18\t \x01(\rR\x06tables\x128\n" +
 	"\asources\x18\n" +
 	" \x03(\v2\x1e.sluice.policy.v1.SourceStatusR\asources\x12D\n" +
-	"\vsubscribers\x18\v \x03(\v2\".sluice.policy.v1.SubscriberStatusR\vsubscribers\x12\x1a\n" +
-	"\bproblems\x18\f \x03(\tR\bproblems\x12 \n" +
+	"\vsubscribers\x18\v \x03(\v2\".sluice.policy.v1.SubscriberStatusR\vsubscribers\x12 \n" +
 	"\vincarnation\x18\r \x01(\fR\vincarnation\x12G\n" +
-	" policies_with_unsupported_fields\x18\x0e \x01(\rR\x1dpoliciesWithUnsupportedFields\"\x86\x01\n" +
+	" policies_with_unsupported_fields\x18\x0e \x01(\rR\x1dpoliciesWithUnsupportedFieldsJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03J\x04\b\f\x10\rR\aversionR\n" +
+	"start_timeR\bproblems\"\x86\x01\n" +
 	"\fSourceStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06synced\x18\x02 \x01(\bR\x06synced\x12\x14\n" +
@@ -3254,8 +3235,9 @@ var file_sluice_policy_v1_policy_proto_goTypes = []any{
 	(DecidedBy)(0),                    // 45: sluice.policy.v1.DecidedBy
 	(*RuleSource)(nil),                // 46: sluice.policy.v1.RuleSource
 	(TableDirection)(0),               // 47: sluice.policy.v1.TableDirection
-	(*WatchPolicyTablesRequest)(nil),  // 48: sluice.policy.v1.WatchPolicyTablesRequest
-	(*WatchPolicyTablesResponse)(nil), // 49: sluice.policy.v1.WatchPolicyTablesResponse
+	(*v11.ServiceStatus)(nil),         // 48: sluice.status.v1.ServiceStatus
+	(*WatchPolicyTablesRequest)(nil),  // 49: sluice.policy.v1.WatchPolicyTablesRequest
+	(*WatchPolicyTablesResponse)(nil), // 50: sluice.policy.v1.WatchPolicyTablesResponse
 }
 var file_sluice_policy_v1_policy_proto_depIdxs = []int32{
 	10, // 0: sluice.policy.v1.UpsertPoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
@@ -3294,7 +3276,7 @@ var file_sluice_policy_v1_policy_proto_depIdxs = []int32{
 	33, // 33: sluice.policy.v1.DiffResponse.ports:type_name -> sluice.policy.v1.DiffPorts
 	43, // 34: sluice.policy.v1.DiffPorts.before:type_name -> sluice.policy.v1.Action
 	43, // 35: sluice.policy.v1.DiffPorts.after:type_name -> sluice.policy.v1.Action
-	38, // 36: sluice.policy.v1.GetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	48, // 36: sluice.policy.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
 	36, // 37: sluice.policy.v1.GetStatusResponse.sources:type_name -> sluice.policy.v1.SourceStatus
 	37, // 38: sluice.policy.v1.GetStatusResponse.subscribers:type_name -> sluice.policy.v1.SubscriberStatus
 	4,  // 39: sluice.policy.v1.PolicyService.UpsertPolicies:input_type -> sluice.policy.v1.UpsertPoliciesRequest
@@ -3304,7 +3286,7 @@ var file_sluice_policy_v1_policy_proto_depIdxs = []int32{
 	14, // 43: sluice.policy.v1.PolicyService.ConfirmPolicies:input_type -> sluice.policy.v1.ConfirmPoliciesRequest
 	16, // 44: sluice.policy.v1.PolicyService.ListPolicies:input_type -> sluice.policy.v1.ListPoliciesRequest
 	19, // 45: sluice.policy.v1.PolicyService.GetPolicyTable:input_type -> sluice.policy.v1.GetPolicyTableRequest
-	48, // 46: sluice.policy.v1.PolicyService.WatchPolicyTables:input_type -> sluice.policy.v1.WatchPolicyTablesRequest
+	49, // 46: sluice.policy.v1.PolicyService.WatchPolicyTables:input_type -> sluice.policy.v1.WatchPolicyTablesRequest
 	21, // 47: sluice.policy.v1.PolicyService.WaitForRevision:input_type -> sluice.policy.v1.WaitForRevisionRequest
 	23, // 48: sluice.policy.v1.PolicyService.LearnNames:input_type -> sluice.policy.v1.LearnNamesRequest
 	26, // 49: sluice.policy.v1.PolicyService.Explain:input_type -> sluice.policy.v1.ExplainRequest
@@ -3317,7 +3299,7 @@ var file_sluice_policy_v1_policy_proto_depIdxs = []int32{
 	15, // 56: sluice.policy.v1.PolicyService.ConfirmPolicies:output_type -> sluice.policy.v1.ConfirmPoliciesResponse
 	17, // 57: sluice.policy.v1.PolicyService.ListPolicies:output_type -> sluice.policy.v1.ListPoliciesResponse
 	20, // 58: sluice.policy.v1.PolicyService.GetPolicyTable:output_type -> sluice.policy.v1.GetPolicyTableResponse
-	49, // 59: sluice.policy.v1.PolicyService.WatchPolicyTables:output_type -> sluice.policy.v1.WatchPolicyTablesResponse
+	50, // 59: sluice.policy.v1.PolicyService.WatchPolicyTables:output_type -> sluice.policy.v1.WatchPolicyTablesResponse
 	22, // 60: sluice.policy.v1.PolicyService.WaitForRevision:output_type -> sluice.policy.v1.WaitForRevisionResponse
 	24, // 61: sluice.policy.v1.PolicyService.LearnNames:output_type -> sluice.policy.v1.LearnNamesResponse
 	27, // 62: sluice.policy.v1.PolicyService.Explain:output_type -> sluice.policy.v1.ExplainResponse

@@ -4,69 +4,12 @@
 package main
 
 import (
-	"context"
 	"fmt"
-	"time"
 
-	"github.com/sluice-net/sluice/kit/process"
-	"github.com/sluice-net/sluice/kit/version"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/node"
 	"github.com/sluice-net/sluice/services/datapath/internal/server"
 )
-
-// probeTimeout bounds what GetStatus asks other services.
-const probeTimeout = 2 * time.Second
-
-func statusOf(p *process.Process, cfg Config, n *node.Node, called services) func(context.Context) server.Status {
-	start := time.Now()
-	return func(ctx context.Context) server.Status {
-		st := server.Status{
-			Version: version.Get().String(), Start: start, PolicyMode: cfg.Policy.Mode, KernelRelease: n.KernelRelease,
-		}
-		for _, c := range cfg.PodCIDRs {
-			st.PodCIDRs = append(st.PodCIDRs, c.String())
-		}
-		for _, a := range n.NodeAddrs {
-			st.NodeAddrs = append(st.NodeAddrs, a.AsSlice())
-		}
-		ctx, cancel := context.WithTimeout(ctx, probeTimeout)
-		defer cancel()
-		st.Problems, st.Warnings = n.Problems(ctx, called.ipam), append(n.Warnings(), p.MissingLayers()...)
-		st.KnownReady = len(st.Problems) == 0 // those that follow are about new labels
-		ierr := called.identity.Ping(ctx)
-		if ierr != nil {
-			st.Problems = append(st.Problems, ierr.Error())
-		}
-		st.Dependencies = []server.Dependency{{Name: "identity", Err: ierr}, {Name: "ipam", Err: called.ipam.Err()}}
-		if n.Policy != nil {
-			ps := n.Policy.Status()
-			perr := ps.Err
-			if perr == nil {
-				perr = called.policy.Ping(ctx)
-			}
-			if perr != nil && cfg.Policy.Mode == policyRequired {
-				st.Problems = append(st.Problems, perr.Error())
-			}
-			st.Dependencies = append(st.Dependencies, server.Dependency{Name: "policy", Err: perr})
-			st.PolicyRevision, st.PolicyRefusals = ps.Revision, ps.Refusals
-			if ps.Held != "" {
-				if cfg.Policy.Mode == policyRequired {
-					st.Problems = append(st.Problems, "policy: "+ps.Held)
-				} else {
-					st.Warnings = append(st.Warnings, "policy: "+ps.Held)
-				}
-			}
-			if ps.Unsaved != "" {
-				st.Warnings = append(st.Warnings, "policy: "+ps.Unsaved)
-			}
-			if ps.Waiting > 0 {
-				st.PolicyRefusals = append(st.PolicyRefusals, fmt.Sprintf("%d identities stay unknown, because tables have no room for them", ps.Waiting))
-			}
-		}
-		return st
-	}
-}
 
 // counts implements server.Counts.
 type counts struct{ node *node.Node }

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package server
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+)
+
+// probeTimeout bounds what GetStatus asks other services.
+const probeTimeout = 2 * time.Second
+
+// Facts are what GetStatus reports and does not change while the process runs.
+type Facts struct {
+	Version, PolicyMode, KernelRelease string
+	Start                              time.Time
+	PodCIDRs                           []netip.Prefix
+	NodeAddrs                          []netip.Addr // one per range
+	PolicyRequired                     bool         // an ADD needs the policy service
+}
+
+// Called are the services that the datapath calls; GetStatus asks them.
+type Called struct {
+	IPAM interface {
+		Pools(ctx context.Context) ([]endpoint.Pool, error)
+		Err() error // of the last call
+	}
+	Identity, Policy interface {
+		Ping(ctx context.Context) error
+	}
+}
+
+// MapUsage says how full a map is; Entries is -1 if nobody can say.
+type MapUsage struct {
+	Name       string
+	Entries    int64
+	MaxEntries uint32
+	Bytes      uint64
+}
+
+// Connections counts tracked connections.
+type Connections struct {
+	LiveIPv4, LiveIPv6                           uint64 // as of the last collection
+	Created, Revoked, Expired, Evicted, PickedUp uint64
+	Redecided, Related, Unremembered             uint64
+	PickUpStopped                                int           // endpoints of which none is picked up
+	Collected                                    time.Duration // how long the last collection took
+}
+
+// Counts are the kernel's, read when they are asked for.
+type Counts interface {
+	Packets() ([]Counter, error)
+	EventsLost() (uint64, error)
+	MapUsage() ([]MapUsage, error)
+	Connections() (Connections, error)
+}
+
+// Counter is a packet counter.
+type Counter struct {
+	Reason         string
+	Egress         bool
+	Dropped        bool
+	Packets, Bytes uint64
+}
+
+// GetStatus implements the API.
+func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) (*datapathv1.GetStatusResponse, error) {
+	n := s.Core.Counts()
+	packets, err := s.Counts.Packets()
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	lost, err := s.Counts.EventsLost()
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	usage, err := s.Counts.MapUsage()
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	conns, err := s.Counts.Connections()
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	problems, warnings := s.problems(ctx), slices.Concat(s.Warnings(), n.BadRecords, n.Unrepaired)
+	known := len(problems) == 0 // those that follow are about new labels
+	resp := &datapathv1.GetStatusResponse{
+		PolicyMode: s.Facts.PolicyMode, AttachmentRepairs: n.Repairs, PendingReleases: uint32(n.PendingReleases),
+		KernelRelease: s.Facts.KernelRelease, NodeAddresses: protoAddrs(s.Facts.NodeAddrs), EventsLost: lost,
+		DeviceRepairs: n.DeviceRepairs, NodeRepairs: n.NodeRepairs,
+		Connections: &datapathv1.ConnectionCounts{
+			Live: conns.LiveIPv4 + conns.LiveIPv6, Created: conns.Created, Revoked: conns.Revoked,
+			Expired: conns.Expired, Evicted: conns.Evicted, PickedUp: conns.PickedUp,
+		},
+	}
+	for _, c := range s.Facts.PodCIDRs {
+		resp.PodCidrs = append(resp.PodCidrs, c.String())
+	}
+	for _, m := range usage {
+		resp.Maps = append(resp.Maps, &datapathv1.MapUsage{Name: m.Name, Entries: m.Entries, MaxEntries: m.MaxEntries, Bytes: m.Bytes})
+	}
+	for state := endpoint.Restoring; state <= endpoint.Damaged; state++ {
+		resp.Endpoints = append(resp.Endpoints, &datapathv1.EndpointStateCount{State: protoState(state), Count: uint32(n.ByState[state])})
+	}
+	for _, c := range packets {
+		resp.PacketCounters = append(resp.PacketCounters, &datapathv1.PacketCounter{
+			Reason: c.Reason, Direction: direction(c.Egress), Dropped: c.Dropped, Packets: c.Packets, Bytes: c.Bytes,
+		})
+	}
+	depend := func(name string, err error) {
+		d := &datapathv1.Dependency{Name: name, Serving: err == nil}
+		if err != nil {
+			d.Error = err.Error()
+		}
+		resp.Dependencies = append(resp.Dependencies, d)
+	}
+	ierr := s.Called.Identity.Ping(ctx)
+	problems = appendError(problems, statusv1.ProblemReason_PROBLEM_REASON_SERVICE, ierr)
+	depend("identity", ierr)
+	depend("ipam", s.Called.IPAM.Err())
+	if s.Policy != nil {
+		p := s.Policy.Status()
+		perr := p.Err
+		if perr == nil {
+			perr = s.Called.Policy.Ping(ctx)
+		}
+		depend("policy", perr)
+		resp.PolicyRevision, resp.PolicyRefusals = p.Revision, p.Refusals
+		if p.Waiting > 0 {
+			resp.PolicyRefusals = append(resp.PolicyRefusals, fmt.Sprintf("%d identities stay unknown, because tables have no room for them", p.Waiting))
+		}
+		switch {
+		case s.Facts.PolicyRequired:
+			problems = appendError(problems, statusv1.ProblemReason_PROBLEM_REASON_SERVICE, perr)
+			if p.Held != "" {
+				problems = append(problems, problem(statusv1.ProblemReason_PROBLEM_REASON_POLICY, "policy: "+p.Held))
+			}
+		case p.Held != "":
+			warnings = append(warnings, "policy: "+p.Held)
+		}
+		if p.Unsaved != "" {
+			warnings = append(warnings, "policy: "+p.Unsaved)
+		}
+	}
+	resp.Service = &statusv1.ServiceStatus{Version: s.Facts.Version, StartTime: timestamppb.New(s.Facts.Start), Problems: problems}
+	resp.AddReady, resp.KnownAddReady, resp.Warnings = len(problems) == 0, known, warnings
+	return resp, nil
+}
+
+func problem(reason statusv1.ProblemReason, text string) *statusv1.Problem {
+	return &statusv1.Problem{Reason: reason, Text: text}
+}
+
+func appendError(all []*statusv1.Problem, reason statusv1.ProblemReason, err error) []*statusv1.Problem {
+	if err == nil {
+		return all
+	}
+	return append(all, problem(reason, err.Error()))
+}
+
+// problems say why an ADD could not be served now, whatever its labels.
+func (s *Server) problems(ctx context.Context) []*statusv1.Problem {
+	all := appendError(nil, statusv1.ProblemReason_PROBLEM_REASON_STORAGE, s.Records.Err())
+	pools, err := s.Called.IPAM.Pools(ctx)
+	if err != nil {
+		return appendError(all, statusv1.ProblemReason_PROBLEM_REASON_SERVICE, err)
+	}
+	for _, text := range differences(s.Facts.PodCIDRs, pools) {
+		all = append(all, problem(statusv1.ProblemReason_PROBLEM_REASON_SETTINGS, text))
+	}
+	return all
+}
+
+// differences say where the pod ranges are not those of ipam.
+func differences(cidrs []netip.Prefix, pools []endpoint.Pool) (all []string) {
+	for _, c := range cidrs {
+		i := slices.IndexFunc(pools, func(p endpoint.Pool) bool { return p.CIDR == c })
+		switch {
+		case i < 0:
+			all = append(all, fmt.Sprintf("podCIDRs: ipam has no pool %v; it has %v", c, pools))
+		case pools[i].Gateway != c.Addr().Next():
+			all = append(all, fmt.Sprintf("podCIDRs: ipam's gateway of %v is %v, the node's address here is %v", c, pools[i].Gateway, c.Addr().Next()))
+		}
+	}
+	for _, p := range pools {
+		if !slices.Contains(cidrs, p.CIDR) {
+			all = append(all, fmt.Sprintf("podCIDRs: ipam has the pool %v, which is not among them", p.CIDR))
+		}
+	}
+	return all
+}

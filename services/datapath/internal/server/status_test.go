@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package server
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+)
+
+// surroundings are the services and the disk, and how each of them fails.
+type surroundings struct {
+	pools               []endpoint.Pool
+	ipam, identity, own error
+}
+
+func (s *surroundings) Pools(context.Context) ([]endpoint.Pool, error) { return s.pools, s.ipam }
+
+func (s *surroundings) Err() error { return s.own }
+
+func (s *surroundings) Ping(context.Context) error { return s.identity }
+
+// counted is a kernel that has counted nothing.
+type counted struct{}
+
+func (counted) Packets() ([]Counter, error)       { return nil, nil }
+func (counted) EventsLost() (uint64, error)       { return 0, nil }
+func (counted) MapUsage() ([]MapUsage, error)     { return nil, nil }
+func (counted) Connections() (Connections, error) { return Connections{}, nil }
+
+func TestStatusSaysWhyAnAddCannotBeServed(t *testing.T) {
+	const (
+		storage  = statusv1.ProblemReason_PROBLEM_REASON_STORAGE
+		service  = statusv1.ProblemReason_PROBLEM_REASON_SERVICE
+		settings = statusv1.ProblemReason_PROBLEM_REASON_SETTINGS
+	)
+	own := netip.MustParsePrefix("10.1.0.0/24")
+	good := endpoint.Pool{CIDR: own, Gateway: netip.MustParseAddr("10.1.0.1")}
+	other := endpoint.Pool{CIDR: netip.MustParsePrefix("10.2.0.0/24"), Gateway: netip.MustParseAddr("10.2.0.1")}
+	for name, c := range map[string]struct {
+		around surroundings
+		want   []statusv1.ProblemReason
+		known  bool // an ADD of known labels can be served
+		text   string
+	}{
+		"all is well":            {surroundings{pools: []endpoint.Pool{good}}, nil, true, ""},
+		"identity is away":       {surroundings{pools: []endpoint.Pool{good}, identity: errors.New("identity: away")}, []statusv1.ProblemReason{service}, true, "identity: away"},
+		"ipam is away":           {surroundings{ipam: errors.New("ipam: away")}, []statusv1.ProblemReason{service}, false, "ipam: away"},
+		"the disk is full":       {surroundings{pools: []endpoint.Pool{good}, own: errors.New("no space left")}, []statusv1.ProblemReason{storage}, false, "no space left"},
+		"another gateway":        {surroundings{pools: []endpoint.Pool{{CIDR: own, Gateway: netip.MustParseAddr("10.1.0.9")}}}, []statusv1.ProblemReason{settings}, false, "10.1.0.9"},
+		"one pool too many":      {surroundings{pools: []endpoint.Pool{good, other}}, []statusv1.ProblemReason{settings}, false, "10.2.0.0/24"},
+		"a range without a pool": {surroundings{pools: nil}, []statusv1.ProblemReason{settings}, false, "no pool 10.1.0.0/24"},
+	} {
+		s := &Server{
+			Core: endpoint.New(endpoint.Config{}), Counts: counted{}, Records: &c.around, Facts: Facts{PodCIDRs: []netip.Prefix{own}, Version: "v1"},
+			Called: Called{IPAM: &c.around, Identity: &c.around}, Warnings: func() []string { return nil },
+		}
+		st, err := s.GetStatus(t.Context(), &datapathv1.GetStatusRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []statusv1.ProblemReason
+		var text []string
+		for _, p := range st.GetService().GetProblems() {
+			got, text = append(got, p.GetReason()), append(text, p.GetText())
+		}
+		if !slices.Equal(got, c.want) || !strings.Contains(strings.Join(text, "\n"), c.text) {
+			t.Errorf("%s: problems %v %q, want %v and %q", name, got, text, c.want, c.text)
+		}
+		if st.GetAddReady() != (len(c.want) == 0) || st.GetKnownAddReady() != c.known || st.GetService().GetVersion() != "v1" {
+			t.Errorf("%s: ready %t, for known labels %t, want %t and %t", name, st.GetAddReady(), st.GetKnownAddReady(), len(c.want) == 0, c.known)
+		}
+	}
+}

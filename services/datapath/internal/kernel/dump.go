@@ -14,6 +14,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
@@ -285,12 +286,6 @@ func endpointWords(r *bpf.MapsSlEndpoint) string {
 	return s
 }
 
-// kindNames and scopeNames are those of enum sl_kind and enum sl_scope.
-var (
-	kindNames  = []string{"in-cluster", "world4", "world6", "host", "remote-node", "kube-apiserver", "unknown", "other"}
-	scopeNames = []string{"cluster", "node", "outside"}
-)
-
 func nameOf(names []string, i uint32) string {
 	if int(i) < len(names) {
 		return names[i]
@@ -298,19 +293,11 @@ func nameOf(names []string, i uint32) string {
 	return fmt.Sprint(i)
 }
 
-// identityAt is the identity at an index of sl_id: those that mean something
-// on this node only follow the others.
-func identityAt(i *uint32) string {
-	const clusterWide, nodeLocal = 1 << 16, 0xff0000
-	id := *i
-	if id >= clusterWide {
-		id = id - clusterWide + nodeLocal
-	}
-	return fmt.Sprintf("identity %d", id)
-}
+// identityAt is the identity at an index of sl_id.
+func identityAt(i *uint32) string { return fmt.Sprintf("identity %d", identityOfIndex(int(*i))) }
 
 func identityWords(v *uint32) string {
-	s := fmt.Sprintf("node class %d kind %s scope %s", *v&0xffff, nameOf(kindNames, *v>>16&7), nameOf(scopeNames, *v>>24&3))
+	s := fmt.Sprintf("node class %d kind %s scope %s", *v&0xffff, identity.Kind(*v>>16&7), identity.PeerScope(*v>>24&3))
 	if *v&(1<<31) == 0 {
 		s += " unknown"
 	}
@@ -326,11 +313,11 @@ func tableWordsOf(t *bpf.MapsSlTable) string {
 	}
 	s += " default classes"
 	for i, c := range t.DefClass {
-		s += fmt.Sprintf(" %s=%d", nameOf(kindNames, uint32(i)), c)
+		s += fmt.Sprintf(" %s=%d", identity.Kind(i), c)
 	}
 	s += " address classes"
 	for i, c := range t.AddrDef {
-		s += fmt.Sprintf(" %s=%d", nameOf(scopeNames, uint32(i)), c)
+		s += fmt.Sprintf(" %s=%d", identity.PeerScope(i), c)
 	}
 	return s
 }

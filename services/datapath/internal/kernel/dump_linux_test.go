@@ -104,7 +104,7 @@ func TestKernelDumpIsInWords(t *testing.T) {
 		"sl_ipc4":  {"10.244.0.10/32: identity 266", "10.244.0.0/24: identity 255 pod-range"},
 		"sl_ipc6":  {"fd00:244::a/128: identity 266", "fd00:244::/64: identity 255 pod-range"},
 		"sl_gen":   {fmt.Sprintf("0: %d", e.Policy.Gen)},
-		"sl_table": {"16: peer set 1 address set 2 classes 5 from 3 rules 6 from 4 default-allow addresses default classes in-cluster=1 world4=2 world6=3 host=4 remote-node=5 kube-apiserver=6 unknown=7 other=8 address classes cluster=9 node=10 outside=11"},
+		"sl_table": {"16: peer set 1 address set 2 classes 5 from 3 rules 6 from 4 default-allow addresses default classes in-cluster=1 world-ipv4=2 world-ipv6=3 host=4 remote-node=5 kube-apiserver=6 unknown=7 other=8 address classes cluster=9 node=10 outside=11"},
 		"sl_id": {
 			"identity 300: node class 7 kind host scope outside", "identity 16711685: node class 9 kind in-cluster scope cluster",
 		},

@@ -95,7 +95,7 @@ func TestKernelPublishNamesTheBadField(t *testing.T) {
 		"Identity":           func(e *slotmap.Endpoint) { e.Identity = 0 },
 		"Identity: 1 ":       func(e *slotmap.Endpoint) { e.Identity = identity.Host },
 		"Identity: 25":       func(e *slotmap.Endpoint) { e.Identity = identity.UnknownInCluster },
-		"Identity: 16711680": func(e *slotmap.Endpoint) { e.Identity = firstNodeLocal },
+		"Identity: 16711680": func(e *slotmap.Endpoint) { e.Identity = identity.MinNodeLocal },
 		"Identity: 16777216": func(e *slotmap.Endpoint) { e.Identity = 1 << 24 },
 		"neither":            func(e *slotmap.Endpoint) { *e = withAddrs(*e, false, false) },
 		"IPv4: 224":          func(e *slotmap.Endpoint) { e.IPv4 = netip.MustParseAddr("224.0.0.1") },
@@ -115,7 +115,7 @@ func TestKernelPublishNamesTheBadField(t *testing.T) {
 		}
 	}
 	s := publish(t, k, a)
-	for _, id := range []identity.Numeric{0, identity.Host, identity.Init, firstNodeLocal, identity.Max} {
+	for _, id := range []identity.Numeric{0, identity.Host, identity.Init, identity.MinNodeLocal, identity.Max} {
 		if err := k.Endpoints.SetIdentity(s.Slot, id); !errors.Is(err, pin.ErrInvalid) {
 			t.Errorf("SetIdentity to %d: %v", id, err)
 		}

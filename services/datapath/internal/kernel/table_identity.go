@@ -14,12 +14,12 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
-// Identities that have a word: cluster-wide numbers, then those that mean
-// something on this node only.
+// clusterWide is how many places the reserved and cluster-wide numbers have;
+// those that mean something on this node only follow them.
+const clusterWide = int(identity.MaxCluster) + 1
+
+// The parts of a packed entry.
 const (
-	clusterWide         = 1 << 16
-	firstNodeLocal      = 0xff0000
-	nodeLocal           = 4096
 	knownBit            = 1 << 31
 	kindShift           = 16
 	scopeShift          = 24
@@ -28,11 +28,11 @@ const (
 
 // identityPlace is the place of an identity's entry, false if it can have none.
 func identityPlace(id identity.Numeric) (int, bool) {
-	switch {
-	case id > 0 && id < clusterWide:
+	switch id.Scope() {
+	case identity.ScopeReserved, identity.ScopeCluster:
 		return int(id), true
-	case id >= firstNodeLocal && id < firstNodeLocal+nodeLocal:
-		return int(id-firstNodeLocal) + clusterWide, true
+	case identity.ScopeNodeLocal:
+		return int(id-identity.MinNodeLocal) + clusterWide, true
 	}
 	return 0, false
 }
@@ -41,7 +41,7 @@ func identityOfIndex(index int) identity.Numeric {
 	if index < clusterWide {
 		return identity.Numeric(index)
 	}
-	return identity.Numeric(index-clusterWide) + firstNodeLocal
+	return identity.Numeric(index-clusterWide) + identity.MinNodeLocal
 }
 
 // packed is the entry of an identity as the map holds it.

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -122,7 +123,7 @@ func newTableStore(tm tableMaps) *tableStore {
 		sumSeed:        maphash.MakeSeed(),
 		rowRoom:        int(tm.peers.MaxEntries()),
 		blockRoom:      int(tm.cidr4.MaxEntries()),
-		identities:     make([]uint32, clusterWide+nodeLocal),
+		identities:     make([]uint32, clusterWide+identity.NodeLocalSize),
 		identityClass:  map[policytable.ClassKey]policytable.IdentityClass{},
 		classKey:       map[policytable.IdentityClass]policytable.ClassKey{},
 		identityNumber: newNumbers(1, int(policytable.MaxIdentityClass)),

@@ -614,9 +614,9 @@ func TestReceiveGivesTheEndOfACallItsMeaning(t *testing.T) {
 			}
 		})
 	}
-	for e := range Receive(func() (grpc.ServerStreamingClient[int], error) { return &answers{messages: []int{1, 2}}, nil }, event) {
-		if e.Value != 1 {
-			t.Errorf("%d was yielded after the reader stopped", e.Value)
+	for e, err := range Receive(func() (grpc.ServerStreamingClient[int], error) { return &answers{messages: []int{1, 2}}, nil }, event) {
+		if err != nil || e.Value != 1 {
+			t.Errorf("%d, %v was yielded first", e.Value, err)
 		}
 		break
 	}

@@ -98,7 +98,7 @@ func (m Maps) drop(slot uint16, end func(uint16) error) error {
 
 // SetIdentity implements endpoint.Maps.
 func (m Maps) SetIdentity(slot uint16, id uint32) error {
-	set := func() error { return m.Kernel.Endpoints.SetIdentity(slotmap.Slot(slot), identity.Numeric(id)) }
+	set := func() error { return m.Kernel.Endpoints.SetIdentity(slot, identity.Numeric(id)) }
 	if m.Policy == nil {
 		return translate(set())
 	}

@@ -149,4 +149,3 @@ func New(cfg Config) *Applier {
 	a.view.init()
 	return a
 }
-

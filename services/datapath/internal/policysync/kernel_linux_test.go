@@ -128,7 +128,7 @@ func newStage(t *testing.T) *stage {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.slots[uint16(slot)] = number
+		s.slots[slot] = number
 	}
 	s.restart()
 	return s

@@ -134,7 +134,7 @@ func peerClasses(lists [][]table.Interval) []*policyv1.PeerClass {
 		out[i] = &policyv1.PeerClass{}
 		first := uint32(0)
 		for _, in := range list {
-			r := &policyv1.PortRange{First: first, Last: uint32(in.Hi)}
+			r := &policyv1.PortRange{First: first, Last: in.Hi}
 			first = r.Last + 1
 			if admin := in.Value.Admin(); admin != table.NoAdmin {
 				r.Admin = uint32(admin)

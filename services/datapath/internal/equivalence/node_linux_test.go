@@ -197,13 +197,13 @@ func (s *state) publish(subject uint32, addr netip.Addr, ifindex uint32) (uint16
 		e.IPv6 = addr
 	}
 	slot, err := s.applier.Publish(subject, []netip.Addr{addr}, func(egress, ingress policytable.ID) (uint16, uint32, error) {
-		e.Policy = slotmap.Policy{Egress: policytable.ID(egress), Ingress: policytable.ID(ingress)}
+		e.Policy = slotmap.Policy{Egress: egress, Ingress: ingress}
 		slot, err := s.n.k.Endpoints.Publish(s.ctx, e)
 		if err != nil {
 			return 0, 0, err
 		}
 		now, err := s.n.k.Endpoints.Lookup(slot)
-		return uint16(slot), now.Policy.Gen, err
+		return slot, now.Policy.Gen, err
 	})
 	if err != nil {
 		return 0, fmt.Errorf("endpoint of subject %d at %v: %w", subject, addr, err)
@@ -214,7 +214,7 @@ func (s *state) publish(subject uint32, addr netip.Addr, ifindex uint32) (uint16
 }
 
 func (s *state) drop(slot uint16) error {
-	return s.applier.Drop(slot, func() error { return s.n.k.Endpoints.Unpublish(slotmap.Slot(slot)) })
+	return s.applier.Drop(slot, func() error { return s.n.k.Endpoints.Unpublish(slot) })
 }
 
 func (s *state) dropProbe() error {

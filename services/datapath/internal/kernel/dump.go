@@ -412,7 +412,7 @@ func fragmentKey(f *bpf.MapsSlFragment) string {
 		src, dst = netip.AddrFrom4([4]byte(f.Src[:4])), netip.AddrFrom4([4]byte(f.Dst[:4]))
 	}
 	s := fmt.Sprintf("protocol %d %v %v id %d", f.Proto, src, dst, f.Id)
-	if slotmap.Slot(f.Slot) != slotmap.NoSlot {
+	if f.Slot != slotmap.NoSlot {
 		s += fmt.Sprintf(" slot %d", f.Slot)
 	}
 	return s

@@ -532,7 +532,7 @@ func TestKernelTablesAreWhatWasWritten(t *testing.T) {
 		}
 	}
 	for id := range m.words {
-		if err := k.SetIdentities(map[uint32]policytable.Identity{uint32(id): {}}); err != nil {
+		if err := k.SetIdentities(map[uint32]policytable.Identity{id: {}}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -4,7 +4,6 @@
 package kernel
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"hash/maphash"
@@ -253,10 +252,6 @@ func flags(c *policytable.Content) uint16 {
 		}
 	}
 	return f
-}
-
-func comparePrefixes(a, b netip.Prefix) int {
-	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
 }
 
 // sumOf is the part of a block in the sum of a set.

@@ -17,7 +17,6 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
@@ -175,7 +174,7 @@ func TestKernelAuditPutsPolicyWordsRight(t *testing.T) {
 	if found := w.findings(true, subjectWord); len(found) > 0 {
 		t.Fatalf("before: %+v", found)
 	}
-	if _, err := w.node.Kernel.Endpoints.SetPolicy(slotmap.Slot(a.ep.Slot), policytable.Allow, policytable.Allow); err != nil {
+	if _, err := w.node.Kernel.Endpoints.SetPolicy(a.ep.Slot, policytable.Allow, policytable.Allow); err != nil {
 		t.Fatal(err)
 	}
 	want := endpoint.Difference{Subject: subjectWord, Key: "1", Want: "egress table 2 ingress table 2", Have: "egress table 1 ingress table 1"}
@@ -185,7 +184,7 @@ func TestKernelAuditPutsPolicyWordsRight(t *testing.T) {
 			t.Errorf("repair %v: %+v, want %+v", repair, found, want)
 		}
 	}
-	if e, err := w.node.Kernel.Endpoints.Lookup(slotmap.Slot(a.ep.Slot)); err != nil || e.Policy.Egress != policytable.Pending || e.Policy.Ingress != policytable.Pending {
+	if e, err := w.node.Kernel.Endpoints.Lookup(a.ep.Slot); err != nil || e.Policy.Egress != policytable.Pending || e.Policy.Ingress != policytable.Pending {
 		t.Errorf("afterwards %+v, %v", e.Policy, err)
 	}
 }
@@ -201,7 +200,7 @@ func TestKernelWhatWasAllowedWithoutPoliciesJudgesNobodyNew(t *testing.T) {
 	w.stop()
 	w.policy = nil
 	w.start(false)
-	if e, err := w.node.Kernel.Endpoints.Lookup(slotmap.Slot(a.ep.Slot)); err != nil || e.Policy.Egress != policytable.Allow {
+	if e, err := w.node.Kernel.Endpoints.Lookup(a.ep.Slot); err != nil || e.Policy.Egress != policytable.Allow {
 		t.Fatalf("without policies: %+v, %v", e.Policy, err)
 	}
 	w.stop()

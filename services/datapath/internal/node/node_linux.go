@@ -362,7 +362,7 @@ func (n *Node) Replay(ctx context.Context, s *record.Spool) error {
 	var errs []error
 	for _, b := range bad {
 		o, found := n.Core.OwnerOf(b.Key())
-		err := error(nil)
+		var err error
 		if found {
 			_, err = n.Core.DeleteSpooled(ctx, o, endpoint.Spooled{
 				Waits: func() (bool, error) { return s.Has(o) },
@@ -548,13 +548,13 @@ func (n *Node) event(e event.Event) observe.Event {
 		own, other = other, own
 	}
 	if own != slotmap.NoSlot {
-		o.Slot = uint16(own)
-		if owner, ok := n.Core.OwnerOfSlot(uint16(own)); ok {
+		o.Slot = own
+		if owner, ok := n.Core.OwnerOfSlot(own); ok {
 			o.Owner, o.ContainerID, o.InterfaceName = owner.String(), owner.ContainerID, owner.Interface
 		}
 	}
 	if other != slotmap.NoSlot {
-		if owner, ok := n.Core.OwnerOfSlot(uint16(other)); ok {
+		if owner, ok := n.Core.OwnerOfSlot(other); ok {
 			o.OtherOwner = owner.String()
 		}
 	}

@@ -86,7 +86,7 @@ func (s *Server) explainedPeer(ctx context.Context, p kernel.Peer) *datapathv1.E
 	}
 	if p.Slot != slotmap.NoSlot && p.Slot != slotmap.HostSlot {
 		e.Slot = uint32(p.Slot)
-		if o, ok := s.Core.OwnerOfSlot(uint16(p.Slot)); ok {
+		if o, ok := s.Core.OwnerOfSlot(p.Slot); ok {
 			e.Owner = wire.Owner(o)
 		}
 	}

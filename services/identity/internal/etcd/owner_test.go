@@ -196,7 +196,7 @@ func fullCluster(b *testing.B) {
 			o.Status()
 		}
 	})
-	o.Step("count the references, find what is unused", func() { time.Sleep(3 * cfg.Reconcile) })
+	o.Step("count the references, find what is unused", func() { time.Sleep(3 * cfg.Reconcile) }) // the step is that time
 	o.stop()
 	o = startOwner(b, s.Endpoint, dir, cfg)
 	o.Step(fmt.Sprintf("restart with %d held", ownerHeld), o.settled)

@@ -138,7 +138,7 @@ func owner65000(b *testing.B) {
 	if err := errors.Join(stop(), file.Close()); err != nil {
 		b.Fatal(err)
 	}
-	time.Sleep(max(lease, rest))
+	time.Sleep(max(lease, rest)) // all of them end while the ledger is closed
 	began := time.Now()
 	again, err := store.Open(path)
 	if err != nil {

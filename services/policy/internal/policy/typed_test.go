@@ -71,14 +71,14 @@ func TestTypedObjectIsThePolicyOfItsManifest(t *testing.T) {
 			want, wantErr := decode(doc, options)
 			got, err := decode(typed, options)
 			if !reflect.DeepEqual(got, want) || !reflect.DeepEqual(err, wantErr) {
-				return fmt.Errorf("%s %s: %+v, %w\nwant %+v, %v", name, raw, got, err, want, wantErr)
+				return fmt.Errorf("%s %s: %+v, %w\nwant %+v, %w", name, raw, got, err, want, wantErr)
 			}
 			again, err := manifest.Parse(before)
 			if err != nil || len(again) != 1 {
 				return fmt.Errorf("%s: %d documents, %w", before, len(again), err)
 			}
 			if got, err = decode(again[0], options); !reflect.DeepEqual(got, want) || !reflect.DeepEqual(err, wantErr) {
-				return fmt.Errorf("%s of its text %s: %+v, %w\nwant %+v, %v", name, before, got, err, want, wantErr)
+				return fmt.Errorf("%s of its text %s: %+v, %w\nwant %+v, %w", name, before, got, err, want, wantErr)
 			}
 		}
 		if after, err := typed.Text(); err != nil || !bytes.Equal(before, after) {

@@ -71,7 +71,7 @@ func grow(t *table.Table, classes []*policyv1.PeerClass) {
 			if r.GetRest() != 0 {
 				rest = uint16(r.GetRest())
 			}
-			list = append(list, table.Interval{Hi: port.Point(r.GetLast()), Value: table.MakeValue(admin, rest)})
+			list = append(list, table.Interval{Hi: r.GetLast(), Value: table.MakeValue(admin, rest)})
 			next = uint64(r.GetLast()) + 1
 		}
 		gap(1 << 32)

@@ -136,6 +136,8 @@ func lower(a, b netip.AddrPort) bool {
 	return a.Port() <= b.Port()
 }
 
+// Validate refuses ends that are no plain addresses of one family, with
+// pin.ErrInvalid.
 func (t Tuple) Validate() error {
 	i, r := t.Initiator.Addr(), t.Responder.Addr()
 	if !i.IsValid() || !r.IsValid() || i.Is4() != r.Is4() || i.Is4In6() || r.Is4In6() || i.Zone() != "" || r.Zone() != "" {
@@ -155,20 +157,25 @@ func addr4(v uint32) netip.Addr {
 	return netip.AddrFrom4(b)
 }
 
+// Key4 is the key of the tuple in sl_ct4. Both ends must be IPv4.
 func (t Tuple) Key4() bpf.MapsSlCtKey4 {
 	lo, hi, _ := t.sorted()
 	return bpf.MapsSlCtKey4{Lo: be32(lo.Addr()), Hi: be32(hi.Addr()), Plo: lo.Port(), Phi: hi.Port(), Proto: t.Protocol}
 }
 
+// Key6 is the key of the tuple in sl_ct6. Both ends must be IPv6.
 func (t Tuple) Key6() bpf.MapsSlCtKey6 {
 	lo, hi, _ := t.sorted()
 	return bpf.MapsSlCtKey6{Lo: lo.Addr().As16(), Hi: hi.Addr().As16(), Plo: lo.Port(), Phi: hi.Port(), Proto: t.Protocol}
 }
 
+// Tuple4 reads a key of sl_ct4. Of the flags of its entry, OriginLow says which
+// end is the initiator.
 func Tuple4(k *bpf.MapsSlCtKey4, flags uint32) Tuple {
 	return tupleOf(netip.AddrPortFrom(addr4(k.Lo), k.Plo), netip.AddrPortFrom(addr4(k.Hi), k.Phi), k.Proto, flags)
 }
 
+// Tuple6 is Tuple4 for sl_ct6.
 func Tuple6(k *bpf.MapsSlCtKey6, flags uint32) Tuple {
 	return tupleOf(netip.AddrPortFrom(netip.AddrFrom16(k.Lo), k.Plo), netip.AddrPortFrom(netip.AddrFrom16(k.Hi), k.Phi), k.Proto, flags)
 }
@@ -180,6 +187,7 @@ func tupleOf(lo, hi netip.AddrPort, proto uint8, flags uint32) Tuple {
 	return Tuple{hi, lo, proto}
 }
 
+// Of reads the entry of a tuple.
 func Of(t Tuple, v *bpf.MapsSlCt) Connection {
 	return Connection{
 		Tuple:    t,

@@ -244,10 +244,3 @@ func TestBudgetLeavesRoomForOthers(t *testing.T) {
 		}
 	}
 }
-
-// addrPort is the n-th end after ap.
-func addrPort(ap netip.AddrPort, n int) netip.AddrPort {
-	b := ap.Addr().As4()
-	b[1] ^= byte(n >> 16)
-	return netip.AddrPortFrom(netip.AddrFrom4(b), uint16(n))
-}

@@ -192,6 +192,8 @@ func infoOf(v bpf.MapsSlIpcache) Info {
 	return Info{Identity: identity.Numeric(v.Identity), Node: v.Node, Flags: Flags(v.Flags)}
 }
 
+// CheckPrefix refuses prefixes that are not masked, or are IPv4-mapped, with
+// pin.ErrInvalid.
 func CheckPrefix(p netip.Prefix) error {
 	if !p.IsValid() || p.Addr().Is4In6() || p != p.Masked() {
 		return fmt.Errorf("%w: %v is not a masked prefix", pin.ErrInvalid, p)

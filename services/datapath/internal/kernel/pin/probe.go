@@ -128,6 +128,7 @@ func effectiveCapabilities() (uint64, error) {
 	return uint64(data[0].Effective) | uint64(data[1].Effective)<<32, nil
 }
 
+// Release is the release of the running kernel, as uname -r has it, or "".
 func Release() string {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {

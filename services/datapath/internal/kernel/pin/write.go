@@ -12,12 +12,13 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 )
 
-// The hashes' values are written once: see the package comment.
-
+// InsertOnce inserts an entry into a hash, whose values are written once: see the
+// package comment. A key that exists is ErrExists, a full map ErrFull.
 func InsertOnce(m *ebpf.Map, key, value any) error {
 	return MapError(m.Update(key, value, ebpf.UpdateNoExist))
 }
 
+// DeleteKey deletes an entry. A key that does not exist is no error.
 func DeleteKey(m *ebpf.Map, key any) error {
 	if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return err

@@ -219,7 +219,10 @@ func listen() (int, error) {
 		return 0, err
 	}
 	prog := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
-	fd, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER, uintptr(unsafe.Pointer(&prog)))
+	// Without the second flag a signal of the Go runtime interrupts a call that is
+	// being carried out: its answer finds no call, and the call comes again.
+	const flags = unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV
+	fd, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags, uintptr(unsafe.Pointer(&prog)))
 	runtime.KeepAlive(program)
 	if errno != 0 {
 		return 0, errno

@@ -75,7 +75,12 @@ const (
 // unless it is to wait.
 func reconnect(ctx context.Context, cc *grpc.ClientConn, to *socket, opts []grpc.CallOption) error {
 	for range reconnectTries {
-		if cc.GetState() != connectivity.TransientFailure {
+		// gRPC fails calls a moment before it says that an attempt has failed. An
+		// attempt after one that failed is waited for.
+		state := cc.GetState()
+		failed := state == connectivity.TransientFailure ||
+			state == connectivity.Connecting && to.last.Load() != nil
+		if !failed {
 			return nil
 		}
 		probe, err := to.dial(ctx)
@@ -91,7 +96,7 @@ func reconnect(ctx context.Context, cc *grpc.ClientConn, to *socket, opts []grpc
 		}
 		cc.ResetConnectBackoff()
 		try, cancel := context.WithTimeout(ctx, reconnectTime)
-		cc.WaitForStateChange(try, connectivity.TransientFailure)
+		cc.WaitForStateChange(try, state)
 		cancel()
 	}
 	return nil

@@ -92,6 +92,16 @@ var changes = []change{
 	}},
 	{"many blocks", upsert(blockPolicy(40, 8080, talkPort) + named)},
 	{"one port less", upsert(blockPolicy(3, 8080, talkPort) + named)},
+	{"more policies than one commit takes", upsert(idlePolicies())},
+	{"all of them gone", func(ctx context.Context, _ *testNode, policies policyv1.PolicyServiceClient) error {
+		req := &policyv1.DeletePoliciesRequest{}
+		for i := range idle {
+			req.Keys = append(req.Keys,
+				&policyv1.PolicyKey{Kind: "NetworkPolicy", Namespace: "test", Name: fmt.Sprint("idle-", i)})
+		}
+		_, err := policies.DeletePolicies(ctx, req)
+		return err
+	}},
 	{"policies gone", func(ctx context.Context, n *testNode, policies policyv1.PolicyServiceClient) error {
 		_, err := policies.DeletePolicies(ctx, &policyv1.DeletePoliciesRequest{Keys: []*policyv1.PolicyKey{
 			{Kind: "CiliumNetworkPolicy", Namespace: "test", Name: "named"},
@@ -100,6 +110,23 @@ var changes = []change{
 		return err
 	}},
 	{"as it began", upsert(webAndClient(8080, talkPort))},
+}
+
+// idle policies are more records than the policy service writes at once.
+const idle = 300
+
+// idlePolicies select no pod.
+func idlePolicies() string {
+	var b strings.Builder
+	for i := range idle {
+		fmt.Fprintf(&b, `---
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: idle-%d}
+spec: {podSelector: {matchLabels: {app: none}}}
+`, i)
+	}
+	return b.String()
 }
 
 func upsert(manifests string) func(context.Context, *testNode, policyv1.PolicyServiceClient) error {

@@ -100,9 +100,9 @@ func TestKernelEndpointsOfTheEarlierVersionAreAdopted(t *testing.T) {
 		t.Error("sl_ep is another map")
 	}
 	// both names lead to it: the next start needs the new one, a rollback the old
-	for _, pin := range []string{pin.LegacyPins["sl_ep"].Pin, filepath.Base(k.Pins.Pin("sl_ep"))} {
-		if same, err := pinLeadsTo(filepath.Join(dir, pin), k.Pins.Map(bpf.MapsMapSlEp)); err != nil || !same {
-			t.Errorf("pin %s: leads to the map: %v, %v", pin, same, err)
+	for _, name := range []string{pin.LegacyPins["sl_ep"].Pin, filepath.Base(k.Pins.Pin("sl_ep"))} {
+		if same, err := pin.LeadsTo(filepath.Join(dir, name), k.Pins.Map(bpf.MapsMapSlEp)); err != nil || !same {
+			t.Errorf("pin %s: leads to the map: %v, %v", name, same, err)
 		}
 	}
 }

@@ -29,23 +29,3 @@ func pinCopy(m *ebpf.Map, path string) error {
 	defer c.Close()
 	return c.Pin(path)
 }
-
-// pinLeadsTo says whether the pin is the map.
-func pinLeadsTo(path string, m *ebpf.Map) (bool, error) {
-	pinned, err := ebpf.LoadPinnedMap(path, nil)
-	if err != nil {
-		return false, err
-	}
-	defer pinned.Close()
-	there, err := pinned.Info()
-	if err != nil {
-		return false, err
-	}
-	ours, err := m.Info()
-	if err != nil {
-		return false, err
-	}
-	a, _ := there.ID()
-	b, _ := ours.ID()
-	return a == b, nil
-}

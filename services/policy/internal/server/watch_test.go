@@ -28,6 +28,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 	"github.com/sluice-net/sluice/services/policy/internal/wire"
+	"github.com/sluice-net/sluice/services/policy/internal/wire/wiretest"
 )
 
 // replica is what a datapath has: tables made of messages, and nothing else.
@@ -46,49 +47,9 @@ func newReplica() *replica {
 	}
 }
 
-func classesOf(in []*policyv1.ScopeClass) (out table.PrefixClasses) {
-	for _, c := range in {
-		out[c.GetScope()-1] = table.Class(c.GetClass())
-	}
-	return out
-}
-
-// grow adds classes as they came: each a list of its own.
-func grow(t *table.Table, classes []*policyv1.PeerClass) {
-	for _, c := range classes {
-		list, next := []table.Interval(nil), uint64(0)
-		gap := func(until uint64) {
-			if until > next {
-				list = append(list, table.Interval{Hi: port.Point(until - 1), Value: table.Nothing})
-			}
-		}
-		for _, r := range c.GetRanges() {
-			gap(uint64(r.GetFirst()))
-			admin, rest := uint16(table.NoAdmin), uint16(table.NoRest)
-			if r.GetAdmin() != 0 {
-				admin = uint16(r.GetAdmin())
-			}
-			if r.GetRest() != 0 {
-				rest = uint16(r.GetRest())
-			}
-			list = append(list, table.Interval{Hi: r.GetLast(), Value: table.MakeValue(admin, rest)})
-			next = uint64(r.GetLast()) + 1
-		}
-		gap(1 << 32)
-		if _, err := table.NewBuilder().Class(t, list); err != nil {
-			panic(err)
-		}
-	}
-}
-
-func prefixOf(address []byte, length uint32) netip.Prefix {
-	a, _ := netip.AddrFromSlice(address)
-	return netip.PrefixFrom(a, int(length))
-}
-
 func (r *replica) define(d *policyv1.PolicyTable) *table.Table {
 	t := &table.Table{Peers: map[table.IdentityClass]table.Class{}}
-	grow(t, d.GetClasses())
+	wiretest.Grow(t, d.GetClasses())
 	if d.GetDefaultAllow() {
 		t.Flags |= table.DefaultAllow
 	}
@@ -101,7 +62,7 @@ func (r *replica) define(d *policyv1.PolicyTable) *table.Table {
 	for _, c := range d.GetDefaultClasses() {
 		t.Default[c.GetKind()-1] = table.Class(c.GetClass())
 	}
-	t.Address = classesOf(d.GetAddressClasses())
+	t.Address = wiretest.PrefixClasses(d.GetAddressClasses())
 	for _, x := range d.GetRules() {
 		t.Rules = append(t.Rules, table.Rule{Action: rule.Action(x.GetAction() - 1), Tier: rule.Tier(x.GetTier()), Proxy: rule.Proxy(x.GetProxy())})
 	}
@@ -109,7 +70,7 @@ func (r *replica) define(d *policyv1.PolicyTable) *table.Table {
 		t.Peers[table.IdentityClass(p.GetIdentityClass())] = table.Class(p.GetClass())
 	}
 	for _, b := range d.GetPrefixes() {
-		t.Blocks.Set(prefixOf(b.GetAddress(), b.GetLength()), classesOf(b.GetClasses()))
+		t.Blocks.Set(wiretest.Prefix(b.GetAddress(), b.GetLength()), wiretest.PrefixClasses(b.GetClasses()))
 	}
 	return t
 }
@@ -144,7 +105,7 @@ func (r *replica) apply(s *policyv1.Step) error {
 		if t == nil {
 			return fmt.Errorf("table %d grows and is not there", x.GrowTable.GetTable())
 		}
-		grow(t, x.GrowTable.GetClasses())
+		wiretest.Grow(t, x.GrowTable.GetClasses())
 	case *policyv1.Step_RetireTable:
 		for n, b := range r.bound {
 			for _, id := range b {
@@ -177,13 +138,13 @@ func (r *replica) apply(s *policyv1.Step) error {
 		if t == nil {
 			return fmt.Errorf("prefix for table %d, which is not there", x.SetPrefix.GetTable())
 		}
-		t.Blocks.Set(prefixOf(p.GetAddress(), p.GetLength()), classesOf(p.GetClasses()))
+		t.Blocks.Set(wiretest.Prefix(p.GetAddress(), p.GetLength()), wiretest.PrefixClasses(p.GetClasses()))
 	case *policyv1.Step_DeletePrefix:
 		t := r.tables[x.DeletePrefix.GetTable()]
 		if t == nil {
 			return fmt.Errorf("prefix of table %d, which is not there", x.DeletePrefix.GetTable())
 		}
-		t.Blocks.Delete(prefixOf(x.DeletePrefix.GetAddress(), x.DeletePrefix.GetLength()))
+		t.Blocks.Delete(wiretest.Prefix(x.DeletePrefix.GetAddress(), x.DeletePrefix.GetLength()))
 	case *policyv1.Step_BindSubject:
 		b := x.BindSubject
 		if t := r.tables[b.GetTable()]; b.GetTable() != 0 && (t == nil || len(t.Rules) != len(b.GetRules())) {

@@ -365,7 +365,7 @@ func (pm *Maps) Audit(repair bool) (differences []string, err error) {
 	defer pm.gate.Unlock()
 	for _, name := range sortedKeys(pm.byName) {
 		path := pm.Pin(name)
-		same, err := leadsTo(path, pm.byName[name])
+		same, err := LeadsTo(path, pm.byName[name])
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			differences = append(differences, fmt.Sprintf("pin %s is missing", path))
@@ -383,7 +383,8 @@ func (pm *Maps) Audit(repair bool) (differences []string, err error) {
 	return differences, nil
 }
 
-func leadsTo(path string, m *ebpf.Map) (bool, error) {
+// LeadsTo says whether the pin at path is the map.
+func LeadsTo(path string, m *ebpf.Map) (bool, error) {
 	pinned, err := ebpf.LoadPinnedMap(path, nil)
 	if err != nil {
 		return false, err

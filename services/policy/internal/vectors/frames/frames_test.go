@@ -20,10 +20,10 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	vectorv1 "github.com/sluice-net/sluice/proto/gen/sluice/policyvector/v1"
-	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 	"github.com/sluice-net/sluice/services/policy/internal/wire"
+	"github.com/sluice-net/sluice/services/policy/internal/wire/wiretest"
 )
 
 // reader keeps the tables that a stream has told of, and nothing else.
@@ -38,46 +38,6 @@ func (r *reader) forget() {
 	r.words, r.tables, r.bound = make(map[uint32]table.Word), make(map[uint64]*table.Table), make(map[[2]uint32]uint64)
 }
 
-func three(list []*policyv1.ScopeClass) (out table.PrefixClasses) {
-	for _, c := range list {
-		out[c.Scope-1] = table.Class(c.Class)
-	}
-	return out
-}
-
-func prefix(address []byte, length uint32) netip.Prefix {
-	a, _ := netip.AddrFromSlice(address)
-	return netip.PrefixFrom(a, int(length))
-}
-
-// grow adds classes as they came: each a list of its own.
-func grow(t *table.Table, classes []*policyv1.PeerClass) {
-	for _, c := range classes {
-		list, next := []table.Interval(nil), uint64(0)
-		gap := func(until uint64) {
-			if until > next {
-				list = append(list, table.Interval{Hi: port.Point(until - 1), Value: table.Nothing})
-			}
-		}
-		for _, r := range c.GetRanges() {
-			gap(uint64(r.GetFirst()))
-			admin, rest := uint16(table.NoAdmin), uint16(table.NoRest)
-			if r.GetAdmin() != 0 {
-				admin = uint16(r.GetAdmin())
-			}
-			if r.GetRest() != 0 {
-				rest = uint16(r.GetRest())
-			}
-			list = append(list, table.Interval{Hi: r.GetLast(), Value: table.MakeValue(admin, rest)})
-			next = uint64(r.GetLast()) + 1
-		}
-		gap(1 << 32)
-		if _, err := table.NewBuilder().Class(t, list); err != nil {
-			panic(err)
-		}
-	}
-}
-
 func define(d *policyv1.PolicyTable) *table.Table {
 	t := &table.Table{Peers: make(map[table.IdentityClass]table.Class)}
 	for flag, on := range map[table.Flags]bool{table.DefaultAllow: d.DefaultAllow, table.HostAllow: d.HostAllow, table.HasAddresses: d.HasAddresses} {
@@ -88,16 +48,16 @@ func define(d *policyv1.PolicyTable) *table.Table {
 	for _, c := range d.DefaultClasses {
 		t.Default[c.Kind-1] = table.Class(c.Class)
 	}
-	t.Address = three(d.AddressClasses)
+	t.Address = wiretest.PrefixClasses(d.AddressClasses)
 	for _, x := range d.Rules {
 		t.Rules = append(t.Rules, table.Rule{Action: rule.Action(x.Action - 1), Tier: rule.Tier(x.Tier), Proxy: rule.Proxy(x.Proxy)})
 	}
-	grow(t, d.Classes)
+	wiretest.Grow(t, d.Classes)
 	for _, x := range d.Peers {
 		t.Peers[table.IdentityClass(x.IdentityClass)] = table.Class(x.Class)
 	}
 	for _, b := range d.Prefixes {
-		t.Blocks.Set(prefix(b.Address, b.Length), three(b.Classes))
+		t.Blocks.Set(wiretest.Prefix(b.Address, b.Length), wiretest.PrefixClasses(b.Classes))
 	}
 	return t
 }
@@ -120,7 +80,7 @@ func (r *reader) step(t *testing.T, s *policyv1.Step) {
 		r.tables[x.DefineTable.Table] = define(x.DefineTable)
 	case *policyv1.Step_GrowTable:
 		count("grow")
-		grow(r.tables[x.GrowTable.Table], x.GrowTable.Classes)
+		wiretest.Grow(r.tables[x.GrowTable.Table], x.GrowTable.Classes)
 	case *policyv1.Step_RetireTable:
 		count("retire")
 		delete(r.tables, x.RetireTable.Table)
@@ -133,10 +93,10 @@ func (r *reader) step(t *testing.T, s *policyv1.Step) {
 	case *policyv1.Step_SetPrefix:
 		count("block")
 		p := x.SetPrefix.Prefix
-		r.tables[x.SetPrefix.Table].Blocks.Set(prefix(p.Address, p.Length), three(p.Classes))
+		r.tables[x.SetPrefix.Table].Blocks.Set(wiretest.Prefix(p.Address, p.Length), wiretest.PrefixClasses(p.Classes))
 	case *policyv1.Step_DeletePrefix:
 		count("delete block")
-		r.tables[x.DeletePrefix.Table].Blocks.Delete(prefix(x.DeletePrefix.Address, x.DeletePrefix.Length))
+		r.tables[x.DeletePrefix.Table].Blocks.Delete(wiretest.Prefix(x.DeletePrefix.Address, x.DeletePrefix.Length))
 	case *policyv1.Step_BindSubject:
 		count("bind")
 		if tab := r.tables[x.BindSubject.Table]; x.BindSubject.Table != 0 && len(tab.Rules) != len(x.BindSubject.Rules) {

@@ -261,6 +261,7 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 	if some {
 		c = m.tables[id]
 	}
+	const mostClasses = 60
 	switch op := r.IntN(14); {
 	case !some || op == 0 && len(m.tables) < 12:
 		n := r.content()
@@ -285,13 +286,10 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 				return err
 			}, func(m *model) { m.tables[defined] = cloneContent(n) },
 		}
-	case op <= 2:
+	case op <= 2 && len(c.Classes) < mostClasses:
 		grown := cloneContent(c)
-		for range 1 + r.IntN(4) {
+		for range min(1+r.IntN(4), mostClasses-len(c.Classes)) {
 			grown.Classes = append(grown.Classes, r.class(len(grown.Rules)))
-		}
-		if len(grown.Classes) > 60 {
-			grown = cloneContent(c)
 		}
 		return operation{
 			fmt.Sprintf("grow %d to %d classes", id, len(grown.Classes)),

@@ -28,6 +28,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
@@ -74,15 +75,7 @@ func newNode(t testing.TB) *node {
 	must("load the judge", err)
 	t.Cleanup(coll.Close)
 	n.judge = coll.Programs["sluice_judge"]
-	for _, p := range []struct {
-		of  kernel.Program
-		out **ebpf.Program
-	}{{k.FromPod(), &n.fromPod}, {k.ToPod(), &n.toPod}} {
-		prog, err := ebpf.NewProgramFromID(ebpf.ProgramID(p.of.ID))
-		must("open program "+p.of.Name, err)
-		t.Cleanup(func() { prog.Close() })
-		*p.out = prog
-	}
+	n.fromPod, n.toPod = k.Programs.Get(program.FromPod).Prog, k.Programs.Get(program.ToPod).Prog
 	n.events, err = ringbuf.NewReader(maps[bpf.MapsMapSlEvents])
 	must("open the events", err)
 	t.Cleanup(func() { n.events.Close() })

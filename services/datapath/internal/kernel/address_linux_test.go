@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 )
 
 // A pod of one family sends nothing in the other, under no address either
@@ -30,7 +31,7 @@ func TestKernelAPodOfOneFamilySendsNothingInTheOther(t *testing.T) {
 				if c.v4 && src == a.IPv4 {
 					want = event.ForwardPeer
 				}
-				if o := r.run(t, fromPodName, in, skbContext{}, 0); o.reason != want {
+				if o := r.run(t, program.FromPod, in, skbContext{}, 0); o.reason != want {
 					t.Errorf("IPv4, %s: %v, want %v", name, o.reason, want)
 				}
 			}
@@ -40,7 +41,7 @@ func TestKernelAPodOfOneFamilySendsNothingInTheOther(t *testing.T) {
 				if c.v6 && src == a.IPv6 {
 					want = event.ForwardPeer
 				}
-				if o := r.run(t, fromPodName, in, skbContext{}, 0); o.reason != want {
+				if o := r.run(t, program.FromPod, in, skbContext{}, 0); o.reason != want {
 					t.Errorf("IPv6, %s: %v, want %v", name, o.reason, want)
 				}
 			}
@@ -57,14 +58,14 @@ func TestKernelFragmentsOfThePodAndOfTheStackAreApart(t *testing.T) {
 			long := func(*theatre) (byte, []byte) { return 17, udp(4000, 80, make([]byte, 40)...) }
 			pieces := th.pieces("a", "b", long, 9, 8)
 			fromPod := func(in []byte) event.Reason {
-				return th.run(t, fromPodName, in, skbContext{Ifindex: th.pods["a"].Ifindex}, 0).reason
+				return th.run(t, program.FromPod, in, skbContext{Ifindex: th.pods["a"].Ifindex}, 0).reason
 			}
 			fromStack := func(in []byte) event.Reason {
 				in = append([]byte(nil), in...)
 				to := th.pods["b"]
 				copy(in, to.MAC[:])
 				copy(in[6:], to.HostMAC[:])
-				return th.run(t, toPodName, in, skbContext{Ifindex: to.Ifindex, IngressIfindex: th.pods["a"].Ifindex}, 0).reason
+				return th.run(t, program.ToPod, in, skbContext{Ifindex: to.Ifindex, IngressIfindex: th.pods["a"].Ifindex}, 0).reason
 			}
 			if got := fromPod(pieces[0]); got != event.ForwardPeer {
 				t.Errorf("the pod's first piece: %v", got)

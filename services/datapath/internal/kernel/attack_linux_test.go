@@ -17,6 +17,7 @@ import (
 
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -191,7 +192,7 @@ func TestKernelAQuotationBehindThePacketIsNone(t *testing.T) {
 	th := newTheatre(t, false)
 	_, ctx, in := th.frame(say("a", "host", failure(3, "host", "a", datagram(53, 4000)), 0))
 	binary.BigEndian.PutUint16(in[14+2:], 28)
-	if o := th.run(t, fromPodName, in, ctx, 0); o.reason != event.DropConnectionInvalid {
+	if o := th.run(t, program.FromPod, in, ctx, 0); o.reason != event.DropConnectionInvalid {
 		t.Errorf("an error of 8 bytes with a quotation behind it: %v, want %v", o.reason, event.DropConnectionInvalid)
 	}
 }
@@ -204,17 +205,17 @@ func TestKernelDeniedFragmentsTakeNoRoom(t *testing.T) {
 	long := func(*theatre) (byte, []byte) { return 17, udp(4000, 53, make([]byte, 40)...) }
 	of := func(who string) skbContext { return skbContext{Ifindex: th.pods[who].Ifindex} }
 	good := th.pieces("b", "world", long, 1, 24)
-	if o := th.run(t, fromPodName, good[0], of("b"), 0); o.reason != event.ForwardOutside {
+	if o := th.run(t, program.FromPod, good[0], of("b"), 0); o.reason != event.ForwardOutside {
 		t.Fatalf("the first piece: %v", o.reason)
 	}
 	ctx := of("a")
 	for id := range uint32(20_000) {
 		in := th.pieces("a", "world", long, id, 24)[0]
-		if v, err := th.k.program(fromPodName).Run(&ebpf.RunOptions{Data: in, DataOut: make([]byte, 512), Context: ctx}); err != nil || v != verdictShot {
+		if v, err := th.k.program(program.FromPod).Run(&ebpf.RunOptions{Data: in, DataOut: make([]byte, 512), Context: ctx}); err != nil || v != verdictShot {
 			t.Fatalf("a denied piece: %d, %v", v, err)
 		}
 	}
-	if o := th.run(t, fromPodName, good[1], of("b"), 0); o.reason != event.ForwardOutside {
+	if o := th.run(t, program.FromPod, good[1], of("b"), 0); o.reason != event.ForwardOutside {
 		t.Errorf("the second piece: %v, want %v", o.reason, event.ForwardOutside)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -55,12 +56,12 @@ func BenchmarkProgram(b *testing.B) {
 		in   []byte
 	}{
 		{"nothing", passOnly(b), from4(mirror.IPv4, 6, tcp(1, 2, flagACK))},
-		{"pod to pod, IPv4 TCP", k.program(fromPodName), from4(mirror.IPv4, 6, tcp(1, 2, flagACK))},
-		{"pod to pod, IPv4 UDP", k.program(fromPodName), from4(mirror.IPv4, 17, udp(1, 2))},
-		{"pod to pod, IPv6 TCP", k.program(fromPodName), from6(mirror.IPv6, 6, tcp(1, 2, flagACK))},
-		{"pod to the world, IPv4 TCP", k.program(fromPodName), from4(world4, 6, tcp(1, 2, flagACK))},
-		{"host to pod, IPv4 TCP", k.program(toPodName), to4(host4, 6, tcp(1, 2, flagACK))},
-		{"host to pod, IPv6 TCP", k.program(toPodName), to6(host6, 6, tcp(1, 2, flagACK))},
+		{"pod to pod, IPv4 TCP", k.program(program.FromPod), from4(mirror.IPv4, 6, tcp(1, 2, flagACK))},
+		{"pod to pod, IPv4 UDP", k.program(program.FromPod), from4(mirror.IPv4, 17, udp(1, 2))},
+		{"pod to pod, IPv6 TCP", k.program(program.FromPod), from6(mirror.IPv6, 6, tcp(1, 2, flagACK))},
+		{"pod to the world, IPv4 TCP", k.program(program.FromPod), from4(world4, 6, tcp(1, 2, flagACK))},
+		{"host to pod, IPv4 TCP", k.program(program.ToPod), to4(host4, 6, tcp(1, 2, flagACK))},
+		{"host to pod, IPv6 TCP", k.program(program.ToPod), to6(host6, 6, tcp(1, 2, flagACK))},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			var best time.Duration
@@ -132,7 +133,7 @@ func BenchmarkConnection(b *testing.B) {
 					connections, key := k.Connections.Map(of)
 					var best time.Duration
 					for range b.N {
-						verdict, d, err := k.program(fromPodName).Benchmark(in, 1, nil)
+						verdict, d, err := k.program(program.FromPod).Benchmark(in, 1, nil)
 						if err != nil || verdict != verdictRedirect {
 							b.Fatal(verdict, err)
 						}

@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -183,10 +184,10 @@ func policy(who string, egress, ingress policytable.ID) act {
 func (th *theatre) frame(a act) (prog string, ctx skbContext, in []byte) {
 	proto, payload := a.what(th)
 	near, dst, src := th.pods[a.from], th.pods[a.from].HostMAC, th.pods[a.from].MAC
-	prog = fromPodName
+	prog = program.FromPod
 	if a.stack {
 		near = th.pods[a.to]
-		dst, src, prog = near.MAC, near.HostMAC, toPodName
+		dst, src, prog = near.MAC, near.HostMAC, program.ToPod
 	}
 	from, to := th.addr(a.from), th.addr(a.to)
 	if th.v6 {
@@ -212,7 +213,7 @@ func (th *theatre) play(t *testing.T, acts []act) {
 			th.sort(drain(t, th.events))
 			direction := a.wantDir
 			if direction == 0 {
-				direction = map[string]event.Direction{fromPodName: event.Egress, toPodName: event.Ingress}[prog]
+				direction = map[string]event.Direction{program.FromPod: event.Egress, program.ToPod: event.Ingress}[prog]
 			}
 			if o.reason != a.want || o.direction != direction || o.packets != 1 {
 				t.Fatalf("act %d, %s to %s: %v %v, counted %d; want %v %v", i, a.from, a.to, o.reason, o.direction, o.packets, a.want, direction)
@@ -1214,7 +1215,7 @@ func TestKernelFragmentsAreJudgedByTheirPorts(t *testing.T) {
 			th.putTables(t)
 			send := func(from string, in []byte) event.Reason {
 				t.Helper()
-				return th.run(t, fromPodName, in, skbContext{Ifindex: th.pods[from].Ifindex}, 0).reason
+				return th.run(t, program.FromPod, in, skbContext{Ifindex: th.pods[from].Ifindex}, 0).reason
 			}
 			expect := func(what, from string, in []byte, want event.Reason) {
 				t.Helper()
@@ -1284,7 +1285,7 @@ func TestKernelConnectionWithoutRoomIsDropped(t *testing.T) {
 	th := newTheatre(t, false)
 	spec, err := bpf.LoadFromPod()
 	must(t, "read the compiled program", err)
-	must(t, "set constants", setConstants(spec, testOptions("")))
+	must(t, "set constants", program.SetConstants(spec, testOptions("").constants()))
 	spec.Maps[bpf.MapsMapSlCt4].Type = ebpf.Hash
 	spec.Maps[bpf.MapsMapSlCt4].MaxEntries = 1
 	replace := th.k.Pins.All()
@@ -1295,7 +1296,7 @@ func TestKernelConnectionWithoutRoomIsDropped(t *testing.T) {
 	send := func(a act) event.Reason {
 		_, ctx, in := th.frame(a)
 		before := th.counters(t)
-		_, err := coll.Programs[fromPodName].Run(&ebpf.RunOptions{Data: in, DataOut: make([]byte, len(in)+256), Context: ctx})
+		_, err := coll.Programs[program.FromPod].Run(&ebpf.RunOptions{Data: in, DataOut: make([]byte, len(in)+256), Context: ctx})
 		must(t, "run", err)
 		for key, after := range th.counters(t) {
 			if after.Packets != before[key].Packets {
@@ -1327,7 +1328,7 @@ func TestKernelCutQuotationsHelpNobody(t *testing.T) {
 			th := newTheatre(t, v6)
 			setPolicy(t, th.k, th.pods["a"].Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Deny})
 			_, ctx, in := th.frame(say("a", "world", segment(4000, 80, flagSYN), 0))
-			if o := th.run(t, fromPodName, in, ctx, 0); o.reason != event.ForwardOutside {
+			if o := th.run(t, program.FromPod, in, ctx, 0); o.reason != event.ForwardOutside {
 				t.Fatalf("the connection is not begun: %v", o.reason)
 			}
 			_, ctx, in = th.frame(say("router", "a", failure(11, "a", "world", segment(4000, 80, flagSYN)), 0))
@@ -1336,7 +1337,7 @@ func TestKernelCutQuotationsHelpNobody(t *testing.T) {
 			for n := icmpAt; n <= len(in); n++ {
 				cut := append([]byte(nil), in[:n]...)
 				truthful(cut)
-				o := th.run(t, toPodName, cut, ctx, 0)
+				o := th.run(t, program.ToPod, cut, ctx, 0)
 				want := event.DropPolicyDenied
 				switch {
 				case n < quoted:
@@ -1360,7 +1361,7 @@ func TestKernelCutQuotationsHelpNobody(t *testing.T) {
 				}
 				bad := append([]byte(nil), in...)
 				spoil(bad[quoted:])
-				if o := th.run(t, toPodName, bad, ctx, 0); o.reason != event.DropPolicyDenied {
+				if o := th.run(t, program.ToPod, bad, ctx, 0); o.reason != event.DropPolicyDenied {
 					t.Errorf("%s: %v, want %v", name, o.reason, event.DropPolicyDenied)
 				}
 			}
@@ -1393,7 +1394,7 @@ func TestKernelTooBigAboutNothingIsLimited(t *testing.T) {
 	th.expect(t, say("a", "world", datagram(1, 53), event.ForwardOutside))
 	_, ctx, in := th.frame(say("router", "a", failure(2, "a", "world", datagram(2, 53)), 0))
 	const sent = 10_000
-	_, err := th.k.program(toPodName).Run(&ebpf.RunOptions{Data: in, DataOut: make([]byte, 256+len(in)), Context: ctx, Repeat: sent})
+	_, err := th.k.program(program.ToPod).Run(&ebpf.RunOptions{Data: in, DataOut: make([]byte, 256+len(in)), Context: ctx, Repeat: sent})
 	must(t, "run", err)
 	passed := th.counters(t)[cell{event.ForwardFromStack, event.Ingress}].Packets
 	denied := th.counters(t)[cell{event.DropPolicyDenied, event.Ingress}].Packets
@@ -1454,19 +1455,19 @@ func TestKernelConnectionEventsCanBeLeftOut(t *testing.T) {
 	events, err := k.Events.Read()
 	must(t, "Events", err)
 	defer events.Close()
-	r.run(t, fromPodName, from4(world4, 6, tcp(4000, 80, flagSYN)), skbContext{}, 0)
-	r.run(t, fromPodName, from4(world4, 6, tcp(4000, 80, flagRST)), skbContext{}, 0)
+	r.run(t, program.FromPod, from4(world4, 6, tcp(4000, 80, flagSYN)), skbContext{}, 0)
+	r.run(t, program.FromPod, from4(world4, 6, tcp(4000, 80, flagRST)), skbContext{}, 0)
 	if got := drain(t, events); len(got) != 0 {
 		t.Errorf("events %+v, want none", got)
 	}
 	setPolicy(t, k, one.Slot, slotmap.Policy{})
 	must(t, "SetAudit", k.Endpoints.SetAudit(one.Slot, true))
-	r.run(t, fromPodName, from4(world4, 6, tcp(4001, 80, flagSYN)), skbContext{}, 0)
+	r.run(t, program.FromPod, from4(world4, 6, tcp(4001, 80, flagSYN)), skbContext{}, 0)
 	if got := drain(t, events); len(got) != 1 || got[0].Type != event.ConnectionJudged || !got[0].Egress.Audited {
 		t.Errorf("events %+v, want one of an audited connection", got)
 	}
 	must(t, "SetAudit", k.Endpoints.SetAudit(one.Slot, false))
-	r.run(t, fromPodName, from4(world4, 6, tcp(4001, 80, flagACK)), skbContext{}, 0)
+	r.run(t, program.FromPod, from4(world4, 6, tcp(4001, 80, flagACK)), skbContext{}, 0)
 	if got := drain(t, events); len(got) != 1 || got[0].Type != event.PacketDropped {
 		t.Errorf("events %+v, want one of a drop", got)
 	}
@@ -1479,12 +1480,12 @@ func TestKernelNoFlagsOpenWhatIsDenied(t *testing.T) {
 	setPolicy(t, th.k, th.pods["a"].Slot, slotmap.Policy{Egress: policytable.Deny, Ingress: policytable.Deny})
 	for flags := range 256 {
 		_, ctx, in := th.frame(say("a", "b", segment(4000, 80, byte(flags)), 0))
-		o := th.run(t, fromPodName, in, ctx, 0)
+		o := th.run(t, program.FromPod, in, ctx, 0)
 		if !o.reason.Dropped() || o.packets != 1 {
 			t.Errorf("flags %#x: %v, counted %d", flags, o.reason, o.packets)
 		}
 		_, ctx, in = th.frame(say("a", "b", chunk(4000, 80, byte(flags)), 0))
-		o = th.run(t, fromPodName, in, ctx, 0)
+		o = th.run(t, program.FromPod, in, ctx, 0)
 		if o.reason != event.DropPolicyDenied || o.packets != 1 {
 			t.Errorf("chunk %d: %v, counted %d", flags, o.reason, o.packets)
 		}

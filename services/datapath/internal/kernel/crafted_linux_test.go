@@ -14,6 +14,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
 
@@ -131,7 +132,7 @@ func (c *crafter) mayPass(p crafted) bool {
 	if p.ctx.Ifindex == c.pods["b"].Ifindex {
 		near = c.pods["b"]
 	}
-	isA, from := near.Slot == c.pods["a"].Slot, p.prog == fromPodName
+	isA, from := near.Slot == c.pods["a"].Slot, p.prog == program.FromPod
 	if len(p.in) < 14 || p.ctx.VlanPresent != 0 {
 		return false
 	}
@@ -261,13 +262,13 @@ func (c *crafter) fire(t *testing.T, p crafted) {
 // contexts are the ways by which a packet can come to a pod's device.
 func (c *crafter) contexts(pod string) (out []crafted) {
 	e := c.pods[pod]
-	out = append(out, crafted{prog: fromPodName, ctx: skbContext{Ifindex: e.Ifindex}})
+	out = append(out, crafted{prog: program.FromPod, ctx: skbContext{Ifindex: e.Ifindex}})
 	for _, device := range []uint32{0, 77, c.pods["a"].Ifindex, c.pods["b"].Ifindex} {
 		for _, mark := range []uint32{0, markPod, markOf(markJudged, e.Ifindex), forwardMark} {
 			if device != 0 && device != 77 && mark == markOf(markJudged, e.Ifindex) {
 				continue // that one was judged
 			}
-			out = append(out, crafted{prog: toPodName, ctx: skbContext{Ifindex: e.Ifindex, IngressIfindex: device, Mark: mark}})
+			out = append(out, crafted{prog: program.ToPod, ctx: skbContext{Ifindex: e.Ifindex, IngressIfindex: device, Mark: mark}})
 		}
 	}
 	return out
@@ -277,7 +278,7 @@ func (c *crafter) contexts(pod string) (out []crafted) {
 func (c *crafter) packet(p crafted, pod, far string, proto byte, payload []byte) crafted {
 	e := c.pods[pod]
 	from, to, dst, src := c.addr(far), c.addr(pod), e.MAC, e.HostMAC
-	if p.prog == fromPodName {
+	if p.prog == program.FromPod {
 		from, to, dst, src = to, from, src, dst
 	}
 	if c.v6 {

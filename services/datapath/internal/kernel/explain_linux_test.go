@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -291,7 +292,7 @@ func (r runner) firstPacket(t *testing.T, proto uint8, addr netip.Addr, port uin
 	}
 	here, there := netip.AddrPortFrom(own, 40000), netip.AddrPortFrom(addr, port)
 	if !to {
-		c = firstPacket{conntrack.Tuple{Initiator: here, Responder: there, Protocol: proto}, fromPodName, from6(addr, proto, payload)}
+		c = firstPacket{conntrack.Tuple{Initiator: here, Responder: there, Protocol: proto}, program.FromPod, from6(addr, proto, payload)}
 		if addr.Is4() {
 			c.in = from4(addr, proto, payload)
 		}
@@ -302,7 +303,7 @@ func (r runner) firstPacket(t *testing.T, proto uint8, addr netip.Addr, port uin
 	if addr.IsMulticast() || addr.IsLinkLocalUnicast() || s != slotmap.NoSlot && s != slotmap.HostSlot {
 		return c, false // no sender, or one that is judged where its packets leave it
 	}
-	c = firstPacket{conntrack.Tuple{Initiator: netip.AddrPortFrom(addr, 40000), Responder: netip.AddrPortFrom(own, port), Protocol: proto}, toPodName, to6(addr, proto, payload)}
+	c = firstPacket{conntrack.Tuple{Initiator: netip.AddrPortFrom(addr, 40000), Responder: netip.AddrPortFrom(own, port), Protocol: proto}, program.ToPod, to6(addr, proto, payload)}
 	if addr.Is4() {
 		c.in = to4(addr, proto, payload)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
 
@@ -22,7 +23,7 @@ import (
 // from first, and says how many passed.
 func (r runner) begin(t testing.TB, first, n int) (passed int) {
 	t.Helper()
-	prog := r.k.program(fromPodName)
+	prog := r.k.program(program.FromPod)
 	for i := first; i < first+n; i++ {
 		dst := netip.AddrFrom4([4]byte{198, 51, byte(i >> 16), byte(i >> 8)})
 		in := from4(dst, 17, udp(uint16(i), uint16(i&0xff)+1000))
@@ -144,7 +145,7 @@ func TestKernelBudgetsOutliveTheirCollector(t *testing.T) {
 // talk sends a packet of each of an endpoint's UDP flows.
 func (r runner) talk(t testing.TB, e slotmap.Endpoint, flows []conntrack.Tuple) {
 	t.Helper()
-	prog := r.k.program(fromPodName)
+	prog := r.k.program(program.FromPod)
 	for _, tu := range flows {
 		in := frame(e.HostMAC, e.MAC, etherIPv4, ip4Header{src: e.IPv4, dst: tu.Responder.Addr(), proto: 17}.with(udp(tu.Initiator.Port(), tu.Responder.Port())))
 		ctx := skbContext{Ifindex: e.Ifindex}

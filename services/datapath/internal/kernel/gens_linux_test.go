@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -28,7 +29,7 @@ func TestKernelGensAreNotUsedAgainWhenTheirCounterIsLost(t *testing.T) {
 	must(t, "Open", err)
 	from, to := publish(t, k, a), publish(t, k, b)
 	in := frame(from.HostMAC, from.MAC, etherIPv4, ip4Header{src: from.IPv4, dst: to.IPv4, proto: 17}.with(udp(4000, 53)))
-	if o := (runner{k}).run(t, fromPodName, in, skbContext{Ifindex: from.Ifindex}, 0); o.reason.Dropped() {
+	if o := (runner{k}).run(t, program.FromPod, in, skbContext{Ifindex: from.Ifindex}, 0); o.reason.Dropped() {
 		t.Fatalf("the first packet: %v", o.reason)
 	}
 	k = reopenWithout(t, k, bpf.MapsMapSlGen)
@@ -38,7 +39,7 @@ func TestKernelGensAreNotUsedAgainWhenTheirCounterIsLost(t *testing.T) {
 		gen, err = k.Endpoints.SetPolicy(to.Slot, policytable.Deny, policytable.Deny)
 		must(t, "SetPolicy", err)
 	}
-	if o := (runner{k}).run(t, fromPodName, in, skbContext{Ifindex: from.Ifindex}, 0); !o.reason.Dropped() {
+	if o := (runner{k}).run(t, program.FromPod, in, skbContext{Ifindex: from.Ifindex}, 0); !o.reason.Dropped() {
 		t.Errorf("evaluated under gen %d, passes a policy that denies everything with gen %d: %v", to.Policy.Gen, gen, o.reason)
 	}
 }

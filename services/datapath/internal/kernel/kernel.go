@@ -37,6 +37,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
 
@@ -86,7 +87,8 @@ type Options struct {
 
 // build are the compiled maps and programs.
 type build struct {
-	maps, fromPod, toPod func() (*ebpf.CollectionSpec, error)
+	maps     func() (*ebpf.CollectionSpec, error)
+	programs []program.Spec
 }
 
 // MaxTunnelPorts is the number of ports that fit into Options.TunnelPorts.
@@ -100,12 +102,8 @@ type Kernel struct {
 	validateOnly bool
 	opened       Options // with defaults
 
-	Pins     *pin.Maps
-	progs    []*ebpf.Program
-	fromPod  Program
-	toPod    Program
-	programs map[string]loadedProgram // by filter name
-
+	Pins      *pin.Maps
+	Programs  *program.Programs
 	Endpoints *slotmap.Maps
 	Addresses *ipmap.Maps
 
@@ -177,7 +175,7 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 			return nil, err
 		}
 	}
-	if err := k.loadPrograms(o); err != nil {
+	if k.Programs, err = program.Open(k.Pins, program.Options{Table: o.build.programs, Constants: o.constants(), Log: o.Log}); err != nil {
 		return nil, err
 	}
 	if len(k.Pins.PreviousNames()) > 0 {
@@ -257,9 +255,46 @@ func (o *Options) setDefaults() error {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	if o.build.maps == nil {
-		o.build = build{bpf.LoadMaps, bpf.LoadFromPod, bpf.LoadToPod}
+		o.build = build{bpf.LoadMaps, program.Table()}
 	}
 	return errors.Join(errs...)
+}
+
+// worlds are the identities of addresses that the ipcache does not know.
+func (o Options) worlds() (v4, v6 identity.Numeric) {
+	if len(o.PodCIDRs) == 2 {
+		return identity.WorldIPv4, identity.WorldIPv6
+	}
+	return identity.World, identity.World
+}
+
+// constants are the values of what config.h declares.
+func (o Options) constants() map[string]any {
+	var ports [MaxTunnelPorts]uint16
+	copy(ports[:], o.TunnelPorts)
+	world4, world6 := o.worlds()
+	connectionEvents := uint32(1)
+	if o.NoConnectionEvents {
+		connectionEvents = 0
+	}
+	return map[string]any{
+		"cfg_tunnel_ports":      ports,
+		"cfg_world4":            uint32(world4),
+		"cfg_world6":            uint32(world6),
+		"cfg_event_rate":        o.EventsPerSecond,
+		"cfg_connection_events": connectionEvents,
+	}
+}
+
+// DropOldPrograms removes the pins of earlier programs, and lets the collector
+// empty the maps that only those write. Call it when every filter has been
+// replaced.
+func (k *Kernel) DropOldPrograms() error {
+	if k.validateOnly {
+		return pin.ErrValidateOnly
+	}
+	k.Connections.FiltersReplaced()
+	return k.Programs.DropOld()
 }
 
 // Close releases this process's handles. It detaches and unpins nothing:
@@ -283,8 +318,8 @@ func (k *Kernel) Close() error {
 		k.Addresses.Close()
 	}
 	var errs []error
-	for _, p := range k.progs {
-		errs = append(errs, p.Close())
+	if k.Programs != nil {
+		errs = append(errs, k.Programs.Close())
 	}
 	if k.Pins != nil {
 		errs = append(errs, k.Pins.Close())

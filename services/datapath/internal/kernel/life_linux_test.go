@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -504,9 +505,9 @@ func TestKernelPacketLife(t *testing.T) {
 				setPolicy(t, r.k, cast[who].Slot, p)
 				defer setPolicy(t, r.k, cast[who].Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Allow})
 			}
-			prog, direction := fromPodName, event.Egress
+			prog, direction := program.FromPod, event.Egress
 			if l.to {
-				prog, direction = toPodName, event.Ingress
+				prog, direction = program.ToPod, event.Ingress
 			}
 			if l.direction != 0 {
 				direction = l.direction
@@ -615,7 +616,7 @@ func TestKernelEventsTellWhoAndWhere(t *testing.T) {
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r.run(t, fromPodName, c.in, skbContext{}, 0)
+			r.run(t, program.FromPod, c.in, skbContext{}, 0)
 			got, err := events.Read(t.Context())
 			if err != nil {
 				t.Fatalf("Read: %v", err)
@@ -652,7 +653,7 @@ func TestKernelDeliveryRewritesLikeARouter(t *testing.T) {
 	r, _ := newStage(t)
 	for _, c := range delivered {
 		t.Run(c.name, func(t *testing.T) {
-			o := r.run(t, fromPodName, c.in, skbContext{Mark: 7, Priority: 6, Tstamp: 12345}, 0)
+			o := r.run(t, program.FromPod, c.in, skbContext{Mark: 7, Priority: 6, Tstamp: 12345}, 0)
 			want := slices.Clone(c.in)
 			copy(want, c.to.MAC[:])
 			copy(want[6:], c.to.HostMAC[:])
@@ -678,7 +679,7 @@ func TestKernelDeliveryKeepsACompleteChecksum(t *testing.T) {
 	requireKernel(t, 6, 18, "BPF_F_TEST_SKB_CHECKSUM_COMPLETE")
 	for _, c := range delivered {
 		t.Run(c.name, func(t *testing.T) {
-			o := r.run(t, fromPodName, c.in, skbContext{}, testFlagChecksumComplete)
+			o := r.run(t, program.FromPod, c.in, skbContext{}, testFlagChecksumComplete)
 			if o.verdict != verdictRedirect {
 				t.Errorf("verdict %d, reason %v", o.verdict, o.reason)
 			}
@@ -686,7 +687,7 @@ func TestKernelDeliveryKeepsACompleteChecksum(t *testing.T) {
 	}
 	t.Run("the gateway's answer", func(t *testing.T) {
 		in := frame(a.HostMAC, a.MAC, etherIPv6, solicit(podLocal, gateway6, gateway6, nil))
-		if o := r.run(t, fromPodName, in, skbContext{}, testFlagChecksumComplete); o.reason != event.ReplyNDP {
+		if o := r.run(t, program.FromPod, in, skbContext{}, testFlagChecksumComplete); o.reason != event.ReplyNDP {
 			t.Errorf("reason %v", o.reason)
 		}
 	})
@@ -701,7 +702,7 @@ func TestKernelTTLChecksumIsRightForEveryTTL(t *testing.T) {
 			copy(in[14+10:], []byte{0, 0})
 			binary.BigEndian.PutUint16(in[14+10:], checksum(in[14:34]))
 			out := make([]byte, len(in))
-			if _, err := r.k.program(fromPodName).Run(&ebpf.RunOptions{Data: in, DataOut: out}); err != nil {
+			if _, err := r.k.program(program.FromPod).Run(&ebpf.RunOptions{Data: in, DataOut: out}); err != nil {
 				t.Fatalf("run: %v", err)
 			}
 			if out[14+8] != byte(ttl-1) || checksum(out[14:34]) != 0 {
@@ -715,7 +716,7 @@ func TestKernelGatewayAnswersAreExact(t *testing.T) {
 	r, _ := newStage(t)
 	t.Run("ARP", func(t *testing.T) {
 		in := frame(broadcastMAC, a.MAC, etherARP, arp(1, a.MAC, a.IPv4, [6]byte{}, gateway4))
-		o := r.run(t, fromPodName, in, skbContext{}, 0)
+		o := r.run(t, program.FromPod, in, skbContext{}, 0)
 		want := frame(a.MAC, a.HostMAC, etherARP, arp(2, a.HostMAC, gateway4, a.MAC, a.IPv4))
 		if !bytes.Equal(o.out, want) {
 			t.Errorf("answer\n got %x\nwant %x", o.out, want)
@@ -734,7 +735,7 @@ func TestKernelGatewayAnswersAreExact(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			in := append(frame(a.HostMAC, a.MAC, etherIPv6, solicit(c.src, gateway6, gateway6, c.mac)), c.tail...)
-			o := r.run(t, fromPodName, in, skbContext{}, 0)
+			o := r.run(t, program.FromPod, in, skbContext{}, 0)
 			msg := slices.Concat([]byte{136, 0, 0, 0, 0xe0, 0, 0, 0}, gateway6.AsSlice(), []byte{2, 1}, a.HostMAC[:])
 			want := frame(a.MAC, a.HostMAC, etherIPv6, ip6Header{src: gateway6, dst: c.src, next: 58, hops: 255, length: -1}.with(icmp6(gateway6, c.src, msg)))
 			if !bytes.Equal(o.out, want) {
@@ -756,22 +757,22 @@ func TestKernelTruncatedPacketsAreNeverForwarded(t *testing.T) {
 		full int // the shortest length that may be forwarded
 		prog string
 	}{
-		{"ARP", frame(broadcastMAC, a.MAC, etherARP, arp(1, a.MAC, a.IPv4, [6]byte{}, gateway4)), 14 + 28, fromPodName},
-		{"solicitation", frame(a.HostMAC, a.MAC, etherIPv6, solicit(podLocal, gateway6, gateway6, nil)), 14 + 40 + 24, fromPodName},
-		{"IPv4 UDP", from4(b.IPv4, 17, udp(1, 2)), 14 + 20 + 8, fromPodName},
-		{"IPv4 TCP", from4(b.IPv4, 6, tcp(1, 2, flagSYN)), 14 + 20 + 20, fromPodName},
-		{"IPv4 SCTP", from4(b.IPv4, 132, make([]byte, 12)), 14 + 20 + 12, fromPodName},
-		{"IPv4 ICMP", from4(b.IPv4, 1, icmp(8, 0)), 14 + 20 + 8, fromPodName},
-		{"IPv4 with options", frame(a.HostMAC, a.MAC, etherIPv4, ip4Header{src: a.IPv4, dst: b.IPv4, proto: 17, options: bytes.Repeat([]byte{1}, 40)}.with(udp(1, 2))), 14 + 60 + 8, fromPodName},
-		{"IPv4 to the host", from4(host4, 17, udp(1, 2)), 14 + 20 + 8, fromPodName},
-		{"IPv4 outside", from4(world4, 17, udp(1, 2)), 14 + 20 + 8, fromPodName},
-		{"IPv6 UDP", from6(b.IPv6, 17, udp(1, 2)), 14 + 40 + 8, fromPodName},
-		{"IPv6 TCP", from6(b.IPv6, 6, tcp(1, 2, flagSYN)), 14 + 40 + 20, fromPodName},
-		{"IPv6 ICMP", from6(b.IPv6, 58, icmp(128, 0)), 14 + 40 + 8, fromPodName},
-		{"IPv6 with six headers", from6(b.IPv6, 0, slices.Concat(ext(60), ext(60), ext(60), ext(60), ext(60), ext(17), udp(1, 2))), 14 + 40 + 48 + 8, fromPodName},
-		{"IPv6 fragment", from6(b.IPv6, 44, append([]byte{17, 0, 0, 1, 0, 0, 0, 1}, udp(1, 2)...)), 14 + 40 + 8 + 8, fromPodName},
-		{"IPv4 from the host", to4(host4, 6, tcp(1, 2, flagSYN)), 14 + 20 + 20, toPodName},
-		{"IPv6 from the host", to6(host6, 0, append(ext(17), udp(1, 2)...)), 14 + 40 + 8 + 8, toPodName},
+		{"ARP", frame(broadcastMAC, a.MAC, etherARP, arp(1, a.MAC, a.IPv4, [6]byte{}, gateway4)), 14 + 28, program.FromPod},
+		{"solicitation", frame(a.HostMAC, a.MAC, etherIPv6, solicit(podLocal, gateway6, gateway6, nil)), 14 + 40 + 24, program.FromPod},
+		{"IPv4 UDP", from4(b.IPv4, 17, udp(1, 2)), 14 + 20 + 8, program.FromPod},
+		{"IPv4 TCP", from4(b.IPv4, 6, tcp(1, 2, flagSYN)), 14 + 20 + 20, program.FromPod},
+		{"IPv4 SCTP", from4(b.IPv4, 132, make([]byte, 12)), 14 + 20 + 12, program.FromPod},
+		{"IPv4 ICMP", from4(b.IPv4, 1, icmp(8, 0)), 14 + 20 + 8, program.FromPod},
+		{"IPv4 with options", frame(a.HostMAC, a.MAC, etherIPv4, ip4Header{src: a.IPv4, dst: b.IPv4, proto: 17, options: bytes.Repeat([]byte{1}, 40)}.with(udp(1, 2))), 14 + 60 + 8, program.FromPod},
+		{"IPv4 to the host", from4(host4, 17, udp(1, 2)), 14 + 20 + 8, program.FromPod},
+		{"IPv4 outside", from4(world4, 17, udp(1, 2)), 14 + 20 + 8, program.FromPod},
+		{"IPv6 UDP", from6(b.IPv6, 17, udp(1, 2)), 14 + 40 + 8, program.FromPod},
+		{"IPv6 TCP", from6(b.IPv6, 6, tcp(1, 2, flagSYN)), 14 + 40 + 20, program.FromPod},
+		{"IPv6 ICMP", from6(b.IPv6, 58, icmp(128, 0)), 14 + 40 + 8, program.FromPod},
+		{"IPv6 with six headers", from6(b.IPv6, 0, slices.Concat(ext(60), ext(60), ext(60), ext(60), ext(60), ext(17), udp(1, 2))), 14 + 40 + 48 + 8, program.FromPod},
+		{"IPv6 fragment", from6(b.IPv6, 44, append([]byte{17, 0, 0, 1, 0, 0, 0, 1}, udp(1, 2)...)), 14 + 40 + 8 + 8, program.FromPod},
+		{"IPv4 from the host", to4(host4, 6, tcp(1, 2, flagSYN)), 14 + 20 + 20, program.ToPod},
+		{"IPv6 from the host", to6(host6, 0, append(ext(17), udp(1, 2)...)), 14 + 40 + 8 + 8, program.ToPod},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if o := r.run(t, c.prog, c.in, skbContext{}, 0); o.reason.Dropped() {
@@ -816,7 +817,7 @@ func truthful(in []byte) {
 
 func TestKernelUnknownDeviceIsDropped(t *testing.T) {
 	r := runner{openKernel(t, testOptions(newBPFFS(t)))}
-	for prog, in := range map[string][]byte{fromPodName: from4(b.IPv4, 17, udp(1, 2)), toPodName: to4(host4, 17, udp(1, 2))} {
+	for prog, in := range map[string][]byte{program.FromPod: from4(b.IPv4, 17, udp(1, 2)), program.ToPod: to4(host4, 17, udp(1, 2))} {
 		o := r.run(t, prog, in, skbContext{}, 0)
 		if o.verdict != verdictShot || o.reason != event.DropNoEndpoint {
 			t.Errorf("%s: verdict %d, reason %v, want %d, %v", prog, o.verdict, o.reason, verdictShot, event.DropNoEndpoint)
@@ -831,7 +832,7 @@ func TestKernelJudgedPacketsPassUncountedAndUnmarked(t *testing.T) {
 	r, cast := newStage(t)
 	setPolicy(t, r.k, cast["a"].Slot, slotmap.Policy{})
 	in := to4(world4, 17, udp(1, 2))
-	o := r.run(t, toPodName, in, skbContext{Mark: markJudged | 1<<16, IngressIfindex: cast["b"].Ifindex}, 0)
+	o := r.run(t, program.ToPod, in, skbContext{Mark: markJudged | 1<<16, IngressIfindex: cast["b"].Ifindex}, 0)
 	if o.verdict != verdictOK || o.packets != 0 || o.mark != 0 {
 		t.Errorf("verdict %d, counted %d, mark %#x, want %d, 0, 0", o.verdict, o.packets, o.mark, verdictOK)
 	}
@@ -842,7 +843,7 @@ func TestKernelJudgedPacketsPassUncountedAndUnmarked(t *testing.T) {
 		"made by the host":      {Mark: markJudged | 1<<16},
 		"from another's device": {Mark: markJudged | 1<<16, IngressIfindex: 77},
 	} {
-		if o := r.run(t, toPodName, in, ctx, 0); o.reason != event.DropPolicyDenied {
+		if o := r.run(t, program.ToPod, in, ctx, 0); o.reason != event.DropPolicyDenied {
 			t.Errorf("%s: %v, want %v", what, o.reason, event.DropPolicyDenied)
 		}
 	}
@@ -863,7 +864,7 @@ func TestKernelEventsAreLimitedAndTheLossIsTold(t *testing.T) {
 
 	in := from4(nobody4, 17, udp(1, 2))
 	const sent = 1000
-	if _, err := k.program(fromPodName).Run(&ebpf.RunOptions{Data: in, Repeat: sent}); err != nil {
+	if _, err := k.program(program.FromPod).Run(&ebpf.RunOptions{Data: in, Repeat: sent}); err != nil {
 		t.Fatalf("run: %v", err)
 	}
 	counted := r.counters(t)[cell{event.DropNoRoute, event.Egress}].Packets
@@ -884,7 +885,7 @@ func TestKernelEventsAreLimitedAndTheLossIsTold(t *testing.T) {
 		t.Errorf("%d drops counted, %d events read, %d lost, %d told; want %d = read + lost, told <= lost", counted, read, lost, told, sent)
 	}
 	// another reason has a budget of its own
-	r.run(t, fromPodName, from4(a.IPv4, 17, udp(1, 2)), skbContext{}, 0)
+	r.run(t, program.FromPod, from4(a.IPv4, 17, udp(1, 2)), skbContext{}, 0)
 	e, err := events.Read(t.Context())
 	if err != nil || e.Reason != event.DropHairpin || e.Lost != 0 {
 		t.Errorf("event %+v, %v, want a hairpin with nothing lost", e, err)
@@ -907,7 +908,7 @@ func TestKernelEventsOfOneEndpointLeaveRoomForOthers(t *testing.T) {
 	defer events.Close()
 	send := func(who string, n uint32) {
 		_, ctx, in := th.frame(say(who, "world", datagram(1, 53), 0))
-		_, err := k.program(fromPodName).Run(&ebpf.RunOptions{Data: in, DataOut: make([]byte, 256+len(in)), Context: ctx, Repeat: n})
+		_, err := k.program(program.FromPod).Run(&ebpf.RunOptions{Data: in, DataOut: make([]byte, 256+len(in)), Context: ctx, Repeat: n})
 		must(t, "run", err)
 	}
 	send("a", 10_000)
@@ -950,7 +951,7 @@ func TestKernelAFullEventBufferLosesEventsButTellsHowMany(t *testing.T) {
 
 	in := from4(nobody4, 17, udp(1, 2))
 	const room, sent = 1 << 20 / 104, 30_000 // an event takes 96 bytes and a header of 8
-	_, err = k.program(fromPodName).Run(&ebpf.RunOptions{Data: in, Repeat: sent})
+	_, err = k.program(program.FromPod).Run(&ebpf.RunOptions{Data: in, Repeat: sent})
 	must(t, "run", err)
 	lost, err := k.Events.Lost()
 	must(t, "EventsLost", err)
@@ -969,7 +970,7 @@ func TestKernelAFullEventBufferLosesEventsButTellsHowMany(t *testing.T) {
 		t.Errorf("%d events read, %d lost, %d drops counted; want at most %d read and the sum right", read, lost, counted, room)
 	}
 	// the first event that finds room again tells
-	_, err = k.program(fromPodName).Run(&ebpf.RunOptions{Data: in})
+	_, err = k.program(program.FromPod).Run(&ebpf.RunOptions{Data: in})
 	must(t, "run", err)
 	drain()
 	if told != lost {
@@ -989,7 +990,7 @@ func TestKernelEventReaderEndsWithItsContextAndItsClose(t *testing.T) {
 		t.Errorf("Read with a cancelled context: %v", err)
 	}
 	// a later call is not hurt by the earlier one's end
-	r.run(t, fromPodName, from4(nobody4, 17, udp(1, 2)), skbContext{}, 0)
+	r.run(t, program.FromPod, from4(nobody4, 17, udp(1, 2)), skbContext{}, 0)
 	if e, err := events.Read(t.Context()); err != nil || e.Reason != event.DropNoRoute {
 		t.Errorf("Read after a cancelled one: %+v, %v", e, err)
 	}

@@ -146,14 +146,7 @@ func publish(t testing.TB, k *Kernel, e slotmap.Endpoint) slotmap.Endpoint {
 }
 
 // program is what a test runs.
-func (k *Kernel) program(name string) *ebpf.Program {
-	for i, p := range []Program{k.fromPod, k.toPod} {
-		if p.Name == name {
-			return k.progs[i]
-		}
-	}
-	return nil
-}
+func (k *Kernel) program(name string) *ebpf.Program { return k.Programs.Get(name).Prog }
 
 // addrOwners is every local address with its slot, as the maps hold them.
 func addrOwners(k *Kernel) (map[netip.Addr]slotmap.Slot, error) {

@@ -23,6 +23,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -279,7 +280,7 @@ func TestKernelOpenAdoptsMapsProgramsAndContents(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	from, to := first.FromPod(), first.ToPod()
+	from, to := first.Programs.Get(program.FromPod), first.Programs.Get(program.ToPod)
 	if err := first.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -291,8 +292,8 @@ func TestKernelOpenAdoptsMapsProgramsAndContents(t *testing.T) {
 	if got, err := second.Pins.Infos(); err != nil || !reflect.DeepEqual(got, ids) {
 		t.Errorf("maps\n got %+v, %v\nwant %+v", got, err, ids)
 	}
-	if second.FromPod().ID != from.ID || second.ToPod().ID != to.ID {
-		t.Errorf("programs %d, %d, want %d, %d", second.FromPod().ID, second.ToPod().ID, from.ID, to.ID)
+	if second.Programs.Get(program.FromPod).ID != from.ID || second.Programs.Get(program.ToPod).ID != to.ID {
+		t.Errorf("programs %d, %d, want %d, %d", second.Programs.Get(program.FromPod).ID, second.Programs.Get(program.ToPod).ID, from.ID, to.ID)
 	}
 	if es, err := second.Endpoints.List(); err != nil || !reflect.DeepEqual(es, []slotmap.Endpoint{e}) {
 		t.Errorf("endpoints %+v, %v, want %+v", es, err, e)
@@ -305,7 +306,7 @@ func TestKernelOpenAdoptsMapsProgramsAndContents(t *testing.T) {
 		t.Errorf("after adoption: slot %d, gen %d, before %d, %d", next.Slot, next.Policy.Gen, e.Slot, e.Policy.Gen)
 	}
 	r := runner{second}
-	if got := r.run(t, fromPodName, from4(b.IPv4, 17, udp(1, 2)), skbContext{}, 0); got.reason != event.ForwardPeer {
+	if got := r.run(t, program.FromPod, from4(b.IPv4, 17, udp(1, 2)), skbContext{}, 0); got.reason != event.ForwardPeer {
 		t.Errorf("a packet after adoption: %v", got.reason)
 	}
 }
@@ -314,7 +315,7 @@ func TestKernelOpenAdoptsMapsProgramsAndContents(t *testing.T) {
 // differs between kernels.
 func TestKernelProgramsStayFarBelowTheVerifiersLimit(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
-	for _, p := range []Program{k.FromPod(), k.ToPod()} {
+	for _, p := range k.Programs.On(program.Endpoints) {
 		t.Logf("%s: %d instructions", p.Name, p.VerifiedInstructions)
 		if p.VerifiedInstructions == 0 || p.VerifiedInstructions > 100_000 {
 			t.Errorf("%s: the verifier walked %d instructions", p.Name, p.VerifiedInstructions)
@@ -329,14 +330,14 @@ func TestKernelOtherConstantsAreAnotherProgramOnTheSameMaps(t *testing.T) {
 	o.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.99.0.0/16")}
 	second := openKernel(t, o)
 
-	if first.FromPod().ID == second.FromPod().ID {
+	if first.Programs.Get(program.FromPod).ID == second.Programs.Get(program.FromPod).ID {
 		t.Fatal("the program with other constants was not loaded")
 	}
-	audit, err := second.Audit(first.FromPod().ID, second.FromPod())
+	audit, err := second.Programs.Get(program.FromPod).Audit(first.Programs.Get(program.FromPod).ID)
 	if err != nil || !audit.SameCode || !audit.SameMaps || audit.SameConfig || audit.Current() || len(audit.Differences) != 1 {
 		t.Errorf("audit of other constants: %+v, %v", audit, err)
 	}
-	if audit, err := second.Audit(second.FromPod().ID, second.FromPod()); err != nil || !audit.Current() {
+	if audit, err := second.Programs.Get(program.FromPod).Audit(second.Programs.Get(program.FromPod).ID); err != nil || !audit.Current() {
 		t.Errorf("audit of the program itself: %+v, %v", audit, err)
 	}
 	es, err := second.Addresses.List()
@@ -346,7 +347,7 @@ func TestKernelOtherConstantsAreAnotherProgramOnTheSameMaps(t *testing.T) {
 	}
 
 	pins := func() int {
-		n, err := filepath.Glob(filepath.Join(o.Dir, fromPodName+"_*"))
+		n, err := filepath.Glob(filepath.Join(o.Dir, program.FromPod+"_*"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -359,7 +360,7 @@ func TestKernelOtherConstantsAreAnotherProgramOnTheSameMaps(t *testing.T) {
 		t.Errorf("DropOldPrograms: %v, %d pinned, want 1", err, pins())
 	}
 	third := openKernel(t, o)
-	if third.FromPod().ID != second.FromPod().ID {
+	if third.Programs.Get(program.FromPod).ID != second.Programs.Get(program.FromPod).ID {
 		t.Error("the current program was dropped")
 	}
 }
@@ -367,15 +368,15 @@ func TestKernelOtherConstantsAreAnotherProgramOnTheSameMaps(t *testing.T) {
 func TestKernelAuditSeesForeignMapsAndCode(t *testing.T) {
 	k := openKernel(t, testOptions(newBPFFS(t)))
 	other := openKernel(t, testOptions(newBPFFS(t)))
-	audit, err := k.Audit(other.FromPod().ID, k.FromPod())
+	audit, err := k.Programs.Get(program.FromPod).Audit(other.Programs.Get(program.FromPod).ID)
 	if err != nil || !audit.SameCode || audit.SameMaps || !audit.SameConfig {
 		t.Errorf("the same program of another instance: %+v, %v", audit, err)
 	}
-	audit, err = k.Audit(k.ToPod().ID, k.FromPod())
+	audit, err = k.Programs.Get(program.FromPod).Audit(k.Programs.Get(program.ToPod).ID)
 	if err != nil || audit.SameCode || audit.Current() {
 		t.Errorf("the other program: %+v, %v", audit, err)
 	}
-	if _, err := k.Audit(1<<31-1, k.FromPod()); !errors.Is(err, ErrNoProgram) {
+	if _, err := k.Programs.Get(program.FromPod).Audit(1<<31 - 1); !errors.Is(err, program.ErrNoProgram) {
 		t.Errorf("no program: %v", err)
 	}
 }
@@ -503,7 +504,7 @@ func TestKernelValidateOnlyChangesNothing(t *testing.T) {
 	if _, err := os.Stat(o.Dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the pin directory: %v, want it absent", err)
 	}
-	if k.FromPod().VerifiedInstructions == 0 {
+	if k.Programs.Get(program.FromPod).VerifiedInstructions == 0 {
 		t.Error("nothing was verified")
 	}
 	_, publishErr := k.Endpoints.Publish(t.Context(), a)
@@ -609,7 +610,7 @@ func TestKernelAuditPinsSeesAndRepairsWhatIsGone(t *testing.T) {
 func TestKernelNothingRemainsWhenThePinsAreGone(t *testing.T) {
 	requireRoot(t)
 	var ids []ebpf.MapID
-	var prog ProgramID
+	var prog ebpf.ProgramID
 	t.Run("an instance", func(t *testing.T) {
 		k := openKernel(t, testOptions(newBPFFS(t)))
 		publish(t, k, a)
@@ -620,7 +621,7 @@ func TestKernelNothingRemainsWhenThePinsAreGone(t *testing.T) {
 		for _, i := range infos {
 			ids = append(ids, ebpf.MapID(i.ID))
 		}
-		prog = k.FromPod().ID
+		prog = k.Programs.Get(program.FromPod).ID
 	})
 	for _, id := range ids {
 		waitFor(t, "a map to go", func() bool {
@@ -632,7 +633,7 @@ func TestKernelNothingRemainsWhenThePinsAreGone(t *testing.T) {
 		})
 	}
 	waitFor(t, "the program to go", func() bool {
-		p, err := ebpf.NewProgramFromID(ebpf.ProgramID(prog))
+		p, err := ebpf.NewProgramFromID(prog)
 		if err == nil {
 			p.Close()
 		}
@@ -708,7 +709,7 @@ func TestKernelReadersNeverMissAnEndpoint(t *testing.T) {
 		case <-flipped:
 			running = false
 		default:
-			if _, err := k.program(fromPodName).Run(&ebpf.RunOptions{Data: in[i%2], Repeat: repeat}); err != nil {
+			if _, err := k.program(program.FromPod).Run(&ebpf.RunOptions{Data: in[i%2], Repeat: repeat}); err != nil {
 				t.Fatalf("run: %v", err)
 			}
 			packets += repeat

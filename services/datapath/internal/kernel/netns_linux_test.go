@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -54,8 +55,8 @@ func newPodMTU(t *testing.T, k *Kernel, name string, n byte, deliver slotmap.Del
 			t.Errorf("delete %s: %v", name, err)
 		}
 	})
-	attach(t, link, netlink.HANDLE_MIN_INGRESS, k.FromPod())
-	attach(t, link, netlink.HANDLE_MIN_EGRESS, k.ToPod())
+	attach(t, link, netlink.HANDLE_MIN_INGRESS, k.Programs.Get(program.FromPod))
+	attach(t, link, netlink.HANDLE_MIN_EGRESS, k.Programs.Get(program.ToPod))
 	must(t, "set "+name+" up", netlink.LinkSetUp(link))
 
 	h, err := netlink.NewHandleAt(p.ns, unix.NETLINK_ROUTE)
@@ -101,7 +102,7 @@ func newPodMTU(t *testing.T, k *Kernel, name string, n byte, deliver slotmap.Del
 	return p
 }
 
-func attach(t *testing.T, link netlink.Link, parent uint32, p Program) {
+func attach(t *testing.T, link netlink.Link, parent uint32, p *program.Program) {
 	t.Helper()
 	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: link.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
@@ -111,7 +112,7 @@ func attach(t *testing.T, link netlink.Link, parent uint32, p Program) {
 		FilterAttrs: netlink.FilterAttrs{
 			LinkIndex: link.Attrs().Index, Parent: parent, Handle: 1, Priority: 1, Protocol: unix.ETH_P_ALL,
 		},
-		Fd: p.FD, Name: p.Name, DirectAction: true,
+		Fd: p.Prog.FD(), Name: p.Name, DirectAction: true,
 	}))
 }
 

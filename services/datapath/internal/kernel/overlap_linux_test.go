@@ -18,13 +18,17 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // swappedBuild has the layout of connections that is the previous one of this
 // build, and the reverse.
-var swappedBuild = build{swapped.LoadMaps, swapped.LoadFromPod, swapped.LoadToPod}
+var swappedBuild = build{swapped.LoadMaps, []program.Spec{
+	{Name: program.FromPod, Devices: program.Endpoints, Hook: program.Ingress, Load: swapped.LoadFromPod},
+	{Name: program.ToPod, Devices: program.Endpoints, Hook: program.Egress, Load: swapped.LoadToPod},
+}}
 
 // begin continues the theatre in a directory of its own, with another build.
 func (th *theatre) begin(t *testing.T, b build) {
@@ -455,7 +459,7 @@ func TestKernelVerifierAcceptsTheOverlap(t *testing.T) {
 	th := newTheatre(t, false)
 	th.toLegacy(t)
 	th.reopen(t, th.k.dir, build{})
-	for _, p := range []Program{th.k.FromPod(), th.k.ToPod()} {
+	for _, p := range th.k.Programs.On(program.Endpoints) {
 		t.Logf("verified %s %s: %d instructions walked", pin.Release(), p.Name, p.VerifiedInstructions)
 		if p.VerifiedInstructions > 45_000 {
 			t.Errorf("%s: the verifier walked %d instructions, more than 45000", p.Name, p.VerifiedInstructions)

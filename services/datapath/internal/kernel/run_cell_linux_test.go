@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -43,9 +44,9 @@ func TestKernelRunsDoNotInheritFromEarlierPackets(t *testing.T) {
 	must(t, "Events", err)
 	defer events.Close()
 	for _, l := range lives() {
-		prog, ctx := fromPodName, skbContext{Ifindex: 1, Mark: l.mark}
+		prog, ctx := program.FromPod, skbContext{Ifindex: 1, Mark: l.mark}
 		if l.to {
-			prog = toPodName
+			prog = program.ToPod
 		}
 		for who, p := range l.policies {
 			setPolicy(t, r.k, cast[who].Slot, p)

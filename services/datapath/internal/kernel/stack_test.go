@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 )
 
 // frames are the bytes of stack of each function of a program, and whom it
@@ -65,7 +66,7 @@ const stackLimit = 400
 // to 32 bytes each before it gave programs a stack of their own: newer kernels
 // take what 6.1 refuses.
 func TestProgramsFitIntoTheStackOfOldKernels(t *testing.T) {
-	for name, load := range map[string]func() (*ebpf.CollectionSpec, error){fromPodName: bpf.LoadFromPod, toPodName: bpf.LoadToPod} {
+	for name, load := range map[string]func() (*ebpf.CollectionSpec, error){program.FromPod: bpf.LoadFromPod, program.ToPod: bpf.LoadToPod} {
 		spec, err := load()
 		if err != nil {
 			t.Fatal(err)

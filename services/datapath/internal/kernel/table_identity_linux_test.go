@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
 
@@ -28,7 +29,7 @@ func TestKernelABumpedAddressIsJudgedAgain(t *testing.T) {
 		if dst.Is6() {
 			frame = from6
 		}
-		if _, err := k.program(fromPodName).Run(&ebpf.RunOptions{Data: frame(dst, 17, udp(1000, 2000))}); err != nil {
+		if _, err := k.program(program.FromPod).Run(&ebpf.RunOptions{Data: frame(dst, 17, udp(1000, 2000))}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -582,7 +583,7 @@ func TestKernelFlipsShowOldOrNewTable(t *testing.T) {
 	var packets uint64
 	for n := uint16(0); running.Load(); n++ {
 		in := from4(netip.MustParseAddr("203.0.113.9"), 6, tcp(1000+n%100, 80, flagSYN))
-		if _, err := k.program(fromPodName).Run(&ebpf.RunOptions{Data: in}); err != nil {
+		if _, err := k.program(program.FromPod).Run(&ebpf.RunOptions{Data: in}); err != nil {
 			t.Fatal(err)
 		}
 		packets++

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 )
 
 // verifierLines is how much of a rejected program's log is shown: the last
@@ -30,8 +31,8 @@ func TestKernelVerifierAcceptsThePrograms(t *testing.T) {
 	}
 	defer k.Close()
 	const limit = 45_000
-	for i, p := range []Program{k.FromPod(), k.ToPod()} {
-		info, err := k.progs[i].Info()
+	for _, p := range k.Programs.On(program.Endpoints) {
+		info, err := p.Prog.Info()
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -26,13 +27,13 @@ func (ds *differences) add(subject, key, want, have string) {
 
 func (n *Netdev) checkFilters(link netlink.Link) ([]endpoint.Difference, error) {
 	var ds differences
-	for _, k := range n.hooks() {
-		want := fmt.Sprintf("%s, program %d", k.prog.Name, k.prog.ID)
-		filters, err := whole(func() ([]netlink.Filter, error) { return n.looks.FilterList(link, k.parent) })
+	for _, p := range n.o.Programs {
+		want := fmt.Sprintf("%s, program %d", p.Name, p.ID)
+		filters, err := whole(func() ([]netlink.Filter, error) { return n.looks.FilterList(link, parents[p.Hook]) })
 		if err != nil {
 			return nil, fmt.Errorf("list filters of %s: %w", link.Attrs().Name, err)
 		}
-		key := link.Attrs().Name + " " + k.name
+		key := link.Attrs().Name + " " + string(p.Hook)
 		if len(filters) == 0 {
 			ds.add(endpoint.SubjectFilter, key, want, "")
 			continue
@@ -46,7 +47,7 @@ func (n *Netdev) checkFilters(link netlink.Link) ([]endpoint.Difference, error) 
 			ds.add(endpoint.SubjectFilter, key, want, "a filter of kind "+filters[0].Type())
 		case a.Priority != filterPriority || a.Handle != filterHandle || !first.DirectAction:
 			ds.add(endpoint.SubjectFilter, key, want, fmt.Sprintf("%s, priority %d, handle %d", first.Name, a.Priority, a.Handle))
-		case uint32(first.Id) != k.prog.ID && !k.prog.Current(uint32(first.Id)):
+		case !p.Current(ebpf.ProgramID(first.Id)):
 			ds.add(endpoint.SubjectFilter, key, want, fmt.Sprintf("%s, program %d", first.Name, first.Id))
 		}
 	}

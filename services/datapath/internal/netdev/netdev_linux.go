@@ -25,6 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
 )
 
@@ -52,25 +53,15 @@ const rulePriority = 9
 // protocol marks our routes and rules, so that they are told from others'.
 const protocol = 0x5c
 
-// Program is what Attach puts on a device.
-type Program struct {
-	Name string
-	FD   int
-	ID   uint32
-	// Current says whether the program with this id, found in a filter, needs
-	// no replacement.
-	Current func(id uint32) bool
-}
-
 // Options describe the node.
 type Options struct {
 	// Home is the node's network namespace. The caller keeps it open.
 	Home *netns.Namespace
 	// Instance is part of the device group.
 	Instance string
-	// FromPod is attached to what containers send, ToPod to what they receive.
-	FromPod, ToPod Program
-	PodCIDRs       []netip.Prefix
+	// Programs are attached to the host end of every endpoint's device.
+	Programs []*program.Program
+	PodCIDRs []netip.Prefix
 	// NodeAddrs are the node's own addresses on the pod side, one per range.
 	NodeAddrs []netip.Addr
 	// ServiceDevices are names of devices, or patterns as of path.Match, whose
@@ -265,25 +256,18 @@ func configureContainer(h *netlink.Handle, d endpoint.Device) error {
 
 // Attach implements endpoint.Links.
 func (n *Netdev) Attach(d endpoint.Device) error {
-	for _, f := range n.hooks() {
-		if err := n.replaceFilter(d, f); err != nil {
+	for _, p := range n.o.Programs {
+		if err := n.replaceFilter(d, p); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-type hook struct {
-	parent uint32
-	name   string
-	prog   Program
-}
-
-func (n *Netdev) hooks() []hook {
-	return []hook{
-		{netlink.HANDLE_MIN_INGRESS, "ingress", n.o.FromPod},
-		{netlink.HANDLE_MIN_EGRESS, "egress", n.o.ToPod},
-	}
+// parents are the hooks of a device as tc numbers them.
+var parents = map[program.Hook]uint32{
+	program.Ingress: netlink.HANDLE_MIN_INGRESS,
+	program.Egress:  netlink.HANDLE_MIN_EGRESS,
 }
 
 func (n *Netdev) addClsact(d endpoint.Device) error {
@@ -305,16 +289,16 @@ const (
 	filterHandle   = 1
 )
 
-func (n *Netdev) replaceFilter(d endpoint.Device, k hook) error {
+func (n *Netdev) replaceFilter(d endpoint.Device, p *program.Program) error {
 	f := &netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: int(d.HostIndex), Parent: k.parent, Handle: filterHandle, Priority: filterPriority,
+			LinkIndex: int(d.HostIndex), Parent: parents[p.Hook], Handle: filterHandle, Priority: filterPriority,
 			Protocol: unix.ETH_P_ALL,
 		},
-		Fd: k.prog.FD, Name: k.prog.Name, DirectAction: true,
+		Fd: p.Prog.FD(), Name: p.Name, DirectAction: true,
 	}
 	if err := n.filters.FilterReplace(f); err != nil {
-		return fmt.Errorf("filter %s on %s %s: %w", k.prog.Name, d.HostName, k.name, err)
+		return fmt.Errorf("filter %s on %s %s: %w", p.Name, d.HostName, p.Hook, err)
 	}
 	return nil
 }

@@ -29,6 +29,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/netdev"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
@@ -163,7 +164,7 @@ func Open(ctx context.Context, o Options) (_ *Node, err error) {
 		}
 	}
 	n.dev, err = netdev.Open(netdev.Options{
-		Home: n.home, Instance: o.Instance, FromPod: n.program(n.Kernel.FromPod()), ToPod: n.program(n.Kernel.ToPod()),
+		Home: n.home, Instance: o.Instance, Programs: n.Kernel.Programs.On(program.Endpoints),
 		PodCIDRs: o.PodCIDRs, NodeAddrs: n.NodeAddrs, ServiceDevices: o.ServiceDevices, SetGlobal: set,
 	})
 	if err != nil {
@@ -237,18 +238,6 @@ func forgetJudged(store endpoint.Records) error {
 		}
 	}
 	return nil
-}
-
-// program gives a program the test by which a filter that holds it is left
-// alone: same code, same maps, same constants.
-func (n *Node) program(p kernel.Program) netdev.Program {
-	return netdev.Program{
-		Name: p.Name, FD: p.FD, ID: uint32(p.ID),
-		Current: func(id uint32) bool {
-			a, err := n.Kernel.Audit(kernel.ProgramID(id), p)
-			return err == nil && a.Current()
-		},
-	}
 }
 
 // Close lets go of everything and leaves the kernel as it is.

@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package program loads the programs of the program table against the pinned
+// maps, pins them, and adopts those that an earlier process has pinned. It does
+// not attach them: who owns a device puts the programs of its row on it.
+package program
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+)
+
+// ErrNoProgram says that the program id is not, or no longer, loaded.
+var ErrNoProgram = errors.New("no such program")
+
+// Options say what is loaded.
+type Options struct {
+	// Table of the programs.
+	Table []Spec
+	// Constants are the values of the variables that config.h declares. A
+	// program that does not read a variable does not carry it.
+	Constants map[string]any
+	// Log receives what was adopted and loaded.
+	Log *slog.Logger
+}
+
+// Programs are the loaded programs of one instance.
+type Programs struct {
+	maps *pin.Maps
+	log  *slog.Logger
+	all  []*Program // a row of the table each
+}
+
+// Program is one loaded program.
+type Program struct {
+	Spec
+	// Prog is open until Close; a filter that holds it keeps it alive.
+	Prog *ebpf.Program
+	// ID and Tag as the kernel reports them. The tag covers the instructions
+	// only: neither the maps nor the constants.
+	ID  ebpf.ProgramID
+	Tag string
+	// VerifiedInstructions is how many the verifier walked, 0 if the kernel
+	// does not say (before 5.16).
+	VerifiedInstructions uint32
+
+	maps    []ebpf.MapID // that it uses
+	pin     string       // file name of its pin
+	adopted bool
+}
+
+// Open adopts the pinned programs that are what this build would load, or loads
+// them: with the same code, the same maps and the same constants. All are
+// verified, at the same time because that is most of a start, before any pin is
+// written.
+func Open(pm *pin.Maps, o Options) (_ *Programs, err error) {
+	ps := &Programs{maps: pm, log: o.Log, all: make([]*Program, len(o.Table))}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, ps.Close())
+		}
+	}()
+	errs := make([]error, len(o.Table))
+	var loads sync.WaitGroup
+	for i, s := range o.Table {
+		loads.Go(func() { ps.all[i], errs[i] = ps.open(s, o.Constants) })
+	}
+	loads.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	if pm.ValidateOnly {
+		return ps, nil
+	}
+	for _, p := range ps.all {
+		if p.adopted {
+			continue
+		}
+		if err := p.Prog.Pin(filepath.Join(pm.Dir, p.pin)); err != nil {
+			return nil, fmt.Errorf("pin program %s: %w", p.pin, err)
+		}
+	}
+	return ps, nil
+}
+
+// open adopts or loads one program.
+func (ps *Programs) open(s Spec, constants map[string]any) (*Program, error) {
+	spec, err := s.Load()
+	if err != nil {
+		return nil, fmt.Errorf("read the compiled program %s: %w", s.Name, err)
+	}
+	if err := SetConstants(spec, constants); err != nil {
+		return nil, fmt.Errorf("program %s: %w", s.Name, err)
+	}
+	bound, err := ps.maps.Bind(spec)
+	if err != nil {
+		return nil, fmt.Errorf("program %s: %w", s.Name, err)
+	}
+	pinned, err := programPin(s.Name, spec, bound)
+	if err != nil {
+		return nil, fmt.Errorf("program %s: %w", s.Name, err)
+	}
+	prog, adopted, err := ps.adoptOrLoad(s.Name, filepath.Join(ps.maps.Dir, pinned), spec, bound)
+	if err != nil {
+		return nil, err
+	}
+	p, err := describe(prog)
+	if err != nil {
+		prog.Close()
+		return nil, fmt.Errorf("look at program %s: %w", s.Name, err)
+	}
+	p.Spec, p.pin, p.adopted = s, pinned, adopted
+	ps.log.Debug("program ready", "program", s.Name, "id", p.ID, "tag", p.Tag, "adopted", adopted,
+		"verified_instructions", p.VerifiedInstructions)
+	return p, nil
+}
+
+// SetConstants fixes the variables that a compiled program reads.
+func SetConstants(spec *ebpf.CollectionSpec, constants map[string]any) error {
+	for name, value := range constants {
+		v := spec.Variables[name]
+		if v == nil {
+			continue
+		}
+		if err := v.Set(value); err != nil {
+			return fmt.Errorf("constant %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// On are the programs of a set of devices.
+func (ps *Programs) On(d Devices) []*Program {
+	return slices.DeleteFunc(slices.Clone(ps.all), func(p *Program) bool { return p.Devices != d })
+}
+
+// Get is the program of a name, nil if the table has no such row.
+func (ps *Programs) Get(name string) *Program {
+	for _, p := range ps.all {
+		if p.Name == name {
+			return p
+		}
+	}
+	return nil
+}
+
+// Close releases the handles. What is attached or pinned stays.
+func (ps *Programs) Close() error {
+	var errs []error
+	for _, p := range ps.all {
+		if p != nil {
+			errs = append(errs, p.Prog.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// programPin is the name under which a program with the same instructions,
+// constants and maps is found again.
+func programPin(name string, spec *ebpf.CollectionSpec, bound map[string]*ebpf.Map) (string, error) {
+	h := sha256.New()
+	// It names our own pin and is never compared with what the kernel says.
+	tag, err := spec.Programs[name].Tag() //nolint:staticcheck // see above
+	if err != nil {
+		return "", fmt.Errorf("tag: %w", err)
+	}
+	fmt.Fprintln(h, tag)
+	for _, v := range slices.Sorted(maps.Keys(spec.Variables)) {
+		fmt.Fprintf(h, "%s %x\n", v, spec.Variables[v].Value)
+	}
+	for _, m := range slices.Sorted(maps.Keys(bound)) {
+		info, err := bound[m].Info()
+		if err != nil {
+			return "", fmt.Errorf("map %s: %w", m, err)
+		}
+		id, _ := info.ID()
+		fmt.Fprintf(h, "%s %d\n", m, id)
+	}
+	return name + "_" + hex.EncodeToString(h.Sum(nil)[:6]), nil
+}
+
+// adoptOrLoad opens the pin, or loads the program for it. In a validation the
+// program is always loaded, and verified with it.
+func (ps *Programs) adoptOrLoad(name, path string, spec *ebpf.CollectionSpec, bound map[string]*ebpf.Map) (*ebpf.Program, bool, error) {
+	if !ps.maps.ValidateOnly {
+		switch prog, err := ebpf.LoadPinnedProgram(path, nil); {
+		case err == nil:
+			return prog, true, nil
+		case !errors.Is(err, fs.ErrNotExist):
+			return nil, false, fmt.Errorf("adopt program %s: %w", path, err)
+		}
+	}
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{
+		MapReplacements: bound,
+	})
+	if err != nil {
+		return nil, false, fmt.Errorf("load program %s: %w", name, err)
+	}
+	defer coll.Close()
+	return coll.DetachProgram(name), false, nil
+}
+
+// describe asks the kernel what it has loaded.
+func describe(prog *ebpf.Program) (*Program, error) {
+	info, err := prog.Info()
+	if err != nil {
+		return nil, err
+	}
+	p := &Program{Prog: prog, Tag: info.Tag}
+	var ok bool
+	if p.ID, ok = info.ID(); !ok {
+		return nil, errors.New("the kernel gives no program id")
+	}
+	p.VerifiedInstructions, _ = info.VerifiedInstructions()
+	if p.maps, ok = info.MapIDs(); !ok {
+		return nil, errors.New("the kernel gives no map ids")
+	}
+	return p, nil
+}
+
+// DropOld removes the pins of programs that Open did not return. Call it when
+// every filter has been replaced: a filter that still holds an old program
+// keeps it alive, but the next start could not adopt it.
+func (ps *Programs) DropOld() error {
+	if ps.maps.ValidateOnly {
+		return pin.ErrValidateOnly
+	}
+	entries, err := os.ReadDir(ps.maps.Dir)
+	if err != nil {
+		return fmt.Errorf("list pins: %w", err)
+	}
+	var errs []error
+	for _, entry := range entries {
+		name := entry.Name()
+		if !slices.ContainsFunc(ps.all, func(p *Program) bool { return strings.HasPrefix(name, p.Name+"_") }) {
+			continue
+		}
+		if err := ps.dropIfOld(filepath.Join(ps.maps.Dir, name)); err != nil {
+			errs = append(errs, fmt.Errorf("pin %s: %w", name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (ps *Programs) dropIfOld(path string) error {
+	prog, err := ebpf.LoadPinnedProgram(path, nil)
+	if err != nil {
+		return err
+	}
+	defer prog.Close()
+	info, err := prog.Info()
+	if err != nil {
+		return err
+	}
+	id, _ := info.ID()
+	if slices.ContainsFunc(ps.all, func(p *Program) bool { return p.ID == id }) {
+		return nil
+	}
+	return os.Remove(path)
+}
+
+// Audit is the difference between a program in a filter and ours.
+type Audit struct {
+	// SameCode: both have the same instructions.
+	SameCode bool
+	// SameMaps: it uses exactly the maps that are pinned for this instance.
+	SameMaps bool
+	// SameConfig: it was loaded with the same constants.
+	SameConfig bool
+	// Differences in words, for a log line. Empty if all are equal.
+	Differences []string
+}
+
+// Current says that the filter need not be replaced.
+func (a Audit) Current() bool { return a.SameCode && a.SameMaps && a.SameConfig }
+
+// Audit compares the program with the given id, as found in a filter, with
+// this one. A program that is gone is ErrNoProgram. The kernel wants
+// CAP_SYS_ADMIN for looking at a program other than this one.
+func (p *Program) Audit(id ebpf.ProgramID) (Audit, error) {
+	if id == p.ID {
+		return Audit{SameCode: true, SameMaps: true, SameConfig: true}, nil
+	}
+	theirs, err := inspect(id)
+	if err != nil {
+		return Audit{}, err
+	}
+	mine, err := inspect(p.ID)
+	if err != nil {
+		return Audit{}, err
+	}
+	a := Audit{
+		SameCode:   theirs.tag == mine.tag,
+		SameMaps:   slices.Equal(theirs.pinned, mine.pinned),
+		SameConfig: slices.Equal(theirs.constants, mine.constants),
+	}
+	if !a.SameCode {
+		a.Differences = append(a.Differences, fmt.Sprintf("tag %s, ours %s", theirs.tag, mine.tag))
+	}
+	if !a.SameMaps {
+		a.Differences = append(a.Differences, fmt.Sprintf("maps %v, ours %v", theirs.pinned, mine.pinned))
+	}
+	if !a.SameConfig {
+		a.Differences = append(a.Differences, fmt.Sprintf("constants %x, ours %x", theirs.constants, mine.constants))
+	}
+	return a, nil
+}
+
+// Current says that a filter which holds the program with the given id need not
+// be replaced.
+func (p *Program) Current(id ebpf.ProgramID) bool {
+	a, err := p.Audit(id)
+	return err == nil && a.Current()
+}
+
+// inspection is a program's code, maps and constants as the kernel holds them.
+type inspection struct {
+	tag       string
+	pinned    []ebpf.MapID // sorted, without the constants
+	constants []byte
+}
+
+func inspect(id ebpf.ProgramID) (i inspection, err error) {
+	prog, err := ebpf.NewProgramFromID(id)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return i, fmt.Errorf("program %d: %w", id, ErrNoProgram)
+	case err != nil:
+		return i, fmt.Errorf("open program %d: %w", id, err)
+	}
+	defer prog.Close()
+	p, err := describe(prog)
+	if err == nil {
+		i.tag = p.Tag
+		err = i.readMaps(p.maps)
+	}
+	if err != nil {
+		return i, fmt.Errorf("look at program %d: %w", id, err)
+	}
+	return i, nil
+}
+
+func (i *inspection) readMaps(ids []ebpf.MapID) error {
+	for _, id := range ids {
+		m, err := ebpf.NewMapFromID(id)
+		if err != nil {
+			return fmt.Errorf("open map %d: %w", id, err)
+		}
+		info, err := m.Info()
+		if err == nil && strings.HasSuffix(info.Name, ".rodata") {
+			i.constants, err = m.LookupBytes(uint32(0))
+		} else {
+			i.pinned = append(i.pinned, id)
+		}
+		m.Close()
+		if err != nil {
+			return fmt.Errorf("look at map %d: %w", id, err)
+		}
+	}
+	slices.Sort(i.pinned)
+	return nil
+}

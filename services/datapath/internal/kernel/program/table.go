@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package program
+
+import (
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+)
+
+// Spec is a row of the program table: a program, and where it is attached.
+type Spec struct {
+	// Name of the program in its object file, and of the tc filter.
+	Name string
+	// Devices have the program at their Hook.
+	Devices Devices
+	Hook    Hook
+	// Load reads the compiled program.
+	Load func() (*ebpf.CollectionSpec, error)
+}
+
+// Devices is a set of devices of the node.
+type Devices string
+
+// Endpoints are the host ends of endpoints' devices.
+const Endpoints Devices = "endpoints"
+
+// Hook is where a device runs a program.
+type Hook string
+
+// A device runs the program at Ingress on what it receives, at Egress on what
+// is sent out of it.
+const (
+	Ingress Hook = "ingress"
+	Egress  Hook = "egress"
+)
+
+// Names of the programs.
+const (
+	// FromPod sees everything that a pod sends.
+	FromPod = "sluice_from_pod"
+	// ToPod sees what the host's stack sends to a pod.
+	ToPod = "sluice_to_pod"
+)
+
+// Table lists the programs of a Sluice instance, one row each.
+func Table() []Spec {
+	return []Spec{
+		{Name: FromPod, Devices: Endpoints, Hook: Ingress, Load: bpf.LoadFromPod},
+		{Name: ToPod, Devices: Endpoints, Hook: Egress, Load: bpf.LoadToPod},
+	}
+}

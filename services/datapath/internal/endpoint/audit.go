@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/workload"
@@ -575,9 +576,9 @@ func (c *Core) countAttachment(o workload.Owner, d Difference, err error) {
 }
 
 // LinkChanged looks at once at the host end with an index, about which the
-// kernel has sent an event, and repairs it. It does not wait for another call
-// of the same owner: with again set, the caller should call again later. So it
-// should after a look or a repair that failed, of which no event may tell.
+// kernel has sent an event, and repairs it. It does not wait for long for another
+// call of the same owner: with again set, the caller should call again later. So
+// it should after a look or a repair that failed, of which no event may tell.
 func (c *Core) LinkChanged(ctx context.Context, ifindex uint32, emit func(Finding) error) (again bool, err error) {
 	c.mu.Lock()
 	o, ok := c.byIndex[ifindex]
@@ -600,6 +601,11 @@ func (c *Core) AddrChanged(ctx context.Context, a netip.Addr, emit func(Finding)
 	return c.hostEndChanged(ctx, o, emit)
 }
 
+// eventPatience bounds the wait of an event for the turn of its endpoint's owner:
+// longer than checks take, one of which may follow the other without end, and
+// short for the events of all other endpoints, which wait meanwhile.
+const eventPatience = 250 * time.Millisecond
+
 func (c *Core) hostEndChanged(ctx context.Context, o workload.Owner, emit func(Finding) error) (again bool, err error) {
 	// A creation or a deletion under way ends with a device as it should be.
 	steady := func() (Record, bool) {
@@ -609,7 +615,7 @@ func (c *Core) hostEndChanged(ctx context.Context, o workload.Owner, emit func(F
 	if _, ok := steady(); !ok {
 		return false, nil
 	}
-	leave, ok := c.turns.tryEnter(o)
+	leave, ok := c.turns.enterWithin(ctx, o, eventPatience)
 	if !ok {
 		return true, nil
 	}

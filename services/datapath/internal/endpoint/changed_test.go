@@ -4,9 +4,13 @@
 package endpoint
 
 import (
+	"context"
 	"errors"
 	"slices"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 // nothing is done with findings.
@@ -121,8 +125,8 @@ func TestEventsEndWithRepairsThatChangeNothing(t *testing.T) {
 	}
 }
 
-// Whoever handles events serves all endpoints: it must not wait for one.
-func TestEventDoesNotWaitForACallOfTheSameOwner(t *testing.T) {
+// Events of all endpoints are handled one after the other: none may wait for long.
+func TestEventWaitsForACallOfTheSameOwnerForABoundedTime(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)
 	s := m.wanted("a", 2)
@@ -142,6 +146,39 @@ func TestEventDoesNotWaitForACallOfTheSameOwner(t *testing.T) {
 	if again, err := c.LinkChanged(t.Context(), e.Device.HostIndex, nothing); err != nil || again || !m.deviceOf(s.Owner).up {
 		t.Errorf("after it: again %v, %v, up %v", again, err, m.deviceOf(s.Owner).up)
 	}
+}
+
+// Callers that compare the endpoint without a pause never leave its turn free, and
+// get their own before an event that only asked whether it is.
+func TestEventGetsItsTurnBetweenConstantChecks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine()
+		c := m.start(t)
+		s := m.wanted("a", 2)
+		e, err := c.Create(t.Context(), s, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() {
+				for ctx.Err() == nil {
+					if leave, err := c.turns.enter(ctx, s.Owner); err == nil {
+						time.Sleep(eventPatience / 10) // as a comparison takes it
+						leave()
+					}
+				}
+			})
+		}
+		synctest.Wait()
+		m.deviceOf(s.Owner).up = false
+		if again, err := c.LinkChanged(ctx, e.Device.HostIndex, nothing); err != nil || again || !m.deviceOf(s.Owner).up {
+			t.Errorf("again %v, %v, up %v", again, err, m.deviceOf(s.Owner).up)
+		}
+		cancel()
+		wg.Wait()
+	})
 }
 
 // fakeHost lacks what is in missing until it is repaired; what is in stuck

@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"sync/atomic"
 	"testing"
+	"time"
 )
 
 // entry is one of the spool.
@@ -42,7 +43,7 @@ func TestSpooledDeletionIsCarriedOut(t *testing.T) {
 	e.there.Store(true)
 	e.done = func() error {
 		// Before its turn ends: what is spooled after it is another deletion.
-		if leave, ok := c.turns.tryEnter(s.Owner); ok {
+		if leave, ok := c.turns.enterWithin(t.Context(), s.Owner, time.Millisecond); ok {
 			leave()
 			t.Error("the entry is removed when others may have made an endpoint")
 		}

@@ -6,6 +6,7 @@ package endpoint
 import (
 	"context"
 	"sync"
+	"time"
 
 	"github.com/sluice-net/sluice/model/workload"
 )
@@ -31,16 +32,14 @@ func (t *turns) enter(ctx context.Context, o workload.Owner) (leave func(), err 
 	return t.enterWith(ctx, o, nil)
 }
 
-// tryEnter is enter for a caller that comes back later instead of waiting.
-func (t *turns) tryEnter(o workload.Owner) (leave func(), ok bool) {
-	e, done := t.join(o, nil)
-	select {
-	case <-e.free:
-		return func() { e.free <- struct{}{}; done() }, true
-	default:
-		done()
-		return nil, false
-	}
+// enterWithin is enter for a caller that comes back later instead of waiting for
+// longer. Whoever waits is served in the order of arrival, so that calls of which
+// one follows the other do not keep it out.
+func (t *turns) enterWithin(ctx context.Context, o workload.Owner, d time.Duration) (leave func(), ok bool) {
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	leave, err := t.enter(ctx, o)
+	return leave, err == nil
 }
 
 // enterWith is enter for a creation, or a wait, which interrupt may end by

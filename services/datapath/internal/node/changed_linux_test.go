@@ -120,8 +120,6 @@ func TestKernelChangedHostEndsAndNodeAreRepairedByEvents(t *testing.T) {
 				t.Fatal(err)
 			}
 			eventually(t, "repair", func() error {
-				// A comparison takes the endpoint's turn, which a repair does not wait
-				// for: one after the other would leave it no moment.
 				if w.repairs() == before {
 					return errors.New("no repair")
 				}

@@ -10,6 +10,7 @@
 //		Lease time.Duration  `config:"lease" help:"how long an unconfirmed address is kept"`
 //		CIDRs []netip.Prefix `config:"cidrs" help:"what addresses are taken from"`
 //		Mode  string         `config:"mode" enum:"none,required" help:"…"`
+//		Delay time.Duration  `config:"delay" was:"wait" help:"…"` // wait is refused, with the new name
 //		Store StoreConfig    `config:"store"`   // a group: store.path
 //		Common               `config:",inline"` // its keys without a prefix
 //	}
@@ -147,6 +148,10 @@ func Load[T any](o Options, defaults func(instance.Paths) T) (T, *Effective, err
 		v := &flagValue{isBool: f.isBool()}
 		given[f.flag] = v
 		fset.Var(v, f.flag, f.help)
+		if f.was != nil {
+			given[f.was.flag] = &flagValue{isBool: f.isBool()}
+			fset.Var(given[f.was.flag], f.was.flag, "")
+		}
 	}
 	switch err := fset.Parse(o.Args); {
 	case errors.Is(err, flag.ErrHelp):
@@ -176,6 +181,16 @@ func Load[T any](o Options, defaults func(instance.Paths) T) (T, *Effective, err
 		used[f.env] = true
 		if s, ok := env[f.env]; ok {
 			problems = append(problems, f.set(s, FromEnv, prefix(o.Service)+f.env)...)
+		}
+		if f.was == nil {
+			continue
+		}
+		if _, ok := env[f.was.env]; ok {
+			used[f.was.env] = true
+			problems = append(problems, renamed(prefix(o.Service)+f.was.env, f.was.key, prefix(o.Service)+f.env))
+		}
+		if given[f.was.flag].set {
+			problems = append(problems, renamed("--"+f.was.flag, f.was.key, "--"+f.flag))
 		}
 	}
 	for _, f := range fields {
@@ -255,6 +270,11 @@ func All(err error) []error {
 		return all
 	}
 	return []error{err}
+}
+
+// renamed refuses what an earlier version had under another name.
+func renamed(where, key, now string) error {
+	return &Problem{Key: key, Where: where, Err: fmt.Errorf("was renamed to %s", now)}
 }
 
 func prefix(service string) string {

@@ -20,7 +20,7 @@ import (
 
 type storeConfig struct {
 	Path    string   `config:"path" help:"where it is"`
-	MaxSize ByteSize `config:"maxSize" help:"how large it may grow"`
+	MaxSize ByteSize `config:"maxSize" was:"size" help:"how large it may grow"`
 }
 
 func (s *storeConfig) Validate() error {
@@ -219,6 +219,22 @@ verbose: yes
 	}
 	if len(got) != len(want) {
 		t.Errorf("%d problems, want %d:\n%s", len(got), len(want), strings.Join(got, "\n"))
+	}
+}
+
+func TestRenamedSettingIsRefusedWithItsNewName(t *testing.T) {
+	_, _, err := load(t, "store:\n  size: 1MiB\n", []string{"SLUICE_DEMO_STORE_SIZE=2MiB"}, "--store-size", "3MiB")
+	var got []string
+	for _, e := range All(err) {
+		got = append(got, filepath.Base(e.Error()))
+	}
+	want := []string{
+		"demo.yaml:2: store.size: was renamed to store.maxSize",
+		"SLUICE_DEMO_STORE_SIZE: store.size: was renamed to SLUICE_DEMO_STORE_MAX_SIZE",
+		"--store-size: store.size: was renamed to --store-max-size",
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
 

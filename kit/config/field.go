@@ -23,6 +23,7 @@ type field struct {
 	secret         bool
 	value          reflect.Value
 	def            string // text of the default
+	was            *field // key, flag and env of an earlier version; nil if they are the same
 	source         Source
 }
 
@@ -88,9 +89,13 @@ func walk(v reflect.Value, at string) ([]*field, error) {
 			continue
 		}
 		f := &field{
-			key: key, flag: kebab(key), env: strings.ToUpper(strings.ReplaceAll(kebab(key), "-", "_")),
+			key: key, flag: kebab(key), env: envName(key),
 			help: sf.Tag.Get("help"), secret: sf.Tag.Get("secret") == "true",
 			value: v.Field(i), source: FromDefault,
+		}
+		if old := sf.Tag.Get("was"); old != "" {
+			old = at + old
+			f.was = &field{key: old, flag: kebab(old), env: envName(old)}
 		}
 		if e := sf.Tag.Get("enum"); e != "" {
 			f.enum = strings.Split(e, ",")
@@ -141,6 +146,9 @@ func kebab(key string) string {
 	}
 	return b.String()
 }
+
+// envName makes "etcd.leaseTTL" "ETCD_LEASE_TTL".
+func envName(key string) string { return strings.ToUpper(strings.ReplaceAll(kebab(key), "-", "_")) }
 
 func (f *field) isBool() bool {
 	return f.value.Kind() == reflect.Bool && !reflect.PointerTo(f.value.Type()).Implements(unmarshalerType)

@@ -38,10 +38,13 @@ func applyYAML(path string, data []byte, fields []*field) []error {
 	if root.Kind == yaml.ScalarNode && root.Tag == "!!null" {
 		return nil
 	}
-	byKey := map[string]*field{}
+	byKey, byOldKey := map[string]*field{}, map[string]*field{}
 	groups := map[string]bool{}
 	for _, f := range fields {
 		byKey[f.key] = f
+		if f.was != nil {
+			byOldKey[f.was.key] = f
+		}
 		for i := range f.key {
 			if f.key[i] == '.' {
 				groups[f.key[:i]] = true
@@ -73,6 +76,8 @@ func applyYAML(path string, data []byte, fields []*field) []error {
 				errs = append(errs, fail(k.Line, key, "unknown key; write groups as nested keys"))
 			case groups[key]:
 				visit(v, key+".")
+			case byOldKey[key] != nil:
+				errs = append(errs, renamed(fmt.Sprintf("%s:%d", path, k.Line), key, byOldKey[key].key))
 			case f == nil:
 				errs = append(errs, fail(k.Line, key, "unknown key%s", didYouMean(key, fields)))
 			default:

@@ -55,9 +55,9 @@ type LabelsConfig struct {
 
 // GCConfig is about numbers that nobody refers to.
 type GCConfig struct {
-	Grace    time.Duration `config:"grace" help:"how long nobody refers to a number before it is collected"`
-	Rest     time.Duration `config:"rest" help:"how long a collected number is not given to another label set"`
-	Interval time.Duration `config:"interval" help:"between two looks at what is referred to"`
+	Grace      time.Duration `config:"grace" help:"how long nobody refers to a number before it is collected"`
+	Quarantine time.Duration `config:"quarantine" was:"rest" help:"how long a collected number is not given to another label set"`
+	Interval   time.Duration `config:"interval" help:"between two looks at what is referred to"`
 }
 
 func defaults(p instance.Paths) Config {
@@ -76,7 +76,7 @@ func defaults(p instance.Paths) Config {
 			Timeout:   3 * time.Second,
 			Heartbeat: 5 * time.Second,
 		},
-		GC: GCConfig{Grace: 15 * time.Minute, Rest: time.Hour, Interval: time.Minute},
+		GC: GCConfig{Grace: 15 * time.Minute, Quarantine: time.Hour, Interval: time.Minute},
 	}
 }
 
@@ -104,7 +104,7 @@ func (c *Config) Validate() error {
 	between("etcd.heartbeat", c.Etcd.Heartbeat, 10*time.Millisecond, time.Hour)
 	between("etcd.leaseTTL", c.Etcd.LeaseTTL, time.Second, 24*time.Hour)
 	between("gc.grace", c.GC.Grace, 0, 24*time.Hour)
-	between("gc.rest", c.GC.Rest, time.Second, 7*24*time.Hour)
+	between("gc.quarantine", c.GC.Quarantine, time.Second, 7*24*time.Hour)
 	between("gc.interval", c.GC.Interval, 10*time.Millisecond, time.Hour)
 	if c.Etcd.Heartbeat*2 > c.Etcd.LeaseTTL {
 		p.Addf("etcd.heartbeat", "%s is more than half of etcd.leaseTTL, %s: one lost sign of life would end the lease", c.Etcd.Heartbeat, c.Etcd.LeaseTTL)
@@ -122,7 +122,7 @@ func (c *Config) allocator(l *slog.Logger) allocator.Config {
 		Heartbeat:    c.Etcd.Heartbeat,
 		Reconcile:    c.GC.Interval,
 		Grace:        c.GC.Grace,
-		Rest:         c.GC.Rest,
+		Quarantine:   c.GC.Quarantine,
 		KnownDelay:   10 * time.Second,
 		RetryMin:     100 * time.Millisecond,
 		RetryMax:     2 * time.Second,
@@ -133,7 +133,7 @@ func (c *Config) allocator(l *slog.Logger) allocator.Config {
 // listen is how often the service asks whether it missed changes: often enough
 // that an answer from memory is never refused for the question alone.
 func (c *Config) listen() time.Duration {
-	return min(time.Minute, max(c.GC.Rest/4, 100*time.Millisecond))
+	return min(time.Minute, max(c.GC.Quarantine/4, 100*time.Millisecond))
 }
 
 // Calls implements process.Caller.

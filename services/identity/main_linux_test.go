@@ -207,7 +207,7 @@ func TestKernelKilledAnywhereLeavesNothingBehind(t *testing.T) {
 	p.Kill()
 	for i, point := range points {
 		app := fmt.Sprint("app", i)
-		p := b.start("--gc-grace", "0s", "--gc-rest", "1s")
+		p := b.start("--gc-grace", "0s", "--gc-quarantine", "1s")
 		p.Serving()
 		p.Faults.KillAt(point, 0)
 		number, err := p.resolve("c1", app)
@@ -221,7 +221,7 @@ func TestKernelKilledAnywhereLeavesNothingBehind(t *testing.T) {
 			t.Fatalf("%s: exit code %d, want killed\n%s", point, code, p.Log())
 		}
 
-		p = b.start("--gc-grace", "0s", "--gc-rest", "1s")
+		p = b.start("--gc-grace", "0s", "--gc-quarantine", "1s")
 		p.Serving()
 		again, err := p.resolve("c1", app)
 		if err != nil || number != 0 && again != number {
@@ -256,11 +256,11 @@ func TestKernelDamagedHoldsStopTheStart(t *testing.T) {
 
 func TestKernelWrongConfigurationIsNamedAtOnce(t *testing.T) {
 	b := newBench(t)
-	p := b.start("--node", "a/b", "--quota", "0", "--etcd-endpoints", "localhost", "--etcd-prefix", "x/", "--gc-rest", "0s", "--labels-include", "*.")
+	p := b.start("--node", "a/b", "--quota", "0", "--etcd-endpoints", "localhost", "--etcd-prefix", "x/", "--gc-quarantine", "0s", "--labels-include", "*.")
 	if code := p.Exit(); code != 2 {
 		t.Errorf("exit code %d, want 2", code)
 	}
-	for _, key := range []string{"node:", "quota:", "etcd:", "etcd.prefix:", "gc.rest:", "labels:"} {
+	for _, key := range []string{"node:", "quota:", "etcd:", "etcd.prefix:", "gc.quarantine:", "labels:"} {
 		if !strings.Contains(p.Log(), key) {
 			t.Errorf("no word about %s in\n%s", key, p.Log())
 		}

@@ -30,11 +30,11 @@ const service = "ipam"
 
 // settings is the configuration of the service.
 type settings struct {
-	Pools    []string      `config:"pools" help:"ranges that pod addresses are taken from, in order of use"`
-	Exclude  []string      `config:"exclude" help:"addresses and ranges inside the pools that are never given out"`
-	Lease    time.Duration `config:"lease" help:"how long an address is kept for an ADD that has not finished, 1s to 1h"`
-	Rest     time.Duration `config:"rest" help:"how long a released address waits before it is given out again, 0 to 24h"`
-	StateDir string        `config:"stateDir" help:"directory of the state file, mode 0700"`
+	Pools      []string      `config:"pools" help:"ranges that pod addresses are taken from, in order of use"`
+	Exclude    []string      `config:"exclude" help:"addresses and ranges inside the pools that are never given out"`
+	Lease      time.Duration `config:"lease" help:"how long an address is kept for an ADD that has not finished, 1s to 1h"`
+	Quarantine time.Duration `config:"quarantine" was:"rest" help:"how long a released address waits before it is given out again, 0 to 24h"`
+	StateDir   string        `config:"stateDir" help:"directory of the state file, mode 0700"`
 
 	ranges, exclusions []netip.Prefix // set by Validate
 }
@@ -42,10 +42,10 @@ type settings struct {
 func defaults(p instance.Paths) settings {
 	return settings{
 		// For one node on its own; a node of a cluster is told its ranges.
-		Pools:    []string{"10.244.0.0/24", "fd00:244::/64"},
-		Lease:    ipam.DefaultLease,
-		Rest:     ipam.DefaultRest,
-		StateDir: p.ServiceStateDir(service),
+		Pools:      []string{"10.244.0.0/24", "fd00:244::/64"},
+		Lease:      ipam.DefaultLease,
+		Quarantine: ipam.DefaultQuarantine,
+		StateDir:   p.ServiceStateDir(service),
 	}
 }
 
@@ -55,8 +55,8 @@ func (s *settings) Validate() error {
 	if s.Lease < time.Second || s.Lease > time.Hour {
 		p.Addf("lease", "%s is not between 1s and 1h", s.Lease)
 	}
-	if s.Rest < 0 || s.Rest > 24*time.Hour {
-		p.Addf("rest", "%s is not between 0 and 24h", s.Rest)
+	if s.Quarantine < 0 || s.Quarantine > 24*time.Hour {
+		p.Addf("quarantine", "%s is not between 0 and 24h", s.Quarantine)
 	}
 	if !filepath.IsAbs(s.StateDir) {
 		p.Addf("stateDir", "%q is not an absolute path", s.StateDir)
@@ -94,7 +94,7 @@ func run(ctx context.Context, p *process.Process, cfg settings) error {
 	addresses, err := process.Phase(p, "load-index", func() (*ipam.Allocator, error) {
 		a, err := ipam.New(state, ipam.Options{
 			Field: "pools", Ranges: ranges, Exclude: cfg.exclusions,
-			Lease: cfg.Lease, Rest: cfg.Rest, Observe: observe,
+			Lease: cfg.Lease, Quarantine: cfg.Quarantine, Observe: observe,
 		})
 		if errors.Is(err, ipam.ErrInconsistent) {
 			err = fmt.Errorf("state file %s was left as it is: %w (docs/ipam.md, \"A refused state file\")", state.Path(), err)

@@ -270,7 +270,7 @@ func TestKillAtAnyPointLosesNothingAndGivesNoAddressTwice(t *testing.T) {
 			for skip := range 2 {
 				point := "ipam/" + verb + "/" + place
 				t.Run(fmt.Sprintf("%s/%s/%d", verb, place, skip), func(t *testing.T) {
-					n := newNode(t, "--pools", "10.0.0.0/28,fd00::/124", "--rest", "1h", "--lease", "1h")
+					n := newNode(t, "--pools", "10.0.0.0/28,fd00::/124", "--quarantine", "1h", "--lease", "1h")
 					n.start()
 					n.Faults.KillAt(point, skip)
 					h := &history{told: map[string]string{}}
@@ -324,7 +324,7 @@ func TestKillAtAnyPointLosesNothingAndGivesNoAddressTwice(t *testing.T) {
 func TestKillWhileALeaseExpiresFreesItOnce(t *testing.T) {
 	for _, place := range []string{"before-commit", "after-commit"} {
 		t.Run(place, func(t *testing.T) {
-			n := newNode(t, "--pools", "10.0.0.0/29", "--rest", "0s", "--lease", "1s")
+			n := newNode(t, "--pools", "10.0.0.0/29", "--quarantine", "0s", "--lease", "1s")
 			n.start()
 			n.Faults.KillAt("ipam/expire/"+place, 0)
 			for _, id := range []string{"kept", "left"} {
@@ -384,12 +384,12 @@ func TestEveryFaultPointIsTested(t *testing.T) {
 }
 
 func TestConfigurationIsRefusedWithEveryProblem(t *testing.T) {
-	out, err := servicetest.Command("--pools", "10.0.0.1/24,10.1.0.0/16,10.1.2.0/24,nonsense", "--exclude", "x", "--lease", "0s", "--rest", "-1s", "--state-dir", "here").CombinedOutput()
+	out, err := servicetest.Command("--pools", "10.0.0.1/24,10.1.0.0/16,10.1.2.0/24,nonsense", "--exclude", "x", "--lease", "0s", "--quarantine", "-1s", "--state-dir", "here").CombinedOutput()
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.ExitCode() != 2 {
 		t.Fatalf("ended with %v, want exit code 2:\n%s", err, out)
 	}
-	for _, want := range []string{"pools[0]", "pools[2]: 10.1.2.0/24 overlaps pools[1]", "pools[3]", "exclude[0]", "lease", "rest", "stateDir"} {
+	for _, want := range []string{"pools[0]", "pools[2]: 10.1.2.0/24 overlaps pools[1]", "pools[3]", "exclude[0]", "lease", "quarantine", "stateDir"} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("the output does not name %s:\n%s", want, out)
 		}

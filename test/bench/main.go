@@ -130,7 +130,7 @@ func (b *bench) start(ctx context.Context, binDir string) error {
 		Instance: b.prefix, BinDir: binDir,
 		// More pods come and go than there are addresses, and more identities
 		// are made than a node may hold by default.
-		Args: map[string][]string{devnode.IPAM: {"--rest=1s"}, devnode.Identity: {"--quota=16384"}},
+		Args: map[string][]string{devnode.IPAM: {"--quarantine=1s"}, devnode.Identity: {"--quota=16384"}},
 	})
 	if err != nil {
 		return err

@@ -28,7 +28,7 @@ func TestKernelChurnLeaksNothing(t *testing.T) {
 	const pods, atOnce = 500, 8
 	// Addresses come back while the test runs: it needs more than there are.
 	n := newNode(t, func(o *devnode.Options) {
-		o.Args = map[string][]string{devnode.IPAM: {"--rest=1s"}}
+		o.Args = map[string][]string{devnode.IPAM: {"--quarantine=1s"}}
 	})
 	config := n.config(t, "1.0.0", labels("app", "churn"))
 

@@ -94,5 +94,5 @@ func noRest(o *devnode.Options) {
 	if o.Args == nil {
 		o.Args = make(map[string][]string)
 	}
-	o.Args[devnode.IPAM] = append(o.Args[devnode.IPAM], "--rest=0s")
+	o.Args[devnode.IPAM] = append(o.Args[devnode.IPAM], "--quarantine=0s")
 }

@@ -49,7 +49,7 @@ type Config struct {
 	Heartbeat    time.Duration // between two signs of life of the session
 	Reconcile    time.Duration // between two comparisons of held and referred to; also between collections
 	Grace        time.Duration // how long nobody refers to a number before it is collected
-	Rest         time.Duration // how long a collected number is not given to another label set
+	Quarantine   time.Duration // how long a collected number is not given to another label set
 	KnownDelay   time.Duration // how long changes of the cache are gathered before it is written
 	RetryMin     time.Duration // first pause after the store failed; doubles
 	RetryMax     time.Duration // longest pause
@@ -367,8 +367,8 @@ func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels label.
 		// stands, and the reference is written when the store answers again.
 		// But a number that was collected after the store was last heard may be
 		// another set's as soon as its quarantine is over.
-		if age, ok := a.sinceHeard(); !ok || age >= a.cfg.Rest {
-			return identity.Identity{}, &StaleError{Labels: labels, Number: number, Age: age, Never: !ok, Limit: a.cfg.Rest, Err: err}
+		if age, ok := a.sinceHeard(); !ok || age >= a.cfg.Quarantine {
+			return identity.Identity{}, &StaleError{Labels: labels, Number: number, Age: age, Never: !ok, Limit: a.cfg.Quarantine, Err: err}
 		}
 		claim = Claim{Number: number}
 	}

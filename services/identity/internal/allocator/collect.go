@@ -235,7 +235,7 @@ func (c *collector) collect(ctx context.Context, unused []identity.Identity, rev
 	for step := range slices.Chunk(due[:min(len(due), maxCollect)], collectStep) {
 		var gone []identity.Numeric
 		err := a.bounded(ctx, func(ctx context.Context) (err error) {
-			gone, err = a.store.Collect(ctx, step, a.cfg.Rest)
+			gone, err = a.store.Collect(ctx, step, a.cfg.Quarantine)
 			return err
 		})
 		a.mu.Lock(opCollect)

@@ -135,7 +135,7 @@ func (a *Allocator) observe(u Update) {
 	defer a.mu.Unlock()
 	if u.Heard.After(a.heard) || a.heard.After(time.Now()) {
 		a.heard = u.Heard
-		if a.heard.Sub(a.heardKept) > a.cfg.Rest/heardSteps {
+		if a.heard.Sub(a.heardKept) > a.cfg.Quarantine/heardSteps {
 			a.dirtyKnown()
 		}
 	}

@@ -148,7 +148,7 @@ type node struct {
 func quick() allocator.Config {
 	return allocator.Config{
 		Quota: 1000, StoreTimeout: 2 * time.Second, Heartbeat: 20 * time.Millisecond, Reconcile: 20 * time.Millisecond,
-		Grace: time.Hour, Rest: time.Hour, KnownDelay: time.Millisecond, RetryMin: 5 * time.Millisecond, RetryMax: 20 * time.Millisecond,
+		Grace: time.Hour, Quarantine: time.Hour, KnownDelay: time.Millisecond, RetryMin: 5 * time.Millisecond, RetryMax: 20 * time.Millisecond,
 		Log: slog.New(slog.DiscardHandler),
 	}
 }

@@ -88,7 +88,7 @@ func (s *Store) gets(n identity.Numeric, l label.Canonical) []clientv3.Op {
 	return []clientv3.Op{
 		clientv3.OpGet(s.labelsKey(l)),
 		clientv3.OpGet(s.idKey(n)),
-		clientv3.OpGet(s.restKey(n)),
+		clientv3.OpGet(s.quarantineKey(n)),
 	}
 }
 
@@ -111,7 +111,7 @@ func (s *Store) Claim(ctx context.Context, l label.Canonical, known, candidate i
 			txn = txn.If(
 				clientv3.Compare(clientv3.CreateRevision(s.labelsKey(l)), "=", 0),
 				clientv3.Compare(clientv3.CreateRevision(s.idKey(candidate)), "=", 0),
-				clientv3.Compare(clientv3.CreateRevision(s.restKey(candidate)), "=", 0),
+				clientv3.Compare(clientv3.CreateRevision(s.quarantineKey(candidate)), "=", 0),
 			).Then(s.put(candidate, l, lease, true)...).Else(s.gets(candidate, l)...)
 		} else {
 			txn = txn.Then(s.gets(candidate, l)...)
@@ -163,8 +163,8 @@ func (s *Store) create(ctx context.Context, n identity.Numeric, l label.Canonica
 	resp, err := s.session.Commit(ctx, "create identity", s.session.Txn(ctx).If(
 		session.Unchanged(s.labelsKey(l), have.labels),
 		session.Unchanged(s.idKey(n), have.id),
-		session.Unchanged(s.restKey(n), have.rest),
-	).Then(append(s.put(n, l, lease, true), clientv3.OpDelete(s.restKey(n)))...))
+		session.Unchanged(s.quarantineKey(n), have.rest),
+	).Then(append(s.put(n, l, lease, true), clientv3.OpDelete(s.quarantineKey(n)))...))
 	if err != nil {
 		return allocator.Claim{}, false, err
 	}

@@ -50,7 +50,7 @@ type nodeConfig struct {
 func quick() nodeConfig {
 	return nodeConfig{ttl: time.Hour, aliveTTL: time.Minute, Config: allocator.Config{
 		Quota: 10_000, StoreTimeout: 2 * time.Second, Heartbeat: 100 * time.Millisecond, Reconcile: 50 * time.Millisecond,
-		Grace: time.Hour, Rest: time.Hour, KnownDelay: 10 * time.Millisecond, RetryMin: 20 * time.Millisecond, RetryMax: 200 * time.Millisecond,
+		Grace: time.Hour, Quarantine: time.Hour, KnownDelay: 10 * time.Millisecond, RetryMin: 20 * time.Millisecond, RetryMax: 200 * time.Millisecond,
 		Log: log.Discard(),
 	}}
 }
@@ -69,7 +69,7 @@ func startNode(t testing.TB, endpoint, name, dir string, cfg nodeConfig) *node {
 	sess, err := session.Open(session.Config{
 		Client: session.Client{Endpoints: []string{endpoint}}, Prefix: testPrefix, Node: name, TTL: cfg.ttl, AliveTTL: cfg.aliveTTL,
 		Incarnation: last.Incarnation, Boot: files.BootID(), Last: last.Holds.Session,
-		Timeout: cfg.StoreTimeout, Listen: cfg.Rest / 4, Log: cfg.Log,
+		Timeout: cfg.StoreTimeout, Listen: cfg.Quarantine / 4, Log: cfg.Log,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -278,7 +278,7 @@ func TestCollectionNeverTakesWhatIsHeld(t *testing.T) {
 	const workers, sets, rounds = 4, 6, 120
 	s := etcdtest.Start(t)
 	cfg := quick()
-	cfg.Grace, cfg.Rest, cfg.Reconcile = 0, time.Second, 10*time.Millisecond
+	cfg.Grace, cfg.Quarantine, cfg.Reconcile = 0, time.Second, 10*time.Millisecond
 	var all [workers]*node
 	for i := range workers {
 		all[i] = startNode(t, s.Endpoint, fmt.Sprint("node", i), t.TempDir(), cfg)
@@ -416,7 +416,7 @@ func TestWatchersSeeWhatHappenedWhileEtcdWasAway(t *testing.T) {
 	t.Parallel() // it mostly waits
 	s := etcdtest.Start(t)
 	cfg := quick()
-	cfg.Grace, cfg.Rest = 0, time.Second
+	cfg.Grace, cfg.Quarantine = 0, time.Second
 	a, b := startNode(t, s.Endpoint, "a", t.TempDir(), cfg), startNode(t, s.Endpoint, "b", t.TempDir(), cfg)
 	a.connected()
 	b.connected()
@@ -541,7 +541,7 @@ func cutOff(t *testing.T, s *etcdtest.Server, cfg nodeConfig) (dir string, admin
 	servicetest.Eventually(t, "the end of the quarantine", func() bool {
 		unused, err := storetest.Unused(t.Context(), other)
 		if err == nil {
-			_, err = other.Collect(t.Context(), unused, cfg.Rest)
+			_, err = other.Collect(t.Context(), unused, cfg.Quarantine)
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -559,12 +559,12 @@ func TestOldCacheAnswersNothing(t *testing.T) {
 	t.Parallel() // it mostly waits
 	s := etcdtest.Start(t)
 	cfg := quick()
-	cfg.Grace, cfg.Rest = 0, time.Second
+	cfg.Grace, cfg.Quarantine = 0, time.Second
 	dir, admin := cutOff(t, s, cfg)
 	b := startNode(t, s.Endpoint, "b", dir, cfg)
 	got, err := b.Hold(t.Context(), holder(7), admin.Labels, false)
 	var stale *allocator.StaleError
-	if !errors.As(err, &stale) || !errors.Is(err, allocator.ErrUnavailable) || stale.Number != admin.Number || stale.Never || stale.Age < cfg.Rest {
+	if !errors.As(err, &stale) || !errors.Is(err, allocator.ErrUnavailable) || stale.Number != admin.Number || stale.Never || stale.Age < cfg.Quarantine {
 		t.Errorf("hold: %v, %v, want a StaleError: the number is another set's by now", got, err)
 	}
 	s.Up()
@@ -579,7 +579,7 @@ func TestLongOutageEndsAnswersForSetsThatAreNotHeld(t *testing.T) {
 	t.Parallel() // it mostly waits
 	s := etcdtest.Start(t)
 	cfg := quick()
-	cfg.Rest = 2 * time.Second
+	cfg.Quarantine = 2 * time.Second
 	a, b := startNode(t, s.Endpoint, "a", t.TempDir(), cfg), startNode(t, s.Endpoint, "b", t.TempDir(), cfg)
 	a.connected()
 	held, err := a.Hold(t.Context(), holder(1), storetest.Labels(t, "held"), false)
@@ -593,7 +593,7 @@ func TestLongOutageEndsAnswersForSetsThatAreNotHeld(t *testing.T) {
 	servicetest.Eventually(t, "a knows b's", func() bool { _, _, err := a.Get(known.Number); return err == nil })
 	// As long as etcd answers, time does not make the mirror old.
 	joined := time.Now()
-	servicetest.Eventually(t, "more than the quarantine time", func() bool { return time.Since(joined) > cfg.Rest+cfg.Rest/2 })
+	servicetest.Eventually(t, "more than the quarantine time", func() bool { return time.Since(joined) > cfg.Quarantine+cfg.Quarantine/2 })
 	s.Down()
 	ask := func(h int, l label.Canonical) (identity.Identity, error) {
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)

@@ -101,7 +101,7 @@ func (s *Store) Collect(ctx context.Context, unused []allocator.Candidate, rest 
 				clientv3.Compare(clientv3.Value(s.idKey(n)), "=", l.Text()))
 			ops = append(ops,
 				clientv3.OpDelete(s.labelsKey(l)), clientv3.OpDelete(s.fenceKey(n)), clientv3.OpDelete(s.idKey(n)),
-				clientv3.OpPut(s.restKey(n), hashText(l), clientv3.WithLease(lease)))
+				clientv3.OpPut(s.quarantineKey(n), hashText(l), clientv3.WithLease(lease)))
 		}
 		resp, err := s.session.Commit(ctx, "collect identities", s.session.Txn(ctx).If(conditions...).Then(ops...))
 		if err != nil {

@@ -62,7 +62,7 @@ func TestStrayLabelSetOfANumberInQuarantineIsRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	web, db := storetest.Labels(t, "web"), storetest.Labels(t, "db")
-	for k, v := range map[string]string{st.labelsKey(web): "300", st.restKey(300): hashText(db)} {
+	for k, v := range map[string]string{st.labelsKey(web): "300", st.quarantineKey(300): hashText(db)} {
 		if _, err := c.admin.Put(t.Context(), k, v); err != nil {
 			t.Fatal(err)
 		}

@@ -194,7 +194,7 @@ func TestCompactionOfOtherKeysMakesNoNodeListAgain(t *testing.T) {
 	admin := s.Client()
 	said := &logged{}
 	cfg := quick()
-	cfg.Log, cfg.Rest = slog.New(said), 2*time.Second
+	cfg.Log, cfg.Quarantine = slog.New(said), 2*time.Second
 	var all []*node
 	for i := range nodes {
 		all = append(all, startNode(t, s.Endpoint, fmt.Sprint("n", i), t.TempDir(), cfg))

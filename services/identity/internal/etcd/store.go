@@ -80,7 +80,7 @@ func (s *Store) fenceKey(n identity.Numeric) string {
 
 func (s *Store) collectorKey() string { return s.cfg.Prefix + "/collector" }
 
-func (s *Store) restKey(n identity.Numeric) string {
+func (s *Store) quarantineKey(n identity.Numeric) string {
 	return s.cfg.Prefix + "/rest/" + strconv.FormatUint(uint64(n), 10)
 }
 

@@ -86,7 +86,7 @@ func serve(t *testing.T, opts ...option) *service {
 	s := &service{t: t, fake: storetest.NewFake(), hub: NewHub(), socket: filepath.Join(dir, "s")}
 	cfg := allocator.Config{
 		Quota: 3, StoreTimeout: 200 * time.Millisecond, Heartbeat: 10 * time.Millisecond, Reconcile: 10 * time.Millisecond,
-		Grace: time.Hour, Rest: time.Hour, KnownDelay: time.Millisecond, RetryMin: time.Millisecond,
+		Grace: time.Hour, Quarantine: time.Hour, KnownDelay: time.Millisecond, RetryMin: time.Millisecond,
 		RetryMax: 10 * time.Millisecond,
 		Log:      log.Discard(),
 	}

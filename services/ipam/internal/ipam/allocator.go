@@ -61,12 +61,12 @@ var operations = [...]string{
 
 // Options are the settings of an Allocator.
 type Options struct {
-	Field   string // the configuration's name for Ranges, for errors
-	Ranges  []netip.Prefix
-	Exclude []netip.Prefix
-	Lease   time.Duration // at least a second
-	Rest    time.Duration // 0 or more
-	Observe Observer
+	Field      string // the configuration's name for Ranges, for errors
+	Ranges     []netip.Prefix
+	Exclude    []netip.Prefix
+	Lease      time.Duration // at least a second
+	Quarantine time.Duration // 0 or more
+	Observe    Observer
 
 	// Now is the clock; time.Now if nil. Its times should carry a monotonic
 	// reading, so that a step of the wall clock moves no deadline.
@@ -119,8 +119,8 @@ func New(store Store, o Options) (*Allocator, error) {
 	if o.Lease < time.Second {
 		return nil, fmt.Errorf("lease: %s is shorter than a second", o.Lease)
 	}
-	if o.Rest < 0 {
-		return nil, fmt.Errorf("rest: %s is negative", o.Rest)
+	if o.Quarantine < 0 {
+		return nil, fmt.Errorf("quarantine: %s is negative", o.Quarantine)
 	}
 	if o.Now == nil {
 		o.Now = time.Now
@@ -142,7 +142,7 @@ func (a *Allocator) load() error {
 	if err != nil {
 		return err
 	}
-	l, err := newLedger(pools, contents, a.o.Lease, a.o.Rest, a.o.Now())
+	l, err := newLedger(pools, contents, a.o.Lease, a.o.Quarantine, a.o.Now())
 	if err != nil {
 		return err
 	}

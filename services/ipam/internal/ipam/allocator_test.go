@@ -111,7 +111,7 @@ func TestAllocateGivesOneAddressOfEveryFamilyAndRepeatsItself(t *testing.T) {
 }
 
 func TestRefusalsNameTheirReason(t *testing.T) {
-	a, _ := start(t, ipamtest.NewMemory(), ipam.Options{Ranges: prefixes("10.0.0.0/24", "fd00::/64"), Exclude: prefixes("10.0.0.50/32"), Rest: time.Minute})
+	a, _ := start(t, ipamtest.NewMemory(), ipam.Options{Ranges: prefixes("10.0.0.0/24", "fd00::/64"), Exclude: prefixes("10.0.0.50/32"), Quarantine: time.Minute})
 	only4, _ := start(t, ipamtest.NewMemory(), ipam.Options{Ranges: prefixes("10.0.0.0/24")})
 	allocate(t, a, ipam.Request{Owner: owner("a"), Wanted: addrs("10.0.0.9")})
 	allocate(t, a, ipam.Request{Owner: owner("four"), Families: []ipam.Family{ipam.IPv4}})
@@ -127,7 +127,7 @@ func TestRefusalsNameTheirReason(t *testing.T) {
 		says string
 	}{
 		{"in use", a, ipam.Request{Owner: owner("b"), Wanted: addrs("10.0.0.9")}, ipam.ErrUnavailable, "held by a/eth0"},
-		{"rests", a, ipam.Request{Owner: owner("b"), Wanted: addrs("10.0.0.10")}, ipam.ErrUnavailable, "rests until"},
+		{"rests", a, ipam.Request{Owner: owner("b"), Wanted: addrs("10.0.0.10")}, ipam.ErrUnavailable, "is in quarantine until"},
 		{"gateway", a, ipam.Request{Owner: owner("b"), Wanted: addrs("10.0.0.1")}, ipam.ErrUnavailable, "reserved"},
 		{"excluded", a, ipam.Request{Owner: owner("b"), Wanted: addrs("10.0.0.50")}, ipam.ErrUnavailable, "reserved"},
 		{"in no pool", a, ipam.Request{Owner: owner("b"), Wanted: addrs("192.0.2.1")}, ipam.ErrNoPool, "requested_addresses[0]"},
@@ -179,7 +179,7 @@ func TestValidateOnlySaysTheAnswerAndLeasesNothing(t *testing.T) {
 }
 
 func TestExhaustionCarriesTheFiguresAndSaysWhenOnlyRestingIsLeft(t *testing.T) {
-	a, _ := start(t, ipamtest.NewMemory(), ipam.Options{Ranges: prefixes("10.0.0.0/30", "10.1.0.0/29", "fd00::/64"), Rest: time.Minute})
+	a, _ := start(t, ipamtest.NewMemory(), ipam.Options{Ranges: prefixes("10.0.0.0/30", "10.1.0.0/29", "fd00::/64"), Quarantine: time.Minute})
 	for i := range 1 + 5 {
 		allocate(t, a, ipam.Request{Owner: owner(fmt.Sprint(i))})
 	}
@@ -188,7 +188,7 @@ func TestExhaustionCarriesTheFiguresAndSaysWhenOnlyRestingIsLeft(t *testing.T) {
 	}
 	var full *ipam.ExhaustedError
 	_, err := a.Allocate(t.Context(), ipam.Request{Owner: owner("late")})
-	if !errors.As(err, &full) || full.Family != ipam.IPv4 || len(full.Pools) != 2 || strings.Contains(err.Error(), "only resting") {
+	if !errors.As(err, &full) || full.Family != ipam.IPv4 || len(full.Pools) != 2 || strings.Contains(err.Error(), "only quarantined") {
 		t.Fatalf("got %v", err)
 	}
 	if f := full.Pools[1]; f.Size != 8 || f.Reserved != 3 || f.Leased != 4 || f.Confirmed != 1 || f.Free != 0 {
@@ -201,8 +201,8 @@ func TestExhaustionCarriesTheFiguresAndSaysWhenOnlyRestingIsLeft(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = a.Allocate(t.Context(), ipam.Request{Owner: owner("late")})
-	if !errors.Is(err, ipam.ErrExhausted) || !strings.Contains(err.Error(), "only resting") {
-		t.Errorf("got %v, want it to say that only resting addresses are left", err)
+	if !errors.Is(err, ipam.ErrExhausted) || !strings.Contains(err.Error(), "only quarantined") {
+		t.Errorf("got %v, want it to say that only quarantined addresses are left", err)
 	}
 }
 
@@ -211,7 +211,7 @@ func TestUnconfirmedLeaseIsFreedByTimeAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		expired := 0
 		a, stop := start(t, ipamtest.NewMemory(), ipam.Options{
-			Ranges: prefixes("10.0.0.0/30"), Lease: 2 * time.Minute, Rest: time.Hour,
+			Ranges: prefixes("10.0.0.0/30"), Lease: 2 * time.Minute, Quarantine: time.Hour,
 			Observe: ipam.Observer{Expired: func(n int) { expired += n }},
 		})
 		defer stop() //nolint:errcheck // inside the bubble
@@ -238,7 +238,7 @@ func TestUnconfirmedLeaseIsFreedByTimeAlone(t *testing.T) {
 // that is undone releases a lease that was never confirmed, and the runtime
 // comes back with a new sandbox, which is a new owner.
 func TestReleasedLeaseIsFreeAtOnce(t *testing.T) {
-	a, _ := start(t, ipamtest.NewMemory(), ipam.Options{Ranges: prefixes("10.244.0.0/24", "fd00:244::/64"), Rest: time.Minute})
+	a, _ := start(t, ipamtest.NewMemory(), ipam.Options{Ranges: prefixes("10.244.0.0/24", "fd00:244::/64"), Quarantine: time.Minute})
 	const pods = 110
 	for wave := range 4 {
 		for pod := range pods {
@@ -249,7 +249,7 @@ func TestReleasedLeaseIsFreeAtOnce(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if p := a.Summary().Pools[0]; p.Resting != 0 || p.Leased != 0 || p.Free != 253 {
+		if p := a.Summary().Pools[0]; p.Quarantined != 0 || p.Leased != 0 || p.Free != 253 {
 			t.Fatalf("wave %d of %d leases that were given back: %+v, want every address free", wave, pods, p)
 		}
 	}
@@ -259,7 +259,7 @@ func TestReleasedLeaseIsFreeAtOnce(t *testing.T) {
 	if _, err := a.Release(t.Context(), owner("kept")); err != nil {
 		t.Fatal(err)
 	}
-	if p := a.Summary().Pools[0]; p.Resting != 1 || p.Free != 252 {
+	if p := a.Summary().Pools[0]; p.Quarantined != 1 || p.Free != 252 {
 		t.Errorf("after the release of a confirmed address: %+v, want it to rest", p)
 	}
 }
@@ -279,7 +279,7 @@ func confirm(t *testing.T, a *ipam.Allocator, got *ipam.Allocation) {
 func TestReleasedAddressRests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := ipamtest.NewMemory()
-		o := ipam.Options{Ranges: prefixes("10.0.0.0/30"), Rest: time.Minute}
+		o := ipam.Options{Ranges: prefixes("10.0.0.0/30"), Quarantine: time.Minute}
 		a, stop := start(t, m, o)
 		confirm(t, a, allocate(t, a, ipam.Request{Owner: owner("a")}))
 		for range 2 {
@@ -294,7 +294,7 @@ func TestReleasedAddressRests(t *testing.T) {
 		a, stop = start(t, m, o) // a restart does not shorten the rest, nor begin it anew
 		time.Sleep(29 * time.Second)
 		if _, err := a.Allocate(t.Context(), ipam.Request{Owner: owner("b")}); !errors.Is(err, ipam.ErrExhausted) {
-			t.Fatalf("a resting address was given out: %v", err)
+			t.Fatalf("a quarantined address was given out: %v", err)
 		}
 		time.Sleep(time.Second)
 		synctest.Wait()
@@ -304,7 +304,7 @@ func TestReleasedAddressRests(t *testing.T) {
 		}
 		confirm(t, a, again)
 		stop() //nolint:errcheck // inside the bubble
-		o.Rest = 0
+		o.Quarantine = 0
 		a, stop = start(t, m, o)
 		defer stop() //nolint:errcheck // inside the bubble
 		if _, err := a.Release(t.Context(), owner("b")); err != nil {
@@ -321,7 +321,7 @@ func TestNoWaitOutlivesItsConfiguredLengthWhateverTheClockDid(t *testing.T) {
 		t.Run(jump.String(), func(t *testing.T) {
 			now := time.Unix(1_800_000_000, 0)
 			m := ipamtest.NewMemory()
-			o := ipam.Options{Ranges: prefixes("10.0.0.0/24"), Lease: time.Minute, Rest: time.Minute, Now: func() time.Time { return now }}
+			o := ipam.Options{Ranges: prefixes("10.0.0.0/24"), Lease: time.Minute, Quarantine: time.Minute, Now: func() time.Time { return now }}
 			a, stop := start(t, m, o)
 			allocate(t, a, ipam.Request{Owner: owner("leased")})
 			allocate(t, a, ipam.Request{Owner: owner("gone")})
@@ -343,7 +343,7 @@ func TestNoWaitOutlivesItsConfiguredLengthWhateverTheClockDid(t *testing.T) {
 			if _, err := a.List(t.Context()); err != nil { // lets the loop look at the clock
 				t.Fatal(err)
 			}
-			if p := a.Summary().Pools[0]; p.Leased != 0 || p.Resting != 0 {
+			if p := a.Summary().Pools[0]; p.Leased != 0 || p.Quarantined != 0 {
 				t.Errorf("a minute after a jump by %s: %+v", jump, p)
 			}
 		})
@@ -354,7 +354,7 @@ func TestFailedCommitChangesNothingAndIsUnavailable(t *testing.T) {
 	for _, written := range []bool{false, true} {
 		t.Run(fmt.Sprintf("written %v", written), func(t *testing.T) {
 			m := ipamtest.NewMemory()
-			a, _ := start(t, m, ipam.Options{Ranges: prefixes("10.0.0.0/24"), Rest: time.Minute})
+			a, _ := start(t, m, ipam.Options{Ranges: prefixes("10.0.0.0/24"), Quarantine: time.Minute})
 			kept := allocate(t, a, ipam.Request{Owner: owner("kept")})
 			m.Fail(func(*ipam.Changes) (bool, error) { return written, ipamtest.ErrDisk })
 			if _, err := a.Allocate(t.Context(), ipam.Request{Owner: owner("b")}); !errors.Is(err, ipam.ErrStore) || !errors.Is(err, ipamtest.ErrDisk) {
@@ -432,7 +432,7 @@ func TestFullQueueRefusesAtOnce(t *testing.T) {
 
 func TestAddressesOutsideTheNewPoolsAreKept(t *testing.T) {
 	m := ipamtest.NewMemory()
-	a, stop := start(t, m, ipam.Options{Ranges: prefixes("10.0.0.0/24", "fd00::/64"), Rest: time.Minute})
+	a, stop := start(t, m, ipam.Options{Ranges: prefixes("10.0.0.0/24", "fd00::/64"), Quarantine: time.Minute})
 	allocate(t, a, ipam.Request{Owner: owner("a")})
 	allocate(t, a, ipam.Request{Owner: owner("b")})
 	for o, list := range map[string][]netip.Addr{"a": addrs("10.0.0.2", "fd00::2"), "b": addrs("10.0.0.3", "fd00::3")} {
@@ -443,7 +443,7 @@ func TestAddressesOutsideTheNewPoolsAreKept(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
-	a, err := ipam.New(m, ipam.Options{Field: "pools", Ranges: prefixes("10.9.0.0/24", "fd00::/64"), Exclude: prefixes("fd00::3/128"), Lease: time.Minute, Rest: time.Minute})
+	a, err := ipam.New(m, ipam.Options{Field: "pools", Ranges: prefixes("10.9.0.0/24", "fd00::/64"), Exclude: prefixes("fd00::3/128"), Lease: time.Minute, Quarantine: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -451,7 +451,7 @@ func TestAddressesOutsideTheNewPoolsAreKept(t *testing.T) {
 	if len(out) != 2 || a.Summary().Outside != 3 || a.Summary().Pools[1].Confirmed != 1 {
 		t.Fatalf("outside %v, summary %+v", out, a.Summary())
 	}
-	a, stop = start(t, m, ipam.Options{Ranges: prefixes("10.9.0.0/24", "fd00::/64"), Exclude: prefixes("fd00::3/128"), Rest: time.Minute})
+	a, stop = start(t, m, ipam.Options{Ranges: prefixes("10.9.0.0/24", "fd00::/64"), Exclude: prefixes("fd00::3/128"), Quarantine: time.Minute})
 	if got := allocate(t, a, ipam.Request{Owner: owner("a"), Wanted: addrs("10.0.0.2")}); got.List() != "10.0.0.2 and fd00::2" {
 		t.Errorf("the owner now holds %s", got.List())
 	}
@@ -463,16 +463,16 @@ func TestAddressesOutsideTheNewPoolsAreKept(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if s := a.Summary(); s.Outside != 0 || s.Pools[1].Resting != 1 {
+	if s := a.Summary(); s.Outside != 0 || s.Pools[1].Quarantined != 1 {
 		t.Errorf("after the release: %+v", s)
 	}
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
 	// The old configuration comes back while the addresses rest.
-	a, _ = start(t, m, ipam.Options{Ranges: prefixes("10.0.0.0/30"), Rest: time.Minute})
+	a, _ = start(t, m, ipam.Options{Ranges: prefixes("10.0.0.0/30"), Quarantine: time.Minute})
 	if _, err := a.Allocate(t.Context(), ipam.Request{Owner: owner("d")}); !errors.Is(err, ipam.ErrExhausted) {
-		t.Errorf("a resting address of a pool that came back: %v", err)
+		t.Errorf("a quarantined address of a pool that came back: %v", err)
 	}
 }
 
@@ -480,9 +480,9 @@ func TestContradictingStateIsRefused(t *testing.T) {
 	twice := func(second ipam.Allocation) *ipamtest.Memory {
 		m := ipamtest.NewMemory()
 		one := &ipam.Allocation{Owner: owner("a"), State: ipam.Confirmed, Addresses: []ipam.Address{{Addr: addrs("10.0.0.2")[0], PoolBits: 24}}}
-		c := &ipam.Changes{Allocations: map[workload.Owner]*ipam.Allocation{one.Owner: one}, Resting: map[netip.Addr]time.Time{}}
+		c := &ipam.Changes{Allocations: map[workload.Owner]*ipam.Allocation{one.Owner: one}, Quarantined: map[netip.Addr]time.Time{}}
 		if second.Owner.ContainerID == "" {
-			c.Resting[one.Addresses[0].Addr] = time.Now()
+			c.Quarantined[one.Addresses[0].Addr] = time.Now()
 		} else {
 			second.Addresses = one.Addresses
 			c.Allocations[second.Owner] = &second
@@ -493,8 +493,8 @@ func TestContradictingStateIsRefused(t *testing.T) {
 		return m
 	}
 	for name, m := range map[string]*ipamtest.Memory{
-		"held twice":       twice(ipam.Allocation{Owner: owner("b"), State: ipam.Confirmed}),
-		"held and resting": twice(ipam.Allocation{}),
+		"held twice":           twice(ipam.Allocation{Owner: owner("b"), State: ipam.Confirmed}),
+		"held and quarantined": twice(ipam.Allocation{}),
 	} {
 		if _, err := ipam.New(m, ipam.Options{Field: "pools", Ranges: prefixes("10.0.0.0/24"), Lease: time.Minute}); !errors.Is(err, ipam.ErrInconsistent) {
 			t.Errorf("%s: %v", name, err)
@@ -602,7 +602,7 @@ type sizes struct {
 }
 
 func (s *sizes) Commit(c *ipam.Changes) error {
-	s.most.Store(max(s.most.Load(), int64(len(c.Allocations)+len(c.Resting))))
+	s.most.Store(max(s.most.Load(), int64(len(c.Allocations)+len(c.Quarantined))))
 	return s.Store.Commit(c)
 }
 

@@ -5,7 +5,7 @@
 //
 // An owner is given one address per family as a lease. A lease that is not
 // confirmed in time is freed; a confirmed one stays until it is released, and
-// a released address rests before somebody else gets it. What an answer says
+// a released address is in quarantine before somebody else gets it. What an answer says
 // is on stable storage before the answer is given, so that a process that is
 // killed at any point neither forgets an address nor gives it out twice.
 //
@@ -25,8 +25,8 @@ import (
 
 // Limits and defaults.
 const (
-	DefaultLease = 120 * time.Second
-	DefaultRest  = 60 * time.Second
+	DefaultLease      = 120 * time.Second
+	DefaultQuarantine = 60 * time.Second
 )
 
 // Sentinels, for callers that branch.
@@ -37,7 +37,7 @@ var (
 	// ErrOtherContent says that the owner holds other addresses than those
 	// that the request asks for.
 	ErrOtherContent = errors.New("the owner holds other addresses")
-	// ErrUnavailable says that a requested address is in use, rests or is
+	// ErrUnavailable says that a requested address is in use, in quarantine or is
 	// reserved.
 	ErrUnavailable = errors.New("the address cannot be given out")
 	// ErrNoPool says that a requested address or family has no pool.
@@ -168,16 +168,16 @@ type ExhaustedError struct {
 func (e *ExhaustedError) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "no free %s address:", e.Family)
-	var resting uint64
+	var quarantined uint64
 	for i, f := range e.Pools {
 		if i > 0 {
 			b.WriteByte(';')
 		}
-		fmt.Fprintf(&b, " pool %s has %d confirmed, %d leased, %d resting, %d reserved of %d", f.Prefix, f.Confirmed, f.Leased, f.Resting, f.Reserved, f.Size)
-		resting += f.Resting
+		fmt.Fprintf(&b, " pool %s has %d confirmed, %d leased, %d quarantined, %d reserved of %d", f.Prefix, f.Confirmed, f.Leased, f.Quarantined, f.Reserved, f.Size)
+		quarantined += f.Quarantined
 	}
-	if resting > 0 {
-		fmt.Fprintf(&b, "; only resting addresses are left, %d of them, try again when they have rested", resting)
+	if quarantined > 0 {
+		fmt.Fprintf(&b, "; only quarantined addresses are left, %d of them, try again when they have left quarantine", quarantined)
 	}
 	return b.String()
 }
@@ -187,14 +187,14 @@ func (e *ExhaustedError) Unwrap() error { return ErrExhausted }
 
 // Figures are the fill of one pool. Counts are at most 2^64 - 1.
 type Figures struct {
-	Prefix    netip.Prefix
-	Gateway   netip.Addr
-	Size      uint64
-	Reserved  uint64
-	Leased    uint64
-	Confirmed uint64
-	Resting   uint64
-	Free      uint64
+	Prefix      netip.Prefix
+	Gateway     netip.Addr
+	Size        uint64
+	Reserved    uint64
+	Leased      uint64
+	Confirmed   uint64
+	Quarantined uint64
+	Free        uint64
 }
 
 // Summary are the figures of all pools, as of the last commit.
@@ -207,8 +207,8 @@ type Summary struct {
 	Owners uint64
 }
 
-// Rest is an address that was released and waits.
-type Rest struct {
+// Quarantined is an address that was released and waits.
+type Quarantined struct {
 	Addr  netip.Addr
 	Until time.Time
 }
@@ -216,20 +216,20 @@ type Rest struct {
 // Contents is everything that a Store holds.
 type Contents struct {
 	Allocations []*Allocation
-	Resting     []Rest
+	Quarantined []Quarantined
 	Cursors     map[netip.Prefix]netip.Addr // where the search in each pool goes on
 }
 
 // Changes is what one commit writes. Each key appears once, with its last value.
 type Changes struct {
 	Allocations map[workload.Owner]*Allocation // nil removes
-	Resting     map[netip.Addr]time.Time       // zero removes
+	Quarantined map[netip.Addr]time.Time       // zero removes
 	Cursors     map[netip.Prefix]netip.Addr
 }
 
 // Empty says whether there is nothing to write.
 func (c *Changes) Empty() bool {
-	return len(c.Allocations) == 0 && len(c.Resting) == 0 && len(c.Cursors) == 0
+	return len(c.Allocations) == 0 && len(c.Quarantined) == 0 && len(c.Cursors) == 0
 }
 
 // Store keeps the state. It is used by one goroutine at a time, but for Size.

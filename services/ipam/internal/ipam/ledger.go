@@ -30,7 +30,7 @@ type ledger struct {
 
 type poolState struct {
 	*pool.Pool
-	leased, confirmed, resting uint64
+	leased, confirmed, quarantined uint64
 }
 
 type entry struct {
@@ -55,7 +55,7 @@ func newLedger(pools []*pool.Pool, c *Contents, lease, rest time.Duration, now t
 	l := &ledger{
 		lease: lease, rest: rest,
 		held:  make(map[workload.Owner]*entry, len(c.Allocations)),
-		addrs: make(map[netip.Addr]use, 2*len(c.Allocations)+len(c.Resting)),
+		addrs: make(map[netip.Addr]use, 2*len(c.Allocations)+len(c.Quarantined)),
 	}
 	for _, p := range pools {
 		if at, ok := c.Cursors[p.Prefix()]; ok && p.Contains(at) {
@@ -87,13 +87,13 @@ func newLedger(pools []*pool.Pool, c *Contents, lease, rest time.Duration, now t
 			}
 		}
 	}
-	for _, r := range c.Resting {
+	for _, r := range c.Quarantined {
 		if u, ok := l.addrs[r.Addr]; ok {
-			return nil, fmt.Errorf("%w: %s rests and is held by %s", ErrInconsistent, r.Addr, u.owner)
+			return nil, fmt.Errorf("%w: %s is in quarantine and is held by %s", ErrInconsistent, r.Addr, u.owner)
 		}
 		until, late := soonest(r.Until, now, rest)
 		if late {
-			l.changed().Resting[r.Addr] = until
+			l.changed().Quarantined[r.Addr] = until
 		}
 		if p := l.poolFor(r.Addr); p != nil {
 			p.Take(r.Addr)
@@ -117,7 +117,7 @@ func (l *ledger) changed() *Changes {
 	if l.changes.Allocations == nil {
 		l.changes = Changes{
 			Allocations: map[workload.Owner]*Allocation{},
-			Resting:     map[netip.Addr]time.Time{},
+			Quarantined: map[netip.Addr]time.Time{},
 			Cursors:     map[netip.Prefix]netip.Addr{},
 		}
 	}
@@ -193,7 +193,7 @@ func (l *ledger) replace(a *Allocation) {
 func (l *ledger) lay(a netip.Addr, until time.Time) {
 	l.addrs[a] = use{rest: l.rests.add(until, a)}
 	if p := l.poolFor(a); p != nil {
-		p.resting++
+		p.quarantined++
 	}
 }
 
@@ -325,7 +325,7 @@ func (l *ledger) choose(f Family, wanted netip.Addr) (netip.Addr, *poolState, er
 		}
 		if u, ok := l.addrs[wanted]; ok {
 			if u.rest != nil {
-				return wanted, nil, fmt.Errorf("%s was released and rests until %s: %w", wanted, u.rest.at.UTC().Format(time.RFC3339), ErrUnavailable)
+				return wanted, nil, fmt.Errorf("%s was released and is in quarantine until %s: %w", wanted, u.rest.at.UTC().Format(time.RFC3339), ErrUnavailable)
 			}
 			return wanted, nil, fmt.Errorf("%s is held by %s: %w", wanted, u.owner, ErrUnavailable)
 		}
@@ -400,7 +400,7 @@ func (l *ledger) release(now time.Time, o workload.Owner) *Allocation {
 	until := now.Add(l.rest)
 	for _, x := range e.Addresses {
 		l.lay(x.Addr, until)
-		c.Resting[x.Addr] = until
+		c.Quarantined[x.Addr] = until
 	}
 	return e.Allocation
 }
@@ -424,10 +424,10 @@ func (l *ledger) expire(now time.Time, n int) (leases int, done bool) {
 		} else if d := l.rests.first(); d != nil && !now.Before(d.at) {
 			l.rests.remove(d)
 			if p := l.poolFor(d.key); p != nil {
-				p.resting--
+				p.quarantined--
 			}
 			l.free(d.key)
-			l.changed().Resting[d.key] = time.Time{}
+			l.changed().Quarantined[d.key] = time.Time{}
 		} else {
 			return leases, true
 		}
@@ -450,7 +450,7 @@ func (l *ledger) next() (time.Time, bool) {
 func (p *poolState) figures() Figures {
 	return Figures{
 		Prefix: p.Prefix(), Gateway: p.Gateway(), Size: p.Size(), Reserved: p.NumReserved(),
-		Leased: p.leased, Confirmed: p.confirmed, Resting: p.resting, Free: p.NumFree(),
+		Leased: p.leased, Confirmed: p.confirmed, Quarantined: p.quarantined, Free: p.NumFree(),
 	}
 }
 

@@ -27,7 +27,7 @@ type model struct {
 	lease, rest time.Duration
 	pools       []*modelPool
 	held        map[workload.Owner]*ipam.Allocation
-	resting     map[netip.Addr]time.Time
+	quarantined map[netip.Addr]time.Time
 }
 
 type modelPool struct {
@@ -37,7 +37,7 @@ type modelPool struct {
 }
 
 func newModel(ranges, exclude []netip.Prefix, lease, rest time.Duration, now time.Time) *model {
-	m := &model{now: now, lease: lease, rest: rest, held: map[workload.Owner]*ipam.Allocation{}, resting: map[netip.Addr]time.Time{}}
+	m := &model{now: now, lease: lease, rest: rest, held: map[workload.Owner]*ipam.Allocation{}, quarantined: map[netip.Addr]time.Time{}}
 	for _, r := range ranges {
 		p := &modelPool{prefix: r, position: r.Addr()}
 		for a := r.Addr().Next().Next(); r.Contains(a); a = a.Next() {
@@ -55,11 +55,11 @@ func (m *model) expire() {
 	maps.DeleteFunc(m.held, func(_ workload.Owner, a *ipam.Allocation) bool {
 		return a.State == ipam.Leased && !m.now.Before(a.Expires)
 	})
-	maps.DeleteFunc(m.resting, func(_ netip.Addr, until time.Time) bool { return !m.now.Before(until) })
+	maps.DeleteFunc(m.quarantined, func(_ netip.Addr, until time.Time) bool { return !m.now.Before(until) })
 }
 
 func (m *model) taken(a netip.Addr) bool {
-	if _, ok := m.resting[a]; ok {
+	if _, ok := m.quarantined[a]; ok {
 		return true
 	}
 	for _, x := range m.held {
@@ -157,7 +157,7 @@ func (m *model) release(o workload.Owner) *ipam.Allocation {
 	delete(m.held, o)
 	if m.rest > 0 && a.State == ipam.Confirmed {
 		for _, x := range a.Addresses {
-			m.resting[x.Addr] = m.now.Add(m.rest)
+			m.quarantined[x.Addr] = m.now.Add(m.rest)
 		}
 	}
 	return a
@@ -192,7 +192,7 @@ func TestAllocatorBehavesAsTheNaiveModel(t *testing.T) {
 			var clock atomic.Pointer[time.Time] // the loop looks at it when it likes
 			setNow := func(now time.Time) { m.now = now; clock.Store(&now) }
 			setNow(m.now)
-			o := ipam.Options{Ranges: ranges, Exclude: exclude, Lease: lease, Rest: rest, Now: func() time.Time { return *clock.Load() }}
+			o := ipam.Options{Ranges: ranges, Exclude: exclude, Lease: lease, Quarantine: rest, Now: func() time.Time { return *clock.Load() }}
 			dir := t.TempDir() + "/ipam"
 			memory := ipamtest.NewMemory()
 			open := func() ipam.Store {
@@ -282,8 +282,8 @@ func TestAllocatorBehavesAsTheNaiveModel(t *testing.T) {
 				for i, f := range a.Summary().Pools {
 					var want ipam.Figures
 					for _, addr := range m.pools[i].usable {
-						if _, ok := m.resting[addr]; ok {
-							want.Resting++
+						if _, ok := m.quarantined[addr]; ok {
+							want.Quarantined++
 							continue
 						}
 						state := ipam.State(0)
@@ -301,7 +301,7 @@ func TestAllocatorBehavesAsTheNaiveModel(t *testing.T) {
 							want.Free++
 						}
 					}
-					if f.Leased != want.Leased || f.Confirmed != want.Confirmed || f.Resting != want.Resting || f.Free != want.Free {
+					if f.Leased != want.Leased || f.Confirmed != want.Confirmed || f.Quarantined != want.Quarantined || f.Free != want.Free {
 						fail("figures of %s: %+v, want %+v", f.Prefix, f, want)
 					}
 				}

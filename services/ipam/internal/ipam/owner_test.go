@@ -70,7 +70,7 @@ func owner65000(b *testing.B) {
 	ranges := prefixes("10.0.0.0/15", "fd00::/64")
 	file := filledStore(b, "10.0.0.0/15", ownerHeld)
 	path := filepath.Dir(file.Path())
-	options := func() ipam.Options { return ipam.Options{Ranges: ranges, Lease: lease, Rest: rest} }
+	options := func() ipam.Options { return ipam.Options{Ranges: ranges, Lease: lease, Quarantine: rest} }
 	a, stop := start(b, file, options())
 	o := watched(b, a)
 	fmt.Printf("\nbursts of %d calls, %d at a time, beside %d addresses\n", ownerBurst, ownerCallers, ownerHeld)
@@ -94,11 +94,11 @@ func owner65000(b *testing.B) {
 		_, err := o.Confirm(ctx, owner(fmt.Sprint("b", i)), got[i])
 		return err
 	}
-	figures := func() (leased, resting uint64) {
+	figures := func() (leased, quarantined uint64) {
 		for _, p := range o.Summary().Pools {
-			leased, resting = leased+p.Leased, resting+p.Resting
+			leased, quarantined = leased+p.Leased, quarantined+p.Quarantined
 		}
-		return leased, resting
+		return leased, quarantined
 	}
 	until := func(what string, ok func() bool) {
 		b.Helper()
@@ -149,7 +149,7 @@ func owner65000(b *testing.B) {
 	fmt.Printf("  %-58s %8s\n", "restart until the first call is taken", time.Since(began).Round(time.Millisecond))
 	o = watched(b, a)
 	o.Step("what ended meanwhile is removed", func() {
-		until("the end of all", func() bool { leased, resting := figures(); return leased == 0 && resting == 0 })
+		until("the end of all", func() bool { leased, quarantined := figures(); return leased == 0 && quarantined == 0 })
 	})
 	if err := stop(); err != nil {
 		b.Fatal(err)

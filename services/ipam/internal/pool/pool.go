@@ -43,7 +43,7 @@ type Pool struct {
 	nReserved u128
 	nTaken    u128  // without the reserved ones
 	reserved  *tree // never given out
-	taken     *tree // given out, resting or reserved
+	taken     *tree // given out, quarantined or reserved
 	cursor    u128  // the search for a free address begins here
 }
 

@@ -137,7 +137,7 @@ func (g *gauges) Collect(ch chan<- prometheus.Metric) {
 		for _, s := range []struct {
 			state string
 			n     uint64
-		}{{"free", f.Free}, {"leased", f.Leased}, {"confirmed", f.Confirmed}, {"resting", f.Resting}, {"reserved", f.Reserved}} {
+		}{{"free", f.Free}, {"leased", f.Leased}, {"confirmed", f.Confirmed}, {"quarantined", f.Quarantined}, {"reserved", f.Reserved}} {
 			put(g.addresses, s.n, family, f.Prefix.String(), s.state)
 		}
 	}

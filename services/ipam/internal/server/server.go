@@ -188,7 +188,7 @@ func fromFigures(list []ipam.Figures) []*ipamv1.Pool {
 	for _, f := range list {
 		out = append(out, &ipamv1.Pool{
 			Cidr: f.Prefix.String(), Gateway: f.Gateway.String(), Size: f.Size, Reserved: f.Reserved,
-			Leased: f.Leased, Confirmed: f.Confirmed, Resting: f.Resting, Free: f.Free,
+			Leased: f.Leased, Confirmed: f.Confirmed, Resting: f.Quarantined, Free: f.Free,
 		})
 	}
 	return out

@@ -134,7 +134,7 @@ func detail[T proto.Message](err error) (found T, ok bool) {
 }
 
 func small() ipam.Options {
-	return ipam.Options{Ranges: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/29"), netip.MustParsePrefix("fd00::/64")}, Rest: time.Hour}
+	return ipam.Options{Ranges: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/29"), netip.MustParsePrefix("fd00::/64")}, Quarantine: time.Hour}
 }
 
 func TestALifeOverTheSocket(t *testing.T) {

@@ -71,8 +71,8 @@ func usage(e *ipam.ExhaustedError) []protoadapt.MessageV1 {
 	var details []protoadapt.MessageV1
 	for _, f := range e.Pools {
 		details = append(details, rpcerr.Quota("pool:"+f.Prefix.String(),
-			fmt.Sprintf("%d addresses: %d confirmed, %d leased, %d resting, %d reserved, %d free",
-				f.Size, f.Confirmed, f.Leased, f.Resting, f.Reserved, f.Free)))
+			fmt.Sprintf("%d addresses: %d confirmed, %d leased, %d quarantined, %d reserved, %d free",
+				f.Size, f.Confirmed, f.Leased, f.Quarantined, f.Reserved, f.Free)))
 	}
 	if !e.NextFree.IsZero() {
 		details = append(details, rpcerr.Retry(max(retryDelay, time.Until(e.NextFree))))

@@ -21,7 +21,7 @@ import (
 //
 //	allocation   key    container id, 0, interface name
 //	             value  1, state, expiry (8 bytes), then per address: length (4 or 16), pool prefix length, address
-//	resting      key    address (4 or 16 bytes)
+//	quarantined      key    address (4 or 16 bytes)
 //	             value  1, until (8 bytes)
 //	cursor       key    address of the range (4 or 16 bytes), prefix length
 //	             value  1, address
@@ -112,14 +112,14 @@ func parseAddr(b []byte) (netip.Addr, bool) {
 	return a, ok && !a.Is4In6()
 }
 
-func encodeRest(until time.Time) []byte { return putTime([]byte{recordVersion}, until) }
+func encodeQuarantined(until time.Time) []byte { return putTime([]byte{recordVersion}, until) }
 
-func decodeRest(key, value []byte) (ipam.Rest, error) {
+func decodeQuarantined(key, value []byte) (ipam.Quarantined, error) {
 	a, ok := parseAddr(key)
 	if !ok || len(value) != 9 || value[0] != recordVersion {
-		return ipam.Rest{}, fmt.Errorf("%w: the rest of address %x", errRecord, key)
+		return ipam.Quarantined{}, fmt.Errorf("%w: the rest of address %x", errRecord, key)
 	}
-	return ipam.Rest{Addr: a, Until: parseTime(value[1:])}, nil
+	return ipam.Quarantined{Addr: a, Until: parseTime(value[1:])}, nil
 }
 
 func cursorKey(p netip.Prefix) []byte { return append(p.Addr().AsSlice(), byte(p.Bits())) }

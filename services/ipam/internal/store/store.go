@@ -23,13 +23,13 @@ const Version = 1
 
 const (
 	bucketAllocations = "allocations"
-	bucketResting     = "resting"
+	bucketQuarantined = "resting" // its name since the first version
 	bucketCursors     = "cursors"
 )
 
 var options = store.Options{
 	Name:   FileName,
-	Layout: store.Layout{Format: "sluice-ipam", Version: Version, Buckets: []string{bucketAllocations, bucketResting, bucketCursors}},
+	Layout: store.Layout{Format: "sluice-ipam", Version: Version, Buckets: []string{bucketAllocations, bucketQuarantined, bucketCursors}},
 	Loss:   "no pod of this node uses an address any more",
 	Doc:    `docs/ipam.md, "A refused state file"`,
 }
@@ -64,9 +64,9 @@ func (s *Store) Load() (*ipam.Contents, error) {
 				c.Allocations = append(c.Allocations, a)
 				return err
 			}),
-			each(t, bucketResting, func(k, v []byte) error {
-				r, err := decodeRest(k, v)
-				c.Resting = append(c.Resting, r)
+			each(t, bucketQuarantined, func(k, v []byte) error {
+				r, err := decodeQuarantined(k, v)
+				c.Quarantined = append(c.Quarantined, r)
 				return err
 			}),
 			each(t, bucketCursors, func(k, v []byte) error {
@@ -106,12 +106,12 @@ func (s *Store) Commit(c *ipam.Changes) error {
 			}
 			t.Put(bucketAllocations, ownerKey(o), encodeAllocation(a))
 		}
-		for addr, until := range c.Resting {
+		for addr, until := range c.Quarantined {
 			if until.IsZero() {
-				t.Delete(bucketResting, addr.AsSlice())
+				t.Delete(bucketQuarantined, addr.AsSlice())
 				continue
 			}
-			t.Put(bucketResting, addr.AsSlice(), encodeRest(until))
+			t.Put(bucketQuarantined, addr.AsSlice(), encodeQuarantined(until))
 		}
 		for p, at := range c.Cursors {
 			t.Put(bucketCursors, cursorKey(p), encodeCursor(at))

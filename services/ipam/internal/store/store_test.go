@@ -72,14 +72,14 @@ func filled(t testing.TB, n int) string {
 func fill(t testing.TB, s *Store, n int) {
 	t.Helper()
 	a4, a6 := netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00::2")
-	c := &ipam.Changes{Allocations: map[workload.Owner]*ipam.Allocation{}, Resting: map[netip.Addr]time.Time{}, Cursors: map[netip.Prefix]netip.Addr{}}
+	c := &ipam.Changes{Allocations: map[workload.Owner]*ipam.Allocation{}, Quarantined: map[netip.Addr]time.Time{}, Cursors: map[netip.Prefix]netip.Addr{}}
 	for i := range n {
 		o := workload.Owner{ContainerID: fmt.Sprintf("%064x", i*7919), Interface: "eth0"}
 		c.Allocations[o] = &ipam.Allocation{Owner: o, State: ipam.Confirmed, Addresses: []ipam.Address{{Addr: a4, PoolBits: 16}, {Addr: a6, PoolBits: 64}}}
 		a4, a6 = a4.Next(), a6.Next()
 	}
 	for range n / 4 {
-		c.Resting[a4] = time.Unix(1_800_000_000, 0)
+		c.Quarantined[a4] = time.Unix(1_800_000_000, 0)
 		a4 = a4.Next()
 	}
 	c.Cursors[netip.MustParsePrefix("10.0.0.0/16")] = a4
@@ -115,7 +115,7 @@ func TestDamageIsRefused(t *testing.T) {
 func TestRecordsOfAnotherKindAreRefused(t *testing.T) {
 	for name, put := range map[string]func(*store.Tx){
 		"an allocation": func(tx *store.Tx) { tx.Put(bucketAllocations, []byte("x"), []byte("y")) },
-		"a rest":        func(tx *store.Tx) { tx.Put(bucketResting, []byte("x"), []byte("y")) },
+		"a rest":        func(tx *store.Tx) { tx.Put(bucketQuarantined, []byte("x"), []byte("y")) },
 		"a cursor":      func(tx *store.Tx) { tx.Put(bucketCursors, []byte("x"), []byte("y")) },
 	} {
 		path := filled(t, 3)
@@ -142,7 +142,7 @@ func FuzzRecords(f *testing.F) {
 	v4, v6 := ipam.Address{Addr: netip.MustParseAddr("10.0.0.2"), PoolBits: 24}, ipam.Address{Addr: netip.MustParseAddr("fd00::2"), PoolBits: 64}
 	f.Add(ownerKey(o), encodeAllocation(&ipam.Allocation{Owner: o, State: ipam.Leased, Expires: time.Unix(1, 1), Addresses: []ipam.Address{v4, v6}}))
 	f.Add(ownerKey(o), encodeAllocation(&ipam.Allocation{Owner: o, State: ipam.Confirmed, Addresses: []ipam.Address{v6}}))
-	f.Add(v4.Addr.AsSlice(), encodeRest(time.Unix(5, 0)))
+	f.Add(v4.Addr.AsSlice(), encodeQuarantined(time.Unix(5, 0)))
 	f.Add(cursorKey(netip.MustParsePrefix("fd00::/64")), encodeCursor(v6.Addr))
 	f.Add([]byte{0}, []byte{recordVersion})
 	f.Fuzz(func(t *testing.T, key, value []byte) {
@@ -151,8 +151,8 @@ func FuzzRecords(f *testing.F) {
 				t.Errorf("allocation %x = %x reads as %+v, which is written differently", key, value, a)
 			}
 		}
-		if r, err := decodeRest(key, value); err == nil {
-			if !bytes.Equal(r.Addr.AsSlice(), key) || !bytes.Equal(encodeRest(r.Until), value) {
+		if r, err := decodeQuarantined(key, value); err == nil {
+			if !bytes.Equal(r.Addr.AsSlice(), key) || !bytes.Equal(encodeQuarantined(r.Until), value) {
 				t.Errorf("rest %x = %x reads as %+v", key, value, r)
 			}
 		}

@@ -24,7 +24,7 @@ type Fake struct {
 	byNumber map[identity.Numeric]fakeID           //
 	byText   map[string]fakeLabels                 //
 	refs     map[string]map[identity.Numeric]int64 // node → number → revision
-	rests    map[identity.Numeric]fakeRest         //
+	rests    map[identity.Numeric]fakeQuarantine   //
 	sessions map[string]int                        // node → its session, 0 for none
 	serial   int                                   // of the last session
 	leader   string                                //
@@ -44,7 +44,7 @@ type fakeLabels struct {
 	revision int64
 }
 
-type fakeRest struct {
+type fakeQuarantine struct {
 	text string
 	ends time.Time
 }
@@ -60,7 +60,7 @@ func NewFake() *Fake {
 	return &Fake{
 		revision: 1, first: 1,
 		byNumber: map[identity.Numeric]fakeID{}, byText: map[string]fakeLabels{},
-		refs: map[string]map[identity.Numeric]int64{}, rests: map[identity.Numeric]fakeRest{},
+		refs: map[string]map[identity.Numeric]int64{}, rests: map[identity.Numeric]fakeQuarantine{},
 		sessions: map[string]int{}, changed: make(chan struct{}),
 	}
 }
@@ -407,7 +407,7 @@ func (s *fakeStore) Collect(ctx context.Context, unused []allocator.Candidate, r
 		s.revision++
 		delete(s.byText, text)
 		delete(s.byNumber, n)
-		s.rests[n] = fakeRest{text: text, ends: time.Now().Add(rest)}
+		s.rests[n] = fakeQuarantine{text: text, ends: time.Now().Add(rest)}
 		s.log = append(s.log, fakeEvent{revision: s.revision, id: c.Identity, deleted: true})
 		gone = append(gone, n)
 	}

@@ -408,10 +408,10 @@ func collectedRest(s suite) {
 	drop(s.claim(a, web, 0, 300))
 	s.collectAll(a, time.Hour)
 	if _, err := a.Claim(s.ctx, db, 0, 300); !errors.Is(err, allocator.ErrOccupied) {
-		s.t.Errorf("another set on a resting number: %v, want ErrOccupied", err)
+		s.t.Errorf("another set on a quarantined number: %v, want ErrOccupied", err)
 	}
 	if c := s.claim(a, web, 0, 300); c.Number != 300 || !c.Created {
-		s.t.Errorf("the same set on its resting number: %+v, want 300", c)
+		s.t.Errorf("the same set on its quarantined number: %+v, want 300", c)
 	} else {
 		drop(c)
 	}

@@ -27,7 +27,7 @@ var ErrDisk = errors.New("no space left on the pretended device")
 type Memory struct {
 	mu          sync.Mutex
 	allocations map[workload.Owner]*ipam.Allocation // guarded by mu
-	resting     map[netip.Addr]time.Time            // guarded by mu
+	quarantined map[netip.Addr]time.Time            // guarded by mu
 	cursors     map[netip.Prefix]netip.Addr         // guarded by mu
 	fail        func(*ipam.Changes) (write bool, err error)
 	commits     int
@@ -37,7 +37,7 @@ type Memory struct {
 func NewMemory() *Memory {
 	return &Memory{
 		allocations: map[workload.Owner]*ipam.Allocation{},
-		resting:     map[netip.Addr]time.Time{},
+		quarantined: map[netip.Addr]time.Time{},
 		cursors:     map[netip.Prefix]netip.Addr{},
 	}
 }
@@ -69,8 +69,8 @@ func (m *Memory) Load() (*ipam.Contents, error) {
 		}
 		c.Allocations = append(c.Allocations, &copied)
 	}
-	for a, until := range m.resting {
-		c.Resting = append(c.Resting, ipam.Rest{Addr: a, Until: time.Unix(0, until.UnixNano())})
+	for a, until := range m.quarantined {
+		c.Quarantined = append(c.Quarantined, ipam.Quarantined{Addr: a, Until: time.Unix(0, until.UnixNano())})
 	}
 	return c, nil
 }
@@ -94,11 +94,11 @@ func (m *Memory) Commit(c *ipam.Changes) error {
 			m.allocations[o] = a
 		}
 	}
-	for a, until := range c.Resting {
+	for a, until := range c.Quarantined {
 		if until.IsZero() {
-			delete(m.resting, a)
+			delete(m.quarantined, a)
 		} else {
-			m.resting[a] = until
+			m.quarantined[a] = until
 		}
 	}
 	maps.Copy(m.cursors, c.Cursors)
@@ -109,7 +109,7 @@ func (m *Memory) Commit(c *ipam.Changes) error {
 func (m *Memory) Size() int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return int64(len(m.allocations) + len(m.resting))
+	return int64(len(m.allocations) + len(m.quarantined))
 }
 
 // Suite runs what every Store has to do. reopen ends the use of the store, as
@@ -148,7 +148,7 @@ func Suite(t *testing.T, open func(t *testing.T, old ipam.Store) ipam.Store) {
 		"10.0.0.0/24 at 10.0.0.6\n"
 	fill := ipam.Changes{
 		Allocations: map[workload.Owner]*ipam.Allocation{one.Owner: one, two.Owner: two},
-		Resting:     map[netip.Addr]time.Time{netip.MustParseAddr("10.0.0.9"): at},
+		Quarantined: map[netip.Addr]time.Time{netip.MustParseAddr("10.0.0.9"): at},
 		Cursors:     map[netip.Prefix]netip.Addr{range4: v4.Next()},
 	}
 	t.Run("a new store is empty", func(t *testing.T) { expect(t, open(t, nil), "") })
@@ -164,7 +164,7 @@ func Suite(t *testing.T, open func(t *testing.T, old ipam.Store) ipam.Store) {
 		for range 2 {
 			commit(t, s, ipam.Changes{
 				Allocations: map[workload.Owner]*ipam.Allocation{one.Owner: nil},
-				Resting:     map[netip.Addr]time.Time{netip.MustParseAddr("10.0.0.9"): {}},
+				Quarantined: map[netip.Addr]time.Time{netip.MustParseAddr("10.0.0.9"): {}},
 			})
 			s = open(t, s)
 			expect(t, s, "one/eth1 [{fd00::6 64}] confirmed\n10.0.0.0/24 at 10.0.0.6\n")
@@ -221,7 +221,7 @@ func Describe(c *ipam.Contents) string {
 		lines = nil
 	}
 	flush()
-	for _, r := range c.Resting {
+	for _, r := range c.Quarantined {
 		lines = append(lines, fmt.Sprintf("%s rests %d", r.Addr, r.Until.UnixNano()))
 	}
 	flush()

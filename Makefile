@@ -15,12 +15,12 @@ export SLUICE_BIN := $(CURDIR)/bin
 
 # Every binary and the directory of its main package.
 binaries := sluice sluice-cni sluice-ipam sluice-identity sluice-policy sluice-datapath
-bin/sluice:          main := cmd/sluice
-bin/sluice-cni:      main := services/cni-shim
-bin/sluice-ipam:     main := services/ipam
-bin/sluice-identity: main := services/identity
-bin/sluice-policy:   main := services/policy
-bin/sluice-datapath: main := services/datapath
+main_of_sluice          := cmd/sluice
+main_of_sluice-cni      := services/cni-shim
+main_of_sluice-ipam     := services/ipam
+main_of_sluice-identity := services/identity
+main_of_sluice-policy   := services/policy
+main_of_sluice-datapath := services/datapath
 
 # Static binaries that say the same wherever the checkout lies. grpcnotrace
 # leaves out a debug page that nobody reaches, and 4 MB of each binary with it.
@@ -35,10 +35,24 @@ build: $(binaries:%=bin/%) bin/sluice-devetcd ## Put every static binary into bi
 
 # Always asked: the go command knows what is out of date.
 $(binaries:%=bin/%):
-	@$(go_build) -o $@ ./$(main)
+	@$(go_build) -o $@ ./$(main_of_$(@F))
 
 bin/sluice-devetcd:
 	@cd tools/devetcd && GOWORK=off $(go_build) -o $(CURDIR)/$@ .
+
+# What an image is called, and for which machines there is one.
+IMAGE ?= sluice.io/sluice:$(VERSION)
+architectures := amd64 arm64
+
+# One image with every program; the runtimes say /var/run where they mean /run.
+.PHONY: images
+images: ## Write bin/images/sluice-<arch>.tar, OCI archives of one image with every program, the same bytes each time
+	@$(foreach arch,$(architectures), \
+		$(foreach b,$(binaries),GOARCH=$(arch) $(go_build) -o bin/images/$(arch)/$b ./$(main_of_$b) &&) \
+		(cd tools/ociimage && GOWORK=off go run ./cmd/ociimage -output $(CURDIR)/bin/images/sluice-$(arch).tar -name $(IMAGE) -architecture $(arch) \
+			$(foreach b,$(binaries),-file /usr/bin/$b=$(CURDIR)/bin/images/$(arch)/$b) \
+			-dir /run -link /var/run=../run -env PATH=/usr/bin -label org.opencontainers.image.version=$(VERSION)) &&) true
+	@ls bin/images/*.tar
 
 .PHONY: demo
 demo: build ## Show two pods on a real datapath with a real container runtime (root)

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Command ociimage writes a container image of files of this machine.
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/sluice-net/sluice/tools/ociimage"
+)
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "ociimage:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	img := ociimage.Image{Labels: map[string]string{}}
+	flags := flag.NewFlagSet("ociimage", flag.ExitOnError)
+	out := flags.String("output", "", "archive to write")
+	flags.StringVar(&img.Name, "name", "", "reference of the image, such as example.org/app:v1")
+	flags.StringVar(&img.Architecture, "architecture", "", "architecture of its programs, as GOARCH")
+	pair := func(name, usage string, add func(key, value string)) {
+		flags.Func(name, usage, func(s string) error {
+			key, value, ok := strings.Cut(s, "=")
+			if !ok || key == "" || value == "" {
+				return errors.New("want KEY=VALUE")
+			}
+			add(key, value)
+			return nil
+		})
+	}
+	pair("file", "`PATH=SOURCE`: an executable file of the image; may be repeated", func(path, source string) {
+		img.Files = append(img.Files, ociimage.File{Path: path, Source: source})
+	})
+	pair("link", "`PATH=TARGET`: a symbolic link of the image; may be repeated", func(path, target string) {
+		img.Files = append(img.Files, ociimage.File{Path: path, Link: target})
+	})
+	pair("label", "`KEY=VALUE`: a label of the image; may be repeated", func(key, value string) {
+		img.Labels[key] = value
+	})
+	pair("env", "`KEY=VALUE`: a variable of its containers; may be repeated", func(key, value string) {
+		img.Env = append(img.Env, key+"="+value)
+	})
+	flags.Func("dir", "`PATH`: an empty directory of the image; may be repeated", func(path string) error {
+		img.Files = append(img.Files, ociimage.File{Path: path, Dir: true})
+		return nil
+	})
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if flags.NArg() > 0 || *out == "" {
+		return errors.New("-output is missing, or there are arguments that are no flags")
+	}
+	// A rename publishes the archive: what is read there is whole.
+	f, err := os.Create(*out + ".new")
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(img.Write(f), f.Close()); err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return os.Rename(f.Name(), *out)
+}

@@ -27,5 +27,6 @@ require (
 replace (
 	github.com/sluice-net/sluice/devnode => ../devnode
 	github.com/sluice-net/sluice/kit => ../kit
+	github.com/sluice-net/sluice/model => ../model
 	github.com/sluice-net/sluice/proto => ../proto
 )

@@ -24,7 +24,7 @@ import (
 	"github.com/sluice-net/sluice/model/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
-	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/invocation"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/netns"
 )
@@ -167,12 +167,8 @@ func (p *Plugin) create(ctx context.Context, path string, lease *ipamv1.Allocati
 		NetworkNamespace: path,
 		Mac:              p.in.Config.MAC,
 		Mtu:              p.in.Config.MTU,
-	}
-	if pod := p.in.Pod; pod.Name != "" {
-		req.Pod = &workloadv1.PodReference{Namespace: pod.Namespace, Name: pod.Name, Uid: pod.UID}
-	}
-	for _, l := range p.in.Labels {
-		req.Labels = append(req.Labels, &workloadv1.Label{Source: l.Source, Key: l.Key, Value: l.Value})
+		Pod:              wire.Pod(p.in.Pod),
+		Labels:           wire.Labels(p.in.Labels),
 	}
 	renew := useLease(req, lease)
 	ask := func(ctx context.Context) (*datapathv1.CreateEndpointResponse, error) {

@@ -24,6 +24,7 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+	"github.com/sluice-net/sluice/proto/wire"
 
 	"github.com/sluice-net/sluice/services/cni-shim/internal/invocation"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/netns"
@@ -111,7 +112,7 @@ func (p *Plugin) Run(ctx context.Context, stdout io.Writer) error {
 }
 
 func (p *Plugin) owner() *workloadv1.Owner {
-	return &workloadv1.Owner{ContainerId: p.in.Owner.ContainerID, InterfaceName: p.in.Owner.Interface}
+	return wire.Owner(p.in.Owner)
 }
 
 // namespace gives the path under which the datapath finds the container's

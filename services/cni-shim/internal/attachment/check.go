@@ -20,7 +20,7 @@ import (
 	"github.com/sluice-net/sluice/model/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
-	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/invocation"
 	"github.com/sluice-net/sluice/services/cni-shim/internal/netns"
 )
@@ -162,7 +162,7 @@ func (p *Plugin) gc(ctx context.Context) error {
 	req := &datapathv1.ReclaimEndpointsRequest{Manager: workload.ManagerCNI, Network: p.in.Config.Name, NoneValid: len(p.in.Config.ValidAttachments) == 0}
 	keep := make([]string, 0, len(p.in.Config.ValidAttachments))
 	for _, o := range p.in.Config.ValidAttachments {
-		req.ValidOwners = append(req.ValidOwners, &workloadv1.Owner{ContainerId: o.ContainerID, InterfaceName: o.Interface})
+		req.ValidOwners = append(req.ValidOwners, wire.Owner(o))
 		keep = append(keep, o.String())
 	}
 	p.phases.begin("reclaim")

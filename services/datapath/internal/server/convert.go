@@ -9,11 +9,10 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/sluice-net/sluice/model/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/netdev"
-	"github.com/sluice-net/sluice/services/datapath/internal/wire"
 )
 
 func addrsOf(field string, raw [][]byte) ([]netip.Addr, error) {
@@ -39,7 +38,7 @@ func protoAddrs(as []netip.Addr) [][]byte {
 func specOf(r *datapathv1.CreateEndpointRequest) (endpoint.Spec, error) {
 	s := endpoint.Spec{
 		Owner: wire.OwnerOf(r.GetOwner()), Manager: r.GetManager(), Network: r.GetNetwork(), Netns: r.GetNetworkNamespace(),
-		Pod: workload.PodReference{Namespace: r.GetPod().GetNamespace(), Name: r.GetPod().GetName(), UID: r.GetPod().GetUid()},
+		Pod: wire.PodOf(r.GetPod()),
 	}
 	if s.Network != "" && s.Manager == "" {
 		return s, &endpoint.FieldError{Field: "manager", Reason: "is not set, and network " + s.Network + " needs one"}

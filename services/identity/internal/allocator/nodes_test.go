@@ -21,6 +21,7 @@ import (
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator/storetest"
 )
@@ -1190,7 +1191,7 @@ func TestWhatAHolderIsSurvivesWithTheHold(t *testing.T) {
 	f, records := storetest.NewFake(), &memory{}
 	a := startFake(t, f, "a", records)
 	holder := allocator.EndpointHolder("c1", "eth0")
-	want := allocator.Workload{Manager: "cni", Network: "sluice", Pod: "prod/web-0", PodUID: "u1", Addresses: []string{"10.0.0.2", "fd00::2"}}
+	want := allocator.Workload{Manager: "cni", Network: "sluice", Pod: workload.PodReference{Namespace: "prod", Name: "web-0", UID: "u1"}, Addresses: []string{"10.0.0.2", "fd00::2"}}
 	hold := func(app string, w allocator.Workload) identity.Numeric {
 		t.Helper()
 		id, err := a.HoldEndpoint(t.Context(), holder, storetest.Labels(t, app), w)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 )
 
@@ -191,18 +192,17 @@ type HolderRecord struct {
 
 // Workload says what a holder is. Each field may be empty.
 type Workload struct {
-	Manager   string   // who made it, for example "kubernetes"
-	Network   string   // name of the CNI network
-	Pod       string   // namespace/name
-	PodUID    string   // another pod of the same name has another one
+	Manager   string // who made it, for example "kubernetes"
+	Network   string // name of the CNI network
+	Pod       workload.PodReference
 	Addresses []string // of the endpoint
 }
 
 // learn is w with what v says where w says something else, or nothing.
 func (w Workload) learn(v Workload) Workload {
 	w.Manager, w.Network = cmp.Or(v.Manager, w.Manager), cmp.Or(v.Network, w.Network)
-	if v.Pod != "" {
-		w.Pod, w.PodUID = v.Pod, v.PodUID
+	if v.Pod.Name != "" {
+		w.Pod = v.Pod
 	}
 	if len(v.Addresses) > 0 {
 		w.Addresses = slices.Clone(v.Addresses)
@@ -211,7 +211,7 @@ func (w Workload) learn(v Workload) Workload {
 }
 
 func (w Workload) equal(v Workload) bool {
-	return w.Manager == v.Manager && w.Network == v.Network && w.Pod == v.Pod && w.PodUID == v.PodUID && slices.Equal(w.Addresses, v.Addresses)
+	return w.Manager == v.Manager && w.Network == v.Network && w.Pod == v.Pod && slices.Equal(w.Addresses, v.Addresses)
 }
 
 // HoldsChange is what changed in the holds since they were last saved.

@@ -22,11 +22,10 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/identity"
-	"github.com/sluice-net/sluice/model/label"
-	"github.com/sluice-net/sluice/model/workload"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/labels"
 )
@@ -82,7 +81,7 @@ func Methods() rpc.Methods {
 func (s *Server) AllocateIdentity(ctx context.Context,
 	req *identityv1.AllocateIdentityRequest,
 ) (*identityv1.AllocateIdentityResponse, error) {
-	labels, err := labels.Workload(s.Filter, fromLabels(req.GetLabels()), nil)
+	labels, err := labels.Workload(s.Filter, wire.LabelsOf(req.GetLabels()), nil)
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -119,7 +118,7 @@ func (s *Server) ReleaseIdentity(ctx context.Context,
 func (s *Server) ResolveEndpoint(ctx context.Context,
 	req *identityv1.ResolveEndpointRequest,
 ) (*identityv1.ResolveEndpointResponse, error) {
-	labels, err := labels.Workload(s.Filter, fromLabels(req.GetLabels()), fromPorts(req.GetNamedPorts()))
+	labels, err := labels.Workload(s.Filter, wire.LabelsOf(req.GetLabels()), wire.NamedPortsOf(req.GetNamedPorts()))
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -209,10 +208,7 @@ func (s *Server) GetStatus(context.Context, *identityv1.GetStatusRequest) (*iden
 }
 
 func fromWorkload(req *identityv1.ResolveEndpointRequest) allocator.Workload {
-	w := allocator.Workload{Manager: req.GetManager(), Network: req.GetNetwork()}
-	if p := req.GetPod(); p.GetName() != "" {
-		w.Pod, w.PodUID = p.GetNamespace()+"/"+p.GetName(), p.GetUid()
-	}
+	w := allocator.Workload{Manager: req.GetManager(), Network: req.GetNetwork(), Pod: wire.PodOf(req.GetPod())}
 	for _, b := range req.GetAddresses() {
 		if a, ok := netip.AddrFromSlice(b); ok {
 			w.Addresses = append(w.Addresses, a.String())
@@ -228,10 +224,8 @@ func toEndpoints(all map[allocator.Holder]allocator.Workload) []*identityv1.Hold
 		// A container id has no "/".
 		container, name, _ := strings.Cut(strings.TrimPrefix(holder.String(), "endpoint:"), "/")
 		e := &identityv1.HoldingEndpoint{
-			Owner: &workloadv1.Owner{ContainerId: container, InterfaceName: name}, Manager: w.Manager, Network: w.Network,
-		}
-		if namespace, pod, ok := strings.Cut(w.Pod, "/"); ok {
-			e.Pod = &workloadv1.PodReference{Namespace: namespace, Name: pod, Uid: w.PodUID}
+			Owner:   &workloadv1.Owner{ContainerId: container, InterfaceName: name},
+			Manager: w.Manager, Network: w.Network, Pod: wire.Pod(w.Pod),
 		}
 		for _, text := range w.Addresses {
 			if a, err := netip.ParseAddr(text); err == nil {
@@ -247,39 +241,8 @@ func endpoint(o *workloadv1.Owner) allocator.Holder {
 	return allocator.EndpointHolder(o.GetContainerId(), o.GetInterfaceName())
 }
 
-func fromLabels(in []*workloadv1.Label) []label.Label {
-	out := make([]label.Label, len(in))
-	for i, l := range in {
-		out[i] = label.Label{Source: l.GetSource(), Key: l.GetKey(), Value: l.GetValue()}
-	}
-	return out
-}
-
-var protocols = map[workloadv1.Protocol]workload.Protocol{
-	workloadv1.Protocol_PROTOCOL_TCP:  workload.TCP,
-	workloadv1.Protocol_PROTOCOL_UDP:  workload.UDP,
-	workloadv1.Protocol_PROTOCOL_SCTP: workload.SCTP,
-}
-
-// fromPorts relies on protovalidate for the range of ports; what it does not
-// know is refused by the core as 0 or without protocol.
-func fromPorts(in []*workloadv1.NamedPort) []workload.NamedPort {
-	out := make([]workload.NamedPort, len(in))
-	for i, p := range in {
-		out[i] = workload.NamedPort{Name: p.GetName(), Protocol: protocols[p.GetProtocol()]}
-		if p.GetPort() <= 65_535 {
-			out[i].Port = uint16(p.GetPort())
-		}
-	}
-	return out
-}
-
 func toIdentity(id identity.Identity) *identityv1.Identity {
-	out := &identityv1.Identity{Number: uint32(id.Number), Scope: toScope(id.Number.Scope())}
-	for _, l := range id.Labels.All() {
-		out.Labels = append(out.Labels, &workloadv1.Label{Source: l.Source, Key: l.Key, Value: l.Value})
-	}
-	return out
+	return &identityv1.Identity{Number: uint32(id.Number), Scope: toScope(id.Number.Scope()), Labels: wire.Labels(id.Labels.All())}
 }
 
 func toScope(s identity.Scope) identityv1.Scope {

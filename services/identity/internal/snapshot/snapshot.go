@@ -43,6 +43,7 @@ import (
 	"github.com/sluice-net/sluice/kit/store"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 )
 
@@ -323,10 +324,11 @@ func parseHolder(key, value []byte) (allocator.HolderRecord, error) {
 	if s := id.Number.Scope(); s != identity.ScopeCluster && s != identity.ScopeNodeLocal {
 		return allocator.HolderRecord{}, fmt.Errorf("%w: %s: %d is no number that can be held", errRecord, holder, r.Number)
 	}
-	return allocator.HolderRecord{
-		Holder: holder, Identity: id,
-		Workload: allocator.Workload{Manager: r.Manager, Network: r.Network, Pod: r.Pod, PodUID: r.PodUID, Addresses: r.Addresses},
-	}, nil
+	namespace, pod, _ := strings.Cut(r.Pod, "/")
+	return allocator.HolderRecord{Holder: holder, Identity: id, Workload: allocator.Workload{
+		Manager: r.Manager, Network: r.Network, Addresses: r.Addresses,
+		Pod: workload.PodReference{Namespace: namespace, Name: pod, UID: r.PodUID},
+	}}, nil
 }
 
 func parseIdentity(number uint32, text string) (identity.Identity, error) {
@@ -476,10 +478,14 @@ func putHolds(t *store.Tx, c allocator.HoldsChange) error {
 	}
 	for _, r := range c.Put {
 		w := r.Workload
-		value, err := json.Marshal(holderRecord{
+		stored := holderRecord{
 			Number: uint32(r.Identity.Number), Labels: r.Identity.Labels.Text(),
-			Manager: w.Manager, Network: w.Network, Pod: w.Pod, PodUID: w.PodUID, Addresses: w.Addresses,
-		})
+			Manager: w.Manager, Network: w.Network, PodUID: w.Pod.UID, Addresses: w.Addresses,
+		}
+		if w.Pod.Name != "" {
+			stored.Pod = w.Pod.Namespace + "/" + w.Pod.Name
+		}
+		value, err := json.Marshal(stored)
 		if err != nil {
 			return err
 		}

@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-net/sluice/kit/store"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 )
 
@@ -83,7 +84,7 @@ func saved(t testing.TB) (path string, want Loaded) {
 		Incarnation: l.Incarnation, Cached: true,
 		Holds: allocator.Holds{NextNodeLocal: identity.MinNodeLocal + 7, Session: "1 2", Holders: []allocator.HolderRecord{
 			{Holder: allocator.EndpointHolder("c1", "eth0"), Identity: id(t, 300, "web;=\\"), Workload: allocator.Workload{
-				Manager: "kubernetes", Network: "pods", Pod: "shop/web-0", Addresses: []string{"10.0.0.2", "fd00::2"},
+				Manager: "kubernetes", Network: "pods", Pod: workload.PodReference{Namespace: "shop", Name: "web-0"}, Addresses: []string{"10.0.0.2", "fd00::2"},
 			}},
 			{Holder: allocator.EndpointHolder("c2", "eth0"), Identity: id(t, 300, "web;=\\")},
 			{Holder: allocator.ReferenceHolder("x"), Identity: id(t, identity.MinNodeLocal, "local")},

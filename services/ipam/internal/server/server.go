@@ -16,10 +16,9 @@ import (
 
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/rpc"
-	"github.com/sluice-net/sluice/model/workload"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
-	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
 )
 
@@ -71,7 +70,7 @@ func (s *Server) Allocate(ctx context.Context, req *ipamv1.AllocateRequest) (*ip
 }
 
 func (s *Server) allocate(ctx context.Context, req *ipamv1.AllocateRequest) (*ipam.Allocation, error) {
-	r := ipam.Request{Owner: toOwner(req.GetOwner()), ValidateOnly: req.GetValidateOnly()}
+	r := ipam.Request{Owner: wire.OwnerOf(req.GetOwner()), ValidateOnly: req.GetValidateOnly()}
 	for i, f := range req.GetFamilies() {
 		switch f {
 		case ipamv1.Family_FAMILY_IPV4:
@@ -96,7 +95,7 @@ func (s *Server) ConfirmAllocation(ctx context.Context, req *ipamv1.ConfirmAlloc
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	allocation, err := s.ipam.Confirm(ctx, toOwner(req.GetOwner()), addrs)
+	allocation, err := s.ipam.Confirm(ctx, wire.OwnerOf(req.GetOwner()), addrs)
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -105,7 +104,7 @@ func (s *Server) ConfirmAllocation(ctx context.Context, req *ipamv1.ConfirmAlloc
 
 // Release implements the RPC.
 func (s *Server) Release(ctx context.Context, req *ipamv1.ReleaseRequest) (*ipamv1.ReleaseResponse, error) {
-	released, err := s.ipam.Release(ctx, toOwner(req.GetOwner()))
+	released, err := s.ipam.Release(ctx, wire.OwnerOf(req.GetOwner()))
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -149,10 +148,6 @@ func (s *Server) GetStatus(context.Context, *ipamv1.GetStatusRequest) (*ipamv1.G
 	}, nil
 }
 
-func toOwner(o *workloadv1.Owner) workload.Owner {
-	return workload.Owner{ContainerID: o.GetContainerId(), Interface: o.GetInterfaceName()}
-}
-
 func toAddrs(field string, list [][]byte) ([]netip.Addr, error) {
 	out := make([]netip.Addr, 0, len(list))
 	for i, b := range list {
@@ -170,7 +165,7 @@ func toAddrs(field string, list [][]byte) ([]netip.Addr, error) {
 
 func fromAllocation(a *ipam.Allocation) *ipamv1.Allocation {
 	out := &ipamv1.Allocation{
-		Owner: &workloadv1.Owner{ContainerId: a.Owner.ContainerID, InterfaceName: a.Owner.Interface},
+		Owner: wire.Owner(a.Owner),
 		State: ipamv1.AllocationState_ALLOCATION_STATE_CONFIRMED,
 	}
 	if a.State == ipam.Leased {

@@ -24,7 +24,7 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/client"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
-	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+	words "github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/policy/internal/synthetic"
 	"github.com/sluice-net/sluice/services/policy/internal/wire"
 )
@@ -44,10 +44,7 @@ type registry struct {
 // WatchIdentities implements the service.
 func (r *registry) WatchIdentities(_ *identityv1.WatchIdentitiesRequest, s grpc.ServerStreamingServer[identityv1.WatchIdentitiesResponse]) error {
 	for _, id := range r.cluster.Identities {
-		out := &identityv1.Identity{Number: uint32(id.Number)}
-		for _, l := range id.Labels.All() {
-			out.Labels = append(out.Labels, &workloadv1.Label{Source: l.Source, Key: l.Key, Value: l.Value})
-		}
+		out := &identityv1.Identity{Number: uint32(id.Number), Labels: words.Labels(id.Labels.All())}
 		if err := s.Send(&identityv1.WatchIdentitiesResponse{ResumeToken: []byte("t"), Event: &identityv1.WatchIdentitiesResponse_Upsert{Upsert: out}}); err != nil {
 			return err
 		}

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package wire writes the core's words for a workload as messages, and reads
-// them, for the server and for the clients of other services. It decides
-// nothing.
+// Package wire writes the words of module model as messages of
+// sluice.workload.v1, and reads them, for the servers and clients of all
+// processes. It decides nothing.
 package wire
 
 import (
+	"math"
+
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
@@ -22,12 +24,17 @@ func OwnerOf(o *workloadv1.Owner) workload.Owner {
 	return workload.Owner{ContainerID: o.GetContainerId(), Interface: o.GetInterfaceName()}
 }
 
-// Pod writes a reference to a pod; nil without one.
+// Pod writes a reference to a pod; nil without a name.
 func Pod(p workload.PodReference) *workloadv1.PodReference {
-	if p == (workload.PodReference{}) {
+	if p.Name == "" {
 		return nil
 	}
 	return &workloadv1.PodReference{Namespace: p.Namespace, Name: p.Name, Uid: p.UID}
+}
+
+// PodOf reads a message; nil is no pod.
+func PodOf(p *workloadv1.PodReference) workload.PodReference {
+	return workload.PodReference{Namespace: p.GetNamespace(), Name: p.GetName(), UID: p.GetUid()}
 }
 
 // Labels are labels as messages, in their order.
@@ -48,45 +55,36 @@ func LabelsOf(all []*workloadv1.Label) []label.Label {
 	return out
 }
 
+var protocols = map[workload.Protocol]workloadv1.Protocol{
+	workload.TCP:  workloadv1.Protocol_PROTOCOL_TCP,
+	workload.UDP:  workloadv1.Protocol_PROTOCOL_UDP,
+	workload.SCTP: workloadv1.Protocol_PROTOCOL_SCTP,
+}
+
 // NamedPorts are named ports as messages, in their order.
 func NamedPorts(all []workload.NamedPort) []*workloadv1.NamedPort {
 	var out []*workloadv1.NamedPort
 	for _, p := range all {
-		out = append(out, &workloadv1.NamedPort{Name: p.Name, Port: uint32(p.Port), Protocol: protocol(p.Protocol)})
+		out = append(out, &workloadv1.NamedPort{Name: p.Name, Port: uint32(p.Port), Protocol: protocols[p.Protocol]})
 	}
 	return out
 }
 
-// NamedPortsOf reads messages, in their order.
+// NamedPortsOf reads messages, in their order. What is no port, or no protocol
+// with ports, is 0.
 func NamedPortsOf(all []*workloadv1.NamedPort) []workload.NamedPort {
 	var out []workload.NamedPort
-	for _, p := range all {
-		out = append(out, workload.NamedPort{Name: p.GetName(), Port: uint16(p.GetPort()), Protocol: number(p.GetProtocol())})
+	for _, m := range all {
+		p := workload.NamedPort{Name: m.GetName()}
+		if m.GetPort() <= math.MaxUint16 {
+			p.Port = uint16(m.GetPort())
+		}
+		for number, name := range protocols {
+			if name == m.GetProtocol() {
+				p.Protocol = number
+			}
+		}
+		out = append(out, p)
 	}
 	return out
-}
-
-func protocol(p workload.Protocol) workloadv1.Protocol {
-	switch p {
-	case workload.TCP:
-		return workloadv1.Protocol_PROTOCOL_TCP
-	case workload.UDP:
-		return workloadv1.Protocol_PROTOCOL_UDP
-	case workload.SCTP:
-		return workloadv1.Protocol_PROTOCOL_SCTP
-	}
-	return workloadv1.Protocol_PROTOCOL_UNSPECIFIED
-}
-
-// number is 0 for what is no protocol with ports.
-func number(p workloadv1.Protocol) workload.Protocol {
-	switch p {
-	case workloadv1.Protocol_PROTOCOL_TCP:
-		return workload.TCP
-	case workloadv1.Protocol_PROTOCOL_UDP:
-		return workload.UDP
-	case workloadv1.Protocol_PROTOCOL_SCTP:
-		return workload.SCTP
-	}
-	return 0
 }

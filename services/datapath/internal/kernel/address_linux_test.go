@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 )
 
@@ -19,7 +20,7 @@ func TestKernelAPodOfOneFamilySendsNothingInTheOther(t *testing.T) {
 		v4, v6 bool
 	}{{"IPv4", true, false}, {"IPv6", false, true}} {
 		t.Run(c.name, func(t *testing.T) {
-			k := openKernel(t, testOptions(newBPFFS(t)))
+			k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 			publish(t, k, withAddrs(a, c.v4, c.v6))
 			publish(t, k, b)
 			must(t, "SyncHostAddrs", k.Endpoints.SyncHostAddrs([]netip.Addr{host4, host6}))

@@ -17,6 +17,7 @@ import (
 
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
@@ -25,7 +26,7 @@ import (
 // A process of the node's namespace that may set marks (CAP_NET_RAW is enough
 // since Linux 5.17) is evaluated like one that sets none.
 func TestKernelSocketMarksOpenNothing(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	makeNode(t, k)
 	p := newPod(t, k, "slmark", 33, slotmap.DeliverPeer)
 	routeToPod(t, "slmark", p)
@@ -84,7 +85,7 @@ func newUplink(t *testing.T) netlink.Link {
 // One forged error of a pod about what the node sends would set the path MTU of
 // the node, and of all that it forwards, for ten minutes.
 func TestKernelPodsCannotSetThePathMTUOfOthers(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	makeNode(t, k)
 	evil := newPod(t, k, "slevil", 33, slotmap.DeliverPeer)
 	routeToPod(t, "slevil", evil)
@@ -147,7 +148,7 @@ func TestKernelHalfOpenConnectionsDoNotStay(t *testing.T) {
 // What lies behind the end of an IP packet in its frame is no quotation: the
 // next fragment brings another.
 func TestKernelAQuotationBehindThePacketSetsNoPathMTU(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	makeNode(t, k)
 	evil := newPod(t, k, "slevil", 33, slotmap.DeliverPeer)
 	routeToPod(t, "slevil", evil)

@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
@@ -44,7 +45,7 @@ func faster(best, d time.Duration) time.Duration {
 // BenchmarkProgram is the time of one run for a packet of an established
 // connection, with what BPF_PROG_TEST_RUN adds; the first figure is that alone.
 func BenchmarkProgram(b *testing.B) {
-	k := openKernel(b, testOptions(newBPFFS(b)))
+	k := openKernel(b, testOptions(kerneltest.NewBPFFS(b)))
 	publish(b, k, a)
 	must(b, "SyncHostAddrs", k.Endpoints.SyncHostAddrs([]netip.Addr{host4, host6}))
 	mirror := testEndpoint(1002, 20)
@@ -95,7 +96,7 @@ func BenchmarkProgram(b *testing.B) {
 // connection: one entry is inserted, which is deleted before the next run.
 func BenchmarkConnection(b *testing.B) {
 	for _, events := range []bool{false, true} {
-		o := testOptions(newBPFFS(b))
+		o := testOptions(kerneltest.NewBPFFS(b))
 		o.EventsPerSecond, o.NoConnectionEvents = 64, !events
 		k := openKernel(b, o)
 		one := publish(b, k, a)
@@ -150,7 +151,7 @@ func BenchmarkConnection(b *testing.B) {
 
 // BenchmarkPublish is one endpoint published and unpublished.
 func BenchmarkPublish(b *testing.B) {
-	k := openKernel(b, testOptions(newBPFFS(b)))
+	k := openKernel(b, testOptions(kerneltest.NewBPFFS(b)))
 	for b.Loop() {
 		s, err := k.Endpoints.Publish(b.Context(), a)
 		if err == nil {
@@ -164,7 +165,7 @@ func BenchmarkPublish(b *testing.B) {
 
 // BenchmarkSetPolicy is a change of one endpoint's tables.
 func BenchmarkSetPolicy(b *testing.B) {
-	k := openKernel(b, testOptions(newBPFFS(b)))
+	k := openKernel(b, testOptions(kerneltest.NewBPFFS(b)))
 	e := publish(b, k, a)
 	for b.Loop() {
 		if _, err := k.Endpoints.SetPolicy(e.Slot, policytable.Allow, policytable.Allow); err != nil {
@@ -175,7 +176,7 @@ func BenchmarkSetPolicy(b *testing.B) {
 
 // BenchmarkOpen is a restart: everything is adopted.
 func BenchmarkOpen(b *testing.B) {
-	o := testOptions(newBPFFS(b))
+	o := testOptions(kerneltest.NewBPFFS(b))
 	k := openKernel(b, o)
 	for n := range byte(50) {
 		publish(b, k, testEndpoint(100+uint32(n), 100+n))

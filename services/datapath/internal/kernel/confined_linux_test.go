@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"golang.org/x/sys/unix"
 )
@@ -52,7 +53,7 @@ func confinedMain() int {
 
 func runConfined(t *testing.T, caps ...uintptr) (string, error) {
 	t.Helper()
-	dir := newBPFFS(t)
+	dir := kerneltest.NewBPFFS(t)
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}

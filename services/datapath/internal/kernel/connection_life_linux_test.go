@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
@@ -43,7 +44,7 @@ type theatre struct {
 
 func newTheatre(t *testing.T, v6 bool) *theatre {
 	t.Helper()
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	th := &theatre{runner: runner{k}, pods: map[string]slotmap.Endpoint{}, v6: v6}
 	must(t, "add a pair of devices", netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "slta"}, PeerName: "sltb"}))
 	t.Cleanup(func() {
@@ -1447,7 +1448,7 @@ func TestKernelAnAddressThatIsUsedAgainInheritsNothing(t *testing.T) {
 // Connection events can be left out; what audit mode lets pass is told all the
 // same, and drops are.
 func TestKernelConnectionEventsCanBeLeftOut(t *testing.T) {
-	o := testOptions(newBPFFS(t))
+	o := testOptions(kerneltest.NewBPFFS(t))
 	o.NoConnectionEvents = true
 	k := openKernel(t, o)
 	r := runner{k}

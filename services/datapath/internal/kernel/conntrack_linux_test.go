@@ -23,6 +23,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
@@ -142,7 +143,7 @@ func begun(cs []conntrack.Connection) []conntrack.Connection {
 }
 
 func TestKernelConnectionIsFoundFromBothEnds(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	for _, tu := range []conntrack.Tuple{
 		tuple(6, "10.244.0.10:40000", "10.244.0.20:80"), tuple(6, "10.244.0.20:40000", "10.244.0.10:80"),
 		tuple(17, "[fd00::2]:53", "[fd00::1]:53"),
@@ -167,7 +168,7 @@ func TestKernelConnectionIsFoundFromBothEnds(t *testing.T) {
 }
 
 func TestKernelConnectionThatChangedIsNotDeleted(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	tu := tuple(6, "10.244.0.10:40000", "192.0.2.1:80")
 	k.put(t, conntrack.Connection{Tuple: tu, LastSeen: 5})
 	old, _, err := k.Connections.Lookup(tu)
@@ -193,7 +194,7 @@ func TestKernelConnectionThatChangedIsNotDeleted(t *testing.T) {
 // A model with the rules written down plainly, and random lives of
 // connections: after each pass the map holds what the model holds.
 func TestKernelCollectorRemovesExactlyWhatIsOver(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	first, second := publish(t, k, a), publish(t, k, b)
 	col, cl := newCollector(t, k, conntrack.CollectorOptions{})
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -326,7 +327,7 @@ func TestKernelCollectorRemovesExactlyWhatIsOver(t *testing.T) {
 }
 
 func TestKernelCollectorReadsManyByBatches(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	e := publish(t, k, a)
 	col, cl := newCollector(t, k, conntrack.CollectorOptions{})
 	const n = 100_000
@@ -358,7 +359,7 @@ func TestKernelCollectorReadsManyByBatches(t *testing.T) {
 }
 
 func TestKernelEvictedConnectionsAreCounted(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	e := publish(t, k, a)
 	col, cl := newCollector(t, k, conntrack.CollectorOptions{})
 	total := 0
@@ -398,7 +399,7 @@ func TestKernelEvictedConnectionsAreCounted(t *testing.T) {
 }
 
 func TestKernelCollectorDuringTrafficLosesNoFlow(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	e := publish(t, k, a)
 	col, cl := newCollector(t, k, conntrack.CollectorOptions{})
 	busy := remotes(e, 17, 0, 500, conntrack.SeenReply, cl.now.Load())
@@ -476,7 +477,7 @@ const (
 )
 
 func TestKernelBudgetShrinksForWhoHasMuch(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	greedy, modest := publish(t, k, a), publish(t, k, b)
 	col, cl := newCollector(t, k, conntrack.CollectorOptions{})
 	collect(t, col)
@@ -527,7 +528,7 @@ func TestKernelBudgetShrinksForWhoHasMuch(t *testing.T) {
 
 // The connections of one family are not charged to the other.
 func TestKernelAFloodOfOneFamilyLeavesTheOther(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	flooder, idle := publish(t, k, a), publish(t, k, b)
 	col, cl := newCollector(t, k, conntrack.CollectorOptions{})
 	flood := remotes(flooder, 17, 0, room6, 0, cl.now.Load())
@@ -593,7 +594,7 @@ func TestKernelWhatComesFromOutsideHasABudget(t *testing.T) {
 // A clean stop leaves the limits: without them an upgrade would be a moment in
 // which one endpoint pushes out everybody.
 func TestKernelBudgetsOutliveACollectorThatIsClosed(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	col, err := k.Connections.NewCollector(conntrack.CollectorOptions{})
 	must(t, "NewCollector", err)
 	collect(t, col)
@@ -606,7 +607,7 @@ func TestKernelBudgetsOutliveACollectorThatIsClosed(t *testing.T) {
 }
 
 func TestKernelCollectorRunsUntilItIsStopped(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	e := publish(t, k, a)
 	col, cl := newCollector(t, k, conntrack.CollectorOptions{MinInterval: time.Millisecond, MaxInterval: 5 * time.Millisecond})
 	k.putAll(t, remotes(e, 17, 0, 10, 0, cl.now.Load()))
@@ -637,7 +638,7 @@ func wait(t testing.TB, holds func() bool) {
 }
 
 func TestKernelCollectorRefusesTimesThatMakeNoSense(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	bad := conntrack.DefaultTimeouts()
 	bad.ICMP = time.Millisecond
 	for name, o := range map[string]conntrack.CollectorOptions{

@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/policymap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
 
@@ -294,7 +295,7 @@ func nameOf(names []string, i uint32) string {
 }
 
 // identityAt is the identity at an index of sl_id.
-func identityAt(i *uint32) string { return fmt.Sprintf("identity %d", identityOfIndex(int(*i))) }
+func identityAt(i *uint32) string { return fmt.Sprintf("identity %d", policymap.IdentityAt(int(*i))) }
 
 func identityWords(v *uint32) string {
 	s := fmt.Sprintf("node class %d kind %s scope %s", *v&0xffff, identity.Kind(*v>>16&7), identity.PeerScope(*v>>24&3))

@@ -17,6 +17,7 @@ import (
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
@@ -35,7 +36,7 @@ func dump(t testing.TB, k *Kernel, name string, limit uint32) []string {
 }
 
 func TestKernelEveryMapCanBeDumped(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	publish(t, k, a)
 	for _, name := range k.MapNames() {
 		dump(t, k, name, 0)
@@ -56,7 +57,7 @@ func TestKernelEveryMapCanBeDumped(t *testing.T) {
 }
 
 func TestKernelDumpIsInWords(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	e := publish(t, k, a)
 	put := func(name string, key, value any) {
 		t.Helper()
@@ -144,7 +145,7 @@ func TestKernelDumpIsInWords(t *testing.T) {
 }
 
 func TestKernelDumpEndsWhereItIsAsked(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	e := publish(t, k, a)
 	k.putAll(t, remotes(e, 6, 0, 10_000, conntrack.SeenReply, 1))
 	for _, limit := range []uint32{1, 10, 4097} {

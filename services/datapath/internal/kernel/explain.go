@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/policymap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -35,7 +36,7 @@ type Peer struct {
 type Side struct {
 	event.SideVerdict
 	// Lookup is what the table said; zero for tables with a fixed meaning.
-	Lookup TableVerdict
+	Lookup policymap.Verdict
 }
 
 // Explanation is what would become of the first packet of a connection, and
@@ -69,10 +70,6 @@ func (k *Kernel) Explain(t conntrack.Tuple) (Explanation, error) {
 	if err := t.Validate(); err != nil {
 		return Explanation{}, err
 	}
-	if err := k.rlock(); err != nil {
-		return Explanation{}, err
-	}
-	defer k.mu.RUnlock()
 	x := Explanation{}
 	var err error
 	if x.Source, err = k.peer(t.Initiator.Addr()); err != nil {
@@ -173,9 +170,7 @@ func (k *Kernel) peer(a netip.Addr) (Peer, error) {
 		}
 		p.Identity = e.Identity
 	}
-	if i, ok := identityPlace(p.Identity); ok {
-		p.Word = unpacked(k.tables.identity(i))
-	}
+	p.Word = k.Tables.Identity(p.Identity)
 	return p, nil
 }
 
@@ -271,11 +266,11 @@ func (k *Kernel) explainSide(s slotmap.Slot, d event.Direction, peer Peer, point
 	case t == policytable.Pending:
 		reason = event.DropPolicyPending
 	default:
-		v, err := k.lookupTable(t, peer.Identity, peer.Addr, point)
+		v, err := k.Tables.Lookup(t, peer.Identity, peer.Addr, point)
 		switch {
 		case errors.Is(err, policytable.ErrNoTable):
 			return side, event.DropPolicyTable, nil
-		case errors.Is(err, ErrCorrupt):
+		case errors.Is(err, policymap.ErrCorrupt):
 			return side, event.DropTableCorrupt, nil
 		case err != nil:
 			return nil, 0, err

@@ -72,9 +72,9 @@ func port80(rule uint16) policytable.Ranges {
 // default class, block and default.
 func explained(t testing.TB, k *Kernel) (egress, ingress policytable.ID) {
 	t.Helper()
-	class, err := k.DefineIdentityClass(policytable.ClassKey{1})
+	class, err := k.Tables.DefineIdentityClass(policytable.ClassKey{1})
 	must(t, "DefineIdentityClass", err)
-	must(t, "SetIdentities", k.SetIdentities(map[uint32]policytable.Identity{
+	must(t, "SetIdentities", k.Tables.SetIdentities(map[uint32]policytable.Identity{
 		uint32(a.Identity): {Class: class, Known: true}, uint32(b.Identity): {Class: class, Known: true},
 		uint32(identity.Host):      {Class: class + 1, Kind: 3, Scope: 1, Known: true},
 		uint32(identity.WorldIPv4): {Class: class + 2, Kind: 1, Scope: 2, Known: true},
@@ -90,10 +90,10 @@ func explained(t testing.TB, k *Kernel) (egress, ingress policytable.ID) {
 			netip.MustParsePrefix("198.51.0.0/16"):   {0, 0, 2},
 		},
 	}
-	egress, err = k.DefineTable(c)
+	egress, err = k.Tables.DefineTable(c)
 	must(t, "DefineTable", err)
 	c.Hash, c.HostAllow = [32]byte{2}, true
-	ingress, err = k.DefineTable(c)
+	ingress, err = k.Tables.DefineTable(c)
 	must(t, "DefineTable", err)
 	return egress, ingress
 }

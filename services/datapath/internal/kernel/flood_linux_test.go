@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
@@ -39,7 +40,7 @@ func (r runner) begin(t testing.TB, first, n int) (passed int) {
 // One endpoint begins as many connections as it can; what another has stays,
 // and the map evicts nothing.
 func TestKernelFloodOfOneEndpointPushesOutNobody(t *testing.T) {
-	o := testOptions(newBPFFS(t))
+	o := testOptions(kerneltest.NewBPFFS(t))
 	o.EventsPerSecond = 1
 	k := openKernel(t, o)
 	r := runner{k}
@@ -86,7 +87,7 @@ func TestKernelFloodOfOneEndpointPushesOutNobody(t *testing.T) {
 // The collector was killed: nobody begins new periods. What is used up comes
 // back in parts, and a flood of them pushes out nobody who talks.
 func TestKernelBudgetsOutliveTheirCollector(t *testing.T) {
-	o := testOptions(newBPFFS(t))
+	o := testOptions(kerneltest.NewBPFFS(t))
 	o.EventsPerSecond = 1
 	k := openKernel(t, o)
 	r := runner{k}
@@ -157,7 +158,7 @@ func (r runner) talk(t testing.TB, e slotmap.Endpoint, flows []conntrack.Tuple) 
 // The programs see packets of some flows all the time and of others never
 // again: the collector takes exactly the others.
 func TestKernelCollectorTakesNoFlowFromThePrograms(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	r := runner{k}
 	publish(t, k, a)
 	times := conntrack.DefaultTimeouts()
@@ -189,7 +190,7 @@ func TestKernelCollectorTakesNoFlowFromThePrograms(t *testing.T) {
 // report says how many were not.
 func TestKernelFloodOfVerdictsTellsWhatIsMissing(t *testing.T) {
 	stayOnOneCPU(t)
-	o := testOptions(newBPFFS(t))
+	o := testOptions(kerneltest.NewBPFFS(t))
 	o.EventsPerSecond = 5
 	k := openKernel(t, o)
 	r := runner{k}

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -193,7 +194,7 @@ var outside4 = netip.MustParseAddr("203.0.113.9")
 
 func newFragmentNode(t *testing.T) *fragmentNode {
 	t.Helper()
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	makeNode(t, k)
 	n := &fragmentNode{runner: runner{k}, pod: newPodMTU(t, k, "sl-narrow", 20, slotmap.DeliverPeer, 1280), outside: newNetns(t)}
 	routeToPod(t, "sl-narrow", n.pod)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
@@ -21,11 +22,11 @@ func reopenWithout(t *testing.T, k *Kernel, name string) *Kernel {
 	t.Helper()
 	must(t, "Close", k.Close())
 	must(t, "remove a pin", os.Remove(k.Pins.Pin(name)))
-	return openKernel(t, testOptions(k.dir))
+	return openKernel(t, testOptions(k.opened.Dir))
 }
 
 func TestKernelGensAreNotUsedAgainWhenTheirCounterIsLost(t *testing.T) {
-	k, err := Open(t.Context(), testOptions(newBPFFS(t)))
+	k, err := Open(t.Context(), testOptions(kerneltest.NewBPFFS(t)))
 	must(t, "Open", err)
 	from, to := publish(t, k, a), publish(t, k, b)
 	in := frame(from.HostMAC, from.MAC, etherIPv4, ip4Header{src: from.IPv4, dst: to.IPv4, proto: 17}.with(udp(4000, 53)))
@@ -47,7 +48,7 @@ func TestKernelGensAreNotUsedAgainWhenTheirCounterIsLost(t *testing.T) {
 // A connection may have been evaluated under a gen that no endpoint has any
 // more. What stands for a gen while a program changes an entry is none.
 func TestKernelTheCounterOfGensGoesOnBehindThoseOfConnections(t *testing.T) {
-	k, err := Open(t.Context(), testOptions(newBPFFS(t)))
+	k, err := Open(t.Context(), testOptions(kerneltest.NewBPFFS(t)))
 	must(t, "Open", err)
 	for i, e := range []struct {
 		tu       conntrack.Tuple

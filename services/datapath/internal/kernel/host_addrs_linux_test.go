@@ -11,12 +11,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
 
 func TestKernelTooManyHostAddressesAreOneErrorAndLeaveRoomForEndpoints(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	first := netip.MustParseAddr("198.51.100.1")
 	six := netip.MustParseAddr("2001:db8::1")
 	var all []netip.Addr

@@ -13,64 +13,13 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/btf"
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
-
-// judge asks the function with which the programs decide, by itself.
-type judge struct {
-	prog *ebpf.Program
-}
-
-func newJudge(t testing.TB, k *Kernel) judge {
-	t.Helper()
-	spec, err := bpf.LoadJudge()
-	must(t, "read the compiled judge", err)
-	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: k.Pins.All(), Cache: btf.NewCache()})
-	must(t, "load the judge", err)
-	t.Cleanup(coll.Close)
-	return judge{coll.Programs["sluice_judge"]}
-}
-
-// ask puts the question behind an Ethernet header and reads the answer from
-// behind the question.
-func (j judge) ask(t testing.TB, q bpf.MapsSlQuestion) (event.Reason, bpf.MapsSlSide) {
-	t.Helper()
-	in, err := binary.Append(make([]byte, 14), binary.NativeEndian, q)
-	must(t, "encode the question", err)
-	at := len(in)
-	in = append(in, make([]byte, binary.Size(bpf.MapsSlAnswer{}))...)
-	opts := &ebpf.RunOptions{Data: in, DataOut: make([]byte, len(in)+256)}
-	verdict, err := j.prog.Run(opts)
-	must(t, "run the judge", err)
-	if verdict != verdictOK {
-		t.Fatalf("the judge returns %d", verdict)
-	}
-	var answer bpf.MapsSlAnswer
-	_, err = binary.Decode(opts.DataOut[at:], binary.NativeEndian, &answer)
-	must(t, "decode the answer", err)
-	return event.Reason(answer.Reason), answer.Side
-}
-
-// question about a peer of a pod's table.
-func question(table policytable.ID, peer identity.Numeric, addr netip.Addr, proto uint8, port uint16) bpf.MapsSlQuestion {
-	q := bpf.MapsSlQuestion{
-		Identity:  uint32(peer),
-		Point:     uint32(proto)<<16 | uint32(port),
-		Table:     uint16(table),
-		Family:    6,
-		Direction: uint8(event.Ingress),
-	}
-	copy(q.Addr[:], addr.AsSlice())
-	if addr.Is4() {
-		q.Family = 4
-	}
-	return q
-}
 
 // actions of rules
 const (
@@ -171,8 +120,8 @@ func everyRule(id policytable.ID, flags uint16) rawTable {
 }
 
 func TestKernelVerdictsAreThoseOfTheTable(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
-	j := newJudge(t, k)
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
+	j := kerneltest.NewJudge(t, k.Pins)
 	const (
 		plain     = policytable.ID(16)
 		open      = policytable.ID(17)
@@ -271,7 +220,7 @@ func TestKernelVerdictsAreThoseOfTheTable(t *testing.T) {
 			if !c.addr.IsValid() {
 				c.addr = b.IPv4
 			}
-			q := question(c.table, c.peer, c.addr, 6, c.port)
+			q := kerneltest.Question(c.table, c.peer, c.addr, 6, c.port)
 			if c.egress {
 				q.Direction = uint8(event.Egress)
 			}
@@ -279,7 +228,7 @@ func TestKernelVerdictsAreThoseOfTheTable(t *testing.T) {
 				q.Flags = 1
 			}
 			c.side.Table = uint16(c.table)
-			if reason, side := j.ask(t, q); reason != c.reason || side != c.side {
+			if reason, side := j.Ask(t, q); reason != c.reason || side != c.side {
 				t.Errorf("got %v, %+v\nwant %v, %+v", reason, side, c.reason, c.side)
 			}
 		})
@@ -288,8 +237,8 @@ func TestKernelVerdictsAreThoseOfTheTable(t *testing.T) {
 
 // A map that somebody has damaged drops, also in audit mode.
 func TestKernelDamagedTablesNeverAllow(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
-	j := newJudge(t, k)
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
+	j := kerneltest.NewJudge(t, k.Pins)
 	const id, peer = policytable.ID(16), identity.Numeric(300)
 	update(t, k, bpf.MapsMapSlId, uint32(peer), knownWord(7, 0, 0))
 	base := uint32(id) * 16
@@ -339,16 +288,16 @@ func TestKernelDamagedTablesNeverAllow(t *testing.T) {
 			r := everyRule(id, 0)
 			r.header.DefClass[0] = 1
 			r.put(t, k)
-			if reason, _ := j.ask(t, question(id, peer, b.IPv4, 6, 16)); reason != 0 {
+			if reason, _ := j.Ask(t, kerneltest.Question(id, peer, b.IPv4, 6, 16)); reason != 0 {
 				t.Fatalf("the sound table says %v", reason)
 			}
 			h := r.header
 			h.ClassBase, h.RuleBase, h.N_class, h.N_rule = base, base, uint16(len(r.classes)), uint16(len(r.rules))
 			c.damage(t, &h)
 			update(t, k, bpf.MapsMapSlTable, uint32(id), h)
-			q := question(id, peer, b.IPv4, 6, 16)
+			q := kerneltest.Question(id, peer, b.IPv4, 6, 16)
 			q.Flags = 1
-			if reason, side := j.ask(t, q); reason != event.DropTableCorrupt {
+			if reason, side := j.Ask(t, q); reason != event.DropTableCorrupt {
 				t.Errorf("%v, %+v, want %v", reason, side, event.DropTableCorrupt)
 			}
 		})
@@ -357,8 +306,8 @@ func TestKernelDamagedTablesNeverAllow(t *testing.T) {
 
 // The search over three levels finds what a walk over the list finds.
 func TestKernelSearchFindsEveryInterval(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
-	j := newJudge(t, k)
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
+	j := kerneltest.NewJudge(t, k.Pins)
 	const id, peer = policytable.ID(16), identity.Numeric(300)
 	const first = uint32(1000) // node
 	r := rand.New(rand.NewPCG(1, 2))
@@ -410,9 +359,9 @@ func TestKernelSearchFindsEveryInterval(t *testing.T) {
 				for list[want-1] < point {
 					want++
 				}
-				q := question(id, peer, b.IPv4, 0, 0)
+				q := kerneltest.Question(id, peer, b.IPv4, 0, 0)
 				q.Point = point
-				if reason, side := j.ask(t, q); reason != 0 || side.Rule != want {
+				if reason, side := j.Ask(t, q); reason != 0 || side.Rule != want {
 					t.Fatalf("point %#x: %v, rule %d, want rule %d", point, reason, side.Rule, want)
 				}
 			}

@@ -27,7 +27,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
-	"sync"
+	"sync/atomic"
 
 	"github.com/cilium/ebpf"
 
@@ -37,6 +37,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/policymap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
@@ -94,39 +95,37 @@ type build struct {
 // MaxTunnelPorts is the number of ports that fit into Options.TunnelPorts.
 const MaxTunnelPorts = 4
 
-// Kernel is a handle on the maps and programs of one instance. Its methods may
-// be called concurrently; changes are applied one after the other.
+// Kernel is the maps and programs of one instance, a handle for each room. All
+// their methods may be called concurrently.
 type Kernel struct {
-	dir          string
-	log          *slog.Logger
-	validateOnly bool
-	opened       Options // with defaults
+	opened Options // with defaults
 
 	Pins      *pin.Maps
 	Programs  *program.Programs
 	Endpoints *slotmap.Maps
 	Addresses *ipmap.Maps
+	Tables    *policymap.Maps
 
 	Connections *conntrack.Connections
 	Events      *event.Events
 
-	mu     sync.RWMutex // held for writing by every change, and by Close
-	closed bool
-	tables *tableStore
+	closed atomic.Bool
 }
+
+type tableMaps = policymap.Maps
 
 // Policies are the handles that keep policies in the kernel: the tables, and
 // the endpoints whose words name them.
 type Policies struct {
-	*Kernel
+	*tableMaps
 	*slotmap.Maps
 }
 
 // Policies gives the handles to one who keeps policies.
-func (k *Kernel) Policies() Policies { return Policies{k, k.Endpoints} }
+func (k *Kernel) Policies() Policies { return Policies{k.Tables, k.Endpoints} }
 
 // Barrier frees what was retired of tables.
-func (p Policies) Barrier(ctx context.Context) error { return p.Kernel.Barrier(ctx) }
+func (p Policies) Barrier(ctx context.Context) error { return p.tableMaps.Barrier(ctx) }
 
 // Open adopts the pinned maps of o.Dir whose layout is the one this build
 // knows, creates those that are missing, and loads the programs against them.
@@ -142,7 +141,7 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 	if err := o.setDefaults(); err != nil {
 		return nil, err
 	}
-	k := &Kernel{dir: o.Dir, log: o.Log, validateOnly: o.ValidateOnly, opened: o}
+	k := &Kernel{opened: o}
 	defer func() {
 		if err != nil {
 			k.Close()
@@ -166,12 +165,11 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 	if err != nil {
 		return nil, err
 	}
-	left, err := k.adoptTables()
-	if err != nil {
-		return nil, fmt.Errorf("adopt the policy tables: %w", err)
+	if k.Tables, err = policymap.Open(k.Pins, k.Endpoints, o.Log); err != nil {
+		return nil, err
 	}
 	if !o.ValidateOnly {
-		if err := k.settle(ctx, o.PodCIDRs, left); err != nil {
+		if err := k.settle(ctx, o.PodCIDRs); err != nil {
 			return nil, err
 		}
 	}
@@ -179,14 +177,14 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 		return nil, err
 	}
 	if len(k.Pins.PreviousNames()) > 0 {
-		k.log.Info("connections of an earlier version are moved as their packets come", "maps", k.Pins.PreviousNames())
+		k.opened.Log.Info("connections of an earlier version are moved as their packets come", "maps", k.Pins.PreviousNames())
 	}
 	return k, nil
 }
 
-// settle makes adopted and fresh maps ready for use; left is what the maps of
-// tables hold. No other process writes them meanwhile.
-func (k *Kernel) settle(ctx context.Context, podCIDRs []netip.Prefix, left *contents) error {
+// settle makes adopted and fresh maps ready for use. No other process writes
+// them meanwhile.
+func (k *Kernel) settle(ctx context.Context, podCIDRs []netip.Prefix) error {
 	if k.Pins.Created(bpf.MapsMapSlGen) && k.Pins.Adopted {
 		if err := k.Endpoints.ContinueGens(k.Connections.EachGen); err != nil {
 			return fmt.Errorf("continue the counter of gens: %w", err)
@@ -198,7 +196,7 @@ func (k *Kernel) settle(ctx context.Context, podCIDRs []netip.Prefix, left *cont
 	if err := k.Connections.Settle(); err != nil {
 		return err
 	}
-	if err := k.Addresses.SyncPodRanges(podCIDRs, k.log); err != nil {
+	if err := k.Addresses.SyncPodRanges(podCIDRs, k.opened.Log); err != nil {
 		return fmt.Errorf("put the pod ranges into the ipcache: %w", err)
 	}
 	// a slot that was unpublished just before the last process ended may
@@ -208,7 +206,7 @@ func (k *Kernel) settle(ctx context.Context, podCIDRs []netip.Prefix, left *cont
 			return err
 		}
 	}
-	if err := k.sweep(left); err != nil {
+	if err := k.Tables.Settle(); err != nil {
 		return fmt.Errorf("remove what is left of policy tables: %w", err)
 	}
 	return nil
@@ -290,7 +288,7 @@ func (o Options) constants() map[string]any {
 // empty the maps that only those write. Call it when every filter has been
 // replaced.
 func (k *Kernel) DropOldPrograms() error {
-	if k.validateOnly {
+	if k.opened.ValidateOnly {
 		return pin.ErrValidateOnly
 	}
 	k.Connections.FiltersReplaced()
@@ -301,12 +299,12 @@ func (k *Kernel) DropOldPrograms() error {
 // packets flow on, and the next Open adopts what is there. Every later call
 // answers ErrClosed. Readers of events are closed by their owner.
 func (k *Kernel) Close() error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.closed {
+	if k.closed.Swap(true) {
 		return nil
 	}
-	k.closed = true
+	if k.Tables != nil {
+		k.Tables.Close()
+	}
 	if k.Connections != nil {
 		k.Connections.Close()
 	}
@@ -325,27 +323,4 @@ func (k *Kernel) Close() error {
 		errs = append(errs, k.Pins.Close())
 	}
 	return errors.Join(errs...)
-}
-
-// lock begins a change. The caller unlocks if it returns nil.
-func (k *Kernel) lock() error {
-	if k.validateOnly {
-		return pin.ErrValidateOnly
-	}
-	k.mu.Lock()
-	if k.closed {
-		k.mu.Unlock()
-		return pin.ErrClosed
-	}
-	return nil
-}
-
-// rlock begins a look. The caller unlocks if it returns nil.
-func (k *Kernel) rlock() error {
-	k.mu.RLock()
-	if k.closed {
-		k.mu.RUnlock()
-		return pin.ErrClosed
-	}
-	return nil
 }

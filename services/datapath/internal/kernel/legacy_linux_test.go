@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
@@ -78,7 +79,7 @@ func renamePins(t testing.TB, dir string) {
 }
 
 func TestKernelEndpointsOfTheEarlierVersionAreAdopted(t *testing.T) {
-	dir := newBPFFS(t)
+	dir := kerneltest.NewBPFFS(t)
 	k, err := Open(t.Context(), testOptions(dir))
 	must(t, "Open", err)
 	want := publish(t, k, a)
@@ -108,7 +109,7 @@ func TestKernelEndpointsOfTheEarlierVersionAreAdopted(t *testing.T) {
 }
 
 func TestKernelAdoptsNoOtherMapUnderAnOldName(t *testing.T) {
-	dir := newBPFFS(t)
+	dir := kerneltest.NewBPFFS(t)
 	must(t, "make the pin directory", os.MkdirAll(dir, 0o700))
 	other := legacySpecs(t)["sl_metrics"]
 	other.MaxEntries /= 2
@@ -122,7 +123,7 @@ func TestKernelAdoptsNoOtherMapUnderAnOldName(t *testing.T) {
 }
 
 func TestKernelValidationPinsNothingBesideAnOldName(t *testing.T) {
-	dir := newBPFFS(t)
+	dir := kerneltest.NewBPFFS(t)
 	makeLegacy(t, dir)
 	o := testOptions(dir)
 	o.ValidateOnly = true
@@ -133,7 +134,7 @@ func TestKernelValidationPinsNothingBesideAnOldName(t *testing.T) {
 }
 
 func TestKernelIPCacheOfTheEarlierVersionIsCarriedOver(t *testing.T) {
-	dir := newBPFFS(t)
+	dir := kerneltest.NewBPFFS(t)
 	old := makeLegacy(t, dir)
 	remote := bpf.MapsSlIpcache{Identity: 777, Node: 3}
 	for i := range 300 {

@@ -21,6 +21,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
@@ -193,7 +194,7 @@ func withMTU(e slotmap.Endpoint, mtu uint16) slotmap.Endpoint { e.MTU = mtu; ret
 // newStage publishes the cast.
 func newStage(t testing.TB) (runner, map[string]slotmap.Endpoint) {
 	t.Helper()
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	cast := map[string]slotmap.Endpoint{}
 	for name, e := range map[string]slotmap.Endpoint{"a": a, "b": b, "only4": only4, "shaped": shaped, "narrow": narrow} {
 		cast[name] = publish(t, k, e)
@@ -816,7 +817,7 @@ func truthful(in []byte) {
 }
 
 func TestKernelUnknownDeviceIsDropped(t *testing.T) {
-	r := runner{openKernel(t, testOptions(newBPFFS(t)))}
+	r := runner{openKernel(t, testOptions(kerneltest.NewBPFFS(t)))}
 	for prog, in := range map[string][]byte{program.FromPod: from4(b.IPv4, 17, udp(1, 2)), program.ToPod: to4(host4, 17, udp(1, 2))} {
 		o := r.run(t, prog, in, skbContext{}, 0)
 		if o.verdict != verdictShot || o.reason != event.DropNoEndpoint {
@@ -851,7 +852,7 @@ func TestKernelJudgedPacketsPassUncountedAndUnmarked(t *testing.T) {
 
 func TestKernelEventsAreLimitedAndTheLossIsTold(t *testing.T) {
 	stayOnOneCPU(t)
-	o := testOptions(newBPFFS(t))
+	o := testOptions(kerneltest.NewBPFFS(t))
 	o.EventsPerSecond = 3
 	k := openKernel(t, o)
 	r := runner{k}
@@ -896,7 +897,7 @@ func TestKernelEventsAreLimitedAndTheLossIsTold(t *testing.T) {
 func TestKernelEventsOfOneEndpointLeaveRoomForOthers(t *testing.T) {
 	stayOnOneCPU(t)
 	th := newTheatre(t, false)
-	o := testOptions(newBPFFS(t))
+	o := testOptions(kerneltest.NewBPFFS(t))
 	o.EventsPerSecond = 4
 	k := openKernel(t, o)
 	for _, e := range th.pods {
@@ -942,7 +943,7 @@ func stayOnOneCPU(t *testing.T) {
 // from the counters.
 func TestKernelAFullEventBufferLosesEventsButTellsHowMany(t *testing.T) {
 	stayOnOneCPU(t)
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	r := runner{k}
 	publish(t, k, a)
 	events, err := k.Events.Read()

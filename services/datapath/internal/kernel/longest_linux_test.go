@@ -10,13 +10,14 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 )
 
 // Random changes of prefixes, compared with the obvious longest match: whenever
 // the answer for an address changes, its epoch has moved; and a change that
 // changes no answer disturbs no connection.
 func TestKernelEpochOfAnAddressMovesWithItsLongestMatch(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	r := rand.New(rand.NewPCG(1, 2))
 	for _, base := range []netip.Addr{netip.MustParseAddr("198.51.0.0"), netip.MustParseAddr("2001:db8::")} {
 		var addrs []netip.Addr

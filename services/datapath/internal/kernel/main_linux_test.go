@@ -7,55 +7,25 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"testing"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 
-	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
-// privateEnv marks the copy of the test binary that runs in namespaces of its
-// own.
-const privateEnv = "SLUICE_TEST_PRIVATE"
-
-// TestMain runs the tests in a mount and a network namespace of their own, so
-// that nothing of them outlives the process, however it ends.
 func TestMain(m *testing.M) {
-	switch {
-	case os.Getenv(confinedEnv) != "":
+	if os.Getenv(confinedEnv) != "" {
 		os.Exit(confinedMain())
-	case os.Getuid() != 0 || os.Getenv(privateEnv) != "":
-		leaktest.Main(m)
 	}
-	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
-	cmd.Env = append(os.Environ(), privateEnv+"=1")
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.SysProcAttr = &unix.SysProcAttr{
-		Unshareflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET,
-		Pdeathsig:    unix.SIGKILL,
-	}
-	if err := cmd.Run(); err != nil {
-		fmt.Fprintln(os.Stderr, "tests in private namespaces:", err)
-		os.Exit(1)
-	}
-}
-
-// requireRoot fails: a kernel test that is skipped proves nothing.
-func requireRoot(t testing.TB) {
-	t.Helper()
-	if os.Getuid() != 0 {
-		t.Fatal("this test needs root")
-	}
+	kerneltest.Main(m)
 }
 
 // requireKernel skips what older kernels cannot be asked. The kernel of CI is
@@ -69,22 +39,6 @@ func requireKernel(t testing.TB, major, minor int, what string) {
 	if gotMajor < major || gotMajor == major && gotMinor < minor {
 		t.Skipf("%s needs Linux %d.%d, this is %s", what, major, minor, pin.Release())
 	}
-}
-
-// newBPFFS mounts a bpffs that ends with the test.
-func newBPFFS(t testing.TB) string {
-	t.Helper()
-	requireRoot(t)
-	dir := t.TempDir()
-	if err := unix.Mount("bpf", dir, "bpf", 0, "mode=0755"); err != nil {
-		t.Fatalf("mount a bpffs at %s: %v", dir, err)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(dir, 0); err != nil {
-			t.Errorf("unmount %s: %v", dir, err)
-		}
-	})
-	return filepath.Join(dir, "sluice")
 }
 
 var (

@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
@@ -29,7 +30,7 @@ import (
 )
 
 func TestKernelPublishShowsWhatItWasGiven(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	for _, e := range []slotmap.Endpoint{a, only4, withAddrs(testEndpoint(1006, 60), false, true), shaped} {
 		s, err := k.Endpoints.Publish(t.Context(), e)
 		if err != nil {
@@ -57,7 +58,7 @@ func TestKernelPublishShowsWhatItWasGiven(t *testing.T) {
 }
 
 func TestKernelPublishRefusesWhatIsTakenAndLeavesNothing(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	first := publish(t, k, a)
 	if err := k.Endpoints.SyncHostAddrs([]netip.Addr{host4}); err != nil {
 		t.Fatal(err)
@@ -90,7 +91,7 @@ func TestKernelPublishRefusesWhatIsTakenAndLeavesNothing(t *testing.T) {
 }
 
 func TestKernelPublishNamesTheBadField(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	for field, change := range map[string]func(*slotmap.Endpoint){
 		"Ifindex":            func(e *slotmap.Endpoint) { e.Ifindex = 0 },
 		"Identity":           func(e *slotmap.Endpoint) { e.Identity = 0 },
@@ -125,7 +126,7 @@ func TestKernelPublishNamesTheBadField(t *testing.T) {
 
 // INV-36
 func TestKernelUnpublishLeavesNoKeyAndReusesTheSlotAfterABarrier(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	// all slots but one
 	var others []slotmap.Slot
 	for i := range uint32(slotmap.MaxEndpoints - 1) {
@@ -180,7 +181,7 @@ func TestKernelUnpublishLeavesNoKeyAndReusesTheSlotAfterABarrier(t *testing.T) {
 }
 
 func TestKernelSetIdentityReachesSlotAndIPCache(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	e := publish(t, k, a)
 	if err := k.Endpoints.SetIdentity(e.Slot, 4711); err != nil {
 		t.Fatal(err)
@@ -193,7 +194,7 @@ func TestKernelSetIdentityReachesSlotAndIPCache(t *testing.T) {
 }
 
 func TestKernelHostAddrsAreExactlyTheGivenOnes(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	publish(t, k, a)
 	other := netip.MustParseAddr("192.0.2.99")
 	for _, c := range []struct{ give, want []netip.Addr }{
@@ -232,7 +233,7 @@ func TestKernelHostAddrsAreExactlyTheGivenOnes(t *testing.T) {
 }
 
 func TestKernelIPCacheHoldsPrefixesOfBothFamilies(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	want := []ipmap.Entry{
 		{Prefix: netip.MustParsePrefix("0.0.0.0/0"), Info: ipmap.Info{Identity: 2}},
 		{Prefix: netip.MustParsePrefix("10.0.0.0/8"), Info: ipmap.Info{Identity: 300, Node: 7}},
@@ -267,7 +268,7 @@ func TestKernelIPCacheHoldsPrefixesOfBothFamilies(t *testing.T) {
 }
 
 func TestKernelOpenAdoptsMapsProgramsAndContents(t *testing.T) {
-	o := testOptions(newBPFFS(t))
+	o := testOptions(kerneltest.NewBPFFS(t))
 	first, err := Open(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
@@ -314,7 +315,7 @@ func TestKernelOpenAdoptsMapsProgramsAndContents(t *testing.T) {
 // The verifier walks at most a million instructions, and how many it walks
 // differs between kernels.
 func TestKernelProgramsStayFarBelowTheVerifiersLimit(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	for _, p := range k.Programs.On(program.Endpoints) {
 		t.Logf("%s: %d instructions", p.Name, p.VerifiedInstructions)
 		if p.VerifiedInstructions == 0 || p.VerifiedInstructions > 100_000 {
@@ -324,7 +325,7 @@ func TestKernelProgramsStayFarBelowTheVerifiersLimit(t *testing.T) {
 }
 
 func TestKernelOtherConstantsAreAnotherProgramOnTheSameMaps(t *testing.T) {
-	o := testOptions(newBPFFS(t))
+	o := testOptions(kerneltest.NewBPFFS(t))
 	first := openKernel(t, o)
 	o.TunnelPorts = []uint16{9999}
 	o.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.99.0.0/16")}
@@ -366,8 +367,8 @@ func TestKernelOtherConstantsAreAnotherProgramOnTheSameMaps(t *testing.T) {
 }
 
 func TestKernelAuditSeesForeignMapsAndCode(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
-	other := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
+	other := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	audit, err := k.Programs.Get(program.FromPod).Audit(other.Programs.Get(program.FromPod).ID)
 	if err != nil || !audit.SameCode || audit.SameMaps || !audit.SameConfig {
 		t.Errorf("the same program of another instance: %+v, %v", audit, err)
@@ -388,7 +389,7 @@ func TestKernelChangedLayoutIsANewMap(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir := newBPFFS(t)
+	dir := kerneltest.NewBPFFS(t)
 	old := spec.Maps[bpf.MapsMapSlIf].Copy()
 	old.ValueSize, old.Value = 8, nil
 	if pin.Name(old) == pin.Name(spec.Maps[bpf.MapsMapSlIf]) {
@@ -454,7 +455,7 @@ func TestKernelAForeignPinIsRefusedAndKept(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir := newBPFFS(t)
+	dir := kerneltest.NewBPFFS(t)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -476,7 +477,7 @@ func TestKernelAForeignPinIsRefusedAndKept(t *testing.T) {
 }
 
 func TestKernelOpenRefusesADirectoryThatIsNoBPFFS(t *testing.T) {
-	requireRoot(t)
+	kerneltest.RequireRoot(t)
 	if k, err := Open(t.Context(), testOptions(t.TempDir())); !errors.Is(err, pin.ErrInvalid) || !strings.Contains(err.Error(), "bpffs") {
 		if k != nil {
 			k.Close()
@@ -498,7 +499,7 @@ func TestOpenNamesEveryBadOption(t *testing.T) {
 }
 
 func TestKernelValidateOnlyChangesNothing(t *testing.T) {
-	o := testOptions(newBPFFS(t))
+	o := testOptions(kerneltest.NewBPFFS(t))
 	o.ValidateOnly = true
 	k := openKernel(t, o)
 	if _, err := os.Stat(o.Dir); !errors.Is(err, os.ErrNotExist) {
@@ -510,7 +511,7 @@ func TestKernelValidateOnlyChangesNothing(t *testing.T) {
 	_, publishErr := k.Endpoints.Publish(t.Context(), a)
 	for name, err := range map[string]error{
 		"Publish": publishErr, "SyncHostAddrs": k.Endpoints.SyncHostAddrs(nil), "UpsertIP": k.Addresses.Set(podCIDR4, ipmap.Info{Identity: 300}),
-		"DropOldPrograms": k.DropOldPrograms(), "Barrier": k.Barrier(t.Context()),
+		"DropOldPrograms": k.DropOldPrograms(), "Barrier": k.Tables.Barrier(t.Context()),
 	} {
 		if !errors.Is(err, pin.ErrValidateOnly) {
 			t.Errorf("%s: %v, want pin.ErrValidateOnly", name, err)
@@ -538,7 +539,7 @@ func TestKernelValidateOnlyChangesNothing(t *testing.T) {
 // What a process leaves when it is killed between two writes is complete
 // again, or seen, after the next Open.
 func TestKernelOpenCompletesWhatAKilledProcessLeft(t *testing.T) {
-	o := testOptions(newBPFFS(t))
+	o := testOptions(kerneltest.NewBPFFS(t))
 	first := openKernel(t, o)
 	whole, half := publish(t, first, a), publish(t, first, b)
 
@@ -571,7 +572,7 @@ func TestKernelOpenCompletesWhatAKilledProcessLeft(t *testing.T) {
 }
 
 func TestKernelAuditPinsSeesAndRepairsWhatIsGone(t *testing.T) {
-	o := testOptions(newBPFFS(t))
+	o := testOptions(kerneltest.NewBPFFS(t))
 	k := openKernel(t, o)
 	e := publish(t, k, a)
 	if d, err := k.Pins.Audit(true); err != nil || d != nil {
@@ -608,11 +609,11 @@ func TestKernelAuditPinsSeesAndRepairsWhatIsGone(t *testing.T) {
 }
 
 func TestKernelNothingRemainsWhenThePinsAreGone(t *testing.T) {
-	requireRoot(t)
+	kerneltest.RequireRoot(t)
 	var ids []ebpf.MapID
 	var prog ebpf.ProgramID
 	t.Run("an instance", func(t *testing.T) {
-		k := openKernel(t, testOptions(newBPFFS(t)))
+		k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 		publish(t, k, a)
 		infos, err := k.Pins.Infos()
 		if err != nil {
@@ -650,7 +651,7 @@ func TestKernelNothingRemainsWhenThePinsAreGone(t *testing.T) {
 // endpoints, addresses, devices and prefixes come and go.
 func TestKernelReadersNeverMissAnEndpoint(t *testing.T) {
 	const flips = 1_000_000
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	// with these addresses a delivered frame is again one of a to b, but for
 	// its hops: one call of the kernel can run it many times
 	mirror := b
@@ -739,13 +740,13 @@ func TestKernelReadersNeverMissAnEndpoint(t *testing.T) {
 
 // The rules can be broken in one line: hash maps are written through InsertOnce
 // and DeleteKey of package pin, tries through ReplaceInTrie, arrays through shared memory and
-// writeArray. No batch writes a hash: the kernel's batches overwrite. The
+// writeArray of package policymap. No batch writes a hash: the kernel's batches overwrite. The
 // collector removes what the programs insert, and counts it in an array per
 // CPU.
 func TestMapsAreWrittenInFewPlacesOnly(t *testing.T) {
 	allowed := map[string]map[string]int{
 		"pin/write.go":           {"ebpf.UpdateAny": 1, "ebpf.UpdateNoExist": 1, ".Delete(": 1},
-		"table_write.go":         {"BatchUpdate(": 1},
+		"policymap/write.go":     {"BatchUpdate(": 1},
 		"conntrack/conntrack.go": {".Put(": 1, ".Delete(": 1},
 	}
 	files, err := filepath.Glob("*.go")

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/vishvananda/netlink"
@@ -162,7 +163,7 @@ func must(t testing.TB, what string, err error) {
 // Packets between real pods, both ways of delivery, both families: the
 // gateway's answers let them find their way, and the programs carry them.
 func TestKernelPodsExchangePackets(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	client := newPod(t, k, "sl-client", 10, slotmap.DeliverPeer)
 	servers := map[string]*pod{
 		"peer":     newPod(t, k, "sl-peer", 20, slotmap.DeliverPeer),
@@ -213,7 +214,7 @@ func TestKernelPodsExchangePackets(t *testing.T) {
 }
 
 func TestKernelTruncatedIPHeadersAreNeverForwarded(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	from := newPod(t, k, "sl-from", 10, slotmap.DeliverPeer)
 	to := newPod(t, k, "sl-to", 20, slotmap.DeliverPeer)
 	r := runner{k}
@@ -249,7 +250,7 @@ func TestKernelTruncatedIPHeadersAreNeverForwarded(t *testing.T) {
 // A packet of many segments is larger than any MTU, but its segments are not:
 // it takes the short way.
 func TestKernelSegmentsOfALargePacketDecideWhetherItFits(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	client := newPod(t, k, "sl-client", 10, slotmap.DeliverPeer)
 	server := newPod(t, k, "sl-server", 20, slotmap.DeliverPeer)
 	r := runner{k}
@@ -273,7 +274,7 @@ func TestKernelSegmentsOfALargePacketDecideWhetherItFits(t *testing.T) {
 // A packet whose linear part ends behind the Ethernet header is read all the
 // same: packet sockets build such frames above a page.
 func TestKernelPacketsInPiecesAreJudgedLikeOthers(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	from := newPodMTU(t, k, "sl-from", 10, slotmap.DeliverPeer, 9000)
 	to := newPodMTU(t, k, "sl-to", 20, slotmap.DeliverPeer, 9000)
 	for _, addr := range to.Addrs() {
@@ -313,7 +314,7 @@ func TestKernelPacketsInPiecesAreJudgedLikeOthers(t *testing.T) {
 // A pod learns from the node that its packet ran out of hops, or is too big
 // for the other pod: the programs give it to the stack, which answers.
 func TestKernelPodsLearnWhyAPacketCannotArrive(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	makeNode(t, k)
 	from := newPod(t, k, "sl-from", 10, slotmap.DeliverPeer)
 	to := newPodMTU(t, k, "sl-narrow", 20, slotmap.DeliverPeer, 1280)
@@ -376,7 +377,7 @@ func TestKernelPodsLearnWhyAPacketCannotArrive(t *testing.T) {
 // What may be fragmented is: by the stack, into a pod whose program sees the
 // pieces and knows whose they are by the mark.
 func TestKernelTooBigPacketsArriveInFragments(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	makeNode(t, k)
 	from := newPod(t, k, "sl-from", 10, slotmap.DeliverPeer)
 	to := newPodMTU(t, k, "sl-narrow", 20, slotmap.DeliverPeer, 1280)

@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf/swapped"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
@@ -33,7 +34,7 @@ var swappedBuild = build{swapped.LoadMaps, []program.Spec{
 // begin continues the theatre in a directory of its own, with another build.
 func (th *theatre) begin(t *testing.T, b build) {
 	t.Helper()
-	th.reopen(t, newBPFFS(t), b)
+	th.reopen(t, kerneltest.NewBPFFS(t), b)
 	for name, e := range th.pods {
 		th.pods[name] = publish(t, th.k, e)
 	}
@@ -162,7 +163,7 @@ func TestKernelConnectionsLiveOnOverAnUpgradeAndBack(t *testing.T) {
 				when string
 				b    build
 			}{{"upgrade", build{}}, {"restart", build{}}, {"rollback", swappedBuild}, {"upgrade again", build{}}} {
-				th.reopen(t, th.k.dir, step.b)
+				th.reopen(t, th.k.opened.Dir, step.b)
 				th.goOn(t, step.when, sequels())
 				th.unjudged(t, step.when, before)
 			}
@@ -176,7 +177,7 @@ func (th *theatre) toLegacy(t *testing.T) {
 	t.Helper()
 	specs := legacySpecs(t)
 	for i, p := range pin.PreviousMaps {
-		old, err := newPinned(filepath.Join(th.k.dir, pin.LegacyPins[p.Current].Pin), specs[p.Current])
+		old, err := newPinned(filepath.Join(th.k.opened.Dir, pin.LegacyPins[p.Current].Pin), specs[p.Current])
 		must(t, "create an old map", err)
 		write := func(key any, v bpf.MapsSlCt) {
 			must(t, "write a connection", old.Put(key, &bpf.MapsSlCtPrev{
@@ -203,7 +204,7 @@ func (th *theatre) toLegacy(t *testing.T) {
 		must(t, "close an old map", old.Close())
 		must(t, "remove a pin", os.Remove(th.k.Pins.Pin(p.Current)))
 	}
-	renamePins(t, th.k.dir)
+	renamePins(t, th.k.opened.Dir)
 }
 
 func TestKernelConnectionsOfTheEarlierVersionLiveOn(t *testing.T) {
@@ -214,7 +215,7 @@ func TestKernelConnectionsOfTheEarlierVersionLiveOn(t *testing.T) {
 			before, err := th.k.Connections.Counters()
 			must(t, "ConnectionCounters", err)
 			th.toLegacy(t)
-			th.reopen(t, th.k.dir, build{})
+			th.reopen(t, th.k.opened.Dir, build{})
 			th.goOn(t, "upgrade", sequels())
 			th.unjudged(t, "upgrade", before)
 			for _, c := range th.connections(t) {
@@ -231,7 +232,7 @@ func TestKernelMovedConnectionsAreJudgedByTheirDirection(t *testing.T) {
 	th := newTheatre(t, false)
 	th.goOn(t, "the beginning", openings())
 	th.toLegacy(t)
-	th.reopen(t, th.k.dir, build{})
+	th.reopen(t, th.k.opened.Dir, build{})
 	th.goOn(t, "upgrade", []act{
 		policy("a", policytable.Allow, policytable.Deny), // the same under another gen
 		say("b", "a", datagram(53, 4000), event.ForwardPeer),
@@ -255,7 +256,7 @@ func TestKernelAClaimedEntryIsMovedUnclaimed(t *testing.T) {
 	c.From.Gen, c.To.Gen = 0xffffffff, 0xfffffffe
 	th.k.put(t, c)
 	th.toLegacy(t)
-	th.reopen(t, th.k.dir, build{})
+	th.reopen(t, th.k.opened.Dir, build{})
 	th.goOn(t, "upgrade", []act{say("b", "a", datagram(53, 4000), event.ForwardPeer)})
 	if len(th.judged) != 1 {
 		t.Errorf("judged %+v, want once", th.judged)
@@ -270,7 +271,7 @@ func TestKernelTheCounterOfGensGoesOnBehindThoseOfPreviousMaps(t *testing.T) {
 	th.k.put(t, conntrack.Connection{
 		Tuple: tuple(6, "10.244.0.10:40000", "10.244.0.20:80"), From: conntrack.End{Slot: 9, Gen: 500}, To: conntrack.End{Slot: slotmap.NoSlot},
 	})
-	dir, gens := th.k.dir, filepath.Base(th.k.Pins.Pin(bpf.MapsMapSlGen))
+	dir, gens := th.k.opened.Dir, filepath.Base(th.k.Pins.Pin(bpf.MapsMapSlGen))
 	th.toLegacy(t)
 	must(t, "remove a pin", os.Remove(filepath.Join(dir, gens)))
 	th.reopen(t, dir, build{})
@@ -292,7 +293,7 @@ func TestKernelTheLaterOfTwoEntriesCounts(t *testing.T) {
 			th := newTheatre(t, false)
 			th.goOn(t, "the beginning", openings())
 			th.toLegacy(t)
-			dir := th.k.dir
+			dir := th.k.opened.Dir
 			th.reopen(t, dir, build{})
 			th.goOn(t, "upgrade", sequels())
 			tu := conntrack.Tuple{Initiator: netip.AddrPortFrom(th.addr("a"), 4000), Responder: netip.AddrPortFrom(th.addr("b"), 53), Protocol: 17}
@@ -323,7 +324,7 @@ func TestKernelBothVersionsForwardSideBySide(t *testing.T) {
 	th := newTheatre(t, false)
 	th.begin(t, swappedBuild)
 	th.goOn(t, "the beginning", openings())
-	previous, current := th.k, openKernel(t, testOptions(th.k.dir))
+	previous, current := th.k, openKernel(t, testOptions(th.k.opened.Dir))
 	// the entry is moved, and made again by the version that does not find it
 	th.k = current
 	th.goOn(t, "upgrade", []act{say("b", "a", segment(80, 5000, flagACK), event.ForwardPeer)})
@@ -356,7 +357,7 @@ func TestKernelOldPinsGoAfterOneIdleTime(t *testing.T) {
 	th := newTheatre(t, false)
 	th.goOn(t, "the beginning", openings())
 	th.toLegacy(t)
-	dir := th.k.dir
+	dir := th.k.opened.Dir
 	th.reopen(t, dir, build{})
 	pins := func() (n int) {
 		for _, l := range pin.LegacyPins {
@@ -409,7 +410,7 @@ func TestKernelCollectorDrainsPreviousMaps(t *testing.T) {
 	th := newTheatre(t, false)
 	th.goOn(t, "the beginning", openings())
 	th.toLegacy(t)
-	dir := th.k.dir
+	dir := th.k.opened.Dir
 	th.reopen(t, dir, build{})
 	th.goOn(t, "upgrade", []act{say("b", "a", datagram(53, 4000), event.ForwardPeer)})
 	must(t, "DropOldPrograms", th.k.DropOldPrograms())
@@ -436,7 +437,7 @@ func TestKernelIdleConnectionsExpireInPreviousMaps(t *testing.T) {
 	th.goOn(t, "the beginning", openings())
 	last := conntrack.MonotonicSeconds()
 	th.toLegacy(t)
-	th.reopen(t, th.k.dir, build{})
+	th.reopen(t, th.k.opened.Dir, build{})
 	timeouts := conntrack.DefaultTimeouts()
 	for _, c := range []struct {
 		since uint32
@@ -458,7 +459,7 @@ func TestKernelIdleConnectionsExpireInPreviousMaps(t *testing.T) {
 func TestKernelVerifierAcceptsTheOverlap(t *testing.T) {
 	th := newTheatre(t, false)
 	th.toLegacy(t)
-	th.reopen(t, th.k.dir, build{})
+	th.reopen(t, th.k.opened.Dir, build{})
 	for _, p := range th.k.Programs.On(program.Endpoints) {
 		t.Logf("verified %s %s: %d instructions walked", pin.Release(), p.Name, p.VerifiedInstructions)
 		if p.VerifiedInstructions > 45_000 {

@@ -8,13 +8,15 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 )
 
 // pinPath is where a map of the kernel is pinned.
 func (k *Kernel) pinPath(name string) string { return k.Pins.Pin(name) }
 
 func TestKernelPinThatIsNoMapIsNamed(t *testing.T) {
-	dir := newBPFFS(t)
+	dir := kerneltest.NewBPFFS(t)
 	k, err := Open(t.Context(), testOptions(dir))
 	if err != nil {
 		t.Fatal(err)

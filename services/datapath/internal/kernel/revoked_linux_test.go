@@ -10,6 +10,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
@@ -119,7 +120,7 @@ func TestKernelPickUpResumesWhenWhatWasForgottenIsOver(t *testing.T) {
 func TestKernelALostConnectionMapStopsPickUp(t *testing.T) {
 	for _, name := range []string{bpf.MapsMapSlCt4, bpf.MapsMapSlCt6, bpf.MapsMapSlRevoked4, bpf.MapsMapSlRevoked6, ""} {
 		t.Run(name, func(t *testing.T) {
-			o := testOptions(newBPFFS(t))
+			o := testOptions(kerneltest.NewBPFFS(t))
 			k, err := Open(t.Context(), o)
 			must(t, "Open", err)
 			publish(t, k, a)

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
@@ -15,7 +16,7 @@ import (
 // TestKernelABumpedAddressIsJudgedAgain checks that both sides agree on the
 // place of an address: the next packet to it, and to no other, is judged anew.
 func TestKernelABumpedAddressIsJudgedAgain(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	publish(t, k, a)
 	redecided := func() uint64 {
 		c, err := k.Connections.Counters()
@@ -63,7 +64,7 @@ func TestKernelABumpedAddressIsJudgedAgain(t *testing.T) {
 
 // TestKernelAuditModeAndGensChangeOneWord reads back what the slot holds.
 func TestKernelAuditModeAndGensChangeOneWord(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	one, two := publish(t, k, testEndpoint(1001, 11)), publish(t, k, testEndpoint(1002, 12))
 	gens := func() (g [3]uint32) {
 		for i, s := range []slotmap.Slot{slotmap.HostSlot, one.Slot, two.Slot} {

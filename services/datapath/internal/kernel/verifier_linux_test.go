@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 )
@@ -21,7 +22,7 @@ const verifierLines = 60
 // instructions it takes is bounded far below its limit of a million, so that a
 // change that makes it walk everything twice is seen.
 func TestKernelVerifierAcceptsThePrograms(t *testing.T) {
-	k, err := Open(t.Context(), testOptions(newBPFFS(t)))
+	k, err := Open(t.Context(), testOptions(kerneltest.NewBPFFS(t)))
 	if rejected, ok := errors.AsType[*ebpf.VerifierError](err); ok {
 		lines := rejected.Log
 		t.Fatalf("%s: %v\n%s", pin.Release(), err, strings.Join(lines[max(0, len(lines)-verifierLines):], "\n"))

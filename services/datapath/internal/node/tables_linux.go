@@ -22,7 +22,7 @@ func (n *Node) auditTables(repair bool) ([]endpoint.Finding, error) {
 		return nil, nil // its maps are its own
 	}
 	var findings []endpoint.Finding
-	differences, err := n.Kernel.AuditTables(repair)
+	differences, err := n.Kernel.Tables.Audit(repair)
 	for _, d := range differences {
 		findings = append(findings, endpoint.Finding{
 			Difference: endpoint.Difference{Subject: subjectTable, Key: d}, Repaired: repair && err == nil, Err: err,

@@ -7,14 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"testing"
 
-	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
@@ -51,7 +49,7 @@ func (k *watched) DefineTable(c policytable.Content) (t policytable.ID, err erro
 }
 
 func (k *watched) GrowTable(t policytable.ID, classes []policytable.Ranges) error {
-	return k.write(func() error { return k.Kernel.GrowTable(t, classes) })
+	return k.write(func() error { return k.Policies.GrowTable(t, classes) })
 }
 
 func (k *watched) SetPeer(t policytable.ID, nc policytable.IdentityClass, class uint16) error {
@@ -103,19 +101,7 @@ type stage struct {
 
 func newStage(t *testing.T) *stage {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Fatal("this test needs root")
-	}
-	dir := t.TempDir()
-	if err := unix.Mount("bpf", dir, "bpf", 0, "mode=0700"); err != nil {
-		t.Fatalf("mount a bpffs at %s: %v", dir, err)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(dir, 0); err != nil {
-			t.Errorf("unmount %s: %v", dir, err)
-		}
-	})
-	s := &stage{t: t, dir: filepath.Join(dir, "sluice"), slots: map[uint16]uint32{}}
+	s := &stage{t: t, dir: kerneltest.NewBPFFS(t), slots: map[uint16]uint32{}}
 	s.start()
 	t.Cleanup(func() { s.close() })
 	for i, number := range []uint32{300, 301, 300} {
@@ -180,7 +166,7 @@ func (s *stage) allows(e slotmap.Endpoint, d policytable.Direction, peer uint32,
 	case policytable.Allow:
 		return true
 	}
-	v, err := s.kernel.LookupTable(table, identity.Numeric(peer), addr, point)
+	v, err := s.kernel.Tables.Lookup(table, identity.Numeric(peer), addr, point)
 	if err != nil {
 		s.t.Fatalf("table %d: %v", table, err)
 	}
@@ -216,11 +202,11 @@ func (s *stage) check(what string, states ...policysync.TestState) {
 // holds fails if the maps hold more than a state needs.
 func (s *stage) holds(what string, st policysync.TestState) {
 	s.t.Helper()
-	tables, err := s.kernel.Tables()
+	tables, err := s.kernel.Tables.Tables()
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	words, err := s.kernel.Identities()
+	words, err := s.kernel.Tables.Identities()
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -229,11 +215,11 @@ func (s *stage) holds(what string, st policysync.TestState) {
 		classes[w.Class] = true
 	}
 	wantTables, wantWords := st.Figures()
-	if len(tables) != wantTables || len(words) != wantWords || len(s.kernel.IdentityClasses()) != len(classes) {
+	if len(tables) != wantTables || len(words) != wantWords || len(s.kernel.Tables.IdentityClasses()) != len(classes) {
 		s.t.Fatalf("%s: %d tables, want %d; %d words, want %d; %d identity classes, want %d",
-			what, len(tables), wantTables, len(words), wantWords, len(s.kernel.IdentityClasses()), len(classes))
+			what, len(tables), wantTables, len(words), wantWords, len(s.kernel.Tables.IdentityClasses()), len(classes))
 	}
-	if diffs, err := s.kernel.AuditTables(false); err != nil || len(diffs) > 0 {
+	if diffs, err := s.kernel.Tables.Audit(false); err != nil || len(diffs) > 0 {
 		s.t.Fatalf("%s: the maps differ from what was written: %q, %v", what, diffs, err)
 	}
 }
@@ -272,7 +258,7 @@ func TestKernelVerdictsAreOldOrNewBehindEveryWrite(t *testing.T) {
 					t.Fatalf("%s: %v", name, err)
 				}
 				s.check(name, next)
-				if err := s.kernel.Barrier(t.Context()); err != nil {
+				if err := s.kernel.Tables.Barrier(t.Context()); err != nil {
 					t.Fatal(err)
 				}
 				s.holds(name, next)
@@ -340,7 +326,7 @@ func TestKernelProcessThatEndsBehindAnyWriteLeavesNothing(t *testing.T) {
 			}
 			s.maps.after = nil
 			s.check(name+", end", to)
-			if err := s.kernel.Barrier(t.Context()); err != nil {
+			if err := s.kernel.Tables.Barrier(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			s.holds(name, to)

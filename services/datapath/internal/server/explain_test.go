@@ -23,6 +23,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/policymap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -64,7 +65,7 @@ func TestExplainTellsEveryStep(t *testing.T) {
 		},
 		Egress: &kernel.Side{
 			SideVerdict: event.SideVerdict{By: event.ByRule, Table: 16, Gen: 21, Rule: 7, Action: event.ActionDeny},
-			Lookup:      kernel.TableVerdict{IdentityClass: 2, IdentityRow: true, AddressClass: 3, AddressBlock: netip.MustParsePrefix("198.51.100.0/24")},
+			Lookup:      policymap.Verdict{IdentityClass: 2, IdentityRow: true, AddressClass: 3, AddressBlock: netip.MustParsePrefix("198.51.100.0/24")},
 		},
 		Tracked: true, Current: true,
 		Connection: conntrack.Connection{

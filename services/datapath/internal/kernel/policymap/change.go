@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package kernel
+package policymap
 
 import (
 	"context"
@@ -18,16 +18,16 @@ import (
 )
 
 // change runs f on a table with the lock held.
-func (k *Kernel) change(t policytable.ID, f func(*tableStore, *liveTable) error) error {
-	if err := k.lock(); err != nil {
+func (m *Maps) change(t policytable.ID, f func(*tableStore, *liveTable) error) error {
+	if err := m.gate.Lock(); err != nil {
 		return err
 	}
-	defer k.mu.Unlock()
-	lt, err := k.tables.live(t)
+	defer m.gate.Unlock()
+	lt, err := m.store.live(t)
 	if err != nil {
 		return err
 	}
-	if err := f(k.tables, lt); err != nil {
+	if err := f(m.store, lt); err != nil {
 		return fmt.Errorf("table %d: %w", t, err)
 	}
 	return nil
@@ -38,8 +38,8 @@ func (k *Kernel) change(t policytable.ID, f func(*tableStore, *liveTable) error)
 //
 // A table that has outgrown its place is copied to a larger one and moved by
 // one store, which takes a grace period (8 to 16 ms).
-func (k *Kernel) GrowTable(t policytable.ID, classes []policytable.Ranges) error {
-	return k.change(t, func(s *tableStore, lt *liveTable) error {
+func (m *Maps) GrowTable(t policytable.ID, classes []policytable.Ranges) error {
+	return m.change(t, func(s *tableStore, lt *liveTable) error {
 		added := policytable.Content{Rules: lt.rules, Classes: classes}
 		if err := added.ValidateClasses(0); err != nil {
 			return fmt.Errorf("%w: %w", pin.ErrInvalid, err)
@@ -133,11 +133,11 @@ func (s *tableStore) clearPlace(nodes, classes span) error {
 // SetPeer adds a row: peers of the identity class have the class from now on. A row
 // that is there with the same class is not an error, one with another class is
 // pin.ErrExists: rows are never replaced.
-func (k *Kernel) SetPeer(t policytable.ID, nc policytable.IdentityClass, class uint16) error {
+func (m *Maps) SetPeer(t policytable.ID, nc policytable.IdentityClass, class uint16) error {
 	if nc == 0 || nc > policytable.MaxIdentityClass {
 		return fmt.Errorf("%w: identity class %d is not between 1 and %d", pin.ErrInvalid, nc, policytable.MaxIdentityClass)
 	}
-	return k.change(t, func(s *tableStore, lt *liveTable) error {
+	return m.change(t, func(s *tableStore, lt *liveTable) error {
 		if int(class) >= len(lt.classes) {
 			return fmt.Errorf("%w: class %d of %d", pin.ErrInvalid, class, len(lt.classes))
 		}
@@ -161,8 +161,8 @@ func (k *Kernel) SetPeer(t policytable.ID, nc policytable.IdentityClass, class u
 
 // DeletePeer deletes a row: peers of the identity class have the default of their
 // kind from now on. A row that is not there is not an error.
-func (k *Kernel) DeletePeer(t policytable.ID, nc policytable.IdentityClass) error {
-	return k.change(t, func(s *tableStore, lt *liveTable) error {
+func (m *Maps) DeletePeer(t policytable.ID, nc policytable.IdentityClass) error {
+	return m.change(t, func(s *tableStore, lt *liveTable) error {
 		if _, ok := lt.peers[nc]; !ok {
 			return nil
 		}
@@ -178,11 +178,11 @@ func (k *Kernel) DeletePeer(t policytable.ID, nc policytable.IdentityClass) erro
 // SetPrefix adds a prefix to a table, or replaces its classes. A
 // set of blocks that other tables use too is copied first, unless the change
 // makes it equal to one that is there.
-func (k *Kernel) SetPrefix(t policytable.ID, p netip.Prefix, classes policytable.PrefixClasses) error {
+func (m *Maps) SetPrefix(t policytable.ID, p netip.Prefix, classes policytable.PrefixClasses) error {
 	if err := ipmap.CheckPrefix(p); err != nil {
 		return err
 	}
-	return k.change(t, func(s *tableStore, lt *liveTable) error {
+	return m.change(t, func(s *tableStore, lt *liveTable) error {
 		for _, class := range classes {
 			if int(class) >= len(lt.classes) {
 				return fmt.Errorf("prefix %v: %w: class %d of %d", p, pin.ErrInvalid, class, len(lt.classes))
@@ -228,11 +228,11 @@ func (k *Kernel) SetPrefix(t policytable.ID, p netip.Prefix, classes policytable
 
 // DeletePrefix deletes a prefix from a table. One that is not there
 // is not an error.
-func (k *Kernel) DeletePrefix(t policytable.ID, p netip.Prefix) error {
+func (m *Maps) DeletePrefix(t policytable.ID, p netip.Prefix) error {
 	if err := ipmap.CheckPrefix(p); err != nil {
 		return err
 	}
-	return k.change(t, func(s *tableStore, lt *liveTable) error {
+	return m.change(t, func(s *tableStore, lt *liveTable) error {
 		a := lt.addresses
 		if a == nil {
 			return nil

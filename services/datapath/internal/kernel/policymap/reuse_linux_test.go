@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package kernel
+package policymap
 
 import (
 	"errors"
 	"testing"
 
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -15,29 +16,22 @@ import (
 // name it. If its number were given out again, they would get the policy of
 // others.
 func TestKernelNumberOfADamagedTableInUseIsNotGivenOutAgain(t *testing.T) {
-	dir := newBPFFS(t)
-	k, err := Open(t.Context(), testOptions(dir))
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := kerneltest.NewBPFFS(t)
+	k := open(t, dir)
 	damaged, err := k.DefineTable(smallTable(1))
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := testEndpoint(10, 10)
-	e.Policy = slotmap.Policy{Egress: damaged, Ingress: damaged}
-	e = publish(t, k, e)
-	h := k.tables.header(damaged)
+	e := k.publish(t, 10, slotmap.Policy{Egress: damaged, Ingress: damaged})
+	h := k.store.header(damaged)
 	h.PeerSet++
-	if err := k.tables.storeHeader(damaged, h); err != nil {
+	if err := k.store.storeHeader(damaged, h); err != nil {
 		t.Fatal(err)
 	}
-	if err := k.Close(); err != nil {
-		t.Fatal(err)
-	}
+	k.close(t)
 
-	k = openKernel(t, testOptions(dir))
-	if got, err := k.Endpoints.Lookup(e.Slot); err != nil || got.Policy.Egress != damaged || got.Policy.Ingress != damaged {
+	k = open(t, dir)
+	if got, err := k.endpoints.Lookup(e.Slot); err != nil || got.Policy.Egress != damaged || got.Policy.Ingress != damaged {
 		t.Fatalf("after the restart: %+v, %v; want table %d", got.Policy, err, damaged)
 	}
 	defined := 0

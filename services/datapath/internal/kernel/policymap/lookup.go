@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package kernel
+package policymap
 
 import (
 	"errors"
@@ -20,12 +20,12 @@ import (
 
 // Tables lists the tables that were made from policies, by number, those of an
 // earlier process too. Retired ones are left out.
-func (k *Kernel) Tables() ([]policytable.Info, error) {
-	if err := k.rlock(); err != nil {
+func (m *Maps) Tables() ([]policytable.Info, error) {
+	if err := m.gate.RLock(); err != nil {
 		return nil, err
 	}
-	defer k.mu.RUnlock()
-	s := k.tables
+	defer m.gate.RUnlock()
+	s := m.store
 	var infos []policytable.Info
 	for _, t := range slices.Sorted(maps.Keys(s.tables)) {
 		lt := s.tables[t]
@@ -42,13 +42,13 @@ func (k *Kernel) Tables() ([]policytable.Info, error) {
 }
 
 // TableContent reads a table back from the maps. Rows and blocks are looked up
-// by the keys that were written; AuditTables finds others.
-func (k *Kernel) TableContent(t policytable.ID) (policytable.Content, error) {
-	if err := k.rlock(); err != nil {
+// by the keys that were written; Audit finds others.
+func (m *Maps) TableContent(t policytable.ID) (policytable.Content, error) {
+	if err := m.gate.RLock(); err != nil {
 		return policytable.Content{}, err
 	}
-	defer k.mu.RUnlock()
-	s := k.tables
+	defer m.gate.RUnlock()
+	s := m.store
 	lt, err := s.live(t)
 	if err != nil {
 		return policytable.Content{}, err
@@ -150,10 +150,26 @@ const (
 	byTable           = uint8(bpf.MapsSlBySL_BY_TABLE)
 )
 
+// Verdict is what a table says, and by which entries.
+type Verdict struct {
+	Action uint8  // enum sl_action, never pass
+	Proxy  uint16 // kind of proxy of a redirect
+	Rule   uint16 // number of the deciding rule, 0 if none decided
+	By     uint8  // enum sl_by
+	// IdentityClass is the class of the identity side; IdentityRow says whether
+	// a row of the table gave it, and not a default.
+	IdentityClass uint16
+	IdentityRow   bool
+	// AddressClass is the class of the address side if the table asks it, and
+	// AddressBlock the block that gave it; not valid: a default did.
+	AddressClass uint16
+	AddressBlock netip.Prefix
+}
+
 // ErrCorrupt says that a table leads nowhere: the programs drop.
 var ErrCorrupt = errors.New("table is damaged")
 
-// LookupTable judges a connection with a peer by the live maps, in the steps
+// Lookup judges a connection with a peer by the live maps, in the steps
 // that the programs take: id and addr are the peer's, point is
 // protocol << 16 | destination port, or type << 8 | code of ICMP. It changes
 // nothing. The table of a policy that is not known denies here; that the own
@@ -161,35 +177,35 @@ var ErrCorrupt = errors.New("table is damaged")
 //
 // policytable.ErrNoTable says that the table is not there, ErrCorrupt that it is damaged;
 // the programs drop in both cases.
-func (k *Kernel) LookupTable(t policytable.ID, id identity.Numeric, addr netip.Addr, point uint32) (TableVerdict, error) {
-	if err := k.rlock(); err != nil {
-		return TableVerdict{}, err
+func (m *Maps) Lookup(t policytable.ID, id identity.Numeric, addr netip.Addr, point uint32) (Verdict, error) {
+	if err := m.gate.RLock(); err != nil {
+		return Verdict{}, err
 	}
-	defer k.mu.RUnlock()
-	return k.lookupTable(t, id, addr, point)
+	defer m.gate.RUnlock()
+	return m.lookup(t, id, addr, point)
 }
 
-func (k *Kernel) lookupTable(t policytable.ID, id identity.Numeric, addr netip.Addr, point uint32) (TableVerdict, error) {
+func (m *Maps) lookup(t policytable.ID, id identity.Numeric, addr netip.Addr, point uint32) (Verdict, error) {
 	switch {
 	case t == policytable.Allow:
-		return TableVerdict{Action: actionAllow, By: byTable}, nil
+		return Verdict{Action: actionAllow, By: byTable}, nil
 	case t == policytable.Deny, t == policytable.Pending:
-		return TableVerdict{Action: actionDeny, By: byTable}, nil
-	case t < firstTable, int(t) >= len(k.tables.ids.used):
-		return TableVerdict{}, fmt.Errorf("table %d: %w", t, policytable.ErrNoTable)
+		return Verdict{Action: actionDeny, By: byTable}, nil
+	case t < firstTable, int(t) >= len(m.store.ids.used):
+		return Verdict{}, fmt.Errorf("table %d: %w", t, policytable.ErrNoTable)
 	}
-	h := k.tables.header(t)
+	h := m.store.header(t)
 	if h.N_class == 0 {
-		return TableVerdict{}, fmt.Errorf("table %d: %w", t, policytable.ErrNoTable)
+		return Verdict{}, fmt.Errorf("table %d: %w", t, policytable.ErrNoTable)
 	}
-	v, err := k.tables.lookup(&h, id, addr.Unmap(), point)
+	v, err := m.store.lookup(&h, id, addr.Unmap(), point)
 	if err != nil {
-		return TableVerdict{}, fmt.Errorf("table %d: %w", t, err)
+		return Verdict{}, fmt.Errorf("table %d: %w", t, err)
 	}
 	return v, nil
 }
 
-func (s *tableStore) lookup(h *bpf.MapsSlTable, id identity.Numeric, addr netip.Addr, point uint32) (v TableVerdict, err error) {
+func (s *tableStore) lookup(h *bpf.MapsSlTable, id identity.Numeric, addr netip.Addr, point uint32) (v Verdict, err error) {
 	w := policytable.Identity{}
 	if i, ok := identityPlace(id); ok {
 		w = unpacked(s.identity(i))
@@ -324,38 +340,14 @@ func (s *tableStore) longest(set uint32, addr netip.Addr) (v bpf.MapsSlBlock, p 
 	return v, p, true, nil
 }
 
-// MapUsage says how full the maps are, sorted by name. Maps that hold a value
-// for every index count those that are in use.
-func (k *Kernel) MapUsage() ([]MapUsage, error) {
-	infos, err := k.Pins.Infos()
-	if err != nil {
+// Usage is how many entries of each map of tables are in use. Maps that hold a
+// value for every index count those that mean something.
+func (m *Maps) Usage() (map[string]int, error) {
+	if err := m.gate.RLock(); err != nil {
 		return nil, err
 	}
-	if err := k.rlock(); err != nil {
-		return nil, err
-	}
-	defer k.mu.RUnlock()
-	used := k.tables.usage()
-	var us []MapUsage
-	for _, info := range infos {
-		u := MapUsage{Name: info.Name, MaxEntries: info.MaxEntries, Bytes: info.Bytes}
-		if n, ok := used[info.Name]; ok {
-			u.Entries = n
-		} else if u.Entries, err = k.Pins.Count(info.Name); err != nil {
-			return nil, err
-		}
-		us = append(us, u)
-	}
-	endpoints, err := k.Endpoints.Count()
-	if err != nil {
-		return nil, err
-	}
-	for i := range us {
-		if us[i].Name == bpf.MapsMapSlEp {
-			us[i].Entries = endpoints + 1
-		}
-	}
-	return us, nil
+	defer m.gate.RUnlock()
+	return m.store.usage(), nil
 }
 
 // usage counts what the maps of tables hold.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package kernel
+package policymap
 
 import (
 	"context"
@@ -28,24 +28,24 @@ const (
 // by the table before SetPolicy names it.
 //
 // Blocks that another table has too are stored once.
-func (k *Kernel) DefineTable(c policytable.Content) (policytable.ID, error) {
+func (m *Maps) DefineTable(c policytable.Content) (policytable.ID, error) {
 	if err := c.Validate(); err != nil {
 		return 0, fmt.Errorf("%w: %w", pin.ErrInvalid, err)
 	}
-	if err := k.lock(); err != nil {
+	if err := m.gate.Lock(); err != nil {
 		return 0, err
 	}
-	defer k.mu.Unlock()
+	defer m.gate.Unlock()
 	trees := newTreeBuilder(nil)
 	roots := trees.addAll(c.Classes)
-	t, err := k.tables.define(&c, roots, trees.nodes)
+	t, err := m.store.define(&c, roots, trees.nodes)
 	var full *policytable.NoCapacityError
-	if errors.As(err, &full) && len(k.tables.draining) > 0 {
+	if errors.As(err, &full) && len(m.store.draining) > 0 {
 		// what was retired may make the room
-		if err := k.drain(); err != nil {
+		if err := m.drain(); err != nil {
 			return 0, err
 		}
-		t, err = k.tables.define(&c, roots, trees.nodes)
+		t, err = m.store.define(&c, roots, trees.nodes)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("define a table: %w", err)
@@ -54,10 +54,10 @@ func (k *Kernel) DefineTable(c policytable.Content) (policytable.ID, error) {
 }
 
 // drain waits for a grace period with the lock held and frees what it can.
-func (k *Kernel) drain() error {
-	rs := k.tables.beginDrain()
+func (m *Maps) drain() error {
+	rs := m.store.beginDrain()
 	err := pin.GracePeriod(context.Background())
-	return errors.Join(err, k.tables.endDrain(rs, err == nil))
+	return errors.Join(err, m.store.endDrain(rs, err == nil))
 }
 
 // headroom is what a table gets beyond its need, so that it may grow in place.
@@ -227,24 +227,24 @@ func (s *tableStore) eraseRows(lt *liveTable) error {
 // still names is ErrInUse, and then none is retired. A table that does not
 // exist is not an error. What the tables took, their numbers too, is free
 // after the next Barrier.
-func (k *Kernel) RetireTables(ts ...policytable.ID) error {
-	if err := k.lock(); err != nil {
+func (m *Maps) RetireTables(ts ...policytable.ID) error {
+	if err := m.gate.Lock(); err != nil {
 		return err
 	}
-	defer k.mu.Unlock()
+	defer m.gate.Unlock()
 	for _, t := range ts {
 		if t < firstTable {
 			return fmt.Errorf("%w: table %d is not made from a policy", pin.ErrInvalid, t)
 		}
 	}
-	live := slices.DeleteFunc(slices.Clone(ts), func(t policytable.ID) bool { return k.tables.tables[t] == nil })
-	if err := k.Endpoints.Withdraw(live...); err != nil {
+	live := slices.DeleteFunc(slices.Clone(ts), func(t policytable.ID) bool { return m.store.tables[t] == nil })
+	if err := m.endpoints.Withdraw(live...); err != nil {
 		return fmt.Errorf("retire: %w", err)
 	}
 	for i, t := range live {
-		if err := k.tables.retire(t, func() { k.Endpoints.Release(t) }); err != nil {
+		if err := m.store.retire(t, func() { m.endpoints.Release(t) }); err != nil {
 			for _, t := range live[i:] {
-				k.Endpoints.Release(t)
+				m.endpoints.Release(t)
 			}
 			return fmt.Errorf("retire table %d: %w", t, err)
 		}
@@ -278,20 +278,19 @@ func (s *tableStore) retire(t policytable.ID, released func()) error {
 // ended (8 to 16 ms), then frees what was retired before it: policy tables and
 // identity classes. One call covers any number of them. Nothing has to call it:
 // DefineTable does when it runs out of room.
-func (k *Kernel) Barrier(ctx context.Context) error {
-	if err := k.lock(); err != nil {
+func (m *Maps) Barrier(ctx context.Context) error {
+	if err := m.gate.Lock(); err != nil {
 		return err
 	}
-	tables := k.tables.beginDrain()
-	k.mu.Unlock()
+	tables := m.store.beginDrain()
+	m.gate.Unlock()
 
 	err := pin.GracePeriod(ctx)
 
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.closed {
+	if lerr := m.gate.Lock(); lerr != nil {
 		// the next process frees the tables
-		return errors.Join(err, pin.ErrClosed)
+		return errors.Join(err, lerr)
 	}
-	return errors.Join(err, k.tables.endDrain(tables, err == nil))
+	defer m.gate.Unlock()
+	return errors.Join(err, m.store.endDrain(tables, err == nil))
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package kernel
+package policymap
 
 import (
 	"fmt"
@@ -37,7 +37,8 @@ func identityPlace(id identity.Numeric) (int, bool) {
 	return 0, false
 }
 
-func identityOfIndex(index int) identity.Numeric {
+// IdentityAt is the identity at an index of sl_id.
+func IdentityAt(index int) identity.Numeric {
 	if index < clusterWide {
 		return identity.Numeric(index)
 	}
@@ -83,17 +84,17 @@ func validateIdentity(id identity.Numeric, w policytable.Identity) error {
 // SetIdentities says what identities are, for all tables at once, by one store
 // each, in no particular order. The zero value makes an identity unknown. All of
 // them are checked before the first store.
-func (k *Kernel) SetIdentities(ws map[uint32]policytable.Identity) error {
+func (m *Maps) SetIdentities(ws map[uint32]policytable.Identity) error {
 	for id, w := range ws {
 		if err := validateIdentity(identity.Numeric(id), w); err != nil {
 			return err
 		}
 	}
-	if err := k.lock(); err != nil {
+	if err := m.gate.Lock(); err != nil {
 		return err
 	}
-	defer k.mu.Unlock()
-	s := k.tables
+	defer m.gate.Unlock()
+	s := m.store
 	for id, w := range ws {
 		i, _ := identityPlace(identity.Numeric(id))
 		if s.identities[i] == packed(w) && s.identity(i) == packed(w) {
@@ -109,16 +110,26 @@ func (k *Kernel) SetIdentities(ws map[uint32]policytable.Identity) error {
 
 func (m *tableMaps) identity(i int) uint32 { return atomic.LoadUint32(element32(m.idMem, i)) }
 
+// Identity is what the map says of an identity; not Known: nothing.
+func (m *Maps) Identity(id identity.Numeric) policytable.Identity {
+	i, ok := identityPlace(id)
+	if !ok || m.gate.RLock() != nil {
+		return policytable.Identity{}
+	}
+	defer m.gate.RUnlock()
+	return unpacked(m.store.identity(i))
+}
+
 // Identities reads the entries of all known identities from the map.
-func (k *Kernel) Identities() (map[uint32]policytable.Identity, error) {
-	if err := k.rlock(); err != nil {
+func (m *Maps) Identities() (map[uint32]policytable.Identity, error) {
+	if err := m.gate.RLock(); err != nil {
 		return nil, err
 	}
-	defer k.mu.RUnlock()
+	defer m.gate.RUnlock()
 	ws := map[uint32]policytable.Identity{}
-	for i := range k.tables.identities {
-		if v := k.tables.identity(i); v&knownBit != 0 {
-			ws[uint32(identityOfIndex(i))] = unpacked(v)
+	for i := range m.store.identities {
+		if v := m.store.identity(i); v&knownBit != 0 {
+			ws[uint32(IdentityAt(i))] = unpacked(v)
 		}
 	}
 	return ws, nil
@@ -127,21 +138,21 @@ func (k *Kernel) Identities() (map[uint32]policytable.Identity, error) {
 // DefineIdentityClass finds the number of an identity class, or gives it one. A
 // NoCapacityError
 // says that all numbers are taken.
-func (k *Kernel) DefineIdentityClass(key policytable.ClassKey) (policytable.IdentityClass, error) {
+func (m *Maps) DefineIdentityClass(key policytable.ClassKey) (policytable.IdentityClass, error) {
 	if key == (policytable.ClassKey{}) {
 		return 0, fmt.Errorf("%w: the key of an identity class is zero", pin.ErrInvalid)
 	}
-	if err := k.lock(); err != nil {
+	if err := m.gate.Lock(); err != nil {
 		return 0, err
 	}
-	defer k.mu.Unlock()
-	s := k.tables
+	defer m.gate.Unlock()
+	s := m.store
 	if nc, ok := s.identityClass[key]; ok {
 		return nc, nil
 	}
 	n, ok := s.identityNumber.take()
 	if !ok && len(s.draining) > 0 {
-		if err := k.drain(); err != nil {
+		if err := m.drain(); err != nil {
 			return 0, err
 		}
 		n, ok = s.identityNumber.take()
@@ -158,21 +169,23 @@ func (k *Kernel) DefineIdentityClass(key policytable.ClassKey) (policytable.Iden
 }
 
 // IdentityClasses lists the identity classes.
-func (k *Kernel) IdentityClasses() map[policytable.ClassKey]policytable.IdentityClass {
-	k.mu.RLock()
-	defer k.mu.RUnlock()
-	return maps.Clone(k.tables.identityClass)
+func (m *Maps) IdentityClasses() map[policytable.ClassKey]policytable.IdentityClass {
+	if err := m.gate.RLock(); err != nil {
+		return nil
+	}
+	defer m.gate.RUnlock()
+	return maps.Clone(m.store.identityClass)
 }
 
 // RetireIdentityClasses ends identity classes that no identity has and no table has a
 // row for; the caller vouches for that. A number that is not in use is not an
 // error. The numbers are free after the next Barrier.
-func (k *Kernel) RetireIdentityClasses(ncs ...policytable.IdentityClass) error {
-	if err := k.lock(); err != nil {
+func (m *Maps) RetireIdentityClasses(ncs ...policytable.IdentityClass) error {
+	if err := m.gate.Lock(); err != nil {
 		return err
 	}
-	defer k.mu.Unlock()
-	s := k.tables
+	defer m.gate.Unlock()
+	s := m.store
 	for _, nc := range ncs {
 		key, ok := s.classKey[nc]
 		if !ok {

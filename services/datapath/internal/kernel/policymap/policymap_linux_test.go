@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package kernel
+package policymap
 
 import (
 	"bytes"
@@ -19,6 +19,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
@@ -54,7 +55,7 @@ func cloneContent(c *policytable.Content) *policytable.Content {
 }
 
 // lookup is the slow and obvious verdict.
-func (m *model) lookup(c *policytable.Content, id identity.Numeric, addr netip.Addr, point uint32) TableVerdict {
+func (m *model) lookup(c *policytable.Content, id identity.Numeric, addr netip.Addr, point uint32) Verdict {
 	w, ok := m.words[uint32(id)]
 	if !ok {
 		w = policytable.Identity{Kind: policytable.KindUnknown}
@@ -63,7 +64,7 @@ func (m *model) lookup(c *policytable.Content, id identity.Numeric, addr netip.A
 	if !w.Known || !row {
 		class, row = c.DefaultClasses[w.Kind], false
 	}
-	v := TableVerdict{IdentityClass: class, IdentityRow: row}
+	v := Verdict{IdentityClass: class, IdentityRow: row}
 	who := valueAt(c, class, point)
 	both := [2]uint16{who[0], who[1]}
 	if c.HasAddresses {
@@ -250,7 +251,7 @@ func (r *randomTable) table(m *model) (policytable.ID, bool) {
 // is after it; m itself stays as it was.
 type operation struct {
 	name string
-	do   func(*Kernel) error
+	do   func(*instance) error
 	then func(*model)
 }
 
@@ -278,7 +279,7 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 		var defined policytable.ID
 		return operation{
 			fmt.Sprintf("define %d classes, %d rows, %d blocks", len(n.Classes), len(n.Peers), len(n.Prefixes)),
-			func(k *Kernel) (err error) {
+			func(k *instance) (err error) {
 				defined, err = k.DefineTable(*n)
 				if err == nil && m.tables[defined] != nil {
 					t.Fatalf("table %d is given out twice", defined)
@@ -293,7 +294,7 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 		}
 		return operation{
 			fmt.Sprintf("grow %d to %d classes", id, len(grown.Classes)),
-			func(k *Kernel) error {
+			func(k *instance) error {
 				return k.GrowTable(id, grown.Classes[len(c.Classes):])
 			}, func(m *model) { m.tables[id] = grown },
 		}
@@ -302,7 +303,7 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 		have, there := c.Peers[nc]
 		return operation{
 			fmt.Sprintf("row of %d: %d to %d", id, nc, class),
-			func(k *Kernel) error {
+			func(k *instance) error {
 				err := k.SetPeer(id, nc, class)
 				if there && have != class && errors.Is(err, pin.ErrExists) {
 					return nil
@@ -318,21 +319,21 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 		nc := policytable.IdentityClass(1 + r.IntN(20))
 		return operation{
 			fmt.Sprintf("no row of %d: %d", id, nc),
-			func(k *Kernel) error { return k.DeletePeer(id, nc) },
+			func(k *instance) error { return k.DeletePeer(id, nc) },
 			func(m *model) { delete(m.tables[id].Peers, nc) },
 		}
 	case op <= 7:
 		p, classes := r.block(c)
 		return operation{
 			fmt.Sprintf("prefix of %d: %v %v", id, p, classes),
-			func(k *Kernel) error { return k.SetPrefix(id, p, classes) },
+			func(k *instance) error { return k.SetPrefix(id, p, classes) },
 			func(m *model) { m.tables[id].Prefixes[p] = classes },
 		}
 	case op == 8:
 		p := r.prefix()
 		return operation{
 			fmt.Sprintf("no block of %d: %v", id, p),
-			func(k *Kernel) error { return k.DeletePrefix(id, p) },
+			func(k *instance) error { return k.DeletePrefix(id, p) },
 			func(m *model) { delete(m.tables[id].Prefixes, p) },
 		}
 	case op == 9:
@@ -340,7 +341,7 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 			func(p slotmap.Policy) bool { return p.Egress == id || p.Ingress == id })
 		return operation{
 			fmt.Sprintf("retire %d", id),
-			func(k *Kernel) error {
+			func(k *instance) error {
 				err := k.RetireTables(id)
 				if named {
 					if !errors.Is(err, slotmap.ErrInUse) {
@@ -356,7 +357,7 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 			},
 		}
 	case op == 10:
-		return operation{"barrier", func(k *Kernel) error { return k.Barrier(t.Context()) }, func(*model) {}}
+		return operation{"barrier", func(k *instance) error { return k.Barrier(t.Context()) }, func(*model) {}}
 	case op == 11:
 		s, ok := randomKey(r.Rand, m.policies, func(a, b slotmap.Slot) int { return int(a) - int(b) })
 		if !ok {
@@ -365,7 +366,7 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 		other, _ := r.table(m)
 		return operation{
 			fmt.Sprintf("slot %d by %d and %d", s, id, other),
-			func(k *Kernel) error { _, err := k.Endpoints.SetPolicy(s, id, other); return err },
+			func(k *instance) error { _, err := k.endpoints.SetPolicy(s, id, other); return err },
 			func(m *model) { m.policies[s] = slotmap.Policy{Egress: id, Ingress: other} },
 		}
 	case op == 12:
@@ -373,20 +374,20 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 		if nc, ok := m.classes[key]; ok && r.IntN(2) == 0 {
 			return operation{
 				fmt.Sprintf("retire identity class %d", nc),
-				func(k *Kernel) error { return k.RetireIdentityClasses(nc) }, func(m *model) { delete(m.classes, key) },
+				func(k *instance) error { return k.RetireIdentityClasses(nc) }, func(m *model) { delete(m.classes, key) },
 			}
 		}
 		var nc policytable.IdentityClass
 		return operation{
 			fmt.Sprintf("identity class of %x", key[:1]),
-			func(k *Kernel) (err error) { nc, err = k.DefineIdentityClass(key); return err },
+			func(k *instance) (err error) { nc, err = k.DefineIdentityClass(key); return err },
 			func(m *model) { m.classes[key] = nc },
 		}
 	}
 	iden, w := r.identity(), r.word()
 	return operation{
 		fmt.Sprintf("identity %d is %+v", iden, w),
-		func(k *Kernel) error {
+		func(k *instance) error {
 			err := k.SetIdentities(map[uint32]policytable.Identity{uint32(iden): w})
 			if iden == 70000 && errors.Is(err, pin.ErrInvalid) {
 				return nil
@@ -414,7 +415,7 @@ func (m *model) clone() *model {
 }
 
 // difference says in what the maps are not the model, "" if in nothing.
-func (m *model) difference(k *Kernel) string {
+func (m *model) difference(k *instance) string {
 	infos, err := k.Tables()
 	if err != nil {
 		return err.Error()
@@ -453,9 +454,9 @@ func (m *model) difference(k *Kernel) string {
 }
 
 // audited fails the test if the maps differ from what was written.
-func audited(t testing.TB, k *Kernel, when string) {
+func audited(t testing.TB, k *instance, when string) {
 	t.Helper()
-	ds, err := k.AuditTables(false)
+	ds, err := k.Audit(false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -465,12 +466,12 @@ func audited(t testing.TB, k *Kernel, when string) {
 }
 
 // lookups compares the verdicts of all tables at some points.
-func (m *model) lookups(t testing.TB, k *Kernel, r *randomTable, when string) {
+func (m *model) lookups(t testing.TB, k *instance, r *randomTable, when string) {
 	t.Helper()
 	for id, c := range m.tables {
 		for range 4 {
 			who, addr, point := r.identity(), r.addr(), points[r.IntN(len(points))]+uint32(r.IntN(2))
-			got, err := k.LookupTable(id, who, addr, point)
+			got, err := k.Lookup(id, who, addr, point)
 			if want := m.lookup(c, who, addr, point); err != nil || got != want {
 				t.Fatalf("%s: table %d, identity %d, %v, point %#x: %+v (%v), want %+v", when, id, who, addr, point, got, err, want)
 			}
@@ -481,14 +482,14 @@ func (m *model) lookups(t testing.TB, k *Kernel, r *randomTable, when string) {
 // TestKernelTablesAreWhatWasWritten carries random changes out on the maps and
 // on a plain model, and starts anew now and then.
 func TestKernelTablesAreWhatWasWritten(t *testing.T) {
-	dir := newBPFFS(t)
-	k := openKernel(t, testOptions(dir))
+	dir := kerneltest.NewBPFFS(t)
+	k := open(t, dir)
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	r := &randomTable{Rand: rand.New(rand.NewPCG(seed, 1))}
 	m := newModel()
 	for n := range byte(3) {
-		e := publish(t, k, testEndpoint(1000+uint32(n), 10+n))
+		e := k.publish(t, 10+n, allowed)
 		m.policies[e.Slot] = e.Policy
 	}
 	for i := range 800 {
@@ -505,8 +506,8 @@ func TestKernelTablesAreWhatWasWritten(t *testing.T) {
 			audited(t, k, op.name)
 		}
 		if i%200 == 199 {
-			k.Close()
-			k = openKernel(t, testOptions(dir))
+			k.close(t)
+			k = open(t, dir)
 			if d := m.difference(k); d != "" {
 				t.Fatalf("step %d: after a restart: %s", i, d)
 			}
@@ -515,7 +516,7 @@ func TestKernelTablesAreWhatWasWritten(t *testing.T) {
 	}
 	// all gone, nothing remains
 	for s := range m.policies {
-		if err := k.Endpoints.Unpublish(s); err != nil {
+		if err := k.endpoints.Unpublish(s); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -539,19 +540,15 @@ func TestKernelTablesAreWhatWasWritten(t *testing.T) {
 	}
 	// a number without a key that something named at the last start rests until
 	// the next
-	k.Close()
-	k = openKernel(t, testOptions(dir))
-	us, err := k.MapUsage()
+	k.close(t)
+	k = open(t, dir)
+	us, err := k.Usage()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, u := range us {
-		switch u.Name {
-		case bpf.MapsMapSlTable, bpf.MapsMapSlTableKey, bpf.MapsMapSlClass, bpf.MapsMapSlPorts, bpf.MapsMapSlRule,
-			bpf.MapsMapSlPeer, bpf.MapsMapSlCidr4, bpf.MapsMapSlCidr6, bpf.MapsMapSlClassKey, bpf.MapsMapSlId:
-			if u.Entries != 0 {
-				t.Errorf("%d entries left in %s", u.Entries, u.Name)
-			}
+	for name, n := range us {
+		if n != 0 {
+			t.Errorf("%d entries left in %s", n, name)
 		}
 	}
 	if i := strings.IndexFunc(snapshot(t, k, false), func(r rune) bool { return r != 0 }); i >= 0 {
@@ -561,20 +558,20 @@ func TestKernelTablesAreWhatWasWritten(t *testing.T) {
 
 // snapshot is everything in the maps of tables, bit for bit; without sl_rule,
 // where a start leaves the rules of tables that nobody freed.
-func snapshot(t testing.TB, k *Kernel, withRules bool) string {
+func snapshot(t testing.TB, k *instance, withRules bool) string {
 	t.Helper()
-	c, err := k.tables.read()
+	c, err := k.store.read()
 	if err != nil {
 		t.Fatal(err)
 	}
 	var b bytes.Buffer
 	for _, part := range [][]byte{
-		memory(c.tableKeys), memory(c.classKeys), memory(c.ports), k.tables.tableMem, k.tables.classMem, k.tables.idMem,
+		memory(c.tableKeys), memory(c.classKeys), memory(c.ports), k.store.tableMem, k.store.classMem, k.store.idMem,
 	} {
 		b.Write(part)
 	}
 	if withRules {
-		rules, err := pin.AllElements[bpf.MapsSlRule](k.tables.tableMaps.rules)
+		rules, err := pin.AllElements[bpf.MapsSlRule](k.store.tableMaps.rules)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -598,8 +595,8 @@ var errKilled = errors.New("killed")
 // what they held before the change or after it, and nothing else; before the
 // restart no table that was there has a third verdict.
 func TestKernelTablesSurviveAKillAtEveryWrite(t *testing.T) {
-	dir := newBPFFS(t)
-	k := openKernel(t, testOptions(dir))
+	dir := kerneltest.NewBPFFS(t)
+	k := open(t, dir)
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	r := &randomTable{Rand: rand.New(rand.NewPCG(seed, 2))}
@@ -609,14 +606,14 @@ func TestKernelTablesSurviveAKillAtEveryWrite(t *testing.T) {
 		op := r.operation(t, m)
 		for n := 0; ; n++ {
 			writes := 0
-			k.tables.before = func(string) error {
+			k.store.before = func(string) error {
 				if writes++; writes > n {
 					return errKilled
 				}
 				return nil
 			}
 			err := op.do(k)
-			k.tables.before = nil
+			k.store.before = nil
 			after := m.clone()
 			if err == nil {
 				op.then(m)
@@ -631,8 +628,8 @@ func TestKernelTablesSurviveAKillAtEveryWrite(t *testing.T) {
 			kills++
 			op.then(after)
 			oldOrNew(t, k, r, m, after, op.name)
-			k.Close()
-			k = openKernel(t, testOptions(dir))
+			k.close(t)
+			k = open(t, dir)
 			audited(t, k, op.name+", killed")
 			if d := m.difference(k); d != "" {
 				// a move and what came before it may be complete
@@ -648,7 +645,7 @@ func TestKernelTablesSurviveAKillAtEveryWrite(t *testing.T) {
 }
 
 // oldOrNew asks every table that was there before.
-func oldOrNew(t testing.TB, k *Kernel, r *randomTable, before, after *model, what string) {
+func oldOrNew(t testing.TB, k *instance, r *randomTable, before, after *model, what string) {
 	t.Helper()
 	for id, c := range before.tables {
 		then := after.tables[id]
@@ -657,7 +654,7 @@ func oldOrNew(t testing.TB, k *Kernel, r *randomTable, before, after *model, wha
 		}
 		for range 20 {
 			who, addr, point := r.identity(), r.addr(), points[r.IntN(len(points))]
-			got, err := k.LookupTable(id, who, addr, point)
+			got, err := k.Lookup(id, who, addr, point)
 			// which block it was is not asked of the map
 			got.AddressBlock = netip.Prefix{}
 			old, updated := before.lookup(c, who, addr, point), after.lookup(then, who, addr, point)
@@ -673,7 +670,7 @@ func oldOrNew(t testing.TB, k *Kernel, r *randomTable, before, after *model, wha
 // TestKernelAFailedWriteLeavesTheMapsBitForBit makes each write of random
 // changes fail once; what was written before it is taken back.
 func TestKernelAFailedWriteLeavesTheMapsBitForBit(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := open(t, kerneltest.NewBPFFS(t))
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	r := &randomTable{Rand: rand.New(rand.NewPCG(seed, 3))}
@@ -691,14 +688,14 @@ func TestKernelAFailedWriteLeavesTheMapsBitForBit(t *testing.T) {
 		was := snapshot(t, k, true)
 		for n := 0; ; n++ {
 			writes := 0
-			k.tables.before = func(string) error {
+			k.store.before = func(string) error {
 				if writes++; writes == n+1 {
 					return fmt.Errorf("%w: no memory", pin.ErrFull)
 				}
 				return nil
 			}
 			err := op.do(k)
-			k.tables.before = nil
+			k.store.before = nil
 			if err == nil {
 				op.then(m)
 				break
@@ -714,7 +711,7 @@ func TestKernelAFailedWriteLeavesTheMapsBitForBit(t *testing.T) {
 					if e := after.difference(k); e != "" {
 						t.Fatalf("%s, write %d failed: %s", op.name, n+1, d)
 					}
-					if ds, err := k.AuditTables(true); err != nil || len(ds) == 0 {
+					if ds, err := k.Audit(true); err != nil || len(ds) == 0 {
 						t.Fatalf("%s, write %d failed: audit says %q, %v", op.name, n+1, ds, err)
 					}
 					m = after
@@ -729,10 +726,10 @@ func TestKernelAFailedWriteLeavesTheMapsBitForBit(t *testing.T) {
 	audited(t, k, "at the end")
 }
 
-// TestKernelLookupTableIsTheProgramsVerdict asks both about random tables.
-func TestKernelLookupTableIsTheProgramsVerdict(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
-	j := newJudge(t, k)
+// TestKernelLookupIsTheProgramsVerdict asks both about random tables.
+func TestKernelLookupIsTheProgramsVerdict(t *testing.T) {
+	k := open(t, kerneltest.NewBPFFS(t))
+	j := kerneltest.NewJudge(t, k.pins)
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	r := &randomTable{Rand: rand.New(rand.NewPCG(seed, 4))}
@@ -746,16 +743,16 @@ func TestKernelLookupTableIsTheProgramsVerdict(t *testing.T) {
 		for id := range m.tables {
 			for range 20 {
 				who, addr, point := r.identity(), r.addr(), points[r.IntN(len(points))]
-				want, err := k.LookupTable(id, who, addr, point)
+				want, err := k.Lookup(id, who, addr, point)
 				if err != nil {
 					t.Fatal(err)
 				}
-				reason, side := j.ask(t, question(id, who, addr, uint8(point>>16), uint16(point)))
+				reason, side := j.Ask(t, kerneltest.Question(id, who, addr, uint8(point>>16), uint16(point)))
 				if point>>24 != 0 {
 					continue // no protocol
 				}
 				if side.Action != want.Action || side.Rule != want.Rule || side.By != want.By {
-					t.Fatalf("step %d: table %d, identity %d, %v, %#x: the program says %+v (%v), LookupTable %+v",
+					t.Fatalf("step %d: table %d, identity %d, %v, %#x: the program says %+v (%v), Lookup %+v",
 						i, id, who, addr, point, side, reason, want)
 				}
 			}

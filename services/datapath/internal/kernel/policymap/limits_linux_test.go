@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package kernel
+package policymap
 
 import (
 	"encoding/binary"
@@ -14,13 +14,11 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/cilium/ebpf"
-
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -57,13 +55,13 @@ func distinct(n int) []policytable.Ranges {
 }
 
 // intact fails if the table that was there first has another verdict.
-func intact(t testing.TB, k *Kernel, id policytable.ID, when string) {
+func intact(t testing.TB, k *instance, id policytable.ID, when string) {
 	t.Helper()
-	for point, want := range map[uint32]TableVerdict{
+	for point, want := range map[uint32]Verdict{
 		6<<16 | 80: {Action: 0, Rule: 1, By: byUnknownIdentity}, // nobody has announced it
 		6<<16 | 81: {Action: 2, Rule: 2, By: byRule},
 	} {
-		if got, err := k.LookupTable(id, 256, netip.MustParseAddr("192.0.2.1"), point); err != nil || got != want {
+		if got, err := k.Lookup(id, 256, netip.MustParseAddr("192.0.2.1"), point); err != nil || got != want {
 			t.Fatalf("%s: verdict at %#x is %+v (%v), want %+v", when, point, got, err, want)
 		}
 	}
@@ -135,7 +133,7 @@ func TestKernelAFullMapRefusesATableWhole(t *testing.T) {
 		}},
 	} {
 		t.Run(tc.full, func(t *testing.T) {
-			k := openKernel(t, testOptions(newBPFFS(t)))
+			k := open(t, kerneltest.NewBPFFS(t))
 			first, err := k.DefineTable(smallTable(1 << 40))
 			if err != nil {
 				t.Fatal(err)
@@ -195,23 +193,23 @@ func TestKernelAFullMapRefusesATableWhole(t *testing.T) {
 	}
 }
 
-func usage(t testing.TB, k *Kernel, mapName string) int {
+func usage(t testing.TB, k *instance, mapName string) int {
 	t.Helper()
-	us, err := k.MapUsage()
+	us, err := k.Usage()
 	if err != nil {
 		t.Fatal(err)
 	}
-	i := slices.IndexFunc(us, func(u MapUsage) bool { return u.Name == mapName })
-	if i < 0 {
+	n, ok := us[mapName]
+	if !ok {
 		t.Fatalf("no map %s", mapName)
 	}
-	return us[i].Entries
+	return n
 }
 
 // TestKernelChangesInPlaceUseTheReserve fills the last tenth, that no new table
 // gets, with rows and blocks of tables that are in use.
 func TestKernelChangesInPlaceUseTheReserve(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := open(t, kerneltest.NewBPFFS(t))
 	var ids []policytable.ID
 	for i := range uint64(9) {
 		c := smallTable(i)
@@ -253,7 +251,7 @@ func TestKernelChangesInPlaceUseTheReserve(t *testing.T) {
 
 // TestKernelIdentityClassesRunOut takes all numbers of identity classes.
 func TestKernelIdentityClassesRunOut(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := open(t, kerneltest.NewBPFFS(t))
 	key := func(i int) (c policytable.ClassKey) {
 		binary.BigEndian.PutUint32(c[:], uint32(i+1))
 		return c
@@ -283,7 +281,7 @@ func TestKernelIdentityClassesRunOut(t *testing.T) {
 // TestKernelAnIdentityIsOneWrite counts what a new identity of a known class
 // costs, however many tables there are.
 func TestKernelAnIdentityIsOneWrite(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := open(t, kerneltest.NewBPFFS(t))
 	nc, err := k.DefineIdentityClass(policytable.ClassKey{1})
 	if err != nil {
 		t.Fatal(err)
@@ -296,7 +294,7 @@ func TestKernelAnIdentityIsOneWrite(t *testing.T) {
 		}
 	}
 	var writes []string
-	k.tables.before = func(mapName string) error {
+	k.store.before = func(mapName string) error {
 		writes = append(writes, mapName)
 		return nil
 	}
@@ -313,7 +311,7 @@ func TestKernelAnIdentityIsOneWrite(t *testing.T) {
 // TestKernelEqualBlocksAreStoredOnce shares sets, and copies one before it
 // changes.
 func TestKernelEqualBlocksAreStoredOnce(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := open(t, kerneltest.NewBPFFS(t))
 	var ids []policytable.ID
 	for i := range uint64(3) {
 		c := smallTable(i)
@@ -356,7 +354,7 @@ func TestKernelEqualBlocksAreStoredOnce(t *testing.T) {
 // TestKernelAuditRepairsTables damages each part of a table behind the
 // kernel's back.
 func TestKernelAuditRepairsTables(t *testing.T) {
-	k := openKernel(t, testOptions(newBPFFS(t)))
+	k := open(t, kerneltest.NewBPFFS(t))
 	c := smallTable(0)
 	c.HasAddresses = true
 	c.Peers[7] = 0
@@ -369,7 +367,7 @@ func TestKernelAuditRepairsTables(t *testing.T) {
 		t.Fatal(err)
 	}
 	was := snapshot(t, k, false)
-	s := k.tables
+	s := k.store
 	lt := s.tables[id]
 	for name, damage := range map[string]func() error{
 		"a row is missing":    func() error { return s.deletePeer(uint32(id), 7) },
@@ -395,11 +393,11 @@ func TestKernelAuditRepairsTables(t *testing.T) {
 		if err := damage(); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		found, err := k.AuditTables(false)
+		found, err := k.Audit(false)
 		if err != nil || len(found) == 0 {
 			t.Errorf("%s: not found (%v)", name, err)
 		}
-		if repaired, err := k.AuditTables(true); err != nil || !slices.Equal(repaired, found) {
+		if repaired, err := k.Audit(true); err != nil || !slices.Equal(repaired, found) {
 			t.Errorf("%s: found %q, repaired %q (%v)", name, found, repaired, err)
 		}
 		audited(t, k, name)
@@ -409,36 +407,14 @@ func TestKernelAuditRepairsTables(t *testing.T) {
 	}
 }
 
-// TestKernelMapsFitIntoTheirMemory adds up what the kernel accounts for all
-// maps of an instance by default sizing. Before Linux 6.4 it accounts for maps
-// that allocate as they fill as if they were full.
-func TestKernelMapsFitIntoTheirMemory(t *testing.T) {
-	requireKernel(t, 6, 4, "what maps really take")
-	k := openKernel(t, testOptions(newBPFFS(t)))
-	us, err := k.MapUsage()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var sum uint64
-	for _, u := range us {
-		sum += u.Bytes
-		t.Logf("%-12s %7d entries %9d bytes", u.Name, u.MaxEntries, u.Bytes)
-	}
-	t.Logf("%d maps, %.1f MiB", len(us), float64(sum)/(1<<20))
-	const most = 413 << 20 / 10
-	if sum > most || len(us) >= 40 {
-		t.Errorf("%d maps take %d bytes, at most 39 and %d", len(us), sum, most)
-	}
-}
-
 // TestKernelReadersSeeNoThirdVerdict asks one table with the programs' own
 // function while it grows, moves, gets and loses rows and blocks, shares its
 // set and leaves it, and other tables come and go. Whatever it answers is the
 // verdict of before or of after.
 func TestKernelReadersSeeNoThirdVerdict(t *testing.T) {
 	const changes = 20_000
-	k := openKernel(t, testOptions(newBPFFS(t)))
-	j := newJudge(t, k)
+	k := open(t, kerneltest.NewBPFFS(t))
+	j := kerneltest.NewJudge(t, k.pins)
 	// class 0 denies everything by rule 4, class 1 port 80 by rule 1
 	c := smallTable(0)
 	c.HasAddresses = true
@@ -514,10 +490,10 @@ func TestKernelReadersSeeNoThirdVerdict(t *testing.T) {
 		}()
 	}()
 	// what both answers can be: by its class or by its address port 80 is denied
-	q := question(id, 300, netip.AddrFrom4([4]byte{10, 1, 1, 1}), 6, 80)
+	q := kerneltest.Question(id, 300, netip.AddrFrom4([4]byte{10, 1, 1, 1}), 6, 80)
 	asked, denied := 0, 0
 	for !done.Load() {
-		reason, side := j.ask(t, q)
+		reason, side := j.Ask(t, q)
 		asked++
 		switch {
 		case side.Rule == 1 && reason == event.DropPolicyDenied:
@@ -537,80 +513,9 @@ func TestKernelReadersSeeNoThirdVerdict(t *testing.T) {
 	audited(t, k, "at the end")
 }
 
-// TestKernelFlipsShowOldOrNewTable sends packets of a pod while its tables are
-// replaced all the time, the old ones are freed and their numbers and places
-// used again. A packet is judged by the table of before or of after.
-func TestKernelFlipsShowOldOrNewTable(t *testing.T) {
-	const flips = 2000
-	k := openKernel(t, testOptions(newBPFFS(t)))
-	pod := publish(t, k, a)
-	done := make(chan error, 1)
-	var running atomic.Bool
-	running.Store(true)
-	go func() {
-		defer running.Store(false)
-		done <- func() error {
-			var old policytable.ID
-			for i := range flips {
-				// in turn port 80 is denied and allowed, by tables of all sizes
-				c := smallTable(uint64(i))
-				if i%2 == 0 {
-					c.Rules[0].Action = 2
-				}
-				c.Classes = append(slices.Repeat(c.Classes, 1+i%5), distinct(i%7)...)
-				c.HasAddresses = i%3 == 0
-				if c.HasAddresses {
-					c.Prefixes = map[netip.Prefix]policytable.PrefixClasses{netip.MustParsePrefix("203.0.113.0/24"): {}}
-				}
-				id, err := k.DefineTable(c)
-				if err == nil {
-					_, err = k.Endpoints.SetPolicy(pod.Slot, id, id)
-				}
-				if err == nil && old != 0 {
-					err = k.RetireTables(old)
-				}
-				if err == nil && i%20 == 0 {
-					err = k.Barrier(t.Context())
-				}
-				if err != nil {
-					return fmt.Errorf("flip %d: %w", i, err)
-				}
-				old = id
-			}
-			return nil
-		}()
-	}()
-	var packets uint64
-	for n := uint16(0); running.Load(); n++ {
-		in := from4(netip.MustParseAddr("203.0.113.9"), 6, tcp(1000+n%100, 80, flagSYN))
-		if _, err := k.program(program.FromPod).Run(&ebpf.RunOptions{Data: in}); err != nil {
-			t.Fatal(err)
-		}
-		packets++
-	}
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
-	cs, err := k.Events.Metrics()
-	if err != nil {
-		t.Fatal(err)
-	}
-	seen := map[event.Reason]uint64{}
-	for _, c := range cs {
-		seen[c.Reason] += c.Packets
-	}
-	t.Logf("%d flips, %d packets: %v", flips, packets, seen)
-	// nobody has announced who is there, so that a denial says so
-	allowed, denied := seen[event.ForwardOutside], seen[event.DropIdentityUnknown]
-	if allowed == 0 || denied == 0 || allowed+denied < packets || len(seen) != 2 {
-		t.Errorf("%d packets counted as %v, want them all as %v or %v", packets, seen, event.ForwardOutside, event.DropIdentityUnknown)
-	}
-	audited(t, k, "at the end")
-}
-
 // BenchmarkKernelTableChanges measures what a change of a policy costs.
 func BenchmarkKernelTableChanges(b *testing.B) {
-	k := openKernel(b, testOptions(newBPFFS(b)))
+	k := open(b, kerneltest.NewBPFFS(b))
 	words := map[uint32]policytable.Identity{}
 	b.Run("1000 identities", func(b *testing.B) {
 		for i := range b.N {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package kernel
+package policymap
 
 import (
 	"errors"
@@ -26,7 +26,7 @@ const noRoot = ^uint32(0)
 const childBit = 1 << 31
 
 // tableStore knows what is in the maps of tables and what is free. It is
-// guarded by the Kernel's mu.
+// guarded by the gate of Maps.
 //
 // What is free is zero in the maps, but for sl_rule after a start. Whatever
 // else lies there was written by somebody else, or by a process that was killed.

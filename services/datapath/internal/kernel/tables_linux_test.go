@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
+	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+)
+
+// TestKernelMapsFitIntoTheirMemory adds up what the kernel accounts for all
+// maps of an instance by default sizing. Before Linux 6.4 it accounts for maps
+// that allocate as they fill as if they were full.
+func TestKernelMapsFitIntoTheirMemory(t *testing.T) {
+	requireKernel(t, 6, 4, "what maps really take")
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
+	us, err := k.MapUsage()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var sum uint64
+	for _, u := range us {
+		sum += u.Bytes
+		t.Logf("%-12s %7d entries %9d bytes", u.Name, u.MaxEntries, u.Bytes)
+	}
+	t.Logf("%d maps, %.1f MiB", len(us), float64(sum)/(1<<20))
+	const most = 413 << 20 / 10
+	if sum > most || len(us) >= 40 {
+		t.Errorf("%d maps take %d bytes, at most 39 and %d", len(us), sum, most)
+	}
+}
+
+// TestKernelFlipsShowOldOrNewTable sends packets of a pod while its tables are
+// replaced all the time, the old ones are freed and their numbers and places
+// used again. A packet is judged by the table of before or of after.
+func TestKernelFlipsShowOldOrNewTable(t *testing.T) {
+	const flips = 2000
+	allBut80 := policytable.Ranges{
+		{First: 0, Last: 6<<16 | 79, Rest: 2},
+		{First: 6<<16 | 80, Last: 6<<16 | 80, Rest: 1},
+		{First: 6<<16 | 81, Last: policytable.LastPoint, Rest: 2},
+	}
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
+	pod := publish(t, k, a)
+	done := make(chan error, 1)
+	var running atomic.Bool
+	running.Store(true)
+	go func() {
+		defer running.Store(false)
+		done <- func() error {
+			var old policytable.ID
+			for i := range flips {
+				// in turn port 80 is denied and allowed, by tables of all sizes
+				c := policytable.Content{
+					Rules:   []policytable.Rule{{Action: policytable.ActionDeny, Tier: 1}, {Action: policytable.ActionAllow, Tier: 1}},
+					Classes: slices.Repeat([]policytable.Ranges{allBut80}, 1+i%5),
+				}
+				binary.BigEndian.PutUint64(c.Hash[:], uint64(i)+1)
+				if i%2 == 0 {
+					c.Rules[0].Action = policytable.ActionAllow
+				}
+				for n := range uint32(i % 7) { // a node each
+					c.Classes = append(c.Classes, policytable.Ranges{{First: n, Last: n, Rest: 1}})
+				}
+				c.HasAddresses = i%3 == 0
+				if c.HasAddresses {
+					c.Prefixes = map[netip.Prefix]policytable.PrefixClasses{netip.MustParsePrefix("203.0.113.0/24"): {}}
+				}
+				id, err := k.Tables.DefineTable(c)
+				if err == nil {
+					_, err = k.Endpoints.SetPolicy(pod.Slot, id, id)
+				}
+				if err == nil && old != 0 {
+					err = k.Tables.RetireTables(old)
+				}
+				if err == nil && i%20 == 0 {
+					err = k.Tables.Barrier(t.Context())
+				}
+				if err != nil {
+					return fmt.Errorf("flip %d: %w", i, err)
+				}
+				old = id
+			}
+			return nil
+		}()
+	}()
+	var packets uint64
+	for n := uint16(0); running.Load(); n++ {
+		in := from4(netip.MustParseAddr("203.0.113.9"), 6, tcp(1000+n%100, 80, flagSYN))
+		if _, err := k.program(program.FromPod).Run(&ebpf.RunOptions{Data: in}); err != nil {
+			t.Fatal(err)
+		}
+		packets++
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	cs, err := k.Events.Metrics()
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[event.Reason]uint64{}
+	for _, c := range cs {
+		seen[c.Reason] += c.Packets
+	}
+	t.Logf("%d flips, %d packets: %v", flips, packets, seen)
+	// nobody has announced who is there, so that a denial says so
+	allowed, denied := seen[event.ForwardOutside], seen[event.DropIdentityUnknown]
+	if allowed == 0 || denied == 0 || allowed+denied < packets || len(seen) != 2 {
+		t.Errorf("%d packets counted as %v, want them all as %v or %v", packets, seen, event.ForwardOutside, event.DropIdentityUnknown)
+	}
+	if ds, err := k.Tables.Audit(false); err != nil || len(ds) > 0 {
+		t.Errorf("the maps differ from what was written: %q, %v", ds, err)
+	}
+}

@@ -22,4 +22,10 @@ __noinline int sl_judge_types(const struct sl_question *question, const struct s
 	return question && answer;
 }
 
+/* For the replicas, whose cells are read. */
+__noinline int sl_cell_types(const struct sl_packet *packet, enum sl_program program)
+{
+	return packet != 0 && program;
+}
+
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -523,9 +523,9 @@ struct sl_answer {
 _Static_assert(sizeof(struct sl_answer) == 16, "two words");
 
 /*
- * Value of sl_run: memory of one program on one CPU, of which packet.h says
- * what it holds. Its size alone is shared, so that a new program finds the
- * cell of an old one.
+ * Value of sl_run: memory of one program on one CPU, in which a run keeps its
+ * struct sl_packet. Its size alone is part of the map, so that a new program
+ * finds the cell of an old one.
  */
 struct sl_run_cell {
 	__u64 word[64];
@@ -537,6 +537,63 @@ enum sl_program {
 	SL_PROGRAM_FROM_POD = 0,
 	SL_PROGRAM_TO_POD = 1,
 };
+
+/* What one run of a program knows about its packet; packet.h says where it lies. */
+struct sl_packet {
+	__u8 src[16]; /* IPv4: the first four bytes */
+	__u8 dst[16];
+	__u8 dst_mac[6]; /* the two as they stand in the frame */
+	__u8 src_mac[6];
+	__u16 ethertype; /* host order */
+	__u16 sport;
+	__u16 dport;
+	__u8 family; /* 4, 6, or 0 before the IP header was read */
+	__u8 proto; /* after extension headers */
+	__u8 hops; /* TTL or hop limit */
+	__u8 tcp_flags;
+	_Bool fragment; /* any but the first: has no transport header */
+	_Bool more_fragments; /* the first of several */
+	__u16 src_slot;
+	__u16 dst_slot;
+	__u32 l4; /* offset of the header after the IP headers */
+	__u32 end; /* offset behind the IP packet */
+	__u32 src_identity;
+	__u32 dst_identity;
+	enum sl_direction hook; /* of the program: egress from a pod */
+	enum sl_direction direction; /* for counters: whose side it is about */
+	__u32 fragment_id; /* of the whole packet that this is a part of */
+	__u16 echo; /* identifier of an ICMP echo, host order */
+	__u8 chunk; /* type of the first chunk of SCTP */
+	__u8 news; /* SL_NEWS_... */
+	/* Numbers: the compiler takes a bool in memory for 0 or 1 and computes
+	 * addresses with it, and the verifier takes it for any byte.
+	 */
+	__u8 reply; /* 1: of a connection that the other end began */
+	__u8 via_stack; /* 1: the host's stack must see it */
+	__u8 low; /* 1: its sender is the lower end of its connection's key */
+	__u8 sides; /* SL_SIDE_...: that were judged for it */
+	__u16 ct_flags; /* SL_CT_... of its connection */
+	__u8 pad[2];
+	struct sl_side egress; /* of the connection that it belongs to */
+	struct sl_side ingress;
+	__u8 pad2[4];
+	/* What follows is not cleared: each is written whole before it is read.
+	 * Aligned, so that addresses are copied in two words and not in bytes.
+	 */
+	struct sl_question question __attribute__((aligned(8))); /* of judge() */
+	struct sl_side side; /* its answer */
+	__u8 pad3[4];
+	struct sl_ct_key4 key4 __attribute__((aligned(8))); /* its connection's, of its family */
+	struct sl_ct_key6 key6 __attribute__((aligned(8)));
+	struct sl_ct entry; /* of a connection that begins */
+	struct sl_revoked revoked; /* of one that a policy terminates */
+} __attribute__((aligned(8)));
+
+/* sl_packet.news: what there is to tell besides what became of the packet. */
+#define SL_NEWS_VERDICT 0x1 /* a connection was judged */
+#define SL_NEWS_CLOSED 0x2 /* a connection has ended */
+
+_Static_assert(sizeof(struct sl_packet) <= sizeof(struct sl_run_cell), "fits into its cell");
 
 /* Record of sl_events. */
 struct sl_event {

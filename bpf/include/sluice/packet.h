@@ -4,9 +4,9 @@
 #define SLUICE_PACKET_H
 
 /*
- * What one run of a program knows about its packet. It lies in memory of the
- * CPU (sl_run) and not on the stack, of which all functions of a program
- * together have 512 bytes.
+ * What one run of a program knows about its packet (struct sl_packet). It lies in
+ * memory of the CPU (sl_run) and not on the stack, of which all functions of a
+ * program together have 512 bytes.
  *
  * A run is alone with its cell: both hooks run with bottom halves disabled, so
  * that no run begins on a CPU before the last one has returned, and a redirect
@@ -22,59 +22,6 @@
 #include <bpf/bpf_helpers.h>
 #include <sluice/compiler.h>
 #include <sluice/maps.h>
-
-struct sl_packet {
-	__u8 src[16]; /* IPv4: the first four bytes */
-	__u8 dst[16];
-	__u8 dst_mac[6]; /* the two as they stand in the frame */
-	__u8 src_mac[6];
-	__u16 ethertype; /* host order */
-	__u16 sport;
-	__u16 dport;
-	__u8 family; /* 4, 6, or 0 before the IP header was read */
-	__u8 proto; /* after extension headers */
-	__u8 hops; /* TTL or hop limit */
-	__u8 tcp_flags;
-	bool fragment; /* any but the first: has no transport header */
-	bool more_fragments; /* the first of several */
-	__u16 src_slot;
-	__u16 dst_slot;
-	__u32 l4; /* offset of the header after the IP headers */
-	__u32 end; /* offset behind the IP packet */
-	__u32 src_identity;
-	__u32 dst_identity;
-	enum sl_direction hook; /* of the program: egress from a pod */
-	enum sl_direction direction; /* for counters: whose side it is about */
-	__u32 fragment_id; /* of the whole packet that this is a part of */
-	__u16 echo; /* identifier of an ICMP echo, host order */
-	__u8 chunk; /* type of the first chunk of SCTP */
-	__u8 news; /* SL_NEWS_... */
-	/* Numbers: the compiler takes a bool in memory for 0 or 1 and computes
-	 * addresses with it, and the verifier takes it for any byte.
-	 */
-	__u8 reply; /* 1: of a connection that the other end began */
-	__u8 via_stack; /* 1: the host's stack must see it */
-	__u8 low; /* 1: its sender is the lower end of its connection's key */
-	__u8 sides; /* SL_SIDE_...: that were judged for it */
-	__u16 ct_flags; /* SL_CT_... of its connection */
-	struct sl_side egress; /* of the connection that it belongs to */
-	struct sl_side ingress;
-	/* What follows is not cleared: each is written whole before it is read.
-	 * Aligned, so that addresses are copied in two words and not in bytes.
-	 */
-	struct sl_question question __attribute__((aligned(8))); /* of judge() */
-	struct sl_side side; /* its answer */
-	struct sl_ct_key4 key4 __attribute__((aligned(8))); /* its connection's, of its family */
-	struct sl_ct_key6 key6 __attribute__((aligned(8)));
-	struct sl_ct entry; /* of a connection that begins */
-	struct sl_revoked revoked; /* of one that a policy terminates */
-} __attribute__((aligned(8)));
-
-/* What there is to tell besides what became of the packet. */
-#define SL_NEWS_VERDICT 0x1 /* a connection was judged */
-#define SL_NEWS_CLOSED 0x2 /* a connection has ended */
-
-_Static_assert(sizeof(struct sl_packet) <= sizeof(struct sl_run_cell), "fits into its cell");
 
 /*
  * The packet of a program's run, empty. It is never NULL, but the verifier of

@@ -255,6 +255,51 @@ type MapsSlLimit struct {
 	Lost      uint32
 }
 
+type MapsSlPacket struct {
+	_             structs.HostLayout
+	Src           [16]uint8
+	Dst           [16]uint8
+	DstMac        [6]uint8
+	SrcMac        [6]uint8
+	Ethertype     uint16
+	Sport         uint16
+	Dport         uint16
+	Family        uint8
+	Proto         uint8
+	Hops          uint8
+	TcpFlags      uint8
+	Fragment      bool
+	MoreFragments bool
+	SrcSlot       uint16
+	DstSlot       uint16
+	L4            uint32
+	End           uint32
+	SrcIdentity   uint32
+	DstIdentity   uint32
+	Hook          MapsSlDirection
+	Direction     MapsSlDirection
+	FragmentId    uint32
+	Echo          uint16
+	Chunk         uint8
+	News          uint8
+	Reply         uint8
+	ViaStack      uint8
+	Low           uint8
+	Sides         uint8
+	CtFlags       uint16
+	Pad           [2]uint8
+	Egress        MapsSlSide
+	Ingress       MapsSlSide
+	Pad2          [4]uint8
+	Question      MapsSlQuestion
+	Side          MapsSlSide
+	Pad3          [4]uint8
+	Key4          MapsSlCtKey4
+	Key6          MapsSlCtKey6
+	Entry         MapsSlCt
+	Revoked       MapsSlRevoked
+}
+
 type MapsSlPeerKey struct {
 	_         structs.HostLayout
 	PeerSet   uint32
@@ -278,6 +323,13 @@ type MapsSlPrefix6 struct {
 	Bits uint32
 	Addr [16]uint8
 }
+
+type MapsSlProgram uint32
+
+const (
+	MapsSlProgramSL_PROGRAM_FROM_POD MapsSlProgram = 0
+	MapsSlProgramSL_PROGRAM_TO_POD   MapsSlProgram = 1
+)
 
 type MapsSlQuestion struct {
 	_         structs.HostLayout

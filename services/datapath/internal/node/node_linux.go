@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"net/netip"
 	"os"
 	"slices"
@@ -28,9 +27,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/guard"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/netdev"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
@@ -179,7 +176,7 @@ func Open(ctx context.Context, o Options) (_ *Node, err error) {
 	n.Core = endpoint.New(endpoint.Config{
 		Instance: o.Instance, BootID: o.BootID, PodCIDRs: o.PodCIDRs, MTU: o.MTU,
 		Maps: endpointmap.Maps{Kernel: n.Kernel, Policy: n.Policy}, Policies: judges, Links: n.dev, Leases: o.Leases, Identities: o.Identities,
-		RefuseSecond: o.RefuseSecond, Records: o.Records, Host: host{n}, Tables: n.auditTables, Repaired: n.repaired, Log: o.Log,
+		RefuseSecond: o.RefuseSecond, Records: o.Records, Host: host{n}, Tables: n.auditTables, Repaired: n.Ring.AddRepair, Log: o.Log,
 	})
 	return n, nil
 }
@@ -466,114 +463,6 @@ func (n *Node) ReconcileLoop(ctx context.Context, ipam *client.IPAM, identity *c
 		leases = leases || ipam.Err() != nil
 		identities = identities || identity.Err() != nil || n.Core.RefreshDue()
 	}
-}
-
-// lossInterval is how long a loss may stay untold when no event follows.
-const lossInterval = time.Second
-
-// ReadEvents moves the programs' events into the ring until ctx ends. What the
-// kernel has left out is told with the next event that knows of a loss, and
-// without one after a while: a flood may end with what was left out.
-func (n *Node) ReadEvents(ctx context.Context) error {
-	reader, err := n.Kernel.Events.Read()
-	if err != nil {
-		return err
-	}
-	defer reader.Close()
-	told, err := n.Kernel.Events.Lost()
-	if err != nil {
-		return err
-	}
-	for {
-		e, rerr := readWithin(ctx, reader, lossInterval)
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		quiet := errors.Is(rerr, context.DeadlineExceeded)
-		if rerr != nil && !quiet {
-			return fmt.Errorf("read events: %w", rerr)
-		}
-		// Each event tells what its CPU left out before it; the sum of all CPUs
-		// has that too, and is told once.
-		var lost uint64
-		if quiet || e.Lost > 0 {
-			total, err := n.Kernel.Events.Lost()
-			if err != nil {
-				return err
-			}
-			lost, told = total-told, total
-		}
-		o := observe.Event{Time: time.Now()}
-		if !quiet {
-			o = n.event(e)
-		}
-		o.KernelLost = uint32(min(lost, math.MaxUint32))
-		if !quiet || lost > 0 {
-			n.Ring.Add(o)
-		}
-	}
-}
-
-func readWithin(ctx context.Context, r *event.Reader, d time.Duration) (event.Event, error) {
-	ctx, cancel := context.WithTimeout(ctx, d)
-	defer cancel()
-	return r.Read(ctx)
-}
-
-func (n *Node) event(e event.Event) observe.Event {
-	o := observe.Event{
-		Type: observe.Type(e.Type), Time: e.Time, Reason: e.Reason.String(), Egress: e.Direction == event.Egress, Verdict: verdictOf(e),
-		Source: e.Source, Destination: e.Destination, Protocol: e.Protocol, TCPFlags: e.TCPFlags,
-		SourceIdentity: uint32(e.SourceIdentity), DestinationIdentity: uint32(e.DestinationIdentity),
-		Length: e.Length, SourceMAC: e.SourceMAC, EtherType: e.EtherType, Reply: e.Reply,
-	}
-	own, other := e.SourceSlot, e.DestinationSlot
-	sender, receiver := own, other
-	if e.Reply {
-		sender, receiver = receiver, sender
-	}
-	o.Sender, o.Receiver = e.Egress.Observed(sender), e.Ingress.Observed(receiver)
-	if !o.Egress {
-		own, other = other, own
-	}
-	if own != slotmap.NoSlot {
-		o.Slot = own
-		if owner, ok := n.Core.OwnerOfSlot(own); ok {
-			o.Owner, o.ContainerID, o.InterfaceName = owner.String(), owner.ContainerID, owner.Interface
-		}
-	}
-	if other != slotmap.NoSlot {
-		if owner, ok := n.Core.OwnerOfSlot(other); ok {
-			o.OtherOwner = owner.String()
-		}
-	}
-	return o
-}
-
-// verdictOf says what became of the packet.
-func verdictOf(e event.Event) observe.Verdict {
-	switch {
-	case e.Reason.Dropped():
-		return observe.Dropped
-	case e.Egress.Audited || e.Ingress.Audited:
-		return observe.Audited
-	case e.Egress.Redirects() || e.Ingress.Redirects():
-		return observe.Redirected
-	}
-	return observe.Forwarded
-}
-
-// repaired tells observers that a program was put back.
-func (n *Node) repaired(e endpoint.Endpoint, d endpoint.Difference, err error) {
-	o := observe.Event{
-		Type: observe.Repair, Time: time.Now(), Slot: e.Slot, SourceIdentity: e.Identity.Number,
-		Owner: e.Spec.Owner.String(), ContainerID: e.Spec.Owner.ContainerID, InterfaceName: e.Spec.Owner.Interface,
-		Repair: observe.RepairDetails{Subject: d.Subject, Device: d.Key, Want: d.Want, Have: d.Have},
-	}
-	if err != nil {
-		o.Repair.Err = err.Error()
-	}
-	n.Ring.Add(o)
 }
 
 // Watch looks at once at what the kernel says has changed, until ctx ends.

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
 // Type is what an event is about.
@@ -122,6 +123,19 @@ func (r *Ring) Add(e Event) {
 	r.lost += uint64(e.KernelLost)
 	close(r.news)
 	r.news = make(chan struct{})
+}
+
+// AddRepair appends that a program was put back, or why it could not be.
+func (r *Ring) AddRepair(e endpoint.Endpoint, d endpoint.Difference, err error) {
+	o := Event{
+		Type: Repair, Time: time.Now(), Slot: e.Slot, SourceIdentity: e.Identity.Number,
+		Owner: e.Spec.Owner.String(), ContainerID: e.Spec.Owner.ContainerID, InterfaceName: e.Spec.Owner.Interface,
+		Repair: RepairDetails{Subject: d.Subject, Device: d.Key, Want: d.Want, Have: d.Have},
+	}
+	if err != nil {
+		o.Repair.Err = err.Error()
+	}
+	r.Add(o)
 }
 
 // Lost is how many events the kernel left out.

@@ -4,6 +4,13 @@
 package event
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
 )
@@ -26,4 +33,104 @@ func (s SideVerdict) Observed(slot slotmap.Slot) observe.Side {
 		o.Verdict = observe.Forwarded
 	}
 	return o
+}
+
+// lossInterval is how long a loss may stay untold when no event follows.
+const lossInterval = time.Second
+
+// Owners says whose slots are.
+type Owners interface {
+	OwnerOfSlot(slot uint16) (workload.Owner, bool)
+}
+
+// Observe moves the programs' events into the ring until ctx ends. What the
+// kernel has left out is told with the next event that knows of a loss, and
+// without one after a while: a flood may end with what was left out.
+func (es *Events) Observe(ctx context.Context, owners Owners, ring *observe.Ring) error {
+	reader, err := es.Read()
+	if err != nil {
+		return err
+	}
+	defer reader.Close()
+	told, err := es.Lost()
+	if err != nil {
+		return err
+	}
+	for {
+		e, rerr := readWithin(ctx, reader, lossInterval)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		quiet := errors.Is(rerr, context.DeadlineExceeded)
+		if rerr != nil && !quiet {
+			return fmt.Errorf("read events: %w", rerr)
+		}
+		// Each event tells what its CPU left out before it; the sum of all CPUs
+		// has that too, and is told once.
+		var lost uint64
+		if quiet || e.Lost > 0 {
+			total, err := es.Lost()
+			if err != nil {
+				return err
+			}
+			lost, told = total-told, total
+		}
+		o := observe.Event{Time: time.Now()}
+		if !quiet {
+			o = e.observed(owners)
+		}
+		o.KernelLost = uint32(min(lost, math.MaxUint32))
+		if !quiet || lost > 0 {
+			ring.Add(o)
+		}
+	}
+}
+
+func readWithin(ctx context.Context, r *Reader, d time.Duration) (Event, error) {
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	return r.Read(ctx)
+}
+
+func (e Event) observed(owners Owners) observe.Event {
+	o := observe.Event{
+		Type: observe.Type(e.Type), Time: e.Time, Reason: e.Reason.String(), Egress: e.Direction == Egress, Verdict: e.verdict(),
+		Source: e.Source, Destination: e.Destination, Protocol: e.Protocol, TCPFlags: e.TCPFlags,
+		SourceIdentity: uint32(e.SourceIdentity), DestinationIdentity: uint32(e.DestinationIdentity),
+		Length: e.Length, SourceMAC: e.SourceMAC, EtherType: e.EtherType, Reply: e.Reply,
+	}
+	own, other := e.SourceSlot, e.DestinationSlot
+	sender, receiver := own, other
+	if e.Reply {
+		sender, receiver = receiver, sender
+	}
+	o.Sender, o.Receiver = e.Egress.Observed(sender), e.Ingress.Observed(receiver)
+	if !o.Egress {
+		own, other = other, own
+	}
+	if own != slotmap.NoSlot {
+		o.Slot = own
+		if owner, ok := owners.OwnerOfSlot(own); ok {
+			o.Owner, o.ContainerID, o.InterfaceName = owner.String(), owner.ContainerID, owner.Interface
+		}
+	}
+	if other != slotmap.NoSlot {
+		if owner, ok := owners.OwnerOfSlot(other); ok {
+			o.OtherOwner = owner.String()
+		}
+	}
+	return o
+}
+
+// verdict says what became of the packet.
+func (e Event) verdict() observe.Verdict {
+	switch {
+	case e.Reason.Dropped():
+		return observe.Dropped
+	case e.Egress.Audited || e.Ingress.Audited:
+		return observe.Audited
+	case e.Egress.Redirects() || e.Ingress.Redirects():
+		return observe.Redirected
+	}
+	return observe.Forwarded
 }

@@ -164,18 +164,24 @@ func (d *Dir) Open(o Options) (*Store, error) {
 	return s, nil
 }
 
-// bootID is the file in which Linux names the boot.
-const bootID = "/proc/sys/kernel/random/boot_id"
+// BootID reads the name that Linux gave to the running boot.
+func BootID() (string, error) {
+	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("identifier of the boot: %w", err)
+	}
+	return strings.TrimSpace(string(id)), nil
+}
 
 // forBoot puts the boot into the file's name, so that a file of another boot,
 // which may be damaged in any way, need not be read to be told apart.
 func (s *Store) forBoot(dir string) error {
-	id, err := os.ReadFile(bootID)
+	id, err := BootID()
 	if err != nil {
-		return fmt.Errorf("identifier of the boot: %w", err)
+		return err
 	}
 	base, ext := strings.TrimSuffix(s.o.Name, filepath.Ext(s.o.Name)), filepath.Ext(s.o.Name)
-	name := base + "." + strings.TrimSpace(string(id)) + ext
+	name := base + "." + id + ext
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return fmt.Errorf("state directory: %w", err)

@@ -24,6 +24,7 @@ import (
 	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kit/rpc"
 	rpcclient "github.com/sluice-net/sluice/kit/rpc/client"
+	"github.com/sluice-net/sluice/kit/store"
 	"github.com/sluice-net/sluice/kit/version"
 	"github.com/sluice-net/sluice/services/datapath/internal/client"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
@@ -50,15 +51,15 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 	// Locked: from here on no other process works on this instance.
-	bootID, err := node.BootID()
+	bootID, err := store.BootID()
 	if err != nil {
 		return err
 	}
-	store, err := openRecords(cfg, bootID, p.Log)
+	records, err := openRecords(cfg, bootID, p.Log)
 	if err != nil {
 		return err
 	}
-	p.OnExit(store.Close)
+	p.OnExit(records.Close)
 	memory, err := openMemory(cfg)
 	if err != nil {
 		return err
@@ -73,7 +74,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 			Instance: p.Paths.Name, BPFDir: cfg.BPFDir, PodCIDRs: cfg.PodCIDRs, MTU: cfg.MTU, TunnelPorts: cfg.TunnelPorts,
 			ServiceDevices: cfg.ServiceDevices, RefuseSecond: cfg.SecondInterfaces == "refuse",
 			EventsPerSecond: cfg.Events.PerSecond, NodeSysctls: cfg.NodeSysctls,
-			Leases: called.ipam, Identities: called.identity, Records: store, Log: p.Log, ValidateOnly: cfg.ValidateOnly,
+			Leases: called.ipam, Identities: called.identity, Records: records, Log: p.Log, ValidateOnly: cfg.ValidateOnly,
 			Policy: cfg.Policy.options(called.policy, memory), Connections: cfg.Connections.options(), BootID: bootID,
 		})
 	})
@@ -87,8 +88,8 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	if err := p.Phase("restore endpoints", func() error { return n.Restore(ctx) }); err != nil {
 		return err
 	}
-	spool := record.OpenSpool(cfg.SpoolDir)
-	if err := p.Phase("replay deletions", func() error { return n.Replay(ctx, spool) }); err != nil {
+	spool := record.OpenSpool(cfg.SpoolDir, p.Log)
+	if err := p.Phase("replay deletions", func() error { return spool.Replay(ctx, n.Core) }); err != nil {
 		// ReplayLoop tries again. A process that ended here over a full disk would
 		// keep every other container from coming and going.
 		p.Log.Error("spooled deletions wait", log.Err(err))
@@ -99,7 +100,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 
 	s := &server.Server{
-		Core: n.Core, Ring: n.Ring, Maps: n.Kernel, Counts: counts{n}, Policy: n.Policy, Records: store,
+		Core: n.Core, Ring: n.Ring, Maps: n.Kernel, Counts: counts{n}, Policy: n.Policy, Records: records,
 		Facts: server.Facts{
 			Version: version.Get().String(), Start: started, KernelRelease: n.KernelRelease, PodCIDRs: cfg.PodCIDRs, NodeAddrs: n.NodeAddrs,
 			PolicyMode: cfg.Policy.Mode, PolicyRequired: cfg.Policy.Mode == policyRequired,

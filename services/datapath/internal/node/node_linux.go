@@ -12,9 +12,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"os"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -105,15 +103,6 @@ type Node struct {
 	warnings atomic.Pointer[[]string] // nil before the first audit
 }
 
-// BootID is the kernel's id of the running boot.
-func BootID() (string, error) {
-	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return "", fmt.Errorf("read the boot id: %w", err)
-	}
-	return strings.TrimSpace(string(b)), nil
-}
-
 // Open adopts or makes maps and programs and opens everything else. It changes
 // no endpoint.
 func Open(ctx context.Context, o Options) (_ *Node, err error) {
@@ -188,7 +177,7 @@ func (n *Node) openPolicy(o Options) (endpoint.Policies, error) {
 		if o.ValidateOnly {
 			return nil, nil
 		}
-		if err := forgetJudged(o.Records); err != nil {
+		if err := record.ForgetJudged(o.Records); err != nil {
 			return nil, err
 		}
 		if err := policysync.Unenforce(n.Kernel.Policies()); err != nil {
@@ -201,40 +190,14 @@ func (n *Node) openPolicy(o Options) (endpoint.Policies, error) {
 		Wait: o.Policy.Wait, Audit: o.Policy.Audit, Linger: o.Policy.Linger, Timeout: o.Policy.Timeout, Memory: o.Policy.Memory, Log: o.Log,
 		Changed: func(slots []uint16) { n.Core.PolicyChanged(slots) },
 	})
-	records, _, err := o.Records.Load()
+	judged, err := record.Judged(o.Records, o.BootID)
 	if err != nil {
-		return nil, fmt.Errorf("read the records of endpoints: %w", err)
-	}
-	judged := map[uint16]bool{}
-	for _, r := range records {
-		if r.Phase == endpoint.PhaseReady && r.Judged && r.BootID == o.BootID {
-			judged[r.Slot] = true
-		}
+		return nil, err
 	}
 	if err := n.Policy.Adopt(func(slot uint16) bool { return judged[slot] }); err != nil {
 		return nil, fmt.Errorf("take over policies: %w", err)
 	}
 	return endpointmap.Policies{Policy: n.Policy}, nil
-}
-
-// forgetJudged has no record say that the tables of its endpoint came from a
-// policy service: the one that allows everything, which they get now, would
-// seem to be a policy's when policies are wanted again.
-func forgetJudged(store endpoint.Records) error {
-	records, _, err := store.Load()
-	if err != nil {
-		return fmt.Errorf("read the records of endpoints: %w", err)
-	}
-	for _, r := range records {
-		if !r.Judged {
-			continue
-		}
-		r.Judged = false
-		if err := store.Save(r); err != nil {
-			return fmt.Errorf("record of %s: %w", r.Spec.Owner, err)
-		}
-	}
-	return nil
 }
 
 // Close lets go of everything and leaves the kernel as it is.
@@ -338,53 +301,6 @@ func (n *Node) report(f endpoint.Finding) {
 	}
 }
 
-// Replay does the deletions that came while nobody listened. One that cannot be
-// read is reported and set aside once it is done: its name says whose it is.
-func (n *Node) Replay(ctx context.Context, s *record.Spool) error {
-	deletions, bad, err := s.List()
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, b := range bad {
-		o, found := n.Core.OwnerOf(b.Key())
-		var err error
-		if found {
-			_, err = n.Core.DeleteSpooled(ctx, o, endpoint.Spooled{
-				Waits: func() (bool, error) { return s.Has(o) },
-				Done:  func() error { return s.SetAside(b) },
-			})
-		} else {
-			err = s.SetAside(b)
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("spooled deletion %w: delete by the name of the file, set aside: %w", b, err))
-			continue
-		}
-		n.log.Error("spooled deletion is unreadable; it was done by its name and set aside", "owner", o.String(), "existed", found, log.Err(b))
-	}
-	done := 0
-	for _, d := range deletions {
-		_, err := n.Core.DeleteSpooled(ctx, d.Owner, endpoint.Spooled{
-			Waits: func() (bool, error) { return s.Has(d.Owner) },
-			Done:  func() error { return s.Done(d.Owner) },
-		})
-		if errors.Is(err, endpoint.ErrInvalid) {
-			err = s.Done(d.Owner) // of no endpoint that there could be
-		}
-		if err != nil {
-			// It stays in the spool, and the others need not wait for it.
-			errs = append(errs, fmt.Errorf("delete %s: %w", d.Owner, err))
-			continue
-		}
-		done++
-	}
-	if done > 0 {
-		n.log.Info("spooled deletions done", "count", done)
-	}
-	return errors.Join(errs...)
-}
-
 // spoolInterval is how often the spool is looked at while the process serves.
 const spoolInterval = 3 * time.Second
 
@@ -392,7 +308,7 @@ const spoolInterval = 3 * time.Second
 // the start and the first accepted connection, or because the socket's queue
 // was full. It returns when ctx ends.
 func (n *Node) ReplayLoop(ctx context.Context, s *record.Spool) error {
-	return n.every(ctx, spoolInterval, "replay deletions", func() error { return n.Replay(ctx, s) })
+	return n.every(ctx, spoolInterval, "replay deletions", func() error { return s.Replay(ctx, n.Core) })
 }
 
 // AuditLoop compares and repairs from time to time, until ctx ends.

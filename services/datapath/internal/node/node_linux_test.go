@@ -557,7 +557,7 @@ func TestKernelRestartFindsWhatChangedMeanwhile(t *testing.T) {
 	writeSpool(t, spool, deleted.owner, time.Now())
 
 	w.start(true)
-	if err := w.node.Replay(t.Context(), record.OpenSpool(spool)); err != nil {
+	if err := record.OpenSpool(spool, log.Discard()).Replay(t.Context(), w.node.Core); err != nil {
 		t.Fatal(err)
 	}
 	for _, o := range []workload.Owner{gone.owner, deleted.owner} {
@@ -599,7 +599,7 @@ func TestKernelSpoolIsReplayedWhileServing(t *testing.T) {
 	kept, early, deleted := w.pod("kept"), w.pod("early"), w.pod("deleted")
 	ctx, cancel := context.WithCancel(t.Context())
 	looped := make(chan error, 1)
-	go func() { looped <- w.node.ReplayLoop(ctx, record.OpenSpool(spool)) }()
+	go func() { looped <- w.node.ReplayLoop(ctx, record.OpenSpool(spool, log.Discard())) }()
 	writeSpool(t, spool, early.owner, hourAgo)
 	writeSpool(t, spool, deleted.owner, time.Now())
 	eventually(t, "the spool is worked off", func() error {
@@ -646,7 +646,7 @@ func TestKernelOneStubbornDeletionKeepsNoOtherWaiting(t *testing.T) {
 	for _, p := range pods {
 		writeSpool(t, spool, p.owner, time.Now())
 	}
-	if err := w.node.Replay(t.Context(), record.OpenSpool(spool)); err == nil {
+	if err := record.OpenSpool(spool, log.Discard()).Replay(t.Context(), w.node.Core); err == nil {
 		t.Error("the replay says nothing of the deletion that failed")
 	}
 	left, err := os.ReadDir(spool)

@@ -415,7 +415,7 @@ const entry = `{"version":1,"containerId":"c1","interfaceName":"eth0","time":"20
 
 func TestSpoolListsEntriesAndReportsTheRest(t *testing.T) {
 	dir := t.TempDir()
-	s := OpenSpool(dir)
+	s := OpenSpool(dir, log.Discard())
 	owner, untimed := workload.Owner{ContainerID: "c1", Interface: "eth0"}, workload.Owner{ContainerID: "c2", Interface: "eth0"}
 	for name, content := range map[string]string{
 		owner.Key(): entry, ".new-1": "half", ".lock": "", "nonsense": "nonsense", "wrongname": entry, "old.bad": "x",
@@ -446,7 +446,7 @@ func TestSpoolListsEntriesAndReportsTheRest(t *testing.T) {
 	if owners, bad, err := s.List(); len(owners)+len(bad) != 0 || err != nil {
 		t.Errorf("afterwards %v, %v, %v", owners, bad, err)
 	}
-	if owners, bad, err := OpenSpool(filepath.Join(dir, "missing")).List(); len(owners)+len(bad) != 0 || err != nil {
+	if owners, bad, err := OpenSpool(filepath.Join(dir, "missing"), log.Discard()).List(); len(owners)+len(bad) != 0 || err != nil {
 		t.Errorf("without a directory: %v, %v, %v", owners, bad, err)
 	}
 }

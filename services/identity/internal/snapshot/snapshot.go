@@ -118,19 +118,10 @@ type Dir struct {
 	lost chan error // has the first error after which a file takes no more changes
 }
 
-// BootID reads the identifier that the kernel made at this boot.
-func BootID() (string, error) {
-	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return "", err
-	}
-	return strings.TrimSpace(string(b)), nil
-}
-
 // Open takes a directory for this process, making it if only it is missing. It
 // is store.ErrLocked, and nothing was touched, while another process has it.
 func Open(path, node string) (*Dir, error) {
-	boot, err := BootID()
+	boot, err := store.BootID()
 	if err != nil {
 		return nil, err
 	}

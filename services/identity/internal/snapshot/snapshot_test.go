@@ -63,7 +63,7 @@ func load(t testing.TB, path, node string) (Loaded, error) {
 
 func boot(t testing.TB) string {
 	t.Helper()
-	b, err := BootID()
+	b, err := store.BootID()
 	if err != nil || len(b) != 36 {
 		t.Fatalf("boot id %q, %v", b, err)
 	}

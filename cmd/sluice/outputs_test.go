@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/nodetest"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
@@ -32,7 +33,7 @@ func TestOutputsAreThoseListed(t *testing.T) {
 	n.Flows = []*datapathv1.Flow{{
 		Type: datapathv1.FlowType_FLOW_TYPE_CONNECTION_CLOSED, Time: timestamppb.New(time.Unix(1e9, 0)),
 		Verdict:   datapathv1.Verdict_VERDICT_FORWARDED,
-		Direction: datapathv1.Direction_DIRECTION_INGRESS, SourceAddress: []byte{10, 244, 0, 2},
+		Direction: netv1.Direction_DIRECTION_INGRESS, SourceAddress: []byte{10, 244, 0, 2},
 		DestinationAddress: []byte{10, 244, 0, 3},
 		SourcePort:         4000, DestinationPort: 80, Protocol: 6, TcpFlags: 0x12, SourceIdentity: 300,
 		SourceLabels: []*workloadv1.Label{nodetest.Label("app", "web")}, Reply: true,
@@ -42,7 +43,7 @@ func TestOutputsAreThoseListed(t *testing.T) {
 		},
 	}}
 	n.Policy.Differences = []*policyv1.DiffResponse{{
-		Subject: 300, SubjectLabels: []string{"k8s:app=web"}, Direction: policyv1.TableDirection_TABLE_DIRECTION_INGRESS,
+		Subject: 300, SubjectLabels: []string{"k8s:app=web"}, Direction: netv1.Direction_DIRECTION_INGRESS,
 		Peers: []*policyv1.DiffPeer{
 			{Identity: 301, Labels: []string{"k8s:app=db"}, Prefix: "10.244.0.3/32"},
 			{Prefix: "192.0.2.0/24"},

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
@@ -55,17 +56,11 @@ func LabelsOf(all []*workloadv1.Label) []label.Label {
 	return out
 }
 
-var protocols = map[workload.Protocol]workloadv1.Protocol{
-	workload.TCP:  workloadv1.Protocol_PROTOCOL_TCP,
-	workload.UDP:  workloadv1.Protocol_PROTOCOL_UDP,
-	workload.SCTP: workloadv1.Protocol_PROTOCOL_SCTP,
-}
-
 // NamedPorts are named ports as messages, in their order.
 func NamedPorts(all []workload.NamedPort) []*workloadv1.NamedPort {
 	var out []*workloadv1.NamedPort
 	for _, p := range all {
-		out = append(out, &workloadv1.NamedPort{Name: p.Name, Port: uint32(p.Port), Protocol: protocols[p.Protocol]})
+		out = append(out, &workloadv1.NamedPort{Name: p.Name, Port: uint32(p.Port), Protocol: netv1.Protocol(p.Protocol)})
 	}
 	return out
 }
@@ -79,10 +74,9 @@ func NamedPortsOf(all []*workloadv1.NamedPort) []workload.NamedPort {
 		if m.GetPort() <= math.MaxUint16 {
 			p.Port = uint16(m.GetPort())
 		}
-		for number, name := range protocols {
-			if name == m.GetProtocol() {
-				p.Protocol = number
-			}
+		switch m.GetProtocol() {
+		case netv1.Protocol_PROTOCOL_TCP, netv1.Protocol_PROTOCOL_UDP, netv1.Protocol_PROTOCOL_SCTP:
+			p.Protocol = workload.Protocol(m.GetProtocol())
 		}
 		out = append(out, p)
 	}

@@ -39,6 +39,7 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
@@ -589,7 +590,7 @@ func TestKernelEveryCallTellsTheSameAboutAnEndpoint(t *testing.T) {
 	ctx := t.Context()
 	r := n.request("a", 2, n.pod())
 	r.Labels = []*workloadv1.Label{{Source: "cni", Key: "app", Value: "web"}}
-	r.NamedPorts = []*workloadv1.NamedPort{{Name: "http", Port: 80, Protocol: workloadv1.Protocol_PROTOCOL_TCP}}
+	r.NamedPorts = []*workloadv1.NamedPort{{Name: "http", Port: 80, Protocol: netv1.Protocol_PROTOCOL_TCP}}
 	r.Mac = []byte{2, 0, 0, 0, 0, 9}
 	r.Manager, r.Network, r.Pod = "test", "net", &workloadv1.PodReference{Namespace: "shop", Name: "web-0", Uid: "1"}
 

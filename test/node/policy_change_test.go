@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
@@ -51,7 +52,7 @@ func TestKernelVerdictsWhilePoliciesFlipAreOldOrNew(t *testing.T) {
 	web, client := pods[0], pods[1]
 	revisions := []uint64{enforce(t, policies, webAndClient(portAfter(0), openPort))}
 	flows := n.observe(t, &datapathv1.ObserveRequest{
-		Protocols: []uint32{17}, Ports: []uint32{evenPort, oddPort, openPort, closedPort},
+		Protocols: []netv1.Protocol{17}, Ports: []uint32{evenPort, oddPort, openPort, closedPort},
 		Types: []datapathv1.FlowType{datapathv1.FlowType_FLOW_TYPE_DROP, datapathv1.FlowType_FLOW_TYPE_POLICY_VERDICT},
 	})
 

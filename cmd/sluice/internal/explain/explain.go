@@ -24,6 +24,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
 	"github.com/sluice-net/sluice/model/identity"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 )
 
 // Command is `explain`.
@@ -174,8 +175,8 @@ func run(ctx context.Context, inv *invocation.Invocation, conn peer.Connection) 
 	ctx, cancel := context.WithTimeout(ctx, inv.Timeout)
 	defer cancel()
 	r, err := datapathv1.NewObserverServiceClient(dial).Explain(ctx, &datapathv1.ExplainRequest{
-		SourceAddress: from.AsSlice(), DestinationAddress: to.AsSlice(), Protocol: conn.Protocol, SourcePort: conn.SourcePort,
-		DestinationPort: conn.Port,
+		SourceAddress: from.AsSlice(), DestinationAddress: to.AsSlice(), Protocol: netv1.Protocol(conn.Protocol),
+		SourcePort: conn.SourcePort, DestinationPort: conn.Port,
 	})
 	if err != nil {
 		return err
@@ -188,7 +189,7 @@ func run(ctx context.Context, inv *invocation.Invocation, conn peer.Connection) 
 	}
 	if t := r.GetConnection(); t != nil {
 		x.Connection = &trackedConnection{
-			Initiator: t.GetInitiator(), Responder: t.GetResponder(), Protocol: ports.ProtocolText(t.GetProtocol()),
+			Initiator: t.GetInitiator(), Responder: t.GetResponder(), Protocol: ports.ProtocolText(uint32(t.GetProtocol())),
 			State: t.GetState(), LastSeen: output.When(t.GetLastSeen()),
 			Current: t.GetCurrent(), EgressRule: t.GetEgressRule(), IngressRule: t.GetIngressRule(),
 		}

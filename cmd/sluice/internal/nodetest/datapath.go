@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
@@ -106,7 +107,7 @@ func (*datapath) ListEndpoints(_ *datapathv1.ListEndpointsRequest,
 			Addresses:          [][]byte{{10, 244, 0, byte(i + 2)}, netip.MustParseAddr("fd00:244::2").AsSlice()},
 			HostInterface:      &datapathv1.Interface{Name: "sl0", Index: 7, Mac: []byte{2, 0, 0, 0, 0, 1}},
 			ContainerInterface: &datapathv1.Interface{Name: "eth0", Index: 2, Mac: []byte{2, 0, 0, 0, 0, 2}},
-			NamedPorts:         []*workloadv1.NamedPort{{Name: "http", Port: 80, Protocol: workloadv1.Protocol_PROTOCOL_TCP}},
+			NamedPorts:         []*workloadv1.NamedPort{{Name: "http", Port: 80, Protocol: netv1.Protocol_PROTOCOL_TCP}},
 			Policy: &datapathv1.EndpointPolicy{
 				Revision: 6, EgressTable: verdict.TableAllow, IngressTable: 17,
 				Generation: 9, Refusal: "no room",
@@ -133,8 +134,8 @@ func (f *datapath) GetStatus(context.Context, *datapathv1.GetStatusRequest) (*da
 		},
 		Endpoints: []*datapathv1.EndpointStateCount{{State: datapathv1.EndpointState_ENDPOINT_STATE_READY, Count: 2}},
 		PacketCounters: []*datapathv1.PacketCounter{
-			{Reason: "no-route", Direction: datapathv1.Direction_DIRECTION_EGRESS, Dropped: true, Packets: 4, Bytes: 400},
-			{Reason: "unused", Direction: datapathv1.Direction_DIRECTION_EGRESS},
+			{Reason: "no-route", Direction: netv1.Direction_DIRECTION_EGRESS, Dropped: true, Packets: 4, Bytes: 400},
+			{Reason: "unused", Direction: netv1.Direction_DIRECTION_EGRESS},
 		},
 	}
 	if f.node.Healthy {
@@ -170,7 +171,7 @@ func (f *observer) Observe(r *datapathv1.ObserveRequest,
 	for _, m := range []*datapathv1.ObserveResponse{
 		{Event: &datapathv1.ObserveResponse_Flow{Flow: &datapathv1.Flow{
 			Time: timestamppb.New(time.Unix(1e9, 0)), Verdict: datapathv1.Verdict_VERDICT_DROPPED, Reason: "spoofed-ip",
-			Direction: datapathv1.Direction_DIRECTION_EGRESS,
+			Direction: netv1.Direction_DIRECTION_EGRESS,
 			Owner:     &workloadv1.Owner{ContainerId: LongID, InterfaceName: "eth0"}, SourceAddress: []byte{198, 51, 100, 7},
 			DestinationAddress: []byte{10, 244, 0, 2},
 			Protocol:           17, SourcePort: 1234, DestinationPort: 53, SourceIdentity: 300, Length: 60,

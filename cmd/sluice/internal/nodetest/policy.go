@@ -19,6 +19,7 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/policykind"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
@@ -248,11 +249,11 @@ func (f *policy) Explain(_ context.Context, r *policyv1.ExplainRequest) (*policy
 		Verdict: policyv1.Action_ACTION_DENY, Revision: f.Revision,
 		Egress: &policyv1.SideExplanation{
 			Subject: 300, SubjectLabels: []string{"k8s:app=web"}, Peer: 301,
-			Action: policyv1.Action_ACTION_ALLOW, DecidedBy: policyv1.DecidedBy_DECIDED_BY_NOT_ENFORCED,
+			Action: policyv1.Action_ACTION_ALLOW, DecidedBy: netv1.DecidedBy_DECIDED_BY_NO_POLICY,
 		},
 		Ingress: &policyv1.SideExplanation{
 			Subject: 301, SubjectLabels: []string{"k8s:app=db\x1b[2J"}, Peer: 300, Action: policyv1.Action_ACTION_DENY,
-			DecidedBy: policyv1.DecidedBy_DECIDED_BY_RULE, Rule: 2, Enforced: true,
+			DecidedBy: netv1.DecidedBy_DECIDED_BY_RULE, Rule: 2, Enforced: true,
 			Matches: []*policyv1.MatchingRule{{
 				Number: 2, Action: policyv1.Action_ACTION_DENY, Tier: "Isolation", Decides: true, Text: "everything from everybody",
 				Sources: []*policyv1.RuleSource{{Kind: "NetworkPolicy", Namespace: "shop", Name: "db"}},

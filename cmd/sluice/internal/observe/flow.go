@@ -58,7 +58,7 @@ func flowOf(m *datapathv1.ObserveResponse) flow {
 		SourceIdentity: f.GetSourceIdentity(),
 		Destination:    workload.AddressText(f.GetDestinationAddress()), DestinationPort: f.GetDestinationPort(),
 		DestinationIdentity: f.GetDestinationIdentity(),
-		Protocol:            ports.ProtocolText(f.GetProtocol()), Length: f.GetLength(),
+		Protocol:            ports.ProtocolText(uint32(f.GetProtocol())), Length: f.GetLength(),
 		SourceMAC: workload.MACText(f.GetSourceMac()),
 		Ethertype: f.GetEthertype(),
 		Egress:    verdict.SideOf(f.GetEgress()), Ingress: verdict.SideOf(f.GetIngress()),

@@ -26,6 +26,7 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	"github.com/sluice-net/sluice/model/identity"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
@@ -157,9 +158,9 @@ func (o *flags) request(now time.Time) (*datapathv1.ObserveRequest, error) {
 	switch o.direction {
 	case "":
 	case "egress":
-		req.Direction = datapathv1.Direction_DIRECTION_EGRESS
+		req.Direction = netv1.Direction_DIRECTION_EGRESS
 	case "ingress":
-		req.Direction = datapathv1.Direction_DIRECTION_INGRESS
+		req.Direction = netv1.Direction_DIRECTION_INGRESS
 	default:
 		return nil, invocation.Usagef("--direction: %q is neither egress nor ingress", o.direction)
 	}
@@ -172,7 +173,7 @@ func (o *flags) request(now time.Time) (*datapathv1.ObserveRequest, error) {
 			}
 			n = uint32(v)
 		}
-		req.Protocols = append(req.Protocols, n)
+		req.Protocols = append(req.Protocols, netv1.Protocol(n))
 	}
 	for _, p := range o.ports {
 		if p > 65535 {

@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/nodetest"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/verdict"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
@@ -23,7 +24,7 @@ func TestObserveShowsVerdictsWithTheirRules(t *testing.T) {
 	n.Flows = []*datapathv1.Flow{{
 		Type: datapathv1.FlowType_FLOW_TYPE_DROP, Time: timestamppb.New(time.Unix(1e9, 0)),
 		Verdict: datapathv1.Verdict_VERDICT_DROPPED, Reason: "policy-denied",
-		Direction: datapathv1.Direction_DIRECTION_INGRESS, SourceAddress: []byte{10, 244, 0, 2},
+		Direction: netv1.Direction_DIRECTION_INGRESS, SourceAddress: []byte{10, 244, 0, 2},
 		DestinationAddress: []byte{10, 244, 0, 3}, Protocol: 6, SourcePort: 4000, DestinationPort: 80,
 		SourceIdentity: 300, DestinationIdentity: 301, SourceLabels: []*workloadv1.Label{nodetest.Label("app", "client")}, TcpFlags: 2, Length: 74,
 		Egress: &datapathv1.SideVerdict{
@@ -86,7 +87,7 @@ func TestObserveSendsItsCriteria(t *testing.T) {
 	if r.GetFollow() || r.GetSince() == nil || len(r.GetOwners()) != 2 || r.GetOwners()[0].GetInterfaceName() != "eth0" ||
 		r.GetOwners()[1].GetInterfaceName() != "net1" ||
 		r.GetPrefixes()[0] != "10.0.0.0/8" || r.GetPrefixes()[1] != "fd00::1/128" ||
-		r.GetDirection() != datapathv1.Direction_DIRECTION_EGRESS ||
+		r.GetDirection() != netv1.Direction_DIRECTION_EGRESS ||
 		r.GetProtocols()[0] != 17 || r.GetProtocols()[1] != 47 || r.GetPorts()[0] != 53 || r.GetIdentities()[0] != 300 ||
 		r.GetReasons()[0] != "spoofed-ip" {
 		t.Errorf("request %v", r)

@@ -146,8 +146,8 @@ func (o Flags) service(v6 bool) (protocol, port uint32, err error) {
 		return protocol, uint32(t<<8 | cd), nil
 	default:
 		n, err := strconv.ParseUint(o.protocol, 10, 8)
-		if err != nil {
-			return 0, 0, invocation.Usagef("--protocol: %q: want 0 to 255", o.protocol)
+		if err != nil || n == 0 {
+			return 0, 0, invocation.Usagef("--protocol: %q: want 1 to 255", o.protocol)
 		}
 		if ports.HasPorts(uint32(n)) || ports.IsICMP(uint32(n)) {
 			return 0, 0, invocation.Usagef("--protocol: %s is %s; ask with --port or --icmp", o.protocol,

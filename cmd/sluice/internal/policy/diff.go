@@ -88,7 +88,7 @@ type diffPorts struct {
 func differenceOf(r *policyv1.DiffResponse) difference {
 	d := difference{
 		Subject: r.GetSubject(), SubjectLabels: r.GetSubjectLabels(),
-		Direction: output.Enum(r.GetDirection(), "TABLE_DIRECTION_"),
+		Direction: output.Enum(r.GetDirection(), "DIRECTION_"),
 		Peers:     []diffPeer{}, Ports: []diffPorts{},
 	}
 	for _, p := range r.GetPeers() {

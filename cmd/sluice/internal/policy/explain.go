@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/policykind"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/ports"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
@@ -93,7 +94,7 @@ func sideExplanationOf(s *policyv1.SideExplanation) *sideExplanation {
 		Action: output.Enum(s.GetAction(), "ACTION_"), DecidedBy: output.Enum(s.GetDecidedBy(), "DECIDED_BY_"),
 		Rule: s.GetRule(), Enforced: s.GetEnforced(), Matches: []matchingRule{},
 	}
-	if s.GetProxy() != policyv1.Proxy_PROXY_UNSPECIFIED {
+	if s.GetProxy() != netv1.Proxy_PROXY_UNSPECIFIED {
 		shown.Proxy = output.Enum(s.GetProxy(), "PROXY_")
 	}
 	for _, m := range s.GetMatches() {
@@ -132,7 +133,7 @@ func explain(ctx context.Context, inv *invocation.Invocation, conn peer.Connecti
 	if err := withPolicy(ctx, inv, func(ctx context.Context, client policyv1.PolicyServiceClient) (err error) {
 		r, err = client.Explain(ctx, &policyv1.ExplainRequest{
 			From: conn.From.Proto(conn.V6), To: conn.To.Proto(conn.V6),
-			Protocol: conn.Protocol, Port: conn.Port,
+			Protocol: netv1.Protocol(conn.Protocol), Port: conn.Port,
 		})
 		return err
 	}); err != nil {
@@ -196,7 +197,7 @@ func (s *sideExplanation) because() string {
 		return ", because the own node may"
 	case "unknown-identity":
 		return fmt.Sprintf(", because nobody has announced identity %d", s.Peer)
-	case "not-enforced":
+	case "no-policy":
 		return ", because no policy selects it"
 	default:
 		return proxy

@@ -23,6 +23,7 @@ import (
 	statuscommand "github.com/sluice-net/sluice/cmd/sluice/internal/status"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
 	"github.com/sluice-net/sluice/model/identity"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
@@ -460,7 +461,7 @@ func TestDiffExitsAsDiffDoes(t *testing.T) {
 	}
 
 	n.Policy.Differences = []*policyv1.DiffResponse{{
-		Subject: 300, SubjectLabels: []string{"k8s:app=web"}, Direction: policyv1.TableDirection_TABLE_DIRECTION_INGRESS,
+		Subject: 300, SubjectLabels: []string{"k8s:app=web"}, Direction: netv1.Direction_DIRECTION_INGRESS,
 		Peers: []*policyv1.DiffPeer{
 			{Identity: 301, Labels: []string{"k8s:app=client"}, Prefix: "0.0.0.0/0"},
 			{Identity: 301, Labels: []string{"k8s:app=client"}, Prefix: "::/0"},

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/encoding/protowire"
 
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
@@ -406,9 +407,9 @@ func prefix(address []byte, length uint32) (netip.Prefix, error) {
 func bindSubject(x *policyv1.BindSubject) (policytable.Step, error) {
 	st := policytable.BindSubject{Subject: x.GetSubject(), Table: x.GetTable(), Revision: x.GetPolicyRevision()}
 	switch x.GetDirection() {
-	case policyv1.TableDirection_TABLE_DIRECTION_EGRESS:
+	case netv1.Direction_DIRECTION_EGRESS:
 		st.Direction = policytable.Egress
-	case policyv1.TableDirection_TABLE_DIRECTION_INGRESS:
+	case netv1.Direction_DIRECTION_INGRESS:
 		st.Direction = policytable.Ingress
 	default:
 		return nil, malformed("bind_subject.direction: %d", x.GetDirection())

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/sluice-net/sluice/kit/rpc/client"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
@@ -169,7 +170,7 @@ func wholeMessage() *policyv1.WatchPolicyTablesResponse {
 		{Step: &policyv1.Step_SetPeer{SetPeer: &policyv1.SetPeer{Table: 9, Row: &policyv1.PeerRow{IdentityClass: 5, Class: 1}}}},
 		{Step: &policyv1.Step_SetPrefix{SetPrefix: &policyv1.SetPrefix{Table: 9, Prefix: prefix}}},
 		{Step: &policyv1.Step_BindSubject{BindSubject: &policyv1.BindSubject{
-			Subject: 300, Direction: 1, Table: 9, PolicyRevision: 4,
+			Subject: 300, Direction: netv1.Direction_DIRECTION_INGRESS, Table: 9, PolicyRevision: 4,
 			Rules: []*policyv1.RuleSources{{Sources: []*policyv1.RuleSource{{Kind: "K", Namespace: "n", Name: "m", Path: "p"}}}},
 		}}},
 		{Step: &policyv1.Step_DeletePeer{DeletePeer: &policyv1.DeletePeer{Table: 9, IdentityClass: 5}}},

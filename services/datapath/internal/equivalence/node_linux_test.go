@@ -20,6 +20,7 @@ import (
 	"github.com/cilium/ebpf/ringbuf"
 
 	"github.com/sluice-net/sluice/model/identity"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	vectorv1 "github.com/sluice-net/sluice/proto/gen/sluice/policyvector/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
@@ -222,7 +223,7 @@ func (s *state) dropProbe() error {
 // verdict is an answer, the engine's or a program's.
 type verdict struct {
 	action policyv1.Action
-	by     policyv1.DecidedBy
+	by     netv1.DecidedBy
 	rule   uint32
 }
 
@@ -240,7 +241,7 @@ func wanted(q *vectorv1.Question) verdict {
 // answerOf is the verdict of a side. The table that allows everything is that
 // of a side on which nothing is enforced.
 func answerOf(side bpf.MapsSlSide) (verdict, error) {
-	v := verdict{policyv1.Action(side.Action) + 1, policyv1.DecidedBy(side.By), uint32(side.Rule)}
+	v := verdict{policyv1.Action(side.Action) + 1, netv1.DecidedBy(side.By), uint32(side.Rule)}
 	if side.By == uint8(bpf.MapsSlBySL_BY_TABLE) && side.Table != uint16(policytable.Allow) {
 		return v, fmt.Errorf("judged by table %d", side.Table)
 	}
@@ -254,7 +255,7 @@ func reasonOf(v verdict) event.Reason {
 		return 0
 	case v.action == policyv1.Action_ACTION_REDIRECT:
 		return event.DropNoProxy
-	case v.by == policyv1.DecidedBy_DECIDED_BY_UNKNOWN_IDENTITY:
+	case v.by == netv1.DecidedBy_DECIDED_BY_UNKNOWN_IDENTITY:
 		return event.DropIdentityUnknown
 	}
 	return event.DropPolicyDenied
@@ -272,11 +273,12 @@ func (s *state) askJudge(q *vectorv1.Question) (verdict, error) {
 		return verdict{}, fmt.Errorf("subject %d has no policy", q.GetSubject())
 	}
 	table, direction := p.Egress, bpf.MapsSlDirectionSL_EGRESS
-	if q.GetDirection() == policyv1.TableDirection_TABLE_DIRECTION_INGRESS {
+	if q.GetDirection() == netv1.Direction_DIRECTION_INGRESS {
 		table, direction = p.Ingress, bpf.MapsSlDirectionSL_INGRESS
 	}
 	in := bpf.MapsSlQuestion{
-		Identity: q.GetPeer(), Point: q.GetProtocol()<<16 | q.GetPort(), Table: uint16(table), Family: 6, Direction: uint8(direction),
+		Identity: q.GetPeer(), Point: uint32(q.GetProtocol())<<16 | q.GetPort(), Table: uint16(table), Family: 6,
+		Direction: uint8(direction),
 	}
 	copy(in.Addr[:], q.GetPeerAddress())
 	if len(q.GetPeerAddress()) == 4 {
@@ -340,7 +342,7 @@ func (s *state) askProgram(q *vectorv1.Question) (verdict, event.Reason, error) 
 		n.addresses[peer] = identity.Numeric(q.GetPeer())
 	}
 	prog, src, dst, srcMAC, dstMAC := n.fromPod, subject, peer, podMAC, hostMAC
-	egress := q.GetDirection() == policyv1.TableDirection_TABLE_DIRECTION_EGRESS
+	egress := q.GetDirection() == netv1.Direction_DIRECTION_EGRESS
 	if !egress {
 		prog, src, dst, srcMAC, dstMAC = n.toPod, peer, subject, hostMAC, podMAC
 	}

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
@@ -51,7 +52,7 @@ func (s *Server) Explain(ctx context.Context, r *datapathv1.ExplainRequest) (*da
 	if x.Tracked {
 		c := x.Connection
 		resp.Connection = &datapathv1.Connection{
-			Initiator: c.Initiator.String(), Responder: c.Responder.String(), Protocol: uint32(c.Protocol), State: c.Flags.Words(),
+			Initiator: c.Initiator.String(), Responder: c.Responder.String(), Protocol: netv1.Protocol(c.Protocol), State: c.Flags.Words(),
 			LastSeen: timestamppb.New(c.Time()), Current: x.Current, EgressRule: uint32(c.EgressRule), IngressRule: uint32(c.IngressRule),
 		}
 	}

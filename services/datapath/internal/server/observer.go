@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
@@ -105,8 +106,8 @@ func (s *Server) filterOf(r *datapathv1.ObserveRequest) (observe.Filter, error) 
 	for _, p := range r.GetPorts() {
 		f.Ports[uint16(p)] = true
 	}
-	if d := r.GetDirection(); d != datapathv1.Direction_DIRECTION_UNSPECIFIED {
-		egress := d == datapathv1.Direction_DIRECTION_EGRESS
+	if d := r.GetDirection(); d != netv1.Direction_DIRECTION_UNSPECIFIED {
+		egress := d == netv1.Direction_DIRECTION_EGRESS
 		f.Egress = &egress
 	}
 	for _, v := range r.GetVerdicts() {
@@ -232,7 +233,7 @@ func (s *Server) side(o observe.Side, egress bool) *datapathv1.SideVerdict {
 func flow(e observe.Event) *datapathv1.Flow {
 	f := &datapathv1.Flow{
 		Time: timestamppb.New(e.Time), Type: protoType(e.Type), Verdict: protoVerdict(e.Verdict), Reason: e.Reason, Direction: direction(e.Egress),
-		Slot: uint32(e.Slot), Protocol: uint32(e.Protocol), SourcePort: uint32(e.Source.Port()), DestinationPort: uint32(e.Destination.Port()),
+		Slot: uint32(e.Slot), Protocol: netv1.Protocol(e.Protocol), SourcePort: uint32(e.Source.Port()), DestinationPort: uint32(e.Destination.Port()),
 		SourceIdentity: e.SourceIdentity, DestinationIdentity: e.DestinationIdentity, Length: e.Length,
 		SourceMac: e.SourceMAC[:], Ethertype: uint32(e.EtherType),
 		TcpFlags: uint32(e.TCPFlags), Reply: e.Reply,

@@ -20,6 +20,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/label"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
 )
@@ -46,7 +47,7 @@ func TestObserveFilterHasEveryCriterion(t *testing.T) {
 	f, err := s.filterOf(&datapathv1.ObserveRequest{
 		Owners:     []*workloadv1.Owner{{ContainerId: "a", InterfaceName: "eth0"}},
 		Identities: []uint32{300}, Prefixes: []string{"10.1.2.3/8"}, Reasons: []string{"no-route"},
-		Direction: datapathv1.Direction_DIRECTION_INGRESS, Protocols: []uint32{6}, Ports: []uint32{80},
+		Direction: netv1.Direction_DIRECTION_INGRESS, Protocols: []netv1.Protocol{netv1.Protocol_PROTOCOL_TCP}, Ports: []uint32{80},
 		Verdicts: []datapathv1.Verdict{datapathv1.Verdict_VERDICT_AUDITED}, Types: []datapathv1.FlowType{datapathv1.FlowType_FLOW_TYPE_POLICY_VERDICT},
 		Selectors: []*datapathv1.LabelSelector{{Requirements: []*datapathv1.LabelRequirement{
 			{Source: "k8s", Key: "app", Operator: datapathv1.LabelOperator_LABEL_OPERATOR_IN, Values: []string{"web", "db"}},
@@ -155,7 +156,7 @@ func TestFlowTellsWhatBothSidesSaid(t *testing.T) {
 	}).GetFlow()
 	want := &datapathv1.Flow{
 		Type: datapathv1.FlowType_FLOW_TYPE_POLICY_VERDICT, Time: timestamppb.New(now), Reason: "policy-denied",
-		Direction: datapathv1.Direction_DIRECTION_EGRESS, Verdict: datapathv1.Verdict_VERDICT_DROPPED,
+		Direction: netv1.Direction_DIRECTION_EGRESS, Verdict: datapathv1.Verdict_VERDICT_DROPPED,
 		Slot: 1, Owner: &workloadv1.Owner{ContainerId: "a", InterfaceName: "eth0"}, Protocol: 6, TcpFlags: 2, Reply: true,
 		SourceAddress: []byte{10, 0, 0, 1}, DestinationAddress: []byte{10, 0, 0, 2}, SourcePort: 1000, DestinationPort: 80,
 		SourceIdentity: 300, DestinationIdentity: 400, Length: 60, Ethertype: 0x0800, SourceMac: make([]byte, 6),

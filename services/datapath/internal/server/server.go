@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
@@ -199,9 +200,9 @@ func (s *Server) AuditMaps(r *datapathv1.AuditMapsRequest, stream grpc.ServerStr
 	return statusOf(s.Core.AuditContainers(stream.Context(), r.GetRepair(), send))
 }
 
-func direction(egress bool) datapathv1.Direction {
+func direction(egress bool) netv1.Direction {
 	if egress {
-		return datapathv1.Direction_DIRECTION_EGRESS
+		return netv1.Direction_DIRECTION_EGRESS
 	}
-	return datapathv1.Direction_DIRECTION_INGRESS
+	return netv1.Direction_DIRECTION_INGRESS
 }

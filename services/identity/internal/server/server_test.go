@@ -34,6 +34,7 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator/storetest"
@@ -186,7 +187,7 @@ func TestResolveFiltersSortsAndAddsPorts(t *testing.T) {
 			newLabel("k8s", "pod-template-hash", "5d"), newLabel("k8s", "app", "web"),
 			newLabel("cni", "zone", "a"),
 		},
-		NamedPorts: []*workloadv1.NamedPort{{Name: "http", Port: 80, Protocol: workloadv1.Protocol_PROTOCOL_TCP}},
+		NamedPorts: []*workloadv1.NamedPort{{Name: "http", Port: 80, Protocol: netv1.Protocol_PROTOCOL_TCP}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -406,7 +407,7 @@ func TestEveryFailureHasItsCode(t *testing.T) {
 		{
 			"no port", resolve(&identityv1.ResolveEndpointRequest{
 				Owner:      owner("c9"),
-				NamedPorts: []*workloadv1.NamedPort{{Name: "http", Protocol: workloadv1.Protocol_PROTOCOL_TCP}},
+				NamedPorts: []*workloadv1.NamedPort{{Name: "http", Protocol: netv1.Protocol_PROTOCOL_TCP}},
 			}),
 			codes.InvalidArgument, "port",
 		},

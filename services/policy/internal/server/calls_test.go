@@ -96,7 +96,7 @@ func calls(socket string) (map[string]codes.Code, error) {
 	note("GetPolicyTable", err)
 	_, err = c.WaitForRevision(ctx, &policyv1.WaitForRevisionRequest{Subjects: []uint32{65000}})
 	note("WaitForRevision", err)
-	_, err = c.Explain(ctx, &policyv1.ExplainRequest{From: &policyv1.Peer{Identity: 300}, To: &policyv1.Peer{Identity: 301}})
+	_, err = c.Explain(ctx, &policyv1.ExplainRequest{From: &policyv1.Peer{Identity: 300}, To: &policyv1.Peer{Identity: 301}, Protocol: 6})
 	note("Explain", err)
 	diff, err := c.Diff(ctx, &policyv1.DiffRequest{Delete: []*policyv1.PolicyKey{key}})
 	if err == nil {
@@ -312,7 +312,7 @@ func TestDiffChangesNothingAndNamesPortsAndPeers(t *testing.T) {
 		}
 	}
 	slices.Sort(got)
-	const in = "TABLE_DIRECTION_INGRESS"
+	const in = "DIRECTION_INGRESS"
 	const most = ": 0/0-255/65535 ACTION_ALLOW>ACTION_DENY"
 	want := []string{
 		"301 " + in + ` 0 "0.0.0.0/0"` + most,

@@ -23,6 +23,7 @@ import (
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
@@ -254,7 +255,7 @@ func TestExplainNamesTheRuleAndItsText(t *testing.T) {
 		t.Fatal(err)
 	}
 	in := x.GetIngress()
-	if x.GetVerdict() != policyv1.Action_ACTION_ALLOW || in.GetDecidedBy() != policyv1.DecidedBy_DECIDED_BY_RULE || x.GetEgress().GetEnforced() {
+	if x.GetVerdict() != policyv1.Action_ACTION_ALLOW || in.GetDecidedBy() != netv1.DecidedBy_DECIDED_BY_RULE || x.GetEgress().GetEnforced() {
 		t.Fatalf("explained: %v", x)
 	}
 	m := in.GetMatches()[0]
@@ -279,8 +280,8 @@ func TestExplainNamesTheRuleAndItsText(t *testing.T) {
 			t.Errorf("from %v: the sender's side is %v", c.from, x.GetEgress())
 		}
 	}
-	_, err = s.Explain(s.ctx(), &policyv1.ExplainRequest{From: &policyv1.Peer{}, To: &policyv1.Peer{Identity: 301}})
+	_, err = s.Explain(s.ctx(), &policyv1.ExplainRequest{From: &policyv1.Peer{}, To: &policyv1.Peer{Identity: 301}, Protocol: 6})
 	wantCode(t, err, codes.InvalidArgument, "from: neither identity, labels nor address")
-	_, err = s.Explain(s.ctx(), &policyv1.ExplainRequest{From: &policyv1.Peer{Identity: 77}, To: &policyv1.Peer{Identity: 301}})
+	_, err = s.Explain(s.ctx(), &policyv1.ExplainRequest{From: &policyv1.Peer{Identity: 77}, To: &policyv1.Peer{Identity: 301}, Protocol: 6})
 	wantCode(t, err, codes.NotFound, "identity 77")
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/client"
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/identity"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
@@ -155,7 +156,7 @@ func (r *replica) apply(s *policyv1.Step) error {
 		}
 		id := b.GetTable()
 		d := rule.Ingress
-		if b.GetDirection() == policyv1.TableDirection_TABLE_DIRECTION_EGRESS {
+		if b.GetDirection() == netv1.Direction_DIRECTION_EGRESS {
 			d = rule.Egress
 		} else {
 			r.binds[b.GetSubject()] = b

@@ -16,6 +16,7 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/model/identity"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -173,31 +174,31 @@ func Source(s rule.Source) *policyv1.RuleSource {
 }
 
 // Direction writes the side that a table judges.
-func Direction(d rule.Direction) policyv1.TableDirection {
+func Direction(d rule.Direction) netv1.Direction {
 	if d == rule.Egress {
-		return policyv1.TableDirection_TABLE_DIRECTION_EGRESS
+		return netv1.Direction_DIRECTION_EGRESS
 	}
-	return policyv1.TableDirection_TABLE_DIRECTION_INGRESS
+	return netv1.Direction_DIRECTION_INGRESS
 }
 
 // Proxy writes where a redirect leads to.
-func Proxy(p rule.Proxy) policyv1.Proxy { return policyv1.Proxy(p) }
+func Proxy(p rule.Proxy) netv1.Proxy { return netv1.Proxy(p) }
 
 // Action writes what a rule or a verdict says.
 func Action(a rule.Action) policyv1.Action { return policyv1.Action(a) + 1 }
 
 // DecidedBy writes what a verdict comes from. Enforced is false of a side
 // without a table.
-func DecidedBy(v table.Verdict, enforced bool) policyv1.DecidedBy {
+func DecidedBy(v table.Verdict, enforced bool) netv1.DecidedBy {
 	switch {
 	case !enforced:
-		return policyv1.DecidedBy_DECIDED_BY_NOT_ENFORCED
+		return netv1.DecidedBy_DECIDED_BY_NO_POLICY
 	case v.Reason == table.ByRule:
-		return policyv1.DecidedBy_DECIDED_BY_RULE
+		return netv1.DecidedBy_DECIDED_BY_RULE
 	case v.Reason == table.ByHostAllow:
-		return policyv1.DecidedBy_DECIDED_BY_HOST_ALLOW
+		return netv1.DecidedBy_DECIDED_BY_HOST_ALLOW
 	case v.Reason == table.ByUnknownIdentity:
-		return policyv1.DecidedBy_DECIDED_BY_UNKNOWN_IDENTITY
+		return netv1.DecidedBy_DECIDED_BY_UNKNOWN_IDENTITY
 	}
-	return policyv1.DecidedBy_DECIDED_BY_DEFAULT
+	return netv1.DecidedBy_DECIDED_BY_DEFAULT
 }

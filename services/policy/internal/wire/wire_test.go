@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/sluice-net/sluice/model/identity"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
@@ -43,9 +44,9 @@ func TestEnumsAreThoseOfTheEnginePlusOne(t *testing.T) {
 			t.Errorf("scope %d is %s", scope, got)
 		}
 	}
-	for proxy, want := range map[rule.Proxy]policyv1.Proxy{
-		rule.NoProxy: policyv1.Proxy_PROXY_UNSPECIFIED, rule.ProxyDNS: policyv1.Proxy_PROXY_DNS, rule.ProxyHTTP: policyv1.Proxy_PROXY_HTTP,
-		rule.ProxyTLS: policyv1.Proxy_PROXY_TLS, rule.ProxyListener: policyv1.Proxy_PROXY_LISTENER,
+	for proxy, want := range map[rule.Proxy]netv1.Proxy{
+		rule.NoProxy: netv1.Proxy_PROXY_UNSPECIFIED, rule.ProxyDNS: netv1.Proxy_PROXY_DNS, rule.ProxyHTTP: netv1.Proxy_PROXY_HTTP,
+		rule.ProxyTLS: netv1.Proxy_PROXY_TLS, rule.ProxyListener: netv1.Proxy_PROXY_LISTENER,
 	} {
 		if got := Proxy(proxy); got != want {
 			t.Errorf("proxy %s is %s", proxy, got)
@@ -119,7 +120,7 @@ func TestEveryEventBecomesItsStep(t *testing.T) {
 		{engine.DefineTable{Table: 6, Hash: hash, Content: content}, &policyv1.Step{Step: &policyv1.Step_DefineTable{DefineTable: &policyv1.PolicyTable{
 			Table: 6, StructureHash: hash[:], DefaultAllow: true, HasAddresses: true, DefaultClasses: kinds, AddressClasses: scopes(1, 0, 1),
 			Rules: []*policyv1.TableRule{
-				{Action: policyv1.Action_ACTION_PASS}, {Action: policyv1.Action_ACTION_REDIRECT, Tier: 1, Proxy: policyv1.Proxy_PROXY_HTTP},
+				{Action: policyv1.Action_ACTION_PASS}, {Action: policyv1.Action_ACTION_REDIRECT, Tier: 1, Proxy: netv1.Proxy_PROXY_HTTP},
 			},
 			Classes: classes,
 			Peers:   []*policyv1.PeerRow{{IdentityClass: 3}, {IdentityClass: 5, Class: 1}, {IdentityClass: 9, Class: 1}},
@@ -145,7 +146,7 @@ func TestEveryEventBecomesItsStep(t *testing.T) {
 		}}},
 		{engine.BindSubject{Subject: 300, Direction: rule.Egress, Table: 6, Sources: [][]rule.Source{{{Kind: "K", Name: "n", Path: "p"}, {Kind: "L", Namespace: "s"}}}}, &policyv1.Step{
 			Step: &policyv1.Step_BindSubject{BindSubject: &policyv1.BindSubject{
-				Subject: 300, Direction: policyv1.TableDirection_TABLE_DIRECTION_EGRESS, Table: 6, PolicyRevision: 12,
+				Subject: 300, Direction: netv1.Direction_DIRECTION_EGRESS, Table: 6, PolicyRevision: 12,
 				Rules: []*policyv1.RuleSources{{Sources: []*policyv1.RuleSource{{Kind: "K", Name: "n", Path: "p"}, {Kind: "L", Namespace: "s"}}}},
 			}},
 		}},
@@ -162,13 +163,13 @@ func TestWhatDecidedIsNamed(t *testing.T) {
 	for _, c := range []struct {
 		v        table.Verdict
 		enforced bool
-		want     policyv1.DecidedBy
+		want     netv1.DecidedBy
 	}{
-		{table.Verdict{Reason: table.ByRule, Rule: 1}, true, policyv1.DecidedBy_DECIDED_BY_RULE},
-		{table.Verdict{Reason: table.ByDefault}, true, policyv1.DecidedBy_DECIDED_BY_DEFAULT},
-		{table.Verdict{Reason: table.ByHostAllow}, true, policyv1.DecidedBy_DECIDED_BY_HOST_ALLOW},
-		{table.Verdict{Reason: table.ByUnknownIdentity, Rule: 2}, true, policyv1.DecidedBy_DECIDED_BY_UNKNOWN_IDENTITY},
-		{table.Verdict{Reason: table.ByDefault}, false, policyv1.DecidedBy_DECIDED_BY_NOT_ENFORCED},
+		{table.Verdict{Reason: table.ByRule, Rule: 1}, true, netv1.DecidedBy_DECIDED_BY_RULE},
+		{table.Verdict{Reason: table.ByDefault}, true, netv1.DecidedBy_DECIDED_BY_DEFAULT},
+		{table.Verdict{Reason: table.ByHostAllow}, true, netv1.DecidedBy_DECIDED_BY_HOST_ALLOW},
+		{table.Verdict{Reason: table.ByUnknownIdentity, Rule: 2}, true, netv1.DecidedBy_DECIDED_BY_UNKNOWN_IDENTITY},
+		{table.Verdict{Reason: table.ByDefault}, false, netv1.DecidedBy_DECIDED_BY_NO_POLICY},
 	} {
 		if got := DecidedBy(c.v, c.enforced); got != c.want {
 			t.Errorf("%+v, enforced %t: %s, want %s", c.v, c.enforced, got, c.want)

@@ -14,6 +14,7 @@ package datapathv1
 
 import (
 	_ "buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
+	v12 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	v11 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	v1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
@@ -230,59 +231,6 @@ func (x ErrorReason) Number() protoreflect.EnumNumber {
 // Deprecated: Use ErrorReason.Descriptor instead.
 func (ErrorReason) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{1}
-}
-
-// Direction is seen from the endpoint.
-type Direction int32
-
-const (
-	// Never sent.
-	Direction_DIRECTION_UNSPECIFIED Direction = 0
-	// From the endpoint.
-	Direction_DIRECTION_EGRESS Direction = 1
-	// To the endpoint.
-	Direction_DIRECTION_INGRESS Direction = 2
-)
-
-// Enum value maps for Direction.
-var (
-	Direction_name = map[int32]string{
-		0: "DIRECTION_UNSPECIFIED",
-		1: "DIRECTION_EGRESS",
-		2: "DIRECTION_INGRESS",
-	}
-	Direction_value = map[string]int32{
-		"DIRECTION_UNSPECIFIED": 0,
-		"DIRECTION_EGRESS":      1,
-		"DIRECTION_INGRESS":     2,
-	}
-)
-
-func (x Direction) Enum() *Direction {
-	p := new(Direction)
-	*p = x
-	return p
-}
-
-func (x Direction) String() string {
-	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
-}
-
-func (Direction) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_datapath_v1_datapath_proto_enumTypes[2].Descriptor()
-}
-
-func (Direction) Type() protoreflect.EnumType {
-	return &file_sluice_datapath_v1_datapath_proto_enumTypes[2]
-}
-
-func (x Direction) Number() protoreflect.EnumNumber {
-	return protoreflect.EnumNumber(x)
-}
-
-// Deprecated: Use Direction.Descriptor instead.
-func (Direction) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{2}
 }
 
 // Endpoint is one connected container.
@@ -2130,7 +2078,7 @@ type PacketCounter struct {
 	// Reason, for example "spoofed-ip" or "forwarded-to-pod".
 	Reason string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
 	// Seen from the endpoint.
-	Direction Direction `protobuf:"varint,2,opt,name=direction,proto3,enum=sluice.datapath.v1.Direction" json:"direction,omitempty"`
+	Direction v12.Direction `protobuf:"varint,2,opt,name=direction,proto3,enum=sluice.net.v1.Direction" json:"direction,omitempty"`
 	// Whether the packets were dropped.
 	Dropped bool `protobuf:"varint,3,opt,name=dropped,proto3" json:"dropped,omitempty"`
 	// Packets.
@@ -2178,11 +2126,11 @@ func (x *PacketCounter) GetReason() string {
 	return ""
 }
 
-func (x *PacketCounter) GetDirection() Direction {
+func (x *PacketCounter) GetDirection() v12.Direction {
 	if x != nil {
 		return x.Direction
 	}
-	return Direction_DIRECTION_UNSPECIFIED
+	return v12.Direction(0)
 }
 
 func (x *PacketCounter) GetDropped() bool {
@@ -2494,7 +2442,7 @@ var File_sluice_datapath_v1_datapath_proto protoreflect.FileDescriptor
 
 const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\n" +
-	"!sluice/datapath/v1/datapath.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dsluice/status/v1/status.proto\x1a!sluice/workload/v1/workload.proto\"\xac\x06\n" +
+	"!sluice/datapath/v1/datapath.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17sluice/net/v1/net.proto\x1a\x1dsluice/status/v1/status.proto\x1a!sluice/workload/v1/workload.proto\"\xac\x06\n" +
 	"\bEndpoint\x12/\n" +
 	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerR\x05owner\x12\x12\n" +
 	"\x04slot\x18\x02 \x01(\rR\x04slot\x127\n" +
@@ -2637,10 +2585,10 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\tpicked_up\x18\x06 \x01(\x04R\bpickedUp\"c\n" +
 	"\x12EndpointStateCount\x127\n" +
 	"\x05state\x18\x01 \x01(\x0e2!.sluice.datapath.v1.EndpointStateR\x05state\x12\x14\n" +
-	"\x05count\x18\x02 \x01(\rR\x05count\"\xae\x01\n" +
+	"\x05count\x18\x02 \x01(\rR\x05count\"\xa9\x01\n" +
 	"\rPacketCounter\x12\x16\n" +
-	"\x06reason\x18\x01 \x01(\tR\x06reason\x12;\n" +
-	"\tdirection\x18\x02 \x01(\x0e2\x1d.sluice.datapath.v1.DirectionR\tdirection\x12\x18\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\x126\n" +
+	"\tdirection\x18\x02 \x01(\x0e2\x18.sluice.net.v1.DirectionR\tdirection\x12\x18\n" +
 	"\adropped\x18\x03 \x01(\bR\adropped\x12\x18\n" +
 	"\apackets\x18\x04 \x01(\x04R\apackets\x12\x14\n" +
 	"\x05bytes\x18\x05 \x01(\x04R\x05bytes\"P\n" +
@@ -2692,11 +2640,7 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x1fERROR_REASON_POLICY_UNAVAILABLE\x10\x10\x12\x1f\n" +
 	"\x1bERROR_REASON_STORAGE_FAILED\x10\x11\x12$\n" +
 	" ERROR_REASON_ADDRESSES_NOT_LOCAL\x10\x12\x12\x1e\n" +
-	"\x1aERROR_REASON_MAP_NOT_FOUND\x10\x13*S\n" +
-	"\tDirection\x12\x19\n" +
-	"\x15DIRECTION_UNSPECIFIED\x10\x00\x12\x14\n" +
-	"\x10DIRECTION_EGRESS\x10\x01\x12\x15\n" +
-	"\x11DIRECTION_INGRESS\x10\x022\xf7\a\n" +
+	"\x1aERROR_REASON_MAP_NOT_FOUND\x10\x132\xf7\a\n" +
 	"\x0fDatapathService\x12g\n" +
 	"\x0eCreateEndpoint\x12).sluice.datapath.v1.CreateEndpointRequest\x1a*.sluice.datapath.v1.CreateEndpointResponse\x12g\n" +
 	"\x0eDeleteEndpoint\x12).sluice.datapath.v1.DeleteEndpointRequest\x1a*.sluice.datapath.v1.DeleteEndpointResponse\x12d\n" +
@@ -2722,105 +2666,105 @@ func file_sluice_datapath_v1_datapath_proto_rawDescGZIP() []byte {
 	return file_sluice_datapath_v1_datapath_proto_rawDescData
 }
 
-var file_sluice_datapath_v1_datapath_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_sluice_datapath_v1_datapath_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
 var file_sluice_datapath_v1_datapath_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_sluice_datapath_v1_datapath_proto_goTypes = []any{
 	(EndpointState)(0),               // 0: sluice.datapath.v1.EndpointState
 	(ErrorReason)(0),                 // 1: sluice.datapath.v1.ErrorReason
-	(Direction)(0),                   // 2: sluice.datapath.v1.Direction
-	(*Endpoint)(nil),                 // 3: sluice.datapath.v1.Endpoint
-	(*EndpointPolicy)(nil),           // 4: sluice.datapath.v1.EndpointPolicy
-	(*Interface)(nil),                // 5: sluice.datapath.v1.Interface
-	(*CreateEndpointRequest)(nil),    // 6: sluice.datapath.v1.CreateEndpointRequest
-	(*CreateEndpointResponse)(nil),   // 7: sluice.datapath.v1.CreateEndpointResponse
-	(*DeleteEndpointRequest)(nil),    // 8: sluice.datapath.v1.DeleteEndpointRequest
-	(*DeleteEndpointResponse)(nil),   // 9: sluice.datapath.v1.DeleteEndpointResponse
-	(*CheckEndpointRequest)(nil),     // 10: sluice.datapath.v1.CheckEndpointRequest
-	(*CheckEndpointResponse)(nil),    // 11: sluice.datapath.v1.CheckEndpointResponse
-	(*Difference)(nil),               // 12: sluice.datapath.v1.Difference
-	(*GetEndpointRequest)(nil),       // 13: sluice.datapath.v1.GetEndpointRequest
-	(*GetEndpointResponse)(nil),      // 14: sluice.datapath.v1.GetEndpointResponse
-	(*ListEndpointsRequest)(nil),     // 15: sluice.datapath.v1.ListEndpointsRequest
-	(*ListEndpointsResponse)(nil),    // 16: sluice.datapath.v1.ListEndpointsResponse
-	(*WatchEndpointsRequest)(nil),    // 17: sluice.datapath.v1.WatchEndpointsRequest
-	(*WatchEndpointsResponse)(nil),   // 18: sluice.datapath.v1.WatchEndpointsResponse
-	(*Bookmark)(nil),                 // 19: sluice.datapath.v1.Bookmark
-	(*ReclaimEndpointsRequest)(nil),  // 20: sluice.datapath.v1.ReclaimEndpointsRequest
-	(*ReclaimEndpointsResponse)(nil), // 21: sluice.datapath.v1.ReclaimEndpointsResponse
-	(*GetStatusRequest)(nil),         // 22: sluice.datapath.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),        // 23: sluice.datapath.v1.GetStatusResponse
-	(*MapUsage)(nil),                 // 24: sluice.datapath.v1.MapUsage
-	(*ConnectionCounts)(nil),         // 25: sluice.datapath.v1.ConnectionCounts
-	(*EndpointStateCount)(nil),       // 26: sluice.datapath.v1.EndpointStateCount
-	(*PacketCounter)(nil),            // 27: sluice.datapath.v1.PacketCounter
-	(*Dependency)(nil),               // 28: sluice.datapath.v1.Dependency
-	(*AuditMapsRequest)(nil),         // 29: sluice.datapath.v1.AuditMapsRequest
-	(*AuditMapsResponse)(nil),        // 30: sluice.datapath.v1.AuditMapsResponse
-	(*DumpMapRequest)(nil),           // 31: sluice.datapath.v1.DumpMapRequest
-	(*DumpMapResponse)(nil),          // 32: sluice.datapath.v1.DumpMapResponse
-	(*v1.Owner)(nil),                 // 33: sluice.workload.v1.Owner
-	(*v1.Label)(nil),                 // 34: sluice.workload.v1.Label
-	(*v1.NamedPort)(nil),             // 35: sluice.workload.v1.NamedPort
-	(*timestamppb.Timestamp)(nil),    // 36: google.protobuf.Timestamp
-	(*v1.PodReference)(nil),          // 37: sluice.workload.v1.PodReference
-	(*v11.ServiceStatus)(nil),        // 38: sluice.status.v1.ServiceStatus
+	(*Endpoint)(nil),                 // 2: sluice.datapath.v1.Endpoint
+	(*EndpointPolicy)(nil),           // 3: sluice.datapath.v1.EndpointPolicy
+	(*Interface)(nil),                // 4: sluice.datapath.v1.Interface
+	(*CreateEndpointRequest)(nil),    // 5: sluice.datapath.v1.CreateEndpointRequest
+	(*CreateEndpointResponse)(nil),   // 6: sluice.datapath.v1.CreateEndpointResponse
+	(*DeleteEndpointRequest)(nil),    // 7: sluice.datapath.v1.DeleteEndpointRequest
+	(*DeleteEndpointResponse)(nil),   // 8: sluice.datapath.v1.DeleteEndpointResponse
+	(*CheckEndpointRequest)(nil),     // 9: sluice.datapath.v1.CheckEndpointRequest
+	(*CheckEndpointResponse)(nil),    // 10: sluice.datapath.v1.CheckEndpointResponse
+	(*Difference)(nil),               // 11: sluice.datapath.v1.Difference
+	(*GetEndpointRequest)(nil),       // 12: sluice.datapath.v1.GetEndpointRequest
+	(*GetEndpointResponse)(nil),      // 13: sluice.datapath.v1.GetEndpointResponse
+	(*ListEndpointsRequest)(nil),     // 14: sluice.datapath.v1.ListEndpointsRequest
+	(*ListEndpointsResponse)(nil),    // 15: sluice.datapath.v1.ListEndpointsResponse
+	(*WatchEndpointsRequest)(nil),    // 16: sluice.datapath.v1.WatchEndpointsRequest
+	(*WatchEndpointsResponse)(nil),   // 17: sluice.datapath.v1.WatchEndpointsResponse
+	(*Bookmark)(nil),                 // 18: sluice.datapath.v1.Bookmark
+	(*ReclaimEndpointsRequest)(nil),  // 19: sluice.datapath.v1.ReclaimEndpointsRequest
+	(*ReclaimEndpointsResponse)(nil), // 20: sluice.datapath.v1.ReclaimEndpointsResponse
+	(*GetStatusRequest)(nil),         // 21: sluice.datapath.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),        // 22: sluice.datapath.v1.GetStatusResponse
+	(*MapUsage)(nil),                 // 23: sluice.datapath.v1.MapUsage
+	(*ConnectionCounts)(nil),         // 24: sluice.datapath.v1.ConnectionCounts
+	(*EndpointStateCount)(nil),       // 25: sluice.datapath.v1.EndpointStateCount
+	(*PacketCounter)(nil),            // 26: sluice.datapath.v1.PacketCounter
+	(*Dependency)(nil),               // 27: sluice.datapath.v1.Dependency
+	(*AuditMapsRequest)(nil),         // 28: sluice.datapath.v1.AuditMapsRequest
+	(*AuditMapsResponse)(nil),        // 29: sluice.datapath.v1.AuditMapsResponse
+	(*DumpMapRequest)(nil),           // 30: sluice.datapath.v1.DumpMapRequest
+	(*DumpMapResponse)(nil),          // 31: sluice.datapath.v1.DumpMapResponse
+	(*v1.Owner)(nil),                 // 32: sluice.workload.v1.Owner
+	(*v1.Label)(nil),                 // 33: sluice.workload.v1.Label
+	(*v1.NamedPort)(nil),             // 34: sluice.workload.v1.NamedPort
+	(*timestamppb.Timestamp)(nil),    // 35: google.protobuf.Timestamp
+	(*v1.PodReference)(nil),          // 36: sluice.workload.v1.PodReference
+	(*v11.ServiceStatus)(nil),        // 37: sluice.status.v1.ServiceStatus
+	(v12.Direction)(0),               // 38: sluice.net.v1.Direction
 }
 var file_sluice_datapath_v1_datapath_proto_depIdxs = []int32{
-	33, // 0: sluice.datapath.v1.Endpoint.owner:type_name -> sluice.workload.v1.Owner
+	32, // 0: sluice.datapath.v1.Endpoint.owner:type_name -> sluice.workload.v1.Owner
 	0,  // 1: sluice.datapath.v1.Endpoint.state:type_name -> sluice.datapath.v1.EndpointState
-	34, // 2: sluice.datapath.v1.Endpoint.labels:type_name -> sluice.workload.v1.Label
-	5,  // 3: sluice.datapath.v1.Endpoint.host_interface:type_name -> sluice.datapath.v1.Interface
-	5,  // 4: sluice.datapath.v1.Endpoint.container_interface:type_name -> sluice.datapath.v1.Interface
-	35, // 5: sluice.datapath.v1.Endpoint.named_ports:type_name -> sluice.workload.v1.NamedPort
-	36, // 6: sluice.datapath.v1.Endpoint.create_time:type_name -> google.protobuf.Timestamp
-	4,  // 7: sluice.datapath.v1.Endpoint.policy:type_name -> sluice.datapath.v1.EndpointPolicy
-	37, // 8: sluice.datapath.v1.Endpoint.pod:type_name -> sluice.workload.v1.PodReference
-	33, // 9: sluice.datapath.v1.CreateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	36, // 10: sluice.datapath.v1.CreateEndpointRequest.lease_expire_time:type_name -> google.protobuf.Timestamp
-	34, // 11: sluice.datapath.v1.CreateEndpointRequest.labels:type_name -> sluice.workload.v1.Label
-	35, // 12: sluice.datapath.v1.CreateEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
-	37, // 13: sluice.datapath.v1.CreateEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
-	3,  // 14: sluice.datapath.v1.CreateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	33, // 15: sluice.datapath.v1.DeleteEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	33, // 16: sluice.datapath.v1.CheckEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	12, // 17: sluice.datapath.v1.CheckEndpointResponse.differences:type_name -> sluice.datapath.v1.Difference
-	33, // 18: sluice.datapath.v1.GetEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	3,  // 19: sluice.datapath.v1.GetEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	3,  // 20: sluice.datapath.v1.ListEndpointsResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	3,  // 21: sluice.datapath.v1.WatchEndpointsResponse.upsert:type_name -> sluice.datapath.v1.Endpoint
-	33, // 22: sluice.datapath.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
-	19, // 23: sluice.datapath.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.datapath.v1.Bookmark
-	33, // 24: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
-	33, // 25: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
-	38, // 26: sluice.datapath.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
-	26, // 27: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
-	27, // 28: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
-	28, // 29: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency
-	24, // 30: sluice.datapath.v1.GetStatusResponse.maps:type_name -> sluice.datapath.v1.MapUsage
-	25, // 31: sluice.datapath.v1.GetStatusResponse.connections:type_name -> sluice.datapath.v1.ConnectionCounts
+	33, // 2: sluice.datapath.v1.Endpoint.labels:type_name -> sluice.workload.v1.Label
+	4,  // 3: sluice.datapath.v1.Endpoint.host_interface:type_name -> sluice.datapath.v1.Interface
+	4,  // 4: sluice.datapath.v1.Endpoint.container_interface:type_name -> sluice.datapath.v1.Interface
+	34, // 5: sluice.datapath.v1.Endpoint.named_ports:type_name -> sluice.workload.v1.NamedPort
+	35, // 6: sluice.datapath.v1.Endpoint.create_time:type_name -> google.protobuf.Timestamp
+	3,  // 7: sluice.datapath.v1.Endpoint.policy:type_name -> sluice.datapath.v1.EndpointPolicy
+	36, // 8: sluice.datapath.v1.Endpoint.pod:type_name -> sluice.workload.v1.PodReference
+	32, // 9: sluice.datapath.v1.CreateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	35, // 10: sluice.datapath.v1.CreateEndpointRequest.lease_expire_time:type_name -> google.protobuf.Timestamp
+	33, // 11: sluice.datapath.v1.CreateEndpointRequest.labels:type_name -> sluice.workload.v1.Label
+	34, // 12: sluice.datapath.v1.CreateEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
+	36, // 13: sluice.datapath.v1.CreateEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
+	2,  // 14: sluice.datapath.v1.CreateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	32, // 15: sluice.datapath.v1.DeleteEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	32, // 16: sluice.datapath.v1.CheckEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	11, // 17: sluice.datapath.v1.CheckEndpointResponse.differences:type_name -> sluice.datapath.v1.Difference
+	32, // 18: sluice.datapath.v1.GetEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	2,  // 19: sluice.datapath.v1.GetEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	2,  // 20: sluice.datapath.v1.ListEndpointsResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	2,  // 21: sluice.datapath.v1.WatchEndpointsResponse.upsert:type_name -> sluice.datapath.v1.Endpoint
+	32, // 22: sluice.datapath.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
+	18, // 23: sluice.datapath.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.datapath.v1.Bookmark
+	32, // 24: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
+	32, // 25: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
+	37, // 26: sluice.datapath.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
+	25, // 27: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
+	26, // 28: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
+	27, // 29: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency
+	23, // 30: sluice.datapath.v1.GetStatusResponse.maps:type_name -> sluice.datapath.v1.MapUsage
+	24, // 31: sluice.datapath.v1.GetStatusResponse.connections:type_name -> sluice.datapath.v1.ConnectionCounts
 	0,  // 32: sluice.datapath.v1.EndpointStateCount.state:type_name -> sluice.datapath.v1.EndpointState
-	2,  // 33: sluice.datapath.v1.PacketCounter.direction:type_name -> sluice.datapath.v1.Direction
-	12, // 34: sluice.datapath.v1.AuditMapsResponse.difference:type_name -> sluice.datapath.v1.Difference
-	6,  // 35: sluice.datapath.v1.DatapathService.CreateEndpoint:input_type -> sluice.datapath.v1.CreateEndpointRequest
-	8,  // 36: sluice.datapath.v1.DatapathService.DeleteEndpoint:input_type -> sluice.datapath.v1.DeleteEndpointRequest
-	10, // 37: sluice.datapath.v1.DatapathService.CheckEndpoint:input_type -> sluice.datapath.v1.CheckEndpointRequest
-	13, // 38: sluice.datapath.v1.DatapathService.GetEndpoint:input_type -> sluice.datapath.v1.GetEndpointRequest
-	15, // 39: sluice.datapath.v1.DatapathService.ListEndpoints:input_type -> sluice.datapath.v1.ListEndpointsRequest
-	17, // 40: sluice.datapath.v1.DatapathService.WatchEndpoints:input_type -> sluice.datapath.v1.WatchEndpointsRequest
-	20, // 41: sluice.datapath.v1.DatapathService.ReclaimEndpoints:input_type -> sluice.datapath.v1.ReclaimEndpointsRequest
-	22, // 42: sluice.datapath.v1.DatapathService.GetStatus:input_type -> sluice.datapath.v1.GetStatusRequest
-	29, // 43: sluice.datapath.v1.DatapathService.AuditMaps:input_type -> sluice.datapath.v1.AuditMapsRequest
-	31, // 44: sluice.datapath.v1.DatapathService.DumpMap:input_type -> sluice.datapath.v1.DumpMapRequest
-	7,  // 45: sluice.datapath.v1.DatapathService.CreateEndpoint:output_type -> sluice.datapath.v1.CreateEndpointResponse
-	9,  // 46: sluice.datapath.v1.DatapathService.DeleteEndpoint:output_type -> sluice.datapath.v1.DeleteEndpointResponse
-	11, // 47: sluice.datapath.v1.DatapathService.CheckEndpoint:output_type -> sluice.datapath.v1.CheckEndpointResponse
-	14, // 48: sluice.datapath.v1.DatapathService.GetEndpoint:output_type -> sluice.datapath.v1.GetEndpointResponse
-	16, // 49: sluice.datapath.v1.DatapathService.ListEndpoints:output_type -> sluice.datapath.v1.ListEndpointsResponse
-	18, // 50: sluice.datapath.v1.DatapathService.WatchEndpoints:output_type -> sluice.datapath.v1.WatchEndpointsResponse
-	21, // 51: sluice.datapath.v1.DatapathService.ReclaimEndpoints:output_type -> sluice.datapath.v1.ReclaimEndpointsResponse
-	23, // 52: sluice.datapath.v1.DatapathService.GetStatus:output_type -> sluice.datapath.v1.GetStatusResponse
-	30, // 53: sluice.datapath.v1.DatapathService.AuditMaps:output_type -> sluice.datapath.v1.AuditMapsResponse
-	32, // 54: sluice.datapath.v1.DatapathService.DumpMap:output_type -> sluice.datapath.v1.DumpMapResponse
+	38, // 33: sluice.datapath.v1.PacketCounter.direction:type_name -> sluice.net.v1.Direction
+	11, // 34: sluice.datapath.v1.AuditMapsResponse.difference:type_name -> sluice.datapath.v1.Difference
+	5,  // 35: sluice.datapath.v1.DatapathService.CreateEndpoint:input_type -> sluice.datapath.v1.CreateEndpointRequest
+	7,  // 36: sluice.datapath.v1.DatapathService.DeleteEndpoint:input_type -> sluice.datapath.v1.DeleteEndpointRequest
+	9,  // 37: sluice.datapath.v1.DatapathService.CheckEndpoint:input_type -> sluice.datapath.v1.CheckEndpointRequest
+	12, // 38: sluice.datapath.v1.DatapathService.GetEndpoint:input_type -> sluice.datapath.v1.GetEndpointRequest
+	14, // 39: sluice.datapath.v1.DatapathService.ListEndpoints:input_type -> sluice.datapath.v1.ListEndpointsRequest
+	16, // 40: sluice.datapath.v1.DatapathService.WatchEndpoints:input_type -> sluice.datapath.v1.WatchEndpointsRequest
+	19, // 41: sluice.datapath.v1.DatapathService.ReclaimEndpoints:input_type -> sluice.datapath.v1.ReclaimEndpointsRequest
+	21, // 42: sluice.datapath.v1.DatapathService.GetStatus:input_type -> sluice.datapath.v1.GetStatusRequest
+	28, // 43: sluice.datapath.v1.DatapathService.AuditMaps:input_type -> sluice.datapath.v1.AuditMapsRequest
+	30, // 44: sluice.datapath.v1.DatapathService.DumpMap:input_type -> sluice.datapath.v1.DumpMapRequest
+	6,  // 45: sluice.datapath.v1.DatapathService.CreateEndpoint:output_type -> sluice.datapath.v1.CreateEndpointResponse
+	8,  // 46: sluice.datapath.v1.DatapathService.DeleteEndpoint:output_type -> sluice.datapath.v1.DeleteEndpointResponse
+	10, // 47: sluice.datapath.v1.DatapathService.CheckEndpoint:output_type -> sluice.datapath.v1.CheckEndpointResponse
+	13, // 48: sluice.datapath.v1.DatapathService.GetEndpoint:output_type -> sluice.datapath.v1.GetEndpointResponse
+	15, // 49: sluice.datapath.v1.DatapathService.ListEndpoints:output_type -> sluice.datapath.v1.ListEndpointsResponse
+	17, // 50: sluice.datapath.v1.DatapathService.WatchEndpoints:output_type -> sluice.datapath.v1.WatchEndpointsResponse
+	20, // 51: sluice.datapath.v1.DatapathService.ReclaimEndpoints:output_type -> sluice.datapath.v1.ReclaimEndpointsResponse
+	22, // 52: sluice.datapath.v1.DatapathService.GetStatus:output_type -> sluice.datapath.v1.GetStatusResponse
+	29, // 53: sluice.datapath.v1.DatapathService.AuditMaps:output_type -> sluice.datapath.v1.AuditMapsResponse
+	31, // 54: sluice.datapath.v1.DatapathService.DumpMap:output_type -> sluice.datapath.v1.DumpMapResponse
 	45, // [45:55] is the sub-list for method output_type
 	35, // [35:45] is the sub-list for method input_type
 	35, // [35:35] is the sub-list for extension type_name
@@ -2843,7 +2787,7 @@ func file_sluice_datapath_v1_datapath_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_datapath_v1_datapath_proto_rawDesc), len(file_sluice_datapath_v1_datapath_proto_rawDesc)),
-			NumEnums:      3,
+			NumEnums:      2,
 			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,

@@ -11,6 +11,7 @@ package datapathv1
 
 import (
 	_ "buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
+	v11 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	v1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
@@ -279,9 +280,9 @@ type ObserveRequest struct {
 	// Drop reasons, for example "spoofed-ip".
 	Reasons []string `protobuf:"bytes,6,rep,name=reasons,proto3" json:"reasons,omitempty"`
 	// Only this direction, seen from the endpoint.
-	Direction Direction `protobuf:"varint,7,opt,name=direction,proto3,enum=sluice.datapath.v1.Direction" json:"direction,omitempty"`
-	// IP protocol numbers.
-	Protocols []uint32 `protobuf:"varint,8,rep,packed,name=protocols,proto3" json:"protocols,omitempty"`
+	Direction v11.Direction `protobuf:"varint,7,opt,name=direction,proto3,enum=sluice.net.v1.Direction" json:"direction,omitempty"`
+	// IP protocols.
+	Protocols []v11.Protocol `protobuf:"varint,8,rep,packed,name=protocols,proto3,enum=sluice.net.v1.Protocol" json:"protocols,omitempty"`
 	// Source or destination ports; protocols without ports have none.
 	Ports []uint32 `protobuf:"varint,9,rep,packed,name=ports,proto3" json:"ports,omitempty"`
 	// Verdicts.
@@ -366,14 +367,14 @@ func (x *ObserveRequest) GetReasons() []string {
 	return nil
 }
 
-func (x *ObserveRequest) GetDirection() Direction {
+func (x *ObserveRequest) GetDirection() v11.Direction {
 	if x != nil {
 		return x.Direction
 	}
-	return Direction_DIRECTION_UNSPECIFIED
+	return v11.Direction(0)
 }
 
-func (x *ObserveRequest) GetProtocols() []uint32 {
+func (x *ObserveRequest) GetProtocols() []v11.Protocol {
 	if x != nil {
 		return x.Protocols
 	}
@@ -737,7 +738,7 @@ type Flow struct {
 	// Why, for example "spoofed-ip".
 	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	// Seen from the endpoint.
-	Direction Direction `protobuf:"varint,4,opt,name=direction,proto3,enum=sluice.datapath.v1.Direction" json:"direction,omitempty"`
+	Direction v11.Direction `protobuf:"varint,4,opt,name=direction,proto3,enum=sluice.net.v1.Direction" json:"direction,omitempty"`
 	// The endpoint at whose device the packet was seen; unset if it is gone.
 	Owner *v1.Owner `protobuf:"bytes,5,opt,name=owner,proto3" json:"owner,omitempty"`
 	// Slot of that endpoint.
@@ -746,8 +747,8 @@ type Flow struct {
 	SourceAddress []byte `protobuf:"bytes,7,opt,name=source_address,json=sourceAddress,proto3" json:"source_address,omitempty"`
 	// Destination address, 4 or 16 bytes; empty if the packet has none.
 	DestinationAddress []byte `protobuf:"bytes,8,opt,name=destination_address,json=destinationAddress,proto3" json:"destination_address,omitempty"`
-	// IP protocol number; 0 if the packet is not IP.
-	Protocol uint32 `protobuf:"varint,9,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	// IP protocol; unspecified if the packet is not IP.
+	Protocol v11.Protocol `protobuf:"varint,9,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
 	// Source port; 0 if the protocol has none. ICMP type for ICMP.
 	SourcePort uint32 `protobuf:"varint,10,opt,name=source_port,json=sourcePort,proto3" json:"source_port,omitempty"`
 	// Destination port; 0 if the protocol has none. ICMP code for ICMP.
@@ -831,11 +832,11 @@ func (x *Flow) GetReason() string {
 	return ""
 }
 
-func (x *Flow) GetDirection() Direction {
+func (x *Flow) GetDirection() v11.Direction {
 	if x != nil {
 		return x.Direction
 	}
-	return Direction_DIRECTION_UNSPECIFIED
+	return v11.Direction(0)
 }
 
 func (x *Flow) GetOwner() *v1.Owner {
@@ -866,11 +867,11 @@ func (x *Flow) GetDestinationAddress() []byte {
 	return nil
 }
 
-func (x *Flow) GetProtocol() uint32 {
+func (x *Flow) GetProtocol() v11.Protocol {
 	if x != nil {
 		return x.Protocol
 	}
-	return 0
+	return v11.Protocol(0)
 }
 
 func (x *Flow) GetSourcePort() uint32 {
@@ -1135,8 +1136,8 @@ type ExplainRequest struct {
 	SourceAddress []byte `protobuf:"bytes,1,opt,name=source_address,json=sourceAddress,proto3" json:"source_address,omitempty"`
 	// Destination address, of the same family.
 	DestinationAddress []byte `protobuf:"bytes,2,opt,name=destination_address,json=destinationAddress,proto3" json:"destination_address,omitempty"`
-	// IP protocol number.
-	Protocol uint32 `protobuf:"varint,3,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	// IP protocol.
+	Protocol v11.Protocol `protobuf:"varint,3,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
 	// Source port, 0 if it does not matter; only for the connection's state.
 	SourcePort uint32 `protobuf:"varint,4,opt,name=source_port,json=sourcePort,proto3" json:"source_port,omitempty"`
 	// Destination port; type << 8 | code for ICMP.
@@ -1189,11 +1190,11 @@ func (x *ExplainRequest) GetDestinationAddress() []byte {
 	return nil
 }
 
-func (x *ExplainRequest) GetProtocol() uint32 {
+func (x *ExplainRequest) GetProtocol() v11.Protocol {
 	if x != nil {
 		return x.Protocol
 	}
-	return 0
+	return v11.Protocol(0)
 }
 
 func (x *ExplainRequest) GetSourcePort() uint32 {
@@ -1499,8 +1500,8 @@ type Connection struct {
 	Initiator string `protobuf:"bytes,1,opt,name=initiator,proto3" json:"initiator,omitempty"`
 	// Address and port of the other end.
 	Responder string `protobuf:"bytes,2,opt,name=responder,proto3" json:"responder,omitempty"`
-	// IP protocol number.
-	Protocol uint32 `protobuf:"varint,3,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	// IP protocol.
+	Protocol v11.Protocol `protobuf:"varint,3,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
 	// State in words, for example "established", "closing", "picked-up".
 	State []string `protobuf:"bytes,4,rep,name=state,proto3" json:"state,omitempty"`
 	// When the last packet was seen, to a second.
@@ -1560,11 +1561,11 @@ func (x *Connection) GetResponder() string {
 	return ""
 }
 
-func (x *Connection) GetProtocol() uint32 {
+func (x *Connection) GetProtocol() v11.Protocol {
 	if x != nil {
 		return x.Protocol
 	}
-	return 0
+	return v11.Protocol(0)
 }
 
 func (x *Connection) GetState() []string {
@@ -1606,7 +1607,7 @@ var File_sluice_datapath_v1_observer_proto protoreflect.FileDescriptor
 
 const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\n" +
-	"!sluice/datapath/v1/observer.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!sluice/datapath/v1/datapath.proto\x1a!sluice/workload/v1/workload.proto\"\xa3\x05\n" +
+	"!sluice/datapath/v1/observer.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!sluice/datapath/v1/datapath.proto\x1a\x17sluice/net/v1/net.proto\x1a!sluice/workload/v1/workload.proto\"\xf2\x05\n" +
 	"\x0eObserveRequest\x12\x16\n" +
 	"\x06follow\x18\x01 \x01(\bR\x06follow\x120\n" +
 	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12<\n" +
@@ -1615,10 +1616,10 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"identities\x18\x04 \x03(\rB\t\xbaH\x06\x92\x01\x03\x10\x80\x02R\n" +
 	"identities\x12%\n" +
 	"\bprefixes\x18\x05 \x03(\tB\t\xbaH\x06\x92\x01\x03\x10\x80\x02R\bprefixes\x12\"\n" +
-	"\areasons\x18\x06 \x03(\tB\b\xbaH\x05\x92\x01\x02\x10@R\areasons\x12E\n" +
-	"\tdirection\x18\a \x01(\x0e2\x1d.sluice.datapath.v1.DirectionB\b\xbaH\x05\x82\x01\x02\x10\x01R\tdirection\x12.\n" +
-	"\tprotocols\x18\b \x03(\rB\x10\xbaH\r\x92\x01\n" +
-	"\x10\x80\x02\"\x05*\x03\x18\xff\x01R\tprotocols\x12'\n" +
+	"\areasons\x18\x06 \x03(\tB\b\xbaH\x05\x92\x01\x02\x10@R\areasons\x12@\n" +
+	"\tdirection\x18\a \x01(\x0e2\x18.sluice.net.v1.DirectionB\b\xbaH\x05\x82\x01\x02\x10\x01R\tdirection\x12\x81\x01\n" +
+	"\tprotocols\x18\b \x03(\x0e2\x17.sluice.net.v1.ProtocolBJ\xbaHG\x92\x01D\x10\x80\x02\"?\xba\x01<\n" +
+	"\x0eprotocol_range\x12\x10must be 1 to 255\x1a\x18this >= 1 && this <= 255R\tprotocols\x12'\n" +
 	"\x05ports\x18\t \x03(\rB\x11\xbaH\x0e\x92\x01\v\x10\x80\x02\"\x06*\x04\x18\xff\xff\x03R\x05ports\x12J\n" +
 	"\bverdicts\x18\n" +
 	" \x03(\x0e2\x1b.sluice.datapath.v1.VerdictB\x11\xbaH\x0e\x92\x01\v\x10\x10\"\a\x82\x01\x04\x10\x01 \x00R\bverdicts\x12E\n" +
@@ -1648,17 +1649,17 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\n" +
 	"difference\x18\x05 \x01(\v2\x1e.sluice.datapath.v1.DifferenceR\n" +
 	"difference\x12\x14\n" +
-	"\x05error\x18\x06 \x01(\tR\x05error\"\xdb\a\n" +
+	"\x05error\x18\x06 \x01(\tR\x05error\"\xef\a\n" +
 	"\x04Flow\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x125\n" +
 	"\averdict\x18\x02 \x01(\x0e2\x1b.sluice.datapath.v1.VerdictR\averdict\x12\x16\n" +
-	"\x06reason\x18\x03 \x01(\tR\x06reason\x12;\n" +
-	"\tdirection\x18\x04 \x01(\x0e2\x1d.sluice.datapath.v1.DirectionR\tdirection\x12/\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x126\n" +
+	"\tdirection\x18\x04 \x01(\x0e2\x18.sluice.net.v1.DirectionR\tdirection\x12/\n" +
 	"\x05owner\x18\x05 \x01(\v2\x19.sluice.workload.v1.OwnerR\x05owner\x12\x12\n" +
 	"\x04slot\x18\x06 \x01(\rR\x04slot\x12%\n" +
 	"\x0esource_address\x18\a \x01(\fR\rsourceAddress\x12/\n" +
-	"\x13destination_address\x18\b \x01(\fR\x12destinationAddress\x12\x1a\n" +
-	"\bprotocol\x18\t \x01(\rR\bprotocol\x12\x1f\n" +
+	"\x13destination_address\x18\b \x01(\fR\x12destinationAddress\x123\n" +
+	"\bprotocol\x18\t \x01(\x0e2\x17.sluice.net.v1.ProtocolR\bprotocol\x12\x1f\n" +
 	"\vsource_port\x18\n" +
 	" \x01(\rR\n" +
 	"sourcePort\x12)\n" +
@@ -1690,13 +1691,14 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\n" +
 	"LostEvents\x126\n" +
 	"\x06source\x18\x01 \x01(\x0e2\x1e.sluice.datapath.v1.LossSourceR\x06source\x12\x14\n" +
-	"\x05count\x18\x02 \x01(\x04R\x05count\"\x99\x03\n" +
+	"\x05count\x18\x02 \x01(\x04R\x05count\"\xec\x03\n" +
 	"\x0eExplainRequest\x12y\n" +
 	"\x0esource_address\x18\x01 \x01(\fBR\xbaHO\xba\x01L\n" +
 	"\x0eaddress_length\x12\x15must be 4 or 16 bytes\x1a#size(this) == 4 || size(this) == 16R\rsourceAddress\x12\x83\x01\n" +
 	"\x13destination_address\x18\x02 \x01(\fBR\xbaHO\xba\x01L\n" +
-	"\x0eaddress_length\x12\x15must be 4 or 16 bytes\x1a#size(this) == 4 || size(this) == 16R\x12destinationAddress\x12$\n" +
-	"\bprotocol\x18\x03 \x01(\rB\b\xbaH\x05*\x03\x18\xff\x01R\bprotocol\x12*\n" +
+	"\x0eaddress_length\x12\x15must be 4 or 16 bytes\x1a#size(this) == 4 || size(this) == 16R\x12destinationAddress\x12w\n" +
+	"\bprotocol\x18\x03 \x01(\x0e2\x17.sluice.net.v1.ProtocolBB\xbaH?\xba\x01<\n" +
+	"\x0eprotocol_range\x12\x10must be 1 to 255\x1a\x18this >= 1 && this <= 255R\bprotocol\x12*\n" +
 	"\vsource_port\x18\x04 \x01(\rB\t\xbaH\x06*\x04\x18\xff\xff\x03R\n" +
 	"sourcePort\x124\n" +
 	"\x10destination_port\x18\x05 \x01(\rB\t\xbaH\x06*\x04\x18\xff\xff\x03R\x0fdestinationPort\"\x98\x03\n" +
@@ -1724,12 +1726,12 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\x0eidentity_class\x18\x02 \x01(\rR\ridentityClass\x12!\n" +
 	"\fidentity_row\x18\x03 \x01(\bR\videntityRow\x12#\n" +
 	"\raddress_class\x18\x04 \x01(\rR\faddressClass\x12#\n" +
-	"\raddress_block\x18\x05 \x01(\tR\faddressBlock\"\x91\x02\n" +
+	"\raddress_block\x18\x05 \x01(\tR\faddressBlock\"\xaa\x02\n" +
 	"\n" +
 	"Connection\x12\x1c\n" +
 	"\tinitiator\x18\x01 \x01(\tR\tinitiator\x12\x1c\n" +
-	"\tresponder\x18\x02 \x01(\tR\tresponder\x12\x1a\n" +
-	"\bprotocol\x18\x03 \x01(\rR\bprotocol\x12\x14\n" +
+	"\tresponder\x18\x02 \x01(\tR\tresponder\x123\n" +
+	"\bprotocol\x18\x03 \x01(\x0e2\x17.sluice.net.v1.ProtocolR\bprotocol\x12\x14\n" +
 	"\x05state\x18\x04 \x03(\tR\x05state\x127\n" +
 	"\tlast_seen\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\blastSeen\x12\x18\n" +
 	"\acurrent\x18\x06 \x01(\bR\acurrent\x12\x1f\n" +
@@ -1797,55 +1799,60 @@ var file_sluice_datapath_v1_observer_proto_goTypes = []any{
 	(*Connection)(nil),            // 16: sluice.datapath.v1.Connection
 	(*timestamppb.Timestamp)(nil), // 17: google.protobuf.Timestamp
 	(*v1.Owner)(nil),              // 18: sluice.workload.v1.Owner
-	(Direction)(0),                // 19: sluice.datapath.v1.Direction
-	(*Difference)(nil),            // 20: sluice.datapath.v1.Difference
-	(*v1.Label)(nil),              // 21: sluice.workload.v1.Label
+	(v11.Direction)(0),            // 19: sluice.net.v1.Direction
+	(v11.Protocol)(0),             // 20: sluice.net.v1.Protocol
+	(*Difference)(nil),            // 21: sluice.datapath.v1.Difference
+	(*v1.Label)(nil),              // 22: sluice.workload.v1.Label
 }
 var file_sluice_datapath_v1_observer_proto_depIdxs = []int32{
 	17, // 0: sluice.datapath.v1.ObserveRequest.since:type_name -> google.protobuf.Timestamp
 	18, // 1: sluice.datapath.v1.ObserveRequest.owners:type_name -> sluice.workload.v1.Owner
-	19, // 2: sluice.datapath.v1.ObserveRequest.direction:type_name -> sluice.datapath.v1.Direction
-	2,  // 3: sluice.datapath.v1.ObserveRequest.verdicts:type_name -> sluice.datapath.v1.Verdict
-	1,  // 4: sluice.datapath.v1.ObserveRequest.types:type_name -> sluice.datapath.v1.FlowType
-	5,  // 5: sluice.datapath.v1.ObserveRequest.selectors:type_name -> sluice.datapath.v1.LabelSelector
-	6,  // 6: sluice.datapath.v1.LabelSelector.requirements:type_name -> sluice.datapath.v1.LabelRequirement
-	0,  // 7: sluice.datapath.v1.LabelRequirement.operator:type_name -> sluice.datapath.v1.LabelOperator
-	9,  // 8: sluice.datapath.v1.ObserveResponse.flow:type_name -> sluice.datapath.v1.Flow
-	11, // 9: sluice.datapath.v1.ObserveResponse.lost:type_name -> sluice.datapath.v1.LostEvents
-	8,  // 10: sluice.datapath.v1.ObserveResponse.repair:type_name -> sluice.datapath.v1.AttachmentRepair
-	17, // 11: sluice.datapath.v1.AttachmentRepair.time:type_name -> google.protobuf.Timestamp
-	18, // 12: sluice.datapath.v1.AttachmentRepair.owner:type_name -> sluice.workload.v1.Owner
-	20, // 13: sluice.datapath.v1.AttachmentRepair.difference:type_name -> sluice.datapath.v1.Difference
-	17, // 14: sluice.datapath.v1.Flow.time:type_name -> google.protobuf.Timestamp
-	2,  // 15: sluice.datapath.v1.Flow.verdict:type_name -> sluice.datapath.v1.Verdict
-	19, // 16: sluice.datapath.v1.Flow.direction:type_name -> sluice.datapath.v1.Direction
-	18, // 17: sluice.datapath.v1.Flow.owner:type_name -> sluice.workload.v1.Owner
-	1,  // 18: sluice.datapath.v1.Flow.type:type_name -> sluice.datapath.v1.FlowType
-	10, // 19: sluice.datapath.v1.Flow.egress:type_name -> sluice.datapath.v1.SideVerdict
-	10, // 20: sluice.datapath.v1.Flow.ingress:type_name -> sluice.datapath.v1.SideVerdict
-	21, // 21: sluice.datapath.v1.Flow.source_labels:type_name -> sluice.workload.v1.Label
-	21, // 22: sluice.datapath.v1.Flow.destination_labels:type_name -> sluice.workload.v1.Label
-	2,  // 23: sluice.datapath.v1.SideVerdict.verdict:type_name -> sluice.datapath.v1.Verdict
-	3,  // 24: sluice.datapath.v1.LostEvents.source:type_name -> sluice.datapath.v1.LossSource
-	2,  // 25: sluice.datapath.v1.ExplainResponse.verdict:type_name -> sluice.datapath.v1.Verdict
-	14, // 26: sluice.datapath.v1.ExplainResponse.source:type_name -> sluice.datapath.v1.ExplainedPeer
-	14, // 27: sluice.datapath.v1.ExplainResponse.destination:type_name -> sluice.datapath.v1.ExplainedPeer
-	15, // 28: sluice.datapath.v1.ExplainResponse.egress:type_name -> sluice.datapath.v1.ExplainedSide
-	15, // 29: sluice.datapath.v1.ExplainResponse.ingress:type_name -> sluice.datapath.v1.ExplainedSide
-	16, // 30: sluice.datapath.v1.ExplainResponse.connection:type_name -> sluice.datapath.v1.Connection
-	18, // 31: sluice.datapath.v1.ExplainedPeer.owner:type_name -> sluice.workload.v1.Owner
-	21, // 32: sluice.datapath.v1.ExplainedPeer.labels:type_name -> sluice.workload.v1.Label
-	10, // 33: sluice.datapath.v1.ExplainedSide.verdict:type_name -> sluice.datapath.v1.SideVerdict
-	17, // 34: sluice.datapath.v1.Connection.last_seen:type_name -> google.protobuf.Timestamp
-	4,  // 35: sluice.datapath.v1.ObserverService.Observe:input_type -> sluice.datapath.v1.ObserveRequest
-	12, // 36: sluice.datapath.v1.ObserverService.Explain:input_type -> sluice.datapath.v1.ExplainRequest
-	7,  // 37: sluice.datapath.v1.ObserverService.Observe:output_type -> sluice.datapath.v1.ObserveResponse
-	13, // 38: sluice.datapath.v1.ObserverService.Explain:output_type -> sluice.datapath.v1.ExplainResponse
-	37, // [37:39] is the sub-list for method output_type
-	35, // [35:37] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	19, // 2: sluice.datapath.v1.ObserveRequest.direction:type_name -> sluice.net.v1.Direction
+	20, // 3: sluice.datapath.v1.ObserveRequest.protocols:type_name -> sluice.net.v1.Protocol
+	2,  // 4: sluice.datapath.v1.ObserveRequest.verdicts:type_name -> sluice.datapath.v1.Verdict
+	1,  // 5: sluice.datapath.v1.ObserveRequest.types:type_name -> sluice.datapath.v1.FlowType
+	5,  // 6: sluice.datapath.v1.ObserveRequest.selectors:type_name -> sluice.datapath.v1.LabelSelector
+	6,  // 7: sluice.datapath.v1.LabelSelector.requirements:type_name -> sluice.datapath.v1.LabelRequirement
+	0,  // 8: sluice.datapath.v1.LabelRequirement.operator:type_name -> sluice.datapath.v1.LabelOperator
+	9,  // 9: sluice.datapath.v1.ObserveResponse.flow:type_name -> sluice.datapath.v1.Flow
+	11, // 10: sluice.datapath.v1.ObserveResponse.lost:type_name -> sluice.datapath.v1.LostEvents
+	8,  // 11: sluice.datapath.v1.ObserveResponse.repair:type_name -> sluice.datapath.v1.AttachmentRepair
+	17, // 12: sluice.datapath.v1.AttachmentRepair.time:type_name -> google.protobuf.Timestamp
+	18, // 13: sluice.datapath.v1.AttachmentRepair.owner:type_name -> sluice.workload.v1.Owner
+	21, // 14: sluice.datapath.v1.AttachmentRepair.difference:type_name -> sluice.datapath.v1.Difference
+	17, // 15: sluice.datapath.v1.Flow.time:type_name -> google.protobuf.Timestamp
+	2,  // 16: sluice.datapath.v1.Flow.verdict:type_name -> sluice.datapath.v1.Verdict
+	19, // 17: sluice.datapath.v1.Flow.direction:type_name -> sluice.net.v1.Direction
+	18, // 18: sluice.datapath.v1.Flow.owner:type_name -> sluice.workload.v1.Owner
+	20, // 19: sluice.datapath.v1.Flow.protocol:type_name -> sluice.net.v1.Protocol
+	1,  // 20: sluice.datapath.v1.Flow.type:type_name -> sluice.datapath.v1.FlowType
+	10, // 21: sluice.datapath.v1.Flow.egress:type_name -> sluice.datapath.v1.SideVerdict
+	10, // 22: sluice.datapath.v1.Flow.ingress:type_name -> sluice.datapath.v1.SideVerdict
+	22, // 23: sluice.datapath.v1.Flow.source_labels:type_name -> sluice.workload.v1.Label
+	22, // 24: sluice.datapath.v1.Flow.destination_labels:type_name -> sluice.workload.v1.Label
+	2,  // 25: sluice.datapath.v1.SideVerdict.verdict:type_name -> sluice.datapath.v1.Verdict
+	3,  // 26: sluice.datapath.v1.LostEvents.source:type_name -> sluice.datapath.v1.LossSource
+	20, // 27: sluice.datapath.v1.ExplainRequest.protocol:type_name -> sluice.net.v1.Protocol
+	2,  // 28: sluice.datapath.v1.ExplainResponse.verdict:type_name -> sluice.datapath.v1.Verdict
+	14, // 29: sluice.datapath.v1.ExplainResponse.source:type_name -> sluice.datapath.v1.ExplainedPeer
+	14, // 30: sluice.datapath.v1.ExplainResponse.destination:type_name -> sluice.datapath.v1.ExplainedPeer
+	15, // 31: sluice.datapath.v1.ExplainResponse.egress:type_name -> sluice.datapath.v1.ExplainedSide
+	15, // 32: sluice.datapath.v1.ExplainResponse.ingress:type_name -> sluice.datapath.v1.ExplainedSide
+	16, // 33: sluice.datapath.v1.ExplainResponse.connection:type_name -> sluice.datapath.v1.Connection
+	18, // 34: sluice.datapath.v1.ExplainedPeer.owner:type_name -> sluice.workload.v1.Owner
+	22, // 35: sluice.datapath.v1.ExplainedPeer.labels:type_name -> sluice.workload.v1.Label
+	10, // 36: sluice.datapath.v1.ExplainedSide.verdict:type_name -> sluice.datapath.v1.SideVerdict
+	20, // 37: sluice.datapath.v1.Connection.protocol:type_name -> sluice.net.v1.Protocol
+	17, // 38: sluice.datapath.v1.Connection.last_seen:type_name -> google.protobuf.Timestamp
+	4,  // 39: sluice.datapath.v1.ObserverService.Observe:input_type -> sluice.datapath.v1.ObserveRequest
+	12, // 40: sluice.datapath.v1.ObserverService.Explain:input_type -> sluice.datapath.v1.ExplainRequest
+	7,  // 41: sluice.datapath.v1.ObserverService.Observe:output_type -> sluice.datapath.v1.ObserveResponse
+	13, // 42: sluice.datapath.v1.ObserverService.Explain:output_type -> sluice.datapath.v1.ExplainResponse
+	41, // [41:43] is the sub-list for method output_type
+	39, // [39:41] is the sub-list for method input_type
+	39, // [39:39] is the sub-list for extension type_name
+	39, // [39:39] is the sub-list for extension extendee
+	0,  // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_sluice_datapath_v1_observer_proto_init() }

@@ -14,7 +14,8 @@ package policyv1
 
 import (
 	_ "buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
-	v11 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
+	v11 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
+	v12 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	v1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
@@ -1872,9 +1873,9 @@ type ExplainRequest struct {
 	From *Peer `protobuf:"bytes,1,opt,name=from,proto3" json:"from,omitempty"`
 	// Who is called.
 	To *Peer `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
-	// IP protocol number. TCP, UDP and SCTP are judged with their port, ICMP and
+	// IP protocol. TCP, UDP and SCTP are evaluated with their port, ICMP and
 	// ICMPv6 with type and code, others by number alone.
-	Protocol uint32 `protobuf:"varint,3,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	Protocol v11.Protocol `protobuf:"varint,3,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
 	// Destination port; type << 8 | code for ICMP and ICMPv6.
 	Port          uint32 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1925,11 +1926,11 @@ func (x *ExplainRequest) GetTo() *Peer {
 	return nil
 }
 
-func (x *ExplainRequest) GetProtocol() uint32 {
+func (x *ExplainRequest) GetProtocol() v11.Protocol {
 	if x != nil {
 		return x.Protocol
 	}
-	return 0
+	return v11.Protocol(0)
 }
 
 func (x *ExplainRequest) GetPort() uint32 {
@@ -2027,9 +2028,9 @@ type SideExplanation struct {
 	// The verdict.
 	Action Action `protobuf:"varint,5,opt,name=action,proto3,enum=sluice.policy.v1.Action" json:"action,omitempty"`
 	// Proxy of a redirect; else unspecified.
-	Proxy Proxy `protobuf:"varint,6,opt,name=proxy,proto3,enum=sluice.policy.v1.Proxy" json:"proxy,omitempty"`
+	Proxy v11.Proxy `protobuf:"varint,6,opt,name=proxy,proto3,enum=sluice.net.v1.Proxy" json:"proxy,omitempty"`
 	// What decided.
-	DecidedBy DecidedBy `protobuf:"varint,7,opt,name=decided_by,json=decidedBy,proto3,enum=sluice.policy.v1.DecidedBy" json:"decided_by,omitempty"`
+	DecidedBy v11.DecidedBy `protobuf:"varint,7,opt,name=decided_by,json=decidedBy,proto3,enum=sluice.net.v1.DecidedBy" json:"decided_by,omitempty"`
 	// Number of the deciding rule, 1 first; 0 if none.
 	Rule uint32 `protobuf:"varint,8,opt,name=rule,proto3" json:"rule,omitempty"`
 	// Whether any policy is enforced on this side.
@@ -2105,18 +2106,18 @@ func (x *SideExplanation) GetAction() Action {
 	return Action_ACTION_UNSPECIFIED
 }
 
-func (x *SideExplanation) GetProxy() Proxy {
+func (x *SideExplanation) GetProxy() v11.Proxy {
 	if x != nil {
 		return x.Proxy
 	}
-	return Proxy_PROXY_UNSPECIFIED
+	return v11.Proxy(0)
 }
 
-func (x *SideExplanation) GetDecidedBy() DecidedBy {
+func (x *SideExplanation) GetDecidedBy() v11.DecidedBy {
 	if x != nil {
 		return x.DecidedBy
 	}
-	return DecidedBy_DECIDED_BY_UNSPECIFIED
+	return v11.DecidedBy(0)
 }
 
 func (x *SideExplanation) GetRule() uint32 {
@@ -2312,7 +2313,7 @@ type DiffResponse struct {
 	// Labels of the subject.
 	SubjectLabels []string `protobuf:"bytes,2,rep,name=subject_labels,json=subjectLabels,proto3" json:"subject_labels,omitempty"`
 	// Which direction.
-	Direction TableDirection `protobuf:"varint,3,opt,name=direction,proto3,enum=sluice.policy.v1.TableDirection" json:"direction,omitempty"`
+	Direction v11.Direction `protobuf:"varint,3,opt,name=direction,proto3,enum=sluice.net.v1.Direction" json:"direction,omitempty"`
 	// For which peers.
 	Peers []*DiffPeer `protobuf:"bytes,4,rep,name=peers,proto3" json:"peers,omitempty"`
 	// Which ports, and how.
@@ -2365,11 +2366,11 @@ func (x *DiffResponse) GetSubjectLabels() []string {
 	return nil
 }
 
-func (x *DiffResponse) GetDirection() TableDirection {
+func (x *DiffResponse) GetDirection() v11.Direction {
 	if x != nil {
 		return x.Direction
 	}
-	return TableDirection_TABLE_DIRECTION_UNSPECIFIED
+	return v11.Direction(0)
 }
 
 func (x *DiffResponse) GetPeers() []*DiffPeer {
@@ -2583,7 +2584,7 @@ func (*GetStatusRequest) Descriptor() ([]byte, []int) {
 type GetStatusResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Version, start and problems, of which at most 101 are listed.
-	Service *v11.ServiceStatus `protobuf:"bytes,15,opt,name=service,proto3" json:"service,omitempty"`
+	Service *v12.ServiceStatus `protobuf:"bytes,15,opt,name=service,proto3" json:"service,omitempty"`
 	// Policy revision.
 	Revision uint64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
 	// Policies in force.
@@ -2640,7 +2641,7 @@ func (*GetStatusResponse) Descriptor() ([]byte, []int) {
 	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{32}
 }
 
-func (x *GetStatusResponse) GetService() *v11.ServiceStatus {
+func (x *GetStatusResponse) GetService() *v12.ServiceStatus {
 	if x != nil {
 		return x.Service
 	}
@@ -2912,7 +2913,7 @@ var File_sluice_policy_v1_policy_proto protoreflect.FileDescriptor
 
 const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\n" +
-	"\x1dsluice/policy/v1/policy.proto\x12\x10sluice.policy.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1csluice/policy/v1/table.proto\x1a\x1dsluice/status/v1/status.proto\x1a!sluice/workload/v1/workload.proto\"r\n" +
+	"\x1dsluice/policy/v1/policy.proto\x12\x10sluice.policy.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17sluice/net/v1/net.proto\x1a\x1csluice/policy/v1/table.proto\x1a\x1dsluice/status/v1/status.proto\x1a!sluice/workload/v1/workload.proto\"r\n" +
 	"\tPolicyKey\x12\x1d\n" +
 	"\x04kind\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18?R\x04kind\x12&\n" +
 	"\tnamespace\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\tnamespace\x12\x1e\n" +
@@ -3032,27 +3033,28 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\xbaH\a*\x05\x18\xff\xff\xff\aR\bidentity\x12<\n" +
 	"\x06labels\x18\x02 \x03(\v2\x19.sluice.workload.v1.LabelB\t\xbaH\x06\x92\x01\x03\x10\x80\x02R\x06labels\x12\x86\x01\n" +
 	"\aaddress\x18\x03 \x01(\fBl\xbaHi\xba\x01f\n" +
-	"\x0eaddress_length\x12\x1cmust be empty, 4 or 16 bytes\x1a6size(this) == 0 || size(this) == 4 || size(this) == 16R\aaddress\"\xb9\x01\n" +
+	"\x0eaddress_length\x12\x1cmust be empty, 4 or 16 bytes\x1a6size(this) == 0 || size(this) == 4 || size(this) == 16R\aaddress\"\x8c\x02\n" +
 	"\x0eExplainRequest\x122\n" +
 	"\x04from\x18\x01 \x01(\v2\x16.sluice.policy.v1.PeerB\x06\xbaH\x03\xc8\x01\x01R\x04from\x12.\n" +
-	"\x02to\x18\x02 \x01(\v2\x16.sluice.policy.v1.PeerB\x06\xbaH\x03\xc8\x01\x01R\x02to\x12$\n" +
-	"\bprotocol\x18\x03 \x01(\rB\b\xbaH\x05*\x03\x18\xff\x01R\bprotocol\x12\x1d\n" +
+	"\x02to\x18\x02 \x01(\v2\x16.sluice.policy.v1.PeerB\x06\xbaH\x03\xc8\x01\x01R\x02to\x12w\n" +
+	"\bprotocol\x18\x03 \x01(\x0e2\x17.sluice.net.v1.ProtocolBB\xbaH?\xba\x01<\n" +
+	"\x0eprotocol_range\x12\x10must be 1 to 255\x1a\x18this >= 1 && this <= 255R\bprotocol\x12\x1d\n" +
 	"\x04port\x18\x04 \x01(\rB\t\xbaH\x06*\x04\x18\xff\xff\x03R\x04port\"\xd9\x01\n" +
 	"\x0fExplainResponse\x122\n" +
 	"\averdict\x18\x01 \x01(\x0e2\x18.sluice.policy.v1.ActionR\averdict\x129\n" +
 	"\x06egress\x18\x02 \x01(\v2!.sluice.policy.v1.SideExplanationR\x06egress\x12;\n" +
 	"\aingress\x18\x03 \x01(\v2!.sluice.policy.v1.SideExplanationR\aingress\x12\x1a\n" +
-	"\brevision\x18\x04 \x01(\x04R\brevision\"\x8e\x03\n" +
+	"\brevision\x18\x04 \x01(\x04R\brevision\"\x88\x03\n" +
 	"\x0fSideExplanation\x12\x18\n" +
 	"\asubject\x18\x01 \x01(\rR\asubject\x12%\n" +
 	"\x0esubject_labels\x18\x02 \x03(\tR\rsubjectLabels\x12\x12\n" +
 	"\x04peer\x18\x03 \x01(\rR\x04peer\x12\x1f\n" +
 	"\vpeer_labels\x18\x04 \x03(\tR\n" +
 	"peerLabels\x120\n" +
-	"\x06action\x18\x05 \x01(\x0e2\x18.sluice.policy.v1.ActionR\x06action\x12-\n" +
-	"\x05proxy\x18\x06 \x01(\x0e2\x17.sluice.policy.v1.ProxyR\x05proxy\x12:\n" +
+	"\x06action\x18\x05 \x01(\x0e2\x18.sluice.policy.v1.ActionR\x06action\x12*\n" +
+	"\x05proxy\x18\x06 \x01(\x0e2\x14.sluice.net.v1.ProxyR\x05proxy\x127\n" +
 	"\n" +
-	"decided_by\x18\a \x01(\x0e2\x1b.sluice.policy.v1.DecidedByR\tdecidedBy\x12\x12\n" +
+	"decided_by\x18\a \x01(\x0e2\x18.sluice.net.v1.DecidedByR\tdecidedBy\x12\x12\n" +
 	"\x04rule\x18\b \x01(\rR\x04rule\x12\x1a\n" +
 	"\benforced\x18\t \x01(\bR\benforced\x128\n" +
 	"\amatches\x18\n" +
@@ -3070,11 +3072,11 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\x11default_namespace\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\x10defaultNamespace\x12?\n" +
 	"\x06delete\x18\x03 \x03(\v2\x1b.sluice.policy.v1.PolicyKeyB\n" +
 	"\xbaH\a\x92\x01\x04\x10\x80\x80\x01R\x06delete\x120\n" +
-	"\x14allow_unknown_fields\x18\x04 \x01(\bR\x12allowUnknownFields\"\xf4\x01\n" +
+	"\x14allow_unknown_fields\x18\x04 \x01(\bR\x12allowUnknownFields\"\xec\x01\n" +
 	"\fDiffResponse\x12\x18\n" +
 	"\asubject\x18\x01 \x01(\rR\asubject\x12%\n" +
-	"\x0esubject_labels\x18\x02 \x03(\tR\rsubjectLabels\x12>\n" +
-	"\tdirection\x18\x03 \x01(\x0e2 .sluice.policy.v1.TableDirectionR\tdirection\x120\n" +
+	"\x0esubject_labels\x18\x02 \x03(\tR\rsubjectLabels\x126\n" +
+	"\tdirection\x18\x03 \x01(\x0e2\x18.sluice.net.v1.DirectionR\tdirection\x120\n" +
 	"\x05peers\x18\x04 \x03(\v2\x1a.sluice.policy.v1.DiffPeerR\x05peers\x121\n" +
 	"\x05ports\x18\x05 \x03(\v2\x1b.sluice.policy.v1.DiffPortsR\x05ports\"V\n" +
 	"\bDiffPeer\x12\x1a\n" +
@@ -3230,14 +3232,15 @@ var file_sluice_policy_v1_policy_proto_goTypes = []any{
 	(*RuleSources)(nil),               // 40: sluice.policy.v1.RuleSources
 	(*durationpb.Duration)(nil),       // 41: google.protobuf.Duration
 	(*v1.Label)(nil),                  // 42: sluice.workload.v1.Label
-	(Action)(0),                       // 43: sluice.policy.v1.Action
-	(Proxy)(0),                        // 44: sluice.policy.v1.Proxy
-	(DecidedBy)(0),                    // 45: sluice.policy.v1.DecidedBy
-	(*RuleSource)(nil),                // 46: sluice.policy.v1.RuleSource
-	(TableDirection)(0),               // 47: sluice.policy.v1.TableDirection
-	(*v11.ServiceStatus)(nil),         // 48: sluice.status.v1.ServiceStatus
-	(*WatchPolicyTablesRequest)(nil),  // 49: sluice.policy.v1.WatchPolicyTablesRequest
-	(*WatchPolicyTablesResponse)(nil), // 50: sluice.policy.v1.WatchPolicyTablesResponse
+	(v11.Protocol)(0),                 // 43: sluice.net.v1.Protocol
+	(Action)(0),                       // 44: sluice.policy.v1.Action
+	(v11.Proxy)(0),                    // 45: sluice.net.v1.Proxy
+	(v11.DecidedBy)(0),                // 46: sluice.net.v1.DecidedBy
+	(*RuleSource)(nil),                // 47: sluice.policy.v1.RuleSource
+	(v11.Direction)(0),                // 48: sluice.net.v1.Direction
+	(*v12.ServiceStatus)(nil),         // 49: sluice.status.v1.ServiceStatus
+	(*WatchPolicyTablesRequest)(nil),  // 50: sluice.policy.v1.WatchPolicyTablesRequest
+	(*WatchPolicyTablesResponse)(nil), // 51: sluice.policy.v1.WatchPolicyTablesResponse
 }
 var file_sluice_policy_v1_policy_proto_depIdxs = []int32{
 	10, // 0: sluice.policy.v1.UpsertPoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
@@ -3261,55 +3264,56 @@ var file_sluice_policy_v1_policy_proto_depIdxs = []int32{
 	42, // 18: sluice.policy.v1.Peer.labels:type_name -> sluice.workload.v1.Label
 	25, // 19: sluice.policy.v1.ExplainRequest.from:type_name -> sluice.policy.v1.Peer
 	25, // 20: sluice.policy.v1.ExplainRequest.to:type_name -> sluice.policy.v1.Peer
-	43, // 21: sluice.policy.v1.ExplainResponse.verdict:type_name -> sluice.policy.v1.Action
-	28, // 22: sluice.policy.v1.ExplainResponse.egress:type_name -> sluice.policy.v1.SideExplanation
-	28, // 23: sluice.policy.v1.ExplainResponse.ingress:type_name -> sluice.policy.v1.SideExplanation
-	43, // 24: sluice.policy.v1.SideExplanation.action:type_name -> sluice.policy.v1.Action
-	44, // 25: sluice.policy.v1.SideExplanation.proxy:type_name -> sluice.policy.v1.Proxy
-	45, // 26: sluice.policy.v1.SideExplanation.decided_by:type_name -> sluice.policy.v1.DecidedBy
-	29, // 27: sluice.policy.v1.SideExplanation.matches:type_name -> sluice.policy.v1.MatchingRule
-	43, // 28: sluice.policy.v1.MatchingRule.action:type_name -> sluice.policy.v1.Action
-	46, // 29: sluice.policy.v1.MatchingRule.sources:type_name -> sluice.policy.v1.RuleSource
-	3,  // 30: sluice.policy.v1.DiffRequest.delete:type_name -> sluice.policy.v1.PolicyKey
-	47, // 31: sluice.policy.v1.DiffResponse.direction:type_name -> sluice.policy.v1.TableDirection
-	32, // 32: sluice.policy.v1.DiffResponse.peers:type_name -> sluice.policy.v1.DiffPeer
-	33, // 33: sluice.policy.v1.DiffResponse.ports:type_name -> sluice.policy.v1.DiffPorts
-	43, // 34: sluice.policy.v1.DiffPorts.before:type_name -> sluice.policy.v1.Action
-	43, // 35: sluice.policy.v1.DiffPorts.after:type_name -> sluice.policy.v1.Action
-	48, // 36: sluice.policy.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
-	36, // 37: sluice.policy.v1.GetStatusResponse.sources:type_name -> sluice.policy.v1.SourceStatus
-	37, // 38: sluice.policy.v1.GetStatusResponse.subscribers:type_name -> sluice.policy.v1.SubscriberStatus
-	4,  // 39: sluice.policy.v1.PolicyService.UpsertPolicies:input_type -> sluice.policy.v1.UpsertPoliciesRequest
-	12, // 40: sluice.policy.v1.PolicyService.DeletePolicies:input_type -> sluice.policy.v1.DeletePoliciesRequest
-	6,  // 41: sluice.policy.v1.PolicyService.ReplacePolicies:input_type -> sluice.policy.v1.ReplacePoliciesRequest
-	8,  // 42: sluice.policy.v1.PolicyService.CompleteSource:input_type -> sluice.policy.v1.CompleteSourceRequest
-	14, // 43: sluice.policy.v1.PolicyService.ConfirmPolicies:input_type -> sluice.policy.v1.ConfirmPoliciesRequest
-	16, // 44: sluice.policy.v1.PolicyService.ListPolicies:input_type -> sluice.policy.v1.ListPoliciesRequest
-	19, // 45: sluice.policy.v1.PolicyService.GetPolicyTable:input_type -> sluice.policy.v1.GetPolicyTableRequest
-	49, // 46: sluice.policy.v1.PolicyService.WatchPolicyTables:input_type -> sluice.policy.v1.WatchPolicyTablesRequest
-	21, // 47: sluice.policy.v1.PolicyService.WaitForRevision:input_type -> sluice.policy.v1.WaitForRevisionRequest
-	23, // 48: sluice.policy.v1.PolicyService.LearnNames:input_type -> sluice.policy.v1.LearnNamesRequest
-	26, // 49: sluice.policy.v1.PolicyService.Explain:input_type -> sluice.policy.v1.ExplainRequest
-	30, // 50: sluice.policy.v1.PolicyService.Diff:input_type -> sluice.policy.v1.DiffRequest
-	34, // 51: sluice.policy.v1.PolicyService.GetStatus:input_type -> sluice.policy.v1.GetStatusRequest
-	5,  // 52: sluice.policy.v1.PolicyService.UpsertPolicies:output_type -> sluice.policy.v1.UpsertPoliciesResponse
-	13, // 53: sluice.policy.v1.PolicyService.DeletePolicies:output_type -> sluice.policy.v1.DeletePoliciesResponse
-	7,  // 54: sluice.policy.v1.PolicyService.ReplacePolicies:output_type -> sluice.policy.v1.ReplacePoliciesResponse
-	9,  // 55: sluice.policy.v1.PolicyService.CompleteSource:output_type -> sluice.policy.v1.CompleteSourceResponse
-	15, // 56: sluice.policy.v1.PolicyService.ConfirmPolicies:output_type -> sluice.policy.v1.ConfirmPoliciesResponse
-	17, // 57: sluice.policy.v1.PolicyService.ListPolicies:output_type -> sluice.policy.v1.ListPoliciesResponse
-	20, // 58: sluice.policy.v1.PolicyService.GetPolicyTable:output_type -> sluice.policy.v1.GetPolicyTableResponse
-	50, // 59: sluice.policy.v1.PolicyService.WatchPolicyTables:output_type -> sluice.policy.v1.WatchPolicyTablesResponse
-	22, // 60: sluice.policy.v1.PolicyService.WaitForRevision:output_type -> sluice.policy.v1.WaitForRevisionResponse
-	24, // 61: sluice.policy.v1.PolicyService.LearnNames:output_type -> sluice.policy.v1.LearnNamesResponse
-	27, // 62: sluice.policy.v1.PolicyService.Explain:output_type -> sluice.policy.v1.ExplainResponse
-	31, // 63: sluice.policy.v1.PolicyService.Diff:output_type -> sluice.policy.v1.DiffResponse
-	35, // 64: sluice.policy.v1.PolicyService.GetStatus:output_type -> sluice.policy.v1.GetStatusResponse
-	52, // [52:65] is the sub-list for method output_type
-	39, // [39:52] is the sub-list for method input_type
-	39, // [39:39] is the sub-list for extension type_name
-	39, // [39:39] is the sub-list for extension extendee
-	0,  // [0:39] is the sub-list for field type_name
+	43, // 21: sluice.policy.v1.ExplainRequest.protocol:type_name -> sluice.net.v1.Protocol
+	44, // 22: sluice.policy.v1.ExplainResponse.verdict:type_name -> sluice.policy.v1.Action
+	28, // 23: sluice.policy.v1.ExplainResponse.egress:type_name -> sluice.policy.v1.SideExplanation
+	28, // 24: sluice.policy.v1.ExplainResponse.ingress:type_name -> sluice.policy.v1.SideExplanation
+	44, // 25: sluice.policy.v1.SideExplanation.action:type_name -> sluice.policy.v1.Action
+	45, // 26: sluice.policy.v1.SideExplanation.proxy:type_name -> sluice.net.v1.Proxy
+	46, // 27: sluice.policy.v1.SideExplanation.decided_by:type_name -> sluice.net.v1.DecidedBy
+	29, // 28: sluice.policy.v1.SideExplanation.matches:type_name -> sluice.policy.v1.MatchingRule
+	44, // 29: sluice.policy.v1.MatchingRule.action:type_name -> sluice.policy.v1.Action
+	47, // 30: sluice.policy.v1.MatchingRule.sources:type_name -> sluice.policy.v1.RuleSource
+	3,  // 31: sluice.policy.v1.DiffRequest.delete:type_name -> sluice.policy.v1.PolicyKey
+	48, // 32: sluice.policy.v1.DiffResponse.direction:type_name -> sluice.net.v1.Direction
+	32, // 33: sluice.policy.v1.DiffResponse.peers:type_name -> sluice.policy.v1.DiffPeer
+	33, // 34: sluice.policy.v1.DiffResponse.ports:type_name -> sluice.policy.v1.DiffPorts
+	44, // 35: sluice.policy.v1.DiffPorts.before:type_name -> sluice.policy.v1.Action
+	44, // 36: sluice.policy.v1.DiffPorts.after:type_name -> sluice.policy.v1.Action
+	49, // 37: sluice.policy.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
+	36, // 38: sluice.policy.v1.GetStatusResponse.sources:type_name -> sluice.policy.v1.SourceStatus
+	37, // 39: sluice.policy.v1.GetStatusResponse.subscribers:type_name -> sluice.policy.v1.SubscriberStatus
+	4,  // 40: sluice.policy.v1.PolicyService.UpsertPolicies:input_type -> sluice.policy.v1.UpsertPoliciesRequest
+	12, // 41: sluice.policy.v1.PolicyService.DeletePolicies:input_type -> sluice.policy.v1.DeletePoliciesRequest
+	6,  // 42: sluice.policy.v1.PolicyService.ReplacePolicies:input_type -> sluice.policy.v1.ReplacePoliciesRequest
+	8,  // 43: sluice.policy.v1.PolicyService.CompleteSource:input_type -> sluice.policy.v1.CompleteSourceRequest
+	14, // 44: sluice.policy.v1.PolicyService.ConfirmPolicies:input_type -> sluice.policy.v1.ConfirmPoliciesRequest
+	16, // 45: sluice.policy.v1.PolicyService.ListPolicies:input_type -> sluice.policy.v1.ListPoliciesRequest
+	19, // 46: sluice.policy.v1.PolicyService.GetPolicyTable:input_type -> sluice.policy.v1.GetPolicyTableRequest
+	50, // 47: sluice.policy.v1.PolicyService.WatchPolicyTables:input_type -> sluice.policy.v1.WatchPolicyTablesRequest
+	21, // 48: sluice.policy.v1.PolicyService.WaitForRevision:input_type -> sluice.policy.v1.WaitForRevisionRequest
+	23, // 49: sluice.policy.v1.PolicyService.LearnNames:input_type -> sluice.policy.v1.LearnNamesRequest
+	26, // 50: sluice.policy.v1.PolicyService.Explain:input_type -> sluice.policy.v1.ExplainRequest
+	30, // 51: sluice.policy.v1.PolicyService.Diff:input_type -> sluice.policy.v1.DiffRequest
+	34, // 52: sluice.policy.v1.PolicyService.GetStatus:input_type -> sluice.policy.v1.GetStatusRequest
+	5,  // 53: sluice.policy.v1.PolicyService.UpsertPolicies:output_type -> sluice.policy.v1.UpsertPoliciesResponse
+	13, // 54: sluice.policy.v1.PolicyService.DeletePolicies:output_type -> sluice.policy.v1.DeletePoliciesResponse
+	7,  // 55: sluice.policy.v1.PolicyService.ReplacePolicies:output_type -> sluice.policy.v1.ReplacePoliciesResponse
+	9,  // 56: sluice.policy.v1.PolicyService.CompleteSource:output_type -> sluice.policy.v1.CompleteSourceResponse
+	15, // 57: sluice.policy.v1.PolicyService.ConfirmPolicies:output_type -> sluice.policy.v1.ConfirmPoliciesResponse
+	17, // 58: sluice.policy.v1.PolicyService.ListPolicies:output_type -> sluice.policy.v1.ListPoliciesResponse
+	20, // 59: sluice.policy.v1.PolicyService.GetPolicyTable:output_type -> sluice.policy.v1.GetPolicyTableResponse
+	51, // 60: sluice.policy.v1.PolicyService.WatchPolicyTables:output_type -> sluice.policy.v1.WatchPolicyTablesResponse
+	22, // 61: sluice.policy.v1.PolicyService.WaitForRevision:output_type -> sluice.policy.v1.WaitForRevisionResponse
+	24, // 62: sluice.policy.v1.PolicyService.LearnNames:output_type -> sluice.policy.v1.LearnNamesResponse
+	27, // 63: sluice.policy.v1.PolicyService.Explain:output_type -> sluice.policy.v1.ExplainResponse
+	31, // 64: sluice.policy.v1.PolicyService.Diff:output_type -> sluice.policy.v1.DiffResponse
+	35, // 65: sluice.policy.v1.PolicyService.GetStatus:output_type -> sluice.policy.v1.GetStatusResponse
+	53, // [53:66] is the sub-list for method output_type
+	40, // [40:53] is the sub-list for method input_type
+	40, // [40:40] is the sub-list for extension type_name
+	40, // [40:40] is the sub-list for extension extendee
+	0,  // [0:40] is the sub-list for field type_name
 }
 
 func init() { file_sluice_policy_v1_policy_proto_init() }

@@ -11,6 +11,7 @@ package policyv1
 
 import (
 	_ "buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
+	v1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	reflect "reflect"
@@ -268,67 +269,6 @@ func (PeerScope) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{3}
 }
 
-// Proxy is where a redirect leads to.
-type Proxy int32
-
-const (
-	// Of a rule or a verdict that does not redirect.
-	Proxy_PROXY_UNSPECIFIED Proxy = 0
-	// DNS.
-	Proxy_PROXY_DNS Proxy = 1
-	// HTTP.
-	Proxy_PROXY_HTTP Proxy = 2
-	// TLS.
-	Proxy_PROXY_TLS Proxy = 3
-	// A listener that the policy names.
-	Proxy_PROXY_LISTENER Proxy = 4
-)
-
-// Enum value maps for Proxy.
-var (
-	Proxy_name = map[int32]string{
-		0: "PROXY_UNSPECIFIED",
-		1: "PROXY_DNS",
-		2: "PROXY_HTTP",
-		3: "PROXY_TLS",
-		4: "PROXY_LISTENER",
-	}
-	Proxy_value = map[string]int32{
-		"PROXY_UNSPECIFIED": 0,
-		"PROXY_DNS":         1,
-		"PROXY_HTTP":        2,
-		"PROXY_TLS":         3,
-		"PROXY_LISTENER":    4,
-	}
-)
-
-func (x Proxy) Enum() *Proxy {
-	p := new(Proxy)
-	*p = x
-	return p
-}
-
-func (x Proxy) String() string {
-	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
-}
-
-func (Proxy) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_policy_v1_table_proto_enumTypes[4].Descriptor()
-}
-
-func (Proxy) Type() protoreflect.EnumType {
-	return &file_sluice_policy_v1_table_proto_enumTypes[4]
-}
-
-func (x Proxy) Number() protoreflect.EnumNumber {
-	return protoreflect.EnumNumber(x)
-}
-
-// Deprecated: Use Proxy.Descriptor instead.
-func (Proxy) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{4}
-}
-
 // Action is what a rule or a table says.
 type Action int32
 
@@ -374,11 +314,11 @@ func (x Action) String() string {
 }
 
 func (Action) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_policy_v1_table_proto_enumTypes[5].Descriptor()
+	return file_sluice_policy_v1_table_proto_enumTypes[4].Descriptor()
 }
 
 func (Action) Type() protoreflect.EnumType {
-	return &file_sluice_policy_v1_table_proto_enumTypes[5]
+	return &file_sluice_policy_v1_table_proto_enumTypes[4]
 }
 
 func (x Action) Number() protoreflect.EnumNumber {
@@ -387,125 +327,7 @@ func (x Action) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Action.Descriptor instead.
 func (Action) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{5}
-}
-
-// DecidedBy says what a verdict comes from.
-type DecidedBy int32
-
-const (
-	// Never sent.
-	DecidedBy_DECIDED_BY_UNSPECIFIED DecidedBy = 0
-	// The rule of that number.
-	DecidedBy_DECIDED_BY_RULE DecidedBy = 1
-	// No rule; the table's default.
-	DecidedBy_DECIDED_BY_DEFAULT DecidedBy = 2
-	// No rule; the peer is the subject's own node.
-	DecidedBy_DECIDED_BY_HOST_ALLOW DecidedBy = 3
-	// The peer is not known, and was denied for it.
-	DecidedBy_DECIDED_BY_UNKNOWN_IDENTITY DecidedBy = 4
-	// Nothing is enforced on this side.
-	DecidedBy_DECIDED_BY_NOT_ENFORCED DecidedBy = 5
-)
-
-// Enum value maps for DecidedBy.
-var (
-	DecidedBy_name = map[int32]string{
-		0: "DECIDED_BY_UNSPECIFIED",
-		1: "DECIDED_BY_RULE",
-		2: "DECIDED_BY_DEFAULT",
-		3: "DECIDED_BY_HOST_ALLOW",
-		4: "DECIDED_BY_UNKNOWN_IDENTITY",
-		5: "DECIDED_BY_NOT_ENFORCED",
-	}
-	DecidedBy_value = map[string]int32{
-		"DECIDED_BY_UNSPECIFIED":      0,
-		"DECIDED_BY_RULE":             1,
-		"DECIDED_BY_DEFAULT":          2,
-		"DECIDED_BY_HOST_ALLOW":       3,
-		"DECIDED_BY_UNKNOWN_IDENTITY": 4,
-		"DECIDED_BY_NOT_ENFORCED":     5,
-	}
-)
-
-func (x DecidedBy) Enum() *DecidedBy {
-	p := new(DecidedBy)
-	*p = x
-	return p
-}
-
-func (x DecidedBy) String() string {
-	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
-}
-
-func (DecidedBy) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_policy_v1_table_proto_enumTypes[6].Descriptor()
-}
-
-func (DecidedBy) Type() protoreflect.EnumType {
-	return &file_sluice_policy_v1_table_proto_enumTypes[6]
-}
-
-func (x DecidedBy) Number() protoreflect.EnumNumber {
-	return protoreflect.EnumNumber(x)
-}
-
-// Deprecated: Use DecidedBy.Descriptor instead.
-func (DecidedBy) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{6}
-}
-
-// TableDirection is the side that a table judges.
-type TableDirection int32
-
-const (
-	// Never sent.
-	TableDirection_TABLE_DIRECTION_UNSPECIFIED TableDirection = 0
-	// What the subject receives.
-	TableDirection_TABLE_DIRECTION_INGRESS TableDirection = 1
-	// What the subject sends.
-	TableDirection_TABLE_DIRECTION_EGRESS TableDirection = 2
-)
-
-// Enum value maps for TableDirection.
-var (
-	TableDirection_name = map[int32]string{
-		0: "TABLE_DIRECTION_UNSPECIFIED",
-		1: "TABLE_DIRECTION_INGRESS",
-		2: "TABLE_DIRECTION_EGRESS",
-	}
-	TableDirection_value = map[string]int32{
-		"TABLE_DIRECTION_UNSPECIFIED": 0,
-		"TABLE_DIRECTION_INGRESS":     1,
-		"TABLE_DIRECTION_EGRESS":      2,
-	}
-)
-
-func (x TableDirection) Enum() *TableDirection {
-	p := new(TableDirection)
-	*p = x
-	return p
-}
-
-func (x TableDirection) String() string {
-	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
-}
-
-func (TableDirection) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_policy_v1_table_proto_enumTypes[7].Descriptor()
-}
-
-func (TableDirection) Type() protoreflect.EnumType {
-	return &file_sluice_policy_v1_table_proto_enumTypes[7]
-}
-
-func (x TableDirection) Number() protoreflect.EnumNumber {
-	return protoreflect.EnumNumber(x)
-}
-
-// Deprecated: Use TableDirection.Descriptor instead.
-func (TableDirection) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{7}
+	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{4}
 }
 
 // WatchPolicyTablesRequest is one message of a subscriber.
@@ -1996,7 +1818,7 @@ type TableRule struct {
 	// 0 Admin, 1 Normal, 2 Isolation, 3 Baseline.
 	Tier uint32 `protobuf:"varint,2,opt,name=tier,proto3" json:"tier,omitempty"`
 	// Proxy of a redirect; else unspecified.
-	Proxy         Proxy `protobuf:"varint,3,opt,name=proxy,proto3,enum=sluice.policy.v1.Proxy" json:"proxy,omitempty"`
+	Proxy         v1.Proxy `protobuf:"varint,3,opt,name=proxy,proto3,enum=sluice.net.v1.Proxy" json:"proxy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2045,11 +1867,11 @@ func (x *TableRule) GetTier() uint32 {
 	return 0
 }
 
-func (x *TableRule) GetProxy() Proxy {
+func (x *TableRule) GetProxy() v1.Proxy {
 	if x != nil {
 		return x.Proxy
 	}
-	return Proxy_PROXY_UNSPECIFIED
+	return v1.Proxy(0)
 }
 
 // PeerClass says which rules there are for the peers of a class.
@@ -2628,7 +2450,7 @@ type BindSubject struct {
 	// Identity.
 	Subject uint32 `protobuf:"varint,1,opt,name=subject,proto3" json:"subject,omitempty"`
 	// Which direction.
-	Direction TableDirection `protobuf:"varint,2,opt,name=direction,proto3,enum=sluice.policy.v1.TableDirection" json:"direction,omitempty"`
+	Direction v1.Direction `protobuf:"varint,2,opt,name=direction,proto3,enum=sluice.net.v1.Direction" json:"direction,omitempty"`
 	// Table; 0: everything is allowed.
 	Table uint64 `protobuf:"varint,3,opt,name=table,proto3" json:"table,omitempty"`
 	// Policy revision that this belongs to.
@@ -2677,11 +2499,11 @@ func (x *BindSubject) GetSubject() uint32 {
 	return 0
 }
 
-func (x *BindSubject) GetDirection() TableDirection {
+func (x *BindSubject) GetDirection() v1.Direction {
 	if x != nil {
 		return x.Direction
 	}
-	return TableDirection_TABLE_DIRECTION_UNSPECIFIED
+	return v1.Direction(0)
 }
 
 func (x *BindSubject) GetTable() uint64 {
@@ -3029,7 +2851,7 @@ var File_sluice_policy_v1_table_proto protoreflect.FileDescriptor
 
 const file_sluice_policy_v1_table_proto_rawDesc = "" +
 	"\n" +
-	"\x1csluice/policy/v1/table.proto\x12\x10sluice.policy.v1\x1a\x1bbuf/validate/validate.proto\"\xe3\x02\n" +
+	"\x1csluice/policy/v1/table.proto\x12\x10sluice.policy.v1\x1a\x1bbuf/validate/validate.proto\x1a\x17sluice/net/v1/net.proto\"\xe3\x02\n" +
 	"\x18WatchPolicyTablesRequest\x12;\n" +
 	"\tsubscribe\x18\x01 \x01(\v2\x1b.sluice.policy.v1.SubscribeH\x00R\tsubscribe\x12=\n" +
 	"\bsubjects\x18\x02 \x01(\v2\x1f.sluice.policy.v1.SubjectChangeH\x00R\bsubjects\x12)\n" +
@@ -3128,11 +2950,11 @@ const file_sluice_policy_v1_table_proto_rawDesc = "" +
 	"\n" +
 	"ScopeClass\x121\n" +
 	"\x05scope\x18\x01 \x01(\x0e2\x1b.sluice.policy.v1.PeerScopeR\x05scope\x12\x14\n" +
-	"\x05class\x18\x02 \x01(\rR\x05class\"\x80\x01\n" +
+	"\x05class\x18\x02 \x01(\rR\x05class\"}\n" +
 	"\tTableRule\x120\n" +
 	"\x06action\x18\x01 \x01(\x0e2\x18.sluice.policy.v1.ActionR\x06action\x12\x12\n" +
-	"\x04tier\x18\x02 \x01(\rR\x04tier\x12-\n" +
-	"\x05proxy\x18\x03 \x01(\x0e2\x17.sluice.policy.v1.ProxyR\x05proxy\"@\n" +
+	"\x04tier\x18\x02 \x01(\rR\x04tier\x12*\n" +
+	"\x05proxy\x18\x03 \x01(\x0e2\x14.sluice.net.v1.ProxyR\x05proxy\"@\n" +
 	"\tPeerClass\x123\n" +
 	"\x06ranges\x18\x01 \x03(\v2\x1b.sluice.policy.v1.PortRangeR\x06ranges\"_\n" +
 	"\tPortRange\x12\x14\n" +
@@ -3165,10 +2987,10 @@ const file_sluice_policy_v1_table_proto_rawDesc = "" +
 	"\fDeletePrefix\x12\x14\n" +
 	"\x05table\x18\x01 \x01(\x04R\x05table\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\fR\aaddress\x12\x16\n" +
-	"\x06length\x18\x03 \x01(\rR\x06length\"\xdb\x01\n" +
+	"\x06length\x18\x03 \x01(\rR\x06length\"\xd3\x01\n" +
 	"\vBindSubject\x12\x18\n" +
-	"\asubject\x18\x01 \x01(\rR\asubject\x12>\n" +
-	"\tdirection\x18\x02 \x01(\x0e2 .sluice.policy.v1.TableDirectionR\tdirection\x12\x14\n" +
+	"\asubject\x18\x01 \x01(\rR\asubject\x126\n" +
+	"\tdirection\x18\x02 \x01(\x0e2\x18.sluice.net.v1.DirectionR\tdirection\x12\x14\n" +
 	"\x05table\x18\x03 \x01(\x04R\x05table\x12'\n" +
 	"\x0fpolicy_revision\x18\x04 \x01(\x04R\x0epolicyRevision\x123\n" +
 	"\x05rules\x18\x05 \x03(\v2\x1d.sluice.policy.v1.RuleSourcesR\x05rules\"E\n" +
@@ -3215,31 +3037,13 @@ const file_sluice_policy_v1_table_proto_rawDesc = "" +
 	"\x16PEER_SCOPE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12PEER_SCOPE_CLUSTER\x10\x01\x12\x13\n" +
 	"\x0fPEER_SCOPE_NODE\x10\x02\x12\x16\n" +
-	"\x12PEER_SCOPE_OUTSIDE\x10\x03*`\n" +
-	"\x05Proxy\x12\x15\n" +
-	"\x11PROXY_UNSPECIFIED\x10\x00\x12\r\n" +
-	"\tPROXY_DNS\x10\x01\x12\x0e\n" +
-	"\n" +
-	"PROXY_HTTP\x10\x02\x12\r\n" +
-	"\tPROXY_TLS\x10\x03\x12\x12\n" +
-	"\x0ePROXY_LISTENER\x10\x04*i\n" +
+	"\x12PEER_SCOPE_OUTSIDE\x10\x03*i\n" +
 	"\x06Action\x12\x16\n" +
 	"\x12ACTION_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vACTION_DENY\x10\x01\x12\x13\n" +
 	"\x0fACTION_REDIRECT\x10\x02\x12\x10\n" +
 	"\fACTION_ALLOW\x10\x03\x12\x0f\n" +
-	"\vACTION_PASS\x10\x04*\xad\x01\n" +
-	"\tDecidedBy\x12\x1a\n" +
-	"\x16DECIDED_BY_UNSPECIFIED\x10\x00\x12\x13\n" +
-	"\x0fDECIDED_BY_RULE\x10\x01\x12\x16\n" +
-	"\x12DECIDED_BY_DEFAULT\x10\x02\x12\x19\n" +
-	"\x15DECIDED_BY_HOST_ALLOW\x10\x03\x12\x1f\n" +
-	"\x1bDECIDED_BY_UNKNOWN_IDENTITY\x10\x04\x12\x1b\n" +
-	"\x17DECIDED_BY_NOT_ENFORCED\x10\x05*j\n" +
-	"\x0eTableDirection\x12\x1f\n" +
-	"\x1bTABLE_DIRECTION_UNSPECIFIED\x10\x00\x12\x1b\n" +
-	"\x17TABLE_DIRECTION_INGRESS\x10\x01\x12\x1a\n" +
-	"\x16TABLE_DIRECTION_EGRESS\x10\x02B\xc6\x01\n" +
+	"\vACTION_PASS\x10\x04B\xc6\x01\n" +
 	"\x14com.sluice.policy.v1B\n" +
 	"TableProtoP\x01Z@github.com/sluice-net/sluice/proto/gen/sluice/policy/v1;policyv1\xa2\x02\x03SPX\xaa\x02\x10Sluice.Policy.V1\xca\x02\x10Sluice\\Policy\\V1\xe2\x02\x1cSluice\\Policy\\V1\\GPBMetadata\xea\x02\x12Sluice::Policy::V1b\x06proto3"
 
@@ -3255,100 +3059,99 @@ func file_sluice_policy_v1_table_proto_rawDescGZIP() []byte {
 	return file_sluice_policy_v1_table_proto_rawDescData
 }
 
-var file_sluice_policy_v1_table_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
+var file_sluice_policy_v1_table_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
 var file_sluice_policy_v1_table_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
 var file_sluice_policy_v1_table_proto_goTypes = []any{
 	(TableFormat)(0),                  // 0: sluice.policy.v1.TableFormat
 	(SubscriberRole)(0),               // 1: sluice.policy.v1.SubscriberRole
 	(PeerKind)(0),                     // 2: sluice.policy.v1.PeerKind
 	(PeerScope)(0),                    // 3: sluice.policy.v1.PeerScope
-	(Proxy)(0),                        // 4: sluice.policy.v1.Proxy
-	(Action)(0),                       // 5: sluice.policy.v1.Action
-	(DecidedBy)(0),                    // 6: sluice.policy.v1.DecidedBy
-	(TableDirection)(0),               // 7: sluice.policy.v1.TableDirection
-	(*WatchPolicyTablesRequest)(nil),  // 8: sluice.policy.v1.WatchPolicyTablesRequest
-	(*Subscribe)(nil),                 // 9: sluice.policy.v1.Subscribe
-	(*EnforcedState)(nil),             // 10: sluice.policy.v1.EnforcedState
-	(*SubjectChange)(nil),             // 11: sluice.policy.v1.SubjectChange
-	(*Ack)(nil),                       // 12: sluice.policy.v1.Ack
-	(*Hold)(nil),                      // 13: sluice.policy.v1.Hold
-	(*Nack)(nil),                      // 14: sluice.policy.v1.Nack
-	(*Locate)(nil),                    // 15: sluice.policy.v1.Locate
-	(*Location)(nil),                  // 16: sluice.policy.v1.Location
-	(*WatchPolicyTablesResponse)(nil), // 17: sluice.policy.v1.WatchPolicyTablesResponse
-	(*Step)(nil),                      // 18: sluice.policy.v1.Step
-	(*DefineIdentityClass)(nil),       // 19: sluice.policy.v1.DefineIdentityClass
-	(*RetireIdentityClass)(nil),       // 20: sluice.policy.v1.RetireIdentityClass
-	(*SetIdentity)(nil),               // 21: sluice.policy.v1.SetIdentity
-	(*PolicyTable)(nil),               // 22: sluice.policy.v1.PolicyTable
-	(*KindClass)(nil),                 // 23: sluice.policy.v1.KindClass
-	(*ScopeClass)(nil),                // 24: sluice.policy.v1.ScopeClass
-	(*TableRule)(nil),                 // 25: sluice.policy.v1.TableRule
-	(*PeerClass)(nil),                 // 26: sluice.policy.v1.PeerClass
-	(*PortRange)(nil),                 // 27: sluice.policy.v1.PortRange
-	(*PeerRow)(nil),                   // 28: sluice.policy.v1.PeerRow
-	(*PrefixClasses)(nil),             // 29: sluice.policy.v1.PrefixClasses
-	(*GrowTable)(nil),                 // 30: sluice.policy.v1.GrowTable
-	(*RetireTable)(nil),               // 31: sluice.policy.v1.RetireTable
-	(*SetPeer)(nil),                   // 32: sluice.policy.v1.SetPeer
-	(*DeletePeer)(nil),                // 33: sluice.policy.v1.DeletePeer
-	(*SetPrefix)(nil),                 // 34: sluice.policy.v1.SetPrefix
-	(*DeletePrefix)(nil),              // 35: sluice.policy.v1.DeletePrefix
-	(*BindSubject)(nil),               // 36: sluice.policy.v1.BindSubject
-	(*RuleSources)(nil),               // 37: sluice.policy.v1.RuleSources
-	(*RuleSource)(nil),                // 38: sluice.policy.v1.RuleSource
-	(*RemoveSubject)(nil),             // 39: sluice.policy.v1.RemoveSubject
-	(*Barrier)(nil),                   // 40: sluice.policy.v1.Barrier
-	(*SnapshotComplete)(nil),          // 41: sluice.policy.v1.SnapshotComplete
+	(Action)(0),                       // 4: sluice.policy.v1.Action
+	(*WatchPolicyTablesRequest)(nil),  // 5: sluice.policy.v1.WatchPolicyTablesRequest
+	(*Subscribe)(nil),                 // 6: sluice.policy.v1.Subscribe
+	(*EnforcedState)(nil),             // 7: sluice.policy.v1.EnforcedState
+	(*SubjectChange)(nil),             // 8: sluice.policy.v1.SubjectChange
+	(*Ack)(nil),                       // 9: sluice.policy.v1.Ack
+	(*Hold)(nil),                      // 10: sluice.policy.v1.Hold
+	(*Nack)(nil),                      // 11: sluice.policy.v1.Nack
+	(*Locate)(nil),                    // 12: sluice.policy.v1.Locate
+	(*Location)(nil),                  // 13: sluice.policy.v1.Location
+	(*WatchPolicyTablesResponse)(nil), // 14: sluice.policy.v1.WatchPolicyTablesResponse
+	(*Step)(nil),                      // 15: sluice.policy.v1.Step
+	(*DefineIdentityClass)(nil),       // 16: sluice.policy.v1.DefineIdentityClass
+	(*RetireIdentityClass)(nil),       // 17: sluice.policy.v1.RetireIdentityClass
+	(*SetIdentity)(nil),               // 18: sluice.policy.v1.SetIdentity
+	(*PolicyTable)(nil),               // 19: sluice.policy.v1.PolicyTable
+	(*KindClass)(nil),                 // 20: sluice.policy.v1.KindClass
+	(*ScopeClass)(nil),                // 21: sluice.policy.v1.ScopeClass
+	(*TableRule)(nil),                 // 22: sluice.policy.v1.TableRule
+	(*PeerClass)(nil),                 // 23: sluice.policy.v1.PeerClass
+	(*PortRange)(nil),                 // 24: sluice.policy.v1.PortRange
+	(*PeerRow)(nil),                   // 25: sluice.policy.v1.PeerRow
+	(*PrefixClasses)(nil),             // 26: sluice.policy.v1.PrefixClasses
+	(*GrowTable)(nil),                 // 27: sluice.policy.v1.GrowTable
+	(*RetireTable)(nil),               // 28: sluice.policy.v1.RetireTable
+	(*SetPeer)(nil),                   // 29: sluice.policy.v1.SetPeer
+	(*DeletePeer)(nil),                // 30: sluice.policy.v1.DeletePeer
+	(*SetPrefix)(nil),                 // 31: sluice.policy.v1.SetPrefix
+	(*DeletePrefix)(nil),              // 32: sluice.policy.v1.DeletePrefix
+	(*BindSubject)(nil),               // 33: sluice.policy.v1.BindSubject
+	(*RuleSources)(nil),               // 34: sluice.policy.v1.RuleSources
+	(*RuleSource)(nil),                // 35: sluice.policy.v1.RuleSource
+	(*RemoveSubject)(nil),             // 36: sluice.policy.v1.RemoveSubject
+	(*Barrier)(nil),                   // 37: sluice.policy.v1.Barrier
+	(*SnapshotComplete)(nil),          // 38: sluice.policy.v1.SnapshotComplete
+	(v1.Proxy)(0),                     // 39: sluice.net.v1.Proxy
+	(v1.Direction)(0),                 // 40: sluice.net.v1.Direction
 }
 var file_sluice_policy_v1_table_proto_depIdxs = []int32{
-	9,  // 0: sluice.policy.v1.WatchPolicyTablesRequest.subscribe:type_name -> sluice.policy.v1.Subscribe
-	11, // 1: sluice.policy.v1.WatchPolicyTablesRequest.subjects:type_name -> sluice.policy.v1.SubjectChange
-	12, // 2: sluice.policy.v1.WatchPolicyTablesRequest.ack:type_name -> sluice.policy.v1.Ack
-	14, // 3: sluice.policy.v1.WatchPolicyTablesRequest.nack:type_name -> sluice.policy.v1.Nack
-	15, // 4: sluice.policy.v1.WatchPolicyTablesRequest.locate:type_name -> sluice.policy.v1.Locate
-	13, // 5: sluice.policy.v1.WatchPolicyTablesRequest.hold:type_name -> sluice.policy.v1.Hold
-	16, // 6: sluice.policy.v1.Subscribe.locations:type_name -> sluice.policy.v1.Location
+	6,  // 0: sluice.policy.v1.WatchPolicyTablesRequest.subscribe:type_name -> sluice.policy.v1.Subscribe
+	8,  // 1: sluice.policy.v1.WatchPolicyTablesRequest.subjects:type_name -> sluice.policy.v1.SubjectChange
+	9,  // 2: sluice.policy.v1.WatchPolicyTablesRequest.ack:type_name -> sluice.policy.v1.Ack
+	11, // 3: sluice.policy.v1.WatchPolicyTablesRequest.nack:type_name -> sluice.policy.v1.Nack
+	12, // 4: sluice.policy.v1.WatchPolicyTablesRequest.locate:type_name -> sluice.policy.v1.Locate
+	10, // 5: sluice.policy.v1.WatchPolicyTablesRequest.hold:type_name -> sluice.policy.v1.Hold
+	13, // 6: sluice.policy.v1.Subscribe.locations:type_name -> sluice.policy.v1.Location
 	1,  // 7: sluice.policy.v1.Subscribe.role:type_name -> sluice.policy.v1.SubscriberRole
-	10, // 8: sluice.policy.v1.Subscribe.enforced:type_name -> sluice.policy.v1.EnforcedState
+	7,  // 8: sluice.policy.v1.Subscribe.enforced:type_name -> sluice.policy.v1.EnforcedState
 	0,  // 9: sluice.policy.v1.Subscribe.formats:type_name -> sluice.policy.v1.TableFormat
-	16, // 10: sluice.policy.v1.Locate.add:type_name -> sluice.policy.v1.Location
-	18, // 11: sluice.policy.v1.WatchPolicyTablesResponse.steps:type_name -> sluice.policy.v1.Step
+	13, // 10: sluice.policy.v1.Locate.add:type_name -> sluice.policy.v1.Location
+	15, // 11: sluice.policy.v1.WatchPolicyTablesResponse.steps:type_name -> sluice.policy.v1.Step
 	0,  // 12: sluice.policy.v1.WatchPolicyTablesResponse.format:type_name -> sluice.policy.v1.TableFormat
-	19, // 13: sluice.policy.v1.Step.define_identity_class:type_name -> sluice.policy.v1.DefineIdentityClass
-	20, // 14: sluice.policy.v1.Step.retire_identity_class:type_name -> sluice.policy.v1.RetireIdentityClass
-	21, // 15: sluice.policy.v1.Step.set_identity:type_name -> sluice.policy.v1.SetIdentity
-	22, // 16: sluice.policy.v1.Step.define_table:type_name -> sluice.policy.v1.PolicyTable
-	30, // 17: sluice.policy.v1.Step.grow_table:type_name -> sluice.policy.v1.GrowTable
-	31, // 18: sluice.policy.v1.Step.retire_table:type_name -> sluice.policy.v1.RetireTable
-	32, // 19: sluice.policy.v1.Step.set_peer:type_name -> sluice.policy.v1.SetPeer
-	34, // 20: sluice.policy.v1.Step.set_prefix:type_name -> sluice.policy.v1.SetPrefix
-	36, // 21: sluice.policy.v1.Step.bind_subject:type_name -> sluice.policy.v1.BindSubject
-	39, // 22: sluice.policy.v1.Step.remove_subject:type_name -> sluice.policy.v1.RemoveSubject
-	40, // 23: sluice.policy.v1.Step.barrier:type_name -> sluice.policy.v1.Barrier
-	41, // 24: sluice.policy.v1.Step.snapshot_complete:type_name -> sluice.policy.v1.SnapshotComplete
-	33, // 25: sluice.policy.v1.Step.delete_peer:type_name -> sluice.policy.v1.DeletePeer
-	35, // 26: sluice.policy.v1.Step.delete_prefix:type_name -> sluice.policy.v1.DeletePrefix
+	16, // 13: sluice.policy.v1.Step.define_identity_class:type_name -> sluice.policy.v1.DefineIdentityClass
+	17, // 14: sluice.policy.v1.Step.retire_identity_class:type_name -> sluice.policy.v1.RetireIdentityClass
+	18, // 15: sluice.policy.v1.Step.set_identity:type_name -> sluice.policy.v1.SetIdentity
+	19, // 16: sluice.policy.v1.Step.define_table:type_name -> sluice.policy.v1.PolicyTable
+	27, // 17: sluice.policy.v1.Step.grow_table:type_name -> sluice.policy.v1.GrowTable
+	28, // 18: sluice.policy.v1.Step.retire_table:type_name -> sluice.policy.v1.RetireTable
+	29, // 19: sluice.policy.v1.Step.set_peer:type_name -> sluice.policy.v1.SetPeer
+	31, // 20: sluice.policy.v1.Step.set_prefix:type_name -> sluice.policy.v1.SetPrefix
+	33, // 21: sluice.policy.v1.Step.bind_subject:type_name -> sluice.policy.v1.BindSubject
+	36, // 22: sluice.policy.v1.Step.remove_subject:type_name -> sluice.policy.v1.RemoveSubject
+	37, // 23: sluice.policy.v1.Step.barrier:type_name -> sluice.policy.v1.Barrier
+	38, // 24: sluice.policy.v1.Step.snapshot_complete:type_name -> sluice.policy.v1.SnapshotComplete
+	30, // 25: sluice.policy.v1.Step.delete_peer:type_name -> sluice.policy.v1.DeletePeer
+	32, // 26: sluice.policy.v1.Step.delete_prefix:type_name -> sluice.policy.v1.DeletePrefix
 	2,  // 27: sluice.policy.v1.SetIdentity.kind:type_name -> sluice.policy.v1.PeerKind
 	3,  // 28: sluice.policy.v1.SetIdentity.scope:type_name -> sluice.policy.v1.PeerScope
-	23, // 29: sluice.policy.v1.PolicyTable.default_classes:type_name -> sluice.policy.v1.KindClass
-	24, // 30: sluice.policy.v1.PolicyTable.address_classes:type_name -> sluice.policy.v1.ScopeClass
-	25, // 31: sluice.policy.v1.PolicyTable.rules:type_name -> sluice.policy.v1.TableRule
-	26, // 32: sluice.policy.v1.PolicyTable.classes:type_name -> sluice.policy.v1.PeerClass
-	28, // 33: sluice.policy.v1.PolicyTable.peers:type_name -> sluice.policy.v1.PeerRow
-	29, // 34: sluice.policy.v1.PolicyTable.prefixes:type_name -> sluice.policy.v1.PrefixClasses
+	20, // 29: sluice.policy.v1.PolicyTable.default_classes:type_name -> sluice.policy.v1.KindClass
+	21, // 30: sluice.policy.v1.PolicyTable.address_classes:type_name -> sluice.policy.v1.ScopeClass
+	22, // 31: sluice.policy.v1.PolicyTable.rules:type_name -> sluice.policy.v1.TableRule
+	23, // 32: sluice.policy.v1.PolicyTable.classes:type_name -> sluice.policy.v1.PeerClass
+	25, // 33: sluice.policy.v1.PolicyTable.peers:type_name -> sluice.policy.v1.PeerRow
+	26, // 34: sluice.policy.v1.PolicyTable.prefixes:type_name -> sluice.policy.v1.PrefixClasses
 	2,  // 35: sluice.policy.v1.KindClass.kind:type_name -> sluice.policy.v1.PeerKind
 	3,  // 36: sluice.policy.v1.ScopeClass.scope:type_name -> sluice.policy.v1.PeerScope
-	5,  // 37: sluice.policy.v1.TableRule.action:type_name -> sluice.policy.v1.Action
-	4,  // 38: sluice.policy.v1.TableRule.proxy:type_name -> sluice.policy.v1.Proxy
-	27, // 39: sluice.policy.v1.PeerClass.ranges:type_name -> sluice.policy.v1.PortRange
-	24, // 40: sluice.policy.v1.PrefixClasses.classes:type_name -> sluice.policy.v1.ScopeClass
-	26, // 41: sluice.policy.v1.GrowTable.classes:type_name -> sluice.policy.v1.PeerClass
-	28, // 42: sluice.policy.v1.SetPeer.row:type_name -> sluice.policy.v1.PeerRow
-	29, // 43: sluice.policy.v1.SetPrefix.prefix:type_name -> sluice.policy.v1.PrefixClasses
-	7,  // 44: sluice.policy.v1.BindSubject.direction:type_name -> sluice.policy.v1.TableDirection
-	37, // 45: sluice.policy.v1.BindSubject.rules:type_name -> sluice.policy.v1.RuleSources
-	38, // 46: sluice.policy.v1.RuleSources.sources:type_name -> sluice.policy.v1.RuleSource
+	4,  // 37: sluice.policy.v1.TableRule.action:type_name -> sluice.policy.v1.Action
+	39, // 38: sluice.policy.v1.TableRule.proxy:type_name -> sluice.net.v1.Proxy
+	24, // 39: sluice.policy.v1.PeerClass.ranges:type_name -> sluice.policy.v1.PortRange
+	21, // 40: sluice.policy.v1.PrefixClasses.classes:type_name -> sluice.policy.v1.ScopeClass
+	23, // 41: sluice.policy.v1.GrowTable.classes:type_name -> sluice.policy.v1.PeerClass
+	25, // 42: sluice.policy.v1.SetPeer.row:type_name -> sluice.policy.v1.PeerRow
+	26, // 43: sluice.policy.v1.SetPrefix.prefix:type_name -> sluice.policy.v1.PrefixClasses
+	40, // 44: sluice.policy.v1.BindSubject.direction:type_name -> sluice.net.v1.Direction
+	34, // 45: sluice.policy.v1.BindSubject.rules:type_name -> sluice.policy.v1.RuleSources
+	35, // 46: sluice.policy.v1.RuleSources.sources:type_name -> sluice.policy.v1.RuleSource
 	47, // [47:47] is the sub-list for method output_type
 	47, // [47:47] is the sub-list for method input_type
 	47, // [47:47] is the sub-list for extension type_name
@@ -3390,7 +3193,7 @@ func file_sluice_policy_v1_table_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_policy_v1_table_proto_rawDesc), len(file_sluice_policy_v1_table_proto_rawDesc)),
-			NumEnums:      8,
+			NumEnums:      5,
 			NumMessages:   34,
 			NumExtensions: 0,
 			NumServices:   0,

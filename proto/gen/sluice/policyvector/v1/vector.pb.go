@@ -14,6 +14,7 @@
 package policyvectorv1
 
 import (
+	v11 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	v1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
@@ -224,21 +225,21 @@ type Question struct {
 	// Whose policy is asked.
 	Subject uint32 `protobuf:"varint,2,opt,name=subject,proto3" json:"subject,omitempty"`
 	// Which direction of it.
-	Direction v1.TableDirection `protobuf:"varint,3,opt,name=direction,proto3,enum=sluice.policy.v1.TableDirection" json:"direction,omitempty"`
+	Direction v11.Direction `protobuf:"varint,3,opt,name=direction,proto3,enum=sluice.net.v1.Direction" json:"direction,omitempty"`
 	// Identity of the other end; the number need not be known.
 	Peer uint32 `protobuf:"varint,4,opt,name=peer,proto3" json:"peer,omitempty"`
 	// Address of the other end, 4 or 16 bytes.
 	PeerAddress []byte `protobuf:"bytes,5,opt,name=peer_address,json=peerAddress,proto3" json:"peer_address,omitempty"`
 	// Address of the subject, of the same family.
 	SubjectAddress []byte `protobuf:"bytes,6,opt,name=subject_address,json=subjectAddress,proto3" json:"subject_address,omitempty"`
-	// IP protocol number.
-	Protocol uint32 `protobuf:"varint,7,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	// IP protocol.
+	Protocol v11.Protocol `protobuf:"varint,7,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
 	// Destination port; type << 8 | code for ICMP.
 	Port uint32 `protobuf:"varint,8,opt,name=port,proto3" json:"port,omitempty"`
 	// The verdict of the engine's table.
 	Action v1.Action `protobuf:"varint,9,opt,name=action,proto3,enum=sluice.policy.v1.Action" json:"action,omitempty"`
 	// What decided.
-	DecidedBy v1.DecidedBy `protobuf:"varint,10,opt,name=decided_by,json=decidedBy,proto3,enum=sluice.policy.v1.DecidedBy" json:"decided_by,omitempty"`
+	DecidedBy v11.DecidedBy `protobuf:"varint,10,opt,name=decided_by,json=decidedBy,proto3,enum=sluice.net.v1.DecidedBy" json:"decided_by,omitempty"`
 	// Number of the deciding rule, 0 if none.
 	Rule uint32 `protobuf:"varint,11,opt,name=rule,proto3" json:"rule,omitempty"`
 	// Whether the subject is a pod; else it is the host or another thing that no
@@ -295,11 +296,11 @@ func (x *Question) GetSubject() uint32 {
 	return 0
 }
 
-func (x *Question) GetDirection() v1.TableDirection {
+func (x *Question) GetDirection() v11.Direction {
 	if x != nil {
 		return x.Direction
 	}
-	return v1.TableDirection(0)
+	return v11.Direction(0)
 }
 
 func (x *Question) GetPeer() uint32 {
@@ -323,11 +324,11 @@ func (x *Question) GetSubjectAddress() []byte {
 	return nil
 }
 
-func (x *Question) GetProtocol() uint32 {
+func (x *Question) GetProtocol() v11.Protocol {
 	if x != nil {
 		return x.Protocol
 	}
-	return 0
+	return v11.Protocol(0)
 }
 
 func (x *Question) GetPort() uint32 {
@@ -344,11 +345,11 @@ func (x *Question) GetAction() v1.Action {
 	return v1.Action(0)
 }
 
-func (x *Question) GetDecidedBy() v1.DecidedBy {
+func (x *Question) GetDecidedBy() v11.DecidedBy {
 	if x != nil {
 		return x.DecidedBy
 	}
-	return v1.DecidedBy(0)
+	return v11.DecidedBy(0)
 }
 
 func (x *Question) GetRule() uint32 {
@@ -376,7 +377,7 @@ var File_sluice_policyvector_v1_vector_proto protoreflect.FileDescriptor
 
 const file_sluice_policyvector_v1_vector_proto_rawDesc = "" +
 	"\n" +
-	"#sluice/policyvector/v1/vector.proto\x12\x16sluice.policyvector.v1\x1a\x1csluice/policy/v1/table.proto\"\xcb\x01\n" +
+	"#sluice/policyvector/v1/vector.proto\x12\x16sluice.policyvector.v1\x1a\x17sluice/net/v1/net.proto\x1a\x1csluice/policy/v1/table.proto\"\xcb\x01\n" +
 	"\x05Frame\x122\n" +
 	"\x04view\x18\x01 \x01(\v2\x1c.sluice.policyvector.v1.ViewH\x00R\x04view\x12E\n" +
 	"\x06tables\x18\x02 \x01(\v2+.sluice.policy.v1.WatchPolicyTablesResponseH\x00R\x06tables\x12>\n" +
@@ -387,20 +388,20 @@ const file_sluice_policyvector_v1_vector_proto_rawDesc = "" +
 	"\x04case\x18\x02 \x01(\tR\x04case\x12\x12\n" +
 	"\x04step\x18\x03 \x01(\rR\x04step\x12\x12\n" +
 	"\x04node\x18\x04 \x01(\tR\x04node\x12\x12\n" +
-	"\x04text\x18\x05 \x01(\tR\x04text\"\xb0\x03\n" +
+	"\x04text\x18\x05 \x01(\tR\x04text\"\xbe\x03\n" +
 	"\bQuestion\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
-	"\asubject\x18\x02 \x01(\rR\asubject\x12>\n" +
-	"\tdirection\x18\x03 \x01(\x0e2 .sluice.policy.v1.TableDirectionR\tdirection\x12\x12\n" +
+	"\asubject\x18\x02 \x01(\rR\asubject\x126\n" +
+	"\tdirection\x18\x03 \x01(\x0e2\x18.sluice.net.v1.DirectionR\tdirection\x12\x12\n" +
 	"\x04peer\x18\x04 \x01(\rR\x04peer\x12!\n" +
 	"\fpeer_address\x18\x05 \x01(\fR\vpeerAddress\x12'\n" +
-	"\x0fsubject_address\x18\x06 \x01(\fR\x0esubjectAddress\x12\x1a\n" +
-	"\bprotocol\x18\a \x01(\rR\bprotocol\x12\x12\n" +
+	"\x0fsubject_address\x18\x06 \x01(\fR\x0esubjectAddress\x123\n" +
+	"\bprotocol\x18\a \x01(\x0e2\x17.sluice.net.v1.ProtocolR\bprotocol\x12\x12\n" +
 	"\x04port\x18\b \x01(\rR\x04port\x120\n" +
-	"\x06action\x18\t \x01(\x0e2\x18.sluice.policy.v1.ActionR\x06action\x12:\n" +
+	"\x06action\x18\t \x01(\x0e2\x18.sluice.policy.v1.ActionR\x06action\x127\n" +
 	"\n" +
 	"decided_by\x18\n" +
-	" \x01(\x0e2\x1b.sluice.policy.v1.DecidedByR\tdecidedBy\x12\x12\n" +
+	" \x01(\x0e2\x18.sluice.net.v1.DecidedByR\tdecidedBy\x12\x12\n" +
 	"\x04rule\x18\v \x01(\rR\x04rule\x12\x10\n" +
 	"\x03pod\x18\f \x01(\bR\x03pod\x12\x12\n" +
 	"\x04text\x18\r \x01(\tR\x04textB\xf1\x01\n" +
@@ -424,22 +425,24 @@ var file_sluice_policyvector_v1_vector_proto_goTypes = []any{
 	(*View)(nil),                         // 1: sluice.policyvector.v1.View
 	(*Question)(nil),                     // 2: sluice.policyvector.v1.Question
 	(*v1.WatchPolicyTablesResponse)(nil), // 3: sluice.policy.v1.WatchPolicyTablesResponse
-	(v1.TableDirection)(0),               // 4: sluice.policy.v1.TableDirection
-	(v1.Action)(0),                       // 5: sluice.policy.v1.Action
-	(v1.DecidedBy)(0),                    // 6: sluice.policy.v1.DecidedBy
+	(v11.Direction)(0),                   // 4: sluice.net.v1.Direction
+	(v11.Protocol)(0),                    // 5: sluice.net.v1.Protocol
+	(v1.Action)(0),                       // 6: sluice.policy.v1.Action
+	(v11.DecidedBy)(0),                   // 7: sluice.net.v1.DecidedBy
 }
 var file_sluice_policyvector_v1_vector_proto_depIdxs = []int32{
 	1, // 0: sluice.policyvector.v1.Frame.view:type_name -> sluice.policyvector.v1.View
 	3, // 1: sluice.policyvector.v1.Frame.tables:type_name -> sluice.policy.v1.WatchPolicyTablesResponse
 	2, // 2: sluice.policyvector.v1.Frame.question:type_name -> sluice.policyvector.v1.Question
-	4, // 3: sluice.policyvector.v1.Question.direction:type_name -> sluice.policy.v1.TableDirection
-	5, // 4: sluice.policyvector.v1.Question.action:type_name -> sluice.policy.v1.Action
-	6, // 5: sluice.policyvector.v1.Question.decided_by:type_name -> sluice.policy.v1.DecidedBy
-	6, // [6:6] is the sub-list for method output_type
-	6, // [6:6] is the sub-list for method input_type
-	6, // [6:6] is the sub-list for extension type_name
-	6, // [6:6] is the sub-list for extension extendee
-	0, // [0:6] is the sub-list for field type_name
+	4, // 3: sluice.policyvector.v1.Question.direction:type_name -> sluice.net.v1.Direction
+	5, // 4: sluice.policyvector.v1.Question.protocol:type_name -> sluice.net.v1.Protocol
+	6, // 5: sluice.policyvector.v1.Question.action:type_name -> sluice.policy.v1.Action
+	7, // 6: sluice.policyvector.v1.Question.decided_by:type_name -> sluice.net.v1.DecidedBy
+	7, // [7:7] is the sub-list for method output_type
+	7, // [7:7] is the sub-list for method input_type
+	7, // [7:7] is the sub-list for extension type_name
+	7, // [7:7] is the sub-list for extension extendee
+	0, // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_sluice_policyvector_v1_vector_proto_init() }

@@ -14,6 +14,7 @@ package workloadv1
 
 import (
 	_ "buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
+	v1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	reflect "reflect"
@@ -27,63 +28,6 @@ const (
 	// Verify that runtime/protoimpl is sufficiently up-to-date.
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
-
-// Protocol is a transport protocol that has ports.
-type Protocol int32
-
-const (
-	// Never valid in a request.
-	Protocol_PROTOCOL_UNSPECIFIED Protocol = 0
-	// RFC 9293.
-	Protocol_PROTOCOL_TCP Protocol = 1
-	// RFC 768.
-	Protocol_PROTOCOL_UDP Protocol = 2
-	// RFC 9260.
-	Protocol_PROTOCOL_SCTP Protocol = 3
-)
-
-// Enum value maps for Protocol.
-var (
-	Protocol_name = map[int32]string{
-		0: "PROTOCOL_UNSPECIFIED",
-		1: "PROTOCOL_TCP",
-		2: "PROTOCOL_UDP",
-		3: "PROTOCOL_SCTP",
-	}
-	Protocol_value = map[string]int32{
-		"PROTOCOL_UNSPECIFIED": 0,
-		"PROTOCOL_TCP":         1,
-		"PROTOCOL_UDP":         2,
-		"PROTOCOL_SCTP":        3,
-	}
-)
-
-func (x Protocol) Enum() *Protocol {
-	p := new(Protocol)
-	*p = x
-	return p
-}
-
-func (x Protocol) String() string {
-	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
-}
-
-func (Protocol) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_workload_v1_workload_proto_enumTypes[0].Descriptor()
-}
-
-func (Protocol) Type() protoreflect.EnumType {
-	return &file_sluice_workload_v1_workload_proto_enumTypes[0]
-}
-
-func (x Protocol) Number() protoreflect.EnumNumber {
-	return protoreflect.EnumNumber(x)
-}
-
-// Deprecated: Use Protocol.Descriptor instead.
-func (Protocol) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_workload_v1_workload_proto_rawDescGZIP(), []int{0}
-}
 
 // Owner names one attachment of a container to this network, as the CNI
 // specification does: the pair is unique on a node. It is the key that makes
@@ -289,8 +233,8 @@ type NamedPort struct {
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Port number, 1 to 65535.
 	Port uint32 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
-	// Transport protocol of the port.
-	Protocol      Protocol `protobuf:"varint,3,opt,name=protocol,proto3,enum=sluice.workload.v1.Protocol" json:"protocol,omitempty"`
+	// Transport protocol of the port: TCP, UDP or SCTP.
+	Protocol      v1.Protocol `protobuf:"varint,3,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -339,18 +283,18 @@ func (x *NamedPort) GetPort() uint32 {
 	return 0
 }
 
-func (x *NamedPort) GetProtocol() Protocol {
+func (x *NamedPort) GetProtocol() v1.Protocol {
 	if x != nil {
 		return x.Protocol
 	}
-	return Protocol_PROTOCOL_UNSPECIFIED
+	return v1.Protocol(0)
 }
 
 var File_sluice_workload_v1_workload_proto protoreflect.FileDescriptor
 
 const file_sluice_workload_v1_workload_proto_rawDesc = "" +
 	"\n" +
-	"!sluice/workload/v1/workload.proto\x12\x12sluice.workload.v1\x1a\x1bbuf/validate/validate.proto\"\x92\x01\n" +
+	"!sluice/workload/v1/workload.proto\x12\x12sluice.workload.v1\x1a\x1bbuf/validate/validate.proto\x1a\x17sluice/net/v1/net.proto\"\x92\x01\n" +
 	"\x05Owner\x12K\n" +
 	"\fcontainer_id\x18\x01 \x01(\tB(\xbaH%r#\x10\x01\x18\x80\x012\x1c^[a-zA-Z0-9][a-zA-Z0-9_.-]*$R\vcontainerId\x12<\n" +
 	"\x0einterface_name\x18\x02 \x01(\tB\x15\xbaH\x12r\x10\x10\x01(\x0f2\n" +
@@ -363,17 +307,12 @@ const file_sluice_workload_v1_workload_proto_rawDesc = "" +
 	"\x06source\x18\x01 \x01(\tB*\xbaH'r%\x10\x01\x18?2\x1f^[a-z0-9]([a-z0-9-]*[a-z0-9])?$R\x06source\x12\x1c\n" +
 	"\x03key\x18\x02 \x01(\tB\n" +
 	"\xbaH\ar\x05\x10\x01\x18\xbd\x02R\x03key\x12\x1e\n" +
-	"\x05value\x18\x03 \x01(\tB\b\xbaH\x05r\x03\x18\x80 R\x05value\"\xb2\x01\n" +
+	"\x05value\x18\x03 \x01(\tB\b\xbaH\x05r\x03\x18\x80 R\x05value\"\xb0\x01\n" +
 	"\tNamedPort\x12>\n" +
 	"\x04name\x18\x01 \x01(\tB*\xbaH'r%\x10\x01\x18\x0f2\x1f^[a-z0-9]([a-z0-9-]*[a-z0-9])?$R\x04name\x12\x1f\n" +
-	"\x04port\x18\x02 \x01(\rB\v\xbaH\b*\x06\x18\xff\xff\x03(\x01R\x04port\x12D\n" +
-	"\bprotocol\x18\x03 \x01(\x0e2\x1c.sluice.workload.v1.ProtocolB\n" +
-	"\xbaH\a\x82\x01\x04\x10\x01 \x00R\bprotocol*[\n" +
-	"\bProtocol\x12\x18\n" +
-	"\x14PROTOCOL_UNSPECIFIED\x10\x00\x12\x10\n" +
-	"\fPROTOCOL_TCP\x10\x01\x12\x10\n" +
-	"\fPROTOCOL_UDP\x10\x02\x12\x11\n" +
-	"\rPROTOCOL_SCTP\x10\x03B\xd7\x01\n" +
+	"\x04port\x18\x02 \x01(\rB\v\xbaH\b*\x06\x18\xff\xff\x03(\x01R\x04port\x12B\n" +
+	"\bprotocol\x18\x03 \x01(\x0e2\x17.sluice.net.v1.ProtocolB\r\xbaH\n" +
+	"\x82\x01\a\x18\x06\x18\x11\x18\x84\x01R\bprotocolB\xd7\x01\n" +
 	"\x16com.sluice.workload.v1B\rWorkloadProtoP\x01ZDgithub.com/sluice-net/sluice/proto/gen/sluice/workload/v1;workloadv1\xa2\x02\x03SWX\xaa\x02\x12Sluice.Workload.V1\xca\x02\x12Sluice\\Workload\\V1\xe2\x02\x1eSluice\\Workload\\V1\\GPBMetadata\xea\x02\x14Sluice::Workload::V1b\x06proto3"
 
 var (
@@ -388,17 +327,16 @@ func file_sluice_workload_v1_workload_proto_rawDescGZIP() []byte {
 	return file_sluice_workload_v1_workload_proto_rawDescData
 }
 
-var file_sluice_workload_v1_workload_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
 var file_sluice_workload_v1_workload_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
 var file_sluice_workload_v1_workload_proto_goTypes = []any{
-	(Protocol)(0),        // 0: sluice.workload.v1.Protocol
-	(*Owner)(nil),        // 1: sluice.workload.v1.Owner
-	(*PodReference)(nil), // 2: sluice.workload.v1.PodReference
-	(*Label)(nil),        // 3: sluice.workload.v1.Label
-	(*NamedPort)(nil),    // 4: sluice.workload.v1.NamedPort
+	(*Owner)(nil),        // 0: sluice.workload.v1.Owner
+	(*PodReference)(nil), // 1: sluice.workload.v1.PodReference
+	(*Label)(nil),        // 2: sluice.workload.v1.Label
+	(*NamedPort)(nil),    // 3: sluice.workload.v1.NamedPort
+	(v1.Protocol)(0),     // 4: sluice.net.v1.Protocol
 }
 var file_sluice_workload_v1_workload_proto_depIdxs = []int32{
-	0, // 0: sluice.workload.v1.NamedPort.protocol:type_name -> sluice.workload.v1.Protocol
+	4, // 0: sluice.workload.v1.NamedPort.protocol:type_name -> sluice.net.v1.Protocol
 	1, // [1:1] is the sub-list for method output_type
 	1, // [1:1] is the sub-list for method input_type
 	1, // [1:1] is the sub-list for extension type_name
@@ -416,14 +354,13 @@ func file_sluice_workload_v1_workload_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_workload_v1_workload_proto_rawDesc), len(file_sluice_workload_v1_workload_proto_rawDesc)),
-			NumEnums:      1,
+			NumEnums:      0,
 			NumMessages:   4,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
 		GoTypes:           file_sluice_workload_v1_workload_proto_goTypes,
 		DependencyIndexes: file_sluice_workload_v1_workload_proto_depIdxs,
-		EnumInfos:         file_sluice_workload_v1_workload_proto_enumTypes,
 		MessageInfos:      file_sluice_workload_v1_workload_proto_msgTypes,
 	}.Build()
 	File_sluice_workload_v1_workload_proto = out.File

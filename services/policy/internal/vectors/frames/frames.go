@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/sluice-net/sluice/model/identity"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	vectorv1 "github.com/sluice-net/sluice/proto/gen/sluice/policyvector/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
@@ -116,7 +117,7 @@ func (w *writer) question(q question) {
 		Name: q.name, Text: q.text,
 		Subject: uint32(q.subject), Direction: wire.Direction(q.direction), Peer: uint32(q.peer),
 		PeerAddress: q.addr.AsSlice(), SubjectAddress: q.subjectAddr.AsSlice(),
-		Protocol: q.point >> 16, Port: q.point & 0xFFFF,
+		Protocol: netv1.Protocol(q.point >> 16), Port: q.point & 0xFFFF,
 		Action: wire.Action(q.verdict.Action), DecidedBy: wire.DecidedBy(q.verdict, q.enforced), Rule: uint32(q.verdict.Rule),
 		Pod: q.pod,
 	}}})

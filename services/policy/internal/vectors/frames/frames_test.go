@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/encoding/protodelim"
 
 	"github.com/sluice-net/sluice/model/identity"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	vectorv1 "github.com/sluice-net/sluice/proto/gen/sluice/policyvector/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -105,7 +106,7 @@ func (r *reader) step(t *testing.T, s *policyv1.Step) {
 		r.bound[[2]uint32{x.BindSubject.Subject, uint32(x.BindSubject.Direction)}] = x.BindSubject.Table
 	case *policyv1.Step_RemoveSubject:
 		count("gone")
-		for _, d := range []policyv1.TableDirection{policyv1.TableDirection_TABLE_DIRECTION_INGRESS, policyv1.TableDirection_TABLE_DIRECTION_EGRESS} {
+		for _, d := range []netv1.Direction{netv1.Direction_DIRECTION_INGRESS, netv1.Direction_DIRECTION_EGRESS} {
 			delete(r.bound, [2]uint32{x.RemoveSubject.Subject, uint32(d)})
 		}
 	case *policyv1.Step_DefineIdentityClass:
@@ -133,7 +134,7 @@ func (r *reader) ask(t *testing.T, q *vectorv1.Question) {
 	}
 	v := table.Verdict{Action: rule.Allow}
 	if id != 0 {
-		v = r.tables[id].Lookup(r.words[q.Peer], a, q.Protocol<<16|q.Port)
+		v = r.tables[id].Lookup(r.words[q.Peer], a, uint32(q.Protocol)<<16|q.Port)
 	}
 	if wire.Action(v.Action) != q.Action || wire.DecidedBy(v, id != 0) != q.DecidedBy || uint32(v.Rule) != q.Rule {
 		t.Fatalf("%s: %v: the tables of the stream say %+v", q.Name, q, v)
@@ -141,10 +142,10 @@ func (r *reader) ask(t *testing.T, q *vectorv1.Question) {
 }
 
 // readAll answers every question of a stream and counts what it holds.
-func readAll(t *testing.T, in io.Reader) (views, questions int, steps map[string]int, by map[policyv1.DecidedBy]int, protocols map[uint32]int) {
+func readAll(t *testing.T, in io.Reader) (views, questions int, steps map[string]int, by map[netv1.DecidedBy]int, protocols map[netv1.Protocol]int) {
 	t.Helper()
 	r := &reader{steps: make(map[string]int)}
-	by, protocols = make(map[policyv1.DecidedBy]int), make(map[uint32]int)
+	by, protocols = make(map[netv1.DecidedBy]int), make(map[netv1.Protocol]int)
 	b := bufio.NewReader(in)
 	for {
 		f := new(vectorv1.Frame)
@@ -194,12 +195,12 @@ func TestARandomStreamAnswersItself(t *testing.T) {
 			t.Errorf("no step of the sort %q", what)
 		}
 	}
-	for n := range policyv1.DecidedBy_name {
-		if d := policyv1.DecidedBy(n); d != policyv1.DecidedBy_DECIDED_BY_UNSPECIFIED && by[d] == 0 {
+	for n := range netv1.DecidedBy_name {
+		if d := netv1.DecidedBy(n); d != netv1.DecidedBy_DECIDED_BY_UNSPECIFIED && by[d] == 0 {
 			t.Errorf("nothing was decided by %s", d)
 		}
 	}
-	for _, p := range []uint32{1, 6, 17, 58, 132, 47, 255} {
+	for _, p := range []netv1.Protocol{1, 6, 17, 58, 132, 47, 255} {
 		if protocols[p] == 0 {
 			t.Errorf("no question of protocol %d", p)
 		}

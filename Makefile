@@ -74,7 +74,7 @@ test-faults: build ## Kill every process at every step of ADD and DEL, all by al
 
 .PHONY: test-vectors
 test-vectors: ## Run the policy vectors (of the directory POLICY_VECTORS, if set) and print figures per file
-	@go -C services/policy test -count=1 -v -run '^TestVectors$$' ./internal/vectors
+	@go -C services/policy test -count=1 -v -run '^TestVectors$$' ./internal/test/vectors
 
 .PHONY: test-random
 test-random: ## Compare the policy tables with the rules read directly, on TIMES (10) times 6.4 million random questions
@@ -83,7 +83,7 @@ test-random: ## Compare the policy tables with the rules read directly, on TIMES
 .PHONY: bench-policy
 bench-policy: ## Measure the policy engine, and the memory of a process that holds it
 	@go -C services/policy test -run '^$$' -bench . -benchmem ./internal/engine ./internal/wire ./internal/source/directory
-	@go build -o bin/test/policy-bench ./services/policy/cmd/policy-bench
+	@go build -o bin/test/policy-bench ./services/policy/internal/test/policy-bench
 	@go build -o bin/test/sluice-policy ./services/policy
 	@bin/test/policy-bench -service bin/test/sluice-policy
 

@@ -301,7 +301,7 @@ func producer(t testing.TB) string {
 		return built
 	}
 	out := filepath.Join(t.TempDir(), "policy-vectors")
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", out, "./cmd/policy-vectors")
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", out, "./internal/test/policy-vectors")
 	cmd.Dir = filepath.Join("..", "..", "..", "policy")
 	if text, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("build the engine's side: %v\n%s", err, text)

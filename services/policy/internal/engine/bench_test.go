@@ -19,8 +19,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
-	"github.com/sluice-net/sluice/services/policy/internal/synthetic"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
+	"github.com/sluice-net/sluice/services/policy/internal/test/synthetic"
 )
 
 var shapes = []struct {

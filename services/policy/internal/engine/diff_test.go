@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
-	"github.com/sluice-net/sluice/services/policy/internal/scenario"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
+	"github.com/sluice-net/sluice/services/policy/internal/test/scenario"
 )
 
 // Diff names exactly the connections whose verdict differs after the change.

@@ -18,8 +18,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/selector"
-	"github.com/sluice-net/sluice/services/policy/internal/synthetic"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
+	"github.com/sluice-net/sluice/services/policy/internal/test/synthetic"
 )
 
 func TestAnIdentityOfAKnownKindIsOneWrite(t *testing.T) {

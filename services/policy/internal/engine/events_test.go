@@ -10,8 +10,8 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
-	"github.com/sluice-net/sluice/services/policy/internal/scenario"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
+	"github.com/sluice-net/sluice/services/policy/internal/test/scenario"
 )
 
 // replica carries out events, as the datapath would.

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
-	"github.com/sluice-net/sluice/services/policy/internal/scenario"
+	"github.com/sluice-net/sluice/services/policy/internal/test/scenario"
 )
 
 // naive judges by reading the rules one after the other. It shares the rule

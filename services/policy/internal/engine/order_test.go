@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
-	"github.com/sluice-net/sluice/services/policy/internal/synthetic"
+	"github.com/sluice-net/sluice/services/policy/internal/test/synthetic"
 )
 
 // egress is a rule of a ClusterNetworkPolicy to a namespace.

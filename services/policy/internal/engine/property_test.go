@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
-	"github.com/sluice-net/sluice/services/policy/internal/scenario"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
+	"github.com/sluice-net/sluice/services/policy/internal/test/scenario"
 )
 
 // disagreement compares the tables with the naive reading. It also checks that

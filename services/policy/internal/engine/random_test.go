@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"testing"
 
-	"github.com/sluice-net/sluice/services/policy/internal/scenario"
+	"github.com/sluice-net/sluice/services/policy/internal/test/scenario"
 )
 
 // diff is the change that leads from one state to another.

@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
-	"github.com/sluice-net/sluice/services/policy/internal/synthetic"
+	"github.com/sluice-net/sluice/services/policy/internal/test/synthetic"
 )
 
 // questions are those that compile.

@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
-	"github.com/sluice-net/sluice/services/policy/internal/synthetic"
+	"github.com/sluice-net/sluice/services/policy/internal/test/synthetic"
 )
 
 // town fills a state directory with a synthetic cluster.

@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/networkpolicy"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
-	"github.com/sluice-net/sluice/services/policy/internal/vectors"
+	"github.com/sluice-net/sluice/services/policy/internal/test/vectors"
 )
 
 var options = rule.Options{Cluster: "default", LocalClusterOnly: true}

@@ -23,7 +23,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
-	"github.com/sluice-net/sluice/services/policy/internal/synthetic"
+	"github.com/sluice-net/sluice/services/policy/internal/test/synthetic"
 	"github.com/sluice-net/sluice/services/policy/internal/wire"
 )
 

@@ -15,7 +15,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/sluice-net/sluice/services/policy/internal/vectors/frames"
+	"github.com/sluice-net/sluice/services/policy/internal/test/vectors/frames"
 )
 
 const usage = `usage: policy-vectors vectors [DIR]

@@ -21,7 +21,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"github.com/sluice-net/sluice/services/policy/internal/synthetic"
+	"github.com/sluice-net/sluice/services/policy/internal/test/synthetic"
 )
 
 // line is one figure.

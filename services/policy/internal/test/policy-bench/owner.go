@@ -24,7 +24,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	tables "github.com/sluice-net/sluice/services/policy/internal/stream"
-	"github.com/sluice-net/sluice/services/policy/internal/synthetic"
+	"github.com/sluice-net/sluice/services/policy/internal/test/synthetic"
 )
 
 // owned is the owner of policy in this process, with a subscriber that takes

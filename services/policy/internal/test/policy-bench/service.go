@@ -25,7 +25,7 @@ import (
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	words "github.com/sluice-net/sluice/proto/wire"
-	"github.com/sluice-net/sluice/services/policy/internal/synthetic"
+	"github.com/sluice-net/sluice/services/policy/internal/test/synthetic"
 	"github.com/sluice-net/sluice/services/policy/internal/wire"
 )
 

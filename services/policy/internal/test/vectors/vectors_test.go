@@ -23,7 +23,7 @@ import (
 func TestVectors(t *testing.T) {
 	dir := os.Getenv("POLICY_VECTORS")
 	if dir == "" {
-		dir = filepath.Join("..", "..", "testdata", "policy-vectors")
+		dir = filepath.Join("..", "..", "..", "testdata", "policy-vectors")
 	}
 	files, err := filepath.Glob(filepath.Join(dir, "*.jsonl.gz"))
 	if err != nil {
@@ -166,7 +166,7 @@ func runNames(c *Case) (bad []string) {
 // The identity service reads the same file in its tests.
 func TestLabelsAreChosenAsByTheIdentityService(t *testing.T) {
 	t.Parallel()
-	data, err := os.ReadFile(filepath.Join("..", "..", "..", "identity", "internal", "labels", "testdata", "default-filter.json"))
+	data, err := os.ReadFile("../../../../identity/internal/labels/testdata/default-filter.json")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,7 @@ import (
 	vectorv1 "github.com/sluice-net/sluice/proto/gen/sluice/policyvector/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
-	"github.com/sluice-net/sluice/services/policy/internal/scenario"
+	"github.com/sluice-net/sluice/services/policy/internal/test/scenario"
 )
 
 // How a random stream is divided: so many questions about each state, and so

@@ -13,7 +13,7 @@ import (
 	"strings"
 
 	vectorv1 "github.com/sluice-net/sluice/proto/gen/sluice/policyvector/v1"
-	"github.com/sluice-net/sluice/services/policy/internal/vectors"
+	"github.com/sluice-net/sluice/services/policy/internal/test/vectors"
 )
 
 // ErrVectors is returned when an answer of the engine is not the one that a

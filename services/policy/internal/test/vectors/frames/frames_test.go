@@ -228,7 +228,7 @@ func directory(t *testing.T, files ...string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for _, name := range files {
-		file, err := filepath.Abs(filepath.Join("..", "..", "..", "testdata", "policy-vectors", name))
+		file, err := filepath.Abs(filepath.Join("..", "..", "..", "..", "testdata", "policy-vectors", name))
 		if err != nil {
 			t.Fatal(err)
 		}

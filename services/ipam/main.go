@@ -33,7 +33,7 @@ type settings struct {
 	Pools      []string      `config:"pools" help:"ranges that pod addresses are taken from, in order of use"`
 	Exclude    []string      `config:"exclude" help:"addresses and ranges inside the pools that are never given out"`
 	Lease      time.Duration `config:"lease" help:"how long an address is kept for an ADD that has not finished, 1s to 1h"`
-	Quarantine time.Duration `config:"quarantine" was:"rest" help:"how long a released address waits before it is given out again, 0 to 24h"`
+	Quarantine time.Duration `config:"quarantine" was:"rest" help:"how long a released address is not given out, 0 to 24h"`
 	StateDir   string        `config:"stateDir" help:"directory of the state file, mode 0700"`
 
 	ranges, exclusions []netip.Prefix // set by Validate

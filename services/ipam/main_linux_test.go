@@ -389,7 +389,9 @@ func TestConfigurationIsRefusedWithEveryProblem(t *testing.T) {
 	if !errors.As(err, &exit) || exit.ExitCode() != 2 {
 		t.Fatalf("ended with %v, want exit code 2:\n%s", err, out)
 	}
-	for _, want := range []string{"pools[0]", "pools[2]: 10.1.2.0/24 overlaps pools[1]", "pools[3]", "exclude[0]", "lease", "quarantine", "stateDir"} {
+	for _, want := range []string{
+		"pools[0]", "pools[2]: 10.1.2.0/24 overlaps pools[1]", "pools[3]", "exclude[0]", "lease", "quarantine", "stateDir",
+	} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("the output does not name %s:\n%s", want, out)
 		}

@@ -82,7 +82,8 @@ func (e *StaleError) Error() string {
 	if e.Never {
 		age = "at an unknown time"
 	}
-	return fmt.Sprintf("label set %s had the number %d when etcd was last heard, %s; after gc.quarantine (%s) it may be another set's: %v",
+	return fmt.Sprintf("label set %s had the number %d when etcd was last heard, %s; after gc.quarantine (%s) "+
+		"it may be another set's: %v",
 		clip(e.Labels.Text(), 200), e.Number, age, e.Limit, e.Err)
 }
 

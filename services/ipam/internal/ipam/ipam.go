@@ -177,7 +177,7 @@ func (e *ExhaustedError) Error() string {
 		quarantined += f.Quarantined
 	}
 	if quarantined > 0 {
-		fmt.Fprintf(&b, "; only quarantined addresses are left, %d of them, try again when they have left quarantine", quarantined)
+		fmt.Fprintf(&b, "; only quarantined addresses are left, %d of them, try again when that ends", quarantined)
 	}
 	return b.String()
 }

@@ -325,7 +325,8 @@ func (l *ledger) choose(f Family, wanted netip.Addr) (netip.Addr, *poolState, er
 		}
 		if u, ok := l.addrs[wanted]; ok {
 			if u.rest != nil {
-				return wanted, nil, fmt.Errorf("%s was released and is in quarantine until %s: %w", wanted, u.rest.at.UTC().Format(time.RFC3339), ErrUnavailable)
+				until := u.rest.at.UTC().Format(time.RFC3339)
+				return wanted, nil, fmt.Errorf("%s was released and is in quarantine until %s: %w", wanted, until, ErrUnavailable)
 			}
 			return wanted, nil, fmt.Errorf("%s is held by %s: %w", wanted, u.owner, ErrUnavailable)
 		}

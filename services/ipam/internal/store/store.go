@@ -23,13 +23,13 @@ const Version = 1
 
 const (
 	bucketAllocations = "allocations"
-	bucketQuarantined = "resting" // its name since the first version
+	bucketReleased    = "resting" // its name since the first version
 	bucketCursors     = "cursors"
 )
 
 var options = store.Options{
 	Name:   FileName,
-	Layout: store.Layout{Format: "sluice-ipam", Version: Version, Buckets: []string{bucketAllocations, bucketQuarantined, bucketCursors}},
+	Layout: store.Layout{Format: "sluice-ipam", Version: Version, Buckets: []string{bucketAllocations, bucketReleased, bucketCursors}},
 	Loss:   "no pod of this node uses an address any more",
 	Doc:    `docs/ipam.md, "A refused state file"`,
 }
@@ -64,7 +64,7 @@ func (s *Store) Load() (*ipam.Contents, error) {
 				c.Allocations = append(c.Allocations, a)
 				return err
 			}),
-			each(t, bucketQuarantined, func(k, v []byte) error {
+			each(t, bucketReleased, func(k, v []byte) error {
 				r, err := decodeQuarantined(k, v)
 				c.Quarantined = append(c.Quarantined, r)
 				return err
@@ -108,10 +108,10 @@ func (s *Store) Commit(c *ipam.Changes) error {
 		}
 		for addr, until := range c.Quarantined {
 			if until.IsZero() {
-				t.Delete(bucketQuarantined, addr.AsSlice())
+				t.Delete(bucketReleased, addr.AsSlice())
 				continue
 			}
-			t.Put(bucketQuarantined, addr.AsSlice(), encodeQuarantined(until))
+			t.Put(bucketReleased, addr.AsSlice(), encodeQuarantined(until))
 		}
 		for p, at := range c.Cursors {
 			t.Put(bucketCursors, cursorKey(p), encodeCursor(at))

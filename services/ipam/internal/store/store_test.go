@@ -115,7 +115,7 @@ func TestDamageIsRefused(t *testing.T) {
 func TestRecordsOfAnotherKindAreRefused(t *testing.T) {
 	for name, put := range map[string]func(*store.Tx){
 		"an allocation": func(tx *store.Tx) { tx.Put(bucketAllocations, []byte("x"), []byte("y")) },
-		"a rest":        func(tx *store.Tx) { tx.Put(bucketQuarantined, []byte("x"), []byte("y")) },
+		"a rest":        func(tx *store.Tx) { tx.Put(bucketReleased, []byte("x"), []byte("y")) },
 		"a cursor":      func(tx *store.Tx) { tx.Put(bucketCursors, []byte("x"), []byte("y")) },
 	} {
 		path := filled(t, 3)

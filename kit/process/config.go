@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/config"
+	"github.com/sluice-net/sluice/kit/health"
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/rpc"
@@ -22,6 +23,7 @@ type Config struct {
 	Log             LogConfig     `config:"log"`
 	Socket          SocketConfig  `config:"socket"`
 	Metrics         MetricsConfig `config:"metrics"`
+	Health          HealthConfig  `config:"health"`
 	Runtime         RuntimeConfig `config:"runtime"`
 	ShutdownTimeout time.Duration `config:"shutdownTimeout" help:"how long running calls and background work may take to end, each"`
 }
@@ -56,6 +58,14 @@ type MetricsConfig struct {
 // overTCP says whether the address is no unix socket.
 func (c MetricsConfig) overTCP() bool { return c.Address != "off" && !filepath.IsAbs(c.Address) }
 
+// HealthConfig is about the HTTP server for a supervisor's probes.
+type HealthConfig struct {
+	Address string `config:"address" help:"loopback ip:port that answers /livez and /readyz over HTTP, or off"`
+}
+
+// off says whether nothing is served.
+func (c HealthConfig) off() bool { return c.Address == "off" }
+
 // RuntimeConfig tunes the Go runtime for a small resident size.
 type RuntimeConfig struct {
 	MemoryLimit config.ByteSize `config:"memoryLimit" help:"soft limit of the Go heap; 0 leaves it to GOMEMLIMIT"`
@@ -70,6 +80,7 @@ func defaultConfig(p instance.Paths, service string) Config {
 	return Config{
 		Socket:          SocketConfig{Path: p.Socket(service), Group: group},
 		Metrics:         MetricsConfig{Address: p.MetricsSocket(service)},
+		Health:          HealthConfig{Address: "off"},
 		Runtime:         RuntimeConfig{GCPercent: 50},
 		ShutdownTimeout: 10 * time.Second,
 	}
@@ -127,6 +138,11 @@ func (c *Config) Validate() error {
 	default:
 		if _, _, err := net.SplitHostPort(a); err != nil {
 			p.Addf("metrics.address", "%q is neither an absolute path, nor host:port, nor off", a)
+		}
+	}
+	if !c.Health.off() {
+		if err := health.CheckAddress(c.Health.Address); err != nil {
+			p.Addf("health.address", "%v, nor off", err)
 		}
 	}
 	if c.Runtime.GCPercent < 0 {

@@ -23,6 +23,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -31,6 +32,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/config"
 	"github.com/sluice-net/sluice/kit/fault"
+	"github.com/sluice-net/sluice/kit/health"
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/rpc"
@@ -65,6 +67,9 @@ type Process struct {
 	confined    bool     // Confine restricts files
 	missing     []string // layers of the sandbox, and why; complete once Confine has returned
 
+	server  atomic.Pointer[rpc.Server] // once it answers
+	waiting atomic.Pointer[string]     // what for, while the server does not serve
+
 	work    context.Context // of the background work: outlives the servers
 	endWork context.CancelCauseFunc
 	wg      sync.WaitGroup
@@ -97,8 +102,8 @@ func Reference[C any](service string, defaults func(instance.Paths) C) (string, 
 // code: os.Exit(process.Run("name", defaults, run)). The context given to main
 // ends with the first signal; a second signal ends the process at once.
 //
-// Before main is called, and before anything but the configuration is opened,
-// the process gives up every right that no option asks for.
+// Before main is called, and before anything is opened but the configuration
+// and the port for health, the process gives up every right that no option asks for.
 func Run[C any](service string, defaults func(instance.Paths) C, main func(context.Context, *Process, C) error,
 	options ...Option,
 ) int {
@@ -183,16 +188,31 @@ func run[C any](env environment, service string, defaults func(instance.Paths) C
 	}
 	if env.rights != nil {
 		if err := p.Phase("privileges", func() (err error) {
-			if p.confined, err = env.rights.take(logger); err != nil || !p.confined {
-				return err
-			}
-			return p.restrictCalls(&cfg.Service)
+			p.confined, err = env.rights.take(logger)
+			return err
 		}); err != nil {
 			logger.Error("start", log.Err(err))
 			return ExitFailed
 		}
 	}
-	if o, ok := any(&cfg.Service).(OneShot); !ok || !o.OneShot() {
+	o, ok := any(&cfg.Service).(OneShot)
+	serves := !ok || !o.OneShot()
+	if serves && !cfg.Process.Health.off() {
+		// Before the filter of system calls: no later socket needs the internet.
+		l, err := health.Listen(cfg.Process.Health.Address)
+		if err != nil {
+			logger.Error("start", log.Err(err))
+			return ExitFailed
+		}
+		defer health.Serve(l, p.notReady, logger)()
+	}
+	if p.confined {
+		if err := p.Phase("restrict system calls", func() error { return p.restrictCalls(&cfg.Service) }); err != nil {
+			logger.Error("start", log.Err(err))
+			return ExitFailed
+		}
+	}
+	if serves {
 		stopMetrics, err := p.serveMetrics()
 		if err != nil {
 			logger.Error("start", log.Err(err))
@@ -268,6 +288,7 @@ func (p *Process) registerMetrics() error {
 // Phase runs one step of the start, and logs and counts how long it took. Its
 // error says which phase it was.
 func (p *Process) Phase(name string, f func() error) error {
+	p.Waiting("starting: " + name)
 	began := time.Now()
 	err := f()
 	took := time.Since(began)
@@ -287,6 +308,21 @@ func Phase[T any](p *Process, name string, f func() (T, error)) (T, error) {
 		return err
 	})
 	return v, err
+}
+
+// Waiting says what the process needs before its server serves. /readyz answers
+// with it until then, and again whenever the server stops serving.
+func (p *Process) Waiting(what string) { p.waiting.Store(&what) }
+
+// notReady says why the process does not serve, nil if it does.
+func (p *Process) notReady() error {
+	if s := p.server.Load(); s != nil && s.Serving() {
+		return nil
+	}
+	if what := p.waiting.Load(); what != nil {
+		return errors.New(*what)
+	}
+	return errors.New("starting")
 }
 
 // Ready notes that the start is over, and gives back the memory that only the
@@ -399,6 +435,7 @@ func (p *Process) Serve(ctx context.Context, s *rpc.Server) error {
 	}
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(l) }()
+	p.server.Store(s)
 	var cause error
 	select {
 	case err := <-served:
@@ -407,6 +444,7 @@ func (p *Process) Serve(ctx context.Context, s *rpc.Server) error {
 	case cause = <-p.failed:
 	case <-ctx.Done():
 	}
+	p.Waiting("stopping")
 	p.Log.Info("stopping", "cause", causeOf(ctx, cause))
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.Config.ShutdownTimeout)
 	defer cancel()

@@ -33,6 +33,7 @@ import (
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/rpc/client"
+	"github.com/sluice-net/sluice/kit/servicetest"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -80,6 +81,22 @@ func (o *output) messages(t *testing.T) []string {
 		all = append(all, m["msg"].(string))
 	}
 	return all
+}
+
+// logged is the log line with that message.
+func (s *started) logged(t *testing.T, msg string) map[string]any {
+	t.Helper()
+	for line := range strings.Lines(s.out.String()) {
+		var m map[string]any
+		if err := json.Unmarshal([]byte(line), &m); err != nil {
+			t.Fatal(err)
+		}
+		if m["msg"] == msg {
+			return m
+		}
+	}
+	t.Fatalf("no line %q in:\n%s", msg, s.out)
+	return nil
 }
 
 type started struct {
@@ -237,6 +254,86 @@ func TestServiceStartsServesAndStopsInOrder(t *testing.T) {
 	}
 }
 
+// TestProbesFollowTheStartTheServerAndTheEnd: the process is alive throughout,
+// and says what it does while it does not serve.
+func TestProbesFollowTheStartTheServerAndTheEnd(t *testing.T) {
+	steps, inCall, release := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	step := func() { steps <- struct{}{}; <-steps }
+	s := start(t, func(ctx context.Context, p *Process, _ own) error {
+		if err := p.Phase("open store", func() error { step(); return nil }); err != nil {
+			return err
+		}
+		srv, err := p.NewServer(options(&service{call: func(context.Context) error {
+			close(inCall)
+			<-release
+			return nil
+		}}))
+		if err != nil {
+			return err
+		}
+		p.Waiting("waiting for the sources")
+		p.Go("readiness", func(ctx context.Context) error {
+			step()
+			srv.SetAllServing(true)
+			p.Ready()
+			<-ctx.Done()
+			return nil
+		})
+		return p.Serve(ctx, srv)
+	}, "--health-address=127.0.0.1:0", "--metrics-address=off")
+	<-steps
+	address := s.logged(t, "health")["address"].(string)
+	probe := func(path string) string {
+		r, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Get("http://" + address + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Body.Close()
+		b, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fmt.Sprintf("%d %s", r.StatusCode, b)
+	}
+	wantProbes := func(when string, code int, why string) {
+		t.Helper()
+		want := fmt.Sprintf("%d %s\n", code, why)
+		servicetest.EventuallyNil(t, when, func() error {
+			if got := probe("/readyz"); got != want {
+				return fmt.Errorf("/readyz says %q, want %q", got, want)
+			}
+			return nil
+		})
+		if got := probe("/livez"); got != "200 ok\n" {
+			t.Errorf("%s: /livez says %q", when, got)
+		}
+	}
+	wantProbes("in a phase", 503, "starting: open store")
+	steps <- struct{}{}
+	<-steps
+	wantProbes("before it serves", 503, "waiting for the sources")
+	steps <- struct{}{}
+	cc, err := client.Dial(s.socket(), client.Options{WaitForReady: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cc.Close()
+	call := make(chan error, 1)
+	go func() {
+		_, err := pb.NewTestServiceClient(cc).EmptyCall(context.Background(), &pb.Empty{})
+		call <- err
+	}()
+	<-inCall
+	wantProbes("while it serves", 200, "ok")
+	s.stop()
+	wantProbes("while it stops", 503, "stopping")
+	close(release)
+	if err := <-call; err != nil {
+		t.Errorf("the running call got %v", err)
+	}
+	s.wantExit(t, ExitOK)
+}
+
 func TestFailingStartNamesThePhaseAndExitsWithOne(t *testing.T) {
 	s := start(t, func(_ context.Context, p *Process, _ own) error {
 		return p.Phase("open store", func() error { return errors.New("disk is on fire") })
@@ -249,13 +346,15 @@ func TestFailingStartNamesThePhaseAndExitsWithOne(t *testing.T) {
 
 func TestWrongConfigurationIsPrintedAndExitsWithTwo(t *testing.T) {
 	s := start(t, func(context.Context, *Process, own) error { t.Error("main ran"); return nil },
-		"--size=101", "--metrics-address=off", "--metrics-pprof", "--socket-path=relative", "--shutdown-timeout=0s")
+		"--size=101", "--metrics-address=off", "--metrics-pprof", "--socket-path=relative", "--shutdown-timeout=0s",
+		"--health-address=0.0.0.0:80")
 	s.wantExit(t, ExitUsage)
 	for _, want := range []string{
 		"sluice-demo: size: 101 is more than 100\n",
 		"sluice-demo: metrics.pprof: needs metrics.address, which is off\n",
 		"sluice-demo: socket.path: \"relative\" is not an absolute path\n",
 		"sluice-demo: shutdownTimeout: 0s is not between",
+		"sluice-demo: health.address: \"0.0.0.0:80\" is not ip:port with a loopback address, nor off\n",
 	} {
 		if !strings.Contains(s.out.String(), want) {
 			t.Errorf("missing %q in:\n%s", want, s.out)
@@ -394,16 +493,7 @@ func TestMetricsOnTCPWithPprofWhenAskedFor(t *testing.T) {
 		return p.Wait(ctx)
 	}, "--metrics-address=127.0.0.1:0", "--metrics-pprof")
 	<-running
-	var address string
-	for line := range strings.Lines(s.out.String()) {
-		var m struct{ Msg, Address string }
-		if err := json.Unmarshal([]byte(line), &m); err != nil {
-			t.Fatal(err)
-		}
-		if m.Msg == "metrics" {
-			address = m.Address
-		}
-	}
+	address := s.logged(t, "metrics")["address"].(string)
 	for _, path := range []string{"/metrics", "/debug/pprof/heap"} {
 		r, err := http.Get("http://" + address + path)
 		if err != nil {

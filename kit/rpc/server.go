@@ -214,6 +214,12 @@ func (s *Server) SetAllServing(serving bool) {
 	s.SetServing("", serving)
 }
 
+// Serving says whether the process as a whole is ready.
+func (s *Server) Serving() bool {
+	r, err := s.health.Check(context.Background(), &grpc_health_v1.HealthCheckRequest{})
+	return err == nil && r.GetStatus() == grpc_health_v1.HealthCheckResponse_SERVING
+}
+
 // Named lists the users that the table of methods names. They share root's
 // places, of methods and, by ListenOptions.Trusted, of connections.
 func (s *Server) Named() []uint32 { return slices.Clone(s.named) }

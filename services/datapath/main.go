@@ -136,6 +136,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return p.Serve(ctx, srv)
 	}
 	p.Go("policy", n.Policy.Run)
+	p.Waiting("waiting for the policy tables of sluice-policy")
 	p.Go("readiness", func(ctx context.Context) error {
 		// Calls are answered before that: a deletion needs nobody, and a creation
 		// waits by itself.

@@ -286,9 +286,16 @@ func (n *testNode) command(flags ...string) *exec.Cmd {
 }
 
 // start starts the process and waits until it serves.
-func (n *testNode) start() {
+func (n *testNode) start(flags ...string) {
 	n.t.Helper()
-	cmd := n.command()
+	n.run(flags...)
+	n.Serving()
+}
+
+// run starts the process.
+func (n *testNode) run(flags ...string) {
+	n.t.Helper()
+	cmd := n.command(flags...)
 	n.Process = servicetest.StartBy(n.whole, func(start func() error) error {
 		return in(n.home, func() error {
 			if n.launch != nil {
@@ -299,7 +306,6 @@ func (n *testNode) start() {
 	}, cmd, filepath.Join(n.dir, "run", "datapath.sock"), client.Options{})
 	n.datapath = datapathv1.NewDatapathServiceClient(n.Conn)
 	n.whole.Cleanup(n.stop)
-	n.Serving()
 }
 
 // stop asks the process to end, if there is one, which must go well.
@@ -566,6 +572,19 @@ func recordOf(t *testing.T, n *testNode) string {
 		t.Fatalf("records %v, %v", files, err)
 	}
 	return files[0].Name()
+}
+
+// TestKernelProbesSayWhatItWaitsFor: a datapath without its policy service runs,
+// and is not ready.
+func TestKernelProbesSayWhatItWaitsFor(t *testing.T) {
+	n := newNode(t)
+	away := append([]string{"--policy-mode", "required", "--services-policy", filepath.Join(n.dir, "policy.sock")},
+		servicetest.ProbeFlags...)
+	n.run(away...)
+	n.WantProbes(503, "waiting for the policy tables")
+	n.stop()
+	n.run(servicetest.ProbeFlags...)
+	n.WantProbes(200, "ok")
 }
 
 func TestKernelBadFieldIsNamedAndStatusSaysReady(t *testing.T) {

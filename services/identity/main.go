@@ -86,6 +86,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 	p.Go("allocator", alloc.Run)
 	p.Go("state", dir.Watch)
+	p.Waiting("waiting for etcd")
 	p.Go("readiness", func(ctx context.Context) error {
 		told := sync.OnceFunc(p.Ready)
 		for {

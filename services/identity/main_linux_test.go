@@ -188,6 +188,16 @@ func TestKernelHealthFollowsWhatIsKnown(t *testing.T) {
 	}
 }
 
+func TestKernelProbesFollowEtcdAtTheFirstStart(t *testing.T) {
+	b := newBench(t)
+	b.etcd.Down()
+	p := b.start(servicetest.ProbeFlags...)
+	p.WantProbes(503, "waiting for etcd")
+	b.etcd.Up()
+	b.openEtcd()
+	p.WantProbes(200, "ok")
+}
+
 func TestKernelKilledAnywhereLeavesNothingBehind(t *testing.T) {
 	b := newBench(t)
 	admin := b.etcd.Client()

@@ -264,6 +264,12 @@ func (h *history) run(n *node) error {
 	return nil
 }
 
+func TestProbesSayThatItServes(t *testing.T) {
+	n := newNode(t, servicetest.ProbeFlags...)
+	n.start()
+	n.WantProbes(200, "ok")
+}
+
 func TestKillAtAnyPointLosesNothingAndGivesNoAddressTwice(t *testing.T) {
 	for _, verb := range []string{"allocate", "confirm", "release"} {
 		for _, place := range []string{"before-commit", "after-commit"} {

@@ -78,6 +78,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		files.MaxBytes = int(cfg.Limits.Manifests)
 		p.Go("directory", files.Run)
 	}
+	p.Waiting("waiting until every source of identities and manifests is complete")
 	p.Go("readiness", func(ctx context.Context) error {
 		select {
 		case <-o.Ready():

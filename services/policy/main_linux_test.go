@@ -434,6 +434,15 @@ func TestKernelHealthWaitsForTheSources(t *testing.T) {
 	}
 }
 
+func TestKernelProbesFollowTheSources(t *testing.T) {
+	b := newBench(t)
+	socket := filepath.Join(b.Dir, "later.sock")
+	p := b.start(append([]string{"--sources-identity", socket}, servicetest.ProbeFlags...)...)
+	p.WantProbes(503, "waiting until every source")
+	serveRegistry(t, socket)
+	p.WantProbes(200, "ok")
+}
+
 func TestKernelSecondCopyOnOneStateIsRefused(t *testing.T) {
 	b := newBench(t)
 	first := b.start()

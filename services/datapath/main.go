@@ -129,7 +129,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	p.Go("kernel changes", func(ctx context.Context) error { return n.Watch(ctx, cfg.Audit.Repair) })
 	p.Go("audit", func(ctx context.Context) error { return n.AuditLoop(ctx, cfg.Audit.Interval, cfg.Audit.Repair) })
 	p.Go("replay deletions", func(ctx context.Context) error { return n.ReplayLoop(ctx, spool) })
-	p.Go("reconcile", func(ctx context.Context) error { return n.ReconcileLoop(ctx, called.ipam, called.identity) })
+	p.Go("reconcile", func(ctx context.Context) error { return n.Core.ReconcileLoop(ctx, called.ipam, called.identity) })
 	if n.Policy == nil {
 		srv.SetAllServing(true)
 		p.Ready()

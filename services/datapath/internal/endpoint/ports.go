@@ -135,6 +135,20 @@ type Identities interface {
 	Release(ctx context.Context, o workload.Owner) error
 }
 
+// Service is how a service that the core calls fares.
+type Service interface {
+	// Err is the error of the last call if the service did not answer, else nil.
+	Err() error
+}
+
+// Connection is a service whose connection is watched.
+type Connection interface {
+	Service
+	// Reconnected sends whenever a connection that was lost is there again, until
+	// ctx ends, when it closes the channel.
+	Reconnected(ctx context.Context) <-chan struct{}
+}
+
 // Records is the durable memory.
 type Records interface {
 	// Save writes or replaces the owner's record. ErrStorage if the disk is

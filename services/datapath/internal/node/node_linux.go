@@ -19,7 +19,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/log"
-	"github.com/sluice-net/sluice/services/datapath/internal/client"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/guard"
@@ -337,48 +336,6 @@ func (n *Node) every(ctx context.Context, interval time.Duration, work string, f
 func (n *Node) Audit(ctx context.Context, repair bool) error {
 	err := n.Core.Audit(ctx, repair, func(f endpoint.Finding) error { n.report(f); return nil })
 	return errors.Join(err, n.updateWarnings())
-}
-
-// reconcileRetry is the pause after a comparison with ipam that failed.
-const reconcileRetry = time.Second
-
-// ReconcileLoop compares ipam's allocations, and the identities, with the
-// records once the services answer, and again whenever one was away: it may
-// have lost something. It returns when ctx ends.
-func (n *Node) ReconcileLoop(ctx context.Context, ipam *client.IPAM, identity *client.Identity) error {
-	leases, identities := true, true
-	ctx, cancel := context.WithCancel(ctx)
-	reconnected := ipam.Reconnected(ctx)
-	defer func() {
-		cancel()
-		for range reconnected { //nolint:revive // it ends with its goroutine
-		}
-	}()
-	for {
-		if leases {
-			released, err := n.Core.Reconcile(ctx)
-			leases = err != nil
-			if released > 0 {
-				n.log.Info("reconciled with ipam", "released", released)
-			}
-		}
-		if identities {
-			_, err := n.Core.Refresh(ctx)
-			identities = err != nil
-		}
-		t := time.NewTimer(reconcileRetry)
-		select {
-		case <-ctx.Done():
-			t.Stop()
-			return ctx.Err()
-		case _, ok := <-reconnected:
-			t.Stop()
-			leases = leases || ok
-		case <-t.C:
-		}
-		leases = leases || ipam.Err() != nil
-		identities = identities || identity.Err() != nil || n.Core.RefreshDue()
-	}
 }
 
 // Watch looks at once at what the kernel says has changed, until ctx ends.

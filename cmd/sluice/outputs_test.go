@@ -33,8 +33,8 @@ func TestOutputsAreThoseListed(t *testing.T) {
 	n.Flows = []*datapathv1.Flow{{
 		Type: datapathv1.FlowType_FLOW_TYPE_CONNECTION_CLOSED, Time: timestamppb.New(time.Unix(1e9, 0)),
 		Verdict:   datapathv1.Verdict_VERDICT_FORWARDED,
-		Direction: netv1.Direction_DIRECTION_INGRESS, SourceAddress: []byte{10, 244, 0, 2},
-		DestinationAddress: []byte{10, 244, 0, 3},
+		Direction: netv1.Direction_DIRECTION_INGRESS, SourceAddress: "10.244.0.2",
+		DestinationAddress: "10.244.0.3",
 		SourcePort:         4000, DestinationPort: 80, Protocol: 6, TcpFlags: 0x12, SourceIdentity: 300,
 		SourceLabels: []*workloadv1.Label{nodetest.Label("app", "web")}, Reply: true,
 		Ingress: &datapathv1.SideVerdict{

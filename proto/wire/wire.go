@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package wire writes the words of module model as messages of
-// sluice.workload.v1, and reads them, for the servers and clients of all
+// Package wire writes addresses as text and the words of module model as messages
+// of sluice.workload.v1, and reads them, for the servers and clients of all
 // processes. It decides nothing.
 package wire
 
 import (
+	"fmt"
 	"math"
+	"net/netip"
 
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
@@ -36,6 +38,38 @@ func Pod(p workload.PodReference) *workloadv1.PodReference {
 // PodOf reads a message; nil is no pod.
 func PodOf(p *workloadv1.PodReference) workload.PodReference {
 	return workload.PodReference{Namespace: p.GetNamespace(), Name: p.GetName(), UID: p.GetUid()}
+}
+
+// Address is an address as the API spells it; empty for the zero Addr.
+func Address(a netip.Addr) string {
+	if !a.IsValid() {
+		return ""
+	}
+	return a.String()
+}
+
+// Addresses are addresses as the API spells them, in their order.
+func Addresses(all []netip.Addr) []string {
+	var out []string
+	for _, a := range all {
+		out = append(out, a.String())
+	}
+	return out
+}
+
+// AddressOf reads an address. It refuses what is none in the API: a zone, and
+// an IPv4 address in IPv6 form.
+func AddressOf(text string) (netip.Addr, error) {
+	a, err := netip.ParseAddr(text)
+	switch {
+	case err != nil:
+		return netip.Addr{}, fmt.Errorf("%q is no address", text)
+	case a.Zone() != "":
+		return netip.Addr{}, fmt.Errorf("%q has a zone", text)
+	case a.Is4In6():
+		return netip.Addr{}, fmt.Errorf("%q is an IPv4 address in IPv6 form; write %s", text, a.Unmap())
+	}
+	return a, nil
 }
 
 // Labels are labels as messages, in their order.

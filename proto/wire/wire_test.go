@@ -33,3 +33,15 @@ func TestPortBeyondTheRangeIsNone(t *testing.T) {
 		t.Errorf("port %d, want 0", got[0].Port)
 	}
 }
+
+func TestAddressesHaveOneSpelling(t *testing.T) {
+	for text, want := range map[string]string{
+		"10.244.0.7": "10.244.0.7", "FD00:244:0::7": "fd00:244::7", "::": "::",
+		"": "", "10.244.0": "", "10.244.0.7/32": "", "fe80::1%eth0": "", "::ffff:10.244.0.7": "", "010.0.0.1": "",
+	} {
+		a, err := AddressOf(text)
+		if got := Address(a); got != want || (err == nil) != (want != "") {
+			t.Errorf("%q is read as %q, %v, want %q", text, got, err, want)
+		}
+	}
+}

@@ -426,7 +426,7 @@ func TestKernelAddExchangesAddressesOfALiveEndpoint(t *testing.T) {
 		})
 		wantCode(t, add(n, ns), 0)
 		wantHeld(t, n, 1, 1)
-		if a := n.Request("c1/eth0").GetAddresses()[0]; !bytes.Equal(a, []byte{10, 244, 0, 5}) {
+		if a := n.Request("c1/eth0").GetAddresses()[0]; a != "10.244.0.5" {
 			t.Errorf("the endpoint has %v, want the fourth address, 10.244.0.5", a)
 		}
 		if got := calls(n, "Release"); got != 3 {

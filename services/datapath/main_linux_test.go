@@ -117,7 +117,7 @@ func (s *fakeServices) ListAllocations(_ *ipamv1.ListAllocationsRequest, stream 
 
 func (s *fakeServices) ListPools(context.Context, *ipamv1.ListPoolsRequest) (*ipamv1.ListPoolsResponse, error) {
 	return &ipamv1.ListPoolsResponse{Pools: []*ipamv1.Pool{
-		{Cidr: "10.98.0.0/24", Gateway: "10.98.0.1"}, {Cidr: "fd00:98::/64", Gateway: "fd00:98::1"},
+		{Prefix: "10.98.0.0/24", Gateway: "10.98.0.1"}, {Prefix: "fd00:98::/64", Gateway: "fd00:98::1"},
 	}}, nil
 }
 
@@ -347,7 +347,7 @@ func (n *testNode) request(name string, last byte, ns string) *datapathv1.Create
 	return &datapathv1.CreateEndpointRequest{
 		Owner:            &workloadv1.Owner{ContainerId: name, InterfaceName: "eth0"},
 		NetworkNamespace: ns,
-		Addresses:        [][]byte{{10, 98, 0, last}, a6[:]},
+		Addresses:        []string{netip.AddrFrom4([4]byte{10, 98, 0, last}).String(), netip.AddrFrom16(a6).String()},
 	}
 }
 
@@ -610,7 +610,7 @@ func TestKernelEveryCallTellsTheSameAboutAnEndpoint(t *testing.T) {
 	r := n.request("a", 2, n.pod())
 	r.Labels = []*workloadv1.Label{{Source: "cni", Key: "app", Value: "web"}}
 	r.NamedPorts = []*workloadv1.NamedPort{{Name: "http", Port: 80, Protocol: netv1.Protocol_PROTOCOL_TCP}}
-	r.Mac = []byte{2, 0, 0, 0, 0, 9}
+	r.Mac = "02:00:00:00:00:09"
 	r.Manager, r.Network, r.Pod = "test", "net", &workloadv1.PodReference{Namespace: "shop", Name: "web-0", Uid: "1"}
 
 	validated, err := n.datapath.CreateEndpoint(ctx, &datapathv1.CreateEndpointRequest{
@@ -668,7 +668,7 @@ func TestKernelEveryCallTellsTheSameAboutAnEndpoint(t *testing.T) {
 	if err != nil || len(check.GetDifferences()) != 0 {
 		t.Errorf("checked %v, %v", check, err)
 	}
-	check, err = n.datapath.CheckEndpoint(ctx, &datapathv1.CheckEndpointRequest{Owner: r.GetOwner(), Addresses: [][]byte{{10, 98, 0, 77}}})
+	check, err = n.datapath.CheckEndpoint(ctx, &datapathv1.CheckEndpointRequest{Owner: r.GetOwner(), Addresses: []string{"10.98.0.77"}})
 	if err != nil || len(check.GetDifferences()) != 1 || check.GetDifferences()[0].GetSubject() != "addresses" {
 		t.Errorf("checked with another address %v, %v", check, err)
 	}

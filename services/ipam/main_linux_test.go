@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -178,8 +177,8 @@ func owner(id string) *workloadv1.Owner {
 	return &workloadv1.Owner{ContainerId: id, InterfaceName: "eth0"}
 }
 
-func list(a *ipamv1.Allocation) [][]byte {
-	var out [][]byte
+func list(a *ipamv1.Allocation) []string {
+	var out []string
 	for _, x := range a.GetAddresses() {
 		out = append(out, x.GetAddress())
 	}
@@ -187,12 +186,7 @@ func list(a *ipamv1.Allocation) [][]byte {
 }
 
 func show(a *ipamv1.Allocation) string {
-	var out []string
-	for _, b := range list(a) {
-		addr, _ := netip.AddrFromSlice(b)
-		out = append(out, addr.String())
-	}
-	return strings.Join(out, " ") + " " + strings.TrimPrefix(a.GetState().String(), "ALLOCATION_STATE_")
+	return strings.Join(list(a), " ") + " " + strings.TrimPrefix(a.GetState().String(), "ALLOCATION_STATE_")
 }
 
 func (n *node) all() map[string]string {
@@ -338,12 +332,12 @@ func TestKillWhileALeaseExpiresFreesItOnce(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if _, err := n.ipam.ConfirmAllocation(t.Context(), &ipamv1.ConfirmAllocationRequest{Owner: owner("kept"), Addresses: [][]byte{{10, 0, 0, 2}}}); err != nil {
+			if _, err := n.ipam.ConfirmAllocation(t.Context(), &ipamv1.ConfirmAllocationRequest{Owner: owner("kept"), Addresses: []string{"10.0.0.2"}}); err != nil {
 				t.Fatal(err)
 			}
 			n.dead()
 			n.start()
-			if _, err := n.ipam.ConfirmAllocation(t.Context(), &ipamv1.ConfirmAllocationRequest{Owner: owner("left"), Addresses: [][]byte{{10, 0, 0, 3}}}); status.Code(err) != codes.NotFound {
+			if _, err := n.ipam.ConfirmAllocation(t.Context(), &ipamv1.ConfirmAllocationRequest{Owner: owner("left"), Addresses: []string{"10.0.0.3"}}); status.Code(err) != codes.NotFound {
 				t.Errorf("Confirm of an expired lease: %v, want NOT_FOUND", err)
 			}
 			if got := n.all(); len(got) != 1 || got["kept"] != "10.0.0.2 CONFIRMED" {

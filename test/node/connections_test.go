@@ -168,8 +168,8 @@ func TestKernelForgedTunnelPacketsAreDropped(t *testing.T) {
 	n := newNode(t)
 	client := n.addPods(t, "client")[0]
 	flows := n.observe(t, &datapathv1.ObserveRequest{Reasons: []string{"tunnel-port"}})
-	for _, raw := range n.datapathStatus(t).GetNodeAddresses() {
-		address, _ := netip.AddrFromSlice(raw)
+	for _, text := range n.datapathStatus(t).GetNodeAddresses() {
+		address := netip.MustParseAddr(text)
 		const vxlan = 4789
 		mark := flows.mark()
 		sender, err := client.ListenPacket(netip.AddrPortFrom(netip.IPv6Unspecified(), 0))

@@ -6,7 +6,6 @@ package node
 import (
 	"bytes"
 	"context"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -161,7 +160,7 @@ func TestKernelOneErrorIsTheSameEverywhere(t *testing.T) {
 
 	var addresses []string
 	for _, a := range lease.GetAllocation().GetAddresses() {
-		addresses = append(addresses, base64.StdEncoding.EncodeToString(a.GetAddress()))
+		addresses = append(addresses, a.GetAddress())
 	}
 	wantAll(t, "grpcurl of the datapath", n.grpcurl(t, devnode.Datapath,
 		"sluice.datapath.v1.DatapathService/CreateEndpoint", map[string]any{

@@ -318,7 +318,7 @@ func (n *testNode) holdings(ctx context.Context) ([]string, error) {
 	}
 	for _, a := range allocationList {
 		for _, address := range a.GetAllocation().GetAddresses() {
-			ip, _ := netip.AddrFromSlice(address.GetAddress())
+			ip := netip.MustParseAddr(address.GetAddress())
 			held = append(held, fmt.Sprintf("address %s of %s", ip, a.GetAllocation().GetOwner().GetContainerId()))
 		}
 	}

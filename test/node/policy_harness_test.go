@@ -218,8 +218,8 @@ func sameFamily(p pod.Pod, other netip.Addr) (netip.Addr, bool) {
 }
 
 func isFlow(f *datapathv1.Flow, source, destination netip.Addr, port uint16) bool {
-	from, _ := netip.AddrFromSlice(f.GetSourceAddress())
-	to, _ := netip.AddrFromSlice(f.GetDestinationAddress())
+	from, _ := netip.ParseAddr(f.GetSourceAddress())
+	to, _ := netip.ParseAddr(f.GetDestinationAddress())
 	return from == source && to == destination && f.GetDestinationPort() == uint32(port)
 }
 

@@ -105,15 +105,15 @@ type device struct {
 
 func shown(e *datapathv1.Endpoint) endpoint {
 	dev := func(d *datapathv1.Interface) device {
-		return device{Name: d.GetName(), Index: d.GetIndex(), MAC: workload.MACText(d.GetMac())}
+		return device{Name: d.GetName(), Index: d.GetIndex(), MAC: d.GetMac()}
 	}
 	shown := endpoint{
 		Owner: workload.OwnerOf(e.GetOwner()), Manager: e.GetManager(), Network: e.GetNetwork(), Slot: e.GetSlot(),
 		State: output.Enum(e.GetState(), "ENDPOINT_STATE_"), Identity: e.GetIdentity(),
-		Labels: workload.LabelTexts(e.GetLabels()), Addresses: workload.AddressTexts(e.GetAddresses()),
-		Gateways: workload.AddressTexts(e.GetGateways()),
+		Labels: workload.LabelTexts(e.GetLabels()), Addresses: e.GetAddresses(),
+		Gateways: e.GetGateways(),
 		Host:     dev(e.GetHostInterface()), Container: dev(e.GetContainerInterface()),
-		SourceRouted: workload.AddressTexts(e.GetSourceRouted()),
+		SourceRouted: e.GetSourceRouted(),
 		Namespace:    e.GetNetworkNamespace(), MTU: e.GetMtu(), Created: output.When(e.GetCreateTime()),
 	}
 	if p := e.GetPod(); p != nil {

@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -110,13 +111,13 @@ type explanation struct {
 }
 
 type explainedPeer struct {
-	Identity     uint32          `json:"identity"`
-	Known        bool            `json:"known"`
-	NodeClass    uint32          `json:"nodeClass"`
-	Owner        *workload.Owner `json:"owner,omitempty"`
-	Slot         uint32          `json:"slot"`
-	IPCacheEntry string          `json:"ipcacheEntry,omitempty"`
-	Labels       []string        `json:"labels,omitempty"`
+	Identity      uint32          `json:"identity"`
+	Known         bool            `json:"known"`
+	NodeClass     uint32          `json:"nodeClass"`
+	Owner         *workload.Owner `json:"owner,omitempty"`
+	Slot          uint32          `json:"slot"`
+	IPCachePrefix string          `json:"ipcachePrefix,omitempty"`
+	Labels        []string        `json:"labels,omitempty"`
 }
 
 type explainedSide struct {
@@ -124,7 +125,7 @@ type explainedSide struct {
 	IdentityClass uint32       `json:"identityClass"`
 	IdentityRow   bool         `json:"identityRow"`
 	AddressClass  uint32       `json:"addressClass"`
-	AddressBlock  string       `json:"addressBlock,omitempty"`
+	AddressPrefix string       `json:"addressPrefix,omitempty"`
 }
 
 type trackedConnection struct {
@@ -138,10 +139,15 @@ type trackedConnection struct {
 	IngressRule uint32     `json:"ingressRule,omitempty"`
 }
 
+// endText is one end of a connection, "10.244.0.2:80".
+func endText(address string, port uint32) string {
+	return net.JoinHostPort(address, strconv.FormatUint(uint64(port), 10))
+}
+
 func explainedPeerOf(p *datapathv1.ExplainedPeer) explainedPeer {
 	shown := explainedPeer{
 		Identity: p.GetIdentity(), Known: p.GetKnown(), NodeClass: p.GetNodeClass(), Slot: p.GetSlot(),
-		IPCacheEntry: p.GetIpcacheEntry(), Labels: workload.LabelTextsInOrder(p.GetLabels()),
+		IPCachePrefix: p.GetIpcachePrefix(), Labels: workload.LabelTextsInOrder(p.GetLabels()),
 	}
 	if p.GetOwner() != nil {
 		o := workload.OwnerOf(p.GetOwner())
@@ -156,7 +162,7 @@ func explainedSideOf(s *datapathv1.ExplainedSide) *explainedSide {
 	}
 	shown := &explainedSide{
 		IdentityClass: s.GetIdentityClass(), IdentityRow: s.GetIdentityRow(),
-		AddressClass: s.GetAddressClass(), AddressBlock: s.GetAddressBlock(),
+		AddressClass: s.GetAddressClass(), AddressPrefix: s.GetAddressPrefix(),
 	}
 	if v := verdict.SideOf(s.GetVerdict()); v != nil {
 		shown.Verdict = *v
@@ -175,7 +181,7 @@ func run(ctx context.Context, inv *invocation.Invocation, conn peer.Connection) 
 	ctx, cancel := context.WithTimeout(ctx, inv.Timeout)
 	defer cancel()
 	r, err := datapathv1.NewObserverServiceClient(dial).Explain(ctx, &datapathv1.ExplainRequest{
-		SourceAddress: from.AsSlice(), DestinationAddress: to.AsSlice(), Protocol: netv1.Protocol(conn.Protocol),
+		SourceAddress: from.String(), DestinationAddress: to.String(), Protocol: netv1.Protocol(conn.Protocol),
 		SourcePort: conn.SourcePort, DestinationPort: conn.Port,
 	})
 	if err != nil {
@@ -189,7 +195,8 @@ func run(ctx context.Context, inv *invocation.Invocation, conn peer.Connection) 
 	}
 	if t := r.GetConnection(); t != nil {
 		x.Connection = &trackedConnection{
-			Initiator: t.GetInitiator(), Responder: t.GetResponder(), Protocol: ports.ProtocolText(uint32(t.GetProtocol())),
+			Initiator: endText(t.GetInitiatorAddress(), t.GetInitiatorPort()),
+			Responder: endText(t.GetResponderAddress(), t.GetResponderPort()), Protocol: ports.ProtocolText(uint32(t.GetProtocol())),
 			State: t.GetState(), LastSeen: output.When(t.GetLastSeen()),
 			Current: t.GetCurrent(), EgressRule: t.GetEgressRule(), IngressRule: t.GetIngressRule(),
 		}
@@ -217,7 +224,7 @@ func (x explanation) lines(w io.Writer, service string, sourcePort uint32) {
 		if !end.peer.Known {
 			class = "not known"
 		}
-		output.Row(w, end.name, pod, end.peer.Identity, class, end.peer.IPCacheEntry, workload.Text(end.peer.Labels))
+		output.Row(w, end.name, pod, end.peer.Identity, class, end.peer.IPCachePrefix, workload.Text(end.peer.Labels))
 	}
 	x.Egress.lines(w, "Egress, what the sender's policy says")
 	x.Ingress.lines(w, "Ingress, what the receiver's policy says")
@@ -267,12 +274,12 @@ func (s *explainedSide) lines(w io.Writer, title string) {
 		from = "by a row of the table"
 	}
 	output.Row(w, "  class by identity", fmt.Sprintf("%d, %s", s.IdentityClass, from))
-	if s.AddressBlock != "" || s.AddressClass != 0 {
-		block := "in no block"
-		if s.AddressBlock != "" {
-			block = "in " + s.AddressBlock
+	if s.AddressPrefix != "" || s.AddressClass != 0 {
+		prefix := "in no prefix"
+		if s.AddressPrefix != "" {
+			prefix = "in " + s.AddressPrefix
 		}
-		output.Row(w, "  class by address", fmt.Sprintf("%d, %s", s.AddressClass, block))
+		output.Row(w, "  class by address", fmt.Sprintf("%d, %s", s.AddressClass, prefix))
 	}
 	output.Row(w, "  rule", ruleNumber(s.Verdict.Rule))
 }

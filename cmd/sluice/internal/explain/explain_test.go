@@ -9,13 +9,12 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/nodetest"
-	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
 )
 
 func TestExplainShowsEveryStepOfTheKernel(t *testing.T) {
 	n := nodetest.New(t, Command)
 	out, _ := n.Want(t, 0, "explain", "--from", "0123", "--to", "10.244.0.3", "--port", "80/tcp", "--source-port", "4000")
-	if r := n.Judged; workload.AddressText(r.GetSourceAddress()) != "10.244.0.2" || r.GetProtocol() != 6 ||
+	if r := n.Judged; r.GetSourceAddress() != "10.244.0.2" || r.GetProtocol() != 6 ||
 		r.GetSourcePort() != 4000 || r.GetDestinationPort() != 80 {
 		t.Errorf("asked %v", r)
 	}

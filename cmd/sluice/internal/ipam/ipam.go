@@ -47,7 +47,7 @@ type Pool struct {
 // PoolOf shows a pool of the service.
 func PoolOf(p *ipamv1.Pool) Pool {
 	return Pool{
-		CIDR: p.GetCidr(), Gateway: p.GetGateway(), Size: p.GetSize(), Reserved: p.GetReserved(),
+		CIDR: p.GetPrefix(), Gateway: p.GetGateway(), Size: p.GetSize(), Reserved: p.GetReserved(),
 		Leased: p.GetLeased(), Confirmed: p.GetConfirmed(), Resting: p.GetResting(), Free: p.GetFree(),
 	}
 }
@@ -102,7 +102,7 @@ func printAllocations(ctx context.Context, inv *invocation.Invocation) error {
 			Expires: output.When(a.GetLeaseExpireTime()),
 		}
 		for _, address := range a.GetAddresses() {
-			shown.Addresses = append(shown.Addresses, workload.AddressText(address.GetAddress()))
+			shown.Addresses = append(shown.Addresses, address.GetAddress())
 		}
 		all = append(all, shown)
 	}); err != nil {

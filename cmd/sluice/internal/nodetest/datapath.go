@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -17,7 +16,6 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/verdict"
-	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
@@ -26,17 +24,17 @@ import (
 
 func (f *observer) Explain(_ context.Context, r *datapathv1.ExplainRequest) (*datapathv1.ExplainResponse, error) {
 	f.node.Judged = r
-	if workload.AddressText(r.GetDestinationAddress()) == "192.0.2.1" {
+	if r.GetDestinationAddress() == "192.0.2.1" {
 		return nil, status.Error(codes.NotFound, "neither address belongs to an endpoint of this node")
 	}
 	return &datapathv1.ExplainResponse{
 		Verdict: datapathv1.Verdict_VERDICT_DROPPED, Reason: "policy-denied",
 		Source: &datapathv1.ExplainedPeer{
 			Identity: 300, Known: true, NodeClass: 4,
-			Owner: &workloadv1.Owner{ContainerId: LongID, InterfaceName: "eth0"}, Slot: 1, IpcacheEntry: "10.244.0.2/32",
+			Owner: &workloadv1.Owner{ContainerId: LongID, InterfaceName: "eth0"}, Slot: 1, IpcachePrefix: "10.244.0.2/32",
 			Labels: []*workloadv1.Label{Label("app", "web\a")},
 		},
-		Destination: &datapathv1.ExplainedPeer{Identity: 301, IpcacheEntry: "10.244.0.3/32"},
+		Destination: &datapathv1.ExplainedPeer{Identity: 301, IpcachePrefix: "10.244.0.3/32"},
 		Egress: &datapathv1.ExplainedSide{Verdict: &datapathv1.SideVerdict{
 			Verdict: datapathv1.Verdict_VERDICT_FORWARDED,
 			Table:   verdict.TableAllow, DecidedBy: "no-table",
@@ -46,10 +44,10 @@ func (f *observer) Explain(_ context.Context, r *datapathv1.ExplainRequest) (*da
 				Verdict: datapathv1.Verdict_VERDICT_DROPPED, Table: 17, Rule: 2,
 				Generation: 9, Revision: 6, DecidedBy: "rule", RuleSources: []string{"NetworkPolicy shop/db"},
 			},
-			IdentityClass: 3, IdentityRow: true, AddressClass: 1, AddressBlock: "10.244.0.0/24",
+			IdentityClass: 3, IdentityRow: true, AddressClass: 1, AddressPrefix: "10.244.0.0/24",
 		},
 		Connection: &datapathv1.Connection{
-			Initiator: "10.244.0.2:4000", Responder: "10.244.0.3:80", Protocol: 6,
+			InitiatorAddress: "10.244.0.2", InitiatorPort: 4000, ResponderAddress: "10.244.0.3", ResponderPort: 80, Protocol: 6,
 			State: []string{"established"}, LastSeen: timestamppb.New(time.Now().Add(-3 * time.Second)), IngressRule: 1,
 		},
 	}, nil
@@ -104,9 +102,9 @@ func (*datapath) ListEndpoints(_ *datapathv1.ListEndpointsRequest,
 			State:    datapathv1.EndpointState_ENDPOINT_STATE_READY,
 			Identity: 300, Labels: []*workloadv1.Label{Label("app", "web\x1b]0;x\a")}, Mtu: 1500,
 			NetworkNamespace:   "/run/netns/x",
-			Addresses:          [][]byte{{10, 244, 0, byte(i + 2)}, netip.MustParseAddr("fd00:244::2").AsSlice()},
-			HostInterface:      &datapathv1.Interface{Name: "sl0", Index: 7, Mac: []byte{2, 0, 0, 0, 0, 1}},
-			ContainerInterface: &datapathv1.Interface{Name: "eth0", Index: 2, Mac: []byte{2, 0, 0, 0, 0, 2}},
+			Addresses:          []string{fmt.Sprintf("10.244.0.%d", i+2), "fd00:244::2"},
+			HostInterface:      &datapathv1.Interface{Name: "sl0", Index: 7, Mac: "02:00:00:00:00:01"},
+			ContainerInterface: &datapathv1.Interface{Name: "eth0", Index: 2, Mac: "02:00:00:00:00:02"},
 			NamedPorts:         []*workloadv1.NamedPort{{Name: "http", Port: 80, Protocol: netv1.Protocol_PROTOCOL_TCP}},
 			Policy: &datapathv1.EndpointPolicy{
 				Revision: 6, EgressTable: verdict.TableAllow, IngressTable: 17,
@@ -124,7 +122,7 @@ func (f *datapath) GetStatus(context.Context, *datapathv1.GetStatusRequest) (*da
 	r := &datapathv1.GetStatusResponse{
 		Service: serviceStatus(), AddReady: f.node.AddReady, KnownAddReady: f.node.KnownReady,
 		PolicyMode: f.node.PolicyMode, KernelRelease: "6.18",
-		NodeAddresses: [][]byte{{10, 244, 0, 1}}, PodCidrs: []string{"10.244.0.0/24", "fd00:244::/64"}, PolicyRevision: 5,
+		NodeAddresses: []string{"10.244.0.1"}, PodPrefixes: []string{"10.244.0.0/24", "fd00:244::/64"}, PolicyRevision: 5,
 		PolicyRefusals: []string{"identity 300: no room"},
 		Warnings:       []string{"a/eth0: tcx program sl1 egress: expected nothing, found passes, program 113"},
 		Connections:    &datapathv1.ConnectionCounts{Live: 7, Created: 9, Revoked: 1, Expired: 1},
@@ -172,10 +170,10 @@ func (f *observer) Observe(r *datapathv1.ObserveRequest,
 		{Event: &datapathv1.ObserveResponse_Flow{Flow: &datapathv1.Flow{
 			Time: timestamppb.New(time.Unix(1e9, 0)), Verdict: datapathv1.Verdict_VERDICT_DROPPED, Reason: "spoofed-ip",
 			Direction: netv1.Direction_DIRECTION_EGRESS,
-			Owner:     &workloadv1.Owner{ContainerId: LongID, InterfaceName: "eth0"}, SourceAddress: []byte{198, 51, 100, 7},
-			DestinationAddress: []byte{10, 244, 0, 2},
+			Owner:     &workloadv1.Owner{ContainerId: LongID, InterfaceName: "eth0"}, SourceAddress: "198.51.100.7",
+			DestinationAddress: "10.244.0.2",
 			Protocol:           17, SourcePort: 1234, DestinationPort: 53, SourceIdentity: 300, Length: 60,
-			SourceMac: []byte{2, 0, 0, 0, 0, 2}, Ethertype: 0x800,
+			SourceMac: "02:00:00:00:00:02", Ethertype: 0x800,
 		}}},
 		{Event: &datapathv1.ObserveResponse_Lost{Lost: &datapathv1.LostEvents{Source: datapathv1.LossSource_LOSS_SOURCE_KERNEL, Count: 12}}},
 	} {

@@ -21,8 +21,8 @@ type ipam struct {
 
 func (*ipam) pools() []*ipamv1.Pool {
 	return []*ipamv1.Pool{
-		{Cidr: "10.244.0.0/24", Gateway: "10.244.0.1", Size: 256, Reserved: 3, Confirmed: 2, Free: 251},
-		{Cidr: "fd00:244::/64", Gateway: "fd00:244::1", Size: 1<<64 - 1, Reserved: 2, Confirmed: 2, Free: 1<<64 - 5},
+		{Prefix: "10.244.0.0/24", Gateway: "10.244.0.1", Size: 256, Reserved: 3, Confirmed: 2, Free: 251},
+		{Prefix: "fd00:244::/64", Gateway: "fd00:244::1", Size: 1<<64 - 1, Reserved: 2, Confirmed: 2, Free: 1<<64 - 5},
 	}
 }
 
@@ -35,7 +35,7 @@ func (*ipam) ListAllocations(_ *ipamv1.ListAllocationsRequest,
 ) error {
 	return s.Send(&ipamv1.ListAllocationsResponse{Allocation: &ipamv1.Allocation{
 		Owner:           &workloadv1.Owner{ContainerId: LongID, InterfaceName: "eth0"},
-		Addresses:       []*ipamv1.Address{{Address: []byte{10, 244, 0, 2}}},
+		Addresses:       []*ipamv1.Address{{Address: "10.244.0.2"}},
 		State:           ipamv1.AllocationState_ALLOCATION_STATE_LEASED,
 		LeaseExpireTime: timestamppb.New(time.Now().Add(time.Minute)),
 	}})

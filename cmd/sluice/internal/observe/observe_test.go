@@ -24,8 +24,8 @@ func TestObserveShowsVerdictsWithTheirRules(t *testing.T) {
 	n.Flows = []*datapathv1.Flow{{
 		Type: datapathv1.FlowType_FLOW_TYPE_DROP, Time: timestamppb.New(time.Unix(1e9, 0)),
 		Verdict: datapathv1.Verdict_VERDICT_DROPPED, Reason: "policy-denied",
-		Direction: netv1.Direction_DIRECTION_INGRESS, SourceAddress: []byte{10, 244, 0, 2},
-		DestinationAddress: []byte{10, 244, 0, 3}, Protocol: 6, SourcePort: 4000, DestinationPort: 80,
+		Direction: netv1.Direction_DIRECTION_INGRESS, SourceAddress: "10.244.0.2",
+		DestinationAddress: "10.244.0.3", Protocol: 6, SourcePort: 4000, DestinationPort: 80,
 		SourceIdentity: 300, DestinationIdentity: 301, SourceLabels: []*workloadv1.Label{nodetest.Label("app", "client")}, TcpFlags: 2, Length: 74,
 		Egress: &datapathv1.SideVerdict{
 			Verdict: datapathv1.Verdict_VERDICT_FORWARDED, Table: verdict.TableAllow,

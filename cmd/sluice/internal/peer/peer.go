@@ -19,6 +19,7 @@ import (
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+	"github.com/sluice-net/sluice/proto/wire"
 )
 
 // Forms is how a person may name one end of a connection.
@@ -72,8 +73,8 @@ func Resolve(ctx context.Context, inv *invocation.Invocation, text string) (Peer
 func (p Peer) At(e *datapathv1.Endpoint) Peer {
 	o := workload.OwnerOf(e.GetOwner())
 	p.Owner, p.Identity, p.Addresses = &o, e.GetIdentity(), nil
-	for _, b := range e.GetAddresses() {
-		if a, ok := netip.AddrFromSlice(b); ok {
+	for _, text := range e.GetAddresses() {
+		if a, err := wire.AddressOf(text); err == nil {
 			p.Addresses = append(p.Addresses, a)
 		}
 	}
@@ -89,7 +90,7 @@ func resolveAddress(ctx context.Context, inv *invocation.Invocation, p Peer) (Pe
 		return p, err
 	}
 	for _, e := range endpoints {
-		if slices.ContainsFunc(e.GetAddresses(), func(b []byte) bool { return slices.Equal(b, a.AsSlice()) }) {
+		if slices.Contains(e.GetAddresses(), a.String()) {
 			p = p.At(e)
 			p.Addresses = []netip.Addr{a}
 			return p, nil
@@ -106,11 +107,11 @@ func resolveAddress(ctx context.Context, inv *invocation.Invocation, p Peer) (Pe
 	if err != nil {
 		return p, err
 	}
-	if slices.ContainsFunc(node.GetNodeAddresses(), func(b []byte) bool { return slices.Equal(b, a.AsSlice()) }) {
+	if slices.Contains(node.GetNodeAddresses(), a.String()) {
 		p.Identity = uint32(identity.Host)
 		return p, nil
 	}
-	for _, text := range node.GetPodCidrs() {
+	for _, text := range node.GetPodPrefixes() {
 		if cidr, err := netip.ParsePrefix(text); err == nil && cidr.Contains(a) {
 			p.Identity = uint32(identity.UnknownInCluster)
 		}

@@ -6,6 +6,7 @@ package policy
 import (
 	"bytes"
 	"encoding/json"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -21,7 +22,6 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/policykind"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/ports"
 	statuscommand "github.com/sluice-net/sluice/cmd/sluice/internal/status"
-	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
 	"github.com/sluice-net/sluice/model/identity"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
@@ -392,14 +392,14 @@ func TestPolicyExplainFindsWhoIsMeant(t *testing.T) {
 	} {
 		n.Want(t, 0, "policy", "explain", "--from", c.text, "--to", "301", "--port", "80")
 		from := n.Policy.Explained.GetFrom()
-		got := want{from.GetIdentity(), workload.AddressText(from.GetAddress()), len(from.GetLabels())}
+		got := want{from.GetIdentity(), addressText(from.GetAddress()), len(from.GetLabels())}
 		if got != c.want {
 			t.Errorf("--from %s is asked as %+v, want %+v", c.text, got, c.want)
 		}
 	}
 	n.Want(t, 0, "policy", "explain", "--from", "0123", "--to", "fd00:244::9", "--icmp", "echo")
 	r := n.Policy.Explained
-	if workload.AddressText(r.GetFrom().GetAddress()) != "fd00:244::2" || r.GetProtocol() != 58 || r.GetPort() != 128<<8 {
+	if addressText(r.GetFrom().GetAddress()) != "fd00:244::2" || r.GetProtocol() != 58 || r.GetPort() != 128<<8 {
 		t.Errorf("IPv6 is asked as %v", r)
 	}
 	n.Want(t, 0, "policy", "explain", "--from", "300", "--to", "301", "--port", "53/UDP")
@@ -598,4 +598,12 @@ func TestValidateNeedsNoService(t *testing.T) {
 		Command); code != invocation.ExitFailed {
 		t.Errorf("a program of another mind: exit code %d", code)
 	}
+}
+
+// addressText is empty for what is no address.
+func addressText(b []byte) string {
+	if a, ok := netip.AddrFromSlice(b); ok {
+		return a.String()
+	}
+	return ""
 }

@@ -17,7 +17,6 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/ipam"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
-	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
@@ -144,7 +143,7 @@ func (s *nodeStatus) askDatapath(ctx context.Context, service *serviceStatus,
 	service.about(r.GetService())
 	d := &datapathStatus{
 		AddReady: r.GetAddReady(), PolicyMode: r.GetPolicyMode(), Kernel: r.GetKernelRelease(),
-		PodCIDRs: r.GetPodCidrs(), NodeAddresses: workload.AddressTexts(r.GetNodeAddresses()),
+		PodCIDRs: r.GetPodPrefixes(), NodeAddresses: r.GetNodeAddresses(),
 		Endpoints: map[string]uint32{}, PendingReleases: r.GetPendingReleases(),
 		AttachmentRepair: r.GetAttachmentRepairs(), EventsLost: r.GetEventsLost(), Packets: []packets{},
 	}

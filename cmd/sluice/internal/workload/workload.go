@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package workload writes owners, labels and addresses of workloads as people read them.
+// Package workload writes owners and labels of workloads as people read them.
 package workload
 
 import (
 	"fmt"
-	"net"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -53,26 +51,6 @@ func LabelTextsInOrder(labels []*workloadv1.Label) []string {
 	}
 	return texts
 }
-
-// AddressTexts writes addresses of 4 or 16 bytes.
-func AddressTexts(addresses [][]byte) []string {
-	texts := make([]string, 0, len(addresses))
-	for _, b := range addresses {
-		texts = append(texts, AddressText(b))
-	}
-	return texts
-}
-
-// AddressText writes one address; anything else is empty.
-func AddressText(b []byte) string {
-	if a, ok := netip.AddrFromSlice(b); ok {
-		return a.String()
-	}
-	return ""
-}
-
-// MACText writes a hardware address.
-func MACText(b []byte) string { return net.HardwareAddr(b).String() }
 
 // The labels that say the namespace of a pod of Kubernetes: the pod's own, and
 // the one of the namespace that holds its name.

@@ -4,7 +4,6 @@
 package attachment
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -117,7 +116,7 @@ func (p *Plugin) add(ctx context.Context, stdout io.Writer) (err error) {
 		return types.NewError(types.ErrIOFailure, "write the result: "+err.Error(), "")
 	}
 	p.did("endpoint created", slog.Uint64("identity", uint64(endpoint.GetIdentity())),
-		slog.String("device", endpoint.GetHostInterface().GetName()), slog.Any("addresses", addressTexts(endpoint.GetAddresses())))
+		slog.String("device", endpoint.GetHostInterface().GetName()), slog.Any("addresses", endpoint.GetAddresses()))
 	return nil
 }
 
@@ -140,10 +139,7 @@ func (p *Plugin) notAttached() error {
 }
 
 func (p *Plugin) allocate(ctx context.Context) (*ipamv1.Allocation, error) {
-	req := &ipamv1.AllocateRequest{Owner: p.owner()}
-	for _, a := range p.in.Config.Addresses {
-		req.RequestedAddresses = append(req.RequestedAddresses, a.AsSlice())
-	}
+	req := &ipamv1.AllocateRequest{Owner: p.owner(), RequestedAddresses: wire.Addresses(p.in.Config.Addresses)}
 	resp, err := call(ctx, &p.waits, p.ipamSocket, func(ctx context.Context) (*ipamv1.AllocateResponse, error) {
 		return p.ipam.Allocate(ctx, req)
 	})
@@ -165,7 +161,7 @@ func (p *Plugin) create(ctx context.Context, path string, lease *ipamv1.Allocati
 		Manager:          workload.ManagerCNI,
 		Network:          p.in.Config.Name,
 		NetworkNamespace: path,
-		Mac:              p.in.Config.MAC,
+		Mac:              p.in.Config.MAC.String(),
 		Mtu:              p.in.Config.MTU,
 		Pod:              wire.Pod(p.in.Pod),
 		Labels:           wire.Labels(p.in.Labels),
@@ -202,7 +198,7 @@ func (p *Plugin) create(ctx context.Context, path string, lease *ipamv1.Allocati
 				return nil, lerr
 			}
 			renew = useLease(req, lease)
-			if slices.EqualFunc(refused, req.GetAddresses(), bytes.Equal) {
+			if slices.Equal(refused, req.GetAddresses()) {
 				return nil, err // there is no other; call waits before it asks again
 			}
 		}

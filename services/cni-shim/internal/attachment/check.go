@@ -67,7 +67,7 @@ func (p *Plugin) check(ctx context.Context) error {
 }
 
 // believed gives the addresses that the runtime thinks the container has.
-func (p *Plugin) believed() ([][]byte, error) {
+func (p *Plugin) believed() ([]string, error) {
 	prev := p.in.Config.PrevResult
 	index := -1
 	for i, dev := range prev.Interfaces {
@@ -78,7 +78,7 @@ func (p *Plugin) believed() ([][]byte, error) {
 	if index < 0 {
 		return nil, invocation.Field("prevResult", "it has no interface %q in %s", p.in.Owner.Interface, p.in.Netns)
 	}
-	var addresses [][]byte
+	var addresses []string
 	for i, ip := range prev.IPs {
 		if ip.Interface == nil || *ip.Interface != index {
 			continue
@@ -87,7 +87,7 @@ func (p *Plugin) believed() ([][]byte, error) {
 		if !ok {
 			return nil, invocation.Field("prevResult", "ips[%d]: not an address", i)
 		}
-		addresses = append(addresses, a.Unmap().AsSlice())
+		addresses = append(addresses, wire.Address(a.Unmap()))
 	}
 	if len(addresses) == 0 {
 		return nil, invocation.Field("prevResult", "interface %q has no address", p.in.Owner.Interface)

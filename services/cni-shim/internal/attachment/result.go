@@ -4,7 +4,6 @@
 package attachment
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"net"
@@ -15,6 +14,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	"github.com/sluice-net/sluice/proto/wire"
 )
 
 // result puts an endpoint into CNI's words, behind what the chain's earlier
@@ -49,20 +49,20 @@ func (p *Plugin) result(e *datapathv1.Endpoint) (*types100.Result, error) {
 	index := len(r.Interfaces) - 1
 
 	gateways := map[bool]netip.Addr{} // by whether it is IPv4
-	for _, b := range e.GetGateways() {
-		g, ok := netip.AddrFromSlice(b)
-		if !ok {
-			return nil, fmt.Errorf("gateways: %d bytes are not an address", len(b))
+	for _, text := range e.GetGateways() {
+		g, err := wire.AddressOf(text)
+		if err != nil {
+			return nil, fmt.Errorf("gateways: %w", err)
 		}
 		gateways[g.Is4()] = g
 	}
 	if len(e.GetAddresses()) == 0 {
 		return nil, errors.New("addresses: none")
 	}
-	for _, b := range e.GetAddresses() {
-		a, ok := netip.AddrFromSlice(b)
-		if !ok {
-			return nil, fmt.Errorf("addresses: %d bytes are not an address", len(b))
+	for _, text := range e.GetAddresses() {
+		a, err := wire.AddressOf(text)
+		if err != nil {
+			return nil, fmt.Errorf("addresses: %w", err)
 		}
 		ip := &types100.IPConfig{Interface: types100.Int(index), Address: hostNet(a)}
 		g, ok := gateways[a.Is4()]
@@ -73,7 +73,7 @@ func (p *Plugin) result(e *datapathv1.Endpoint) (*types100.Result, error) {
 		r.IPs = append(r.IPs, ip)
 
 		// What leaves by a table of the interface's own is no default route.
-		if !slices.ContainsFunc(e.GetSourceRouted(), func(s []byte) bool { return bytes.Equal(s, b) }) {
+		if !slices.Contains(e.GetSourceRouted(), text) {
 			r.Routes = append(r.Routes, &types.Route{Dst: everything(a), GW: g.AsSlice()})
 		}
 	}
@@ -84,10 +84,10 @@ func device(d *datapathv1.Interface, field string) (*types100.Interface, error) 
 	if d.GetName() == "" {
 		return nil, fmt.Errorf("%s: it has no name", field)
 	}
-	if len(d.GetMac()) != 6 {
-		return nil, fmt.Errorf("%s: %d bytes are not a MAC address", field, len(d.GetMac()))
+	if _, err := net.ParseMAC(d.GetMac()); err != nil {
+		return nil, fmt.Errorf("%s: %w", field, err)
 	}
-	return &types100.Interface{Name: d.GetName(), Mac: net.HardwareAddr(d.GetMac()).String()}, nil
+	return &types100.Interface{Name: d.GetName(), Mac: d.GetMac()}, nil
 }
 
 func hostNet(a netip.Addr) net.IPNet {
@@ -104,15 +104,4 @@ func mergeDNS(prev, own types.DNS) types.DNS {
 		return prev
 	}
 	return own
-}
-
-// addressTexts is for logs.
-func addressTexts(addresses [][]byte) []string {
-	texts := make([]string, 0, len(addresses))
-	for _, b := range addresses {
-		if a, ok := netip.AddrFromSlice(b); ok {
-			texts = append(texts, a.String())
-		}
-	}
-	return texts
 }

@@ -7,14 +7,13 @@
 package nodetest
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -257,10 +256,9 @@ func (n *Node) Allocate(_ context.Context, r *ipamv1.AllocateRequest) (*ipamv1.A
 		return &ipamv1.AllocateResponse{Allocation: proto.Clone(a).(*ipamv1.Allocation)}, nil
 	}
 	n.next++
-	v4 := netip.AddrFrom4([4]byte{10, 244, 0, byte(n.next + 1)}).AsSlice()
-	v6 := netip.MustParseAddr(fmt.Sprintf("fd00:244::%x", n.next+1)).AsSlice()
+	v4, v6 := fmt.Sprintf("10.244.0.%d", n.next+1), fmt.Sprintf("fd00:244::%x", n.next+1)
 	for _, want := range r.GetRequestedAddresses() {
-		if len(want) == 4 {
+		if strings.Contains(want, ".") {
 			v4 = want
 		} else {
 			v6 = want
@@ -317,8 +315,8 @@ func (n *Node) CreateEndpoint(_ context.Context, r *datapathv1.CreateEndpointReq
 	a.State = ipamv1.AllocationState_ALLOCATION_STATE_CONFIRMED
 	a.LeaseExpireTime = nil
 	mac := r.GetMac()
-	if len(mac) == 0 {
-		mac = []byte{0x0a, 0x58, 0x0a, 0xf4, 0, byte(len(n.endpoints) + 2)}
+	if mac == "" {
+		mac = fmt.Sprintf("0a:58:0a:f4:00:%02x", len(n.endpoints)+2)
 	}
 	mtu := r.GetMtu()
 	if mtu == 0 {
@@ -335,12 +333,12 @@ func (n *Node) CreateEndpoint(_ context.Context, r *datapathv1.CreateEndpointReq
 		Identity:           256,
 		Labels:             r.GetLabels(),
 		Addresses:          r.GetAddresses(),
-		HostInterface:      &datapathv1.Interface{Name: "sl0123456789a", Index: 6 + n.device, Mac: []byte{2, 0, 0, 0, 0, 1}},
+		HostInterface:      &datapathv1.Interface{Name: "sl0123456789a", Index: 6 + n.device, Mac: "02:00:00:00:00:01"},
 		ContainerInterface: &datapathv1.Interface{Name: r.GetOwner().GetInterfaceName(), Index: 2, Mac: mac},
 		NetworkNamespace:   r.GetNetworkNamespace(),
 		Mtu:                mtu,
 		CreateTime:         timestamppb.Now(),
-		Gateways:           [][]byte{{169, 254, 1, 1}, netip.MustParseAddr("fe80::1").AsSlice()},
+		Gateways:           []string{"169.254.1.1", "fe80::1"},
 	}
 	for _, other := range n.endpoints {
 		if other.GetNetworkNamespace() == e.GetNetworkNamespace() {
@@ -399,7 +397,7 @@ func (n *Node) CheckEndpoint(_ context.Context, r *datapathv1.CheckEndpointReque
 		found = append(found, &datapathv1.Difference{Subject: "namespace", Want: e.GetNetworkNamespace(), Have: r.GetNetworkNamespace()})
 	}
 	for i, a := range r.GetAddresses() {
-		if i >= len(e.GetAddresses()) || !bytes.Equal(a, e.GetAddresses()[i]) {
+		if i >= len(e.GetAddresses()) || a != e.GetAddresses()[i] {
 			found = append(found, &datapathv1.Difference{Subject: "address", Key: fmt.Sprint(i)})
 		}
 	}

@@ -99,24 +99,20 @@ func NewIPAM(cc grpc.ClientConnInterface) *IPAM {
 
 // Confirm implements endpoint.Leases.
 func (i *IPAM) Confirm(ctx context.Context, o workload.Owner, addrs []netip.Addr) error {
-	req := &ipamv1.ConfirmAllocationRequest{Owner: wire.Owner(o)}
-	for _, a := range addrs {
-		req.Addresses = append(req.Addresses, a.AsSlice())
-	}
+	req := &ipamv1.ConfirmAllocationRequest{Owner: wire.Owner(o), Addresses: wire.Addresses(addrs)}
 	_, err := i.client.ConfirmAllocation(ctx, req)
 	return i.translate(err, codes.NotFound, codes.FailedPrecondition)
 }
 
 // Claim implements endpoint.Leases.
 func (i *IPAM) Claim(ctx context.Context, o workload.Owner, addrs []netip.Addr) error {
-	req := &ipamv1.AllocateRequest{Owner: wire.Owner(o)}
+	req := &ipamv1.AllocateRequest{Owner: wire.Owner(o), RequestedAddresses: wire.Addresses(addrs)}
 	for _, a := range addrs {
 		family := ipamv1.Family_FAMILY_IPV6
 		if a.Is4() {
 			family = ipamv1.Family_FAMILY_IPV4
 		}
 		req.Families = append(req.Families, family)
-		req.RequestedAddresses = append(req.RequestedAddresses, a.AsSlice())
 	}
 	if _, err := i.client.Allocate(ctx, req); err != nil {
 		return i.translate(err, codes.AlreadyExists, codes.FailedPrecondition)
@@ -213,13 +209,13 @@ func (i *IPAM) Pools(ctx context.Context) ([]endpoint.Pool, error) {
 	}
 	var pools []endpoint.Pool
 	for _, p := range resp.GetPools() {
-		cidr, err := netip.ParsePrefix(p.GetCidr())
+		cidr, err := netip.ParsePrefix(p.GetPrefix())
 		if err != nil {
-			return nil, fmt.Errorf("ipam: pool %q: %w", p.GetCidr(), err)
+			return nil, fmt.Errorf("ipam: pool %q: %w", p.GetPrefix(), err)
 		}
-		gw, err := netip.ParseAddr(p.GetGateway())
+		gw, err := wire.AddressOf(p.GetGateway())
 		if err != nil {
-			return nil, fmt.Errorf("ipam: gateway of pool %s: %w", p.GetCidr(), err)
+			return nil, fmt.Errorf("ipam: gateway of pool %s: %w", p.GetPrefix(), err)
 		}
 		pools = append(pools, endpoint.Pool{CIDR: cidr, Gateway: gw})
 	}

@@ -5,6 +5,7 @@ package server
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -15,24 +16,16 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/netdev"
 )
 
-func addrsOf(field string, raw [][]byte) ([]netip.Addr, error) {
+func addrsOf(field string, texts []string) ([]netip.Addr, error) {
 	var as []netip.Addr
-	for i, b := range raw {
-		a, ok := netip.AddrFromSlice(b)
-		if !ok || a.Is4In6() {
-			return nil, &endpoint.FieldError{Field: fmt.Sprintf("%s[%d]", field, i), Reason: fmt.Sprintf("%x is no address", b)}
+	for i, text := range texts {
+		a, err := wire.AddressOf(text)
+		if err != nil {
+			return nil, &endpoint.FieldError{Field: fmt.Sprintf("%s[%d]", field, i), Reason: err.Error()}
 		}
 		as = append(as, a)
 	}
 	return as, nil
-}
-
-func protoAddrs(as []netip.Addr) [][]byte {
-	var raw [][]byte
-	for _, a := range as {
-		raw = append(raw, a.AsSlice())
-	}
-	return raw
 }
 
 func specOf(r *datapathv1.CreateEndpointRequest) (endpoint.Spec, error) {
@@ -53,10 +46,11 @@ func specOf(r *datapathv1.CreateEndpointRequest) (endpoint.Spec, error) {
 	}
 	s.Labels, s.Ports = wire.LabelsOf(r.GetLabels()), wire.NamedPortsOf(r.GetNamedPorts())
 	if len(r.GetMac()) > 0 {
-		if len(r.GetMac()) != len(s.MAC) {
-			return s, &endpoint.FieldError{Field: "mac", Reason: fmt.Sprintf("%d bytes, want 6", len(r.GetMac()))}
+		mac, err := net.ParseMAC(r.GetMac())
+		if err != nil || len(mac) != len(s.MAC) {
+			return s, &endpoint.FieldError{Field: "mac", Reason: fmt.Sprintf("%q is not six bytes", r.GetMac())}
 		}
-		copy(s.MAC[:], r.GetMac())
+		copy(s.MAC[:], mac)
 		if s.MAC == (endpoint.MAC{}) {
 			return s, &endpoint.FieldError{Field: "mac", Reason: "is all zero"}
 		}
@@ -96,11 +90,11 @@ func protoEndpoint(e endpoint.Endpoint) *datapathv1.Endpoint {
 		Slot:             uint32(e.Slot),
 		State:            protoState(e.State),
 		Identity:         e.Identity.Number,
-		Addresses:        protoAddrs(e.Spec.Addrs),
+		Addresses:        wire.Addresses(e.Spec.Addrs),
 		NetworkNamespace: e.Spec.Netns,
 		Mtu:              uint32(e.Device.MTU),
 	}
-	p.SourceRouted = protoAddrs(e.Device.SourceRouted)
+	p.SourceRouted = wire.Addresses(e.Device.SourceRouted)
 	p.Pod = wire.Pod(e.Spec.Pod)
 	p.Labels, p.NamedPorts = wire.Labels(e.Identity.Labels), wire.NamedPorts(e.Spec.Ports)
 	for _, a := range e.Spec.Addrs {
@@ -108,11 +102,11 @@ func protoEndpoint(e endpoint.Endpoint) *datapathv1.Endpoint {
 		if a.Is6() {
 			gw = netdev.Gateway6
 		}
-		p.Gateways = append(p.Gateways, gw.AsSlice())
+		p.Gateways = append(p.Gateways, wire.Address(gw))
 	}
 	if e.Device.HostIndex != 0 {
-		p.HostInterface = &datapathv1.Interface{Name: e.Device.HostName, Index: e.Device.HostIndex, Mac: e.Device.HostMAC[:]}
-		p.ContainerInterface = &datapathv1.Interface{Name: e.Device.Name, Index: e.Device.Index, Mac: e.Device.MAC[:]}
+		p.HostInterface = &datapathv1.Interface{Name: e.Device.HostName, Index: e.Device.HostIndex, Mac: e.Device.HostMAC.String()}
+		p.ContainerInterface = &datapathv1.Interface{Name: e.Device.Name, Index: e.Device.Index, Mac: e.Device.MAC.String()}
 	}
 	if e.Policy.Generation != 0 {
 		p.Policy = &datapathv1.EndpointPolicy{

@@ -5,6 +5,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 
 	"google.golang.org/grpc"
@@ -52,7 +53,8 @@ func (s *Server) Explain(ctx context.Context, r *datapathv1.ExplainRequest) (*da
 	if x.Tracked {
 		c := x.Connection
 		resp.Connection = &datapathv1.Connection{
-			Initiator: c.Initiator.String(), Responder: c.Responder.String(), Protocol: netv1.Protocol(c.Protocol), State: c.Flags.Words(),
+			InitiatorAddress: wire.Address(c.Initiator.Addr()), InitiatorPort: uint32(c.Initiator.Port()),
+			ResponderAddress: wire.Address(c.Responder.Addr()), ResponderPort: uint32(c.Responder.Port()), Protocol: netv1.Protocol(c.Protocol), State: c.Flags.Words(),
 			LastSeen: timestamppb.New(c.Time()), Current: x.Current, EgressRule: uint32(c.EgressRule), IngressRule: uint32(c.IngressRule),
 		}
 	}
@@ -60,17 +62,16 @@ func (s *Server) Explain(ctx context.Context, r *datapathv1.ExplainRequest) (*da
 }
 
 func tupleOf(r *datapathv1.ExplainRequest) (conntrack.Tuple, error) {
-	// The lengths of the addresses and the ranges of the numbers are rules of the
-	// proto file.
-	src, _ := netip.AddrFromSlice(r.GetSourceAddress())
-	dst, _ := netip.AddrFromSlice(r.GetDestinationAddress())
-	switch {
-	case src.Is4In6():
-		return conntrack.Tuple{}, &endpoint.FieldError{Field: "source_address", Reason: "is an IPv4 address in 16 bytes"}
-	case dst.Is4In6():
-		return conntrack.Tuple{}, &endpoint.FieldError{Field: "destination_address", Reason: "is an IPv4 address in 16 bytes"}
-	case src.Is4() != dst.Is4():
-		return conntrack.Tuple{}, &endpoint.FieldError{Field: "destination_address", Reason: "is of another family than source_address"}
+	src, err := wire.AddressOf(r.GetSourceAddress())
+	if err != nil {
+		return conntrack.Tuple{}, &endpoint.FieldError{Field: "source_address", Reason: err.Error()}
+	}
+	dst, err := wire.AddressOf(r.GetDestinationAddress())
+	if err == nil && src.Is4() != dst.Is4() {
+		err = errors.New("is of another family than source_address")
+	}
+	if err != nil {
+		return conntrack.Tuple{}, &endpoint.FieldError{Field: "destination_address", Reason: err.Error()}
 	}
 	return conntrack.Tuple{
 		Initiator: netip.AddrPortFrom(src, uint16(r.GetSourcePort())), Responder: netip.AddrPortFrom(dst, uint16(r.GetDestinationPort())),
@@ -83,7 +84,7 @@ func (s *Server) explainedPeer(ctx context.Context, p kernel.Peer) *datapathv1.E
 		Identity: uint32(p.Identity), Known: p.Word.Known, NodeClass: uint32(p.Word.Class), Labels: s.labelsOf(ctx, uint32(p.Identity)),
 	}
 	if p.Entry.IsValid() {
-		e.IpcacheEntry = p.Entry.String()
+		e.IpcachePrefix = p.Entry.String()
 	}
 	if p.Slot != slotmap.NoSlot && p.Slot != slotmap.HostSlot {
 		e.Slot = uint32(p.Slot)
@@ -103,7 +104,7 @@ func (s *Server) explainedSide(x *kernel.Side, slot slotmap.Slot, egress bool) *
 		AddressClass: uint32(x.Lookup.AddressClass),
 	}
 	if x.Lookup.AddressBlock.IsValid() {
-		side.AddressBlock = x.Lookup.AddressBlock.String()
+		side.AddressPrefix = x.Lookup.AddressBlock.String()
 	}
 	return side
 }

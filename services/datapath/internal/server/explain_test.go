@@ -75,7 +75,7 @@ func TestExplainTellsEveryStep(t *testing.T) {
 	}}
 	s := &Server{Maps: m, Rules: rules{}, Labels: labelled(), Core: endpoint.New(endpoint.Config{})}
 	got, err := s.Explain(t.Context(), &datapathv1.ExplainRequest{
-		SourceAddress: []byte{10, 0, 0, 1}, DestinationAddress: []byte{198, 51, 100, 7}, Protocol: 6, SourcePort: 1000, DestinationPort: 80,
+		SourceAddress: "10.0.0.1", DestinationAddress: "198.51.100.7", Protocol: 6, SourcePort: 1000, DestinationPort: 80,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -87,7 +87,7 @@ func TestExplainTellsEveryStep(t *testing.T) {
 	want := &datapathv1.ExplainResponse{
 		Verdict: datapathv1.Verdict_VERDICT_DROPPED, Reason: "policy-denied",
 		Source: &datapathv1.ExplainedPeer{
-			Identity: 300, Known: true, NodeClass: 5, Slot: 1, IpcacheEntry: "10.0.0.1/32",
+			Identity: 300, Known: true, NodeClass: 5, Slot: 1, IpcachePrefix: "10.0.0.1/32",
 			Labels: []*workloadv1.Label{{Source: "k8s", Key: "app", Value: "web"}, {Source: "reserved", Key: "x"}},
 		},
 		Destination: &datapathv1.ExplainedPeer{Identity: 9},
@@ -96,10 +96,10 @@ func TestExplainTellsEveryStep(t *testing.T) {
 				Verdict: datapathv1.Verdict_VERDICT_DROPPED, Rule: 7, Table: 16, Generation: 21, Revision: 42, DecidedBy: "rule",
 				RuleSources: []string{"slot 1 gen 21 egress true rule 7"},
 			},
-			IdentityClass: 2, IdentityRow: true, AddressClass: 3, AddressBlock: "198.51.100.0/24",
+			IdentityClass: 2, IdentityRow: true, AddressClass: 3, AddressPrefix: "198.51.100.0/24",
 		},
 		Connection: &datapathv1.Connection{
-			Initiator: "10.0.0.1:1000", Responder: "198.51.100.7:80", Protocol: 6, State: []string{"established", "picked-up"},
+			InitiatorAddress: "10.0.0.1", InitiatorPort: 1000, ResponderAddress: "198.51.100.7", ResponderPort: 80, Protocol: 6, State: []string{"established", "picked-up"},
 			Current: true, EgressRule: 7,
 		},
 	}
@@ -107,7 +107,7 @@ func TestExplainTellsEveryStep(t *testing.T) {
 		t.Errorf("explanation\n got %v\nwant %v", got, want)
 	}
 	m.answer.Reason, m.answer.Egress.Audited = event.ForwardOutside, true
-	got, err = s.Explain(t.Context(), &datapathv1.ExplainRequest{SourceAddress: []byte{10, 0, 0, 1}, DestinationAddress: []byte{198, 51, 100, 7}})
+	got, err = s.Explain(t.Context(), &datapathv1.ExplainRequest{SourceAddress: "10.0.0.1", DestinationAddress: "198.51.100.7"})
 	if err != nil || got.GetVerdict() != datapathv1.Verdict_VERDICT_AUDITED || got.GetEgress().GetVerdict().GetVerdict() != datapathv1.Verdict_VERDICT_AUDITED {
 		t.Errorf("in audit mode: %v, %v", got, err)
 	}
@@ -115,13 +115,11 @@ func TestExplainTellsEveryStep(t *testing.T) {
 
 func TestExplainNamesTheBadField(t *testing.T) {
 	s := &Server{Maps: &fakeMaps{}}
-	four, six := []byte{10, 0, 0, 1}, make([]byte, 16)
-	six[0] = 0xfd
-	mapped := append(make([]byte, 10), 0xff, 0xff, 1, 2, 3, 4)
+	const four, six, mapped = "10.0.0.1", "fd00::1", "::ffff:1.2.3.4"
 	for want, r := range map[string]*datapathv1.ExplainRequest{
-		"destination_address: is of another":      {SourceAddress: four, DestinationAddress: six},
-		"source_address: is an IPv4 address":      {SourceAddress: mapped, DestinationAddress: six},
-		"destination_address: is an IPv4 address": {SourceAddress: six, DestinationAddress: mapped},
+		"destination_address: is of another":                       {SourceAddress: four, DestinationAddress: six},
+		`source_address: "::ffff:1.2.3.4" is an IPv4 address`:      {SourceAddress: mapped, DestinationAddress: six},
+		`destination_address: "::ffff:1.2.3.4" is an IPv4 address`: {SourceAddress: six, DestinationAddress: mapped},
 	} {
 		_, err := s.Explain(t.Context(), r)
 		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), want) {

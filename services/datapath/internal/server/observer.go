@@ -6,6 +6,7 @@ package server
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -92,7 +93,7 @@ func (s *Server) filterOf(r *datapathv1.ObserveRequest) (observe.Filter, error) 
 		if err != nil {
 			return f, &endpoint.FieldError{Field: fmt.Sprintf("prefixes[%d]", i), Reason: err.Error()}
 		}
-		f.Prefixes = append(f.Prefixes, p.Masked())
+		f.Prefixes = append(f.Prefixes, p)
 	}
 	for i, reason := range r.GetReasons() {
 		if !slices.Contains(s.Reasons, reason) {
@@ -235,17 +236,12 @@ func flow(e observe.Event) *datapathv1.Flow {
 		Time: timestamppb.New(e.Time), Type: protoType(e.Type), Verdict: protoVerdict(e.Verdict), Reason: e.Reason, Direction: direction(e.Egress),
 		Slot: uint32(e.Slot), Protocol: netv1.Protocol(e.Protocol), SourcePort: uint32(e.Source.Port()), DestinationPort: uint32(e.Destination.Port()),
 		SourceIdentity: e.SourceIdentity, DestinationIdentity: e.DestinationIdentity, Length: e.Length,
-		SourceMac: e.SourceMAC[:], Ethertype: uint32(e.EtherType),
+		SourceMac: net.HardwareAddr(e.SourceMAC[:]).String(), Ethertype: uint32(e.EtherType),
 		TcpFlags: uint32(e.TCPFlags), Reply: e.Reply,
+		SourceAddress: wire.Address(e.Source.Addr()), DestinationAddress: wire.Address(e.Destination.Addr()),
 	}
 	if e.ContainerID != "" {
 		f.Owner = wire.Owner(workload.Owner{ContainerID: e.ContainerID, Interface: e.InterfaceName})
-	}
-	if e.Source.IsValid() {
-		f.SourceAddress = e.Source.Addr().AsSlice()
-	}
-	if e.Destination.IsValid() {
-		f.DestinationAddress = e.Destination.Addr().AsSlice()
 	}
 	// ICMP carries type and code in what ports are for others
 	if e.Protocol == 1 || e.Protocol == 58 {

@@ -46,7 +46,7 @@ func TestObserveFilterHasEveryCriterion(t *testing.T) {
 	s := &Server{Reasons: []string{"no-route"}}
 	f, err := s.filterOf(&datapathv1.ObserveRequest{
 		Owners:     []*workloadv1.Owner{{ContainerId: "a", InterfaceName: "eth0"}},
-		Identities: []uint32{300}, Prefixes: []string{"10.1.2.3/8"}, Reasons: []string{"no-route"},
+		Identities: []uint32{300}, Prefixes: []string{"10.0.0.0/8"}, Reasons: []string{"no-route"},
 		Direction: netv1.Direction_DIRECTION_INGRESS, Protocols: []netv1.Protocol{netv1.Protocol_PROTOCOL_TCP}, Ports: []uint32{80},
 		Verdicts: []datapathv1.Verdict{datapathv1.Verdict_VERDICT_AUDITED}, Types: []datapathv1.FlowType{datapathv1.FlowType_FLOW_TYPE_POLICY_VERDICT},
 		Selectors: []*datapathv1.LabelSelector{{Requirements: []*datapathv1.LabelRequirement{
@@ -85,7 +85,7 @@ func TestRulesOfTheProtoFileBoundObserveAndExplain(t *testing.T) {
 		notIn  = datapathv1.LabelOperator_LABEL_OPERATOR_NOT_IN
 	)
 	app := &datapathv1.LabelRequirement{Key: "app", Operator: exists}
-	four := []byte{10, 0, 0, 1}
+	four := "10.0.0.1"
 	for name, m := range map[string]proto.Message{
 		"a requirement":        selector(app),
 		"the empty value":      selector(&datapathv1.LabelRequirement{Key: "app", Operator: notIn, Values: []string{""}}),
@@ -98,26 +98,30 @@ func TestRulesOfTheProtoFileBoundObserveAndExplain(t *testing.T) {
 		}
 	}
 	for name, m := range map[string]proto.Message{
-		"no requirement":         selector(),
-		"17 requirements":        selector(slices.Repeat([]*datapathv1.LabelRequirement{app}, 17)...),
-		"65 selectors":           &datapathv1.ObserveRequest{Selectors: slices.Repeat(selector(app).GetSelectors(), 65)},
-		"no key":                 selector(&datapathv1.LabelRequirement{Operator: exists}),
-		"a key too long":         selector(&datapathv1.LabelRequirement{Key: strings.Repeat("k", 318), Operator: exists}),
-		"a source too long":      selector(&datapathv1.LabelRequirement{Source: strings.Repeat("s", 64), Key: "app", Operator: exists}),
-		"no operator":            selector(&datapathv1.LabelRequirement{Key: "app"}),
-		"an unknown operator":    selector(&datapathv1.LabelRequirement{Key: "app", Operator: 5, Values: []string{"web"}}),
-		"NOT_IN without values":  selector(&datapathv1.LabelRequirement{Key: "app", Operator: notIn}),
-		"EXISTS with a value":    selector(&datapathv1.LabelRequirement{Key: "app", Operator: exists, Values: []string{"web"}}),
-		"65 values":              selector(&datapathv1.LabelRequirement{Key: "app", Operator: notIn, Values: slices.Repeat([]string{"web"}, 65)}),
-		"a value too long":       selector(&datapathv1.LabelRequirement{Key: "app", Operator: notIn, Values: []string{strings.Repeat("v", 4097)}}),
-		"verdict 0":              &datapathv1.ObserveRequest{Verdicts: []datapathv1.Verdict{0}},
-		"an unknown verdict":     &datapathv1.ObserveRequest{Verdicts: []datapathv1.Verdict{1, 77}},
-		"an unknown type":        &datapathv1.ObserveRequest{Types: []datapathv1.FlowType{9}},
-		"an address of 2 bytes":  &datapathv1.ExplainRequest{SourceAddress: []byte{1, 2}, DestinationAddress: four},
-		"no destination":         &datapathv1.ExplainRequest{SourceAddress: four},
-		"destination port 65536": &datapathv1.ExplainRequest{SourceAddress: four, DestinationAddress: four, DestinationPort: 1 << 16},
-		"source port 2^31":       &datapathv1.ExplainRequest{SourceAddress: four, DestinationAddress: four, SourcePort: 1 << 31},
-		"protocol 256":           &datapathv1.ExplainRequest{SourceAddress: four, DestinationAddress: four, Protocol: 256},
+		"no requirement":          selector(),
+		"17 requirements":         selector(slices.Repeat([]*datapathv1.LabelRequirement{app}, 17)...),
+		"65 selectors":            &datapathv1.ObserveRequest{Selectors: slices.Repeat(selector(app).GetSelectors(), 65)},
+		"no key":                  selector(&datapathv1.LabelRequirement{Operator: exists}),
+		"a key too long":          selector(&datapathv1.LabelRequirement{Key: strings.Repeat("k", 318), Operator: exists}),
+		"a source too long":       selector(&datapathv1.LabelRequirement{Source: strings.Repeat("s", 64), Key: "app", Operator: exists}),
+		"no operator":             selector(&datapathv1.LabelRequirement{Key: "app"}),
+		"an unknown operator":     selector(&datapathv1.LabelRequirement{Key: "app", Operator: 5, Values: []string{"web"}}),
+		"NOT_IN without values":   selector(&datapathv1.LabelRequirement{Key: "app", Operator: notIn}),
+		"EXISTS with a value":     selector(&datapathv1.LabelRequirement{Key: "app", Operator: exists, Values: []string{"web"}}),
+		"65 values":               selector(&datapathv1.LabelRequirement{Key: "app", Operator: notIn, Values: slices.Repeat([]string{"web"}, 65)}),
+		"a value too long":        selector(&datapathv1.LabelRequirement{Key: "app", Operator: notIn, Values: []string{strings.Repeat("v", 4097)}}),
+		"verdict 0":               &datapathv1.ObserveRequest{Verdicts: []datapathv1.Verdict{0}},
+		"an unknown verdict":      &datapathv1.ObserveRequest{Verdicts: []datapathv1.Verdict{1, 77}},
+		"an unknown type":         &datapathv1.ObserveRequest{Types: []datapathv1.FlowType{9}},
+		"an address of 2 numbers": &datapathv1.ExplainRequest{SourceAddress: "1.2", DestinationAddress: four, Protocol: 6},
+		"an address with a zone":  &datapathv1.ExplainRequest{SourceAddress: "fe80::1%eth0", DestinationAddress: four, Protocol: 6},
+		"no destination":          &datapathv1.ExplainRequest{SourceAddress: four, Protocol: 6},
+		"destination port 65536":  &datapathv1.ExplainRequest{SourceAddress: four, DestinationAddress: four, Protocol: 6, DestinationPort: 1 << 16},
+		"source port 2^31":        &datapathv1.ExplainRequest{SourceAddress: four, DestinationAddress: four, Protocol: 6, SourcePort: 1 << 31},
+		"no protocol":             &datapathv1.ExplainRequest{SourceAddress: four, DestinationAddress: four},
+		"protocol 256":            &datapathv1.ExplainRequest{SourceAddress: four, DestinationAddress: four, Protocol: 256},
+		"a prefix with host bits": &datapathv1.ObserveRequest{Prefixes: []string{"10.0.0.1/24"}},
+		"an address as a prefix":  &datapathv1.ObserveRequest{Prefixes: []string{"10.0.0.1"}},
 	} {
 		if err := validator.Validate(m); err == nil {
 			t.Errorf("%s is taken", name)
@@ -158,8 +162,8 @@ func TestFlowTellsWhatBothSidesSaid(t *testing.T) {
 		Type: datapathv1.FlowType_FLOW_TYPE_POLICY_VERDICT, Time: timestamppb.New(now), Reason: "policy-denied",
 		Direction: netv1.Direction_DIRECTION_EGRESS, Verdict: datapathv1.Verdict_VERDICT_DROPPED,
 		Slot: 1, Owner: &workloadv1.Owner{ContainerId: "a", InterfaceName: "eth0"}, Protocol: 6, TcpFlags: 2, Reply: true,
-		SourceAddress: []byte{10, 0, 0, 1}, DestinationAddress: []byte{10, 0, 0, 2}, SourcePort: 1000, DestinationPort: 80,
-		SourceIdentity: 300, DestinationIdentity: 400, Length: 60, Ethertype: 0x0800, SourceMac: make([]byte, 6),
+		SourceAddress: "10.0.0.1", DestinationAddress: "10.0.0.2", SourcePort: 1000, DestinationPort: 80,
+		SourceIdentity: 300, DestinationIdentity: 400, Length: 60, Ethertype: 0x0800, SourceMac: "00:00:00:00:00:00",
 		SourceLabels: []*workloadv1.Label{{Source: "k8s", Key: "app", Value: "web"}, {Source: "reserved", Key: "x"}},
 		Egress: &datapathv1.SideVerdict{
 			Verdict: datapathv1.Verdict_VERDICT_FORWARDED, Rule: 7, Table: 16, Generation: 21, Revision: 42, DecidedBy: "rule",

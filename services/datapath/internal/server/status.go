@@ -14,6 +14,7 @@ import (
 
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
+	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
@@ -98,7 +99,7 @@ func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) 
 	known := len(problems) == 0 // those that follow are about new labels
 	resp := &datapathv1.GetStatusResponse{
 		PolicyMode: s.Facts.PolicyMode, AttachmentRepairs: n.Repairs, PendingReleases: uint32(n.PendingReleases),
-		KernelRelease: s.Facts.KernelRelease, NodeAddresses: protoAddrs(s.Facts.NodeAddrs), EventsLost: lost,
+		KernelRelease: s.Facts.KernelRelease, NodeAddresses: wire.Addresses(s.Facts.NodeAddrs), EventsLost: lost,
 		DeviceRepairs: n.DeviceRepairs, NodeRepairs: n.NodeRepairs,
 		Connections: &datapathv1.ConnectionCounts{
 			Live: conns.LiveIPv4 + conns.LiveIPv6, Created: conns.Created, Revoked: conns.Revoked,
@@ -106,7 +107,7 @@ func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) 
 		},
 	}
 	for _, c := range s.Facts.PodCIDRs {
-		resp.PodCidrs = append(resp.PodCidrs, c.String())
+		resp.PodPrefixes = append(resp.PodPrefixes, c.String())
 	}
 	for _, m := range usage {
 		resp.Maps = append(resp.Maps, &datapathv1.MapUsage{Name: m.Name, Entries: m.Entries, MaxEntries: m.MaxEntries, Bytes: m.Bytes})

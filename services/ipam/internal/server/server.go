@@ -148,15 +148,12 @@ func (s *Server) GetStatus(context.Context, *ipamv1.GetStatusRequest) (*ipamv1.G
 	}, nil
 }
 
-func toAddrs(field string, list [][]byte) ([]netip.Addr, error) {
+func toAddrs(field string, list []string) ([]netip.Addr, error) {
 	out := make([]netip.Addr, 0, len(list))
-	for i, b := range list {
-		a, ok := netip.AddrFromSlice(b)
-		if !ok {
-			return nil, &ipam.FieldError{
-				Field: fmt.Sprintf("%s[%d]", field, i),
-				Text:  fmt.Sprintf("%d bytes; an address has 4 or 16", len(b)), Kind: ipam.ErrBadRequest,
-			}
+	for i, text := range list {
+		a, err := wire.AddressOf(text)
+		if err != nil {
+			return nil, &ipam.FieldError{Field: fmt.Sprintf("%s[%d]", field, i), Text: err.Error(), Kind: ipam.ErrBadRequest}
 		}
 		out = append(out, a)
 	}
@@ -173,7 +170,7 @@ func fromAllocation(a *ipam.Allocation) *ipamv1.Allocation {
 		out.LeaseExpireTime = timestamppb.New(a.Expires)
 	}
 	for _, x := range a.Addresses {
-		out.Addresses = append(out.Addresses, &ipamv1.Address{Address: x.Addr.AsSlice(), PoolPrefixLength: uint32(x.PoolBits)})
+		out.Addresses = append(out.Addresses, &ipamv1.Address{Address: wire.Address(x.Addr), PoolPrefixLength: uint32(x.PoolBits)})
 	}
 	return out
 }
@@ -182,7 +179,7 @@ func fromFigures(list []ipam.Figures) []*ipamv1.Pool {
 	out := make([]*ipamv1.Pool, 0, len(list))
 	for _, f := range list {
 		out = append(out, &ipamv1.Pool{
-			Cidr: f.Prefix.String(), Gateway: f.Gateway.String(), Size: f.Size, Reserved: f.Reserved,
+			Prefix: f.Prefix.String(), Gateway: f.Gateway.String(), Size: f.Size, Reserved: f.Reserved,
 			Leased: f.Leased, Confirmed: f.Confirmed, Resting: f.Quarantined, Free: f.Free,
 		})
 	}

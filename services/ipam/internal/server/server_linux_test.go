@@ -148,10 +148,10 @@ func TestALifeOverTheSocket(t *testing.T) {
 		t.Fatalf("Allocate answered %v", a)
 	}
 	v4, v6 := a.GetAddresses()[0], a.GetAddresses()[1]
-	if !slices.Equal(v4.GetAddress(), []byte{10, 0, 0, 2}) || v4.GetPoolPrefixLength() != 29 || len(v6.GetAddress()) != 16 || v6.GetPoolPrefixLength() != 64 {
+	if v4.GetAddress() != "10.0.0.2" || v4.GetPoolPrefixLength() != 29 || !strings.Contains(v6.GetAddress(), ":") || v6.GetPoolPrefixLength() != 64 {
 		t.Fatalf("addresses %v", a.GetAddresses())
 	}
-	confirmed, err := s.ConfirmAllocation(t.Context(), &ipamv1.ConfirmAllocationRequest{Owner: owner("a"), Addresses: [][]byte{v6.GetAddress(), v4.GetAddress()}})
+	confirmed, err := s.ConfirmAllocation(t.Context(), &ipamv1.ConfirmAllocationRequest{Owner: owner("a"), Addresses: []string{v6.GetAddress(), v4.GetAddress()}})
 	if err != nil || confirmed.GetAllocation().GetState() != ipamv1.AllocationState_ALLOCATION_STATE_CONFIRMED || confirmed.GetAllocation().GetLeaseExpireTime() != nil {
 		t.Fatalf("ConfirmAllocation answered %v, %v", confirmed, err)
 	}
@@ -185,7 +185,7 @@ func TestALifeOverTheSocket(t *testing.T) {
 	if err != nil || st.GetService().GetVersion() != "v1" || st.GetStateBytes() == 0 || st.GetService().GetStartTime().AsTime().Unix() != 1_800_000_000 {
 		t.Fatalf("GetStatus: %v %v", st, err)
 	}
-	want := &ipamv1.Pool{Cidr: "10.0.0.0/29", Gateway: "10.0.0.1", Size: 8, Reserved: 3, Leased: 1, Resting: 1, Free: 3}
+	want := &ipamv1.Pool{Prefix: "10.0.0.0/29", Gateway: "10.0.0.1", Size: 8, Reserved: 3, Leased: 1, Resting: 1, Free: 3}
 	pools, err := s.ListPools(t.Context(), &ipamv1.ListPoolsRequest{})
 	if err != nil || len(pools.GetPools()) != 2 || !proto.Equal(pools.GetPools()[0], want) || !proto.Equal(st.GetPools()[0], want) {
 		t.Errorf("ListPools: %v %v, want first %v", pools, err, want)
@@ -201,12 +201,12 @@ func TestEveryCodeReachesTheCallerWithItsDetails(t *testing.T) {
 		_, err := s.Allocate(t.Context(), r)
 		return err
 	}
-	confirm := func(id string, list ...[]byte) error {
+	confirm := func(id string, list ...string) error {
 		_, err := s.ConfirmAllocation(t.Context(), &ipamv1.ConfirmAllocationRequest{Owner: owner(id), Addresses: list})
 		return err
 	}
 	v4 := []ipamv1.Family{ipamv1.Family_FAMILY_IPV4}
-	if err := allocate(&ipamv1.AllocateRequest{Owner: owner("a"), RequestedAddresses: [][]byte{{10, 0, 0, 4}}}); err != nil {
+	if err := allocate(&ipamv1.AllocateRequest{Owner: owner("a"), RequestedAddresses: []string{"10.0.0.4"}}); err != nil {
 		t.Fatal(err)
 	}
 	field := func(name string) func(error) bool {
@@ -226,14 +226,14 @@ func TestEveryCodeReachesTheCallerWithItsDetails(t *testing.T) {
 	}{
 		{"no owner", allocate(&ipamv1.AllocateRequest{}), codes.InvalidArgument, field("owner")},
 		{"a family that is none", allocate(&ipamv1.AllocateRequest{Owner: owner("b"), Families: []ipamv1.Family{0}}), codes.InvalidArgument, field("families[0]")},
-		{"an address of five bytes", allocate(&ipamv1.AllocateRequest{Owner: owner("b"), RequestedAddresses: [][]byte{{1, 2, 3, 4, 5}}}), codes.InvalidArgument, field("requested_addresses[0]")},
-		{"an address in no pool", allocate(&ipamv1.AllocateRequest{Owner: owner("b"), RequestedAddresses: [][]byte{{192, 0, 2, 1}}}), codes.InvalidArgument, field("requested_addresses[0]")},
-		{"confirming an address of five bytes", confirm("a", []byte{1, 2, 3, 4, 5}), codes.InvalidArgument, field("addresses[0]")},
+		{"an address with a zone", allocate(&ipamv1.AllocateRequest{Owner: owner("b"), RequestedAddresses: []string{"fe80::1%eth0"}}), codes.InvalidArgument, field("requested_addresses[0]")},
+		{"an address in no pool", allocate(&ipamv1.AllocateRequest{Owner: owner("b"), RequestedAddresses: []string{"192.0.2.1"}}), codes.InvalidArgument, field("requested_addresses[0]")},
+		{"confirming IPv4 in IPv6 form", confirm("a", "::ffff:10.0.0.4"), codes.InvalidArgument, field("addresses[0]")},
 		{"confirming nothing", confirm("a"), codes.InvalidArgument, field("addresses")},
 		{"other content", allocate(&ipamv1.AllocateRequest{Owner: owner("a"), Families: v4}), codes.AlreadyExists, resource},
-		{"a taken address", allocate(&ipamv1.AllocateRequest{Owner: owner("b"), RequestedAddresses: [][]byte{{10, 0, 0, 4}}}), codes.FailedPrecondition, because(ipamv1.ErrorReason_ERROR_REASON_ADDRESS_UNAVAILABLE)},
-		{"confirming other addresses", confirm("a", []byte{10, 0, 0, 5}), codes.FailedPrecondition, because(ipamv1.ErrorReason_ERROR_REASON_ADDRESSES_DIFFER)},
-		{"confirming for nobody", confirm("nobody", []byte{10, 0, 0, 5}), codes.NotFound, resource},
+		{"a taken address", allocate(&ipamv1.AllocateRequest{Owner: owner("b"), RequestedAddresses: []string{"10.0.0.4"}}), codes.FailedPrecondition, because(ipamv1.ErrorReason_ERROR_REASON_ADDRESS_UNAVAILABLE)},
+		{"confirming other addresses", confirm("a", "10.0.0.5"), codes.FailedPrecondition, because(ipamv1.ErrorReason_ERROR_REASON_ADDRESSES_DIFFER)},
+		{"confirming for nobody", confirm("nobody", "10.0.0.5"), codes.NotFound, resource},
 	} {
 		if status.Code(c.err) != c.want || !c.check(c.err) {
 			t.Errorf("%s: %v with details %v, want %s", c.name, c.err, status.Convert(c.err).Details(), c.want)
@@ -367,7 +367,7 @@ func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 			return err
 		},
 		"ConfirmAllocation": func(c ipamv1.IPAMServiceClient) error {
-			_, err := c.ConfirmAllocation(t.Context(), &ipamv1.ConfirmAllocationRequest{Owner: owner("a"), Addresses: [][]byte{{10, 0, 0, 2}}})
+			_, err := c.ConfirmAllocation(t.Context(), &ipamv1.ConfirmAllocationRequest{Owner: owner("a"), Addresses: []string{"10.0.0.2"}})
 			return err
 		},
 		"Release": func(c ipamv1.IPAMServiceClient) error {

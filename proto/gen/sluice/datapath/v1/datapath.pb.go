@@ -247,8 +247,8 @@ type Endpoint struct {
 	Identity uint32 `protobuf:"varint,4,opt,name=identity,proto3" json:"identity,omitempty"`
 	// Label set of the identity.
 	Labels []*v1.Label `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty"`
-	// Addresses, 4 or 16 bytes each, IPv4 first.
-	Addresses [][]byte `protobuf:"bytes,6,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	// Addresses, IPv4 first.
+	Addresses []string `protobuf:"bytes,6,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	// The device at the node's end.
 	HostInterface *Interface `protobuf:"bytes,7,opt,name=host_interface,json=hostInterface,proto3" json:"host_interface,omitempty"`
 	// The device inside the container.
@@ -258,7 +258,7 @@ type Endpoint struct {
 	// MTU of both devices in bytes.
 	Mtu uint32 `protobuf:"varint,10,opt,name=mtu,proto3" json:"mtu,omitempty"`
 	// Default gateways, one per family, answered by eBPF: 169.254.1.1, fe80::1.
-	Gateways [][]byte `protobuf:"bytes,11,rep,name=gateways,proto3" json:"gateways,omitempty"`
+	Gateways []string `protobuf:"bytes,11,rep,name=gateways,proto3" json:"gateways,omitempty"`
 	// Names of ports, as given at creation.
 	NamedPorts []*v1.NamedPort `protobuf:"bytes,12,rep,name=named_ports,json=namedPorts,proto3" json:"named_ports,omitempty"`
 	// When CreateEndpoint finished.
@@ -274,7 +274,7 @@ type Endpoint struct {
 	// Those of the addresses whose family has its default routes by another
 	// interface of the container. What the container sends from them leaves by this
 	// one all the same, by a routing rule and a table of the interface's own.
-	SourceRouted  [][]byte `protobuf:"bytes,18,rep,name=source_routed,json=sourceRouted,proto3" json:"source_routed,omitempty"`
+	SourceRouted  []string `protobuf:"bytes,18,rep,name=source_routed,json=sourceRouted,proto3" json:"source_routed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -344,7 +344,7 @@ func (x *Endpoint) GetLabels() []*v1.Label {
 	return nil
 }
 
-func (x *Endpoint) GetAddresses() [][]byte {
+func (x *Endpoint) GetAddresses() []string {
 	if x != nil {
 		return x.Addresses
 	}
@@ -379,7 +379,7 @@ func (x *Endpoint) GetMtu() uint32 {
 	return 0
 }
 
-func (x *Endpoint) GetGateways() [][]byte {
+func (x *Endpoint) GetGateways() []string {
 	if x != nil {
 		return x.Gateways
 	}
@@ -428,7 +428,7 @@ func (x *Endpoint) GetPod() *v1.PodReference {
 	return nil
 }
 
-func (x *Endpoint) GetSourceRouted() [][]byte {
+func (x *Endpoint) GetSourceRouted() []string {
 	if x != nil {
 		return x.SourceRouted
 	}
@@ -535,8 +535,8 @@ type Interface struct {
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Index in its network namespace.
 	Index uint32 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
-	// Hardware address, 6 bytes.
-	Mac           []byte `protobuf:"bytes,3,opt,name=mac,proto3" json:"mac,omitempty"`
+	// Hardware address.
+	Mac           string `protobuf:"bytes,3,opt,name=mac,proto3" json:"mac,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -585,11 +585,11 @@ func (x *Interface) GetIndex() uint32 {
 	return 0
 }
 
-func (x *Interface) GetMac() []byte {
+func (x *Interface) GetMac() string {
 	if x != nil {
 		return x.Mac
 	}
-	return nil
+	return ""
 }
 
 // CreateEndpointRequest is the input of CreateEndpoint. The request id, if
@@ -602,9 +602,8 @@ type CreateEndpointRequest struct {
 	// /run/netns/cni-1234. It must be an nsfs file of kind net that the datapath
 	// can open, and not the datapath's own.
 	NetworkNamespace string `protobuf:"bytes,2,opt,name=network_namespace,json=networkNamespace,proto3" json:"network_namespace,omitempty"`
-	// Addresses that the owner has leased, at most one per family, 4 or 16 bytes
-	// each.
-	Addresses [][]byte `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	// Addresses that the owner has leased, at most one per family.
+	Addresses []string `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	// When the lease ends. The call is refused if it cannot confirm the lease
 	// before.
 	LeaseExpireTime *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=lease_expire_time,json=leaseExpireTime,proto3" json:"lease_expire_time,omitempty"`
@@ -612,9 +611,9 @@ type CreateEndpointRequest struct {
 	Labels []*v1.Label `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty"`
 	// Ports that policies may refer to by name.
 	NamedPorts []*v1.NamedPort `protobuf:"bytes,6,rep,name=named_ports,json=namedPorts,proto3" json:"named_ports,omitempty"`
-	// Hardware address wanted inside the container: 6 bytes, unicast; empty for
-	// one derived from the owner.
-	Mac []byte `protobuf:"bytes,7,opt,name=mac,proto3" json:"mac,omitempty"`
+	// Hardware address wanted inside the container, unicast; empty for one derived
+	// from the owner.
+	Mac string `protobuf:"bytes,7,opt,name=mac,proto3" json:"mac,omitempty"`
 	// MTU in bytes; 0 for the node's default.
 	Mtu uint32 `protobuf:"varint,8,opt,name=mtu,proto3" json:"mtu,omitempty"`
 	// Check everything that can be checked without changing anything, and answer
@@ -677,7 +676,7 @@ func (x *CreateEndpointRequest) GetNetworkNamespace() string {
 	return ""
 }
 
-func (x *CreateEndpointRequest) GetAddresses() [][]byte {
+func (x *CreateEndpointRequest) GetAddresses() []string {
 	if x != nil {
 		return x.Addresses
 	}
@@ -705,11 +704,11 @@ func (x *CreateEndpointRequest) GetNamedPorts() []*v1.NamedPort {
 	return nil
 }
 
-func (x *CreateEndpointRequest) GetMac() []byte {
+func (x *CreateEndpointRequest) GetMac() string {
 	if x != nil {
 		return x.Mac
 	}
-	return nil
+	return ""
 }
 
 func (x *CreateEndpointRequest) GetMtu() uint32 {
@@ -894,7 +893,7 @@ type CheckEndpointRequest struct {
 	// recorded one.
 	NetworkNamespace string `protobuf:"bytes,2,opt,name=network_namespace,json=networkNamespace,proto3" json:"network_namespace,omitempty"`
 	// Addresses that the caller believes in; empty: the recorded ones.
-	Addresses     [][]byte `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	Addresses     []string `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -943,7 +942,7 @@ func (x *CheckEndpointRequest) GetNetworkNamespace() string {
 	return ""
 }
 
-func (x *CheckEndpointRequest) GetAddresses() [][]byte {
+func (x *CheckEndpointRequest) GetAddresses() []string {
 	if x != nil {
 		return x.Addresses
 	}
@@ -1646,10 +1645,10 @@ type GetStatusResponse struct {
 	PendingReleases uint32 `protobuf:"varint,9,opt,name=pending_releases,json=pendingReleases,proto3" json:"pending_releases,omitempty"`
 	// Release of the kernel, as in uname -r.
 	KernelRelease string `protobuf:"bytes,10,opt,name=kernel_release,json=kernelRelease,proto3" json:"kernel_release,omitempty"`
-	// Pod ranges of this node in CIDR notation.
-	PodCidrs []string `protobuf:"bytes,11,rep,name=pod_cidrs,json=podCidrs,proto3" json:"pod_cidrs,omitempty"`
-	// The node's own addresses on the pod side, one per family.
-	NodeAddresses [][]byte `protobuf:"bytes,12,rep,name=node_addresses,json=nodeAddresses,proto3" json:"node_addresses,omitempty"`
+	// Pod ranges of this node.
+	PodPrefixes []string `protobuf:"bytes,11,rep,name=pod_prefixes,json=podPrefixes,proto3" json:"pod_prefixes,omitempty"`
+	// The local node's addresses on the pod side, one per family.
+	NodeAddresses []string `protobuf:"bytes,12,rep,name=node_addresses,json=nodeAddresses,proto3" json:"node_addresses,omitempty"`
 	// Services that this one depends on, and whether they answer.
 	Dependencies []*Dependency `protobuf:"bytes,13,rep,name=dependencies,proto3" json:"dependencies,omitempty"`
 	// Events that the kernel could not hand over since the process started.
@@ -1768,14 +1767,14 @@ func (x *GetStatusResponse) GetKernelRelease() string {
 	return ""
 }
 
-func (x *GetStatusResponse) GetPodCidrs() []string {
+func (x *GetStatusResponse) GetPodPrefixes() []string {
 	if x != nil {
-		return x.PodCidrs
+		return x.PodPrefixes
 	}
 	return nil
 }
 
-func (x *GetStatusResponse) GetNodeAddresses() [][]byte {
+func (x *GetStatusResponse) GetNodeAddresses() []string {
 	if x != nil {
 		return x.NodeAddresses
 	}
@@ -2449,13 +2448,13 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x05state\x18\x03 \x01(\x0e2!.sluice.datapath.v1.EndpointStateR\x05state\x12\x1a\n" +
 	"\bidentity\x18\x04 \x01(\rR\bidentity\x121\n" +
 	"\x06labels\x18\x05 \x03(\v2\x19.sluice.workload.v1.LabelR\x06labels\x12\x1c\n" +
-	"\taddresses\x18\x06 \x03(\fR\taddresses\x12D\n" +
+	"\taddresses\x18\x06 \x03(\tR\taddresses\x12D\n" +
 	"\x0ehost_interface\x18\a \x01(\v2\x1d.sluice.datapath.v1.InterfaceR\rhostInterface\x12N\n" +
 	"\x13container_interface\x18\b \x01(\v2\x1d.sluice.datapath.v1.InterfaceR\x12containerInterface\x12+\n" +
 	"\x11network_namespace\x18\t \x01(\tR\x10networkNamespace\x12\x10\n" +
 	"\x03mtu\x18\n" +
 	" \x01(\rR\x03mtu\x12\x1a\n" +
-	"\bgateways\x18\v \x03(\fR\bgateways\x12>\n" +
+	"\bgateways\x18\v \x03(\tR\bgateways\x12>\n" +
 	"\vnamed_ports\x18\f \x03(\v2\x1d.sluice.workload.v1.NamedPortR\n" +
 	"namedPorts\x12;\n" +
 	"\vcreate_time\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\n" +
@@ -2464,7 +2463,7 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\amanager\x18\x0f \x01(\tR\amanager\x12\x18\n" +
 	"\anetwork\x18\x10 \x01(\tR\anetwork\x122\n" +
 	"\x03pod\x18\x11 \x01(\v2 .sluice.workload.v1.PodReferenceR\x03pod\x12#\n" +
-	"\rsource_routed\x18\x12 \x03(\fR\fsourceRouted\"\xc4\x01\n" +
+	"\rsource_routed\x18\x12 \x03(\tR\fsourceRouted\"\xc4\x01\n" +
 	"\x0eEndpointPolicy\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12!\n" +
 	"\fegress_table\x18\x02 \x01(\rR\vegressTable\x12#\n" +
@@ -2477,20 +2476,17 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\tInterface\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12\x10\n" +
-	"\x03mac\x18\x03 \x01(\fR\x03mac\"\xa3\a\n" +
+	"\x03mac\x18\x03 \x01(\tR\x03mac\"\xb4\x06\n" +
 	"\x15CreateEndpointRequest\x127\n" +
 	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerB\x06\xbaH\x03\xc8\x01\x01R\x05owner\x12:\n" +
 	"\x11network_namespace\x18\x02 \x01(\tB\r\xbaH\n" +
-	"r\b\x10\x01\x18\xff\x1f:\x01/R\x10networkNamespace\x12y\n" +
-	"\taddresses\x18\x03 \x03(\fB[\xbaHX\x92\x01U\b\x01\x10\x02\"O\xba\x01L\n" +
-	"\x0eaddress_length\x12\x15must be 4 or 16 bytes\x1a#size(this) == 4 || size(this) == 16R\taddresses\x12F\n" +
+	"r\b\x10\x01\x18\xff\x1f:\x01/R\x10networkNamespace\x122\n" +
+	"\taddresses\x18\x03 \x03(\tB\x14\xbaH\x11\x92\x01\x0e\b\x01\x10\x02\"\br\x06\xba\x01\x01%p\x01R\taddresses\x12F\n" +
 	"\x11lease_expire_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x0fleaseExpireTime\x12<\n" +
 	"\x06labels\x18\x05 \x03(\v2\x19.sluice.workload.v1.LabelB\t\xbaH\x06\x92\x01\x03\x10\x80\bR\x06labels\x12I\n" +
 	"\vnamed_ports\x18\x06 \x03(\v2\x1d.sluice.workload.v1.NamedPortB\t\xbaH\x06\x92\x01\x03\x10\x80\x02R\n" +
-	"namedPorts\x12b\n" +
-	"\x03mac\x18\a \x01(\fBP\xbaHM\xba\x01J\n" +
-	"\n" +
-	"mac_length\x12\x18must be empty or 6 bytes\x1a\"size(this) == 0 || size(this) == 6R\x03mac\x12\x7f\n" +
+	"namedPorts\x12:\n" +
+	"\x03mac\x18\a \x01(\tB(\xbaH%r#2!^([0-9a-f]{2}(:[0-9a-f]{2}){5})?$R\x03mac\x12\x7f\n" +
 	"\x03mtu\x18\b \x01(\rBm\xbaHj\xba\x01g\n" +
 	"\tmtu_range\x12\x1amust be 0 or 1280 to 65535\x1a>this == uint(0) || (this >= uint(1280) && this <= uint(65535))R\x03mtu\x12#\n" +
 	"\rvalidate_only\x18\t \x01(\bR\fvalidateOnly\x12F\n" +
@@ -2503,11 +2499,11 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x15DeleteEndpointRequest\x127\n" +
 	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerB\x06\xbaH\x03\xc8\x01\x01R\x05owner\"2\n" +
 	"\x16DeleteEndpointResponse\x12\x18\n" +
-	"\aexisted\x18\x01 \x01(\bR\aexisted\"\xae\x01\n" +
+	"\aexisted\x18\x01 \x01(\bR\aexisted\"\xb8\x01\n" +
 	"\x14CheckEndpointRequest\x127\n" +
 	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerB\x06\xbaH\x03\xc8\x01\x01R\x05owner\x125\n" +
-	"\x11network_namespace\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\xff\x1fR\x10networkNamespace\x12&\n" +
-	"\taddresses\x18\x03 \x03(\fB\b\xbaH\x05\x92\x01\x02\x10\x10R\taddresses\"Y\n" +
+	"\x11network_namespace\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\xff\x1fR\x10networkNamespace\x120\n" +
+	"\taddresses\x18\x03 \x03(\tB\x12\xbaH\x0f\x92\x01\f\x10\x10\"\br\x06\xba\x01\x01%p\x01R\taddresses\"Y\n" +
 	"\x15CheckEndpointResponse\x12@\n" +
 	"\vdifferences\x18\x01 \x03(\v2\x1e.sluice.datapath.v1.DifferenceR\vdifferences\"`\n" +
 	"\n" +
@@ -2544,7 +2540,7 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"none_valid\x18\x04 \x01(\bR\tnoneValid\"S\n" +
 	"\x18ReclaimEndpointsResponse\x127\n" +
 	"\treclaimed\x18\x01 \x03(\v2\x19.sluice.workload.v1.OwnerR\treclaimed\"\x12\n" +
-	"\x10GetStatusRequest\"\xd3\a\n" +
+	"\x10GetStatusRequest\"\xd9\a\n" +
 	"\x11GetStatusResponse\x129\n" +
 	"\aservice\x18\x17 \x01(\v2\x1f.sluice.status.v1.ServiceStatusR\aservice\x12\x1b\n" +
 	"\tadd_ready\x18\x03 \x01(\bR\baddReady\x12\x1f\n" +
@@ -2555,9 +2551,9 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x12attachment_repairs\x18\b \x01(\x04R\x11attachmentRepairs\x12)\n" +
 	"\x10pending_releases\x18\t \x01(\rR\x0fpendingReleases\x12%\n" +
 	"\x0ekernel_release\x18\n" +
-	" \x01(\tR\rkernelRelease\x12\x1b\n" +
-	"\tpod_cidrs\x18\v \x03(\tR\bpodCidrs\x12%\n" +
-	"\x0enode_addresses\x18\f \x03(\fR\rnodeAddresses\x12B\n" +
+	" \x01(\tR\rkernelRelease\x12!\n" +
+	"\fpod_prefixes\x18\v \x03(\tR\vpodPrefixes\x12%\n" +
+	"\x0enode_addresses\x18\f \x03(\tR\rnodeAddresses\x12B\n" +
 	"\fdependencies\x18\r \x03(\v2\x1e.sluice.datapath.v1.DependencyR\fdependencies\x12\x1f\n" +
 	"\vevents_lost\x18\x0e \x01(\x04R\n" +
 	"eventsLost\x12'\n" +

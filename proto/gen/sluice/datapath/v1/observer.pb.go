@@ -274,8 +274,7 @@ type ObserveRequest struct {
 	Owners []*v1.Owner `protobuf:"bytes,3,rep,name=owners,proto3" json:"owners,omitempty"`
 	// Events with one of these identities on either side.
 	Identities []uint32 `protobuf:"varint,4,rep,packed,name=identities,proto3" json:"identities,omitempty"`
-	// Events with an address in one of these prefixes (CIDR notation) on either
-	// side.
+	// Events with an address in one of these prefixes on either side.
 	Prefixes []string `protobuf:"bytes,5,rep,name=prefixes,proto3" json:"prefixes,omitempty"`
 	// Drop reasons, for example "spoofed-ip".
 	Reasons []string `protobuf:"bytes,6,rep,name=reasons,proto3" json:"reasons,omitempty"`
@@ -743,10 +742,10 @@ type Flow struct {
 	Owner *v1.Owner `protobuf:"bytes,5,opt,name=owner,proto3" json:"owner,omitempty"`
 	// Slot of that endpoint.
 	Slot uint32 `protobuf:"varint,6,opt,name=slot,proto3" json:"slot,omitempty"`
-	// Source address, 4 or 16 bytes; empty if the packet has none.
-	SourceAddress []byte `protobuf:"bytes,7,opt,name=source_address,json=sourceAddress,proto3" json:"source_address,omitempty"`
-	// Destination address, 4 or 16 bytes; empty if the packet has none.
-	DestinationAddress []byte `protobuf:"bytes,8,opt,name=destination_address,json=destinationAddress,proto3" json:"destination_address,omitempty"`
+	// Source address; empty if the packet has none.
+	SourceAddress string `protobuf:"bytes,7,opt,name=source_address,json=sourceAddress,proto3" json:"source_address,omitempty"`
+	// Destination address; empty if the packet has none.
+	DestinationAddress string `protobuf:"bytes,8,opt,name=destination_address,json=destinationAddress,proto3" json:"destination_address,omitempty"`
 	// IP protocol; unspecified if the packet is not IP.
 	Protocol v11.Protocol `protobuf:"varint,9,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
 	// Source port; 0 if the protocol has none. ICMP type for ICMP.
@@ -759,8 +758,8 @@ type Flow struct {
 	DestinationIdentity uint32 `protobuf:"varint,13,opt,name=destination_identity,json=destinationIdentity,proto3" json:"destination_identity,omitempty"`
 	// Length in bytes, Ethernet header included.
 	Length uint32 `protobuf:"varint,14,opt,name=length,proto3" json:"length,omitempty"`
-	// Source MAC, 6 bytes.
-	SourceMac []byte `protobuf:"bytes,15,opt,name=source_mac,json=sourceMac,proto3" json:"source_mac,omitempty"`
+	// Source hardware address; empty if it was not read.
+	SourceMac string `protobuf:"bytes,15,opt,name=source_mac,json=sourceMac,proto3" json:"source_mac,omitempty"`
 	// EtherType of the frame.
 	Ethertype uint32 `protobuf:"varint,16,opt,name=ethertype,proto3" json:"ethertype,omitempty"`
 	// What kind of event it is.
@@ -853,18 +852,18 @@ func (x *Flow) GetSlot() uint32 {
 	return 0
 }
 
-func (x *Flow) GetSourceAddress() []byte {
+func (x *Flow) GetSourceAddress() string {
 	if x != nil {
 		return x.SourceAddress
 	}
-	return nil
+	return ""
 }
 
-func (x *Flow) GetDestinationAddress() []byte {
+func (x *Flow) GetDestinationAddress() string {
 	if x != nil {
 		return x.DestinationAddress
 	}
-	return nil
+	return ""
 }
 
 func (x *Flow) GetProtocol() v11.Protocol {
@@ -909,11 +908,11 @@ func (x *Flow) GetLength() uint32 {
 	return 0
 }
 
-func (x *Flow) GetSourceMac() []byte {
+func (x *Flow) GetSourceMac() string {
 	if x != nil {
 		return x.SourceMac
 	}
-	return nil
+	return ""
 }
 
 func (x *Flow) GetEthertype() uint32 {
@@ -1132,10 +1131,10 @@ func (x *LostEvents) GetCount() uint64 {
 // ExplainRequest is the input of Explain.
 type ExplainRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Source address, 4 or 16 bytes.
-	SourceAddress []byte `protobuf:"bytes,1,opt,name=source_address,json=sourceAddress,proto3" json:"source_address,omitempty"`
+	// Source address.
+	SourceAddress string `protobuf:"bytes,1,opt,name=source_address,json=sourceAddress,proto3" json:"source_address,omitempty"`
 	// Destination address, of the same family.
-	DestinationAddress []byte `protobuf:"bytes,2,opt,name=destination_address,json=destinationAddress,proto3" json:"destination_address,omitempty"`
+	DestinationAddress string `protobuf:"bytes,2,opt,name=destination_address,json=destinationAddress,proto3" json:"destination_address,omitempty"`
 	// IP protocol.
 	Protocol v11.Protocol `protobuf:"varint,3,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
 	// Source port, 0 if it does not matter; only for the connection's state.
@@ -1176,18 +1175,18 @@ func (*ExplainRequest) Descriptor() ([]byte, []int) {
 	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{8}
 }
 
-func (x *ExplainRequest) GetSourceAddress() []byte {
+func (x *ExplainRequest) GetSourceAddress() string {
 	if x != nil {
 		return x.SourceAddress
 	}
-	return nil
+	return ""
 }
 
-func (x *ExplainRequest) GetDestinationAddress() []byte {
+func (x *ExplainRequest) GetDestinationAddress() string {
 	if x != nil {
 		return x.DestinationAddress
 	}
-	return nil
+	return ""
 }
 
 func (x *ExplainRequest) GetProtocol() v11.Protocol {
@@ -1324,8 +1323,8 @@ type ExplainedPeer struct {
 	Owner *v1.Owner `protobuf:"bytes,4,opt,name=owner,proto3" json:"owner,omitempty"`
 	// Slot of the endpoint; 0 for the host.
 	Slot uint32 `protobuf:"varint,5,opt,name=slot,proto3" json:"slot,omitempty"`
-	// Entry of the ipcache that holds the address, in CIDR notation.
-	IpcacheEntry string `protobuf:"bytes,6,opt,name=ipcache_entry,json=ipcacheEntry,proto3" json:"ipcache_entry,omitempty"`
+	// Prefix in the ipcache that holds the address; empty: none does.
+	IpcachePrefix string `protobuf:"bytes,6,opt,name=ipcache_prefix,json=ipcachePrefix,proto3" json:"ipcache_prefix,omitempty"`
 	// Labels, if known.
 	Labels        []*v1.Label `protobuf:"bytes,7,rep,name=labels,proto3" json:"labels,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1397,9 +1396,9 @@ func (x *ExplainedPeer) GetSlot() uint32 {
 	return 0
 }
 
-func (x *ExplainedPeer) GetIpcacheEntry() string {
+func (x *ExplainedPeer) GetIpcachePrefix() string {
 	if x != nil {
-		return x.IpcacheEntry
+		return x.IpcachePrefix
 	}
 	return ""
 }
@@ -1422,8 +1421,8 @@ type ExplainedSide struct {
 	IdentityRow bool `protobuf:"varint,3,opt,name=identity_row,json=identityRow,proto3" json:"identity_row,omitempty"`
 	// Class of the peer by address.
 	AddressClass uint32 `protobuf:"varint,4,opt,name=address_class,json=addressClass,proto3" json:"address_class,omitempty"`
-	// The block that holds the address, in CIDR notation; empty: none does.
-	AddressBlock  string `protobuf:"bytes,5,opt,name=address_block,json=addressBlock,proto3" json:"address_block,omitempty"`
+	// Prefix of the table that holds the address; empty: none does.
+	AddressPrefix string `protobuf:"bytes,5,opt,name=address_prefix,json=addressPrefix,proto3" json:"address_prefix,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1486,9 +1485,9 @@ func (x *ExplainedSide) GetAddressClass() uint32 {
 	return 0
 }
 
-func (x *ExplainedSide) GetAddressBlock() string {
+func (x *ExplainedSide) GetAddressPrefix() string {
 	if x != nil {
-		return x.AddressBlock
+		return x.AddressPrefix
 	}
 	return ""
 }
@@ -1496,10 +1495,15 @@ func (x *ExplainedSide) GetAddressBlock() string {
 // Connection is an entry of the connection table.
 type Connection struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Address and port of the end that began it.
-	Initiator string `protobuf:"bytes,1,opt,name=initiator,proto3" json:"initiator,omitempty"`
-	// Address and port of the other end.
-	Responder string `protobuf:"bytes,2,opt,name=responder,proto3" json:"responder,omitempty"`
+	// Address of the end that began it.
+	InitiatorAddress string `protobuf:"bytes,1,opt,name=initiator_address,json=initiatorAddress,proto3" json:"initiator_address,omitempty"`
+	// Port of the end that began it, 0 if the protocol has none. ICMP echo has its
+	// identifier in both ports.
+	InitiatorPort uint32 `protobuf:"varint,2,opt,name=initiator_port,json=initiatorPort,proto3" json:"initiator_port,omitempty"`
+	// Address of the other end.
+	ResponderAddress string `protobuf:"bytes,9,opt,name=responder_address,json=responderAddress,proto3" json:"responder_address,omitempty"`
+	// Port of the other end.
+	ResponderPort uint32 `protobuf:"varint,10,opt,name=responder_port,json=responderPort,proto3" json:"responder_port,omitempty"`
 	// IP protocol.
 	Protocol v11.Protocol `protobuf:"varint,3,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
 	// State in words, for example "established", "closing", "picked-up".
@@ -1547,18 +1551,32 @@ func (*Connection) Descriptor() ([]byte, []int) {
 	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{12}
 }
 
-func (x *Connection) GetInitiator() string {
+func (x *Connection) GetInitiatorAddress() string {
 	if x != nil {
-		return x.Initiator
+		return x.InitiatorAddress
 	}
 	return ""
 }
 
-func (x *Connection) GetResponder() string {
+func (x *Connection) GetInitiatorPort() uint32 {
 	if x != nil {
-		return x.Responder
+		return x.InitiatorPort
+	}
+	return 0
+}
+
+func (x *Connection) GetResponderAddress() string {
+	if x != nil {
+		return x.ResponderAddress
 	}
 	return ""
+}
+
+func (x *Connection) GetResponderPort() uint32 {
+	if x != nil {
+		return x.ResponderPort
+	}
+	return 0
 }
 
 func (x *Connection) GetProtocol() v11.Protocol {
@@ -1607,15 +1625,16 @@ var File_sluice_datapath_v1_observer_proto protoreflect.FileDescriptor
 
 const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\n" +
-	"!sluice/datapath/v1/observer.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!sluice/datapath/v1/datapath.proto\x1a\x17sluice/net/v1/net.proto\x1a!sluice/workload/v1/workload.proto\"\xf2\x05\n" +
+	"!sluice/datapath/v1/observer.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!sluice/datapath/v1/datapath.proto\x1a\x17sluice/net/v1/net.proto\x1a!sluice/workload/v1/workload.proto\"\xf9\x05\n" +
 	"\x0eObserveRequest\x12\x16\n" +
 	"\x06follow\x18\x01 \x01(\bR\x06follow\x120\n" +
 	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12<\n" +
 	"\x06owners\x18\x03 \x03(\v2\x19.sluice.workload.v1.OwnerB\t\xbaH\x06\x92\x01\x03\x10\x80\x02R\x06owners\x12)\n" +
 	"\n" +
 	"identities\x18\x04 \x03(\rB\t\xbaH\x06\x92\x01\x03\x10\x80\x02R\n" +
-	"identities\x12%\n" +
-	"\bprefixes\x18\x05 \x03(\tB\t\xbaH\x06\x92\x01\x03\x10\x80\x02R\bprefixes\x12\"\n" +
+	"identities\x12,\n" +
+	"\bprefixes\x18\x05 \x03(\tB\x10\xbaH\r\x92\x01\n" +
+	"\x10\x80\x02\"\x05r\x03\xe8\x01\x01R\bprefixes\x12\"\n" +
 	"\areasons\x18\x06 \x03(\tB\b\xbaH\x05\x92\x01\x02\x10@R\areasons\x12@\n" +
 	"\tdirection\x18\a \x01(\x0e2\x18.sluice.net.v1.DirectionB\b\xbaH\x05\x82\x01\x02\x10\x01R\tdirection\x12\x81\x01\n" +
 	"\tprotocols\x18\b \x03(\x0e2\x17.sluice.net.v1.ProtocolBJ\xbaHG\x92\x01D\x10\x80\x02\"?\xba\x01<\n" +
@@ -1657,8 +1676,8 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\tdirection\x18\x04 \x01(\x0e2\x18.sluice.net.v1.DirectionR\tdirection\x12/\n" +
 	"\x05owner\x18\x05 \x01(\v2\x19.sluice.workload.v1.OwnerR\x05owner\x12\x12\n" +
 	"\x04slot\x18\x06 \x01(\rR\x04slot\x12%\n" +
-	"\x0esource_address\x18\a \x01(\fR\rsourceAddress\x12/\n" +
-	"\x13destination_address\x18\b \x01(\fR\x12destinationAddress\x123\n" +
+	"\x0esource_address\x18\a \x01(\tR\rsourceAddress\x12/\n" +
+	"\x13destination_address\x18\b \x01(\tR\x12destinationAddress\x123\n" +
 	"\bprotocol\x18\t \x01(\x0e2\x17.sluice.net.v1.ProtocolR\bprotocol\x12\x1f\n" +
 	"\vsource_port\x18\n" +
 	" \x01(\rR\n" +
@@ -1668,7 +1687,7 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\x14destination_identity\x18\r \x01(\rR\x13destinationIdentity\x12\x16\n" +
 	"\x06length\x18\x0e \x01(\rR\x06length\x12\x1d\n" +
 	"\n" +
-	"source_mac\x18\x0f \x01(\fR\tsourceMac\x12\x1c\n" +
+	"source_mac\x18\x0f \x01(\tR\tsourceMac\x12\x1c\n" +
 	"\tethertype\x18\x10 \x01(\rR\tethertype\x120\n" +
 	"\x04type\x18\x11 \x01(\x0e2\x1c.sluice.datapath.v1.FlowTypeR\x04type\x127\n" +
 	"\x06egress\x18\x12 \x01(\v2\x1f.sluice.datapath.v1.SideVerdictR\x06egress\x129\n" +
@@ -1691,12 +1710,10 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\n" +
 	"LostEvents\x126\n" +
 	"\x06source\x18\x01 \x01(\x0e2\x1e.sluice.datapath.v1.LossSourceR\x06source\x12\x14\n" +
-	"\x05count\x18\x02 \x01(\x04R\x05count\"\xec\x03\n" +
-	"\x0eExplainRequest\x12y\n" +
-	"\x0esource_address\x18\x01 \x01(\fBR\xbaHO\xba\x01L\n" +
-	"\x0eaddress_length\x12\x15must be 4 or 16 bytes\x1a#size(this) == 4 || size(this) == 16R\rsourceAddress\x12\x83\x01\n" +
-	"\x13destination_address\x18\x02 \x01(\fBR\xbaHO\xba\x01L\n" +
-	"\x0eaddress_length\x12\x15must be 4 or 16 bytes\x1a#size(this) == 4 || size(this) == 16R\x12destinationAddress\x12w\n" +
+	"\x05count\x18\x02 \x01(\x04R\x05count\"\xdd\x02\n" +
+	"\x0eExplainRequest\x122\n" +
+	"\x0esource_address\x18\x01 \x01(\tB\v\xbaH\br\x06\xba\x01\x01%p\x01R\rsourceAddress\x12<\n" +
+	"\x13destination_address\x18\x02 \x01(\tB\v\xbaH\br\x06\xba\x01\x01%p\x01R\x12destinationAddress\x12w\n" +
 	"\bprotocol\x18\x03 \x01(\x0e2\x17.sluice.net.v1.ProtocolBB\xbaH?\xba\x01<\n" +
 	"\x0eprotocol_range\x12\x10must be 1 to 255\x1a\x18this >= 1 && this <= 255R\bprotocol\x12*\n" +
 	"\vsource_port\x18\x04 \x01(\rB\t\xbaH\x06*\x04\x18\xff\xff\x03R\n" +
@@ -1711,26 +1728,29 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\aingress\x18\x06 \x01(\v2!.sluice.datapath.v1.ExplainedSideR\aingress\x12>\n" +
 	"\n" +
 	"connection\x18\a \x01(\v2\x1e.sluice.datapath.v1.ConnectionR\n" +
-	"connection\"\xfd\x01\n" +
+	"connection\"\xff\x01\n" +
 	"\rExplainedPeer\x12\x1a\n" +
 	"\bidentity\x18\x01 \x01(\rR\bidentity\x12\x14\n" +
 	"\x05known\x18\x02 \x01(\bR\x05known\x12\x1d\n" +
 	"\n" +
 	"node_class\x18\x03 \x01(\rR\tnodeClass\x12/\n" +
 	"\x05owner\x18\x04 \x01(\v2\x19.sluice.workload.v1.OwnerR\x05owner\x12\x12\n" +
-	"\x04slot\x18\x05 \x01(\rR\x04slot\x12#\n" +
-	"\ripcache_entry\x18\x06 \x01(\tR\fipcacheEntry\x121\n" +
-	"\x06labels\x18\a \x03(\v2\x19.sluice.workload.v1.LabelR\x06labels\"\xde\x01\n" +
+	"\x04slot\x18\x05 \x01(\rR\x04slot\x12%\n" +
+	"\x0eipcache_prefix\x18\x06 \x01(\tR\ripcachePrefix\x121\n" +
+	"\x06labels\x18\a \x03(\v2\x19.sluice.workload.v1.LabelR\x06labels\"\xe0\x01\n" +
 	"\rExplainedSide\x129\n" +
 	"\averdict\x18\x01 \x01(\v2\x1f.sluice.datapath.v1.SideVerdictR\averdict\x12%\n" +
 	"\x0eidentity_class\x18\x02 \x01(\rR\ridentityClass\x12!\n" +
 	"\fidentity_row\x18\x03 \x01(\bR\videntityRow\x12#\n" +
-	"\raddress_class\x18\x04 \x01(\rR\faddressClass\x12#\n" +
-	"\raddress_block\x18\x05 \x01(\tR\faddressBlock\"\xaa\x02\n" +
+	"\raddress_class\x18\x04 \x01(\rR\faddressClass\x12%\n" +
+	"\x0eaddress_prefix\x18\x05 \x01(\tR\raddressPrefix\"\x96\x03\n" +
 	"\n" +
-	"Connection\x12\x1c\n" +
-	"\tinitiator\x18\x01 \x01(\tR\tinitiator\x12\x1c\n" +
-	"\tresponder\x18\x02 \x01(\tR\tresponder\x123\n" +
+	"Connection\x12+\n" +
+	"\x11initiator_address\x18\x01 \x01(\tR\x10initiatorAddress\x12%\n" +
+	"\x0einitiator_port\x18\x02 \x01(\rR\rinitiatorPort\x12+\n" +
+	"\x11responder_address\x18\t \x01(\tR\x10responderAddress\x12%\n" +
+	"\x0eresponder_port\x18\n" +
+	" \x01(\rR\rresponderPort\x123\n" +
 	"\bprotocol\x18\x03 \x01(\x0e2\x17.sluice.net.v1.ProtocolR\bprotocol\x12\x14\n" +
 	"\x05state\x18\x04 \x03(\tR\x05state\x127\n" +
 	"\tlast_seen\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\blastSeen\x12\x18\n" +

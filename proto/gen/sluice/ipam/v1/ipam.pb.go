@@ -240,8 +240,8 @@ func (ErrorReason) EnumDescriptor() ([]byte, []int) {
 // Address is one allocated address.
 type Address struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The address: 4 or 16 bytes in network byte order.
-	Address []byte `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	// The address.
+	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
 	// Prefix length of the pool it comes from, for information: a pod always
 	// configures /32 or /128.
 	PoolPrefixLength uint32 `protobuf:"varint,2,opt,name=pool_prefix_length,json=poolPrefixLength,proto3" json:"pool_prefix_length,omitempty"`
@@ -279,11 +279,11 @@ func (*Address) Descriptor() ([]byte, []int) {
 	return file_sluice_ipam_v1_ipam_proto_rawDescGZIP(), []int{0}
 }
 
-func (x *Address) GetAddress() []byte {
+func (x *Address) GetAddress() string {
 	if x != nil {
 		return x.Address
 	}
-	return nil
+	return ""
 }
 
 func (x *Address) GetPoolPrefixLength() uint32 {
@@ -373,9 +373,9 @@ type AllocateRequest struct {
 	Owner *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
 	// Families wanted. Empty: one address of every family that has a pool.
 	Families []Family `protobuf:"varint,2,rep,packed,name=families,proto3,enum=sluice.ipam.v1.Family" json:"families,omitempty"`
-	// Particular addresses wanted, at most one per family: 4 or 16 bytes. A
-	// family without one gets any free address.
-	RequestedAddresses [][]byte `protobuf:"bytes,3,rep,name=requested_addresses,json=requestedAddresses,proto3" json:"requested_addresses,omitempty"`
+	// Particular addresses wanted, at most one per family. A family without
+	// one gets any free address.
+	RequestedAddresses []string `protobuf:"bytes,3,rep,name=requested_addresses,json=requestedAddresses,proto3" json:"requested_addresses,omitempty"`
 	// Check everything and say what would be answered, but lease nothing.
 	ValidateOnly  bool `protobuf:"varint,4,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -426,7 +426,7 @@ func (x *AllocateRequest) GetFamilies() []Family {
 	return nil
 }
 
-func (x *AllocateRequest) GetRequestedAddresses() [][]byte {
+func (x *AllocateRequest) GetRequestedAddresses() []string {
 	if x != nil {
 		return x.RequestedAddresses
 	}
@@ -491,9 +491,9 @@ type ConfirmAllocationRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Who holds the lease.
 	Owner *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
-	// The addresses that are about to be configured, 4 or 16 bytes each, in any
-	// order; all of the lease's.
-	Addresses     [][]byte `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	// The addresses that are about to be configured, in any order; all of the
+	// lease's.
+	Addresses     []string `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -535,7 +535,7 @@ func (x *ConfirmAllocationRequest) GetOwner() *v1.Owner {
 	return nil
 }
 
-func (x *ConfirmAllocationRequest) GetAddresses() [][]byte {
+func (x *ConfirmAllocationRequest) GetAddresses() []string {
 	if x != nil {
 		return x.Addresses
 	}
@@ -849,8 +849,8 @@ func (x *ListPoolsResponse) GetPools() []*Pool {
 // Pool is one range of addresses and its fill. Counts saturate at 2^64 - 1.
 type Pool struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The range in CIDR notation, for example "10.244.0.0/24".
-	Cidr string `protobuf:"bytes,1,opt,name=cidr,proto3" json:"cidr,omitempty"`
+	// The range.
+	Prefix string `protobuf:"bytes,1,opt,name=prefix,proto3" json:"prefix,omitempty"`
 	// The gateway's address (the node's own on the pod side), never allocated.
 	Gateway string `protobuf:"bytes,2,opt,name=gateway,proto3" json:"gateway,omitempty"`
 	// Addresses in the range.
@@ -900,9 +900,9 @@ func (*Pool) Descriptor() ([]byte, []int) {
 	return file_sluice_ipam_v1_ipam_proto_rawDescGZIP(), []int{12}
 }
 
-func (x *Pool) GetCidr() string {
+func (x *Pool) GetPrefix() string {
 	if x != nil {
-		return x.Cidr
+		return x.Prefix
 	}
 	return ""
 }
@@ -1075,28 +1075,26 @@ const file_sluice_ipam_v1_ipam_proto_rawDesc = "" +
 	"\n" +
 	"\x19sluice/ipam/v1/ipam.proto\x12\x0esluice.ipam.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dsluice/status/v1/status.proto\x1a!sluice/workload/v1/workload.proto\"Q\n" +
 	"\aAddress\x12\x18\n" +
-	"\aaddress\x18\x01 \x01(\fR\aaddress\x12,\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12,\n" +
 	"\x12pool_prefix_length\x18\x02 \x01(\rR\x10poolPrefixLength\"\xf3\x01\n" +
 	"\n" +
 	"Allocation\x12/\n" +
 	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerR\x05owner\x125\n" +
 	"\taddresses\x18\x02 \x03(\v2\x17.sluice.ipam.v1.AddressR\taddresses\x125\n" +
 	"\x05state\x18\x03 \x01(\x0e2\x1f.sluice.ipam.v1.AllocationStateR\x05state\x12F\n" +
-	"\x11lease_expire_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x0fleaseExpireTime\"\xc5\x02\n" +
+	"\x11lease_expire_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x0fleaseExpireTime\"\xfd\x01\n" +
 	"\x0fAllocateRequest\x127\n" +
 	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerB\x06\xbaH\x03\xc8\x01\x01R\x05owner\x12G\n" +
-	"\bfamilies\x18\x02 \x03(\x0e2\x16.sluice.ipam.v1.FamilyB\x13\xbaH\x10\x92\x01\r\x10\x02\x18\x01\"\a\x82\x01\x04\x10\x01 \x00R\bfamilies\x12\x8a\x01\n" +
-	"\x13requested_addresses\x18\x03 \x03(\fBY\xbaHV\x92\x01S\x10\x02\"O\xba\x01L\n" +
-	"\x0eaddress_length\x12\x15must be 4 or 16 bytes\x1a#size(this) == 4 || size(this) == 16R\x12requestedAddresses\x12#\n" +
+	"\bfamilies\x18\x02 \x03(\x0e2\x16.sluice.ipam.v1.FamilyB\x13\xbaH\x10\x92\x01\r\x10\x02\x18\x01\"\a\x82\x01\x04\x10\x01 \x00R\bfamilies\x12C\n" +
+	"\x13requested_addresses\x18\x03 \x03(\tB\x12\xbaH\x0f\x92\x01\f\x10\x02\"\br\x06\xba\x01\x01%p\x01R\x12requestedAddresses\x12#\n" +
 	"\rvalidate_only\x18\x04 \x01(\bR\fvalidateOnly\"N\n" +
 	"\x10AllocateResponse\x12:\n" +
 	"\n" +
 	"allocation\x18\x01 \x01(\v2\x1a.sluice.ipam.v1.AllocationR\n" +
-	"allocation\"}\n" +
+	"allocation\"\x87\x01\n" +
 	"\x18ConfirmAllocationRequest\x127\n" +
-	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerB\x06\xbaH\x03\xc8\x01\x01R\x05owner\x12(\n" +
-	"\taddresses\x18\x02 \x03(\fB\n" +
-	"\xbaH\a\x92\x01\x04\b\x01\x10\x02R\taddresses\"W\n" +
+	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerB\x06\xbaH\x03\xc8\x01\x01R\x05owner\x122\n" +
+	"\taddresses\x18\x02 \x03(\tB\x14\xbaH\x11\x92\x01\x0e\b\x01\x10\x02\"\br\x06\xba\x01\x01%p\x01R\taddresses\"W\n" +
 	"\x19ConfirmAllocationResponse\x12:\n" +
 	"\n" +
 	"allocation\x18\x01 \x01(\v2\x1a.sluice.ipam.v1.AllocationR\n" +
@@ -1112,9 +1110,9 @@ const file_sluice_ipam_v1_ipam_proto_rawDesc = "" +
 	"allocation\"\x12\n" +
 	"\x10ListPoolsRequest\"?\n" +
 	"\x11ListPoolsResponse\x12*\n" +
-	"\x05pools\x18\x01 \x03(\v2\x14.sluice.ipam.v1.PoolR\x05pools\"\xc8\x01\n" +
-	"\x04Pool\x12\x12\n" +
-	"\x04cidr\x18\x01 \x01(\tR\x04cidr\x12\x18\n" +
+	"\x05pools\x18\x01 \x03(\v2\x14.sluice.ipam.v1.PoolR\x05pools\"\xcc\x01\n" +
+	"\x04Pool\x12\x16\n" +
+	"\x06prefix\x18\x01 \x01(\tR\x06prefix\x12\x18\n" +
 	"\agateway\x18\x02 \x01(\tR\agateway\x12\x12\n" +
 	"\x04size\x18\x03 \x01(\x04R\x04size\x12\x1a\n" +
 	"\breserved\x18\x04 \x01(\x04R\breserved\x12\x16\n" +

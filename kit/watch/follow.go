@@ -33,6 +33,8 @@ type Changes[K comparable, V any] struct {
 	// everything with these changes. Zero, as during a listing: not known.
 	Revision    uint64
 	Incarnation string
+	// Origin up to which the sink has everything with these changes, as Revision.
+	Origin Origin
 }
 
 // Sink takes the set that Follow follows. Its methods are called one at a time
@@ -147,17 +149,17 @@ func (f *follower[K, V]) watch(ctx context.Context) error {
 	}()
 
 	listing := f.token == nil
-	next := Changes[K, V]{Upserts: make(map[K]V), Deletes: make(map[K]struct{})}
+	next := Changes[K, V]{Upserts: make(map[K]V), Deletes: make(map[K]struct{}), Origin: f.applied.Origin}
 	var token []byte // of the last event
 	flush := func() error {
 		if listing {
-			next.Revision, next.Incarnation = 0, ""
+			next.Revision, next.Incarnation, next.Origin = 0, "", Origin{}
 		}
-		if len(next.Upserts)+len(next.Deletes) > 0 || next.Revision != f.applied.Revision || next.Incarnation != f.applied.Incarnation {
+		if len(next.Upserts)+len(next.Deletes) > 0 || next.Revision != f.applied.Revision || next.Incarnation != f.applied.Incarnation || next.Origin != f.applied.Origin {
 			if err := f.sink.Apply(ctx, next); err != nil {
 				return err
 			}
-			f.applied.Revision, f.applied.Incarnation = next.Revision, next.Incarnation
+			f.applied.Revision, f.applied.Incarnation, f.applied.Origin = next.Revision, next.Incarnation, next.Origin
 			clear(next.Upserts)
 			clear(next.Deletes)
 		}
@@ -180,6 +182,9 @@ func (f *follower[K, V]) watch(ctx context.Context) error {
 			f.failed, f.reported = false, ""
 		}
 		token, next.Revision = e.Token, e.Revision
+		if e.Origin != (Origin{}) {
+			next.Origin = e.Origin
+		}
 		if next.Incarnation != string(e.Incarnation) { // no copy for each event
 			next.Incarnation = string(e.Incarnation)
 		}
@@ -204,7 +209,7 @@ func (f *follower[K, V]) watch(ctx context.Context) error {
 					return err
 				}
 				listing, f.token, f.failed, f.reported = false, token, false, ""
-				next.Revision, next.Incarnation = e.Revision, string(e.Incarnation)
+				next.Revision, next.Incarnation, next.Origin = e.Revision, string(e.Incarnation), e.Origin
 				f.options.Log.Info("the source is complete", "keys", len(f.keys))
 			}
 		}

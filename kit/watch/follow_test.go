@@ -75,6 +75,7 @@ type keeper struct {
 	failures  []string // "" where one is taken back
 	revision  uint64   // with incarnation
 	run       string
+	origin    Origin                  // grows
 	fault     func(call string) error // called before each; nil: none fails
 }
 
@@ -100,7 +101,13 @@ func (k *keeper) Apply(_ context.Context, c Changes[string, int]) error {
 	if len(c.Upserts)+len(c.Deletes) > 0 {
 		k.applied++
 	}
+	if c.Revision != 0 && c.Origin.Revision < k.origin.Revision {
+		return fmt.Errorf("the store went from %v back to %v", k.origin, c.Origin)
+	}
 	k.revision, k.run = c.Revision, c.Incarnation
+	if c.Revision != 0 {
+		k.origin = c.Origin
+	}
 	return nil
 }
 
@@ -134,6 +141,9 @@ func (k *keeper) Failed(_ context.Context, why error) error {
 func (k *keeper) want(t *testing.T, h *Hub[string, int], completed int) {
 	t.Helper()
 	k.wantSet(t, h, completed)
+	if k.origin != h.Origin() {
+		t.Errorf("at %v of the store, want %v", k.origin, h.Origin())
+	}
 	if k.revision != h.Revision() || k.run != string(h.Incarnation()) {
 		t.Errorf("at revision %d of %x, want %d of %x", k.revision, k.run, h.Revision(), h.Incarnation())
 	}
@@ -244,9 +254,11 @@ func TestFollowContinuesAfterTheSourceDiedAtAnyEvent(t *testing.T) {
 					followed(t, r, k, func() {
 						h.Upsert("c", 4) // while the watch is open, or away
 						h.Delete("a")
+						h.Reach(1, 20)
 						after(time.Minute)
 						h.Upsert("d", 5)
 						h.Delete("b")
+						h.Reach(1, 30)
 						after(time.Minute)
 						k.want(t, h, 1)
 						if n := len(k.failures); n > 0 && k.completed == 1 && first > 3 && k.failures[n-1] != "" {

@@ -79,6 +79,15 @@ type Event[K comparable, V any] struct {
 	// Incarnation is the run that Revision counts in. It is nil with revision 0,
 	// or where the source has none.
 	Incarnation []byte
+	// Origin up to which the reader has everything after this event. Zero: that of
+	// the event before.
+	Origin Origin
+}
+
+// Origin is a point in the store that the set of a Hub is from.
+type Origin struct {
+	Store    uint64 // names the store; 0: not known
+	Revision int64  // of the store
 }
 
 // Options of a Hub. The zero value is usable.
@@ -103,6 +112,7 @@ type Hub[K comparable, V any] struct {
 	history  []change[K, V]                   // guarded by mu; a ring
 	first    uint64                           // guarded by mu; the oldest revision in history
 	subs     map[*Subscription[K, V]]struct{} // guarded by mu
+	origin   Origin                           // guarded by mu; the items have everything up to it
 	loaded   bool                             // guarded by mu
 	closed   bool                             // guarded by mu
 }
@@ -211,6 +221,28 @@ func (h *Hub[K, V]) Revision() uint64 {
 	return h.revision
 }
 
+// Origin is what the last call of Reach said.
+func (h *Hub[K, V]) Origin() Origin {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.origin
+}
+
+// Reach says that the hub has everything up to a revision of the store that its
+// set is from. Readers learn it from the next event, or from a bookmark.
+func (h *Hub[K, V]) Reach(store uint64, revision int64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if at := (Origin{store, revision}); h.origin != at {
+		h.origin = at
+		if h.loaded { // else the first bookmark has it
+			for s := range h.subs {
+				s.reach(h.revision, at)
+			}
+		}
+	}
+}
+
 // Incarnation is the run of the hub in which revisions count, 8 bytes.
 func (h *Hub[K, V]) Incarnation() []byte { return h.incarnation[:8:8] }
 
@@ -231,7 +263,7 @@ func (h *Hub[K, V]) Loaded() {
 	}
 	h.loaded = true
 	for s := range h.subs {
-		s.mark(h.revision)
+		s.mark(h.revision, h.origin)
 	}
 }
 
@@ -312,7 +344,7 @@ func (h *Hub[K, V]) subscribe(token []byte) (*Subscription[K, V], error) {
 		s.listing = h.list()
 		s.fresh = true
 		if h.loaded {
-			s.mark(h.revision)
+			s.mark(h.revision, h.origin)
 		}
 	} else {
 		revision, err := h.parse(token)
@@ -328,7 +360,7 @@ func (h *Hub[K, V]) subscribe(token []byte) (*Subscription[K, V], error) {
 			s.push(h.history[int((r-1)%uint64(h.opts.History))])
 		}
 		s.limit = max(h.opts.Pending, len(s.queued))
-		s.mark(h.revision)
+		s.mark(h.revision, h.origin)
 	}
 	h.subs[s] = struct{}{}
 	return s, nil
@@ -348,12 +380,15 @@ type Subscription[K comparable, V any] struct {
 	tail     *entry[K, V]       // guarded by mu
 	queued   map[K]*entry[K, V] // guarded by mu; bookmarks are not in it
 	err      error              // guarded by mu
+	reached  *entry[K, V]       // guarded by mu; the queued bookmark of the last Reach
 	position uint64             // guarded by mu; everything up to it was read
+	origin   Origin             // guarded by mu; everything up to it was read
 	marked   bool               // guarded by mu; the first bookmark was read
 }
 
 type entry[K comparable, V any] struct {
 	change     change[K, V]
+	origin     Origin // of a bookmark
 	prev, next *entry[K, V]
 }
 
@@ -384,10 +419,25 @@ func (s *Subscription[K, V]) push(c change[K, V]) bool {
 }
 
 // mark queues a bookmark.
-func (s *Subscription[K, V]) mark(revision uint64) {
+func (s *Subscription[K, V]) mark(revision uint64, origin Origin) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.link(&entry[K, V]{change: change[K, V]{kind: Bookmark, revision: revision}})
+	s.link(&entry[K, V]{change: change[K, V]{kind: Bookmark, revision: revision}, origin: origin})
+	s.notify()
+}
+
+// reach queues a bookmark in the place of the one that the last call queued.
+func (s *Subscription[K, V]) reach(revision uint64, origin Origin) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err != nil {
+		return
+	}
+	if s.reached != nil {
+		s.unlink(s.reached)
+	}
+	s.reached = &entry[K, V]{change: change[K, V]{kind: Bookmark, revision: revision}, origin: origin}
+	s.link(s.reached)
 	s.notify()
 }
 
@@ -402,7 +452,7 @@ func (s *Subscription[K, V]) failLocked(err error) {
 		s.err = err
 		close(s.ended)
 	}
-	s.head, s.tail, s.queued = nil, nil, nil
+	s.head, s.tail, s.queued, s.reached = nil, nil, nil, nil
 	s.notify()
 }
 
@@ -474,12 +524,16 @@ func (s *Subscription[K, V]) take() (Event[K, V], bool, error) {
 	out := Event[K, V]{Kind: c.kind, Key: c.key, Value: c.value}
 	if c.kind == Bookmark {
 		out.SnapshotComplete = s.fresh && !s.marked
-		s.marked = true
+		s.marked, s.origin = true, e.origin
+		if s.reached == e {
+			s.reached = nil
+		}
 	} else {
 		delete(s.queued, c.key)
 	}
 	if s.marked || !s.fresh {
 		out.Token, out.Revision, out.Incarnation = s.hub.token(s.position), s.position, s.hub.Incarnation()
+		out.Origin = s.origin
 	}
 	return out, true, nil
 }
@@ -498,18 +552,19 @@ func (s *Subscription[K, V]) Err() error {
 // Token continues after the last event that Next returned; nil while the
 // listing is not complete.
 func (s *Subscription[K, V]) Token() []byte {
-	token, _ := s.place()
-	return token
+	return s.place().Token
 }
 
-// place is the token and the revision after the last event.
-func (s *Subscription[K, V]) place() (token []byte, revision uint64) {
+// place is a bookmark after the last event, without token while the listing is
+// not complete.
+func (s *Subscription[K, V]) place() Event[K, V] {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.fresh && !s.marked {
-		return nil, 0
+	out := Event[K, V]{Kind: Bookmark}
+	if s.marked || !s.fresh {
+		out.Token, out.Revision, out.Incarnation, out.Origin = s.hub.token(s.position), s.position, s.hub.Incarnation(), s.origin
 	}
-	return s.hub.token(s.position), s.position
+	return out
 }
 
 // Close frees the subscription; Next then returns ErrClosed.

@@ -266,6 +266,41 @@ func TestLoadingHubHoldsBackTheBookmark(t *testing.T) {
 	wantEvents(t, subscribe(t, h, events[1].Token), "c=1 .")
 }
 
+func TestReadersLearnHowFarTheStoreIsRead(t *testing.T) {
+	h := NewHub[string, int](Options[int]{Loading: true})
+	h.Upsert("a", 1)
+	h.Reach(7, 10)
+	s := subscribe(t, h, nil)
+	h.Reach(7, 11)
+	h.Loaded()
+	want := func(what string, s *Subscription[string, int], brief string, origins ...Origin) {
+		t.Helper()
+		for i, e := range wantEvents(t, s, brief) {
+			if e.Origin != origins[i] {
+				t.Errorf("%s: event %d has %v, want %v", what, i, e.Origin, origins[i])
+			}
+		}
+	}
+	at := func(revision int64) Origin { return Origin{Store: 7, Revision: revision} }
+	want("listing", s, "a=1 |", Origin{}, at(11))
+	h.Upsert("a", 2)
+	h.Reach(7, 12)
+	h.Upsert("b", 1)
+	h.Upsert("a", 3) // in the place of the first
+	h.Reach(7, 13)
+	h.Reach(7, 13)
+	want("two changes", s, "a=3 b=1 .", at(11), at(11), at(13))
+	token := s.Token()
+	h.Upsert("c", 1)
+	want("the next change", s, "c=1", at(13))
+	h.Reach(8, 2) // put back to an older state
+	want("another store", s, ".", Origin{Store: 8, Revision: 2})
+	want("resumed", subscribe(t, h, token), "c=1 .", Origin{}, Origin{Store: 8, Revision: 2})
+	if got := h.Origin(); got != (Origin{Store: 8, Revision: 2}) {
+		t.Errorf("the hub is at %v", got)
+	}
+}
+
 func TestEqualValueIsNoChange(t *testing.T) {
 	h := NewHub[string, int](Options[int]{Equal: func(a, b int) bool { return a == b }})
 	s := subscribe(t, h, nil)

@@ -90,8 +90,8 @@ func nextOrIdle[K comparable, V any](ctx context.Context, s *Subscription[K, V])
 	defer cancel()
 	e, err := s.Next(idle)
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-		if token, revision := s.place(); token != nil {
-			return Event[K, V]{Kind: Bookmark, Token: token, Revision: revision, Incarnation: s.hub.Incarnation()}, nil
+		if e := s.place(); e.Token != nil {
+			return e, nil
 		}
 		return Event[K, V]{}, nil
 	}

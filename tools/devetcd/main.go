@@ -11,6 +11,7 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -232,6 +233,9 @@ func config(opts options, level zap.AtomicLevel) (*embed.Config, error) {
 	cfg.ListenPeerUrls = nil
 	cfg.AdvertisePeerUrls = []url.URL{nowhere}
 	cfg.InitialCluster = cfg.Name + "=" + nowhere.String()
+	// Only a data directory that is new takes it: each is a cluster of its own,
+	// whose revisions nobody takes for those of another.
+	cfg.InitialClusterToken = rand.Text()
 	// The JSON gateway would dial back into our own socket for nobody.
 	cfg.EnableGRPCGateway = false
 	// Not set by NewConfig: zero would warn of every request.

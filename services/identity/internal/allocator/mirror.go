@@ -133,6 +133,7 @@ func (a *Allocator) observe(u Update) {
 	}
 	a.mu.Lock(opUpdate)
 	defer a.mu.Unlock()
+	a.pub.Reach(u.Cluster, u.Revision)
 	if u.Heard.After(a.heard) || a.heard.After(time.Now()) {
 		a.heard = u.Heard
 		if a.heard.Sub(a.heardKept) > a.cfg.Quarantine/heardSteps {

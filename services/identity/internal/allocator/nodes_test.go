@@ -119,6 +119,8 @@ func (r *readers) Delete(n identity.Numeric) bool {
 	return true
 }
 
+func (r *readers) Reach(uint64, int64) {}
+
 func (r *readers) Loaded() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -101,9 +101,10 @@ type Deletion struct {
 
 // Update is one step of Store.Follow.
 type Update struct {
-	Complete bool  // Upserts is everything there is at Revision
-	Reset    bool  // with Complete: older revisions belong to another store's history
-	Revision int64 // of the listing
+	Complete bool   // Upserts is everything there is at Revision
+	Reset    bool   // with Complete: older revisions belong to another store's history
+	Cluster  uint64 // names the store that Revision is of
+	Revision int64  // everything up to it is here, or was before
 	Upserts  []Entry
 	Deletes  []Deletion
 	// Heard is a time of which everything was seen: this update and those
@@ -169,7 +170,8 @@ type Store interface {
 type Publisher interface {
 	Upsert(identity.Numeric, identity.Identity) uint64
 	Delete(identity.Numeric) bool
-	Loaded() // what was not upserted does not exist
+	Reach(cluster uint64, revision int64) // everything up to a revision of the store was said
+	Loaded()                              // what was not upserted does not exist
 }
 
 // Holds is what this node may not forget: who holds which number.

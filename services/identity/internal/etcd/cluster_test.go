@@ -639,6 +639,7 @@ func TestRestoredBackupIsNoticed(t *testing.T) {
 	s.Up()
 	a.settled()
 	b.settled()
+	backup := a.hub.Origin()
 	var after []identity.Identity
 	for i := range late {
 		id, err := a.Hold(t.Context(), holder(100+i), storetest.Labels(t, fmt.Sprint("late", i)), false)
@@ -654,6 +655,12 @@ func TestRestoredBackupIsNoticed(t *testing.T) {
 		}
 	}
 	a.settled()
+	for name, n := range map[string]*node{"a": a, "b": b} {
+		servicetest.Eventually(t, name+" reaches a later revision", func() bool {
+			at := n.hub.Origin()
+			return at.Store == backup.Store && at.Revision >= backup.Revision+late
+		})
+	}
 	s.Down()
 	s.Restore()
 	s.Up()
@@ -671,6 +678,64 @@ func TestRestoredBackupIsNoticed(t *testing.T) {
 	}
 	for name, n := range map[string]*node{"a": a, "b": b} {
 		servicetest.Eventually(t, name+" sees a new identity", func() bool { _, _, err := n.Get(fresh.Number); return err == nil })
+		if at := n.hub.Origin(); at.Store != backup.Store || at.Revision > backup.Revision+late {
+			t.Errorf("%s is at %v in the restored etcd, want one near %v", name, at, backup)
+		}
+	}
+}
+
+// TestNodesViewsAreComparedByTheRevisionOfEtcd: each node's readers learn a
+// revision that only grows, names etcd's cluster, and has every identity up to it.
+func TestNodesViewsAreComparedByTheRevisionOfEtcd(t *testing.T) {
+	t.Parallel() // it mostly waits
+	s := etcdtest.Start(t)
+	admin := s.Client()
+	a, b := startNode(t, s.Endpoint, "a", t.TempDir(), quick()), startNode(t, s.Endpoint, "b", t.TempDir(), quick())
+	a.connected()
+	b.connected()
+	ctx, cancel := context.WithCancel(t.Context())
+	var readers sync.WaitGroup
+	defer readers.Wait()
+	defer cancel()
+	for name, n := range map[string]*node{"a": a, "b": b} {
+		sub, err := n.hub.Subscribe(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer sub.Close()
+		readers.Go(func() {
+			var last watch.Origin
+			for {
+				e, err := sub.Next(ctx)
+				if err != nil {
+					return
+				}
+				if last.Store != 0 && (e.Origin.Store != last.Store || e.Origin.Revision < last.Revision) {
+					t.Errorf("a reader of %s goes from %v to %v", name, last, e.Origin)
+				}
+				last = e.Origin
+			}
+		})
+	}
+	for i := range 20 {
+		id, err := a.Hold(t.Context(), holder(i), storetest.Labels(t, fmt.Sprint("set", i)), false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := admin.Get(t.Context(), testPrefix+"/id/"+fmt.Sprint(id.Number))
+		if err != nil || len(resp.Kvs) != 1 {
+			t.Fatalf("identity %d in etcd: %v, %v", id.Number, resp, err)
+		}
+		want := watch.Origin{Store: resp.Header.ClusterId, Revision: resp.Kvs[0].ModRevision}
+		for name, n := range map[string]*node{"a": a, "b": b} {
+			servicetest.Eventually(t, name+" reaches the revision", func() bool {
+				at := n.hub.Origin()
+				return at.Store == want.Store && at.Revision >= want.Revision
+			})
+			if _, ok := n.hub.Get(id.Number); !ok {
+				t.Errorf("%s is at %v without identity %d, which is from %v", name, n.hub.Origin(), id.Number, want)
+			}
+		}
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 func (s *Store) Follow(ctx context.Context, sink func(allocator.Update)) error {
 	var u allocator.Update
 	var of, now <-chan struct{} // the history that the mirror is of, and that of the listing
+	var cluster uint64          // that was listed
 	return s.session.Follow(ctx, session.Reader{
 		Prefix: s.cfg.Prefix + "/id/",
 		Begin: func() {
@@ -32,19 +33,17 @@ func (s *Store) Follow(ctx context.Context, sink func(allocator.Update)) error {
 				u.Upserts = append(u.Upserts, e)
 			}
 		},
-		Complete: func(revision int64, asked time.Time) {
+		Complete: func(at session.Point, asked time.Time) {
 			// What the mirror had before is not from this run's history.
-			u.Revision, u.Heard, u.Reset = revision, asked, of != now
-			of = now
+			u.Cluster, u.Revision, u.Heard, u.Reset = at.Cluster, at.Revision, asked, of != now
+			of, cluster = now, at.Cluster
 			sink(u)
 			u = allocator.Update{}
 		},
-		Changes: func(events []*clientv3.Event, _ int64, asked time.Time) {
+		Changes: func(events []*clientv3.Event, revision int64, asked time.Time) {
 			u := s.update(events)
-			u.Heard = asked
-			if len(u.Upserts)+len(u.Deletes) > 0 || !u.Heard.IsZero() {
-				sink(u)
-			}
+			u.Cluster, u.Revision, u.Heard = cluster, revision, asked
+			sink(u)
 		},
 	})
 }
@@ -107,8 +106,8 @@ func (s *Store) FollowReferences(ctx context.Context, sink func(allocator.Refere
 		Prefix: prefix, KeysOnly: true,
 		Begin:  func() { start(true) },
 		Listed: func(kv *mvccpb.KeyValue) { add(kv.Key, 1) },
-		Complete: func(revision int64, _ time.Time) {
-			u.Revision = revision
+		Complete: func(at session.Point, _ time.Time) {
+			u.Revision = at.Revision
 			sink(u)
 		},
 		Changes: func(events []*clientv3.Event, revision int64, _ time.Time) {

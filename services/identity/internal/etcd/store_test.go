@@ -227,8 +227,9 @@ func TestAnEmptiedEtcdIsNoticedAndListedAgain(t *testing.T) {
 		}
 	}()
 	defer func() { cancel(); <-done }()
-	if u := <-updates; !u.Complete || len(u.Upserts) != 1 {
-		t.Fatalf("first update %+v", u)
+	first := <-updates
+	if !first.Complete || len(first.Upserts) != 1 {
+		t.Fatalf("first update %+v", first)
 	}
 	c.Down()
 	c.Wipe()
@@ -240,6 +241,9 @@ func TestAnEmptiedEtcdIsNoticedAndListedAgain(t *testing.T) {
 	servicetest.Eventually(t, "a listing that says so", func() bool {
 		select {
 		case u := <-updates:
+			if u.Complete && u.Cluster == first.Cluster {
+				t.Errorf("the new etcd is cluster %x, as the one before", u.Cluster)
+			}
 			return u.Complete && u.Reset && len(u.Upserts) == 0
 		default:
 			return false

@@ -168,7 +168,7 @@ func (s *Server) WatchIdentities(req *identityv1.WatchIdentitiesRequest,
 		func(e watch.Event[identity.Numeric, identity.Identity]) error {
 			m := &identityv1.WatchIdentitiesResponse{
 				ResumeToken: e.Token, Incarnation: s.Hub.Incarnation(),
-				Revision: e.Revision,
+				Revision: e.Revision, StoreRevision: toStoreRevision(e.Origin),
 			}
 			switch e.Kind {
 			case watch.Upsert:
@@ -193,6 +193,7 @@ func (s *Server) GetStatus(context.Context, *identityv1.GetStatusRequest) (*iden
 		ClusterIdentities:  uint32(st.Known),
 		HeldIdentities:     uint32(st.Held),
 		PendingStoreWrites: uint32(st.PendingWrites),
+		StoreRevision:      toStoreRevision(s.Hub.Origin()),
 	}
 	if st.StoreError != "" {
 		text := "etcd refuses something: " + st.StoreError
@@ -243,6 +244,13 @@ func endpoint(o *workloadv1.Owner) allocator.Holder {
 
 func toIdentity(id identity.Identity) *identityv1.Identity {
 	return &identityv1.Identity{Number: uint32(id.Number), Scope: toScope(id.Number.Scope()), Labels: wire.Labels(id.Labels.All())}
+}
+
+func toStoreRevision(at watch.Origin) *identityv1.StoreRevision {
+	if at == (watch.Origin{}) {
+		return nil
+	}
+	return &identityv1.StoreRevision{ClusterId: at.Store, Revision: at.Revision}
 }
 
 func toScope(s identity.Scope) identityv1.Scope {

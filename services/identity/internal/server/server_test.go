@@ -296,17 +296,18 @@ func TestWatchResumesAfterTheToken(t *testing.T) {
 	}
 	var numbers []uint32
 	var token []byte
+	var store *identityv1.StoreRevision
 	for token == nil {
 		m := next(w)
 		if complete := m.GetBookmark().GetSnapshotComplete(); (m.GetRevision() != 0) != complete ||
-			len(m.GetIncarnation()) != 8 {
+			(m.GetStoreRevision() != nil) != complete || len(m.GetIncarnation()) != 8 {
 			t.Errorf("revision %d of %x, and the snapshot is complete: %t", m.GetRevision(), m.GetIncarnation(), complete)
 		}
 		if u := m.GetUpsert(); u != nil {
 			numbers = append(numbers, u.GetNumber())
 		}
 		if m.GetBookmark().GetSnapshotComplete() {
-			token = m.GetResumeToken()
+			token, store = m.GetResumeToken(), m.GetStoreRevision()
 		}
 	}
 	if len(numbers) != 12 || !slices.Contains(numbers, web.GetNumber()) {
@@ -326,6 +327,12 @@ func TestWatchResumesAfterTheToken(t *testing.T) {
 	}
 	if m.GetUpsert().GetNumber() != db.GetNumber() || len(m.GetResumeToken()) == 0 {
 		t.Errorf("first after the token: %v, want %d", m, db.GetNumber())
+	}
+	for m.GetStoreRevision().GetRevision() <= store.GetRevision() { // the identity is a change of the store
+		m = next(w)
+	}
+	if id := m.GetStoreRevision().GetClusterId(); id != store.GetClusterId() || id == 0 {
+		t.Errorf("revision of store %x, and before of %x", id, store.GetClusterId())
 	}
 	if w, err = s.WatchIdentities(t.Context(),
 		&identityv1.WatchIdentitiesRequest{ResumeToken: []byte("of another run")}); err == nil {
@@ -350,7 +357,7 @@ func TestStatusTellsWhatIsWrong(t *testing.T) {
 	}
 	st := get()
 	if !st.GetStoreConnected() || st.GetStoreError() != "" || st.GetHeldIdentities() != 2 ||
-		st.GetClusterIdentities() != 2 || st.GetNodeName() != "n1" || st.GetService().GetVersion() != "test" {
+		st.GetClusterIdentities() != 2 || st.GetStoreRevision().GetRevision() == 0 || st.GetNodeName() != "n1" || st.GetService().GetVersion() != "test" {
 		t.Errorf("status %v", st)
 	}
 	if k := st.GetTopLabelKeys(); len(k) != 1 || k[0].GetKey() != "cni:app" || k[0].GetDistinctValues() != 2 {

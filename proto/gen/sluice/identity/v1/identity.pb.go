@@ -868,7 +868,12 @@ type WatchIdentitiesResponse struct {
 	Incarnation []byte `protobuf:"bytes,5,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	// Changes of identities, in this run of the service, that the caller has all
 	// of with this message. 0 until the snapshot is complete.
-	Revision      uint64 `protobuf:"varint,6,opt,name=revision,proto3" json:"revision,omitempty"`
+	Revision uint64 `protobuf:"varint,6,opt,name=revision,proto3" json:"revision,omitempty"`
+	// Revision of the store up to which the caller has every change of identities
+	// with this message. Unset: that of the message before; not known until the
+	// snapshot is complete, and while the service has only its cache. It grows,
+	// unless the store was put back to an older state, or replaced by another.
+	StoreRevision *StoreRevision `protobuf:"bytes,7,opt,name=store_revision,json=storeRevision,proto3" json:"store_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -956,6 +961,13 @@ func (x *WatchIdentitiesResponse) GetRevision() uint64 {
 		return x.Revision
 	}
 	return 0
+}
+
+func (x *WatchIdentitiesResponse) GetStoreRevision() *StoreRevision {
+	if x != nil {
+		return x.StoreRevision
+	}
+	return nil
 }
 
 type isWatchIdentitiesResponse_Event interface {
@@ -1233,7 +1245,10 @@ type GetStatusResponse struct {
 	// Releases and references that wait for etcd.
 	PendingStoreWrites uint32 `protobuf:"varint,8,opt,name=pending_store_writes,json=pendingStoreWrites,proto3" json:"pending_store_writes,omitempty"`
 	// The label keys that create most identities, at most 10, most first.
-	TopLabelKeys  []*LabelKeyCount `protobuf:"bytes,9,rep,name=top_label_keys,json=topLabelKeys,proto3" json:"top_label_keys,omitempty"`
+	TopLabelKeys []*LabelKeyCount `protobuf:"bytes,9,rep,name=top_label_keys,json=topLabelKeys,proto3" json:"top_label_keys,omitempty"`
+	// Revision of the store up to which every change of identities is known; unset
+	// while the service has only its cache.
+	StoreRevision *StoreRevision `protobuf:"bytes,11,opt,name=store_revision,json=storeRevision,proto3" json:"store_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1324,6 +1339,13 @@ func (x *GetStatusResponse) GetTopLabelKeys() []*LabelKeyCount {
 	return nil
 }
 
+func (x *GetStatusResponse) GetStoreRevision() *StoreRevision {
+	if x != nil {
+		return x.StoreRevision
+	}
+	return nil
+}
+
 // LabelKeyCount is a label key and how many values of it identities carry.
 type LabelKeyCount struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1383,7 +1405,7 @@ var File_sluice_identity_v1_identity_proto protoreflect.FileDescriptor
 
 const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\n" +
-	"!sluice/identity/v1/identity.proto\x12\x12sluice.identity.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1dsluice/status/v1/status.proto\x1a!sluice/workload/v1/workload.proto\"\x86\x01\n" +
+	"!sluice/identity/v1/identity.proto\x12\x12sluice.identity.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1esluice/identity/v1/store.proto\x1a\x1dsluice/status/v1/status.proto\x1a!sluice/workload/v1/workload.proto\"\x86\x01\n" +
 	"\bIdentity\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\rR\x06number\x121\n" +
 	"\x06labels\x18\x02 \x03(\v2\x19.sluice.workload.v1.LabelR\x06labels\x12/\n" +
@@ -1423,14 +1445,15 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\bidentity\x18\x01 \x01(\v2\x1c.sluice.identity.v1.IdentityR\bidentity\x12'\n" +
 	"\x0freference_count\x18\x02 \x01(\rR\x0ereferenceCount\"D\n" +
 	"\x16WatchIdentitiesRequest\x12*\n" +
-	"\fresume_token\x18\x01 \x01(\fB\a\xbaH\x04z\x02\x18@R\vresumeToken\"\x91\x02\n" +
+	"\fresume_token\x18\x01 \x01(\fB\a\xbaH\x04z\x02\x18@R\vresumeToken\"\xdb\x02\n" +
 	"\x17WatchIdentitiesResponse\x12!\n" +
 	"\fresume_token\x18\x01 \x01(\fR\vresumeToken\x126\n" +
 	"\x06upsert\x18\x02 \x01(\v2\x1c.sluice.identity.v1.IdentityH\x00R\x06upsert\x12\x18\n" +
 	"\x06delete\x18\x03 \x01(\rH\x00R\x06delete\x12:\n" +
 	"\bbookmark\x18\x04 \x01(\v2\x1c.sluice.identity.v1.BookmarkH\x00R\bbookmark\x12 \n" +
 	"\vincarnation\x18\x05 \x01(\fR\vincarnation\x12\x1a\n" +
-	"\brevision\x18\x06 \x01(\x04R\brevisionB\a\n" +
+	"\brevision\x18\x06 \x01(\x04R\brevision\x12H\n" +
+	"\x0estore_revision\x18\a \x01(\v2!.sluice.identity.v1.StoreRevisionR\rstoreRevisionB\a\n" +
 	"\x05event\"7\n" +
 	"\bBookmark\x12+\n" +
 	"\x11snapshot_complete\x18\x01 \x01(\bR\x10snapshotComplete\"\xce\x03\n" +
@@ -1446,7 +1469,7 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\x0eaddress.length\x12\x15must be 4 or 16 bytes\x1a#size(this) == 4 || size(this) == 16R\taddresses\"S\n" +
 	"\x17ResolveEndpointResponse\x128\n" +
 	"\bidentity\x18\x01 \x01(\v2\x1c.sluice.identity.v1.IdentityR\bidentity\"\x12\n" +
-	"\x10GetStatusRequest\"\xa9\x03\n" +
+	"\x10GetStatusRequest\"\xf3\x03\n" +
 	"\x11GetStatusResponse\x129\n" +
 	"\aservice\x18\n" +
 	" \x01(\v2\x1f.sluice.status.v1.ServiceStatusR\aservice\x12\x1b\n" +
@@ -1457,7 +1480,8 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\x12cluster_identities\x18\x06 \x01(\rR\x11clusterIdentities\x12'\n" +
 	"\x0fheld_identities\x18\a \x01(\rR\x0eheldIdentities\x120\n" +
 	"\x14pending_store_writes\x18\b \x01(\rR\x12pendingStoreWrites\x12G\n" +
-	"\x0etop_label_keys\x18\t \x03(\v2!.sluice.identity.v1.LabelKeyCountR\ftopLabelKeysJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03R\aversionR\n" +
+	"\x0etop_label_keys\x18\t \x03(\v2!.sluice.identity.v1.LabelKeyCountR\ftopLabelKeys\x12H\n" +
+	"\x0estore_revision\x18\v \x01(\v2!.sluice.identity.v1.StoreRevisionR\rstoreRevisionJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03R\aversionR\n" +
 	"start_time\"J\n" +
 	"\rLabelKeyCount\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12'\n" +
@@ -1533,8 +1557,9 @@ var file_sluice_identity_v1_identity_proto_goTypes = []any{
 	(*v1.Label)(nil),                 // 20: sluice.workload.v1.Label
 	(*v1.Owner)(nil),                 // 21: sluice.workload.v1.Owner
 	(*v1.PodReference)(nil),          // 22: sluice.workload.v1.PodReference
-	(*v1.NamedPort)(nil),             // 23: sluice.workload.v1.NamedPort
-	(*v11.ServiceStatus)(nil),        // 24: sluice.status.v1.ServiceStatus
+	(*StoreRevision)(nil),            // 23: sluice.identity.v1.StoreRevision
+	(*v1.NamedPort)(nil),             // 24: sluice.workload.v1.NamedPort
+	(*v11.ServiceStatus)(nil),        // 25: sluice.status.v1.ServiceStatus
 }
 var file_sluice_identity_v1_identity_proto_depIdxs = []int32{
 	20, // 0: sluice.identity.v1.Identity.labels:type_name -> sluice.workload.v1.Label
@@ -1551,32 +1576,34 @@ var file_sluice_identity_v1_identity_proto_depIdxs = []int32{
 	2,  // 11: sluice.identity.v1.ListIdentitiesResponse.identity:type_name -> sluice.identity.v1.Identity
 	2,  // 12: sluice.identity.v1.WatchIdentitiesResponse.upsert:type_name -> sluice.identity.v1.Identity
 	14, // 13: sluice.identity.v1.WatchIdentitiesResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
-	21, // 14: sluice.identity.v1.ResolveEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	20, // 15: sluice.identity.v1.ResolveEndpointRequest.labels:type_name -> sluice.workload.v1.Label
-	23, // 16: sluice.identity.v1.ResolveEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
-	22, // 17: sluice.identity.v1.ResolveEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
-	2,  // 18: sluice.identity.v1.ResolveEndpointResponse.identity:type_name -> sluice.identity.v1.Identity
-	24, // 19: sluice.identity.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
-	19, // 20: sluice.identity.v1.GetStatusResponse.top_label_keys:type_name -> sluice.identity.v1.LabelKeyCount
-	3,  // 21: sluice.identity.v1.IdentityService.AllocateIdentity:input_type -> sluice.identity.v1.AllocateIdentityRequest
-	5,  // 22: sluice.identity.v1.IdentityService.ReleaseIdentity:input_type -> sluice.identity.v1.ReleaseIdentityRequest
-	7,  // 23: sluice.identity.v1.IdentityService.GetIdentity:input_type -> sluice.identity.v1.GetIdentityRequest
-	10, // 24: sluice.identity.v1.IdentityService.ListIdentities:input_type -> sluice.identity.v1.ListIdentitiesRequest
-	12, // 25: sluice.identity.v1.IdentityService.WatchIdentities:input_type -> sluice.identity.v1.WatchIdentitiesRequest
-	15, // 26: sluice.identity.v1.IdentityService.ResolveEndpoint:input_type -> sluice.identity.v1.ResolveEndpointRequest
-	17, // 27: sluice.identity.v1.IdentityService.GetStatus:input_type -> sluice.identity.v1.GetStatusRequest
-	4,  // 28: sluice.identity.v1.IdentityService.AllocateIdentity:output_type -> sluice.identity.v1.AllocateIdentityResponse
-	6,  // 29: sluice.identity.v1.IdentityService.ReleaseIdentity:output_type -> sluice.identity.v1.ReleaseIdentityResponse
-	8,  // 30: sluice.identity.v1.IdentityService.GetIdentity:output_type -> sluice.identity.v1.GetIdentityResponse
-	11, // 31: sluice.identity.v1.IdentityService.ListIdentities:output_type -> sluice.identity.v1.ListIdentitiesResponse
-	13, // 32: sluice.identity.v1.IdentityService.WatchIdentities:output_type -> sluice.identity.v1.WatchIdentitiesResponse
-	16, // 33: sluice.identity.v1.IdentityService.ResolveEndpoint:output_type -> sluice.identity.v1.ResolveEndpointResponse
-	18, // 34: sluice.identity.v1.IdentityService.GetStatus:output_type -> sluice.identity.v1.GetStatusResponse
-	28, // [28:35] is the sub-list for method output_type
-	21, // [21:28] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	23, // 14: sluice.identity.v1.WatchIdentitiesResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	21, // 15: sluice.identity.v1.ResolveEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	20, // 16: sluice.identity.v1.ResolveEndpointRequest.labels:type_name -> sluice.workload.v1.Label
+	24, // 17: sluice.identity.v1.ResolveEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
+	22, // 18: sluice.identity.v1.ResolveEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
+	2,  // 19: sluice.identity.v1.ResolveEndpointResponse.identity:type_name -> sluice.identity.v1.Identity
+	25, // 20: sluice.identity.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
+	19, // 21: sluice.identity.v1.GetStatusResponse.top_label_keys:type_name -> sluice.identity.v1.LabelKeyCount
+	23, // 22: sluice.identity.v1.GetStatusResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	3,  // 23: sluice.identity.v1.IdentityService.AllocateIdentity:input_type -> sluice.identity.v1.AllocateIdentityRequest
+	5,  // 24: sluice.identity.v1.IdentityService.ReleaseIdentity:input_type -> sluice.identity.v1.ReleaseIdentityRequest
+	7,  // 25: sluice.identity.v1.IdentityService.GetIdentity:input_type -> sluice.identity.v1.GetIdentityRequest
+	10, // 26: sluice.identity.v1.IdentityService.ListIdentities:input_type -> sluice.identity.v1.ListIdentitiesRequest
+	12, // 27: sluice.identity.v1.IdentityService.WatchIdentities:input_type -> sluice.identity.v1.WatchIdentitiesRequest
+	15, // 28: sluice.identity.v1.IdentityService.ResolveEndpoint:input_type -> sluice.identity.v1.ResolveEndpointRequest
+	17, // 29: sluice.identity.v1.IdentityService.GetStatus:input_type -> sluice.identity.v1.GetStatusRequest
+	4,  // 30: sluice.identity.v1.IdentityService.AllocateIdentity:output_type -> sluice.identity.v1.AllocateIdentityResponse
+	6,  // 31: sluice.identity.v1.IdentityService.ReleaseIdentity:output_type -> sluice.identity.v1.ReleaseIdentityResponse
+	8,  // 32: sluice.identity.v1.IdentityService.GetIdentity:output_type -> sluice.identity.v1.GetIdentityResponse
+	11, // 33: sluice.identity.v1.IdentityService.ListIdentities:output_type -> sluice.identity.v1.ListIdentitiesResponse
+	13, // 34: sluice.identity.v1.IdentityService.WatchIdentities:output_type -> sluice.identity.v1.WatchIdentitiesResponse
+	16, // 35: sluice.identity.v1.IdentityService.ResolveEndpoint:output_type -> sluice.identity.v1.ResolveEndpointResponse
+	18, // 36: sluice.identity.v1.IdentityService.GetStatus:output_type -> sluice.identity.v1.GetStatusResponse
+	30, // [30:37] is the sub-list for method output_type
+	23, // [23:30] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_sluice_identity_v1_identity_proto_init() }
@@ -1584,6 +1611,7 @@ func file_sluice_identity_v1_identity_proto_init() {
 	if File_sluice_identity_v1_identity_proto != nil {
 		return
 	}
+	file_sluice_identity_v1_store_proto_init()
 	file_sluice_identity_v1_identity_proto_msgTypes[3].OneofWrappers = []any{
 		(*ReleaseIdentityRequest_Reference)(nil),
 		(*ReleaseIdentityRequest_Owner)(nil),

@@ -281,6 +281,9 @@ func (s *fakeStore) References(ctx context.Context) ([]allocator.Reference, erro
 	return out, nil
 }
 
+// fakeCluster names the store.
+const fakeCluster = 0xfa4e
+
 func (s *fakeStore) Follow(ctx context.Context, sink func(allocator.Update)) error {
 	var next int64 // 0: list
 	reset := true
@@ -290,7 +293,7 @@ func (s *fakeStore) Follow(ctx context.Context, sink func(allocator.Update)) err
 		var u allocator.Update
 		if !down {
 			if next == 0 || next < s.first {
-				u = allocator.Update{Complete: true, Reset: reset, Revision: s.revision}
+				u = allocator.Update{Complete: true, Reset: reset}
 				for n, e := range s.byNumber {
 					u.Upserts = append(u.Upserts, allocator.Entry{Identity: identity.Identity{Number: n, Labels: e.labels}, Revision: e.revision})
 				}
@@ -307,7 +310,7 @@ func (s *fakeStore) Follow(ctx context.Context, sink func(allocator.Update)) err
 				}
 				u = last(u)
 			}
-			u.Heard = time.Now()
+			u.Heard, u.Cluster, u.Revision = time.Now(), fakeCluster, s.revision
 			next = s.revision + 1
 		}
 		s.mu.Unlock()

@@ -446,6 +446,9 @@ func oneLeads(s suite) {
 type follower struct {
 	mu       sync.Mutex
 	have     map[identity.Numeric]string
+	cluster  uint64
+	revision int64
+	back     bool // the revision went back, or the cluster changed
 	complete int
 	done     chan error
 	stop     context.CancelFunc
@@ -474,6 +477,8 @@ func (f *follower) sink(u allocator.Update) {
 		f.complete++
 		clear(f.have)
 	}
+	f.back = f.back || u.Cluster == 0 || f.complete > 1 && u.Cluster != f.cluster || u.Revision < f.revision
+	f.cluster, f.revision = u.Cluster, u.Revision
 	for _, e := range u.Upserts {
 		f.have[e.Identity.Number] = e.Identity.Labels.Text()
 	}
@@ -514,6 +519,9 @@ func followChanges(s suite) {
 	defer f.mu.Unlock()
 	if f.complete != 1 {
 		s.t.Errorf("%d complete listings, want 1: changes should come as changes", f.complete)
+	}
+	if f.back || f.revision <= c.Revision {
+		s.t.Errorf("at revision %d of %x, and it went back: %t; want one that grows, and beyond %d", f.revision, f.cluster, f.back, c.Revision)
 	}
 }
 

@@ -28,10 +28,10 @@ var errGap = errors.New("gap in the watch")
 type Reader struct {
 	Prefix   string
 	KeysOnly bool
-	Begin    func()                                // a listing begins
-	Listed   func(*mvccpb.KeyValue)                // a key of the listing
-	Complete func(revision int64, asked time.Time) // the listing is over; it began at that time
-	// Changes are the events up to a revision, perhaps none. asked is not zero
+	Begin    func()                          // a listing begins
+	Listed   func(*mvccpb.KeyValue)          // a key of the listing
+	Complete func(at Point, asked time.Time) // the listing is over; it began at that time
+	// Changes are the events up to a revision of the listing's cluster, perhaps none. asked is not zero
 	// if everything up to then has come.
 	Changes func(events []*clientv3.Event, revision int64, asked time.Time)
 }
@@ -44,7 +44,7 @@ func (s *Session) Follow(ctx context.Context, r Reader) error {
 		history := s.History()
 		asked := time.Now()
 		r.Begin()
-		revision, err := s.List(ctx, r.Prefix, r.KeysOnly, r.Listed)
+		at, err := s.List(ctx, r.Prefix, r.KeysOnly, r.Listed)
 		if errors.Is(err, rpctypes.ErrCompacted) {
 			continue // compacted between two pages
 		}
@@ -54,9 +54,9 @@ func (s *Session) Follow(ctx context.Context, r Reader) error {
 		if err != nil {
 			return err
 		}
-		r.Complete(revision, asked)
+		r.Complete(at, asked)
 		var wait time.Duration
-		for next := revision + 1; ; {
+		for next := at.Revision + 1; ; {
 			began := time.Now()
 			next, err = s.watch(ctx, r, next, history)
 			if ctx.Err() != nil {

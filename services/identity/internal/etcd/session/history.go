@@ -117,12 +117,18 @@ const (
 	keysSize = 10_000
 )
 
+// Point is a revision of an etcd cluster.
+type Point struct {
+	Cluster  uint64
+	Revision int64
+}
+
 // List hands every key below a prefix to f, all as of one revision, which it
 // returns. Each page has a deadline of its own, the configured timeout.
-func (s *Session) List(ctx context.Context, prefix string, keysOnly bool, f func(*mvccpb.KeyValue)) (revision int64, err error) {
+func (s *Session) List(ctx context.Context, prefix string, keysOnly bool, f func(*mvccpb.KeyValue)) (at Point, err error) {
 	from, end := prefix, clientv3.GetPrefixRangeEnd(prefix)
 	for {
-		opts := []clientv3.OpOption{clientv3.WithRange(end), clientv3.WithLimit(pageSize), clientv3.WithRev(revision)}
+		opts := []clientv3.OpOption{clientv3.WithRange(end), clientv3.WithLimit(pageSize), clientv3.WithRev(at.Revision)}
 		if keysOnly {
 			opts = append(opts, clientv3.WithKeysOnly(), clientv3.WithLimit(keysSize))
 		}
@@ -130,16 +136,16 @@ func (s *Session) List(ctx context.Context, prefix string, keysOnly bool, f func
 		resp, err := s.Get(page, "list "+prefix, from, opts...)
 		cancel()
 		if err != nil {
-			return 0, err
+			return Point{}, err
 		}
-		if revision == 0 {
-			revision = resp.Header.Revision
+		if at.Revision == 0 {
+			at = Point{Cluster: resp.Header.ClusterId, Revision: resp.Header.Revision}
 		}
 		for _, kv := range resp.Kvs {
 			f(kv)
 		}
 		if !resp.More || len(resp.Kvs) == 0 {
-			return revision, nil
+			return at, nil
 		}
 		from = string(resp.Kvs[len(resp.Kvs)-1].Key) + "\x00"
 	}

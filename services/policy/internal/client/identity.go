@@ -73,6 +73,7 @@ func (i *Identities) Watch(ctx context.Context, token []byte) iter.Seq2[watch.Ev
 func (i *Identities) event(m *identityv1.WatchIdentitiesResponse) watch.Event[identity.Numeric, peer.Identity] {
 	out := watch.Event[identity.Numeric, peer.Identity]{
 		Kind: watch.Bookmark, Token: m.GetResumeToken(), Revision: m.GetRevision(), Incarnation: m.GetIncarnation(),
+		Origin: watch.Origin{Store: m.GetStoreRevision().GetClusterId(), Revision: m.GetStoreRevision().GetRevision()},
 	}
 	switch e := m.GetEvent().(type) {
 	case *identityv1.WatchIdentitiesResponse_Upsert:
@@ -95,7 +96,9 @@ func (i *Identities) event(m *identityv1.WatchIdentitiesResponse) watch.Event[id
 // Apply implements watch.Sink.
 func (i *Identities) Apply(ctx context.Context, c watch.Changes[identity.Numeric, peer.Identity]) error {
 	return i.sink.TakeIdentities(ctx, slices.Collect(maps.Values(c.Upserts)), slices.Collect(maps.Keys(c.Deletes)),
-		peer.Revision{Incarnation: c.Incarnation, Number: c.Revision})
+		peer.Revision{
+			Incarnation: c.Incarnation, Number: c.Revision, Store: peer.StoreRevision{Cluster: c.Origin.Store, Revision: c.Origin.Revision},
+		})
 }
 
 // Complete implements watch.Sink.

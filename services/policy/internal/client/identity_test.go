@@ -44,7 +44,7 @@ const notUnderstood = "?"
 
 func (r *registry) WatchIdentities(req *identityv1.WatchIdentitiesRequest, s grpc.ServerStreamingServer[identityv1.WatchIdentitiesResponse]) error {
 	return watch.Serve(s.Context(), r.hub, req.GetResumeToken(), func(e watch.Event[uint32, string]) error {
-		m := &identityv1.WatchIdentitiesResponse{ResumeToken: e.Token, Incarnation: r.hub.Incarnation(), Revision: e.Revision}
+		m := &identityv1.WatchIdentitiesResponse{ResumeToken: e.Token, Incarnation: r.hub.Incarnation(), Revision: e.Revision, StoreRevision: &identityv1.StoreRevision{ClusterId: e.Origin.Store, Revision: e.Origin.Revision}}
 		ports := "http.TCP.80"
 		if e.Value == notUnderstood {
 			ports = "x"
@@ -158,12 +158,15 @@ func (s *sink) want(what string, full int, list ...string) {
 // wantAt waits until the sink is at the hub's revision.
 func (s *sink) wantAt(what string, h *watch.Hub[uint32, string]) {
 	s.t.Helper()
-	want := peer.Revision{Incarnation: string(h.Incarnation()), Number: h.Revision()}
+	want := peer.Revision{
+		Incarnation: string(h.Incarnation()), Number: h.Revision(),
+		Store: peer.StoreRevision{Cluster: h.Origin().Store, Revision: h.Origin().Revision},
+	}
 	servicetest.EventuallyNil(s.t, what, func() error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if got := s.at; got != want {
-			return fmt.Errorf("at revision %d of %x, want %d of %x", got.Number, got.Incarnation, want.Number, want.Incarnation)
+			return fmt.Errorf("at %+v, want %+v", got, want)
 		}
 		return nil
 	})
@@ -195,6 +198,8 @@ func TestIdentitiesAreFollowedThroughRestartsOfTheService(t *testing.T) {
 	r.follow(s)
 	s.want("the listing, without what is not in it", 1, "300=a", "301=b")
 	s.wantAt("the listing", r.hub)
+	r.hub.Reach(7, 20)
+	s.wantAt("the store goes on", r.hub)
 	s.mu.Lock()
 	if p := s.ids[300].Ports; len(p) != 1 || p[0].Name != "http" || p[0].Port != 80 {
 		t.Errorf("named ports: %v", p)
@@ -208,6 +213,7 @@ func TestIdentitiesAreFollowedThroughRestartsOfTheService(t *testing.T) {
 	// The connection is lost; the service is the same.
 	r.stop()
 	r.hub.Upsert(303, "d")
+	r.hub.Reach(7, 30)
 	servicetest.Eventually(t, "a word about the service that is away", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()

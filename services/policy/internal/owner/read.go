@@ -120,6 +120,7 @@ type Judged struct {
 	Tables   [2]engine.DefineTable
 	Sources  [2][][]rule.Source
 	Revision uint64
+	Store    peer.StoreRevision // of the identities
 }
 
 // aside does the work of a question that compiles, in the caller's goroutine:
@@ -148,7 +149,7 @@ func (o *Owner) Table(ctx context.Context, x identity.Numeric) (Judged, error) {
 		return ask(ctx, o, func() (found, error) {
 			o.operation = opRead
 			f := found{subject: o.engine.IsSubject(x)}
-			f.Revision = o.barrier.Policy
+			f.Revision, f.Store = o.barrier.Policy, o.barrier.IdentityService.Store
 			if _, ok := o.engine.Identity(x); !ok {
 				return found{}, fmt.Errorf("identity %d is %w", x, ErrNotFound)
 			}
@@ -435,6 +436,7 @@ func (o *Owner) Diff(ctx context.Context, r Request, remove []policy.Key, take f
 // Status is a summary.
 type Status struct {
 	Revision    uint64
+	Store       peer.StoreRevision // of the identities
 	Policies    int
 	Refused     int
 	Unsupported int // policies in force with a field that is not supported
@@ -488,6 +490,7 @@ type SubscriberStatus struct {
 	Connected bool
 	Enforces  bool
 	Revision  uint64
+	Store     peer.StoreRevision // of the identities that it enforces
 	Behind    uint64
 	Refusals  []string
 	Held      string    // why it goes on enforcing an earlier state
@@ -500,7 +503,7 @@ func (o *Owner) Status(ctx context.Context) (Status, error) {
 		o.operation = opRead
 		s := Status{
 			Busy:     o.busyNow(),
-			Revision: o.barrier.Policy, Policies: len(o.policies), Identities: len(o.identities), Waiting: o.engine.Waiting(),
+			Revision: o.barrier.Policy, Store: o.barrier.IdentityService.Store, Policies: len(o.policies), Identities: len(o.identities), Waiting: o.engine.Waiting(),
 			Size: o.engine.Size(), Counters: o.engine.Counters(), Names: len(o.names), Addresses: o.addresses, Journal: o.journal.Size(),
 		}
 		for _, p := range o.policies {
@@ -532,6 +535,7 @@ func (o *Owner) Status(ctx context.Context) (Status, error) {
 					continue
 				}
 				st.Connected, st.Revision, st.Behind = state.Connected, state.Enforced.Policy, state.Behind
+				st.Store = state.Enforced.IdentityService.Store
 				if state.Hold != nil {
 					st.Revision, st.Held = state.Hold.Revision, state.Hold.Reason
 				}

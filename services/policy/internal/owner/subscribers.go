@@ -391,6 +391,7 @@ func (o *Owner) forgetSubscriber(name string, s *subscriber) {
 // Enforced is the answer of Wait.
 type Enforced struct {
 	Revision uint64
+	Store    peer.StoreRevision // up to which the connected ones have the identities; zero: not known, or of several stores
 	// Names of the subscribers that enforce: those that are not connected, and
 	// those that are and have it in force.
 	Disconnected, Enforcing []string
@@ -440,6 +441,15 @@ func (o *Owner) await(ctx context.Context, subjects []identity.Numeric, begin fu
 			connected[s.Name] = s.Connected
 			if !s.Connected || !st.who[s.Name] {
 				continue
+			}
+			at := s.Enforced.IdentityService.Store
+			switch {
+			case len(out.Enforcing) == 0:
+				out.Store = at
+			case at.Cluster != out.Store.Cluster:
+				out.Store = peer.StoreRevision{}
+			default:
+				out.Store.Revision = min(out.Store.Revision, at.Revision)
 			}
 			out.Enforcing = append(out.Enforcing, s.Name)
 			for at, r := range s.Refusals {

@@ -8,4 +8,12 @@ package peer
 type Revision struct {
 	Incarnation string
 	Number      uint64
+	Store       StoreRevision
+}
+
+// StoreRevision is a point in the store that the nodes of a cluster share. Zero:
+// not known.
+type StoreRevision struct {
+	Cluster  uint64
+	Revision int64
 }

@@ -6,12 +6,15 @@ package server
 import (
 	"os"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc/codes"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/kit/servicetest"
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
@@ -66,7 +69,10 @@ func TestBarrierHasTheRevisionOfTheIdentityService(t *testing.T) {
 	if b := f.barrier; len(b.GetIdentityServiceIncarnation()) != 0 || b.GetIdentityServiceRevision() != 0 {
 		t.Errorf("before a listing: revision %d of %x", b.GetIdentityServiceRevision(), b.GetIdentityServiceIncarnation())
 	}
-	at := peer.Revision{Incarnation: "run-of-i", Number: 41}
+	if b := f.barrier; b.GetStoreRevision() != nil {
+		t.Errorf("before a listing: %v of the store", b.GetStoreRevision())
+	}
+	at := peer.Revision{Incarnation: "run-of-i", Number: 41, Store: peer.StoreRevision{Cluster: 7, Revision: 100}}
 	if err := s.owner.TakeIdentities(s.ctx(), identitiesOf(t, town), nil, at); err != nil {
 		t.Fatal(err)
 	}
@@ -84,6 +90,52 @@ func TestBarrierHasTheRevisionOfTheIdentityService(t *testing.T) {
 	if b := s.watch(subscribe("datapath", 301)).snapshot().barrier; b.GetIdentityServiceRevision() != 42 {
 		t.Errorf("a new subscriber is at revision %d, want 42", b.GetIdentityServiceRevision())
 	}
+}
+
+func TestViewsOfTwoNodesAreComparedByTheStore(t *testing.T) {
+	s := serve(t)
+	at := peer.Revision{Incarnation: "run-of-i", Number: 41, Store: peer.StoreRevision{Cluster: 7, Revision: 100}}
+	take := func(revision int64) {
+		t.Helper()
+		at.Store.Revision = revision
+		if err := s.owner.TakeIdentities(s.ctx(), identitiesOf(t, town), nil, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	take(100)
+	var acks atomic.Bool
+	acks.Store(true)
+	f := s.watch(subscribe("datapath", 301), func(*follower, *policyv1.WatchPolicyTablesResponse) bool { return acks.Load() }).snapshot()
+	is := func(what string, got *identityv1.StoreRevision, revision int64) {
+		t.Helper()
+		if got.GetClusterId() != 7 || got.GetRevision() != revision {
+			t.Errorf("%s: %v, want revision %d of 7", what, got, revision)
+		}
+	}
+	is("the stream", f.barrier.GetStoreRevision(), 100)
+	servicetest.Eventually(t, "it is enforced", func() bool {
+		w, err := s.WaitForRevision(s.ctx(), &policyv1.WaitForRevisionRequest{})
+		return err == nil && w.GetStoreRevision() != nil
+	})
+	acks.Store(false)
+	take(101)
+	f.until("the next revision", func() bool { return f.barrier.GetStoreRevision().GetRevision() == 101 })
+	w, err := s.WaitForRevision(s.ctx(), &policyv1.WaitForRevisionRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	is("what is enforced before the acknowledgement", w.GetStoreRevision(), 100)
+	table, err := s.GetPolicyTable(s.ctx(), &policyv1.GetPolicyTableRequest{Subject: 301})
+	if err != nil {
+		t.Fatal(err)
+	}
+	is("the table", table.GetStoreRevision(), 101)
+	st, err := s.GetStatus(s.ctx(), &policyv1.GetStatusRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	is("the status", st.GetStoreRevision(), 101)
+	is("the subscriber", st.GetSubscribers()[0].GetStoreRevision(), 100)
 }
 
 func TestBarrierNamesWhatIsNotComplete(t *testing.T) {

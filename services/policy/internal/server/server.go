@@ -155,7 +155,7 @@ func (s *Server) GetPolicyTable(ctx context.Context, req *policyv1.GetPolicyTabl
 // policyTable fits into a message: tables do by their limits, and the places of
 // their rules are cut as those of a Bind are.
 func policyTable(j owner.Judged) *policyv1.GetPolicyTableResponse {
-	out := &policyv1.GetPolicyTableResponse{Revision: j.Revision}
+	out := &policyv1.GetPolicyTableResponse{Revision: j.Revision, StoreRevision: storeRevision(j.Store)}
 	if j.Bound[rule.Egress] {
 		out.Egress, out.EgressRules = wire.Table(j.Tables[rule.Egress]), wire.Sources(firstSources(j.Sources[rule.Egress]))
 	}
@@ -171,7 +171,9 @@ func (s *Server) WaitForRevision(ctx context.Context, req *policyv1.WaitForRevis
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	return &policyv1.WaitForRevisionResponse{Revision: out.Revision, Disconnected: out.Disconnected, Enforcing: out.Enforcing}, nil
+	return &policyv1.WaitForRevisionResponse{
+		Revision: out.Revision, Disconnected: out.Disconnected, Enforcing: out.Enforcing, StoreRevision: storeRevision(out.Store),
+	}, nil
 }
 
 // LearnNames implements the service.
@@ -248,7 +250,7 @@ func (s *Server) GetStatus(ctx context.Context, _ *policyv1.GetStatusRequest) (*
 		Revision: st.Revision,
 		Policies: uint32(st.Policies), Refused: uint32(st.Refused), Identities: uint32(st.Identities),
 		WaitingIdentities: uint32(st.Waiting), Subjects: uint32(st.Size.Subjects), Tables: uint32(st.Size.Tables),
-		PoliciesWithUnsupportedFields: uint32(st.Unsupported),
+		PoliciesWithUnsupportedFields: uint32(st.Unsupported), StoreRevision: storeRevision(st.Store),
 	}
 	run := s.Owner.Incarnation()
 	out.Incarnation = run[:]
@@ -260,7 +262,7 @@ func (s *Server) GetStatus(ctx context.Context, _ *policyv1.GetStatusRequest) (*
 	for _, sub := range st.Subscribers {
 		out.Subscribers = append(out.Subscribers, &policyv1.SubscriberStatus{
 			Name: sub.Name, Connected: sub.Connected, Revision: sub.Revision, Behind: sub.Behind, Refusals: sub.Refusals, Enforces: sub.Enforces,
-			Held: sub.Held,
+			Held: sub.Held, StoreRevision: storeRevision(sub.Store),
 		})
 	}
 	return out, nil

@@ -15,9 +15,11 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/sluice-net/sluice/model/identity"
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 	"github.com/sluice-net/sluice/services/policy/internal/wire"
@@ -117,11 +119,19 @@ func barrier(b *stream.Barrier, enforced *policyv1.EnforcedState) *policyv1.Barr
 		PolicyRevision: b.Policy, IdentityRevision: b.Identity, AddressRevision: b.Address,
 		State: b.State.ID[:], Sources: b.State.Sources,
 		IdentityServiceIncarnation: []byte(b.IdentityService.Incarnation), IdentityServiceRevision: b.IdentityService.Number,
+		StoreRevision: storeRevision(b.IdentityService.Store),
 	}
 	if enforced != nil {
 		out.Incomplete = b.State.Incomplete(enforced.GetSources())
 	}
 	return out
+}
+
+func storeRevision(r peer.StoreRevision) *identityv1.StoreRevision {
+	if r == (peer.StoreRevision{}) {
+		return nil
+	}
+	return &identityv1.StoreRevision{ClusterId: r.Cluster, Revision: r.Revision}
 }
 
 // cutSources leaves out the places of the last rules if there are too many.

@@ -14,9 +14,10 @@ package policyv1
 
 import (
 	_ "buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
-	v11 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
-	v12 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
-	v1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+	v1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	v12 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
+	v13 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
+	v11 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	durationpb "google.golang.org/protobuf/types/known/durationpb"
@@ -1500,7 +1501,10 @@ type GetPolicyTableResponse struct {
 	// Places of the rules of ingress, as those of egress.
 	IngressRules []*RuleSources `protobuf:"bytes,4,rep,name=ingress_rules,json=ingressRules,proto3" json:"ingress_rules,omitempty"`
 	// Policy revision.
-	Revision      uint64 `protobuf:"varint,5,opt,name=revision,proto3" json:"revision,omitempty"`
+	Revision uint64 `protobuf:"varint,5,opt,name=revision,proto3" json:"revision,omitempty"`
+	// Revision of the cluster's store up to which the tables reflect identities;
+	// unset while that is not known.
+	StoreRevision *v1.StoreRevision `protobuf:"bytes,6,opt,name=store_revision,json=storeRevision,proto3" json:"store_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1570,6 +1574,13 @@ func (x *GetPolicyTableResponse) GetRevision() uint64 {
 	return 0
 }
 
+func (x *GetPolicyTableResponse) GetStoreRevision() *v1.StoreRevision {
+	if x != nil {
+		return x.StoreRevision
+	}
+	return nil
+}
+
 // WaitForRevisionRequest is the input of WaitForRevision.
 type WaitForRevisionRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1634,7 +1645,10 @@ type WaitForRevisionResponse struct {
 	// Names of subscribers that enforce, were seen before and are not connected.
 	Disconnected []string `protobuf:"bytes,2,rep,name=disconnected,proto3" json:"disconnected,omitempty"`
 	// Names of the connected subscribers that enforce the revision.
-	Enforcing     []string `protobuf:"bytes,3,rep,name=enforcing,proto3" json:"enforcing,omitempty"`
+	Enforcing []string `protobuf:"bytes,3,rep,name=enforcing,proto3" json:"enforcing,omitempty"`
+	// Revision of the cluster's store up to which all of them enforce changes of
+	// identities; unset if that is not known, or if they are not of one store.
+	StoreRevision *v1.StoreRevision `protobuf:"bytes,4,opt,name=store_revision,json=storeRevision,proto3" json:"store_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1686,6 +1700,13 @@ func (x *WaitForRevisionResponse) GetDisconnected() []string {
 func (x *WaitForRevisionResponse) GetEnforcing() []string {
 	if x != nil {
 		return x.Enforcing
+	}
+	return nil
+}
+
+func (x *WaitForRevisionResponse) GetStoreRevision() *v1.StoreRevision {
+	if x != nil {
+		return x.StoreRevision
 	}
 	return nil
 }
@@ -1806,7 +1827,7 @@ type Peer struct {
 	// Identity number; 0: given by labels, or by the address alone.
 	Identity uint32 `protobuf:"varint,1,opt,name=identity,proto3" json:"identity,omitempty"`
 	// Labels of a workload, which need not exist; only without an identity.
-	Labels []*v1.Label `protobuf:"bytes,2,rep,name=labels,proto3" json:"labels,omitempty"`
+	Labels []*v11.Label `protobuf:"bytes,2,rep,name=labels,proto3" json:"labels,omitempty"`
 	// Address, 4 or 16 bytes. Without identity and labels the peer is the world
 	// at this address; with neither address, identity nor labels the peer is
 	// refused. Address rules match a peer without address by no block.
@@ -1852,7 +1873,7 @@ func (x *Peer) GetIdentity() uint32 {
 	return 0
 }
 
-func (x *Peer) GetLabels() []*v1.Label {
+func (x *Peer) GetLabels() []*v11.Label {
 	if x != nil {
 		return x.Labels
 	}
@@ -1875,7 +1896,7 @@ type ExplainRequest struct {
 	To *Peer `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
 	// IP protocol. TCP, UDP and SCTP are evaluated with their port, ICMP and
 	// ICMPv6 with type and code, others by number alone.
-	Protocol v11.Protocol `protobuf:"varint,3,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
+	Protocol v12.Protocol `protobuf:"varint,3,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
 	// Destination port; type << 8 | code for ICMP and ICMPv6.
 	Port          uint32 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1926,11 +1947,11 @@ func (x *ExplainRequest) GetTo() *Peer {
 	return nil
 }
 
-func (x *ExplainRequest) GetProtocol() v11.Protocol {
+func (x *ExplainRequest) GetProtocol() v12.Protocol {
 	if x != nil {
 		return x.Protocol
 	}
-	return v11.Protocol(0)
+	return v12.Protocol(0)
 }
 
 func (x *ExplainRequest) GetPort() uint32 {
@@ -2028,9 +2049,9 @@ type SideExplanation struct {
 	// The verdict.
 	Action Action `protobuf:"varint,5,opt,name=action,proto3,enum=sluice.policy.v1.Action" json:"action,omitempty"`
 	// Proxy of a redirect; else unspecified.
-	Proxy v11.Proxy `protobuf:"varint,6,opt,name=proxy,proto3,enum=sluice.net.v1.Proxy" json:"proxy,omitempty"`
+	Proxy v12.Proxy `protobuf:"varint,6,opt,name=proxy,proto3,enum=sluice.net.v1.Proxy" json:"proxy,omitempty"`
 	// What decided.
-	DecidedBy v11.DecidedBy `protobuf:"varint,7,opt,name=decided_by,json=decidedBy,proto3,enum=sluice.net.v1.DecidedBy" json:"decided_by,omitempty"`
+	DecidedBy v12.DecidedBy `protobuf:"varint,7,opt,name=decided_by,json=decidedBy,proto3,enum=sluice.net.v1.DecidedBy" json:"decided_by,omitempty"`
 	// Number of the deciding rule, 1 first; 0 if none.
 	Rule uint32 `protobuf:"varint,8,opt,name=rule,proto3" json:"rule,omitempty"`
 	// Whether any policy is enforced on this side.
@@ -2106,18 +2127,18 @@ func (x *SideExplanation) GetAction() Action {
 	return Action_ACTION_UNSPECIFIED
 }
 
-func (x *SideExplanation) GetProxy() v11.Proxy {
+func (x *SideExplanation) GetProxy() v12.Proxy {
 	if x != nil {
 		return x.Proxy
 	}
-	return v11.Proxy(0)
+	return v12.Proxy(0)
 }
 
-func (x *SideExplanation) GetDecidedBy() v11.DecidedBy {
+func (x *SideExplanation) GetDecidedBy() v12.DecidedBy {
 	if x != nil {
 		return x.DecidedBy
 	}
-	return v11.DecidedBy(0)
+	return v12.DecidedBy(0)
 }
 
 func (x *SideExplanation) GetRule() uint32 {
@@ -2313,7 +2334,7 @@ type DiffResponse struct {
 	// Labels of the subject.
 	SubjectLabels []string `protobuf:"bytes,2,rep,name=subject_labels,json=subjectLabels,proto3" json:"subject_labels,omitempty"`
 	// Which direction.
-	Direction v11.Direction `protobuf:"varint,3,opt,name=direction,proto3,enum=sluice.net.v1.Direction" json:"direction,omitempty"`
+	Direction v12.Direction `protobuf:"varint,3,opt,name=direction,proto3,enum=sluice.net.v1.Direction" json:"direction,omitempty"`
 	// For which peers.
 	Peers []*DiffPeer `protobuf:"bytes,4,rep,name=peers,proto3" json:"peers,omitempty"`
 	// Which ports, and how.
@@ -2366,11 +2387,11 @@ func (x *DiffResponse) GetSubjectLabels() []string {
 	return nil
 }
 
-func (x *DiffResponse) GetDirection() v11.Direction {
+func (x *DiffResponse) GetDirection() v12.Direction {
 	if x != nil {
 		return x.Direction
 	}
-	return v11.Direction(0)
+	return v12.Direction(0)
 }
 
 func (x *DiffResponse) GetPeers() []*DiffPeer {
@@ -2584,7 +2605,7 @@ func (*GetStatusRequest) Descriptor() ([]byte, []int) {
 type GetStatusResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Version, start and problems, of which at most 101 are listed.
-	Service *v12.ServiceStatus `protobuf:"bytes,15,opt,name=service,proto3" json:"service,omitempty"`
+	Service *v13.ServiceStatus `protobuf:"bytes,15,opt,name=service,proto3" json:"service,omitempty"`
 	// Policy revision.
 	Revision uint64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
 	// Policies in force.
@@ -2607,8 +2628,11 @@ type GetStatusResponse struct {
 	Incarnation []byte `protobuf:"bytes,13,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	// Policies in force with a field that is not supported.
 	PoliciesWithUnsupportedFields uint32 `protobuf:"varint,14,opt,name=policies_with_unsupported_fields,json=policiesWithUnsupportedFields,proto3" json:"policies_with_unsupported_fields,omitempty"`
-	unknownFields                 protoimpl.UnknownFields
-	sizeCache                     protoimpl.SizeCache
+	// Revision of the cluster's store up to which every change of identities is
+	// taken in; unset while that is not known.
+	StoreRevision *v1.StoreRevision `protobuf:"bytes,16,opt,name=store_revision,json=storeRevision,proto3" json:"store_revision,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
@@ -2641,7 +2665,7 @@ func (*GetStatusResponse) Descriptor() ([]byte, []int) {
 	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{32}
 }
 
-func (x *GetStatusResponse) GetService() *v12.ServiceStatus {
+func (x *GetStatusResponse) GetService() *v13.ServiceStatus {
 	if x != nil {
 		return x.Service
 	}
@@ -2723,6 +2747,13 @@ func (x *GetStatusResponse) GetPoliciesWithUnsupportedFields() uint32 {
 		return x.PoliciesWithUnsupportedFields
 	}
 	return 0
+}
+
+func (x *GetStatusResponse) GetStoreRevision() *v1.StoreRevision {
+	if x != nil {
+		return x.StoreRevision
+	}
+	return nil
 }
 
 // SourceStatus is the state of a source of policies or identities.
@@ -2825,7 +2856,10 @@ type SubscriberStatus struct {
 	// Whether it enforces the tables; else it only watches them.
 	Enforces bool `protobuf:"varint,6,opt,name=enforces,proto3" json:"enforces,omitempty"`
 	// Why it goes on enforcing an earlier state; empty: it does not.
-	Held          string `protobuf:"bytes,7,opt,name=held,proto3" json:"held,omitempty"`
+	Held string `protobuf:"bytes,7,opt,name=held,proto3" json:"held,omitempty"`
+	// Revision of the cluster's store up to which it enforces changes of
+	// identities; unset while that is not known.
+	StoreRevision *v1.StoreRevision `protobuf:"bytes,8,opt,name=store_revision,json=storeRevision,proto3" json:"store_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2909,11 +2943,18 @@ func (x *SubscriberStatus) GetHeld() string {
 	return ""
 }
 
+func (x *SubscriberStatus) GetStoreRevision() *v1.StoreRevision {
+	if x != nil {
+		return x.StoreRevision
+	}
+	return nil
+}
+
 var File_sluice_policy_v1_policy_proto protoreflect.FileDescriptor
 
 const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\n" +
-	"\x1dsluice/policy/v1/policy.proto\x12\x10sluice.policy.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17sluice/net/v1/net.proto\x1a\x1csluice/policy/v1/table.proto\x1a\x1dsluice/status/v1/status.proto\x1a!sluice/workload/v1/workload.proto\"r\n" +
+	"\x1dsluice/policy/v1/policy.proto\x12\x10sluice.policy.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1esluice/identity/v1/store.proto\x1a\x17sluice/net/v1/net.proto\x1a\x1csluice/policy/v1/table.proto\x1a\x1dsluice/status/v1/status.proto\x1a!sluice/workload/v1/workload.proto\"r\n" +
 	"\tPolicyKey\x12\x1d\n" +
 	"\x04kind\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18?R\x04kind\x12&\n" +
 	"\tnamespace\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\tnamespace\x12\x1e\n" +
@@ -3006,20 +3047,22 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\amanager\x18\f \x01(\tR\amanager\x122\n" +
 	"\x05notes\x18\r \x03(\v2\x1c.sluice.policy.v1.PolicyNoteR\x05notes\"?\n" +
 	"\x15GetPolicyTableRequest\x12&\n" +
-	"\asubject\x18\x01 \x01(\rB\f\xbaH\t*\a\x18\xff\xff\xff\a(\x01R\asubject\"\xaa\x02\n" +
+	"\asubject\x18\x01 \x01(\rB\f\xbaH\t*\a\x18\xff\xff\xff\a(\x01R\asubject\"\xf4\x02\n" +
 	"\x16GetPolicyTableResponse\x125\n" +
 	"\x06egress\x18\x01 \x01(\v2\x1d.sluice.policy.v1.PolicyTableR\x06egress\x127\n" +
 	"\aingress\x18\x02 \x01(\v2\x1d.sluice.policy.v1.PolicyTableR\aingress\x12@\n" +
 	"\fegress_rules\x18\x03 \x03(\v2\x1d.sluice.policy.v1.RuleSourcesR\vegressRules\x12B\n" +
 	"\ringress_rules\x18\x04 \x03(\v2\x1d.sluice.policy.v1.RuleSourcesR\fingressRules\x12\x1a\n" +
-	"\brevision\x18\x05 \x01(\x04R\brevision\"[\n" +
+	"\brevision\x18\x05 \x01(\x04R\brevision\x12H\n" +
+	"\x0estore_revision\x18\x06 \x01(\v2!.sluice.identity.v1.StoreRevisionR\rstoreRevision\"[\n" +
 	"\x16WaitForRevisionRequest\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12%\n" +
-	"\bsubjects\x18\x02 \x03(\rB\t\xbaH\x06\x92\x01\x03\x10\x80 R\bsubjects\"w\n" +
+	"\bsubjects\x18\x02 \x03(\rB\t\xbaH\x06\x92\x01\x03\x10\x80 R\bsubjects\"\xc1\x01\n" +
 	"\x17WaitForRevisionResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12\"\n" +
 	"\fdisconnected\x18\x02 \x03(\tR\fdisconnected\x12\x1c\n" +
-	"\tenforcing\x18\x03 \x03(\tR\tenforcing\"\xdc\x01\n" +
+	"\tenforcing\x18\x03 \x03(\tR\tenforcing\x12H\n" +
+	"\x0estore_revision\x18\x04 \x01(\v2!.sluice.identity.v1.StoreRevisionR\rstoreRevision\"\xdc\x01\n" +
 	"\x11LearnNamesRequest\x12\x1e\n" +
 	"\x04name\x18\x01 \x01(\tB\n" +
 	"\xbaH\ar\x05\x10\x01\x18\xfe\x01R\x04name\x12z\n" +
@@ -3091,7 +3134,7 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\tlast_port\x18\x04 \x01(\rR\blastPort\x120\n" +
 	"\x06before\x18\x05 \x01(\x0e2\x18.sluice.policy.v1.ActionR\x06before\x12.\n" +
 	"\x05after\x18\x06 \x01(\x0e2\x18.sluice.policy.v1.ActionR\x05after\"\x12\n" +
-	"\x10GetStatusRequest\"\xbf\x04\n" +
+	"\x10GetStatusRequest\"\x89\x05\n" +
 	"\x11GetStatusResponse\x129\n" +
 	"\aservice\x18\x0f \x01(\v2\x1f.sluice.status.v1.ServiceStatusR\aservice\x12\x1a\n" +
 	"\brevision\x18\x03 \x01(\x04R\brevision\x12\x1a\n" +
@@ -3107,14 +3150,15 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	" \x03(\v2\x1e.sluice.policy.v1.SourceStatusR\asources\x12D\n" +
 	"\vsubscribers\x18\v \x03(\v2\".sluice.policy.v1.SubscriberStatusR\vsubscribers\x12 \n" +
 	"\vincarnation\x18\r \x01(\fR\vincarnation\x12G\n" +
-	" policies_with_unsupported_fields\x18\x0e \x01(\rR\x1dpoliciesWithUnsupportedFieldsJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03J\x04\b\f\x10\rR\aversionR\n" +
+	" policies_with_unsupported_fields\x18\x0e \x01(\rR\x1dpoliciesWithUnsupportedFields\x12H\n" +
+	"\x0estore_revision\x18\x10 \x01(\v2!.sluice.identity.v1.StoreRevisionR\rstoreRevisionJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03J\x04\b\f\x10\rR\aversionR\n" +
 	"start_timeR\bproblems\"\x86\x01\n" +
 	"\fSourceStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06synced\x18\x02 \x01(\bR\x06synced\x12\x14\n" +
 	"\x05error\x18\x03 \x01(\tR\x05error\x12\x18\n" +
 	"\amanager\x18\x04 \x01(\tR\amanager\x12\x1a\n" +
-	"\bpolicies\x18\x05 \x01(\rR\bpolicies\"\xc4\x01\n" +
+	"\bpolicies\x18\x05 \x01(\rR\bpolicies\"\x8e\x02\n" +
 	"\x10SubscriberStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
 	"\tconnected\x18\x02 \x01(\bR\tconnected\x12\x1a\n" +
@@ -3122,7 +3166,8 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\x06behind\x18\x04 \x01(\x04R\x06behind\x12\x1a\n" +
 	"\brefusals\x18\x05 \x03(\tR\brefusals\x12\x1a\n" +
 	"\benforces\x18\x06 \x01(\bR\benforces\x12\x12\n" +
-	"\x04held\x18\a \x01(\tR\x04held*\xea\x04\n" +
+	"\x04held\x18\a \x01(\tR\x04held\x12H\n" +
+	"\x0estore_revision\x18\b \x01(\v2!.sluice.identity.v1.StoreRevisionR\rstoreRevision*\xea\x04\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15ERROR_REASON_INTERNAL\x10\x01\x12!\n" +
@@ -3230,17 +3275,18 @@ var file_sluice_policy_v1_policy_proto_goTypes = []any{
 	(*timestamppb.Timestamp)(nil),     // 38: google.protobuf.Timestamp
 	(*PolicyTable)(nil),               // 39: sluice.policy.v1.PolicyTable
 	(*RuleSources)(nil),               // 40: sluice.policy.v1.RuleSources
-	(*durationpb.Duration)(nil),       // 41: google.protobuf.Duration
-	(*v1.Label)(nil),                  // 42: sluice.workload.v1.Label
-	(v11.Protocol)(0),                 // 43: sluice.net.v1.Protocol
-	(Action)(0),                       // 44: sluice.policy.v1.Action
-	(v11.Proxy)(0),                    // 45: sluice.net.v1.Proxy
-	(v11.DecidedBy)(0),                // 46: sluice.net.v1.DecidedBy
-	(*RuleSource)(nil),                // 47: sluice.policy.v1.RuleSource
-	(v11.Direction)(0),                // 48: sluice.net.v1.Direction
-	(*v12.ServiceStatus)(nil),         // 49: sluice.status.v1.ServiceStatus
-	(*WatchPolicyTablesRequest)(nil),  // 50: sluice.policy.v1.WatchPolicyTablesRequest
-	(*WatchPolicyTablesResponse)(nil), // 51: sluice.policy.v1.WatchPolicyTablesResponse
+	(*v1.StoreRevision)(nil),          // 41: sluice.identity.v1.StoreRevision
+	(*durationpb.Duration)(nil),       // 42: google.protobuf.Duration
+	(*v11.Label)(nil),                 // 43: sluice.workload.v1.Label
+	(v12.Protocol)(0),                 // 44: sluice.net.v1.Protocol
+	(Action)(0),                       // 45: sluice.policy.v1.Action
+	(v12.Proxy)(0),                    // 46: sluice.net.v1.Proxy
+	(v12.DecidedBy)(0),                // 47: sluice.net.v1.DecidedBy
+	(*RuleSource)(nil),                // 48: sluice.policy.v1.RuleSource
+	(v12.Direction)(0),                // 49: sluice.net.v1.Direction
+	(*v13.ServiceStatus)(nil),         // 50: sluice.status.v1.ServiceStatus
+	(*WatchPolicyTablesRequest)(nil),  // 51: sluice.policy.v1.WatchPolicyTablesRequest
+	(*WatchPolicyTablesResponse)(nil), // 52: sluice.policy.v1.WatchPolicyTablesResponse
 }
 var file_sluice_policy_v1_policy_proto_depIdxs = []int32{
 	10, // 0: sluice.policy.v1.UpsertPoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
@@ -3260,60 +3306,64 @@ var file_sluice_policy_v1_policy_proto_depIdxs = []int32{
 	39, // 14: sluice.policy.v1.GetPolicyTableResponse.ingress:type_name -> sluice.policy.v1.PolicyTable
 	40, // 15: sluice.policy.v1.GetPolicyTableResponse.egress_rules:type_name -> sluice.policy.v1.RuleSources
 	40, // 16: sluice.policy.v1.GetPolicyTableResponse.ingress_rules:type_name -> sluice.policy.v1.RuleSources
-	41, // 17: sluice.policy.v1.LearnNamesRequest.ttl:type_name -> google.protobuf.Duration
-	42, // 18: sluice.policy.v1.Peer.labels:type_name -> sluice.workload.v1.Label
-	25, // 19: sluice.policy.v1.ExplainRequest.from:type_name -> sluice.policy.v1.Peer
-	25, // 20: sluice.policy.v1.ExplainRequest.to:type_name -> sluice.policy.v1.Peer
-	43, // 21: sluice.policy.v1.ExplainRequest.protocol:type_name -> sluice.net.v1.Protocol
-	44, // 22: sluice.policy.v1.ExplainResponse.verdict:type_name -> sluice.policy.v1.Action
-	28, // 23: sluice.policy.v1.ExplainResponse.egress:type_name -> sluice.policy.v1.SideExplanation
-	28, // 24: sluice.policy.v1.ExplainResponse.ingress:type_name -> sluice.policy.v1.SideExplanation
-	44, // 25: sluice.policy.v1.SideExplanation.action:type_name -> sluice.policy.v1.Action
-	45, // 26: sluice.policy.v1.SideExplanation.proxy:type_name -> sluice.net.v1.Proxy
-	46, // 27: sluice.policy.v1.SideExplanation.decided_by:type_name -> sluice.net.v1.DecidedBy
-	29, // 28: sluice.policy.v1.SideExplanation.matches:type_name -> sluice.policy.v1.MatchingRule
-	44, // 29: sluice.policy.v1.MatchingRule.action:type_name -> sluice.policy.v1.Action
-	47, // 30: sluice.policy.v1.MatchingRule.sources:type_name -> sluice.policy.v1.RuleSource
-	3,  // 31: sluice.policy.v1.DiffRequest.delete:type_name -> sluice.policy.v1.PolicyKey
-	48, // 32: sluice.policy.v1.DiffResponse.direction:type_name -> sluice.net.v1.Direction
-	32, // 33: sluice.policy.v1.DiffResponse.peers:type_name -> sluice.policy.v1.DiffPeer
-	33, // 34: sluice.policy.v1.DiffResponse.ports:type_name -> sluice.policy.v1.DiffPorts
-	44, // 35: sluice.policy.v1.DiffPorts.before:type_name -> sluice.policy.v1.Action
-	44, // 36: sluice.policy.v1.DiffPorts.after:type_name -> sluice.policy.v1.Action
-	49, // 37: sluice.policy.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
-	36, // 38: sluice.policy.v1.GetStatusResponse.sources:type_name -> sluice.policy.v1.SourceStatus
-	37, // 39: sluice.policy.v1.GetStatusResponse.subscribers:type_name -> sluice.policy.v1.SubscriberStatus
-	4,  // 40: sluice.policy.v1.PolicyService.UpsertPolicies:input_type -> sluice.policy.v1.UpsertPoliciesRequest
-	12, // 41: sluice.policy.v1.PolicyService.DeletePolicies:input_type -> sluice.policy.v1.DeletePoliciesRequest
-	6,  // 42: sluice.policy.v1.PolicyService.ReplacePolicies:input_type -> sluice.policy.v1.ReplacePoliciesRequest
-	8,  // 43: sluice.policy.v1.PolicyService.CompleteSource:input_type -> sluice.policy.v1.CompleteSourceRequest
-	14, // 44: sluice.policy.v1.PolicyService.ConfirmPolicies:input_type -> sluice.policy.v1.ConfirmPoliciesRequest
-	16, // 45: sluice.policy.v1.PolicyService.ListPolicies:input_type -> sluice.policy.v1.ListPoliciesRequest
-	19, // 46: sluice.policy.v1.PolicyService.GetPolicyTable:input_type -> sluice.policy.v1.GetPolicyTableRequest
-	50, // 47: sluice.policy.v1.PolicyService.WatchPolicyTables:input_type -> sluice.policy.v1.WatchPolicyTablesRequest
-	21, // 48: sluice.policy.v1.PolicyService.WaitForRevision:input_type -> sluice.policy.v1.WaitForRevisionRequest
-	23, // 49: sluice.policy.v1.PolicyService.LearnNames:input_type -> sluice.policy.v1.LearnNamesRequest
-	26, // 50: sluice.policy.v1.PolicyService.Explain:input_type -> sluice.policy.v1.ExplainRequest
-	30, // 51: sluice.policy.v1.PolicyService.Diff:input_type -> sluice.policy.v1.DiffRequest
-	34, // 52: sluice.policy.v1.PolicyService.GetStatus:input_type -> sluice.policy.v1.GetStatusRequest
-	5,  // 53: sluice.policy.v1.PolicyService.UpsertPolicies:output_type -> sluice.policy.v1.UpsertPoliciesResponse
-	13, // 54: sluice.policy.v1.PolicyService.DeletePolicies:output_type -> sluice.policy.v1.DeletePoliciesResponse
-	7,  // 55: sluice.policy.v1.PolicyService.ReplacePolicies:output_type -> sluice.policy.v1.ReplacePoliciesResponse
-	9,  // 56: sluice.policy.v1.PolicyService.CompleteSource:output_type -> sluice.policy.v1.CompleteSourceResponse
-	15, // 57: sluice.policy.v1.PolicyService.ConfirmPolicies:output_type -> sluice.policy.v1.ConfirmPoliciesResponse
-	17, // 58: sluice.policy.v1.PolicyService.ListPolicies:output_type -> sluice.policy.v1.ListPoliciesResponse
-	20, // 59: sluice.policy.v1.PolicyService.GetPolicyTable:output_type -> sluice.policy.v1.GetPolicyTableResponse
-	51, // 60: sluice.policy.v1.PolicyService.WatchPolicyTables:output_type -> sluice.policy.v1.WatchPolicyTablesResponse
-	22, // 61: sluice.policy.v1.PolicyService.WaitForRevision:output_type -> sluice.policy.v1.WaitForRevisionResponse
-	24, // 62: sluice.policy.v1.PolicyService.LearnNames:output_type -> sluice.policy.v1.LearnNamesResponse
-	27, // 63: sluice.policy.v1.PolicyService.Explain:output_type -> sluice.policy.v1.ExplainResponse
-	31, // 64: sluice.policy.v1.PolicyService.Diff:output_type -> sluice.policy.v1.DiffResponse
-	35, // 65: sluice.policy.v1.PolicyService.GetStatus:output_type -> sluice.policy.v1.GetStatusResponse
-	53, // [53:66] is the sub-list for method output_type
-	40, // [40:53] is the sub-list for method input_type
-	40, // [40:40] is the sub-list for extension type_name
-	40, // [40:40] is the sub-list for extension extendee
-	0,  // [0:40] is the sub-list for field type_name
+	41, // 17: sluice.policy.v1.GetPolicyTableResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	41, // 18: sluice.policy.v1.WaitForRevisionResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	42, // 19: sluice.policy.v1.LearnNamesRequest.ttl:type_name -> google.protobuf.Duration
+	43, // 20: sluice.policy.v1.Peer.labels:type_name -> sluice.workload.v1.Label
+	25, // 21: sluice.policy.v1.ExplainRequest.from:type_name -> sluice.policy.v1.Peer
+	25, // 22: sluice.policy.v1.ExplainRequest.to:type_name -> sluice.policy.v1.Peer
+	44, // 23: sluice.policy.v1.ExplainRequest.protocol:type_name -> sluice.net.v1.Protocol
+	45, // 24: sluice.policy.v1.ExplainResponse.verdict:type_name -> sluice.policy.v1.Action
+	28, // 25: sluice.policy.v1.ExplainResponse.egress:type_name -> sluice.policy.v1.SideExplanation
+	28, // 26: sluice.policy.v1.ExplainResponse.ingress:type_name -> sluice.policy.v1.SideExplanation
+	45, // 27: sluice.policy.v1.SideExplanation.action:type_name -> sluice.policy.v1.Action
+	46, // 28: sluice.policy.v1.SideExplanation.proxy:type_name -> sluice.net.v1.Proxy
+	47, // 29: sluice.policy.v1.SideExplanation.decided_by:type_name -> sluice.net.v1.DecidedBy
+	29, // 30: sluice.policy.v1.SideExplanation.matches:type_name -> sluice.policy.v1.MatchingRule
+	45, // 31: sluice.policy.v1.MatchingRule.action:type_name -> sluice.policy.v1.Action
+	48, // 32: sluice.policy.v1.MatchingRule.sources:type_name -> sluice.policy.v1.RuleSource
+	3,  // 33: sluice.policy.v1.DiffRequest.delete:type_name -> sluice.policy.v1.PolicyKey
+	49, // 34: sluice.policy.v1.DiffResponse.direction:type_name -> sluice.net.v1.Direction
+	32, // 35: sluice.policy.v1.DiffResponse.peers:type_name -> sluice.policy.v1.DiffPeer
+	33, // 36: sluice.policy.v1.DiffResponse.ports:type_name -> sluice.policy.v1.DiffPorts
+	45, // 37: sluice.policy.v1.DiffPorts.before:type_name -> sluice.policy.v1.Action
+	45, // 38: sluice.policy.v1.DiffPorts.after:type_name -> sluice.policy.v1.Action
+	50, // 39: sluice.policy.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
+	36, // 40: sluice.policy.v1.GetStatusResponse.sources:type_name -> sluice.policy.v1.SourceStatus
+	37, // 41: sluice.policy.v1.GetStatusResponse.subscribers:type_name -> sluice.policy.v1.SubscriberStatus
+	41, // 42: sluice.policy.v1.GetStatusResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	41, // 43: sluice.policy.v1.SubscriberStatus.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	4,  // 44: sluice.policy.v1.PolicyService.UpsertPolicies:input_type -> sluice.policy.v1.UpsertPoliciesRequest
+	12, // 45: sluice.policy.v1.PolicyService.DeletePolicies:input_type -> sluice.policy.v1.DeletePoliciesRequest
+	6,  // 46: sluice.policy.v1.PolicyService.ReplacePolicies:input_type -> sluice.policy.v1.ReplacePoliciesRequest
+	8,  // 47: sluice.policy.v1.PolicyService.CompleteSource:input_type -> sluice.policy.v1.CompleteSourceRequest
+	14, // 48: sluice.policy.v1.PolicyService.ConfirmPolicies:input_type -> sluice.policy.v1.ConfirmPoliciesRequest
+	16, // 49: sluice.policy.v1.PolicyService.ListPolicies:input_type -> sluice.policy.v1.ListPoliciesRequest
+	19, // 50: sluice.policy.v1.PolicyService.GetPolicyTable:input_type -> sluice.policy.v1.GetPolicyTableRequest
+	51, // 51: sluice.policy.v1.PolicyService.WatchPolicyTables:input_type -> sluice.policy.v1.WatchPolicyTablesRequest
+	21, // 52: sluice.policy.v1.PolicyService.WaitForRevision:input_type -> sluice.policy.v1.WaitForRevisionRequest
+	23, // 53: sluice.policy.v1.PolicyService.LearnNames:input_type -> sluice.policy.v1.LearnNamesRequest
+	26, // 54: sluice.policy.v1.PolicyService.Explain:input_type -> sluice.policy.v1.ExplainRequest
+	30, // 55: sluice.policy.v1.PolicyService.Diff:input_type -> sluice.policy.v1.DiffRequest
+	34, // 56: sluice.policy.v1.PolicyService.GetStatus:input_type -> sluice.policy.v1.GetStatusRequest
+	5,  // 57: sluice.policy.v1.PolicyService.UpsertPolicies:output_type -> sluice.policy.v1.UpsertPoliciesResponse
+	13, // 58: sluice.policy.v1.PolicyService.DeletePolicies:output_type -> sluice.policy.v1.DeletePoliciesResponse
+	7,  // 59: sluice.policy.v1.PolicyService.ReplacePolicies:output_type -> sluice.policy.v1.ReplacePoliciesResponse
+	9,  // 60: sluice.policy.v1.PolicyService.CompleteSource:output_type -> sluice.policy.v1.CompleteSourceResponse
+	15, // 61: sluice.policy.v1.PolicyService.ConfirmPolicies:output_type -> sluice.policy.v1.ConfirmPoliciesResponse
+	17, // 62: sluice.policy.v1.PolicyService.ListPolicies:output_type -> sluice.policy.v1.ListPoliciesResponse
+	20, // 63: sluice.policy.v1.PolicyService.GetPolicyTable:output_type -> sluice.policy.v1.GetPolicyTableResponse
+	52, // 64: sluice.policy.v1.PolicyService.WatchPolicyTables:output_type -> sluice.policy.v1.WatchPolicyTablesResponse
+	22, // 65: sluice.policy.v1.PolicyService.WaitForRevision:output_type -> sluice.policy.v1.WaitForRevisionResponse
+	24, // 66: sluice.policy.v1.PolicyService.LearnNames:output_type -> sluice.policy.v1.LearnNamesResponse
+	27, // 67: sluice.policy.v1.PolicyService.Explain:output_type -> sluice.policy.v1.ExplainResponse
+	31, // 68: sluice.policy.v1.PolicyService.Diff:output_type -> sluice.policy.v1.DiffResponse
+	35, // 69: sluice.policy.v1.PolicyService.GetStatus:output_type -> sluice.policy.v1.GetStatusResponse
+	57, // [57:70] is the sub-list for method output_type
+	44, // [44:57] is the sub-list for method input_type
+	44, // [44:44] is the sub-list for extension type_name
+	44, // [44:44] is the sub-list for extension extendee
+	0,  // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_sluice_policy_v1_policy_proto_init() }

@@ -11,6 +11,7 @@ package policyv1
 
 import (
 	_ "buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
+	v11 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	v1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
@@ -2720,8 +2721,12 @@ type Barrier struct {
 	IdentityServiceIncarnation []byte `protobuf:"bytes,7,opt,name=identity_service_incarnation,json=identityServiceIncarnation,proto3" json:"identity_service_incarnation,omitempty"`
 	// Revision of that run up to which every change of identities is taken in.
 	IdentityServiceRevision uint64 `protobuf:"varint,8,opt,name=identity_service_revision,json=identityServiceRevision,proto3" json:"identity_service_revision,omitempty"`
-	unknownFields           protoimpl.UnknownFields
-	sizeCache               protoimpl.SizeCache
+	// Revision of the cluster's store up to which every change of identities is
+	// taken in; unset while that is not known. Tables of two nodes are compared by
+	// it. It grows, but for a store that was put back or replaced.
+	StoreRevision *v11.StoreRevision `protobuf:"bytes,9,opt,name=store_revision,json=storeRevision,proto3" json:"store_revision,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Barrier) Reset() {
@@ -2810,6 +2815,13 @@ func (x *Barrier) GetIdentityServiceRevision() uint64 {
 	return 0
 }
 
+func (x *Barrier) GetStoreRevision() *v11.StoreRevision {
+	if x != nil {
+		return x.StoreRevision
+	}
+	return nil
+}
+
 // SnapshotComplete ends the first part of a stream that did not resume.
 type SnapshotComplete struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2851,7 +2863,7 @@ var File_sluice_policy_v1_table_proto protoreflect.FileDescriptor
 
 const file_sluice_policy_v1_table_proto_rawDesc = "" +
 	"\n" +
-	"\x1csluice/policy/v1/table.proto\x12\x10sluice.policy.v1\x1a\x1bbuf/validate/validate.proto\x1a\x17sluice/net/v1/net.proto\"\xe3\x02\n" +
+	"\x1csluice/policy/v1/table.proto\x12\x10sluice.policy.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1esluice/identity/v1/store.proto\x1a\x17sluice/net/v1/net.proto\"\xe3\x02\n" +
 	"\x18WatchPolicyTablesRequest\x12;\n" +
 	"\tsubscribe\x18\x01 \x01(\v2\x1b.sluice.policy.v1.SubscribeH\x00R\tsubscribe\x12=\n" +
 	"\bsubjects\x18\x02 \x01(\v2\x1f.sluice.policy.v1.SubjectChangeH\x00R\bsubjects\x12)\n" +
@@ -3003,7 +3015,7 @@ const file_sluice_policy_v1_table_proto_rawDesc = "" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x12\x12\n" +
 	"\x04path\x18\x04 \x01(\tR\x04path\")\n" +
 	"\rRemoveSubject\x12\x18\n" +
-	"\asubject\x18\x01 \x01(\rR\asubject\"\xd8\x02\n" +
+	"\asubject\x18\x01 \x01(\rR\asubject\"\xa2\x03\n" +
 	"\aBarrier\x12'\n" +
 	"\x0fpolicy_revision\x18\x01 \x01(\x04R\x0epolicyRevision\x12+\n" +
 	"\x11identity_revision\x18\x02 \x01(\x04R\x10identityRevision\x12)\n" +
@@ -3014,7 +3026,8 @@ const file_sluice_policy_v1_table_proto_rawDesc = "" +
 	"incomplete\x18\x06 \x03(\tR\n" +
 	"incomplete\x12@\n" +
 	"\x1cidentity_service_incarnation\x18\a \x01(\fR\x1aidentityServiceIncarnation\x12:\n" +
-	"\x19identity_service_revision\x18\b \x01(\x04R\x17identityServiceRevision\"\x12\n" +
+	"\x19identity_service_revision\x18\b \x01(\x04R\x17identityServiceRevision\x12H\n" +
+	"\x0estore_revision\x18\t \x01(\v2!.sluice.identity.v1.StoreRevisionR\rstoreRevision\"\x12\n" +
 	"\x10SnapshotComplete*D\n" +
 	"\vTableFormat\x12\x1c\n" +
 	"\x18TABLE_FORMAT_UNSPECIFIED\x10\x00\x12\x17\n" +
@@ -3103,6 +3116,7 @@ var file_sluice_policy_v1_table_proto_goTypes = []any{
 	(*SnapshotComplete)(nil),          // 38: sluice.policy.v1.SnapshotComplete
 	(v1.Proxy)(0),                     // 39: sluice.net.v1.Proxy
 	(v1.Direction)(0),                 // 40: sluice.net.v1.Direction
+	(*v11.StoreRevision)(nil),         // 41: sluice.identity.v1.StoreRevision
 }
 var file_sluice_policy_v1_table_proto_depIdxs = []int32{
 	6,  // 0: sluice.policy.v1.WatchPolicyTablesRequest.subscribe:type_name -> sluice.policy.v1.Subscribe
@@ -3152,11 +3166,12 @@ var file_sluice_policy_v1_table_proto_depIdxs = []int32{
 	40, // 44: sluice.policy.v1.BindSubject.direction:type_name -> sluice.net.v1.Direction
 	34, // 45: sluice.policy.v1.BindSubject.rules:type_name -> sluice.policy.v1.RuleSources
 	35, // 46: sluice.policy.v1.RuleSources.sources:type_name -> sluice.policy.v1.RuleSource
-	47, // [47:47] is the sub-list for method output_type
-	47, // [47:47] is the sub-list for method input_type
-	47, // [47:47] is the sub-list for extension type_name
-	47, // [47:47] is the sub-list for extension extendee
-	0,  // [0:47] is the sub-list for field type_name
+	41, // 47: sluice.policy.v1.Barrier.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	48, // [48:48] is the sub-list for method output_type
+	48, // [48:48] is the sub-list for method input_type
+	48, // [48:48] is the sub-list for extension type_name
+	48, // [48:48] is the sub-list for extension extendee
+	0,  // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_sluice_policy_v1_table_proto_init() }

@@ -679,7 +679,7 @@ func TestKernelServicesInheritNothingOfTheCaller(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer passed.Close()
-	if err := errors.Join(n.Stop(t.Context(), IPAM), n.Start(t.Context(), IPAM, WithExtraFiles(passed))); err != nil {
+	if err := errors.Join(n.Stop(t.Context(), IPAM), n.Start(t.Context(), IPAM, passed)); err != nil {
 		t.Fatal(err)
 	}
 	pid, err := n.PID(IPAM)

@@ -28,30 +28,6 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/client"
 )
 
-// StartOption changes how one service is started.
-type StartOption func(*start)
-
-type start struct {
-	extraFiles []*os.File
-	args       []string
-	noWait     bool
-}
-
-// WithExtraFiles lets the service inherit files, from descriptor 3 on.
-func WithExtraFiles(files ...*os.File) StartOption {
-	return func(s *start) { s.extraFiles = files }
-}
-
-// WithArgs adds arguments to those of Up.
-func WithArgs(args ...string) StartOption {
-	return func(s *start) { s.args = args }
-}
-
-// WithoutWaiting returns when the process runs, not when it serves.
-func WithoutWaiting() StartOption {
-	return func(s *start) { s.noWait = true }
-}
-
 func executable(binDir, service string) string {
 	if service == Etcd {
 		return filepath.Join(binDir, "sluice-devetcd")
@@ -94,12 +70,8 @@ func (n *Node) arguments(service string) []string {
 }
 
 // Start starts a service that does not run, exactly as Up did, and waits until
-// it serves.
-func (n *Node) Start(ctx context.Context, service string, options ...StartOption) error {
-	var s start
-	for _, o := range options {
-		o(&s)
-	}
+// it serves. The service inherits the files, from descriptor 3 on.
+func (n *Node) Start(ctx context.Context, service string, files ...*os.File) error {
 	ctx, cancel := context.WithTimeout(ctx, n.state.Timeout)
 	defer cancel()
 	// The state of a node that an earlier version brought up may belong to the
@@ -113,10 +85,10 @@ func (n *Node) Start(ctx context.Context, service string, options ...StartOption
 		return err
 	}
 	defer log.Close()
-	cmd := exec.Command(executable(n.binDir(), service), append(n.arguments(service), s.args...)...)
+	cmd := exec.Command(executable(n.binDir(), service), n.arguments(service)...)
 	cmd.Dir = "/"
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.ExtraFiles = s.extraFiles
+	cmd.ExtraFiles = files
 	groups := []uint32{user.GID}
 	if service == Identity {
 		groups = append(groups, users[Etcd].GID)
@@ -131,7 +103,7 @@ func (n *Node) Start(ctx context.Context, service string, options ...StartOption
 		AmbientCaps: capabilities,
 	}
 	// What the caller has open, without close-on-exec, is not the service's: only
-	// the standard streams and extraFiles are. Go opens nothing of its own
+	// the standard streams and files are. Go opens nothing of its own
 	// without it.
 	if err := unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return fmt.Errorf("start %s: mark open descriptors close-on-exec: %w", service, err)
@@ -152,9 +124,6 @@ func (n *Node) Start(ctx context.Context, service string, options ...StartOption
 	}
 	exited := make(chan error, 1)
 	go func() { exited <- cmd.Wait() }()
-	if s.noWait {
-		return nil
-	}
 	return n.waitUntilServing(ctx, service, exited)
 }
 

@@ -101,9 +101,6 @@ func Names() []string {
 	return names
 }
 
-// Name returns the point's name.
-func (p *Point) Name() string { return p.name }
-
 // Hit does nothing and returns nil, unless the process is armed: then the
 // controller says whether to go on, to fail with an error that is
 // ErrInjected, or to die here. It waits for that answer until ctx ends.

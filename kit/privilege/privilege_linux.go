@@ -15,7 +15,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -263,9 +262,6 @@ func Become(uid, gid uint32, caps ...Cap) error {
 	return nil
 }
 
-// DropAll leaves the process no capability.
-func DropAll() error { return KeepCapabilities() }
-
 // NoNewPrivs makes sure that no executed program gets more rights than the
 // process has, by set-uid bits or file capabilities.
 func NoNewPrivs() error {
@@ -280,15 +276,6 @@ func NoNewPrivs() error {
 		return errors.New("set no_new_privs: the kernel did not take it")
 	}
 	return nil
-}
-
-// Parse returns the capability of a name such as "CAP_BPF", "cap_bpf" or "bpf".
-func Parse(name string) (Cap, error) {
-	short := strings.TrimPrefix(strings.ToUpper(name), "CAP_")
-	if i := slices.Index(capNames, short); i >= 0 {
-		return Cap(i), nil
-	}
-	return 0, fmt.Errorf("%q is not a capability", name)
 }
 
 // Unprivileged makes sure that a process which needs no rights gets none that

@@ -61,14 +61,6 @@ func From(ctx context.Context) string {
 	return id
 }
 
-// Ensure returns a context that carries an identifier, a new one if ctx has none.
-func Ensure(ctx context.Context) context.Context {
-	if From(ctx) != "" {
-		return ctx
-	}
-	return Into(ctx, New())
-}
-
 // incoming takes the identifier from the peer's metadata, or makes one.
 func incoming(ctx context.Context) context.Context {
 	if ids := metadata.ValueFromIncomingContext(ctx, Key); len(ids) == 1 && Valid(ids[0]) {

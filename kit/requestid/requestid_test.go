@@ -32,14 +32,6 @@ func TestNewIdentifiersDiffer(t *testing.T) {
 	}
 }
 
-func TestEnsureKeepsWhatIsThere(t *testing.T) {
-	ctx := Ensure(t.Context())
-	id := From(ctx)
-	if id == "" || From(Ensure(ctx)) != id {
-		t.Errorf("first %q, then %q", id, From(Ensure(ctx)))
-	}
-}
-
 func TestIdentifierTravelsOnceAndIsCheckedOnArrival(t *testing.T) {
 	ctx := outgoing(outgoing(Into(t.Context(), "r1")))
 	md, _ := metadata.FromOutgoingContext(ctx)

@@ -188,7 +188,7 @@ func (n *testNode) killServiceAt(t *testing.T, service, point string, s scenario
 		}
 		var files []*os.File
 		controller, files = newController(t)
-		if err := n.Start(t.Context(), service, devnode.WithExtraFiles(files...)); err != nil {
+		if err := n.Start(t.Context(), service, files...); err != nil {
 			t.Fatal(err)
 		}
 		controller.Started()
@@ -351,7 +351,7 @@ func (n *testNode) faultPoints(t *testing.T, service string) []string {
 		t.Fatal(err)
 	}
 	controller, files := newController(t)
-	if err := n.Start(t.Context(), service, devnode.WithExtraFiles(files...)); err != nil {
+	if err := n.Start(t.Context(), service, files...); err != nil {
 		t.Fatal(err)
 	}
 	controller.Started()

@@ -225,7 +225,7 @@ func (n *testNode) killAtEachChange(t *testing.T, policies policyv1.PolicyServic
 	}
 	controller, files := newController(t)
 	// Not before the changes: a restart may pass the point too.
-	if err := n.Start(t.Context(), service, devnode.WithExtraFiles(files...)); err != nil {
+	if err := n.Start(t.Context(), service, files...); err != nil {
 		t.Fatal(err)
 	}
 	controller.Started()

@@ -79,18 +79,6 @@ func New(t testing.TB, cmd *exec.Cmd) *Controller {
 	return c
 }
 
-// Start starts cmd with its fault points armed. The caller waits for it.
-func Start(t testing.TB, cmd *exec.Cmd) *Controller {
-	t.Helper()
-	c := New(t, cmd)
-	err := cmd.Start()
-	c.Started()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
-}
-
 // Started closes the test's copy of the process's end, so that the end of the
 // process is seen.
 func (c *Controller) Started() { c.child.Close() }

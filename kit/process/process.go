@@ -29,6 +29,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"google.golang.org/grpc"
 
 	"github.com/sluice-net/sluice/kit/config"
 	"github.com/sluice-net/sluice/kit/fault"
@@ -36,6 +37,7 @@ import (
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/rpc"
+	"github.com/sluice-net/sluice/kit/rpc/client"
 	"github.com/sluice-net/sluice/kit/version"
 )
 
@@ -63,6 +65,7 @@ type Process struct {
 	descriptors uint64 // RLIMIT_NOFILE
 	phases      *prometheus.GaugeVec
 	ready       prometheus.Gauge
+	dial        []grpc.DialOption // count the calls to other services
 	sandbox     *prometheus.GaugeVec
 	confined    bool     // Confine restricts files
 	missing     []string // layers of the sandbox, and why; complete once Confine has returned
@@ -282,7 +285,20 @@ func (p *Process) registerMetrics() error {
 			return fmt.Errorf("register metrics: %w", err)
 		}
 	}
-	return nil
+	var err error
+	p.dial, err = rpc.ClientMetrics(p.Metrics)
+	return err
+}
+
+// Dial returns a connection to the socket of another service, which is closed
+// at the end. Its calls are counted in grpc_client_…; without a deadline of
+// their own they have the timeout, 10 s if that is 0.
+func (p *Process) Dial(path string, timeout time.Duration) (*grpc.ClientConn, error) {
+	conn, err := client.Dial(path, client.Options{Timeout: timeout, Dial: p.dial})
+	if err == nil {
+		p.OnExit(conn.Close)
+	}
+	return conn, err
 }
 
 // Phase runs one step of the start, and logs and counts how long it took. Its

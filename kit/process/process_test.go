@@ -509,6 +509,37 @@ func TestMetricsOnTCPWithPprofWhenAskedFor(t *testing.T) {
 	s.wantExit(t, ExitOK)
 }
 
+func TestCallsToOtherServicesAreCounted(t *testing.T) {
+	called := make(chan struct{})
+	s := start(t, func(ctx context.Context, p *Process, _ own) error {
+		srv, err := p.NewServer(options(&service{call: func(context.Context) error { return nil }}))
+		if err != nil {
+			return err
+		}
+		conn, err := p.Dial(p.Config.Socket.Path, 0) // any service, so this one
+		if err != nil {
+			return err
+		}
+		p.Go("call", func(ctx context.Context) error {
+			_, err := pb.NewTestServiceClient(conn).EmptyCall(ctx, &pb.Empty{}, grpc.WaitForReady(true))
+			if err != nil {
+				return err
+			}
+			close(called)
+			<-ctx.Done()
+			return ctx.Err()
+		})
+		return p.Serve(ctx, srv)
+	})
+	<-called
+	want := `grpc_client_handled_total{grpc_code="OK",grpc_method="EmptyCall",grpc_service="grpc.testing.TestService",grpc_type="unary"} 1`
+	if _, body := get(t, s.metrics(), "/metrics"); !strings.Contains(body, want) {
+		t.Errorf("the metrics do not have\n%s", want)
+	}
+	s.stop()
+	s.wantExit(t, ExitOK)
+}
+
 func TestFailureWhileStoppingIsNotTakenForTheSignal(t *testing.T) {
 	for name, c := range map[string]struct {
 		err  error
@@ -599,9 +630,6 @@ func TestDocumentationHasTheCommonKeysAndMetrics(t *testing.T) {
 	s := start(t, func(_ context.Context, p *Process, _ own) error {
 		p.Ready()
 		if err := p.Phase("open", func() error { return nil }); err != nil {
-			return err
-		}
-		if _, err := rpc.ClientMetrics(p.Metrics); err != nil {
 			return err
 		}
 		srv, err := p.NewServer(options(&service{}))

@@ -23,7 +23,6 @@ import (
 	"github.com/sluice-net/sluice/kit/privilege"
 	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kit/rpc"
-	rpcclient "github.com/sluice-net/sluice/kit/rpc/client"
 	"github.com/sluice-net/sluice/kit/store"
 	"github.com/sluice-net/sluice/kit/version"
 	"github.com/sluice-net/sluice/services/datapath/internal/client"
@@ -169,10 +168,8 @@ type services struct {
 // dial prepares the connections; they need no service to be there.
 func dial(p *process.Process, cfg Config) (s services, err error) {
 	open := func(path string) grpc.ClientConnInterface {
-		cc, derr := rpcclient.Dial(path, rpcclient.Options{Timeout: cfg.Services.Timeout})
-		if err = errors.Join(err, derr); derr == nil {
-			p.OnExit(cc.Close)
-		}
+		cc, derr := p.Dial(path, cfg.Services.Timeout)
+		err = errors.Join(err, derr)
 		return cc
 	}
 	s.ipam, s.identity = client.NewIPAM(open(cfg.Services.IPAM)), client.NewIdentity(open(cfg.Services.Identity))

@@ -14,7 +14,6 @@ import (
 
 	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kit/rpc"
-	"github.com/sluice-net/sluice/kit/rpc/client"
 	"github.com/sluice-net/sluice/kit/version"
 	identities "github.com/sluice-net/sluice/services/policy/internal/client"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
@@ -55,11 +54,10 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 
-	conn, err := client.Dial(cfg.Sources.Identity, client.Options{})
+	conn, err := p.Dial(cfg.Sources.Identity, 0)
 	if err != nil {
 		return fmt.Errorf("sources.identity: %w", err)
 	}
-	p.OnExit(conn.Close)
 
 	if err := p.Confine(cfg.files()); err != nil {
 		return err

@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
@@ -115,7 +116,7 @@ func TestKernelExplainNamesEveryStep(t *testing.T) {
 	if x.Reason != event.ForwardPeer || x.Egress == nil || x.Ingress == nil {
 		t.Fatalf("pod to pod: %+v", x)
 	}
-	if s := x.Egress; s.By != event.ByRule || s.Rule != 1 || s.Action != event.ActionAllow || s.Table != egress || !s.Lookup.IdentityRow || s.Lookup.IdentityClass != 1 {
+	if s := x.Egress; s.By != event.ByRule || s.Rule != 1 || s.Action != event.ActionAllow || s.Table != egress || !s.Place.IdentityRow || s.Place.IdentityClass != 1 {
 		t.Errorf("pod to pod, egress: %+v", s)
 	}
 	if s := x.Source; s.Slot != cast["a"].Slot || s.Identity != a.Identity || !s.Word.Known || s.Entry != ipmap.HostPrefix(a.IPv4) {
@@ -130,7 +131,7 @@ func TestKernelExplainNamesEveryStep(t *testing.T) {
 		t.Errorf("a port without a rule: %v, %+v", x.Reason, x.Egress)
 	}
 	x = ask(6, from, netip.AddrPortFrom(world4, 80))
-	if x.Reason != event.ForwardOutside || x.Ingress != nil || x.Egress.Rule != 3 || x.Egress.Lookup.AddressBlock != netip.MustParsePrefix("198.51.100.0/24") {
+	if x.Reason != event.ForwardOutside || x.Ingress != nil || x.Egress.Rule != 3 || x.Egress.Place.AddressBlock != netip.MustParsePrefix("198.51.100.0/24") {
 		t.Errorf("an address in two blocks: %v, %+v", x.Reason, x.Egress)
 	}
 	if d := x.Destination; d.Slot != slotmap.NoSlot || d.Identity != identity.WorldIPv4 || d.Entry.IsValid() {
@@ -184,25 +185,53 @@ func TestKernelExplainKnowsTheConnection(t *testing.T) {
 	})
 	r.k.put(t, conntrack.Connection{
 		Tuple: conntrack.Tuple{Initiator: netip.AddrPortFrom(a.IPv4, 77), Responder: netip.AddrPortFrom(b.IPv4, 77), Protocol: 1},
-		From:  conntrack.End{Slot: slotmap.NoSlot, AddressGen: epochA}, To: conntrack.End{Slot: slotmap.NoSlot, AddressGen: epochB},
+		From:  conntrack.End{Slot: cast["a"].Slot, Gen: gen("a"), AddressGen: epochA},
+		To:    conntrack.End{Slot: cast["b"].Slot, Gen: gen("b"), AddressGen: epochB},
 	})
-	check := func(tu conntrack.Tuple, tracked, current bool) {
+	check := func(tu conntrack.Tuple, tracked, current bool, next event.Reason) {
 		t.Helper()
 		x, err := r.k.Explain(tu)
 		must(t, "Explain", err)
-		if x.Tracked != tracked || x.Current != current || tracked && x.Connection.Initiator.Addr() != a.IPv4 {
-			t.Errorf("%v: tracked %v, current %v, %+v", tu, x.Tracked, x.Current, x.Connection)
+		if x.Tracked != tracked || x.Current != current || x.Next != next || tracked && x.Connection.Initiator.Addr() != a.IPv4 {
+			t.Errorf("%v: tracked %v, current %v, next %v, %+v", tu, x.Tracked, x.Current, x.Next, x.Connection)
 		}
 	}
-	check(conntrack.Tuple{Initiator: from, Responder: to, Protocol: 6}, true, true)
-	check(conntrack.Tuple{Initiator: to, Responder: from, Protocol: 6}, true, true)
-	check(conntrack.Tuple{Initiator: from, Responder: to, Protocol: 17}, false, false)
+	there := conntrack.Tuple{Initiator: from, Responder: to, Protocol: 6}
+	check(there, true, true, event.ForwardPeer)
+	check(conntrack.Tuple{Initiator: to, Responder: from, Protocol: 6}, true, true, event.ForwardPeer)
+	check(conntrack.Tuple{Initiator: from, Responder: to, Protocol: 17}, false, false, 0)
 	// the identifier of an echo
-	check(conntrack.Tuple{Initiator: netip.AddrPortFrom(a.IPv4, 77), Responder: netip.AddrPortFrom(b.IPv4, 8<<8), Protocol: 1}, true, true)
+	check(conntrack.Tuple{Initiator: netip.AddrPortFrom(a.IPv4, 77), Responder: netip.AddrPortFrom(b.IPv4, 8<<8), Protocol: 1}, true, true, event.ForwardPeer)
 	must(t, "BumpAddress", r.k.Addresses.Bump(b.IPv4))
-	check(conntrack.Tuple{Initiator: from, Responder: to, Protocol: 6}, true, false)
+	check(there, true, false, event.ForwardPeer)
 	setPolicy(t, r.k, cast["a"].Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Allow})
-	check(conntrack.Tuple{Initiator: from, Responder: to, Protocol: 6}, true, false)
+	check(there, true, false, event.ForwardPeer)
+	setPolicy(t, r.k, cast["a"].Slot, slotmap.Policy{Egress: policytable.Deny, Ingress: policytable.Allow})
+	check(there, true, false, event.DropPolicyDenied)
+	check(conntrack.Tuple{Initiator: to, Responder: from, Protocol: 6}, true, false, event.DropPolicyDenied)
+}
+
+// A policy that wants a proxy: the packet is dropped for want of one, also in
+// audit mode, and its side says why. The other side is told all the same.
+func TestKernelExplainSaysThatARedirectIsDropped(t *testing.T) {
+	r, cast := newStage(t)
+	id := policytable.ID(16)
+	everyRule(id, 0).put(t, r.k)
+	update(t, r.k, bpf.MapsMapSlId, identityIndex(b.Identity), knownWord(7, 0, 0))
+	update(t, r.k, bpf.MapsMapSlPeer, bpf.MapsSlPeerKey{PeerSet: uint32(id), NodeClass: 7}, uint32(1))
+	setPolicy(t, r.k, cast["a"].Slot, slotmap.Policy{Egress: id, Ingress: policytable.Allow})
+	setPolicy(t, r.k, cast["b"].Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Deny})
+	for _, audit := range []bool{false, true} {
+		must(t, "SetAudit", r.k.Endpoints.SetAudit(cast["a"].Slot, audit))
+		x, err := r.k.Explain(conntrack.Tuple{Initiator: netip.AddrPortFrom(a.IPv4, 1), Responder: netip.AddrPortFrom(b.IPv4, 12), Protocol: 6})
+		must(t, "Explain", err)
+		if x.Reason != event.DropNoProxy || x.Egress == nil || !x.Egress.Redirects() || x.Egress.Rule != 4 {
+			t.Errorf("audit %v: %v, %+v", audit, x.Reason, x.Egress)
+		}
+		if x.Ingress == nil || x.Ingress.Action != event.ActionDeny || x.Ingress.Table != policytable.Deny {
+			t.Errorf("audit %v, the other side: %+v", audit, x.Ingress)
+		}
+	}
 }
 
 // What Explain says is what the programs do, for first packets from and to a

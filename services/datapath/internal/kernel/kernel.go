@@ -39,6 +39,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/policymap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/replica"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
 
@@ -109,7 +110,8 @@ type Kernel struct {
 	Connections *conntrack.Connections
 	Events      *event.Events
 
-	closed atomic.Bool
+	replicas *replica.Programs
+	closed   atomic.Bool
 }
 
 type tableMaps = policymap.Maps
@@ -165,6 +167,7 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 	if err != nil {
 		return nil, err
 	}
+	k.replicas = replica.New(k.Pins, o.build.programs, o.constants())
 	if k.Tables, err = policymap.Open(k.Pins, k.Endpoints, o.Log); err != nil {
 		return nil, err
 	}
@@ -302,6 +305,10 @@ func (k *Kernel) Close() error {
 	if k.closed.Swap(true) {
 		return nil
 	}
+	var errs []error
+	if k.replicas != nil {
+		errs = append(errs, k.replicas.Close())
+	}
 	if k.Tables != nil {
 		k.Tables.Close()
 	}
@@ -315,7 +322,6 @@ func (k *Kernel) Close() error {
 		k.Endpoints.Close()
 		k.Addresses.Close()
 	}
-	var errs []error
 	if k.Programs != nil {
 		errs = append(errs, k.Programs.Close())
 	}

@@ -9,9 +9,9 @@ import (
 	"net/netip"
 	"testing"
 
-
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
@@ -94,6 +94,7 @@ type stage struct {
 	t        *testing.T
 	dir      string
 	kernel   *kernel.Kernel
+	judge    kerneltest.Judge
 	maps     *watched
 	slots    map[uint16]uint32 // their identities
 	policies *policysync.Applier
@@ -104,6 +105,7 @@ func newStage(t *testing.T) *stage {
 	s := &stage{t: t, dir: kerneltest.NewBPFFS(t), slots: map[uint16]uint32{}}
 	s.start()
 	t.Cleanup(func() { s.close() })
+	s.judge = kerneltest.NewJudge(t, s.kernel.Pins) // later starts adopt its maps
 	for i, number := range []uint32{300, 301, 300} {
 		n := byte(i + 1)
 		slot, err := s.kernel.Endpoints.Publish(t.Context(), slotmap.Endpoint{
@@ -166,11 +168,10 @@ func (s *stage) allows(e slotmap.Endpoint, d policytable.Direction, peer uint32,
 	case policytable.Allow:
 		return true
 	}
-	v, err := s.kernel.Tables.Lookup(table, identity.Numeric(peer), addr, point)
-	if err != nil {
-		s.t.Fatalf("table %d: %v", table, err)
-	}
-	return policytable.Action(v.Action) != policytable.ActionDeny
+	q := kerneltest.Question(table, identity.Numeric(peer), addr, 0, 0)
+	q.Point = point
+	_, side := s.judge.Ask(s.t, q)
+	return side.Action != event.ActionDeny
 }
 
 // check has every verdict be that of one of the states.

@@ -22,8 +22,8 @@ import (
 
 // Maps are the kernel's, to be looked at.
 type Maps interface {
-	// Explain takes the programs' steps; kernel.ErrNotLocal if neither end is
-	// an endpoint.
+	// Explain asks the programs; kernel.ErrNotLocal if neither end is an
+	// endpoint.
 	Explain(t conntrack.Tuple) (kernel.Explanation, error)
 	// Dump reads a map in words; kernel.ErrNoMap if there is none of the name.
 	Dump(name string, limit uint32, visit func(key, value string) error) error
@@ -100,11 +100,11 @@ func (s *Server) explainedSide(x *kernel.Side, slot slotmap.Slot, egress bool) *
 		return nil
 	}
 	side := &datapathv1.ExplainedSide{
-		Verdict: s.side(x.Observed(slot), egress), IdentityClass: uint32(x.Lookup.IdentityClass), IdentityRow: x.Lookup.IdentityRow,
-		AddressClass: uint32(x.Lookup.AddressClass),
+		Verdict: s.side(x.Observed(slot), egress), IdentityClass: uint32(x.Place.IdentityClass), IdentityRow: x.Place.IdentityRow,
+		AddressClass: uint32(x.Place.AddressClass),
 	}
-	if x.Lookup.AddressBlock.IsValid() {
-		side.AddressPrefix = x.Lookup.AddressBlock.String()
+	if x.Place.AddressBlock.IsValid() {
+		side.AddressPrefix = x.Place.AddressBlock.String()
 	}
 	return side
 }

@@ -65,7 +65,7 @@ func TestExplainTellsEveryStep(t *testing.T) {
 		},
 		Egress: &kernel.Side{
 			SideVerdict: event.SideVerdict{By: event.ByRule, Table: 16, Gen: 21, Rule: 7, Action: event.ActionDeny},
-			Lookup:      policymap.Verdict{IdentityClass: 2, IdentityRow: true, AddressClass: 3, AddressBlock: netip.MustParsePrefix("198.51.100.0/24")},
+			Place:       policymap.Place{IdentityClass: 2, IdentityRow: true, AddressClass: 3, AddressBlock: netip.MustParsePrefix("198.51.100.0/24")},
 		},
 		Tracked: true, Current: true,
 		Connection: conntrack.Connection{

@@ -249,16 +249,20 @@ func decodeEvent(raw []byte) (Event, error) {
 }
 
 func sideOf(w bpf.MapsSlSide, t Type) SideVerdict {
-	switch {
-	case By(w.By) != ByNobody:
-	case t == ConnectionClosed && w.Gen != 0:
+	if By(w.By) == ByNobody && t == ConnectionClosed && w.Gen != 0 {
 		// what had allowed it, as the connection's entry remembers it
 		s := SideVerdict{By: ByDefault, Gen: w.Gen, Rule: w.Rule, Action: ActionAllow}
 		if w.Rule != 0 {
 			s.By = ByRule
 		}
 		return s
-	default:
+	}
+	return SideOf(w)
+}
+
+// SideOf reads what the programs say about a side.
+func SideOf(w bpf.MapsSlSide) SideVerdict {
+	if By(w.By) == ByNobody {
 		return SideVerdict{}
 	}
 	return SideVerdict{

@@ -55,14 +55,14 @@ func distinct(n int) []policytable.Ranges {
 }
 
 // intact fails if the table that was there first has another verdict.
-func intact(t testing.TB, k *instance, id policytable.ID, when string) {
+func intact(t testing.TB, j kerneltest.Judge, id policytable.ID, when string) {
 	t.Helper()
-	for point, want := range map[uint32]Verdict{
-		6<<16 | 80: {Action: 0, Rule: 1, By: byUnknownIdentity}, // nobody has announced it
-		6<<16 | 81: {Action: 2, Rule: 2, By: byRule},
+	for point, want := range map[uint32]verdict{
+		6<<16 | 80: {event.ActionDeny, 1, event.ByUnknownIdentity}, // nobody has announced it
+		6<<16 | 81: {event.ActionAllow, 2, event.ByRule},
 	} {
-		if got, err := k.Lookup(id, 256, netip.MustParseAddr("192.0.2.1"), point); err != nil || got != want {
-			t.Fatalf("%s: verdict at %#x is %+v (%v), want %+v", when, point, got, err, want)
+		if got := verdictOf(t, j, id, 256, netip.MustParseAddr("192.0.2.1"), point); got != want {
+			t.Fatalf("%s: verdict at %#x is %+v, want %+v", when, point, got, want)
 		}
 	}
 }
@@ -134,6 +134,7 @@ func TestKernelAFullMapRefusesATableWhole(t *testing.T) {
 	} {
 		t.Run(tc.full, func(t *testing.T) {
 			k := open(t, kerneltest.NewBPFFS(t))
+			j := kerneltest.NewJudge(t, k.pins)
 			first, err := k.DefineTable(smallTable(1 << 40))
 			if err != nil {
 				t.Fatal(err)
@@ -173,7 +174,7 @@ func TestKernelAFullMapRefusesATableWhole(t *testing.T) {
 				t.Errorf("%d tables fit, want %d", len(ids), want)
 			}
 			audited(t, k, "full")
-			intact(t, k, first, "full")
+			intact(t, j, first, "full")
 			used := usage(t, k, tc.full)
 			if used < len(ids)*tc.need {
 				t.Errorf("%d entries of %s in use, want at least %d", used, tc.full, len(ids)*tc.need)
@@ -186,7 +187,7 @@ func TestKernelAFullMapRefusesATableWhole(t *testing.T) {
 			if _, err := k.DefineTable(tc.make(uint64(len(ids)))); err != nil {
 				t.Fatalf("after a table has gone: %v", err)
 			}
-			intact(t, k, first, "after recovery")
+			intact(t, j, first, "after recovery")
 			audited(t, k, "after recovery")
 			t.Logf("%d tables, %d entries in use; refused: %v", len(ids), used, refused)
 		})
@@ -210,6 +211,7 @@ func usage(t testing.TB, k *instance, mapName string) int {
 // gets, with rows and blocks of tables that are in use.
 func TestKernelChangesInPlaceUseTheReserve(t *testing.T) {
 	k := open(t, kerneltest.NewBPFFS(t))
+	j := kerneltest.NewJudge(t, k.pins)
 	var ids []policytable.ID
 	for i := range uint64(9) {
 		c := smallTable(i)
@@ -239,7 +241,7 @@ func TestKernelChangesInPlaceUseTheReserve(t *testing.T) {
 	if n := usage(t, k, bpf.MapsMapSlPeer); n != 262144 {
 		t.Errorf("%d rows", n)
 	}
-	intact(t, k, ids[8], "full")
+	intact(t, j, ids[8], "full")
 	if err := k.DeletePeer(ids[0], 1); err != nil {
 		t.Fatal(err)
 	}

@@ -4,7 +4,6 @@
 package policymap
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -12,7 +11,6 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
@@ -137,188 +135,61 @@ func element[V any](m *ebpf.Map, mapName string, i uint32) (v V, err error) {
 	return v, nil
 }
 
-// What a table says, as enum sl_action and enum sl_by have it.
-const (
-	actionDeny  = uint8(bpf.MapsSlActionSL_ACTION_DENY)
-	actionAllow = uint8(bpf.MapsSlActionSL_ACTION_ALLOW)
-	actionPass  = uint8(bpf.MapsSlActionSL_ACTION_PASS)
-
-	byRule            = uint8(bpf.MapsSlBySL_BY_RULE)
-	byDefault         = uint8(bpf.MapsSlBySL_BY_DEFAULT)
-	byHostAllow       = uint8(bpf.MapsSlBySL_BY_HOST_ALLOW)
-	byUnknownIdentity = uint8(bpf.MapsSlBySL_BY_UNKNOWN_IDENTITY)
-	byTable           = uint8(bpf.MapsSlBySL_BY_TABLE)
-)
-
-// Verdict is what a table says, and by which entries.
-type Verdict struct {
-	Action uint8  // enum sl_action, never pass
-	Proxy  uint16 // kind of proxy of a redirect
-	Rule   uint16 // number of the deciding rule, 0 if none decided
-	By     uint8  // enum sl_by
-	// IdentityClass is the class of the identity side; IdentityRow says whether
-	// a row of the table gave it, and not a default.
-	IdentityClass uint16
+// Place is where a table has a peer.
+type Place struct {
+	// IdentityClass is the peer's class by its identity; IdentityRow says
+	// whether a row of the table gives it, and not the default of its kind.
+	IdentityClass policytable.Class
 	IdentityRow   bool
-	// AddressClass is the class of the address side if the table asks it, and
-	// AddressBlock the block that gave it; not valid: a default did.
-	AddressClass uint16
+	// AddressClass is the peer's class by its address if the table asks for it,
+	// and AddressBlock the block that gives it; not valid: a default does.
+	AddressClass policytable.Class
 	AddressBlock netip.Prefix
 }
 
-// ErrCorrupt says that a table leads nowhere: the programs drop.
-var ErrCorrupt = errors.New("table is damaged")
-
-// Lookup judges a connection with a peer by the live maps, in the steps
-// that the programs take: id and addr are the peer's, point is
-// protocol << 16 | destination port, or type << 8 | code of ICMP. It changes
-// nothing. The table of a policy that is not known denies here; that the own
-// host may come in nevertheless is for the caller to add.
-//
-// policytable.ErrNoTable says that the table is not there, ErrCorrupt that it is damaged;
-// the programs drop in both cases.
-func (m *Maps) Lookup(t policytable.ID, id identity.Numeric, addr netip.Addr, point uint32) (Verdict, error) {
+// Place finds a peer in a table; w is what is known of its identity. It is
+// empty in a table that is not made from a policy.
+func (m *Maps) Place(t policytable.ID, w policytable.Identity, addr netip.Addr) (Place, error) {
 	if err := m.gate.RLock(); err != nil {
-		return Verdict{}, err
+		return Place{}, err
 	}
 	defer m.gate.RUnlock()
-	return m.lookup(t, id, addr, point)
-}
-
-func (m *Maps) lookup(t policytable.ID, id identity.Numeric, addr netip.Addr, point uint32) (Verdict, error) {
-	switch {
-	case t == policytable.Allow:
-		return Verdict{Action: actionAllow, By: byTable}, nil
-	case t == policytable.Deny, t == policytable.Pending:
-		return Verdict{Action: actionDeny, By: byTable}, nil
-	case t < firstTable, int(t) >= len(m.store.ids.used):
-		return Verdict{}, fmt.Errorf("table %d: %w", t, policytable.ErrNoTable)
-	}
-	h := m.store.header(t)
-	if h.N_class == 0 {
-		return Verdict{}, fmt.Errorf("table %d: %w", t, policytable.ErrNoTable)
-	}
-	v, err := m.store.lookup(&h, id, addr.Unmap(), point)
+	p, err := m.store.place(t, w, addr)
 	if err != nil {
-		return Verdict{}, fmt.Errorf("table %d: %w", t, err)
+		return p, fmt.Errorf("table %d: %w", t, err)
 	}
-	return v, nil
+	return p, nil
 }
 
-func (s *tableStore) lookup(h *bpf.MapsSlTable, id identity.Numeric, addr netip.Addr, point uint32) (v Verdict, err error) {
-	w := policytable.Identity{}
-	if i, ok := identityPlace(id); ok {
-		w = unpacked(s.identity(i))
+func (s *tableStore) place(t policytable.ID, w policytable.Identity, addr netip.Addr) (p Place, err error) {
+	lt := s.tables[t]
+	if lt == nil {
+		return Place{}, nil
 	}
+	h := s.header(t)
 	if !w.Known {
 		w.Kind, w.Scope = policytable.KindUnknown, 0
 	}
-	v.IdentityClass = h.DefClass[w.Kind]
+	p.IdentityClass = h.DefClass[w.Kind]
 	if w.Known {
 		class, ok, err := s.peer(h.PeerSet, w.Class)
 		if err != nil {
-			return v, err
+			return p, err
 		}
 		if ok {
-			v.IdentityClass, v.IdentityRow = uint16(class), true
+			p.IdentityClass, p.IdentityRow = policytable.Class(class), true
 		}
 	}
-	byIdentity, err := s.search(h, v.IdentityClass, point)
-	if err != nil {
-		return v, err
+	if h.Flags&flagAddresses == 0 || w.Scope >= policytable.Scopes {
+		return p, nil
 	}
-	best := byIdentity
-	if h.Flags&flagAddresses != 0 {
-		if w.Scope >= policytable.Scopes {
-			return v, fmt.Errorf("%w: identity %d has scope %d", ErrCorrupt, id, w.Scope)
-		}
-		v.AddressClass = h.AddrDef[w.Scope]
-		if addr.IsValid() {
-			b, p, found, err := s.longest(h.CidrSet, addr)
-			if err != nil {
-				return v, err
-			}
-			if found {
-				v.AddressClass, v.AddressBlock = b.Class[w.Scope], p
-			}
-		}
-		byAddress, err := s.search(h, v.AddressClass, point)
-		if err != nil {
-			return v, err
-		}
-		best = slotPair{min(best.admin, byAddress.admin), min(best.rest, byAddress.rest)}
+	p.AddressClass = h.AddrDef[w.Scope]
+	b, block, found, err := s.longest(h.CidrSet, addr)
+	if err != nil || !found {
+		return p, err
 	}
-	unknown := w.Kind == policytable.KindUnknown
-	for _, slot := range []struct {
-		number, none uint16
-		byIdentity   bool
-	}{
-		{best.admin, noAdminRule, best.admin == byIdentity.admin},
-		{best.rest, noOtherRule, best.rest == byIdentity.rest},
-	} {
-		if slot.number == slot.none {
-			continue
-		}
-		if slot.number == 0 || slot.number > h.N_rule {
-			return v, fmt.Errorf("%w: rule %d of %d", ErrCorrupt, slot.number, h.N_rule)
-		}
-		r, err := element[bpf.MapsSlRule](s.tableMaps.rules, bpf.MapsMapSlRule, h.RuleBase+uint32(slot.number)-1)
-		if err != nil {
-			return v, err
-		}
-		if r.Action == actionPass {
-			continue
-		}
-		v.Action, v.Proxy, v.Rule, v.By = r.Action, r.Redirect, slot.number, byRule
-		if r.Action == actionDeny && unknown && slot.byIdentity {
-			v.By = byUnknownIdentity
-		}
-		return v, nil
-	}
-	v.Action, v.By = actionDeny, byDefault
-	switch {
-	case h.Flags&flagDefaultAllow != 0:
-		v.Action = actionAllow
-	case h.Flags&flagHostAllow != 0 && w.Kind == policytable.KindHost:
-		v.Action, v.By = actionAllow, byHostAllow
-	case unknown:
-		v.By = byUnknownIdentity
-	}
-	return v, nil
-}
-
-// slotPair is what an interval says.
-type slotPair struct{ admin, rest uint16 }
-
-// search walks the tree of a class.
-func (s *tableStore) search(h *bpf.MapsSlTable, class uint16, point uint32) (slotPair, error) {
-	at := int(h.ClassBase) + int(class)
-	if class >= h.N_class || at >= s.classRoom.size {
-		return slotPair{}, fmt.Errorf("%w: class %d of %d", ErrCorrupt, class, h.N_class)
-	}
-	next := s.class(at)
-	for range treeDepth {
-		if int64(next) >= int64(s.nodeRoom.size) {
-			return slotPair{}, fmt.Errorf("%w: node %d", ErrCorrupt, next)
-		}
-		n, err := element[bpf.MapsSlPortNode](s.ports, bpf.MapsMapSlPorts, next)
-		if err != nil {
-			return slotPair{}, err
-		}
-		i := 0
-		for i < fanout-1 && point > n.Hi[i] {
-			i++
-		}
-		if point > n.Hi[i] {
-			return slotPair{}, fmt.Errorf("%w: node %d ends before %#x", ErrCorrupt, next, point)
-		}
-		v := n.Val[i]
-		if v&childBit == 0 {
-			return slotPair{uint16(v >> 16), uint16(v)}, nil
-		}
-		next = v &^ childBit
-	}
-	return slotPair{}, fmt.Errorf("%w: class %d is deeper than %d nodes", ErrCorrupt, class, treeDepth)
+	p.AddressClass, p.AddressBlock = b.Class[w.Scope], block
+	return p, nil
 }
 
 // longest finds the block of a set that counts for an address. The map says

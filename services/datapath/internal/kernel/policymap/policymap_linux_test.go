@@ -19,6 +19,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
@@ -54,8 +55,24 @@ func cloneContent(c *policytable.Content) *policytable.Content {
 	return &d
 }
 
-// lookup is the slow and obvious verdict.
-func (m *model) lookup(c *policytable.Content, id identity.Numeric, addr netip.Addr, point uint32) Verdict {
+// verdict is what a table says.
+type verdict struct {
+	action uint8
+	rule   uint16
+	by     event.By
+}
+
+// verdictOf asks a program.
+func verdictOf(t testing.TB, j kerneltest.Judge, table policytable.ID, id identity.Numeric, addr netip.Addr, point uint32) verdict {
+	t.Helper()
+	q := kerneltest.Question(table, id, addr, 0, 0)
+	q.Point = point
+	_, side := j.Ask(t, q)
+	return verdict{side.Action, side.Rule, event.By(side.By)}
+}
+
+// lookup is the slow and obvious verdict, and the place that leads to it.
+func (m *model) lookup(c *policytable.Content, id identity.Numeric, addr netip.Addr, point uint32) (v verdict, at Place) {
 	w, ok := m.words[uint32(id)]
 	if !ok {
 		w = policytable.Identity{Kind: policytable.KindUnknown}
@@ -64,17 +81,17 @@ func (m *model) lookup(c *policytable.Content, id identity.Numeric, addr netip.A
 	if !w.Known || !row {
 		class, row = c.DefaultClasses[w.Kind], false
 	}
-	v := Verdict{IdentityClass: class, IdentityRow: row}
+	at = Place{IdentityClass: class, IdentityRow: row}
 	who := valueAt(c, class, point)
 	both := [2]uint16{who[0], who[1]}
 	if c.HasAddresses {
-		v.AddressClass = c.AddressClasses[w.Scope]
+		at.AddressClass = c.AddressClasses[w.Scope]
 		for p, classes := range c.Prefixes {
-			if p.Contains(addr) && (!v.AddressBlock.IsValid() || p.Bits() > v.AddressBlock.Bits()) {
-				v.AddressClass, v.AddressBlock = classes[w.Scope], p
+			if p.Contains(addr) && (!at.AddressBlock.IsValid() || p.Bits() > at.AddressBlock.Bits()) {
+				at.AddressClass, at.AddressBlock = classes[w.Scope], p
 			}
 		}
-		where := valueAt(c, v.AddressClass, point)
+		where := valueAt(c, at.AddressClass, point)
 		both = [2]uint16{min(who[0], where[0]), min(who[1], where[1])}
 	}
 	unknown := w.Kind == policytable.KindUnknown
@@ -83,23 +100,23 @@ func (m *model) lookup(c *policytable.Content, id identity.Numeric, addr netip.A
 			continue
 		}
 		r := c.Rules[both[i]-1]
-		v.Action, v.Proxy, v.Rule, v.By = uint8(r.Action), r.Proxy, both[i], byRule
+		v = verdict{uint8(r.Action), both[i], event.ByRule}
 		if r.Action == 0 && unknown && who[i] == both[i] {
-			v.By = byUnknownIdentity
+			v.by = event.ByUnknownIdentity
 		}
-		return v
+		return v, at
 	}
 	switch {
 	case c.DefaultAllow:
-		v.Action, v.By = 2, byDefault
+		v.action, v.by = event.ActionAllow, event.ByDefault
 	case c.HostAllow && w.Kind == policytable.KindHost:
-		v.Action, v.By = 2, byHostAllow
+		v.action, v.by = event.ActionAllow, event.ByHostAllow
 	case unknown:
-		v.By = byUnknownIdentity
+		v.by = event.ByUnknownIdentity
 	default:
-		v.By = byDefault
+		v.by = event.ByDefault
 	}
-	return v
+	return v, at
 }
 
 // valueAt is what the list of a class says.
@@ -466,14 +483,17 @@ func audited(t testing.TB, k *instance, when string) {
 }
 
 // lookups compares the verdicts of all tables at some points.
-func (m *model) lookups(t testing.TB, k *instance, r *randomTable, when string) {
+func (m *model) lookups(t testing.TB, k *instance, j kerneltest.Judge, r *randomTable, when string) {
 	t.Helper()
 	for id, c := range m.tables {
 		for range 4 {
 			who, addr, point := r.identity(), r.addr(), points[r.IntN(len(points))]+uint32(r.IntN(2))
-			got, err := k.Lookup(id, who, addr, point)
-			if want := m.lookup(c, who, addr, point); err != nil || got != want {
-				t.Fatalf("%s: table %d, identity %d, %v, point %#x: %+v (%v), want %+v", when, id, who, addr, point, got, err, want)
+			want, at := m.lookup(c, who, addr, point)
+			if got := verdictOf(t, j, id, who, addr, point); got != want {
+				t.Fatalf("%s: table %d, identity %d, %v, point %#x: %+v, want %+v", when, id, who, addr, point, got, want)
+			}
+			if place, err := k.Place(id, m.words[uint32(who)], addr); err != nil || place != at {
+				t.Fatalf("%s: identity %d, %v is at %+v (%v) in table %d, want %+v", when, who, addr, place, err, id, at)
 			}
 		}
 	}
@@ -484,6 +504,7 @@ func (m *model) lookups(t testing.TB, k *instance, r *randomTable, when string) 
 func TestKernelTablesAreWhatWasWritten(t *testing.T) {
 	dir := kerneltest.NewBPFFS(t)
 	k := open(t, dir)
+	j := kerneltest.NewJudge(t, k.pins) // the next process adopts its maps
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	r := &randomTable{Rand: rand.New(rand.NewPCG(seed, 1))}
@@ -501,7 +522,7 @@ func TestKernelTablesAreWhatWasWritten(t *testing.T) {
 		if d := m.difference(k); d != "" {
 			t.Fatalf("step %d: after %s: %s", i, op.name, d)
 		}
-		m.lookups(t, k, r, op.name)
+		m.lookups(t, k, j, r, op.name)
 		if i%100 == 0 {
 			audited(t, k, op.name)
 		}
@@ -597,6 +618,7 @@ var errKilled = errors.New("killed")
 func TestKernelTablesSurviveAKillAtEveryWrite(t *testing.T) {
 	dir := kerneltest.NewBPFFS(t)
 	k := open(t, dir)
+	j := kerneltest.NewJudge(t, k.pins) // the next process adopts its maps
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	r := &randomTable{Rand: rand.New(rand.NewPCG(seed, 2))}
@@ -627,7 +649,7 @@ func TestKernelTablesSurviveAKillAtEveryWrite(t *testing.T) {
 			}
 			kills++
 			op.then(after)
-			oldOrNew(t, k, r, m, after, op.name)
+			oldOrNew(t, j, r, m, after, op.name)
 			k.close(t)
 			k = open(t, dir)
 			audited(t, k, op.name+", killed")
@@ -645,7 +667,7 @@ func TestKernelTablesSurviveAKillAtEveryWrite(t *testing.T) {
 }
 
 // oldOrNew asks every table that was there before.
-func oldOrNew(t testing.TB, k *instance, r *randomTable, before, after *model, what string) {
+func oldOrNew(t testing.TB, j kerneltest.Judge, r *randomTable, before, after *model, what string) {
 	t.Helper()
 	for id, c := range before.tables {
 		then := after.tables[id]
@@ -654,14 +676,12 @@ func oldOrNew(t testing.TB, k *instance, r *randomTable, before, after *model, w
 		}
 		for range 20 {
 			who, addr, point := r.identity(), r.addr(), points[r.IntN(len(points))]
-			got, err := k.Lookup(id, who, addr, point)
-			// which block it was is not asked of the map
-			got.AddressBlock = netip.Prefix{}
-			old, updated := before.lookup(c, who, addr, point), after.lookup(then, who, addr, point)
-			old.AddressBlock, updated.AddressBlock = netip.Prefix{}, netip.Prefix{}
-			if err != nil || got != old && got != updated {
-				t.Fatalf("during %s: table %d, identity %d, %v, %#x: %+v (%v), want %+v or %+v",
-					what, id, who, addr, point, got, err, old, updated)
+			got := verdictOf(t, j, id, who, addr, point)
+			old, _ := before.lookup(c, who, addr, point)
+			updated, _ := after.lookup(then, who, addr, point)
+			if got != old && got != updated {
+				t.Fatalf("during %s: table %d, identity %d, %v, %#x: %+v, want %+v or %+v",
+					what, id, who, addr, point, got, old, updated)
 			}
 		}
 	}
@@ -724,38 +744,4 @@ func TestKernelAFailedWriteLeavesTheMapsBitForBit(t *testing.T) {
 		}
 	}
 	audited(t, k, "at the end")
-}
-
-// TestKernelLookupIsTheProgramsVerdict asks both about random tables.
-func TestKernelLookupIsTheProgramsVerdict(t *testing.T) {
-	k := open(t, kerneltest.NewBPFFS(t))
-	j := kerneltest.NewJudge(t, k.pins)
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	r := &randomTable{Rand: rand.New(rand.NewPCG(seed, 4))}
-	m := newModel()
-	for i := range 200 {
-		op := r.operation(t, m)
-		if err := op.do(k); err != nil {
-			t.Fatalf("step %d: %s: %v", i, op.name, err)
-		}
-		op.then(m)
-		for id := range m.tables {
-			for range 20 {
-				who, addr, point := r.identity(), r.addr(), points[r.IntN(len(points))]
-				want, err := k.Lookup(id, who, addr, point)
-				if err != nil {
-					t.Fatal(err)
-				}
-				reason, side := j.Ask(t, kerneltest.Question(id, who, addr, uint8(point>>16), uint16(point)))
-				if point>>24 != 0 {
-					continue // no protocol
-				}
-				if side.Action != want.Action || side.Rule != want.Rule || side.By != want.By {
-					t.Fatalf("step %d: table %d, identity %d, %v, %#x: the program says %+v (%v), Lookup %+v",
-						i, id, who, addr, point, side, reason, want)
-				}
-			}
-		}
-	}
 }

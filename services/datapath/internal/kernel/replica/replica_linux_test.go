@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package replica
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
+)
+
+// loadReadOnly loads a program whose maps of these names it may not write.
+func loadReadOnly(t *testing.T, p program.Spec, readOnly []string) error {
+	t.Helper()
+	spec, err := p.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	privateMaps(spec, nil)
+	for _, name := range readOnly {
+		spec.Maps[name].Flags |= unix.BPF_F_RDONLY_PROG
+	}
+	coll, err := ebpf.NewCollection(spec)
+	if err == nil {
+		coll.Close()
+	}
+	return err
+}
+
+// The verifier says that no program writes a map that replicas share with the
+// attached programs, and that each of the others has to be a copy.
+func TestKernelProgramsNeverWriteWhatReplicasShare(t *testing.T) {
+	for _, p := range program.Table() {
+		if err := loadReadOnly(t, p, live); err != nil {
+			t.Errorf("%s writes a map of %v: %v", p.Name, live, err)
+		}
+	}
+	written := []string{
+		bpf.MapsMapSlEp, bpf.MapsMapSlCt4, bpf.MapsMapSlCt6, bpf.MapsMapSlRevoked4, bpf.MapsMapSlRevoked6,
+		bpf.MapsMapSlBudget, bpf.MapsMapSlFrag, bpf.MapsMapSlMetrics, bpf.MapsMapSlLimits, bpf.MapsMapSlEpLimits,
+		bpf.MapsMapSlCtStats, bpf.MapsMapSlRun,
+	}
+	for _, m := range written {
+		err := loadReadOnly(t, program.Table()[0], []string{m})
+		rejected, ok := errors.AsType[*ebpf.VerifierError](err)
+		if !ok || !strings.Contains(strings.Join(rejected.Log, "\n"), "write into map forbidden") {
+			t.Errorf("%s with %s read-only: %v", program.FromPod, m, err)
+		}
+		if slices.Contains(live, m) {
+			t.Errorf("%s is written, and shared", m)
+		}
+	}
+}
+
+// The maps of the replicas come on top of the instance's own.
+func TestKernelReplicasTakeLittleMemory(t *testing.T) {
+	spec, err := bpf.LoadFromPod()
+	if err != nil {
+		t.Fatal(err)
+	}
+	bound := map[string]*ebpf.Map{}
+	for _, name := range live {
+		bound[name] = new(ebpf.Map)
+	}
+	made, err := create(privateMaps(spec, bound))
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum := uint64(0)
+	for name, m := range made {
+		info, err := m.Info()
+		if err != nil {
+			t.Fatal(err)
+		}
+		bytes, _ := info.Memlock()
+		t.Logf("%-12s %6d bytes", name, bytes)
+		sum += bytes
+		m.Close()
+	}
+	if len(made) == 0 || sum == 0 || sum > 128<<10 {
+		t.Errorf("%d maps take %d bytes", len(made), sum)
+	}
+	t.Logf("%d maps, %d bytes", len(made), sum)
+}

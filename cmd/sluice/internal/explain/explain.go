@@ -34,10 +34,11 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "explain --from POD --to POD --port PORT",
 		Short: "Say what the kernel's own tables say to a connection, step by step",
-		Long: `Say what the kernel's own tables say to a connection, step by step: the lookup of
-the eBPF programs is done on the live maps, nothing is changed and no packet is
-sent. ` + "`sluice policy explain`" + ` asks the policy service instead, which knows the
-rules' text.
+		Long: `Say what the kernel's own tables say to a connection, step by step: the eBPF
+programs evaluate a first packet on the live maps, and the next packet of the
+connection that --source-port names; nothing is changed and no packet is sent.
+` + "`sluice policy explain`" + ` asks the policy service instead, which knows the rules'
+text.
 
 Each end is a pod (the start of its container's id), an address, or the identity
 or labels of exactly one pod of this node.`,
@@ -137,6 +138,8 @@ type trackedConnection struct {
 	Current     bool       `json:"current"`
 	EgressRule  uint32     `json:"egressRule,omitempty"`
 	IngressRule uint32     `json:"ingressRule,omitempty"`
+	NextVerdict string     `json:"nextVerdict"`
+	NextReason  string     `json:"nextReason"`
 }
 
 // endText is one end of a connection, "10.244.0.2:80".
@@ -199,6 +202,7 @@ func run(ctx context.Context, inv *invocation.Invocation, conn peer.Connection) 
 			Responder: endText(t.GetResponderAddress(), t.GetResponderPort()), Protocol: ports.ProtocolText(uint32(t.GetProtocol())),
 			State: t.GetState(), LastSeen: output.When(t.GetLastSeen()),
 			Current: t.GetCurrent(), EgressRule: t.GetEgressRule(), IngressRule: t.GetIngressRule(),
+			NextVerdict: output.Enum(t.GetNextVerdict(), "VERDICT_"), NextReason: t.GetNextReason(),
 		}
 	}
 	return inv.Show(x, func(w io.Writer) { x.lines(w, ports.ServiceText(conn.Protocol, conn.Port), conn.SourcePort) })
@@ -224,7 +228,11 @@ func (x explanation) lines(w io.Writer, service string, sourcePort uint32) {
 		if !end.peer.Known {
 			class = "not known"
 		}
-		output.Row(w, end.name, pod, end.peer.Identity, class, end.peer.IPCachePrefix, workload.Text(end.peer.Labels))
+		number := fmt.Sprint(end.peer.Identity)
+		if end.peer.Identity == 0 {
+			number, class = "not asked", "-"
+		}
+		output.Row(w, end.name, pod, number, class, end.peer.IPCachePrefix, workload.Text(end.peer.Labels))
 	}
 	x.Egress.lines(w, "Egress, what the sender's policy says")
 	x.Ingress.lines(w, "Ingress, what the receiver's policy says")
@@ -241,10 +249,11 @@ func (x explanation) lines(w io.Writer, service string, sourcePort uint32) {
 	fmt.Fprintln(w, output.Printable(fmt.Sprintf("Connection: %s -> %s %s, %s", t.Initiator, t.Responder, t.Protocol,
 		strings.Join(t.State, ", "))))
 	output.Row(w, "  last packet", output.Since(t.LastSeen)+" ago")
-	standing := "stands: packets pass without a lookup"
+	standing := "stands: packets are not judged again"
 	if !t.Current {
 		standing = "outdated: the next packet is judged anew"
 	}
+	output.Row(w, "  next packet", output.Printable(fmt.Sprintf("%s (%s)", strings.ToUpper(t.NextVerdict), t.NextReason)))
 	output.Row(w, "  verdict", standing)
 	output.Row(w, "  rules", fmt.Sprintf("egress %s, ingress %s", ruleNumber(t.EgressRule), ruleNumber(t.IngressRule)))
 }

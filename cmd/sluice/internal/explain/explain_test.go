@@ -24,7 +24,8 @@ func TestExplainShowsEveryStepOfTheKernel(t *testing.T) {
 		"Egress, what the sender's policy says: forwarded because no policy selects it", "table 1 (allows everything)",
 		"Ingress, what the receiver's policy says: dropped by NetworkPolicy shop/db", "table 17", "policy revision 6",
 		"class by identity 3, by a row of the table", "class by address 1, in 10.244.0.0/24", "rule 2",
-		"Connection: 10.244.0.2:4000 -> 10.244.0.3:80 tcp, established", "verdict outdated: the next packet is judged anew",
+		"Connection: 10.244.0.2:4000 -> 10.244.0.3:80 tcp, established", "next packet DROPPED (policy-denied)",
+		"verdict outdated: the next packet is judged anew",
 		"rules egress default, ingress 1")
 
 	n.Want(t, 0, "explain", "--from", "fd00:244::2", "--to", "0123", "--icmp", "128/0", "-o", "json", "-6")

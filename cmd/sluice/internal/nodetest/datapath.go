@@ -49,6 +49,7 @@ func (f *observer) Explain(_ context.Context, r *datapathv1.ExplainRequest) (*da
 		Connection: &datapathv1.Connection{
 			InitiatorAddress: "10.244.0.2", InitiatorPort: 4000, ResponderAddress: "10.244.0.3", ResponderPort: 80, Protocol: 6,
 			State: []string{"established"}, LastSeen: timestamppb.New(time.Now().Add(-3 * time.Second)), IngressRule: 1,
+			NextVerdict: datapathv1.Verdict_VERDICT_DROPPED, NextReason: "policy-denied",
 		},
 	}, nil
 }

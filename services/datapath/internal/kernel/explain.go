@@ -51,11 +51,11 @@ type Explanation struct {
 	// With a drop on one side the other is explained all the same, unless the
 	// packet would be dropped before any policy is asked.
 	Egress, Ingress *Side
-	// Connection is the tracked one, if Tracked. Current says whether its next
-	// packet passes, or does not, without asking a policy, and Next why.
-	Connection       conntrack.Connection
-	Tracked, Current bool
-	Next             event.Reason
+	// Connection is the tracked one, if Tracked, and Next what would become of
+	// its next packet.
+	Connection conntrack.Connection
+	Tracked    bool
+	Next       replica.Answer
 }
 
 // ErrNotLocal says that neither end is an endpoint of this node.
@@ -162,8 +162,7 @@ func (k *Kernel) explainNext(x *Explanation, q replica.Question, t conntrack.Tup
 		q.Forwarded = true
 	}
 	q.Connection = &x.Connection
-	a, err := k.replicas.Run(q)
-	x.Next, x.Current = a.Reason, !a.Judged
+	x.Next, err = k.replicas.Run(q)
 	return err
 }
 

@@ -78,7 +78,7 @@ func TestKernelExplainLeavesNoTrace(t *testing.T) {
 			reasons[x.Reason]++
 			if x.Tracked {
 				tracked++
-				next[x.Next]++
+				next[x.Next.Reason]++
 			}
 		}
 	}

@@ -93,7 +93,7 @@ func TestKernelConnectionIsReportedTrackedAndExplained(t *testing.T) {
 			t.Errorf("event %+v", e)
 		}
 		x, err := w.node.Kernel.Explain(conntrack.Tuple{Initiator: e.Source, Responder: addr, Protocol: e.Protocol})
-		if err != nil || x.Reason != event.ForwardPeer || !x.Tracked || !x.Current || x.Connection.Initiator != e.Source {
+		if err != nil || x.Reason != event.ForwardPeer || !x.Tracked || x.Next.Judged || x.Next.Reason != event.ForwardPeer || x.Connection.Initiator != e.Source {
 			t.Errorf("explained: %+v, %v", x, err)
 		}
 		p, err := w.node.Collector.Collect(t.Context())

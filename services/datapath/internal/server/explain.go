@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
 
@@ -40,25 +41,31 @@ func (s *Server) Explain(ctx context.Context, r *datapathv1.ExplainRequest) (*da
 		return nil, statusOf(err)
 	}
 	resp := &datapathv1.ExplainResponse{
-		Verdict: datapathv1.Verdict_VERDICT_FORWARDED, Reason: x.Reason.String(),
+		Verdict: verdictOf(x.Reason, x.Egress != nil && x.Egress.Audited || x.Ingress != nil && x.Ingress.Audited), Reason: x.Reason.String(),
 		Source: s.explainedPeer(ctx, x.Source), Destination: s.explainedPeer(ctx, x.Destination),
 		Egress: s.explainedSide(x.Egress, x.Source.Slot, true), Ingress: s.explainedSide(x.Ingress, x.Destination.Slot, false),
 	}
-	switch {
-	case x.Reason.Dropped():
-		resp.Verdict = datapathv1.Verdict_VERDICT_DROPPED
-	case x.Egress != nil && x.Egress.Audited, x.Ingress != nil && x.Ingress.Audited:
-		resp.Verdict = datapathv1.Verdict_VERDICT_AUDITED
-	}
 	if x.Tracked {
-		c := x.Connection
+		c, next := x.Connection, x.Next
 		resp.Connection = &datapathv1.Connection{
 			InitiatorAddress: wire.Address(c.Initiator.Addr()), InitiatorPort: uint32(c.Initiator.Port()),
 			ResponderAddress: wire.Address(c.Responder.Addr()), ResponderPort: uint32(c.Responder.Port()), Protocol: netv1.Protocol(c.Protocol), State: c.Flags.Words(),
-			LastSeen: timestamppb.New(c.Time()), Current: x.Current, EgressRule: uint32(c.EgressRule), IngressRule: uint32(c.IngressRule),
+			LastSeen: timestamppb.New(c.Time()), Current: !next.Judged, EgressRule: uint32(c.EgressRule), IngressRule: uint32(c.IngressRule),
+			NextVerdict: verdictOf(next.Reason, next.Egress.Audited || next.Ingress.Audited), NextReason: next.Reason.String(),
 		}
 	}
 	return resp, nil
+}
+
+// verdictOf says what becomes of a packet; audited says that a policy denies it.
+func verdictOf(r event.Reason, audited bool) datapathv1.Verdict {
+	switch {
+	case r.Dropped():
+		return datapathv1.Verdict_VERDICT_DROPPED
+	case audited:
+		return datapathv1.Verdict_VERDICT_AUDITED
+	}
+	return datapathv1.Verdict_VERDICT_FORWARDED
 }
 
 func tupleOf(r *datapathv1.ExplainRequest) (conntrack.Tuple, error) {

@@ -24,6 +24,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/policymap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/replica"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -67,7 +68,7 @@ func TestExplainTellsEveryStep(t *testing.T) {
 			SideVerdict: event.SideVerdict{By: event.ByRule, Table: 16, Gen: 21, Rule: 7, Action: event.ActionDeny},
 			Place:       policymap.Place{IdentityClass: 2, IdentityRow: true, AddressClass: 3, AddressBlock: netip.MustParsePrefix("198.51.100.0/24")},
 		},
-		Tracked: true, Current: true,
+		Tracked: true, Next: replica.Answer{Reason: event.ForwardOutside},
 		Connection: conntrack.Connection{
 			Tuple: conntrack.Tuple{Initiator: netip.MustParseAddrPort("10.0.0.1:1000"), Responder: netip.MustParseAddrPort("198.51.100.7:80"), Protocol: 6},
 			Flags: conntrack.SeenReply | conntrack.PickedUp | conntrack.Established, EgressRule: 7,
@@ -100,7 +101,7 @@ func TestExplainTellsEveryStep(t *testing.T) {
 		},
 		Connection: &datapathv1.Connection{
 			InitiatorAddress: "10.0.0.1", InitiatorPort: 1000, ResponderAddress: "198.51.100.7", ResponderPort: 80, Protocol: 6, State: []string{"established", "picked-up"},
-			Current: true, EgressRule: 7,
+			Current: true, EgressRule: 7, NextVerdict: datapathv1.Verdict_VERDICT_FORWARDED, NextReason: "forwarded-outside",
 		},
 	}
 	if !proto.Equal(got, want) {

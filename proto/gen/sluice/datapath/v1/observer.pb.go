@@ -1313,7 +1313,7 @@ func (x *ExplainResponse) GetConnection() *Connection {
 // ExplainedPeer is one end.
 type ExplainedPeer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Identity.
+	// Identity; 0 if the packet is dropped before anybody asks for it.
 	Identity uint32 `protobuf:"varint,1,opt,name=identity,proto3" json:"identity,omitempty"`
 	// Whether the identity is known to the policy tables.
 	Known bool `protobuf:"varint,2,opt,name=known,proto3" json:"known,omitempty"`
@@ -1516,7 +1516,11 @@ type Connection struct {
 	// Rule that let it out; 0: a default.
 	EgressRule uint32 `protobuf:"varint,7,opt,name=egress_rule,json=egressRule,proto3" json:"egress_rule,omitempty"`
 	// Rule that let it in; 0: a default.
-	IngressRule   uint32 `protobuf:"varint,8,opt,name=ingress_rule,json=ingressRule,proto3" json:"ingress_rule,omitempty"`
+	IngressRule uint32 `protobuf:"varint,8,opt,name=ingress_rule,json=ingressRule,proto3" json:"ingress_rule,omitempty"`
+	// What becomes of its next packet from the source to the destination.
+	NextVerdict Verdict `protobuf:"varint,11,opt,name=next_verdict,json=nextVerdict,proto3,enum=sluice.datapath.v1.Verdict" json:"next_verdict,omitempty"`
+	// Why, in the words of Observe.
+	NextReason    string `protobuf:"bytes,12,opt,name=next_reason,json=nextReason,proto3" json:"next_reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1619,6 +1623,20 @@ func (x *Connection) GetIngressRule() uint32 {
 		return x.IngressRule
 	}
 	return 0
+}
+
+func (x *Connection) GetNextVerdict() Verdict {
+	if x != nil {
+		return x.NextVerdict
+	}
+	return Verdict_VERDICT_UNSPECIFIED
+}
+
+func (x *Connection) GetNextReason() string {
+	if x != nil {
+		return x.NextReason
+	}
+	return ""
 }
 
 var File_sluice_datapath_v1_observer_proto protoreflect.FileDescriptor
@@ -1743,7 +1761,7 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\x0eidentity_class\x18\x02 \x01(\rR\ridentityClass\x12!\n" +
 	"\fidentity_row\x18\x03 \x01(\bR\videntityRow\x12#\n" +
 	"\raddress_class\x18\x04 \x01(\rR\faddressClass\x12%\n" +
-	"\x0eaddress_prefix\x18\x05 \x01(\tR\raddressPrefix\"\x96\x03\n" +
+	"\x0eaddress_prefix\x18\x05 \x01(\tR\raddressPrefix\"\xf7\x03\n" +
 	"\n" +
 	"Connection\x12+\n" +
 	"\x11initiator_address\x18\x01 \x01(\tR\x10initiatorAddress\x12%\n" +
@@ -1757,7 +1775,10 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\acurrent\x18\x06 \x01(\bR\acurrent\x12\x1f\n" +
 	"\vegress_rule\x18\a \x01(\rR\n" +
 	"egressRule\x12!\n" +
-	"\fingress_rule\x18\b \x01(\rR\vingressRule*\x9b\x01\n" +
+	"\fingress_rule\x18\b \x01(\rR\vingressRule\x12>\n" +
+	"\fnext_verdict\x18\v \x01(\x0e2\x1b.sluice.datapath.v1.VerdictR\vnextVerdict\x12\x1f\n" +
+	"\vnext_reason\x18\f \x01(\tR\n" +
+	"nextReason*\x9b\x01\n" +
 	"\rLabelOperator\x12\x1e\n" +
 	"\x1aLABEL_OPERATOR_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15LABEL_OPERATOR_EXISTS\x10\x01\x12\x1d\n" +
@@ -1864,15 +1885,16 @@ var file_sluice_datapath_v1_observer_proto_depIdxs = []int32{
 	10, // 36: sluice.datapath.v1.ExplainedSide.verdict:type_name -> sluice.datapath.v1.SideVerdict
 	20, // 37: sluice.datapath.v1.Connection.protocol:type_name -> sluice.net.v1.Protocol
 	17, // 38: sluice.datapath.v1.Connection.last_seen:type_name -> google.protobuf.Timestamp
-	4,  // 39: sluice.datapath.v1.ObserverService.Observe:input_type -> sluice.datapath.v1.ObserveRequest
-	12, // 40: sluice.datapath.v1.ObserverService.Explain:input_type -> sluice.datapath.v1.ExplainRequest
-	7,  // 41: sluice.datapath.v1.ObserverService.Observe:output_type -> sluice.datapath.v1.ObserveResponse
-	13, // 42: sluice.datapath.v1.ObserverService.Explain:output_type -> sluice.datapath.v1.ExplainResponse
-	41, // [41:43] is the sub-list for method output_type
-	39, // [39:41] is the sub-list for method input_type
-	39, // [39:39] is the sub-list for extension type_name
-	39, // [39:39] is the sub-list for extension extendee
-	0,  // [0:39] is the sub-list for field type_name
+	2,  // 39: sluice.datapath.v1.Connection.next_verdict:type_name -> sluice.datapath.v1.Verdict
+	4,  // 40: sluice.datapath.v1.ObserverService.Observe:input_type -> sluice.datapath.v1.ObserveRequest
+	12, // 41: sluice.datapath.v1.ObserverService.Explain:input_type -> sluice.datapath.v1.ExplainRequest
+	7,  // 42: sluice.datapath.v1.ObserverService.Observe:output_type -> sluice.datapath.v1.ObserveResponse
+	13, // 43: sluice.datapath.v1.ObserverService.Explain:output_type -> sluice.datapath.v1.ExplainResponse
+	42, // [42:44] is the sub-list for method output_type
+	40, // [40:42] is the sub-list for method input_type
+	40, // [40:40] is the sub-list for extension type_name
+	40, // [40:40] is the sub-list for extension extendee
+	0,  // [0:40] is the sub-list for field type_name
 }
 
 func init() { file_sluice_datapath_v1_observer_proto_init() }

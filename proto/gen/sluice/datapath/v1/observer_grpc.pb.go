@@ -38,9 +38,10 @@ type ObserverServiceClient interface {
 	// slowly, are reported in the stream at the place where they are missing;
 	// the stream itself is never cut for it.
 	Observe(ctx context.Context, in *ObserveRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ObserveResponse], error)
-	// Explain says what the kernel's own maps say for a connection: it takes the
-	// steps of the eBPF programs on the live maps, and changes nothing. No packet
-	// is needed. NOT_FOUND: neither address belongs to an endpoint of this node.
+	// Explain says what becomes of a connection in the kernel: it has the eBPF
+	// programs evaluate a first packet on the live maps, and, if the connection is
+	// tracked, its next one. Nothing is changed or sent. NOT_FOUND: neither
+	// address belongs to an endpoint of this node.
 	Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainResponse, error)
 }
 
@@ -93,9 +94,10 @@ type ObserverServiceServer interface {
 	// slowly, are reported in the stream at the place where they are missing;
 	// the stream itself is never cut for it.
 	Observe(*ObserveRequest, grpc.ServerStreamingServer[ObserveResponse]) error
-	// Explain says what the kernel's own maps say for a connection: it takes the
-	// steps of the eBPF programs on the live maps, and changes nothing. No packet
-	// is needed. NOT_FOUND: neither address belongs to an endpoint of this node.
+	// Explain says what becomes of a connection in the kernel: it has the eBPF
+	// programs evaluate a first packet on the live maps, and, if the connection is
+	// tracked, its next one. Nothing is changed or sent. NOT_FOUND: neither
+	// address belongs to an endpoint of this node.
 	Explain(context.Context, *ExplainRequest) (*ExplainResponse, error)
 	mustEmbedUnimplementedObserverServiceServer()
 }

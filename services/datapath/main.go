@@ -105,7 +105,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 			PolicyMode: cfg.Policy.Mode, PolicyRequired: cfg.Policy.Mode == policyRequired,
 		},
 		Called:   server.Called{IPAM: called.ipam, Identity: called.identity, Policy: called.policy},
-		Warnings: func() []string { return append(n.Warnings(), p.MissingLayers()...) },
+		Warnings: func() []string { return append(n.Host.Warnings(), p.MissingLayers()...) },
 	}
 	s.Labels = &observe.Labels{Local: n.Core.LabelsOf, Source: called.identity}
 	if n.Policy != nil {
@@ -125,7 +125,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	p.Go("reap", n.Core.Reaper)
 	p.Go("events", func(ctx context.Context) error { return n.Kernel.Events.Observe(ctx, n.Core, n.Ring) })
 	p.Go("connections", n.Collector.Run)
-	p.Go("kernel changes", func(ctx context.Context) error { return n.Watch(ctx, cfg.Audit.Repair) })
+	p.Go("kernel changes", func(ctx context.Context) error { return n.Auditor.Watch(ctx, cfg.Audit.Repair) })
 	p.Go("audit", func(ctx context.Context) error { return n.AuditLoop(ctx, cfg.Audit.Interval, cfg.Audit.Repair) })
 	p.Go("replay deletions", func(ctx context.Context) error { return n.ReplayLoop(ctx, spool) })
 	p.Go("reconcile", func(ctx context.Context) error { return n.Core.ReconcileLoop(ctx, called.ipam, called.identity) })

@@ -22,7 +22,7 @@ func (w *world) intact(p *pod) error {
 	if err != nil || len(diffs) > 0 {
 		return fmt.Errorf("endpoint: %+v, %w", diffs, err)
 	}
-	diffs, err = host{w.node}.Check()
+	diffs, err = w.node.Host.Check()
 	if err != nil || len(diffs) > 0 {
 		return fmt.Errorf("node: %+v, %w", diffs, err)
 	}

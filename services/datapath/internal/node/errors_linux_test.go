@@ -116,7 +116,7 @@ func TestKernelAddressesThatTheUplinkSharesAreTheHosts(t *testing.T) {
 	w.start(true)
 	a := w.pod("a")
 	w.outside()
-	if err := w.node.syncHostAddrs(); err != nil {
+	if err := w.node.Host.SyncAddrs(); err != nil {
 		t.Fatal(err)
 	}
 	host := &pod{t: t, ns: w.home}

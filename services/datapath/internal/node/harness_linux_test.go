@@ -203,7 +203,7 @@ func (w *world) start(repair bool) {
 	var wg sync.WaitGroup
 	work := []func(context.Context) error{n.Core.Releases, n.Core.Reaper, func(ctx context.Context) error { return n.Kernel.Events.Observe(ctx, n.Core, n.Ring) }}
 	if repair {
-		work = append(work, func(ctx context.Context) error { return n.Watch(ctx, true) })
+		work = append(work, func(ctx context.Context) error { return n.Auditor.Watch(ctx, true) })
 	}
 	for _, w := range work {
 		wg.Go(func() {

@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
@@ -142,19 +143,19 @@ func (w *world) findings(repair bool, subject string) (found []endpoint.Finding)
 func TestKernelAuditPutsPolicyTablesRight(t *testing.T) {
 	w := newWorld(t)
 	w.start(false)
-	if found := w.findings(false, subjectTable); len(found) > 0 {
+	if found := w.findings(false, endpointmap.SubjectTable); len(found) > 0 {
 		t.Fatalf("before: %+v", found)
 	}
 	if err := w.pinned("sl_id").Put(uint32(300), uint32(1<<31|7)); err != nil {
 		t.Fatal(err)
 	}
-	if found := w.findings(false, subjectTable); len(found) != 1 || !strings.Contains(found[0].Key, "300") || found[0].Repaired {
+	if found := w.findings(false, endpointmap.SubjectTable); len(found) != 1 || !strings.Contains(found[0].Key, "300") || found[0].Repaired {
 		t.Errorf("a word that nobody wrote: %+v", found)
 	}
-	if found := w.findings(true, subjectTable); len(found) != 1 || !found[0].Repaired || found[0].Err != nil {
+	if found := w.findings(true, endpointmap.SubjectTable); len(found) != 1 || !found[0].Repaired || found[0].Err != nil {
 		t.Errorf("repaired: %+v", found)
 	}
-	if found := w.findings(false, subjectTable); len(found) > 0 {
+	if found := w.findings(false, endpointmap.SubjectTable); len(found) > 0 {
 		t.Errorf("afterwards: %+v", found)
 	}
 }
@@ -171,15 +172,15 @@ func TestKernelAuditPutsPolicyWordsRight(t *testing.T) {
 	w.policy = &PolicyOptions{Service: nobody{}}
 	w.start(false)
 	a := w.pod("a")
-	if found := w.findings(true, subjectWord); len(found) > 0 {
+	if found := w.findings(true, policysync.SubjectEndpoint); len(found) > 0 {
 		t.Fatalf("before: %+v", found)
 	}
 	if _, err := w.node.Kernel.Endpoints.SetPolicy(a.ep.Slot, policytable.Allow, policytable.Allow); err != nil {
 		t.Fatal(err)
 	}
-	want := endpoint.Difference{Subject: subjectWord, Key: "1", Want: "egress table 2 ingress table 2", Have: "egress table 1 ingress table 1"}
+	want := endpoint.Difference{Subject: policysync.SubjectEndpoint, Key: "1", Want: "egress table 2 ingress table 2", Have: "egress table 1 ingress table 1"}
 	for _, repair := range []bool{false, true} {
-		found := w.findings(repair, subjectWord)
+		found := w.findings(repair, policysync.SubjectEndpoint)
 		if len(found) != 1 || found[0].Difference != want || found[0].Repaired != repair {
 			t.Errorf("repair %v: %+v, want %+v", repair, found, want)
 		}

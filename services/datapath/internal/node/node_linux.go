@@ -12,16 +12,16 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"slices"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/datapath/internal/audit"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/guard"
+	"github.com/sluice-net/sluice/services/datapath/internal/host"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
@@ -88,6 +88,8 @@ type Node struct {
 	// Collector of connections; nil with ValidateOnly.
 	Collector *conntrack.Collector
 	Ring      *observe.Ring
+	Host      *host.Host
+	Auditor   *audit.Auditor
 	// NodeAddrs are the node's own addresses on the pod side, one per range.
 	NodeAddrs []netip.Addr
 	// KernelRelease as in uname -r.
@@ -98,8 +100,6 @@ type Node struct {
 	home  *netns.Namespace
 	dev   *netdev.Netdev
 	guard *guard.Table
-
-	warnings atomic.Pointer[[]string] // nil before the first audit
 }
 
 // Open adopts or makes maps and programs and opens everything else. It changes
@@ -161,11 +161,20 @@ func Open(ctx context.Context, o Options) (_ *Node, err error) {
 	if err != nil {
 		return nil, err
 	}
+	n.Host = &host.Host{Devices: n.dev, Firewall: n.guard, Addresses: n.Kernel.Endpoints, Own: n.NodeAddrs, Log: o.Log}
+	maps := endpointmap.Maps{Kernel: n.Kernel, Policy: n.Policy}
+	tables := maps.AuditTables
+	if o.ValidateOnly {
+		tables = nil // its maps are its own, and have no pins
+	} else {
+		n.Host.Pins = n.Kernel.Pins
+	}
 	n.Core = endpoint.New(endpoint.Config{
 		Instance: o.Instance, BootID: o.BootID, PodCIDRs: o.PodCIDRs, MTU: o.MTU,
-		Maps: endpointmap.Maps{Kernel: n.Kernel, Policy: n.Policy}, Policies: judges, Links: n.dev, Leases: o.Leases, Identities: o.Identities,
-		RefuseSecond: o.RefuseSecond, Records: o.Records, Host: host{n}, Tables: n.auditTables, Repaired: n.Ring.AddRepair, Log: o.Log,
+		Maps: maps, Policies: judges, Links: n.dev, Leases: o.Leases, Identities: o.Identities,
+		RefuseSecond: o.RefuseSecond, Records: o.Records, Host: n.Host, Tables: tables, Repaired: n.Ring.AddRepair, Log: o.Log,
 	})
+	n.Auditor = &audit.Auditor{Core: n.Core, Host: n.Host, Changes: n.dev, Log: o.Log}
 	return n, nil
 }
 
@@ -214,90 +223,15 @@ func (n *Node) Close() error {
 	return errors.Join(errs...)
 }
 
-// host implements endpoint.Host with everything that belongs to no endpoint.
-type host struct{ n *Node }
-
-func (h host) Check() ([]endpoint.Difference, error) {
-	diffs, err := h.n.dev.CheckNode()
-	if err != nil {
-		return nil, err
-	}
-	fw, err := h.n.guard.Check()
-	if err != nil {
-		return nil, err
-	}
-	addrs, err := h.n.checkHostAddrs()
-	if err != nil {
-		return nil, err
-	}
-	diffs = slices.Concat(diffs, fw, addrs)
-	if h.n.o.ValidateOnly {
-		return diffs, nil // its maps are its own, and have no pins
-	}
-	pins, err := h.n.Kernel.Pins.Audit(false)
-	for _, p := range pins {
-		diffs = append(diffs, endpoint.Difference{Subject: "pin", Key: p, Want: "the map in use"})
-	}
-	return diffs, err
-}
-
-func (h host) Repair() error {
-	errs := []error{h.n.dev.RepairNode(), h.n.syncHostAddrs()}
-	fw, err := h.n.guard.Check()
-	if err == nil && len(fw) > 0 {
-		err = h.n.guard.Repair()
-	}
-	_, perr := h.n.Kernel.Pins.Audit(true)
-	return errors.Join(append(errs, err, perr)...)
-}
-
-func (n *Node) syncHostAddrs() error {
-	addrs, err := n.dev.HostAddrs()
-	if err != nil {
-		return err
-	}
-	return n.Kernel.Endpoints.SyncHostAddrs(addrs)
-}
-
-func (n *Node) checkHostAddrs() ([]endpoint.Difference, error) {
-	have, err := n.Kernel.Endpoints.HostAddrs()
-	if err != nil {
-		return nil, err
-	}
-	var diffs []endpoint.Difference
-	for _, a := range n.NodeAddrs {
-		if !slices.Contains(have, a) {
-			diffs = append(diffs, endpoint.Difference{Subject: "sl_ip", Key: a.String(), Want: "the host"})
-		}
-	}
-	return diffs, nil
-}
-
 // Restore brings records and kernel together, and reports what it did.
 func (n *Node) Restore(ctx context.Context) error {
-	findings, err := n.Core.Restore(ctx)
-	for _, f := range findings {
-		n.report(f)
-	}
-	if err != nil {
+	if err := n.Auditor.Restore(ctx); err != nil {
 		return err
 	}
 	if err := n.Kernel.DropOldPrograms(); err != nil {
 		n.log.Warn("old programs stay pinned", log.Err(err))
 	}
 	return nil
-}
-
-func (n *Node) report(f endpoint.Finding) {
-	args := []any{"subject", f.Subject, "key", f.Key, "want", f.Want, "have", f.Have}
-	switch {
-	case f.Err != nil:
-		n.log.Error("difference not repaired", append(args, log.Err(f.Err))...)
-	case f.Repaired:
-		n.log.Info("difference repaired", args...)
-	default:
-		n.log.Warn("difference found", args...)
-	}
 }
 
 // spoolInterval is how often the spool is looked at while the process serves.
@@ -312,7 +246,7 @@ func (n *Node) ReplayLoop(ctx context.Context, s *record.Spool) error {
 
 // AuditLoop compares and repairs from time to time, until ctx ends.
 func (n *Node) AuditLoop(ctx context.Context, interval time.Duration, repair bool) error {
-	return n.every(ctx, interval, "audit", func() error { return n.Audit(ctx, repair) })
+	return n.every(ctx, interval, "audit", func() error { return n.Auditor.Audit(ctx, repair) })
 }
 
 // every calls fn at intervals until ctx ends. What fails is logged, and tried
@@ -330,47 +264,4 @@ func (n *Node) every(ctx context.Context, interval time.Duration, work string, f
 			n.log.Error("work incomplete, trying again later", "work", work, log.Err(err))
 		}
 	}
-}
-
-// Audit does one comparison, and looks for what Warnings names.
-func (n *Node) Audit(ctx context.Context, repair bool) error {
-	err := n.Core.Audit(ctx, repair, func(f endpoint.Finding) error { n.report(f); return nil })
-	return errors.Join(err, n.updateWarnings())
-}
-
-// Watch looks at once at what the kernel says has changed, until ctx ends.
-// With repair, host ends and what the node has for all of them are put back as
-// they should be; the host's addresses are always kept up to date.
-func (n *Node) Watch(ctx context.Context, repair bool) error {
-	emit := func(f endpoint.Finding) error { n.report(f); return nil }
-	failing := map[netdev.Change]bool{}
-	return n.dev.Watch(ctx, func(c netdev.Change) (again bool) {
-		var err error
-		switch {
-		case c.Addresses:
-			err = n.syncHostAddrs()
-		case c.Everything:
-			// no audit compares all of the host's addresses
-			err = n.syncHostAddrs()
-			if repair {
-				err = errors.Join(err, n.Audit(ctx, true))
-			}
-		case c.Node && repair:
-			again, err = n.Core.HostChanged(emit)
-		case c.Ifindex != 0 && repair:
-			again, err = n.Core.LinkChanged(ctx, c.Ifindex, emit)
-		case c.Addr.IsValid() && repair:
-			again, err = n.Core.AddrChanged(ctx, c.Addr, emit)
-		}
-		if err == nil {
-			delete(failing, c)
-			return again
-		}
-		if ctx.Err() == nil && !failing[c] {
-			failing[c] = true
-			n.log.Error("change of the kernel not handled, trying again", log.Err(err))
-		}
-		// The kernel does not tell of it a second time.
-		return true
-	})
 }

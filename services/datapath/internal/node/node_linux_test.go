@@ -258,7 +258,7 @@ func TestKernelWithoutItsProgramsAPodReachesNothing(t *testing.T) {
 		"outside (IPv6)":          out.echo(netip.MustParseAddr("2001:db8::2")),
 		"uplink addr of the host": host.echo(netip.MustParseAddr("192.0.2.1")),
 	}
-	if err := w.node.syncHostAddrs(); err != nil {
+	if err := w.node.Host.SyncAddrs(); err != nil {
 		t.Fatal(err)
 	}
 	for name, addr := range targets {
@@ -285,7 +285,7 @@ func TestKernelWithoutItsProgramsAPodReachesNothing(t *testing.T) {
 	if !slices.Contains(subjects(diffs), endpoint.SubjectFilter) {
 		t.Errorf("check does not tell that the programs are gone: %+v", diffs)
 	}
-	if err := w.node.Audit(t.Context(), true); err != nil {
+	if err := w.node.Auditor.Audit(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
 	if err := talk(a.ns, targets["a pod (IPv4)"], patience); err != nil {
@@ -323,7 +323,7 @@ func TestKernelRemovedWallsAreRebuilt(t *testing.T) {
 	w.start(true)
 	p := w.pod("a")
 	intact := func() error {
-		diffs, err := host{w.node}.Check()
+		diffs, err := w.node.Host.Check()
 		if err != nil || len(diffs) > 0 {
 			return fmt.Errorf("%+v, %w", diffs, err)
 		}

@@ -128,7 +128,7 @@ func TestKernelUnreadableRecordClosesItsPodAlone(t *testing.T) {
 			}); err != nil {
 				t.Fatal(err)
 			}
-			if err := w.node.Audit(t.Context(), true); err != nil {
+			if err := w.node.Auditor.Audit(t.Context(), true); err != nil {
 				t.Fatal(err)
 			}
 			link := endpoint.HostDevice{Name: lost.ep.Device.HostName, Index: lost.ep.Device.HostIndex}
@@ -139,7 +139,7 @@ func TestKernelUnreadableRecordClosesItsPodAlone(t *testing.T) {
 			if err := os.WriteFile(file, whole, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if err := w.node.Audit(t.Context(), true); err != nil {
+			if err := w.node.Auditor.Audit(t.Context(), true); err != nil {
 				t.Fatal(err)
 			}
 			for _, err := range []error{talk(b.ns, to, patience), talk(lost.ns, other, patience), exchange(conn, "still", patience)} {

@@ -4,8 +4,6 @@
 package node
 
 import (
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -16,10 +14,10 @@ import (
 func TestKernelRuleThatRestoresConnectionMarksIsAWarning(t *testing.T) {
 	w := newWorld(t)
 	w.start(false)
-	if err := w.node.Audit(t.Context(), true); err != nil {
+	if err := w.node.Auditor.Audit(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
-	if list := w.node.Warnings(); len(list) != 0 {
+	if list := w.node.Host.Warnings(); len(list) != 0 {
 		t.Fatalf("on a fresh node %q", list)
 	}
 	c, err := nftables.New(nftables.WithNetNSFd(w.home.Fd()))
@@ -36,34 +34,20 @@ func TestKernelRuleThatRestoresConnectionMarksIsAWarning(t *testing.T) {
 	if err := c.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.node.Audit(t.Context(), true); err != nil {
+	if err := w.node.Auditor.Audit(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
-	if list := w.node.Warnings(); len(list) != 1 || !strings.Contains(list[0], "chain premangle of table ip wg-quick-wg0") {
+	if list := w.node.Host.Warnings(); len(list) != 1 || !strings.Contains(list[0], "chain premangle of table ip wg-quick-wg0") {
 		t.Errorf("warnings %q, want one that names the chain", list)
 	}
 	c.DelTable(table)
 	if err := c.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.node.Audit(t.Context(), true); err != nil {
+	if err := w.node.Auditor.Audit(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
-	if list := w.node.Warnings(); len(list) != 0 {
+	if list := w.node.Host.Warnings(); len(list) != 0 {
 		t.Errorf("after the rule is gone %q", list)
-	}
-}
-
-func TestRealtimeKernelIsRecognised(t *testing.T) {
-	dir := t.TempDir()
-	for name, content := range map[string]string{"yes": "1\n", "no": "0\n"} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for name, want := range map[string]bool{"yes": true, "no": false, "missing": false} {
-		if got, err := realtime(filepath.Join(dir, name)); err != nil || got != want {
-			t.Errorf("%s: %v, %v, want %v", name, got, err, want)
-		}
 	}
 }

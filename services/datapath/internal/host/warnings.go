@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package node
+package host
 
 import (
 	"errors"
@@ -19,16 +19,16 @@ const realtimeFile = "/sys/kernel/realtime"
 
 // Warnings name what others have set up on the node that limits what the
 // programs can guarantee, one line each, as of the last audit.
-func (n *Node) Warnings() []string {
-	if w := n.warnings.Load(); w != nil {
+func (h *Host) Warnings() []string {
+	if w := h.warnings.Load(); w != nil {
 		return slices.Clone(*w)
 	}
 	return nil
 }
 
-// updateWarnings looks for what Warnings names, and logs what is new.
-func (n *Node) updateWarnings() error {
-	list, err := n.guard.MarkRules(netdev.MarkFree)
+// Look looks for what Warnings names, and logs what is new.
+func (h *Host) Look() error {
+	list, err := h.Firewall.MarkRules(netdev.MarkFree)
 	if err != nil {
 		return fmt.Errorf("look for firewall rules that change the packet mark: %w", err)
 	}
@@ -39,11 +39,11 @@ func (n *Node) updateWarnings() error {
 	if rt {
 		list = append(list, "the kernel is built with PREEMPT_RT, where a program may be interrupted by another on the same CPU; the programs are not tested there")
 	}
-	before := n.Warnings()
-	n.warnings.Store(&list)
+	before := h.Warnings()
+	h.warnings.Store(&list)
 	for _, w := range list {
 		if !slices.Contains(before, w) {
-			n.log.Warn("the node limits what the programs guarantee", "why", w)
+			h.Log.Warn("the node limits what the programs guarantee", "why", w)
 		}
 	}
 	return nil

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package audit keeps the node as the records say: it compares from time to time,
+// looks at once at what the kernel says has changed, and reports what was found.
+package audit
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/netdev"
+)
+
+// Core knows how endpoints and host should be.
+type Core interface {
+	Restore(ctx context.Context) ([]endpoint.Finding, error)
+	Audit(ctx context.Context, repair bool, emit func(endpoint.Finding) error) error
+	HostChanged(emit func(endpoint.Finding) error) (again bool, err error)
+	LinkChanged(ctx context.Context, ifindex uint32, emit func(endpoint.Finding) error) (again bool, err error)
+	AddrChanged(ctx context.Context, a netip.Addr, emit func(endpoint.Finding) error) (again bool, err error)
+}
+
+// Host is what belongs to no endpoint.
+type Host interface {
+	SyncAddrs() error
+	// Look looks for what an operator is warned of.
+	Look() error
+}
+
+// Changes come from the kernel.
+type Changes interface {
+	Watch(ctx context.Context, handle func(netdev.Change) (again bool)) error
+}
+
+// Auditor compares and reports.
+type Auditor struct {
+	Core    Core
+	Host    Host
+	Changes Changes
+	Log     *slog.Logger
+}
+
+// Restore brings records and kernel together, and reports what it did.
+func (a *Auditor) Restore(ctx context.Context) error {
+	findings, err := a.Core.Restore(ctx)
+	for _, f := range findings {
+		a.report(f)
+	}
+	return err
+}
+
+func (a *Auditor) report(f endpoint.Finding) {
+	args := []any{"subject", f.Subject, "key", f.Key, "want", f.Want, "have", f.Have}
+	switch {
+	case f.Err != nil:
+		a.Log.Error("difference not repaired", append(args, log.Err(f.Err))...)
+	case f.Repaired:
+		a.Log.Info("difference repaired", args...)
+	default:
+		a.Log.Warn("difference found", args...)
+	}
+}
+
+// Audit does one comparison, and looks for what an operator is warned of.
+func (a *Auditor) Audit(ctx context.Context, repair bool) error {
+	err := a.Core.Audit(ctx, repair, func(f endpoint.Finding) error { a.report(f); return nil })
+	return errors.Join(err, a.Host.Look())
+}
+
+// Watch looks at once at what the kernel says has changed, until ctx ends.
+// With repair, host ends and what the node has for all of them are put back as
+// they should be; the host's addresses are always kept up to date.
+func (a *Auditor) Watch(ctx context.Context, repair bool) error {
+	emit := func(f endpoint.Finding) error { a.report(f); return nil }
+	failing := map[netdev.Change]bool{}
+	return a.Changes.Watch(ctx, func(c netdev.Change) (again bool) {
+		var err error
+		switch {
+		case c.Addresses:
+			err = a.Host.SyncAddrs()
+		case c.Everything:
+			// no audit compares all of the host's addresses
+			err = a.Host.SyncAddrs()
+			if repair {
+				err = errors.Join(err, a.Audit(ctx, true))
+			}
+		case c.Node && repair:
+			again, err = a.Core.HostChanged(emit)
+		case c.Ifindex != 0 && repair:
+			again, err = a.Core.LinkChanged(ctx, c.Ifindex, emit)
+		case c.Addr.IsValid() && repair:
+			again, err = a.Core.AddrChanged(ctx, c.Addr, emit)
+		}
+		if err == nil {
+			delete(failing, c)
+			return again
+		}
+		if ctx.Err() == nil && !failing[c] {
+			failing[c] = true
+			a.Log.Error("change of the kernel not handled, trying again", log.Err(err))
+		}
+		// The kernel does not tell of it a second time.
+		return true
+	})
+}

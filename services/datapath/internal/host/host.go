@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package host keeps what the node has for all endpoints and none of them owns:
+// rules, routes, sysctls, the firewall, the pins of maps, and the host's own
+// addresses in the maps. It changes nothing of an endpoint.
+package host
+
+import (
+	"errors"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+)
+
+// Devices are the rules, routes and sysctls of the node.
+type Devices interface {
+	CheckNode() ([]endpoint.Difference, error)
+	RepairNode() error
+	// HostAddrs lists the addresses that are the host's.
+	HostAddrs() ([]netip.Addr, error)
+}
+
+// Firewall is the node's table of packet filter rules.
+type Firewall interface {
+	Check() ([]endpoint.Difference, error)
+	Repair() error
+	// MarkRules names the rules of others that may change bits of the packet mark
+	// other than free.
+	MarkRules(free uint32) ([]string, error)
+}
+
+// Addresses are those of the host in the maps.
+type Addresses interface {
+	HostAddrs() ([]netip.Addr, error)
+	SyncHostAddrs(addrs []netip.Addr) error
+}
+
+// Pins lead from the file system to the maps.
+type Pins interface {
+	// Audit names the pins that do not lead to the map in use, and with repair puts
+	// them back.
+	Audit(repair bool) ([]string, error)
+}
+
+// Host implements endpoint.Host.
+type Host struct {
+	Devices   Devices
+	Firewall  Firewall
+	Addresses Addresses
+	Pins      Pins         // nil: the maps have none
+	Own       []netip.Addr // the node's on the pod side, one per range
+	Log       *slog.Logger
+
+	warnings atomic.Pointer[[]string] // nil before the first look
+}
+
+// Check implements endpoint.Host.
+func (h *Host) Check() ([]endpoint.Difference, error) {
+	diffs, err := h.Devices.CheckNode()
+	if err != nil {
+		return nil, err
+	}
+	fw, err := h.Firewall.Check()
+	if err != nil {
+		return nil, err
+	}
+	diffs = append(diffs, fw...)
+	have, err := h.Addresses.HostAddrs()
+	if err != nil {
+		return nil, err
+	}
+	for _, a := range h.Own {
+		if !slices.Contains(have, a) {
+			diffs = append(diffs, endpoint.Difference{Subject: "sl_ip", Key: a.String(), Want: "the host"})
+		}
+	}
+	if h.Pins == nil {
+		return diffs, nil
+	}
+	pins, err := h.Pins.Audit(false)
+	for _, p := range pins {
+		diffs = append(diffs, endpoint.Difference{Subject: "pin", Key: p, Want: "the map in use"})
+	}
+	return diffs, err
+}
+
+// Repair implements endpoint.Host.
+func (h *Host) Repair() error {
+	errs := []error{h.Devices.RepairNode(), h.SyncAddrs()}
+	fw, err := h.Firewall.Check()
+	if err == nil && len(fw) > 0 {
+		err = h.Firewall.Repair()
+	}
+	errs = append(errs, err)
+	if h.Pins != nil {
+		_, err := h.Pins.Audit(true)
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// SyncAddrs brings the host's addresses into the maps.
+func (h *Host) SyncAddrs() error {
+	addrs, err := h.Devices.HostAddrs()
+	if err != nil {
+		return err
+	}
+	return h.Addresses.SyncHostAddrs(addrs)
+}

@@ -121,27 +121,7 @@ func NewServer(o Options) (*Server, error) {
 
 	metrics := grpcprom.NewServerMetrics(grpcprom.WithServerHandlingTimeHistogram(
 		grpcprom.WithHistogramBuckets([]float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30})))
-	logged := selector.MatchFunc(func(_ context.Context, c interceptors.CallMeta) bool { return !always(c.FullMethod()) })
-	logOpts := []logging.Option{
-		logging.WithLogOnEvents(logging.FinishCall),
-		logging.WithLevels(levelOf),
-		logging.WithDurationField(func(d time.Duration) logging.Fields {
-			return logging.Fields{log.KeyDuration, d.String()}
-		}),
-		logging.WithFieldsFromContext(func(ctx context.Context) logging.Fields {
-			if cred, ok := PeerCred(ctx); ok {
-				return logging.Fields{log.KeyUID, cred.UID, "pid", cred.PID}
-			}
-			return nil
-		}),
-		logging.WithDisableLoggingFields(logging.SystemTag[0], logging.ComponentFieldKey, "protocol", "peer.address", "grpc.start_time", "grpc.request.deadline"),
-	}
-	logger := logging.LoggerFunc(func(ctx context.Context, l logging.Level, msg string, fields ...any) {
-		s.log.Log(ctx, slog.Level(l), msg, fields...) //nolint:sloglint // the middleware chooses among constants
-	})
-	recoverOpt := recovery.WithRecoveryHandlerContext(s.recovered)
-
-	s.grpc = grpc.NewServer(
+	s.grpc = grpc.NewServer(append(s.chain(metrics),
 		grpc.Creds(transportCredentials{}),
 		grpc.MaxRecvMsgSize(o.MaxRecv),
 		grpc.MaxSendMsgSize(o.MaxSend),
@@ -151,26 +131,7 @@ func NewServer(o Options) (*Server, error) {
 		// A dead local peer closes its socket; these are for a stopped one.
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Minute, Timeout: 20 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
-		grpc.ChainUnaryInterceptor(
-			requestid.UnaryServer(),
-			metrics.UnaryServerInterceptor(),
-			selector.UnaryServerInterceptor(logging.UnaryServerInterceptor(logger, logOpts...), logged),
-			s.authUnary,
-			s.limitUnary,
-			s.validateUnary,
-			recovery.UnaryServerInterceptor(recoverOpt),
-		),
-		grpc.ChainStreamInterceptor(
-			requestid.StreamServer(),
-			metrics.StreamServerInterceptor(),
-			selector.StreamServerInterceptor(logging.StreamServerInterceptor(logger, logOpts...), logged),
-			s.drainStream,
-			s.authStream,
-			s.limitStream,
-			s.validateStream,
-			recovery.StreamServerInterceptor(recoverOpt),
-		),
-	)
+	)...)
 	o.Register(s.grpc)
 	for service := range s.grpc.GetServiceInfo() {
 		s.health.SetServingStatus(service, grpc_health_v1.HealthCheckResponse_NOT_SERVING)
@@ -192,6 +153,50 @@ func NewServer(o Options) (*Server, error) {
 		}
 	}
 	return s, nil
+}
+
+// chain is what every call goes through, in this order.
+func (s *Server) chain(metrics *grpcprom.ServerMetrics) []grpc.ServerOption {
+	logged := selector.MatchFunc(func(_ context.Context, c interceptors.CallMeta) bool { return !always(c.FullMethod()) })
+	logOpts := []logging.Option{
+		logging.WithLogOnEvents(logging.FinishCall),
+		logging.WithLevels(levelOf),
+		logging.WithDurationField(func(d time.Duration) logging.Fields {
+			return logging.Fields{log.KeyDuration, d.String()}
+		}),
+		logging.WithFieldsFromContext(func(ctx context.Context) logging.Fields {
+			if cred, ok := PeerCred(ctx); ok {
+				return logging.Fields{log.KeyUID, cred.UID, "pid", cred.PID}
+			}
+			return nil
+		}),
+		logging.WithDisableLoggingFields(logging.SystemTag[0], logging.ComponentFieldKey, "protocol", "peer.address", "grpc.start_time", "grpc.request.deadline"),
+	}
+	logger := logging.LoggerFunc(func(ctx context.Context, l logging.Level, msg string, fields ...any) {
+		s.log.Log(ctx, slog.Level(l), msg, fields...) //nolint:sloglint // the middleware chooses among constants
+	})
+	recoverOpt := recovery.WithRecoveryHandlerContext(s.recovered)
+	return []grpc.ServerOption{
+		grpc.ChainUnaryInterceptor(
+			requestid.UnaryServer(),
+			metrics.UnaryServerInterceptor(),
+			selector.UnaryServerInterceptor(logging.UnaryServerInterceptor(logger, logOpts...), logged),
+			s.authUnary,
+			s.limitUnary,
+			s.validateUnary,
+			recovery.UnaryServerInterceptor(recoverOpt),
+		),
+		grpc.ChainStreamInterceptor(
+			requestid.StreamServer(),
+			metrics.StreamServerInterceptor(),
+			selector.StreamServerInterceptor(logging.StreamServerInterceptor(logger, logOpts...), logged),
+			s.drainStream,
+			s.authStream,
+			s.limitStream,
+			s.validateStream,
+			recovery.StreamServerInterceptor(recoverOpt),
+		),
+	}
 }
 
 // SetServing says whether a service (its full proto name) is ready. The empty

@@ -364,25 +364,7 @@ func (s *Source) scan(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	keep := make(map[string]error) // nil: for a moment, and no problem
-	for name := range p.unsettled {
-		if isPolicyFile(name) {
-			keep[name] = nil
-		}
-	}
-	target := false // a file is being written that a link may lead to
-	for name, since := range p.open {
-		if !isPolicyFile(name) {
-			target = target || time.Since(since) < s.Patience
-			continue
-		}
-		keep[name] = nil
-		if waited := time.Since(since); waited >= s.Patience {
-			keep[name] = errors.New("is open for writing: what it had stays until it is closed")
-		} else {
-			p.again = true
-		}
-	}
+	keep, target := p.held(s.Patience)
 	var names []string
 	links := make(map[string]bool)
 	for _, e := range entries {
@@ -456,6 +438,31 @@ func (s *Source) scan(ctx context.Context) error {
 	}
 	s.taken = taken
 	return nil
+}
+
+// held are the policy files that keep what they had, with the problem that this
+// is, nil for a moment. Target says that another file is being written, to which
+// a link may lead.
+func (p *pending) held(patience time.Duration) (keep map[string]error, target bool) {
+	keep = make(map[string]error)
+	for name := range p.unsettled {
+		if isPolicyFile(name) {
+			keep[name] = nil
+		}
+	}
+	for name, since := range p.open {
+		if !isPolicyFile(name) {
+			target = target || time.Since(since) < patience
+			continue
+		}
+		keep[name] = nil
+		if waited := time.Since(since); waited >= patience {
+			keep[name] = errors.New("is open for writing: what it had stays until it is closed")
+		} else {
+			p.again = true
+		}
+	}
+	return keep, target
 }
 
 // isEmpty notes whether the directory is empty. Stop says that it is too early

@@ -120,104 +120,123 @@ func (c *Core) learn(r Record, s Spec, validateOnly bool) error {
 	return nil
 }
 
-func (c *Core) create(ctx context.Context, ns Namespace, r Record) (_ Endpoint, err error) {
-	o := r.Spec.Owner
-	// before the lease is confirmed there is nothing to give back
-	owes := false
-	var claims *claim
+// creation is an endpoint that is being made.
+type creation struct {
+	*Core
+	ns     Namespace
+	r      Record
+	owes   bool // the lease may be confirmed: there is something to give back
+	claims *claim
+}
+
+func (c *Core) create(ctx context.Context, ns Namespace, r Record) (Endpoint, error) {
 	ctx, abort := context.WithCancelCause(ctx)
 	defer abort(nil)
-	steps := []step{
+	n := &creation{Core: c, ns: ns, r: r}
+	if err := n.carryOut(ctx, n.steps(abort)); err != nil {
+		return Endpoint{}, err
+	}
+	c.setUnrepaired(r.Spec.Owner, nil)
+	c.set(n.r, Ready)
+	return c.Get(r.Spec.Owner)
+}
+
+// steps of the creation; abort ends the claims.
+func (n *creation) steps(abort context.CancelCauseFunc) []step {
+	return []step{
 		{"write the intent", func(context.Context) error {
 			var devices []HostDevice
 			var err error
-			if c.mayShare(r) { // a listing costs more than the rest of the step
-				if devices, err = c.cfg.Links.Devices(); err != nil {
+			if n.mayShare(n.r) { // a listing costs more than the rest of the step
+				if devices, err = n.cfg.Links.Devices(); err != nil {
 					return err
 				}
 			}
-			if r, err = c.reserve(r, devices); err != nil {
+			if n.r, err = n.reserve(n.r, devices); err != nil {
 				return err
 			}
-			if err := c.cfg.Records.Save(r); err != nil {
-				c.forget(o)
+			if err := n.cfg.Records.Save(n.r); err != nil {
+				n.forget(n.r.Spec.Owner)
 				return err
 			}
 			return nil
-		}, func() error { return c.abandon(r, owes) }, faultIntent},
+		}, func() error { return n.abandon(n.r, n.owes) }, faultIntent},
 
 		// The other services are asked while the device is made, which needs no
 		// answer of theirs: nothing can be sent before it is up.
 		{"claim lease, identity and policy", func(ctx context.Context) error {
-			owes = true
-			claims = c.claim(ctx, r.Spec)
+			n.owes = true
+			n.claims = n.claim(ctx, n.r.Spec)
 			return nil
 		}, func() error {
 			abort(errUndone)
-			<-claims.done
+			<-n.claims.done
 			return nil
 		}, nil},
 
 		{"make the device", func(context.Context) (err error) {
-			made, err := c.cfg.Links.Create(ns, r.Device)
+			made, err := n.cfg.Links.Create(n.ns, n.r.Device)
 			if errors.Is(err, ErrNameTaken) {
 				// perhaps by a device of a deleted endpoint that waits for its
 				// namespace to go
-				c.reap(everything)
-				made, err = c.cfg.Links.Create(ns, r.Device)
+				n.reap(everything)
+				made, err = n.cfg.Links.Create(n.ns, n.r.Device)
 			}
 			if err == nil {
-				r.Device = made
+				n.r.Device = made
 			}
 			return err
 		}, func() error {
-			if r.Device.HostIndex == 0 {
+			if n.r.Device.HostIndex == 0 {
 				return nil
 			}
-			return c.cfg.Links.Remove([]HostDevice{{r.Device.HostName, r.Device.HostIndex}})
+			return n.cfg.Links.Remove([]HostDevice{{n.r.Device.HostName, n.r.Device.HostIndex}})
 		}, faultDevice},
 
-		{"configure the device", func(context.Context) error { return c.cfg.Links.Configure(ns, r.Device) }, nil, faultConfigure},
+		{"configure the device", func(context.Context) error { return n.cfg.Links.Configure(n.ns, n.r.Device) }, nil, faultConfigure},
 
 		{"await lease, identity and policy", func(context.Context) error {
-			<-claims.done
-			r.Identity = claims.identity
-			return claims.err
+			<-n.claims.done
+			n.r.Identity = n.claims.identity
+			return n.claims.err
 		}, nil, nil},
 
 		{"publish the endpoint", func(ctx context.Context) (err error) {
-			e := r.entry()
+			e := n.r.entry()
 			e.New = true
-			r.Slot, err = c.cfg.Maps.Publish(ctx, e)
+			n.r.Slot, err = n.cfg.Maps.Publish(ctx, e)
 			return err
 		}, func() error {
-			if r.Slot == 0 {
+			if n.r.Slot == 0 {
 				return nil
 			}
-			return ignore(c.cfg.Maps.Unpublish(r.Slot), ErrNotFound)
+			return ignore(n.cfg.Maps.Unpublish(n.r.Slot), ErrNotFound)
 		}, faultPublish},
 
-		{"attach the programs", func(context.Context) error { return c.cfg.Links.Attach(r.Device) }, nil, faultAttach},
+		{"attach the programs", func(context.Context) error { return n.cfg.Links.Attach(n.r.Device) }, nil, faultAttach},
 
 		{"set the device up", func(context.Context) error {
-			up, err := c.cfg.Links.Activate(ns, r.Device)
-			if err == nil && len(up.SourceRouted) > len(r.Device.SourceRouted) && c.anyDoomed() {
+			up, err := n.cfg.Links.Activate(n.ns, n.r.Device)
+			if err == nil && len(up.SourceRouted) > len(n.r.Device.SourceRouted) && n.anyDoomed() {
 				// perhaps the default routes are those of a deleted endpoint
-				c.reap(everything)
-				up, err = c.cfg.Links.Activate(ns, r.Device)
+				n.reap(everything)
+				up, err = n.cfg.Links.Activate(n.ns, n.r.Device)
 			}
 			if err == nil {
-				r.Device = up
+				n.r.Device = up
 			}
 			return err
-		}, func() error { return c.cfg.Links.Deactivate(ns, r.Device) }, faultActivate},
+		}, func() error { return n.cfg.Links.Deactivate(n.ns, n.r.Device) }, faultActivate},
 
 		{"write the record", func(context.Context) error {
-			r.Phase, r.Created, r.Judged = PhaseReady, c.cfg.Now().UTC(), c.cfg.Policies != nil
-			return c.cfg.Records.Save(r)
+			n.r.Phase, n.r.Created, n.r.Judged = PhaseReady, n.cfg.Now().UTC(), n.cfg.Policies != nil
+			return n.cfg.Records.Save(n.r)
 		}, nil, faultReady},
 	}
+}
 
+// carryOut does the steps. One that fails undoes those before it.
+func (n *creation) carryOut(ctx context.Context, steps []step) error {
 	for i, st := range steps {
 		err := context.Cause(ctx)
 		last := i - 1 // the last step that was begun
@@ -227,7 +246,7 @@ func (c *Core) create(ctx context.Context, ns Namespace, r Record) (_ Endpoint, 
 			if err == nil && st.after != nil {
 				err = st.after.Hit(ctx)
 			} else if err != nil && i == 0 {
-				return Endpoint{}, fmt.Errorf("%s: %w", st.name, err)
+				return fmt.Errorf("%s: %w", st.name, err)
 			}
 			if cause := context.Cause(ctx); err != nil && cause != nil {
 				err = fmt.Errorf("%w (%w)", cause, err)
@@ -244,14 +263,12 @@ func (c *Core) create(ctx context.Context, ns Namespace, r Record) (_ Endpoint, 
 			if uerr := steps[last].undo(); uerr != nil {
 				// not the caller's problem: the record stays, and Restore or the
 				// audit tries again
-				c.log.ErrorContext(ctx, "undo of a creation incomplete", "owner", o.String(), "step", steps[last].name, log.Err(uerr))
+				n.log.ErrorContext(ctx, "undo of a creation incomplete", "owner", n.r.Spec.Owner.String(), "step", steps[last].name, log.Err(uerr))
 			}
 		}
-		return Endpoint{}, err
+		return err
 	}
-	c.setUnrepaired(o, nil)
-	c.set(r, Ready)
-	return c.Get(o)
+	return nil
 }
 
 // errUndone ends the claims of a creation whose device could not be made.

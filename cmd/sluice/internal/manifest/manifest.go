@@ -19,6 +19,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/policykind"
+	"github.com/sluice-net/sluice/kit/yamlstream"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
@@ -96,7 +97,7 @@ func Read(paths []string, stdin io.Reader) ([]Document, error) {
 				return nil, fmt.Errorf("%s: the manifests are larger than %d bytes together, which is all that the policy "+
 					"service takes at once", fileText(file), MaxBytes)
 			}
-			docs, err := splitDocuments(file, content)
+			docs, err := documents(file, content)
 			if err != nil {
 				broken = append(broken, FileError{file, err})
 				continue
@@ -179,135 +180,55 @@ func readFile(file string, stdin io.Reader) ([]byte, error) {
 	return content, err
 }
 
-// splitDocuments cuts a stream at its document markers, which YAML allows at
-// the start of a line and nowhere else. Documents without content are left
-// out.
-func splitDocuments(file string, content []byte) ([]Document, error) {
-	var (
-		docs    []Document
-		current = Document{File: file, Line: 1}
-		line    int
-		index   int
-	)
-	end := func() error {
-		defer func() { current = Document{File: file, Line: line + 1} }()
-		// Empty lines in front give the parser's messages the file's lines.
-		padded := append(bytes.Repeat([]byte("\n"), current.Line-1), current.text...)
-		decoder := yaml.NewDecoder(bytes.NewReader(padded))
-		var node, more yaml.Node
-		err := decoder.Decode(&node)
-		if err == nil {
-			err = decoder.Decode(&more)
-		}
-		if err == nil {
-			err = errors.New("documents need a line of --- between them")
-		}
-		if !errors.Is(err, io.EOF) {
-			return fmt.Errorf("%s: %w", fileText(file), err)
-		}
-		if len(node.Content) == 0 || node.Content[0].Tag == "!!null" {
+// documents are the objects of a file; those of a list stand for it.
+func documents(file string, content []byte) (docs []Document, err error) {
+	err = yamlstream.Each(content, nil, func(y yamlstream.Document) error {
+		d := Document{File: file, Index: y.Number + 1, text: y.Text}
+		d.describe(y.Root, y.Before)
+		kind, isList := strings.CutSuffix(d.Key.GetKind(), "List")
+		at := yamlstream.Field(y.Root, "items")
+		if !isList || at < 0 || y.Root.Content[at].Kind != yaml.SequenceNode {
+			docs = append(docs, d)
 			return nil
 		}
-		current.Line = node.Content[0].Line
-		index++
-		current.Index = index
-		current.describe(node.Content[0])
-		items, err := current.items(node.Content[0])
-		if err != nil {
-			return fmt.Errorf("%s: %w", current.Place(), err)
+		// A list, as `kubectl get -o yaml` writes it.
+		for i, node := range y.Root.Content[at].Content {
+			one := Document{File: file, Index: d.Index, Item: i + 1}
+			if kind != "" && node.Kind == yaml.MappingNode { // items of a typed list need not say it
+				node = yamlstream.WithDefaults(node, "kind", kind, "apiVersion", scalar(y.Root, "apiVersion"))
+			}
+			var err error
+			if one.text, err = yaml.Marshal(node); err != nil {
+				return fmt.Errorf("%s: %w", d.Place(), err)
+			}
+			one.describe(node, y.Before)
+			docs = append(docs, one)
 		}
-		docs = append(docs, items...)
 		return nil
+	})
+	if bad, ok := errors.AsType[*yamlstream.Error](err); ok {
+		err = fmt.Errorf("%s: %w", fileText(file), bad.Err)
 	}
-	for text := range bytes.Lines(content) {
-		line++
-		if string(bytes.TrimRight(text, " \t\r\n")) == "..." {
-			if err := end(); err != nil {
-				return nil, err
-			}
-			continue
-		}
-		rest, marker := bytes.CutPrefix(text, []byte("---"))
-		if marker && (len(rest) == 0 || bytes.ContainsRune([]byte(" \t\r\n"), rune(rest[0]))) {
-			line-- // what follows the marker is on its line
-			if err := end(); err != nil {
-				return nil, err
-			}
-			line++
-			current.text = append(current.text, "   "...)
-			current.text = append(current.text, rest...)
-			continue
-		}
-		current.text = append(current.text, text...)
-	}
-	if err := end(); err != nil {
-		return nil, err
-	}
-	return docs, nil
+	return docs, err
 }
 
-// field is the value of a key of a mapping; nil if there is none.
-func field(of *yaml.Node, name string) *yaml.Node {
-	if of != nil && of.Kind == yaml.MappingNode {
-		for i := 0; i+1 < len(of.Content); i += 2 {
-			if of.Content[i].Value == name {
-				return of.Content[i+1]
-			}
-		}
+// scalar is the text of a key that has one.
+func scalar(of *yaml.Node, key string) string {
+	if at := yamlstream.Field(of, key); at >= 0 && of.Content[at].Kind == yaml.ScalarNode {
+		return of.Content[at].Value
 	}
-	return nil
+	return ""
 }
 
-// scalar is the text of a node that has one.
-func scalar(n *yaml.Node) string {
-	if n == nil || n.Kind != yaml.ScalarNode {
-		return ""
+// describe reads line, group and name of an object, as far as it has them.
+func (d *Document) describe(object *yaml.Node, before int) {
+	meta := &yaml.Node{}
+	if at := yamlstream.Field(object, "metadata"); at >= 0 {
+		meta = object.Content[at]
 	}
-	return n.Value
-}
-
-// describe reads the group and the name of an object, as far as it has them.
-func (d *Document) describe(object *yaml.Node) {
-	meta := field(object, "metadata")
-	d.Key = &policyv1.PolicyKey{
-		Kind: scalar(field(object, "kind")), Namespace: scalar(field(meta, "namespace")), Name: scalar(field(meta, "name")),
-	}
-	d.group, _, _ = strings.Cut(scalar(field(object, "apiVersion")), "/")
-}
-
-// items are the objects of a list, as `kubectl get -o yaml` writes it; of a
-// document that is none, the document.
-func (d Document) items(object *yaml.Node) ([]Document, error) {
-	list := field(object, "items")
-	kind, ok := strings.CutSuffix(d.Key.GetKind(), "List")
-	if !ok || list == nil || list.Kind != yaml.SequenceNode {
-		return []Document{d}, nil
-	}
-	var docs []Document
-	for i, node := range list.Content {
-		one := Document{File: d.File, Index: d.Index, Item: i + 1, Line: node.Line}
-		item := *node
-		if kind != "" && node.Kind == yaml.MappingNode { // items of a typed list need not say it
-			for _, missing := range []struct{ key, value string }{
-				{"kind", kind},
-				{"apiVersion", scalar(field(object, "apiVersion"))},
-			} {
-				if field(node, missing.key) == nil {
-					item.Content = append([]*yaml.Node{
-						{Kind: yaml.ScalarNode, Tag: "!!str", Value: missing.key},
-						{Kind: yaml.ScalarNode, Tag: "!!str", Value: missing.value},
-					}, item.Content...)
-				}
-			}
-		}
-		var err error
-		if one.text, err = yaml.Marshal(&item); err != nil {
-			return nil, err
-		}
-		one.describe(&item)
-		docs = append(docs, one)
-	}
-	return docs, nil
+	d.Line = before + object.Line
+	d.Key = &policyv1.PolicyKey{Kind: scalar(object, "kind"), Namespace: scalar(meta, "namespace"), Name: scalar(meta, "name")}
+	d.group, _, _ = strings.Cut(scalar(object, "apiVersion"), "/")
 }
 
 // Join makes one stream of documents again, in which they have the numbers
@@ -315,7 +236,9 @@ func (d Document) items(object *yaml.Node) ([]Document, error) {
 func Join(docs []Document) []byte {
 	var b bytes.Buffer
 	for _, d := range docs {
-		b.WriteString("---\n")
+		if !bytes.HasPrefix(d.text, []byte("---")) {
+			b.WriteString("---\n")
+		}
 		b.Write(d.text)
 		if !bytes.HasSuffix(d.text, []byte("\n")) {
 			b.WriteByte('\n')

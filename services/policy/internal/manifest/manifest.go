@@ -11,16 +11,16 @@
 package manifest
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"reflect"
 	"slices"
 	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/sluice-net/sluice/kit/yamlstream"
 )
 
 // Limits on what is read. An API server takes objects of about 1.5 MB. They
@@ -170,7 +170,17 @@ func Parse(data []byte) ([]Document, error) {
 	if err := Check(data); err != nil {
 		return nil, err
 	}
-	return parse(data, 0)
+	roots, err := yamlstream.Parse(data)
+	if err != nil {
+		return nil, fmt.Errorf("document %d: %w", len(roots), err)
+	}
+	docs := make([]Document, len(roots))
+	for i, root := range roots {
+		if docs[i], err = newDocument(root); err != nil {
+			return nil, fmt.Errorf("document %d: %w", i, err)
+		}
+	}
+	return docs, nil
 }
 
 // Check says why a text is too much to be read at once.
@@ -184,36 +194,12 @@ func Check(data []byte) error {
 	return nil
 }
 
-// parse parses documents; first is the number of the first of them.
-func parse(data []byte, first int) ([]Document, error) {
-	dec := yaml.NewDecoder(bytes.NewReader(data))
-	var docs []Document
-	for i := first; ; i++ {
-		var root yaml.Node
-		err := dec.Decode(&root)
-		if errors.Is(err, io.EOF) {
-			return docs, nil
-		}
-		if err != nil {
-			return nil, fmt.Errorf("document %d: %w", i, err)
-		}
-		if len(root.Content) == 0 || root.Content[0].Tag == "!!null" {
-			continue
-		}
-		if root.Content[0].Kind != yaml.MappingNode {
-			return nil, fmt.Errorf("document %d: is not an object", i)
-		}
-		d, err := newDocument(root.Content[0])
-		if err != nil {
-			return nil, fmt.Errorf("document %d: %w", i, err)
-		}
-		docs = append(docs, d)
-	}
-}
-
 // newDocument reads the version and kind of an object.
 func newDocument(node *yaml.Node) (Document, error) {
 	d := Document{node: node}
+	if node.Kind != yaml.MappingNode {
+		return d, errors.New("is not an object")
+	}
 	var head struct {
 		APIVersion string `json:"apiVersion"`
 		Kind       string `json:"kind"`

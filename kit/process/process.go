@@ -45,8 +45,21 @@ import (
 const (
 	ExitOK     = 0
 	ExitFailed = 1 // main returned an error
-	ExitUsage  = 2 // the configuration is wrong; starting again will not help
+	ExitUsage  = 2 // configuration or machine are not as they must be; starting again will not help
 )
+
+// Misconfigured is an error of main after which starting again does not help: a
+// person has to change a setting, a mount or a right. Run returns ExitUsage then.
+func Misconfigured(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &misconfigured{err}
+}
+
+type misconfigured struct{ error }
+
+func (m *misconfigured) Unwrap() error { return m.error }
 
 // ErrBackground is part of the error of Serve when work that Go started ended
 // although nobody asked it to.
@@ -235,6 +248,9 @@ func run[C any](env environment, service string, defaults func(instance.Paths) C
 	}
 	if err != nil && !(ctx.Err() != nil && onlyCanceled(err)) {
 		logger.Error("stopped", log.Err(err), log.KeyDuration, time.Since(started).String())
+		if m := (*misconfigured)(nil); errors.As(err, &m) {
+			return ExitUsage
+		}
 		return ExitFailed
 	}
 	logger.Info("stopped", log.KeyDuration, time.Since(started).String())

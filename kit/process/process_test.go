@@ -344,6 +344,19 @@ func TestFailingStartNamesThePhaseAndExitsWithOne(t *testing.T) {
 	}
 }
 
+func TestStartThatAPersonMustPrepareExitsWithTwo(t *testing.T) {
+	s := start(t, func(_ context.Context, p *Process, _ own) error {
+		return p.Phase("probe", func() error { return Misconfigured(errors.New("nothing is mounted")) })
+	})
+	s.wantExit(t, ExitUsage)
+	if !strings.Contains(s.out.String(), `"error":"probe: nothing is mounted"`) {
+		t.Errorf("log:\n%s", s.out)
+	}
+	if err := Misconfigured(nil); err != nil {
+		t.Errorf("no error became %v", err)
+	}
+}
+
 func TestWrongConfigurationIsPrintedAndExitsWithTwo(t *testing.T) {
 	s := start(t, func(context.Context, *Process, own) error { t.Error("main ran"); return nil },
 		"--size=101", "--metrics-address=off", "--metrics-pprof", "--socket-path=relative", "--shutdown-timeout=0s",

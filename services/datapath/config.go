@@ -41,6 +41,9 @@ type Config struct {
 
 	SecondInterfaces string `config:"secondInterfaces" enum:"allow,refuse" help:"a further interface for a container that has one: allow gives it its addresses and a routing table for what it sends from them, refuse fails its creation"`
 
+	ProcSysNet       string `config:"procSysNet" help:"directory that the network's sysctls are written to: in a container, where /proc/sys is read-only, the machine's /proc/sys/net mounted elsewhere"`
+	MountPropagation string `config:"mountPropagation" enum:"ignore,require" help:"require: end with code 2 unless mounts that runtimes make later below netnsDirs are seen here; for containers"`
+
 	NodeSysctls  string `config:"nodeSysctls" enum:"auto,set,report" help:"forwarding and redirects of the whole node: set them, only report them, or auto: report in the machine's own network namespace, set in another"`
 	ValidateOnly bool   `config:"validateOnly" help:"look at everything, say what would be put right, change nothing and exit: 0 if all is well, 1 if not"`
 }
@@ -137,6 +140,7 @@ func defaults(p instance.Paths) Config {
 		Events:      EventsConfig{PerSecond: 64},
 		Connections: defaultConnections(),
 		NodeSysctls: "auto", SecondInterfaces: "allow",
+		ProcSysNet: "/proc/sys/net", MountPropagation: "ignore",
 	}
 }
 
@@ -147,7 +151,7 @@ func (c *Config) OneShot() bool { return c.ValidateOnly }
 func (c *Config) Validate() error {
 	var p config.Problems
 	for key, path := range map[string]string{
-		"stateDir": c.StateDir, "spoolDir": c.SpoolDir, "bpfDir": c.BPFDir,
+		"stateDir": c.StateDir, "spoolDir": c.SpoolDir, "bpfDir": c.BPFDir, "procSysNet": c.ProcSysNet,
 		"services.ipam": c.Services.IPAM, "services.identity": c.Services.Identity, "services.policy": c.Services.Policy,
 	} {
 		if !filepath.IsAbs(path) {
@@ -180,14 +184,16 @@ func (c *Config) Validate() error {
 	}
 	for _, pattern := range c.ServiceDevices {
 		if lo, err := path.Match(pattern, "lo"); err != nil || pattern == "" || lo {
-			p.Addf("serviceDevices", "%q is not the name of a device, or a pattern, other than lo, which is always the node's", pattern)
+			p.Addf("serviceDevices",
+				"%q is not the name of a device, or a pattern, other than lo, which is always the node's", pattern)
 		}
 	}
 	if c.Policy.Linger < time.Second || c.Policy.Linger > time.Hour {
 		p.Addf("policy.linger", "%s is not between a second and an hour", c.Policy.Linger)
 	}
 	for key, d := range map[string]time.Duration{
-		"tcpOpening": c.Connections.TCPOpening, "tcpEstablished": c.Connections.TCPEstablished, "tcpClosing": c.Connections.TCPClosing,
+		"tcpOpening": c.Connections.TCPOpening, "tcpEstablished": c.Connections.TCPEstablished,
+		"tcpClosing":    c.Connections.TCPClosing,
 		"udpUnanswered": c.Connections.UDPUnanswered, "udpAnswered": c.Connections.UDPAnswered, "icmp": c.Connections.ICMP,
 		"other": c.Connections.Other, "minInterval": c.Connections.MinInterval,
 	} {
@@ -218,7 +224,7 @@ func (c *Config) Calls() sandbox.Calls {
 func (c *Config) files() sandbox.Files {
 	return sandbox.Files{
 		Read:   append([]string{"/sys/devices/system/cpu", "/sys/kernel/btf"}, c.NetnsDirs...),
-		Change: []string{"/proc/sys/net"},
+		Change: []string{c.ProcSysNet},
 		Write:  []string{c.StateDir, c.BPFDir, filepath.Dir(c.SpoolDir)},
 	}
 }

@@ -45,6 +45,9 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	if err := p.Phase("probe the kernel", func() error { return pin.Probe(ctx).Err() }); err != nil {
 		return err
 	}
+	if err := p.Phase("probe the mounts", func() error { return process.Misconfigured(cfg.probeMounts()) }); err != nil {
+		return err
+	}
 	called, err := dial(p, cfg)
 	if err != nil {
 		return err
@@ -64,15 +67,10 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 	n, err := process.Phase(p, "open the node", func() (*node.Node, error) {
-		if !cfg.ValidateOnly {
-			if err := pin.CheckMounted(cfg.BPFDir); err != nil {
-				return nil, err
-			}
-		}
 		return node.Open(ctx, node.Options{
 			Instance: p.Paths.Name, BPFDir: cfg.BPFDir, PodCIDRs: cfg.PodCIDRs, MTU: cfg.MTU, TunnelPorts: cfg.TunnelPorts,
 			ServiceDevices: cfg.ServiceDevices, RefuseSecond: cfg.SecondInterfaces == "refuse",
-			EventsPerSecond: cfg.Events.PerSecond, NodeSysctls: cfg.NodeSysctls,
+			EventsPerSecond: cfg.Events.PerSecond, NodeSysctls: cfg.NodeSysctls, ProcSysNet: cfg.ProcSysNet,
 			Leases: called.ipam, Identities: called.identity, Records: records, Log: p.Log, ValidateOnly: cfg.ValidateOnly,
 			Policy: cfg.Policy.options(called.policy, memory), Connections: cfg.Connections.options(), BootID: bootID,
 		})

@@ -587,6 +587,69 @@ func TestKernelProbesSayWhatItWaitsFor(t *testing.T) {
 	n.WantProbes(200, "ok")
 }
 
+// TestKernelMissingMountEndsTheStartByName: otherwise the process would run, and
+// connect no container.
+func TestKernelMissingMountEndsTheStartByName(t *testing.T) {
+	n := newNode(t)
+	mount := func(source, kind string, flags ...uintptr) string {
+		t.Helper()
+		dir := filepath.Join(n.dir, fmt.Sprint("mount-", kind, len(flags)))
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range flags {
+			if err := unix.Mount(source, dir, kind, f, ""); err != nil {
+				t.Fatal(err)
+			}
+		}
+		t.Cleanup(func() {
+			if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+				t.Error(err)
+			}
+		})
+		return dir
+	}
+	readOnly := mount("/proc/sys/net", "", unix.MS_BIND, unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY)
+	private := mount("tmpfs", "tmpfs", 0, unix.MS_PRIVATE)
+	shared := mount("tmpfs", "tmpfs", 0, unix.MS_PRIVATE, unix.MS_SHARED)
+	for _, c := range []struct {
+		name  string
+		flags []string
+		want  []string
+	}{
+		{"read-only sysctls", []string{"--proc-sys-net", readOnly}, []string{"read-only file system", "/host/proc/sys/net"}},
+		{"no sysctls", []string{"--proc-sys-net", private}, []string{"no such file", "/host/proc/sys/net"}},
+		{"no bpffs", []string{"--bpf-dir", private}, []string{"no bpffs", "mount -t bpf", private}},
+		{
+			"private namespaces",
+			[]string{"--mount-propagation", "require", "--netns-dirs", private},
+			[]string{private, "HostToContainer", "make-rshared"},
+		},
+		{
+			"no namespaces",
+			[]string{"--mount-propagation", "require", "--netns-dirs", filepath.Join(n.dir, "none")},
+			[]string{"none", "HostToContainer"},
+		},
+	} {
+		cmd := n.command(c.flags...)
+		var out []byte
+		err := in(n.home, func() (err error) {
+			out, err = cmd.CombinedOutput()
+			return err
+		})
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || exit.ExitCode() != process.ExitUsage {
+			t.Errorf("%s: %v, want exit code 2; the log:\n%s", c.name, err, out)
+		}
+		for _, want := range c.want {
+			if !strings.Contains(string(out), want) {
+				t.Errorf("%s: no %q in:\n%s", c.name, want, out)
+			}
+		}
+	}
+	n.start("--mount-propagation", "require", "--netns-dirs", shared)
+}
+
 func TestKernelBadFieldIsNamedAndStatusSaysReady(t *testing.T) {
 	n := newNode(t)
 	n.start()

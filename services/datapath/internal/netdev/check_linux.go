@@ -268,7 +268,7 @@ func (n *Netdev) RepairHost(d endpoint.Device) error {
 			return fmt.Errorf("mtu of %s: %w", d.HostName, err)
 		}
 	}
-	if err := n.o.Home.Do(func() error { return applySysctls(hostSysctls(d)) }); err != nil {
+	if err := n.o.Home.Do(func() error { return applySysctls(n.o.ProcSysNet, hostSysctls(d)) }); err != nil {
 		return err
 	}
 	return n.activateHost(d)

@@ -117,7 +117,7 @@ func (n *Netdev) RepairNode() error {
 	if n.o.SetGlobal {
 		errs = append(errs, n.o.Home.Do(func() error {
 			list, err := n.nodeSysctls()
-			return errors.Join(err, applySysctls(list))
+			return errors.Join(err, applySysctls(n.o.ProcSysNet, list))
 		}))
 	}
 	return errors.Join(errs...)

@@ -219,7 +219,7 @@ func (n *Netdev) RepairContainer(ns endpoint.Namespace, d endpoint.Device) error
 		if err := h.LinkSetMTU(link, int(d.MTU)); err != nil {
 			return fmt.Errorf("mtu of %s in the container: %w", d.Name, err)
 		}
-		if err := configureContainer(h, d); err != nil {
+		if err := n.configureContainer(h, d); err != nil {
 			return err
 		}
 		if err := removeStaleRules(h, d); err != nil {

@@ -11,6 +11,7 @@
 package netdev
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
@@ -70,6 +71,9 @@ type Options struct {
 	// SetGlobal allows changes of sysctls that concern the whole node:
 	// forwarding, redirects. Without it they are only reported.
 	SetGlobal bool
+	// ProcSysNet is the directory that sysctls are written to; /proc/sys/net if
+	// it is empty.
+	ProcSysNet string
 }
 
 // Group is the device group of an instance's endpoints; Group|1 that of
@@ -93,6 +97,7 @@ type Netdev struct {
 
 // Open opens the netlink sockets in the node's namespace.
 func Open(o Options) (_ *Netdev, err error) {
+	o.ProcSysNet = cmp.Or(o.ProcSysNet, sysctlRoot)
 	n := &Netdev{o: o, group: Group(o.Instance)}
 	defer func() {
 		if err != nil {
@@ -230,14 +235,14 @@ func (n *Netdev) Configure(ns endpoint.Namespace, d endpoint.Device) error {
 	if err := n.changes.LinkSetIP6AddrGenMode(host, nl.IN6_ADDR_GEN_MODE_NONE); err != nil {
 		return fmt.Errorf("no link-local address for %s: %w", d.HostName, err)
 	}
-	if err := n.o.Home.Do(func() error { return applySysctls(hostSysctls(d)) }); err != nil {
+	if err := n.o.Home.Do(func() error { return applySysctls(n.o.ProcSysNet, hostSysctls(d)) }); err != nil {
 		return err
 	}
-	return c.enter(func(h *netlink.Handle) error { return configureContainer(h, d) })
+	return c.enter(func(h *netlink.Handle) error { return n.configureContainer(h, d) })
 }
 
-func configureContainer(h *netlink.Handle, d endpoint.Device) error {
-	if err := applySysctls(containerSysctls(d)); err != nil {
+func (n *Netdev) configureContainer(h *netlink.Handle, d endpoint.Device) error {
+	if err := applySysctls(n.o.ProcSysNet, containerSysctls(d)); err != nil {
 		return fmt.Errorf("in the container: %w", err)
 	}
 	link := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: int(d.Index)}}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
@@ -20,7 +21,20 @@ type sysctl struct {
 	optional bool // need not exist
 }
 
+// sysctlRoot is where they are read. In a container it may be read-only, so that
+// they are written elsewhere: Options.ProcSysNet.
 const sysctlRoot = "/proc/sys/net/"
+
+// CheckWritable says whether sysctls can be written below a directory, without
+// writing one.
+func CheckWritable(procSysNet string) error {
+	f, err := os.OpenFile(filepath.Join(procSysNet, "ipv4/ip_forward"), os.O_WRONLY, 0)
+	if err == nil {
+		return f.Close()
+	}
+	return fmt.Errorf("the network's settings cannot be written: %w; in a container, mount the machine's "+
+		"/proc/sys/net writable at a path outside of /proc, such as /host/proc/sys/net, and set procSysNet to it", err)
+}
 
 // hostSysctls are those of an endpoint's host end.
 func hostSysctls(d endpoint.Device) []sysctl {
@@ -61,13 +75,13 @@ func (s sysctl) read() (string, error) {
 	return strings.TrimSpace(string(b)), err
 }
 
-// applySysctls writes what differs; most of it is the default already, and
+// applySysctls writes below procSysNet what differs; most of it is the default already, and
 // some writes take the kernel's global lock.
-func applySysctls(list []sysctl) error {
+func applySysctls(procSysNet string, list []sysctl) error {
 	for _, s := range list {
 		have, err := s.read()
 		if err == nil && have != s.value {
-			err = os.WriteFile(sysctlRoot+s.path, []byte(s.value), 0)
+			err = os.WriteFile(filepath.Join(procSysNet, s.path), []byte(s.value), 0)
 		}
 		if err != nil && !(s.optional && errors.Is(err, fs.ErrNotExist)) {
 			return fmt.Errorf("sysctl net/%s=%s: %w", s.path, s.value, err)

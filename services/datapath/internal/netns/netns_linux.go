@@ -51,7 +51,11 @@ func Open(path string) (*Namespace, error) {
 		return nil, fmt.Errorf("look at %s: %w", path, err)
 	}
 	if sfs.Type != unix.NSFS_MAGIC {
-		// What a runtime has made and not yet bound is an empty file.
+		var st unix.Stat_t
+		if err := unix.Fstat(fd, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Size == 0 {
+			return nil, fmt.Errorf("%s: %w: it is an empty file, on which the namespace is not mounted yet, "+
+				"or is mounted where this process does not see it (mount propagation)", path, ErrNotNetns)
+		}
 		return nil, fmt.Errorf("%s: %w: it is not a namespace at all", path, ErrNotNetns)
 	}
 	file, err := os.OpenFile("/proc/self/fd/"+strconv.Itoa(fd), os.O_RDONLY|unix.O_CLOEXEC, 0)

@@ -43,6 +43,8 @@ type Options struct {
 	EventsPerSecond uint32
 	// NodeSysctls is "set", "report" or "auto".
 	NodeSysctls string
+	// ProcSysNet is the directory that sysctls are written to.
+	ProcSysNet string
 	// RefuseSecond refuses a second interface for a container.
 	RefuseSecond bool
 	// ValidateOnly changes nothing.
@@ -151,6 +153,7 @@ func Open(ctx context.Context, o Options) (_ *Node, err error) {
 	n.dev, err = netdev.Open(netdev.Options{
 		Home: n.home, Instance: o.Instance, Programs: n.Kernel.Programs.On(program.Endpoints),
 		PodCIDRs: o.PodCIDRs, NodeAddrs: n.NodeAddrs, ServiceDevices: o.ServiceDevices, SetGlobal: set,
+		ProcSysNet: o.ProcSysNet,
 	})
 	if err != nil {
 		return nil, err

@@ -232,12 +232,14 @@ func createMap(path string, ms *ebpf.MapSpec, private bool, fill func(*ebpf.Map)
 // rights over the machine's files, so the command that prepares the start does
 // it.
 func CheckMounted(dir string) error {
+	const advice = "run `sluice prepare` as root before, " +
+		"or `mount -t bpf -o nosuid,nodev,noexec,mode=0700 bpf %s` and give it to this user"
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
-		return fmt.Errorf("look at %s: %w; run `sluice prepare` as root before", dir, err)
+		return fmt.Errorf("look at %s: %w; "+advice, dir, err, dir)
 	}
 	if uint32(st.Type) != unix.BPF_FS_MAGIC {
-		return fmt.Errorf("no bpffs is mounted at %s; run `sluice prepare` as root before", dir)
+		return fmt.Errorf("no bpffs is mounted at %s; "+advice, dir, dir)
 	}
 	return nil
 }

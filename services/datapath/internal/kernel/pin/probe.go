@@ -37,56 +37,66 @@ const (
 	hintCapability = "give the process CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN"
 	hintKernel     = "use a kernel of 6.1 or newer"
 	hintBTF        = "use a kernel built with CONFIG_DEBUG_INFO_BTF=y"
-	hintConfig     = "use a kernel built with CONFIG_NET_CLS_BPF, CONFIG_NET_CLS_ACT and CONFIG_BPF_SYSCALL"
+	hintRefused    = "the kernel may have it, but something forbids bpf(): look at the capabilities, the seccomp profile, AppArmor, " +
+		"SELinux and /sys/kernel/security/lockdown"
+	hintConfig = "use a kernel built with CONFIG_NET_CLS_BPF, CONFIG_NET_CLS_ACT and CONFIG_BPF_SYSCALL"
 )
 
 // Probe checks everything that Open needs of the kernel and of the process,
-// without changing anything. Without the capabilities the rest cannot be
-// checked, and is not in the report.
+// without changing anything. Without the capabilities, or if bpf() is forbidden,
+// the rest cannot be checked, and is not in the report.
 func Probe(ctx context.Context) Report {
 	r := Report{Kernel: Release()}
-	add := func(name, hint string, missing error) {
-		r.Requirements = append(r.Requirements, Requirement{Name: name, Missing: missing, Hint: hint})
-	}
-
 	caps, err := effectiveCapabilities()
 	for _, c := range requiredCapabilities {
 		missing := err
 		if err == nil && caps&(1<<c.bit) == 0 {
 			missing = errors.New("not in the effective set")
 		}
-		add("capability "+c.name, hintCapability, missing)
+		r.add("capability "+c.name, hintCapability, missing)
 	}
 	if r.Err() != nil {
 		return r
 	}
 
+	if err := features.HaveMapType(ebpf.Array); errors.Is(err, unix.EPERM) {
+		r.add("system call bpf", hintRefused, err)
+		return r
+	}
 	// Looked at, not read: the programs need nothing of it, and parsing it takes
 	// longer than the rest of this.
 	_, err = os.Stat("/sys/kernel/btf/vmlinux")
-	add("type information of the kernel (BTF)", hintBTF, err)
+	r.add("type information of the kernel (BTF)", hintBTF, err)
 	for _, t := range []ebpf.MapType{ebpf.Array, ebpf.Hash, ebpf.LPMTrie, ebpf.PerCPUArray, ebpf.RingBuf} {
 		if ctx.Err() != nil {
-			add("map type "+t.String(), hintKernel, ctx.Err())
+			r.add("map type "+t.String(), hintKernel, ctx.Err())
 			continue
 		}
-		add("map type "+t.String(), hintKernel, features.HaveMapType(t))
+		r.add("map type "+t.String(), hintKernel, features.HaveMapType(t))
 	}
-	add("arrays in shared memory", hintKernel, features.HaveMapFlag(features.BPF_F_MMAPABLE))
-	add("program type "+ebpf.SchedCLS.String(), hintConfig, features.HaveProgramType(ebpf.SchedCLS))
-	add("instruction set v3", hintKernel, features.HaveV3ISA())
-	add("bounded loops", hintKernel, features.HaveBoundedLoops())
+	r.add("arrays in shared memory", hintKernel, features.HaveMapFlag(features.BPF_F_MMAPABLE))
+	r.add("program type "+ebpf.SchedCLS.String(), hintConfig, features.HaveProgramType(ebpf.SchedCLS))
+	r.add("instruction set v3", hintKernel, features.HaveV3ISA())
+	r.add("bounded loops", hintKernel, features.HaveBoundedLoops())
 	for _, h := range []asm.BuiltinFunc{
 		asm.FnSkbLoadBytes, asm.FnSkbStoreBytes, asm.FnSkbChangeTail, asm.FnCsumDiff, asm.FnRedirect,
 		asm.FnRedirectPeer, asm.FnCheckMtu, asm.FnKtimeGetNs, asm.FnRingbufReserve, asm.FnRingbufSubmit,
 	} {
 		if ctx.Err() != nil {
-			add("helper "+h.String(), hintKernel, ctx.Err())
+			r.add("helper "+h.String(), hintKernel, ctx.Err())
 			continue
 		}
-		add("helper "+h.String(), hintKernel, features.HaveProgramHelper(ebpf.SchedCLS, h))
+		r.add("helper "+h.String(), hintKernel, features.HaveProgramHelper(ebpf.SchedCLS, h))
 	}
 	return r
+}
+
+// add notes one requirement. What is refused is not what the kernel lacks.
+func (r *Report) add(name, hint string, missing error) {
+	if errors.Is(missing, unix.EPERM) || errors.Is(missing, unix.EACCES) {
+		hint = hintRefused
+	}
+	r.Requirements = append(r.Requirements, Requirement{Name: name, Missing: missing, Hint: hint})
 }
 
 // Err is nil if nothing is missing, else one readable message that lists

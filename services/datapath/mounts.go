@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"fmt"
+
+	"github.com/sluice-net/sluice/kit/mountinfo"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/netdev"
+)
+
+// probeMounts says which mount is missing without which no container could be
+// connected, though the process would run.
+func (c *Config) probeMounts() error {
+	if c.ValidateOnly {
+		return nil
+	}
+	if err := pin.CheckMounted(c.BPFDir); err != nil {
+		return err
+	}
+	if err := netdev.CheckWritable(c.ProcSysNet); err != nil {
+		return err
+	}
+	if c.MountPropagation == "ignore" {
+		return nil
+	}
+	for _, dir := range c.NetnsDirs {
+		m, err := mountinfo.Of(dir)
+		if err != nil {
+			return fmt.Errorf("netnsDirs: %w; mount the machine's %s there with mountPropagation HostToContainer", err, dir)
+		}
+		if !m.Receives() {
+			return fmt.Errorf("netnsDirs: namespaces that are mounted later below %s are not seen here, "+
+				"because the mount at %s is private; mount the machine's %[1]s with mountPropagation HostToContainer, "+
+				"and have it shared on the machine (mount --make-rshared /)", dir, m.Point)
+		}
+	}
+	return nil
+}

@@ -53,3 +53,17 @@ func TestKernelTooManyHostAddressesAreOneErrorAndLeaveRoomForEndpoints(t *testin
 		t.Errorf("host addresses %v, %v", have, err)
 	}
 }
+
+// What could not be removed is found by the next call.
+func TestKernelHostAddressIsForgottenOnlyWhenTheIpcacheHasForgottenIt(t *testing.T) {
+	dir := kerneltest.NewBPFFS(t)
+	k := openKernel(t, testOptions(dir))
+	must(t, "SyncHostAddrs", k.Endpoints.SyncHostAddrs([]netip.Addr{host4}))
+	k.Addresses.Close() // from here on it removes nothing
+	if err := k.Endpoints.SyncHostAddrs(nil); !errors.Is(err, pin.ErrClosed) {
+		t.Fatalf("SyncHostAddrs without an ipcache: %v", err)
+	}
+	if have, err := k.Endpoints.HostAddrs(); err != nil || !slices.Equal(have, []netip.Addr{host4}) {
+		t.Errorf("host addresses %v, %v; want %v still", have, err, host4)
+	}
+}

@@ -38,8 +38,7 @@ func (eps *Maps) SyncHostAddrs(addrs []netip.Addr) error {
 		if s != HostSlot || want[a] {
 			continue
 		}
-		m, key := eps.addrMap(a)
-		if err := errors.Join(pin.DeleteKey(m, key), eps.addresses.Remove(ipmap.HostPrefix(a)), eps.addresses.Bump(a)); err != nil {
+		if err := eps.removeHostAddr(a); err != nil {
 			errs = append(errs, fmt.Errorf("host address %v: %w", a, err))
 		}
 	}
@@ -62,6 +61,16 @@ func (eps *Maps) SyncHostAddrs(addrs []netip.Addr) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// removeHostAddr removes the key last: it is by the key that the next call, or
+// the next process, finds the address if something fails.
+func (eps *Maps) removeHostAddr(a netip.Addr) error {
+	if err := eps.addresses.Remove(ipmap.HostPrefix(a)); err != nil {
+		return fmt.Errorf("ipcache: %w", err)
+	}
+	m, key := eps.addrMap(a)
+	return errors.Join(pin.DeleteKey(m, key), eps.addresses.Bump(a))
 }
 
 // HostAddrsError says that the host has more addresses than fit. It wraps

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
@@ -51,6 +53,25 @@ func TestKernelTooManyHostAddressesAreOneErrorAndLeaveRoomForEndpoints(t *testin
 	}
 	if have, err := k.Endpoints.HostAddrs(); err != nil || !slices.Equal(have, []netip.Addr{first}) {
 		t.Errorf("host addresses %v, %v", have, err)
+	}
+}
+
+// A process that was killed may leave an address in the ipcache to which no key
+// leads any more: as the host's, it would pass where the host may.
+func TestKernelStartRemovesAddressesThatNothingAccountsFor(t *testing.T) {
+	dir := kerneltest.NewBPFFS(t)
+	k := openKernel(t, testOptions(dir))
+	e := publish(t, k, a)
+	must(t, "SyncHostAddrs", k.Endpoints.SyncHostAddrs([]netip.Addr{host4}))
+	want, err := k.Addresses.List()
+	must(t, "List", err)
+	for _, s := range []string{"192.0.2.7/32", "203.0.113.0/24", "2001:db8::7/128", netip.PrefixFrom(e.IPv4, 31).Masked().String()} {
+		must(t, "Set", k.Addresses.Set(netip.MustParsePrefix(s), ipmap.Info{Identity: identity.Host}))
+	}
+	must(t, "Close", k.Close())
+	k = openKernel(t, testOptions(dir))
+	if got, err := k.Addresses.List(); err != nil || !slices.Equal(got, want) {
+		t.Errorf("after the start: %v, %v; want %v", got, err, want)
 	}
 }
 

@@ -199,8 +199,13 @@ func (k *Kernel) settle(ctx context.Context, podCIDRs []netip.Prefix) error {
 	if err := k.Connections.Settle(); err != nil {
 		return err
 	}
-	if err := k.Addresses.SyncPodRanges(podCIDRs, k.opened.Log); err != nil {
-		return fmt.Errorf("put the pod ranges into the ipcache: %w", err)
+	local, err := k.Endpoints.Local()
+	if err != nil {
+		return err
+	}
+	isLocal := func(a netip.Addr) bool { _, ok := local[a]; return ok }
+	if err := k.Addresses.Settle(podCIDRs, isLocal, k.opened.Log); err != nil {
+		return fmt.Errorf("settle the ipcache: %w", err)
 	}
 	// a slot that was unpublished just before the last process ended may
 	// still be in use by a program run

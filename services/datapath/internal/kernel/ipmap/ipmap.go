@@ -219,10 +219,11 @@ func (as *Maps) trie(p netip.Prefix) (*ebpf.Map, any) {
 	return as.ipc6, &bpf.MapsSlPrefix6{Bits: uint32(p.Bits()), Addr: p.Addr().As16()}
 }
 
-// SyncPodRanges makes the node's pod ranges unknown-in-cluster, so that an
-// address without an endpoint is never taken for the world, and removes the
-// ranges of an earlier configuration.
-func (as *Maps) SyncPodRanges(ranges []netip.Prefix, log *slog.Logger) error {
+// Settle makes the node's pod ranges unknown-in-cluster, so that an address
+// without an endpoint is never taken for the world, and removes every prefix
+// that neither a range nor a local address accounts for: ranges of an earlier
+// configuration, and what a killed process did not come to remove.
+func (as *Maps) Settle(ranges []netip.Prefix, local func(netip.Addr) bool, log *slog.Logger) error {
 	have, err := as.List()
 	if err != nil {
 		return err
@@ -234,11 +235,12 @@ func (as *Maps) SyncPodRanges(ranges []netip.Prefix, log *slog.Logger) error {
 		}
 	}
 	for _, e := range have {
-		if e.Flags&PodRange != 0 && !slices.Contains(ranges, e.Prefix) {
-			log.Info("earlier pod range removed", "prefix", e.Prefix)
-			if err := as.Remove(e.Prefix); err != nil {
-				return fmt.Errorf("%v: %w", e.Prefix, err)
-			}
+		if slices.Contains(ranges, e.Prefix) || e.Prefix.IsSingleIP() && local(e.Prefix.Addr()) {
+			continue
+		}
+		log.Info("left by an earlier process, removed", "prefix", e.Prefix, "identity", e.Identity)
+		if err := as.Remove(e.Prefix); err != nil {
+			return fmt.Errorf("%v: %w", e.Prefix, err)
 		}
 	}
 	return nil

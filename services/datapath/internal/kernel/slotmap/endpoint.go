@@ -606,7 +606,7 @@ func (eps *Maps) dropStrayKeys() error {
 	for _, a := range strayAddrs {
 		eps.log.Info("stray address removed", "address", a)
 		m, key := eps.addrMap(a)
-		if err := errors.Join(eps.addresses.Remove(ipmap.HostPrefix(a)), pin.DeleteKey(m, key)); err != nil {
+		if err := pin.DeleteKey(m, key); err != nil {
 			return fmt.Errorf("address %v: %w", a, err)
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
 
 	"github.com/cilium/ebpf"
@@ -75,6 +76,15 @@ func (eps *Maps) Settle() error {
 	}
 	eps.slots = newSlotTable(used)
 	return nil
+}
+
+// Local are the addresses of endpoints and of the host, each with its slot.
+func (eps *Maps) Local() (map[netip.Addr]Slot, error) {
+	if err := eps.gate.RLock(); err != nil {
+		return nil, err
+	}
+	defer eps.gate.RUnlock()
+	return eps.addrOwners()
 }
 
 // Close refuses every later call.

@@ -97,7 +97,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 
 	s := &server.Server{
-		Core: n.Core, Ring: n.Ring, Maps: n.Kernel, Counts: counts{n}, Policy: n.Policy, Records: records,
+		Core: n.Core, Ring: n.Ring, Explainer: n.Kernel.Explainer, Maps: n.Kernel, Counts: counts{n}, Policy: n.Policy, Records: records,
 		Facts: server.Facts{
 			Version: version.Get().String(), Start: started, KernelRelease: n.KernelRelease, PodCIDRs: cfg.PodCIDRs, NodeAddrs: n.NodeAddrs,
 			PolicyMode: cfg.Policy.Mode, PolicyRequired: cfg.Policy.Mode == policyRequired,

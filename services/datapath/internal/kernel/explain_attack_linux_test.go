@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/explain"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
@@ -72,7 +73,7 @@ func TestKernelExplainLeavesNoTrace(t *testing.T) {
 	asked, tracked, reasons, next := 0, 0, map[event.Reason]int{}, map[event.Reason]int{}
 	for asked < 1000 {
 		for _, q := range ts {
-			x, err := r.k.Explain(q)
+			x, err := r.k.Explainer.Explain(q)
 			must(t, fmt.Sprint("Explain ", q), err)
 			asked++
 			reasons[x.Reason]++
@@ -137,10 +138,10 @@ func TestKernelExplainAndPacketsDoNotMeet(t *testing.T) {
 	setPolicy(t, k, silent.Slot, slotmap.Policy{Egress: egress, Ingress: ingress})
 	echo(t, client, client.IPv4, server, server.IPv4) // the gateway is known
 	ts := questions(silent.IPv4, silent.IPv6, client.IPv4, server.IPv4, server.IPv6, world4, world6, nobody4)
-	expect := make([]Explanation, len(ts))
+	expect := make([]explain.Explanation, len(ts))
 	for i, q := range ts {
 		var err error
-		expect[i], err = k.Explain(q)
+		expect[i], err = k.Explainer.Explain(q)
 		must(t, fmt.Sprint("Explain ", q), err)
 	}
 	events, err := k.Events.Read()
@@ -193,7 +194,7 @@ func TestKernelExplainAndPacketsDoNotMeet(t *testing.T) {
 				default:
 				}
 				n := i % len(ts)
-				x, err := k.Explain(ts[n])
+				x, err := k.Explainer.Explain(ts[n])
 				if err != nil || !reflect.DeepEqual(x, expect[n]) {
 					t.Errorf("Explain %v: %+v, %v, want %+v", ts[n], x, err, expect[n])
 					return

@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/explain"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
@@ -105,9 +106,9 @@ func TestKernelExplainNamesEveryStep(t *testing.T) {
 	setPolicy(t, r.k, cast["a"].Slot, slotmap.Policy{Egress: egress, Ingress: ingress})
 	setPolicy(t, r.k, cast["b"].Slot, slotmap.Policy{Egress: egress, Ingress: ingress})
 	from := netip.AddrPortFrom(a.IPv4, 40000)
-	ask := func(proto uint8, src, dst netip.AddrPort) Explanation {
+	ask := func(proto uint8, src, dst netip.AddrPort) explain.Explanation {
 		t.Helper()
-		x, err := r.k.Explain(conntrack.Tuple{Initiator: src, Responder: dst, Protocol: proto})
+		x, err := r.k.Explainer.Explain(conntrack.Tuple{Initiator: src, Responder: dst, Protocol: proto})
 		must(t, fmt.Sprintf("Explain %v to %v", src, dst), err)
 		return x
 	}
@@ -159,7 +160,7 @@ func TestKernelExplainNamesEveryStep(t *testing.T) {
 		{Initiator: netip.AddrPortFrom(world4, 1), Responder: netip.AddrPortFrom(remote4, 2), Protocol: 6},
 		{Initiator: netip.AddrPortFrom(host4, 1), Responder: netip.AddrPortFrom(world4, 2), Protocol: 6},
 	} {
-		if _, err := r.k.Explain(tu); !errors.Is(err, ErrNotLocal) {
+		if _, err := r.k.Explainer.Explain(tu); !errors.Is(err, explain.ErrNotLocal) {
 			t.Errorf("Explain(%v): %v, want ErrNotLocal", tu, err)
 		}
 	}
@@ -190,7 +191,7 @@ func TestKernelExplainKnowsTheConnection(t *testing.T) {
 	})
 	check := func(tu conntrack.Tuple, tracked, current bool, next event.Reason) {
 		t.Helper()
-		x, err := r.k.Explain(tu)
+		x, err := r.k.Explainer.Explain(tu)
 		must(t, "Explain", err)
 		if x.Tracked != tracked || x.Tracked && x.Next.Judged == current || x.Next.Reason != next || tracked && x.Connection.Initiator.Addr() != a.IPv4 {
 			t.Errorf("%v: tracked %v, next %+v, %+v", tu, x.Tracked, x.Next, x.Connection)
@@ -223,7 +224,7 @@ func TestKernelExplainSaysThatARedirectIsDropped(t *testing.T) {
 	setPolicy(t, r.k, cast["b"].Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Deny})
 	for _, audit := range []bool{false, true} {
 		must(t, "SetAudit", r.k.Endpoints.SetAudit(cast["a"].Slot, audit))
-		x, err := r.k.Explain(conntrack.Tuple{Initiator: netip.AddrPortFrom(a.IPv4, 1), Responder: netip.AddrPortFrom(b.IPv4, 12), Protocol: 6})
+		x, err := r.k.Explainer.Explain(conntrack.Tuple{Initiator: netip.AddrPortFrom(a.IPv4, 1), Responder: netip.AddrPortFrom(b.IPv4, 12), Protocol: 6})
 		must(t, "Explain", err)
 		if x.Reason != event.DropNoProxy || x.Egress == nil || !x.Egress.Redirects() || x.Egress.Rule != 4 {
 			t.Errorf("audit %v: %v, %+v", audit, x.Reason, x.Egress)
@@ -273,10 +274,10 @@ func TestKernelExplainSaysWhatTheProgramsDo(t *testing.T) {
 			if first {
 				before = everything(t, r.k)
 			}
-			xs := make([]Explanation, len(cs))
+			xs := make([]explain.Explanation, len(cs))
 			for i, c := range cs {
 				var err error
-				xs[i], err = r.k.Explain(c.tuple)
+				xs[i], err = r.k.Explainer.Explain(c.tuple)
 				must(t, fmt.Sprint("Explain ", c.tuple), err)
 			}
 			if first && !maps.Equal(before, everything(t, r.k)) {

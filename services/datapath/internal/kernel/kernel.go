@@ -35,6 +35,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/explain"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/policymap"
@@ -110,8 +111,10 @@ type Kernel struct {
 	Connections *conntrack.Connections
 	Events      *event.Events
 
-	replicas *replica.Programs
-	closed   atomic.Bool
+	// Explainer reads all of them.
+	Explainer *explain.Explainer
+
+	closed atomic.Bool
 }
 
 type tableMaps = policymap.Maps
@@ -160,16 +163,18 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 	k.Addresses = ipmap.Open(k.Pins)
 	k.Endpoints = slotmap.Open(k.Pins, k.Addresses, slotmap.Options{Reserved: o.ReservedEndpoints, Log: o.Log})
 	k.Events = event.Open(k.Pins)
-	world4, world6 := o.worlds()
 	k.Connections, err = conntrack.Open(k.Pins, conntrack.Options{
-		Endpoints: k.Endpoints, Worlds: [2]identity.Numeric{world4, world6}, Log: o.Log,
+		Endpoints: k.Endpoints, Worlds: o.worlds(), Log: o.Log,
 	})
 	if err != nil {
 		return nil, err
 	}
-	k.replicas = replica.New(k.Pins, o.build.programs, o.constants())
 	if k.Tables, err = policymap.Open(k.Pins, k.Endpoints, o.Log); err != nil {
 		return nil, err
+	}
+	k.Explainer = &explain.Explainer{
+		Endpoints: k.Endpoints, Addresses: k.Addresses, Tables: k.Tables, Connections: k.Connections,
+		Replicas: replica.New(k.Pins, o.build.programs, o.constants()), Worlds: o.worlds(),
 	}
 	if !o.ValidateOnly {
 		if err := k.settle(ctx, o.PodCIDRs); err != nil {
@@ -267,26 +272,26 @@ func (o *Options) setDefaults() error {
 }
 
 // worlds are the identities of addresses that the ipcache does not know.
-func (o Options) worlds() (v4, v6 identity.Numeric) {
+func (o Options) worlds() [2]identity.Numeric {
 	if len(o.PodCIDRs) == 2 {
-		return identity.WorldIPv4, identity.WorldIPv6
+		return [2]identity.Numeric{identity.WorldIPv4, identity.WorldIPv6}
 	}
-	return identity.World, identity.World
+	return [2]identity.Numeric{identity.World, identity.World}
 }
 
 // constants are the values of what config.h declares.
 func (o Options) constants() map[string]any {
 	var ports [MaxTunnelPorts]uint16
 	copy(ports[:], o.TunnelPorts)
-	world4, world6 := o.worlds()
+	worlds := o.worlds()
 	connectionEvents := uint32(1)
 	if o.NoConnectionEvents {
 		connectionEvents = 0
 	}
 	return map[string]any{
 		"cfg_tunnel_ports":      ports,
-		"cfg_world4":            uint32(world4),
-		"cfg_world6":            uint32(world6),
+		"cfg_world4":            uint32(worlds[0]),
+		"cfg_world6":            uint32(worlds[1]),
 		"cfg_event_rate":        o.EventsPerSecond,
 		"cfg_connection_events": connectionEvents,
 	}
@@ -311,8 +316,8 @@ func (k *Kernel) Close() error {
 		return nil
 	}
 	var errs []error
-	if k.replicas != nil {
-		errs = append(errs, k.replicas.Close())
+	if k.Explainer != nil {
+		errs = append(errs, k.Explainer.Replicas.Close())
 	}
 	if k.Tables != nil {
 		k.Tables.Close()

@@ -93,7 +93,7 @@ func TestKernelConnectionIsReportedTrackedAndExplained(t *testing.T) {
 			e.Sender.Slot != a.ep.Slot || e.Receiver.Slot != b.ep.Slot || e.Sender.By == "" || e.Receiver.Verdict != observe.Forwarded {
 			t.Errorf("event %+v", e)
 		}
-		x, err := w.node.Kernel.Explain(conntrack.Tuple{Initiator: e.Source, Responder: addr, Protocol: e.Protocol})
+		x, err := w.node.Kernel.Explainer.Explain(conntrack.Tuple{Initiator: e.Source, Responder: addr, Protocol: e.Protocol})
 		if err != nil || x.Reason != event.ForwardPeer || !x.Tracked || x.Next.Judged || x.Next.Reason != event.ForwardPeer || x.Connection.Initiator != e.Source {
 			t.Errorf("explained: %+v, %v", x, err)
 		}

@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/explain"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
 )
@@ -47,7 +47,7 @@ func statusOf(err error) error {
 		return answer(codes.InvalidArgument, datapathv1.ErrorReason_ERROR_REASON_INVALID_REQUEST)
 	case errors.Is(err, endpoint.ErrNotFound):
 		return answer(codes.NotFound, datapathv1.ErrorReason_ERROR_REASON_ENDPOINT_NOT_FOUND)
-	case errors.Is(err, kernel.ErrNotLocal):
+	case errors.Is(err, explain.ErrNotLocal):
 		return answer(codes.NotFound, datapathv1.ErrorReason_ERROR_REASON_ADDRESSES_NOT_LOCAL)
 	case errors.Is(err, pin.ErrNoMap):
 		return answer(codes.NotFound, datapathv1.ErrorReason_ERROR_REASON_MAP_NOT_FOUND)

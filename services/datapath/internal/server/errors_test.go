@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/explain"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
 )
@@ -41,7 +41,7 @@ func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 		{endpoint.ErrNamespaceGone, codes.InvalidArgument, datapathv1.ErrorReason_ERROR_REASON_NETWORK_NAMESPACE_REMOVED, false, "network_namespace"},
 		{endpoint.ErrExists, codes.AlreadyExists, datapathv1.ErrorReason_ERROR_REASON_OWNER_HAS_OTHER_ENDPOINT, false, ""},
 		{endpoint.ErrNotFound, codes.NotFound, datapathv1.ErrorReason_ERROR_REASON_ENDPOINT_NOT_FOUND, false, ""},
-		{kernel.ErrNotLocal, codes.NotFound, datapathv1.ErrorReason_ERROR_REASON_ADDRESSES_NOT_LOCAL, false, ""},
+		{explain.ErrNotLocal, codes.NotFound, datapathv1.ErrorReason_ERROR_REASON_ADDRESSES_NOT_LOCAL, false, ""},
 		{pin.ErrNoMap, codes.NotFound, datapathv1.ErrorReason_ERROR_REASON_MAP_NOT_FOUND, false, ""},
 		{endpoint.ErrLease, codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_LEASE_LOST, false, ""},
 		{endpoint.ErrNameTaken, codes.FailedPrecondition, datapathv1.ErrorReason_ERROR_REASON_INTERFACE_NAME_TAKEN, false, ""},

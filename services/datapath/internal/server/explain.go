@@ -15,18 +15,22 @@ import (
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/explain"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
 
+// Explainer says what would become of a connection.
+type Explainer interface {
+	// Explain asks the programs; explain.ErrNotLocal if neither end is an
+	// endpoint.
+	Explain(t conntrack.Tuple) (explain.Explanation, error)
+}
+
 // Maps are the kernel's, to be looked at.
 type Maps interface {
-	// Explain asks the programs; kernel.ErrNotLocal if neither end is an
-	// endpoint.
-	Explain(t conntrack.Tuple) (kernel.Explanation, error)
-	// Dump reads a map in words; kernel.ErrNoMap if there is none of the name.
+	// Dump reads a map in words; pin.ErrNoMap if there is none of the name.
 	Dump(name string, limit uint32, visit func(key, value string) error) error
 }
 
@@ -36,7 +40,7 @@ func (s *Server) Explain(ctx context.Context, r *datapathv1.ExplainRequest) (*da
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	x, err := s.Maps.Explain(t)
+	x, err := s.Explainer.Explain(t)
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -86,7 +90,7 @@ func tupleOf(r *datapathv1.ExplainRequest) (conntrack.Tuple, error) {
 	}, nil
 }
 
-func (s *Server) explainedPeer(ctx context.Context, p kernel.Peer) *datapathv1.ExplainedPeer {
+func (s *Server) explainedPeer(ctx context.Context, p explain.Peer) *datapathv1.ExplainedPeer {
 	e := &datapathv1.ExplainedPeer{
 		Identity: uint32(p.Identity), Known: p.Word.Known, NodeClass: uint32(p.Word.Class), Labels: s.labelsOf(ctx, uint32(p.Identity)),
 	}
@@ -102,7 +106,7 @@ func (s *Server) explainedPeer(ctx context.Context, p kernel.Peer) *datapathv1.E
 	return e
 }
 
-func (s *Server) explainedSide(x *kernel.Side, slot slotmap.Slot, egress bool) *datapathv1.ExplainedSide {
+func (s *Server) explainedSide(x *explain.Side, slot slotmap.Slot, egress bool) *datapathv1.ExplainedSide {
 	if x == nil {
 		return nil
 	}

@@ -19,9 +19,9 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/explain"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/policymap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/replica"
@@ -32,12 +32,12 @@ import (
 // fakeMaps answer what they were given.
 type fakeMaps struct {
 	asked   conntrack.Tuple
-	answer  kernel.Explanation
+	answer  explain.Explanation
 	entries int
 	err     error
 }
 
-func (m *fakeMaps) Explain(t conntrack.Tuple) (kernel.Explanation, error) {
+func (m *fakeMaps) Explain(t conntrack.Tuple) (explain.Explanation, error) {
 	m.asked = t
 	return m.answer, m.err
 }
@@ -58,13 +58,13 @@ func (m *fakeMaps) Dump(name string, limit uint32, visit func(key, value string)
 }
 
 func TestExplainTellsEveryStep(t *testing.T) {
-	m := &fakeMaps{answer: kernel.Explanation{
+	m := &fakeMaps{answer: explain.Explanation{
 		Reason: event.DropPolicyDenied,
-		Source: kernel.Peer{Identity: 300, Word: policytable.Identity{Class: 5, Known: true}, Slot: 1, Entry: netip.MustParsePrefix("10.0.0.1/32")},
-		Destination: kernel.Peer{
+		Source: explain.Peer{Identity: 300, Word: policytable.Identity{Class: 5, Known: true}, Slot: 1, Entry: netip.MustParsePrefix("10.0.0.1/32")},
+		Destination: explain.Peer{
 			Identity: 9, Slot: slotmap.NoSlot,
 		},
-		Egress: &kernel.Side{
+		Egress: &explain.Side{
 			SideVerdict: event.SideVerdict{By: event.ByRule, Table: 16, Gen: 21, Rule: 7, Action: event.ActionDeny},
 			Place:       policymap.Place{IdentityClass: 2, IdentityRow: true, AddressClass: 3, AddressBlock: netip.MustParsePrefix("198.51.100.0/24")},
 		},
@@ -74,7 +74,7 @@ func TestExplainTellsEveryStep(t *testing.T) {
 			Flags: conntrack.SeenReply | conntrack.PickedUp | conntrack.Established, EgressRule: 7,
 		},
 	}}
-	s := &Server{Maps: m, Rules: rules{}, Labels: labelled(), Core: endpoint.New(endpoint.Config{})}
+	s := &Server{Explainer: m, Rules: rules{}, Labels: labelled(), Core: endpoint.New(endpoint.Config{})}
 	got, err := s.Explain(t.Context(), &datapathv1.ExplainRequest{
 		SourceAddress: "10.0.0.1", DestinationAddress: "198.51.100.7", Protocol: 6, SourcePort: 1000, DestinationPort: 80,
 	})
@@ -115,7 +115,7 @@ func TestExplainTellsEveryStep(t *testing.T) {
 }
 
 func TestExplainNamesTheBadField(t *testing.T) {
-	s := &Server{Maps: &fakeMaps{}}
+	s := &Server{Explainer: &fakeMaps{}}
 	const four, six, mapped = "10.0.0.1", "fd00::1", "::ffff:1.2.3.4"
 	for want, r := range map[string]*datapathv1.ExplainRequest{
 		"destination_address: is of another":                       {SourceAddress: four, DestinationAddress: six},
@@ -127,7 +127,7 @@ func TestExplainNamesTheBadField(t *testing.T) {
 			t.Errorf("%s: %v", want, err)
 		}
 	}
-	s.Maps = &fakeMaps{err: kernel.ErrNotLocal}
+	s.Explainer = &fakeMaps{err: explain.ErrNotLocal}
 	if _, err := s.Explain(t.Context(), &datapathv1.ExplainRequest{SourceAddress: four, DestinationAddress: four}); status.Code(err) != codes.NotFound {
 		t.Errorf("neither is local: %v", err)
 	}

@@ -37,7 +37,9 @@ type Server struct {
 	Records interface{ Err() error }
 	// Warnings name what keeps no ADD from being served and needs an operator.
 	Warnings func() []string
-	// Maps are what Explain and DumpMap look at.
+	// Explainer answers Explain.
+	Explainer Explainer
+	// Maps are what DumpMap looks at.
 	Maps Maps
 	// Labels are those of identities; nil: none are known.
 	Labels *observe.Labels

@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package kernel
+// Package explain says what would become of a connection and why, from what all
+// rooms know of it.
+package explain
 
 import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/policymap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/replica"
@@ -58,6 +62,17 @@ type Explanation struct {
 	Next       replica.Answer
 }
 
+// Explainer asks the rooms of an instance.
+type Explainer struct {
+	Endpoints   *slotmap.Maps
+	Addresses   *ipmap.Maps
+	Tables      *policymap.Maps
+	Connections *conntrack.Connections
+	Replicas    *replica.Programs
+	// Worlds are the identities of addresses that the ipcache does not know.
+	Worlds [2]identity.Numeric
+}
+
 // ErrNotLocal says that neither end is an endpoint of this node.
 var ErrNotLocal = errors.New("neither address belongs to an endpoint of this node")
 
@@ -70,16 +85,16 @@ var ErrNotLocal = errors.New("neither address belongs to an endpoint of this nod
 //
 // What needs a packet is taken for granted: whole headers, the endpoint's own
 // Ethernet addresses, a size that fits, no mark of another program.
-func (k *Kernel) Explain(t conntrack.Tuple) (Explanation, error) {
+func (e *Explainer) Explain(t conntrack.Tuple) (Explanation, error) {
 	if err := t.Validate(); err != nil {
 		return Explanation{}, err
 	}
 	x := Explanation{}
 	var err error
-	if x.Source, err = k.peer(t.Initiator.Addr()); err != nil {
+	if x.Source, err = e.peer(t.Initiator.Addr()); err != nil {
 		return x, err
 	}
-	if x.Destination, err = k.peer(t.Responder.Addr()); err != nil {
+	if x.Destination, err = e.peer(t.Responder.Addr()); err != nil {
 		return x, err
 	}
 	q := replica.Question{Program: program.FromPod, Far: x.Destination.Slot}
@@ -92,7 +107,7 @@ func (k *Kernel) Explain(t conntrack.Tuple) (Explanation, error) {
 	if !near.endpoint() {
 		return x, fmt.Errorf("%v, %v: %w", t.Initiator.Addr(), t.Responder.Addr(), ErrNotLocal)
 	}
-	if q.Near, err = k.Endpoints.At(near.Slot); err != nil {
+	if q.Near, err = e.Endpoints.At(near.Slot); err != nil {
 		return x, err
 	}
 	frame := func(begins bool) []byte {
@@ -102,19 +117,19 @@ func (k *Kernel) Explain(t conntrack.Tuple) (Explanation, error) {
 		return replica.Frame(q.Near.HostMAC, q.Near.MAC, t, begins)
 	}
 	q.Frame = frame(true)
-	if err := k.explainFirst(&x, q); err != nil {
+	if err := e.first(&x, q); err != nil {
 		return x, err
 	}
 	q.Frame = frame(false)
-	if err := k.explainNext(&x, q, t); err != nil {
+	if err := e.next(&x, q, t); err != nil {
 		return x, err
 	}
-	return x, k.findPlaces(&x)
+	return x, e.findPlaces(&x)
 }
 
-// explainFirst asks about a packet that belongs to no connection yet.
-func (k *Kernel) explainFirst(x *Explanation, q replica.Question) error {
-	a, err := k.replicas.Run(q)
+// first asks about a packet that belongs to no connection yet.
+func (e *Explainer) first(x *Explanation, q replica.Question) error {
+	a, err := e.Replicas.Run(q)
 	if err != nil {
 		return err
 	}
@@ -123,7 +138,7 @@ func (k *Kernel) explainFirst(x *Explanation, q replica.Question) error {
 	egress, ingress := a.Egress, a.Ingress
 	if egress.By != event.ByNobody && ingress.By == event.ByNobody && x.Destination.Slot != slotmap.NoSlot {
 		q.LetOut = true
-		if a, err = k.replicas.Run(q); err != nil {
+		if a, err = e.Replicas.Run(q); err != nil {
 			return err
 		}
 		ingress = a.Ingress
@@ -137,8 +152,8 @@ func (k *Kernel) explainFirst(x *Explanation, q replica.Question) error {
 	return nil
 }
 
-// explainNext looks for the tracked connection, and asks about a packet of it.
-func (k *Kernel) explainNext(x *Explanation, q replica.Question, t conntrack.Tuple) error {
+// next looks for the tracked connection, and asks about a packet of it.
+func (e *Explainer) next(x *Explanation, q replica.Question, t conntrack.Tuple) error {
 	key := t
 	switch t.Protocol {
 	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP:
@@ -149,7 +164,7 @@ func (k *Kernel) explainNext(x *Explanation, q replica.Question, t conntrack.Tup
 		key.Responder = netip.AddrPortFrom(t.Responder.Addr(), 0)
 	}
 	var err error
-	if x.Connection, x.Tracked, err = k.Connections.Lookup(key); err != nil || !x.Tracked {
+	if x.Connection, x.Tracked, err = e.Connections.Lookup(key); err != nil || !x.Tracked {
 		return err
 	}
 	sender := x.Connection.From
@@ -157,12 +172,11 @@ func (k *Kernel) explainNext(x *Explanation, q replica.Question, t conntrack.Tup
 		sender = x.Connection.To
 	}
 	// a client outside that the host translates to its own address
-	world4, world6 := k.opened.worlds()
-	if sender.Slot == slotmap.HostSlot && (sender.Identity == world4 || sender.Identity == world6) {
+	if sender.Slot == slotmap.HostSlot && slices.Contains(e.Worlds[:], sender.Identity) {
 		q.Forwarded = true
 	}
 	q.Connection = &x.Connection
-	x.Next, err = k.replicas.Run(q)
+	x.Next, err = e.Replicas.Run(q)
 	return err
 }
 
@@ -172,19 +186,19 @@ func (p Peer) endpoint() bool { return p.Slot != slotmap.NoSlot && p.Slot != slo
 // peer finds out what leads to an address in the maps: its slot, and the prefix
 // of the ipcache that counts. A lookup there says what an entry holds, and not
 // which it is.
-func (k *Kernel) peer(a netip.Addr) (Peer, error) {
+func (e *Explainer) peer(a netip.Addr) (Peer, error) {
 	p := Peer{Addr: a}
 	var err error
-	if p.Slot, err = k.Endpoints.SlotOf(a); err != nil {
+	if p.Slot, err = e.Endpoints.SlotOf(a); err != nil {
 		return p, fmt.Errorf("slot of %v: %w", a, err)
 	}
-	all, err := k.Addresses.List()
+	all, err := e.Addresses.List()
 	if err != nil {
 		return p, err
 	}
-	for _, e := range all {
-		if e.Prefix.Contains(a) && (!p.Entry.IsValid() || e.Prefix.Bits() > p.Entry.Bits()) {
-			p.Entry = e.Prefix
+	for _, known := range all {
+		if known.Prefix.Contains(a) && (!p.Entry.IsValid() || known.Prefix.Bits() > p.Entry.Bits()) {
+			p.Entry = known.Prefix
 		}
 	}
 	return p, nil
@@ -192,15 +206,15 @@ func (k *Kernel) peer(a netip.Addr) (Peer, error) {
 
 // findPlaces says what the tables know of both ends: their identities, and
 // where the table of each side has the other one.
-func (k *Kernel) findPlaces(x *Explanation) (err error) {
-	x.Source.Word, x.Destination.Word = k.Tables.Identity(x.Source.Identity), k.Tables.Identity(x.Destination.Identity)
+func (e *Explainer) findPlaces(x *Explanation) (err error) {
+	x.Source.Word, x.Destination.Word = e.Tables.Identity(x.Source.Identity), e.Tables.Identity(x.Destination.Identity)
 	if s := x.Egress; s != nil {
-		if s.Place, err = k.Tables.Place(s.Table, x.Destination.Word, x.Destination.Addr); err != nil {
+		if s.Place, err = e.Tables.Place(s.Table, x.Destination.Word, x.Destination.Addr); err != nil {
 			return err
 		}
 	}
 	if s := x.Ingress; s != nil {
-		s.Place, err = k.Tables.Place(s.Table, x.Source.Word, x.Source.Addr)
+		s.Place, err = e.Tables.Place(s.Table, x.Source.Word, x.Source.Addr)
 	}
 	return err
 }

@@ -15,8 +15,8 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/policymap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
@@ -24,7 +24,8 @@ import (
 
 // Maps implements endpoint.Maps.
 type Maps struct {
-	Kernel *kernel.Kernel
+	Endpoints *slotmap.Maps
+	Tables    *policymap.Maps
 	// Policy decides which tables an endpoint gets; nil: everything is allowed.
 	Policy *policysync.Applier
 }
@@ -44,18 +45,18 @@ func (m Maps) Publish(ctx context.Context, e endpoint.Entry) (uint16, error) {
 		}
 	}
 	if m.Policy == nil {
-		s, err := m.Kernel.Endpoints.Publish(ctx, ke)
+		s, err := m.Endpoints.Publish(ctx, ke)
 		return s, translate(err)
 	}
 	publish := func(egress, ingress policytable.ID) (uint16, uint32, error) {
 		ke.Policy = slotmap.Policy{Egress: egress, Ingress: ingress}
-		s, err := m.Kernel.Endpoints.Publish(ctx, ke)
+		s, err := m.Endpoints.Publish(ctx, ke)
 		if err != nil {
 			return 0, 0, err
 		}
-		published, err := m.Kernel.Endpoints.Lookup(s)
+		published, err := m.Endpoints.Lookup(s)
 		if err != nil {
-			return 0, 0, errors.Join(err, m.Kernel.Endpoints.Unpublish(s))
+			return 0, 0, errors.Join(err, m.Endpoints.Unpublish(s))
 		}
 		return s, published.Policy.Gen, nil
 	}
@@ -70,10 +71,10 @@ func (m Maps) Publish(ctx context.Context, e endpoint.Entry) (uint16, error) {
 }
 
 // Cut implements endpoint.Maps.
-func (m Maps) Cut(slot uint16) error { return m.drop(slot, m.Kernel.Endpoints.Cut) }
+func (m Maps) Cut(slot uint16) error { return m.drop(slot, m.Endpoints.Cut) }
 
 // Unpublish implements endpoint.Maps.
-func (m Maps) Unpublish(slot uint16) error { return m.drop(slot, m.Kernel.Endpoints.Unpublish) }
+func (m Maps) Unpublish(slot uint16) error { return m.drop(slot, m.Endpoints.Unpublish) }
 
 // drop ends the endpoint for the policy too: a change of tables would bring its
 // traffic back.
@@ -98,7 +99,7 @@ func (m Maps) drop(slot uint16, end func(uint16) error) error {
 
 // SetIdentity implements endpoint.Maps.
 func (m Maps) SetIdentity(slot uint16, id uint32) error {
-	set := func() error { return m.Kernel.Endpoints.SetIdentity(slot, identity.Numeric(id)) }
+	set := func() error { return m.Endpoints.SetIdentity(slot, identity.Numeric(id)) }
 	if m.Policy == nil {
 		return translate(set())
 	}
@@ -107,7 +108,7 @@ func (m Maps) SetIdentity(slot uint16, id uint32) error {
 
 // Entries implements endpoint.Maps.
 func (m Maps) Entries() ([]endpoint.Entry, error) {
-	list, err := m.Kernel.Endpoints.List()
+	list, err := m.Endpoints.List()
 	if err != nil {
 		return nil, translate(err)
 	}

@@ -14,7 +14,7 @@ const SubjectTable = "policy-table"
 // endpoint with the tables that it should name.
 func (m Maps) AuditTables(repair bool) ([]endpoint.Finding, error) {
 	var findings []endpoint.Finding
-	differences, err := m.Kernel.Tables.Audit(repair)
+	differences, err := m.Tables.Audit(repair)
 	for _, d := range differences {
 		findings = append(findings, endpoint.Finding{
 			Difference: endpoint.Difference{Subject: SubjectTable, Key: d}, Repaired: repair && err == nil, Err: err,

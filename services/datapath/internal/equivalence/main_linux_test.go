@@ -11,7 +11,6 @@ import (
 	"net/netip"
 	"testing"
 
-
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 )

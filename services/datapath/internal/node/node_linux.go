@@ -165,7 +165,7 @@ func Open(ctx context.Context, o Options) (_ *Node, err error) {
 		return nil, err
 	}
 	n.Host = &host.Host{Devices: n.dev, Firewall: n.guard, Addresses: n.Kernel.Endpoints, Own: n.NodeAddrs, Log: o.Log}
-	maps := endpointmap.Maps{Kernel: n.Kernel, Policy: n.Policy}
+	maps := endpointmap.Maps{Endpoints: n.Kernel.Endpoints, Tables: n.Kernel.Tables, Policy: n.Policy}
 	tables := maps.AuditTables
 	if o.ValidateOnly {
 		tables = nil // its maps are its own, and have no pins

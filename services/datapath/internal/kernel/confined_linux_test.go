@@ -6,6 +6,7 @@ package kernel
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"golang.org/x/sys/unix"
@@ -34,7 +36,13 @@ func confinedMain() int {
 		return 3
 	}
 	defer k.Close()
-	s, err := k.Endpoints.Publish(context.Background(), testEndpoint(1, 10))
+	e := testEndpoint(1, 10)
+	s, err := k.Endpoints.Publish(context.Background(), e)
+	if err == nil {
+		_, err = k.Explain(conntrack.Tuple{
+			Initiator: netip.AddrPortFrom(e.IPv4, 1), Responder: netip.AddrPortFrom(world4, 2), Protocol: 6,
+		})
+	}
 	if err == nil {
 		err = k.Endpoints.Cut(s)
 	}
